@@ -15,7 +15,7 @@ use criterion::measurement::WallTime;
 use criterion::{BenchmarkGroup, Criterion, criterion_group, criterion_main};
 use lora_train::ops::adamw::{State, Update, adamw};
 use lora_train::ops::attention::{Heads, attention, attention_backward};
-use lora_train::ops::cross_entropy::{LossChunk, linear_cross_entropy};
+use lora_train::ops::cross_entropy::{LossChunk, TokenWeights, linear_cross_entropy};
 use lora_train::ops::kernels::{Place, place_of};
 use lora_train::ops::layout::Layout;
 use lora_train::ops::linear::{InputGrad, Weight, linear, linear_backward};
@@ -138,7 +138,7 @@ fn head(bench: &mut Bench<'_>, config: &ModelConfig) {
     let weight = bench.version.weight([config.vocab_size, config.hidden_size], 7);
     let targets: Vec<u32> = (0..TARGETS as u32).collect();
     let place = bench.version.place();
-    let loss = || linear_cross_entropy(place, &hidden, &weight, &targets, 1.0, LossChunk::Auto);
+    let loss = || linear_cross_entropy(place, &hidden, &weight, &targets, &TokenWeights::Same(1.0), LossChunk::Auto);
     bench.run("linear_cross_entropy", loss);
 }
 

@@ -29,4 +29,4 @@ pub mod template;
 pub mod tokenizer;
 pub(crate) mod unpack;
 mod windows;
-pub mod work;
+pub mod worker_time;

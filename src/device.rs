@@ -12,6 +12,7 @@ mod dtype;
 mod error;
 #[cfg(feature = "kernel-cache")]
 mod kernel_cache;
+mod kind;
 mod name;
 #[cfg(feature = "cuda-llvm")]
 #[expect(unsafe_code, reason = "NVRTC is a C library")]
@@ -30,7 +31,8 @@ pub use cpu::{cpu_features, cpu_model_name, num_cpu_threads};
 pub use cuda_gpu::{CudaGpu, DriverLibrary};
 pub use dtype::Dtype;
 pub use error::DeviceError;
-pub use name::{DeviceKind, DeviceName};
+pub use kind::DeviceKind;
+pub use name::DeviceName;
 pub use toolkit::{KernelCompiler, NvrtcLibrary, Toolkit, ToolkitFile, find_toolkit};
 
 /// A device that was seen to work.

@@ -60,8 +60,8 @@ fn healthy(run: &Run) -> Finding {
         (format!("HEALTHY: {} of step time goes into forward, backward and update", percent(compute)), step_time)
     };
     let mut evidence = vec![time];
-    evidence.extend(figures.mfu.get().map(|mfu| format!("MFU {}", percent(mfu))));
-    evidence.extend(figures.gpu_percent.get().map(|gpu| format!("GPU utilization {gpu:.0}%")));
+    evidence.extend(figures.counted.mfu.get().map(|mfu| format!("MFU {}", percent(mfu))));
+    evidence.extend(figures.counted.gpu_utilization_percent.get().map(|gpu| format!("GPU utilization {gpu:.0}%")));
     Finding { rule: "healthy".into(), severity: Severity::Healthy, verdict, evidence, ..Finding::default() }
 }
 

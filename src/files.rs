@@ -1,8 +1,9 @@
-//! Files that are complete or absent.
+//! Files that are complete or absent, and the cache folder.
 
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 
 /// Writes a file through a temporary file beside it: `write` fills the path that it is given, then the content is
 /// forced to disk and replaces `path` in one step.
@@ -52,6 +53,12 @@ pub fn sync_folder(folder: &Path) -> io::Result<()> {
 
 /// Environment variable that names the cache folder.
 pub const CACHE_VARIABLE: &str = "LORA_TRAIN_CACHE";
+/// Most bytes of files of one kind that are kept there. Beyond that, the least recently used are removed.
+pub(crate) const MAX_CACHE_BYTES: u64 = 32 << 30;
+/// Suffix of the names of files and folders that are still being written.
+pub(crate) const UNFINISHED_SUFFIX: &str = ".unfinished";
+/// An unfinished file that was last written to this long ago was left by a process that was killed.
+const UNFINISHED_AGE: Duration = Duration::from_hours(24);
 
 /// What runs keep for later ones: `$LORA_TRAIN_CACHE`, else `$XDG_CACHE_HOME/lora-train`, else `~/.cache/lora-train`.
 #[must_use]
@@ -60,6 +67,39 @@ pub fn cache_folder() -> Option<PathBuf> {
     folder(CACHE_VARIABLE)
         .or_else(|| folder("XDG_CACHE_HOME").map(|cache| cache.join("lora-train")))
         .or_else(|| std::env::home_dir().map(|home| home.join(".cache/lora-train")))
+}
+
+/// Removes abandoned unfinished files and, beyond `max_bytes`, the least recently used files whose names end in `suffix`,
+/// but never `keep`. A file that cannot be removed stays.
+pub(crate) fn tidy(folder: &Path, suffix: &str, max_bytes: u64, keep: &Path) {
+    let Ok(entries) = std::fs::read_dir(folder) else { return };
+    let mut stores: Vec<(SystemTime, u64, PathBuf)> = Vec::new();
+    for entry in entries.flatten() {
+        let (path, name) = (entry.path(), entry.file_name());
+        let Ok(metadata) = entry.metadata() else { continue };
+        let modified = metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH);
+        let name = name.to_string_lossy();
+        if name.ends_with(UNFINISHED_SUFFIX) && modified.elapsed().is_ok_and(|age| age > UNFINISHED_AGE) {
+            drop(std::fs::remove_file(&path).or_else(|_| std::fs::remove_dir_all(&path)));
+        } else if name.ends_with(suffix) {
+            stores.push((modified, metadata.len(), path));
+        }
+    }
+    stores.sort();
+    let mut bytes: u64 = stores.iter().map(|(_, bytes, _)| *bytes).sum();
+    for (_, size, path) in stores.into_iter().filter(|(.., path)| path != keep) {
+        if bytes <= max_bytes {
+            return;
+        }
+        if std::fs::remove_file(&path).is_ok() {
+            bytes -= size;
+        }
+    }
+}
+
+/// Bytes as text.
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[cfg(test)]

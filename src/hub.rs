@@ -26,7 +26,7 @@ mod upload;
 mod url;
 
 pub use dataset::{DatasetId, DatasetLayout, dataset_files};
-use download::Request;
+use download::ModelRequest;
 pub use error::HubError;
 pub use greeting::{Greeting, greet};
 pub use location::Location;
@@ -73,7 +73,7 @@ pub fn resolve(
         Location::Repository { id, file } => {
             let revision = revision.unwrap_or("main");
             let repository = Repository { kind: Kind::Model, id: &id, revision, settings };
-            let request = Request { repository, asked: path_or_id, file: file.as_deref(), wanted };
+            let request = ModelRequest { repository, asked: path_or_id, file: file.as_deref(), wanted };
             if settings.offline { request.find() } else { request.download(progress) }
         }
     }

@@ -19,6 +19,7 @@ mod mlflow;
 mod sinks;
 mod summary;
 mod tensorboard;
+mod totals;
 
 use std::path::PathBuf;
 use std::time::Instant;
@@ -28,7 +29,8 @@ use crate::stats::as_f64;
 pub use crate::figures::{EvalMetrics, Sample, StepMetrics};
 pub use finding::{Change, Finding, Severity};
 pub use sinks::{SinkOptions, Sinks};
-pub use summary::{Outcome, PerMillionTokens, SUMMARY_FILE, Summary, TimeSpent, UNFINISHED_FILE};
+pub use summary::{Outcome, PerMillionTokens, SUMMARY_FILE, Summary, UNFINISHED_FILE};
+pub use totals::{Evaluations, TimeSpent, Totals};
 
 /// Gives the terminal back if the dashboard has it. Makes only calls that are allowed in a signal handler, for a
 /// handler in which the process ends.

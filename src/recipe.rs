@@ -21,6 +21,7 @@ use crate::spec::ModelConfig;
 
 pub use args::RecipeArgs;
 pub use flags::{Flag, flag};
+pub(crate) use peers::asks_for_nothing;
 pub use peers::peers;
 
 section! {

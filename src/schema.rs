@@ -18,18 +18,18 @@ mod tree;
 use std::sync::Arc;
 
 pub(crate) use keys::section;
-pub use keys::{Effect, Keys, Names, Row, peers, rows_to};
+pub use keys::{Effect, Names, Peer, Row, peers, rows_to};
 pub use overrides::Override;
 pub use path::searched_folder;
-pub use places::{Excerpt, Places};
-pub use problem::{Problem, Problems};
-pub use section::{Choice, Section};
-pub use suggest::{Counterpart, Peer, closest, counterpart};
+pub use places::Places;
+pub use problem::{Excerpt, Problem, Problems};
+pub use section::{Choice, Keys, Section};
+pub use suggest::{Counterpart, closest, counterpart};
 pub use tree::{Node, Table, Value};
 
-use places::Place;
 use section::Record;
 use suggest::Known;
+use tree::Place;
 
 /// The keys of a table and of those below it, dotted (`data.train[0].path`), with their values.
 #[must_use]

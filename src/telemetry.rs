@@ -15,6 +15,8 @@ mod host;
 mod memory;
 mod nvml;
 mod sampler;
+#[expect(unsafe_code, reason = "the operating system is asked by a system call")]
+mod usage;
 
 use std::ffi::OsString;
 use std::sync::mpsc::{self, Sender};

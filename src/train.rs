@@ -23,6 +23,5 @@ pub mod step;
 mod step_work;
 pub mod stop;
 pub mod task;
-pub mod totals;
 pub mod trainer;
 pub mod watchdog;

@@ -6,6 +6,8 @@ use std::path::Path;
 
 use sha2::{Digest, Sha256};
 
+use crate::files::hex;
+
 pub(super) const SUMS_FILE: &str = "SHA256SUMS";
 
 /// Writes the checksums of those of the `names` that are in the folder.
@@ -51,7 +53,7 @@ pub(super) fn verify(folder: &Path, names: &[&str]) -> Result<(), String> {
 fn sha256(path: &Path) -> io::Result<String> {
     let mut hash = Sha256::new();
     io::copy(&mut File::open(path)?, &mut hash)?;
-    Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+    Ok(hex(&hash.finalize()))
 }
 
 #[cfg(test)]

@@ -22,7 +22,7 @@ use crate::recipe::{Purpose, Recipe, RecipeArgs};
 use crate::run::dir::{finished, has_checkpoints, nearest_existing, not_a_folder};
 use crate::run::inputs::{ModelParts, WeightsFrom, vocabulary_problem};
 use crate::run::overview::{self, Fact};
-use crate::run::prepare::Parts;
+use crate::run::prepare::PreparedParts;
 use crate::schema::{Problem, Problems};
 use crate::text::with_commas;
 use crate::train::task::Task;
@@ -154,10 +154,11 @@ fn examine_output(output_dir: &Path, findings: &mut Findings) {
 
 /// Looks at what a run prepares, and opens the tokenizer.
 fn examine_prepared(recipe: &Recipe, findings: &mut Findings) -> Option<Tokenizer> {
-    let mut parts = Parts::find(recipe, WeightsFrom::Disk, false);
+    let mut parts = PreparedParts::find(recipe, WeightsFrom::Disk, false);
     parts.failures.drain(..).for_each(|failure| findings.failure(failure));
     let memory = parts.memory(recipe);
-    let Parts { model: ModelParts { folder, config, weights, is_downloaded, .. }, selection, device, .. } = parts;
+    let PreparedParts { model: ModelParts { folder, config, weights, is_downloaded, .. }, selection, device, .. } =
+        parts;
     let (config, device) = (config.as_ref(), device.as_ref());
     let stored = match weights {
         Some(weights) => overview::weights(&weights, config, recipe),

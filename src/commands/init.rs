@@ -3,6 +3,7 @@
 mod choices;
 mod draft;
 mod foreign;
+mod mapping;
 mod rules;
 mod sources;
 
@@ -45,7 +46,7 @@ pub(crate) fn run(args: &InitArgs) -> Result<(), Failure> {
         return Err(exists(&args.out));
     }
     let draft = match &args.from {
-        Some(file) => foreign::draft(file, args)?,
+        Some(file) => mapping::draft(file, args)?,
         None => {
             let model = asked(args.model.as_deref(), "--model", "Model (a folder, or the id of a Hub repository)")?;
             let data = asked(args.data.as_deref(), "--data", "Rows to train on (a file, or a glob of files)")?;

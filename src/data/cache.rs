@@ -9,7 +9,6 @@
 //! the process.
 
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime};
 
 use serde::Serialize;
 use sha2::{Digest as _, Sha256};
@@ -17,23 +16,17 @@ use sha2::{Digest as _, Sha256};
 mod content;
 mod store;
 
-use crate::files::cache_folder;
+use crate::files::{MAX_CACHE_BYTES, cache_folder, hex};
 
 pub(super) use content::{Signature, content_hash, hash_of};
 pub(super) use store::{Chunk, Details, Encoded, RowEntry, StoreWriter, TokenStore};
 
 /// Smallest data file whose tokens are kept. Tokenising a smaller file takes less time than looking its tokens up.
 pub const LARGE_FILE_BYTES: u64 = 16 << 20;
-/// Most bytes of token files that are kept. Beyond that, the least recently used files are removed.
-pub const MAX_CACHE_BYTES: u64 = 32 << 30;
 /// Increase this with every change to the layout of a token file or to how a row is encoded.
 const FORMAT_VERSION: u32 = 5;
 /// Suffix of token file names.
 pub(super) const STORE_SUFFIX: &str = ".tokens";
-/// Suffix of the names of files and folders that are still being written.
-pub(crate) const UNFINISHED_SUFFIX: &str = ".unfinished";
-/// An unfinished file that was last written to this long ago was left by a process that was killed.
-const UNFINISHED_AGE: Duration = Duration::from_hours(24);
 
 /// Where tokens are kept between runs, and how many.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -80,38 +73,6 @@ impl CacheKey {
     pub(super) fn path(&self, folder: &Path) -> PathBuf {
         folder.join(format!("{}{STORE_SUFFIX}", hex(&self.0)))
     }
-}
-
-/// Removes abandoned unfinished files and, beyond `max_bytes`, the least recently used files whose names end in `suffix`,
-/// but never `keep`. A file that cannot be removed stays.
-pub(crate) fn tidy(folder: &Path, suffix: &str, max_bytes: u64, keep: &Path) {
-    let Ok(entries) = std::fs::read_dir(folder) else { return };
-    let mut stores: Vec<(SystemTime, u64, PathBuf)> = Vec::new();
-    for entry in entries.flatten() {
-        let (path, name) = (entry.path(), entry.file_name());
-        let Ok(metadata) = entry.metadata() else { continue };
-        let modified = metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH);
-        let name = name.to_string_lossy();
-        if name.ends_with(UNFINISHED_SUFFIX) && modified.elapsed().is_ok_and(|age| age > UNFINISHED_AGE) {
-            drop(std::fs::remove_file(&path).or_else(|_| std::fs::remove_dir_all(&path)));
-        } else if name.ends_with(suffix) {
-            stores.push((modified, metadata.len(), path));
-        }
-    }
-    stores.sort();
-    let mut bytes: u64 = stores.iter().map(|(_, bytes, _)| *bytes).sum();
-    for (_, size, path) in stores.into_iter().filter(|(.., path)| path != keep) {
-        if bytes <= max_bytes {
-            return;
-        }
-        if std::fs::remove_file(&path).is_ok() {
-            bytes -= size;
-        }
-    }
-}
-
-pub(crate) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[cfg(test)]

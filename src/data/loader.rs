@@ -15,7 +15,7 @@ use super::data_file::DataFile;
 use super::dataset::{Cursor, Dataset, read_row};
 use super::error::DataError;
 use super::order::Order;
-use super::work::Work;
+use super::worker_time::WorkerTime;
 
 /// While waiting for a micro-batch, how often to check whether the run should stop.
 const STOP_CHECK: Duration = Duration::from_millis(50);
@@ -37,7 +37,7 @@ pub struct LoadedBatch {
 }
 
 /// A micro-batch or why it could not be made, and the time that took.
-type Made = (Result<LoadedBatch, DataError>, Work);
+type Made = (Result<LoadedBatch, DataError>, WorkerTime);
 
 /// Micro-batches in order, made ahead by worker threads.
 ///
@@ -59,7 +59,7 @@ pub struct Loader<'a> {
     pending: VecDeque<Receiver<Made>>,
     is_stopped: Arc<AtomicBool>,
     workers: Vec<JoinHandle<()>>,
-    work: Work,
+    work: WorkerTime,
 }
 
 /// A micro-batch to make.
@@ -144,7 +144,7 @@ impl<'a> Loader<'a> {
             pending: VecDeque::new(),
             is_stopped: Arc::default(),
             workers: Vec::new(),
-            work: Work::default(),
+            work: WorkerTime::default(),
         };
         let (sender, receiver) = mpsc::channel::<(Job, Sender<Made>)>();
         let receiver = Arc::new(Mutex::new(receiver));
@@ -156,7 +156,7 @@ impl<'a> Loader<'a> {
                     // One worker waits for a job while it holds the lock; the others wait for the lock.
                     let next = receiver.lock().unwrap_or_else(PoisonError::into_inner).recv();
                     let Ok((job, result)) = next else { return };
-                    let made = Work::of(|| job.run(&files, &|| is_stopped.load(Ordering::Relaxed)));
+                    let made = WorkerTime::of(|| job.run(&files, &|| is_stopped.load(Ordering::Relaxed)));
                     // A loader that is dropped or has failed no longer receives.
                     drop(result.send(made));
                 }
@@ -197,7 +197,7 @@ impl<'a> Loader<'a> {
 
     /// The work of making the micro-batches that were taken since the last call.
     #[must_use]
-    pub fn take_work(&mut self) -> Work {
+    pub fn take_worker_time(&mut self) -> WorkerTime {
         std::mem::take(&mut self.work)
     }
 
@@ -217,13 +217,13 @@ impl<'a> Loader<'a> {
                     Err(RecvTimeoutError::Timeout) if is_stopped() => return None,
                     Err(RecvTimeoutError::Timeout) => wait = STOP_CHECK,
                     Err(RecvTimeoutError::Disconnected) => {
-                        break (Err(DataError::Worker("a thread panicked".into())), Work::default());
+                        break (Err(DataError::Worker("a thread panicked".into())), WorkerTime::default());
                     }
                 }
             }
         } else {
             let job = self.next_job()?;
-            Work::of(|| job.run(&self.dataset.files, is_stopped))
+            WorkerTime::of(|| job.run(&self.dataset.files, is_stopped))
         };
         self.work += work;
         if result.is_err() {

@@ -176,7 +176,7 @@ impl ChatTemplate {
     /// The errors of [`render`](Self::render); a part of the conversation that leaves no trace in the text; a template
     /// that writes the start of a conversation differently once more messages follow.
     pub fn render_with_answers(&self, messages: &[Value], tools: Option<&Value>) -> Result<Rendered, TemplateError> {
-        Conversation::new(self, messages, tools)?.with_answers()
+        Conversation::new(self, messages, tools)?.traced()?.with_answers()
     }
 
     /// The text of a whole conversation, checked to contain all of it.
@@ -184,7 +184,7 @@ impl ChatTemplate {
     /// # Errors
     /// The errors of [`render`](Self::render); a part of the conversation that leaves no trace in the text.
     pub fn render_traced(&self, messages: &[Value], tools: Option<&Value>) -> Result<String, TemplateError> {
-        Conversation::new(self, messages, tools).map(|conversation| conversation.text)
+        Ok(Conversation::new(self, messages, tools)?.traced()?.text)
     }
 
     /// Length of an answer up to the end of the token that ends the turn. Whatever follows that token is never

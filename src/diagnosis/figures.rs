@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::facts::Facts;
-use crate::metrics::{StepMetrics, TimeSpent};
+use crate::metrics::{StepMetrics, TimeSpent, Totals};
 use crate::stats::{Line, MeanOverTime, as_f64, quantile};
 
 /// With fewer steps than this, shares of their time mean nothing.
@@ -39,17 +39,14 @@ pub struct Figures {
     /// Evaluations before the first step of a run and after its last one, which happen whatever `eval.eval_steps` is.
     pub(super) num_edge_evaluations: u64,
     pub(super) num_checkpoints: u64,
-    /// Tokens that were not padding.
-    pub(super) tokens: u64,
-    pub(super) target_tokens: u64,
-    pub(super) padding_tokens: u64,
+    pub(super) all: Totals,
     pub(super) rows: u64,
     pub(super) truncated_rows: u64,
     /// Length of the longest row before truncation.
     pub(crate) longest_row_tokens: Option<u64>,
 
-    // Over the counted steps; `step_seconds` without evaluations and checkpoints.
-    pub(super) step_seconds: f64,
+    // Over the counted steps, whose time is without evaluations and checkpoints.
+    pub(super) counted: Totals,
     pub(super) data_wait_seconds: f64,
     pub(super) host_to_device_seconds: f64,
     pub(super) forward_backward_seconds: f64,
@@ -70,9 +67,6 @@ pub struct Figures {
     pub(super) worker_queued_seconds: Option<f64>,
 
     // The machine.
-    pub(super) mfu: MeanOverTime,
-    pub(super) cpu_percent: MeanOverTime,
-    pub(super) gpu_percent: MeanOverTime,
     pub(super) max_gpu_percent: Option<f64>,
     pub(super) sm_activity_percent: MeanOverTime,
     pub(super) memory_activity_percent: MeanOverTime,
@@ -143,7 +137,7 @@ impl Figures {
             data_wait_seconds: line.data_wait_seconds,
             disk_read_bytes: line.disk_read_bytes.unwrap_or(0),
         });
-        self.step_seconds += seconds;
+        self.counted.add(line);
         self.data_wait_seconds += line.data_wait_seconds;
         self.host_to_device_seconds += line.host_to_device_seconds.unwrap_or(0.0);
         self.forward_backward_seconds += line.forward_backward_seconds;
@@ -165,9 +159,6 @@ impl Figures {
             *sum = sum.iter().copied().chain(seconds).reduce(|sum, seconds| sum + seconds);
         }
         for (mean, value) in [
-            (&mut self.mfu, line.mfu),
-            (&mut self.cpu_percent, line.cpu_utilization_percent),
-            (&mut self.gpu_percent, line.gpu_utilization_percent),
             (&mut self.sm_activity_percent, line.gpu_sm_activity_percent),
             (&mut self.memory_activity_percent, line.gpu_memory_activity_percent),
             (&mut self.tensor_activity_percent, line.gpu_tensor_activity_percent),
@@ -197,9 +188,7 @@ impl Figures {
         self.num_evaluations += u64::from(has_evaluation);
         self.num_edge_evaluations += u64::from(has_evaluation && line.step == 1);
         self.num_checkpoints += u64::from(line.checkpoint_seconds.is_some_and(|seconds| seconds > 1e-4));
-        self.tokens += line.tokens;
-        self.target_tokens += line.target_tokens;
-        self.padding_tokens += line.padding_tokens.unwrap_or(0);
+        self.all.add(line);
         self.rows += line.rows.unwrap_or(0);
         self.truncated_rows += line.truncated_rows.unwrap_or(0);
         raise(&mut self.max_temperature_celsius, line.gpu_temperature_celsius);
@@ -272,7 +261,7 @@ impl Figures {
     }
 
     pub(super) fn mean_step_seconds(&self) -> f64 {
-        self.per_step(self.step_seconds)
+        self.per_step(self.counted.step_seconds)
     }
 
     /// The time that a share of the steps, from 0 to 1, does not exceed.
@@ -292,7 +281,7 @@ impl Figures {
 
     /// Share of the steps' time, from 0 to 1.
     pub(super) fn share_of_steps(&self, seconds: f64) -> f64 {
-        if self.step_seconds > 0.0 { seconds / self.step_seconds } else { 0.0 }
+        if self.counted.step_seconds > 0.0 { seconds / self.counted.step_seconds } else { 0.0 }
     }
 
     /// Share of all time after start-up, from 0 to 1.
@@ -300,18 +289,13 @@ impl Figures {
         if self.wall_seconds > 0.0 { seconds / self.wall_seconds } else { 0.0 }
     }
 
-    /// Share of the tokens in micro-batches that was padding, from 0 to 1.
-    pub(super) fn padding_share(&self) -> f64 {
-        as_f64(self.padding_tokens) / as_f64((self.tokens + self.padding_tokens).max(1))
-    }
-
     /// Time to compute the forward of the blocks again. With checkpointing this time was spent; without, it is what
     /// checkpointing would cost. In FLOPs: a forward of the blocks takes 2 per parameter and token, and so does their
     /// backward without recomputation. Loss and its gradient, which are timed as forward, take 4 per parameter of the
     /// head and target token.
     pub(super) fn recomputation_seconds(&self, facts: &Facts) -> f64 {
-        let blocks = 2.0 * as_f64(facts.block_parameters) * as_f64(self.tokens);
-        let head = 4.0 * as_f64(facts.head_parameters) * as_f64(self.target_tokens);
+        let blocks = 2.0 * as_f64(facts.block_parameters) * as_f64(self.all.tokens);
+        let head = 4.0 * as_f64(facts.head_parameters) * as_f64(self.all.target_tokens);
         let share = |all: f64| if all > 0.0 { blocks / all } else { 0.0 };
         let (forward, passes) = self.forward_of_passes_seconds;
         if passes > 0.0 {

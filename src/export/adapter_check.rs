@@ -1,13 +1,10 @@
-//! Whether an adapter fits a model, and loading it for one.
+//! Whether an adapter fits a model.
 
 use std::collections::HashSet;
 use std::path::Path;
 
-use burn::tensor::Device;
-
 use super::adapter_file::SavedAdapter;
-use super::{AdapterWeights, ExportError, adapter_set};
-use crate::lora::AdapterSet;
+use super::{AdapterWeights, ExportError};
 use crate::lora::targets::Selection;
 use crate::spec::ModelConfig;
 
@@ -34,17 +31,6 @@ pub fn check_adapter(folder: &Path, adapter: &SavedAdapter, model: &ModelConfig)
             problems.extend((others > 0).then(|| format!("and {others} more")));
             Err(ExportError::AdapterTensors { path: folder.to_owned(), expected_by: "this model", problems })
         }
-    }
-}
-
-impl SavedAdapter {
-    /// Loads the adapter, read from `folder`, onto a device, for a model of this shape. Dropout is off.
-    ///
-    /// # Errors
-    /// As [`check_adapter`].
-    pub fn into_set(self, folder: &Path, config: &ModelConfig, device: &Device) -> Result<AdapterSet, ExportError> {
-        let selection = check_adapter(folder, &self, config)?;
-        adapter_set(folder, self.weights, &selection, config, 0.0, device)
     }
 }
 
@@ -75,6 +61,8 @@ pub(super) fn matrix_problems(weights: &AdapterWeights, selection: &Selection, m
 
 #[cfg(test)]
 mod tests {
+    use burn::tensor::Device;
+
     use super::super::adapter_file::tests::adapter;
     use super::*;
     use crate::model::weights::fixture::{tiny_config, tiny_with};

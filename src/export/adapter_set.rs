@@ -4,7 +4,8 @@ use std::path::Path;
 
 use burn::tensor::{Device, Tensor};
 
-use super::adapter_check::matrix_problems;
+use super::adapter_check::{check_adapter, matrix_problems};
+use super::adapter_file::SavedAdapter;
 use super::{AdapterWeights, ExportError, HostMatrix};
 use crate::faults;
 use crate::lora::targets::Selection;
@@ -49,6 +50,17 @@ pub fn adapter_set(
         blocks[layer].insert(site, Adapter { module, kind: shape.kind, matrices, scale: shape.scale });
     }
     Ok(AdapterSet { blocks, dropout })
+}
+
+impl SavedAdapter {
+    /// Loads the adapter, read from `folder`, onto a device, for a model of this shape. Dropout is off.
+    ///
+    /// # Errors
+    /// As [`check_adapter`].
+    pub fn into_set(self, folder: &Path, config: &ModelConfig, device: &Device) -> Result<AdapterSet, ExportError> {
+        let selection = check_adapter(folder, &self, config)?;
+        adapter_set(folder, self.weights, &selection, config, 0.0, device)
+    }
 }
 
 fn host_matrix(tensor: &Tensor<2>) -> HostMatrix {

@@ -11,7 +11,7 @@ use self::written::{Written, torch_name};
 use super::{ExportError, PromptForm};
 use crate::device::Dtype;
 use crate::files;
-use crate::model::weights::{Quantisation, WeightFiles, Weights};
+use crate::model::weights::{Quantisation, Weights};
 use crate::ops::quantised::Coding;
 use crate::schema::Problem;
 use crate::spec::ModelConfig;
@@ -116,7 +116,7 @@ pub fn merge(
         files::write(&path, template).map_err(ExportError::io("write", &path))?;
     }
     let config = ModelConfig::from_file(&unfinished.0.join("config.json"))?;
-    WeightFiles::open(&unfinished.0)?.check(&config)?;
+    Weights::open(&unfinished.0, &config)?.check(&config)?;
     // Replace an empty folder. A folder with files was refused above; if files were added since, it is refused here.
     if out.is_dir() {
         std::fs::remove_dir(out).map_err(ExportError::io("replace", out))?;

@@ -87,11 +87,11 @@ pub fn dataset_files(
 ) -> Result<Vec<PathBuf>, HubError> {
     let revision = dataset.revision.as_deref().unwrap_or("main");
     let repository = Repository { kind: Kind::Dataset, id: &dataset.id, revision, settings };
-    let request = Request { repository, files: dataset.files.as_deref(), name, split, is_data };
+    let request = SplitRequest { repository, files: dataset.files.as_deref(), name, split, is_data };
     if settings.offline { request.find() } else { request.download(progress) }
 }
 
-struct Request<'a> {
+struct SplitRequest<'a> {
     repository: Repository<'a>,
     files: Option<&'a str>,
     name: Option<&'a str>,
@@ -106,7 +106,7 @@ struct Record {
     files: Vec<RemoteFile>,
 }
 
-impl Request<'_> {
+impl SplitRequest<'_> {
     /// The files in the cache; does not use the network.
     fn find(&self) -> Result<Vec<PathBuf>, HubError> {
         let Repository { id, settings, .. } = self.repository;
@@ -135,7 +135,7 @@ impl Request<'_> {
     }
 
     fn download_missing(&self, progress: Progress) -> Result<Vec<PathBuf>, HubError> {
-        let explain = |error| HubError::explain(error, self.repository);
+        let explain = |error| self.repository.explain(error);
         let client = self.repository.settings.client(REQUEST_RETRIES).map_err(explain)?;
         let (owner, name) = split_id(self.repository.id);
         let client = client.dataset(owner, name);

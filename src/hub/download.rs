@@ -20,7 +20,7 @@ const SIDE_FILES: [&str; 5] =
     [CONFIG, "generation_config.json", "special_tokens_map.json", "chat_template.jinja", "added_tokens.json"];
 /// A model's repository, and which of its files are needed.
 #[derive(Clone, Copy)]
-pub(super) struct Request<'a> {
+pub(super) struct ModelRequest<'a> {
     pub(super) repository: Repository<'a>,
     /// The user's name for the model.
     pub(super) asked: &'a str,
@@ -29,7 +29,7 @@ pub(super) struct Request<'a> {
     pub(super) wanted: Wanted,
 }
 
-impl Request<'_> {
+impl ModelRequest<'_> {
     /// The model's folder in the cache; does not use the network.
     pub(super) fn find(&self) -> Result<PathBuf, HubError> {
         let (Repository { revision, settings, .. }, asked) = (self.repository, self.asked);
@@ -72,7 +72,7 @@ impl Request<'_> {
 
     fn download_missing(&self, progress: Progress) -> Result<PathBuf, HubError> {
         let repository = &self.repository;
-        let explain = |error| HubError::explain(error, *repository);
+        let explain = |error| repository.explain(error);
         let client = repository.settings.client(REQUEST_RETRIES).map_err(explain)?;
         let (owner, name) = split_id(repository.id);
         let client = client.model(owner, name);

@@ -125,7 +125,7 @@ pub(super) fn download_head(
         (None, Some(range)) => fetch(range.clone()).map(|bytes| Some((range.start, bytes))),
         (None, None) => Ok(None),
     };
-    let factors = factors.map_err(|error| HubError::explain(error, *repository))?;
+    let factors = factors.map_err(|error| repository.explain(error))?;
     write(&path, file.num_bytes, &known, factors.as_ref()).map_err(|error| repository.cache_error(&error))?;
     Ok(path)
 }

@@ -14,9 +14,11 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
+use super::error::{code_and_message, root_cause};
 use super::progress::{FileMeter, Progress};
 use super::{HubError, HubSettings};
-use crate::schema::Problem;
+use crate::files::hex;
+use crate::schema::{Problem, searched_folder};
 
 /// How often a request is repeated if no server answers: about a second in all, since the cache may do instead.
 pub(super) const REQUEST_RETRIES: usize = 3;
@@ -115,17 +117,82 @@ impl Repository<'_> {
         written.map_err(|error| self.cache_error(&error))
     }
 
+    /// The user's view of an error of the client. It contains neither addresses with a query nor the token.
+    pub(super) fn explain(&self, error: HFError) -> HubError {
+        let Self { kind, id, revision, settings } = *self;
+        let (code, message) = code_and_message(&error);
+        let (endpoint, has_token) = (&settings.endpoint, settings.token.is_some());
+        let detail =
+            if message.is_empty() { String::new() } else { settings.redact(&format!(": {}", message.trim_end())) };
+        let prefix = if kind == Kind::Model { "" } else { "datasets/" };
+        let no_repository = || {
+            let folder = searched_folder(id.as_ref());
+            let what = if kind == Kind::Model { "folder" } else { "file or folder" };
+            let message =
+                format!("{id} was not found at {endpoint}, and there is no such {what} in {}", folder.display());
+            let whose = if has_token { "to an account without access" } else { "without HF_TOKEN" };
+            Problem::new(message)
+                .hint(format!("check the name; a private repository looks like this too {whose}"))
+                .into()
+        };
+        let server = |status: u16, hint: &str| {
+            HubError::Failed(Problem::new(format!("{endpoint} answered {status}{detail}")).hint(hint))
+        };
+        match (code.as_str(), error) {
+            ("GatedRepo", _) | (_, HFError::Forbidden { .. }) => {
+                let page = format!("accept its licence at {endpoint}/{prefix}{id}, then");
+                let (message, hint) = if has_token {
+                    let message = format!("{id} is gated, and the token that was sent gives no access to it");
+                    (message, format!("{page} check that HF_TOKEN belongs to that account"))
+                } else {
+                    (format!("{id} is gated"), format!("{page} set HF_TOKEN to a token of that account"))
+                };
+                Problem::new(message).hint(hint).into()
+            }
+            (_, HFError::AuthRequired { .. }) if message.contains("Invalid credentials") => {
+                let hint = format!(
+                    "set HF_TOKEN to a valid one (made at {endpoint}/settings/tokens), or unset it for what is public"
+                );
+                Problem::new(format!("{endpoint} does not accept the access token")).hint(hint).into()
+            }
+            // Without a token the Hub answers 401 for anything that does not exist, to keep private names secret.
+            ("RepoNotFound", _) | (_, HFError::AuthRequired { .. } | HFError::RepoNotFound { .. }) => no_repository(),
+            // A repository without `main` counts as absent: servers that send no code do not tell the two cases apart.
+            ("", HFError::RevisionNotFound { .. }) if revision == "main" => no_repository(),
+            ("RevisionNotFound", _) | (_, HFError::RevisionNotFound { .. }) => {
+                let problem = Problem::new(format!("{id} has no revision `{revision}`"));
+                let key = if kind == Kind::Model { "`model.revision`" } else { "what follows the `@`" };
+                problem.hint(format!("{key} is a branch, a tag or a commit")).into()
+            }
+            (_, HFError::Request { source, .. }) => HubError::Network {
+                endpoint: endpoint.clone(),
+                reason: settings.redact(&root_cause(&source)),
+                cached: String::new(),
+            },
+            (_, HFError::RateLimited { context, .. }) => {
+                server(context.status.as_u16(), "too many requests; wait a few minutes, or set HF_TOKEN")
+            }
+            (_, HFError::Http { context }) => {
+                server(context.status.as_u16(), "try again later; what was downloaded is kept")
+            }
+            (_, HFError::Io(error)) => HubError::cache(&settings.cache, &error),
+            (_, error) => {
+                HubError::Failed(Problem::new(format!("cannot download {id}: {}", settings.redact(&error.to_string()))))
+            }
+        }
+    }
+
     /// Where the record of a choice is.
     fn record_path(&self, choice: &impl Debug) -> PathBuf {
         let choice = Sha256::digest(format!("{choice:?}"));
-        let name: String = choice[..16].iter().map(|byte| format!("{byte:02x}")).collect();
+        let name = hex(&choice[..16]);
         self.folder().join("lora-train").join(format!("{name}.json"))
     }
 
     /// The commit that the Hub names; it becomes a folder name, so it must be a plain hash.
     pub(super) fn checked_commit(&self, commit: Option<String>) -> Result<String, HubError> {
         let commit = commit.filter(|commit| is_commit(commit));
-        commit.ok_or_else(|| HubError::explain(HFError::malformed_response("the Hub named no commit"), *self))
+        commit.ok_or_else(|| self.explain(HFError::malformed_response("the Hub named no commit")))
     }
 
     /// Downloads those of `files` that are not in the cache as a whole.
@@ -188,7 +255,7 @@ impl Repository<'_> {
                     }
                     continue;
                 }
-                Err(error) => match HubError::explain(error, *self) {
+                Err(error) => match self.explain(error) {
                     error @ HubError::Network { .. } => error,
                     error => return Err(error),
                 },

@@ -13,6 +13,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::error::root_cause;
 use super::{HubError, Progress};
+use crate::files::hex;
 use crate::schema::Problem;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
@@ -51,7 +52,7 @@ struct Address<'a> {
 impl<'a> Address<'a> {
     fn new(url: &'a str, folder: &Path) -> Self {
         let shown = url.split(['?', '#']).next().unwrap_or(url);
-        let digest: String = Sha256::digest(url)[..16].iter().map(|byte| format!("{byte:02x}")).collect();
+        let digest = hex(&Sha256::digest(url)[..16]);
         let folder = folder.join(digest);
         let file = folder.join(shown.rsplit('/').next().unwrap_or_default());
         Self { url, shown, file, tag: folder.join("etag") }

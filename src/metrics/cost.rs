@@ -24,13 +24,13 @@ impl Summary {
     /// Adds energy in kWh, cost, and both for a million tokens.
     #[must_use]
     pub fn with_cost(mut self, config: &CostConfig) -> Self {
-        self.energy_kwh = self.energy_joules.map(|joules| joules / JOULES_PER_KWH);
-        self.cost = config.price(self.wall_seconds, self.energy_kwh);
+        self.energy_kwh = self.totals.energy_joules.map(|joules| joules / JOULES_PER_KWH);
+        self.cost = config.price(self.totals.wall_seconds, self.energy_kwh);
         self.currency = self.cost.map(|_| config.currency.clone());
         #[expect(clippy::cast_precision_loss, reason = "far below 2^53 tokens")]
-        let millions = self.tokens as f64 / MILLION;
-        self.per_million_tokens = (self.tokens > 0).then(|| PerMillionTokens {
-            seconds: self.wall_seconds / millions,
+        let millions = self.totals.tokens as f64 / MILLION;
+        self.per_million_tokens = (self.totals.tokens > 0).then(|| PerMillionTokens {
+            seconds: self.totals.wall_seconds / millions,
             energy_kwh: self.energy_kwh.map(|energy| energy / millions),
             cost: self.cost.map(|cost| cost / millions),
         });
@@ -41,12 +41,14 @@ impl Summary {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::metrics::Totals;
 
     #[test]
     fn hours_and_energy_are_paid_for_and_a_million_tokens_have_their_share() {
         let config = CostConfig { price_per_hour: Some(2.5), price_per_kwh: Some(0.3), currency: "EUR".into() };
-        let summary = Summary { tokens: 4_000_000, energy_joules: Some(7.2e6), ..Summary::default() };
-        let summary = Summary { wall_seconds: 7200.0, ..summary };
+        let totals =
+            Totals { tokens: 4_000_000, energy_joules: Some(7.2e6), wall_seconds: 7200.0, ..Totals::default() };
+        let summary = Summary { totals, ..Summary::default() };
         let with = summary.clone().with_cost(&config);
         assert_eq!((with.energy_kwh, with.currency.as_deref()), (Some(2.0), Some("EUR")));
         assert!((with.cost.unwrap() - (5.0 + 0.6)).abs() < 1e-12);
@@ -54,7 +56,8 @@ mod tests {
         assert_eq!((million.seconds, million.energy_kwh), (1800.0, Some(0.5)));
         assert!((million.cost.unwrap() - 1.4).abs() < 1e-12);
         // An unknown part costs nothing; if every part is unknown, there is no cost.
-        let without_energy = Summary { energy_joules: None, wall_seconds: 3600.0, ..summary.clone() };
+        let totals = Totals { energy_joules: None, wall_seconds: 3600.0, ..summary.totals };
+        let without_energy = Summary { totals, ..summary.clone() };
         assert_eq!(without_energy.clone().with_cost(&config).cost, Some(2.5));
         let only_energy = CostConfig { price_per_hour: None, ..config };
         assert_eq!(without_energy.with_cost(&only_energy).cost, None);

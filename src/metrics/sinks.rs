@@ -324,9 +324,9 @@ mod tests {
         assert_eq!((&lines[0]["eval_loss"], &lines[1]["loss"]), (&2.0.into(), &2.5.into()));
         let sample = std::fs::read_to_string(folder.path().join("samples.jsonl")).unwrap();
         assert_eq!(sample, "{\"step\":0,\"prompt\":\"Hi\",\"text\":\" there\\nyou\"}\n");
-        let summary: Summary =
+        let summary: serde_json::Value =
             serde_json::from_slice(&std::fs::read(folder.path().join("summary.json")).unwrap()).unwrap();
-        assert_eq!(summary.warnings, ["from before", "two rows were cut"]);
+        assert_eq!(summary["warnings"], serde_json::json!(["from before", "two rows were cut"]));
         assert_eq!(std::fs::read_dir(folder.path().join("tensorboard")).unwrap().count(), 1);
     }
 

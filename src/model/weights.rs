@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{DType, Device, Distribution, Tensor, TensorData};
 
 use super::Storage;
 use crate::config::Residency;
@@ -26,6 +26,8 @@ pub(crate) mod layout;
 mod pages;
 pub mod quantise;
 mod random;
+mod safetensors;
+mod source;
 mod stored;
 mod words;
 
@@ -35,6 +37,10 @@ pub(super) use pages::Pages;
 pub use quantise::Quantisation;
 pub use random::RandomWeights;
 pub(super) use words::gcd;
+
+use convert::Overflow;
+use files::overflow;
+use source::{Held, Numbers, Source};
 
 /// The source of a model's tensors.
 #[derive(Clone, Debug)]
@@ -59,26 +65,27 @@ impl Weights {
         WeightFiles::open(model).map(Self::Files)
     }
 
+    /// The one of these that it is.
+    fn source(&self) -> &dyn Source {
+        match self {
+            Self::Files(files) => files,
+            Self::Gguf(file) => &**file,
+            Self::Random(random) => random,
+        }
+    }
+
     /// Checks that the tensors are exactly those of `config`, each in its shape.
     ///
     /// # Errors
     /// Lists every tensor that is missing, unexpected, misshapen or of a type that cannot be read.
     pub fn check(&self, config: &ModelConfig) -> Result<(), Problem> {
-        match self {
-            Self::Files(files) => files.check(config),
-            Self::Gguf(file) => file.check(config),
-            Self::Random(_) => Ok(()),
-        }
+        self.source().check(config)
     }
 
     /// Digest that identifies the weights, whatever their path; absent for random weights. See [`WeightFiles::digest`].
     #[must_use]
     pub fn digest(&self) -> Option<[u8; 32]> {
-        match self {
-            Self::Files(files) => Some(files.digest()),
-            Self::Gguf(file) => Some(file.digest()),
-            Self::Random(_) => None,
-        }
+        self.source().digest()
     }
 
     /// One tensor in the storage type `dtype`, on `device`.
@@ -92,11 +99,29 @@ impl Weights {
         dtype: Dtype,
         device: &Device,
     ) -> Result<Tensor<D>, Problem> {
-        match self {
-            Self::Files(files) => files.load(name, shape, dtype, device),
-            Self::Gguf(file) => file.load(name, shape, dtype, device),
-            Self::Random(random) => random.load(name, shape, dtype, device),
+        let options = (device, DType::from(dtype));
+        // Backends without memory pools compute in host memory, and draw on a single thread.
+        if let Some((seed, deviation)) = self.source().seed(name).filter(|_| device.memory_pool_usage().is_some()) {
+            device.seed(seed);
+            return Ok(Tensor::random(shape, Distribution::Normal(0.0, deviation), options));
         }
+        let buffer = self.read(name, &shape, dtype, |numbers| numbers.buffer(shape.iter().product(), dtype))?;
+        Ok(Tensor::from_data(TensorData::from_bytes(buffer, shape, dtype.into()), options))
+    }
+
+    /// Reads the numbers of a tensor, all of which `dtype` must have room for.
+    fn read<T>(
+        &self,
+        name: &str,
+        shape: &[usize],
+        dtype: Dtype,
+        read: impl FnOnce(&Numbers<'_>) -> Result<T, Overflow>,
+    ) -> Result<T, Problem> {
+        let source = self.source();
+        let (numbers, path) = source.numbers(name, shape)?;
+        let found = read(&numbers);
+        source.release_pages(name);
+        found.map_err(|_| overflow(path, name, dtype))
     }
 
     /// The matrix of an embedding, which is never quantised, held as `storage` says, on `device`.
@@ -110,8 +135,8 @@ impl Weights {
         storage: Storage,
         device: &Device,
     ) -> Result<Tensor<2>, Problem> {
-        match (self, storage.residency) {
-            (Self::Files(files), Residency::Mapped) => {
+        match self {
+            Self::Files(files) if storage.residency == Residency::Mapped => {
                 files.map(name, shape, storage.dtype, device).map(|matrix| matrix.dense().into_owned())
             }
             _ => self.load(name, shape, storage.dtype, device),
@@ -120,10 +145,7 @@ impl Weights {
 
     /// The parts of files in which a tensor lies.
     pub(super) fn pages(&self, name: &str) -> Option<Pages> {
-        match self {
-            Self::Files(files) => Some(files.pages(files.tensors().get(name)?)),
-            Self::Gguf(_) | Self::Random(_) => None,
-        }
+        self.source().pages(name)
     }
 
     /// The matrix of a linear layer on `device`: as codes where it is stored so, else held as `storage` says.
@@ -138,27 +160,15 @@ impl Weights {
         config: &ModelConfig,
         device: &Device,
     ) -> Result<Matrix, Problem> {
-        // The head is in codes only where it is stored so.
-        let quantisation = storage.quantisation.filter(|_| name != "lm_head.weight");
-        let quantised = match (self, &config.quantisation, quantisation) {
-            (Self::Files(files), ..) if storage.residency == Residency::Mapped => {
-                return files.map(name, shape, storage.dtype, device);
-            }
-            (Self::Files(files), Some(stored), _) if files.is_coded(name, &shape) => {
-                return files.stored_matrix(name, shape, stored.method, storage.dtype, device);
-            }
-            (Self::Files(files), None, Some(quantisation)) => files.quantise(name, shape, quantisation, device),
-            // Those of a GPU travel as numbers: it has no kernel for the blocks of GGUF.
-            (Self::Gguf(file), ..)
-                if storage.residency != Residency::Host
-                    && let Some(blocks) = file.blocks(name, shape, device)? =>
-            {
-                return Ok(Matrix::Blocks(Arc::new(blocks)));
-            }
-            (Self::Gguf(file), _, Some(quantisation)) => file.quantise(name, shape, quantisation, device),
-            (Self::Random(random), _, Some(quantisation)) => random.quantise(name, shape, quantisation, device),
-            _ => return self.table(name, shape, storage, device).map(Matrix::Dense),
+        if let Some(matrix) = self.source().as_stored(name, shape, &Held { storage, config, device })? {
+            return Ok(matrix);
+        }
+        // The head, and what files of codes leave whole, are in codes only where they are stored so.
+        let is_whole = name == "lm_head.weight" || config.quantisation.is_some() && matches!(self, Self::Files(_));
+        let Some(quantisation) = storage.quantisation.filter(|_| !is_whole) else {
+            return self.load(name, shape, storage.dtype, device).map(Matrix::Dense);
         };
-        quantised.map(|matrix| Matrix::Quantised(Arc::new(matrix)))
+        let read = |numbers: &Numbers<'_>| quantisation.quantise(shape, device, |first, to| numbers.read(first, to));
+        self.read(name, &shape, Dtype::F16, read).map(|matrix| Matrix::Quantised(Arc::new(matrix)))
     }
 }

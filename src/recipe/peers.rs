@@ -1,5 +1,5 @@
-//! Names that other trainers use for our keys: axolotl, TRL and transformers, PEFT, Unsloth, torchtune, mlx-lm,
-//! LLaMA-Factory.
+//! Keys of other trainers: axolotl, TRL and transformers, PEFT, Unsloth, torchtune, litgpt, mlx-lm, LLaMA-Factory. Their
+//! names for our keys, and those that have no key here.
 
 use super::Recipe;
 use crate::schema::{self, Keys, Peer};
@@ -8,66 +8,108 @@ use crate::schema::{self, Keys, Peer};
 /// entry of the section in which it was written applies.
 #[must_use]
 pub fn peers() -> Vec<Peer> {
-    let none = |(names, note): &(&'static [&'static str], &'static str)| Peer {
-        names,
-        section: String::new(),
-        key: None,
-        note: Some(note),
+    let none = |(lost, nothing, note): &(&'static [&'static str], &'static [&'static str], &'static str)| {
+        [*lost, *nothing].map(|names| Peer { names, section: String::new(), key: None, note: Some(note) })
     };
-    schema::peers(Recipe::ROWS, "").into_iter().chain(NO_KEY.iter().map(none)).collect()
+    schema::peers(Recipe::ROWS, "").into_iter().chain(NO_KEY.iter().flat_map(none)).collect()
 }
 
-/// Keys of other trainers that have no key here, and what to do instead.
-const NO_KEY: &[(&[&str], &str)] = &[
-    (&["modules_to_save", "lora_modules_to_save", "additional_target"], "only adapters are trained here"),
-    (&["bias", "lora_bias"], "biases stay frozen here, PEFT's bias = \"none\""),
-    (&["task_type"], "there is one task here: causal language modelling; leave it out"),
-    (&["adapter", "finetuning_type", "use_peft", "train_type", "fine_tune_type"], "LoRA is what this trainer does"),
-    (&["stage", "rl", "rlhf_type"], "supervised fine-tuning is what this trainer does; DPO is not available"),
-    (&["do_train", "do_eval"], "leave it out: a run trains, and evaluates on the rows of [[data.eval]]"),
-    (&["dataset_dir", "data_dir"], "`path` in [[data.train]] names a file with its folder"),
+/// Whether another trainer's key asks for nothing that a recipe here would have to say.
+pub(crate) fn asks_for_nothing(name: &str) -> bool {
+    NOTHING.iter().chain(NO_KEY.iter().map(|(_, nothing, _)| nothing)).any(|names| names.contains(&name))
+}
+
+/// Keys of other trainers that have no key here: those whose effect is lost, those that ask for nothing, and what to do
+/// instead.
+const NO_KEY: &[(&[&str], &[&str], &str)] = &[
+    (&["modules_to_save", "lora_modules_to_save", "additional_target"], &[], "only adapters are trained here"),
+    (&["bias", "lora_bias"], &[], "biases stay frozen here, PEFT's bias = \"none\""),
+    (&[], &["task_type"], "there is one task here: causal language modelling; leave it out"),
     (
-        &["overwrite_output_dir", "overwrite", "overwrite_cache"],
+        &["adapter", "finetuning_type", "use_peft", "train_type", "fine_tune_type"],
+        &[],
+        "LoRA is what this trainer does",
+    ),
+    (&["stage", "rl", "rlhf_type"], &[], "supervised fine-tuning is what this trainer does; DPO is not available"),
+    (&[], &["do_train", "do_eval"], "leave it out: a run trains, and evaluates on the rows of [[data.eval]]"),
+    (&["dataset_dir", "data_dir"], &[], "`path` in [[data.train]] names a file with its folder"),
+    (
+        &["overwrite"],
+        &["overwrite_output_dir", "overwrite_cache"],
         "a run is never overwritten unasked: `--overwrite` on the command line deletes it",
     ),
-    (&["fan_in_fan_out"], "Llama's linear layers need none; leave it out"),
-    (&["special_tokens", "added_tokens", "pad_token", "eos_token"], "special tokens are the tokenizer's own"),
-    (&["tokenizer", "tokenizer_config", "tokenizer_type"], "the tokenizer is the one in the model's folder"),
-    (&["per_device_eval_batch_size", "eval_batch_size"], "an evaluation uses `micro_batch_size`, in [train]"),
+    (&["fan_in_fan_out"], &[], "Llama's linear layers need none; leave it out"),
+    (&["added_tokens", "pad_token", "eos_token"], &["special_tokens"], "special tokens are the tokenizer's own"),
+    (&["tokenizer", "tokenizer_config"], &["tokenizer_type"], "the tokenizer is the one in the model's folder"),
+    (&["per_device_eval_batch_size", "eval_batch_size"], &[], "an evaluation uses `micro_batch_size`, in [train]"),
     (
         &["load_best_model_at_end", "greater_is_better"],
+        &[],
         "adapter/ is the last adapter, adapter-best/ the best by `metric_for_best`, in [eval]",
     ),
     (
-        &["resume_from_checkpoint", "auto_resume_from_checkpoints", "resume"],
+        &["auto_resume_from_checkpoints", "resume"],
+        &["resume_from_checkpoint"],
         "continue a run with --resume on the command line",
     ),
-    (&["save_safetensors", "save_only_model", "save_adapter_weights_only"], "adapters are safetensors always"),
+    (&["save_only_model", "save_adapter_weights_only"], &["save_safetensors"], "adapters are safetensors always"),
     (
         &["wandb", "wandb_project", "use_wandb", "wandb_run_id", "wandb_name"],
+        &[],
         "figures go to metrics.jsonl, TensorBoard and MLflow; docs/telemetry.md has the way to W&B",
     ),
-    (&["use_mlflow"], "`mlflow_tracking_uri`, in [logging], names a server"),
-    (&["logging_dir", "log_dir", "tensorboard_dir"], "figures are written below `output_dir`"),
+    (&["use_mlflow"], &[], "`mlflow_tracking_uri`, in [logging], names a server"),
+    (&["logging_dir", "log_dir", "tensorboard_dir"], &[], "figures are written below `output_dir`"),
     (
-        &["deepspeed", "fsdp", "fsdp_config", "ddp_timeout", "tensor_parallel_size", "local_rank"],
+        &[
+            "deepspeed",
+            "fsdp",
+            "fsdp_config",
+            "tensor_parallel_size",
+            "local_rank",
+            "gpus",
+            "num_gpus",
+            "n_gpu",
+            "num_processes",
+            "nproc_per_node",
+        ],
+        &["ddp_timeout"],
         "this trainer runs on one device",
     ),
-    (&["gpus", "num_gpus", "n_gpu", "num_processes", "nproc_per_node"], "this trainer runs on one device"),
     (
-        &["flash_attention", "attn_implementation", "sdp_attention", "xformers_attention", "use_flash_attention_2"],
+        &["use_flash_attention_2"],
+        &["flash_attention", "attn_implementation", "sdp_attention", "xformers_attention", "flash_attn"],
         "attention needs no setting",
     ),
-    (&["flash_attn"], "attention needs no setting"),
-    (&["compile", "torch_compile", "use_liger_kernel", "unsloth"], "kernels need no setting; leave it out"),
-    (&["trust_remote_code"], "no code is taken from a model; leave it out"),
-    (&["hf_use_auth_token", "hub_token", "hf_token", "use_auth_token"], "the Hub's token is read from HF_TOKEN"),
+    (&["use_liger_kernel", "unsloth"], &["compile", "torch_compile"], "kernels need no setting; leave it out"),
+    (&[], &["trust_remote_code"], "no code is taken from a model; leave it out"),
+    (&["hf_use_auth_token", "hub_token", "hf_token", "use_auth_token"], &[], "the Hub's token is read from HF_TOKEN"),
     (
         &["push_to_hub", "hub_model_id", "push_to_hub_model_id", "hub_strategy"],
+        &[],
         "`lora-train push RUN OWNER/NAME` puts the adapter of a run on the Hub",
     ),
-    (&["plot_loss"], "every run writes report.html; leave it out"),
-    (&["verbose", "debug", "log_level", "disable_tqdm"], "every step is in metrics.jsonl; --quiet shows less"),
-    (&["group_by_length"], "rows are visited in an order drawn from the seed; leave it out"),
-    (&["neftune_noise_alpha"], "noise on embeddings is not available"),
+    (&[], &["plot_loss"], "every run writes report.html; leave it out"),
+    (&["verbose", "debug", "disable_tqdm"], &["log_level"], "every step is in metrics.jsonl; --quiet shows less"),
+    (&[], &["group_by_length"], "rows are visited in an order drawn from the seed; leave it out"),
+    (&["neftune_noise_alpha"], &[], "noise on embeddings is not available"),
+];
+
+/// Keys of other trainers that ask for nothing, and of which there is nothing to say: they do not change what is trained,
+/// have one value here, or are read together with another key.
+const NOTHING: &[&[&str]] = &[
+    &["model_type", "is_llama_derived_model", "is_mistral_derived_model", "is_qwen_derived_model", "model_name"],
+    &["auto_mapping", "base_model_class", "inference_mode", "peft_version", "peft_type", "checkpoint_files"],
+    &["train", "test", "do_predict", "test_batches", "eval_sample_packing", "final_validation", "max_new_tokens"],
+    &["save_strategy", "save_first_step", "eval_strategy", "evaluation_strategy"],
+    &["recipe_checkpoint", "should_load_recipe_state", "download_dir"],
+    &["report_to", "metric_logger", "logger_name", "logging_first_step", "log_peak_memory_stats", "profiler"],
+    &["dataset_prepared_path", "dataset_exact_deduplication", "dataset_num_proc", "preprocessing_num_workers"],
+    &["num_workers", "dataloader_num_workers", "dataloader_pin_memory", "seed_worker", "pad_to_sequence_len"],
+    &["device", "devices", "num_nodes", "tf32", "fp32", "gradient_checkpointing_kwargs", "plugins", "strict"],
+    &["bnb_4bit_quant_type", "quantization_type", "tie_embeddings", "loraplus_lr_embedding"],
+    &["loss", "ignore_index", "loss_watchdog_threshold", "loss_watchdog_patience"],
+    &["tokens", "train_on_eos", "train_on_eot", "roles_to_train"],
+    &["lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "enable_liger_kernel", "liger_fused_linear_cross_entropy"],
+    &["liger_rope", "liger_rms_norm", "liger_glu_activation", "liger_layer_norm"],
 ];

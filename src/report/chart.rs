@@ -27,7 +27,7 @@ const STILL_SHARE: f64 = 0.01;
 
 /// A drawn chart.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub(super) struct Figure {
+pub(super) struct Drawing {
     pub(super) title: &'static str,
     /// What the vertical axis measures.
     pub(super) unit: &'static str,
@@ -106,7 +106,7 @@ pub(super) struct Chart<'a> {
 
 impl Chart<'_> {
     /// The chart on a horizontal axis; `None` where no line has a number.
-    pub(super) fn figure(&self, x: &Axis) -> Option<Figure> {
+    pub(super) fn figure(&self, x: &Axis) -> Option<Drawing> {
         let lines: Vec<&Line<'_>> =
             self.lines.iter().filter(|line| line.y.iter().any(|value| value.is_finite())).collect();
         // A noisy line alone stays visible, pale, under its mean.
@@ -160,7 +160,7 @@ impl Chart<'_> {
         let how: Vec<String> = is_log.then(|| "logarithmic".to_owned()).into_iter().chain(means).collect();
         let needs_legend = self.lines.len() > 1 || self.lines.iter().any(|line| line.name != self.title);
         legend.retain(|_| needs_legend);
-        Some(Figure {
+        Some(Drawing {
             title: self.title,
             unit: y.scale.suffix.trim(),
             is_stacked: false,
@@ -327,7 +327,7 @@ pub(super) fn stretches(len: usize, count: usize) -> impl Iterator<Item = (usize
 mod tests {
     use super::*;
 
-    fn figure(x: &[f64], y: &[f64], may_be_log: bool) -> Option<Figure> {
+    fn figure(x: &[f64], y: &[f64], may_be_log: bool) -> Option<Drawing> {
         let line = Line { name: "loss".into(), x, y: y.into(), color: 1, look: Look::Solid, is_noisy: true };
         let axis = Axis::exact(*x.first()?, *x.last()?, Unit::Count, 4.0);
         Chart { title: "Loss", lines: vec![line], may_be_log, ..Chart::default() }.figure(&axis)

@@ -6,7 +6,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::axis::{Axis, Unit};
-use super::chart::{Chart, Figure, Line, Look, MAX_POINTS};
+use super::chart::{Chart, Drawing, Line, Look, MAX_POINTS};
 use super::columns::Columns;
 use super::record::Record;
 use super::time;
@@ -16,11 +16,11 @@ use crate::stats::as_f64;
 /// The charts of a page, all over the same steps.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct Charts {
-    loss: Option<Figure>,
-    others: Vec<Figure>,
+    loss: Option<Drawing>,
+    others: Vec<Drawing>,
     /// Those left out because nothing moves in them, with their numbers.
     still: Vec<String>,
-    time: Option<Figure>,
+    time: Option<Drawing>,
     /// Steps, and the tokens and seconds up to each, for the horizontal axis.
     axes: Value,
 }
@@ -46,7 +46,7 @@ impl Charts {
 }
 
 /// The losses over the steps; `None` where there are none.
-pub(super) fn losses(record: &Record) -> Option<Figure> {
+pub(super) fn losses(record: &Record) -> Option<Drawing> {
     loss(record).figure(&x_axis(record))
 }
 

@@ -36,7 +36,8 @@ pub(super) fn render(record: &Record, is_watched: bool) -> Result<String, miniji
         tiles => tiles(record),
         findings => record.list("diagnosis"),
         findings_of => if num_starts(record).is_some() { "of the last start" } else { "" },
-        told => record.list("told"),
+        // Earlier versions call them so.
+        reported => [record.list("reported"), record.list("told")].concat(),
         charts => Charts::of(record),
         time_bars => bars::time(record),
         memory_bars,

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use serde_json::json;
 
 use super::axis::{Axis, Unit};
-use super::chart::{Figure, HEIGHT, WIDTH, grid, six_digits, stretches};
+use super::chart::{Drawing, HEIGHT, WIDTH, grid, six_digits, stretches};
 use super::columns::Columns;
 use crate::stats::{as_f64, quantile};
 
@@ -102,7 +102,7 @@ fn split_note(steps: &Columns) -> Option<String> {
 }
 
 /// Columns over the steps, each the mean of its steps.
-pub(super) fn over_steps(record: &Columns, x: &Axis) -> Option<Figure> {
+pub(super) fn over_steps(record: &Columns, x: &Axis) -> Option<Drawing> {
     let (steps, parts) = (record.get("step")?, parts(record));
     if parts.is_empty() {
         return None;
@@ -165,7 +165,7 @@ pub(super) fn over_steps(record: &Columns, x: &Axis) -> Option<Figure> {
         let means: Vec<f64> = means.iter().copied().map(six_digits).collect();
         json!({"name": part.name, "class": format!("stack {}", part.class), "y": means})
     });
-    Some(Figure {
+    Some(Drawing {
         title: "Time of a step",
         unit: y.scale.suffix.trim(),
         is_stacked: true,

@@ -8,11 +8,11 @@ use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::failure::Failure;
 use crate::files;
-use crate::metrics::{SUMMARY_FILE, Summary, UNFINISHED_FILE};
+use crate::metrics::{Outcome, SUMMARY_FILE, UNFINISHED_FILE};
 use crate::report::REPORT_FILE;
 use crate::schema::Problem;
 use crate::train::saver::BEST_ADAPTER;
@@ -65,6 +65,15 @@ pub(crate) enum Start {
     Fresh,
     /// From a checkpoint.
     Resume,
+}
+
+/// How a run finished, as its final figures say.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct Finished {
+    pub(crate) outcome: Outcome,
+    /// Optimizer updates.
+    pub(crate) steps: u64,
 }
 
 /// The folder of a run, locked against other processes until it is dropped.
@@ -141,8 +150,8 @@ impl RunDir {
         self.path.join(SUMMARY_FILE).exists()
     }
 
-    /// The final figures of the finished run in this folder; absent where there is none, or it cannot be read.
-    pub(crate) fn finished(&self) -> Option<Summary> {
+    /// How the run in this folder finished; absent where it did not, or its figures cannot be read.
+    pub(crate) fn finished(&self) -> Option<Finished> {
         let json = fs::read(self.path.join(SUMMARY_FILE)).ok()?;
         Some(serde_json::from_slice(&json).unwrap_or_default())
     }

@@ -165,7 +165,7 @@ impl Started<'_> {
             self.trainer.sinks.warn(&error.to_string());
         }
         // Before the first evaluation or step there is nothing to draw.
-        if summary.steps > 0 || summary.initial_eval_loss.is_some() {
+        if summary.steps > 0 || summary.evaluations.first_loss.is_some() {
             self.write_report();
         }
     }
@@ -217,7 +217,7 @@ impl Started<'_> {
 
 /// Refuses a run that learned from nothing, and an adapter that differs from the trained one.
 fn judge(summary: &Summary, dir: &RunDir) -> Result<(), Failure> {
-    if summary.steps > 0 && summary.skipped_steps == summary.steps {
+    if summary.steps > 0 && summary.totals.skipped_steps == summary.steps {
         return Err(Failure::running(format!(
             "none of the {} steps made an update, so nothing was trained\n  hint: look at the rows that the warnings name, \
              and at the model's weights",

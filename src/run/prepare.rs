@@ -29,7 +29,7 @@ impl Prepared {
         from: WeightsFrom,
         quiet: bool,
     ) -> Result<Self, Failure> {
-        let Parts { model, selection, device, failures } = Parts::find(&recipe, from, quiet);
+        let PreparedParts { model, selection, device, failures } = PreparedParts::find(&recipe, from, quiet);
         let failure = failures.into_iter().reduce(Failure::and);
         match (failure, model.whole(), selection, device) {
             (None, Some(source), Some(selection), Some(device)) => {
@@ -56,14 +56,14 @@ impl Prepared {
 
 /// What could be found of a [`Prepared`]. A part with a mistake is absent, and so is what depends on it.
 #[derive(Debug, Default)]
-pub(crate) struct Parts {
+pub(crate) struct PreparedParts {
     pub(crate) model: ModelParts,
     pub(crate) selection: Option<Selection>,
     pub(crate) device: Option<OpenDevice>,
     pub(crate) failures: Vec<Failure>,
 }
 
-impl Parts {
+impl PreparedParts {
     /// Looks for every part. A recipe without `model.path` has no model.
     pub(crate) fn find(recipe: &Recipe, from: WeightsFrom, quiet: bool) -> Self {
         let mut parts = Self::default();

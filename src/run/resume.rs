@@ -4,12 +4,12 @@ use std::path::{Path, PathBuf};
 
 use super::args::{Resume, TrainArgs};
 use super::changes::{Change, changes};
-use super::dir::RunDir;
+use super::dir::{Finished, RunDir};
 use crate::checkpoint::{self, Checkpoints};
 use crate::config::GradientCheckpointing;
 use crate::failure::Failure;
 use crate::lora::AdapterSet;
-use crate::metrics::{Sinks, Summary};
+use crate::metrics::Sinks;
 use crate::recipe::Recipe;
 use crate::schema::{Effect, Problem, Problems};
 use crate::train::state::{Inputs, RowOrder, TrainerState};
@@ -217,9 +217,9 @@ fn refuse_finished(resume: &Resume, resumed: Option<&Resumed>, dir: &RunDir, rec
     if is_at_its_end && !may_add_steps { Err(nothing_left(dir, &finished, resumed.is_some())) } else { Ok(()) }
 }
 
-fn nothing_left(dir: &RunDir, finished: &Summary, has_checkpoint: bool) -> Failure {
+fn nothing_left(dir: &RunDir, finished: &Finished, has_checkpoint: bool) -> Failure {
     let (folder, adapter) = (dir.path().display(), dir.adapter());
-    let Summary { steps, outcome, .. } = finished;
+    let Finished { steps, outcome } = finished;
     let problem = Problem::new(format!(
         "--resume: the run in {folder} has {} after {steps} steps, nothing is left to do; its adapter is in {}",
         outcome.name(),

@@ -3,11 +3,6 @@
 //!
 //! To add a key, add a row to its section's table, and use the key where it is needed.
 
-use serde::Serialize;
-
-use super::section::Section;
-use super::suggest::Peer;
-
 /// The effect of changing a key's value when a run is continued from a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
@@ -47,13 +42,17 @@ pub struct Row {
     pub peers: &'static [Names],
 }
 
-/// A table of a recipe; `section!` generates it from rows.
-pub trait Keys: Default + Serialize {
-    /// Its keys.
-    const ROWS: &'static [Row];
-
-    /// Reads every key. A key that is absent or wrong gets its value from `default`.
-    fn read(section: &mut Section<'_>, default: Self) -> Self;
+/// Names that other trainers use for one of our keys.
+#[derive(Clone, Debug)]
+pub struct Peer {
+    /// Spellings of the name.
+    pub names: &'static [&'static str],
+    /// Section or sections of our key (`lora`, `data.train`; empty for the top).
+    pub section: String,
+    /// Our key; absent where there is no such key and `note` says what to do instead.
+    pub key: Option<&'static str>,
+    /// An additional note for the user.
+    pub note: Option<&'static str>,
 }
 
 /// The rows from the top down to a key: for `data.train[0].path`, the rows of `data`, `train` and `path`.
@@ -80,10 +79,10 @@ pub fn peers(rows: &'static [Row], section: &str) -> Vec<Peer> {
 }
 
 /// Generates a section of a recipe from its rows. A row has the sentence, which is also the comment in
-/// recipes/reference.toml; name, type and default; the method of [`Section`] that reads the key, and the method's
-/// arguments after name and default; `like` with an example, where the default does not show one; `of` with the type of
-/// a section below; the effect of another value on a continued run (see [`Effect`]), with `+ steps` where it may add
-/// steps; names in other trainers, some with a note.
+/// recipes/reference.toml; name, type and default; the method of [`Section`](super::Section) that reads the key, and the
+/// method's arguments after name and default; `like` with an example, where the default does not show one; `of` with the
+/// type of a section below; the effect of another value on a continued run (see [`Effect`]), with `+ steps` where it may
+/// add steps; names in other trainers, some with a note.
 ///
 /// `then check` names a method that checks the values after reading, and `with` adds fields that are not keys.
 macro_rules! section {

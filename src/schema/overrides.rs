@@ -2,10 +2,9 @@
 
 use toml::de::DeTable;
 
-use super::places::Place;
 use super::problem::Problem;
 use super::syntax;
-use super::tree::{Entry, Node, Table, Value};
+use super::tree::{Entry, Node, Place, Table, Value};
 
 /// One change to a recipe from the command line: `--set lora.r=16`.
 #[derive(Clone, Debug, PartialEq, Eq)]

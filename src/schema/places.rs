@@ -1,31 +1,11 @@
 //! Records where the keys and values of a recipe were written.
 
 use std::fmt;
-use std::ops::Range;
 use std::sync::Arc;
 
-use annotate_snippets::{AnnotationKind, Group, Level, Renderer, Snippet};
-
 use super::overrides::names;
-use super::problem::Problem;
-use super::tree::{Node, Value};
-
-/// Where a value was written.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Place {
-    /// The file as a whole.
-    File,
-    /// A byte range of the file's text.
-    Span { start: usize, end: usize },
-    /// A command-line argument: its position among those that change the recipe, and its text, `--set lora.r=x`.
-    Argument { index: usize, text: Arc<str> },
-}
-
-impl From<Range<usize>> for Place {
-    fn from(Range { start, end }: Range<usize>) -> Self {
-        Self::Span { start, end }
-    }
-}
+use super::problem::{Excerpt, Problem, line_at};
+use super::tree::{Node, Place, Value};
 
 /// The places of a recipe's keys, in its file and on the command line. A problem that is found after the recipe was
 /// read can thus be reported where the key was written.
@@ -87,41 +67,5 @@ impl fmt::Debug for Places {
 impl PartialEq for Places {
     fn eq(&self, _: &Self) -> bool {
         true
-    }
-}
-
-/// The number of the line at a byte offset, from 1, and the offset where the line begins.
-pub(super) fn line_at(text: &str, offset: usize) -> (usize, usize) {
-    let before = &text.as_bytes()[..offset];
-    let start = before.iter().rposition(|byte| *byte == b'\n').map_or(0, |newline| newline + 1);
-    (before.iter().filter(|byte| **byte == b'\n').count() + 1, start)
-}
-
-/// A line of a recipe with a mistake in it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Excerpt {
-    line: String,
-    number: usize,
-    /// Bytes of the mistake in the line.
-    span: Range<usize>,
-}
-
-/// Longest line that is shown.
-const MAX_EXCERPT_BYTES: usize = 400;
-
-impl Excerpt {
-    /// The first line of `text`; `None` if it is too long.
-    fn new(text: &str, number: usize, span: Range<usize>) -> Option<Box<Self>> {
-        let line = text.split('\n').next().filter(|line| line.len() <= MAX_EXCERPT_BYTES)?.trim_end_matches('\r');
-        let span = span.start.min(line.len())..span.end.min(line.len());
-        Some(Box::new(Self { line: line.to_owned(), number, span }))
-    }
-
-    /// The line, and a caret below the mistake, each with a line end.
-    pub(super) fn shown(&self, colour: bool) -> String {
-        let mistake = AnnotationKind::Primary.span(self.span.clone());
-        let snippet = Snippet::source(&self.line).line_start(self.number).annotation(mistake);
-        let renderer = if colour { Renderer::styled() } else { Renderer::plain() };
-        renderer.render(&[Group::with_level(Level::ERROR).element(snippet)]) + "\n"
     }
 }

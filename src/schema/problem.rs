@@ -1,8 +1,9 @@
 //! Problems: what is wrong, where, and what would be right.
 
 use std::fmt;
+use std::ops::Range;
 
-use super::places::Excerpt;
+use annotate_snippets::{AnnotationKind, Group, Level, Renderer, Snippet};
 
 /// One mistake in a recipe, in the arguments or in an input file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -94,5 +95,41 @@ impl std::error::Error for Problems {}
 impl From<Problem> for Problems {
     fn from(problem: Problem) -> Self {
         Self(vec![problem])
+    }
+}
+
+/// The number of the line at a byte offset, from 1, and the offset where the line begins.
+pub(super) fn line_at(text: &str, offset: usize) -> (usize, usize) {
+    let before = &text.as_bytes()[..offset];
+    let start = before.iter().rposition(|byte| *byte == b'\n').map_or(0, |newline| newline + 1);
+    (before.iter().filter(|byte| **byte == b'\n').count() + 1, start)
+}
+
+/// A line of a recipe with a mistake in it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Excerpt {
+    line: String,
+    number: usize,
+    /// Bytes of the mistake in the line.
+    span: Range<usize>,
+}
+
+/// Longest line that is shown.
+const MAX_EXCERPT_BYTES: usize = 400;
+
+impl Excerpt {
+    /// The first line of `text`; `None` if it is too long.
+    pub(super) fn new(text: &str, number: usize, span: Range<usize>) -> Option<Box<Self>> {
+        let line = text.split('\n').next().filter(|line| line.len() <= MAX_EXCERPT_BYTES)?.trim_end_matches('\r');
+        let span = span.start.min(line.len())..span.end.min(line.len());
+        Some(Box::new(Self { line: line.to_owned(), number, span }))
+    }
+
+    /// The line, and a caret below the mistake, each with a line end.
+    fn shown(&self, colour: bool) -> String {
+        let mistake = AnnotationKind::Primary.span(self.span.clone());
+        let snippet = Snippet::source(&self.line).line_start(self.number).annotation(mistake);
+        let renderer = if colour { Renderer::styled() } else { Renderer::plain() };
+        renderer.render(&[Group::with_level(Level::ERROR).element(snippet)]) + "\n"
     }
 }

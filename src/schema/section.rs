@@ -4,10 +4,12 @@ mod reads;
 
 use std::fmt::Display;
 
-use super::keys::Keys;
-use super::places::Place;
+use serde::Serialize;
+
+use super::keys::Row;
 use super::problem::Problem;
-use super::tree::{Entry, Node, Table, Value};
+use super::suggest::Unknown;
+use super::tree::{Entry, Node, Place, Table, Value};
 
 /// A type whose values recipes write as one of a few words.
 pub trait Choice: Copy + PartialEq + 'static {
@@ -26,14 +28,13 @@ pub(super) struct Record {
     pub(super) unknown: Vec<Unknown>,
 }
 
-/// A key that no section declares.
-pub(super) struct Unknown {
-    pub(super) place: Place,
-    /// Name of its section: `lora`, `data.train`; empty at the top.
-    pub(super) section: String,
-    pub(super) key: String,
-    /// Whether its value is a table or a list of tables.
-    pub(super) is_section: bool,
+/// A table of a recipe; `section!` generates it from rows.
+pub trait Keys: Default + Serialize {
+    /// Its keys.
+    const ROWS: &'static [Row];
+
+    /// Reads every key. A key that is absent or wrong gets its value from `default`.
+    fn read(section: &mut Section<'_>, default: Self) -> Self;
 }
 
 /// One table of a recipe, or one object of a JSON file. Each read names a key with its type, range and default, in one
@@ -241,9 +242,4 @@ impl<'a> Section<'a> {
         let unknown: Vec<Unknown> = unknown.collect();
         self.record.unknown.extend(unknown);
     }
-}
-
-/// "`a`, `b`".
-pub(super) fn quoted_list(names: &[&str]) -> String {
-    names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ")
 }

@@ -2,22 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use super::keys::Row;
+use super::keys::{Peer, Row};
 use super::problem::Problem;
-use super::section::{Unknown, quoted_list};
-
-/// Names that other trainers use for one of our keys.
-#[derive(Clone, Debug)]
-pub struct Peer {
-    /// Spellings of the name.
-    pub names: &'static [&'static str],
-    /// Section or sections of our key (`lora`, `data.train`; empty for the top).
-    pub section: String,
-    /// Our key; absent where there is no such key and `note` says what to do instead.
-    pub key: Option<&'static str>,
-    /// An additional note for the user.
-    pub note: Option<&'static str>,
-}
+use super::tree::Place;
 
 /// Longest word that may be a typing mistake: none of our keys is nearly as long.
 const MAX_MISTYPED_BYTES: usize = 64;
@@ -72,6 +59,16 @@ pub fn counterpart(name: &str, section: &str, is_section: bool, rows: &[Row], pe
             _ => Counterpart::Unknown,
         },
     }
+}
+
+/// A key that no section declares.
+pub(super) struct Unknown {
+    pub(super) place: Place,
+    /// Name of its section: `lora`, `data.train`; empty at the top.
+    pub(super) section: String,
+    pub(super) key: String,
+    /// Whether its value is a table or a list of tables.
+    pub(super) is_section: bool,
 }
 
 /// The keys and sections that exist.
@@ -178,4 +175,9 @@ impl Known {
 /// The name of a key or section below another.
 fn child(section: &str, key: &str) -> String {
     if section.is_empty() { key.to_owned() } else { format!("{section}.{key}") }
+}
+
+/// "`a`, `b`".
+fn quoted_list(names: &[&str]) -> String {
+    names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ")
 }

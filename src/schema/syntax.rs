@@ -4,9 +4,8 @@ use std::collections::HashMap;
 
 use toml::de::{DeTable, Error};
 
-use super::places::{Place, line_at};
-use super::problem::Problem;
-use super::tree::{Node, Table, Value};
+use super::problem::{Problem, line_at};
+use super::tree::{Node, Place, Table, Value};
 
 /// Parses a TOML text. Returns its table, its problems, and whether the table can be trusted: a key given twice is a
 /// mistake, but the rest is valid.

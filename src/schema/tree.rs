@@ -1,11 +1,28 @@
 //! Values of a TOML or JSON text, with the places where they were written.
 
 use std::borrow::Cow;
+use std::ops::Range;
+use std::sync::Arc;
 
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use super::places::Place;
+/// Where a value was written.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Place {
+    /// The file as a whole.
+    File,
+    /// A byte range of the file's text.
+    Span { start: usize, end: usize },
+    /// A command-line argument: its position among those that change the recipe, and its text, `--set lora.r=x`.
+    Argument { index: usize, text: Arc<str> },
+}
+
+impl From<Range<usize>> for Place {
+    fn from(Range { start, end }: Range<usize>) -> Self {
+        Self::Span { start, end }
+    }
+}
 
 /// A value and the place where it was written.
 #[derive(Clone, Debug, PartialEq)]

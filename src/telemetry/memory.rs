@@ -11,7 +11,7 @@ const CGROUPS: &str = "/sys/fs/cgroup";
 #[must_use]
 pub fn peak_host_memory_bytes() -> Option<u64> {
     // The peak that `getrusage` gives on Linux can be that of the program before this one in the same process.
-    if cfg!(target_os = "linux") { own_status_bytes("VmHWM:") } else { super::host::usage()?.peak_resident_bytes }
+    if cfg!(target_os = "linux") { own_status_bytes("VmHWM:") } else { super::usage::usage()?.peak_resident_bytes }
 }
 
 /// Memory of this machine, or the limit of this process's control groups if that is lower.

@@ -45,7 +45,7 @@ impl GradSums {
         for (site, adapter) in adapters.by_site() {
             match self.sums.get(&site) {
                 Some(grad) => {
-                    grad.as_ref().values().for_each(|grad| flat.extend(faults::read(grad.clone(), "a gradient")))
+                    flat.extend(grad.as_ref().values().flat_map(|grad| faults::read(grad.clone(), "a gradient")));
                 }
                 None => flat.resize(flat.len() + adapter.num_parameters(), 0.0),
             }

@@ -192,3 +192,42 @@ impl Optimizer {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::Device;
+
+    use super::*;
+    use crate::config::{InitLoraWeights, LoraConfig};
+    use crate::model::weights::fixture::tiny_config;
+    use crate::spec::PerSite;
+
+    #[test]
+    fn an_adapter_without_a_gradient_stays_and_no_other_gets_its_neighbours() {
+        let (config, device) = (tiny_config(), Device::flex());
+        let selection = LoraConfig::default().select(&config).unwrap();
+        let mut adapters = AdapterSet::new(&config, &selection, InitLoraWeights::Kaiming, 0.0, 1, &device);
+        let before = adapters.clone();
+        let mut optimizer = Optimizer::new(OptimizerConfig::default(), None, &adapters);
+        let mut grads = GradSums::default();
+        let grad = |like: &Tensor<2>, value: f64| like.zeros_like() + value;
+        for (site, value) in [(1, 1.0), (4, -1.0)] {
+            let grad = adapters.blocks[1][&site].matrices.as_ref().map(|like| grad(like, value));
+            grads.add(1, PerSite::from([(site, grad)]), 1.0);
+        }
+        optimizer.update(&mut adapters, &grads, 1e-2, 1.0);
+        for ((place, before), (_, after)) in before.by_site().zip(adapters.by_site()) {
+            let [before, after]: [Vec<f32>; 2] =
+                [before, after].map(|adapter| adapter.matrices.b.to_data().try_to_vec().unwrap());
+            let expected = match place {
+                (1, 1) => -1e-2,
+                (1, 4) => 1e-2,
+                _ => 0.0,
+            };
+            let is_moved = |(before, after): (&f32, &f32)| (after - before - expected).abs() < 1e-6;
+            assert!(before.iter().zip(&after).all(is_moved), "{place:?}");
+        }
+        let names: Vec<String> = optimizer.state(&adapters).into_iter().map(|tensor| tensor.name).collect();
+        assert_eq!((names.len(), &*names[1]), (14 * 2 * 2, "model.layers.0.self_attn.q_proj.lora_A.exp_avg_sq"));
+    }
+}

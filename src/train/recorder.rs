@@ -6,13 +6,13 @@ use std::time::Instant;
 use super::flops::StepFlops;
 use super::laps::{Laps, Part};
 use super::state::TrainerState;
-use super::step_work::{StepWork, per_second, share};
-use super::totals::Totals;
-use crate::data::work::Work;
+use super::step_work::StepWork;
+use crate::data::worker_time::WorkerTime;
 use crate::device::{Dtype, MemoryInUse, OpenDevice};
 use crate::diagnosis::{Facts, Figures, Finding, Run, Watch, diagnose};
-use crate::metrics::{StepMetrics, Summary, TimeSpent};
+use crate::metrics::{StepMetrics, Summary, TimeSpent, Totals};
 use crate::ops::peak::gemm_peak_flops;
+use crate::stats::as_f64;
 use crate::telemetry::{Telemetry, peak_host_memory_bytes};
 
 /// On an asynchronous device, one step in this many waits at the end of every part, so that each part has a time. The
@@ -118,7 +118,7 @@ impl<'a> Recorder<'a> {
         &mut self,
         line: &mut StepMetrics,
         work: &StepWork,
-        loading: &Work,
+        loading: &WorkerTime,
         totals: &mut Totals,
     ) -> Vec<Finding> {
         let machine = self.telemetry.window();
@@ -134,7 +134,7 @@ impl<'a> Recorder<'a> {
         let is_split = std::mem::take(&mut self.is_split) || !self.device.is_gpu();
 
         self.laps.end_step(is_split, line);
-        line.tokens_per_second = per_second(work.tokens, line.step_seconds);
+        line.tokens_per_second = as_f64(work.tokens) / line.step_seconds;
         line.mfu = peak.map(|peak| work.flops / line.step_seconds / peak);
         if loading.num_batches > 0 {
             line.worker_busy_seconds = Some(loading.busy.as_secs_f64());
@@ -218,40 +218,8 @@ impl<'a> Recorder<'a> {
     pub fn summary(&self, state: &TrainerState) -> Summary {
         let TrainerState { step, evaluations, mut totals, .. } = state.clone();
         self.update(&mut totals);
-        let has_steps = totals.step_seconds > 0.0;
-        Summary {
-            starts: totals.num_starts,
-            steps: step,
-            skipped_steps: totals.skipped_steps,
-            anomalous_steps: totals.anomalous_steps,
-            epochs: state.epochs(),
-            final_loss: totals.last_loss,
-            initial_eval_loss: evaluations.first_loss,
-            final_eval_loss: evaluations.last_loss,
-            best_eval_loss: evaluations.best_loss,
-            best_eval_step: evaluations.best_step,
-            initial_eval_score: evaluations.first_score,
-            final_eval_score: evaluations.last_score,
-            best_eval_score: evaluations.best_score,
-            tokens: totals.tokens,
-            target_tokens: totals.target_tokens,
-            tokens_per_second: has_steps.then(|| per_second(totals.tokens, totals.step_seconds)),
-            mfu: totals.mfu.get(),
-            peak_host_memory_bytes: totals.peak_host_memory_bytes,
-            peak_gpu_memory_bytes: totals.peak_gpu_memory_bytes,
-            peak_gpu_memory_reserved_bytes: totals.peak_gpu_memory_reserved_bytes,
-            mean_gpu_utilization_percent: totals.gpu_utilization_percent.get(),
-            mean_cpu_utilization_percent: totals.cpu_utilization_percent.get(),
-            padding_share: share(totals.padding_tokens, totals.tokens + totals.padding_tokens),
-            energy_joules: totals.energy_joules,
-            diagnosis: self.diagnosis(),
-            told: self.reported.clone(),
-            telemetry_seconds: totals.telemetry_seconds,
-            wall_seconds: totals.wall_seconds,
-            time: totals.time,
-            forward_share: totals.forward_share.get(),
-            ..Summary::default()
-        }
+        let (diagnosis, reported) = (self.diagnosis(), self.reported.clone());
+        Summary { steps: step, epochs: state.epochs(), totals, evaluations, diagnosis, reported, ..Summary::default() }
     }
 
     /// What slowed down the steps of this start, the worst first.

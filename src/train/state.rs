@@ -7,10 +7,11 @@ use serde::{Deserialize, Serialize};
 use super::step::StepCounters;
 use super::step_work::StepWork;
 use super::task::Score;
-use super::totals::Totals;
 use super::watchdog::Watchdog;
 use crate::config::BestBy;
 use crate::data::dataset::Cursor;
+use crate::files::hex;
+use crate::metrics::{Evaluations, Totals};
 
 /// `trainer_state.json`: the state of training after a whole number of steps.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -117,7 +118,7 @@ impl Inputs {
     /// A digest as text.
     #[must_use]
     pub fn hexadecimal(digest: [u8; 32]) -> String {
-        digest.iter().map(|byte| format!("{byte:02x}")).collect()
+        hex(&digest)
     }
 
     /// A warning about the inputs that are known to have changed.
@@ -142,29 +143,6 @@ impl Inputs {
         let is_other = |now: &Option<String>, then: &Option<String>| now.is_some() && then.is_some() && now != then;
         parts.into_iter().filter(|(_, now, then)| is_other(now, then)).map(|(name, ..)| name).collect()
     }
-}
-
-/// Results of the evaluations so far, and the count for early stopping.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Evaluations {
-    /// Step after which the last evaluation ran.
-    pub last_step: Option<u64>,
-    /// Loss before the first step.
-    pub first_loss: Option<f64>,
-    /// Loss of the last evaluation.
-    pub last_loss: Option<f64>,
-    /// Loss of the best evaluation: the lowest, where the loss decides.
-    pub best_loss: Option<f64>,
-    /// Step of the best evaluation.
-    pub best_step: Option<u64>,
-    /// Score before the first step.
-    pub first_score: Option<f64>,
-    /// Score of the last evaluation.
-    pub last_score: Option<f64>,
-    /// Score of the best evaluation.
-    pub best_score: Option<f64>,
-    /// Number of evaluations since then.
-    pub since_best: usize,
 }
 
 impl Evaluations {

@@ -82,17 +82,6 @@ fn line_of(file: &FileInfo, row: usize) -> Option<usize> {
     rows.map(|(index, _)| index + 1).nth(row)
 }
 
-/// A part of a whole, from 0 to 1; `None` where the whole is 0.
-#[allow(clippy::cast_precision_loss, reason = "far below 2^53 tokens")]
-pub(super) fn share(part: u64, whole: u64) -> Option<f64> {
-    (whole > 0).then(|| part as f64 / whole as f64)
-}
-
-#[allow(clippy::cast_precision_loss, reason = "far below 2^53 tokens")]
-pub(super) fn per_second(count: u64, seconds: f64) -> f64 {
-    count as f64 / seconds
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

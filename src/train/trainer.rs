@@ -179,7 +179,7 @@ impl Trainer<'_> {
         let verdict = self.watch(learning_rate, &outcome, &work);
         let mut line = self.line(learning_rate, &outcome, &work, &verdict);
         let totals = &mut self.state.totals;
-        let findings = self.recorder.end_step(&mut line, &work, &loader.take_work(), totals);
+        let findings = self.recorder.end_step(&mut line, &work, &loader.take_worker_time(), totals);
         self.sinks.step(&line);
         for finding in &findings {
             self.sinks.finding(line.step, finding);

@@ -330,7 +330,7 @@ fn checkpoint() -> Vec<u8> {
 "watchdog":WATCHDOG,"totals":TOTALS,"inputs":{}}"#;
     let json = |value: serde_json::Value| value.to_string();
     let watchdog = json(serde_json::to_value(lora_train::train::watchdog::Watchdog::default()).unwrap());
-    let totals = json(serde_json::to_value(lora_train::train::totals::Totals::default()).unwrap());
+    let totals = json(serde_json::to_value(lora_train::metrics::Totals::default()).unwrap());
     let state = state.replace("WATCHDOG", &watchdog).replace("TOTALS", &totals);
     let recipe = "[model]\npath = \"m\"\n";
     let sum = |text: &[u8]| {

@@ -2,7 +2,9 @@
 
 #![allow(clippy::cast_possible_truncation, clippy::cast_precision_loss, reason = "small numbers of tests")]
 
+use std::ops::Range;
 use std::path::Path;
+use std::sync::{Arc, Barrier, Mutex};
 
 use burn::tensor::{DType, Device, Tensor};
 use lora_train::config::{GradientCheckpointing, InitLoraWeights, LoraConfig, OptimizerConfig, TrainConfig};
@@ -12,9 +14,12 @@ use lora_train::lora::AdapterSet;
 use lora_train::model::Model;
 use lora_train::model::load;
 use lora_train::model::weights::{RandomWeights, Weights};
+use lora_train::ops::cross_entropy::TokenWeights;
 use lora_train::ops::host;
 use lora_train::ops::product::F32Products;
 use lora_train::spec::ModelConfig;
+use lora_train::train::objective::{Objective, Rows, Weighed};
+use lora_train::train::ranks::Ranks;
 use lora_train::train::step::{SkipReason, TrainStep};
 
 fn config() -> ModelConfig {
@@ -234,6 +239,115 @@ fn neither_recomputed_blocks_nor_layered_accumulation_change_a_bit_of_the_gradie
         assert_eq!(one_by_one.1.num_micro_batches, 3);
         assert!(results.all(|result| result == one_by_one));
     }
+}
+
+/// Row `i` weighs 1 / (i + 1), and a step counts rows.
+#[derive(Debug)]
+struct ByRow;
+
+fn weight_of(row: usize) -> f64 {
+    1.0 / (row + 1) as f64
+}
+
+impl Objective for ByRow {
+    fn needs_log_probabilities(&self) -> bool {
+        true
+    }
+
+    fn weigh(&self, rows: &Rows<'_>) -> Weighed {
+        let of_row = |(row, targets): (usize, &Range<usize>)| {
+            let sum: f64 = rows.log_probabilities[targets.clone()].iter().map(|&value| f64::from(value)).sum();
+            (-sum * weight_of(row), vec![weight_of(row) as f32; targets.len()])
+        };
+        let (losses, weights): (Vec<f64>, Vec<_>) = rows.targets.iter().enumerate().map(of_row).unzip();
+        let weights = TokenWeights::Each(weights.concat());
+        Weighed { loss: Some(losses.iter().sum()), count: rows.targets.len() as f64, weights }
+    }
+}
+
+#[test]
+fn an_objective_weighs_every_token_by_the_log_probabilities_of_its_row() {
+    for device in [Device::flex(), Device::flex().autodiff()] {
+        let model = model_on(&device, Dtype::F32, Dtype::F32);
+        let (train, all) = (TrainConfig::default(), indexed());
+        let mut whole = step(&model, adapters(&model, 0.0), &train).with_objective(&ByRow);
+        whole.forward_backward(&packed(&all));
+        let mut expected = vec![0.0; grads(&whole).len()];
+        let mut loss = 0.0;
+        for (row, ids) in all.iter().enumerate() {
+            let mut one = step(&model, adapters(&model, 0.0), &train);
+            let batch = in_rows(std::slice::from_ref(ids));
+            one.forward_backward(&batch);
+            expected.iter_mut().zip(grads(&one)).for_each(|(sum, grad)| *sum += weight_of(row) as f32 * grad);
+            loss += weight_of(row) * one.eval_loss(&batch).sum;
+        }
+        assert!(relative_error(&grads(&whole), &expected) < 1e-5, "{}", relative_error(&grads(&whole), &expected));
+        let outcome = whole.update(1e-2);
+        assert!((outcome.loss - loss / all.len() as f64).abs() < 1e-5 * outcome.loss, "{} {loss}", outcome.loss);
+        assert_eq!((outcome.count, outcome.target_tokens), (8.0, packed(&all).num_target_tokens() as u64));
+    }
+}
+
+/// Gradients and figures of a rank.
+type Sums = (Vec<f32>, Vec<f64>);
+
+/// One of two ranks that are threads of this process.
+#[derive(Debug)]
+struct OfTwo {
+    rank: usize,
+    shared: Arc<(Barrier, Mutex<[Sums; 2]>)>,
+}
+
+impl Ranks for OfTwo {
+    fn size(&self) -> usize {
+        2
+    }
+
+    fn sum(&mut self, gradients: &mut [f32], figures: &mut [f64]) {
+        let (barrier, of_ranks) = &*self.shared;
+        of_ranks.lock().unwrap()[self.rank] = (gradients.to_vec(), figures.to_vec());
+        barrier.wait();
+        let [first, second] = of_ranks.lock().unwrap().clone();
+        gradients.iter_mut().enumerate().for_each(|(i, sum)| *sum = first.0[i] + second.0[i]);
+        figures.iter_mut().enumerate().for_each(|(i, sum)| *sum = first.1[i] + second.1[i]);
+        barrier.wait();
+    }
+
+    fn agree(&mut self, says_so: bool) -> bool {
+        let mut figures = [f64::from(u8::from(says_so))];
+        self.sum(&mut [], &mut figures);
+        figures[0] > 0.0
+    }
+}
+
+#[test]
+fn two_ranks_with_half_of_the_micro_batches_each_update_as_one_rank_with_all() {
+    let model = model(Dtype::F32, Dtype::F32);
+    let halves = [0..5, 5..8].map(|rows| in_rows(&indexed()[rows]));
+    let mut alone = step(&model, adapters(&model, 0.0), &TrainConfig::default());
+    alone.accumulate(&halves);
+    let expected = alone.update(1e-2);
+    let shared = Arc::new((Barrier::new(2), Mutex::default()));
+    let ranks = std::thread::scope(|scope| {
+        let run = |rank: usize| {
+            let of_two = OfTwo { rank, shared: Arc::clone(&shared) };
+            let (model, batch) = (model.clone(), halves[rank].clone());
+            scope.spawn(move || {
+                let step = step(&model, adapters(&model, 0.0), &TrainConfig::default());
+                let mut step = step.with_ranks(Box::new(of_two));
+                assert!(step.agree(rank == 1) && !step.agree(false));
+                step.forward_backward(&batch);
+                (step.update(1e-2), weights_of(step.adapters()))
+            })
+        };
+        let ranks = [run(0), run(1)];
+        ranks.map(|rank| rank.join().unwrap())
+    });
+    assert_eq!(ranks[0], ranks[1]);
+    let (outcome, weights) = &ranks[0];
+    assert_eq!((outcome.count, outcome.target_tokens), (expected.count, expected.target_tokens));
+    assert!((outcome.loss - expected.loss).abs() < 1e-6 && (outcome.grad_norm - expected.grad_norm).abs() < 1e-6);
+    assert_eq!(*weights, weights_of(alone.adapters()), "sums of two have one order");
 }
 
 #[test]

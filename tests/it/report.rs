@@ -191,7 +191,7 @@ fn nothing_of_a_run_can_run_in_its_page() {
         "rule": HOSTILE, "severity": "problem", "verdict": HOSTILE, "evidence": [HOSTILE],
         "changes": [{"key": HOSTILE, "from": HOSTILE, "to": HOSTILE, "expected": HOSTILE}],
     });
-    let summary = serde_json::json!({"warnings": [HOSTILE], "device": HOSTILE, "diagnosis": [finding], "told": [finding], "reason": HOSTILE});
+    let summary = serde_json::json!({"warnings": [HOSTILE], "device": HOSTILE, "diagnosis": [finding], "reported": [finding], "reason": HOSTILE});
     fs::write(dir.join("summary.json"), summary.to_string()).unwrap();
     let output = run(&["report", dir.to_str().unwrap()]);
     assert!(output.status.success(), "{}", stderr(&output));

@@ -1,127 +1,21 @@
-//! Keys of other trainers whose values mean something else here; for all others the name is enough.
+//! Keys of other trainers whose values are converted; for all others the name is enough.
 
 use serde_json::Value;
 
-use super::foreign::{Foreign, Trainer, as_toml, is_off};
+use super::foreign::Meaning::{self, Lost, Nested, Nothing, Set};
+use super::foreign::{Foreign, Trainer, is_off, one};
 use super::sources;
-
-/// What becomes of a key.
-pub(super) enum Outcome {
-    /// It is these settings.
-    Set(Vec<(String, toml::Value)>),
-    /// It asks for what happens here anyway.
-    Nothing,
-    /// Nothing here does what it asks for; why.
-    Lost(String),
-    /// It is a table whose keys count.
-    Nested,
-}
-
-use Outcome::{Lost, Nested, Nothing, Set};
-
-/// Keys without an effect on what is trained, with one that is always given here, or that the rule of another reads.
-const LEFT_OUT: &[&str] = &[
-    "model_type",
-    "tokenizer_type",
-    "is_llama_derived_model",
-    "is_mistral_derived_model",
-    "is_qwen_derived_model",
-    "do_train",
-    "do_eval",
-    "do_predict",
-    "train",
-    "test",
-    "plot_loss",
-    "overwrite_cache",
-    "overwrite_output_dir",
-    "logging_first_step",
-    "log_level",
-    "log_peak_memory_stats",
-    "logger_name",
-    "save_strategy",
-    "eval_strategy",
-    "evaluation_strategy",
-    "auto_mapping",
-    "base_model_class",
-    "inference_mode",
-    "peft_version",
-    "peft_type",
-    "task_type",
-    "model_name",
-    "dataset_prepared_path",
-    "dataset_exact_deduplication",
-    "eval_sample_packing",
-    "pad_to_sequence_len",
-    "group_by_length",
-    "flash_attention",
-    "flash_attn",
-    "attn_implementation",
-    "sdp_attention",
-    "xformers_attention",
-    "tf32",
-    "fp32",
-    "compile",
-    "torch_compile",
-    "trust_remote_code",
-    "ddp_timeout",
-    "devices",
-    "num_nodes",
-    "device",
-    "num_workers",
-    "dataloader_num_workers",
-    "preprocessing_num_workers",
-    "dataset_num_proc",
-    "dataloader_pin_memory",
-    "download_dir",
-    "ignore_index",
-    "profiler",
-    "loss",
-    "strict",
-    "special_tokens",
-    "tokens",
-    "report_to",
-    "metric_logger",
-    "save_safetensors",
-    "save_first_step",
-    "final_validation",
-    "max_new_tokens",
-    "tie_embeddings",
-    "loraplus_lr_embedding",
-    "loss_watchdog_threshold",
-    "loss_watchdog_patience",
-    "gradient_checkpointing_kwargs",
-    "train_on_eos",
-    "train_on_eot",
-    "roles_to_train",
-    "lora_mlp_kernel",
-    "lora_qkv_kernel",
-    "lora_o_kernel",
-    "plugins",
-    "liger_rope",
-    "liger_rms_norm",
-    "liger_glu_activation",
-    "liger_layer_norm",
-    "liger_fused_linear_cross_entropy",
-    "seed_worker",
-    "enable_liger_kernel",
-    "checkpoint_files",
-    "recipe_checkpoint",
-    "resume_from_checkpoint",
-    "should_load_recipe_state",
-    "test_batches",
-    "bnb_4bit_quant_type",
-    "quantization_type",
-];
+use crate::recipe::asks_for_nothing;
 
 /// The rule for a key of this path, if it has one.
-pub(super) fn rule(from: &Foreign, path: &str, value: &Value) -> Option<Outcome> {
+pub(super) fn rule(from: &Foreign, path: &str, value: &Value) -> Option<Meaning> {
     let name = path.rsplit('.').next().unwrap_or(path);
     of_trainer(from, path, value)
         .or_else(|| common(from, name, value))
-        .or_else(|| LEFT_OUT.contains(&name).then_some(Nothing))
+        .or_else(|| asks_for_nothing(name).then_some(Nothing))
 }
 
-fn of_trainer(from: &Foreign, path: &str, value: &Value) -> Option<Outcome> {
+fn of_trainer(from: &Foreign, path: &str, value: &Value) -> Option<Meaning> {
     match from.trainer {
         Trainer::Axolotl => axolotl(path, value),
         Trainer::LlamaFactory => llama_factory(from, path, value),
@@ -134,7 +28,7 @@ fn of_trainer(from: &Foreign, path: &str, value: &Value) -> Option<Outcome> {
     }
 }
 
-fn axolotl(path: &str, value: &Value) -> Option<Outcome> {
+fn axolotl(path: &str, value: &Value) -> Option<Meaning> {
     match path {
         "datasets" => Some(sources::listed("train", value)),
         "test_datasets" => Some(sources::listed("eval", value)),
@@ -142,7 +36,7 @@ fn axolotl(path: &str, value: &Value) -> Option<Outcome> {
     }
 }
 
-fn llama_factory(from: &Foreign, path: &str, value: &Value) -> Option<Outcome> {
+fn llama_factory(from: &Foreign, path: &str, value: &Value) -> Option<Meaning> {
     Some(match path {
         "dataset" => sources::named(from, "train", value),
         "eval_dataset" => sources::named(from, "eval", value),
@@ -153,7 +47,7 @@ fn llama_factory(from: &Foreign, path: &str, value: &Value) -> Option<Outcome> {
     })
 }
 
-fn mlx_lm(from: &Foreign, path: &str, value: &Value) -> Option<Outcome> {
+fn mlx_lm(from: &Foreign, path: &str, value: &Value) -> Option<Meaning> {
     Some(match path {
         "model" => one("model.path", value, from),
         "data" => sources::folder(from, value),
@@ -166,7 +60,7 @@ fn mlx_lm(from: &Foreign, path: &str, value: &Value) -> Option<Outcome> {
     })
 }
 
-fn torchtune(from: &Foreign, path: &str, value: &Value) -> Option<Outcome> {
+fn torchtune(from: &Foreign, path: &str, value: &Value) -> Option<Meaning> {
     Some(match path {
         "checkpointer" | "tokenizer" | "optimizer" | "lr_scheduler" => Nested,
         "checkpointer.checkpoint_dir" => one("model.path", value, from),
@@ -185,7 +79,7 @@ fn torchtune(from: &Foreign, path: &str, value: &Value) -> Option<Outcome> {
     })
 }
 
-fn litgpt(from: &Foreign, path: &str, value: &Value) -> Option<Outcome> {
+fn litgpt(from: &Foreign, path: &str, value: &Value) -> Option<Meaning> {
     Some(match path {
         "train" => Nested,
         "checkpoint_dir" => one("model.path", value, from),
@@ -202,7 +96,7 @@ fn litgpt(from: &Foreign, path: &str, value: &Value) -> Option<Outcome> {
 }
 
 /// Keys that several trainers share.
-fn common(from: &Foreign, name: &str, value: &Value) -> Option<Outcome> {
+fn common(from: &Foreign, name: &str, value: &Value) -> Option<Meaning> {
     let is_on = !is_off(value);
     let text = value.as_str().unwrap_or_default();
     let outcome = match name {
@@ -250,22 +144,17 @@ fn common(from: &Foreign, name: &str, value: &Value) -> Option<Outcome> {
     Some(outcome)
 }
 
-/// One key with the value it has there.
-pub(super) fn one(key: &str, value: &Value, from: &Foreign) -> Outcome {
-    as_toml(value, from).map_or(Nothing, |value| Set(vec![(key.into(), value)]))
-}
-
-fn precision(is_on: bool, name: &str) -> Outcome {
+fn precision(is_on: bool, name: &str) -> Meaning {
     if is_on { Set(vec![("train.precision".into(), name.into())]) } else { Nothing }
 }
 
-fn quantised(name: &str) -> Outcome {
+fn quantised(name: &str) -> Meaning {
     Set(vec![("model.quantization".into(), name.into())])
 }
 
 /// Four bits, of the kind that another key names. Where no key says whether scales are codes too, they are in
 /// LLaMA-Factory, and for the `qlora` of axolotl.
-fn four_bits(from: &Foreign) -> Outcome {
+fn four_bits(from: &Foreign) -> Meaning {
     let kind = from.anywhere(&["bnb_4bit_quant_type", "quantization_type"]).and_then(Value::as_str).unwrap_or("nf4");
     let by_default = from.trainer == Trainer::LlamaFactory || from.get("adapter").is_some_and(|name| name == "qlora");
     let says_nothing = from.anywhere(&["bnb_4bit_use_double_quant", "double_quantization"]).is_none();
@@ -274,13 +163,13 @@ fn four_bits(from: &Foreign) -> Outcome {
 }
 
 /// The last part of a dotted name, changed: `torch.optim.AdamW` to `adamw`.
-fn last_part(value: &Value, key: &str, change: impl Fn(&str) -> String) -> Outcome {
+fn last_part(value: &Value, key: &str, change: impl Fn(&str) -> String) -> Meaning {
     let last = value.as_str().and_then(|text| text.rsplit('.').next());
     last.map_or(Nothing, |last| Set(vec![(key.into(), change(last).into())]))
 }
 
 /// Names of modules, also `all` and names with commas between them.
-fn targets(value: &Value) -> Outcome {
+fn targets(value: &Value) -> Meaning {
     let key = || "lora.target_modules".to_owned();
     match value {
         Value::String(text) if text == "all" || text == "all-linear" => Set(vec![(key(), "all-linear".into())]),
@@ -296,13 +185,13 @@ fn names<'n>(names: impl Iterator<Item = &'n str>) -> toml::Value {
 }
 
 /// mlx-lm multiplies by the scale, we by `lora_alpha / r`.
-fn scale(from: &Foreign, value: &Value) -> Outcome {
+fn scale(from: &Foreign, value: &Value) -> Meaning {
     let rank = from.get("lora_parameters.rank").and_then(Value::as_f64).unwrap_or(8.0);
     value.as_f64().map_or(Nothing, |scale| Set(vec![("lora.lora_alpha".into(), (scale * rank).into())]))
 }
 
 /// mlx-lm's `{name, warmup, arguments: [rate, steps, end]}`.
-fn mlx_schedule(value: &Value) -> Outcome {
+fn mlx_schedule(value: &Value) -> Meaning {
     let name = value.get("name").and_then(Value::as_str).unwrap_or_default();
     let Some(shape) = ["cosine", "linear"].into_iter().find(|shape| name.starts_with(shape)) else {
         return Lost(format!("`{name}` is not available"));
@@ -319,14 +208,14 @@ fn mlx_schedule(value: &Value) -> Outcome {
 }
 
 /// Rows of a step there, passes of a step here.
-fn accumulation(from: &Foreign, value: &Value) -> Outcome {
+fn accumulation(from: &Foreign, value: &Value) -> Meaning {
     let micro = from.get("train.micro_batch_size").and_then(Value::as_i64).unwrap_or(1);
     let passes = value.as_i64().map(|rows| (rows / micro.max(1)).max(1));
     passes.map_or(Nothing, |passes| Set(vec![("train.gradient_accumulation_steps".into(), passes.into())]))
 }
 
 /// A rate there, a share of the peak here.
-fn min_lr(from: &Foreign, value: &Value) -> Outcome {
+fn min_lr(from: &Foreign, value: &Value) -> Meaning {
     let peak = from.get("optimizer.init_args.lr").and_then(Value::as_f64);
     match (value.as_f64(), peak) {
         (Some(end), Some(peak)) if peak > 0.0 => Set(vec![("scheduler.min_lr_ratio".into(), (end / peak).into())]),
@@ -334,7 +223,7 @@ fn min_lr(from: &Foreign, value: &Value) -> Outcome {
     }
 }
 
-fn targets_of_torchtune(from: &Foreign) -> Outcome {
+fn targets_of_torchtune(from: &Foreign) -> Meaning {
     let attention = from.get("model.lora_attn_modules").and_then(Value::as_array);
     let attention = attention.into_iter().flatten().filter_map(Value::as_str);
     let attention = attention.map(|name| if name == "output_proj" { "o_proj" } else { name });
@@ -345,7 +234,7 @@ fn targets_of_torchtune(from: &Foreign) -> Outcome {
 
 const MLP: [&str; 3] = ["gate_proj", "up_proj", "down_proj"];
 
-fn targets_of_litgpt(from: &Foreign) -> Outcome {
+fn targets_of_litgpt(from: &Foreign) -> Meaning {
     let parts: [(&str, &[&str]); 5] = [
         ("lora_query", &["q_proj"]),
         ("lora_key", &["k_proj"]),

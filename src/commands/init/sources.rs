@@ -4,12 +4,11 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 
-use super::foreign::Foreign;
-use super::rules::Outcome::{self, Lost, Nothing, Set};
-use super::rules::one;
+use super::foreign::Meaning::{self, Lost, Nothing, Set};
+use super::foreign::{Foreign, one};
 
 /// mlx-lm's folder of train.jsonl and valid.jsonl, or the id of a data set.
-pub(super) fn folder(from: &Foreign, value: &Value) -> Outcome {
+pub(super) fn folder(from: &Foreign, value: &Value) -> Meaning {
     let Some(path) = value.as_str() else { return Nothing };
     let mut settings = vec![];
     let file = |name: &str| Path::new(path).join(name);
@@ -25,7 +24,7 @@ pub(super) fn folder(from: &Foreign, value: &Value) -> Outcome {
 }
 
 /// Axolotl's list of data sets.
-pub(super) fn listed(section: &str, value: &Value) -> Outcome {
+pub(super) fn listed(section: &str, value: &Value) -> Meaning {
     let mut settings = Vec::new();
     for (index, source) in value.as_array().into_iter().flatten().filter_map(Value::as_object).enumerate() {
         let key = |name: &str| format!("data.{section}.{index}.{name}");
@@ -77,7 +76,7 @@ fn columns(source: &Map<String, Value>) -> Option<toml::Value> {
 }
 
 /// LLaMA-Factory's names, looked up in `dataset_info.json`.
-pub(super) fn named(from: &Foreign, section: &str, value: &Value) -> Outcome {
+pub(super) fn named(from: &Foreign, section: &str, value: &Value) -> Meaning {
     let Some(list) = value.as_str() else { return Nothing };
     let (folder, known) = dataset_info(from);
     let mut settings = Vec::new();
@@ -114,7 +113,7 @@ fn dataset_info(from: &Foreign) -> (PathBuf, Map<String, Value>) {
 }
 
 /// Rows that a class of torchtune or litgpt stands for, and its options.
-pub(super) fn of_class(from: &Foreign, value: &Value) -> Outcome {
+pub(super) fn of_class(from: &Foreign, value: &Value) -> Meaning {
     let class = ["_component_", "class_path"].into_iter().find_map(|key| value.get(key)?.as_str());
     let class = class.and_then(|class| class.rsplit('.').next()).unwrap_or_default();
     let option = |name: &str| value.get(name).or_else(|| value.get("init_args")?.get(name));

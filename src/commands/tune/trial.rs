@@ -9,7 +9,7 @@ use serde::Serialize;
 use tempfile::TempDir;
 
 use crate::failure::Failure;
-use crate::metrics::{StepMetrics, Summary};
+use crate::metrics::{Finding, StepMetrics};
 use crate::recipe::{Recipe, RecipeArgs};
 use crate::stats::median;
 
@@ -223,11 +223,13 @@ fn read(output: &Path, loss_step: u64, took: Duration) -> Result<Figures, String
     let steps: Vec<StepMetrics> =
         lines.filter(|line| line.get("loss").is_some()).filter_map(|line| serde_json::from_value(line).ok()).collect();
     let summary = fs::read(output.join("summary.json")).map_err(|error| error.to_string())?;
-    let summary: Summary = serde_json::from_slice(&summary).map_err(|error| error.to_string())?;
+    let summary: serde_json::Value = serde_json::from_slice(&summary).map_err(|error| error.to_string())?;
+    let peak = |name: &str| summary[name].as_u64();
+    let diagnosis: Vec<Finding> = serde_json::from_value(summary["diagnosis"].clone()).unwrap_or_default();
     Ok(Figures {
         run_seconds: took.as_secs_f64(),
-        advised_keys: summary.diagnosis.into_iter().flat_map(|finding| finding.changes).map(|to| to.key).collect(),
-        peak_memory_bytes: summary.peak_gpu_memory_bytes.or(summary.peak_host_memory_bytes),
+        advised_keys: diagnosis.into_iter().flat_map(|finding| finding.changes).map(|to| to.key).collect(),
+        peak_memory_bytes: peak("peak_gpu_memory_bytes").or(peak("peak_host_memory_bytes")),
         loss: steps.iter().find(|step| step.step == loss_step).map_or(f64::NAN, |step| step.loss),
         ..speed(&steps).ok_or("it took no step that could be measured")?
     })

@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
-use super::hex;
+use crate::files::{UNFINISHED_SUFFIX, hex};
 
 const BLOCK_BYTES: usize = 1 << 20;
 /// A file that changed within this time may change again without its timestamps showing it.
@@ -102,7 +102,7 @@ fn write_note(path: &Path, note: &(Signature, [u8; 32])) -> io::Result<()> {
     let folder = path.parent().unwrap_or(Path::new("."));
     std::fs::create_dir_all(folder)?;
     // Several runs may hash the same file at once, so each has a file of its own.
-    let temporary = tempfile::Builder::new().suffix(super::UNFINISHED_SUFFIX).tempfile_in(folder)?;
+    let temporary = tempfile::Builder::new().suffix(UNFINISHED_SUFFIX).tempfile_in(folder)?;
     serde_json::to_writer(temporary.as_file(), note)?;
     temporary.persist(path)?;
     Ok(())

@@ -17,12 +17,13 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use tempfile::TempPath;
 
-use super::{CacheKey, UNFINISHED_SUFFIX};
+use super::CacheKey;
 use crate::config::DataFormat;
 use crate::data::encode::EncodedRow;
 use crate::data::files::FileKind;
 use crate::data::findings::RowFindings;
 use crate::data::rows::read_exact_at;
+use crate::files::UNFINISHED_SUFFIX;
 
 const MAGIC: [u8; 8] = *b"LTTOKENS";
 const HEADER_BYTES: usize = 128;

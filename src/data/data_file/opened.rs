@@ -22,6 +22,7 @@ use crate::data::rows::RowFile;
 use crate::data::template::ChatTemplate;
 use crate::data::tokenizer::Tokenizer;
 use crate::data::windows;
+use crate::files::tidy;
 
 /// Most characters that a message about a row may have.
 const MAX_MESSAGE_CHARACTERS: usize = 500;
@@ -194,7 +195,7 @@ impl OpenedFile {
                 return Ok((encoded, false));
             }
             // Remove old token files first, to make room.
-            cache::tidy(folder, cache::STORE_SUFFIX, options.cache.max_bytes, &path);
+            tidy(folder, cache::STORE_SUFFIX, options.cache.max_bytes, &path);
             let writer = StoreWriter::in_folder(folder, key).map_err(DataError::Store);
             match writer.and_then(|writer| self.write(writer, encoder, options)) {
                 Err(DataError::Store(error)) => warnings.push(format!(
@@ -205,7 +206,7 @@ impl OpenedFile {
                     crate::files::CACHE_VARIABLE,
                 )),
                 written => {
-                    cache::tidy(folder, cache::STORE_SUFFIX, options.cache.max_bytes, &path);
+                    tidy(folder, cache::STORE_SUFFIX, options.cache.max_bytes, &path);
                     return Ok((written?, true));
                 }
             }

@@ -1,10 +1,15 @@
 //! A conversation as text, and where in it the assistant's answers are.
 
+use std::borrow::Cow;
+
 use serde_json::Value;
 
-use super::{ChatTemplate, Prompt, Rendered, TemplateError, trace, values};
+use super::{ChatTemplate, Prompt, Rendered, TemplateError, values};
 
-/// A conversation and the text that a template writes for it, which contains all of it.
+/// Keys of a message whose text is part of the conversation.
+pub(super) const TEXT_KEYS: [&str; 2] = ["content", "reasoning_content"];
+
+/// A conversation and the text that a template writes for it.
 pub(super) struct Conversation<'a> {
     pub(super) template: &'a ChatTemplate,
     pub(super) messages: &'a [Value],
@@ -15,7 +20,7 @@ pub(super) struct Conversation<'a> {
 }
 
 impl<'a> Conversation<'a> {
-    /// Renders a conversation and refuses it unless all of it leaves a trace in the text.
+    /// Renders a conversation.
     pub(super) fn new(
         template: &'a ChatTemplate,
         messages: &'a [Value],
@@ -23,9 +28,7 @@ impl<'a> Conversation<'a> {
     ) -> Result<Self, TemplateError> {
         let values = values(messages);
         let text = template.render_values(&values, tools, Prompt::None)?;
-        let conversation = Self { template, messages, values, tools, text };
-        conversation.check_trace()?;
-        Ok(conversation)
+        Ok(Self { template, messages, values, tools, text })
     }
 
     /// The text with the byte ranges of the answers.
@@ -109,7 +112,7 @@ impl<'a> Conversation<'a> {
     /// The messages and their text with the content of message `index` replaced by one with another first and last
     /// character.
     fn altered(&self, index: usize) -> (Vec<minijinja::Value>, String) {
-        let content = trace::text_of(&self.messages[index]["content"]);
+        let content = text_of(&self.messages[index]["content"]);
         let content = content.trim();
         let other = ["x", "y", "z"].into_iter().find(|other| !content.starts_with(other) && !content.ends_with(other));
         let values = self.changed(index, |message| message["content"] = other.unwrap_or_default().into());
@@ -148,6 +151,26 @@ impl<'a> Conversation<'a> {
     }
 }
 
+/// The text of a content: a string, or the text parts of a list.
+pub(super) fn text_of(content: &Value) -> Cow<'_, str> {
+    match content {
+        Value::String(text) => text.into(),
+        Value::Array(parts) => {
+            parts.iter().filter_map(|part| part["text"].as_str()).collect::<Vec<_>>().join("\n").into()
+        }
+        _ => "".into(),
+    }
+}
+
+/// The text without an empty thought, which templates may add or remove.
+pub(super) fn without_empty_thought(text: &str) -> Cow<'_, str> {
+    let thought = text.split_once("<think>").and_then(|(before, rest)| Some((before, rest.split_once("</think>")?)));
+    match thought {
+        Some((before, (thought, after))) if thought.trim().is_empty() => format!("{before}\n{after}").into(),
+        _ => text.into(),
+    }
+}
+
 /// Where the last of `marks` in `text` ends.
 fn last_end(marks: &[String], text: &str) -> Option<usize> {
     marks.iter().filter_map(|mark| Some(text.rfind(mark)? + mark.len())).max()
@@ -156,9 +179,9 @@ fn last_end(marks: &[String], text: &str) -> Option<usize> {
 /// Whether an assistant's message has neither text nor calls.
 fn is_empty(message: &Value) -> bool {
     message["tool_calls"].is_null()
-        && trace::TEXT_KEYS.iter().all(|key| {
-            let text = trace::text_of(&message[*key]);
-            trace::without_empty_thought(&text).trim().is_empty()
+        && TEXT_KEYS.iter().all(|key| {
+            let text = text_of(&message[*key]);
+            without_empty_thought(&text).trim().is_empty()
         })
 }
 

@@ -11,7 +11,7 @@ use std::sync::PoisonError;
 use serde_json::{Value, json};
 
 use super::TemplateError;
-use super::conversation::Conversation;
+use super::conversation::{Conversation, TEXT_KEYS, text_of, without_empty_thought};
 
 /// Text that is inserted to see whether the rendering changes.
 const MARK: &str = "qzxj";
@@ -19,23 +19,9 @@ const MARK: &str = "qzxj";
 const MAX_LINES: usize = 8;
 /// Characters of an excerpt.
 const EXCERPT: usize = 40;
-/// Keys of a message whose text is part of the conversation.
-pub(super) const TEXT_KEYS: [&str; 2] = ["content", "reasoning_content"];
-
-/// The text of a content: a string, or the text parts of a list.
-pub(super) fn text_of(content: &Value) -> Cow<'_, str> {
-    match content {
-        Value::String(text) => text.into(),
-        Value::Array(parts) => {
-            parts.iter().filter_map(|part| part["text"].as_str()).collect::<Vec<_>>().join("\n").into()
-        }
-        _ => "".into(),
-    }
-}
-
 impl Conversation<'_> {
-    /// Refuses the conversation unless all of it is in its text.
-    pub(super) fn check_trace(&self) -> Result<(), TemplateError> {
+    /// Refuses the conversation unless all of it leaves a trace in its text.
+    pub(super) fn traced(self) -> Result<Self, TemplateError> {
         self.check_tools()?;
         let last_user = self.messages.iter().rposition(|message| message["role"] == "user");
         let role_at = |at: Option<usize>| at.and_then(|at| self.messages.get(at)?["role"].as_str());
@@ -56,7 +42,7 @@ impl Conversation<'_> {
                 self.check_text(index, key, &place, &mut cursor)?;
             }
         }
-        Ok(())
+        Ok(self)
     }
 
     /// Checks the text under `key` of message `index`. The texts of earlier messages end before `cursor`.
@@ -215,15 +201,6 @@ fn marks(text: &str) -> [String; 3] {
     let first = text.chars().next().map_or(0, char::len_utf8);
     let at = |at: usize| format!("{}{MARK}{}", &text[..at], &text[at..]);
     [at(first), marked(text), at(last)]
-}
-
-/// The text without an empty thought, which templates may add or remove.
-pub(super) fn without_empty_thought(text: &str) -> Cow<'_, str> {
-    let thought = text.split_once("<think>").and_then(|(before, rest)| Some((before, rest.split_once("</think>")?)));
-    match thought {
-        Some((before, (thought, after))) if thought.trim().is_empty() => format!("{before}\n{after}").into(),
-        _ => text.into(),
-    }
 }
 
 /// The lines of `content` to check one by one: all of them, or if there are very many, those not found in `text`.

@@ -66,7 +66,7 @@ pub(super) fn throttled(run: &Run) -> Option<Finding> {
     });
     let Some((reason, seconds)) = gravest else {
         // A GPU that idles may have low clocks for that.
-        let is_busy = figures.gpu_percent.get()? >= BUSY_GPU_PERCENT;
+        let is_busy = figures.counted.gpu_utilization_percent.get()? >= BUSY_GPU_PERCENT;
         if facts.max_sm_clock_mhz.is_none() || down <= DOWN_WITHOUT_REASON || !figures.are_enough() || !is_busy {
             return None;
         }

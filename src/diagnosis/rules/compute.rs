@@ -76,7 +76,7 @@ fn fixed_seconds(run: &Run) -> Option<f64> {
 
 /// Percent of the multiprocessors at work on a GPU that is always busy, if they are few.
 fn half_empty(run: &Run) -> Option<f64> {
-    run.figures.gpu_percent.get().filter(|percent| *percent >= BUSY_GPU_PERCENT)?;
+    run.figures.counted.gpu_utilization_percent.get().filter(|percent| *percent >= BUSY_GPU_PERCENT)?;
     run.figures.sm_activity_percent.get().filter(|activity| *activity < HALF_EMPTY_PERCENT)
 }
 
@@ -111,7 +111,7 @@ pub(super) fn host_to_device(run: &Run) -> Option<Finding> {
 /// although the GPU may have computed meanwhile: launching must not be blamed for it.
 fn launch_share(run: &Run) -> Option<f64> {
     let figures = &run.figures;
-    let resting = 1.0 - figures.gpu_percent.get().filter(|busy| *busy < BUSY_GPU_PERCENT)? / 100.0;
+    let resting = 1.0 - figures.counted.gpu_utilization_percent.get().filter(|busy| *busy < BUSY_GPU_PERCENT)? / 100.0;
     if !run.facts.is_gpu || !figures.are_enough() {
         return None;
     }
@@ -128,7 +128,7 @@ fn launch_share(run: &Run) -> Option<f64> {
 /// The GPU waits for the next kernel, though its data is there.
 pub(super) fn launch_overhead(run: &Run) -> Option<Finding> {
     let figures = &run.figures;
-    let busy = figures.gpu_percent.get()?;
+    let busy = figures.counted.gpu_utilization_percent.get()?;
     let idle = launch_share(run)?;
     let verdict =
         format!("LAUNCH-BOUND: the GPU ran no kernel for {} of step time, while its data was there", percent(idle));
@@ -142,7 +142,11 @@ pub(super) fn launch_overhead(run: &Run) -> Option<Finding> {
         share(figures.other_seconds),
     )];
     evidence.extend(
-        figures.cpu_percent.get().map(|cpu| format!("the host hands over kernels one by one; CPU at {cpu:.0}%")),
+        figures
+            .counted
+            .cpu_utilization_percent
+            .get()
+            .map(|cpu| format!("the host hands over kernels one by one; CPU at {cpu:.0}%")),
     );
     // Twice the rows take as many kernels: the pauses between them halve per row.
     let expected = gain(run, idle * figures.mean_step_seconds());
@@ -158,7 +162,7 @@ pub(super) fn small_batches(run: &Run) -> Option<Finding> {
         return None;
     }
     let passes = (figures.num_steps() + 1) * run.facts.train.gradient_accumulation_steps as u64;
-    let mut evidence = vec![format!("{:.0} tokens in a micro-batch", as_f64(figures.tokens) / as_f64(passes))];
+    let mut evidence = vec![format!("{:.0} tokens in a micro-batch", as_f64(figures.all.tokens) / as_f64(passes))];
     let (share, verdict, expected) = if let Some(fixed) = fixed_seconds(run) {
         let compute = seconds(figures.per_step(figures.compute_seconds()));
         evidence.push(format!("{} of {compute} are the same however many tokens a step has", seconds(fixed)));
@@ -178,9 +182,9 @@ pub(super) fn small_batches(run: &Run) -> Option<Finding> {
 /// The device computes all the time, but slowly: limited by its memory, its arithmetic, or neither.
 pub(super) fn low_mfu(run: &Run) -> Option<Finding> {
     let Run { facts, figures } = run;
-    let mfu = figures.mfu.get().filter(|mfu| *mfu < LOW_MFU)?;
+    let mfu = figures.counted.mfu.get().filter(|mfu| *mfu < LOW_MFU)?;
     let compute = figures.share_of_steps(figures.compute_seconds());
-    let is_busy = figures.gpu_percent.get().is_none_or(|percent| percent >= BUSY_GPU_PERCENT);
+    let is_busy = figures.counted.gpu_utilization_percent.get().is_none_or(|percent| percent >= BUSY_GPU_PERCENT);
     if compute < 0.8 || !is_busy || !figures.are_enough() {
         return None;
     }
@@ -215,7 +219,7 @@ pub(super) fn low_mfu(run: &Run) -> Option<Finding> {
     evidence.extend(tensor.zip(float).map(|(tensor, float)| {
         format!("its tensor cores are at work {tensor:.0}% of the time, other arithmetic {float:.0}%")
     }));
-    let padding = if facts.leaves_padding_out { 0.0 } else { figures.padding_share() };
+    let padding = if facts.leaves_padding_out { 0.0 } else { figures.all.padding_share().unwrap_or(0.0) };
     evidence.extend(
         (padding > 0.05)
             .then(|| format!("{} of the tokens computed are padding, which MFU does not count", percent(padding))),

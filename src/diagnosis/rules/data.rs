@@ -13,11 +13,11 @@ const MIN_ROWS: f64 = 0.01;
 /// Rows are padded to the longest of their micro-batch, and that one to a round length.
 pub(super) fn padding(run: &Run) -> Option<Finding> {
     let Run { facts, figures } = run;
-    let share = figures.padding_share();
+    let share = figures.all.padding_share().unwrap_or(0.0);
     if share < MIN_PADDING {
         return None;
     }
-    let (padding, all) = (figures.padding_tokens, figures.tokens + figures.padding_tokens);
+    let (padding, all) = (figures.all.padding_tokens, figures.all.tokens + figures.all.padding_tokens);
     let rows = facts.train.micro_batch_size;
     let evidence =
         vec![format!("{} of {} tokens in micro-batches of {rows} rows", with_commas(padding), with_commas(all))];

@@ -27,7 +27,7 @@ impl Workers {
     pub(super) fn of(Run { facts, figures }: &Run) -> Option<Self> {
         let (busy, cpu) = (figures.worker_busy_seconds?, figures.worker_cpu_seconds?);
         let queued = figures.worker_queued_seconds.unwrap_or(0.0);
-        let all = figures.step_seconds * as_f64(facts.data.num_workers);
+        let all = figures.counted.step_seconds * as_f64(facts.data.num_workers);
         (busy > 0.0 && all > 0.0).then(|| Self {
             busy: (busy / all).min(1.0),
             cpu: cpu / busy,
@@ -89,8 +89,9 @@ pub(super) fn input_bound(run: &Run) -> Option<Finding> {
             seconds(workers.seconds_a_step)
         ));
     }
-    let read = as_f64(figures.disk_read_bytes()) / figures.step_seconds;
-    let cpu = figures.cpu_percent.get().map_or_else(String::new, |cpu| format!("CPU at {cpu:.0}%, "));
+    let read = as_f64(figures.disk_read_bytes()) / figures.counted.step_seconds;
+    let cpu =
+        figures.counted.cpu_utilization_percent.get().map_or_else(String::new, |cpu| format!("CPU at {cpu:.0}%, "));
     let disk = if read < 1e4 { "disk idle".to_owned() } else { format!("disk read at {:.1} MB/s", read / 1e6) };
     evidence.push(format!("{cpu}{disk}"));
     Some(Finding { evidence, changes, ..finding(rule, severity, Some(share), verdict) })
@@ -100,7 +101,7 @@ pub(super) fn input_bound(run: &Run) -> Option<Finding> {
 /// time in which it ran no kernel.
 pub(super) fn lost_share(run: &Run) -> f64 {
     let waited = run.figures.share_of_steps(run.figures.data_wait_seconds);
-    match run.figures.gpu_percent.get().filter(|_| run.facts.is_gpu) {
+    match run.figures.counted.gpu_utilization_percent.get().filter(|_| run.facts.is_gpu) {
         Some(percent) => waited.min(1.0 - percent / 100.0),
         None => waited,
     }
@@ -130,8 +131,11 @@ fn more_workers(run: &Run, workers: &Workers, share: f64, waits: bool) -> Vec<Ch
     let num_workers = facts.data.num_workers as u64;
     let step = figures.mean_step_seconds();
     let without_wait = step * (1.0 - share);
-    let unused =
-        figures.cpu_percent.get().map_or(0.0, |percent| as_f64(facts.num_cpu_threads) * (1.0 - percent / 100.0));
+    let unused = figures
+        .counted
+        .cpu_utilization_percent
+        .get()
+        .map_or(0.0, |percent| as_f64(facts.num_cpu_threads) * (1.0 - percent / 100.0));
     // Processors that this process leaves idle may be in use by others: then its workers queue for them.
     let free = if workers.queued > CAUSE { 0.0 } else { unused };
     let needed = (workers.seconds_a_step / without_wait.max(1e-9)).ceil();
@@ -174,7 +178,7 @@ mod tests {
         finds(input_bound(&busy), &found);
         // Without a free processor, more workers would only take time from each other.
         (busy.facts.num_cpu_threads, busy.facts.is_gpu) = (1, false);
-        busy.figures.cpu_percent = MeanOverTime::default();
+        busy.figures.counted.cpu_utilization_percent = MeanOverTime::default();
         let found = input_bound(&busy).unwrap();
         assert_eq!((found.changes.len(), found.changes[0].key.as_str()), (1, "data.packing"));
         finds(input_bound(&run(|line| line.data_wait_seconds = 0.05)), &[]);

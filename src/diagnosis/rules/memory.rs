@@ -141,7 +141,7 @@ pub(super) fn other_process(run: &Run) -> Option<Finding> {
     let others = run.figures.max_other_processes_memory_bytes.filter(|bytes| *bytes >= MIN_OTHER_BYTES)?;
     let verdict = format!("SHARED GPU: other processes hold {} of its memory", bytes(others));
     let of_all = |gpu| format!("GPU utilization {gpu:.0}% is that of all of them together; `nvidia-smi` names them");
-    let evidence = run.figures.gpu_percent.get().map(of_all).into_iter().collect();
+    let evidence = run.figures.counted.gpu_utilization_percent.get().map(of_all).into_iter().collect();
     Some(Finding { evidence, ..finding("shared_gpu", Severity::Problem, None, verdict) })
 }
 

@@ -141,7 +141,7 @@ mod tests {
         for none in [
             unsplit,
             // Recomputation would cost what more rows gain.
-            but(|run| run.figures.gpu_percent.add(Some(40.0), 1e6)),
+            but(|run| run.figures.counted.gpu_utilization_percent.add(Some(40.0), 1e6)),
             // Twice the rows fit without recomputation, or not even with it.
             but(|run| run.facts.doubling_bytes = Some(4 << 30)),
             but(|run| run.facts.activation_bytes = Some(2 << 30)),

@@ -149,7 +149,7 @@ pub(super) fn uneven_steps(run: &Run) -> Option<Finding> {
     } else {
         let (middle, mean) = (seconds(middle), seconds(mean));
         evidence.push(format!("without the slow ones a step would take {middle} instead of {mean}"));
-        let cpu = figures.cpu_percent.get();
+        let cpu = figures.counted.cpu_utilization_percent.get();
         evidence
             .extend(cpu.map(|cpu| format!("this process used {cpu:.0}% of the processors; others may use the rest")));
         ("which their tokens do not explain", grave, Some(lost), Vec::new())

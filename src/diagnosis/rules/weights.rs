@@ -15,12 +15,12 @@ pub(super) fn weights_from_disk(run: &Run) -> Option<Finding> {
     let Run { facts, figures } = run;
     let (steps, read) = (as_f64(figures.num_steps().max(1)), figures.disk_read_bytes());
     let share = as_f64(read) / (as_f64(facts.weights_read_bytes?) * steps);
-    let idle = 1.0 - figures.cpu_percent.get()? / 100.0;
+    let idle = 1.0 - figures.counted.cpu_utilization_percent.get()? / 100.0;
     if share < MIN_READ {
         return None;
     }
     let verdict = format!("WEIGHTS FROM DISK: {} of what a step uses of the frozen weights", percent(share.min(1.0)));
-    let a_second = as_f64(read) / 1e6 / figures.step_seconds.max(1e-9);
+    let a_second = as_f64(read) / 1e6 / figures.counted.step_seconds.max(1e-9);
     let evidence = vec![
         format!("{} read from disks in {steps} steps, {a_second:.0} MB/s", bytes(read)),
         format!("the processors had nothing to do in {} of the time", percent(idle)),

@@ -1,5 +1,3 @@
-use std::sync::Arc;
-
 use super::super::MergeOptions;
 use super::super::adapter_file::tests::adapter;
 use super::super::write_adapter;
@@ -12,7 +10,7 @@ use crate::config::LoraConfig;
 use crate::gguf::List;
 use crate::model::Storage;
 use crate::model::weights::fixture::{self, tiny_config};
-use crate::model::weights::{GgufWeights, WeightFiles};
+use crate::model::weights::{WeightFiles, Weights};
 use crate::ops::linear::Matrix;
 
 /// A tiny model with the quickstart's tokenizer, and an adapter for it.
@@ -124,7 +122,7 @@ fn a_merged_file_is_a_base_with_the_shape_the_tokenizer_and_the_numbers_of_the_m
         let as_json = ModelConfig { bos_token_id, eos_token_ids, quantisation: None, ..config.clone() };
         assert_eq!(as_json, expected);
 
-        let weights = Weights::Gguf(Arc::new(GgufWeights::open(&out, &config).unwrap()));
+        let weights = Weights::open(&out, &config).unwrap();
         weights.check(&config).unwrap();
         for (name, shape) in config.expected_tensors() {
             let expected = merged.load_f32(&name, &shape).unwrap();
@@ -168,7 +166,7 @@ fn into_a_file_an_adapter_is_merged_as_the_file_decodes_and_the_rest_is_the_file
     let summary = merge_gguf(&first, &folder, &second, Some(GgufType::F32), None, &on_bytes).unwrap();
     assert_eq!((summary.num_modules, summary.num_files, reported.get().0), (4, 1, reported.get().1));
 
-    let weights = [&first, &second].map(|path| GgufWeights::open(path, &config).unwrap());
+    let weights = [&first, &second].map(|path| Weights::open(path, &config).unwrap());
     let saved = adapter();
     for (name, shape) in config.expected_tensors() {
         let [before, after] = weights.each_ref().map(|weights| match shape[..] {
@@ -268,7 +266,7 @@ fn a_file_that_cannot_be_a_base_says_why_and_a_tokenizer_beside_it_goes_before_i
     }
     with("blk.1.ffn_up", "blk.1.ffn_Up").unwrap();
     let config = ModelConfig::from_file(&out).unwrap();
-    let error = GgufWeights::open(&out, &config).unwrap().check(&config).unwrap_err().to_string();
+    let error = Weights::open(&out, &config).unwrap().check(&config).unwrap_err().to_string();
     assert!(error.contains("missing: `blk.1.ffn_up.weight`") && error.contains("unexpected: `blk.1.ffn_Up.weight`"));
     for (from, to) in
         [("gpt2", "gpt9"), ("gpt-2", "gpt-9"), ("ggml.merges", "ggml.meRges"), ("ggml.tokens", "ggml.tOkens")]

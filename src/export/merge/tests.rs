@@ -6,8 +6,8 @@ use safetensors::tensor::TensorView;
 
 use super::*;
 use crate::export::{HostMatrix, SavedAdapter};
-use crate::model::weights::convert;
 use crate::model::weights::fixture::{self, TINY_CONFIG_JSON, tiny_config};
+use crate::model::weights::{WeightFiles, convert};
 use crate::ops::low_rank::LowRank;
 use crate::spec::in_layer;
 

@@ -9,56 +9,57 @@ const MAX_FINDINGS: usize = 4;
 
 /// How the run went, in a few lines.
 pub(super) fn summary_text(summary: &Summary) -> String {
+    let Summary { totals, evaluations, .. } = summary;
     let outcome = summary.outcome.name();
-    let starts = if summary.starts > 1 { format!(" ({} starts)", summary.starts) } else { String::new() };
-    let seconds = format!("{}{starts}", duration(summary.wall_seconds));
+    let starts = if totals.num_starts > 1 { format!(" ({} starts)", totals.num_starts) } else { String::new() };
+    let seconds = format!("{}{starts}", duration(totals.wall_seconds));
     let mut first = vec![if summary.outcome.is_finished() {
         format!("{outcome} after {} steps in {seconds}", summary.steps)
     } else {
         let of = summary.total_steps.map(|total| format!(" of {total}")).unwrap_or_default();
         format!("{outcome} at step {}{of}, after {seconds}", summary.steps)
     }];
-    first.extend(summary.tokens_per_second.map(|rate| format!("{} tokens/s", thousands(rate))));
-    first.extend(summary.mfu.map(|mfu| format!("mfu {:.1}%", 100.0 * mfu)));
-    if summary.skipped_steps > 0 {
-        first.push(format!("{} steps skipped", summary.skipped_steps));
+    first.extend(totals.tokens_per_second().map(|rate| format!("{} tokens/s", thousands(rate))));
+    first.extend(totals.mfu.get().map(|mfu| format!("mfu {:.1}%", 100.0 * mfu)));
+    if totals.skipped_steps > 0 {
+        first.push(format!("{} steps skipped", totals.skipped_steps));
     }
     let mut lines = vec![first.join(", ")];
     let mut losses = Vec::new();
-    losses.extend(summary.final_loss.map(|loss| format!("loss {loss:.4}")));
+    losses.extend(totals.last_loss.map(|loss| format!("loss {loss:.4}")));
     // A run that was cut short may have evaluated only once.
-    let has_evaluated_again = summary.outcome.is_finished() || summary.initial_eval_loss != summary.final_eval_loss;
-    if let (Some(initial), Some(last)) = (summary.initial_eval_loss, summary.final_eval_loss)
+    let has_evaluated_again = summary.outcome.is_finished() || evaluations.first_loss != evaluations.last_loss;
+    if let (Some(initial), Some(last)) = (evaluations.first_loss, evaluations.last_loss)
         && has_evaluated_again
     {
         losses.push(format!("eval loss {initial:.4} -> {last:.4} ({:+.1}%)", 100.0 * (last / initial - 1.0)));
     }
-    if let (Some(best), Some(step)) = (summary.best_eval_loss, summary.best_eval_step) {
+    if let (Some(best), Some(step)) = (evaluations.best_loss, evaluations.best_step) {
         losses.push(format!("best {best:.4} at step {step}"));
     }
-    if let (Some(last), true) = (summary.final_eval_score, has_evaluated_again) {
-        let initial = summary.initial_eval_score.map(|initial| format!("{:.1}% -> ", 100.0 * initial));
+    if let (Some(last), true) = (evaluations.last_score, has_evaluated_again) {
+        let initial = evaluations.first_score.map(|initial| format!("{:.1}% -> ", 100.0 * initial));
         losses.push(format!("score {}{:.1}%", initial.unwrap_or_default(), 100.0 * last));
     }
     if !losses.is_empty() {
         lines.push(format!("  {}", losses.join(", ")));
     }
     let mut machine = Vec::new();
-    machine.extend(summary.peak_host_memory_bytes.map(|peak| format!("peak host memory {}", bytes(peak))));
-    machine.extend(summary.peak_gpu_memory_bytes.map(|peak| format!("peak GPU memory {}", bytes(peak))));
-    machine.extend(summary.mean_cpu_utilization_percent.map(|percent| format!("CPU {percent:.0}%")));
-    machine.extend(summary.mean_gpu_utilization_percent.map(|percent| format!("GPU {percent:.0}%")));
+    machine.extend(totals.peak_host_memory_bytes.map(|peak| format!("peak host memory {}", bytes(peak))));
+    machine.extend(totals.peak_gpu_memory_bytes.map(|peak| format!("peak GPU memory {}", bytes(peak))));
+    machine.extend(totals.cpu_utilization_percent.get().map(|percent| format!("CPU {percent:.0}%")));
+    machine.extend(totals.gpu_utilization_percent.get().map(|percent| format!("GPU {percent:.0}%")));
     if !machine.is_empty() {
         lines.push(format!("  {}", machine.join(", ")));
     }
     lines.extend(price_line(summary));
-    if summary.wall_seconds > 0.0 {
-        let share = |seconds: f64| 100.0 * seconds / summary.wall_seconds;
-        let parts = summary.time.parts().into_iter().filter(|&(_, seconds)| share(seconds) >= 0.5);
+    if totals.wall_seconds > 0.0 {
+        let share = |seconds: f64| 100.0 * seconds / totals.wall_seconds;
+        let parts = totals.time.parts().into_iter().filter(|&(_, seconds)| share(seconds) >= 0.5);
         let parts: Vec<_> = parts.map(|(name, seconds)| format!("{name} {:.0}%", share(seconds))).collect();
         lines.push(format!("  time: {}", parts.join(", ")));
     }
-    if summary.starts > 1 && !summary.diagnosis.is_empty() {
+    if totals.num_starts > 1 && !summary.diagnosis.is_empty() {
         lines.push("  of the last start:".to_owned());
     }
     for finding in summary.diagnosis.iter().take(MAX_FINDINGS) {
@@ -81,7 +82,7 @@ fn price_line(summary: &Summary) -> Option<String> {
         [energy, cost.map(|(cost, currency)| format!("{} {currency}", money(cost)))].into_iter().flatten()
     };
     let million = summary.per_million_tokens.as_ref()?;
-    let all = std::iter::once(format!("{} tokens", thousands(as_f64(summary.tokens))));
+    let all = std::iter::once(format!("{} tokens", thousands(as_f64(summary.totals.tokens))));
     let all: Vec<String> = all.chain(price(summary.energy_kwh, summary.cost)).collect();
     let each = std::iter::once(duration(million.seconds)).chain(price(million.energy_kwh, million.cost));
     Some(format!("  {}; a million take {}", all.join(", "), each.collect::<Vec<_>>().join(", ")))
@@ -96,28 +97,37 @@ fn money(amount: f64) -> String {
 mod tests {
     use super::*;
     use crate::config::CostConfig;
-    use crate::metrics::{Change, Finding, Outcome, TimeSpent};
+    use crate::metrics::{Change, Evaluations, Finding, Outcome, TimeSpent, Totals};
+    use crate::stats::MeanOverTime;
 
     #[test]
     fn the_summary_says_how_it_went_in_a_few_lines() {
         let time = TimeSpent { startup_seconds: 1.0, forward_backward_seconds: 8.0, ..TimeSpent::default() };
         let change =
             Change { key: "data.num_workers".into(), from: "1".into(), to: "4".into(), expected: "about 1.50x".into() };
+        let mut cpu_utilization_percent = MeanOverTime::default();
+        cpu_utilization_percent.add(Some(91.0), 1.0);
         let summary = Summary {
             steps: 20,
-            skipped_steps: 1,
-            final_loss: Some(1.25),
-            initial_eval_loss: Some(4.0),
-            final_eval_loss: Some(3.0),
-            best_eval_loss: Some(2.9),
-            best_eval_step: Some(15),
-            tokens_per_second: Some(1234.0),
-            peak_host_memory_bytes: Some(1 << 30),
-            wall_seconds: 10.0,
-            time: time.within(10.0),
-            tokens: 20_000,
-            mean_cpu_utilization_percent: Some(91.0),
-            energy_joules: Some(1800.0),
+            totals: Totals {
+                skipped_steps: 1,
+                last_loss: Some(1.25),
+                peak_host_memory_bytes: Some(1 << 30),
+                step_seconds: 20_000.0 / 1234.0,
+                wall_seconds: 10.0,
+                time: time.within(10.0),
+                tokens: 20_000,
+                cpu_utilization_percent,
+                energy_joules: Some(1800.0),
+                ..Totals::default()
+            },
+            evaluations: Evaluations {
+                first_loss: Some(4.0),
+                last_loss: Some(3.0),
+                best_loss: Some(2.9),
+                best_step: Some(15),
+                ..Evaluations::default()
+            },
             diagnosis: vec![
                 Finding {
                     verdict: "INPUT-BOUND: waited".into(),
@@ -147,7 +157,7 @@ mod tests {
         let expected = "  INPUT-BOUND: waited\n    try `data.num_workers` 1 -> 4: about 1.50x\n  PADDING: some";
         assert!(text.ends_with(expected), "{text}");
 
-        let resumed = Summary { starts: 3, ..interrupted };
+        let resumed = Summary { totals: Totals { num_starts: 3, ..interrupted.totals }, ..interrupted };
         let text = summary_text(&resumed);
         assert!(text.starts_with("interrupted at step 20 of 80, after 10s (3 starts), 1,234 tokens/s"), "{text}");
         // The diagnosis covers the last start only.

@@ -181,6 +181,7 @@ mod tests {
     use safetensors::SafeTensors;
     use safetensors::tensor::TensorView;
 
+    use super::super::stored;
     use super::*;
 
     const SHAPE: [usize; 2] = [70, 257];
@@ -244,7 +245,7 @@ mod tests {
     fn decoded(tensors: &Tensors, method: Method) -> Vec<f32> {
         let folder = tempfile::tempdir().unwrap();
         let files = open(folder.path(), tensors);
-        let matrix = files.stored_matrix(NAME, SHAPE, method, Dtype::F32, &Device::flex()).unwrap();
+        let matrix = stored::load(&files, NAME, SHAPE, method, Dtype::F32, &Device::flex()).unwrap();
         matrix.dense().into_owned().into_data().try_to_vec().unwrap()
     }
 
@@ -292,7 +293,7 @@ mod tests {
             let (mut tensors, folder) = (checkpoint(method), tempfile::tempdir().unwrap());
             change(&mut tensors);
             let files = open(folder.path(), &tensors);
-            files.stored_matrix(NAME, SHAPE, method, Dtype::F32, &Device::flex()).unwrap_err().to_string()
+            stored::load(&files, NAME, SHAPE, method, Dtype::F32, &Device::flex()).unwrap_err().to_string()
         };
         let without = |part: &'static str| {
             move |tensors: &mut Tensors| tensors.retain(|name, _| name.strip_prefix("lm_head.").unwrap() != part)

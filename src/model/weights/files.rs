@@ -1,12 +1,11 @@
 //! The safetensors files of a model folder, memory-mapped.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use burn::tensor::{DType, Device, Tensor, TensorData};
 use memmap2::Mmap;
 use safetensors::SafeTensors;
 use safetensors::tensor::Metadata;
@@ -15,27 +14,16 @@ use sha2::{Digest as _, Sha256};
 use super::convert;
 use super::layout::{cannot_read, damaged, no_weights_hint, read_index};
 use super::pages::Pages;
-use super::quantise::Quantisation;
-use super::stored::{StoredMatrix, tensors_beside};
 use crate::device::Dtype;
-use crate::ops::linear::Matrix;
-use crate::ops::quantised::Quantised;
 use crate::schema::Problem;
-use crate::spec::{Method, ModelConfig, StoredQuantisation};
 use crate::text;
 
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
-/// Tensors that some old files hold and that are not needed: the rotary frequencies follow from the config.
-const IGNORED_SUFFIX: &str = "rotary_emb.inv_freq";
 
 /// Number of samples that a digest reads from each file, and bytes of a sample.
 const NUM_SAMPLES: usize = 64;
 const SAMPLE_BYTES: usize = 4096;
-
-/// `lm_head.weight` is stored and differs from the embedding, but the config says that the two are tied.
-const UNTIED_HEAD: &str = "`lm_head.weight` differs from `model.embed_tokens.weight`, but `tie_word_embeddings` is true\n  \
-                           hint: set \"tie_word_embeddings\": false in config.json if the head was trained on its own";
 
 /// The weights of a model folder: `model.safetensors`, or the shards of `model.safetensors.index.json`.
 ///
@@ -43,7 +31,7 @@ const UNTIED_HEAD: &str = "`lm_head.weight` differs from `model.embed_tokens.wei
 /// model twice. If a mapped file is cut short, the process ends, as with every mapping.
 #[derive(Clone, Debug)]
 pub struct WeightFiles {
-    folder: PathBuf,
+    pub(super) folder: PathBuf,
     shards: Vec<Shard>,
     tensors: BTreeMap<String, StoredTensor>,
 }
@@ -163,6 +151,11 @@ impl WeightFiles {
         digest(self.shard_names().zip(self.shards.iter().map(|shard| &shard.map[..])))
     }
 
+    /// The file of a tensor.
+    pub(super) fn path(&self, stored: &StoredTensor) -> &Path {
+        &self.shards[stored.shard].path
+    }
+
     /// Names of the files, sorted.
     pub fn shard_names(&self) -> impl Iterator<Item = &str> {
         self.shards.iter().filter_map(|shard| shard.path.file_name()?.to_str())
@@ -184,102 +177,6 @@ impl WeightFiles {
     #[must_use]
     pub fn num_bytes(&self) -> usize {
         self.tensors.values().map(|tensor| tensor.range.len()).sum()
-    }
-
-    /// Checks that the tensors are exactly those of `config`, each in its shape.
-    ///
-    /// Rotary frequencies of old files are ignored. So is a stored head that equals the embedding, where the two are
-    /// tied.
-    ///
-    /// # Errors
-    /// Lists every tensor that is missing, unexpected, misshapen or of a type that cannot be read.
-    pub fn check(&self, config: &ModelConfig) -> Result<(), Problem> {
-        let expected = config.expected_tensors();
-        let mut known: HashSet<String> = expected.iter().map(|(name, _)| name.clone()).collect();
-        let mut problems = Vec::new();
-        for (name, shape) in &expected {
-            match (&config.quantisation, &shape[..]) {
-                (Some(StoredQuantisation { method, .. }), &[out, width]) if self.is_coded(name, shape) => {
-                    problems.extend(StoredMatrix::find(self, name, [out, width], *method).err());
-                    known.extend(tensors_beside(name, *method));
-                }
-                _ => problems.extend(self.stored(name, shape).err()),
-            }
-        }
-        for (name, stored) in &self.tensors {
-            // Packers write biases of zeros where a layer has none.
-            let is_padding = || config.quantisation.is_some() && name.ends_with("_proj.bias") && self.is_zero(stored);
-            if known.contains(name) || name.ends_with(IGNORED_SUFFIX) || is_padding() {
-                continue;
-            }
-            if name != "lm_head.weight" || !config.tie_word_embeddings {
-                problems.push(format!("unexpected: `{name}` {:?}", stored.shape));
-            } else if !self.same_bytes(name, "model.embed_tokens.weight") {
-                problems.push(UNTIED_HEAD.to_owned());
-            }
-        }
-        if problems.is_empty() { Ok(()) } else { Err(self.mismatch(&problems)) }
-    }
-
-    /// One tensor in the storage type `dtype`, on `device`.
-    ///
-    /// # Errors
-    /// Where the tensor is missing, has another shape or type, or does not fit `dtype`.
-    pub fn load<const D: usize>(
-        &self,
-        name: &str,
-        shape: [usize; D],
-        dtype: Dtype,
-        device: &Device,
-    ) -> Result<Tensor<D>, Problem> {
-        let (stored, from) = self.find(name, &shape)?;
-        let buffer = convert::into_buffer(self.bytes(stored), from, dtype);
-        self.release(stored);
-        let buffer = buffer.map_err(|_| overflow(&self.shards[stored.shard].path, name, dtype))?;
-        let dtype = DType::from(dtype);
-        Ok(Tensor::from_data(TensorData::from_bytes(buffer, shape, dtype), (device, dtype)))
-    }
-
-    /// One matrix, quantised while it is read.
-    ///
-    /// # Errors
-    /// Where the tensor is missing, has another shape or type, or does not fit the codes.
-    pub(super) fn quantise(
-        &self,
-        name: &str,
-        shape: [usize; 2],
-        quantisation: Quantisation,
-        device: &Device,
-    ) -> Result<Quantised, Problem> {
-        let (stored, from) = self.find(name, &shape)?;
-        let (bytes, width) = (self.bytes(stored), from.num_bytes());
-        let fill = |first: usize, wide: &mut [f32]| {
-            convert::widen(&bytes[first * width..(first + wide.len()) * width], from, wide);
-        };
-        let quantised = quantisation.quantise(shape, device, fill);
-        self.release(stored);
-        quantised.map_err(|_| overflow(&self.shards[stored.shard].path, name, Dtype::F16))
-    }
-
-    /// Whether the files hold this matrix as codes: it is not the embedding, and is not stored as plain numbers.
-    pub(super) fn is_coded(&self, name: &str, shape: &[usize]) -> bool {
-        name != "model.embed_tokens.weight" && self.stored(name, shape).is_err()
-    }
-
-    /// One matrix that is stored quantised; in `dtype` where its order leaves no blocks.
-    ///
-    /// # Errors
-    /// Where a tensor of it is missing, does not fit the others, or a number does not fit `dtype`.
-    pub(super) fn stored_matrix(
-        &self,
-        name: &str,
-        shape: [usize; 2],
-        method: Method,
-        dtype: Dtype,
-        device: &Device,
-    ) -> Result<Matrix, Problem> {
-        let found = StoredMatrix::find(self, name, shape, method).map_err(|problem| self.mismatch(&[problem]))?;
-        found.read(self, dtype, device).map_err(|_| overflow(&self.folder, name, dtype))
     }
 
     /// One tensor as `f32` in host memory.
@@ -338,22 +235,6 @@ impl WeightFiles {
     pub(super) fn mismatch(&self, problems: &[String]) -> Problem {
         let message = format!("the weights do not fit config.json:{}", text::lines(problems));
         Problem::new(message).at(self.folder.display())
-    }
-
-    fn is_zero(&self, stored: &StoredTensor) -> bool {
-        self.bytes(stored).iter().all(|byte| *byte == 0)
-    }
-
-    fn same_bytes(&self, name: &str, other: &str) -> bool {
-        match (self.tensors.get(name), self.tensors.get(other)) {
-            (Some(first), Some(second)) => {
-                let same = first.dtype == second.dtype && self.bytes(first) == self.bytes(second);
-                self.release(first);
-                self.release(second);
-                same
-            }
-            _ => true,
-        }
     }
 }
 

@@ -2,19 +2,21 @@
 
 use std::collections::HashSet;
 use std::path::Path;
+use std::sync::Arc;
 
-use burn::tensor::{Bytes, DType, Device, Tensor, TensorData};
+use burn::tensor::{Bytes, DType};
 use rayon::prelude::*;
 
 use super::convert;
-use super::files::{digest, overflow};
-use super::quantise::Quantisation;
+use super::files::digest;
+use super::source::{Held, Numbers, Source};
+use crate::config::Residency;
 use crate::device::Dtype;
 use crate::gguf::{GgufFile, GgufTensor, GgufType};
 use crate::ops::blocks::Blocks;
 use crate::ops::cpu;
 use crate::ops::kernels::place_of;
-use crate::ops::quantised::Quantised;
+use crate::ops::linear::Matrix;
 use crate::schema::Problem;
 use crate::spec::ModelConfig;
 use crate::spec::gguf::{ROPE_FACTORS, is_interleaved, tensor_name};
@@ -58,81 +60,6 @@ impl GgufWeights {
         float_dtype(self.file.tensors().get("token_embd.weight")?.kind)
     }
 
-    /// Digest that identifies the file, whatever its folder.
-    #[must_use]
-    pub fn digest(&self) -> [u8; 32] {
-        let name = self.file.path().file_name().unwrap_or_default().to_string_lossy();
-        digest([(&*name, self.file.content())].into_iter())
-    }
-
-    /// Checks that the tensors are exactly those of `config`, each in its shape.
-    ///
-    /// # Errors
-    /// Lists every tensor that is missing, unexpected, misshapen or of a type that cannot be read.
-    pub fn check(&self, config: &ModelConfig) -> Result<(), Problem> {
-        let expected = config.expected_tensors();
-        let mut problems: Vec<String> =
-            expected.iter().filter_map(|(name, shape)| self.stored(name, shape).err()).collect();
-        let known: HashSet<String> = expected.iter().filter_map(|(name, _)| tensor_name(name)).collect();
-        let unexpected = self.file.tensors().iter().filter(|(name, _)| !known.contains(*name) && *name != ROPE_FACTORS);
-        problems.extend(unexpected.map(|(name, tensor)| format!("unexpected: `{name}` {:?}", tensor.shape)));
-        if problems.is_empty() { Ok(()) } else { Err(self.mismatch(&problems)) }
-    }
-
-    /// One tensor in the storage type `dtype`, on `device`.
-    ///
-    /// # Errors
-    /// Where the tensor is missing, has another shape or type, or does not fit `dtype`.
-    pub fn load<const D: usize>(
-        &self,
-        name: &str,
-        shape: [usize; D],
-        dtype: Dtype,
-        device: &Device,
-    ) -> Result<Tensor<D>, Problem> {
-        let (tensor, rows) = self.rows(name, &shape)?;
-        let buffer = convert::generate(shape.iter().product(), dtype, |first, to| rows.read(first, to));
-        self.file.release(tensor);
-        let buffer = buffer.map_err(|_| overflow(self.file.path(), name, dtype))?;
-        let dtype = DType::from(dtype);
-        Ok(Tensor::from_data(TensorData::from_bytes(buffer, shape, dtype), (device, dtype)))
-    }
-
-    /// One matrix as it lies in the file, where it is quantised there and the kernels of the CPU will decode it.
-    ///
-    /// # Errors
-    /// As [`load`](Self::load).
-    pub(super) fn blocks(&self, name: &str, shape: [usize; 2], device: &Device) -> Result<Option<Blocks>, Problem> {
-        let (tensor, rows) = self.rows(name, &shape)?;
-        if !tensor.kind.is_quantized() || !place_of(device, DType::F32).takes_blocks() {
-            return Ok(None);
-        }
-        let mut bytes = vec![0; tensor.num_bytes()];
-        let row_bytes = (bytes.len() / shape[0]).max(1);
-        bytes.par_chunks_mut(row_bytes).enumerate().for_each(|(row, to)| {
-            to.copy_from_slice(&rows.bytes[rows.place(row) * row_bytes..][..row_bytes]);
-        });
-        self.file.release(tensor);
-        Ok(Some(Blocks::new(shape, tensor.kind, Bytes::from_elems(bytes))))
-    }
-
-    /// One matrix, quantised while it is read.
-    ///
-    /// # Errors
-    /// As [`load`](Self::load), or where a number does not fit the codes.
-    pub(super) fn quantise(
-        &self,
-        name: &str,
-        shape: [usize; 2],
-        quantisation: Quantisation,
-        device: &Device,
-    ) -> Result<Quantised, Problem> {
-        let (tensor, rows) = self.rows(name, &shape)?;
-        let quantised = quantisation.quantise(shape, device, |first, to| rows.read(first, to));
-        self.file.release(tensor);
-        quantised.map_err(|_| overflow(self.file.path(), name, Dtype::F16))
-    }
-
     fn rows(&self, name: &str, shape: &[usize]) -> Result<(&GgufTensor, Rows<'_>), Problem> {
         let tensor = self.stored(name, shape).map_err(|problem| self.mismatch(&[problem]))?;
         let head_dim = is_interleaved(&self.config, name).then_some(self.config.ropes[0].head_dim);
@@ -159,6 +86,52 @@ impl GgufWeights {
 
     fn mismatch(&self, problems: &[String]) -> Problem {
         self.file.problem(format!("the tensors do not fit the metadata:{}", text::lines(problems)))
+    }
+}
+
+impl Source for GgufWeights {
+    fn check(&self, config: &ModelConfig) -> Result<(), Problem> {
+        let expected = config.expected_tensors();
+        let mut problems: Vec<String> =
+            expected.iter().filter_map(|(name, shape)| self.stored(name, shape).err()).collect();
+        let known: HashSet<String> = expected.iter().filter_map(|(name, _)| tensor_name(name)).collect();
+        let unexpected = self.file.tensors().iter().filter(|(name, _)| !known.contains(*name) && *name != ROPE_FACTORS);
+        problems.extend(unexpected.map(|(name, tensor)| format!("unexpected: `{name}` {:?}", tensor.shape)));
+        if problems.is_empty() { Ok(()) } else { Err(self.mismatch(&problems)) }
+    }
+
+    fn digest(&self) -> Option<[u8; 32]> {
+        let name = self.file.path().file_name().unwrap_or_default().to_string_lossy();
+        Some(digest([(&*name, self.file.content())].into_iter()))
+    }
+
+    fn numbers(&self, name: &str, shape: &[usize]) -> Result<(Numbers<'_>, &Path), Problem> {
+        let (_, rows) = self.rows(name, shape)?;
+        Ok((Numbers::Decoded(Box::new(move |first, to| rows.read(first, to))), self.file.path()))
+    }
+
+    /// The matrix as it lies in the file, where it is quantised there and the kernels of the CPU will decode it.
+    fn as_stored(&self, name: &str, shape: [usize; 2], held: &Held<'_>) -> Result<Option<Matrix>, Problem> {
+        // Those of a GPU travel as numbers: it has no kernel for the blocks of GGUF.
+        if held.storage.residency == Residency::Host {
+            return Ok(None);
+        }
+        let (tensor, rows) = self.rows(name, &shape)?;
+        if !tensor.kind.is_quantized() || !place_of(held.device, DType::F32).takes_blocks() {
+            return Ok(None);
+        }
+        let mut bytes = vec![0; tensor.num_bytes()];
+        let row_bytes = (bytes.len() / shape[0]).max(1);
+        bytes.par_chunks_mut(row_bytes).enumerate().for_each(|(row, to)| {
+            to.copy_from_slice(&rows.bytes[rows.place(row) * row_bytes..][..row_bytes]);
+        });
+        self.file.release(tensor);
+        Ok(Some(Matrix::Blocks(Arc::new(Blocks::new(shape, tensor.kind, Bytes::from_elems(bytes))))))
+    }
+
+    fn release_pages(&self, name: &str) {
+        let tensor = tensor_name(name).and_then(|theirs| self.file.tensors().get(&theirs));
+        tensor.into_iter().for_each(|tensor| self.file.release(tensor));
     }
 }
 

@@ -12,11 +12,10 @@ use burn::tensor::Device;
 use safetensors::tensor::{Metadata, TensorInfo};
 use sha2::{Digest as _, Sha256};
 
-use super::{Storage, StoredTensor, WeightFiles, Weights, convert, form};
+use super::{Storage, WeightFiles, Weights, convert, form};
 use crate::config::Residency;
-use crate::data::cache::{MAX_CACHE_BYTES, UNFINISHED_SUFFIX, hex, tidy};
 use crate::device::Dtype;
-use crate::files::{CACHE_VARIABLE, cache_folder};
+use crate::files::{CACHE_VARIABLE, MAX_CACHE_BYTES, UNFINISHED_SUFFIX, cache_folder, hex, tidy};
 use crate::ops::kernels::place_on;
 use crate::ops::linear::Matrix;
 use crate::schema::Problem;
@@ -126,29 +125,6 @@ impl WeightFiles {
             shape.len() < 2 || stored.is_some_and(|stored| self.has_numbers(stored, storage.dtype))
         };
         storage.quantisation.is_none() && config.expected_tensors().into_iter().all(is_in_form)
-    }
-
-    /// Whether a tensor can be used as numbers of `dtype` where it lies.
-    fn has_numbers(&self, stored: &StoredTensor, dtype: Dtype) -> bool {
-        stored.float_dtype() == Some(dtype) && self.pages(stored).is_aligned(dtype)
-    }
-
-    /// One matrix over the pages of its file: as numbers of `dtype`, or in the form that a copy says.
-    ///
-    /// # Errors
-    /// Where the tensor is missing, has another shape, or is not in that form.
-    pub(super) fn map(&self, name: &str, shape: [usize; 2], dtype: Dtype, device: &Device) -> Result<Matrix, Problem> {
-        let unusable = |form: &str| self.mismatch(&[format!("`{name}` cannot be used as {form} where it lies")]);
-        let copied = self.tensors().get(name).filter(|stored| stored.dtype == safetensors::Dtype::U8);
-        let form = copied.and_then(|stored| Some((stored, self.shard_metadata(stored.shard)?.get(name)?)));
-        if let Some((stored, form)) = form {
-            return form::over(form, self.pages(stored), shape, device).ok_or_else(|| unusable(form));
-        }
-        let (stored, _) = self.find(name, &shape)?;
-        if !self.has_numbers(stored, dtype) {
-            return Err(unusable(dtype.name()));
-        }
-        Ok(Matrix::Dense(self.pages(stored).tensor(shape, dtype, device)))
     }
 }
 

@@ -2,13 +2,7 @@
 
 use std::path::Path;
 
-use burn::tensor::{DType, Device, Distribution, Tensor, TensorData};
-
-use super::convert;
-use super::files::overflow;
-use super::quantise::Quantisation;
-use crate::device::Dtype;
-use crate::ops::quantised::Quantised;
+use super::source::{Numbers, Source};
 use crate::schema::Problem;
 use crate::spec::ModelConfig;
 
@@ -25,54 +19,30 @@ impl RandomWeights {
     pub fn new(config: &ModelConfig, seed: u64) -> Self {
         Self { initializer_range: config.initializer_range, seed }
     }
-
-    /// One tensor. Its values depend on the seed and its name, not on the order of calls.
-    ///
-    /// # Errors
-    /// Where `initializer_range` is too large for `dtype`.
-    pub fn load<const D: usize>(
-        &self,
-        name: &str,
-        shape: [usize; D],
-        dtype: Dtype,
-        device: &Device,
-    ) -> Result<Tensor<D>, Problem> {
-        let options = (device, DType::from(dtype));
-        if name.ends_with("norm.weight") {
-            return Ok(Tensor::ones(shape, options));
-        }
-        if name.ends_with(".bias") {
-            return Ok(Tensor::zeros(shape, options));
-        }
-        let seed = self.seed ^ fnv1a(name);
-        // Backends without memory pools compute in host memory, and draw on a single thread.
-        if device.memory_pool_usage().is_none() {
-            let draw = |first: usize, block: &mut [f32]| draw(seed, first, self.initializer_range, block);
-            let buffer = convert::generate(shape.iter().product(), dtype, draw)
-                .map_err(|_| overflow(Path::new("config.json"), name, dtype))?;
-            return Ok(Tensor::from_data(TensorData::from_bytes(buffer, shape, dtype.into()), options));
-        }
-        device.seed(seed);
-        Ok(Tensor::random(shape, Distribution::Normal(0.0, self.initializer_range), options))
-    }
 }
 
-impl RandomWeights {
-    /// One matrix, quantised while it is drawn: the numbers of [`load`](Self::load) on the CPU.
-    ///
-    /// # Errors
-    /// Where `initializer_range` is too large for the codes.
-    pub(super) fn quantise(
-        &self,
-        name: &str,
-        shape: [usize; 2],
-        quantisation: Quantisation,
-        device: &Device,
-    ) -> Result<Quantised, Problem> {
-        let seed = self.seed ^ fnv1a(name);
-        let fill = |first: usize, wide: &mut [f32]| draw(seed, first, self.initializer_range, wide);
-        let quantised = quantisation.quantise(shape, device, fill);
-        quantised.map_err(|_| overflow(Path::new("config.json"), name, Dtype::F16))
+impl Source for RandomWeights {
+    fn check(&self, _: &ModelConfig) -> Result<(), Problem> {
+        Ok(())
+    }
+
+    fn digest(&self) -> Option<[u8; 32]> {
+        None
+    }
+
+    /// The values depend on the seed and the name, not on the order of calls.
+    fn numbers(&self, name: &str, _: &[usize]) -> Result<(Numbers<'_>, &Path), Problem> {
+        let constant = if name.ends_with("norm.weight") { 1.0 } else { 0.0 };
+        let numbers = match self.seed(name) {
+            Some((seed, deviation)) => Numbers::Decoded(Box::new(move |first, to| draw(seed, first, deviation, to))),
+            None => Numbers::Decoded(Box::new(move |_, to| to.fill(constant))),
+        };
+        Ok((numbers, Path::new("config.json")))
+    }
+
+    fn seed(&self, name: &str) -> Option<(u64, f64)> {
+        let is_drawn = !name.ends_with("norm.weight") && !name.ends_with(".bias");
+        is_drawn.then(|| (self.seed ^ fnv1a(name), self.initializer_range))
     }
 }
 
@@ -105,7 +75,11 @@ fn fnv1a(text: &str) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use burn::tensor::Device;
+
     use super::*;
+    use crate::device::Dtype;
+    use crate::model::weights::Weights;
 
     #[test]
     fn draws_have_the_configs_deviation_and_follow_seed_and_name() {
@@ -113,7 +87,8 @@ mod tests {
         let config = ModelConfig::from_json(json).unwrap();
         let device = Device::flex();
         let draw = |seed: u64, name: &str| -> Vec<f32> {
-            let tensor = RandomWeights::new(&config, seed).load(name, [256, 64], Dtype::F32, &device).unwrap();
+            let weights = Weights::Random(RandomWeights::new(&config, seed));
+            let tensor = weights.load(name, [256, 64], Dtype::F32, &device).unwrap();
             tensor.into_data().try_to_vec().unwrap()
         };
         let name = "model.embed_tokens.weight";

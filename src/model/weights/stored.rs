@@ -6,11 +6,12 @@ use burn::tensor::Device;
 
 use super::bitsandbytes::{self, StoredCodes};
 use super::convert::Overflow;
-use super::files::WeightFiles;
+use super::files::{WeightFiles, overflow};
 use super::floats::{self, PackedFloats, StoredFloats};
 use super::words::{self, StoredWords};
 use crate::device::Dtype;
 use crate::ops::linear::Matrix;
+use crate::schema::Problem;
 use crate::spec::Method;
 
 /// A quantised matrix that was found in the files and is sound.
@@ -19,6 +20,20 @@ pub(super) enum StoredMatrix<'a> {
     Words(StoredWords<'a>),
     Floats(StoredFloats<'a>),
     PackedFloats(PackedFloats<'a>),
+}
+
+/// One matrix that is stored quantised; in `dtype` where its order leaves no blocks. The error names a tensor of it that is
+/// missing or does not fit the others, or a number that does not fit `dtype`.
+pub(super) fn load(
+    files: &WeightFiles,
+    name: &str,
+    shape: [usize; 2],
+    method: Method,
+    dtype: Dtype,
+    device: &Device,
+) -> Result<Matrix, Problem> {
+    let found = StoredMatrix::find(files, name, shape, method).map_err(|problem| files.mismatch(&[problem]))?;
+    found.read(files, dtype, device).map_err(|_| overflow(&files.folder, name, dtype))
 }
 
 /// Names of the tensors that a quantised matrix `name` may have beside itself.
@@ -48,7 +63,7 @@ impl<'a> StoredMatrix<'a> {
     }
 
     /// Copies the matrix to a device: as codes, or in `dtype` where its order leaves no blocks.
-    pub(super) fn read(self, files: &WeightFiles, dtype: Dtype, device: &Device) -> Result<Matrix, Overflow> {
+    fn read(self, files: &WeightFiles, dtype: Dtype, device: &Device) -> Result<Matrix, Overflow> {
         match self {
             Self::Codes(codes) => Ok(Matrix::Quantised(Arc::new(codes.read(files, device)))),
             Self::Words(words) => words.read(files, dtype, device),
@@ -72,7 +87,6 @@ mod tests {
     use crate::model::weights::fixture::tiny_config;
     use crate::ops::kernels::place_on;
     use crate::ops::quantised::{BlockScales, Coding, FP8};
-    use crate::schema::Problem;
     use crate::spec::{ModelConfig, Packer, StoredQuantisation, Words};
 
     const SHAPE: [usize; 2] = [64, 96];
@@ -111,7 +125,7 @@ mod tests {
             .map(|(name, (dtype, shape, bytes))| (name, TensorView::new(*dtype, shape.clone(), bytes).unwrap()));
         safetensors::serialize_to_file(views, None, &folder.path().join("model.safetensors")).unwrap();
         let files = WeightFiles::open(folder.path()).unwrap();
-        files.stored_matrix("lm_head.weight", SHAPE, method, Dtype::F32, &Device::flex())
+        super::load(&files, "lm_head.weight", SHAPE, method, Dtype::F32, &Device::flex())
     }
 
     /// Numbers as the packers decode them: rounded to `dtype`.

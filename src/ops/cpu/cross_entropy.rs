@@ -203,7 +203,8 @@ mod tests {
             let dlogits: Vec<f64> = row.iter().enumerate().map(|(i, x)| (x - max).exp() / sum - onehot(i)).collect();
             for d in 0..width {
                 let column = head[d..].iter().step_by(width);
-                dhidden.push(f64::from(*weight) * dlogits.iter().zip(column).map(|(d, w)| d * f64::from(*w)).sum::<f64>());
+                dhidden
+                    .push(f64::from(*weight) * dlogits.iter().zip(column).map(|(d, w)| d * f64::from(*w)).sum::<f64>());
             }
         }
         (losses, dhidden)
@@ -241,7 +242,8 @@ mod tests {
             let round = |x: &[f32]| x.iter().map(|x| bf16::from_f32(*x)).collect::<Vec<_>>();
             let widen = |x: &[bf16]| x.iter().map(|x| x.to_f32()).collect::<Vec<_>>();
             let head = round(&head);
-            let (loss_exact, grad_exact) = exact(&widen(&round(&hidden)), &widen(&head), width, &targets, &vec![2.0; rows]);
+            let (loss_exact, grad_exact) =
+                exact(&widen(&round(&hidden)), &widen(&head), width, &targets, &vec![2.0; rows]);
             let (mut losses, mut dhidden) = (vec![9.0; rows], vec![9.0; rows * width]);
             let gradient = Some((&mut dhidden[..], &vec![2.0; rows][..]));
             let weight = Weight::bf16(&head).rounding(true);
@@ -281,7 +283,7 @@ mod tests {
         let run = |threads| {
             on_threads(threads, || {
                 let (mut losses, mut dhidden) = (vec![0.0; 70], vec![0.0; 70 * 48]);
-                let gradient = Some((&mut dhidden[..], &[1.0; 1][..]));
+                let gradient = Some((&mut dhidden[..], &[1.0; 70][..]));
                 linear_cross_entropy(&hidden, Weight::f32(&head), 48, &targets, &mut losses, gradient);
                 (losses, dhidden)
             })

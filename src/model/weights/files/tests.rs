@@ -1,8 +1,13 @@
-use super::super::fixture::{self, tiny_config};
-use super::*;
+use burn::tensor::{DType, Device, Tensor};
 
-fn read<const D: usize>(files: &WeightFiles, name: &str, shape: [usize; D], dtype: Dtype) -> Vec<f32> {
-    let tensor: Tensor<D> = files.load(name, shape, dtype, &Device::flex()).unwrap();
+use super::super::Weights;
+use super::super::fixture::{self, tiny_config};
+use super::super::source::Source as _;
+use super::*;
+use crate::spec::{Method, ModelConfig, StoredQuantisation};
+
+fn read<const D: usize>(weights: &Weights, name: &str, shape: [usize; D], dtype: Dtype) -> Vec<f32> {
+    let tensor: Tensor<D> = weights.load(name, shape, dtype, &Device::flex()).unwrap();
     assert_eq!(tensor.dtype(), DType::from(dtype));
     tensor.into_data().convert::<f32>().try_to_vec().unwrap()
 }
@@ -17,12 +22,13 @@ fn tensors_load_with_their_values_in_every_storage_type_from_one_file_or_shards(
         files.check(&config).unwrap();
         assert_eq!(files.shard_names().count(), num_shards);
         assert_eq!(files.num_bytes(), 2 * config.num_parameters());
+        let weights = Weights::Files(files.clone());
         for dtype in Dtype::ALL {
             let name = "model.layers.1.mlp.down_proj.weight";
             // Small bf16 numbers are exact in f32 and, here, in f16 too.
-            assert_eq!(read(&files, name, [64, 176], dtype), stored[name]);
+            assert_eq!(read(&weights, name, [64, 176], dtype), stored[name]);
             let norm = "model.layers.0.input_layernorm.weight";
-            assert_eq!(read(&files, norm, [64], dtype), stored[norm]);
+            assert_eq!(read(&weights, norm, [64], dtype), stored[norm]);
         }
         // Released pages come back.
         assert_eq!(files.load_f32("model.norm.weight", &[64]).unwrap(), stored["model.norm.weight"]);
@@ -64,7 +70,7 @@ fn every_tensor_that_does_not_fit_is_listed_at_once() {
     assert_eq!(counts, [3, 9, 1], "{text}");
     assert!(text.contains("misshapen: `model.layers.0.mlp.up_proj.weight` is [176, 64], expected [200, 64]"));
     assert!(text.contains("missing: `lm_head.weight` [256, 64]"), "{text}");
-    let error = files.load::<2>("model.norm.weight", [8, 8], Dtype::F32, &Device::flex()).unwrap_err();
+    let error = Weights::Files(files).load::<2>("model.norm.weight", [8, 8], Dtype::F32, &Device::flex()).unwrap_err();
     assert!(error.to_string().contains("`model.norm.weight` is [64], expected [8, 8]"), "{error}");
 }
 
@@ -161,6 +167,6 @@ fn numbers_beyond_the_range_of_f16_are_refused_with_a_hint() {
     let tensors = [("x".to_owned(), (vec![2], vec![1.0, 1e6]))].into();
     fixture::write_tensors(&folder.path().join(SINGLE), &tensors, Dtype::Bf16);
     let files = WeightFiles::open(folder.path()).unwrap();
-    let error = files.load::<1>("x", [2], Dtype::F16, &Device::flex()).unwrap_err().to_string();
+    let error = Weights::Files(files).load::<1>("x", [2], Dtype::F16, &Device::flex()).unwrap_err().to_string();
     assert!(error.contains("`x` is too large for f16") && error.contains("bf16"), "{error}");
 }

@@ -7,7 +7,7 @@ use crate::telemetry::thread_time;
 
 /// The time that making micro-batches took, summed over all workers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Work {
+pub struct WorkerTime {
     /// Micro-batches made.
     pub num_batches: u64,
     /// Wall-clock time.
@@ -19,7 +19,7 @@ pub struct Work {
     pub queued: Option<Duration>,
 }
 
-impl Work {
+impl WorkerTime {
     /// Runs a job on this thread; returns its result and the time it took.
     pub(super) fn of<R>(job: impl FnOnce() -> R) -> (R, Self) {
         let (start, before) = (Instant::now(), thread_time());
@@ -31,7 +31,7 @@ impl Work {
     }
 }
 
-impl AddAssign for Work {
+impl AddAssign for WorkerTime {
     fn add_assign(&mut self, other: Self) {
         let sum = |a: Option<Duration>, b: Option<Duration>| match (a, b) {
             (Some(a), Some(b)) => Some(a + b),
@@ -56,11 +56,11 @@ mod tests {
                 std::hint::black_box(0);
             }
         };
-        let ((), mut work) = Work::of(spin);
+        let ((), mut work) = WorkerTime::of(spin);
         // On a busy machine the rest was spent waiting for a processor.
-        let running = |work: &Work| work.cpu.unwrap() + work.queued.unwrap_or_default();
+        let running = |work: &WorkerTime| work.cpu.unwrap() + work.queued.unwrap_or_default();
         assert!(running(&work) >= Duration::from_millis(40), "{work:?}");
-        let ((), asleep) = Work::of(|| std::thread::sleep(Duration::from_millis(50)));
+        let ((), asleep) = WorkerTime::of(|| std::thread::sleep(Duration::from_millis(50)));
         assert!(asleep.cpu.unwrap() < Duration::from_millis(10), "{asleep:?}");
         work += asleep;
         assert!(work.busy >= Duration::from_millis(100) && work.num_batches == 2, "{work:?}");
