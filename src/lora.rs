@@ -1,7 +1,7 @@
 //! Low-rank adapters.
 
 pub mod adapters;
-pub mod kinds;
+pub mod kind;
 pub(crate) mod start;
 pub mod targets;
 

@@ -4,7 +4,7 @@ use burn::tensor::{DType, Device, Tensor};
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 
-use super::kinds::Kind;
+use super::kind::Kind;
 use super::start::start;
 use super::targets::{AdapterShape, Selection};
 use crate::config::InitLoraWeights;

@@ -2,7 +2,7 @@
 
 use regex::Regex;
 
-use super::kinds::Kind;
+use super::kind::Kind;
 use crate::config::{LoraConfig, TargetModules, meant_layer};
 use crate::spec::{ModelConfig, PerSite, SITE_NAMES, SiteId, in_layer};
 

@@ -6,7 +6,7 @@ use burn::tensor::Tensor;
 
 use super::block::{BlockContext, BlockGrads};
 use crate::lora::BlockAdapters;
-use crate::lora::kinds::Kind;
+use crate::lora::kind::Kind;
 use crate::ops::dropout::{Dropout, mix};
 use crate::ops::linear::{InputGrad, Weight, linear, linear_backward};
 use crate::ops::low_rank::Lora;

@@ -1,36 +1,34 @@
-//! Kinds of adapters: what one adds to its linear layer, its gradients, its merged weight and its names on disk.
-
-mod lora;
+//! Kinds of adapters: what one adds to its linear layer, its gradients, its merged weight and the shapes of its matrices.
 
 use std::ops::Range;
 
 use burn::tensor::Tensor;
 
+use crate::ops::cpu::{Weight as HostWeight, linear_backward_input};
 use crate::ops::kernels::Place;
-use crate::ops::linear::{InputGrad, Weight};
+use crate::ops::linear::{InputGrad, Weight, add_low_rank, linear, linear_backward, low_rank_input};
 use crate::ops::low_rank::{Lora, LowRank};
 
 /// The kind of an adapter.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// `scale B A` is added to the weight.
-    #[default]
+    /// `scale B A` is added to the weight (Hu et al., 2021).
     Lora,
 }
 
 impl Kind {
     /// Shapes of the matrices of rank `r` on a weight `[out_features, in_features]`.
     #[must_use]
-    pub fn shapes(self, r: usize, weight: [usize; 2]) -> LowRank<[usize; 2]> {
+    pub fn shapes(self, r: usize, [out_features, in_features]: [usize; 2]) -> LowRank<[usize; 2]> {
         match self {
-            Self::Lora => lora::shapes(r, weight),
+            Self::Lora => LowRank { a: [r, in_features], b: [out_features, r] },
         }
     }
 
     /// The output of a linear layer with its adapter, added to `residual` if there is one, and what the backward needs.
     ///
     /// # Shapes
-    /// As in [`linear`](crate::ops::linear::linear).
+    /// As in [`linear`].
     #[must_use]
     pub fn forward(
         self,
@@ -41,7 +39,7 @@ impl Kind {
         residual: Option<Tensor<2>>,
     ) -> (Tensor<2>, Option<Tensor<2>>) {
         match self {
-            Self::Lora => lora::forward(place, x, weight, adapter, residual),
+            Self::Lora => linear(place, x, weight, Some(adapter), residual),
         }
     }
 
@@ -57,14 +55,14 @@ impl Kind {
         rows: Range<usize>,
     ) -> Tensor<2> {
         match self {
-            Self::Lora => lora::add(place, y, x, weight, adapter, rows),
+            Self::Lora => add_low_rank(place, y, x, weight, adapter, rows),
         }
     }
 
     /// The gradients of the input, as `input_grad` asks, and of the matrices. `kept` is of the forward, or computed anew.
     ///
     /// # Shapes
-    /// As in [`linear_backward`](crate::ops::linear::linear_backward).
+    /// As in [`linear_backward`].
     #[must_use]
     pub fn backward(
         self,
@@ -76,15 +74,31 @@ impl Kind {
         input_grad: InputGrad,
     ) -> (Option<Tensor<2>>, Option<LowRank<Tensor<2>>>) {
         match self {
-            Self::Lora => lora::backward(place, dy, x, weight, (adapter, kept), input_grad),
+            Self::Lora => {
+                let xa = kept.unwrap_or_else(|| low_rank_input(place, x, adapter));
+                linear_backward(place, dy, x, weight, Some((adapter, &xa)), input_grad)
+            }
         }
     }
 
     /// What merging adds to the weight `[out_features, in_features]`.
     #[must_use]
-    pub fn difference(self, matrices: LowRank<&[f32]>, scale: f64, weight: [usize; 2]) -> Vec<f32> {
+    pub fn difference(
+        self,
+        matrices: LowRank<&[f32]>,
+        scale: f64,
+        [out_features, in_features]: [usize; 2],
+    ) -> Vec<f32> {
         match self {
-            Self::Lora => lora::difference(matrices, scale, weight),
+            Self::Lora => {
+                let LowRank { a, b } = matrices;
+                let mut update = vec![0.0; out_features * in_features];
+                linear_backward_input(b, HostWeight::f32(a), in_features, a.len() / in_features, &mut update, false);
+                // The product is rounded before it is scaled, as in PEFT.
+                #[expect(clippy::cast_possible_truncation, reason = "the sum is in f32")]
+                update.iter_mut().for_each(|update| *update *= scale as f32);
+                update
+            }
         }
     }
 }
