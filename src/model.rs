@@ -18,6 +18,7 @@ use crate::spec::ModelConfig;
 mod attention;
 pub mod block;
 pub mod budget;
+pub mod context;
 pub mod decode;
 mod gated;
 mod host;
@@ -25,10 +26,9 @@ mod linears;
 pub mod load;
 mod pager;
 pub mod rope;
-mod storage;
 pub mod weights;
 
-pub use storage::Storage;
+pub use weights::Storage;
 
 /// Frozen weights of a model, on its device.
 #[derive(Clone, Debug)]

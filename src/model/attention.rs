@@ -2,8 +2,8 @@
 
 use burn::tensor::Tensor;
 
-use super::block::{Attend, BlockContext};
 use super::budget::{SizedBy, SublayerSizes};
+use super::context::{Attend, BlockContext};
 use super::linears::Linears;
 use crate::ops::attention::{Attended, attention_backward};
 use crate::ops::linear::InputGrad;

@@ -3,22 +3,16 @@
 //! The base is frozen, so the backward only needs the gradients of the block's input and of its adapters. The forward
 //! keeps [`Activations`] for it; normed inputs and the feed-forward product are cheaper to recompute.
 
-use std::ops::Range;
-
 use burn::tensor::Tensor;
 
 use super::attention::{self, Attention};
+use super::context::{Attend, BlockContext, BlockGrads};
 use super::gated;
 use super::linears::Linears;
-use crate::lora::BlockAdapters;
-use crate::ops::attention::{Attended, attention};
-use crate::ops::dropout::Dropout;
-use crate::ops::kernels::Place;
-use crate::ops::layout::Layout;
+use crate::ops::attention::attention;
 use crate::ops::linear::Weight;
-use crate::ops::low_rank::LowRank;
 use crate::ops::norm::{rms_norm, rms_norm_backward};
-use crate::spec::{self, Heads, ModelConfig, PerSite};
+use crate::spec::{self, PerSite};
 
 /// Frozen weights of one block.
 #[derive(Clone, Debug)]
@@ -50,42 +44,6 @@ pub enum SublayerKind {
     Gated(spec::Gated),
 }
 
-/// The inputs of a block besides its weights and activations.
-#[derive(Clone, Copy, Debug)]
-pub struct BlockContext<'a> {
-    /// Positions of the sequences.
-    pub layout: &'a Layout,
-    /// Added to the mean square in the norms.
-    pub eps: f64,
-    /// Adapters of this block.
-    pub adapters: &'a BlockAdapters,
-    /// Dropout on the inputs of the adapters, with the seed of this block's masks; absent in evaluation.
-    pub dropout: Option<Dropout>,
-    /// Where texts of several adapters are written together: the adapters by rows of tokens, instead of `adapters`.
-    pub by_rows: &'a [(Range<usize>, &'a BlockAdapters)],
-}
-
-impl<'a> BlockContext<'a> {
-    /// The context of a micro-batch.
-    #[must_use]
-    pub fn new(
-        config: &ModelConfig,
-        layout: &'a Layout,
-        adapters: &'a BlockAdapters,
-        dropout: Option<Dropout>,
-    ) -> Self {
-        Self { layout, eps: config.rms_norm_eps, adapters, dropout, by_rows: &[] }
-    }
-
-    /// Where the operations run.
-    pub(super) fn place(&self) -> Place {
-        self.layout.place()
-    }
-}
-
-/// An attention of queries, keys (both after the rotary embedding) and values.
-pub type Attend<'a> = &'a mut dyn FnMut([&Tensor<2>; 3], Heads) -> Attended;
-
 /// The tensors that a block's forward keeps for its backward.
 #[derive(Clone, Debug)]
 pub struct Activations {
@@ -112,9 +70,6 @@ enum KeptInside {
     Attention(attention::Kept),
     Gated(gated::Kept),
 }
-
-/// Gradients of a block's adapters.
-pub type BlockGrads = PerSite<LowRank<Tensor<2>>>;
 
 impl Sublayer {
     /// The input of what it computes.
@@ -249,10 +204,15 @@ mod tests {
 
     use super::*;
     use crate::config::LoraConfig;
+    use crate::lora::BlockAdapters;
     use crate::lora::start::normal;
     use crate::lora::{Adapter, AdapterSet};
     use crate::model::weights::fixture::windowed;
+    use crate::ops::dropout::Dropout;
     use crate::ops::kernels::place_of;
+    use crate::ops::layout::Layout;
+    use crate::ops::low_rank::LowRank;
+    use crate::spec::ModelConfig;
 
     /// Grouped queries, heads narrower than the hidden size, an odd number of tokens. The block has every option of any
     /// family: biases everywhere, and head norms.

@@ -5,7 +5,7 @@ use std::ops::Range;
 use burn::tensor::{DType, Tensor};
 
 use super::Model;
-use super::block::BlockContext;
+use super::context::BlockContext;
 
 use crate::lora::{AdapterSet, BlockAdapters};
 use crate::ops::attention::attention;

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use burn::tensor::Tensor;
 
-use super::block::{BlockContext, BlockGrads};
+use super::context::{BlockContext, BlockGrads};
 use crate::lora::BlockAdapters;
 use crate::lora::kind::Kind;
 use crate::ops::dropout::{Dropout, mix};

@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use burn::tensor::{DType, Device, Distribution, Tensor, TensorData};
 
-use super::Storage;
 use crate::config::Residency;
 use crate::device::Dtype;
 use crate::gguf::is_gguf;
@@ -28,6 +27,7 @@ pub mod quantise;
 mod random;
 mod safetensors;
 mod source;
+mod storage;
 mod stored;
 mod words;
 
@@ -36,7 +36,7 @@ pub use gguf::GgufWeights;
 pub(super) use pages::Pages;
 pub use quantise::Quantisation;
 pub use random::RandomWeights;
-pub(super) use words::gcd;
+pub use storage::Storage;
 
 use convert::Overflow;
 use files::overflow;

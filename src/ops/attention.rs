@@ -8,9 +8,11 @@ use burn::tensor::Tensor;
 use super::layout::Layout;
 use super::profile::{self, Cost};
 
+pub(super) mod chunk;
 pub mod plain;
 
-pub use self::plain::{CHUNK_BYTES, plain_attention, plain_attention_backward};
+pub use self::chunk::CHUNK_BYTES;
+pub use self::plain::{plain_attention, plain_attention_backward};
 pub use crate::spec::Heads;
 
 /// Output of attention, and what its backward needs.

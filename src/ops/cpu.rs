@@ -19,6 +19,7 @@ mod product;
 mod rope;
 mod simd;
 mod swiglu;
+mod weight;
 
 #[cfg(test)]
 mod reference;
@@ -30,9 +31,10 @@ pub use cross_entropy::linear_cross_entropy;
 pub(in crate::ops) use dropout::FACTORS;
 pub use dropout::{Dropout, dropout, mix};
 pub use few_tokens::FEW_TOKENS;
-pub use linear::{Weight, linear, linear_backward_input};
+pub use linear::{linear, linear_backward_input};
 pub use lora::{add_low_rank, lora_linear, lora_linear_backward};
 pub use norm::{rms_norm, rms_norm_backward};
 pub use optimizer::{AdamW, adamw, sum_of_squares};
 pub use rope::rope;
 pub use swiglu::{swiglu, swiglu_backward};
+pub use weight::Weight;

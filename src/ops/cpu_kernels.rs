@@ -4,19 +4,23 @@ use std::borrow::Cow;
 use std::ops::Range;
 
 use burn::tensor::{DType, Device, Tensor};
+use burn_flex::FlexTensor;
+use half::{bf16, f16};
 
 use super::adamw::{State, Update};
 use super::attention::{Attended, Heads};
+use super::blocks::HostBlocks;
 use super::cached_attention::Held;
 use super::cpu;
 use super::cross_entropy::{TokenWeights, most_cpu_targets};
 use super::dropout::Dropout;
-use super::host::{self, HostWeight};
+use super::host;
 use super::kernels::{Kernels, Place};
 use super::layout::Layout;
-use super::linear::{InputGrad, Weight, rank};
+use super::linear::{InputGrad, Matrix, Weight, rank};
 use super::low_rank::{Lora, LowRank};
 use super::product::F32Products;
+use super::quantised::HostCodes;
 use crate::device::Dtype;
 
 /// The kernels of the CPU: activations are `f32` in host memory, and autodiff does not track them.
@@ -280,6 +284,45 @@ impl Kernels for Cpu {
         #[expect(clippy::cast_possible_truncation, reason = "summed in f64, read as f32")]
         let sum = blocks.iter().flatten().map(|grad| cpu::sum_of_squares(&host::view(grad))).sum::<f64>() as f32;
         host::tensor(vec![sum], [1], &Device::flex())
+    }
+}
+
+/// The elements of a frozen weight, in their storage type.
+struct HostWeight {
+    values: HostMatrix,
+    rounds: bool,
+}
+
+enum HostMatrix {
+    Dense(FlexTensor),
+    Quantised(Box<HostCodes>),
+    Blocks(HostBlocks),
+}
+
+impl HostWeight {
+    fn new(weight: &Weight) -> Self {
+        let values = match &weight.values {
+            Matrix::Dense(values) => HostMatrix::Dense(host::contiguous(values.clone())),
+            Matrix::Quantised(values) => HostMatrix::Quantised(Box::new(HostCodes::new(values))),
+            Matrix::Blocks(values) => HostMatrix::Blocks(HostBlocks::new(values)),
+        };
+        Self { values, rounds: weight.rounds }
+    }
+
+    /// The weight as the kernels take it.
+    fn get(&self) -> cpu::Weight<'_> {
+        let weight = match &self.values {
+            HostMatrix::Quantised(values) => Some(cpu::Weight::codes(values.get())),
+            HostMatrix::Blocks(values) => Some(cpu::Weight::blocks(values.get())),
+            HostMatrix::Dense(values) => match values.dtype() {
+                DType::F32 => values.as_slice::<f32>().map(cpu::Weight::f32),
+                DType::BF16 => values.as_slice::<bf16>().map(cpu::Weight::bf16),
+                DType::F16 => values.as_slice::<f16>().map(cpu::Weight::f16),
+                _ => None,
+            },
+        };
+        let Some(weight) = weight else { panic!("the kernels take weights in f32, bf16 and f16") };
+        weight.rounding(self.rounds)
     }
 }
 

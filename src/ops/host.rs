@@ -1,19 +1,12 @@
 //! The elements of tensors in host memory, where the kernels of [`cpu`] run.
 //!
-//! Whoever calls these functions is in the arm of [`Place::Cpu`](super::place::Place::Cpu); a tensor that lies elsewhere
+//! Whoever calls these functions knows that its tensors are in host memory; a tensor that lies elsewhere
 //! is a mistake of this program, and a panic.
 
-use std::cell::RefCell;
 use std::ops::Deref;
 
 use burn::tensor::{Bytes, DType, Device, Int, Tensor, TensorData};
 use burn_flex::{Flex, FlexTensor};
-use half::{bf16, f16};
-
-use super::blocks::HostBlocks;
-use super::cpu;
-use super::linear::{Matrix, Weight};
-use super::quantised::HostCodes;
 
 /// The elements of an `f32` tensor, row by row. No copy if the tensor is contiguous.
 pub struct HostView(FlexTensor);
@@ -45,23 +38,6 @@ impl Deref for HostBytes {
     }
 }
 
-impl Matrix {
-    /// The bytes of its tensors, which are in host memory: of codes in the order of [`Quantised::map`](super::quantised::Quantised::map).
-    #[must_use]
-    pub fn parts(&self) -> Vec<HostBytes> {
-        match self {
-            Self::Dense(values) => vec![HostBytes(contiguous(values.clone()))],
-            Self::Blocks(values) => vec![bytes(&values.bytes)],
-            Self::Quantised(values) => {
-                let parts = RefCell::new(Vec::new());
-                let add = |part| parts.borrow_mut().push(part);
-                values.map(|floats| add(HostBytes(contiguous(floats.clone()))), |codes| add(bytes(codes)));
-                parts.into_inner()
-            }
-        }
-    }
-}
-
 /// Changes the elements of an `f32` tensor: in place if nothing else holds them.
 pub fn update<const D: usize>(tensor: Tensor<D>, change: impl FnOnce(&mut [f32])) -> Tensor<D> {
     let [tensor] = update_all([tensor], |[values]| change(values));
@@ -90,43 +66,9 @@ pub fn tensor<const D: usize>(values: Vec<f32>, shape: [usize; D], device: &Devi
     Tensor::from_data(TensorData::new(values, shape), (device, DType::F32))
 }
 
-/// The elements of a frozen weight, in their storage type.
-pub(super) struct HostWeight {
-    values: HostMatrix,
-    rounds: bool,
-}
-
-enum HostMatrix {
-    Dense(FlexTensor),
-    Quantised(Box<HostCodes>),
-    Blocks(HostBlocks),
-}
-
-impl HostWeight {
-    pub(super) fn new(weight: &Weight) -> Self {
-        let values = match &weight.values {
-            Matrix::Dense(values) => HostMatrix::Dense(contiguous(values.clone())),
-            Matrix::Quantised(values) => HostMatrix::Quantised(Box::new(HostCodes::new(values))),
-            Matrix::Blocks(values) => HostMatrix::Blocks(HostBlocks::new(values)),
-        };
-        Self { values, rounds: weight.rounds }
-    }
-
-    /// The weight as the kernels take it.
-    pub(super) fn get(&self) -> cpu::Weight<'_> {
-        let weight = match &self.values {
-            HostMatrix::Quantised(values) => Some(cpu::Weight::codes(values.get())),
-            HostMatrix::Blocks(values) => Some(cpu::Weight::blocks(values.get())),
-            HostMatrix::Dense(values) => match values.dtype() {
-                DType::F32 => values.as_slice::<f32>().map(cpu::Weight::f32),
-                DType::BF16 => values.as_slice::<bf16>().map(cpu::Weight::bf16),
-                DType::F16 => values.as_slice::<f16>().map(cpu::Weight::f16),
-                _ => None,
-            },
-        };
-        let Some(weight) = weight else { panic!("the kernels take weights in f32, bf16 and f16") };
-        weight.rounding(self.rounds)
-    }
+/// The bytes of a tensor of floats.
+pub(super) fn float_bytes<const D: usize>(tensor: &Tensor<D>) -> HostBytes {
+    HostBytes(contiguous(tensor.clone()))
 }
 
 /// The data of a tensor. They share its bytes if [`Bytes::shared`] made these.
@@ -151,7 +93,8 @@ pub(super) fn bytes(tensor: &Tensor<1, Int>) -> HostBytes {
     HostBytes(if flex.is_contiguous() { flex } else { flex.to_contiguous() })
 }
 
-fn contiguous<const D: usize>(tensor: Tensor<D>) -> FlexTensor {
+/// The tensor in host memory, row by row.
+pub(super) fn contiguous<const D: usize>(tensor: Tensor<D>) -> FlexTensor {
     let Ok(flex) = tensor.try_into_primitive::<Flex>() else { panic!("the kernels take tensors in host memory") };
     if flex.is_contiguous() { flex } else { flex.to_contiguous() }
 }

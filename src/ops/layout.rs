@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 
-use super::attention::plain::Chunk;
+use super::attention::chunk::Chunk;
 use super::kernels::Place;
 use crate::spec::Heads;
 
@@ -133,7 +133,7 @@ impl Layout {
         if let Some((_, chunks)) = all.iter().find(|(of, _)| *of == heads) {
             return Arc::clone(chunks);
         }
-        let chunks = Chunk::of(self, heads, device);
+        let chunks = Chunk::of([self.rows, self.row_length], &self.documents, heads, device);
         all.push((heads, Arc::clone(&chunks)));
         chunks
     }

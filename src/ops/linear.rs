@@ -2,6 +2,7 @@
 //! (Hu et al., 2021, equation 3).
 
 use std::borrow::Cow;
+use std::cell::RefCell;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -9,6 +10,7 @@ use burn::tensor::{DType, Tensor};
 
 use super::blocks::Blocks;
 use super::dropout::{PlainDropout, dropout};
+use super::host::{self, HostBytes};
 use super::kernels::Place;
 use super::low_rank::{Lora, LowRank};
 use super::product::{F32Products, Operand, product};
@@ -45,6 +47,21 @@ impl Matrix {
             Self::Dense(values) => profile::bytes(values),
             Self::Quantised(values) => profile::count(values.num_bytes()),
             Self::Blocks(values) => profile::count(values.num_bytes()),
+        }
+    }
+
+    /// The bytes of its tensors, which are in host memory: of codes in the order of [`Quantised::map`](super::quantised::Quantised::map).
+    #[must_use]
+    pub fn parts(&self) -> Vec<HostBytes> {
+        match self {
+            Self::Dense(values) => vec![host::float_bytes(values)],
+            Self::Blocks(values) => vec![host::bytes(&values.bytes)],
+            Self::Quantised(values) => {
+                let parts = RefCell::new(Vec::new());
+                let add = |part| parts.borrow_mut().push(part);
+                values.map(|floats| add(host::float_bytes(floats)), |codes| add(host::bytes(codes)));
+                parts.into_inner()
+            }
         }
     }
 
@@ -303,7 +320,7 @@ mod tests {
     use burn::tensor::Device;
 
     use super::*;
-    use crate::ops::{host, kernels};
+    use crate::ops::kernels;
 
     #[test]
     fn what_is_added_to_a_product_in_bf16_is_rounded_once() {

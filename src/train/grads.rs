@@ -7,7 +7,7 @@ use burn::tensor::{DType, Tensor};
 use super::ranks::Ranks;
 use crate::faults;
 use crate::lora::AdapterSet;
-use crate::model::block::BlockGrads;
+use crate::model::context::BlockGrads;
 use crate::ops::host;
 use crate::ops::kernels::Place;
 use crate::ops::low_rank::LowRank;

@@ -7,7 +7,7 @@ use burn::tensor::{DType, Tensor};
 use crate::data::batch::Batch;
 use crate::lora::AdapterSet;
 use crate::model::Model;
-use crate::model::block::BlockContext;
+use crate::model::context::BlockContext;
 use crate::ops::layout::Layout;
 use crate::ops::linear::linear;
 use crate::ops::norm::rms_norm;

@@ -296,14 +296,5 @@ impl Watchdog {
     }
 }
 
-/// Digest of numbers, bit by bit (FNV-1a, 64 bits): equal for equal numbers, on every machine.
-#[must_use]
-pub fn digest(values: impl IntoIterator<Item = f32>) -> u64 {
-    values
-        .into_iter()
-        .flat_map(|value| value.to_bits().to_le_bytes())
-        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
-}
-
 #[cfg(test)]
 mod tests;

@@ -6,8 +6,8 @@ use burn::tensor::{Bytes, Device};
 
 use super::convert::{self, Overflow};
 use super::pages::Pages;
+use super::storage::Storage;
 use crate::device::Dtype;
-use crate::model::Storage;
 use crate::ops::linear::Matrix;
 use crate::schema::Problem;
 use crate::spec::ModelConfig;

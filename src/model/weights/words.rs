@@ -230,6 +230,6 @@ impl Unpacked {
     }
 }
 
-pub(in crate::model) fn gcd(a: usize, b: usize) -> usize {
+pub(super) fn gcd(a: usize, b: usize) -> usize {
     if b == 0 { a } else { gcd(b, a % b) }
 }

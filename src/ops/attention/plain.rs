@@ -8,110 +8,12 @@
 //! a chunk of queries is a range of rows of a matrix, which costs no copy, and grouped queries are one product. The
 //! calls are in an order that lets burn's fusion join what lies between a product and the next sum.
 
-use std::sync::Arc;
+use burn::tensor::{DType, Tensor};
 
-use burn::tensor::{DType, Device, Int, Tensor, TensorData};
-
+use super::chunk::Chunk;
 use super::{Attended, Heads};
 use crate::ops::layout::Layout;
 use crate::ops::product::{F32Products, matmul};
-
-/// Bytes of `f32` scores that are made at a time.
-pub const CHUNK_BYTES: usize = 256 << 20;
-
-/// A range of the queries of every row and the keys that any of them can see.
-#[derive(Clone, Debug)]
-pub struct Chunk {
-    /// In tokens of a row.
-    start: usize,
-    len: usize,
-    num_keys: usize,
-    /// Index of the last key that each query sees, which is its own, `[1, 1, len * group, 1]`.
-    last_key: Tensor<4, Int>,
-    /// Index of the first key that each query sees, `[rows, 1, len * group, 1]`; absent if all see the first of a row.
-    first_key: Option<Tensor<4, Int>>,
-    /// Index of every key, `[1, 1, 1, num_keys]`.
-    keys: Tensor<4, Int>,
-}
-
-impl Chunk {
-    /// The chunks of a layer with such heads, of as many queries as [`CHUNK_BYTES`] allow.
-    pub(in crate::ops) fn of(layout: &Layout, heads: Heads, device: &Device) -> Arc<[Self]> {
-        let length = layout.row_length();
-        let bytes_per_query = layout.rows() * heads.num_heads * length * size_of::<f32>();
-        let len = (CHUNK_BYTES / bytes_per_query.max(1)).clamp(64.min(length), length).next_power_of_two().min(length);
-        Self::of_length(len, layout, heads, device)
-    }
-
-    fn of_length(len: usize, layout: &Layout, heads: Heads, device: &Device) -> Arc<[Self]> {
-        let (rows, length, group) = (layout.rows(), layout.row_length(), heads.num_heads / heads.num_kv_heads);
-        let tensor = |shape: [usize; 4], indices: &mut dyn Iterator<Item = usize>| {
-            let indices: Vec<i32> = indices.map(|index| i32::try_from(index).unwrap_or(i32::MAX)).collect();
-            Tensor::<4, Int>::from_data(TensorData::new(indices, shape), (device, DType::I32))
-        };
-        let by_query = |rows: usize, indices: &[usize]| {
-            let of_group = indices.iter().flat_map(|&index| std::iter::repeat_n(index, group));
-            tensor([rows, 1, length * group, 1], &mut { of_group })
-        };
-        let last_key = by_query(1, &(0..length).collect::<Vec<_>>());
-        let first_keys = first_keys(layout, heads.window);
-        let first_key = first_keys.iter().any(|&key| key > 0).then(|| by_query(rows, &first_keys));
-        let keys = tensor([1, 1, 1, length], &mut (0..length));
-        let chunk = |start: usize| {
-            let len = len.min(length - start);
-            let of_queries = |x: &Tensor<4, Int>| x.clone().narrow(2, start * group, len * group);
-            Self {
-                start,
-                len,
-                num_keys: start + len,
-                last_key: of_queries(&last_key),
-                first_key: first_key.as_ref().map(of_queries),
-                keys: keys.clone().narrow(3, 0, start + len),
-            }
-        };
-        (0..length).step_by(len.max(1)).map(chunk).collect()
-    }
-
-    /// What belongs to the chunk's queries.
-    fn queries(&self, x: &Tensor<4>, group: usize) -> Tensor<4> {
-        range(x, self.start * group, self.len * group)
-    }
-
-    /// What belongs to the keys that they see.
-    fn keys(&self, x: &Tensor<4>) -> Tensor<4> {
-        range(x, 0, self.num_keys)
-    }
-
-    /// Masked, scaled scores from `f32` queries and keys, `[rows, num_kv_heads, len * group, num_keys]`.
-    fn scores(&self, [q, k]: [&Tensor<4>; 2], scale: f64, group: usize, products: F32Products) -> Tensor<4> {
-        let (q, k) = (self.queries(q, group), self.keys(k).swap_dims(2, 3));
-        let scores = matmul(&q, &k, products) * scale;
-        // Compared here: a mask that is kept would be read from memory by every layer.
-        let scores = scores.mask_fill(self.keys.clone().greater(self.last_key.clone()), f32::NEG_INFINITY);
-        match self.first_key.clone() {
-            None => scores,
-            Some(first_key) => scores.mask_fill(self.keys.clone().lower(first_key), f32::NEG_INFINITY),
-        }
-    }
-}
-
-/// Index in its row of the first key that each token sees, `[rows * row_length]`; what padding sees does not matter.
-fn first_keys(layout: &Layout, window: Option<usize>) -> Vec<usize> {
-    let mut first_keys = vec![0; layout.rows() * layout.row_length()];
-    for &(start, len) in layout.documents() {
-        let start_in_row = start % layout.row_length();
-        for (index, first_key) in first_keys[start..start + len].iter_mut().enumerate() {
-            *first_key = start_in_row + window.map_or(0, |window| (index + 1).saturating_sub(window));
-        }
-    }
-    first_keys
-}
-
-/// Rows of every matrix of `x`.
-fn range(x: &Tensor<4>, start: usize, len: usize) -> Tensor<4> {
-    let x = x.clone();
-    if len == x.dims()[2] { x } else { x.narrow(2, start, len) }
-}
 
 /// The parts of a matrix, end to end.
 fn joined(mut parts: Vec<Tensor<4>>) -> Tensor<4> {
@@ -228,6 +130,10 @@ fn add_product(sum: Option<Tensor<4>>, a: &Tensor<4>, b: &Tensor<4>, products: F
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use burn::tensor::Device;
+
     use super::*;
     use crate::ops::attention::{attention, attention_backward};
     use crate::ops::host;
@@ -270,7 +176,7 @@ mod tests {
     fn by_chunks(operands: &[Tensor<2>; 4], heads: Heads, chunk: usize, dtype: DType) -> Vec<Vec<f32>> {
         let layout = layout(kernels::place_on(true));
         let [q, k, v, d_o] = operands.clone().map(|x| x.cast(dtype));
-        let chunks = Chunk::of_length(chunk, &layout, heads, &Device::flex());
+        let chunks = Chunk::of_length(chunk, [2, 11], layout.documents(), heads, &Device::flex());
         let attended = in_chunks([&q, &k, &v], &layout, heads, &chunks);
         let gradients = backward_in_chunks(&d_o, [&q, &k, &v], &attended, &layout, heads, &chunks);
         results(attended.o, gradients)

@@ -5,8 +5,8 @@ use rayon::prelude::*;
 use super::gemm::{Right, Term, gemm_strided};
 #[cfg(target_arch = "x86_64")]
 use super::gemm::{gemm_of_pairs, has_bf16_products, round_to_pairs};
-use super::linear::Weight;
 use super::simd::{exp, vectorised, with_scratch};
+use super::weight::Weight;
 
 vectorised! { fn row_max<'a, S>(simd, x: &'a [f32]) -> f32 {
     let (quads, rest) = pulp::as_arrays::<{ 4 * LANES }, _>(x);

@@ -10,8 +10,8 @@ use pulp::Simd;
 use rayon::prelude::*;
 
 use super::gemm::{has_bf16_products, round_in_place, round_to_pairs, widen};
-use super::linear::{Values, Weight};
 use super::simd::{rows_per_chunk, vectorised, with_scratch};
+use super::weight::{Values, Weight};
 
 #[cfg(target_arch = "x86_64")]
 #[expect(unsafe_code, reason = "instructions that not every processor has")]

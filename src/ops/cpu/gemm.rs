@@ -12,10 +12,10 @@ use rayon::prelude::*;
 
 pub(super) use panel::widen;
 
-use super::linear::Weight;
 use super::pack::{PANEL, Word};
 use super::product::{Left, ProductInto};
 use super::simd::{CHUNK, SharedMut, vectorised, with_scratch};
+use super::weight::Weight;
 
 /// Rows that pass one group of panels before the next stretch of the depth; they stay in the second-level cache.
 const BLOCK_ROWS: usize = 96;

@@ -1,81 +1,8 @@
-//! Products with frozen weights, in the three storage dtypes and as codes.
+//! Products with frozen weights.
 
-use half::{bf16, f16};
-
-use super::blocks::Blocks;
-use super::codes::Codes;
 use super::few_tokens::{FEW_TOKENS, linear_of_few};
 use super::gemm::{Right, Term, gemm};
-
-/// A frozen weight `[out_features, in_features]`: as it is stored, and how it is multiplied with.
-#[derive(Clone, Copy, Debug)]
-pub struct Weight<'a> {
-    pub(super) values: Values<'a>,
-    pub(super) rounds: bool,
-}
-
-/// Elements in their storage type.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Values<'a> {
-    F32(&'a [f32]),
-    Bf16(&'a [bf16]),
-    F16(&'a [f16]),
-    Codes(Codes<'a>),
-    Blocks(Blocks<'a>),
-}
-
-impl<'a> Weight<'a> {
-    /// Stored as 32-bit floats, multiplied in `f32`.
-    #[must_use]
-    pub fn f32(values: &'a [f32]) -> Self {
-        Self { values: Values::F32(values), rounds: false }
-    }
-
-    /// Stored as bfloat16, multiplied in `f32`.
-    #[must_use]
-    pub fn bf16(values: &'a [bf16]) -> Self {
-        Self { values: Values::Bf16(values), rounds: false }
-    }
-
-    /// Stored in IEEE half precision, multiplied in `f32`.
-    #[must_use]
-    pub fn f16(values: &'a [f16]) -> Self {
-        Self { values: Values::F16(values), rounds: false }
-    }
-
-    /// Stored as codes, multiplied in `f32`.
-    #[must_use]
-    pub fn codes(values: Codes<'a>) -> Self {
-        Self { values: Values::Codes(values), rounds: false }
-    }
-
-    /// Stored as blocks, multiplied in `f32`.
-    #[must_use]
-    pub fn blocks(values: Blocks<'a>) -> Self {
-        Self { values: Values::Blocks(values), rounds: false }
-    }
-
-    /// With `rounds`, both operands of a product are rounded to bfloat16, which modern CPUs multiply at twice the rate
-    /// of `f32`; sums stay in `f32`.
-    #[must_use]
-    pub fn rounding(self, rounds: bool) -> Self {
-        Self { rounds, ..self }
-    }
-}
-
-impl Weight<'_> {
-    /// Number of elements.
-    #[must_use]
-    pub fn num_elements(&self) -> usize {
-        match self.values {
-            Values::F32(w) => w.len(),
-            Values::Bf16(w) => w.len(),
-            Values::F16(w) => w.len(),
-            Values::Codes(w) => w.len,
-            Values::Blocks(w) => w.len(),
-        }
-    }
-}
+use super::weight::Weight;
 
 /// `y = x w^T`, or `y += x w^T` if `accumulate`.
 ///
@@ -127,6 +54,8 @@ pub fn linear_backward_input(
 
 #[cfg(test)]
 mod tests {
+    use half::{bf16, f16};
+
     use super::super::reference::{assert_close, matmul_f64, on_threads, random};
     use super::*;
 

@@ -5,9 +5,10 @@ use rayon::prelude::*;
 
 use super::few_tokens::FEW_TOKENS;
 use super::gemm::{Right, Term, gemm};
-use super::linear::{Weight, linear};
+use super::linear::linear;
 use super::product::{Left, ProductInto};
 use super::simd::{SharedMut, with_scratch};
+use super::weight::Weight;
 use crate::ops::low_rank::{Lora, LowRank};
 
 /// Columns of the features that one task sums over all tokens.

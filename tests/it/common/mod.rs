@@ -128,10 +128,11 @@ pub(crate) fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// Lines of metrics.jsonl.
+/// Lines of metrics.jsonl. Of a run that goes on, the last may be half written: it is none yet.
 pub(crate) fn metrics(run_dir: &Path) -> Vec<Value> {
     let text = fs::read_to_string(run_dir.join("metrics.jsonl")).unwrap_or_default();
-    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    let whole = text.split_inclusive('\n').filter_map(|line| line.strip_suffix('\n'));
+    whole.map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
 /// The step lines of metrics.jsonl.

@@ -1,5 +1,6 @@
-use super::super::linear::{Weight, linear, linear_backward_input};
+use super::super::linear::{linear, linear_backward_input};
 use super::super::reference::random;
+use super::super::weight::Weight;
 use super::*;
 use crate::ops::quantised::{FP4, FP8, NF4};
 

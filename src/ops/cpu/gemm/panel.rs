@@ -3,9 +3,9 @@
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
-use super::super::linear::{Values, Weight};
 use super::super::pack::{PANEL, pack_columns};
 use super::super::simd::{vectorised, with_scratch};
+use super::super::weight::{Values, Weight};
 use super::{Right, round_to_pairs};
 
 vectorised! { fn widen_bf16<'a, S>(_simd, from: &'a [bf16], to: &'a mut [f32]) {

@@ -1,6 +1,7 @@
 //! How the frozen weights are held, as `[model]` asks for it or as the base is stored.
 
-use super::weights::{Quantisation, gcd};
+use super::quantise::Quantisation;
+use super::words::gcd;
 use crate::config::{ModelOptions, Quantization, Residency};
 use crate::device::Dtype;
 use crate::ops::kernels::Place;
