@@ -18,7 +18,7 @@ use lora_train::config::{DataConfig, DataSource};
 use lora_train::data::cache::CacheSettings;
 use lora_train::data::dataset::{Cursor, Dataset, OpenOptions};
 use lora_train::data::tokenizer::Tokenizer;
-use lora_train::telemetry::peak_host_memory_bytes;
+use lora_train::measure::telemetry::peak_host_memory_bytes;
 
 /// Time to take micro-batches for.
 const BUDGET: Duration = Duration::from_secs(2);

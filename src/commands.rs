@@ -1,8 +1,9 @@
-//! Sub-commands other than training, one file each.
+//! The command line, and the sub-commands other than training, one file each.
 
 pub(crate) mod bench;
 pub(crate) mod chat;
 pub(crate) mod check;
+pub mod cli;
 pub(crate) mod compare;
 pub(crate) mod doctor;
 pub(crate) mod eval;
@@ -22,7 +23,7 @@ use std::io::{ErrorKind, IsTerminal as _, Write as _, stderr, stdout};
 
 use serde::Serialize;
 
-use crate::failure::Failure;
+use crate::util::failure::Failure;
 
 /// Writes a line to stdout. A closed reader, such as `head`, is no failure.
 fn print(text: &str) -> Result<(), Failure> {

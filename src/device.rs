@@ -24,8 +24,8 @@ use std::sync::OnceLock;
 
 use burn::tensor::{Device, Tensor};
 
-use crate::files;
-use crate::panics::guarded;
+use crate::util::files;
+use crate::util::panics::guarded;
 
 pub use cpu::{cpu_features, cpu_model_name, num_cpu_threads};
 pub use cuda_gpu::{CudaGpu, DriverLibrary};

@@ -11,10 +11,10 @@ use serde_json::{Value, json};
 
 use crate::data::template::{ChatTemplate, TemplateError};
 use crate::data::tokenizer::{Tokenizer, TokenizerError};
-use crate::faults;
 use crate::lora::AdapterSet;
 use crate::model::Model;
 use crate::model::decode::{Part, Sequence, next_logits};
+use crate::util::faults;
 
 use writing::{Next, Writing};
 

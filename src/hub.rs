@@ -8,8 +8,8 @@
 
 use std::path::PathBuf;
 
-use crate::gguf::only_gguf;
 use crate::schema::Problem;
+use crate::util::gguf::only_gguf;
 
 mod dataset;
 mod download;

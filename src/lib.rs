@@ -2,64 +2,41 @@
 //!
 //! The modules, from top to bottom. A file imports only from lines below its own (`tests/it/layers.rs` checks this):
 //!
-//! - [`cli`] the command line
-//! - `commands` one file per sub-command: `check`, `inspect`, `plan`, `tune`, `doctor`, `chat`, `serve`, `eval`,
-//!   `generate`, `merge`, `push`, `bench`, `report`, `compare`
+//! - [`commands`] the command line, one file per sub-command: `check`, `inspect`, `plan`, `tune`, `doctor`, `chat`,
+//!   `serve`, `eval`, `generate`, `merge`, `push`, `bench`, `report`, `compare`
 //! - `run` training, as a straight line
 //! - [`recipe`] the TOML file: the sections of [`config`] composed, all problems reported at once
-//! - [`report`] a run's files made into a report
 //! - [`train`] the loop, one step, block-wise backpropagation, loss, optimizer, schedule, evaluation
 //! - [`generate`] text from a model, token by token
-//! - [`checkpoint`], [`export`] what is written to disk: training state, PEFT adapters, merged models
+//! - [`save`] what is written to disk: training state, PEFT adapters, merged models
+//! - [`insight`] what the figures of a run say about it: the diagnosis, the report
+//! - [`data`] rows to token batches, in host memory
 //! - [`model`] the decoder block forwards and backwards, its weights, decoding
 //! - [`lora`] low-rank adapters
 //! - [`ops`] the operations of a step, each with its forward and backward
-//! - [`data`] rows to token batches, in host memory
-//! - [`diagnosis`] what the figures of a run say about it
-//! - [`metrics`] the figures of a step and where they are written
-//! - [`telemetry`] samples of the machine during training
-//! - [`figures`] every figure of a step, one row each
+//! - [`measure`] every figure of a step, one row each; samples of the machine; where figures are written
 //! - [`config`] the sections of the recipe as plain data
 //! - [`spec`] what a model is: shapes, tensors and names, from config.json; a family is a row
 //! - [`device`] the device that computes, its types and its speed
 //! - [`hub`] files of models and data sets from the Hugging Face Hub
-//! - [`failure`] how a command ends without its result
-//! - [`panics`] panics that are caught
-//! - [`faults`] what a device's backend says when it fails, and reading tensors
-//! - [`files`] files that are complete or absent
-//! - [`gguf`] GGUF files as they are read
-//! - [`text`] numbers for people
-//! - [`stats`] means, quantiles and straight lines
-//! - [`allocator`] small pieces of memory from mimalloc, large ones from the system
+//! - [`util`] whole files, GGUF files, numbers for people, statistics, failures, the allocator
 //! - [`schema`] strict reading of TOML and JSON
 
-pub mod allocator;
-pub mod checkpoint;
-pub mod cli;
-mod commands;
+pub mod commands;
 pub mod config;
 pub mod data;
 pub mod device;
-pub mod diagnosis;
-pub mod export;
-pub mod failure;
-pub mod faults;
-pub mod figures;
-pub mod files;
 pub mod generate;
-pub mod gguf;
 pub mod hub;
+pub mod insight;
 pub mod lora;
-pub mod metrics;
+pub mod measure;
 pub mod model;
 pub mod ops;
-pub mod panics;
 pub mod recipe;
-pub mod report;
 mod run;
+pub mod save;
 pub mod schema;
 pub mod spec;
-pub mod stats;
-pub mod telemetry;
-pub mod text;
 pub mod train;
+pub mod util;

@@ -14,10 +14,10 @@ use crate::config::{
     ModelOptions, OptimizerConfig, SchedulerConfig, TrainConfig, WatchdogConfig,
 };
 use crate::data::files::FileKind;
-use crate::gguf::is_gguf;
 use crate::model::Storage;
 use crate::schema::{self, Keys, Override, Places, Problem, Problems, Section, section};
 use crate::spec::ModelConfig;
+use crate::util::gguf::is_gguf;
 
 pub use args::RecipeArgs;
 pub use flags::{Flag, flag};

@@ -21,10 +21,10 @@ pub(crate) use prepare::Prepared;
 use std::cell::OnceCell;
 use std::time::Instant;
 
-use crate::failure::Failure;
 use crate::recipe::Purpose;
 use crate::schema::Places;
 use crate::train::stop::Stop;
+use crate::util::failure::Failure;
 
 use device_memory::with_advice;
 use dir::RunDir;

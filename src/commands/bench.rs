@@ -11,16 +11,16 @@ use rand_chacha::ChaCha8Rng;
 use super::{number, print_figures, say};
 use crate::data::batch::{Batch, Document, Target};
 use crate::device::OpenDevice;
-use crate::failure::Failure;
+use crate::measure::telemetry::{Telemetry, peak_host_memory_bytes};
 use crate::ops::peak::gemm_peak_flops;
 use crate::ops::profile::{self, Row};
 use crate::recipe::{Purpose, Recipe, RecipeArgs};
 use crate::run::Prepared;
 use crate::run::inputs::{WeightsFrom, nvml_selector};
-use crate::stats::{as_u64, median};
-use crate::telemetry::{Telemetry, peak_host_memory_bytes};
 use crate::train::flops::StepFlops;
 use crate::train::step::TrainStep;
+use crate::util::failure::Failure;
+use crate::util::stats::{as_u64, median};
 use report::{BenchReport, Scatter, profile_table};
 
 /// Measured steps where the recipe has no `train.max_steps`.

@@ -15,11 +15,11 @@ use super::generate::{NON_FINITE, Output, SamplingArgs};
 use super::named::{Asked, LoadArgs, ModelArgs, Named, OpenedModel, template};
 use super::say;
 use crate::data::template::ChatTemplate;
-use crate::export::PromptForm;
-use crate::failure::Failure;
 use crate::generate::{Ending, GenerateError, GenerateOptions, Generator, encode_messages};
 use crate::model::decode::Sequence;
+use crate::save::export::PromptForm;
 use crate::train::stop::EXIT_INTERRUPTED;
+use crate::util::failure::Failure;
 
 const HELP: &str = "  /reset          forget the conversation
   /system TEXT    set the system message and forget the conversation; without TEXT, take it away

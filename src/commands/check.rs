@@ -15,17 +15,17 @@ use crate::data::dataset::{Dataset, OpenOptions, RowCounts};
 use crate::data::error::DataError;
 use crate::data::sources::source_files;
 use crate::data::tokenizer::Tokenizer;
-use crate::failure::Failure;
 use crate::hub::Progress;
-use crate::metrics::SUMMARY_FILE;
+use crate::measure::metrics::SUMMARY_FILE;
 use crate::recipe::{Purpose, Recipe, RecipeArgs};
 use crate::run::dir::{finished, has_checkpoints, nearest_existing, not_a_folder};
 use crate::run::inputs::{ModelParts, WeightsFrom, vocabulary_problem};
 use crate::run::overview::{self, Fact};
 use crate::run::prepare::PreparedParts;
 use crate::schema::{Problem, Problems};
-use crate::text::with_commas;
 use crate::train::task::Task;
+use crate::util::failure::Failure;
+use crate::util::text::with_commas;
 
 /// Arguments of `lora-train check`.
 #[derive(Clone, Debug, clap::Args)]

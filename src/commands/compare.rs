@@ -2,8 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::failure::Failure;
-use crate::report::compare::{Comparison, Limit};
+use crate::insight::report::compare::{Comparison, Limit};
+use crate::util::failure::Failure;
 
 use super::report::failure;
 use super::{print, say};

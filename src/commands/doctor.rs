@@ -15,10 +15,10 @@ use serde_json::{Map, Value, json};
 use super::print;
 use crate::data::cache::CacheSettings;
 use crate::device::DeviceKind;
-use crate::failure::Failure;
 use crate::hub::{Greeting, HubSettings, greet};
-use crate::telemetry::{disk_read_bytes_per_second, free_disk_bytes};
-use crate::text::{self, Mark};
+use crate::measure::telemetry::{disk_read_bytes_per_second, free_disk_bytes};
+use crate::util::failure::Failure;
+use crate::util::text::{self, Mark};
 
 /// With less space, a model or a few checkpoints do not fit.
 const LITTLE_DISK_BYTES: u64 = 2 << 30;

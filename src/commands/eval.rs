@@ -12,20 +12,20 @@ use super::{print_figures, say};
 use crate::config::{DataSource, ModelOptions};
 use crate::data::cache::CacheSettings;
 use crate::data::dataset::OpenOptions;
-use crate::export::read_adapter;
-use crate::failure::Failure;
-use crate::files;
 use crate::hub::Progress;
 use crate::lora::AdapterSet;
 use crate::recipe::{Purpose, Recipe};
 use crate::run::Prepared;
 use crate::run::inputs::{WeightsFrom, data_failure};
+use crate::save::export::read_adapter;
 use crate::schema::{Override, Problem};
-use crate::text::with_commas;
 use crate::train::eval::eval_loss;
 use crate::train::step::TrainStep;
 use crate::train::stop::Stop;
 use crate::train::task::{Score, Task};
+use crate::util::failure::Failure;
+use crate::util::files;
+use crate::util::text::with_commas;
 
 /// Arguments of `lora-train eval`.
 #[derive(Clone, Debug, clap::Args)]

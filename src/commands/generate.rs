@@ -12,11 +12,11 @@ use rand::Rng;
 
 use super::named::{Asked, LoadArgs, ModelArgs, Named, template};
 use super::{number, print, say};
-use crate::export::PromptForm;
-use crate::failure::Failure;
 use crate::generate::{Ending, GenerateOptions, Generated, Generator, encode_prompt};
+use crate::save::export::PromptForm;
 use crate::schema::Problem;
 use crate::train::stop::Stop;
+use crate::util::failure::Failure;
 
 /// Arguments of `lora-train generate`.
 #[derive(Clone, Debug, clap::Args)]

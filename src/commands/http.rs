@@ -5,8 +5,8 @@ use std::net::{IpAddr, TcpListener};
 use axum::Router;
 use axum::http::{HeaderMap, HeaderName, header};
 
-use crate::failure::Failure;
 use crate::schema::Problem;
+use crate::util::failure::Failure;
 
 /// Listens on an address; port 0 takes a free one.
 pub(super) fn bind(host: IpAddr, port: u16) -> Result<TcpListener, Failure> {

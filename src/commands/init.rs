@@ -12,8 +12,8 @@ use std::io::{ErrorKind, IsTerminal as _, Write as _, stdin, stdout};
 use std::path::{Path, PathBuf};
 
 use super::say;
-use crate::failure::Failure;
 use crate::schema::Problem;
+use crate::util::failure::Failure;
 use draft::Draft;
 
 /// Arguments of `lora-train init`.

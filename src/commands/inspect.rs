@@ -7,12 +7,12 @@ use super::say;
 use crate::data::cache::CacheSettings;
 use crate::data::dataset::{Dataset, OpenOptions};
 use crate::data::tokenizer::Tokenizer;
-use crate::failure::Failure;
 use crate::hub::Progress;
 use crate::recipe::{Purpose, Recipe, RecipeArgs};
 use crate::run::inputs::{WeightsFrom, data_failure, find_model};
 use crate::run::overview;
-use crate::text::has_colors;
+use crate::util::failure::Failure;
+use crate::util::text::has_colors;
 
 mod model;
 mod row;

@@ -9,15 +9,15 @@ use indicatif::{ProgressBar, ProgressStyle};
 use super::named::{ModelArgs, Named, misfit};
 use super::say;
 use crate::device::Dtype;
-use crate::export::{self, Differences, ExportError, GgufType, MergeOptions, MergeSummary};
-use crate::failure::Failure;
 use crate::hub::{self, HubSettings, Progress, Wanted};
 use crate::model::weights::{Quantisation, Weights};
 use crate::ops::quantised::Coding;
 use crate::run::args::quoted;
+use crate::save::export::{self, Differences, ExportError, GgufType, MergeOptions, MergeSummary};
 use crate::schema::Problem;
 use crate::spec::{ModelConfig, StoredQuantisation};
-use crate::text::bytes;
+use crate::util::failure::Failure;
+use crate::util::text::bytes;
 
 /// Arguments of `lora-train merge`.
 #[derive(Clone, Debug, clap::Args)]

@@ -6,20 +6,20 @@ mod trained_with;
 use std::path::{Path, PathBuf};
 
 use super::say;
-use crate::checkpoint::Checkpoints;
 use crate::config::{Init, ModelOptions};
 use crate::data::tokenizer::Tokenizer;
 use crate::device::{self, Dtype, OpenDevice};
-use crate::export::{ExportError, PromptForm, SavedAdapter, is_adapter, read_adapter};
-use crate::failure::Failure;
 use crate::lora::AdapterSet;
-use crate::metrics::SUMMARY_FILE;
+use crate::measure::metrics::SUMMARY_FILE;
 use crate::model::weights::{StoredTensor, Weights};
 use crate::model::{Model, Storage};
 use crate::run::dir::{ENVIRONMENT_FILE, RESOLVED_FILE};
 use crate::run::inputs::{ModelSource, WeightsFrom};
 use crate::run::overview::held;
+use crate::save::checkpoint::Checkpoints;
+use crate::save::export::{ExportError, PromptForm, SavedAdapter, is_adapter, read_adapter};
 use crate::schema::{Problem, Section, read_json};
+use crate::util::failure::Failure;
 
 pub(crate) use form::{Asked, template};
 use trained_with::TrainedWith;

@@ -11,12 +11,12 @@ use serde_json::Value;
 use super::named::{ModelArgs, Named};
 use super::report::failure;
 use super::{print, say};
-use crate::export::{PROMPT_FORM_FILE, read_adapter};
-use crate::failure::Failure;
 use crate::hub::{self, Content, HubSettings, Location, Progress, Upload};
-use crate::report::{Published, model_card};
+use crate::insight::report::{Published, model_card};
 use crate::run::next_commands::vllm_rank;
+use crate::save::export::{PROMPT_FORM_FILE, read_adapter};
 use crate::schema::Problem;
+use crate::util::failure::Failure;
 
 /// The card, and its picture.
 const CARD: &str = "README.md";

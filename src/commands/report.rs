@@ -11,10 +11,10 @@ use axum::response::Html;
 use axum::routing::get;
 
 use super::{http, print, say};
-use crate::failure::Failure;
-use crate::report::{self, ReportError};
+use crate::insight::report::{self, ReportError};
 use crate::schema::Problem;
 use crate::train::stop::Stop;
+use crate::util::failure::Failure;
 
 /// Arguments of `lora-train report`.
 #[derive(Clone, Debug, clap::Args)]

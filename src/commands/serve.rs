@@ -26,11 +26,11 @@ use tokio::sync::mpsc::UnboundedReceiver;
 use super::named::{Asked, BASE, LoadArgs, ModelArgs, Named, OpenedModel, template};
 use super::{http, say};
 use crate::data::template::ChatTemplate;
-use crate::export::PromptForm;
-use crate::failure::Failure;
 use crate::generate::{GenerateError, NewText};
+use crate::save::export::PromptForm;
 use crate::schema::Problem;
 use crate::train::stop::Stop;
+use crate::util::failure::Failure;
 
 use api::{Asking, Kind};
 use error::ApiError;

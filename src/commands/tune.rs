@@ -18,14 +18,14 @@ use serde::Serialize;
 
 use super::{number, print, say};
 use crate::device::{Dtype, num_cpu_threads};
-use crate::failure::Failure;
 use crate::ops::kernels::place_on;
 use crate::recipe::{Purpose, Recipe, RecipeArgs};
 use crate::run::Prepared;
 use crate::run::inputs::{WeightsFrom, workload};
 use crate::schema::{Problem, Problems};
-use crate::stats::{as_f64, median};
 use crate::train::fit;
+use crate::util::failure::Failure;
+use crate::util::stats::{as_f64, median};
 use axis::{Axis, Limits, changes};
 use search::{MIN_GAIN, NUM_PAIRS, Paired, Trial, TrialResult};
 use trial::{Length, OUT_OF_TIME, Runner};

@@ -16,7 +16,7 @@ use sha2::{Digest as _, Sha256};
 mod content;
 mod store;
 
-use crate::files::{MAX_CACHE_BYTES, cache_folder, hex};
+use crate::util::files::{MAX_CACHE_BYTES, cache_folder, hex};
 
 pub(super) use content::{Signature, content_hash, hash_of};
 pub(super) use store::{Chunk, Details, Encoded, RowEntry, StoreWriter, TokenStore};

@@ -14,7 +14,7 @@ use serde_json::Value;
 use super::error::DataError;
 use super::files::FileKind;
 use super::unpack;
-use crate::panics::guarded;
+use crate::util::panics::guarded;
 
 mod cells;
 mod columns;

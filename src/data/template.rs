@@ -11,7 +11,7 @@ use time::OffsetDateTime;
 
 use super::jinja;
 use super::tokenizer::Tokenizer;
-use crate::panics::guarded;
+use crate::util::panics::guarded;
 
 mod conversation;
 mod trace;

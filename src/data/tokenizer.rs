@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use serde::de::IgnoredAny;
 use sha2::{Digest as _, Sha256};
 
-use crate::panics::guarded;
+use crate::util::panics::guarded;
 
 mod class;
 mod files;

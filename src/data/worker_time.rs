@@ -3,7 +3,7 @@
 use std::ops::AddAssign;
 use std::time::{Duration, Instant};
 
-use crate::telemetry::thread_time;
+use crate::measure::telemetry::thread_time;
 
 /// The time that making micro-batches took, summed over all workers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -10,7 +10,7 @@ use cudarc::driver::sys::CUdevice_attribute;
 use cudarc::driver::{DriverError, result, sys};
 
 use super::{CudaGpu, DeviceError, DriverLibrary};
-use crate::panics::guarded;
+use crate::util::panics::guarded;
 
 const NO_DRIVER_HINT: &str =
     "install NVIDIA's driver (`nvidia-smi` must work; in a container, start it with GPU access), or use `--device cpu`";

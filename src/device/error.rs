@@ -1,7 +1,7 @@
 //! What can go wrong when a device is opened.
 
 use super::{DeviceKind, Dtype};
-use crate::faults;
+use crate::util::faults;
 
 /// A device cannot be used. The text says what to do instead.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -4,7 +4,7 @@ use cudarc::nvrtc::result::NvrtcError;
 use cudarc::nvrtc::sys;
 
 use super::{NvrtcLibrary, cuda_driver};
-use crate::panics::guarded;
+use crate::util::panics::guarded;
 
 /// Loads the library and asks what it is.
 ///

@@ -9,7 +9,7 @@ use burn::tensor::{DType, Device, Distribution, Tensor};
 use gemm::Parallelism;
 
 use super::Dtype;
-use crate::panics::guarded;
+use crate::util::panics::guarded;
 
 /// Time that the measurement on a CPU may take.
 const CPU_BUDGET: Duration = Duration::from_millis(100);

@@ -6,10 +6,10 @@ use super::sampler::{Logprobs, logprobs};
 use super::writing::{Next, Writing};
 use super::{Ending, GenerateError, GenerateOptions, LOGITS, check, is_full};
 use crate::data::tokenizer::Tokenizer;
-use crate::faults;
 use crate::lora::AdapterSet;
 use crate::model::Model;
 use crate::model::decode::{MAX_TEXTS, Part, Sequence, next_logits};
+use crate::util::faults;
 
 /// A text to write.
 #[derive(Clone, Debug)]

@@ -8,8 +8,8 @@ use hf_hub::{HFRepositorySync, split_id};
 
 use super::repository::{REQUEST_RETRIES, RemoteFile, Repository};
 use super::{HubError, Progress, Wanted, gguf};
-use crate::gguf::is_gguf;
 use crate::schema::{Problem, searched_folder};
+use crate::util::gguf::is_gguf;
 
 const CONFIG: &str = "config.json";
 const SINGLE: &str = "model.safetensors";

@@ -2,8 +2,8 @@
 
 use hf_hub::HFError;
 
-use crate::failure::Failure;
 use crate::schema::Problem;
+use crate::util::failure::Failure;
 
 /// Why a model or a data set is not on this machine.
 #[derive(Debug, thiserror::Error)]

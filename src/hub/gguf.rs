@@ -11,9 +11,9 @@ use indicatif::HumanBytes;
 
 use super::HubError;
 use super::repository::{RemoteFile, Repository, is_below};
-use crate::gguf::{is_gguf, rope_factors_of_head};
 use crate::schema::Problem;
-use crate::text::lines;
+use crate::util::gguf::{is_gguf, rope_factors_of_head};
+use crate::util::text::lines;
 
 /// Bytes of a request for a head: most heads, whose largest part is the vocabulary, come with one.
 const BLOCK_BYTES: u64 = 8 << 20;

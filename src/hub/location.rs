@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 
 use super::HubError;
 use super::repository::is_below;
-use crate::gguf::is_gguf;
 use crate::schema::{Problem, searched_folder};
+use crate::util::gguf::is_gguf;
 
 /// What `model.path` names.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -17,8 +17,8 @@ use sha2::{Digest as _, Sha256};
 use super::error::{code_and_message, root_cause};
 use super::progress::{FileMeter, Progress};
 use super::{HubError, HubSettings};
-use crate::files::hex;
 use crate::schema::{Problem, searched_folder};
+use crate::util::files::hex;
 
 /// How often a request is repeated if no server answers: about a second in all, since the cache may do instead.
 pub(super) const REQUEST_RETRIES: usize = 3;

@@ -13,8 +13,8 @@ use sha2::{Digest as _, Sha256};
 
 use super::error::root_cause;
 use super::{HubError, Progress};
-use crate::files::hex;
 use crate::schema::Problem;
+use crate::util::files::hex;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
 

@@ -10,9 +10,9 @@ use std::sync::{Mutex, PoisonError};
 use burn::tensor::{Device, StreamId};
 
 use super::block::Block;
-use crate::faults;
 use crate::ops::linear::Matrix;
 use crate::ops::travel::Way;
+use crate::util::faults;
 
 /// What is copied, to people.
 const WHAT: &str = "a block of the model";

@@ -7,10 +7,10 @@ use burn::tensor::{DType, Device, Distribution, Tensor, TensorData};
 
 use crate::config::Residency;
 use crate::device::Dtype;
-use crate::gguf::is_gguf;
 use crate::ops::linear::Matrix;
 use crate::schema::Problem;
 use crate::spec::ModelConfig;
+use crate::util::gguf::is_gguf;
 
 mod bitsandbytes;
 pub mod convert;

@@ -2,10 +2,10 @@
 
 use std::path::Path;
 
-use crate::checkpoint::Checkpoints;
 use crate::config::LoraConfig;
-use crate::export::{SavedAdapter, find_adapter, read_adapter};
 use crate::lora::targets::AdapterShape;
+use crate::save::checkpoint::Checkpoints;
+use crate::save::export::{SavedAdapter, find_adapter, read_adapter};
 use crate::schema::{Problem, Section};
 use crate::spec::PerSite;
 

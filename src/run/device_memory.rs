@@ -7,16 +7,16 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use super::inputs;
 use crate::config::GradientCheckpointing;
 use crate::device::{DeviceKind, OpenDevice};
-use crate::failure::Failure;
-use crate::faults::{Fault, panic_text};
 use crate::lora::targets::Selection;
+use crate::measure::telemetry::gpus::{self, Gpus};
+use crate::measure::telemetry::{NVML_LIBRARY_VARIABLE, available_host_memory_bytes, total_host_memory_bytes};
 use crate::ops::kernels::place_on;
 use crate::recipe::Recipe;
 use crate::spec::ModelConfig;
-use crate::telemetry::gpus::{self, Gpus};
-use crate::telemetry::{NVML_LIBRARY_VARIABLE, available_host_memory_bytes, total_host_memory_bytes};
 use crate::train::fit::{self, Decision, Memories};
 use crate::train::memory::{GPU_CONTEXT_BYTES, MemoryPlan, Workload};
+use crate::util::failure::Failure;
+use crate::util::faults::{Fault, panic_text};
 
 /// Memory and power of a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -155,7 +155,7 @@ pub(super) fn panic_reason(panic: &(dyn Any + Send), advice: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::telemetry::gpus::{GpuInfo, MigSlice};
+    use crate::measure::telemetry::gpus::{GpuInfo, MigSlice};
 
     #[test]
     fn a_gpu_has_what_nobody_else_uses_and_the_power_that_its_limit_allows() {

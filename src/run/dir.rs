@@ -10,12 +10,12 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::failure::Failure;
-use crate::files;
-use crate::metrics::{Outcome, SUMMARY_FILE, UNFINISHED_FILE};
-use crate::report::REPORT_FILE;
+use crate::insight::report::REPORT_FILE;
+use crate::measure::metrics::{Outcome, SUMMARY_FILE, UNFINISHED_FILE};
 use crate::schema::Problem;
 use crate::train::saver::BEST_ADAPTER;
+use crate::util::failure::Failure;
+use crate::util::files;
 use lock::lock;
 use superseded::WRITTEN;
 

@@ -17,15 +17,15 @@ use super::prepare::Prepared;
 use super::start::Started;
 use super::verify::adapter_reloads;
 use crate::data::dataset::RowCounts;
-use crate::export::{adapter_set, adapter_weights, read_adapter};
-use crate::failure::Failure;
-use crate::metrics::{Outcome, Summary};
-use crate::panics::guarded;
-use crate::report;
-use crate::stats::as_f64;
+use crate::insight::report;
+use crate::measure::metrics::{Outcome, Summary};
+use crate::save::export::{adapter_set, adapter_weights, read_adapter};
 use crate::train::laps::Part;
 use crate::train::saver::{BEST_ADAPTER, Best};
 use crate::train::trainer::TrainerError;
+use crate::util::failure::Failure;
+use crate::util::panics::guarded;
+use crate::util::stats::as_f64;
 
 /// How long the end of a run waits for its report, which takes 1.5 s for 100,000 steps on a busy machine.
 const REPORT_LIMIT: Duration = Duration::from_mins(10);

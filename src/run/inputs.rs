@@ -11,11 +11,10 @@ use crate::data::error::DataError;
 use crate::data::progress::{Meter, Work};
 use crate::data::tokenizer::Tokenizer;
 use crate::device::OpenDevice;
-use crate::failure::Failure;
-use crate::gguf::is_gguf;
 use crate::hub::{self, HubError, HubSettings, Location, Progress, Wanted};
 use crate::lora::AdapterSet;
 use crate::lora::targets::Selection;
+use crate::measure::telemetry::NvmlSelector;
 use crate::model::weights::{RandomWeights, WeightFiles, Weights};
 use crate::model::{Model, Storage, load};
 use crate::ops::kernels::Place;
@@ -23,8 +22,9 @@ use crate::ops::product::F32Products;
 use crate::recipe::Recipe;
 use crate::schema::{Problem, Problems};
 use crate::spec::ModelConfig;
-use crate::telemetry::NvmlSelector;
 use crate::train::memory::Workload;
+use crate::util::failure::Failure;
+use crate::util::gguf::is_gguf;
 
 /// Where the weights of a model may come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -10,15 +10,15 @@ use super::prepare::Prepared;
 use super::resume::Resumed;
 use crate::data::cache::CacheSettings;
 use crate::data::dataset::{Dataset, OpenOptions};
-use crate::export::{adapter_set, find_adapter, read_adapter};
-use crate::failure::Failure;
 use crate::hub::Progress;
 use crate::lora::AdapterSet;
 use crate::model::Model;
 use crate::recipe::Recipe;
+use crate::save::export::{adapter_set, find_adapter, read_adapter};
 use crate::train::state::RowOrder;
 use crate::train::step::TrainStep;
 use crate::train::stop::Stop;
+use crate::util::failure::Failure;
 
 /// Message when a run stops before there is anything to save.
 const STOPPED: &str = "stopped before the first step";

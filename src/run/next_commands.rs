@@ -4,7 +4,7 @@ use std::path::Path;
 
 use super::args::quoted;
 use super::dir::RunDir;
-use crate::gguf::is_gguf;
+use crate::util::gguf::is_gguf;
 
 /// Ranks that vLLM serves.
 const VLLM_RANKS: [usize; 8] = [8, 16, 32, 64, 128, 256, 320, 512];

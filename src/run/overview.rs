@@ -9,14 +9,14 @@ use crate::data::dataset::Dataset;
 use crate::data::files::FileInfo;
 use crate::device::OpenDevice;
 use crate::lora::targets::Selection;
-use crate::metrics::Sinks;
+use crate::measure::metrics::Sinks;
 use crate::model::Storage;
 use crate::model::weights::convert::float_dtype;
 use crate::model::weights::{StoredTensor, WeightFiles, Weights};
 use crate::recipe::Recipe;
 use crate::spec::{Method, ModelConfig};
-use crate::text::with_commas;
 use crate::train::schedule::{self, Schedule};
+use crate::util::text::with_commas;
 
 /// A label and its value.
 pub(crate) type Fact = (&'static str, String);

@@ -4,10 +4,10 @@ use super::device_memory::StepMemory;
 use super::inputs::{ModelParts, ModelSource, WeightsFrom, no_weights, require_residency, select};
 use crate::config::GradientCheckpointing;
 use crate::device::{self, OpenDevice};
-use crate::failure::Failure;
 use crate::lora::targets::Selection;
 use crate::recipe::Recipe;
 use crate::train::fit::Decision;
+use crate::util::failure::Failure;
 
 /// A recipe, and the model, layers and device that it names: `check` prints it, training continues from it.
 #[derive(Debug)]

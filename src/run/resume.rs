@@ -5,15 +5,15 @@ use std::path::{Path, PathBuf};
 use super::args::{Resume, TrainArgs};
 use super::changes::{Change, changes};
 use super::dir::{Finished, RunDir};
-use crate::checkpoint::{self, Checkpoints};
 use crate::config::GradientCheckpointing;
-use crate::failure::Failure;
 use crate::lora::AdapterSet;
-use crate::metrics::Sinks;
+use crate::measure::metrics::Sinks;
 use crate::recipe::Recipe;
+use crate::save::checkpoint::{self, Checkpoints};
 use crate::schema::{Effect, Problem, Problems};
 use crate::train::state::{Inputs, RowOrder, TrainerState};
 use crate::train::step::{StepState, TrainStep};
+use crate::util::failure::Failure;
 
 /// A checkpoint to continue from.
 #[derive(Debug)]

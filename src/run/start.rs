@@ -9,19 +9,18 @@ use super::load::row_order;
 use super::overview;
 use super::prepare::Prepared;
 use super::resume::Resumed;
-use crate::checkpoint::Checkpoints;
 use crate::config::GradientCheckpointing;
 use crate::data::dataset::Dataset;
 use crate::data::files::FileInfo;
 use crate::data::template::ChatTemplate;
 use crate::device::num_cpu_threads;
-use crate::diagnosis::Facts;
-use crate::export::PromptForm;
-use crate::failure::Failure;
-use crate::metrics::{SinkOptions, Sinks};
+use crate::insight::diagnosis::Facts;
+use crate::measure::metrics::{SinkOptions, Sinks};
+use crate::measure::telemetry::{Telemetry, total_host_memory_bytes};
 use crate::ops::kernels::place_on;
 use crate::recipe::Recipe;
-use crate::telemetry::{Telemetry, total_host_memory_bytes};
+use crate::save::checkpoint::Checkpoints;
+use crate::save::export::PromptForm;
 use crate::train::flops::StepFlops;
 use crate::train::memory::Workload;
 use crate::train::recorder::Recorder;
@@ -31,6 +30,7 @@ use crate::train::state::{Inputs, TrainerState};
 use crate::train::step::TrainStep;
 use crate::train::task::Task;
 use crate::train::trainer::Trainer;
+use crate::util::failure::Failure;
 
 /// A run that is ready for its first step.
 pub(super) struct Started<'a> {

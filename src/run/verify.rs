@@ -3,10 +3,10 @@
 use std::path::Path;
 
 use crate::data::batch::{Batch, Document};
-use crate::export::{ExportError, adapter_set, adapter_weights, read_adapter};
-use crate::faults;
 use crate::lora::AdapterSet;
 use crate::model::Model;
+use crate::save::export::{ExportError, adapter_set, adapter_weights, read_adapter};
+use crate::util::faults;
 
 /// Tokens whose logits are compared.
 const NUM_TOKENS: usize = 16;

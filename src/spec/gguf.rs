@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use serde_json::{Map, json};
 
 use super::{Method, ModelConfig, Rope, RopeScaling, StoredQuantisation};
-use crate::gguf::GgufFile;
-pub use crate::gguf::ROPE_FACTORS;
 use crate::schema::{Problem, Problems};
+use crate::util::gguf::GgufFile;
+pub use crate::util::gguf::ROPE_FACTORS;
 
 /// Modules of a block, in Hugging Face's files and in GGUF.
 const MODULES: [(&str, &str); 11] = [

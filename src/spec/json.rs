@@ -5,8 +5,8 @@ use std::path::Path;
 use super::block::{Attention, Block, Gated, Heads, SITE_NAMES, Site, Sublayer, SublayerKind};
 use super::families::{Biases, FAMILIES, Family, Windows};
 use super::{ModelConfig, Rope, RopeScaling, stored};
-use crate::gguf::{self, GgufFile};
 use crate::schema::{Problem, Problems, Section, Value, read_json};
+use crate::util::gguf::{self, GgufFile};
 
 impl ModelConfig {
     /// Reads a `config.json`, or the shape in the metadata of a GGUF file.

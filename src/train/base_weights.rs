@@ -2,7 +2,7 @@
 
 use super::memory::{MemoryPlan, Workload};
 use crate::config::Residency;
-use crate::stats::as_f64;
+use crate::util::stats::as_f64;
 
 /// Bytes of the frozen weights as the model holds them.
 struct Sizes {

@@ -10,7 +10,7 @@ use crate::config::{EvalConfig, TrainConfig};
 use crate::data::dataset::Dataset;
 use crate::data::error::DataError;
 use crate::generate::{GenerateError, Generator};
-use crate::metrics::{EvalMetrics, Sample};
+use crate::measure::metrics::{EvalMetrics, Sample};
 
 /// Loss over all target tokens of the evaluation rows; `None` where it was stopped early.
 ///

@@ -7,12 +7,12 @@ use serde::Serialize;
 use super::memory::{Component, MemoryPlan, Workload};
 use crate::config::{GradientCheckpointing, Residency};
 use crate::device::Dtype;
-use crate::diagnosis::MEMORY_MARGIN;
+use crate::insight::diagnosis::MEMORY_MARGIN;
 use crate::model::Storage;
 use crate::model::weights::Quantisation;
 use crate::ops::cross_entropy::LossChunk;
 use crate::ops::quantised::Coding;
-use crate::stats::as_f64;
+use crate::util::stats::as_f64;
 
 /// Usable share of a device's memory: drivers, the desktop and fragmentation take the rest.
 pub const USABLE: f64 = 0.95;

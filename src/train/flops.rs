@@ -2,7 +2,7 @@
 
 use crate::data::batch::Batch;
 use crate::spec::{Heads, ModelConfig};
-use crate::stats::as_f64;
+use crate::util::stats::as_f64;
 
 /// Model FLOPs of forward and backward, as coefficients.
 ///

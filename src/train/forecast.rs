@@ -5,7 +5,7 @@ use super::schedule::{steps_per_epoch, total_steps};
 use crate::config::TrainConfig;
 use crate::data::dataset::{Cursor, Dataset};
 use crate::data::error::DataError;
-use crate::stats::as_f64;
+use crate::util::stats::as_f64;
 
 /// The steps of a run, before it starts.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -5,13 +5,13 @@ use std::collections::BTreeMap;
 use burn::tensor::{DType, Tensor};
 
 use super::ranks::Ranks;
-use crate::faults;
 use crate::lora::AdapterSet;
 use crate::model::context::BlockGrads;
 use crate::ops::host;
 use crate::ops::kernels::Place;
 use crate::ops::low_rank::LowRank;
 use crate::spec::SiteId;
+use crate::util::faults;
 
 /// Gradients of adapters, summed over tokens and micro-batches, in `f32`.
 #[derive(Clone, Debug, Default)]

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::metrics::{StepMetrics, TimeSpent};
+use crate::measure::metrics::{StepMetrics, TimeSpent};
 
 /// The purpose of a lap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -10,13 +10,13 @@ use serde::{Deserialize, Serialize};
 use super::objective::{Objective, Rows};
 use crate::config::TrainConfig;
 use crate::data::batch::{Batch, Target};
-use crate::faults;
 use crate::lora::AdapterSet;
 use crate::model::Model;
 use crate::ops::cross_entropy::{LossAndGrad, LossChunk, linear_cross_entropy, linear_cross_entropy_loss};
 use crate::ops::linear::linear;
 use crate::ops::norm::{rms_norm, rms_norm_backward};
 use crate::ops::profile;
+use crate::util::faults;
 
 impl TrainConfig {
     /// Number of target tokens whose logits exist at a time.

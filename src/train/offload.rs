@@ -11,8 +11,8 @@ use std::thread::JoinHandle;
 
 use burn::tensor::{Device, Tensor, TensorData};
 
-use crate::faults;
-use crate::panics::guarded;
+use crate::util::faults;
+use crate::util::panics::guarded;
 
 /// Number of tensors that may be waiting to leave the device when the next one is handed over.
 const MAX_LEAVING: usize = 1;

@@ -7,15 +7,15 @@ use std::collections::BTreeMap;
 use burn::tensor::{DType, Tensor, TensorData};
 
 use super::grads::GradSums;
-use crate::checkpoint::HostTensor;
 use crate::config::{OptimizerConfig, OptimizerName};
-use crate::faults;
 use crate::lora::{Adapter, AdapterSet};
 use crate::ops::kernels::Place;
 use crate::ops::low_rank::LowRank;
 use crate::ops::profile::{self, Cost};
+use crate::save::checkpoint::HostTensor;
 use crate::schema::Choice;
 use crate::spec::SiteId;
+use crate::util::faults;
 
 impl OptimizerName {
     /// The name in a recipe.

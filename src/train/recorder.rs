@@ -9,11 +9,11 @@ use super::state::TrainerState;
 use super::step_work::StepWork;
 use crate::data::worker_time::WorkerTime;
 use crate::device::{Dtype, MemoryInUse, OpenDevice};
-use crate::diagnosis::{Facts, Figures, Finding, Run, Watch, diagnose};
-use crate::metrics::{StepMetrics, Summary, TimeSpent, Totals};
+use crate::insight::diagnosis::{Facts, Figures, Finding, Run, Watch, diagnose};
+use crate::measure::metrics::{StepMetrics, Summary, TimeSpent, Totals};
+use crate::measure::telemetry::{Telemetry, peak_host_memory_bytes};
 use crate::ops::peak::gemm_peak_flops;
-use crate::stats::as_f64;
-use crate::telemetry::{Telemetry, peak_host_memory_bytes};
+use crate::util::stats::as_f64;
 
 /// On an asynchronous device, one step in this many waits at the end of every part, so that each part has a time. The
 /// first such step is the second step after a start.

@@ -7,10 +7,10 @@ use serde::{Deserialize, Serialize};
 
 use super::state::TrainerState;
 use super::step::TrainStep;
-use crate::checkpoint::{CheckpointError, Checkpoints, HostTensor};
 use crate::config::{CheckpointConfig, LoraConfig};
-use crate::export::{AdapterWeights, ExportError, PromptForm, adapter_weights, write_adapter};
-use crate::files;
+use crate::save::checkpoint::{CheckpointError, Checkpoints, HostTensor};
+use crate::save::export::{AdapterWeights, ExportError, PromptForm, adapter_weights, write_adapter};
+use crate::util::files;
 
 /// What is written beside an adapter's weights.
 pub struct AdapterFiles {

@@ -1,7 +1,7 @@
 //! The learning rate of every step, as `transformers` computes it.
 
 use crate::config::{LrScheduler, SchedulerConfig};
-use crate::stats::as_f64;
+use crate::util::stats::as_f64;
 
 /// The learning rate as a pure function of the step.
 ///

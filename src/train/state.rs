@@ -10,8 +10,8 @@ use super::task::Score;
 use super::watchdog::Watchdog;
 use crate::config::BestBy;
 use crate::data::dataset::Cursor;
-use crate::files::hex;
-use crate::metrics::{Evaluations, Totals};
+use crate::measure::metrics::{Evaluations, Totals};
+use crate::util::files::hex;
 
 /// `trainer_state.json`: the state of training after a whole number of steps.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

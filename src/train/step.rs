@@ -12,15 +12,15 @@ use super::objective::{CrossEntropy, Objective};
 use super::offload::HostParking;
 use super::optimizer::{Optimizer, OptimizerStateError};
 use super::ranks::{Alone, Ranks};
-use crate::checkpoint::HostTensor;
 use crate::config::{GradientCheckpointing, OptimizerConfig, TrainConfig};
 use crate::data::batch::Batch;
-use crate::faults;
 use crate::lora::AdapterSet;
 use crate::model::Model;
 use crate::ops::cross_entropy::LossChunk;
 use crate::ops::profile::{self, Cost};
-use crate::stats::{as_f64, as_u64, digest};
+use crate::save::checkpoint::HostTensor;
+use crate::util::faults;
+use crate::util::stats::{as_f64, as_u64, digest};
 
 /// Model, adapters and optimizer, and the step in progress.
 #[derive(Debug)]

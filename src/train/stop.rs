@@ -115,7 +115,7 @@ mod abort {
     /// Runs in the signal handler.
     fn end() -> ! {
         // Text on the dashboard's screen would be lost with that screen.
-        crate::metrics::give_terminal_back();
+        crate::measure::metrics::give_terminal_back();
         if let Some(advice) = ADVICE.get() {
             // SAFETY: a system call on memory that stays valid. If standard error is closed, the message is lost.
             unsafe { libc::write(libc::STDERR_FILENO, advice.as_ptr().cast(), advice.len()) };

@@ -14,7 +14,7 @@ use crate::data::dataset::{Asking, Dataset, Question};
 use crate::data::error::DataError;
 use crate::data::tokenizer::Tokenizer;
 use crate::generate::{GenerateError, GenerateOptions, NewText, TextBatch, TextRequest};
-use crate::stats::as_f64;
+use crate::util::stats::as_f64;
 
 pub mod answers;
 

@@ -14,13 +14,13 @@ use super::step_work::StepWork;
 use super::stop::Stop;
 use super::task::{Score, Task};
 use super::watchdog::{self, Observation, Verdict};
-use crate::checkpoint::CheckpointError;
 use crate::config::{EvalConfig, TrainConfig, WatchdogConfig};
 use crate::data::dataset::Dataset;
 use crate::data::error::DataError;
 use crate::data::loader::{LoadedBatch, Loader};
 use crate::generate::GenerateError;
-use crate::metrics::{EvalMetrics, Outcome, Sinks, StepMetrics};
+use crate::measure::metrics::{EvalMetrics, Outcome, Sinks, StepMetrics};
+use crate::save::checkpoint::CheckpointError;
 
 /// Why training failed.
 #[derive(Debug, thiserror::Error)]

@@ -3,10 +3,10 @@
 use std::fs;
 
 use lora_train::config::{LoraConfig, TargetModules};
-use lora_train::export::{AdapterWeights, HostMatrix, write_adapter};
 use lora_train::model::weights::convert;
 use lora_train::ops::low_rank::LowRank;
 use lora_train::ops::quantised::NF4;
+use lora_train::save::export::{AdapterWeights, HostMatrix, write_adapter};
 use lora_train::spec::ModelConfig;
 use safetensors::tensor::{Dtype, TensorView};
 
@@ -330,7 +330,7 @@ fn checkpoint() -> Vec<u8> {
 "watchdog":WATCHDOG,"totals":TOTALS,"inputs":{}}"#;
     let json = |value: serde_json::Value| value.to_string();
     let watchdog = json(serde_json::to_value(lora_train::train::watchdog::Watchdog::default()).unwrap());
-    let totals = json(serde_json::to_value(lora_train::metrics::Totals::default()).unwrap());
+    let totals = json(serde_json::to_value(lora_train::measure::metrics::Totals::default()).unwrap());
     let state = state.replace("WATCHDOG", &watchdog).replace("TOTALS", &totals);
     let recipe = "[model]\npath = \"m\"\n";
     let sum = |text: &[u8]| {

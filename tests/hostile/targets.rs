@@ -8,7 +8,6 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use burn::tensor::Device;
-use lora_train::checkpoint::{self, Checkpoints};
 use lora_train::config::{CheckpointConfig, DataConfig, DataFormat, DataSource, LoggingConfig, OnBadRow};
 use lora_train::data::cache::CacheSettings;
 use lora_train::data::dataset::{Dataset, OpenOptions};
@@ -16,12 +15,13 @@ use lora_train::data::formats::{RowFormat, Sample};
 use lora_train::data::template::ChatTemplate;
 use lora_train::data::tokenizer::Tokenizer;
 use lora_train::device::Dtype;
-use lora_train::export::{check_adapter, read_adapter, write_adapter};
-use lora_train::metrics::{SinkOptions, Sinks, StepMetrics};
+use lora_train::insight::report::{self, compare::Comparison};
+use lora_train::measure::metrics::{SinkOptions, Sinks, StepMetrics};
 use lora_train::model::load;
 use lora_train::model::weights::{WeightFiles, Weights};
 use lora_train::recipe::{Purpose, Recipe};
-use lora_train::report::{self, compare::Comparison};
+use lora_train::save::checkpoint::{self, Checkpoints};
+use lora_train::save::export::{check_adapter, read_adapter, write_adapter};
 use lora_train::schema::Override;
 use lora_train::spec::ModelConfig;
 use lora_train::train::state::TrainerState;
@@ -337,7 +337,7 @@ pub(crate) fn adapter(data: &[u8]) {
     write_adapter(&out, &adapter.weights, &adapter.config, "base").unwrap();
     let again = read_adapter(&out).unwrap();
     // NaN does not equal itself.
-    let bits = |adapter: &lora_train::export::SavedAdapter| -> Vec<(String, Vec<u32>)> {
+    let bits = |adapter: &lora_train::save::export::SavedAdapter| -> Vec<(String, Vec<u32>)> {
         let weights = adapter.weights.iter().map(|(module, pair)| {
             (module.clone(), pair.a.values.iter().chain(&pair.b.values).map(|value| value.to_bits()).collect())
         });

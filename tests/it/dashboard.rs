@@ -16,12 +16,12 @@ use std::time::{Duration, Instant};
 
 use burn::tensor::{Device, Tensor};
 use burn_train::Interrupter;
-use lora_train::cli;
+use lora_train::commands::cli;
 use lora_train::config::LoggingConfig;
-use lora_train::failure::Failure;
-use lora_train::metrics::{EvalMetrics, SinkOptions, Sinks, StepMetrics, Summary};
-use lora_train::panics::guarded;
+use lora_train::measure::metrics::{EvalMetrics, SinkOptions, Sinks, StepMetrics, Summary};
 use lora_train::train::stop::Stop;
+use lora_train::util::failure::Failure;
+use lora_train::util::panics::guarded;
 
 use crate::faults;
 
@@ -66,7 +66,7 @@ fn train(mode: &str) -> Result<(), Failure> {
             10 if mode == "fault" => faults::warn_of_little_memory(),
             50 if mode == "fault" => {
                 faults::lose_work();
-                let _ = lora_train::faults::read(Tensor::<1>::ones([1], &Device::flex()), "the loss");
+                let _ = lora_train::util::faults::read(Tensor::<1>::ones([1], &Device::flex()), "the loss");
             }
             50 if mode == "panic" => panic!("a bug in the middle"),
             50 if mode == "abort" => std::process::abort(),

@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use cubecl_common::device::{DeviceId, DeviceService, ServerUtilitiesHandle};
 use cubecl_common::device_handle::{CallResultExt, DeviceHandle};
-use lora_train::cli;
-use lora_train::failure::Failure;
+use lora_train::commands::cli;
+use lora_train::util::failure::Failure;
 
 use crate::engine;
 

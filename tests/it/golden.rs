@@ -16,13 +16,13 @@ use lora_train::config::{
 };
 use lora_train::data::batch::{Batch, Document, Target};
 use lora_train::device::Dtype;
-use lora_train::export::{MergeOptions, adapter_set, adapter_weights, merge, read_adapter, write_adapter};
 use lora_train::lora::AdapterSet;
 use lora_train::model::Model;
 use lora_train::model::load;
 use lora_train::model::weights::{WeightFiles, Weights};
 use lora_train::ops::host;
 use lora_train::ops::linear::Matrix;
+use lora_train::save::export::{MergeOptions, adapter_set, adapter_weights, merge, read_adapter, write_adapter};
 use lora_train::spec::ModelConfig;
 use lora_train::train::schedule::Schedule;
 use lora_train::train::step::TrainStep;

@@ -5,37 +5,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// From top to bottom, as in `src/lib.rs`.
-const LAYERS: [&str; 30] = [
-    "cli",
-    "commands",
-    "run",
-    "recipe",
-    "report",
-    "train",
-    "generate",
-    "checkpoint",
-    "export",
-    "data",
-    "model",
-    "lora",
-    "ops",
-    "diagnosis",
-    "metrics",
-    "telemetry",
-    "figures",
-    "config",
-    "spec",
-    "device",
-    "hub",
-    "failure",
-    "panics",
-    "faults",
-    "files",
-    "gguf",
-    "text",
-    "stats",
-    "allocator",
-    "schema",
+const LAYERS: [&str; 18] = [
+    "commands", "run", "recipe", "train", "generate", "save", "insight", "data", "model", "lora", "ops", "measure",
+    "config", "spec", "device", "hub", "util", "schema",
 ];
 
 fn sources(folder: &Path, files: &mut Vec<PathBuf>) {

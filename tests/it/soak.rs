@@ -14,7 +14,7 @@ use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::common::{Bench, events, lora_train, run, signal, stderr, train, wait};
-use lora_train::checkpoint::verify;
+use lora_train::save::checkpoint::verify;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use serde_json::{Map, Value};

@@ -6,7 +6,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use crate::common::{Bench, json as read_json, lora_train, stderr, steps};
-use lora_train::telemetry::{NvmlSelector, Telemetry};
+use lora_train::measure::telemetry::{NvmlSelector, Telemetry};
 use serde_json::{Value, json};
 
 /// Compiles the stand-in. The build of this project needs a C compiler too, so `cc` is there where this runs.

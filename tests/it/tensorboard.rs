@@ -8,8 +8,8 @@ use std::process::Command;
 
 use burn_train::Interrupter;
 use lora_train::config::LoggingConfig;
-use lora_train::figures::tags;
-use lora_train::metrics::{EvalMetrics, Sample, SinkOptions, Sinks, StepMetrics};
+use lora_train::measure::figures::tags;
+use lora_train::measure::metrics::{EvalMetrics, Sample, SinkOptions, Sinks, StepMetrics};
 use serde_json::{Value, json};
 
 fn open(run_dir: &Path, resume_step: Option<u64>) -> Sinks {
@@ -86,7 +86,7 @@ fn tensorboard_reads_every_tag_and_value_and_forgets_what_a_resumed_run_wrote_ag
     let read = read_with_tensorboard(run_dir);
     let mut tags: Vec<_> = read["scalars"].as_object().unwrap().keys().map(String::as_str).collect();
     tags.sort_unstable();
-    let mut expected: Vec<_> = lora_train::figures::tags().map(|(_, tag, _)| tag).collect();
+    let mut expected: Vec<_> = lora_train::measure::figures::tags().map(|(_, tag, _)| tag).collect();
     expected.sort_unstable();
     assert_eq!(tags, expected);
 

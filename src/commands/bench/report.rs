@@ -4,8 +4,8 @@ use serde::Serialize;
 
 use crate::config::GradientCheckpointing;
 use crate::ops::profile::Row;
-use crate::stats::{as_f64, median, quantile};
-use crate::text::{Mark, aligned, bytes, thousands, with_commas};
+use crate::util::stats::{as_f64, median, quantile};
+use crate::util::text::{Mark, aligned, bytes, thousands, with_commas};
 
 /// The difference in speed that a bench should show.
 const SHOWN_PERCENT: f64 = 5.0;

@@ -4,9 +4,9 @@ use std::path::PathBuf;
 
 use super::{Section, flops};
 use crate::device::{self, DeviceKind, Dtype, KernelCompiler, OpenDevice, Toolkit};
-use crate::telemetry::NVML_LIBRARY_VARIABLE;
-use crate::telemetry::gpus::{self, GpuInfo, Gpus, MigSlice};
-use crate::text;
+use crate::measure::telemetry::NVML_LIBRARY_VARIABLE;
+use crate::measure::telemetry::gpus::{self, GpuInfo, Gpus, MigSlice};
+use crate::util::text;
 
 /// The driver's view, then a trial of every compiled-in backend.
 pub(super) fn look() -> Vec<Section> {

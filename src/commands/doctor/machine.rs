@@ -6,9 +6,9 @@ use rayon::prelude::*;
 
 use super::{Section, flops};
 use crate::device::{self, Dtype};
+use crate::measure::telemetry::{available_host_memory_bytes, counts_processor_energy, total_host_memory_bytes};
 use crate::ops::peak::gemm_peak_flops;
-use crate::telemetry::{available_host_memory_bytes, counts_processor_energy, total_host_memory_bytes};
-use crate::text;
+use crate::util::text;
 
 /// Maximum time to measure the memory.
 const BUDGET: Duration = Duration::from_millis(300);

@@ -11,9 +11,9 @@ use super::{NON_FINITE, print};
 use crate::commands::named::{LoadArgs, OpenedModel};
 use crate::data::template::ChatTemplate;
 use crate::data::tokenizer::Tokenizer;
-use crate::failure::Failure;
 use crate::generate::{Ending, GenerateOptions, NewText, TextBatch, TextRequest, encode_messages, encode_prompt};
 use crate::schema::Problem;
+use crate::util::failure::Failure;
 
 /// A prompt of the file.
 #[derive(Debug)]

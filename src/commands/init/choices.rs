@@ -11,17 +11,17 @@ use crate::data::cache::CacheSettings;
 use crate::data::dataset::{Dataset, OpenOptions};
 use crate::data::error::DataError;
 use crate::device::{Dtype, OpenDevice};
-use crate::failure::Failure;
 use crate::hub::Progress;
+use crate::measure::telemetry::available_host_memory_bytes;
 use crate::ops::kernels::place_on;
 use crate::recipe::{Purpose, Recipe};
 use crate::run::device_memory::{Resources, StepMemory};
 use crate::run::inputs::{self, WeightsFrom, data_failure};
 use crate::run::prepare::Prepared;
 use crate::schema::{Problem, Problems};
-use crate::telemetry::available_host_memory_bytes;
-use crate::text::{bytes, with_commas};
 use crate::train::fit::{self, Memories};
+use crate::util::failure::Failure;
+use crate::util::text::{bytes, with_commas};
 
 /// Rows of each file that are looked at.
 const MAX_ROWS: usize = 1000;

@@ -8,9 +8,9 @@ use super::InitArgs;
 use super::draft::Draft;
 use super::foreign::{Foreign, Meaning, Trainer, as_toml, is_off};
 use super::rules::rule;
-use crate::failure::Failure;
 use crate::recipe::{Recipe, peers};
 use crate::schema::{Counterpart, Keys as _, Peer, counterpart, rows_to};
+use crate::util::failure::Failure;
 
 /// Tables that hold the keys of a section of ours.
 const OWN_SECTIONS: &[(&str, &str)] = &[("optimizer", "optimizer"), ("lr_scheduler", "scheduler"), ("train", "train")];

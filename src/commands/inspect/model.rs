@@ -11,15 +11,15 @@ use super::InspectArgs;
 use crate::commands::print;
 use crate::config::ModelOptions;
 use crate::data::tokenizer::Tokenizer;
-use crate::failure::Failure;
-use crate::gguf::{GgufFile, is_gguf, only_gguf};
 use crate::hub::Location;
 use crate::model::weights::Weights;
 use crate::run::inputs::{ModelParts, WeightsFrom, vocabulary_problem};
 use crate::schema::Problem;
 use crate::spec::{Block, Heads, Method, ModelConfig, Rope};
-use crate::stats::as_f64;
-use crate::text::{aligned, with_commas};
+use crate::util::failure::Failure;
+use crate::util::gguf::{GgufFile, is_gguf, only_gguf};
+use crate::util::stats::as_f64;
+use crate::util::text::{aligned, with_commas};
 
 /// The model that an argument names in the place of a recipe: a folder, a GGUF file, a repository of the Hub.
 pub(super) fn named(recipe: &Path) -> Option<&str> {

@@ -2,9 +2,9 @@
 
 use crate::data::template::ChatTemplate;
 use crate::data::tokenizer::Tokenizer;
-use crate::export::PromptForm;
-use crate::failure::Failure;
+use crate::save::export::PromptForm;
 use crate::schema::Problem;
+use crate::util::failure::Failure;
 
 /// Whether the user has asked for a form of the prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,9 +1,9 @@
 //! What runs were trained with, for a base that has changed since under its name.
 
 use super::{NamedAdapter, recipe_of};
-use crate::checkpoint::{Checkpoints, load_state};
 use crate::commands::say;
 use crate::model::weights::Weights;
+use crate::save::checkpoint::{Checkpoints, load_state};
 use crate::train::state::{Inputs, TrainerState};
 
 /// The inputs of the runs of adapters, where they are known.

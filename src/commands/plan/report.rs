@@ -6,13 +6,13 @@ use super::target::Target;
 use crate::config::{CostConfig, GradientCheckpointing, Residency, TrainConfig};
 use crate::model::Storage;
 use crate::recipe::Recipe;
-use crate::stats::as_f64;
-use crate::text::with_commas;
 use crate::train::fit::{self, Decision, Suggestion, USABLE, size};
 use crate::train::flops::StepFlops;
 use crate::train::forecast::Forecast;
 use crate::train::memory::{Component, HostPlan, MemoryPlan, Workload};
 use crate::train::schedule::total_steps;
+use crate::util::stats::as_f64;
+use crate::util::text::with_commas;
 
 /// The inputs of a plan.
 pub(super) struct Basis<'a> {

@@ -7,7 +7,7 @@ use std::path::Path;
 use crate::config::{DataConfig, DataSource};
 use crate::data::files::OpenOptions;
 use crate::data::sources::source_files;
-use crate::stats::as_f64;
+use crate::util::stats::as_f64;
 
 /// Most rows of an epoch: the lines of the training files. `None` where a file is missing or has no row a line.
 pub(super) fn at_most(data: &DataConfig) -> Option<usize> {

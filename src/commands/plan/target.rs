@@ -4,13 +4,13 @@ use super::gpus::{self, Gpu};
 use super::{MIB, PlanArgs};
 use crate::config::Precision;
 use crate::device::{self, DeviceKind, OpenDevice};
-use crate::failure::Failure;
+use crate::measure::telemetry::available_host_memory_bytes;
 use crate::ops::peak::gemm_peak_flops;
 use crate::recipe::{Purpose, Recipe, RecipeArgs};
 use crate::run::device_memory::Resources;
 use crate::schema::Problem;
-use crate::telemetry::available_host_memory_bytes;
 use crate::train::fit::Memories;
+use crate::util::failure::Failure;
 
 /// Fraction of the measured product rate that a step reaches on the CPU: between 0.57 and 0.74 on the models of
 /// `scripts/bench_vs_peft.py`.

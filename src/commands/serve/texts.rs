@@ -7,8 +7,8 @@ use std::sync::mpsc::{Receiver, TryRecvError};
 use tokio::sync::mpsc::UnboundedSender;
 
 use crate::commands::named::OpenedModel;
-use crate::failure::Failure;
 use crate::generate::{GenerateError, GenerateOptions, NewText, TextBatch, TextRequest};
+use crate::util::failure::Failure;
 
 /// A text to write, and who gets it.
 #[derive(Debug)]

@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::axis::{Axis, Limits, changes, have_same_numbers, rows_of_step};
 use super::trial::Figures;
 use crate::recipe::Recipe;
-use crate::stats::quantile;
+use crate::util::stats::quantile;
 
 /// Smallest gain, as the median of the pairs' ratios. Less is not worth another recipe and may be noise of the machine.
 pub(super) const MIN_GAIN: f64 = 1.02;

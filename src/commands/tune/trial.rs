@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 use tempfile::TempDir;
 
-use crate::failure::Failure;
-use crate::metrics::{Finding, StepMetrics};
+use crate::measure::metrics::{Finding, StepMetrics};
 use crate::recipe::{Recipe, RecipeArgs};
-use crate::stats::median;
+use crate::util::failure::Failure;
+use crate::util::stats::median;
 
 /// Time granted to every trial, for tokenising or compiling anew.
 const GRACE: Duration = Duration::from_mins(1);

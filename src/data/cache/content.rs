@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
-use crate::files::{UNFINISHED_SUFFIX, hex};
+use crate::util::files::{UNFINISHED_SUFFIX, hex};
 
 const BLOCK_BYTES: usize = 1 << 20;
 /// A file that changed within this time may change again without its timestamps showing it.

@@ -23,7 +23,7 @@ use crate::data::encode::EncodedRow;
 use crate::data::files::FileKind;
 use crate::data::findings::RowFindings;
 use crate::data::rows::read_exact_at;
-use crate::files::UNFINISHED_SUFFIX;
+use crate::util::files::UNFINISHED_SUFFIX;
 
 const MAGIC: [u8; 8] = *b"LTTOKENS";
 const HEADER_BYTES: usize = 128;

@@ -13,7 +13,7 @@ use crate::data::encode::EncodedRow;
 use crate::data::error::DataError;
 use crate::data::fixture::{self, CHATML, Files, chat_tokenizer, config, model_folder, numbered_rows, tokenizer};
 use crate::data::tokenizer::Tokenizer;
-use crate::files::UNFINISHED_SUFFIX;
+use crate::util::files::UNFINISHED_SUFFIX;
 
 mod damage;
 

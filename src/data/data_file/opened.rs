@@ -22,7 +22,7 @@ use crate::data::rows::RowFile;
 use crate::data::template::ChatTemplate;
 use crate::data::tokenizer::Tokenizer;
 use crate::data::windows;
-use crate::files::tidy;
+use crate::util::files::tidy;
 
 /// Most characters that a message about a row may have.
 const MAX_MESSAGE_CHARACTERS: usize = 500;
@@ -203,7 +203,7 @@ impl OpenedFile {
                      folder",
                     self.path.display(),
                     folder.display(),
-                    crate::files::CACHE_VARIABLE,
+                    crate::util::files::CACHE_VARIABLE,
                 )),
                 written => {
                     tidy(folder, cache::STORE_SUFFIX, options.cache.max_bytes, &path);

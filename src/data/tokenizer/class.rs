@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::Tokenizer;
 use super::files::read_json;
-use crate::panics::guarded;
+use crate::util::panics::guarded;
 
 /// Texts on which tokenizers differ: spaces, digits, line ends, composed letters, scripts, special tokens.
 const SAMPLES: [&str; 16] = [

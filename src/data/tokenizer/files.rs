@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value, json};
 
 use super::{TokenizerError, gguf};
-use crate::gguf::{GgufFile, is_gguf};
+use crate::util::gguf::{GgufFile, is_gguf};
 
 /// Name of the template to use where `tokenizer_config.json` lists several.
 const DEFAULT_TEMPLATE_NAME: &str = "default";

@@ -16,7 +16,7 @@ use super::layout::{cannot_read, damaged, no_weights_hint, read_index};
 use super::pages::Pages;
 use crate::device::Dtype;
 use crate::schema::Problem;
-use crate::text;
+use crate::util::text;
 
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";

@@ -12,7 +12,6 @@ use super::files::digest;
 use super::source::{Held, Numbers, Source};
 use crate::config::Residency;
 use crate::device::Dtype;
-use crate::gguf::{GgufFile, GgufTensor, GgufType};
 use crate::ops::blocks::Blocks;
 use crate::ops::cpu;
 use crate::ops::kernels::place_of;
@@ -20,7 +19,8 @@ use crate::ops::linear::Matrix;
 use crate::schema::Problem;
 use crate::spec::ModelConfig;
 use crate::spec::gguf::{ROPE_FACTORS, is_interleaved, tensor_name};
-use crate::text;
+use crate::util::gguf::{GgufFile, GgufTensor, GgufType};
+use crate::util::text;
 
 /// The weights in a GGUF file.
 #[derive(Debug)]

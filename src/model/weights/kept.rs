@@ -15,11 +15,11 @@ use sha2::{Digest as _, Sha256};
 use super::{Storage, WeightFiles, Weights, convert, form};
 use crate::config::Residency;
 use crate::device::Dtype;
-use crate::files::{CACHE_VARIABLE, MAX_CACHE_BYTES, UNFINISHED_SUFFIX, cache_folder, hex, tidy};
 use crate::ops::kernels::place_on;
 use crate::ops::linear::Matrix;
 use crate::schema::Problem;
 use crate::spec::ModelConfig;
+use crate::util::files::{CACHE_VARIABLE, MAX_CACHE_BYTES, UNFINISHED_SUFFIX, cache_folder, hex, tidy};
 
 const SUFFIX: &str = ".safetensors";
 /// Increase this with every change to what is in a file.

@@ -1,5 +1,5 @@
 use super::*;
-use crate::failure::Failure;
+use crate::util::failure::Failure;
 
 /// The problems of a recipe as the user sees them.
 fn shown(result: Result<Recipe, Problems>) -> String {

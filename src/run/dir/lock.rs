@@ -5,7 +5,7 @@ use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::Path;
 
 use super::io_error;
-use crate::failure::Failure;
+use crate::util::failure::Failure;
 
 /// File that is locked while a process writes into the folder.
 pub(super) const LOCK_FILE: &str = ".lock";

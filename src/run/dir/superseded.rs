@@ -5,9 +5,9 @@ use std::io::{self, BufRead as _, Read as _};
 use std::path::{Path, PathBuf};
 
 use super::{ENVIRONMENT_FILE, RESOLVED_FILE, RunDir, io_error};
-use crate::failure::Failure;
-use crate::metrics::UNFINISHED_FILE;
-use crate::report::REPORT_FILE;
+use crate::insight::report::REPORT_FILE;
+use crate::measure::metrics::UNFINISHED_FILE;
+use crate::util::failure::Failure;
 
 /// Bytes of a metrics.jsonl that are searched for a step: evaluations before the first step are few and short.
 const MAX_SEARCHED_BYTES: u64 = 1 << 20;

@@ -2,7 +2,7 @@
 
 use super::{Objective, Rows, Weighed};
 use crate::ops::cross_entropy::TokenWeights;
-use crate::stats::as_f64;
+use crate::util::stats::as_f64;
 
 /// Every target token counts and weighs one.
 #[derive(Clone, Copy, Debug)]

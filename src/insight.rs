@@ -1,0 +1,4 @@
+//! What the figures of a run say about it.
+
+pub mod diagnosis;
+pub mod report;

@@ -1,0 +1,60 @@
+//! The figures of a run, and where they are written.
+//!
+//! - [`summary`](Summary): the final figures, summary.json or unfinished.json
+//! - `cost`: what the run costs
+//! - [`finding`](Finding): what the figures say about the run
+//! - `console`, `jsonl`, `tensorboard`, `mlflow`, `dashboard`: the sinks
+//! - [`Sinks`]: all of them, called by name from the loop
+//!
+//! To add a figure: one row in [`crate::measure::figures`], and the place that measures it.
+
+mod append;
+mod console;
+mod cost;
+#[cfg_attr(not(feature = "tui"), path = "no_dashboard.rs")]
+mod dashboard;
+mod finding;
+mod jsonl;
+mod mlflow;
+mod sinks;
+mod summary;
+mod tensorboard;
+mod totals;
+
+use std::path::PathBuf;
+use std::time::Instant;
+
+use crate::util::stats::as_f64;
+
+pub use crate::measure::figures::{EvalMetrics, Sample, StepMetrics};
+pub use finding::{Change, Finding, Severity};
+pub use sinks::{SinkOptions, Sinks};
+pub use summary::{Outcome, PerMillionTokens, SUMMARY_FILE, Summary, UNFINISHED_FILE};
+pub use totals::{Evaluations, TimeSpent, Totals};
+
+/// Gives the terminal back if the dashboard has it. Makes only calls that are allowed in a signal handler, for a
+/// handler in which the process ends.
+#[cfg(unix)]
+pub fn give_terminal_back() {
+    #[cfg(feature = "tui")]
+    dashboard::give_back_in_handler();
+}
+
+/// Seconds until the last step, at the pace of the steps since `started`. Steps of earlier starts do not count: they may
+/// have run on another machine.
+fn remaining_seconds(started: Instant, [first_step, step, total_steps]: [u64; 3]) -> Option<f64> {
+    let done = step.checked_sub(first_step).filter(|&done| done > 0)?;
+    Some(started.elapsed().as_secs_f64() / as_f64(done) * as_f64(total_steps.saturating_sub(step)))
+}
+
+/// A file for figures cannot be opened. During training, a file that fails is a warning instead.
+#[derive(Debug, thiserror::Error)]
+#[error("{path}: cannot {action}: {source}", path = path.display())]
+pub struct MetricsError {
+    /// The file or folder.
+    pub path: PathBuf,
+    /// What was tried.
+    pub action: &'static str,
+    /// What the system said.
+    pub source: std::io::Error,
+}

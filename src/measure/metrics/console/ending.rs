@@ -1,0 +1,166 @@
+//! What the console says at the end of a run.
+
+use crate::measure::metrics::{Severity, Summary};
+use crate::util::stats::as_f64;
+use crate::util::text::{bytes, duration, thousands};
+
+/// Findings that are shown; summary.json has all.
+const MAX_FINDINGS: usize = 4;
+
+/// How the run went, in a few lines.
+pub(super) fn summary_text(summary: &Summary) -> String {
+    let Summary { totals, evaluations, .. } = summary;
+    let outcome = summary.outcome.name();
+    let starts = if totals.num_starts > 1 { format!(" ({} starts)", totals.num_starts) } else { String::new() };
+    let seconds = format!("{}{starts}", duration(totals.wall_seconds));
+    let mut first = vec![if summary.outcome.is_finished() {
+        format!("{outcome} after {} steps in {seconds}", summary.steps)
+    } else {
+        let of = summary.total_steps.map(|total| format!(" of {total}")).unwrap_or_default();
+        format!("{outcome} at step {}{of}, after {seconds}", summary.steps)
+    }];
+    first.extend(totals.tokens_per_second().map(|rate| format!("{} tokens/s", thousands(rate))));
+    first.extend(totals.mfu.get().map(|mfu| format!("mfu {:.1}%", 100.0 * mfu)));
+    if totals.skipped_steps > 0 {
+        first.push(format!("{} steps skipped", totals.skipped_steps));
+    }
+    let mut lines = vec![first.join(", ")];
+    let mut losses = Vec::new();
+    losses.extend(totals.last_loss.map(|loss| format!("loss {loss:.4}")));
+    // A run that was cut short may have evaluated only once.
+    let has_evaluated_again = summary.outcome.is_finished() || evaluations.first_loss != evaluations.last_loss;
+    if let (Some(initial), Some(last)) = (evaluations.first_loss, evaluations.last_loss)
+        && has_evaluated_again
+    {
+        losses.push(format!("eval loss {initial:.4} -> {last:.4} ({:+.1}%)", 100.0 * (last / initial - 1.0)));
+    }
+    if let (Some(best), Some(step)) = (evaluations.best_loss, evaluations.best_step) {
+        losses.push(format!("best {best:.4} at step {step}"));
+    }
+    if let (Some(last), true) = (evaluations.last_score, has_evaluated_again) {
+        let initial = evaluations.first_score.map(|initial| format!("{:.1}% -> ", 100.0 * initial));
+        losses.push(format!("score {}{:.1}%", initial.unwrap_or_default(), 100.0 * last));
+    }
+    if !losses.is_empty() {
+        lines.push(format!("  {}", losses.join(", ")));
+    }
+    let mut machine = Vec::new();
+    machine.extend(totals.peak_host_memory_bytes.map(|peak| format!("peak host memory {}", bytes(peak))));
+    machine.extend(totals.peak_gpu_memory_bytes.map(|peak| format!("peak GPU memory {}", bytes(peak))));
+    machine.extend(totals.cpu_utilization_percent.get().map(|percent| format!("CPU {percent:.0}%")));
+    machine.extend(totals.gpu_utilization_percent.get().map(|percent| format!("GPU {percent:.0}%")));
+    if !machine.is_empty() {
+        lines.push(format!("  {}", machine.join(", ")));
+    }
+    lines.extend(price_line(summary));
+    if totals.wall_seconds > 0.0 {
+        let share = |seconds: f64| 100.0 * seconds / totals.wall_seconds;
+        let parts = totals.time.parts().into_iter().filter(|&(_, seconds)| share(seconds) >= 0.5);
+        let parts: Vec<_> = parts.map(|(name, seconds)| format!("{name} {:.0}%", share(seconds))).collect();
+        lines.push(format!("  time: {}", parts.join(", ")));
+    }
+    if totals.num_starts > 1 && !summary.diagnosis.is_empty() {
+        lines.push("  of the last start:".to_owned());
+    }
+    for finding in summary.diagnosis.iter().take(MAX_FINDINGS) {
+        let shown = match finding.severity {
+            Severity::Note => finding.lines().into_iter().take(1).collect(),
+            // After an unfinished run the user wants to know what to change; the page has the figures.
+            _ if !summary.outcome.is_finished() => finding.without_evidence().lines(),
+            _ => finding.lines(),
+        };
+        lines.extend(shown.into_iter().map(|line| format!("  {line}")));
+    }
+    lines.join("\n")
+}
+
+/// Tokens, energy and cost, and what a million tokens took.
+fn price_line(summary: &Summary) -> Option<String> {
+    let price = |energy: Option<f64>, cost: Option<f64>| {
+        let cost = cost.zip(summary.currency.as_deref());
+        let energy = energy.map(|kwh| if kwh < 1.0 { format!("{:.2} Wh", 1e3 * kwh) } else { format!("{kwh:.2} kWh") });
+        [energy, cost.map(|(cost, currency)| format!("{} {currency}", money(cost)))].into_iter().flatten()
+    };
+    let million = summary.per_million_tokens.as_ref()?;
+    let all = std::iter::once(format!("{} tokens", thousands(as_f64(summary.totals.tokens))));
+    let all: Vec<String> = all.chain(price(summary.energy_kwh, summary.cost)).collect();
+    let each = std::iter::once(duration(million.seconds)).chain(price(million.energy_kwh, million.cost));
+    Some(format!("  {}; a million take {}", all.join(", "), each.collect::<Vec<_>>().join(", ")))
+}
+
+/// `12.34`, and three digits of less.
+fn money(amount: f64) -> String {
+    if amount >= 0.1 || amount <= 0.0 { format!("{amount:.2}") } else { format!("{amount:.2e}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::CostConfig;
+    use crate::measure::metrics::{Change, Evaluations, Finding, Outcome, TimeSpent, Totals};
+    use crate::util::stats::MeanOverTime;
+
+    #[test]
+    fn the_summary_says_how_it_went_in_a_few_lines() {
+        let time = TimeSpent { startup_seconds: 1.0, forward_backward_seconds: 8.0, ..TimeSpent::default() };
+        let change =
+            Change { key: "data.num_workers".into(), from: "1".into(), to: "4".into(), expected: "about 1.50x".into() };
+        let mut cpu_utilization_percent = MeanOverTime::default();
+        cpu_utilization_percent.add(Some(91.0), 1.0);
+        let summary = Summary {
+            steps: 20,
+            totals: Totals {
+                skipped_steps: 1,
+                last_loss: Some(1.25),
+                peak_host_memory_bytes: Some(1 << 30),
+                step_seconds: 20_000.0 / 1234.0,
+                wall_seconds: 10.0,
+                time: time.within(10.0),
+                tokens: 20_000,
+                cpu_utilization_percent,
+                energy_joules: Some(1800.0),
+                ..Totals::default()
+            },
+            evaluations: Evaluations {
+                first_loss: Some(4.0),
+                last_loss: Some(3.0),
+                best_loss: Some(2.9),
+                best_step: Some(15),
+                ..Evaluations::default()
+            },
+            diagnosis: vec![
+                Finding {
+                    verdict: "INPUT-BOUND: waited".into(),
+                    evidence: vec!["CPU at 96%".into()],
+                    changes: vec![change],
+                    severity: Severity::Problem,
+                    ..Finding::default()
+                },
+                Finding { verdict: "PADDING: some".into(), evidence: vec!["not shown".into()], ..Finding::default() },
+            ],
+            ..Summary::default()
+        };
+        let prices = CostConfig { price_per_hour: Some(3.6), ..CostConfig::default() };
+        let summary = summary.with_cost(&prices);
+        let text = summary_text(&summary);
+        let expected = "finished after 20 steps in 10s, 1,234 tokens/s, 1 steps skipped\n  \
+                        loss 1.2500, eval loss 4.0000 -> 3.0000 (-25.0%), best 2.9000 at step 15\n  \
+                        peak host memory 1.0 GiB, CPU 91%\n  \
+                        20,000 tokens, 0.50 Wh, 1.00e-2 USD; a million take 8m20s, 25.00 Wh, 0.50 USD\n  \
+                        time: startup 10%, forward+backward 80%, other 10%\n  \
+                        INPUT-BOUND: waited\n    CPU at 96%\n    try `data.num_workers` 1 -> 4: about 1.50x\n  PADDING: some";
+        assert_eq!(text, expected);
+
+        let interrupted = Summary { outcome: Outcome::Interrupted, total_steps: Some(80), ..summary };
+        let text = summary_text(&interrupted);
+        assert!(text.starts_with("interrupted at step 20 of 80, after 10s, 1,234 tokens/s"), "{text}");
+        let expected = "  INPUT-BOUND: waited\n    try `data.num_workers` 1 -> 4: about 1.50x\n  PADDING: some";
+        assert!(text.ends_with(expected), "{text}");
+
+        let resumed = Summary { totals: Totals { num_starts: 3, ..interrupted.totals }, ..interrupted };
+        let text = summary_text(&resumed);
+        assert!(text.starts_with("interrupted at step 20 of 80, after 10s (3 starts), 1,234 tokens/s"), "{text}");
+        // The diagnosis covers the last start only.
+        assert!(text.contains("\n  of the last start:\n  INPUT-BOUND: waited\n"), "{text}");
+    }
+}

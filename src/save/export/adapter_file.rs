@@ -1,0 +1,333 @@
+//! Adapter folders: `adapter_model.safetensors` and `adapter_config.json`.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use safetensors::SafeTensors;
+use safetensors::tensor::TensorView;
+
+use super::adapter_config;
+use super::{AdapterWeights, ExportError, HostMatrix};
+use crate::config::LoraConfig;
+use crate::model::weights::{convert, layout};
+use crate::ops::low_rank::LowRank;
+use crate::schema::Problem;
+use crate::util::files;
+
+pub(super) const WEIGHTS: &str = "adapter_model.safetensors";
+pub(super) const CONFIG: &str = "adapter_config.json";
+/// PEFT's prefix of module names.
+const PREFIX: &str = "base_model.model.";
+
+/// An adapter from disk.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SavedAdapter {
+    /// The matrices by module, converted to `f32` from the file's type.
+    pub weights: AdapterWeights,
+    /// Rank, scale and target modules.
+    pub config: LoraConfig,
+    /// The model that it was trained on, as named in the adapter's config.
+    pub base_model_name_or_path: Option<String>,
+}
+
+/// Writes an adapter as PEFT does, in `f32`; each of the two files is written completely or not at all.
+///
+/// # Errors
+/// Where a file cannot be written.
+pub fn write_adapter(
+    folder: &Path,
+    weights: &AdapterWeights,
+    config: &LoraConfig,
+    base_model_name_or_path: &str,
+) -> Result<(), ExportError> {
+    std::fs::create_dir_all(folder).map_err(ExportError::io("create", folder))?;
+    let mut views = Vec::with_capacity(2 * weights.len());
+    for (module, pair) in weights {
+        for (matrix_name, matrix) in pair.as_ref().named() {
+            let bytes = bytemuck::cast_slice(&matrix.values);
+            let path = folder.join(WEIGHTS);
+            let view = TensorView::new(safetensors::Dtype::F32, matrix.shape().to_vec(), bytes)
+                .map_err(|error| ExportError::io("write", &path)(std::io::Error::other(error)))?;
+            views.push((tensor_name(module, matrix_name), view));
+        }
+    }
+    let path = folder.join(WEIGHTS);
+    let metadata = [("format".to_owned(), "pt".to_owned())].into();
+    files::write_with(&path, |path| {
+        safetensors::serialize_to_file(views, Some(metadata), path).map_err(std::io::Error::other)
+    })
+    .map_err(ExportError::io("write", &path))?;
+
+    let path = folder.join(CONFIG);
+    let json = adapter_config::to_json(config, weights.keys(), base_model_name_or_path);
+    files::write(&path, format!("{json:#}\n")).map_err(ExportError::io("write", &path))
+}
+
+pub(super) fn tensor_name(module: &str, matrix: &str) -> String {
+    format!("{PREFIX}{module}.{matrix}.weight")
+}
+
+/// Whether a folder holds an adapter: this one, not a folder in it.
+#[must_use]
+pub fn is_adapter(folder: &Path) -> bool {
+    folder.join(CONFIG).is_file()
+}
+
+/// Where the adapter is: `folder` itself, such as a checkpoint, or `folder/adapter`, where `folder` is the `output_dir`
+/// of a run. Where neither holds an adapter, returns `folder`, and [`read_adapter`] reports the error.
+#[must_use]
+pub fn find_adapter(folder: &Path) -> PathBuf {
+    let inner = folder.join("adapter");
+    if !is_adapter(folder) && is_adapter(&inner) { inner } else { folder.to_owned() }
+}
+
+/// Reads an adapter folder written by this program or by PEFT.
+///
+/// # Errors
+/// Where a file is missing or damaged, or where the adapter has more than low-rank updates of linear layers. All
+/// reasons are reported at once.
+pub fn read_adapter(folder: &Path) -> Result<SavedAdapter, ExportError> {
+    let (config_path, weights_path) = (folder.join(CONFIG), folder.join(WEIGHTS));
+    for (path, missing) in [(&config_path, CONFIG), (&weights_path, WEIGHTS)] {
+        if !path.is_file() {
+            let problem = Problem::new(format!("no {missing}")).at(folder.display());
+            return Err(problem.hint(no_adapter_hint(folder)).into());
+        }
+    }
+    let text = std::fs::read_to_string(&config_path).map_err(ExportError::io("read", &config_path))?;
+    let weights = read_tensors(&weights_path);
+    // Problems of the config come first: its method explains unexpected tensors better than their names do.
+    let modules = weights.iter().flat_map(AdapterWeights::keys);
+    let (config, base_model_name_or_path) =
+        adapter_config::from_json(&config_path.display().to_string(), &text, modules)?;
+    Ok(SavedAdapter { weights: weights?, config, base_model_name_or_path })
+}
+
+fn read_tensors(path: &Path) -> Result<AdapterWeights, ExportError> {
+    let content = std::fs::read(path).map_err(ExportError::io("read", path))?;
+    let tensors = SafeTensors::deserialize(&content).map_err(|error| layout::damaged(path, &content, &error))?;
+    let mut problems = Vec::new();
+    let mut matrices: BTreeMap<String, [Option<HostMatrix>; 2]> = BTreeMap::new();
+    for (name, view) in tensors.iter() {
+        let Some((module, index)) = module_of(name) else {
+            problems.push(format!("unexpected: `{name}` {:?}{}", view.shape(), unexpected_reason(name)));
+            continue;
+        };
+        match (convert::float_dtype(view.dtype()), view.shape()) {
+            (Some(dtype), &[num_rows, num_columns]) if num_rows > 0 && num_columns > 0 => {
+                let values = convert::to_f32(view.data(), dtype);
+                matrices.entry(module.to_owned()).or_default()[index] =
+                    Some(HostMatrix { num_rows, num_columns, values });
+            }
+            (Some(_), shape) => problems.push(format!("misshapen: `{name}` is {shape:?}, expected two dimensions")),
+            (None, _) => problems.push(format!("type: `{name}` is {:?}, expected F32, BF16 or F16", view.dtype())),
+        }
+    }
+    let mut weights = AdapterWeights::new();
+    for (module, pair) in matrices {
+        match pair {
+            [Some(lora_a), Some(lora_b)] if lora_a.num_rows == lora_b.num_columns => {
+                weights.insert(module, LowRank { a: lora_a, b: lora_b });
+            }
+            [Some(lora_a), Some(lora_b)] => problems.push(format!(
+                "misshapen: `{module}` has A {:?} and B {:?}, which do not share a rank",
+                lora_a.shape(),
+                lora_b.shape()
+            )),
+            [None, Some(_)] => problems.push(format!("missing: `{}`", tensor_name(&module, LowRank::NAMES.a))),
+            _ => problems.push(format!("missing: `{}`", tensor_name(&module, LowRank::NAMES.b))),
+        }
+    }
+    if weights.is_empty() && problems.is_empty() {
+        problems.push("there are none".to_owned());
+    }
+    if problems.is_empty() {
+        return Ok(weights);
+    }
+    problems.sort();
+    Err(ExportError::AdapterTensors { path: path.to_owned(), expected_by: "the format of LoRA adapters", problems })
+}
+
+/// Module name, and 0 for A or 1 for B.
+fn module_of(name: &str) -> Option<(&str, usize)> {
+    let (module, matrix) = name.strip_prefix(PREFIX)?.strip_suffix(".weight")?.rsplit_once('.')?;
+    Some((module, LowRank::NAMES.values().position(|name| name == matrix)?))
+}
+
+/// Why this trainer cannot use a tensor of an adapter file.
+fn unexpected_reason(name: &str) -> &'static str {
+    if name.contains("lora_embedding_") {
+        ": adapters of embeddings are not supported"
+    } else if name.contains("lora_magnitude_vector") {
+        ": DoRA is not supported"
+    } else if !name.contains("lora_") {
+        ": layers trained in full are not supported"
+    } else {
+        ""
+    }
+}
+
+fn no_adapter_hint(folder: &Path) -> &'static str {
+    if !folder.is_dir() {
+        "there is no such folder"
+    } else if folder.join("adapter").join(CONFIG).is_file() {
+        "this is the folder of a run; its adapter is in `adapter`"
+    } else if folder.join("checkpoints").is_dir() {
+        "this is the folder of a run that has not finished; its checkpoints are in `checkpoints`"
+    } else if folder.join("adapter_model.bin").is_file() {
+        "adapter_model.bin is a PyTorch pickle, which is not read; save it again with `safe_serialization=True`"
+    } else if folder.join("config.json").is_file() {
+        "this is a model, not an adapter"
+    } else {
+        "an adapter folder has adapter_config.json and adapter_model.safetensors, as PEFT writes them"
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use crate::config::TargetModules;
+    use crate::model::weights::fixture::tiny_config;
+    use crate::spec::in_layer;
+
+    /// Adapters on `q_proj` and `down_proj` of both layers of the tiny model.
+    pub(in crate::save::export) fn adapter() -> SavedAdapter {
+        let shape_of = |site: usize| tiny_config().blocks[0].sites[site].shape;
+        let [mut query, down] =
+            [("self_attn.q_proj", 0), ("mlp.down_proj", 6)].map(|(name, site)| adapter_on(name, shape_of(site)));
+        query.weights.extend(down.weights);
+        query.config.target_modules = TargetModules::Names(vec!["down_proj".into(), "q_proj".into()]);
+        query
+    }
+
+    /// Adapters on one linear layer of two blocks.
+    pub(in crate::save::export) fn adapter_on(site: &str, [num_out, num_in]: [usize; 2]) -> SavedAdapter {
+        let config =
+            LoraConfig { r: 3, target_modules: TargetModules::Names(vec![site.into()]), ..LoraConfig::default() };
+        let matrix = |num_rows: usize, num_columns: usize| {
+            #[allow(clippy::cast_precision_loss)]
+            let values = (0..num_rows * num_columns).map(|i| (i * 37 % 101) as f32 / 64.0 - 0.7).collect();
+            HostMatrix { num_rows, num_columns, values }
+        };
+        let pair = LowRank { a: matrix(3, num_in), b: matrix(num_out, 3) };
+        let weights = [0, 1].map(|layer| (in_layer(layer, site), pair.clone())).into();
+        SavedAdapter { weights, config, base_model_name_or_path: Some("org/base".into()) }
+    }
+
+    fn write(folder: &Path, adapter: &SavedAdapter) {
+        write_adapter(folder, &adapter.weights, &adapter.config, "org/base").unwrap();
+    }
+
+    /// Writes tensors under any names, as another program might.
+    fn write_tensors(folder: &Path, tensors: &[(&str, &[usize], safetensors::Dtype)]) {
+        let bytes: Vec<Vec<u8>> = tensors
+            .iter()
+            .map(|(_, shape, dtype)| vec![0; shape.iter().product::<usize>() * (dtype.bitsize() / 8)])
+            .collect();
+        let views = tensors
+            .iter()
+            .zip(&bytes)
+            .map(|((name, shape, dtype), bytes)| (*name, TensorView::new(*dtype, shape.to_vec(), bytes).unwrap()));
+        safetensors::serialize_to_file(views, None, &folder.join(WEIGHTS)).unwrap();
+    }
+
+    #[test]
+    fn an_adapter_comes_back_as_it_was_written_in_pefts_names() {
+        let folder = tempfile::tempdir().unwrap();
+        let folder = folder.path().join("new");
+        let adapter = adapter();
+        write(&folder, &adapter);
+        assert_eq!(read_adapter(&folder).unwrap(), adapter);
+
+        let content = std::fs::read(folder.join(WEIGHTS)).unwrap();
+        let (_, header) = SafeTensors::read_metadata(&content).unwrap();
+        assert_eq!(header.metadata().as_ref().unwrap()["format"], "pt");
+        let name = "base_model.model.model.layers.1.mlp.down_proj.lora_A.weight";
+        assert_eq!(header.info(name).unwrap().shape, [3, 176]);
+        assert_eq!(header.info(&name.replace("lora_A", "lora_B")).unwrap().shape, [64, 3]);
+        assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 2);
+    }
+
+    #[test]
+    fn half_precision_adapters_are_read_as_f32() {
+        let folder = tempfile::tempdir().unwrap();
+        let adapter = adapter();
+        write(folder.path(), &adapter);
+        let bytes: Vec<(String, [usize; 2], Vec<u8>)> = adapter
+            .weights
+            .iter()
+            .flat_map(|(module, pair)| {
+                pair.as_ref().named().map(move |(name, matrix)| (tensor_name(module, name), matrix))
+            })
+            .map(|(name, matrix)| {
+                let bytes = convert::from_f32(&matrix.values, crate::device::Dtype::Bf16).unwrap();
+                (name, matrix.shape(), bytes)
+            })
+            .collect();
+        let views = bytes.iter().map(|(name, shape, bytes)| {
+            (name, TensorView::new(safetensors::Dtype::BF16, shape.to_vec(), bytes).unwrap())
+        });
+        safetensors::serialize_to_file(views, None, &folder.path().join(WEIGHTS)).unwrap();
+        let read = read_adapter(folder.path()).unwrap();
+        let pairs = |adapter: &SavedAdapter| -> Vec<f32> {
+            adapter.weights.values().flat_map(|pair| pair.b.values.clone()).collect()
+        };
+        // bf16 keeps 8 bits.
+        assert!(pairs(&read).iter().zip(pairs(&adapter)).all(|(a, b)| (a - b).abs() <= b.abs() / 256.0));
+    }
+
+    #[test]
+    fn every_tensor_that_is_no_low_rank_update_is_listed_at_once() {
+        use safetensors::Dtype::{F32, I32};
+        let folder = tempfile::tempdir().unwrap();
+        write(folder.path(), &adapter());
+        let module = "base_model.model.model.layers.0.self_attn";
+        write_tensors(
+            folder.path(),
+            &[
+                (&format!("{module}.q_proj.lora_A.weight"), &[2, 64], F32),
+                (&format!("{module}.q_proj.lora_B.weight"), &[64, 3], F32),
+                (&format!("{module}.k_proj.lora_A.weight"), &[2, 64], F32),
+                (&format!("{module}.v_proj.lora_A.weight"), &[128], F32),
+                (&format!("{module}.o_proj.lora_A.weight"), &[2, 64], I32),
+                (&format!("{module}.o_proj.lora_A.default.weight"), &[2, 64], F32),
+                (&format!("{module}.q_proj.lora_magnitude_vector"), &[64], F32),
+                ("base_model.model.model.embed_tokens.lora_embedding_A", &[2, 256], F32),
+                ("base_model.model.lm_head.weight", &[2, 2], F32),
+            ],
+        );
+        let error = read_adapter(folder.path()).unwrap_err().to_string();
+        for part in [
+            "A [2, 64] and B [64, 3], which do not share a rank",
+            "missing: `base_model.model.model.layers.0.self_attn.k_proj.lora_B.weight`",
+            "v_proj.lora_A.weight` is [128], expected two dimensions",
+            "o_proj.lora_A.weight` is I32",
+            "unexpected: `base_model.model.model.layers.0.self_attn.o_proj.lora_A.default.weight`",
+            "DoRA is not supported",
+            "adapters of embeddings are not supported",
+            "layers trained in full are not supported",
+        ] {
+            assert!(error.contains(part), "{part}: {error}");
+        }
+    }
+
+    #[test]
+    fn folders_without_an_adapter_say_what_they_are() {
+        let folder = tempfile::tempdir().unwrap();
+        let error = || read_adapter(folder.path()).unwrap_err().to_string();
+        assert!(error().contains("no adapter_config.json") && error().contains("as PEFT writes them"));
+        std::fs::write(folder.path().join("config.json"), "{}").unwrap();
+        assert!(error().contains("a model, not an adapter"));
+        std::fs::write(folder.path().join("adapter_model.bin"), "").unwrap();
+        assert!(error().contains("pickle"));
+        assert!(read_adapter(Path::new("nowhere")).unwrap_err().to_string().contains("no such folder"));
+
+        write(&folder.path().join("adapter"), &adapter());
+        assert!(error().contains("its adapter is in `adapter`"));
+        let path = folder.path().join("adapter").join(WEIGHTS);
+        let content = std::fs::read(&path).unwrap();
+        std::fs::write(&path, &content[..content.len() - 9]).unwrap();
+        let error = read_adapter(&folder.path().join("adapter")).unwrap_err().to_string();
+        assert!(error.contains("half-downloaded"), "{error}");
+    }
+}

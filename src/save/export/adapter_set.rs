@@ -1,0 +1,109 @@
+//! Copies adapters between a device and host memory.
+
+use std::path::Path;
+
+use burn::tensor::{Device, Tensor};
+
+use super::adapter_check::{check_adapter, matrix_problems};
+use super::adapter_file::SavedAdapter;
+use super::{AdapterWeights, ExportError, HostMatrix};
+use crate::lora::targets::Selection;
+use crate::lora::{Adapter, AdapterSet};
+use crate::ops::host;
+use crate::spec::ModelConfig;
+use crate::util::faults;
+
+/// The matrices of an adapter, copied from its device.
+#[must_use]
+pub fn adapter_weights(adapters: &AdapterSet) -> AdapterWeights {
+    adapters.iter().map(|adapter| (adapter.module.clone(), adapter.matrices.as_ref().map(host_matrix))).collect()
+}
+
+/// Puts the matrices read from `folder` on a device. They must be exactly those of `selection`, which gives the scales.
+///
+/// # Errors
+/// Every matrix that is missing, has another shape, or is not in `selection`.
+pub fn adapter_set(
+    folder: &Path,
+    mut weights: AdapterWeights,
+    selection: &Selection,
+    config: &ModelConfig,
+    dropout: f64,
+    device: &Device,
+) -> Result<AdapterSet, ExportError> {
+    let problems = matrix_problems(&weights, selection, config);
+    if !problems.is_empty() {
+        return Err(ExportError::AdapterTensors {
+            path: folder.to_owned(),
+            expected_by: "the `[lora]` section",
+            problems,
+        });
+    }
+    let mut blocks = AdapterSet::none(selection.shapes.len()).blocks;
+    for (layer, site, shape) in selection.iter() {
+        let module = config.module_name(layer, site);
+        let Some(pair) = weights.remove(&module) else { continue };
+        let matrices = pair.map(|matrix| {
+            let shape = matrix.shape();
+            host::tensor(matrix.values, shape, device)
+        });
+        blocks[layer].insert(site, Adapter { module, kind: shape.kind, matrices, scale: shape.scale });
+    }
+    Ok(AdapterSet { blocks, dropout })
+}
+
+impl SavedAdapter {
+    /// Loads the adapter, read from `folder`, onto a device, for a model of this shape. Dropout is off.
+    ///
+    /// # Errors
+    /// As [`check_adapter`].
+    pub fn into_set(self, folder: &Path, config: &ModelConfig, device: &Device) -> Result<AdapterSet, ExportError> {
+        let selection = check_adapter(folder, &self, config)?;
+        adapter_set(folder, self.weights, &selection, config, 0.0, device)
+    }
+}
+
+fn host_matrix(tensor: &Tensor<2>) -> HostMatrix {
+    let [num_rows, num_columns] = tensor.dims();
+    HostMatrix { num_rows, num_columns, values: faults::read(tensor.clone(), "an adapter") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::LoraConfig;
+    use crate::model::weights::fixture::tiny_config;
+
+    fn fresh(lora: &LoraConfig) -> AdapterSet {
+        let config = tiny_config();
+        let selection = lora.select(&config).unwrap();
+        AdapterSet::new(&config, &selection, lora.init_lora_weights, 0.1, 3, &Device::flex())
+    }
+
+    #[test]
+    fn adapters_come_back_from_host_memory_bit_for_bit() {
+        let config = tiny_config();
+        let lora = LoraConfig { use_rslora: true, ..LoraConfig::default() };
+        let selection = lora.select(&config).unwrap();
+        let weights = adapter_weights(&fresh(&lora));
+        let set = adapter_set(Path::new("x"), weights.clone(), &selection, &config, 0.1, &Device::flex()).unwrap();
+        assert_eq!(adapter_weights(&set), weights);
+        assert_eq!(weights.len(), 7 * config.num_layers());
+        assert!((set.dropout - 0.1).abs() < 1e-12);
+        for adapter in set.iter() {
+            assert!((adapter.scale - 16.0 / 8.0_f64.sqrt()).abs() < 1e-12);
+        }
+    }
+
+    #[test]
+    fn every_matrix_that_does_not_fit_is_named() {
+        let config = tiny_config();
+        let weights = adapter_weights(&fresh(&LoraConfig::default()));
+        let other = LoraConfig { r: 4, layers_to_transform: Some(vec![0]), ..LoraConfig::default() };
+        let selection = other.select(&config).unwrap();
+        let error = adapter_set(Path::new("x"), weights, &selection, &config, 0.0, &Device::flex()).unwrap_err();
+        let text = error.to_string();
+        assert!(text.contains("`model.layers.0.self_attn.q_proj.lora_A` is [8, 64], expected [4, 64]"), "{text}");
+        assert!(text.contains("unexpected: `model.layers.1.mlp.down_proj.lora_A`"), "{text}");
+    }
+}

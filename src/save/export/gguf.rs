@@ -1,0 +1,233 @@
+//! Adapters and merged models as GGUF files, for llama.cpp and Ollama.
+//!
+//! Names, order and numbers are those that llama.cpp's own converter writes (`scripts/check_gguf.py` compares).
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+
+use super::merge::Merging;
+use super::{ExportError, HostMatrix, MergeSummary, PromptForm};
+use crate::data::tokenizer::Tokenizer;
+use crate::device::Dtype;
+use crate::model::weights::{Quantisation, Weights};
+use crate::ops::low_rank::LowRank;
+use crate::schema::Problem;
+use crate::spec::ModelConfig;
+use crate::spec::gguf::{ROPE_FACTORS, stored_rope_factors};
+use crate::util::files;
+use crate::util::gguf::{GgufFile, Value};
+
+mod file;
+mod names;
+mod vocabulary;
+
+pub use file::GgufType;
+use file::{Gguf, Tensor, text};
+
+/// The key of the chat template.
+const CHAT_TEMPLATE: &str = "tokenizer.chat_template";
+/// Settings of a generation in `generation_config.json`, and their names here.
+const SAMPLING: [(&str, &str); 3] = [("top_p", "top_p"), ("min_p", "min_p"), ("temperature", "temp")];
+
+/// Writes the merged model of [`merge`](super::merge()) as one file; the base may be one too. `dtype` is the type of its
+/// matrices; without it, the model's own, where that has 16 bits, or `f16`. `decoded` as in
+/// [`MergeOptions`](super::MergeOptions).
+///
+/// # Errors
+/// As `merge`; an `out` that exists, and what llama.cpp has no place for.
+pub fn merge_gguf(
+    model: &Path,
+    adapter: &Path,
+    out: &Path,
+    dtype: Option<GgufType>,
+    decoded: Option<Quantisation>,
+    on_bytes: &dyn Fn(usize, usize),
+) -> Result<MergeSummary, ExportError> {
+    require_absent(&[out, &modelfile(out)])?;
+    let merging = Merging::open(model, adapter, decoded)?;
+    let config = &merging.config;
+    let form = PromptForm::read(adapter)?;
+    let tokenizer = Tokenizer::open(model).map_err(|error| Problem::new(error.to_string()))?;
+    let dtype = dtype.unwrap_or_else(|| default_dtype(&merging));
+    let factors = match &merging.base {
+        Weights::Gguf(base) => stored_rope_factors(base.file()),
+        _ => names::rope_factors(config)?,
+    };
+    let factors = factors.into_iter().map(|factors| {
+        Tensor::new(ROPE_FACTORS.to_owned(), vec![factors.len()], GgufType::F32, move || Ok(factors.clone()))
+    });
+    let tensors: Vec<Tensor> = factors.chain(tensors(&merging, dtype, on_bytes)).collect();
+
+    let mut metadata = if let Weights::Gguf(base) = &merging.base {
+        of_base(base.file(), dtype)
+    } else {
+        let num_parameters = tensors.iter().map(|tensor| tensor.shape.iter().product::<usize>()).sum();
+        let mut metadata = names::general(config, "model", &stem(out), num_parameters);
+        metadata.extend(sampling(model));
+        metadata.extend(names::shape(config, dtype));
+        metadata.extend(vocabulary::vocabulary(model, config, &tokenizer)?);
+        metadata
+    };
+    let template = match &form {
+        Some(PromptForm::ChatTemplate { chat_template: Some(template), .. }) => Some(template.as_str()),
+        _ => tokenizer.chat_template(),
+    };
+    metadata.extend(template.map(|template| named((CHAT_TEMPLATE, text(template)))));
+    create_parent(out)?;
+    let num_bytes = Gguf { metadata, tensors }.write(out)?;
+    write_modelfile(out, form.as_ref(), &tokenizer)?;
+    Ok(merging.summary(1, num_bytes))
+}
+
+/// The metadata of a base that is a file, but for its template and what says how its tensors are stored.
+fn of_base(file: &GgufFile, dtype: GgufType) -> Vec<(String, Value)> {
+    let stays = |key: &str| {
+        key != CHAT_TEMPLATE
+            && key != "general.alignment"
+            && !key.starts_with("split.")
+            && !key.starts_with("quantize.")
+    };
+    let keys = file.metadata().iter().filter(|(key, _)| stays(key)).map(|(key, value)| (key.clone(), value.clone()));
+    let mut keys: BTreeMap<String, Value> = keys.collect();
+    keys.insert("general.file_type".to_owned(), Value::U32(dtype.file_code()));
+    keys.entry("general.quantization_version".to_owned()).or_insert(Value::U32(2));
+    keys.into_iter().collect()
+}
+
+/// Writes the adapter alone, in `f32`, to be loaded beside its base model.
+///
+/// A file has one scale for all layers, `alpha / r` with each layer's own rank. Where a layer's scale is another
+/// (`use_rslora`, `alpha_pattern`), its B carries the difference.
+///
+/// # Errors
+/// An adapter that cannot be read or does not fit the model, or an `out` that exists.
+pub fn adapter_gguf(model: &Path, adapter: &Path, out: &Path) -> Result<usize, ExportError> {
+    require_absent(&[out])?;
+    let config = ModelConfig::from_model(model)?;
+    let saved = super::read_adapter(adapter)?;
+    let selection = super::check_adapter(adapter, &saved, &config)?;
+    let mut layers: Vec<_> =
+        selection.iter().map(|(layer, site, shape)| (config.module_name(layer, site), (layer, site), shape)).collect();
+    layers.sort_by(|(a, ..), (b, ..)| a.cmp(b));
+    let num_parameters =
+        layers.iter().map(|(_, (layer, site), _)| config.blocks[*layer].sites[*site].num_weights()).sum();
+
+    let mut metadata = names::general(&config, "adapter", &stem(out), num_parameters);
+    #[expect(clippy::cast_possible_truncation, reason = "the file has f32")]
+    let alpha = saved.config.lora_alpha as f32;
+    metadata.extend([("adapter.type", text("lora")), ("adapter.lora.alpha", Value::F32(alpha))].map(named));
+    let pairs = layers.iter().filter_map(|(module, _, shape)| Some((module, saved.weights.get(module)?, shape)));
+    let tensors = pairs.flat_map(|(module, pair, shape)| {
+        #[expect(clippy::cast_precision_loss, reason = "a rank")]
+        let in_b = shape.scale / (saved.config.lora_alpha / shape.r as f64);
+        adapter_tensors(&config, module, pair, in_b)
+    });
+    create_parent(out)?;
+    Gguf { metadata, tensors: tensors.collect() }.write(out)
+}
+
+fn adapter_tensors<'a>(
+    config: &'a ModelConfig,
+    module: &str,
+    pair: &'a LowRank<HostMatrix>,
+    in_b: f64,
+) -> impl Iterator<Item = Tensor<'a>> + use<'a> {
+    let weight = format!("{module}.weight");
+    let name = names::tensor_name(&weight).unwrap_or_default();
+    let tensor = move |(letter, matrix, scale): (char, &'a HostMatrix, f64)| {
+        let is_turned = letter == 'b' && names::is_interleaved(config, &weight);
+        let values = move || {
+            #[expect(clippy::cast_possible_truncation, reason = "the product is in f32")]
+            let scaled: Vec<f32> = matrix.values.iter().map(|value| value * scale as f32).collect();
+            Ok(if is_turned {
+                names::interleaved(&scaled, config.ropes[0].head_dim, matrix.num_columns)
+            } else {
+                scaled
+            })
+        };
+        Tensor::new(format!("{name}.lora_{letter}"), matrix.shape().to_vec(), GgufType::F32, values)
+    };
+    [('a', &pair.a, 1.0), ('b', &pair.b, in_b)].into_iter().map(tensor)
+}
+
+/// Every tensor of the merged model, in the order of Hugging Face's names.
+fn tensors<'a>(
+    merging: &'a Merging,
+    dtype: GgufType,
+    on_bytes: &'a dyn Fn(usize, usize),
+) -> impl Iterator<Item = Tensor<'a>> {
+    merging.tensors(on_bytes).filter_map(move |tensor| {
+        let values = move || {
+            let values = tensor.values()?;
+            // A number too large for the type is reported when it is written.
+            if let Ok(rounded) = dtype.rounded(tensor.shape, &values) {
+                tensor.note_more_rounding(&values, &rounded);
+            }
+            let width = tensor.shape.get(1).copied().unwrap_or(1);
+            let is_turned = names::is_interleaved(&merging.config, tensor.name);
+            Ok(if is_turned { names::interleaved(&values, merging.config.ropes[0].head_dim, width) } else { values })
+        };
+        Some(Tensor::new(names::tensor_name(tensor.name)?, tensor.shape.to_vec(), dtype, values))
+    })
+}
+
+fn default_dtype(merging: &Merging) -> GgufType {
+    let is_bf16 = merging.tensors(&|_, _| ()).any(|tensor| tensor.dtype() == Dtype::Bf16);
+    if is_bf16 { GgufType::Bf16 } else { GgufType::F16 }
+}
+
+/// Settings of a generation that the model's makers recommend.
+#[expect(clippy::cast_possible_truncation, reason = "the file has f32 and 32-bit integers")]
+fn sampling(model: &Path) -> Vec<(String, Value)> {
+    let content = std::fs::read(model.join("generation_config.json")).unwrap_or_default();
+    let json: serde_json::Value = serde_json::from_slice(&content).unwrap_or_default();
+    let numbers = SAMPLING.into_iter().filter_map(|(key, name)| Some((name, Value::F32(json[key].as_f64()? as f32))));
+    let top_k = json["top_k"].as_i64().map(|top_k| ("top_k", Value::I32(top_k as i32)));
+    numbers.chain(top_k).map(|(name, value)| (format!("general.sampling.{name}"), value)).collect()
+}
+
+/// Where the description of the model for Ollama is: beside it.
+#[must_use]
+pub fn modelfile(gguf: &Path) -> PathBuf {
+    gguf.with_extension("Modelfile")
+}
+
+/// Ollama finds the template of a chat model itself, by the one in the file, where it knows it.
+fn write_modelfile(gguf: &Path, form: Option<&PromptForm>, tokenizer: &Tokenizer) -> Result<(), ExportError> {
+    let mut text = format!("FROM ./{}\n", gguf.file_name().unwrap_or_default().to_string_lossy());
+    if form == Some(&PromptForm::Raw) {
+        text.push_str("TEMPLATE {{ .Prompt }}\n");
+    }
+    if let Some(system) = form.and_then(PromptForm::system).filter(|system| !system.contains("\"\"\"")) {
+        let _ = writeln!(text, "SYSTEM \"\"\"{system}\"\"\"");
+    }
+    for stop in tokenizer.eos_ids().iter().filter_map(|id| tokenizer.token_text(*id)) {
+        let _ = writeln!(text, "PARAMETER stop \"{stop}\"");
+    }
+    let path = modelfile(gguf);
+    files::write(&path, text).map_err(ExportError::io("write", &path))
+}
+
+fn named((key, value): (&str, Value)) -> (String, Value) {
+    (key.to_owned(), value)
+}
+
+fn stem(path: &Path) -> String {
+    path.file_stem().unwrap_or_default().to_string_lossy().into_owned()
+}
+
+fn require_absent(paths: &[&Path]) -> Result<(), ExportError> {
+    paths.iter().find(|path| path.exists()).map_or(Ok(()), |path| {
+        let problem = Problem::new(format!("{} exists", path.display()));
+        Err(problem.hint("give a file that does not exist yet; nothing is overwritten").into())
+    })
+}
+
+fn create_parent(out: &Path) -> Result<(), ExportError> {
+    let parent = out.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    std::fs::create_dir_all(parent).map_err(ExportError::io("create", parent))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,146 @@
+//! A model's shape and tensors as llama.cpp names them.
+
+use super::file::{GgufType, text};
+use crate::schema::Problem;
+use crate::spec::gguf::{self, architecture};
+pub(super) use crate::spec::gguf::{is_interleaved, tensor_name};
+use crate::spec::{Heads, ModelConfig, RopeScaling};
+use crate::util::gguf::Value;
+
+/// Rows of `width` numbers, those of the two halves of each head in turn.
+pub(super) fn interleaved(rows: &[f32], head_dim: usize, width: usize) -> Vec<f32> {
+    let mut turned = Vec::with_capacity(rows.len());
+    for head in rows.chunks(head_dim * width) {
+        let (first, second) = head.split_at(head.len() / 2);
+        for (first, second) in first.chunks(width).zip(second.chunks(width)) {
+            turned.extend_from_slice(first);
+            turned.extend_from_slice(second);
+        }
+    }
+    turned
+}
+
+/// What each rotary frequency is divided by (Llama 3.1), which the file stores as a tensor.
+pub(super) fn rope_factors(config: &ModelConfig) -> Result<Option<Vec<f32>>, Problem> {
+    let factors = gguf::rope_factors(config);
+    if factors.is_some() && architecture(config) != "llama" {
+        let message =
+            format!("GGUF has no place for `rope_scaling` \"llama3\" in a model of type {}", config.model_type);
+        return Err(Problem::new(message).hint("merge into a folder: --out DIR"));
+    }
+    Ok(factors)
+}
+
+/// The metadata that every file starts with; `kind` is `model` or `adapter`.
+pub(super) fn general(config: &ModelConfig, kind: &str, name: &str, num_parameters: usize) -> Vec<(String, Value)> {
+    [
+        ("general.architecture", text(architecture(config))),
+        ("general.type", text(kind)),
+        ("general.name", text(name)),
+        ("general.size_label", text(&size_label(num_parameters))),
+        ("general.quantization_version", Value::U32(2)),
+    ]
+    .map(|(key, value)| (key.to_owned(), value))
+    .into()
+}
+
+/// `135M`, `1.1B`: two digits at least.
+#[expect(clippy::cast_precision_loss, reason = "rounded to a few digits")]
+fn size_label(num_parameters: usize) -> String {
+    let (unit, suffix) = match num_parameters {
+        1_000_000_001.. => (1e9, "B"),
+        1_000_001.. => (1e6, "M"),
+        _ => (1e3, "K"),
+    };
+    let scaled = num_parameters as f64 / unit;
+    let digits = 2usize.saturating_sub(format!("{scaled:.0}").trim_start_matches('0').len());
+    format!("{scaled:.digits$}{suffix}")
+}
+
+/// Shape and constants of the model.
+#[expect(clippy::cast_possible_truncation, reason = "the file has f32, and counts below 2^32")]
+pub(super) fn shape(config: &ModelConfig, dtype: GgufType) -> Vec<(String, Value)> {
+    let count = |value: usize| Value::U32(value as u32);
+    let (block, rope) = (&config.blocks[0], config.ropes[0]);
+    let (attention, gated) = (block.attention(), block.gated());
+    let heads = |of: fn(&Heads) -> usize| count(attention.map_or(0, |attention| of(&attention.heads)));
+    let head_dim = count(rope.head_dim);
+    let mut keys = vec![
+        ("block_count", count(config.num_layers())),
+        ("context_length", count(config.max_position_embeddings)),
+        ("embedding_length", count(config.hidden_size)),
+        ("feed_forward_length", count(gated.map_or(0, |gated| gated.intermediate_size))),
+        ("attention.head_count", heads(|heads| heads.num_heads)),
+        ("attention.head_count_kv", heads(|heads| heads.num_kv_heads)),
+        ("attention.layer_norm_rms_epsilon", Value::F32(config.rms_norm_eps as f32)),
+        ("attention.key_length", head_dim.clone()),
+        ("attention.value_length", head_dim.clone()),
+        ("rope.freq_base", Value::F32(rope.theta as f32)),
+    ];
+    if architecture(config) == "llama" {
+        keys.extend([("vocab_size", count(config.vocab_size)), ("rope.dimension_count", head_dim)]);
+    }
+    if let Some(RopeScaling::Linear { factor }) = rope.scaling {
+        keys.extend([("rope.scaling.type", text("linear")), ("rope.scaling.factor", Value::F32(factor as f32))]);
+    }
+    let of_family = keys.into_iter().map(|(key, value)| (format!("{}.{key}", architecture(config)), value));
+    of_family.chain([("general.file_type".to_owned(), Value::U32(dtype.file_code()))]).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::weights::fixture::tiny_config;
+    use crate::spec::SublayerKind;
+
+    #[test]
+    fn every_tensor_of_every_family_has_a_name_of_its_own() {
+        let mut config = tiny_config();
+        for block in &mut config.blocks {
+            block.sites.iter_mut().for_each(|site| site.has_bias = true);
+            for sublayer in &mut block.sublayers {
+                if let SublayerKind::Attention(attention) = &mut sublayer.kind {
+                    attention.has_head_norms = true;
+                }
+            }
+        }
+        let names: Vec<String> = config.expected_tensors().iter().map(|(name, _)| tensor_name(name).unwrap()).collect();
+        assert_eq!(names.iter().collect::<std::collections::HashSet<_>>().len(), names.len());
+        for name in ["token_embd.weight", "blk.1.attn_k.bias", "blk.0.attn_q_norm.weight", "blk.0.ffn_norm.weight"] {
+            assert!(names.contains(&name.to_owned()), "{name}");
+        }
+        assert_eq!(tensor_name("model.layers.0.self_attn.rotary_emb.inv_freq"), None);
+    }
+
+    #[test]
+    fn rows_of_the_halves_of_a_head_alternate_in_a_llama_and_stay_in_a_qwen() {
+        let rows: Vec<f32> = (0..16u8).map(f32::from).collect();
+        let turned = interleaved(&rows, 4, 2);
+        assert_eq!(turned, [0., 1., 4., 5., 2., 3., 6., 7., 8., 9., 12., 13., 10., 11., 14., 15.]);
+        for (model_type, expected) in [("llama", true), ("mistral", true), ("qwen2", false), ("qwen3", false)] {
+            let config = ModelConfig { model_type: model_type.into(), ..tiny_config() };
+            assert_eq!(is_interleaved(&config, "model.layers.0.self_attn.k_proj.bias"), expected);
+            assert!(!is_interleaved(&config, "model.layers.0.self_attn.v_proj.weight"));
+        }
+    }
+
+    #[test]
+    fn llama_31s_factors_are_what_the_frequencies_are_divided_by() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/configs/llama-3.1-8b.json");
+        let config = ModelConfig::from_file(path.as_ref()).unwrap();
+        let factors = rope_factors(&config).unwrap().unwrap();
+        assert_eq!((factors.len(), factors[0], factors[63]), (64, 1.0, 8.0));
+        assert!(factors.is_sorted() && factors.iter().any(|factor| (1.1..7.9).contains(factor)));
+        assert_eq!(rope_factors(&tiny_config()).unwrap(), None);
+        assert!(rope_factors(&ModelConfig { model_type: "qwen3".into(), ..config }).is_err());
+    }
+
+    #[test]
+    fn sizes_have_two_digits_at_least() {
+        let sizes =
+            [(134_515_008, "135M"), (1_100_048_384, "1.1B"), (15_191_712, "15M"), (579_000, "579K"), (9, "0.01K")];
+        for (size, label) in sizes {
+            assert_eq!(size_label(size), label);
+        }
+    }
+}

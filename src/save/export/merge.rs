@@ -1,0 +1,237 @@
+//! Adds an adapter to its base model: a Hugging Face folder that needs no PEFT.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use serde_json::{Value, json};
+
+use self::tensor::MergedTensor;
+use self::written::{Written, torch_name};
+use super::{ExportError, PromptForm};
+use crate::device::Dtype;
+use crate::model::weights::{Quantisation, Weights};
+use crate::ops::quantised::Coding;
+use crate::schema::Problem;
+use crate::spec::ModelConfig;
+use crate::util::files;
+
+mod tensor;
+mod written;
+
+pub use tensor::Differences;
+pub(super) use tensor::Merging;
+
+/// The chat template file, which takes precedence over the template in `tokenizer_config.json`.
+const CHAT_TEMPLATE: &str = "chat_template.jinja";
+/// Files of a model besides its weights; copied where the base has them.
+const SIDE_FILES: [&str; 11] = [
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    CHAT_TEMPLATE,
+    "chat_template.json",
+];
+/// Which tensor is in which shard; copied unchanged into the merged model.
+const INDEX: &str = "model.safetensors.index.json";
+
+/// Onto what an adapter is merged, and how the sum is written.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct MergeOptions {
+    /// The codes from which the base's linear layers are decoded first, as the adapter was trained on them.
+    pub decoded: Option<Quantisation>,
+    /// Type of the tensors; without it, the base's.
+    pub dtype: Option<Dtype>,
+    /// Codes that the linear layers are written as, in the form of bitsandbytes.
+    pub quantise: Option<Coding>,
+}
+
+/// Summary of a merge.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MergeSummary {
+    /// Linear layers that the adapter changed.
+    pub num_modules: usize,
+    /// Weight files.
+    pub num_files: usize,
+    /// Size of all tensors.
+    pub num_bytes: usize,
+    /// The model that the adapter's config names as its base.
+    pub trained_on: Option<String>,
+    /// How far the weights are from those that were trained.
+    pub differences: Differences,
+}
+
+/// Writes `W + scale B A` for every adapted layer, and copies the rest of the model unchanged. Layers that the base stores
+/// as codes are decoded.
+///
+/// Sums are computed in `f32` from the base's own files and rounded once. The files are split as in the base, and written
+/// one after the other and tensor by tensor, so that host memory holds a few tensors. The folder `out` appears only when it is complete. `on_bytes` is called with the size of each tensor as it is
+/// written, and with that of all.
+///
+/// # Errors
+/// A model or adapter that cannot be used, an adapter that does not fit the model, an `out` that is not empty, or a sum
+/// that is too large for its type.
+pub fn merge(
+    model: &Path,
+    adapter: &Path,
+    out: &Path,
+    options: MergeOptions,
+    on_bytes: &dyn Fn(usize, usize),
+) -> Result<MergeSummary, ExportError> {
+    require_absent_or_empty(out)?;
+    let merging = Merging::open(model, adapter, options.decoded)?;
+    let Weights::Files(base) = &merging.base else {
+        let problem = Problem::new(format!("a GGUF file is merged into another, and {} is none", out.display()));
+        return Err(problem.at(model.display()).hint("name one: --out mine.gguf").into());
+    };
+    let parent = out.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    std::fs::create_dir_all(parent).map_err(ExportError::io("create", parent))?;
+    let name = out.file_name().unwrap_or_default().to_string_lossy();
+    let unfinished = Unfinished(parent.join(format!(".{name}.{}.tmp", std::process::id())));
+    std::fs::create_dir(&unfinished.0).map_err(ExportError::io("create", &unfinished.0))?;
+
+    let mut index = Index::default();
+    for (shard, name) in base.shard_names().enumerate() {
+        let tensors = merging.tensors(on_bytes).filter(|tensor| tensor.shard(base) == shard);
+        let metadata = base.shard_metadata(shard).cloned();
+        merging.write_shard(&tensors.collect::<Vec<_>>(), metadata, &unfinished.0.join(name), options, &mut index)?;
+    }
+    for name in SIDE_FILES.into_iter().filter(|name| model.join(name).is_file()) {
+        copy(&model.join(name), &unfinished.0.join(name))?;
+    }
+    if model.join(INDEX).is_file() {
+        let map = json!({"metadata": {"total_size": index.num_bytes}, "weight_map": index.files});
+        write_json(&unfinished.0.join(INDEX), &map)?;
+    }
+    describe(&unfinished.0.join("config.json"), options, merging.config.quantisation.is_some())?;
+    if let Some(PromptForm::ChatTemplate { chat_template: Some(template), .. }) = PromptForm::read(adapter)? {
+        // The adapter was trained with this template.
+        let path = unfinished.0.join(CHAT_TEMPLATE);
+        files::write(&path, template).map_err(ExportError::io("write", &path))?;
+    }
+    let config = ModelConfig::from_file(&unfinished.0.join("config.json"))?;
+    Weights::open(&unfinished.0, &config)?.check(&config)?;
+    // Replace an empty folder. A folder with files was refused above; if files were added since, it is refused here.
+    if out.is_dir() {
+        std::fs::remove_dir(out).map_err(ExportError::io("replace", out))?;
+    }
+    std::fs::rename(&unfinished.0, out).map_err(ExportError::io("write", out))?;
+    files::sync_folder(parent).map_err(ExportError::io("write", parent))?;
+    Ok(merging.summary(index.files.values().collect::<BTreeSet<_>>().len(), index.num_bytes))
+}
+
+/// The tensors that were written.
+#[derive(Default)]
+struct Index {
+    /// The file of each.
+    files: BTreeMap<String, String>,
+    num_bytes: usize,
+}
+
+impl Merging {
+    /// Writes one file of the model; none for no tensors.
+    fn write_shard(
+        &self,
+        tensors: &[MergedTensor<'_>],
+        metadata: Option<HashMap<String, String>>,
+        path: &Path,
+        options: MergeOptions,
+        index: &mut Index,
+    ) -> Result<(), ExportError> {
+        if tensors.is_empty() {
+            return Ok(());
+        }
+        let failure = OnceLock::new();
+        let views = tensors.iter().flat_map(|tensor| {
+            let coding = options.quantise.filter(|_| self.linears.contains(tensor.name));
+            let quantisation = coding.map(|coding| Quantisation { coding, nested: false });
+            Written::all(*tensor, options.dtype.unwrap_or(tensor.dtype()), quantisation, &failure)
+        });
+        let views: Vec<(String, Written<'_>)> = views.collect();
+        let file = path.file_name().unwrap_or_default().to_string_lossy();
+        index.files.extend(views.iter().map(|(name, _)| (name.clone(), file.clone().into_owned())));
+        index.num_bytes += views.iter().map(|(_, view)| safetensors::View::data_len(view)).sum::<usize>();
+        let written = files::write_with(path, |path| {
+            safetensors::serialize_to_file(views, metadata, path).map_err(std::io::Error::other)
+        });
+        tensors.iter().for_each(MergedTensor::release);
+        match failure.into_inner() {
+            Some(problem) => Err(problem.into()),
+            None => written.map_err(ExportError::io("write", path)),
+        }
+    }
+
+    pub(super) fn summary(&self, num_files: usize, num_bytes: usize) -> MergeSummary {
+        let trained_on = self.adapter.base_model_name_or_path.clone();
+        let differences = self.differences();
+        MergeSummary { num_modules: self.adapter.weights.len(), num_files, num_bytes, trained_on, differences }
+    }
+}
+
+/// Says in config.json in which types the weights are. `is_decoded`: it says that they are codes.
+fn describe(path: &Path, options: MergeOptions, is_decoded: bool) -> Result<(), ExportError> {
+    if options.dtype.is_none() && options.quantise.is_none() && !is_decoded {
+        return Ok(());
+    }
+    let content = std::fs::read(path).map_err(ExportError::io("read", path))?;
+    let mut config: Value = serde_json::from_slice(&content).map_err(|error| Problem::new(error.to_string()))?;
+    if let Some(config) = config.as_object_mut() {
+        config.shift_remove("quantization_config");
+    }
+    if let Some(dtype) = options.dtype {
+        for key in ["dtype", "torch_dtype"] {
+            if config.get(key).is_some() {
+                config[key] = torch_name(dtype).into();
+            }
+        }
+    }
+    if let Some(coding) = options.quantise {
+        let is_int8 = coding == Coding::Int8;
+        let mut method = json!({"quant_method": "bitsandbytes", "load_in_8bit": is_int8, "load_in_4bit": !is_int8});
+        if !is_int8 {
+            method["bnb_4bit_quant_type"] = coding.to_string().into();
+        }
+        config["quantization_config"] = method;
+    }
+    write_json(path, &config)
+}
+
+fn write_json(path: &Path, value: &Value) -> Result<(), ExportError> {
+    files::write(path, format!("{value:#}\n")).map_err(ExportError::io("write", path))
+}
+
+/// A folder that is deleted unless it was renamed to its final name.
+struct Unfinished(PathBuf);
+
+impl Drop for Unfinished {
+    fn drop(&mut self) {
+        // After the rename nothing has this name.
+        drop(std::fs::remove_dir_all(&self.0));
+    }
+}
+
+fn require_absent_or_empty(out: &Path) -> Result<(), ExportError> {
+    match std::fs::read_dir(out).map(Iterator::count) {
+        Ok(0) => Ok(()),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        _ => {
+            let problem = Problem::new(format!("{} exists and is not empty", out.display()));
+            Err(problem.hint("give a folder that does not exist yet; nothing is overwritten").into())
+        }
+    }
+}
+
+fn copy(from: &Path, to: &Path) -> Result<(), ExportError> {
+    // Copy only the content, not the permissions: files of a cache are often links to write-protected files.
+    let content = std::fs::read(from).map_err(ExportError::io("read", from))?;
+    files::write(to, content).map_err(ExportError::io("write", to))
+}
+
+#[cfg(test)]
+mod tests;

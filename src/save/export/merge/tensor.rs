@@ -1,0 +1,279 @@
+//! The tensors of a merged model, each computed when it is written.
+
+use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::sync::Mutex;
+
+use burn::tensor::Device;
+
+use crate::device::Dtype;
+use crate::lora::targets::AdapterShape;
+use crate::model::weights::{Quantisation, StoredTensor, WeightFiles, Weights, convert};
+use crate::ops::linear::Matrix;
+use crate::ops::low_rank::LowRank;
+use crate::ops::quantised::Quantised;
+use crate::save::export::{ExportError, HostMatrix, SavedAdapter, check_adapter, read_adapter};
+use crate::schema::Problem;
+use crate::spec::ModelConfig;
+use crate::util::faults;
+
+/// Differences between weights.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Differences {
+    /// The largest between the written and the trained weights.
+    pub written: f32,
+    /// The largest between the stored base and the decoded base that the adapter was trained on.
+    pub decoded: f32,
+    /// The sum of the squares of all updates.
+    update: f64,
+    /// The sum of the products of each update and the part that rounding took from it.
+    lost: f64,
+}
+
+impl Differences {
+    /// The share of the updates that rounding took: 1 where every weight was rounded back to where it was before.
+    #[must_use]
+    pub fn share_lost(&self) -> f64 {
+        if self.update > 0.0 { self.lost / self.update } else { 0.0 }
+    }
+}
+
+/// A model, and an adapter that fits it.
+pub(in crate::save::export) struct Merging {
+    pub(in crate::save::export) config: ModelConfig,
+    pub(in crate::save::export) base: Weights,
+    /// Names and shapes of the model's tensors, sorted.
+    tensors: Vec<(String, Vec<usize>)>,
+    /// Bytes of all of them.
+    num_bytes: usize,
+    pub(super) adapter: SavedAdapter,
+    /// The adapter's shape on every adapted module.
+    shapes: BTreeMap<String, AdapterShape>,
+    /// Names of the linear layers' weights.
+    pub(super) linears: BTreeSet<String>,
+    /// The codes from which the linear layers are decoded before the adapter is added.
+    decoded: Option<Quantisation>,
+    differences: Mutex<Differences>,
+}
+
+impl Merging {
+    pub(in crate::save::export) fn open(
+        model: &Path,
+        adapter: &Path,
+        decoded: Option<Quantisation>,
+    ) -> Result<Self, ExportError> {
+        let config = ModelConfig::from_model(model)?;
+        let base = Weights::open(model, &config)?;
+        base.check(&config)?;
+        let saved = read_adapter(adapter)?;
+        let selection = check_adapter(adapter, &saved, &config)?;
+        let shapes = selection.iter().map(|(layer, site, shape)| (config.module_name(layer, site), shape)).collect();
+        let linears = config.sites().map(|(name, _)| format!("{name}.weight")).collect();
+        let mut tensors = config.expected_tensors();
+        tensors.sort();
+        let differences = Mutex::default();
+        let mut merging =
+            Self { config, base, tensors, num_bytes: 0, adapter: saved, shapes, linears, decoded, differences };
+        merging.num_bytes = merging.tensors(&|_, _| ()).map(|tensor| tensor.num_bytes()).sum();
+        Ok(merging)
+    }
+
+    /// Every tensor, in the order of the names. `on_bytes` is called with its size and that of all when one is written.
+    pub(in crate::save::export) fn tensors<'a>(
+        &'a self,
+        on_bytes: &'a dyn Fn(usize, usize),
+    ) -> impl Iterator<Item = MergedTensor<'a>> {
+        self.tensors.iter().map(move |(name, shape)| {
+            let module = name.strip_suffix(".weight").unwrap_or(name);
+            let update = self.adapter.weights.get(module).zip(self.shapes.get(module).copied());
+            let decoded = self.decoded.filter(|_| self.linears.contains(name));
+            MergedTensor { merging: self, name, shape, stored: self.stored(name, shape), update, decoded, on_bytes }
+        })
+    }
+
+    /// A tensor that is stored as numbers in a file of safetensors.
+    fn stored(&self, name: &str, shape: &[usize]) -> Option<(&StoredTensor, Dtype)> {
+        let Weights::Files(files) = &self.base else { return None };
+        let stored = files.tensors().get(name).filter(|stored| stored.shape == shape)?;
+        Some((stored, stored.float_dtype()?))
+    }
+
+    /// Type in which codes are written: that of the embedding, if it has 16 bits.
+    fn decoded_dtype(&self) -> Dtype {
+        let ModelConfig { vocab_size, hidden_size, .. } = self.config;
+        let (of_embedding, otherwise) = match &self.base {
+            Weights::Gguf(file) => (file.float_dtype(), Dtype::F16),
+            _ => (
+                self.stored("model.embed_tokens.weight", &[vocab_size, hidden_size]).map(|stored| stored.1),
+                Dtype::Bf16,
+            ),
+        };
+        of_embedding.filter(|dtype| *dtype != Dtype::F32).unwrap_or(otherwise)
+    }
+
+    /// A tensor of the base, as the adapter was trained on it.
+    fn weight(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, Problem> {
+        let device = Device::flex();
+        let &[rows, columns] = shape else {
+            let values = self.base.load(name, [shape.iter().product()], Dtype::F32, &device)?;
+            return Ok(faults::read(values, "a weight"));
+        };
+        Ok(match self.base.matrix(name, [rows, columns], Dtype::F32.into(), &self.config, &device)? {
+            Matrix::Dense(values) => faults::read(values, "a weight"),
+            Matrix::Quantised(codes) => codes.to_f32(),
+            Matrix::Blocks(blocks) => faults::read(blocks.decoded(), "a weight"),
+        })
+    }
+
+    /// Of the tensors that were written so far.
+    pub(super) fn differences(&self) -> Differences {
+        *self.differences.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    fn note(&self, found: Differences) {
+        let mut all = self.differences.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        all.written = all.written.max(found.written);
+        all.decoded = all.decoded.max(found.decoded);
+        all.update += found.update;
+        all.lost += found.lost;
+    }
+}
+
+/// A tensor of the merged model.
+#[derive(Clone, Copy)]
+pub(in crate::save::export) struct MergedTensor<'a> {
+    pub(in crate::save::export) merging: &'a Merging,
+    pub(in crate::save::export) name: &'a str,
+    pub(in crate::save::export) shape: &'a [usize],
+    /// Where it is, and in which type, if the base's files have its numbers.
+    stored: Option<(&'a StoredTensor, Dtype)>,
+    /// The adapter, and its shape.
+    update: Option<(&'a LowRank<HostMatrix>, AdapterShape)>,
+    decoded: Option<Quantisation>,
+    on_bytes: &'a dyn Fn(usize, usize),
+}
+
+impl<'a> MergedTensor<'a> {
+    /// Type in which the tensor is written by default.
+    pub(in crate::save::export) fn dtype(&self) -> Dtype {
+        self.stored.map_or_else(|| self.merging.decoded_dtype(), |(_, dtype)| dtype)
+    }
+
+    /// Index of its file in the base.
+    pub(super) fn shard(&self, files: &WeightFiles) -> usize {
+        let module = self.name.trim_end_matches("weight");
+        let of_codes = || files.tensors().range(module.to_owned()..).next().map(|(_, stored)| stored.shard);
+        self.stored.map(|(stored, _)| stored.shard).or_else(of_codes).unwrap_or_default()
+    }
+
+    /// Its numbers, rounded to the tensor's type in the base, if the base stores one.
+    pub(in crate::save::export) fn values(&self) -> Result<Vec<f32>, Problem> {
+        let Some((_, dtype)) = self.stored else {
+            self.report();
+            let (numbers, update) = self.numbers()?;
+            self.note_update(&update);
+            return Ok(numbers);
+        };
+        let values = convert::to_f32(&self.bytes_in(dtype)?, dtype);
+        self.release();
+        Ok(values)
+    }
+
+    pub(super) fn bytes_in(&self, dtype: Dtype) -> Result<Cow<'a, [u8]>, Problem> {
+        self.report();
+        let is_changed = self.update.is_some() || self.decoded.is_some();
+        if let (Some((stored, from)), Weights::Files(files)) = (self.stored, &self.merging.base)
+            && from == dtype
+            && !is_changed
+        {
+            return Ok(Cow::Borrowed(files.bytes(stored)));
+        }
+        let (numbers, update) = self.numbers()?;
+        let written = convert::from_f32(&numbers, dtype).map_err(|_| self.too_large(dtype))?;
+        self.note_update(&update);
+        self.note_rounding(&numbers, &convert::to_f32(&written, dtype), &update);
+        Ok(Cow::Owned(written))
+    }
+
+    fn note_update(&self, update: &[f32]) {
+        self.merging.note(Differences { update: product(update, update), ..Differences::default() });
+    }
+
+    /// Notes what rounding `numbers` to `written` takes from an update.
+    fn note_rounding(&self, numbers: &[f32], written: &[f32], update: &[f32]) {
+        let taken: Vec<f32> = numbers.iter().zip(written).map(|(number, written)| number - written).collect();
+        let largest = taken.iter().fold(0.0, |most: f32, taken| most.max(taken.abs()));
+        let lost = product(&taken, update);
+        self.merging.note(Differences { written: largest, lost, ..Differences::default() });
+    }
+
+    /// Notes that [`values`](Self::values) were rounded once more.
+    pub(in crate::save::export) fn note_more_rounding(&self, values: &[f32], written: &[f32]) {
+        self.note_rounding(values, written, &self.update());
+    }
+
+    /// Its trained numbers, and the update that they contain.
+    fn numbers(&self) -> Result<(Vec<f32>, Vec<f32>), Problem> {
+        let mut weight = self.merging.weight(self.name, self.shape)?;
+        if let Some(quantisation) = self.decoded {
+            let decoded = self.quantised(&weight, quantisation)?.to_f32();
+            let difference = largest_difference(&weight, &decoded);
+            self.merging.note(Differences { decoded: difference, ..Differences::default() });
+            weight = decoded;
+        }
+        let update = self.update();
+        weight.iter_mut().zip(&update).for_each(|(weight, update)| *weight += update);
+        Ok((weight, update))
+    }
+
+    /// What the adapter adds; empty without one.
+    fn update(&self) -> Vec<f32> {
+        let Some((matrices, AdapterShape { kind, scale, .. })) = self.update else { return Vec::new() };
+        kind.difference(matrices.as_ref().map(|matrix| &*matrix.values), scale, [self.shape[0], self.shape[1]])
+    }
+
+    /// Says that it is about to be written.
+    pub(super) fn report(&self) {
+        (self.on_bytes)(self.num_bytes(), self.merging.num_bytes);
+    }
+
+    fn num_bytes(&self) -> usize {
+        self.shape.iter().product::<usize>() * self.dtype().num_bytes()
+    }
+
+    /// Releases the pages that a borrowed tensor has in memory.
+    pub(super) fn release(&self) {
+        if let (Some((stored, _)), Weights::Files(files)) = (self.stored, &self.merging.base) {
+            files.release(stored);
+        }
+    }
+
+    /// Its numbers as codes, whatever the base's type.
+    pub(super) fn codes(&self, quantisation: Quantisation) -> Result<Quantised, Problem> {
+        let (numbers, update) = self.numbers()?;
+        let codes = self.quantised(&numbers, quantisation)?;
+        self.note_update(&update);
+        self.note_rounding(&numbers, &codes.to_f32(), &update);
+        Ok(codes)
+    }
+
+    fn quantised(&self, numbers: &[f32], quantisation: Quantisation) -> Result<Quantised, Problem> {
+        let shape = [self.shape[0], self.shape[1]];
+        let fill = |first: usize, to: &mut [f32]| to.copy_from_slice(&numbers[first..first + to.len()]);
+        quantisation.quantise(shape, &Device::flex(), fill).map_err(|_| self.too_large(Dtype::F16))
+    }
+
+    fn too_large(&self, dtype: Dtype) -> Problem {
+        let problem = Problem::new(format!("a merged value of `{}` is too large for {dtype}", self.name));
+        problem.hint("write it in another type: --dtype bf16")
+    }
+}
+
+fn largest_difference(a: &[f32], b: &[f32]) -> f32 {
+    a.iter().zip(b).fold(0.0, |most, (a, b)| (a - b).abs().max(most))
+}
+
+fn product(a: &[f32], b: &[f32]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
+}

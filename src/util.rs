@@ -1,0 +1,10 @@
+//! What every module may use.
+
+pub mod allocator;
+pub mod failure;
+pub mod faults;
+pub mod files;
+pub mod gguf;
+pub mod panics;
+pub mod stats;
+pub mod text;
