@@ -9,8 +9,8 @@
 #   BINARY   packs this one instead of building
 #
 # On x86-64 the program chooses AVX-512, AVX2 or neither when it starts. The archive holds the stripped program, completions,
-# the manual page, the recipes, the quickstart's model and rows, README and licence. The same commit and compiler give the
-# same bytes. Prints the archive's path and the glibc it needs.
+# the manual page, the recipes, the quickstart's model and rows, README, docs, measurements and licence. The same commit and
+# compiler give the same bytes. Prints the archive's path and the glibc it needs.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -40,7 +40,7 @@ mkdir -p "$work/$name/completions"
 strip -o "$work/$name/lora-train" "$binary"
 for shell in bash zsh fish; do "$binary" completions "$shell" >"$work/$name/completions/lora-train.$shell"; done
 "$binary" completions man >"$work/$name/lora-train.1"
-git archive HEAD README.md LICENSE docs recipes quickstart | tar -x -C "$work/$name"
+git archive HEAD README.md LICENSE benches docs recipes quickstart | tar -x -C "$work/$name"
 
 tar --sort=name --owner=0 --group=0 --numeric-owner --mtime="@$(git log -1 --format=%ct)" -C "$work" -c "$name" |
     gzip -n -9 >"$out/$name.tar.gz"

@@ -90,10 +90,10 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
         return Err(Problem::new("the recipe is missing").hint("lora-train plan RECIPE.toml").into());
     }
     let (target, recipe) = target::open(args)?;
-    inputs::require_residency(recipe.model.residency, (!target.is_cpu).then_some(&*target.label))
+    inputs::require_residency(recipe.model.residency, target.kind.is_gpu().then_some(&*target.label))
         .map_err(|problem| recipe.places.locate(problem))?;
     let Shape { config, selection, source } = Shape::of_recipe(&recipe)?;
-    let mut workload = inputs::workload(&recipe, &config, &selection, place_on(!target.is_cpu));
+    let mut workload = inputs::workload(&recipe, &config, &selection, place_on(target.kind));
     let decision = (workload.gradient_checkpointing == GradientCheckpointing::Auto)
         .then(|| Decision::new(&workload, target.usable_bytes()));
     if let Some(Decision { choice, .. }) = &decision {
@@ -110,7 +110,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
     let folder = source.as_ref().ok().filter(|_| target.is_here && workload.plan().read_bytes_per_step.is_some());
     let disk_bytes_per_second = folder.and_then(|source| rate_of_disk(&source.folder));
     // On the CPU the batch has no padding.
-    let forecast = source.and_then(|source| forecast(&recipe, &source, &workload, !target.is_cpu));
+    let forecast = source.and_then(|source| forecast(&recipe, &source, &workload, target.kind.is_gpu()));
     let prices = prices(args, &recipe);
     let report = Report::new(&Basis {
         recipe: &recipe,

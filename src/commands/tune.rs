@@ -115,7 +115,7 @@ pub(crate) fn run(args: &TuneArgs) -> Result<(), Failure> {
         &Prepared::new(recipe, None, WeightsFrom::Nowhere, false)?;
     let limits = Limits {
         threads: num_cpu_threads(),
-        is_gpu: device.is_gpu(),
+        kind: device.kind,
         has_bf16: device.supports(Dtype::Bf16),
         head: [source.config.vocab_size, source.config.hidden_size],
     };
@@ -139,7 +139,7 @@ pub(crate) fn run(args: &TuneArgs) -> Result<(), Failure> {
         if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
             return Err(OUT_OF_TIME.to_owned());
         }
-        let fits = memory.fits(&workload(of, &source.config, selection, place_on(device.is_gpu())));
+        let fits = memory.fits(&workload(of, &source.config, selection, place_on(device.kind)));
         fits.map_err(|peak| format!("does not fit ({})", fit::size(as_f64(peak as u64))))
     };
     let mut measure = |of: &Recipe| runner.measure(&changes(recipe, of), deadline);

@@ -226,6 +226,7 @@ mod tests {
     use burn::tensor::{Device, activation};
 
     use super::*;
+    use crate::device::DeviceKind;
     use crate::ops::host;
     use crate::ops::kernels::{self, place_of};
 
@@ -292,7 +293,7 @@ mod tests {
             let chunks = targets.chunks(size).enumerate();
             chunks.map(|(index, targets)| (index * size, targets.len())).collect::<Vec<_>>()
         };
-        let (cpu, plain) = (kernels::place_on(false), kernels::place_on(true));
+        let (cpu, plain) = (kernels::place_on(DeviceKind::Cpu), kernels::place_on(DeviceKind::Cuda));
         assert_eq!(sizes(cpu, 53, LossChunk::Tokens(16)), [(0, 14), (14, 14), (28, 14), (42, 11)]);
         assert!(sizes(cpu, 0, LossChunk::Tokens(0)).is_empty() && sizes(plain, 0, LossChunk::Auto).is_empty());
         // In plain tensor calls they are multiples of 64, unless fewer are asked for.
@@ -304,10 +305,10 @@ mod tests {
     fn by_default_a_chunk_fills_96_mib_on_the_cpu_and_elsewhere_a_product() {
         // Llama 3's vocabulary; a tiny one and a huge one.
         let most = [128_256, 5, usize::MAX / 8]
-            .map(|vocab_size| LossChunk::Auto.most_tokens(kernels::place_on(false), [vocab_size, 4096]));
+            .map(|vocab_size| LossChunk::Auto.most_tokens(kernels::place_on(DeviceKind::Cpu), [vocab_size, 4096]));
         assert_eq!(most, [196, 4096, 16]);
-        let most =
-            [4096, 576, 100, 40].map(|width| LossChunk::Auto.most_tokens(kernels::place_on(true), [128_256, width]));
+        let most = [4096, 576, 100, 40]
+            .map(|width| LossChunk::Auto.most_tokens(kernels::place_on(DeviceKind::Cuda), [128_256, width]));
         assert_eq!(most, [1024, 576, 64, 64]);
     }
 }

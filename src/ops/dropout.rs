@@ -80,6 +80,7 @@ mod tests {
     use burn::tensor::Device;
 
     use super::*;
+    use crate::device::DeviceKind;
     use crate::ops::{host, kernels};
 
     #[test]
@@ -90,7 +91,7 @@ mod tests {
         for (probability, seed) in [(0.05, 1), (0.5, u64::MAX), (0.9, 1 << 40), (1.0 - 1e-7, 3)] {
             let settings = Dropout { probability, seed };
             let found = PlainDropout::new(&x, settings).apply(&x).into_data();
-            assert_eq!(found, dropout(kernels::place_on(false), &x, settings).into_data(), "{settings:?}");
+            assert_eq!(found, dropout(kernels::place_on(DeviceKind::Cpu), &x, settings).into_data(), "{settings:?}");
         }
     }
 

@@ -22,7 +22,7 @@ use super::norm::{plain_rms_norm, plain_rms_norm_backward};
 use super::product::F32Products;
 use super::rotary::plain_rotate;
 use super::swiglu::{plain_swiglu, plain_swiglu_backward};
-use crate::device::Dtype;
+use crate::device::{DeviceKind, Dtype};
 
 /// Where the operations of a model run. It is decided once, with the model.
 pub type Place = &'static dyn Kernels;
@@ -34,10 +34,13 @@ pub fn place_of(device: &Device, dtype: DType) -> Place {
     if dtype == DType::F32 && is_host() { &Cpu } else { plain(F32Products::OfDevice) }
 }
 
-/// The place of activations in `f32` on a GPU or on the CPU; the device itself need not be here.
+/// The place of activations in `f32` on such a device, which need not be here.
 #[must_use]
-pub fn place_on(is_gpu: bool) -> Place {
-    if is_gpu { plain(F32Products::OfDevice) } else { &Cpu }
+pub fn place_on(kind: DeviceKind) -> Place {
+    match kind {
+        DeviceKind::Cpu => &Cpu,
+        _ => plain(F32Products::OfDevice),
+    }
 }
 
 /// Plain tensor calls, with these products of operands in `f32`.

@@ -320,6 +320,7 @@ mod tests {
     use burn::tensor::Device;
 
     use super::*;
+    use crate::device::DeviceKind;
     use crate::ops::kernels;
 
     #[test]
@@ -327,7 +328,7 @@ mod tests {
         let number = |x: f32| host::tensor::<2>(vec![x], [1, 1], &Device::flex()).cast(DType::BF16);
         let one = number(1.0);
         let lora = Lora { matrices: LowRank { a: &one, b: &one }, scale: 1.0, dropout: None };
-        let place = kernels::place_on(true);
+        let place = kernels::place_on(DeviceKind::Cuda);
         let weight = Weight::new(number(256.0));
         let (y, xa) = linear(place, &one, &weight, Some(lora), Some(one.clone()));
         // Behind 256 comes 258: either 1 alone would be lost.

@@ -118,6 +118,7 @@ pub fn count(count: usize) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::device::DeviceKind;
     use crate::ops::kernels::place_on;
     use crate::ops::linear::{Weight, linear};
     use crate::ops::swiglu::swiglu;
@@ -127,8 +128,8 @@ mod tests {
         let device = Device::flex();
         let (x, w) = (Tensor::<2>::ones([5, 7], &device), Weight::new(Tensor::ones([3, 7], &device)));
         let run = || {
-            let (y, _) = linear(place_on(false), &x, &w, None, None);
-            swiglu(place_on(false), &y, &y)
+            let (y, _) = linear(place_on(DeviceKind::Cpu), &x, &w, None, None);
+            swiglu(place_on(DeviceKind::Cpu), &y, &y)
         };
         let _ = run();
         start(&device);

@@ -91,7 +91,7 @@ impl StepMemory {
         device: &OpenDevice,
         kept: Option<GradientCheckpointing>,
     ) -> Self {
-        let mut workload = inputs::workload(recipe, config, selection, place_on(device.is_gpu()));
+        let mut workload = inputs::workload(recipe, config, selection, place_on(device.kind));
         #[expect(clippy::cast_precision_loss, reason = "bytes of a memory")]
         let [device_bytes, host_bytes] = [Resources::of(device).usable_bytes(), available_host_memory_bytes()]
             .map(|bytes| bytes.map(|bytes| bytes as f64));

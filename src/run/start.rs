@@ -176,7 +176,7 @@ fn facts(prepared: &Prepared, data: &Dataset, telemetry: &Telemetry, leaves_padd
     let Prepared { recipe, source, selection, device, memory } = prepared;
     let config = &source.config;
     let host_memory_bytes = total_host_memory_bytes();
-    let workload = workload(recipe, config, selection, place_on(device.is_gpu()));
+    let workload = workload(recipe, config, selection, place_on(device.kind));
     let peak = |gradient_checkpointing| Workload { gradient_checkpointing, ..workload.clone() }.plan().peak_bytes;
     let own = workload.plan();
     let doubled_peak = Workload { rows: 2 * workload.rows, ..workload.clone() }.plan().peak_bytes;

@@ -96,6 +96,7 @@ const BUS_BYTES_PER_SECOND: f64 = 25e9;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::device::DeviceKind;
     use crate::device::Dtype;
     use crate::model::Storage;
     use crate::ops::kernels;
@@ -108,7 +109,7 @@ mod tests {
         let storage = Storage { residency: Residency::Host, ..Dtype::F32.into() };
         let on_gpu = Workload {
             storage,
-            place: kernels::place_on(true),
+            place: kernels::place_on(DeviceKind::Cuda),
             gradient_accumulation_steps: 4,
             ..workload(&config, &selection)
         };
@@ -126,7 +127,7 @@ mod tests {
         assert_eq!(moved, Some(4 * (30 + 19) * block));
         let layered = Workload { layered_accumulation: true, ..on_gpu.clone() }.plan();
         assert_eq!(layered.moved_bytes_per_step, Some(58 * block));
-        let on_cpu = Workload { place: kernels::place_on(false), ..on_gpu };
-        assert_eq!(on_cpu.plan(), Workload { place: kernels::place_on(false), ..resident }.plan());
+        let on_cpu = Workload { place: kernels::place_on(DeviceKind::Cpu), ..on_gpu };
+        assert_eq!(on_cpu.plan(), Workload { place: kernels::place_on(DeviceKind::Cpu), ..resident }.plan());
     }
 }

@@ -40,9 +40,7 @@ pub fn eval_loss(
         if batch.targets.is_empty() {
             continue;
         }
-        let LossSum { sum, target_tokens } = step.eval_loss(&batch);
-        total.sum += sum;
-        total.target_tokens += target_tokens;
+        total += step.eval_loss(&batch);
     }
     // The micro-batches may have ended early.
     Ok((!stop.requested()).then_some(total))

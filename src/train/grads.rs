@@ -39,26 +39,30 @@ impl GradSums {
         self.sums.get(&(layer, site))
     }
 
-    /// Sums over all ranks; `figures` are summed with them. What no rank has is zero then.
+    /// Sums over all ranks; `figures` are summed with them. What no rank has stays absent.
     pub fn reduce(&mut self, adapters: &AdapterSet, ranks: &mut dyn Ranks, figures: &mut [f64]) {
-        let mut flat = Vec::new();
+        let (mut flat, mut numbers) = (Vec::new(), figures.to_vec());
         for (site, adapter) in adapters.by_site() {
-            match self.sums.get(&site) {
+            let grad = self.sums.get(&site);
+            numbers.push(f64::from(u8::from(grad.is_some())));
+            match grad {
                 Some(grad) => {
                     flat.extend(grad.as_ref().values().flat_map(|grad| faults::read(grad.clone(), "a gradient")));
                 }
                 None => flat.resize(flat.len() + adapter.num_parameters(), 0.0),
             }
         }
-        ranks.sum(&mut flat, figures);
+        ranks.sum(&mut flat, &mut numbers);
+        let (summed, have_it) = numbers.split_at(figures.len());
+        figures.copy_from_slice(summed);
         let mut rest = &flat[..];
-        let mut summed = |like: &Tensor<2>| {
+        let mut of_all = |like: &Tensor<2>| {
             let values;
             (values, rest) = rest.split_at(like.shape().num_elements());
             host::tensor(values.to_vec(), like.dims(), &like.device())
         };
-        self.sums =
-            adapters.by_site().map(|(site, adapter)| (site, adapter.matrices.as_ref().map(&mut summed))).collect();
+        let sums = adapters.by_site().map(|(site, adapter)| (site, adapter.matrices.as_ref().map(&mut of_all)));
+        self.sums = sums.zip(have_it).filter(|(_, have_it)| **have_it > 0.0).map(|(sum, _)| sum).collect();
     }
 
     /// Sum of the squares of all gradients, `[1]`, on the device; there is at least one.
@@ -95,4 +99,48 @@ pub fn read(tensors: Vec<Tensor<1>>, what: &str) -> Vec<f32> {
         return Vec::new();
     }
     faults::read(Tensor::cat(tensors, 0), what)
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::Device;
+
+    use super::*;
+    use crate::config::{InitLoraWeights, LoraConfig};
+    use crate::model::weights::fixture::tiny_config;
+    use crate::spec::PerSite;
+
+    /// This rank, and one that has the same.
+    #[derive(Debug)]
+    struct Twice;
+
+    impl Ranks for Twice {
+        fn size(&self) -> usize {
+            2
+        }
+
+        fn sum(&mut self, gradients: &mut [f32], figures: &mut [f64]) {
+            gradients.iter_mut().for_each(|gradient| *gradient *= 2.0);
+            figures.iter_mut().for_each(|figure| *figure *= 2.0);
+        }
+
+        fn agree(&mut self, says_so: bool) -> bool {
+            says_so
+        }
+    }
+
+    #[test]
+    fn a_gradient_that_no_rank_has_stays_absent() {
+        let config = tiny_config();
+        let selection = LoraConfig::default().select(&config).unwrap();
+        let adapters = AdapterSet::new(&config, &selection, InitLoraWeights::Kaiming, 0.0, 1, &Device::flex());
+        let mut sums = GradSums::default();
+        let grad = adapters.blocks[1][&2].matrices.as_ref().map(|like| like.zeros_like() + 3.0);
+        sums.add(1, PerSite::from([(2, grad)]), 1.0);
+        let mut figures = [5.0];
+        sums.reduce(&adapters, &mut Twice, &mut figures);
+        let summed = sums.get(1, 2).unwrap().a.to_data().try_to_vec::<f32>().unwrap();
+        assert!(summed.iter().all(|gradient| *gradient == 6.0));
+        assert_eq!((sums.iter().count(), figures), (1, [10.0]));
+    }
 }

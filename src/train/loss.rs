@@ -2,7 +2,7 @@
 //!
 //! Only rows that carry loss go through the norm and the head, a chunk of them at a time.
 
-use std::ops::Range;
+use std::ops::{AddAssign, Range};
 
 use burn::tensor::{DType, IndexingUpdateOp, Int, Tensor};
 use serde::{Deserialize, Serialize};
@@ -26,21 +26,30 @@ impl TrainConfig {
     }
 }
 
-/// Sum of losses over target tokens.
+/// Sum of losses over what the objective counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct LossSum {
-    /// In nats.
+    /// Of cross-entropies in nats.
     pub sum: f64,
-    /// Number of tokens in the sum.
+    /// What it is divided by; of cross-entropies the number of target tokens.
+    pub count: f64,
+    /// Number of target tokens.
     pub target_tokens: u64,
 }
 
 impl LossSum {
-    /// Mean loss per target token, in nats; `None` where there is no target token.
+    /// The mean loss; `None` where nothing is counted.
     #[must_use]
-    #[expect(clippy::cast_precision_loss, reason = "far below 2^53 tokens")]
     pub fn mean(&self) -> Option<f64> {
-        (self.target_tokens > 0).then(|| self.sum / self.target_tokens as f64)
+        (self.count > 0.0).then(|| self.sum / self.count)
+    }
+}
+
+impl AddAssign for LossSum {
+    fn add_assign(&mut self, other: Self) {
+        self.sum += other.sum;
+        self.count += other.count;
+        self.target_tokens += other.target_tokens;
     }
 }
 
@@ -218,12 +227,24 @@ pub fn num_right_tokens(model: &Model, adapters: &AdapterSet, batch: &Batch, chu
 
 /// Loss of a micro-batch, without dropout and without gradients.
 #[must_use]
-pub fn eval_loss(model: &Model, adapters: &AdapterSet, batch: &Batch, chunk: LossChunk) -> LossSum {
+pub fn eval_loss(
+    model: &Model,
+    adapters: &AdapterSet,
+    batch: &Batch,
+    objective: &dyn Objective,
+    chunk: LossChunk,
+) -> LossSum {
     if batch.targets.is_empty() {
         return LossSum::default();
     }
-    let (normed, Targets { tokens, num_tokens, .. }) = normed_targets(model, adapters, batch);
+    let (normed, Targets { tokens, num_tokens, by_row, .. }) = normed_targets(model, adapters, batch);
     let losses = linear_cross_entropy_loss(model.place(), &normed, &model.lm_head, &tokens, chunk);
-    let losses = faults::read(losses.narrow(0, 0, num_tokens), "the evaluation loss");
-    LossSum { sum: losses.iter().map(|&loss| f64::from(loss)).sum(), target_tokens: batch.num_target_tokens() as u64 }
+    let log_probabilities = faults::read(losses.narrow(0, 0, num_tokens).neg(), "the evaluation loss");
+    let weighed = objective.weigh(&Rows { targets: &by_row, log_probabilities: &log_probabilities });
+    let cross_entropy = || -log_probabilities.iter().map(|&log_probability| f64::from(log_probability)).sum::<f64>();
+    LossSum {
+        sum: weighed.loss.unwrap_or_else(cross_entropy),
+        count: weighed.count,
+        target_tokens: batch.num_target_tokens() as u64,
+    }
 }

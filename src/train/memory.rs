@@ -6,7 +6,7 @@
 
 use serde::Serialize;
 
-use crate::config::{GradientCheckpointing, Precision};
+use crate::config::{GradientCheckpointing, OptimizerName, Precision};
 use crate::lora::targets::{AdapterShape, Selection};
 use crate::model::Storage;
 use crate::model::budget::{SizedBy, SublayerSizes};
@@ -43,6 +43,8 @@ pub struct Workload<'a> {
     pub loss_chunk: LossChunk,
     /// Micro-batches that are prepared ahead.
     pub prefetch_batches: usize,
+    /// Whose states every adapter has.
+    pub optimizer: OptimizerName,
     /// Where it is computed.
     pub place: Place,
 }
@@ -229,7 +231,7 @@ impl Workload<'_> {
             Component::new("base weights", base, "model.dtype, model.quantization, model.residency"),
             Component::new("adapters", adapters, "lora.r, lora.target_modules"),
             Component::new("gradients", adapters + accumulated / layers.max(1), "lora.r"),
-            Component::new("optimizer state", 2 * adapters, "lora.r"),
+            Component::new("optimizer state", self.optimizer.states().len() * adapters, "lora.r"),
             Component::new("kept for the backward", kept, of_kept),
             Component::new("inside a block", inside, of_rows),
             Component::new("logits of a chunk", loss, "train.loss_chunk_tokens, the vocabulary"),
@@ -272,7 +274,8 @@ impl Workload<'_> {
         };
         // The micro-batch in use has left the queue.
         let queue = (self.prefetch_batches + 1) * tokens * TOKEN_BYTES;
-        let (saving, base) = (COPIES_WHILE_SAVING * self.adapter_bytes(), self.parked_base_bytes());
+        // Adapters and the states of the optimizer are copied before they are written.
+        let (saving, base) = ((1 + self.optimizer.states().len()) * self.adapter_bytes(), self.parked_base_bytes());
         let components = vec![
             Component::new("process and driver", GPU_PROCESS_BYTES, "the device"),
             Component::new(
@@ -302,13 +305,12 @@ const GPU_PROCESS_BYTES: usize = 1 << 30;
 const COPIES_WHILE_LOADING: usize = 2;
 /// Bytes of a token in a micro-batch: its id, its target and the target's position.
 const TOKEN_BYTES: usize = 4 + 16;
-/// Adapters and both moments are copied before they are written.
-const COPIES_WHILE_SAVING: usize = 3;
 
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
     use crate::config::{LoraConfig, Residency};
+    use crate::device::DeviceKind;
     use crate::device::Dtype;
     use crate::ops::kernels;
 
@@ -332,7 +334,8 @@ pub(super) mod tests {
             layered_accumulation: false,
             loss_chunk: LossChunk::Auto,
             prefetch_batches: 4,
-            place: kernels::place_on(false),
+            optimizer: OptimizerName::Adamw,
+            place: kernels::place_on(DeviceKind::Cpu),
         }
     }
 
@@ -384,7 +387,7 @@ pub(super) mod tests {
         let gpu = |checkpointing| {
             plan(|w| {
                 (w.place, w.precision, w.gradient_checkpointing) =
-                    (kernels::place_on(true), Precision::Bf16, checkpointing);
+                    (kernels::place_on(DeviceKind::Cuda), Precision::Bf16, checkpointing);
             })
         };
         let [on, offload] = [GradientCheckpointing::On, GradientCheckpointing::Offload].map(gpu);
@@ -400,7 +403,7 @@ pub(super) mod tests {
             rows: 4,
             row_length: 4096,
             gradient_checkpointing: GradientCheckpointing::On,
-            place: kernels::place_on(true),
+            place: kernels::place_on(DeviceKind::Cuda),
             ..workload(&config, &selection)
         };
         let bytes = |plan: &HostPlan, name: &str| part(&plan.components, name);
@@ -417,6 +420,6 @@ pub(super) mod tests {
         assert_eq!((bytes(&kept, "weights being loaded"), kept.peak_bytes), (loading, (1 << 30) + loading));
         let in_steps = bytes(&parked, "rows in the queue") + (4 << 30) + bytes(&parked, "adapters being saved");
         assert_eq!(parked.peak_bytes, (1 << 30) + in_steps);
-        assert_eq!(Workload { place: kernels::place_on(false), ..on_gpu }.host_plan(), None);
+        assert_eq!(Workload { place: kernels::place_on(DeviceKind::Cpu), ..on_gpu }.host_plan(), None);
     }
 }

@@ -8,6 +8,7 @@ use std::ops::Range;
 
 pub use cross_entropy::CrossEntropy;
 
+use crate::config::TrainConfig;
 use crate::ops::cross_entropy::TokenWeights;
 
 /// The rows of a micro-batch, as an objective sees them.
@@ -45,4 +46,12 @@ pub trait Objective: Debug + Send + Sync {
 
     /// Weighs the target tokens of a micro-batch.
     fn weigh(&self, rows: &Rows<'_>) -> Weighed;
+}
+
+impl TrainConfig {
+    /// What the recipe minimises.
+    #[must_use]
+    pub fn objective(&self) -> Box<dyn Objective> {
+        Box::new(CrossEntropy)
+    }
 }

@@ -40,7 +40,7 @@ pub struct TrainStep {
     num_micro_batches: u64,
     sums: GradSums,
     losses: Vec<MicroBatchLoss>,
-    objective: &'static dyn Objective,
+    objective: Box<dyn Objective>,
     ranks: Box<dyn Ranks>,
 }
 
@@ -126,16 +126,16 @@ impl TrainStep {
             num_micro_batches: 0,
             sums: GradSums::default(),
             losses: Vec::new(),
-            objective: &CrossEntropy,
+            objective: train.objective(),
             ranks: Box::new(Alone),
             model,
             adapters,
         }
     }
 
-    /// The same with another objective than cross-entropy.
+    /// The same with another objective than the recipe's.
     #[must_use]
-    pub fn with_objective(self, objective: &'static dyn Objective) -> Self {
+    pub fn with_objective(self, objective: Box<dyn Objective>) -> Self {
         Self { objective, ..self }
     }
 
@@ -213,7 +213,7 @@ impl TrainStep {
             seed: self.seed,
             first_number: self.num_micro_batches,
             loss_scale: self.loss_scale.map(|loss_scale| loss_scale.scale()),
-            objective: self.objective,
+            objective: &*self.objective,
             loss_chunk: self.loss_chunk,
         }
     }
@@ -302,10 +302,16 @@ impl TrainStep {
         &self.sums
     }
 
-    /// Loss of a micro-batch without dropout and without gradients.
+    /// What the objective makes of a micro-batch without dropout and without gradients.
     #[must_use]
     pub fn eval_loss(&self, batch: &Batch) -> LossSum {
-        eval_loss(&self.model, &self.adapters, batch, self.loss_chunk)
+        eval_loss(&self.model, &self.adapters, batch, &*self.objective, self.loss_chunk)
+    }
+
+    /// Logarithm of the probability of a text's target tokens.
+    #[must_use]
+    pub fn log_likelihood(&self, text: &Batch) -> f64 {
+        -eval_loss(&self.model, &self.adapters, text, &CrossEntropy, self.loss_chunk).sum
     }
 
     /// Number of target tokens of a micro-batch that are the most likely ones.

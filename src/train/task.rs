@@ -256,7 +256,7 @@ impl Choices {
 
     /// Whether the right choice is the likeliest, and whether it is by the likelihood over its length.
     fn judge(&self, step: &TrainStep) -> ([bool; 2], Value) {
-        let likelihoods: Vec<f64> = self.texts.iter().map(|text| -step.eval_loss(text).sum).collect();
+        let likelihoods: Vec<f64> = self.texts.iter().map(|text| step.log_likelihood(text)).collect();
         let by_length =
             likelihoods.iter().zip(&self.lengths).map(|(likelihood, length)| likelihood / as_f64(*length as u64));
         // Of equal ones the first, as numpy's argmax.

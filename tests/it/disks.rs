@@ -8,7 +8,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-use crate::common::{Bench, json, lora_train, metrics, run, signal, stderr, steps, train, wait, wait_until};
+use crate::common::{
+    Bench, can_unshare, json, lora_train, metrics, run, signal, stderr, steps, train, wait, wait_until,
+};
 
 fn adapter(run_dir: &Path) -> Vec<u8> {
     fs::read(run_dir.join("adapter/adapter_model.safetensors")).unwrap()
@@ -280,9 +282,7 @@ fn an_output_folder_that_is_deleted_while_training_is_made_anew_and_the_adapter_
 fn on_a_small_disk(bench: &Bench, kilobytes: u32, script: &str) -> Option<Output> {
     let disk = bench.path("disk");
     fs::create_dir(&disk).unwrap();
-    let probe = Command::new("unshare").args(["-m", "mount", "-t", "tmpfs", "none"]).arg(&disk).output();
-    if !probe.is_ok_and(|output| output.status.success()) {
-        eprintln!("skipped: a small disk takes root and `unshare -m mount`");
+    if !can_unshare(&["-m", "mount", "-t", "tmpfs", "none", disk.to_str().unwrap()]) {
         return None;
     }
     let script = format!("set -u; mount -t tmpfs -o size={kilobytes}k none \"$DISK\"\n{script}");

@@ -41,11 +41,16 @@ fn model_on(device: &Device, storage: Dtype, compute: Dtype) -> Model {
 
 /// Adapters with B unlike zero, so that A has gradients too.
 fn adapters(model: &Model, dropout: f64) -> AdapterSet {
-    let mut set = fresh_adapters(model, dropout);
+    with_b(fresh_adapters(model, dropout))
+}
+
+/// The set with fixed numbers in B.
+pub(crate) fn with_b(mut set: AdapterSet) -> AdapterSet {
     for (index, adapter) in set.iter_mut().enumerate() {
         let shape = adapter.matrices.b.dims();
         let value = |i: usize| ((i * 37 + index * 11) % 101) as f32 / 1010.0 - 0.05;
-        adapter.matrices.b = host::tensor((0..shape[0] * shape[1]).map(value).collect(), shape, &model.device());
+        adapter.matrices.b =
+            host::tensor((0..shape[0] * shape[1]).map(value).collect(), shape, &adapter.matrices.a.device());
     }
     set
 }
@@ -55,7 +60,7 @@ fn fresh_adapters(model: &Model, dropout: f64) -> AdapterSet {
     AdapterSet::new(&model.config, &selection, InitLoraWeights::Kaiming, dropout, 2, &model.device())
 }
 
-fn step(model: &Model, adapters: AdapterSet, train: &TrainConfig) -> TrainStep {
+pub(crate) fn step(model: &Model, adapters: AdapterSet, train: &TrainConfig) -> TrainStep {
     let optimizer = OptimizerConfig { learning_rate: 1e-2, ..OptimizerConfig::default() };
     TrainStep::new(model.clone(), adapters, train, &optimizer, None, 0)
 }
@@ -73,13 +78,13 @@ fn rows() -> Vec<Vec<u32>> {
 }
 
 /// A batch with the given `rows`. Row `i` is masked up to its token `i % 4`.
-fn in_rows(rows: &[(usize, Vec<u32>)]) -> Batch {
+pub(crate) fn in_rows(rows: &[(usize, Vec<u32>)]) -> Batch {
     let row_lengths = rows.iter().map(|(_, ids)| ids.len()).collect();
     Batch { row_lengths, ..packed(rows) }
 }
 
 /// All rows concatenated in one row.
-fn packed(rows: &[(usize, Vec<u32>)]) -> Batch {
+pub(crate) fn packed(rows: &[(usize, Vec<u32>)]) -> Batch {
     let mut batch = Batch::default();
     for (index, ids) in rows {
         let start = batch.input_ids.len();
@@ -95,7 +100,7 @@ fn targets(index: usize, start: usize, ids: &[u32]) -> Vec<Target> {
     (1 + index % 4..ids.len()).map(|i| Target { position: start + i - 1, token: ids[i] }).collect()
 }
 
-fn indexed() -> Vec<(usize, Vec<u32>)> {
+pub(crate) fn indexed() -> Vec<(usize, Vec<u32>)> {
     rows().into_iter().enumerate().collect()
 }
 
@@ -104,7 +109,7 @@ fn values(tensor: &Tensor<2>) -> Vec<f32> {
 }
 
 /// Gradients of the current step, concatenated.
-fn grads(step: &TrainStep) -> Vec<f32> {
+pub(crate) fn grads(step: &TrainStep) -> Vec<f32> {
     step.grads().iter().flat_map(|grad| [values(&grad.a), values(&grad.b)]).flatten().collect()
 }
 
@@ -112,7 +117,7 @@ fn weights_of(adapters: &AdapterSet) -> Vec<f32> {
     adapters.iter().flat_map(|adapter| adapter.matrices.as_ref().map(values).values()).flatten().collect()
 }
 
-fn relative_error(found: &[f32], expected: &[f32]) -> f64 {
+pub(crate) fn relative_error(found: &[f32], expected: &[f32]) -> f64 {
     assert_eq!(found.len(), expected.len());
     let norm = |v: &mut dyn Iterator<Item = f64>| v.map(|x| x * x).sum::<f64>().sqrt();
     let difference = norm(&mut found.iter().zip(expected).map(|(f, e)| f64::from(f - e)));
@@ -270,7 +275,7 @@ fn an_objective_weighs_every_token_by_the_log_probabilities_of_its_row() {
     for device in [Device::flex(), Device::flex().autodiff()] {
         let model = model_on(&device, Dtype::F32, Dtype::F32);
         let (train, all) = (TrainConfig::default(), indexed());
-        let mut whole = step(&model, adapters(&model, 0.0), &train).with_objective(&ByRow);
+        let mut whole = step(&model, adapters(&model, 0.0), &train).with_objective(Box::new(ByRow));
         whole.forward_backward(&packed(&all));
         let mut expected = vec![0.0; grads(&whole).len()];
         let mut loss = 0.0;
@@ -282,7 +287,9 @@ fn an_objective_weighs_every_token_by_the_log_probabilities_of_its_row() {
             loss += weight_of(row) * one.eval_loss(&batch).sum;
         }
         assert!(relative_error(&grads(&whole), &expected) < 1e-5, "{}", relative_error(&grads(&whole), &expected));
+        let evaluated = whole.eval_loss(&packed(&all)).mean().unwrap();
         let outcome = whole.update(1e-2);
+        assert!((outcome.loss - evaluated).abs() < 1e-5 * evaluated, "{} {evaluated}", outcome.loss);
         assert!((outcome.loss - loss / all.len() as f64).abs() < 1e-5 * outcome.loss, "{} {loss}", outcome.loss);
         assert_eq!((outcome.count, outcome.target_tokens), (8.0, packed(&all).num_target_tokens() as u64));
     }

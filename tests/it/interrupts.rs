@@ -10,7 +10,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::common::{Bench, lora_train, metrics, run, signal, stderr, steps, train, wait, wait_until};
+use crate::common::{Bench, can_unshare, lora_train, metrics, run, signal, stderr, steps, train, wait, wait_until};
 
 /// Maximum time from a signal to the end of the process.
 const PROMPT: Duration = Duration::from_secs(5);
@@ -164,9 +164,7 @@ fn a_run_goes_on_when_nobody_reads_what_it_says() {
 #[test]
 fn process_1_of_a_container_is_interrupted_as_any_other() {
     let bench = Bench::new();
-    let probe = Command::new("unshare").args(["--pid", "--fork", "true"]).output();
-    if !probe.is_ok_and(|output| output.status.success()) {
-        eprintln!("skipped: `unshare --pid --fork` is not there or not allowed");
+    if !can_unshare(&["--pid", "--fork", "true"]) {
         return;
     }
     for (name, has_begun) in [("loading", false), ("training", true)] {

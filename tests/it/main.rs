@@ -21,6 +21,7 @@ mod instruction_sets;
 mod interrupts;
 mod layers;
 mod long;
+mod matrix;
 mod mistakes;
 mod numbers;
 mod plan;

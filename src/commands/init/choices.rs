@@ -152,7 +152,7 @@ fn choose_precision(draft: &mut Draft, device: &OpenDevice) {
 /// As many rows of a step at a time as the memory holds, and what else makes it fit.
 fn fit_memory(draft: &mut Draft, prepared: &Prepared) -> Result<(), Failure> {
     let recipe = Recipe::parse(Path::new("recipe.toml"), &draft.text(), &[], Purpose::Training)?;
-    let place = place_on(prepared.device.is_gpu());
+    let place = place_on(prepared.device.kind);
     let mut workload = inputs::workload(&recipe, &prepared.source.config, &prepared.selection, place);
     let rows = workload.rows;
     let at_once = (ENOUGH_TOKENS / workload.row_length).clamp(1, rows);

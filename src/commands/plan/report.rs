@@ -285,7 +285,7 @@ pub(super) fn table(report: &Report, target: &Target, prices: &CostConfig, witho
     if report.step_seconds.is_none() {
         lines.push("note: no rate of this device is known in train.precision, so no time is estimated".to_owned());
     }
-    if !target.is_cpu {
+    if target.kind.is_gpu() {
         lines.push("note: sizes and times on GPUs are estimated, not yet compared with a measurement".to_owned());
     }
     lines.join("\n")

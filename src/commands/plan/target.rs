@@ -28,7 +28,7 @@ pub(super) struct Target {
     pub(super) free_bytes: Option<f64>,
     /// Host memory that this process can have now; only for a GPU of this machine.
     pub(super) host_free_bytes: Option<f64>,
-    pub(super) is_cpu: bool,
+    pub(super) kind: DeviceKind,
     /// It is a device of this machine.
     pub(super) is_here: bool,
     /// Estimated rate of a step.
@@ -88,7 +88,7 @@ fn of_gpu(gpu: &Gpu, precision: Precision, memory_bytes: Option<f64>) -> Target 
         memory_bytes: memory_bytes.or(Some(own)),
         free_bytes: None,
         host_free_bytes: None,
-        is_cpu: false,
+        kind: DeviceKind::Cuda,
         is_here: false,
         flops_per_second: gpu.flops(precision).map(|rate| rate * GPU_EFFICIENCY),
         watts: Some(gpu.watts),
@@ -110,7 +110,7 @@ fn of_device(device: &OpenDevice, precision: Precision, memory_bytes: Option<f64
         free_bytes: if memory_bytes.is_some() { None } else { free_bytes },
         memory_bytes: memory_bytes.or(own_bytes),
         host_free_bytes: host_bytes.filter(|_| !is_cpu),
-        is_cpu,
+        kind: device.kind,
         is_here: true,
         flops_per_second: gemm_peak_flops(device, precision.dtype()).map(|peak| peak * efficiency / products),
         watts: own.power_limit_watts,

@@ -2,7 +2,7 @@
 
 use super::trial::Figures;
 use crate::config::{GradientCheckpointing, Precision};
-use crate::device::Dtype;
+use crate::device::{DeviceKind, Dtype};
 use crate::ops::kernels::place_on;
 use crate::recipe::Recipe;
 
@@ -27,7 +27,7 @@ const MIN_LOSS_CHUNK: usize = 32;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
     pub(super) threads: usize,
-    pub(super) is_gpu: bool,
+    pub(super) kind: DeviceKind,
     pub(super) has_bf16: bool,
     /// Shape of the head, `[vocab_size, hidden_size]`.
     pub(super) head: [usize; 2],
@@ -115,7 +115,7 @@ impl Axis {
         match self {
             Self::Checkpointing => {
                 let mut all = vec![GradientCheckpointing::Off, GradientCheckpointing::On];
-                all.extend(limits.is_gpu.then_some(GradientCheckpointing::Offload));
+                all.extend(limits.kind.is_gpu().then_some(GradientCheckpointing::Offload));
                 all.retain(|checkpointing| *checkpointing != best.train.gradient_checkpointing);
                 all.into_iter().map(|value| with(&|recipe| recipe.train.gradient_checkpointing = value)).collect()
             }
@@ -141,8 +141,7 @@ impl Axis {
                 let targets = figures.target_tokens_per_second * figures.step_seconds;
                 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "tokens of a step")]
                 let targets = targets.ceil() as usize / best.train.gradient_accumulation_steps.max(1);
-                let most =
-                    |recipe: &Recipe| recipe.train.loss_chunk().most_tokens(place_on(limits.is_gpu), limits.head);
+                let most = |recipe: &Recipe| recipe.train.loss_chunk().most_tokens(place_on(limits.kind), limits.head);
                 let [most, of_recipe] = [best, base].map(most);
                 // Fewer passes over the head, where there is more than one; or logits that stay in a cache. Once one
                 // direction was better, skip the other: its next size has lost already.

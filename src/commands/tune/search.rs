@@ -177,10 +177,11 @@ mod tests {
 
     use super::*;
     use crate::config::{GradientCheckpointing, Precision};
+    use crate::device::DeviceKind;
     use crate::ops::kernels::place_on;
     use crate::recipe::Purpose;
 
-    const LIMITS: Limits = Limits { threads: 8, is_gpu: false, has_bf16: true, head: [49_152, 576] };
+    const LIMITS: Limits = Limits { threads: 8, kind: DeviceKind::Cpu, has_bf16: true, head: [49_152, 576] };
 
     fn base() -> Recipe {
         let text = "[model]\npath = \"m\"\n[data]\nnum_workers = 1\nprefetch_batches = 16\npacking = false\n[train]\n\
@@ -314,7 +315,7 @@ mod tests {
         // 96 MiB hold 512 tokens of this vocabulary.
         let chunks = |targets: f64, speed: &dyn Fn(usize) -> f64| {
             let mut rate = |recipe: &Recipe| {
-                let rate = speed(recipe.train.loss_chunk().most_tokens(place_on(false), LIMITS.head));
+                let rate = speed(recipe.train.loss_chunk().most_tokens(place_on(DeviceKind::Cpu), LIMITS.head));
                 let mut figures = figures(100.0 * rate, 0.0);
                 figures.target_tokens_per_second = 4.0 * targets / figures.step_seconds;
                 Ok(figures)

@@ -14,7 +14,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::{Storage, WeightFiles, Weights, convert, form};
 use crate::config::Residency;
-use crate::device::Dtype;
+use crate::device::{DeviceKind, Dtype};
 use crate::ops::kernels::place_on;
 use crate::ops::linear::Matrix;
 use crate::schema::Problem;
@@ -78,7 +78,8 @@ impl Weights {
         };
         let folder = path.parent().unwrap_or(Path::new(""));
         let tensors = config.expected_tensors();
-        let sizes = tensors.iter().map(|(name, shape)| storage.tensor_bytes(config, name, shape, place_on(false)));
+        let sizes =
+            tensors.iter().map(|(name, shape)| storage.tensor_bytes(config, name, shape, place_on(DeviceKind::Cpu)));
         let all = sizes.clone().sum();
         // Others may read it, as any new file.
         let unfinished =

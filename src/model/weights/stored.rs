@@ -83,6 +83,7 @@ mod tests {
 
     use super::*;
     use crate::config::ModelOptions;
+    use crate::device::DeviceKind;
     use crate::model::weights::convert;
     use crate::model::weights::fixture::tiny_config;
     use crate::ops::kernels::place_on;
@@ -173,7 +174,8 @@ mod tests {
             let quantisation = StoredQuantisation { method, whole: Vec::new(), blocks: BTreeMap::new() };
             let config = ModelConfig { quantisation: Some(quantisation), ..tiny_config() };
             let storage = ModelOptions::default().storage(Dtype::F32, Some(&config));
-            let planned = storage.tensor_bytes(&config, "model.layers.0.mlp.up_proj.weight", &SHAPE, place_on(false));
+            let planned =
+                storage.tensor_bytes(&config, "model.layers.0.mlp.up_proj.weight", &SHAPE, place_on(DeviceKind::Cpu));
             assert_eq!(matrix.parts().iter().map(|part| part.len()).sum::<usize>(), planned, "{case}");
         }
     }

@@ -135,6 +135,7 @@ mod tests {
     use burn::tensor::Device;
 
     use super::*;
+    use crate::device::DeviceKind;
     use crate::ops::attention::{attention, attention_backward};
     use crate::ops::host;
     use crate::ops::kernels::{self, Place};
@@ -167,14 +168,14 @@ mod tests {
     }
 
     fn by_kernels([q, k, v, d_o]: &[Tensor<2>; 4], heads: Heads) -> Vec<Vec<f32>> {
-        let layout = layout(kernels::place_on(false));
+        let layout = layout(kernels::place_on(DeviceKind::Cpu));
         let attended = attention(q, k, v, &layout, heads);
         let gradients = attention_backward(d_o, [q, k, v], &attended, &layout, heads);
         results(attended.o, gradients)
     }
 
     fn by_chunks(operands: &[Tensor<2>; 4], heads: Heads, chunk: usize, dtype: DType) -> Vec<Vec<f32>> {
-        let layout = layout(kernels::place_on(true));
+        let layout = layout(kernels::place_on(DeviceKind::Cuda));
         let [q, k, v, d_o] = operands.clone().map(|x| x.cast(dtype));
         let chunks = Chunk::of_length(chunk, [2, 11], layout.documents(), heads, &Device::flex());
         let attended = in_chunks([&q, &k, &v], &layout, heads, &chunks);

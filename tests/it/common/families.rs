@@ -31,11 +31,16 @@ pub(crate) fn formula(name: &str, bound: f64) -> impl Iterator<Item = f32> + use
 }
 
 /// Writes the model of `tests/golden/NAME/config.json`, with the quickstart's tokenizer.
-#[allow(clippy::cast_precision_loss, reason = "a width")]
 pub(crate) fn write_family(name: &str, folder: &Path) {
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden");
+    write_model(&fs::read_to_string(golden.join(name).join("config.json")).unwrap(), folder);
+}
+
+/// Writes a model of this `config.json`, with the quickstart's tokenizer.
+#[allow(clippy::cast_precision_loss, reason = "a width")]
+pub(crate) fn write_model(config: &str, folder: &Path) {
+    fs::write(folder.join("config.json"), config).unwrap();
     let source = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let config = source.join("tests/golden").join(name).join("config.json");
-    fs::copy(&config, folder.join("config.json")).unwrap();
     for file in ["tokenizer.json", "tokenizer_config.json"] {
         fs::copy(source.join("quickstart/model").join(file), folder.join(file)).unwrap();
     }
@@ -48,7 +53,7 @@ pub(crate) fn write_family(name: &str, folder: &Path) {
         let bytes: Vec<u8> = values.flat_map(|value| (centre + value).to_le_bytes()).collect();
         (name, (shape, bytes))
     };
-    let config = ModelConfig::from_file(&config).unwrap();
+    let config = ModelConfig::from_json(config).unwrap();
     let tensors: BTreeMap<String, (Vec<usize>, Vec<u8>)> = config.expected_tensors().into_iter().map(tensor).collect();
     let view = |(shape, bytes)| TensorView::new(Dtype::F32, Vec::clone(shape), bytes).unwrap();
     let views = tensors.iter().map(|(name, (shape, bytes))| (name, view((shape, bytes))));

@@ -109,6 +109,18 @@ pub(crate) fn lora_train(args: &[&str]) -> Command {
     command
 }
 
+/// Whether `unshare` can do this here, which mostly takes root. If not, the test that asks is skipped, or fails where
+/// `LORA_TRAIN_NO_SKIPS` is set, as in `.ci/run`.
+#[expect(clippy::print_stderr, reason = "as a test says it")]
+pub(crate) fn can_unshare(args: &[&str]) -> bool {
+    let can = Command::new("unshare").args(args).output().is_ok_and(|output| output.status.success());
+    assert!(can || std::env::var_os("LORA_TRAIN_NO_SKIPS").is_none(), "unshare {args:?} failed");
+    if !can {
+        eprintln!("skipped: unshare {args:?} failed");
+    }
+    can
+}
+
 /// Runs the command to its end.
 pub(crate) fn run(args: &[&str]) -> Output {
     lora_train(args).output().unwrap()

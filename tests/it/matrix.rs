@@ -1,0 +1,190 @@
+//! Every family in every stored form at every place with every adapter, from a configuration alone: loss and gradients
+//! of a step, held against plain tensor calls on the decoded weights in `f32`. `cargo test matrix -- --nocapture` prints
+//! the table; a cell without a number is a combination that is refused, and `REFUSED` lists those.
+
+use std::path::Path;
+
+use burn::tensor::{DType, Device};
+use lora_train::config::{GradientCheckpointing, InitLoraWeights, LoraConfig, Residency, TrainConfig};
+use lora_train::data::batch::Batch;
+use lora_train::device::Dtype;
+use lora_train::lora::AdapterSet;
+use lora_train::model::weights::{Quantisation, Weights};
+use lora_train::model::{Model, Storage, load};
+use lora_train::ops::linear::Matrix;
+use lora_train::ops::quantised::Coding;
+use lora_train::save::export::{GgufType, adapter_weights, merge_gguf, write_adapter};
+use lora_train::spec::ModelConfig;
+use serde_json::{Value, json};
+
+use crate::common::families::write_model;
+use crate::engine::{grads, in_rows, indexed, packed, relative_error, step, with_b};
+
+/// What a family changes in the configuration of the others.
+fn families() -> [(&'static str, Value); 6] {
+    let llama = "LlamaForCausalLM";
+    let llama3 = json!({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 16});
+    [
+        ("llama", json!({"model_type": "llama", "architectures": [llama]})),
+        (
+            "llama, tied, scaled rope",
+            json!({"model_type": "llama", "architectures": [llama],
+            "tie_word_embeddings": true, "rope_scaling": llama3}),
+        ),
+        (
+            "llama, biases",
+            json!({"model_type": "llama", "architectures": [llama], "attention_bias": true,
+            "mlp_bias": true}),
+        ),
+        (
+            "mistral, window",
+            json!({"model_type": "mistral", "architectures": ["MistralForCausalLM"],
+            "sliding_window": 9}),
+        ),
+        (
+            "qwen2, later windows",
+            json!({"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"],
+            "use_sliding_window": true, "sliding_window": 9, "max_window_layers": 1}),
+        ),
+        ("qwen3", json!({"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "head_dim": 24})),
+    ]
+}
+
+fn config(changes: &Value) -> String {
+    let mut config = json!({"vocab_size": 1344, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_act": "silu", "max_position_embeddings": 256,
+        "rms_norm_eps": 1e-6, "rope_theta": 10_000.0, "tie_word_embeddings": false, "bos_token_id": 1,
+        "eos_token_id": 2, "torch_dtype": "float32"});
+    config.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+    config.to_string()
+}
+
+/// How the base is held. `Blocks` are those of GGUF's `q8_0`.
+#[derive(Clone, Copy)]
+enum Form {
+    Held(Dtype, Option<(Coding, bool)>, Residency),
+    Blocks,
+}
+
+const FORMS: [(&str, Form); 9] = [
+    ("f32", Form::Held(Dtype::F32, None, Residency::Memory)),
+    ("bf16", Form::Held(Dtype::Bf16, None, Residency::Memory)),
+    ("f16", Form::Held(Dtype::F16, None, Residency::Memory)),
+    ("nf4", Form::Held(Dtype::F32, Some((Coding::Nf4, false)), Residency::Memory)),
+    ("nf4, nested", Form::Held(Dtype::F32, Some((Coding::Nf4, true)), Residency::Memory)),
+    ("fp4", Form::Held(Dtype::F32, Some((Coding::Fp4, false)), Residency::Memory)),
+    ("int8", Form::Held(Dtype::F32, Some((Coding::Int8, false)), Residency::Memory)),
+    ("mapped", Form::Held(Dtype::F32, None, Residency::Mapped)),
+    ("q8_0", Form::Blocks),
+];
+
+/// Kernels of the CPU and plain tensor calls, each with the type of its arithmetic and what that rounds.
+const PLACES: [(&str, bool, Dtype, f64); 5] = [
+    ("kernels", true, Dtype::F32, 2e-5),
+    ("kernels, bf16", true, Dtype::Bf16, 3e-2),
+    ("plain", false, Dtype::F32, 2e-5),
+    ("plain, bf16", false, Dtype::Bf16, 5e-2),
+    ("plain, f16", false, Dtype::F16, 1e-2),
+];
+
+/// Kinds of adapters.
+fn kinds() -> [(&'static str, LoraConfig); 1] {
+    [("lora", LoraConfig { r: 4, ..LoraConfig::default() })]
+}
+
+/// The cells without a number: family and form.
+const REFUSED: [(&str, &str); 0] = [];
+
+fn load(folder: &Path, form: Form, compute: Dtype, device: &Device) -> Option<Model> {
+    let (model, storage) = match form {
+        Form::Held(dtype, coding, residency) => {
+            let quantisation = coding.map(|(coding, nested)| Quantisation { coding, nested });
+            (folder.to_owned(), Storage { dtype, quantisation, residency })
+        }
+        Form::Blocks => (folder.join("model.gguf"), Dtype::F32.into()),
+    };
+    let config = ModelConfig::from_model(&model).ok()?;
+    let weights = Weights::open(&model, &config).unwrap();
+    load::load(&config, &weights, storage, compute, device).ok()
+}
+
+fn fresh(config: &ModelConfig, lora: &LoraConfig, device: &Device) -> AdapterSet {
+    AdapterSet::new(config, &lora.select(config).unwrap(), InitLoraWeights::Kaiming, 0.0, 2, device)
+}
+
+/// The model as a file in blocks, where GGUF has a place for all of its tensors.
+fn write_blocks(folder: &Path, lora: &LoraConfig) {
+    let config = ModelConfig::from_model(folder).unwrap();
+    let adapter = folder.join("adapter");
+    let unchanged = adapter_weights(&fresh(&config, lora, &Device::flex()));
+    write_adapter(&adapter, &unchanged, lora, "base").unwrap();
+    let out = folder.join("model.gguf");
+    drop(merge_gguf(folder, &adapter, &out, Some(GgufType::Q8), None, &|_, _| ()));
+}
+
+/// The same numbers in `f32`.
+fn decoded(mut model: Model) -> Model {
+    let dense = |matrix: &Matrix| Matrix::Dense(matrix.dense().into_owned().cast(DType::F32));
+    for weight in model.blocks.iter_mut().flat_map(|block| &mut block.linears) {
+        weight.values = dense(&weight.values);
+    }
+    model.lm_head.values = dense(&model.lm_head.values);
+    model.embed_tokens = model.embed_tokens.cast(DType::F32);
+    model
+}
+
+/// Loss and gradients.
+fn compute(model: &Model, lora: &LoraConfig, batch: &Batch, checkpointing: GradientCheckpointing) -> (f64, Vec<f32>) {
+    let train = TrainConfig { gradient_checkpointing: checkpointing, ..TrainConfig::default() };
+    let mut step = step(model, with_b(fresh(&model.config, lora, &model.device())), &train);
+    step.forward_backward(batch);
+    let grads = grads(&step);
+    (step.update(0.0).loss, grads)
+}
+
+#[test]
+fn every_cell_gives_the_loss_and_gradients_of_plain_operations_on_the_decoded_weights() {
+    use GradientCheckpointing::{Off, On};
+    let kernels = Device::flex();
+    // A device with autodiff uses no kernels.
+    let plain = Device::flex().autodiff();
+    let batches = [in_rows(&indexed()), packed(&indexed())];
+    let (mut refused, mut wrong) = (Vec::new(), Vec::new());
+    for (family, changes) in families() {
+        for (kind, lora) in kinds() {
+            let folder = tempfile::tempdir().unwrap();
+            write_model(&config(&changes), folder.path());
+            write_blocks(folder.path(), &lora);
+            for (form_name, form) in FORMS {
+                let Some(base) = load(folder.path(), form, Dtype::F32, &plain) else {
+                    eprintln!("{family:>25} {kind:>6} {form_name:>12}  refused");
+                    refused.push((family, form_name));
+                    continue;
+                };
+                let base = decoded(base);
+                let expected = batches.each_ref().map(|batch| compute(&base, &lora, batch, Off));
+                let mut line = format!("{family:>25} {kind:>6} {form_name:>12} ");
+                for (place, has_kernels, dtype, tolerance) in PLACES {
+                    let device = if has_kernels { &kernels } else { &plain };
+                    let model = load(folder.path(), form, dtype, device).unwrap();
+                    let mut worst = 0.0_f64;
+                    for (batch, (loss, expected)) in batches.iter().zip(&expected) {
+                        for checkpointing in [Off, On] {
+                            let (found_loss, found) = compute(&model, &lora, batch, checkpointing);
+                            let error = relative_error(&found, expected);
+                            worst = worst.max(error).max(((found_loss - loss) / loss).abs());
+                        }
+                    }
+                    line += &format!(" {place} {worst:.1e}");
+                    if worst.is_nan() || worst > tolerance {
+                        wrong.push(format!("{family}, {kind}, {form_name}, {place}: {worst}"));
+                    }
+                }
+                eprintln!("{line}");
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assert_eq!(refused, REFUSED);
+}
