@@ -2,7 +2,9 @@
 
 pub mod adapters;
 pub mod kind;
+pub mod matrices;
 pub(crate) mod start;
 pub mod targets;
 
 pub use adapters::{Adapter, AdapterSet, BlockAdapters};
+pub use matrices::Matrices;

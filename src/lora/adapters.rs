@@ -5,11 +5,12 @@ use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 
 use super::kind::Kind;
+use super::matrices::{Applied, Matrices};
 use super::start::start;
 use super::targets::{AdapterShape, Selection};
 use crate::config::InitLoraWeights;
+use crate::ops::dropout::Dropout;
 use crate::ops::kernels::{Place, place_of};
-use crate::ops::low_rank::LowRank;
 use crate::spec::{ModelConfig, PerSite, SiteId};
 
 /// The adapter of one linear layer.
@@ -20,12 +21,18 @@ pub struct Adapter {
     /// Its kind.
     pub kind: Kind,
     /// Its matrices, in `f32`.
-    pub matrices: LowRank<Tensor<2>>,
+    pub matrices: Matrices<Tensor<2>>,
     /// Scale of the update.
     pub scale: f64,
 }
 
 impl Adapter {
+    /// What is applied to a layer's input.
+    #[must_use]
+    pub fn applied(&self, dropout: Option<Dropout>) -> Applied<'_> {
+        Applied { matrices: self.matrices.as_ref(), scale: self.scale, dropout }
+    }
+
     /// Number of its parameters.
     #[must_use]
     pub fn num_parameters(&self) -> usize {

@@ -4,10 +4,11 @@ use std::ops::Range;
 
 use burn::tensor::Tensor;
 
+use super::matrices::{Applied, Matrices};
 use crate::ops::cpu::{Weight as HostWeight, linear_backward_input};
 use crate::ops::kernels::Place;
 use crate::ops::linear::{InputGrad, Weight, add_low_rank, linear, linear_backward, low_rank_input};
-use crate::ops::low_rank::{Lora, LowRank};
+use crate::ops::low_rank::LowRank;
 
 /// The kind of an adapter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,9 +20,9 @@ pub enum Kind {
 impl Kind {
     /// Shapes of the matrices of rank `r` on a weight `[out_features, in_features]`.
     #[must_use]
-    pub fn shapes(self, r: usize, [out_features, in_features]: [usize; 2]) -> LowRank<[usize; 2]> {
+    pub fn shapes(self, r: usize, [out_features, in_features]: [usize; 2]) -> Matrices<[usize; 2]> {
         match self {
-            Self::Lora => LowRank { a: [r, in_features], b: [out_features, r] },
+            Self::Lora => Matrices { a: [r, in_features], b: [out_features, r], magnitude: None },
         }
     }
 
@@ -35,11 +36,11 @@ impl Kind {
         place: Place,
         x: &Tensor<2>,
         weight: &Weight,
-        adapter: Lora<&Tensor<2>>,
+        adapter: Applied<'_>,
         residual: Option<Tensor<2>>,
     ) -> (Tensor<2>, Option<Tensor<2>>) {
         match self {
-            Self::Lora => linear(place, x, weight, Some(adapter), residual),
+            Self::Lora => linear(place, x, weight, Some(adapter.lora()), residual),
         }
     }
 
@@ -51,11 +52,11 @@ impl Kind {
         y: Tensor<2>,
         x: &Tensor<2>,
         weight: &Weight,
-        adapter: Lora<&Tensor<2>>,
+        adapter: Applied<'_>,
         rows: Range<usize>,
     ) -> Tensor<2> {
         match self {
-            Self::Lora => add_low_rank(place, y, x, weight, adapter, rows),
+            Self::Lora => add_low_rank(place, y, x, weight, adapter.lora(), rows),
         }
     }
 
@@ -70,13 +71,15 @@ impl Kind {
         dy: &Tensor<2>,
         x: &Tensor<2>,
         weight: &Weight,
-        (adapter, kept): (Lora<&Tensor<2>>, Option<Tensor<2>>),
+        (adapter, kept): (Applied<'_>, Option<Tensor<2>>),
         input_grad: InputGrad,
-    ) -> (Option<Tensor<2>>, Option<LowRank<Tensor<2>>>) {
+    ) -> (Option<Tensor<2>>, Option<Matrices<Tensor<2>>>) {
         match self {
             Self::Lora => {
-                let xa = kept.unwrap_or_else(|| low_rank_input(place, x, adapter));
-                linear_backward(place, dy, x, weight, Some((adapter, &xa)), input_grad)
+                let lora = adapter.lora();
+                let xa = kept.unwrap_or_else(|| low_rank_input(place, x, lora));
+                let (dx, grads) = linear_backward(place, dy, x, weight, Some((lora, &xa)), input_grad);
+                (dx, grads.map(Matrices::from))
             }
         }
     }
@@ -85,13 +88,13 @@ impl Kind {
     #[must_use]
     pub fn difference(
         self,
-        matrices: LowRank<&[f32]>,
+        matrices: Matrices<&[f32]>,
         scale: f64,
         [out_features, in_features]: [usize; 2],
     ) -> Vec<f32> {
         match self {
             Self::Lora => {
-                let LowRank { a, b } = matrices;
+                let LowRank { a, b } = matrices.low_rank();
                 let mut update = vec![0.0; out_features * in_features];
                 linear_backward_input(b, HostWeight::f32(a), in_features, a.len() / in_features, &mut update, false);
                 // The product is rounded before it is scaled, as in PEFT.

@@ -4,20 +4,21 @@ use burn::tensor::{DType, Device, Tensor};
 use rand::Rng;
 use rand_chacha::ChaCha8Rng;
 
+use super::matrices::Matrices;
 use crate::config::InitLoraWeights;
 use crate::ops::host;
-use crate::ops::low_rank::LowRank;
 
-/// New matrices: A drawn as PEFT does, B zero, so that the model's output is the base model's. Numbers are drawn on the
+/// New matrices: A drawn as PEFT does, B zero, so that the model's output is the base model's, and ones for magnitudes. Numbers are drawn on the
 /// host, so that a seed gives the same matrices on every device.
 pub(super) fn start(
     init: InitLoraWeights,
-    shapes: LowRank<[usize; 2]>,
+    shapes: Matrices<[usize; 2]>,
     rng: &mut ChaCha8Rng,
     device: &Device,
-) -> LowRank<Tensor<2>> {
+) -> Matrices<Tensor<2>> {
     let a = host::tensor(draw(init, shapes.a, rng), shapes.a, device);
-    LowRank { a, b: Tensor::zeros(shapes.b, (device, DType::F32)) }
+    let magnitude = shapes.magnitude.map(|shape| Tensor::ones(shape, (device, DType::F32)));
+    Matrices { a, b: Tensor::zeros(shapes.b, (device, DType::F32)), magnitude }
 }
 
 /// `A` as PEFT draws it: uniform in ±1/sqrt(in) is `kaiming_uniform_` with `a = sqrt(5)`.

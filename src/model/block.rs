@@ -205,13 +205,13 @@ mod tests {
     use super::*;
     use crate::config::LoraConfig;
     use crate::lora::BlockAdapters;
+    use crate::lora::Matrices;
     use crate::lora::start::normal;
     use crate::lora::{Adapter, AdapterSet};
     use crate::model::weights::fixture::windowed;
     use crate::ops::dropout::Dropout;
     use crate::ops::kernels::place_of;
     use crate::ops::layout::Layout;
-    use crate::ops::low_rank::LowRank;
     use crate::spec::ModelConfig;
 
     /// Grouped queries, heads narrower than the hidden size, an odd number of tokens. The block has every option of any
@@ -337,7 +337,7 @@ mod tests {
         let y = block.output(&activations, &context);
         let (dx, grads) = block.backward(masked(dy), activations, &context, true);
         let mut all = vec![masked(y), dx.unwrap()];
-        all.extend(grads.into_values().flat_map(LowRank::values));
+        all.extend(grads.into_values().flat_map(Matrices::values));
         all
     }
 

@@ -4,12 +4,11 @@ use std::ops::Range;
 
 use burn::tensor::Tensor;
 
-use crate::lora::BlockAdapters;
+use crate::lora::{BlockAdapters, Matrices};
 use crate::ops::attention::Attended;
 use crate::ops::dropout::Dropout;
 use crate::ops::kernels::Place;
 use crate::ops::layout::Layout;
-use crate::ops::low_rank::LowRank;
 use crate::spec::{Heads, ModelConfig, PerSite};
 
 /// The inputs of a block besides its weights and activations.
@@ -49,4 +48,4 @@ impl<'a> BlockContext<'a> {
 pub type Attend<'a> = &'a mut dyn FnMut([&Tensor<2>; 3], Heads) -> Attended;
 
 /// Gradients of a block's adapters.
-pub type BlockGrads = PerSite<LowRank<Tensor<2>>>;
+pub type BlockGrads = PerSite<Matrices<Tensor<2>>>;

@@ -7,9 +7,9 @@ use burn::tensor::Tensor;
 use super::context::{BlockContext, BlockGrads};
 use crate::lora::BlockAdapters;
 use crate::lora::kind::Kind;
+use crate::lora::matrices::Applied;
 use crate::ops::dropout::{Dropout, mix};
 use crate::ops::linear::{InputGrad, Weight, linear, linear_backward};
-use crate::ops::low_rank::Lora;
 use crate::spec::{PerSite, SiteId};
 
 /// The linear layers of a block in one of its passes.
@@ -28,10 +28,10 @@ impl<'a> Linears<'a> {
         Self { weights, context, kept, grads: BlockGrads::new() }
     }
 
-    fn adapter(&self, site: SiteId) -> Option<(Kind, Lora<&'a Tensor<2>>)> {
+    fn adapter(&self, site: SiteId) -> Option<(Kind, Applied<'a>)> {
         let adapter = self.context.adapters.get(&site)?;
         let dropout = self.context.dropout.map(|dropout| Dropout { seed: mix(dropout.seed ^ site as u64), ..dropout });
-        Some((adapter.kind, Lora { matrices: adapter.matrices.as_ref(), scale: adapter.scale, dropout }))
+        Some((adapter.kind, adapter.applied(dropout)))
     }
 
     /// The output of a linear layer, added to `residual` if there is one.
@@ -43,10 +43,7 @@ impl<'a> Linears<'a> {
         };
         self.kept.extend(kept.map(|kept| (site, kept)));
         let add = |y, (rows, adapters): &(Range<usize>, &BlockAdapters)| match adapters.get(&site) {
-            Some(adapter) => {
-                let lora = Lora { matrices: adapter.matrices.as_ref(), scale: adapter.scale, dropout: None };
-                adapter.kind.add(place, y, x, weight, lora, rows.clone())
-            }
+            Some(adapter) => adapter.kind.add(place, y, x, weight, adapter.applied(None), rows.clone()),
             None => y,
         };
         self.context.by_rows.iter().fold(y, add)
@@ -66,7 +63,7 @@ impl<'a> Linears<'a> {
             Some((kind, adapter)) => {
                 kind.backward(place, dy, x, weight, (adapter, self.kept.remove(&site)), input_grad)
             }
-            None => linear_backward(place, dy, x, weight, None, input_grad),
+            None => (linear_backward(place, dy, x, weight, None, input_grad).0, None),
         };
         self.grads.extend(grad.map(|grad| (site, grad)));
         dx

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::ops::low_rank::LowRank;
+use crate::lora::Matrices;
 
 mod adapter_check;
 mod adapter_config;
@@ -26,7 +26,7 @@ pub use merge::{Differences, MergeOptions, MergeSummary, merge};
 pub use prompt_form::{PROMPT_FORM_FILE, PromptForm};
 
 /// The matrices of an adapter by module, for example `model.layers.0.self_attn.q_proj`.
-pub type AdapterWeights = BTreeMap<String, LowRank<HostMatrix>>;
+pub type AdapterWeights = BTreeMap<String, Matrices<HostMatrix>>;
 
 /// A matrix in host memory, row by row.
 #[derive(Clone, Debug, PartialEq)]

@@ -5,11 +5,10 @@ use std::collections::BTreeMap;
 use burn::tensor::{DType, Tensor};
 
 use super::ranks::Ranks;
-use crate::lora::AdapterSet;
+use crate::lora::{AdapterSet, Matrices};
 use crate::model::context::BlockGrads;
 use crate::ops::host;
 use crate::ops::kernels::Place;
-use crate::ops::low_rank::LowRank;
 use crate::spec::SiteId;
 use crate::util::faults;
 
@@ -17,7 +16,7 @@ use crate::util::faults;
 #[derive(Clone, Debug, Default)]
 pub struct GradSums {
     /// By layer and site.
-    sums: BTreeMap<(usize, SiteId), LowRank<Tensor<2>>>,
+    sums: BTreeMap<(usize, SiteId), Matrices<Tensor<2>>>,
 }
 
 impl GradSums {
@@ -35,7 +34,7 @@ impl GradSums {
 
     /// The gradient of an adapter; absent where nothing reached it.
     #[must_use]
-    pub fn get(&self, layer: usize, site: SiteId) -> Option<&LowRank<Tensor<2>>> {
+    pub fn get(&self, layer: usize, site: SiteId) -> Option<&Matrices<Tensor<2>>> {
         self.sums.get(&(layer, site))
     }
 
@@ -76,7 +75,7 @@ impl GradSums {
     }
 
     /// Every gradient, in the order of [`AdapterSet::iter`](crate::lora::AdapterSet::iter).
-    pub fn iter(&self) -> impl Iterator<Item = &LowRank<Tensor<2>>> {
+    pub fn iter(&self) -> impl Iterator<Item = &Matrices<Tensor<2>>> {
         self.sums.values()
     }
 

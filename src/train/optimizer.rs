@@ -8,9 +8,8 @@ use burn::tensor::{DType, Tensor, TensorData};
 
 use super::grads::GradSums;
 use crate::config::{OptimizerConfig, OptimizerName};
-use crate::lora::{Adapter, AdapterSet};
+use crate::lora::{Adapter, AdapterSet, Matrices};
 use crate::ops::kernels::Place;
-use crate::ops::low_rank::LowRank;
 use crate::ops::profile::{self, Cost};
 use crate::save::checkpoint::HostTensor;
 use crate::schema::Choice;
@@ -60,7 +59,7 @@ pub struct Optimizer {
     loraplus_lr_ratio: f64,
     num_updates: u64,
     /// By layer and site; of each matrix in the order of [`OptimizerName::states`].
-    states: BTreeMap<(usize, SiteId), LowRank<Vec<Tensor<2>>>>,
+    states: BTreeMap<(usize, SiteId), Matrices<Vec<Tensor<2>>>>,
     place: Place,
 }
 
@@ -108,7 +107,8 @@ impl Optimizer {
     pub fn update(&mut self, adapters: &mut AdapterSet, grads: &GradSums, learning_rate: f64, grad_scale: f64) {
         self.num_updates += 1;
         let update = |learning_rate| Update { learning_rate, number: self.num_updates, grad_scale };
-        let updates = LowRank { a: update(learning_rate), b: update(learning_rate * self.loraplus_lr_ratio) };
+        let faster = update(learning_rate * self.loraplus_lr_ratio);
+        let updates = Matrices { a: update(learning_rate), b: faster, magnitude: Some(faster) };
         for (layer, block) in adapters.blocks.iter_mut().enumerate() {
             // Tensors are moved through the update: a second owner would force a copy.
             for (site, adapter) in std::mem::take(block) {
@@ -185,7 +185,7 @@ impl Optimizer {
             let of_matrix = |(matrix, like): (&str, &Tensor<2>)| {
                 names.iter().map(|state| find(format!("{module}.{matrix}.{state}"), like)).collect()
             };
-            restored.insert(site, LowRank::NAMES.zip(matrices.as_ref()).try_map(of_matrix)?);
+            restored.insert(site, Matrices::NAMES.zip(matrices.as_ref()).try_map(of_matrix)?);
         }
         self.states = restored;
         self.num_updates = num_updates;

@@ -3,8 +3,8 @@
 use std::fs;
 
 use lora_train::config::{LoraConfig, TargetModules};
+use lora_train::lora::Matrices;
 use lora_train::model::weights::convert;
-use lora_train::ops::low_rank::LowRank;
 use lora_train::ops::quantised::NF4;
 use lora_train::save::export::{AdapterWeights, HostMatrix, write_adapter};
 use lora_train::spec::ModelConfig;
@@ -312,7 +312,7 @@ fn adapter(target_modules: TargetModules) -> Vec<u8> {
         num_columns,
         values: vec![0.5; num_rows * num_columns],
     };
-    let pair = LowRank { a: matrix(2, 4), b: matrix(4, 2) };
+    let pair = Matrices { a: matrix(2, 4), b: matrix(4, 2), magnitude: None };
     let weights: AdapterWeights = [
         ("model.layers.0.self_attn.q_proj".to_owned(), pair.clone()),
         ("model.layers.1.self_attn.q_proj".to_owned(), pair),

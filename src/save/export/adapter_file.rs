@@ -9,8 +9,8 @@ use safetensors::tensor::TensorView;
 use super::adapter_config;
 use super::{AdapterWeights, ExportError, HostMatrix};
 use crate::config::LoraConfig;
+use crate::lora::Matrices;
 use crate::model::weights::{convert, layout};
-use crate::ops::low_rank::LowRank;
 use crate::schema::Problem;
 use crate::util::files;
 
@@ -127,15 +127,15 @@ fn read_tensors(path: &Path) -> Result<AdapterWeights, ExportError> {
     for (module, pair) in matrices {
         match pair {
             [Some(lora_a), Some(lora_b)] if lora_a.num_rows == lora_b.num_columns => {
-                weights.insert(module, LowRank { a: lora_a, b: lora_b });
+                weights.insert(module, Matrices { a: lora_a, b: lora_b, magnitude: None });
             }
             [Some(lora_a), Some(lora_b)] => problems.push(format!(
                 "misshapen: `{module}` has A {:?} and B {:?}, which do not share a rank",
                 lora_a.shape(),
                 lora_b.shape()
             )),
-            [None, Some(_)] => problems.push(format!("missing: `{}`", tensor_name(&module, LowRank::NAMES.a))),
-            _ => problems.push(format!("missing: `{}`", tensor_name(&module, LowRank::NAMES.b))),
+            [None, Some(_)] => problems.push(format!("missing: `{}`", tensor_name(&module, Matrices::NAMES.a))),
+            _ => problems.push(format!("missing: `{}`", tensor_name(&module, Matrices::NAMES.b))),
         }
     }
     if weights.is_empty() && problems.is_empty() {
@@ -151,7 +151,7 @@ fn read_tensors(path: &Path) -> Result<AdapterWeights, ExportError> {
 /// Module name, and 0 for A or 1 for B.
 fn module_of(name: &str) -> Option<(&str, usize)> {
     let (module, matrix) = name.strip_prefix(PREFIX)?.strip_suffix(".weight")?.rsplit_once('.')?;
-    Some((module, LowRank::NAMES.values().position(|name| name == matrix)?))
+    Some((module, Matrices::NAMES.values().position(|name| name == matrix)?))
 }
 
 /// Why this trainer cannot use a tensor of an adapter file.
@@ -209,7 +209,7 @@ pub(super) mod tests {
             let values = (0..num_rows * num_columns).map(|i| (i * 37 % 101) as f32 / 64.0 - 0.7).collect();
             HostMatrix { num_rows, num_columns, values }
         };
-        let pair = LowRank { a: matrix(3, num_in), b: matrix(num_out, 3) };
+        let pair = Matrices { a: matrix(3, num_in), b: matrix(num_out, 3), magnitude: None };
         let weights = [0, 1].map(|layer| (in_layer(layer, site), pair.clone())).into();
         SavedAdapter { weights, config, base_model_name_or_path: Some("org/base".into()) }
     }

@@ -10,8 +10,8 @@ use super::merge::Merging;
 use super::{ExportError, HostMatrix, MergeSummary, PromptForm};
 use crate::data::tokenizer::Tokenizer;
 use crate::device::Dtype;
+use crate::lora::Matrices;
 use crate::model::weights::{Quantisation, Weights};
-use crate::ops::low_rank::LowRank;
 use crate::schema::Problem;
 use crate::spec::ModelConfig;
 use crate::spec::gguf::{ROPE_FACTORS, stored_rope_factors};
@@ -130,7 +130,7 @@ pub fn adapter_gguf(model: &Path, adapter: &Path, out: &Path) -> Result<usize, E
 fn adapter_tensors<'a>(
     config: &'a ModelConfig,
     module: &str,
-    pair: &'a LowRank<HostMatrix>,
+    pair: &'a Matrices<HostMatrix>,
     in_b: f64,
 ) -> impl Iterator<Item = Tensor<'a>> + use<'a> {
     let weight = format!("{module}.weight");

@@ -8,10 +8,10 @@ use std::sync::Mutex;
 use burn::tensor::Device;
 
 use crate::device::Dtype;
+use crate::lora::Matrices;
 use crate::lora::targets::AdapterShape;
 use crate::model::weights::{Quantisation, StoredTensor, WeightFiles, Weights, convert};
 use crate::ops::linear::Matrix;
-use crate::ops::low_rank::LowRank;
 use crate::ops::quantised::Quantised;
 use crate::save::export::{ExportError, HostMatrix, SavedAdapter, check_adapter, read_adapter};
 use crate::schema::Problem;
@@ -149,7 +149,7 @@ pub(in crate::save::export) struct MergedTensor<'a> {
     /// Where it is, and in which type, if the base's files have its numbers.
     stored: Option<(&'a StoredTensor, Dtype)>,
     /// The adapter, and its shape.
-    update: Option<(&'a LowRank<HostMatrix>, AdapterShape)>,
+    update: Option<(&'a Matrices<HostMatrix>, AdapterShape)>,
     decoded: Option<Quantisation>,
     on_bytes: &'a dyn Fn(usize, usize),
 }

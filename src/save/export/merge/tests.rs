@@ -5,9 +5,9 @@ use safetensors::SafeTensors;
 use safetensors::tensor::TensorView;
 
 use super::*;
+use crate::lora::Matrices;
 use crate::model::weights::fixture::{self, TINY_CONFIG_JSON, tiny_config};
 use crate::model::weights::{WeightFiles, convert};
-use crate::ops::low_rank::LowRank;
 use crate::save::export::{HostMatrix, SavedAdapter};
 use crate::spec::in_layer;
 
@@ -27,7 +27,7 @@ fn merge_in(root: &Path) -> Result<MergeSummary, ExportError> {
 }
 
 /// `W + scale B A`, in f64.
-fn expected(weight: &[f32], pair: &LowRank<HostMatrix>, scale: f64) -> Vec<f64> {
+fn expected(weight: &[f32], pair: &Matrices<HostMatrix>, scale: f64) -> Vec<f64> {
     let [rank, in_features] = pair.a.shape();
     let number = |index: usize| -> f64 {
         let (row, column) = (index / in_features, index % in_features);
