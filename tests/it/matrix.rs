@@ -24,13 +24,13 @@ use crate::engine::{grads, in_rows, indexed, packed, relative_error, step, with_
 fn families() -> [(&'static str, Value); 6] {
     let llama = "LlamaForCausalLM";
     let llama3 = json!({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 16});
+        "original_max_position_embeddings": 8192});
     [
         ("llama", json!({"model_type": "llama", "architectures": [llama]})),
         (
             "llama, tied, scaled rope",
             json!({"model_type": "llama", "architectures": [llama],
-            "tie_word_embeddings": true, "rope_scaling": llama3}),
+            "tie_word_embeddings": true, "rope_theta": 500_000.0, "rope_scaling": llama3}),
         ),
         (
             "llama, biases",
