@@ -1,4 +1,4 @@
-//! The elements of tensors in host memory, where the kernels of [`cpu`] run.
+//! The elements of tensors in host memory, where the kernels of [`cpu`](super::cpu) run.
 //!
 //! Whoever calls these functions knows that its tensors are in host memory; a tensor that lies elsewhere
 //! is a mistake of this program, and a panic.
