@@ -49,10 +49,10 @@ const HEADS: Heads =
 /// Output and the three gradients of an attention of two rows, the second of which has two documents.
 fn attend(device: &Device, dtype: DType, heads: Heads) -> [Vec<f32>; 4] {
     const TOKENS: usize = 2 * 70;
-    let table = Arc::new(RotaryTable::new(vec![1.0; 70 * 16], vec![0.0; 70 * 16], 16));
+    let table = Arc::from([RotaryTable::new(vec![1.0; 70 * 16], vec![0.0; 70 * 16], 16)]);
     let positions = (0..70).chain(0..30).chain(0..40).collect();
     let place = place_of(device, dtype);
-    let layout = Layout::new(place, 2, vec![(0, 70), (70, 30), (100, 40)], positions, table, device);
+    let layout = Layout::new(place, 2, vec![(0, 70), (70, 30), (100, 40)], positions, table);
     let tensor = |num_heads: usize, seed: usize| {
         let shape = [TOKENS, num_heads * heads.head_dim];
         let data = host::tensor::<2>(numbers(shape[0] * shape[1], seed), shape, device);
