@@ -18,6 +18,9 @@ use crate::spec::{Method, ModelConfig};
 use crate::train::schedule::{self, Schedule};
 use crate::util::text::with_commas;
 
+/// The highest learning rate that nobody is warned of: small models learn well at 1e-2.
+const MOST_LEARNING_RATE: f64 = 2e-2;
+
 /// A label and its value.
 pub(crate) type Fact = (&'static str, String);
 
@@ -80,7 +83,17 @@ pub(crate) fn prepared_warnings(
     let length = config.and_then(|config| length_warning(recipe, config));
     let codes = config.and_then(|config| codes_warning(recipe, config));
     let memory = memory.and_then(|memory| memory.warning.clone());
-    [offload, residency, length, codes, memory].into_iter().flatten().collect()
+    [offload, residency, length, codes, memory, rate_warning(recipe)].into_iter().flatten().collect()
+}
+
+/// A learning rate far above those of adapters.
+fn rate_warning(recipe: &Recipe) -> Option<String> {
+    let rate = recipe.optimizer.learning_rate;
+    (rate > MOST_LEARNING_RATE).then(|| {
+        format!(
+            "`optimizer.learning_rate` = {rate} is far above the usual 1e-5 to 1e-3 of adapters\n  hint: 2e-4 is a good start"
+        )
+    })
 }
 
 /// The device and its types.
