@@ -21,7 +21,7 @@ use crate::recipe::{Purpose, Recipe, RecipeArgs};
 use crate::run::dir::{finished, has_checkpoints, nearest_existing, not_a_folder};
 use crate::run::inputs::{ModelParts, WeightsFrom, vocabulary_problem};
 use crate::run::overview::{self, Fact};
-use crate::run::prepare::PreparedParts;
+use crate::run::prepare::{PreparedParts, with_rows_of};
 use crate::schema::{Problem, Problems};
 use crate::train::task::Task;
 use crate::util::failure::Failure;
@@ -119,13 +119,22 @@ fn of_model(error: &impl Display) -> Failure {
 fn examine(recipe: &Recipe, max_rows: Option<usize>) -> Findings {
     let mut findings = Findings::default();
     examine_output(&recipe.output_dir, &mut findings);
-    let tokenizer = examine_prepared(recipe, &mut findings);
-    match tokenizer {
+    let mut parts = PreparedParts::find(recipe, WeightsFrom::Disk, false);
+    parts.failures.drain(..).for_each(|failure| findings.failure(failure));
+    let data = match examine_prepared(recipe, &parts, &mut findings) {
         Some(tokenizer) if !recipe.data.train.is_empty() => {
-            examine_data(recipe, &Arc::new(tokenizer), max_rows, &mut findings);
+            examine_data(recipe, &Arc::new(tokenizer), max_rows, &mut findings)
         }
-        _ => examine_paths(&recipe.data, &mut findings),
-    }
+        _ => {
+            examine_paths(&recipe.data, &mut findings);
+            None
+        }
+    };
+    let memory = match data.filter(|_| max_rows.is_none()) {
+        Some(data) => parts.memory(&with_rows_of(recipe, &data)),
+        None => parts.memory(recipe),
+    };
+    findings.warnings.extend(memory.and_then(|memory| memory.warning));
     findings
 }
 
@@ -153,16 +162,14 @@ fn examine_output(output_dir: &Path, findings: &mut Findings) {
 }
 
 /// Looks at what a run prepares, and opens the tokenizer.
-fn examine_prepared(recipe: &Recipe, findings: &mut Findings) -> Option<Tokenizer> {
-    let mut parts = PreparedParts::find(recipe, WeightsFrom::Disk, false);
-    parts.failures.drain(..).for_each(|failure| findings.failure(failure));
+fn examine_prepared(recipe: &Recipe, parts: &PreparedParts, findings: &mut Findings) -> Option<Tokenizer> {
     let memory = parts.memory(recipe);
     let PreparedParts { model: ModelParts { folder, config, weights, is_downloaded, .. }, selection, device, .. } =
         parts;
     let (config, device) = (config.as_ref(), device.as_ref());
     let stored = match weights {
-        Some(weights) => overview::weights(&weights, config, recipe),
-        None if is_downloaded => "weights not readable".to_owned(),
+        Some(weights) => overview::weights(weights, config, recipe),
+        None if *is_downloaded => "weights not readable".to_owned(),
         None => "weights not downloaded yet".to_owned(),
     };
     findings.facts.extend(overview::prepared_facts(
@@ -173,17 +180,17 @@ fn examine_prepared(recipe: &Recipe, findings: &mut Findings) -> Option<Tokenize
         selection.as_ref(),
         memory.as_ref(),
     ));
-    findings.warnings.extend(overview::prepared_warnings(recipe, device, config, memory.as_ref()));
-    let folder = folder?;
+    findings.warnings.extend(overview::prepared_warnings(recipe, device, config));
+    let folder = folder.as_ref()?;
     if !is_downloaded {
         let path = &recipe.model.path;
         let warning = format!("the weights of {path} are not in the cache: training begins with their download");
         findings.warnings.push(warning);
     }
-    let tokenizer = Tokenizer::open(&folder).map_err(|error| findings.failure(of_model(&error))).ok();
+    let tokenizer = Tokenizer::open(folder).map_err(|error| findings.failure(of_model(&error))).ok();
     findings.warnings.extend(tokenizer.as_ref().and_then(Tokenizer::class_warning));
     if let (Some(tokenizer), Some(config)) = (&tokenizer, config)
-        && let Some(problem) = vocabulary_problem(&folder, tokenizer, config)
+        && let Some(problem) = vocabulary_problem(folder, tokenizer, config)
     {
         findings.failure(of_model(&problem));
     }
@@ -191,7 +198,12 @@ fn examine_prepared(recipe: &Recipe, findings: &mut Findings) -> Option<Tokenize
 }
 
 /// Opens every file, tokenises its rows, at most `max_rows` of each file, and counts steps.
-fn examine_data(recipe: &Recipe, tokenizer: &Arc<Tokenizer>, max_rows: Option<usize>, findings: &mut Findings) {
+fn examine_data(
+    recipe: &Recipe,
+    tokenizer: &Arc<Tokenizer>,
+    max_rows: Option<usize>,
+    findings: &mut Findings,
+) -> Option<Dataset> {
     let options = OpenOptions {
         cache: CacheSettings::from_env(),
         progress: Progress::detect(false),
@@ -215,6 +227,7 @@ fn examine_data(recipe: &Recipe, tokenizer: &Arc<Tokenizer>, max_rows: Option<us
             if max_rows.is_none() {
                 examine_steps(recipe, &data, findings);
             }
+            return Some(data);
         }
         // This error holds the mistakes of all files.
         Err(error @ DataError::Rows(_)) => findings.error(&error),
@@ -236,6 +249,7 @@ fn examine_data(recipe: &Recipe, tokenizer: &Arc<Tokenizer>, max_rows: Option<us
             }
         }
     }
+    None
 }
 
 /// Without a tokenizer rows cannot be checked, but missing files can be found.

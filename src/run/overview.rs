@@ -45,7 +45,7 @@ pub(super) fn note(prepared: &Prepared, data: &Dataset, schedule: &Schedule, sin
     for warning in data.warnings() {
         sinks.warn(&warning);
     }
-    for warning in prepared_warnings(recipe, Some(device), config, Some(memory)) {
+    for warning in prepared_warnings(recipe, Some(device), config).into_iter().chain(prepared.memory_warning(data)) {
         sinks.warn(&warning);
     }
 }
@@ -71,19 +71,17 @@ pub(crate) fn prepared_facts(
     facts
 }
 
-/// What may be unintended in a [`Prepared`].
+/// What may be unintended in a [`Prepared`], memory apart.
 pub(crate) fn prepared_warnings(
     recipe: &Recipe,
     open: Option<&OpenDevice>,
     config: Option<&ModelConfig>,
-    memory: Option<&StepMemory>,
 ) -> Vec<String> {
     let offload = open.and_then(|open| offload_warning(recipe, open));
     let residency = open.and_then(|open| residency_warning(recipe, open));
     let length = config.and_then(|config| length_warning(recipe, config));
     let codes = config.and_then(|config| codes_warning(recipe, config));
-    let memory = memory.and_then(|memory| memory.warning.clone());
-    [offload, residency, length, codes, memory, rate_warning(recipe)].into_iter().flatten().collect()
+    [offload, residency, length, codes, rate_warning(recipe)].into_iter().flatten().collect()
 }
 
 /// A learning rate far above those of adapters.
