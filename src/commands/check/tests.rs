@@ -162,3 +162,13 @@ fn rows_that_are_cut_before_their_answers_are_a_problem() {
     );
     assert!(problems[0].ends_with("\n  hint: raise `data.max_length`"), "{problems:?}");
 }
+
+#[test]
+fn micro_batches_are_no_larger_than_the_rows_and_learning_rates_far_too_high_are_warned_of() {
+    let world = world();
+    let large = ["data.max_length=256", "train.micro_batch_size=1000000"];
+    assert_eq!(findings(world.path(), &large).1, Vec::<String>::new());
+    assert_eq!(findings(world.path(), &["optimizer.learning_rate=0.01"]).1, Vec::<String>::new());
+    let (_, warnings, _) = findings(world.path(), &["optimizer.learning_rate=0.5"]);
+    assert!(warnings[0].starts_with("`optimizer.learning_rate` = 0.5 is far above the usual"), "{warnings:?}");
+}
