@@ -81,7 +81,17 @@ pub(crate) fn prepared_warnings(
     let residency = open.and_then(|open| residency_warning(recipe, open));
     let length = config.and_then(|config| length_warning(recipe, config));
     let codes = config.and_then(|config| codes_warning(recipe, config));
-    [offload, residency, length, codes, rate_warning(recipe)].into_iter().flatten().collect()
+    let half = open.and_then(|open| half_warning(recipe, open));
+    [offload, residency, half, length, codes, rate_warning(recipe)].into_iter().flatten().collect()
+}
+
+/// Arithmetic that the processor has no kernels for.
+fn half_warning(recipe: &Recipe, device: &OpenDevice) -> Option<String> {
+    (recipe.train.precision == Precision::F16 && !device.is_gpu()).then(|| {
+        "`train.precision` = \"f16\" takes several times as long as the others on a CPU, which has no kernels for it\n  \
+         hint: \"bf16\""
+            .to_owned()
+    })
 }
 
 /// A learning rate far above those of adapters.
