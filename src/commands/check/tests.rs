@@ -162,3 +162,21 @@ fn rows_that_are_cut_before_their_answers_are_a_problem() {
     );
     assert!(problems[0].ends_with("\n  hint: raise `data.max_length`"), "{problems:?}");
 }
+
+#[test]
+fn the_findings_are_one_json_object() {
+    let mut findings = Findings::default();
+    findings.fact("output", "runs/x (new)".to_owned());
+    findings.warnings.push("a warning".to_owned());
+    findings.problem(Problem::new("`lora.r` = 0").at("r.toml:1:1").hint("1 or more"));
+    findings.problem(Problem::new("no file\n  hint: look again"));
+    let expected = json!({
+        "facts": [{"subject": "output", "fact": "runs/x (new)"}],
+        "warnings": ["a warning"],
+        "mistakes": [
+            {"place": "r.toml:1:1", "message": "`lora.r` = 0", "hint": "1 or more"},
+            {"place": null, "message": "no file", "hint": "look again"},
+        ],
+    });
+    assert_eq!(findings.json(), expected);
+}
