@@ -9,6 +9,8 @@ use std::num::NonZeroUsize;
 use std::path::Path;
 use std::sync::Arc;
 
+use serde_json::{Value, json};
+
 use crate::config::{DataConfig, DataSource};
 use crate::data::cache::CacheSettings;
 use crate::data::dataset::{Dataset, OpenOptions, RowCounts};
@@ -37,26 +39,37 @@ pub(crate) struct CheckArgs {
     /// Rows of each file to look at [default: all]
     #[arg(long, value_name = "N")]
     pub(crate) rows: Option<NonZeroUsize>,
+
+    /// Print the findings as one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 /// Checks a recipe and everything that it names.
 pub(crate) fn run(args: &CheckArgs) -> Result<(), Failure> {
     let (recipe, mut problems) = args.recipe.examine(Purpose::Training);
-    let Some(recipe) = recipe else { return Err(Failure::Input(problems)) };
-    let (places, max_rows) = (recipe.places.clone(), args.rows.map(NonZeroUsize::get));
-    if problems.0.is_empty() {
-        let findings = examine(&recipe, max_rows);
-        print(&findings).map_err(Failure::running)?;
-        problems = findings.problems;
+    let places = recipe.as_ref().map(|recipe| recipe.places.clone()).unwrap_or_default();
+    let max_rows = args.rows.map(NonZeroUsize::get);
+    let mut findings = match recipe {
+        Some(recipe) if problems.0.is_empty() => examine(&recipe, max_rows),
+        Some(recipe) => {
+            // With a mistake in the recipe, findings about steps or rows are unreliable, but a file exists or it does not.
+            let others = examine(&without_gaps(recipe), max_rows).problems.0;
+            // Rows and steps can fail for the same mistakes, then without their place in the recipe.
+            let is_known = |other: &Problem| problems.0.iter().any(|problem| is_same(problem, other));
+            let others: Vec<Problem> = others.into_iter().filter(|other| !is_known(other)).collect();
+            problems.0.extend(others);
+            Findings { problems, ..Findings::default() }
+        }
+        None => Findings { problems, ..Findings::default() },
+    };
+    findings.problems.0 = findings.problems.0.into_iter().map(|problem| places.locate(problem)).collect();
+    if args.json {
+        super::print(&findings.json().to_string())?;
     } else {
-        // With a mistake in the recipe, findings about steps or rows are unreliable, but a file exists or it does not.
-        let others = examine(&without_gaps(recipe), max_rows).problems.0;
-        // Rows and steps can fail for the same mistakes, then without their place in the recipe.
-        let is_known = |other: &Problem| problems.0.iter().any(|problem| is_same(problem, other));
-        let others: Vec<Problem> = others.into_iter().filter(|other| !is_known(other)).collect();
-        problems.0.extend(others);
+        print(&findings).map_err(Failure::running)?;
     }
-    if problems.0.is_empty() { Ok(()) } else { Err(Failure::Input(problems).located(&places)) }
+    if findings.problems.0.is_empty() { Ok(()) } else { Err(Failure::Input(findings.problems)) }
 }
 
 /// Whether two problems are the same: equal text, or about the same value of the same key.
@@ -107,6 +120,25 @@ impl Findings {
         if !self.problems.0.contains(&problem) {
             self.problems.0.push(problem);
         }
+    }
+}
+
+impl Findings {
+    fn json(&self) -> Value {
+        let facts = self.facts.iter().map(|(subject, fact)| json!({"subject": subject, "fact": fact}));
+        let mistake = |problem: &Problem| {
+            let Problem { place, message, hint, .. } = problem;
+            // Errors of other modules have their hints in their message.
+            let (message, hint) = match message.split_once("\n  hint: ") {
+                Some((message, inside)) => (message, Some(inside)),
+                None => (message.as_str(), hint.as_deref()),
+            };
+            json!({"place": place, "message": message, "hint": hint})
+        };
+        let mistakes = self.problems.0.iter().map(mistake);
+        json!({
+            "facts": facts.collect::<Vec<_>>(), "warnings": self.warnings, "mistakes": mistakes.collect::<Vec<_>>(),
+        })
     }
 }
 
@@ -188,7 +220,7 @@ fn examine_prepared(recipe: &Recipe, parts: &PreparedParts, findings: &mut Findi
         findings.warnings.push(warning);
     }
     let tokenizer = Tokenizer::open(folder).map_err(|error| findings.failure(of_model(&error))).ok();
-    findings.warnings.extend(tokenizer.as_ref().and_then(Tokenizer::class_warning));
+    findings.facts.extend(tokenizer.as_ref().and_then(Tokenizer::class_note).map(|note| ("tokenizer", note)));
     if let (Some(tokenizer), Some(config)) = (&tokenizer, config)
         && let Some(problem) = vocabulary_problem(folder, tokenizer, config)
     {

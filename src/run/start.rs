@@ -74,7 +74,7 @@ impl<'a> Started<'a> {
             resumed.report(&inputs, &checkpoints, &recipe.output_dir, &mut sinks)?;
         } else if args.resume.is_some() {
             let folder = checkpoints.folder().display();
-            sinks.note(&format!(
+            sinks.warn(&format!(
                 "--resume: there is no checkpoint in {folder} yet, so training starts at the beginning"
             ));
         }
