@@ -53,7 +53,13 @@ fn from_a_model_and_rows_comes_a_recipe_that_trains_here() {
 fn mistakes_of_init_name_the_argument_and_write_nothing() {
     let folder = folder();
     let model = quickstart_model().display().to_string();
-    let mistakes: [(&[&str], &str); 5] = [
+    fs::write(folder.path().join("a.ipynb"), "{\"cells\": []}").unwrap();
+    fs::write(folder.path().join("dpo.yml"), "base_model: m/x\nadapter: lora\nrl: dpo\n").unwrap();
+    fs::write(folder.path().join("other.yml"), "method: ties\n").unwrap();
+    let mistakes: [(&[&str], &str); 8] = [
+        (&["init", "--from", "a.ipynb"], "lora-train init --model MODEL --data FILE"),
+        (&["init", "--from", "dpo.yml"], "dpo.yml: `rl: dpo` asks for something else"),
+        (&["init", "--from", "other.yml"], "no key in it is one of a training with LoRA"),
         (&["init", "--data", "rows.jsonl"], "--model is missing"),
         (&["init", "--model", &model], "--data is missing"),
         (&["init", "--model", &model, "--data", "rowz.jsonl"], "--data = \"rowz.jsonl\" is no file"),
