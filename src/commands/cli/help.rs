@@ -100,9 +100,11 @@ fn describe(mut definition: Command, format: Format, text: &mut Vec<u8>) -> Resu
     if let Some(shell) = shell {
         generate(shell, &mut with_values(definition), "lora-train", text);
         if shell == Shell::Bash {
-            // A value follows the `=` of a key at once.
-            let script =
-                String::from_utf8_lossy(text).replace("--set)\n", "--set)\n                    compopt -o nospace\n");
+            let script = String::from_utf8_lossy(text)
+                // clap_complete 4.6 takes the hyphen of our name for the start of a sub-command here, and not where it looks.
+                .replace("lora__subcmd__train__", "lora__train__")
+                // A value follows the `=` of a key at once.
+                .replace("--set)\n", "--set)\n                    compopt -o nospace\n");
             *text = script.into_bytes();
         }
     } else {
@@ -181,6 +183,26 @@ mod tests {
             }
             assert!(![" ", "(", "\""].iter().any(|before| text.contains(&format!("{before}lora="))), "{format:?}");
         }
-        assert!(described(Format::Bash).contains("--set)\n                    compopt -o nospace\n"));
+    }
+
+    #[test]
+    fn bash_completes_after_a_command_and_without_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let script = folder.path().join("completions");
+        // Outside a completion bash has no `compopt`; here it says that no space is added.
+        let ask = "\ncompopt() { echo -n \"$2 \"; }\nCOMP_WORDS=(\"$@\")\nCOMP_CWORD=$(($# - 1))\n\
+                   _lora__train lora-train \"${@: -1}\" \"${@: -2:1}\"\necho \"${COMPREPLY[*]}\"\n";
+        std::fs::write(&script, described(Format::Bash) + ask).unwrap();
+        for (line, expected) in [
+            ("lora-train r.toml --set lora.lora_a", "nospace lora.lora_alpha="),
+            ("lora-train check r.toml --set data.train.0.p", "nospace data.train.0.path="),
+            ("lora-train chat runs/x --device cp", "cpu"),
+            ("lora-train check r.toml --js", "--json"),
+        ] {
+            let mut bash = std::process::Command::new("bash");
+            let output = bash.arg(&script).args(line.split(' ')).output().unwrap();
+            let found = String::from_utf8_lossy(&output.stdout).into_owned();
+            assert_eq!(found.trim_end(), expected, "{line}: {}", String::from_utf8_lossy(&output.stderr));
+        }
     }
 }
