@@ -128,13 +128,10 @@ impl Trainer {
                 &["tokenizer.max_seq_len"],
                 "rows keep their whole length there; data.max_length cuts them here, and says how many",
             )],
-            Self::Trl => &[
-                (&["use_peft"], "TRL trains all weights without `--use_peft`; here LoRA is trained"),
-                (
-                    &["assistant_only_loss", "completion_only_loss"],
-                    "TRL puts loss on whole conversations; here on the answers, or data.train_on_inputs = true",
-                ),
-            ],
+            Self::Trl => &[(
+                &["assistant_only_loss", "completion_only_loss"],
+                "TRL puts loss on whole conversations; here on the answers, or data.train_on_inputs = true",
+            )],
             _ => &[],
         }
     }

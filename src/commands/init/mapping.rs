@@ -23,6 +23,8 @@ pub(super) fn draft(path: &Path, args: &InitArgs) -> Result<Draft, Failure> {
     }
     let mapping = Mapping::of(&foreign, args);
     let footer = mapping.footer();
+    let idle = mapping.keys_of(&Fate::NoEffect).join(", ");
+    let last = (!idle.is_empty()).then(|| format!("without effect here: {idle}"));
     let mut draft = mapping.draft;
     if !draft.settings.iter().any(|setting| mapping.origins.contains_key(&setting.key)) {
         let problem = Problem::new("no key in it is one of a training with LoRA").at(path.display());
@@ -33,7 +35,7 @@ pub(super) fn draft(path: &Path, args: &InitArgs) -> Result<Draft, Failure> {
         format!("From {shown}, a configuration of {trainer}: after a key, its name there."),
         "Every key: recipes/reference.toml".into(),
     ];
-    draft.footer = footer;
+    (draft.footer, draft.last) = (footer, last);
     Ok(draft)
 }
 
@@ -272,7 +274,10 @@ impl<'a> Mapping<'a> {
                 match problem.instead {
                     Some(word) => self.draft.settings[index].value = (*word).into(),
                     None => {
-                        self.draft.settings.remove(index);
+                        // A default that has no place here asks for nothing.
+                        if self.draft.settings.remove(index).comment == default_of(self.foreign.trainer) {
+                            continue;
+                        }
                         let hint = problem.hint.map(|hint| format!("; {hint}")).unwrap_or_default();
                         let default = rows_to(Recipe::ROWS, &key).pop().and_then(|row| (row.default)());
                         let used = default.map(|value| format!("; {value} is used")).unwrap_or_default();
@@ -283,32 +288,26 @@ impl<'a> Mapping<'a> {
         }
     }
 
+    /// The keys of a fate.
+    fn keys_of(&self, fate: &Fate) -> Vec<&str> {
+        self.keys.iter().filter(|key| key.1 == *fate).map(|key| key.0.as_str()).collect()
+    }
+
     /// What became of the keys: counts, those that are lost with the reason, and what is done otherwise.
     fn footer(&self) -> Vec<String> {
-        let of =
-            |fate: &Fate| self.keys.iter().filter(|key| key.1 == *fate).map(|key| key.0.as_str()).collect::<Vec<_>>();
-        let (taken, idle) = (of(&Fate::Taken), of(&Fate::NoEffect));
-        let mut reasons: Vec<&str> = Vec::new();
+        let [num_taken, num_idle] = [Fate::Taken, Fate::NoEffect].map(|fate| self.keys_of(&fate).len());
+        let num_keys = self.keys.len();
+        let mut lines = vec![format!(
+            "of {num_keys} keys, {num_taken} are taken over, {} lost, {num_idle} without effect here",
+            num_keys - num_taken - num_idle
+        )];
+        let mut lost: Vec<&Fate> = Vec::new();
         for (_, fate) in &self.keys {
-            match fate {
-                Fate::Lost(reason) if !reasons.contains(&reason.as_str()) => reasons.push(reason),
-                _ => {}
+            if let (Fate::Lost(reason), false) = (fate, lost.contains(&fate)) {
+                lost.push(fate);
+                lines.push(format!("not taken over: {}: {reason}", self.keys_of(fate).join(", ")));
             }
         }
-        let count = |number: usize| if number == 1 { "1 key".to_owned() } else { format!("{number} keys") };
-        let num_lost = self.keys.len() - taken.len() - idle.len();
-        let all = if idle.is_empty() { String::new() } else { format!(": {}", idle.join(", ")) };
-        let mut lines = vec![format!(
-            "{} of {} taken over, {num_lost} lost, {} without effect here{all}",
-            taken.len(),
-            count(self.keys.len()),
-            idle.len()
-        )];
-        lines.extend(
-            reasons
-                .into_iter()
-                .map(|reason| format!("not taken over: {}: {reason}", of(&Fate::Lost(reason.to_owned())).join(", "))),
-        );
         lines.extend(self.differences.iter().map(|(key, text)| format!("differs: {key}: {text}")));
         lines
     }

@@ -17,6 +17,8 @@ const KEYS: &[(&str, &[&str])] = &[
     ("peft_type", &["LORA"]),
     ("peft_config.name", &["lora"]),
     ("full_finetune", &[]),
+    ("beta", &[]),
+    ("loss_type", &["nll"]),
     ("reward_model", &[]),
     ("process_reward_model", &[]),
     ("reward_model_path", &[]),
@@ -32,6 +34,7 @@ const KEYS: &[(&str, &[&str])] = &[
     ("tokenizer_dir", &[]),
     ("infer_backend", &[]),
     ("export_dir", &[]),
+    ("peft_config.export_dir", &[]),
 ];
 
 /// Why no recipe is made of a configuration.
@@ -43,9 +46,14 @@ pub(super) fn refusal(from: &Foreign) -> Option<Problem> {
             value => format!("`{key}: {}`", value.to_string().trim_matches('"')),
         })
     });
-    let why = asked.map(|asked| format!("{asked} asks for something else")).or_else(|| absent(from))?;
+    let (why, hint) = match asked {
+        Some(asked) => (
+            format!("{asked} asks for something else"),
+            "nothing is written; for its model and rows alone: lora-train init --model MODEL --data FILE",
+        ),
+        None => (absent(from)?, "nothing is written; what its command line said besides, add to the file"),
+    };
     let problem = Problem::new(format!("{why}; supervised fine-tuning with LoRA is all that is done here"));
-    let hint = "nothing is written; for its model and rows alone: lora-train init --model MODEL --data FILE";
     Some(problem.at(from.path.display()).hint(hint))
 }
 
@@ -53,13 +61,20 @@ pub(super) fn refusal(from: &Foreign) -> Option<Problem> {
 fn absent(from: &Foreign) -> Option<String> {
     let last = |key: &str| from.get(key)?.as_str()?.rsplit('.').next();
     let has_lora = |prefix: &str| from.root.keys().any(|key| key.starts_with(prefix));
+    let is_on = |key: &str| from.get(key).is_some_and(|value| !is_off(value));
     match from.trainer {
-        Trainer::Axolotl if from.get("adapter").is_none_or(is_off) && from.get("lora_model_dir").is_none_or(is_off) => {
+        Trainer::Axolotl if !is_on("adapter") && !is_on("lora_model_dir") => {
             Some("without `adapter` axolotl trains all weights".into())
         }
+        Trainer::LlamaFactory if is_on("model_class") && !is_on("peft_config") => {
+            Some("without `peft_config` LLaMA-Factory trains all weights".into())
+        }
+        Trainer::LlamaFactory if is_on("do_predict") && !is_on("do_train") => {
+            Some("without `do_train` LLaMA-Factory trains nothing".into())
+        }
         Trainer::Litgpt if !has_lora("lora_") => Some("without `lora_r` litgpt trains all weights".into()),
-        Trainer::Trl if from.get("use_peft") == Some(&Value::Bool(false)) => {
-            Some("with `use_peft: false` TRL trains all weights".into())
+        Trainer::Trl if !has_lora("lora_") && !["use_peft", "load_in_4bit", "load_in_8bit"].into_iter().any(is_on) => {
+            Some("without `use_peft: true` TRL trains all weights".into())
         }
         Trainer::Torchtune => match (last("loss._component_"), last("model._component_")) {
             (Some(loss), _) if !loss.contains("CrossEntropy") && !loss.contains("CEWith") => {

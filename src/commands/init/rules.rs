@@ -77,7 +77,9 @@ fn trl(from: &Foreign, path: &str, value: &Value) -> Option<Meaning> {
             let columns = toml::Table::from_iter([("text".to_owned(), text.into())]);
             Set(vec![("data.train.0.columns".into(), toml::Value::Table(columns))])
         }
-        "dataset_text_field" | "use_peft" => Nothing,
+        "dataset_text_field" | "use_peft" | "dataset_mixture.seed" => Nothing,
+        "dataset_mixture.test_split_size" => one("data.eval_split", value, from),
+        path if path.starts_with("dataset_mixture.datasets.") => sources::mixed(path, value),
         // TRL's name for what is false for conversations by default.
         "assistant_only_loss" | "completion_only_loss" => {
             Set(vec![("data.train_on_inputs".into(), is_off(value).into())])

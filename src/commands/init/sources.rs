@@ -148,6 +148,24 @@ pub(super) fn hugging_face(from: &Foreign, path: &str, value: &Value) -> Meaning
     }
 }
 
+/// A key of a data set of TRL's mixture.
+pub(super) fn mixed(path: &str, value: &Value) -> Meaning {
+    let (index, key) = path.trim_start_matches("dataset_mixture.datasets.").split_once('.').unwrap_or_default();
+    let set = |name: &str| Set(vec![(format!("data.train.{index}.{name}"), value.as_str().unwrap_or_default().into())]);
+    match key {
+        _ if value.is_null() => Nothing,
+        "path" | "id" => set("path"),
+        "name" | "config" => set("name"),
+        "split" => split("train", index.parse().unwrap_or(0), value.as_str().unwrap_or_default()),
+        // Those that are kept.
+        "columns" => Nothing,
+        "weight" if value.as_f64() == Some(1.0) => Nothing,
+        "weight" => Lost("a share of its rows there; here `rows` takes the first, as in rows = \"10%\"".into()),
+        _ if is_off(value) => Nothing,
+        _ => Lost(NO_SUCH_KEY.into()),
+    }
+}
+
 /// LLaMA-Factory's `max_samples`: so many rows of each data set.
 pub(super) fn rows(from: &Foreign, value: &Value) -> Meaning {
     let Some(rows) = value.as_i64() else { return Nothing };

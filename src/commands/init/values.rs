@@ -46,8 +46,10 @@ pub(super) fn common(from: &Foreign, name: &str, value: &Value) -> Option<Meanin
         "bnb_4bit_quant_type" | "quantization_type" => READ,
         "optimizer" | "optim" if !text.is_empty() => optimizer(text, text),
         "report_to" | "logger_name" => trackers(value),
-        "save_strategy" | "eval_strategy" | "evaluation_strategy" if text == "epoch" || text == "best" => {
-            Lost("counted in steps here: eval.eval_steps, checkpoint.save_steps".into())
+        "save_strategy" | "eval_strategy" | "evaluation_strategy" | "logging_strategy"
+            if text == "epoch" || text == "best" =>
+        {
+            Lost("counted in steps here: eval.eval_steps, checkpoint.save_steps, logging.logging_steps".into())
         }
         "roles_to_train" => match value.as_array().map_or(&[][..], Vec::as_slice) {
             [] => Nothing,
@@ -73,6 +75,7 @@ pub(super) fn common(from: &Foreign, name: &str, value: &Value) -> Option<Meanin
         "tf32"
         | "evals_per_epoch"
         | "saves_per_epoch"
+        | "logging_strategy"
         | "save_strategy"
         | "eval_strategy"
         | "evaluation_strategy"
@@ -172,7 +175,8 @@ pub(super) fn last_layers(from: &Foreign, number: u64) -> Meaning {
             Set(vec![("lora.layers_to_transform".into(), toml::Value::Array(layers.collect()))])
         }
         None => Lost(format!(
-            "the last {number} layers there, and all here; of a model with 28, lora.layers_to_transform would list {} to 27",
+            "the last {number} layers there, all here: without its config.json their numbers are not known; \
+             lora.layers_to_transform lists them, of 28 layers {} to 27",
             28_u64.saturating_sub(number)
         )),
     }

@@ -206,8 +206,11 @@ fn configurations_of_other_objectives_are_refused_and_name_the_key() {
         ("model_name_or_path: m/x\nstage: dpo\n", "`stage: dpo`"),
         ("model_name_or_path: m/x\nstage: pt\nfinetuning_type: lora\n", "`stage: pt`"),
         ("model_name_or_path: m/x\nstage: sft\nfinetuning_type: full\n", "`finetuning_type: full`"),
+        ("model: m/x\nmodel_class: llm\ncutoff_len: 512\n", "without `peft_config` LLaMA-Factory"),
+        ("model_name_or_path: m/x\nstage: sft\ndo_predict: true\n", "without `do_train` LLaMA-Factory"),
         ("model_name_or_path: m/x\nreward_funcs: [length]\n", "`reward_funcs`"),
-        ("model_name_or_path: m/x\nuse_peft: false\n", "with `use_peft: false` TRL"),
+        ("model_name_or_path: m/x\nuse_peft: false\n", "without `use_peft: true` TRL"),
+        ("model_name_or_path: m/x\nuse_peft: true\nbeta: 0.1\n", "`beta: 0.1`"),
         ("model: m/x\niters: 10\nfine_tune_type: full\n", "`fine_tune_type: full`"),
         ("checkpoint_dir: m/x\ntrain:\n  epochs: 1\n", "without `lora_r` litgpt"),
         ("initial_checkpoint_dir: m/x\n", "`initial_checkpoint_dir: m/x`"),
@@ -304,6 +307,15 @@ fn trl_s_data_set_is_a_source_and_its_defaults_are_taken() {
     ];
     assert_settings(&found, &expected);
     assert_eq!(lost, ["report_to"]);
+
+    let (found, lost) = mapped(
+        "mixed.yaml",
+        "model_name_or_path: m/x\nlora_r: 4\ndataset_mixture:\n  datasets:\n    - path: a/b\n      split: \
+         train[:10]\n    - path: c/d\n      weight: 0.5\n      columns: [messages]\n  test_split_size: 100\n",
+    );
+    let expected = [("data.train.0.rows", "10"), ("data.train.1.path", "\"c/d\""), ("data.eval_split", "100")];
+    assert_settings(&found, &expected);
+    assert_eq!(lost, ["dataset_mixture.datasets.1.weight"]);
 }
 
 #[test]
