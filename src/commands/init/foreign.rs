@@ -137,7 +137,7 @@ impl Trainer {
     }
 }
 
-/// Where PEFT puts adapters in a Llama, if not told otherwise.
+/// PEFT's default for a Llama.
 const QUERY_AND_VALUE: (&str, &str) = ("lora.target_modules", "[\"q_proj\", \"v_proj\"]");
 
 /// A configuration.

@@ -42,7 +42,7 @@ impl Tokenizer {
         ))
     }
 
-    /// The warning without what to do: it matters to whoever serves the model elsewhere.
+    /// The warning without its hint. Only who serves the model with transformers needs to act on it.
     #[must_use]
     pub fn class_note(&self) -> Option<String> {
         let (class, rebuilt) = self.rebuilt_by_class()?;

@@ -110,7 +110,7 @@ pub(crate) fn lora_train(args: &[&str]) -> Command {
     with_default_signals(command)
 }
 
-/// The command with the signals that whoever started the tests ignores, such as `nohup`, as they are by default.
+/// The command with default signals, also where the tests were started by `nohup`.
 pub(crate) fn with_default_signals(mut command: Command) -> Command {
     let reset = || {
         for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM] {
