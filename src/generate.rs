@@ -241,7 +241,7 @@ impl Generator<'_> {
 }
 
 /// Refuses a prompt that the model cannot continue.
-fn check(model: &Model, prompt_ids: &[u32]) -> Result<(), GenerateError> {
+pub(crate) fn check(model: &Model, prompt_ids: &[u32]) -> Result<(), GenerateError> {
     let (num_tokens, config) = (prompt_ids.len(), &model.config);
     let (vocab_size, max_position_embeddings) = (config.vocab_size, config.max_position_embeddings);
     if prompt_ids.is_empty() {

@@ -6,7 +6,7 @@ mod peers;
 mod start_from;
 
 use std::fs;
-use std::io::{self, Read as _};
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use crate::config::{
@@ -15,7 +15,7 @@ use crate::config::{
 };
 use crate::data::files::FileKind;
 use crate::model::Storage;
-use crate::schema::{self, Keys, Override, Places, Problem, Problems, Section, section};
+use crate::schema::{self, Keys, Override, Places, Problem, Problems, Section, did_you_mean, searched_folder, section};
 use crate::spec::ModelConfig;
 use crate::util::gguf::is_gguf;
 
@@ -119,6 +119,7 @@ impl Recipe {
     }
 
     fn read(path: &Path, text: &str, overrides: &[Override], purpose: Purpose) -> (Option<Self>, Problems) {
+        let path = if is_stdin(path) { Path::new("stdin") } else { path };
         let read = |root: &mut Section| {
             let default = Self { output_dir: default_output_dir(path).into(), ..Self::default() };
             let mut recipe = <Self as Keys>::read(root, default);
@@ -218,10 +219,18 @@ fn other_kind(path: &Path) -> Option<(&'static str, &'static str)> {
         .map(|_| ("a file of rows", "`lora-train init --model MODEL --data FILE` writes a recipe that trains on it"))
 }
 
+/// Whether a recipe is read from standard input.
+pub(crate) fn is_stdin(path: &Path) -> bool {
+    path == Path::new("-")
+}
+
 fn read_text(path: &Path) -> Result<String, Problem> {
     let problem = |message: String| Problem::new(message).at(path.display());
     let failed = |error: io::Error| match error.kind() {
-        io::ErrorKind::NotFound => problem("there is no such file".to_owned()),
+        io::ErrorKind::NotFound => {
+            let missing = problem(format!("there is no such file in {}", searched_folder(path).display()));
+            did_you_mean(path).into_iter().fold(missing, Problem::hint)
+        }
         io::ErrorKind::IsADirectory => problem("this is a folder, expected a recipe file".to_owned()),
         _ => problem(format!("cannot read the recipe: {error}")),
     };
@@ -229,7 +238,13 @@ fn read_text(path: &Path) -> Result<String, Problem> {
         return Err(problem(format!("{kind}, expected a recipe file")).hint(hint));
     }
     let mut bytes = Vec::new();
-    fs::File::open(path).and_then(|file| file.take(MAX_RECIPE_BYTES + 1).read_to_end(&mut bytes)).map_err(failed)?;
+    let mut read = |from: &mut dyn Read| from.take(MAX_RECIPE_BYTES + 1).read_to_end(&mut bytes);
+    let all = if is_stdin(path) {
+        read(&mut io::stdin().lock())
+    } else {
+        fs::File::open(path).and_then(|mut file| read(&mut file))
+    };
+    all.map_err(failed)?;
     if bytes.len() as u64 > MAX_RECIPE_BYTES {
         return Err(problem(format!("longer than {MAX_RECIPE_BYTES} bytes, expected a recipe file")));
     }

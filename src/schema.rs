@@ -20,7 +20,7 @@ use std::sync::Arc;
 pub(crate) use keys::section;
 pub use keys::{Effect, Names, Peer, Row, peers, rows_to};
 pub use overrides::Override;
-pub use path::searched_folder;
+pub use path::{did_you_mean, near_path, searched_folder};
 pub use places::Places;
 pub use problem::{Excerpt, Problem, Problems};
 pub use section::{Choice, Keys, Section};

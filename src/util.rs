@@ -1,6 +1,7 @@
 //! What every module may use.
 
 pub mod allocator;
+pub mod cancel;
 pub mod failure;
 pub mod faults;
 pub mod files;

@@ -9,6 +9,8 @@ use std::num::NonZeroUsize;
 use std::path::Path;
 use std::sync::Arc;
 
+use serde_json::{Value, json};
+
 use crate::config::{DataConfig, DataSource};
 use crate::data::cache::CacheSettings;
 use crate::data::dataset::{Dataset, OpenOptions, RowCounts};
@@ -21,7 +23,7 @@ use crate::recipe::{Purpose, Recipe, RecipeArgs};
 use crate::run::dir::{finished, has_checkpoints, nearest_existing, not_a_folder};
 use crate::run::inputs::{ModelParts, WeightsFrom, vocabulary_problem};
 use crate::run::overview::{self, Fact};
-use crate::run::prepare::PreparedParts;
+use crate::run::prepare::{PreparedParts, with_rows_of};
 use crate::schema::{Problem, Problems};
 use crate::train::task::Task;
 use crate::util::failure::Failure;
@@ -37,26 +39,37 @@ pub(crate) struct CheckArgs {
     /// Rows of each file to look at [default: all]
     #[arg(long, value_name = "N")]
     pub(crate) rows: Option<NonZeroUsize>,
+
+    /// Print the findings as one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 /// Checks a recipe and everything that it names.
 pub(crate) fn run(args: &CheckArgs) -> Result<(), Failure> {
     let (recipe, mut problems) = args.recipe.examine(Purpose::Training);
-    let Some(recipe) = recipe else { return Err(Failure::Input(problems)) };
-    let (places, max_rows) = (recipe.places.clone(), args.rows.map(NonZeroUsize::get));
-    if problems.0.is_empty() {
-        let findings = examine(&recipe, max_rows);
-        print(&findings).map_err(Failure::running)?;
-        problems = findings.problems;
+    let places = recipe.as_ref().map(|recipe| recipe.places.clone()).unwrap_or_default();
+    let max_rows = args.rows.map(NonZeroUsize::get);
+    let mut findings = match recipe {
+        Some(recipe) if problems.0.is_empty() => examine(&recipe, max_rows),
+        Some(recipe) => {
+            // With a mistake in the recipe, findings about steps or rows are unreliable, but a file exists or it does not.
+            let others = examine(&without_gaps(recipe), max_rows).problems.0;
+            // Rows and steps can fail for the same mistakes, then without their place in the recipe.
+            let is_known = |other: &Problem| problems.0.iter().any(|problem| is_same(problem, other));
+            let others: Vec<Problem> = others.into_iter().filter(|other| !is_known(other)).collect();
+            problems.0.extend(others);
+            Findings { problems, ..Findings::default() }
+        }
+        None => Findings { problems, ..Findings::default() },
+    };
+    findings.problems.0 = findings.problems.0.into_iter().map(|problem| places.locate(problem)).collect();
+    if args.json {
+        super::print(&findings.json().to_string())?;
     } else {
-        // With a mistake in the recipe, findings about steps or rows are unreliable, but a file exists or it does not.
-        let others = examine(&without_gaps(recipe), max_rows).problems.0;
-        // Rows and steps can fail for the same mistakes, then without their place in the recipe.
-        let is_known = |other: &Problem| problems.0.iter().any(|problem| is_same(problem, other));
-        let others: Vec<Problem> = others.into_iter().filter(|other| !is_known(other)).collect();
-        problems.0.extend(others);
+        print(&findings).map_err(Failure::running)?;
     }
-    if problems.0.is_empty() { Ok(()) } else { Err(Failure::Input(problems).located(&places)) }
+    if findings.problems.0.is_empty() { Ok(()) } else { Err(Failure::Input(findings.problems)) }
 }
 
 /// Whether two problems are the same: equal text, or about the same value of the same key.
@@ -110,6 +123,25 @@ impl Findings {
     }
 }
 
+impl Findings {
+    fn json(&self) -> Value {
+        let facts = self.facts.iter().map(|(subject, fact)| json!({"subject": subject, "fact": fact}));
+        let mistake = |problem: &Problem| {
+            let Problem { place, message, hint, .. } = problem;
+            // Errors of other modules have their hints in their message.
+            let (message, hint) = match message.split_once("\n  hint: ") {
+                Some((message, inside)) => (message, Some(inside)),
+                None => (message.as_str(), hint.as_deref()),
+            };
+            json!({"place": place, "message": message, "hint": hint})
+        };
+        let mistakes = self.problems.0.iter().map(mistake);
+        json!({
+            "facts": facts.collect::<Vec<_>>(), "warnings": self.warnings, "mistakes": mistakes.collect::<Vec<_>>(),
+        })
+    }
+}
+
 /// Mistakes in the model's files.
 fn of_model(error: &impl Display) -> Failure {
     Failure::Input(Problems(Problem::list(error))).about("model.path")
@@ -119,13 +151,22 @@ fn of_model(error: &impl Display) -> Failure {
 fn examine(recipe: &Recipe, max_rows: Option<usize>) -> Findings {
     let mut findings = Findings::default();
     examine_output(&recipe.output_dir, &mut findings);
-    let tokenizer = examine_prepared(recipe, &mut findings);
-    match tokenizer {
+    let mut parts = PreparedParts::find(recipe, WeightsFrom::Disk, false);
+    parts.failures.drain(..).for_each(|failure| findings.failure(failure));
+    let data = match examine_prepared(recipe, &parts, &mut findings) {
         Some(tokenizer) if !recipe.data.train.is_empty() => {
-            examine_data(recipe, &Arc::new(tokenizer), max_rows, &mut findings);
+            examine_data(recipe, &Arc::new(tokenizer), max_rows, &mut findings)
         }
-        _ => examine_paths(&recipe.data, &mut findings),
-    }
+        _ => {
+            examine_paths(&recipe.data, &mut findings);
+            None
+        }
+    };
+    let memory = match data.filter(|_| max_rows.is_none()) {
+        Some(data) => parts.memory(&with_rows_of(recipe, &data)),
+        None => parts.memory(recipe),
+    };
+    findings.warnings.extend(memory.and_then(|memory| memory.warning));
     findings
 }
 
@@ -153,16 +194,14 @@ fn examine_output(output_dir: &Path, findings: &mut Findings) {
 }
 
 /// Looks at what a run prepares, and opens the tokenizer.
-fn examine_prepared(recipe: &Recipe, findings: &mut Findings) -> Option<Tokenizer> {
-    let mut parts = PreparedParts::find(recipe, WeightsFrom::Disk, false);
-    parts.failures.drain(..).for_each(|failure| findings.failure(failure));
+fn examine_prepared(recipe: &Recipe, parts: &PreparedParts, findings: &mut Findings) -> Option<Tokenizer> {
     let memory = parts.memory(recipe);
     let PreparedParts { model: ModelParts { folder, config, weights, is_downloaded, .. }, selection, device, .. } =
         parts;
     let (config, device) = (config.as_ref(), device.as_ref());
     let stored = match weights {
-        Some(weights) => overview::weights(&weights, config, recipe),
-        None if is_downloaded => "weights not readable".to_owned(),
+        Some(weights) => overview::weights(weights, config, recipe),
+        None if *is_downloaded => "weights not readable".to_owned(),
         None => "weights not downloaded yet".to_owned(),
     };
     findings.facts.extend(overview::prepared_facts(
@@ -173,17 +212,17 @@ fn examine_prepared(recipe: &Recipe, findings: &mut Findings) -> Option<Tokenize
         selection.as_ref(),
         memory.as_ref(),
     ));
-    findings.warnings.extend(overview::prepared_warnings(recipe, device, config, memory.as_ref()));
-    let folder = folder?;
+    findings.warnings.extend(overview::prepared_warnings(recipe, device, config));
+    let folder = folder.as_ref()?;
     if !is_downloaded {
         let path = &recipe.model.path;
         let warning = format!("the weights of {path} are not in the cache: training begins with their download");
         findings.warnings.push(warning);
     }
-    let tokenizer = Tokenizer::open(&folder).map_err(|error| findings.failure(of_model(&error))).ok();
-    findings.warnings.extend(tokenizer.as_ref().and_then(Tokenizer::class_warning));
+    let tokenizer = Tokenizer::open(folder).map_err(|error| findings.failure(of_model(&error))).ok();
+    findings.facts.extend(tokenizer.as_ref().and_then(Tokenizer::class_note).map(|note| ("tokenizer", note)));
     if let (Some(tokenizer), Some(config)) = (&tokenizer, config)
-        && let Some(problem) = vocabulary_problem(&folder, tokenizer, config)
+        && let Some(problem) = vocabulary_problem(folder, tokenizer, config)
     {
         findings.failure(of_model(&problem));
     }
@@ -191,7 +230,12 @@ fn examine_prepared(recipe: &Recipe, findings: &mut Findings) -> Option<Tokenize
 }
 
 /// Opens every file, tokenises its rows, at most `max_rows` of each file, and counts steps.
-fn examine_data(recipe: &Recipe, tokenizer: &Arc<Tokenizer>, max_rows: Option<usize>, findings: &mut Findings) {
+fn examine_data(
+    recipe: &Recipe,
+    tokenizer: &Arc<Tokenizer>,
+    max_rows: Option<usize>,
+    findings: &mut Findings,
+) -> Option<Dataset> {
     let options = OpenOptions {
         cache: CacheSettings::from_env(),
         progress: Progress::detect(false),
@@ -215,6 +259,7 @@ fn examine_data(recipe: &Recipe, tokenizer: &Arc<Tokenizer>, max_rows: Option<us
             if max_rows.is_none() {
                 examine_steps(recipe, &data, findings);
             }
+            return Some(data);
         }
         // This error holds the mistakes of all files.
         Err(error @ DataError::Rows(_)) => findings.error(&error),
@@ -236,6 +281,7 @@ fn examine_data(recipe: &Recipe, tokenizer: &Arc<Tokenizer>, max_rows: Option<us
             }
         }
     }
+    None
 }
 
 /// Without a tokenizer rows cannot be checked, but missing files can be found.

@@ -179,7 +179,7 @@ fn dispatch(command: &Command) -> Result<(), Failure> {
         Command::Compare(args) => compare::run(args),
         Command::Tune(args) => tune::run(args),
         Command::Doctor(args) => doctor::run(args),
-        Command::Completions(args) => help::describe(definition(), args.format),
+        Command::Completions(args) => help::print(definition(), args.format),
     }
 }
 
@@ -266,12 +266,20 @@ mod tests {
     }
 
     #[test]
+    fn a_dash_is_a_recipe_on_standard_input() {
+        assert_eq!(train_args("lora-train - --quiet").recipe.recipe, Path::new("-"));
+        assert!(matches!(parsed("lora-train check - --json"), Ok(Command::Check(_))));
+    }
+
+    #[test]
     fn a_mistyped_command_is_recognised_whatever_follows_it() {
         for (line, hint) in [
             ("inspec", "did you mean `inspect`?"),
             ("inspec r.toml --rows 5", "did you mean `inspect`?"),
             ("chekc r.toml", "did you mean `check`?"),
             ("gen", "did you mean `generate`?"),
+            ("version", "`lora-train --version` does that"),
+            ("resume runs/x", "`lora-train RECIPE.toml --resume` does that"),
             ("dry-run r.toml", "this trainer calls it `check`"),
             ("finetune x.yml", "this trainer calls it `train`"),
             ("quickstart", "did you mean the recipe recipes/quickstart.toml?"),

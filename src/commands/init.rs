@@ -4,8 +4,10 @@ mod choices;
 mod draft;
 mod foreign;
 mod mapping;
+mod objective;
 mod rules;
 mod sources;
+mod values;
 
 use std::fs::File;
 use std::io::{ErrorKind, IsTerminal as _, Write as _, stdin, stdout};
@@ -31,7 +33,7 @@ pub(crate) struct InitArgs {
     #[arg(long, value_name = "RECIPE.toml", default_value = "recipe.toml")]
     pub(crate) out: PathBuf,
 
-    /// Take over a configuration of axolotl, LLaMA-Factory, torchtune, litgpt or mlx-lm, or PEFT's `adapter_config.json`
+    /// Take over a configuration of axolotl, LLaMA-Factory, torchtune, litgpt, mlx-lm or TRL, or PEFT's `adapter_config.json`
     #[arg(long, value_name = "CONFIG")]
     pub(crate) from: Option<PathBuf>,
 
@@ -110,5 +112,7 @@ fn report(path: &Path, draft: &Draft) {
         ));
     }
     say(&format!("next: lora-train check {path}   finds every mistake in recipe and rows"));
-    say(&format!("      lora-train {path}         trains"));
+    if missing.is_empty() {
+        say(&format!("      lora-train {path}         trains"));
+    }
 }

@@ -121,9 +121,7 @@ fn inspect(
         writeln!(out, "{}", summary.json())?;
     }
     out.flush()?;
-    let mut warnings = data.warnings();
-    warnings.extend(tokenizer.class_warning());
-    Ok(warnings)
+    Ok(data.warnings())
 }
 
 fn write_files(recipe: &Recipe, data: &Dataset, out: &mut dyn Write) -> io::Result<()> {

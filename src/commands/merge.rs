@@ -8,6 +8,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use super::named::{ModelArgs, Named, misfit};
 use super::say;
+use crate::data::tokenizer::Tokenizer;
 use crate::device::Dtype;
 use crate::hub::{self, HubSettings, Progress, Wanted};
 use crate::model::weights::{Quantisation, Weights};
@@ -117,6 +118,9 @@ pub(crate) fn run(args: &MergeArgs) -> Result<(), Failure> {
         };
         let percent = 100.0 * differences.share_lost();
         let _ = write!(text, "\nwarning: rounding took {percent:.0} % of what the adapter changes\n  hint: {hint}");
+    }
+    if !is_gguf && let Some(warning) = Tokenizer::open(&args.out).ok().and_then(|tokenizer| tokenizer.class_warning()) {
+        let _ = write!(text, "\nwarning: {warning}");
     }
     if is_gguf {
         let (out, modelfile) = (shown(&args.out), shown(&export::modelfile(&args.out)));

@@ -11,7 +11,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 
 use axum::Router;
-use axum::body::Bytes;
+use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, header};
 use axum::middleware::{self, Next};
@@ -26,7 +26,7 @@ use tokio::sync::mpsc::UnboundedReceiver;
 use super::named::{Asked, BASE, LoadArgs, ModelArgs, Named, OpenedModel, template};
 use super::{http, say};
 use crate::data::template::ChatTemplate;
-use crate::generate::{GenerateError, NewText};
+use crate::generate::{NewText, check};
 use crate::save::export::PromptForm;
 use crate::schema::Problem;
 use crate::train::stop::Stop;
@@ -35,10 +35,12 @@ use crate::util::failure::Failure;
 use api::{Asking, Kind};
 use error::ApiError;
 use reply::Reply;
-use texts::{Job, write_texts};
+use texts::{Event, Job, write_texts};
 
 /// A page to talk with the model and to compare adapters side by side.
 const PAGE: &str = include_str!("serve/page.html");
+/// Longest body of a request.
+const MAX_BODY_BYTES: usize = 2 << 20;
 
 /// Arguments of `lora-train serve`.
 #[derive(Clone, Debug, clap::Args)]
@@ -126,7 +128,10 @@ fn router(server: Server) -> Router {
         .route("/v1/completions", post(completions))
         .route_layer(middleware::from_fn_with_state(Arc::clone(&server), admit))
         .route("/", get(|| ready(Html(PAGE))))
+        // For those who watch over servers, who have no token.
+        .route("/health", get(|| ready(Json(json!({"status": "ok"})))))
         .fallback(|| ready(ApiError::not_found("there is no such page")))
+        .method_not_allowed_fallback(|| ready(ApiError::wrong_method()))
         .with_state(server)
 }
 
@@ -135,10 +140,11 @@ async fn admit(State(server): State<Arc<Server>>, request: Request, next: Next) 
 }
 
 async fn models(State(server): State<Arc<Server>>) -> Json<Value> {
-    let model = |(adapter, template): (_, &Option<ChatTemplate>)| {
-        let (id, parent) = if adapter == BASE { (&server.base, None) } else { (adapter, Some(&server.base)) };
+    let model = |(adapter, template): (&String, &Option<ChatTemplate>)| {
+        let is_base = adapter == BASE;
         json!({
-            "id": id, "object": "model", "created": 0, "owned_by": "lora-train", "parent": parent,
+            "id": adapter, "object": "model", "created": 0, "owned_by": "lora-train",
+            "root": is_base.then_some(&server.base), "parent": (!is_base).then_some(BASE),
             "has_chat_template": template.is_some(),
         })
     };
@@ -146,16 +152,29 @@ async fn models(State(server): State<Arc<Server>>) -> Json<Value> {
     Json(json!({ "object": "list", "data": names.zip(&server.templates).map(model).collect::<Vec<_>>() }))
 }
 
-async fn chat(State(server): State<Arc<Server>>, headers: HeaderMap, body: Bytes) -> Result<Response, ApiError> {
-    server.answer(Kind::Chat, &headers, &body).await
+async fn chat(State(server): State<Arc<Server>>, headers: HeaderMap, body: Body) -> Result<Response, ApiError> {
+    server.answer(Kind::Chat, &headers, &read(body).await?).await
 }
 
-async fn completions(State(server): State<Arc<Server>>, headers: HeaderMap, body: Bytes) -> Result<Response, ApiError> {
-    server.answer(Kind::Completion, &headers, &body).await
+async fn completions(State(server): State<Arc<Server>>, headers: HeaderMap, body: Body) -> Result<Response, ApiError> {
+    server.answer(Kind::Completion, &headers, &read(body).await?).await
+}
+
+/// Reads a body to its end even where it is too long: a client reads no answer while it sends.
+async fn read(body: Body) -> Result<Vec<u8>, ApiError> {
+    let (mut parts, mut bytes, mut num_bytes) = (body.into_data_stream(), Vec::new(), 0_usize);
+    while let Some(part) = parts.next().await {
+        let part = part.map_err(|_| ApiError::wrong("the body ends too early", None))?;
+        num_bytes = num_bytes.saturating_add(part.len());
+        if num_bytes <= MAX_BODY_BYTES {
+            bytes.extend_from_slice(&part);
+        }
+    }
+    if num_bytes <= MAX_BODY_BYTES { Ok(bytes) } else { Err(ApiError::too_long(MAX_BODY_BYTES)) }
 }
 
 /// What is written, as it is written.
-type Texts = UnboundedReceiver<Result<NewText, GenerateError>>;
+type Texts = UnboundedReceiver<Event>;
 
 impl Server {
     /// With a token, whether a request has it; without one, whether it means this machine, so that no page of another site
@@ -176,24 +195,34 @@ impl Server {
         let adapter = self.adapter(asking.model.as_deref())?;
         let system = self.opened.adapters[adapter].form.as_ref().and_then(PromptForm::system);
         let prompt_ids = asking.prompt_ids(&self.opened.tokenizer, self.templates[adapter].as_ref(), system)?;
-        let reply = Reply::new(kind, asking.model.unwrap_or_else(|| self.id(adapter)), prompt_ids.len(), &self.opened);
+        for ids in &prompt_ids {
+            check(&self.opened.model, ids).map_err(|error| ApiError::of_prompt(&error))?;
+        }
+        let model = asking.model.clone().unwrap_or_else(|| self.id(adapter));
+        let reply = Reply::new(kind, model, &prompt_ids, &self.opened);
+        let num_texts = prompt_ids.len();
         let (events, mut texts) = tokio::sync::mpsc::unbounded_channel();
-        let job = Job {
-            adapter,
-            prompt_ids,
-            options: asking.options,
-            stop: asking.stop,
-            top_logprobs: asking.top_logprobs,
-            events,
-        };
-        let sent = self.jobs.lock().unwrap_or_else(PoisonError::into_inner).send(job);
-        sent.map_err(|_| ApiError::failed("the model has stopped"))?;
+        for (index, prompt_ids) in prompt_ids.into_iter().enumerate() {
+            let job = Job {
+                adapter,
+                prompt_ids,
+                options: asking.options(),
+                stop: asking.stop.clone(),
+                top_logprobs: asking.top_logprobs,
+                index,
+                events: events.clone(),
+            };
+            let sent = self.jobs.lock().unwrap_or_else(PoisonError::into_inner).send(job);
+            sent.map_err(|_| ApiError::failed("the model has stopped"))?;
+        }
+        // The stream ends with the last text.
+        drop(events);
         // A prompt that is refused is refused before anything is streamed.
         let first = next_of(&mut texts).await?;
         if asking.stream {
             Ok(stream_of(reply, first, texts, asking.include_usage))
         } else {
-            whole(reply, first, texts).await
+            whole(reply, num_texts, first, texts).await
         }
     }
 
@@ -211,27 +240,38 @@ impl Server {
     }
 }
 
-async fn next_of(texts: &mut Texts) -> Result<NewText, ApiError> {
+async fn next_of(texts: &mut Texts) -> Result<(usize, NewText), ApiError> {
     match texts.recv().await {
-        Some(Ok(text)) => Ok(text),
-        Some(Err(error)) => Err(ApiError::of_prompt(&error)),
+        Some((index, text)) => Ok((index, text.map_err(|error| ApiError::of_prompt(&error))?)),
         None => Err(ApiError::failed("the model has stopped")),
     }
 }
 
-async fn whole(mut reply: Reply, first: NewText, mut texts: Texts) -> Result<Response, ApiError> {
-    let mut all = vec![first];
-    while all.last().is_some_and(|last| last.ending.is_none()) {
-        all.push(next_of(&mut texts).await?);
+async fn whole(
+    mut reply: Reply,
+    num_texts: usize,
+    first: (usize, NewText),
+    mut texts: Texts,
+) -> Result<Response, ApiError> {
+    let mut all = vec![Vec::new(); num_texts];
+    let (mut num_open, mut next) = (num_texts, first);
+    loop {
+        let (index, text) = next;
+        num_open -= usize::from(text.ending.is_some());
+        all[index].push(text);
+        if num_open == 0 {
+            return Ok(Json(reply.whole(&all)?).into_response());
+        }
+        next = next_of(&mut texts).await?;
     }
-    Ok(Json(reply.whole(&all)?).into_response())
 }
 
-fn stream_of(mut reply: Reply, first: NewText, mut texts: Texts, include_usage: bool) -> Response {
+fn stream_of(mut reply: Reply, (index, first): (usize, NewText), mut texts: Texts, include_usage: bool) -> Response {
     let rest = stream::poll_fn(move |context| texts.poll_recv(context));
     let start = stream::iter(reply.start());
-    let events = stream::iter([Ok(first)]).chain(rest).flat_map(move |text| {
-        stream::iter(reply.events(text.map_err(|error| ApiError::of_prompt(&error)), include_usage))
+    let events = stream::iter([(index, Ok(first))]).chain(rest).flat_map(move |(index, text)| {
+        let text = text.map_err(|error| ApiError::of_prompt(&error));
+        stream::iter(reply.events((index, text), include_usage))
     });
     Sse::new(start.chain(events).map(Ok::<_, Infallible>)).keep_alive(KeepAlive::default()).into_response()
 }

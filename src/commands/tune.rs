@@ -19,7 +19,7 @@ use serde::Serialize;
 use super::{number, print, say};
 use crate::device::{Dtype, num_cpu_threads};
 use crate::ops::kernels::place_on;
-use crate::recipe::{Purpose, Recipe, RecipeArgs};
+use crate::recipe::{Purpose, Recipe, RecipeArgs, is_stdin};
 use crate::run::Prepared;
 use crate::run::inputs::{WeightsFrom, workload};
 use crate::schema::{Problem, Problems};
@@ -108,6 +108,10 @@ impl Report<'_> {
 
 /// Runs the trials and writes the fastest recipe.
 pub(crate) fn run(args: &TuneArgs) -> Result<(), Failure> {
+    if is_stdin(&args.recipe.recipe) {
+        let problem = Problem::new("`tune` reads its recipe several times, which standard input does not allow");
+        return Err(problem.hint("save it as a file").into());
+    }
     let recipe = args.recipe.load(Purpose::Training)?;
     let out = args.out.clone().unwrap_or_else(|| args.recipe.recipe.with_extension("tuned.toml"));
     refuse_foreign(&out)?;

@@ -1,6 +1,9 @@
 //! Turns samples into tokens: rendering, masking, tokenising, truncation.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
+
+use serde_json::Value;
 
 use super::error::DataError;
 use super::formats::Sample;
@@ -71,6 +74,15 @@ impl EncodedRow {
     }
 }
 
+/// What is unusual about a row but not wrong.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Notes {
+    /// For the user, one sentence each.
+    pub odd: Vec<String>,
+    /// Keys of messages that the template does not read.
+    pub unread: BTreeSet<String>,
+}
+
 /// Turns samples into tokens, with the settings that all rows share.
 ///
 /// A text is tokenised once, as a whole, so that training sees the ids that the model sees in use. Each token stands
@@ -103,43 +115,50 @@ impl Encoder<'_> {
         self.encode_with_notes(sample).map(|(row, _)| row)
     }
 
-    /// As [`encode`](Self::encode), and also returns a note on what is unusual about the row but not wrong.
+    /// As [`encode`](Self::encode), with notes.
     ///
     /// # Errors
     /// As [`encode`](Self::encode).
-    pub fn encode_with_notes(&self, sample: &Sample) -> Result<(EncodedRow, Option<String>), DataError> {
-        let (tokens, answers, empty_answer) = match sample {
+    pub fn encode_with_notes(&self, sample: &Sample) -> Result<(EncodedRow, Notes), DataError> {
+        let mut notes = Notes::default();
+        let (tokens, answers) = match sample {
             Sample::Chat { messages, tools } => {
                 let template = self.template.ok_or_else(|| {
                     let message = "a conversation needs a chat template and the model has none\n  hint: set \
                                    `data.chat_template` to a Jinja file";
                     DataError::Config(message.to_owned())
                 })?;
-                let Rendered { text, answers, empty_answer } = if self.train_on_inputs {
-                    let text = template.render_traced(messages, tools.as_ref())?;
-                    Rendered { text, answers: Vec::new(), empty_answer: None }
+                let Rendered { text, answers, empty_answer, unread } = if self.train_on_inputs {
+                    refuse_masks(messages)?;
+                    template.render_traced(messages, tools.as_ref())?
                 } else {
                     template.render_with_answers(messages, tools.as_ref())?
                 };
-                let note = empty_answer.map(|index| format!("message {index} is an empty answer and carries no loss"));
-                (self.tokenizer.encode_tokens(&text, false)?, answers, note)
+                let empty = empty_answer.map(|index| format!("message {index} is an empty answer and carries no loss"));
+                let special = template.special_token_in(messages).map(|(index, token)| {
+                    format!("message {index} has {token:?} in its text, which becomes the special token")
+                });
+                notes = Notes { odd: empty.into_iter().chain(special).collect(), unread };
+                (self.tokenizer.encode_tokens(&text, false)?, answers)
             }
             Sample::Completion { prompt, completion } => {
                 let text = format!("{prompt}{completion}");
                 // One byte more than the text, for EOS.
                 let answer = prompt.len()..text.len() + 1;
                 let answers = if completion.is_empty() { vec![] } else { vec![answer] };
-                let note = completion.is_empty().then(|| "the completion is empty and carries no loss".to_owned());
-                (self.with_special_tokens(&text)?, answers, note)
+                if completion.is_empty() && !self.train_on_inputs {
+                    notes.odd.push("the completion is empty and carries no loss".to_owned());
+                }
+                (self.with_special_tokens(&text)?, answers)
             }
             Sample::Text(text) => {
                 let everything = 0..text.len() + 1;
-                (self.with_special_tokens(text)?, vec![everything], None)
+                (self.with_special_tokens(text)?, vec![everything])
             }
         };
         let carries_loss = loss_mask(&tokens, &answers, self.train_on_inputs);
         let row = EncodedRow::of_parts(tokens.iter().map(|token| token.id).collect(), carries_loss);
-        Ok((row, empty_answer.filter(|_| !self.train_on_inputs)))
+        Ok((row, notes))
     }
 
     /// Tokens of `text` with one BOS in front, if the tokenizer adds one, and one EOS behind.
@@ -158,6 +177,17 @@ impl Encoder<'_> {
         }
         Ok(tokens)
     }
+}
+
+/// Refuses a conversation with a loss mask where every token carries loss.
+fn refuse_masks(messages: &[Value]) -> Result<(), DataError> {
+    let is_masked = |message: &Value| message["weight"] == 0 || !message["train_detail"].is_null();
+    messages.iter().position(is_masked).map_or(Ok(()), |index| {
+        Err(DataError::Config(format!(
+            "message {index} is to carry no loss, and `data.train_on_inputs` = true puts loss on every token\n  hint: keep \
+             one of the two"
+        )))
+    })
 }
 
 /// Whether each token carries loss, that is, shares a byte with one of `answers` (ascending).

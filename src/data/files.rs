@@ -11,7 +11,7 @@ use super::error::DataError;
 use super::unpack::Compression;
 use crate::config::DataFormat;
 use crate::hub::{DatasetLayout, Progress};
-use crate::schema::searched_folder;
+use crate::schema::{did_you_mean, searched_folder};
 
 /// Names of a folder that a message lists.
 const MAX_NAMED: usize = 8;
@@ -169,10 +169,10 @@ pub(super) fn matching_files(key: &str, pattern: &str) -> Result<Vec<PathBuf>, D
     let fixed: PathBuf =
         literal.components().take_while(|part| !part.as_os_str().to_string_lossy().contains(['*', '?', '['])).collect();
     if !pattern.contains(['*', '?', '[']) {
-        let hint = if FileKind::of(&literal).is_some() || pattern.starts_with(['.', '/']) {
-            ""
-        } else {
-            "\n  hint: a data set of the Hub has the form `owner/name`"
+        let hint = match did_you_mean(&literal) {
+            Some(near) => format!("\n  hint: {near}"),
+            None if FileKind::of(&literal).is_some() || pattern.starts_with(['.', '/']) => String::new(),
+            None => "\n  hint: a data set of the Hub has the form `owner/name`".to_owned(),
         };
         return Err(failed(format!("is no file: looked for in {}{hint}", searched_folder(&literal).display())));
     }

@@ -35,6 +35,17 @@ pub enum Sample {
     Text(String),
 }
 
+/// Keys of a row by which people say which parts of a conversation carry loss; most are settings of other trainers.
+const LOSS_KEYS: [&str; 7] = [
+    "train_on_turns",
+    "mask_history",
+    "train_on_inputs",
+    "train_on_input",
+    "train_on_eos",
+    "train_on_eot",
+    "roles_to_train",
+];
+
 impl DataFormat {
     /// Whether rows of this format go through the chat template, if the model has one.
     pub(super) fn uses_template(self) -> bool {
@@ -54,13 +65,15 @@ pub struct RowFormat {
     /// `data.system`: the system prompt of rows without one.
     system: Option<String>,
     train_on_turns: TrainOnTurns,
+    train_on_inputs: bool,
 }
 
 impl RowFormat {
     /// The format with what a section says about all rows.
     #[must_use]
     pub fn under(self, config: &DataConfig) -> Self {
-        Self { system: config.system.clone(), train_on_turns: config.train_on_turns, ..self }
+        let DataConfig { system, train_on_turns, train_on_inputs, .. } = config;
+        Self { system: system.clone(), train_on_turns: *train_on_turns, train_on_inputs: *train_on_inputs, ..self }
     }
 
     /// The detected format.
@@ -69,13 +82,13 @@ impl RowFormat {
         self.format
     }
 
-    /// Adds to `unused` the columns of `row` that this format does not read, and the message keys that neither the
-    /// format nor the template reads, as `messages[].key`.
-    pub fn add_unused(&self, row: &Value, template: Option<&ChatTemplate>, unused: &mut BTreeSet<String>) {
+    /// Adds to `unused` the columns of `row` that this format does not read.
+    pub fn add_unused(&self, row: &Value, unused: &mut BTreeSet<String>) {
         let (required, optional) = self.format.columns();
         let is_used = |column: &str| {
             let mut used = required.iter().chain(optional).map(|name| self.name_of(name));
-            used.any(|name| name == column) || (column == "functions" && optional.contains(&"tools"))
+            used.any(|name| name == column)
+                || (self.list_column().is_some() && (column == "functions" || LOSS_KEYS.contains(&column)))
         };
         let names = row.as_object().into_iter().flat_map(Map::keys);
         for name in names.filter(|name| !is_used(name)) {
@@ -83,16 +96,11 @@ impl RowFormat {
                 unused.insert(name.clone());
             }
         }
-        let Some(list) = self.list_column() else { return };
-        let Ok(messages) = list_of(&row[list]) else { return };
-        for key in messages.as_array().into_iter().flatten().filter_map(Value::as_object).flat_map(Map::keys) {
-            let is_read = chat::KEYS.contains(&key.as_str())
-                || (self.format == DataFormat::Sharegpt && ["from", "value"].contains(&key.as_str()))
-                || template.is_some_and(|template| template.mentions(key));
-            if !is_read {
-                unused.insert(format!("{list}[].{key}"));
-            }
-        }
+    }
+
+    /// The name of a key of messages for the user: `messages[].key`.
+    pub(super) fn name_of_key(&self, key: &str) -> String {
+        self.list_column().map_or_else(|| key.to_owned(), |list| format!("{list}[].{key}"))
     }
 
     /// What `row` trains on. Without the model's `template`, a question and its answer are plain text.
@@ -171,12 +179,41 @@ impl RowFormat {
         if let Some(system) = self.system.as_ref().filter(|_| !messages.iter().any(is_system)) {
             messages.insert(0, json!({"role": "system", "content": system}));
         }
-        if self.train_on_turns == TrainOnTurns::Last {
+        if self.train_on_turns(row)? == TrainOnTurns::Last {
             let mut answers = messages.iter_mut().filter(|message| message["role"] == "assistant").rev();
             answers.next();
             answers.for_each(|answer| answer["weight"] = json!(0));
         }
         Ok(Sample::Chat { messages, tools })
+    }
+
+    /// Which answers of a conversation carry loss: what the row says, or else the recipe.
+    fn train_on_turns(&self, row: &Value) -> Result<TrainOnTurns, String> {
+        let mut turns = self.train_on_turns;
+        for key in LOSS_KEYS {
+            let value = &row[key];
+            // What happens anyway.
+            let is_so = match key {
+                "mask_history" => *value == false,
+                "train_on_inputs" | "train_on_input" => *value == self.train_on_inputs,
+                "train_on_eos" | "train_on_eot" => value == "turn",
+                "roles_to_train" => [json!(["assistant"]), json!(["gpt"])].contains(value),
+                _ => false,
+            };
+            turns = match (key, value) {
+                (_, value) if is_so || value.is_null() => turns,
+                ("train_on_turns", value) if value == "all" => TrainOnTurns::All,
+                ("train_on_turns", value) if value == "last" => TrainOnTurns::Last,
+                ("mask_history", Value::Bool(true)) => TrainOnTurns::Last,
+                (_, value) => {
+                    return Err(format!(
+                        "`{key}` = {value} in a row is not followed\n  hint: `train_on_turns` = \"all\" or \"last\" in a row \
+                         and `weight` 0 in a message are; `data.train_on_inputs = true` trains on every token of all rows"
+                    ));
+                }
+            };
+        }
+        Ok(turns)
     }
 
     /// The completion of a row; a number stands for one of its `choices`, from 0.

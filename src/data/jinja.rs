@@ -1,5 +1,6 @@
 //! Jinja as Hugging Face's chat templates use it.
 
+use std::collections::HashSet;
 use std::io;
 use std::sync::LazyLock;
 
@@ -64,6 +65,20 @@ pub(super) fn date(source: &str, now: OffsetDateTime) -> Option<String> {
 static TIME_OF_DAY: LazyLock<Option<Regex>> = LazyLock::new(|| {
     Regex::new(r#"strftime_now\s*\(\s*([^"'\s]|["'][^"']*(%[-_0]?[cHIklMpPrRsSTX]|["']\s*[^)\s]))"#).ok()
 });
+
+/// A comment, or a tag whose strings may hold the marks of its end.
+static TAG: LazyLock<Option<Regex>> =
+    LazyLock::new(|| Regex::new(r#"(?s)\{#.*?#\}|\{[{%](?:"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|[^"'])*?[}%]\}"#).ok());
+static STRING: LazyLock<Option<Regex>> =
+    LazyLock::new(|| Regex::new(r#"(?s)"((?:\\.|[^"\\])*)"|'((?:\\.|[^'\\])*)'"#).ok());
+
+/// The strings in the tags of a template, as they are written there.
+pub(super) fn strings(source: &str) -> HashSet<String> {
+    let (Some(tag), Some(string)) = (TAG.as_ref(), STRING.as_ref()) else { return HashSet::new() };
+    let tags = tag.find_iter(source).map(|tag| tag.as_str()).filter(|tag| !tag.starts_with("{#"));
+    let strings = tags.flat_map(|tag| string.captures_iter(tag));
+    strings.filter_map(|found| Some(found.get(1).or(found.get(2))?.as_str().to_owned())).collect()
+}
 
 /// The text that a template writes, with a limit on its length.
 #[derive(Debug, Default)]
@@ -350,6 +365,15 @@ mod tests {
         assert_eq!(seen(llama).unwrap(), "2024-07-05");
         assert_eq!(seen("{% set f = '%-H' %}{{ strftime_now(f) }}"), None);
         assert_eq!(seen("{{ strftime_now('%d') }}{{ strftime_now('%' ~ 'S') }}"), None);
+    }
+
+    #[test]
+    fn the_strings_of_a_template_are_those_of_its_tags() {
+        let source = "a 'text' {# 'comment' #}{{ 'one }} \\'x' ~ \"it's\" }}'text'{% if a == 'two' %}";
+        let expected = ["it's", "one }} \\'x", "two"];
+        let mut found: Vec<String> = strings(source).into_iter().collect();
+        found.sort();
+        assert_eq!(found, expected);
     }
 
     #[test]

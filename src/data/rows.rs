@@ -4,6 +4,7 @@
 //! one by one, so host memory does not grow with the data. Compressed and Parquet files cannot be read this way; they
 //! are decoded once into an unnamed temporary file, the latter as JSON lines.
 
+use std::collections::HashSet;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
@@ -123,6 +124,11 @@ impl RowFile {
         }
     }
 
+    /// A key that an object in a row's `bytes`, which are valid, has twice.
+    pub(super) fn double_key(&self, bytes: &[u8]) -> Option<String> {
+        if self.cells.is_some() { None } else { double_key(bytes) }
+    }
+
     /// Mean number of bytes of a row.
     pub(super) fn mean_row_bytes(&self) -> usize {
         let all = self.bounds.last().copied().unwrap_or(0) - self.bounds[0];
@@ -181,6 +187,30 @@ fn json(kind: FileKind, bytes: &[u8]) -> serde_json::Result<Value> {
     } else {
         serde_json::from_slice(bytes.split(|byte| *byte == b'\n').next().unwrap_or_default())
     }
+}
+
+/// A key that an object in `json`, which is valid, has twice.
+fn double_key(json: &[u8]) -> Option<String> {
+    let (mut at, mut text) = (0, &json[..0]);
+    let mut objects: Vec<HashSet<&[u8]>> = Vec::new();
+    while let Some(byte) = json.get(at) {
+        match byte {
+            b'"' => {
+                let start = at + 1;
+                at = start;
+                while *json.get(at)? != b'"' {
+                    at += if json[at] == b'\\' { 2 } else { 1 };
+                }
+                text = &json[start..at];
+            }
+            b'{' => objects.push(HashSet::new()),
+            b'}' => drop(objects.pop()),
+            b':' if !objects.last_mut()?.insert(text) => return Some(String::from_utf8_lossy(text).into_owned()),
+            _ => {}
+        }
+        at += 1;
+    }
+    None
 }
 
 /// Line and column (in characters) after `bytes`, which start at `line` and `column`.

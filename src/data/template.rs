@@ -1,10 +1,11 @@
 //! Chat templates: they turn conversations into text, and the assistant's answers are located in that text.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::ops::Range;
 use std::sync::{Mutex, OnceLock};
 
 use minijinja::{Environment, context};
+use regex::Regex;
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 use time::OffsetDateTime;
@@ -29,11 +30,13 @@ pub struct Rendered {
     /// The whole conversation.
     pub text: String,
     /// Byte ranges of `text` that the assistant writes, ascending. Each starts after the generation prompt and ends
-    /// with the token that ends the turn (`<|im_end|>`, `<|eot_id|>`). Empty answers and answers of `weight` 0 are left
-    /// out.
+    /// with the token that ends the turn (`<|im_end|>`, `<|eot_id|>`). Empty answers, answers of `weight` 0 and what
+    /// `train_detail` does not name are left out.
     pub answers: Vec<Range<usize>>,
     /// Index of the first message that is an empty assistant answer.
     pub empty_answer: Option<usize>,
+    /// Keys of messages that leave no trace in the text.
+    pub unread: BTreeSet<String>,
 }
 
 /// A compiled chat template.
@@ -46,6 +49,10 @@ pub struct ChatTemplate {
     special_tokens: BTreeMap<&'static str, String>,
     identity: Option<[u8; 32]>,
     special_texts: Vec<String>,
+    /// Any of `special_texts`.
+    special: Option<Regex>,
+    /// The strings in the tags of `source`.
+    strings: HashSet<String>,
     /// Text of the tokens at which generation stops.
     turn_ends: Vec<String>,
     reads_parts: OnceLock<bool>,
@@ -99,13 +106,17 @@ impl ChatTemplate {
             .collect();
         let identity = jinja::date(source, now)
             .map(|date| Sha256::digest(format!("{:?}", (source, date, &special_tokens))).into());
+        let special_texts = tokenizer.special_texts();
+        let special: Vec<String> = special_texts.iter().map(|text| regex::escape(text)).collect();
         Ok(Self {
             environment,
             source: source.to_owned(),
             origin: origin.to_owned(),
             special_tokens,
             identity,
-            special_texts: tokenizer.special_texts(),
+            special_texts,
+            special: (!special.is_empty()).then(|| Regex::new(&special.join("|")).ok()).flatten(),
+            strings: jinja::strings(source),
             turn_ends: tokenizer.eos_ids().iter().filter_map(|id| tokenizer.token_text(*id)).collect(),
             reads_parts: OnceLock::new(),
             traced: Mutex::default(),
@@ -118,16 +129,15 @@ impl ChatTemplate {
         &self.source
     }
 
-    /// Whether the template's source contains this word.
-    #[must_use]
-    pub fn mentions(&self, word: &str) -> bool {
+    /// Whether the template's source contains this word, be it in its text.
+    fn mentions(&self, word: &str) -> bool {
         self.source.contains(word)
     }
 
-    /// Whether the template's source contains this role as a string literal.
+    /// Whether an expression of the template has this role as a string.
     #[must_use]
     pub fn names_role(&self, role: &str) -> bool {
-        ['"', '\''].iter().any(|quote| self.source.contains(&format!("{quote}{role}{quote}")))
+        self.strings.contains(role)
     }
 
     /// Whether the template reads a `content` that is a list of parts. Other templates would print the list itself.
@@ -179,12 +189,24 @@ impl ChatTemplate {
         Conversation::new(self, messages, tools)?.traced()?.with_answers()
     }
 
-    /// The text of a whole conversation, checked to contain all of it.
+    /// The text of a whole conversation, checked to contain all of it, without its answers.
     ///
     /// # Errors
     /// The errors of [`render`](Self::render); a part of the conversation that leaves no trace in the text.
-    pub fn render_traced(&self, messages: &[Value], tools: Option<&Value>) -> Result<String, TemplateError> {
-        Ok(Conversation::new(self, messages, tools)?.traced()?.text)
+    pub fn render_traced(&self, messages: &[Value], tools: Option<&Value>) -> Result<Rendered, TemplateError> {
+        let Conversation { text, unread, .. } = Conversation::new(self, messages, tools)?.traced()?;
+        Ok(Rendered { text, answers: Vec::new(), empty_answer: None, unread })
+    }
+
+    /// The first message with a special token in its text, and the token.
+    pub(super) fn special_token_in<'a>(&self, messages: &'a [Value]) -> Option<(usize, &'a str)> {
+        let special = self.special.as_ref()?;
+        messages.iter().enumerate().find_map(|(index, message)| {
+            let content = &message["content"];
+            let texts = content.as_array().into_iter().flatten().filter_map(|part| part["text"].as_str());
+            let mut texts = texts.chain(content.as_str()).chain(message["reasoning_content"].as_str());
+            Some((index, texts.find_map(|text| special.find(text))?.as_str()))
+        })
     }
 
     /// Length of an answer up to the end of the token that ends the turn. Whatever follows that token is never
@@ -240,7 +262,14 @@ impl ChatTemplate {
 
 /// Messages as a template gets them.
 fn values(messages: &[Value]) -> Vec<minijinja::Value> {
-    messages.iter().map(minijinja::Value::from_serialize).collect()
+    messages.iter().map(value).collect()
+}
+
+/// A message as a template gets it: without the loss mask, which only the trainer reads.
+fn value(message: &Value) -> minijinja::Value {
+    let keys = message.as_object().into_iter().flatten();
+    let keys = keys.filter(|(key, _)| !["weight", "train_detail"].contains(&key.as_str()));
+    keys.map(|(key, value)| (key.as_str(), minijinja::Value::from_serialize(value))).collect()
 }
 
 /// The end of a rendering.

@@ -1,6 +1,8 @@
 //! The processor: its name, threads and vector instructions.
 
 use std::fs;
+#[cfg(target_arch = "x86_64")]
+use std::sync::OnceLock;
 
 /// Model name of the processor, as it calls itself: `AMD EPYC 9654 96-Core Processor`.
 #[must_use]
@@ -18,16 +20,37 @@ pub fn num_cpu_threads() -> usize {
     std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }
 
+/// Whether the kernels use AVX-512: where the processor has it, unless `LORA_TRAIN_NO_AVX512` is set, to measure what a
+/// processor without it would do.
+#[cfg(target_arch = "x86_64")]
+#[must_use]
+pub fn has_avx512() -> bool {
+    static HAS_IT: OnceLock<bool> = OnceLock::new();
+    let find = || std::env::var_os("LORA_TRAIN_NO_AVX512").is_none() && std::arch::is_x86_feature_detected!("avx512f");
+    *HAS_IT.get_or_init(find)
+}
+
+/// Whether they multiply pairs of bfloat16.
+#[must_use]
+pub fn has_bf16_products() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    return has_avx512()
+        && std::arch::is_x86_feature_detected!("avx512bf16")
+        && std::arch::is_x86_feature_detected!("avx512bw");
+    #[cfg(not(target_arch = "x86_64"))]
+    false
+}
+
 /// Vector instructions that matter to matrix products, widest first: `AVX-512`, `AVX-512 BF16`, `AVX2`, `FMA`, `NEON`.
 #[must_use]
 pub fn cpu_features() -> Vec<&'static str> {
     let mut features = Vec::new();
     #[cfg(target_arch = "x86_64")]
     {
-        if std::arch::is_x86_feature_detected!("avx512f") {
+        if has_avx512() {
             features.push("AVX-512");
         }
-        if std::arch::is_x86_feature_detected!("avx512bf16") {
+        if has_bf16_products() {
             features.push("AVX-512 BF16");
         }
         if std::arch::is_x86_feature_detected!("avx2") {

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use super::HubError;
 use super::repository::is_below;
-use crate::schema::{Problem, searched_folder};
+use crate::schema::{Problem, did_you_mean, searched_folder};
 use crate::util::gguf::is_gguf;
 
 /// What `model.path` names.
@@ -45,6 +45,9 @@ impl Location {
         if looks_like_a_path(path_or_id) || is_gguf(path) {
             let kind = if is_gguf(path) { "file" } else { "folder" };
             let problem = Problem::new(format!("{path_or_id}: no such {kind} in {}", searched.display()));
+            if let Some(near) = did_you_mean(path) {
+                return Err(problem.hint(near).into());
+            }
             let hint = if path.starts_with("~") {
                 "`~` is not replaced here; write the folder in full"
             } else {
@@ -133,6 +136,10 @@ mod tests {
         }
         for path in ["nope.gguf", "nope/nope.gguf", "src/a/b.gguf", "C:/a/b.gguf"] {
             assert!(Location::parse(path).unwrap_err().to_string().contains(": no such file in "), "{path}");
+        }
+        for (path, near) in [("quickstart/modle", "quickstart/model"), ("./quikstart/model", "./quickstart/model")] {
+            let error = Location::parse(path).unwrap_err().to_string();
+            assert!(error.ends_with(&format!("hint: did you mean `{near}`?")), "{error}");
         }
         assert!(Location::parse("~/models").unwrap_err().to_string().contains("`~`"));
         let error = Location::parse("Cargo.toml").unwrap_err().to_string();

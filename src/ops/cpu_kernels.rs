@@ -22,6 +22,7 @@ use super::low_rank::{Lora, LowRank};
 use super::product::F32Products;
 use super::quantised::HostCodes;
 use crate::device::Dtype;
+use crate::util::cancel;
 
 /// The kernels of the CPU: activations are `f32` in host memory, and autodiff does not track them.
 #[derive(Debug)]
@@ -249,6 +250,7 @@ impl Kernels for Cpu {
         let mut losses = vec![0.0; targets.len()];
         let mut dhidden = vec![0.0; if weights.is_some() { values.len() } else { 0 }];
         for (index, targets) in targets.chunks(chunk_len).enumerate() {
+            cancel::check();
             let start = index * chunk_len;
             let (rows, range) = (start..start + targets.len(), start * width..(start + targets.len()) * width);
             #[expect(clippy::cast_possible_truncation, reason = "computed in f32")]

@@ -11,6 +11,8 @@ use std::time::Instant;
 use burn::tensor::{Device, Tensor};
 use serde::Serialize;
 
+use crate::util::cancel;
+
 /// The work of one call of an operation, in any implementation.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Cost {
@@ -67,8 +69,9 @@ pub fn finish() -> Vec<Row> {
     rows
 }
 
-/// Runs an operation, and counts it if a profile is being taken.
+/// Runs an operation, unless its work is [given up](cancel) here, and counts it if a profile is being taken.
 pub fn measure<R>(operation: &'static str, cost: impl FnOnce() -> Cost, work: impl FnOnce() -> R) -> R {
+    cancel::check();
     if !IS_ON.load(Ordering::Relaxed) {
         return work();
     }

@@ -180,7 +180,11 @@ fn files_that_are_no_recipe_are_refused() {
         let text = Recipe::load(&path, &[], Purpose::Training).unwrap_err().to_string();
         text.replace(&format!("{}/", folder.path().display()), "")
     };
-    assert_eq!(load("absent.toml"), "absent.toml: there is no such file");
+    let folder_name = folder.path().display();
+    assert_eq!(load("absent.toml"), format!("absent.toml: there is no such file in {folder_name}"));
+    std::fs::write(folder.path().join("quickstart.toml"), "").unwrap();
+    let said = load("quikstart.toml");
+    assert!(said.ends_with("\n  hint: did you mean `quickstart.toml`?"), "{said}");
     fs::create_dir(folder.path().join("dir.toml")).unwrap();
     assert_eq!(load("dir.toml"), "dir.toml: this is a folder, expected a recipe file");
     fs::write(folder.path().join("latin1.toml"), b"# \xe9t\xe9\n").unwrap();

@@ -18,7 +18,7 @@ use super::start::Started;
 use super::verify::adapter_reloads;
 use crate::data::dataset::RowCounts;
 use crate::insight::report;
-use crate::measure::metrics::{Outcome, Summary};
+use crate::measure::metrics::{Outcome, Severity, Summary};
 use crate::save::export::{adapter_set, adapter_weights, read_adapter};
 use crate::train::laps::Part;
 use crate::train::saver::{BEST_ADAPTER, Best};
@@ -159,6 +159,9 @@ impl Started<'_> {
         if summary.steps == first_step {
             // This start has no step to diagnose: an empty diagnosis would call it healthy.
             summary.diagnosis.clear();
+        }
+        if !matches!(cut, Cut::Interrupted) {
+            summary.diagnosis.retain(|finding| finding.severity != Severity::Healthy);
         }
         self.restore_files();
         if let Err(error) = self.trainer.sinks.finish(&summary) {

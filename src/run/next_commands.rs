@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::args::quoted;
-use super::dir::RunDir;
+use super::dir::{RunDir, has_checkpoints};
 use crate::util::gguf::is_gguf;
 
 /// Ranks that vLLM serves.
@@ -30,9 +30,10 @@ pub(super) fn next_commands(dir: &RunDir, base: &str, folder: &Path, rank: usize
              --out {merged}\n            lora-train merge {run} --out {gguf} && llama-cli -m {gguf}"
         )
     };
+    // A full disk may have left none.
+    let train_on = if has_checkpoints(dir.path()) { format!("\n  train on  {longer}") } else { String::new() };
     format!(
-        "adapter: {adapter}\n  try it    lora-train chat {run}\n  serve it  lora-train serve {run}{elsewhere}\n  train on  \
-         {longer}"
+        "adapter: {adapter}\n  try it    lora-train chat {run}\n  serve it  lora-train serve {run}{elsewhere}{train_on}"
     )
 }
 
@@ -51,7 +52,10 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let dir = RunDir::create(&folder.path().join("my run")).unwrap();
         let path = dir.path().display().to_string();
-        let text = next_commands(&dir, "owner/base", Path::new("m"), 16, "lora-train r.toml --resume");
+        let commands = || next_commands(&dir, "owner/base", Path::new("m"), 16, "lora-train r.toml --resume");
+        assert!(!commands().contains("--resume"), "there is no checkpoint to continue from");
+        std::fs::create_dir_all(dir.path().join("checkpoints/step-000006")).unwrap();
+        let text = commands();
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines[0], format!("adapter: '{path}/adapter'"));
         assert_eq!(lines[1], format!("  try it    lora-train chat '{path}'"));

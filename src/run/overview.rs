@@ -18,6 +18,9 @@ use crate::spec::{Method, ModelConfig};
 use crate::train::schedule::{self, Schedule};
 use crate::util::text::with_commas;
 
+/// The highest learning rate that nobody is warned of: small models learn well at 1e-2.
+const MOST_LEARNING_RATE: f64 = 2e-2;
+
 /// A label and its value.
 pub(crate) type Fact = (&'static str, String);
 
@@ -42,7 +45,7 @@ pub(super) fn note(prepared: &Prepared, data: &Dataset, schedule: &Schedule, sin
     for warning in data.warnings() {
         sinks.warn(&warning);
     }
-    for warning in prepared_warnings(recipe, Some(device), config, Some(memory)) {
+    for warning in prepared_warnings(recipe, Some(device), config).into_iter().chain(prepared.memory_warning(data)) {
         sinks.warn(&warning);
     }
 }
@@ -68,19 +71,37 @@ pub(crate) fn prepared_facts(
     facts
 }
 
-/// What may be unintended in a [`Prepared`].
+/// What may be unintended in a [`Prepared`], memory apart.
 pub(crate) fn prepared_warnings(
     recipe: &Recipe,
     open: Option<&OpenDevice>,
     config: Option<&ModelConfig>,
-    memory: Option<&StepMemory>,
 ) -> Vec<String> {
     let offload = open.and_then(|open| offload_warning(recipe, open));
     let residency = open.and_then(|open| residency_warning(recipe, open));
     let length = config.and_then(|config| length_warning(recipe, config));
     let codes = config.and_then(|config| codes_warning(recipe, config));
-    let memory = memory.and_then(|memory| memory.warning.clone());
-    [offload, residency, length, codes, memory].into_iter().flatten().collect()
+    let half = open.and_then(|open| half_warning(recipe, open));
+    [offload, residency, half, length, codes, rate_warning(recipe)].into_iter().flatten().collect()
+}
+
+/// Arithmetic that the processor has no kernels for.
+fn half_warning(recipe: &Recipe, device: &OpenDevice) -> Option<String> {
+    (recipe.train.precision == Precision::F16 && !device.is_gpu()).then(|| {
+        "`train.precision` = \"f16\" takes several times as long as the others on a CPU, which has no kernels for it\n  \
+         hint: \"bf16\""
+            .to_owned()
+    })
+}
+
+/// A learning rate far above those of adapters.
+fn rate_warning(recipe: &Recipe) -> Option<String> {
+    let rate = recipe.optimizer.learning_rate;
+    (rate > MOST_LEARNING_RATE).then(|| {
+        format!(
+            "`optimizer.learning_rate` = {rate} is far above the usual 1e-5 to 1e-3 of adapters\n  hint: 2e-4 is a good start"
+        )
+    })
 }
 
 /// The device and its types.

@@ -3,6 +3,7 @@
 use super::device_memory::StepMemory;
 use super::inputs::{ModelParts, ModelSource, WeightsFrom, no_weights, require_residency, select};
 use crate::config::GradientCheckpointing;
+use crate::data::dataset::Dataset;
 use crate::device::{self, OpenDevice};
 use crate::lora::targets::Selection;
 use crate::recipe::Recipe;
@@ -43,6 +44,12 @@ impl Prepared {
         }
     }
 
+    /// Why the memory may be too small for micro-batches of these rows.
+    pub(super) fn memory_warning(&self, data: &Dataset) -> Option<String> {
+        let recipe = with_rows_of(&self.recipe, data);
+        StepMemory::estimate(&recipe, &self.source.config, &self.selection, &self.device, None).warning
+    }
+
     /// Number of trained parameters.
     pub(crate) fn num_trainable(&self) -> usize {
         self.selection.num_parameters(&self.source.config)
@@ -52,6 +59,14 @@ impl Prepared {
     pub(crate) fn num_parameters(&self) -> usize {
         self.source.config.num_parameters() + self.num_trainable()
     }
+}
+
+/// The recipe with micro-batches of no more rows than there are.
+pub(crate) fn with_rows_of(recipe: &Recipe, data: &Dataset) -> Recipe {
+    let mut recipe = recipe.clone();
+    let rows = data.rows_per_epoch().max(data.num_eval_rows()).max(1);
+    recipe.train.micro_batch_size = recipe.train.micro_batch_size.min(rows);
+    recipe
 }
 
 /// What could be found of a [`Prepared`]. A part with a mistake is absent, and so is what depends on it.

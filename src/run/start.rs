@@ -61,6 +61,9 @@ impl<'a> Started<'a> {
 
         // From here on this writes to the folder, so a signal waits for a checkpoint.
         stop.defer();
+        if !args.tui {
+            stop.answer();
+        }
         let mut sinks = open_sinks(run, resumed.as_ref(), earlier.num_starts + 1, schedule.total_steps())?;
         write_recipe(run)?;
         dir.write_json("memory_plan.json", &memory.plan)?;
@@ -71,7 +74,7 @@ impl<'a> Started<'a> {
             resumed.report(&inputs, &checkpoints, &recipe.output_dir, &mut sinks)?;
         } else if args.resume.is_some() {
             let folder = checkpoints.folder().display();
-            sinks.note(&format!(
+            sinks.warn(&format!(
                 "--resume: there is no checkpoint in {folder} yet, so training starts at the beginning"
             ));
         }

@@ -4,6 +4,10 @@ use std::env;
 use std::path::{Path, PathBuf};
 
 use super::problem::Problem;
+use super::suggest::closest;
+
+/// Names of a folder that are compared: more take a while to list.
+const MAX_COMPARED: usize = 10_000;
 
 /// The path with a leading `~` and every `${VARIABLE}` replaced.
 pub(super) fn expand(path: &str) -> Result<String, Problem> {
@@ -55,6 +59,33 @@ fn expand_with(path: &str, variable: impl Fn(&str) -> Option<String>) -> Result<
 pub fn searched_folder(path: &Path) -> PathBuf {
     let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     absolute.ancestors().skip(1).find(|folder| folder.is_dir()).unwrap_or(Path::new(".")).to_owned()
+}
+
+/// The path that was probably meant by one that is not there: with the name of its folder that is most similar to its
+/// first missing part.
+#[must_use]
+pub fn near_path(path: &Path) -> Option<PathBuf> {
+    let missing = path.ancestors().take_while(|part| !part.as_os_str().is_empty() && !part.exists()).last()?;
+    let (folder, word) = (missing.parent()?, missing.file_name()?.to_str()?);
+    let shown = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
+    let entries = std::fs::read_dir(shown).ok()?.take(MAX_COMPARED).flatten();
+    let names = entries.filter_map(|entry| entry.file_name().into_string().ok()).filter(|name| !name.starts_with('.'));
+    // An equal ending says nothing of how alike two names are.
+    let ending = missing.extension().map_or_else(String::new, |ending| format!(".{}", ending.to_string_lossy()));
+    let (alike, others): (Vec<String>, Vec<String>) = names.partition(|name| name.ends_with(&ending));
+    let stem = word.strip_suffix(&ending).unwrap_or(word);
+    let stems = alike.iter().filter_map(|name| name.strip_suffix(&ending));
+    let near = closest(stem, stems).map(|stem| format!("{stem}{ending}"));
+    let near = near.or_else(|| closest(word, others.iter().map(String::as_str)).map(str::to_owned))?;
+    let rest = path.strip_prefix(missing).ok().filter(|rest| !rest.as_os_str().is_empty());
+    let found = rest.map_or_else(|| folder.join(&near), |rest| folder.join(&near).join(rest));
+    found.exists().then_some(found)
+}
+
+/// The hint for a missing path: the path that was probably meant.
+#[must_use]
+pub fn did_you_mean(path: &Path) -> Option<String> {
+    near_path(path).map(|near| format!("did you mean `{}`?", near.display()))
 }
 
 #[cfg(test)]
@@ -110,5 +141,28 @@ mod tests {
         assert_eq!(searched_folder(&folder.path().join("a")), folder.path());
         assert_eq!(searched_folder(&folder.path().join("a/b/c")), folder.path());
         assert_eq!(searched_folder(Path::new("nope")), env::current_dir().unwrap());
+    }
+
+    #[test]
+    fn a_missing_path_is_told_its_neighbour_of_a_similar_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path();
+        std::fs::create_dir(root.join("quickstart")).unwrap();
+        for name in ["train.jsonl", "eval.jsonl", "SmolLM2-135M", "lora.toml"] {
+            std::fs::write(root.join("quickstart").join(name), "").unwrap();
+        }
+        for (missing, near) in [
+            ("quickstart/trian.jsonl", Some("quickstart/train.jsonl")),
+            ("quickstart/train.json", Some("quickstart/train.jsonl")),
+            ("quikstart/eval.jsonl", Some("quickstart/eval.jsonl")),
+            ("quickstart/smollm2-135m", Some("quickstart/SmolLM2-135M")),
+            ("quikstart/absent.jsonl", None),
+            ("quickstart/test.jsonl", None),
+            ("quickstart/nope.toml", None),
+        ] {
+            assert_eq!(near_path(&root.join(missing)), near.map(|near| root.join(near)), "{missing}");
+        }
+        assert_eq!(near_path(Path::new("Cargo.tmol")), Some("Cargo.toml".into()));
+        assert_eq!(near_path(Path::new("srx/schema.rs")), Some("src/schema.rs".into()));
     }
 }

@@ -15,10 +15,12 @@ pub fn closest<'c>(word: &str, candidates: impl Iterator<Item = &'c str>) -> Opt
     if word.len() > MAX_MISTYPED_BYTES {
         return None;
     }
-    let word = word.to_lowercase().replace('-', "_");
+    let folded = |name: &str| name.to_lowercase().replace('-', "_");
+    let word = folded(word);
     let likeness = |candidate: &str| {
+        let candidate = folded(candidate);
         let is_part = word.len() >= 3 && (candidate.starts_with(&word) || candidate.ends_with(&word));
-        let distance = strsim::normalized_damerau_levenshtein(&word, candidate);
+        let distance = strsim::normalized_damerau_levenshtein(&word, &candidate);
         if is_part { distance.max(0.75) } else { distance }
     };
     candidates

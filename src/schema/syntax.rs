@@ -61,6 +61,12 @@ pub(super) fn in_words(error: &Error, text: &str) -> String {
         "null" | "none" | "nil" => format!("there is no `{found}` in TOML: leave the key out"),
         "true" | "yes" | "on" => format!("`{found}` is not a TOML value: write true"),
         "false" | "no" | "off" => format!("`{found}` is not a TOML value: write false"),
+        _ if is("string values") && found.contains(['“', '”', '„', '‘', '’', '«', '»']) => {
+            format!(
+                "curly quotes: text needs plain ones: \"{}\"",
+                found.trim_matches(['“', '”', '„', '‘', '’', '«', '»', '"'])
+            )
+        }
         _ if is("string values") => format!("text needs quotes: \"{found}\""),
         _ if is("invalid basic string, expected `\"`") => "the quote `\"` is not closed".to_owned(),
         _ if is("invalid literal string, expected `'`") => "the quote `'` is not closed".to_owned(),

@@ -40,7 +40,8 @@ pub fn eval_loss(
         if batch.targets.is_empty() {
             continue;
         }
-        total += step.eval_loss(&batch);
+        let Some(loss) = stop.unless_requested(|| step.eval_loss(&batch)) else { return Ok(None) };
+        total += loss;
     }
     // The micro-batches may have ended early.
     Ok((!stop.requested()).then_some(total))

@@ -155,6 +155,7 @@ impl Evaluations {
         if step == 0 {
             (self.first_loss, self.first_score) = (Some(loss), share);
         }
+        self.previous_loss = self.last_loss;
         (self.last_loss, self.last_score) = (Some(loss), share);
         let is_better = match by {
             // A loss that is not a number is never an improvement.

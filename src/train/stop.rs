@@ -8,17 +8,22 @@ use burn_train::Interrupter;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 
+use crate::util::cancel;
+
 /// Exit code of a run that was stopped by a signal.
 pub const EXIT_INTERRUPTED: u8 = 130;
 
 /// Whether the run was asked to stop. Clones share one request.
 ///
-/// The loop checks it between micro-batches. The signal handler only sets a flag or ends the process.
+/// The loop checks it between micro-batches and, within them, between two operations. The signal handler sets a flag and
+/// says so, or ends the process.
 #[derive(Clone, Default)]
 pub struct Stop {
     signal: Arc<AtomicBool>,
     /// A signal ends the process at once, because there is nothing to save yet.
     at_once: Arc<AtomicBool>,
+    /// A signal is answered on standard error.
+    answers: Arc<AtomicBool>,
     interrupter: Interrupter,
 }
 
@@ -40,6 +45,8 @@ impl Stop {
             flag::register_conditional_shutdown(signal, i32::from(EXIT_INTERRUPTED), stop.at_once.clone())?;
             flag::register_conditional_shutdown(signal, i32::from(EXIT_INTERRUPTED), stop.signal.clone())?;
             flag::register(signal, stop.signal.clone())?;
+            #[cfg(unix)]
+            handler::answer(signal, &stop.answers)?;
         }
         #[cfg(unix)]
         flag::register(signal_hook::consts::SIGXFSZ, Arc::default())?;
@@ -49,6 +56,11 @@ impl Stop {
     /// From now on the first signal is a request, met once all files are complete; a second signal ends the process.
     pub fn defer(&self) {
         self.at_once.store(false, Ordering::Relaxed);
+    }
+
+    /// From now on a signal is answered at once on standard error, whatever the run is busy with.
+    pub fn answer(&self) {
+        self.answers.store(true, Ordering::Relaxed);
     }
 
     /// From now on a signal ends the process at once again.
@@ -68,7 +80,7 @@ impl Stop {
     /// ends with exit code 1 instead of a signal. Only the first call has an effect.
     pub fn on_abort(&self, advice: &str) {
         #[cfg(unix)]
-        abort::say(advice);
+        handler::on_abort(advice);
         #[cfg(not(unix))]
         let _ = advice;
     }
@@ -77,6 +89,12 @@ impl Stop {
     #[must_use]
     pub fn requested(&self) -> bool {
         self.signal.load(Ordering::Relaxed) || self.interrupter.should_stop()
+    }
+
+    /// Runs `work`, which is given up between two operations once the run is asked to stop: then `None`.
+    pub fn unless_requested<R>(&self, work: impl FnOnce() -> R) -> Option<R> {
+        let stop = self.clone();
+        cancel::unless(move || stop.requested(), work)
     }
 
     /// burn-train's handle on the same request, for its dashboard.
@@ -97,18 +115,39 @@ fn stop_signals() -> Vec<i32> {
 
 #[cfg(unix)]
 #[expect(unsafe_code, reason = "signal handlers are made with system calls")]
-mod abort {
-    use std::sync::OnceLock;
+mod handler {
+    use std::io::{self, IsTerminal as _};
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::{Arc, OnceLock};
 
     use signal_hook::consts::SIGABRT;
+    use signal_hook::low_level;
 
     static ADVICE: OnceLock<String> = OnceLock::new();
 
-    pub(super) fn say(advice: &str) {
+    /// On a terminal it replaces the bar.
+    const ANSWERS: [&str; 2] = [
+        "stopping; a second signal ends the run at once\n",
+        "\r\x1b[Kstopping; a second signal ends the run at once\n",
+    ];
+
+    /// Answers a signal while `answers` is set.
+    pub(super) fn answer(signal: i32, answers: &Arc<AtomicBool>) -> io::Result<()> {
+        let (answers, text) = (answers.clone(), ANSWERS[usize::from(io::stderr().is_terminal())]);
+        let say = move || {
+            if answers.swap(false, Ordering::Relaxed) {
+                write(text);
+            }
+        };
+        // SAFETY: the action makes one system call that is allowed in a handler, and changes a flag.
+        unsafe { low_level::register(signal, say) }.map(drop)
+    }
+
+    pub(super) fn on_abort(advice: &str) {
         if ADVICE.set(format!("error: if this was for want of memory: {advice}\n")).is_ok() {
             // SAFETY: the action reads a value that is set once, and makes only system calls that are allowed in a
             // handler. If registering it fails, the process ends by the signal, as it would without the action.
-            let _ = unsafe { signal_hook::low_level::register(SIGABRT, || end()) };
+            let _ = unsafe { low_level::register(SIGABRT, || end()) };
         }
     }
 
@@ -117,10 +156,14 @@ mod abort {
         // Text on the dashboard's screen would be lost with that screen.
         crate::measure::metrics::give_terminal_back();
         if let Some(advice) = ADVICE.get() {
-            // SAFETY: a system call on memory that stays valid. If standard error is closed, the message is lost.
-            unsafe { libc::write(libc::STDERR_FILENO, advice.as_ptr().cast(), advice.len()) };
+            write(advice);
         }
-        signal_hook::low_level::exit(1)
+        low_level::exit(1)
+    }
+
+    fn write(text: &str) {
+        // SAFETY: a system call on memory that stays valid. If standard error is closed, the message is lost.
+        unsafe { libc::write(libc::STDERR_FILENO, text.as_ptr().cast(), text.len()) };
     }
 }
 

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use super::backprop::Inputs;
 use super::eval::{eval_loss, figures, samples};
 use super::laps::Part;
 use super::recorder::Recorder;
@@ -152,10 +153,11 @@ impl Trainer<'_> {
             waiting.extend(self.step.lay_out(&loaded.batch));
             self.recorder.part(Part::HostToDevice);
             if !waiting.is_empty() && (is_last || !self.train.layered_accumulation) {
-                let forward = self.step.forward(std::mem::take(&mut waiting));
-                self.recorder.forward(is_last);
-                self.step.backward(forward);
-                self.recorder.part(Part::Backward);
+                let inputs = std::mem::take(&mut waiting);
+                if self.stop.unless_requested(|| self.forward_backward(inputs, is_last)).is_none() {
+                    self.step.discard();
+                    return Ok(None);
+                }
             }
             work.add(loaded, &self.recorder.flops);
             if is_last {
@@ -186,6 +188,13 @@ impl Trainer<'_> {
         }
         self.recorder.part(Part::Logging);
         Ok(Some(verdict))
+    }
+
+    fn forward_backward(&mut self, inputs: Vec<Inputs>, is_last: bool) {
+        let forward = self.step.forward(inputs);
+        self.recorder.forward(is_last);
+        self.step.backward(forward);
+        self.recorder.part(Part::Backward);
     }
 
     /// Waits for a micro-batch. `None` where the run was asked to stop: the step's micro-batches are then dropped.
@@ -380,7 +389,7 @@ impl Trainer<'_> {
         if self.saver.is_saved {
             return Ok(Outcome::Interrupted);
         }
-        self.sinks.note("stopping; a checkpoint is being saved");
+        self.sinks.note("a checkpoint is being saved");
         match self.save(self.state.watchdog.trouble()) {
             Ok(path) => {
                 if let Err(error) = self.saver.rotate(&path) {

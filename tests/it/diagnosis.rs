@@ -34,7 +34,7 @@ fn write_rows(path: &Path, rows: impl Iterator<Item = String>) {
 const SENTENCE: &str = "Once there was a little cat in the garden. ";
 
 #[test]
-fn short_rows_beside_long_ones_are_mostly_padding() {
+fn padding_that_costs_no_time_is_a_figure_and_no_finding() {
     let bench = Bench::new();
     write_rows(&bench.path("train.jsonl"), (0..24).map(|row| SENTENCE.repeat(if row % 4 == 0 { 10 } else { 1 })));
     let settings = ["train.max_steps=52", "train.micro_batch_size=4", "data.shuffle=false", "data.max_length=256"];
@@ -43,12 +43,8 @@ fn short_rows_beside_long_ones_are_mostly_padding() {
     let sum = |name: &str| lines.iter().map(|line| line[name].as_u64().unwrap()).sum::<u64>() as f64;
     let padding = sum("padding_tokens") / (sum("padding_tokens") + sum("tokens"));
     assert!(padding > 0.5, "{padding}");
-    let finding = found(&findings, "padding");
-    let verdict = format!("PADDING: {:.0}% of the tokens", 100.0 * padding);
-    assert!(finding["verdict"].as_str().unwrap().starts_with(&verdict), "{finding:#}");
-    // The CPU kernels skip padding; the finding says so instead of promising a gain.
-    assert_eq!((&finding["severity"], &finding["changes"]), (&"note".into(), &Value::Null));
-    assert!(said.contains(&verdict), "{said}");
+    // The kernels of the CPU leave padding out: nothing would be gained.
+    assert!(findings.iter().all(|finding| finding["rule"] != "padding") && !said.contains("PADDING"), "{said}");
     let summary = json(&bench.path("run/summary.json"));
     assert!((summary["padding_share"].as_f64().unwrap() - padding).abs() < 1e-9);
 }

@@ -88,7 +88,7 @@ fn resume_before_the_first_checkpoint_starts_at_the_beginning_and_says_so() {
     wait_until("three steps", || step_count(&dir) > 3);
     signal(&child, libc::SIGKILL);
     wait(&mut child);
-    let output = train(&recipe, &["--set", "train.max_steps=6", "--resume"]);
+    let output = train(&recipe, &["--set", "train.max_steps=6", "--resume", "--quiet"]);
     assert!(stderr(&output).contains("there is no checkpoint in"), "{}", stderr(&output));
     assert_eq!(step_numbers(&dir), (1..=6).collect::<Vec<_>>());
     assert_eq!(crate::common::events::losses(&dir).len(), 6, "one curve in TensorBoard");

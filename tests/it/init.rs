@@ -53,7 +53,13 @@ fn from_a_model_and_rows_comes_a_recipe_that_trains_here() {
 fn mistakes_of_init_name_the_argument_and_write_nothing() {
     let folder = folder();
     let model = quickstart_model().display().to_string();
-    let mistakes: [(&[&str], &str); 5] = [
+    fs::write(folder.path().join("a.ipynb"), "{\"cells\": []}").unwrap();
+    fs::write(folder.path().join("dpo.yml"), "base_model: m/x\nadapter: lora\nrl: dpo\n").unwrap();
+    fs::write(folder.path().join("other.yml"), "method: ties\n").unwrap();
+    let mistakes: [(&[&str], &str); 8] = [
+        (&["init", "--from", "a.ipynb"], "lora-train init --model MODEL --data FILE"),
+        (&["init", "--from", "dpo.yml"], "dpo.yml: `rl: dpo` asks for something else"),
+        (&["init", "--from", "other.yml"], "no key in it is one of a training with LoRA"),
         (&["init", "--data", "rows.jsonl"], "--model is missing"),
         (&["init", "--model", &model], "--data is missing"),
         (&["init", "--model", &model, "--data", "rowz.jsonl"], "--data = \"rowz.jsonl\" is no file"),
@@ -85,7 +91,10 @@ fn a_configuration_of_axolotl_becomes_a_recipe_that_trains() {
         assert!(stderr(&written).contains(&format!("not taken over: {lost}: ")), "{}", stderr(&written));
     }
     assert_eq!(stderr(&written).matches("not taken over").count(), 2, "{}", stderr(&written));
+    let counts = "of 20 keys, 15 are taken over, 2 lost, 3 without effect here";
+    assert!(stderr(&written).contains(counts), "{}", stderr(&written));
     let text = fs::read_to_string(folder.path().join("recipe.toml")).unwrap();
+    assert!(text.contains("# without effect here: datasets.0.type, adapter, wandb_project"), "{text}");
     for (line, name) in [("r = 4", "lora_r"), ("max_length = 128", "sequence_len"), ("name = \"adamw\"", "optimizer")] {
         let found = text.lines().find(|found| found.starts_with(line)).unwrap_or_else(|| panic!("{line} in\n{text}"));
         assert!(found.ends_with(&format!("# {name}")), "{found}");
@@ -93,4 +102,31 @@ fn a_configuration_of_axolotl_becomes_a_recipe_that_trains() {
     let trained = run(folder.path(), &["recipe.toml", "--device", "cpu"]);
     assert!(trained.status.success(), "{}", stderr(&trained));
     assert!(folder.path().join("out/adapter/adapter_model.safetensors").is_file());
+}
+
+#[test]
+fn what_is_written_of_any_trainer_s_configuration_passes_check() {
+    let folder = folder();
+    fs::create_dir(folder.path().join("rows")).unwrap();
+    fs::copy(folder.path().join("rows.jsonl"), folder.path().join("rows/train.jsonl")).unwrap();
+    fs::copy(folder.path().join("rows.jsonl"), folder.path().join("rows/valid.jsonl")).unwrap();
+    let model = quickstart_model().display().to_string();
+    let configs = [
+        "model_name_or_path: M\ndataset_name: rows.jsonl\nuse_peft: true\nlora_r: 4\n",
+        "base_model: M\nadapter: lora\nlora_r: 4\nchat_template: llama3\ndatasets:\n  - path: rows.jsonl\n",
+        "model_name_or_path: M\nstage: sft\ndataset: rows.jsonl\ntemplate: llama3\nmask_history: true\nmax_samples: 9\n",
+        "model: M\ndata: rows\nnum_layers: 1\niters: 50\noptimizer: adamw\n",
+        "checkpoint_dir: M\nlora_r: 4\ndata:\n  class_path: JSON\n  init_args: {json_path: rows.jsonl}\ntrain: \
+         {lr_warmup_steps: 1}\n",
+        "checkpointer: {checkpoint_dir: M}\nmodel: {_component_: lora_x, lora_attn_modules: [q_proj]}\ndataset: \
+         {_component_: chat_dataset, source: json, data_files: rows.jsonl}\n",
+    ];
+    for config in configs {
+        fs::write(folder.path().join("c.yaml"), config.replace(": M", &format!(": {model}"))).unwrap();
+        for arguments in [&["init", "--from", "c.yaml"][..], &["check", "recipe.toml"]] {
+            let output = run(folder.path(), arguments);
+            assert!(output.status.success(), "{config}: {}", stderr(&output));
+        }
+        fs::remove_file(folder.path().join("recipe.toml")).unwrap();
+    }
 }

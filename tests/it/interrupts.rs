@@ -90,6 +90,38 @@ fn an_interrupt_while_text_is_sampled_ends_it() {
 }
 
 #[test]
+fn a_signal_in_a_long_step_is_heard_at_once_and_ends_the_step_between_two_operations() {
+    let bench = Bench::new();
+    let rows = fs::read_to_string(bench.path("train.jsonl")).unwrap();
+    fs::write(bench.path("train.jsonl"), rows.repeat(250)).unwrap();
+    let recipe = bench.recipe("run", "[eval]\neval_on_start = false\n");
+    // One step over all rows, in a single micro-batch.
+    let set = ["--set", "train.micro_batch_size=6000", "--set", "train.gradient_accumulation_steps=1"];
+    let mut child = start(&bench, &recipe, &set);
+    wait_until("the start", || bench.path("run/memory_plan.json").exists());
+    std::thread::sleep(Duration::from_secs(2));
+    interrupt(&bench, &mut child, libc::SIGTERM);
+    assert!(log(&bench).contains("stopping; a second signal ends the run at once"), "{}", log(&bench));
+    assert!(steps(&bench.path("run")).is_empty(), "{}", log(&bench));
+}
+
+#[test]
+fn a_step_that_a_signal_cut_off_is_computed_again_to_the_same_bytes() {
+    let bench = Bench::new();
+    let rows = fs::read_to_string(bench.path("train.jsonl")).unwrap();
+    fs::write(bench.path("train.jsonl"), rows.repeat(40)).unwrap();
+    let set = ["--set", "train.micro_batch_size=240", "--set", "train.max_steps=4", "--set", "lora.lora_dropout=0.1"];
+    let adapter = |name: &str| fs::read(bench.path(name).join("adapter/adapter_model.safetensors")).unwrap();
+    train(&bench.recipe("whole", ""), &set);
+    let recipe = bench.recipe("run", "");
+    let mut child = start(&bench, &recipe, &set);
+    wait_until("a step", || !steps(&bench.path("run")).is_empty());
+    interrupt(&bench, &mut child, libc::SIGTERM);
+    finishes(&bench, &recipe, &set);
+    assert!(adapter("run") == adapter("whole"));
+}
+
+#[test]
 fn a_second_signal_ends_the_process_at_once_and_the_run_can_be_continued() {
     let bench = Bench::new();
     let recipe = bench.recipe("run", "");

@@ -126,7 +126,9 @@ fn generate_chat_and_serve_write_the_same_text_alone_and_together() {
 
     let server = Server::start(&[run_dir]);
     let (_, models) = server.ask("/v1/models", "", &Value::Null);
-    assert_eq!((&models["data"][0]["id"], &models["data"][1]["id"]), (&json!("run"), &json!(model.to_str().unwrap())));
+    let (adapter, base_model) = (&models["data"][0], &models["data"][1]);
+    assert_eq!((&adapter["id"], &adapter["parent"]), (&json!("run"), &json!("base")));
+    assert_eq!((&base_model["id"], &base_model["root"]), (&json!("base"), &json!(model.to_str().unwrap())));
     let texts: Vec<String> = std::thread::scope(|scope| {
         let server = &server;
         let ask = |index: usize| scope.spawn(move || server.answer(["run", "base"][index % 2]));
@@ -183,18 +185,65 @@ fn requests_that_are_wrong_or_from_elsewhere_are_refused_in_openais_form() {
         assert_eq!((found, &answer["error"]["code"]), (status, &code), "{answer}");
         assert!(!answer["error"]["message"].as_str().unwrap().is_empty());
     }
-    assert_eq!(server.ask("/v1/nothing", "", &Value::Null).0, 404);
+    for (path, body, status) in [
+        ("/v1/nothing", Value::Null, 404),
+        ("/v1/completions", Value::Null, 405),
+        ("/v1/completions", json!("x".repeat(3 << 20)), 413),
+    ] {
+        let (found, answer) = server.ask(path, "", &body);
+        assert_eq!((found, &answer["error"]["type"]), (status, &json!("invalid_request_error")), "{answer}");
+    }
     // A page of another site that has its name point here.
     assert_eq!(server.ask("/v1/completions", "Host: evil.example\r\n", &completion(json!({}))).0, 401);
     drop(server);
 
     let server = Server::start(&[quickstart_model().to_str().unwrap(), "--token", "secret"]);
     assert_eq!(server.ask("/v1/models", "", &Value::Null).0, 401);
+    assert_eq!(server.ask("/health", "", &Value::Null), (200, json!({"status": "ok"})));
     assert_eq!(server.ask("/v1/models", "Authorization: Bearer secret\r\n", &Value::Null).0, 200);
 
     let output = run(&["serve", "--model", quickstart_model().to_str().unwrap(), "--host", "0.0.0.0"]);
     assert_eq!(output.status.code(), Some(2));
     assert!(stderr(&output).contains("`--host 0.0.0.0` without `--token`"), "{}", stderr(&output));
+}
+
+#[test]
+fn each_prompt_of_a_list_has_its_choice_and_the_text_that_it_has_alone() {
+    let server = Server::start(&[quickstart_model().to_str().unwrap()]);
+    let ask = |prompt: Value, stream: bool| {
+        let body = json!({"prompt": prompt, "max_tokens": 8, "temperature": 0, "logprobs": 0, "stream": stream,
+            "stream_options": {"include_usage": true}});
+        let (status, answer) = server.ask("/v1/completions", "", &body);
+        assert_eq!(status, 200, "{answer}");
+        answer
+    };
+    let prompts = ["Once upon", "A cat", "Once upon"];
+    let alone = prompts.map(|prompt| ask(json!(prompt), false));
+    let together = ask(json!(prompts), false);
+    for (index, alone) in alone.iter().enumerate() {
+        let mut choice = alone["choices"][0].clone();
+        choice["index"] = json!(index);
+        assert_eq!(together["choices"][index], choice);
+    }
+    let total = |answer: &Value| answer["usage"]["total_tokens"].as_u64().unwrap();
+    assert_eq!(total(&together), alone.iter().map(total).sum::<u64>());
+
+    let stream = ask(json!(prompts), true);
+    let events: Vec<&str> =
+        stream.as_str().unwrap().lines().filter_map(|line| Some(&line[line.find("data: ")? + 6..])).collect();
+    let (done, events) = events.split_last().unwrap();
+    assert_eq!((*done, events.iter().filter(|event| **event == "[DONE]").count()), ("[DONE]", 0));
+    let mut texts = vec![String::new(); 3];
+    for event in events {
+        let event: Value = serde_json::from_str(event).unwrap();
+        for choice in event["choices"].as_array().unwrap() {
+            let index = usize::try_from(choice["index"].as_u64().unwrap()).unwrap();
+            texts[index] += choice["text"].as_str().unwrap();
+        }
+    }
+    for (index, text) in texts.iter().enumerate() {
+        assert_eq!(together["choices"][index]["text"], *text);
+    }
 }
 
 #[test]
@@ -234,7 +283,6 @@ fn openais_client_and_a_browser_get_along_with_the_server() {
     let output = Command::new(python).args([script, &address, "--chromium"]).output().unwrap();
     assert!(output.status.success(), "{}", stderr(&output));
     let found: Value = serde_json::from_slice(&output.stdout).unwrap();
-    let model = quickstart_model();
-    assert_eq!(found["models"], json!(["run", model.to_str().unwrap()]));
-    assert_eq!(found["page"], json!([found["texts"]["run"], found["texts"][model.to_str().unwrap()]]));
+    assert_eq!(found["models"], json!(["run", "base"]));
+    assert_eq!(found["page"], json!([found["texts"]["run"], found["texts"]["base"]]));
 }

@@ -162,3 +162,31 @@ fn rows_that_are_cut_before_their_answers_are_a_problem() {
     );
     assert!(problems[0].ends_with("\n  hint: raise `data.max_length`"), "{problems:?}");
 }
+
+#[test]
+fn micro_batches_are_no_larger_than_the_rows_and_learning_rates_far_too_high_are_warned_of() {
+    let world = world();
+    let large = ["data.max_length=256", "train.micro_batch_size=1000000"];
+    assert_eq!(findings(world.path(), &large).1, Vec::<String>::new());
+    assert_eq!(findings(world.path(), &["optimizer.learning_rate=0.01"]).1, Vec::<String>::new());
+    let (_, warnings, _) = findings(world.path(), &["optimizer.learning_rate=0.5"]);
+    assert!(warnings[0].starts_with("`optimizer.learning_rate` = 0.5 is far above the usual"), "{warnings:?}");
+}
+
+#[test]
+fn the_findings_are_one_json_object() {
+    let mut findings = Findings::default();
+    findings.fact("output", "runs/x (new)".to_owned());
+    findings.warnings.push("a warning".to_owned());
+    findings.problem(Problem::new("`lora.r` = 0").at("r.toml:1:1").hint("1 or more"));
+    findings.problem(Problem::new("no file\n  hint: look again"));
+    let expected = json!({
+        "facts": [{"subject": "output", "fact": "runs/x (new)"}],
+        "warnings": ["a warning"],
+        "mistakes": [
+            {"place": "r.toml:1:1", "message": "`lora.r` = 0", "hint": "1 or more"},
+            {"place": null, "message": "no file", "hint": "look again"},
+        ],
+    });
+    assert_eq!(findings.json(), expected);
+}

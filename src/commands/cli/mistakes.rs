@@ -40,6 +40,8 @@ pub(super) fn unknown_command(word: &str, definition: &Command) -> Option<Proble
         ["recipes/", ""].iter().map(|folder| format!("{folder}{word}.toml")).find(|file| Path::new(file).exists());
     let near = || closest(word, definition.get_subcommands().map(Command::get_name));
     let hint = match (peer(word), recipe) {
+        _ if word == "version" => "`lora-train --version` does that".to_owned(),
+        _ if word == "resume" => "`lora-train RECIPE.toml --resume` does that".to_owned(),
         (Some(command), _) => format!("this trainer calls it `{command}`"),
         (None, Some(recipe)) => format!("did you mean the recipe {recipe}?"),
         (None, None) => match near() {

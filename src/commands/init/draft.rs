@@ -25,8 +25,10 @@ pub(super) struct Draft {
     /// Lines of comment at the top.
     pub(super) header: Vec<String>,
     pub(super) settings: Vec<Setting>,
-    /// Lines of comment at the end.
+    /// Lines of comment at the end, which the console shows too.
     pub(super) footer: Vec<String>,
+    /// The last line of comment, where it is too long for the console.
+    pub(super) last: Option<String>,
 }
 
 impl Draft {
@@ -74,7 +76,7 @@ impl Draft {
         self.table(&mut lines, Recipe::ROWS, "");
         if !self.footer.is_empty() {
             lines.push((None, String::new()));
-            lines.extend(self.footer.iter().map(|line| comment(line)));
+            lines.extend(self.footer.iter().chain(&self.last).map(|line| comment(line)));
         }
         lines
     }

@@ -18,7 +18,8 @@ pub(super) enum Trainer {
     MlxLm,
     LlamaFactory,
     Axolotl,
-    /// Keys of transformers' and TRL's arguments, and of others that are like them.
+    Trl,
+    /// Keys like those of the others.
     Unknown,
 }
 
@@ -30,12 +31,13 @@ impl Trainer {
         match () {
             () if has("peft_type") => Self::Peft,
             () if root.values().any(is_component) => Self::Torchtune,
-            () if has("checkpoint_dir") => Self::Litgpt,
-            () if has("model_name_or_path") && (has("finetuning_type") || has("stage") || has("cutoff_len")) => {
+            () if has("checkpoint_dir") || has("initial_checkpoint_dir") => Self::Litgpt,
+            () if ["finetuning_type", "stage", "cutoff_len", "peft_config", "template"].into_iter().any(has) => {
                 Self::LlamaFactory
             }
             () if has("base_model") => Self::Axolotl,
-            () if has("lora_parameters") || has("iters") || has("fine_tune_type") => Self::MlxLm,
+            () if ["lora_parameters", "iters", "fine_tune_type", "num_layers"].into_iter().any(has) => Self::MlxLm,
+            () if has("model_name_or_path") => Self::Trl,
             () => Self::Unknown,
         }
     }
@@ -48,6 +50,7 @@ impl Trainer {
             Self::MlxLm => "mlx-lm",
             Self::LlamaFactory => "LLaMA-Factory",
             Self::Axolotl => "axolotl",
+            Self::Trl => "TRL",
             Self::Unknown => "another trainer",
         }
     }
@@ -55,8 +58,26 @@ impl Trainer {
     /// What it does where its configuration says nothing, and we do something else.
     pub(super) fn defaults(self) -> &'static [(&'static str, &'static str)] {
         match self {
-            Self::Peft | Self::Unknown => &[],
-            Self::Axolotl => &[("data.max_length", "512"), ("train.micro_batch_size", "1")],
+            Self::Unknown => &[],
+            Self::Peft => &[("lora.lora_alpha", "8"), QUERY_AND_VALUE],
+            Self::Trl => &[
+                ("lora.r", "16"),
+                ("lora.lora_alpha", "32"),
+                ("lora.lora_dropout", "0.05"),
+                QUERY_AND_VALUE,
+                ("train.micro_batch_size", "8"),
+                ("train.num_epochs", "3.0"),
+                ("train.precision", "\"bf16\""),
+                ("optimizer.learning_rate", "2e-5"),
+                ("scheduler.lr_scheduler", "\"linear\""),
+            ],
+            Self::Axolotl => &[
+                QUERY_AND_VALUE,
+                ("data.max_length", "512"),
+                ("train.micro_batch_size", "1"),
+                ("train.precision", "\"bf16\""),
+                ("scheduler.warmup_ratio", "0.03"),
+            ],
             Self::LlamaFactory => &[
                 ("lora.r", "8"),
                 ("data.max_length", "2048"),
@@ -65,8 +86,23 @@ impl Trainer {
                 ("optimizer.learning_rate", "5e-5"),
                 ("scheduler.lr_scheduler", "\"linear\""),
             ],
-            Self::Torchtune => &[("scheduler.lr_scheduler", "\"constant\""), ("train.max_grad_norm", "0.0")],
-            Self::Litgpt => &[("data.train_on_inputs", "true"), ("train.max_grad_norm", "0.0")],
+            Self::Torchtune => &[
+                ("train.max_grad_norm", "0.0"),
+                ("optimizer.weight_decay", "0.01"),
+                ("scheduler.lr_scheduler", "\"constant\""),
+            ],
+            Self::Litgpt => &[
+                ("lora.lora_dropout", "0.05"),
+                QUERY_AND_VALUE,
+                ("data.train_on_inputs", "true"),
+                ("train.micro_batch_size", "1"),
+                ("train.gradient_accumulation_steps", "16"),
+                ("train.num_epochs", "5"),
+                ("train.max_grad_norm", "0.0"),
+                ("optimizer.learning_rate", "1e-3"),
+                ("optimizer.weight_decay", "0.01"),
+                ("scheduler.warmup_steps", "100"),
+            ],
             Self::MlxLm => &[
                 ("lora.r", "8"),
                 ("data.max_length", "2048"),
@@ -77,10 +113,32 @@ impl Trainer {
                 ("train.max_grad_norm", "0.0"),
                 ("optimizer.learning_rate", "1e-5"),
                 ("scheduler.lr_scheduler", "\"constant\""),
+                ("eval.eval_steps", "200"),
+                ("eval.max_batches", "25"),
+                ("checkpoint.save_steps", "100"),
+                ("logging.logging_steps", "10"),
             ],
         }
     }
+
+    /// What it does by default that no setting here does: keys that say otherwise, and what it is.
+    pub(super) fn differences(self) -> &'static [(&'static [&'static str], &'static str)] {
+        match self {
+            Self::Torchtune => &[(
+                &["tokenizer.max_seq_len"],
+                "rows keep their whole length there; data.max_length cuts them here, and says how many",
+            )],
+            Self::Trl => &[(
+                &["assistant_only_loss", "completion_only_loss"],
+                "TRL puts loss on whole conversations; here on the answers, or data.train_on_inputs = true",
+            )],
+            _ => &[],
+        }
+    }
 }
+
+/// PEFT's default for a Llama.
+const QUERY_AND_VALUE: (&str, &str) = ("lora.target_modules", "[\"q_proj\", \"v_proj\"]");
 
 /// A configuration.
 pub(super) struct Foreign {
@@ -92,6 +150,11 @@ pub(super) struct Foreign {
 impl Foreign {
     pub(super) fn read(path: &Path) -> Result<Self, Problem> {
         let problem = |message: String| Problem::new(message).at(path.display());
+        if path.extension().is_some_and(|extension| extension == "ipynb" || extension == "py") {
+            let hint = "give its model and rows: lora-train init --model MODEL --data FILE; then write r, lora_alpha, \
+                        target_modules and learning_rate of its get_peft_model and SFTConfig into the recipe";
+            return Err(problem("a program, and programs are not read".into()).hint(hint));
+        }
         let size = path.metadata().map_err(|error| problem(format!("cannot be read: {error}")))?.len();
         if size > MAX_BYTES {
             return Err(problem(format!("longer than {MAX_BYTES} bytes, expected a configuration")));
@@ -109,11 +172,14 @@ impl Foreign {
         }
     }
 
-    /// The value at a dotted path.
+    /// The value at a dotted path, `datasets.0.path`.
     pub(super) fn get(&self, path: &str) -> Option<&Value> {
         let mut parts = path.split('.');
         let first = self.root.get(parts.next()?)?;
-        parts.try_fold(first, |value, part| value.get(part))
+        parts.try_fold(first, |value, part| match value {
+            Value::Array(items) => items.get(part.parse::<usize>().ok()?),
+            _ => value.get(part),
+        })
     }
 
     /// The value of a key of one of these names, in whatever table.
@@ -138,16 +204,20 @@ impl Foreign {
 }
 
 /// What a key of a configuration is in a recipe.
+#[derive(Clone)]
 pub(super) enum Meaning {
-    /// It is these settings.
+    /// It is these settings; none where another key's settings say what it says.
     Set(Vec<(String, toml::Value)>),
+    /// It is these settings, but for a difference.
+    Near(Vec<(String, toml::Value)>, String),
     /// It asks for what happens here anyway.
     Nothing,
     /// Nothing here does what it asks for; why.
     Lost(String),
-    /// It is a table whose keys count.
-    Nested,
 }
+
+/// Read together with another key.
+pub(super) const READ: Meaning = Meaning::Set(Vec::new());
 
 /// One key with the value it has there.
 pub(super) fn one(key: &str, value: &Value, from: &Foreign) -> Meaning {

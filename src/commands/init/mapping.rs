@@ -1,5 +1,6 @@
 //! Another trainer's configuration, key by key, as a recipe.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use serde_json::{Map, Value};
@@ -7,29 +8,45 @@ use serde_json::{Map, Value};
 use super::InitArgs;
 use super::draft::Draft;
 use super::foreign::{Foreign, Meaning, Trainer, as_toml, is_off};
-use super::rules::rule;
-use crate::recipe::{Recipe, peers};
-use crate::schema::{Counterpart, Keys as _, Peer, counterpart, rows_to};
+use super::objective;
+use super::rules::of_trainer;
+use super::values::{common, last_layers};
+use crate::recipe::{Recipe, asks_for_nothing, peers};
+use crate::schema::{Counterpart, Keys as _, Peer, Problem, counterpart, rows_to};
 use crate::util::failure::Failure;
-
-/// Tables that hold the keys of a section of ours.
-const OWN_SECTIONS: &[(&str, &str)] = &[("optimizer", "optimizer"), ("lr_scheduler", "scheduler"), ("train", "train")];
 
 /// A recipe that does what a configuration says, as far as that is possible here; the rest is listed at its end.
 pub(super) fn draft(path: &Path, args: &InitArgs) -> Result<Draft, Failure> {
     let foreign = Foreign::read(path)?;
-    let mut mapping = Mapping { foreign: &foreign, peers: peers(), draft: Draft::default(), lost: Vec::new() };
-    mapping.table(&foreign.root, "", "");
-    mapping.fill(args);
-    mapping.settle();
-    let Mapping { mut draft, lost, .. } = mapping;
+    if let Some(problem) = objective::refusal(&foreign) {
+        return Err(problem.into());
+    }
+    let mapping = Mapping::of(&foreign, args);
+    let footer = mapping.footer();
+    let idle = mapping.keys_of(&Fate::NoEffect).join(", ");
+    let last = (!idle.is_empty()).then(|| format!("without effect here: {idle}"));
+    let mut draft = mapping.draft;
+    if !draft.settings.iter().any(|setting| mapping.origins.contains_key(&setting.key)) {
+        let problem = Problem::new("no key in it is one of a training with LoRA").at(path.display());
+        return Err(problem.hint("lora-train init --help names the trainers whose configurations are read").into());
+    }
     let (trainer, shown) = (foreign.trainer.name(), path.display());
     draft.header = vec![
         format!("From {shown}, a configuration of {trainer}: after a key, its name there."),
         "Every key: recipes/reference.toml".into(),
     ];
-    draft.footer.extend(lost.into_iter().map(|(key, reason)| format!("not taken over: {key}: {reason}")));
+    (draft.footer, draft.last) = (footer, last);
     Ok(draft)
+}
+
+/// What became of a key; every key of a configuration has one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Fate {
+    Taken,
+    /// Why.
+    Lost(String),
+    /// It asks for nothing that would have to be said here.
+    NoEffect,
 }
 
 /// A configuration while it is mapped.
@@ -37,54 +54,141 @@ struct Mapping<'a> {
     foreign: &'a Foreign,
     peers: Vec<Peer>,
     draft: Draft,
-    /// Keys without a counterpart, and why.
-    lost: Vec<(String, String)>,
+    /// Every key, by its dotted path.
+    keys: Vec<(String, Fate)>,
+    /// The key that each setting comes from.
+    origins: BTreeMap<String, usize>,
+    /// What the recipe does otherwise, by the key that it concerns.
+    differences: Vec<(String, String)>,
 }
 
-impl Mapping<'_> {
-    /// The keys of a table, whose counterpart is the section `section`.
-    fn table(&mut self, table: &Map<String, Value>, path: &str, section: &str) {
+impl<'a> Mapping<'a> {
+    fn of(foreign: &'a Foreign, args: &InitArgs) -> Self {
+        let mut mapping = Self {
+            foreign,
+            peers: peers(),
+            draft: Draft::default(),
+            keys: Vec::new(),
+            origins: BTreeMap::new(),
+            differences: Vec::new(),
+        };
+        mapping.table(&foreign.root, "", "", None);
+        mapping.fill(args);
+        mapping.settle();
+        mapping
+    }
+
+    /// The keys of a table, whose counterpart is the section `section`. `of_table` is what its name alone says of them.
+    fn table(&mut self, table: &Map<String, Value>, path: &str, section: &str, of_table: Option<&Meaning>) {
         for (name, value) in table {
             let path = if path.is_empty() { name.clone() } else { format!("{path}.{name}") };
-            self.key(name, value, &path, section);
+            self.value(name, value, &path, section, of_table);
         }
     }
 
-    fn key(&mut self, name: &str, value: &Value, path: &str, section: &str) {
-        match rule(self.foreign, path, value) {
-            Some(Meaning::Set(settings)) => {
-                return settings.into_iter().for_each(|(key, value)| self.set(key, value, path));
+    /// A key, or the keys of a table or of a list of tables.
+    fn value(&mut self, name: &str, value: &Value, path: &str, section: &str, of_table: Option<&Meaning>) {
+        match value {
+            Value::Object(below) if !below.is_empty() => {
+                let (section, meaning) = self.of_table(name, section);
+                self.table(below, path, &section, meaning.as_ref().or(of_table));
             }
-            Some(Meaning::Nothing) => return,
-            Some(Meaning::Lost(reason)) => return self.lose(path, reason),
-            Some(Meaning::Nested) => {
-                let section = OWN_SECTIONS.iter().find(|(theirs, _)| *theirs == name).map_or(section, |(_, ours)| ours);
-                return value.as_object().into_iter().for_each(|below| self.table(below, path, section));
+            Value::Array(items)
+                if !items.is_empty()
+                    && items.iter().all(|item| item.as_object().is_some_and(|table| !table.is_empty())) =>
+            {
+                for (index, item) in items.iter().enumerate() {
+                    self.value(name, item, &format!("{path}.{index}"), section, of_table);
+                }
             }
-            None => {}
+            _ => {
+                let meaning = self.meaning(name, value, path, section, of_table);
+                self.put(path, meaning);
+            }
         }
-        let is_section = |key: &str| rows_to(Recipe::ROWS, key).last().is_some_and(|row| !row.keys.is_empty());
-        match (counterpart(name, section, value.is_object(), Recipe::ROWS, &self.peers), value) {
-            (Counterpart::Key(key), Value::Object(below)) if is_section(&key) => self.table(below, path, &key),
-            (Counterpart::Other(note), _) if !is_off(value) => self.lose(path, note),
-            (Counterpart::Key(key), _) if !value.is_null() && !is_section(&key) => match as_toml(value, self.foreign) {
-                Some(value) => self.set(key, value, path),
-                None => self.lose(path, "it has a value that no key here takes"),
-            },
-            (_, Value::Object(below)) => self.table(below, path, section),
-            _ if !is_off(value) => self.lose(path, "there is no such key here"),
+    }
+
+    /// The section that a table is, and what its name says of all keys in it.
+    fn of_table(&self, name: &str, section: &str) -> (String, Option<Meaning>) {
+        match name {
+            "lr_scheduler" => return ("scheduler".into(), None),
+            "bnb_config_kwargs" | "quantization_config" => return ("model".into(), None),
+            // Of a class, in litgpt.
+            "init_args" => return (section.into(), None),
             _ => {}
         }
+        if asks_for_nothing(name) {
+            return (section.into(), Some(Meaning::Nothing));
+        }
+        match counterpart(name, section, true, Recipe::ROWS, &self.peers) {
+            Counterpart::Key(key) => (key, None),
+            Counterpart::Other(note) => (section.into(), Some(Meaning::Lost(note.into()))),
+            Counterpart::Unknown => (section.into(), Some(Meaning::Lost("there is no such section here".into()))),
+        }
     }
 
-    /// Sets a key; its comment is what it is called there, where that is another name.
-    fn set(&mut self, key: String, value: toml::Value, path: &str) {
-        let is_same = key.rsplit('.').next() == Some(path);
-        self.draft.set(key, value, if is_same { "" } else { path });
+    fn meaning(&self, name: &str, value: &Value, path: &str, section: &str, of_table: Option<&Meaning>) -> Meaning {
+        if let Some(meaning) = of_trainer(self.foreign, path, value) {
+            return meaning;
+        }
+        if let Some(meaning) = of_table {
+            return if is_off(value) { Meaning::Nothing } else { meaning.clone() };
+        }
+        if value.is_null() {
+            return Meaning::Nothing;
+        }
+        if let Some(meaning) = common(self.foreign, name, value) {
+            return meaning;
+        }
+        if asks_for_nothing(name) {
+            return Meaning::Nothing;
+        }
+        let lost = |reason: &str| if is_off(value) { Meaning::Nothing } else { Meaning::Lost(reason.into()) };
+        let key = match counterpart(name, section, false, Recipe::ROWS, &self.peers) {
+            Counterpart::Key(key) => key,
+            Counterpart::Other(note) => return lost(note),
+            Counterpart::Unknown => return lost("there is no such key here"),
+        };
+        let of_source = of_source(&key, path);
+        let is_section = rows_to(Recipe::ROWS, &key).pop().is_some_and(|row| !row.keys.is_empty());
+        if is_section && of_source == key {
+            return lost("there is no such key here");
+        }
+        match as_toml(value, self.foreign) {
+            Some(value) => Meaning::Set(vec![(of_source, value)]),
+            None => lost("it has a value that no key here takes"),
+        }
     }
 
-    fn lose(&mut self, path: &str, reason: impl Into<String>) {
-        self.lost.push((path.to_owned(), reason.into()));
+    /// Notes what becomes of a key. A setting's comment is what it is called there, where that is another name.
+    fn put(&mut self, path: &str, meaning: Meaning) {
+        let (settings, fate) = match meaning {
+            Meaning::Set(settings) => (settings, Fate::Taken),
+            Meaning::Near(settings, difference) => {
+                self.differences.push((path.to_owned(), difference));
+                (settings, Fate::Taken)
+            }
+            Meaning::Nothing => (Vec::new(), Fate::NoEffect),
+            Meaning::Lost(reason) => (Vec::new(), Fate::Lost(reason)),
+        };
+        let index = self.keys.len();
+        self.keys.push((path.to_owned(), fate));
+        for (key, value) in settings {
+            if self.draft.get(&key).is_some_and(|other| *other != value) {
+                self.lose(&key, format!("`{path}` says otherwise"));
+            }
+            let is_same = key.rsplit('.').next() == Some(path);
+            self.draft.set(key.as_str(), value, if is_same { "" } else { path });
+            self.origins.insert(key, index);
+        }
+    }
+
+    /// The key that a setting comes from is lost; a setting that comes from none is a difference.
+    fn lose(&mut self, key: &str, reason: String) {
+        match self.origins.get(key) {
+            Some(index) => self.keys[*index].1 = Fate::Lost(reason),
+            None => self.differences.push((key.to_owned(), reason)),
+        }
     }
 
     /// What the command line says, and what the other trainer does by default.
@@ -101,18 +205,60 @@ impl Mapping<'_> {
         }
         let trainer = self.foreign.trainer;
         for (key, value) in trainer.defaults() {
-            let is_excluded = *key == "train.max_steps" && self.draft.get("train.num_epochs").is_some();
-            if self.draft.get(key).is_none() && !is_excluded {
+            // Keys that exclude each other, or of which one is of no use without another.
+            let excluding: &[&str] = match *key {
+                "train.max_steps" => &["train.num_epochs"],
+                "train.num_epochs" => &["train.max_steps"],
+                "scheduler.warmup_steps" => &["scheduler.warmup_ratio"],
+                "scheduler.warmup_ratio" => &["scheduler.warmup_steps"],
+                _ => &[],
+            };
+            let is_off = *key == "train.precision" && self.foreign.get("bf16") == Some(&Value::Bool(false));
+            let is_said = |key: &str| self.draft.get(key).is_some() || is_off;
+            if !is_said(key) && !excluding.iter().any(|key| is_said(key)) {
                 let value: Option<toml::Value> = value.parse().ok();
-                value
-                    .into_iter()
-                    .for_each(|value| self.draft.set(*key, value, format!("{}'s default", trainer.name())));
+                value.into_iter().for_each(|value| self.draft.set(*key, value, default_of(trainer)));
             }
         }
         let has_alpha = self.draft.get("lora.lora_alpha").is_some();
         let rank = self.draft.get("lora.r").and_then(toml::Value::as_integer);
-        if let (Trainer::LlamaFactory, false, Some(rank)) = (trainer, has_alpha, rank) {
-            self.draft.set("lora.lora_alpha", 2 * rank, "LLaMA-Factory's default: twice the rank");
+        match (trainer, rank) {
+            (Trainer::LlamaFactory, Some(rank)) if !has_alpha => {
+                self.draft.set("lora.lora_alpha", 2 * rank, "LLaMA-Factory's default: twice the rank");
+            }
+            (Trainer::MlxLm, Some(rank)) if !has_alpha => {
+                self.draft.set("lora.lora_alpha", 20 * rank, "mlx-lm's default: a scale of 20");
+            }
+            _ => {}
+        }
+        if trainer == Trainer::MlxLm {
+            self.fill_mlx_lm();
+        }
+        for (keys, difference) in trainer.differences() {
+            if keys.iter().all(|key| self.foreign.get(key).is_none()) {
+                self.differences.push((keys[0].to_owned(), (*difference).to_owned()));
+            }
+        }
+    }
+
+    /// mlx-lm adapts the last 16 layers, and decays weights with adamw alone.
+    fn fill_mlx_lm(&mut self) {
+        if self.foreign.get("num_layers").is_none() && self.foreign.get("lora_layers").is_none() {
+            match last_layers(self.foreign, 16) {
+                Meaning::Set(settings) => {
+                    settings
+                        .into_iter()
+                        .for_each(|(key, value)| self.draft.set(key, value, "mlx-lm's default: the last 16"));
+                }
+                Meaning::Lost(reason) => {
+                    self.differences.push(("num_layers".into(), format!("16 by default: {reason}")));
+                }
+                _ => {}
+            }
+        }
+        let is_adamw = self.foreign.get("optimizer").is_some_and(|name| name == "adamw");
+        if is_adamw && self.draft.get("optimizer.weight_decay").is_none() {
+            self.draft.set("optimizer.weight_decay", 0.01, default_of(Trainer::MlxLm));
         }
     }
 
@@ -128,15 +274,55 @@ impl Mapping<'_> {
                 match problem.instead {
                     Some(word) => self.draft.settings[index].value = (*word).into(),
                     None => {
-                        let setting = self.draft.settings.remove(index);
+                        // A default that has no place here asks for nothing.
+                        if self.draft.settings.remove(index).comment == default_of(self.foreign.trainer) {
+                            continue;
+                        }
                         let hint = problem.hint.map(|hint| format!("; {hint}")).unwrap_or_default();
-                        let name = if setting.comment.is_empty() { &setting.key } else { &setting.comment };
-                        self.lose(name, format!("{}{hint}", problem.message).replace('\n', " "));
+                        let default = rows_to(Recipe::ROWS, &key).pop().and_then(|row| (row.default)());
+                        let used = default.map(|value| format!("; {value} is used")).unwrap_or_default();
+                        self.lose(&key, format!("{}{hint}{used}", problem.message).replace('\n', " "));
                     }
                 }
             }
         }
     }
+
+    /// The keys of a fate.
+    fn keys_of(&self, fate: &Fate) -> Vec<&str> {
+        self.keys.iter().filter(|key| key.1 == *fate).map(|key| key.0.as_str()).collect()
+    }
+
+    /// What became of the keys: counts, those that are lost with the reason, and what is done otherwise.
+    fn footer(&self) -> Vec<String> {
+        let [num_taken, num_idle] = [Fate::Taken, Fate::NoEffect].map(|fate| self.keys_of(&fate).len());
+        let num_keys = self.keys.len();
+        let mut lines = vec![format!(
+            "of {num_keys} keys, {num_taken} are taken over, {} lost, {num_idle} without effect here",
+            num_keys - num_taken - num_idle
+        )];
+        let mut lost: Vec<&Fate> = Vec::new();
+        for (_, fate) in &self.keys {
+            if let (Fate::Lost(reason), false) = (fate, lost.contains(&fate)) {
+                lost.push(fate);
+                lines.push(format!("not taken over: {}: {reason}", self.keys_of(fate).join(", ")));
+            }
+        }
+        lines.extend(self.differences.iter().map(|(key, text)| format!("differs: {key}: {text}")));
+        lines
+    }
+}
+
+fn default_of(trainer: Trainer) -> String {
+    format!("{}'s default", trainer.name())
+}
+
+/// A data set by its name alone, or a key of one: of the first source, or of that whose number the path has.
+fn of_source(key: &str, path: &str) -> String {
+    let mut parts = key.split('.').skip(1);
+    let (section, name) = (parts.next().unwrap_or_default(), parts.next().unwrap_or("path"));
+    let index = path.split('.').find_map(|part| part.parse::<usize>().ok()).unwrap_or(0);
+    if section == "train" || section == "eval" { format!("data.{section}.{index}.{name}") } else { key.to_owned() }
 }
 
 #[cfg(test)]

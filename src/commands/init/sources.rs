@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value};
 
 use super::foreign::Meaning::{self, Lost, Nothing, Set};
-use super::foreign::{Foreign, one};
+use super::foreign::{Foreign, READ, is_off, one};
 
 /// mlx-lm's folder of train.jsonl and valid.jsonl, or the id of a data set.
 pub(super) fn folder(from: &Foreign, value: &Value) -> Meaning {
@@ -18,26 +18,63 @@ pub(super) fn folder(from: &Foreign, value: &Value) -> Meaning {
                 settings.push((format!("data.{section}.0.path"), file(name).to_string_lossy().into_owned().into()));
             }
         }
-        return Set(settings);
+        let none = || Lost("there is no train.jsonl in this folder".into());
+        return if settings.is_empty() { none() } else { Set(settings) };
     }
     one("data.train.0.path", value, from)
 }
 
-/// Axolotl's list of data sets.
-pub(super) fn listed(section: &str, value: &Value) -> Meaning {
-    let mut settings = Vec::new();
-    for (index, source) in value.as_array().into_iter().flatten().filter_map(Value::as_object).enumerate() {
-        let key = |name: &str| format!("data.{section}.{index}.{name}");
-        let text = |name: &str| source.get(name).and_then(Value::as_str);
-        let file = source.get("data_files").and_then(|files| files.get(0).unwrap_or(files).as_str());
-        settings.extend(file.or(text("path")).map(|path| (key("path"), path.into())));
-        settings.extend(text("type").and_then(format).map(|format| (key("format"), format.into())));
-        settings.extend(text("split").into_iter().flat_map(|split| of_split(section, index, split)));
-        settings.extend(text("name").map(|name| (key("name"), name.into())));
-        settings.extend(columns(source).map(|columns| (key("columns"), columns)));
-    }
-    if settings.is_empty() { Lost("no data set with a `path` in it".into()) } else { Set(settings) }
+/// A key of axolotl's list of data sets, `0.path`; none where it means what it means elsewhere.
+pub(super) fn listed(from: &Foreign, section: &str, below: &str, value: &Value) -> Option<Meaning> {
+    let (index, key) = below.split_once('.')?;
+    let list = if section == "train" { "datasets" } else { "test_datasets" };
+    let source = from.get(&format!("{list}.{index}")).and_then(Value::as_object)?;
+    let ours = |name: &str| format!("data.{section}.{index}.{name}");
+    let text = value.as_str().unwrap_or_default();
+    Some(match key {
+        _ if value.is_null() => Nothing,
+        "path" if source.contains_key("data_files") => READ,
+        "path" => Set(vec![(ours("path"), text.into())]),
+        "data_files" => match (value.as_array().map(Vec::as_slice), value.get(0).unwrap_or(value).as_str()) {
+            (None | Some([_]), Some(file)) => {
+                let folder = source.get("path").and_then(Value::as_str).filter(|path| path.contains('/'));
+                let file = folder.map_or(file.to_owned(), |folder| {
+                    let home = if Path::new(folder).is_dir() { "" } else { "hf://datasets/" };
+                    format!("{home}{folder}/{file}")
+                });
+                Set(vec![(ours("path"), file.into())])
+            }
+            _ => Lost("several files: write a [[data.train]] for each".into()),
+        },
+        "type" => match format(text) {
+            Some(format) => Set(vec![(ours("format"), format.into())]),
+            None if text.starts_with("chat_template") => Nothing,
+            None => Lost("a form of its trainer's own; README.md has those that rows can have here".into()),
+        },
+        "split" => split(section, index.parse().ok()?, text),
+        "name" => Set(vec![(ours("name"), text.into())]),
+        "ds_type" => Nothing,
+        "message_property_mappings.role" | "message_field_role" if matches!(text, "role" | "from") => Nothing,
+        "message_property_mappings.content" | "message_field_content" if matches!(text, "content" | "value") => Nothing,
+        "type.format" | "type.no_input_format" => Lost("a prompt of one's own: write it into the rows".into()),
+        key if COLUMNS.iter().any(|(theirs, _)| *theirs == key.trim_start_matches("type.")) => {
+            columns(source).map_or(Nothing, |columns| Set(vec![(ours("columns"), columns)]))
+        }
+        key if key.starts_with("roles.") => {
+            let known = ["system", "user", "human", "assistant", "gpt", "model", "tool"];
+            let names = value.as_array().into_iter().flatten();
+            match names.filter_map(Value::as_str).find(|name| !known.contains(name)) {
+                Some(name) => Lost(format!("the role `{name}` has another name here; change it in the rows")),
+                None => Nothing,
+            }
+        }
+        "chat_template" | "roles_to_train" | "train_on_eos" => return None,
+        _ if is_off(value) => Nothing,
+        _ => Lost(NO_SUCH_KEY.into()),
+    })
 }
+
+const NO_SUCH_KEY: &str = "there is no such key of a data set here";
 
 /// Our name of a format; none where `auto` finds it.
 fn format(name: &str) -> Option<&'static str> {
@@ -50,29 +87,94 @@ fn format(name: &str) -> Option<&'static str> {
 }
 
 /// `train[:10%]`: the split, and its rows.
-fn of_split(section: &str, index: usize, split: &str) -> Vec<(String, toml::Value)> {
+pub(super) fn split(section: &str, index: usize, split: &str) -> Meaning {
     let key = |name: &str| format!("data.{section}.{index}.{name}");
-    let (name, part) = split.split_once("[:").unwrap_or((split, ""));
-    let part = part.trim_end_matches(']');
-    let rows = part.parse::<i64>().map_or_else(|_| part.into(), toml::Value::from);
-    let rows = (!part.is_empty()).then(|| (key("rows"), rows));
-    [(key("split"), name.into())].into_iter().chain(rows).collect()
+    let (name, part) = split.split_once('[').unwrap_or((split, "]"));
+    let rows = part.trim_end_matches(']');
+    let Some(rows) = rows.strip_prefix(':').or(Some("").filter(|_| rows.is_empty())) else {
+        return Lost("`rows` takes the first rows alone; data.eval_split holds rows out".into());
+    };
+    let value = rows.parse::<i64>().map_or_else(|_| rows.into(), toml::Value::from);
+    let rows = (!rows.is_empty()).then(|| (key("rows"), value));
+    Set([(key("split"), name.into())].into_iter().chain(rows).collect())
 }
+
+/// Names of columns, with ours.
+const COLUMNS: [(&str, &str); 11] = [
+    ("field_messages", "messages"),
+    ("field_instruction", "instruction"),
+    ("field_input", "input"),
+    ("field_output", "output"),
+    ("field_system", "system"),
+    ("field", "text"),
+    ("text_column", "text"),
+    ("prompt_feature", "prompt"),
+    ("completion_feature", "completion"),
+    ("chat_feature", "messages"),
+    ("text_feature", "text"),
+];
 
 /// Columns that have other names than the format expects.
 fn columns(source: &Map<String, Value>) -> Option<toml::Value> {
-    let names = [
-        ("field_messages", "messages"),
-        ("field_instruction", "instruction"),
-        ("field_input", "input"),
-        ("field_output", "output"),
-        ("field", "text"),
-    ];
-    let column = |key: &str| source.get(key).and_then(Value::as_str);
-    let renamed = names.into_iter().filter_map(|(key, ours)| Some((ours, column(key)?)));
+    let below = source.get("type").and_then(Value::as_object);
+    let column = |key: &str| source.get(key).or_else(|| below?.get(key)).and_then(Value::as_str);
+    let renamed = COLUMNS.into_iter().filter_map(|(key, ours)| Some((ours, column(key)?)));
     let renamed = renamed.filter(|(ours, column)| ours != column && *column != "conversations");
     let columns: toml::Table = renamed.map(|(ours, column)| (ours.to_owned(), column.into())).collect();
     (!columns.is_empty()).then_some(toml::Value::Table(columns))
+}
+
+/// A key of mlx-lm's data set of the Hub.
+pub(super) fn hugging_face(from: &Foreign, path: &str, value: &Value) -> Meaning {
+    let source = from.get("hf_dataset").and_then(Value::as_object);
+    let text = value.as_str().unwrap_or_default();
+    let evaluated = || source.and_then(|source| source.get("path")?.as_str());
+    match path.trim_start_matches("hf_dataset.") {
+        "path" => one("data.train.0.path", value, from),
+        "name" | "config.name" => one("data.train.0.name", value, from),
+        "train_split" => split("train", 0, text),
+        "valid_split" => match (split("eval", 0, text), evaluated()) {
+            (Set(split), Some(path)) => {
+                Set([("data.eval.0.path".into(), path.into())].into_iter().chain(split).collect())
+            }
+            (other, _) => other,
+        },
+        key if COLUMNS.iter().any(|(theirs, _)| *theirs == key) => {
+            let columns = source.and_then(columns);
+            columns.map_or(Nothing, |columns| Set(vec![("data.train.0.columns".into(), columns)]))
+        }
+        _ if is_off(value) => Nothing,
+        _ => Lost(NO_SUCH_KEY.into()),
+    }
+}
+
+/// A key of a data set of TRL's mixture.
+pub(super) fn mixed(path: &str, value: &Value) -> Meaning {
+    let (index, key) = path.trim_start_matches("dataset_mixture.datasets.").split_once('.').unwrap_or_default();
+    let set = |name: &str| Set(vec![(format!("data.train.{index}.{name}"), value.as_str().unwrap_or_default().into())]);
+    match key {
+        _ if value.is_null() => Nothing,
+        "path" | "id" => set("path"),
+        "name" | "config" => set("name"),
+        "split" => split("train", index.parse().unwrap_or(0), value.as_str().unwrap_or_default()),
+        // Those that are kept.
+        "columns" => Nothing,
+        "weight" if value.as_f64() == Some(1.0) => Nothing,
+        "weight" => Lost("a share of its rows there; here `rows` takes the first, as in rows = \"10%\"".into()),
+        _ if is_off(value) => Nothing,
+        _ => Lost(NO_SUCH_KEY.into()),
+    }
+}
+
+/// LLaMA-Factory's `max_samples`: so many rows of each data set.
+pub(super) fn rows(from: &Foreign, value: &Value) -> Meaning {
+    let Some(rows) = value.as_i64() else { return Nothing };
+    let sections = [("dataset", "train"), ("eval_dataset", "eval")];
+    let of = |(theirs, section): (&str, &'static str)| {
+        let number = from.get(theirs).and_then(Value::as_str).map_or(0, |list| list.split(',').count());
+        (0..number).map(move |index| (format!("data.{section}.{index}.rows"), rows.into()))
+    };
+    Set(sections.into_iter().flat_map(of).collect())
 }
 
 /// LLaMA-Factory's names, looked up in `dataset_info.json`.
@@ -112,32 +214,56 @@ fn dataset_info(from: &Foreign) -> (PathBuf, Map<String, Value>) {
     (PathBuf::from(named), Map::new())
 }
 
-/// Rows that a class of torchtune or litgpt stands for, and its options.
-pub(super) fn of_class(from: &Foreign, value: &Value) -> Meaning {
-    let class = ["_component_", "class_path"].into_iter().find_map(|key| value.get(key)?.as_str());
-    let class = class.and_then(|class| class.rsplit('.').next()).unwrap_or_default();
-    let option = |name: &str| value.get(name).or_else(|| value.get("init_args")?.get(name));
-    let text = |name: &str| option(name).and_then(Value::as_str);
-    let source = text("source").filter(|source| !matches!(*source, "json" | "csv" | "parquet" | "text"));
-    let Some(path) = text("data_files").or(text("json_path")).or(source).or_else(|| on_the_hub(class)) else {
+/// A key of torchtune's data set.
+pub(super) fn of_torchtune(from: &Foreign, path: &str, value: &Value) -> Meaning {
+    let key = path.trim_start_matches("dataset.");
+    let text = value.as_str().unwrap_or_default();
+    let has = |key: &str| from.get(&format!("dataset.{key}")).is_some_and(|value| !is_off(value));
+    match key {
+        "_component_" => of_class(text, has("source") || has("data_files")),
+        "source" if has("data_files") => READ,
+        "source" | "data_files" if value.is_string() => one("data.train.0.path", value, from),
+        "split" => split("train", 0, text),
+        "name" | "subset" => one("data.train.0.name", value, from),
+        "packed" => one("data.packing", value, from),
+        "train_on_input" => one("data.train_on_inputs", value, from),
+        "new_system_prompt" if !is_off(value) => one("data.system", value, from),
+        "conversation_style" => Nothing,
+        _ if is_off(value) => Nothing,
+        _ => Lost(NO_SUCH_KEY.into()),
+    }
+}
+
+/// A key of the class of litgpt's rows.
+pub(super) fn of_litgpt(from: &Foreign, path: &str, value: &Value) -> Option<Meaning> {
+    let key = path.trim_start_matches("data.").trim_start_matches("init_args.");
+    Some(match key {
+        "class_path" => of_litgpt_class(from, value),
+        "json_path" => one("data.train.0.path", value, from),
+        "mask_prompt" => return None,
+        "val_split_fraction" if !is_off(value) => one("data.eval_split", value, from),
+        "prompt_style" if !is_off(value) => Lost("rows take the form of the model's chat template".into()),
+        "ignore_index" | "seed" | "num_workers" | "download_dir" => Nothing,
+        _ if is_off(value) => Nothing,
+        _ => Lost(NO_SUCH_KEY.into()),
+    })
+}
+
+pub(super) fn of_litgpt_class(from: &Foreign, value: &Value) -> Meaning {
+    let has_path = from.get("data.init_args.json_path").or_else(|| from.get("data.json_path")).is_some();
+    of_class(value.as_str().unwrap_or_default(), has_path)
+}
+
+/// A class that stands for rows, or reads those that another key names.
+fn of_class(path: &str, is_named: bool) -> Meaning {
+    let class = path.rsplit('.').next().unwrap_or_default();
+    let rows = on_the_hub(class).filter(|_| !is_named).map(|path| ("data.train.0.path".to_owned(), path.into()));
+    if rows.is_none() && !is_named {
         return Lost(format!("`{class}` stands for rows that have no name here: name a file by --data"));
-    };
-    let mut settings = vec![("data.train.0.path".to_owned(), from.expanded(path).into())];
-    let mut set = |key: &str, value: toml::Value| settings.push((key.to_owned(), value));
-    if let Some(packed) = option("packed").and_then(Value::as_bool) {
-        set("data.packing", packed.into());
     }
-    if let Some(share) = option("val_split_fraction").and_then(Value::as_f64) {
-        set("data.eval_split", share.into());
-    }
-    let on_inputs = option("train_on_input").and_then(Value::as_bool);
-    let is_masked = option("mask_prompt").and_then(Value::as_bool);
-    // The default of torchtune's alpaca rows.
-    let on_inputs = on_inputs.or(is_masked.map(|is_masked| !is_masked));
-    if let Some(on_inputs) = on_inputs.or_else(|| class.starts_with("alpaca").then_some(true)) {
-        set("data.train_on_inputs", on_inputs.into());
-    }
-    Set(settings)
+    // torchtune's default.
+    let on_inputs = class.starts_with("alpaca_").then(|| ("data.train_on_inputs".to_owned(), true.into()));
+    Set(rows.into_iter().chain(on_inputs).collect())
 }
 
 /// The data set of the Hub that a class reads.

@@ -80,11 +80,13 @@ impl Summary {
         self.write_histogram(out)?;
         let share = percent(target_tokens, tokens);
         writeln!(out, "  carrying loss  {target_tokens} of {tokens} tokens ({share})")?;
+        let rows = |count: u64| format!("{count} row{}", if count == 1 { "" } else { "s" });
         writeln!(
             out,
-            "  truncated      {truncated} rows at `data.max_length` = {max_length}; {answer_cut} of them lose the whole answer"
+            "  truncated      {} at `data.max_length` = {max_length}, {answer_cut} without any of the answer",
+            rows(truncated)
         )?;
-        writeln!(out, "  left out       {without_targets} rows in which nothing carries loss")?;
+        writeln!(out, "  left out       {} in which nothing carries loss", rows(without_targets))?;
         if bad > 0 {
             writeln!(out, "  skipped        {bad} rows that cannot be used (`data.on_bad_row` = \"skip\")")?;
         }

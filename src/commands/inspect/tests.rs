@@ -90,10 +90,7 @@ fn what_is_cut_and_what_has_no_answer_is_warned_of_with_the_key_to_change() {
         ),
         "{shown}"
     );
-    assert!(
-        shown.contains("truncated      1 rows at `data.max_length` = 5; 1 of them lose the whole answer"),
-        "{shown}"
-    );
+    assert!(shown.contains("truncated      1 row at `data.max_length` = 5, 1 without any of the answer"), "{shown}");
     assert!(shown.contains("left out       2 rows") && shown.contains("longest 4"), "{shown}");
     assert!(warnings[0].contains("2 of 3 rows carry no loss and are left out:\n  row 1: of 10 tokens"), "{warnings:?}");
     assert!(warnings[1].contains("1 of 3 rows are odd:\n  line 3: the completion is empty"), "{warnings:?}");

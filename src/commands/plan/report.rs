@@ -12,7 +12,7 @@ use crate::train::forecast::Forecast;
 use crate::train::memory::{Component, HostPlan, MemoryPlan, Workload};
 use crate::train::schedule::total_steps;
 use crate::util::stats::as_f64;
-use crate::util::text::with_commas;
+use crate::util::text::{thousands, with_commas};
 
 /// The inputs of a plan.
 pub(super) struct Basis<'a> {
@@ -342,8 +342,9 @@ fn times(report: &Report, without_rows: Option<&str>) -> Vec<String> {
     if let Some(step) = report.step_seconds {
         let rate = as_f64(report.tokens_per_step) / step;
         lines.push(format!(
-            "{}: {rate:.0} tokens/s, {} a step of {} tokens at full length",
+            "{}: {} tokens/s, {} a step of {} tokens at full length",
             if report.is_calibrated { "measured" } else { "estimated" },
+            thousands(rate),
             duration(step),
             with_commas(report.tokens_per_step)
         ));

@@ -2,6 +2,7 @@
 
 use rand::Rng as _;
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 
 use super::error::ApiError;
@@ -31,7 +32,10 @@ pub(super) enum Kind {
 pub(super) struct Asking {
     pub(super) model: Option<String>,
     content: Content,
-    pub(super) options: GenerateOptions,
+    max_new_tokens: usize,
+    temperature: f64,
+    top_p: f64,
+    seed: Option<i64>,
     pub(super) stop: Vec<String>,
     pub(super) top_logprobs: Option<usize>,
     pub(super) stream: bool,
@@ -41,37 +45,17 @@ pub(super) struct Asking {
 #[derive(Debug)]
 enum Content {
     Messages(Vec<Value>),
-    Text(String),
-    Tokens(Vec<u32>),
+    Prompts(Prompts),
 }
 
-/// The body of a request. Parameters that are `null` are absent.
-#[derive(Deserialize)]
-struct Body {
-    model: Option<String>,
-    messages: Option<Vec<Map<String, Value>>>,
-    prompt: Option<Prompt>,
-    stream: Option<bool>,
-    stream_options: Option<StreamOptions>,
-    max_tokens: Option<usize>,
-    max_completion_tokens: Option<usize>,
-    temperature: Option<f64>,
-    top_p: Option<f64>,
-    seed: Option<i64>,
-    stop: Option<Stop>,
-    logprobs: Option<Value>,
-    top_logprobs: Option<usize>,
-    #[serde(flatten)]
-    rest: Map<String, Value>,
-}
-
-#[derive(Deserialize)]
+/// What `prompt` may be: a text or its tokens, or a list of either.
+#[derive(Debug, Deserialize)]
 #[serde(untagged)]
-enum Prompt {
+enum Prompts {
     Text(String),
-    Texts([String; 1]),
+    Texts(Vec<String>),
     Tokens(Vec<u32>),
-    ManyTokens([Vec<u32>; 1]),
+    ManyTokens(Vec<Vec<u32>>),
 }
 
 #[derive(Deserialize)]
@@ -87,16 +71,41 @@ struct StreamOptions {
     include_usage: bool,
 }
 
+/// The parameters that are left of a request.
+struct Body(Map<String, Value>);
+
+impl Body {
+    /// A parameter; one that is `null` is absent.
+    fn take<T: DeserializeOwned>(&mut self, name: &str, expected: &str) -> Result<Option<T>, ApiError> {
+        let value = self.0.shift_remove(name).filter(|value| !value.is_null());
+        value.map(|value| serde_json::from_value(value).map_err(|_| unexpected(name, expected))).transpose()
+    }
+}
+
+fn unexpected(name: &str, expected: &str) -> ApiError {
+    ApiError::wrong(format!("`{name}`: expected {expected}"), Some(name))
+}
+
 impl Asking {
     /// Reads the body of a request.
     pub(super) fn parse(kind: Kind, body: &[u8]) -> Result<Self, ApiError> {
-        let body: Body =
-            serde_json::from_slice(body).map_err(|error| ApiError::wrong(format!("the body: {error}"), None))?;
-        refuse_unknown(&body.rest)?;
-        let content = match (kind, body.messages, body.prompt) {
+        const COUNT: &str = "a whole number";
+        const TEMPERATURE: &str = "a number from 0 to 2";
+        const TOP_P: &str = "a number above 0, at most 1";
+        const STOP: &str = "a text that is not empty, or a list of such";
+        let body = serde_json::from_slice(body).map_err(|_| ApiError::wrong("the body is not a JSON object", None))?;
+        let mut body = Body(body);
+        let within = |name: &str, is_allowed: bool, expected: &str| {
+            if is_allowed { Ok(()) } else { Err(unexpected(name, expected)) }
+        };
+        let messages = body.take("messages", "a list of messages")?;
+        let prompt = body.take("prompt", "a text, a list of texts, or tokens of a text or of several")?;
+        let content = match (kind, messages, prompt) {
             (Kind::Chat, Some(messages), None) => Content::Messages(self::messages(messages)?),
-            (Kind::Completion, None, Some(Prompt::Text(text) | Prompt::Texts([text]))) => Content::Text(text),
-            (Kind::Completion, None, Some(Prompt::Tokens(ids) | Prompt::ManyTokens([ids]))) => Content::Tokens(ids),
+            (Kind::Completion, None, Some(Prompts::Texts(texts))) if texts.is_empty() => {
+                return Err(ApiError::wrong("`prompt` is empty", Some("prompt")));
+            }
+            (Kind::Completion, None, Some(prompts)) => Content::Prompts(prompts),
             (Kind::Chat, ..) => {
                 return Err(ApiError::wrong("`messages` is wanted here, and no `prompt`", Some("messages")));
             }
@@ -104,53 +113,65 @@ impl Asking {
                 return Err(ApiError::wrong("`prompt` is wanted here, and no `messages`", Some("prompt")));
             }
         };
-        let within = |name: &str, is_allowed: bool, expected: &str| {
-            if is_allowed { Ok(()) } else { Err(ApiError::wrong(format!("`{name}`: expected {expected}"), Some(name))) }
-        };
-        let max_tokens = body.max_completion_tokens.or(body.max_tokens);
+        let (new, old) = (body.take("max_completion_tokens", COUNT)?, body.take("max_tokens", COUNT)?);
+        let max_tokens = new.or(old);
         within("max_tokens", max_tokens != Some(0), "at least 1")?;
-        let temperature = body.temperature.unwrap_or(1.0);
-        within("temperature", (0.0..=2.0).contains(&temperature), "a number from 0 to 2")?;
-        let top_p = body.top_p.unwrap_or(1.0);
-        within("top_p", top_p > 0.0 && top_p <= 1.0, "a number above 0, at most 1")?;
-        let stop = match body.stop {
+        let temperature = body.take("temperature", TEMPERATURE)?.unwrap_or(1.0);
+        within("temperature", (0.0..=2.0).contains(&temperature), TEMPERATURE)?;
+        let top_p = body.take("top_p", TOP_P)?.unwrap_or(1.0);
+        within("top_p", top_p > 0.0 && top_p <= 1.0, TOP_P)?;
+        let stop = match body.take("stop", STOP)? {
             None => Vec::new(),
             Some(Stop::One(stop)) => vec![stop],
             Some(Stop::Several(stops)) => stops,
         };
-        within("stop", stop.iter().all(|stop| !stop.is_empty()), "texts that are not empty")?;
-        let top_logprobs = top_logprobs(kind, body.logprobs.as_ref(), body.top_logprobs)?;
+        within("stop", stop.iter().all(|stop| !stop.is_empty()), STOP)?;
+        let logprobs = body.take("logprobs", "true, false or a number")?;
+        let top_logprobs = top_logprobs(kind, logprobs.as_ref(), body.take("top_logprobs", COUNT)?)?;
         within("top_logprobs", top_logprobs.is_none_or(|top| top <= MAX_TOP_LOGPROBS), "at most 20")?;
-        let options = GenerateOptions {
+        let stream_options: Option<StreamOptions> = body.take("stream_options", "an object")?;
+        let asking = Self {
+            model: body.take("model", "a text")?,
+            content,
             max_new_tokens: max_tokens.unwrap_or(if kind == Kind::Chat { usize::MAX } else { COMPLETION_TOKENS }),
             temperature,
             top_p,
-            top_k: None,
-            seed: body.seed.map_or_else(|| rand::rng().random(), i64::cast_unsigned),
-        };
-        Ok(Self {
-            model: body.model,
-            content,
-            options,
+            seed: body.take("seed", COUNT)?,
             stop,
             top_logprobs,
-            stream: body.stream.unwrap_or_default(),
-            include_usage: body.stream_options.is_some_and(|options| options.include_usage),
-        })
+            stream: body.take("stream", "true or false")?.unwrap_or_default(),
+            include_usage: stream_options.is_some_and(|options| options.include_usage),
+        };
+        refuse_unknown(&body.0)?;
+        Ok(asking)
     }
 
-    /// The tokens to continue. `system` is the system message of conversations that have none.
+    /// How one prompt is continued: where the request has no seed, each prompt gets its own.
+    pub(super) fn options(&self) -> GenerateOptions {
+        GenerateOptions {
+            max_new_tokens: self.max_new_tokens,
+            temperature: self.temperature,
+            top_p: self.top_p,
+            top_k: None,
+            seed: self.seed.map_or_else(|| rand::rng().random(), i64::cast_unsigned),
+        }
+    }
+
+    /// The tokens to continue, of each prompt. `system` is the system message of conversations that have none.
     pub(super) fn prompt_ids(
         &self,
         tokenizer: &Tokenizer,
         template: Option<&ChatTemplate>,
         system: Option<&str>,
-    ) -> Result<Vec<u32>, ApiError> {
+    ) -> Result<Vec<Vec<u32>>, ApiError> {
+        let encode = |text: &String| {
+            tokenizer.encode(text, true).map_err(|error| ApiError::wrong(error.to_string(), Some("prompt")))
+        };
         match (&self.content, template) {
-            (Content::Tokens(ids), _) => Ok(ids.clone()),
-            (Content::Text(text), _) => {
-                tokenizer.encode(text, true).map_err(|error| ApiError::wrong(error.to_string(), Some("prompt")))
-            }
+            (Content::Prompts(Prompts::Text(text)), _) => Ok(vec![encode(text)?]),
+            (Content::Prompts(Prompts::Tokens(ids)), _) => Ok(vec![ids.clone()]),
+            (Content::Prompts(Prompts::Texts(texts)), _) => texts.iter().map(encode).collect(),
+            (Content::Prompts(Prompts::ManyTokens(prompts)), _) => Ok(prompts.clone()),
             (Content::Messages(_), None) => {
                 Err(ApiError::wrong("this model has no chat template; /v1/completions continues a text", Some("model")))
             }
@@ -163,7 +184,8 @@ impl Asking {
                 let has_system = messages.iter().any(|message| message["role"] == "system");
                 let system = system.filter(|_| !has_system).map(|text| json!({"role": "system", "content": text}));
                 let messages: Vec<Value> = system.into_iter().chain(messages.iter().cloned()).collect();
-                encode_messages(tokenizer, template, &messages).map_err(|error| ApiError::of_prompt(&error))
+                let ids = encode_messages(tokenizer, template, &messages);
+                ids.map(|ids| vec![ids]).map_err(|error| ApiError::of_prompt(&error))
             }
         }
     }
@@ -258,13 +280,16 @@ mod tests {
     #[test]
     fn parameters_have_openais_defaults_and_names() {
         let asking = chat(&json!({})).unwrap();
-        assert_eq!((asking.options.temperature, asking.options.max_new_tokens), (1.0, usize::MAX));
+        assert_eq!((asking.options().temperature, asking.options().max_new_tokens), (1.0, usize::MAX));
         let asking = parse(Kind::Completion, &json!({"prompt": ["Once"], "logprobs": 2, "stop": null})).unwrap();
-        assert_eq!((asking.options.max_new_tokens, asking.top_logprobs), (16, Some(2)));
+        assert_eq!((asking.options().max_new_tokens, asking.top_logprobs), (16, Some(2)));
         let more = json!({"max_completion_tokens": 5, "stop": "x", "seed": -1, "logprobs": true, "top_logprobs": 3,
             "temperature": 0, "top_p": 0.5, "stream": true, "stream_options": {"include_usage": true}});
         let asking = chat(&more).unwrap();
-        assert_eq!((asking.options.max_new_tokens, asking.options.seed, asking.options.top_p), (5, u64::MAX, 0.5));
+        assert_eq!(
+            (asking.options().max_new_tokens, asking.options().seed, asking.options().top_p),
+            (5, u64::MAX, 0.5)
+        );
         assert_eq!((asking.stop, asking.top_logprobs), (vec!["x".to_owned()], Some(3)));
         assert!(asking.stream && asking.include_usage);
     }
@@ -296,10 +321,34 @@ mod tests {
             let error = chat(&wrong).unwrap_err();
             assert_eq!((&error["param"], &error["type"]), (&json!(param), &json!("invalid_request_error")), "{error}");
         }
-        assert!(parse(Kind::Completion, &json!({"prompt": ["a", "b"]})).is_err());
-        assert!(
-            parse(Kind::Chat, &json!({"messages": "x"})).unwrap_err()["message"].as_str().unwrap().contains("sequence")
-        );
+    }
+
+    #[test]
+    fn a_parameter_of_the_wrong_type_is_named_with_what_is_expected() {
+        for (wrong, message) in [
+            (json!({"messages": "x"}), "`messages`: expected a list of messages"),
+            (json!({"max_tokens": "5"}), "`max_tokens`: expected a whole number"),
+            (json!({"stop": 3}), "`stop`: expected a text that is not empty, or a list of such"),
+            (json!({"stream": "yes"}), "`stream`: expected true or false"),
+        ] {
+            assert_eq!(chat(&wrong).unwrap_err()["message"], message);
+        }
+        let asked = |prompt: Value| parse(Kind::Completion, &json!({"prompt": prompt}));
+        for wrong in [json!(["a", 1]), json!({"a": 1}), json!([[1], "a"])] {
+            let expected = "`prompt`: expected a text, a list of texts, or tokens of a text or of several";
+            assert_eq!(asked(wrong).unwrap_err()["message"], expected);
+        }
+        assert_eq!(asked(json!([])).unwrap_err()["message"], "`prompt` is empty");
+        let error = Asking::parse(Kind::Chat, b"{").unwrap_err().json();
+        assert_eq!(error["error"]["message"], "the body is not a JSON object");
+    }
+
+    #[test]
+    fn each_prompt_of_a_list_has_a_seed_of_its_own_unless_the_request_has_one() {
+        let asking = parse(Kind::Completion, &json!({"prompt": ["a", "a"]})).unwrap();
+        assert_ne!(asking.options().seed, asking.options().seed);
+        let asking = parse(Kind::Completion, &json!({"prompt": ["a", "a"], "seed": 7})).unwrap();
+        assert_eq!((asking.options().seed, asking.options().seed), (7, 7));
     }
 
     #[test]

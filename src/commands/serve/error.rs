@@ -36,6 +36,17 @@ impl ApiError {
         Self::new(StatusCode::NOT_FOUND, message, None)
     }
 
+    /// A path that is asked for as it does not answer.
+    pub(super) fn wrong_method() -> Self {
+        Self::new(StatusCode::METHOD_NOT_ALLOWED, "this path answers to another method: see `Allow`", None)
+    }
+
+    /// A body of more bytes than are read.
+    pub(super) fn too_long(max_bytes: usize) -> Self {
+        let message = format!("the body is longer than {max_bytes} bytes");
+        Self::new(StatusCode::PAYLOAD_TOO_LARGE, message, None)
+    }
+
     /// A request without the token, or for another host.
     pub(super) fn not_admitted() -> Self {
         let message =

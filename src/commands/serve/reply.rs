@@ -20,14 +20,16 @@ pub(super) struct Reply {
     model: String,
     prompt_tokens: usize,
     completion_tokens: usize,
-    /// Characters so far.
-    text_offset: usize,
+    /// Characters so far, of each text.
+    text_offsets: Vec<usize>,
+    /// Texts that have not ended.
+    num_open: usize,
     opened: Arc<OpenedModel>,
 }
 
 impl Reply {
-    /// An answer without text, of the model that the request names.
-    pub(super) fn new(kind: Kind, model: String, prompt_tokens: usize, opened: &Arc<OpenedModel>) -> Self {
+    /// An answer without text to these prompts, of the model that the request names.
+    pub(super) fn new(kind: Kind, model: String, prompts: &[Vec<u32>], opened: &Arc<OpenedModel>) -> Self {
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let prefix = if kind == Kind::Chat { "chatcmpl" } else { "cmpl" };
         Self {
@@ -35,33 +37,40 @@ impl Reply {
             id: format!("{prefix}-{:x}", since.as_nanos()),
             created: since.as_secs(),
             model,
-            prompt_tokens,
+            prompt_tokens: prompts.iter().map(Vec::len).sum(),
             completion_tokens: 0,
-            text_offset: 0,
+            text_offsets: vec![0; prompts.len()],
+            num_open: prompts.len(),
             opened: Arc::clone(opened),
         }
     }
 
-    pub(super) fn whole(&mut self, texts: &[NewText]) -> Result<Value, ApiError> {
+    /// The whole answer; `texts` has what was written for each prompt.
+    pub(super) fn whole(&mut self, texts: &[Vec<NewText>]) -> Result<Value, ApiError> {
+        let choices = texts.iter().enumerate().map(|(index, texts)| self.choice(index, texts));
+        let choices = choices.collect::<Result<Vec<_>, _>>()?;
+        let object = if self.kind == Kind::Chat { "chat.completion" } else { "text_completion" };
+        Ok(json!({
+            "id": self.id, "object": object, "created": self.created, "model": self.model, "choices": choices,
+            "usage": self.usage(),
+        }))
+    }
+
+    fn choice(&mut self, index: usize, texts: &[NewText]) -> Result<Value, ApiError> {
         let ending = texts.last().and_then(|text| text.ending);
         let finish_reason = finish_reason(ending)?;
         let text: String = texts.iter().map(|text| text.text.as_str()).collect();
-        let logprobs = self.logprobs(texts);
-        self.completion_tokens = texts.iter().filter(|text| text.token.is_some()).count();
-        let choice = match self.kind {
+        let logprobs = self.logprobs(index, texts);
+        self.completion_tokens += texts.iter().filter(|text| text.token.is_some()).count();
+        Ok(match self.kind {
             Kind::Chat => json!({
-                "index": 0, "message": {"role": "assistant", "content": text, "refusal": null}, "logprobs": logprobs,
-                "finish_reason": finish_reason,
+                "index": index, "message": {"role": "assistant", "content": text, "refusal": null},
+                "logprobs": logprobs, "finish_reason": finish_reason,
             }),
             Kind::Completion => {
-                json!({"index": 0, "text": text, "logprobs": logprobs, "finish_reason": finish_reason})
+                json!({"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason})
             }
-        };
-        let object = if self.kind == Kind::Chat { "chat.completion" } else { "text_completion" };
-        Ok(json!({
-            "id": self.id, "object": object, "created": self.created, "model": self.model, "choices": [choice],
-            "usage": self.usage(),
-        }))
+        })
     }
 
     /// The first event of a stream.
@@ -71,29 +80,39 @@ impl Reply {
         (self.kind == Kind::Chat).then(|| self.chunk(&json!([delta]), None))
     }
 
-    /// The events of new text: none where there is nothing to show, and several at the end.
-    pub(super) fn events(&mut self, text: Result<NewText, ApiError>, include_usage: bool) -> Vec<Event> {
+    /// The events of new text: none where there is nothing to show or after a failure, and several at the end.
+    pub(super) fn events(
+        &mut self,
+        (index, text): (usize, Result<NewText, ApiError>),
+        include_usage: bool,
+    ) -> Vec<Event> {
+        if self.num_open == 0 {
+            return Vec::new();
+        }
         let done = || Event::default().data("[DONE]");
-        let failed = |error: &ApiError| vec![Event::default().data(error.json().to_string()), done()];
         let (text, reason) = match text.and_then(|text| Ok((finish_reason(text.ending)?, text))) {
             Ok((reason, text)) => (text, reason),
-            Err(error) => return failed(&error),
+            Err(error) => {
+                self.num_open = 0;
+                return vec![Event::default().data(error.json().to_string()), done()];
+            }
         };
         self.completion_tokens += usize::from(text.token.is_some());
         if text.text.is_empty() && text.logprobs.is_none() && reason.is_none() {
             return Vec::new();
         }
-        let logprobs = self.logprobs(std::slice::from_ref(&text));
+        let logprobs = self.logprobs(index, std::slice::from_ref(&text));
         let choice = match self.kind {
             Kind::Chat => json!({"delta": {"content": text.text}}),
             Kind::Completion => json!({"text": text.text}),
         };
         let mut choice = choice;
-        choice["index"] = json!(0);
+        choice["index"] = json!(index);
         choice["logprobs"] = logprobs;
         choice["finish_reason"] = json!(reason);
         let mut events = vec![self.chunk(&json!([choice]), None)];
-        if reason.is_some() {
+        self.num_open -= usize::from(reason.is_some());
+        if self.num_open == 0 {
             events.extend(include_usage.then(|| self.chunk(&json!([]), Some(&self.usage()))));
             events.push(done());
         }
@@ -115,7 +134,7 @@ impl Reply {
     }
 
     /// The logarithms of probabilities of new tokens; null where they were not asked for.
-    fn logprobs(&mut self, texts: &[NewText]) -> Value {
+    fn logprobs(&mut self, index: usize, texts: &[NewText]) -> Value {
         let tokens = texts.iter().filter_map(|text| Some((text.token?, text.logprobs.as_ref()?)));
         let tokens: Vec<(u32, &Logprobs)> = tokens.collect();
         if tokens.is_empty() {
@@ -141,8 +160,8 @@ impl Reply {
         });
         let top: Vec<Value> = top.collect();
         let offset_after = |word: &String| {
-            let start = self.text_offset;
-            self.text_offset += word.chars().count();
+            let start = self.text_offsets[index];
+            self.text_offsets[index] += word.chars().count();
             start
         };
         let offsets: Vec<usize> = words.iter().map(offset_after).collect();

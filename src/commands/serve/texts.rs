@@ -10,6 +10,9 @@ use crate::commands::named::OpenedModel;
 use crate::generate::{GenerateError, GenerateOptions, NewText, TextBatch, TextRequest};
 use crate::util::failure::Failure;
 
+/// What a text has got: its place among the prompts of its request, and what is new.
+pub(super) type Event = (usize, Result<NewText, GenerateError>);
+
 /// A text to write, and who gets it.
 #[derive(Debug)]
 pub(super) struct Job {
@@ -18,7 +21,9 @@ pub(super) struct Job {
     pub(super) options: GenerateOptions,
     pub(super) stop: Vec<String>,
     pub(super) top_logprobs: Option<usize>,
-    pub(super) events: UnboundedSender<Result<NewText, GenerateError>>,
+    /// Its place among the prompts of its request.
+    pub(super) index: usize,
+    pub(super) events: UnboundedSender<Event>,
 }
 
 /// Writes texts until nobody can ask for one any more. A text whose reader has gone is dropped.
@@ -28,15 +33,15 @@ pub(super) fn write_texts(opened: &OpenedModel, queue: &Receiver<Job>) -> Result
     for id in 0.. {
         match next_job(queue, &batch) {
             Ok(job) => {
-                let Job { adapter, prompt_ids, options, stop, top_logprobs, events } = job;
+                let Job { adapter, prompt_ids, options, stop, top_logprobs, index, events } = job;
                 let adapters = &opened.adapters[adapter].set;
                 let request = TextRequest { prompt_ids, adapters, options, stop, top_logprobs };
-                readers.insert(id, events);
+                readers.insert(id, (index, events));
                 if let Err(error) = batch.add(id, request, |id, text| pass_on(&mut readers, id, text))
-                    && let Some(events) = readers.remove(&id)
+                    && let Some((index, events)) = readers.remove(&id)
                 {
                     // Where nobody listens, nobody has to know.
-                    drop(events.send(Err(error)));
+                    drop(events.send((index, Err(error))));
                 }
             }
             Err(TryRecvError::Empty) => {
@@ -60,13 +65,9 @@ fn next_job(queue: &Receiver<Job>, batch: &TextBatch<'_>) -> Result<Job, TryRecv
 }
 
 /// Sends new text to its reader; breaks it off where nobody reads.
-fn pass_on(
-    readers: &mut HashMap<u64, UnboundedSender<Result<NewText, GenerateError>>>,
-    id: u64,
-    text: NewText,
-) -> ControlFlow<()> {
+fn pass_on(readers: &mut HashMap<u64, (usize, UnboundedSender<Event>)>, id: u64, text: NewText) -> ControlFlow<()> {
     let has_ended = text.ending.is_some();
-    let is_read = readers.get(&id).is_some_and(|events| events.send(Ok(text)).is_ok());
+    let is_read = readers.get(&id).is_some_and(|(index, events)| events.send((*index, Ok(text))).is_ok());
     if has_ended || !is_read {
         readers.remove(&id);
     }

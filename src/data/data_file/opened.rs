@@ -332,14 +332,17 @@ impl EncodedChunk {
     fn add(&mut self, row: usize, file: &RowFile, format: &RowFormat, encoder: &Encoder<'_>) -> Result<(), DataError> {
         let bytes = file.bytes(row)?;
         let encoded = file.parse(&bytes).and_then(|value| {
-            format.add_unused(&value, encoder.template, &mut self.unused);
+            format.add_unused(&value, &mut self.unused);
             let sample = format.read(&value, encoder.template)?;
             encoder.encode_with_notes(&sample).map_err(|error| error.to_string())
         });
         match encoded {
-            Ok((encoded, note)) => {
+            Ok((encoded, mut notes)) => {
                 self.tokens.push(&encoded);
-                self.odd.extend(note.map(|note| (row, note)));
+                self.unused.extend(notes.unread.iter().map(|key| format.name_of_key(key)));
+                let double = file.double_key(&bytes);
+                notes.odd.extend(double.map(|key| format!("an object has the key `{key}` twice; the last one counts")));
+                self.odd.extend((!notes.odd.is_empty()).then(|| (row, notes.odd.join("; "))));
             }
             Err(reason) => {
                 let reason: String = reason.chars().take(MAX_MESSAGE_CHARACTERS).collect();

@@ -28,21 +28,8 @@ const ROLES: [(&str, &str); 16] = [
     ("function_response", "tool"),
 ];
 
-/// Keys of a message that are read, or that only name the speaker.
-pub(super) const KEYS: [&str; 12] = [
-    "role",
-    "content",
-    "tool_calls",
-    "function_call",
-    "tool_call_id",
-    "name",
-    "weight",
-    "reasoning_content",
-    "reasoning",
-    "thinking",
-    "id",
-    "type",
-];
+/// Keys of a message that say whether it carries loss: OpenAI's, axolotl's two, and ms-swift's.
+const LOSS_KEYS: [&str; 4] = ["weight", "train", "training", "loss"];
 
 /// The template's name for a role. An unknown role is kept if the template names it.
 fn role(name: &str, template: Option<&ChatTemplate>) -> Result<String, String> {
@@ -83,14 +70,6 @@ pub(super) fn message(message: &Value, template: Option<&ChatTemplate>) -> Resul
     if let Some(calls) = calls.filter(|calls| calls.as_array().is_none_or(|calls| !calls.is_empty())) {
         out.insert("tool_calls".into(), tool_calls(&calls)?);
     }
-    if let Some(weight) = out.remove("weight") {
-        match weight.as_f64() {
-            Some(1.0) => {}
-            // The trainer reads this key itself, in `ChatTemplate`; the template does not.
-            Some(0.0) => drop(out.insert("weight".into(), json!(0))),
-            _ => return Err("`weight` must be 0 or 1: whether an answer carries loss".into()),
-        }
-    }
     // These keys mean the same thing; transformers passes them to templates.
     let mut thoughts = ["reasoning_content", "thinking", "reasoning"].map(|key| out.remove(key)).into_iter().flatten();
     let thought = thoughts.next();
@@ -114,8 +93,82 @@ pub(super) fn message(message: &Value, template: Option<&ChatTemplate>) -> Resul
         }
         Some(other) => return Err(format!("`content` must be text or a list of parts, not {}", kind_of(other))),
     }
+    read_mask(&mut out)?;
     Ok(Value::Object(out))
 }
+
+/// Reads whether a message carries loss. Without loss its `weight` becomes 0; with loss on a part, `train_detail` becomes
+/// the ranges of characters that have it.
+fn read_mask(message: &mut Map<String, Value>) -> Result<(), String> {
+    let mut carries_loss: Option<(&str, bool)> = None;
+    for key in LOSS_KEYS {
+        let Some(given) = message.remove(key) else { continue };
+        let said = match (given.as_bool(), given.as_f64()) {
+            (Some(said), _) => said,
+            (_, Some(0.0)) => false,
+            (_, Some(1.0)) => true,
+            _ => {
+                return Err(format!(
+                    "`{key}` must be 0 or 1, or false or true: whether an answer carries loss\n  hint: leave the key out \
+                     of the row where it means another thing"
+                ));
+            }
+        };
+        if let Some((other, _)) = carries_loss.filter(|(_, other)| *other != said) {
+            return Err(format!("`{other}` and `{key}` say whether the message carries loss, and differ"));
+        }
+        carries_loss = Some((key, said));
+    }
+    let detail = message.remove("train_detail").map(|detail| trained_ranges(&detail, message)).transpose()?;
+    let is_answer = message["role"] == "assistant";
+    match (carries_loss, detail) {
+        (Some((_, false)), _) => drop(message.insert("weight".into(), json!(0))),
+        (_, Some(ranges)) if ranges.is_empty() => drop(message.insert("weight".into(), json!(0))),
+        (_, Some(ranges)) if is_answer => drop(message.insert("train_detail".into(), json!(ranges))),
+        (None, None) => {}
+        (Some((_, true)), None) if is_answer => {}
+        (said, _) => {
+            let (key, role) = (said.map_or("train_detail", |(key, _)| key), &message["role"]);
+            return Err(format!(
+                "`{key}` asks for loss on a message of {role}; only an answer carries loss\n  hint: leave the key out, or set \
+                 `data.train_on_inputs = true`, which trains on every token"
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// The characters of a message's content that carry loss by axolotl's `train_detail`: half-open ranges, ascending. There
+/// `end_offset` is the last character of a part.
+fn trained_ranges(detail: &Value, message: &Map<String, Value>) -> Result<Vec<[u64; 2]>, String> {
+    let Some(Value::String(content)) = message.get("content") else {
+        return Err("`train_detail` needs a `content` that is text".into());
+    };
+    if message.contains_key("tool_calls") || message.contains_key("reasoning_content") {
+        return Err(
+            "`train_detail` says nothing of calls and reasoning\n  hint: `weight` 0 or 1 is for all of a message"
+                .into(),
+        );
+    }
+    let (mut ranges, mut at, length) = (Vec::new(), 0, content.chars().count() as u64);
+    for part in detail.as_array().ok_or(DETAIL)? {
+        let numbers = (part["begin_offset"].as_u64(), part["end_offset"].as_u64(), part["train"].as_bool());
+        let (Some(begin), Some(last), Some(train)) = numbers else { return Err(DETAIL.into()) };
+        if begin < at || last < begin || last >= length {
+            return Err(format!(
+                "{DETAIL}; {begin} to {last} is not after {at}, or beyond the {length} characters of the content"
+            ));
+        }
+        at = last + 1;
+        if train {
+            ranges.push([begin, at]);
+        }
+    }
+    Ok(ranges)
+}
+
+const DETAIL: &str = "`train_detail` must be a list of `begin_offset`, `end_offset` (the last character) and `train`, in \
+                      ascending order and without overlaps";
 
 /// The content for a list of text parts: the list itself where the template reads lists, otherwise one text. The parts
 /// are joined with nothing between them, as templates that read lists do.

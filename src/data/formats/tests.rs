@@ -55,7 +55,7 @@ fn common_pairs_of_columns_are_read_where_they_are_the_only_one() {
     let row = json!({"instruction": "a", "context": "c", "response": "b", "category": "x"});
     assert_eq!(read(&row, true).unwrap(), chat(&[("user", "a\nc"), ("assistant", "b")]));
     let mut unused = BTreeSet::new();
-    detect(DataFormat::Auto, &[], &row).unwrap().add_unused(&row, None, &mut unused);
+    detect(DataFormat::Auto, &[], &row).unwrap().add_unused(&row, &mut unused);
     assert_eq!(unused.into_iter().collect::<Vec<_>>(), ["category"]);
     let two = json!({"question": "a", "answer": "b", "input": "c", "output": "d"});
     assert!(read(&two, true).unwrap_err().contains("are those of no format"));
@@ -111,10 +111,6 @@ fn conversations_in_text_cells_are_their_json() {
     for row in &rows {
         assert_eq!(read(row, true).unwrap(), asked, "{row}");
     }
-    let mut unused = BTreeSet::new();
-    let row = json!({"conversations": turns.replace("\"b\"", "\"b\", \"odd\": 1")});
-    detect(DataFormat::Auto, &[], &row).unwrap().add_unused(&row, None, &mut unused);
-    assert_eq!(unused.into_iter().collect::<Vec<_>>(), ["conversations[].odd"]);
     let error = read(&json!({"messages": "[{'role': 'user', 'content': 'a'}]"}), true).unwrap_err();
     assert!(error.starts_with("`messages` must be a list of objects in JSON: key must be a string"), "{error}");
     assert!(error.ends_with("hint: Python's `json.dumps` writes it, `str` does not"), "{error}");
@@ -280,9 +276,6 @@ fn keys_that_are_null_do_not_reach_the_template() {
     assert!(read(&json!({"conversations": [turn]}), true).unwrap_err().contains("`weight` must be 0 or 1"));
     let Sample::Chat { messages, .. } = read(&row, true).unwrap() else { panic!("a conversation") };
     assert_eq!((&messages[0]["reasoning_content"], &messages[0]["thinking"]), (&json!("r"), &json!("r")));
-    let mut unused = BTreeSet::new();
-    detect(DataFormat::Auto, &[], &row).unwrap().add_unused(&row, Some(&template()), &mut unused);
-    assert_eq!(unused.into_iter().collect::<Vec<_>>(), ["messages[].x"]);
 }
 
 #[test]
@@ -308,5 +301,87 @@ fn what_is_wrong_with_a_row_is_said() {
     for (row, message) in cases {
         let error = read(&row, true).unwrap_err();
         assert!(error.contains(message), "{row}: {error}");
+    }
+}
+
+#[test]
+fn a_mask_that_a_person_wrote_is_followed_or_refused() {
+    let messages = |answer: Value| {
+        let mut message = json!({"role": "assistant", "content": "abcd"});
+        message.as_object_mut().unwrap().extend(answer.as_object().unwrap().clone());
+        json!({"messages": [{"role": "user", "content": "q"}, message]})
+    };
+    let mask = |answer: Value| {
+        read(&messages(answer), true).map(|sample| {
+            let Sample::Chat { messages, .. } = sample else { panic!("a conversation") };
+            (messages[1]["weight"].clone(), messages[1]["train_detail"].clone())
+        })
+    };
+    let (all, none) = ((Value::Null, Value::Null), (json!(0), Value::Null));
+    let part = |begin: u64, last: u64, train: bool| json!({"begin_offset": begin, "end_offset": last, "train": train});
+    for key in ["weight", "train", "training", "loss"] {
+        for (value, expected) in [(json!(true), &all), (json!(1.0), &all), (json!(false), &none), (json!(0), &none)] {
+            assert_eq!(mask(json!({key: value})).unwrap(), *expected, "{key}");
+        }
+        for value in [json!(0.5), json!("0"), json!([])] {
+            assert!(mask(json!({key: value})).unwrap_err().contains("must be 0 or 1"), "{key} {value}");
+        }
+    }
+    assert_eq!(mask(json!({"train": null, "weight": null})).unwrap(), all);
+    let detail = json!([part(0, 1, true), part(2, 2, false), part(3, 3, true)]);
+    assert_eq!(mask(json!({"train_detail": detail})).unwrap(), (Value::Null, json!([[0, 2], [3, 4]])));
+    assert_eq!(mask(json!({"train_detail": detail, "train": false})).unwrap(), none);
+    assert_eq!(mask(json!({"train_detail": [part(0, 3, false)]})).unwrap(), none);
+    for (answer, reason) in [
+        (json!({"train": true, "weight": 0}), "`weight` and `train` say whether the message carries loss, and differ"),
+        (json!({"train_detail": [part(0, 4, true)]}), "0 to 4 is not after 0, or beyond the 4 characters"),
+        (json!({"train_detail": [part(2, 3, true), part(0, 1, true)]}), "ascending order"),
+        (json!({"train_detail": [{"start": 0}]}), "must be a list of `begin_offset`, `end_offset`"),
+        (json!({"train_detail": true}), "must be a list of `begin_offset`, `end_offset`"),
+        (json!({"train_detail": [part(0, 1, true)], "reasoning": "r"}), "says nothing of calls and reasoning"),
+    ] {
+        let error = mask(answer).unwrap_err();
+        assert!(error.starts_with("message 1: ") && error.contains(reason), "{error}");
+    }
+    let asked = |turn: Value| read(&json!({"conversations": [turn, {"from": "gpt", "value": "a"}]}), true);
+    assert!(asked(json!({"from": "human", "value": "q", "train": false})).is_ok());
+    let error = asked(json!({"from": "human", "value": "q", "train": true})).unwrap_err();
+    assert!(error.starts_with("turn 0: `train` asks for loss on a message of \"user\"; only an answer"), "{error}");
+    let error = asked(json!({"from": "human", "value": "qq", "train_detail": [part(0, 1, true)]})).unwrap_err();
+    assert!(error.starts_with("turn 0: `train_detail` asks for loss"), "{error}");
+}
+
+#[test]
+fn a_row_says_which_of_its_answers_carry_loss_and_other_settings_in_it_are_refused() {
+    let turns = [("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d")];
+    let messages: Vec<Value> = turns.iter().map(|(role, text)| json!({"role": role, "content": text})).collect();
+    let masked = |key: &str, value: Value| {
+        let row = json!({"messages": messages, key: value});
+        let Sample::Chat { messages, .. } = read(&row, true)? else { panic!("a conversation") };
+        let mut unused = BTreeSet::new();
+        detect(DataFormat::Auto, &[], &row).unwrap().add_unused(&row, &mut unused);
+        assert!(unused.is_empty(), "{unused:?}");
+        Ok::<_, String>(messages[1]["weight"] == 0)
+    };
+    assert_eq!(masked("train_on_turns", json!("last")), Ok(true));
+    assert_eq!(masked("mask_history", json!(true)), Ok(true));
+    for (key, value) in [
+        ("train_on_turns", json!("all")),
+        ("mask_history", json!(false)),
+        ("train_on_inputs", json!(false)),
+        ("train_on_eos", json!("turn")),
+        ("roles_to_train", json!(["assistant"])),
+        ("train_on_turns", Value::Null),
+    ] {
+        assert_eq!(masked(key, value), Ok(false), "{key}");
+    }
+    for (key, value) in [
+        ("train_on_turns", json!([1])),
+        ("train_on_inputs", json!(true)),
+        ("train_on_eos", json!("all")),
+        ("roles_to_train", json!(["user"])),
+    ] {
+        let error = masked(key, value.clone()).unwrap_err();
+        assert!(error.starts_with(&format!("`{key}` = {value} in a row is not followed\n  hint: ")), "{error}");
     }
 }

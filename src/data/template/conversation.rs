@@ -1,10 +1,12 @@
 //! A conversation as text, and where in it the assistant's answers are.
 
 use std::borrow::Cow;
+use std::collections::BTreeSet;
+use std::ops::Range;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use super::{ChatTemplate, Prompt, Rendered, TemplateError, values};
+use super::{ChatTemplate, Prompt, Rendered, TemplateError, value, values};
 
 /// Keys of a message whose text is part of the conversation.
 pub(super) const TEXT_KEYS: [&str; 2] = ["content", "reasoning_content"];
@@ -17,6 +19,8 @@ pub(super) struct Conversation<'a> {
     values: Vec<minijinja::Value>,
     pub(super) tools: Option<&'a Value>,
     pub(super) text: String,
+    /// Keys of messages that leave no trace in `text`.
+    pub(super) unread: BTreeSet<String>,
 }
 
 impl<'a> Conversation<'a> {
@@ -28,7 +32,7 @@ impl<'a> Conversation<'a> {
     ) -> Result<Self, TemplateError> {
         let values = values(messages);
         let text = template.render_values(&values, tools, Prompt::None)?;
-        Ok(Self { template, messages, values, tools, text })
+        Ok(Self { template, messages, values, tools, text, unread: BTreeSet::new() })
     }
 
     /// The text with the byte ranges of the answers.
@@ -43,36 +47,61 @@ impl<'a> Conversation<'a> {
                 continue;
             }
             let start = self.answer_start(index)?;
-            let end = self.answer_end(start, index)?;
-            if start < end {
-                answers.push(start..end);
+            if answers.last().is_some_and(|last: &Range<usize>| start < last.end) {
+                return Err(self.not_found(index));
             }
+            let end = self.answer_end(start, index)?;
+            let parts = self.with_loss(start..end, index)?;
+            answers.extend(parts.into_iter().filter(|part| part.start < part.end));
         }
-        Ok(Rendered { text: self.text, answers, empty_answer })
+        Ok(Rendered { text: self.text, answers, empty_answer, unread: self.unread })
+    }
+
+    /// The parts of answer `index` that carry loss: all of it, or of its content the characters that `train_detail`
+    /// names, and what follows the content.
+    fn with_loss(&self, answer: Range<usize>, index: usize) -> Result<Vec<Range<usize>>, TemplateError> {
+        let message = &self.messages[index];
+        let Some(detail) = message["train_detail"].as_array() else { return Ok(vec![answer]) };
+        let content = message["content"].as_str().unwrap_or_default();
+        let (said, text) = (content.trim(), &self.text[answer.clone()]);
+        let found = text.find(said).filter(|at| text.rfind(said) == Some(*at));
+        let start = answer.start + found.ok_or_else(|| {
+            TemplateError(format!(
+                "message {index}: the chat template of {} does not write its `content` as it is, so `train_detail` names \
+                 no characters of the text",
+                self.template.origin
+            ))
+        })?;
+        let blank = content.len() - content.trim_start().len();
+        let place = |character: &Value| {
+            let character = character.as_u64().and_then(|at| usize::try_from(at).ok()).unwrap_or(usize::MAX);
+            let byte = content.char_indices().nth(character).map_or(content.len(), |(byte, _)| byte);
+            start + byte.saturating_sub(blank).min(said.len())
+        };
+        let parts = detail.iter().map(|part| place(&part[0])..place(&part[1]));
+        Ok(parts.chain(std::iter::once(start + said.len()..answer.end)).collect())
     }
 
     /// Offset in `text` where answer `index` of the conversation starts: after what a generation prompt supplies.
     fn answer_start(&self, index: usize) -> Result<usize, TemplateError> {
         let text = self.text.as_str();
         let render = |kind: Prompt| self.template.render_values(&self.values[..index], self.tools, kind);
-        // Some templates write an empty thought into answers without a thought; `WithoutThinking` prompts include it.
-        let kinds: &[Prompt] = if self.template.mentions("enable_thinking") {
-            &[Prompt::WithoutThinking, Prompt::Answer]
-        } else {
-            &[Prompt::Answer]
-        };
-        let prompts: Vec<String> = kinds.iter().map(|kind| render(*kind)).collect::<Result<_, _>>()?;
+        let kinds = self.prompt_kinds();
+        let prompts = || kinds.iter().map(|kind| render(*kind)).collect::<Result<Vec<_>, _>>().ok();
+        // What a template writes of no messages lacks what it puts before the first one, and some refuse conversations
+        // without a user's message.
+        let Some(prompts) = (index > 0).then(prompts).flatten() else { return self.start_by_words(index) };
         if let Some(prompt) = prompts.iter().find(|prompt| text.starts_with(prompt.as_str())) {
             return Ok(prompt.len());
         }
-        // The prompt may open a thought that the text does not have. Their common start then ends with the token that
-        // starts the assistant's turn.
+        // The prompt may open a thought that the text does not have. Their common start then has the token that starts the
+        // assistant's turn.
         let asked = render(Prompt::None)?;
         for prompt in &prompts {
             let common = &text[..common_prefix(text, prompt)];
             let end = last_end(&self.template.special_texts, common);
             if let Some(end) = end.filter(|end| common.starts_with(&asked) && *end > asked.len()) {
-                return Ok(end);
+                return Ok(self.first_word(index).map_or(end, |word| word.min(common.len())));
             }
         }
         // An earlier part of the text depends on later messages. The part between the previous message and the answer
@@ -91,31 +120,74 @@ impl<'a> Conversation<'a> {
         Err(self.not_a_prefix(&prompts[prompts.len() - 1], index))
     }
 
+    /// The start of answer `index`, from the place of its first word and the generation prompt of another conversation.
+    fn start_by_words(&self, index: usize) -> Result<usize, TemplateError> {
+        let text = self.text.as_str();
+        let after = |index: usize| text.len() - common_suffix(text, &self.altered(index).1);
+        let from = index.checked_sub(1).map_or(0, after);
+        // Where the template refuses a change, nothing is found.
+        let word = self.first_word(index).filter(|word| (index == 0 || from > 0) && from <= *word);
+        let word = word.ok_or_else(|| self.not_found(index))?;
+        let question = values(&[json!({"role": "user", "content": "x"})]);
+        let render = |kind: Prompt| self.template.render_values(&question, self.tools, kind);
+        let asked = render(Prompt::None).unwrap_or_default();
+        let ends = self.prompt_kinds().iter().filter_map(|kind| {
+            let prompt = render(*kind).ok()?;
+            let prompt = &prompt[common_prefix(&prompt, &asked)..];
+            Some(from + text[from..word].rfind(prompt)? + prompt.len())
+        });
+        Ok(ends.max().unwrap_or(word))
+    }
+
+    /// Offset in `text` of the first word of message `index`.
+    fn first_word(&self, index: usize) -> Option<usize> {
+        let (_, altered) = self.altered(index);
+        (altered != self.text).then(|| common_prefix(&self.text, &altered))
+    }
+
+    /// Some templates write an empty thought into answers without a thought; `WithoutThinking` prompts include it.
+    fn prompt_kinds(&self) -> &'static [Prompt] {
+        if self.template.mentions("enable_thinking") {
+            &[Prompt::WithoutThinking, Prompt::Answer]
+        } else {
+            &[Prompt::Answer]
+        }
+    }
+
     /// Offset in `text` where answer `index`, which starts at `start`, ends: after the token that ends the turn.
     fn answer_end(&self, start: usize, index: usize) -> Result<usize, TemplateError> {
         let (template, text) = (self.template, self.text.as_str());
         if index + 1 == self.messages.len() {
             return Ok(start + template.turn_length(&text[start..]));
         }
-        let answered = template.render_values(&self.values[..=index], self.tools, Prompt::None)?;
-        if text.starts_with(&answered) && start <= answered.len() {
+        let answered = template.render_values(&self.values[..=index], self.tools, Prompt::None);
+        if let Ok(answered) = &answered
+            && text.starts_with(answered)
+            && start <= answered.len()
+        {
             return Ok(start + template.turn_length(&text[start..answered.len()]));
         }
         // The template adds something to the last answer only. This answer ends at the last end of a turn before the
         // content of the next message.
         let (_, altered) = self.altered(index + 1);
         let upto = text.get(start..common_prefix(text, &altered)).filter(|_| altered != text).unwrap_or_default();
-        let end = last_end(&template.turn_ends, upto).ok_or_else(|| self.not_a_prefix(&answered, index))?;
+        let end = last_end(&template.turn_ends, upto)
+            .ok_or_else(|| answered.map_or_else(|error| error, |answered| self.not_a_prefix(&answered, index)))?;
         Ok(start + template.turn_length(&upto[..end]))
     }
 
-    /// The messages and their text with the content of message `index` replaced by one with another first and last
-    /// character.
+    /// The messages and their text with the words of message `index` replaced: the content by one with another first and
+    /// last character.
     fn altered(&self, index: usize) -> (Vec<minijinja::Value>, String) {
         let content = text_of(&self.messages[index]["content"]);
         let content = content.trim();
         let other = ["x", "y", "z"].into_iter().find(|other| !content.starts_with(other) && !content.ends_with(other));
-        let values = self.changed(index, |message| message["content"] = other.unwrap_or_default().into());
+        let values = self.changed(index, |message| {
+            message["content"] = other.unwrap_or_default().into();
+            for path in ["/reasoning_content", "/thinking", "/tool_calls/0/function/name"] {
+                message.pointer_mut(path).into_iter().for_each(|words| *words = other.unwrap_or_default().into());
+            }
+        });
         // If the template refuses the change, use the unchanged text: callers see that nothing was altered.
         let text = self.template.render_values(&values, self.tools, Prompt::None);
         (values, text.unwrap_or_else(|_| self.text.clone()))
@@ -132,8 +204,17 @@ impl<'a> Conversation<'a> {
         let mut message = self.messages[index].clone();
         change(&mut message);
         let mut values = self.values.clone();
-        values[index] = minijinja::Value::from_serialize(message);
+        values[index] = value(&message);
         values
+    }
+
+    /// The error for an answer that is not in its place in the text.
+    fn not_found(&self, index: usize) -> TemplateError {
+        TemplateError(format!(
+            "answer {index} cannot be found in the text that the chat template of {} writes\n  hint: set \
+             `data.train_on_inputs = true`, which needs no mask, or give another template in `data.chat_template`",
+            self.template.origin
+        ))
     }
 
     /// The error for a `prefix`, the text of the messages up to `last`, that the text does not start with.

@@ -4,6 +4,8 @@ use serde_json::json;
 use super::*;
 use crate::data::fixture::{CHATML, tokenizer};
 
+mod stock;
+
 fn template(source: &str) -> ChatTemplate {
     ChatTemplate::new(source, "the test", &tokenizer()).unwrap()
 }

@@ -19,9 +19,23 @@ const MARK: &str = "qzxj";
 const MAX_LINES: usize = 8;
 /// Characters of an excerpt.
 const EXCERPT: usize = 40;
+/// Keys of a message that are not searched for with [`MARK`] as a value.
+const OWN_KEYS: [&str; 10] = [
+    "role",
+    "content",
+    "reasoning_content",
+    "thinking",
+    "tool_calls",
+    "tool_call_id",
+    "id",
+    "type",
+    "weight",
+    "train_detail",
+];
+
 impl Conversation<'_> {
     /// Refuses the conversation unless all of it leaves a trace in its text.
-    pub(super) fn traced(self) -> Result<Self, TemplateError> {
+    pub(super) fn traced(mut self) -> Result<Self, TemplateError> {
         self.check_tools()?;
         let last_user = self.messages.iter().rposition(|message| message["role"] == "user");
         let role_at = |at: Option<usize>| at.and_then(|at| self.messages.get(at)?["role"].as_str());
@@ -38,6 +52,7 @@ impl Conversation<'_> {
             };
             self.check_role(index, &place)?;
             self.check_calls(index, &place)?;
+            self.unread.extend(self.unread_keys(index, &place));
             for key in TEXT_KEYS.into_iter().filter(|key| !message[*key].is_null()) {
                 self.check_text(index, key, &place, &mut cursor)?;
             }
@@ -141,6 +156,23 @@ impl Conversation<'_> {
             self.remember(&place);
         }
         Ok(())
+    }
+
+    /// The keys of message `index` that leave no trace, besides those that are checked one by one or only tell messages
+    /// apart.
+    fn unread_keys(&self, index: usize, place: &Place<'_>) -> Vec<String> {
+        let keys = self.messages[index].as_object().into_iter().flat_map(|message| message.keys());
+        let is_unread = |key: &&String| {
+            if OWN_KEYS.contains(&key.as_str()) || self.is_known(&("key", key, place)) {
+                return false;
+            }
+            let others = [json!(MARK), json!(true), json!(false)];
+            let is_unread = self.is_known(&("unread key", key, place))
+                || others.iter().all(|other| self.is_same_after(index, |message| message[*key] = other.clone()));
+            self.remember(&(if is_unread { "unread key" } else { "key" }, key, place));
+            is_unread
+        };
+        keys.filter(is_unread).cloned().collect()
     }
 
     /// Why the template drops a text, as far as the template's source shows it.

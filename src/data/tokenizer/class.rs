@@ -34,6 +34,17 @@ impl Tokenizer {
     /// tokenizer again, which takes as long as opening it.
     #[must_use]
     pub fn class_warning(&self) -> Option<String> {
+        let note = self.class_note()?;
+        let config = self.folder.join("tokenizer_config.json");
+        Some(format!(
+            "{note}\n  hint: for the same ids set `tokenizer_class` to \"PreTrainedTokenizerFast\" in {}",
+            config.display()
+        ))
+    }
+
+    /// The warning without its hint. Only who serves the model with transformers needs to act on it.
+    #[must_use]
+    pub fn class_note(&self) -> Option<String> {
         let (class, rebuilt) = self.rebuilt_by_class()?;
         let differs = |sample: &&str| {
             let ids = guarded(|| rebuilt.encode(*sample, false)).ok().and_then(Result::ok);
@@ -42,13 +53,10 @@ impl Tokenizer {
         let differing: Vec<&str> = SAMPLES.into_iter().filter(differs).collect();
         let example = differing.first()?;
         Some(format!(
-            "transformers 5 does not use tokenizer.json as it is where `tokenizer_class` is {class:?}: {} of {} sample texts \
-             get other token ids, such as {example:?}. Training follows tokenizer.json\n  hint: whoever serves the adapter with \
-             transformers 5, or with a server that takes its tokenizer, sets `tokenizer_class` to \
-             \"PreTrainedTokenizerFast\" in {}",
+            "training follows tokenizer.json, and transformers 5 does not where `tokenizer_class` is {class:?}: {} of {} \
+             sample texts get other token ids, such as {example:?}",
             differing.len(),
             SAMPLES.len(),
-            self.folder.join("tokenizer_config.json").display()
         ))
     }
 

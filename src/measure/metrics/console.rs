@@ -180,8 +180,9 @@ impl Console {
     /// Text of a prompt; beside a bar, that of the first prompt only, on one line.
     pub(super) fn sample(&mut self, index: usize, sample: &Sample) {
         let [prompt, text] = [&sample.prompt, &sample.text].map(|text| text.trim_end());
-        match self.view {
-            View::Bar(_) if index > 0 => {}
+        match &self.view {
+            View::Bar(_) | View::Dashboard(..) if index > 0 => {}
+            View::Dashboard(dashboard, _) => dashboard.sample(sample),
             View::Bar(_) => {
                 let line = format!("sample at step {}: {prompt} > {text}", sample.step);
                 self.note(&shortened(&line.split_whitespace().collect::<Vec<_>>().join(" "), terminal_width()));
@@ -194,11 +195,14 @@ impl Console {
     }
 
     pub(super) fn finish(&mut self, summary: &Summary) {
+        let mut text = summary_text(summary);
         if let View::Bar(bar) = &self.view {
             bar.finish_and_clear();
             self.view = View::Lines;
+            // Commands, which are to be pasted, come later and keep their lines.
+            text = at_words(&text, terminal_width());
         }
-        self.note(&summary_text(summary));
+        self.note(&text);
     }
 
     /// Leaves the bar where it is.

@@ -17,7 +17,7 @@ use terminal::Terminal;
 #[cfg(unix)]
 pub(super) use terminal::give_back_in_handler;
 
-use super::{EvalMetrics, StepMetrics};
+use super::{EvalMetrics, Sample, StepMetrics};
 
 /// Time between two checks of the keyboard.
 const POLL: Duration = Duration::from_millis(50);
@@ -65,6 +65,10 @@ impl Dashboard {
 
     pub(super) fn eval(&self, eval: &EvalMetrics) {
         self.change(|state| state.eval(eval));
+    }
+
+    pub(super) fn sample(&self, sample: &Sample) {
+        self.change(|state| state.sample(sample));
     }
 
     /// Counts a warning and shows its first line; all of them are printed when the dashboard closes.

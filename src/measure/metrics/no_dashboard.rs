@@ -4,7 +4,7 @@ use std::convert::Infallible;
 
 use burn_train::Interrupter;
 
-use super::{EvalMetrics, StepMetrics};
+use super::{EvalMetrics, Sample, StepMetrics};
 
 pub(super) struct Dashboard(Infallible);
 
@@ -26,6 +26,10 @@ impl Dashboard {
     }
 
     pub(super) fn eval(&self, _: &EvalMetrics) {
+        match self.0 {}
+    }
+
+    pub(super) fn sample(&self, _: &Sample) {
         match self.0 {}
     }
 

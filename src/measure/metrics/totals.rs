@@ -173,6 +173,9 @@ pub struct Evaluations {
     pub first_loss: Option<f64>,
     /// Loss of the last evaluation.
     pub last_loss: Option<f64>,
+    /// Loss of the evaluation before it.
+    #[serde(default)]
+    pub previous_loss: Option<f64>,
     /// Loss of the best evaluation: the lowest, where the loss decides.
     pub best_loss: Option<f64>,
     /// Step of the best evaluation.

@@ -4,9 +4,10 @@ use rayon::prelude::*;
 
 use super::gemm::{Right, Term, gemm_strided};
 #[cfg(target_arch = "x86_64")]
-use super::gemm::{gemm_of_pairs, has_bf16_products, round_to_pairs};
+use super::gemm::{gemm_of_pairs, round_to_pairs};
 use super::simd::{exp, vectorised, with_scratch};
 use super::weight::Weight;
+use crate::device::has_bf16_products;
 
 vectorised! { fn row_max<'a, S>(simd, x: &'a [f32]) -> f32 {
     let (quads, rest) = pulp::as_arrays::<{ 4 * LANES }, _>(x);

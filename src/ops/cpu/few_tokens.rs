@@ -9,9 +9,10 @@ use std::ops::Range;
 use pulp::Simd;
 use rayon::prelude::*;
 
-use super::gemm::{has_bf16_products, round_in_place, round_to_pairs, widen};
+use super::gemm::{round_in_place, round_to_pairs, widen};
 use super::simd::{rows_per_chunk, vectorised, with_scratch};
 use super::weight::{Values, Weight};
+use crate::device::has_bf16_products;
 
 #[cfg(target_arch = "x86_64")]
 #[expect(unsafe_code, reason = "instructions that not every processor has")]

@@ -14,8 +14,9 @@ pub(super) use panel::widen;
 
 use super::pack::{PANEL, Word};
 use super::product::{Left, ProductInto};
-use super::simd::{CHUNK, SharedMut, vectorised, with_scratch};
+use super::simd::{CHUNK, SharedMut, arch, vectorised, with_scratch};
 use super::weight::Weight;
+use crate::device::has_bf16_products;
 
 /// Rows that pass one group of panels before the next stretch of the depth; they stay in the second-level cache.
 const BLOCK_ROWS: usize = 96;
@@ -106,7 +107,7 @@ impl<const ROUND: bool> Arithmetic for Single<ROUND> {
             accumulate: block.accumulate,
         };
         // SAFETY: by the caller's promise.
-        pulp::Arch::new().dispatch(unsafe { product.promise() });
+        arch().dispatch(unsafe { product.promise() });
     }
 }
 
@@ -137,14 +138,6 @@ pub(super) fn round_to_pairs<'a, S>(_simd, x: &'a [f32], words: &'a mut [u32]) {
         *word = u32::from(round(*x));
     }
 } }
-
-/// Whether the machine multiplies bfloat16 natively.
-pub(super) fn has_bf16_products() -> bool {
-    #[cfg(target_arch = "x86_64")]
-    return std::arch::is_x86_feature_detected!("avx512bf16") && std::arch::is_x86_feature_detected!("avx512bw");
-    #[cfg(not(target_arch = "x86_64"))]
-    false
-}
 
 /// `c = sum of the terms`, or `c += ...` if `accumulate`.
 ///

@@ -1,13 +1,12 @@
 //! The LoRA linear layer (Hu et al. 2021): a frozen weight and a trained low-rank term.
 
-use pulp::Arch;
 use rayon::prelude::*;
 
 use super::few_tokens::FEW_TOKENS;
 use super::gemm::{Right, Term, gemm};
 use super::linear::linear;
 use super::product::{Left, ProductInto};
-use super::simd::{SharedMut, with_scratch};
+use super::simd::{SharedMut, arch, with_scratch};
 use super::weight::Weight;
 use crate::ops::low_rank::{Lora, LowRank};
 
@@ -217,7 +216,7 @@ fn add_over_tokens(sums: [(OverTokens<'_>, &mut [f32]); 2]) {
                 accumulate: true,
             };
             // SAFETY: `rank` rows of the block's columns, which this task alone writes.
-            Arch::new().dispatch(unsafe { product.promise() });
+            arch().dispatch(unsafe { product.promise() });
         }
         for column in first + whole..first + columns {
             for i in 0..sum.rank {

@@ -1,5 +1,8 @@
 //! Rearranging matrices into the panels that the inner loops read in order.
 
+#[cfg(target_arch = "x86_64")]
+use crate::device::has_avx512;
+
 /// Columns of a packed panel: four of the widest vectors.
 pub(super) const PANEL: usize = 64;
 
@@ -49,7 +52,7 @@ pub(super) fn pack_columns<W: Word>(
     let padded = rows.next_multiple_of(BLOCK);
     assert!((rows - 1) * stride + width <= from.len() && padded <= to_stride && width * to_stride <= to.len());
     #[cfg(target_arch = "x86_64")]
-    if std::arch::is_x86_feature_detected!("avx512f") {
+    if has_avx512() {
         for row in (0..rows).step_by(BLOCK) {
             for column in (0..width).step_by(BLOCK) {
                 let (block_rows, block_columns) = (BLOCK.min(rows - row), BLOCK.min(width - column));

@@ -2,7 +2,10 @@
 
 use std::cell::RefCell;
 
-use pulp::Simd;
+use pulp::{Arch, Simd};
+
+#[cfg(target_arch = "x86_64")]
+use crate::device::has_avx512;
 
 /// Number of elements that one rayon task handles in an element-wise kernel.
 ///
@@ -13,6 +16,17 @@ pub(super) const CHUNK: usize = 16 * 1024;
 /// Rows of `row_len` elements that make up about one [`CHUNK`].
 pub(super) fn rows_per_chunk(row_len: usize) -> usize {
     (CHUNK / row_len.max(1)).max(1)
+}
+
+/// The instruction set of the kernels.
+pub(super) fn arch() -> Arch {
+    #[cfg(target_arch = "x86_64")]
+    if !has_avx512()
+        && let Some(simd) = pulp::x86::V3::try_new()
+    {
+        return Arch::V3(simd);
+    }
+    Arch::new()
 }
 
 /// Declares a function whose body is compiled once per instruction set and picked at run time.
@@ -33,7 +47,7 @@ macro_rules! vectorised {
                     $body
                 }
             }
-            ::pulp::Arch::new().dispatch(Call { $($arg,)* lifetime: ::std::marker::PhantomData })
+            $crate::ops::cpu::simd::arch().dispatch(Call { $($arg,)* lifetime: ::std::marker::PhantomData })
         }
     };
     (@ret) => { () };

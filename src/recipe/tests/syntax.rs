@@ -13,6 +13,7 @@ fn what_is_not_toml_is_said_in_words() {
         ("a = [[1, 2], [3, 4]\nb = 3", "r:1:5: not valid TOML: the bracket `[` is not closed"),
         ("a = { x = 1, y = [2] \n[lora]", "r:1:5: not valid TOML: the bracket `{` is not closed"),
         ("a = x.jsonl", "r:1:5: not valid TOML: text needs quotes: \"x.jsonl\""),
+        ("a = “quickstart/model”", "r:1:5: not valid TOML: curly quotes: text needs plain ones: \"quickstart/model\""),
         ("a = True", "r:1:5: not valid TOML: `True` is not a TOML value: write true"),
         ("a = no", "r:1:5: not valid TOML: `no` is not a TOML value: write false"),
         ("a = None", "r:1:5: not valid TOML: there is no `None` in TOML: leave the key out"),

@@ -8,6 +8,7 @@ pub(crate) mod families;
 
 use std::fmt::Write as _;
 use std::fs;
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -106,6 +107,20 @@ pub(crate) fn lora_train(args: &[&str]) -> Command {
         .env("LORA_TRAIN_CACHE", concat!(env!("CARGO_TARGET_TMPDIR"), "/cache"))
         .env("RAYON_NUM_THREADS", "2")
         .stdin(Stdio::null());
+    with_default_signals(command)
+}
+
+/// The command with default signals, also where the tests were started by `nohup`.
+pub(crate) fn with_default_signals(mut command: Command) -> Command {
+    let reset = || {
+        for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM] {
+            // SAFETY: changes the process after the fork, by a call that is allowed there.
+            unsafe { libc::signal(signal, libc::SIG_DFL) };
+        }
+        Ok(())
+    };
+    // SAFETY: as above.
+    unsafe { command.pre_exec(reset) };
     command
 }
 

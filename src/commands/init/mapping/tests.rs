@@ -1,16 +1,39 @@
 //! Configurations of every trainer, mapped.
 
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+
 use super::*;
 
-/// The settings of a configuration, and the keys that were not taken over.
-fn mapped(name: &str, text: &str) -> (toml::Table, Vec<String>) {
+const ARGS: InitArgs = InitArgs { model: None, data: None, out: PathBuf::new(), from: None, device: None };
+
+fn read(name: &str, text: &str) -> Foreign {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join(name);
     std::fs::write(&path, text).unwrap();
-    let args = InitArgs { model: None, data: None, out: "recipe.toml".into(), from: None, device: None };
-    let draft = draft(&path, &args).unwrap();
-    let settings = draft.settings.iter().map(|setting| (setting.key.clone(), setting.value.clone())).collect();
-    let lost = draft.footer.iter().filter_map(|line| line.split(": ").nth(1)).map(str::to_owned).collect();
+    Foreign::read(&path).unwrap()
+}
+
+/// The keys that a configuration has, counted without the program's walk.
+fn num_keys(value: &Value) -> usize {
+    match value {
+        Value::Object(table) if !table.is_empty() => table.values().map(num_keys).sum(),
+        Value::Array(items) if items.first().is_some_and(Value::is_object) => items.iter().map(num_keys).sum(),
+        _ => 1,
+    }
+}
+
+/// The settings of a configuration, and the keys that were not taken over. No key vanishes, and no setting is refused.
+fn mapped(name: &str, text: &str) -> (toml::Table, Vec<String>) {
+    let foreign = read(name, text);
+    assert_eq!(objective::refusal(&foreign), None, "{text}");
+    let mapping = Mapping::of(&foreign, &ARGS);
+    let paths: BTreeSet<&str> = mapping.keys.iter().map(|key| key.0.as_str()).collect();
+    let num_keys = num_keys(&Value::Object(foreign.root.clone()));
+    assert_eq!((mapping.keys.len(), paths.len()), (num_keys, num_keys), "{text}");
+    assert_eq!(mapping.draft.refused().0, []);
+    let settings = mapping.draft.settings.iter().map(|setting| (setting.key.clone(), setting.value.clone())).collect();
+    let lost = mapping.keys.iter().filter(|key| matches!(key.1, Fate::Lost(_))).map(|key| key.0.clone()).collect();
     (settings, lost)
 }
 
@@ -97,7 +120,6 @@ fn litgpt_s_rows_of_a_step_and_rates_are_converted() {
         ("train.gradient_accumulation_steps", "4"),
         ("train.num_epochs", "3"),
         ("optimizer.betas", "[0.9, 0.95]"),
-        ("scheduler.min_lr_ratio", "0.1"),
         ("scheduler.warmup_steps", "10"),
         ("eval.eval_steps", "100"),
     ];
@@ -170,4 +192,157 @@ fn four_bits_are_of_the_kind_and_with_the_scales_that_the_configuration_says_or_
             (Some("int8"), None)
         );
     }
+}
+
+#[test]
+fn configurations_of_other_objectives_are_refused_and_name_the_key() {
+    let torchtune = "model:\n  _component_: t.lora_llama3_2_1b\nloss:\n  _component_: t.rlhf.loss.DPOLoss\n";
+    let full = "model:\n  _component_: t.llama3_2_1b\nloss:\n  _component_: t.loss.LinearCrossEntropyLoss\n";
+    for (text, key) in [
+        ("base_model: m/x\nadapter: lora\nrl: dpo\n", "`rl: dpo`"),
+        ("base_model: m/x\nadapter: lora\nreward_model: true\n", "`reward_model: true`"),
+        ("base_model: m/x\nadapter: lora\npretraining_dataset:\n  - path: c4\n", "`pretraining_dataset`"),
+        ("base_model: m/x\nadapter:\n", "without `adapter` axolotl"),
+        ("model_name_or_path: m/x\nstage: dpo\n", "`stage: dpo`"),
+        ("model_name_or_path: m/x\nstage: pt\nfinetuning_type: lora\n", "`stage: pt`"),
+        ("model_name_or_path: m/x\nstage: sft\nfinetuning_type: full\n", "`finetuning_type: full`"),
+        ("model: m/x\nmodel_class: llm\ncutoff_len: 512\n", "without `peft_config` LLaMA-Factory"),
+        ("model_name_or_path: m/x\nstage: sft\ndo_predict: true\n", "without `do_train` LLaMA-Factory"),
+        ("model_name_or_path: m/x\nreward_funcs: [length]\n", "`reward_funcs`"),
+        ("model_name_or_path: m/x\nuse_peft: false\n", "without `use_peft: true` TRL"),
+        ("model_name_or_path: m/x\nuse_peft: true\nbeta: 0.1\n", "`beta: 0.1`"),
+        ("model: m/x\niters: 10\nfine_tune_type: full\n", "`fine_tune_type: full`"),
+        ("checkpoint_dir: m/x\ntrain:\n  epochs: 1\n", "without `lora_r` litgpt"),
+        ("initial_checkpoint_dir: m/x\n", "`initial_checkpoint_dir: m/x`"),
+        (torchtune, "`loss: DPOLoss`"),
+        (full, "`model: llama3_2_1b`"),
+    ] {
+        let message = objective::refusal(&read("c.yaml", text)).map(|problem| problem.message).unwrap_or_default();
+        assert!(message.starts_with(key), "{message} of {text}");
+    }
+}
+
+#[test]
+fn keys_that_would_be_missed_are_taken_or_named() {
+    let (found, lost) = mapped(
+        "sft.yaml",
+        "model_name_or_path: m/x\nstage: sft\ndataset: a,b\nmax_samples: 1000\ninterleave_probs: 0.5,0.5\nmask_history: \
+         true\nadam_beta1: 0.8\n",
+    );
+    let expected = [
+        ("data.train.0.rows", "1000"),
+        ("data.train.1.rows", "1000"),
+        ("data.train_on_turns", "\"last\""),
+        ("optimizer.betas", "[0.8, 0.999]"),
+    ];
+    assert_settings(&found, &expected);
+    assert_eq!(lost, ["interleave_probs"]);
+
+    let (found, lost) = mapped(
+        "lora.yaml",
+        "base_model: m/x\nadapter: lora\ndatasets:\n  - path: a/b\n    data_files: [c.jsonl]\n    split: train[:5%]\n    \
+         type:\n      field_instruction: q\n      field_output: a\n      format: '[{instruction}]'\n  - path: d.jsonl\n    \
+         type: chat_template\n    split: train[5%:]\n    shards: 4\nchat_template: jinja\nchat_template_jinja: \"{% for m in \
+         messages %}\"\ntokens: ['<x>']\nspecial_tokens:\n  pad_token: '<p>'\n  eos_token: '<e>'\nloss_watchdog_threshold: \
+         5.0\noptimizer: lion_8bit\n",
+    );
+    let expected = [
+        ("data.train.0.path", "\"hf://datasets/a/b/c.jsonl\""),
+        ("data.train.0.rows", "\"5%\""),
+        ("data.train.0.columns", r#"{ instruction = "q", output = "a" }"#),
+        ("data.train.1.path", "\"d.jsonl\""),
+        ("train.precision", "\"bf16\""),
+    ];
+    assert_settings(&found, &expected);
+    let expected = [
+        "chat_template_jinja",
+        "datasets.0.type.format",
+        "datasets.1.shards",
+        "datasets.1.split",
+        "loss_watchdog_threshold",
+        "optimizer",
+        "special_tokens.eos_token",
+        "tokens",
+    ];
+    assert_eq!(BTreeSet::from_iter(lost), expected.map(str::to_owned).into());
+
+    let qlora = "model:\n  _component_: t.qlora_llama3_2_1b\n  lora_attn_modules: [q_proj]\ndataset:\n  _component_: \
+                 t.chat_dataset\n  source: r.jsonl\n  split: train[:95%]\n  column_map: {input: q}\nloss:\n  _component_: \
+                 t.loss.LinearCrossEntropyLoss\nprofiler:\n  enabled: true\n";
+    let (found, lost) = mapped("8B.yaml", qlora);
+    let expected =
+        [("model.quantization", "\"nf4\""), ("data.train.0.rows", "\"95%\""), ("optimizer.weight_decay", "0.01")];
+    assert_settings(&found, &expected);
+    assert_eq!(lost, ["dataset.column_map.input"]);
+
+    let litgpt = "checkpoint_dir: c/m\nlora_r: 8\nquantize: bnb.nf4-dq\ndata: Alpaca2k\n";
+    let (found, lost) = mapped("lora.yaml", litgpt);
+    let expected = [
+        ("model.quantization", "\"nf4\""),
+        ("model.double_quantization", "true"),
+        ("lora.target_modules", r#"["q_proj", "v_proj"]"#),
+        ("train.num_epochs", "5"),
+    ];
+    assert_settings(&found, &expected);
+    assert_eq!(lost, Vec::<String>::new());
+}
+
+#[test]
+fn trl_s_data_set_is_a_source_and_its_defaults_are_taken() {
+    let (found, lost) = mapped(
+        "sft.yaml",
+        "model_name_or_path: m/x\ndataset_name: a/b\ndataset_config: main\ndataset_train_split: \
+         train\ndataset_test_split: test\neval_strategy: steps\neval_steps: 100\nuse_peft: true\nreport_to: \
+         [wandb]\npacking: true\n",
+    );
+    let expected = [
+        ("data.train.0.path", "\"a/b\""),
+        ("data.train.0.name", "\"main\""),
+        ("data.eval.0.split", "\"test\""),
+        ("data.packing", "true"),
+        ("lora.r", "16"),
+        ("lora.lora_alpha", "32"),
+        ("lora.target_modules", r#"["q_proj", "v_proj"]"#),
+        ("optimizer.learning_rate", "2e-5"),
+    ];
+    assert_settings(&found, &expected);
+    assert_eq!(lost, ["report_to"]);
+
+    let (found, lost) = mapped(
+        "mixed.yaml",
+        "model_name_or_path: m/x\nlora_r: 4\ndataset_mixture:\n  datasets:\n    - path: a/b\n      split: \
+         train[:10]\n    - path: c/d\n      weight: 0.5\n      columns: [messages]\n  test_split_size: 100\n",
+    );
+    let expected = [("data.train.0.rows", "10"), ("data.train.1.path", "\"c/d\""), ("data.eval_split", "100")];
+    assert_settings(&found, &expected);
+    assert_eq!(lost, ["dataset_mixture.datasets.1.weight"]);
+}
+
+#[test]
+fn mlx_lm_s_defaults_are_taken_whole() {
+    let model = concat!(env!("CARGO_MANIFEST_DIR"), "/quickstart/model");
+    let config: Value = serde_json::from_slice(&std::fs::read(format!("{model}/config.json")).unwrap()).unwrap();
+    let num_layers = config["num_hidden_layers"].as_u64().unwrap();
+    let schedule = "lr_schedule:\n  name: linear_schedule\n  arguments: [2e-5, 2e-7, 50]\n";
+    let text = format!(
+        "model: {model}\nnum_layers: 1\niters: 50\nhf_dataset:\n  path: a/b\n  prompt_feature: q\n  valid_split: \
+         test\noptimizer: adamw\noptimizer_config:\n  adamw:\n    eps: 1e-6\n  muon: {{}}\n{schedule}"
+    );
+    let (found, lost) = mapped("lora.yaml", &text);
+    let last = format!("[{}]", num_layers - 1);
+    let expected = [
+        ("lora.r", "8"),
+        ("lora.lora_alpha", "160"),
+        ("lora.layers_to_transform", last.as_str()),
+        ("data.train.0.columns", r#"{ prompt = "q" }"#),
+        ("data.eval.0.split", "\"test\""),
+        ("optimizer.eps", "1e-6"),
+        ("optimizer.weight_decay", "0.01"),
+        ("optimizer.learning_rate", "2e-5"),
+        ("scheduler.min_lr_ratio", "0.01"),
+        ("eval.eval_steps", "200"),
+        ("checkpoint.save_steps", "100"),
+    ];
+    assert_settings(&found, &expected);
+    assert_eq!(lost, Vec::<String>::new());
 }

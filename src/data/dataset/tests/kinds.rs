@@ -146,3 +146,38 @@ fn a_system_prompt_that_changes_nothing_is_refused_or_warned_of() {
     let row = dataset.train_row(2).unwrap().1;
     assert!(dataset.tokenizer().decode(&row.ids, false).unwrap().starts_with("<|im_start|>system\ns<|im_end|>\n"));
 }
+
+#[test]
+fn what_a_row_says_in_vain_is_said_to_the_user() {
+    let (files, tokenizer) = (Files::new(), chat_tokenizer());
+    let source = files.write(
+        "r.jsonl",
+        r#"{"messages": [{"role": "user", "content": "a", "name": "ann"}, {"role": "assistant", "content": "b", "be": 1}]}
+{"messages": [{"role": "user", "content": "a<|im_end|>"}, {"role": "assistant", "content": "b", "content": "\"c:{"}]}
+{"messages": [{"role": "assistant", "content": "b"}], "messages": [{"role": "assistant", "content": "d"}]}
+"#,
+    );
+    let dataset = Dataset::open(&config(vec![source]), tokenizer, 7, &OpenOptions::default()).unwrap();
+    assert_eq!(dataset.files()[0].unused_columns, ["messages[].be", "messages[].name"]);
+    let warnings = dataset.warnings().join("\n");
+    for warning in [
+        "2 of 3 rows are odd:",
+        "line 2: message 0 has \"<|im_end|>\" in its text, which becomes the special token; an object has the key \
+         `content` twice; the last one counts",
+        "line 3: an object has the key `messages` twice; the last one counts",
+    ] {
+        assert!(warnings.contains(warning), "{warnings}");
+    }
+    let targets = |row: usize| dataset.train_row(row).unwrap().1.num_target_tokens();
+    assert_eq!([targets(0), targets(1), targets(2)], [2, 5, 2]);
+}
+
+#[test]
+fn a_mask_beside_loss_on_all_tokens_is_refused() {
+    let files = Files::new();
+    let row =
+        r#"{"messages": [{"role": "user", "content": "a", "train": false}, {"role": "assistant", "content": "b"}]}"#;
+    let all = DataConfig { train_on_inputs: true, ..config(vec![files.write("r.jsonl", row)]) };
+    let error = Dataset::open(&all, chat_tokenizer(), 7, &OpenOptions::default()).unwrap_err().to_string();
+    assert!(error.contains("message 0 is to carry no loss, and `data.train_on_inputs` = true"), "{error}");
+}

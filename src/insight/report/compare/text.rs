@@ -4,6 +4,9 @@ use super::super::axis::Unit;
 use super::{Comparison, FIGURES, Side, Verdict};
 use crate::util::text::{Mark, aligned, thousands};
 
+/// Most characters of a recipe's value in the table.
+const MAX_VALUE: usize = 40;
+
 /// A side compared with the baseline.
 pub(super) fn verdict(baseline: &Side, side: &Side) -> Verdict {
     let peak = side.peak_figure(baseline);
@@ -106,7 +109,7 @@ impl Comparison {
         if !self.recipe_differences.is_empty() {
             let mut rows = vec![header("recipe")];
             for difference in &self.recipe_differences {
-                let values = difference.values.iter().map(|value| value.as_deref().unwrap_or("-").to_owned());
+                let values = difference.values.iter().map(|value| shortened(value.as_deref().unwrap_or("-")));
                 rows.push(std::iter::once(difference.key.clone()).chain(values).collect());
             }
             lines.extend(aligned(&rows));
@@ -121,7 +124,14 @@ impl Comparison {
     }
 }
 
-/// A value and its change: `+3.1 %`, for shares `+3.1`, with `~` where ranges overlap.
+fn shortened(value: &str) -> String {
+    match value.char_indices().nth(MAX_VALUE) {
+        Some(_) => value.chars().take(MAX_VALUE - 1).chain(['…']).collect(),
+        None => value.to_owned(),
+    }
+}
+
+/// A value and its change: `+3.1 %`, for shares `+3.1 points`, with `~` where ranges overlap.
 fn cell(side: &Side, name: &str, unit: Unit) -> String {
     let Some((figure, value)) = side.figure(name).and_then(|figure| Some((figure, figure.value?))) else {
         return "-".to_owned();
@@ -130,6 +140,19 @@ fn cell(side: &Side, name: &str, unit: Unit) -> String {
     // Equal steps or tokens need no mention.
     let Some(change) = figure.change_percent.filter(|change| *change != 0.0) else { return value };
     let mark = if figure.is_clear == Some(false) { "~" } else { "" };
-    let percent = if unit == Unit::Percent { "" } else { " %" };
+    let percent = if unit == Unit::Percent { " points" } else { " %" };
     format!("{value} ({mark}{change:+.1}{percent})")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_value_does_not_widen_the_table() {
+        assert_eq!(shortened("4"), "4");
+        assert_eq!(shortened(&"x".repeat(40)).chars().count(), 40);
+        let long = shortened(&"ä".repeat(200));
+        assert!(long.chars().count() == 40 && long.ends_with('…'), "{long}");
+    }
 }

@@ -1,6 +1,6 @@
 //! What the console says at the end of a run.
 
-use crate::measure::metrics::{Severity, Summary};
+use crate::measure::metrics::{Evaluations, Severity, Summary};
 use crate::util::stats::as_f64;
 use crate::util::text::{bytes, duration, thousands};
 
@@ -44,6 +44,7 @@ pub(super) fn summary_text(summary: &Summary) -> String {
     if !losses.is_empty() {
         lines.push(format!("  {}", losses.join(", ")));
     }
+    lines.extend(trend(evaluations).map(|trend| format!("  {trend}")));
     let mut machine = Vec::new();
     machine.extend(totals.peak_host_memory_bytes.map(|peak| format!("peak host memory {}", bytes(peak))));
     machine.extend(totals.peak_gpu_memory_bytes.map(|peak| format!("peak GPU memory {}", bytes(peak))));
@@ -64,7 +65,7 @@ pub(super) fn summary_text(summary: &Summary) -> String {
     }
     for finding in summary.diagnosis.iter().take(MAX_FINDINGS) {
         let shown = match finding.severity {
-            Severity::Note => finding.lines().into_iter().take(1).collect(),
+            Severity::Note | Severity::Healthy => finding.lines().into_iter().take(1).collect(),
             // After an unfinished run the user wants to know what to change; the page has the figures.
             _ if !summary.outcome.is_finished() => finding.without_evidence().lines(),
             _ => finding.lines(),
@@ -72,6 +73,19 @@ pub(super) fn summary_text(summary: &Summary) -> String {
         lines.extend(shown.into_iter().map(|line| format!("  {line}")));
     }
     lines.join("\n")
+}
+
+/// Whether the evaluation loss still falls or has turned; `None` where the score decides which adapter is the best.
+fn trend(evaluations: &Evaluations) -> Option<String> {
+    let Evaluations { best_loss, last_loss, previous_loss, best_score: None, .. } = *evaluations else { return None };
+    let (best, last, previous) = (best_loss?, last_loss?, previous_loss?);
+    let percent = |of: f64, to: f64| format!("{:.1}%", 100.0 * (of / to - 1.0).abs());
+    if last > 1.01 * best {
+        return Some(format!("the evaluation loss has turned: it is {} above its best", percent(last, best)));
+    }
+    let still_falls = last < 0.99 * previous;
+    still_falls
+        .then(|| format!("the evaluation loss still falls: by {} since the evaluation before", percent(last, previous)))
 }
 
 /// Tokens, energy and cost, and what a million tokens took.
@@ -97,7 +111,7 @@ fn money(amount: f64) -> String {
 mod tests {
     use super::*;
     use crate::config::CostConfig;
-    use crate::measure::metrics::{Change, Evaluations, Finding, Outcome, TimeSpent, Totals};
+    use crate::measure::metrics::{Change, Finding, Outcome, TimeSpent, Totals};
     use crate::util::stats::MeanOverTime;
 
     #[test]
@@ -162,5 +176,22 @@ mod tests {
         assert!(text.starts_with("interrupted at step 20 of 80, after 10s (3 starts), 1,234 tokens/s"), "{text}");
         // The diagnosis covers the last start only.
         assert!(text.contains("\n  of the last start:\n  INPUT-BOUND: waited\n"), "{text}");
+    }
+
+    #[test]
+    fn a_loss_that_falls_and_one_that_has_turned_are_said() {
+        let of = |best, previous, last| {
+            trend(&Evaluations {
+                best_loss: Some(best),
+                previous_loss: Some(previous),
+                last_loss: Some(last),
+                ..Evaluations::default()
+            })
+        };
+        let turned = "the evaluation loss has turned: it is 25.0% above its best";
+        assert_eq!(of(2.0, 2.2, 2.5).as_deref(), Some(turned));
+        let falls = "the evaluation loss still falls: by 10.0% since the evaluation before";
+        assert_eq!(of(1.8, 2.0, 1.8).as_deref(), Some(falls));
+        assert_eq!((of(2.0, 2.0, 2.001), of(2.0, 2.005, 2.0)), (None, None));
     }
 }

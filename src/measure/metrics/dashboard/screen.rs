@@ -5,9 +5,8 @@ use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style};
 use ratatui::symbols::Marker;
 use ratatui::text::{Line, Span};
-use ratatui::widgets::{Axis, Block, Chart, Clear, Dataset, Gauge, GraphType, Paragraph, Sparkline, Wrap};
+use ratatui::widgets::{Axis, Block, Chart, Clear, Dataset, GraphType, Paragraph, Sparkline, Wrap};
 
-use super::super::{EvalMetrics, StepMetrics};
 use super::state::{PARTS, Question, State};
 use crate::util::text::{bytes, duration, thousands};
 
@@ -17,6 +16,10 @@ const EVAL: Color = Color::Yellow;
 const FIGURES_WIDTH: u16 = 30;
 /// Lines of a small curve, frame included.
 const CURVE_HEIGHT: u16 = 5;
+/// Ratio of highest to lowest loss from which the axis is logarithmic, as in the report.
+const LOG_ABOVE: f64 = 8.0;
+/// Least lines for a sample below the figures, frame included.
+const SAMPLE_HEIGHT: u16 = 6;
 
 pub(super) fn draw(frame: &mut Frame<'_>, state: &State) {
     let area = frame.area();
@@ -66,8 +69,10 @@ fn ratio(state: &State) -> f64 {
 }
 
 fn draw_progress(frame: &mut Frame<'_>, area: Rect, state: &State) {
-    let gauge = Gauge::default().ratio(ratio(state)).label("").gauge_style(Style::new().fg(Color::Blue));
-    frame.render_widget(gauge, area);
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "at most the width")]
+    let width = (f64::from(area.width) * ratio(state)).round() as usize;
+    // A gauge leaves a gap for its label, even for none.
+    frame.render_widget(Line::from(Span::styled("█".repeat(width), Color::Blue)), area);
 }
 
 fn draw_loss(frame: &mut Frame<'_>, area: Rect, state: &State) {
@@ -80,35 +85,44 @@ fn draw_loss(frame: &mut Frame<'_>, area: Rect, state: &State) {
     };
     let (low, high) = range(&mut points().map(|point| point.1));
     let (first, last) = range(&mut points().map(|point| point.0));
-    let block = Block::bordered().title(loss_title(state));
+    let is_log = low > 0.0 && high / low > LOG_ABOVE;
+    let block = Block::bordered().title(loss_title(state, is_log));
     if points().count() == 0 {
         frame.render_widget(block, area);
         return;
     }
+    let scaled = |value: f64| if is_log { value.ln() } else { value };
+    let drawn = |points: &[(f64, f64)]| points.iter().map(|(x, y)| (*x, scaled(*y))).collect::<Vec<_>>();
+    let (losses, eval_losses) = (drawn(&state.losses.points), drawn(&state.eval_losses.points));
+    let (low, high) = (scaled(low), scaled(high));
     let margin = if high > low { 0.05 * (high - low) } else { 0.5 };
-    let (low, high) = ((low - margin).max(0.0), high + margin);
+    let (low, high) = (if is_log { low - margin } else { (low - margin).max(0.0) }, high + margin);
     let last = last.max(first + 1.0);
     let middle = f64::midpoint(low, high);
     let train = Dataset::default()
         .marker(Marker::Braille)
         .graph_type(GraphType::Line)
         .style(Style::new().fg(TRAIN))
-        .data(&state.losses.points);
+        .data(&losses);
     let eval = Dataset::default()
         .marker(Marker::Dot)
         .graph_type(GraphType::Scatter)
         .style(Style::new().fg(EVAL))
-        .data(&state.eval_losses.points);
+        .data(&eval_losses);
     let chart = Chart::new(vec![train, eval])
         .block(block)
         .legend_position(None)
         .x_axis(Axis::default().bounds([first, last]).labels([format!("{first:.0}"), format!("{last:.0}")]))
-        .y_axis(Axis::default().bounds([low, high]).labels([low, middle, high].map(|value| format!("{value:.2}"))));
+        .y_axis(
+            Axis::default()
+                .bounds([low, high])
+                .labels([low, middle, high].map(|value| format!("{:.2}", if is_log { value.exp() } else { value }))),
+        );
     frame.render_widget(chart, area);
 }
 
-fn loss_title(state: &State) -> Line<'static> {
-    let mut spans = vec![Span::raw(" loss ")];
+fn loss_title(state: &State, is_log: bool) -> Line<'static> {
+    let mut spans = vec![Span::raw(if is_log { " loss, logarithmic " } else { " loss " })];
     spans.push(Span::styled("─ train ", TRAIN));
     if !state.eval_losses.points.is_empty() {
         spans.push(Span::styled("• eval ", EVAL));
@@ -116,10 +130,23 @@ fn loss_title(state: &State) -> Line<'static> {
     Line::from(spans)
 }
 
+/// The figures, and the last sample in the room below them.
 fn draw_figures(frame: &mut Frame<'_>, area: Rect, state: &State) {
+    let figures = figures(state);
+    let height = u16::try_from(figures.len() + 2).unwrap_or(u16::MAX);
+    let has_room = area.height.saturating_sub(height) >= SAMPLE_HEIGHT;
+    let area = match state.sample.as_ref().filter(|_| has_room) {
+        Some((step, text)) => {
+            let [above, below] = Layout::vertical([Constraint::Length(height), Constraint::Min(0)]).areas(area);
+            let block = Block::bordered().title(format!(" sample @ {step} "));
+            frame.render_widget(Paragraph::new(text.as_str()).block(block).wrap(Wrap { trim: true }), below);
+            above
+        }
+        None => area,
+    };
     let block = Block::bordered().title(" now ");
     let inner = usize::from(block.inner(area).width);
-    let rows = figures(state.last.as_ref(), state.last_eval.as_ref()).into_iter().map(|(name, value)| {
+    let rows = figures.into_iter().map(|(name, value)| {
         let gap = inner.saturating_sub(name.chars().count() + value.chars().count()).max(1);
         Line::from(vec![
             Span::styled(name, Modifier::DIM),
@@ -131,13 +158,16 @@ fn draw_figures(frame: &mut Frame<'_>, area: Rect, state: &State) {
 }
 
 /// Names and values, the most important first: a small window cuts off the last ones.
-fn figures(step: Option<&StepMetrics>, eval: Option<&EvalMetrics>) -> Vec<(&'static str, String)> {
+fn figures(state: &State) -> Vec<(&'static str, String)> {
+    let (step, eval) = (state.last.as_ref(), state.last_eval.as_ref());
     let mut figures = Vec::new();
     if let Some(step) = step {
         figures.push(("loss", format!("{:.4}", step.loss)));
     }
     if let Some(eval) = eval {
         figures.push(("eval loss", format!("{:.4} @ {}", eval.eval_loss, eval.step)));
+        let best = state.best_eval.filter(|(step, _)| *step != eval.step);
+        figures.extend(best.map(|(step, loss)| ("best eval loss", format!("{loss:.4} @ {step}"))));
         figures.extend(eval.eval_score.map(|score| ("score", format!("{:.1} % @ {}", 100.0 * score, eval.step))));
     }
     let Some(step) = step else { return figures };
@@ -244,6 +274,7 @@ mod tests {
     use ratatui::Terminal;
     use ratatui::backend::TestBackend;
 
+    use super::super::super::{EvalMetrics, Sample, StepMetrics};
     use super::*;
     use crate::measure::figures::tests::full_step;
 
@@ -298,6 +329,44 @@ mod tests {
         assert!(later.contains("warning: the disk is full") && !later.contains("INPUT-BOUND"), "{later}");
         // The curve itself: dots of braille.
         assert!(text.chars().any(|c| ('\u{2801}'..='\u{28ff}').contains(&c)), "{text}");
+    }
+
+    #[test]
+    fn a_loss_that_falls_far_has_a_logarithmic_axis() {
+        let mut state = State::new("run", 0, 1000);
+        for step in 1..=800_u32 {
+            let loss = 11.56 * (-f64::from(step) / 200.0).exp();
+            state.step(&StepMetrics { step: step.into(), loss, ..StepMetrics::default() });
+        }
+        // On a linear axis the later half lies in the lowest two lines.
+        let lines = shown(&state, 80, 24);
+        let is_drawn = |line: &&String| line.chars().take(48).skip(28).any(|c| ('\u{2801}'..='\u{28ff}').contains(&c));
+        assert!(lines.iter().filter(is_drawn).count() >= 4, "{}", lines.join("\n"));
+        assert!(lines.join("\n").contains("loss, logarithmic"));
+        assert!(!shown(&run(), 80, 24).join("\n").contains("logarithmic"));
+    }
+
+    #[test]
+    fn a_large_window_shows_the_best_evaluation_and_the_last_sample() {
+        let mut state = run();
+        for (step, eval_loss) in [(20, 2.0), (40, 2.5)] {
+            state.eval(&EvalMetrics { step, eval_loss, ..EvalMetrics::default() });
+        }
+        state.sample(&Sample { step: 40, prompt: "Once".into(), text: "upon a time".into() });
+        let large = shown(&state, 200, 50).join("\n");
+        for expected in ["2.0000 @ 20", "2.5000 @ 40", "sample @ 40", "Once > upon a time"] {
+            assert!(large.contains(expected), "`{expected}` is not in:\n{large}");
+        }
+        assert!(!shown(&state, 80, 24).join("\n").contains("sample @"));
+    }
+
+    #[test]
+    fn the_bar_has_no_gap() {
+        let mut state = run();
+        for step in 51..=172 {
+            state.step(&full_step(step));
+        }
+        assert_eq!(shown(&state, 80, 24)[1].trim_end(), "█".repeat(69));
     }
 
     #[test]

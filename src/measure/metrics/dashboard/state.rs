@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use super::super::{EvalMetrics, StepMetrics, remaining_seconds};
+use super::super::{EvalMetrics, Sample, StepMetrics, remaining_seconds};
 
 /// Points of the loss that are kept; those of a longer run are thinned.
 const MAX_POINTS: usize = 1024;
@@ -27,6 +27,10 @@ pub(super) struct State {
     pub(super) started: Option<Instant>,
     pub(super) last: Option<StepMetrics>,
     pub(super) last_eval: Option<EvalMetrics>,
+    /// Step and loss of the best evaluation.
+    pub(super) best_eval: Option<(u64, f64)>,
+    /// Step, prompt and text of the last sample.
+    pub(super) sample: Option<(u64, String)>,
     pub(super) losses: Curve,
     pub(super) eval_losses: Curve,
     pub(super) rates: Vec<f64>,
@@ -114,8 +118,16 @@ impl State {
         self.evaluating = None;
         if eval.eval_loss.is_finite() {
             self.eval_losses.push(eval.step as f64, eval.eval_loss);
+            if self.best_eval.is_none_or(|(_, best)| eval.eval_loss < best) {
+                self.best_eval = Some((eval.step, eval.eval_loss));
+            }
         }
         self.last_eval = Some(eval.clone());
+    }
+
+    /// The sample of the first prompt of an evaluation.
+    pub(super) fn sample(&mut self, sample: &Sample) {
+        self.sample = Some((sample.step, format!("{} > {}", sample.prompt.trim(), sample.text.trim())));
     }
 
     pub(super) fn warning(&mut self, text: &str) {

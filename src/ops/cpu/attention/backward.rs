@@ -3,13 +3,13 @@
 use std::f32::consts::LOG2_E;
 use std::ops::Range;
 
-use pulp::{Arch, Simd, WithSimd};
+use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
 
 use super::{Heads, STRIP, TILE, clear_gaps};
 use crate::ops::cpu::pack::{pack_columns, pack_rows};
 use crate::ops::cpu::product::{Left, Product};
-use crate::ops::cpu::simd::{SharedMut, dot, exp2_bounded, rows_per_chunk, with_scratch};
+use crate::ops::cpu::simd::{SharedMut, arch, dot, exp2_bounded, rows_per_chunk, with_scratch};
 
 /// A block of keys is at least this long and at least a quarter of its document, so that one head has at most four
 /// tasks per document and at most four partial gradients of its queries.
@@ -173,7 +173,7 @@ fn run_task(
         let q_at = (task.start + task.queries.start) * shape.query_width() + task.head * shape.head_dim;
         let kv_at = task.start * shape.key_value_width() + shape.kv_head(task.head) * shape.head_dim;
         let lse_at = task.head * tokens + task.start + task.queries.start;
-        Arch::new().dispatch(KeyBlock {
+        arch().dispatch(KeyBlock {
             shape,
             task,
             d_o: &d_o[q_at..],

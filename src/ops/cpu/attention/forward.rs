@@ -2,13 +2,13 @@
 
 use std::f32::consts::{LN_2, LOG2_E};
 
-use pulp::{Arch, Simd, WithSimd};
+use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
 
 use super::{Heads, STRIP, TILE, clear_gaps};
 use crate::ops::cpu::pack::{pack_columns, pack_rows};
 use crate::ops::cpu::product::{Left, Product};
-use crate::ops::cpu::simd::{SharedMut, exp2_bounded, load, store, with_scratch};
+use crate::ops::cpu::simd::{SharedMut, arch, exp2_bounded, load, store, with_scratch};
 
 /// Causal attention of every head within each document; tokens outside all documents get zeros.
 ///
@@ -52,7 +52,7 @@ pub fn attention(
             let (transposed_q, scratch) = scratch.split_at_mut(group * TILE * dim);
             let (output, scratch) = scratch.split_at_mut(group * TILE * dim);
             let (max, sum) = scratch.split_at_mut(group * TILE);
-            Arch::new().dispatch(QueryTile {
+            arch().dispatch(QueryTile {
                 shape,
                 q: &q[start * shape.query_width() + kv_head * group * shape.head_dim..],
                 k: &k[start * shape.key_value_width() + kv_head * shape.head_dim..],

@@ -9,6 +9,7 @@ use std::arch::x86_64::{
 
 use super::super::gemm::round;
 use super::Scale;
+use crate::device::has_avx512;
 
 /// Numbers of a vector.
 const LANES: usize = 16;
@@ -16,7 +17,7 @@ const LANES: usize = 16;
 /// Whether the machine has the instructions of this file.
 #[inline(always)]
 pub(super) fn has_words() -> bool {
-    std::arch::is_x86_feature_detected!("avx512f")
+    has_avx512()
 }
 
 /// The codes of eight bytes, one to a word; above the four bits of a code, a word holds anything.

@@ -5,8 +5,8 @@ use std::arch::x86_64::{
     _mm512_setzero_si512,
 };
 
-use super::super::gemm::has_bf16_products;
 use super::{ROWS, fetch_after};
+use crate::device::has_bf16_products;
 
 /// Words of a vector.
 const LANES: usize = 16;
