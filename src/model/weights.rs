@@ -40,7 +40,7 @@ pub use storage::Storage;
 
 use convert::Overflow;
 use files::overflow;
-use source::{Held, Numbers, Source};
+use source::{Drawn, Held, Numbers, Source};
 
 /// The source of a model's tensors.
 #[derive(Clone, Debug)]
@@ -101,9 +101,14 @@ impl Weights {
     ) -> Result<Tensor<D>, Problem> {
         let options = (device, DType::from(dtype));
         // Backends without memory pools compute in host memory, and draw on a single thread.
-        if let Some((seed, deviation)) = self.source().seed(name).filter(|_| device.memory_pool_usage().is_some()) {
-            device.seed(seed);
-            return Ok(Tensor::random(shape, Distribution::Normal(0.0, deviation), options));
+        if let Some(drawn) = self.source().drawn(name).filter(|_| device.memory_pool_usage().is_some()) {
+            return Ok(match drawn {
+                Drawn::Constant(value) => Tensor::full(shape, value, options),
+                Drawn::Normal { seed, deviation } => {
+                    device.seed(seed);
+                    Tensor::random(shape, Distribution::Normal(0.0, deviation), options)
+                }
+            });
         }
         let buffer = self.read(name, &shape, dtype, |numbers| numbers.buffer(shape.iter().product(), dtype))?;
         Ok(Tensor::from_data(TensorData::from_bytes(buffer, shape, dtype.into()), options))

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::source::{Numbers, Source};
+use super::source::{Drawn, Numbers, Source};
 use crate::schema::Problem;
 use crate::spec::ModelConfig;
 
@@ -32,17 +32,28 @@ impl Source for RandomWeights {
 
     /// The values depend on the seed and the name, not on the order of calls.
     fn numbers(&self, name: &str, _: &[usize]) -> Result<(Numbers<'_>, &Path), Problem> {
-        let constant = if name.ends_with("norm.weight") { 1.0 } else { 0.0 };
-        let numbers = match self.seed(name) {
-            Some((seed, deviation)) => Numbers::Decoded(Box::new(move |first, to| draw(seed, first, deviation, to))),
-            None => Numbers::Decoded(Box::new(move |_, to| to.fill(constant))),
+        let drawn = self.of(name);
+        let fill = move |first, to: &mut [f32]| match drawn {
+            Drawn::Constant(value) => to.fill(value),
+            Drawn::Normal { seed, deviation } => draw(seed, first, deviation, to),
         };
-        Ok((numbers, Path::new("config.json")))
+        Ok((Numbers::Decoded(Box::new(fill)), Path::new("config.json")))
     }
 
-    fn seed(&self, name: &str) -> Option<(u64, f64)> {
-        let is_drawn = !name.ends_with("norm.weight") && !name.ends_with(".bias");
-        is_drawn.then(|| (self.seed ^ fnv1a(name), self.initializer_range))
+    fn drawn(&self, name: &str) -> Option<Drawn> {
+        Some(self.of(name))
+    }
+}
+
+impl RandomWeights {
+    fn of(&self, name: &str) -> Drawn {
+        if name.ends_with("norm.weight") {
+            return Drawn::Constant(1.0);
+        }
+        if name.ends_with(".bias") {
+            return Drawn::Constant(0.0);
+        }
+        Drawn::Normal { seed: self.seed ^ fnv1a(name), deviation: self.initializer_range }
     }
 }
 

@@ -44,10 +44,21 @@ pub(super) trait Source {
     /// Gives a tensor's pages back to the system after it was read.
     fn release_pages(&self, _name: &str) {}
 
-    /// Seed and deviation of a tensor that a device may draw by itself.
-    fn seed(&self, _name: &str) -> Option<(u64, f64)> {
+    /// A tensor that a device may make by itself.
+    fn drawn(&self, _name: &str) -> Option<Drawn> {
         None
     }
+}
+
+/// How the numbers of a tensor are made.
+#[derive(Clone, Copy)]
+pub(super) enum Drawn {
+    Constant(f32),
+    /// With mean 0.
+    Normal {
+        seed: u64,
+        deviation: f64,
+    },
 }
 
 /// The numbers of a tensor, row after row.
