@@ -27,9 +27,7 @@ use burn::tensor::{Device, Tensor};
 use crate::util::files;
 use crate::util::panics::guarded;
 
-#[cfg(target_arch = "x86_64")]
-pub use cpu::has_avx512;
-pub use cpu::{cpu_features, cpu_model_name, has_bf16_products, num_cpu_threads};
+pub use cpu::{cpu_features, cpu_model_name, has_avx512, has_bf16_products, num_cpu_threads};
 pub use cuda_gpu::{CudaGpu, DriverLibrary};
 pub use dtype::Dtype;
 pub use error::DeviceError;

@@ -22,11 +22,13 @@ pub fn num_cpu_threads() -> usize {
 
 /// Whether the kernels use AVX-512: where the processor has it, unless `LORA_TRAIN_NO_AVX512` is set, to measure what a
 /// processor without it would do.
-#[cfg(target_arch = "x86_64")]
 #[must_use]
 pub fn has_avx512() -> bool {
     static HAS_IT: OnceLock<bool> = OnceLock::new();
+    #[cfg(target_arch = "x86_64")]
     let find = || std::env::var_os("LORA_TRAIN_NO_AVX512").is_none() && std::arch::is_x86_feature_detected!("avx512f");
+    #[cfg(not(target_arch = "x86_64"))]
+    let find = || false;
     *HAS_IT.get_or_init(find)
 }
 

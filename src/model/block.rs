@@ -204,6 +204,7 @@ mod tests {
 
     use super::*;
     use crate::config::LoraConfig;
+    use crate::device::has_bf16_products;
     use crate::lora::BlockAdapters;
     use crate::lora::Matrices;
     use crate::lora::start::normal;
@@ -377,8 +378,12 @@ mod tests {
         for (index, found) in found.iter().enumerate() {
             // Where sums in another order straddle a tie, a number rounds in the other direction: one bit of 2^-9.
             let (error, rounding) = (relative_error(found, &plain[index]), relative_error(found, &exact[index]));
-            assert!(error < 1e-3, "tensor {index}: {error} from the plain products");
-            assert!((1e-4..2e-2).contains(&rounding), "tensor {index}: {rounding} from f32");
+            if has_bf16_products() {
+                assert!(error < 1e-3, "tensor {index}: {error} from the plain products");
+                assert!((1e-4..2e-2).contains(&rounding), "tensor {index}: {rounding} from f32");
+            } else {
+                assert!(rounding == 0.0, "tensor {index}: {rounding} from f32 without products of pairs");
+            }
         }
     }
 }

@@ -21,7 +21,7 @@ use super::linear::{InputGrad, Matrix, Weight, rank};
 use super::low_rank::{Lora, LowRank};
 use super::product::F32Products;
 use super::quantised::HostCodes;
-use crate::device::Dtype;
+use crate::device::{Dtype, has_bf16_products};
 use crate::util::cancel;
 
 /// The kernels of the CPU: activations are `f32` in host memory, and autodiff does not track them.
@@ -47,6 +47,10 @@ impl Kernels for Cpu {
 
     fn activation_dtype(&self, compute: Dtype) -> Dtype {
         if compute == Dtype::Bf16 { Dtype::F32 } else { compute }
+    }
+
+    fn rounded_bytes(&self, numbers: usize, compute: Dtype) -> usize {
+        if compute == Dtype::Bf16 && has_bf16_products() { numbers * size_of::<bf16>() } else { 0 }
     }
 
     fn copies_operands(&self) -> bool {

@@ -90,6 +90,11 @@ pub trait Kernels: Debug + Send + Sync {
         compute
     }
 
+    /// Bytes of the rounded copy that a product in `compute` makes of `numbers` activations of another type.
+    fn rounded_bytes(&self, _numbers: usize, _compute: Dtype) -> usize {
+        0
+    }
+
     /// Whether operands of products are copied in another type.
     fn copies_operands(&self) -> bool {
         true

@@ -107,12 +107,6 @@ impl Workload<'_> {
         self.place.activation_dtype(self.precision.dtype()).num_bytes()
     }
 
-    /// Whether only the operands of products are in the type of the computation.
-    fn rounds_operands(&self) -> bool {
-        let dtype = self.precision.dtype();
-        self.place.activation_dtype(dtype) != dtype
-    }
-
     /// Shape of the head, `[vocab_size, hidden_size]`.
     pub(super) fn head(&self) -> [usize; 2] {
         [self.config.vocab_size, self.config.hidden_size]
@@ -201,12 +195,8 @@ impl Workload<'_> {
         let in_forward = largest(|block| block.kept + block.forward) * tokens * width;
         let in_backward =
             (recomputed + largest(|block| block.backward)) * tokens * width + self.score_bytes() + self.operand_bytes();
-        let rounded = if self.rounds_operands() {
-            // Operands as pairs of bf16.
-            tokens * self.config.sites().map(|(_, site)| site.shape[1]).max().unwrap_or(0) * 2
-        } else {
-            0
-        };
+        let widest = self.config.sites().map(|(_, site)| site.shape[1]).max().unwrap_or(0);
+        let rounded = self.place.rounded_bytes(tokens * widest, self.precision.dtype());
         let logits = self.logits_bytes();
         let in_loss = 5 * hidden + self.copied_weight_bytes(self.head());
         // On the CPU the logits' memory is kept between steps; elsewhere it returns to the pool.

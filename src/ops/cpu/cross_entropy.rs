@@ -2,12 +2,11 @@
 
 use rayon::prelude::*;
 
-use super::gemm::{Right, Term, gemm_strided};
 #[cfg(target_arch = "x86_64")]
-use super::gemm::{gemm_of_pairs, round_to_pairs};
+use super::gemm::gemm_of_pairs;
+use super::gemm::{Right, Term, gemm_strided, round_to_pairs};
 use super::simd::{exp, vectorised, with_scratch};
 use super::weight::Weight;
-use crate::device::has_bf16_products;
 
 vectorised! { fn row_max<'a, S>(simd, x: &'a [f32]) -> f32 {
     let (quads, rest) = pulp::as_arrays::<{ 4 * LANES }, _>(x);
@@ -159,18 +158,13 @@ fn row_gradient(logits: &mut [f32], target: u32) -> (f32, f32) {
     (sum.ln() + (max - target_logit), sum)
 }
 
-/// Rounds a row to pairs of bfloat16 in its first half, if the machine multiplies such pairs.
+/// Rounds a row to pairs of bfloat16 in its first half.
 fn to_pairs_in_place(row: &mut [f32]) {
-    #[cfg(target_arch = "x86_64")]
-    if has_bf16_products() {
-        let num_words = row.len().div_ceil(2);
-        with_scratch(num_words, |words| {
-            round_to_pairs(row, bytemuck::cast_slice_mut(words));
-            row[..num_words].copy_from_slice(words);
-        });
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = row;
+    let num_words = row.len().div_ceil(2);
+    with_scratch(num_words, |words| {
+        round_to_pairs(row, bytemuck::cast_slice_mut(words));
+        row[..num_words].copy_from_slice(words);
+    });
 }
 
 /// `dhidden = gradient head`, from rows as [`row_gradient`] and [`to_pairs_in_place`] left them.
@@ -178,7 +172,7 @@ fn multiply_gradient(gradient: &[f32], stride: usize, head: Weight<'_>, width: u
     let (rows, vocab_size) = (dhidden.len() / width, head.num_elements() / width);
     let backward = Right { weight: head, stride: width, transposed: false, factor: 1.0 };
     #[cfg(target_arch = "x86_64")]
-    if head.rounds && has_bf16_products() {
+    if head.rounds {
         return gemm_of_pairs(rows, width, dhidden, bytemuck::cast_slice(gradient), stride, vocab_size, backward);
     }
     gemm_strided(rows, width, dhidden, width, Term { a: gradient, k: vocab_size, b: backward }, stride, None, false);
@@ -243,11 +237,11 @@ mod tests {
             let round = |x: &[f32]| x.iter().map(|x| bf16::from_f32(*x)).collect::<Vec<_>>();
             let widen = |x: &[bf16]| x.iter().map(|x| x.to_f32()).collect::<Vec<_>>();
             let head = round(&head);
-            let (loss_exact, grad_exact) =
-                exact(&widen(&round(&hidden)), &widen(&head), width, &targets, &vec![2.0; rows]);
+            let weight = Weight::bf16(&head).rounding(true);
+            let operand = if weight.rounds { widen(&round(&hidden)) } else { hidden.clone() };
+            let (loss_exact, grad_exact) = exact(&operand, &widen(&head), width, &targets, &vec![2.0; rows]);
             let (mut losses, mut dhidden) = (vec![9.0; rows], vec![9.0; rows * width]);
             let gradient = Some((&mut dhidden[..], &vec![2.0; rows][..]));
-            let weight = Weight::bf16(&head).rounding(true);
             linear_cross_entropy(&hidden, weight, width, &targets, &mut losses, gradient);
             // The operands of the first product are exact; the probabilities are rounded for the second.
             assert_close(&losses, &loss_exact, 1e-5);

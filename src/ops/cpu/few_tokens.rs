@@ -12,7 +12,6 @@ use rayon::prelude::*;
 use super::gemm::{round_in_place, round_to_pairs, widen};
 use super::simd::{rows_per_chunk, vectorised, with_scratch};
 use super::weight::{Values, Weight};
-use crate::device::has_bf16_products;
 
 #[cfg(target_arch = "x86_64")]
 #[expect(unsafe_code, reason = "instructions that not every processor has")]
@@ -207,7 +206,7 @@ pub(super) fn linear_of_few(x: &[f32], w: Weight<'_>, in_features: usize, y: &mu
 /// `products`: `[out_features, tokens]`.
 fn products_of_few(x: &[f32], w: Weight<'_>, in_features: usize, products: &mut [f32]) {
     #[cfg(target_arch = "x86_64")]
-    if let (true, true, Some((Kind::Bf16, pairs))) = (w.rounds, has_bf16_products(), words(w, in_features)) {
+    if let (true, Some((Kind::Bf16, pairs))) = (w.rounds, words(w, in_features)) {
         let tokens = x.len() / in_features;
         let mut rounded = vec![0; x.len() / 2];
         round_to_pairs(x, &mut rounded);
@@ -345,8 +344,12 @@ mod tests {
             let [mut x, mut w] = [random(tokens * in_features, 3), random(out_features * in_features, 4)];
             let halves: Vec<bf16> = w.iter().map(|w| bf16::from_f32(*w)).collect();
             let mut found = vec![0.5; tokens * out_features];
-            linear(&x, Weight::bf16(&halves).rounding(true), in_features, out_features, &mut found, false);
-            [&mut x, &mut w].into_iter().for_each(|operand| round_in_place(operand));
+            let weight = Weight::bf16(&halves).rounding(true);
+            linear(&x, weight, in_features, out_features, &mut found, false);
+            round_in_place(&mut w);
+            if weight.rounds {
+                round_in_place(&mut x);
+            }
             let [x, w] = [x, w].map(|operand| operand.into_iter().map(f64::from).collect::<Vec<_>>());
             let dot = |x: &[f64], w: &[f64]| x.iter().zip(w).map(|(x, w)| x * w).sum();
             let rows = |x| w.chunks(in_features).map(move |w| dot(x, w));

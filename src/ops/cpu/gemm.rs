@@ -14,16 +14,14 @@ pub(super) use panel::widen;
 
 use super::pack::{PANEL, Word};
 use super::product::{Left, ProductInto};
-use super::simd::{CHUNK, SharedMut, arch, vectorised, with_scratch};
+use super::simd::{SharedMut, arch, vectorised, with_scratch};
 use super::weight::Weight;
-use crate::device::has_bf16_products;
+use crate::device::{has_avx512, has_bf16_products};
 
 /// Rows that pass one group of panels before the next stretch of the depth; they stay in the second-level cache.
 const BLOCK_ROWS: usize = 96;
 /// Panels that one task packs together.
 const GROUP_PANELS: usize = 2;
-/// Longest stretch of the depth, in words, that is packed at once.
-const BLOCK_DEPTH: usize = 640;
 /// A task has at least this many rows if there are enough; fewer would not pay for the packing.
 const MIN_TASK_ROWS: usize = 2 * BLOCK_ROWS;
 
@@ -77,10 +75,10 @@ struct Block<'a, W> {
     accumulate: bool,
 }
 
-/// f32 throughout; with `ROUND`, right operands are rounded to bfloat16 first.
-struct Single<const ROUND: bool>;
+/// f32 throughout.
+struct Single;
 
-impl<const ROUND: bool> Arithmetic for Single<ROUND> {
+impl Arithmetic for Single {
     type Word = f32;
 
     fn words(k: usize) -> usize {
@@ -89,9 +87,6 @@ impl<const ROUND: bool> Arithmetic for Single<ROUND> {
 
     fn pack(term: &Term<'_>, first: usize, depth: usize, column: usize, columns: usize, panel: &mut [f32]) {
         panel::pack_single(&term.b, first, depth, column, columns, panel);
-        if ROUND {
-            round_in_place(panel);
-        }
     }
 
     unsafe fn multiply(block: &Block<'_, f32>) {
@@ -178,18 +173,8 @@ pub(super) fn gemm_strided(
             term.k
         );
     }
-    if !first.b.weight.rounds {
-        return run::<Single<false>>(
-            m,
-            n,
-            (c, c_stride),
-            &terms,
-            [(first.a, a_stride), (second.a, second.k)],
-            accumulate,
-        );
-    }
     #[cfg(target_arch = "x86_64")]
-    if has_bf16_products() {
+    if first.b.weight.rounds {
         let words = terms.map(|term| bf16::Pairs::words(term.k));
         return with_scratch(m * (words[0] + words[1]), |scratch| {
             let (a, then) = bytemuck::cast_slice_mut::<f32, u32>(scratch).split_at_mut(m * words[0]);
@@ -198,14 +183,7 @@ pub(super) fn gemm_strided(
             run::<bf16::Pairs>(m, n, (c, c_stride), &terms, [(a, words[0]), (then, words[1])], accumulate);
         });
     }
-    with_scratch(first.a.len() + second.a.len(), |scratch| {
-        let (a, then) = scratch.split_at_mut(first.a.len());
-        a.copy_from_slice(first.a);
-        then.copy_from_slice(second.a);
-        a.par_chunks_mut(CHUNK).for_each(round_in_place);
-        then.par_chunks_mut(CHUNK).for_each(round_in_place);
-        run::<Single<true>>(m, n, (c, c_stride), &terms, [(a, a_stride), (then, second.k)], accumulate);
-    });
+    run::<Single>(m, n, (c, c_stride), &terms, [(first.a, a_stride), (second.a, second.k)], accumulate);
 }
 
 /// Multiplies rows that the caller has [rounded to pairs](round_to_pairs), `stride` words apart, with `b`; only for
@@ -253,8 +231,14 @@ struct Stretch {
     with_second: bool,
 }
 
+/// Longest stretch of the depth, in words, that is packed at once. Second-level caches have 1 MiB or more where there is
+/// AVX-512, and often half of that elsewhere.
+fn block_depth() -> usize {
+    if has_avx512() { 640 } else { 320 }
+}
+
 fn stretches(words: usize) -> Vec<Stretch> {
-    let count = words.div_ceil(BLOCK_DEPTH).max(1);
+    let count = words.div_ceil(block_depth()).max(1);
     let depth = words.div_ceil(count);
     (0..count)
         .map(|i| Stretch {
@@ -285,7 +269,7 @@ fn run<A: Arithmetic>(
     let parts = (4 * rayon::current_num_threads()).div_ceil(groups).min(m / MIN_TASK_ROWS).max(1);
     let rows_per_task = m.div_ceil(parts).next_multiple_of(BLOCK_ROWS);
     let c = SharedMut(c.as_mut_ptr());
-    let panel_len = (BLOCK_DEPTH + words[1]) * PANEL;
+    let panel_len = (stretches[0].depth + words[1]) * PANEL;
     (0..groups * m.div_ceil(rows_per_task)).into_par_iter().with_max_len(1).for_each(|task| {
         let (group, part) = (task % groups, task / groups);
         let column = group * columns_per_task;

@@ -1,6 +1,5 @@
 //! Rearranging matrices into the panels that the inner loops read in order.
 
-#[cfg(target_arch = "x86_64")]
 use crate::device::has_avx512;
 
 /// Columns of a packed panel: four of the widest vectors.
@@ -72,22 +71,80 @@ pub(super) fn pack_columns<W: Word>(
         }
         return;
     }
-    for row in (0..padded).step_by(BLOCK) {
-        for (d, to) in to.chunks_exact_mut(to_stride).take(width).enumerate() {
-            for (i, to) in to[row..row + BLOCK].iter_mut().enumerate() {
-                *to = if row + i < rows { from[(row + i) * stride + d] } else { W::zeroed() };
-            }
+    let [whole_rows, whole_width] = whole_octets(from, stride, [rows, width], to, to_stride);
+    for (d, to) in to.chunks_mut(to_stride).take(width).enumerate() {
+        let first = if d < whole_width { whole_rows } else { 0 };
+        for (i, to) in to[..padded].iter_mut().enumerate().skip(first) {
+            *to = if i < rows { from[i * stride + d] } else { W::zeroed() };
         }
     }
+}
+
+/// The part of [`pack_columns`] that AVX2 transposes in blocks of 8 by 8; returns how many rows and columns of the source
+/// that were.
+fn whole_octets<W: Word>(from: &[W], stride: usize, shape: [usize; 2], to: &mut [W], to_stride: usize) -> [usize; 2] {
+    #[cfg(target_arch = "x86_64")]
+    if std::arch::is_x86_feature_detected!("avx2") {
+        let [rows, width] = shape.map(|len| len / 8 * 8);
+        for row in (0..rows).step_by(8) {
+            for column in (0..width).step_by(8) {
+                // SAFETY: AVX2 is there; the block lies inside both matrices, as `pack_columns` has asserted, and `W` has 32
+                // bits without padding.
+                unsafe {
+                    x86::transpose_octet(
+                        from.as_ptr().add(row * stride + column).cast(),
+                        stride,
+                        to.as_mut_ptr().add(column * to_stride + row).cast(),
+                        to_stride,
+                    );
+                }
+            }
+        }
+        return [rows, width];
+    }
+    let _ = (from, stride, shape, to, to_stride);
+    [0, 0]
 }
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     use std::arch::x86_64::{
-        __m512, __mmask16, _mm512_castpd_ps, _mm512_castps_pd, _mm512_maskz_loadu_ps, _mm512_setzero_ps,
-        _mm512_shuffle_f32x4, _mm512_storeu_ps, _mm512_unpackhi_pd, _mm512_unpackhi_ps, _mm512_unpacklo_pd,
-        _mm512_unpacklo_ps,
+        __m256, __m512, __mmask16, _mm256_castpd_ps, _mm256_castps_pd, _mm256_loadu_ps, _mm256_permute2f128_ps,
+        _mm256_storeu_ps, _mm256_unpackhi_pd, _mm256_unpackhi_ps, _mm256_unpacklo_pd, _mm256_unpacklo_ps,
+        _mm512_castpd_ps, _mm512_castps_pd, _mm512_maskz_loadu_ps, _mm512_setzero_ps, _mm512_shuffle_f32x4,
+        _mm512_storeu_ps, _mm512_unpackhi_pd, _mm512_unpackhi_ps, _mm512_unpacklo_pd, _mm512_unpacklo_ps,
     };
+
+    /// Transposes 8 by 8 words.
+    ///
+    /// # Safety
+    /// 8 rows of 8 words must be readable at `from`, `stride` apart, and writable at `to`, `to_stride` apart.
+    #[target_feature(enable = "avx2")]
+    pub(super) unsafe fn transpose_octet(from: *const f32, stride: usize, to: *mut f32, to_stride: usize) {
+        // SAFETY: row i of the block.
+        let x: [__m256; 8] = std::array::from_fn(|i| unsafe { _mm256_loadu_ps(from.add(i * stride)) });
+        // y[4 q + c] holds column c of each 128-bit lane for rows 4 q..4 q + 4.
+        let y: [__m256; 8] = std::array::from_fn(|i| {
+            let (quad, column) = (i / 4 * 4, i % 4);
+            let unpack = |a: __m256, b: __m256| {
+                _mm256_castps_pd(if column < 2 { _mm256_unpacklo_ps(a, b) } else { _mm256_unpackhi_ps(a, b) })
+            };
+            let (low, high) = (unpack(x[quad], x[quad + 1]), unpack(x[quad + 2], x[quad + 3]));
+            _mm256_castpd_ps(if column % 2 == 0 {
+                _mm256_unpacklo_pd(low, high)
+            } else {
+                _mm256_unpackhi_pd(low, high)
+            })
+        });
+        for column in 0..4 {
+            let (top, bottom) = (y[column], y[4 + column]);
+            // SAFETY: columns `column` and `4 + column` of the block, 8 words each.
+            unsafe {
+                _mm256_storeu_ps(to.add(column * to_stride), _mm256_permute2f128_ps::<0x20>(top, bottom));
+                _mm256_storeu_ps(to.add((4 + column) * to_stride), _mm256_permute2f128_ps::<0x31>(top, bottom));
+            }
+        }
+    }
 
     /// Transposes up to 16 by 16 words; missing rows read as zero, and all 16 words of each column are written.
     ///

@@ -4,7 +4,6 @@ use std::cell::RefCell;
 
 use pulp::{Arch, Simd};
 
-#[cfg(target_arch = "x86_64")]
 use crate::device::has_avx512;
 
 /// Number of elements that one rayon task handles in an element-wise kernel.

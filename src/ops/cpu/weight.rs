@@ -4,6 +4,7 @@ use half::{bf16, f16};
 
 use super::blocks::Blocks;
 use super::codes::Codes;
+use crate::device::has_bf16_products;
 
 /// A frozen weight `[out_features, in_features]`: as it is stored, and how it is multiplied with.
 #[derive(Clone, Copy, Debug)]
@@ -53,11 +54,12 @@ impl<'a> Weight<'a> {
         Self { values: Values::Blocks(values), rounds: false }
     }
 
-    /// With `rounds`, both operands of a product are rounded to bfloat16, which modern CPUs multiply at twice the rate
-    /// of `f32`; sums stay in `f32`.
+    /// With `rounds`, both operands of a product are rounded to bfloat16 where the processor [multiplies pairs of
+    /// them](has_bf16_products), at twice the rate of `f32`; sums stay in `f32`. Elsewhere rounding would only cost time
+    /// and digits.
     #[must_use]
     pub fn rounding(self, rounds: bool) -> Self {
-        Self { rounds, ..self }
+        Self { rounds: rounds && has_bf16_products(), ..self }
     }
 }
 
