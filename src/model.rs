@@ -66,7 +66,7 @@ impl Model {
         lm_head: Weight,
     ) -> Self {
         let rotary = Arc::new(Mutex::new(config.rotary_tables(0)));
-        let place = place_of(&norm.device(), compute);
+        let place = place_of(&norm.device(), compute).with_rounding(lm_head.rounds);
         Self { config, compute, embed_tokens, blocks, norm, lm_head, rotary, place, pager: None, host: None }
     }
 

@@ -236,8 +236,9 @@ mod tests {
 
     #[test]
     fn half_precision_stays_within_its_rounding() {
+        // The attention of a prompt rounds its operands, that of a single token does not.
         let worst = worst_difference(&config(Some(6)), Dtype::Bf16, &Device::flex(), 20);
-        assert!(worst < 0.03, "{worst}");
+        assert!(worst < 0.05, "{worst}");
     }
 
     #[test]

@@ -26,11 +26,18 @@ use crate::util::cancel;
 
 /// The kernels of the CPU: activations are `f32` in host memory, and autodiff does not track them.
 #[derive(Debug)]
-pub(super) struct Cpu;
+pub(super) struct Cpu {
+    /// Whether attention rounds its operands, as products with frozen weights do that [round](Weight::rounds).
+    pub(super) rounds: bool,
+}
 
 impl Kernels for Cpu {
     fn with_f32_products(&'static self, _: F32Products) -> Place {
         self
+    }
+
+    fn with_rounding(&'static self, rounds: bool) -> Place {
+        if rounds { &Self { rounds: true } } else { &Self { rounds: false } }
     }
 
     fn is_host(&self) -> bool {
@@ -120,7 +127,7 @@ impl Kernels for Cpu {
         let [tokens, width] = q.dims();
         let (mut o, mut lse) = (vec![0.0; tokens * width], vec![0.0; tokens * heads.num_heads]);
         let (host_q, k, v) = (host::view(q), host::view(k), host::view(v));
-        cpu::attention(&host_q, &k, &v, layout.documents(), &heads, &mut o, &mut lse);
+        cpu::attention(&host_q, &k, &v, layout.documents(), &heads, self.rounds, &mut o, &mut lse);
         let (lse_shape, device) = ([lse.len()], q.device());
         Attended { o: host::tensor(o, [tokens, width], &device), lse: host::tensor(lse, lse_shape, &device) }
     }
@@ -138,7 +145,7 @@ impl Kernels for Cpu {
         let mut grads = views.each_ref().map(|x| vec![0.0; x.len()]);
         let grads_mut = grads.each_mut().map(Vec::as_mut_slice);
         let views = views.each_ref().map(|x| &**x);
-        cpu::attention_backward(&d_o, views, &o, &lse, layout.documents(), &heads, grads_mut);
+        cpu::attention_backward(&d_o, views, &o, &lse, layout.documents(), &heads, self.rounds, grads_mut);
         let [dq, dk, dv] = grads;
         let [q, k, v] = qkv;
         [(q, dq), (k, dk), (v, dv)].map(|(x, dx)| host::tensor(dx, x.dims(), &x.device()))

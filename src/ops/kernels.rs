@@ -31,14 +31,14 @@ pub type Place = &'static dyn Kernels;
 #[must_use]
 pub fn place_of(device: &Device, dtype: DType) -> Place {
     let is_host = || Tensor::<1>::zeros([1], (device, DType::F32)).try_into_primitive::<Flex>().is_ok();
-    if dtype == DType::F32 && is_host() { &Cpu } else { plain(F32Products::OfDevice) }
+    if dtype == DType::F32 && is_host() { &Cpu { rounds: false } } else { plain(F32Products::OfDevice) }
 }
 
 /// The place of activations in `f32` on such a device, which need not be here.
 #[must_use]
 pub fn place_on(kind: DeviceKind) -> Place {
     match kind {
-        DeviceKind::Cpu => &Cpu,
+        DeviceKind::Cpu => &Cpu { rounds: false },
         _ => plain(F32Products::OfDevice),
     }
 }
@@ -69,6 +69,9 @@ pub trait Kernels: Debug + Send + Sync {
 
     /// This place with these products, where it has a choice.
     fn with_f32_products(&'static self, products: F32Products) -> Place;
+
+    /// This place with attention that rounds its operands to bfloat16, where activations have another type.
+    fn with_rounding(&'static self, rounds: bool) -> Place;
 
     /// Whether its tensors are in host memory, and autodiff does not track them.
     fn is_host(&self) -> bool {
@@ -244,5 +247,9 @@ impl Kernels for Plain {
 
     fn with_f32_products(&'static self, products: F32Products) -> Place {
         plain(products)
+    }
+
+    fn with_rounding(&'static self, _: bool) -> Place {
+        self
     }
 }

@@ -3,6 +3,7 @@
 //! Tiles of 96 queries by 96 keys pass through the caches; the backward pass recomputes the probabilities from the
 //! log-sum-exp that the forward pass kept. Nothing has the size of the sequence squared.
 
+mod arithmetic;
 mod backward;
 mod cached;
 mod forward;

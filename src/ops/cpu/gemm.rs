@@ -5,7 +5,7 @@
 //! pack them again, and no thread waits for another.
 
 #[cfg(target_arch = "x86_64")]
-mod bf16;
+pub(super) mod bf16;
 mod panel;
 
 use rayon::prelude::*;
@@ -58,21 +58,8 @@ trait Arithmetic {
     /// Multiplies rows with a packed panel.
     ///
     /// # Safety
-    /// `rows` rows of `columns` floats, `c_stride` apart, must be writable at `c`; nothing else may use them meanwhile.
-    unsafe fn multiply(block: &Block<'_, Self::Word>);
-}
-
-/// Rows of up to two left operands against one packed panel with the rows of both right operands.
-struct Block<'a, W> {
-    rows: usize,
-    /// A multiple of 16.
-    columns: usize,
-    c: *mut f32,
-    c_stride: usize,
-    /// Words from the block's first row and depth on, their row stride, and the depth.
-    a: [(&'a [W], usize, usize); 2],
-    panel: &'a [W],
-    accumulate: bool,
+    /// As for [`ProductInto::promise`]; `n` counts whole vectors of 16.
+    unsafe fn multiply(product: ProductInto<'_, Self::Word>);
 }
 
 /// f32 throughout.
@@ -89,18 +76,7 @@ impl Arithmetic for Single {
         panel::pack_single(&term.b, first, depth, column, columns, panel);
     }
 
-    unsafe fn multiply(block: &Block<'_, f32>) {
-        let [(a, a_stride, k), (then, then_stride, then_k)] = block.a;
-        let product = ProductInto {
-            shape: [block.rows, block.columns, k],
-            c: block.c,
-            c_stride: block.c_stride,
-            a: Left::rows(a, a_stride),
-            b: block.panel,
-            b_stride: PANEL,
-            then: (then_k > 0).then_some((Left::rows(then, then_stride), then_k)),
-            accumulate: block.accumulate,
-        };
+    unsafe fn multiply(product: ProductInto<'_, f32>) {
         // SAFETY: by the caller's promise.
         arch().dispatch(unsafe { product.promise() });
     }
@@ -122,17 +98,16 @@ pub(super) fn round(x: f32) -> u16 {
     (if x.is_nan() { bits | 0x0040_0000 } else { rounded } >> 16) as u16
 }
 
-vectorised! {
 /// Pairs of neighbours, rounded to bfloat16, the first in the low half; an odd last one is paired with zero.
-pub(super) fn round_to_pairs<'a, S>(_simd, x: &'a [f32], words: &'a mut [u32]) {
-    let (pairs, odd) = pulp::as_arrays::<2, _>(x);
-    for (word, [low, high]) in words.iter_mut().zip(pairs) {
-        *word = u32::from(round(*low)) | u32::from(round(*high)) << 16;
+pub(super) fn round_to_pairs(x: &[f32], words: &mut [u32]) {
+    #[cfg(target_arch = "x86_64")]
+    let done = bf16::round_to_pairs(x, words);
+    #[cfg(not(target_arch = "x86_64"))]
+    let done = 0;
+    for (word, pair) in words[done..].iter_mut().zip(x[2 * done..].chunks(2)) {
+        *word = pair.iter().rev().fold(0, |word, x| word << 16 | u32::from(round(*x)));
     }
-    if let ([x], Some(word)) = (odd, words.last_mut()) {
-        *word = u32::from(round(*x));
-    }
-} }
+}
 
 /// `c = sum of the terms`, or `c += ...` if `accumulate`.
 ///
@@ -255,7 +230,7 @@ fn run<A: Arithmetic>(
     n: usize,
     (c, c_stride): (&mut [f32], usize),
     terms: &[Term<'_>; 2],
-    a: [(&[A::Word], usize); 2],
+    [a, then]: [(&[A::Word], usize); 2],
     accumulate: bool,
 ) where
     A::Word: Send + Sync,
@@ -291,29 +266,28 @@ fn run<A: Arithmetic>(
                 let accumulate = accumulate || stretch.first > 0;
                 for row in rows.clone().step_by(BLOCK_ROWS) {
                     let block_rows = BLOCK_ROWS.min(rows.end - row);
-                    let a = [
-                        (&a[0].0[row * a[0].1 + stretch.first..], a[0].1, stretch.depth),
-                        (&a[1].0[(row * a[1].1).min(a[1].0.len())..], a[1].1, then_depth),
-                    ];
+                    let a = Left::rows(&a.0[row * a.1 + stretch.first..], a.1);
+                    let then = (then_depth > 0).then(|| (Left::rows(&then.0[row * then.1..], then.1), then_depth));
                     for (panel, first) in panels.chunks_exact(panel_len).zip((0..columns).step_by(PANEL)) {
                         let width = PANEL.min(columns - first);
                         // SAFETY: inside c; only this task uses these rows and columns.
                         let c = unsafe { c.get().add(row * c_stride + column + first) };
-                        let block = Block {
-                            rows: block_rows,
-                            columns: width.next_multiple_of(16),
+                        let product = ProductInto {
+                            shape: [block_rows, width.next_multiple_of(16), stretch.depth],
                             c,
                             c_stride,
                             a,
-                            panel,
+                            b: panel,
+                            b_stride: PANEL,
+                            then,
                             accumulate,
                         };
                         if width.is_multiple_of(16) {
                             // SAFETY: as above.
-                            unsafe { A::multiply(&block) };
+                            unsafe { A::multiply(product) };
                         } else {
                             // SAFETY: as above, for `width` columns; `edge` holds a block of whole vectors.
-                            unsafe { multiply_edge::<A>(&block, width, edge) };
+                            unsafe { multiply_edge::<A>(product, width, edge) };
                         }
                     }
                 }
@@ -325,14 +299,12 @@ fn run<A: Arithmetic>(
 /// [`Arithmetic::multiply`] through a buffer, for a panel whose last vector is not whole.
 ///
 /// # Safety
-/// As for [`Arithmetic::multiply`], with `width` columns instead of the block's.
-unsafe fn multiply_edge<A: Arithmetic>(block: &Block<'_, A::Word>, width: usize, edge: &mut [f32]) {
-    let Block { rows, columns, c, c_stride, a, panel, accumulate } = *block;
+/// As for [`Arithmetic::multiply`], with `width` columns instead of the product's.
+unsafe fn multiply_edge<A: Arithmetic>(product: ProductInto<'_, A::Word>, width: usize, edge: &mut [f32]) {
+    let ProductInto { shape: [rows, ..], c, c_stride, accumulate, .. } = product;
     assert!(rows * PANEL <= edge.len());
     // SAFETY: `edge` has room for all rows, PANEL floats apart.
-    unsafe {
-        A::multiply(&Block { rows, columns, c: edge.as_mut_ptr(), c_stride: PANEL, a, panel, accumulate: false });
-    }
+    unsafe { A::multiply(ProductInto { c: edge.as_mut_ptr(), c_stride: PANEL, accumulate: false, ..product }) };
     for (i, from) in edge.chunks_exact(PANEL).take(rows).enumerate() {
         // SAFETY: row i of the caller's part of the result.
         let to = unsafe { std::slice::from_raw_parts_mut(c.add(i * c_stride), width) };

@@ -4,47 +4,29 @@ use pulp::{Simd, WithSimd};
 
 /// A left operand: element (i, p) lies at `i * row_stride + p * column_stride`.
 #[derive(Clone, Copy)]
-pub(super) struct Left<'a> {
-    pub(super) data: &'a [f32],
+pub(super) struct Left<'a, W = f32> {
+    pub(super) data: &'a [W],
     pub(super) row_stride: usize,
     pub(super) column_stride: usize,
 }
 
-impl<'a> Left<'a> {
+impl<'a, W> Left<'a, W> {
     /// Row-major with rows of `width`.
     #[inline(always)]
-    pub(super) fn rows(data: &'a [f32], width: usize) -> Self {
+    pub(super) fn rows(data: &'a [W], width: usize) -> Self {
         Self { data, row_stride: width, column_stride: 1 }
     }
 
     /// The transpose of a row-major matrix with rows of `width`.
     #[inline(always)]
-    pub(super) fn columns(data: &'a [f32], width: usize) -> Self {
+    pub(super) fn columns(data: &'a [W], width: usize) -> Self {
         Self { data, row_stride: 1, column_stride: width }
     }
-}
 
-/// `c = a b`, or `c += a b`.
-///
-/// # Shapes
-/// `[m, n] = [m, k] [k, n]`, with `c` and `b` in rows of `c_stride` and `b_stride`. `n` counts whole vectors.
-pub(super) struct Product<'a> {
-    pub(super) shape: [usize; 3],
-    pub(super) c: &'a mut [f32],
-    pub(super) c_stride: usize,
-    pub(super) a: Left<'a>,
-    pub(super) b: &'a [f32],
-    pub(super) b_stride: usize,
-    /// A second left operand and its depth; its product with the rows of `b` below the first k is added.
-    pub(super) then: Option<(Left<'a>, usize)>,
-    pub(super) accumulate: bool,
-}
-
-impl Product<'_> {
-    /// Computes the product; `simd` is the caller's instruction set.
+    /// Whether all elements of `[m, k]` lie inside.
     #[inline(always)]
-    pub(super) fn run<S: Simd>(self, simd: S) {
-        simd.vectorize(self);
+    pub(super) fn holds(&self, m: usize, k: usize) -> bool {
+        k == 0 || (m - 1) * self.row_stride + (k - 1) * self.column_stride < self.data.len()
     }
 }
 
@@ -84,15 +66,20 @@ struct Corner {
     accumulate: bool,
 }
 
-/// A [`Product`] whose result is a bare pointer, for tasks that write parts of the same rows.
-pub(super) struct ProductInto<'a> {
+/// `c = a b`, or `c += a b`. The result is a bare pointer, for tasks that write parts of the same rows.
+///
+/// # Shapes
+/// `[m, n] = [m, k] [k, n]`, with `c` and `b` in rows of `c_stride` and `b_stride`. `n` counts whole vectors, `k` words.
+#[derive(Clone, Copy)]
+pub(super) struct ProductInto<'a, W = f32> {
     pub(super) shape: [usize; 3],
     pub(super) c: *mut f32,
     pub(super) c_stride: usize,
-    pub(super) a: Left<'a>,
-    pub(super) b: &'a [f32],
+    pub(super) a: Left<'a, W>,
+    pub(super) b: &'a [W],
     pub(super) b_stride: usize,
-    pub(super) then: Option<(Left<'a>, usize)>,
+    /// A second left operand and its depth; its product with the rows of `b` below the first k is added.
+    pub(super) then: Option<(Left<'a, W>, usize)>,
     pub(super) accumulate: bool,
 }
 
@@ -174,20 +161,6 @@ unsafe fn panel<S: Simd, const ROWS: usize, const VECTORS: usize>(simd: S, m: us
     rows!(1);
 }
 
-impl WithSimd for Product<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn with_simd<S: Simd>(self, simd: S) {
-        let [m, n, _] = self.shape;
-        assert!(m == 0 || n == 0 || (m - 1) * self.c_stride + n <= self.c.len());
-        let Product { shape, c, c_stride, a, b, b_stride, then, accumulate } = self;
-        let into = ProductInto { shape, c: c.as_mut_ptr(), c_stride, a, b, b_stride, then, accumulate };
-        // SAFETY: the assertion; `c` is borrowed mutably.
-        unsafe { into.promise() }.with_simd(simd);
-    }
-}
-
 impl WithSimd for Promised<'_> {
     type Output = ();
 
@@ -199,9 +172,8 @@ impl WithSimd for Promised<'_> {
             return;
         }
         assert!(n.is_multiple_of(S::F32_LANES));
-        let holds = |a: Left<'_>, k: usize| k == 0 || (m - 1) * a.row_stride + (k - 1) * a.column_stride < a.data.len();
         let (then, then_k) = product.then.unwrap_or((Left::rows(&[], 0), 0));
-        assert!(holds(product.a, k) && holds(then, then_k));
+        assert!(product.a.holds(m, k) && then.holds(m, then_k));
         assert!(k + then_k == 0 || (k + then_k - 1) * product.b_stride + n <= product.b.len());
         let mut vectors = n / S::F32_LANES;
         let mut corner = Corner {
@@ -270,8 +242,11 @@ mod tests {
                 let mut c = vec![f32::NAN; m * n];
                 for (accumulate, times) in [(false, 1.0), (true, 2.0)] {
                     let then = (then_k > 0).then_some((Left::rows(&a2, then_k), then_k));
-                    let shape = [m, n, k];
-                    Product { shape, c: &mut c, c_stride: n, a: left, b: &b, b_stride: n, then, accumulate }.run(simd);
+                    let (shape, to) = ([m, n, k], c.as_mut_ptr());
+                    let product =
+                        ProductInto { shape, c: to, c_stride: n, a: left, b: &b, b_stride: n, then, accumulate };
+                    // SAFETY: `c` has m rows of n floats.
+                    simd.vectorize(unsafe { product.promise() });
                     assert_close(&c, &exact.iter().map(|x| times * x).collect::<Vec<_>>(), 1e-5);
                 }
             }

@@ -6,9 +6,13 @@ use std::ops::Range;
 use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
 
+#[cfg(target_arch = "x86_64")]
+use super::arithmetic::Pairs;
+use super::arithmetic::{Arithmetic, Single};
 use super::{Heads, STRIP, TILE, clear_gaps};
-use crate::ops::cpu::pack::{pack_columns, pack_rows};
-use crate::ops::cpu::product::{Left, Product};
+use crate::device::has_bf16_products;
+use crate::ops::cpu::pack::pack_rows;
+use crate::ops::cpu::product::{Left, ProductInto};
 use crate::ops::cpu::simd::{SharedMut, arch, dot, exp2_bounded, rows_per_chunk, with_scratch};
 
 /// A block of keys is at least this long and at least a quarter of its document, so that one head has at most four
@@ -59,6 +63,23 @@ pub fn attention_backward(
     lse: &[f32],
     documents: &[(usize, usize)],
     shape: &Heads,
+    rounds: bool,
+    grads: [&mut [f32]; 3],
+) {
+    #[cfg(target_arch = "x86_64")]
+    if rounds && has_bf16_products() {
+        return backward::<Pairs>(d_o, [q, k, v], o, lse, documents, shape, grads);
+    }
+    backward::<Single>(d_o, [q, k, v], o, lse, documents, shape, grads);
+}
+
+fn backward<A: Arithmetic>(
+    d_o: &[f32],
+    [q, k, v]: [&[f32]; 3],
+    o: &[f32],
+    lse: &[f32],
+    documents: &[(usize, usize)],
+    shape: &Heads,
     [dq, dk, dv]: [&mut [f32]; 3],
 ) {
     let tokens = shape.check(q.len(), k.len(), v.len(), documents);
@@ -96,7 +117,7 @@ pub fn attention_backward(
                     (unsafe { dq_shared.get().add(at) }, shape.query_width())
                 }
             };
-            run_task(task, d_o, q, k, v, o, lse, shape, tokens, dq, dk, dv);
+            run_task::<A>(task, d_o, q, k, v, o, lse, shape, tokens, dq, dk, dv);
         });
         add_partial(&tasks, partial, shape, dq);
         sum_groups(dk_heads, documents, shape, dk);
@@ -142,7 +163,7 @@ fn sum_groups(heads: &[f32], documents: &[(usize, usize)], shape: &Heads, out: &
 }
 
 #[allow(clippy::too_many_arguments)]
-fn run_task(
+fn run_task<A: Arithmetic>(
     task: &Task,
     d_o: &[f32],
     q: &[f32],
@@ -158,12 +179,20 @@ fn run_task(
 ) {
     let dim = shape.padded_dim();
     let num_queries = task.queries.len();
-    with_scratch(num_queries * (3 * dim + 2) + TILE * (2 * TILE + 5 * dim), |scratch| {
-        let (q_rows, scratch) = scratch.split_at_mut(num_queries * dim);
-        let (d_o_rows, scratch) = scratch.split_at_mut(num_queries * dim);
+    // Pairs lie differently by rows and for a depth of rows.
+    let (again, tile_words) = if A::NUMBERS == 1 { (0, 0) } else { (1, TILE * TILE / A::NUMBERS) };
+    let rows_len = num_queries.next_multiple_of(A::NUMBERS) * dim;
+    let len = (3 + 2 * again) * rows_len + 2 * num_queries + 2 * tile_words + TILE * (2 * TILE + 5 * dim);
+    with_scratch(len, |scratch| {
+        let (q_rows, scratch) = scratch.split_at_mut(rows_len);
+        let (d_o_rows, scratch) = scratch.split_at_mut(rows_len);
+        let (q_stacked, scratch) = scratch.split_at_mut(again * rows_len);
+        let (d_o_stacked, scratch) = scratch.split_at_mut(again * rows_len);
         let (dq_rows, scratch) = scratch.split_at_mut(num_queries * dim);
         let (p, scratch) = scratch.split_at_mut(TILE * TILE);
         let (ds, scratch) = scratch.split_at_mut(TILE * TILE);
+        let (p_words, scratch) = scratch.split_at_mut(tile_words);
+        let (ds_words, scratch) = scratch.split_at_mut(tile_words);
         let (k_columns, scratch) = scratch.split_at_mut(TILE * dim);
         let (v_columns, scratch) = scratch.split_at_mut(TILE * dim);
         let (k_rows, scratch) = scratch.split_at_mut(TILE * dim);
@@ -173,7 +202,7 @@ fn run_task(
         let q_at = (task.start + task.queries.start) * shape.query_width() + task.head * shape.head_dim;
         let kv_at = task.start * shape.key_value_width() + shape.kv_head(task.head) * shape.head_dim;
         let lse_at = task.head * tokens + task.start + task.queries.start;
-        arch().dispatch(KeyBlock {
+        arch().dispatch(KeyBlock::<A> {
             shape,
             task,
             d_o: &d_o[q_at..],
@@ -182,16 +211,20 @@ fn run_task(
             lse: &lse[lse_at..lse_at + num_queries],
             k: &k[kv_at..],
             v: &v[kv_at..],
-            q_rows,
-            d_o_rows,
+            q_rows: bytemuck::cast_slice_mut(q_rows),
+            d_o_rows: bytemuck::cast_slice_mut(d_o_rows),
+            q_stacked: bytemuck::cast_slice_mut(q_stacked),
+            d_o_stacked: bytemuck::cast_slice_mut(d_o_stacked),
             dq_rows,
             lse_rows,
             delta,
-            k_columns,
-            v_columns,
-            k_rows,
+            k_columns: bytemuck::cast_slice_mut(k_columns),
+            v_columns: bytemuck::cast_slice_mut(v_columns),
+            k_rows: bytemuck::cast_slice_mut(k_rows),
             p,
             ds,
+            p_words: bytemuck::cast_slice_mut(p_words),
+            ds_words: bytemuck::cast_slice_mut(ds_words),
             dk_tile,
             dv_tile,
             dk,
@@ -206,7 +239,7 @@ fn run_task(
     });
 }
 
-struct KeyBlock<'a> {
+struct KeyBlock<'a, A: Arithmetic> {
     shape: &'a Heads,
     task: &'a Task,
     // From the task's first query and the head's first column on.
@@ -218,26 +251,31 @@ struct KeyBlock<'a> {
     k: &'a [f32],
     v: &'a [f32],
     // Scratch for all queries of the task; `lse_rows` in units of log2, `delta` = rowsum(d_o * o).
-    q_rows: &'a mut [f32],
-    d_o_rows: &'a mut [f32],
+    q_rows: &'a mut [A::Word],
+    d_o_rows: &'a mut [A::Word],
+    // For a depth of queries; of f32, the rows are that too.
+    q_stacked: &'a mut [A::Word],
+    d_o_stacked: &'a mut [A::Word],
     dq_rows: &'a mut [f32],
     lse_rows: &'a mut [f32],
     delta: &'a mut [f32],
     // Scratch for one tile of keys; `k_columns` holds scale * log2(e) * k^T, `k_rows` scale * k.
-    k_columns: &'a mut [f32],
-    v_columns: &'a mut [f32],
-    k_rows: &'a mut [f32],
+    k_columns: &'a mut [A::Word],
+    v_columns: &'a mut [A::Word],
+    k_rows: &'a mut [A::Word],
     dk_tile: &'a mut [f32],
     dv_tile: &'a mut [f32],
     // Scratch for one pair of tiles, [queries, keys].
     p: &'a mut [f32],
     ds: &'a mut [f32],
+    p_words: &'a mut [A::Word],
+    ds_words: &'a mut [A::Word],
     // Results of the block's keys, rows of head_dim.
     dk: &'a mut [f32],
     dv: &'a mut [f32],
 }
 
-impl WithSimd for KeyBlock<'_> {
+impl<A: Arithmetic> WithSimd for KeyBlock<'_, A> {
     type Output = ();
 
     #[inline(always)]
@@ -246,22 +284,26 @@ impl WithSimd for KeyBlock<'_> {
         let (head_dim, dim, q_width, kv_width) =
             (shape.head_dim, shape.padded_dim(), shape.query_width(), shape.key_value_width());
         let num_queries = self.task.queries.len();
-        pack_rows(self.q, q_width, num_queries, head_dim, 1.0, self.q_rows, dim);
-        pack_rows(self.d_o, q_width, num_queries, head_dim, 1.0, self.d_o_rows, dim);
+        A::rows(self.q, q_width, num_queries, head_dim, 1.0, self.q_rows, dim / A::NUMBERS);
+        A::rows(self.d_o, q_width, num_queries, head_dim, 1.0, self.d_o_rows, dim / A::NUMBERS);
+        if A::NUMBERS > 1 {
+            A::stacked(self.q, q_width, num_queries, head_dim, 1.0, self.q_stacked, dim);
+            A::stacked(self.d_o, q_width, num_queries, head_dim, 1.0, self.d_o_stacked, dim);
+        }
         self.dq_rows.fill(0.0);
         for i in 0..num_queries {
             let row = i * q_width..i * q_width + head_dim;
             self.delta[i] = dot(simd, &self.d_o[row.clone()], &self.o[row]);
             self.lse_rows[i] = self.lse[i] * LOG2_E;
         }
+        let [factor, _] = A::factors(shape.scale as f32 * LOG2_E);
         let keys = self.task.keys.clone();
         for first_key in keys.clone().step_by(TILE) {
             let num_keys = TILE.min(keys.end - first_key);
             let (k, v) = (&self.k[first_key * kv_width..], &self.v[first_key * kv_width..]);
-            pack_columns(k, kv_width, num_keys, head_dim, self.k_columns, TILE);
-            self.k_columns[..head_dim * TILE].iter_mut().for_each(|x| *x *= shape.scale as f32 * LOG2_E);
-            pack_columns(v, kv_width, num_keys, head_dim, self.v_columns, TILE);
-            pack_rows(k, kv_width, num_keys, head_dim, shape.scale as f32, self.k_rows, dim);
+            A::columns(k, kv_width, num_keys, head_dim, factor, self.k_columns);
+            A::columns(v, kv_width, num_keys, head_dim, 1.0, self.v_columns);
+            A::stacked(k, kv_width, num_keys, head_dim, shape.scale as f32, self.k_rows, dim);
             let end = shape.end_query(first_key + num_keys - 1, self.task.queries.end);
             self.dk_tile.fill(0.0);
             self.dv_tile.fill(0.0);
@@ -276,7 +318,7 @@ impl WithSimd for KeyBlock<'_> {
     }
 }
 
-impl KeyBlock<'_> {
+impl<A: Arithmetic> KeyBlock<'_, A> {
     /// Adds what one tile of queries and one tile of keys contribute to each other's gradients.
     #[inline(always)]
     fn pair<S: Simd>(&mut self, simd: S, first_key: usize, num_keys: usize, first_query: usize, num_queries: usize) {
@@ -292,50 +334,56 @@ impl KeyBlock<'_> {
             for (c, a, b) in
                 [(&mut *self.p, &*self.q_rows, &*self.k_columns), (&mut *self.ds, &*self.d_o_rows, &*self.v_columns)]
             {
-                Product {
-                    shape: [rows, columns, head_dim],
-                    c: &mut c[query * TILE..],
+                let product = ProductInto {
+                    shape: [rows, columns, head_dim.div_ceil(A::NUMBERS)],
+                    c: c[query * TILE..(query + rows - 1) * TILE + columns].as_mut_ptr(),
                     c_stride: TILE,
-                    a: Left::rows(&a[at..], dim),
+                    a: Left::rows(&a[at / A::NUMBERS..], dim / A::NUMBERS),
                     b,
                     b_stride: TILE,
                     then: None,
                     accumulate: false,
-                }
-                .run(simd);
+                };
+                // SAFETY: the slice has these rows and columns.
+                unsafe { A::multiply(simd, product) };
             }
             for query in query..query + rows {
                 self.probabilities(simd, first_key, first_query, query, columns);
             }
-            Product {
-                shape: [rows, dim, seen(query + rows)],
-                c: &mut self.dq_rows[at..],
+            let ds = A::tile_rows(&self.ds[query * TILE..(query + rows) * TILE], self.ds_words);
+            let product = ProductInto {
+                shape: [rows, dim, seen(query + rows).div_ceil(A::NUMBERS)],
+                c: self.dq_rows[at..at + rows * dim].as_mut_ptr(),
                 c_stride: dim,
-                a: Left::rows(&self.ds[query * TILE..], TILE),
-                b: self.k_rows,
+                a: Left::rows(ds, TILE / A::NUMBERS),
+                b: &*self.k_rows,
                 b_stride: dim,
                 then: None,
                 accumulate: true,
-            }
-            .run(simd);
+            };
+            // SAFETY: the slice of dq has these rows and columns.
+            unsafe { A::multiply(simd, product) };
         }
+        let p = A::tile_stacked(self.p, num_queries, self.p_words);
+        let ds = A::tile_stacked(self.ds, num_queries, self.ds_words);
+        let (q, d_o) =
+            if A::NUMBERS == 1 { (&*self.q_rows, &*self.d_o_rows) } else { (&*self.q_stacked, &*self.d_o_stacked) };
         for key in (0..num_keys).step_by(STRIP) {
             let first = if diagonal { key.min(num_queries) } else { 0 };
-            let from = (row + first) * dim;
-            for (c, a, b) in
-                [(&mut *self.dv_tile, &*self.p, &*self.d_o_rows), (&mut *self.dk_tile, &*self.ds, &*self.q_rows)]
-            {
-                Product {
-                    shape: [STRIP.min(num_keys - key), dim, num_queries - first],
-                    c: &mut c[key * dim..],
+            let (rows, from) = (STRIP.min(num_keys - key), (row + first) / A::NUMBERS * dim);
+            for (c, a, b) in [(&mut *self.dv_tile, p, d_o), (&mut *self.dk_tile, ds, q)] {
+                let product = ProductInto {
+                    shape: [rows, dim, (num_queries - first).div_ceil(A::NUMBERS)],
+                    c: c[key * dim..(key + rows) * dim].as_mut_ptr(),
                     c_stride: dim,
-                    a: Left::columns(&a[first * TILE + key..], TILE),
+                    a: Left::columns(&a[first / A::NUMBERS * TILE + key..], TILE),
                     b: &b[from.min(b.len())..],
                     b_stride: dim,
                     then: None,
                     accumulate: true,
-                }
-                .run(simd);
+                };
+                // SAFETY: the slice of the gradient has these rows and columns.
+                unsafe { A::multiply(simd, product) };
             }
         }
     }
@@ -351,12 +399,13 @@ impl KeyBlock<'_> {
         p[..hidden_before].fill(f32::NEG_INFINITY);
         p[visible_end..].fill(f32::NEG_INFINITY);
         let row = place - self.task.queries.start;
-        let lse = simd.splat_f32s(self.lse_rows[row]);
+        let factor = simd.splat_f32s(A::factors(self.shape.scale as f32 * LOG2_E)[1]);
+        let minus_lse = simd.splat_f32s(-self.lse_rows[row]);
         let delta = simd.splat_f32s(self.delta[row]);
         let (p, _) = S::as_mut_simd_f32s(p);
         let (ds, _) = S::as_mut_simd_f32s(ds);
         for (p, ds) in p.iter_mut().zip(ds) {
-            *p = exp2_bounded(simd, simd.sub_f32s(*p, lse));
+            *p = exp2_bounded(simd, simd.mul_add_e_f32s(*p, factor, minus_lse));
             *ds = simd.mul_f32s(*p, simd.sub_f32s(*ds, delta));
         }
     }

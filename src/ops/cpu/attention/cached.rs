@@ -203,7 +203,7 @@ mod tests {
             let q = random(tokens * shape.query_width(), 1);
             let (k, v) = (random(tokens * shape.key_value_width(), 2), random(tokens * shape.key_value_width(), 3));
             let (mut all, mut all_lse) = (vec![0.0; q.len()], vec![0.0; num_heads * tokens]);
-            attention(&q, &k, &v, &[(0, tokens)], &shape, &mut all, &mut all_lse);
+            attention(&q, &k, &v, &[(0, tokens)], &shape, false, &mut all, &mut all_lse);
             let (mut o, mut lse) = (vec![7.0; shape.query_width()], vec![7.0; num_heads]);
             let mut keys = CachedKeys::default();
             keys.append(&k, shape.key_value_width());

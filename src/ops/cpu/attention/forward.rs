@@ -5,14 +5,18 @@ use std::f32::consts::{LN_2, LOG2_E};
 use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
 
+#[cfg(target_arch = "x86_64")]
+use super::arithmetic::Pairs;
+use super::arithmetic::{Arithmetic, Single};
 use super::{Heads, STRIP, TILE, clear_gaps};
-use crate::ops::cpu::pack::{pack_columns, pack_rows};
-use crate::ops::cpu::product::{Left, Product};
+use crate::device::has_bf16_products;
+use crate::ops::cpu::product::{Left, ProductInto};
 use crate::ops::cpu::simd::{SharedMut, arch, exp2_bounded, load, store, with_scratch};
 
 /// Causal attention of every head within each document; tokens outside all documents get zeros.
 ///
-/// `lse` keeps the log-sum-exp of every query's scaled scores for the backward pass.
+/// `lse` keeps the log-sum-exp of every query's scaled scores for the backward pass. With `rounds`, operands of products are
+/// rounded as by [`Weight::rounding`](crate::ops::cpu::Weight::rounding).
 ///
 /// # Shapes
 /// `q`, `o`: `[tokens, num_heads * head_dim]`; `k`, `v`: `[tokens, num_kv_heads * head_dim]`;
@@ -21,6 +25,21 @@ pub fn attention(
     q: &[f32],
     k: &[f32],
     v: &[f32],
+    documents: &[(usize, usize)],
+    shape: &Heads,
+    rounds: bool,
+    o: &mut [f32],
+    lse: &mut [f32],
+) {
+    #[cfg(target_arch = "x86_64")]
+    if rounds && has_bf16_products() {
+        return forward::<Pairs>([q, k, v], documents, shape, o, lse);
+    }
+    forward::<Single>([q, k, v], documents, shape, o, lse);
+}
+
+fn forward<A: Arithmetic>(
+    [q, k, v]: [&[f32]; 3],
     documents: &[(usize, usize)],
     shape: &Heads,
     o: &mut [f32],
@@ -44,26 +63,29 @@ pub fn attention(
     let group = shape.num_heads / shape.num_kv_heads;
     tasks.into_par_iter().with_max_len(1).for_each(|(start, len, first_query, kv_head)| {
         let num_queries = TILE.min(len - first_query);
-        with_scratch(TILE * (TILE + 2 * dim + group * (2 * dim + 2) + 1), |scratch| {
+        let tile_words = TILE * TILE / A::NUMBERS;
+        with_scratch(tile_words + TILE * (TILE + 2 * dim + group * (2 * dim + 2) + 1), |scratch| {
             let (keys, scratch) = scratch.split_at_mut(TILE * dim);
             let (values, scratch) = scratch.split_at_mut(TILE * dim);
             let (scores, scratch) = scratch.split_at_mut(TILE * TILE);
+            let (weights, scratch) = scratch.split_at_mut(tile_words);
             let (correction, scratch) = scratch.split_at_mut(TILE);
             let (transposed_q, scratch) = scratch.split_at_mut(group * TILE * dim);
             let (output, scratch) = scratch.split_at_mut(group * TILE * dim);
             let (max, sum) = scratch.split_at_mut(group * TILE);
-            arch().dispatch(QueryTile {
+            arch().dispatch(QueryTile::<A> {
                 shape,
                 q: &q[start * shape.query_width() + kv_head * group * shape.head_dim..],
                 k: &k[start * shape.key_value_width() + kv_head * shape.head_dim..],
                 v: &v[start * shape.key_value_width() + kv_head * shape.head_dim..],
                 first_query,
                 num_queries,
-                keys,
-                values,
+                keys: bytemuck::cast_slice_mut(keys),
+                values: bytemuck::cast_slice_mut(values),
                 scores,
+                weights: bytemuck::cast_slice_mut(weights),
                 correction,
-                heads: HeadTiles { transposed_q, output, max, sum },
+                heads: HeadTiles { transposed_q: bytemuck::cast_slice_mut(transposed_q), output, max, sum },
             });
             for member in 0..group {
                 let head = kv_head * group + member;
@@ -85,7 +107,7 @@ pub fn attention(
 }
 
 /// One task: up to [`TILE`] queries of the heads that share a key head, against all keys that they see.
-struct QueryTile<'a> {
+struct QueryTile<'a, A: Arithmetic> {
     shape: &'a Heads,
     // From the document's first token and the first head's first column on.
     q: &'a [f32],
@@ -94,16 +116,18 @@ struct QueryTile<'a> {
     first_query: usize,
     num_queries: usize,
     // Scratch; `scores` holds [keys, queries], so that the softmax runs across vectors and not within them.
-    keys: &'a mut [f32],
-    values: &'a mut [f32],
+    keys: &'a mut [A::Word],
+    values: &'a mut [A::Word],
     scores: &'a mut [f32],
+    /// The softmax of the scores, for pairs.
+    weights: &'a mut [A::Word],
     correction: &'a mut [f32],
-    heads: HeadTiles<'a>,
+    heads: HeadTiles<'a, A::Word>,
 }
 
 /// Data of one query head, or of several, one after the other.
-struct HeadTiles<'a> {
-    transposed_q: &'a mut [f32],
+struct HeadTiles<'a, W> {
+    transposed_q: &'a mut [W],
     /// Not yet divided by `sum`.
     output: &'a mut [f32],
     /// In units of log2.
@@ -111,8 +135,8 @@ struct HeadTiles<'a> {
     sum: &'a mut [f32],
 }
 
-impl HeadTiles<'_> {
-    fn member(&mut self, member: usize, dim: usize) -> HeadTiles<'_> {
+impl<W> HeadTiles<'_, W> {
+    fn member(&mut self, member: usize, dim: usize) -> HeadTiles<'_, W> {
         let (rows, tile) = (member * TILE..(member + 1) * TILE, member * TILE * dim..(member + 1) * TILE * dim);
         HeadTiles {
             transposed_q: &mut self.transposed_q[tile.clone()],
@@ -123,7 +147,7 @@ impl HeadTiles<'_> {
     }
 }
 
-impl WithSimd for QueryTile<'_> {
+impl<A: Arithmetic> WithSimd for QueryTile<'_, A> {
     type Output = ();
 
     #[inline(always)]
@@ -131,12 +155,11 @@ impl WithSimd for QueryTile<'_> {
         let shape = self.shape;
         let (head_dim, dim) = (shape.head_dim, shape.padded_dim());
         let group = shape.num_heads / shape.num_kv_heads;
-        let factor = shape.scale as f32 * LOG2_E;
+        let [factor, _] = self.factors();
         for member in 0..group {
             let q = &self.q[self.first_query * shape.query_width() + member * head_dim..];
             let head = self.heads.member(member, dim);
-            pack_columns(q, shape.query_width(), self.num_queries, head_dim, head.transposed_q, TILE);
-            head.transposed_q[..head_dim * TILE].iter_mut().for_each(|x| *x *= factor);
+            A::columns(q, shape.query_width(), self.num_queries, head_dim, factor, head.transposed_q);
         }
         self.heads.max.fill(f32::NEG_INFINITY);
         self.heads.sum.fill(0.0);
@@ -145,8 +168,9 @@ impl WithSimd for QueryTile<'_> {
         for first_key in (first..end).step_by(TILE) {
             let num_keys = TILE.min(end - first_key);
             let from = first_key * shape.key_value_width();
-            pack_rows(&self.k[from..], shape.key_value_width(), num_keys, head_dim, 1.0, self.keys, dim);
-            pack_rows(&self.v[from..], shape.key_value_width(), num_keys, head_dim, 1.0, self.values, dim);
+            let width = shape.key_value_width();
+            A::rows(&self.k[from..], width, num_keys, head_dim, 1.0, self.keys, dim / A::NUMBERS);
+            A::stacked(&self.v[from..], width, num_keys, head_dim, 1.0, self.values, dim);
             for member in 0..group {
                 self.scores(simd, member, first_key, num_keys);
                 self.softmax(simd, member, first_key, num_keys);
@@ -156,7 +180,11 @@ impl WithSimd for QueryTile<'_> {
     }
 }
 
-impl QueryTile<'_> {
+impl<A: Arithmetic> QueryTile<'_, A> {
+    fn factors(&self) -> [f32; 2] {
+        A::factors(self.shape.scale as f32 * LOG2_E)
+    }
+
     /// `scores = k q^T`, with -inf where a query does not see a key.
     #[inline(always)]
     fn scores<S: Simd>(&mut self, simd: S, member: usize, first_key: usize, num_keys: usize) {
@@ -168,17 +196,18 @@ impl QueryTile<'_> {
             // On the diagonal, no query before the strip sees its keys.
             let column = if diagonal { key } else { 0 };
             let rows = STRIP.min(num_keys - key);
-            Product {
-                shape: [rows, columns - column, self.shape.head_dim],
-                c: &mut self.scores[key * TILE + column..],
+            let product = ProductInto {
+                shape: [rows, columns - column, self.shape.head_dim.div_ceil(A::NUMBERS)],
+                c: self.scores[key * TILE + column..(key + rows - 1) * TILE + columns].as_mut_ptr(),
                 c_stride: TILE,
-                a: Left::rows(&self.keys[key * dim..], dim),
+                a: Left::rows(&self.keys[key * dim / A::NUMBERS..], dim / A::NUMBERS),
                 b: &head.transposed_q[column..],
                 b_stride: TILE,
                 then: None,
                 accumulate: false,
-            }
-            .run(simd);
+            };
+            // SAFETY: the slice of the scores has these rows and columns.
+            unsafe { A::multiply(simd, product) };
         }
         let visible = |key: usize| {
             let start = (first_key + key).saturating_sub(self.first_query).min(columns);
@@ -202,6 +231,7 @@ impl QueryTile<'_> {
         let zero = simd.splat_f32s(0.0);
         let lowest = simd.splat_f32s(f32::NEG_INFINITY);
         let (first_query, dim) = (self.first_query, self.shape.padded_dim());
+        let factor = simd.splat_f32s(self.factors()[1]);
         let head = self.heads.member(member, dim);
         for column in (0..columns).step_by(S::F32_LANES) {
             // As far as `accumulate` reads: to the end of the strip of queries.
@@ -215,15 +245,17 @@ impl QueryTile<'_> {
                 }
             }
             let highest = simd.max_f32s(simd.max_f32s(highest[0], highest[1]), simd.max_f32s(highest[2], highest[3]));
+            let highest = simd.mul_f32s(highest, factor);
             let before = load::<S>(&head.max[column..]);
             let max = simd.max_f32s(before, highest);
             // For a query that has seen no key so far, keep the exponents at -inf instead of NaN.
             let shift = simd.select_f32s(simd.equal_f32s(max, lowest), zero, max);
+            let minus_shift = simd.neg_f32s(shift);
             let correction = exp2_bounded(simd, simd.sub_f32s(before, shift));
             let mut sum = simd.mul_f32s(load::<S>(&head.sum[column..]), correction);
             for key in 0..keys {
                 let score = &mut self.scores[at(key)..];
-                let p = exp2_bounded(simd, simd.sub_f32s(load::<S>(score), shift));
+                let p = exp2_bounded(simd, simd.mul_add_e_f32s(load::<S>(score), factor, minus_shift));
                 sum = simd.add_f32s(sum, p);
                 store::<S>(score, p);
             }
@@ -246,19 +278,22 @@ impl QueryTile<'_> {
                 }
             }
         }
+        let weights = A::tile_stacked(self.scores, num_keys, self.weights);
         for query in (0..self.num_queries).step_by(STRIP) {
             let rows = STRIP.min(self.num_queries - query);
-            Product {
-                shape: [rows, dim, keys_seen(self.first_query + query + rows, first_key, num_keys)],
-                c: &mut head.output[query * dim..],
+            let keys = keys_seen(self.first_query + query + rows, first_key, num_keys);
+            let product = ProductInto {
+                shape: [rows, dim, keys.div_ceil(A::NUMBERS)],
+                c: head.output[query * dim..(query + rows) * dim].as_mut_ptr(),
                 c_stride: dim,
-                a: Left::columns(&self.scores[query..], TILE),
-                b: self.values,
+                a: Left::columns(&weights[query..], TILE),
+                b: &*self.values,
                 b_stride: dim,
                 then: None,
                 accumulate,
-            }
-            .run(simd);
+            };
+            // SAFETY: the slice of the output has these rows and columns.
+            unsafe { A::multiply(simd, product) };
         }
     }
 }
