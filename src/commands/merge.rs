@@ -114,7 +114,8 @@ pub(crate) fn run(args: &MergeArgs) -> Result<(), Failure> {
         let hint = match (args.quantize, args.dtype) {
             (Some(_), _) => "leave out --quantize",
             (None, Some(GgufType::Q8)) => "--dtype f16",
-            (None, _) => "--dtype f32",
+            (None, Some(_)) => "--dtype f32",
+            (None, None) => "--dtype f32; or --dtype f16, which at bf16's size has finer steps",
         };
         let percent = 100.0 * differences.share_lost();
         let _ = write!(text, "\nwarning: rounding took {percent:.0} % of what the adapter changes\n  hint: {hint}");

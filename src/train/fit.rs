@@ -237,7 +237,7 @@ pub fn shortage(workload: &Workload<'_>, memories: Memories, place: &str) -> Opt
                 size(as_f64(peak_bytes)),
                 largest_parts(needs),
                 size(bytes),
-                hint(&that_fit(workload, memories))
+                hint(&plan, &that_fit(workload, memories))
             )
         })
     };
@@ -259,7 +259,7 @@ pub fn advice(workload: &Workload<'_>, memory_bytes: Option<f64>, host_bytes: Op
          hint: {}",
         size(as_f64(plan.peak_bytes)),
         largest_parts(&plan.components),
-        hint(&that_fit(workload, Memories { device_bytes: enough, host_bytes }))
+        hint(&plan, &that_fit(workload, Memories { device_bytes: enough, host_bytes }))
     )
 }
 
@@ -270,10 +270,20 @@ fn largest_parts(components: &[Component]) -> String {
     named.collect::<Vec<_>>().join(", ")
 }
 
-fn hint(suggestions: &[Suggestion]) -> String {
+/// What makes it fit where no setting that leaves the result as it is does.
+#[must_use]
+pub fn smaller(plan: &MemoryPlan) -> &'static str {
+    let of_rank = plan.components.iter().filter(|part| part.depends_on.starts_with("lora.r"));
+    if 2 * of_rank.map(|part| part.bytes).sum::<usize>() > plan.peak_bytes {
+        "most of it is for the adapters: take a smaller lora.r, or fewer lora.target_modules"
+    } else {
+        "nothing in the recipe makes it fit: take a shorter data.max_length, a smaller model or a larger device"
+    }
+}
+
+fn hint(plan: &MemoryPlan, suggestions: &[Suggestion]) -> String {
     if suggestions.is_empty() {
-        return "nothing in the recipe makes it fit: take a shorter `data.max_length`, a smaller model or a larger device"
-            .into();
+        return smaller(plan).into();
     }
     let named = suggestions.iter().take(MAX_CHANGES_NAMED);
     let named = named.map(|change| format!("`{}` ({})", change.arguments(), size(as_f64(change.peak_bytes))));

@@ -261,10 +261,7 @@ pub(super) fn table(report: &Report, target: &Target, prices: &CostConfig, witho
         lines.push(format!("  {what} {}   ({})", suggestion.arguments(), size(as_f64(suggestion.peak_bytes))));
     }
     if report.fits == Some(false) && report.suggestions.is_empty() {
-        lines.push(
-            "  nothing in the recipe makes it fit: take a shorter data.max_length, a smaller model or a larger device"
-                .into(),
-        );
+        lines.push(format!("  {}", fit::smaller(&report.plan)));
     }
     lines.extend(times(report, without_rows));
     let estimated = if report.is_at_most { "estimated: at most" } else { "estimated:" };

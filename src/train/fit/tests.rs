@@ -175,5 +175,8 @@ fn weights_elsewhere_are_suggested_where_nothing_else_fits() {
 fn where_nothing_helps_that_is_said() {
     let (config, selection) = model();
     let text = shortage(&workload(&config, &selection), Memories::of_device(1e8), "this machine").unwrap();
-    assert!(text.ends_with("a shorter `data.max_length`, a smaller model or a larger device"), "{text}");
+    assert!(text.ends_with("a shorter data.max_length, a smaller model or a larger device"), "{text}");
+    let (config, selection) = memory::model(include_str!("../../../configs/smollm2-135m.json"), 100_000);
+    let text = shortage(&workload(&config, &selection), Memories::of_device(1e8), "this machine").unwrap();
+    assert!(text.ends_with("take a smaller lora.r, or fewer lora.target_modules"), "{text}");
 }
