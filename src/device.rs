@@ -33,6 +33,8 @@ pub use dtype::Dtype;
 pub use error::DeviceError;
 pub use kind::DeviceKind;
 pub use name::DeviceName;
+#[cfg(feature = "cuda-llvm")]
+pub use toolkit::name_toolkit;
 pub use toolkit::{KernelCompiler, NvrtcLibrary, Toolkit, ToolkitFile, find_toolkit};
 
 /// A device that was seen to work.

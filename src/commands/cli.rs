@@ -65,6 +65,12 @@ enum Command {
 #[must_use]
 pub fn main() -> ExitCode {
     crate::util::allocator::keep_freed_memory();
+    #[cfg(feature = "cuda-llvm")]
+    #[expect(unsafe_code, reason = "nothing else runs yet")]
+    // SAFETY: the program has a single thread here.
+    unsafe {
+        crate::device::name_toolkit();
+    }
     match parse(std::env::args_os()) {
         Ok(command) => ExitCode::from(ended(|| dispatch(&command))),
         Err(Refusal::Mistake(problem)) => ExitCode::from(ended(|| Err((*problem).into()))),

@@ -1,7 +1,7 @@
 //! The parts of the CUDA toolkit with which kernels are compiled on the machine that runs them.
 //!
 //! `CubeCL` compiles a kernel when it is first used and, where a part is missing, panics on a thread of its own. So the
-//! parts are looked for before, in the places where `CubeCL` looks.
+//! parts are looked for before, where people have them; [`name_toolkit`] tells `CubeCL`, which looks in few places.
 
 use std::path::{Path, PathBuf};
 
@@ -25,7 +25,7 @@ impl KernelCompiler {
     pub const OF_BUILD: Self =
         if cfg!(all(feature = "cuda-llvm", not(feature = "cuda"))) { Self::Llvm } else { Self::Nvrtc };
 
-    /// Where `CubeCL` looks for a toolkit without `CUDA_PATH`: folders, and what in them shows that it is one.
+    /// Where distributions have a toolkit, and `CubeCL` looks for one: folders, and what in them shows that it is one.
     fn places(self) -> &'static [(&'static str, &'static str)] {
         const LIBDEVICE: &str = "nvvm/libdevice";
         match self {
@@ -95,21 +95,65 @@ pub struct NvrtcLibrary {
     pub architectures: Vec<u32>,
 }
 
-/// Looks for the toolkit where a run on a GPU looks; `None` if there is none.
+/// Looks for the toolkit where a run on a GPU looks; `None` if there is none. It is the folder that `CUDA_PATH` names; or the
+/// first that lacks nothing, or else the first, of those of distributions, of the `nvcc` on the `PATH`, and of pip's packages
+/// in an environment of Python.
 #[must_use]
 pub fn find_toolkit() -> Option<Toolkit> {
-    find(KernelCompiler::OF_BUILD, std::env::var_os("CUDA_PATH").map(PathBuf::from))
+    let compiler = KernelCompiler::OF_BUILD;
+    if let Some(path) = std::env::var_os("CUDA_PATH").filter(|path| !path.is_empty()) {
+        return Some(toolkit(compiler, path.into()));
+    }
+    let places = compiler.places().iter().filter(|(root, proof)| Path::new(root).join(proof).exists());
+    let nvcc = on_path("nvcc").and_then(|nvcc| nvcc.canonicalize().ok());
+    let of_nvcc = nvcc.as_deref().and_then(|nvcc| nvcc.parent()?.parent());
+    let pip = python_packages().into_iter().map(|packages| packages.join("cu13")).filter(|cuda| cuda.is_dir());
+    let all = places.map(|(root, _)| PathBuf::from(root)).chain(of_nvcc.map(Path::to_owned)).chain(pip);
+    best(all.map(|path| toolkit(compiler, path)).collect())
 }
 
-fn find(compiler: KernelCompiler, cuda_path: Option<PathBuf>) -> Option<Toolkit> {
-    let path = cuda_path.or_else(|| {
-        let mut places = compiler.places().iter();
-        places.find(|(root, proof)| Path::new(root).join(proof).exists()).map(|(root, _)| PathBuf::from(root))
-    })?;
+fn best(mut found: Vec<Toolkit>) -> Option<Toolkit> {
+    let index = found.iter().position(|toolkit| toolkit.missing.is_empty()).unwrap_or(0);
+    (!found.is_empty()).then(|| found.swap_remove(index))
+}
+
+/// The toolkit in a folder, or what of it is there.
+fn toolkit(compiler: KernelCompiler, path: PathBuf) -> Toolkit {
     let (folders, files) = compiler.needs();
     let has = |needed: &ToolkitFile| folders.iter().any(|folder| path.join(folder).join(needed.file).is_file());
     let missing = files.iter().filter(|needed| !has(needed)).copied().collect();
-    Some(Toolkit { path, missing })
+    Toolkit { path, missing }
+}
+
+/// The first program of this name on the `PATH`.
+fn on_path(name: &str) -> Option<PathBuf> {
+    std::env::split_paths(&std::env::var_os("PATH")?).map(|folder| folder.join(name)).find(|path| path.is_file())
+}
+
+/// Where pip puts NVIDIA's packages, beside `PyTorch` for one: in the active environments, and in that of `python3`.
+pub(super) fn python_packages() -> Vec<PathBuf> {
+    let active = ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(std::env::var_os).map(PathBuf::from);
+    let python = on_path("python3").and_then(|python| Some(python.parent()?.parent()?.to_owned()));
+    active.chain(python).flat_map(|root| packages_of(&root)).collect()
+}
+
+fn packages_of(environment: &Path) -> impl Iterator<Item = PathBuf> + use<> {
+    let root = glob::Pattern::escape(&environment.to_string_lossy());
+    let found = glob::glob(&format!("{root}/lib/python3*/*-packages/nvidia")).into_iter();
+    found.flatten().flatten()
+}
+
+/// Names the toolkit that is found to `CubeCL`, which looks in the places of distributions only.
+///
+/// # Safety
+/// No other thread may read or write the environment meanwhile.
+#[cfg(feature = "cuda-llvm")]
+#[expect(unsafe_code, reason = "the environment is how CubeCL is told")]
+pub unsafe fn name_toolkit() {
+    if let Some(toolkit) = find_toolkit() {
+        // SAFETY: by the caller's promise.
+        unsafe { std::env::set_var("CUDA_PATH", toolkit.path) };
+    }
 }
 
 /// Checks that kernels can be compiled for a GPU.
@@ -172,7 +216,11 @@ fn check(
     }
     let Some(Toolkit { path, missing }) = toolkit else {
         let places: Vec<_> = compiler.places().iter().map(|(root, _)| *root).collect();
-        let problem = format!("CUDA_PATH is not set, and there is no CUDA toolkit in {}", places.join(", "));
+        let problem = format!(
+            "CUDA_PATH is not set, and there is no CUDA toolkit in {}, beside an nvcc on the PATH or in an environment of \
+             Python",
+            places.join(", ")
+        );
         return lacking(problem, "all parts");
     };
     if missing.is_empty() {
@@ -202,7 +250,7 @@ mod tests {
     #[test]
     fn a_toolkit_is_complete_with_the_headers_in_the_folders_that_kernels_include_from() {
         let root = tempfile::tempdir().unwrap();
-        let found = || find(KernelCompiler::Nvrtc, Some(root.path().to_owned())).unwrap();
+        let found = || toolkit(KernelCompiler::Nvrtc, root.path().to_owned());
         let error = refusal(&h200(), Ok(Some(nvrtc((13, 0)))), Some(&found()));
         assert!(error.contains(&format!("{}/include/cccl", root.path().display())), "{error}");
         assert!(error.contains("nvidia-cuda-runtime, nvidia-cuda-crt, nvidia-cuda-cccl by pip"), "{error}");
@@ -220,14 +268,32 @@ mod tests {
     fn llvm_needs_libdevice_alone() {
         let root = tempfile::tempdir().unwrap();
         let check = || {
-            let toolkit = find(KernelCompiler::Llvm, Some(root.path().to_owned()));
-            check(KernelCompiler::Llvm, &h200(), Ok(None), toolkit.as_ref())
+            let toolkit = toolkit(KernelCompiler::Llvm, root.path().to_owned());
+            check(KernelCompiler::Llvm, &h200(), Ok(None), Some(&toolkit))
         };
         let error = check().unwrap_err().to_string();
         assert!(error.contains("libdevice.10.bc of the CUDA toolkit") && error.contains("nvidia-nvvm"), "{error}");
         std::fs::create_dir_all(root.path().join("nvvm/libdevice")).unwrap();
         std::fs::write(root.path().join("nvvm/libdevice/libdevice.10.bc"), "BC").unwrap();
         assert_eq!(check(), Ok(()));
+    }
+
+    #[test]
+    fn a_complete_toolkit_is_taken_before_one_that_lacks_a_part() {
+        let missing = KernelCompiler::Nvrtc.needs().1[..1].to_vec();
+        let [lacking, second, whole] = [("a", missing.clone()), ("b", missing), ("c", Vec::new())]
+            .map(|(path, missing)| Toolkit { path: path.into(), missing });
+        assert_eq!(best(vec![lacking.clone(), second.clone(), whole.clone()]), Some(whole));
+        assert_eq!(best(vec![lacking.clone(), second]), Some(lacking));
+        assert_eq!(best(Vec::new()), None);
+    }
+
+    #[test]
+    fn packages_of_nvidia_are_found_in_an_environment_of_python() {
+        let root = tempfile::tempdir().unwrap();
+        let nvidia = root.path().join("lib/python3.12/site-packages/nvidia");
+        std::fs::create_dir_all(&nvidia).unwrap();
+        assert_eq!(packages_of(root.path()).collect::<Vec<_>>(), [nvidia]);
     }
 
     #[test]

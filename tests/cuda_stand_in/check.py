@@ -228,6 +228,12 @@ def doctor(what: str, environment: dict, keywords: list, lacks: str = ""):
     return check
 
 
+def doctor_in_an_environment_of_python(lab: Lab) -> Verdict:
+    """Nothing names the toolkit and NVRTC but the active environment, where pip has put them."""
+    environment = {"CUDA_PATH": "", "LD_LIBRARY_PATH": str(HERE), "VIRTUAL_ENV": str(lab.toolkit.parents[4])}
+    return doctor("an environment of Python", environment, [f'"{lab.toolkit}"', f"{lab.toolkit}/lib/libnvrtc"])(lab)
+
+
 def incomplete_toolkit(lab: Lab, lacks: str) -> dict:
     """A copy of the toolkit, of links, without what matches."""
     copy = lab.work / "toolkits" / tidy(lacks)
@@ -450,6 +456,7 @@ LANES = {
         Check("doctor", doctor("complete", {}, ["cuda"])),
         Check("doctor-headers", doctor("no headers", {}, ["nvidia-cuda-runtime"], lacks="include/")),
         Check("doctor-nvrtc", doctor("no NVRTC", {}, ["libnvrtc cannot be loaded"], lacks="libnvrtc")),
+        Check("doctor-pip", doctor_in_an_environment_of_python),
         # Only a build with LLVM needs it.
         Check("doctor-libdevice", doctor("no libdevice", {}, ["cuda"], lacks="libdevice")),
         Check("doctor-driver-11.8", doctor("driver 11.8", {"STAND_IN_DRIVER": "11080"}, ["11.8"])),
