@@ -122,6 +122,7 @@ def main() -> None:
     parser.add_argument("model", type=pathlib.Path)
     parser.add_argument("out", type=pathlib.Path)
     parser.add_argument("--llvm-binary", type=pathlib.Path)
+    parser.add_argument("--work", type=pathlib.Path, required=True, help="the folder of logs, runs and caches")
     parser.add_argument("--again", nargs="*", metavar="ITEM", help="run these again, or all of the part")
     parser.add_argument("--seconds", type=float, default=460.0, help="for the whole part")
     parser.add_argument("--rehearse", metavar="DEVICE", help="tiny models on this device, to test the script")
@@ -129,9 +130,9 @@ def main() -> None:
     args = parser.parse_args()
     if unknown := {*(args.again or ())} - {item.name for item in ITEMS if item.part == args.part}:
         parser.error(f"part {args.part} has no item {', '.join(sorted(unknown))}")
-    out = args.out.resolve()
-    (out / "runs").mkdir(exist_ok=True)
-    kit = Kit(unpacked(args.binary, out), unpacked(args.llvm_binary, out), args.model.resolve(), out,
+    out, work = args.out.resolve(), args.work.resolve()
+    (work / "runs").mkdir(exist_ok=True)
+    kit = Kit(unpacked(args.binary, work), unpacked(args.llvm_binary, work), args.model.resolve(), work,
               device=args.rehearse or "cuda", is_rehearsal=bool(args.rehearse))
     if args.item:
         try:
@@ -142,8 +143,8 @@ def main() -> None:
         except (subprocess.CalledProcessError, benchlib.Failed) as failure:
             sys.exit(f"failed: {failure}")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    path = out / "half_hour.json"
-    results = json.loads(path.read_text()) if path.exists() else {"items": {}}
+    paths = [folder / "half_hour.json" for folder in (work, out)]
+    results = next((json.loads(path.read_text()) for path in paths if path.exists()), {"items": {}})
     results |= {"machine": benchlib.machine(), "versions": benchlib.versions(kit.binary, PACKAGES), "device": kit.device}
     for item in ITEMS:
         if item.part != args.part or args.again and item.name not in args.again:
@@ -158,9 +159,10 @@ def main() -> None:
         else:
             found = run(item, kit, min(item.limit_seconds, left))
         results["items"][item.name] = {"part": item.part, **found}
-        part = path.with_suffix(".part")
-        part.write_text(json.dumps(results, indent=1) + "\n")
-        part.replace(path)
+        for folder in (work, out):
+            part = folder / "half_hour.part"
+            part.write_text(json.dumps(results, indent=1) + "\n")
+            part.replace(folder / "half_hour.json")
         print(f"{found['seconds']:6.1f} s  {item.name}: {found['outcome']}", file=sys.stderr, flush=True)
     print(report(results))
 
