@@ -61,7 +61,7 @@ pub fn counterpart(name: &str, section: &str, is_section: bool, rows: &[Row], pe
             _ => {
                 let names = peers.iter().flat_map(|peer| peer.names.iter().copied());
                 let near = closest(name, known.keys.iter().map(|(_, key)| *key).chain(names));
-                Counterpart::Unknown(near.filter(|near| strsim::damerau_levenshtein(name, near) <= 2))
+                Counterpart::Unknown(near.filter(|near| strsim::damerau_levenshtein(name, near) <= name.len() / 6))
             }
         },
     }

@@ -227,9 +227,10 @@ pub(super) fn named(from: &Foreign, section: &str, value: &Value) -> Meaning {
         settings.extend(is_text.then(|| (key("format"), "text".into())));
         settings.extend(text("subset").map(|subset| (key("name"), subset.into())));
         settings.extend(text("split").map(|split| (key("split"), split.into())));
-        let ours = match is_text {
-            true => &[("prompt", "text")][..],
-            false => &[("prompt", "instruction"), ("query", "input"), ("response", "output"), ("messages", "messages")],
+        let ours: &[(&str, &str)] = if is_text {
+            &[("prompt", "text")]
+        } else {
+            &[("prompt", "instruction"), ("query", "input"), ("response", "output"), ("messages", "messages")]
         };
         let column = |theirs: &str| entry.and_then(|entry| entry.get("columns")?.get(theirs)?.as_str());
         let renamed = ours.iter().filter_map(|(theirs, ours)| Some((*ours, column(theirs)?)));
@@ -273,14 +274,13 @@ pub(super) fn of_torchtune(from: &Foreign, path: &str, value: &Value) -> Meaning
         "packed" => one("data.packing", value, from),
         "train_on_input" => one("data.train_on_inputs", value, from),
         "new_system_prompt" if !is_off(value) => one("data.system", value, from),
-        "conversation_style" => Nothing,
         "conversation_column" if !matches!(text, "messages" | "conversations") => {
             let is_openai = from.get("dataset.conversation_style").is_some_and(|style| style == "openai");
             let ours = if is_openai { "messages" } else { "conversations" };
             let columns = toml::Table::from_iter([(ours.to_owned(), text.into())]);
             Set(vec![("data.train.0.columns".into(), toml::Value::Table(columns))])
         }
-        "conversation_column" => Nothing,
+        "conversation_style" | "conversation_column" => Nothing,
         _ if is_off(value) => Nothing,
         _ => Lost(NO_SUCH_KEY.into()),
     }
