@@ -31,7 +31,7 @@ pub fn source_files(key: &str, source: &DataSource, options: &OpenOptions<'_>) -
     let dataset = dataset_of(path, &settings);
     let is_folder = Path::new(path).is_dir();
     let named = source.split.as_ref().map(|_| "split").or(source.name.as_ref().map(|_| "name"));
-    if let Some(named) = named.filter(|_| !is_folder && dataset.as_ref().is_none_or(DatasetId::names_files)) {
+    if let Some(named) = named.filter(|_| names_files(path, &settings)) {
         return Err(failed(format!("names files, so `{named}` has no meaning here")));
     }
     if let Some(dataset) = dataset {
@@ -67,6 +67,11 @@ fn files_of_split(source: &DataSource) -> Result<Vec<PathBuf>, String> {
 #[must_use]
 pub fn dataset_of(path: &str, settings: &HubSettings) -> Option<DatasetId> {
     DatasetId::parse(path, &settings.endpoint).filter(|_| !is_of_this_machine(path))
+}
+
+/// Whether a path names files, so that there is no split to choose.
+pub(crate) fn names_files(path: &str, settings: &HubSettings) -> bool {
+    !Path::new(path).is_dir() && dataset_of(path, settings).as_ref().is_none_or(DatasetId::names_files)
 }
 
 /// Whether a path is one of a file or folder, there or not, rather than the id of a data set.

@@ -22,7 +22,11 @@ pub(crate) fn asks_for_nothing(name: &str) -> bool {
 /// Keys of other trainers that have no key here: those whose effect is lost, those that ask for nothing, and what to do
 /// instead.
 const NO_KEY: &[(&[&str], &[&str], &str)] = &[
-    (&["modules_to_save", "lora_modules_to_save", "additional_target"], &[], "only adapters are trained here"),
+    (
+        &["modules_to_save", "lora_modules_to_save", "additional_target", "unfrozen_parameters"],
+        &[],
+        "only adapters are trained here",
+    ),
     (&["bias", "lora_bias"], &[], "biases stay frozen here, PEFT's bias = \"none\""),
     (&[], &["task_type"], "there is one task here: causal language modelling; leave it out"),
     (
@@ -81,7 +85,15 @@ const NO_KEY: &[(&[&str], &[&str], &str)] = &[
         &["resume_from_checkpoint"],
         "continue a run with --resume on the command line",
     ),
-    (&["save_only_model", "save_adapter_weights_only"], &["save_safetensors"], "adapters are safetensors always"),
+    (
+        &["save_only_model", "save_adapter_weights_only"],
+        &[],
+        "checkpoints hold the optimizer's state too, so that a run can go on; adapter/ is the adapter alone",
+    ),
+    (&[], &["save_safetensors"], "adapters are safetensors always"),
+    (&["excess_length_strategy"], &[], "rows longer than `max_length` are cut, and counted, not dropped"),
+    (&["create_new_adapter"], &[], "training goes on in the adapter that `start_from` names; none is added to it"),
+    (&["quantization_method"], &[], "`model.quantization` has bitsandbytes' nf4, fp4 and int8"),
     (
         &[
             "wandb",
@@ -131,7 +143,11 @@ const NO_KEY: &[(&[&str], &[&str], &str)] = &[
         ],
         "attention needs no setting",
     ),
-    (&[], &["use_liger_kernel", "unsloth", "compile", "torch_compile"], "kernels need no setting; leave it out"),
+    (
+        &[],
+        &["use_liger_kernel", "unsloth", "use_unsloth", "compile", "torch_compile"],
+        "kernels need no setting; leave it out",
+    ),
     (&[], &["trust_remote_code"], "no code is taken from a model; leave it out"),
     (&["hf_use_auth_token", "hub_token", "hf_token", "use_auth_token"], &[], "the Hub's token is read from HF_TOKEN"),
     (
@@ -154,7 +170,7 @@ const NO_KEY: &[(&[&str], &[&str], &str)] = &[
 /// Keys of other trainers that ask for nothing, and of which there is nothing to say: they do not change what is trained,
 /// have one value here, or are read together with another key.
 const NOTHING: &[&[&str]] = &[
-    &["model_type", "is_llama_derived_model", "is_mistral_derived_model", "is_qwen_derived_model", "model_name"],
+    &["model_type", "is_llama_derived_model", "is_mistral_derived_model", "is_qwen_derived_model"],
     &["auto_mapping", "base_model_class", "inference_mode", "peft_version", "peft_type", "checkpoint_files"],
     &["test_batches", "eval_sample_packing", "final_validation", "max_new_tokens", "save_first_step"],
     &["recipe_checkpoint", "should_load_recipe_state", "download_dir", "resume_download", "keep_last_n_checkpoints"],

@@ -37,8 +37,8 @@ pub enum Counterpart {
     Key(String),
     /// Something else, as the note says.
     Other(&'static str),
-    /// Nothing.
-    Unknown,
+    /// Nothing; a name that it is nearly spelled like.
+    Unknown(Option<&'static str>),
 }
 
 /// Finds our key for a key that another trainer, or we, call `name`, in the section that is `section` here.
@@ -58,7 +58,11 @@ pub fn counterpart(name: &str, section: &str, is_section: bool, rows: &[Row], pe
         (here, ..) => match here.or(names.first()) {
             Some(Peer { note: Some(note), .. }) => Counterpart::Other(note),
             Some(Peer { key: Some(key), section, .. }) => Counterpart::Key(child(section, key)),
-            _ => Counterpart::Unknown,
+            _ => {
+                let names = peers.iter().flat_map(|peer| peer.names.iter().copied());
+                let near = closest(name, known.keys.iter().map(|(_, key)| *key).chain(names));
+                Counterpart::Unknown(near.filter(|near| strsim::damerau_levenshtein(name, near) <= name.len() / 6))
+            }
         },
     }
 }

@@ -56,15 +56,18 @@ fn mistakes_of_init_name_the_argument_and_write_nothing() {
     fs::write(folder.path().join("a.ipynb"), "{\"cells\": []}").unwrap();
     fs::write(folder.path().join("dpo.yml"), "base_model: m/x\nadapter: lora\nrl: dpo\n").unwrap();
     fs::write(folder.path().join("other.yml"), "method: ties\n").unwrap();
-    let mistakes: [(&[&str], &str); 8] = [
+    fs::write(folder.path().join("rows.json"), "[{\"text\": \"a\"}]").unwrap();
+    let mistakes: [(&[&str], &str); 10] = [
         (&["init", "--from", "a.ipynb"], "lora-train init --model MODEL --data FILE"),
-        (&["init", "--from", "dpo.yml"], "dpo.yml: `rl: dpo` asks for something else"),
+        (&["init", "--from", "dpo.yml"], "dpo.yml: `rl: dpo`: this is DPO"),
         (&["init", "--from", "other.yml"], "no key in it is one of a training with LoRA"),
         (&["init", "--data", "rows.jsonl"], "--model is missing"),
         (&["init", "--model", &model], "--data is missing"),
         (&["init", "--model", &model, "--data", "rowz.jsonl"], "--data = \"rowz.jsonl\" is no file"),
         (&["init", "--model", "./nothing", "--data", "rows.jsonl"], "error: --model: ./nothing: no such folder"),
-        (&["init", "--from", "rows.jsonl"], "rows.jsonl"),
+        (&["init", "--from", "rows.jsonl"], "lora-train init --model MODEL --data rows.jsonl"),
+        (&["init", "--from", "rows.json"], "rows, and no configuration"),
+        (&["init", "--from", "mine.toml"], "mine.toml: a recipe already"),
     ];
     for (arguments, message) in mistakes {
         let output = run(folder.path(), arguments);
@@ -111,12 +114,21 @@ fn what_is_written_of_any_trainer_s_configuration_passes_check() {
     fs::copy(folder.path().join("rows.jsonl"), folder.path().join("rows/train.jsonl")).unwrap();
     fs::copy(folder.path().join("rows.jsonl"), folder.path().join("rows/valid.jsonl")).unwrap();
     let model = quickstart_model().display().to_string();
+    fs::write(folder.path().join("qa.csv"), "Question,Answer\na,b\n").unwrap();
+    fs::write(folder.path().join("alpaca.jsonl"), "{\"instruction\": \"a\", \"output\": \"b\"}\n".repeat(9)).unwrap();
+    fs::write(folder.path().join("text.jsonl"), r#"{"text": "a b c"}"#).unwrap();
     let configs = [
+        "base_model: M\nadapter: lora\ndatasets: [{path: rows, data_files: train.jsonl, split: train}]\n",
+        "base_model: M\nadapter: lora\ndatasets: [{path: qa.csv, split: train, type: alpaca_chat.load_qa}]\n",
+        "base_model: M\nadapter: lora\npretraining_dataset: [{path: text.jsonl}]\nmax_steps: 2\n",
+        "base_model: M\nadapter: lora\ndatasets: [{path: alpaca.jsonl, type: alpaca}]\n",
+        "model_name_or_path: M\ndataset_name: rows.jsonl\nuse_peft: true\neval_strategy: steps\ndataset_test_split: test\n",
+        "model_name_or_path: M\nstage: pt\ndataset: text.jsonl\n",
         "model_name_or_path: M\ndataset_name: rows.jsonl\nuse_peft: true\nlora_r: 4\n",
         "base_model: M\nadapter: lora\nlora_r: 4\nchat_template: llama3\ndatasets:\n  - path: rows.jsonl\n",
         "model_name_or_path: M\nstage: sft\ndataset: rows.jsonl\ntemplate: llama3\nmask_history: true\nmax_samples: 9\n",
         "model: M\ndata: rows\nnum_layers: 1\niters: 50\noptimizer: adamw\n",
-        "checkpoint_dir: M\nlora_r: 4\ndata:\n  class_path: JSON\n  init_args: {json_path: rows.jsonl}\ntrain: \
+        "checkpoint_dir: M\nlora_r: 4\ndata:\n  class_path: JSON\n  init_args: {json_path: alpaca.jsonl}\ntrain: \
          {lr_warmup_steps: 1}\n",
         "checkpointer: {checkpoint_dir: M}\nmodel: {_component_: lora_x, lora_attn_modules: [q_proj]}\ndataset: \
          {_component_: chat_dataset, source: json, data_files: rows.jsonl}\n",

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 
+use crate::data::files::FileKind;
 use crate::schema::Problem;
 
 /// Longest configuration that is read.
@@ -36,6 +37,7 @@ impl Trainer {
                 Self::LlamaFactory
             }
             () if has("base_model") => Self::Axolotl,
+            () if has("model") && root.get("train").is_some_and(Value::is_boolean) => Self::MlxLm,
             () if ["lora_parameters", "iters", "fine_tune_type", "num_layers"].into_iter().any(has) => Self::MlxLm,
             () if has("model_name_or_path") => Self::Trl,
             () => Self::Unknown,
@@ -132,8 +134,17 @@ impl Trainer {
                 &["assistant_only_loss", "completion_only_loss"],
                 "TRL puts loss on whole conversations; here on the answers, or data.train_on_inputs = true",
             )],
+            Self::Axolotl => &[(
+                &["excess_length_strategy"],
+                "axolotl drops rows longer than sequence_len; here they are cut, and counted",
+            )],
             _ => &[],
         }
+    }
+
+    /// Whether its steps are transformers' `Trainer`.
+    pub(super) fn is_of_transformers(self) -> bool {
+        matches!(self, Self::LlamaFactory | Self::Axolotl | Self::Trl | Self::Unknown)
     }
 }
 
@@ -155,6 +166,17 @@ impl Foreign {
                         target_modules and learning_rate of its get_peft_model and SFTConfig into the recipe";
             return Err(problem("a program, and programs are not read".into()).hint(hint));
         }
+        let shown = path.display();
+        if path.extension().is_some_and(|extension| extension == "toml") {
+            return Err(problem("a recipe already: no other trainer's TOML is read".into())
+                .hint(format!("lora-train check {shown}")));
+        }
+        let rows = || {
+            problem("rows, and no configuration".into()).hint(format!("lora-train init --model MODEL --data {shown}"))
+        };
+        if FileKind::of(path).is_some_and(|kind| kind != FileKind::Json) {
+            return Err(rows());
+        }
         let size = path.metadata().map_err(|error| problem(format!("cannot be read: {error}")))?.len();
         if size > MAX_BYTES {
             return Err(problem(format!("longer than {MAX_BYTES} bytes, expected a configuration")));
@@ -168,6 +190,7 @@ impl Foreign {
         };
         match root {
             Value::Object(root) => Ok(Self { trainer: Trainer::of(&root), path: path.to_owned(), root }),
+            Value::Array(items) if is_json && items.first().is_some_and(Value::is_object) => Err(rows()),
             _ => Err(problem("expected keys with values, as in a configuration of axolotl or LLaMA-Factory".into())),
         }
     }

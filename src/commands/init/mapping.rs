@@ -6,11 +6,13 @@ use std::path::Path;
 use serde_json::{Map, Value};
 
 use super::InitArgs;
-use super::draft::Draft;
+use super::draft::{Draft, Setting};
 use super::foreign::{Foreign, Meaning, Trainer, as_toml, is_off};
 use super::objective;
 use super::rules::of_trainer;
 use super::values::{common, last_layers};
+use crate::data::sources::names_files;
+use crate::hub::HubSettings;
 use crate::recipe::{Recipe, asks_for_nothing, peers};
 use crate::schema::{Counterpart, Keys as _, Peer, Problem, counterpart, rows_to};
 use crate::util::failure::Failure;
@@ -74,6 +76,7 @@ impl<'a> Mapping<'a> {
         };
         mapping.table(&foreign.root, "", "", None);
         mapping.fill(args);
+        mapping.drop_splits();
         mapping.settle();
         mapping
     }
@@ -123,7 +126,7 @@ impl<'a> Mapping<'a> {
         match counterpart(name, section, true, Recipe::ROWS, &self.peers) {
             Counterpart::Key(key) => (key, None),
             Counterpart::Other(note) => (section.into(), Some(Meaning::Lost(note.into()))),
-            Counterpart::Unknown => (section.into(), Some(Meaning::Lost("there is no such section here".into()))),
+            Counterpart::Unknown(_) => (section.into(), Some(Meaning::Lost("there is no such section here".into()))),
         }
     }
 
@@ -147,7 +150,10 @@ impl<'a> Mapping<'a> {
         let key = match counterpart(name, section, false, Recipe::ROWS, &self.peers) {
             Counterpart::Key(key) => key,
             Counterpart::Other(note) => return lost(note),
-            Counterpart::Unknown => return lost("there is no such key here"),
+            Counterpart::Unknown(near) => {
+                let meant = near.map(|near| format!("; did you mean `{near}`?")).unwrap_or_default();
+                return lost(&format!("there is no such key here{meant}"));
+            }
         };
         let of_source = of_source(&key, path);
         let is_section = rows_to(Recipe::ROWS, &key).pop().is_some_and(|row| !row.keys.is_empty());
@@ -165,7 +171,10 @@ impl<'a> Mapping<'a> {
         let (settings, fate) = match meaning {
             Meaning::Set(settings) => (settings, Fate::Taken),
             Meaning::Near(settings, difference) => {
-                self.differences.push((path.to_owned(), difference));
+                match self.differences.last_mut().filter(|other| other.1 == difference) {
+                    Some((paths, _)) => paths.extend([", ", path]),
+                    None => self.differences.push((path.to_owned(), difference)),
+                }
                 (settings, Fate::Taken)
             }
             Meaning::Nothing => (Vec::new(), Fate::NoEffect),
@@ -188,6 +197,35 @@ impl<'a> Mapping<'a> {
         match self.origins.get(key) {
             Some(index) => self.keys[*index].1 = Fate::Lost(reason),
             None => self.differences.push((key.to_owned(), reason)),
+        }
+    }
+
+    /// Files have neither splits nor configurations: all their rows are those of `train`.
+    fn drop_splits(&mut self) {
+        let settings = HubSettings::from_env();
+        let keys: Vec<String> = self.draft.settings.iter().map(|setting| setting.key.clone()).collect();
+        for key in keys {
+            let Some((source, name @ ("split" | "name"))) = key.rsplit_once('.') else { continue };
+            let path = self.draft.get(&format!("{source}.path")).and_then(toml::Value::as_str).map(str::to_owned);
+            let Some(path) = path.filter(|path| names_files(path, &settings)) else { continue };
+            let is_all = name == "name" || self.draft.get(&key).and_then(toml::Value::as_str) == Some("train");
+            self.draft.settings.retain(|setting| setting.key != key);
+            let is_of_training = |setting: &Setting| {
+                setting.key.starts_with("data.train.") && setting.value.as_str() == Some(path.as_str())
+            };
+            if source.starts_with("data.eval.") && self.draft.settings.iter().any(is_of_training) {
+                self.draft.settings.retain(|setting| !setting.key.starts_with(source));
+            }
+            let index = self.origins.get(&key).copied();
+            let is_used = self.origins.iter().any(|(key, at)| Some(*at) == index && self.draft.get(key).is_some());
+            match index.filter(|_| !is_used) {
+                Some(index) if is_all => self.keys[index].1 = Fate::NoEffect,
+                _ if is_all => {}
+                _ => {
+                    let reason = format!("{path} is a file, which has no splits; data.eval_split holds rows out");
+                    if is_used { self.differences.push((key, reason)) } else { self.lose(&key, reason) }
+                }
+            }
         }
     }
 
@@ -298,7 +336,8 @@ impl<'a> Mapping<'a> {
         let [num_taken, num_idle] = [Fate::Taken, Fate::NoEffect].map(|fate| self.keys_of(&fate).len());
         let num_keys = self.keys.len();
         let mut lines = vec![format!(
-            "of {num_keys} keys, {num_taken} are taken over, {} lost, {num_idle} without effect here",
+            "of {num_keys} keys, {num_taken} {} taken over, {} lost, {num_idle} without effect here",
+            if num_taken == 1 { "is" } else { "are" },
             num_keys - num_taken - num_idle
         )];
         let mut lost: Vec<&Fate> = Vec::new();

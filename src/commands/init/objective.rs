@@ -9,14 +9,18 @@ use crate::schema::Problem;
 const KEYS: &[(&str, &[&str])] = &[
     ("rl", &[]),
     ("rlhf_type", &["sft"]),
-    ("stage", &["sft"]),
+    // Pre-training is the format `text`.
+    ("stage", &["sft", "pt"]),
     ("adapter", &["lora", "qlora"]),
     ("finetuning_type", &["lora"]),
     ("fine_tune_type", &["lora", "dora"]),
     ("train_type", &["lora", "qlora"]),
     ("peft_type", &["LORA"]),
+    ("task_type", &["CAUSAL_LM", "causal_lm"]),
+    ("lora_task_type", &["CAUSAL_LM"]),
     ("peft_config.name", &["lora"]),
     ("full_finetune", &[]),
+    ("full_finetuning", &[]),
     ("beta", &[]),
     ("loss_type", &["nll"]),
     ("reward_model", &[]),
@@ -29,7 +33,6 @@ const KEYS: &[(&str, &[&str])] = &[
     ("ref_model", &[]),
     ("ref_checkpointer", &[]),
     ("teacher_model", &[]),
-    ("pretraining_dataset", &[]),
     ("initial_checkpoint_dir", &[]),
     ("tokenizer_dir", &[]),
     ("infer_backend", &[]),
@@ -41,16 +44,23 @@ const KEYS: &[(&str, &[&str])] = &[
 pub(super) fn refusal(from: &Foreign) -> Option<Problem> {
     let asked = KEYS.iter().find_map(|(key, ours)| {
         let value = from.get(key).filter(|value| !is_off(value))?;
-        (!value.as_str().is_some_and(|value| ours.contains(&value))).then(|| match value {
+        let shown = match value {
             Value::Array(_) | Value::Object(_) => format!("`{key}`"),
             value => format!("`{key}: {}`", value.to_string().trim_matches('"')),
-        })
+        };
+        match value.as_str() {
+            Some(word) if ours.contains(&word) => None,
+            Some(word @ ("dpo" | "kto" | "orpo" | "ipo" | "simpo" | "grpo" | "ppo")) => {
+                Some(format!("{shown}: this is {}", word.to_uppercase()))
+            }
+            _ if *key == "beta" => Some(format!("{shown}: this is DPO, or another training on preferences")),
+            _ => Some(format!("{shown} asks for something else")),
+        }
     });
     let (why, hint) = match asked {
-        Some(asked) => (
-            format!("{asked} asks for something else"),
-            "nothing is written; for its model and rows alone: lora-train init --model MODEL --data FILE",
-        ),
+        Some(asked) => {
+            (asked, "nothing is written; for its model and rows alone: lora-train init --model MODEL --data FILE")
+        }
         None => (absent(from)?, "nothing is written; what its command line said besides, add to the file"),
     };
     let problem = Problem::new(format!("{why}; supervised fine-tuning with LoRA is all that is done here"));

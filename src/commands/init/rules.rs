@@ -20,16 +20,23 @@ pub(super) fn of_trainer(from: &Foreign, path: &str, value: &Value) -> Option<Me
         Trainer::Litgpt => litgpt(from, path, value),
         Trainer::Peft if path == "init_lora_weights" && value == true => Some(Nothing),
         Trainer::Peft if path == "base_model_name_or_path" => Some(one("model.path", value, from)),
+        Trainer::Peft if path.starts_with("rank_pattern.") => pattern(from, "rank_pattern"),
+        Trainer::Peft if path.starts_with("alpha_pattern.") => pattern(from, "alpha_pattern"),
         Trainer::Trl | Trainer::Unknown => trl(from, path, value),
         Trainer::Peft => None,
     }
 }
 
+/// All ranks or alphas of PEFT's patterns.
+fn pattern(from: &Foreign, key: &str) -> Option<Meaning> {
+    Some(one(&format!("lora.{key}"), from.get(key)?, from))
+}
+
 fn axolotl(from: &Foreign, path: &str, value: &Value) -> Option<Meaning> {
     let (list, below) = path.split_once('.').unwrap_or((path, ""));
     match list {
-        "datasets" => sources::listed(from, "train", below, value),
-        "test_datasets" => sources::listed(from, "eval", below, value),
+        "datasets" | "pretraining_dataset" => sources::listed(from, list, "train", below, value),
+        "test_datasets" => sources::listed(from, list, "eval", below, value),
         "batch_size" => Some(accumulation(from, value)),
         "special_tokens" if below == "pad_token" => Some(Nothing),
         "plugins" => {
@@ -52,6 +59,11 @@ fn llama_factory(from: &Foreign, path: &str, value: &Value) -> Option<Meaning> {
         }
         "disable_gradient_checkpointing" => Set(vec![("train.gradient_checkpointing".into(), is_off(value).into())]),
         "mask_history" if !is_off(value) => Set(vec![("data.train_on_turns".into(), "last".into())]),
+        // It packs by default then.
+        "stage" if value == "pt" => Near(
+            from.get("packing").is_none().then(|| ("data.packing".to_owned(), true.into())).into_iter().collect(),
+            "a text goes on in the next sequence there; here data.max_length cuts it, and says how many".into(),
+        ),
         "dataset_dir" | "stage" | "peft_config.name" | "mask_history" => Nothing,
         "template" if !is_off(value) => Lost(OWN_TEMPLATE.into()),
         _ => return None,
@@ -61,7 +73,8 @@ fn llama_factory(from: &Foreign, path: &str, value: &Value) -> Option<Meaning> {
 fn trl(from: &Foreign, path: &str, value: &Value) -> Option<Meaning> {
     let text = value.as_str().unwrap_or_default();
     Some(match path {
-        "model" if value.is_string() => one("model.path", value, from),
+        // `model_name` is Unsloth's.
+        "model" | "model_name" if value.is_string() => one("model.path", value, from),
         "dataset_config" | "dataset_config_name" => one("data.train.0.name", value, from),
         "dataset_train_split" => sources::split("train", 0, text),
         "dataset_test_split" => {
@@ -101,7 +114,7 @@ fn mlx_lm(from: &Foreign, path: &str, value: &Value) -> Option<Meaning> {
     }
     Some(match path {
         "model" => one("model.path", value, from),
-        "data" => sources::folder(from, value),
+        "data" => sources::folder(from, value, ["train.jsonl", "valid.jsonl"]),
         "train" => Nothing,
         "test" | "lr_schedule.warmup" | "lr_schedule.warmup_init" if is_off(value) => Nothing,
         "test" => Lost("`lora-train eval RUN --data FILE` measures the loss on other rows after the run".into()),
@@ -152,6 +165,7 @@ fn torchtune(from: &Foreign, path: &str, value: &Value) -> Option<Meaning> {
             Lost("figures go to metrics.jsonl, TensorBoard and MLflow; docs/telemetry.md has the way to W&B".into())
         }
         "quantizer._component_" => Lost("training that foresees a later quantisation is not available".into()),
+        "checkpointer.output_dir" if from.get("output_dir").is_none() => one("output_dir", value, from),
         "device"
         | "checkpointer.output_dir"
         | "optimizer.fused"

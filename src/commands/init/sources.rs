@@ -4,40 +4,46 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 
-use super::foreign::Meaning::{self, Lost, Nothing, Set};
+use super::foreign::Meaning::{self, Lost, Near, Nothing, Set};
 use super::foreign::{Foreign, READ, is_off, one};
 
-/// mlx-lm's folder of train.jsonl and valid.jsonl, or the id of a data set.
-pub(super) fn folder(from: &Foreign, value: &Value) -> Meaning {
+/// A folder of rows to train and to evaluate on, or a file, or the id of a data set.
+pub(super) fn folder(from: &Foreign, value: &Value, names: [&str; 2]) -> Meaning {
     let Some(path) = value.as_str() else { return Nothing };
     let mut settings = vec![];
     let file = |name: &str| Path::new(path).join(name);
     if Path::new(path).is_dir() {
-        for (section, name) in [("train", "train.jsonl"), ("eval", "valid.jsonl")] {
+        for (section, name) in ["train", "eval"].into_iter().zip(names) {
             if file(name).exists() {
                 settings.push((format!("data.{section}.0.path"), file(name).to_string_lossy().into_owned().into()));
             }
         }
-        let none = || Lost("there is no train.jsonl in this folder".into());
+        let none = || Lost(format!("there is no {} in this folder", names[0]));
         return if settings.is_empty() { none() } else { Set(settings) };
     }
     one("data.train.0.path", value, from)
 }
 
 /// A key of axolotl's list of data sets, `0.path`; none where it means what it means elsewhere.
-pub(super) fn listed(from: &Foreign, section: &str, below: &str, value: &Value) -> Option<Meaning> {
-    let (index, key) = below.split_once('.')?;
-    let list = if section == "train" { "datasets" } else { "test_datasets" };
-    let source = from.get(&format!("{list}.{index}")).and_then(Value::as_object)?;
+pub(super) fn listed(from: &Foreign, list: &str, section: &str, below: &str, value: &Value) -> Option<Meaning> {
+    let texts = list == "pretraining_dataset";
+    // One name alone.
+    let (index, key) = below.split_once('.').or_else(|| Some(("0", "path")).filter(|_| texts && value.is_string()))?;
+    let named = Map::new();
+    let source = from.get(&format!("{list}.{index}")).and_then(Value::as_object).unwrap_or(&named);
     let ours = |name: &str| format!("data.{section}.{index}.{name}");
     let text = value.as_str().unwrap_or_default();
     Some(match key {
         _ if value.is_null() => Nothing,
         "path" if source.contains_key("data_files") => READ,
-        "path" => Set(vec![(ours("path"), text.into())]),
+        "path" => {
+            let format = texts.then(|| (ours("format"), "text".into()));
+            Set([(ours("path"), text.into())].into_iter().chain(format).collect())
+        }
         "data_files" => match (value.as_array().map(Vec::as_slice), value.get(0).unwrap_or(value).as_str()) {
             (None | Some([_]), Some(file)) => {
-                let folder = source.get("path").and_then(Value::as_str).filter(|path| path.contains('/'));
+                let folder = source.get("path").and_then(Value::as_str);
+                let folder = folder.filter(|path| path.contains('/') || Path::new(path).is_dir());
                 let file = folder.map_or(file.to_owned(), |folder| {
                     let home = if Path::new(folder).is_dir() { "" } else { "hf://datasets/" };
                     format!("{home}{folder}/{file}")
@@ -46,6 +52,16 @@ pub(super) fn listed(from: &Foreign, section: &str, below: &str, value: &Value) 
             }
             _ => Lost("several files: write a [[data.train]] for each".into()),
         },
+        "type" if ALPACA.contains(&text) => {
+            let lists = ["datasets", "test_datasets"].into_iter().filter_map(|list| from.get(list)?.as_array());
+            let mut types = lists.flatten().map(|source| source.get("type").and_then(Value::as_str));
+            let is_alone = types.all(|name| name.is_some_and(|name| ALPACA.contains(&name)));
+            alpaca(vec![(ours("format"), "alpaca".into())], is_alone)
+        }
+        "type" if text.starts_with("alpaca") => Near(
+            format(text).map(|format| (ours("format"), format.into())).into_iter().collect(),
+            "a prompt in words of its own there; the model's chat template here".into(),
+        ),
         "type" => match format(text) {
             Some(format) => Set(vec![(ours("format"), format.into())]),
             None if text.starts_with("chat_template") => Nothing,
@@ -74,13 +90,27 @@ pub(super) fn listed(from: &Foreign, section: &str, below: &str, value: &Value) 
     })
 }
 
+/// Names of axolotl for the published prompt of Alpaca.
+const ALPACA: [&str; 2] = ["alpaca", "alpaca_instruct.load"];
+
+/// Rows in the published prompt of Alpaca, which is ours where there is no chat template.
+fn alpaca(mut settings: Vec<(String, toml::Value)>, is_alone: bool) -> Meaning {
+    if !is_alone {
+        let difference = "Alpaca's prompt there; here the model's chat template, which the other rows need";
+        return Near(settings, difference.into());
+    }
+    settings.push(("data.chat_template".into(), "none".into()));
+    Near(settings, "a line break follows Alpaca's `### Response:` there, none here".into())
+}
+
 const NO_SUCH_KEY: &str = "there is no such key of a data set here";
 
 /// Our name of a format; none where `auto` finds it.
 fn format(name: &str) -> Option<&'static str> {
     match name {
         "completion" | "pretrain" => Some("text"),
-        name if name.starts_with("alpaca") => Some("alpaca"),
+        // `load_qa` and others have columns of other names, which `auto` knows.
+        name if name.starts_with("alpaca") && !name.contains(".load_") => Some("alpaca"),
         name if name.starts_with("sharegpt") => Some("sharegpt"),
         _ => None,
     }
@@ -181,24 +211,40 @@ pub(super) fn rows(from: &Foreign, value: &Value) -> Meaning {
 pub(super) fn named(from: &Foreign, section: &str, value: &Value) -> Meaning {
     let Some(list) = value.as_str() else { return Nothing };
     let (folder, known) = dataset_info(from);
-    let mut settings = Vec::new();
+    let is_text = from.get("stage").is_some_and(|stage| stage == "pt");
+    let (mut settings, mut unknown) = (Vec::new(), Vec::new());
     for (index, name) in list.split(',').map(str::trim).enumerate() {
         let key = |name: &str| format!("data.{section}.{index}.{name}");
         let entry = known.get(name);
         let text = |key: &str| entry.and_then(|entry| entry.get(key)?.as_str());
         let file = text("file_name").map(|file| folder.join(file).to_string_lossy().into_owned());
-        let path = file.or_else(|| text("hf_hub_url").map(str::to_owned)).unwrap_or_else(|| name.to_owned());
+        let path = file.or_else(|| text("hf_hub_url").map(str::to_owned)).unwrap_or_else(|| {
+            // Of LLaMA-Factory's `dataset_dir: ONLINE`.
+            unknown.extend((!name.contains('/') && !Path::new(name).exists()).then(|| format!("`{name}`")));
+            name.to_owned()
+        });
         settings.push((key("path"), path.into()));
+        settings.extend(is_text.then(|| (key("format"), "text".into())));
         settings.extend(text("subset").map(|subset| (key("name"), subset.into())));
         settings.extend(text("split").map(|split| (key("split"), split.into())));
-        let ours = [("prompt", "instruction"), ("query", "input"), ("response", "output"), ("messages", "messages")];
+        let ours: &[(&str, &str)] = if is_text {
+            &[("prompt", "text")]
+        } else {
+            &[("prompt", "instruction"), ("query", "input"), ("response", "output"), ("messages", "messages")]
+        };
         let column = |theirs: &str| entry.and_then(|entry| entry.get("columns")?.get(theirs)?.as_str());
-        let renamed = ours.into_iter().filter_map(|(theirs, ours)| Some((ours, column(theirs)?)));
+        let renamed = ours.iter().filter_map(|(theirs, ours)| Some((*ours, column(theirs)?)));
         let renamed = renamed.filter(|(ours, column)| ours != column && *column != "conversations");
         let columns: toml::Table = renamed.map(|(ours, column)| (ours.to_owned(), column.into())).collect();
         settings.extend((!columns.is_empty()).then(|| (key("columns"), toml::Value::Table(columns))));
     }
-    Set(settings)
+    if unknown.is_empty() {
+        return Set(settings);
+    }
+    let file = folder.join("dataset_info.json");
+    let lacks = if known.is_empty() { "there is no" } else { "no entry in" };
+    let unknown = unknown.join(", ");
+    Near(settings, format!("{unknown}: {lacks} {}; write the file of each as path in [[data.train]]", file.display()))
 }
 
 /// The folder of data sets and its `dataset_info.json`: as named, or beside a folder above the configuration.
@@ -228,7 +274,13 @@ pub(super) fn of_torchtune(from: &Foreign, path: &str, value: &Value) -> Meaning
         "packed" => one("data.packing", value, from),
         "train_on_input" => one("data.train_on_inputs", value, from),
         "new_system_prompt" if !is_off(value) => one("data.system", value, from),
-        "conversation_style" => Nothing,
+        "conversation_column" if !matches!(text, "messages" | "conversations") => {
+            let is_openai = from.get("dataset.conversation_style").is_some_and(|style| style == "openai");
+            let ours = if is_openai { "messages" } else { "conversations" };
+            let columns = toml::Table::from_iter([(ours.to_owned(), text.into())]);
+            Set(vec![("data.train.0.columns".into(), toml::Value::Table(columns))])
+        }
+        "conversation_style" | "conversation_column" => Nothing,
         _ if is_off(value) => Nothing,
         _ => Lost(NO_SUCH_KEY.into()),
     }
@@ -239,8 +291,9 @@ pub(super) fn of_litgpt(from: &Foreign, path: &str, value: &Value) -> Option<Mea
     let key = path.trim_start_matches("data.").trim_start_matches("init_args.");
     Some(match key {
         "class_path" => of_litgpt_class(from, value),
-        "json_path" => one("data.train.0.path", value, from),
+        "json_path" => folder(from, value, ["train.json", "val.json"]),
         "mask_prompt" => return None,
+        "prompt_style" if value == "alpaca" => READ,
         "val_split_fraction" if !is_off(value) => one("data.eval_split", value, from),
         "prompt_style" if !is_off(value) => Lost("rows take the form of the model's chat template".into()),
         "ignore_index" | "seed" | "num_workers" | "download_dir" => Nothing,
@@ -250,8 +303,20 @@ pub(super) fn of_litgpt(from: &Foreign, path: &str, value: &Value) -> Option<Mea
 }
 
 pub(super) fn of_litgpt_class(from: &Foreign, value: &Value) -> Meaning {
-    let has_path = from.get("data.init_args.json_path").or_else(|| from.get("data.json_path")).is_some();
-    of_class(value.as_str().unwrap_or_default(), has_path)
+    let argument = |key: &str| from.get("data.init_args").or_else(|| from.get("data"))?.get(key);
+    let (class, path) = (value.as_str().unwrap_or_default(), argument("json_path").and_then(Value::as_str));
+    let Set(mut settings) = of_class(class, path.is_some()) else { return of_class(class, path.is_some()) };
+    // Its defaults: the published prompt of Alpaca, and rows that are held out.
+    let share = match class.rsplit('.').next().unwrap_or_default() {
+        "JSON" | "Alpaca2k" => 0.05,
+        "Alpaca" => 0.03865,
+        "Dolly" => 0.1,
+        _ => return Set(settings),
+    };
+    if argument("val_split_fraction").is_none_or(Value::is_null) && !path.is_some_and(|path| Path::new(path).is_dir()) {
+        settings.push(("data.eval_split".into(), share.into()));
+    }
+    if argument("prompt_style").is_none_or(|style| style == "alpaca") { alpaca(settings, true) } else { Set(settings) }
 }
 
 /// A class that stands for rows, or reads those that another key names.
@@ -263,7 +328,12 @@ fn of_class(path: &str, is_named: bool) -> Meaning {
     }
     // torchtune's default.
     let on_inputs = class.starts_with("alpaca_").then(|| ("data.train_on_inputs".to_owned(), true.into()));
-    Set(rows.into_iter().chain(on_inputs).collect())
+    let is_alpaca = on_inputs.is_some();
+    let settings = rows.into_iter().chain(on_inputs).collect();
+    if is_alpaca {
+        return Near(settings, "a question is Alpaca's prompt, in the chat template, there; here it is without".into());
+    }
+    Set(settings)
 }
 
 /// The data set of the Hub that a class reads.

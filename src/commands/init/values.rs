@@ -61,7 +61,7 @@ pub(super) fn common(from: &Foreign, name: &str, value: &Value) -> Option<Meanin
             precision(true, "tf32")
         }
         "chat_template" | "chat_template_path" | "chat_template_jinja" => chat_template(name, text, from),
-        "gradient_checkpointing" if text == "unsloth" => {
+        "gradient_checkpointing" | "use_gradient_checkpointing" if text == "unsloth" => {
             Set(vec![("train.gradient_checkpointing".into(), "offload".into())])
         }
         "lora_target_linear" if is_on => Set(vec![("lora.target_modules".into(), "all-linear".into())]),
@@ -87,8 +87,22 @@ pub(super) fn common(from: &Foreign, name: &str, value: &Value) -> Option<Meanin
         | "val_set_size"
         | "val_size" => Nothing,
         "mask_prompt" => Set(vec![("data.train_on_inputs".into(), (!is_on).into())]),
+        // transformers counts steps alone where both are given.
+        "num_epochs" | "num_train_epochs"
+            if from.trainer.is_of_transformers()
+                && from.get("max_steps").and_then(Value::as_f64).is_some_and(|steps| steps > 0.0) =>
+        {
+            Nothing
+        }
+        "data_seed" if from.get("seed").is_some_and(|seed| !seed.is_null() && seed != value) => {
+            Lost("there is one seed here: `seed`".into())
+        }
+        "excess_length_strategy" if text == "truncate" => Nothing,
+        "quantization_method" if matches!(text, "bnb" | "bitsandbytes") => Nothing,
         "max_steps" if value.as_f64().is_none_or(|steps| steps <= 0.0) => Nothing,
         "warmup_steps" | "lr_warmup_steps" if !is_on => Nothing,
+        // transformers 5.
+        "warmup_steps" if value.as_f64().is_some_and(|share| share < 1.0) => one("scheduler.warmup_ratio", value, from),
         "adam_beta1" | "adam_beta2" => {
             let beta = |key: &str, default: f64| from.anywhere(&[key]).and_then(Value::as_f64).unwrap_or(default);
             let betas = [beta("adam_beta1", 0.9), beta("adam_beta2", 0.999)];

@@ -54,7 +54,10 @@ impl RowFormat {
             }
         }
         let has = |format: DataFormat| {
-            let column = |name: &&str| first_row.get(columns.get(*name).map_or(*name, String::as_str)).is_some();
+            let column = |name: &&str| match columns.get(*name) {
+                Some(column) => first_row.get(column).is_some(),
+                None => named(first_row, name).is_some(),
+            };
             format.columns().0.iter().all(column)
         };
         let resolved = match format {
@@ -76,6 +79,11 @@ impl RowFormat {
         if let Some(reason) = absent(&columns, &|name| required.contains(&name)) {
             return Err(reason);
         }
+        for name in used {
+            if let Some(column) = named(first_row, name).filter(|column| *column != name) {
+                columns.entry(name.into()).or_insert_with(|| column.into());
+            }
+        }
         let format = Self { format: resolved, columns, is_detected, ..Self::default() };
         for name in required {
             format.column(first_row, name)?;
@@ -86,17 +94,22 @@ impl RowFormat {
     /// The format of a row that has one of [`PAIRS`].
     fn of_pair(row: &Value, found: &[&str]) -> Result<Self, String> {
         let pairs: Vec<_> =
-            PAIRS.iter().filter(|(_, pair, _)| pair.iter().all(|name| row.get(*name).is_some())).collect();
+            PAIRS.iter().filter(|(_, pair, _)| pair.iter().all(|name| named(row, name).is_some())).collect();
         let [(format, pair, extra)] = pairs[..] else { return Err(unknown_columns(row, found)) };
         let mut columns: BTreeMap<String, String> = BTreeMap::new();
-        for (name, column) in format.columns().0.iter().zip(pair) {
-            columns.insert((*name).into(), (*column).into());
-        }
-        if let Some([name, column]) = extra.filter(|[_, column]| row.get(column).is_some()) {
-            columns.insert(name.into(), column.into());
+        let pair = format.columns().0.iter().copied().zip(pair.iter().copied());
+        for (name, column) in pair.chain(extra.map(|[name, column]| (name, column))) {
+            columns.extend(named(row, column).map(|column| (name.to_owned(), column.to_owned())));
         }
         Ok(Self { format: *format, columns, is_detected: true, ..Self::default() })
     }
+}
+
+/// The column of this name, or the only one that differs in capitals alone.
+fn named<'r>(row: &'r Value, name: &str) -> Option<&'r str> {
+    let names = || row.as_object().into_iter().flat_map(|row| row.keys().map(String::as_str));
+    let mut alike = names().filter(|own| own.eq_ignore_ascii_case(name));
+    names().find(|own| *own == name).or_else(|| alike.next().filter(|_| alike.next().is_none()))
 }
 
 /// Refuses rows with good and bad answers: training on all of them would teach the bad answers.

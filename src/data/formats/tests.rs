@@ -44,6 +44,10 @@ fn every_format_is_recognised_by_its_columns() {
 fn common_pairs_of_columns_are_read_where_they_are_the_only_one() {
     for (question, answer) in [
         ("question", "answer"),
+        // Headings of a table.
+        ("Question", "Answer"),
+        ("PROMPT", "Completion"),
+        ("Instruction", "output"),
         ("instruction", "response"),
         ("query", "response"),
         ("input", "output"),

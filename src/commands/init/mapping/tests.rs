@@ -199,18 +199,17 @@ fn configurations_of_other_objectives_are_refused_and_name_the_key() {
     let torchtune = "model:\n  _component_: t.lora_llama3_2_1b\nloss:\n  _component_: t.rlhf.loss.DPOLoss\n";
     let full = "model:\n  _component_: t.llama3_2_1b\nloss:\n  _component_: t.loss.LinearCrossEntropyLoss\n";
     for (text, key) in [
-        ("base_model: m/x\nadapter: lora\nrl: dpo\n", "`rl: dpo`"),
+        ("base_model: m/x\nadapter: lora\nrl: dpo\n", "`rl: dpo`: this is DPO"),
         ("base_model: m/x\nadapter: lora\nreward_model: true\n", "`reward_model: true`"),
-        ("base_model: m/x\nadapter: lora\npretraining_dataset:\n  - path: c4\n", "`pretraining_dataset`"),
+        ("peft_type: LORA\ntask_type: SEQ_CLS\n", "`task_type: SEQ_CLS`"),
         ("base_model: m/x\nadapter:\n", "without `adapter` axolotl"),
         ("model_name_or_path: m/x\nstage: dpo\n", "`stage: dpo`"),
-        ("model_name_or_path: m/x\nstage: pt\nfinetuning_type: lora\n", "`stage: pt`"),
         ("model_name_or_path: m/x\nstage: sft\nfinetuning_type: full\n", "`finetuning_type: full`"),
         ("model: m/x\nmodel_class: llm\ncutoff_len: 512\n", "without `peft_config` LLaMA-Factory"),
         ("model_name_or_path: m/x\nstage: sft\ndo_predict: true\n", "without `do_train` LLaMA-Factory"),
         ("model_name_or_path: m/x\nreward_funcs: [length]\n", "`reward_funcs`"),
         ("model_name_or_path: m/x\nuse_peft: false\n", "without `use_peft: true` TRL"),
-        ("model_name_or_path: m/x\nuse_peft: true\nbeta: 0.1\n", "`beta: 0.1`"),
+        ("model_name_or_path: m/x\nuse_peft: true\nbeta: 0.1\n", "`beta: 0.1`: this is DPO"),
         ("model: m/x\niters: 10\nfine_tune_type: full\n", "`fine_tune_type: full`"),
         ("checkpoint_dir: m/x\ntrain:\n  epochs: 1\n", "without `lora_r` litgpt"),
         ("initial_checkpoint_dir: m/x\n", "`initial_checkpoint_dir: m/x`"),
@@ -345,4 +344,90 @@ fn mlx_lm_s_defaults_are_taken_whole() {
     ];
     assert_settings(&found, &expected);
     assert_eq!(lost, Vec::<String>::new());
+}
+
+/// Configurations of one key more than a trainer needs: what becomes of it.
+#[test]
+fn keys_mean_what_they_mean_to_their_trainer() {
+    let axolotl = "base_model: m/x\nadapter: lora\n";
+    let factory = "model_name_or_path: m/x\nstage: sft\n";
+    let litgpt = "checkpoint_dir: m/x\nlora_r: 4\n";
+    let trl = "model_name_or_path: m/x\nuse_peft: true\n";
+    let peft = "peft_type: LORA\n";
+    let torchtune = "model:\n  _component_: t.lora_x\n";
+    let set = |text: &'static str| toml::Value::try_from(text.parse::<toml::Table>().unwrap()).unwrap();
+    for (trainer, text, expected) in [
+        // Steps alone count where both are given, but not where the earlier does.
+        (axolotl, "num_epochs: 1\nmax_steps: 9\n", "'train.max_steps' = 9"),
+        (factory, "num_train_epochs: 1\nmax_steps: 9\n", "'train.max_steps' = 9"),
+        (trl, "num_train_epochs: 1\nmax_steps: 9\n", "'train.max_steps' = 9"),
+        (trl, "num_train_epochs: 2\nmax_steps: -1\n", "'train.num_epochs' = 2"),
+        (litgpt, "train:\n  epochs: 2\n  max_steps: 9\n", "'train.num_epochs' = 2\n'train.max_steps' = 9"),
+        (trl, "warmup_steps: 0.1\n", "'scheduler.warmup_ratio' = 0.1"),
+        (trl, "warmup_steps: 5\n", "'scheduler.warmup_steps' = 5"),
+        ("", "model_name: m/x\nmax_seq_length: 64\nr: 4\n", "'model.path' = 'm/x'\n'lora.r' = 4"),
+        (peft, "rank_pattern: {q_proj: 4, v_proj: 2}\n", "'lora.rank_pattern' = {q_proj = 4, v_proj = 2}"),
+        (peft, "alpha_pattern: {q_proj: 4}\n", "'lora.alpha_pattern' = {q_proj = 4}"),
+        ("", "model: m/x\ntrain: true\ndata: a/b\n", "'train.max_steps' = 1000\n'data.train.0.path' = 'a/b'"),
+        (
+            torchtune,
+            "checkpointer: {output_dir: o}\ndataset: {conversation_column: c, conversation_style: openai}\n",
+            "output_dir = 'o'\n'data.train.0.columns' = {messages = 'c'}",
+        ),
+        // Files have no splits.
+        (trl, "dataset_name: a.jsonl\ndataset_train_split: train\n", "'data.train.0.path' = 'a.jsonl'"),
+        (axolotl, "datasets: [{path: src, data_files: a.jsonl}]\n", "'data.train.0.path' = 'src/a.jsonl'"),
+        (axolotl, "datasets: [{path: json, data_files: a.jsonl}]\n", "'data.train.0.path' = 'a.jsonl'"),
+        (axolotl, "datasets: [{path: a.csv, type: alpaca_chat.load_qa}]\n", "'data.train.0.path' = 'a.csv'"),
+        // Alpaca's prompt is in no chat template.
+        (axolotl, "datasets: [{path: a.csv, type: alpaca}]\n", "'data.chat_template' = 'none'"),
+        (litgpt, "data: Alpaca2k\n", "'data.chat_template' = 'none'\n'data.eval_split' = 0.05"),
+        (litgpt, "data: {class_path: JSON, init_args: {json_path: a.json}}\n", "'data.eval_split' = 0.05"),
+        // Pre-training.
+        (
+            axolotl,
+            "pretraining_dataset: [{path: a/b, text_column: t}]\n",
+            "'data.train.0.format' = 'text'\n'data.train.0.columns' = {text = 't'}",
+        ),
+        (axolotl, "pretraining_dataset: a/b\n", "'data.train.0.path' = 'a/b'\n'data.train.0.format' = 'text'"),
+        (
+            "model_name_or_path: m/x\nstage: pt\n",
+            "dataset: a/b\n",
+            "'data.train.0.format' = 'text'\n'data.packing' = true",
+        ),
+    ] {
+        let (found, lost) = mapped("c.yaml", &format!("{trainer}{text}"));
+        for (key, value) in set(expected).as_table().unwrap() {
+            assert_eq!(found.get(key), Some(value), "{text}: {found}");
+        }
+        assert_eq!(lost, Vec::<String>::new(), "{text}");
+        let is_both = text.contains("epochs: 1\n") && found.contains_key("train.num_epochs");
+        let has_split = found.contains_key("data.train.0.split")
+            || text.contains("load_qa") && found.contains_key("data.train.0.format");
+        assert!(!is_both && !has_split, "{text}: {found}");
+    }
+}
+
+#[test]
+fn what_is_lost_says_what_is_done_instead() {
+    let axolotl = "base_model: m/x\nadapter: lora\ndatasets: [{path: a.jsonl, type: alpaca}, {path: b.jsonl}]\n";
+    let factory = "model_name_or_path: m/x\nstage: sft\ndataset: a,b/c\n";
+    let trl = "model_name_or_path: m/x\nuse_peft: true\ndataset_name: a.jsonl\neval_strategy: steps\n";
+    for (text, more, expected) in [
+        (axolotl, "learnign_rate: 1e-4\n", "learnign_rate: there is no such key here; did you mean `learning_rate`?"),
+        (axolotl, "excess_length_strategy: drop\n", "rows longer than `max_length` are cut, and counted, not dropped"),
+        (axolotl, "unfrozen_parameters: [x]\n", "unfrozen_parameters: only adapters are trained here"),
+        (axolotl, "seed: 1\ndata_seed: 2\n", "data_seed: there is one seed here: `seed`"),
+        (axolotl, "", "differs: datasets.0.type: Alpaca's prompt there; here the model's chat template"),
+        (factory, "create_new_adapter: true\n", "create_new_adapter: training goes on in the adapter"),
+        (factory, "quantization_method: hqq\n", "quantization_method: `model.quantization` has bitsandbytes'"),
+        (factory, "save_only_model: true\n", "save_only_model: checkpoints hold the optimizer's state too"),
+        (factory, "use_unsloth: true\n", "of 4 keys, 2 are taken over, 0 lost, 2 without effect"),
+        (factory, "", "differs: dataset: `a`: there is no data/dataset_info.json"),
+        (trl, "dataset_test_split: test\n", "dataset_test_split: a.jsonl is a file, which has no splits"),
+    ] {
+        let foreign = read("c.yaml", &format!("{text}{more}"));
+        let footer = Mapping::of(&foreign, &ARGS).footer().join("\n");
+        assert!(footer.contains(expected), "{expected}: {footer}");
+    }
 }
