@@ -128,6 +128,23 @@ impl RunDir {
         if has_checkpoints(&self.path) { Err(unfinished(&self.path).into()) } else { Ok(()) }
     }
 
+    /// Checks that nothing is overwritten that no run has written; an adapter is moved unless `overwrite`.
+    pub(crate) fn refuse_foreign(&self, overwrite: bool) -> Result<(), Failure> {
+        let is_there = |name: &&str| self.path.join(name).exists();
+        let is_lost = |name: &&str| is_there(name) && (overwrite || *name != "adapter");
+        match WRITTEN.iter().find(|name| is_lost(name)) {
+            // It is the first file that a run writes.
+            Some(name) if !is_there(&ENVIRONMENT_FILE) && !self.is_finished() => {
+                let path = self.path.display();
+                let what = format!(
+                    "`output_dir` = {path}: holds `{name}`, which no run has written and this one would replace"
+                );
+                Err(Problem::new(what).hint("choose a folder of its own for each run, such as runs/mine").into())
+            }
+            _ => Ok(()),
+        }
+    }
+
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
@@ -295,6 +312,14 @@ mod tests {
         let run = RunDir::create(&path).unwrap();
         assert_eq!(run.warning(), None);
         run.refuse_other_runs().unwrap();
+        fs::create_dir(path.join("adapter")).unwrap();
+        run.refuse_foreign(false).unwrap();
+        assert!(run.refuse_foreign(true).is_err(), "it would be deleted");
+        fs::write(path.join("recipe.toml"), "").unwrap();
+        let error = run.refuse_foreign(false).unwrap_err();
+        assert!(error.to_string().contains("holds `recipe.toml`, which no run has written"), "{error}");
+        fs::write(path.join(ENVIRONMENT_FILE), "{}").unwrap();
+        run.refuse_foreign(true).unwrap();
         fs::write(path.join(SUMMARY_FILE), "{}").unwrap();
         let error = run.refuse_other_runs().unwrap_err();
         assert!(error.to_string().contains("holds a finished run") && error.exit_code() == 2, "{error}");

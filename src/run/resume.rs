@@ -174,12 +174,15 @@ impl Resumed {
 ///
 /// # Errors
 ///
-/// Another run in the folder, also a finished one; errors of [`Resumed::find`].
+/// Another run in the folder, also a finished one; files of others that would be replaced; errors of [`Resumed::find`].
 pub(super) fn open_folder(args: &TrainArgs, recipe: &Recipe) -> Result<(Option<RunDir>, Option<Resumed>), Failure> {
     let dir = RunDir::open(&recipe.output_dir)?;
     let Some(resume) = &args.resume else {
-        if let Some(dir) = dir.as_ref().filter(|_| !args.overwrite) {
-            dir.refuse_other_runs()?;
+        if let Some(dir) = &dir {
+            if !args.overwrite {
+                dir.refuse_other_runs()?;
+            }
+            dir.refuse_foreign(args.overwrite)?;
         }
         return Ok((dir, None));
     };
