@@ -254,6 +254,21 @@ mod tests {
     }
 
     #[test]
+    fn a_finished_run_names_commands_to_go_on_with_and_its_environment_in_words() {
+        let mut record = Record { folder: "my runs/a".into(), ..Record::default() };
+        record.environment.insert("git_commit".to_owned(), "0123456789abcdef0123456789abcdef01234567".into());
+        record.environment.insert("f32_products_are_tf32".to_owned(), false.into());
+        let rows = environment(&record);
+        for row in [("commit", "0123456789ab"), ("TF32 for f32 products", "no")] {
+            assert!(rows.iter().any(|(name, value)| (name.as_str(), value.as_str()) == row), "{rows:?}");
+        }
+        assert!(!render(&record, false).unwrap().contains("lora-train chat"));
+        record.summary.insert("outcome".to_owned(), "finished".into());
+        let page = render(&record, false).unwrap();
+        assert!(page.contains("<code>lora-train chat &#x27;my runs&#x2f;a&#x27;</code>"), "{page}");
+    }
+
+    #[test]
     fn a_template_escapes_what_it_is_given_in_text_attributes_and_scripts() {
         let hostile = "</script><img src=x onerror=\"alert('1')\">&amp;";
         let template = "<p title=\"{{ text }}\">{{ text }}</p><script>{{ [text]|tojson }}</script>";
