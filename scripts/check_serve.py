@@ -111,7 +111,7 @@ def page(address):
         answers = browser.evaluate("panes.map(pane => pane.messages.at(-1).content)")
         check(all(answers), f"empty answers: {answers}")
         browser.evaluate("$('compare').click(); $('reset').click()")
-        check(browser.evaluate("panes.length == 1 && !document.querySelector('.talk p')"), "reset")
+        check(browser.evaluate("panes.length == 1 && !document.querySelector('.talk div')"), "reset")
         check(not browser.problems(), f"{browser.problems()}")
     return answers
 

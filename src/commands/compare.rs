@@ -28,7 +28,7 @@ pub(crate) struct CompareArgs {
 
 pub(crate) fn run(args: &CompareArgs) -> Result<(), Failure> {
     let sides: Vec<Vec<PathBuf>> = args.runs.iter().map(|runs| side(runs)).collect();
-    let comparison = Comparison::of(&sides).map_err(failure)?;
+    let (comparison, no_runs) = Comparison::of(&sides).map_err(failure)?;
     let checked = comparison.check(&args.max_regression).map_err(Failure::input)?;
     let text = if args.json {
         let mut json = serde_json::to_value(&comparison).map_err(Failure::running)?;
@@ -42,11 +42,12 @@ pub(crate) fn run(args: &CompareArgs) -> Result<(), Failure> {
     for text in &checked.not_checked {
         say(&format!("not checked: {text}"));
     }
-    if checked.regressions.is_empty() {
-        return Ok(());
-    }
     let texts: Vec<&str> = checked.regressions.iter().map(|regression| regression.text.as_str()).collect();
-    Err(Failure::running(format!("regression\n  {}", texts.join("\n  "))))
+    if !texts.is_empty() {
+        no_runs.iter().for_each(|error| say(&format!("error: {error}")));
+        return Err(Failure::running(format!("regression\n  {}", texts.join("\n  "))));
+    }
+    no_runs.into_iter().map(failure).reduce(Failure::and).map_or(Ok(()), Err)
 }
 
 /// The folders of one side.

@@ -13,12 +13,11 @@ use crate::device::Dtype;
 use crate::hub::{self, HubSettings, Progress, Wanted};
 use crate::model::weights::{Quantisation, Weights};
 use crate::ops::quantised::Coding;
-use crate::run::args::quoted;
 use crate::save::export::{self, Differences, ExportError, GgufType, MergeOptions, MergeSummary};
 use crate::schema::Problem;
 use crate::spec::{ModelConfig, StoredQuantisation};
 use crate::util::failure::Failure;
-use crate::util::text::bytes;
+use crate::util::text::{bytes, quoted};
 
 /// Arguments of `lora-train merge`.
 #[derive(Clone, Debug, clap::Args)]

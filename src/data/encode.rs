@@ -138,7 +138,9 @@ impl Encoder<'_> {
                 let special = template.special_token_in(messages).map(|(index, token)| {
                     format!("message {index} has {token:?} in its text, which becomes the special token")
                 });
-                notes = Notes { odd: empty.into_iter().chain(special).collect(), unread };
+                let is_blank = |message: &Value| message["role"] == "user" && message["content"] == "";
+                let blank = messages.iter().position(is_blank).map(|index| format!("message {index} is empty"));
+                notes = Notes { odd: blank.into_iter().chain(empty).chain(special).collect(), unread };
                 (self.tokenizer.encode_tokens(&text, false)?, answers)
             }
             Sample::Completion { prompt, completion } => {
@@ -146,6 +148,9 @@ impl Encoder<'_> {
                 // One byte more than the text, for EOS.
                 let answer = prompt.len()..text.len() + 1;
                 let answers = if completion.is_empty() { vec![] } else { vec![answer] };
+                if prompt.is_empty() {
+                    notes.odd.push("the prompt is empty".to_owned());
+                }
                 if completion.is_empty() && !self.train_on_inputs {
                     notes.odd.push("the completion is empty and carries no loss".to_owned());
                 }

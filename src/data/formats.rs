@@ -271,7 +271,11 @@ impl RowFormat {
 
     fn text_of<'a>(&self, row: &'a Value, name: &str) -> Result<&'a str, String> {
         let value = self.column(row, name)?;
-        value.as_str().ok_or_else(|| format!("`{}` must be text, not {}", self.name_of(name), kind_of(value)))
+        value.as_str().ok_or_else(|| {
+            let hint =
+                if value.is_array() { "\n  hint: lists of messages are joined in one column `messages`" } else { "" };
+            format!("`{}` must be text, not {}{hint}", self.name_of(name), kind_of(value))
+        })
     }
 
     fn optional_text<'a>(&self, row: &'a Value, name: &str) -> Result<Option<&'a str>, String> {

@@ -119,7 +119,17 @@ impl RowFile {
             Err(error) => {
                 // serde_json counts line and column from the row, not from the file.
                 let place = format!(" at line {} column {}", error.line(), error.column());
-                Err(format!("not valid JSON: {}", error.to_string().trim_end_matches(&place)))
+                let reason = error.to_string();
+                let hint = if reason.contains("hex escape") {
+                    "\n  hint: half of a pair of `\\u` escapes is no character"
+                } else if reason.contains("unicode code point") {
+                    "\n  hint: the file is not UTF-8; `iconv` converts other encodings"
+                } else if error.is_eof() && self.kind == FileKind::JsonLines {
+                    "\n  hint: every row is an object on a line of its own, or all rows are in one array"
+                } else {
+                    ""
+                };
+                Err(format!("not valid JSON: {}{hint}", reason.trim_end_matches(&place)))
             }
         }
     }

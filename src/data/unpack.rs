@@ -4,7 +4,7 @@
 //! temporary file, as a Parquet file is.
 
 use std::fs::File;
-use std::io::{self, BufReader, Read, Seek as _};
+use std::io::{self, BufReader, Read, Seek};
 use std::path::Path;
 
 use flate2::read::MultiGzDecoder;
@@ -42,7 +42,10 @@ impl Compression {
 /// Opens a data file; a compressed one as a temporary file with its content.
 pub(super) fn open(path: &Path) -> Result<File, String> {
     let file = File::open(path).map_err(|error| error.to_string())?;
-    let Some(compression) = Compression::of(path) else { return Ok(file) };
+    let Some(compression) = Compression::of(path) else {
+        refuse_other_kinds(&file)?;
+        return Ok(file);
+    };
     let num_bytes = file.metadata().map_err(|error| error.to_string())?.len();
     let broken = |error: io::Error| {
         format!("cannot be unpacked as .{}: {error}\n  hint: write it, or download it, again", compression.ending())
@@ -69,6 +72,20 @@ pub(super) fn open(path: &Path) -> Result<File, String> {
     }
     whole.rewind().map_err(|error| error.to_string())?;
     Ok(whole)
+}
+
+/// Refuses a file whose first bytes say that it is no plain text.
+fn refuse_other_kinds(mut file: &File) -> Result<(), String> {
+    let mut start = Vec::new();
+    let read = file.take(4).read_to_end(&mut start).and_then(|_| file.rewind());
+    read.map_err(|error| error.to_string())?;
+    Err(match start[..] {
+        [0x1f, 0x8b, ..] => "is packed by gzip\n  hint: end its name in .gz",
+        [0x28, 0xb5, 0x2f, 0xfd] => "is packed by zstd\n  hint: end its name in .zst",
+        [0xff, 0xfe, ..] | [0xfe, 0xff, ..] => "is UTF-16\n  hint: `iconv -f UTF-16 -t UTF-8` converts it",
+        _ => return Ok(()),
+    }
+    .to_owned())
 }
 
 /// Writes to the temporary file.

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use crate::recipe::RecipeArgs;
+use crate::util::text::quoted;
 
 /// Arguments of `lora-train RECIPE.toml`.
 #[derive(Clone, Debug, clap::Args)]
@@ -48,16 +49,6 @@ impl TrainArgs {
         words.extend(self.quiet.then(|| "--quiet".to_owned()));
         words.push("--resume".to_owned());
         words.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" ")
-    }
-}
-
-/// Quotes a word for a shell.
-pub(crate) fn quoted(word: &str) -> String {
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,+@%".contains(c);
-    if !word.is_empty() && word.chars().all(is_plain) {
-        word.to_owned()
-    } else {
-        format!("'{}'", word.replace('\'', "'\\''"))
     }
 }
 

@@ -2,9 +2,9 @@
 
 use std::path::Path;
 
-use super::args::quoted;
 use super::dir::{RunDir, has_checkpoints};
 use crate::util::gguf::is_gguf;
+use crate::util::text::quoted;
 
 /// Ranks that vLLM serves.
 const VLLM_RANKS: [usize; 8] = [8, 16, 32, 64, 128, 256, 320, 512];

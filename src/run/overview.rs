@@ -183,10 +183,10 @@ fn parameters(selection: &Selection, config: &ModelConfig) -> Fact {
     ("trainable params", format!("{trainable} || all params: {all} || trainable%: {percent:.4}"))
 }
 
-/// The adapted layers.
+/// The adapted modules.
 fn layers(selection: &Selection) -> Fact {
     let hits = selection.hits.iter().map(|hits| format!("{} x {}", hits.num_hits, hits.target));
-    ("adapted layers", hits.collect::<Vec<_>>().join(", "))
+    ("adapted modules", hits.collect::<Vec<_>>().join(", "))
 }
 
 /// A file of rows.

@@ -37,6 +37,17 @@ impl fmt::Display for Mark {
     }
 }
 
+/// Quotes a word for a shell.
+#[must_use]
+pub fn quoted(word: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,+@%".contains(c);
+    if !word.is_empty() && word.chars().all(is_plain) {
+        word.to_owned()
+    } else {
+        format!("'{}'", word.replace('\'', "'\\''"))
+    }
+}
+
 /// A whole number with its thousands grouped: `1,234,567`.
 #[must_use]
 pub fn thousands(number: f64) -> String {

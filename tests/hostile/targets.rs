@@ -424,7 +424,7 @@ pub(crate) fn report(data: &[u8]) {
         assert!(page.len() < 4 << 20, "{} bytes", page.len());
         assert_drawn_by_numbers(&page);
     }
-    if let Ok(comparison) = Comparison::of(&[vec![folder.path().to_owned()], vec![folder.path().to_owned()]]) {
+    if let Ok((comparison, _)) = Comparison::of(&[vec![folder.path().to_owned()], vec![folder.path().to_owned()]]) {
         assert!(!comparison.text().is_empty());
     }
     folder.assert_nothing_outside();

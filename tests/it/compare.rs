@@ -110,6 +110,10 @@ fn what_cannot_be_compared_is_refused_with_2() {
     let no_step = folder.path().join("no-step");
     fs::create_dir(&no_step).unwrap();
     fs::write(no_step.join("metrics.jsonl"), "{\"step\":0,\"eval_loss\":2.0}\n").unwrap();
+    // The others are compared.
+    let (code, stdout, said) = compare(&[&base, &nowhere, &base, &empty], &[]);
+    assert!(code == Some(2) && said.contains("nowhere: there is") && said.contains("empty: not a run"), "{said}");
+    assert!(stdout.contains("base against"), "{stdout}");
     let cases: [(&[&Path], &[&str], &str); 6] = [
         (&[&base, &nowhere], &[], "nowhere: there is no such folder"),
         (&[&base, &empty], &[], "empty: not a run"),

@@ -12,6 +12,7 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitStatus};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use burn::tensor::{Device, Tensor};
@@ -83,6 +84,7 @@ struct PseudoTerminal {
     /// Kept open, to read the settings after the program has ended.
     terminal: OwnedFd,
     screen: Arc<Mutex<Vec<u8>>>,
+    reader: JoinHandle<()>,
     program: Child,
 }
 
@@ -121,13 +123,13 @@ impl PseudoTerminal {
         let program = program.spawn().unwrap();
         let screen = Arc::new(Mutex::new(Vec::new()));
         let (mut output, shown) = (master.try_clone().unwrap(), Arc::clone(&screen));
-        std::thread::spawn(move || {
+        let reader = std::thread::spawn(move || {
             let mut buffer = [0; 4096];
             while let Ok(length @ 1..) = output.read(&mut buffer) {
                 shown.lock().unwrap().extend_from_slice(&buffer[..length]);
             }
         });
-        Self { keyboard: master, terminal, screen, program }
+        Self { keyboard: master, terminal, screen, reader, program }
     }
 
     fn text(&self) -> String {
@@ -168,8 +170,6 @@ impl PseudoTerminal {
                 None => std::thread::sleep(Duration::from_millis(20)),
             }
         };
-        // The last output may still be on its way.
-        std::thread::sleep(Duration::from_millis(200));
         // SAFETY: `settings` is valid as all zeros and outlives the call.
         let settings = unsafe {
             let mut settings: libc::termios = std::mem::zeroed();
@@ -178,7 +178,10 @@ impl PseudoTerminal {
         };
         let cooked = libc::ICANON | libc::ECHO | libc::ISIG;
         assert_eq!(settings.c_lflag & cooked, cooked, "the terminal is still in raw mode");
-        let text = self.text();
+        // The last output may still be on its way; without the terminal, its reader comes to the end of it.
+        drop(self.terminal);
+        self.reader.join().unwrap();
+        let text = String::from_utf8_lossy(&self.screen.lock().unwrap()).into_owned();
         let (_, after) = text.rsplit_once(LEAVE_DASHBOARD).expect("the dashboard's screen was left");
         assert!(text.contains(ENTER_DASHBOARD) && !after.contains(ENTER_DASHBOARD));
         (status, after.to_owned())

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use crate::common::{Bench, json as read_json, lora_train, stderr, steps};
+use crate::common::{Bench, json as read_json, lora_train, stderr, steps, wait_until};
 use lora_train::measure::telemetry::{NvmlSelector, Telemetry};
 use serde_json::{Value, json};
 
@@ -23,8 +23,12 @@ fn stand_in(folder: &Path, define: Option<&str>) -> OsString {
 
 const MIB: f64 = 1_048_576.0;
 
-fn sleep_ms(milliseconds: u64) {
-    std::thread::sleep(Duration::from_millis(milliseconds));
+/// Waits for so many samples, however long a busy machine takes for them.
+fn wait_for_samples(telemetry: &Telemetry, count: usize) {
+    for _ in 0..count {
+        let before = telemetry.seconds();
+        wait_until("a sample", || telemetry.seconds() != before);
+    }
 }
 
 #[test]
@@ -34,7 +38,7 @@ fn every_gpu_figure_comes_from_nvml_with_its_unit() {
     let telemetry =
         Telemetry::start_with_library(10, Some(NvmlSelector::Index(0)), Some(stand_in(folder.path(), None)));
     assert_eq!(telemetry.notice(), None);
-    sleep_ms(300);
+    wait_for_samples(&telemetry, 30);
     let sample = telemetry.window();
     // Samples cycle through 60, 80, 100: the mean is near 80, whatever their number.
     let mean = sample.gpu_utilization_percent.unwrap();
@@ -62,7 +66,7 @@ fn every_gpu_figure_comes_from_nvml_with_its_unit() {
     assert!(sample.host_available_bytes.unwrap() > 1 << 20);
     assert!(energy > 10.0 && energy < 500.0 * started.elapsed().as_secs_f64(), "{energy} J");
     // Energy counts from the start, not from the last window.
-    sleep_ms(100);
+    wait_for_samples(&telemetry, 10);
     assert!(telemetry.window().energy_joules.unwrap() > energy);
     assert_eq!(telemetry.peak_gpu_memory_bytes(), Some(10 << 30));
     // A window shorter than the sampling interval has the latest figures instead of none.
@@ -77,14 +81,14 @@ fn a_gpu_is_found_by_the_uuid_that_cuda_gives() {
     for uuid in ["ffeeddcc-bbaa-9988-7766-554433221100", "GPU-ffeeddcc-bbaa-9988-7766-554433221100"] {
         let telemetry = Telemetry::start_with_library(10, Some(NvmlSelector::Uuid(uuid.into())), Some(library.clone()));
         assert_eq!(telemetry.notice(), None);
-        sleep_ms(50);
+        wait_for_samples(&telemetry, 5);
         assert_eq!(telemetry.window().gpu_memory_used_bytes, Some(20 << 30), "{uuid}");
     }
     let nobody = NvmlSelector::Uuid("00000000-0000-0000-0000-000000000000".into());
     let telemetry = Telemetry::start_with_library(10, Some(nobody), Some(library));
     let notice = telemetry.notice().unwrap();
     assert!(notice.contains("does not find the GPU with UUID 00000000-"), "{notice}");
-    sleep_ms(50);
+    wait_for_samples(&telemetry, 5);
     assert_eq!(telemetry.window().gpu_memory_used_bytes, None);
 }
 
@@ -95,7 +99,7 @@ fn a_mig_slice_has_its_memory_its_counters_and_a_line_about_the_rest() {
     let telemetry = Telemetry::start_with_library(10, Some(slice()), Some(stand_in(folder.path(), None)));
     let notice = telemetry.notice().unwrap();
     assert!(notice.contains("MIG slice: NVML gives its memory and what its counters say, the other GPU"), "{notice}");
-    sleep_ms(100);
+    wait_for_samples(&telemetry, 10);
     let sample = telemetry.window();
     assert_eq!(sample.gpu_memory_used_bytes, Some(5 << 30));
     assert_eq!((sample.gpu_utilization_percent, sample.gpu_power_watts, sample.energy_joules), (None, None, None));
@@ -107,7 +111,7 @@ fn a_mig_slice_has_its_memory_its_counters_and_a_line_about_the_rest() {
 
     let without = Telemetry::start_with_library(10, Some(slice()), Some(stand_in(folder.path(), Some("NO_GPM"))));
     assert!(without.notice().unwrap().contains("NVML gives its memory, the other GPU figures are absent"));
-    sleep_ms(100);
+    wait_for_samples(&without, 10);
     let sample = without.window();
     assert_eq!((sample.gpu_memory_used_bytes, sample.gpu_sm_activity_percent), (Some(5 << 30), None));
 }
@@ -121,7 +125,7 @@ fn a_slice_that_is_not_found_is_not_taken_for_the_whole_card() {
     };
     // A virtual GPU has another UUID than CUDA's: the only card is used,
     let telemetry = start(unknown(""), "ONE_CARD");
-    sleep_ms(50);
+    wait_for_samples(&telemetry, 5);
     assert_eq!((telemetry.notice(), telemetry.window().gpu_memory_used_bytes), (None, Some(10 << 30)));
     // but not if it is divided into slices, or a slice was named.
     for (selector, machine) in [(unknown(""), "CUT_CARD"), (unknown("MIG-"), "CUT_CARD"), (unknown("MIG-"), "ONE_CARD")]
@@ -129,7 +133,7 @@ fn a_slice_that_is_not_found_is_not_taken_for_the_whole_card() {
         let telemetry = start(selector, machine);
         let notice = telemetry.notice().unwrap();
         assert!(notice.contains("NVML does not find the GPU with UUID"), "{machine}: {notice}");
-        sleep_ms(50);
+        wait_for_samples(&telemetry, 5);
         assert_eq!(telemetry.window().gpu_memory_used_bytes, None, "{machine}");
     }
 }
@@ -140,7 +144,7 @@ fn without_performance_counters_the_older_figures_stand_in() {
     for machine in ["NO_GPM", "GPM_REFUSED", "METRICS_NOT_SUPPORTED", "METRICS_FAIL"] {
         let library = stand_in(folder.path(), Some(machine));
         let telemetry = Telemetry::start_with_library(10, Some(NvmlSelector::Index(0)), Some(library));
-        sleep_ms(100);
+        wait_for_samples(&telemetry, 10);
         let sample = telemetry.window();
         assert_eq!(
             (sample.gpu_sm_activity_percent, sample.gpu_memory_activity_percent),
@@ -158,7 +162,7 @@ fn what_an_older_driver_lacks_is_absent_and_the_rest_is_there() {
     let library = stand_in(folder.path(), Some("OLD_DRIVER"));
     let telemetry = Telemetry::start_with_library(10, Some(NvmlSelector::Index(0)), Some(library));
     assert_eq!(telemetry.notice(), None);
-    sleep_ms(100);
+    wait_for_samples(&telemetry, 10);
     let sample = telemetry.window();
     assert_eq!((sample.gpu_memory_used_bytes, sample.gpu_power_watts), (Some(10 << 30), Some(300.0)));
     assert_eq!(sample.gpu_memory_activity_percent, Some(11.0));
@@ -266,7 +270,7 @@ fn without_an_energy_counter_power_is_integrated() {
     let library = stand_in(folder.path(), Some("NO_ENERGY_COUNTER"));
     let started = Instant::now();
     let telemetry = Telemetry::start_with_library(10, Some(NvmlSelector::Index(0)), Some(library));
-    sleep_ms(300);
+    wait_for_samples(&telemetry, 30);
     let energy = telemetry.window().energy_joules.unwrap();
     assert!(energy > 20.0 && energy <= 300.0 * started.elapsed().as_secs_f64(), "{energy} J");
 }

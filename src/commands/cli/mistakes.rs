@@ -7,8 +7,8 @@ use clap::Command;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 use crate::recipe::{Flag, flag};
-use crate::run::args::quoted;
 use crate::schema::{Problem, closest};
+use crate::util::text::quoted;
 
 /// Our commands by what other programs call them, as words or as options.
 const PEERS: &[(&str, &[&str])] = &[

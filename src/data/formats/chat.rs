@@ -39,7 +39,9 @@ fn role(name: &str, template: Option<&ChatTemplate>) -> Result<String, String> {
         _ if is_named => Ok(name.to_owned()),
         _ => {
             let known: Vec<&str> = ROLES.iter().map(|(name, _)| *name).collect();
-            Err(format!("its role is {name:?}; known are {}", known.join(", ")))
+            let meant = name.to_lowercase();
+            let hint = if known.contains(&&*meant) { format!("\n  hint: write {meant:?}") } else { String::new() };
+            Err(format!("its role is {name:?}; known are {}{hint}", known.join(", ")))
         }
     }
 }
@@ -85,6 +87,7 @@ pub(super) fn message(message: &Value, template: Option<&ChatTemplate>) -> Resul
     match out.get("content") {
         // Qwen3's template needs `content` to be present.
         None if out.contains_key("tool_calls") => drop(out.insert("content".into(), "".into())),
+        None if message.get("content").is_some() => return Err("its `content` is null".into()),
         None => return Err(format!("has no `content`; it has {}", keys_of(message))),
         Some(Value::String(_)) => {}
         Some(Value::Array(parts)) => {

@@ -136,7 +136,9 @@ pub(super) fn refuse_preferences(row: &Value) -> Result<(), String> {
 fn unknown_columns(row: &Value, found: &[&str]) -> String {
     let formats: Vec<String> =
         DETECTION_ORDER.iter().map(|format| format!("{} ({})", format.name(), format.columns().0.join(", "))).collect();
-    let columns = match (list_in(row), &longest(row, 2, |_| true)[..]) {
+    let list = list_in(row);
+    let inner = list.map(|list| RowFormat::detect(DataFormat::Auto, &BTreeMap::new(), &row[list][0]));
+    let columns = match (list, &longest(row, 2, |_| true)[..]) {
         (Some(list), _) => format!("messages = {list:?}"),
         (None, [prompt, completion]) => format!("prompt = {prompt:?}, completion = {completion:?}"),
         (None, [text]) => format!("text = {text:?}"),
@@ -147,7 +149,13 @@ fn unknown_columns(row: &Value, found: &[&str]) -> String {
     } else {
         format!("the columns {} are those of no format", keys_of(row))
     };
-    format!("{found}; known are {}\n  hint: name yours, such as `columns = {{ {columns} }}`", formats.join(", "))
+    let hint = match (list, inner) {
+        (Some(list), Some(Ok(RowFormat { format, .. }))) if format != DataFormat::Text => {
+            format!("the rows are in `{list}`: write that list alone")
+        }
+        _ => format!("name yours, such as `columns = {{ {columns} }}`"),
+    };
+    format!("{found}; known are {}\n  hint: {hint}", formats.join(", "))
 }
 
 /// The first column of a row that holds a list of objects.

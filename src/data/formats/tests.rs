@@ -197,6 +197,8 @@ fn roles_have_the_names_of_chat_templates_in_both_formats() {
     assert!(error.starts_with("turn 0: its role is \"bob\"; known are human, user, gpt"), "{error}");
     let error = read(&json!({"messages": [{"role": "bob", "content": "x"}]}), true).unwrap_err();
     assert!(error.starts_with("message 0: its role is \"bob\"; known are"), "{error}");
+    let error = read(&json!({"messages": [{"role": "User", "content": "x"}]}), true).unwrap_err();
+    assert!(error.ends_with("\n  hint: write \"user\""), "{error}");
 }
 
 #[test]
@@ -288,6 +290,8 @@ fn what_is_wrong_with_a_row_is_said() {
         (json!({"messages": []}), "`messages` is empty"),
         (json!({"messages": "hi"}), "`messages` must be a list of objects, not text"),
         (json!({"messages": [{"role": "user"}]}), "message 0: has no `content`; it has `role`"),
+        (json!({"messages": [{"role": "user", "content": null}]}), "message 0: its `content` is null"),
+        (json!({"data": [{"prompt": "a", "completion": "b"}]}), "the rows are in `data`: write that list alone"),
         (json!({"messages": [{"from": "human", "value": "a"}]}), "`from` and `value` are format \"sharegpt\""),
         (
             json!({"messages": [{"role": "user", "content": 1}]}),
@@ -295,7 +299,7 @@ fn what_is_wrong_with_a_row_is_said() {
         ),
         (json!({"messages": ["hi"]}), "message 0: must be an object with `role` and `content`, not text"),
         (json!({"conversations": [{"from": "human"}]}), "turn 0: needs text in `value`, not null"),
-        (json!({"prompt": ["a"], "completion": "b"}), "`prompt` must be text, not a list"),
+        (json!({"prompt": ["a"], "completion": "b"}), "not a list\n  hint: lists of messages are joined"),
         (json!({"text": null}), "`text` must be text, not null"),
         (
             json!({"messages": [{"role": "user", "content": "a"}], "tools": 1}),

@@ -14,7 +14,12 @@ pub(super) fn as_lines(file: File) -> Result<File, String> {
     let spool = tempfile::tempfile().map_err(|error| format!("cannot create a temporary file: {error}"))?;
     let mut lines = BufWriter::new(spool);
     for (index, row) in reader.get_row_iter(None).map_err(|error| error.to_string())?.enumerate() {
-        let row = row.map_err(|error| format!("row {}: {error}", index + 1))?;
+        let row = row.map_err(|error| {
+            let reason = error.to_string();
+            let is_packed = reason.contains("Disabled feature");
+            let hint = if is_packed { "\n  hint: write it with compression snappy, zstd or gzip" } else { "" };
+            format!("row {}: {reason}{hint}", index + 1)
+        })?;
         serde_json::to_writer(&mut lines, &row_to_json(&row)).map_err(|error| error.to_string())?;
         lines.write_all(b"\n").map_err(|error| format!("cannot write a temporary file: {error}"))?;
     }

@@ -45,7 +45,12 @@ fn a_bad_row_is_named_by_its_line_or_number() {
         ("r.jsonl", "{\"a\": 1} {\"a\": 2}\n", "/r.jsonl:1:10: not valid JSON: trailing characters"),
         ("r.json", "[{\"a\": 1}, 7]", "/r.json:row 2: a row must be a JSON object"),
         ("r.json", "[{\"a\": 1}, {\"a\": 01}]", "/r.json:1:19: not valid JSON: invalid number"),
-        ("r.json", "{\n \"a\": 1\n}", "/r.json:1:1: not valid JSON: EOF while parsing an object"),
+        ("r.json", "{\n \"a\": 1\n}", "/r.json:1:1: not valid JSON: EOF while parsing an object\n  hint: every row is"),
+        (
+            "r.jsonl",
+            "{\"a\": \"\\ud83d\"}",
+            "/r.jsonl:1:14: not valid JSON: unexpected end of hex escape\n  hint: half of a",
+        ),
         ("r.json", "[{\"a\": 1}, {\"a\"", "/r.json: the array does not end: it has 2 elements and then the file stops"),
         ("r.json", "[{\"a\": 1}] x", "/r.json: text follows the end of the array, at byte 11"),
         ("r.json", "[]", "/r.json: the file has no rows"),
@@ -77,14 +82,15 @@ fn cells_are_texts_and_quotes_hold_separators_line_ends_and_quotes() {
 
 #[test]
 fn a_bad_row_of_cells_is_named_by_its_line() {
-    let cases: [(&str, &[u8], &str); 12] = [
+    let cases: [(&str, &[u8], &str); 13] = [
         ("r.csv", b"a,b\n\"x\ny\",1\n\n1,2,3\n", "/r.csv:line 5: has 3 cells, and the first line names 2 columns"),
         ("r.csv", b"a,b\n1\n", "/r.csv:line 2: has 1 cells, and the first line names 2"),
         ("r.tsv", b"a\tb\n1,2\n", "/r.tsv:line 2: has 1 cells"),
         ("r.csv", b"a,b\n1,\"x\n2,y\n3,z\n", "/r.csv:line 2: opens a quote that nothing closes"),
         ("r.csv", b"a,b\n1,\"x\" y\n", "/r.csv:line 2: has text after a closing quote\n  hint: a quote in"),
         ("r.csv", b"a,b\n1,caf\xe9\n", "/r.csv:line 2: not UTF-8\n  hint: `iconv`"),
-        ("r.csv", b"\xff\xfea\0,\0b\0\n\0", "/r.csv: not UTF-8\n  hint: `iconv`"),
+        ("r.csv", b"\xff\xfea\0,\0b\0\n\0", "/r.csv: is UTF-16\n  hint: `iconv -f UTF-16"),
+        ("r.csv", b"\x1f\x8b\x08\0", "/r.csv: is packed by gzip\n  hint: end its name in .gz"),
         ("r.csv", b"a;b\n1;2\n", "/r.csv: its first line has a semicolon and no comma\n  hint: .csv files have"),
         ("r.tsv", b"a,b\n1,2\n", "/r.tsv: its first line has a comma and no tab"),
         ("r.csv", b"a,b,a\n1,2,3\n", "/r.csv: its first line names `a` twice"),

@@ -121,15 +121,28 @@ struct Verdict {
 }
 
 impl Comparison {
-    /// Reads the runs of each side and compares them with those of the first.
+    /// Reads the runs of each side and compares them with those of the first. Returns also what is left out: folders
+    /// that hold no run, or a run without steps.
     ///
     /// # Errors
     ///
-    /// A folder that holds no run, or a run without steps.
-    pub fn of(sides: &[Vec<PathBuf>]) -> Result<Self, ReportError> {
-        let read = |folder: &PathBuf| Record::read(folder)?.with_steps();
-        let records = sides.iter().map(|folders| folders.iter().map(read).collect());
-        let records: Vec<Vec<Record>> = records.collect::<Result<_, _>>()?;
+    /// A file that cannot be read; no run at all.
+    pub fn of(sides: &[Vec<PathBuf>]) -> Result<(Self, Vec<ReportError>), ReportError> {
+        let (mut records, mut no_runs) = (Vec::new(), Vec::new());
+        for folders in sides {
+            let mut of_side = Vec::new();
+            for folder in folders {
+                match Record::read(folder).and_then(Record::with_steps) {
+                    Ok(record) => of_side.push(record),
+                    Err(error) if error.is_input() => no_runs.push(error),
+                    Err(error) => return Err(error),
+                }
+            }
+            records.extend((!of_side.is_empty()).then_some(of_side));
+        }
+        if records.is_empty() && !no_runs.is_empty() {
+            return Err(no_runs.swap_remove(0));
+        }
         let mut sides: Vec<Side> = records.iter().map(|of_side| Side::of(of_side)).collect();
         let names: Vec<String> = sides.iter().map(|side| side.name.clone()).collect();
         for side in &mut sides {
@@ -143,7 +156,7 @@ impl Comparison {
         let firsts: Vec<&Record> = records.iter().map(|of_side| &of_side[0]).collect();
         let (recipe_differences, samples) = (differences(&firsts), samples::of(&firsts));
         let verdicts = sides.iter().skip(1).map(|side| text::verdict(&sides[0], side)).collect();
-        Ok(Self { sides, recipe_differences, verdicts, samples })
+        Ok((Self { sides, recipe_differences, verdicts, samples }, no_runs))
     }
 }
 

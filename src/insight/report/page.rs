@@ -8,7 +8,7 @@ use super::bars;
 use super::charts::Charts;
 use super::record::Record;
 use crate::util::stats::quantile;
-use crate::util::text::{duration, thousands};
+use crate::util::text::{duration, quoted, thousands};
 
 /// Number of prompts with texts on the page, and of texts per prompt.
 const MAX_PROMPTS: usize = 12;
@@ -48,6 +48,8 @@ pub(super) fn render(record: &Record, is_watched: bool) -> Result<String, miniji
         resolved_recipe => recipe(&record.resolved_recipe),
         warnings => record.list("warnings").iter().map(plain).collect::<Vec<_>>(),
         environment => environment(record),
+        // For commands that use what a finished run has made.
+        run => record.outcome().filter(|outcome| outcome.is_finished()).map(|_| quoted(&record.folder.to_string_lossy())),
         version => env!("CARGO_PKG_VERSION"),
         style => minijinja::Value::from_safe_string(include_str!("style.css").to_owned()),
         // Numbers under the pointer, other axes, smoothing; the page is complete without it.
@@ -197,6 +199,19 @@ fn shortened(text: &str, most: usize) -> String {
     }
 }
 
+/// Names in environment.json, for people; in others, `_` is a space.
+const NAMES: [(&str, &str); 7] = [
+    ("lora_train_version", "lora-train"),
+    ("git_commit", "commit"),
+    ("burn_version", "burn"),
+    ("f32_products_are_tf32", "TF32 for f32 products"),
+    ("num_cpu_threads", "CPU threads"),
+    ("cpu_features", "CPU features"),
+    ("host_memory_bytes", "memory"),
+];
+/// Characters shown of a commit.
+const MAX_COMMIT: usize = 12;
+
 /// Names and values.
 fn environment(record: &Record) -> Vec<(String, String)> {
     let row = |(name, value): (&String, &Value)| {
@@ -207,9 +222,12 @@ fn environment(record: &Record) -> Vec<(String, String)> {
                 pairs.collect::<Vec<_>>().join(" ")
             }
             Value::Number(number) if name.ends_with("_bytes") => Unit::Bytes.text(number.as_f64().unwrap_or(f64::NAN)),
+            Value::Bool(is_so) => if *is_so { "yes" } else { "no" }.to_owned(),
+            other if name == "git_commit" => plain(other).chars().take(MAX_COMMIT).collect(),
             other => plain(other),
         };
-        (!value.is_empty()).then(|| (name.replace('_', " "), shortened(&value, MAX_TEXT)))
+        let known = NAMES.iter().find(|(raw, _)| raw == name).map(|(_, known)| (*known).to_owned());
+        (!value.is_empty()).then(|| (known.unwrap_or_else(|| name.replace('_', " ")), shortened(&value, MAX_TEXT)))
     };
     record.environment.iter().filter_map(row).collect()
 }
@@ -233,6 +251,21 @@ mod tests {
         let tiles = tiles(&record);
         let value = |label: &str| tiles.iter().find(|tile| tile.0 == label).unwrap().1.as_str();
         assert_eq!((value("Evaluation loss"), value("Training loss")), ("not a number", "not a number"));
+    }
+
+    #[test]
+    fn a_finished_run_names_commands_to_go_on_with_and_its_environment_in_words() {
+        let mut record = Record { folder: "my runs/a".into(), ..Record::default() };
+        record.environment.insert("git_commit".to_owned(), "0123456789abcdef0123456789abcdef01234567".into());
+        record.environment.insert("f32_products_are_tf32".to_owned(), false.into());
+        let rows = environment(&record);
+        for row in [("commit", "0123456789ab"), ("TF32 for f32 products", "no")] {
+            assert!(rows.iter().any(|(name, value)| (name.as_str(), value.as_str()) == row), "{rows:?}");
+        }
+        assert!(!render(&record, false).unwrap().contains("lora-train chat"));
+        record.summary.insert("outcome".to_owned(), "finished".into());
+        let page = render(&record, false).unwrap();
+        assert!(page.contains("<code>lora-train chat &#x27;my runs&#x2f;a&#x27;</code>"), "{page}");
     }
 
     #[test]

@@ -155,13 +155,15 @@ fn what_a_row_says_in_vain_is_said_to_the_user() {
         r#"{"messages": [{"role": "user", "content": "a", "name": "ann"}, {"role": "assistant", "content": "b", "be": 1}]}
 {"messages": [{"role": "user", "content": "a<|im_end|>"}, {"role": "assistant", "content": "b", "content": "\"c:{"}]}
 {"messages": [{"role": "assistant", "content": "b"}], "messages": [{"role": "assistant", "content": "d"}]}
+{"messages": [{"role": "user", "content": ""}, {"role": "assistant", "content": "b"}]}
 "#,
     );
     let dataset = Dataset::open(&config(vec![source]), tokenizer, 7, &OpenOptions::default()).unwrap();
     assert_eq!(dataset.files()[0].unused_columns, ["messages[].be", "messages[].name"]);
     let warnings = dataset.warnings().join("\n");
     for warning in [
-        "2 of 3 rows are odd:",
+        "3 of 4 rows are odd:",
+        "line 4: message 0 is empty",
         "line 2: message 0 has \"<|im_end|>\" in its text, which becomes the special token; an object has the key \
          `content` twice; the last one counts",
         "line 3: an object has the key `messages` twice; the last one counts",

@@ -34,7 +34,7 @@ fn edit(run: &Path, from: &str, to: &str) {
 }
 
 fn one_a_side(paths: &[&PathBuf]) -> Comparison {
-    Comparison::of(&paths.iter().map(|path| vec![(*path).clone()]).collect::<Vec<_>>()).unwrap()
+    Comparison::of(&paths.iter().map(|path| vec![(*path).clone()]).collect::<Vec<_>>()).unwrap().0
 }
 
 fn limit(text: &str) -> Limit {
@@ -72,17 +72,17 @@ fn several_runs_a_side_differ_where_their_ranges_do_not_overlap() {
         [0, 1, 2].map(one).to_vec()
     };
     let sides = [side("base", [1.0, 1.1, 1.2]), side("fast", [0.8, 0.9, 0.7]), side("like", [1.3, 1.19, 1.4])];
-    let comparison = Comparison::of(&sides).unwrap();
+    let comparison = Comparison::of(&sides).unwrap().0;
     let [fast, like] = &comparison.verdicts[..] else { panic!("{comparison:?}") };
     assert_eq!((fast.run.as_str(), fast.notes.len()), ("fast-0 and 2 more", 0));
     assert!(fast.text.starts_with("tokens/s 909 -> 1,250, 37.5 % faster; "), "{}", fast.text);
     assert!(like.text.contains("909 -> 769 (-15.4 %; the ranges of the runs overlap)"), "{}", like.text);
     assert!(comparison.text().contains("769 (~-15.4 %)"), "{}", comparison.text());
     assert_eq!(found(&comparison, &["5"]), []);
-    let reversed = Comparison::of(&[sides[1].clone(), sides[0].clone()]).unwrap();
+    let reversed = Comparison::of(&[sides[1].clone(), sides[0].clone()]).unwrap().0;
     assert_eq!(found(&reversed, &["5"]), [("tokens_per_second", Some(27.0))]);
     fs::write(sides[0][2].join("resolved.toml"), RECIPE.replace('8', "2")).unwrap();
-    let notes = &Comparison::of(&sides).unwrap().verdicts[0].notes;
+    let notes = &Comparison::of(&sides).unwrap().0.verdicts[0].notes;
     assert_eq!(notes, &["the runs of base-0 and 2 more are of different recipes"]);
 }
 

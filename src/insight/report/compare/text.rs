@@ -103,7 +103,7 @@ impl Comparison {
         let without_recipe = without_recipe.collect::<Vec<_>>().join(", ");
         if !without_recipe.is_empty() {
             lines.push(format!("no recipe to compare: no resolved.toml can be read of {without_recipe}"));
-        } else if self.recipe_differences.is_empty() {
+        } else if self.recipe_differences.is_empty() && self.sides.len() > 1 {
             lines.push("the recipes are the same".to_owned());
         }
         if !self.recipe_differences.is_empty() {
