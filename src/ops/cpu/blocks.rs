@@ -2,8 +2,10 @@
 
 use anamnesis::{F32Out, GgufType, dequantize_gguf_blocks};
 
+mod grids;
 mod parts;
 
+use grids::{decode_grid, has_grid};
 use parts::{PART, decode_parts, has_parts};
 
 /// The types of blocks that are decoded: those of gguf-py.
@@ -57,9 +59,10 @@ impl Blocks<'_> {
 
     /// Decodes the numbers from `first` on.
     pub fn decode(&self, first: usize, to: &mut [f32]) {
-        if has_parts(self.kind) && first.is_multiple_of(PART) {
+        if (has_parts(self.kind) || has_grid(self.kind)) && first.is_multiple_of(PART) {
             let (parts, rest) = to.split_at_mut(to.len() / PART * PART);
-            decode_parts(self.kind, self.bytes, first / PART, parts);
+            let decode = if has_grid(self.kind) { decode_grid } else { decode_parts };
+            decode(self.kind, self.bytes, first / PART, parts);
             if !rest.is_empty() {
                 self.decode_blocks(first + parts.len(), rest);
             }
