@@ -148,7 +148,7 @@ fn packages_of(environment: &Path) -> impl Iterator<Item = PathBuf> + use<> {
 /// # Safety
 /// No other thread may read or write the environment meanwhile.
 #[cfg(feature = "cuda-llvm")]
-#[expect(unsafe_code, reason = "the environment is how CubeCL is told")]
+#[expect(unsafe_code, reason = "CubeCL reads the environment")]
 pub unsafe fn name_toolkit() {
     if let Some(toolkit) = find_toolkit() {
         // SAFETY: by the caller's promise.

@@ -125,7 +125,7 @@ impl RunDir {
         if self.is_finished() {
             return Err(finished(&self.path).into());
         }
-        if has_checkpoints(&self.path) { Err(unfinished(&self.path).into()) } else { Ok(()) }
+        if has_checkpoints(&self.path) { Err(unfinished(&self.path).into()) } else { self.refuse_foreign(false) }
     }
 
     /// Checks that nothing is overwritten that no run has written; an adapter is moved unless `overwrite`.

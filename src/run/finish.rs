@@ -135,11 +135,11 @@ impl Started<'_> {
         self.write_report();
         written?;
         judge(&summary, &self.run.dir)?;
-        if let Some(trouble) = self.trainer.state.watchdog.trouble() {
-            self.trainer.sinks.warn(&format!(
-                "the run ended while {trouble}: its adapter may be worse than none\n  hint: try a lower \
-                 `optimizer.learning_rate`, or `--resume` from a checkpoint before that"
-            ));
+        if done.outcome == Outcome::Finished && self.trainer.state.watchdog.has_diverged() {
+            self.trainer.sinks.warn(
+                "the loss ended far above its start: the adapter may be worse than none\n  hint: try a lower \
+                 `optimizer.learning_rate`",
+            );
         }
         let Prepared { recipe, selection, source, .. } = &self.run.prepared;
         let rank = selection.iter().map(|(_, _, shape)| shape.r).max().unwrap_or_default();

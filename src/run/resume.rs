@@ -179,10 +179,7 @@ pub(super) fn open_folder(args: &TrainArgs, recipe: &Recipe) -> Result<(Option<R
     let dir = RunDir::open(&recipe.output_dir)?;
     let Some(resume) = &args.resume else {
         if let Some(dir) = &dir {
-            if !args.overwrite {
-                dir.refuse_other_runs()?;
-            }
-            dir.refuse_foreign(args.overwrite)?;
+            if args.overwrite { dir.refuse_foreign(true) } else { dir.refuse_other_runs() }?;
         }
         return Ok((dir, None));
     };

@@ -142,6 +142,12 @@ impl Watchdog {
         Some(trouble)
     }
 
+    /// Whether the last few losses are far above the start.
+    #[must_use]
+    pub fn has_diverged(&self) -> bool {
+        self.start_loss.is_some_and(|start| self.recent > start + DIVERGED_NATS)
+    }
+
     /// Checks a step.
     pub fn observe(&mut self, config: &WatchdogConfig, step: &Observation) -> Verdict {
         match step.skipped {
@@ -222,7 +228,7 @@ impl Watchdog {
         // The start is only known after enough losses.
         let is_started = self.num_losses + 1 >= START_LOSSES as u64;
         let start_loss = self.start_loss.filter(|_| is_started);
-        let has_diverged = start_loss.is_some_and(|start| self.recent > start + DIVERGED_NATS);
+        let has_diverged = is_started && self.has_diverged();
         let mean = self.mean;
         // A spike is counted as the highest loss that is no spike. So one spike does not hide the next, and where the
         // loss stays high for good reason, as with harder rows, the mean follows.
