@@ -8,6 +8,9 @@ mod cpu;
 #[expect(unsafe_code, reason = "the driver is a C library")]
 mod cuda_driver;
 mod cuda_gpu;
+#[cfg(all(unix, feature = "cuda-llvm"))]
+#[expect(unsafe_code, reason = "libraries of CUDA are C libraries")]
+mod cuda_library;
 mod dtype;
 mod error;
 #[cfg(feature = "kernel-cache")]
@@ -35,7 +38,7 @@ pub use kind::DeviceKind;
 pub use name::DeviceName;
 #[cfg(feature = "cuda-llvm")]
 pub use toolkit::name_toolkit;
-pub use toolkit::{KernelCompiler, NvrtcLibrary, Toolkit, ToolkitFile, find_toolkit};
+pub use toolkit::{CublasLibrary, KernelCompiler, NvrtcLibrary, Toolkit, ToolkitFile, find_toolkit};
 
 /// A device that was seen to work.
 #[derive(Debug)]
@@ -155,6 +158,18 @@ pub fn driver_library() -> Result<DriverLibrary, String> {
 pub fn nvrtc_library() -> Result<NvrtcLibrary, String> {
     #[cfg(feature = "cuda-llvm")]
     return nvrtc::library();
+    #[cfg(not(feature = "cuda-llvm"))]
+    Err("this binary is built without CUDA".into())
+}
+
+/// Loads cuBLASLt and asks the version of CUDA that it is of, which needs no GPU.
+///
+/// # Errors
+///
+/// If it cannot be loaded: why, in one line.
+pub fn cublas_library() -> Result<CublasLibrary, String> {
+    #[cfg(feature = "cuda-llvm")]
+    return cuda_library::cublas();
     #[cfg(not(feature = "cuda-llvm"))]
     Err("this binary is built without CUDA".into())
 }

@@ -1,8 +1,8 @@
 //! The operations of a step, each with its forward and backward.
 //!
 //! Every operation is written twice: in plain tensor calls, which run on any backend, and, in [`cpu`], as kernels
-//! on slices of host memory. The [`Place`](kernels::Place) of the model picks one of them. The plain version is the
-//! kernels' oracle, and burn's autodiff is the oracle of the plain version's backward.
+//! on slices of host memory; in [`cuda`], some are kernels for NVIDIA GPUs. The [`Place`](kernels::Place) of the model picks
+//! one of them. The plain version is the kernels' oracle, and burn's autodiff is the oracle of the plain version's backward.
 //!
 //! Tokens are flat: a micro-batch is a matrix `[tokens, width]` whose rows are the tokens of all sequences, end to
 //! end. [`Layout`](layout::Layout) knows where a sequence begins.
@@ -25,6 +25,9 @@ pub mod cached_attention;
 pub mod cpu;
 mod cpu_kernels;
 pub mod cross_entropy;
+pub mod cuda;
+#[cfg(feature = "cuda-llvm")]
+mod custom;
 pub mod dropout;
 mod grad_norm;
 pub mod host;

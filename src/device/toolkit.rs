@@ -95,6 +95,15 @@ pub struct NvrtcLibrary {
     pub architectures: Vec<u32>,
 }
 
+/// cuBLASLt as a run loads it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct CublasLibrary {
+    /// Path of the library; absent if the loader does not report it.
+    pub path: Option<PathBuf>,
+    /// The version of CUDA that it is of, major and minor.
+    pub version: (u32, u32),
+}
+
 /// Looks for the toolkit where a run on a GPU looks; `None` if there is none. It is the folder that `CUDA_PATH` names; or the
 /// first that lacks nothing, or else the first, of those of distributions, of the `nvcc` on the `PATH`, and of pip's packages
 /// in an environment of Python.

@@ -69,7 +69,7 @@ impl Kernels for Cpu {
         6 * heads.query_width() + 2 * heads.key_value_width()
     }
 
-    fn score_bytes(&self, _: usize) -> usize {
+    fn score_bytes(&self, _: usize, _: Heads, _: Dtype) -> usize {
         0
     }
 

@@ -2,9 +2,8 @@
 
 use burn::tensor::{DType, Int, Tensor};
 
-use super::kernels::Place;
-use super::linear::{InputGrad, Weight, plain_linear, plain_linear_backward};
-use super::product::F32Products;
+use super::kernels::{Kernels, Place};
+use super::linear::{InputGrad, Weight};
 use super::profile::{self, Cost};
 
 /// Bytes of `f32` logits made at a time by default on the CPU.
@@ -138,10 +137,11 @@ pub fn linear_cross_entropy_loss(
     place.linear_cross_entropy(hidden, head, targets, None, size).0
 }
 
-/// [`linear_cross_entropy`] in plain tensor calls, in chunks of `size` targets; without weights, without the gradient.
+/// [`linear_cross_entropy`] in plain tensor calls but for its products, those of `place`, in chunks of `size` targets; without
+/// weights, without the gradient.
 #[must_use]
 pub fn plain_cross_entropy(
-    products: F32Products,
+    place: &dyn Kernels,
     hidden: &Tensor<2>,
     head: &Weight,
     targets: &[u32],
@@ -151,7 +151,7 @@ pub fn plain_cross_entropy(
     let vocabulary = weights.map(|weights| (vocabulary(head, hidden), weights));
     let chunk = |(index, targets): (usize, &[u32])| {
         let hidden = hidden.clone().narrow(0, index * size, targets.len());
-        let (logits, _) = plain_linear(products, &hidden, head, None, None);
+        let (logits, _) = place.linear(&hidden, head, None, None);
         let targets = target_column(targets, &logits);
         let losses = PlainLosses::new(&logits, targets.clone());
         let dhidden = vocabulary.as_ref().map(|(vocabulary, weights)| {
@@ -167,7 +167,7 @@ pub fn plain_cross_entropy(
                 }
             };
             let dlogits = dlogits.cast(logits.dtype());
-            let (dhidden, _) = plain_linear_backward(products, &dlogits, &hidden, head, None, InputGrad::Fresh);
+            let (dhidden, _) = place.linear_backward(&dlogits, &hidden, head, None, InputGrad::Fresh);
             dhidden.unwrap_or_else(|| hidden.zeros_like())
         });
         (losses.values(), dhidden)

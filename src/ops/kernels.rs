@@ -13,6 +13,7 @@ use super::attention::{Attended, CHUNK_BYTES, Heads, plain_attention, plain_atte
 use super::cached_attention::Held;
 use super::cpu_kernels::Cpu;
 use super::cross_entropy::{PLAIN_MULTIPLE, TokenWeights, most_plain_targets, plain_cross_entropy};
+use super::cuda::{cuda, kernel_state};
 use super::dropout::{Dropout, plain_dropout};
 use super::grad_norm::plain_sum_of_squares;
 use super::layout::Layout;
@@ -30,6 +31,9 @@ pub type Place = &'static dyn Kernels;
 /// The place of activations of type `dtype` on `device`, with the device's own products.
 #[must_use]
 pub fn place_of(device: &Device, dtype: DType) -> Place {
+    if kernel_state(device).is_some() {
+        return place_on(DeviceKind::Cuda);
+    }
     let is_host = || Tensor::<1>::zeros([1], (device, DType::F32)).try_into_primitive::<Flex>().is_ok();
     if dtype == DType::F32 && is_host() { &Cpu { rounds: false } } else { plain(F32Products::OfDevice) }
 }
@@ -39,6 +43,7 @@ pub fn place_of(device: &Device, dtype: DType) -> Place {
 pub fn place_on(kind: DeviceKind) -> Place {
     match kind {
         DeviceKind::Cpu => &Cpu { rounds: false },
+        DeviceKind::Cuda => cuda(F32Products::OfDevice),
         _ => plain(F32Products::OfDevice),
     }
 }
@@ -112,7 +117,7 @@ pub trait Kernels: Debug + Send + Sync {
     }
 
     /// Temporary bytes for scores of which the matrix would have `all` bytes: a chunk, its exponentials and gradients.
-    fn score_bytes(&self, all: usize) -> usize {
+    fn score_bytes(&self, all: usize, _heads: Heads, _dtype: Dtype) -> usize {
         4 * all.min(CHUNK_BYTES)
     }
 
@@ -220,7 +225,7 @@ pub trait Kernels: Debug + Send + Sync {
         weights: Option<&TokenWeights>,
         chunk_len: usize,
     ) -> (Tensor<1>, Option<Tensor<2>>) {
-        plain_cross_entropy(self.f32_products(), hidden, head, targets, weights, chunk_len)
+        plain_cross_entropy(plain(self.f32_products()), hidden, head, targets, weights, chunk_len)
     }
 
     fn dropout(&self, x: &Tensor<2>, settings: Dropout) -> Tensor<2> {
@@ -238,7 +243,7 @@ pub trait Kernels: Debug + Send + Sync {
 
 /// Plain tensor calls.
 #[derive(Debug)]
-struct Plain(F32Products);
+pub(super) struct Plain(pub(super) F32Products);
 
 impl Kernels for Plain {
     fn f32_products(&self) -> F32Products {

@@ -54,6 +54,17 @@ pub struct Layout {
     /// By table, for plain tensor calls: made when they are first asked for.
     angles: Vec<OnceCell<Angles>>,
     chunks: RefCell<Vec<(Heads, Arc<[Chunk]>)>>,
+    /// By window, for kernels of GPUs: made when they are first asked for.
+    spans: RefCell<Vec<(Option<usize>, Spans)>>,
+}
+
+/// How far tokens see and are seen, as indices of flat tokens, `[tokens]` each: neither decreases.
+#[derive(Clone, Debug)]
+pub struct Spans {
+    /// The first key that each query sees; the last is its own.
+    pub first_key: Tensor<1, Int>,
+    /// The last query that sees each key; the first is its own.
+    pub last_query: Tensor<1, Int>,
 }
 
 /// The rotary embedding of a micro-batch as tensors, for plain tensor calls: `x cos + x[swap] sin`.
@@ -81,7 +92,8 @@ impl Layout {
     ) -> Self {
         let row_length = positions.len() / rows.max(1);
         let angles = vec![OnceCell::new(); tables.len()];
-        Self { place, rows, row_length, documents, positions, tables, angles, chunks: RefCell::default() }
+        let (chunks, spans) = Default::default();
+        Self { place, rows, row_length, documents, positions, tables, angles, chunks, spans }
     }
 
     /// Number of rows.
@@ -136,6 +148,37 @@ impl Layout {
         let chunks = Chunk::of([self.rows, self.row_length], &self.documents, heads, device);
         all.push((heads, Arc::clone(&chunks)));
         chunks
+    }
+
+    /// How far tokens see with such a window: made by the first layer that has it, and kept for the others.
+    #[must_use]
+    pub fn spans(&self, window: Option<usize>, device: &Device) -> Spans {
+        let mut all = self.spans.borrow_mut();
+        if let Some((_, spans)) = all.iter().find(|(of, _)| *of == window) {
+            return spans.clone();
+        }
+        let spans = Spans::new(self.positions.len(), &self.documents, window, device);
+        all.push((window, spans.clone()));
+        spans
+    }
+}
+
+impl Spans {
+    /// A token outside all documents sees itself.
+    fn new(num_tokens: usize, documents: &[(usize, usize)], window: Option<usize>, device: &Device) -> Self {
+        let (mut first_key, mut last_query): (Vec<_>, Vec<_>) = (0..num_tokens).map(|token| (token, token)).unzip();
+        for &(start, len) in documents {
+            let (end, reach) = (start + len, window.unwrap_or(len).min(len));
+            for token in start..end {
+                first_key[token] = start.max((token + 1).saturating_sub(reach));
+                last_query[token] = (token + reach).min(end) - 1;
+            }
+        }
+        let tensor = |indices: Vec<usize>| {
+            let indices: Vec<i32> = indices.into_iter().map(|index| i32::try_from(index).unwrap_or(i32::MAX)).collect();
+            Tensor::from_data(indices.as_slice(), (device, DType::I32))
+        };
+        Self { first_key: tensor(first_key), last_query: tensor(last_query) }
     }
 }
 

@@ -72,7 +72,7 @@ impl Matrix {
     }
 
     /// [`dense`](Self::dense), but codes are decoded to `dtype`.
-    fn dense_in(&self, dtype: DType) -> Cow<'_, Tensor<2>> {
+    pub(super) fn dense_in(&self, dtype: DType) -> Cow<'_, Tensor<2>> {
         match self {
             Self::Dense(values) => Cow::Borrowed(values),
             Self::Quantised(values) => Cow::Owned(values.decoded(dtype)),
@@ -226,7 +226,20 @@ pub fn plain_linear(
 ) -> (Tensor<2>, Option<Tensor<2>>) {
     let dtype = x.dtype();
     let operand = |x: &Tensor<2>| weight.operand(x, dtype, products);
-    let y = product(&operand(x), &operand(&weight.values.dense_in(dtype)).transpose());
+    let base = |sum| (product(&operand(x), &operand(&weight.values.dense_in(dtype)).transpose()), sum);
+    linear_by(base, products, x, weight, lora, residual)
+}
+
+/// [`plain_linear`] whose product with the weight `base` computes: it adds its argument to it, or returns that.
+pub(super) fn linear_by(
+    base: impl FnOnce(Option<Tensor<2>>) -> (Tensor<2>, Option<Tensor<2>>),
+    products: F32Products,
+    x: &Tensor<2>,
+    weight: &Weight,
+    lora: Option<Lora<&Tensor<2>>>,
+    residual: Option<Tensor<2>>,
+) -> (Tensor<2>, Option<Tensor<2>>) {
+    let (y, residual) = base(residual);
     let bias = weight.bias.clone().map(Tensor::unsqueeze);
     let (update, xa) = lora.map(|lora| plain_low_rank(products, x, weight, lora)).unzip();
     (rounded_once(y, [bias, update, residual]), xa)
@@ -283,14 +296,30 @@ pub fn plain_linear_backward(
     lora: Option<(Lora<&Tensor<2>>, &Tensor<2>)>,
     input_grad: InputGrad,
 ) -> (Option<Tensor<2>>, Option<LowRank<Tensor<2>>>) {
+    let operand = |x: &Tensor<2>| weight.operand(x, x.dtype(), products);
+    let base = |sum| (product(&operand(dy), &operand(&weight.values.dense_in(dy.dtype()))), sum);
+    linear_backward_by(base, products, dy, x, weight, lora, input_grad)
+}
+
+/// [`plain_linear_backward`] whose product with the weight `base` computes: it adds its argument to it, or returns that.
+pub(super) fn linear_backward_by(
+    base: impl FnOnce(Option<Tensor<2>>) -> (Tensor<2>, Option<Tensor<2>>),
+    products: F32Products,
+    dy: &Tensor<2>,
+    x: &Tensor<2>,
+    weight: &Weight,
+    lora: Option<(Lora<&Tensor<2>>, &Tensor<2>)>,
+    input_grad: InputGrad,
+) -> (Option<Tensor<2>>, Option<LowRank<Tensor<2>>>) {
     let dtype = x.dtype();
     let operand = |x: &Tensor<2>| weight.operand(x, dtype, products);
-    let (has_input_grad, sum) = match input_grad {
-        InputGrad::Skip => (false, None),
-        InputGrad::Fresh => (true, None),
-        InputGrad::AddTo(sum) => (true, Some(sum)),
-    };
-    let dx = has_input_grad.then(|| product(&operand(dy), &operand(&weight.values.dense_in(dtype))));
+    let (dx, sum) = match input_grad {
+        InputGrad::Skip => None,
+        InputGrad::Fresh => Some(base(None)),
+        InputGrad::AddTo(sum) => Some(base(Some(sum))),
+    }
+    .unzip();
+    let sum = sum.flatten();
     let Some((lora, xa)) = lora else { return (dx.map(|dx| rounded_once(dx, [sum])), None) };
     let LowRank { a, b } = lora.matrices;
     let dropout = lora.dropout.map(|settings| PlainDropout::new(x, settings));

@@ -3,11 +3,13 @@
 use serde_json::{Value, json};
 
 use crate::device::{self, DeviceKind, KernelCompiler, OpenDevice};
+use crate::ops::cuda::{KERNELS_VARIABLE, kernel_state};
 
 const BURN_VERSION: &str = "0.22.1";
 
 /// Environment variables that change how a run computes.
-const VARIABLES: [&str; 4] = ["RAYON_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "HF_HUB_OFFLINE", "HF_HOME"];
+const VARIABLES: [&str; 5] =
+    ["RAYON_NUM_THREADS", "CUDA_VISIBLE_DEVICES", KERNELS_VARIABLE, "HF_HUB_OFFLINE", "HF_HOME"];
 
 /// Program, machine and settings of this process, which trains on `device`. `starts`: how many starts have written into
 /// the folder, including this one. What is not known is absent. Secrets such as `HF_TOKEN` are never read here.
@@ -27,6 +29,7 @@ pub(super) fn environment(device: &OpenDevice, starts: u64) -> Value {
         "device": device.label,
         "gpu": device.cuda,
         "f32_products_are_tf32": device.f32_products_are_tf32(),
+        "cuda_kernels": kernel_state(&device.device),
         "os": sysinfo::System::long_os_version().unwrap_or_else(|| std::env::consts::OS.to_owned()),
         "kernel": sysinfo::System::kernel_version(),
         "architecture": std::env::consts::ARCH,

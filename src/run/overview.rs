@@ -13,6 +13,7 @@ use crate::measure::metrics::Sinks;
 use crate::model::Storage;
 use crate::model::weights::convert::float_dtype;
 use crate::model::weights::{StoredTensor, WeightFiles, Weights};
+use crate::ops::cuda::kernel_state;
 use crate::recipe::Recipe;
 use crate::spec::{Method, ModelConfig};
 use crate::train::schedule::{self, Schedule};
@@ -82,7 +83,8 @@ pub(crate) fn prepared_warnings(
     let length = config.and_then(|config| length_warning(recipe, config));
     let codes = config.and_then(|config| codes_warning(recipe, config));
     let half = open.and_then(|open| half_warning(recipe, open));
-    [offload, residency, half, length, codes, rate_warning(recipe)].into_iter().flatten().collect()
+    let kernels = open.and_then(kernels_warning);
+    [offload, residency, half, kernels, length, codes, rate_warning(recipe)].into_iter().flatten().collect()
 }
 
 /// Arithmetic that the processor has no kernels for.
@@ -92,6 +94,13 @@ fn half_warning(recipe: &Recipe, device: &OpenDevice) -> Option<String> {
          hint: \"bf16\""
             .to_owned()
     })
+}
+
+/// A GPU that computes without kernels that it should have.
+fn kernels_warning(device: &OpenDevice) -> Option<String> {
+    let state = kernel_state(&device.device)?;
+    let off: Vec<_> = state.off.iter().map(|(name, reason)| format!("{name} ({reason})")).collect();
+    (!off.is_empty()).then(|| format!("computes without CUDA kernels that are faster: {}", off.join(", ")))
 }
 
 /// A learning rate far above those of adapters.

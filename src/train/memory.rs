@@ -12,7 +12,7 @@ use crate::model::Storage;
 use crate::model::budget::{SizedBy, SublayerSizes};
 use crate::ops::cross_entropy::LossChunk;
 use crate::ops::kernels::Place;
-use crate::spec::{ModelConfig, PerSite, Site};
+use crate::spec::{Heads, ModelConfig, PerSite, Site};
 
 const F32: usize = 4;
 
@@ -161,9 +161,11 @@ impl Workload<'_> {
 
     /// Bytes of the attention scores in plain tensor calls: a chunk, its exponentials and their gradients.
     fn score_bytes(&self) -> usize {
-        let heads = self.config.blocks.iter().filter_map(|block| Some(block.attention()?.heads.num_heads)).max();
-        let all = self.rows * heads.unwrap_or(0) * self.row_length * self.row_length * F32;
-        self.place.score_bytes(all)
+        let of = |heads: Heads| {
+            let all = self.rows * heads.num_heads * self.row_length * self.row_length * F32;
+            self.place.score_bytes(all, heads, self.precision.dtype())
+        };
+        self.config.blocks.iter().filter_map(|block| Some(of(block.attention()?.heads))).max().unwrap_or(0)
     }
 
     /// Bytes of the logits of a chunk of target tokens.

@@ -6,6 +6,7 @@ use super::{Section, flops};
 use crate::device::{self, DeviceKind, Dtype, KernelCompiler, OpenDevice, Toolkit};
 use crate::measure::telemetry::NVML_LIBRARY_VARIABLE;
 use crate::measure::telemetry::gpus::{self, GpuInfo, Gpus, MigSlice};
+use crate::ops::cuda::kernel_state;
 use crate::util::text;
 
 /// The driver's view, then a trial of every compiled-in backend.
@@ -102,6 +103,8 @@ fn cuda_libraries() -> Section {
             }
         }
     }
+    let cublas = device::cublas_library();
+    library("libcublasLt", cublas.map(|cublas| (cublas.path, cublas.version)), &mut section);
     let toolkit = device::find_toolkit();
     let text = toolkit.as_ref().map_or("not found (CUDA_PATH names one)".into(), |Toolkit { path, missing }| {
         let missing = missing.iter().map(|missing| format!(", without {} ({})", missing.file, missing.package));
@@ -164,6 +167,12 @@ fn backend(kind: DeviceKind) -> Section {
         dtypes.iter().map(|dtype| dtype.name()).collect::<Vec<_>>(),
         dtypes.iter().map(|dtype| dtype.name()).collect::<Vec<_>>().join(", "),
     );
+    if let Some(state) = kernel_state(&device.device) {
+        let off = state.off.iter().map(|(name, reason)| format!("without {name}: {reason}"));
+        let text = [state.used.join(", ")].into_iter().chain(off).filter(|text| !text.is_empty());
+        let text = text.collect::<Vec<_>>().join("\n                       ");
+        section.figure("cuda_kernels", serde_json::json!(state), text);
+    }
     if device.is_gpu() {
         f32_products(&device, &mut section);
         rates(&device, &dtypes, &mut section);

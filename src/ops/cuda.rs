@@ -1,0 +1,164 @@
+//! NVIDIA GPUs: plain tensor calls, and kernels in CUDA C++ for what these are slow at.
+//!
+//! A kernel runs on burn's own stream. Where it has none for a type, a size or a GPU, and where the check at the start failed, the plain
+//! version runs. [`KERNELS_VARIABLE`] switches kernels off, to find the one that is at fault.
+
+#[cfg(feature = "cuda-llvm")]
+mod attention;
+mod check;
+#[cfg(feature = "cuda-llvm")]
+mod matrix;
+#[cfg(feature = "cuda-llvm")]
+#[expect(unsafe_code, reason = "cuBLASLt is a C library")]
+mod products;
+#[cfg(feature = "cuda-llvm")]
+#[expect(unsafe_code, reason = "launches through the driver, a C library")]
+mod stream;
+#[cfg(feature = "cuda-llvm")]
+mod twice;
+
+use burn::tensor::{DType, Device, Tensor};
+
+use super::attention::{Attended, Heads, plain_attention, plain_attention_backward};
+use super::cross_entropy::{TokenWeights, plain_cross_entropy};
+use super::kernels::{Kernels, Place, Plain};
+use super::layout::Layout;
+use super::linear::Weight;
+#[cfg(feature = "cuda-llvm")]
+use super::linear::{InputGrad, linear_backward_by, linear_by};
+#[cfg(feature = "cuda-llvm")]
+use super::low_rank::{Lora, LowRank};
+use super::product::F32Products;
+use crate::device::Dtype;
+
+pub use check::{KERNELS_VARIABLE, KernelState};
+
+/// The kernels of NVIDIA GPUs.
+#[derive(Debug)]
+pub(super) struct Cuda(pub(super) Plain);
+
+/// NVIDIA GPUs, with these products of operands in `f32`.
+pub(super) fn cuda(products: F32Products) -> Place {
+    match products {
+        F32Products::OfDevice => &Cuda(Plain(F32Products::OfDevice)),
+        F32Products::Split => &Cuda(Plain(F32Products::Split)),
+    }
+}
+
+/// Whether kernels of our own are used on `device`; `None` unless it is an NVIDIA GPU. The first call tries one out.
+#[must_use]
+pub fn kernel_state(device: &Device) -> Option<&'static KernelState> {
+    #[cfg(feature = "cuda-llvm")]
+    {
+        let tensor = Tensor::<1>::zeros([1], (device, DType::F32)).into_dispatch();
+        if matches!(super::custom::device_of(&tensor), Some(burn_cubecl::CubeDevice::Cuda(_))) {
+            return Some(check::decided(device));
+        }
+    }
+    let _ = device;
+    None
+}
+
+/// Whether kernels compute attention with such heads.
+fn has_attention(heads: Heads, dtype: DType) -> bool {
+    dtype == DType::BF16 && matches!(heads.head_dim, 64 | 96 | 128 | 256) && check::is_on("attention")
+}
+
+/// Whether cuBLASLt multiplies with a frozen matrix: it wants widths that are multiples of 16 bytes.
+#[cfg(feature = "cuda-llvm")]
+fn has_products(dtype: DType, weight: &Weight) -> bool {
+    dtype == DType::BF16 && weight.dims().iter().all(|width| width.is_multiple_of(8)) && check::is_on("products")
+}
+
+impl Kernels for Cuda {
+    fn f32_products(&self) -> F32Products {
+        self.0.f32_products()
+    }
+
+    fn with_f32_products(&'static self, products: F32Products) -> Place {
+        cuda(products)
+    }
+
+    fn with_rounding(&'static self, _: bool) -> Place {
+        self
+    }
+
+    fn attention_backward_numbers(&self, heads: Heads, dtype: Dtype) -> usize {
+        if !has_attention(heads, dtype.into()) {
+            return self.0.attention_backward_numbers(heads, dtype);
+        }
+        // The gradients of the output, queries, keys and values; in `f32` the row sums.
+        2 * heads.query_width() + 2 * heads.key_value_width() + 2 * heads.num_heads
+    }
+
+    fn score_bytes(&self, all: usize, heads: Heads, dtype: Dtype) -> usize {
+        if has_attention(heads, dtype.into()) { 0 } else { self.0.score_bytes(all, heads, dtype) }
+    }
+
+    fn attention(&self, qkv: [&Tensor<2>; 3], layout: &Layout, heads: Heads) -> Attended {
+        #[cfg(feature = "cuda-llvm")]
+        if has_attention(heads, qkv[0].dtype()) {
+            return attention::forward(qkv, layout, heads);
+        }
+        plain_attention(qkv, layout, heads)
+    }
+
+    fn attention_backward(
+        &self,
+        d_o: &Tensor<2>,
+        qkv: [&Tensor<2>; 3],
+        attended: &Attended,
+        layout: &Layout,
+        heads: Heads,
+    ) -> [Tensor<2>; 3] {
+        #[cfg(feature = "cuda-llvm")]
+        if has_attention(heads, qkv[0].dtype()) {
+            return attention::backward(d_o, qkv, attended, layout, heads);
+        }
+        plain_attention_backward(d_o, qkv, attended, layout, heads)
+    }
+
+    #[cfg(feature = "cuda-llvm")]
+    fn linear(
+        &self,
+        x: &Tensor<2>,
+        weight: &Weight,
+        lora: Option<Lora<&Tensor<2>>>,
+        residual: Option<Tensor<2>>,
+    ) -> (Tensor<2>, Option<Tensor<2>>) {
+        if !has_products(x.dtype(), weight) {
+            return self.0.linear(x, weight, lora, residual);
+        }
+        let base =
+            |sum: Option<Tensor<2>>| (products::forward(x, &weight.values.dense_in(x.dtype()), sum.as_ref()), None);
+        linear_by(base, self.f32_products(), x, weight, lora, residual)
+    }
+
+    #[cfg(feature = "cuda-llvm")]
+    fn linear_backward(
+        &self,
+        dy: &Tensor<2>,
+        x: &Tensor<2>,
+        weight: &Weight,
+        lora: Option<(Lora<&Tensor<2>>, &Tensor<2>)>,
+        input_grad: InputGrad,
+    ) -> (Option<Tensor<2>>, Option<LowRank<Tensor<2>>>) {
+        if !has_products(dy.dtype(), weight) {
+            return self.0.linear_backward(dy, x, weight, lora, input_grad);
+        }
+        let base =
+            |sum: Option<Tensor<2>>| (products::backward(dy, &weight.values.dense_in(dy.dtype()), sum.as_ref()), None);
+        linear_backward_by(base, self.f32_products(), dy, x, weight, lora, input_grad)
+    }
+
+    fn linear_cross_entropy(
+        &self,
+        hidden: &Tensor<2>,
+        head: &Weight,
+        targets: &[u32],
+        weights: Option<&TokenWeights>,
+        chunk_len: usize,
+    ) -> (Tensor<1>, Option<Tensor<2>>) {
+        plain_cross_entropy(self, hidden, head, targets, weights, chunk_len)
+    }
+}

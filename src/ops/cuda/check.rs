@@ -1,0 +1,82 @@
+//! Whether kernels of our own are used: checks at the start, and a variable that switches them off.
+
+use std::collections::BTreeMap;
+use std::sync::OnceLock;
+
+use serde::Serialize;
+
+/// Names the kernels that are used on NVIDIA GPUs: `all`, `none`, or such as are not, as in `-attention,-products`.
+pub const KERNELS_VARIABLE: &str = "LORA_TRAIN_CUDA_KERNELS";
+
+/// Attention by kernels of our own, and products by cuBLASLt.
+const NAMES: [&str; 2] = ["attention", "products"];
+
+/// Which kernels are used in this process.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct KernelState {
+    /// These are.
+    pub used: Vec<&'static str>,
+    /// These are not, for these reasons.
+    pub off: BTreeMap<&'static str, String>,
+}
+
+static STATE: OnceLock<KernelState> = OnceLock::new();
+
+/// Whether these kernels are used on a GPU that has them; as long as none computes, they are expected to be.
+pub(super) fn is_on(name: &str) -> bool {
+    STATE.get().is_none_or(|state| state.used.contains(&name))
+}
+
+/// Decided once in a process, on the first GPU that computes.
+#[cfg(feature = "cuda-llvm")]
+pub(super) fn decided(device: &burn::tensor::Device) -> &'static KernelState {
+    STATE.get_or_init(|| {
+        let asked = std::env::var(KERNELS_VARIABLE).unwrap_or_default();
+        let hook = super::twice::check(device);
+        state(&asked, |name| match (&hook, name) {
+            (Err(problem), _) => Err(problem.clone()),
+            (Ok(()), "products") => super::products::check(device),
+            _ => Ok(()),
+        })
+    })
+}
+
+/// `check` says of each kernel what is wrong with it, of those that `asked`, the variable's value, leaves.
+#[cfg_attr(not(any(test, feature = "cuda-llvm")), expect(dead_code, reason = "decided on a GPU only"))]
+fn state(asked: &str, check: impl Fn(&str) -> Result<(), String>) -> KernelState {
+    let words: Vec<_> = asked.split(',').map(str::trim).filter(|word| !word.is_empty() && *word != "all").collect();
+    let is_known = |word: &&&str| **word == "none" || word.strip_prefix('-').is_some_and(|name| NAMES.contains(&name));
+    let unknown = words.iter().find(|word| !is_known(word));
+    let mut state = KernelState::default();
+    for name in NAMES {
+        let is_off = words.iter().any(|word| *word == "none" || word.strip_prefix('-') == Some(name));
+        let checked = match unknown {
+            Some(word) => Err(format!("{KERNELS_VARIABLE} has `{word}`; expected all, none, -{}", NAMES.join(", -"))),
+            None if is_off => Err(format!("{KERNELS_VARIABLE} is `{asked}`")),
+            None => check(name),
+        };
+        match checked {
+            Ok(()) => state.used.push(name),
+            Err(reason) => drop(state.off.insert(name, reason)),
+        }
+    }
+    state
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernels_are_off_that_the_variable_names_or_a_check_finds_wrong() {
+        let used = |asked| state(asked, |_| Ok(())).used;
+        assert_eq!([used(""), used("all")], [NAMES.to_vec(), NAMES.to_vec()]);
+        assert_eq!(used(" -attention"), ["products"]);
+        assert!(used("none").is_empty() && used("-attention,-products").is_empty());
+        let misspelt = state("-attn", |_| Ok(()));
+        assert!(misspelt.off["attention"].contains("expected all, none, -attention, -products"), "{misspelt:?}");
+        let found = state("", |name| if name == "products" { Err("no library".into()) } else { Ok(()) });
+        assert_eq!(found.used, ["attention"]);
+        assert_eq!(found.off["products"], "no library");
+    }
+}

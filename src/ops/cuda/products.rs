@@ -1,0 +1,220 @@
+//! Matrix products by cuBLASLt, on burn's stream. It is loaded where it lies, and not shipped; without it, burn's products remain.
+
+use std::collections::HashMap;
+use std::ffi::c_void;
+
+use burn::tensor::{DType, Device, Tensor};
+use burn_cubecl::tensor::CubeTensor;
+use cudarc::cublaslt::result as lt;
+use cudarc::cublaslt::result::CublasError;
+use cudarc::cublaslt::sys;
+use cudarc::driver::sys::{CUdeviceptr, CUstream};
+
+use super::matrix::{rows, stride};
+use super::stream::{Failure, submit};
+use crate::device;
+use crate::ops::custom::{custom, spec};
+use crate::util::panics::guarded;
+
+/// Memory that a product may use beside its operands, one for a device: what NVIDIA recommends for Hopper.
+pub(super) const WORKSPACE_BYTES: usize = 32 << 20;
+/// `CUBLAS_OP_N`.
+const AS_IT_IS: i32 = 0;
+/// `CUBLAS_OP_T`.
+const TRANSPOSED: i32 = 1;
+/// What pointers and rows are multiples of.
+const ALIGNMENT_BYTES: u32 = 16;
+
+/// How the frozen matrix `[out_features, in_features]` is multiplied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Way {
+    /// `x W^T`
+    Forward,
+    /// `dy W`
+    Backward,
+}
+
+/// Whether the library is there, and multiplies.
+///
+/// # Errors
+/// What is wrong with it.
+pub(super) fn check(device: &Device) -> Result<(), String> {
+    device::cublas_library()?;
+    let product = guarded(|| {
+        let ones = |shape: [usize; 2]| Tensor::<2>::ones(shape, (device, DType::BF16));
+        let y = forward(&ones([24, 64]), &ones([16, 64]), Some(&ones([24, 16])));
+        backward(&y, &ones([16, 64]), None).cast(DType::F32).try_into_data()
+    });
+    match product {
+        Ok(Ok(values)) if values.iter::<f32>().all(|value| value == 1040.0) => Ok(()),
+        Ok(Ok(_)) => Err("libcublasLt gave a wrong product".into()),
+        Ok(Err(error)) => Err(error.to_string()),
+        Err(panic) => Err(panic),
+    }
+}
+
+/// `x W^T`, added to `sum` if there is one, and rounded once.
+pub(super) fn forward(x: &Tensor<2>, weight: &Tensor<2>, sum: Option<&Tensor<2>>) -> Tensor<2> {
+    multiply(Way::Forward, x, weight, sum)
+}
+
+/// `dy W`, added to `sum` if there is one, and rounded once.
+pub(super) fn backward(dy: &Tensor<2>, weight: &Tensor<2>, sum: Option<&Tensor<2>>) -> Tensor<2> {
+    multiply(Way::Backward, dy, weight, sum)
+}
+
+fn multiply(way: Way, x: &Tensor<2>, weight: &Tensor<2>, sum: Option<&Tensor<2>>) -> Tensor<2> {
+    let ([tokens, _], [out_features, in_features]) = (x.dims(), weight.dims());
+    let width = if way == Way::Forward { out_features } else { in_features };
+    let output = [spec(DType::BF16, [tokens, width])];
+    let [x, weight] = [x, weight].map(|x| x.clone().into_dispatch());
+    let run = move |inputs: &[CubeTensor], [y]: &[CubeTensor; 1]| {
+        let strides = [&inputs[0], &inputs[1], inputs.last().filter(|_| inputs.len() == 3).unwrap_or(y), y].map(stride);
+        let product = Product { way, tokens, weight: [out_features, in_features], strides };
+        let has_sum = inputs.len() == 3;
+        submit(inputs, std::slice::from_ref(y), move |loaded, pointers, stream| {
+            let products = match &mut loaded.products {
+                Some(products) => products,
+                empty => empty.insert(Products::new()?),
+            };
+            products.multiply(product, pointers, has_sum, stream)
+        });
+    };
+    let [y] = match sum.map(|sum| sum.clone().into_dispatch()) {
+        None => custom("product", [x, weight], output, move |inputs, y| run(&inputs.map(rows), y)),
+        Some(sum) => custom("product", [x, weight, sum], output, move |inputs, y| run(&inputs.map(rows), y)),
+    };
+    Tensor::from_dispatch(y)
+}
+
+/// A product, by what decides how it is computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Product {
+    way: Way,
+    tokens: usize,
+    weight: [usize; 2],
+    /// Numbers from a row to the next: of `x`, of the weight, of what is added, and of the result.
+    strides: [usize; 4],
+}
+
+/// The library on a device.
+pub(super) struct Products {
+    handle: sys::cublasLtHandle_t,
+    workspace: CUdeviceptr,
+    planned: HashMap<(Product, bool), Planned>,
+}
+
+/// A product as the library computes it, always alike: the first that it recommends.
+struct Planned {
+    description: sys::cublasLtMatmulDesc_t,
+    /// Of the weight, of `x`, of what is added, and of the result.
+    layouts: [sys::cublasLtMatrixLayout_t; 4],
+    algorithm: sys::cublasLtMatmulAlgo_t,
+}
+
+impl Products {
+    fn new() -> Result<Self, Failure> {
+        // SAFETY: the context is current. Neither is freed before the process ends.
+        let workspace = unsafe { cudarc::driver::result::malloc_sync(WORKSPACE_BYTES) }?;
+        Ok(Self { handle: lt::create_handle()?, workspace, planned: HashMap::new() })
+    }
+
+    /// `pointers`: to `x`, the weight, what is added if `has_sum`, and the result.
+    fn multiply(&mut self, product: Product, pointers: &[u64], has_sum: bool, stream: CUstream) -> Result<(), Failure> {
+        let planned = match self.planned.entry((product, has_sum)) {
+            std::collections::hash_map::Entry::Occupied(entry) => entry.into_mut(),
+            std::collections::hash_map::Entry::Vacant(entry) => entry.insert(Planned::new(self.handle, product)?),
+        };
+        let pointer = |index: usize| pointers[index] as *const c_void;
+        let result = pointer(pointers.len() - 1);
+        let sum = if has_sum { pointer(2) } else { result };
+        let (alpha, beta) = (1.0_f32, if has_sum { 1.0_f32 } else { 0.0 });
+        let [weight, x, of_sum, of_result] = planned.layouts;
+        // SAFETY: the layouts are those of the tensors, whose memory is theirs while the product is in the stream, as for a launch.
+        unsafe {
+            lt::matmul(
+                self.handle,
+                planned.description,
+                (&raw const alpha).cast(),
+                (&raw const beta).cast(),
+                pointer(1),
+                weight,
+                pointer(0),
+                x,
+                sum,
+                of_sum,
+                result.cast_mut(),
+                of_result,
+                &raw const planned.algorithm,
+                self.workspace as *mut c_void,
+                WORKSPACE_BYTES,
+                stream.cast(),
+            )
+        }?;
+        Ok(())
+    }
+}
+
+impl Planned {
+    /// A matrix by rows is its transpose by columns, which the library takes: `y^T = W x^T`, `dx^T = W^T dy^T`.
+    fn new(handle: sys::cublasLtHandle_t, product: Product) -> Result<Self, CublasError> {
+        let Product { way, tokens, weight: [out_features, in_features], strides: [x, weight, sum, result] } = product;
+        let (transposed, k, m) = match way {
+            Way::Forward => (TRANSPOSED, in_features, out_features),
+            Way::Backward => (AS_IT_IS, out_features, in_features),
+        };
+        let description =
+            lt::create_matmul_desc(sys::cublasComputeType_t::CUBLAS_COMPUTE_32F, sys::cudaDataType::CUDA_R_32F)?;
+        let layout = |columns: usize, rows: usize, stride: usize| {
+            lt::create_matrix_layout(
+                sys::cudaDataType::CUDA_R_16BF,
+                columns as u64,
+                rows as u64,
+                i64::try_from(stride).unwrap_or(i64::MAX),
+            )
+        };
+        let layouts = [
+            layout(in_features, out_features, weight)?,
+            layout(k, tokens, x)?,
+            layout(m, tokens, sum)?,
+            layout(m, tokens, result)?,
+        ];
+        let [of_weight, of_x, of_sum, of_result] = layouts;
+        let preference = lt::create_matmul_pref()?;
+        // SAFETY: the values have the sizes that are named with them, and outlive the calls.
+        let found = unsafe {
+            use sys::cublasLtMatmulPreferenceAttributes_t as Preference;
+
+            let transa = sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSA;
+            lt::set_matmul_desc_attribute(
+                description,
+                transa,
+                (&raw const transposed).cast(),
+                size_of_val(&transposed),
+            )?;
+            let set = |attribute, value: *const c_void, size| {
+                lt::set_matmul_pref_attribute(preference, attribute, value, size)
+            };
+            let workspace = WORKSPACE_BYTES;
+            set(
+                Preference::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                (&raw const workspace).cast(),
+                size_of_val(&workspace),
+            )?;
+            let alignment = ALIGNMENT_BYTES;
+            for attribute in [
+                Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
+                Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+                Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
+                Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES,
+            ] {
+                set(attribute, (&raw const alignment).cast(), size_of_val(&alignment))?;
+            }
+            let found =
+                lt::get_matmul_algo_heuristic(handle, description, of_weight, of_x, of_sum, of_result, preference);
+            lt::destroy_matmul_pref(preference)?;
+            found
+        }?;
+        Ok(Self { description, layouts, algorithm: found.algo })
+    }
+}

@@ -1,0 +1,40 @@
+//! The check at the start: a kernel of ours between two operations of burn's.
+
+use burn::tensor::{DType, Device, Tensor};
+
+use super::stream::{Argument, Launch, Module, launch};
+use crate::ops::custom::{custom, spec};
+use crate::util::panics::guarded;
+
+static MODULE: Module = Module { name: "twice", ptx: include_str!("kernels/twice.ptx") };
+
+const LEN: u16 = 1000;
+const THREADS: usize = 128;
+
+/// Computes 2 x 1 + 1, the product by a kernel of ours, many times at once.
+///
+/// # Errors
+/// If that fails, or comes out wrong.
+pub(super) fn check(device: &Device) -> Result<(), String> {
+    let result = guarded(|| {
+        let ones = Tensor::<1>::ones([usize::from(LEN)], (device, DType::F32)).into_dispatch();
+        let [doubled] = custom("twice", [ones], [spec(DType::F32, [usize::from(LEN)])], |inputs, outputs| {
+            let twice = Launch {
+                function: "twice".to_owned(),
+                grid: [usize::from(LEN).div_ceil(THREADS), 1, 1],
+                threads: THREADS,
+                shared_bytes: 0,
+                arguments: vec![Argument::Tensor(0), Argument::Tensor(1), Argument::Int(LEN.into())],
+            };
+            launch(&MODULE, twice, &inputs, outputs);
+        });
+        let sum = Tensor::<1>::from_dispatch(doubled) + 1.0;
+        sum.try_into_data().map(|data| data.iter::<f32>().all(|value| value == 3.0))
+    });
+    match result {
+        Ok(Ok(true)) => Ok(()),
+        Ok(Ok(false)) => Err("a kernel on burn's stream gave a wrong result".to_owned()),
+        Ok(Err(error)) => Err(error.to_string()),
+        Err(panic) => Err(panic),
+    }
+}
