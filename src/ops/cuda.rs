@@ -12,6 +12,8 @@ mod matrix;
 #[expect(unsafe_code, reason = "cuBLASLt is a C library")]
 mod products;
 #[cfg(feature = "cuda-llvm")]
+mod self_check;
+#[cfg(feature = "cuda-llvm")]
 #[expect(unsafe_code, reason = "launches through the driver, a C library")]
 mod stream;
 #[cfg(feature = "cuda-llvm")]
@@ -32,6 +34,8 @@ use super::product::F32Products;
 use crate::device::Dtype;
 
 pub use check::{KERNELS_VARIABLE, KernelState};
+#[cfg(feature = "cuda-llvm")]
+pub use self_check::{Compared, self_check};
 
 /// The kernels of NVIDIA GPUs.
 #[derive(Debug)]

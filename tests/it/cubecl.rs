@@ -15,6 +15,7 @@ use lora_train::lora::AdapterSet;
 use lora_train::model::load;
 use lora_train::model::weights::{WeightFiles, Weights};
 use lora_train::ops::attention::{Heads, attention, attention_backward};
+use lora_train::ops::cuda::{kernel_state, self_check};
 use lora_train::ops::host;
 use lora_train::ops::kernels::place_of;
 use lora_train::ops::layout::{Layout, RotaryTable};
@@ -79,6 +80,18 @@ fn attention_of_packed_documents_and_grouped_heads_equals_the_cpus_kernels() {
             let error = relative_error(found, expected);
             assert!(error < tolerance, "{name} in {dtype:?}, window {window:?}: {error}");
         }
+    }
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU or its stand-in"]
+fn kernels_of_our_own_equal_the_cpus() {
+    let device = Device::cuda(0);
+    let state = kernel_state(&device).unwrap();
+    assert_eq!(state.used, ["attention", "products"], "{state:?}");
+    for compared in self_check(&device) {
+        println!("{compared:?}");
+        assert!(compared.problem.is_none());
     }
 }
 

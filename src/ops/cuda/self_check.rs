@@ -1,0 +1,133 @@
+//! Every kernel of ours against the CPU's, on small operands.
+
+use std::sync::Arc;
+
+use burn::tensor::{DType, Device, Tensor};
+use serde::{Deserialize, Serialize};
+
+use crate::ops::attention::{Heads, attention, attention_backward};
+use crate::ops::host;
+use crate::ops::kernels::place_of;
+use crate::ops::layout::{Layout, RotaryTable};
+use crate::ops::linear::{InputGrad, Matrix, Weight, linear, linear_backward};
+use crate::ops::low_rank::{Lora, LowRank};
+use crate::util::panics::guarded;
+
+/// `bf16` rounds to 2^-9. Operands of products are rounded once each, and a result at most twice.
+const TOLERANCE: f64 = 6e-3;
+
+/// What a kernel computes, and how far it is off.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Compared {
+    /// The name by which it is switched off.
+    pub kernel: String,
+    /// What was computed.
+    pub what: String,
+    /// Norm of the difference from the CPU's result in `f32`, over the norm of that; absent if it failed.
+    pub error: Option<f64>,
+    /// What went wrong: an error of the device, or a difference that is too large.
+    pub problem: Option<String>,
+}
+
+/// Compares all kernels that are used on a device.
+#[must_use]
+pub fn self_check(device: &Device) -> Vec<Compared> {
+    let cpu = Device::flex();
+    let heads = [(64, None), (96, Some(3)), (128, None), (256, Some(20))];
+    let of_heads = heads.into_iter().flat_map(|(head_dim, window)| {
+        let heads = Heads { num_heads: 6, num_kv_heads: 2, head_dim, scale: 0.125, window };
+        let of = |device: &Device, dtype| attend(device, dtype, heads);
+        let of_gpu = guarded(|| of(device, DType::BF16)).and_then(|found| found);
+        compare(
+            "attention",
+            &format!("heads of {head_dim}, window {window:?}"),
+            of_gpu,
+            &of(&cpu, DType::F32).unwrap_or_default(),
+        )
+    });
+    let of_gpu = guarded(|| layer(device, DType::BF16)).and_then(|found| found);
+    let of_layer = compare("products", "a layer", of_gpu, &layer(&cpu, DType::F32).unwrap_or_default());
+    of_heads.chain(of_layer).collect()
+}
+
+/// Results with their names.
+type Results = Vec<(&'static str, Vec<f32>)>;
+
+fn compare(kernel: &str, what: &str, found: Result<Results, String>, expected: &Results) -> Vec<Compared> {
+    let compared = |what: String, error, problem| Compared { kernel: kernel.to_owned(), what, error, problem };
+    match found {
+        Err(problem) => vec![compared(what.to_owned(), None, Some(problem))],
+        Ok(found) => found
+            .iter()
+            .zip(expected)
+            .map(|((name, found), (_, expected))| {
+                let error = relative_error(found, expected);
+                let problem = (error.is_nan() || error > TOLERANCE).then(|| format!("off by {error:.1e}"));
+                compared(format!("{name} of {what}"), Some(error), problem)
+            })
+            .collect(),
+    }
+}
+
+fn relative_error(found: &[f32], expected: &[f32]) -> f64 {
+    let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|value| value * value).sum::<f64>().sqrt();
+    let difference = norm(&mut found.iter().zip(expected).map(|(a, b)| f64::from(*a) - f64::from(*b)));
+    difference / norm(&mut expected.iter().map(|value| f64::from(*value)))
+}
+
+/// Numbers that `bf16` holds, between -1 and 1.
+fn numbers(shape: [usize; 2], seed: usize, device: &Device) -> Tensor<2> {
+    let number = |i: usize| {
+        #[expect(clippy::cast_possible_truncation, reason = "a remainder")]
+        let number = ((i * 7919 + seed * 104_729) % 509) as u16;
+        f32::from(number) / 254.0 - 1.0
+    };
+    let numbers = (0..shape[0] * shape[1]).map(number).collect();
+    host::tensor::<2>(numbers, shape, device).cast(DType::BF16)
+}
+
+fn read<const N: usize>(results: [(&'static str, &Tensor<2>); N]) -> Result<Results, String> {
+    let read = |(name, result): (&'static str, &Tensor<2>)| {
+        let values = result.clone().cast(DType::F32).try_into_data().map_err(|error| error.to_string())?;
+        Ok((name, values.iter::<f32>().collect()))
+    };
+    results.into_iter().map(read).collect()
+}
+
+/// Output and gradients of an attention of two rows, the second of which has two documents.
+fn attend(device: &Device, dtype: DType, heads: Heads) -> Result<Results, String> {
+    const ROW: u32 = 137;
+    let table = Arc::from([RotaryTable::new(vec![1.0; ROW as usize], vec![0.0; ROW as usize], 1)]);
+    let positions: Vec<_> = (0..ROW).chain(0..70).chain(0..ROW - 70).collect();
+    let (row, tokens) = (ROW as usize, positions.len());
+    let documents = vec![(0, row), (row, 70), (row + 70, row - 70)];
+    let layout = Layout::new(place_of(device, dtype), 2, documents, positions, table);
+    let tensor = |width: usize, seed: usize| numbers([tokens, width], seed, device).cast(dtype);
+    let (q, d_o) = (tensor(heads.query_width(), 1), tensor(heads.query_width(), 2));
+    let (k, v) = (tensor(heads.key_value_width(), 3), tensor(heads.key_value_width(), 4));
+    let attended = attention(&q, &k, &v, &layout, heads);
+    let [dq, dk, dv] = attention_backward(&d_o, [&q, &k, &v], &attended, &layout, heads);
+    read([("o", &attended.o), ("dq", &dq), ("dk", &dk), ("dv", &dv)])
+}
+
+/// Output and gradients of a layer with a low-rank update, a bias and a residual, of an input that is a part of longer rows.
+fn layer(device: &Device, dtype: DType) -> Result<Results, String> {
+    let (tokens, r, [out_features, in_features]) = (70, 8, [144, 80]);
+    let place = place_of(device, dtype);
+    let tensor = |shape: [usize; 2], seed: usize| numbers(shape, seed, device);
+    let values = Matrix::Dense(tensor([out_features, in_features], 1).cast(dtype));
+    let bias = tensor([1, out_features], 5).cast(DType::F32).reshape([out_features]);
+    let weight = Weight { values, bias: Some(bias), rounds: false };
+    let x = tensor([tokens, in_features + 16], 2).cast(dtype).narrow(1, 8, in_features);
+    let [residual, dy] = [3, 4].map(|seed| tensor([tokens, out_features], seed).cast(dtype));
+    let (a, b) = (tensor([r, in_features], 6).cast(DType::F32), tensor([out_features, r], 7).cast(DType::F32));
+    let lora = Lora { matrices: LowRank { a: &a, b: &b }, scale: 0.5, dropout: None };
+    let (y, xa) = linear(place, &x, &weight, Some(lora), Some(residual));
+    let Some(xa) = xa else { return Err("no low-rank update".to_owned()) };
+    let sum = InputGrad::AddTo(x.clone() * 2.0);
+    let (dx, grads) = linear_backward(place, &dy, &x, &weight, Some((lora, &xa)), sum);
+    match (dx, grads) {
+        (Some(dx), Some(grads)) => read([("y", &y), ("dx", &dx), ("dA", &grads.a), ("dB", &grads.b)]),
+        _ => Err("no gradients".to_owned()),
+    }
+}
