@@ -1,7 +1,6 @@
 /* A stand-in for libcublasLt.so.13: products of matrices on a stream of the stand-in for libcuda.so.1. See README.md. */
-#include "driver.h"
+#include "product.h"
 #include <stdlib.h>
-#include <time.h>
 
 CUresult cuLaunchKernel(Kernel *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **);
 
@@ -10,7 +9,6 @@ enum {
     SUCCESS = 0, NOT_INITIALIZED = 1, ALLOC_FAILED = 3, CUBLAS_INVALID_VALUE = 7, ARCH_MISMATCH = 8, MAPPING_ERROR = 11,
     EXECUTION_FAILED = 13, INTERNAL_ERROR = 14, CUBLAS_NOT_SUPPORTED = 15, LICENSE_ERROR = 16
 };
-enum { R_32F = 0, R_16F = 2, R_16BF = 14 };
 enum { COMPUTE_32F = 68, COMPUTE_32F_PEDANTIC = 69, FAST_16F = 74, FAST_16BF = 75, FAST_TF32 = 77 };
 
 /* What the opaque pointers point to. A destroyed one is known by its mark, as long as its memory is not used again. */
@@ -35,128 +33,19 @@ typedef struct Preference {
 /* 64 bytes, which a caller may keep and give to a later product of the same kind. */
 typedef struct Algo { u32 mark, pad; u64 made_for, workspace; u16 alignment[4]; u64 m, n, k, unused; } Algo;
 typedef struct Result { Algo algo; size_t workspace; Status state; float waves; int reserved[4]; } Result;
-
-/* A product as the kernel gets it: pointers first, as its entry says. */
-typedef struct Product {
-    u64 a, b, c, d, work;
-    u64 m, n, k, work_bytes;
-    s64 row_a, k_a, col_b, k_b;   /* steps of an element of op(A) and op(B) */
-    s64 ld_c, ld_d, stride[4];
-    int in, out, batches;
-    float alpha, beta;
-} Product;
+_Static_assert(sizeof(Algo) == 64 && sizeof(Result) == 96, "as cublasLt.h has them");
 
 static Status refuse(Status status, const char *why) {
     stand_in.say("cublasLt: %s", why);
     return status;
 }
 #define REFUSE_IF(condition, status, why) do { if (condition) return refuse(status, why); } while (0)
+static int is_asked_to_fail(const char *call) {
+    const char *which = getenv("STAND_IN_LT_FAILS");
+    return which && !strcmp(which, call);
+}
 #define IS(object, of) ((object) && (object)->mark == (of))
-static u64 bytes_of(int type) { return type == R_32F ? 4 : 2; }
 static const char *name_of(int type) { return type == R_32F ? "f32" : type == R_16F ? "f16" : "bf16"; }
-
-/* -- the product ----------------------------------------------------------------------------------------- */
-
-/* D is computed in blocks of ROWS x COLS; of each the sums over DEPTH terms are taken in f32, and added in double. */
-enum { TILE_ROWS = 16, TILE_COLS = 6, ROWS = 256, COLS = 252, DEPTH = 256 };
-typedef float Eight __attribute__((vector_size(32)));
-
-static inline __attribute__((always_inline)) float number(const u8 *at, int type) {
-    u16 half;
-    float f;
-    if (type == R_32F) { memcpy(&f, at, 4); return f; }
-    memcpy(&half, at, 2);
-    return type == R_16F ? h2f(half) : b2f(half);
-}
-static inline __attribute__((always_inline)) void pack_of(float *to, const u8 *from, int type, s64 step, s64 k_step,
-                                                          u64 n, u64 depth, u64 width) {
-    s64 size = type == R_32F ? 4 : 2;
-    for (u64 k = 0; k < depth; k++)
-        for (u64 i = 0; i < width; i++)
-            to[k * width + i] = i < n ? number(from + ((s64)i * step + (s64)k * k_step) * size, type) : 0;
-}
-/* `n` rows of op(A), or columns of op(B), over `depth` terms, as f32, with zeros up to `width`. */
-static void pack(float *to, const u8 *from, int type, s64 step, s64 k_step, u64 n, u64 depth, u64 width) {
-    if (type == R_32F) pack_of(to, from, R_32F, step, k_step, n, depth, width);
-    else if (type == R_16F) pack_of(to, from, R_16F, step, k_step, n, depth, width);
-    else pack_of(to, from, R_16BF, step, k_step, n, depth, width);
-}
-
-static void add_tile(double *sums, const float *a, const float *b, u64 depth) {
-    Eight acc[TILE_COLS][2] = {0};
-    for (u64 k = 0; k < depth; k++, a += TILE_ROWS, b += TILE_COLS) {
-        Eight low = *(const Eight *)a, high = *(const Eight *)(a + 8);
-#pragma GCC unroll 6
-        for (int j = 0; j < TILE_COLS; j++) {
-            acc[j][0] += low * b[j];
-            acc[j][1] += high * b[j];
-        }
-    }
-    for (int j = 0; j < TILE_COLS; j++)
-        for (int i = 0; i < TILE_ROWS; i++) sums[j * ROWS + i] += (double)acc[j][i / 8][i % 8];
-}
-
-static void put(const Product *p, u64 batch, u64 i, u64 j, double sum) {
-    u8 *at = (u8 *)p->d + ((s64)batch * p->stride[3] + (s64)j * p->ld_d + (s64)i) * (s64)bytes_of(p->out);
-    double x = (double)p->alpha * sum;
-    if (p->beta != 0) {
-        const u8 *c = (const u8 *)p->c + ((s64)batch * p->stride[2] + (s64)j * p->ld_c + (s64)i) * (s64)bytes_of(p->out);
-        x += (double)p->beta * (double)number(c, p->out);
-    }
-    float f = (float)x;
-    u16 half = p->out == R_16F ? f2h(f) : f2b(f);
-    memcpy(at, p->out == R_32F ? (void *)&f : (void *)&half, bytes_of(p->out));
-}
-
-static double cpu_seconds(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-static u64 least(u64 a, u64 b) { return a < b ? a : b; }
-
-static int run_product(const u8 *params) {
-    /* One product at a time: the driver's lock is held. */
-    static float packed_a[ROWS * DEPTH] __attribute__((aligned(64))), packed_b[COLS * DEPTH];
-    static double sums[COLS * ROWS];
-    const Product *p = (const Product *)params;
-    double began = cpu_seconds();
-    /* The workspace's ends: all 32 MiB of it would take longer than most products. */
-    if (p->work_bytes && stand_in.cfg->poison) {
-        u64 n = least(p->work_bytes, 1 << 20);
-        int byte = stand_in.cfg->poison == 1 ? 0xff : stand_in.cfg->poison;
-        memset((void *)p->work, byte, n);
-        memset((void *)(p->work + p->work_bytes - n), byte, n);
-    }
-    u64 size = bytes_of(p->in), num_i = (p->m + ROWS - 1) / ROWS, num_j = (p->n + COLS - 1) / COLS;
-    for (u64 block = 0; block < num_i * num_j * (u64)p->batches; block++) {
-        u64 i0 = block % num_i * ROWS, j0 = block / num_i % num_j * COLS, batch = block / num_i / num_j;
-        u64 rows = least(ROWS, p->m - i0), cols = least(COLS, p->n - j0);
-        const u8 *a = (const u8 *)p->a + ((s64)batch * p->stride[0] + (s64)i0 * p->row_a) * (s64)size;
-        const u8 *b = (const u8 *)p->b + ((s64)batch * p->stride[1] + (s64)j0 * p->col_b) * (s64)size;
-        if (*stand_in.limit_s > 0 && cpu_seconds() - began > *stand_in.limit_s) return 2;
-        memset(sums, 0, sizeof sums);
-        for (u64 k0 = 0; k0 < p->k; k0 += DEPTH) {
-            u64 depth = least(DEPTH, p->k - k0);
-            for (u64 i = 0; i < rows; i += TILE_ROWS)
-                pack(packed_a + i * DEPTH, a + ((s64)i * p->row_a + (s64)k0 * p->k_a) * (s64)size, p->in, p->row_a, p->k_a,
-                     least(TILE_ROWS, rows - i), depth, TILE_ROWS);
-            for (u64 j = 0; j < cols; j += TILE_COLS)
-                pack(packed_b + j * DEPTH, b + ((s64)j * p->col_b + (s64)k0 * p->k_b) * (s64)size, p->in, p->col_b, p->k_b,
-                     least(TILE_COLS, cols - j), depth, TILE_COLS);
-            for (u64 j = 0; j < cols; j += TILE_COLS)
-                for (u64 i = 0; i < rows; i += TILE_ROWS)
-                    add_tile(sums + j * ROWS + i, packed_a + i * DEPTH, packed_b + j * DEPTH, depth);
-        }
-        for (u64 j = 0; j < cols; j++)
-            for (u64 i = 0; i < rows; i++) put(p, batch, i0 + i, j0 + j, sums[j * ROWS + i]);
-    }
-    return 0;
-}
-
-static const u32 param_size[] = {8, 8, 8, 8, 8, sizeof(Product) - 40}, param_offset[] = {0, 8, 16, 24, 32, 40};
-static const FkEntry entry = {.name = "cublasLt", .num_params = 6, .param_size = param_size, .param_offset = param_offset,
-                              .params_bytes = sizeof(Product), .cluster = {1, 1, 1}};
 
 /* -- what is refused ------------------------------------------------------------------------------------- */
 
@@ -290,7 +179,7 @@ API Status cublasLtMatmul(Handle *handle, Desc *op, const float *alpha, const vo
 
     /* As many threads as a kernel of the usual kind would have: 256 for 128 x 128 elements. */
     void *params[] = {&p.a, &p.b, &p.c, &p.d, &p.work, &p.m};
-    Kernel *kernel = stand_in.kernel(name, &entry, run_product);
+    Kernel *kernel = stand_in.kernel(name, &product_entry, run_product);
     return cuLaunchKernel(kernel, (u32)((p.m + 127) / 128), (u32)((p.n + 127) / 128), (u32)p.batches, 256, 1, 1, 0, stream,
                           params, 0) ? EXECUTION_FAILED : SUCCESS;
 }
@@ -303,13 +192,18 @@ API Status cublasLtMatmulAlgoGetHeuristic(Handle *handle, Desc *op, Layout *a, L
     stand_in.count(__func__);
     const Layout *const l[] = {a, b, c, d};
     Product p;
-    REFUSE_IF(!num_results || !results || num_wanted < 1 || !IS(preference, PREFERENCE), CUBLAS_INVALID_VALUE, "nothing asked for");
+    REFUSE_IF(!num_results || !results || num_wanted < 1 || !IS(preference, PREFERENCE), CUBLAS_INVALID_VALUE,
+              "no preference, or nowhere to write");
     *num_results = 0;
+    REFUSE_IF(is_asked_to_fail("heuristic"), CUBLAS_NOT_SUPPORTED, "asked for by STAND_IN_LT_FAILS");
     Status status = look_at(handle, op, l, &p);
     if (status != SUCCESS) return status;
     Algo algo = {.mark = ALGO, .made_for = kind_of(op, l), .m = p.m, .n = p.n, .k = p.k};
     algo.workspace = least(preference->workspace & ~255ull, 4 << 20);
-    for (int i = 0; i < 4; i++) algo.alignment[i] = (u16)preference->alignment[i];
+    for (int i = 0; i < 4; i++) {
+        REFUSE_IF(!preference->alignment[i] || preference->alignment[i] > 32768, CUBLAS_INVALID_VALUE, "no such alignment");
+        algo.alignment[i] = (u16)preference->alignment[i];
+    }
     fill(results, &algo);
     *num_results = 1;
     return SUCCESS;
@@ -336,13 +230,14 @@ static void *make(size_t size, size_t mark_at, u32 mark) {
 #define CREATE(type, mark_) make(sizeof(type), offsetof(type, mark), mark_)
 #define DESTROY(object, mark_, status) \
     REFUSE_IF(!IS(object, mark_), status, "destroyed twice, or never made"); \
-    (object)->mark = DESTROYED; \
+    *(volatile u32 *)&(object)->mark = DESTROYED;   /* volatile: the compiler drops what is written before free */ \
     free(object); \
     return SUCCESS
 
 API Status cublasLtCreate(Handle **out) {
     stand_in.count(__func__);
     REFUSE_IF(!out, CUBLAS_INVALID_VALUE, "nowhere to write");
+    REFUSE_IF(is_asked_to_fail("create"), NOT_INITIALIZED, "asked for by STAND_IN_LT_FAILS");
     *out = CREATE(Handle, HANDLE);
     return SUCCESS;
 }
@@ -373,8 +268,8 @@ API Status cublasLtMatmulPreferenceDestroy(Preference *preference) { DESTROY(pre
 typedef struct Attribute { int number; u16 at, size; } Attribute;
 #define FIELD(number, type, field) {number, offsetof(type, field), sizeof(((type *)0)->field)}
 static const Attribute of_desc[] = {
-    FIELD(0, Desc, compute), FIELD(1, Desc, scale), FIELD(2, Desc, pointer_mode), FIELD(3, Desc, trans_a), FIELD(4, Desc, trans_b),
-    FIELD(5, Desc, trans_c), FIELD(6, Desc, fill), FIELD(7, Desc, epilogue), FIELD(15, Desc, num_sms), {-1, 0, 0}};
+    FIELD(0, Desc, compute), FIELD(1, Desc, scale), FIELD(2, Desc, pointer_mode), FIELD(3, Desc, trans_a),
+    FIELD(4, Desc, trans_b), FIELD(5, Desc, trans_c), FIELD(6, Desc, fill), FIELD(7, Desc, epilogue), FIELD(15, Desc, num_sms), {-1, 0, 0}};
 static const Attribute of_layout[] = {
     FIELD(0, Layout, type), FIELD(1, Layout, order), FIELD(2, Layout, rows), FIELD(3, Layout, cols), FIELD(4, Layout, ld),
     FIELD(5, Layout, batches), FIELD(6, Layout, stride), FIELD(7, Layout, plane), {-1, 0, 0}};
