@@ -114,7 +114,7 @@ static void note_alignment(const Product *p, const Layout *const l[4], const u16
         char text[160];
         u64 ld_bytes = (u64)l[i]->ld * bytes_of(l[i]->type);
         const char *what = at[i] % 16                     ? "a pointer that is not aligned to 16 bytes"
-                           : ld_bytes % 16                ? "a leading dimension that is no multiple of 16 bytes"
+                           : l[i]->cols > 1 && ld_bytes % 16 ? "a leading dimension that is no multiple of 16 bytes"
                            : promised && at[i] % promised[i] ? "a pointer that is not aligned as the preference said"
                                                           : 0;
         if (!what || !at[i]) continue;
@@ -269,7 +269,8 @@ typedef struct Attribute { int number; u16 at, size; } Attribute;
 #define FIELD(number, type, field) {number, offsetof(type, field), sizeof(((type *)0)->field)}
 static const Attribute of_desc[] = {
     FIELD(0, Desc, compute), FIELD(1, Desc, scale), FIELD(2, Desc, pointer_mode), FIELD(3, Desc, trans_a),
-    FIELD(4, Desc, trans_b), FIELD(5, Desc, trans_c), FIELD(6, Desc, fill), FIELD(7, Desc, epilogue), FIELD(15, Desc, num_sms), {-1, 0, 0}};
+    FIELD(4, Desc, trans_b), FIELD(5, Desc, trans_c), FIELD(6, Desc, fill), FIELD(7, Desc, epilogue),
+    FIELD(15, Desc, num_sms), {-1, 0, 0}};
 static const Attribute of_layout[] = {
     FIELD(0, Layout, type), FIELD(1, Layout, order), FIELD(2, Layout, rows), FIELD(3, Layout, cols), FIELD(4, Layout, ld),
     FIELD(5, Layout, batches), FIELD(6, Layout, stride), FIELD(7, Layout, plane), {-1, 0, 0}};
