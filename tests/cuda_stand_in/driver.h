@@ -84,6 +84,7 @@ struct Kernel {
     u32 grid[3], block[3], shared;
     u64 cut, cut_blocks;
     int is_probe;   /* one of CubeCL's own benchmarks of the device, whose results nobody reads */
+    int (*run)(const u8 *params);   /* a kernel that is C, not PTX: gives 2 where it was cut short */
     Kernel *next;
 };
 extern Module *modules;
@@ -116,6 +117,18 @@ extern char sticky_text[1100];
 extern u64 num_executed, refused_launches;
 extern double run_s;
 void run_kernel(Op *op);
+
+/* What the driver does for libcublasLt.so.13 (cublaslt.c), which is a library of its own, under the driver's lock. */
+typedef struct StandIn {
+    const Settings *cfg;
+    const double *limit_s;
+    /* The kernel of that name; made where there is none. */
+    Kernel *(*kernel)(const char *name, const FkEntry *entry, int (*run)(const u8 *params));
+    /* Whether one allocation holds so many bytes; where none does, the device faults as by an access there. */
+    CUresult (*reach)(const char *what, u64 at, u64 bytes);
+    void (*count)(const char *name), (*note)(const char *text), (*say)(const char *format, ...);
+} StandIn;
+extern API const StandIn stand_in;
 
 /* Every function that can fail starts with ENTER, which reports an earlier fault as the real driver does. */
 #define ENTER(bytes) \

@@ -98,7 +98,9 @@ void run_kernel(Op *op) {
         memcpy(simt.grid, op->grid, sizeof simt.grid);
         memcpy(simt.block, op->block, sizeof simt.block);
         memcpy(simt.cluster, op->cluster, sizeof simt.cluster);
-        int how = k->cut && all >= k->cut_blocks ? 2 : simt_run(k->module->code, k->entry, &simt, &error);
+        int how = k->cut && all >= k->cut_blocks ? 2
+                  : k->run                       ? k->run(op->params)
+                                                 : simt_run(k->module->code, k->entry, &simt, &error);
         if (how == 2) { k->cut++; k->cut_blocks = all; tell("cut short: %s", k->name); }
     }
     guarding = 0;
@@ -171,7 +173,7 @@ static CUresult launch(Kernel *k, const u32 grid[3], const u32 block[3], const u
     if (is_run(&op)) {
         static int number;
         if (++number == cfg.refuse_at) return refuse(OUT_OF_RESOURCES, k, "asked for by STAND_IN_REFUSE_AT");
-        translate(m);
+        if (!k->run) translate(m);
         if (m->failed) return refuse(NOT_SUPPORTED, k, m->error);
         for (int i = 0; !k->entry && i < m->code->num_entries; i++)
             if (!strcmp(m->code->entries[i].name, k->name)) k->entry = &m->code->entries[i];
@@ -227,3 +229,48 @@ API CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *n, Kernel *k, int 
     *n = threads ? 2048 / threads : 0;
     return OK;
 }
+
+/* -- kernels that are C ---------------------------------------------------------------------------------- */
+
+static Kernel *c_kernel(const char *name, const FkEntry *entry, int (*run)(const u8 *params)) {
+    static Module module = {.text = "", .path = "/cublasLt"};
+    pthread_mutex_lock(&lock);
+    if (!module.kernels) { module.next = modules; modules = &module; }
+    Kernel *k = module.kernels;
+    while (k && strcmp(k->name, name)) k = k->next;
+    if (!k) {
+        k = calloc(1, sizeof *k);
+        snprintf(k->name, sizeof k->name, "%s", name);
+        k->module = &module; k->entry = entry; k->run = run;
+        k->next = module.kernels; module.kernels = k;
+    }
+    pthread_mutex_unlock(&lock);
+    return k;
+}
+
+static CUresult reach(const char *what, u64 at, u64 bytes) {
+    pthread_mutex_lock(&lock);
+    int i = find(blocks, num_blocks, at);
+    if (sticky || (i >= 0 && at + bytes <= blocks[i].at + blocks[i].bytes)) LEAVE(sticky);
+    char text[256];
+    snprintf(text, sizeof text, "%s out of bounds: %llu bytes at 0x%llx; the allocation has %llu from there", what,
+             (unsigned long long)bytes, (unsigned long long)at,
+             (unsigned long long)(i >= 0 && at < blocks[i].at + blocks[i].bytes ? blocks[i].at + blocks[i].bytes - at : 0));
+    fault(ILLEGAL_ADDRESS, text);
+    LEAVE(sticky);
+}
+
+static void count_call(const char *name) {
+    pthread_once(&once, start);
+    pthread_mutex_lock(&lock);
+    count(name, 0);
+    pthread_mutex_unlock(&lock);
+}
+
+static void note(const char *text) {
+    pthread_mutex_lock(&lock);
+    simt_add_note(text);
+    pthread_mutex_unlock(&lock);
+}
+
+const StandIn stand_in = {&cfg, &simt_limit_s, c_kernel, reach, count_call, note, say};

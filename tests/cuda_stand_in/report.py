@@ -7,12 +7,21 @@ usage: report.py LOG.json              kernels, calls, what ptxas said
 
 import collections
 import json
+import math
 import re
 import sys
 
 
 def short(name):
+    if name.startswith("cublasLt"):   # a product, with its sizes
+        return name
     return re.sub(r"[0-9a-f]{12,}", "#", name)[:70]
+
+
+def operations(kernel):
+    """Of one launch, where it is a product of cuBLASLt."""
+    sizes = re.match(r"cublasLt .* m (\d+) n (\d+) k (\d+) .*?(?: x (\d+))?$", kernel["name"])
+    return 2 * math.prod(int(x or 1) for x in sizes.groups()) if sizes else 0
 
 
 def load(path):
@@ -42,6 +51,10 @@ def one(log):
     errors = collections.Counter(k["error"].strip()[:160] for k in kernels if k["error"])
     for text, n in errors.most_common(20):
         print(f"  error x{n}: {text}")
+    products = [k for k in run if operations(k)]
+    if products:
+        work = sum(k["launches"] * operations(k) for k in products)
+        print(f"products of cuBLASLt: {sum(k['launches'] for k in products)} of {len(products)} kinds, {work / 1e9:.1f} GFLOP asked for")
     print("  launches  blocks  threads/block  registers  shared  name")
     for k in sorted(run, key=lambda k: -k["launches"])[:40]:
         x, y, z = k["block"]
@@ -60,6 +73,7 @@ def difference(long, short_log, steps):
     print(f"a step: {sum(r[0] for r in rows):.1f} launches of {len(rows)} kernels, {sum(r[1] for r in rows):.0f} blocks")
     one_block = sum(n for n, blocks, _ in rows if blocks <= n * 1.01)
     print(f"launches of one block: {one_block:.1f}; of fewer than 132 blocks: {sum(n for n, blocks, _ in rows if blocks < 132 * n):.1f}")
+    print(f"products of cuBLASLt: {sum(n for n, _, k in rows if operations(k)):.1f}, {sum(n * operations(k) for n, _, k in rows) / 1e9:.1f} GFLOP")
     names = set(long["calls"]) | set(short_log["calls"])
     none = {"count": 0, "bytes": 0}
     for name in sorted(names):

@@ -42,15 +42,19 @@ static const char *site_text(int site) {
     return current_module && site >= 0 && site < current_module->num_sites ? current_module->sites[site] : "?";
 }
 
-void simt_note(const char *what, int site) {
-    char text[512];
-    snprintf(text, sizeof text, "%s: %s in %.200s", what, site_text(site), current_entry ? current_entry->name : "?");
+void simt_add_note(const char *text) {
     for (int i = 0; i < simt_num_notes; i++)
         if (!strcmp(simt_notes[i].text, text)) { simt_notes[i].count++; return; }
     if (simt_num_notes < 256) {
-        strcpy(simt_notes[simt_num_notes].text, text);
+        snprintf(simt_notes[simt_num_notes].text, sizeof simt_notes->text, "%s", text);
         simt_notes[simt_num_notes++].count = 1;
     }
+}
+
+void simt_note(const char *what, int site) {
+    char text[512];
+    snprintf(text, sizeof text, "%s: %s in %.200s", what, site_text(site), current_entry ? current_entry->name : "?");
+    simt_add_note(text);
 }
 
 void simt_fail(const char *what, Thr *t, int site, u64 addr) {

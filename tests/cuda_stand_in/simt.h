@@ -38,6 +38,7 @@ extern int simt_num_notes;
 /* Shared memory of the blocks of a cluster: windows of so many bytes one after another. They lie in the lowest 4 GiB, since kernels
    keep shared addresses in 32 bits, and are aligned to their size, since descriptors of wgmma keep 18 bits. */
 enum { SHARED_WINDOW = 256 << 10, MAX_CLUSTER = 16 };
+void simt_add_note(const char *text);
 void simt_note(const char *what, int site);
 void simt_fail(const char *what, Thr *t, int site, u64 addr) __attribute__((noreturn));
 int simt_is_shared(u64 addr, u32 bytes);
