@@ -7,6 +7,7 @@ pub(crate) mod dir;
 mod environment;
 mod finish;
 pub(crate) mod inputs;
+pub(crate) mod kernel_check;
 mod load;
 pub(crate) mod next_commands;
 pub(crate) mod overview;

@@ -32,6 +32,9 @@ pub(crate) struct DoctorArgs {
     /// Print one JSON object instead of text
     #[arg(long)]
     pub(crate) json: bool,
+    /// Only compare the CUDA kernels of this program with the CPU's, on this device
+    #[arg(long, value_name = "DEVICE", num_args = 0..=1, default_missing_value = "cuda")]
+    pub(crate) kernels: Option<String>,
 }
 
 /// One subject of the report.
@@ -107,6 +110,9 @@ impl Section {
 
 /// Examines everything and prints the report.
 pub(crate) fn run(args: &DoctorArgs) -> Result<(), Failure> {
+    if let Some(device) = &args.kernels {
+        return devices::compare_kernels(device, args.json);
+    }
     let mut sections = vec![program(), machine::look()];
     sections.extend(devices::look());
     sections.push(places());

@@ -15,6 +15,7 @@ use crate::model::weights::{StoredTensor, Weights};
 use crate::model::{Model, Storage};
 use crate::run::dir::{ENVIRONMENT_FILE, RESOLVED_FILE};
 use crate::run::inputs::{ModelSource, WeightsFrom};
+use crate::run::kernel_check;
 use crate::run::overview::held;
 use crate::save::checkpoint::Checkpoints;
 use crate::save::export::{ExportError, PromptForm, SavedAdapter, is_adapter, read_adapter};
@@ -316,6 +317,7 @@ impl ModelFiles {
     pub(crate) fn load(self, args: &LoadArgs) -> Result<OpenedModel, Failure> {
         let Self { base, source, tokenizer, adapters } = self;
         let device = device::open(&args.device).map_err(Failure::input)?;
+        kernel_check::once(&device);
         let (dtype, precision) = dtypes(args.dtype.or(base.dtype), &source, &device);
         let mut opened = Vec::new();
         for (saved, form, NamedAdapter { name, folder, note }) in adapters {

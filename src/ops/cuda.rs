@@ -20,6 +20,8 @@ mod stream;
 mod twice;
 
 use burn::tensor::{DType, Device, Tensor};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
 
 use super::attention::{Attended, Heads, plain_attention, plain_attention_backward};
 use super::cross_entropy::{TokenWeights, plain_cross_entropy};
@@ -32,10 +34,32 @@ use super::linear::{InputGrad, linear_backward_by, linear_by};
 use super::low_rank::{Lora, LowRank};
 use super::product::F32Products;
 use crate::device::Dtype;
+use crate::util::files;
 
-pub use check::{KERNELS_VARIABLE, KernelState};
+pub use check::{KERNELS_VARIABLE, KernelState, NAMES, leave_alone};
 #[cfg(feature = "cuda-llvm")]
-pub use self_check::{Compared, self_check};
+pub use self_check::self_check;
+
+/// What a kernel computes, and how far it is off.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Compared {
+    /// The name by which it is switched off.
+    pub kernel: String,
+    /// What was computed.
+    pub what: String,
+    /// Norm of the difference from the CPU's result in `f32`, over the norm of that; absent if it failed.
+    pub error: Option<f64>,
+    /// What went wrong: an error of the device, or a difference that is too large.
+    pub problem: Option<String>,
+}
+
+/// Names the kernels of this build.
+#[must_use]
+pub fn digest() -> String {
+    files::hex(&Sha256::digest(
+        [include_str!("cuda/kernels/twice.ptx"), include_str!("cuda/kernels/attention.ptx")].concat(),
+    ))
+}
 
 /// The kernels of NVIDIA GPUs.
 #[derive(Debug)]

@@ -2,6 +2,7 @@
 
 use super::device_memory::StepMemory;
 use super::inputs::{ModelParts, ModelSource, WeightsFrom, no_weights, require_residency, select};
+use super::kernel_check;
 use crate::config::GradientCheckpointing;
 use crate::data::dataset::Dataset;
 use crate::device::{self, OpenDevice};
@@ -92,6 +93,7 @@ impl PreparedParts {
         }
         let device = parts.keep(device::open(&recipe.device.name).map_err(Failure::input));
         if let Some(device) = &device {
+            kernel_check::once(device);
             let precision = recipe.train.precision.dtype();
             let storage = recipe.model.dtype.filter(|dtype| *dtype != precision);
             for dtype in [precision].into_iter().chain(storage) {

@@ -2,11 +2,12 @@
 
 use std::path::PathBuf;
 
-use super::{Section, flops};
+use super::{Section, flops, print};
 use crate::device::{self, DeviceKind, Dtype, KernelCompiler, OpenDevice, Toolkit};
 use crate::measure::telemetry::NVML_LIBRARY_VARIABLE;
 use crate::measure::telemetry::gpus::{self, GpuInfo, Gpus, MigSlice};
-use crate::ops::cuda::kernel_state;
+use crate::ops::cuda::{self, Compared, kernel_state};
+use crate::util::failure::Failure;
 use crate::util::text;
 
 /// The driver's view, then a trial of every compiled-in backend.
@@ -178,6 +179,27 @@ fn backend(kind: DeviceKind) -> Section {
         rates(&device, &dtypes, &mut section);
     }
     section
+}
+
+/// Compares the CUDA kernels of this program with the CPU's.
+pub(super) fn compare_kernels(name: &str, as_json: bool) -> Result<(), Failure> {
+    let device = device::open(name).map_err(Failure::input)?;
+    #[cfg(feature = "cuda-llvm")]
+    let compared = cuda::self_check(&device.device);
+    #[cfg(not(feature = "cuda-llvm"))]
+    let compared: Vec<cuda::Compared> = Vec::new();
+    if as_json {
+        return print(&serde_json::json!(compared).to_string());
+    }
+    let lines = compared.iter().map(|Compared { kernel, what, error, problem }| {
+        let error = error.map(|error| format!("{error:.1e}"));
+        let verdict = problem.as_deref().or(error.as_deref()).unwrap_or_default();
+        format!("{kernel:<10} {what:<32} {verdict}\n")
+    });
+    let state = kernel_state(&device.device);
+    let off = state.iter().flat_map(|state| &state.off).map(|(name, reason)| format!("{name:<10} off: {reason}\n"));
+    let text: String = lines.chain(off).collect();
+    print(if text.is_empty() { "This device has no kernels of this program's own.\n" } else { &text })
 }
 
 /// Whether `f32` products are computed in TF32: what the GPU is known for, and what one product shows.

@@ -5,11 +5,12 @@ use std::sync::OnceLock;
 
 use serde::Serialize;
 
-/// Names the kernels that are used on NVIDIA GPUs: `all`, `none`, or such as are not, as in `-attention,-products`.
+/// Names the kernels that are used on NVIDIA GPUs, which are not compared then: `all`, `none`, or such as are not, as in
+/// `-attention,-products`.
 pub const KERNELS_VARIABLE: &str = "LORA_TRAIN_CUDA_KERNELS";
 
 /// Attention by kernels of our own, and products by cuBLASLt.
-const NAMES: [&str; 2] = ["attention", "products"];
+pub const NAMES: [&str; 2] = ["attention", "products"];
 
 /// Which kernels are used in this process.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -21,6 +22,12 @@ pub struct KernelState {
 }
 
 static STATE: OnceLock<KernelState> = OnceLock::new();
+static PROBLEMS: OnceLock<BTreeMap<String, String>> = OnceLock::new();
+
+/// Has kernels left alone that were found wrong, by name; before the first GPU computes.
+pub fn leave_alone(problems: BTreeMap<String, String>) {
+    drop(PROBLEMS.set(problems));
+}
 
 /// Whether these kernels are used on a GPU that has them; as long as none computes, they are expected to be.
 pub(super) fn is_on(name: &str) -> bool {
@@ -32,10 +39,10 @@ pub(super) fn is_on(name: &str) -> bool {
 pub(super) fn decided(device: &burn::tensor::Device) -> &'static KernelState {
     STATE.get_or_init(|| {
         let asked = std::env::var(KERNELS_VARIABLE).unwrap_or_default();
-        let hook = super::twice::check(device);
-        state(&asked, |name| match (&hook, name) {
-            (Err(problem), _) => Err(problem.clone()),
-            (Ok(()), "products") => super::products::check(device),
+        let hook = if asked == "all" { Ok(()) } else { super::twice::check(device) };
+        state(&asked, |name| match (&hook, PROBLEMS.get().and_then(|problems| problems.get(name))) {
+            (Err(problem), _) | (Ok(()), Some(problem)) => Err(problem.clone()),
+            (Ok(()), None) if name == "products" => crate::device::cublas_library().map(drop),
             _ => Ok(()),
         })
     })

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::ffi::c_void;
 
-use burn::tensor::{DType, Device, Tensor};
+use burn::tensor::{DType, Tensor};
 use burn_cubecl::tensor::CubeTensor;
 use cudarc::cublaslt::result as lt;
 use cudarc::cublaslt::result::CublasError;
@@ -12,9 +12,7 @@ use cudarc::driver::sys::{CUdeviceptr, CUstream};
 
 use super::matrix::{rows, stride};
 use super::stream::{Failure, submit};
-use crate::device;
 use crate::ops::custom::{custom, spec};
-use crate::util::panics::guarded;
 
 /// Memory that a product may use beside its operands, one for a device: what NVIDIA recommends for Hopper.
 pub(super) const WORKSPACE_BYTES: usize = 32 << 20;
@@ -32,25 +30,6 @@ enum Way {
     Forward,
     /// `dy W`
     Backward,
-}
-
-/// Whether the library is there, and multiplies.
-///
-/// # Errors
-/// What is wrong with it.
-pub(super) fn check(device: &Device) -> Result<(), String> {
-    device::cublas_library()?;
-    let product = guarded(|| {
-        let ones = |shape: [usize; 2]| Tensor::<2>::ones(shape, (device, DType::BF16));
-        let y = forward(&ones([24, 64]), &ones([16, 64]), Some(&ones([24, 16])));
-        backward(&y, &ones([16, 64]), None).cast(DType::F32).try_into_data()
-    });
-    match product {
-        Ok(Ok(values)) if values.iter::<f32>().all(|value| value == 1040.0) => Ok(()),
-        Ok(Ok(_)) => Err("libcublasLt gave a wrong product".into()),
-        Ok(Err(error)) => Err(error.to_string()),
-        Err(panic) => Err(panic),
-    }
 }
 
 /// `x W^T`, added to `sum` if there is one, and rounded once.

@@ -1,0 +1,112 @@
+//! Kernels of our own, compared with the CPU's once for a GPU, a driver and a build, before anything rests on them.
+//!
+//! A kernel that writes where it must not would end the process on a GPU, so another process tries them out.
+
+use std::collections::BTreeMap;
+use std::io::Read as _;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::device::{self, OpenDevice};
+use crate::ops::cuda::{self, Compared, KERNELS_VARIABLE};
+use crate::util::files;
+
+/// The results, by GPU, driver and build.
+const FILE: &str = "kernels.json";
+/// The driver compiles the kernels for the GPU first.
+const TIMEOUT: Duration = Duration::from_mins(2);
+
+/// Compares the kernels for a device, unless that was done, and has those left alone that are wrong.
+pub(crate) fn once(device: &OpenDevice) {
+    let Some(gpu) = &device.cuda else { return };
+    // Whoever names kernels has decided.
+    if std::env::var(KERNELS_VARIABLE).is_ok_and(|asked| !asked.is_empty()) {
+        return;
+    }
+    let key = serde_json::json!([device.label, gpu.driver_cuda_version, cuda::digest(), device::cublas_library().ok()])
+        .to_string();
+    let folder = files::cache_folder();
+    let mut kept = folder.as_deref().map(read).unwrap_or_default();
+    let problems = match kept.get(&key) {
+        Some(problems) => problems.clone(),
+        None => {
+            let problems = problems(compared(gpu.ordinal));
+            kept.insert(key, problems.clone());
+            // Without the file the next run compares.
+            if let (Some(folder), Ok(text)) = (&folder, serde_json::to_vec(&kept)) {
+                drop(std::fs::create_dir_all(folder).and_then(|()| files::write(&folder.join(FILE), text)));
+            }
+            problems
+        }
+    };
+    cuda::leave_alone(problems);
+}
+
+/// What is wrong with kernels, by their names.
+type Problems = BTreeMap<String, String>;
+
+fn read(folder: &Path) -> BTreeMap<String, Problems> {
+    let text = std::fs::read(folder.join(FILE)).unwrap_or_default();
+    serde_json::from_slice(&text).unwrap_or_default()
+}
+
+/// The first problem of each kernel; if the process failed, of all.
+fn problems(compared: Result<Vec<Compared>, String>) -> Problems {
+    let mut problems = Problems::new();
+    match compared {
+        Err(reason) => problems.extend(cuda::NAMES.map(|name| (name.to_owned(), reason.clone()))),
+        Ok(compared) => {
+            for Compared { kernel, what, problem, .. } in compared {
+                if let Some(problem) = problem {
+                    problems.entry(kernel).or_insert_with(|| format!("{what}: {problem}"));
+                }
+            }
+        }
+    }
+    problems
+}
+
+/// `lora-train doctor --kernels` in a process of its own.
+fn compared(ordinal: u32) -> Result<Vec<Compared>, String> {
+    let told = |error: &dyn std::fmt::Display| format!("the kernels could not be compared: {error}");
+    let program = std::env::current_exe().map_err(|error| told(&error))?;
+    let mut command = Command::new(program);
+    command.args(["doctor", "--json", "--kernels", &format!("cuda:{ordinal}")]);
+    command.env(KERNELS_VARIABLE, "all").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut child = command.spawn().map_err(|error| told(&error))?;
+    let started = Instant::now();
+    let status = loop {
+        match child.try_wait().map_err(|error| told(&error))? {
+            Some(status) => break status,
+            None if started.elapsed() > TIMEOUT => {
+                drop(child.kill());
+                drop(child.wait());
+                return Err(format!("they took longer than {} s to compare with the CPU's", TIMEOUT.as_secs()));
+            }
+            None => std::thread::sleep(Duration::from_millis(20)),
+        }
+    };
+    let mut text = String::new();
+    child.stdout.take().map(|mut stdout| stdout.read_to_string(&mut text)).transpose().map_err(|error| told(&error))?;
+    serde_json::from_str(&text).map_err(|_| format!("a process that compared them with the CPU's ended with {status}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kernel_has_its_first_problem_and_all_have_that_of_a_process_that_failed() {
+        let compared = |kernel: &str, problem: Option<&str>| Compared {
+            kernel: kernel.to_owned(),
+            what: "dq".to_owned(),
+            error: None,
+            problem: problem.map(str::to_owned),
+        };
+        let found = vec![compared("attention", None), compared("attention", Some("off")), compared("products", None)];
+        assert_eq!(problems(Ok(found)), Problems::from([("attention".to_owned(), "dq: off".to_owned())]));
+        let failed = problems(Err("signal".to_owned()));
+        assert!(failed.len() == cuda::NAMES.len() && failed.values().all(|reason| reason == "signal"));
+    }
+}
