@@ -70,6 +70,14 @@ pub enum TokenWeights {
 }
 
 impl TokenWeights {
+    /// Those of some of the targets.
+    fn of(&self, rows: std::ops::Range<usize>) -> Self {
+        match self {
+            Self::Same(weight) => Self::Same(*weight),
+            Self::Each(weights) => Self::Each(weights[rows].to_vec()),
+        }
+    }
+
     /// All of them times `factor`, and as many as there are targets: those that fill up weigh nothing.
     #[must_use]
     #[expect(clippy::cast_possible_truncation, reason = "computed in f32")]
@@ -137,10 +145,10 @@ pub fn linear_cross_entropy_loss(
     place.linear_cross_entropy(hidden, head, targets, None, size).0
 }
 
-/// [`linear_cross_entropy`] in plain tensor calls but for its products, those of `place`, in chunks of `size` targets; without
-/// weights, without the gradient.
+/// [`linear_cross_entropy`] by the products and the cross-entropy of `place`, in chunks of `size` targets; without weights, without
+/// the gradient.
 #[must_use]
-pub fn plain_cross_entropy(
+pub(super) fn chunked_cross_entropy(
     place: &dyn Kernels,
     hidden: &Tensor<2>,
     head: &Weight,
@@ -148,33 +156,44 @@ pub fn plain_cross_entropy(
     weights: Option<&TokenWeights>,
     size: usize,
 ) -> (Tensor<1>, Option<Tensor<2>>) {
-    let vocabulary = weights.map(|weights| (vocabulary(head, hidden), weights));
     let chunk = |(index, targets): (usize, &[u32])| {
-        let hidden = hidden.clone().narrow(0, index * size, targets.len());
+        let rows = index * size..index * size + targets.len();
+        let hidden = hidden.clone().narrow(0, rows.start, rows.len());
         let (logits, _) = place.linear(&hidden, head, None, None);
-        let targets = target_column(targets, &logits);
-        let losses = PlainLosses::new(&logits, targets.clone());
-        let dhidden = vocabulary.as_ref().map(|(vocabulary, weights)| {
-            // weight (softmax - onehot)
-            let probabilities = losses.log_probabilities(in_f32(&logits)).exp();
-            let is_target = vocabulary.clone().equal(targets);
-            let dlogits = probabilities.clone().mask_where(is_target, probabilities - 1.0);
-            let dlogits = match weights {
-                TokenWeights::Same(weight) => dlogits * *weight,
-                TokenWeights::Each(weights) => {
-                    let weights = &weights[index * size..][..hidden.dims()[0]];
-                    dlogits * Tensor::<1>::from_data(weights, (&hidden.device(), DType::F32)).unsqueeze_dim(1)
-                }
-            };
-            let dlogits = dlogits.cast(logits.dtype());
+        let weights = weights.map(|weights| weights.of(rows));
+        let (losses, dlogits) = place.cross_entropy(logits, targets, weights.as_ref());
+        let dhidden = dlogits.map(|dlogits| {
             let (dhidden, _) = place.linear_backward(&dlogits, &hidden, head, None, InputGrad::Fresh);
             dhidden.unwrap_or_else(|| hidden.zeros_like())
         });
-        (losses.values(), dhidden)
+        (losses, dhidden)
     };
     let (losses, dhidden): (Vec<_>, Vec<_>) = targets.chunks(size).enumerate().map(chunk).unzip();
     let dhidden: Vec<_> = dhidden.into_iter().flatten().collect();
     (Tensor::cat(losses, 0), weights.map(|_| Tensor::cat(dhidden, 0)))
+}
+
+/// Losses of logits `[targets, vocab_size]` at `targets`, and, with weights, their gradient, in plain tensor calls.
+pub(super) fn plain_cross_entropy(
+    logits: &Tensor<2>,
+    targets: &[u32],
+    weights: Option<&TokenWeights>,
+) -> (Tensor<1>, Option<Tensor<2>>) {
+    let targets = target_ids(targets, logits).unsqueeze_dim(1);
+    let losses = PlainLosses::new(logits, targets.clone());
+    let dlogits = weights.map(|weights| {
+        // weight (softmax - onehot)
+        let probabilities = losses.log_probabilities(in_f32(logits)).exp();
+        let dlogits = probabilities.clone().mask_where(vocabulary(logits).equal(targets), probabilities - 1.0);
+        let dlogits = match weights {
+            TokenWeights::Same(weight) => dlogits * *weight,
+            TokenWeights::Each(weights) => {
+                dlogits * Tensor::<1>::from_data(weights.as_slice(), (&logits.device(), DType::F32)).unsqueeze_dim(1)
+            }
+        };
+        dlogits.cast(logits.dtype())
+    });
+    (losses.values(), dlogits)
 }
 
 /// Logits in `f32`. Every use casts them anew: fused into its kernel the cast costs nothing, but a tensor that several
@@ -211,14 +230,15 @@ impl PlainLosses {
 }
 
 /// The ids of all tokens, `[1, vocab_size]`.
-fn vocabulary(head: &Weight, like: &Tensor<2>) -> Tensor<2, Int> {
-    let size = i64::try_from(head.dims()[0]).unwrap_or(i64::MAX);
-    Tensor::<1, Int>::arange(0..size, (&like.device(), DType::I32)).unsqueeze_dim(0)
+fn vocabulary(logits: &Tensor<2>) -> Tensor<2, Int> {
+    let size = i64::try_from(logits.dims()[1]).unwrap_or(i64::MAX);
+    Tensor::<1, Int>::arange(0..size, (&logits.device(), DType::I32)).unsqueeze_dim(0)
 }
 
-fn target_column(targets: &[u32], like: &Tensor<2>) -> Tensor<2, Int> {
+/// `[targets]`
+pub(super) fn target_ids(targets: &[u32], like: &Tensor<2>) -> Tensor<1, Int> {
     let ids: Vec<i32> = targets.iter().map(|&id| id.cast_signed()).collect();
-    Tensor::<1, Int>::from_data(ids.as_slice(), (&like.device(), DType::I32)).unsqueeze_dim(1)
+    Tensor::from_data(ids.as_slice(), (&like.device(), DType::I32))
 }
 
 #[cfg(test)]

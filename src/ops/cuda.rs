@@ -7,10 +7,20 @@
 mod attention;
 mod check;
 #[cfg(feature = "cuda-llvm")]
+mod cross_entropy;
+#[cfg(feature = "cuda-llvm")]
+mod low_rank;
+#[cfg(feature = "cuda-llvm")]
 mod matrix;
+#[cfg(feature = "cuda-llvm")]
+mod norm;
+#[cfg(feature = "cuda-llvm")]
+mod optimizer;
 #[cfg(feature = "cuda-llvm")]
 #[expect(unsafe_code, reason = "cuBLASLt is a C library")]
 mod products;
+#[cfg(feature = "cuda-llvm")]
+mod rotary;
 #[cfg(feature = "cuda-llvm")]
 mod self_check;
 #[cfg(feature = "cuda-llvm")]
@@ -24,12 +34,14 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
 use super::attention::{Attended, Heads, plain_attention, plain_attention_backward};
-use super::cross_entropy::{TokenWeights, plain_cross_entropy};
+#[cfg(feature = "cuda-llvm")]
+use super::cross_entropy::target_ids;
+use super::cross_entropy::{TokenWeights, chunked_cross_entropy};
 use super::kernels::{Kernels, Place, Plain};
 use super::layout::Layout;
 use super::linear::Weight;
 #[cfg(feature = "cuda-llvm")]
-use super::linear::{InputGrad, linear_backward_by, linear_by};
+use super::linear::{InputGrad, Matrix, linear_backward_by, linear_by};
 #[cfg(feature = "cuda-llvm")]
 use super::low_rank::{Lora, LowRank};
 use super::product::F32Products;
@@ -53,12 +65,21 @@ pub struct Compared {
     pub problem: Option<String>,
 }
 
+/// The kernels, as the driver takes them.
+const KERNELS: [&str; 7] = [
+    include_str!("cuda/kernels/attention.ptx"),
+    include_str!("cuda/kernels/cross_entropy.ptx"),
+    include_str!("cuda/kernels/low_rank.ptx"),
+    include_str!("cuda/kernels/norm.ptx"),
+    include_str!("cuda/kernels/optimizer.ptx"),
+    include_str!("cuda/kernels/rotary.ptx"),
+    include_str!("cuda/kernels/twice.ptx"),
+];
+
 /// Names the kernels of this build.
 #[must_use]
 pub fn digest() -> String {
-    files::hex(&Sha256::digest(
-        [include_str!("cuda/kernels/twice.ptx"), include_str!("cuda/kernels/attention.ptx")].concat(),
-    ))
+    files::hex(&Sha256::digest(KERNELS.concat()))
 }
 
 /// The kernels of NVIDIA GPUs.
@@ -92,10 +113,29 @@ fn has_attention(heads: Heads, dtype: DType) -> bool {
     dtype == DType::BF16 && matches!(heads.head_dim, 64 | 96 | 128 | 256) && check::is_on("attention")
 }
 
+/// Whether a kernel for matrices in `bf16` is used on one.
+#[cfg(feature = "cuda-llvm")]
+fn has(x: &Tensor<2>, name: &str) -> bool {
+    x.dtype() == DType::BF16 && x.dims()[1].is_multiple_of(8) && check::is_on(name)
+}
+
+/// Whether the kernels of low-rank updates take this one.
+#[cfg(feature = "cuda-llvm")]
+fn has_low_rank_of(x: &Tensor<2>, lora: Lora<&Tensor<2>>) -> bool {
+    let ([rank, _], [out_features, _]) = (lora.matrices.a.dims(), lora.matrices.b.dims());
+    has(x, "low_rank") && rank <= low_rank::MOST_RANK && out_features.is_multiple_of(8)
+}
+
 /// Whether cuBLASLt multiplies with a frozen matrix: it wants widths that are multiples of 16 bytes.
 #[cfg(feature = "cuda-llvm")]
 fn has_products(dtype: DType, weight: &Weight) -> bool {
-    dtype == DType::BF16 && weight.dims().iter().all(|width| width.is_multiple_of(8)) && check::is_on("products")
+    let is_bf16 = match &weight.values {
+        Matrix::Dense(values) => values.dtype() == DType::BF16,
+        Matrix::Quantised(_) => true,
+        Matrix::Blocks(_) => false,
+    };
+    let is_aligned = weight.dims().iter().all(|width| width.is_multiple_of(8));
+    dtype == DType::BF16 && is_bf16 && is_aligned && check::is_on("products")
 }
 
 impl Kernels for Cuda {
@@ -146,6 +186,61 @@ impl Kernels for Cuda {
         plain_attention_backward(d_o, qkv, attended, layout, heads)
     }
 
+    fn linear_cross_entropy(
+        &self,
+        hidden: &Tensor<2>,
+        head: &Weight,
+        targets: &[u32],
+        weights: Option<&TokenWeights>,
+        chunk_len: usize,
+    ) -> (Tensor<1>, Option<Tensor<2>>) {
+        chunked_cross_entropy(self, hidden, head, targets, weights, chunk_len)
+    }
+
+    #[cfg(feature = "cuda-llvm")]
+    fn cross_entropy(
+        &self,
+        logits: Tensor<2>,
+        targets: &[u32],
+        weights: Option<&TokenWeights>,
+    ) -> (Tensor<1>, Option<Tensor<2>>) {
+        if !has(&logits, "cross_entropy") {
+            return self.0.cross_entropy(logits, targets, weights);
+        }
+        let targets = target_ids(targets, &logits);
+        cross_entropy::cross_entropy(logits, targets, weights)
+    }
+
+    #[cfg(feature = "cuda-llvm")]
+    fn rms_norm(&self, x: &Tensor<2>, weight: &Tensor<1>, eps: f64) -> (Tensor<2>, Tensor<1>) {
+        if has(x, "norm") { norm::forward(x, weight, eps) } else { self.0.rms_norm(x, weight, eps) }
+    }
+
+    #[cfg(feature = "cuda-llvm")]
+    fn rms_norm_backward(
+        &self,
+        dy: &Tensor<2>,
+        x: &Tensor<2>,
+        weight: &Tensor<1>,
+        rstd: &Tensor<1>,
+        residual: Tensor<2>,
+    ) -> Tensor<2> {
+        if has(x, "norm") {
+            norm::backward(dy, x, weight, rstd, residual)
+        } else {
+            self.0.rms_norm_backward(dy, x, weight, rstd, residual)
+        }
+    }
+
+    #[cfg(feature = "cuda-llvm")]
+    fn rotate(&self, x: Tensor<2>, layout: &Layout, rope: usize, num_heads: usize, inverse: bool) -> Tensor<2> {
+        if has(&x, "rotary") && (x.dims()[1] / num_heads).is_multiple_of(16) {
+            rotary::rotate(x, layout, rope, num_heads, inverse)
+        } else {
+            self.0.rotate(x, layout, rope, num_heads, inverse)
+        }
+    }
+
     #[cfg(feature = "cuda-llvm")]
     fn linear(
         &self,
@@ -154,6 +249,11 @@ impl Kernels for Cuda {
         lora: Option<Lora<&Tensor<2>>>,
         residual: Option<Tensor<2>>,
     ) -> (Tensor<2>, Option<Tensor<2>>) {
+        if let Some(lora) = lora.filter(|lora| has_low_rank_of(x, *lora)) {
+            let (y, _) = self.linear(x, weight, None, residual);
+            let xa = low_rank::input(x, lora);
+            return (low_rank::output(y, &xa, lora), Some(xa));
+        }
         if !has_products(x.dtype(), weight) {
             return self.0.linear(x, weight, lora, residual);
         }
@@ -171,6 +271,11 @@ impl Kernels for Cuda {
         lora: Option<(Lora<&Tensor<2>>, &Tensor<2>)>,
         input_grad: InputGrad,
     ) -> (Option<Tensor<2>>, Option<LowRank<Tensor<2>>>) {
+        if let Some((lora, xa)) = lora.filter(|(lora, _)| has_low_rank_of(x, *lora)) {
+            let (dx, _) = self.linear_backward(dy, x, weight, None, input_grad);
+            let (dx, grads) = low_rank::backward(dy, x, xa, lora, dx);
+            return (dx, Some(grads));
+        }
         if !has_products(dy.dtype(), weight) {
             return self.0.linear_backward(dy, x, weight, lora, input_grad);
         }
@@ -179,14 +284,16 @@ impl Kernels for Cuda {
         linear_backward_by(base, self.f32_products(), dy, x, weight, lora, input_grad)
     }
 
-    fn linear_cross_entropy(
-        &self,
-        hidden: &Tensor<2>,
-        head: &Weight,
-        targets: &[u32],
-        weights: Option<&TokenWeights>,
-        chunk_len: usize,
-    ) -> (Tensor<1>, Option<Tensor<2>>) {
-        plain_cross_entropy(self, hidden, head, targets, weights, chunk_len)
+    #[cfg(feature = "cuda-llvm")]
+    fn sum_of_squares(&self, blocks: &[Vec<&Tensor<2>>]) -> Tensor<1> {
+        if check::is_on("optimizer") {
+            return optimizer::sum_of_squares(blocks.iter().flatten().map(|grad| (*grad).clone()));
+        }
+        self.0.sum_of_squares(blocks)
+    }
+
+    #[cfg(feature = "cuda-llvm")]
+    fn low_rank_input(&self, x: &Tensor<2>, lora: Lora<&Tensor<2>>) -> Tensor<2> {
+        if has_low_rank_of(x, lora) { low_rank::input(x, lora) } else { self.0.low_rank_input(x, lora) }
     }
 }

@@ -12,7 +12,9 @@ use super::adamw::{State, Update, plain_adamw};
 use super::attention::{Attended, CHUNK_BYTES, Heads, plain_attention, plain_attention_backward};
 use super::cached_attention::Held;
 use super::cpu_kernels::Cpu;
-use super::cross_entropy::{PLAIN_MULTIPLE, TokenWeights, most_plain_targets, plain_cross_entropy};
+use super::cross_entropy::{
+    PLAIN_MULTIPLE, TokenWeights, chunked_cross_entropy, most_plain_targets, plain_cross_entropy,
+};
 use super::cuda::{cuda, kernel_state};
 use super::dropout::{Dropout, plain_dropout};
 use super::grad_norm::plain_sum_of_squares;
@@ -205,6 +207,11 @@ pub trait Kernels: Debug + Send + Sync {
         plain_linear_backward(self.f32_products(), dy, x, weight, lora, input_grad)
     }
 
+    fn low_rank_input(&self, x: &Tensor<2>, lora: Lora<&Tensor<2>>) -> Tensor<2> {
+        let dropped = lora.dropout.map(|settings| self.dropout(x, settings));
+        self.linear(dropped.as_ref().unwrap_or(x), &Weight::new(lora.matrices.a.clone()), None, None).0
+    }
+
     fn add_low_rank(
         &self,
         y: Tensor<2>,
@@ -225,7 +232,17 @@ pub trait Kernels: Debug + Send + Sync {
         weights: Option<&TokenWeights>,
         chunk_len: usize,
     ) -> (Tensor<1>, Option<Tensor<2>>) {
-        plain_cross_entropy(plain(self.f32_products()), hidden, head, targets, weights, chunk_len)
+        chunked_cross_entropy(plain(self.f32_products()), hidden, head, targets, weights, chunk_len)
+    }
+
+    /// Losses of logits `[targets, vocab_size]`, and, with weights, their gradient.
+    fn cross_entropy(
+        &self,
+        logits: Tensor<2>,
+        targets: &[u32],
+        weights: Option<&TokenWeights>,
+    ) -> (Tensor<1>, Option<Tensor<2>>) {
+        plain_cross_entropy(&logits, targets, weights)
     }
 
     fn dropout(&self, x: &Tensor<2>, settings: Dropout) -> Tensor<2> {

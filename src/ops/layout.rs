@@ -53,6 +53,8 @@ pub struct Layout {
     tables: Arc<[RotaryTable]>,
     /// By table, for plain tensor calls: made when they are first asked for.
     angles: Vec<OnceCell<Angles>>,
+    /// By table, for kernels of GPUs: likewise.
+    turns: Vec<OnceCell<Turns>>,
     chunks: RefCell<Vec<(Heads, Arc<[Chunk]>)>>,
     /// By window, for kernels of GPUs: made when they are first asked for.
     spans: RefCell<Vec<(Option<usize>, Spans)>>,
@@ -78,6 +80,17 @@ pub struct Angles {
     pub swap: Tensor<1, Int>,
 }
 
+/// The angles of every token's pairs, for kernels of GPUs.
+#[derive(Clone, Debug)]
+pub struct Turns {
+    /// `[tokens, head_dim / 2]`
+    pub cos: Tensor<2>,
+    /// Likewise.
+    pub sin: Tensor<2>,
+    /// The row of each token, `[tokens]`.
+    pub rows: Tensor<1, Int>,
+}
+
 impl Layout {
     /// A layout of `rows` rows of `row_length` tokens with `documents` (start, length) in them.
     ///
@@ -91,9 +104,9 @@ impl Layout {
         tables: Arc<[RotaryTable]>,
     ) -> Self {
         let row_length = positions.len() / rows.max(1);
-        let angles = vec![OnceCell::new(); tables.len()];
+        let (angles, turns) = (vec![OnceCell::new(); tables.len()], vec![OnceCell::new(); tables.len()]);
         let (chunks, spans) = Default::default();
-        Self { place, rows, row_length, documents, positions, tables, angles, chunks, spans }
+        Self { place, rows, row_length, documents, positions, tables, angles, turns, chunks, spans }
     }
 
     /// Number of rows.
@@ -138,6 +151,12 @@ impl Layout {
         self.angles[rope].get_or_init(|| Angles::new(&self.positions, &self.tables[rope], device)).clone()
     }
 
+    /// The angles of every token's pairs in a rotary embedding.
+    #[must_use]
+    pub fn turns(&self, rope: usize, device: &Device) -> Turns {
+        self.turns[rope].get_or_init(|| Turns::new(&self.positions, &self.tables[rope], device)).clone()
+    }
+
     /// The chunks in which plain tensor calls compute attention: made by the first layer that has such heads, and kept
     /// for the others.
     pub(super) fn chunks(&self, heads: Heads, device: &Device) -> Arc<[Chunk]> {
@@ -174,12 +193,25 @@ impl Spans {
                 last_query[token] = (token + reach).min(end) - 1;
             }
         }
-        let tensor = |indices: Vec<usize>| {
-            let indices: Vec<i32> = indices.into_iter().map(|index| i32::try_from(index).unwrap_or(i32::MAX)).collect();
-            Tensor::from_data(indices.as_slice(), (device, DType::I32))
-        };
+        let tensor = |found: Vec<usize>| indices(found.into_iter(), device);
         Self { first_key: tensor(first_key), last_query: tensor(last_query) }
     }
+}
+
+impl Turns {
+    fn new(positions: &[u32], table: &RotaryTable, device: &Device) -> Self {
+        let by_token = |values: &[f32]| {
+            let rows = positions.iter().flat_map(|&position| &values[position as usize * table.half..][..table.half]);
+            let rows = TensorData::new(rows.copied().collect::<Vec<_>>(), [positions.len(), table.half]);
+            Tensor::from_data(rows, (device, DType::F32))
+        };
+        Self { cos: by_token(&table.cos), sin: by_token(&table.sin), rows: indices(0..positions.len(), device) }
+    }
+}
+
+fn indices(indices: impl Iterator<Item = usize>, device: &Device) -> Tensor<1, Int> {
+    let indices: Vec<_> = indices.map(|index| i32::try_from(index).unwrap_or(i32::MAX)).collect();
+    Tensor::from_data(indices.as_slice(), (device, DType::I32))
 }
 
 impl Angles {
@@ -192,11 +224,10 @@ impl Angles {
             let shape = [positions.len(), 1, 2 * half];
             Tensor::from_data(TensorData::new(heads.collect::<Vec<_>>(), shape), (device, DType::F32))
         };
-        let swap = (half..2 * half).chain(0..half).map(|dimension| i32::try_from(dimension).unwrap_or(i32::MAX));
         Self {
             cos: by_token(&table.cos, 1.0),
             sin: by_token(&table.sin, -1.0),
-            swap: Tensor::from_data(TensorData::new(swap.collect::<Vec<_>>(), [2 * half]), (device, DType::I32)),
+            swap: indices((half..2 * half).chain(0..half), device),
         }
     }
 }

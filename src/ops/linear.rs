@@ -9,7 +9,7 @@ use std::sync::Arc;
 use burn::tensor::{DType, Tensor};
 
 use super::blocks::Blocks;
-use super::dropout::{PlainDropout, dropout};
+use super::dropout::PlainDropout;
 use super::host::{self, HostBytes};
 use super::kernels::Place;
 use super::low_rank::{Lora, LowRank};
@@ -156,8 +156,7 @@ pub(super) fn rank(lora: Lora<&Tensor<2>>) -> usize {
 /// `drop(x) A^T`, which the backward needs, `[tokens, r]` in the type of `x`.
 #[must_use]
 pub fn low_rank_input(place: Place, x: &Tensor<2>, lora: Lora<&Tensor<2>>) -> Tensor<2> {
-    let dropped = lora.dropout.map(|settings| dropout(place, x, settings));
-    linear(place, dropped.as_ref().unwrap_or(x), &Weight::new(lora.matrices.a.clone()), None, None).0
+    place.low_rank_input(x, lora)
 }
 
 /// What [`linear_backward`] computes of the input's gradient.

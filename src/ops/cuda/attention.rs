@@ -3,11 +3,10 @@
 
 use burn::backend::TensorMetadata as _;
 use burn::tensor::{DType, Tensor};
-use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
 use burn_cubecl::tensor::CubeTensor;
 
-use super::matrix::{rows, stride};
-use super::stream::{Argument, Launch, Module, launch};
+use super::matrix::{rows, scratch, stride};
+use super::stream::{Launch, Module};
 use crate::ops::attention::{Attended, Heads};
 use crate::ops::custom::{custom, spec};
 use crate::ops::layout::Layout;
@@ -44,14 +43,15 @@ pub(super) fn forward([q, k, v]: [&Tensor<2>; 3], layout: &Layout, heads: Heads)
     let outputs = [spec(DType::BF16, [tokens, width]), spec(DType::F32, [heads.num_heads * tokens])];
     let first_key = layout.spans(heads.window, &q.device()).first_key.into_dispatch();
     let [q, k, v] = [q, k, v].map(|x| x.clone().into_dispatch());
-    let [o, lse] = custom("attention", [q, k, v, first_key], outputs, move |[q, k, v, first_key], outputs| {
-        let inputs = [rows(q), rows(k), rows(v), first_key];
+    let run = move |[q, k, v, first_key]: [CubeTensor; 4], [o, lse]: &[CubeTensor; 2]| {
         let (tiles, stages, ..) = tiles(heads.head_dim);
         let shared = 2 * heads.head_dim * (tiles.queries + stages * tiles.keys);
-        let grid = [heads.num_heads, tokens.div_ceil(tiles.queries), 1];
-        let strided = inputs[..3].iter().chain(&outputs[..1]);
-        launch(&MODULE, kernel("forward", grid, tiles, shared, 6, strided, heads), &inputs, outputs);
-    });
+        let qkv = [q, k, v].map(rows);
+        let forward = kernel("forward", heads.num_heads, tokens.div_ceil(tiles.queries), tiles, heads).shared(shared);
+        let forward = qkv.iter().fold(forward, Launch::read).read(&first_key).write(o).write(lse);
+        finished(forward, qkv.iter().chain([o]), tokens, heads).launch();
+    };
+    let [o, lse] = custom("attention", [q, k, v, first_key], outputs, run);
     Attended { o: Tensor::from_dispatch(o), lse: Tensor::from_dispatch(lse) }
 }
 
@@ -65,59 +65,39 @@ pub(super) fn backward(
 ) -> [Tensor<2>; 3] {
     let [tokens, _] = q.dims();
     let outputs = [q, k, v].map(|x| spec(DType::BF16, x.dims()));
+    let spans = layout.spans(heads.window, &q.device());
     let [q, k, v, d_o, o] = [q, k, v, d_o, &attended.o].map(|x| x.clone().into_dispatch());
-    let spans = layout.spans(heads.window, &attended.o.device());
     let [first_key, last_query] = [spans.first_key, spans.last_query].map(Tensor::into_dispatch);
     let inputs = [q, k, v, d_o, o, attended.lse.clone().into_dispatch(), first_key, last_query];
-    let work = move |[q, k, v, d_o, o, lse, first_key, last_query]: [CubeTensor; 8], outputs: &[CubeTensor; 3]| {
-        let [q, k, v, d_o, o] = [q, k, v, d_o, o].map(rows);
-        let delta = empty_device_contiguous_dtype(lse.client.clone(), lse.device.clone(), lse.shape(), lse.dtype);
-        let head_dim = heads.head_dim;
-
-        let mut arguments: Vec<_> = (0..3).map(Argument::Tensor).collect();
-        arguments.extend([stride(&d_o), stride(&o), tokens, heads.num_heads, head_dim].map(int));
-        let (function, grid) = ("attention_delta".to_owned(), [tokens, heads.num_heads.div_ceil(DELTA_WARPS), 1]);
-        let sums = Launch { function, grid, threads: DELTA_WARPS * WARP, shared_bytes: 0, arguments };
-        launch(&MODULE, sums, &[d_o.clone(), o], std::slice::from_ref(&delta));
+    let run = move |[q, k, v, d_o, o, lse, first_key, last_query]: [CubeTensor; 8], outputs: &[CubeTensor; 3]| {
+        let ([q, k, v, d_o], o, [dq, dk, dv]) = ([q, k, v, d_o].map(rows), rows(o), outputs);
+        let (Heads { num_heads, num_kv_heads, head_dim, .. }, delta) = (heads, scratch(&lse, lse.shape(), DType::F32));
+        let grid = [tokens, num_heads.div_ceil(DELTA_WARPS), 1];
+        let sums = Launch::new(&MODULE, "attention_delta", grid, DELTA_WARPS * WARP).read(&d_o).read(&o).write(&delta);
+        sums.ints([stride(&d_o), stride(&o), tokens, num_heads, head_dim]).launch();
 
         let (_, _, by_query, by_key) = tiles(head_dim);
-        let read = [q, k, v, d_o, lse, delta];
-        let reads = |span| [&read[..], &[span]].concat();
-        let strided = |written: std::ops::Range<usize>| read[..4].iter().chain(&outputs[written]);
-
+        let inputs = [q, k, v, d_o];
+        let read = |launch: Launch| inputs.iter().fold(launch, Launch::read).read(&lse).read(&delta);
         let shared = 4 * head_dim * (by_query.queries + 2 * by_query.keys);
-        let grid = [heads.num_heads, tokens.div_ceil(by_query.queries), 1];
-        let queries = kernel("backward_q", grid, by_query, shared, 8, strided(0..1), heads);
-        launch(&MODULE, queries, &reads(first_key), &outputs[..1]);
-
+        let queries =
+            kernel("backward_q", num_heads, tokens.div_ceil(by_query.queries), by_query, heads).shared(shared);
+        finished(read(queries).read(&first_key).write(dq), inputs.iter().chain([dq]), tokens, heads).launch();
         let shared = 4 * head_dim * (by_key.keys + 2 * by_key.queries) + 16 * by_key.queries;
-        let grid = [heads.num_kv_heads, tokens.div_ceil(by_key.keys), 1];
-        let keys = kernel("backward_kv", grid, by_key, shared, 9, strided(1..3), heads);
-        launch(&MODULE, keys, &reads(last_query), &outputs[1..]);
+        let keys = kernel("backward_kv", num_kv_heads, tokens.div_ceil(by_key.keys), by_key, heads).shared(shared);
+        let keys = read(keys).read(&last_query).write(dk).write(dv);
+        finished(keys, inputs.iter().chain([dk, dv]), tokens, heads).launch();
     };
-    custom("attention_backward", inputs, outputs, work).map(Tensor::from_dispatch)
+    custom("attention_backward", inputs, outputs, run).map(Tensor::from_dispatch)
 }
 
-/// A launch with `num_tensors` tensors, then the strides of the rows of `strided`, and what all kernels take.
-fn kernel<'a>(
-    name: &str,
-    grid: [usize; 3],
-    tiles: Tiles,
-    shared_bytes: usize,
-    num_tensors: usize,
-    strided: impl Iterator<Item = &'a CubeTensor>,
-    heads: Heads,
-) -> Launch {
-    let mut strided = strided.peekable();
-    let tokens = strided.peek().map_or(0, |x| x.shape()[0]);
-    let mut arguments: Vec<_> = (0..num_tensors).map(Argument::Tensor).collect();
-    arguments.extend(strided.map(stride).chain([tokens, heads.num_heads, heads.num_kv_heads]).map(int));
-    #[expect(clippy::cast_possible_truncation, reason = "computed in f32")]
-    arguments.push(Argument::Float(heads.scale as f32));
+/// A kernel for tiles of rows of each of the heads.
+fn kernel(name: &str, num_heads: usize, num_tiles: usize, tiles: Tiles, heads: Heads) -> Launch {
     let function = format!("attention_{name}_{}", heads.head_dim);
-    Launch { function, grid, threads: tiles.warps * WARP, shared_bytes, arguments }
+    Launch::new(&MODULE, function, [num_heads, num_tiles, 1], tiles.warps * WARP)
 }
 
-fn int(value: usize) -> Argument {
-    Argument::Int(i32::try_from(value).unwrap_or(i32::MAX))
+/// With what follows the tensors: the strides of rows, and what all kernels take.
+fn finished<'a>(launch: Launch, strided: impl Iterator<Item = &'a CubeTensor>, tokens: usize, heads: Heads) -> Launch {
+    launch.ints(strided.map(stride)).ints([tokens, heads.num_heads, heads.num_kv_heads]).float(heads.scale)
 }

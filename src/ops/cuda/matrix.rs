@@ -1,6 +1,8 @@
 //! Matrices as the kernels and cuBLASLt take them.
 
+use burn::tensor::{DType, Shape};
 use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
 use burn_cubecl::tensor::CubeTensor;
 use half::bf16;
 
@@ -19,4 +21,14 @@ pub(super) fn rows(x: CubeTensor) -> CubeTensor {
 /// Numbers from a row to the next.
 pub(super) fn stride(x: &CubeTensor) -> usize {
     x.meta.strides()[0]
+}
+
+pub(super) fn dims(x: &CubeTensor) -> [usize; 2] {
+    let shape = x.meta.shape();
+    [shape[0], shape[1]]
+}
+
+/// Memory on the device of `like`, without values.
+pub(super) fn scratch(like: &CubeTensor, shape: impl Into<Shape>, dtype: DType) -> CubeTensor {
+    empty_device_contiguous_dtype(like.client.clone(), like.device.clone(), shape.into(), dtype)
 }

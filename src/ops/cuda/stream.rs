@@ -32,29 +32,133 @@ pub(super) struct Module {
     pub(super) ptx: &'static str,
 }
 
-/// A launch of a kernel.
-#[derive(Clone, Debug)]
+/// A launch of a kernel, put together argument by argument.
 pub(super) struct Launch {
-    pub(super) function: String,
-    pub(super) grid: [usize; 3],
-    pub(super) threads: usize,
+    module: &'static Module,
+    function: String,
+    grid: [usize; 3],
+    threads: usize,
+    shared_bytes: usize,
+    arguments: Vec<Argument>,
+    reads: Vec<CubeTensor>,
+    writes: Vec<CubeTensor>,
+}
+
+/// An argument of a kernel, in words.
+type Argument = Vec<Word>;
+
+/// A word, or a part of one.
+#[derive(Clone, Copy)]
+enum Word {
+    /// Where the tensor of this number starts.
+    Read(usize),
+    Write(usize),
+    Value(u64),
+}
+
+/// What a table is made of, which is an argument by value.
+#[derive(Clone, Copy)]
+pub(super) enum Operand<'a> {
+    Read(&'a CubeTensor),
+    Change(&'a CubeTensor),
+    Value(usize),
+}
+
+impl Launch {
+    pub(super) fn new(module: &'static Module, function: impl Into<String>, grid: [usize; 3], threads: usize) -> Self {
+        let (arguments, reads, writes) = Default::default();
+        Self { module, function: function.into(), grid, threads, shared_bytes: 0, arguments, reads, writes }
+    }
+
     /// Dynamic shared memory.
-    pub(super) shared_bytes: usize,
-    pub(super) arguments: Vec<Argument>,
-}
+    pub(super) fn shared(self, shared_bytes: usize) -> Self {
+        Self { shared_bytes, ..self }
+    }
 
-/// An argument of a kernel.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Argument {
-    /// Where the tensor of this number starts: inputs, then outputs.
-    Tensor(usize),
-    Int(i32),
-    Float(f32),
-}
+    pub(super) fn read(mut self, x: &CubeTensor) -> Self {
+        let word = self.word(Operand::Read(x));
+        self.with([word].into())
+    }
 
-/// Launches a kernel that reads `inputs` and writes `outputs`.
-pub(super) fn launch(module: &'static Module, launch: Launch, inputs: &[CubeTensor], outputs: &[CubeTensor]) {
-    submit(inputs, outputs, move |loaded, pointers, stream| loaded.launch(module, launch, pointers, stream));
+    pub(super) fn write(mut self, x: &CubeTensor) -> Self {
+        self.writes.push(x.clone());
+        let index = self.writes.len() - 1;
+        self.with([Word::Write(index)].into())
+    }
+
+    /// A tensor that is read and written.
+    pub(super) fn change(mut self, x: &CubeTensor) -> Self {
+        let word = self.word(Operand::Change(x));
+        self.with([word].into())
+    }
+
+    /// A table of `capacity` words: its end is not read.
+    pub(super) fn table<'a>(mut self, entries: impl IntoIterator<Item = Operand<'a>>, capacity: usize) -> Self {
+        let mut words: Vec<_> = entries.into_iter().map(|entry| self.word(entry)).collect();
+        words.resize(capacity, Word::Value(0));
+        self.with(words)
+    }
+
+    pub(super) fn ints(self, values: impl IntoIterator<Item = usize>) -> Self {
+        let int = |value: usize| i32::try_from(value).unwrap_or(i32::MAX).cast_unsigned();
+        values.into_iter().fold(self, |launch, value| launch.bits(int(value)))
+    }
+
+    pub(super) fn bits(self, value: u32) -> Self {
+        self.long(value.into())
+    }
+
+    /// 64 bits; 0 is no tensor.
+    pub(super) fn long(self, value: u64) -> Self {
+        self.with([Word::Value(value)].into())
+    }
+
+    #[expect(clippy::cast_possible_truncation, reason = "computed in f32")]
+    pub(super) fn float(self, value: f64) -> Self {
+        self.bits((value as f32).to_bits())
+    }
+
+    fn with(mut self, argument: Argument) -> Self {
+        self.arguments.push(argument);
+        self
+    }
+
+    fn word(&mut self, entry: Operand<'_>) -> Word {
+        let value = match entry {
+            Operand::Value(value) => return Word::Value(value as u64),
+            Operand::Read(x) | Operand::Change(x) => x.clone(),
+        };
+        if let Operand::Change(x) = entry {
+            self.writes.push(x.clone());
+        }
+        self.reads.push(value);
+        Word::Read(self.reads.len() - 1)
+    }
+
+    /// Puts it into burn's stream.
+    pub(super) fn launch(self) {
+        let (reads, writes) = (self.reads, self.writes);
+        let num_reads = reads.len();
+        submit(&reads, &writes, move |loaded, pointers, stream| {
+            let function = loaded.function(self.module, &self.function, self.shared_bytes)?;
+            let [x, y, z] = self.grid;
+            let grid = (u32(x)?, u32(y)?, u32(z)?);
+            // Little-endian: a part of a word comes first in it.
+            let word = |word: &Word| match *word {
+                Word::Read(index) => pointers[index],
+                Word::Write(index) => pointers[num_reads + index],
+                Word::Value(value) => value,
+            };
+            let mut words: Vec<Vec<u64>> =
+                self.arguments.iter().map(|words| words.iter().map(word).collect()).collect();
+            let mut arguments: Vec<*mut c_void> = words.iter_mut().map(|words| words.as_mut_ptr().cast()).collect();
+            let (threads, shared) = ((u32(self.threads)?, 1, 1), u32(self.shared_bytes)?);
+            // SAFETY: the arguments are those of the kernel. The tensors' memory is theirs while the launch is in the stream: burn
+            // frees and moves memory in the order of its streams.
+            unsafe { result::launch_kernel(function, grid, threads, shared, stream, &mut arguments) }?;
+            Ok(())
+        });
+    }
 }
 
 /// Calls `work` on the thread on which burn launches, with where the tensors start, inputs then outputs, and burn's stream.
@@ -117,7 +221,8 @@ impl From<CublasError> for Failure {
 pub(super) struct Loaded {
     context: CUcontext,
     modules: HashMap<&'static str, CUmodule>,
-    functions: HashMap<String, CUfunction>,
+    /// With the dynamic shared memory that each may use.
+    functions: HashMap<String, (CUfunction, usize)>,
     /// Made at the first product.
     pub(super) products: Option<Products>,
 }
@@ -137,8 +242,10 @@ impl Loaded {
 
     /// A kernel, which may use `shared_bytes` of dynamic shared memory.
     fn function(&mut self, module: &Module, name: &str, shared_bytes: usize) -> Result<CUfunction, DriverError> {
-        if let Some(function) = self.functions.get(name) {
-            return Ok(*function);
+        if let Some(&(function, allowed)) = self.functions.get(name)
+            && shared_bytes <= allowed
+        {
+            return Ok(function);
         }
         let text = |text: &str| CString::new(text).map_err(|_| DriverError(CUresult::CUDA_ERROR_INVALID_VALUE));
         let handle = match self.modules.entry(module.name) {
@@ -156,31 +263,8 @@ impl Loaded {
             result::function::set_function_attribute(function, attribute, u32(shared_bytes)?.cast_signed())?;
             function
         };
-        self.functions.insert(name.to_owned(), function);
+        self.functions.insert(name.to_owned(), (function, shared_bytes));
         Ok(function)
-    }
-
-    fn launch(
-        &mut self,
-        module: &Module,
-        mut launch: Launch,
-        pointers: &[u64],
-        stream: CUstream,
-    ) -> Result<(), Failure> {
-        let function = self.function(module, &launch.function, launch.shared_bytes)?;
-        let [x, y, z] = launch.grid;
-        let arguments = launch.arguments.iter_mut().map(|argument| match argument {
-            Argument::Tensor(index) => std::ptr::from_ref(&pointers[*index]).cast_mut().cast(),
-            Argument::Int(value) => std::ptr::from_mut(value).cast(),
-            Argument::Float(value) => std::ptr::from_mut(value).cast(),
-        });
-        let mut arguments: Vec<*mut c_void> = arguments.collect();
-        let (grid, threads, shared) =
-            ((u32(x)?, u32(y)?, u32(z)?), (u32(launch.threads)?, 1, 1), u32(launch.shared_bytes)?);
-        // SAFETY: the arguments are those of the kernel. The tensors' memory is theirs while the launch is in the stream: burn
-        // frees and moves memory in the order of its streams.
-        unsafe { result::launch_kernel(function, grid, threads, shared, stream, &mut arguments) }?;
-        Ok(())
     }
 }
 

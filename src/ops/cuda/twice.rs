@@ -2,7 +2,7 @@
 
 use burn::tensor::{DType, Device, Tensor};
 
-use super::stream::{Argument, Launch, Module, launch};
+use super::stream::{Launch, Module};
 use crate::ops::custom::{custom, spec};
 use crate::util::panics::guarded;
 
@@ -19,14 +19,12 @@ pub(super) fn check(device: &Device) -> Result<(), String> {
     let result = guarded(|| {
         let ones = Tensor::<1>::ones([usize::from(LEN)], (device, DType::F32)).into_dispatch();
         let [doubled] = custom("twice", [ones], [spec(DType::F32, [usize::from(LEN)])], |inputs, outputs| {
-            let twice = Launch {
-                function: "twice".to_owned(),
-                grid: [usize::from(LEN).div_ceil(THREADS), 1, 1],
-                threads: THREADS,
-                shared_bytes: 0,
-                arguments: vec![Argument::Tensor(0), Argument::Tensor(1), Argument::Int(LEN.into())],
-            };
-            launch(&MODULE, twice, &inputs, outputs);
+            let grid = [usize::from(LEN).div_ceil(THREADS), 1, 1];
+            Launch::new(&MODULE, "twice", grid, THREADS)
+                .read(&inputs[0])
+                .write(&outputs[0])
+                .ints([LEN.into()])
+                .launch();
         });
         let sum = Tensor::<1>::from_dispatch(doubled) + 1.0;
         sum.try_into_data().map(|data| data.iter::<f32>().all(|value| value == 3.0))

@@ -5,52 +5,73 @@
 // Sums of 16 * M x 8 * N, as mma.sync leaves them: [.][.][0..1] are two columns of row lane / 4, [2..3] of row lane / 4 + 8.
 template <int M, int N> using Sums = float[M][N][4];
 
-// A tile in shared memory as a lane sees it that reads or writes chunks of eight columns of `row`, and of rows and chunks by constants
-// further on. Chunks change places by the row, so that one and the same chunk of eight rows lies in all banks.
+// A tile in shared memory as a lane sees it that reads or writes a chunk of eight columns of a row, and rows and chunks that are
+// constants further on. Chunks change places by the row, so that one and the same chunk of eight rows lies in all banks.
 template <int WIDTH> struct Lane {
     Shared start, swizzle;
 
-    // `chunk` is 0 or 1.
     INLINE Lane(Shared tile, int row, int chunk = 0)
         : start(tile + row * WIDTH * 2), swizzle(((WIDTH % 64 == 0 ? row % 8 : row / 2 % 4) ^ chunk) * 16) {}
 
-    // Rows further on are a multiple of 8, chunks even where the lane's is 1.
+    // Rows further on are a multiple of 8, chunks of the power of two that is above the lane's.
     INLINE Shared at(int rows, int chunks) const { return start + rows * WIDTH * 2 + (chunks * 16 ^ swizzle); }
 };
 
 // Starts the copy of ROWS rows from `first_row` on; those from `num_rows` on become zeros.
-template <int WIDTH, int ROWS, int THREADS> INLINE void load_tile(Shared tile, const bf16 *from, int stride, int first_row, int num_rows) {
-    constexpr int CHUNKS = WIDTH / 8;
-    if constexpr (THREADS % CHUNKS == 0) {
-        const int row = threadIdx.x / CHUNKS, chunk = threadIdx.x % CHUNKS;
-        from += (long long)(first_row + row) * stride + chunk * 8;
-        const Lane<WIDTH> lane(tile, row);
+template <int WIDTH, int ROWS, int THREADS>
+INLINE void load_tile(Shared tile, const bf16 *from, int stride, int first_row, int num_rows) {
+    // A power of two across, and at least 8 down: what a thread copies is by constants apart.
+    constexpr int CHUNKS = WIDTH / 8, POWER = CHUNKS & -CHUNKS, ACROSS = POWER < THREADS / 8 ? POWER : THREADS / 8;
+    constexpr int DOWN = THREADS / ACROSS;
+    static_assert(ROWS % DOWN == 0, "all threads have as much to copy");
+    const int row = threadIdx.x / ACROSS, chunk = threadIdx.x % ACROSS;
+    from += (long long)(first_row + row) * stride + chunk * 8;
+    const Lane<WIDTH> lane(tile, row, chunk);
 #pragma unroll
-        for (int i = 0; i < ROWS; i += THREADS / CHUNKS, from += THREADS / CHUNKS * stride)
-            copy_16_bytes(Lane<WIDTH>(tile, row + i).at(0, chunk), from, first_row + row + i < num_rows);
-    } else {
+    for (int i = 0; i < ROWS; i += DOWN, from += DOWN * stride)
 #pragma unroll
-        for (int i = 0; i < ROWS * CHUNKS; i += THREADS) {
-            const int at = i + threadIdx.x, row = at / CHUNKS, chunk = at % CHUNKS;
-            if (ROWS * CHUNKS % THREADS && at >= ROWS * CHUNKS) break;
-            copy_16_bytes(Lane<WIDTH>(tile, row).at(0, chunk), from + (long long)(first_row + row) * stride + chunk * 8, first_row + row < num_rows);
-        }
-    }
+        for (int j = 0; j < CHUNKS; j += ACROSS) copy_16_bytes(lane.at(i, j), from + j * 8, first_row + row + i < num_rows);
 }
 
-// sums += A B^T: 16 * M rows of A with 8 * N rows of B.
-template <int WIDTH, int M, int N> INLINE void add_product_of_rows(Sums<M, N> &sums, Shared a, Shared b) {
+// 16 * M rows of a tile as the left operand of products, 16 columns at a time: read again for each product, or kept in registers.
+template <int WIDTH, int M, bool IS_KEPT> struct Rows {
+    Lane<WIDTH> lane;
+    unsigned kept[IS_KEPT ? WIDTH / 16 : 1][M][4];
+
+    INLINE explicit Rows(Shared tile) : lane(tile, threadIdx.x % 16, threadIdx.x % WARP / 16) {
+#pragma unroll
+        for (int k = 0; IS_KEPT && k < WIDTH / 16; k++) load(kept[k], k);
+    }
+
+    INLINE void load(unsigned (&x)[M][4], int k) const {
+#pragma unroll
+        for (int m = 0; m < M; m++) ldmatrix(x[m], lane.at(m * 16, k * 2));
+    }
+
+    INLINE void read(unsigned (&x)[M][4], int k) const {
+        if constexpr (IS_KEPT)
+#pragma unroll
+            for (int i = 0; i < M * 4; i++) x[i / 4][i % 4] = kept[k][i / 4][i % 4];
+        else
+            load(x, k);
+    }
+};
+
+// sums = A B^T, of the rows of A with 8 * N rows of B.
+template <int WIDTH, int M, int N, bool IS_KEPT>
+INLINE void product_of_rows(Sums<M, N> &sums, const Rows<WIDTH, M, IS_KEPT> &a, Shared b) {
     const int lane = threadIdx.x % WARP;
-    const Lane<WIDTH> lane_a(a, lane % 16, lane / 16), lane_b(b, lane / 16 * 8 + lane % 8, lane / 8 % 2);
+    const Lane<WIDTH> lane_b(b, lane / 16 * 8 + lane % 8, lane / 8 % 2);
 #pragma unroll
-    for (int chunk = 0; chunk < WIDTH / 8; chunk += 2) {
+    for (int i = 0; i < M * N * 4; i++) sums[i / (N * 4)][i / 4 % N][i % 4] = 0;
+#pragma unroll
+    for (int k = 0; k < WIDTH / 16; k++) {
         unsigned x[M][4];
-#pragma unroll
-        for (int m = 0; m < M; m++) ldmatrix(x[m], lane_a.at(m * 16, chunk));
+        a.read(x, k);
 #pragma unroll
         for (int n = 0; n < N; n += 2) {
             unsigned y[4];
-            ldmatrix(y, lane_b.at(n * 8, chunk));
+            ldmatrix(y, lane_b.at(n * 8, k * 2));
 #pragma unroll
             for (int m = 0; m < M; m++) {
                 mma_16x8x16(sums[m][n], x[m], y[0], y[1]);
@@ -60,33 +81,37 @@ template <int WIDTH, int M, int N> INLINE void add_product_of_rows(Sums<M, N> &s
     }
 }
 
-// sums += A B with A rounded to bf16: the sums of one product are an operand of the next as they lie in registers. B has 8 * K rows, of
-// which 8 * N columns from `first_chunk` on are used.
-template <int WIDTH, int M, int K, int N> INLINE void add_product(Sums<M, N> &sums, const Sums<M, K> &a, Shared b, int first_chunk = 0) {
+// Sums as the left operand of another product: they lie in registers as it wants them, but for rounding. [m][k] is 16 x 16.
+template <int M, int K> using Operand = unsigned[M][K][4];
+
+template <int M, int N> INLINE void round_to_operand(Operand<M, N / 2> &x, const Sums<M, N> &sums) {
+#pragma unroll
+    for (int m = 0; m < M; m++)
+#pragma unroll
+        for (int i = 0; i < N * 2; i++) x[m][i / 4][i % 4] = bf16_pair(sums[m][i / 2][i % 2 * 2], sums[m][i / 2][i % 2 * 2 + 1]);
+}
+
+// sums += A B, with 8 * N columns from `first_chunk` on of the 16 * K rows of B.
+template <int WIDTH, int M, int K, int N>
+INLINE void add_product(Sums<M, N> &sums, const Operand<M, K> &a, Shared b, int first_chunk = 0) {
     const int lane = threadIdx.x % WARP;
     const Lane<WIDTH> lane_b(b, lane % 16, lane / 16);
 #pragma unroll
-    for (int k = 0; k < K; k += 2) {
-        unsigned x[M][4];
-#pragma unroll
-        for (int m = 0; m < M; m++)
-#pragma unroll
-            for (int i = 0; i < 4; i++) x[m][i] = bf16_pair(a[m][k + i / 2][i % 2 * 2], a[m][k + i / 2][i % 2 * 2 + 1]);
+    for (int k = 0; k < K; k++)
 #pragma unroll
         for (int n = 0; n < N; n += 2) {
             unsigned y[4];
-            ldmatrix_transposed(y, lane_b.at(k * 8, first_chunk + n));
+            ldmatrix_transposed(y, lane_b.at(k * 16, first_chunk + n));
 #pragma unroll
             for (int m = 0; m < M; m++) {
-                mma_16x8x16(sums[m][n], x[m], y[0], y[1]);
-                mma_16x8x16(sums[m][n + 1], x[m], y[2], y[3]);
+                mma_16x8x16(sums[m][n], a[m][k], y[0], y[1]);
+                mma_16x8x16(sums[m][n + 1], a[m][k], y[2], y[3]);
             }
         }
-    }
 }
 
-// Writes the sums of a warp in bf16 to columns from `first_chunk` on of at most `num_rows` rows, by way of its rows of `tile`: rows go out
-// in whole chunks.
+// Writes the sums of a warp in bf16 to columns from `first_chunk` on of at most `num_rows` rows, by way of its rows of `tile`:
+// rows go out in whole chunks.
 template <int WIDTH, int M, int N>
 INLINE void store_rows(const Sums<M, N> &sums, Shared tile, bf16 *to, int stride, int num_rows, int first_chunk = 0) {
     const int lane = threadIdx.x % WARP;
@@ -100,9 +125,10 @@ INLINE void store_rows(const Sums<M, N> &sums, Shared tile, bf16 *to, int stride
                 store_shared(lane_row.at(m * 16 + half * 8, first_chunk + n) + lane % 4 * 4,
                              bf16_pair(sums[m][n][half * 2], sums[m][n][half * 2 + 1]));
     __syncwarp();
-#pragma unroll
+#pragma unroll 4
     for (int i = lane; i < 16 * M * N; i += WARP) {
         const int row = i / N, chunk = first_chunk + i % N;
-        if (row < num_rows) *(uint4 *)(to + (long long)row * stride + chunk * 8) = load_shared_16_bytes(Lane<WIDTH>(tile, row).at(0, chunk));
+        if (row < num_rows)
+            *(uint4 *)(to + (long long)row * stride + chunk * 8) = load_shared_16_bytes(Lane<WIDTH>(tile, row).at(0, chunk));
     }
 }

@@ -1,0 +1,53 @@
+//! RMSNorm by the kernels of `kernels/norm.cu`.
+
+use burn::tensor::{DType, Tensor};
+use burn_cubecl::tensor::CubeTensor;
+
+use super::matrix::{dims, rows, stride};
+use super::stream::{Launch, Module};
+use crate::ops::custom::{change, custom, spec};
+
+static MODULE: Module = Module { name: "norm", ptx: include_str!("kernels/norm.ptx") };
+
+const THREADS: usize = 256;
+/// Up to this width a warp has a row, beyond a block.
+const NARROW: usize = 512;
+
+fn kernel(name: &str, x: &CubeTensor) -> Launch {
+    let [tokens, width] = dims(x);
+    let (kind, blocks) = if width <= NARROW { ("narrow", tokens.div_ceil(THREADS / 32)) } else { ("wide", tokens) };
+    Launch::new(&MODULE, format!("{name}_{kind}"), [blocks, 1, 1], THREADS)
+}
+
+/// [`rms_norm`](crate::ops::norm::rms_norm) of `bf16`.
+pub(super) fn forward(x: &Tensor<2>, weight: &Tensor<1>, eps: f64) -> (Tensor<2>, Tensor<1>) {
+    let [tokens, width] = x.dims();
+    let outputs = [spec(DType::BF16, [tokens, width]), spec(DType::F32, [tokens])];
+    let inputs = [x.clone().into_dispatch(), weight.clone().into_dispatch()];
+    let [y, rstd] = custom("rms_norm", inputs, outputs, move |[x, weight], [y, rstd]| {
+        let x = rows(x);
+        let norm = kernel("rms_norm", &x).read(&x).read(&weight).write(y).write(rstd);
+        norm.ints([stride(&x), stride(y), tokens, width, 1]).float(eps).launch();
+    });
+    (Tensor::from_dispatch(y), Tensor::from_dispatch(rstd))
+}
+
+/// [`rms_norm_backward`](crate::ops::norm::rms_norm_backward) of `bf16`.
+pub(super) fn backward(
+    dy: &Tensor<2>,
+    x: &Tensor<2>,
+    weight: &Tensor<1>,
+    rstd: &Tensor<1>,
+    residual: Tensor<2>,
+) -> Tensor<2> {
+    let [tokens, width] = x.dims();
+    let [dy, x] = [dy, x].map(|x| x.clone().into_dispatch());
+    let inputs = [dy, x, weight.clone().into_dispatch(), rstd.clone().into_dispatch()];
+    let [dx] = change("rms_norm_backward", [residual.into_dispatch()], inputs, move |[dx], [dy, x, weight, rstd]| {
+        let (dy, x) = (rows(dy), rows(x));
+        let norm =
+            kernel("rms_norm_backward", &x).read(&dy).read(&x).read(&weight).read(&rstd).read(dx).change(dx).long(0);
+        norm.ints([stride(&dy), stride(&x), stride(dx), stride(dx), 0, tokens, width, 1]).launch();
+    });
+    Tensor::from_dispatch(dx)
+}
