@@ -17,13 +17,13 @@ pub struct State {
     pub v: Tensor<2>,
 }
 
-/// The state after one update with `grad`, all in `f32` and of one shape.
+/// The states after one update, each with its gradient, all in `f32` and each of one shape.
 #[must_use]
-pub fn adamw(place: Place, state: State, grad: &Tensor<2>, update: &Update) -> State {
-    place.adamw(state, grad, update)
+pub fn adamw(place: Place, states: Vec<(State, &Tensor<2>)>, update: &Update) -> Vec<State> {
+    place.adamw(states, update)
 }
 
-/// [`adamw`] in plain tensor calls.
+/// [`adamw`] of one state in plain tensor calls.
 #[must_use]
 pub fn plain_adamw(state: State, grad: &Tensor<2>, update: &Update) -> State {
     let [beta1, beta2] = update.betas;

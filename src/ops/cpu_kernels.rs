@@ -285,12 +285,14 @@ impl Kernels for Cpu {
         host::tensor(out, x.dims(), &x.device())
     }
 
-    fn adamw(&self, state: State, grad: &Tensor<2>, update: &Update) -> State {
-        let State { parameter, m, v } = state;
-        let grad = host::view(grad);
-        let step = |[parameter, m, v]: [&mut [f32]; 3]| cpu::adamw(parameter, &grad, m, v, update);
-        let [parameter, m, v] = host::update_all([parameter, m, v], step);
-        State { parameter, m, v }
+    fn adamw(&self, states: Vec<(State, &Tensor<2>)>, update: &Update) -> Vec<State> {
+        let one = |(State { parameter, m, v }, grad): (State, &Tensor<2>)| {
+            let grad = host::view(grad);
+            let step = |[parameter, m, v]: [&mut [f32]; 3]| cpu::adamw(parameter, &grad, m, v, update);
+            let [parameter, m, v] = host::update_all([parameter, m, v], step);
+            State { parameter, m, v }
+        };
+        states.into_iter().map(one).collect()
     }
 
     fn sum_of_squares(&self, blocks: &[Vec<&Tensor<2>>]) -> Tensor<1> {

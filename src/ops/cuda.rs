@@ -33,6 +33,8 @@ use burn::tensor::{DType, Device, Tensor};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
+#[cfg(feature = "cuda-llvm")]
+use super::adamw::{State, Update};
 use super::attention::{Attended, Heads, plain_attention, plain_attention_backward};
 #[cfg(feature = "cuda-llvm")]
 use super::cross_entropy::target_ids;
@@ -282,6 +284,15 @@ impl Kernels for Cuda {
         let base =
             |sum: Option<Tensor<2>>| (products::backward(dy, &weight.values.dense_in(dy.dtype()), sum.as_ref()), None);
         linear_backward_by(base, self.f32_products(), dy, x, weight, lora, input_grad)
+    }
+
+    #[cfg(feature = "cuda-llvm")]
+    fn adamw(&self, states: Vec<(State, &Tensor<2>)>, update: &Update) -> Vec<State> {
+        if check::is_on("optimizer") && !states.is_empty() {
+            optimizer::adamw(states, update)
+        } else {
+            self.0.adamw(states, update)
+        }
     }
 
     #[cfg(feature = "cuda-llvm")]

@@ -249,8 +249,8 @@ pub trait Kernels: Debug + Send + Sync {
         plain_dropout(x, settings)
     }
 
-    fn adamw(&self, state: State, grad: &Tensor<2>, update: &Update) -> State {
-        plain_adamw(state, grad, update)
+    fn adamw(&self, states: Vec<(State, &Tensor<2>)>, update: &Update) -> Vec<State> {
+        states.into_iter().map(|(state, grad)| plain_adamw(state, grad, update)).collect()
     }
 
     fn sum_of_squares(&self, blocks: &[Vec<&Tensor<2>>]) -> Tensor<1> {

@@ -231,3 +231,19 @@ impl Angles {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_see_their_document_and_are_seen_within_the_window() {
+        let spans = |window| {
+            let Spans { first_key, last_query } = Spans::new(9, &[(0, 3), (3, 4)], window, &Device::flex());
+            [first_key, last_query].map(|tensor| tensor.into_data().try_to_vec::<i32>().unwrap())
+        };
+        // The last two are in no document.
+        assert_eq!(spans(None), [[0, 0, 0, 3, 3, 3, 3, 7, 8], [2, 2, 2, 6, 6, 6, 6, 7, 8]]);
+        assert_eq!(spans(Some(2)), [[0, 0, 1, 3, 3, 4, 5, 7, 8], [1, 2, 2, 4, 5, 6, 6, 7, 8]]);
+    }
+}

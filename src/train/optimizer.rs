@@ -105,40 +105,53 @@ impl Optimizer {
 
     /// Updates every adapter that has a gradient with `grad_scale` times it. As in torch, the others and their states stay.
     pub fn update(&mut self, adapters: &mut AdapterSet, grads: &GradSums, learning_rate: f64, grad_scale: f64) {
+        // Those of A and those of the others, which may be faster.
+        const GROUPS: Matrices<usize> = Matrices { a: 0, b: 1, magnitude: Some(1) };
         self.num_updates += 1;
-        let update = |learning_rate| Update { learning_rate, number: self.num_updates, grad_scale };
-        let faster = update(learning_rate * self.loraplus_lr_ratio);
-        let updates = Matrices { a: update(learning_rate), b: faster, magnitude: Some(faster) };
+        let (mut groups, mut waiting, mut bytes) = ([Vec::new(), Vec::new()], Vec::new(), 0.0);
         for (layer, block) in adapters.blocks.iter_mut().enumerate() {
             // Tensors are moved through the update: a second owner would force a copy.
-            for (site, adapter) in std::mem::take(block) {
-                let (matrices, grad) = (adapter.matrices, grads.get(layer, site));
-                let Some((grad, states)) = grad.and_then(|grad| Some((grad, self.states.remove(&(layer, site))?)))
+            for (site, Adapter { module, kind, matrices, scale }) in std::mem::take(block) {
+                let Some((grad, states)) =
+                    grads.get(layer, site).and_then(|grad| Some((grad, self.states.remove(&(layer, site))?)))
                 else {
-                    block.insert(site, Adapter { matrices, ..adapter });
+                    block.insert(site, Adapter { module, kind, matrices, scale });
                     continue;
                 };
-                let passes = 3.0 + 2.0 * profile::count(self.config.name.states().len());
-                let bytes = passes * matrices.as_ref().map(profile::bytes).values().sum::<f64>();
-                let all = matrices.zip(states).zip(grad.as_ref()).zip(updates);
-                let step = || {
-                    all.map(|(((values, states), grad), update)| {
-                        let parameter = self.of_one(Parameter { values, states }, grad, update);
-                        (parameter.values, parameter.states)
-                    })
-                };
-                let (matrices, states) =
-                    profile::measure(self.config.name.word(), || Cost { bytes, ..Cost::default() }, step).unzip();
-                self.states.insert((layer, site), states);
-                block.insert(site, Adapter { matrices, ..adapter });
+                bytes += matrices.as_ref().map(profile::bytes).values().sum::<f64>();
+                let all = matrices.zip(states).zip(grad.as_ref()).zip(GROUPS);
+                let group_of = all.map(|(((values, states), grad), group)| {
+                    groups[group].push((Parameter { values, states }, grad));
+                    group
+                });
+                waiting.push((layer, site, module, kind, group_of, scale));
             }
+        }
+        let bytes = bytes * (3.0 + 2.0 * profile::count(self.config.name.states().len()));
+        let step = || {
+            let rates = [learning_rate, learning_rate * self.loraplus_lr_ratio];
+            let mut group = groups.into_iter().zip(rates).map(|(parameters, learning_rate)| {
+                let update = Update { learning_rate, number: self.num_updates, grad_scale };
+                self.of_all(parameters, update).into_iter()
+            });
+            [group.next(), group.next()].map(Option::unwrap_or_default)
+        };
+        let mut updated = profile::measure(self.config.name.word(), || Cost { bytes, ..Cost::default() }, step);
+        for (layer, site, module, kind, group_of, scale) in waiting {
+            let next = |group: usize| match updated[group].next() {
+                Some(Parameter { values, states }) => (values, states),
+                None => unreachable!("as many as went in"),
+            };
+            let (matrices, states) = group_of.map(next).unzip();
+            self.states.insert((layer, site), states);
+            adapters.blocks[layer].insert(site, Adapter { module, kind, matrices, scale });
         }
     }
 
-    /// The rule's update of one parameter.
-    fn of_one(&self, parameter: Parameter, grad: &Tensor<2>, update: Update) -> Parameter {
+    /// The rule's update of parameters.
+    fn of_all(&self, parameters: Vec<(Parameter, &Tensor<2>)>, update: Update) -> Vec<Parameter> {
         match self.config.name {
-            OptimizerName::Adamw => adamw::update(self.place, &self.config, parameter, grad, update),
+            OptimizerName::Adamw => adamw::update(self.place, &self.config, parameters, update),
         }
     }
 

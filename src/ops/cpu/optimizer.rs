@@ -57,22 +57,38 @@ vectorised! { fn sum_of_squares_chunk<'a, S>(_simd, x: &'a [f32]) -> f64 {
     sums.iter().sum::<f64>() + rest.iter().map(|x| f64::from(*x) * f64::from(*x)).sum::<f64>()
 } }
 
+impl AdamW {
+    /// As the kernels of GPUs take it: see `adamw` in `ops/cuda/kernels/optimizer.cu`.
+    #[must_use]
+    pub fn constants(&self) -> [f32; 8] {
+        let Constants { decay, one_minus_beta1, beta2, one_minus_beta2, step_size, root_correction, eps, grad_scale } =
+            Constants::new(self);
+        [decay, one_minus_beta1, beta2, one_minus_beta2, step_size, root_correction, eps, grad_scale]
+    }
+}
+
+impl Constants {
+    fn new(settings: &AdamW) -> Self {
+        let [beta1, beta2] = settings.betas;
+        let power = |beta: f64| 1.0 - beta.powf(settings.step as f64);
+        Self {
+            decay: (1.0 - settings.learning_rate * settings.weight_decay) as f32,
+            one_minus_beta1: (1.0 - beta1) as f32,
+            beta2: beta2 as f32,
+            one_minus_beta2: (1.0 - beta2) as f32,
+            step_size: (settings.learning_rate / power(beta1)) as f32,
+            root_correction: (1.0 / power(beta2).sqrt()) as f32,
+            eps: settings.eps as f32,
+            grad_scale: settings.grad_scale as f32,
+        }
+    }
+}
+
 /// One AdamW step on `param`, with moments `m` and `v`.
 pub fn adamw(param: &mut [f32], grad: &[f32], m: &mut [f32], v: &mut [f32], settings: &AdamW) {
     let len = param.len();
     assert!([grad.len(), m.len(), v.len()] == [len; 3], "adamw: lengths");
-    let [beta1, beta2] = settings.betas;
-    let power = |beta: f64| 1.0 - beta.powf(settings.step as f64);
-    let constants = Constants {
-        decay: (1.0 - settings.learning_rate * settings.weight_decay) as f32,
-        one_minus_beta1: (1.0 - beta1) as f32,
-        beta2: beta2 as f32,
-        one_minus_beta2: (1.0 - beta2) as f32,
-        step_size: (settings.learning_rate / power(beta1)) as f32,
-        root_correction: (1.0 / power(beta2).sqrt()) as f32,
-        eps: settings.eps as f32,
-        grad_scale: settings.grad_scale as f32,
-    };
+    let constants = Constants::new(settings);
     param
         .par_chunks_mut(CHUNK)
         .zip(grad.par_chunks(CHUNK))

@@ -1,4 +1,4 @@
-//! The norm of all gradients by the kernels of `kernels/optimizer.cu`, which take many matrices in a launch.
+//! AdamW and the norm of all gradients by the kernels of `kernels/optimizer.cu`, which take many matrices in a launch.
 
 use burn::tensor::{DType, Tensor};
 use burn_cubecl::kernel::into_contiguous;
@@ -6,6 +6,7 @@ use burn_cubecl::tensor::CubeTensor;
 
 use super::matrix::scratch;
 use super::stream::{Launch, Module, Operand};
+use crate::ops::adamw::{State, Update};
 use crate::ops::custom::{Output, queue, spec};
 
 static MODULE: Module = Module { name: "optimizer", ptx: include_str!("kernels/optimizer.ptx") };
@@ -15,6 +16,39 @@ const THREADS: usize = 256;
 const SHARES: usize = 16;
 /// Matrices in a table of gradients.
 const GRADIENTS: usize = 240;
+
+/// Matrices in a table of parameters.
+const PARAMETERS: usize = 100;
+
+/// [`adamw`](crate::ops::adamw::adamw) in place.
+pub(super) fn adamw(states: Vec<(State, &Tensor<2>)>, update: &Update) -> Vec<State> {
+    let (states, grads): (Vec<_>, Vec<_>) = states.into_iter().unzip();
+    let states = states.into_iter().flat_map(|State { parameter, m, v }| [parameter, m, v]).map(Tensor::into_dispatch);
+    let inputs: Vec<_> = states.chain(grads.into_iter().map(|grad| grad.clone().into_dispatch())).collect();
+    let outputs = (0..inputs.len() / 4 * 3).map(Output::Changed).collect();
+    let constants = update.constants();
+    let updated = queue("adamw", inputs, outputs, move |grads, states| {
+        let grads: Vec<_> = grads.into_iter().map(into_contiguous).collect();
+        for (states, grads) in states.chunks(3 * PARAMETERS).zip(grads.chunks(PARAMETERS)) {
+            let entries = states.chunks(3).zip(grads).flat_map(|(state, grad)| {
+                let [parameter, m, v] = [0, 1, 2].map(|index| Operand::Change(&state[index]));
+                [parameter, Operand::Read(grad), m, v, Operand::Value(grad.meta.shape().num_elements())]
+            });
+            let step = Launch::new(&MODULE, "adamw", [SHARES, grads.len(), 1], THREADS);
+            constants
+                .iter()
+                .fold(step.table(entries, 5 * PARAMETERS), |step, value| step.float(f64::from(*value)))
+                .launch();
+        }
+    });
+    let mut updated = updated.into_iter().map(Tensor::from_dispatch);
+    let mut next = || updated.next().map(|parameter| (parameter, updated.next(), updated.next()));
+    std::iter::from_fn(|| match next()? {
+        (parameter, Some(m), Some(v)) => Some(State { parameter, m, v }),
+        _ => None,
+    })
+    .collect()
+}
 
 /// The sum of the squares of matrices in `f32`, `[1]`, by way of `f64`.
 pub(super) fn sum_of_squares(grads: impl Iterator<Item = Tensor<2>>) -> Tensor<1> {
