@@ -1,0 +1,337 @@
+// Causal attention with grouped queries over flat rows: query t sees the keys first_key[t] ..= t, so that documents, rows of a batch and
+// windows are one thing. After the plan of FlashAttention-2 (Dao 2023, https://arxiv.org/abs/2307.08691), algorithms 1 and 2; the backward
+// is two kernels, so that every sum has one order.
+//
+// Tensors are bf16, [tokens, heads * HEAD], with rows `*_stride` elements apart; strides are multiples of 8 and pointers of 16 bytes.
+// `first_key` and `last_query` (the last query that sees a key) do not decrease. lse (natural) and delta are f32, [num_heads, tokens].
+// Scores, probabilities and sums are f32; probabilities and their gradients are rounded to bf16 once, as operands.
+//
+// A block has a tile of rows (queries; of dK and dV, keys), of which a warp has 16 * M, and goes through the tiles of columns that some
+// row of it sees. Sizes are chosen for 99 KB of shared memory, the least of a block from sm_80 on.
+#include "tile.cuh"
+
+constexpr float LOG2_E = 1.44269504088896341f;
+
+// The columns that a thread's rows see: low ..= high, of row 16 * m + 8 * half + lane / 4 of a warp. Neither decreases.
+template <int M> struct Visible {
+    int low[M][2], high[M][2];
+
+    // Whether any row of the warp sees one of the columns.
+    template <int COLUMNS> INLINE bool any(int first_column) const {
+        return __any_sync(~0u, first_column <= high[M - 1][1] && first_column + COLUMNS > low[0][0]);
+    }
+
+    // Sets the scores of columns that are not seen to -infinity.
+    template <int N> INLINE void mask(Sums<M, N> &scores, int first_column) const {
+        if (first_column >= low[M - 1][1] && first_column + N * 8 - 1 <= high[0][0]) return;
+#pragma unroll
+        for (int m = 0; m < M; m++)
+#pragma unroll
+            for (int n = 0; n < N; n++)
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    const int column = first_column + n * 8 + threadIdx.x % 4 * 2 + i % 2;
+                    if (column < low[m][i / 2] || column > high[m][i / 2]) scores[m][n][i] = -INFINITY;
+                }
+    }
+};
+
+// What the queries from `first_row` on see. Rows behind the last see themselves.
+template <int M> INLINE Visible<M> visible_keys(const int *first_key, int first_row, int tokens) {
+    Visible<M> visible;
+#pragma unroll
+    for (int i = 0; i < 2 * M; i++) {
+        const int query = first_row + i * 8 + threadIdx.x % WARP / 4;
+        visible.low[i / 2][i % 2] = query < tokens ? first_key[query] : query;
+        visible.high[i / 2][i % 2] = query;
+    }
+    return visible;
+}
+
+template <int HEAD, int QUERIES, int KEYS, int WARPS, int STAGES>
+INLINE void forward(const bf16 *q, const bf16 *k, const bf16 *v, const int *first_key, bf16 *o, float *lse, int q_stride, int k_stride,
+                    int v_stride, int o_stride, int tokens, int num_heads, int num_kv_heads, float scale) {
+    constexpr int M = QUERIES / WARPS / 16, THREADS = WARPS * WARP, TILE = KEYS * HEAD;
+    extern __shared__ __align__(128) bf16 shared[];
+    bf16 *const q_tile = shared, *const ring = shared + QUERIES * HEAD;
+    const int head = blockIdx.x, kv_head = head / (num_heads / num_kv_heads), lane = threadIdx.x % WARP;
+    // The last tiles see most keys: they begin.
+    const int first_query = (gridDim.y - 1 - blockIdx.y) * QUERIES, warp_row = threadIdx.x / WARP * 16 * M;
+    const int first_tile = first_key[first_query] / KEYS, num_tiles = (min(first_query + QUERIES, tokens) - 1) / KEYS - first_tile + 1;
+    q += head * HEAD, k += kv_head * HEAD, v += kv_head * HEAD;
+
+    // Tiles of keys and of values take turns in a ring.
+    auto load = [&](int i) {
+        if (i < 2 * num_tiles)
+            load_tile<HEAD, KEYS, THREADS>(ring + i % STAGES * TILE, i % 2 ? v : k, i % 2 ? v_stride : k_stride, (first_tile + i / 2) * KEYS,
+                                           tokens);
+        commit_copies();
+    };
+    // Waits for tile i, and lets another take the place of tile i - 1.
+    auto next = [&](int i) {
+        wait_for_copies<STAGES - 2>();
+        __syncthreads();
+        load(i + STAGES - 1);
+        return ring + i % STAGES * TILE;
+    };
+    load_tile<HEAD, QUERIES, THREADS>(q_tile, q, q_stride, first_query, tokens);
+    for (int i = 0; i < STAGES - 1; i++) load(i);
+
+    const Visible<M> visible = visible_keys<M>(first_key, first_query + warp_row, tokens);
+    const float log2_scale = scale * LOG2_E;
+    Sums<M, HEAD / 8> out = {};
+    float row_max[M][2], row_sum[M][2] = {};
+#pragma unroll
+    for (int i = 0; i < 2 * M; i++) row_max[i / 2][i % 2] = -INFINITY;
+
+    for (int tile = 0; tile < num_tiles; tile++) {
+        const int first_column = (first_tile + tile) * KEYS;
+        const bool is_seen = visible.template any<KEYS>(first_column);
+        Sums<M, KEYS / 8> p = {};
+        bf16 *const k_tile = next(2 * tile);
+        if (is_seen) {
+            add_product_of_rows<HEAD>(p, q_tile + warp_row * HEAD, k_tile);
+            visible.mask(p, first_column);
+        }
+        bf16 *const v_tile = next(2 * tile + 1);
+        if (!is_seen) continue;
+#pragma unroll
+        for (int m = 0; m < M; m++)
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                float largest = row_max[m][half];
+#pragma unroll
+                for (int n = 0; n < KEYS / 8; n++) largest = fmaxf(largest, fmaxf(p[m][n][half * 2], p[m][n][half * 2 + 1]));
+                largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
+                largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
+                // A row that has seen no key yet has no largest score.
+                const float shift = largest == -INFINITY ? 0 : largest * log2_scale;
+                const float shrink = exp2_approx(row_max[m][half] * log2_scale - shift);
+                float sum = row_sum[m][half] * shrink;
+#pragma unroll
+                for (int n = 0; n < KEYS / 8; n++)
+#pragma unroll
+                    for (int i = half * 2; i < half * 2 + 2; i++) sum += p[m][n][i] = exp2_approx(p[m][n][i] * log2_scale - shift);
+                row_max[m][half] = largest, row_sum[m][half] = sum;
+#pragma unroll
+                for (int n = 0; n < HEAD / 8; n++) out[m][n][half * 2] *= shrink, out[m][n][half * 2 + 1] *= shrink;
+            }
+        add_product<HEAD>(out, p, v_tile);
+    }
+
+#pragma unroll
+    for (int m = 0; m < M; m++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            float sum = row_sum[m][half];
+            sum += __shfl_xor_sync(~0u, sum, 1);
+            sum += __shfl_xor_sync(~0u, sum, 2);
+#pragma unroll
+            for (int n = 0; n < HEAD / 8; n++) out[m][n][half * 2] /= sum, out[m][n][half * 2 + 1] /= sum;
+            const int query = first_query + warp_row + m * 16 + half * 8 + lane / 4;
+            if (lane % 4 == 0 && query < tokens) lse[(long long)head * tokens + query] = row_max[m][half] * scale + __logf(sum);
+        }
+    // Only this warp has read these rows of the queries.
+    store_rows<HEAD>(out, q_tile + warp_row * HEAD, o + (long long)(first_query + warp_row) * o_stride + head * HEAD, o_stride,
+                     tokens - first_query - warp_row);
+}
+
+// Probabilities of a tile, [queries, keys] or its transpose, to p, and the gradient of the scaled scores to ds, which comes as the gradient
+// of p; lse and delta by (m, n, i) of an element.
+template <int M, int N, class Lse, class Delta>
+INLINE void softmax_backward(Sums<M, N> &p, Sums<M, N> &ds, float scale, Lse lse, Delta delta) {
+#pragma unroll
+    for (int m = 0; m < M; m++)
+#pragma unroll
+        for (int n = 0; n < N; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                p[m][n][i] = exp2_approx(p[m][n][i] * (scale * LOG2_E) - lse(m, n, i) * LOG2_E);
+                ds[m][n][i] = p[m][n][i] * (ds[m][n][i] - delta(m, n, i));
+            }
+}
+
+template <int M, int N> INLINE void multiply(Sums<M, N> &sums, float factor) {
+#pragma unroll
+    for (int i = 0; i < M * N * 4; i++) sums[i / (N * 4)][i / 4 % N][i % 4] *= factor;
+}
+
+template <int HEAD, int QUERIES, int KEYS, int WARPS>
+INLINE void backward_q(const bf16 *q, const bf16 *k, const bf16 *v, const bf16 *d_o, const float *lse, const float *delta, const int *first_key,
+                       bf16 *dq, int q_stride, int k_stride, int v_stride, int do_stride, int dq_stride, int tokens, int num_heads,
+                       int num_kv_heads, float scale) {
+    constexpr int M = QUERIES / WARPS / 16, THREADS = WARPS * WARP, TILE = KEYS * HEAD;
+    extern __shared__ __align__(128) bf16 shared[];
+    bf16 *const q_tile = shared, *const do_tile = q_tile + QUERIES * HEAD, *const stages = do_tile + QUERIES * HEAD;
+    const int head = blockIdx.x, kv_head = head / (num_heads / num_kv_heads);
+    const int first_query = (gridDim.y - 1 - blockIdx.y) * QUERIES, warp_row = threadIdx.x / WARP * 16 * M;
+    const int first_tile = first_key[first_query] / KEYS, num_tiles = (min(first_query + QUERIES, tokens) - 1) / KEYS - first_tile + 1;
+    q += head * HEAD, d_o += head * HEAD, k += kv_head * HEAD, v += kv_head * HEAD;
+
+    auto load = [&](int i) {
+        if (i < num_tiles) {
+            bf16 *const stage = stages + i % 2 * 2 * TILE;
+            load_tile<HEAD, KEYS, THREADS>(stage, k, k_stride, (first_tile + i) * KEYS, tokens);
+            load_tile<HEAD, KEYS, THREADS>(stage + TILE, v, v_stride, (first_tile + i) * KEYS, tokens);
+        }
+        commit_copies();
+    };
+    load_tile<HEAD, QUERIES, THREADS>(q_tile, q, q_stride, first_query, tokens);
+    load_tile<HEAD, QUERIES, THREADS>(do_tile, d_o, do_stride, first_query, tokens);
+    load(0);
+
+    const Visible<M> visible = visible_keys<M>(first_key, first_query + warp_row, tokens);
+    float row_lse[M][2], row_delta[M][2];
+#pragma unroll
+    for (int i = 0; i < 2 * M; i++) {
+        const int query = first_query + warp_row + i * 8 + threadIdx.x % WARP / 4;
+        row_lse[i / 2][i % 2] = query < tokens ? lse[(long long)head * tokens + query] : 0;
+        row_delta[i / 2][i % 2] = query < tokens ? delta[(long long)head * tokens + query] : 0;
+    }
+
+    Sums<M, HEAD / 8> sums = {};
+    for (int tile = 0; tile < num_tiles; tile++) {
+        wait_for_copies<0>();
+        __syncthreads();
+        load(tile + 1);
+        const int first_column = (first_tile + tile) * KEYS;
+        if (!visible.template any<KEYS>(first_column)) continue;
+        bf16 *const k_tile = stages + tile % 2 * 2 * TILE, *const v_tile = k_tile + TILE;
+        Sums<M, KEYS / 8> p = {}, ds = {};
+        add_product_of_rows<HEAD>(p, q_tile + warp_row * HEAD, k_tile);
+        add_product_of_rows<HEAD>(ds, do_tile + warp_row * HEAD, v_tile);
+        visible.mask(p, first_column);
+        softmax_backward(p, ds, scale, [&](int m, int, int i) { return row_lse[m][i / 2]; },
+                         [&](int m, int, int i) { return row_delta[m][i / 2]; });
+        add_product<HEAD>(sums, ds, k_tile);
+    }
+    multiply(sums, scale);
+    store_rows<HEAD>(sums, q_tile + warp_row * HEAD, dq + (long long)(first_query + warp_row) * dq_stride + head * HEAD, dq_stride,
+                     tokens - first_query - warp_row);
+}
+
+// A warp has 16 * M keys and, where the sums of whole rows are too many for its registers, one of SPLIT parts of their columns; the
+// scores are then computed SPLIT times.
+template <int HEAD, int KEYS, int QUERIES, int WARPS, int SPLIT>
+INLINE void backward_kv(const bf16 *q, const bf16 *k, const bf16 *v, const bf16 *d_o, const float *lse, const float *delta,
+                        const int *last_query, bf16 *dk, bf16 *dv, int q_stride, int k_stride, int v_stride, int do_stride, int dk_stride,
+                        int dv_stride, int tokens, int num_heads, int num_kv_heads, float scale) {
+    constexpr int M = KEYS * SPLIT / WARPS / 16, N = HEAD / 8 / SPLIT, THREADS = WARPS * WARP, TILE = QUERIES * HEAD;
+    extern __shared__ __align__(128) bf16 shared[];
+    bf16 *const k_tile = shared, *const v_tile = k_tile + KEYS * HEAD, *const stages = v_tile + KEYS * HEAD;
+    float *const row_stages = (float *)(stages + 4 * TILE);
+    const int kv_head = blockIdx.x, group = num_heads / num_kv_heads, lane = threadIdx.x % WARP;
+    const int first_key = blockIdx.y * KEYS, warp_row = threadIdx.x / WARP / SPLIT * 16 * M, first_chunk = threadIdx.x / WARP % SPLIT * N;
+    const int first_tile = first_key / QUERIES, num_tiles = last_query[min(first_key + KEYS, tokens) - 1] / QUERIES - first_tile + 1;
+    k += kv_head * HEAD, v += kv_head * HEAD;
+
+    // Tiles of all queries of the group's first head, of its second, ...
+    auto load = [&](int i) {
+        if (i < group * num_tiles) {
+            const int head = kv_head * group + i / num_tiles, first_query = (first_tile + i % num_tiles) * QUERIES;
+            bf16 *const stage = stages + i % 2 * 2 * TILE;
+            load_tile<HEAD, QUERIES, THREADS>(stage, q + head * HEAD, q_stride, first_query, tokens);
+            load_tile<HEAD, QUERIES, THREADS>(stage + TILE, d_o + head * HEAD, do_stride, first_query, tokens);
+            const int query = first_query + threadIdx.x % QUERIES;
+            if (threadIdx.x < 2 * QUERIES)
+                copy_4_bytes(row_stages + i % 2 * 2 * QUERIES + threadIdx.x,
+                             (threadIdx.x < QUERIES ? lse : delta) + (long long)head * tokens + query, query < tokens);
+        }
+        commit_copies();
+    };
+    load_tile<HEAD, KEYS, THREADS>(k_tile, k, k_stride, first_key, tokens);
+    load_tile<HEAD, KEYS, THREADS>(v_tile, v, v_stride, first_key, tokens);
+    load(0);
+
+    Visible<M> visible;
+#pragma unroll
+    for (int i = 0; i < 2 * M; i++) {
+        const int key = first_key + warp_row + i * 8 + lane / 4;
+        visible.low[i / 2][i % 2] = key;
+        visible.high[i / 2][i % 2] = key < tokens ? last_query[key] : key;
+    }
+
+    Sums<M, N> dk_sums = {}, dv_sums = {};
+    for (int i = 0; i < group * num_tiles; i++) {
+        wait_for_copies<0>();
+        __syncthreads();
+        load(i + 1);
+        const int first_column = (first_tile + i % num_tiles) * QUERIES;
+        if (!visible.template any<QUERIES>(first_column)) continue;
+        bf16 *const q_tile = stages + i % 2 * 2 * TILE, *const do_tile = q_tile + TILE;
+        const float *const row_lse = row_stages + i % 2 * 2 * QUERIES + lane % 4 * 2, *const row_delta = row_lse + QUERIES;
+        Sums<M, QUERIES / 8> p = {}, ds = {};
+        add_product_of_rows<HEAD>(p, k_tile + warp_row * HEAD, q_tile);
+        add_product_of_rows<HEAD>(ds, v_tile + warp_row * HEAD, do_tile);
+        visible.mask(p, first_column);
+        softmax_backward(p, ds, scale, [&](int, int n, int i) { return row_lse[n * 8 + i % 2]; },
+                         [&](int, int n, int i) { return row_delta[n * 8 + i % 2]; });
+        add_product<HEAD>(dv_sums, p, do_tile, first_chunk);
+        add_product<HEAD>(dk_sums, ds, q_tile, first_chunk);
+    }
+    multiply(dk_sums, scale);
+    // Other warps may still read the rows of this one.
+    if (SPLIT > 1) __syncthreads();
+    const long long row = first_key + warp_row;
+    store_rows<HEAD>(dk_sums, k_tile + warp_row * HEAD, dk + row * dk_stride + kv_head * HEAD, dk_stride, tokens - row, first_chunk);
+    store_rows<HEAD>(dv_sums, v_tile + warp_row * HEAD, dv + row * dv_stride + kv_head * HEAD, dv_stride, tokens - row, first_chunk);
+}
+
+// delta[head, t] = sum of do * o over the head's columns; a warp for each.
+// Grid: (num_heads / 4 upwards, tokens); block: 128.
+extern "C" __global__ void __launch_bounds__(128)
+    attention_delta(const bf16 *d_o, const bf16 *o, float *delta, int do_stride, int o_stride, int tokens, int num_heads, int head_dim) {
+    const int head = blockIdx.y * 4 + threadIdx.x / WARP, token = blockIdx.x, lane = threadIdx.x % WARP;
+    if (head >= num_heads) return;
+    const unsigned *x = (const unsigned *)(d_o + (long long)token * do_stride + head * head_dim);
+    const unsigned *y = (const unsigned *)(o + (long long)token * o_stride + head * head_dim);
+    float sum = 0;
+    for (int i = lane; i < head_dim / 2; i += WARP) sum += low_bf16(x[i]) * low_bf16(y[i]) + high_bf16(x[i]) * high_bf16(y[i]);
+    for (int distance = 16; distance; distance /= 2) sum += __shfl_xor_sync(~0u, sum, distance);
+    if (lane == 0) delta[(long long)head * tokens + token] = sum;
+}
+
+// Entry points by head size. Grids: (num_heads, tokens / QUERIES upwards) for attention_forward_* and attention_backward_q_*,
+// (num_kv_heads, tokens / KEYS upwards) for attention_backward_kv_*; block: 32 * WARPS.
+// Dynamic shared memory in bytes:
+//   forward       2 * HEAD * (QUERIES + STAGES * KEYS)
+//   backward_q    4 * HEAD * (QUERIES + 2 * KEYS)
+//   backward_kv   4 * HEAD * (KEYS + 2 * QUERIES) + 16 * QUERIES
+#define FORWARD(HEAD, QUERIES, KEYS, WARPS, STAGES)                                                                                      \
+    extern "C" __global__ void __launch_bounds__(WARPS * 32)                                                                             \
+        attention_forward_##HEAD(const bf16 *q, const bf16 *k, const bf16 *v, const int *first_key, bf16 *o, float *lse, int q_stride,   \
+                                 int k_stride, int v_stride, int o_stride, int tokens, int num_heads, int num_kv_heads, float scale) {   \
+        forward<HEAD, QUERIES, KEYS, WARPS, STAGES>(q, k, v, first_key, o, lse, q_stride, k_stride, v_stride, o_stride, tokens,          \
+                                                    num_heads, num_kv_heads, scale);                                                     \
+    }
+#define BACKWARD_Q(HEAD, QUERIES, KEYS, WARPS)                                                                                           \
+    extern "C" __global__ void __launch_bounds__(WARPS * 32) attention_backward_q_##HEAD(                                                \
+        const bf16 *q, const bf16 *k, const bf16 *v, const bf16 *d_o, const float *lse, const float *delta, const int *first_key,        \
+        bf16 *dq, int q_stride, int k_stride, int v_stride, int do_stride, int dq_stride, int tokens, int num_heads, int num_kv_heads,   \
+        float scale) {                                                                                                                   \
+        backward_q<HEAD, QUERIES, KEYS, WARPS>(q, k, v, d_o, lse, delta, first_key, dq, q_stride, k_stride, v_stride, do_stride,         \
+                                               dq_stride, tokens, num_heads, num_kv_heads, scale);                                       \
+    }
+#define BACKWARD_KV(HEAD, KEYS, QUERIES, WARPS, SPLIT)                                                                                   \
+    extern "C" __global__ void __launch_bounds__(WARPS * 32) attention_backward_kv_##HEAD(                                               \
+        const bf16 *q, const bf16 *k, const bf16 *v, const bf16 *d_o, const float *lse, const float *delta, const int *last_query,       \
+        bf16 *dk, bf16 *dv, int q_stride, int k_stride, int v_stride, int do_stride, int dk_stride, int dv_stride, int tokens,           \
+        int num_heads, int num_kv_heads, float scale) {                                                                                  \
+        backward_kv<HEAD, KEYS, QUERIES, WARPS, SPLIT>(q, k, v, d_o, lse, delta, last_query, dk, dv, q_stride, k_stride, v_stride,       \
+                                                       do_stride, dk_stride, dv_stride, tokens, num_heads, num_kv_heads, scale);         \
+    }
+
+FORWARD(64, 128, 64, 4, 4)
+FORWARD(96, 128, 64, 4, 3)
+FORWARD(128, 128, 64, 4, 3)
+FORWARD(256, 64, 64, 4, 2)
+
+BACKWARD_Q(64, 128, 32, 4)
+BACKWARD_Q(96, 128, 32, 4)
+BACKWARD_Q(128, 128, 32, 8)
+BACKWARD_Q(256, 64, 16, 4)
+
+BACKWARD_KV(64, 128, 32, 4, 1)
+BACKWARD_KV(96, 128, 32, 8, 1)
+BACKWARD_KV(128, 128, 32, 8, 1)
+BACKWARD_KV(256, 64, 16, 8, 2)

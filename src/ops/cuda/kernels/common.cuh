@@ -1,0 +1,62 @@
+// What the kernels share: bf16, and the instructions of sm_80 for matrices and asynchronous copies. Includes nothing, so that NVRTC needs
+// no headers.
+#pragma once
+
+#define INLINE __device__ __forceinline__
+
+// The bits of a bfloat16.
+typedef unsigned short bf16;
+
+constexpr int WARP = 32;
+#define INFINITY __int_as_float(0x7f800000)
+
+INLINE float low_bf16(unsigned pair) { return __uint_as_float(pair << 16); }
+INLINE float high_bf16(unsigned pair) { return __uint_as_float(pair & 0xffff0000u); }
+
+// Both rounded to nearest even; `low` comes first in memory.
+INLINE unsigned bf16_pair(float low, float high) {
+    unsigned pair;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+
+// 2^x; 0 for -infinity.
+INLINE float exp2_approx(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+INLINE unsigned shared_address(const void *pointer) { return (unsigned)__cvta_generic_to_shared(pointer); }
+
+// sums += A B: 16 x 8 sums, A of 16 x 16, B of 16 x 8, in the fragments' order of PTX.
+INLINE void mma_16x8x16(float (&sums)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// Four matrices of 8 x 8; lane i gives the address of row i % 8 of matrix i / 8.
+INLINE void ldmatrix(unsigned (&x)[4], const void *row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(shared_address(row)) : "memory");
+}
+
+INLINE void ldmatrix_transposed(unsigned (&x)[4], const void *row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(shared_address(row)) : "memory");
+}
+
+// Starts a copy to shared memory; zeros, and nothing is read, where `is_there` does not hold.
+INLINE void copy_16_bytes(void *to, const void *from, bool is_there) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(is_there ? 16 : 0) : "memory");
+}
+
+INLINE void copy_4_bytes(void *to, const void *from, bool is_there) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address(to)), "l"(from), "r"(is_there ? 4 : 0) : "memory");
+}
+
+INLINE void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Waits until at most `PENDING` of the groups that this thread committed are under way.
+template <int PENDING> INLINE void wait_for_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory"); }
