@@ -17,7 +17,7 @@ import device as cuda
 # By head size, as at the end of attention.cu: tile of rows, of columns, warps; stages of the forward.
 FORWARD = {64: (128, 64, 4, 4), 96: (128, 64, 4, 3), 128: (128, 64, 4, 3), 256: (64, 64, 4, 2)}
 BACKWARD_Q = {64: (128, 32, 4), 96: (128, 32, 4), 128: (128, 32, 8), 256: (64, 16, 4)}
-BACKWARD_KV = {64: (128, 32, 4), 96: (128, 32, 8), 128: (128, 32, 8), 256: (64, 16, 8)}
+BACKWARD_KV = {64: (128, 32, 4), 96: (128, 64, 8), 128: (128, 32, 8), 256: (64, 16, 8)}
 
 # Head size, heads, heads of keys and values, lengths of documents, window (0: none), tokens of padding, columns beside the rows.
 CASES = [

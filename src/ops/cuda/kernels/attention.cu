@@ -10,7 +10,7 @@
 // row of it sees. Sizes are chosen for 99 KB of shared memory, the least of a block from sm_80 on.
 #include "tile.cuh"
 
-constexpr float LOG2_E = 1.44269504088896341f;
+#define LOG2_E 1.44269504088896341f
 
 // The columns that a thread's rows see: low ..= high, of row 16 * m + 8 * half + lane / 4 of a warp. Neither decreases.
 template <int M> struct Visible {
@@ -51,9 +51,8 @@ template <int M> INLINE Visible<M> visible_keys(const int *first_key, int first_
 template <int HEAD, int QUERIES, int KEYS, int WARPS, int STAGES>
 INLINE void forward(const bf16 *q, const bf16 *k, const bf16 *v, const int *first_key, bf16 *o, float *lse, int q_stride, int k_stride,
                     int v_stride, int o_stride, int tokens, int num_heads, int num_kv_heads, float scale) {
-    constexpr int M = QUERIES / WARPS / 16, THREADS = WARPS * WARP, TILE = KEYS * HEAD;
-    extern __shared__ __align__(128) bf16 shared[];
-    bf16 *const q_tile = shared, *const ring = shared + QUERIES * HEAD;
+    constexpr int M = QUERIES / WARPS / 16, THREADS = WARPS * WARP, TILE = KEYS * HEAD * 2;
+    const Shared q_tile = dynamic_shared(), ring = q_tile + QUERIES * HEAD * 2;
     const int head = blockIdx.x, kv_head = head / (num_heads / num_kv_heads), lane = threadIdx.x % WARP;
     // The last tiles see most keys: they begin.
     const int first_query = (gridDim.y - 1 - blockIdx.y) * QUERIES, warp_row = threadIdx.x / WARP * 16 * M;
@@ -88,12 +87,12 @@ INLINE void forward(const bf16 *q, const bf16 *k, const bf16 *v, const int *firs
         const int first_column = (first_tile + tile) * KEYS;
         const bool is_seen = visible.template any<KEYS>(first_column);
         Sums<M, KEYS / 8> p = {};
-        bf16 *const k_tile = next(2 * tile);
+        const Shared k_tile = next(2 * tile);
         if (is_seen) {
-            add_product_of_rows<HEAD>(p, q_tile + warp_row * HEAD, k_tile);
+            add_product_of_rows<HEAD>(p, q_tile + warp_row * HEAD * 2, k_tile);
             visible.mask(p, first_column);
         }
-        bf16 *const v_tile = next(2 * tile + 1);
+        const Shared v_tile = next(2 * tile + 1);
         if (!is_seen) continue;
 #pragma unroll
         for (int m = 0; m < M; m++)
@@ -132,7 +131,7 @@ INLINE void forward(const bf16 *q, const bf16 *k, const bf16 *v, const int *firs
             if (lane % 4 == 0 && query < tokens) lse[(long long)head * tokens + query] = row_max[m][half] * scale + __logf(sum);
         }
     // Only this warp has read these rows of the queries.
-    store_rows<HEAD>(out, q_tile + warp_row * HEAD, o + (long long)(first_query + warp_row) * o_stride + head * HEAD, o_stride,
+    store_rows<HEAD>(out, q_tile + warp_row * HEAD * 2, o + (long long)(first_query + warp_row) * o_stride + head * HEAD, o_stride,
                      tokens - first_query - warp_row);
 }
 
@@ -160,9 +159,8 @@ template <int HEAD, int QUERIES, int KEYS, int WARPS>
 INLINE void backward_q(const bf16 *q, const bf16 *k, const bf16 *v, const bf16 *d_o, const float *lse, const float *delta, const int *first_key,
                        bf16 *dq, int q_stride, int k_stride, int v_stride, int do_stride, int dq_stride, int tokens, int num_heads,
                        int num_kv_heads, float scale) {
-    constexpr int M = QUERIES / WARPS / 16, THREADS = WARPS * WARP, TILE = KEYS * HEAD;
-    extern __shared__ __align__(128) bf16 shared[];
-    bf16 *const q_tile = shared, *const do_tile = q_tile + QUERIES * HEAD, *const stages = do_tile + QUERIES * HEAD;
+    constexpr int M = QUERIES / WARPS / 16, THREADS = WARPS * WARP, TILE = KEYS * HEAD * 2;
+    const Shared q_tile = dynamic_shared(), do_tile = q_tile + QUERIES * HEAD * 2, stages = do_tile + QUERIES * HEAD * 2;
     const int head = blockIdx.x, kv_head = head / (num_heads / num_kv_heads);
     const int first_query = (gridDim.y - 1 - blockIdx.y) * QUERIES, warp_row = threadIdx.x / WARP * 16 * M;
     const int first_tile = first_key[first_query] / KEYS, num_tiles = (min(first_query + QUERIES, tokens) - 1) / KEYS - first_tile + 1;
@@ -170,7 +168,7 @@ INLINE void backward_q(const bf16 *q, const bf16 *k, const bf16 *v, const bf16 *
 
     auto load = [&](int i) {
         if (i < num_tiles) {
-            bf16 *const stage = stages + i % 2 * 2 * TILE;
+            const Shared stage = stages + i % 2 * 2 * TILE;
             load_tile<HEAD, KEYS, THREADS>(stage, k, k_stride, (first_tile + i) * KEYS, tokens);
             load_tile<HEAD, KEYS, THREADS>(stage + TILE, v, v_stride, (first_tile + i) * KEYS, tokens);
         }
@@ -196,17 +194,17 @@ INLINE void backward_q(const bf16 *q, const bf16 *k, const bf16 *v, const bf16 *
         load(tile + 1);
         const int first_column = (first_tile + tile) * KEYS;
         if (!visible.template any<KEYS>(first_column)) continue;
-        bf16 *const k_tile = stages + tile % 2 * 2 * TILE, *const v_tile = k_tile + TILE;
+        const Shared k_tile = stages + tile % 2 * 2 * TILE, v_tile = k_tile + TILE;
         Sums<M, KEYS / 8> p = {}, ds = {};
-        add_product_of_rows<HEAD>(p, q_tile + warp_row * HEAD, k_tile);
-        add_product_of_rows<HEAD>(ds, do_tile + warp_row * HEAD, v_tile);
+        add_product_of_rows<HEAD>(p, q_tile + warp_row * HEAD * 2, k_tile);
+        add_product_of_rows<HEAD>(ds, do_tile + warp_row * HEAD * 2, v_tile);
         visible.mask(p, first_column);
         softmax_backward(p, ds, scale, [&](int m, int, int i) { return row_lse[m][i / 2]; },
                          [&](int m, int, int i) { return row_delta[m][i / 2]; });
         add_product<HEAD>(sums, ds, k_tile);
     }
     multiply(sums, scale);
-    store_rows<HEAD>(sums, q_tile + warp_row * HEAD, dq + (long long)(first_query + warp_row) * dq_stride + head * HEAD, dq_stride,
+    store_rows<HEAD>(sums, q_tile + warp_row * HEAD * 2, dq + (long long)(first_query + warp_row) * dq_stride + head * HEAD, dq_stride,
                      tokens - first_query - warp_row);
 }
 
@@ -216,10 +214,8 @@ template <int HEAD, int KEYS, int QUERIES, int WARPS, int SPLIT>
 INLINE void backward_kv(const bf16 *q, const bf16 *k, const bf16 *v, const bf16 *d_o, const float *lse, const float *delta,
                         const int *last_query, bf16 *dk, bf16 *dv, int q_stride, int k_stride, int v_stride, int do_stride, int dk_stride,
                         int dv_stride, int tokens, int num_heads, int num_kv_heads, float scale) {
-    constexpr int M = KEYS * SPLIT / WARPS / 16, N = HEAD / 8 / SPLIT, THREADS = WARPS * WARP, TILE = QUERIES * HEAD;
-    extern __shared__ __align__(128) bf16 shared[];
-    bf16 *const k_tile = shared, *const v_tile = k_tile + KEYS * HEAD, *const stages = v_tile + KEYS * HEAD;
-    float *const row_stages = (float *)(stages + 4 * TILE);
+    constexpr int M = KEYS * SPLIT / WARPS / 16, N = HEAD / 8 / SPLIT, THREADS = WARPS * WARP, TILE = QUERIES * HEAD * 2;
+    const Shared k_tile = dynamic_shared(), v_tile = k_tile + KEYS * HEAD * 2, stages = v_tile + KEYS * HEAD * 2, row_stages = stages + 4 * TILE;
     const int kv_head = blockIdx.x, group = num_heads / num_kv_heads, lane = threadIdx.x % WARP;
     const int first_key = blockIdx.y * KEYS, warp_row = threadIdx.x / WARP / SPLIT * 16 * M, first_chunk = threadIdx.x / WARP % SPLIT * N;
     const int first_tile = first_key / QUERIES, num_tiles = last_query[min(first_key + KEYS, tokens) - 1] / QUERIES - first_tile + 1;
@@ -229,12 +225,12 @@ INLINE void backward_kv(const bf16 *q, const bf16 *k, const bf16 *v, const bf16 
     auto load = [&](int i) {
         if (i < group * num_tiles) {
             const int head = kv_head * group + i / num_tiles, first_query = (first_tile + i % num_tiles) * QUERIES;
-            bf16 *const stage = stages + i % 2 * 2 * TILE;
+            const Shared stage = stages + i % 2 * 2 * TILE;
             load_tile<HEAD, QUERIES, THREADS>(stage, q + head * HEAD, q_stride, first_query, tokens);
             load_tile<HEAD, QUERIES, THREADS>(stage + TILE, d_o + head * HEAD, do_stride, first_query, tokens);
             const int query = first_query + threadIdx.x % QUERIES;
             if (threadIdx.x < 2 * QUERIES)
-                copy_4_bytes(row_stages + i % 2 * 2 * QUERIES + threadIdx.x,
+                copy_4_bytes(row_stages + i % 2 * 8 * QUERIES + threadIdx.x * 4,
                              (threadIdx.x < QUERIES ? lse : delta) + (long long)head * tokens + query, query < tokens);
         }
         commit_copies();
@@ -258,14 +254,14 @@ INLINE void backward_kv(const bf16 *q, const bf16 *k, const bf16 *v, const bf16 
         load(i + 1);
         const int first_column = (first_tile + i % num_tiles) * QUERIES;
         if (!visible.template any<QUERIES>(first_column)) continue;
-        bf16 *const q_tile = stages + i % 2 * 2 * TILE, *const do_tile = q_tile + TILE;
-        const float *const row_lse = row_stages + i % 2 * 2 * QUERIES + lane % 4 * 2, *const row_delta = row_lse + QUERIES;
+        const Shared q_tile = stages + i % 2 * 2 * TILE, do_tile = q_tile + TILE;
+        const Shared row_lse = row_stages + i % 2 * 8 * QUERIES + lane % 4 * 8, row_delta = row_lse + 4 * QUERIES;
         Sums<M, QUERIES / 8> p = {}, ds = {};
-        add_product_of_rows<HEAD>(p, k_tile + warp_row * HEAD, q_tile);
-        add_product_of_rows<HEAD>(ds, v_tile + warp_row * HEAD, do_tile);
+        add_product_of_rows<HEAD>(p, k_tile + warp_row * HEAD * 2, q_tile);
+        add_product_of_rows<HEAD>(ds, v_tile + warp_row * HEAD * 2, do_tile);
         visible.mask(p, first_column);
-        softmax_backward(p, ds, scale, [&](int, int n, int i) { return row_lse[n * 8 + i % 2]; },
-                         [&](int, int n, int i) { return row_delta[n * 8 + i % 2]; });
+        softmax_backward(p, ds, scale, [&](int, int n, int i) { return load_shared(row_lse + n * 32 + i % 2 * 4); },
+                         [&](int, int n, int i) { return load_shared(row_delta + n * 32 + i % 2 * 4); });
         add_product<HEAD>(dv_sums, p, do_tile, first_chunk);
         add_product<HEAD>(dk_sums, ds, q_tile, first_chunk);
     }
@@ -273,12 +269,12 @@ INLINE void backward_kv(const bf16 *q, const bf16 *k, const bf16 *v, const bf16 
     // Other warps may still read the rows of this one.
     if (SPLIT > 1) __syncthreads();
     const long long row = first_key + warp_row;
-    store_rows<HEAD>(dk_sums, k_tile + warp_row * HEAD, dk + row * dk_stride + kv_head * HEAD, dk_stride, tokens - row, first_chunk);
-    store_rows<HEAD>(dv_sums, v_tile + warp_row * HEAD, dv + row * dv_stride + kv_head * HEAD, dv_stride, tokens - row, first_chunk);
+    store_rows<HEAD>(dk_sums, k_tile + warp_row * HEAD * 2, dk + row * dk_stride + kv_head * HEAD, dk_stride, tokens - row, first_chunk);
+    store_rows<HEAD>(dv_sums, v_tile + warp_row * HEAD * 2, dv + row * dv_stride + kv_head * HEAD, dv_stride, tokens - row, first_chunk);
 }
 
 // delta[head, t] = sum of do * o over the head's columns; a warp for each.
-// Grid: (num_heads / 4 upwards, tokens); block: 128.
+// Grid: (tokens, num_heads / 4 upwards); block: 128.
 extern "C" __global__ void __launch_bounds__(128)
     attention_delta(const bf16 *d_o, const bf16 *o, float *delta, int do_stride, int o_stride, int tokens, int num_heads, int head_dim) {
     const int head = blockIdx.y * 4 + threadIdx.x / WARP, token = blockIdx.x, lane = threadIdx.x % WARP;
@@ -332,6 +328,6 @@ BACKWARD_Q(128, 128, 32, 8)
 BACKWARD_Q(256, 64, 16, 4)
 
 BACKWARD_KV(64, 128, 32, 4, 1)
-BACKWARD_KV(96, 128, 32, 8, 1)
+BACKWARD_KV(96, 128, 64, 8, 1)
 BACKWARD_KV(128, 128, 32, 8, 1)
 BACKWARD_KV(256, 64, 16, 8, 2)

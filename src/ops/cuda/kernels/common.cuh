@@ -7,7 +7,7 @@
 // The bits of a bfloat16.
 typedef unsigned short bf16;
 
-constexpr int WARP = 32;
+enum { WARP = 32 };
 #define INFINITY __int_as_float(0x7f800000)
 
 INLINE float low_bf16(unsigned pair) { return __uint_as_float(pair << 16); }
@@ -27,7 +27,27 @@ INLINE float exp2_approx(float x) {
     return y;
 }
 
-INLINE unsigned shared_address(const void *pointer) { return (unsigned)__cvta_generic_to_shared(pointer); }
+// Shared memory is addressed by 32 bits, which is less to compute and to hold than pointers.
+typedef unsigned Shared;
+
+INLINE Shared dynamic_shared() {
+    extern __shared__ __align__(128) unsigned char shared[];
+    return (Shared)__cvta_generic_to_shared(shared);
+}
+
+INLINE void store_shared(Shared at, unsigned x) { asm volatile("st.shared.b32 [%0], %1;" ::"r"(at), "r"(x) : "memory"); }
+
+INLINE float load_shared(Shared at) {
+    float x;
+    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(at) : "memory");
+    return x;
+}
+
+INLINE uint4 load_shared_16_bytes(Shared at) {
+    uint4 x;
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "r"(at) : "memory");
+    return x;
+}
 
 // sums += A B: 16 x 8 sums, A of 16 x 16, B of 16 x 8, in the fragments' order of PTX.
 INLINE void mma_16x8x16(float (&sums)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
@@ -37,23 +57,23 @@ INLINE void mma_16x8x16(float (&sums)[4], const unsigned (&a)[4], unsigned b0, u
 }
 
 // Four matrices of 8 x 8; lane i gives the address of row i % 8 of matrix i / 8.
-INLINE void ldmatrix(unsigned (&x)[4], const void *row) {
+INLINE void ldmatrix(unsigned (&x)[4], Shared row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(shared_address(row)) : "memory");
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(row) : "memory");
 }
 
-INLINE void ldmatrix_transposed(unsigned (&x)[4], const void *row) {
+INLINE void ldmatrix_transposed(unsigned (&x)[4], Shared row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(shared_address(row)) : "memory");
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(row) : "memory");
 }
 
 // Starts a copy to shared memory; zeros, and nothing is read, where `is_there` does not hold.
-INLINE void copy_16_bytes(void *to, const void *from, bool is_there) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(is_there ? 16 : 0) : "memory");
+INLINE void copy_16_bytes(Shared to, const void *from, bool is_there) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(is_there ? 16 : 0) : "memory");
 }
 
-INLINE void copy_4_bytes(void *to, const void *from, bool is_there) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address(to)), "l"(from), "r"(is_there ? 4 : 0) : "memory");
+INLINE void copy_4_bytes(Shared to, const void *from, bool is_there) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(is_there ? 4 : 0) : "memory");
 }
 
 INLINE void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
