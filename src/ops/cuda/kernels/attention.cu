@@ -86,36 +86,37 @@ INLINE void forward(const bf16 *q, const bf16 *k, const bf16 *v, const int *firs
     for (int tile = 0; tile < num_tiles; tile++) {
         const int first_column = (first_tile + tile) * KEYS;
         const bool is_seen = visible.template any<KEYS>(first_column);
-        Sums<M, KEYS / 8> p = {};
+        Operand<M, KEYS / 16> operand;
         const Shared k_tile = next(2 * tile);
         if (is_seen) {
-            add_product_of_rows<HEAD>(p, q_tile + warp_row * HEAD * 2, k_tile);
+            Sums<M, KEYS / 8> p;
+            product_of_rows<HEAD>(p, q_tile + warp_row * HEAD * 2, k_tile);
             visible.mask(p, first_column);
+#pragma unroll
+            for (int m = 0; m < M; m++)
+#pragma unroll
+                for (int half = 0; half < 2; half++) {
+                    float largest = row_max[m][half];
+#pragma unroll
+                    for (int n = 0; n < KEYS / 8; n++) largest = fmaxf(largest, fmaxf(p[m][n][half * 2], p[m][n][half * 2 + 1]));
+                    largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
+                    largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
+                    // A row that has seen no key yet has no largest score.
+                    const float shift = largest == -INFINITY ? 0 : largest * log2_scale;
+                    const float shrink = exp2_approx(row_max[m][half] * log2_scale - shift);
+                    float sum = row_sum[m][half] * shrink;
+#pragma unroll
+                    for (int n = 0; n < KEYS / 8; n++)
+#pragma unroll
+                        for (int i = half * 2; i < half * 2 + 2; i++) sum += p[m][n][i] = exp2_approx(p[m][n][i] * log2_scale - shift);
+                    row_max[m][half] = largest, row_sum[m][half] = sum;
+#pragma unroll
+                    for (int n = 0; n < HEAD / 8; n++) out[m][n][half * 2] *= shrink, out[m][n][half * 2 + 1] *= shrink;
+                }
+            round_to_operand(operand, p);
         }
         const Shared v_tile = next(2 * tile + 1);
-        if (!is_seen) continue;
-#pragma unroll
-        for (int m = 0; m < M; m++)
-#pragma unroll
-            for (int half = 0; half < 2; half++) {
-                float largest = row_max[m][half];
-#pragma unroll
-                for (int n = 0; n < KEYS / 8; n++) largest = fmaxf(largest, fmaxf(p[m][n][half * 2], p[m][n][half * 2 + 1]));
-                largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
-                largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
-                // A row that has seen no key yet has no largest score.
-                const float shift = largest == -INFINITY ? 0 : largest * log2_scale;
-                const float shrink = exp2_approx(row_max[m][half] * log2_scale - shift);
-                float sum = row_sum[m][half] * shrink;
-#pragma unroll
-                for (int n = 0; n < KEYS / 8; n++)
-#pragma unroll
-                    for (int i = half * 2; i < half * 2 + 2; i++) sum += p[m][n][i] = exp2_approx(p[m][n][i] * log2_scale - shift);
-                row_max[m][half] = largest, row_sum[m][half] = sum;
-#pragma unroll
-                for (int n = 0; n < HEAD / 8; n++) out[m][n][half * 2] *= shrink, out[m][n][half * 2 + 1] *= shrink;
-            }
-        add_product<HEAD>(out, p, v_tile);
+        if (is_seen) add_product<HEAD>(out, operand, v_tile);
     }
 
 #pragma unroll
@@ -125,8 +126,9 @@ INLINE void forward(const bf16 *q, const bf16 *k, const bf16 *v, const int *firs
             float sum = row_sum[m][half];
             sum += __shfl_xor_sync(~0u, sum, 1);
             sum += __shfl_xor_sync(~0u, sum, 2);
+            const float inverse = 1 / sum;
 #pragma unroll
-            for (int n = 0; n < HEAD / 8; n++) out[m][n][half * 2] /= sum, out[m][n][half * 2 + 1] /= sum;
+            for (int n = 0; n < HEAD / 8; n++) out[m][n][half * 2] *= inverse, out[m][n][half * 2 + 1] *= inverse;
             const int query = first_query + warp_row + m * 16 + half * 8 + lane / 4;
             if (lane % 4 == 0 && query < tokens) lse[(long long)head * tokens + query] = row_max[m][half] * scale + __logf(sum);
         }
@@ -195,13 +197,15 @@ INLINE void backward_q(const bf16 *q, const bf16 *k, const bf16 *v, const bf16 *
         const int first_column = (first_tile + tile) * KEYS;
         if (!visible.template any<KEYS>(first_column)) continue;
         const Shared k_tile = stages + tile % 2 * 2 * TILE, v_tile = k_tile + TILE;
-        Sums<M, KEYS / 8> p = {}, ds = {};
-        add_product_of_rows<HEAD>(p, q_tile + warp_row * HEAD * 2, k_tile);
-        add_product_of_rows<HEAD>(ds, do_tile + warp_row * HEAD * 2, v_tile);
+        Sums<M, KEYS / 8> p, ds;
+        product_of_rows<HEAD>(p, q_tile + warp_row * HEAD * 2, k_tile);
+        product_of_rows<HEAD>(ds, do_tile + warp_row * HEAD * 2, v_tile);
         visible.mask(p, first_column);
         softmax_backward(p, ds, scale, [&](int m, int, int i) { return row_lse[m][i / 2]; },
                          [&](int m, int, int i) { return row_delta[m][i / 2]; });
-        add_product<HEAD>(sums, ds, k_tile);
+        Operand<M, KEYS / 16> operand;
+        round_to_operand(operand, ds);
+        add_product<HEAD>(sums, operand, k_tile);
     }
     multiply(sums, scale);
     store_rows<HEAD>(sums, q_tile + warp_row * HEAD * 2, dq + (long long)(first_query + warp_row) * dq_stride + head * HEAD, dq_stride,
@@ -256,14 +260,17 @@ INLINE void backward_kv(const bf16 *q, const bf16 *k, const bf16 *v, const bf16 
         if (!visible.template any<QUERIES>(first_column)) continue;
         const Shared q_tile = stages + i % 2 * 2 * TILE, do_tile = q_tile + TILE;
         const Shared row_lse = row_stages + i % 2 * 8 * QUERIES + lane % 4 * 8, row_delta = row_lse + 4 * QUERIES;
-        Sums<M, QUERIES / 8> p = {}, ds = {};
-        add_product_of_rows<HEAD>(p, k_tile + warp_row * HEAD * 2, q_tile);
-        add_product_of_rows<HEAD>(ds, v_tile + warp_row * HEAD * 2, do_tile);
+        Sums<M, QUERIES / 8> p, ds;
+        product_of_rows<HEAD>(p, k_tile + warp_row * HEAD * 2, q_tile);
+        product_of_rows<HEAD>(ds, v_tile + warp_row * HEAD * 2, do_tile);
         visible.mask(p, first_column);
         softmax_backward(p, ds, scale, [&](int, int n, int i) { return load_shared(row_lse + n * 32 + i % 2 * 4); },
                          [&](int, int n, int i) { return load_shared(row_delta + n * 32 + i % 2 * 4); });
-        add_product<HEAD>(dv_sums, p, do_tile, first_chunk);
-        add_product<HEAD>(dk_sums, ds, q_tile, first_chunk);
+        Operand<M, QUERIES / 16> operand;
+        round_to_operand(operand, p);
+        add_product<HEAD>(dv_sums, operand, do_tile, first_chunk);
+        round_to_operand(operand, ds);
+        add_product<HEAD>(dk_sums, operand, q_tile, first_chunk);
     }
     multiply(dk_sums, scale);
     // Other warps may still read the rows of this one.
@@ -293,23 +300,23 @@ extern "C" __global__ void __launch_bounds__(128)
 //   forward       2 * HEAD * (QUERIES + STAGES * KEYS)
 //   backward_q    4 * HEAD * (QUERIES + 2 * KEYS)
 //   backward_kv   4 * HEAD * (KEYS + 2 * QUERIES) + 16 * QUERIES
-#define FORWARD(HEAD, QUERIES, KEYS, WARPS, STAGES)                                                                                      \
-    extern "C" __global__ void __launch_bounds__(WARPS * 32)                                                                             \
+#define FORWARD(HEAD, QUERIES, KEYS, WARPS, STAGES)\
+    extern "C" __global__ void __launch_bounds__(WARPS * 32)\
         attention_forward_##HEAD(const bf16 *q, const bf16 *k, const bf16 *v, const int *first_key, bf16 *o, float *lse, int q_stride,   \
                                  int k_stride, int v_stride, int o_stride, int tokens, int num_heads, int num_kv_heads, float scale) {   \
         forward<HEAD, QUERIES, KEYS, WARPS, STAGES>(q, k, v, first_key, o, lse, q_stride, k_stride, v_stride, o_stride, tokens,          \
                                                     num_heads, num_kv_heads, scale);                                                     \
     }
-#define BACKWARD_Q(HEAD, QUERIES, KEYS, WARPS)                                                                                           \
-    extern "C" __global__ void __launch_bounds__(WARPS * 32) attention_backward_q_##HEAD(                                                \
+#define BACKWARD_Q(HEAD, QUERIES, KEYS, WARPS)\
+    extern "C" __global__ void __launch_bounds__(WARPS * 32)attention_backward_q_##HEAD(                                                \
         const bf16 *q, const bf16 *k, const bf16 *v, const bf16 *d_o, const float *lse, const float *delta, const int *first_key,        \
         bf16 *dq, int q_stride, int k_stride, int v_stride, int do_stride, int dq_stride, int tokens, int num_heads, int num_kv_heads,   \
         float scale) {                                                                                                                   \
         backward_q<HEAD, QUERIES, KEYS, WARPS>(q, k, v, d_o, lse, delta, first_key, dq, q_stride, k_stride, v_stride, do_stride,         \
                                                dq_stride, tokens, num_heads, num_kv_heads, scale);                                       \
     }
-#define BACKWARD_KV(HEAD, KEYS, QUERIES, WARPS, SPLIT)                                                                                   \
-    extern "C" __global__ void __launch_bounds__(WARPS * 32) attention_backward_kv_##HEAD(                                               \
+#define BACKWARD_KV(HEAD, KEYS, QUERIES, WARPS, SPLIT)\
+    extern "C" __global__ void __launch_bounds__(WARPS * 32)attention_backward_kv_##HEAD(                                               \
         const bf16 *q, const bf16 *k, const bf16 *v, const bf16 *d_o, const float *lse, const float *delta, const int *last_query,       \
         bf16 *dk, bf16 *dv, int q_stride, int k_stride, int v_stride, int do_stride, int dk_stride, int dv_stride, int tokens,           \
         int num_heads, int num_kv_heads, float scale) {                                                                                  \

@@ -31,10 +31,12 @@ template <int WIDTH, int ROWS, int THREADS> INLINE void load_tile(Shared tile, c
         for (int j = 0; j < CHUNKS; j += ACROSS) copy_16_bytes(lane.at(i, j), from + j * 8, first_row + row + i < num_rows);
 }
 
-// sums += A B^T: 16 * M rows of A with 8 * N rows of B.
-template <int WIDTH, int M, int N> INLINE void add_product_of_rows(Sums<M, N> &sums, Shared a, Shared b) {
+// sums = A B^T: 16 * M rows of A with 8 * N rows of B.
+template <int WIDTH, int M, int N> INLINE void product_of_rows(Sums<M, N> &sums, Shared a, Shared b) {
     const int lane = threadIdx.x % WARP;
     const Lane<WIDTH> lane_a(a, lane % 16, lane / 16), lane_b(b, lane / 16 * 8 + lane % 8, lane / 8 % 2);
+#pragma unroll
+    for (int i = 0; i < M * N * 4; i++) sums[i / (N * 4)][i / 4 % N][i % 4] = 0;
 #pragma unroll
     for (int chunk = 0; chunk < WIDTH / 8; chunk += 2) {
         unsigned x[M][4];
@@ -53,29 +55,32 @@ template <int WIDTH, int M, int N> INLINE void add_product_of_rows(Sums<M, N> &s
     }
 }
 
-// sums += A B with A rounded to bf16: the sums of one product are an operand of the next as they lie in registers. B has 8 * K rows, of
-// which 8 * N columns from `first_chunk` on are used.
-template <int WIDTH, int M, int K, int N> INLINE void add_product(Sums<M, N> &sums, const Sums<M, K> &a, Shared b, int first_chunk = 0) {
+// Sums as the left operand of another product: they lie in registers as it wants them, but for rounding. [m][k] is 16 x 16.
+template <int M, int K> using Operand = unsigned[M][K][4];
+
+template <int M, int N> INLINE void round_to_operand(Operand<M, N / 2> &x, const Sums<M, N> &sums) {
+#pragma unroll
+    for (int m = 0; m < M; m++)
+#pragma unroll
+        for (int i = 0; i < N * 2; i++) x[m][i / 4][i % 4] = bf16_pair(sums[m][i / 2][i % 2 * 2], sums[m][i / 2][i % 2 * 2 + 1]);
+}
+
+// sums += A B, with 8 * N columns from `first_chunk` on of the 16 * K rows of B.
+template <int WIDTH, int M, int K, int N> INLINE void add_product(Sums<M, N> &sums, const Operand<M, K> &a, Shared b, int first_chunk = 0) {
     const int lane = threadIdx.x % WARP;
     const Lane<WIDTH> lane_b(b, lane % 16, lane / 16);
 #pragma unroll
-    for (int k = 0; k < K; k += 2) {
-        unsigned x[M][4];
-#pragma unroll
-        for (int m = 0; m < M; m++)
-#pragma unroll
-            for (int i = 0; i < 4; i++) x[m][i] = bf16_pair(a[m][k + i / 2][i % 2 * 2], a[m][k + i / 2][i % 2 * 2 + 1]);
+    for (int k = 0; k < K; k++)
 #pragma unroll
         for (int n = 0; n < N; n += 2) {
             unsigned y[4];
-            ldmatrix_transposed(y, lane_b.at(k * 8, first_chunk + n));
+            ldmatrix_transposed(y, lane_b.at(k * 16, first_chunk + n));
 #pragma unroll
             for (int m = 0; m < M; m++) {
-                mma_16x8x16(sums[m][n], x[m], y[0], y[1]);
-                mma_16x8x16(sums[m][n + 1], x[m], y[2], y[3]);
+                mma_16x8x16(sums[m][n], a[m][k], y[0], y[1]);
+                mma_16x8x16(sums[m][n + 1], a[m][k], y[2], y[3]);
             }
         }
-    }
 }
 
 // Writes the sums of a warp in bf16 to columns from `first_chunk` on of at most `num_rows` rows, by way of its rows of `tile`: rows go out
