@@ -78,6 +78,7 @@ INLINE void forward(const bf16 *q, const bf16 *k, const bf16 *v, const int *firs
 
     const Visible<M> visible = visible_keys<M>(first_key, first_query + warp_row, tokens);
     const float log2_scale = scale * LOG2_E;
+    const Rows<HEAD, M, false> q_rows(q_tile + warp_row * HEAD * 2);
     Sums<M, HEAD / 8> out = {};
     float row_max[M][2], row_sum[M][2] = {};
 #pragma unroll
@@ -90,7 +91,7 @@ INLINE void forward(const bf16 *q, const bf16 *k, const bf16 *v, const int *firs
         const Shared k_tile = next(2 * tile);
         if (is_seen) {
             Sums<M, KEYS / 8> p;
-            product_of_rows<HEAD>(p, q_tile + warp_row * HEAD * 2, k_tile);
+            product_of_rows(p, q_rows, k_tile);
             visible.mask(p, first_column);
 #pragma unroll
             for (int m = 0; m < M; m++)
@@ -157,7 +158,8 @@ template <int M, int N> INLINE void multiply(Sums<M, N> &sums, float factor) {
     for (int i = 0; i < M * N * 4; i++) sums[i / (N * 4)][i / 4 % N][i % 4] *= factor;
 }
 
-template <int HEAD, int QUERIES, int KEYS, int WARPS>
+// The rows of queries and of do are kept in registers where these suffice.
+template <int HEAD, int QUERIES, int KEYS, int WARPS, bool IS_KEPT>
 INLINE void backward_q(const bf16 *q, const bf16 *k, const bf16 *v, const bf16 *d_o, const float *lse, const float *delta, const int *first_key,
                        bf16 *dq, int q_stride, int k_stride, int v_stride, int do_stride, int dq_stride, int tokens, int num_heads,
                        int num_kv_heads, float scale) {
@@ -189,6 +191,11 @@ INLINE void backward_q(const bf16 *q, const bf16 *k, const bf16 *v, const bf16 *
         row_delta[i / 2][i % 2] = query < tokens ? delta[(long long)head * tokens + query] : 0;
     }
 
+    if (IS_KEPT) {
+        wait_for_copies<0>();
+        __syncthreads();
+    }
+    const Rows<HEAD, M, IS_KEPT> q_rows(q_tile + warp_row * HEAD * 2), do_rows(do_tile + warp_row * HEAD * 2);
     Sums<M, HEAD / 8> sums = {};
     for (int tile = 0; tile < num_tiles; tile++) {
         wait_for_copies<0>();
@@ -198,8 +205,8 @@ INLINE void backward_q(const bf16 *q, const bf16 *k, const bf16 *v, const bf16 *
         if (!visible.template any<KEYS>(first_column)) continue;
         const Shared k_tile = stages + tile % 2 * 2 * TILE, v_tile = k_tile + TILE;
         Sums<M, KEYS / 8> p, ds;
-        product_of_rows<HEAD>(p, q_tile + warp_row * HEAD * 2, k_tile);
-        product_of_rows<HEAD>(ds, do_tile + warp_row * HEAD * 2, v_tile);
+        product_of_rows(p, q_rows, k_tile);
+        product_of_rows(ds, do_rows, v_tile);
         visible.mask(p, first_column);
         softmax_backward(p, ds, scale, [&](int m, int, int i) { return row_lse[m][i / 2]; },
                          [&](int m, int, int i) { return row_delta[m][i / 2]; });
@@ -251,6 +258,7 @@ INLINE void backward_kv(const bf16 *q, const bf16 *k, const bf16 *v, const bf16 
         visible.high[i / 2][i % 2] = key < tokens ? last_query[key] : key;
     }
 
+    const Rows<HEAD, M, false> k_rows(k_tile + warp_row * HEAD * 2), v_rows(v_tile + warp_row * HEAD * 2);
     Sums<M, N> dk_sums = {}, dv_sums = {};
     for (int i = 0; i < group * num_tiles; i++) {
         wait_for_copies<0>();
@@ -261,8 +269,8 @@ INLINE void backward_kv(const bf16 *q, const bf16 *k, const bf16 *v, const bf16 
         const Shared q_tile = stages + i % 2 * 2 * TILE, do_tile = q_tile + TILE;
         const Shared row_lse = row_stages + i % 2 * 8 * QUERIES + lane % 4 * 8, row_delta = row_lse + 4 * QUERIES;
         Sums<M, QUERIES / 8> p, ds;
-        product_of_rows<HEAD>(p, k_tile + warp_row * HEAD * 2, q_tile);
-        product_of_rows<HEAD>(ds, v_tile + warp_row * HEAD * 2, do_tile);
+        product_of_rows(p, k_rows, q_tile);
+        product_of_rows(ds, v_rows, do_tile);
         visible.mask(p, first_column);
         softmax_backward(p, ds, scale, [&](int, int n, int i) { return load_shared(row_lse + n * 32 + i % 2 * 4); },
                          [&](int, int n, int i) { return load_shared(row_delta + n * 32 + i % 2 * 4); });
@@ -307,12 +315,12 @@ extern "C" __global__ void __launch_bounds__(128)
         forward<HEAD, QUERIES, KEYS, WARPS, STAGES>(q, k, v, first_key, o, lse, q_stride, k_stride, v_stride, o_stride, tokens,          \
                                                     num_heads, num_kv_heads, scale);                                                     \
     }
-#define BACKWARD_Q(HEAD, QUERIES, KEYS, WARPS)\
+#define BACKWARD_Q(HEAD, QUERIES, KEYS, WARPS, IS_KEPT)\
     extern "C" __global__ void __launch_bounds__(WARPS * 32)attention_backward_q_##HEAD(                                                \
         const bf16 *q, const bf16 *k, const bf16 *v, const bf16 *d_o, const float *lse, const float *delta, const int *first_key,        \
         bf16 *dq, int q_stride, int k_stride, int v_stride, int do_stride, int dq_stride, int tokens, int num_heads, int num_kv_heads,   \
         float scale) {                                                                                                                   \
-        backward_q<HEAD, QUERIES, KEYS, WARPS>(q, k, v, d_o, lse, delta, first_key, dq, q_stride, k_stride, v_stride, do_stride,         \
+        backward_q<HEAD, QUERIES, KEYS, WARPS, IS_KEPT>(q, k, v, d_o, lse, delta, first_key, dq, q_stride, k_stride, v_stride, do_stride,         \
                                                dq_stride, tokens, num_heads, num_kv_heads, scale);                                       \
     }
 #define BACKWARD_KV(HEAD, KEYS, QUERIES, WARPS, SPLIT)\
@@ -329,10 +337,10 @@ FORWARD(96, 128, 64, 4, 3)
 FORWARD(128, 128, 64, 4, 3)
 FORWARD(256, 64, 64, 4, 2)
 
-BACKWARD_Q(64, 128, 32, 4)
-BACKWARD_Q(96, 128, 32, 4)
-BACKWARD_Q(128, 128, 32, 8)
-BACKWARD_Q(256, 64, 16, 4)
+BACKWARD_Q(64, 128, 32, 4, false)
+BACKWARD_Q(96, 128, 32, 4, false)
+BACKWARD_Q(128, 128, 32, 8, true)
+BACKWARD_Q(256, 64, 16, 4, false)
 
 BACKWARD_KV(64, 128, 32, 4, 1)
 BACKWARD_KV(96, 128, 64, 8, 1)

@@ -31,21 +31,44 @@ template <int WIDTH, int ROWS, int THREADS> INLINE void load_tile(Shared tile, c
         for (int j = 0; j < CHUNKS; j += ACROSS) copy_16_bytes(lane.at(i, j), from + j * 8, first_row + row + i < num_rows);
 }
 
-// sums = A B^T: 16 * M rows of A with 8 * N rows of B.
-template <int WIDTH, int M, int N> INLINE void product_of_rows(Sums<M, N> &sums, Shared a, Shared b) {
+// 16 * M rows of a tile as the left operand of products, 16 columns at a time: read again for each product, or kept in registers.
+template <int WIDTH, int M, bool IS_KEPT> struct Rows {
+    Lane<WIDTH> lane;
+    unsigned kept[IS_KEPT ? WIDTH / 16 : 1][M][4];
+
+    INLINE explicit Rows(Shared tile) : lane(tile, threadIdx.x % 16, threadIdx.x % WARP / 16) {
+#pragma unroll
+        for (int k = 0; IS_KEPT && k < WIDTH / 16; k++) load(kept[k], k);
+    }
+
+    INLINE void load(unsigned (&x)[M][4], int k) const {
+#pragma unroll
+        for (int m = 0; m < M; m++) ldmatrix(x[m], lane.at(m * 16, k * 2));
+    }
+
+    INLINE void read(unsigned (&x)[M][4], int k) const {
+        if constexpr (IS_KEPT)
+#pragma unroll
+            for (int i = 0; i < M * 4; i++) x[i / 4][i % 4] = kept[k][i / 4][i % 4];
+        else
+            load(x, k);
+    }
+};
+
+// sums = A B^T, of the rows of A with 8 * N rows of B.
+template <int WIDTH, int M, int N, bool IS_KEPT> INLINE void product_of_rows(Sums<M, N> &sums, const Rows<WIDTH, M, IS_KEPT> &a, Shared b) {
     const int lane = threadIdx.x % WARP;
-    const Lane<WIDTH> lane_a(a, lane % 16, lane / 16), lane_b(b, lane / 16 * 8 + lane % 8, lane / 8 % 2);
+    const Lane<WIDTH> lane_b(b, lane / 16 * 8 + lane % 8, lane / 8 % 2);
 #pragma unroll
     for (int i = 0; i < M * N * 4; i++) sums[i / (N * 4)][i / 4 % N][i % 4] = 0;
 #pragma unroll
-    for (int chunk = 0; chunk < WIDTH / 8; chunk += 2) {
+    for (int k = 0; k < WIDTH / 16; k++) {
         unsigned x[M][4];
-#pragma unroll
-        for (int m = 0; m < M; m++) ldmatrix(x[m], lane_a.at(m * 16, chunk));
+        a.read(x, k);
 #pragma unroll
         for (int n = 0; n < N; n += 2) {
             unsigned y[4];
-            ldmatrix(y, lane_b.at(n * 8, chunk));
+            ldmatrix(y, lane_b.at(n * 8, k * 2));
 #pragma unroll
             for (int m = 0; m < M; m++) {
                 mma_16x8x16(sums[m][n], x[m], y[0], y[1]);
