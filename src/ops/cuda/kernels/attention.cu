@@ -74,6 +74,7 @@ INLINE void forward(const bf16 *q, const bf16 *k, const bf16 *v, const int *firs
         return ring + i % STAGES * TILE;
     };
     load_tile<HEAD, QUERIES, THREADS>(q_tile, q, q_stride, first_query, tokens);
+#pragma unroll 1
     for (int i = 0; i < STAGES - 1; i++) load(i);
 
     const Visible<M> visible = visible_keys<M>(first_key, first_query + warp_row, tokens);

@@ -121,7 +121,7 @@ INLINE void store_rows(const Sums<M, N> &sums, Shared tile, bf16 *to, int stride
                 store_shared(lane_row.at(m * 16 + half * 8, first_chunk + n) + lane % 4 * 4,
                              bf16_pair(sums[m][n][half * 2], sums[m][n][half * 2 + 1]));
     __syncwarp();
-#pragma unroll
+#pragma unroll 4
     for (int i = lane; i < 16 * M * N; i += WARP) {
         const int row = i / N, chunk = first_chunk + i % N;
         if (row < num_rows) *(uint4 *)(to + (long long)row * stride + chunk * 8) = load_shared_16_bytes(Lane<WIDTH>(tile, row).at(0, chunk));
