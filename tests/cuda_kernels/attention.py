@@ -3,21 +3,25 @@
 
 usage: attention.py [--toolkit DIR] [--driver libcuda.so.1] [--full]
 
-An error is the root mean square of the difference to float64 over that of the values. It is held against the error of the same float64
-computation with only the roundings to bf16 that the kernels are to make: of the probabilities and their gradients as operands, and of what
-is written. More than 1.15 of it (f32 sums, the exponential's approximation, values that round the other way), or a largest difference of
-more than twice its own, is a failure; so is a bit that differs in a second run, or one that changes beside the rows. Exits 1 then.
+An error is the root mean square of the difference to float64 over that of the values. It is held against the error of the same
+float64 computation with only the roundings to bf16 that the kernels are to make: of the probabilities and their gradients as
+operands, and of what is written. More than 1.15 of it (sums in f32, the exponential's approximation, values that round the other
+way), or a largest difference of more than twice its own, is a failure; so is a bit that differs in a second run, or that changes
+beside the rows. Exits 1 then.
 """
+import re
 import sys
 
 import numpy as np
 
 import device as cuda
 
-# By head size, as at the end of attention.cu: tile of rows, of columns, warps; stages of the forward.
-FORWARD = {64: (128, 64, 4, 4), 96: (128, 64, 4, 3), 128: (128, 64, 4, 3), 256: (64, 64, 4, 2)}
-BACKWARD_Q = {64: (128, 32, 4), 96: (128, 32, 4), 128: (128, 32, 8), 256: (64, 16, 4)}
-BACKWARD_KV = {64: (128, 32, 4), 96: (128, 64, 8), 128: (128, 32, 8), 256: (64, 16, 8)}
+# By kernel and head size: rows of a tile, columns of a tile, warps, and what is particular to the kernel.
+ENTRY_POINTS = {
+    (kind.lower(), int(head)): (int(rows), int(columns), int(warps), last)
+    for kind, head, rows, columns, warps, last in
+    re.findall(r"^(\w+)\((\d+), (\d+), (\d+), (\d+), (\w+)\)$", (cuda.KERNELS / "attention.cu").read_text(), re.M)
+}
 
 # Head size, heads, heads of keys and values, lengths of documents, window (0: none), tokens of padding, columns beside the rows.
 CASES = [
@@ -35,7 +39,7 @@ CASES = [
 ]
 FULL = [
     (head, heads, kv_heads, lengths, window, padding, 8 * (head % 3))
-    for head in FORWARD for heads, kv_heads in ((1, 1), (9, 3), (4, 1), (7, 1))
+    for head in (64, 96, 128, 256) for heads, kv_heads in ((1, 1), (9, 3), (4, 1), (7, 1))
     for lengths, window, padding in (((1,), 0, 0), ((5, 63), 0, 0), ((64, 64), 0, 1), ((200, 65, 130), 0, 7), ((300, 200), 70, 0))
 ]
 
@@ -58,7 +62,7 @@ def rounded(x: np.ndarray) -> np.ndarray:
 
 
 def reference(q, k, v, d_o, first_key, scale, is_rounded):
-    """Attention of [tokens, heads, head] and its gradients in float64; rounded to bf16 where the kernels are to round, or nowhere."""
+    """Attention of [tokens, heads, head] and its gradients in float64, with the kernels' roundings to bf16 or with none."""
     to = rounded if is_rounded else lambda x: x
     tokens, heads, _ = q.shape
     group = heads // k.shape[1]
@@ -103,26 +107,27 @@ class Attention:
         """All kernels: the bits of what they write."""
         device, tokens = self.device, self.tokens
         per_head = lambda: device.buffer(np.full((self.heads, tokens), np.nan, np.float32))
-        heads_of = {"q": self.heads, "k": self.kv_heads, "v": self.kv_heads, "do": self.heads}
-        x = {name: device.buffer(self.rows(self.inputs[name], n)) for name, n in heads_of.items()}
-        x |= {name: device.buffer(self.rows(None, n)) for name, n in (("o", self.heads), ("dq", self.heads), ("dk", self.kv_heads), ("dv", self.kv_heads))}
-        x |= {"lse": per_head(), "delta": per_head()}
-        x |= {"first_key": device.buffer(self.first_key), "last_query": device.buffer(last_queries(self.first_key))}
-        sizes = (tokens, self.heads, self.kv_heads, self.scale)
+        heads_of = dict.fromkeys(("q", "do", "o", "dq"), self.heads) | dict.fromkeys(("k", "v", "dk", "dv"), self.kv_heads)
+        x = {name: device.buffer(self.rows(self.inputs.get(name), n)) for name, n in heads_of.items()}
+        x |= {"lse": per_head(), "delta": per_head(), "first_key": device.buffer(self.first_key),
+              "last_query": device.buffer(last_queries(self.first_key))}
 
-        def launch(name, heads, rows, warps, shared, *names):
-            strides = [x[n].shape[1] for n in names if n in ("q", "k", "v", "o", "do", "dq", "dk", "dv")]
-            device.launch(f"attention_{name}_{self.head}", (heads, -(-tokens // rows)), warps * 32, shared, *[x[n] for n in names], *strides, *sizes)
+        def launch(name, heads, names):
+            rows, columns, warps, last = ENTRY_POINTS[name, self.head]
+            if name == "forward":
+                shared_bytes = 2 * self.head * (rows + int(last) * columns)
+            else:
+                shared_bytes = 4 * self.head * (rows + 2 * columns) + 16 * columns * (name == "backward_kv")
+            strides = [x[n].shape[1] for n in names if n in heads_of]
+            device.launch(f"attention_{name}_{self.head}", (heads, -(-tokens // rows)), 32 * warps, shared_bytes,
+                          *[x[n] for n in names], *strides, tokens, self.heads, self.kv_heads, self.scale)
 
-        rows, columns, warps, stages = FORWARD[self.head]
-        launch("forward", self.heads, rows, warps, 2 * self.head * (rows + stages * columns), "q", "k", "v", "first_key", "o", "lse")
-        device.launch("attention_delta", (tokens, -(-self.heads // 4)), 128, 0, x["do"], x["o"], x["delta"], x["do"].shape[1], x["o"].shape[1],
-                      tokens, self.heads, self.head)
-        rows, columns, warps = BACKWARD_Q[self.head]
-        launch("backward_q", self.heads, rows, warps, 4 * self.head * (rows + 2 * columns), "q", "k", "v", "do", "lse", "delta", "first_key", "dq")
-        rows, columns, warps = BACKWARD_KV[self.head]
-        launch("backward_kv", self.kv_heads, rows, warps, 4 * self.head * (rows + 2 * columns) + 16 * columns,
-               "q", "k", "v", "do", "lse", "delta", "last_query", "dk", "dv")
+        launch("forward", self.heads, ("q", "k", "v", "first_key", "o", "lse"))
+        device.launch("attention_delta", (tokens, -(-self.heads // 4)), 128, 0, x["do"], x["o"], x["delta"], x["do"].shape[1],
+                      x["o"].shape[1], tokens, self.heads, self.head)
+        inputs = ("q", "k", "v", "do", "lse", "delta")
+        launch("backward_q", self.heads, (*inputs, "first_key", "dq"))
+        launch("backward_kv", self.kv_heads, (*inputs, "last_query", "dk", "dv"))
         results = {name: x[name].read() for name in ("o", "lse", "dq", "dk", "dv")}
         device.free()
         return results
@@ -142,14 +147,15 @@ class Attention:
                 x = cuda.from_bf16(bits[:, :width]).reshape(exact[name].shape)
                 if (bits[:, width:] != 0xFFFF).any():
                     wrong.append(f"{name}: written beside the rows")
-            # Rows that see one key have no gradient of scores: differences are held against 1, the size of the inputs, where values are small.
+            # Rows that see one key have no gradient of scores; inputs are of size 1.
             size = max(np.sqrt(np.mean(exact[name] ** 2)), 0.1)
-            errors = [(np.sqrt(np.mean(d ** 2)) / size, np.abs(d).max() / size) for d in (x - exact[name], with_rounding[name] - exact[name])]
-            (error, largest), (expected, expected_largest) = errors
+            differences = (x - exact[name], with_rounding[name] - exact[name])
+            error, expected = (np.sqrt(np.mean(d ** 2)) / size for d in differences)
+            largest, expected_largest = (np.abs(d).max() / size for d in differences)
             told.append(f"{name} {error:.1e} ({expected:.1e})")
             # lse: f32, of a few units.
             if not (error <= expected * 1.15 + 2e-6 and largest <= expected_largest * 2 + 1e-5):
-                wrong.append(f"{name}: error {error:.2e}, {expected:.2e} by rounding; largest {largest:.2e}, {expected_largest:.2e} by rounding")
+                wrong.append(f"{name}: error {error:.2e} ({expected:.2e}), largest {largest:.2e} ({expected_largest:.2e})")
         print(f"{self.head:4} {self.heads}/{self.kv_heads} {self.tokens:4} tokens: {', '.join(told)}", flush=True)
         return wrong
 

@@ -1,4 +1,5 @@
-"""Runs the kernels of src/ops/cuda/kernels by the driver API: on the stand-in for libcuda (../cuda_stand_in), at its strictest, or on a GPU."""
+"""Runs the kernels of src/ops/cuda/kernels by the driver API: on the stand-in for libcuda (../cuda_stand_in), at its strictest,
+or on a GPU."""
 
 import argparse
 import ctypes
@@ -8,6 +9,7 @@ import pathlib
 import numpy as np
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+KERNELS = ROOT / "src/ops/cuda/kernels"
 STAND_IN = ROOT / "tests/cuda_stand_in/libcuda.so.1"
 MAX_DYNAMIC_SHARED_BYTES = 8   # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 
@@ -59,7 +61,7 @@ class Device:
         context, self.module, self.functions, self.buffers = ctypes.c_void_p(), ctypes.c_void_p(), {}, []
         self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
         self.call("cuCtxSetCurrent", context)
-        self.call("cuModuleLoadData", ctypes.byref(self.module), (ROOT / f"src/ops/cuda/kernels/{module}.ptx").read_bytes() + b"\0")
+        self.call("cuModuleLoadData", ctypes.byref(self.module), (KERNELS / f"{module}.ptx").read_bytes() + b"\0")
 
     def call(self, name: str, *values) -> None:
         code = getattr(self.driver, name)(*values)

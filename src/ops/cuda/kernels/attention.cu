@@ -1,13 +1,14 @@
-// Causal attention with grouped queries over flat rows: query t sees the keys first_key[t] ..= t, so that documents, rows of a batch and
-// windows are one thing. After the plan of FlashAttention-2 (Dao 2023, https://arxiv.org/abs/2307.08691), algorithms 1 and 2; the backward
-// is two kernels, so that every sum has one order.
+// Causal attention with grouped queries over flat rows: query t sees the keys first_key[t] ..= t, so that documents, rows of a
+// batch and windows are one thing. After the plan of FlashAttention-2 (Dao 2023, https://arxiv.org/abs/2307.08691), algorithms 1
+// and 2; the backward is two kernels, so that every sum has one order.
 //
-// Tensors are bf16, [tokens, heads * HEAD], with rows `*_stride` elements apart; strides are multiples of 8 and pointers of 16 bytes.
-// `first_key` and `last_query` (the last query that sees a key) do not decrease. lse (natural) and delta are f32, [num_heads, tokens].
-// Scores, probabilities and sums are f32; probabilities and their gradients are rounded to bf16 once, as operands.
+// Tensors are bf16, [tokens, heads * HEAD], with rows `*_stride` elements apart: multiples of 8, and pointers of 16 bytes.
+// `first_key` and `last_query` (the last query that sees a key) do not decrease; scale is above 0. lse (natural) and delta are
+// f32, [num_heads, tokens]. Scores, probabilities and sums are f32; probabilities and their gradients are rounded to bf16 once,
+// as operands.
 //
-// A block has a tile of rows (queries; of dK and dV, keys), of which a warp has 16 * M, and goes through the tiles of columns that some
-// row of it sees. Sizes are chosen for 99 KB of shared memory, the least of a block from sm_80 on.
+// A block has a tile of rows (queries; of dK and dV, keys), of which a warp has 16 * M, and goes through the tiles of columns
+// that some row of it sees. Sizes are chosen for 99 KB of shared memory, the least that a block can have from sm_80 on.
 #include "tile.cuh"
 
 #define LOG2_E 1.44269504088896341f
@@ -48,22 +49,51 @@ template <int M> INLINE Visible<M> visible_keys(const int *first_key, int first_
     return visible;
 }
 
+// Turns a tile of scores into exponentials, and shrinks what was summed so far by the growth of the largest score. row_sum is of
+// this thread's columns.
+template <int M, int K, int N>
+INLINE void add_to_softmax(Sums<M, K> &p, Sums<M, N> &out, float (&row_max)[M][2], float (&row_sum)[M][2], float log2_scale) {
+#pragma unroll
+    for (int m = 0; m < M; m++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            float largest = row_max[m][half];
+#pragma unroll
+            for (int n = 0; n < K; n++) largest = fmaxf(largest, fmaxf(p[m][n][half * 2], p[m][n][half * 2 + 1]));
+            largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
+            largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
+            // A row that has seen no key yet has no largest score.
+            const float shift = largest == -INFINITY ? 0 : largest * log2_scale;
+            const float shrink = exp2_approx(row_max[m][half] * log2_scale - shift);
+            float sum = row_sum[m][half] * shrink;
+#pragma unroll
+            for (int n = 0; n < K; n++)
+#pragma unroll
+                for (int i = half * 2; i < half * 2 + 2; i++)
+                    sum += p[m][n][i] = exp2_approx(p[m][n][i] * log2_scale - shift);
+            row_max[m][half] = largest, row_sum[m][half] = sum;
+#pragma unroll
+            for (int n = 0; n < N; n++) out[m][n][half * 2] *= shrink, out[m][n][half * 2 + 1] *= shrink;
+        }
+}
+
 template <int HEAD, int QUERIES, int KEYS, int WARPS, int STAGES>
-INLINE void forward(const bf16 *q, const bf16 *k, const bf16 *v, const int *first_key, bf16 *o, float *lse, int q_stride, int k_stride,
-                    int v_stride, int o_stride, int tokens, int num_heads, int num_kv_heads, float scale) {
+INLINE void forward(const bf16 *q, const bf16 *k, const bf16 *v, const int *first_key, bf16 *o, float *lse, int q_stride,
+                    int k_stride, int v_stride, int o_stride, int tokens, int num_heads, int num_kv_heads, float scale) {
     constexpr int M = QUERIES / WARPS / 16, THREADS = WARPS * WARP, TILE = KEYS * HEAD * 2;
     const Shared q_tile = dynamic_shared(), ring = q_tile + QUERIES * HEAD * 2;
     const int head = blockIdx.x, kv_head = head / (num_heads / num_kv_heads), lane = threadIdx.x % WARP;
     // The last tiles see most keys: they begin.
     const int first_query = (gridDim.y - 1 - blockIdx.y) * QUERIES, warp_row = threadIdx.x / WARP * 16 * M;
-    const int first_tile = first_key[first_query] / KEYS, num_tiles = (min(first_query + QUERIES, tokens) - 1) / KEYS - first_tile + 1;
+    const int first_tile = first_key[first_query] / KEYS;
+    const int num_tiles = (min(first_query + QUERIES, tokens) - 1) / KEYS - first_tile + 1;
     q += head * HEAD, k += kv_head * HEAD, v += kv_head * HEAD;
 
     // Tiles of keys and of values take turns in a ring.
     auto load = [&](int i) {
         if (i < 2 * num_tiles)
-            load_tile<HEAD, KEYS, THREADS>(ring + i % STAGES * TILE, i % 2 ? v : k, i % 2 ? v_stride : k_stride, (first_tile + i / 2) * KEYS,
-                                           tokens);
+            load_tile<HEAD, KEYS, THREADS>(ring + i % STAGES * TILE, i % 2 ? v : k, i % 2 ? v_stride : k_stride,
+                                           (first_tile + i / 2) * KEYS, tokens);
         commit_copies();
     };
     // Waits for tile i, and lets another take the place of tile i - 1.
@@ -78,7 +108,6 @@ INLINE void forward(const bf16 *q, const bf16 *k, const bf16 *v, const int *firs
     for (int i = 0; i < STAGES - 1; i++) load(i);
 
     const Visible<M> visible = visible_keys<M>(first_key, first_query + warp_row, tokens);
-    const float log2_scale = scale * LOG2_E;
     const Rows<HEAD, M, false> q_rows(q_tile + warp_row * HEAD * 2);
     Sums<M, HEAD / 8> out = {};
     float row_max[M][2], row_sum[M][2] = {};
@@ -94,27 +123,7 @@ INLINE void forward(const bf16 *q, const bf16 *k, const bf16 *v, const int *firs
             Sums<M, KEYS / 8> p;
             product_of_rows(p, q_rows, k_tile);
             visible.mask(p, first_column);
-#pragma unroll
-            for (int m = 0; m < M; m++)
-#pragma unroll
-                for (int half = 0; half < 2; half++) {
-                    float largest = row_max[m][half];
-#pragma unroll
-                    for (int n = 0; n < KEYS / 8; n++) largest = fmaxf(largest, fmaxf(p[m][n][half * 2], p[m][n][half * 2 + 1]));
-                    largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
-                    largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
-                    // A row that has seen no key yet has no largest score.
-                    const float shift = largest == -INFINITY ? 0 : largest * log2_scale;
-                    const float shrink = exp2_approx(row_max[m][half] * log2_scale - shift);
-                    float sum = row_sum[m][half] * shrink;
-#pragma unroll
-                    for (int n = 0; n < KEYS / 8; n++)
-#pragma unroll
-                        for (int i = half * 2; i < half * 2 + 2; i++) sum += p[m][n][i] = exp2_approx(p[m][n][i] * log2_scale - shift);
-                    row_max[m][half] = largest, row_sum[m][half] = sum;
-#pragma unroll
-                    for (int n = 0; n < HEAD / 8; n++) out[m][n][half * 2] *= shrink, out[m][n][half * 2 + 1] *= shrink;
-                }
+            add_to_softmax(p, out, row_max, row_sum, scale * LOG2_E);
             round_to_operand(operand, p);
         }
         const Shared v_tile = next(2 * tile + 1);
@@ -135,12 +144,12 @@ INLINE void forward(const bf16 *q, const bf16 *k, const bf16 *v, const int *firs
             if (lane % 4 == 0 && query < tokens) lse[(long long)head * tokens + query] = row_max[m][half] * scale + __logf(sum);
         }
     // Only this warp has read these rows of the queries.
-    store_rows<HEAD>(out, q_tile + warp_row * HEAD * 2, o + (long long)(first_query + warp_row) * o_stride + head * HEAD, o_stride,
-                     tokens - first_query - warp_row);
+    const long long row = first_query + warp_row;
+    store_rows<HEAD>(out, q_tile + warp_row * HEAD * 2, o + row * o_stride + head * HEAD, o_stride, tokens - row);
 }
 
-// Probabilities of a tile, [queries, keys] or its transpose, to p, and the gradient of the scaled scores to ds, which comes as the gradient
-// of p; lse and delta by (m, n, i) of an element.
+// Turns a tile of scores, [queries, keys] or its transpose, into probabilities, and the gradient of these into that of the scaled
+// scores; lse and delta are by (m, n, i) of an element.
 template <int M, int N, class Lse, class Delta>
 INLINE void softmax_backward(Sums<M, N> &p, Sums<M, N> &ds, float scale, Lse lse, Delta delta) {
 #pragma unroll
@@ -161,14 +170,15 @@ template <int M, int N> INLINE void multiply(Sums<M, N> &sums, float factor) {
 
 // The rows of queries and of do are kept in registers where these suffice.
 template <int HEAD, int QUERIES, int KEYS, int WARPS, bool IS_KEPT>
-INLINE void backward_q(const bf16 *q, const bf16 *k, const bf16 *v, const bf16 *d_o, const float *lse, const float *delta, const int *first_key,
-                       bf16 *dq, int q_stride, int k_stride, int v_stride, int do_stride, int dq_stride, int tokens, int num_heads,
-                       int num_kv_heads, float scale) {
+INLINE void backward_q(const bf16 *q, const bf16 *k, const bf16 *v, const bf16 *d_o, const float *lse, const float *delta,
+                       const int *first_key, bf16 *dq, int q_stride, int k_stride, int v_stride, int do_stride, int dq_stride,
+                       int tokens, int num_heads, int num_kv_heads, float scale) {
     constexpr int M = QUERIES / WARPS / 16, THREADS = WARPS * WARP, TILE = KEYS * HEAD * 2;
     const Shared q_tile = dynamic_shared(), do_tile = q_tile + QUERIES * HEAD * 2, stages = do_tile + QUERIES * HEAD * 2;
     const int head = blockIdx.x, kv_head = head / (num_heads / num_kv_heads);
     const int first_query = (gridDim.y - 1 - blockIdx.y) * QUERIES, warp_row = threadIdx.x / WARP * 16 * M;
-    const int first_tile = first_key[first_query] / KEYS, num_tiles = (min(first_query + QUERIES, tokens) - 1) / KEYS - first_tile + 1;
+    const int first_tile = first_key[first_query] / KEYS;
+    const int num_tiles = (min(first_query + QUERIES, tokens) - 1) / KEYS - first_tile + 1;
     q += head * HEAD, d_o += head * HEAD, k += kv_head * HEAD, v += kv_head * HEAD;
 
     auto load = [&](int i) {
@@ -216,21 +226,23 @@ INLINE void backward_q(const bf16 *q, const bf16 *k, const bf16 *v, const bf16 *
         add_product<HEAD>(sums, operand, k_tile);
     }
     multiply(sums, scale);
-    store_rows<HEAD>(sums, q_tile + warp_row * HEAD * 2, dq + (long long)(first_query + warp_row) * dq_stride + head * HEAD, dq_stride,
-                     tokens - first_query - warp_row);
+    const long long row = first_query + warp_row;
+    store_rows<HEAD>(sums, q_tile + warp_row * HEAD * 2, dq + row * dq_stride + head * HEAD, dq_stride, tokens - row);
 }
 
-// A warp has 16 * M keys and, where the sums of whole rows are too many for its registers, one of SPLIT parts of their columns; the
-// scores are then computed SPLIT times.
+// A warp has 16 * M keys and, where the sums of whole rows are too many for its registers, one of SPLIT parts of their columns;
+// the scores are then computed SPLIT times.
 template <int HEAD, int KEYS, int QUERIES, int WARPS, int SPLIT>
 INLINE void backward_kv(const bf16 *q, const bf16 *k, const bf16 *v, const bf16 *d_o, const float *lse, const float *delta,
-                        const int *last_query, bf16 *dk, bf16 *dv, int q_stride, int k_stride, int v_stride, int do_stride, int dk_stride,
-                        int dv_stride, int tokens, int num_heads, int num_kv_heads, float scale) {
+                        const int *last_query, bf16 *dk, bf16 *dv, int q_stride, int k_stride, int v_stride, int do_stride,
+                        int dk_stride, int dv_stride, int tokens, int num_heads, int num_kv_heads, float scale) {
     constexpr int M = KEYS * SPLIT / WARPS / 16, N = HEAD / 8 / SPLIT, THREADS = WARPS * WARP, TILE = QUERIES * HEAD * 2;
-    const Shared k_tile = dynamic_shared(), v_tile = k_tile + KEYS * HEAD * 2, stages = v_tile + KEYS * HEAD * 2, row_stages = stages + 4 * TILE;
-    const int kv_head = blockIdx.x, group = num_heads / num_kv_heads, lane = threadIdx.x % WARP;
-    const int first_key = blockIdx.y * KEYS, warp_row = threadIdx.x / WARP / SPLIT * 16 * M, first_chunk = threadIdx.x / WARP % SPLIT * N;
-    const int first_tile = first_key / QUERIES, num_tiles = last_query[min(first_key + KEYS, tokens) - 1] / QUERIES - first_tile + 1;
+    const Shared k_tile = dynamic_shared(), v_tile = k_tile + KEYS * HEAD * 2, stages = v_tile + KEYS * HEAD * 2;
+    const Shared row_stages = stages + 4 * TILE;
+    const int kv_head = blockIdx.x, group = num_heads / num_kv_heads, lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    const int first_key = blockIdx.y * KEYS, warp_row = warp / SPLIT * 16 * M, first_chunk = warp % SPLIT * N;
+    const int first_tile = first_key / QUERIES;
+    const int num_tiles = last_query[min(first_key + KEYS, tokens) - 1] / QUERIES - first_tile + 1;
     k += kv_head * HEAD, v += kv_head * HEAD;
 
     // Tiles of all queries of the group's first head, of its second, ...
@@ -285,14 +297,15 @@ INLINE void backward_kv(const bf16 *q, const bf16 *k, const bf16 *v, const bf16 
     // Other warps may still read the rows of this one.
     if (SPLIT > 1) __syncthreads();
     const long long row = first_key + warp_row;
-    store_rows<HEAD>(dk_sums, k_tile + warp_row * HEAD * 2, dk + row * dk_stride + kv_head * HEAD, dk_stride, tokens - row, first_chunk);
-    store_rows<HEAD>(dv_sums, v_tile + warp_row * HEAD * 2, dv + row * dv_stride + kv_head * HEAD, dv_stride, tokens - row, first_chunk);
+    dk += row * dk_stride + kv_head * HEAD, dv += row * dv_stride + kv_head * HEAD;
+    store_rows<HEAD>(dk_sums, k_tile + warp_row * HEAD * 2, dk, dk_stride, tokens - row, first_chunk);
+    store_rows<HEAD>(dv_sums, v_tile + warp_row * HEAD * 2, dv, dv_stride, tokens - row, first_chunk);
 }
 
 // delta[head, t] = sum of do * o over the head's columns; a warp for each.
 // Grid: (tokens, num_heads / 4 upwards); block: 128.
-extern "C" __global__ void __launch_bounds__(128)
-    attention_delta(const bf16 *d_o, const bf16 *o, float *delta, int do_stride, int o_stride, int tokens, int num_heads, int head_dim) {
+extern "C" __global__ void __launch_bounds__(128) attention_delta(const bf16 *d_o, const bf16 *o, float *delta, int do_stride,
+                                                                  int o_stride, int tokens, int num_heads, int head_dim) {
     const int head = blockIdx.y * 4 + threadIdx.x / WARP, token = blockIdx.x, lane = threadIdx.x % WARP;
     if (head >= num_heads) return;
     const unsigned *x = (const unsigned *)(d_o + (long long)token * do_stride + head * head_dim);
@@ -303,34 +316,33 @@ extern "C" __global__ void __launch_bounds__(128)
     if (lane == 0) delta[(long long)head * tokens + token] = sum;
 }
 
-// Entry points by head size. Grids: (num_heads, tokens / QUERIES upwards) for attention_forward_* and attention_backward_q_*,
-// (num_kv_heads, tokens / KEYS upwards) for attention_backward_kv_*; block: 32 * WARPS.
-// Dynamic shared memory in bytes:
-//   forward       2 * HEAD * (QUERIES + STAGES * KEYS)
-//   backward_q    4 * HEAD * (QUERIES + 2 * KEYS)
-//   backward_kv   4 * HEAD * (KEYS + 2 * QUERIES) + 16 * QUERIES
-#define FORWARD(HEAD, QUERIES, KEYS, WARPS, STAGES)\
-    extern "C" __global__ void __launch_bounds__(WARPS * 32)\
-        attention_forward_##HEAD(const bf16 *q, const bf16 *k, const bf16 *v, const int *first_key, bf16 *o, float *lse, int q_stride,   \
-                                 int k_stride, int v_stride, int o_stride, int tokens, int num_heads, int num_kv_heads, float scale) {   \
-        forward<HEAD, QUERIES, KEYS, WARPS, STAGES>(q, k, v, first_key, o, lse, q_stride, k_stride, v_stride, o_stride, tokens,          \
-                                                    num_heads, num_kv_heads, scale);                                                     \
+// Entry points by head size. Block: 32 * WARPS. Grid and dynamic shared memory in bytes:
+//   forward      (num_heads, tokens / QUERIES upwards)   2 * HEAD * (QUERIES + STAGES * KEYS)
+//   backward_q   (num_heads, tokens / QUERIES upwards)   4 * HEAD * (QUERIES + 2 * KEYS)
+//   backward_kv  (num_kv_heads, tokens / KEYS upwards)   4 * HEAD * (KEYS + 2 * QUERIES) + 16 * QUERIES
+#define FORWARD(HEAD, QUERIES, KEYS, WARPS, STAGES)                                                                              \
+    extern "C" __global__ void __launch_bounds__(WARPS * 32) attention_forward_##HEAD(                                           \
+        const bf16 *q, const bf16 *k, const bf16 *v, const int *first_key, bf16 *o, float *lse, int q_stride, int k_stride,      \
+        int v_stride, int o_stride, int tokens, int num_heads, int num_kv_heads, float scale) {                                  \
+        forward<HEAD, QUERIES, KEYS, WARPS, STAGES>(q, k, v, first_key, o, lse, q_stride, k_stride, v_stride, o_stride, tokens,  \
+                                                    num_heads, num_kv_heads, scale);                                             \
     }
-#define BACKWARD_Q(HEAD, QUERIES, KEYS, WARPS, IS_KEPT)\
-    extern "C" __global__ void __launch_bounds__(WARPS * 32)attention_backward_q_##HEAD(                                                \
-        const bf16 *q, const bf16 *k, const bf16 *v, const bf16 *d_o, const float *lse, const float *delta, const int *first_key,        \
-        bf16 *dq, int q_stride, int k_stride, int v_stride, int do_stride, int dq_stride, int tokens, int num_heads, int num_kv_heads,   \
-        float scale) {                                                                                                                   \
-        backward_q<HEAD, QUERIES, KEYS, WARPS, IS_KEPT>(q, k, v, d_o, lse, delta, first_key, dq, q_stride, k_stride, v_stride, do_stride,         \
-                                               dq_stride, tokens, num_heads, num_kv_heads, scale);                                       \
+#define BACKWARD_Q(HEAD, QUERIES, KEYS, WARPS, IS_KEPT)                                                                          \
+    extern "C" __global__ void __launch_bounds__(WARPS * 32) attention_backward_q_##HEAD(                                        \
+        const bf16 *q, const bf16 *k, const bf16 *v, const bf16 *d_o, const float *lse, const float *delta,                      \
+        const int *first_key, bf16 *dq, int q_stride, int k_stride, int v_stride, int do_stride, int dq_stride, int tokens,      \
+        int num_heads, int num_kv_heads, float scale) {                                                                          \
+        backward_q<HEAD, QUERIES, KEYS, WARPS, IS_KEPT>(q, k, v, d_o, lse, delta, first_key, dq, q_stride, k_stride, v_stride,   \
+                                                        do_stride, dq_stride, tokens, num_heads, num_kv_heads, scale);           \
     }
-#define BACKWARD_KV(HEAD, KEYS, QUERIES, WARPS, SPLIT)\
-    extern "C" __global__ void __launch_bounds__(WARPS * 32)attention_backward_kv_##HEAD(                                               \
-        const bf16 *q, const bf16 *k, const bf16 *v, const bf16 *d_o, const float *lse, const float *delta, const int *last_query,       \
-        bf16 *dk, bf16 *dv, int q_stride, int k_stride, int v_stride, int do_stride, int dk_stride, int dv_stride, int tokens,           \
-        int num_heads, int num_kv_heads, float scale) {                                                                                  \
-        backward_kv<HEAD, KEYS, QUERIES, WARPS, SPLIT>(q, k, v, d_o, lse, delta, last_query, dk, dv, q_stride, k_stride, v_stride,       \
-                                                       do_stride, dk_stride, dv_stride, tokens, num_heads, num_kv_heads, scale);         \
+#define BACKWARD_KV(HEAD, KEYS, QUERIES, WARPS, SPLIT)                                                                           \
+    extern "C" __global__ void __launch_bounds__(WARPS * 32) attention_backward_kv_##HEAD(                                       \
+        const bf16 *q, const bf16 *k, const bf16 *v, const bf16 *d_o, const float *lse, const float *delta,                      \
+        const int *last_query, bf16 *dk, bf16 *dv, int q_stride, int k_stride, int v_stride, int do_stride, int dk_stride,       \
+        int dv_stride, int tokens, int num_heads, int num_kv_heads, float scale) {                                               \
+        backward_kv<HEAD, KEYS, QUERIES, WARPS, SPLIT>(q, k, v, d_o, lse, delta, last_query, dk, dv, q_stride, k_stride,         \
+                                                       v_stride, do_stride, dk_stride, dv_stride, tokens, num_heads,             \
+                                                       num_kv_heads, scale);                                                     \
     }
 
 FORWARD(64, 128, 64, 4, 4)

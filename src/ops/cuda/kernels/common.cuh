@@ -1,5 +1,5 @@
-// What the kernels share: bf16, and the instructions of sm_80 for matrices and asynchronous copies. Includes nothing, so that NVRTC needs
-// no headers.
+// What the kernels share: bf16, and the instructions of sm_80 for matrices and asynchronous copies. Includes nothing, so that
+// NVRTC needs no headers.
 #pragma once
 
 #define INLINE __device__ __forceinline__

@@ -5,8 +5,8 @@
 // Sums of 16 * M x 8 * N, as mma.sync leaves them: [.][.][0..1] are two columns of row lane / 4, [2..3] of row lane / 4 + 8.
 template <int M, int N> using Sums = float[M][N][4];
 
-// A tile in shared memory as a lane sees it that reads or writes chunks of eight columns of `row`, and of rows and chunks by constants
-// further on. Chunks change places by the row, so that one and the same chunk of eight rows lies in all banks.
+// A tile in shared memory as a lane sees it that reads or writes a chunk of eight columns of a row, and rows and chunks that are
+// constants further on. Chunks change places by the row, so that one and the same chunk of eight rows lies in all banks.
 template <int WIDTH> struct Lane {
     Shared start, swizzle;
 
@@ -18,9 +18,11 @@ template <int WIDTH> struct Lane {
 };
 
 // Starts the copy of ROWS rows from `first_row` on; those from `num_rows` on become zeros.
-template <int WIDTH, int ROWS, int THREADS> INLINE void load_tile(Shared tile, const bf16 *from, int stride, int first_row, int num_rows) {
+template <int WIDTH, int ROWS, int THREADS>
+INLINE void load_tile(Shared tile, const bf16 *from, int stride, int first_row, int num_rows) {
     // A power of two across, and at least 8 down: what a thread copies is by constants apart.
-    constexpr int CHUNKS = WIDTH / 8, POWER = CHUNKS & -CHUNKS, ACROSS = POWER < THREADS / 8 ? POWER : THREADS / 8, DOWN = THREADS / ACROSS;
+    constexpr int CHUNKS = WIDTH / 8, POWER = CHUNKS & -CHUNKS, ACROSS = POWER < THREADS / 8 ? POWER : THREADS / 8;
+    constexpr int DOWN = THREADS / ACROSS;
     static_assert(ROWS % DOWN == 0, "all threads have as much to copy");
     const int row = threadIdx.x / ACROSS, chunk = threadIdx.x % ACROSS;
     from += (long long)(first_row + row) * stride + chunk * 8;
@@ -56,7 +58,8 @@ template <int WIDTH, int M, bool IS_KEPT> struct Rows {
 };
 
 // sums = A B^T, of the rows of A with 8 * N rows of B.
-template <int WIDTH, int M, int N, bool IS_KEPT> INLINE void product_of_rows(Sums<M, N> &sums, const Rows<WIDTH, M, IS_KEPT> &a, Shared b) {
+template <int WIDTH, int M, int N, bool IS_KEPT>
+INLINE void product_of_rows(Sums<M, N> &sums, const Rows<WIDTH, M, IS_KEPT> &a, Shared b) {
     const int lane = threadIdx.x % WARP;
     const Lane<WIDTH> lane_b(b, lane / 16 * 8 + lane % 8, lane / 8 % 2);
 #pragma unroll
@@ -89,7 +92,8 @@ template <int M, int N> INLINE void round_to_operand(Operand<M, N / 2> &x, const
 }
 
 // sums += A B, with 8 * N columns from `first_chunk` on of the 16 * K rows of B.
-template <int WIDTH, int M, int K, int N> INLINE void add_product(Sums<M, N> &sums, const Operand<M, K> &a, Shared b, int first_chunk = 0) {
+template <int WIDTH, int M, int K, int N>
+INLINE void add_product(Sums<M, N> &sums, const Operand<M, K> &a, Shared b, int first_chunk = 0) {
     const int lane = threadIdx.x % WARP;
     const Lane<WIDTH> lane_b(b, lane % 16, lane / 16);
 #pragma unroll
@@ -106,8 +110,8 @@ template <int WIDTH, int M, int K, int N> INLINE void add_product(Sums<M, N> &su
         }
 }
 
-// Writes the sums of a warp in bf16 to columns from `first_chunk` on of at most `num_rows` rows, by way of its rows of `tile`: rows go out
-// in whole chunks.
+// Writes the sums of a warp in bf16 to columns from `first_chunk` on of at most `num_rows` rows, by way of its rows of `tile`:
+// rows go out in whole chunks.
 template <int WIDTH, int M, int N>
 INLINE void store_rows(const Sums<M, N> &sums, Shared tile, bf16 *to, int stride, int num_rows, int first_chunk = 0) {
     const int lane = threadIdx.x % WARP;
@@ -124,6 +128,7 @@ INLINE void store_rows(const Sums<M, N> &sums, Shared tile, bf16 *to, int stride
 #pragma unroll 4
     for (int i = lane; i < 16 * M * N; i += WARP) {
         const int row = i / N, chunk = first_chunk + i % N;
-        if (row < num_rows) *(uint4 *)(to + (long long)row * stride + chunk * 8) = load_shared_16_bytes(Lane<WIDTH>(tile, row).at(0, chunk));
+        if (row < num_rows)
+            *(uint4 *)(to + (long long)row * stride + chunk * 8) = load_shared_16_bytes(Lane<WIDTH>(tile, row).at(0, chunk));
     }
 }
