@@ -246,22 +246,25 @@ INLINE void backward_kv(const bf16 *q, const bf16 *k, const bf16 *v, const bf16 
     k += kv_head * HEAD, v += kv_head * HEAD;
 
     // Tiles of all queries of the group's first head, of its second, ...
-    auto load = [&](int i) {
-        if (i < group * num_tiles) {
-            const int head = kv_head * group + i / num_tiles, first_query = (first_tile + i % num_tiles) * QUERIES;
-            const Shared stage = stages + i % 2 * 2 * TILE;
-            load_tile<HEAD, QUERIES, THREADS>(stage, q + head * HEAD, q_stride, first_query, tokens);
-            load_tile<HEAD, QUERIES, THREADS>(stage + TILE, d_o + head * HEAD, do_stride, first_query, tokens);
-            const int query = first_query + threadIdx.x % QUERIES;
+    auto next_of = [&](int tile) { return tile + 1 < first_tile + num_tiles ? tile + 1 : first_tile; };
+    int next_head = kv_head * group, next_tile = first_tile;
+    auto load_next = [&](int stage) {
+        if (next_head < (kv_head + 1) * group) {
+            const Shared to = stages + stage * 2 * TILE;
+            const int first_query = next_tile * QUERIES, query = first_query + threadIdx.x % QUERIES;
+            load_tile<HEAD, QUERIES, THREADS>(to, q + next_head * HEAD, q_stride, first_query, tokens);
+            load_tile<HEAD, QUERIES, THREADS>(to + TILE, d_o + next_head * HEAD, do_stride, first_query, tokens);
             if (threadIdx.x < 2 * QUERIES)
-                copy_4_bytes(row_stages + i % 2 * 8 * QUERIES + threadIdx.x * 4,
-                             (threadIdx.x < QUERIES ? lse : delta) + (long long)head * tokens + query, query < tokens);
+                copy_4_bytes(row_stages + stage * 8 * QUERIES + threadIdx.x * 4,
+                             (threadIdx.x < QUERIES ? lse : delta) + (long long)next_head * tokens + query, query < tokens);
+            next_tile = next_of(next_tile);
+            next_head += next_tile == first_tile;
         }
         commit_copies();
     };
     load_tile<HEAD, KEYS, THREADS>(k_tile, k, k_stride, first_key, tokens);
     load_tile<HEAD, KEYS, THREADS>(v_tile, v, v_stride, first_key, tokens);
-    load(0);
+    load_next(0);
 
     Visible<M> visible;
 #pragma unroll
@@ -273,14 +276,14 @@ INLINE void backward_kv(const bf16 *q, const bf16 *k, const bf16 *v, const bf16 
 
     const Rows<HEAD, M, false> k_rows(k_tile + warp_row * HEAD * 2), v_rows(v_tile + warp_row * HEAD * 2);
     Sums<M, N> dk_sums = {}, dv_sums = {};
-    for (int i = 0; i < group * num_tiles; i++) {
+    for (int i = 0, tile = first_tile; i < group * num_tiles; i++, tile = next_of(tile)) {
+        const int stage = i % 2, first_column = tile * QUERIES;
         wait_for_copies<0>();
         __syncthreads();
-        load(i + 1);
-        const int first_column = (first_tile + i % num_tiles) * QUERIES;
+        load_next(1 - stage);
         if (!visible.template any<QUERIES>(first_column)) continue;
-        const Shared q_tile = stages + i % 2 * 2 * TILE, do_tile = q_tile + TILE;
-        const Shared row_lse = row_stages + i % 2 * 8 * QUERIES + lane % 4 * 8, row_delta = row_lse + 4 * QUERIES;
+        const Shared q_tile = stages + stage * 2 * TILE, do_tile = q_tile + TILE;
+        const Shared row_lse = row_stages + stage * 8 * QUERIES + lane % 4 * 8, row_delta = row_lse + 4 * QUERIES;
         Sums<M, QUERIES / 8> p, ds;
         product_of_rows(p, k_rows, q_tile);
         product_of_rows(ds, v_rows, do_tile);
