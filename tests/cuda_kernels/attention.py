@@ -20,7 +20,7 @@ import device as cuda
 ENTRY_POINTS = {
     (kind.lower(), int(head)): (int(rows), int(columns), int(warps), last)
     for kind, head, rows, columns, warps, last in
-    re.findall(r"^(\w+)\((\d+), (\d+), (\d+), (\d+), (\w+)\)$", (cuda.KERNELS / "attention.cu").read_text(), re.M)
+    re.findall(r"^(\w+)\((\d+), (\d+), (\d+), (\d+), (\w+).*\)$", (cuda.KERNELS / "attention.cu").read_text(), re.M)
 }
 
 # Head size, heads, heads of keys and values, lengths of documents, window (0: none), tokens of padding, columns beside the rows.

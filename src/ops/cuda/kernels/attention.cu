@@ -231,8 +231,8 @@ INLINE void backward_q(const bf16 *q, const bf16 *k, const bf16 *v, const bf16 *
 }
 
 // A warp has 16 * M keys and, where the sums of whole rows are too many for its registers, one of SPLIT parts of their columns;
-// the scores are then computed SPLIT times.
-template <int HEAD, int KEYS, int QUERIES, int WARPS, int SPLIT>
+// the scores are then computed SPLIT times. Its keys are kept in registers where these suffice.
+template <int HEAD, int KEYS, int QUERIES, int WARPS, int SPLIT, bool IS_KEPT>
 INLINE void backward_kv(const bf16 *q, const bf16 *k, const bf16 *v, const bf16 *d_o, const float *lse, const float *delta,
                         const int *last_query, bf16 *dk, bf16 *dv, int q_stride, int k_stride, int v_stride, int do_stride,
                         int dk_stride, int dv_stride, int tokens, int num_heads, int num_kv_heads, float scale) {
@@ -274,7 +274,12 @@ INLINE void backward_kv(const bf16 *q, const bf16 *k, const bf16 *v, const bf16 
         visible.high[i / 2][i % 2] = key < tokens ? last_query[key] : key;
     }
 
-    const Rows<HEAD, M, false> k_rows(k_tile + warp_row * HEAD * 2), v_rows(v_tile + warp_row * HEAD * 2);
+    if (IS_KEPT) {
+        wait_for_copies<0>();
+        __syncthreads();
+    }
+    const Rows<HEAD, M, IS_KEPT> k_rows(k_tile + warp_row * HEAD * 2);
+    const Rows<HEAD, M, false> v_rows(v_tile + warp_row * HEAD * 2);
     Sums<M, N> dk_sums = {}, dv_sums = {};
     for (int i = 0, tile = first_tile; i < group * num_tiles; i++, tile = next_of(tile)) {
         const int stage = i % 2, first_column = tile * QUERIES;
@@ -338,14 +343,14 @@ extern "C" __global__ void __launch_bounds__(128) attention_delta(const bf16 *d_
         backward_q<HEAD, QUERIES, KEYS, WARPS, IS_KEPT>(q, k, v, d_o, lse, delta, first_key, dq, q_stride, k_stride, v_stride,   \
                                                         do_stride, dq_stride, tokens, num_heads, num_kv_heads, scale);           \
     }
-#define BACKWARD_KV(HEAD, KEYS, QUERIES, WARPS, SPLIT)                                                                           \
+#define BACKWARD_KV(HEAD, KEYS, QUERIES, WARPS, SPLIT, IS_KEPT)                                                                  \
     extern "C" __global__ void __launch_bounds__(WARPS * 32) attention_backward_kv_##HEAD(                                       \
         const bf16 *q, const bf16 *k, const bf16 *v, const bf16 *d_o, const float *lse, const float *delta,                      \
         const int *last_query, bf16 *dk, bf16 *dv, int q_stride, int k_stride, int v_stride, int do_stride, int dk_stride,       \
         int dv_stride, int tokens, int num_heads, int num_kv_heads, float scale) {                                               \
-        backward_kv<HEAD, KEYS, QUERIES, WARPS, SPLIT>(q, k, v, d_o, lse, delta, last_query, dk, dv, q_stride, k_stride,         \
-                                                       v_stride, do_stride, dk_stride, dv_stride, tokens, num_heads,             \
-                                                       num_kv_heads, scale);                                                     \
+        backward_kv<HEAD, KEYS, QUERIES, WARPS, SPLIT, IS_KEPT>(q, k, v, d_o, lse, delta, last_query, dk, dv, q_stride,          \
+                                                                k_stride, v_stride, do_stride, dk_stride, dv_stride, tokens,     \
+                                                                num_heads, num_kv_heads, scale);                                 \
     }
 
 FORWARD(64, 128, 64, 4, 4)
@@ -358,7 +363,7 @@ BACKWARD_Q(96, 128, 32, 4, false)
 BACKWARD_Q(128, 128, 32, 8, true)
 BACKWARD_Q(256, 64, 16, 4, false)
 
-BACKWARD_KV(64, 128, 32, 4, 1)
-BACKWARD_KV(96, 128, 64, 8, 1)
-BACKWARD_KV(128, 128, 32, 8, 1)
-BACKWARD_KV(256, 64, 16, 8, 2)
+BACKWARD_KV(64, 128, 32, 4, 1, false)
+BACKWARD_KV(96, 128, 64, 8, 1, false)
+BACKWARD_KV(128, 128, 32, 8, 1, true)
+BACKWARD_KV(256, 64, 16, 8, 2, false)
