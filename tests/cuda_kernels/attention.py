@@ -93,8 +93,9 @@ class Attention:
         self.first_key = first_keys(lengths, window, padding)
         self.tokens, self.scale = len(self.first_key), float(self.head) ** -0.5
         made = np.random.default_rng(seed)
-        self.inputs = {name: rounded(made.standard_normal((self.tokens, n, self.head)) * size) for name, n, size in
-                       (("q", self.heads, 1.5), ("k", self.kv_heads, 1.5), ("v", self.kv_heads, 1), ("do", self.heads, 1))}
+        # Scores of a few units, and, in every other case, of some tens.
+        sizes = (("q", self.heads, 8 if seed % 2 else 2), ("k", self.kv_heads, 1), ("v", self.kv_heads, 1), ("do", self.heads, 1))
+        self.inputs = {name: rounded(made.standard_normal((self.tokens, n, self.head)) * size) for name, n, size in sizes}
 
     def rows(self, x: np.ndarray | None, heads: int) -> np.ndarray:
         """Rows with NaN beside them, and as a whole where there is no `x`."""
@@ -153,8 +154,8 @@ class Attention:
             error, expected = (np.sqrt(np.mean(d ** 2)) / size for d in differences)
             largest, expected_largest = (np.abs(d).max() / size for d in differences)
             told.append(f"{name} {error:.1e} ({expected:.1e})")
-            # lse: f32, of a few units.
-            if not (error <= expected * 1.15 + 2e-6 and largest <= expected_largest * 2 + 1e-5):
+            # lse is not rounded, and gradients of scores can cancel: what is left then are errors of sums in f32.
+            if not (error <= expected * 1.15 + 1e-5 and largest <= expected_largest * 2 + 1e-4):
                 wrong.append(f"{name}: error {error:.2e} ({expected:.2e}), largest {largest:.2e} ({expected_largest:.2e})")
         print(f"{self.head:4} {self.heads}/{self.kv_heads} {self.tokens:4} tokens: {', '.join(told)}", flush=True)
         return wrong
