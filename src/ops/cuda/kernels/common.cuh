@@ -49,6 +49,10 @@ INLINE uint4 load_shared_16_bytes(Shared at) {
     return x;
 }
 
+INLINE void store_shared_16_bytes(Shared at, uint4 x) {
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");
+}
+
 // sums += A B: 16 x 8 sums, A of 16 x 16, B of 16 x 8, in the fragments' order of PTX.
 INLINE void mma_16x8x16(float (&sums)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
