@@ -14,19 +14,21 @@ import numpy as np
 
 import device as cuda
 
-# Tokens, in, out, rank, parts, probability of dropout, shares of the tokens, tiles across, columns beside the rows.
+# Tokens, in, out of each projection, rank, probability of dropout, shares of the tokens, tiles across, columns beside the rows.
 CASES = [
-    (70, 72, 40, 1, 1, 0.0, 1, 1, 8),
-    (1, 8, 8, 3, 1, 0.3, 1, 2, 0),
-    (130, 264, 24, 3, 3, 0.0, 2, 2, 16),
-    (193, 520, 304, 8, 1, 0.1, 3, 3, 0),
-    (257, 600, 272, 16, 1, 0.0, 4, 2, 24),
-    (600, 1112, 520, 16, 1, 0.05, 5, 4, 8),
-    (100, 320, 48, 16, 3, 0.0, 5, 1, 8),
-    (65, 264, 40, 20, 2, 0.0, 1, 1, 0),
-    (129, 296, 264, 64, 1, 0.5, 2, 1, 8),
-    (66, 264, 40, 100, 1, 0.05, 1, 1, 0),
-    (33, 136, 264, 256, 1, 0.0, 1, 1, 8),
+    (70, 72, (40,), 1, 0.0, 1, 1, 8),
+    (1, 8, (8,), 3, 0.3, 1, 2, 0),
+    (130, 264, (24, 264, 8), 3, 0.0, 2, 2, 16),
+    (193, 520, (304,), 8, 0.1, 3, 3, 0),
+    (257, 600, (272, 64), 16, 0.0, 4, 2, 24),
+    (600, 1112, (520,), 16, 0.05, 5, 2, 8),
+    (100, 320, (48, 16, 16), 16, 0.0, 2, 1, 8),
+    (70, 264, (40, 24), 16, 0.2, 1, 2, 8),
+    (65, 264, (40, 296), 20, 0.0, 1, 1, 0),
+    (129, 296, (264,), 64, 0.5, 2, 1, 8),
+    (66, 264, (40,), 100, 0.05, 1, 1, 0),
+    (65, 136, (264, 8, 48), 40, 0.0, 2, 1, 8),
+    (33, 136, (264,), 256, 0.0, 1, 1, 8),
 ]
 FACTORS = np.array([0x9E3779B9, 0x7FEB352D, 0x846CA68B], np.uint32)
 
@@ -53,22 +55,24 @@ def rounded(x: np.ndarray) -> np.ndarray:
 
 
 class Layer:
-    """The kernels over one case's tensors."""
+    """The kernels over one case's tensors: projections of one input."""
 
     def __init__(self, device: cuda.Device, case: tuple, seed: int):
         self.device, self.seed = device, 2**40 + seed
-        self.tokens, self.inputs, self.outputs, self.rank, self.parts, p, self.shares, self.across, self.beside = case
+        self.tokens, self.inputs, self.outputs, self.rank, p, self.shares, self.across, self.beside = case
+        self.parts = len(self.outputs)
         self.padded = -(-self.rank // 8) * 8
         self.columns, self.scale = self.padded * self.parts, 0.75
         p = np.float32(p)
-        self.dropout = (np.uint64(mix(self.seed)), np.uint32(int(float(p) * 2**32)), float(np.float32(1) / (np.float32(1) - p)))
+        # Each projection has its mask.
+        self.dropouts = [(np.uint64(mix(self.seed + i)), np.uint32(int(float(p) * 2**32)), float(np.float32(1) / (np.float32(1) - p)))
+                         for i in range(self.parts)]
         made = np.random.default_rng(seed)
         normal = lambda *shape: made.standard_normal(shape).astype(np.float32)
         self.x, self.dx = normal(self.tokens, self.inputs), normal(self.tokens, self.inputs)
+        self.y, self.dy = normal(self.tokens, sum(self.outputs)), normal(self.tokens, sum(self.outputs))
         self.a = [normal(self.rank, self.inputs) / 8 for _ in range(self.parts)]
-        self.b = [normal(self.outputs, self.rank) / 8 for _ in range(self.parts)]
-        self.y = [normal(self.tokens, self.outputs) for _ in range(self.parts)]
-        self.dy = [normal(self.tokens, self.outputs) for _ in range(self.parts)]
+        self.b = [normal(width, self.rank) / 8 for width in self.outputs]
         self.da, self.db = [normal(*a.shape) for a in self.a], [normal(*b.shape) for b in self.b]
 
     def rows(self, x: np.ndarray) -> cuda.Buffer:
@@ -79,90 +83,101 @@ class Layer:
 
     def run(self, adds: bool) -> dict[str, np.ndarray]:
         """All kernels: the bits of what they write."""
-        device, tokens, rank, columns = self.device, self.tokens, self.rank, self.columns
-        made = {}
-        off = (np.uint64(0), np.uint32(0), 1.0)
-        stride_of = lambda x: x.shape[1]
-        three = lambda x: [x[min(i, len(x) - 1)] for i in range(3)]
-        x, dx = self.rows(self.x), self.rows(self.dx)
-        a, b, y, dy, da, db = ([device.buffer(x) for x in xs] if name not in ("y", "dy") else [self.rows(x) for x in xs] for name, xs in
-                               (("a", self.a), ("b", self.b), ("y", self.y), ("dy", self.dy), ("da", self.da), ("db", self.db)))
-        xa, dxa = (device.buffer(np.full((tokens, columns + self.beside), 0xFFFF, np.uint16)) for _ in range(2))
-        at = lambda rows, part: np.uint64(rows.pointer.value + 2 * part * self.padded)
-        fresh = lambda *shape: device.buffer(np.full(shape, np.nan, np.float32))
+        device, tokens, rank = self.device, self.tokens, self.rank
+        off, null = (np.uint64(0), np.uint32(0), 1.0), np.uint64(0)
+        x, dx, y, dy = (self.rows(x) for x in (self.x, self.dx, self.y, self.dy))
+        a, b, da, db = ([device.buffer(x) for x in of] for of in (self.a, self.b, self.da, self.db))
+        xa, dxa = (device.buffer(np.full((tokens, self.columns + self.beside), 0xFFFF, np.uint16)) for _ in range(2))
+        stride = lambda rows: rows.shape[1]
+        three = lambda x, fill: (*x, *[fill] * (3 - len(x)))
         blocks = lambda size, each: -(-size // each)
+        fresh = lambda *shape: device.buffer(np.full(shape, np.nan, np.float32))
+        of_a, of_b = ((self.inputs, 1), (self.inputs,)), ((1, rank), self.outputs)
 
-        def product(x, factors, strides, width, columns, out, scale, dropout):
+        def product(x, factors, like, columns, dropout):
+            strides, widths = like
             across = max(1, min(self.across, 64 // min(columns, 64)))
-            grid = (blocks(width, 256 * across), self.shares, blocks(columns, 64))
-            sums = fresh(grid[0], tokens, columns)
-            device.launch("low_rank_product", grid, 256, 65536 + 512 * min(columns, 64) * across, x, *three(factors), sums, stride_of(x), *strides,
-                          tokens, width, rank, columns, across, *dropout)
-            sum_rows(sums, out, columns, scale)
+            counts = [blocks(width, 256 * across) for width in widths]
+            products = fresh(sum(counts), tokens, columns)
+            device.launch("low_rank_product", (sum(counts), self.shares, blocks(columns, 64)), 256, 65536 + 512 * min(columns, 64) * across, x,
+                          *three(factors, null), products, stride(x), *strides, tokens, *three(widths, 0), rank, columns, across, *dropout)
+            return products, counts
 
-        def sum_rows(sums, out, columns, scale):
-            device.launch("low_rank_sum_rows", (blocks(tokens * columns, 512),), 256, 0, sums, out, stride_of(xa), tokens, columns, sums.shape[0], scale)
+        def gradient(x, left, widths, columns, dropout):
+            gradients = fresh(self.shares, sum(widths), columns)
+            device.launch("low_rank_gradient", (sum(blocks(width, 256) for width in widths), self.shares, blocks(columns, 64)), 256, 81920, x, left,
+                          gradients, stride(x), stride(xa), tokens, *three(widths, 0), columns, *dropout)
+            return gradients
 
-        def gradient(x, left, width, columns, dropout):
-            grid = (blocks(width, 256), self.shares, blocks(columns, 64))
-            sums = fresh(grid[1], width, columns)
-            device.launch("low_rank_gradient", grid, 256, 81920, x, left, sums, stride_of(x), stride_of(xa), tokens, width, columns, *dropout)
-            return sums
+        def sums(columns, scale, products=None, gradients=None, to=(), like=((0, 0), ())):
+            """`products`: their buffer, blocks by width, and where their sums go; `to` is where those of the gradients go."""
+            made, counts, out = products or (null, [], null)
+            strides, widths = like
+            row_blocks = blocks(tokens * columns * len(counts), 512)
+            device.launch("low_rank_sum", (row_blocks + (columns // 8 * blocks(sum(widths), 32) if gradients else 0),), 256, 0, made, gradients or null,
+                          out, *three(to, null), stride(xa), *strides, tokens, *three(widths, 0), rank, columns, *three(counts, 0), self.shares, scale,
+                          int(adds), row_blocks)
 
-        def sum_gradient(sums, gradients, strides, width, columns, scale):
-            device.launch("low_rank_sum_gradient", (blocks(width, 32), columns // 8), 256, 0, sums, *three(gradients), *strides, width, rank, columns,
-                          sums.shape[0], scale, int(adds))
+        def add(left, factors, like, y, columns, scale, dropout):
+            strides, widths = like
+            name, each = ("low_rank_add_64", 256) if columns <= 64 else ("low_rank_add_256", 128)
+            device.launch(name, (sum(blocks(width, each) for width in widths), self.shares), 256, 0, left, *three(factors, null), y, stride(xa), stride(y),
+                          *strides, tokens, *three(widths, 0), rank, columns, scale, *dropout)
 
-        def add(left, factors, strides, y, width, columns, scale, dropout):
-            name, across = ("low_rank_add_64", 256) if columns <= 64 else ("low_rank_add_256", 128)
-            device.launch(name, (blocks(width, across), self.shares), 256, 0, left, *three(factors), y, stride_of(xa), stride_of(y), *strides,
-                          tokens, width, rank, columns, scale, *dropout)
-
-        product(x, a, (self.inputs, 1), self.inputs, columns, xa, 1.0, self.dropout)
-        made["xa"] = xa.read()
-        for i in range(self.parts):
-            add(at(xa, i), [b[i]], (1, rank), y[i], self.outputs, self.padded, self.scale, off)
-            made[f"y{i}"] = y[i].read()
-        for i in range(self.parts):
-            if rank <= 32:
-                sums, sums_b = fresh(blocks(self.outputs, 256), tokens, self.padded), fresh(self.shares, self.outputs, self.padded)
-                device.launch("low_rank_both", (blocks(self.outputs, 256), self.shares), 256, 73728 + 512 * self.padded, dy[i], b[i], at(xa, i), sums,
-                              sums_b, stride_of(dy[i]), stride_of(xa), tokens, self.outputs, rank, self.padded)
-                sum_rows(sums, at(dxa, i), self.padded, self.scale)
-            else:
-                product(dy[i], [b[i]], (1, rank), self.outputs, self.padded, at(dxa, i), self.scale, off)
-                sums_b = gradient(dy[i], at(xa, i), self.outputs, self.padded, off)
-            sum_gradient(sums_b, [db[i]], (1, rank), self.outputs, self.padded, self.scale)
-            made[f"db{i}"] = db[i].read()
-        made["dxa"] = dxa.read()
-        sum_gradient(gradient(x, dxa, self.inputs, columns, self.dropout), da, (self.inputs, 1), self.inputs, columns, 1.0)
-        made |= {f"da{i}": da[i].read() for i in range(self.parts)}
-        add(dxa, a, (self.inputs, 1), dx, self.inputs, columns, 1.0, self.dropout)
-        made["dx"] = dx.read()
+        # With dropout by projection, on its columns; else all at once.
+        has_dropout = self.dropouts[0][1] > 0
+        if has_dropout:
+            launches = [(2 * i * self.padded, a[i:i + 1], da[i:i + 1], self.padded, self.dropouts[i]) for i in range(self.parts)]
+        else:
+            launches = [(0, a, da, self.columns, off)]
+        at = lambda rows, offset: np.uint64(rows.pointer.value + offset)
+        for offset, factors, _, columns, dropout in launches:
+            sums(columns, 1.0, (*product(x, factors, of_a, columns, dropout), at(xa, offset)))
+        add(xa, b, of_b, y, self.padded, self.scale, off)
+        if self.padded <= 32:
+            counts = [blocks(width, 256) for width in self.outputs]
+            products, gradients = fresh(sum(counts), tokens, self.padded), fresh(self.shares, sum(self.outputs), self.padded)
+            device.launch("low_rank_both", (sum(counts), self.shares), 256, 73728 + 512 * self.padded, dy, *three(b, null), xa, products, gradients,
+                          stride(dy), stride(xa), tokens, *three(self.outputs, 0), rank, self.padded)
+        else:
+            products, counts = product(dy, b, of_b, self.padded, off)
+            gradients = gradient(dy, xa, self.outputs, self.padded, off)
+        sums(self.padded, self.scale, (products, counts, dxa), gradients, db, of_b)
+        for offset, factors, to, columns, dropout in launches:
+            sums(columns, 1.0, None, gradient(x, at(dxa, offset), of_a[1], columns, dropout), to, of_a)
+        # Rounded once by projection: the last is looked at.
+        for offset, factors, _, columns, dropout in launches:
+            before = dx.read()
+            add(at(dxa, offset), factors, of_a, dx, columns, 1.0, dropout)
+        made = {"xa": xa.read(), "y": y.read(), "dxa": dxa.read(), "before": before, "dx": dx.read()}
+        made |= {f"da{i}": da[i].read() for i in range(self.parts)} | {f"db{i}": db[i].read() for i in range(self.parts)}
         device.free()
         return made
 
     def expected(self, made: dict[str, np.ndarray], adds: bool) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         """In float64 from operands that the kernels made: what is to come out, and the sum of its terms' sizes."""
-        _, threshold, factor = self.dropout
-        kept_factor = np.where(kept(self.seed, self.tokens, self.inputs, threshold), np.float32(factor), np.float32(0))
-        x = rounded(cuda.from_bf16(cuda.to_bf16(self.x)) * kept_factor)
-        read = lambda name: cuda.from_bf16(made[name][:, :self.columns]).astype(np.float64).reshape(self.tokens, self.parts, self.padded)
+        has_dropout = self.dropouts[0][1] > 0
+        factors = [np.where(kept(self.seed + i, self.tokens, self.inputs, threshold), np.float32(factor), np.float32(0))
+                   for i, (_, threshold, factor) in enumerate(self.dropouts)]
+        x = [rounded(cuda.from_bf16(cuda.to_bf16(self.x)) * factor) for factor in factors]
+        read = lambda name: cuda.from_bf16(made[name][:, :self.columns]).astype(np.float64).reshape(self.tokens, self.parts, self.padded)[:, :, :self.rank]
         xa, dxa = read("xa"), read("dxa")
-        padded = lambda products: np.concatenate([np.pad(p, ((0, 0), (0, self.padded - self.rank))) for p in products], 1)
+        padded = lambda p: np.pad(p, ((0, 0), (0, self.padded - self.rank)))
         product = lambda x, y, scale=1.0: (x @ y * scale, np.abs(x) @ np.abs(y) * scale)
-        a, b, dy = [rounded(a) for a in self.a], [rounded(b) for b in self.b], [rounded(dy) for dy in self.dy]
-        out = {"xa": tuple(padded(p) for p in zip(*(product(x, a.T) for a in a))),
-               "dxa": tuple(padded(p) for p in zip(*(product(dy[i], b[i], self.scale) for i in range(self.parts))))}
-        dx = rounded(self.dx), np.abs(rounded(self.dx))
-        for i in range(self.parts):
-            own, own_d = xa[:, i, :self.rank], dxa[:, i, :self.rank]
-            y = product(own, b[i].T, self.scale)
-            out[f"y{i}"] = rounded(self.y[i]) + y[0], np.abs(rounded(self.y[i])) + y[1]
-            for name, before, (value, size) in (("db", self.db[i], product(dy[i].T, own, self.scale)), ("da", self.da[i], product(own_d.T, x))):
-                out[f"{name}{i}"] = value + before * adds, size + np.abs(before) * adds
-            update = product(own_d, a[i])
-            dx = dx[0] + update[0] * kept_factor, dx[1] + update[1] * kept_factor
+        sized = lambda x: (x, np.abs(x))
+        joined = lambda parts: tuple(np.concatenate(p, 1) for p in zip(*parts))
+        plus = lambda x, y, factor: tuple(x + y * factor for x, y in zip(x, y))
+        a, b, dy = [rounded(a) for a in self.a], [rounded(b) for b in self.b], np.split(rounded(self.dy), np.cumsum(self.outputs)[:-1], 1)
+        parts = range(self.parts)
+        out = {"xa": joined([map(padded, product(x[i], a[i].T)) for i in parts]),
+               "dxa": joined([map(padded, product(dy[i], b[i], self.scale)) for i in parts]),
+               "y": plus(sized(rounded(self.y)), joined([product(xa[:, i], b[i].T, self.scale) for i in parts]), 1)}
+        dx = sized(cuda.from_bf16(made["before"][:, :self.inputs]).astype(np.float64))
+        for i in parts[-1:] if has_dropout else parts:
+            dx = plus(dx, product(dxa[:, i], a[i]), factors[i])
+        for i in parts:
+            out[f"da{i}"] = plus(product(dxa[:, i].T, x[i]), sized(self.da[i]), adds)
+            out[f"db{i}"] = plus(product(dy[i].T, xa[:, i], self.scale), sized(self.db[i]), adds)
         return out | {"dx": dx}
 
     def check(self) -> list[str]:
@@ -186,7 +201,7 @@ class Layer:
                     wrong.append(f"{name}: {(~(share <= 1)).sum()} of {x.size} are off, the worst by {share.max():.2f} of what may be")
                 if adds:
                     told.append(f"{name} {np.sqrt((off**2).mean() / (value**2).mean()):.1e} {share.max():.2f}")
-        print(f"{self.tokens:4} {self.inputs} -> {self.parts} x {self.rank} -> {self.outputs}: {', '.join(told)}", flush=True)
+        print(f"{self.tokens:4} {self.inputs} -> {self.rank} -> {self.outputs}: {', '.join(told)}", flush=True)
         return wrong
 
 
