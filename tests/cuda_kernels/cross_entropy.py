@@ -3,9 +3,9 @@
 
 usage: cross_entropy.py [--toolkit DIR] [--driver libcuda.so.1]
 
-A loss may be off by 1e-6 of 1 and the size of its terms: roundings of f32, and the approximate exponential (2^-22) of terms of one sum. An
-element of the gradient may be off by half of its last bit and 2e-6 of it. A bit that differs in a second run, that changes beside the rows,
-or in logits whose gradient is not asked for, is a failure, too. Exits 1 then.
+A loss may be off by 1e-6 of 1 and the size of its terms: roundings of f32, and the approximate exponential (2^-22) of terms of
+one sum. An element of the gradient may be off by half of its last bit and 2e-6 of it. A bit that differs in a second run, that
+changes beside the rows, or in logits whose gradient is not asked for, is a failure, too. Exits 1 then.
 """
 import sys
 
@@ -14,14 +14,15 @@ import numpy as np
 import device as cuda
 
 # Rows, vocabulary, columns beside the rows, size of the logits.
-CASES = [(3, 8, 0, 1), (4, 1, 2, 1), (5, 37, 0, 3), (3, 1000, 24, 10), (2, 32001, 0, 5), (3, 50257, 6, 30), (2, 128256, 0, 4), (2, 262144, 8, 4)]
+CASES = [(3, 8, 0, 1), (4, 1, 2, 1), (5, 37, 0, 3), (3, 1000, 24, 10), (2, 32001, 0, 5), (3, 50257, 6, 30), (2, 128256, 0, 4),
+         (2, 262144, 8, 4)]
 
 
 def run(device: cuda.Device, logits: np.ndarray, vocab: int, targets: np.ndarray, weights, has_grad: int) -> tuple[np.ndarray, np.ndarray]:
     x, losses = device.buffer(logits), device.buffer(np.full(len(logits), np.nan, np.float32))
     of_rows = np.uint64(0) if weights is None else device.buffer(weights)
-    device.launch("cross_entropy", (len(logits),), 1024, 0, x, device.buffer(targets), of_rows, losses, np.uint64(logits.shape[1]), vocab, 0.3,
-                  has_grad)
+    device.launch("cross_entropy", (len(logits),), 1024, 0, x, device.buffer(targets), of_rows, losses, np.uint64(logits.shape[1]),
+                  vocab, 0.3, has_grad)
     results = losses.read(), x.read()
     device.free()
     return results

@@ -83,8 +83,8 @@ class Device:
             self.functions[name] = ctypes.c_void_p()
             self.call("cuModuleGetFunction", ctypes.byref(self.functions[name]), self.module, name.encode())
         self.call("cuFuncSetAttribute", self.functions[name], MAX_DYNAMIC_SHARED_BYTES, shared_bytes)
-        kinds = {Buffer: lambda x: x.pointer, int: ctypes.c_int32, float: ctypes.c_float, np.uint32: ctypes.c_uint32, np.uint64: ctypes.c_uint64,
-                 bytes: ctypes.create_string_buffer}
+        kinds = {Buffer: lambda x: x.pointer, int: ctypes.c_int32, float: ctypes.c_float, bytes: ctypes.create_string_buffer,
+                 np.uint32: ctypes.c_uint32, np.uint64: ctypes.c_uint64}
         held = [kinds[type(x)](x) for x in values]
         pointers = (ctypes.c_void_p * len(held))(*[ctypes.cast(ctypes.byref(x), ctypes.c_void_p) for x in held])
         self.call("cuLaunchKernel", self.functions[name], *(*grid, 1, 1)[:3], threads, 1, 1, shared_bytes, None, pointers, None)

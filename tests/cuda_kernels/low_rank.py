@@ -3,10 +3,10 @@
 
 usage: low_rank.py [--toolkit DIR] [--driver libcuda.so.1]
 
-Each kernel's operands are what the kernels before it wrote, rounded to bf16 where the kernels are to round operands. What is f32 may be off
-by 4e-7 of the sum of its terms' sizes, a few roundings of f32 (6e-8; 1.1e-7 is reached). What is bf16 may be off by that and by half of its
-last bit. So an element that is rounded twice, or whose mask is another, is a failure; so is a bit that differs in a second run, or one
-that changes beside the rows. Exits 1 then.
+Each kernel's operands are what the kernels before it wrote, rounded to bf16 where the kernels are to round operands. What is f32
+may be off by 4e-7 of the sum of its terms' sizes, a few roundings of f32 (6e-8; 1.1e-7 is reached). What is bf16 may be off by
+that and by half of its last bit. So an element that is rounded twice, or whose mask is another, is a failure; so is a bit that
+differs in a second run, or one that changes beside the rows. Exits 1 then.
 """
 import sys
 
@@ -99,14 +99,16 @@ class Layer:
             across = max(1, min(self.across, 64 // min(columns, 64)))
             counts = [blocks(width, 256 * across) for width in widths]
             products = fresh(sum(counts), tokens, columns)
-            device.launch("low_rank_product", (sum(counts), self.shares, blocks(columns, 64)), 256, 65536 + 512 * min(columns, 64) * across, x,
-                          *three(factors, null), products, stride(x), *strides, tokens, *three(widths, 0), rank, columns, across, *dropout)
+            device.launch("low_rank_product", (sum(counts), self.shares, blocks(columns, 64)), 256,
+                          65536 + 512 * min(columns, 64) * across, x, *three(factors, null), products, stride(x), *strides, tokens,
+                          *three(widths, 0), rank, columns, across, *dropout)
             return products, counts
 
         def gradient(x, left, widths, columns, dropout):
             gradients = fresh(self.shares, sum(widths), columns)
-            device.launch("low_rank_gradient", (sum(blocks(width, 256) for width in widths), self.shares, blocks(columns, 64)), 256, 81920, x, left,
-                          gradients, stride(x), stride(xa), tokens, *three(widths, 0), columns, *dropout)
+            grid = sum(blocks(width, 256) for width in widths), self.shares, blocks(columns, 64)
+            device.launch("low_rank_gradient", grid, 256, 81920, x, left, gradients, stride(x), stride(xa), tokens, *three(widths, 0),
+                          columns, *dropout)
             return gradients
 
         def sums(columns, scale, products=None, gradients=None, to=(), like=((0, 0), ())):
@@ -114,15 +116,16 @@ class Layer:
             made, counts, out = products or (null, [], null)
             strides, widths = like
             row_blocks = blocks(tokens * columns * len(counts), 512)
-            device.launch("low_rank_sum", (row_blocks + (columns // 8 * blocks(sum(widths), 32) if gradients else 0),), 256, 0, made, gradients or null,
-                          out, *three(to, null), stride(xa), *strides, tokens, *three(widths, 0), rank, columns, *three(counts, 0), self.shares, scale,
+            gradient_blocks = columns // 8 * blocks(sum(widths), 32) if gradients else 0
+            device.launch("low_rank_sum", (row_blocks + gradient_blocks,), 256, 0, made, gradients or null, out, *three(to, null),
+                          stride(xa), *strides, tokens, *three(widths, 0), rank, columns, *three(counts, 0), self.shares, scale,
                           int(adds), row_blocks)
 
         def add(left, factors, like, y, columns, scale, dropout):
             strides, widths = like
             name, each = ("low_rank_add_64", 256) if columns <= 64 else ("low_rank_add_256", 128)
-            device.launch(name, (sum(blocks(width, each) for width in widths), self.shares), 256, 0, left, *three(factors, null), y, stride(xa), stride(y),
-                          *strides, tokens, *three(widths, 0), rank, columns, scale, *dropout)
+            device.launch(name, (sum(blocks(width, each) for width in widths), self.shares), 256, 0, left, *three(factors, null), y,
+                          stride(xa), stride(y), *strides, tokens, *three(widths, 0), rank, columns, scale, *dropout)
 
         # With dropout by projection, on its columns; else all at once.
         has_dropout = self.dropouts[0][1] > 0
@@ -136,9 +139,10 @@ class Layer:
         add(xa, b, of_b, y, self.padded, self.scale, off)
         if self.padded <= 32:
             counts = [blocks(width, 256) for width in self.outputs]
-            products, gradients = fresh(sum(counts), tokens, self.padded), fresh(self.shares, sum(self.outputs), self.padded)
-            device.launch("low_rank_both", (sum(counts), self.shares), 256, 73728 + 512 * self.padded, dy, *three(b, null), xa, products, gradients,
-                          stride(dy), stride(xa), tokens, *three(self.outputs, 0), rank, self.padded)
+            products = fresh(sum(counts), tokens, self.padded)
+            gradients = fresh(self.shares, sum(self.outputs), self.padded)
+            device.launch("low_rank_both", (sum(counts), self.shares), 256, 73728 + 512 * self.padded, dy, *three(b, null), xa,
+                          products, gradients, stride(dy), stride(xa), tokens, *three(self.outputs, 0), rank, self.padded)
         else:
             products, counts = product(dy, b, of_b, self.padded, off)
             gradients = gradient(dy, xa, self.outputs, self.padded, off)
@@ -160,8 +164,8 @@ class Layer:
         factors = [np.where(kept(self.seed + i, self.tokens, self.inputs, threshold), np.float32(factor), np.float32(0))
                    for i, (_, threshold, factor) in enumerate(self.dropouts)]
         x = [rounded(cuda.from_bf16(cuda.to_bf16(self.x)) * factor) for factor in factors]
-        read = lambda name: cuda.from_bf16(made[name][:, :self.columns]).astype(np.float64).reshape(self.tokens, self.parts, self.padded)[:, :, :self.rank]
-        xa, dxa = read("xa"), read("dxa")
+        xa, dxa = (cuda.from_bf16(made[name][:, :self.columns]).astype(np.float64).reshape(self.tokens, self.parts, self.padded)
+                   [:, :, :self.rank] for name in ("xa", "dxa"))
         padded = lambda p: np.pad(p, ((0, 0), (0, self.padded - self.rank)))
         product = lambda x, y, scale=1.0: (x @ y * scale, np.abs(x) @ np.abs(y) * scale)
         sized = lambda x: (x, np.abs(x))

@@ -3,8 +3,8 @@
 
 usage: norm.py [--toolkit DIR] [--driver libcuda.so.1]
 
-What is bf16 may be off by half of its last bit, and by 1e-6 of the sum of its terms' sizes, roundings of f32; rstd by 1e-6. A bit that differs
-in a second run, that changes beside the rows, or the normed input if it is not to the bit that of the forward, is a failure, too. Exits 1
+What is bf16 may be off by half of its last bit, and by 1e-6 of the sum of its terms' sizes, roundings of f32; rstd by 1e-6. A bit
+that differs in a second run, that changes beside the rows, or in the normed input from the forward's, is a failure, too. Exits 1
 then.
 """
 import sys
@@ -14,7 +14,8 @@ import numpy as np
 import device as cuda
 
 # Tokens, heads, width, columns beside the rows, whether there is a residual.
-NORMS = [(3, 1, 8, 0, True), (5, 1, 576, 8, True), (2, 1, 4096, 0, True), (3, 1, 8200, 16, False), (7, 5, 128, 64, False), (9, 1, 512, 0, True), (4, 3, 72, 8, True)]
+NORMS = [(3, 1, 8, 0, True), (5, 1, 576, 8, True), (2, 1, 4096, 0, True), (3, 1, 8200, 16, False), (7, 5, 128, 64, False),
+         (9, 1, 512, 0, True), (4, 3, 72, 8, True)]
 # Tokens, heads, head size, columns beside the rows.
 ROTARIES = [(5, 1, 16, 0), (7, 9, 64, 24), (3, 4, 96, 0), (6, 40, 128, 8), (2, 3, 256, 0)]
 EPS = 1e-5
@@ -45,11 +46,12 @@ def check_norm(device: cuda.Device, case: tuple, seed: int) -> list[str]:
     def run(name: str, rows_of_block: int) -> list[np.ndarray]:
         grid = (-(-rows // rows_of_block),)
         empty = lambda: device.buffer(Rows(None, tokens, heads * width, beside).bits)
-        held, w, rstd = [device.buffer(r.bits) for r in (x, dy, residual)], device.buffer(weight), device.buffer(np.full(rows, np.nan, np.float32))
+        held, w = [device.buffer(r.bits) for r in (x, dy, residual)], device.buffer(weight)
+        rstd = device.buffer(np.full(rows, np.nan, np.float32))
         y, again, dx = empty(), empty(), held[2] if has_residual else held[1]
         device.launch(f"rms_norm_{name}", grid, 256, 0, held[0], w, y, rstd, stride(held[0]), stride(y), rows, width, heads, EPS)
-        device.launch(f"rms_norm_backward_{name}", grid, 256, 0, held[1], held[0], w, rstd, held[2] if has_residual else np.uint64(0), dx, again,
-                      stride(held[1]), stride(held[0]), stride(held[2]), stride(dx), stride(again), rows, width, heads)
+        device.launch(f"rms_norm_backward_{name}", grid, 256, 0, held[1], held[0], w, rstd, held[2] if has_residual else np.uint64(0),
+                      dx, again, *map(stride, (held[1], held[0], held[2], dx, again)), rows, width, heads)
         results = [b.read() for b in (y, rstd, dx, again)]
         device.free()
         return results
@@ -68,7 +70,8 @@ def check_norm(device: cuda.Device, case: tuple, seed: int) -> list[str]:
         found, again = run(name, rows_of_block), run(name, rows_of_block)
         shares = [share(found[0][:, :heads * width], flat(y), flat(np.abs(y))), float(np.abs(found[1] / rstd.ravel() - 1).max() / 1e-6),
                   share(found[2][:, :heads * width], dx, sizes)]
-        print(f"norm {name}, {tokens} x {heads} x {width}: largest share of what may be off: y {shares[0]:.2f}, rstd {shares[1]:.2f}, dx {shares[2]:.2f}")
+        told = ", ".join(f"{what} {of:.2f}" for what, of in zip(("y", "rstd", "dx"), shares))
+        print(f"norm {name}, {tokens} x {heads} x {width}: largest share of what may be off: {told}")
         if not max(shares) <= 1:
             wrong.append(f"{name}: off")
         if any(a.tobytes() != b.tobytes() for a, b in zip(found, again)):
@@ -91,7 +94,7 @@ def check_rotary(device: cuda.Device, case: tuple, seed: int) -> list[str]:
         results = []
         for _ in range(2):
             held = device.buffer(x.bits)
-            device.launch("rotary", (-(-heads * head // 2048), tokens), 128, 0, held, device.buffer(cos), device.buffer(sin), device.buffer(positions),
+            device.launch("rotary", (-(-heads * head // 2048), tokens), 128, 0, held, *map(device.buffer, (cos, sin, positions)),
                           x.bits.shape[1], heads, head, inverse)
             results.append(held.read())
             device.free()

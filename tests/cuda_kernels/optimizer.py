@@ -3,9 +3,9 @@
 
 usage: optimizer.py [--toolkit DIR] [--driver libcuda.so.1]
 
-The sum of squares may be off by one rounding of f32, 6e-8 of it. Of AdamW's results, after three steps, an element may be off by a few
-roundings of f32 (6e-8) of the sizes of the terms that it is the sum of: 4e-7. A bit that differs in a second run is a failure, too.
-Exits 1 then.
+The sum of squares may be off by one rounding of f32, 6e-8 of it. Of AdamW's results, after three steps, an element may be off by
+a few roundings of f32 (6e-8) of the sizes of the terms that it is the sum of: 4e-7. A bit that differs in a second run is a
+failure, too. Exits 1 then.
 """
 import struct
 import sys

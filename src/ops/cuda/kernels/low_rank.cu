@@ -1,5 +1,4 @@
-// The low-rank paths of a linear layer y = x W^T + s drop(x) A^T B^T (Hu et al., 2021, https://arxiv.org/abs/2106.09685, equation
-// 3):
+// The low-rank paths of a linear layer y = x W^T + s drop(x) A^T B^T (Hu et al., 2021, equation 3):
 //
 //   xa = drop(x) A^T              low_rank_product(x, A), low_rank_sum
 //   y += s xa B^T                 low_rank_add_*(xa, B, y)
