@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Holds the kernels of norm.cu and rotary.cu against float64.
+"""Holds the kernels of norm.cu, rotary.cu and swiglu.cu against float64.
 
-usage: norm.py [--toolkit DIR] [--driver libcuda.so.1]
+usage: rows.py [--toolkit DIR] [--driver libcuda.so.1]
 
-What is bf16 may be off by half of its last bit, and by 1e-6 of the sum of its terms' sizes, roundings of f32; rstd by 1e-6. A bit
-that differs in a second run, that changes beside the rows, or in the normed input from the forward's, is a failure, too. Exits 1
-then.
+What is bf16 may be off by half of its last bit, and by 1e-6 of the sum of its terms' sizes, roundings of f32 (of swiglu 4e-6: the
+exponential's argument is rounded); rstd by 1e-6. A bit that differs in a second run, that changes beside the rows, or in the
+normed input from the forward's, is a failure, too. Exits 1 then.
 """
 import sys
 
@@ -18,6 +18,8 @@ NORMS = [(3, 1, 8, 0, True), (5, 1, 576, 8, True), (2, 1, 4096, 0, True), (3, 1,
          (9, 1, 512, 0, True), (4, 3, 72, 8, True)]
 # Tokens, heads, head size, columns beside the rows.
 ROTARIES = [(5, 1, 16, 0), (7, 9, 64, 24), (3, 4, 96, 0), (6, 40, 128, 8), (2, 3, 256, 0)]
+# Tokens, width, columns beside the rows.
+SWIGLUS = [(3, 8, 0), (5, 1032, 16), (2, 4096, 8)]
 EPS = 1e-5
 
 
@@ -113,10 +115,49 @@ def check_rotary(device: cuda.Device, case: tuple, seed: int) -> list[str]:
     return wrong
 
 
+def check_swiglu(device: cuda.Device, case: tuple, seed: int) -> list[str]:
+    tokens, width, beside = case
+    made = np.random.default_rng(seed)
+    gate, up, dh = (Rows(made, tokens, width, beside + 8 * i) for i in range(3))
+    gate.bits[:, :2] = cuda.to_bf16([[90, -90]])
+    gate.values[:, :2] = 90, -90
+
+    def run() -> list[np.ndarray]:
+        grid = (-(-width // 1024), tokens)
+        g, u, d = (device.buffer(r.bits) for r in (gate, up, dh))
+        h = device.buffer(Rows(None, tokens, width, beside).bits)
+        strides = [x.shape[1] for x in (d, g, u)]
+        device.launch("swiglu", grid, 128, 0, g, u, h, *strides[1:], h.shape[1], width)
+        device.launch("swiglu_backward", grid, 128, 0, d, g, u, g, u, d, *strides, *strides[1:], strides[0], width)
+        results = [b.read() for b in (h, g, u, d)]
+        device.free()
+        return results
+
+    found, again = run(), run()
+    sigmoid = 1 / (1 + np.exp(-gate.values))
+    slope = sigmoid + gate.values * sigmoid * (1 - sigmoid)
+    expected = [gate.values * sigmoid * up.values, dh.values * up.values * slope, dh.values * gate.values * sigmoid]
+    sizes = [np.abs(x) for x in expected]
+    sizes[1] = np.abs(dh.values * up.values) * (sigmoid + np.abs(gate.values) * sigmoid * (1 - sigmoid))
+    # Of -90 the sigmoid is less than what f32 has.
+    shares = [share(x[:, :width], value, 4 * size + 1e-29) for x, value, size in zip(found, expected, sizes)]
+    told = ", ".join(f"{what} {of:.2f}" for what, of in zip(("h", "dgate", "dup"), shares))
+    print(f"swiglu, {tokens} x {width}: largest share of what may be off: {told}")
+    wrong = ["off"] if not max(shares) <= 1 else []
+    if any(a.tobytes() != b.tobytes() for a, b in zip(found, again)):
+        wrong.append("a second run differs")
+    if found[3][:, :width].tobytes() != found[0][:, :width].tobytes():
+        wrong.append("h differs from the forward's")
+    if any((x[:, width:] != 0xFFFF).any() for x in found):
+        wrong.append("written beside the rows")
+    return wrong
+
+
 def main() -> None:
     options = cuda.arguments(__doc__).parse_args()
     failures = 0
-    for module, check, cases in (("norm", check_norm, NORMS), ("rotary", check_rotary, ROTARIES)):
+    for module, check, cases in (("norm", check_norm, NORMS), ("rotary", check_rotary, ROTARIES),
+                                 ("swiglu", check_swiglu, SWIGLUS)):
         device = cuda.Device(options, module)
         for seed, case in enumerate(cases):
             for text in check(device, case, seed):
