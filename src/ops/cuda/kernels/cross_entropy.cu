@@ -38,11 +38,10 @@ struct Row {
 // Less is exact where it matters, near the largest; nothing is larger than -infinity.
 INLINE float exp_less(float x, float largest) { return largest == -INFINITY ? 0 : exp2_approx((x - largest) * LOG2_E); }
 
+// In all threads; once for each `combine`, which has its own shared memory.
 template <class Combine> INLINE float over_block(float x, Combine combine) {
     __shared__ float of_warps[THREADS / WARP];
     for (int distance = 16; distance; distance /= 2) x = combine(x, __shfl_xor_sync(~0u, x, distance));
-    // What an earlier call wrote has been read.
-    __syncthreads();
     if (threadIdx.x % WARP == 0) of_warps[threadIdx.x / WARP] = x;
     __syncthreads();
     x = of_warps[threadIdx.x % WARP];
