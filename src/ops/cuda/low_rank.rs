@@ -25,8 +25,6 @@ const TILE_BYTES: usize = 2 * TOKENS * COLUMNS;
 const RANKS: usize = 64;
 /// Those of a pass that makes both products.
 const RANKS_OF_BOTH: usize = 32;
-/// Dynamic shared memory of a block of which two fit where memory is least.
-const MOST_SHARED: usize = 96 << 10;
 
 /// Which of the matrices a pass multiplies with, or makes the gradient of.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -121,25 +119,17 @@ fn multiply(
     dropout: Option<Dropout>,
 ) {
     let ([tokens, width], [_, columns], rank) = (dims(x), dims(out), rank_of(factor, matrix));
-    let of_factor = 512 * columns.min(RANKS);
-    let tiles_across = ((MOST_SHARED - 2 * TILE_BYTES) / of_factor).clamp(1, 4).min(width.div_ceil(COLUMNS));
+    let ranks = columns.min(RANKS);
+    let tiles_across = (32 / ranks).max(1).min(width.div_ceil(COLUMNS));
     let (across, deep) = (width.div_ceil(COLUMNS * tiles_across), columns.div_ceil(RANKS));
-    let sums = scratch(x, [across * tokens, columns], DType::F32);
+    let products = scratch(x, [across * tokens, columns], DType::F32);
     let grid = [across, shares(tokens, across * deep), deep];
-    let pass =
-        Launch::new(&MODULE, "low_rank_product", grid, THREADS).shared(2 * TILE_BYTES + of_factor * tiles_across);
-    let pass = pass.read(x).read(matrix).read(matrix).read(matrix).write(&sums).ints([stride(x)]);
-    let pass = pass.ints(factor.strides(width, rank)).ints([tokens, width, rank, columns, tiles_across]);
-    with_mask(pass, dropout).launch();
-    sum_rows(&sums, out, across, scale);
-}
-
-/// `out = scale * sum over i of sums[i]`, in `bf16`.
-fn sum_rows(sums: &CubeTensor, out: &CubeTensor, num_sums: usize, scale: f64) {
-    let [tokens, columns] = dims(out);
-    let grid = [(tokens * columns).div_ceil(2 * THREADS), 1, 1];
-    let sum = Launch::new(&MODULE, "low_rank_sum_rows", grid, THREADS).read(sums).write(out);
-    sum.ints([stride(out), tokens, columns, num_sums]).float(scale).launch();
+    let shared = 2 * TILE_BYTES + 2 * COLUMNS * ranks * tiles_across;
+    let pass = of_factor(Launch::new(&MODULE, "low_rank_product", grid, THREADS).shared(shared).read(x), matrix);
+    let pass = pass.write(&products).ints([stride(x)]).ints(factor.strides(width, rank));
+    with_mask(pass.ints([tokens, width, 0, 0, rank, columns, tiles_across]), dropout).launch();
+    let sums = Sums { factor, rank, columns, tokens, width, across, shares: 0 };
+    sums.add_up(Some((&products, out)), None, scale);
 }
 
 /// `out = scale * left^T drop(x)`, or its transpose.
@@ -151,27 +141,15 @@ fn sum_over_tokens(
     scale: f64,
     dropout: Option<Dropout>,
 ) {
-    let ([tokens, width], [_, columns]) = (dims(x), dims(left));
+    let ([tokens, width], [_, columns], rank) = (dims(x), dims(left), rank_of(factor, out));
     let (across, deep) = (width.div_ceil(COLUMNS), columns.div_ceil(RANKS));
     let shares = shares(tokens, across * deep);
-    let sums = scratch(x, [shares * width, columns], DType::F32);
+    let gradients = scratch(x, [shares * width, columns], DType::F32);
     let pass = Launch::new(&MODULE, "low_rank_gradient", [across, shares, deep], THREADS).shared(80 << 10);
-    let pass = pass.read(x).read(left).write(&sums).ints([stride(x), stride(left), tokens, width, columns]);
+    let pass = pass.read(x).read(left).write(&gradients).ints([stride(x), stride(left), tokens, width, 0, 0, columns]);
     with_mask(pass, dropout).launch();
-    sum_gradient(&sums, factor, out, [width, columns], shares, scale);
-}
-
-fn sum_gradient(
-    sums: &CubeTensor,
-    factor: Factor,
-    out: &CubeTensor,
-    [width, columns]: [usize; 2],
-    num_sums: usize,
-    scale: f64,
-) {
-    let (rank, grid) = (rank_of(factor, out), [width.div_ceil(32), columns / 8, 1]);
-    let sum = Launch::new(&MODULE, "low_rank_sum_gradient", grid, THREADS).read(sums).write(out).long(0).long(0);
-    sum.ints(factor.strides(width, rank)).ints([width, rank, columns, num_sums]).float(scale).ints([0]).launch();
+    let sums = Sums { factor, rank, columns, tokens, width, across: 0, shares };
+    sums.add_up(None, Some((&gradients, out)), scale);
 }
 
 /// `dxa = scale dy B` and `db = scale dy^T xa`, by one pass over `dy`.
@@ -181,24 +159,78 @@ fn multiply_both(dy: &CubeTensor, b: &CubeTensor, xa: &CubeTensor, dxa: &CubeTen
     let shares = shares(tokens, across);
     let products = scratch(dy, [across * tokens, columns], DType::F32);
     let gradients = scratch(dy, [shares * width, columns], DType::F32);
-    let pass = Launch::new(&MODULE, "low_rank_both", [across, shares, 1], THREADS).shared((72 << 10) + 512 * columns);
-    let pass = pass.read(dy).read(b).read(xa).write(&products).write(&gradients);
-    pass.ints([stride(dy), stride(xa), tokens, width, rank, columns]).launch();
-    sum_rows(&products, dxa, across, scale);
-    sum_gradient(&gradients, Factor::B, db, [width, columns], shares, scale);
+    let shared = (72 << 10) + 2 * COLUMNS * columns;
+    let pass = Launch::new(&MODULE, "low_rank_both", [across, shares, 1], THREADS).shared(shared);
+    let pass = of_factor(pass.read(dy), b).read(xa).write(&products).write(&gradients);
+    pass.ints([stride(dy), stride(xa), tokens, width, 0, 0, rank, columns]).launch();
+    let sums = Sums { factor: Factor::B, rank, columns, tokens, width, across, shares };
+    sums.add_up(Some((&products, dxa)), Some((&gradients, db)), scale);
+}
+
+/// The second stage of a pass.
+struct Sums {
+    /// Which matrix the gradient is of.
+    factor: Factor,
+    rank: usize,
+    columns: usize,
+    tokens: usize,
+    width: usize,
+    /// Blocks that share a row of a product.
+    across: usize,
+    /// Blocks that share a gradient.
+    shares: usize,
+}
+
+impl Sums {
+    /// The sums of products to a matrix in `bf16`, and those of gradients to one in `f32`, all times `scale`.
+    fn add_up(
+        self,
+        products: Option<(&CubeTensor, &CubeTensor)>,
+        gradients: Option<(&CubeTensor, &CubeTensor)>,
+        scale: f64,
+    ) {
+        let Self { factor, rank, columns, tokens, width, across, shares } = self;
+        let row_blocks = products.map_or(0, |_| (tokens * columns).div_ceil(2 * THREADS));
+        let gradient_blocks = gradients.map_or(0, |_| columns / 8 * width.div_ceil(32));
+        let sum = Launch::new(&MODULE, "low_rank_sum", [row_blocks + gradient_blocks, 1, 1], THREADS);
+        let read = |launch: Launch, pair: Option<(&CubeTensor, &CubeTensor)>| match pair {
+            Some((sums, _)) => launch.read(sums),
+            None => launch.long(0),
+        };
+        let write = |launch: Launch, pair: Option<(&CubeTensor, &CubeTensor)>| match pair {
+            Some((_, out)) => launch.write(out),
+            None => launch.long(0),
+        };
+        let sum = write(write(read(read(sum, products), gradients), products), gradients).long(0).long(0);
+        let out_stride = products.map_or(0, |(_, out)| stride(out));
+        let sum = sum.ints([out_stride]).ints(factor.strides(width, rank));
+        let sum = sum.ints([tokens, width, 0, 0, rank, columns, across, 0, 0, shares]);
+        sum.float(scale).ints([0, row_blocks]).launch();
+    }
 }
 
 /// `y += scale drop(left factor)`.
-fn add(left: &CubeTensor, factor: Factor, matrix: &CubeTensor, y: &CubeTensor, scale: f64, dropout: Option<Dropout>) {
+fn add(
+    left: &CubeTensor,
+    factor: Factor,
+    matrix: &CubeTensor,
+    y: &CubeTensor,
+    scale: f64,
+    dropout: Option<Dropout>,
+) {
     let ([tokens, width], [_, columns], rank) = (dims(y), dims(left), rank_of(factor, matrix));
     let (name, tile_width, tile_tokens) =
         if columns <= 64 { ("low_rank_add_64", 256, 32) } else { ("low_rank_add_256", 128, 16) };
     let across = width.div_ceil(tile_width);
     let down = (2 * THREADS / across).clamp(1, tokens.div_ceil(tile_tokens).max(1));
-    let pass = Launch::new(&MODULE, name, [across, down, 1], THREADS);
-    let pass = pass.read(left).read(matrix).read(matrix).read(matrix).change(y).ints([stride(left), stride(y)]);
-    let pass = pass.ints(factor.strides(width, rank)).ints([tokens, width, rank, columns]).float(scale);
-    with_mask(pass, dropout).launch();
+    let pass = of_factor(Launch::new(&MODULE, name, [across, down, 1], THREADS).read(left), matrix);
+    let pass = pass.change(y).ints([stride(left), stride(y)]).ints(factor.strides(width, rank));
+    with_mask(pass.ints([tokens, width, 0, 0, rank, columns]).float(scale), dropout).launch();
+}
+
+/// With a factor: the kernels take up to three, of projections of one input.
+fn of_factor(launch: Launch, matrix: &CubeTensor) -> Launch {
+    launch.read(matrix).long(0).long(0)
 }
 
 /// With the key, the threshold and the factor of a mask.

@@ -22,9 +22,9 @@ template <int M> struct Visible {
         return __any_sync(~0u, first_column <= high[M - 1][1] && first_column + COLUMNS > low[0][0]);
     }
 
-    // Sets the scores of columns that are not seen to -infinity.
+    // Sets the scores of columns that are not seen to -infinity. The lanes part nowhere: products need them together.
     template <int N> INLINE void mask(Sums<M, N> &scores, int first_column) const {
-        if (first_column >= low[M - 1][1] && first_column + N * 8 - 1 <= high[0][0]) return;
+        if (__all_sync(~0u, first_column >= low[M - 1][1] && first_column + N * 8 - 1 <= high[0][0])) return;
 #pragma unroll
         for (int m = 0; m < M; m++)
 #pragma unroll

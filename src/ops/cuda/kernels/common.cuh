@@ -1,5 +1,5 @@
-// What the kernels share: bf16, and the instructions of sm_80 for matrices and asynchronous copies. Includes nothing, so that NVRTC needs
-// no headers.
+// What the kernels share: bf16, and the instructions of sm_80 for matrices and asynchronous copies. Includes nothing, so that
+// NVRTC needs no headers.
 #pragma once
 
 #define INLINE __device__ __forceinline__
@@ -55,9 +55,9 @@ INLINE void store_shared_16_bytes(Shared at, uint4 x) {
 
 // sums += A B: 16 x 8 sums, A of 16 x 16, B of 16 x 8, in the fragments' order of PTX.
 INLINE void mma_16x8x16(float (&sums)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-                 : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 // Four matrices of 8 x 8; lane i gives the address of row i % 8 of matrix i / 8.

@@ -1,9 +1,9 @@
-// Cross-entropy of rows of logits, bf16, [rows, vocab_size], rows `stride` elements apart, any number of them: losses[row] = lse -
-// logits[row][target], in f32, and over the logits the gradient weight (softmax - onehot).
+// Cross-entropy of rows of logits, bf16, [rows, vocab_size], rows `stride` elements apart, any number of them: losses[row] = lse
+// - logits[row][target], in f32, and over the logits the gradient weight (softmax - onehot).
 //
 // Two passes of a block over its row: of 128256 logits 256 KB, so those of a GPU's blocks about fill its L2. The second pass goes
 // backwards, from what was read last.
-#include "common.cuh"
+#include "eight.cuh"
 
 enum { THREADS = 1024 };
 #define LOG2_E 1.44269504088896341f
@@ -19,34 +19,29 @@ struct Row {
     INLINE bool has(int i) const { return i >= 0 && i < size; }
 
     // The chunk's logits, of which `first` is the first; -infinity for what is not of the row.
-    INLINE void read(int first, float (&x)[8]) const {
-        if (is_whole(first)) {
-            const uint4 pairs = *(const uint4 *)(logits + first);
-            x[0] = low_bf16(pairs.x), x[1] = high_bf16(pairs.x), x[2] = low_bf16(pairs.y), x[3] = high_bf16(pairs.y);
-            x[4] = low_bf16(pairs.z), x[5] = high_bf16(pairs.z), x[6] = low_bf16(pairs.w), x[7] = high_bf16(pairs.w);
-        } else
+    INLINE Eight read(int first) const {
+        if (is_whole(first)) return Eight(logits + first);
+        Eight x;
 #pragma unroll
-            for (int i = 0; i < 8; i++) x[i] = has(first + i) ? low_bf16(logits[first + i]) : -INFINITY;
+        for (int i = 0; i < 8; i++) x.of[i] = has(first + i) ? low_bf16(logits[first + i]) : -INFINITY;
+        return x;
     }
 
-    INLINE void write(int first, const float (&x)[8]) const {
-        if (is_whole(first))
-            *(uint4 *)(logits + first) = make_uint4(bf16_pair(x[0], x[1]), bf16_pair(x[2], x[3]), bf16_pair(x[4], x[5]), bf16_pair(x[6], x[7]));
-        else
+    INLINE void write(int first, const Eight &x) const {
+        if (is_whole(first)) return x.store(logits + first);
 #pragma unroll
-            for (int i = 0; i < 8; i++)
-                if (has(first + i)) logits[first + i] = (bf16)bf16_pair(x[i], 0);
+        for (int i = 0; i < 8; i++)
+            if (has(first + i)) logits[first + i] = (bf16)bf16_pair(x.of[i], 0);
     }
 };
 
 // Less is exact where it matters, near the largest; nothing is larger than -infinity.
 INLINE float exp_less(float x, float largest) { return largest == -INFINITY ? 0 : exp2_approx((x - largest) * LOG2_E); }
 
+// In all threads; once for each `combine`, which has its own shared memory.
 template <class Combine> INLINE float over_block(float x, Combine combine) {
     __shared__ float of_warps[THREADS / WARP];
     for (int distance = 16; distance; distance /= 2) x = combine(x, __shfl_xor_sync(~0u, x, distance));
-    // What an earlier call wrote has been read.
-    __syncthreads();
     if (threadIdx.x % WARP == 0) of_warps[threadIdx.x / WARP] = x;
     __syncthreads();
     x = of_warps[threadIdx.x % WARP];
@@ -54,23 +49,24 @@ template <class Combine> INLINE float over_block(float x, Combine combine) {
     return x;
 }
 
-// The weight of a row is `weight`, times weights[row] unless that is null; without `has_grad` the logits stay. Grid: rows; block: 1024.
+// The weight of a row is `weight`, times weights[row] unless that is null; without `has_grad` the logits stay. Grid: rows; block:
+// 1024.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    cross_entropy(bf16 *logits, const int *targets, const float *weights, float *losses, long long stride, int vocab_size, float weight,
-                  int has_grad) {
+    cross_entropy(bf16 *logits, const int *targets, const float *weights, float *losses, long long stride, int vocab_size,
+                  float weight, int has_grad) {
     const Row row(logits + blockIdx.x * stride, vocab_size);
     const int num_chunks = row.num_chunks(), target = targets[blockIdx.x];
     const float of_target = low_bf16(row.logits[target]);
-    float largest = -INFINITY, sum = 0, x[8];
+    float largest = -INFINITY, sum = 0;
 #pragma unroll 2
     for (int chunk = threadIdx.x; chunk < num_chunks; chunk += THREADS) {
-        row.read(chunk * 8 - row.before, x);
+        const Eight x = row.read(chunk * 8 - row.before);
         float next = largest;
 #pragma unroll
-        for (int i = 0; i < 8; i++) next = fmaxf(next, x[i]);
+        for (int i = 0; i < 8; i++) next = fmaxf(next, x.of[i]);
         sum *= exp_less(largest, next);
 #pragma unroll
-        for (int i = 0; i < 8; i++) sum += exp_less(x[i], next);
+        for (int i = 0; i < 8; i++) sum += exp_less(x.of[i], next);
         largest = next;
     }
     const float of_all = over_block(largest, [](float x, float y) { return fmaxf(x, y); });
@@ -83,9 +79,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll 2
     for (int chunk = num_chunks - 1 - (int)threadIdx.x; chunk >= 0; chunk -= THREADS) {
         const int first = chunk * 8 - row.before;
-        row.read(first, x);
+        Eight x = row.read(first);
 #pragma unroll
-        for (int i = 0; i < 8; i++) x[i] = exp_less(x[i], of_all) * factor - (first + i == target ? weight : 0);
+        for (int i = 0; i < 8; i++) x.of[i] = exp_less(x.of[i], of_all) * factor - (first + i == target ? weight : 0);
         row.write(first, x);
     }
 }

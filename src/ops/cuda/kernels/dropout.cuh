@@ -9,7 +9,8 @@ INLINE unsigned long long mix(unsigned long long x) {
     return x ^ x >> 31;
 }
 
-// `key` is mix(seed), `threshold` and `factor` those of the settings. With a threshold of 0 nothing is dropped, and the factor is 1.
+// `key` is mix(seed), `threshold` and `factor` those of the settings. With a threshold of 0 nothing is dropped, and the factor is
+// 1.
 struct Dropout {
     unsigned long long key;
     unsigned threshold;

@@ -1,32 +1,12 @@
 // RMSNorm (Zhang and Sennrich, 2019, https://arxiv.org/abs/1910.07467): y = weight x rstd, rstd = 1 / sqrt(mean(x^2) + eps).
 //
-// Tensors are bf16 but for rstd and the weight, f32. Row i is head i % heads of token i / heads: `stride` is from token to token, and heads
-// lie side by side, `width` elements each; heads is 1 for the norm of whole tokens. Strides and widths are multiples of 8, pointers of 16
-// bytes. What is read a second time is still in L1. Grid: of *_wide rows, a block of 256 a row; of *_narrow (for width <= 512) rows / 8
-// upwards, a warp a row.
-#include "common.cuh"
+// Tensors are bf16 but for rstd and the weight, f32. Row i is head i % heads of token i / heads: `stride` is from token to token,
+// and heads lie side by side, `width` elements each; heads is 1 for the norm of whole tokens. Strides and widths are multiples of
+// 8, pointers of 16 bytes. What is read a second time is still in L1. Grid: of *_wide rows, a block of 256 a row; of *_narrow
+// (for width <= 512) rows / 8 upwards, a warp a row.
+#include "eight.cuh"
 
 enum { THREADS = 256 };
-
-struct Eight {
-    float of[8];
-
-    INLINE Eight(const bf16 *from) {
-        const uint4 x = *(const uint4 *)from;
-        const unsigned pairs[4] = {x.x, x.y, x.z, x.w};
-#pragma unroll
-        for (int i = 0; i < 4; i++) of[2 * i] = low_bf16(pairs[i]), of[2 * i + 1] = high_bf16(pairs[i]);
-    }
-
-    INLINE Eight(const float *from) {
-        const float4 low = *(const float4 *)from, high = *(const float4 *)(from + 4);
-        of[0] = low.x, of[1] = low.y, of[2] = low.z, of[3] = low.w, of[4] = high.x, of[5] = high.y, of[6] = high.z, of[7] = high.w;
-    }
-
-    INLINE void store(bf16 *to) const {
-        *(uint4 *)to = make_uint4(bf16_pair(of[0], of[1]), bf16_pair(of[2], of[3]), bf16_pair(of[4], of[5]), bf16_pair(of[6], of[7]));
-    }
-};
 
 // The threads that have a row: a warp or, of IS_WIDE, the block.
 template <bool IS_WIDE> struct Team {
@@ -36,7 +16,7 @@ template <bool IS_WIDE> struct Team {
         : row(IS_WIDE ? blockIdx.x : blockIdx.x * (THREADS / WARP) + threadIdx.x / WARP),
           first((IS_WIDE ? threadIdx.x : threadIdx.x % WARP) * 8), step((IS_WIDE ? THREADS : WARP) * 8) {}
 
-    // The sum over the team, in all of it.
+    // The sum over the team, in all of it; once in a kernel.
     INLINE float sum(float x) const {
         for (int distance = 16; distance; distance /= 2) x += __shfl_xor_sync(~0u, x, distance);
         if (!IS_WIDE) return x;
@@ -50,8 +30,8 @@ template <bool IS_WIDE> struct Team {
 };
 
 template <bool IS_WIDE>
-INLINE void forward(const bf16 *x, const float *weight, bf16 *y, float *rstd, int x_stride, int y_stride, int rows, int width, int heads,
-                    float eps) {
+INLINE void forward(const bf16 *x, const float *weight, bf16 *y, float *rstd, int x_stride, int y_stride, int rows, int width,
+                    int heads, float eps) {
     const Team<IS_WIDE> team;
     if (team.row >= rows) return;
     x += (long long)(team.row / heads) * x_stride + team.row % heads * width;
@@ -76,8 +56,9 @@ INLINE void forward(const bf16 *x, const float *weight, bf16 *y, float *rstd, in
 }
 
 template <bool IS_WIDE>
-INLINE void backward(const bf16 *dy, const bf16 *x, const float *weight, const float *rstd, const bf16 *residual, bf16 *dx, bf16 *y,
-                     int dy_stride, int x_stride, int residual_stride, int dx_stride, int y_stride, int rows, int width, int heads) {
+INLINE void backward(const bf16 *dy, const bf16 *x, const float *weight, const float *rstd, const bf16 *residual, bf16 *dx,
+                     bf16 *y, int dy_stride, int x_stride, int residual_stride, int dx_stride, int y_stride, int rows, int width,
+                     int heads) {
     const Team<IS_WIDE> team;
     if (team.row >= rows) return;
     const long long token = team.row / heads;
@@ -112,20 +93,20 @@ INLINE void backward(const bf16 *dy, const bf16 *x, const float *weight, const f
     }
 }
 
-// rms_norm_*: y and rstd, [rows]. rms_norm_backward_*: dx = residual + the gradient by x, rounded once, without `residual` where it is
-// null; it may be dx, which may be dy. y, unless it is null, is made again, to the bits of the forward.
-#define NORM(NAME, IS_WIDE)                                                                                                             \
-    extern "C" __global__ void __launch_bounds__(THREADS)                                                                               \
-        rms_norm_##NAME(const bf16 *x, const float *weight, bf16 *y, float *rstd, int x_stride, int y_stride, int rows, int width,      \
-                        int heads, float eps) {                                                                                         \
-        forward<IS_WIDE>(x, weight, y, rstd, x_stride, y_stride, rows, width, heads, eps);                                              \
-    }                                                                                                                                   \
-    extern "C" __global__ void __launch_bounds__(THREADS)                                                                               \
-        rms_norm_backward_##NAME(const bf16 *dy, const bf16 *x, const float *weight, const float *rstd, const bf16 *residual, bf16 *dx, \
-                                 bf16 *y, int dy_stride, int x_stride, int residual_stride, int dx_stride, int y_stride, int rows,      \
-                                 int width, int heads) {                                                                                \
-        backward<IS_WIDE>(dy, x, weight, rstd, residual, dx, y, dy_stride, x_stride, residual_stride, dx_stride, y_stride, rows, width, \
-                          heads);                                                                                                       \
+// rms_norm_*: y and rstd, [rows]. rms_norm_backward_*: dx = residual + the gradient by x, rounded once, without `residual` where
+// it is null; it may be dx, which may be dy. y, unless it is null, is made again, to the bits of the forward.
+#define NORM(NAME, IS_WIDE)                                                                                                      \
+    extern "C" __global__ void __launch_bounds__(THREADS)                                                                        \
+        rms_norm_##NAME(const bf16 *x, const float *weight, bf16 *y, float *rstd, int x_stride, int y_stride, int rows,          \
+                        int width, int heads, float eps) {                                                                       \
+        forward<IS_WIDE>(x, weight, y, rstd, x_stride, y_stride, rows, width, heads, eps);                                       \
+    }                                                                                                                            \
+    extern "C" __global__ void __launch_bounds__(THREADS)                                                                        \
+        rms_norm_backward_##NAME(const bf16 *dy, const bf16 *x, const float *weight, const float *rstd, const bf16 *residual,    \
+                                 bf16 *dx, bf16 *y, int dy_stride, int x_stride, int residual_stride, int dx_stride,             \
+                                 int y_stride, int rows, int width, int heads) {                                                 \
+        backward<IS_WIDE>(dy, x, weight, rstd, residual, dx, y, dy_stride, x_stride, residual_stride, dx_stride, y_stride, rows, \
+                          width, heads);                                                                                         \
     }
 
 NORM(wide, true)

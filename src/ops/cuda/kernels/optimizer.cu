@@ -1,6 +1,6 @@
-// The norm of all gradients, and AdamW (Loshchilov and Hutter, 2019, https://arxiv.org/abs/1711.05101, algorithm 2) over many matrices in
-// one launch: their pointers are a table that is a parameter, so nothing is copied to the device. A table makes the most of 4 KB of
-// parameters; where there are more matrices there are more launches. Values are f32, pointers of 16 bytes.
+// The norm of all gradients, and AdamW (Loshchilov and Hutter, 2019, https://arxiv.org/abs/1711.05101, algorithm 2) over many
+// matrices in one launch: their pointers are a table that is a parameter, so nothing is copied to the device. A table makes the
+// most of 4 KB of parameters; where there are more matrices there are more launches. Values are f32, pointers of 16 bytes.
 #include "common.cuh"
 
 enum { THREADS = 256 };
@@ -31,8 +31,8 @@ INLINE double sum_of_block(double x) {
     return x;
 }
 
-// sums[y][x] = the part of block (x, y) in the sum of squares of matrix y. Grid: (16, number of matrices); block: 256. Where there are more
-// launches, `sums` of the next begins where that of the last ends.
+// sums[y][x] = the part of block (x, y) in the sum of squares of matrix y. Grid: (16, number of matrices); block: 256. Where
+// there are more launches, `sums` of the next begins where that of the last ends.
 extern "C" __global__ void __launch_bounds__(THREADS) sum_of_squares(const __grid_constant__ Gradients gradients, double *sums) {
     const float *x = gradients.of[blockIdx.y].values;
     const long long size = gradients.of[blockIdx.y].size, step = (long long)gridDim.x * THREADS * 4;
@@ -83,7 +83,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             for (long long j = i; j < size; j++) update.step(matrix.parameter[j], matrix.gradient[j], matrix.m[j], matrix.v[j]);
             break;
         }
-        float4 *to_parameter = (float4 *)(matrix.parameter + i), *to_m = (float4 *)(matrix.m + i), *to_v = (float4 *)(matrix.v + i);
+        float4 *to_parameter = (float4 *)(matrix.parameter + i);
+        float4 *to_m = (float4 *)(matrix.m + i), *to_v = (float4 *)(matrix.v + i);
         const float4 gradient = *(const float4 *)(matrix.gradient + i);
         float4 parameter = *to_parameter, m = *to_m, v = *to_v;
         update.step(parameter.x, gradient.x, m.x, v.x);

@@ -1,0 +1,179 @@
+#!/usr/bin/env python3
+"""Holds the kernels of attention.cu against attention in float64.
+
+usage: attention.py [--toolkit DIR] [--driver libcuda.so.1] [--full]
+
+An error is the root mean square of the difference to float64 over that of the values. It is held against the error of the same
+float64 computation with only the roundings to bf16 that the kernels are to make: of the probabilities and their gradients as
+operands, and of what is written. More than 1.15 of it (sums in f32, the exponential's approximation, values that round the other
+way), or a largest difference of more than twice its own, is a failure; so is a bit that differs in a second run, or that changes
+beside the rows. Exits 1 then.
+"""
+import re
+import sys
+
+import numpy as np
+
+import device as cuda
+
+# By kernel and head size: rows of a tile, columns of a tile, warps, and what is particular to the kernel.
+ENTRY_POINTS = {
+    (kind.lower(), int(head)): (int(rows), int(columns), int(warps), last)
+    for kind, head, rows, columns, warps, last in
+    re.findall(r"^(\w+)\((\d+), (\d+), (\d+), (\d+), (\w+).*\)$", (cuda.KERNELS / "attention.cu").read_text(), re.M)
+}
+
+# Head size, heads, heads of keys and values, lengths of documents, window (0: none), tokens of padding, columns beside the rows.
+CASES = [
+    (64, 9, 3, (65, 1, 64), 0, 0, 0),
+    (64, 4, 1, (200,), 50, 0, 8),
+    (64, 1, 1, (5,), 0, 0, 0),
+    (64, 2, 2, (63, 130), 0, 3, 24),
+    (96, 3, 1, (64, 5, 63), 0, 6, 8),
+    (96, 2, 2, (130,), 33, 0, 0),
+    (128, 7, 1, (65,), 0, 0, 0),
+    (128, 2, 2, (200,), 0, 0, 8),
+    (128, 4, 1, (1, 130, 5), 64, 2, 0),
+    (256, 4, 1, (65,), 0, 0, 8),
+    (256, 1, 1, (130, 1), 20, 3, 0),
+]
+FULL = [
+    (head, heads, kv_heads, lengths, window, padding, 8 * (head % 3))
+    for head in (64, 96, 128, 256) for heads, kv_heads in ((1, 1), (9, 3), (4, 1), (7, 1))
+    for lengths, window, padding in (((1,), 0, 0), ((5, 63), 0, 0), ((64, 64), 0, 1), ((200, 65, 130), 0, 7), ((300, 200), 70, 0))
+]
+
+
+def first_keys(lengths: tuple, window: int, padding: int) -> np.ndarray:
+    starts, keys = 0, []
+    for length in lengths:
+        at = np.arange(starts, starts + length)
+        keys.append(np.maximum(starts, at - window + 1) if window else np.full(length, starts))
+        starts += length
+    return np.concatenate([*keys, np.arange(starts, starts + padding)]).astype(np.int32)
+
+
+def last_queries(first_key: np.ndarray) -> np.ndarray:
+    return (np.searchsorted(first_key, np.arange(len(first_key)), side="right") - 1).astype(np.int32)
+
+
+def rounded(x: np.ndarray) -> np.ndarray:
+    return cuda.from_bf16(cuda.to_bf16(x)).astype(np.float64)
+
+
+def reference(q, k, v, d_o, first_key, scale, is_rounded):
+    """Attention of [tokens, heads, head] and its gradients in float64, with the kernels' roundings to bf16 or with none."""
+    to = rounded if is_rounded else lambda x: x
+    tokens, heads, _ = q.shape
+    group = heads // k.shape[1]
+    at = np.arange(tokens)
+    is_seen = (at[None] <= at[:, None]) & (at[None] >= first_key[:, None])
+    o, dq, dk, dv, lse = np.zeros_like(q), np.zeros_like(q), np.zeros_like(k), np.zeros_like(v), np.zeros((heads, tokens))
+    for h in range(heads):
+        qh, kh, vh, doh = q[:, h], k[:, h // group], v[:, h // group], d_o[:, h]
+        scores = np.where(is_seen, qh @ kh.T * scale, -np.inf)
+        largest = scores.max(1, keepdims=True)
+        p = np.exp(scores - largest)
+        o[:, h] = to(to(p) @ vh / p.sum(1, keepdims=True))
+        lse[h] = largest[:, 0] + np.log(p.sum(1))
+        p /= p.sum(1, keepdims=True)
+        ds = to(p * (doh @ vh.T - (doh * o[:, h]).sum(1, keepdims=True)))
+        dq[:, h] = to(ds @ kh * scale)
+        dk[:, h // group] += ds.T @ qh * scale
+        dv[:, h // group] += to(p).T @ doh
+    return {"o": o, "lse": lse, "dq": dq, "dk": to(dk), "dv": to(dv)}
+
+
+class Attention:
+    """The kernels over one case's tensors."""
+
+    def __init__(self, device: cuda.Device, case: tuple, seed: int):
+        self.device = device
+        self.head, self.heads, self.kv_heads, lengths, window, padding, self.beside = case
+        self.first_key = first_keys(lengths, window, padding)
+        self.tokens, self.scale = len(self.first_key), float(self.head) ** -0.5
+        made = np.random.default_rng(seed)
+        # Scores of a few units, and, in every other case, of some tens.
+        sizes = (("q", self.heads, 8 if seed % 2 else 2), ("k", self.kv_heads, 1), ("v", self.kv_heads, 1), ("do", self.heads, 1))
+        self.inputs = {name: rounded(made.standard_normal((self.tokens, n, self.head)) * size) for name, n, size in sizes}
+
+    def rows(self, x: np.ndarray | None, heads: int) -> np.ndarray:
+        """Rows with NaN beside them, and as a whole where there is no `x`."""
+        out = np.full((self.tokens, heads * self.head + self.beside), 0xFFFF, np.uint16)
+        if x is not None:
+            out[:, :heads * self.head] = cuda.to_bf16(x.reshape(self.tokens, -1))
+        return out
+
+    def run(self) -> dict[str, np.ndarray]:
+        """All kernels: the bits of what they write."""
+        device, tokens = self.device, self.tokens
+        per_head = lambda: device.buffer(np.full((self.heads, tokens), np.nan, np.float32))
+        heads_of = dict.fromkeys(("q", "do", "o", "dq"), self.heads) | dict.fromkeys(("k", "v", "dk", "dv"), self.kv_heads)
+        x = {name: device.buffer(self.rows(self.inputs.get(name), n)) for name, n in heads_of.items()}
+        x |= {"lse": per_head(), "delta": per_head(), "first_key": device.buffer(self.first_key),
+              "last_query": device.buffer(last_queries(self.first_key))}
+
+        def launch(name, heads, names):
+            rows, columns, warps, last = ENTRY_POINTS[name, self.head]
+            if name == "forward":
+                shared_bytes = 2 * self.head * (rows + int(last) * columns)
+            else:
+                shared_bytes = 4 * self.head * (rows + 2 * columns) + 16 * columns * (name == "backward_kv")
+            strides = [x[n].shape[1] for n in names if n in heads_of]
+            device.launch(f"attention_{name}_{self.head}", (heads, -(-tokens // rows)), 32 * warps, shared_bytes,
+                          *[x[n] for n in names], *strides, tokens, self.heads, self.kv_heads, self.scale)
+
+        launch("forward", self.heads, ("q", "k", "v", "first_key", "o", "lse"))
+        device.launch("attention_delta", (tokens, -(-self.heads // 4)), 128, 0, x["do"], x["o"], x["delta"], x["do"].shape[1],
+                      x["o"].shape[1], tokens, self.heads, self.head)
+        inputs = ("q", "k", "v", "do", "lse", "delta")
+        launch("backward_q", self.heads, (*inputs, "first_key", "dq"))
+        launch("backward_kv", self.kv_heads, (*inputs, "last_query", "dk", "dv"))
+        results = {name: x[name].read() for name in ("o", "lse", "dq", "dk", "dv")}
+        device.free()
+        return results
+
+    def check(self) -> list[str]:
+        """Prints the errors; gives what is wrong."""
+        results, again = self.run(), self.run()
+        wrong = [f"{name}: a second run differs" for name in results if results[name].tobytes() != again[name].tobytes()]
+        values = [self.inputs[name] for name in ("q", "k", "v", "do")]
+        exact, with_rounding = (reference(*values, self.first_key, self.scale, is_rounded) for is_rounded in (False, True))
+        told = []
+        for name, bits in results.items():
+            width = exact[name].size // self.tokens
+            if name == "lse":
+                x = bits
+            else:
+                x = cuda.from_bf16(bits[:, :width]).reshape(exact[name].shape)
+                if (bits[:, width:] != 0xFFFF).any():
+                    wrong.append(f"{name}: written beside the rows")
+            # Rows that see one key have no gradient of scores; inputs are of size 1.
+            size = max(np.sqrt(np.mean(exact[name] ** 2)), 0.1)
+            differences = (x - exact[name], with_rounding[name] - exact[name])
+            error, expected = (np.sqrt(np.mean(d ** 2)) / size for d in differences)
+            largest, expected_largest = (np.abs(d).max() / size for d in differences)
+            told.append(f"{name} {error:.1e} ({expected:.1e})")
+            # lse is not rounded, and gradients of scores can cancel: what is left then are errors of sums in f32.
+            if not (error <= expected * 1.15 + 1e-5 and largest <= expected_largest * 2 + 1e-4):
+                wrong.append(f"{name}: error {error:.2e} ({expected:.2e}), largest {largest:.2e} ({expected_largest:.2e})")
+        print(f"{self.head:4} {self.heads}/{self.kv_heads} {self.tokens:4} tokens: {', '.join(told)}", flush=True)
+        return wrong
+
+
+def main() -> None:
+    parser = cuda.arguments(__doc__)
+    parser.add_argument("--full", action="store_true", help="all head sizes with all groups and lengths")
+    options = parser.parse_args()
+    device = cuda.Device(options, "attention")
+    print("errors (by rounding alone)")
+    failures = 0
+    for seed, case in enumerate(FULL if options.full else CASES):
+        for text in Attention(device, case, seed).check():
+            failures += 1
+            print(f"FAIL {case}: {text}", flush=True)
+    sys.exit(failures > 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""Runs the kernels of src/ops/cuda/kernels by the driver API: on the stand-in for libcuda (../cuda_stand_in), at its strictest,
+or on a GPU."""
+
+import argparse
+import ctypes
+import os
+import pathlib
+
+import numpy as np
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+KERNELS = ROOT / "src/ops/cuda/kernels"
+STAND_IN = ROOT / "tests/cuda_stand_in/libcuda.so.1"
+MAX_DYNAMIC_SHARED_BYTES = 8   # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+
+
+def arguments(description: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--toolkit", help="folder with bin/ptxas, .../nvidia/cu13 of PyPI's nvidia-cuda-nvcc, for the stand-in")
+    parser.add_argument("--driver", default=str(STAND_IN), help="libcuda.so.1 of a GPU instead of the stand-in's")
+    return parser
+
+
+def to_bf16(x: np.ndarray) -> np.ndarray:
+    """Bits of `x` rounded to nearest even."""
+    bits = np.asarray(x, np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+
+
+def from_bf16(bits: np.ndarray) -> np.ndarray:
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+class Buffer:
+    """Device memory with the shape and the type of an array."""
+
+    def __init__(self, device: "Device", like: np.ndarray):
+        self.device, self.shape, self.dtype, self.bytes = device, like.shape, like.dtype, like.nbytes
+        self.pointer = ctypes.c_uint64()
+        device.call("cuMemAlloc_v2", ctypes.byref(self.pointer), ctypes.c_size_t(self.bytes))
+        like = np.ascontiguousarray(like)
+        device.call("cuMemcpyHtoD_v2", self.pointer, like.ctypes.data_as(ctypes.c_void_p), ctypes.c_size_t(self.bytes))
+
+    def read(self) -> np.ndarray:
+        out = np.empty(self.shape, self.dtype)
+        self.device.call("cuMemcpyDtoH_v2", out.ctypes.data_as(ctypes.c_void_p), self.pointer, ctypes.c_size_t(self.bytes))
+        return out
+
+
+class Device:
+    """The first GPU, with one module."""
+
+    def __init__(self, options: argparse.Namespace, module: str):
+        if options.driver == str(STAND_IN):
+            # Copies happen no earlier than they are waited for; every access is checked; what nothing wrote is NaN.
+            os.environ |= {"STAND_IN_ORDER": "lazy", "STAND_IN_CHECK": "1", "STAND_IN_POISON": "1"}
+            if options.toolkit:
+                os.environ["STAND_IN_PTXAS"] = f"{options.toolkit}/bin/ptxas"
+        self.driver = ctypes.CDLL(options.driver)
+        self.call("cuInit", 0)
+        context, self.module, self.functions, self.buffers = ctypes.c_void_p(), ctypes.c_void_p(), {}, []
+        self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
+        self.call("cuCtxSetCurrent", context)
+        self.call("cuModuleLoadData", ctypes.byref(self.module), (KERNELS / f"{module}.ptx").read_bytes() + b"\0")
+
+    def call(self, name: str, *values) -> None:
+        code = getattr(self.driver, name)(*values)
+        if code:
+            raise RuntimeError(f"{name} gives {code}")
+
+    def buffer(self, like: np.ndarray) -> Buffer:
+        self.buffers.append(Buffer(self, like))
+        return self.buffers[-1]
+
+    def free(self) -> None:
+        for buffer in self.buffers:
+            self.call("cuMemFree_v2", buffer.pointer)
+        self.buffers = []
+
+    def launch(self, name: str, grid: tuple, threads: int, shared_bytes: int, *values) -> None:
+        """`values`: a Buffer's pointer, an int as int32, a float as f32, an unsigned of numpy as it is, bytes as a struct."""
+        if name not in self.functions:
+            self.functions[name] = ctypes.c_void_p()
+            self.call("cuModuleGetFunction", ctypes.byref(self.functions[name]), self.module, name.encode())
+        self.call("cuFuncSetAttribute", self.functions[name], MAX_DYNAMIC_SHARED_BYTES, shared_bytes)
+        kinds = {Buffer: lambda x: x.pointer, int: ctypes.c_int32, float: ctypes.c_float, bytes: ctypes.create_string_buffer,
+                 np.uint32: ctypes.c_uint32, np.uint64: ctypes.c_uint64}
+        held = [kinds[type(x)](x) for x in values]
+        pointers = (ctypes.c_void_p * len(held))(*[ctypes.cast(ctypes.byref(x), ctypes.c_void_p) for x in held])
+        self.call("cuLaunchKernel", self.functions[name], *(*grid, 1, 1)[:3], threads, 1, 1, shared_bytes, None, pointers, None)
+        self.call("cuCtxSynchronize")

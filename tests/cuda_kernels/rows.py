@@ -1,0 +1,170 @@
+#!/usr/bin/env python3
+"""Holds the kernels of norm.cu, rotary.cu and swiglu.cu against float64.
+
+usage: rows.py [--toolkit DIR] [--driver libcuda.so.1]
+
+What is bf16 may be off by half of its last bit, and by 1e-6 of the sum of its terms' sizes, roundings of f32 (of swiglu 4e-6: the
+exponential's argument is rounded); rstd by 1e-6. A bit that differs in a second run, that changes beside the rows, or in the
+normed input from the forward's, is a failure, too. Exits 1 then.
+"""
+import sys
+
+import numpy as np
+
+import device as cuda
+
+# Tokens, heads, width, columns beside the rows, whether there is a residual.
+NORMS = [(3, 1, 8, 0, True), (5, 1, 576, 8, True), (2, 1, 4096, 0, True), (3, 1, 8200, 16, False), (7, 5, 128, 64, False),
+         (9, 1, 512, 0, True), (4, 3, 72, 8, True)]
+# Tokens, heads, head size, columns beside the rows.
+ROTARIES = [(5, 1, 16, 0), (7, 9, 64, 24), (3, 4, 96, 0), (6, 40, 128, 8), (2, 3, 256, 0)]
+# Tokens, width, columns beside the rows.
+SWIGLUS = [(3, 8, 0), (5, 1032, 16), (2, 4096, 8)]
+EPS = 1e-5
+
+
+def share(x: np.ndarray, value: np.ndarray, size: np.ndarray) -> float:
+    """Largest share of what the bits of a bf16 may be off."""
+    return float((np.abs(cuda.from_bf16(x) - value) / (np.ldexp(1.0, np.frexp(value)[1] - 9) + 1e-6 * size)).max())
+
+
+class Rows:
+    """Numbers in rows with NaN beside them."""
+
+    def __init__(self, made: np.random.Generator | None, tokens: int, width: int, beside: int):
+        self.bits, self.width = np.full((tokens, width + beside), 0xFFFF, np.uint16), width
+        if made:
+            self.bits[:, :width] = cuda.to_bf16(made.standard_normal((tokens, width)) * 2)
+        self.values = cuda.from_bf16(self.bits[:, :width]).astype(np.float64)
+
+
+def check_norm(device: cuda.Device, case: tuple, seed: int) -> list[str]:
+    tokens, heads, width, beside, has_residual = case
+    made = np.random.default_rng(seed)
+    x, dy, residual = (Rows(made, tokens, heads * width, beside + 8 * i) for i in range(3))
+    weight = made.standard_normal(width).astype(np.float32)
+    rows, stride = tokens * heads, lambda x: x.shape[1]
+
+    def run(name: str, rows_of_block: int) -> list[np.ndarray]:
+        grid = (-(-rows // rows_of_block),)
+        empty = lambda: device.buffer(Rows(None, tokens, heads * width, beside).bits)
+        held, w = [device.buffer(r.bits) for r in (x, dy, residual)], device.buffer(weight)
+        rstd = device.buffer(np.full(rows, np.nan, np.float32))
+        y, again, dx = empty(), empty(), held[2] if has_residual else held[1]
+        device.launch(f"rms_norm_{name}", grid, 256, 0, held[0], w, y, rstd, stride(held[0]), stride(y), rows, width, heads, EPS)
+        device.launch(f"rms_norm_backward_{name}", grid, 256, 0, held[1], held[0], w, rstd, held[2] if has_residual else np.uint64(0),
+                      dx, again, *map(stride, (held[1], held[0], held[2], dx, again)), rows, width, heads)
+        results = [b.read() for b in (y, rstd, dx, again)]
+        device.free()
+        return results
+
+    split = lambda x: x.reshape(tokens, heads, width)
+    xs, dys = split(x.values), split(dy.values)
+    rstd = 1 / np.sqrt((xs**2).mean(2, keepdims=True) + np.float64(np.float32(EPS)))
+    y = xs * rstd * weight
+    mean = (dys * weight * xs * rstd).mean(2, keepdims=True)
+    sizes = (np.abs(dys * weight) + np.abs(xs * rstd) * np.abs(dys * weight * xs * rstd).mean(2, keepdims=True)) * rstd
+    dx = (dys * weight - xs * rstd * mean) * rstd
+    flat = lambda x: x.reshape(tokens, -1)
+    dx, sizes = (flat(dx) + residual.values, flat(sizes) + np.abs(residual.values)) if has_residual else (flat(dx), flat(sizes))
+    wrong = []
+    for name, rows_of_block in (("wide", 1), ("narrow", 8)):
+        found, again = run(name, rows_of_block), run(name, rows_of_block)
+        shares = [share(found[0][:, :heads * width], flat(y), flat(np.abs(y))), float(np.abs(found[1] / rstd.ravel() - 1).max() / 1e-6),
+                  share(found[2][:, :heads * width], dx, sizes)]
+        told = ", ".join(f"{what} {of:.2f}" for what, of in zip(("y", "rstd", "dx"), shares))
+        print(f"norm {name}, {tokens} x {heads} x {width}: largest share of what may be off: {told}")
+        if not max(shares) <= 1:
+            wrong.append(f"{name}: off")
+        if any(a.tobytes() != b.tobytes() for a, b in zip(found, again)):
+            wrong.append(f"{name}: a second run differs")
+        if found[3].tobytes() != found[0].tobytes():
+            wrong.append(f"{name}: the normed input differs from the forward's")
+        if any((x[:, heads * width:] != 0xFFFF).any() for x in (found[0], found[2])):
+            wrong.append(f"{name}: written beside the rows")
+    return wrong
+
+
+def check_rotary(device: cuda.Device, case: tuple, seed: int) -> list[str]:
+    tokens, heads, head, beside = case
+    made = np.random.default_rng(seed)
+    x, positions = Rows(made, tokens, heads * head, beside), made.integers(0, 50, tokens).astype(np.int32)
+    angles = np.arange(50)[:, None] / 10000.0**(np.arange(head // 2) / (head // 2))
+    cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+    wrong = []
+    for inverse in (0, 1):
+        results = []
+        for _ in range(2):
+            held = device.buffer(x.bits)
+            device.launch("rotary", (-(-heads * head // 2048), tokens), 128, 0, held, *map(device.buffer, (cos, sin, positions)),
+                          x.bits.shape[1], heads, head, inverse)
+            results.append(held.read())
+            device.free()
+        low, high = np.split(x.values.reshape(tokens, heads, head), 2, 2)
+        c, s = (t[positions][:, None].astype(np.float64) for t in (cos, -sin if inverse else sin))
+        flat = lambda low, high: np.concatenate([low, high], 2).reshape(tokens, -1)
+        worst = share(results[0][:, :heads * head], flat(low * c - high * s, high * c + low * s),
+                      flat(*[np.abs(low * c) + np.abs(high * s), np.abs(high * c) + np.abs(low * s)]))
+        print(f"rotary, {tokens} x {heads} x {head}{' back' * inverse}: largest share of what may be off {worst:.2f}")
+        if not worst <= 1:
+            wrong.append("off")
+        if results[0].tobytes() != results[1].tobytes():
+            wrong.append("a second run differs")
+        if (results[0][:, heads * head:] != 0xFFFF).any():
+            wrong.append("written beside the rows")
+    return wrong
+
+
+def check_swiglu(device: cuda.Device, case: tuple, seed: int) -> list[str]:
+    tokens, width, beside = case
+    made = np.random.default_rng(seed)
+    gate, up, dh = (Rows(made, tokens, width, beside + 8 * i) for i in range(3))
+    gate.bits[:, :2] = cuda.to_bf16([[90, -90]])
+    gate.values[:, :2] = 90, -90
+
+    def run() -> list[np.ndarray]:
+        grid = (-(-width // 1024), tokens)
+        g, u, d = (device.buffer(r.bits) for r in (gate, up, dh))
+        h = device.buffer(Rows(None, tokens, width, beside).bits)
+        strides = [x.shape[1] for x in (d, g, u)]
+        device.launch("swiglu", grid, 128, 0, g, u, h, *strides[1:], h.shape[1], width)
+        device.launch("swiglu_backward", grid, 128, 0, d, g, u, g, u, d, *strides, *strides[1:], strides[0], width)
+        results = [b.read() for b in (h, g, u, d)]
+        device.free()
+        return results
+
+    found, again = run(), run()
+    sigmoid = 1 / (1 + np.exp(-gate.values))
+    slope = sigmoid + gate.values * sigmoid * (1 - sigmoid)
+    expected = [gate.values * sigmoid * up.values, dh.values * up.values * slope, dh.values * gate.values * sigmoid]
+    sizes = [np.abs(x) for x in expected]
+    sizes[1] = np.abs(dh.values * up.values) * (sigmoid + np.abs(gate.values) * sigmoid * (1 - sigmoid))
+    # Of -90 the sigmoid is less than what f32 has.
+    shares = [share(x[:, :width], value, 4 * size + 1e-29) for x, value, size in zip(found, expected, sizes)]
+    told = ", ".join(f"{what} {of:.2f}" for what, of in zip(("h", "dgate", "dup"), shares))
+    print(f"swiglu, {tokens} x {width}: largest share of what may be off: {told}")
+    wrong = ["off"] if not max(shares) <= 1 else []
+    if any(a.tobytes() != b.tobytes() for a, b in zip(found, again)):
+        wrong.append("a second run differs")
+    if found[3][:, :width].tobytes() != found[0][:, :width].tobytes():
+        wrong.append("h differs from the forward's")
+    if any((x[:, width:] != 0xFFFF).any() for x in found):
+        wrong.append("written beside the rows")
+    return wrong
+
+
+def main() -> None:
+    options = cuda.arguments(__doc__).parse_args()
+    failures = 0
+    for module, check, cases in (("norm", check_norm, NORMS), ("rotary", check_rotary, ROTARIES),
+                                 ("swiglu", check_swiglu, SWIGLUS)):
+        device = cuda.Device(options, module)
+        for seed, case in enumerate(cases):
+            for text in check(device, case, seed):
+                failures += 1
+                print(f"FAIL {module} {case}: {text}", flush=True)
+    sys.exit(failures > 0)
+
+
+if __name__ == "__main__":
+    main()
