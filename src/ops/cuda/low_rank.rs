@@ -210,14 +210,7 @@ impl Sums {
 }
 
 /// `y += scale drop(left factor)`.
-fn add(
-    left: &CubeTensor,
-    factor: Factor,
-    matrix: &CubeTensor,
-    y: &CubeTensor,
-    scale: f64,
-    dropout: Option<Dropout>,
-) {
+fn add(left: &CubeTensor, factor: Factor, matrix: &CubeTensor, y: &CubeTensor, scale: f64, dropout: Option<Dropout>) {
     let ([tokens, width], [_, columns], rank) = (dims(y), dims(left), rank_of(factor, matrix));
     let (name, tile_width, tile_tokens) =
         if columns <= 64 { ("low_rank_add_64", 256, 32) } else { ("low_rank_add_256", 128, 16) };
