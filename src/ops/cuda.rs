@@ -27,6 +27,8 @@ mod self_check;
 #[expect(unsafe_code, reason = "launches through the driver, a C library")]
 mod stream;
 #[cfg(feature = "cuda-llvm")]
+mod swiglu;
+#[cfg(feature = "cuda-llvm")]
 mod twice;
 
 use burn::tensor::{DType, Device, Tensor};
@@ -68,13 +70,14 @@ pub struct Compared {
 }
 
 /// The kernels, as the driver takes them.
-const KERNELS: [&str; 7] = [
+const KERNELS: [&str; 8] = [
     include_str!("cuda/kernels/attention.ptx"),
     include_str!("cuda/kernels/cross_entropy.ptx"),
     include_str!("cuda/kernels/low_rank.ptx"),
     include_str!("cuda/kernels/norm.ptx"),
     include_str!("cuda/kernels/optimizer.ptx"),
     include_str!("cuda/kernels/rotary.ptx"),
+    include_str!("cuda/kernels/swiglu.ptx"),
     include_str!("cuda/kernels/twice.ptx"),
 ];
 
@@ -206,7 +209,7 @@ impl Kernels for Cuda {
         targets: &[u32],
         weights: Option<&TokenWeights>,
     ) -> (Tensor<1>, Option<Tensor<2>>) {
-        if !has(&logits, "cross_entropy") {
+        if logits.dtype() != DType::BF16 || !check::is_on("cross_entropy") {
             return self.0.cross_entropy(logits, targets, weights);
         }
         let targets = target_ids(targets, &logits);
@@ -232,6 +235,16 @@ impl Kernels for Cuda {
         } else {
             self.0.rms_norm_backward(dy, x, weight, rstd, residual)
         }
+    }
+
+    #[cfg(feature = "cuda-llvm")]
+    fn swiglu(&self, gate: &Tensor<2>, up: &Tensor<2>) -> Tensor<2> {
+        if has(gate, "swiglu") { swiglu::forward(gate, up) } else { self.0.swiglu(gate, up) }
+    }
+
+    #[cfg(feature = "cuda-llvm")]
+    fn swiglu_backward(&self, dh: &Tensor<2>, gate: &Tensor<2>, up: &Tensor<2>) -> (Tensor<2>, Tensor<2>) {
+        if has(gate, "swiglu") { swiglu::backward(dh, gate, up) } else { self.0.swiglu_backward(dh, gate, up) }
     }
 
     #[cfg(feature = "cuda-llvm")]

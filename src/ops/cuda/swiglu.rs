@@ -1,0 +1,41 @@
+//! The gate by the kernels of `kernels/swiglu.cu`.
+
+use burn::tensor::{DType, Tensor};
+use burn_cubecl::tensor::CubeTensor;
+
+use super::matrix::{dims, rows, stride};
+use super::stream::{Launch, Module};
+use crate::ops::custom::{custom, spec};
+
+static MODULE: Module = Module { name: "swiglu", ptx: include_str!("kernels/swiglu.ptx") };
+
+const THREADS: usize = 128;
+
+fn kernel(name: &str, [tokens, width]: [usize; 2]) -> Launch {
+    Launch::new(&MODULE, name, [width.div_ceil(8 * THREADS), tokens, 1], THREADS)
+}
+
+/// [`swiglu`](crate::ops::swiglu::swiglu) of `bf16`.
+pub(super) fn forward(gate: &Tensor<2>, up: &Tensor<2>) -> Tensor<2> {
+    let inputs = [gate, up].map(|x| x.clone().into_dispatch());
+    let [h] = custom("swiglu", inputs, [spec(DType::BF16, gate.dims())], |inputs, [h]| {
+        let inputs = inputs.map(rows);
+        let swiglu = inputs.iter().fold(kernel("swiglu", dims(h)), Launch::read).write(h);
+        swiglu.ints(inputs.iter().chain([h]).map(stride)).ints([dims(h)[1]]).launch();
+    });
+    Tensor::from_dispatch(h)
+}
+
+/// [`swiglu_backward`](crate::ops::swiglu::swiglu_backward) of `bf16`.
+pub(super) fn backward(dh: &Tensor<2>, gate: &Tensor<2>, up: &Tensor<2>) -> (Tensor<2>, Tensor<2>) {
+    let inputs = [dh, gate, up].map(|x| x.clone().into_dispatch());
+    let outputs = [gate, up].map(|x| spec(DType::BF16, x.dims()));
+    let [dgate, dup] = custom("swiglu_backward", inputs, outputs, |inputs, outputs: &[CubeTensor; 2]| {
+        let inputs = inputs.map(rows);
+        let size = dims(&outputs[0]);
+        let swiglu = inputs.iter().fold(kernel("swiglu_backward", size), Launch::read);
+        let swiglu = outputs.iter().fold(swiglu, Launch::write).long(0);
+        swiglu.ints(inputs.iter().chain(outputs).map(stride)).ints([0, size[1]]).launch();
+    });
+    (Tensor::from_dispatch(dgate), Tensor::from_dispatch(dup))
+}
