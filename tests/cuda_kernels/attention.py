@@ -155,7 +155,7 @@ class Attention:
             largest, expected_largest = (np.abs(d).max() / size for d in differences)
             told.append(f"{name} {error:.1e} ({expected:.1e})")
             # lse is not rounded, and gradients of scores can cancel: what is left then are errors of sums in f32.
-            if not (error <= expected * 1.15 + 1e-5 and largest <= expected_largest * 2 + 1e-4):
+            if not (error <= expected * 1.15 + 1e-4 and largest <= expected_largest * 2 + 1e-3):
                 wrong.append(f"{name}: error {error:.2e} ({expected:.2e}), largest {largest:.2e} ({expected_largest:.2e})")
         print(f"{self.head:4} {self.heads}/{self.kv_heads} {self.tokens:4} tokens: {', '.join(told)}", flush=True)
         return wrong
