@@ -115,7 +115,7 @@ pub fn kernel_state(device: &Device) -> Option<&'static KernelState> {
 
 /// Whether kernels compute attention with such heads.
 fn has_attention(heads: Heads, dtype: DType) -> bool {
-    dtype == DType::BF16 && matches!(heads.head_dim, 64 | 96 | 128 | 256) && check::is_on("attention")
+    dtype == DType::BF16 && matches!(heads.head_dim, 32 | 64 | 96 | 128 | 256) && check::is_on("attention")
 }
 
 /// Whether a kernel for matrices in `bf16` is used on one.

@@ -39,7 +39,7 @@ CASES = [
 ]
 FULL = [
     (head, heads, kv_heads, lengths, window, padding, 8 * (head % 3))
-    for head in (64, 96, 128, 256) for heads, kv_heads in ((1, 1), (9, 3), (4, 1), (7, 1))
+    for head in (32, 64, 96, 128, 256) for heads, kv_heads in ((1, 1), (9, 3), (4, 1), (7, 1))
     for lengths, window, padding in (((1,), 0, 0), ((5, 63), 0, 0), ((64, 64), 0, 1), ((200, 65, 130), 0, 7), ((300, 200), 70, 0))
 ]
 

@@ -30,8 +30,8 @@ struct Tiles {
 fn tiles(head_dim: usize) -> (Tiles, usize, Tiles, Tiles) {
     let tiles = |queries, keys, warps| Tiles { queries, keys, warps };
     match head_dim {
-        64 => (tiles(128, 64, 4), 4, tiles(128, 32, 4), tiles(32, 128, 4)),
-        96 => (tiles(128, 64, 4), 3, tiles(128, 32, 4), tiles(32, 128, 8)),
+        32 | 64 => (tiles(128, 64, 4), 4, tiles(128, 32, 4), tiles(32, 128, 4)),
+        96 => (tiles(128, 64, 4), 3, tiles(128, 32, 4), tiles(64, 128, 8)),
         128 => (tiles(128, 64, 4), 3, tiles(128, 32, 8), tiles(32, 128, 8)),
         _ => (tiles(64, 64, 4), 2, tiles(64, 16, 4), tiles(16, 64, 8)),
     }

@@ -10,7 +10,8 @@ use serde::Serialize;
 pub const KERNELS_VARIABLE: &str = "LORA_TRAIN_CUDA_KERNELS";
 
 /// Kernels of our own, and products by cuBLASLt.
-pub const NAMES: [&str; 7] = ["attention", "cross_entropy", "low_rank", "norm", "optimizer", "products", "rotary"];
+pub const NAMES: [&str; 8] =
+    ["attention", "cross_entropy", "low_rank", "norm", "optimizer", "products", "rotary", "swiglu"];
 
 /// Which kernels are used in this process.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]

@@ -19,7 +19,7 @@ const TOLERANCE: f64 = 6e-3;
 #[must_use]
 pub fn self_check(device: &Device) -> Vec<Compared> {
     let cpu = Device::flex();
-    let heads = [(64, None), (96, Some(3)), (128, None), (256, Some(20))];
+    let heads = [(32, None), (64, None), (96, Some(3)), (128, None), (256, Some(20))];
     let of_heads = heads.into_iter().flat_map(|(head_dim, window)| {
         let heads = Heads { num_heads: 6, num_kv_heads: 2, head_dim, scale: 0.125, window };
         let of = |device: &Device, dtype| attend(device, dtype, heads);

@@ -353,16 +353,19 @@ extern "C" __global__ void __launch_bounds__(128) attention_delta(const bf16 *d_
                                                                 num_heads, num_kv_heads, scale);                                 \
     }
 
+FORWARD(32, 128, 64, 4, 4)
 FORWARD(64, 128, 64, 4, 4)
 FORWARD(96, 128, 64, 4, 3)
 FORWARD(128, 128, 64, 4, 3)
 FORWARD(256, 64, 64, 4, 2)
 
+BACKWARD_Q(32, 128, 32, 4, false)
 BACKWARD_Q(64, 128, 32, 4, false)
 BACKWARD_Q(96, 128, 32, 4, false)
 BACKWARD_Q(128, 128, 32, 8, true)
 BACKWARD_Q(256, 64, 16, 4, false)
 
+BACKWARD_KV(32, 128, 32, 4, 1, false)
 BACKWARD_KV(64, 128, 32, 4, 1, false)
 BACKWARD_KV(96, 128, 64, 8, 1, false)
 BACKWARD_KV(128, 128, 32, 8, 1, true)
