@@ -4,7 +4,7 @@
 usage: build_cuda_kernels.py [--check]
 
 With --check nothing is written: exits 1 if a .ptx that is committed is not what its source gives. Wants libnvrtc of
-nvidia-cuda-nvrtc-cu12 of requirements-cuda.txt in the Python that runs it; other versions give other PTX.
+nvidia-cuda-nvrtc-cu12 of requirements-kernels.txt in the Python that runs it; other versions give other PTX.
 """
 import argparse
 import ctypes

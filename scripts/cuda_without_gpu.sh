@@ -18,7 +18,7 @@ set -euo pipefail
 
 root="$(cd "$(dirname "$0")/.." && pwd)"
 cache="${LORA_TRAIN_CI_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/lora-train-ci}"
-requirements="$root/scripts/requirements-cuda.txt"
+requirements=("$root"/scripts/requirements-{cuda,kernels}.txt)
 venv="$cache/cuda-venv"
 
 build= tests= binary= passed=()
@@ -38,10 +38,10 @@ if [ -n "$build" ] || [ -z "$binary" ]; then
     binary=${binary:-${CARGO_TARGET_DIR:-$root/target}/release/lora-train}
 fi
 
-if ! cmp -s "$requirements" "$venv/installed-requirements"; then
+if ! cmp -s <(cat "${requirements[@]}") "$venv/installed-requirements"; then
     python3 -m venv "$venv"
-    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --requirement "$requirements"
-    cp "$requirements" "$venv/installed-requirements"
+    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "${requirements[@]/#/--requirement=}"
+    cat "${requirements[@]}" >"$venv/installed-requirements"
 fi
 toolkit=$(echo "$venv"/lib/python3*/site-packages/nvidia/cu13)
 
@@ -50,11 +50,18 @@ work="$cache/cuda-stand-in"
 mkdir -p "$work/kernels"
 STAND_IN_DIR="$work/kernels" STAND_IN_PTXAS="$toolkit/bin/ptxas" make --silent -C "$root/tests/cuda_stand_in" test >/dev/null
 
+# Our own kernels: their PTX is that of their sources, and right by itself.
+"$venv/bin/python" "$root/scripts/build_cuda_kernels.py" --check
+for test in attention cross_entropy low_rank optimizer rows; do
+    STAND_IN_DIR="$work/kernels" "$venv/bin/python" "$root/tests/cuda_kernels/$test.py" --toolkit "$toolkit" >"$work/$test.log" ||
+        { cat "$work/$test.log"; exit 1; }
+done
+
 if [ -n "$tests" ]; then
     # As lab.py sets it up for the binary. Not for cargo: it would build what looks at CUDA_PATH anew.
     python=$(python3 -c 'import pathlib, sys; print(pathlib.Path(sys.executable).resolve().parent)')
     runner="env PATH=$python:$PATH LD_LIBRARY_PATH=$root/tests/cuda_stand_in:$toolkit/lib CUDA_PATH=$toolkit"
-    runner+=" STAND_IN_PTXAS=$toolkit/bin/ptxas STAND_IN_DIR=$work/kernels STAND_IN_TIME=first STAND_IN_EXEC=100000"
+    runner+=" STAND_IN_PTXAS=$toolkit/bin/ptxas STAND_IN_DIR=$work/kernels STAND_IN_TIME=first STAND_IN_EXEC=200000"
     runner+=" CUBECL_AUTOTUNE_LEVEL=0 LORA_TRAIN_CACHE=$work/cache/tests"
     (cd "$root" && CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER="$runner" \
         cargo test --release --locked --features cuda --test it cubecl -- --ignored --test-threads 1)

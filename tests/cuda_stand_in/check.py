@@ -37,7 +37,8 @@ PROMPT = "Mia has a green kite. She is at the lake."
 EVALUATION = [f'data.eval=[{{path="{ROOT}/quickstart/eval.jsonl"}}]', "eval.max_batches=1",
               f'eval.generate=["{PROMPT}"]']
 # A model of real size is not computed: launches are only counted, and every number is zero.
-RECORDED = {"STAND_IN_EXEC": "trial", "STAND_IN_POISON": "0"}
+# Kernels are not tried out, which needs more results than one.
+RECORDED = {"STAND_IN_EXEC": "trial", "STAND_IN_POISON": "0", "LORA_TRAIN_CUDA_KERNELS": "all"}
 
 
 @dataclasses.dataclass
@@ -183,17 +184,17 @@ def resumed(precision: str, what: str = "stopped and resumed"):
     return check
 
 
-def fault(setting: str, value: str, names: list, goes_on: bool = False):
+def fault(setting: str, value: str, names: list, goes_on: bool = False, precision: str = "f32"):
     """A fault in the second of two steps: exit code 1 and one message, which names it and does not blame lora-train.
 
     `value`: where, as a part of what the undisturbed run does, and a code after a colon. `goes_on`: not fatal either."""
     def check(lab: Lab) -> Verdict:
-        plain = lab.train("f32")
+        plain = lab.train(precision)
         part, colon, code = value.partition(":")
         total = {"STAND_IN_OOM_AT": "device_allocations", "STAND_IN_MEM": "device_bytes_peak"}.get(setting, "launches_run")
         at = max(1, round(float(part) * plain.log[total]))
         kind = setting.removeprefix("STAND_IN_").lower()
-        run = lab.train("f32", name=f"{kind}-{tidy(value)}", environment={
+        run = lab.train(precision, name=f"{kind}-{tidy(value)}", environment={
             setting: f"{at}{colon}{code}", "STAND_IN_QUIET": "1"})
         verdict = Verdict(f"{kind} {at} of {plain.log[total]} {code}".strip())
         lines = [line for line in run.err.splitlines() if line.strip()]
@@ -211,6 +212,34 @@ def fault(setting: str, value: str, names: list, goes_on: bool = False):
             verdict.problems.append("is called a bug in lora-train")
         if not any(name in run.err for name in names):
             verdict.problems.append(f"does not say {' or '.join(names)}")
+        return verdict
+    return check
+
+
+def kernels(what: str, environment: dict):
+    """Every kernel of ours against the CPU's."""
+    def check(lab: Lab) -> Verdict:
+        run = lab.run(f"kernels-{tidy(what)}", ["doctor", "--kernels", "--json"], environment)
+        verdict = Verdict(what, ended(run))
+        if run.rc == 0:
+            compared = json.loads(run.out)
+            verdict.figures = {"compared": compared}
+            verdict.what += f": {len(compared)} results"
+            verdict.problems += [f"{row['what']}: {row['problem']}" for row in compared if row["problem"]]
+            verdict.problems += [] if len(compared) > 20 else ["too few"]
+        return verdict
+    return check
+
+
+def warned(precision: str, what: str, environment: dict, word: str):
+    """Steps as on the CPU where a kernel is found wrong, and a warning that names it."""
+    def check(lab: Lab) -> Verdict:
+        kept = lab.work / "cache" / lab.lane / "lora-train/kernels.json"
+        kept.unlink(missing_ok=True)
+        found = lab.train(precision, environment=environment, name=tidy(what))
+        kept.unlink(missing_ok=True)
+        verdict = compare(found, lab.train(precision, "cpu"), precision, what)
+        verdict.problems += [] if word in found.err else [f"does not warn of {word}"]
         return verdict
     return check
 
@@ -432,7 +461,16 @@ LANES = {
         Check("f32-int8", training("f32", ["model.quantization=int8"], "int8")),
     ],
     "half": [
+        Check("bf16-kernels", kernels("every kernel", {}), precision="bf16"),
         Check("bf16", training("bf16"), precision="bf16"),
+        Check("bf16-dropout", training("bf16", ["lora.lora_dropout=0.1"], "dropout"), precision="bf16"),
+        Check("bf16-plain", training("bf16", what="without kernels of our own", environment={"LORA_TRAIN_CUDA_KERNELS": "none"},
+                                     name="plain-calls"), FULL, precision="bf16"),
+        Check("bf16-without-cublas", warned("bf16", "no handle of cuBLASLt", {"STAND_IN_LT_FAILS": "create"}, "products"),
+              precision="bf16"),
+        Check("fault-address-bf16", fault("STAND_IN_FAULT_AT", "0.6", ["ILLEGAL_ADDRESS"], precision="bf16"), precision="bf16"),
+        Check("fault-refused-bf16", fault("STAND_IN_REFUSE_AT", "0.7", ["LAUNCH_OUT_OF_RESOURCES"], precision="bf16"),
+              precision="bf16"),
         Check("bf16-odd", training("bf16", ODD, "rows of odd lengths"), FULL, "bf16"),
         Check("bf16-lazy", same("bf16", "streams in lazy order", {"STAND_IN_ORDER": "lazy"}), precision="bf16"),
         Check("bf16-strict", same("bf16", "every access checked", STRICT), FULL, "bf16"),

@@ -97,7 +97,7 @@ class Lab:
             # The first candidate of each round of tuning wins: few kernels to compile, the same ones in every run.
             "STAND_IN_TIME": "first", "CUBECL_AUTOTUNE_LEVEL": "0",
             # Above this are only measurements of the device's rates, whose results nobody reads.
-            "STAND_IN_EXEC": "100000",
+            "STAND_IN_EXEC": "200000",
             "XDG_CACHE_HOME": str(self.work / "cache" / self.lane), "RUST_BACKTRACE": "0", "HF_HUB_OFFLINE": "1",
         } | extra
 

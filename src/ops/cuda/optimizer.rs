@@ -12,8 +12,10 @@ use crate::ops::custom::{Output, queue, spec};
 static MODULE: Module = Module { name: "optimizer", ptx: include_str!("kernels/optimizer.ptx") };
 
 const THREADS: usize = 256;
-/// Blocks that share a matrix.
-const SHARES: usize = 16;
+/// Most blocks that share a matrix.
+const MOST_SHARES: usize = 16;
+/// Numbers that a block takes at least.
+const LEAST: usize = 4096;
 /// Matrices in a table of gradients.
 const GRADIENTS: usize = 240;
 
@@ -32,9 +34,9 @@ pub(super) fn adamw(states: Vec<(State, &Tensor<2>)>, update: &Update) -> Vec<St
         for (states, grads) in states.chunks(3 * PARAMETERS).zip(grads.chunks(PARAMETERS)) {
             let entries = states.chunks(3).zip(grads).flat_map(|(state, grad)| {
                 let [parameter, m, v] = [0, 1, 2].map(|index| Operand::Change(&state[index]));
-                [parameter, Operand::Read(grad), m, v, Operand::Value(grad.meta.shape().num_elements())]
+                [parameter, Operand::Read(grad), m, v, Operand::Value(size(grad))]
             });
-            let step = Launch::new(&MODULE, "adamw", [SHARES, grads.len(), 1], THREADS);
+            let step = Launch::new(&MODULE, "adamw", [shares(grads), grads.len(), 1], THREADS);
             constants
                 .iter()
                 .fold(step.table(entries, 5 * PARAMETERS), |step, value| step.float(f64::from(*value)))
@@ -50,20 +52,29 @@ pub(super) fn adamw(states: Vec<(State, &Tensor<2>)>, update: &Update) -> Vec<St
     .collect()
 }
 
+/// Blocks for each of some matrices.
+fn shares(matrices: &[CubeTensor]) -> usize {
+    matrices.iter().map(size).max().unwrap_or(0).div_ceil(LEAST).clamp(1, MOST_SHARES)
+}
+
+fn size(matrix: &CubeTensor) -> usize {
+    matrix.meta.shape().num_elements()
+}
+
 /// The sum of the squares of matrices in `f32`, `[1]`, by way of `f64`.
 pub(super) fn sum_of_squares(grads: impl Iterator<Item = Tensor<2>>) -> Tensor<1> {
     let grads: Vec<_> = grads.map(Tensor::into_dispatch).collect();
     let output = vec![Output::New(spec(DType::F32, [1]))];
     let mut queued = queue("sum_of_squares", grads, output, |grads, outputs| {
         let grads: Vec<_> = grads.into_iter().map(into_contiguous).collect();
-        let num_sums = grads.len() * SHARES;
+        let shares = shares(&grads);
+        let num_sums = grads.len() * shares;
         let sums = scratch(&grads[0], [num_sums * size_of::<f64>() / size_of::<f32>()], DType::F32);
         for (index, chunk) in grads.chunks(GRADIENTS).enumerate() {
-            let offset = index * GRADIENTS * SHARES * size_of::<f64>();
+            let offset = index * GRADIENTS * shares * size_of::<f64>();
             let part = CubeTensor { handle: sums.handle.clone().offset_start(offset as u64), ..sums.clone() };
-            let entries =
-                chunk.iter().flat_map(|grad| [Operand::Read(grad), Operand::Value(grad.meta.shape().num_elements())]);
-            let kernel = Launch::new(&MODULE, "sum_of_squares", [SHARES, chunk.len(), 1], THREADS);
+            let entries = chunk.iter().flat_map(|grad| [Operand::Read(grad), Operand::Value(size(grad))]);
+            let kernel = Launch::new(&MODULE, "sum_of_squares", [shares, chunk.len(), 1], THREADS);
             kernel.table(entries, 2 * GRADIENTS).write(&part).launch();
         }
         let sum = Launch::new(&MODULE, "sum_of_sums", [1; 3], THREADS).read(&sums).write(&outputs[0]);
