@@ -156,6 +156,15 @@ name = {device}
 """
 
 
+def own_kernels(kit: Kit) -> None:
+    """Each kernel of ours against the CPU's."""
+    found = subprocess.run([kit.binary, "doctor", "--json", "--kernels", kit.device], text=True, stdout=subprocess.PIPE)
+    compared = json.loads(found.stdout) if found.returncode == 0 else []
+    kit.tell(rc=found.returncode, compared=compared, wrong=[row for row in compared if row["problem"]])
+    if found.returncode or any(row["problem"] for row in compared):
+        sys.exit("a kernel differs from the CPU's")
+
+
 def quickstart(kit: Kit, run: pathlib.Path, **changes) -> pathlib.Path:
     """A recipe for the quickstart's model. Its rows are as long as max_length, so that a step has one shape only; or, packed,
     the quickstart's own."""
@@ -374,6 +383,7 @@ def peer_at(part: int, side: str, limit_seconds: int, model: str, *shapes: Shape
 
 ITEMS = (
     Item(1, "machine", 30, machine),
+    Item(1, "own-kernels", 60, own_kernels),
     Item(1, "doctor", 90, doctor),
     Item(1, "sound-f32", 150, lambda kit: sound(kit, "f32")),
     Item(1, "sound-bf16", 120, lambda kit: sound(kit, "bf16", precision="bf16")),

@@ -87,6 +87,9 @@ pub fn digest() -> String {
     files::hex(&Sha256::digest(KERNELS.concat()))
 }
 
+/// Memory that a product of cuBLASLt may use beside its operands, one for a device: what NVIDIA recommends for Hopper.
+const WORKSPACE_BYTES: usize = 32 << 20;
+
 /// The kernels of NVIDIA GPUs.
 #[derive(Debug)]
 pub(super) struct Cuda(pub(super) Plain);
@@ -166,6 +169,20 @@ impl Kernels for Cuda {
 
     fn score_bytes(&self, all: usize, heads: Heads, dtype: Dtype) -> usize {
         if has_attention(heads, dtype.into()) { 0 } else { self.0.score_bytes(all, heads, dtype) }
+    }
+
+    fn library_bytes(&self) -> usize {
+        if check::is_on("products") { WORKSPACE_BYTES } else { 0 }
+    }
+
+    /// Logits and their gradient are one tensor.
+    fn bytes_per_logit(&self, activation_bytes: usize) -> usize {
+        let is_half = activation_bytes == size_of::<half::bf16>();
+        if is_half && check::is_on("cross_entropy") {
+            activation_bytes
+        } else {
+            self.0.bytes_per_logit(activation_bytes)
+        }
     }
 
     fn attention(&self, qkv: [&Tensor<2>; 3], layout: &Layout, heads: Heads) -> Attended {

@@ -123,6 +123,11 @@ pub trait Kernels: Debug + Send + Sync {
         4 * all.min(CHUNK_BYTES)
     }
 
+    /// Bytes that its libraries take beside tensors.
+    fn library_bytes(&self) -> usize {
+        0
+    }
+
     /// Temporary bytes for each logit of a chunk of targets: logits and their gradient in the type of the activations; in f32
     /// the probabilities, those less the targets, and the gradient, which fusion leaves where a product is not fused.
     fn bytes_per_logit(&self, activation_bytes: usize) -> usize {

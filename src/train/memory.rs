@@ -211,7 +211,8 @@ impl Workload<'_> {
         };
         let adapters = num_trainable * F32;
         let base = self.base_bytes();
-        let overhead = if self.place.is_host() { HOST_PROCESS_BYTES } else { GPU_CONTEXT_BYTES };
+        let overhead =
+            if self.place.is_host() { HOST_PROCESS_BYTES } else { GPU_CONTEXT_BYTES + self.place.library_bytes() };
         let accumulated = if self.gradient_accumulation_steps > 1 { adapters } else { 0 };
         let of_rows = "train.micro_batch_size, data.max_length";
         let of_kept = if self.layered() > 1 {

@@ -7,6 +7,7 @@ use crate::device::{self, DeviceKind, Dtype, KernelCompiler, OpenDevice, Toolkit
 use crate::measure::telemetry::NVML_LIBRARY_VARIABLE;
 use crate::measure::telemetry::gpus::{self, GpuInfo, Gpus, MigSlice};
 use crate::ops::cuda::{self, Compared, kernel_state};
+use crate::run::kernel_check;
 use crate::util::failure::Failure;
 use crate::util::text;
 
@@ -168,6 +169,7 @@ fn backend(kind: DeviceKind) -> Section {
         dtypes.iter().map(|dtype| dtype.name()).collect::<Vec<_>>(),
         dtypes.iter().map(|dtype| dtype.name()).collect::<Vec<_>>().join(", "),
     );
+    kernel_check::once(&device);
     if let Some(state) = kernel_state(&device.device) {
         let off = state.off.iter().map(|(name, reason)| format!("without {name}: {reason}"));
         let text = [state.used.join(", ")].into_iter().chain(off).filter(|text| !text.is_empty());

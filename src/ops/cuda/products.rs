@@ -10,12 +10,11 @@ use cudarc::cublaslt::result::CublasError;
 use cudarc::cublaslt::sys;
 use cudarc::driver::sys::{CUdeviceptr, CUstream};
 
+use super::WORKSPACE_BYTES;
 use super::matrix::{rows, stride};
 use super::stream::{Failure, submit};
 use crate::ops::custom::{custom, spec};
 
-/// Memory that a product may use beside its operands, one for a device: what NVIDIA recommends for Hopper.
-pub(super) const WORKSPACE_BYTES: usize = 32 << 20;
 /// `CUBLAS_OP_N`.
 const AS_IT_IS: i32 = 0;
 /// `CUBLAS_OP_T`.
