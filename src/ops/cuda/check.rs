@@ -35,12 +35,12 @@ pub(super) fn is_on(name: &str) -> bool {
     STATE.get().is_none_or(|state| state.used.contains(&name))
 }
 
-/// Decided once in a process, on the first GPU that computes.
+/// Decided once in a process, on the first GPU that computes: `try_out` launches one kernel.
 #[cfg(feature = "cuda-llvm")]
-pub(super) fn decided(device: &burn::tensor::Device) -> &'static KernelState {
+pub(super) fn decided(try_out: impl FnOnce() -> Result<(), String>) -> &'static KernelState {
     STATE.get_or_init(|| {
         let asked = std::env::var(KERNELS_VARIABLE).unwrap_or_default();
-        let hook = if asked == "all" { Ok(()) } else { super::twice::check(device) };
+        let hook = if asked == "all" { Ok(()) } else { try_out() };
         state(&asked, |name| match (&hook, PROBLEMS.get().and_then(|problems| problems.get(name))) {
             (Err(problem), _) | (Ok(()), Some(problem)) => Err(problem.clone()),
             (Ok(()), None) if name == "products" => crate::device::cublas_library().map(drop),

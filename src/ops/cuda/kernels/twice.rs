@@ -6,7 +6,7 @@ use super::stream::{Launch, Module};
 use crate::ops::custom::{custom, spec};
 use crate::util::panics::guarded;
 
-static MODULE: Module = Module { name: "twice", ptx: include_str!("kernels/twice.ptx") };
+pub(super) static MODULE: Module = Module { name: "twice", ptx: include_str!("twice.ptx") };
 
 const LEN: u16 = 1000;
 const THREADS: usize = 128;

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use burn::tensor::{DType, Device, Tensor};
 
-use super::Compared;
 use crate::ops::attention::{Heads, attention, attention_backward};
+use crate::ops::cuda::Compared;
 use crate::ops::host;
 use crate::ops::kernels::place_of;
 use crate::ops::layout::{Layout, RotaryTable};

@@ -1,4 +1,4 @@
-//! RMSNorm by the kernels of `kernels/norm.cu`.
+//! RMSNorm by the kernels of `norm.cu`.
 
 use burn::tensor::{DType, Tensor};
 use burn_cubecl::tensor::CubeTensor;
@@ -7,7 +7,7 @@ use super::matrix::{dims, rows, stride};
 use super::stream::{Launch, Module};
 use crate::ops::custom::{change, custom, spec};
 
-static MODULE: Module = Module { name: "norm", ptx: include_str!("kernels/norm.ptx") };
+pub(super) static MODULE: Module = Module { name: "norm", ptx: include_str!("norm.ptx") };
 
 const THREADS: usize = 256;
 /// Up to this width a warp has a row, beyond a block.

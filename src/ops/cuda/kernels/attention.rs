@@ -1,4 +1,4 @@
-//! Attention by the kernels of `kernels/attention.cu`, after the plan of FlashAttention-2 (Dao, 2023): the matrix of scores never
+//! Attention by the kernels of `attention.cu`, after the plan of FlashAttention-2 (Dao, 2023): the matrix of scores never
 //! exists, and every sum has one order.
 
 use burn::backend::TensorMetadata as _;
@@ -11,7 +11,7 @@ use crate::ops::attention::{Attended, Heads};
 use crate::ops::custom::{custom, spec};
 use crate::ops::layout::Layout;
 
-static MODULE: Module = Module { name: "attention", ptx: include_str!("kernels/attention.ptx") };
+pub(super) static MODULE: Module = Module { name: "attention", ptx: include_str!("attention.ptx") };
 
 /// Threads of a warp.
 const WARP: usize = 32;

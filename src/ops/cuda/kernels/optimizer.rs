@@ -1,4 +1,4 @@
-//! AdamW and the norm of all gradients by the kernels of `kernels/optimizer.cu`, which take many matrices in a launch.
+//! AdamW and the norm of all gradients by the kernels of `optimizer.cu`, which take many matrices in a launch.
 
 use burn::tensor::{DType, Tensor};
 use burn_cubecl::kernel::into_contiguous;
@@ -9,7 +9,7 @@ use super::stream::{Launch, Module, Operand};
 use crate::ops::adamw::{State, Update};
 use crate::ops::custom::{Output, queue, spec};
 
-static MODULE: Module = Module { name: "optimizer", ptx: include_str!("kernels/optimizer.ptx") };
+pub(super) static MODULE: Module = Module { name: "optimizer", ptx: include_str!("optimizer.ptx") };
 
 const THREADS: usize = 256;
 /// Most blocks that share a matrix.

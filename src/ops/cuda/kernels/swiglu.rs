@@ -1,4 +1,4 @@
-//! The gate by the kernels of `kernels/swiglu.cu`.
+//! The gate by the kernels of `swiglu.cu`.
 
 use burn::tensor::{DType, Tensor};
 use burn_cubecl::tensor::CubeTensor;
@@ -7,7 +7,7 @@ use super::matrix::{dims, rows, stride};
 use super::stream::{Launch, Module};
 use crate::ops::custom::{custom, spec};
 
-static MODULE: Module = Module { name: "swiglu", ptx: include_str!("kernels/swiglu.ptx") };
+pub(super) static MODULE: Module = Module { name: "swiglu", ptx: include_str!("swiglu.ptx") };
 
 const THREADS: usize = 128;
 

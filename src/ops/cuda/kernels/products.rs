@@ -10,9 +10,9 @@ use cudarc::cublaslt::result::CublasError;
 use cudarc::cublaslt::sys;
 use cudarc::driver::sys::{CUdeviceptr, CUstream};
 
-use super::WORKSPACE_BYTES;
 use super::matrix::{rows, stride};
 use super::stream::{Failure, submit};
+use crate::ops::cuda::WORKSPACE_BYTES;
 use crate::ops::custom::{custom, spec};
 
 /// `CUBLAS_OP_N`.

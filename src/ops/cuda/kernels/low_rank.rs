@@ -1,4 +1,4 @@
-//! The low-rank paths of a linear layer by the kernels of `kernels/low_rank.cu`: each reads its large operand once, and every sum has
+//! The low-rank paths of a linear layer by the kernels of `low_rank.cu`: each reads its large operand once, and every sum has
 //! one order.
 
 use burn::tensor::{DType, Tensor};
@@ -10,7 +10,7 @@ use crate::ops::custom::{change, custom, spec};
 use crate::ops::dropout::{Dropout, mix};
 use crate::ops::low_rank::{Lora, LowRank};
 
-static MODULE: Module = Module { name: "low_rank", ptx: include_str!("kernels/low_rank.ptx") };
+pub(super) static MODULE: Module = Module { name: "low_rank", ptx: include_str!("low_rank.ptx") };
 
 /// The largest rank.
 pub(super) const MOST_RANK: usize = 256;

@@ -1,4 +1,4 @@
-//! Cross-entropy of logits by the kernel of `kernels/cross_entropy.cu`: the gradient takes the logits' place.
+//! Cross-entropy of logits by the kernel of `cross_entropy.cu`: the gradient takes the logits' place.
 
 use burn::tensor::{DType, Int, Tensor};
 
@@ -7,7 +7,7 @@ use super::stream::{Launch, Module};
 use crate::ops::cross_entropy::TokenWeights;
 use crate::ops::custom::{Output, queue, spec};
 
-static MODULE: Module = Module { name: "cross_entropy", ptx: include_str!("kernels/cross_entropy.ptx") };
+pub(super) static MODULE: Module = Module { name: "cross_entropy", ptx: include_str!("cross_entropy.ptx") };
 
 const THREADS: usize = 1024;
 

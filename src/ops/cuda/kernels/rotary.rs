@@ -1,4 +1,4 @@
-//! Rotary position embedding by the kernel of `kernels/rotary.cu`, in place.
+//! Rotary position embedding by the kernel of `rotary.cu`, in place.
 
 use burn::tensor::Tensor;
 
@@ -7,7 +7,7 @@ use super::stream::{Launch, Module};
 use crate::ops::custom::change;
 use crate::ops::layout::Layout;
 
-static MODULE: Module = Module { name: "rotary", ptx: include_str!("kernels/rotary.ptx") };
+pub(super) static MODULE: Module = Module { name: "rotary", ptx: include_str!("rotary.ptx") };
 
 const THREADS: usize = 128;
 /// Pairs that a thread turns.
