@@ -11,6 +11,7 @@ use burn::tensor::{DType, Device};
 use serde::{Deserialize, Serialize};
 
 use super::attention::Heads;
+use super::cross_entropy::PLAIN_MULTIPLE;
 use super::kernels::{Kernels, Place, Plain};
 use super::product::F32Products;
 use crate::device::Dtype;
@@ -41,6 +42,9 @@ pub struct Compared {
 
 /// Memory that a product of cuBLASLt may use beside its operands, one for a device: what NVIDIA recommends for Hopper.
 const WORKSPACE_BYTES: usize = 32 << 20;
+
+/// Bytes of logits in `bf16` that are made at a time by default.
+const LOGITS_BYTES: usize = 128 << 20;
 
 /// NVIDIA GPUs, with these products of operands in `f32`.
 pub(super) fn cuda(products: F32Products) -> Place {
@@ -96,6 +100,12 @@ impl Kernels for Sizes {
 
     fn library_bytes(&self) -> usize {
         if check::is_on("products") { WORKSPACE_BYTES } else { 0 }
+    }
+
+    /// No more than fill 128 MiB: about as much as the largest activations, whose memory they take.
+    fn most_targets(&self, head: [usize; 2]) -> usize {
+        let most = LOGITS_BYTES / (size_of::<half::bf16>() * head[0].max(1)) / PLAIN_MULTIPLE * PLAIN_MULTIPLE;
+        self.0.most_targets(head).min(most).max(PLAIN_MULTIPLE)
     }
 
     /// Logits and their gradient are one tensor.

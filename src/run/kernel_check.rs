@@ -19,28 +19,31 @@ const TIMEOUT: Duration = Duration::from_mins(2);
 
 /// Compares the kernels for a device, unless that was done, and has those left alone that are wrong.
 pub(crate) fn once(device: &OpenDevice) {
-    let Some(gpu) = &device.cuda else { return };
     // Whoever names kernels has decided.
-    if std::env::var(KERNELS_VARIABLE).is_ok_and(|asked| !asked.is_empty()) {
-        return;
+    let is_named = std::env::var(KERNELS_VARIABLE).is_ok_and(|asked| !asked.is_empty());
+    if let Some(gpu) = device.cuda.as_ref().filter(|_| !is_named) {
+        let library = device::cublas_library().ok();
+        let key = serde_json::json!([device.label, gpu.driver_cuda_version, cuda::digest(), library]).to_string();
+        cuda::leave_alone(kept_or(key, || problems(compared(gpu.ordinal))));
     }
-    let key = serde_json::json!([device.label, gpu.driver_cuda_version, cuda::digest(), device::cublas_library().ok()])
-        .to_string();
+    // A plan counts on those that are used.
+    let _ = cuda::kernel_state(&device.device);
+}
+
+/// What an earlier run has found, or this one finds now.
+fn kept_or(key: String, find: impl FnOnce() -> Problems) -> Problems {
     let folder = files::cache_folder();
     let mut kept = folder.as_deref().map(read).unwrap_or_default();
-    let problems = match kept.get(&key) {
-        Some(problems) => problems.clone(),
-        None => {
-            let problems = problems(compared(gpu.ordinal));
-            kept.insert(key, problems.clone());
-            // Without the file the next run compares.
-            if let (Some(folder), Ok(text)) = (&folder, serde_json::to_vec(&kept)) {
-                drop(std::fs::create_dir_all(folder).and_then(|()| files::write(&folder.join(FILE), text)));
-            }
-            problems
-        }
-    };
-    cuda::leave_alone(problems);
+    if let Some(problems) = kept.remove(&key) {
+        return problems;
+    }
+    let problems = find();
+    kept.insert(key, problems.clone());
+    // Without the file the next run compares.
+    if let (Some(folder), Ok(text)) = (folder, serde_json::to_vec(&kept)) {
+        drop(std::fs::create_dir_all(&folder).and_then(|()| files::write(&folder.join(FILE), text)));
+    }
+    problems
 }
 
 /// What is wrong with kernels, by their names.

@@ -2,7 +2,7 @@
 
 use std::cell::OnceCell;
 
-use burn::tensor::DType;
+use burn::tensor::{DType, Tensor};
 use serde::{Deserialize, Serialize};
 
 use super::backprop::{self, Forward, Inputs, Options};
@@ -114,6 +114,14 @@ impl TrainStep {
         loraplus_lr_ratio: Option<f64>,
         seed: u64,
     ) -> Self {
+        let place = model.place();
+        if !place.is_host() {
+            // The pools of a GPU make pages as large as the largest tensor so far: were that the logits, after the first forward,
+            // the pages until then would be of no use to them.
+            let [vocab_size, width] = model.lm_head.dims();
+            let rows = train.loss_chunk().most_tokens(place, [vocab_size, width]);
+            drop(Tensor::<2>::zeros([rows, vocab_size], (&model.device(), model.compute)));
+        }
         Self {
             optimizer: Optimizer::new(optimizer.clone(), loraplus_lr_ratio, &adapters),
             gradient_checkpointing: train.gradient_checkpointing,

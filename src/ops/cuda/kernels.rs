@@ -115,6 +115,10 @@ impl Kernels for Cuda {
         self.0.library_bytes()
     }
 
+    fn most_targets(&self, head: [usize; 2]) -> usize {
+        self.0.most_targets(head)
+    }
+
     fn bytes_per_logit(&self, activation_bytes: usize) -> usize {
         self.0.bytes_per_logit(activation_bytes)
     }

@@ -6,6 +6,7 @@ use burn::tensor::{DType, Device, Tensor};
 
 use crate::ops::attention::{Heads, attention, attention_backward};
 use crate::ops::cuda::Compared;
+use crate::ops::dropout::mix;
 use crate::ops::host;
 use crate::ops::kernels::place_of;
 use crate::ops::layout::{Layout, RotaryTable};
@@ -64,9 +65,9 @@ fn relative_error(found: &[f32], expected: &[f32]) -> f64 {
 /// Numbers that `bf16` holds, between -1 and 1.
 fn numbers(shape: [usize; 2], seed: usize, device: &Device) -> Tensor<2> {
     let number = |i: usize| {
-        #[expect(clippy::cast_possible_truncation, reason = "a remainder")]
-        let number = ((i * 7919 + seed * 104_729) % 509) as u16;
-        f32::from(number) / 254.0 - 1.0
+        #[expect(clippy::cast_possible_truncation, reason = "the highest bits")]
+        let number = (mix((seed << 32 | i) as u64) >> 56) as u8;
+        f32::from(number) / 128.0 - 1.0
     };
     let numbers = (0..shape[0] * shape[1]).map(number).collect();
     host::tensor::<2>(numbers, shape, device).cast(DType::BF16)
