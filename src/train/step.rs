@@ -120,7 +120,10 @@ impl TrainStep {
             // the pages until then would be of no use to them.
             let [vocab_size, width] = model.lm_head.dims();
             let rows = train.loss_chunk().most_tokens(place, [vocab_size, width]);
-            drop(Tensor::<2>::zeros([rows, vocab_size], (&model.device(), model.compute)));
+            let logits = Tensor::<2>::zeros([rows, vocab_size], (&model.device(), model.compute));
+            // Else it is dropped before it is made. What fails here fails again where a result is read.
+            drop(model.device().sync());
+            drop(logits);
         }
         Self {
             optimizer: Optimizer::new(optimizer.clone(), loraplus_lr_ratio, &adapters),

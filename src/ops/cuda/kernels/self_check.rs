@@ -65,7 +65,6 @@ fn relative_error(found: &[f32], expected: &[f32]) -> f64 {
 /// Numbers that `bf16` holds, between -1 and 1.
 fn numbers(shape: [usize; 2], seed: usize, device: &Device) -> Tensor<2> {
     let number = |i: usize| {
-        #[expect(clippy::cast_possible_truncation, reason = "the highest bits")]
         let number = (mix((seed << 32 | i) as u64) >> 56) as u8;
         f32::from(number) / 128.0 - 1.0
     };
