@@ -11,7 +11,8 @@
 #   --json    writes every figure, and the registers and spills of the kernels
 #
 # Compiled kernels, and NVIDIA's packages from PyPI (half a gigabyte), are kept in $LORA_TRAIN_CI_CACHE
-# (default: ~/.cache/lora-train-ci). Needs Python with venv, and a C compiler.
+# (default: ~/.cache/lora-train-ci). Needs Python with venv, and a C compiler. $LORA_TRAIN_GPU_FEATURES (default: cuda) names the
+# features of builds.
 #
 # Exit code: 0 if every check held, 1 if one did not.
 set -euo pipefail
@@ -21,6 +22,7 @@ cache="${LORA_TRAIN_CI_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/lora-train-ci}"
 requirements=("$root"/scripts/requirements-{cuda,kernels}.txt)
 venv="$cache/cuda-venv"
 
+features=${LORA_TRAIN_GPU_FEATURES:-cuda}
 build= tests= binary= passed=()
 while [ $# -gt 0 ]; do
     case $1 in
@@ -34,7 +36,7 @@ while [ $# -gt 0 ]; do
 done
 
 if [ -n "$build" ] || [ -z "$binary" ]; then
-    (cd "$root" && cargo build --release --locked --features cuda --bin lora-train)
+    (cd "$root" && cargo build --release --locked --features "$features" --bin lora-train)
     binary=${binary:-${CARGO_TARGET_DIR:-$root/target}/release/lora-train}
 fi
 
@@ -64,7 +66,7 @@ if [ -n "$tests" ]; then
     runner+=" STAND_IN_PTXAS=$toolkit/bin/ptxas STAND_IN_DIR=$work/kernels STAND_IN_TIME=first STAND_IN_EXEC=200000"
     runner+=" CUBECL_AUTOTUNE_LEVEL=0 LORA_TRAIN_CACHE=$work/cache/tests"
     (cd "$root" && CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER="$runner" \
-        cargo test --release --locked --features cuda --test it cubecl -- --ignored --test-threads 1)
+        cargo test --release --locked --features "$features" --test it cubecl -- --ignored --test-threads 1)
 fi
 
 exec python3 "$root/tests/cuda_stand_in/check.py" --toolkit "$toolkit" --work "$work" --binary "$binary" "${passed[@]}"

@@ -40,6 +40,10 @@ pub use name::DeviceName;
 pub use toolkit::name_toolkit;
 pub use toolkit::{CublasLibrary, KernelCompiler, NvrtcLibrary, Toolkit, ToolkitFile, find_toolkit};
 
+/// Allows a software device. For drivers without `VK_KHR_workgroup_memory_explicit_layout`, as Mesa 22.3, `CubeCL` 0.11.3
+/// makes invalid shaders, which crash the process unless something mends them (`tests/vulkan_layer`).
+const SOFTWARE_VARIABLE: &str = "LORA_TRAIN_SOFTWARE_VULKAN";
+
 /// A device that was seen to work.
 #[derive(Debug)]
 pub struct OpenDevice {
@@ -49,6 +53,8 @@ pub struct OpenDevice {
     pub kind: DeviceKind,
     /// For people: `cpu (AMD EPYC 9654, 2 threads, AVX-512, bf16)`, `cuda:0 (NVIDIA H200, 139.8 GiB, sm_90)`.
     pub label: String,
+    /// Whether the processor plays the GPU: right in its numbers, and slower than the CPU backend.
+    pub is_software: bool,
     /// Why this device: `asked for`, or what `auto` found.
     pub reason: String,
     /// The GPU as the CUDA driver knows it; only for [`DeviceKind::Cuda`].
@@ -67,6 +73,9 @@ pub struct MemoryInUse {
 
 /// Opens a device by its recipe name.
 ///
+/// `vulkan` takes the first card or, where there is none and the environment allows it, a driver's software device; `auto`
+/// takes no software device.
+///
 /// The drivers are asked before burn: without a driver or a GPU burn panics, partly on threads of its own. A GPU
 /// computes one small sum here, so that a GPU that does not work fails now.
 ///
@@ -77,17 +86,17 @@ pub fn open(name: &str) -> Result<OpenDevice, DeviceError> {
     match name.parse()? {
         DeviceName::Auto => open_auto(),
         DeviceName::Cpu => Ok(open_cpu("asked for".into())),
-        DeviceName::Cuda(ordinal) => open_gpu(DeviceKind::Cuda, ordinal, "asked for"),
-        DeviceName::Vulkan => open_gpu(DeviceKind::Vulkan, 0, "asked for"),
-        DeviceName::Metal => open_gpu(DeviceKind::Metal, 0, "asked for"),
-        DeviceName::Rocm => open_gpu(DeviceKind::Rocm, 0, "asked for"),
+        DeviceName::Cuda(ordinal) => open_gpu(DeviceKind::Cuda, ordinal, true),
+        DeviceName::Vulkan => open_gpu(DeviceKind::Vulkan, 0, true),
+        DeviceName::Metal => open_gpu(DeviceKind::Metal, 0, true),
+        DeviceName::Rocm => open_gpu(DeviceKind::Rocm, 0, true),
     }
 }
 
 fn open_auto() -> Result<OpenDevice, DeviceError> {
     let mut refusals = Vec::new();
     for kind in DeviceKind::ALL.into_iter().filter(|kind| kind.is_gpu() && kind.is_compiled_in()) {
-        match open_gpu(kind, 0, "auto: the first GPU that works") {
+        match open_gpu(kind, 0, false) {
             Ok(device) => return Ok(device),
             // A GPU that is present but does not work is an error: nobody wants days on the CPU instead.
             Err(error @ (DeviceError::CannotCompute { .. } | DeviceError::Incomplete { .. })) => return Err(error),
@@ -107,13 +116,15 @@ fn open_cpu(reason: String) -> OpenDevice {
         device: Device::flex(),
         kind: DeviceKind::Cpu,
         label: cpu::label(),
+        is_software: false,
         reason,
         cuda: None,
         gemm_peak_flops: Default::default(),
     }
 }
 
-fn open_gpu(kind: DeviceKind, ordinal: u32, reason: &str) -> Result<OpenDevice, DeviceError> {
+/// `is_asked_for`: by its name, not found by `auto`.
+fn open_gpu(kind: DeviceKind, ordinal: u32, is_asked_for: bool) -> Result<OpenDevice, DeviceError> {
     if !kind.is_compiled_in() {
         return Err(DeviceError::NotCompiledIn { kind });
     }
@@ -127,15 +138,20 @@ fn open_gpu(kind: DeviceKind, ordinal: u32, reason: &str) -> Result<OpenDevice, 
     }
     #[cfg(feature = "kernel-cache")]
     kernel_cache::keep_between_runs();
-    let (device, name) = guarded(|| gpu_handle(kind, ordinal))
+    let Listed { device, name, is_software } = guarded(|| gpu_handle(kind, ordinal))
         .map_err(|panic| DeviceError::cannot_compute(kind, panic))?
+        .filter(|listed| is_asked_for || !listed.is_software)
         .ok_or(DeviceError::NoGpu { kind })?;
+    if is_software && std::env::var_os(SOFTWARE_VARIABLE).is_none_or(|set| set.is_empty()) {
+        return Err(DeviceError::OnlySoftware { kind, name });
+    }
     try_out(kind, &device)?;
     let label = match &cuda {
         Some(gpu) => gpu.label(),
-        None => format!("{} ({name})", kind.name()),
+        None => format!("{} ({name}{})", kind.name(), if is_software { ", software" } else { "" }),
     };
-    Ok(OpenDevice { device, kind, label, reason: reason.into(), cuda, gemm_peak_flops: Default::default() })
+    let reason = if is_asked_for { "asked for" } else { "auto: the first GPU that works" }.into();
+    Ok(OpenDevice { device, kind, label, is_software, reason, cuda, gemm_peak_flops: Default::default() })
 }
 
 /// Loads the CUDA driver's library and asks its version, which needs no GPU.
@@ -174,17 +190,27 @@ pub fn cublas_library() -> Result<CublasLibrary, String> {
     Err("this binary is built without CUDA".into())
 }
 
-/// The handle of a GPU and the name that its driver gives it; `None` if the driver lists no GPU.
-fn gpu_handle(kind: DeviceKind, ordinal: u32) -> Option<(Device, String)> {
+/// A GPU that a driver lists.
+struct Listed<D = Device> {
+    device: D,
+    /// The name that its driver gives it.
+    name: String,
+    is_software: bool,
+}
+
+/// A GPU; `None` if the driver lists none.
+fn gpu_handle(kind: DeviceKind, ordinal: u32) -> Option<Listed> {
     match kind {
         #[cfg(feature = "cuda-llvm")]
-        DeviceKind::Cuda => Some((Device::cuda(ordinal as usize), String::new())),
+        DeviceKind::Cuda => {
+            Some(Listed { device: Device::cuda(ordinal as usize), name: String::new(), is_software: false })
+        }
         #[cfg(feature = "vulkan")]
-        DeviceKind::Vulkan => first_card(burn::tensor::DeviceType::Vulkan),
+        DeviceKind::Vulkan => card(burn::tensor::DeviceType::Vulkan),
         #[cfg(feature = "metal")]
-        DeviceKind::Metal => first_card(burn::tensor::DeviceType::Metal),
+        DeviceKind::Metal => card(burn::tensor::DeviceType::Metal),
         #[cfg(feature = "rocm")]
-        DeviceKind::Rocm => first_card(burn::tensor::DeviceType::Rocm),
+        DeviceKind::Rocm => card(burn::tensor::DeviceType::Rocm),
         _ => {
             let _ = ordinal;
             None
@@ -192,13 +218,26 @@ fn gpu_handle(kind: DeviceKind, ordinal: u32) -> Option<(Device, String)> {
     }
 }
 
-/// The first real card of a type: a software rasteriser would be slower than the CPU backend.
 #[cfg(any(feature = "vulkan", feature = "metal", feature = "rocm"))]
-fn first_card(device_type: burn::tensor::DeviceType) -> Option<(Device, String)> {
-    Device::enumerate(device_type).into_vec().into_iter().find_map(|device| {
+fn card(device_type: burn::tensor::DeviceType) -> Option<Listed> {
+    first_card(Device::enumerate(device_type).into_vec().into_iter().filter_map(|device| {
         let identity = device.identity()?;
-        identity.physical.is_some().then_some((device, identity.name))
-    })
+        Some(Listed { device, name: identity.name, is_software: identity.physical.is_none() })
+    }))
+}
+
+/// The first real card of those that a driver lists, else its first software device. What comes after the card is not
+/// opened.
+#[cfg(any(test, feature = "vulkan", feature = "metal", feature = "rocm"))]
+fn first_card<D>(listed: impl Iterator<Item = Listed<D>>) -> Option<Listed<D>> {
+    let mut software = None;
+    for listed in listed {
+        if !listed.is_software {
+            return Some(listed);
+        }
+        software.get_or_insert(listed);
+    }
+    software
 }
 
 /// Computes one small sum, which starts the backend and compiles a kernel.
@@ -290,9 +329,14 @@ impl OpenDevice {
         })
     }
 
-    /// [`OpenDevice::gemm_peak_flops`], measured anew: the fastest of this and earlier measurements.
+    /// [`OpenDevice::gemm_peak_flops`], measured anew: the fastest of this and earlier measurements. `None` also for a
+    /// software device.
     #[must_use]
     pub fn measure_gemm_peak_flops(&self, dtype: Dtype) -> Option<f64> {
+        // Large products would take it minutes, and say nothing.
+        if self.is_software {
+            return None;
+        }
         if !self.is_gpu() {
             return peak::cpu_gemm_flops().map(|flops| self.fastest(dtype, flops));
         }
@@ -350,6 +394,18 @@ mod tests {
             let error = open(kind.name()).unwrap_err().to_string();
             assert!(error.contains(&format!("--features {}", kind.name())), "{error}");
         }
+    }
+
+    #[test]
+    fn a_card_is_taken_before_a_software_device_wherever_it_is_listed() {
+        let first = |listed: &[(u32, bool)]| {
+            let listed =
+                listed.iter().map(|&(device, is_software)| Listed { device, name: String::new(), is_software });
+            first_card(listed).map(|listed| (listed.device, listed.is_software))
+        };
+        assert_eq!(first(&[(0, true), (1, false), (2, false)]), Some((1, false)));
+        assert_eq!(first(&[(0, true), (1, true)]), Some((0, true)));
+        assert_eq!(first(&[]), None);
     }
 
     #[test]

@@ -57,10 +57,18 @@ pub enum DeviceError {
         hint: String,
     },
     /// The backend lists no GPU.
-    #[error("device `{}`: its driver lists no GPU\n  hint: install the GPU's driver, or use `--device cpu`", kind.name())]
+    #[error("device `{}`: its driver lists no GPU\n  hint: install the GPU's driver{}, or use `--device cpu`", kind.name(), driver_hint(*kind))]
     NoGpu {
         /// The backend.
         kind: DeviceKind,
+    },
+    /// The driver has no GPU, and plays one on the processor.
+    #[error("device `{}`: there is only {name}, a software device, in which kernels may crash\n  hint: use `--device cpu`, which is faster; for tests, LORA_TRAIN_SOFTWARE_VULKAN=1 allows it (scripts/check_vulkan.py)", kind.name())]
+    OnlySoftware {
+        /// The backend.
+        kind: DeviceKind,
+        /// What the driver calls the device.
+        name: String,
     },
     /// The GPU is present, but its first small computation failed.
     #[error("device `{}` does not compute: {reason}\n  hint: see that nothing else fills the GPU, update its driver, or use `--device cpu`", kind.name())]
@@ -114,6 +122,15 @@ fn build_hint(kind: DeviceKind) -> String {
         _ => "",
     };
     format!("build it with `cargo build --release --features {}`{prepare}, or use `--device cpu`", kind.name())
+}
+
+fn driver_hint(kind: DeviceKind) -> &'static str {
+    match kind {
+        DeviceKind::Vulkan => {
+            " for Vulkan and its loader (Debian, Ubuntu: mesa-vulkan-drivers or NVIDIA's, and libvulkan1)"
+        }
+        _ => "",
+    }
 }
 
 fn list(dtypes: &[Dtype]) -> String {

@@ -53,6 +53,8 @@ pub enum NvmlSelector {
     Index(u32),
     /// `GPU-...`, `MIG-...`, or the UUID without a prefix, as the CUDA driver gives it.
     Uuid(String),
+    /// A GPU of another backend than CUDA, which does not say whether NVML knows it and by what name. It has no figures.
+    Unknown,
 }
 
 impl NvmlSelector {
@@ -142,7 +144,10 @@ impl Telemetry {
         let sampler = Sampler { gathered: Arc::clone(&gathered), interval, ended, host, packages };
         let sampler = std::thread::Builder::new().name("telemetry".into()).spawn(move || {
             let Some(selector) = gpu else { return sampler.run(MachineSample::default) };
-            let nvml = nvml::open(library.as_deref()).map_err(|error| format!("NVML cannot be loaded ({error})"));
+            let nvml = match selector {
+                NvmlSelector::Unknown => Err("they come from NVML, by the device `cuda`".to_owned()),
+                _ => nvml::open(library.as_deref()).map_err(|error| format!("NVML cannot be loaded ({error})")),
+            };
             let gpu = nvml.as_ref().map_err(String::clone).and_then(|nvml| Gpu::find(nvml, &selector));
             // The receiver may have stopped waiting; sampling continues anyway.
             drop(nvml_started.send(gpu.as_ref().map(|gpu| (gpu.start(), gpu.notice())).map_err(String::clone)));
@@ -356,6 +361,10 @@ mod tests {
         assert!(notice.starts_with("no GPU figures: NVML cannot be loaded"), "{notice}");
         assert_eq!(notice.lines().count(), 1);
         assert_eq!(telemetry.window().gpu_utilization_percent, None);
+        // Nor does the energy of the processor stand in for that of a GPU without NVML.
+        let telemetry = Telemetry::start_with_library(10, Some(NvmlSelector::Unknown), None);
+        assert!(telemetry.notice().unwrap().starts_with("no GPU figures: they come from NVML"));
+        assert_eq!(telemetry.energy_joules(), None);
     }
 
     #[test]

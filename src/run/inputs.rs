@@ -287,7 +287,10 @@ pub(crate) fn workload<'a>(
     }
 }
 
-/// How NVML finds the GPU that trains.
+/// How NVML finds the GPU that trains; `None` if the processor does.
 pub(crate) fn nvml_selector(device: &OpenDevice) -> Option<NvmlSelector> {
-    device.cuda.as_ref().map(|gpu| NvmlSelector::Uuid(gpu.uuid.clone()))
+    match &device.cuda {
+        Some(gpu) => Some(NvmlSelector::Uuid(gpu.uuid.clone())),
+        None => (device.is_gpu() && !device.is_software).then_some(NvmlSelector::Unknown),
+    }
 }

@@ -140,9 +140,17 @@ fn is_lasting(text: &str) -> bool {
 
 fn is_out_of_memory(text: &str) -> bool {
     let text = text.to_lowercase();
-    ["out of memory", "out of device memory", "out-of-memory", "outofmemory", "out_of_memory"]
-        .iter()
-        .any(|words| text.contains(words))
+    // The last: a tensor larger than any buffer of the device, which a smaller step need not make.
+    [
+        "out of memory",
+        "out of device memory",
+        "out-of-memory",
+        "outofmemory",
+        "out_of_memory",
+        "can't allocate buffer of size",
+    ]
+    .iter()
+    .any(|words| text.contains(words))
 }
 
 /// The backend's words in short: CUDA's error, or the last cause.
@@ -229,6 +237,7 @@ mod tests {
             "An out-of-memory error happened during launch\nCaused by:\n  x",
             "called `Result::unwrap()` on an `Err` value: OutOfMemory { size: 5 }",
             "DriverError(CUDA_ERROR_OUT_OF_MEMORY, \"out of memory\")",
+            "An IO error happened\nCaused by:\n  can't allocate buffer of size: 402653184",
         ] {
             assert!(fault(said).is_out_of_memory() && !is_lasting(said), "{said}");
             assert_eq!(Fault::of_panic(&said.to_owned()), Some(fault(said)));

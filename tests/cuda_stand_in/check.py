@@ -99,9 +99,10 @@ def compare(found: Run, expected: Run, precision: str, what: str) -> Verdict:
     for name, value, limit in zip(("loss", "gradient norm"), (verdict.loss, verdict.norm), TOLERANCE[precision]):
         if not value <= limit:
             verdict.problems.append(f"{name} off by {value:.1e}, allowed {limit:.0e}")
-    verdict.figures = {"steps": {step: {"cuda": found.steps[step], "cpu": expected.steps[step]} for step in expected.steps},
-                       "launches": found.launches(), "kernels": len(found.log["kernels"]),
-                       **{name: found.log[name] for name in ("translate_s", "ptxas_s", "kernels_run_s", "cpu_s")}}
+    verdict.figures = {"steps": {step: {"gpu": found.steps[step], "cpu": expected.steps[step]} for step in expected.steps}}
+    if found.log:
+        verdict.figures |= {"launches": found.launches(), "kernels": len(found.log["kernels"]),
+                            **{name: found.log[name] for name in ("translate_s", "ptxas_s", "kernels_run_s", "cpu_s")}}
     return verdict
 
 
@@ -118,8 +119,8 @@ def generation(precision: str):
     """Text of an evaluation, greedy, letter by letter, and what `generate` writes with the trained adapter."""
     def check(lab: Lab) -> Verdict:
         runs = {device: lab.train(precision, device, sets=EVALUATION, name=f"evaluation-{device}")
-                for device in ("cuda", "cpu")}
-        verdict = compare(runs["cuda"], runs["cpu"], precision, "evaluation, text")
+                for device in (lab.device, "cpu")}
+        verdict = compare(runs[lab.device], runs["cpu"], precision, "evaluation, text")
         samples, texts = {}, {}
         for device, run in runs.items():
             folder = lab.work / "runs" / f"{lab.lane}-evaluation-{device}"
@@ -132,7 +133,7 @@ def generation(precision: str):
                 "--max-new-tokens", "12", "--prompt", PROMPT], {})
             verdict.problems += ended(written)
             texts[device] = written.out
-        if samples.get("cuda") != samples.get("cpu") or texts["cuda"] != texts["cpu"] or not texts["cpu"]:
+        if samples.get(lab.device) != samples.get("cpu") or texts[lab.device] != texts["cpu"] or not texts["cpu"]:
             verdict.problems.append(f"other texts: {samples} {texts}")
         return verdict
     return check

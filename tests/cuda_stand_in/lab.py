@@ -83,6 +83,8 @@ class Run:
 class Lab:
     """The binary, and the folders in which it runs. A lane has CubeCL's cache to itself: its database is not shared."""
 
+    device = "cuda"
+
     def __init__(self, binary: pathlib.Path, toolkit: pathlib.Path, work: pathlib.Path, lane: str):
         self.binary, self.toolkit, self.work, self.lane = binary, toolkit, work, lane
         self.done: dict[str, Run] = {}
@@ -143,9 +145,10 @@ class Lab:
         (copy / "model.safetensors").write_bytes(data)
         return copy
 
-    def train(self, precision: str, device: str = "cuda", *, steps: int = 2, sets: list = (), name: str = "",
+    def train(self, precision: str, device: str | None = None, *, steps: int = 2, sets: list = (), name: str = "",
               environment: dict | None = None, stop_after: int | None = None, resume: bool = False) -> Run:
         """Trains quickstart's model; a run that was done before is not done again."""
+        device = device or self.device
         key = "-".join([self.lane, name or "plain", precision, device, str(steps), *map(tidy, sets), *["again"] * resume])
         if key in self.done:
             return self.done[key]

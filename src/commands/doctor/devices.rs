@@ -178,7 +178,9 @@ fn backend(kind: DeviceKind) -> Section {
     }
     if device.is_gpu() {
         f32_products(&device, &mut section);
-        rates(&device, &dtypes, &mut section);
+        if !device.is_software {
+            rates(&device, &dtypes, &mut section);
+        }
     }
     section
 }

@@ -184,6 +184,7 @@ pub(super) fn open(library: Option<&OsStr>) -> Result<Nvml, String> {
 fn find<'nvml>(nvml: &'nvml Nvml, selector: &NvmlSelector) -> Result<Device<'nvml>, NvmlError> {
     let found = match selector {
         NvmlSelector::Index(index) => nvml.device_by_index(*index),
+        NvmlSelector::Unknown => Err(NvmlError::NotFound),
         NvmlSelector::Uuid(uuid) if uuid.starts_with("GPU-") || uuid.starts_with("MIG-") => {
             nvml.device_by_uuid(uuid.as_str()).or_else(|error| by_prefix(nvml, uuid).ok_or(error))
         }
@@ -220,6 +221,7 @@ impl std::fmt::Display for NvmlSelector {
         match self {
             Self::Index(index) => write!(f, "GPU {index}"),
             Self::Uuid(uuid) => write!(f, "the GPU with UUID {uuid}"),
+            Self::Unknown => f.write_str("the GPU"),
         }
     }
 }
