@@ -275,7 +275,7 @@ mod tests {
         let head = values(VOCAB * WIDTH, 1.0, &device, VOCAB);
         let targets: Vec<u32> = (0..53).map(|i| i * 5 % 37).collect();
         let log_probabilities = activation::log_softmax(hidden.clone().matmul(head.transpose()), 1);
-        let targets = target_column(&targets, &log_probabilities);
+        let targets = target_ids(&targets, &log_probabilities).unsqueeze_dim(1);
         let losses = log_probabilities.gather(1, targets).neg().squeeze_dim::<1>(1);
         let grads = (losses.clone() * Tensor::<1>::from_data(weights, &device)).sum().backward();
         let dhidden = hidden.grad(&grads).unwrap();
