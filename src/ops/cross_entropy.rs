@@ -18,7 +18,8 @@ pub const PLAIN_MULTIPLE: usize = 64;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LossChunk {
     /// On the CPU as many as fill 96 MiB, but not fewer than 16 and not more than 4096. In plain tensor calls as many
-    /// as have no more logits than the head has weights, but not fewer than 64 and not more than 1024.
+    /// as have no more logits than the head has weights, but not fewer than 64 and not more than 1024; on NVIDIA GPUs also
+    /// not more than fill 128 MiB in `bf16`.
     #[default]
     Auto,
     /// At most this many; values below 1 count as 1.
@@ -327,8 +328,10 @@ mod tests {
         let most = [128_256, 5, usize::MAX / 8]
             .map(|vocab_size| LossChunk::Auto.most_tokens(kernels::place_on(DeviceKind::Cpu), [vocab_size, 4096]));
         assert_eq!(most, [196, 4096, 16]);
-        let most = [4096, 576, 100, 40]
-            .map(|width| LossChunk::Auto.most_tokens(kernels::place_on(DeviceKind::Cuda), [128_256, width]));
-        assert_eq!(most, [1024, 576, 64, 64]);
+        let most = |kind: DeviceKind| {
+            [4096, 576, 100, 40].map(|width| LossChunk::Auto.most_tokens(kernels::place_on(kind), [128_256, width]))
+        };
+        assert_eq!(most(DeviceKind::Vulkan), [1024, 576, 64, 64]);
+        assert_eq!(most(DeviceKind::Cuda), [512, 512, 64, 64]);
     }
 }
