@@ -1,6 +1,8 @@
 //! Matrix products by cuBLASLt, on burn's stream. It is loaded where it lies, and not shipped; without it, burn's products remain.
 
+use std::cell::RefCell;
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::ffi::c_void;
 
 use burn::tensor::{DType, Tensor};
@@ -51,11 +53,13 @@ fn multiply(way: Way, x: &Tensor<2>, weight: &Tensor<2>, sum: Option<&Tensor<2>>
         let product = Product { way, tokens, weight: [out_features, in_features], strides };
         let has_sum = inputs.len() == 3;
         submit(inputs, std::slice::from_ref(y), move |loaded, pointers, stream| {
-            let products = match &mut loaded.products {
-                Some(products) => products,
-                empty => empty.insert(Products::new()?),
-            };
-            products.multiply(product, pointers, has_sum, stream)
+            PRODUCTS.with_borrow_mut(|devices| {
+                let products = match devices.entry(loaded.context as usize) {
+                    Entry::Occupied(entry) => entry.into_mut(),
+                    Entry::Vacant(entry) => entry.insert(Products::new()?),
+                };
+                products.multiply(product, pointers, has_sum, stream)
+            })
         });
     };
     let [y] = match sum.map(|sum| sum.clone().into_dispatch()) {
@@ -75,8 +79,19 @@ struct Product {
     strides: [usize; 4],
 }
 
+thread_local! {
+    /// By context, like what is loaded for launches.
+    static PRODUCTS: RefCell<HashMap<usize, Products>> = RefCell::default();
+}
+
+impl From<CublasError> for Failure {
+    fn from(error: CublasError) -> Self {
+        Self(format!("cuBLASLt: {error:?}"))
+    }
+}
+
 /// The library on a device.
-pub(super) struct Products {
+struct Products {
     handle: sys::cublasLtHandle_t,
     workspace: CUdeviceptr,
     planned: HashMap<(Product, bool), Planned>,
@@ -100,8 +115,8 @@ impl Products {
     /// `pointers`: to `x`, the weight, what is added if `has_sum`, and the result.
     fn multiply(&mut self, product: Product, pointers: &[u64], has_sum: bool, stream: CUstream) -> Result<(), Failure> {
         let planned = match self.planned.entry((product, has_sum)) {
-            std::collections::hash_map::Entry::Occupied(entry) => entry.into_mut(),
-            std::collections::hash_map::Entry::Vacant(entry) => entry.insert(Planned::new(self.handle, product)?),
+            Entry::Occupied(entry) => entry.into_mut(),
+            Entry::Vacant(entry) => entry.insert(Planned::new(self.handle, product)?),
         };
         let pointer = |index: usize| pointers[index] as *const c_void;
         let result = pointer(pointers.len() - 1);

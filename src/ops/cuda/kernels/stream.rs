@@ -17,11 +17,8 @@ use cubecl_runtime::id::KernelId;
 use cubecl_runtime::runtime::Runtime;
 use cubecl_runtime::server::LaunchError;
 use cubecl_server::stream::{ExecuteScope, WriteScoped as _};
-use cudarc::cublaslt::result::CublasError;
 use cudarc::driver::sys::{CUcontext, CUfunction, CUfunction_attribute, CUmodule, CUresult, CUstream};
 use cudarc::driver::{DriverError, result};
-
-use super::products::Products;
 
 type CudaServer = <CudaRuntime as Runtime>::Server;
 
@@ -203,7 +200,7 @@ pub(super) fn submit(
 
 /// Why a launch failed, in the library's words.
 #[derive(Debug)]
-pub(super) struct Failure(String);
+pub(super) struct Failure(pub(super) String);
 
 impl From<DriverError> for Failure {
     fn from(error: DriverError) -> Self {
@@ -211,20 +208,12 @@ impl From<DriverError> for Failure {
     }
 }
 
-impl From<CublasError> for Failure {
-    fn from(error: CublasError) -> Self {
-        Self(format!("cuBLASLt: {error:?}"))
-    }
-}
-
 /// A device's context, and what is loaded into it: to the end of the process.
 pub(super) struct Loaded {
-    context: CUcontext,
+    pub(super) context: CUcontext,
     modules: HashMap<&'static str, CUmodule>,
     /// With the dynamic shared memory that each may use.
     functions: HashMap<String, (CUfunction, usize)>,
-    /// Made at the first product.
-    pub(super) products: Option<Products>,
 }
 
 thread_local! {
@@ -237,7 +226,7 @@ impl Loaded {
         let device = result::device::get(i32::from(device))?;
         // SAFETY: `device` comes from cuDeviceGet. burn holds the primary context as well.
         let context = unsafe { result::primary_ctx::retain(device) }?;
-        Ok(Self { context, modules: HashMap::new(), functions: HashMap::new(), products: None })
+        Ok(Self { context, modules: HashMap::new(), functions: HashMap::new() })
     }
 
     /// A kernel, which may use `shared_bytes` of dynamic shared memory.
