@@ -295,8 +295,9 @@ pub fn plain_linear_backward(
     lora: Option<(Lora<&Tensor<2>>, &Tensor<2>)>,
     input_grad: InputGrad,
 ) -> (Option<Tensor<2>>, Option<LowRank<Tensor<2>>>) {
-    let operand = |x: &Tensor<2>| weight.operand(x, x.dtype(), products);
-    let base = |sum| (product(&operand(dy), &operand(&weight.values.dense_in(dy.dtype()))), sum);
+    let dtype = x.dtype();
+    let operand = |x: &Tensor<2>| weight.operand(x, dtype, products);
+    let base = |sum| (product(&operand(dy), &operand(&weight.values.dense_in(dtype))), sum);
     linear_backward_by(base, products, dy, x, weight, lora, input_grad)
 }
 
