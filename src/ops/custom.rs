@@ -109,7 +109,7 @@ pub(super) fn queue(
             None => empty_device_contiguous_dtype(client.clone(), device.clone(), output.shape.clone(), output.dtype),
             Some(tensor) => {
                 let tensor = into_contiguous(tensor);
-                if tensor.can_mut() { tensor } else { tensor.copy() }
+                if tensor.can_mut() { tensor } else { into_contiguous(tensor.copy()) }
             }
         };
         let results: Vec<_> = outputs.iter().map(written).collect();

@@ -80,13 +80,13 @@ pub struct Angles {
     pub swap: Tensor<1, Int>,
 }
 
-/// The angles of every token's pairs, for kernels of GPUs.
+/// The angles of every token's pairs, for kernels of GPUs: in one dimension, whose numbers have no gaps on any device.
 #[derive(Clone, Debug)]
 pub struct Turns {
-    /// `[tokens, head_dim / 2]`
-    pub cos: Tensor<2>,
+    /// `[tokens * head_dim / 2]`
+    pub cos: Tensor<1>,
     /// Likewise.
-    pub sin: Tensor<2>,
+    pub sin: Tensor<1>,
     /// The row of each token, `[tokens]`.
     pub rows: Tensor<1, Int>,
 }
@@ -202,8 +202,8 @@ impl Turns {
     fn new(positions: &[u32], table: &RotaryTable, device: &Device) -> Self {
         let by_token = |values: &[f32]| {
             let rows = positions.iter().flat_map(|&position| &values[position as usize * table.half..][..table.half]);
-            let rows = TensorData::new(rows.copied().collect::<Vec<_>>(), [positions.len(), table.half]);
-            Tensor::from_data(rows, (device, DType::F32))
+            let rows: Vec<f32> = rows.copied().collect();
+            Tensor::from_data(rows.as_slice(), (device, DType::F32))
         };
         Self { cos: by_token(&table.cos), sin: by_token(&table.sin), rows: indices(0..positions.len(), device) }
     }

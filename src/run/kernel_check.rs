@@ -23,27 +23,32 @@ pub(crate) fn once(device: &OpenDevice) {
     let is_named = std::env::var(KERNELS_VARIABLE).is_ok_and(|asked| !asked.is_empty());
     if let Some(gpu) = device.cuda.as_ref().filter(|_| !is_named) {
         let library = device::cublas_library().ok();
-        let key = serde_json::json!([device.label, gpu.driver_cuda_version, cuda::digest(), library]).to_string();
-        cuda::leave_alone(kept_or(key, || problems(compared(gpu.ordinal))));
+        let build = (env!("CARGO_PKG_VERSION"), option_env!("LORA_TRAIN_GIT_COMMIT"), cuda::digest());
+        let key = serde_json::json!([device.label, gpu.driver_cuda_version, library, build]).to_string();
+        cuda::leave_alone(kept_or(key, || compared(gpu.ordinal)));
     }
     // A plan counts on those that are used.
     let _ = cuda::kernel_state(&device.device);
 }
 
-/// What an earlier run has found, or this one finds now.
-fn kept_or(key: String, find: impl FnOnce() -> Problems) -> Problems {
+/// What an earlier run has found, or this one finds now. A process that failed may do so for another reason next time.
+fn kept_or(key: String, compare: impl FnOnce() -> Result<Option<Vec<Compared>>, String>) -> Problems {
     let folder = files::cache_folder();
     let mut kept = folder.as_deref().map(read).unwrap_or_default();
     if let Some(problems) = kept.remove(&key) {
         return problems;
     }
-    let problems = find();
-    kept.insert(key, problems.clone());
+    let found = match compare() {
+        Ok(Some(compared)) => problems(compared),
+        Ok(None) => return Problems::new(),
+        Err(reason) => return cuda::NAMES.map(|name| (name.to_owned(), reason.clone())).into(),
+    };
+    kept.insert(key, found.clone());
     // Without the file the next run compares.
     if let (Some(folder), Ok(text)) = (folder, serde_json::to_vec(&kept)) {
         drop(std::fs::create_dir_all(&folder).and_then(|()| files::write(&folder.join(FILE), text)));
     }
-    problems
+    found
 }
 
 /// What is wrong with kernels, by their names.
@@ -54,24 +59,19 @@ fn read(folder: &Path) -> BTreeMap<String, Problems> {
     serde_json::from_slice(&text).unwrap_or_default()
 }
 
-/// The first problem of each kernel; if the process failed, of all.
-fn problems(compared: Result<Vec<Compared>, String>) -> Problems {
+/// The first problem of each kernel.
+fn problems(compared: Vec<Compared>) -> Problems {
     let mut problems = Problems::new();
-    match compared {
-        Err(reason) => problems.extend(cuda::NAMES.map(|name| (name.to_owned(), reason.clone()))),
-        Ok(compared) => {
-            for Compared { kernel, what, problem, .. } in compared {
-                if let Some(problem) = problem {
-                    problems.entry(kernel).or_insert_with(|| format!("{what}: {problem}"));
-                }
-            }
+    for Compared { kernel, what, problem, .. } in compared {
+        if let Some(problem) = problem {
+            problems.entry(kernel).or_insert_with(|| format!("{what}: {problem}"));
         }
     }
     problems
 }
 
-/// `lora-train doctor --kernels` in a process of its own.
-fn compared(ordinal: u32) -> Result<Vec<Compared>, String> {
+/// `lora-train doctor --kernels` in a process of its own; `None` if it could not use the GPU, which may admit one process only.
+fn compared(ordinal: u32) -> Result<Option<Vec<Compared>>, String> {
     let told = |error: &dyn std::fmt::Display| format!("the kernels could not be compared: {error}");
     let program = std::env::current_exe().map_err(|error| told(&error))?;
     let mut command = Command::new(program);
@@ -92,7 +92,12 @@ fn compared(ordinal: u32) -> Result<Vec<Compared>, String> {
     };
     let mut text = String::new();
     child.stdout.take().map(|mut stdout| stdout.read_to_string(&mut text)).transpose().map_err(|error| told(&error))?;
-    serde_json::from_str(&text).map_err(|_| format!("a process that compared them with the CPU's ended with {status}"))
+    if status.code().is_some_and(|code| code != 0) {
+        return Ok(None);
+    }
+    serde_json::from_str(&text)
+        .map(Some)
+        .map_err(|_| format!("a process that compared them with the CPU's ended with {status}"))
 }
 
 #[cfg(test)]
@@ -100,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_kernel_has_its_first_problem_and_all_have_that_of_a_process_that_failed() {
+    fn a_kernel_has_its_first_problem() {
         let compared = |kernel: &str, problem: Option<&str>| Compared {
             kernel: kernel.to_owned(),
             what: "dq".to_owned(),
@@ -108,8 +113,6 @@ mod tests {
             problem: problem.map(str::to_owned),
         };
         let found = vec![compared("attention", None), compared("attention", Some("off")), compared("products", None)];
-        assert_eq!(problems(Ok(found)), Problems::from([("attention".to_owned(), "dq: off".to_owned())]));
-        let failed = problems(Err("signal".to_owned()));
-        assert!(failed.len() == cuda::NAMES.len() && failed.values().all(|reason| reason == "signal"));
+        assert_eq!(problems(found), Problems::from([("attention".to_owned(), "dq: off".to_owned())]));
     }
 }

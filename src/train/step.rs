@@ -22,6 +22,9 @@ use crate::save::checkpoint::HostTensor;
 use crate::util::faults;
 use crate::util::stats::{as_f64, as_u64, digest};
 
+/// Larger logits would take memory that a small micro-batch does not need.
+const MOST_FIRST_PAGE_BYTES: usize = 256 << 20;
+
 /// Model, adapters and optimizer, and the step in progress.
 #[derive(Debug)]
 pub struct TrainStep {
@@ -103,6 +106,20 @@ pub struct StepCounters {
     pub loss_scale: Option<LossScale>,
 }
 
+/// The pools of a GPU make pages as large as the largest tensor so far: were that the logits, after the first forward, the pages
+/// until then would be of no use to them.
+fn make_first_page(model: &Model, chunk: LossChunk) {
+    let (place, head) = (model.place(), model.lm_head.dims());
+    let rows = chunk.most_tokens(place, head).min(LossChunk::Auto.most_tokens(place, head));
+    if place.is_host() || rows * head[0] * model.compute.size() > MOST_FIRST_PAGE_BYTES {
+        return;
+    }
+    let logits = Tensor::<2>::zeros([rows, head[0]], (&model.device(), model.compute));
+    // Else it is dropped before it is made. What fails here fails again where a result is read.
+    drop(model.device().sync());
+    drop(logits);
+}
+
 impl TrainStep {
     /// A step without micro-batches. `seed` determines the dropout masks.
     #[must_use]
@@ -114,17 +131,7 @@ impl TrainStep {
         loraplus_lr_ratio: Option<f64>,
         seed: u64,
     ) -> Self {
-        let place = model.place();
-        if !place.is_host() {
-            // The pools of a GPU make pages as large as the largest tensor so far: were that the logits, after the first forward,
-            // the pages until then would be of no use to them.
-            let [vocab_size, width] = model.lm_head.dims();
-            let rows = train.loss_chunk().most_tokens(place, [vocab_size, width]);
-            let logits = Tensor::<2>::zeros([rows, vocab_size], (&model.device(), model.compute));
-            // Else it is dropped before it is made. What fails here fails again where a result is read.
-            drop(model.device().sync());
-            drop(logits);
-        }
+        make_first_page(&model, train.loss_chunk());
         Self {
             optimizer: Optimizer::new(optimizer.clone(), loraplus_lr_ratio, &adapters),
             gradient_checkpointing: train.gradient_checkpointing,

@@ -88,7 +88,7 @@ fn attention_of_packed_documents_and_grouped_heads_equals_the_cpus_kernels() {
 fn kernels_of_our_own_equal_the_cpus() {
     let device = Device::cuda(0);
     let state = kernel_state(&device).unwrap();
-    assert_eq!(state.used, ["attention", "products"], "{state:?}");
+    assert!(state.off.is_empty(), "{state:?}");
     for compared in self_check(&device) {
         println!("{compared:?}");
         assert!(compared.problem.is_none());

@@ -57,6 +57,9 @@ pub(super) fn state(device: &Device) -> Option<&'static KernelState> {
     matches!(device_of(&tensor), Some(CubeDevice::Cuda(_))).then(|| check::decided(|| twice::check(device)))
 }
 
+/// Rows of a grid.
+const MOST_ROWS: usize = 65_535;
+
 /// NVIDIA GPUs, with kernels of our own and the plain versions.
 #[derive(Debug)]
 struct Cuda(Sizes);
@@ -71,6 +74,11 @@ pub(super) fn cuda(products: F32Products) -> Place {
 /// Whether a kernel for matrices in `bf16` is used on one.
 fn has(x: &Tensor<2>, name: &str) -> bool {
     x.dtype() == DType::BF16 && x.dims()[1].is_multiple_of(8) && check::is_on(name)
+}
+
+/// Likewise of one whose grid has a row for each token.
+fn has_rows(x: &Tensor<2>, name: &str) -> bool {
+    has(x, name) && x.dims()[0] <= MOST_ROWS
 }
 
 /// Whether the kernels of low-rank updates take this one.
@@ -188,15 +196,15 @@ impl Kernels for Cuda {
     }
 
     fn swiglu(&self, gate: &Tensor<2>, up: &Tensor<2>) -> Tensor<2> {
-        if has(gate, "swiglu") { swiglu::forward(gate, up) } else { self.0.swiglu(gate, up) }
+        if has_rows(gate, "swiglu") { swiglu::forward(gate, up) } else { self.0.swiglu(gate, up) }
     }
 
     fn swiglu_backward(&self, dh: &Tensor<2>, gate: &Tensor<2>, up: &Tensor<2>) -> (Tensor<2>, Tensor<2>) {
-        if has(gate, "swiglu") { swiglu::backward(dh, gate, up) } else { self.0.swiglu_backward(dh, gate, up) }
+        if has_rows(gate, "swiglu") { swiglu::backward(dh, gate, up) } else { self.0.swiglu_backward(dh, gate, up) }
     }
 
     fn rotate(&self, x: Tensor<2>, layout: &Layout, rope: usize, num_heads: usize, inverse: bool) -> Tensor<2> {
-        if has(&x, "rotary") && (x.dims()[1] / num_heads).is_multiple_of(16) {
+        if has_rows(&x, "rotary") && (x.dims()[1] / num_heads).is_multiple_of(16) {
             rotary::rotate(x, layout, rope, num_heads, inverse)
         } else {
             self.0.rotate(x, layout, rope, num_heads, inverse)

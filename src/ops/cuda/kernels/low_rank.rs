@@ -2,6 +2,7 @@
 //! one order.
 
 use burn::tensor::{DType, Tensor};
+use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 
 use super::matrix::{dims, rows, scratch, stride};
@@ -221,9 +222,10 @@ fn add(left: &CubeTensor, factor: Factor, matrix: &CubeTensor, y: &CubeTensor, s
     with_mask(pass.ints([tokens, width, 0, 0, rank, columns]).float(scale), dropout).launch();
 }
 
-/// With a factor: the kernels take up to three, of projections of one input.
+/// With a factor, packed, which one that was copied to the device need not be: the kernels take up to three, of projections of one
+/// input.
 fn of_factor(launch: Launch, matrix: &CubeTensor) -> Launch {
-    launch.read(matrix).long(0).long(0)
+    launch.read(&into_contiguous(matrix.clone())).long(0).long(0)
 }
 
 /// With the key, the threshold and the factor of a mask.
