@@ -4,13 +4,19 @@ use std::sync::Arc;
 
 use burn::tensor::{DType, Device, Tensor};
 
+use crate::ops::adamw::{State, Update, adamw};
 use crate::ops::attention::{Heads, attention, attention_backward};
+use crate::ops::cross_entropy::{LossChunk, TokenWeights, linear_cross_entropy};
 use crate::ops::cuda::Compared;
-use crate::ops::dropout::mix;
+use crate::ops::dropout::{Dropout, mix};
 use crate::ops::host;
 use crate::ops::kernels::place_of;
 use crate::ops::layout::{Layout, RotaryTable};
 use crate::ops::linear::{InputGrad, Weight, linear, linear_backward};
+use crate::ops::low_rank::{Lora, LowRank};
+use crate::ops::norm::{rms_norm, rms_norm_backward};
+use crate::ops::rotary::rotate;
+use crate::ops::swiglu::{swiglu, swiglu_backward};
 use crate::util::panics::guarded;
 
 /// `bf16` rounds to 2^-9: operands of products once each, and a result at most twice; twice the largest error seen.
@@ -32,13 +38,28 @@ pub fn self_check(device: &Device) -> Vec<Compared> {
             &of(&cpu, DType::F32).unwrap_or_default(),
         )
     });
-    let of_gpu = guarded(|| layer(device, DType::BF16)).and_then(|found| found);
-    let of_layer = compare("products", "a layer", of_gpu, &layer(&cpu, DType::F32).unwrap_or_default());
-    of_heads.chain(of_layer).collect()
+    let others: [(&str, Of); 6] = [
+        ("products", layer),
+        ("low_rank", update),
+        ("norm", norms),
+        ("rotary", turned),
+        ("swiglu", gated),
+        ("cross_entropy", loss),
+    ];
+    let others = others.into_iter().flat_map(|(kernel, of)| {
+        let of_gpu = guarded(|| of(device, DType::BF16)).and_then(|found| found);
+        compare(kernel, kernel, of_gpu, &of(&cpu, DType::F32).unwrap_or_default())
+    });
+    let of_gpu = guarded(|| updated(device)).and_then(|found| found);
+    let of_optimizer = compare("optimizer", "optimizer", of_gpu, &updated(&cpu).unwrap_or_default());
+    of_heads.chain(others).chain(of_optimizer).collect()
 }
 
 /// Results with their names.
 type Results = Vec<(&'static str, Vec<f32>)>;
+
+/// Results on a device, of activations in a type.
+type Of = fn(&Device, DType) -> Result<Results, String>;
 
 fn compare(kernel: &str, what: &str, found: Result<Results, String>, expected: &Results) -> Vec<Compared> {
     let compared = |what: String, error, problem| Compared { kernel: kernel.to_owned(), what, error, problem };
@@ -107,4 +128,88 @@ fn layer(device: &Device, dtype: DType) -> Result<Results, String> {
     let (y, _) = linear(place, &x, &weight, None, Some(residual));
     let (dx, _) = linear_backward(place, &dy, &x, &weight, None, InputGrad::AddTo(x.clone()));
     read([("y", &y), ("dx", &dx.unwrap_or_else(|| x.clone()))])
+}
+
+/// A layer with a low-rank update and dropout. Rows of matrices that were copied to a GPU have gaps at this rank and width.
+fn update(device: &Device, dtype: DType) -> Result<Results, String> {
+    let (tokens, r, [out_features, in_features]) = (70, 24, [80, 144]);
+    let place = place_of(device, dtype);
+    let weight = Weight::new(numbers([out_features, in_features], 1, device).cast(dtype));
+    let [x, dy] =
+        [(in_features, 2), (out_features, 3)].map(|(width, seed)| numbers([tokens, width], seed, device).cast(dtype));
+    let [a, b] = [([r, in_features], 4), ([out_features, r], 5)].map(|(shape, seed)| matrix(shape, seed, device));
+    let dropout = Some(Dropout { probability: 0.25, seed: 6 });
+    let lora = Lora { matrices: LowRank { a: &a, b: &b }, scale: 0.5, dropout };
+    let (y, xa) = linear(place, &x, &weight, Some(lora), None);
+    let Some(xa) = xa else { return Err("no low-rank update".to_owned()) };
+    match linear_backward(place, &dy, &x, &weight, Some((lora, &xa)), InputGrad::Fresh) {
+        (Some(dx), Some(grads)) => read([("y", &y), ("dx", &dx), ("dA", &grads.a), ("dB", &grads.b)]),
+        _ => Err("no gradients".to_owned()),
+    }
+}
+
+/// As an adapter is copied to a device.
+fn matrix(shape: [usize; 2], seed: usize, device: &Device) -> Tensor<2> {
+    let values = host::view(&numbers(shape, seed, &Device::flex()).cast(DType::F32)).to_vec();
+    host::tensor(values, shape, device)
+}
+
+/// Norms of whole tokens, narrow and wide.
+fn norms(device: &Device, dtype: DType) -> Result<Results, String> {
+    let mut results = Results::new();
+    for width in [96, 1032] {
+        let place = place_of(device, dtype);
+        let [x, dy, residual] = [1, 2, 3].map(|seed| numbers([9, width], seed, device).cast(dtype));
+        let weight = numbers([1, width], 4, device).cast(DType::F32).reshape([width]);
+        let (y, rstd) = rms_norm(place, &x, &weight, 1e-5);
+        let dx = rms_norm_backward(place, &dy, &x, &weight, &rstd, residual);
+        results.extend(read([("y", &y), ("dx", &dx)])?);
+    }
+    Ok(results)
+}
+
+fn turned(device: &Device, dtype: DType) -> Result<Results, String> {
+    let (tokens, half, num_heads) = (9_u16, 48, 3);
+    let angles = || (0..tokens * half).map(|i| f32::from(i) / 7.0);
+    let table = RotaryTable::new(angles().map(f32::cos).collect(), angles().map(f32::sin).collect(), half.into());
+    let (place, positions) = (place_of(device, dtype), (0..u32::from(tokens)).rev().collect());
+    let layout = Layout::new(place, 1, vec![(0, tokens.into())], positions, Arc::from([table]));
+    let x = || numbers([tokens.into(), usize::from(half) * 2 * num_heads], 1, device).cast(dtype);
+    let [there, back] = [false, true].map(|inverse| rotate(x(), &layout, 0, num_heads, inverse));
+    read([("turned", &there), ("turned back", &back)])
+}
+
+fn gated(device: &Device, dtype: DType) -> Result<Results, String> {
+    let place = place_of(device, dtype);
+    let [dh, gate, up] = [1, 2, 3].map(|seed| numbers([9, 1032], seed, device).cast(dtype));
+    let (dgate, dup) = swiglu_backward(place, &dh, &gate, &up);
+    read([("h", &swiglu(place, &gate, &up)), ("dgate", &dgate), ("dup", &dup)])
+}
+
+fn loss(device: &Device, dtype: DType) -> Result<Results, String> {
+    let head = Weight::new(numbers([1000, 64], 1, device).cast(dtype));
+    let hidden = numbers([64, 64], 2, device).cast(dtype);
+    let (targets, weights) = ((0..64).map(|i| i * 13).collect::<Vec<_>>(), TokenWeights::Each(vec![0.5; 64]));
+    let found = linear_cross_entropy(place_of(device, dtype), &hidden, &head, &targets, &weights, LossChunk::Auto);
+    read([("losses", &found.losses.unsqueeze_dim(1)), ("dhidden", &found.dhidden)])
+}
+
+/// A step of two matrices in `f32`, and the norm of their gradients.
+fn updated(device: &Device) -> Result<Results, String> {
+    let place = place_of(device, DType::F32);
+    let shapes = [[24, 144], [80, 24]];
+    let state = |shape| {
+        let [parameter, m, v] = [1, 2, 3].map(|seed| matrix(shape, seed, device));
+        State { parameter, m, v: v.clone() * v }
+    };
+    let grads = shapes.map(|shape| matrix(shape, 4, device));
+    let update =
+        Update { learning_rate: 0.1, betas: [0.9, 0.99], eps: 1e-8, weight_decay: 0.1, step: 3, grad_scale: 0.5 };
+    let squares = place.sum_of_squares(&[grads.iter().collect()]).unsqueeze_dim(1);
+    let states = adamw(place, shapes.map(state).into_iter().zip(&grads).collect(), &update);
+    let mut results = read([("the sum of squares", &squares)])?;
+    for State { parameter, m, v } in &states {
+        results.extend(read([("a parameter", parameter), ("m", m), ("v", v)])?);
+    }
+    Ok(results)
 }
