@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use crate::device::{self, OpenDevice};
 use crate::ops::cuda::{self, Compared, KERNELS_VARIABLE};
-use crate::util::files;
+use crate::util::{faults, files};
 
 /// The results, by GPU, driver and build.
 const FILE: &str = "kernels.json";
@@ -70,7 +70,8 @@ fn problems(compared: Vec<Compared>) -> Problems {
     problems
 }
 
-/// `lora-train doctor --kernels` in a process of its own; `None` if it could not use the GPU, which may admit one process only.
+/// `lora-train doctor --kernels` in a process of its own; `None` if it could not use the GPU, which may admit one
+/// process only or have no memory left.
 fn compared(ordinal: u32) -> Result<Option<Vec<Compared>>, String> {
     let told = |error: &dyn std::fmt::Display| format!("the kernels could not be compared: {error}");
     let program = std::env::current_exe().map_err(|error| told(&error))?;
@@ -95,8 +96,10 @@ fn compared(ordinal: u32) -> Result<Option<Vec<Compared>>, String> {
     if status.code().is_some_and(|code| code != 0) {
         return Ok(None);
     }
-    serde_json::from_str(&text)
-        .map(Some)
+    let found: Result<Vec<Compared>, _> = serde_json::from_str(&text);
+    let is_memory = |row: &Compared| row.problem.as_deref().is_some_and(faults::is_out_of_memory);
+    found
+        .map(|found| (!found.iter().any(is_memory)).then_some(found))
         .map_err(|_| format!("a process that compared them with the CPU's ended with {status}"))
 }
 

@@ -138,7 +138,8 @@ fn is_lasting(text: &str) -> bool {
     is_named || numbered_error(text).is_some()
 }
 
-fn is_out_of_memory(text: &str) -> bool {
+/// Whether a device's memory ran out, in the words of any backend.
+pub(crate) fn is_out_of_memory(text: &str) -> bool {
     let text = text.to_lowercase();
     // The last: a tensor larger than any buffer of the device, which a smaller step need not make.
     [
@@ -154,7 +155,7 @@ fn is_out_of_memory(text: &str) -> bool {
 }
 
 /// The backend's words in short: CUDA's error, or the last cause.
-fn reason(said: &str) -> String {
+pub(crate) fn reason(said: &str) -> String {
     if let Some(name) = cuda_error(said) {
         let after = said.split_once(name).map_or("", |(_, after)| after);
         // As cudarc shows it: `CUDA_ERROR_X, "its meaning"`, with a backslash where that is quoted once more.

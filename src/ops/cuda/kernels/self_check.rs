@@ -17,9 +17,10 @@ use crate::ops::low_rank::{Lora, LowRank};
 use crate::ops::norm::{rms_norm, rms_norm_backward};
 use crate::ops::rotary::rotate;
 use crate::ops::swiglu::{swiglu, swiglu_backward};
+use crate::util::faults;
 use crate::util::panics::guarded;
 
-/// `bf16` rounds to 2^-9: operands of products once each, and a result at most twice; twice the largest error seen.
+/// `bf16` rounds to 2^-9: operands of products once each, and a result at most twice; three times the largest error seen.
 const TOLERANCE: f64 = 1e-2;
 
 /// Compares all kernels that are used on a device.
@@ -64,7 +65,7 @@ type Of = fn(&Device, DType) -> Result<Results, String>;
 fn compare(kernel: &str, what: &str, found: Result<Results, String>, expected: &Results) -> Vec<Compared> {
     let compared = |what: String, error, problem| Compared { kernel: kernel.to_owned(), what, error, problem };
     match found {
-        Err(problem) => vec![compared(what.to_owned(), None, Some(problem))],
+        Err(problem) => vec![compared(what.to_owned(), None, Some(faults::reason(&problem)))],
         Ok(found) => found
             .iter()
             .zip(expected)

@@ -4,6 +4,7 @@ use burn::tensor::{DType, Device, Tensor};
 
 use super::stream::{Launch, Module};
 use crate::ops::custom::{custom, spec};
+use crate::util::faults;
 use crate::util::panics::guarded;
 
 pub(super) static MODULE: Module = Module { name: "twice", ptx: include_str!("twice.ptx") };
@@ -32,7 +33,7 @@ pub(super) fn check(device: &Device) -> Result<(), String> {
     match result {
         Ok(Ok(true)) => Ok(()),
         Ok(Ok(false)) => Err("a kernel on burn's stream gave a wrong result".to_owned()),
-        Ok(Err(error)) => Err(error.to_string()),
-        Err(panic) => Err(panic),
+        Ok(Err(error)) => Err(faults::reason(&error.to_string())),
+        Err(panic) => Err(faults::reason(&panic)),
     }
 }
