@@ -73,15 +73,15 @@ fn problems(compared: Vec<Compared>) -> Problems {
 /// `lora-train doctor --kernels` in a process of its own; `None` if it could not use the GPU, which may admit one
 /// process only or have no memory left.
 fn compared(ordinal: u32) -> Result<Option<Vec<Compared>>, String> {
-    let told = |error: &dyn std::fmt::Display| format!("the kernels could not be compared: {error}");
-    let program = std::env::current_exe().map_err(|error| told(&error))?;
+    let failed = |error: &dyn std::fmt::Display| format!("the kernels could not be compared: {error}");
+    let program = std::env::current_exe().map_err(|error| failed(&error))?;
     let mut command = Command::new(program);
     command.args(["doctor", "--json", "--kernels", &format!("cuda:{ordinal}")]);
     command.env(KERNELS_VARIABLE, "all").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
-    let mut child = command.spawn().map_err(|error| told(&error))?;
+    let mut child = command.spawn().map_err(|error| failed(&error))?;
     let started = Instant::now();
     let status = loop {
-        match child.try_wait().map_err(|error| told(&error))? {
+        match child.try_wait().map_err(|error| failed(&error))? {
             Some(status) => break status,
             None if started.elapsed() > TIMEOUT => {
                 drop(child.kill());
@@ -92,7 +92,7 @@ fn compared(ordinal: u32) -> Result<Option<Vec<Compared>>, String> {
         }
     };
     let mut text = String::new();
-    child.stdout.take().map(|mut stdout| stdout.read_to_string(&mut text)).transpose().map_err(|error| told(&error))?;
+    child.stdout.take().map(|mut stdout| stdout.read_to_string(&mut text)).transpose().map_err(|error| failed(&error))?;
     if status.code().is_some_and(|code| code != 0) {
         return Ok(None);
     }
