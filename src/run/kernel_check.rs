@@ -92,7 +92,12 @@ fn compared(ordinal: u32) -> Result<Option<Vec<Compared>>, String> {
         }
     };
     let mut text = String::new();
-    child.stdout.take().map(|mut stdout| stdout.read_to_string(&mut text)).transpose().map_err(|error| failed(&error))?;
+    child
+        .stdout
+        .take()
+        .map(|mut stdout| stdout.read_to_string(&mut text))
+        .transpose()
+        .map_err(|error| failed(&error))?;
     if status.code().is_some_and(|code| code != 0) {
         return Ok(None);
     }
