@@ -23,7 +23,7 @@ impl spec::Gated {
     }
 
     pub(super) fn activations(&self, x: &Tensor<2>, linears: &mut Linears<'_>) -> Kept {
-        let [gate, up] = self.gate_up.map(|site| linears.forward(site, x, None));
+        let [gate, up] = linears.forward_each(self.gate_up, x);
         Kept { gate, up }
     }
 
@@ -48,9 +48,6 @@ impl spec::Gated {
         let dh = dh.unwrap_or_else(|| gate.zeros_like());
         let (dgate, dup) = swiglu_backward(place, &dh, &gate, &up);
         drop((dh, gate, up));
-        let (x, first) = (x(), if input_grad { InputGrad::Fresh } else { InputGrad::Skip });
-        let dx = linears.backward(self.gate_up[0], &dgate, &x, first);
-        drop(dgate);
-        linears.backward(self.gate_up[1], &dup, &x, dx.map_or(InputGrad::Skip, InputGrad::AddTo))
+        linears.backward_each(self.gate_up, [dgate, dup], &x(), input_grad)
     }
 }

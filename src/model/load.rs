@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use burn::tensor::{DType, Device};
+use burn::tensor::{DType, Device, Tensor};
 use rayon::prelude::*;
 
 use super::attention::Attention;
@@ -16,7 +16,7 @@ use crate::device::Dtype;
 use crate::ops::kernels::place_of;
 use crate::ops::linear::{Matrix, Weight};
 use crate::schema::Problem;
-use crate::spec::{self, HEAD_NORMS, ModelConfig, in_layer};
+use crate::spec::{self, HEAD_NORMS, ModelConfig, SiteId, in_layer};
 
 /// Loads a model. `storage` says how its linear layers and embeddings are held, `compute` is the type of the arithmetic.
 /// Weights of norms and biases are kept in `f32`: they are small, and `f32` holds every stored type exactly.
@@ -41,7 +41,10 @@ pub fn load(
     let weights = &*weights.in_form(config, storage, &|_, _| ())?;
     // The memory pools of a GPU make their pages as large as the largest tensor so far, which leaves a part of them unused,
     // and move what lies in them. Weights stay: each gets memory of exactly its size.
-    device.memory_persistent_allocations((), |()| load_all(config, weights, storage, compute, device))
+    let model = device.memory_persistent_allocations((), |()| load_all(config, weights, storage, compute, device));
+    // What weights took before they were stacked.
+    device.memory_cleanup();
+    model
 }
 
 fn load_all(
@@ -117,8 +120,24 @@ fn load_block(
         };
         Ok(Sublayer { norm_before: around(spec.norm_before)?, norm_after: around(spec.norm_after)?, kind })
     };
-    Ok(Block {
-        linears: spec.sites.iter().map(linear).collect::<Result<_, Problem>>()?,
-        sublayers: spec.sublayers.iter().map(sublayer).collect::<Result<_, Problem>>()?,
-    })
+    let mut linears = spec.sites.iter().map(linear).collect::<Result<Vec<_>, Problem>>()?;
+    if storage.residency == Residency::Memory && place_of(device, DType::F32).stacks_weights() {
+        spec.sublayers.iter().for_each(|sublayer| stack(&mut linears, sublayer.kind.input_sites()));
+    }
+    Ok(Block { linears, sublayers: spec.sublayers.iter().map(sublayer).collect::<Result<_, Problem>>()? })
+}
+
+/// Lays the weights of `sites` one below the other in memory.
+fn stack(linears: &mut [Weight], sites: &[SiteId]) {
+    let dense = |site: &SiteId| match &linears[*site].values {
+        Matrix::Dense(values) => Some(values.clone()),
+        _ => None,
+    };
+    let Some(parts) = sites.iter().map(dense).collect::<Option<Vec<_>>>() else { return };
+    let (all, mut first_row) = (Tensor::cat(parts, 0), 0);
+    for site in sites {
+        let num_rows = linears[*site].dims()[0];
+        linears[*site].values = Matrix::Dense(all.clone().narrow(0, first_row, num_rows));
+        first_row += num_rows;
+    }
 }

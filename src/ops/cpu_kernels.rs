@@ -118,9 +118,12 @@ impl Kernels for Cpu {
         (host::tensor(dgate, gate.dims(), &device), host::tensor(dup, up.dims(), &device))
     }
 
-    fn rotate(&self, x: Tensor<2>, layout: &Layout, rope: usize, num_heads: usize, inverse: bool) -> Tensor<2> {
-        let (head_dim, (cos, sin)) = (x.dims()[1] / num_heads, layout.table(rope));
-        host::update(x, |x| cpu::rope(x, cos, sin, layout.positions(), num_heads, head_dim, inverse))
+    fn rotate(&self, qk: [Tensor<2>; 2], layout: &Layout, rope: usize, heads: Heads, inverse: bool) -> [Tensor<2>; 2] {
+        let (head_dim, (cos, sin)) = (heads.head_dim, layout.table(rope));
+        qk.map(|x| {
+            let num_heads = x.dims()[1] / head_dim;
+            host::update(x, |x| cpu::rope(x, cos, sin, layout.positions(), num_heads, head_dim, inverse))
+        })
     }
 
     fn attention(&self, [q, k, v]: [&Tensor<2>; 3], layout: &Layout, heads: Heads) -> Attended {

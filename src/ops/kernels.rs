@@ -18,8 +18,9 @@ use super::cross_entropy::{
 use super::cuda::{cuda, kernel_state};
 use super::dropout::{Dropout, plain_dropout};
 use super::grad_norm::plain_sum_of_squares;
+use super::head_norm::{HeadNorms, QueriesKeys, norm_then_rotate, rotate_then_norm_backward};
 use super::layout::Layout;
-use super::linear::{InputGrad, Weight, plain_add_low_rank, plain_linear, plain_linear_backward};
+use super::linear::{InputGrad, Layer, Weight, plain_add_low_rank, plain_linear, plain_linear_backward};
 use super::low_rank::{Lora, LowRank};
 use super::norm::{plain_rms_norm, plain_rms_norm_backward};
 use super::product::F32Products;
@@ -105,6 +106,11 @@ pub trait Kernels: Debug + Send + Sync {
         0
     }
 
+    /// Whether products with several weights of one input are one where these lie one below the other in memory.
+    fn stacks_weights(&self) -> bool {
+        false
+    }
+
     /// Whether operands of products are copied in another type.
     fn copies_operands(&self) -> bool {
         true
@@ -167,8 +173,26 @@ pub trait Kernels: Debug + Send + Sync {
         plain_swiglu_backward(dh, gate, up)
     }
 
-    fn rotate(&self, x: Tensor<2>, layout: &Layout, rope: usize, num_heads: usize, inverse: bool) -> Tensor<2> {
-        plain_rotate(x, layout, rope, num_heads, inverse)
+    fn rotate(&self, qk: [Tensor<2>; 2], layout: &Layout, rope: usize, heads: Heads, inverse: bool) -> [Tensor<2>; 2] {
+        qk.map(|x| plain_rotate(x, layout, rope, heads.head_dim, inverse))
+    }
+
+    fn norm_and_rotate(
+        &self,
+        qk: QueriesKeys<&Tensor<2>>,
+        norms: HeadNorms<'_>,
+    ) -> (QueriesKeys<Tensor<2>>, QueriesKeys<Tensor<1>>) {
+        norm_then_rotate(self, qk, norms)
+    }
+
+    fn norm_and_rotate_backward(
+        &self,
+        dqk: QueriesKeys<Tensor<2>>,
+        qk: QueriesKeys<&Tensor<2>>,
+        rstd: QueriesKeys<&Tensor<1>>,
+        norms: HeadNorms<'_>,
+    ) -> QueriesKeys<Tensor<2>> {
+        rotate_then_norm_backward(self, dqk, qk, rstd, norms)
     }
 
     fn attention(&self, qkv: [&Tensor<2>; 3], layout: &Layout, heads: Heads) -> Attended {
@@ -210,6 +234,20 @@ pub trait Kernels: Debug + Send + Sync {
         input_grad: InputGrad,
     ) -> (Option<Tensor<2>>, Option<LowRank<Tensor<2>>>) {
         plain_linear_backward(self.f32_products(), dy, x, weight, lora, input_grad)
+    }
+
+    fn linears(&self, x: &Tensor<2>, layers: &[Layer<'_>]) -> Vec<(Tensor<2>, Option<Tensor<2>>)> {
+        layers.iter().map(|layer| self.linear(x, layer.weight, layer.lora, None)).collect()
+    }
+
+    fn linears_backward(
+        &self,
+        dys: Vec<Tensor<2>>,
+        x: &Tensor<2>,
+        layers: &[(Layer<'_>, Option<&Tensor<2>>)],
+        input_grad: bool,
+    ) -> (Option<Tensor<2>>, Vec<Option<LowRank<Tensor<2>>>>) {
+        each_backward(self, dys, x, layers, input_grad)
     }
 
     fn low_rank_input(&self, x: &Tensor<2>, lora: Lora<&Tensor<2>>) -> Tensor<2> {
@@ -261,6 +299,24 @@ pub trait Kernels: Debug + Send + Sync {
     fn sum_of_squares(&self, blocks: &[Vec<&Tensor<2>>]) -> Tensor<1> {
         plain_sum_of_squares(blocks)
     }
+}
+
+/// [`Kernels::linears_backward`] layer by layer.
+pub(super) fn each_backward<K: Kernels + ?Sized>(
+    place: &K,
+    dys: Vec<Tensor<2>>,
+    x: &Tensor<2>,
+    layers: &[(Layer<'_>, Option<&Tensor<2>>)],
+    input_grad: bool,
+) -> (Option<Tensor<2>>, Vec<Option<LowRank<Tensor<2>>>>) {
+    let mut sum = None;
+    let grads = dys.into_iter().zip(layers).map(|(dy, (Layer { weight, lora }, xa))| {
+        let (dx, grad) = place.linear_backward(&dy, x, weight, lora.zip(*xa), InputGrad::of(input_grad, sum.take()));
+        sum = dx;
+        grad
+    });
+    let grads = grads.collect();
+    (sum, grads)
 }
 
 /// Plain tensor calls.

@@ -24,6 +24,18 @@ pub struct Cost {
     pub bytes: f64,
 }
 
+impl Cost {
+    /// The cost of several calls that are made as one.
+    pub(super) fn sum(calls: impl Iterator<Item = Self>) -> Self {
+        let add = |all: Self, one: Self| Self {
+            shape: format!("{}, {}", all.shape, one.shape),
+            flops: all.flops + one.flops,
+            bytes: all.bytes + one.bytes,
+        };
+        calls.reduce(add).unwrap_or_default()
+    }
+}
+
 /// All calls of one operation at one shape.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Row {

@@ -57,6 +57,17 @@ pub enum SublayerKind {
     Gated(Gated),
 }
 
+impl SublayerKind {
+    /// The linear layers of its input.
+    #[must_use]
+    pub fn input_sites(&self) -> &[SiteId] {
+        match self {
+            Self::Attention(attention) => &attention.qkv,
+            Self::Gated(gated) => &gated.gate_up,
+        }
+    }
+}
+
 /// Causal self-attention with grouped queries.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Attention {

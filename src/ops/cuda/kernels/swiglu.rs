@@ -5,7 +5,7 @@ use burn_cubecl::tensor::CubeTensor;
 
 use super::matrix::{dims, rows, stride};
 use super::stream::{Launch, Module};
-use crate::ops::custom::{custom, spec};
+use crate::ops::custom::{custom, custom_of, side_by_side, spec};
 
 pub(super) static MODULE: Module = Module { name: "swiglu", ptx: include_str!("swiglu.ptx") };
 
@@ -29,13 +29,14 @@ pub(super) fn forward(gate: &Tensor<2>, up: &Tensor<2>) -> Tensor<2> {
 /// [`swiglu_backward`](crate::ops::swiglu::swiglu_backward) of `bf16`.
 pub(super) fn backward(dh: &Tensor<2>, gate: &Tensor<2>, up: &Tensor<2>) -> (Tensor<2>, Tensor<2>) {
     let inputs = [dh, gate, up].map(|x| x.clone().into_dispatch());
-    let outputs = [gate, up].map(|x| spec(DType::BF16, x.dims()));
-    let [dgate, dup] = custom("swiglu_backward", inputs, outputs, |inputs, outputs: &[CubeTensor; 2]| {
-        let inputs = inputs.map(rows);
-        let size = dims(&outputs[0]);
-        let swiglu = inputs.iter().fold(kernel("swiglu_backward", size), Launch::read);
-        let swiglu = outputs.iter().fold(swiglu, Launch::write).long(0);
-        swiglu.ints(inputs.iter().chain(outputs).map(stride)).ints([0, size[1]]).launch();
-    });
+    let [tokens, width] = gate.dims();
+    let [dgate, dup] =
+        custom_of("swiglu_backward", inputs, side_by_side(tokens, [width; 2]), |inputs, outputs: &[CubeTensor; 2]| {
+            let inputs = inputs.map(rows);
+            let size = dims(&outputs[0]);
+            let swiglu = inputs.iter().fold(kernel("swiglu_backward", size), Launch::read);
+            let swiglu = outputs.iter().fold(swiglu, Launch::write).long(0);
+            swiglu.ints(inputs.iter().chain(outputs).map(stride)).ints([0, size[1]]).launch();
+        });
     (Tensor::from_dispatch(dgate), Tensor::from_dispatch(dup))
 }
