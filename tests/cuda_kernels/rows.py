@@ -17,7 +17,7 @@ import device as cuda
 NORMS = [(3, 1, 8, 0, True), (5, 1, 576, 8, True), (2, 1, 4096, 0, True), (3, 1, 8200, 16, False), (7, 5, 128, 64, False),
          (9, 1, 512, 0, True), (4, 3, 72, 8, True)]
 # Tokens, heads, head size, columns beside the rows.
-ROTARIES = [(5, 1, 16, 0), (7, 9, 64, 24), (3, 4, 96, 0), (6, 40, 128, 8), (2, 3, 256, 0)]
+ROTARIES = [(5, 1, 16, 0), (7, 9, 64, 24), (3, 4, 96, 0), (6, 40, 128, 8), (2, 3, 256, 0), (65537, 1, 16, 0)]
 # Tokens, width, columns beside the rows.
 SWIGLUS = [(3, 8, 0), (5, 1032, 16), (2, 4096, 8)]
 EPS = 1e-5
@@ -96,7 +96,7 @@ def check_rotary(device: cuda.Device, case: tuple, seed: int) -> list[str]:
         results = []
         for _ in range(2):
             held = device.buffer(x.bits)
-            device.launch("rotary", (-(-heads * head // 2048), tokens), 128, 0, held, *map(device.buffer, (cos, sin, positions)),
+            device.launch("rotary", (tokens, -(-heads * head // 2048)), 128, 0, held, *map(device.buffer, (cos, sin, positions)),
                           x.bits.shape[1], heads, head, inverse)
             results.append(held.read())
             device.free()
@@ -123,7 +123,7 @@ def check_swiglu(device: cuda.Device, case: tuple, seed: int) -> list[str]:
     gate.values[:, :2] = 90, -90
 
     def run() -> list[np.ndarray]:
-        grid = (-(-width // 1024), tokens)
+        grid = (tokens, -(-width // 1024))
         g, u, d = (device.buffer(r.bits) for r in (gate, up, dh))
         h = device.buffer(Rows(None, tokens, width, beside).bits)
         strides = [x.shape[1] for x in (d, g, u)]

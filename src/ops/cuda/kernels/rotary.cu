@@ -7,14 +7,14 @@
 
 enum { THREADS = 128 };
 
-// A thread turns eight pairs. Grid: (num_heads * head_dim / 2048 upwards, tokens); block: 128.
+// A thread turns eight pairs. Grid: (tokens, num_heads * head_dim / 2048 upwards); block: 128.
 extern "C" __global__ void __launch_bounds__(THREADS)
     rotary(bf16 *x, const float *cos, const float *sin, const int *positions, int stride, int num_heads, int head_dim,
            int inverse) {
-    const int half = head_dim / 2, i = (blockIdx.x * THREADS + threadIdx.x) * 8, head = i / half, first = i % half;
+    const int half = head_dim / 2, i = (blockIdx.y * THREADS + threadIdx.x) * 8, head = i / half, first = i % half;
     if (head >= num_heads) return;
-    x += (long long)blockIdx.y * stride + head * head_dim + first;
-    const long long angle = (long long)positions[blockIdx.y] * half + first;
+    x += (long long)blockIdx.x * stride + head * head_dim + first;
+    const long long angle = (long long)positions[blockIdx.x] * half + first;
     Eight low(x), high(x + half);
     const Eight cosines(cos + angle), sines(sin + angle);
 #pragma unroll
