@@ -1,7 +1,7 @@
 // The gate of Llama's feed-forward layer (Shazeer, 2020, https://arxiv.org/abs/2002.05202): h = silu(gate) * up.
 //
 // Tensors are bf16, [tokens, width], rows `*_stride` elements apart: gate and up may be one beside the other. Strides and widths
-// are multiples of 8, pointers of 16 bytes. A thread has eight columns. Grid: (width / 1024 upwards, tokens); block: 128.
+// are multiples of 8, pointers of 16 bytes. A thread has eight columns. Grid: (tokens, width / 1024 upwards); block: 128.
 #include "eight.cuh"
 
 enum { THREADS = 128 };
@@ -10,8 +10,8 @@ INLINE float sigmoid(float x) { return 1 / (1 + exp2_approx(x * -1.4426950408889
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     swiglu(const bf16 *gate, const bf16 *up, bf16 *h, int gate_stride, int up_stride, int h_stride, int width) {
-    const int column = (blockIdx.x * THREADS + threadIdx.x) * 8;
-    const long long token = blockIdx.y;
+    const int column = (blockIdx.y * THREADS + threadIdx.x) * 8;
+    const long long token = blockIdx.x;
     if (column >= width) return;
     Eight g(gate + token * gate_stride + column);
     const Eight u(up + token * up_stride + column);
@@ -24,8 +24,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 extern "C" __global__ void __launch_bounds__(THREADS)
     swiglu_backward(const bf16 *dh, const bf16 *gate, const bf16 *up, bf16 *dgate, bf16 *dup, bf16 *h, int dh_stride,
                     int gate_stride, int up_stride, int dgate_stride, int dup_stride, int h_stride, int width) {
-    const int column = (blockIdx.x * THREADS + threadIdx.x) * 8;
-    const long long token = blockIdx.y;
+    const int column = (blockIdx.y * THREADS + threadIdx.x) * 8;
+    const long long token = blockIdx.x;
     if (column >= width) return;
     const Eight d(dh + token * dh_stride + column);
     Eight g(gate + token * gate_stride + column), u(up + token * up_stride + column), product;
