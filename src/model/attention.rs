@@ -6,7 +6,7 @@ use super::budget::{SizedBy, SublayerSizes};
 use super::context::{Attend, BlockContext};
 use super::linears::Linears;
 use crate::ops::attention::{Attended, attention_backward};
-use crate::ops::head_norm::{HeadNorms, QueriesKeys, norm_and_rotate, norm_and_rotate_backward};
+use crate::ops::head_norm::{Factors, HeadNorms, QueriesKeys, norm_and_rotate, norm_and_rotate_backward};
 use crate::ops::linear::InputGrad;
 use crate::ops::rotary::rotate;
 use crate::spec;
@@ -28,8 +28,8 @@ pub(super) struct Kept {
     /// After the rotary embedding, `[tokens, num_kv_heads * head_dim]`.
     k: Tensor<2>,
     v: Tensor<2>,
-    /// Queries and keys before their norms, and the factors of these, where the family has them.
-    before_head_norms: Option<(QueriesKeys<Tensor<2>>, QueriesKeys<Tensor<1>>)>,
+    /// Queries and keys before their norms, and what the backward of these needs, where the family has them.
+    before_head_norms: Option<(QueriesKeys<Tensor<2>>, Factors)>,
     attended: Attended,
 }
 
@@ -56,8 +56,8 @@ impl Attention {
         let ([q, k], before_head_norms) = match self.norms(context) {
             None => (rotate([q, k], context.layout, rope, heads, false), None),
             Some(norms) => {
-                let (normed, rstd) = norm_and_rotate([&q, &k], norms);
-                (normed, Some(([q, k], rstd)))
+                let (normed, factors) = norm_and_rotate([&q, &k], norms);
+                (normed, Some(([q, k], factors)))
             }
         };
         let attended = attend([&q, &k, &v], heads);
@@ -85,9 +85,7 @@ impl Attention {
         let [dq, dk, dv] = attention_backward(&d_o, [&q, &k, &v], &attended, context.layout, heads);
         drop((d_o, attended, q, k, v));
         let [dq, dk] = match (self.norms(context), before_head_norms) {
-            (Some(norms), Some(([q, k], [of_q, of_k]))) => {
-                norm_and_rotate_backward([dq, dk], [&q, &k], [&of_q, &of_k], norms)
-            }
+            (Some(norms), Some(([q, k], factors))) => norm_and_rotate_backward([dq, dk], [&q, &k], factors, norms),
             _ => rotate([dq, dk], context.layout, rope, heads, true),
         };
         linears.backward_each(qkv, [dq, dk, dv], &x(), input_grad)

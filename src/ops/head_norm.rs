@@ -26,12 +26,12 @@ pub struct HeadNorms<'a> {
     pub heads: Heads,
 }
 
-/// Normed and rotated queries and keys; and in `f32` the factor of each head of each token, `[tokens * heads]`, for the backward.
+/// The factor of each head of each token, in `f32`, `[tokens * heads]`; nothing, where the backward computes it again.
+pub type Factors = Option<QueriesKeys<Tensor<1>>>;
+
+/// Normed and rotated queries and keys, and what the backward needs.
 #[must_use]
-pub fn norm_and_rotate(
-    qk: QueriesKeys<&Tensor<2>>,
-    norms: HeadNorms<'_>,
-) -> (QueriesKeys<Tensor<2>>, QueriesKeys<Tensor<1>>) {
+pub fn norm_and_rotate(qk: QueriesKeys<&Tensor<2>>, norms: HeadNorms<'_>) -> (QueriesKeys<Tensor<2>>, Factors) {
     let cost = || Cost::sum(qk.iter().map(|x| profile::passes(x, 2)));
     profile::measure("norm_and_rotate", cost, || norms.layout.place().norm_and_rotate(qk, norms))
 }
@@ -41,12 +41,12 @@ pub fn norm_and_rotate(
 pub fn norm_and_rotate_backward(
     dqk: QueriesKeys<Tensor<2>>,
     qk: QueriesKeys<&Tensor<2>>,
-    rstd: QueriesKeys<&Tensor<1>>,
+    factors: Factors,
     norms: HeadNorms<'_>,
 ) -> QueriesKeys<Tensor<2>> {
     let cost = || Cost::sum(qk.iter().map(|x| profile::passes(x, 3)));
     profile::measure("norm_and_rotate_backward", cost, || {
-        norms.layout.place().norm_and_rotate_backward(dqk, qk, rstd, norms)
+        norms.layout.place().norm_and_rotate_backward(dqk, qk, factors, norms)
     })
 }
 
@@ -55,14 +55,14 @@ pub(super) fn norm_then_rotate<K: Kernels + ?Sized>(
     place: &K,
     qk: QueriesKeys<&Tensor<2>>,
     norms: HeadNorms<'_>,
-) -> (QueriesKeys<Tensor<2>>, QueriesKeys<Tensor<1>>) {
+) -> (QueriesKeys<Tensor<2>>, Factors) {
     let HeadNorms { weights, eps, layout, rope, heads } = norms;
     let norm = |which: usize| {
         let (y, rstd) = place.rms_norm(&by_head(qk[which].clone(), heads), weights[which], eps);
         (y.reshape(qk[which].dims()), rstd)
     };
     let ((q, of_q), (k, of_k)) = (norm(0), norm(1));
-    (place.rotate([q, k], layout, rope, heads, false), [of_q, of_k])
+    (place.rotate([q, k], layout, rope, heads, false), Some([of_q, of_k]))
 }
 
 /// [`norm_and_rotate_backward`] likewise.
@@ -70,17 +70,18 @@ pub(super) fn rotate_then_norm_backward<K: Kernels + ?Sized>(
     place: &K,
     dqk: QueriesKeys<Tensor<2>>,
     qk: QueriesKeys<&Tensor<2>>,
-    rstd: QueriesKeys<&Tensor<1>>,
+    factors: Factors,
     norms: HeadNorms<'_>,
 ) -> QueriesKeys<Tensor<2>> {
-    let HeadNorms { weights, layout, rope, heads, .. } = norms;
-    let mut which = 0..;
-    place.rotate(dqk, layout, rope, heads, true).map(|dy| {
-        let which = which.next().unwrap_or_default();
+    let HeadNorms { weights, eps, layout, rope, heads } = norms;
+    let [dq, dk] = place.rotate(dqk, layout, rope, heads, true);
+    let x = |which: usize| by_head(qk[which].clone(), heads);
+    let [of_q, of_k] = factors.unwrap_or_else(|| [0, 1].map(|which| place.rms_norm(&x(which), weights[which], eps).1));
+    let norm = |which: usize, dy: Tensor<2>, rstd: &Tensor<1>| {
         let (shape, dy) = (dy.dims(), by_head(dy, heads));
-        let x = by_head(qk[which].clone(), heads);
-        place.rms_norm_backward(&dy, &x, weights[which], rstd[which], dy.zeros_like()).reshape(shape)
-    })
+        place.rms_norm_backward(&dy, &x(which), weights[which], rstd, dy.zeros_like()).reshape(shape)
+    };
+    [norm(0, dq, &of_q), norm(1, dk, &of_k)]
 }
 
 /// `[tokens * heads, head_dim]`

@@ -18,7 +18,7 @@ use super::cross_entropy::{
 use super::cuda::{cuda, kernel_state};
 use super::dropout::{Dropout, plain_dropout};
 use super::grad_norm::plain_sum_of_squares;
-use super::head_norm::{HeadNorms, QueriesKeys, norm_then_rotate, rotate_then_norm_backward};
+use super::head_norm::{Factors, HeadNorms, QueriesKeys, norm_then_rotate, rotate_then_norm_backward};
 use super::layout::Layout;
 use super::linear::{InputGrad, Layer, Weight, plain_add_low_rank, plain_linear, plain_linear_backward};
 use super::low_rank::{Lora, LowRank};
@@ -177,11 +177,7 @@ pub trait Kernels: Debug + Send + Sync {
         qk.map(|x| plain_rotate(x, layout, rope, heads.head_dim, inverse))
     }
 
-    fn norm_and_rotate(
-        &self,
-        qk: QueriesKeys<&Tensor<2>>,
-        norms: HeadNorms<'_>,
-    ) -> (QueriesKeys<Tensor<2>>, QueriesKeys<Tensor<1>>) {
+    fn norm_and_rotate(&self, qk: QueriesKeys<&Tensor<2>>, norms: HeadNorms<'_>) -> (QueriesKeys<Tensor<2>>, Factors) {
         norm_then_rotate(self, qk, norms)
     }
 
@@ -189,10 +185,10 @@ pub trait Kernels: Debug + Send + Sync {
         &self,
         dqk: QueriesKeys<Tensor<2>>,
         qk: QueriesKeys<&Tensor<2>>,
-        rstd: QueriesKeys<&Tensor<1>>,
+        factors: Factors,
         norms: HeadNorms<'_>,
     ) -> QueriesKeys<Tensor<2>> {
-        rotate_then_norm_backward(self, dqk, qk, rstd, norms)
+        rotate_then_norm_backward(self, dqk, qk, factors, norms)
     }
 
     fn attention(&self, qkv: [&Tensor<2>; 3], layout: &Layout, heads: Heads) -> Attended {

@@ -150,6 +150,16 @@ impl Block {
         })
     }
 
+    /// Width of the widest result of its linear layers; `joined`: those of one input make one result.
+    #[must_use]
+    pub fn widest_activation(&self, joined: bool) -> usize {
+        let width = |sublayer: &Sublayer| {
+            let widths = sublayer.kind.input_sites().iter().map(|site| self.sites[*site].shape[0]);
+            if joined { widths.sum() } else { widths.max().unwrap_or_default() }
+        };
+        self.sublayers.iter().map(width).max().unwrap_or_default()
+    }
+
     /// The norms of a block with their widths.
     pub fn norms(&self, hidden_size: usize) -> impl Iterator<Item = (&'static str, usize)> {
         let heads =

@@ -26,6 +26,7 @@ use crate::ops::adamw::{State, Update};
 use crate::ops::attention::{Attended, Heads};
 use crate::ops::cross_entropy::{TokenWeights, chunked_cross_entropy, target_ids};
 use crate::ops::custom::device_of;
+use crate::ops::head_norm::{Factors, HeadNorms, QueriesKeys, norm_then_rotate, rotate_then_norm_backward};
 use crate::ops::kernels::{Kernels, Place, Plain, each_backward};
 use crate::ops::layout::Layout;
 use crate::ops::linear::{InputGrad, Layer, Matrix, Weight, linear_backward_by, linear_by};
@@ -57,9 +58,6 @@ pub(super) fn state(device: &Device) -> Option<&'static KernelState> {
     matches!(device_of(&tensor), Some(CubeDevice::Cuda(_))).then(|| check::decided(|| twice::check(device)))
 }
 
-/// Rows of a grid.
-const MOST_ROWS: usize = 65_535;
-
 /// NVIDIA GPUs, with kernels of our own and the plain versions.
 #[derive(Debug)]
 struct Cuda(Sizes);
@@ -76,9 +74,10 @@ fn has(x: &Tensor<2>, name: &str) -> bool {
     x.dtype() == DType::BF16 && x.dims()[1].is_multiple_of(8) && check::is_on(name)
 }
 
-/// Likewise of one whose grid has a row for each token.
-fn has_rows(x: &Tensor<2>, name: &str) -> bool {
-    has(x, name) && x.dims()[0] <= MOST_ROWS
+/// Whether a kernel norms and rotates heads.
+fn has_head_norms(q: &Tensor<2>, norms: HeadNorms<'_>) -> bool {
+    let head_dim = norms.heads.head_dim;
+    has(q, "rotary") && check::is_on("norm") && head_dim.is_multiple_of(16) && head_dim <= 256
 }
 
 /// Whether the kernels of low-rank updates take this one.
@@ -299,18 +298,40 @@ impl Kernels for Cuda {
     }
 
     fn swiglu(&self, gate: &Tensor<2>, up: &Tensor<2>) -> Tensor<2> {
-        if has_rows(gate, "swiglu") { swiglu::forward(gate, up) } else { self.0.swiglu(gate, up) }
+        if has(gate, "swiglu") { swiglu::forward(gate, up) } else { self.0.swiglu(gate, up) }
     }
 
     fn swiglu_backward(&self, dh: &Tensor<2>, gate: &Tensor<2>, up: &Tensor<2>) -> (Tensor<2>, Tensor<2>) {
-        if has_rows(gate, "swiglu") { swiglu::backward(dh, gate, up) } else { self.0.swiglu_backward(dh, gate, up) }
+        if has(gate, "swiglu") { swiglu::backward(dh, gate, up) } else { self.0.swiglu_backward(dh, gate, up) }
     }
 
     fn rotate(&self, qk: [Tensor<2>; 2], layout: &Layout, rope: usize, heads: Heads, inverse: bool) -> [Tensor<2>; 2] {
-        if has_rows(&qk[0], "rotary") && heads.head_dim.is_multiple_of(16) {
+        if has(&qk[0], "rotary") && heads.head_dim.is_multiple_of(16) {
             rotary::rotate(qk, layout, rope, heads, inverse)
         } else {
             self.0.rotate(qk, layout, rope, heads, inverse)
+        }
+    }
+
+    fn norm_and_rotate(&self, qk: QueriesKeys<&Tensor<2>>, norms: HeadNorms<'_>) -> (QueriesKeys<Tensor<2>>, Factors) {
+        if has_head_norms(qk[0], norms) {
+            (rotary::norm_and_rotate(qk, norms), None)
+        } else {
+            norm_then_rotate(self, qk, norms)
+        }
+    }
+
+    fn norm_and_rotate_backward(
+        &self,
+        dqk: QueriesKeys<Tensor<2>>,
+        qk: QueriesKeys<&Tensor<2>>,
+        factors: Factors,
+        norms: HeadNorms<'_>,
+    ) -> QueriesKeys<Tensor<2>> {
+        if has_head_norms(qk[0], norms) {
+            rotary::norm_and_rotate_backward(dqk, qk, norms)
+        } else {
+            rotate_then_norm_backward(self, dqk, qk, factors, norms)
         }
     }
 

@@ -31,6 +31,11 @@ const RANKS: usize = 64;
 /// Those of a pass that makes both products.
 const RANKS_OF_BOTH: usize = 32;
 
+/// Sums that a block makes of those of other blocks.
+const SUMS_OF_BLOCK: usize = 1024;
+/// Where a GPU does not say how many multiprocessors it has. Blocks that add up leave room for the others, for which they wait.
+const FEW_MULTIPROCESSORS: u32 = 32;
+
 /// Projections that a launch takes together.
 const MOST_JOINED: usize = 3;
 
@@ -91,6 +96,11 @@ impl<'a> Group<'a> {
         let matrices = self.matrices.iter().map(|matrix| into_contiguous(matrix.clone()));
         let launch = matrices.fold(launch, |launch, matrix| launch.read(&matrix));
         self.absent(launch)
+    }
+
+    /// With the gradients of the matrices.
+    fn write(&self, launch: Launch, gradients: &[CubeTensor]) -> Launch {
+        self.absent(gradients.iter().fold(launch, Launch::write))
     }
 
     /// With nothing for those of three matrices that are not there.
@@ -239,9 +249,54 @@ pub(super) fn backward(
     (dx.flatten(), da.into_iter().zip(gradients).map(|(a, b)| LowRank { a, b }).collect())
 }
 
-/// Blocks for a pass over tiles of tokens: those that share columns, in all about 256.
-fn shares(tokens: usize, others: usize) -> usize {
-    (THREADS / others.max(1)).clamp(1, tokens.div_ceil(TOKENS).max(1))
+/// A pass over `x`: its blocks, and those that then add up what several of them have made of a result.
+struct Pass {
+    /// Blocks that share columns: those along the tokens.
+    shares: usize,
+    num_blocks: usize,
+    num_sums: usize,
+    /// Sums of blocks in `f32`, where several share a result: of products, of gradients.
+    partial: [Option<CubeTensor>; 2],
+}
+
+impl Pass {
+    /// `num_products`: numbers of the products that it makes, 0 if none; likewise of gradients.
+    fn new(x: &CubeTensor, group: &Group<'_>, tiles_across: usize, num_products: usize, num_gradients: usize) -> Self {
+        let (tokens, columns) = (dims(x)[0], group.columns);
+        let across: usize = group.blocks(COLUMNS * tiles_across).iter().sum();
+        let deep = columns.div_ceil(RANKS);
+        let shares = (THREADS / (across * deep).max(1)).clamp(1, tokens.div_ceil(TOKENS).max(1));
+        let of_products =
+            if group.blocks(COLUMNS * tiles_across).iter().any(|blocks| *blocks > 1) { num_products } else { 0 };
+        let of_gradients = if shares > 1 { num_gradients } else { 0 };
+        let partial = |numbers: usize, size: [usize; 2]| (numbers > 0).then(|| scratch(x, size, DType::F32));
+        let width: usize = group.widths.iter().sum();
+        let multiprocessors =
+            x.client.properties().hardware.num_streaming_multiprocessors.unwrap_or(FEW_MULTIPROCESSORS);
+        let num_sums = (of_products + of_gradients).div_ceil(SUMS_OF_BLOCK).min(multiprocessors as usize / 2);
+        Self {
+            shares,
+            num_blocks: across * shares * deep,
+            num_sums,
+            partial: [
+                partial(of_products, [across * tokens, columns]),
+                partial(of_gradients, [shares * width, columns]),
+            ],
+        }
+    }
+
+    fn launch(&self, name: &str, shared_bytes: usize) -> Launch {
+        let grid = [self.num_blocks + self.num_sums, 1, 1];
+        Launch::new(&MODULE, name, grid, THREADS).shared(shared_bytes)
+    }
+
+    /// With the memory for sums of blocks: of products (0) or of gradients (1).
+    fn partial(&self, launch: Launch, which: usize) -> Launch {
+        match &self.partial[which] {
+            Some(partial) => launch.write(partial),
+            None => launch.long(0),
+        }
+    }
 }
 
 /// `out = scale drop(x) factor^T`.
@@ -250,15 +305,12 @@ fn multiply(x: &CubeTensor, group: &Group<'_>, out: &CubeTensor, scale: f64, dro
     let ranks = columns.min(RANKS);
     let widest = group.widths.into_iter().max().unwrap_or_default();
     let tiles_across = (32 / ranks).max(1).min(widest.div_ceil(COLUMNS));
-    let (blocks, deep) = (group.blocks(COLUMNS * tiles_across), columns.div_ceil(RANKS));
-    let across = blocks.iter().sum();
-    let products = scratch(x, [across * tokens, columns], DType::F32);
-    let grid = [across, shares(tokens, across * deep), deep];
-    let shared = 2 * TILE_BYTES + 2 * COLUMNS * ranks * tiles_across;
-    let pass = group.read(Launch::new(&MODULE, "low_rank_product", grid, THREADS).shared(shared).read(x));
-    let pass = pass.write(&products).ints([stride(x)]).ints(group.strides()).ints([tokens]).ints(group.widths);
-    with_mask(pass.ints([group.rank, columns, tiles_across]), dropout).launch();
-    Sums { group, tokens, blocks, shares: 0 }.add_up(Some((&products, out)), None, scale);
+    let pass = Pass::new(x, group, tiles_across, tokens * dims(out)[1], 0);
+    let launch = pass.launch("low_rank_product", 2 * TILE_BYTES + 2 * COLUMNS * ranks * tiles_across);
+    let launch = pass.partial(group.read(launch.read(x)), 0).write(out).counters();
+    let launch = launch.ints([stride(x), stride(out)]).ints(group.strides()).ints([tokens]).ints(group.widths);
+    let launch = launch.ints([group.rank, columns, tiles_across, pass.shares]).float(scale);
+    with_mask(launch, dropout).launch();
 }
 
 /// `out = scale * left^T drop(x)` of each projection, or its transpose.
@@ -271,72 +323,21 @@ fn sum_over_tokens(
     dropout: Option<Dropout>,
 ) {
     let (tokens, columns) = (dims(x)[0], group.columns);
-    let (across, deep) = (group.blocks(COLUMNS).iter().sum(), columns.div_ceil(RANKS));
-    let shares = shares(tokens, across * deep);
-    let gradients = scratch(x, [shares * dims(x)[1], columns], DType::F32);
-    let pass = Launch::new(&MODULE, "low_rank_gradient", [across, shares, deep], THREADS).shared(80 << 10);
-    let pass = pass.read(x).read(left).write(&gradients).ints([stride(x), stride(left), tokens]).ints(group.widths);
-    with_mask(pass.ints([columns]), dropout).launch();
-    Sums { group, tokens, blocks: [0; 3], shares }.add_up(None, Some((&gradients, out)), scale);
+    let pass = Pass::new(x, group, 1, 0, group.widths.iter().sum::<usize>() * columns);
+    let launch = pass.launch("low_rank_gradient", 80 << 10).read(x).read(left);
+    let launch = group.write(pass.partial(launch, 1), out).counters();
+    let launch = launch.ints([stride(x), stride(left)]).ints(group.strides()).ints([tokens]).ints(group.widths);
+    with_mask(launch.ints([group.rank, columns, pass.shares]).float(scale).ints([0]), dropout).launch();
 }
 
 /// `dxa = scale dy B` and `db = scale dy^T xa`, by one pass over `dy`.
 fn multiply_both(dy: &CubeTensor, group: &Group<'_>, xa: &CubeTensor, dxa: &CubeTensor, db: &[CubeTensor], scale: f64) {
-    let ([tokens, width], columns, blocks) = (dims(dy), group.columns, group.blocks(COLUMNS));
-    let across = blocks.iter().sum();
-    let shares = shares(tokens, across);
-    let products = scratch(dy, [across * tokens, columns], DType::F32);
-    let gradients = scratch(dy, [shares * width, columns], DType::F32);
-    let shared = (72 << 10) + 2 * COLUMNS * columns;
-    let pass = Launch::new(&MODULE, "low_rank_both", [across, shares, 1], THREADS).shared(shared);
-    let pass = group.read(pass.read(dy)).read(xa).write(&products).write(&gradients);
-    let pass = pass.ints([stride(dy), stride(xa), tokens]).ints(group.widths);
-    pass.ints([group.rank, columns]).launch();
-    Sums { group, tokens, blocks, shares }.add_up(Some((&products, dxa)), Some((&gradients, db)), scale);
-}
-
-/// The second stage of a pass.
-struct Sums<'a> {
-    /// Whose products, or gradients of whose matrices.
-    group: &'a Group<'a>,
-    tokens: usize,
-    /// Blocks that share a row of a product, by width.
-    blocks: [usize; 3],
-    /// Blocks that share a gradient.
-    shares: usize,
-}
-
-impl Sums<'_> {
-    /// The sums of products to a matrix in `bf16`, and those of gradients to one in `f32` for each projection, all times `scale`.
-    fn add_up(
-        self,
-        products: Option<(&CubeTensor, &CubeTensor)>,
-        gradients: Option<(&CubeTensor, &[CubeTensor])>,
-        scale: f64,
-    ) {
-        let Self { group, tokens, blocks, shares } = self;
-        let (columns, width) = (group.columns, group.widths.iter().sum::<usize>());
-        let row_blocks = products.map_or(0, |(_, out)| (tokens * dims(out)[1]).div_ceil(2 * THREADS));
-        let gradient_blocks = gradients.map_or(0, |_| columns / 8 * width.div_ceil(32));
-        let sum = Launch::new(&MODULE, "low_rank_sum", [row_blocks + gradient_blocks, 1, 1], THREADS);
-        let read = |launch: Launch, sums: Option<&CubeTensor>| match sums {
-            Some(sums) => launch.read(sums),
-            None => launch.long(0),
-        };
-        let sum = read(read(sum, products.map(|(sums, _)| sums)), gradients.map(|(sums, _)| sums));
-        let sum = match products {
-            Some((_, out)) => sum.write(out),
-            None => sum.long(0),
-        };
-        let sum = match gradients {
-            Some((_, out)) => group.absent(out.iter().fold(sum, Launch::write)),
-            None => (0..MOST_JOINED).fold(sum, |sum, _| sum.long(0)),
-        };
-        let out_stride = products.map_or(0, |(_, out)| stride(out));
-        let sum = sum.ints([out_stride]).ints(group.strides()).ints([tokens]).ints(group.widths);
-        let sum = sum.ints([group.rank, columns]).ints(blocks).ints([shares]);
-        sum.float(scale).ints([0, row_blocks]).launch();
-    }
+    let ([tokens, width], columns) = (dims(dy), group.columns);
+    let pass = Pass::new(dy, group, 1, tokens * dims(dxa)[1], width * columns);
+    let launch = group.read(pass.launch("low_rank_both", (72 << 10) + 2 * COLUMNS * columns).read(dy)).read(xa);
+    let launch = group.write(pass.partial(pass.partial(launch, 0).write(dxa), 1), db).counters();
+    let launch = launch.ints([stride(dy), stride(xa), stride(dxa), tokens]).ints(group.widths);
+    launch.ints([group.rank, columns, pass.shares]).float(scale).ints([0]).launch();
 }
 
 /// `y += scale drop(left factor)`.

@@ -55,14 +55,14 @@ struct Place {
     }
 };
 
-// Of all heads, those of q before those of k. cos and sin as for rotary; weights: f32, [head_dim]; rstd: f32, [tokens, num_q_heads
-// + num_kv_heads]. head_dim <= 256; num_kv_heads may be 0. Grid: tokens * heads * threads of a head / 128 upwards; a head has
+// Of all heads, those of q before those of k. cos and sin as for rotary; weights: f32, [head_dim]. head_dim <= 256; num_kv_heads
+// may be 0. The backward computes the norm's factor again, of which nothing is kept. Grid: tokens * heads * threads of a head / 128 upwards; a head has
 // head_dim / 16 threads or, if that is none, the next power of two.
 //
 // y = rotary(weight x rstd), rounded once: what norm.cu and rotary round in between is not. y may be x.
 extern "C" __global__ void __launch_bounds__(THREADS)
     head_norm_rotary(const bf16 *x, const float *q_weight, const float *k_weight, const float *cos, const float *sin,
-                     const int *positions, bf16 *y, float *rstd, int x_stride, int y_stride, int tokens, int num_q_heads,
+                     const int *positions, bf16 *y, int x_stride, int y_stride, int tokens, int num_q_heads,
                      int num_kv_heads, int head_dim, float eps) {
     const Place place(head_dim);
     const int num_heads = num_q_heads + num_kv_heads, half = head_dim / 2;
@@ -79,7 +79,6 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
     const float factor = 1 / sqrtf(place.sum(squares) / head_dim + eps);
     if (!is_there) return;
-    if (place.first == 0) rstd[place.row] = factor;
     const Pairs weights((head < num_q_heads ? q_weight : k_weight) + place.first, half);
 #pragma unroll
     for (int j = 0; j < 8; j++) values.low.of[j] *= factor * weights.low.of[j], values.high.of[j] *= factor * weights.high.of[j];
@@ -90,16 +89,15 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 // dx: the gradient by x, rounded once, of dy by y; it may be dy. The weights are frozen.
 extern "C" __global__ void __launch_bounds__(THREADS)
     head_norm_rotary_backward(const bf16 *dy, const bf16 *x, const float *q_weight, const float *k_weight, const float *cos,
-                              const float *sin, const int *positions, const float *rstd, bf16 *dx, int dy_stride, int x_stride,
-                              int dx_stride, int tokens, int num_q_heads, int num_kv_heads, int head_dim) {
+                              const float *sin, const int *positions, bf16 *dx, int dy_stride, int x_stride, int dx_stride,
+                              int tokens, int num_q_heads, int num_kv_heads, int head_dim, float eps) {
     const Place place(head_dim);
     const int num_heads = num_q_heads + num_kv_heads, half = head_dim / 2;
     const int token = place.row / num_heads, head = place.row % num_heads, column = head * head_dim + place.first;
     const bool is_there = token < tokens && place.first < half;
     Pairs gradient, values;
-    float products = 0, factor = 0;
+    float products = 0, squares = 0;
     if (is_there) {
-        factor = rstd[place.row];
         gradient = Pairs(dy + (long long)token * dy_stride + column, half);
         values = Pairs(x + (long long)token * x_stride + column, half);
         const long long angle = (long long)positions[token] * half + place.first;
@@ -109,8 +107,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         for (int j = 0; j < 8; j++) {
             gradient.low.of[j] *= weights.low.of[j], gradient.high.of[j] *= weights.high.of[j];
             products += gradient.low.of[j] * values.low.of[j] + gradient.high.of[j] * values.high.of[j];
+            squares += values.low.of[j] * values.low.of[j] + values.high.of[j] * values.high.of[j];
         }
     }
+    const float factor = 1 / sqrtf(place.sum(squares) / head_dim + eps);
     const float pull = place.sum(products) / head_dim * factor * factor;
     if (!is_there) return;
 #pragma unroll

@@ -9,6 +9,7 @@ use crate::ops::attention::{Heads, attention, attention_backward};
 use crate::ops::cross_entropy::{LossChunk, TokenWeights, linear_cross_entropy};
 use crate::ops::cuda::Compared;
 use crate::ops::dropout::{Dropout, mix};
+use crate::ops::head_norm::{HeadNorms, norm_and_rotate, norm_and_rotate_backward};
 use crate::ops::host;
 use crate::ops::kernels::place_of;
 use crate::ops::layout::{Layout, RotaryTable};
@@ -212,8 +213,22 @@ fn turned(device: &Device, dtype: DType) -> Result<Results, String> {
     let heads = Heads { num_heads, num_kv_heads: 1, head_dim, scale: 1.0, window: None };
     let x = |num_heads| numbers([tokens.into(), head_dim * num_heads], 1, device).cast(dtype);
     let turned = |inverse| rotate([x(num_heads), x(1)], &layout, 0, heads, inverse);
+    let weight = numbers([1, head_dim], 2, device).cast(DType::F32).reshape([head_dim]);
+    let norms = HeadNorms { weights: [&weight, &weight], eps: 1e-5, layout: &layout, rope: 0, heads };
+    let (queries, keys) = (x(num_heads), x(1));
+    let ([q_normed, k_normed], factors) = norm_and_rotate([&queries, &keys], norms);
+    let [dq, dk] = norm_and_rotate_backward([x(num_heads), x(1)], [&queries, &keys], factors, norms);
     let ([q, k], [q_back, k_back]) = (turned(false), turned(true));
-    read([("queries", &q), ("keys", &k), ("queries turned back", &q_back), ("keys turned back", &k_back)])
+    read([
+        ("queries", &q),
+        ("keys", &k),
+        ("queries turned back", &q_back),
+        ("keys turned back", &k_back),
+        ("normed queries", &q_normed),
+        ("normed keys", &k_normed),
+        ("the gradient of queries", &dq),
+        ("the gradient of keys", &dk),
+    ])
 }
 
 fn gated(device: &Device, dtype: DType) -> Result<Results, String> {

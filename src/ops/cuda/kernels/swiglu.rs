@@ -12,7 +12,7 @@ pub(super) static MODULE: Module = Module { name: "swiglu", ptx: include_str!("s
 const THREADS: usize = 128;
 
 fn kernel(name: &str, [tokens, width]: [usize; 2]) -> Launch {
-    Launch::new(&MODULE, name, [width.div_ceil(8 * THREADS), tokens, 1], THREADS)
+    Launch::new(&MODULE, name, [tokens, width.div_ceil(8 * THREADS), 1], THREADS)
 }
 
 /// [`swiglu`](crate::ops::swiglu::swiglu) of `bf16`.
