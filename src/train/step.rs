@@ -230,7 +230,7 @@ impl TrainStep {
     /// Options for the next micro-batches.
     fn options(&self) -> Options<'_> {
         Options {
-            keeps_activations: self.gradient_checkpointing == GradientCheckpointing::Off,
+            num_recomputed: self.gradient_checkpointing.num_recomputed(self.model.blocks.len()),
             parking: (self.gradient_checkpointing == GradientCheckpointing::Offload)
                 .then(|| self.parking.get_or_init(|| HostParking::new(self.model.device()))),
             seed: self.seed,
