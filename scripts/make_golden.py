@@ -20,7 +20,8 @@ usage: make_golden.py model MODEL_DIR OUT_DIR [--r 8] [--whole-gradients] [--cur
 
 `family` writes them beside FOLDER/config.json for a small model of that shape, with the quickstart's tokenizer. Its
 weights are not stored; they follow from the formula below and the tensor's name: norms around 1 and biases around 0 with
-a bound of 0.3, matrices with 1.7 / sqrt(in_features).
+a bound of 0.3, matrices with 1.7 / sqrt(in_features). Families whose files have norms less 1 have them around 0. Of a
+multimodal model, adapters are on the language model alone, and tensors are drawn under the names that they have there.
 
 `rope` writes the rotary tables of transformers for scaled and unscaled configurations.
 
@@ -77,6 +78,7 @@ from quickstart_text import World
 GOLDEN_GAMMA = np.uint64(0x9E3779B97F4A7C15)
 NUM_PROJECTIONS, NUM_COLUMNS = 8, 192
 B_BOUND = 0.02
+NORMS_LESS_ONE = ("gemma2", "gemma3_text", "gemma3")
 CASE_LENGTHS = (37, 23, 30)
 CURVE = {"steps": 20, "micro_batch_size": 2, "gradient_accumulation_steps": 2, "learning_rate": 1e-3, "betas": [0.9, 0.999],
          "eps": 1e-8, "weight_decay": 0.01, "max_grad_norm": 1.0, "warmup_steps": 4, "lr_scheduler": "cosine"}
@@ -175,14 +177,15 @@ def loss_sum(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 def with_adapter(folder: pathlib.Path, lora: dict, b_bound: float):
     """The model with an adapter whose values follow from the formula."""
-    config = LoraConfig(task_type="CAUSAL_LM", lora_dropout=0.0, bias="none", **lora)
     base = open_model(folder)
+    others = r".*(vision_tower|multi_modal_projector).*" if hasattr(base.config, "vision_config") else None
+    config = LoraConfig(task_type="CAUSAL_LM", lora_dropout=0.0, bias="none", exclude_modules=others, **lora)
     model = get_peft_model(base, config).train(base.training)
     named = adapter_tensors(model)
     with torch.no_grad():
         for name, tensor in named.items():
             bound = tensor.shape[1] ** -0.5 if ".lora_A." in name else b_bound
-            tensor.copy_(torch.from_numpy(formula(name, tuple(tensor.shape), bound)))
+            tensor.copy_(torch.from_numpy(formula(name_alone(name), tuple(tensor.shape), bound)))
     return model, named
 
 
@@ -330,13 +333,19 @@ def make_model(args) -> None:
     write(args.out, document, arrays)
 
 
+def name_alone(name: str) -> str:
+    """The name that a tensor or module of a multimodal model has in its language model alone."""
+    return name.replace("model.language_model.", "model.", 1)
+
+
 def model_by_formula(config):
     """A model whose weights follow from the formula."""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():
         for name, tensor in model.named_parameters():
-            centre, bound = (float(name.endswith("norm.weight")), 0.3) if tensor.dim() == 1 else (0.0, 1.7 * tensor.shape[1] ** -0.5)
+            name, is_norm = name_alone(name), name.endswith("norm.weight") and config.model_type not in NORMS_LESS_ONE
+            centre, bound = (float(is_norm), 0.3) if tensor.dim() == 1 else (0.0, 1.7 * tensor.shape[1] ** -0.5)
             tensor.copy_(torch.from_numpy(np.float32(centre) + formula(name, tuple(tensor.shape), bound)))
     return model
 

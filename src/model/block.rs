@@ -60,8 +60,8 @@ struct Kept {
     /// Factor of each token in the norm of its input.
     rstd: Option<Tensor<1>>,
     inner: KeptInside,
-    /// The input of the norm after it, and the factor of each token.
-    after: Option<(Tensor<2>, Tensor<1>)>,
+    /// The input of the norm after it.
+    after: Option<Tensor<2>>,
 }
 
 #[derive(Clone, Debug)]
@@ -87,11 +87,7 @@ impl Sublayer {
         };
         drop(normed);
         let mut kept = Kept { x, rstd, inner, after: None };
-        kept.after = self.norm_after.as_ref().map(|weight| {
-            let y = self.inner_output(&kept, None, linears);
-            let (_, rstd) = rms_norm(linears.context.place(), &y, weight, linears.context.eps);
-            (y, rstd)
-        });
+        kept.after = self.norm_after.as_ref().map(|_| self.inner_output(&kept, None, linears));
         kept
     }
 
@@ -106,7 +102,7 @@ impl Sublayer {
     /// The residual stream after it.
     fn output(&self, kept: &Kept, linears: &mut Linears<'_>) -> Tensor<2> {
         match (&self.norm_after, &kept.after) {
-            (Some(weight), Some((y, _))) => {
+            (Some(weight), Some(y)) => {
                 kept.x.clone() + rms_norm(linears.context.place(), y, weight, linears.context.eps).0
             }
             _ => self.inner_output(kept, Some(kept.x.clone()), linears),
@@ -116,13 +112,13 @@ impl Sublayer {
     /// The gradient of the residual stream before it, if `input_grad`, from that after it.
     fn backward(&self, dy: Tensor<2>, kept: Kept, linears: &mut Linears<'_>, input_grad: bool) -> Option<Tensor<2>> {
         let (place, Kept { x, rstd, inner, after }) = (linears.context.place(), kept);
-        let before_norm = self
-            .norm_after
-            .as_ref()
-            .zip(after)
-            .map(|(weight, (y, rstd))| rms_norm_backward(place, &dy, &y, weight, &rstd, y.zeros_like()));
-        let d_inner = before_norm.as_ref().unwrap_or(&dy);
         let context = linears.context;
+        let before_norm = self.norm_after.as_ref().zip(after).map(|(weight, y)| {
+            // Cheaper to compute again than to keep.
+            let (_, rstd) = rms_norm(place, &y, weight, context.eps);
+            rms_norm_backward(place, &dy, &y, weight, &rstd, y.zeros_like())
+        });
+        let d_inner = before_norm.as_ref().unwrap_or(&dy);
         let again = || self.normed(&x, context).0;
         let dnormed = match (&self.kind, inner) {
             (SublayerKind::Attention(it), KeptInside::Attention(kept)) => {

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use burn::tensor::{DType, Tensor};
+use burn::tensor::Tensor;
 
 use super::Model;
 use super::context::BlockContext;
@@ -13,7 +13,6 @@ use crate::ops::cached_attention::{KeyValueCache, attend_each};
 use crate::ops::cpu::FEW_TOKENS;
 use crate::ops::kernels;
 use crate::ops::layout::Layout;
-use crate::ops::linear::linear;
 use crate::ops::norm::rms_norm;
 
 /// Most texts that are written in one pass; with more, the products of a pass would not be those of each text alone.
@@ -82,7 +81,7 @@ fn logits_of_last(model: &Model, parts: &mut [Part<'_>]) -> Tensor<2> {
     });
     let last = Tensor::cat(lasts.collect(), 0);
     let (normed, _) = rms_norm(model.place(), &last, &model.norm, model.config.rms_norm_eps);
-    linear(model.place(), &normed, &model.lm_head, None, None).0.cast(DType::F32)
+    model.logits_of(&normed)
 }
 
 /// The output of the last block for the new tokens, `[tokens, hidden_size]`.

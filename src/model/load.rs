@@ -82,11 +82,23 @@ fn load_all(
         DType::from(activations),
         embed_tokens,
         blocks?,
-        weights.load("model.norm.weight", [hidden_size], Dtype::F32, device)?,
+        norm(config, weights, "model.norm", hidden_size, device)?,
         Weight { values: lm_head, bias: None, rounds },
     );
     let is_mapped = storage.residency == Residency::Mapped;
     Ok(Model { pager: is_mapped.then(|| Arc::new(Pager::new(config, weights))), host, ..model })
+}
+
+/// The weight of a norm, `[width]`.
+fn norm(
+    config: &ModelConfig,
+    weights: &Weights,
+    name: &str,
+    width: usize,
+    device: &Device,
+) -> Result<Tensor<1>, Problem> {
+    let weight = weights.load(&format!("{name}.weight"), [width], Dtype::F32, device)?;
+    Ok(if config.has_norms_less_one { weight + 1.0 } else { weight })
 }
 
 fn load_block(
@@ -97,8 +109,7 @@ fn load_block(
     rounds: bool,
     device: &Device,
 ) -> Result<Block, Problem> {
-    let norm =
-        |part: &str, width| weights.load(&format!("{}.weight", in_layer(layer, part)), [width], Dtype::F32, device);
+    let norm = |part: &str, width| norm(config, weights, &in_layer(layer, part), width, device);
     let matrices = if storage.residency == Residency::Host { &Device::flex() } else { device };
     let spec = &config.blocks[layer];
     let linear = |site: &spec::Site| {

@@ -96,6 +96,8 @@ pub struct Heads {
     pub scale: f64,
     /// How many tokens a token can look back, itself included; absent: all.
     pub window: Option<usize>,
+    /// Scaled scores `s` become `cap tanh(s / cap)` (Gemma 2); absent: they stay as they are.
+    pub soft_cap: Option<f64>,
 }
 
 impl Heads {
@@ -120,9 +122,20 @@ impl Heads {
     }
 }
 
-/// A gated feed-forward layer: `down(silu(gate(x)) * up(x))`.
+/// What a gated feed-forward layer computes of the gate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activation {
+    /// `x sigmoid(x)`
+    Silu,
+    /// GELU with the tangent's approximation (Hendrycks and Gimpel, 2016): `x sigmoid(sqrt(8 / pi) (x + 0.044715 x^3))`.
+    GeluTanh,
+}
+
+/// A gated feed-forward layer: `down(activation(gate(x)) * up(x))`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Gated {
+    /// What it computes of the gate.
+    pub activation: Activation,
     /// Width inside it.
     pub intermediate_size: usize,
     /// The projections of its input to the gate and to what it multiplies.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, json};
 
-use super::{Method, ModelConfig, Rope, RopeScaling, StoredQuantisation};
+use super::{Method, ModelConfig, Rope, RopeScaling, StoredQuantisation, name_alone};
 use crate::schema::{Problem, Problems};
 use crate::util::gguf::GgufFile;
 pub use crate::util::gguf::ROPE_FACTORS;
@@ -41,7 +41,8 @@ const COUNTS: [(&str, &str, bool); 7] = [
 /// The name in GGUF of a tensor such as `model.layers.0.mlp.up_proj.weight`; `None` where there is no place for it.
 #[must_use]
 pub fn tensor_name(name: &str) -> Option<String> {
-    let (module, part) = name.rsplit_once('.')?;
+    let alone = name_alone(name);
+    let (module, part) = alone.as_deref().unwrap_or(name).rsplit_once('.')?;
     let module = match module {
         "model.embed_tokens" => "token_embd".to_owned(),
         "model.norm" => "output_norm".to_owned(),

@@ -23,7 +23,7 @@ use lora_train::model::weights::{WeightFiles, Weights};
 use lora_train::ops::host;
 use lora_train::ops::linear::Matrix;
 use lora_train::save::export::{MergeOptions, adapter_set, adapter_weights, merge, read_adapter, write_adapter};
-use lora_train::spec::ModelConfig;
+use lora_train::spec::{ModelConfig, name_alone};
 use lora_train::train::schedule::Schedule;
 use lora_train::train::step::TrainStep;
 use safetensors::SafeTensors;
@@ -108,7 +108,8 @@ impl Golden {
         let b_bound = case["b_bound"].as_f64().unwrap();
         let names: Vec<_> = set.iter().map(|adapter| adapter.module.clone()).collect();
         for (name, adapter) in names.iter().zip(set.iter_mut()) {
-            let key = |letter: char| format!("base_model.model.{name}.lora_{letter}.weight");
+            let alone = name_alone(name).unwrap_or_else(|| name.clone());
+            let key = |letter: char| format!("base_model.model.{alone}.lora_{letter}.weight");
             let (a, b) = (adapter.matrices.a.dims(), adapter.matrices.b.dims());
             #[expect(clippy::cast_precision_loss, reason = "a width")]
             let a_bound = 1.0 / (a[1] as f64).sqrt();

@@ -132,7 +132,7 @@ impl Shown<'_> {
     fn first_block(&self) -> (Heads, usize) {
         let block = &self.config.blocks[0];
         let heads = block.attention().map(|attention| attention.heads);
-        let none = Heads { num_heads: 0, num_kv_heads: 0, head_dim: 0, scale: 0.0, window: None };
+        let none = Heads { num_heads: 0, num_kv_heads: 0, head_dim: 0, scale: 0.0, window: None, soft_cap: None };
         (heads.unwrap_or(none), block.gated().map_or(0, |gated| gated.intermediate_size))
     }
 

@@ -258,7 +258,7 @@ impl Kernels for Cuda {
     fn linear_cross_entropy(
         &self,
         hidden: &Tensor<2>,
-        head: &Weight,
+        head: Head<'_>,
         targets: &[u32],
         weights: Option<&TokenWeights>,
         chunk_len: usize,

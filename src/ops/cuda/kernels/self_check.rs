@@ -16,7 +16,8 @@ use crate::ops::linear::{InputGrad, Layer, Weight, linear, linear_backward, line
 use crate::ops::low_rank::{Lora, LowRank};
 use crate::ops::norm::{rms_norm, rms_norm_backward};
 use crate::ops::rotary::rotate;
-use crate::ops::swiglu::{swiglu, swiglu_backward};
+use crate::ops::swiglu;
+use crate::spec::Activation::Silu;
 use crate::util::faults;
 use crate::util::panics::guarded;
 
@@ -29,7 +30,7 @@ pub fn self_check(device: &Device) -> Vec<Compared> {
     let cpu = Device::flex();
     let heads = [(32, None), (64, None), (96, Some(3)), (128, None), (256, Some(20))];
     let of_heads = heads.into_iter().flat_map(|(head_dim, window)| {
-        let heads = Heads { num_heads: 6, num_kv_heads: 2, head_dim, scale: 0.125, window };
+        let heads = Heads { num_heads: 6, num_kv_heads: 2, head_dim, scale: 0.125, window, soft_cap: None };
         let of = |device: &Device, dtype| attend(device, dtype, heads);
         let of_gpu = guarded(|| of(device, DType::BF16)).and_then(|found| found);
         compare(
@@ -219,8 +220,8 @@ fn turned(device: &Device, dtype: DType) -> Result<Results, String> {
 fn gated(device: &Device, dtype: DType) -> Result<Results, String> {
     let place = place_of(device, dtype);
     let [dh, gate, up] = [1, 2, 3].map(|seed| numbers([9, 1032], seed, device).cast(dtype));
-    let (dgate, dup) = swiglu_backward(place, &dh, &gate, &up);
-    read([("h", &swiglu(place, &gate, &up)), ("dgate", &dgate), ("dup", &dup)])
+    let (dgate, dup) = swiglu::gated_backward(place, Silu, &dh, &gate, &up);
+    read([("h", &swiglu::gated(place, Silu, &gate, &up)), ("dgate", &dgate), ("dup", &dup)])
 }
 
 fn loss(device: &Device, dtype: DType) -> Result<Results, String> {

@@ -85,8 +85,8 @@ impl Merging {
         on_bytes: &'a dyn Fn(usize, usize),
     ) -> impl Iterator<Item = MergedTensor<'a>> {
         self.tensors.iter().map(move |(name, shape)| {
-            let module = name.strip_suffix(".weight").unwrap_or(name);
-            let update = self.adapter.weights.get(module).zip(self.shapes.get(module).copied());
+            let module = self.config.module_of(name.strip_suffix(".weight").unwrap_or(name));
+            let update = self.adapter.weights.get(&module).zip(self.shapes.get(&module).copied());
             let decoded = self.decoded.filter(|_| self.linears.contains(name));
             MergedTensor { merging: self, name, shape, stored: self.stored(name, shape), update, decoded, on_bytes }
         })
