@@ -162,6 +162,11 @@ mod tests {
             ("qwen2.5-7b.json", 7_615_616_512),
             ("qwen3-0.6b.json", 596_049_920),
             ("qwen3-8b.json", 8_190_735_360),
+            ("gemma-2-2b.json", 2_614_341_888),
+            ("gemma-2-9b.json", 9_241_705_984),
+            ("gemma-3-1b.json", 999_885_952),
+            // Without the 420 million of its vision tower and projector.
+            ("gemma-3-4b.json", 3_880_263_168),
         ] {
             assert_eq!(config(name).num_parameters(), parameters, "{name}");
         }

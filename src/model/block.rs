@@ -235,6 +235,18 @@ mod tests {
         config
     }
 
+    /// With a cap of scores and GELU.
+    fn capped() -> ModelConfig {
+        let mut config = config();
+        for sublayer in &mut config.blocks[0].sublayers {
+            match &mut sublayer.kind {
+                spec::SublayerKind::Attention(attention) => attention.heads.soft_cap = Some(0.7),
+                spec::SublayerKind::Gated(gated) => gated.activation = spec::Activation::GeluTanh,
+            }
+        }
+        config
+    }
+
     /// Normal numbers that depend only on the seed: all tests of a process share burn's generator.
     fn random<const D: usize>(shape: [usize; D], scale: f32, rng: &mut ChaCha8Rng, device: &Device) -> Tensor<D> {
         let values = (0..shape.iter().product()).map(|_| scale * normal(rng)).collect();
@@ -353,6 +365,7 @@ mod tests {
         compare(device, &config(), Some(Dropout { probability: 0.3, seed: 9 }));
         compare(device, &normed_after(true), None);
         compare(device, &normed_after(false), None);
+        compare(device, &capped(), None);
     }
 
     #[test]

@@ -147,7 +147,7 @@ mod tests {
     use crate::model::load;
     use crate::model::weights::fixture::{tiny_config, windowed};
     use crate::model::weights::{RandomWeights, Weights};
-    use crate::spec::ModelConfig;
+    use crate::spec::{ModelConfig, SublayerKind};
 
     /// A random model with grouped queries and adapters that change its output.
     fn fixture(config: &ModelConfig, compute: Dtype, device: &Device) -> (Model, AdapterSet) {
@@ -209,7 +209,14 @@ mod tests {
 
     /// Makes logits of about size 1, so that differences are meaningful.
     fn config(window: Option<usize>) -> ModelConfig {
-        let config = windowed(ModelConfig { initializer_range: 0.15, ..tiny_config() }, window);
+        let mut config = windowed(ModelConfig { initializer_range: 0.15, ..tiny_config() }, window);
+        // Caps where there are windows.
+        config.logit_soft_cap = window.map(|_| 3.0);
+        for sublayer in config.blocks.iter_mut().flat_map(|block| &mut block.sublayers) {
+            if let SublayerKind::Attention(attention) = &mut sublayer.kind {
+                attention.heads.soft_cap = window.map(|_| 0.5);
+            }
+        }
         let heads = config.blocks[0].attention().unwrap().heads;
         assert!(heads.num_kv_heads < heads.num_heads);
         config

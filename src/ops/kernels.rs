@@ -128,8 +128,9 @@ pub trait Kernels: Debug + Send + Sync {
     }
 
     /// Temporary bytes for scores of which the matrix would have `all` bytes: a chunk, its exponentials and gradients.
-    fn score_bytes(&self, all: usize, _heads: Heads, _dtype: Dtype) -> usize {
-        4 * all.min(CHUNK_BYTES)
+    fn score_bytes(&self, all: usize, heads: Heads, _dtype: Dtype) -> usize {
+        // The slope of a cap is as large.
+        (4 + usize::from(heads.soft_cap.is_some())) * all.min(CHUNK_BYTES)
     }
 
     /// Bytes that its libraries take beside tensors.

@@ -173,3 +173,55 @@ fn sizes_whose_product_is_no_number_are_refused() {
     let error = ModelConfig::from_json(huge).unwrap_err().to_string();
     assert!(error.contains("65536 heads of `head_dim` = 65536, expected at most 4194304 in all"), "{error}");
 }
+
+const GEMMA: &str = r#""vocab_size": 100, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4,
+    "num_attention_heads": 4"#;
+
+#[test]
+fn gemma_has_windows_caps_and_scales_where_its_config_says() {
+    let gemma2 = |more: &str| {
+        ModelConfig::from_json(&format!(r#"{{"model_type": "gemma2", {GEMMA}, "sliding_window": 7{more}}}"#)).unwrap()
+    };
+    let config = gemma2("");
+    assert_eq!(windows_of(&config), [Some(7), None, Some(7), None]);
+    let heads = config.blocks[0].attention().unwrap().heads;
+    assert_eq!((heads.num_kv_heads, heads.head_dim, heads.scale, heads.soft_cap), (4, 256, 1.0 / 16.0, Some(50.0)));
+    assert_eq!((config.logit_soft_cap, config.embedding_scale), (Some(30.0), Some(8.0)));
+    assert!(config.has_norms_less_one && config.tie_word_embeddings);
+    let config =
+        gemma2(r#", "attn_logit_softcapping": null, "final_logit_softcapping": 5, "query_pre_attn_scalar": 4"#);
+    let heads = config.blocks[0].attention().unwrap().heads;
+    assert_eq!((heads.soft_cap, config.logit_soft_cap, heads.scale), (None, Some(5.0), 0.5));
+}
+
+#[test]
+fn gemma_3_of_transformers_4_and_5_read_the_same_also_within_a_multimodal_model() {
+    let text = |more: &str| format!(r#""model_type": "gemma3_text", {GEMMA}, "sliding_window": 7{more}"#);
+    let old = text(
+        r#", "rope_theta": 2e6, "rope_local_base_freq": 5e3, "rope_scaling": {"rope_type": "linear",
+        "factor": 8}, "sliding_window_pattern": 3"#,
+    );
+    let new = text(
+        r#", "rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 8, "rope_theta": 2e6},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 5e3}}, "layer_types": ["sliding_attention",
+        "sliding_attention", "full_attention", "sliding_attention"]"#,
+    );
+    let [old, new] = [old, new].map(|text| ModelConfig::from_json(&format!("{{{text}}}")).unwrap());
+    assert_eq!(old, new);
+    assert_eq!(windows_of(&old), [Some(7), Some(7), None, Some(7)]);
+    let ropes: Vec<_> = old.blocks.iter().map(|block| old.ropes[block.attention().unwrap().rope]).collect();
+    assert_eq!([ropes[1].theta, ropes[2].theta], [5e3, 2e6]);
+    assert_eq!([ropes[1].scaling, ropes[2].scaling], [None, Some(RopeScaling::Linear { factor: 8.0 })]);
+    let around = r#"{"model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"],
+        "vision_config": {}, "eos_token_id": [1, 6]"#;
+    let nested = ModelConfig::from_json(&format!(r#"{around}, "text_config": {{{}}}}}"#, text(""))).unwrap();
+    assert!(nested.is_nested && !old.is_nested);
+    assert_eq!(
+        (nested.eos_token_ids.as_slice(), nested.ropes[0].theta, nested.ropes[1].theta),
+        (&[1, 6][..], 1e6, 1e4)
+    );
+    assert_eq!(nested.module_name(3, 1), "model.language_model.layers.3.self_attn.k_proj");
+    assert_eq!(nested.expected_tensors()[0].0, "model.embed_tokens.weight");
+    let refused = ModelConfig::from_json(&format!(r#"{around}, "text_config": {{"vocab_size": 0}}}}"#)).unwrap_err();
+    assert!(refused.to_string().contains("`text_config.vocab_size` = 0"), "{refused}");
+}

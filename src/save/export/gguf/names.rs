@@ -4,7 +4,7 @@ use super::file::{GgufType, text};
 use crate::schema::Problem;
 use crate::spec::gguf::{self, architecture};
 pub(super) use crate::spec::gguf::{is_interleaved, tensor_name};
-use crate::spec::{Heads, ModelConfig, RopeScaling};
+use crate::spec::{Attention, Block, Heads, ModelConfig, RopeScaling};
 use crate::util::gguf::Value;
 
 /// Rows of `width` numbers, those of the two halves of each head in turn.
@@ -59,7 +59,7 @@ fn size_label(num_parameters: usize) -> String {
 
 /// Shape and constants of the model.
 #[expect(clippy::cast_possible_truncation, reason = "the file has f32, and counts below 2^32")]
-pub(super) fn shape(config: &ModelConfig, dtype: GgufType) -> Vec<(String, Value)> {
+pub(super) fn shape(config: &ModelConfig, dtype: GgufType) -> Result<Vec<(String, Value)>, Problem> {
     let count = |value: usize| Value::U32(value as u32);
     let (block, rope) = (&config.blocks[0], config.ropes[0]);
     let (attention, gated) = (block.attention(), block.gated());
@@ -83,8 +83,49 @@ pub(super) fn shape(config: &ModelConfig, dtype: GgufType) -> Vec<(String, Value
     if let Some(RopeScaling::Linear { factor }) = rope.scaling {
         keys.extend([("rope.scaling.type", text("linear")), ("rope.scaling.factor", Value::F32(factor as f32))]);
     }
+    keys.extend(windows_and_caps(config)?);
     let of_family = keys.into_iter().map(|(key, value)| (format!("{}.{key}", architecture(config)), value));
-    of_family.chain([("general.file_type".to_owned(), Value::U32(dtype.file_code()))]).collect()
+    Ok(of_family.chain([("general.file_type".to_owned(), Value::U32(dtype.file_code()))]).collect())
+}
+
+/// Windows and caps, in families that have them in a file.
+///
+/// # Errors
+/// What llama.cpp computes otherwise, whatever the file says.
+#[expect(clippy::cast_possible_truncation, reason = "the file has f32, and counts below 2^32")]
+fn windows_and_caps(config: &ModelConfig) -> Result<Vec<(&'static str, Value)>, Problem> {
+    let attentions: Vec<_> = config.blocks.iter().filter_map(Block::attention).collect();
+    let Heads { num_heads, head_dim, scale, soft_cap, .. } = attentions[0].heads;
+    let implied = gguf::implied(&config.model_type, config.num_layers(), config.hidden_size, num_heads, head_dim);
+    let Some(implied) = implied else { return Ok(Vec::new()) };
+    let refused = |what: &str| {
+        let problem = Problem::new(format!("GGUF has no place for {what} in a model of type {}", config.model_type));
+        Err(problem.hint("merge into a folder: --out DIR"))
+    };
+    let window = attentions[0].heads.window;
+    let has_window = |layer: usize| (layer + 1) % implied.pattern != 0;
+    let as_implied = |(layer, attention): (usize, &&Attention)| {
+        attention.heads.window == window.filter(|_| has_window(layer))
+            && attention.rope == usize::from(has_window(layer) && config.ropes.len() > 1)
+    };
+    if !attentions.iter().enumerate().all(as_implied) {
+        return refused("windows in other layers than the family's");
+    }
+    if (scale * implied.query_scalar.sqrt() - 1.0).abs() > 1e-6 {
+        return refused("this `query_pre_attn_scalar`");
+    }
+    if !config.tie_word_embeddings {
+        return refused("a head of its own");
+    }
+    let is_gemma3 = config.model_type == "gemma3_text";
+    if is_gemma3 && (soft_cap.is_some() || config.logit_soft_cap.is_some()) {
+        return refused("caps of scores and logits");
+    }
+    let caps = [("attn_logit_softcapping", soft_cap), ("final_logit_softcapping", config.logit_soft_cap)];
+    let caps = caps.into_iter().filter_map(|(key, cap)| Some((key, Value::F32(cap? as f32))));
+    let window = window.map(|window| ("attention.sliding_window", Value::U32(window as u32)));
+    let local = config.ropes.get(1).map(|rope| ("rope.freq_base_swa", Value::F32(rope.theta as f32)));
+    Ok(caps.chain(window).chain(local).collect())
 }
 
 #[cfg(test)]
@@ -104,12 +145,13 @@ mod tests {
                 }
             }
         }
-        let names: Vec<String> = config.expected_tensors().iter().map(|(name, _)| tensor_name(name).unwrap()).collect();
+        let name = |(name, _): &(String, Vec<usize>)| tensor_name(&config, name).unwrap();
+        let names: Vec<String> = config.expected_tensors().iter().map(name).collect();
         assert_eq!(names.iter().collect::<std::collections::HashSet<_>>().len(), names.len());
         for name in ["token_embd.weight", "blk.1.attn_k.bias", "blk.0.attn_q_norm.weight", "blk.0.ffn_norm.weight"] {
             assert!(names.contains(&name.to_owned()), "{name}");
         }
-        assert_eq!(tensor_name("model.layers.0.self_attn.rotary_emb.inv_freq"), None);
+        assert_eq!(tensor_name(&config, "model.layers.0.self_attn.rotary_emb.inv_freq"), None);
     }
 
     #[test]
