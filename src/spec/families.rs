@@ -3,6 +3,7 @@
 use super::block::Activation;
 
 /// What varies between families, and the values that transformers assumes if a config lacks a key.
+#[expect(clippy::struct_excessive_bools, reason = "facts that do not depend on each other")]
 pub(super) struct Family {
     pub(super) model_type: &'static str,
     pub(super) architecture: &'static str,

@@ -52,9 +52,9 @@ impl ModelConfig {
 fn read(json: &mut Section) -> Option<ModelConfig> {
     let (family, is_nested) = family(json)?;
     if !is_nested {
-        return decoder(json, family);
+        return Some(decoder(json, family));
     }
-    let mut config = decoder(&mut json.below("text_config", "an object"), family)?;
+    let mut config = decoder(&mut json.below("text_config", "an object"), family);
     config.is_nested = true;
     config.tie_word_embeddings = json.boolean("tie_word_embeddings", config.tie_word_embeddings);
     if json.value("eos_token_id").is_some() {
@@ -65,7 +65,7 @@ fn read(json: &mut Section) -> Option<ModelConfig> {
 }
 
 /// Reads a language model.
-fn decoder(json: &mut Section, family: &Family) -> Option<ModelConfig> {
+fn decoder(json: &mut Section, family: &Family) -> ModelConfig {
     refuse_unsupported(json, family);
     let biases = biases(json, family);
     let vocab_size = count_or(json, "vocab_size", family.vocab_size, 1 << 24);
@@ -78,7 +78,7 @@ fn decoder(json: &mut Section, family: &Family) -> Option<ModelConfig> {
     let ropes = rope::frequencies(json, family, max_position_embeddings).into_iter();
     let widths = Widths { hidden, intermediate, heads, biases };
     let layers = layers::layers(json, family, num_hidden_layers).into_iter();
-    Some(ModelConfig {
+    ModelConfig {
         model_type: family.model_type.to_owned(),
         vocab_size,
         hidden_size: hidden,
@@ -96,7 +96,7 @@ fn decoder(json: &mut Section, family: &Family) -> Option<ModelConfig> {
         eos_token_ids: tokens(json, "eos_token_id", family.eos_token_id, vocab_size),
         initializer_range: json.number("initializer_range", 0.02, 0.0..=1.0),
         quantisation: stored::read(json),
-    })
+    }
 }
 
 /// The family, and whether the language model is a part of the model; `None` after a problem.

@@ -103,7 +103,7 @@ fn windows_and_caps(config: &ModelConfig) -> Result<Vec<(&'static str, Value)>, 
         Err(problem.hint("merge into a folder: --out DIR"))
     };
     let window = attentions[0].heads.window;
-    let has_window = |layer: usize| (layer + 1) % implied.pattern != 0;
+    let has_window = |layer: usize| !(layer + 1).is_multiple_of(implied.pattern);
     let as_implied = |(layer, attention): (usize, &&Attention)| {
         attention.heads.window == window.filter(|_| has_window(layer))
             && attention.rope == usize::from(has_window(layer) && config.ropes.len() > 1)
