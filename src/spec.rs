@@ -12,8 +12,8 @@ mod shipped;
 mod stored;
 
 pub use block::{
-    Activation, Attention, Block, Gated, HEAD_NORMS, Heads, PerSite, SITE_NAMES, Site, SiteId, Sublayer, SublayerKind,
-    short_name,
+    Activation, Attention, Block, Gated, HEAD_NORMS, Heads, PerSite, QueryKeyNorms, SITE_NAMES, Site, SiteId, Sublayer,
+    SublayerKind, short_name,
 };
 pub use rope::{Rope, RopeScaling};
 pub use shipped::shipped_config;
@@ -40,6 +40,8 @@ pub struct ModelConfig {
     pub has_norms_less_one: bool,
     /// Factor of the embeddings, which is rounded to the type of the computation; absent: 1.
     pub embedding_scale: Option<f64>,
+    /// Divisor of the logits (Granite).
+    pub logit_divisor: f64,
     /// Logits `l` become `cap tanh(l / cap)` (Gemma 2); absent: they stay as they are.
     pub logit_soft_cap: Option<f64>,
     /// Whether it is the language model of a multimodal model.

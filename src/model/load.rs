@@ -82,7 +82,8 @@ fn load_all(
         DType::from(activations),
         embed_tokens,
         blocks?,
-        norm(config, weights, "model.norm", hidden_size, device)?,
+        // What divides the logits may as well divide what they are made of.
+        norm(config, weights, "model.norm", hidden_size, device)? / config.logit_divisor,
         Weight { values: lm_head, bias: None, rounds },
     );
     let is_mapped = storage.residency == Residency::Mapped;
@@ -123,13 +124,15 @@ fn load_block(
     let sublayer = |spec: &spec::Sublayer| {
         let kind = match &spec.kind {
             spec::SublayerKind::Attention(spec) => {
-                let [q, k] = HEAD_NORMS.map(|name| spec.has_head_norms.then(|| norm(name, spec.heads.head_dim)));
-                let head_norms = if let (Some(q), Some(k)) = (q, k) { Some([q?, k?]) } else { None };
+                let [of_q, of_k] = HEAD_NORMS;
+                let norms = spec.norm_widths().map(|[q, k]| Ok([norm(of_q, q)?, norm(of_k, k)?]));
+                let head_norms = norms.transpose()?;
                 SublayerKind::Attention(Attention { spec: spec.clone(), head_norms })
             }
             spec::SublayerKind::Gated(spec) => SublayerKind::Gated(spec.clone()),
         };
-        Ok(Sublayer { norm_before: around(spec.norm_before)?, norm_after: around(spec.norm_after)?, kind })
+        let [norm_before, norm_after] = [around(spec.norm_before)?, around(spec.norm_after)?];
+        Ok(Sublayer { norm_before, norm_after, output_scale: spec.output_scale, kind })
     };
     let mut linears = spec.sites.iter().map(linear).collect::<Result<Vec<_>, Problem>>()?;
     if storage.residency == Residency::Memory && place_of(device, DType::F32).stacks_weights() {

@@ -1,30 +1,30 @@
 //! The families of models that are variations of one decoder block, one row each.
 
-use super::block::Activation;
+use super::block::{Activation, QueryKeyNorms};
 
 /// What varies between families, and the values that transformers assumes if a config lacks a key.
-#[expect(clippy::struct_excessive_bools, reason = "facts that do not depend on each other")]
 pub(super) struct Family {
     pub(super) model_type: &'static str,
     pub(super) architecture: &'static str,
     /// `model_type` and architecture of the multimodal models that have it as their language model.
     pub(super) nested_in: Option<(&'static str, &'static str)>,
     pub(super) biases: Biases,
-    /// Queries and keys are normed head by head before the rotary embedding.
-    pub(super) qk_norm: bool,
+    /// How queries and keys are normed before the rotary embedding.
+    pub(super) qk_norms: Option<QueryKeyNorms>,
+    /// Value of `no_rope_layer_interval` where absent: the last of as many layers has no rotary embedding, unless
+    /// `no_rope_layers` says otherwise. Absent: all layers have one.
+    pub(super) no_rope_interval: Option<usize>,
     /// The norms before and after the attention, and before and after the feed-forward layer.
     pub(super) norms: [[Option<&'static str>; 2]; 2],
     /// Files have the weights of norms less 1.
     pub(super) norms_less_one: bool,
     /// The key that names the activation, and what it means where it is absent.
     pub(super) activation: (&'static str, Activation),
-    /// Embeddings are multiplied by the root of `hidden_size`.
-    pub(super) scales_embeddings: bool,
-    /// Value of `query_pre_attn_scalar` where absent, whose root divides the scores; absent: that of the width of a head.
-    pub(super) query_scalar: Option<f64>,
+    pub(super) scales: Scales,
     /// Values of `attn_logit_softcapping` and `final_logit_softcapping` where absent; absent: the family has no such keys.
     pub(super) soft_caps: Option<[Option<f64>; 2]>,
     pub(super) windows: Windows,
+    pub(super) rms_norm_eps: f64,
     /// Base of the rotary frequencies where the config has none.
     pub(super) rope_theta: f64,
     /// Layers with a window have a rotary embedding of their own, with this base where the config has none.
@@ -41,6 +41,18 @@ pub(super) struct Family {
     pub(super) tie_word_embeddings: bool,
     pub(super) bos_token_id: Option<u32>,
     pub(super) eos_token_id: Option<u32>,
+}
+
+/// What scores of attention, embeddings, outputs of sublayers and logits are multiplied by.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) enum Scales {
+    /// Scores: over the root of the width of a head. Others: by 1.
+    HeadWidth,
+    /// Scores: over the root of `query_pre_attn_scalar`, whose value is this where absent. Embeddings: by the root of
+    /// `hidden_size`. Others: by 1.
+    QueryScalar(f64),
+    /// By `attention_multiplier`, `embedding_multiplier`, `residual_multiplier` and over `logits_scaling`, each 1 where absent.
+    Multipliers,
 }
 
 /// Which linear layers add a bias.
@@ -85,14 +97,15 @@ const LLAMA: Family = Family {
     architecture: "LlamaForCausalLM",
     nested_in: None,
     biases: Biases::AttentionAndMlpKeys,
-    qk_norm: false,
+    qk_norms: None,
+    no_rope_interval: None,
     norms: [[Some("input_layernorm"), None], [Some("post_attention_layernorm"), None]],
     norms_less_one: false,
     activation: ("hidden_act", Activation::Silu),
-    scales_embeddings: false,
-    query_scalar: None,
+    scales: Scales::HeadWidth,
     soft_caps: None,
     windows: Windows::Never,
+    rms_norm_eps: 1e-6,
     rope_theta: 10_000.0,
     local_rope_theta: None,
     vocab_size: None,
@@ -127,8 +140,7 @@ const GEMMA2: Family = Family {
     ],
     norms_less_one: true,
     activation: ("hidden_activation", Activation::GeluTanh),
-    scales_embeddings: true,
-    query_scalar: Some(256.0),
+    scales: Scales::QueryScalar(256.0),
     soft_caps: Some([Some(50.0), Some(30.0)]),
     windows: Windows::AllButEvery { default: 4096, pattern: 2 },
     vocab_size: Some(256_000),
@@ -143,7 +155,7 @@ const GEMMA2: Family = Family {
 };
 
 /// Every supported family.
-pub(super) const FAMILIES: [Family; 6] = [
+pub(super) const FAMILIES: [Family; 9] = [
     LLAMA,
     Family {
         model_type: "mistral",
@@ -159,7 +171,7 @@ pub(super) const FAMILIES: [Family; 6] = [
         model_type: "qwen3",
         architecture: "Qwen3ForCausalLM",
         biases: Biases::AttentionKey,
-        qk_norm: true,
+        qk_norms: Some(QueryKeyNorms::Heads),
         head_dim: Some(128),
         ..QWEN2
     },
@@ -168,7 +180,7 @@ pub(super) const FAMILIES: [Family; 6] = [
         model_type: "gemma3_text",
         architecture: "Gemma3ForCausalLM",
         nested_in: Some(("gemma3", "Gemma3ForConditionalGeneration")),
-        qk_norm: true,
+        qk_norms: Some(QueryKeyNorms::Heads),
         soft_caps: Some([None, None]),
         windows: Windows::AllButEvery { default: 4096, pattern: 6 },
         rope_theta: 1e6,
@@ -177,6 +189,29 @@ pub(super) const FAMILIES: [Family; 6] = [
         max_position_embeddings: 131_072,
         ..GEMMA2
     },
+    Family {
+        model_type: "smollm3",
+        architecture: "SmolLM3ForCausalLM",
+        no_rope_interval: Some(4),
+        num_key_value_heads: Some(4),
+        max_position_embeddings: 32_768,
+        tie_word_embeddings: true,
+        bos_token_id: Some(128_000),
+        eos_token_id: Some(128_001),
+        ..LLAMA
+    },
+    Family {
+        model_type: "olmo2",
+        architecture: "Olmo2ForCausalLM",
+        biases: Biases::AttentionKey,
+        qk_norms: Some(QueryKeyNorms::Whole),
+        norms: [[None, Some("post_attention_layernorm")], [None, Some("post_feedforward_layernorm")]],
+        rms_norm_eps: 1e-5,
+        bos_token_id: None,
+        eos_token_id: Some(50_279),
+        ..LLAMA
+    },
+    Family { model_type: "granite", architecture: "GraniteForCausalLM", scales: Scales::Multipliers, ..LLAMA },
 ];
 
 /// What models of other types need that is not implemented here.

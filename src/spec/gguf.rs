@@ -29,8 +29,27 @@ const MODULES: [(&str, &str); 13] = [
 const POST_ATTENTION: [&str; 2] = ["post_attention_layernorm", "post_attention_norm"];
 
 /// Architectures that are read, and the families that they are.
-const ARCHITECTURES: [(&str, &str); 5] =
-    [("llama", "llama"), ("qwen2", "qwen2"), ("qwen3", "qwen3"), ("gemma2", "gemma2"), ("gemma3", "gemma3_text")];
+const ARCHITECTURES: [(&str, &str); 8] = [
+    ("llama", "llama"),
+    ("qwen2", "qwen2"),
+    ("qwen3", "qwen3"),
+    ("gemma2", "gemma2"),
+    ("gemma3", "gemma3_text"),
+    ("smollm3", "smollm3"),
+    ("olmo2", "olmo2"),
+    ("granite", "granite"),
+];
+
+/// Architectures whose queries and keys have their rows in another order.
+const INTERLEAVED: [&str; 3] = ["llama", "smollm3", "granite"];
+
+/// Multipliers of `config.json` and their keys behind the architecture, for Granite.
+pub const MULTIPLIERS: [(&str, &str); 4] = [
+    ("attention_multiplier", "attention.scale"),
+    ("embedding_multiplier", "embedding_scale"),
+    ("residual_multiplier", "residual_scale"),
+    ("logits_scaling", "logit_scale"),
+];
 
 /// Counts of `config.json`, their keys in GGUF behind the architecture, and whether a file must have them.
 const COUNTS: [(&str, &str, bool); 7] = [
@@ -109,11 +128,11 @@ pub fn implied(
     Some(Implied { pattern, query_scalar: scalar as f64, local_theta: 10_000.0 })
 }
 
-/// Whether the rows of this tensor are in another order: llama.cpp turns neighbouring rows of a Llama's queries and keys
+/// Whether the rows of this tensor are in another order: llama.cpp turns neighbouring rows of some queries and keys
 /// together, Hugging Face a row of the first half of a head and one of the second.
 #[must_use]
 pub fn is_interleaved(config: &ModelConfig, name: &str) -> bool {
-    architecture(config) == "llama" && (name.contains("q_proj") || name.contains("k_proj"))
+    INTERLEAVED.contains(&architecture(config)) && (name.contains("q_proj") || name.contains("k_proj"))
 }
 
 /// What each rotary frequency is divided by (Llama 3.1), which GGUF stores as a tensor.
@@ -183,6 +202,10 @@ fn config_json(file: &GgufFile) -> Result<String, Problem> {
     json.entry("num_key_value_heads").or_insert(json!(heads));
     refuse_unsupported(file, &key, head_dim)?;
     windows_and_caps(file, &key, &mut json)?;
+    if architecture == "granite" {
+        let of_file = MULTIPLIERS.map(|(ours, theirs)| Some((ours.to_owned(), json!(file.number(&key(theirs))?))));
+        json.extend(of_file.into_iter().flatten());
+    }
     if let Some(factor) = linear_scaling(file, &key)? {
         json.insert("rope_scaling".to_owned(), json!({"rope_type": "linear", "factor": factor}));
     }

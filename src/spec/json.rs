@@ -4,7 +4,7 @@ use std::path::Path;
 
 use self::layers::Widths;
 use super::block::{Activation, Heads};
-use super::families::{Biases, FAMILIES, Family, LACKING};
+use super::families::{Biases, FAMILIES, Family, LACKING, Scales};
 use super::{ModelConfig, Rope, stored};
 use crate::schema::{Problem, Problems, Section, Value, read_json};
 use crate::util::gguf::{self, GgufFile};
@@ -75,8 +75,9 @@ fn decoder(json: &mut Section, family: &Family) -> ModelConfig {
     let max_position_embeddings = json.count("max_position_embeddings", family.max_position_embeddings, 1..=1 << 32);
     let [attention_cap, logit_soft_cap] = soft_caps(json, family);
     let heads = Heads { soft_cap: attention_cap, ..heads(json, family, hidden) };
+    let [embedding_scale, output_scale, logit_divisor] = multipliers(json, family, hidden);
     let ropes = rope::frequencies(json, family, max_position_embeddings).into_iter();
-    let widths = Widths { hidden, intermediate, heads, biases };
+    let widths = Widths { hidden, intermediate, heads, biases, output_scale };
     let layers = layers::layers(json, family, num_hidden_layers).into_iter();
     ModelConfig {
         model_type: family.model_type.to_owned(),
@@ -85,10 +86,10 @@ fn decoder(json: &mut Section, family: &Family) -> ModelConfig {
         blocks: layers.map(|layer| widths.block(family, layer)).collect(),
         ropes: ropes.map(|(theta, scaling)| Rope { theta, scaling, head_dim: heads.head_dim }).collect(),
         max_position_embeddings,
-        rms_norm_eps: json.number("rms_norm_eps", 1e-6, 0.0..=1.0),
+        rms_norm_eps: json.number("rms_norm_eps", family.rms_norm_eps, 0.0..=1.0),
         has_norms_less_one: family.norms_less_one,
-        #[expect(clippy::cast_precision_loss, reason = "a width")]
-        embedding_scale: family.scales_embeddings.then(|| (hidden as f64).sqrt()),
+        embedding_scale,
+        logit_divisor: logit_divisor.unwrap_or(1.0),
         logit_soft_cap,
         is_nested: false,
         tie_word_embeddings: json.boolean("tie_word_embeddings", family.tie_word_embeddings),
@@ -146,11 +147,25 @@ fn heads(json: &mut Section, family: &Family, hidden: usize) -> Heads {
         check_heads(json, hidden, num_heads, num_kv_heads, head_dim);
     }
     #[expect(clippy::cast_precision_loss, reason = "a head is a few hundred wide at most")]
-    let scalar = match family.query_scalar {
-        Some(scalar) => json.number("query_pre_attn_scalar", scalar, 1e-6..=1e6),
-        None => head_dim as f64,
+    let scale = match family.scales {
+        Scales::HeadWidth => 1.0 / (head_dim as f64).sqrt(),
+        Scales::QueryScalar(scalar) => 1.0 / json.number("query_pre_attn_scalar", scalar, MULTIPLIER).sqrt(),
+        Scales::Multipliers => json.number("attention_multiplier", 1.0, MULTIPLIER),
     };
-    Heads { num_heads, num_kv_heads, head_dim, scale: 1.0 / scalar.sqrt(), window: None, soft_cap: None }
+    Heads { num_heads, num_kv_heads, head_dim, scale, window: None, soft_cap: None }
+}
+
+const MULTIPLIER: std::ops::RangeInclusive<f64> = 1e-6..=1e6;
+
+/// Factors of the embeddings and of the outputs of sublayers, and the divisor of the logits, where they are not 1.
+#[expect(clippy::cast_precision_loss, reason = "a width")]
+fn multipliers(json: &mut Section, family: &Family, hidden: usize) -> [Option<f64>; 3] {
+    match family.scales {
+        Scales::HeadWidth => [None; 3],
+        Scales::QueryScalar(_) => [Some((hidden as f64).sqrt()), None, None],
+        Scales::Multipliers => ["embedding_multiplier", "residual_multiplier", "logits_scaling"]
+            .map(|key| Some(json.number(key, 1.0, MULTIPLIER)).filter(|number| *number != 1.0)),
+    }
 }
 
 /// The caps of attention scores and of logits.

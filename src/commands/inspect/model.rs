@@ -162,7 +162,7 @@ impl Shown<'_> {
             "tie_word_embeddings": config.tie_word_embeddings,
             "windows": attentions().map(|attention| attention.heads.window).collect::<Vec<_>>(),
             "biases": config.blocks[0].sites.iter().map(|site| site.has_bias).collect::<Vec<_>>(),
-            "qk_norm": attentions().any(|attention| attention.has_head_norms),
+            "qk_norm": attentions().any(|attention| attention.query_key_norms.is_some()),
             "bos_token_id": config.bos_token_id,
             "eos_token_ids": config.eos_token_ids,
             "initializer_range": config.initializer_range,

@@ -1,5 +1,6 @@
 //! The language-model head with its softmax cross-entropy, and the gradient in the memory of the logits.
 
+use pulp::Simd;
 use rayon::prelude::*;
 
 #[cfg(target_arch = "x86_64")]
@@ -65,15 +66,30 @@ fn exp_in_place<'a, S>(simd, x: &'a mut [f32], shift: f32) -> f32 {
     })
 } }
 
+// Closures would not be compiled for the instruction set.
+#[inline(always)]
+fn capped<S: Simd>(simd: S, x: S::f32s, cap: f32) -> S::f32s {
+    simd.mul_f32s(simd.splat_f32s(cap), tanh(simd, simd.mul_f32s(x, simd.splat_f32s(1.0 / cap))))
+}
+
+/// `e^(x - shift)`, and that times `1 - (x / cap)^2`.
+#[inline(always)]
+fn capped_exp<S: Simd>(simd: S, x: S::f32s, shift: f32, cap: f32) -> [S::f32s; 2] {
+    let power = exp(simd, simd.sub_f32s(x, simd.splat_f32s(shift)));
+    let share = simd.mul_f32s(x, simd.splat_f32s(1.0 / cap));
+    let slope = simd.sub_f32s(simd.splat_f32s(1.0), simd.mul_f32s(share, share));
+    [power, simd.mul_f32s(power, slope)]
+}
+
 vectorised! {
 /// `x = cap tanh(x / cap)`
 fn cap_in_place<'a, S>(simd, x: &'a mut [f32], cap: f32) {
-    let (factor, cap) = (simd.splat_f32s(1.0 / cap), simd.splat_f32s(cap));
-    let capped = |x: S::f32s| simd.mul_f32s(cap, tanh(simd, simd.mul_f32s(x, factor)));
     let (body, tail) = S::as_mut_simd_f32s(x);
-    body.iter_mut().for_each(|x| *x = capped(*x));
+    for x in body {
+        *x = capped(simd, *x, cap);
+    }
     if !tail.is_empty() {
-        let last = capped(simd.partial_load_f32s(tail));
+        let last = capped(simd, simd.partial_load_f32s(tail), cap);
         simd.partial_store_f32s(tail, last);
     }
 } }
@@ -81,31 +97,29 @@ fn cap_in_place<'a, S>(simd, x: &'a mut [f32], cap: f32) {
 vectorised! {
 /// `x = e^(x - shift) (1 - (x / cap)^2)`, of logits that [`cap_in_place`] left; returns the sum of the exponentials.
 fn capped_exp_in_place<'a, S>(simd, x: &'a mut [f32], shift: f32, cap: f32) -> f32 {
-    let [shift, factor, one] = [shift, 1.0 / cap, 1.0].map(|x| simd.splat_f32s(x));
-    let both = |x: S::f32s| {
-        let (power, share) = (exp(simd, simd.sub_f32s(x, shift)), simd.mul_f32s(x, factor));
-        (power, simd.mul_f32s(power, simd.sub_f32s(one, simd.mul_f32s(share, share))))
-    };
     let (body, tail) = S::as_mut_simd_f32s(x);
     // As in `sum_exp`, so that a loss does not depend on whether its gradient is wanted.
     let (pairs, odd) = pulp::as_arrays_mut::<2, _>(body);
     let mut sums = [simd.splat_f32s(0.0); 2];
-    for [x, y] in pairs {
-        let (of_x, of_y) = (both(*x), both(*y));
-        (sums[0], sums[1]) = (simd.add_f32s(sums[0], of_x.0), simd.add_f32s(sums[1], of_y.0));
-        (*x, *y) = (of_x.1, of_y.1);
+    for pair in pairs {
+        for (x, sum) in pair.iter_mut().zip(&mut sums) {
+            let power;
+            [power, *x] = capped_exp(simd, *x, shift, cap);
+            *sum = simd.add_f32s(*sum, power);
+        }
     }
     for x in odd {
         let power;
-        (power, *x) = both(*x);
+        [power, *x] = capped_exp(simd, *x, shift, cap);
         sums[0] = simd.add_f32s(sums[0], power);
     }
-    let total = simd.reduce_sum_f32s(simd.add_f32s(sums[0], sums[1]));
-    tail.iter_mut().fold(total, |total, x| {
-        let (power, value) = both(simd.splat_f32s(*x));
+    let mut total = simd.reduce_sum_f32s(simd.add_f32s(sums[0], sums[1]));
+    for x in tail {
+        let [power, value] = capped_exp(simd, simd.splat_f32s(*x), shift, cap);
         *x = simd.reduce_max_f32s(value);
-        total + simd.reduce_max_f32s(power)
-    })
+        total += simd.reduce_max_f32s(power);
+    }
+    total
 } }
 
 vectorised! { fn scale<'a, S>(_simd, x: &'a mut [f32], factor: f32) {

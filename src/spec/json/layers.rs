@@ -9,6 +9,7 @@ use crate::spec::families::{Family, Windows};
 pub(super) struct Layer {
     /// Whether `layer_types` says `sliding_attention`.
     pub(super) is_local: bool,
+    pub(super) has_rope: bool,
     pub(super) window: Option<usize>,
 }
 
@@ -47,9 +48,29 @@ pub(super) fn layers(json: &mut Section, family: &Family, num_layers: usize) -> 
             json.problem("layer_types", message);
             break;
         }
-        layers.push(Layer { is_local: !is_full, window: window.filter(|_| !is_full) });
+        layers.push(Layer { is_local: !is_full, has_rope: true, window: window.filter(|_| !is_full) });
     }
+    without_rope(json, family, &mut layers);
     layers
+}
+
+/// Notes which layers have no rotary embedding.
+fn without_rope(json: &mut Section, family: &Family, layers: &mut [Layer]) {
+    let Some(interval) = family.no_rope_interval else { return };
+    json.only("use_sliding_window", "false", |value| *value == Value::Boolean(false));
+    let interval = json.count("no_rope_layer_interval", interval, 1..=1 << 16);
+    let listed = match json.value("no_rope_layers") {
+        Some(Value::Array(listed)) if listed.len() == layers.len() => Some(listed),
+        None => None,
+        Some(_) => {
+            let message = format!("must have one number for each of the {} layers: 0 without, 1 with", layers.len());
+            return json.problem("no_rope_layers", message);
+        }
+    };
+    for (index, layer) in layers.iter_mut().enumerate() {
+        let by_interval = !(index + 1).is_multiple_of(interval);
+        layer.has_rope = listed.map_or(by_interval, |listed| listed[index].value().number() != Some(0.0));
+    }
 }
 
 /// What the layers of a model have in common.
@@ -59,12 +80,14 @@ pub(super) struct Widths {
     pub(super) heads: Heads,
     /// Whether the projections of an attention's input, that of its output and the feed-forward layers add a bias.
     pub(super) biases: [bool; 3],
+    /// Factor of the outputs of sublayers.
+    pub(super) output_scale: Option<f64>,
 }
 
 impl Widths {
     /// The block of a layer.
     pub(super) fn block(&self, family: &Family, layer: Layer) -> Block {
-        let Self { hidden, intermediate, biases: [of_qkv, of_output, of_mlp], .. } = *self;
+        let Self { hidden, intermediate, biases: [of_qkv, of_output, of_mlp], output_scale, .. } = *self;
         let heads = Heads { window: layer.window, ..self.heads };
         let (query, key_value) = (heads.query_width(), heads.key_value_width());
         let sites = [
@@ -77,7 +100,8 @@ impl Widths {
             ([hidden, intermediate], of_mlp),
         ];
         let rope = usize::from(layer.is_local && family.local_rope_theta.is_some());
-        let attention = Attention { heads, rope, has_head_norms: family.qk_norm, qkv: [0, 1, 2], output: 3 };
+        let rope = layer.has_rope.then_some(rope);
+        let attention = Attention { heads, rope, query_key_norms: family.qk_norms, qkv: [0, 1, 2], output: 3 };
         let activation = family.activation.1;
         let gated = Gated { activation, intermediate_size: intermediate, gate_up: [4, 5], down: 6 };
         let kinds = [SublayerKind::Attention(attention), SublayerKind::Gated(gated)];
@@ -86,7 +110,7 @@ impl Widths {
         Block {
             sites: named.map(|(name, (shape, has_bias))| Site { name: name.to_owned(), shape, has_bias }).collect(),
             sublayers: sublayers
-                .map(|(kind, [norm_before, norm_after])| Sublayer { norm_before, norm_after, kind })
+                .map(|(kind, [norm_before, norm_after])| Sublayer { norm_before, norm_after, output_scale, kind })
                 .collect(),
         }
     }

@@ -1,7 +1,7 @@
 //! What configs are read as, and which are refused.
 
 use super::*;
-use crate::spec::RopeScaling;
+use crate::spec::{QueryKeyNorms, RopeScaling};
 
 const BASE: &str = r#"{"model_type": "llama", "vocab_size": 100, "hidden_size": 64, "intermediate_size": 96,
     "num_hidden_layers": 2, "num_attention_heads": 4"#;
@@ -36,7 +36,7 @@ fn a_silent_config_has_the_defaults_of_transformers() {
     assert_eq!((config.bos_token_id, &config.eos_token_ids[..]), (Some(1), &[2][..]));
     assert_eq!((config.ropes[0].scaling, config.tie_word_embeddings), (None, false));
     assert_eq!((windows_of(&config), biases_of(&config)), (vec![None; 2], vec![]));
-    assert!(!config.blocks[0].attention().unwrap().has_head_norms);
+    assert_eq!(config.blocks[0].attention().unwrap().query_key_norms, None);
 }
 
 #[test]
@@ -61,11 +61,12 @@ fn qwen_has_biases_norms_of_heads_and_windows_where_its_config_says() {
     let config = qwen("qwen2", "").unwrap();
     assert_eq!(biases_of(&config), ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"]);
     let attention = config.blocks[0].attention().unwrap();
-    assert_eq!((attention.has_head_norms, attention.heads.head_dim, windows_of(&config)), (false, 16, vec![None; 2]));
+    assert_eq!((attention.query_key_norms, attention.heads.head_dim, windows_of(&config)), (None, 16, vec![None; 2]));
     assert_eq!((config.bos_token_id, config.eos_token_ids), (None, vec![]));
     let config = qwen("qwen3", "").unwrap();
     let attention = config.blocks[0].attention().unwrap();
-    assert_eq!((biases_of(&config), attention.has_head_norms, attention.heads.head_dim), (vec![], true, 128));
+    assert_eq!((biases_of(&config), attention.heads.head_dim), (vec![], 128));
+    assert_eq!(attention.query_key_norms, Some(QueryKeyNorms::Heads));
     let windows = |more: &str| windows_of(&qwen("qwen2", &format!(r#", "use_sliding_window": true{more}"#)).unwrap());
     assert_eq!(windows(""), [None, None]);
     assert_eq!(windows(r#", "max_window_layers": 1"#), [None, Some(4096)]);
@@ -209,7 +210,7 @@ fn gemma_3_of_transformers_4_and_5_read_the_same_also_within_a_multimodal_model(
     let [old, new] = [old, new].map(|text| ModelConfig::from_json(&format!("{{{text}}}")).unwrap());
     assert_eq!(old, new);
     assert_eq!(windows_of(&old), [Some(7), Some(7), None, Some(7)]);
-    let ropes: Vec<_> = old.blocks.iter().map(|block| old.ropes[block.attention().unwrap().rope]).collect();
+    let ropes: Vec<_> = old.blocks.iter().map(|block| old.ropes[block.attention().unwrap().rope.unwrap()]).collect();
     assert_eq!([ropes[1].theta, ropes[2].theta], [5e3, 2e6]);
     assert_eq!([ropes[1].scaling, ropes[2].scaling], [None, Some(RopeScaling::Linear { factor: 8.0 })]);
     let around = r#"{"model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"],

@@ -8,7 +8,8 @@ use lora_train::spec::ModelConfig;
 use safetensors::tensor::{Dtype, TensorView};
 
 /// Folders of `tests/golden` with a `config.json`.
-pub(crate) const FAMILIES: [&str; 6] = ["qwen2", "qwen3", "llama-with-biases", "gemma2", "gemma3", "gemma3-multimodal"];
+pub(crate) const FAMILIES: [&str; 9] =
+    ["qwen2", "qwen3", "llama-with-biases", "gemma2", "gemma3", "gemma3-multimodal", "smollm3", "olmo2", "granite"];
 
 /// The numbers called `bits` in `scripts/make_golden.py`.
 pub(crate) fn bits(name: &str) -> impl Iterator<Item = u64> + use<> {

@@ -77,15 +77,40 @@ pub(super) fn shape(config: &ModelConfig, dtype: GgufType) -> Result<Vec<(String
         ("attention.value_length", head_dim.clone()),
         ("rope.freq_base", Value::F32(rope.theta as f32)),
     ];
-    if architecture(config) == "llama" {
+    if is_interleaved(config, "q_proj") {
         keys.extend([("vocab_size", count(config.vocab_size)), ("rope.dimension_count", head_dim)]);
     }
     if let Some(RopeScaling::Linear { factor }) = rope.scaling {
         keys.extend([("rope.scaling.type", text("linear")), ("rope.scaling.factor", Value::F32(factor as f32))]);
     }
     keys.extend(windows_and_caps(config)?);
+    keys.extend(multipliers(config));
+    check_ropes(config)?;
     let of_family = keys.into_iter().map(|(key, value)| (format!("{}.{key}", architecture(config)), value));
     Ok(of_family.chain([("general.file_type".to_owned(), Value::U32(dtype.file_code()))]).collect())
+}
+
+/// The multipliers of Granite.
+#[expect(clippy::cast_possible_truncation, reason = "the file has f32")]
+fn multipliers(config: &ModelConfig) -> Vec<(&'static str, Value)> {
+    if config.model_type != "granite" {
+        return Vec::new();
+    }
+    let scale = config.blocks[0].attention().map_or(1.0, |attention| attention.heads.scale);
+    let of_outputs = config.blocks[0].sublayers[0].output_scale.unwrap_or(1.0);
+    let found = [scale, config.embedding_scale.unwrap_or(1.0), of_outputs, config.logit_divisor];
+    gguf::MULTIPLIERS.iter().zip(found).map(|((_, key), number)| (*key, Value::F32(number as f32))).collect()
+}
+
+/// Layers without a rotary embedding are where llama.cpp expects them.
+fn check_ropes(config: &ModelConfig) -> Result<(), Problem> {
+    let has_rope = |block: &Block| block.attention().is_some_and(|attention| attention.rope.is_some());
+    let expected = |layer: usize| config.model_type != "smollm3" || !(layer + 1).is_multiple_of(4);
+    if config.blocks.iter().enumerate().all(|(layer, block)| has_rope(block) == expected(layer)) {
+        return Ok(());
+    }
+    let problem = Problem::new("GGUF has no place for `no_rope_layers` other than every fourth");
+    Err(problem.hint("merge into a folder: --out DIR"))
 }
 
 /// Windows and caps, in families that have them in a file.
@@ -106,7 +131,7 @@ fn windows_and_caps(config: &ModelConfig) -> Result<Vec<(&'static str, Value)>, 
     let has_window = |layer: usize| !(layer + 1).is_multiple_of(implied.pattern);
     let as_implied = |(layer, attention): (usize, &&Attention)| {
         attention.heads.window == window.filter(|_| has_window(layer))
-            && attention.rope == usize::from(has_window(layer) && config.ropes.len() > 1)
+            && attention.rope == Some(usize::from(has_window(layer) && config.ropes.len() > 1))
     };
     if !attentions.iter().enumerate().all(as_implied) {
         return refused("windows in other layers than the family's");
@@ -132,7 +157,7 @@ fn windows_and_caps(config: &ModelConfig) -> Result<Vec<(&'static str, Value)>, 
 mod tests {
     use super::*;
     use crate::model::weights::fixture::tiny_config;
-    use crate::spec::SublayerKind;
+    use crate::spec::{QueryKeyNorms, SublayerKind};
 
     #[test]
     fn every_tensor_of_every_family_has_a_name_of_its_own() {
@@ -141,7 +166,7 @@ mod tests {
             block.sites.iter_mut().for_each(|site| site.has_bias = true);
             for sublayer in &mut block.sublayers {
                 if let SublayerKind::Attention(attention) = &mut sublayer.kind {
-                    attention.has_head_norms = true;
+                    attention.query_key_norms = Some(QueryKeyNorms::Heads);
                 }
             }
         }
