@@ -114,7 +114,11 @@ impl LoraConfig {
     /// # Errors
     /// Everything in the section that does not fit the model, all at once.
     pub fn select(&self, config: &ModelConfig) -> Result<Selection, Vec<TargetError>> {
-        let names = config.blocks.iter().map(|block| block.sites.iter().map(|site| &*site.name).collect());
+        let names = config
+            .blocks
+            .iter()
+            .enumerate()
+            .map(|(layer, block)| (0..block.sites.len()).map(|site| config.module_name(layer, site)).collect());
         self.select_of(&names.collect::<Vec<_>>())
     }
 
@@ -123,11 +127,12 @@ impl LoraConfig {
     /// # Errors
     /// Likewise.
     pub fn select_of_any(&self, num_layers: usize) -> Result<Selection, Vec<TargetError>> {
-        self.select_of(&vec![SITE_NAMES.to_vec(); num_layers])
+        let names = (0..num_layers).map(|layer| SITE_NAMES.iter().map(|name| in_layer(layer, name)).collect());
+        self.select_of(&names.collect::<Vec<_>>())
     }
 
     /// [`select`](Self::select) among the linear layers of these names, by layer.
-    fn select_of(&self, names: &[Vec<&str>]) -> Result<Selection, Vec<TargetError>> {
+    fn select_of(&self, names: &[Vec<String>]) -> Result<Selection, Vec<TargetError>> {
         let num_layers = names.len();
         let mut errors = Vec::new();
         let targets = self.targets(&mut errors);
@@ -144,15 +149,14 @@ impl LoraConfig {
             if self.layers_to_transform.as_ref().is_some_and(|layers| !layers.contains(&layer)) {
                 continue;
             }
-            for (site, name) in names[layer].iter().enumerate() {
-                let module = in_layer(layer, name);
-                let matching = targets.iter().zip(&mut hits).filter(|((_, target), _)| target.is_match(&module));
+            for (site, module) in names[layer].iter().enumerate() {
+                let matching = targets.iter().zip(&mut hits).filter(|((_, target), _)| target.is_match(module));
                 if matching.map(|(_, hits)| hits.num_hits += 1).count() == 0 {
                     continue;
                 }
-                let r = first_match(&ranks, &mut used.0, &module).map_or(self.r, |key| self.rank_pattern[key]);
+                let r = first_match(&ranks, &mut used.0, module).map_or(self.r, |key| self.rank_pattern[key]);
                 let alpha =
-                    first_match(&alphas, &mut used.1, &module).map_or(self.lora_alpha, |key| self.alpha_pattern[key]);
+                    first_match(&alphas, &mut used.1, module).map_or(self.lora_alpha, |key| self.alpha_pattern[key]);
                 shapes.insert(site, AdapterShape { kind: Kind::Lora, r, scale: self.scale(r, alpha) });
             }
         }

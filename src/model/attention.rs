@@ -16,7 +16,7 @@ use crate::spec;
 pub struct Attention {
     /// Its shape.
     pub spec: spec::Attention,
-    /// Weights of the norms of every query and key head, each `[head_dim]`, where the family has them.
+    /// Weights of the norms of queries and keys, where the family has them; such have a rotary embedding, too.
     pub head_norms: Option<[Tensor<1>; 2]>,
 }
 
@@ -37,9 +37,8 @@ impl spec::Attention {
     /// Sizes of its tensors.
     pub(super) fn sizes(&self, by: SizedBy) -> SublayerSizes {
         let (query, key_value) = (self.heads.query_width(), self.heads.key_value_width());
-        // Queries and keys before their norms, and a factor for each head.
-        let of_norms = query + key_value + self.heads.num_heads + self.heads.num_kv_heads;
-        let of_norms = if self.has_head_norms { of_norms } else { 0 };
+        // Queries and keys before their norms, and a factor for each.
+        let of_norms = self.norm_widths().map_or(0, |[q, k]| query + key_value + query / q + key_value / k);
         SublayerSizes {
             kept: 2 * query + 2 * key_value + self.heads.num_heads + of_norms,
             forward: by.hidden_size,
@@ -54,7 +53,10 @@ impl Attention {
         let [q, k, v] = linears.forward_each(qkv, x);
         let context = linears.context;
         let ([q, k], before_head_norms) = match self.norms(context) {
-            None => (rotate([q, k], context.layout, rope, heads, false), None),
+            None => match rope {
+                Some(rope) => (rotate([q, k], context.layout, rope, heads, false), None),
+                None => ([q, k], None),
+            },
             Some(norms) => {
                 let (normed, factors) = norm_and_rotate([&q, &k], norms);
                 (normed, Some(([q, k], factors)))
@@ -86,7 +88,10 @@ impl Attention {
         drop((d_o, attended, q, k, v));
         let [dq, dk] = match (self.norms(context), before_head_norms) {
             (Some(norms), Some(([q, k], factors))) => norm_and_rotate_backward([dq, dk], [&q, &k], factors, norms),
-            _ => rotate([dq, dk], context.layout, rope, heads, true),
+            _ => match rope {
+                Some(rope) => rotate([dq, dk], context.layout, rope, heads, true),
+                None => [dq, dk],
+            },
         };
         linears.backward_each(qkv, [dq, dk, dv], &x(), input_grad)
     }
@@ -94,6 +99,6 @@ impl Attention {
     fn norms<'a>(&'a self, context: &BlockContext<'a>) -> Option<HeadNorms<'a>> {
         let spec::Attention { rope, heads, .. } = self.spec;
         let [q, k] = self.head_norms.as_ref()?;
-        Some(HeadNorms { weights: [q, k], eps: context.eps, layout: context.layout, rope, heads })
+        Some(HeadNorms { weights: [q, k], eps: context.eps, layout: context.layout, rope: rope?, heads })
     }
 }

@@ -5,7 +5,7 @@ use burn::tensor::Tensor;
 use super::budget::{SizedBy, SublayerSizes};
 use super::linears::Linears;
 use crate::ops::linear::InputGrad;
-use crate::ops::swiglu::{swiglu, swiglu_backward};
+use crate::ops::swiglu::{gated, gated_backward};
 use crate::spec;
 
 /// What the backward needs of the forward, each `[tokens, intermediate_size]`; their product is cheaper to compute again.
@@ -28,7 +28,7 @@ impl spec::Gated {
     }
 
     pub(super) fn output(&self, kept: &Kept, residual: Option<Tensor<2>>, linears: &mut Linears<'_>) -> Tensor<2> {
-        let h = swiglu(linears.context.place(), &kept.gate, &kept.up);
+        let h = gated(linears.context.place(), self.activation, &kept.gate, &kept.up);
         linears.forward(self.down, &h, residual)
     }
 
@@ -42,11 +42,11 @@ impl spec::Gated {
         input_grad: bool,
     ) -> Option<Tensor<2>> {
         let (place, Kept { gate, up }) = (linears.context.place(), kept);
-        let h = swiglu(place, &gate, &up);
+        let h = gated(place, self.activation, &gate, &up);
         let dh = linears.backward(self.down, dy, &h, InputGrad::Fresh);
         drop(h);
         let dh = dh.unwrap_or_else(|| gate.zeros_like());
-        let (dgate, dup) = swiglu_backward(place, &dh, &gate, &up);
+        let (dgate, dup) = gated_backward(place, self.activation, &dh, &gate, &up);
         drop((dh, gate, up));
         linears.backward_each(self.gate_up, [dgate, dup], &x(), input_grad)
     }

@@ -82,11 +82,24 @@ fn load_all(
         DType::from(activations),
         embed_tokens,
         blocks?,
-        weights.load("model.norm.weight", [hidden_size], Dtype::F32, device)?,
+        // What divides the logits may as well divide what they are made of.
+        norm(config, weights, "model.norm", hidden_size, device)? / config.logit_divisor,
         Weight { values: lm_head, bias: None, rounds },
     );
     let is_mapped = storage.residency == Residency::Mapped;
     Ok(Model { pager: is_mapped.then(|| Arc::new(Pager::new(config, weights))), host, ..model })
+}
+
+/// The weight of a norm, `[width]`.
+fn norm(
+    config: &ModelConfig,
+    weights: &Weights,
+    name: &str,
+    width: usize,
+    device: &Device,
+) -> Result<Tensor<1>, Problem> {
+    let weight = weights.load(&format!("{name}.weight"), [width], Dtype::F32, device)?;
+    Ok(if config.has_norms_less_one { weight + 1.0 } else { weight })
 }
 
 fn load_block(
@@ -97,8 +110,7 @@ fn load_block(
     rounds: bool,
     device: &Device,
 ) -> Result<Block, Problem> {
-    let norm =
-        |part: &str, width| weights.load(&format!("{}.weight", in_layer(layer, part)), [width], Dtype::F32, device);
+    let norm = |part: &str, width| norm(config, weights, &in_layer(layer, part), width, device);
     let matrices = if storage.residency == Residency::Host { &Device::flex() } else { device };
     let spec = &config.blocks[layer];
     let linear = |site: &spec::Site| {
@@ -112,13 +124,15 @@ fn load_block(
     let sublayer = |spec: &spec::Sublayer| {
         let kind = match &spec.kind {
             spec::SublayerKind::Attention(spec) => {
-                let [q, k] = HEAD_NORMS.map(|name| spec.has_head_norms.then(|| norm(name, spec.heads.head_dim)));
-                let head_norms = if let (Some(q), Some(k)) = (q, k) { Some([q?, k?]) } else { None };
+                let [of_q, of_k] = HEAD_NORMS;
+                let norms = spec.norm_widths().map(|[q, k]| Ok([norm(of_q, q)?, norm(of_k, k)?]));
+                let head_norms = norms.transpose()?;
                 SublayerKind::Attention(Attention { spec: spec.clone(), head_norms })
             }
             spec::SublayerKind::Gated(spec) => SublayerKind::Gated(spec.clone()),
         };
-        Ok(Sublayer { norm_before: around(spec.norm_before)?, norm_after: around(spec.norm_after)?, kind })
+        let [norm_before, norm_after] = [around(spec.norm_before)?, around(spec.norm_after)?];
+        Ok(Sublayer { norm_before, norm_after, output_scale: spec.output_scale, kind })
     };
     let mut linears = spec.sites.iter().map(linear).collect::<Result<Vec<_>, Problem>>()?;
     if storage.residency == Residency::Memory && place_of(device, DType::F32).stacks_weights() {

@@ -1,4 +1,4 @@
-//! RMSNorm of every query and key head, and then the rotary embedding, as Qwen3 has them.
+//! RMSNorm of every query and key head, as in Qwen3, or of all heads together, as in `olmo2`, and then the rotary embedding.
 
 use burn::tensor::Tensor;
 
@@ -14,7 +14,7 @@ pub type QueriesKeys<T> = [T; 2];
 /// What norms and turns the heads of a micro-batch.
 #[derive(Clone, Copy, Debug)]
 pub struct HeadNorms<'a> {
-    /// Weights, each `[head_dim]`.
+    /// Weights, each `[head_dim]`, or as wide as all query and as all key heads.
     pub weights: QueriesKeys<&'a Tensor<1>>,
     /// Added to the mean square.
     pub eps: f64,
@@ -58,7 +58,7 @@ pub(super) fn norm_then_rotate<K: Kernels + ?Sized>(
 ) -> (QueriesKeys<Tensor<2>>, Factors) {
     let HeadNorms { weights, eps, layout, rope, heads } = norms;
     let norm = |which: usize| {
-        let (y, rstd) = place.rms_norm(&by_head(qk[which].clone(), heads), weights[which], eps);
+        let (y, rstd) = place.rms_norm(&in_rows(qk[which].clone(), weights[which]), weights[which], eps);
         (y.reshape(qk[which].dims()), rstd)
     };
     let ((q, of_q), (k, of_k)) = (norm(0), norm(1));
@@ -75,17 +75,17 @@ pub(super) fn rotate_then_norm_backward<K: Kernels + ?Sized>(
 ) -> QueriesKeys<Tensor<2>> {
     let HeadNorms { weights, eps, layout, rope, heads } = norms;
     let [dq, dk] = place.rotate(dqk, layout, rope, heads, true);
-    let x = |which: usize| by_head(qk[which].clone(), heads);
+    let x = |which: usize| in_rows(qk[which].clone(), weights[which]);
     let [of_q, of_k] = factors.unwrap_or_else(|| [0, 1].map(|which| place.rms_norm(&x(which), weights[which], eps).1));
     let norm = |which: usize, dy: Tensor<2>, rstd: &Tensor<1>| {
-        let (shape, dy) = (dy.dims(), by_head(dy, heads));
+        let (shape, dy) = (dy.dims(), in_rows(dy, weights[which]));
         place.rms_norm_backward(&dy, &x(which), weights[which], rstd, dy.zeros_like()).reshape(shape)
     };
     [norm(0, dq, &of_q), norm(1, dk, &of_k)]
 }
 
-/// `[tokens * heads, head_dim]`
-fn by_head(x: Tensor<2>, heads: Heads) -> Tensor<2> {
-    let [tokens, width] = x.dims();
-    x.reshape([tokens * width / heads.head_dim, heads.head_dim])
+/// A row for each norm: of heads, `[tokens * heads, head_dim]`.
+fn in_rows(x: Tensor<2>, weight: &Tensor<1>) -> Tensor<2> {
+    let ([tokens, width], [of_norm]) = (x.dims(), weight.dims());
+    x.reshape([tokens * width / of_norm, of_norm])
 }

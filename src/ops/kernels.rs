@@ -2,6 +2,8 @@
 //!
 //! [`Kernels`] has every operation of a step. Its default methods are plain tensor calls, which run on any backend; a place
 //! overrides what it has kernels for, and says what it is like. A door, such as [`norm`](super::norm), measures and calls.
+//!
+//! What kernels of a place lack (a type, a size, a cap of scores, an activation) it leaves to the default method.
 
 use std::fmt::Debug;
 
@@ -13,7 +15,7 @@ use super::attention::{Attended, CHUNK_BYTES, Heads, plain_attention, plain_atte
 use super::cached_attention::Held;
 use super::cpu_kernels::Cpu;
 use super::cross_entropy::{
-    PLAIN_MULTIPLE, TokenWeights, chunked_cross_entropy, most_plain_targets, plain_cross_entropy,
+    Head, PLAIN_MULTIPLE, TokenWeights, chunked_cross_entropy, most_plain_targets, plain_cross_entropy,
 };
 use super::cuda::{cuda, kernel_state};
 use super::dropout::{Dropout, plain_dropout};
@@ -25,8 +27,9 @@ use super::low_rank::{Lora, LowRank};
 use super::norm::{plain_rms_norm, plain_rms_norm_backward};
 use super::product::F32Products;
 use super::rotary::plain_rotate;
-use super::swiglu::{plain_swiglu, plain_swiglu_backward};
+use super::swiglu::{plain_gated, plain_gated_backward};
 use crate::device::{DeviceKind, Dtype};
+use crate::spec::Activation::{GeluTanh, Silu};
 
 /// Where the operations of a model run. It is decided once, with the model.
 pub type Place = &'static dyn Kernels;
@@ -125,8 +128,9 @@ pub trait Kernels: Debug + Send + Sync {
     }
 
     /// Temporary bytes for scores of which the matrix would have `all` bytes: a chunk, its exponentials and gradients.
-    fn score_bytes(&self, all: usize, _heads: Heads, _dtype: Dtype) -> usize {
-        4 * all.min(CHUNK_BYTES)
+    fn score_bytes(&self, all: usize, heads: Heads, _dtype: Dtype) -> usize {
+        // The slope of a cap is as large.
+        (4 + usize::from(heads.soft_cap.is_some())) * all.min(CHUNK_BYTES)
     }
 
     /// Bytes that its libraries take beside tensors.
@@ -166,11 +170,19 @@ pub trait Kernels: Debug + Send + Sync {
     }
 
     fn swiglu(&self, gate: &Tensor<2>, up: &Tensor<2>) -> Tensor<2> {
-        plain_swiglu(gate, up)
+        plain_gated(Silu, gate, up)
     }
 
     fn swiglu_backward(&self, dh: &Tensor<2>, gate: &Tensor<2>, up: &Tensor<2>) -> (Tensor<2>, Tensor<2>) {
-        plain_swiglu_backward(dh, gate, up)
+        plain_gated_backward(Silu, dh, gate, up)
+    }
+
+    fn geglu(&self, gate: &Tensor<2>, up: &Tensor<2>) -> Tensor<2> {
+        plain_gated(GeluTanh, gate, up)
+    }
+
+    fn geglu_backward(&self, dh: &Tensor<2>, gate: &Tensor<2>, up: &Tensor<2>) -> (Tensor<2>, Tensor<2>) {
+        plain_gated_backward(GeluTanh, dh, gate, up)
     }
 
     fn rotate(&self, qk: [Tensor<2>; 2], layout: &Layout, rope: usize, heads: Heads, inverse: bool) -> [Tensor<2>; 2] {
@@ -266,7 +278,7 @@ pub trait Kernels: Debug + Send + Sync {
     fn linear_cross_entropy(
         &self,
         hidden: &Tensor<2>,
-        head: &Weight,
+        head: Head<'_>,
         targets: &[u32],
         weights: Option<&TokenWeights>,
         chunk_len: usize,

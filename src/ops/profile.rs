@@ -136,7 +136,8 @@ mod tests {
     use crate::device::DeviceKind;
     use crate::ops::kernels::place_on;
     use crate::ops::linear::{Weight, linear};
-    use crate::ops::swiglu::swiglu;
+    use crate::ops::swiglu::gated;
+    use crate::spec::Activation;
 
     #[test]
     fn a_profile_counts_calls_flops_and_bytes_between_its_start_and_its_end() {
@@ -144,7 +145,7 @@ mod tests {
         let (x, w) = (Tensor::<2>::ones([5, 7], &device), Weight::new(Tensor::ones([3, 7], &device)));
         let run = || {
             let (y, _) = linear(place_on(DeviceKind::Cpu), &x, &w, None, None);
-            swiglu(place_on(DeviceKind::Cpu), &y, &y)
+            gated(place_on(DeviceKind::Cpu), Activation::Silu, &y, &y)
         };
         let _ = run();
         start(&device);

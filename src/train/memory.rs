@@ -171,7 +171,10 @@ impl Workload<'_> {
     /// Bytes of the logits of a chunk of target tokens.
     fn logits_bytes(&self) -> usize {
         let rows = self.loss_chunk.tokens(self.place, self.head(), self.tokens());
-        let width = self.place.bytes_per_logit(self.activation_bytes());
+        // In plain tensor calls, capped logits are kept for the slope of the cap.
+        let is_kept = self.config.logit_soft_cap.is_some() && !self.place.is_host();
+        let kept = if is_kept { self.activation_bytes() } else { 0 };
+        let width = self.place.bytes_per_logit(self.activation_bytes()) + kept;
         rows * self.config.vocab_size * width
     }
 

@@ -24,7 +24,7 @@ use super::{Sizes, has_attention};
 use crate::device::Dtype;
 use crate::ops::adamw::{State, Update};
 use crate::ops::attention::{Attended, Heads};
-use crate::ops::cross_entropy::{TokenWeights, chunked_cross_entropy, target_ids};
+use crate::ops::cross_entropy::{Head, TokenWeights, chunked_cross_entropy, target_ids};
 use crate::ops::custom::device_of;
 use crate::ops::head_norm::{Factors, HeadNorms, QueriesKeys, norm_then_rotate, rotate_then_norm_backward};
 use crate::ops::kernels::{Kernels, Place, Plain, each_backward};
@@ -77,7 +77,8 @@ fn has(x: &Tensor<2>, name: &str) -> bool {
 /// Whether a kernel norms and rotates heads.
 fn has_head_norms(q: &Tensor<2>, norms: HeadNorms<'_>) -> bool {
     let head_dim = norms.heads.head_dim;
-    has(q, "rotary") && check::is_on("norm") && head_dim.is_multiple_of(16) && head_dim <= 256
+    let is_of_heads = norms.weights[0].dims() == [head_dim];
+    is_of_heads && has(q, "rotary") && check::is_on("norm") && head_dim.is_multiple_of(16) && head_dim <= 256
 }
 
 /// Whether the kernels of low-rank updates take this one.
@@ -257,7 +258,7 @@ impl Kernels for Cuda {
     fn linear_cross_entropy(
         &self,
         hidden: &Tensor<2>,
-        head: &Weight,
+        head: Head<'_>,
         targets: &[u32],
         weights: Option<&TokenWeights>,
         chunk_len: usize,

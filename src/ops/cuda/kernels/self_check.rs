@@ -6,7 +6,7 @@ use burn::tensor::{DType, Device, Tensor};
 
 use crate::ops::adamw::{State, Update, adamw};
 use crate::ops::attention::{Heads, attention, attention_backward};
-use crate::ops::cross_entropy::{LossChunk, TokenWeights, linear_cross_entropy};
+use crate::ops::cross_entropy::{Head, LossChunk, TokenWeights, linear_cross_entropy};
 use crate::ops::cuda::Compared;
 use crate::ops::dropout::{Dropout, mix};
 use crate::ops::head_norm::{HeadNorms, norm_and_rotate, norm_and_rotate_backward};
@@ -17,7 +17,8 @@ use crate::ops::linear::{InputGrad, Layer, Weight, linear, linear_backward, line
 use crate::ops::low_rank::{Lora, LowRank};
 use crate::ops::norm::{rms_norm, rms_norm_backward};
 use crate::ops::rotary::rotate;
-use crate::ops::swiglu::{swiglu, swiglu_backward};
+use crate::ops::swiglu;
+use crate::spec::Activation::Silu;
 use crate::util::faults;
 use crate::util::panics::guarded;
 
@@ -30,7 +31,7 @@ pub fn self_check(device: &Device) -> Vec<Compared> {
     let cpu = Device::flex();
     let heads = [(32, None), (64, None), (96, Some(3)), (128, None), (256, Some(20))];
     let of_heads = heads.into_iter().flat_map(|(head_dim, window)| {
-        let heads = Heads { num_heads: 6, num_kv_heads: 2, head_dim, scale: 0.125, window };
+        let heads = Heads { num_heads: 6, num_kv_heads: 2, head_dim, scale: 0.125, window, soft_cap: None };
         let of = |device: &Device, dtype| attend(device, dtype, heads);
         let of_gpu = guarded(|| of(device, DType::BF16)).and_then(|found| found);
         compare(
@@ -210,7 +211,7 @@ fn turned(device: &Device, dtype: DType) -> Result<Results, String> {
     let (place, positions) = (place_of(device, dtype), (0..u32::from(tokens)).rev().collect());
     let layout = Layout::new(place, 1, vec![(0, tokens.into())], positions, Arc::from([table]));
     let head_dim = 2 * usize::from(half);
-    let heads = Heads { num_heads, num_kv_heads: 1, head_dim, scale: 1.0, window: None };
+    let heads = Heads { num_heads, num_kv_heads: 1, head_dim, scale: 1.0, window: None, soft_cap: None };
     let x = |num_heads| numbers([tokens.into(), head_dim * num_heads], 1, device).cast(dtype);
     let turned = |inverse| rotate([x(num_heads), x(1)], &layout, 0, heads, inverse);
     let weight = numbers([1, head_dim], 2, device).cast(DType::F32).reshape([head_dim]);
@@ -234,15 +235,22 @@ fn turned(device: &Device, dtype: DType) -> Result<Results, String> {
 fn gated(device: &Device, dtype: DType) -> Result<Results, String> {
     let place = place_of(device, dtype);
     let [dh, gate, up] = [1, 2, 3].map(|seed| numbers([9, 1032], seed, device).cast(dtype));
-    let (dgate, dup) = swiglu_backward(place, &dh, &gate, &up);
-    read([("h", &swiglu(place, &gate, &up)), ("dgate", &dgate), ("dup", &dup)])
+    let (dgate, dup) = swiglu::gated_backward(place, Silu, &dh, &gate, &up);
+    read([("h", &swiglu::gated(place, Silu, &gate, &up)), ("dgate", &dgate), ("dup", &dup)])
 }
 
 fn loss(device: &Device, dtype: DType) -> Result<Results, String> {
     let head = Weight::new(numbers([1000, 64], 1, device).cast(dtype));
     let hidden = numbers([64, 64], 2, device).cast(dtype);
     let (targets, weights) = ((0..64).map(|i| i * 13).collect::<Vec<_>>(), TokenWeights::Each(vec![0.5; 64]));
-    let found = linear_cross_entropy(place_of(device, dtype), &hidden, &head, &targets, &weights, LossChunk::Auto);
+    let found = linear_cross_entropy(
+        place_of(device, dtype),
+        &hidden,
+        Head { weight: &head, soft_cap: None },
+        &targets,
+        &weights,
+        LossChunk::Auto,
+    );
     read([("losses", &found.losses.unsqueeze_dim(1)), ("dhidden", &found.dhidden)])
 }
 

@@ -15,7 +15,7 @@ fn kernel(name: &str, [tokens, width]: [usize; 2]) -> Launch {
     Launch::new(&MODULE, name, [tokens, width.div_ceil(8 * THREADS), 1], THREADS)
 }
 
-/// [`swiglu`](crate::ops::swiglu::swiglu) of `bf16`.
+/// [`gated`](crate::ops::swiglu::gated) with SiLU of `bf16`.
 pub(super) fn forward(gate: &Tensor<2>, up: &Tensor<2>) -> Tensor<2> {
     let inputs = [gate, up].map(|x| x.clone().into_dispatch());
     let [h] = custom("swiglu", inputs, [spec(DType::BF16, gate.dims())], |inputs, [h]| {
@@ -26,7 +26,7 @@ pub(super) fn forward(gate: &Tensor<2>, up: &Tensor<2>) -> Tensor<2> {
     Tensor::from_dispatch(h)
 }
 
-/// [`swiglu_backward`](crate::ops::swiglu::swiglu_backward) of `bf16`.
+/// [`gated_backward`](crate::ops::swiglu::gated_backward) with SiLU of `bf16`.
 pub(super) fn backward(dh: &Tensor<2>, gate: &Tensor<2>, up: &Tensor<2>) -> (Tensor<2>, Tensor<2>) {
     let inputs = [dh, gate, up].map(|x| x.clone().into_dispatch());
     let [tokens, width] = gate.dims();
