@@ -105,20 +105,18 @@ impl Kernels for Cpu {
         host::update(residual, |dx| cpu::rms_norm_backward(&dy, &x, &weight, &rstd, dx, true))
     }
 
-    fn swiglu(&self, gate: &Tensor<2>, up: &Tensor<2>) -> Tensor<2> {
-        gated(Activation::Silu, gate, up)
+    fn gated(&self, activation: Activation, gate: &Tensor<2>, up: &Tensor<2>) -> Tensor<2> {
+        gated(activation, gate, up)
     }
 
-    fn swiglu_backward(&self, dh: &Tensor<2>, gate: &Tensor<2>, up: &Tensor<2>) -> (Tensor<2>, Tensor<2>) {
-        gated_backward(Activation::Silu, dh, gate, up)
-    }
-
-    fn geglu(&self, gate: &Tensor<2>, up: &Tensor<2>) -> Tensor<2> {
-        gated(Activation::GeluTanh, gate, up)
-    }
-
-    fn geglu_backward(&self, dh: &Tensor<2>, gate: &Tensor<2>, up: &Tensor<2>) -> (Tensor<2>, Tensor<2>) {
-        gated_backward(Activation::GeluTanh, dh, gate, up)
+    fn gated_backward(
+        &self,
+        activation: Activation,
+        dh: &Tensor<2>,
+        gate: &Tensor<2>,
+        up: &Tensor<2>,
+    ) -> (Tensor<2>, Tensor<2>) {
+        gated_backward(activation, dh, gate, up)
     }
 
     fn rotate(&self, qk: [Tensor<2>; 2], layout: &Layout, rope: usize, heads: Heads, inverse: bool) -> [Tensor<2>; 2] {

@@ -29,7 +29,7 @@ use super::product::F32Products;
 use super::rotary::plain_rotate;
 use super::swiglu::{plain_gated, plain_gated_backward};
 use crate::device::{DeviceKind, Dtype};
-use crate::spec::Activation::{GeluTanh, Silu};
+use crate::spec::Activation;
 
 /// Where the operations of a model run. It is decided once, with the model.
 pub type Place = &'static dyn Kernels;
@@ -169,20 +169,18 @@ pub trait Kernels: Debug + Send + Sync {
         plain_rms_norm_backward(dy, x, weight, rstd, residual)
     }
 
-    fn swiglu(&self, gate: &Tensor<2>, up: &Tensor<2>) -> Tensor<2> {
-        plain_gated(Silu, gate, up)
+    fn gated(&self, activation: Activation, gate: &Tensor<2>, up: &Tensor<2>) -> Tensor<2> {
+        plain_gated(activation, gate, up)
     }
 
-    fn swiglu_backward(&self, dh: &Tensor<2>, gate: &Tensor<2>, up: &Tensor<2>) -> (Tensor<2>, Tensor<2>) {
-        plain_gated_backward(Silu, dh, gate, up)
-    }
-
-    fn geglu(&self, gate: &Tensor<2>, up: &Tensor<2>) -> Tensor<2> {
-        plain_gated(GeluTanh, gate, up)
-    }
-
-    fn geglu_backward(&self, dh: &Tensor<2>, gate: &Tensor<2>, up: &Tensor<2>) -> (Tensor<2>, Tensor<2>) {
-        plain_gated_backward(GeluTanh, dh, gate, up)
+    fn gated_backward(
+        &self,
+        activation: Activation,
+        dh: &Tensor<2>,
+        gate: &Tensor<2>,
+        up: &Tensor<2>,
+    ) -> (Tensor<2>, Tensor<2>) {
+        plain_gated_backward(activation, dh, gate, up)
     }
 
     fn rotate(&self, qk: [Tensor<2>; 2], layout: &Layout, rope: usize, heads: Heads, inverse: bool) -> [Tensor<2>; 2] {

@@ -16,11 +16,7 @@ pub(super) const GELU_CUBE: f64 = 0.044_715;
 /// All `[tokens, intermediate_size]`.
 #[must_use]
 pub fn gated(place: Place, activation: Activation, gate: &Tensor<2>, up: &Tensor<2>) -> Tensor<2> {
-    let work = || match activation {
-        Activation::Silu => place.swiglu(gate, up),
-        Activation::GeluTanh => place.geglu(gate, up),
-    };
-    profile::measure(name(activation)[0], || profile::passes(gate, 3), work)
+    profile::measure(name(activation)[0], || profile::passes(gate, 3), || place.gated(activation, gate, up))
 }
 
 /// The gradients of [`gated`] with respect to `gate` and `up`.
@@ -35,15 +31,12 @@ pub fn gated_backward(
     gate: &Tensor<2>,
     up: &Tensor<2>,
 ) -> (Tensor<2>, Tensor<2>) {
-    let work = || match activation {
-        Activation::Silu => place.swiglu_backward(dh, gate, up),
-        Activation::GeluTanh => place.geglu_backward(dh, gate, up),
-    };
+    let work = || place.gated_backward(activation, dh, gate, up);
     profile::measure(name(activation)[1], || profile::passes(gate, 5), work)
 }
 
 /// Names of the operation and of its backward.
-fn name(activation: Activation) -> [&'static str; 2] {
+pub(super) fn name(activation: Activation) -> [&'static str; 2] {
     match activation {
         Activation::Silu => ["swiglu", "swiglu_backward"],
         Activation::GeluTanh => ["geglu", "geglu_backward"],

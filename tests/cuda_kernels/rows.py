@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Holds the kernels of norm.cu, rotary.cu and swiglu.cu against float64.
+"""Holds the kernels of bias.cu, norm.cu, rotary.cu and swiglu.cu against float64.
 
 usage: rows.py [--toolkit DIR] [--driver libcuda.so.1]
 
@@ -21,6 +21,8 @@ ROTARIES = [(5, 1, 16, 0), (7, 9, 64, 24), (3, 4, 96, 0), (6, 40, 128, 8), (2, 3
 # Tokens, heads of q and of k, head size, columns beside the rows.
 HEADS = [(7, 4, 2, 64, 64), (5, 3, 1, 80, 24), (3, 2, 2, 96, 0), (6, 32, 8, 128, 8), (2, 3, 1, 256, 16), (70000, 1, 1, 16, 0),
          (4, 2, 1, 32, 8), (3, 5, 0, 144, 8)]
+# Tokens, widths, columns beside the rows.
+BIASES = [(3, (8,), 8), (5, (1000, 64, 64), 0), (2, (24, 8), 16)]
 # Tokens, width, columns beside the rows.
 SWIGLUS = [(3, 8, 0), (5, 1032, 16), (2, 4096, 8)]
 EPS = 1e-5
@@ -172,7 +174,8 @@ def check_heads(device: cuda.Device, case: tuple, seed: int) -> list[str]:
     return wrong
 
 
-def check_swiglu(device: cuda.Device, case: tuple, seed: int) -> list[str]:
+def check_gate(device: cuda.Device, case: tuple, seed: int) -> list[str]:
+    *case, name = case
     tokens, width, beside = case
     made = np.random.default_rng(seed)
     gate, up, dh = (Rows(made, tokens, width, beside + 8 * i) for i in range(3))
@@ -184,22 +187,24 @@ def check_swiglu(device: cuda.Device, case: tuple, seed: int) -> list[str]:
         g, u, d = (device.buffer(r.bits) for r in (gate, up, dh))
         h = device.buffer(Rows(None, tokens, width, beside).bits)
         strides = [x.shape[1] for x in (d, g, u)]
-        device.launch("swiglu", grid, 128, 0, g, u, h, *strides[1:], h.shape[1], width)
-        device.launch("swiglu_backward", grid, 128, 0, d, g, u, g, u, d, *strides, *strides[1:], strides[0], width)
+        device.launch(name, grid, 128, 0, g, u, h, *strides[1:], h.shape[1], width)
+        device.launch(f"{name}_backward", grid, 128, 0, d, g, u, g, u, d, *strides, *strides[1:], strides[0], width)
         results = [b.read() for b in (h, g, u, d)]
         device.free()
         return results
 
     found, again = run(), run()
-    sigmoid = 1 / (1 + np.exp(-gate.values))
-    slope = sigmoid + gate.values * sigmoid * (1 - sigmoid)
+    x, scale, cube = gate.values, *((np.sqrt(8 / np.pi), 0.044715) if name == "geglu" else (1, 0))
+    sigmoid = 1 / (1 + np.exp(np.minimum(-scale * (x + cube * x**3), 700)))
+    steep = np.abs(x * scale * (1 + 3 * cube * x**2)) * sigmoid * (1 - sigmoid)
+    slope = sigmoid + np.sign(x) * steep
     expected = [gate.values * sigmoid * up.values, dh.values * up.values * slope, dh.values * gate.values * sigmoid]
     sizes = [np.abs(x) for x in expected]
-    sizes[1] = np.abs(dh.values * up.values) * (sigmoid + np.abs(gate.values) * sigmoid * (1 - sigmoid))
+    sizes[1] = np.abs(dh.values * up.values) * (sigmoid + steep)
     # Of -90 the sigmoid is less than what f32 has.
     shares = [share(x[:, :width], value, 4 * size + 1e-29) for x, value, size in zip(found, expected, sizes)]
     told = ", ".join(f"{what} {of:.2f}" for what, of in zip(("h", "dgate", "dup"), shares))
-    print(f"swiglu, {tokens} x {width}: largest share of what may be off: {told}")
+    print(f"{name}, {tokens} x {width}: largest share of what may be off: {told}")
     wrong = ["off"] if not max(shares) <= 1 else []
     if any(a.tobytes() != b.tobytes() for a, b in zip(found, again)):
         wrong.append("a second run differs")
@@ -210,11 +215,26 @@ def check_swiglu(device: cuda.Device, case: tuple, seed: int) -> list[str]:
     return wrong
 
 
+def check_bias(device: cuda.Device, case: tuple, seed: int) -> list[str]:
+    tokens, widths, beside = case
+    made, width = np.random.default_rng(seed), sum(widths)
+    y, biases = Rows(made, tokens, width, beside), [made.standard_normal(width).astype(np.float32) for width in widths]
+    held, absent = device.buffer(y.bits), 3 - len(widths)
+    device.launch("add_bias", (tokens, -(-width // 1024)), 128, 0, held, *map(device.buffer, biases), *[np.uint64(0)] * absent,
+                  held.shape[1], *widths, *[0] * absent)
+    found = held.read()
+    device.free()
+    expected = cuda.to_bf16(y.values.astype(np.float32) + np.concatenate(biases))
+    wrong = [] if (found[:, :width] == expected).all() else ["off"]
+    print(f"bias, {tokens} x {widths}: {'wrong' if wrong else 'equal'}")
+    return wrong + ["written beside the rows"] * bool((found[:, width:] != 0xFFFF).any())
+
+
 def main() -> None:
     options = cuda.arguments(__doc__).parse_args()
     failures = 0
-    for module, check, cases in (("norm", check_norm, NORMS), ("rotary", check_rotary, ROTARIES), ("rotary", check_heads, HEADS),
-                                 ("swiglu", check_swiglu, SWIGLUS)):
+    for module, check, cases in (("bias", check_bias, BIASES), ("norm", check_norm, NORMS), ("rotary", check_rotary, ROTARIES), ("rotary", check_heads, HEADS),
+                                 ("swiglu", check_gate, [(*case, name) for case in SWIGLUS for name in ("swiglu", "geglu")])):
         device = cuda.Device(options, module)
         for seed, case in enumerate(cases):
             for text in check(device, case, seed):

@@ -1,6 +1,7 @@
 //! The kernels of NVIDIA GPUs, each behind the operation that it computes.
 
 mod attention;
+mod bias;
 mod cross_entropy;
 mod low_rank;
 mod matrix;
@@ -32,6 +33,7 @@ use crate::ops::layout::Layout;
 use crate::ops::linear::{InputGrad, Layer, Matrix, Weight, linear_backward_by, linear_by};
 use crate::ops::low_rank::{Lora, LowRank};
 use crate::ops::product::F32Products;
+use crate::spec::Activation;
 use crate::util::files;
 
 pub use self_check::self_check;
@@ -41,6 +43,7 @@ pub use self_check::self_check;
 pub fn digest() -> String {
     let modules = [
         &attention::MODULE,
+        &bias::MODULE,
         &cross_entropy::MODULE,
         &low_rank::MODULE,
         &norm::MODULE,
@@ -128,17 +131,23 @@ impl Cuda {
 
     /// The layers without their updates.
     fn products(&self, x: &Tensor<2>, weights: &[&Weight], residual: Option<Tensor<2>>) -> Vec<Tensor<2>> {
-        if are_joined(x, weights) && weights.iter().all(|weight| weight.bias.is_none()) {
-            return products::forward(x, weights, residual.as_ref());
+        if are_joined(x, weights) {
+            let ys = products::forward(x, weights, residual.as_ref());
+            let biases: Vec<_> = weights.iter().filter_map(|weight| weight.bias.as_ref()).collect();
+            if biases.len() == ys.len() {
+                return bias::add(ys, &biases);
+            } else if biases.is_empty() {
+                return ys;
+            }
         }
         let mut residual = residual;
         let product = |weight: &&Weight| {
-            let base = |sum: Option<Tensor<2>>| (one(products::forward(x, &[weight], sum.as_ref())), None);
-            let (place, residual) = (&self.0, residual.take());
+            let residual = residual.take();
             if has_products(x.dtype(), weight) {
-                linear_by(base, self.f32_products(), x, weight, None, residual).0
+                let y = products::forward(x, &[weight], residual.as_ref());
+                one(weight.bias.iter().fold(y, |y, bias| bias::add(y, &[bias])))
             } else {
-                place.linear(x, weight, None, residual).0
+                self.0.linear(x, weight, None, residual).0
             }
         };
         weights.iter().map(product).collect()
@@ -298,12 +307,22 @@ impl Kernels for Cuda {
         }
     }
 
-    fn swiglu(&self, gate: &Tensor<2>, up: &Tensor<2>) -> Tensor<2> {
-        if has(gate, "swiglu") { swiglu::forward(gate, up) } else { self.0.swiglu(gate, up) }
+    fn gated(&self, activation: Activation, gate: &Tensor<2>, up: &Tensor<2>) -> Tensor<2> {
+        if has(gate, "swiglu") { swiglu::forward(activation, gate, up) } else { self.0.gated(activation, gate, up) }
     }
 
-    fn swiglu_backward(&self, dh: &Tensor<2>, gate: &Tensor<2>, up: &Tensor<2>) -> (Tensor<2>, Tensor<2>) {
-        if has(gate, "swiglu") { swiglu::backward(dh, gate, up) } else { self.0.swiglu_backward(dh, gate, up) }
+    fn gated_backward(
+        &self,
+        activation: Activation,
+        dh: &Tensor<2>,
+        gate: &Tensor<2>,
+        up: &Tensor<2>,
+    ) -> (Tensor<2>, Tensor<2>) {
+        if has(gate, "swiglu") {
+            swiglu::backward(activation, dh, gate, up)
+        } else {
+            self.0.gated_backward(activation, dh, gate, up)
+        }
     }
 
     fn rotate(&self, qk: [Tensor<2>; 2], layout: &Layout, rope: usize, heads: Heads, inverse: bool) -> [Tensor<2>; 2] {

@@ -18,7 +18,7 @@ use crate::ops::low_rank::{Lora, LowRank};
 use crate::ops::norm::{rms_norm, rms_norm_backward};
 use crate::ops::rotary::rotate;
 use crate::ops::swiglu;
-use crate::spec::Activation::Silu;
+use crate::spec::Activation;
 use crate::util::faults;
 use crate::util::panics::guarded;
 
@@ -152,13 +152,16 @@ fn update(device: &Device, dtype: DType) -> Result<Results, String> {
     }
 }
 
-/// Three layers of one input, whose weights lie one below the other: each with an update, and one without.
+/// Three layers with biases of one input, whose weights lie one below the other: each with an update, and one without.
 fn projections(device: &Device, dtype: DType) -> Result<Results, String> {
     let (tokens, r, widths, in_features) = (70, 24, [80, 16, 16], 144);
     let place = place_of(device, dtype);
     let whole = numbers([widths.iter().sum(), in_features], 1, device).cast(dtype);
-    let weights =
-        [0, 80, 96].into_iter().zip(widths).map(|(first, width)| Weight::new(whole.clone().narrow(0, first, width)));
+    let weight = |(first, width): (usize, usize)| {
+        let bias = numbers([1, width], 3, device).cast(DType::F32).reshape([width]);
+        Weight { bias: Some(bias), ..Weight::new(whole.clone().narrow(0, first, width)) }
+    };
+    let weights = [0, 80, 96].into_iter().zip(widths).map(weight);
     let (weights, x): (Vec<_>, _) = (weights.collect(), numbers([tokens, in_features], 2, device).cast(dtype));
     let matrices: Vec<_> =
         widths.iter().map(|width| [[r, in_features], [*width, r]].map(|shape| matrix(shape, *width, device))).collect();
@@ -235,8 +238,12 @@ fn turned(device: &Device, dtype: DType) -> Result<Results, String> {
 fn gated(device: &Device, dtype: DType) -> Result<Results, String> {
     let place = place_of(device, dtype);
     let [dh, gate, up] = [1, 2, 3].map(|seed| numbers([9, 1032], seed, device).cast(dtype));
-    let (dgate, dup) = swiglu::gated_backward(place, Silu, &dh, &gate, &up);
-    read([("h", &swiglu::gated(place, Silu, &gate, &up)), ("dgate", &dgate), ("dup", &dup)])
+    let mut results = Results::new();
+    for activation in [Activation::Silu, Activation::GeluTanh] {
+        let (dgate, dup) = swiglu::gated_backward(place, activation, &dh, &gate, &up);
+        results.extend(read([("h", &swiglu::gated(place, activation, &gate, &up)), ("dgate", &dgate), ("dup", &dup)])?);
+    }
+    Ok(results)
 }
 
 fn loss(device: &Device, dtype: DType) -> Result<Results, String> {
