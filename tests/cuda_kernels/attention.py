@@ -125,7 +125,9 @@ class Attention:
             box = (32 if self.head % 64 else 64, 64)
             values = [device.tensor_map(x[n], heads_of[n] * self.head, box) if is_mapped(n) else x[n] for n in names]
             strides = [x[n].shape[1] for n in names if n in heads_of and not is_mapped(n)]
-            shared_bytes = 2 * self.head * (128 + slots * columns) + 16 * slots + 8
+            shared_bytes = 2 * self.head * ((128 if name == "forward" else 256) + slots * columns) + 16 * slots + 8
+            if name == "backward_kv":
+                shared_bytes += slots * columns * (2 * self.head + 8)
             device.launch(f"attention_hopper_{name}_{self.head}", (heads, -(-tokens // 128)), 384, shared_bytes,
                           *values, *strides, tokens, self.heads, self.kv_heads, self.scale)
 

@@ -122,8 +122,8 @@ INLINE void backward_q(const bf16 *q, const bf16 *k, const bf16 *v, const bf16 *
         product_of_rows(p, q_rows, k_tile);
         product_of_rows(ds, do_rows, v_tile);
         visible.mask(p, first_column);
-        softmax_backward(p, ds, scale, [&](int m, int, int i) { return row_lse[m][i / 2]; },
-                         [&](int m, int, int i) { return row_delta[m][i / 2]; });
+        softmax_again(p, scale, [&](int m, int, int i) { return row_lse[m][i / 2]; });
+        softmax_backward(p, ds, [&](int m, int, int i) { return row_delta[m][i / 2]; });
         Operand<M, KEYS / 16> operand;
         round_to_operand(operand, ds);
         add_product<HEAD>(sums, operand, k_tile);
@@ -196,8 +196,8 @@ INLINE void backward_kv(const bf16 *q, const bf16 *k, const bf16 *v, const bf16 
         product_of_rows(p, k_rows, q_tile);
         product_of_rows(ds, v_rows, do_tile);
         visible.mask(p, first_column);
-        softmax_backward(p, ds, scale, [&](int, int n, int i) { return load_shared(row_lse + n * 32 + i % 2 * 4); },
-                         [&](int, int n, int i) { return load_shared(row_delta + n * 32 + i % 2 * 4); });
+        softmax_again(p, scale, [&](int, int n, int i) { return load_shared(row_lse + n * 32 + i % 2 * 4); });
+        softmax_backward(p, ds, [&](int, int n, int i) { return load_shared(row_delta + n * 32 + i % 2 * 4); });
         Operand<M, QUERIES / 16> operand;
         round_to_operand(operand, p);
         add_product<HEAD>(dv_sums, operand, do_tile, first_chunk);

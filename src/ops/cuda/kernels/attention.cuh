@@ -91,19 +91,24 @@ INLINE void finish_softmax(Sums<M, N> &out, const float (&row_max)[M][2], const 
     multiply_rows(out, inverse);
 }
 
-// Turns a tile of scores, [queries, keys] or its transpose, into probabilities, and the gradient of these into that of the scaled
-// scores; lse and delta are by (m, n, i) of an element.
-template <int M, int N, class Lse, class Delta>
-INLINE void softmax_backward(Sums<M, N> &p, Sums<M, N> &ds, float scale, Lse lse, Delta delta) {
+// Turns a tile of scores, [queries, keys] or its transpose, into probabilities; lse is by (m, n, i) of an element.
+template <int M, int N, class Lse> INLINE void softmax_again(Sums<M, N> &p, float scale, Lse lse) {
 #pragma unroll
     for (int m = 0; m < M; m++)
 #pragma unroll
         for (int n = 0; n < N; n++)
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
-                p[m][n][i] = exp2_approx(p[m][n][i] * (scale * LOG2_E) - lse(m, n, i) * LOG2_E);
-                ds[m][n][i] = p[m][n][i] * (ds[m][n][i] - delta(m, n, i));
-            }
+            for (int i = 0; i < 4; i++) p[m][n][i] = exp2_approx(p[m][n][i] * (scale * LOG2_E) - lse(m, n, i) * LOG2_E);
+}
+
+// Turns the gradient of probabilities into that of the scaled scores; delta is by (m, n, i), too.
+template <int M, int N, class Delta> INLINE void softmax_backward(const Sums<M, N> &p, Sums<M, N> &ds, Delta delta) {
+#pragma unroll
+    for (int m = 0; m < M; m++)
+#pragma unroll
+        for (int n = 0; n < N; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) ds[m][n][i] = p[m][n][i] * (ds[m][n][i] - delta(m, n, i));
 }
 
 template <int M, int N> INLINE void multiply(Sums<M, N> &sums, float factor) {

@@ -103,38 +103,45 @@ template <int K> INLINE void hold(Operand<1, K> &x) {
 }
 INLINE void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 
-// sums (+)= A B: 64 x 8 * N sums of the warpgroup, as mma_16x8x16 has them for each warp; 16 columns of A. `wgmma_rows`: A and B^T in
-// shared memory; `wgmma_columns`: A in registers, B in shared memory.
-#define SUMS_4(n) "+f"(sums[0][n][0]), "+f"(sums[0][n][1]), "+f"(sums[0][n][2]), "+f"(sums[0][n][3])
-#define SUMS_16(n) SUMS_4(n), SUMS_4(n + 1), SUMS_4(n + 2), SUMS_4(n + 3)
-#define SUMS_32(n) SUMS_16(n), SUMS_16(n + 4)
-#define NAMES_32 \
+// 64 x 8 * N sums of the warpgroup, as mma_16x8x16 has them for each warp, and 16 columns of A. `wgmma_first`: sums = A B^T, `wgmma_rows`:
+// sums += A B^T, of A and B in shared memory. `wgmma_columns`: sums += A B, of A in registers.
+#define SUMS_4(way, n) way(sums[0][n][0]), way(sums[0][n][1]), way(sums[0][n][2]), way(sums[0][n][3])
+#define SUMS_16(way, n) SUMS_4(way, n), SUMS_4(way, n + 1), SUMS_4(way, n + 2), SUMS_4(way, n + 3)
+#define SUMS_64(way, n) SUMS_16(way, n), SUMS_16(way, n + 4), SUMS_16(way, n + 8), SUMS_16(way, n + 12)
+#define SUMS_OF_64(way) SUMS_16(way, 0), SUMS_16(way, 4)
+#define SUMS_OF_96(way) SUMS_OF_64(way), SUMS_16(way, 8)
+#define SUMS_OF_128(way) SUMS_64(way, 0)
+#define SUMS_OF_256(way) SUMS_64(way, 0), SUMS_64(way, 16)
+#define NAMES_64 \
     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15" \
     ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define NAMES_48 NAMES_32 \
+#define NAMES_96 NAMES_64 \
     ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
-#define NAMES_64 NAMES_48 \
+#define NAMES_128 NAMES_96 \
     ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define NAMES_128 NAMES_64 \
+#define NAMES_256 NAMES_128 \
     ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79" \
     ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95" \
     ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111" \
     ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
-#define WGMMA(COLUMNS, NAMES, A0, A1, A2, A3, B, ...)                                                                     \
-    INLINE void wgmma_rows(Sums<1, COLUMNS / 8> &sums, u64 a, u64 b, bool is_added) {                                             \
-        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " A2 ", 0;\n"                                                              \
-                     "wgmma.mma_async.sync.aligned.m64n" #COLUMNS "k16.f32.bf16.bf16 {" NAMES "}, " A0 ", " A1 ", p, 1, 1, 0, 0;\n}" \
-                     : __VA_ARGS__ : "l"(a), "l"(b), "r"((int)is_added) : "memory");                                              \
-    }                                                                                                                             \
-    INLINE void wgmma_columns(Sums<1, COLUMNS / 8> &sums, const unsigned (&a)[4], u64 b) {                                        \
-        asm volatile("wgmma.mma_async.sync.aligned.m64n" #COLUMNS "k16.f32.bf16.bf16 {" NAMES "}, "                               \
-                     "{" A0 ", " A1 ", " A2 ", " A3 "}, " B ", 1, 1, 1, 1;"                                                       \
-                     : __VA_ARGS__ : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b) : "memory");                              \
+#define CHANGED "+f"
+#define MADE "=f"
+#define WGMMA_OF(COLUMNS) "wgmma.mma_async.sync.aligned.m64n" #COLUMNS "k16.f32.bf16.bf16 {" NAMES_##COLUMNS "}, "
+#define WGMMA(COLUMNS, X0, X1, X2, X3, X4)                                                                                       \
+    INLINE void wgmma_first(Sums<1, COLUMNS / 8> &sums, u64 a, u64 b) {                                                          \
+        asm volatile(WGMMA_OF(COLUMNS) X0 ", " X1 ", 0, 1, 1, 0, 0;" : SUMS_OF_##COLUMNS(MADE) : "l"(a), "l"(b) : "memory");     \
+    }                                                                                                                            \
+    INLINE void wgmma_rows(Sums<1, COLUMNS / 8> &sums, u64 a, u64 b) {                                                           \
+        asm volatile(WGMMA_OF(COLUMNS) X0 ", " X1 ", 1, 1, 1, 0, 0;" : SUMS_OF_##COLUMNS(CHANGED) : "l"(a), "l"(b) : "memory");  \
+    }                                                                                                                            \
+    INLINE void wgmma_columns(Sums<1, COLUMNS / 8> &sums, const unsigned (&a)[4], u64 b) {                                       \
+        asm volatile(WGMMA_OF(COLUMNS) "{" X0 ", " X1 ", " X2 ", " X3 "}, " X4 ", 1, 1, 1, 1;"                                   \
+                     : SUMS_OF_##COLUMNS(CHANGED) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b) : "memory");              \
     }
-WGMMA(64, NAMES_32, "%32", "%33", "%34", "%35", "%36", SUMS_32(0))
-WGMMA(96, NAMES_48, "%48", "%49", "%50", "%51", "%52", SUMS_32(0), SUMS_16(8))
-WGMMA(128, NAMES_64, "%64", "%65", "%66", "%67", "%68", SUMS_32(0), SUMS_32(8))
-WGMMA(256, NAMES_128, "%128", "%129", "%130", "%131", "%132", SUMS_32(0), SUMS_32(8), SUMS_32(16), SUMS_32(24))
+WGMMA(64, "%32", "%33", "%34", "%35", "%36")
+WGMMA(96, "%48", "%49", "%50", "%51", "%52")
+WGMMA(128, "%64", "%65", "%66", "%67", "%68")
+WGMMA(256, "%128", "%129", "%130", "%131", "%132")
 
 // sums = A B^T, of 64 rows of A with 8 * N rows of B.
 template <int HEAD, int N> INLINE void start_product_of_rows(Sums<1, N> &sums, u64 a, u64 b) {
@@ -142,7 +149,11 @@ template <int HEAD, int N> INLINE void start_product_of_rows(Sums<1, N> &sums, u
 #pragma unroll
     for (int column = 0; column < HEAD; column += 16) {
         const int chunk = column / C::COLUMNS, bytes = column % C::COLUMNS * 2;
-        wgmma_rows(sums, a + (chunk * 64 * C::ROW + bytes >> 4), b + (chunk * N * 8 * C::ROW + bytes >> 4), column > 0);
+        const u64 a_step = a + (chunk * 64 * C::ROW + bytes >> 4), b_step = b + (chunk * N * 8 * C::ROW + bytes >> 4);
+        if (column)
+            wgmma_rows(sums, a_step, b_step);
+        else
+            wgmma_first(sums, a_step, b_step);
     }
     commit_products();
 }
