@@ -40,6 +40,9 @@ CASES = [
     (128, 7, 1, (65,), 0, 0, 0),
     (128, 2, 2, (200,), 0, 0, 8),
     (128, 4, 1, (1, 130, 5), 64, 2, 0),
+    # More tiles than are loaded at a time.
+    (64, 2, 1, (390, 300), 0, 0, 8),
+    (128, 1, 1, (33, 620), 300, 1, 0),
     (256, 4, 1, (65,), 0, 0, 8),
     (256, 1, 1, (130, 1), 20, 3, 0),
 ]
@@ -94,7 +97,7 @@ class Attention:
     """The kernels over one case's tensors."""
 
     def __init__(self, device: cuda.Device, case: tuple, seed: int):
-        self.device = device
+        self.device, self.seed = device, seed
         self.head, self.heads, self.kv_heads, lengths, window, padding, self.beside = case
         self.first_key = first_keys(lengths, window, padding)
         self.tokens, self.scale = len(self.first_key), float(self.head) ** -0.5
@@ -125,10 +128,13 @@ class Attention:
             box = (32 if self.head % 64 else 64, 64)
             values = [device.tensor_map(x[n], heads_of[n] * self.head, box) if is_mapped(n) else x[n] for n in names]
             strides = [x[n].shape[1] for n in names if n in heads_of and not is_mapped(n)]
-            shared_bytes = 2 * self.head * ((128 if name == "forward" else 256) + slots * columns) + 16 * slots + 8
+            num_tiles = -(-tokens // 128)
             if name == "backward_kv":
-                shared_bytes += slots * columns * (2 * self.head + 8)
-            device.launch(f"attention_hopper_{name}_{self.head}", (heads, -(-tokens // 128)), 384, shared_bytes,
+                grid, shared_bytes = (heads, num_tiles), 2 * self.head * (256 + 2 * slots * columns) + (16 + 8 * columns) * slots + 8
+            else:
+                grid = (1 + self.seed * 5 % (heads * num_tiles),)
+                shared_bytes = 2 * self.head * ((256 if name == "forward" else 384) + slots * columns) + 16 * slots + 32
+            device.launch(f"attention_hopper_{name}_{self.head}", grid, 384, shared_bytes,
                           *values, *strides, tokens, self.heads, self.kv_heads, self.scale)
 
         def launch(name, heads, names):
@@ -185,6 +191,7 @@ class Attention:
 def main() -> None:
     parser = cuda.arguments(__doc__)
     parser.add_argument("--only", choices=("all", "hopper"), help="the kernels of attention.cu, or of attention_hopper.cu")
+    parser.add_argument("--heads", type=int, nargs="*", help="only these head sizes")
     parser.add_argument("--full", action="store_true", help="all head sizes with all groups and lengths")
     options = parser.parse_args()
     device = cuda.Device(options, "attention")
@@ -196,7 +203,7 @@ def main() -> None:
     failures = 0
     for is_hopper in kinds:
         for seed, case in enumerate(FULL if options.full else CASES):
-            if is_hopper and ("forward", case[0]) not in HOPPER_ENTRY_POINTS:
+            if options.heads and case[0] not in options.heads or is_hopper and ("forward", case[0]) not in HOPPER_ENTRY_POINTS:
                 continue
             for text in Attention(device, case, seed).check(is_hopper):
                 failures += 1

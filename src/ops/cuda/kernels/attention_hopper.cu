@@ -11,26 +11,50 @@ enum { THREADS = 3 * WARPGROUP, ROWS = 128 };
 // bar.sync 0 is __syncthreads.
 enum { TURNS = 1, OWN_ROWS = 3 };
 
+template <int N> INLINE int bits_of(const Sums<1, N> &x) {
+    int bits = 0;
+#pragma unroll
+    for (int i = 0; i < N * 4; i++) bits |= __float_as_int(x[0][i / 4][i % 4]);
+    return bits;
+}
+
 // Writes the sums of a warpgroup by way of `tile`, 64 rows of its own that none of its warps reads any more after this.
 template <int HEAD> INLINE void store_tile(const Sums<1, HEAD / 8> &sums, Shared tile, bf16 *to, int stride, int num_rows) {
     const int warp_row = threadIdx.x % WARPGROUP / WARP * 16;
     store_rows<HEAD>(sums, tile + warp_row * HEAD * 2, to + (long long)warp_row * stride, stride, num_rows - warp_row);
 }
 
+// What a block computes by queries: a tile of them of one head.
+struct Item {
+    int head, first_query, first_tile, num_tiles;
+};
+
+// Calls `run` for the items of this block. They are dealt out from those that see most keys on, in rounds that go to and fro: blocks get
+// much the same work where rows are one document.
+template <int KEYS, class Run> INLINE void for_items(const int *first_key, int tokens, int num_heads, Run run) {
+    const int num_query_tiles = (tokens + ROWS - 1) / ROWS, num_items = num_heads * num_query_tiles;
+    for (int round = 0;; round++) {
+        const int i = round * gridDim.x + (round % 2 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
+        if (i >= num_items) return;
+        Item item = {i % num_heads, (num_query_tiles - 1 - i / num_heads) * ROWS};
+        item.first_tile = same_in_warp(first_key[item.first_query]) / KEYS;
+        item.num_tiles = (min(item.first_query + ROWS, tokens) - 1) / KEYS - item.first_tile + 1;
+        run(item);
+    }
+}
+
 template <int HEAD, int KEYS, int SLOTS>
 INLINE void forward(const TensorMap &q, const TensorMap &k, const TensorMap &v, const int *first_key, bf16 *o, float *lse, int o_stride,
                     int tokens, int num_heads, int num_kv_heads, float scale) {
     constexpr int OWN = 64 * HEAD * 2, TILE = KEYS * HEAD * 2;
-    const Shared q_tiles = dynamic_tiles(), tiles = q_tiles + 2 * OWN, barriers = tiles + SLOTS * TILE, q_full = barriers + SLOTS * 16;
-    const int head = blockIdx.x, warpgroup = same_in_warp(threadIdx.x / WARPGROUP);
-    // The last tiles see most keys: they begin.
-    const int first_query = (gridDim.y - 1 - blockIdx.y) * ROWS;
-    const int first_tile = same_in_warp(first_key[first_query]) / KEYS;
-    const int num_tiles = (min(first_query + ROWS, tokens) - 1) / KEYS - first_tile + 1;
+    const Shared q_tiles = dynamic_tiles(), o_tiles = q_tiles + 2 * OWN, tiles = o_tiles + 2 * OWN, barriers = tiles + SLOTS * TILE;
+    const int warpgroup = same_in_warp(threadIdx.x / WARPGROUP);
     Ring<SLOTS> ring(barriers);
+    // Of the queries of each warpgroup.
+    Ring<1> q_ring(barriers + (SLOTS + warpgroup % 2) * 16);
     if (threadIdx.x == 0) {
         ring.make(1, 2 * WARPGROUP / WARP);
-        make_barrier(q_full, 1);
+        for (int i = 0; i < 2; i++) Ring<1>(barriers + (SLOTS + i) * 16).make(1, WARPGROUP / WARP);
         show_barriers();
     }
     __syncthreads();
@@ -38,27 +62,31 @@ INLINE void forward(const TensorMap &q, const TensorMap &k, const TensorMap &v, 
     if (warpgroup == 2) {
         give_registers<24>();
         if (threadIdx.x % WARPGROUP) return;
-        const int kv_column = head / (num_heads / num_kv_heads) * HEAD;
-        arrive_and_expect(q_full, 2 * OWN);
-        load_boxes<HEAD, 64>(q_tiles, q, head * HEAD, first_query, q_full);
-        load_boxes<HEAD, 64>(q_tiles + OWN, q, head * HEAD, first_query + 64, q_full);
-        auto load = [&](const TensorMap &from, int tile) {
-            ring.wait_until_empty();
-            arrive_and_expect(ring.full(), TILE);
-            load_boxes<HEAD, KEYS>(tiles + ring.slot * TILE, from, kv_column, (first_tile + tile) * KEYS, ring.full());
-            ring.next();
-        };
-        // In the order in which they are wanted.
-        load(k, 0);
-        for (int tile = 1; tile < num_tiles; tile++) load(k, tile), load(v, tile - 1);
-        load(v, num_tiles - 1);
+        for_items<KEYS>(first_key, tokens, num_heads, [&](const Item &item) {
+            const int column = item.head * HEAD, kv_column = item.head / (num_heads / num_kv_heads) * HEAD;
+            auto load = [&](const TensorMap &from, int tile) {
+                ring.wait_until_empty();
+                arrive_and_expect(ring.full(), TILE);
+                load_boxes<HEAD, KEYS>(tiles + ring.slot * TILE, from, kv_column, (item.first_tile + tile) * KEYS, ring.full());
+                ring.next();
+            };
+            // In the order in which they are wanted.
+            load(k, 0);
+            for (int i = 0; i < 2; i++) {
+                const Shared full = barriers + (SLOTS + i) * 16;
+                wait_for(full + 8, q_ring.phase ^ 1);
+                arrive_and_expect(full, OWN);
+                load_boxes<HEAD, 64>(q_tiles + i * OWN, q, column, item.first_query + i * 64, full);
+            }
+            q_ring.next();
+            for (int tile = 1; tile < item.num_tiles; tile++) load(k, tile), load(v, tile - 1);
+            load(v, item.num_tiles - 1);
+        });
         return;
     }
 
     take_registers<240>();
     const Shared q_tile = q_tiles + warpgroup * OWN;
-    const int first_row = first_query + threadIdx.x / WARP * 16;
-    const Visible<1> visible = visible_keys<1>(first_key, first_row, tokens);
     const u64 q_rows = descriptor<HEAD, 64>(q_tile);
     auto full_tile = [&]() {
         ring.wait_until_full();
@@ -67,64 +95,72 @@ INLINE void forward(const TensorMap &q, const TensorMap &k, const TensorMap &v, 
     auto release = [&](Shared empty) {
         if (threadIdx.x % WARP == 0) arrive(empty);
     };
-    Sums<1, HEAD / 8> out = {};
-    Sums<1, KEYS / 8> p;
-    Operand<1, KEYS / 16> operand;
-    float row_max[1][2] = {{-INFINITY, -INFINITY}}, row_sum[1][2] = {}, shrink[1][2];
+    for_items<KEYS>(first_key, tokens, num_heads, [&](const Item &item) {
+        const int first_row = item.first_query + threadIdx.x / WARP * 16, num_tiles = item.num_tiles;
+        const Visible<1> visible = visible_keys<1>(first_key, first_row, tokens);
+        Sums<1, HEAD / 8> out = {};
+        Sums<1, KEYS / 8> p;
+        Operand<1, KEYS / 16> operand;
+        float row_max[1][2] = {{-INFINITY, -INFINITY}}, row_sum[1][2] = {}, shrink[1][2];
+        auto softmax = [&](int tile) {
+            visible.mask(p, (item.first_tile + tile) * KEYS);
+            add_to_softmax(p, row_max, row_sum, shrink, scale * LOG2_E);
+        };
 
-    auto softmax = [&](int tile) {
-        visible.mask(p, (first_tile + tile) * KEYS);
-        add_to_softmax(p, row_max, row_sum, shrink, scale * LOG2_E);
-    };
-
-    wait_for(q_full, 0);
-    const u64 first_keys = full_tile();
-    begin_products();
-    start_product_of_rows<HEAD>(p, q_rows, first_keys);
-    wait_for_products<0>();
-    hold(p);
-    release(ring.empty());
-    ring.next();
-    softmax(0);
-    round_to_operand(operand, p);
-    // The scores of a tile are computed, and then turned into exponentials, while the values of the one before are summed. One
-    // warpgroup's products run beside the other's exponentials: they start theirs in turns.
-    if (warpgroup == 1 && num_tiles > 1) arrive_at(TURNS, 2 * WARPGROUP);
-    for (int tile = 1; tile < num_tiles; tile++) {
-        const u64 k_rows = full_tile();
-        const Shared k_empty = ring.empty();
+        q_ring.wait_until_full();
+        const u64 first_keys = full_tile();
+        begin_products();
+        start_product_of_rows<HEAD>(p, q_rows, first_keys);
+        wait_for_products<0>();
+        hold(p);
+        release(ring.empty());
         ring.next();
-        sync_threads(TURNS + warpgroup, 2 * WARPGROUP);
+        if (num_tiles == 1) release(q_ring.empty());
+        softmax(0);
+        round_to_operand(operand, p);
+        // The scores of a tile are computed, and then turned into exponentials, while the values of the one before are summed. One
+        // warpgroup's products run beside the other's exponentials: they start theirs in turns.
+        if (warpgroup == 1 && num_tiles > 1) arrive_at(TURNS, 2 * WARPGROUP);
+        for (int tile = 1; tile < num_tiles; tile++) {
+            const u64 k_rows = full_tile();
+            const Shared k_empty = ring.empty();
+            ring.next();
+            sync_threads(TURNS + warpgroup, 2 * WARPGROUP);
+            hold(out);
+            hold(operand);
+            begin_products();
+            start_product_of_rows<HEAD>(p, q_rows, k_rows);
+            const u64 v_rows = full_tile();
+            begin_products();
+            start_product<HEAD>(out, operand, v_rows);
+            if (warpgroup == 0 || tile + 1 < num_tiles) arrive_at(TURNS + 1 - warpgroup, 2 * WARPGROUP);
+            wait_for_products<1>();
+            hold(p);
+            release(k_empty);
+            if (tile + 1 == num_tiles) release(q_ring.empty());
+            softmax(tile);
+            wait_behind(__float_as_int(row_sum[0][0]) | __float_as_int(row_sum[0][1]), q_tile);
+            wait_for_products<0>();
+            hold(out);
+            release(ring.empty());
+            ring.next();
+            multiply_rows(out, shrink);
+            round_to_operand(operand, p);
+        }
+        const u64 last_values = full_tile();
         hold(out);
         hold(operand);
         begin_products();
-        start_product_of_rows<HEAD>(p, q_rows, k_rows);
-        const u64 v_rows = full_tile();
-        begin_products();
-        start_product<HEAD>(out, operand, v_rows);
-        if (warpgroup == 0 || tile + 1 < num_tiles) arrive_at(TURNS + 1 - warpgroup, 2 * WARPGROUP);
-        wait_for_products<1>();
-        hold(p);
-        release(k_empty);
-        softmax(tile);
+        start_product<HEAD>(out, operand, last_values);
         wait_for_products<0>();
         hold(out);
         release(ring.empty());
         ring.next();
-        multiply_rows(out, shrink);
-        round_to_operand(operand, p);
-    }
-    const u64 last_values = full_tile();
-    hold(out);
-    hold(operand);
-    begin_products();
-    start_product<HEAD>(out, operand, last_values);
-    wait_for_products<0>();
-    hold(out);
-    finish_softmax(out, row_max, row_sum, scale, lse + (long long)head * tokens, first_row, tokens);
-    const long long row = first_query + warpgroup * 64;
-    sync_threads(OWN_ROWS + warpgroup, WARPGROUP);
-    store_tile<HEAD>(out, q_tile, o + row * o_stride + head * HEAD, o_stride, tokens - row);
+        q_ring.next();
+        finish_softmax(out, row_max, row_sum, scale, lse + (long long)item.head * tokens, first_row, tokens);
+        const long long row = item.first_query + warpgroup * 64;
+        store_tile<HEAD>(out, o_tiles + warpgroup * OWN, o + row * o_stride + item.head * HEAD, o_stride, tokens - row);
+    });
 }
 
 template <int HEAD, int KEYS, int SLOTS>
@@ -132,16 +168,15 @@ INLINE void backward_q(const TensorMap &q, const TensorMap &k, const TensorMap &
                        const float *delta, const int *first_key, bf16 *dq, int dq_stride, int tokens, int num_heads, int num_kv_heads,
                        float scale) {
     constexpr int OWN = 64 * HEAD * 2, TILE = KEYS * HEAD * 2;
-    const Shared q_tiles = dynamic_tiles(), do_tiles = q_tiles + 2 * OWN, tiles = do_tiles + 2 * OWN, barriers = tiles + SLOTS * TILE;
-    const Shared q_full = barriers + SLOTS * 16;
-    const int head = blockIdx.x, warpgroup = same_in_warp(threadIdx.x / WARPGROUP);
-    const int first_query = (gridDim.y - 1 - blockIdx.y) * ROWS;
-    const int first_tile = same_in_warp(first_key[first_query]) / KEYS;
-    const int num_tiles = (min(first_query + ROWS, tokens) - 1) / KEYS - first_tile + 1;
+    // [warpgroup][q, do]
+    const Shared row_tiles = dynamic_tiles(), dq_tiles = row_tiles + 4 * OWN, tiles = dq_tiles + 2 * OWN, barriers = tiles + SLOTS * TILE;
+    const int warpgroup = same_in_warp(threadIdx.x / WARPGROUP);
     Ring<SLOTS> ring(barriers);
+    // Of the queries of each warpgroup, with do.
+    Ring<1> q_ring(barriers + (SLOTS + warpgroup % 2) * 16);
     if (threadIdx.x == 0) {
         ring.make(1, 2 * WARPGROUP / WARP);
-        make_barrier(q_full, 1);
+        for (int i = 0; i < 2; i++) Ring<1>(barriers + (SLOTS + i) * 16).make(1, WARPGROUP / WARP);
         show_barriers();
     }
     __syncthreads();
@@ -149,34 +184,32 @@ INLINE void backward_q(const TensorMap &q, const TensorMap &k, const TensorMap &
     if (warpgroup == 2) {
         give_registers<24>();
         if (threadIdx.x % WARPGROUP) return;
-        const int kv_column = head / (num_heads / num_kv_heads) * HEAD;
-        arrive_and_expect(q_full, 4 * OWN);
-        for (int i = 0; i < 2; i++) {
-            load_boxes<HEAD, 64>(q_tiles + i * OWN, q, head * HEAD, first_query + i * 64, q_full);
-            load_boxes<HEAD, 64>(do_tiles + i * OWN, d_o, head * HEAD, first_query + i * 64, q_full);
-        }
-        auto load = [&](const TensorMap &from, int tile) {
-            ring.wait_until_empty();
-            arrive_and_expect(ring.full(), TILE);
-            load_boxes<HEAD, KEYS>(tiles + ring.slot * TILE, from, kv_column, (first_tile + tile) * KEYS, ring.full());
-            ring.next();
-        };
-        for (int tile = 0; tile < num_tiles; tile++) load(k, tile), load(v, tile);
+        for_items<KEYS>(first_key, tokens, num_heads, [&](const Item &item) {
+            const int column = item.head * HEAD, kv_column = item.head / (num_heads / num_kv_heads) * HEAD;
+            auto load = [&](const TensorMap &from, int tile) {
+                ring.wait_until_empty();
+                arrive_and_expect(ring.full(), TILE);
+                load_boxes<HEAD, KEYS>(tiles + ring.slot * TILE, from, kv_column, (item.first_tile + tile) * KEYS, ring.full());
+                ring.next();
+            };
+            load(k, 0);
+            for (int i = 0; i < 2; i++) {
+                const Shared full = barriers + (SLOTS + i) * 16, to = row_tiles + i * 2 * OWN;
+                wait_for(full + 8, q_ring.phase ^ 1);
+                arrive_and_expect(full, 2 * OWN);
+                load_boxes<HEAD, 64>(to, q, column, item.first_query + i * 64, full);
+                load_boxes<HEAD, 64>(to + OWN, d_o, column, item.first_query + i * 64, full);
+            }
+            q_ring.next();
+            load(v, 0);
+            for (int tile = 1; tile < item.num_tiles; tile++) load(k, tile), load(v, tile);
+        });
         return;
     }
 
     take_registers<240>();
-    const Shared q_tile = q_tiles + warpgroup * OWN;
-    const int first_row = first_query + threadIdx.x / WARP * 16;
-    const Visible<1> visible = visible_keys<1>(first_key, first_row, tokens);
-    const u64 q_rows = descriptor<HEAD, 64>(q_tile), do_rows = descriptor<HEAD, 64>(do_tiles + warpgroup * OWN);
-    float row_lse[2], row_delta[2];
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        const int query = first_row + i * 8 + threadIdx.x % WARP / 4;
-        row_lse[i] = query < tokens ? lse[(long long)head * tokens + query] : 0;
-        row_delta[i] = query < tokens ? delta[(long long)head * tokens + query] : 0;
-    }
+    const Shared q_tile = row_tiles + warpgroup * 2 * OWN;
+    const u64 q_rows = descriptor<HEAD, 64>(q_tile), do_rows = descriptor<HEAD, 64>(q_tile + OWN);
     auto full_tile = [&]() {
         ring.wait_until_full();
         return descriptor<HEAD, KEYS>(tiles + ring.slot * TILE);
@@ -184,42 +217,55 @@ INLINE void backward_q(const TensorMap &q, const TensorMap &k, const TensorMap &
     auto release = [&](Shared empty) {
         if (threadIdx.x % WARP == 0) arrive(empty);
     };
-    Sums<1, HEAD / 8> sums = {};
-    Sums<1, KEYS / 8> p, ds;
-    Operand<1, KEYS / 16> operand;
+    for_items<KEYS>(first_key, tokens, num_heads, [&](const Item &item) {
+        const int first_row = item.first_query + threadIdx.x / WARP * 16;
+        const Visible<1> visible = visible_keys<1>(first_key, first_row, tokens);
+        float row_lse[2], row_delta[2];
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const int query = first_row + i * 8 + threadIdx.x % WARP / 4;
+            row_lse[i] = query < tokens ? lse[(long long)item.head * tokens + query] : 0;
+            row_delta[i] = query < tokens ? delta[(long long)item.head * tokens + query] : 0;
+        }
+        Sums<1, HEAD / 8> sums = {};
+        Sums<1, KEYS / 8> p, ds;
+        Operand<1, KEYS / 16> operand;
 
-    wait_for(q_full, 0);
-    for (int tile = 0; tile < num_tiles; tile++) {
-        const u64 k_rows = full_tile();
-        const Shared k_empty = ring.empty();
-        ring.next();
-        begin_products();
-        start_product_of_rows<HEAD>(p, q_rows, k_rows);
-        const u64 v_rows = full_tile();
-        begin_products();
-        start_product_of_rows<HEAD>(ds, do_rows, v_rows);
-        wait_for_products<1>();
-        hold(p);
-        visible.mask(p, (first_tile + tile) * KEYS);
-        softmax_again(p, scale, [&](int, int, int i) { return row_lse[i / 2]; });
-        wait_for_products<0>();
-        hold(ds);
-        release(ring.empty());
-        ring.next();
-        softmax_backward(p, ds, [&](int, int, int i) { return row_delta[i / 2]; });
-        round_to_operand(operand, ds);
-        hold(operand);
-        begin_products();
-        hold(sums);
-        start_product<HEAD>(sums, operand, k_rows);
-        wait_for_products<0>();
-        hold(sums);
-        release(k_empty);
-    }
-    multiply(sums, scale);
-    const long long row = first_query + warpgroup * 64;
-    sync_threads(OWN_ROWS + warpgroup, WARPGROUP);
-    store_tile<HEAD>(sums, q_tile, dq + row * dq_stride + head * HEAD, dq_stride, tokens - row);
+        q_ring.wait_until_full();
+        for (int tile = 0; tile < item.num_tiles; tile++) {
+            const u64 k_rows = full_tile();
+            const Shared k_empty = ring.empty();
+            ring.next();
+            begin_products();
+            start_product_of_rows<HEAD>(p, q_rows, k_rows);
+            const u64 v_rows = full_tile();
+            begin_products();
+            start_product_of_rows<HEAD>(ds, do_rows, v_rows);
+            wait_for_products<1>();
+            hold(p);
+            visible.mask(p, (item.first_tile + tile) * KEYS);
+            softmax_again(p, scale, [&](int, int, int i) { return row_lse[i / 2]; });
+            wait_behind(bits_of(p), q_tile);
+            wait_for_products<0>();
+            hold(ds);
+            release(ring.empty());
+            ring.next();
+            if (tile + 1 == item.num_tiles) release(q_ring.empty());
+            softmax_backward(p, ds, [&](int, int, int i) { return row_delta[i / 2]; });
+            round_to_operand(operand, ds);
+            hold(operand);
+            hold(sums);
+            begin_products();
+            start_product<HEAD>(sums, operand, k_rows);
+            wait_for_products<0>();
+            hold(sums);
+            release(k_empty);
+        }
+        q_ring.next();
+        multiply(sums, scale);
+        const long long row = item.first_query + warpgroup * 64;
+        store_tile<HEAD>(sums, dq_tiles + warpgroup * OWN, dq + row * dq_stride + item.head * HEAD, dq_stride, tokens - row);
+    });
 }
 
 // A tile of queries has 64 rows.
@@ -295,7 +341,7 @@ INLINE void backward_kv(const TensorMap &q, const TensorMap &k, const TensorMap 
 
     wait_for(kv_full, 0);
     // Tiles of all queries of the group's first head, of its second, ...
-    for (int i = 0, tile = 0; i < group * num_tiles; i++) {
+    for (int i = 0, tile = 0; i < group * num_tiles; i++, tile = tile + 1 < num_tiles ? tile + 1 : 0) {
         ring.wait_until_full();
         const Shared q_tile = tiles + ring.slot * TILE, row_lse = row_values + ring.slot * 8 * QUERIES + lane % 4 * 8;
         const u64 q_rows = descriptor<HEAD, 64>(q_tile), do_rows = descriptor<HEAD, 64>(q_tile + OWN);
@@ -317,7 +363,6 @@ INLINE void backward_kv(const TensorMap &q, const TensorMap &k, const TensorMap 
         hold(ds_operand);
         begin_products();
         start_product<HEAD>(dk_sums, ds_operand, q_rows);
-        if (++tile == num_tiles) tile = 0;
         wait_for_products<0>();
         hold(dv_sums);
         hold(dk_sums);
@@ -332,8 +377,9 @@ INLINE void backward_kv(const TensorMap &q, const TensorMap &k, const TensorMap 
 }
 
 // Entry points by head size. Block: 384. Grid and dynamic shared memory in bytes:
-//   forward      (num_heads, tokens / 128 upwards)      2 * HEAD * (128 + SLOTS * KEYS) + 16 * SLOTS + 8
-//   backward_q   (num_heads, tokens / 128 upwards)      2 * HEAD * (256 + SLOTS * KEYS) + 16 * SLOTS + 8
+//   forward      (any: as many as there are SMs, num_heads * (tokens / 128 upwards) at most)
+//                                                       2 * HEAD * (256 + SLOTS * KEYS) + 16 * SLOTS + 32
+//   backward_q   as forward                             2 * HEAD * (384 + SLOTS * KEYS) + 16 * SLOTS + 32
 //   backward_kv  (num_kv_heads, tokens / 128 upwards)   2 * HEAD * (256 + 2 * SLOTS * QUERIES) + (16 + 8 * QUERIES) * SLOTS + 8
 #define MAP const __grid_constant__ TensorMap
 #define FORWARD(HEAD, KEYS, SLOTS)                                                                                               \
@@ -360,7 +406,7 @@ INLINE void backward_kv(const TensorMap &q, const TensorMap &k, const TensorMap 
 FORWARD(64, 128, 4)
 FORWARD(96, 128, 4)
 FORWARD(128, 128, 4)
-FORWARD(256, 64, 4)
+FORWARD(256, 64, 3)
 
 BACKWARD_Q(64, 128, 4)
 BACKWARD_Q(96, 128, 4)

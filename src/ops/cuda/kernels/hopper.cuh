@@ -15,7 +15,9 @@ struct alignas(64) TensorMap {
 // Aligned to what a swizzle repeats after.
 INLINE Shared dynamic_tiles() {
     extern __shared__ __align__(1024) unsigned char tiles[];
-    return (Shared)__cvta_generic_to_shared(tiles);
+    const Shared at = (Shared)__cvta_generic_to_shared(tiles);
+    if (at % 1024) __trap();
+    return at;
 }
 
 // What is the same for all lanes of a warp, so that the compiler knows it: products in a path that may part the lanes wait for each other.
@@ -100,6 +102,11 @@ template <int N> INLINE void hold(Sums<1, N> &sums) {
 template <int K> INLINE void hold(Operand<1, K> &x) {
 #pragma unroll
     for (int i = 0; i < K * 4; i++) asm volatile("" : "+r"(x[0][i / 4][i % 4])::"memory");
+}
+// The assembler moves a wait up, in front of what does not need it. It stays behind what `bits` come from, whose sign is never set: nothing
+// is stored.
+INLINE void wait_behind(int bits, Shared at) {
+    asm volatile("{\n.reg .pred p;\nsetp.lt.s32 p, %0, 0;\n@p st.shared.b32 [%1], %0;\n}" ::"r"(bits), "r"(at) : "memory");
 }
 INLINE void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 
