@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compiles src/ops/cuda/kernels/NAME.cu to NAME.ptx beside it, for compute capability 8.0 and newer.
+"""Compiles src/ops/cuda/kernels/NAME.cu to NAME.ptx beside it, for compute capability 8.0 and newer, or as `ARCHITECTURES` says.
 
 usage: build_cuda_kernels.py [--check]
 
@@ -15,7 +15,9 @@ import sys
 import nvidia.cuda_nvrtc
 
 KERNELS = pathlib.Path(__file__).resolve().parent.parent / "src/ops/cuda/kernels"
-OPTIONS = ["--gpu-architecture=compute_80", "--std=c++17", f"--include-path={KERNELS}"]
+# By the end of the name; what it asks for is of this one alone.
+ARCHITECTURES = {"_hopper": "compute_90a"}
+OPTIONS = ["--std=c++17", f"--include-path={KERNELS}"]
 nvrtc = ctypes.CDLL(str(pathlib.Path(nvidia.cuda_nvrtc.__path__[0]) / "lib/libnvrtc.so.12"))
 
 
@@ -30,7 +32,9 @@ def text_of(program: ctypes.c_void_p, what: str) -> str:
 def compile_ptx(source: pathlib.Path) -> str:
     program = ctypes.c_void_p()
     nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.read_bytes(), source.name.encode(), 0, None, None)
-    options = (ctypes.c_char_p * len(OPTIONS))(*[o.encode() for o in OPTIONS])
+    architecture = next((name for end, name in ARCHITECTURES.items() if source.stem.endswith(end)), "compute_80")
+    texts = [f"--gpu-architecture={architecture}", *OPTIONS]
+    options = (ctypes.c_char_p * len(texts))(*[text.encode() for text in texts])
     if nvrtc.nvrtcCompileProgram(program, len(options), options):
         sys.exit(text_of(program, "ProgramLog"))
     # Comments name the compiler's build.

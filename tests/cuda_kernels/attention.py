@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Holds the kernels of attention.cu against attention in float64.
+"""Holds the kernels of attention.cu, and on sm_90 those of attention_hopper.cu, against attention in float64.
 
 usage: attention.py [--toolkit DIR] [--driver libcuda.so.1] [--full]
 
@@ -22,6 +22,12 @@ ENTRY_POINTS = {
     for kind, head, rows, columns, warps, last in
     re.findall(r"^(\w+)\((\d+), (\d+), (\d+), (\d+), (\w+).*\)$", (cuda.KERNELS / "attention.cu").read_text(), re.M)
 }
+# By kernel and head size: rows of a tile that is loaded, and how many are loaded at a time.
+HOPPER_ENTRY_POINTS = {
+    (kind.lower(), int(head)): (int(columns), int(slots))
+    for kind, head, columns, slots in
+    re.findall(r"^(\w+)\((\d+), (\d+), (\d+)\)$", (cuda.KERNELS / "attention_hopper.cu").read_text(), re.M)
+}
 
 # Head size, heads, heads of keys and values, lengths of documents, window (0: none), tokens of padding, columns beside the rows.
 CASES = [
@@ -34,6 +40,9 @@ CASES = [
     (128, 7, 1, (65,), 0, 0, 0),
     (128, 2, 2, (200,), 0, 0, 8),
     (128, 4, 1, (1, 130, 5), 64, 2, 0),
+    # More tiles than are loaded at a time.
+    (64, 2, 1, (390, 300), 0, 0, 8),
+    (128, 1, 1, (33, 620), 300, 1, 0),
     (256, 4, 1, (65,), 0, 0, 8),
     (256, 1, 1, (130, 1), 20, 3, 0),
 ]
@@ -88,7 +97,7 @@ class Attention:
     """The kernels over one case's tensors."""
 
     def __init__(self, device: cuda.Device, case: tuple, seed: int):
-        self.device = device
+        self.device, self.seed = device, seed
         self.head, self.heads, self.kv_heads, lengths, window, padding, self.beside = case
         self.first_key = first_keys(lengths, window, padding)
         self.tokens, self.scale = len(self.first_key), float(self.head) ** -0.5
@@ -104,8 +113,8 @@ class Attention:
             out[:, :heads * self.head] = cuda.to_bf16(x.reshape(self.tokens, -1))
         return out
 
-    def run(self) -> dict[str, np.ndarray]:
-        """All kernels: the bits of what they write."""
+    def run(self, is_hopper: bool) -> dict[str, np.ndarray]:
+        """All kernels, those of attention_hopper.cu where there are any: the bits of what they write."""
         device, tokens = self.device, self.tokens
         per_head = lambda: device.buffer(np.full((self.heads, tokens), np.nan, np.float32))
         heads_of = dict.fromkeys(("q", "do", "o", "dq"), self.heads) | dict.fromkeys(("k", "v", "dk", "dv"), self.kv_heads)
@@ -113,7 +122,24 @@ class Attention:
         x |= {"lse": per_head(), "delta": per_head(), "first_key": device.buffer(self.first_key),
               "last_query": device.buffer(last_queries(self.first_key))}
 
+        def launch_hopper(name, heads, names):
+            columns, slots = HOPPER_ENTRY_POINTS[name, self.head]
+            is_mapped = lambda n: n in ("q", "k", "v", "do")
+            box = (32 if self.head % 64 else 64, 64)
+            values = [device.tensor_map(x[n], heads_of[n] * self.head, box) if is_mapped(n) else x[n] for n in names]
+            strides = [x[n].shape[1] for n in names if n in heads_of and not is_mapped(n)]
+            num_tiles = -(-tokens // 128)
+            if name == "backward_kv":
+                grid, shared_bytes = (heads, num_tiles), 2 * self.head * (256 + 2 * slots * columns) + (16 + 8 * columns) * slots + 8
+            else:
+                grid = (1 + self.seed * 5 % (heads * num_tiles),)
+                shared_bytes = 2 * self.head * ((256 if name == "forward" else 384) + slots * columns) + 16 * slots + 32
+            device.launch(f"attention_hopper_{name}_{self.head}", grid, 384, shared_bytes,
+                          *values, *strides, tokens, self.heads, self.kv_heads, self.scale)
+
         def launch(name, heads, names):
+            if is_hopper and (name, self.head) in HOPPER_ENTRY_POINTS:
+                return launch_hopper(name, heads, names)
             rows, columns, warps, last = ENTRY_POINTS[name, self.head]
             if name == "forward":
                 shared_bytes = 2 * self.head * (rows + int(last) * columns)
@@ -133,9 +159,9 @@ class Attention:
         device.free()
         return results
 
-    def check(self) -> list[str]:
+    def check(self, is_hopper: bool = False) -> list[str]:
         """Prints the errors; gives what is wrong."""
-        results, again = self.run(), self.run()
+        results, again = self.run(is_hopper), self.run(is_hopper)
         wrong = [f"{name}: a second run differs" for name in results if results[name].tobytes() != again[name].tobytes()]
         values = [self.inputs[name] for name in ("q", "k", "v", "do")]
         exact, with_rounding = (reference(*values, self.first_key, self.scale, is_rounded) for is_rounded in (False, True))
@@ -157,21 +183,31 @@ class Attention:
             # lse is not rounded, and gradients of scores can cancel: what is left then are errors of sums in f32.
             if not (error <= expected * 1.15 + 1e-4 and largest <= expected_largest * 2 + 1e-3):
                 wrong.append(f"{name}: error {error:.2e} ({expected:.2e}), largest {largest:.2e} ({expected_largest:.2e})")
-        print(f"{self.head:4} {self.heads}/{self.kv_heads} {self.tokens:4} tokens: {', '.join(told)}", flush=True)
+        kernels = "hopper" if is_hopper else "all"
+        print(f"{kernels:6} {self.head:4} {self.heads}/{self.kv_heads} {self.tokens:4} tokens: {', '.join(told)}", flush=True)
         return wrong
 
 
 def main() -> None:
     parser = cuda.arguments(__doc__)
+    parser.add_argument("--only", choices=("all", "hopper"), help="the kernels of attention.cu, or of attention_hopper.cu")
+    parser.add_argument("--heads", type=int, nargs="*", help="only these head sizes")
     parser.add_argument("--full", action="store_true", help="all head sizes with all groups and lengths")
     options = parser.parse_args()
     device = cuda.Device(options, "attention")
+    kinds = [False] if options.only != "hopper" else []
+    if device.is_hopper() and options.only != "all":
+        device.load("attention_hopper")
+        kinds.append(True)
     print("errors (by rounding alone)")
     failures = 0
-    for seed, case in enumerate(FULL if options.full else CASES):
-        for text in Attention(device, case, seed).check():
-            failures += 1
-            print(f"FAIL {case}: {text}", flush=True)
+    for is_hopper in kinds:
+        for seed, case in enumerate(FULL if options.full else CASES):
+            if options.heads and case[0] not in options.heads or is_hopper and ("forward", case[0]) not in HOPPER_ENTRY_POINTS:
+                continue
+            for text in Attention(device, case, seed).check(is_hopper):
+                failures += 1
+                print(f"FAIL {case}: {text}", flush=True)
     sys.exit(failures > 0)
 
 

@@ -12,6 +12,8 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 KERNELS = ROOT / "src/ops/cuda/kernels"
 STAND_IN = ROOT / "tests/cuda_stand_in/libcuda.so.1"
 MAX_DYNAMIC_SHARED_BYTES = 8   # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+COMPUTE_CAPABILITY_MAJOR = 75   # CU_DEVICE_ATTRIBUTE_..
+TENSOR_MAP_BF16 = 9   # CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
 
 
 def arguments(description: str) -> argparse.ArgumentParser:
@@ -48,9 +50,9 @@ class Buffer:
 
 
 class Device:
-    """The first GPU, with one module."""
+    """The first GPU, with modules."""
 
-    def __init__(self, options: argparse.Namespace, module: str):
+    def __init__(self, options: argparse.Namespace, *modules: str):
         if options.driver == str(STAND_IN):
             # Copies happen no earlier than they are waited for; every access is checked; what nothing wrote is NaN.
             os.environ |= {"STAND_IN_ORDER": "lazy", "STAND_IN_CHECK": "1", "STAND_IN_POISON": "1"}
@@ -58,10 +60,30 @@ class Device:
                 os.environ["STAND_IN_PTXAS"] = f"{options.toolkit}/bin/ptxas"
         self.driver = ctypes.CDLL(options.driver)
         self.call("cuInit", 0)
-        context, self.module, self.functions, self.buffers = ctypes.c_void_p(), ctypes.c_void_p(), {}, []
+        context, self.modules, self.functions, self.buffers = ctypes.c_void_p(), [], {}, []
         self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
         self.call("cuCtxSetCurrent", context)
-        self.call("cuModuleLoadData", ctypes.byref(self.module), (KERNELS / f"{module}.ptx").read_bytes() + b"\0")
+        for module in modules:
+            self.load(module)
+
+    def load(self, module: str) -> None:
+        self.modules.append(ctypes.c_void_p())
+        self.call("cuModuleLoadData", ctypes.byref(self.modules[-1]), (KERNELS / f"{module}.ptx").read_bytes() + b"\0")
+
+    def is_hopper(self) -> bool:
+        major = ctypes.c_int()
+        self.call("cuDeviceGetAttribute", ctypes.byref(major), COMPUTE_CAPABILITY_MAJOR, 0)
+        return major.value == 9
+
+    def tensor_map(self, buffer: Buffer, columns: int, box: tuple[int, int]) -> bytes:
+        """The map of the first `columns` of a matrix of bf16, for boxes of (columns, rows); a box's rows are its swizzle."""
+        out = (ctypes.c_char * 192)()
+        at = -ctypes.addressof(out) % 64
+        stride_bytes = buffer.shape[1] * 2
+        self.call("cuTensorMapEncodeTiled", ctypes.byref(out, at), TENSOR_MAP_BF16, 2, buffer.pointer,
+                  (ctypes.c_uint64 * 2)(columns, buffer.shape[0]), (ctypes.c_uint64 * 1)(stride_bytes), (ctypes.c_uint32 * 2)(*box),
+                  (ctypes.c_uint32 * 2)(1, 1), 0, {128: 3, 64: 2}[box[0] * 2], 3, 0)
+        return out[at:at + 128]
 
     def call(self, name: str, *values) -> None:
         code = getattr(self.driver, name)(*values)
@@ -81,7 +103,9 @@ class Device:
         """`values`: a Buffer's pointer, an int as int32, a float as f32, an unsigned of numpy as it is, bytes as a struct."""
         if name not in self.functions:
             self.functions[name] = ctypes.c_void_p()
-            self.call("cuModuleGetFunction", ctypes.byref(self.functions[name]), self.module, name.encode())
+            get = self.driver.cuModuleGetFunction
+            if all(get(ctypes.byref(self.functions[name]), module, name.encode()) for module in self.modules):
+                raise RuntimeError(f"no {name}")
         self.call("cuFuncSetAttribute", self.functions[name], MAX_DYNAMIC_SHARED_BYTES, shared_bytes)
         kinds = {Buffer: lambda x: x.pointer, int: ctypes.c_int32, float: ctypes.c_float, bytes: ctypes.create_string_buffer,
                  np.uint32: ctypes.c_uint32, np.uint64: ctypes.c_uint64}

@@ -52,9 +52,12 @@ u64 async_mbarrier(Thr *t, int site, int what, u64 addr, u64 count, u64 tx) {
     case MBARRIER_INVAL: *(u64 *)addr = 0; return 0;
     case MBARRIER_TEST_WAIT:
         if (!async_is_complete(addr, (u32)count)) simt_pause(t);   /* for a loop around it */
-        else return 1;
+        t->met = simt_num_writes();
         return (u64)async_is_complete(addr, (u32)count);
-    case MBARRIER_TRY_WAIT: return async_is_complete(addr, (u32)count) || simt_wait_for_phase(t, site, addr, (u32)count);
+    case MBARRIER_TRY_WAIT:
+        if (!async_is_complete(addr, (u32)count)) return (u64)simt_wait_for_phase(t, site, addr, (u32)count);
+        t->met = simt_num_writes();
+        return 1;
     case MBARRIER_EXPECT_TX: add_tx(t, site, &b, (s64)tx); break;
     case MBARRIER_COMPLETE_TX: add_tx(t, site, &b, -(s64)tx); break;
     default:
@@ -222,6 +225,7 @@ static void perform(const FkCopy *c, Thr *t, int site, const u8 *read_early) {
     for (u32 rank = 0; rank < 32; rank++) {
         if (!(ctas >> rank & 1)) continue;
         u64 dst = c->ctas ? simt_map_shared(t, site, c->dst, rank) : c->dst;
+        simt_wrote(c->is_bulk ? 0 : t, dst, bytes);
         if (c->kind == COPY_TENSOR_LOAD) tensor_copy(c, t, site, dst);
         else if (c->reduce) reduce((u8 *)dst, read_early ? read_early : (u8 *)c->src, bytes, c->reduce);
         else {
@@ -244,6 +248,8 @@ static void perform_and_drop(Pending **link) {
 
 void async_copy(Thr *t, int site, const FkCopy *c) {
     if (c->is_bulk && c->kind == COPY_BYTES && (c->dst % 16 || c->src % 16 || c->bytes % 16)) simt_fail("bulk copy is not of aligned pieces of 16 bytes", t, site, c->src);
+    if (c->is_bulk && c->kind != COPY_TENSOR_LOAD)
+        simt_read_async(t, site, c->src, c->kind == COPY_BYTES ? c->bytes : tensor_bytes(map_of(c, t, site)));
     if (c->filled > c->bytes) simt_fail("copy takes more bytes than it gives", t, site, c->src);
     if (c->kind == COPY_ARRIVE && c->is_counted) {
         Mbarrier b = get(t, site, c->mbarrier);

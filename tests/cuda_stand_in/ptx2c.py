@@ -134,6 +134,7 @@ class FunctionBody(NumberInstructions, WarpInstructions, AsyncInstructions):
         self.locals = {}
         self.uses_sync = False
         self.branch_targets = {}
+        self.sums, self.moves = set(), []   # C names of the accumulators of wgmma; of moves, where to and from
         self.carry = False
         self.params = {}
         self.param_offsets = []
@@ -230,7 +231,7 @@ class FunctionBody(NumberInstructions, WarpInstructions, AsyncInstructions):
             decls.append("u32 CARRY = 0;")
         for name, d in self.locals.items():
             decls.append(f"u8 D_{mangle(name)}[{max(d.size, 1)}] __attribute__((aligned({max(16, d.align)})));")
-        body = "\n".join(self.code)
+        body = self.with_sums("\n".join(self.code))
         # A label that ends a block needs a statement; every label has an empty one.
         return head + "\n" + " ".join(decls) + "\n" + body + "\n}"
 
@@ -420,6 +421,8 @@ class FunctionBody(NumberInstructions, WarpInstructions, AsyncInstructions):
             self.emit(self.write(o[0], "pred", self.raw(o[1])))
             return
         bits = f"b{BITS[ty]}"
+        if BITS[ty] == 32 and self.reg(o[1].strip()):
+            self.moves.append((self.raw(o[0]), self.raw(o[1])))
         self.emit(self.write(o[0], bits, self.raw(o[1], BITS[ty])))
 
     def op_cvta(self, p, o):
@@ -502,8 +505,12 @@ class FunctionBody(NumberInstructions, WarpInstructions, AsyncInstructions):
     def op_membar(self, p, o):
         pass
 
+    def op_fence(self, p, o):
+        if p[1:3] == ["proxy", "async"] and p[3:] != ["global"]:
+            self.emit("rt->proxy_fence(t);")
+
     # Memory is in order here, a grid follows the one before it, registers are not counted.
-    op_fence = op_prefetch = op_prefetchu = op_discard = op_applypriority = op_griddepcontrol = op_pmevent = op_setmaxnreg = op_membar
+    op_prefetch = op_prefetchu = op_discard = op_applypriority = op_griddepcontrol = op_pmevent = op_setmaxnreg = op_membar
     op_createpolicy = op_membar
 
     def op_nanosleep(self, p, o):

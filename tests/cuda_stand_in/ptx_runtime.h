@@ -33,7 +33,14 @@ typedef struct Thr {
     int has_arrived;         /* at the barrier of the cluster, in phase `cluster_phase` */
     u32 cluster_phase;
     u32 copy_groups[2];      /* groups committed so far: of cp.async, of cp.async.bulk */
+    struct Product *products;   /* of the first lane of a warp: its wgmma, in order */
+    u32 num_products, product_groups;
+    int is_fenced;           /* by wgmma.fence, since the last wait */
+    u32 fenced, met;         /* numbers of writes to shared memory: by fence.proxy.async, and at the last barrier or wait */
 } Thr;
+
+/* Until its wait a sum of wgmma is a NaN: this, the number of the product, and of the register. */
+enum { WGMMA_TAG = 0xffd5 };
 
 typedef void (*WarpFn)(Thr **warp, u32 mask, const int *imm);
 
@@ -76,7 +83,10 @@ typedef struct FkRt {
     void (*copy)(Thr *t, int site, const FkCopy *copy);
     void (*copy_commit)(Thr *t, int is_bulk);
     void (*copy_wait)(Thr *t, int is_bulk, u32 pending, int is_read_only);
-    WarpFn activemask, shfl, vote, match, redux, nop, elect, ldmatrix, stmatrix, mma, wmma_load, wmma_store, wmma_mma, wgmma;
+    WarpFn activemask, shfl, vote, match, redux, nop, elect, ldmatrix, stmatrix, mma, wmma_load, wmma_store, wmma_mma, wgmma,
+        wgmma_commit, wgmma_wait;
+    u32 (*wgmma_sum)(Thr *t, u32 tag);
+    void (*proxy_fence)(Thr *t);
 } FkRt;
 
 typedef struct FkEntry {

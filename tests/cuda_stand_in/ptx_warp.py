@@ -131,8 +131,25 @@ class WarpInstructions:
         imm = (k, *self.matrix_types(k, d_type, a_type, b_type, c_type), len(a), len(b))
         self.warp_op("mma", "~0u", [self.raw(x, 32) for x in a + b + c], [(x, "b32", f"t->o[{i}]") for i, x in enumerate(d)], imm, 1)
 
+    SUMS_ARRIVE = "/* sums of wgmma */"
+
+    def with_sums(self, code):
+        """What wgmma sums up is there after a wait, in the registers of its accumulators and where these were moved to meanwhile."""
+        while more := {to for to, source in self.moves if source in self.sums} - self.sums:
+            self.sums |= more
+        arrive = " ".join(f"if ({x} >> 16 == WGMMA_TAG) {x} = rt->wgmma_sum(t, {x});" for x in sorted(self.sums))
+        return code.replace(self.SUMS_ARRIVE, arrive)
+
     def op_wgmma(self, p, o):
-        if p[1] != "mma_async":   # fence, commit_group, wait_group: sums are there at once
+        if p[1] == "fence":
+            self.emit("t->is_fenced = 1;")
+            return
+        if p[1] == "commit_group":
+            self.warp_op("wgmma_commit", "~0u", [], [], (), 1)
+            return
+        if p[1] == "wait_group":
+            self.warp_op("wgmma_wait", "~0u", [], [], (int(o[0], 0),), 1)
+            self.emit(self.SUMS_ARRIVE)
             return
         m, n, k = self.shape(p)
         d_type, a_type, b_type = p[p.index(f"m{m}n{n}k{k}") + 1:][:3]
@@ -145,6 +162,7 @@ class WarpInstructions:
         transposed = [0] * (2 - len(transposed)) + transposed
         words = [self.raw(x, 32) for x in self.vector(a)] if from_registers else [f"(u32){self.raw(a)}", f"(u32)((u64){self.raw(a)} >> 32)"]
         imm = (n, k, types[0], types[1], types[2], len(words) if from_registers else 0, *transposed, int(signs[0] < 0), int(signs[1] < 0))
+        self.sums |= {self.raw(x, 32) for x in d}
         self.emit("{ u32 SUMS[] = {" + ", ".join(self.raw(x, 32) for x in d) + "};")
         self.warp_op("wgmma", "~0u", [scale, f"(u32){b}", f"(u32)((u64){b} >> 32)"] + words,
                      [(x, "b32", f"SUMS[{i}]") for i, x in enumerate(d)], imm, 1, "(u64)SUMS")

@@ -65,6 +65,32 @@ void simt_fail(const char *what, Thr *t, int site, u64 addr) {
     longjmp(abort_launch, 1);
 }
 
+/* -- who wrote shared memory: by words of 4 bytes -- */
+
+static u32 num_writes, last_write[MAX_CLUSTER * SHARED_WINDOW / 4], fenced_by_others;
+static const Thr *writer[MAX_CLUSTER * SHARED_WINDOW / 4];
+
+void simt_wrote(const Thr *t, u64 addr, u32 bytes) {
+    if (!simt_is_shared(addr, bytes)) return;
+    num_writes++;
+    for (u64 i = (addr - (u64)shared_memory) / 4; i * 4 < addr - (u64)shared_memory + bytes; i++) { last_write[i] = num_writes; writer[i] = t; }
+}
+
+u32 simt_num_writes(void) { return num_writes; }
+u32 simt_last_write(u64 addr) { return simt_is_shared(addr, 1) ? last_write[(addr - (u64)shared_memory) / 4] : 0; }
+
+void simt_read_async(Thr *t, int site, u64 addr, u32 bytes) {
+    if (!simt_is_shared(addr, bytes)) return;
+    for (u64 i = (addr - (u64)shared_memory) / 4; i * 4 < addr - (u64)shared_memory + bytes; i++)
+        if (last_write[i] && writer[i] && last_write[i] > writer[i]->fenced && last_write[i] > fenced_by_others)
+            simt_fail("read by the async proxy without fence.proxy.async after the write", t, site, (u64)shared_memory + i * 4);
+}
+
+static void rt_proxy_fence(Thr *t) {
+    t->fenced = num_writes;
+    if (t->met > fenced_by_others) fenced_by_others = t->met;
+}
+
 /* -- addresses -- */
 
 int simt_is_shared(u64 addr, u32 bytes) {
@@ -95,7 +121,10 @@ static int rt_is_local(Thr *t, u64 addr) {
 
 static void rt_check(Thr *t, int site, u64 addr, u32 bytes, int write) {
     if (addr % (bytes > 16 ? 16 : bytes)) simt_fail("misaligned access", t, site, addr);
-    if (simt_is_shared(addr, bytes)) return;
+    if (simt_is_shared(addr, bytes)) {
+        if (write) simt_wrote(t, addr, bytes);
+        return;
+    }
     if (simt_is_device_memory && simt_is_device_memory(addr, bytes)) return;
     /* Local memory, or a parameter, by a generic address. */
     if (rt_is_local(t, addr)) return;
@@ -111,6 +140,7 @@ static void stop_at(Thr *t, int site, int state) {
     if (!in_fiber) simt_fail("a thread waits in a kernel that was said to have no such place", t, site, 0);
     t->site = site; t->state = state;
     yield_thread(t);
+    t->met = num_writes;
 }
 
 static void rt_bar(Thr *t, int site, int id, u32 count, int aligned) {
@@ -157,7 +187,8 @@ static void rt_trap(Thr *t, int site) { simt_fail("trap", t, site, 0); }
 
 const FkRt simt_runtime = {rt_bar, rt_warp, rt_trap, rt_check, rt_bar_arrive, simt_pause, rt_cluster_arrive, rt_cluster_wait, simt_map_shared,
                            rt_cta_rank, simt_is_shared, rt_is_local, async_mbarrier, async_copy, async_commit, async_wait, w_activemask, w_shfl,
-                           w_vote, w_match, w_redux, w_nop, w_elect, w_ldmatrix, w_stmatrix, w_mma, w_wmma_load, w_wmma_store, w_wmma_mma, w_wgmma};
+                           w_vote, w_match, w_redux, w_nop, w_elect, w_ldmatrix, w_stmatrix, w_mma, w_wmma_load, w_wmma_store, w_wmma_mma, w_wgmma,
+                           w_wgmma_commit, w_wgmma_wait, wgmma_sum, rt_proxy_fence};
 
 /* -- fibers -- */
 
@@ -180,6 +211,8 @@ static void make_fiber(Thr *t) {
     t->state = RUNNABLE;
     t->has_arrived = 0;
     t->copy_groups[0] = t->copy_groups[1] = 0;
+    t->num_products = t->product_groups = t->fenced = t->met = 0;
+    t->is_fenced = 0;
 }
 
 static void resume(Thr *t) {
@@ -213,7 +246,8 @@ static int meet(Thr **w) {
             group = wanted;
             /* Loads and stores of wmma are those of each lane on every GPU so far: a note is enough for them. */
             WarpFn fn = w[l]->fn;
-            if ((fn == w_ldmatrix || fn == w_stmatrix || fn == w_mma || fn == w_wmma_mma || fn == w_wgmma) && group != 0xffffffffu)
+            if ((fn == w_ldmatrix || fn == w_stmatrix || fn == w_mma || fn == w_wmma_mma || fn == w_wgmma || fn == w_wgmma_commit ||
+                 fn == w_wgmma_wait) && group != 0xffffffffu)
                 simt_fail("matrix instruction without all 32 lanes", w[l], w[l]->site, group);
         }
         w[l]->fn(w, group, w[l]->imm);
@@ -277,10 +311,17 @@ static int release_cluster_barrier(u32 all) {
     return 1;
 }
 
+/* What is under way when all threads have ended, or when the launch failed. */
+static void end_cluster(int is_failed) {
+    async_end(is_failed);
+    for (u32 i = 0; i < MAX_CLUSTER * MAX_THREADS; i += 32) wgmma_end(&threads[i], is_failed);
+}
+
 static void run_cluster(void) {
     u32 n = threads_per_block, all = blocks_per_cluster * n, idle_rounds = 0;
     memset(bar_arrivals, 0, sizeof bar_arrivals);
     cluster_phase = 0;
+    num_writes = fenced_by_others = 0;
     for (u32 i = 0; i < all; i++) make_fiber(&threads[i]);
     for (;;) {
         for (u32 first = 0; first < all; first += n)
@@ -303,7 +344,7 @@ static void run_cluster(void) {
         while (stuck->state == DONE) stuck++;
         simt_fail("deadlock: threads wait for each other", stuck, stuck->site, all - done);
     }
-    async_end(0);
+    end_cluster(0);
 }
 
 /* -- grids -- */
@@ -325,6 +366,7 @@ static void place_cluster(const FkEntry *entry, const u32 cluster[3], const u32 
         u32 at[3] = {rank % cluster[0], rank / cluster[0] % cluster[1], rank / (cluster[0] * cluster[1])};
         u8 *window = shared_memory + rank * SHARED_WINDOW;
         memset(window, simt_poison, current_shared_bytes);   /* NaN, so that a use before a write shows */
+        memset(last_write + rank * SHARED_WINDOW / 4, 0, current_shared_bytes);
         for (u32 i = 0; i < threads_per_block; i++) {
             Thr *t = &threads[rank * threads_per_block + i];
             for (int d = 0; d < 3; d++) { t->ctaid[d] = first[d] + at[d]; t->cluster_ctaid[d] = at[d]; t->cluster_nctaid[d] = cluster[d]; }
@@ -342,7 +384,7 @@ int simt_run(const FkModule *module, const FkEntry *entry, const SimtLaunch *lau
     blocks_per_cluster = cluster[0] * cluster[1] * cluster[2];
     error->happened = 0;
     in_fiber = 0;
-    async_end(1);   /* of a launch that a memory fault ended */
+    end_cluster(1);   /* of a launch that a memory fault ended */
     if (!stacks) prepare_memory();
     current_module = module; current_entry = entry; current_error = error;
     u64 shared_bytes = ((u64)entry->static_shared + 1023) / 1024 * 1024 + launch->dyn_shared_bytes;
@@ -353,7 +395,7 @@ int simt_run(const FkModule *module, const FkEntry *entry, const SimtLaunch *lau
         return 1;
     }
     current_shared_bytes = (u32)shared_bytes;
-    if (setjmp(abort_launch)) { in_fiber = 0; async_end(1); return 1; }
+    if (setjmp(abort_launch)) { in_fiber = 0; end_cluster(1); return 1; }
     for (u32 i = 0; i < blocks_per_cluster * threads_per_block; i++) {
         Thr *t = &threads[i];
         u32 at = i % threads_per_block;

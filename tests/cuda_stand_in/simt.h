@@ -54,7 +54,19 @@ static inline u64 simt_swizzle(u64 addr, u64 mask) { return addr ^ (addr >> 7 & 
 #define WARP_FN(name) void w_##name(Thr **w, u32 mask, const int *imm)
 WARP_FN(activemask); WARP_FN(nop); WARP_FN(shfl); WARP_FN(vote); WARP_FN(match); WARP_FN(redux); WARP_FN(elect); WARP_FN(ldmatrix);
 WARP_FN(stmatrix); WARP_FN(mma); WARP_FN(wmma_load); WARP_FN(wmma_store); WARP_FN(wmma_mma); WARP_FN(wgmma);
+WARP_FN(wgmma_commit); WARP_FN(wgmma_wait);
 #undef WARP_FN
+
+u32 wgmma_sum(Thr *t, u32 tag);
+/* Drops the products of a warp that are left. */
+void wgmma_end(Thr *first_lane, int is_failed);
+
+/* Writes to shared memory are numbered, by `t`, or, where it is 0, by copies of the async proxy. wgmma and bulk copies must not read what a
+   thread wrote before fence.proxy.async of that thread, or of another that has met it since. */
+void simt_wrote(const Thr *t, u64 addr, u32 bytes);
+u32 simt_num_writes(void);
+u32 simt_last_write(u64 addr);
+void simt_read_async(Thr *t, int site, u64 addr, u32 bytes);
 
 u64 async_mbarrier(Thr *t, int site, int what, u64 addr, u64 count, u64 tx);
 int async_is_complete(u64 addr, u32 phase);

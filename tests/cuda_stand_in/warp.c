@@ -1,5 +1,6 @@
 /* Warp-wide instructions, of the lanes in `mask`, and those of tensor cores. */
 #include "simt.h"
+#include <stdlib.h>
 
 /* Warp-wide instructions. `mask`: the lanes that take part. */
 
@@ -95,7 +96,7 @@ void w_ldmatrix(Thr **w, u32 mask, const int *imm) {
 void w_stmatrix(Thr **w, u32 mask, const int *imm) {
     (void)mask;
     for (int m = 0; m < imm[0]; m++) {
-        for (int r = 0; r < 8; r++) row_check(w[m * 8 + r], w[m * 8 + r]->addr);
+        for (int r = 0; r < 8; r++) { row_check(w[m * 8 + r], w[m * 8 + r]->addr); simt_wrote(w[m * 8 + r], w[m * 8 + r]->addr, 16); }
         for (int l = 0; l < 32; l++) {
             int r = l / 4, c = (l % 4) * 2;
             u16 lo = (u16)w[l]->a[m], hi = (u16)(w[l]->a[m] >> 16);
@@ -170,40 +171,123 @@ void w_mma(Thr **w, u32 mask, const int *imm) {
     for (int l = 0; l < 32; l++) accumulate(l, 0, imm[3], w[l]->a + ra + rb, w[l]->o);
 }
 
-/* An element of a matrix in shared memory that a descriptor of wgmma names. `row` counts along M or N; `is_transposed`: K is the slow axis. */
-static float described(u64 descriptor, u64 window, int row, int k, int type, int is_transposed) {
+/* Where an element of a matrix in shared memory lies that a descriptor of wgmma names. `row` counts along M or N; `is_transposed`: K is
+   the slow axis. */
+static u64 described(u64 descriptor, u64 window, int row, int k, int type, int is_transposed) {
     int bytes = 4 / elements_per_word(type), t = 16 / bytes, kind = (int)(descriptor >> 62), atom = kind == 0 ? 1 : kind == 1 ? 8 : kind == 2 ? 4 : 2;
     u64 at = window | (descriptor & 0x3fff) << 4, leading = (descriptor >> 16 & 0x3fff) << 4, stride = (descriptor >> 32 & 0x3fff) << 4;
     int fast = is_transposed ? row : k, slow = is_transposed ? k : row;
     at += (u64)(slow % 8 * atom * 16 + fast % (t * atom) * bytes);
     if (!is_transposed || kind) at += (u64)(slow / 8) * stride + (u64)(fast / (t * atom)) * leading;
     else at += (u64)(slow / 8) * leading + (u64)(fast / t) * stride;
-    at = simt_swizzle(at, kind == 1 ? 7 : kind == 2 ? 3 : kind == 3 ? 1 : 0);
-    u32 word = 0;
-    memcpy(&word, (void *)at, (size_t)bytes);
-    return element(word, 0, type);
+    return simt_swizzle(at, kind == 1 ? 7 : kind == 2 ? 3 : kind == 3 ? 1 : 0);
 }
 
-/* wgmma: the 16 rows of this warp. It is done at once, not at wgmma.wait_group. `addr`: the accumulators of a lane, in memory.
-   imm: n k a_type b_type d_type regs_a transposed_a transposed_b negated_a negated_b. Operands: scale-d, descriptor of B, A. */
+/* A wgmma of a warp, 16 rows of sums. It reads shared memory, and its sums are there, at wgmma.wait_group and no earlier.
+   imm: n k a_type b_type d_type regs_a transposed_a transposed_b negated_a negated_b. */
+enum { MAX_WAITING = 512, MAX_SUMS = 128 };
+typedef struct Product {
+    const int *imm;
+    Thr *thread;
+    int site, is_done;
+    u32 number, group, num_writes;   /* group 0: not committed yet */
+    u64 a, b;
+    u32 words_of_a[32][4], scale[32], sums[32][MAX_SUMS];
+    struct Product *next;
+} Product;
+
+static int words_of(const int *imm) { return imm[0] / (imm[4] == T_F16 ? 4 : 2); }
+
+static u32 tag_of(const Product *p, int i) { return (u32)WGMMA_TAG << 16 | p->number % MAX_WAITING << 7 | (u32)i; }
+
+/* Calls `visit` for the elements of B, and of A where it is in shared memory, `step` apart along the axis that is dense. */
+static void for_operands(const Product *p, int step, void (*visit)(const Product *p, int is_b, int row, int k, u64 at)) {
+    u64 window = simt_window(p->thread);
+    const int *imm = p->imm;
+    for (int is_b = !!imm[5]; is_b < 2; is_b++) {
+        int first = is_b ? 0 : (int)(p->thread->warp % 4) * 16, rows = is_b ? imm[0] : 16, is_transposed = imm[6 + is_b];
+        for (int row = 0; row < rows; row += is_transposed ? step : 1)
+            for (int k = 0; k < imm[1]; k += is_transposed ? 1 : step)
+                visit(p, is_b, row, k, described(is_b ? p->b : p->a, window, first + row, k, imm[2 + is_b], is_transposed));
+    }
+}
+
+static void check_operand(const Product *p, int is_b, int row, int k, u64 at) {
+    if (!simt_is_shared(at, 16)) simt_fail("operand of wgmma outside shared memory", p->thread, p->site, at);
+    simt_read_async(p->thread, p->site, at, 16);
+}
+
+static void read_operand(const Product *p, int is_b, int row, int k, u64 at) {
+    if (simt_last_write(at) > p->num_writes) simt_fail("operand of wgmma written before its wait", p->thread, p->site, at);
+    u32 word = 0;
+    memcpy(&word, (void *)at, 4 / (size_t)elements_per_word(p->imm[2 + is_b]));
+    float x = element(word, 0, p->imm[2 + is_b]);
+    if (!is_b) A[row][k] = x;
+    else B[k][row] = p->imm[8] != p->imm[9] ? -x : x;
+}
+
+/* Operands: scale-d, descriptor of B, A. `addr`: the accumulators of a lane, in memory. */
 void w_wgmma(Thr **w, u32 mask, const int *imm) {
     (void)mask;
-    int n = imm[0], k_size = imm[1], ra = imm[5];
-    u64 window = simt_window(w[0]), b, a;
-    memcpy(&b, w[0]->a + 1, 8); memcpy(&a, w[0]->a + 3, 8);
-    for (int k = 0; k < k_size; k++) {
-        for (int j = 0; j < n; j++) B[k][j] = described(b, window, j, k, imm[3], imm[7]) * (imm[8] != imm[9] ? -1 : 1);
-        for (int i = 0; !ra && i < 16; i++) A[i][k] = described(a, window, (int)(w[0]->warp % 4) * 16 + i, k, imm[2], imm[6]);
+    if (!w[0]->is_fenced) simt_fail("wgmma without wgmma.fence since the last wait", w[0], w[0]->site, 0);
+    Product *p = malloc(sizeof *p), **last = &w[0]->products;
+    *p = (Product){.imm = imm, .thread = w[0], .site = w[0]->site, .number = w[0]->num_products++, .num_writes = simt_num_writes()};
+    while (*last) last = &(*last)->next;
+    *last = p;
+    memcpy(&p->b, w[0]->a + 1, 8); memcpy(&p->a, w[0]->a + 3, 8);
+    for (int l = 0; l < 32; l++) {
+        u32 *sums = (u32 *)w[l]->addr;
+        memcpy(p->words_of_a[l], w[l]->a + 3, 4 * (size_t)imm[5]);
+        p->scale[l] = w[l]->a[0];
+        for (int i = 0; i < words_of(imm); i++) { p->sums[l][i] = sums[i]; sums[i] = tag_of(p, i); }
     }
-    for (int l = 0; ra && l < 32; l++) set_a(l, w[l]->a + 3, ra, imm[2]);
-    multiply(n, k_size);
-    int words = imm[4] == T_F16 ? 2 : 4;
+    for_operands(p, 4 * elements_per_word(imm[3]), check_operand);
+}
+
+void w_wgmma_commit(Thr **w, u32 mask, const int *imm) {
+    (void)mask; (void)imm;
+    w[0]->product_groups++;
+    for (Product *p = w[0]->products; p; p = p->next) if (!p->group) p->group = w[0]->product_groups;
+}
+
+static void multiply_at_wait(Product *p) {
     static const u32 zeros[4];
+    const int *imm = p->imm;
+    for_operands(p, 1, read_operand);
+    for (int l = 0; imm[5] && l < 32; l++) set_a(l, p->words_of_a[l], imm[5], imm[2]);
+    multiply(imm[0], imm[1]);
     for (int l = 0; l < 32; l++)
-        for (int j = 0; j < n / 8; j++) {
-            u32 *d = (u32 *)w[l]->addr + words * j;
-            accumulate(l, 8 * j, imm[4], w[l]->a[0] ? d : zeros, d);
+        for (int j = 0, words = imm[4] == T_F16 ? 2 : 4; j < imm[0] / 8; j++) {
+            u32 *d = p->sums[l] + words * j;
+            accumulate(l, 8 * j, imm[4], p->scale[l] ? d : zeros, d);
         }
+    p->is_done = 1;
+    /* Later products add to what were its sums. */
+    for (Product *q = p->next; q; q = q->next)
+        for (int l = 0; l < 32; l++)
+            for (int i = 0; i < words_of(q->imm); i++) if ((q->sums[l][i] ^ tag_of(p, 0)) < MAX_SUMS) q->sums[l][i] = p->sums[l][q->sums[l][i] % MAX_SUMS];
+}
+
+/* imm: how many of the latest groups may still be under way. */
+void w_wgmma_wait(Thr **w, u32 mask, const int *imm) {
+    (void)mask;
+    for (int l = 0; l < 32; l++) w[l]->is_fenced = 0;
+    for (Product *p; (p = w[0]->products) && p->is_done; free(p)) w[0]->products = p->next;
+    for (Product *p = w[0]->products; p; p = p->next)
+        if (p->group && p->group + (u32)imm[0] <= w[0]->product_groups) multiply_at_wait(p);
+}
+
+/* What came of a sum; `tag` itself before the wait. */
+u32 wgmma_sum(Thr *t, u32 tag) {
+    for (const Product *p = (t - t->lane)->products; p; p = p->next) if (p->is_done && (tag ^ tag_of(p, 0)) < MAX_SUMS) return p->sums[t->lane][tag % MAX_SUMS];
+    return tag;
+}
+
+void wgmma_end(Thr *first_lane, int is_failed) {
+    for (Product *p; (p = first_lane->products); free(p)) {
+        first_lane->products = p->next;
+        if (!p->is_done && !is_failed) simt_note("block ends before its wgmma does", p->site);
+    }
 }
 
 /* wmma: the layout of its fragments is not documented, so any will do that loads, products and stores agree on. A lane has `elems`
@@ -238,6 +322,7 @@ void w_wmma_store(Thr **w, u32 mask, const int *imm) {
         for (int e = 0; mask >> l & 1 && e < elems; e++) {
             int at = fragment_at(l, e, elems, rows * cols), i = at / cols, j = at % cols;
             u64 p = w[l]->addr + (u64)bytes * (col_major ? (u64)j * w[l]->a[0] + (u64)i : (u64)i * w[l]->a[0] + (u64)j);
+            simt_wrote(w[l], p, (u32)bytes);
             copy_element((void *)p, (u8 *)&w[l]->a[1] + e * bytes, bytes);
         }
 }

@@ -9,73 +9,7 @@
 //
 // A block has a tile of rows (queries; of dK and dV, keys), of which a warp has 16 * M, and goes through the tiles of columns
 // that some row of it sees. Sizes are chosen for 99 KB of shared memory, the least that a block can have from sm_80 on.
-#include "tile.cuh"
-
-#define LOG2_E 1.44269504088896341f
-
-// The columns that a thread's rows see: low ..= high, of row 16 * m + 8 * half + lane / 4 of a warp. Neither decreases.
-template <int M> struct Visible {
-    int low[M][2], high[M][2];
-
-    // Whether any row of the warp sees one of the columns.
-    template <int COLUMNS> INLINE bool any(int first_column) const {
-        return __any_sync(~0u, first_column <= high[M - 1][1] && first_column + COLUMNS > low[0][0]);
-    }
-
-    // Sets the scores of columns that are not seen to -infinity. The lanes part nowhere: products need them together.
-    template <int N> INLINE void mask(Sums<M, N> &scores, int first_column) const {
-        if (__all_sync(~0u, first_column >= low[M - 1][1] && first_column + N * 8 - 1 <= high[0][0])) return;
-#pragma unroll
-        for (int m = 0; m < M; m++)
-#pragma unroll
-            for (int n = 0; n < N; n++)
-#pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    const int column = first_column + n * 8 + threadIdx.x % 4 * 2 + i % 2;
-                    if (column < low[m][i / 2] || column > high[m][i / 2]) scores[m][n][i] = -INFINITY;
-                }
-    }
-};
-
-// What the queries from `first_row` on see. Rows behind the last see themselves.
-template <int M> INLINE Visible<M> visible_keys(const int *first_key, int first_row, int tokens) {
-    Visible<M> visible;
-#pragma unroll
-    for (int i = 0; i < 2 * M; i++) {
-        const int query = first_row + i * 8 + threadIdx.x % WARP / 4;
-        visible.low[i / 2][i % 2] = query < tokens ? first_key[query] : query;
-        visible.high[i / 2][i % 2] = query;
-    }
-    return visible;
-}
-
-// Turns a tile of scores into exponentials, and shrinks what was summed so far by the growth of the largest score. row_sum is of
-// this thread's columns.
-template <int M, int K, int N>
-INLINE void add_to_softmax(Sums<M, K> &p, Sums<M, N> &out, float (&row_max)[M][2], float (&row_sum)[M][2], float log2_scale) {
-#pragma unroll
-    for (int m = 0; m < M; m++)
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            float largest = row_max[m][half];
-#pragma unroll
-            for (int n = 0; n < K; n++) largest = fmaxf(largest, fmaxf(p[m][n][half * 2], p[m][n][half * 2 + 1]));
-            largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
-            largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
-            // A row that has seen no key yet has no largest score.
-            const float shift = largest == -INFINITY ? 0 : largest * log2_scale;
-            const float shrink = exp2_approx(row_max[m][half] * log2_scale - shift);
-            float sum = row_sum[m][half] * shrink;
-#pragma unroll
-            for (int n = 0; n < K; n++)
-#pragma unroll
-                for (int i = half * 2; i < half * 2 + 2; i++)
-                    sum += p[m][n][i] = exp2_approx(p[m][n][i] * log2_scale - shift);
-            row_max[m][half] = largest, row_sum[m][half] = sum;
-#pragma unroll
-            for (int n = 0; n < N; n++) out[m][n][half * 2] *= shrink, out[m][n][half * 2 + 1] *= shrink;
-        }
-}
+#include "attention.cuh"
 
 template <int HEAD, int QUERIES, int KEYS, int WARPS, int STAGES>
 INLINE void forward(const bf16 *q, const bf16 *k, const bf16 *v, const int *first_key, bf16 *o, float *lse, int q_stride,
@@ -110,7 +44,7 @@ INLINE void forward(const bf16 *q, const bf16 *k, const bf16 *v, const int *firs
     const Visible<M> visible = visible_keys<M>(first_key, first_query + warp_row, tokens);
     const Rows<HEAD, M, false> q_rows(q_tile + warp_row * HEAD * 2);
     Sums<M, HEAD / 8> out = {};
-    float row_max[M][2], row_sum[M][2] = {};
+    float row_max[M][2], row_sum[M][2] = {}, shrink[M][2];
 #pragma unroll
     for (int i = 0; i < 2 * M; i++) row_max[i / 2][i % 2] = -INFINITY;
 
@@ -123,49 +57,18 @@ INLINE void forward(const bf16 *q, const bf16 *k, const bf16 *v, const int *firs
             Sums<M, KEYS / 8> p;
             product_of_rows(p, q_rows, k_tile);
             visible.mask(p, first_column);
-            add_to_softmax(p, out, row_max, row_sum, scale * LOG2_E);
+            add_to_softmax(p, row_max, row_sum, shrink, scale * LOG2_E);
+            multiply_rows(out, shrink);
             round_to_operand(operand, p);
         }
         const Shared v_tile = next(2 * tile + 1);
         if (is_seen) add_product<HEAD>(out, operand, v_tile);
     }
 
-#pragma unroll
-    for (int m = 0; m < M; m++)
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            float sum = row_sum[m][half];
-            sum += __shfl_xor_sync(~0u, sum, 1);
-            sum += __shfl_xor_sync(~0u, sum, 2);
-            const float inverse = 1 / sum;
-#pragma unroll
-            for (int n = 0; n < HEAD / 8; n++) out[m][n][half * 2] *= inverse, out[m][n][half * 2 + 1] *= inverse;
-            const int query = first_query + warp_row + m * 16 + half * 8 + lane / 4;
-            if (lane % 4 == 0 && query < tokens) lse[(long long)head * tokens + query] = row_max[m][half] * scale + __logf(sum);
-        }
+    finish_softmax(out, row_max, row_sum, scale, lse + (long long)head * tokens, first_query + warp_row, tokens);
     // Only this warp has read these rows of the queries.
     const long long row = first_query + warp_row;
     store_rows<HEAD>(out, q_tile + warp_row * HEAD * 2, o + row * o_stride + head * HEAD, o_stride, tokens - row);
-}
-
-// Turns a tile of scores, [queries, keys] or its transpose, into probabilities, and the gradient of these into that of the scaled
-// scores; lse and delta are by (m, n, i) of an element.
-template <int M, int N, class Lse, class Delta>
-INLINE void softmax_backward(Sums<M, N> &p, Sums<M, N> &ds, float scale, Lse lse, Delta delta) {
-#pragma unroll
-    for (int m = 0; m < M; m++)
-#pragma unroll
-        for (int n = 0; n < N; n++)
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                p[m][n][i] = exp2_approx(p[m][n][i] * (scale * LOG2_E) - lse(m, n, i) * LOG2_E);
-                ds[m][n][i] = p[m][n][i] * (ds[m][n][i] - delta(m, n, i));
-            }
-}
-
-template <int M, int N> INLINE void multiply(Sums<M, N> &sums, float factor) {
-#pragma unroll
-    for (int i = 0; i < M * N * 4; i++) sums[i / (N * 4)][i / 4 % N][i % 4] *= factor;
 }
 
 // The rows of queries and of do are kept in registers where these suffice.
@@ -219,8 +122,8 @@ INLINE void backward_q(const bf16 *q, const bf16 *k, const bf16 *v, const bf16 *
         product_of_rows(p, q_rows, k_tile);
         product_of_rows(ds, do_rows, v_tile);
         visible.mask(p, first_column);
-        softmax_backward(p, ds, scale, [&](int m, int, int i) { return row_lse[m][i / 2]; },
-                         [&](int m, int, int i) { return row_delta[m][i / 2]; });
+        softmax_again(p, scale, [&](int m, int, int i) { return row_lse[m][i / 2]; });
+        softmax_backward(p, ds, [&](int m, int, int i) { return row_delta[m][i / 2]; });
         Operand<M, KEYS / 16> operand;
         round_to_operand(operand, ds);
         add_product<HEAD>(sums, operand, k_tile);
@@ -293,8 +196,8 @@ INLINE void backward_kv(const bf16 *q, const bf16 *k, const bf16 *v, const bf16 
         product_of_rows(p, k_rows, q_tile);
         product_of_rows(ds, v_rows, do_tile);
         visible.mask(p, first_column);
-        softmax_backward(p, ds, scale, [&](int, int n, int i) { return load_shared(row_lse + n * 32 + i % 2 * 4); },
-                         [&](int, int n, int i) { return load_shared(row_delta + n * 32 + i % 2 * 4); });
+        softmax_again(p, scale, [&](int, int n, int i) { return load_shared(row_lse + n * 32 + i % 2 * 4); });
+        softmax_backward(p, ds, [&](int, int n, int i) { return load_shared(row_delta + n * 32 + i % 2 * 4); });
         Operand<M, QUERIES / 16> operand;
         round_to_operand(operand, p);
         add_product<HEAD>(dv_sums, operand, do_tile, first_chunk);
