@@ -10,8 +10,8 @@ use serde::Serialize;
 pub const KERNELS_VARIABLE: &str = "LORA_TRAIN_CUDA_KERNELS";
 
 /// Kernels of our own, and products by cuBLASLt.
-pub const NAMES: [&str; 8] =
-    ["attention", "cross_entropy", "low_rank", "norm", "optimizer", "products", "rotary", "swiglu"];
+pub const NAMES: [&str; 9] =
+    ["attention", "attention_hopper", "cross_entropy", "low_rank", "norm", "optimizer", "products", "rotary", "swiglu"];
 
 /// Which kernels are used in this process.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -37,11 +37,12 @@ pub(super) fn is_on(name: &str) -> bool {
 
 /// Decided once in a process, on the first GPU that computes: `try_out` launches one kernel.
 #[cfg(feature = "cuda-llvm")]
-pub(super) fn decided(try_out: impl FnOnce() -> Result<(), String>) -> &'static KernelState {
+pub(super) fn decided(is_hopper: bool, try_out: impl FnOnce() -> Result<(), String>) -> &'static KernelState {
     STATE.get_or_init(|| {
         let asked = std::env::var(KERNELS_VARIABLE).unwrap_or_default();
         let hook = if asked == "all" { Ok(()) } else { try_out() };
-        state(&asked, |name| match (&hook, PROBLEMS.get().and_then(|problems| problems.get(name))) {
+        let names = NAMES.into_iter().filter(|name| is_hopper || *name != "attention_hopper");
+        state(&asked, names, |name| match (&hook, PROBLEMS.get().and_then(|problems| problems.get(name))) {
             (Err(problem), _) | (Ok(()), Some(problem)) => Err(problem.clone()),
             (Ok(()), None) if name == "products" => crate::device::cublas_library().map(drop),
             _ => Ok(()),
@@ -51,12 +52,16 @@ pub(super) fn decided(try_out: impl FnOnce() -> Result<(), String>) -> &'static 
 
 /// `check` says of each kernel what is wrong with it, of those that `asked`, the variable's value, leaves.
 #[cfg_attr(not(any(test, feature = "cuda-llvm")), expect(dead_code, reason = "decided on a GPU only"))]
-fn state(asked: &str, check: impl Fn(&str) -> Result<(), String>) -> KernelState {
+fn state(
+    asked: &str,
+    names: impl IntoIterator<Item = &'static str>,
+    check: impl Fn(&str) -> Result<(), String>,
+) -> KernelState {
     let words: Vec<_> = asked.split(',').map(str::trim).filter(|word| !word.is_empty() && *word != "all").collect();
     let is_known = |word: &&&str| **word == "none" || word.strip_prefix('-').is_some_and(|name| NAMES.contains(&name));
     let unknown = words.iter().find(|word| !is_known(word));
     let mut state = KernelState::default();
-    for name in NAMES {
+    for name in names {
         let is_off = words.iter().any(|word| *word == "none" || word.strip_prefix('-') == Some(name));
         let checked = match unknown {
             Some(word) => Err(format!("{KERNELS_VARIABLE} has `{word}`; expected all, none, -{}", NAMES.join(", -"))),
@@ -77,16 +82,16 @@ mod tests {
 
     #[test]
     fn kernels_are_off_that_the_variable_names_or_a_check_finds_wrong() {
-        let used = |asked| state(asked, |_| Ok(())).used;
+        let used = |asked| state(asked, NAMES, |_| Ok(())).used;
         assert_eq!([used(""), used("all")], [NAMES.to_vec(), NAMES.to_vec()]);
         assert_eq!(
             used(" -attention, -products"),
             NAMES.into_iter().filter(|n| !["attention", "products"].contains(n)).collect::<Vec<_>>()
         );
         assert!(used("none").is_empty());
-        let misspelt = state("-attn", |_| Ok(()));
+        let misspelt = state("-attn", NAMES, |_| Ok(()));
         assert!(misspelt.off["attention"].contains("expected all, none, -attention, "), "{misspelt:?}");
-        let found = state("", |name| if name == "products" { Err("no library".into()) } else { Ok(()) });
+        let found = state("", NAMES, |name| if name == "products" { Err("no library".into()) } else { Ok(()) });
         assert_eq!(found.used.len(), NAMES.len() - 1);
         assert_eq!(found.off["products"], "no library");
     }

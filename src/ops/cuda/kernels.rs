@@ -43,6 +43,7 @@ pub use self_check::self_check;
 pub fn digest() -> String {
     let modules = [
         &attention::MODULE,
+        &attention::HOPPER,
         &bias::MODULE,
         &cross_entropy::MODULE,
         &low_rank::MODULE,
@@ -58,7 +59,8 @@ pub fn digest() -> String {
 /// Which kernels are used on a device; `None` unless it is an NVIDIA GPU.
 pub(super) fn state(device: &Device) -> Option<&'static KernelState> {
     let tensor = Tensor::<1>::zeros([1], (device, DType::F32)).into_dispatch();
-    matches!(device_of(&tensor), Some(CubeDevice::Cuda(_))).then(|| check::decided(|| twice::check(device)))
+    let Some(CubeDevice::Cuda(gpu)) = device_of(&tensor) else { return None };
+    Some(check::decided(u16::try_from(gpu.index).is_ok_and(stream::is_hopper), || twice::check(device)))
 }
 
 /// NVIDIA GPUs, with kernels of our own and the plain versions.

@@ -1,17 +1,26 @@
-//! Attention by the kernels of `attention.cu`, after the plan of FlashAttention-2 (Dao, 2023): the matrix of scores never
-//! exists, and every sum has one order.
+//! Attention by the kernels of `attention.cu`, after the plan of FlashAttention-2 (Dao, 2023), and on compute capability 9.0 by those
+//! of `attention_hopper.cu`, after that of FlashAttention-3 (Shah et al., 2024): the matrix of scores never exists, and every sum has
+//! one order.
+
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use burn::backend::TensorMetadata as _;
 use burn::tensor::{DType, Tensor};
 use burn_cubecl::tensor::CubeTensor;
 
-use super::matrix::{rows, scratch, stride};
-use super::stream::{Launch, Module};
+use super::matrix::{dims, rows, scratch, stride};
+use super::stream::{Launch, Module, is_hopper};
 use crate::ops::attention::{Attended, Heads};
+use crate::ops::cuda::check;
 use crate::ops::custom::{custom, custom_of, side_by_side, spec};
 use crate::ops::layout::Layout;
 
 pub(super) static MODULE: Module = Module { name: "attention", ptx: include_str!("attention.ptx") };
+
+pub(super) static HOPPER: Module = Module { name: "attention_hopper", ptx: include_str!("attention_hopper.ptx") };
+
+/// While the other kernels are compared on a Hopper, too.
+pub(super) static IS_HOPPER_ASIDE: AtomicBool = AtomicBool::new(false);
 
 /// Threads of a warp.
 const WARP: usize = 32;
@@ -44,12 +53,13 @@ pub(super) fn forward([q, k, v]: [&Tensor<2>; 3], layout: &Layout, heads: Heads)
     let first_key = layout.spans(heads.window, &q.device()).first_key.into_dispatch();
     let [q, k, v] = [q, k, v].map(|x| x.clone().into_dispatch());
     let run = move |[q, k, v, first_key]: [CubeTensor; 4], [o, lse]: &[CubeTensor; 2]| {
-        let (tiles, stages, ..) = tiles(heads.head_dim);
-        let shared = 2 * heads.head_dim * (tiles.queries + stages * tiles.keys);
         let qkv = [q, k, v].map(rows);
-        let forward = kernel("forward", heads.num_heads, tokens.div_ceil(tiles.queries), tiles, heads).shared(shared);
-        let forward = qkv.iter().fold(forward, Launch::read).read(&first_key).write(o).write(lse);
-        finished(forward, qkv.iter().chain([o]), tokens, heads).launch();
+        let (tiles, stages, ..) = tiles(heads.head_dim);
+        let forward = Kernel::new("forward", &qkv[0], heads.num_heads, heads, || {
+            let shared = 2 * heads.head_dim * (tiles.queries + stages * tiles.keys);
+            kernel("forward", heads.num_heads, tokens.div_ceil(tiles.queries), tiles, heads).shared(shared)
+        });
+        forward.launch(&qkv, [&first_key], [o], [lse], tokens, heads);
     };
     let [o, lse] = custom("attention", [q, k, v, first_key], outputs, run);
     Attended { o: Tensor::from_dispatch(o), lse: Tensor::from_dispatch(lse) }
@@ -78,15 +88,16 @@ pub(super) fn backward(
 
         let (_, _, by_query, by_key) = tiles(head_dim);
         let inputs = [q, k, v, d_o];
-        let read = |launch: Launch| inputs.iter().fold(launch, Launch::read).read(&lse).read(&delta);
-        let shared = 4 * head_dim * (by_query.queries + 2 * by_query.keys);
-        let queries =
-            kernel("backward_q", num_heads, tokens.div_ceil(by_query.queries), by_query, heads).shared(shared);
-        finished(read(queries).read(&first_key).write(dq), inputs.iter().chain([dq]), tokens, heads).launch();
-        let shared = 4 * head_dim * (by_key.keys + 2 * by_key.queries) + 16 * by_key.queries;
-        let keys = kernel("backward_kv", num_kv_heads, tokens.div_ceil(by_key.keys), by_key, heads).shared(shared);
-        let keys = read(keys).read(&last_query).write(dk).write(dv);
-        finished(keys, inputs.iter().chain([dk, dv]), tokens, heads).launch();
+        let queries = Kernel::new("backward_q", &inputs[0], num_heads, heads, || {
+            let shared = 4 * head_dim * (by_query.queries + 2 * by_query.keys);
+            kernel("backward_q", num_heads, tokens.div_ceil(by_query.queries), by_query, heads).shared(shared)
+        });
+        queries.launch(&inputs, [&lse, &delta, &first_key], [dq], [], tokens, heads);
+        let keys = Kernel::new("backward_kv", &inputs[0], num_kv_heads, heads, || {
+            let shared = 4 * head_dim * (by_key.keys + 2 * by_key.queries) + 16 * by_key.queries;
+            kernel("backward_kv", num_kv_heads, tokens.div_ceil(by_key.keys), by_key, heads).shared(shared)
+        });
+        keys.launch(&inputs, [&lse, &delta, &last_query], [dk, dv], [], tokens, heads);
     };
     custom_of("attention_backward", inputs, outputs, run).map(Tensor::from_dispatch)
 }
@@ -97,7 +108,70 @@ fn kernel(name: &str, num_heads: usize, num_tiles: usize, tiles: Tiles, heads: H
     Launch::new(&MODULE, function, [num_heads, num_tiles, 1], tiles.warps * WARP)
 }
 
-/// With what follows the tensors: the strides of rows, and what all kernels take.
-fn finished<'a>(launch: Launch, strided: impl Iterator<Item = &'a CubeTensor>, tokens: usize, heads: Heads) -> Launch {
-    launch.ints(strided.map(stride)).ints([tokens, heads.num_heads, heads.num_kv_heads]).float(heads.scale)
+/// Rows of a block's tile in `attention_hopper.cu`.
+const HOPPER_ROWS: usize = 128;
+/// Its threads: three warpgroups.
+const HOPPER_THREADS: usize = 384;
+/// Multiprocessors of an H100 that says nothing of them.
+const HOPPER_MULTIPROCESSORS: u32 = 132;
+
+/// Rows of a tile that `attention_hopper.cu` copies, and how many tiles are in flight, as its kernels were compiled.
+fn hopper_tiles(name: &str, head_dim: usize) -> Option<[usize; 2]> {
+    match (name, head_dim) {
+        ("forward" | "backward_q", 64 | 96 | 128) => Some([128, 4]),
+        ("forward", 256) => Some([64, 3]),
+        ("backward_kv", 64 | 96 | 128) => Some([64, 4]),
+        _ => None,
+    }
+}
+
+/// A kernel of attention to be launched.
+struct Kernel {
+    launch: Launch,
+    /// Columns of the tiles in which its operands are copied by tensor maps, on Hopper.
+    tile_columns: Option<u32>,
+}
+
+impl Kernel {
+    /// The kernel for `num_heads` heads on the GPU of `q`: `other` where there is none for Hopper.
+    fn new(name: &str, q: &CubeTensor, num_heads: usize, heads: Heads, other: impl FnOnce() -> Launch) -> Self {
+        let (tokens, head_dim, device) = (dims(q)[0], heads.head_dim, q.client.service_id().device.index_id);
+        let is_used = check::is_on("attention_hopper") && is_hopper(device) && !IS_HOPPER_ASIDE.load(Ordering::Relaxed);
+        let Some([tile, slots]) = hopper_tiles(name, head_dim).filter(|_| is_used) else {
+            return Self { launch: other(), tile_columns: None };
+        };
+        let num_tiles = tokens.div_ceil(HOPPER_ROWS);
+        let multiprocessors = q.client.properties().hardware.num_streaming_multiprocessors;
+        let blocks = (num_heads * num_tiles).min(multiprocessors.unwrap_or(HOPPER_MULTIPROCESSORS) as usize);
+        let (grid, shared) = match name {
+            "forward" => ([blocks, 1, 1], 2 * head_dim * (256 + slots * tile) + 16 * slots + 32),
+            "backward_q" => ([blocks, 1, 1], 2 * head_dim * (384 + slots * tile) + 16 * slots + 32),
+            _ => ([num_heads, num_tiles, 1], 2 * head_dim * (256 + 2 * slots * tile) + (16 + 8 * tile) * slots + 8),
+        };
+        let launch = Launch::new(&HOPPER, format!("attention_hopper_{name}_{head_dim}"), grid, HOPPER_THREADS);
+        let tile_columns = if head_dim.is_multiple_of(64) { 64 } else { 32 };
+        Self { launch: launch.shared(shared), tile_columns: Some(tile_columns) }
+    }
+
+    /// With the operands, what else is read, and the results: rows, and values for each of them.
+    fn launch<const N: usize, const M: usize, const L: usize>(
+        self,
+        operands: &[CubeTensor],
+        others: [&CubeTensor; N],
+        results: [&CubeTensor; M],
+        values: [&CubeTensor; L],
+        tokens: usize,
+        heads: Heads,
+    ) {
+        let launch = match self.tile_columns {
+            Some(columns) => operands.iter().fold(self.launch, |launch, x| launch.map(x, columns)),
+            None => operands.iter().fold(self.launch, Launch::read),
+        };
+        let launch =
+            results.into_iter().chain(values).fold(others.into_iter().fold(launch, Launch::read), Launch::write);
+        // A tensor map has the stride.
+        let strided = if self.tile_columns.is_some() { &[] } else { operands };
+        let launch = launch.ints(strided.iter().chain(results).map(stride));
+        launch.ints([tokens, heads.num_heads, heads.num_kv_heads]).float(heads.scale).launch();
+    }
 }

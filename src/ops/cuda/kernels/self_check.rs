@@ -1,13 +1,15 @@
 //! Every kernel of ours against the CPU's, on small operands.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use burn::tensor::{DType, Device, Tensor};
 
+use super::attention::IS_HOPPER_ASIDE;
 use crate::ops::adamw::{State, Update, adamw};
 use crate::ops::attention::{Heads, attention, attention_backward};
 use crate::ops::cross_entropy::{Head, LossChunk, TokenWeights, linear_cross_entropy};
-use crate::ops::cuda::Compared;
+use crate::ops::cuda::{Compared, check};
 use crate::ops::dropout::{Dropout, mix};
 use crate::ops::head_norm::{HeadNorms, norm_and_rotate, norm_and_rotate_backward};
 use crate::ops::host;
@@ -29,18 +31,21 @@ const TOLERANCE: f64 = 1e-2;
 #[must_use]
 pub fn self_check(device: &Device) -> Vec<Compared> {
     let cpu = Device::flex();
-    let heads = [(32, None), (64, None), (96, Some(3)), (128, None), (256, Some(20))];
-    let of_heads = heads.into_iter().flat_map(|(head_dim, window)| {
-        let heads = Heads { num_heads: 6, num_kv_heads: 2, head_dim, scale: 0.125, window, soft_cap: None };
-        let of = |device: &Device, dtype| attend(device, dtype, heads);
-        let of_gpu = guarded(|| of(device, DType::BF16)).and_then(|found| found);
-        compare(
-            "attention",
-            &format!("heads of {head_dim}, window {window:?}"),
-            of_gpu,
-            &of(&cpu, DType::F32).unwrap_or_default(),
-        )
-    });
+    let of_heads = |kernel: &'static str| {
+        let heads = [(32, None), (64, None), (96, Some(3)), (128, None), (256, Some(20))];
+        heads.map(|(head_dim, window)| {
+            let heads = Heads { num_heads: 6, num_kv_heads: 2, head_dim, scale: 0.125, window, soft_cap: None };
+            let of = |device: &Device, dtype| attend(device, dtype, heads);
+            let of_gpu = guarded(|| of(device, DType::BF16)).and_then(|found| found);
+            let what = format!("heads of {head_dim}, window {window:?}");
+            compare(kernel, &what, of_gpu, &of(&cpu, DType::F32).unwrap_or_default())
+        })
+    };
+    let of_hopper = check::is_on("attention_hopper").then(|| of_heads("attention_hopper"));
+    IS_HOPPER_ASIDE.store(true, Ordering::Relaxed);
+    let of_attention = of_heads("attention");
+    IS_HOPPER_ASIDE.store(false, Ordering::Relaxed);
+    let of_heads = of_hopper.into_iter().flatten().chain(of_attention).flatten();
     let others: [(&str, Of); 7] = [
         ("products", layer),
         ("low_rank", update),

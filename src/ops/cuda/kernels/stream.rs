@@ -17,8 +17,14 @@ use cubecl_runtime::id::KernelId;
 use cubecl_runtime::runtime::Runtime;
 use cubecl_runtime::server::LaunchError;
 use cubecl_server::stream::{ExecuteScope, WriteScoped as _};
-use cudarc::driver::sys::{CUcontext, CUdeviceptr, CUfunction, CUfunction_attribute, CUmodule, CUresult, CUstream};
+use cudarc::driver::sys::{
+    CUcontext, CUdevice_attribute, CUdeviceptr, CUfunction, CUfunction_attribute, CUmodule, CUresult, CUstream,
+    CUtensorMap, CUtensorMapDataType, CUtensorMapFloatOOBfill, CUtensorMapInterleave, CUtensorMapL2promotion,
+    CUtensorMapSwizzle, cuTensorMapEncodeTiled,
+};
 use cudarc::driver::{DriverError, result};
+
+use super::matrix;
 
 type CudaServer = <CudaRuntime as Runtime>::Server;
 
@@ -41,8 +47,26 @@ pub(super) struct Launch {
     writes: Vec<CubeTensor>,
 }
 
-/// An argument of a kernel, in words.
-type Argument = Vec<Word>;
+/// An argument of a kernel.
+enum Argument {
+    /// By value, in words.
+    Words(Vec<Word>),
+    /// A tensor map.
+    Map(TileMap),
+}
+
+/// How copies of tiles find a matrix of `bf16`.
+#[derive(Clone, Copy)]
+struct TileMap {
+    /// The tensor of this number.
+    read: usize,
+    /// Its rows and columns, and the columns of it from one row to the next.
+    rows: usize,
+    columns: usize,
+    stride: usize,
+    /// Columns of a tile: its rows are what its swizzle spans.
+    tile_columns: u32,
+}
 
 /// A word, or a part of one.
 #[derive(Clone, Copy)]
@@ -77,6 +101,15 @@ impl Launch {
     pub(super) fn read(mut self, x: &CubeTensor) -> Self {
         let word = self.word(Operand::Read(x));
         self.with([word].into())
+    }
+
+    /// A tensor map of a matrix of `bf16`, for tiles of 64 rows and `tile_columns`: 64, or 32.
+    pub(super) fn map(mut self, x: &CubeTensor, tile_columns: u32) -> Self {
+        let ([rows, columns], stride) = (matrix::dims(x), matrix::stride(x));
+        self.reads.push(x.clone());
+        let read = self.reads.len() - 1;
+        self.arguments.push(Argument::Map(TileMap { read, rows, columns, stride, tile_columns }));
+        self
     }
 
     pub(super) fn write(mut self, x: &CubeTensor) -> Self {
@@ -121,8 +154,8 @@ impl Launch {
         self.bits((value as f32).to_bits())
     }
 
-    fn with(mut self, argument: Argument) -> Self {
-        self.arguments.push(argument);
+    fn with(mut self, words: Vec<Word>) -> Self {
+        self.arguments.push(Argument::Words(words));
         self
     }
 
@@ -157,8 +190,12 @@ impl Launch {
                 Word::Value(value) => value,
                 Word::Counters => counters,
             };
-            let mut words: Vec<Vec<u64>> =
-                self.arguments.iter().map(|words| words.iter().map(word).collect()).collect();
+            let argument = |argument: &Argument| match argument {
+                Argument::Words(words) => Ok(words.iter().map(word).collect()),
+                Argument::Map(map) => map.encoded(pointers[map.read]),
+            };
+            let words: Result<Vec<Vec<u64>>, DriverError> = self.arguments.iter().map(argument).collect();
+            let mut words = words?;
             let mut arguments: Vec<*mut c_void> = words.iter_mut().map(|words| words.as_mut_ptr().cast()).collect();
             let (threads, shared) = ((u32(self.threads)?, 1, 1), u32(self.shared_bytes)?);
             // SAFETY: the arguments are those of the kernel. The tensors' memory is theirs while the launch is in the stream: burn
@@ -167,6 +204,49 @@ impl Launch {
             Ok(())
         });
     }
+}
+
+impl TileMap {
+    /// The map of a matrix that starts at `pointer`, in words.
+    fn encoded(self, pointer: u64) -> Result<Vec<u64>, DriverError> {
+        let mut map = CUtensorMap { opaque: [0; 16] };
+        let swizzle = match self.tile_columns {
+            64 => CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+            _ => CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_64B,
+        };
+        let sizes = [self.columns as u64, self.rows as u64];
+        let (strides, tile, steps) = ([(2 * self.stride) as u64], [self.tile_columns, 64], [1, 1]);
+        // SAFETY: the map and the sizes outlive the call, which reads no memory of the device.
+        let code = unsafe {
+            cuTensorMapEncodeTiled(
+                &raw mut map,
+                CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+                2,
+                pointer as *mut c_void,
+                sizes.as_ptr(),
+                strides.as_ptr(),
+                tile.as_ptr(),
+                steps.as_ptr(),
+                CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
+                swizzle,
+                CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+            )
+        };
+        code.result()?;
+        Ok(map.opaque.into())
+    }
+}
+
+/// Whether the GPU of `x` has compute capability 9.0: kernels for it run on no other.
+pub(super) fn is_hopper(device: u16) -> bool {
+    let major = result::device::get(i32::from(device)).and_then(|device| {
+        // SAFETY: `device` comes from cuDeviceGet.
+        unsafe {
+            result::device::get_attribute(device, CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)
+        }
+    });
+    major == Ok(9)
 }
 
 /// Calls `work` on the thread on which burn launches, with where the tensors start, inputs then outputs, and burn's stream.
