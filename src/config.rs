@@ -27,7 +27,7 @@ pub(crate) use lora::meant_layer;
 pub use lora::{InitLoraWeights, LoraConfig, TargetModules};
 pub use model::{Init, ModelOptions, Quantization, Residency};
 pub use optimizer::{OptimizerConfig, OptimizerName};
-pub use scheduler::{LrScheduler, SchedulerConfig};
+pub use scheduler::{DecayType, LrScheduler, SchedulerConfig};
 pub use train::{GradientCheckpointing, Precision, TrainConfig};
 pub use watchdog::WatchdogConfig;
 

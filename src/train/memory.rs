@@ -6,7 +6,7 @@
 
 use serde::Serialize;
 
-use crate::config::{GradientCheckpointing, OptimizerName, Precision};
+use crate::config::{GradientCheckpointing, OptimizerConfig, Precision};
 use crate::lora::targets::{AdapterShape, Selection};
 use crate::model::Storage;
 use crate::model::budget::{SizedBy, SublayerSizes};
@@ -44,7 +44,7 @@ pub struct Workload<'a> {
     /// Micro-batches that are prepared ahead.
     pub prefetch_batches: usize,
     /// Whose states every adapter has.
-    pub optimizer: OptimizerName,
+    pub optimizer: &'a OptimizerConfig,
     /// Where it is computed.
     pub place: Place,
 }
@@ -149,6 +149,14 @@ impl Workload<'_> {
         self.adapters().1 * F32
     }
 
+    /// Bytes of the optimizer's states.
+    fn state_bytes(&self) -> usize {
+        let matrices = self.selection.iter().flat_map(|(layer, site, shape)| {
+            shape.kind.shapes(shape.r, self.config.blocks[layer].sites[site].shape).values()
+        });
+        matrices.map(|shape| self.optimizer.state_bytes(shape)).sum()
+    }
+
     /// The sizes of every block, whose adapters have this sum of ranks.
     fn blocks(&self, ranks: usize) -> impl Iterator<Item = SublayerSizes> {
         let by = SizedBy { hidden_size: self.config.hidden_size, place: self.place, dtype: self.precision.dtype() };
@@ -224,7 +232,7 @@ impl Workload<'_> {
             Component::new("base weights", base, "model.dtype, model.quantization, model.residency"),
             Component::new("adapters", adapters, "lora.r, lora.target_modules"),
             Component::new("gradients", adapters + accumulated / layers.max(1), "lora.r"),
-            Component::new("optimizer state", self.optimizer.states().len() * adapters, "lora.r"),
+            Component::new("optimizer state", self.state_bytes(), "lora.r, optimizer.name"),
             Component::new("kept for the backward", kept, of_kept),
             Component::new("inside a block", inside, of_rows),
             Component::new("logits of a chunk", loss, "train.loss_chunk_tokens, the vocabulary"),
@@ -268,7 +276,7 @@ impl Workload<'_> {
         // The micro-batch in use has left the queue.
         let queue = (self.prefetch_batches + 1) * tokens * TOKEN_BYTES;
         // Adapters and the states of the optimizer are copied before they are written.
-        let (saving, base) = ((1 + self.optimizer.states().len()) * self.adapter_bytes(), self.parked_base_bytes());
+        let (saving, base) = (self.adapter_bytes() + self.state_bytes(), self.parked_base_bytes());
         let components = vec![
             Component::new("process and driver", GPU_PROCESS_BYTES, "the device"),
             Component::new(
@@ -301,11 +309,15 @@ const TOKEN_BYTES: usize = 4 + 16;
 
 #[cfg(test)]
 pub(super) mod tests {
+    use std::sync::LazyLock;
+
     use super::*;
     use crate::config::{LoraConfig, Residency};
     use crate::device::DeviceKind;
     use crate::device::Dtype;
     use crate::ops::kernels;
+
+    static ADAMW: LazyLock<OptimizerConfig> = LazyLock::new(OptimizerConfig::default);
 
     pub(in crate::train) fn model(json: &str, r: usize) -> (ModelConfig, Selection) {
         let config = ModelConfig::from_json(json).unwrap();
@@ -327,7 +339,7 @@ pub(super) mod tests {
             layered_accumulation: false,
             loss_chunk: LossChunk::Auto,
             prefetch_batches: 4,
-            optimizer: OptimizerName::Adamw,
+            optimizer: &ADAMW,
             place: kernels::place_on(DeviceKind::Cpu),
         }
     }

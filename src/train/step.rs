@@ -10,7 +10,7 @@ use super::grads::{GradSums, read};
 use super::loss::{LossScale, LossSum, MicroBatchLoss, eval_loss, num_right_tokens};
 use super::objective::{CrossEntropy, Objective};
 use super::offload::HostParking;
-use super::optimizer::{Optimizer, OptimizerStateError};
+use super::optimizer::{Optimizer, OptimizerStateError, StepWeights};
 use super::ranks::{Alone, Ranks};
 use crate::config::{GradientCheckpointing, OptimizerConfig, TrainConfig};
 use crate::data::batch::Batch;
@@ -30,10 +30,13 @@ const MOST_FIRST_PAGE_BYTES: usize = 256 << 20;
 pub struct TrainStep {
     model: Model,
     adapters: AdapterSet,
+    /// The average of the adapters, where one is evaluated and written; made when it is asked for.
+    averaged: Option<OnceCell<AdapterSet>>,
     optimizer: Optimizer,
     gradient_checkpointing: GradientCheckpointing,
     layered_accumulation: bool,
     loss_chunk: LossChunk,
+    neftune_noise_alpha: Option<f64>,
     /// Started when the first block input is moved to host memory.
     parking: OnceCell<HostParking>,
     max_grad_norm: f64,
@@ -100,6 +103,9 @@ pub struct StepState {
 pub struct StepCounters {
     /// Number of updates by the optimizer, without skipped steps.
     pub num_updates: u64,
+    /// Weights of the steps in the average of a schedule-free optimizer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub step_weights: Option<StepWeights>,
     /// Number of micro-batches so far, in all steps.
     pub num_micro_batches: u64,
     /// Loss scale; absent unless the precision is `f16`.
@@ -133,10 +139,12 @@ impl TrainStep {
     ) -> Self {
         make_first_page(&model, train.loss_chunk());
         Self {
+            averaged: optimizer.averages().then(OnceCell::new),
             optimizer: Optimizer::new(optimizer.clone(), loraplus_lr_ratio, &adapters),
             gradient_checkpointing: train.gradient_checkpointing,
             layered_accumulation: train.layered_accumulation,
             loss_chunk: train.loss_chunk(),
+            neftune_noise_alpha: train.neftune_noise_alpha,
             parking: OnceCell::new(),
             max_grad_norm: train.max_grad_norm,
             seed,
@@ -169,10 +177,13 @@ impl TrainStep {
         &self.model
     }
 
-    /// The current adapters.
+    /// The adapters that are evaluated and written: those in training, or their average.
     #[must_use]
     pub fn adapters(&self) -> &AdapterSet {
-        &self.adapters
+        match &self.averaged {
+            Some(averaged) => averaged.get_or_init(|| self.optimizer.averaged(&self.adapters)),
+            None => &self.adapters,
+        }
     }
 
     /// Digest of B of the first and the last adapter: few numbers, and every update changes them. Reads the device.
@@ -233,6 +244,7 @@ impl TrainStep {
             loss_scale: self.loss_scale.map(|loss_scale| loss_scale.scale()),
             objective: &*self.objective,
             loss_chunk: self.loss_chunk,
+            neftune_noise_alpha: self.neftune_noise_alpha,
         }
     }
 
@@ -301,6 +313,7 @@ impl TrainStep {
                 max if max > 0.0 => (max / (figures.grad_norm + 1e-6)).min(1.0),
                 _ => 1.0,
             };
+            self.averaged.iter_mut().for_each(|averaged| drop(averaged.take()));
             self.optimizer.update(&mut self.adapters, &sums, learning_rate, clip / figures.count);
         }
         if figures.target_tokens > 0 {
@@ -323,19 +336,19 @@ impl TrainStep {
     /// What the objective makes of a micro-batch without dropout and without gradients.
     #[must_use]
     pub fn eval_loss(&self, batch: &Batch) -> LossSum {
-        eval_loss(&self.model, &self.adapters, batch, &*self.objective, self.loss_chunk)
+        eval_loss(&self.model, self.adapters(), batch, &*self.objective, self.loss_chunk)
     }
 
     /// Logarithm of the probability of a text's target tokens.
     #[must_use]
     pub fn log_likelihood(&self, text: &Batch) -> f64 {
-        -eval_loss(&self.model, &self.adapters, text, &CrossEntropy, self.loss_chunk).sum
+        -eval_loss(&self.model, self.adapters(), text, &CrossEntropy, self.loss_chunk).sum
     }
 
     /// Number of target tokens of a micro-batch that are the most likely ones.
     #[must_use]
     pub fn num_right_tokens(&self, batch: &Batch) -> usize {
-        num_right_tokens(&self.model, &self.adapters, batch, self.loss_chunk)
+        num_right_tokens(&self.model, self.adapters(), batch, self.loss_chunk)
     }
 
     /// State for a checkpoint, without the adapters.
@@ -349,14 +362,15 @@ impl TrainStep {
     pub fn counters(&self) -> StepCounters {
         StepCounters {
             num_updates: self.optimizer.num_updates(),
+            step_weights: self.optimizer.step_weights(),
             num_micro_batches: self.num_micro_batches,
             loss_scale: self.loss_scale,
         }
     }
 
-    /// Replaces the adapters by others of the same shape; the optimizer's moments stay those of the former.
+    /// Replaces the adapters, also their average, by others of the same shape; the optimizer's states stay those of the former.
     pub fn replace_adapters(&mut self, adapters: AdapterSet) {
-        self.adapters = adapters;
+        (self.adapters, self.averaged) = (adapters, None);
     }
 
     /// Continues from a checkpoint's adapters and state.
@@ -364,8 +378,9 @@ impl TrainStep {
     /// # Errors
     /// Moments that do not belong to these adapters.
     pub fn restore(&mut self, adapters: AdapterSet, state: &StepState) -> Result<(), OptimizerStateError> {
-        self.optimizer.restore(&adapters, &state.moments, state.counters.num_updates)?;
-        self.adapters = adapters;
+        let StepCounters { num_updates, step_weights, .. } = state.counters;
+        self.adapters = self.optimizer.restore(adapters, &state.moments, (num_updates, step_weights))?;
+        self.averaged.iter_mut().for_each(|averaged| drop(averaged.take()));
         self.num_micro_batches = state.counters.num_micro_batches;
         // A run that switches to f16 from another precision starts with a new scale.
         self.loss_scale = self.loss_scale.map(|fresh| state.counters.loss_scale.unwrap_or(fresh));

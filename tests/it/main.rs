@@ -24,6 +24,7 @@ mod long;
 mod matrix;
 mod mistakes;
 mod numbers;
+mod optimizers;
 mod plan;
 mod push;
 mod recipes;
