@@ -4,6 +4,7 @@
 usage: make_golden.py model MODEL_DIR OUT_DIR [--r 8] [--whole-gradients] [--curve] [--seed N]
        make_golden.py family FOLDER
        make_golden.py optimizers MODEL_DIR OUT_DIR
+       make_golden.py starts MODEL_DIR OUT_DIR
        make_golden.py rope OUT_DIR
        make_golden.py bitsandbytes FOLDER
        make_golden.py quantised OUT_FILE
@@ -27,6 +28,9 @@ a bound of 0.3, matrices with 1.7 / sqrt(in_features).
 (its PyTorch version of the 8-bit update, uncompiled: TORCHDYNAMO_DISABLE=1), PEFT's LoRA+, and Facebook's schedule-free
 (pip install --no-deps schedulefree==1.4.1); with the adapter after it, which is the average where there is one. And one row
 with NEFTune's noise.
+
+`starts` writes OUT_DIR/golden.json for one folder: for each start that takes a part out of the base, that part (B A), the norms of
+A's rows, the curve from there, and the difference that it makes to the weights (B A less the part).
 
 `rope` writes the rotary tables of transformers for scaled and unscaled configurations.
 
@@ -366,6 +370,29 @@ OPTIMIZERS = {
 }
 
 
+def make_starts(args) -> None:
+    """The starts that take a part out of the base."""
+    tokenizer, cases = open_tokenizer(args.model), {}
+    batch_rows = batches_of_curve(tokenizer, args.seed)
+    for init in ("pissa", "olora"):
+        lora = {"r": 4, "lora_alpha": 6, "target_modules": "all-linear", "use_rslora": False, "init_lora_weights": init}
+        model = get_peft_model(open_model(args.model), LoraConfig(task_type="CAUSAL_LM", lora_dropout=0.0, bias="none", **lora))
+        named = adapter_tensors(model)
+
+        def products():
+            pairs = [(name.split(".lora_A.")[0], p, named[name.replace("lora_A", "lora_B")]) for name, p in named.items()
+                     if ".lora_A." in name]
+            return {module: (b @ a).detach().clone() for module, a, b in pairs}
+
+        start = products()
+        norms = {name.split(".lora_A.")[0]: p.detach().norm(dim=1).tolist() for name, p in named.items() if ".lora_A." in name}
+        done = train(model, named, batch_rows, CURVE, adamw(model, named, CURVE))
+        differences = {module: product - start[module] for module, product in products().items()}
+        cases[init] = {"lora": lora, "settings": CURVE, "start": final(start), "row_norms": norms, "steps_done": done,
+                       "difference": final(differences)}
+    write(args.out, {"rows": batch_rows[0], "loss_masks": batch_rows[1], "cases": cases}, None)
+
+
 def mix(value: int) -> int:
     """The finaliser of SplitMix64 after its increment."""
     value = (value + 0x9E3779B97F4A7C15) % 2**64
@@ -699,6 +726,10 @@ def main() -> None:
     optimizers.add_argument("model", type=pathlib.Path)
     optimizers.add_argument("out", type=pathlib.Path)
     optimizers.set_defaults(make=make_optimizers, seed=21)
+    starts = kinds.add_parser("starts", help="starts that take a part out of the base")
+    starts.add_argument("model", type=pathlib.Path)
+    starts.add_argument("out", type=pathlib.Path)
+    starts.set_defaults(make=make_starts, seed=21)
     rope = kinds.add_parser("rope", help="rotary tables")
     rope.add_argument("out", type=pathlib.Path)
     rope.set_defaults(make=make_rope)

@@ -23,8 +23,8 @@ pub use data::{DataConfig, DataFormat, DataSource, EvalSplit, OnBadRow, RowLimit
 pub use device::DeviceConfig;
 pub use eval::{BestBy, EvalConfig, Metric, Take, TaskConfig};
 pub use logging::LoggingConfig;
-pub(crate) use lora::meant_layer;
 pub use lora::{InitLoraWeights, LoraConfig, TargetModules};
+pub(crate) use lora::{layers_regex, meant_layer};
 pub use model::{Init, ModelOptions, Quantization, Residency};
 pub use optimizer::{OptimizerConfig, OptimizerName};
 pub use scheduler::{DecayType, LrScheduler, SchedulerConfig};

@@ -282,6 +282,7 @@ pub(crate) fn workload<'a>(
         layered_accumulation: recipe.train.layered_accumulation,
         loss_chunk: recipe.train.loss_chunk(),
         prefetch_batches: recipe.data.prefetch_batches,
+        is_part_of_base: recipe.lora.starts_in_base(),
         optimizer: &recipe.optimizer,
         place,
     }

@@ -43,6 +43,8 @@ pub struct Workload<'a> {
     pub loss_chunk: LossChunk,
     /// Micro-batches that are prepared ahead.
     pub prefetch_batches: usize,
+    /// Whether adapters start as a part of the base: then what takes it out is applied beside them.
+    pub is_part_of_base: bool,
     /// Whose states every adapter has.
     pub optimizer: &'a OptimizerConfig,
     /// Where it is computed.
@@ -141,7 +143,8 @@ impl Workload<'_> {
     /// The sum of ranks of the block with the largest sum, and the parameters of all blocks.
     fn adapters(&self) -> (usize, usize) {
         let ranks = |layer: &PerSite<AdapterShape>| layer.values().map(|shape| shape.r).sum();
-        let most = self.selection.shapes.iter().map(ranks).max().unwrap_or(0);
+        let most =
+            self.selection.shapes.iter().map(ranks).max().unwrap_or(0) * if self.is_part_of_base { 2 } else { 1 };
         (most, self.selection.num_parameters(self.config))
     }
 
@@ -230,7 +233,12 @@ impl Workload<'_> {
         };
         let mut components = vec![
             Component::new("base weights", base, "model.dtype, model.quantization, model.residency"),
-            Component::new("adapters", adapters, "lora.r, lora.target_modules"),
+            // Beside the trained matrices: those that take their start out of the base, and both joined.
+            Component::new(
+                "adapters",
+                adapters * if self.is_part_of_base { 4 } else { 1 },
+                "lora.r, lora.target_modules",
+            ),
             Component::new("gradients", adapters + accumulated / layers.max(1), "lora.r"),
             Component::new("optimizer state", self.state_bytes(), "lora.r, optimizer.name"),
             Component::new("kept for the backward", kept, of_kept),
@@ -339,6 +347,7 @@ pub(super) mod tests {
             layered_accumulation: false,
             loss_chunk: LossChunk::Auto,
             prefetch_batches: 4,
+            is_part_of_base: false,
             optimizer: &ADAMW,
             place: kernels::place_on(DeviceKind::Cpu),
         }

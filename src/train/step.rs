@@ -5,6 +5,7 @@ use std::cell::OnceCell;
 use burn::tensor::{DType, Tensor};
 use serde::{Deserialize, Serialize};
 
+use super::adapters::Trained;
 use super::backprop::{self, Forward, Inputs, Options};
 use super::grads::{GradSums, read};
 use super::loss::{LossScale, LossSum, MicroBatchLoss, eval_loss, num_right_tokens};
@@ -29,9 +30,9 @@ const MOST_FIRST_PAGE_BYTES: usize = 256 << 20;
 #[derive(Debug)]
 pub struct TrainStep {
     model: Model,
-    adapters: AdapterSet,
-    /// The average of the adapters, where one is evaluated and written; made when it is asked for.
-    averaged: Option<OnceCell<AdapterSet>>,
+    trained: Trained,
+    /// Whether their average is evaluated and written.
+    averages: bool,
     optimizer: Optimizer,
     gradient_checkpointing: GradientCheckpointing,
     layered_accumulation: bool,
@@ -139,7 +140,7 @@ impl TrainStep {
     ) -> Self {
         make_first_page(&model, train.loss_chunk());
         Self {
-            averaged: optimizer.averages().then(OnceCell::new),
+            averages: optimizer.averages(),
             optimizer: Optimizer::new(optimizer.clone(), loraplus_lr_ratio, &adapters),
             gradient_checkpointing: train.gradient_checkpointing,
             layered_accumulation: train.layered_accumulation,
@@ -155,8 +156,15 @@ impl TrainStep {
             objective: train.objective(),
             ranks: Box::new(Alone),
             model,
-            adapters,
+            trained: Trained::new(adapters, None),
         }
+    }
+
+    /// The same where `taken` takes a part out of the base, as which the adapters started.
+    #[must_use]
+    pub fn with_taken(mut self, taken: AdapterSet) -> Self {
+        self.trained = Trained::new(self.trained.adapters().clone(), Some(taken));
+        self
     }
 
     /// The same with another objective than the recipe's.
@@ -180,16 +188,17 @@ impl TrainStep {
     /// The adapters that are evaluated and written: those in training, or their average.
     #[must_use]
     pub fn adapters(&self) -> &AdapterSet {
-        match &self.averaged {
-            Some(averaged) => averaged.get_or_init(|| self.optimizer.averaged(&self.adapters)),
-            None => &self.adapters,
+        if self.averages {
+            self.trained.averaged(|adapters| self.optimizer.averaged(adapters))
+        } else {
+            self.trained.applied()
         }
     }
 
     /// Digest of B of the first and the last adapter: few numbers, and every update changes them. Reads the device.
     #[must_use]
     pub fn adapters_digest(&self) -> u64 {
-        let mut all = self.adapters.iter().map(|adapter| &adapter.matrices.b);
+        let mut all = self.trained.adapters().iter().map(|adapter| &adapter.matrices.b);
         let (first, last) = (all.next(), all.last());
         digest(first.into_iter().chain(last).flat_map(|b| faults::read(b.clone(), "an adapter")))
     }
@@ -221,13 +230,13 @@ impl TrainStep {
     /// Forward of micro-batches, block by block, with their losses.
     #[must_use]
     pub fn forward(&self, inputs: Vec<Inputs>) -> Forward {
-        backprop::forward(&self.model, &self.adapters, inputs, self.options())
+        backprop::forward(&self.model, self.trained.applied(), inputs, self.options())
     }
 
     /// Backward of the micro-batches of the last forward, added to the step in progress.
     pub fn backward(&mut self, forward: Forward) {
         let mut sums = std::mem::take(&mut self.sums);
-        let losses = backprop::backward(&self.model, &self.adapters, forward, self.options(), &mut sums);
+        let losses = backprop::backward(&self.model, self.trained.applied(), forward, self.options(), &mut sums);
         self.sums = sums;
         self.num_micro_batches += losses.len() as u64;
         self.losses.extend(losses);
@@ -269,6 +278,7 @@ impl TrainStep {
     /// that waits for the device: after it, all forwards and backwards are finished.
     #[must_use]
     pub fn reduce(&mut self) -> StepOutcome {
+        self.sums.keep_like(self.trained.adapters());
         let losses = std::mem::take(&mut self.losses);
         let mut count = losses.iter().map(|loss| loss.count).sum::<f64>();
         let mut target_tokens = losses.iter().map(|loss| loss.target_tokens).sum::<u64>();
@@ -277,7 +287,7 @@ impl TrainStep {
         if self.ranks.size() > 1 {
             let loss = read(std::mem::take(&mut numbers), "the loss").iter().map(|&loss| f64::from(loss)).sum();
             let mut figures = [loss, count, as_f64(target_tokens)];
-            self.sums.reduce(&self.adapters, &mut *self.ranks, &mut figures);
+            self.sums.reduce(self.trained.adapters(), &mut *self.ranks, &mut figures);
             (count, target_tokens) = (figures[1], as_u64(figures[2]));
             of_ranks = Some(figures[0]);
         }
@@ -313,8 +323,7 @@ impl TrainStep {
                 max if max > 0.0 => (max / (figures.grad_norm + 1e-6)).min(1.0),
                 _ => 1.0,
             };
-            self.averaged.iter_mut().for_each(|averaged| drop(averaged.take()));
-            self.optimizer.update(&mut self.adapters, &sums, learning_rate, clip / figures.count);
+            self.optimizer.update(self.trained.change(), &sums, learning_rate, clip / figures.count);
         }
         if figures.target_tokens > 0 {
             self.loss_scale = self.loss_scale.map(|loss_scale| loss_scale.after(figures.skipped.is_none()));
@@ -354,7 +363,7 @@ impl TrainStep {
     /// State for a checkpoint, without the adapters.
     #[must_use]
     pub fn state(&self) -> StepState {
-        StepState { moments: self.optimizer.state(&self.adapters), counters: self.counters() }
+        StepState { moments: self.optimizer.state(self.trained.adapters()), counters: self.counters() }
     }
 
     /// The part of [`state`](Self::state) that is in host memory.
@@ -370,7 +379,7 @@ impl TrainStep {
 
     /// Replaces the adapters, also their average, by others of the same shape; the optimizer's states stay those of the former.
     pub fn replace_adapters(&mut self, adapters: AdapterSet) {
-        (self.adapters, self.averaged) = (adapters, None);
+        (self.trained, self.averages) = (Trained::new(adapters, None), false);
     }
 
     /// Continues from a checkpoint's adapters and state.
@@ -379,8 +388,8 @@ impl TrainStep {
     /// Moments that do not belong to these adapters.
     pub fn restore(&mut self, adapters: AdapterSet, state: &StepState) -> Result<(), OptimizerStateError> {
         let StepCounters { num_updates, step_weights, .. } = state.counters;
-        self.adapters = self.optimizer.restore(adapters, &state.moments, (num_updates, step_weights))?;
-        self.averaged.iter_mut().for_each(|averaged| drop(averaged.take()));
+        let adapters = self.trained.of_written(adapters);
+        *self.trained.change() = self.optimizer.restore(adapters, &state.moments, (num_updates, step_weights))?;
         self.num_micro_batches = state.counters.num_micro_batches;
         // A run that switches to f16 from another precision starts with a new scale.
         self.loss_scale = self.loss_scale.map(|fresh| state.counters.loss_scale.unwrap_or(fresh));

@@ -35,6 +35,7 @@ mod scores;
 mod secrets;
 mod soak;
 mod start_from;
+mod starts;
 mod talk;
 mod telemetry;
 mod tensorboard;
