@@ -183,8 +183,8 @@ fn element_wise(bench: &mut Bench<'_>, config: &ModelConfig) {
 
     let layout = layout(config, 1, TOKENS, &device);
     let heads = config.blocks[0].attention().expect("an attention").heads;
-    let q = filled([TOKENS, heads.query_width()], 4, &device);
-    bench.run("rotate", || rotate(q.clone() * 1.0, &layout, 0, heads.num_heads, false));
+    let [q, k] = [heads.query_width(), heads.key_value_width()].map(|width| filled([TOKENS, width], 4, &device));
+    bench.run("rotate", || rotate([q.clone() * 1.0, k.clone() * 1.0], &layout, 0, heads, false));
 
     let shape = [2048, 1024];
     let update =

@@ -62,7 +62,12 @@ ROPE = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq
 RANDOM = {"qwen2": {"use_sliding_window": False, "sliding_window": None}, "qwen3": {}, "llama-with-biases": {},
           "mistral": {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "head_dim": 24,
                       "sliding_window": None, "attention_bias": False, "mlp_bias": False},
-          "llama-3.1": {"rope_scaling": ROPE, "rope_theta": 500000.0}}
+          "llama-3.1": {"rope_scaling": ROPE, "rope_theta": 500000.0},
+          # As llama.cpp takes it for granted: the scale of the scores, the pattern of windows, one embedding.
+          "gemma2": {"query_pre_attn_scalar": 24},
+          "gemma3": {"query_pre_attn_scalar": 20, "sliding_window_pattern": 6, "rope_local_base_freq": 10000.0,
+                     "num_hidden_layers": 7, "tie_word_embeddings": True},
+          "smollm3": {"no_rope_layers": None}, "olmo2": {}, "granite": {}}
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 
 
@@ -102,7 +107,7 @@ def random_model(name: str, folder: pathlib.Path) -> pathlib.Path:
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.2)
     save_file({key: value.contiguous() for key, value in model.state_dict().items()
-               if not (key == "lm_head.weight" and config.get("tie_word_embeddings"))},
+               if not (key == "lm_head.weight" and model.config.tie_word_embeddings)},
               folder / "model.safetensors", {"format": "pt"})
     for file in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(REPOSITORY / "quickstart/model" / file, folder)

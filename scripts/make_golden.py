@@ -16,13 +16,15 @@ usage: make_golden.py model MODEL_DIR OUT_DIR [--r 8] [--whole-gradients] [--cur
   base         the model without an adapter: loss and logits of one padded batch of three rows of unequal length
   all_linear   LoRA on every linear layer, A and B non-zero: loss, logits, and the gradient of every adapter tensor
   rslora       the same with a list of targets, rank-stabilised scale, lora_alpha unlike r
+  greedy       for `family`: a prompt, continued with the adapter of all_linear
   curve        20 optimizer steps from B = 0: AdamW, clipping, cosine with warm-up, two unequal micro-batches a step
   tokenizer    texts with their token ids
   chat         conversations as rendered by the chat template, with their token ids
 
 `family` writes them beside FOLDER/config.json for a small model of that shape, with the quickstart's tokenizer. Its
 weights are not stored; they follow from the formula below and the tensor's name: norms around 1 and biases around 0 with
-a bound of 0.3, matrices with 1.7 / sqrt(in_features).
+a bound of 0.3, matrices with 1.7 / sqrt(in_features). Families whose files have norms less 1 have them around 0. Of a
+multimodal model, adapters are on the language model alone, and tensors are drawn under the names that they have there.
 
 `optimizers` writes OUT_DIR/golden.json for one folder: the curve by the rule of each optimizer, of torch, transformers, bitsandbytes
 (its PyTorch version of the 8-bit update, uncompiled: TORCHDYNAMO_DISABLE=1), PEFT's LoRA+, and Facebook's schedule-free
@@ -88,6 +90,8 @@ from quickstart_text import World
 GOLDEN_GAMMA = np.uint64(0x9E3779B97F4A7C15)
 NUM_PROJECTIONS, NUM_COLUMNS = 8, 192
 B_BOUND = 0.02
+GREEDY = 12, 24  # tokens of the prompt, and behind it
+NORMS_LESS_ONE = ("gemma2", "gemma3_text", "gemma3")
 CASE_LENGTHS = (37, 23, 30)
 CURVE = {"steps": 20, "micro_batch_size": 2, "gradient_accumulation_steps": 2, "learning_rate": 1e-3, "betas": [0.9, 0.999],
          "eps": 1e-8, "weight_decay": 0.01, "max_grad_norm": 1.0, "warmup_steps": 4, "lr_scheduler": "cosine"}
@@ -186,14 +190,15 @@ def loss_sum(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 def with_adapter(folder: pathlib.Path, lora: dict, b_bound: float):
     """The model with an adapter whose values follow from the formula."""
-    config = LoraConfig(task_type="CAUSAL_LM", lora_dropout=0.0, bias="none", **lora)
     base = open_model(folder)
+    others = r".*(vision_tower|multi_modal_projector).*" if hasattr(base.config, "vision_config") else None
+    config = LoraConfig(task_type="CAUSAL_LM", lora_dropout=0.0, bias="none", exclude_modules=others, **lora)
     model = get_peft_model(base, config).train(base.training)
     named = adapter_tensors(model)
     with torch.no_grad():
         for name, tensor in named.items():
             bound = tensor.shape[1] ** -0.5 if ".lora_A." in name else b_bound
-            tensor.copy_(torch.from_numpy(formula(name, tuple(tensor.shape), bound)))
+            tensor.copy_(torch.from_numpy(formula(name_alone(name), tuple(tensor.shape), bound)))
     return model, named
 
 
@@ -452,6 +457,14 @@ def make_optimizers(args) -> None:
     write(args.out, {**rows, "curves": curves, "neftune": neftune(args.model, lora, one_row)}, None)
 
 
+def greedy(model, prompt: list[int]) -> dict:
+    """The most likely continuation of a prompt, with a cache of keys and values."""
+    model.generation_config.eos_token_id = None
+    ids = torch.tensor([prompt])
+    found = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=GREEDY[1], do_sample=False)
+    return {"prompt": prompt, "text": found[0, len(prompt):].tolist()}
+
+
 def texts() -> list[str]:
     """Texts that try a tokenizer: spaces, signs, digits, other scripts, empty."""
     world = World(11)
@@ -513,6 +526,8 @@ def make_model(args) -> None:
     del base
     add("all_linear", all_linear, *with_adapter(folder, all_linear, B_BOUND), args.whole_gradients)
     add("rslora", rslora, *with_adapter(folder, rslora, B_BOUND), False)
+    if args.greedy:
+        document["greedy"] = greedy(with_adapter(folder, all_linear, B_BOUND)[0], rows[0][:GREEDY[0]])
     if args.curve:
         document["curve"] = curve(folder, tokenizer, all_linear, args.seed)
     document["tokenizer"] = [{"text": t, "ids": tokenizer.encode(t, add_special_tokens=False),
@@ -522,13 +537,19 @@ def make_model(args) -> None:
     write(args.out, document, arrays)
 
 
+def name_alone(name: str) -> str:
+    """The name that a tensor or module of a multimodal model has in its language model alone."""
+    return name.replace("model.language_model.", "model.", 1)
+
+
 def model_by_formula(config):
     """A model whose weights follow from the formula."""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():
         for name, tensor in model.named_parameters():
-            centre, bound = (float(name.endswith("norm.weight")), 0.3) if tensor.dim() == 1 else (0.0, 1.7 * tensor.shape[1] ** -0.5)
+            name, is_norm = name_alone(name), name.endswith("norm.weight") and config.model_type not in NORMS_LESS_ONE
+            centre, bound = (float(is_norm), 0.3) if tensor.dim() == 1 else (0.0, 1.7 * tensor.shape[1] ** -0.5)
             tensor.copy_(torch.from_numpy(np.float32(centre) + formula(name, tuple(tensor.shape), bound)))
     return model
 
@@ -718,10 +739,10 @@ def main() -> None:
     model.add_argument("--whole-gradients", action="store_true")
     model.add_argument("--curve", action="store_true")
     model.add_argument("--seed", type=int, default=21)
-    model.set_defaults(make=make_model)
+    model.set_defaults(make=make_model, greedy=False)
     family = kinds.add_parser("family", help="the golden files of a small model of a family")
     family.add_argument("out", type=pathlib.Path)
-    family.set_defaults(make=make_family, r=4, whole_gradients=False, curve=True, seed=31)
+    family.set_defaults(make=make_family, greedy=True, r=4, whole_gradients=False, curve=True, seed=31)
     optimizers = kinds.add_parser("optimizers", help="the curve by other optimizers")
     optimizers.add_argument("model", type=pathlib.Path)
     optimizers.add_argument("out", type=pathlib.Path)
@@ -735,7 +756,7 @@ def main() -> None:
     rope.set_defaults(make=make_rope)
     quantised = kinds.add_parser("bitsandbytes", help="the golden files of a small model that bitsandbytes has quantised")
     quantised.add_argument("out", type=pathlib.Path)
-    quantised.set_defaults(make=make_bitsandbytes, r=4, whole_gradients=False, curve=False, seed=31)
+    quantised.set_defaults(make=make_bitsandbytes, greedy=False, r=4, whole_gradients=False, curve=False, seed=31)
     quantised = kinds.add_parser("quantised", help="what bitsandbytes makes of a matrix")
     quantised.add_argument("out", type=pathlib.Path)
     quantised.set_defaults(make=make_quantised)

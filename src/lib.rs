@@ -1,4 +1,4 @@
-//! lora-train: LoRA fine-tuning of decoder language models: Llama, Mistral, Qwen.
+//! lora-train: LoRA fine-tuning of decoder language models: Llama, Mistral, Qwen, Gemma.
 //!
 //! The modules, from top to bottom. A file imports only from lines below its own (`tests/it/layers.rs` checks this):
 //!

@@ -4,13 +4,15 @@ use std::borrow::Cow;
 use std::sync::{Arc, Mutex};
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use half::{bf16, f16};
 
 use self::block::Block;
 use self::host::HostBlocks;
 use self::pager::Pager;
+use crate::ops::cross_entropy::Head;
 use crate::ops::kernels::{Place, place_of};
 use crate::ops::layout::RotaryTable;
-use crate::ops::linear::Weight;
+use crate::ops::linear::{Weight, linear};
 use crate::ops::product::F32Products;
 use crate::ops::profile::{self, Cost};
 use crate::spec::{ModelConfig, SiteId};
@@ -46,6 +48,8 @@ pub struct Model {
     pub norm: Tensor<1>,
     /// `[vocab_size, hidden_size]`; shares the embedding's memory where the two are tied.
     pub lm_head: Weight,
+    /// Factor of the embeddings.
+    embedding_scale: Option<f64>,
     /// Angles of every rotary embedding up to the longest position so far; grows on demand.
     rotary: Arc<Mutex<Arc<[RotaryTable]>>>,
     place: Place,
@@ -68,13 +72,28 @@ impl Model {
     ) -> Self {
         let rotary = Arc::new(Mutex::new(config.rotary_tables(0)));
         let place = place_of(&norm.device(), compute).with_rounding(lm_head.rounds);
-        Self { config, compute, embed_tokens, blocks, norm, lm_head, rotary, place, pager: None, host: None }
+        let dtype = if lm_head.rounds { DType::BF16 } else { compute };
+        let embedding_scale = config.embedding_scale.map(|scale| rounded(scale, dtype));
+        let (pager, host) = (None, None);
+        Self { config, compute, embed_tokens, blocks, norm, lm_head, embedding_scale, rotary, place, pager, host }
     }
 
     /// The model with these products of operands in `f32`; the kernels of the CPU have only one kind.
     #[must_use]
     pub fn with_f32_products(self, products: F32Products) -> Self {
         Self { place: self.place.with_f32_products(products), ..self }
+    }
+
+    /// The head, for losses.
+    #[must_use]
+    pub fn head(&self) -> Head<'_> {
+        Head { weight: &self.lm_head, soft_cap: self.config.logit_soft_cap }
+    }
+
+    /// The logits of normed hidden states, in `f32`, `[tokens, vocab_size]`.
+    #[must_use]
+    pub fn logits_of(&self, normed: &Tensor<2>) -> Tensor<2> {
+        self.head().capped(linear(self.place, normed, &self.lm_head, None, None).0.cast(DType::F32))
     }
 
     /// The device that the weights are on.
@@ -143,8 +162,33 @@ impl Model {
     #[must_use]
     pub fn embed_ids(&self, ids: Tensor<1, Int>) -> Tensor<2> {
         let num_tokens = ids.dims()[0];
-        let embed = || self.embed_tokens.clone().select(0, ids).cast(self.compute);
+        let embed = || {
+            let x = self.embed_tokens.clone().select(0, ids).cast(self.compute);
+            if let Some(scale) = self.embedding_scale { x * scale } else { x }
+        };
         let bytes = profile::count(2 * num_tokens * self.config.hidden_size * self.compute.size());
         profile::measure("embedding", || Cost { bytes, ..Cost::default() }, embed)
+    }
+}
+
+/// A number as `dtype` has it.
+#[expect(clippy::cast_possible_truncation, reason = "the nearest number in f32")]
+fn rounded(number: f64, dtype: DType) -> f64 {
+    match dtype {
+        DType::BF16 => bf16::from_f64(number).to_f64(),
+        DType::F16 => f16::from_f64(number).to_f64(),
+        _ => f64::from(number as f32),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_scale_of_embeddings_is_rounded_to_the_type_of_the_computation() {
+        let scale = 3072.0_f64.sqrt();
+        let types = [DType::BF16, DType::F16, DType::F32];
+        assert_eq!(types.map(|dtype| rounded(scale, dtype)), [55.5, 55.4375, f64::from(55.425_625_f32)]);
     }
 }

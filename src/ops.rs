@@ -31,6 +31,7 @@ pub mod cuda;
 mod custom;
 pub mod dropout;
 mod grad_norm;
+pub mod head_norm;
 pub mod host;
 pub mod kernels;
 pub mod layout;

@@ -12,7 +12,8 @@ mod shipped;
 mod stored;
 
 pub use block::{
-    Attention, Block, Gated, HEAD_NORMS, Heads, PerSite, SITE_NAMES, Site, SiteId, Sublayer, SublayerKind, short_name,
+    Activation, Attention, Block, Gated, HEAD_NORMS, Heads, PerSite, QueryKeyNorms, SITE_NAMES, Site, SiteId, Sublayer,
+    SublayerKind, short_name,
 };
 pub use rope::{Rope, RopeScaling};
 pub use shipped::shipped_config;
@@ -21,7 +22,7 @@ pub use stored::{Method, Packer, StoredQuantisation, Words};
 /// Shape and constants of a decoder model, from Hugging Face's `config.json`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelConfig {
-    /// The family: `llama`, `mistral`, `qwen2` or `qwen3`.
+    /// The family, such as `llama`; that of the language model in a multimodal model.
     pub model_type: String,
     /// Number of tokens in the vocabulary.
     pub vocab_size: usize,
@@ -35,6 +36,16 @@ pub struct ModelConfig {
     pub max_position_embeddings: usize,
     /// Added to the mean square in RMSNorm.
     pub rms_norm_eps: f64,
+    /// Whether files have the weights of norms less 1 (Gemma).
+    pub has_norms_less_one: bool,
+    /// Factor of the embeddings, which is rounded to the type of the computation; absent: 1.
+    pub embedding_scale: Option<f64>,
+    /// Divisor of the logits (Granite).
+    pub logit_divisor: f64,
+    /// Logits `l` become `cap tanh(l / cap)` (Gemma 2); absent: they stay as they are.
+    pub logit_soft_cap: Option<f64>,
+    /// Whether it is the language model of a multimodal model.
+    pub is_nested: bool,
     /// Whether `lm_head` is the embedding matrix.
     pub tie_word_embeddings: bool,
     /// Token that starts a sequence.
@@ -60,10 +71,19 @@ impl ModelConfig {
         self.blocks.len()
     }
 
-    /// Name of a linear layer within the model, for example `model.layers.3.mlp.up_proj`.
+    /// Name of a linear layer within the model, as adapters have it: `model.layers.3.mlp.up_proj`.
     #[must_use]
     pub fn module_name(&self, layer: usize, site: SiteId) -> String {
-        in_layer(layer, &self.blocks[layer].sites[site].name)
+        self.module_of(&in_layer(layer, &self.blocks[layer].sites[site].name))
+    }
+
+    /// Name within the model of what is called `name` in a language model alone.
+    #[must_use]
+    pub fn module_of(&self, name: &str) -> String {
+        match name.strip_prefix("model.").filter(|_| self.is_nested) {
+            Some(name) => format!("{NESTED}{name}"),
+            None => name.to_owned(),
+        }
     }
 
     /// Every linear layer of the blocks with its name within the model, in the order of the forward pass.
@@ -103,7 +123,20 @@ impl ModelConfig {
     }
 }
 
-/// Name within the model of a part of a layer.
+/// Where a multimodal model has the decoder of its language model.
+pub const NESTED: &str = "model.language_model.";
+
+/// The name in a language model alone of what a multimodal model has under `name`; `None` for its other parts. Before
+/// transformers 4.52 the language model was around the decoder.
+#[must_use]
+pub fn name_alone(name: &str) -> Option<String> {
+    match name.strip_prefix("language_model.") {
+        Some(rest) => Some(rest.to_owned()),
+        None => Some(format!("model.{}", name.strip_prefix(NESTED)?)),
+    }
+}
+
+/// Name in a language model alone of a part of a layer.
 #[must_use]
 pub fn in_layer(layer: usize, part: &str) -> String {
     format!("model.layers.{layer}.{part}")
@@ -131,6 +164,11 @@ mod tests {
             ("qwen2.5-7b.json", 7_615_616_512),
             ("qwen3-0.6b.json", 596_049_920),
             ("qwen3-8b.json", 8_190_735_360),
+            ("gemma-2-2b.json", 2_614_341_888),
+            ("gemma-2-9b.json", 9_241_705_984),
+            ("gemma-3-1b.json", 999_885_952),
+            // Without the 420 million of its vision tower and projector.
+            ("gemma-3-4b.json", 3_880_263_168),
         ] {
             assert_eq!(config(name).num_parameters(), parameters, "{name}");
         }

@@ -38,11 +38,11 @@ section! {
         /// Steps after which training ends in any case. Default: none.
         max_steps: Option<u64> = None => optional_count(1..) like 1000, None + steps,
             ["iters", "steps", "num_steps", "max_train_steps", "max_steps_per_epoch", "num_iters"];
-        /// Keep only the input of every block and compute the rest again on the way back: less memory, more time. "auto":
-        /// only where the memory is too small for a step without. "offload" keeps those inputs in host memory meanwhile, for
+        /// Keep only the input of every block and compute the rest again on the way back: less memory, more time. "auto": of as
+        /// few blocks as the memory allows. "12-blocks": of the first 12. "offload" keeps those inputs in host memory meanwhile, for
         /// long sequences on a GPU.
         gradient_checkpointing: GradientCheckpointing = GradientCheckpointing::Auto
-            => any("\"auto\", true, false or \"offload\"", GradientCheckpointing::accept), None,
+            => any("\"auto\", true, false, \"12-blocks\" or \"offload\"", GradientCheckpointing::accept), None,
             ["enable_activation_checkpointing", "activation_checkpointing", "grad_checkpoint",
              "use_gradient_checkpointing", "checkpoint_activations", "gradient_checkpoint"];
         /// Target tokens whose logits exist at a time: more are fewer passes over the head, fewer need less memory.
@@ -122,7 +122,7 @@ impl fmt::Display for Precision {
     }
 }
 
-/// What a block's forward keeps for its backward. In a recipe: `"auto"`, `false`, `true` or `"offload"`.
+/// What a block's forward keeps for its backward. In a recipe: `"auto"`, `false`, `true`, `"12-blocks"` or `"offload"`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GradientCheckpointing {
     /// As much as the memory allows: what that is, is decided before the first step. Undecided, it is [`On`](Self::On).
@@ -131,11 +131,42 @@ pub enum GradientCheckpointing {
     Off,
     /// Only the block's input; the backward computes the rest again.
     On,
+    /// Only the input of so many blocks, the first ones, and everything of the others.
+    Blocks(usize),
     /// Only the block's input, in host memory until shortly before its backward: for long sequences on a GPU.
     Offload,
 }
 
+/// Behind the number of blocks of which only the input is kept.
+const BLOCKS: &str = "-blocks";
+
 impl GradientCheckpointing {
+    /// The blocks of which only the input is kept: the first so many of `num_blocks`.
+    #[must_use]
+    pub fn num_recomputed(self, num_blocks: usize) -> usize {
+        match self {
+            Self::Off => 0,
+            Self::Blocks(blocks) => blocks.min(num_blocks),
+            Self::Auto | Self::On | Self::Offload => num_blocks,
+        }
+    }
+
+    /// With which so many blocks, the first ones of `num_blocks`, are computed again.
+    #[must_use]
+    pub fn of_blocks(num_recomputed: usize, num_blocks: usize) -> Self {
+        match num_recomputed {
+            0 => Self::Off,
+            some if some < num_blocks => Self::Blocks(some),
+            _ => Self::On,
+        }
+    }
+
+    /// The value that names a number of blocks.
+    #[must_use]
+    pub fn some_blocks(text: &str) -> Option<Self> {
+        text.strip_suffix(BLOCKS)?.parse().ok().map(Self::Blocks)
+    }
+
     fn accept(value: &Value) -> Result<Self, Option<String>> {
         match value {
             Value::Boolean(on) => Ok(Self::from(*on)),
@@ -146,6 +177,7 @@ impl GradientCheckpointing {
                 "offload" | "cpu" | "cpu_offload" => {
                     Err(Some("block inputs in host memory: this trainer calls it \"offload\"".into()))
                 }
+                text if let Some(blocks) = Self::some_blocks(text) => Ok(blocks),
                 "unsloth" => Err(Some("what Unsloth does is called \"offload\" here".into())),
                 _ => Err(None),
             },
@@ -157,12 +189,13 @@ impl GradientCheckpointing {
 /// The value in the form that `--set` takes.
 impl fmt::Display for GradientCheckpointing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Auto => "auto",
-            Self::Off => "false",
-            Self::On => "true",
-            Self::Offload => "offload",
-        })
+        match self {
+            Self::Auto => f.write_str("auto"),
+            Self::Off => f.write_str("false"),
+            Self::On => f.write_str("true"),
+            Self::Blocks(blocks) => write!(f, "{blocks}{BLOCKS}"),
+            Self::Offload => f.write_str("offload"),
+        }
     }
 }
 
@@ -177,7 +210,7 @@ impl Serialize for GradientCheckpointing {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match self {
             Self::Off | Self::On => serializer.serialize_bool(*self == Self::On),
-            Self::Auto | Self::Offload => serializer.collect_str(self),
+            Self::Auto | Self::Blocks(_) | Self::Offload => serializer.collect_str(self),
         }
     }
 }

@@ -7,7 +7,7 @@ use burn::tensor::Tensor;
 use super::matrices::{Applied, Matrices};
 use crate::ops::cpu::{Weight as HostWeight, linear_backward_input};
 use crate::ops::kernels::Place;
-use crate::ops::linear::{InputGrad, Weight, add_low_rank, linear, linear_backward, low_rank_input};
+use crate::ops::linear::{InputGrad, Layer, Weight, add_low_rank, linear, linear_backward, low_rank_input};
 use crate::ops::low_rank::LowRank;
 
 /// The kind of an adapter.
@@ -41,6 +41,15 @@ impl Kind {
     ) -> (Tensor<2>, Option<Tensor<2>>) {
         match self {
             Self::Lora => linear(place, x, weight, Some(adapter.lora()), residual),
+        }
+    }
+
+    /// The linear layer with its adapter, where the adapter is nothing but a low-rank update: such layers of one input are
+    /// computed together.
+    #[must_use]
+    pub fn layer<'a>(self, weight: &'a Weight, adapter: Applied<'a>) -> Option<Layer<'a>> {
+        match self {
+            Self::Lora => Some(Layer { weight, lora: Some(adapter.lora()) }),
         }
     }
 

@@ -123,7 +123,11 @@ impl LoraConfig {
     /// # Errors
     /// Everything in the section that does not fit the model, all at once.
     pub fn select(&self, config: &ModelConfig) -> Result<Selection, Vec<TargetError>> {
-        let names = config.blocks.iter().map(|block| block.sites.iter().map(|site| &*site.name).collect());
+        let names = config
+            .blocks
+            .iter()
+            .enumerate()
+            .map(|(layer, block)| (0..block.sites.len()).map(|site| config.module_name(layer, site)).collect());
         let selection = self.select_of(&names.collect::<Vec<_>>())?;
         let problem = self.start_problem(config, &selection);
         problem.map_or(Ok(selection), |problem| Err(vec![TargetError::Start(problem)]))
@@ -151,11 +155,12 @@ impl LoraConfig {
     /// # Errors
     /// Likewise.
     pub fn select_of_any(&self, num_layers: usize) -> Result<Selection, Vec<TargetError>> {
-        self.select_of(&vec![SITE_NAMES.to_vec(); num_layers])
+        let names = (0..num_layers).map(|layer| SITE_NAMES.iter().map(|name| in_layer(layer, name)).collect());
+        self.select_of(&names.collect::<Vec<_>>())
     }
 
     /// [`select`](Self::select) among the linear layers of these names, by layer.
-    fn select_of(&self, names: &[Vec<&str>]) -> Result<Selection, Vec<TargetError>> {
+    fn select_of(&self, names: &[Vec<String>]) -> Result<Selection, Vec<TargetError>> {
         let num_layers = names.len();
         let mut errors = Vec::new();
         if let Some(&layer) = self.layers_to_transform.iter().flatten().find(|&&layer| layer >= num_layers) {
@@ -168,16 +173,15 @@ impl LoraConfig {
         let mut alphas = Patterns::of_ends("alpha_pattern", self.alpha_pattern.keys(), &mut errors);
         let mut shapes = vec![PerSite::new(); num_layers];
         for (layer, shapes) in shapes.iter_mut().enumerate() {
-            for (site, name) in names[layer].iter().enumerate() {
-                let module = in_layer(layer, name);
-                if !self.is_in_layers(layer, &module, &layers)
-                    || targets.count(&module) == 0
-                    || excluded.count(&module) > 0
+            for (site, module) in names[layer].iter().enumerate() {
+                if !self.is_in_layers(layer, module, &layers)
+                    || targets.count(module) == 0
+                    || excluded.count(module) > 0
                 {
                     continue;
                 }
-                let r = ranks.first(&module).map_or(self.r, |key| self.rank_pattern[key]);
-                let alpha = alphas.first(&module).map_or(self.lora_alpha, |key| self.alpha_pattern[key]);
+                let r = ranks.first(module).map_or(self.r, |key| self.rank_pattern[key]);
+                let alpha = alphas.first(module).map_or(self.lora_alpha, |key| self.alpha_pattern[key]);
                 shapes.insert(site, AdapterShape { kind: Kind::Lora, r, scale: self.scale(r, alpha) });
             }
         }

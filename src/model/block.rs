@@ -30,6 +30,8 @@ pub struct Sublayer {
     pub norm_before: Option<Tensor<1>>,
     /// Of its output, before that is added to the residual stream.
     pub norm_after: Option<Tensor<1>>,
+    /// Factor of what is added to the residual stream.
+    pub output_scale: Option<f64>,
     /// What it computes between them.
     pub kind: SublayerKind,
 }
@@ -60,8 +62,8 @@ struct Kept {
     /// Factor of each token in the norm of its input.
     rstd: Option<Tensor<1>>,
     inner: KeptInside,
-    /// The input of the norm after it, and the factor of each token.
-    after: Option<(Tensor<2>, Tensor<1>)>,
+    /// The input of the norm after it.
+    after: Option<Tensor<2>>,
 }
 
 #[derive(Clone, Debug)]
@@ -87,11 +89,7 @@ impl Sublayer {
         };
         drop(normed);
         let mut kept = Kept { x, rstd, inner, after: None };
-        kept.after = self.norm_after.as_ref().map(|weight| {
-            let y = self.inner_output(&kept, None, linears);
-            let (_, rstd) = rms_norm(linears.context.place(), &y, weight, linears.context.eps);
-            (y, rstd)
-        });
+        kept.after = self.norm_after.as_ref().map(|_| self.inner_output(&kept, None, linears));
         kept
     }
 
@@ -106,23 +104,27 @@ impl Sublayer {
     /// The residual stream after it.
     fn output(&self, kept: &Kept, linears: &mut Linears<'_>) -> Tensor<2> {
         match (&self.norm_after, &kept.after) {
-            (Some(weight), Some((y, _))) => {
+            (Some(weight), Some(y)) => {
                 kept.x.clone() + rms_norm(linears.context.place(), y, weight, linears.context.eps).0
             }
-            _ => self.inner_output(kept, Some(kept.x.clone()), linears),
+            _ => match self.output_scale {
+                Some(scale) => kept.x.clone() + self.inner_output(kept, None, linears) * scale,
+                None => self.inner_output(kept, Some(kept.x.clone()), linears),
+            },
         }
     }
 
     /// The gradient of the residual stream before it, if `input_grad`, from that after it.
     fn backward(&self, dy: Tensor<2>, kept: Kept, linears: &mut Linears<'_>, input_grad: bool) -> Option<Tensor<2>> {
         let (place, Kept { x, rstd, inner, after }) = (linears.context.place(), kept);
-        let before_norm = self
-            .norm_after
-            .as_ref()
-            .zip(after)
-            .map(|(weight, (y, rstd))| rms_norm_backward(place, &dy, &y, weight, &rstd, y.zeros_like()));
-        let d_inner = before_norm.as_ref().unwrap_or(&dy);
         let context = linears.context;
+        let before_norm = self.norm_after.as_ref().zip(after).map(|(weight, y)| {
+            // Cheaper to compute again than to keep.
+            let (_, rstd) = rms_norm(place, &y, weight, context.eps);
+            rms_norm_backward(place, &dy, &y, weight, &rstd, y.zeros_like())
+        });
+        let before_norm = before_norm.or_else(|| Some(dy.clone() * self.output_scale?));
+        let d_inner = before_norm.as_ref().unwrap_or(&dy);
         let again = || self.normed(&x, context).0;
         let dnormed = match (&self.kind, inner) {
             (SublayerKind::Attention(it), KeptInside::Attention(kept)) => {
@@ -239,6 +241,30 @@ mod tests {
         config
     }
 
+    /// With a cap of scores and GELU.
+    fn capped() -> ModelConfig {
+        let mut config = config();
+        for sublayer in &mut config.blocks[0].sublayers {
+            match &mut sublayer.kind {
+                spec::SublayerKind::Attention(attention) => attention.heads.soft_cap = Some(0.7),
+                spec::SublayerKind::Gated(gated) => gated.activation = spec::Activation::GeluTanh,
+            }
+        }
+        config
+    }
+
+    /// With norms of all heads together, and a factor of what is added to the residual stream.
+    fn normed_as_whole() -> ModelConfig {
+        let mut config = config();
+        for sublayer in &mut config.blocks[0].sublayers {
+            sublayer.output_scale = Some(0.4);
+            if let spec::SublayerKind::Attention(attention) = &mut sublayer.kind {
+                attention.query_key_norms = Some(spec::QueryKeyNorms::Whole);
+            }
+        }
+        config
+    }
+
     /// Normal numbers that depend only on the seed: all tests of a process share burn's generator.
     fn random<const D: usize>(shape: [usize; D], scale: f32, rng: &mut ChaCha8Rng, device: &Device) -> Tensor<D> {
         let values = (0..shape.iter().product()).map(|_| scale * normal(rng)).collect();
@@ -257,9 +283,10 @@ mod tests {
         let sublayer = |spec: &spec::Sublayer| Sublayer {
             norm_before: spec.norm_before.map(|_| norm(40)),
             norm_after: spec.norm_after.map(|_| norm(40)),
+            output_scale: spec.output_scale,
             kind: match &spec.kind {
                 spec::SublayerKind::Attention(spec) => {
-                    let head_norms = spec.has_head_norms.then(|| [norm(16), norm(16)]);
+                    let head_norms = spec.norm_widths().map(|widths| widths.map(&mut norm));
                     SublayerKind::Attention(Attention { spec: spec.clone(), head_norms })
                 }
                 spec::SublayerKind::Gated(spec) => SublayerKind::Gated(spec.clone()),
@@ -357,6 +384,8 @@ mod tests {
         compare(device, &config(), Some(Dropout { probability: 0.3, seed: 9 }));
         compare(device, &normed_after(true), None);
         compare(device, &normed_after(false), None);
+        compare(device, &capped(), None);
+        compare(device, &normed_as_whole(), None);
     }
 
     #[test]

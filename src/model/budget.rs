@@ -46,8 +46,8 @@ impl Sublayer {
             SublayerKind::Attention(attention) => attention.sizes(by),
             SublayerKind::Gated(gated) => gated.sizes(by),
         };
-        // The input, and for each norm a factor of every token; the norm of the output has an input of its own.
-        let of_norms = usize::from(self.norm_before.is_some()) + self.norm_after.map_or(0, |_| by.hidden_size + 1);
+        // The input, and a factor of every token in its norm; the norm of the output has an input of its own.
+        let of_norms = usize::from(self.norm_before.is_some()) + self.norm_after.map_or(0, |_| by.hidden_size);
         SublayerSizes { kept: inside.kept + by.hidden_size + of_norms, ..inside }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use burn::tensor::{DType, Tensor};
+use burn::tensor::Tensor;
 
 use super::Model;
 use super::context::BlockContext;
@@ -13,7 +13,6 @@ use crate::ops::cached_attention::{KeyValueCache, attend_each};
 use crate::ops::cpu::FEW_TOKENS;
 use crate::ops::kernels;
 use crate::ops::layout::Layout;
-use crate::ops::linear::linear;
 use crate::ops::norm::rms_norm;
 
 /// Most texts that are written in one pass; with more, the products of a pass would not be those of each text alone.
@@ -82,7 +81,7 @@ fn logits_of_last(model: &Model, parts: &mut [Part<'_>]) -> Tensor<2> {
     });
     let last = Tensor::cat(lasts.collect(), 0);
     let (normed, _) = rms_norm(model.place(), &last, &model.norm, model.config.rms_norm_eps);
-    linear(model.place(), &normed, &model.lm_head, None, None).0.cast(DType::F32)
+    model.logits_of(&normed)
 }
 
 /// The output of the last block for the new tokens, `[tokens, hidden_size]`.
@@ -148,7 +147,7 @@ mod tests {
     use crate::model::load;
     use crate::model::weights::fixture::{tiny_config, windowed};
     use crate::model::weights::{RandomWeights, Weights};
-    use crate::spec::ModelConfig;
+    use crate::spec::{ModelConfig, SublayerKind};
 
     /// A random model with grouped queries and adapters that change its output.
     fn fixture(config: &ModelConfig, compute: Dtype, device: &Device) -> (Model, AdapterSet) {
@@ -210,7 +209,14 @@ mod tests {
 
     /// Makes logits of about size 1, so that differences are meaningful.
     fn config(window: Option<usize>) -> ModelConfig {
-        let config = windowed(ModelConfig { initializer_range: 0.15, ..tiny_config() }, window);
+        let mut config = windowed(ModelConfig { initializer_range: 0.15, ..tiny_config() }, window);
+        // Caps where there are windows.
+        config.logit_soft_cap = window.map(|_| 3.0);
+        for sublayer in config.blocks.iter_mut().flat_map(|block| &mut block.sublayers) {
+            if let SublayerKind::Attention(attention) = &mut sublayer.kind {
+                attention.heads.soft_cap = window.map(|_| 0.5);
+            }
+        }
         let heads = config.blocks[0].attention().unwrap().heads;
         assert!(heads.num_kv_heads < heads.num_heads);
         config

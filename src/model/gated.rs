@@ -5,7 +5,7 @@ use burn::tensor::Tensor;
 use super::budget::{SizedBy, SublayerSizes};
 use super::linears::Linears;
 use crate::ops::linear::InputGrad;
-use crate::ops::swiglu::{swiglu, swiglu_backward};
+use crate::ops::swiglu::{gated, gated_backward};
 use crate::spec;
 
 /// What the backward needs of the forward, each `[tokens, intermediate_size]`; their product is cheaper to compute again.
@@ -23,12 +23,12 @@ impl spec::Gated {
     }
 
     pub(super) fn activations(&self, x: &Tensor<2>, linears: &mut Linears<'_>) -> Kept {
-        let [gate, up] = self.gate_up.map(|site| linears.forward(site, x, None));
+        let [gate, up] = linears.forward_each(self.gate_up, x);
         Kept { gate, up }
     }
 
     pub(super) fn output(&self, kept: &Kept, residual: Option<Tensor<2>>, linears: &mut Linears<'_>) -> Tensor<2> {
-        let h = swiglu(linears.context.place(), &kept.gate, &kept.up);
+        let h = gated(linears.context.place(), self.activation, &kept.gate, &kept.up);
         linears.forward(self.down, &h, residual)
     }
 
@@ -42,15 +42,12 @@ impl spec::Gated {
         input_grad: bool,
     ) -> Option<Tensor<2>> {
         let (place, Kept { gate, up }) = (linears.context.place(), kept);
-        let h = swiglu(place, &gate, &up);
+        let h = gated(place, self.activation, &gate, &up);
         let dh = linears.backward(self.down, dy, &h, InputGrad::Fresh);
         drop(h);
         let dh = dh.unwrap_or_else(|| gate.zeros_like());
-        let (dgate, dup) = swiglu_backward(place, &dh, &gate, &up);
+        let (dgate, dup) = gated_backward(place, self.activation, &dh, &gate, &up);
         drop((dh, gate, up));
-        let (x, first) = (x(), if input_grad { InputGrad::Fresh } else { InputGrad::Skip });
-        let dx = linears.backward(self.gate_up[0], &dgate, &x, first);
-        drop(dgate);
-        linears.backward(self.gate_up[1], &dup, &x, dx.map_or(InputGrad::Skip, InputGrad::AddTo))
+        linears.backward_each(self.gate_up, [dgate, dup], &x(), input_grad)
     }
 }

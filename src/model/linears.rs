@@ -9,7 +9,9 @@ use crate::lora::BlockAdapters;
 use crate::lora::kind::Kind;
 use crate::lora::matrices::Applied;
 use crate::ops::dropout::{Dropout, mix};
-use crate::ops::linear::{InputGrad, Weight, linear, linear_backward};
+use crate::ops::linear::{
+    InputGrad, Layer, Weight, linear, linear_backward, linears, linears_backward, low_rank_input,
+};
 use crate::spec::{PerSite, SiteId};
 
 /// The linear layers of a block in one of its passes.
@@ -41,6 +43,34 @@ impl<'a> Linears<'a> {
             Some((kind, adapter)) => kind.forward(place, x, weight, adapter, residual),
             None => linear(place, x, weight, None, residual),
         };
+        self.finished(site, x, y, kept)
+    }
+
+    /// The outputs of several linear layers of one input.
+    pub(super) fn forward_each<const N: usize>(&mut self, sites: [SiteId; N], x: &Tensor<2>) -> [Tensor<2>; N] {
+        let Some(layers) = self.layers(sites) else { return sites.map(|site| self.forward(site, x, None)) };
+        let mut outputs = linears(self.context.place(), x, &layers).into_iter();
+        sites.map(|site| {
+            let Some((y, kept)) = outputs.next() else { unreachable!("each layer has an output") };
+            self.finished(site, x, y, kept)
+        })
+    }
+
+    /// The layers of `sites`, if all can be computed together.
+    fn layers<const N: usize>(&self, sites: [SiteId; N]) -> Option<Vec<Layer<'a>>> {
+        let layer = |site: SiteId| {
+            let weight = &self.weights[site];
+            match self.adapter(site) {
+                Some((kind, adapter)) => kind.layer(weight, adapter),
+                None => Some(Layer { weight, lora: None }),
+            }
+        };
+        sites.into_iter().map(layer).collect()
+    }
+
+    /// The output `y` of a layer, with the adapters of some of the rows.
+    fn finished(&mut self, site: SiteId, x: &Tensor<2>, y: Tensor<2>, kept: Option<Tensor<2>>) -> Tensor<2> {
+        let (place, weight) = (self.context.place(), &self.weights[site]);
         self.kept.extend(kept.map(|kept| (site, kept)));
         let add = |y, (rows, adapters): &(Range<usize>, &BlockAdapters)| match adapters.get(&site) {
             Some(adapter) => adapter.kind.add(place, y, x, weight, adapter.applied(None), rows.clone()),
@@ -66,6 +96,36 @@ impl<'a> Linears<'a> {
             None => (linear_backward(place, dy, x, weight, None, input_grad).0, None),
         };
         self.grads.extend(grad.map(|grad| (site, grad)));
+        dx
+    }
+
+    /// The sum of the gradients of the input `x` of several linear layers, if `input_grad`. The gradients of their outputs are
+    /// dropped as soon as they are used.
+    pub(super) fn backward_each<const N: usize>(
+        &mut self,
+        sites: [SiteId; N],
+        dys: [Tensor<2>; N],
+        x: &Tensor<2>,
+        input_grad: bool,
+    ) -> Option<Tensor<2>> {
+        let Some(layers) = self.layers(sites) else {
+            let each =
+                |sum, (site, dy): (SiteId, Tensor<2>)| self.backward(site, &dy, x, InputGrad::of(input_grad, sum));
+            return sites.into_iter().zip(dys).fold(None, each);
+        };
+        let place = self.context.place();
+        let kept: Vec<_> = sites
+            .iter()
+            .zip(&layers)
+            .map(|(site, layer)| {
+                let again = || layer.lora.map(|lora| low_rank_input(place, x, lora));
+                self.kept.remove(site).or_else(again)
+            })
+            .collect();
+        let layers: Vec<_> = layers.into_iter().zip(kept.iter().map(Option::as_ref)).collect();
+        let (dx, grads) = linears_backward(place, dys.into(), x, &layers, input_grad);
+        let grads = sites.into_iter().zip(grads).filter_map(|(site, grad)| Some((site, grad?.into())));
+        self.grads.extend(grads);
         dx
     }
 }

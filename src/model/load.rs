@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use burn::tensor::{DType, Device};
+use burn::tensor::{DType, Device, Tensor};
 use rayon::prelude::*;
 
 use super::attention::Attention;
@@ -16,7 +16,7 @@ use crate::device::Dtype;
 use crate::ops::kernels::place_of;
 use crate::ops::linear::{Matrix, Weight};
 use crate::schema::Problem;
-use crate::spec::{self, HEAD_NORMS, ModelConfig, in_layer};
+use crate::spec::{self, HEAD_NORMS, ModelConfig, SiteId, in_layer};
 
 /// Loads a model. `storage` says how its linear layers and embeddings are held, `compute` is the type of the arithmetic.
 /// Weights of norms and biases are kept in `f32`: they are small, and `f32` holds every stored type exactly.
@@ -41,7 +41,10 @@ pub fn load(
     let weights = &*weights.in_form(config, storage, &|_, _| ())?;
     // The memory pools of a GPU make their pages as large as the largest tensor so far, which leaves a part of them unused,
     // and move what lies in them. Weights stay: each gets memory of exactly its size.
-    device.memory_persistent_allocations((), |()| load_all(config, weights, storage, compute, device))
+    let model = device.memory_persistent_allocations((), |()| load_all(config, weights, storage, compute, device));
+    // What weights took before they were stacked.
+    device.memory_cleanup();
+    model
 }
 
 fn load_all(
@@ -79,11 +82,24 @@ fn load_all(
         DType::from(activations),
         embed_tokens,
         blocks?,
-        weights.load("model.norm.weight", [hidden_size], Dtype::F32, device)?,
+        // What divides the logits may as well divide what they are made of.
+        norm(config, weights, "model.norm", hidden_size, device)? / config.logit_divisor,
         Weight { values: lm_head, bias: None, rounds },
     );
     let is_mapped = storage.residency == Residency::Mapped;
     Ok(Model { pager: is_mapped.then(|| Arc::new(Pager::new(config, weights))), host, ..model })
+}
+
+/// The weight of a norm, `[width]`.
+fn norm(
+    config: &ModelConfig,
+    weights: &Weights,
+    name: &str,
+    width: usize,
+    device: &Device,
+) -> Result<Tensor<1>, Problem> {
+    let weight = weights.load(&format!("{name}.weight"), [width], Dtype::F32, device)?;
+    Ok(if config.has_norms_less_one { weight + 1.0 } else { weight })
 }
 
 fn load_block(
@@ -94,8 +110,7 @@ fn load_block(
     rounds: bool,
     device: &Device,
 ) -> Result<Block, Problem> {
-    let norm =
-        |part: &str, width| weights.load(&format!("{}.weight", in_layer(layer, part)), [width], Dtype::F32, device);
+    let norm = |part: &str, width| norm(config, weights, &in_layer(layer, part), width, device);
     let matrices = if storage.residency == Residency::Host { &Device::flex() } else { device };
     let spec = &config.blocks[layer];
     let linear = |site: &spec::Site| {
@@ -109,16 +124,34 @@ fn load_block(
     let sublayer = |spec: &spec::Sublayer| {
         let kind = match &spec.kind {
             spec::SublayerKind::Attention(spec) => {
-                let [q, k] = HEAD_NORMS.map(|name| spec.has_head_norms.then(|| norm(name, spec.heads.head_dim)));
-                let head_norms = if let (Some(q), Some(k)) = (q, k) { Some([q?, k?]) } else { None };
+                let [of_q, of_k] = HEAD_NORMS;
+                let norms = spec.norm_widths().map(|[q, k]| Ok([norm(of_q, q)?, norm(of_k, k)?]));
+                let head_norms = norms.transpose()?;
                 SublayerKind::Attention(Attention { spec: spec.clone(), head_norms })
             }
             spec::SublayerKind::Gated(spec) => SublayerKind::Gated(spec.clone()),
         };
-        Ok(Sublayer { norm_before: around(spec.norm_before)?, norm_after: around(spec.norm_after)?, kind })
+        let [norm_before, norm_after] = [around(spec.norm_before)?, around(spec.norm_after)?];
+        Ok(Sublayer { norm_before, norm_after, output_scale: spec.output_scale, kind })
     };
-    Ok(Block {
-        linears: spec.sites.iter().map(linear).collect::<Result<_, Problem>>()?,
-        sublayers: spec.sublayers.iter().map(sublayer).collect::<Result<_, Problem>>()?,
-    })
+    let mut linears = spec.sites.iter().map(linear).collect::<Result<Vec<_>, Problem>>()?;
+    if storage.residency == Residency::Memory && place_of(device, DType::F32).stacks_weights() {
+        spec.sublayers.iter().for_each(|sublayer| stack(&mut linears, sublayer.kind.input_sites()));
+    }
+    Ok(Block { linears, sublayers: spec.sublayers.iter().map(sublayer).collect::<Result<_, Problem>>()? })
+}
+
+/// Lays the weights of `sites` one below the other in memory.
+fn stack(linears: &mut [Weight], sites: &[SiteId]) {
+    let dense = |site: &SiteId| match &linears[*site].values {
+        Matrix::Dense(values) => Some(values.clone()),
+        _ => None,
+    };
+    let Some(parts) = sites.iter().map(dense).collect::<Option<Vec<_>>>() else { return };
+    let (all, mut first_row) = (Tensor::cat(parts, 0), 0);
+    for site in sites {
+        let num_rows = linears[*site].dims()[0];
+        linears[*site].values = Matrix::Dense(all.clone().narrow(0, first_row, num_rows));
+        first_row += num_rows;
+    }
 }

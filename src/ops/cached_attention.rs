@@ -200,6 +200,7 @@ fn plain_attention_of_last(
     let in_f32 = |x: &Tensor<3>| Operand::new(x, DType::F32, products);
     let q = in_f32(&q.clone().reshape([num_kv_heads, num_heads / num_kv_heads, head_dim]));
     let scores = product(&q, &in_f32(k).transpose()) * heads.scale; // [num_kv_heads, group, tokens]
+    let scores = if let Some(cap) = heads.soft_cap { (scores / cap).tanh() * cap } else { scores };
     let max = scores.clone().max_dim(2);
     let weights = (scores - max.clone()).exp();
     let sum = weights.clone().sum_dim(2);

@@ -13,7 +13,7 @@ use super::attention::{Attended, Heads};
 use super::blocks::HostBlocks;
 use super::cached_attention::Held;
 use super::cpu;
-use super::cross_entropy::{TokenWeights, most_cpu_targets};
+use super::cross_entropy::{Head, TokenWeights, most_cpu_targets};
 use super::dropout::Dropout;
 use super::host;
 use super::kernels::{Kernels, Place};
@@ -23,6 +23,7 @@ use super::low_rank::{Lora, LowRank};
 use super::product::F32Products;
 use super::quantised::HostCodes;
 use crate::device::{Dtype, has_bf16_products};
+use crate::spec::Activation;
 use crate::util::cancel;
 
 /// The kernels of the CPU: activations are `f32` in host memory, and autodiff does not track them.
@@ -105,23 +106,26 @@ impl Kernels for Cpu {
         host::update(residual, |dx| cpu::rms_norm_backward(&dy, &x, &weight, &rstd, dx, true))
     }
 
-    fn swiglu(&self, gate: &Tensor<2>, up: &Tensor<2>) -> Tensor<2> {
-        let mut h = vec![0.0; gate.shape().num_elements()];
-        cpu::swiglu(&host::view(gate), &host::view(up), &mut h);
-        host::tensor(h, gate.dims(), &gate.device())
+    fn gated(&self, activation: Activation, gate: &Tensor<2>, up: &Tensor<2>) -> Tensor<2> {
+        gated(activation, gate, up)
     }
 
-    fn swiglu_backward(&self, dh: &Tensor<2>, gate: &Tensor<2>, up: &Tensor<2>) -> (Tensor<2>, Tensor<2>) {
-        let len = gate.shape().num_elements();
-        let (mut dgate, mut dup) = (vec![0.0; len], vec![0.0; len]);
-        cpu::swiglu_backward(&host::view(dh), &host::view(gate), &host::view(up), &mut dgate, &mut dup);
-        let device = gate.device();
-        (host::tensor(dgate, gate.dims(), &device), host::tensor(dup, up.dims(), &device))
+    fn gated_backward(
+        &self,
+        activation: Activation,
+        dh: &Tensor<2>,
+        gate: &Tensor<2>,
+        up: &Tensor<2>,
+    ) -> (Tensor<2>, Tensor<2>) {
+        gated_backward(activation, dh, gate, up)
     }
 
-    fn rotate(&self, x: Tensor<2>, layout: &Layout, rope: usize, num_heads: usize, inverse: bool) -> Tensor<2> {
-        let (head_dim, (cos, sin)) = (x.dims()[1] / num_heads, layout.table(rope));
-        host::update(x, |x| cpu::rope(x, cos, sin, layout.positions(), num_heads, head_dim, inverse))
+    fn rotate(&self, qk: [Tensor<2>; 2], layout: &Layout, rope: usize, heads: Heads, inverse: bool) -> [Tensor<2>; 2] {
+        let (head_dim, (cos, sin)) = (heads.head_dim, layout.table(rope));
+        qk.map(|x| {
+            let num_heads = x.dims()[1] / head_dim;
+            host::update(x, |x| cpu::rope(x, cos, sin, layout.positions(), num_heads, head_dim, inverse))
+        })
     }
 
     fn attention(&self, [q, k, v]: [&Tensor<2>; 3], layout: &Layout, heads: Heads) -> Attended {
@@ -253,12 +257,13 @@ impl Kernels for Cpu {
     fn linear_cross_entropy(
         &self,
         hidden: &Tensor<2>,
-        head: &Weight,
+        head: Head<'_>,
         targets: &[u32],
         weights: Option<&TokenWeights>,
         chunk_len: usize,
     ) -> (Tensor<1>, Option<Tensor<2>>) {
-        let (values, head, width) = (host::view(hidden), HostWeight::new(head), hidden.dims()[1]);
+        let (values, weight, width) = (host::view(hidden), HostWeight::new(head.weight), hidden.dims()[1]);
+        let head = cpu::Head { weight: weight.get(), soft_cap: head.soft_cap };
         let mut losses = vec![0.0; targets.len()];
         let mut dhidden = vec![0.0; if weights.is_some() { values.len() } else { 0 }];
         for (index, targets) in targets.chunks(chunk_len).enumerate() {
@@ -274,7 +279,7 @@ impl Kernels for Cpu {
                 (&mut dhidden[range.clone()], weights)
             });
             let gradient = gradient.as_mut().map(|(dhidden, weights)| (&mut **dhidden, &**weights));
-            cpu::linear_cross_entropy(&values[range], head.get(), width, targets, &mut losses[rows], gradient);
+            cpu::linear_cross_entropy(&values[range], head, width, targets, &mut losses[rows], gradient);
         }
         let losses = host::tensor(losses, [targets.len()], &hidden.device());
         (losses, weights.map(|_| host::tensor(dhidden, hidden.dims(), &hidden.device())))
@@ -305,6 +310,20 @@ impl Kernels for Cpu {
         let sum = blocks.iter().flatten().map(|grad| cpu::sum_of_squares(&host::view(grad))).sum::<f64>() as f32;
         host::tensor(vec![sum], [1], &Device::flex())
     }
+}
+
+fn gated(activation: Activation, gate: &Tensor<2>, up: &Tensor<2>) -> Tensor<2> {
+    let mut h = vec![0.0; gate.shape().num_elements()];
+    cpu::gated(activation, &host::view(gate), &host::view(up), &mut h);
+    host::tensor(h, gate.dims(), &gate.device())
+}
+
+fn gated_backward(activation: Activation, dh: &Tensor<2>, gate: &Tensor<2>, up: &Tensor<2>) -> (Tensor<2>, Tensor<2>) {
+    let len = gate.shape().num_elements();
+    let (mut dgate, mut dup) = (vec![0.0; len], vec![0.0; len]);
+    cpu::gated_backward(activation, &host::view(dh), &host::view(gate), &host::view(up), &mut dgate, &mut dup);
+    let device = gate.device();
+    (host::tensor(dgate, gate.dims(), &device), host::tensor(dup, up.dims(), &device))
 }
 
 /// The elements of a frozen weight, in their storage type.

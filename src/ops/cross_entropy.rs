@@ -94,6 +94,39 @@ impl TokenWeights {
     }
 }
 
+/// The head of a model.
+#[derive(Clone, Copy, Debug)]
+pub struct Head<'a> {
+    /// `[vocab_size, hidden_size]`
+    pub weight: &'a Weight,
+    /// Logits `l` become `cap tanh(l / cap)`.
+    pub soft_cap: Option<f64>,
+}
+
+impl Head<'_> {
+    /// Logits with their cap.
+    #[must_use]
+    pub fn capped(self, logits: Tensor<2>) -> Tensor<2> {
+        let dtype = logits.dtype();
+        match self.soft_cap {
+            None => logits,
+            Some(cap) => ((logits.cast(DType::F32) / cap).tanh() * cap).cast(dtype),
+        }
+    }
+
+    /// The gradient of logits before their cap, from that of `logits`, which have it.
+    fn capped_backward(self, dlogits: Tensor<2>, logits: Tensor<2>) -> Tensor<2> {
+        let dtype = dlogits.dtype();
+        match self.soft_cap {
+            None => dlogits,
+            Some(cap) => {
+                let slope = (logits.cast(DType::F32) / cap).square().neg() + 1.0;
+                (dlogits.cast(DType::F32) * slope).cast(dtype)
+            }
+        }
+    }
+}
+
 /// Losses of tokens, and the gradient of their weighted sum.
 #[derive(Debug)]
 pub struct LossAndGrad {
@@ -106,23 +139,23 @@ pub struct LossAndGrad {
 /// Cross-entropy of `softmax(hidden head^T)` at `targets`, and its gradient (the head is frozen).
 ///
 /// # Shapes
-/// `hidden`: `[targets, hidden_size]`, `head`: `[vocab_size, hidden_size]`, `targets`: as many ids as `hidden` has rows.
+/// `hidden`: `[targets, hidden_size]`, `targets`: as many ids as `hidden` has rows.
 #[must_use]
 pub fn linear_cross_entropy(
     place: Place,
     hidden: &Tensor<2>,
-    head: &Weight,
+    head: Head<'_>,
     targets: &[u32],
     weights: &TokenWeights,
     chunk: LossChunk,
 ) -> LossAndGrad {
-    let [vocab_size, width] = head.dims();
+    let [vocab_size, width] = head.weight.dims();
     let cost = || Cost {
         shape: format!("{width} -> {vocab_size}"),
         flops: profile::count(4 * targets.len() * vocab_size * width),
-        bytes: 2.0 * head.values.num_bytes() + 2.0 * profile::bytes(hidden),
+        bytes: 2.0 * head.weight.values.num_bytes() + 2.0 * profile::bytes(hidden),
     };
-    let size = chunk.tokens(place, head.dims(), targets.len());
+    let size = chunk.tokens(place, head.weight.dims(), targets.len());
     let work = || {
         let (losses, dhidden) = place.linear_cross_entropy(hidden, head, targets, Some(weights), size);
         LossAndGrad { losses, dhidden: dhidden.unwrap_or_else(|| hidden.zeros_like()) }
@@ -138,11 +171,11 @@ pub fn linear_cross_entropy(
 pub fn linear_cross_entropy_loss(
     place: Place,
     hidden: &Tensor<2>,
-    head: &Weight,
+    head: Head<'_>,
     targets: &[u32],
     chunk: LossChunk,
 ) -> Tensor<1> {
-    let size = chunk.tokens(place, head.dims(), targets.len());
+    let size = chunk.tokens(place, head.weight.dims(), targets.len());
     place.linear_cross_entropy(hidden, head, targets, None, size).0
 }
 
@@ -152,7 +185,7 @@ pub fn linear_cross_entropy_loss(
 pub(super) fn chunked_cross_entropy(
     place: &dyn Kernels,
     hidden: &Tensor<2>,
-    head: &Weight,
+    head: Head<'_>,
     targets: &[u32],
     weights: Option<&TokenWeights>,
     size: usize,
@@ -160,11 +193,16 @@ pub(super) fn chunked_cross_entropy(
     let chunk = |(index, targets): (usize, &[u32])| {
         let rows = index * size..index * size + targets.len();
         let hidden = hidden.clone().narrow(0, rows.start, rows.len());
-        let (logits, _) = place.linear(&hidden, head, None, None);
+        let logits = head.capped(place.linear(&hidden, head.weight, None, None).0);
         let weights = weights.map(|weights| weights.of(rows));
+        let kept = head.soft_cap.map(|_| logits.clone());
         let (losses, dlogits) = place.cross_entropy(logits, targets, weights.as_ref());
         let dhidden = dlogits.map(|dlogits| {
-            let (dhidden, _) = place.linear_backward(&dlogits, &hidden, head, None, InputGrad::Fresh);
+            let dlogits = match kept {
+                Some(logits) => head.capped_backward(dlogits, logits),
+                None => dlogits,
+            };
+            let (dhidden, _) = place.linear_backward(&dlogits, &hidden, head.weight, None, InputGrad::Fresh);
             dhidden.unwrap_or_else(|| hidden.zeros_like())
         });
         (losses, dhidden)
@@ -260,22 +298,25 @@ mod tests {
         host::tensor(values, [rows, count / rows], device)
     }
 
-    fn run(device: &Device, weights: &TokenWeights, chunk: LossChunk) -> (Vec<f32>, Vec<f32>) {
+    fn run(device: &Device, weights: &TokenWeights, chunk: LossChunk, soft_cap: Option<f64>) -> (Vec<f32>, Vec<f32>) {
         let hidden = values(TARGETS * WIDTH, 3.0, device, TARGETS);
         let head = Weight::new(values(VOCAB * WIDTH, 1.0, device, VOCAB));
         let targets: Vec<u32> = (0..53).map(|i| i * 5 % 37).collect();
         let place = place_of(device, DType::F32);
-        let LossAndGrad { losses, dhidden } = linear_cross_entropy(place, &hidden, &head, &targets, weights, chunk);
+        let head = Head { weight: &head, soft_cap };
+        let LossAndGrad { losses, dhidden } = linear_cross_entropy(place, &hidden, head, &targets, weights, chunk);
         (losses.into_data().try_to_vec().unwrap(), dhidden.into_data().try_to_vec().unwrap())
     }
 
     /// The whole logits under burn's autodiff.
-    fn by_autodiff(weights: &[f32]) -> (Vec<f32>, Vec<f32>) {
+    fn by_autodiff(weights: &[f32], soft_cap: Option<f64>) -> (Vec<f32>, Vec<f32>) {
         let device = Device::flex().autodiff();
         let hidden = values(TARGETS * WIDTH, 3.0, &device, TARGETS).require_grad();
         let head = values(VOCAB * WIDTH, 1.0, &device, VOCAB);
         let targets: Vec<u32> = (0..53).map(|i| i * 5 % 37).collect();
-        let log_probabilities = activation::log_softmax(hidden.clone().matmul(head.transpose()), 1);
+        let logits = hidden.clone().matmul(head.transpose());
+        let logits = if let Some(cap) = soft_cap { (logits / cap).tanh() * cap } else { logits };
+        let log_probabilities = activation::log_softmax(logits, 1);
         let targets = target_ids(&targets, &log_probabilities).unsqueeze_dim(1);
         let losses = log_probabilities.gather(1, targets).neg().squeeze_dim::<1>(1);
         let grads = (losses.clone() * Tensor::<1>::from_data(weights, &device)).sum().backward();
@@ -294,11 +335,15 @@ mod tests {
     #[test]
     fn chunks_of_any_size_give_the_loss_and_gradient_of_the_whole_logits() {
         let each: Vec<f32> = (0..TARGETS).map(|i| (i % 7) as f32 - 2.5).collect();
-        for weights in [TokenWeights::Same(2.0), TokenWeights::Each(each.clone())] {
-            let expected = by_autodiff(if weights == TokenWeights::Same(2.0) { &[2.0; TARGETS] } else { &each });
+        for (weights, cap) in [
+            (TokenWeights::Same(2.0), None),
+            (TokenWeights::Each(each.clone()), None),
+            (TokenWeights::Each(each.clone()), Some(3.0)),
+        ] {
+            let expected = by_autodiff(if weights == TokenWeights::Same(2.0) { &[2.0; TARGETS] } else { &each }, cap);
             for device in [Device::flex(), Device::flex().autodiff()] {
                 for chunk in [LossChunk::Tokens(1), LossChunk::Tokens(16), LossChunk::Tokens(1000), LossChunk::Auto] {
-                    let found = run(&device, &weights, chunk);
+                    let found = run(&device, &weights, chunk, cap);
                     assert_close(&found.0, &expected.0);
                     assert_close(&found.1, &expected.1);
                 }

@@ -119,7 +119,10 @@ impl Kernels for Sizes {
     }
 }
 
-/// Whether kernels compute attention with such heads.
+/// Whether kernels compute attention with such heads. They have no cap of scores.
 fn has_attention(heads: Heads, dtype: DType) -> bool {
-    dtype == DType::BF16 && matches!(heads.head_dim, 32 | 64 | 96 | 128 | 256) && check::is_on("attention")
+    dtype == DType::BF16
+        && heads.soft_cap.is_none()
+        && matches!(heads.head_dim, 32 | 64 | 96 | 128 | 256)
+        && check::is_on("attention")
 }

@@ -34,8 +34,18 @@ pub(super) fn device_of(tensor: &DispatchTensor) -> Option<CubeDevice> {
 pub(super) enum Output {
     /// A new tensor.
     New(TensorSpec),
-    /// The input of this number, with other values.
+    /// A new matrix whose columns follow those of the result before it, in the same memory.
+    Beside(TensorSpec),
+    /// The input of this number, with other values, contiguous.
     Changed(usize),
+    /// Likewise, but its rows may have gaps: what lies there is left alone.
+    ChangedColumns(usize),
+}
+
+/// Matrices of `bf16` side by side, `[rows, width]` each.
+pub(super) fn side_by_side(rows: usize, widths: impl IntoIterator<Item = usize>) -> Vec<Output> {
+    let specs = widths.into_iter().map(|width| spec(DType::BF16, [rows, width]));
+    specs.enumerate().map(|(index, spec)| if index == 0 { Output::New(spec) } else { Output::Beside(spec) }).collect()
 }
 
 /// Queues an operation: `run` gets the inputs, and contiguous tensors for the outputs, without values, to fill.
@@ -50,7 +60,19 @@ pub(super) fn custom<const N: usize, const M: usize>(
     outputs: [TensorSpec; M],
     run: impl Fn([CubeTensor; N], &[CubeTensor; M]) + Send + Sync + 'static,
 ) -> [DispatchTensor; M] {
-    let outputs = outputs.map(Output::New).into();
+    custom_of(name, inputs, outputs.map(Output::New).into(), run)
+}
+
+/// [`custom`] with results of any kind.
+///
+/// # Panics
+/// As [`custom`].
+pub(super) fn custom_of<const N: usize, const M: usize>(
+    name: &'static str,
+    inputs: [DispatchTensor; N],
+    outputs: Vec<Output>,
+    run: impl Fn([CubeTensor; N], &[CubeTensor; M]) + Send + Sync + 'static,
+) -> [DispatchTensor; M] {
     array(queue(name, inputs.into(), outputs, move |inputs, outputs| run(array(inputs), reference(outputs))))
 }
 
@@ -69,7 +91,25 @@ pub(super) fn change<const N: usize, const M: usize>(
     array(queue(name, inputs, outputs, move |inputs, outputs| run(reference(outputs), array(inputs))))
 }
 
+/// [`change`] of matrices whose rows may have gaps, as [`Output::ChangedColumns`].
+///
+/// # Panics
+/// As [`custom`].
+pub(super) fn change_columns<const N: usize, const M: usize>(
+    name: &'static str,
+    changed: [DispatchTensor; M],
+    inputs: [DispatchTensor; N],
+    run: impl Fn(&[CubeTensor; M], [CubeTensor; N]) + Send + Sync + 'static,
+) -> [DispatchTensor; M] {
+    let outputs = (0..M).map(Output::ChangedColumns).collect();
+    let inputs = changed.into_iter().chain(inputs).collect();
+    array(queue(name, inputs, outputs, move |inputs, outputs| run(reference(outputs), array(inputs))))
+}
+
 /// Queues an operation: `run` gets the inputs that are not changed, and the outputs.
+///
+/// A result that is [`Output::ChangedColumns`] is changed in place if nothing uses the tensor afterwards. Nothing else may have
+/// a view of it.
 ///
 /// # Panics
 /// As [`custom`].
@@ -82,11 +122,13 @@ pub(super) fn queue(
     let (inputs, is_float): (Vec<_>, Vec<_>) = inputs.into_iter().map(fused).unzip();
     let client = inputs[0].client.clone();
     let written = |output: Output| {
-        let (spec, changed) = match output {
-            Output::New(spec) => (spec, None),
-            Output::Changed(index) => (spec(inputs[index].dtype, inputs[index].shape.clone()), Some(index)),
+        let spec = match &output {
+            Output::New(spec) | Output::Beside(spec) => spec.clone(),
+            Output::Changed(index) | Output::ChangedColumns(index) => {
+                spec(inputs[*index].dtype, inputs[*index].shape.clone())
+            }
         };
-        (TensorIr::uninit(client.create_empty_handle(), spec.shape, spec.dtype), changed)
+        (TensorIr::uninit(client.create_empty_handle(), spec.shape, spec.dtype), output)
     };
     let outputs: Vec<_> = outputs.into_iter().map(written).collect();
     let inputs: Vec<_> = inputs.into_iter().map(FusionTensor::into_ir).collect();
@@ -94,26 +136,16 @@ pub(super) fn queue(
     let (id, scalars) = (name.into(), Vec::new());
     let description = CustomOpIr { id, inputs: inputs.clone(), outputs: created, scalars };
     let work = move |handles: &mut Handles| {
-        let get = |(input, is_float): (&TensorIr, &bool)| match is_float {
-            true => handles.get_float_tensor::<CubeBackend>(input),
-            false => handles.get_int_tensor::<CubeBackend>(input),
+        let get = |(input, is_float): (&TensorIr, &bool)| {
+            let tensor = match is_float {
+                true => handles.get_float_tensor::<CubeBackend>(input),
+                false => handles.get_int_tensor::<CubeBackend>(input),
+            };
+            Some(Input { tensor, is_last_use: handles.get_handle_ref(&input.id).is_none() })
         };
-        let mut inputs: Vec<_> = inputs.iter().zip(&is_float).map(get).map(Some).collect();
-        let Some((client, device)) = inputs.iter().flatten().next().map(|x| (x.client.clone(), x.device.clone()))
-        else {
-            return Ok(());
-        };
-        let written = |(output, changed): &(TensorIr, Option<usize>)| match changed
-            .and_then(|index| inputs[index].take())
-        {
-            None => empty_device_contiguous_dtype(client.clone(), device.clone(), output.shape.clone(), output.dtype),
-            Some(tensor) => {
-                let tensor = into_contiguous(tensor);
-                if tensor.can_mut() { tensor } else { into_contiguous(tensor.copy()) }
-            }
-        };
-        let results: Vec<_> = outputs.iter().map(written).collect();
-        run(inputs.into_iter().flatten().collect(), &results);
+        let mut inputs: Vec<_> = inputs.iter().zip(&is_float).map(get).collect();
+        let results = results(&outputs, &mut inputs);
+        run(inputs.into_iter().flatten().map(|input| input.tensor).collect(), &results);
         for ((output, _), result) in outputs.iter().zip(results) {
             if output.dtype.is_float() {
                 handles.register_float_tensor::<CubeBackend>(&output.id, result);
@@ -129,6 +161,67 @@ pub(super) fn queue(
         DispatchTensor { kind: DispatchTensorKind::Cube(tensor), autodiff: DispatchAutodiffContext::Disabled }
     });
     wrapped.collect()
+}
+
+/// An input whose turn has come.
+struct Input {
+    tensor: CubeTensor,
+    /// Nothing reads it afterwards.
+    is_last_use: bool,
+}
+
+/// The tensors to fill, without the values that are to come. Takes the inputs that are changed.
+fn results(outputs: &[(TensorIr, Output)], inputs: &mut [Option<Input>]) -> Vec<CubeTensor> {
+    let mut results: Vec<CubeTensor> = Vec::with_capacity(outputs.len());
+    let Some((client, device)) =
+        inputs.iter().flatten().next().map(|x| (x.tensor.client.clone(), x.tensor.device.clone()))
+    else {
+        return results;
+    };
+    for (index, (output, kind)) in outputs.iter().enumerate() {
+        let new = |shape| empty_device_contiguous_dtype(client.clone(), device.clone(), shape, output.dtype);
+        let mut taken = |index: usize| inputs[index].take().unwrap_or_else(|| unreachable!("it is changed once"));
+        let result = match kind {
+            Output::New(_) => {
+                let beside = outputs[index + 1..].iter().take_while(|(_, kind)| matches!(kind, Output::Beside(_)));
+                match beside.map(|(output, _)| output.shape[1]).sum::<usize>() {
+                    0 => new(output.shape.clone()),
+                    more => columns(&new(Shape::new([output.shape[0], output.shape[1] + more])), 0, output.shape[1]),
+                }
+            }
+            Output::Beside(_) => {
+                let before = &results[index - 1];
+                columns(before, before.meta.shape()[1], output.shape[1])
+            }
+            Output::Changed(index) => {
+                let tensor = into_contiguous(taken(*index).tensor);
+                if tensor.can_mut() { tensor } else { into_contiguous(tensor.copy()) }
+            }
+            Output::ChangedColumns(index) => match taken(*index) {
+                Input { tensor, is_last_use } if tensor.can_mut() || is_last_use && has_gaps(&tensor) => tensor,
+                Input { tensor, .. } => into_contiguous(tensor.copy()),
+            },
+        };
+        results.push(result);
+    }
+    results
+}
+
+/// Whether its rows are contiguous, but not one behind the other.
+fn has_gaps(matrix: &CubeTensor) -> bool {
+    matrix.meta.strides()[1] == 1 && matrix.meta.strides()[0] > matrix.meta.shape()[1]
+}
+
+/// `width` columns of the memory of `matrix`, from its column `first` on.
+fn columns(matrix: &CubeTensor, first: usize, width: usize) -> CubeTensor {
+    let (rows, stride, size) = (matrix.meta.shape()[0], matrix.meta.strides()[0], matrix.dtype.size());
+    let mut part = matrix.clone();
+    let start = part.handle.offset_start.unwrap_or(0) + (first * size) as u64;
+    (part.handle.offset_start, part.handle.offset_end) = (Some(start), None);
+    let behind = part.handle.size_in_used() - ((rows.saturating_sub(1) * stride + width) * size) as u64;
+    part.handle.offset_end = Some(behind);
+    part.meta.shape = Shape::new([rows, width]);
+    part
 }
 
 fn array<T, const N: usize>(all: Vec<T>) -> [T; N] {

@@ -2,6 +2,8 @@
 //!
 //! [`Kernels`] has every operation of a step. Its default methods are plain tensor calls, which run on any backend; a place
 //! overrides what it has kernels for, and says what it is like. A door, such as [`norm`](super::norm), measures and calls.
+//!
+//! What kernels of a place lack (a type, a size, a cap of scores, an activation) it leaves to the default method.
 
 use std::fmt::Debug;
 
@@ -14,19 +16,21 @@ use super::attention::{Attended, CHUNK_BYTES, Heads, plain_attention, plain_atte
 use super::cached_attention::Held;
 use super::cpu_kernels::Cpu;
 use super::cross_entropy::{
-    PLAIN_MULTIPLE, TokenWeights, chunked_cross_entropy, most_plain_targets, plain_cross_entropy,
+    Head, PLAIN_MULTIPLE, TokenWeights, chunked_cross_entropy, most_plain_targets, plain_cross_entropy,
 };
 use super::cuda::{cuda, kernel_state};
 use super::dropout::{Dropout, plain_dropout};
 use super::grad_norm::plain_sum_of_squares;
+use super::head_norm::{Factors, HeadNorms, QueriesKeys, norm_then_rotate, rotate_then_norm_backward};
 use super::layout::Layout;
-use super::linear::{InputGrad, Weight, plain_add_low_rank, plain_linear, plain_linear_backward};
+use super::linear::{InputGrad, Layer, Weight, plain_add_low_rank, plain_linear, plain_linear_backward};
 use super::low_rank::{Lora, LowRank};
 use super::norm::{plain_rms_norm, plain_rms_norm_backward};
 use super::product::F32Products;
 use super::rotary::plain_rotate;
-use super::swiglu::{plain_swiglu, plain_swiglu_backward};
+use super::swiglu::{plain_gated, plain_gated_backward};
 use crate::device::{DeviceKind, Dtype};
+use crate::spec::Activation;
 
 /// Where the operations of a model run. It is decided once, with the model.
 pub type Place = &'static dyn Kernels;
@@ -106,6 +110,11 @@ pub trait Kernels: Debug + Send + Sync {
         0
     }
 
+    /// Whether products with several weights of one input are one where these lie one below the other in memory.
+    fn stacks_weights(&self) -> bool {
+        false
+    }
+
     /// Whether operands of products are copied in another type.
     fn copies_operands(&self) -> bool {
         true
@@ -120,8 +129,9 @@ pub trait Kernels: Debug + Send + Sync {
     }
 
     /// Temporary bytes for scores of which the matrix would have `all` bytes: a chunk, its exponentials and gradients.
-    fn score_bytes(&self, all: usize, _heads: Heads, _dtype: Dtype) -> usize {
-        4 * all.min(CHUNK_BYTES)
+    fn score_bytes(&self, all: usize, heads: Heads, _dtype: Dtype) -> usize {
+        // The slope of a cap is as large.
+        (4 + usize::from(heads.soft_cap.is_some())) * all.min(CHUNK_BYTES)
     }
 
     /// Bytes that its libraries take beside tensors.
@@ -160,16 +170,36 @@ pub trait Kernels: Debug + Send + Sync {
         plain_rms_norm_backward(dy, x, weight, rstd, residual)
     }
 
-    fn swiglu(&self, gate: &Tensor<2>, up: &Tensor<2>) -> Tensor<2> {
-        plain_swiglu(gate, up)
+    fn gated(&self, activation: Activation, gate: &Tensor<2>, up: &Tensor<2>) -> Tensor<2> {
+        plain_gated(activation, gate, up)
     }
 
-    fn swiglu_backward(&self, dh: &Tensor<2>, gate: &Tensor<2>, up: &Tensor<2>) -> (Tensor<2>, Tensor<2>) {
-        plain_swiglu_backward(dh, gate, up)
+    fn gated_backward(
+        &self,
+        activation: Activation,
+        dh: &Tensor<2>,
+        gate: &Tensor<2>,
+        up: &Tensor<2>,
+    ) -> (Tensor<2>, Tensor<2>) {
+        plain_gated_backward(activation, dh, gate, up)
     }
 
-    fn rotate(&self, x: Tensor<2>, layout: &Layout, rope: usize, num_heads: usize, inverse: bool) -> Tensor<2> {
-        plain_rotate(x, layout, rope, num_heads, inverse)
+    fn rotate(&self, qk: [Tensor<2>; 2], layout: &Layout, rope: usize, heads: Heads, inverse: bool) -> [Tensor<2>; 2] {
+        qk.map(|x| plain_rotate(x, layout, rope, heads.head_dim, inverse))
+    }
+
+    fn norm_and_rotate(&self, qk: QueriesKeys<&Tensor<2>>, norms: HeadNorms<'_>) -> (QueriesKeys<Tensor<2>>, Factors) {
+        norm_then_rotate(self, qk, norms)
+    }
+
+    fn norm_and_rotate_backward(
+        &self,
+        dqk: QueriesKeys<Tensor<2>>,
+        qk: QueriesKeys<&Tensor<2>>,
+        factors: Factors,
+        norms: HeadNorms<'_>,
+    ) -> QueriesKeys<Tensor<2>> {
+        rotate_then_norm_backward(self, dqk, qk, factors, norms)
     }
 
     fn attention(&self, qkv: [&Tensor<2>; 3], layout: &Layout, heads: Heads) -> Attended {
@@ -213,6 +243,20 @@ pub trait Kernels: Debug + Send + Sync {
         plain_linear_backward(self.f32_products(), dy, x, weight, lora, input_grad)
     }
 
+    fn linears(&self, x: &Tensor<2>, layers: &[Layer<'_>]) -> Vec<(Tensor<2>, Option<Tensor<2>>)> {
+        layers.iter().map(|layer| self.linear(x, layer.weight, layer.lora, None)).collect()
+    }
+
+    fn linears_backward(
+        &self,
+        dys: Vec<Tensor<2>>,
+        x: &Tensor<2>,
+        layers: &[(Layer<'_>, Option<&Tensor<2>>)],
+        input_grad: bool,
+    ) -> (Option<Tensor<2>>, Vec<Option<LowRank<Tensor<2>>>>) {
+        each_backward(self, dys, x, layers, input_grad)
+    }
+
     fn low_rank_input(&self, x: &Tensor<2>, lora: Lora<&Tensor<2>>) -> Tensor<2> {
         let dropped = lora.dropout.map(|settings| self.dropout(x, settings));
         self.linear(dropped.as_ref().unwrap_or(x), &Weight::new(lora.matrices.a.clone()), None, None).0
@@ -233,7 +277,7 @@ pub trait Kernels: Debug + Send + Sync {
     fn linear_cross_entropy(
         &self,
         hidden: &Tensor<2>,
-        head: &Weight,
+        head: Head<'_>,
         targets: &[u32],
         weights: Option<&TokenWeights>,
         chunk_len: usize,
@@ -266,6 +310,24 @@ pub trait Kernels: Debug + Send + Sync {
     fn sum_of_squares(&self, blocks: &[Vec<&Tensor<2>>]) -> Tensor<1> {
         plain_sum_of_squares(blocks)
     }
+}
+
+/// [`Kernels::linears_backward`] layer by layer.
+pub(super) fn each_backward<K: Kernels + ?Sized>(
+    place: &K,
+    dys: Vec<Tensor<2>>,
+    x: &Tensor<2>,
+    layers: &[(Layer<'_>, Option<&Tensor<2>>)],
+    input_grad: bool,
+) -> (Option<Tensor<2>>, Vec<Option<LowRank<Tensor<2>>>>) {
+    let mut sum = None;
+    let grads = dys.into_iter().zip(layers).map(|(dy, (Layer { weight, lora }, xa))| {
+        let (dx, grad) = place.linear_backward(&dy, x, weight, lora.zip(*xa), InputGrad::of(input_grad, sum.take()));
+        sum = dx;
+        grad
+    });
+    let grads = grads.collect();
+    (sum, grads)
 }
 
 /// Plain tensor calls.

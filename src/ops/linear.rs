@@ -133,6 +133,22 @@ pub fn linear(
     profile::measure("linear", || cost(x, weight, lora, true), work)
 }
 
+/// A linear layer.
+#[derive(Clone, Copy, Debug)]
+pub struct Layer<'a> {
+    /// Its frozen weight.
+    pub weight: &'a Weight,
+    /// Its low-rank update, if it has one.
+    pub lora: Option<Lora<&'a Tensor<2>>>,
+}
+
+/// [`linear`] by each of several layers of one input.
+#[must_use]
+pub fn linears(place: Place, x: &Tensor<2>, layers: &[Layer<'_>]) -> Vec<(Tensor<2>, Option<Tensor<2>>)> {
+    let cost = || Cost::sum(layers.iter().map(|layer| cost(x, layer.weight, layer.lora, true)));
+    profile::measure("linear", cost, || place.linears(x, layers))
+}
+
 /// Adds the low-rank update of some of the tokens to their rows of `y`, a [`linear`] of `x` without one. Dropout is off.
 ///
 /// # Shapes
@@ -171,6 +187,18 @@ pub enum InputGrad {
     AddTo(Tensor<2>),
 }
 
+impl InputGrad {
+    /// The gradient if `wanted`, added to `sum` if there is one.
+    #[must_use]
+    pub fn of(wanted: bool, sum: Option<Tensor<2>>) -> Self {
+        match sum {
+            _ if !wanted => Self::Skip,
+            Some(sum) => Self::AddTo(sum),
+            None => Self::Fresh,
+        }
+    }
+}
+
 /// The gradients of [`linear`] with respect to `x`, as `input_grad` asks, and to the matrices of the low-rank update,
 /// in `f32`.
 ///
@@ -189,6 +217,22 @@ pub fn linear_backward(
     let work = || place.linear_backward(dy, x, weight, lora, input_grad);
     let low_rank = lora.map(|(lora, _)| lora);
     profile::measure("linear_backward", || cost_of_backward(x, weight, low_rank, has_input_grad), work)
+}
+
+/// The gradients of [`linears`]: of the input, which is the sum over the layers, and of each low-rank update.
+///
+/// # Shapes
+/// As in [`linear_backward`], for each layer.
+#[must_use]
+pub fn linears_backward(
+    place: Place,
+    dys: Vec<Tensor<2>>,
+    x: &Tensor<2>,
+    layers: &[(Layer<'_>, Option<&Tensor<2>>)],
+    input_grad: bool,
+) -> (Option<Tensor<2>>, Vec<Option<LowRank<Tensor<2>>>>) {
+    let cost = || Cost::sum(layers.iter().map(|(layer, _)| cost_of_backward(x, layer.weight, layer.lora, input_grad)));
+    profile::measure("linear_backward", cost, || place.linears_backward(dys, x, layers, input_grad))
 }
 
 /// Cost of the base product and, with a low-rank update, of `x A^T` and the product with B.

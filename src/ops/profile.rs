@@ -24,6 +24,18 @@ pub struct Cost {
     pub bytes: f64,
 }
 
+impl Cost {
+    /// The cost of several calls that are made as one.
+    pub(super) fn sum(calls: impl Iterator<Item = Self>) -> Self {
+        let add = |all: Self, one: Self| Self {
+            shape: format!("{}, {}", all.shape, one.shape),
+            flops: all.flops + one.flops,
+            bytes: all.bytes + one.bytes,
+        };
+        calls.reduce(add).unwrap_or_default()
+    }
+}
+
 /// All calls of one operation at one shape.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Row {
@@ -124,7 +136,8 @@ mod tests {
     use crate::device::DeviceKind;
     use crate::ops::kernels::place_on;
     use crate::ops::linear::{Weight, linear};
-    use crate::ops::swiglu::swiglu;
+    use crate::ops::swiglu::gated;
+    use crate::spec::Activation;
 
     #[test]
     fn a_profile_counts_calls_flops_and_bytes_between_its_start_and_its_end() {
@@ -132,7 +145,7 @@ mod tests {
         let (x, w) = (Tensor::<2>::ones([5, 7], &device), Weight::new(Tensor::ones([3, 7], &device)));
         let run = || {
             let (y, _) = linear(place_on(DeviceKind::Cpu), &x, &w, None, None);
-            swiglu(place_on(DeviceKind::Cpu), &y, &y)
+            gated(place_on(DeviceKind::Cpu), Activation::Silu, &y, &y)
         };
         let _ = run();
         start(&device);

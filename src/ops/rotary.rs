@@ -4,25 +4,28 @@
 use burn::tensor::{DType, Tensor};
 
 use super::layout::{Angles, Layout};
-use super::profile;
+use super::profile::{self, Cost};
+use crate::spec::Heads;
 
-/// Rotates every head of `x` by its token's angles in rotary embedding `rope` of the layout; `inverse` rotates back, which is the gradient.
+/// Rotates every head of queries and keys by its token's angles in rotary embedding `rope` of the layout; `inverse` rotates back,
+/// which is the gradient. Nothing else may have views of them.
 ///
 /// # Shapes
-/// `x`: `[tokens, num_heads * head_dim]`.
+/// Queries: `[tokens, num_heads * head_dim]`, keys: `[tokens, num_kv_heads * head_dim]`.
 #[must_use]
-pub fn rotate(x: Tensor<2>, layout: &Layout, rope: usize, num_heads: usize, inverse: bool) -> Tensor<2> {
-    // Not a clone of `x`: a second owner would make the kernel copy it.
-    let cost = profile::passes(&x, 2);
-    profile::measure("rotate", || cost, || layout.place().rotate(x, layout, rope, num_heads, inverse))
+pub fn rotate(qk: [Tensor<2>; 2], layout: &Layout, rope: usize, heads: Heads, inverse: bool) -> [Tensor<2>; 2] {
+    // Not clones: a second owner would make the kernel copy them.
+    let costs = [0, 1].map(|which| profile::passes(&qk[which], 2));
+    let work = || layout.place().rotate(qk, layout, rope, heads, inverse);
+    profile::measure("rotate", || Cost::sum(costs.into_iter()), work)
 }
 
-/// [`rotate`] in plain tensor calls.
+/// [`rotate`] of queries or keys in plain tensor calls.
 #[must_use]
-pub fn plain_rotate(x: Tensor<2>, layout: &Layout, rope: usize, num_heads: usize, inverse: bool) -> Tensor<2> {
+pub fn plain_rotate(x: Tensor<2>, layout: &Layout, rope: usize, head_dim: usize, inverse: bool) -> Tensor<2> {
     let ([tokens, width], dtype) = (x.dims(), x.dtype());
     let Angles { cos, sin, swap } = layout.angles(rope, &x.device());
-    let heads = [tokens, num_heads, width / num_heads];
+    let heads = [tokens, width / head_dim, head_dim];
     // Two views: a fused kernel reads a tensor either in place or by index.
     let (kept, turned) = (x.clone().reshape(heads), x.reshape(heads).select(2, swap));
     let (turned, kept) = (turned.cast(DType::F32) * sin, kept.cast(DType::F32) * cos);

@@ -1,44 +1,82 @@
-//! The gate of Llama's feed-forward layer (Shazeer, 2020): `silu(gate) * up`.
+//! The gate of a feed-forward layer (Shazeer, 2020): `activation(gate) * up`, with `activation(x) = x sigmoid(w(x))`.
 
 use burn::tensor::{DType, Tensor, activation};
 
 use super::kernels::Place;
 use super::profile;
+use crate::spec::Activation;
 
-/// `silu(gate) * up`.
+/// The argument of the sigmoid in GELU's approximation is `GELU_SCALE (x + GELU_CUBE x^3)`: `sqrt(8 / pi)`, 0.044715.
+pub(super) const GELU_SCALE: f64 = 1.595_769_121_605_730_7;
+pub(super) const GELU_CUBE: f64 = 0.044_715;
+
+/// `activation(gate) * up`.
 ///
 /// # Shapes
 /// All `[tokens, intermediate_size]`.
 #[must_use]
-pub fn swiglu(place: Place, gate: &Tensor<2>, up: &Tensor<2>) -> Tensor<2> {
-    profile::measure("swiglu", || profile::passes(gate, 3), || place.swiglu(gate, up))
+pub fn gated(place: Place, activation: Activation, gate: &Tensor<2>, up: &Tensor<2>) -> Tensor<2> {
+    profile::measure(name(activation)[0], || profile::passes(gate, 3), || place.gated(activation, gate, up))
 }
 
-/// The gradients of [`swiglu`] with respect to `gate` and `up`.
+/// The gradients of [`gated`] with respect to `gate` and `up`.
 ///
 /// # Shapes
 /// All `[tokens, intermediate_size]`.
 #[must_use]
-pub fn swiglu_backward(place: Place, dh: &Tensor<2>, gate: &Tensor<2>, up: &Tensor<2>) -> (Tensor<2>, Tensor<2>) {
-    profile::measure("swiglu_backward", || profile::passes(gate, 5), || place.swiglu_backward(dh, gate, up))
+pub fn gated_backward(
+    place: Place,
+    activation: Activation,
+    dh: &Tensor<2>,
+    gate: &Tensor<2>,
+    up: &Tensor<2>,
+) -> (Tensor<2>, Tensor<2>) {
+    let work = || place.gated_backward(activation, dh, gate, up);
+    profile::measure(name(activation)[1], || profile::passes(gate, 5), work)
 }
 
-/// [`swiglu`] in plain tensor calls.
+/// Names of the operation and of its backward.
+pub(super) fn name(activation: Activation) -> [&'static str; 2] {
+    match activation {
+        Activation::Silu => ["swiglu", "swiglu_backward"],
+        Activation::GeluTanh => ["geglu", "geglu_backward"],
+    }
+}
+
+/// [`gated`] in plain tensor calls.
 #[must_use]
-pub fn plain_swiglu(gate: &Tensor<2>, up: &Tensor<2>) -> Tensor<2> {
+pub fn plain_gated(activation: Activation, gate: &Tensor<2>, up: &Tensor<2>) -> Tensor<2> {
     let dtype = gate.dtype();
+    let (gate, up) = (gate.clone().cast(DType::F32), up.clone().cast(DType::F32));
     // Rounded once.
-    (activation::silu(gate.clone().cast(DType::F32)) * up.clone().cast(DType::F32)).cast(dtype)
+    (gate.clone() * activation::sigmoid(argument(activation, gate)) * up).cast(dtype)
 }
 
-/// [`swiglu_backward`] in plain tensor calls.
+/// [`gated_backward`] in plain tensor calls.
 #[must_use]
-pub fn plain_swiglu_backward(dh: &Tensor<2>, gate: &Tensor<2>, up: &Tensor<2>) -> (Tensor<2>, Tensor<2>) {
+pub fn plain_gated_backward(
+    activation: Activation,
+    dh: &Tensor<2>,
+    gate: &Tensor<2>,
+    up: &Tensor<2>,
+) -> (Tensor<2>, Tensor<2>) {
     let dtype = gate.dtype();
-    let (dh, gate) = (dh.clone().cast(DType::F32), gate.clone().cast(DType::F32));
-    let up = up.clone().cast(DType::F32);
-    let sigmoid = activation::sigmoid(gate.clone());
-    let silu = gate.clone() * sigmoid.clone();
-    let slope = sigmoid.clone() + silu.clone() * sigmoid.neg().add_scalar(1.0);
-    ((dh.clone() * up * slope).cast(dtype), (dh * silu).cast(dtype))
+    let [dh, gate, up] = [dh, gate, up].map(|x| x.clone().cast(DType::F32));
+    let sigmoid = activation::sigmoid(argument(activation, gate.clone()));
+    let active = gate.clone() * sigmoid.clone();
+    // How the argument grows with the gate.
+    let steep = match activation {
+        Activation::Silu => active.clone(),
+        Activation::GeluTanh => active.clone() * (gate.square() * (3.0 * GELU_CUBE) + 1.0) * GELU_SCALE,
+    };
+    let slope = sigmoid.clone() + steep * sigmoid.neg().add_scalar(1.0);
+    ((dh.clone() * up * slope).cast(dtype), (dh * active).cast(dtype))
+}
+
+/// The argument of the sigmoid.
+fn argument(activation: Activation, gate: Tensor<2>) -> Tensor<2> {
+    match activation {
+        Activation::Silu => gate,
+        Activation::GeluTanh => gate.clone() * (gate.square() * GELU_CUBE + 1.0) * GELU_SCALE,
+    }
 }

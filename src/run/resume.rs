@@ -204,7 +204,8 @@ fn kept_checkpointing(earlier: &str, recipe: &Recipe) -> Option<GradientCheckpoi
     let value = earlier.get("train")?.get("gradient_checkpointing")?;
     let kept = match value.as_str() {
         Some("offload") => GradientCheckpointing::Offload,
-        _ => value.as_bool()?.into(),
+        Some(text) => GradientCheckpointing::some_blocks(text)?,
+        None => value.as_bool()?.into(),
     };
     (recipe.train.gradient_checkpointing == GradientCheckpointing::Auto).then_some(kept)
 }

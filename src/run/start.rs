@@ -185,7 +185,7 @@ fn facts(prepared: &Prepared, data: &Dataset, telemetry: &Telemetry, leaves_padd
     let doubled_peak = Workload { rows: 2 * workload.rows, ..workload.clone() }.plan().peak_bytes;
     // If checkpointing is off, the memory with checkpointing; otherwise the memory of the chosen kind.
     let least = match recipe.train.gradient_checkpointing {
-        GradientCheckpointing::Off => peak(GradientCheckpointing::On),
+        GradientCheckpointing::Off | GradientCheckpointing::Blocks(_) => peak(GradientCheckpointing::On),
         _ => own.peak_bytes,
     };
     // Rows are read from the tokenised copy of a file, where there is one.

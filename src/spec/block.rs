@@ -44,6 +44,8 @@ pub struct Sublayer {
     pub norm_before: Option<&'static str>,
     /// Name within the block of the norm of its output, before that is added to the residual stream.
     pub norm_after: Option<&'static str>,
+    /// Factor of its output, before that is added to the residual stream (Granite); absent: 1.
+    pub output_scale: Option<f64>,
     /// What it computes between the norms.
     pub kind: SublayerKind,
 }
@@ -57,19 +59,40 @@ pub enum SublayerKind {
     Gated(Gated),
 }
 
+impl SublayerKind {
+    /// The linear layers of its input.
+    #[must_use]
+    pub fn input_sites(&self) -> &[SiteId] {
+        match self {
+            Self::Attention(attention) => &attention.qkv,
+            Self::Gated(gated) => &gated.gate_up,
+        }
+    }
+}
+
 /// Causal self-attention with grouped queries.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Attention {
     /// Its heads.
     pub heads: Heads,
-    /// The rotary embedding of queries and keys, by its place in [`ModelConfig::ropes`](super::ModelConfig::ropes).
-    pub rope: usize,
-    /// Whether queries and keys are normed head by head before the rotary embedding (Qwen3).
-    pub has_head_norms: bool,
+    /// The rotary embedding of queries and keys, by its place in [`ModelConfig::ropes`](super::ModelConfig::ropes); absent:
+    /// there is none.
+    pub rope: Option<usize>,
+    /// How queries and keys are normed before the rotary embedding; absent: they are not.
+    pub query_key_norms: Option<QueryKeyNorms>,
     /// The projections of its input to queries, keys and values.
     pub qkv: [SiteId; 3],
     /// The projection of its output.
     pub output: SiteId,
+}
+
+/// Norms of queries and keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QueryKeyNorms {
+    /// Of every head by itself (Qwen3).
+    Heads,
+    /// Of all heads together (`olmo2`).
+    Whole,
 }
 
 /// The heads of an attention.
@@ -85,6 +108,19 @@ pub struct Heads {
     pub scale: f64,
     /// How many tokens a token can look back, itself included; absent: all.
     pub window: Option<usize>,
+    /// Scaled scores `s` become `cap tanh(s / cap)` (Gemma 2); absent: they stay as they are.
+    pub soft_cap: Option<f64>,
+}
+
+impl Attention {
+    /// Widths of the norms of queries and of keys, where it has such.
+    #[must_use]
+    pub fn norm_widths(&self) -> Option<[usize; 2]> {
+        Some(match self.query_key_norms? {
+            QueryKeyNorms::Heads => [self.heads.head_dim; 2],
+            QueryKeyNorms::Whole => [self.heads.query_width(), self.heads.key_value_width()],
+        })
+    }
 }
 
 impl Heads {
@@ -109,9 +145,20 @@ impl Heads {
     }
 }
 
-/// A gated feed-forward layer: `down(silu(gate(x)) * up(x))`.
+/// What a gated feed-forward layer computes of the gate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activation {
+    /// `x sigmoid(x)`
+    Silu,
+    /// GELU with the tangent's approximation (Hendrycks and Gimpel, 2016): `x sigmoid(sqrt(8 / pi) (x + 0.044715 x^3))`.
+    GeluTanh,
+}
+
+/// A gated feed-forward layer: `down(activation(gate(x)) * up(x))`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Gated {
+    /// What it computes of the gate.
+    pub activation: Activation,
     /// Width inside it.
     pub intermediate_size: usize,
     /// The projections of its input to the gate and to what it multiplies.
@@ -139,11 +186,20 @@ impl Block {
         })
     }
 
+    /// Width of the widest result of its linear layers; `joined`: those of one input make one result.
+    #[must_use]
+    pub fn widest_activation(&self, joined: bool) -> usize {
+        let width = |sublayer: &Sublayer| {
+            let widths = sublayer.kind.input_sites().iter().map(|site| self.sites[*site].shape[0]);
+            if joined { widths.sum() } else { widths.max().unwrap_or_default() }
+        };
+        self.sublayers.iter().map(width).max().unwrap_or_default()
+    }
+
     /// The norms of a block with their widths.
     pub fn norms(&self, hidden_size: usize) -> impl Iterator<Item = (&'static str, usize)> {
-        let heads =
-            self.attention().filter(|attention| attention.has_head_norms).map(|attention| attention.heads.head_dim);
-        let of_heads = heads.into_iter().flat_map(|width| HEAD_NORMS.map(|name| (name, width)));
+        let widths = self.attention().and_then(Attention::norm_widths);
+        let of_heads = widths.into_iter().flat_map(|widths| HEAD_NORMS.into_iter().zip(widths));
         let around = self.sublayers.iter().flat_map(|sublayer| [sublayer.norm_before, sublayer.norm_after]);
         of_heads.chain(around.flatten().map(move |name| (name, hidden_size)))
     }

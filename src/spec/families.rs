@@ -1,20 +1,58 @@
 //! The families of models that are variations of one decoder block, one row each.
 
+use super::block::{Activation, QueryKeyNorms};
+
 /// What varies between families, and the values that transformers assumes if a config lacks a key.
 pub(super) struct Family {
     pub(super) model_type: &'static str,
     pub(super) architecture: &'static str,
+    /// `model_type` and architecture of the multimodal models that have it as their language model.
+    pub(super) nested_in: Option<(&'static str, &'static str)>,
     pub(super) biases: Biases,
-    /// Queries and keys are normed head by head before the rotary embedding.
-    pub(super) qk_norm: bool,
+    /// How queries and keys are normed before the rotary embedding.
+    pub(super) qk_norms: Option<QueryKeyNorms>,
+    /// Value of `no_rope_layer_interval` where absent: the last of as many layers has no rotary embedding, unless
+    /// `no_rope_layers` says otherwise. Absent: all layers have one.
+    pub(super) no_rope_interval: Option<usize>,
+    /// The norms before and after the attention, and before and after the feed-forward layer.
+    pub(super) norms: [[Option<&'static str>; 2]; 2],
+    /// Files have the weights of norms less 1.
+    pub(super) norms_less_one: bool,
+    /// The key that names the activation, and what it means where it is absent.
+    pub(super) activation: (&'static str, Activation),
+    pub(super) scales: Scales,
+    /// Values of `attn_logit_softcapping` and `final_logit_softcapping` where absent; absent: the family has no such keys.
+    pub(super) soft_caps: Option<[Option<f64>; 2]>,
     pub(super) windows: Windows,
+    pub(super) rms_norm_eps: f64,
+    /// Base of the rotary frequencies where the config has none.
+    pub(super) rope_theta: f64,
+    /// Layers with a window have a rotary embedding of their own, with this base where the config has none.
+    pub(super) local_rope_theta: Option<f64>,
+    /// Absent: it must be given.
+    pub(super) vocab_size: Option<usize>,
+    /// Absent: it must be given.
+    pub(super) num_attention_heads: Option<usize>,
     /// Width of a head; absent: `hidden_size` divided by the number of heads.
     pub(super) head_dim: Option<usize>,
     /// Absent: as many as query heads.
     pub(super) num_key_value_heads: Option<usize>,
     pub(super) max_position_embeddings: usize,
+    pub(super) tie_word_embeddings: bool,
     pub(super) bos_token_id: Option<u32>,
     pub(super) eos_token_id: Option<u32>,
+}
+
+/// What scores of attention, embeddings, outputs of sublayers and logits are multiplied by.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) enum Scales {
+    /// Scores: over the root of the width of a head. Others: by 1.
+    HeadWidth,
+    /// Scores: over the root of `query_pre_attn_scalar`, whose value is this where absent. Embeddings: by the root of
+    /// `hidden_size`. Others: by 1.
+    QueryScalar(f64),
+    /// By `attention_multiplier`, `embedding_multiplier`, `residual_multiplier` and over `logits_scaling`, each 1 where absent.
+    Multipliers,
 }
 
 /// Which linear layers add a bias.
@@ -45,17 +83,37 @@ pub(super) enum Windows {
         /// Value of `max_window_layers` where absent.
         first: usize,
     },
+    /// The layers that `layer_types` names, or otherwise all but the last of each `sliding_window_pattern`.
+    AllButEvery {
+        /// Value of `sliding_window` where absent.
+        default: usize,
+        /// Value of `sliding_window_pattern` where absent.
+        pattern: usize,
+    },
 }
 
 const LLAMA: Family = Family {
     model_type: "llama",
     architecture: "LlamaForCausalLM",
+    nested_in: None,
     biases: Biases::AttentionAndMlpKeys,
-    qk_norm: false,
+    qk_norms: None,
+    no_rope_interval: None,
+    norms: [[Some("input_layernorm"), None], [Some("post_attention_layernorm"), None]],
+    norms_less_one: false,
+    activation: ("hidden_act", Activation::Silu),
+    scales: Scales::HeadWidth,
+    soft_caps: None,
     windows: Windows::Never,
+    rms_norm_eps: 1e-6,
+    rope_theta: 10_000.0,
+    local_rope_theta: None,
+    vocab_size: None,
+    num_attention_heads: None,
     head_dim: None,
     num_key_value_heads: None,
     max_position_embeddings: 2048,
+    tie_word_embeddings: false,
     bos_token_id: Some(1),
     eos_token_id: Some(2),
 };
@@ -72,8 +130,32 @@ const QWEN2: Family = Family {
     ..LLAMA
 };
 
+const GEMMA2: Family = Family {
+    model_type: "gemma2",
+    architecture: "Gemma2ForCausalLM",
+    biases: Biases::AttentionKey,
+    norms: [
+        [Some("input_layernorm"), Some("post_attention_layernorm")],
+        [Some("pre_feedforward_layernorm"), Some("post_feedforward_layernorm")],
+    ],
+    norms_less_one: true,
+    activation: ("hidden_activation", Activation::GeluTanh),
+    scales: Scales::QueryScalar(256.0),
+    soft_caps: Some([Some(50.0), Some(30.0)]),
+    windows: Windows::AllButEvery { default: 4096, pattern: 2 },
+    vocab_size: Some(256_000),
+    num_attention_heads: Some(8),
+    head_dim: Some(256),
+    num_key_value_heads: Some(4),
+    max_position_embeddings: 8192,
+    tie_word_embeddings: true,
+    bos_token_id: Some(2),
+    eos_token_id: Some(1),
+    ..LLAMA
+};
+
 /// Every supported family.
-pub(super) const FAMILIES: [Family; 4] = [
+pub(super) const FAMILIES: [Family; 9] = [
     LLAMA,
     Family {
         model_type: "mistral",
@@ -89,8 +171,61 @@ pub(super) const FAMILIES: [Family; 4] = [
         model_type: "qwen3",
         architecture: "Qwen3ForCausalLM",
         biases: Biases::AttentionKey,
-        qk_norm: true,
+        qk_norms: Some(QueryKeyNorms::Heads),
         head_dim: Some(128),
         ..QWEN2
     },
+    GEMMA2,
+    Family {
+        model_type: "gemma3_text",
+        architecture: "Gemma3ForCausalLM",
+        nested_in: Some(("gemma3", "Gemma3ForConditionalGeneration")),
+        qk_norms: Some(QueryKeyNorms::Heads),
+        soft_caps: Some([None, None]),
+        windows: Windows::AllButEvery { default: 4096, pattern: 6 },
+        rope_theta: 1e6,
+        local_rope_theta: Some(10_000.0),
+        vocab_size: Some(262_208),
+        max_position_embeddings: 131_072,
+        ..GEMMA2
+    },
+    Family {
+        model_type: "smollm3",
+        architecture: "SmolLM3ForCausalLM",
+        no_rope_interval: Some(4),
+        num_key_value_heads: Some(4),
+        max_position_embeddings: 32_768,
+        tie_word_embeddings: true,
+        bos_token_id: Some(128_000),
+        eos_token_id: Some(128_001),
+        ..LLAMA
+    },
+    Family {
+        model_type: "olmo2",
+        architecture: "Olmo2ForCausalLM",
+        biases: Biases::AttentionKey,
+        qk_norms: Some(QueryKeyNorms::Whole),
+        norms: [[None, Some("post_attention_layernorm")], [None, Some("post_feedforward_layernorm")]],
+        rms_norm_eps: 1e-5,
+        bos_token_id: None,
+        eos_token_id: Some(50_279),
+        ..LLAMA
+    },
+    Family { model_type: "granite", architecture: "GraniteForCausalLM", scales: Scales::Multipliers, ..LLAMA },
+];
+
+/// What models of other types need that is not implemented here.
+pub(super) const LACKING: [(&str, &str); 12] = [
+    ("qwen3_5", "linear attention"),
+    ("qwen3_next", "linear attention"),
+    ("mamba", "state-space layers"),
+    ("jamba", "state-space layers"),
+    ("mixtral", "a mixture of experts"),
+    ("qwen2_moe", "a mixture of experts"),
+    ("qwen3_moe", "a mixture of experts"),
+    ("gpt_oss", "a mixture of experts"),
+    ("deepseek", "a mixture of experts and latent attention"),
+    ("gemma4", "keys and values shared between layers"),
+    ("gemma3n", "keys and values shared between layers"),
+    ("llama4", "a mixture of experts"),
 ];

@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, json};
 
-use super::{Method, ModelConfig, Rope, RopeScaling, StoredQuantisation};
+use super::{Method, ModelConfig, Rope, RopeScaling, StoredQuantisation, name_alone};
 use crate::schema::{Problem, Problems};
 use crate::util::gguf::GgufFile;
 pub use crate::util::gguf::ROPE_FACTORS;
 
 /// Modules of a block, in Hugging Face's files and in GGUF.
-const MODULES: [(&str, &str); 11] = [
+const MODULES: [(&str, &str); 13] = [
     ("input_layernorm", "attn_norm"),
     ("self_attn.q_proj", "attn_q"),
     ("self_attn.k_proj", "attn_k"),
@@ -22,10 +22,34 @@ const MODULES: [(&str, &str); 11] = [
     ("mlp.gate_proj", "ffn_gate"),
     ("mlp.up_proj", "ffn_up"),
     ("mlp.down_proj", "ffn_down"),
+    ("pre_feedforward_layernorm", "ffn_norm"),
+    ("post_feedforward_layernorm", "post_ffw_norm"),
+];
+/// The norm after the attention, which in most families is that before the feed-forward layer.
+const POST_ATTENTION: [&str; 2] = ["post_attention_layernorm", "post_attention_norm"];
+
+/// Architectures that are read, and the families that they are.
+const ARCHITECTURES: [(&str, &str); 8] = [
+    ("llama", "llama"),
+    ("qwen2", "qwen2"),
+    ("qwen3", "qwen3"),
+    ("gemma2", "gemma2"),
+    ("gemma3", "gemma3_text"),
+    ("smollm3", "smollm3"),
+    ("olmo2", "olmo2"),
+    ("granite", "granite"),
 ];
 
-/// Architectures that are read.
-const ARCHITECTURES: [&str; 3] = ["llama", "qwen2", "qwen3"];
+/// Architectures whose queries and keys have their rows in another order.
+const INTERLEAVED: [&str; 3] = ["llama", "smollm3", "granite"];
+
+/// Multipliers of `config.json` and their keys behind the architecture, for Granite.
+pub const MULTIPLIERS: [(&str, &str); 4] = [
+    ("attention_multiplier", "attention.scale"),
+    ("embedding_multiplier", "embedding_scale"),
+    ("residual_multiplier", "residual_scale"),
+    ("logits_scaling", "logit_scale"),
+];
 
 /// Counts of `config.json`, their keys in GGUF behind the architecture, and whether a file must have them.
 const COUNTS: [(&str, &str, bool); 7] = [
@@ -40,15 +64,20 @@ const COUNTS: [(&str, &str, bool); 7] = [
 
 /// The name in GGUF of a tensor such as `model.layers.0.mlp.up_proj.weight`; `None` where there is no place for it.
 #[must_use]
-pub fn tensor_name(name: &str) -> Option<String> {
-    let (module, part) = name.rsplit_once('.')?;
+pub fn tensor_name(config: &ModelConfig, name: &str) -> Option<String> {
+    let alone = name_alone(name);
+    let (module, part) = alone.as_deref().unwrap_or(name).rsplit_once('.')?;
     let module = match module {
         "model.embed_tokens" => "token_embd".to_owned(),
         "model.norm" => "output_norm".to_owned(),
         "lm_head" => "output".to_owned(),
         block => {
             let (layer, module) = block.strip_prefix("model.layers.")?.split_once('.')?;
-            let (_, module) = MODULES.iter().find(|(theirs, _)| *theirs == module)?;
+            let is_after = || config.blocks[0].sublayers.iter().any(|sublayer| sublayer.norm_after == Some(module));
+            let module = match MODULES.iter().find(|(theirs, _)| *theirs == module)? {
+                (theirs, _) if *theirs == POST_ATTENTION[0] && is_after() => POST_ATTENTION[1],
+                (_, module) => module,
+            };
             format!("blk.{layer}.{module}")
         }
     };
@@ -58,14 +87,52 @@ pub fn tensor_name(name: &str) -> Option<String> {
 /// The family's name: Mistral is a Llama there.
 #[must_use]
 pub fn architecture(config: &ModelConfig) -> &str {
-    if config.model_type == "mistral" { "llama" } else { &config.model_type }
+    let known = ARCHITECTURES.iter().find(|(_, family)| *family == config.model_type);
+    known.map_or("llama", |(name, _)| name)
 }
 
-/// Whether the rows of this tensor are in another order: llama.cpp turns neighbouring rows of a Llama's queries and keys
+/// What is added to the weight of a tensor there.
+#[must_use]
+pub fn shift(config: &ModelConfig, name: &str) -> f32 {
+    if config.has_norms_less_one && name.ends_with("norm.weight") { 1.0 } else { 0.0 }
+}
+
+/// What llama.cpp takes for granted in a family with windows.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Implied {
+    /// Every how many layers one has no window.
+    pub pattern: usize,
+    /// What the root of divides the scores.
+    pub query_scalar: f64,
+    /// Base of the rotary frequencies in layers with a window, where a file has none.
+    pub local_theta: f64,
+}
+
+/// The same for a family and its shape; `None` for families without such.
+#[must_use]
+#[expect(clippy::cast_precision_loss, reason = "widths")]
+pub fn implied(
+    model_type: &str,
+    num_layers: usize,
+    hidden: usize,
+    num_heads: usize,
+    head_dim: usize,
+) -> Option<Implied> {
+    // The largest model of each family has the mean width of a head, not that of its heads.
+    let (pattern, largest) = match model_type {
+        "gemma2" => (2, 46),
+        "gemma3_text" => (6, 62),
+        _ => return None,
+    };
+    let scalar = if num_layers == largest { hidden / num_heads.max(1) } else { head_dim };
+    Some(Implied { pattern, query_scalar: scalar as f64, local_theta: 10_000.0 })
+}
+
+/// Whether the rows of this tensor are in another order: llama.cpp turns neighbouring rows of some queries and keys
 /// together, Hugging Face a row of the first half of a head and one of the second.
 #[must_use]
 pub fn is_interleaved(config: &ModelConfig, name: &str) -> bool {
-    architecture(config) == "llama" && (name.contains("q_proj") || name.contains("k_proj"))
+    INTERLEAVED.contains(&architecture(config)) && (name.contains("q_proj") || name.contains("k_proj"))
 }
 
 /// What each rotary frequency is divided by (Llama 3.1), which GGUF stores as a tensor.
@@ -103,7 +170,7 @@ impl ModelConfig {
 fn blocks(file: &GgufFile, config: &ModelConfig) -> BTreeMap<String, usize> {
     let in_blocks = config.expected_tensors().into_iter().filter(|(name, _)| name != "model.embed_tokens.weight");
     let sizes = in_blocks.filter_map(|(name, _)| {
-        let tensor = file.tensors().get(&tensor_name(&name)?)?;
+        let tensor = file.tensors().get(&tensor_name(config, &name)?)?;
         tensor.kind.is_quantized().then_some((name, tensor.num_bytes()))
     });
     sizes.collect()
@@ -112,14 +179,14 @@ fn blocks(file: &GgufFile, config: &ModelConfig) -> BTreeMap<String, usize> {
 /// The `config.json` of a file.
 fn config_json(file: &GgufFile) -> Result<String, Problem> {
     let architecture = file.text("general.architecture").unwrap_or("unnamed");
-    if !ARCHITECTURES.contains(&architecture) {
-        let known = ARCHITECTURES.map(|name| format!("`{name}`")).join(", ");
+    let Some((_, family)) = ARCHITECTURES.iter().find(|(name, _)| *name == architecture) else {
+        let known = ARCHITECTURES.map(|(name, _)| format!("`{name}`")).join(", ");
         let message = format!("`general.architecture` = \"{architecture}\" is not supported, expected one of {known}");
         return Err(file.problem(message));
-    }
+    };
     let key = |name: &str| format!("{architecture}.{name}");
     let missing = |name: &str| file.problem(format!("`{}` is missing", key(name)));
-    let mut json = Map::from_iter([("model_type".to_owned(), json!(architecture))]);
+    let mut json = Map::from_iter([("model_type".to_owned(), json!(family))]);
     for (ours, theirs, is_required) in COUNTS {
         match file.integer(&key(theirs))? {
             Some(count) => drop(json.insert(ours.to_owned(), json!(count))),
@@ -134,6 +201,11 @@ fn config_json(file: &GgufFile) -> Result<String, Problem> {
     let head_dim = json.entry("head_dim").or_insert(json!(hidden / heads.max(1))).as_u64();
     json.entry("num_key_value_heads").or_insert(json!(heads));
     refuse_unsupported(file, &key, head_dim)?;
+    windows_and_caps(file, &key, &mut json)?;
+    if architecture == "granite" {
+        let of_file = MULTIPLIERS.map(|(ours, theirs)| Some((ours.to_owned(), json!(file.number(&key(theirs))?))));
+        json.extend(of_file.into_iter().flatten());
+    }
     if let Some(factor) = linear_scaling(file, &key)? {
         json.insert("rope_scaling".to_owned(), json!({"rope_type": "linear", "factor": factor}));
     }
@@ -150,20 +222,50 @@ fn config_json(file: &GgufFile) -> Result<String, Problem> {
     Ok(serde_json::Value::Object(json).to_string())
 }
 
+/// Windows, caps and what goes with them, in families that have such.
+fn windows_and_caps(
+    file: &GgufFile,
+    key: &dyn Fn(&str) -> String,
+    json: &mut Map<String, serde_json::Value>,
+) -> Result<(), Problem> {
+    let window = file.integer(&key("attention.sliding_window"))?;
+    let count = |name: &str| json[name].as_u64().and_then(|count| usize::try_from(count).ok()).unwrap_or(0);
+    let [layers, hidden, heads, head_dim] =
+        ["num_hidden_layers", "hidden_size", "num_attention_heads", "head_dim"].map(count);
+    let family = json["model_type"].as_str().unwrap_or_default();
+    let Some(implied) = implied(family, layers, hidden, heads, head_dim) else {
+        return match window.filter(|window| *window != 0) {
+            Some(window) => Err(unsupported(file, &key("attention.sliding_window"), window, 0)),
+            None => Ok(()),
+        };
+    };
+    json.insert("sliding_window".to_owned(), json!(window));
+    let pattern = file.integer(&key("attention.sliding_window_pattern")).ok().flatten();
+    json.insert("sliding_window_pattern".to_owned(), json!(pattern.unwrap_or(implied.pattern as u64)));
+    json.insert("query_pre_attn_scalar".to_owned(), json!(implied.query_scalar));
+    let local = file.number(&key("rope.freq_base_swa")).unwrap_or(implied.local_theta);
+    json.insert("rope_local_base_freq".to_owned(), json!(local));
+    for name in ["attn_logit_softcapping", "final_logit_softcapping"] {
+        json.extend(file.number(&key(name)).map(|cap| (name.to_owned(), json!(cap))));
+    }
+    Ok(())
+}
+
+fn unsupported(file: &GgufFile, key: &str, found: u64, expected: u64) -> Problem {
+    let message = format!("`{key}` = {found} is not supported, expected {expected}");
+    file.problem(message).hint("use the model's original safetensors")
+}
+
 /// Settings that change the computation in a way that is not implemented.
 fn refuse_unsupported(file: &GgufFile, key: &dyn Fn(&str) -> String, head_dim: Option<u64>) -> Result<(), Problem> {
-    for (name, expected) in [
-        ("rope.dimension_count", head_dim),
-        ("attention.value_length", head_dim),
-        ("expert_count", Some(0)),
-        ("attention.sliding_window", Some(0)),
-    ] {
+    for (name, expected) in
+        [("rope.dimension_count", head_dim), ("attention.value_length", head_dim), ("expert_count", Some(0))]
+    {
         let found = file.integer(&key(name))?;
         if let (Some(found), Some(expected)) = (found, expected)
             && found != expected
         {
-            let message = format!("`{}` = {found} is not supported, expected {expected}", key(name));
-            return Err(file.problem(message).hint("use the model's original safetensors"));
+            return Err(unsupported(file, &key(name), found, expected));
         }
     }
     Ok(())

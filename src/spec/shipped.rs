@@ -16,6 +16,10 @@ const SHAPES: &[Shape] = &[
     (&["Qwen2.5-7B", "Qwen2.5-7B-Instruct"], include_str!("../../configs/qwen2.5-7b.json")),
     (&["Qwen3-0.6B", "Qwen3-0.6B-Base"], include_str!("../../configs/qwen3-0.6b.json")),
     (&["Qwen3-8B", "Qwen3-8B-Base"], include_str!("../../configs/qwen3-8b.json")),
+    (&["gemma-2-2b", "gemma-2-2b-it"], include_str!("../../configs/gemma-2-2b.json")),
+    (&["gemma-2-9b", "gemma-2-9b-it"], include_str!("../../configs/gemma-2-9b.json")),
+    (&["gemma-3-1b-pt", "gemma-3-1b-it"], include_str!("../../configs/gemma-3-1b.json")),
+    (&["gemma-3-4b-pt", "gemma-3-4b-it"], include_str!("../../configs/gemma-3-4b.json")),
     (&["SmolLM2-135M", "SmolLM2-135M-Instruct"], include_str!("../../configs/smollm2-135m.json")),
     (&["TinyLlama-1.1B-Chat-v1.0"], include_str!("../../configs/tinyllama-1.1b.json")),
 ];

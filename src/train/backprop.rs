@@ -26,8 +26,8 @@ use crate::util::stats::as_f64;
 /// How micro-batches are run.
 #[derive(Clone, Copy, Debug)]
 pub struct Options<'a> {
-    /// Whether a block's forward keeps all that its backward needs, or only its input.
-    pub keeps_activations: bool,
+    /// Of so many blocks, the first ones, the forward keeps only the input, and of the others all that their backward needs.
+    pub num_recomputed: usize,
     /// Holds the blocks' inputs until their backward, where they are kept in host memory.
     pub parking: Option<&'a HostParking>,
     /// Seed of the run's dropout masks.
@@ -140,7 +140,7 @@ pub fn forward(model: &Model, adapters: &AdapterSet, inputs: Vec<Inputs>, option
             let input = std::mem::replace(x, block.output(&activations, &context));
             if layer >= first {
                 kept.push(match options.parking {
-                    _ if options.keeps_activations => Kept::Activations(Box::new(activations)),
+                    _ if layer >= options.num_recomputed => Kept::Activations(Box::new(activations)),
                     // What the backward begins with stays on the device.
                     Some(parking) if (layer + 1, index) != (model.blocks.len(), 0) => {
                         Kept::InputOnHost(parking.park(input))

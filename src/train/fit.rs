@@ -75,27 +75,32 @@ pub fn is_room(peak_bytes: usize, memory_bytes: f64) -> bool {
 /// What became of `train.gradient_checkpointing` = "auto", and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Decision {
-    /// On or off; on a resumed run, what the earlier start had.
+    /// On, off, or on for some blocks; on a resumed run, what the earlier start had.
     pub choice: GradientCheckpointing,
     /// The reason.
     pub reason: String,
 }
 
 impl Decision {
-    /// Off where a device of `device_bytes` has room for what the blocks keep: beside the rest of a step, half as much
-    /// again is left. On where it has not, or where its memory is not known.
+    /// Off for as many blocks as a device of `device_bytes` has room for: beside the rest of a step, half as much again as they
+    /// keep is left. On where it has none, or where its memory is not known.
     #[must_use]
     pub fn new(workload: &Workload<'_>, device_bytes: Option<f64>) -> Self {
-        let peak =
-            |gradient_checkpointing| as_f64(Workload { gradient_checkpointing, ..workload.clone() }.plan().peak_bytes);
-        let [off, on] = [GradientCheckpointing::Off, GradientCheckpointing::On].map(peak);
-        let needed = (off - on).max(0.0);
+        let num_blocks = workload.config.num_layers();
+        let with = |num_recomputed| GradientCheckpointing::of_blocks(num_recomputed, num_blocks);
+        let peak = |num_recomputed| {
+            let gradient_checkpointing = with(num_recomputed);
+            as_f64(Workload { gradient_checkpointing, ..workload.clone() }.plan().peak_bytes)
+        };
+        let on = peak(num_blocks);
+        let needed = |num_recomputed| (peak(num_recomputed) - on).max(0.0);
         let Some(left) = device_bytes.map(|bytes| bytes * USABLE - on) else {
             return Self { choice: GradientCheckpointing::On, reason: "the device's memory is not known".to_owned() };
         };
         let left_shown = size(left.max(0.0));
-        let reason = format!("without it a step takes up to {} more, and {left_shown} are left", size(needed));
-        Self { choice: (left < MEMORY_MARGIN * needed).into(), reason }
+        let reason = format!("without it a step takes up to {} more, and {left_shown} are left", size(needed(0)));
+        let fits = |num_recomputed: &usize| left >= MEMORY_MARGIN * needed(*num_recomputed);
+        Self { choice: (0..num_blocks).find(fits).map_or(GradientCheckpointing::On, with), reason }
     }
 
     /// That of the run that is resumed.
@@ -108,12 +113,13 @@ impl Decision {
 /// Shows `off (without it a step takes up to 1.20 GiB more, and 9.00 GiB are left)`.
 impl fmt::Display for Decision {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let choice = match self.choice {
-            GradientCheckpointing::Off => "off",
-            GradientCheckpointing::Offload => "offload",
-            GradientCheckpointing::On | GradientCheckpointing::Auto => "on",
-        };
-        write!(f, "{choice} ({})", self.reason)
+        match self.choice {
+            GradientCheckpointing::Off => f.write_str("off")?,
+            GradientCheckpointing::Offload => f.write_str("offload")?,
+            GradientCheckpointing::On | GradientCheckpointing::Auto => f.write_str("on")?,
+            GradientCheckpointing::Blocks(blocks) => write!(f, "on for {blocks} blocks")?,
+        }
+        write!(f, " ({})", self.reason)
     }
 }
 

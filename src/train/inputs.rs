@@ -2,14 +2,13 @@
 
 use std::borrow::Cow;
 
-use burn::tensor::{DType, Tensor};
+use burn::tensor::Tensor;
 
 use crate::data::batch::Batch;
 use crate::lora::AdapterSet;
 use crate::model::Model;
 use crate::model::context::BlockContext;
 use crate::ops::layout::Layout;
-use crate::ops::linear::linear;
 use crate::ops::norm::rms_norm;
 
 impl Model {
@@ -49,6 +48,6 @@ impl Model {
     #[must_use]
     pub fn logits(&self, batch: &Batch, adapters: &AdapterSet) -> Tensor<2> {
         let (normed, _) = rms_norm(self.place(), &self.hidden(batch, adapters), &self.norm, self.config.rms_norm_eps);
-        linear(self.place(), &normed, &self.lm_head, None, None).0.cast(DType::F32)
+        self.logits_of(&normed)
     }
 }

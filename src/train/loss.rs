@@ -13,7 +13,6 @@ use crate::data::batch::{Batch, Target};
 use crate::lora::AdapterSet;
 use crate::model::Model;
 use crate::ops::cross_entropy::{LossAndGrad, LossChunk, linear_cross_entropy, linear_cross_entropy_loss};
-use crate::ops::linear::linear;
 use crate::ops::norm::{rms_norm, rms_norm_backward};
 use crate::ops::profile;
 use crate::util::faults;
@@ -169,15 +168,14 @@ pub fn loss_and_grad(
     let hidden = profile::measure("target_rows", || width.clone(), || x.select(0, rows.clone()));
     let (normed, rstd) = rms_norm(place, &hidden, &model.norm, model.config.rms_norm_eps);
     let log_probabilities = if objective.needs_log_probabilities() {
-        let losses = linear_cross_entropy_loss(place, &normed, &model.lm_head, &tokens, chunk);
+        let losses = linear_cross_entropy_loss(place, &normed, model.head(), &tokens, chunk);
         faults::read(losses.narrow(0, 0, num_tokens).neg(), "the log-probabilities")
     } else {
         Vec::new()
     };
     let weighed = objective.weigh(&Rows { targets: &by_row, log_probabilities: &log_probabilities });
     let weights = weighed.weights.scaled(grad_scale, tokens.len());
-    let LossAndGrad { losses, dhidden } =
-        linear_cross_entropy(place, &normed, &model.lm_head, &tokens, &weights, chunk);
+    let LossAndGrad { losses, dhidden } = linear_cross_entropy(place, &normed, model.head(), &tokens, &weights, chunk);
     let dhidden = rms_norm_backward(place, &dhidden, &hidden, &model.norm, &rstd, hidden.zeros_like());
     let scatter = || match of_rows {
         Some(of_rows) => gather_grads(dhidden, of_rows),
@@ -217,8 +215,7 @@ pub fn num_right_tokens(model: &Model, adapters: &AdapterSet, batch: &Batch, chu
     let size = chunk.tokens(model.place(), model.lm_head.dims(), tokens.len());
     let num_right = |(index, targets): (usize, &[u32])| {
         let hidden = normed.clone().narrow(0, index * size, targets.len());
-        let logits = linear(model.place(), &hidden, &model.lm_head, None, None).0.cast(DType::F32);
-        let logits: Vec<f32> = faults::read(logits, "the logits of a token");
+        let logits: Vec<f32> = faults::read(model.logits_of(&hidden), "the logits of a token");
         let is_right = |(logits, token): &(&[f32], &u32)| logits.iter().all(|logit| *logit <= logits[**token as usize]);
         logits.chunks(model.config.vocab_size).zip(targets).filter(is_right).count()
     };
@@ -238,7 +235,7 @@ pub fn eval_loss(
         return LossSum::default();
     }
     let (normed, Targets { tokens, num_tokens, by_row, .. }) = normed_targets(model, adapters, batch);
-    let losses = linear_cross_entropy_loss(model.place(), &normed, &model.lm_head, &tokens, chunk);
+    let losses = linear_cross_entropy_loss(model.place(), &normed, model.head(), &tokens, chunk);
     let log_probabilities = faults::read(losses.narrow(0, 0, num_tokens).neg(), "the evaluation loss");
     let weighed = objective.weigh(&Rows { targets: &by_row, log_probabilities: &log_probabilities });
     let cross_entropy = || -log_probabilities.iter().map(|&log_probability| f64::from(log_probability)).sum::<f64>();

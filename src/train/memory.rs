@@ -182,7 +182,10 @@ impl Workload<'_> {
     /// Bytes of the logits of a chunk of target tokens.
     fn logits_bytes(&self) -> usize {
         let rows = self.loss_chunk.tokens(self.place, self.head(), self.tokens());
-        let width = self.place.bytes_per_logit(self.activation_bytes());
+        // In plain tensor calls, capped logits are kept for the slope of the cap.
+        let is_kept = self.config.logit_soft_cap.is_some() && !self.place.is_host();
+        let kept = if is_kept { self.activation_bytes() } else { 0 };
+        let width = self.place.bytes_per_logit(self.activation_bytes()) + kept;
         rows * self.config.vocab_size * width
     }
 
@@ -194,17 +197,16 @@ impl Workload<'_> {
         let blocks = || self.blocks(ranks);
         let largest = |size: fn(SublayerSizes) -> usize| blocks().map(size).max().unwrap_or(0);
         let hidden = tokens * self.config.hidden_size * width;
-        let of_one = match self.gradient_checkpointing {
-            GradientCheckpointing::Off => blocks().map(|block| block.kept).sum::<usize>() * tokens * width,
-            GradientCheckpointing::Offload if !self.place.is_host() => 0,
-            GradientCheckpointing::On | GradientCheckpointing::Auto | GradientCheckpointing::Offload => layers * hidden,
-        };
+        let is_offloaded = self.gradient_checkpointing == GradientCheckpointing::Offload && !self.place.is_host();
+        let num_recomputed = self.gradient_checkpointing.num_recomputed(layers);
+        let whole = blocks().skip(num_recomputed).map(|block| block.kept).sum::<usize>();
+        let of_one = if is_offloaded { 0 } else { num_recomputed * hidden + whole * tokens * width };
         // The inputs of two blocks are in transfer at a time.
         let in_transfer = if of_one == 0 { 2 * hidden } else { 0 };
         // Micro-batches wait between two blocks as hidden states, or their gradient.
         let kept = self.layered() * of_one + in_transfer + (self.layered() - 1) * hidden;
-        let recomputed =
-            if self.gradient_checkpointing == GradientCheckpointing::Off { 0 } else { largest(|block| block.kept) };
+        // When the first block is computed again, those that kept everything have freed it.
+        let recomputed = blocks().take(num_recomputed).map(|block| block.kept).max().unwrap_or(0).saturating_sub(whole);
         let in_forward = largest(|block| block.kept + block.forward) * tokens * width;
         let in_backward =
             (recomputed + largest(|block| block.backward)) * tokens * width + self.score_bytes() + self.operand_bytes();

@@ -24,7 +24,7 @@ use crate::util::faults;
 use crate::util::stats::{as_f64, as_u64, digest};
 
 /// Larger logits would take memory that a small micro-batch does not need.
-const MOST_FIRST_PAGE_BYTES: usize = 256 << 20;
+const MOST_LOGITS_BYTES: usize = 256 << 20;
 
 /// Model, adapters and optimizer, and the step in progress.
 #[derive(Debug)]
@@ -38,6 +38,7 @@ pub struct TrainStep {
     layered_accumulation: bool,
     loss_chunk: LossChunk,
     neftune_noise_alpha: Option<f64>,
+    first_page: OnceCell<()>,
     /// Started when the first block input is moved to host memory.
     parking: OnceCell<HostParking>,
     max_grad_norm: f64,
@@ -113,18 +114,21 @@ pub struct StepCounters {
     pub loss_scale: Option<LossScale>,
 }
 
-/// The pools of a GPU make pages as large as the largest tensor so far: were that the logits, after the first forward, the pages
-/// until then would be of no use to them.
-fn make_first_page(model: &Model, chunk: LossChunk) {
+/// The pools of a GPU make pages as large as the largest tensor so far: were that one of a later block or the logits, the pages until
+/// then would be of no use to it.
+fn make_first_page(model: &Model, chunk: LossChunk, tokens: usize) {
     let (place, head) = (model.place(), model.lm_head.dims());
     let rows = chunk.most_tokens(place, head).min(LossChunk::Auto.most_tokens(place, head));
-    if place.is_host() || rows * head[0] * model.compute.size() > MOST_FIRST_PAGE_BYTES {
+    let logits = Some(rows * head[0]).filter(|numbers| numbers * model.compute.size() <= MOST_LOGITS_BYTES);
+    let widest = model.config.blocks.iter().map(|block| block.widest_activation(place.stacks_weights())).max();
+    let numbers = (tokens * widest.unwrap_or_default()).max(logits.unwrap_or_default());
+    if place.is_host() {
         return;
     }
-    let logits = Tensor::<2>::zeros([rows, head[0]], (&model.device(), model.compute));
+    let largest = Tensor::<1>::zeros([numbers], (&model.device(), model.compute));
     // Else it is dropped before it is made. What fails here fails again where a result is read.
     drop(model.device().sync());
-    drop(logits);
+    drop(largest);
 }
 
 impl TrainStep {
@@ -138,7 +142,6 @@ impl TrainStep {
         loraplus_lr_ratio: Option<f64>,
         seed: u64,
     ) -> Self {
-        make_first_page(&model, train.loss_chunk());
         Self {
             averages: optimizer.averages(),
             optimizer: Optimizer::new(optimizer.clone(), loraplus_lr_ratio, &adapters),
@@ -146,6 +149,7 @@ impl TrainStep {
             layered_accumulation: train.layered_accumulation,
             loss_chunk: train.loss_chunk(),
             neftune_noise_alpha: train.neftune_noise_alpha,
+            first_page: OnceCell::new(),
             parking: OnceCell::new(),
             max_grad_norm: train.max_grad_norm,
             seed,
@@ -224,6 +228,7 @@ impl TrainStep {
     /// [`backward`](Self::backward) next.
     #[must_use]
     pub fn lay_out(&self, batch: &Batch) -> Option<Inputs> {
+        self.first_page.get_or_init(|| make_first_page(&self.model, self.loss_chunk, batch.num_tokens()));
         Inputs::new(&self.model, batch)
     }
 
@@ -245,7 +250,7 @@ impl TrainStep {
     /// Options for the next micro-batches.
     fn options(&self) -> Options<'_> {
         Options {
-            keeps_activations: self.gradient_checkpointing == GradientCheckpointing::Off,
+            num_recomputed: self.gradient_checkpointing.num_recomputed(self.model.blocks.len()),
             parking: (self.gradient_checkpointing == GradientCheckpointing::Offload)
                 .then(|| self.parking.get_or_init(|| HostParking::new(self.model.device()))),
             seed: self.seed,

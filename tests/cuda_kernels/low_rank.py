@@ -14,21 +14,24 @@ import numpy as np
 
 import device as cuda
 
-# Tokens, in, out of each projection, rank, probability of dropout, shares of the tokens, tiles across, columns beside the rows.
+# Tokens, in, out of each projection, rank, probability of dropout, shares of the tokens, tiles across, columns beside the rows, most
+# blocks that add up.
 CASES = [
-    (70, 72, (40,), 1, 0.0, 1, 1, 8),
-    (1, 8, (8,), 3, 0.3, 1, 2, 0),
-    (130, 264, (24, 264, 8), 3, 0.0, 2, 2, 16),
-    (193, 520, (304,), 8, 0.1, 3, 3, 0),
-    (257, 600, (272, 64), 16, 0.0, 4, 2, 24),
-    (600, 1112, (520,), 16, 0.05, 5, 2, 8),
-    (100, 320, (48, 16, 16), 16, 0.0, 2, 1, 8),
-    (70, 264, (40, 24), 16, 0.2, 1, 2, 8),
-    (65, 264, (40, 296), 20, 0.0, 1, 1, 0),
-    (129, 296, (264,), 64, 0.5, 2, 1, 8),
-    (66, 264, (40,), 100, 0.05, 1, 1, 0),
-    (65, 136, (264, 8, 48), 40, 0.0, 2, 1, 8),
-    (33, 136, (264,), 256, 0.0, 1, 1, 8),
+    (70, 72, (40,), 1, 0.0, 1, 1, 8, 1),
+    (1, 8, (8,), 3, 0.3, 1, 2, 0, 1),
+    (130, 264, (24, 264, 8), 3, 0.0, 2, 2, 16, 1),
+    (193, 520, (304,), 8, 0.1, 3, 3, 0, 2),
+    (257, 600, (272, 64), 16, 0.0, 4, 2, 24, 3),
+    (600, 1112, (520,), 16, 0.05, 5, 2, 8, 7),
+    (100, 320, (48, 16, 16), 16, 0.0, 2, 1, 8, 1),
+    (70, 264, (40, 24), 16, 0.2, 1, 2, 8, 2),
+    (65, 264, (40, 296), 20, 0.0, 1, 1, 0, 66),
+    (129, 296, (264,), 64, 0.5, 2, 1, 8, 3),
+    (66, 264, (40,), 100, 0.05, 1, 1, 0, 2),
+    (65, 136, (264, 8, 48), 40, 0.0, 2, 1, 8, 5),
+    (33, 136, (264,), 256, 0.0, 1, 1, 8, 66),
+    (1100, 136, (72,), 8, 0.0, 18, 1, 8, 2),
+    (70, 4616, (4360,), 8, 0.0, 2, 1, 0, 9),
 ]
 FACTORS = np.array([0x9E3779B9, 0x7FEB352D, 0x846CA68B], np.uint32)
 
@@ -59,7 +62,7 @@ class Layer:
 
     def __init__(self, device: cuda.Device, case: tuple, seed: int):
         self.device, self.seed = device, 2**40 + seed
-        self.tokens, self.inputs, self.outputs, self.rank, p, self.shares, self.across, self.beside = case
+        self.tokens, self.inputs, self.outputs, self.rank, p, self.shares, self.across, self.beside, self.num_sums = case
         self.parts = len(self.outputs)
         self.padded = -(-self.rank // 8) * 8
         self.columns, self.scale = self.padded * self.parts, 0.75
@@ -94,32 +97,31 @@ class Layer:
         fresh = lambda *shape: device.buffer(np.full(shape, np.nan, np.float32))
         of_a, of_b = ((self.inputs, 1), (self.inputs,)), ((1, rank), self.outputs)
 
-        def product(x, factors, like, columns, dropout):
+        # Launches find the counters as those before have left them.
+        counters = device.buffer(np.zeros(2, np.uint32))
+        # Scratch of what is summed up, and the numbers that blocks are to sum up.
+        products_of = lambda counts, columns: fresh(sum(counts), tokens, columns) if max(counts) > 1 else null
+        gradients_of = lambda widths, columns: fresh(self.shares, sum(widths), columns) if self.shares > 1 else null
+
+        def launch(name, across, deep, summed, *values):
+            num_sums = min(self.num_sums, blocks(sum(int(np.prod(x.shape[1:])) for x in summed if x is not null), 1024))
+            device.launch(name, (across * self.shares * deep + num_sums,), 256, *values)
+
+        def product(x, factors, like, columns, scale, out, dropout):
             strides, widths = like
             across = max(1, min(self.across, 64 // min(columns, 64)))
             counts = [blocks(width, 256 * across) for width in widths]
-            products = fresh(sum(counts), tokens, columns)
-            device.launch("low_rank_product", (sum(counts), self.shares, blocks(columns, 64)), 256,
-                          65536 + 512 * min(columns, 64) * across, x, *three(factors, null), products, stride(x), *strides, tokens,
-                          *three(widths, 0), rank, columns, across, *dropout)
-            return products, counts
+            products = products_of(counts, columns)
+            launch("low_rank_product", sum(counts), blocks(columns, 64), [products], 65536 + 512 * min(columns, 64) * across, x,
+                   *three(factors, null), products, out, counters, stride(x), stride(xa), *strides, tokens, *three(widths, 0), rank,
+                   columns, across, self.shares, scale, *dropout)
 
-        def gradient(x, left, widths, columns, dropout):
-            gradients = fresh(self.shares, sum(widths), columns)
-            grid = sum(blocks(width, 256) for width in widths), self.shares, blocks(columns, 64)
-            device.launch("low_rank_gradient", grid, 256, 81920, x, left, gradients, stride(x), stride(xa), tokens, *three(widths, 0),
-                          columns, *dropout)
-            return gradients
-
-        def sums(columns, scale, products=None, gradients=None, to=(), like=((0, 0), ())):
-            """`products`: their buffer, blocks by width, and where their sums go; `to` is where those of the gradients go."""
-            made, counts, out = products or (null, [], null)
+        def gradient(x, left, to, like, columns, scale, dropout):
             strides, widths = like
-            row_blocks = blocks(tokens * columns * len(counts), 512)
-            gradient_blocks = columns // 8 * blocks(sum(widths), 32) if gradients else 0
-            device.launch("low_rank_sum", (row_blocks + gradient_blocks,), 256, 0, made, gradients or null, out, *three(to, null),
-                          stride(xa), *strides, tokens, *three(widths, 0), rank, columns, *three(counts, 0), self.shares, scale,
-                          int(adds), row_blocks)
+            gradients = gradients_of(widths, columns)
+            launch("low_rank_gradient", sum(blocks(width, 256) for width in widths), blocks(columns, 64), [gradients], 81920, x, left,
+                   gradients, *three(to, null), counters, stride(x), stride(xa), *strides, tokens, *three(widths, 0), rank, columns,
+                   self.shares, scale, int(adds), *dropout)
 
         def add(left, factors, like, y, columns, scale, dropout):
             strides, widths = like
@@ -135,25 +137,24 @@ class Layer:
             launches = [(0, a, da, self.columns, off)]
         at = lambda rows, offset: np.uint64(rows.pointer.value + offset)
         for offset, factors, _, columns, dropout in launches:
-            sums(columns, 1.0, (*product(x, factors, of_a, columns, dropout), at(xa, offset)))
+            product(x, factors, of_a, columns, 1.0, at(xa, offset), dropout)
         add(xa, b, of_b, y, self.padded, self.scale, off)
         if self.padded <= 32:
             counts = [blocks(width, 256) for width in self.outputs]
-            products = fresh(sum(counts), tokens, self.padded)
-            gradients = fresh(self.shares, sum(self.outputs), self.padded)
-            device.launch("low_rank_both", (sum(counts), self.shares), 256, 73728 + 512 * self.padded, dy, *three(b, null), xa,
-                          products, gradients, stride(dy), stride(xa), tokens, *three(self.outputs, 0), rank, self.padded)
+            products, gradients = products_of(counts, self.padded), gradients_of(self.outputs, self.padded)
+            launch("low_rank_both", sum(counts), 1, [products, gradients], 73728 + 512 * self.padded, dy, *three(b, null), xa, products,
+                   dxa, gradients, *three(db, null), counters, stride(dy), stride(xa), stride(dxa), tokens, *three(self.outputs, 0),
+                   rank, self.padded, self.shares, self.scale, int(adds))
         else:
-            products, counts = product(dy, b, of_b, self.padded, off)
-            gradients = gradient(dy, xa, self.outputs, self.padded, off)
-        sums(self.padded, self.scale, (products, counts, dxa), gradients, db, of_b)
-        for offset, factors, to, columns, dropout in launches:
-            sums(columns, 1.0, None, gradient(x, at(dxa, offset), of_a[1], columns, dropout), to, of_a)
+            product(dy, b, of_b, self.padded, self.scale, dxa, off)
+            gradient(dy, xa, db, of_b, self.padded, self.scale, off)
+        for offset, _, to, columns, dropout in launches:
+            gradient(x, at(dxa, offset), to, of_a, columns, 1.0, dropout)
         # Rounded once by projection: the last is looked at.
         for offset, factors, _, columns, dropout in launches:
             before = dx.read()
             add(at(dxa, offset), factors, of_a, dx, columns, 1.0, dropout)
-        made = {"xa": xa.read(), "y": y.read(), "dxa": dxa.read(), "before": before, "dx": dx.read()}
+        made = {"xa": xa.read(), "y": y.read(), "dxa": dxa.read(), "before": before, "dx": dx.read(), "counters": counters.read()}
         made |= {f"da{i}": da[i].read() for i in range(self.parts)} | {f"db{i}": db[i].read() for i in range(self.parts)}
         device.free()
         return made
@@ -192,6 +193,8 @@ class Layer:
             if adds:
                 again = self.run(adds)
                 wrong += [f"{name}: a second run differs" for name in made if made[name].tobytes() != again[name].tobytes()]
+            if made["counters"].any():
+                wrong.append(f"counters: left at {made['counters']}")
             for name, (value, size) in self.expected(made, adds).items():
                 x, is_half = made[name], made[name].dtype == np.uint16
                 if is_half:

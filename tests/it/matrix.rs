@@ -21,7 +21,7 @@ use crate::common::families::write_model;
 use crate::engine::{grads, in_rows, indexed, packed, relative_error, step, with_b};
 
 /// What a family changes in the configuration of the others.
-fn families() -> [(&'static str, Value); 6] {
+fn families() -> [(&'static str, Value); 11] {
     let llama = "LlamaForCausalLM";
     let llama3 = json!({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
         "original_max_position_embeddings": 8192});
@@ -48,6 +48,24 @@ fn families() -> [(&'static str, Value); 6] {
             "use_sliding_window": true, "sliding_window": 9, "max_window_layers": 1}),
         ),
         ("qwen3", json!({"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "head_dim": 24})),
+        (
+            "gemma2",
+            json!({"model_type": "gemma2", "architectures": ["Gemma2ForCausalLM"], "head_dim": 24,
+            "query_pre_attn_scalar": 24, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 4.0,
+            "sliding_window": 9, "tie_word_embeddings": true}),
+        ),
+        (
+            "gemma3",
+            json!({"model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"], "head_dim": 24,
+            "query_pre_attn_scalar": 24, "sliding_window": 9, "num_hidden_layers": 6, "tie_word_embeddings": true}),
+        ),
+        ("smollm3", json!({"model_type": "smollm3", "architectures": ["SmolLM3ForCausalLM"], "num_hidden_layers": 4})),
+        ("olmo2", json!({"model_type": "olmo2", "architectures": ["Olmo2ForCausalLM"]})),
+        (
+            "granite",
+            json!({"model_type": "granite", "architectures": ["GraniteForCausalLM"], "attention_multiplier": 0.2,
+            "embedding_multiplier": 3.0, "residual_multiplier": 0.3, "logits_scaling": 2.0}),
+        ),
     ]
 }
 

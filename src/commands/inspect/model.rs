@@ -117,10 +117,12 @@ impl Shown<'_> {
         let (Heads { num_heads, num_kv_heads, head_dim, .. }, inside) = self.first_block();
         let head = if self.config.tie_word_embeddings { "the embedding is the head" } else { "a head of its own" };
         let scaling = scaling.map(|scaling| format!(", scaled: {}", json!(scaling)));
+        let local = self.config.ropes.get(1).map(|local| format!("; in layers with a window {}", local.theta));
+        let local = local.unwrap_or_default();
         format!(
             "architecture: {model_type}, {} parameters\nlayers: {num_layers} of width {hidden_size}, {inside} in \
              the feed-forward; {num_heads} heads of {head_dim}, {num_kv_heads} for keys and values\nvocabulary: {}, \
-             {head}\npositions: up to {}, rotary base {theta}{}",
+             {head}\npositions: up to {}, rotary base {theta}{}{local}",
             with_commas(self.config.num_parameters()),
             with_commas(self.config.vocab_size),
             with_commas(self.config.max_position_embeddings),
@@ -132,7 +134,7 @@ impl Shown<'_> {
     fn first_block(&self) -> (Heads, usize) {
         let block = &self.config.blocks[0];
         let heads = block.attention().map(|attention| attention.heads);
-        let none = Heads { num_heads: 0, num_kv_heads: 0, head_dim: 0, scale: 0.0, window: None };
+        let none = Heads { num_heads: 0, num_kv_heads: 0, head_dim: 0, scale: 0.0, window: None, soft_cap: None };
         (heads.unwrap_or(none), block.gated().map_or(0, |gated| gated.intermediate_size))
     }
 
@@ -154,10 +156,13 @@ impl Shown<'_> {
             "rms_norm_eps": config.rms_norm_eps,
             "rope_theta": theta,
             "rope_scaling": scaling,
+            "local_rope_theta": config.ropes.get(1).map(|local| local.theta),
+            "attn_logit_softcapping": attentions().find_map(|attention| attention.heads.soft_cap),
+            "final_logit_softcapping": config.logit_soft_cap,
             "tie_word_embeddings": config.tie_word_embeddings,
             "windows": attentions().map(|attention| attention.heads.window).collect::<Vec<_>>(),
             "biases": config.blocks[0].sites.iter().map(|site| site.has_bias).collect::<Vec<_>>(),
-            "qk_norm": attentions().any(|attention| attention.has_head_norms),
+            "qk_norm": attentions().any(|attention| attention.query_key_norms.is_some()),
             "bos_token_id": config.bos_token_id,
             "eos_token_ids": config.eos_token_ids,
             "initializer_range": config.initializer_range,

@@ -139,7 +139,9 @@ impl Report {
         let flops_per_row = flops.of_full_row(row_length);
         let tokens_per_step = workload.rows * row_length * workload.gradient_accumulation_steps;
         // Recomputing the forward does not count as model FLOPs, but takes half as long as the FLOPs that do.
-        let recomputation = if workload.gradient_checkpointing == GradientCheckpointing::Off { 1.0 } else { 1.5 };
+        let num_blocks = workload.config.num_layers();
+        let num_recomputed = workload.gradient_checkpointing.num_recomputed(num_blocks);
+        let recomputation = 1.0 + 0.5 * as_f64(num_recomputed) / as_f64(num_blocks);
         let computed_per_row = flops_per_row + flops.of_padding(workload.row_length - row_length);
         let flops_per_step = computed_per_row * as_f64(workload.rows * workload.gradient_accumulation_steps);
         let estimated = target.flops_per_second.map(|rate| flops_per_step * recomputation / rate);

@@ -53,12 +53,11 @@ impl Facts {
     }
 
     /// `train.gradient_checkpointing` as in the recipe.
-    pub(super) fn checkpointing(&self) -> &'static str {
+    pub(super) fn checkpointing(&self) -> String {
         match self.train.gradient_checkpointing {
-            _ if self.decides_checkpointing => "\"auto\"",
-            GradientCheckpointing::Offload => "\"offload\"",
-            GradientCheckpointing::Off => "false",
-            _ => "true",
+            _ if self.decides_checkpointing => "\"auto\"".to_owned(),
+            GradientCheckpointing::Off | GradientCheckpointing::On => self.train.gradient_checkpointing.to_string(),
+            named => format!("\"{named}\""),
         }
     }
 }

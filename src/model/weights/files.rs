@@ -16,6 +16,7 @@ use super::layout::{cannot_read, damaged, no_weights_hint, read_index};
 use super::pages::Pages;
 use crate::device::Dtype;
 use crate::schema::Problem;
+use crate::spec::name_alone;
 use crate::util::text;
 
 const SINGLE: &str = "model.safetensors";
@@ -52,6 +53,8 @@ pub struct StoredTensor {
     pub dtype: safetensors::Dtype,
     /// Index of its file in [`WeightFiles::shard_names`].
     pub shard: usize,
+    /// Its name in the file, where that is the one in a multimodal model.
+    pub nested_name: Option<String>,
     /// Bytes in that file.
     range: Range<usize>,
 }
@@ -101,7 +104,7 @@ impl WeightFiles {
         if let Some(weight_map) = weight_map {
             let absent: Vec<String> = weight_map
                 .iter()
-                .filter(|(name, _)| !files.tensors.contains_key(*name))
+                .filter(|(name, _)| !files.tensors.contains_key(&name_alone(name).unwrap_or_else(|| (*name).clone())))
                 .map(|(name, file)| format!("`{name}` is not in `{file}`"))
                 .collect();
             if !absent.is_empty() {
@@ -137,7 +140,12 @@ impl WeightFiles {
                 continue;
             }
             let range = data_start + info.data_offsets.0..data_start + info.data_offsets.1;
-            self.tensors.insert(name, StoredTensor { shape: info.shape.clone(), dtype: info.dtype, shard, range });
+            let (name, nested_name) = match name_alone(&name) {
+                Some(alone) => (alone, Some(name)),
+                None => (name, None),
+            };
+            let (shape, dtype) = (info.shape.clone(), info.dtype);
+            self.tensors.insert(name, StoredTensor { shape, dtype, shard, nested_name, range });
         }
         let metadata = Metadata::metadata(&header).clone();
         self.shards.push(Shard { path, map, metadata });
@@ -167,7 +175,7 @@ impl WeightFiles {
         self.shards.get(shard)?.metadata.as_ref()
     }
 
-    /// Every tensor in the files, by name.
+    /// Every tensor in the files, by name; the language model of a multimodal model has the names that it has alone.
     #[must_use]
     pub fn tensors(&self) -> &BTreeMap<String, StoredTensor> {
         &self.tensors

@@ -18,7 +18,7 @@ use crate::ops::kernels::place_of;
 use crate::ops::linear::Matrix;
 use crate::schema::Problem;
 use crate::spec::ModelConfig;
-use crate::spec::gguf::{ROPE_FACTORS, is_interleaved, tensor_name};
+use crate::spec::gguf::{ROPE_FACTORS, is_interleaved, shift, tensor_name};
 use crate::util::gguf::{GgufFile, GgufTensor, GgufType};
 use crate::util::text;
 
@@ -65,12 +65,13 @@ impl GgufWeights {
         let head_dim = is_interleaved(&self.config, name).then_some(self.config.ropes[0].head_dim);
         // A bias is a column.
         let width = if shape.len() == 1 { 1 } else { shape[shape.len() - 1] };
-        Ok((tensor, Rows { kind: tensor.kind, bytes: self.file.bytes(tensor), width, head_dim }))
+        let shift = shift(&self.config, name);
+        Ok((tensor, Rows { kind: tensor.kind, bytes: self.file.bytes(tensor), width, head_dim, shift }))
     }
 
     /// A tensor that must have this shape and a type that is read.
     fn stored(&self, name: &str, shape: &[usize]) -> Result<&GgufTensor, String> {
-        let theirs = tensor_name(name).unwrap_or_default();
+        let theirs = tensor_name(&self.config, name).unwrap_or_default();
         let tensor = self.file.tensors().get(&theirs).ok_or_else(|| format!("missing: `{theirs}` {shape:?}"))?;
         if tensor.shape != shape {
             return Err(format!("misshapen: `{theirs}` is {:?}, expected {shape:?}", tensor.shape));
@@ -94,7 +95,7 @@ impl Source for GgufWeights {
         let expected = config.expected_tensors();
         let mut problems: Vec<String> =
             expected.iter().filter_map(|(name, shape)| self.stored(name, shape).err()).collect();
-        let known: HashSet<String> = expected.iter().filter_map(|(name, _)| tensor_name(name)).collect();
+        let known: HashSet<String> = expected.iter().filter_map(|(name, _)| tensor_name(config, name)).collect();
         let unexpected = self.file.tensors().iter().filter(|(name, _)| !known.contains(*name) && *name != ROPE_FACTORS);
         problems.extend(unexpected.map(|(name, tensor)| format!("unexpected: `{name}` {:?}", tensor.shape)));
         if problems.is_empty() { Ok(()) } else { Err(self.mismatch(&problems)) }
@@ -130,7 +131,7 @@ impl Source for GgufWeights {
     }
 
     fn release_pages(&self, name: &str) {
-        let tensor = tensor_name(name).and_then(|theirs| self.file.tensors().get(&theirs));
+        let tensor = tensor_name(&self.config, name).and_then(|theirs| self.file.tensors().get(&theirs));
         tensor.into_iter().for_each(|tensor| self.file.release(tensor));
     }
 }
@@ -151,6 +152,8 @@ struct Rows<'a> {
     width: usize,
     /// Rows of a head, where those of its halves take turns in the file.
     head_dim: Option<usize>,
+    /// What was added to the numbers in the file.
+    shift: f32,
 }
 
 impl Rows<'_> {
@@ -184,6 +187,9 @@ impl Rows<'_> {
                 convert::widen(&self.bytes[first * width..(first + to.len()) * width], dtype, to);
             }
             None => cpu::Blocks { kind: self.kind, bytes: self.bytes }.decode(first, to),
+        }
+        if self.shift != 0.0 {
+            to.iter_mut().for_each(|number| *number -= self.shift);
         }
     }
 }

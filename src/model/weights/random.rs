@@ -10,6 +10,8 @@ use crate::spec::ModelConfig;
 #[derive(Clone, Copy, Debug)]
 pub struct RandomWeights {
     initializer_range: f64,
+    /// Weight of the norms.
+    norm: f32,
     seed: u64,
 }
 
@@ -17,7 +19,8 @@ impl RandomWeights {
     /// Weights for `config`; the same seed gives the same tensors on the same kind of device.
     #[must_use]
     pub fn new(config: &ModelConfig, seed: u64) -> Self {
-        Self { initializer_range: config.initializer_range, seed }
+        let norm = if config.has_norms_less_one { 0.0 } else { 1.0 };
+        Self { initializer_range: config.initializer_range, norm, seed }
     }
 }
 
@@ -48,7 +51,7 @@ impl Source for RandomWeights {
 impl RandomWeights {
     fn of(&self, name: &str) -> Drawn {
         if name.ends_with("norm.weight") {
-            return Drawn::Constant(1.0);
+            return Drawn::Constant(self.norm);
         }
         if name.ends_with(".bias") {
             return Drawn::Constant(0.0);

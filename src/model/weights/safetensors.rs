@@ -25,8 +25,8 @@ const UNTIED_HEAD: &str = "`lm_head.weight` differs from `model.embed_tokens.wei
                            hint: set \"tie_word_embeddings\": false in config.json if the head was trained on its own";
 
 impl Source for WeightFiles {
-    /// Rotary frequencies of old files are ignored. So is a stored head that equals the embedding, where the two are
-    /// tied.
+    /// Rotary frequencies of old files are ignored, and the parts of a multimodal model that are not its language model. So
+    /// is a stored head that equals the embedding, where the two are tied.
     fn check(&self, config: &ModelConfig) -> Result<(), Problem> {
         let expected = config.expected_tensors();
         let mut known: HashSet<String> = expected.iter().map(|(name, _)| name.clone()).collect();
@@ -44,7 +44,8 @@ impl Source for WeightFiles {
             // Packers write biases of zeros where a layer has none.
             let is_zero = || self.bytes(stored).iter().all(|byte| *byte == 0);
             let is_padding = || config.quantisation.is_some() && name.ends_with("_proj.bias") && is_zero();
-            if known.contains(name) || name.ends_with(IGNORED_SUFFIX) || is_padding() {
+            let is_other_part = config.is_nested && stored.nested_name.is_none() && name != "lm_head.weight";
+            if known.contains(name) || name.ends_with(IGNORED_SUFFIX) || is_padding() || is_other_part {
                 continue;
             }
             if name != "lm_head.weight" || !config.tie_word_embeddings {

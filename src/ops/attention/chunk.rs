@@ -86,10 +86,18 @@ impl Chunk {
         range(x, 0, self.num_keys)
     }
 
-    /// Masked, scaled scores from `f32` queries and keys, `[rows, num_kv_heads, len * group, num_keys]`.
-    pub(super) fn scores(&self, [q, k]: [&Tensor<4>; 2], scale: f64, group: usize, products: F32Products) -> Tensor<4> {
-        let (q, k) = (self.queries(q, group), self.keys(k).swap_dims(2, 3));
-        let scores = matmul(&q, &k, products) * scale;
+    /// Scaled scores, with their cap, from `f32` queries and keys, `[rows, num_kv_heads, len * group, num_keys]`.
+    pub(super) fn scores(&self, [q, k]: [&Tensor<4>; 2], heads: Heads, products: F32Products) -> Tensor<4> {
+        let (q, k) = (self.queries(q, heads.num_heads / heads.num_kv_heads), self.keys(k).swap_dims(2, 3));
+        let scores = matmul(&q, &k, products);
+        match heads.soft_cap {
+            None => scores * heads.scale,
+            Some(cap) => (scores * (heads.scale / cap)).tanh() * cap,
+        }
+    }
+
+    /// Scores with -inf where a query does not see a key.
+    pub(super) fn masked(&self, scores: Tensor<4>) -> Tensor<4> {
         // Compared here: a mask that is kept would be read from memory by every layer.
         let scores = scores.mask_fill(self.keys.clone().greater(self.last_key.clone()), f32::NEG_INFINITY);
         match self.first_key.clone() {

@@ -42,14 +42,14 @@ pub fn plain_attention(qkv: [&Tensor<2>; 3], layout: &Layout, heads: Heads) -> A
 }
 
 fn in_chunks(operands: [&Tensor<2>; 3], layout: &Layout, heads: Heads, chunks: &[Chunk]) -> Attended {
-    let (dtype, group) = (operands[0].dtype(), heads.num_heads / heads.num_kv_heads);
+    let dtype = operands[0].dtype();
     let products = layout.place().f32_products();
     let [q, k, v] = operands.map(|x| split_heads(x.clone(), layout, heads));
     let [q, k] = [q, k].map(|x| x.cast(DType::F32));
     let (mut outputs, mut maxima, mut sums) = (Vec::new(), Vec::new(), Vec::new());
     for chunk in chunks {
         let v = chunk.keys(&v);
-        let scores = chunk.scores([&q, &k], heads.scale, group, products);
+        let scores = chunk.masked(chunk.scores([&q, &k], heads, products));
         let max = scores.clone().max_dim(3);
         let weights = (scores - max.clone()).exp();
         let sum = weights.clone().sum_dim(3);
@@ -97,8 +97,11 @@ fn backward_in_chunks(
         let [lse, delta, q, d_o] = [&lse, &delta, &q, &d_o].map(|x| chunk.queries(x, group));
         let (exact_d_o, exact_v) = (chunk.queries(&exact_d_o, group), chunk.keys(&exact_v).swap_dims(2, 3));
         let dp = matmul(&exact_d_o, &exact_v, products);
-        let p = (chunk.scores([&exact_q, &exact_k], heads.scale, group, products) - lse).exp();
-        let ds = (p.clone() * (dp - delta) * heads.scale).cast(dtype);
+        let scores = chunk.scores([&exact_q, &exact_k], heads, products);
+        let slope = heads.soft_cap.map(|cap| (scores.clone() / cap).square().neg() + 1.0);
+        let p = (chunk.masked(scores) - lse).exp();
+        let ds = p.clone() * (dp - delta) * heads.scale;
+        let ds = if let Some(slope) = slope { ds * slope } else { ds }.cast(dtype);
         let p = p.cast(dtype);
         dv = Some(add_product(dv, &p.swap_dims(2, 3), &d_o, products));
         dk = Some(add_product(dk, &ds.clone().swap_dims(2, 3), &q, products));
@@ -141,7 +144,7 @@ mod tests {
     use crate::ops::kernels::{self, Place};
     use crate::ops::layout::RotaryTable;
 
-    const HEADS: Heads = Heads { num_heads: 6, num_kv_heads: 2, head_dim: 8, scale: 0.3, window: None };
+    const HEADS: Heads = Heads { num_heads: 6, num_kv_heads: 2, head_dim: 8, scale: 0.3, window: None, soft_cap: None };
 
     /// Two rows of 11 tokens: two documents, then one document and two tokens of padding.
     fn layout(place: Place) -> Layout {
@@ -195,8 +198,8 @@ mod tests {
     #[test]
     fn chunks_of_any_length_give_the_attention_of_the_kernels() {
         let operands = operands(1.0);
-        for window in [None, Some(3)] {
-            let heads = Heads { window, ..HEADS };
+        for (window, soft_cap) in [(None, None), (Some(3), None), (None, Some(0.5))] {
+            let heads = Heads { window, soft_cap, ..HEADS };
             let expected = by_kernels(&operands, heads);
             for chunk in [1, 4, 8, 11] {
                 assert_close(&by_chunks(&operands, heads, chunk, DType::F32), &expected, 1e-5);

@@ -16,6 +16,8 @@ pub use forward::attention;
 
 pub use crate::spec::Heads;
 
+use std::f32::consts::LOG2_E;
+
 /// Queries and keys in a tile: a multiple of 6 and 8 rows and of every vector length.
 const TILE: usize = 96;
 
@@ -41,6 +43,13 @@ impl Heads {
     /// End of the queries of the document that see the key at `key`.
     fn end_query(&self, key: usize, len: usize) -> usize {
         self.window.map_or(len, |window| key.saturating_add(window).min(len))
+    }
+
+    /// What a product of a query and a key is multiplied by: to the score in units of log2, or, where scores have a cap, to the
+    /// share of it whose tangent is taken.
+    fn product_factor(&self) -> f32 {
+        let scale = self.scale as f32;
+        self.soft_cap.map_or(scale * LOG2_E, |cap| scale / cap as f32)
     }
 
     fn check(&self, q: usize, k: usize, v: usize, documents: &[(usize, usize)]) -> usize {

@@ -1,11 +1,12 @@
 //! The language-model head with its softmax cross-entropy, and the gradient in the memory of the logits.
 
+use pulp::Simd;
 use rayon::prelude::*;
 
 #[cfg(target_arch = "x86_64")]
 use super::gemm::gemm_of_pairs;
 use super::gemm::{Right, Term, gemm_strided, round_to_pairs};
-use super::simd::{exp, vectorised, with_scratch};
+use super::simd::{exp, tanh, vectorised, with_scratch};
 use super::weight::Weight;
 
 vectorised! { fn row_max<'a, S>(simd, x: &'a [f32]) -> f32 {
@@ -65,6 +66,62 @@ fn exp_in_place<'a, S>(simd, x: &'a mut [f32], shift: f32) -> f32 {
     })
 } }
 
+// Closures would not be compiled for the instruction set.
+#[inline(always)]
+fn capped<S: Simd>(simd: S, x: S::f32s, cap: f32) -> S::f32s {
+    simd.mul_f32s(simd.splat_f32s(cap), tanh(simd, simd.mul_f32s(x, simd.splat_f32s(1.0 / cap))))
+}
+
+/// `e^(x - shift)`, and that times `1 - (x / cap)^2`.
+#[inline(always)]
+fn capped_exp<S: Simd>(simd: S, x: S::f32s, shift: f32, cap: f32) -> [S::f32s; 2] {
+    let power = exp(simd, simd.sub_f32s(x, simd.splat_f32s(shift)));
+    let share = simd.mul_f32s(x, simd.splat_f32s(1.0 / cap));
+    let slope = simd.sub_f32s(simd.splat_f32s(1.0), simd.mul_f32s(share, share));
+    [power, simd.mul_f32s(power, slope)]
+}
+
+vectorised! {
+/// `x = cap tanh(x / cap)`
+fn cap_in_place<'a, S>(simd, x: &'a mut [f32], cap: f32) {
+    let (body, tail) = S::as_mut_simd_f32s(x);
+    for x in body {
+        *x = capped(simd, *x, cap);
+    }
+    if !tail.is_empty() {
+        let last = capped(simd, simd.partial_load_f32s(tail), cap);
+        simd.partial_store_f32s(tail, last);
+    }
+} }
+
+vectorised! {
+/// `x = e^(x - shift) (1 - (x / cap)^2)`, of logits that [`cap_in_place`] left; returns the sum of the exponentials.
+fn capped_exp_in_place<'a, S>(simd, x: &'a mut [f32], shift: f32, cap: f32) -> f32 {
+    let (body, tail) = S::as_mut_simd_f32s(x);
+    // As in `sum_exp`, so that a loss does not depend on whether its gradient is wanted.
+    let (pairs, odd) = pulp::as_arrays_mut::<2, _>(body);
+    let mut sums = [simd.splat_f32s(0.0); 2];
+    for pair in pairs {
+        for (x, sum) in pair.iter_mut().zip(&mut sums) {
+            let power;
+            [power, *x] = capped_exp(simd, *x, shift, cap);
+            *sum = simd.add_f32s(*sum, power);
+        }
+    }
+    for x in odd {
+        let power;
+        [power, *x] = capped_exp(simd, *x, shift, cap);
+        sums[0] = simd.add_f32s(sums[0], power);
+    }
+    let mut total = simd.reduce_sum_f32s(simd.add_f32s(sums[0], sums[1]));
+    for x in tail {
+        let [power, value] = capped_exp(simd, simd.splat_f32s(*x), shift, cap);
+        *x = simd.reduce_max_f32s(value);
+        total += simd.reduce_max_f32s(power);
+    }
+    total
+} }
+
 vectorised! { fn scale<'a, S>(_simd, x: &'a mut [f32], factor: f32) {
     for x in x {
         *x *= factor;
@@ -86,6 +143,15 @@ fn row_stride(vocab_size: usize) -> usize {
     if vocab_size < WAY_LINES { vocab_size } else { lines * LINE_FLOATS }
 }
 
+/// The head of a model.
+#[derive(Clone, Copy)]
+pub struct Head<'a> {
+    /// `[vocab_size, width]`
+    pub weight: Weight<'a>,
+    /// Logits `l` become `cap tanh(l / cap)`.
+    pub soft_cap: Option<f64>,
+}
+
 /// Writes the cross-entropy of `softmax(hidden head^T)` at `targets`, in nats, to `losses`. With `gradient`, `dhidden`
 /// becomes the gradient of the sum of the losses, each times its weight, with respect to `hidden`.
 ///
@@ -95,13 +161,13 @@ fn row_stride(vocab_size: usize) -> usize {
 /// `hidden`, `dhidden`: `[rows, width]`; `head`: `[vocab_size, width]`; `targets`, `losses`: `[rows]`.
 pub fn linear_cross_entropy(
     hidden: &[f32],
-    head: Weight<'_>,
+    Head { weight: head, soft_cap }: Head<'_>,
     width: usize,
     targets: &[u32],
     losses: &mut [f32],
     gradient: Option<(&mut [f32], &[f32])>,
 ) {
-    let rows = targets.len();
+    let (rows, cap) = (targets.len(), soft_cap.map(|cap| cap as f32));
     assert!(
         width > 0 && head.num_elements().is_multiple_of(width),
         "cross-entropy: head of {} for {width}",
@@ -126,12 +192,13 @@ pub fn linear_cross_entropy(
         gemm_strided(rows, vocab_size, logits, stride, hidden, width, None, false);
         let by_row = logits.par_chunks_mut(stride).zip(targets).zip(losses);
         let Some((dhidden, weights)) = gradient else {
-            return by_row.for_each(|((logits, target), loss)| *loss = row_loss(&logits[..vocab_size], *target));
+            return by_row
+                .for_each(|((logits, target), loss)| *loss = row_loss(&mut logits[..vocab_size], *target, cap));
         };
         assert_eq!((dhidden.len(), weights.len()), (rows * width, rows), "cross-entropy: the gradient of {rows} rows");
         by_row.zip(&mut *factors).zip(weights).for_each(|((((logits, target), loss), factor), weight)| {
             let sum;
-            (*loss, sum) = row_gradient(&mut logits[..vocab_size], *target);
+            (*loss, sum) = row_gradient(&mut logits[..vocab_size], *target, cap);
             *factor = weight / sum;
             if head.rounds {
                 to_pairs_in_place(&mut logits[..vocab_size]);
@@ -142,19 +209,25 @@ pub fn linear_cross_entropy(
     });
 }
 
-/// `logsumexp(logits) - logits[target]`.
-fn row_loss(logits: &[f32], target: u32) -> f32 {
+/// `logsumexp(logits) - logits[target]`, of the logits after their cap.
+fn row_loss(logits: &mut [f32], target: u32, cap: Option<f32>) -> f32 {
+    cap.into_iter().for_each(|cap| cap_in_place(logits, cap));
     let max = row_max(logits);
     sum_exp(logits, max).ln() + (max - logits[target as usize])
 }
 
 /// [`row_loss`], and the sum of `e^(logit - max)`. The logits become the loss's gradient times that sum:
-/// `e^(logit - max) - sum onehot(target)`. The product has fewer numbers, so the sum is divided out after it.
-fn row_gradient(logits: &mut [f32], target: u32) -> (f32, f32) {
+/// `e^(logit - max) - sum onehot(target)`, both times the slope of the cap. The product has fewer numbers, so the sum is
+/// divided out after it.
+fn row_gradient(logits: &mut [f32], target: u32, cap: Option<f32>) -> (f32, f32) {
+    cap.into_iter().for_each(|cap| cap_in_place(logits, cap));
     let max = row_max(logits);
     let target_logit = logits[target as usize];
-    let sum = exp_in_place(logits, max);
-    logits[target as usize] -= sum;
+    let (sum, slope) = match cap {
+        None => (exp_in_place(logits, max), 1.0),
+        Some(cap) => (capped_exp_in_place(logits, max, cap), 1.0 - (target_logit / cap).powi(2)),
+    };
+    logits[target as usize] -= sum * slope;
     (sum.ln() + (max - target_logit), sum)
 }
 
@@ -186,16 +259,26 @@ mod tests {
     use super::*;
 
     /// Losses and the gradient of `hidden` of their weighted sum, in f64.
-    fn exact(hidden: &[f32], head: &[f32], width: usize, targets: &[u32], weights: &[f32]) -> (Vec<f64>, Vec<f64>) {
+    fn exact(
+        hidden: &[f32],
+        head: &[f32],
+        width: usize,
+        targets: &[u32],
+        weights: &[f32],
+        cap: Option<f64>,
+    ) -> (Vec<f64>, Vec<f64>) {
         let (rows, vocab_size) = (targets.len(), head.len() / width);
         let logits = matmul_f64([rows, vocab_size, width], hidden, [width, 1], head, [1, width]);
         let (mut losses, mut dhidden) = (Vec::new(), Vec::new());
         for ((row, target), weight) in logits.chunks(vocab_size).zip(targets).zip(weights) {
+            let row: Vec<f64> = row.iter().map(|x| cap.map_or(*x, |cap| cap * (x / cap).tanh())).collect();
+            let slope = |x: f64| cap.map_or(1.0, |cap| 1.0 - (x / cap).powi(2));
             let max = row.iter().copied().fold(f64::MIN, f64::max);
             let sum: f64 = row.iter().map(|x| (x - max).exp()).sum();
             losses.push(sum.ln() + max - row[*target as usize]);
             let onehot = |i: usize| f64::from(u8::from(i == *target as usize));
-            let dlogits: Vec<f64> = row.iter().enumerate().map(|(i, x)| (x - max).exp() / sum - onehot(i)).collect();
+            let dlogits: Vec<f64> =
+                row.iter().enumerate().map(|(i, x)| slope(*x) * ((x - max).exp() / sum - onehot(i))).collect();
             for d in 0..width {
                 let column = head[d..].iter().step_by(width);
                 dhidden
@@ -215,16 +298,18 @@ mod tests {
 
     #[test]
     fn losses_and_gradients_match_f64() {
-        for [rows, vocab_size, width] in SHAPES {
+        let caps = [None, Some(2.0)];
+        for ([rows, vocab_size, width], soft_cap) in SHAPES.into_iter().flat_map(|shape| caps.map(|cap| (shape, cap))) {
             let (hidden, head, targets) = case(rows, vocab_size, width);
             let weights: Vec<f32> = (0..rows).map(|row| 0.25 - row as f32).collect();
-            let (loss_exact, grad_exact) = exact(&hidden, &head, width, &targets, &weights);
+            let (loss_exact, grad_exact) = exact(&hidden, &head, width, &targets, &weights, soft_cap);
+            let head = Head { weight: Weight::f32(&head), soft_cap };
             let mut losses = vec![9.0; rows];
-            linear_cross_entropy(&hidden, Weight::f32(&head), width, &targets, &mut losses, None);
+            linear_cross_entropy(&hidden, head, width, &targets, &mut losses, None);
             assert_close(&losses, &loss_exact, 1e-5);
             let (mut again, mut dhidden) = (vec![9.0; rows], vec![9.0; rows * width]);
             let gradient = Some((&mut dhidden[..], &weights[..]));
-            linear_cross_entropy(&hidden, Weight::f32(&head), width, &targets, &mut again, gradient);
+            linear_cross_entropy(&hidden, head, width, &targets, &mut again, gradient);
             assert_eq!(losses, again);
             assert_close(&dhidden, &grad_exact, 1e-5);
         }
@@ -239,10 +324,11 @@ mod tests {
             let head = round(&head);
             let weight = Weight::bf16(&head).rounding(true);
             let operand = if weight.rounds { widen(&round(&hidden)) } else { hidden.clone() };
-            let (loss_exact, grad_exact) = exact(&operand, &widen(&head), width, &targets, &vec![2.0; rows]);
+            let (loss_exact, grad_exact) = exact(&operand, &widen(&head), width, &targets, &vec![2.0; rows], None);
             let (mut losses, mut dhidden) = (vec![9.0; rows], vec![9.0; rows * width]);
             let gradient = Some((&mut dhidden[..], &vec![2.0; rows][..]));
-            linear_cross_entropy(&hidden, weight, width, &targets, &mut losses, gradient);
+            let head = Head { weight, soft_cap: None };
+            linear_cross_entropy(&hidden, head, width, &targets, &mut losses, gradient);
             // The operands of the first product are exact; the probabilities are rounded for the second.
             assert_close(&losses, &loss_exact, 1e-5);
             assert_close(&dhidden, &grad_exact, 4e-3);
@@ -253,10 +339,11 @@ mod tests {
     fn a_nan_logit_gives_a_nan_loss_and_one_at_minus_infinity_no_probability() {
         let mut logits = vec![0.0; 100];
         logits[63] = f32::NAN;
-        assert!(row_loss(&logits, 3).is_nan() && row_gradient(&mut logits, 3).0.is_nan());
+        assert!(row_loss(&mut logits, 3, None).is_nan() && row_gradient(&mut logits, 3, None).0.is_nan());
+        assert!(row_gradient(&mut [f32::NAN, 1.0, 2.0], 1, Some(30.0)).0.is_nan());
         let mut logits = vec![f32::NEG_INFINITY; 40];
         (logits[7], logits[20]) = (2.0, 2.0);
-        let (loss, sum) = row_gradient(&mut logits, 7);
+        let (loss, sum) = row_gradient(&mut logits, 7, None);
         assert!((loss - 2f32.ln()).abs() < 1e-6);
         assert_eq!((sum, logits[7], logits[20], logits[0]), (2.0, -1.0, 1.0, 0.0));
     }
@@ -279,7 +366,8 @@ mod tests {
             on_threads(threads, || {
                 let (mut losses, mut dhidden) = (vec![0.0; 70], vec![0.0; 70 * 48]);
                 let gradient = Some((&mut dhidden[..], &[1.0; 70][..]));
-                linear_cross_entropy(&hidden, Weight::f32(&head), 48, &targets, &mut losses, gradient);
+                let head = Head { weight: Weight::f32(&head), soft_cap: Some(3.0) };
+                linear_cross_entropy(&hidden, head, 48, &targets, &mut losses, gradient);
                 (losses, dhidden)
             })
         };

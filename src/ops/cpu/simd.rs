@@ -90,13 +90,19 @@ pub(super) fn exp2_bounded<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
     simd.select_f32s(simd.less_than_f32s(x, simd.splat_f32s(-126.0)), simd.splat_f32s(0.0), value)
 }
 
-/// `e^x` within 2 ulp; 0 where the result would be subnormal, infinity from 88.37 on, NaN at NaN.
+/// What is left of `x` when a multiple of `ln 2` is taken from it, and that multiple, as [`power_of_two`] takes it.
 #[inline(always)]
-pub(super) fn exp<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
+fn reduced<S: Simd>(simd: S, x: S::f32s) -> (S::f32s, S::f32s) {
     let rounded = simd.mul_add_e_f32s(x, simd.splat_f32s(std::f32::consts::LOG2_E), simd.splat_f32s(ROUND));
     let n = simd.sub_f32s(rounded, simd.splat_f32s(ROUND));
     let r = simd.mul_add_e_f32s(n, simd.splat_f32s(-LN_2_HI), x);
-    let r = simd.mul_add_e_f32s(n, simd.splat_f32s(-LN_2_LO), r);
+    (simd.mul_add_e_f32s(n, simd.splat_f32s(-LN_2_LO), r), rounded)
+}
+
+/// `e^x` within 2 ulp; 0 where the result would be subnormal, infinity from 88.37 on, NaN at NaN.
+#[inline(always)]
+pub(super) fn exp<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
+    let (r, rounded) = reduced(simd, x);
     let value = simd.mul_f32s(one_plus_polynomial(simd, r, EXP_POLYNOMIAL), power_of_two(simd, rounded));
     let value = simd.select_f32s(simd.less_than_f32s(x, simd.splat_f32s(-87.33)), simd.splat_f32s(0.0), value);
     simd.select_f32s(simd.greater_than_f32s(x, simd.splat_f32s(88.37)), simd.splat_f32s(f32::INFINITY), value)
@@ -107,6 +113,30 @@ pub(super) fn exp<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
 pub(super) fn sigmoid<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
     let one = simd.splat_f32s(1.0);
     simd.div_f32s(one, simd.add_f32s(one, exp(simd, simd.neg_f32s(x))))
+}
+
+/// `tanh(x)` within 4 ulp, NaN at NaN.
+#[inline(always)]
+pub(super) fn tanh<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
+    // From here on it is 1.
+    let most = simd.splat_f32s(9.1);
+    let x = simd.select_f32s(simd.greater_than_f32s(x, most), most, x);
+    let least = simd.neg_f32s(most);
+    let x = simd.select_f32s(simd.less_than_f32s(x, least), least, x);
+    let e = exp_less_one(simd, simd.add_f32s(x, x));
+    simd.div_f32s(e, simd.add_f32s(e, simd.splat_f32s(2.0)))
+}
+
+/// `e^x - 1` for `x` within 30 of 0, without cancellation.
+#[inline(always)]
+fn exp_less_one<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
+    let (r, rounded) = reduced(simd, x);
+    let mut sum = simd.splat_f32s(EXP_POLYNOMIAL[5]);
+    for c in EXP_POLYNOMIAL[..5].iter().rev() {
+        sum = simd.mul_add_e_f32s(sum, r, simd.splat_f32s(*c));
+    }
+    let power = power_of_two(simd, rounded);
+    simd.mul_add_e_f32s(power, simd.mul_f32s(r, sum), simd.sub_f32s(power, simd.splat_f32s(1.0)))
 }
 
 /// Sum of products of two equally long slices, in four interleaved chains of vectors.
@@ -226,6 +256,13 @@ mod tests {
         }
     } }
 
+    vectorised! { fn tanh_slice<'a, S>(simd, x: &'a [f32], y: &'a mut [f32]) {
+        for (x, y) in x.iter().zip(y) {
+            let value = tanh(simd, simd.splat_f32s(*x));
+            *y = simd.reduce_max_f32s(value);
+        }
+    } }
+
     fn worst_ulp(x: &[f32], y: &[f32], exact: impl Fn(f64) -> f64) -> f64 {
         x.iter().zip(y).fold(0.0, |worst: f64, (x, y)| {
             let exact = exact(f64::from(*x));
@@ -250,6 +287,24 @@ mod tests {
         exp2_slice(&x, &mut y);
         let worst = worst_ulp(&x, &y, f64::exp2);
         assert!(worst < 2.0, "{worst} ulp");
+    }
+
+    #[test]
+    fn tanh_is_within_four_ulp_of_numbers_of_every_size() {
+        let x: Vec<f32> = (0..400_000).map(|i| 1e-6 * 1.000_042_f32.powi(i)).collect();
+        assert!(x[x.len() - 1] > 15.0);
+        let negative: Vec<f32> = x.iter().map(|x| -x).collect();
+        let (mut y, mut z) = (vec![0.0; x.len()], vec![0.0; x.len()]);
+        tanh_slice(&x, &mut y);
+        tanh_slice(&negative, &mut z);
+        let worst = worst_ulp(&x, &y, f64::tanh);
+        assert!(worst < 4.0, "{worst} ulp");
+        // Twice a negative number may be rounded to another multiple of ln 2.
+        assert!(y.iter().zip(&z).all(|(y, z)| (y + z).abs() <= 4e-7 * y));
+        let mut y = [0.0; 5];
+        tanh_slice(&[f32::INFINITY, f32::NEG_INFINITY, 0.0, 1e30, f32::NAN], &mut y);
+        assert_eq!(y[..4], [1.0, -1.0, 0.0, 1.0]);
+        assert!(y[4].is_nan());
     }
 
     #[test]

@@ -1,42 +1,67 @@
-//! The SwiGLU activation.
+//! The gate of a feed-forward layer: `activation(gate) * up`, with `activation(x) = x sigmoid(w(x))`.
 
 use pulp::Simd;
 use rayon::prelude::*;
 
 use super::simd::{CHUNK, sigmoid, vectorised};
+use crate::ops::swiglu::{GELU_CUBE, GELU_SCALE};
+use crate::spec::Activation;
 
-/// `gate * sigmoid(gate) * up`.
+/// `w(x)`, and `x` times its derivative.
 #[inline(always)]
-fn swiglu_vector<S: Simd>(simd: S, gate: S::f32s, up: S::f32s) -> S::f32s {
-    simd.mul_f32s(simd.mul_f32s(gate, sigmoid(simd, gate)), up)
+fn argument<S: Simd>(simd: S, activation: Activation, x: S::f32s) -> (S::f32s, S::f32s) {
+    match activation {
+        Activation::Silu => (x, x),
+        Activation::GeluTanh => {
+            let linear = simd.mul_f32s(x, simd.splat_f32s(GELU_SCALE as f32));
+            let cube = simd.mul_f32s(simd.mul_f32s(x, x), simd.splat_f32s(GELU_CUBE as f32));
+            let cubes = simd.mul_f32s(linear, cube);
+            let tripled = simd.mul_add_e_f32s(cubes, simd.splat_f32s(3.0), linear);
+            (simd.add_f32s(linear, cubes), tripled)
+        }
+    }
 }
 
-/// With s = sigmoid(gate): `(dh * up * s * (1 + gate * (1 - s)), dh * gate * s)`.
+/// `gate * sigmoid(w) * up`.
 #[inline(always)]
-fn swiglu_backward_vector<S: Simd>(simd: S, dh: S::f32s, gate: S::f32s, up: S::f32s) -> (S::f32s, S::f32s) {
+fn gated_vector<S: Simd>(simd: S, activation: Activation, gate: S::f32s, up: S::f32s) -> S::f32s {
+    let (w, _) = argument(simd, activation, gate);
+    simd.mul_f32s(simd.mul_f32s(gate, sigmoid(simd, w)), up)
+}
+
+/// With s = sigmoid(w): `(dh * up * s * (1 + gate * w' * (1 - s)), dh * gate * s)`.
+#[inline(always)]
+fn gated_backward_vector<S: Simd>(
+    simd: S,
+    activation: Activation,
+    dh: S::f32s,
+    gate: S::f32s,
+    up: S::f32s,
+) -> (S::f32s, S::f32s) {
     let one = simd.splat_f32s(1.0);
-    let s = sigmoid(simd, gate);
-    let slope = simd.mul_f32s(s, simd.mul_add_e_f32s(gate, simd.sub_f32s(one, s), one));
+    let (w, steep) = argument(simd, activation, gate);
+    let s = sigmoid(simd, w);
+    let slope = simd.mul_f32s(s, simd.mul_add_e_f32s(steep, simd.sub_f32s(one, s), one));
     let d_gate = simd.mul_f32s(simd.mul_f32s(dh, up), slope);
     let d_up = simd.mul_f32s(dh, simd.mul_f32s(gate, s));
     (d_gate, d_up)
 }
 
-vectorised! { fn swiglu_chunk<'a, S>(simd, gate: &'a [f32], up: &'a [f32], h: &'a mut [f32]) {
+vectorised! { fn gated_chunk<'a, S>(simd, activation: Activation, gate: &'a [f32], up: &'a [f32], h: &'a mut [f32]) {
     let (gate, gate_tail) = S::as_simd_f32s(gate);
     let (up, up_tail) = S::as_simd_f32s(up);
     let (h, h_tail) = S::as_mut_simd_f32s(h);
     for ((h, gate), up) in h.iter_mut().zip(gate).zip(up) {
-        *h = swiglu_vector(simd, *gate, *up);
+        *h = gated_vector(simd, activation, *gate, *up);
     }
     if !h_tail.is_empty() {
-        let value = swiglu_vector(simd, simd.partial_load_f32s(gate_tail), simd.partial_load_f32s(up_tail));
+        let value = gated_vector(simd, activation, simd.partial_load_f32s(gate_tail), simd.partial_load_f32s(up_tail));
         simd.partial_store_f32s(h_tail, value);
     }
 } }
 
-vectorised! { fn swiglu_backward_chunk<'a, S>(
-    simd, dh: &'a [f32], gate: &'a [f32], up: &'a [f32], d_gate: &'a mut [f32], d_up: &'a mut [f32],
+vectorised! { fn gated_backward_chunk<'a, S>(
+    simd, activation: Activation, dh: &'a [f32], gate: &'a [f32], up: &'a [f32], d_gate: &'a mut [f32], d_up: &'a mut [f32],
 ) {
     let (dh, dh_tail) = S::as_simd_f32s(dh);
     let (gate, gate_tail) = S::as_simd_f32s(gate);
@@ -44,11 +69,12 @@ vectorised! { fn swiglu_backward_chunk<'a, S>(
     let (d_gate, d_gate_tail) = S::as_mut_simd_f32s(d_gate);
     let (d_up, d_up_tail) = S::as_mut_simd_f32s(d_up);
     for ((((d_gate, d_up), dh), gate), up) in d_gate.iter_mut().zip(d_up).zip(dh).zip(gate).zip(up) {
-        (*d_gate, *d_up) = swiglu_backward_vector(simd, *dh, *gate, *up);
+        (*d_gate, *d_up) = gated_backward_vector(simd, activation, *dh, *gate, *up);
     }
     if !dh_tail.is_empty() {
-        let (gate, up) = swiglu_backward_vector(
+        let (gate, up) = gated_backward_vector(
             simd,
+            activation,
             simd.partial_load_f32s(dh_tail),
             simd.partial_load_f32s(gate_tail),
             simd.partial_load_f32s(up_tail),
@@ -58,26 +84,33 @@ vectorised! { fn swiglu_backward_chunk<'a, S>(
     }
 } }
 
-/// `h = silu(gate) * up`, with `silu(x) = x * sigmoid(x)` (Shazeer 2020, "GLU Variants Improve Transformer").
-pub fn swiglu(gate: &[f32], up: &[f32], h: &mut [f32]) {
-    assert!(gate.len() == h.len() && up.len() == h.len(), "swiglu: lengths");
+/// `h = activation(gate) * up` (Shazeer 2020, "GLU Variants Improve Transformer").
+pub fn gated(activation: Activation, gate: &[f32], up: &[f32], h: &mut [f32]) {
+    assert!(gate.len() == h.len() && up.len() == h.len(), "gated: lengths");
     h.par_chunks_mut(CHUNK)
         .zip(gate.par_chunks(CHUNK))
         .zip(up.par_chunks(CHUNK))
-        .for_each(|((h, gate), up)| swiglu_chunk(gate, up, h));
+        .for_each(|((h, gate), up)| gated_chunk(activation, gate, up, h));
 }
 
-/// Gradients of [`swiglu`] with respect to `gate` and `up`.
-pub fn swiglu_backward(dh: &[f32], gate: &[f32], up: &[f32], d_gate: &mut [f32], d_up: &mut [f32]) {
+/// Gradients of [`gated`] with respect to `gate` and `up`.
+pub fn gated_backward(
+    activation: Activation,
+    dh: &[f32],
+    gate: &[f32],
+    up: &[f32],
+    d_gate: &mut [f32],
+    d_up: &mut [f32],
+) {
     let len = dh.len();
-    assert!([gate.len(), up.len(), d_gate.len(), d_up.len()] == [len; 4], "swiglu_backward: lengths");
+    assert!([gate.len(), up.len(), d_gate.len(), d_up.len()] == [len; 4], "gated_backward: lengths");
     d_gate
         .par_chunks_mut(CHUNK)
         .zip(d_up.par_chunks_mut(CHUNK))
         .zip(dh.par_chunks(CHUNK))
         .zip(gate.par_chunks(CHUNK))
         .zip(up.par_chunks(CHUNK))
-        .for_each(|((((d_gate, d_up), dh), gate), up)| swiglu_backward_chunk(dh, gate, up, d_gate, d_up));
+        .for_each(|((((d_gate, d_up), dh), gate), up)| gated_backward_chunk(activation, dh, gate, up, d_gate, d_up));
 }
 
 #[cfg(test)]
@@ -85,40 +118,58 @@ mod tests {
     use super::super::reference::{assert_close, random};
     use super::*;
 
+    const ACTIVATIONS: [Activation; 2] = [Activation::Silu, Activation::GeluTanh];
+
     /// Value and the gradients for `gate` and `up`, in f64, with dh = 1.
-    fn swiglu_f64(gate: f32, up: f32) -> (f64, f64, f64) {
+    fn exact(activation: Activation, gate: f32, up: f32) -> (f64, f64, f64) {
         let (gate, up) = (f64::from(gate), f64::from(up));
+        if activation == Activation::GeluTanh {
+            // As it is written in terms of the tangent.
+            let root = (2.0 / std::f64::consts::PI).sqrt();
+            let t = (root * (gate + 0.044_715 * gate.powi(3))).tanh();
+            let slope = root * (1.0 + 3.0 * 0.044_715 * gate * gate);
+            let active = 0.5 * gate * (1.0 + t);
+            return (active * up, up * (0.5 * (1.0 + t) + 0.5 * gate * (1.0 - t * t) * slope), active);
+        }
         let s = 1.0 / (1.0 + (-gate).exp());
         (gate * s * up, up * (s + gate * s * (1.0 - s)), gate * s)
     }
 
     #[test]
-    fn swiglu_and_its_gradients_match_f64() {
-        for len in [1, 15, 16, 1000, 3 * CHUNK + 7] {
+    fn gates_and_their_gradients_match_f64() {
+        let lengths = [1, 15, 16, 1000, 3 * CHUNK + 7];
+        for (len, activation) in lengths.into_iter().flat_map(|len| ACTIVATIONS.map(|activation| (len, activation))) {
             let gate: Vec<f32> = random(len, 1).iter().map(|x| x * 8.0).collect();
             let (up, dh) = (random(len, 2), random(len, 3));
             let (mut h, mut d_gate, mut d_up) = (vec![0.0; len], vec![0.0; len], vec![0.0; len]);
-            swiglu(&gate, &up, &mut h);
-            swiglu_backward(&dh, &gate, &up, &mut d_gate, &mut d_up);
-            let exact: Vec<_> = gate.iter().zip(&up).map(|(g, u)| swiglu_f64(*g, *u)).collect();
+            gated(activation, &gate, &up, &mut h);
+            gated_backward(activation, &dh, &gate, &up, &mut d_gate, &mut d_up);
+            let exact: Vec<_> = gate.iter().zip(&up).map(|(g, u)| exact(activation, *g, *u)).collect();
             assert_close(&h, &exact.iter().map(|e| e.0).collect::<Vec<_>>(), 1e-6);
             let scaled = |pick: fn(&(f64, f64, f64)) -> f64| -> Vec<f64> {
                 exact.iter().zip(&dh).map(|(e, d)| pick(e) * f64::from(*d)).collect()
             };
-            assert_close(&d_gate, &scaled(|e| e.1), 1e-6);
+            // The argument of GELU's sigmoid is large where the gate is.
+            assert_close(&d_gate, &scaled(|e| e.1), 3e-6);
             assert_close(&d_up, &scaled(|e| e.2), 1e-6);
         }
     }
 
     #[test]
-    fn swiglu_of_extreme_gates_stays_finite() {
+    fn extreme_gates_stay_finite() {
+        for activation in ACTIVATIONS {
+            check_extremes(activation);
+        }
+    }
+
+    fn check_extremes(activation: Activation) {
         let gate = [-1000.0, -100.0, -88.0, 88.0, 100.0, 1000.0];
         let mut h = [f32::NAN; 6];
-        swiglu(&gate, &[1.0; 6], &mut h);
+        gated(activation, &gate, &[1.0; 6], &mut h);
         assert_eq!(h[3..], [88.0, 100.0, 1000.0]);
         assert!(h[..3].iter().all(|x| x.abs() < 1e-30), "{h:?}");
         let (mut d_gate, mut d_up) = ([f32::NAN; 6], [f32::NAN; 6]);
-        swiglu_backward(&[1.0; 6], &gate, &[1.0; 6], &mut d_gate, &mut d_up);
+        gated_backward(activation, &[1.0; 6], &gate, &[1.0; 6], &mut d_gate, &mut d_up);
         assert!(d_gate.iter().chain(&d_up).all(|x| x.is_finite()));
     }
 }

@@ -1,6 +1,7 @@
 //! The kernels of NVIDIA GPUs, each behind the operation that it computes.
 
 mod attention;
+mod bias;
 mod cross_entropy;
 mod low_rank;
 mod matrix;
@@ -24,13 +25,15 @@ use super::{Sizes, has_attention};
 use crate::device::Dtype;
 use crate::ops::adamw::{State, Update};
 use crate::ops::attention::{Attended, Heads};
-use crate::ops::cross_entropy::{TokenWeights, chunked_cross_entropy, target_ids};
+use crate::ops::cross_entropy::{Head, TokenWeights, chunked_cross_entropy, target_ids};
 use crate::ops::custom::device_of;
-use crate::ops::kernels::{Kernels, Place, Plain};
+use crate::ops::head_norm::{Factors, HeadNorms, QueriesKeys, norm_then_rotate, rotate_then_norm_backward};
+use crate::ops::kernels::{Kernels, Place, Plain, each_backward};
 use crate::ops::layout::Layout;
-use crate::ops::linear::{InputGrad, Matrix, Weight, linear_backward_by, linear_by};
+use crate::ops::linear::{InputGrad, Layer, Matrix, Weight, linear_backward_by, linear_by};
 use crate::ops::low_rank::{Lora, LowRank};
 use crate::ops::product::F32Products;
+use crate::spec::Activation;
 use crate::util::files;
 
 pub use self_check::self_check;
@@ -40,6 +43,7 @@ pub use self_check::self_check;
 pub fn digest() -> String {
     let modules = [
         &attention::MODULE,
+        &bias::MODULE,
         &cross_entropy::MODULE,
         &low_rank::MODULE,
         &norm::MODULE,
@@ -57,9 +61,6 @@ pub(super) fn state(device: &Device) -> Option<&'static KernelState> {
     matches!(device_of(&tensor), Some(CubeDevice::Cuda(_))).then(|| check::decided(|| twice::check(device)))
 }
 
-/// Rows of a grid.
-const MOST_ROWS: usize = 65_535;
-
 /// NVIDIA GPUs, with kernels of our own and the plain versions.
 #[derive(Debug)]
 struct Cuda(Sizes);
@@ -76,9 +77,11 @@ fn has(x: &Tensor<2>, name: &str) -> bool {
     x.dtype() == DType::BF16 && x.dims()[1].is_multiple_of(8) && check::is_on(name)
 }
 
-/// Likewise of one whose grid has a row for each token.
-fn has_rows(x: &Tensor<2>, name: &str) -> bool {
-    has(x, name) && x.dims()[0] <= MOST_ROWS
+/// Whether a kernel norms and rotates heads.
+fn has_head_norms(q: &Tensor<2>, norms: HeadNorms<'_>) -> bool {
+    let head_dim = norms.heads.head_dim;
+    let is_of_heads = norms.weights[0].dims() == [head_dim];
+    is_of_heads && has(q, "rotary") && check::is_on("norm") && head_dim.is_multiple_of(16) && head_dim <= 256
 }
 
 /// Whether the kernels of low-rank updates take this one.
@@ -98,7 +101,116 @@ fn has_products(dtype: DType, weight: &Weight) -> bool {
     dtype == DType::BF16 && is_bf16 && is_aligned && check::is_on("products")
 }
 
+/// The only one of them.
+fn one<T>(mut all: Vec<T>) -> T {
+    all.pop().unwrap_or_else(|| unreachable!("there is one"))
+}
+
+impl Cuda {
+    /// The outputs of layers of one input, each with the low-rank input of its update, which the kernels take; added to `residual` if
+    /// there is one, which is for one layer.
+    fn layers(
+        &self,
+        x: &Tensor<2>,
+        layers: &[Layer<'_>],
+        residual: Option<Tensor<2>>,
+    ) -> Vec<(Tensor<2>, Option<Tensor<2>>)> {
+        let weights: Vec<_> = layers.iter().map(|layer| layer.weight).collect();
+        let mut ys: Vec<_> = self.products(x, &weights, residual).into_iter().map(Some).collect();
+        let has_update = |index: &usize| layers[*index].lora.is_some();
+        let updated: Vec<_> = (0..layers.len()).filter(has_update).filter_map(|index| ys[index].take()).collect();
+        let loras: Vec<_> = layers.iter().filter_map(|layer| layer.lora).collect();
+        if loras.is_empty() {
+            return ys.into_iter().flatten().map(|y| (y, None)).collect();
+        }
+        let xas = low_rank::input(x, &loras);
+        let updated = low_rank::output(updated, &xas.iter().collect::<Vec<_>>(), &loras);
+        let mut updated = updated.into_iter().zip(xas.into_iter().map(Some));
+        ys.into_iter().filter_map(|y| y.map(|y| (y, None)).or_else(|| updated.next())).collect()
+    }
+
+    /// The layers without their updates.
+    fn products(&self, x: &Tensor<2>, weights: &[&Weight], residual: Option<Tensor<2>>) -> Vec<Tensor<2>> {
+        if are_joined(x, weights) {
+            let ys = products::forward(x, weights, residual.as_ref());
+            let biases: Vec<_> = weights.iter().filter_map(|weight| weight.bias.as_ref()).collect();
+            if biases.len() == ys.len() {
+                return bias::add(ys, &biases);
+            } else if biases.is_empty() {
+                return ys;
+            }
+        }
+        let mut residual = residual;
+        let product = |weight: &&Weight| {
+            let residual = residual.take();
+            if has_products(x.dtype(), weight) {
+                let y = products::forward(x, &[weight], residual.as_ref());
+                one(weight.bias.iter().fold(y, |y, bias| bias::add(y, &[bias])))
+            } else {
+                self.0.linear(x, weight, None, residual).0
+            }
+        };
+        weights.iter().map(product).collect()
+    }
+
+    /// The gradients of [`layers`](Self::layers).
+    fn layers_backward<'a>(
+        &self,
+        dys: &[&'a Tensor<2>],
+        x: &Tensor<2>,
+        layers: &[(Layer<'a>, Option<&'a Tensor<2>>)],
+        input_grad: InputGrad,
+    ) -> (Option<Tensor<2>>, Vec<Option<LowRank<Tensor<2>>>>) {
+        let weights: Vec<_> = layers.iter().map(|(layer, _)| layer.weight).collect();
+        let dx = self.products_backward(dys, x, &weights, input_grad);
+        let update =
+            |(dy, (layer, xa)): (&&'a Tensor<2>, &(Layer<'a>, Option<&'a Tensor<2>>))| Some((*dy, layer.lora?, (*xa)?));
+        let updates: Vec<_> = dys.iter().zip(layers).filter_map(update).collect();
+        if updates.is_empty() {
+            return (dx, vec![None; layers.len()]);
+        }
+        let (dys, (loras, xas)): (Vec<_>, (Vec<_>, Vec<_>)) =
+            updates.into_iter().map(|(dy, lora, xa)| (dy, (lora, xa))).unzip();
+        let (dx, grads) = low_rank::backward(&dys, x, &xas, &loras, dx);
+        let mut grads = grads.into_iter();
+        (dx, layers.iter().map(|(layer, _)| layer.lora.and_then(|_| grads.next())).collect())
+    }
+
+    fn products_backward(
+        &self,
+        dys: &[&Tensor<2>],
+        x: &Tensor<2>,
+        weights: &[&Weight],
+        input_grad: InputGrad,
+    ) -> Option<Tensor<2>> {
+        let sum = match input_grad {
+            InputGrad::Skip => return None,
+            InputGrad::Fresh => None,
+            InputGrad::AddTo(sum) => Some(sum),
+        };
+        if are_joined(x, weights) {
+            return Some(products::backward(dys, weights, sum.as_ref()));
+        }
+        dys.iter().zip(weights).fold(sum, |sum, (dy, weight)| {
+            if has_products(x.dtype(), weight) {
+                return Some(products::backward(&[dy], &[weight], sum.as_ref()));
+            }
+            self.0.linear_backward(dy, x, weight, None, InputGrad::of(true, sum)).0
+        })
+    }
+}
+
+/// Whether cuBLASLt multiplies with all of the weights in one operation: of several that are decoded for it, one at a time is in memory.
+fn are_joined(x: &Tensor<2>, weights: &[&Weight]) -> bool {
+    let is_dense = |weight: &&Weight| matches!(weight.values, Matrix::Dense(_));
+    (weights.len() == 1 || weights.iter().all(is_dense)) && weights.iter().all(|weight| has_products(x.dtype(), weight))
+}
+
 impl Kernels for Cuda {
+    fn stacks_weights(&self) -> bool {
+        check::is_on("products")
+    }
+
     fn f32_products(&self) -> F32Products {
         self.0.f32_products()
     }
@@ -155,7 +267,7 @@ impl Kernels for Cuda {
     fn linear_cross_entropy(
         &self,
         hidden: &Tensor<2>,
-        head: &Weight,
+        head: Head<'_>,
         targets: &[u32],
         weights: Option<&TokenWeights>,
         chunk_len: usize,
@@ -195,19 +307,51 @@ impl Kernels for Cuda {
         }
     }
 
-    fn swiglu(&self, gate: &Tensor<2>, up: &Tensor<2>) -> Tensor<2> {
-        if has_rows(gate, "swiglu") { swiglu::forward(gate, up) } else { self.0.swiglu(gate, up) }
+    fn gated(&self, activation: Activation, gate: &Tensor<2>, up: &Tensor<2>) -> Tensor<2> {
+        if has(gate, "swiglu") { swiglu::forward(activation, gate, up) } else { self.0.gated(activation, gate, up) }
     }
 
-    fn swiglu_backward(&self, dh: &Tensor<2>, gate: &Tensor<2>, up: &Tensor<2>) -> (Tensor<2>, Tensor<2>) {
-        if has_rows(gate, "swiglu") { swiglu::backward(dh, gate, up) } else { self.0.swiglu_backward(dh, gate, up) }
-    }
-
-    fn rotate(&self, x: Tensor<2>, layout: &Layout, rope: usize, num_heads: usize, inverse: bool) -> Tensor<2> {
-        if has_rows(&x, "rotary") && (x.dims()[1] / num_heads).is_multiple_of(16) {
-            rotary::rotate(x, layout, rope, num_heads, inverse)
+    fn gated_backward(
+        &self,
+        activation: Activation,
+        dh: &Tensor<2>,
+        gate: &Tensor<2>,
+        up: &Tensor<2>,
+    ) -> (Tensor<2>, Tensor<2>) {
+        if has(gate, "swiglu") {
+            swiglu::backward(activation, dh, gate, up)
         } else {
-            self.0.rotate(x, layout, rope, num_heads, inverse)
+            self.0.gated_backward(activation, dh, gate, up)
+        }
+    }
+
+    fn rotate(&self, qk: [Tensor<2>; 2], layout: &Layout, rope: usize, heads: Heads, inverse: bool) -> [Tensor<2>; 2] {
+        if has(&qk[0], "rotary") && heads.head_dim.is_multiple_of(16) {
+            rotary::rotate(qk, layout, rope, heads, inverse)
+        } else {
+            self.0.rotate(qk, layout, rope, heads, inverse)
+        }
+    }
+
+    fn norm_and_rotate(&self, qk: QueriesKeys<&Tensor<2>>, norms: HeadNorms<'_>) -> (QueriesKeys<Tensor<2>>, Factors) {
+        if has_head_norms(qk[0], norms) {
+            (rotary::norm_and_rotate(qk, norms), None)
+        } else {
+            norm_then_rotate(self, qk, norms)
+        }
+    }
+
+    fn norm_and_rotate_backward(
+        &self,
+        dqk: QueriesKeys<Tensor<2>>,
+        qk: QueriesKeys<&Tensor<2>>,
+        factors: Factors,
+        norms: HeadNorms<'_>,
+    ) -> QueriesKeys<Tensor<2>> {
+        if has_head_norms(qk[0], norms) {
+            rotary::norm_and_rotate_backward(dqk, qk, norms)
+        } else {
+            rotate_then_norm_backward(self, dqk, qk, factors, norms)
         }
     }
 
@@ -218,17 +362,21 @@ impl Kernels for Cuda {
         lora: Option<Lora<&Tensor<2>>>,
         residual: Option<Tensor<2>>,
     ) -> (Tensor<2>, Option<Tensor<2>>) {
-        if let Some(lora) = lora.filter(|lora| has_low_rank_of(x, *lora)) {
-            let (y, _) = self.linear(x, weight, None, residual);
-            let xa = low_rank::input(x, lora);
-            return (low_rank::output(y, &xa, lora), Some(xa));
+        if lora.is_none_or(|lora| has_low_rank_of(x, lora)) {
+            one(self.layers(x, &[Layer { weight, lora }], residual))
+        } else if has_products(x.dtype(), weight) {
+            let base = |sum: Option<Tensor<2>>| (one(products::forward(x, &[weight], sum.as_ref())), None);
+            linear_by(base, self.f32_products(), x, weight, lora, residual)
+        } else {
+            self.0.linear(x, weight, lora, residual)
         }
-        if !has_products(x.dtype(), weight) {
-            return self.0.linear(x, weight, lora, residual);
+    }
+
+    fn linears(&self, x: &Tensor<2>, layers: &[Layer<'_>]) -> Vec<(Tensor<2>, Option<Tensor<2>>)> {
+        if layers.iter().filter_map(|layer| layer.lora).all(|lora| has_low_rank_of(x, lora)) {
+            return self.layers(x, layers, None);
         }
-        let base =
-            |sum: Option<Tensor<2>>| (products::forward(x, &weight.values.dense_in(x.dtype()), sum.as_ref()), None);
-        linear_by(base, self.f32_products(), x, weight, lora, residual)
+        layers.iter().map(|layer| self.linear(x, layer.weight, layer.lora, None)).collect()
     }
 
     fn linear_backward(
@@ -239,17 +387,30 @@ impl Kernels for Cuda {
         lora: Option<(Lora<&Tensor<2>>, &Tensor<2>)>,
         input_grad: InputGrad,
     ) -> (Option<Tensor<2>>, Option<LowRank<Tensor<2>>>) {
-        if let Some((lora, xa)) = lora.filter(|(lora, _)| has_low_rank_of(x, *lora)) {
-            let (dx, _) = self.linear_backward(dy, x, weight, None, input_grad);
-            let (dx, grads) = low_rank::backward(dy, x, xa, lora, dx);
-            return (dx, Some(grads));
+        let (lora_alone, xa) = lora.unzip();
+        if lora_alone.is_none_or(|lora| has_low_rank_of(x, lora)) {
+            let (dx, grads) = self.layers_backward(&[dy], x, &[(Layer { weight, lora: lora_alone }, xa)], input_grad);
+            (dx, one(grads))
+        } else if has_products(dy.dtype(), weight) {
+            let base = |sum: Option<Tensor<2>>| (products::backward(&[dy], &[weight], sum.as_ref()), None);
+            linear_backward_by(base, self.f32_products(), dy, x, weight, lora, input_grad)
+        } else {
+            self.0.linear_backward(dy, x, weight, lora, input_grad)
         }
-        if !has_products(dy.dtype(), weight) {
-            return self.0.linear_backward(dy, x, weight, lora, input_grad);
+    }
+
+    fn linears_backward(
+        &self,
+        dys: Vec<Tensor<2>>,
+        x: &Tensor<2>,
+        layers: &[(Layer<'_>, Option<&Tensor<2>>)],
+        input_grad: bool,
+    ) -> (Option<Tensor<2>>, Vec<Option<LowRank<Tensor<2>>>>) {
+        if layers.iter().filter_map(|(layer, _)| layer.lora).all(|lora| has_low_rank_of(x, lora)) {
+            let dys: Vec<_> = dys.iter().collect();
+            return self.layers_backward(&dys, x, layers, InputGrad::of(input_grad, None));
         }
-        let base =
-            |sum: Option<Tensor<2>>| (products::backward(dy, &weight.values.dense_in(dy.dtype()), sum.as_ref()), None);
-        linear_backward_by(base, self.f32_products(), dy, x, weight, lora, input_grad)
+        each_backward(self, dys, x, layers, input_grad)
     }
 
     fn adamw(&self, states: Vec<(State, &Tensor<2>)>, update: &Update) -> Vec<State> {
@@ -268,6 +429,6 @@ impl Kernels for Cuda {
     }
 
     fn low_rank_input(&self, x: &Tensor<2>, lora: Lora<&Tensor<2>>) -> Tensor<2> {
-        if has_low_rank_of(x, lora) { low_rank::input(x, lora) } else { self.0.low_rank_input(x, lora) }
+        if has_low_rank_of(x, lora) { one(low_rank::input(x, &[lora])) } else { self.0.low_rank_input(x, lora) }
     }
 }

@@ -71,15 +71,15 @@ fn values_of_the_wrong_type_or_out_of_range_say_what_is_allowed() {
         ),
         (
             "[train]\ngradient_checkpointing = \"unsloth\"",
-            "r:6:26: `train.gradient_checkpointing` = \"unsloth\", expected \"auto\", true, false or \"offload\"\n  hint: what Unsloth does is called \"offload\" here",
+            "r:6:26: `train.gradient_checkpointing` = \"unsloth\", expected \"auto\", true, false, \"12-blocks\" or \"offload\"\n  hint: what Unsloth does is called \"offload\" here",
         ),
         (
             "[train]\ngradient_checkpointing = 1",
-            "r:6:26: `train.gradient_checkpointing` = 1, expected \"auto\", true, false or \"offload\"",
+            "r:6:26: `train.gradient_checkpointing` = 1, expected \"auto\", true, false, \"12-blocks\" or \"offload\"",
         ),
         (
             "[train]\ngradient_checkpointing = \"true\"",
-            "r:6:26: `train.gradient_checkpointing` = \"true\", expected \"auto\", true, false or \"offload\"\n  hint: write true without quotes",
+            "r:6:26: `train.gradient_checkpointing` = \"true\", expected \"auto\", true, false, \"12-blocks\" or \"offload\"\n  hint: write true without quotes",
         ),
         ("[train]\nmax_grad_norm = -1", "r:6:17: `train.max_grad_norm` = -1, expected a number of at least 0"),
         ("[data]\nchat_template = \" \"", "r:6:17: `data.chat_template` = \" \", expected text that is not empty"),

@@ -7,7 +7,7 @@ use serde_json::json;
 
 use crate::config::{InitLoraWeights, LoraConfig, TargetModules};
 use crate::schema::{ByName, Problem, Problems, Section, Value, read_json};
-use crate::spec::short_name;
+use crate::spec::{NESTED, short_name};
 
 /// Keys that change neither what the adapter computes nor where it sits.
 const WITHOUT_EFFECT: [&str; 11] = [
@@ -32,13 +32,18 @@ pub(super) fn to_json<'a>(
     modules: impl Iterator<Item = &'a String>,
     base_model_name_or_path: &str,
 ) -> serde_json::Value {
+    let mut modules = modules.peekable();
+    // Names of layers are in the other parts of a multimodal model, too.
+    let is_nested = modules.peek().is_some_and(|module| module.starts_with(NESTED));
     // PEFT cannot combine a regular expression with `layers_to_transform`, and has had `exclude_modules` not for long: the
     // modules are listed one by one.
     let has_layers = config.layers_to_transform.is_some();
-    let one_by_one =
-        matches!(config.target_modules, TargetModules::Regex(_)) && has_layers || config.exclude_modules.is_some();
+    let one_by_one = (is_nested || matches!(config.target_modules, TargetModules::Regex(_))) && has_layers
+        || config.exclude_modules.is_some();
     let target_modules = match &config.target_modules {
         _ if one_by_one => json!(modules.collect::<Vec<_>>()),
+        TargetModules::AllLinear if is_nested => json!(nested(modules.map(|module| short_name(module)))),
+        TargetModules::Names(names) if is_nested => json!(nested(names.iter().map(String::as_str))),
         TargetModules::AllLinear => {
             // PEFT writes the layer names once it has resolved "all-linear" for a model.
             json!(modules.map(|module| short_name(module)).collect::<BTreeSet<_>>())
@@ -73,6 +78,13 @@ pub(super) fn to_json<'a>(
         "use_dora": config.use_dora,
         "use_rslora": config.use_rslora,
     })
+}
+
+/// A regular expression for the layers of these names in the language model of a multimodal model.
+fn nested<'a>(names: impl Iterator<Item = &'a str>) -> String {
+    let names: BTreeSet<String> = names.map(|name| regex::escape(name.strip_prefix(NESTED).unwrap_or(name))).collect();
+    let names: Vec<String> = names.into_iter().collect();
+    format!("{}(?:.*\\.)?(?:{})", regex::escape(NESTED), names.join("|"))
 }
 
 /// Writes whole numbers without a fraction: PEFT declares `lora_alpha` as an integer.

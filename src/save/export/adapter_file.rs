@@ -12,6 +12,7 @@ use crate::config::LoraConfig;
 use crate::lora::Matrices;
 use crate::model::weights::{convert, layout};
 use crate::schema::Problem;
+use crate::spec::NESTED;
 use crate::util::files;
 
 pub(super) const WEIGHTS: &str = "adapter_model.safetensors";
@@ -109,15 +110,14 @@ fn read_tensors(path: &Path) -> Result<AdapterWeights, ExportError> {
     let mut problems = Vec::new();
     let mut matrices: BTreeMap<String, [Option<HostMatrix>; 2]> = BTreeMap::new();
     for (name, view) in tensors.iter() {
-        let Some((module, index)) = module_of(name) else {
+        let Some((module, index)) = module_of(name).map(|(module, index)| (current_name(module), index)) else {
             problems.push(format!("unexpected: `{name}` {:?}{}", view.shape(), unexpected_reason(name)));
             continue;
         };
         match (convert::float_dtype(view.dtype()), view.shape()) {
             (Some(dtype), &[num_rows, num_columns]) if num_rows > 0 && num_columns > 0 => {
                 let values = convert::to_f32(view.data(), dtype);
-                matrices.entry(module.to_owned()).or_default()[index] =
-                    Some(HostMatrix { num_rows, num_columns, values });
+                matrices.entry(module).or_default()[index] = Some(HostMatrix { num_rows, num_columns, values });
             }
             (Some(_), shape) => problems.push(format!("misshapen: `{name}` is {shape:?}, expected two dimensions")),
             (None, _) => problems.push(format!("type: `{name}` is {:?}, expected F32, BF16 or F16", view.dtype())),
@@ -152,6 +152,14 @@ fn read_tensors(path: &Path) -> Result<AdapterWeights, ExportError> {
 fn module_of(name: &str) -> Option<(&str, usize)> {
     let (module, matrix) = name.strip_prefix(PREFIX)?.strip_suffix(".weight")?.rsplit_once('.')?;
     Some((module, Matrices::NAMES.values().position(|name| name == matrix)?))
+}
+
+/// The module's name in a multimodal model as transformers has had it since 4.52.
+fn current_name(module: &str) -> String {
+    match module.strip_prefix("language_model.model.") {
+        Some(rest) => format!("{NESTED}{rest}"),
+        None => module.to_owned(),
+    }
 }
 
 /// Why this trainer cannot use a tensor of an adapter file.

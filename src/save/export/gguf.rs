@@ -14,7 +14,7 @@ use crate::lora::Matrices;
 use crate::model::weights::{Quantisation, Weights};
 use crate::schema::Problem;
 use crate::spec::ModelConfig;
-use crate::spec::gguf::{ROPE_FACTORS, stored_rope_factors};
+use crate::spec::gguf::{ROPE_FACTORS, shift, stored_rope_factors};
 use crate::util::files;
 use crate::util::gguf::{GgufFile, Value};
 
@@ -65,7 +65,7 @@ pub fn merge_gguf(
         let num_parameters = tensors.iter().map(|tensor| tensor.shape.iter().product::<usize>()).sum();
         let mut metadata = names::general(config, "model", &stem(out), num_parameters);
         metadata.extend(sampling(model));
-        metadata.extend(names::shape(config, dtype));
+        metadata.extend(names::shape(config, dtype)?);
         metadata.extend(vocabulary::vocabulary(model, config, &tokenizer)?);
         metadata
     };
@@ -134,7 +134,7 @@ fn adapter_tensors<'a>(
     in_b: f64,
 ) -> impl Iterator<Item = Tensor<'a>> + use<'a> {
     let weight = format!("{module}.weight");
-    let name = names::tensor_name(&weight).unwrap_or_default();
+    let name = names::tensor_name(config, &weight).unwrap_or_default();
     let tensor = move |(letter, matrix, scale): (char, &'a HostMatrix, f64)| {
         let is_turned = letter == 'b' && names::is_interleaved(config, &weight);
         let values = move || {
@@ -159,7 +159,11 @@ fn tensors<'a>(
 ) -> impl Iterator<Item = Tensor<'a>> {
     merging.tensors(on_bytes).filter_map(move |tensor| {
         let values = move || {
-            let values = tensor.values()?;
+            let mut values = tensor.values()?;
+            let shift = shift(&merging.config, tensor.name);
+            if shift != 0.0 {
+                values.iter_mut().for_each(|value| *value += shift);
+            }
             // A number too large for the type is reported when it is written.
             if let Ok(rounded) = dtype.rounded(tensor.shape, &values) {
                 tensor.note_more_rounding(&values, &rounded);
@@ -168,7 +172,7 @@ fn tensors<'a>(
             let is_turned = names::is_interleaved(&merging.config, tensor.name);
             Ok(if is_turned { names::interleaved(&values, merging.config.ropes[0].head_dim, width) } else { values })
         };
-        Some(Tensor::new(names::tensor_name(tensor.name)?, tensor.shape.to_vec(), dtype, values))
+        Some(Tensor::new(names::tensor_name(&merging.config, tensor.name)?, tensor.shape.to_vec(), dtype, values))
     })
 }
 

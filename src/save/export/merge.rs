@@ -25,7 +25,7 @@ pub(super) use tensor::Merging;
 /// The chat template file, which takes precedence over the template in `tokenizer_config.json`.
 const CHAT_TEMPLATE: &str = "chat_template.jinja";
 /// Files of a model besides its weights; copied where the base has them.
-const SIDE_FILES: [&str; 11] = [
+const SIDE_FILES: [&str; 13] = [
     "config.json",
     "generation_config.json",
     "tokenizer.json",
@@ -37,6 +37,8 @@ const SIDE_FILES: [&str; 11] = [
     "merges.txt",
     CHAT_TEMPLATE,
     "chat_template.json",
+    "preprocessor_config.json",
+    "processor_config.json",
 ];
 /// Which tensor is in which shard; copied unchanged into the merged model.
 const INDEX: &str = "model.safetensors.index.json";

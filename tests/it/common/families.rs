@@ -8,7 +8,8 @@ use lora_train::spec::ModelConfig;
 use safetensors::tensor::{Dtype, TensorView};
 
 /// Folders of `tests/golden` with a `config.json`.
-pub(crate) const FAMILIES: [&str; 3] = ["qwen2", "qwen3", "llama-with-biases"];
+pub(crate) const FAMILIES: [&str; 9] =
+    ["qwen2", "qwen3", "llama-with-biases", "gemma2", "gemma3", "gemma3-multimodal", "smollm3", "olmo2", "granite"];
 
 /// The numbers called `bits` in `scripts/make_golden.py`.
 pub(crate) fn bits(name: &str) -> impl Iterator<Item = u64> + use<> {
@@ -44,16 +45,17 @@ pub(crate) fn write_model(config: &str, folder: &Path) {
     for file in ["tokenizer.json", "tokenizer_config.json"] {
         fs::copy(source.join("quickstart/model").join(file), folder.join(file)).unwrap();
     }
+    let config = ModelConfig::from_json(config).unwrap();
+    let norm = if config.has_norms_less_one { 0.0 } else { 1.0 };
     let tensor = |(name, shape): (String, Vec<usize>)| {
         let (centre, bound) = match shape[..] {
             [_, in_features] => (0.0, 1.7 / (in_features as f64).sqrt()),
-            _ => (if name.ends_with("norm.weight") { 1.0 } else { 0.0 }, 0.3),
+            _ => (if name.ends_with("norm.weight") { norm } else { 0.0 }, 0.3),
         };
         let values = formula(&name, bound).take(shape.iter().product());
         let bytes: Vec<u8> = values.flat_map(|value| (centre + value).to_le_bytes()).collect();
-        (name, (shape, bytes))
+        (config.module_of(&name), (shape, bytes))
     };
-    let config = ModelConfig::from_json(config).unwrap();
     let tensors: BTreeMap<String, (Vec<usize>, Vec<u8>)> = config.expected_tensors().into_iter().map(tensor).collect();
     let view = |(shape, bytes)| TensorView::new(Dtype::F32, Vec::clone(shape), bytes).unwrap();
     let views = tensors.iter().map(|(name, (shape, bytes))| (name, view((shape, bytes))));

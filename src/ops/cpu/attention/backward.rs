@@ -13,7 +13,7 @@ use super::{Heads, STRIP, TILE, clear_gaps};
 use crate::device::has_bf16_products;
 use crate::ops::cpu::pack::pack_rows;
 use crate::ops::cpu::product::{Left, ProductInto};
-use crate::ops::cpu::simd::{SharedMut, arch, dot, exp2_bounded, rows_per_chunk, with_scratch};
+use crate::ops::cpu::simd::{SharedMut, arch, dot, exp2_bounded, rows_per_chunk, tanh, with_scratch};
 
 /// A block of keys is at least this long and at least a quarter of its document, so that one head has at most four
 /// tasks per document and at most four partial gradients of its queries.
@@ -296,7 +296,7 @@ impl<A: Arithmetic> WithSimd for KeyBlock<'_, A> {
             self.delta[i] = dot(simd, &self.d_o[row.clone()], &self.o[row]);
             self.lse_rows[i] = self.lse[i] * LOG2_E;
         }
-        let [factor, _] = A::factors(shape.scale as f32 * LOG2_E);
+        let [factor, _] = A::factors(shape.product_factor());
         let keys = self.task.keys.clone();
         for first_key in keys.clone().step_by(TILE) {
             let num_keys = TILE.min(keys.end - first_key);
@@ -396,17 +396,35 @@ impl<A: Arithmetic> KeyBlock<'_, A> {
         let ds = &mut self.ds[query * TILE..query * TILE + columns];
         let hidden_before = self.shape.first_key(place).saturating_sub(first_key).min(columns);
         let visible_end = (place + 1).saturating_sub(first_key).min(columns);
+        let row = place - self.task.queries.start;
+        let [_, mut factor] = A::factors(self.shape.product_factor());
+        let mut delta = self.delta[row];
+        if let Some(cap) = self.shape.soft_cap {
+            capped(simd, [p, ds], factor, delta, cap as f32);
+            (factor, delta) = (1.0, 0.0);
+        }
         p[..hidden_before].fill(f32::NEG_INFINITY);
         p[visible_end..].fill(f32::NEG_INFINITY);
-        let row = place - self.task.queries.start;
-        let factor = simd.splat_f32s(A::factors(self.shape.scale as f32 * LOG2_E)[1]);
+        let (factor, delta) = (simd.splat_f32s(factor), simd.splat_f32s(delta));
         let minus_lse = simd.splat_f32s(-self.lse_rows[row]);
-        let delta = simd.splat_f32s(self.delta[row]);
         let (p, _) = S::as_mut_simd_f32s(p);
         let (ds, _) = S::as_mut_simd_f32s(ds);
         for (p, ds) in p.iter_mut().zip(ds) {
             *p = exp2_bounded(simd, simd.mul_add_e_f32s(*p, factor, minus_lse));
             *ds = simd.mul_f32s(*p, simd.sub_f32s(*ds, delta));
         }
+    }
+}
+
+/// Where scores have a cap: `p` from products to scores in units of log2, and `ds` from the gradient of the probabilities to
+/// that of the scores' shares of the cap, but for the probabilities.
+#[inline(always)]
+fn capped<S: Simd>(simd: S, [p, ds]: [&mut [f32]; 2], factor: f32, delta: f32, cap: f32) {
+    let [factor, delta, one, cap] = [factor, delta, 1.0, cap * LOG2_E].map(|x| simd.splat_f32s(x));
+    for (p, ds) in S::as_mut_simd_f32s(p).0.iter_mut().zip(S::as_mut_simd_f32s(ds).0) {
+        let share = tanh(simd, simd.mul_f32s(*p, factor));
+        let slope = simd.sub_f32s(one, simd.mul_f32s(share, share));
+        *p = simd.mul_f32s(cap, share);
+        *ds = simd.mul_f32s(simd.sub_f32s(*ds, delta), slope);
     }
 }

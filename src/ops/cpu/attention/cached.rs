@@ -5,7 +5,7 @@ use std::ops::Range;
 use pulp::Simd;
 use rayon::prelude::*;
 
-use super::super::simd::{exp, vectorised, with_scratch};
+use super::super::simd::{exp, tanh, vectorised, with_scratch};
 use super::Heads;
 
 /// Tokens whose keys are kept together: a multiple of the numbers in a vector of any instruction set.
@@ -47,7 +47,7 @@ vectorised! {
     /// first block of which a token is seen, `v` at the first token of that block; a block and a token are `width` columns.
     /// `seen`: the tokens seen, counted from there. `scores`: `[heads, whole blocks]`.
     fn group_of_last<'a, S>(
-        simd, q: &'a [f32], k: &'a [f32], v: &'a [f32], width: usize, scale: f32, seen: Range<usize>,
+        simd, q: &'a [f32], k: &'a [f32], v: &'a [f32], width: usize, shape: &'a Heads, seen: Range<usize>,
         scores: &'a mut [f32], o: &'a mut [f32], lse: &'a mut [f32],
     ) {
         let per_head = scores.len() / lse.len();
@@ -55,10 +55,13 @@ vectorised! {
         for (block, k) in k.chunks(width * BLOCK).enumerate() {
             let k = S::as_simd_f32s(&k[..head_dim * BLOCK]).0;
             for (scores, q) in scores.chunks_exact_mut(per_head).zip(q.chunks_exact(head_dim)) {
-                block_scores(simd, q, k, scale, &mut scores[block * BLOCK..][..BLOCK]);
+                block_scores(simd, q, k, shape.scale as f32, &mut scores[block * BLOCK..][..BLOCK]);
             }
         }
         for ((scores, o), lse) in scores.chunks_exact_mut(per_head).zip(o.chunks_exact_mut(head_dim)).zip(lse) {
+            if let Some(cap) = shape.soft_cap {
+                capped(simd, scores, cap as f32);
+            }
             scores[..seen.start].fill(f32::NEG_INFINITY);
             scores[seen.end..].fill(f32::NEG_INFINITY);
             let (max, sum) = exponentials(simd, scores);
@@ -85,6 +88,15 @@ fn block_scores<S: Simd>(simd: S, q: &[f32], k: &[S::f32s], scale: f32, scores: 
         }
         let sum = simd.add_f32s(simd.add_f32s(sums[0], sums[1]), simd.add_f32s(sums[2], sums[3]));
         *scores = simd.mul_f32s(simd.splat_f32s(scale), sum);
+    }
+}
+
+/// `cap tanh(score / cap)`
+#[inline(always)]
+fn capped<S: Simd>(simd: S, scores: &mut [f32], cap: f32) {
+    let (factor, cap) = (simd.splat_f32s(1.0 / cap), simd.splat_f32s(cap));
+    for score in S::as_mut_simd_f32s(scores).0 {
+        *score = simd.mul_f32s(cap, tanh(simd, simd.mul_f32s(*score, factor)));
     }
 }
 
@@ -178,7 +190,7 @@ pub fn attention_of_last(
         let column = head * shape.head_dim;
         with_scratch(group * blocks.len() * BLOCK, |scores| {
             let (k, v) = (&keys[column * BLOCK..], &v[column..]);
-            group_of_last(q, k, v, width, shape.scale as f32, seen.clone(), scores, o, lse);
+            group_of_last(q, k, v, width, shape, seen.clone(), scores, o, lse);
         });
     });
 }
@@ -191,15 +203,15 @@ mod tests {
 
     #[test]
     fn it_is_the_last_row_of_full_attention() {
-        for (tokens, num_heads, num_kv_heads, head_dim, window) in [
-            (1, 2, 1, 8, None),
-            (7, 3, 3, 5, None),
-            (130, 9, 3, 64, None),
-            (50, 4, 2, 10, Some(7)),
-            (3, 2, 2, 16, Some(9)),
-            (300, 4, 1, 136, Some(100)),
+        for (tokens, num_heads, num_kv_heads, head_dim, window, soft_cap) in [
+            (1, 2, 1, 8, None, None),
+            (7, 3, 3, 5, None, None),
+            (130, 9, 3, 64, None, None),
+            (50, 4, 2, 10, Some(7), Some(0.5)),
+            (3, 2, 2, 16, Some(9), None),
+            (300, 4, 1, 136, Some(100), Some(2.0)),
         ] {
-            let shape = Heads { num_heads, num_kv_heads, head_dim, scale: 0.3, window };
+            let shape = Heads { num_heads, num_kv_heads, head_dim, scale: 0.3, window, soft_cap };
             let q = random(tokens * shape.query_width(), 1);
             let (k, v) = (random(tokens * shape.key_value_width(), 2), random(tokens * shape.key_value_width(), 3));
             let (mut all, mut all_lse) = (vec![0.0; q.len()], vec![0.0; num_heads * tokens]);

@@ -1,6 +1,7 @@
 //! The forward pass: one task per document, key head and tile of queries.
 
 use std::f32::consts::{LN_2, LOG2_E};
+use std::ops::Range;
 
 use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
@@ -11,7 +12,7 @@ use super::arithmetic::{Arithmetic, Single};
 use super::{Heads, STRIP, TILE, clear_gaps};
 use crate::device::has_bf16_products;
 use crate::ops::cpu::product::{Left, ProductInto};
-use crate::ops::cpu::simd::{SharedMut, arch, exp2_bounded, load, store, with_scratch};
+use crate::ops::cpu::simd::{SharedMut, arch, exp2_bounded, load, store, tanh, with_scratch};
 
 /// Causal attention of every head within each document; tokens outside all documents get zeros.
 ///
@@ -182,7 +183,7 @@ impl<A: Arithmetic> WithSimd for QueryTile<'_, A> {
 
 impl<A: Arithmetic> QueryTile<'_, A> {
     fn factors(&self) -> [f32; 2] {
-        A::factors(self.shape.scale as f32 * LOG2_E)
+        A::factors(self.shape.product_factor())
     }
 
     /// `scores = k q^T`, with -inf where a query does not see a key.
@@ -209,6 +210,12 @@ impl<A: Arithmetic> QueryTile<'_, A> {
             // SAFETY: the slice of the scores has these rows and columns.
             unsafe { A::multiply(simd, product) };
         }
+        if let Some(cap) = self.shape.soft_cap {
+            for key in 0..num_keys {
+                let column = if diagonal { key / STRIP * STRIP } else { 0 };
+                self.cap(simd, cap as f32, &(key * TILE + column..key * TILE + columns));
+            }
+        }
         let visible = |key: usize| {
             let start = (first_key + key).saturating_sub(self.first_query).min(columns);
             let end = self.shape.end_query(first_key + key, usize::MAX).saturating_sub(self.first_query).min(columns);
@@ -224,6 +231,15 @@ impl<A: Arithmetic> QueryTile<'_, A> {
         }
     }
 
+    /// Turns shares of the cap into scores in units of log2.
+    #[inline(always)]
+    fn cap<S: Simd>(&mut self, simd: S, cap: f32, scores: &Range<usize>) {
+        let (factor, cap) = (simd.splat_f32s(self.factors()[1]), simd.splat_f32s(cap * LOG2_E));
+        for score in S::as_mut_simd_f32s(&mut self.scores[scores.clone()]).0 {
+            *score = simd.mul_f32s(cap, tanh(simd, simd.mul_f32s(*score, factor)));
+        }
+    }
+
     /// Turns scores into `2^(score - max)` with the running maximum, and updates `max`, `sum` and `correction`.
     #[inline(always)]
     fn softmax<S: Simd>(&mut self, simd: S, member: usize, first_key: usize, num_keys: usize) {
@@ -231,7 +247,8 @@ impl<A: Arithmetic> QueryTile<'_, A> {
         let zero = simd.splat_f32s(0.0);
         let lowest = simd.splat_f32s(f32::NEG_INFINITY);
         let (first_query, dim) = (self.first_query, self.shape.padded_dim());
-        let factor = simd.splat_f32s(self.factors()[1]);
+        let is_capped = self.shape.soft_cap.is_some();
+        let factor = simd.splat_f32s(if is_capped { 1.0 } else { self.factors()[1] });
         let head = self.heads.member(member, dim);
         for column in (0..columns).step_by(S::F32_LANES) {
             // As far as `accumulate` reads: to the end of the strip of queries.

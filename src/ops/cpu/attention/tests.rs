@@ -33,7 +33,9 @@ fn naive(d_o: &[f32], q: &[f32], k: &[f32], v: &[f32], documents: &[(usize, usiz
                     let first = j * shape.key_value_width() + shape.kv_head(head) * dim;
                     first..first + dim
                 };
-                let scores: Vec<f64> = keys.clone().map(|j| scale * dot(&q[at_q.clone()], &k[at_k(j)])).collect();
+                let cap = |score: f64| shape.soft_cap.map_or(score, |cap| cap * (score / cap).tanh());
+                let score = |j: usize| cap(scale * dot(&q[at_q.clone()], &k[at_k(j)]));
+                let scores: Vec<f64> = keys.clone().map(score).collect();
                 let max = scores.iter().copied().fold(f64::MIN, f64::max);
                 let lse = max + scores.iter().map(|s| (s - max).exp()).sum::<f64>().ln();
                 exact.lse[head * tokens + i] = lse;
@@ -45,7 +47,8 @@ fn naive(d_o: &[f32], q: &[f32], k: &[f32], v: &[f32], documents: &[(usize, usiz
                 let delta = dot(&d_o[at_q.clone()], &exact.o[at_q.clone()]);
                 for (j, s) in keys.zip(&scores) {
                     let p = (s - lse).exp();
-                    let ds = p * (dot(&d_o[at_q.clone()], &v[at_k(j)]) - delta) * scale;
+                    let slope = shape.soft_cap.map_or(1.0, |cap| 1.0 - (s / cap).powi(2));
+                    let ds = p * (dot(&d_o[at_q.clone()], &v[at_k(j)]) - delta) * slope * scale;
                     for d in 0..dim {
                         exact.dv[at_k(j).start + d] += p * d_o[at_q.start + d];
                         exact.dq[at_q.start + d] += ds * k[at_k(j).start + d];
@@ -111,7 +114,7 @@ fn check(tokens: usize, documents: &[(usize, usize)], shape: &Heads, spread: f32
 }
 
 fn shape(num_heads: usize, num_kv_heads: usize, head_dim: usize, window: Option<usize>) -> Heads {
-    Heads { num_heads, num_kv_heads, head_dim, scale: 1.0 / (head_dim as f64).sqrt(), window }
+    Heads { num_heads, num_kv_heads, head_dim, scale: 1.0 / (head_dim as f64).sqrt(), window, soft_cap: None }
 }
 
 #[test]
@@ -148,6 +151,15 @@ fn a_sliding_window_matches_f64() {
     for window in [1, 2, 31, 96, 100, 200, 1000] {
         check(400, &[(0, 350), (360, 40)], &shape(2, 1, 16, Some(window)), 1.0);
     }
+}
+
+#[test]
+fn capped_scores_match_f64() {
+    for (soft_cap, window) in [(0.3, None), (2.0, Some(70)), (50.0, None)] {
+        let shape = Heads { soft_cap: Some(soft_cap), ..shape(4, 2, 24, window) };
+        check(300, &[(0, 130), (135, 165)], &shape, 1.5);
+    }
+    check(1100, &[(10, 1090)], &Heads { soft_cap: Some(1.0), ..shape(1, 1, 8, Some(500)) }, 1.0);
 }
 
 #[test]

@@ -8,7 +8,7 @@ use burn_cubecl::tensor::CubeTensor;
 use super::matrix::{rows, scratch, stride};
 use super::stream::{Launch, Module};
 use crate::ops::attention::{Attended, Heads};
-use crate::ops::custom::{custom, spec};
+use crate::ops::custom::{custom, custom_of, side_by_side, spec};
 use crate::ops::layout::Layout;
 
 pub(super) static MODULE: Module = Module { name: "attention", ptx: include_str!("attention.ptx") };
@@ -64,7 +64,7 @@ pub(super) fn backward(
     heads: Heads,
 ) -> [Tensor<2>; 3] {
     let [tokens, _] = q.dims();
-    let outputs = [q, k, v].map(|x| spec(DType::BF16, x.dims()));
+    let outputs = side_by_side(tokens, [q, k, v].map(|x| x.dims()[1]));
     let spans = layout.spans(heads.window, &q.device());
     let [q, k, v, d_o, o] = [q, k, v, d_o, &attended.o].map(|x| x.clone().into_dispatch());
     let [first_key, last_query] = [spans.first_key, spans.last_query].map(Tensor::into_dispatch);
@@ -88,7 +88,7 @@ pub(super) fn backward(
         let keys = read(keys).read(&last_query).write(dk).write(dv);
         finished(keys, inputs.iter().chain([dk, dv]), tokens, heads).launch();
     };
-    custom("attention_backward", inputs, outputs, run).map(Tensor::from_dispatch)
+    custom_of("attention_backward", inputs, outputs, run).map(Tensor::from_dispatch)
 }
 
 /// A kernel for tiles of rows of each of the heads.

@@ -1,10 +1,10 @@
 // The low-rank paths of a linear layer y = x W^T + s drop(x) A^T B^T (Hu et al., 2021, equation 3):
 //
-//   xa = drop(x) A^T              low_rank_product(x, A), low_rank_sum
+//   xa = drop(x) A^T              low_rank_product(x, A)
 //   y += s xa B^T                 low_rank_add_*(xa, B, y)
-//   dxa = s dy B, dB = s dy^T xa  low_rank_both(dy, B, xa), low_rank_sum; for ranks above 32, whose sums are too many for
-//                                 one pass, low_rank_product(dy, B) and low_rank_gradient(dy, xa) in place of low_rank_both
-//   dA = dxa^T drop(x)            low_rank_gradient(x, dxa), low_rank_sum
+//   dxa = s dy B, dB = s dy^T xa  low_rank_both(dy, B, xa); for ranks above 32, whose sums are too many for one pass,
+//                                 low_rank_product(dy, B) and low_rank_gradient(dy, xa)
+//   dA = dxa^T drop(x)            low_rank_gradient(x, dxa)
 //   dx += drop(dxa A)             low_rank_add_*(dxa, A, dx)
 //
 // x, dy, y, dx: bf16, [tokens, width], rows `*_stride` elements apart. A: f32, [rank, width]; B: f32, [width, rank]; both are
@@ -19,9 +19,13 @@
 // dropout what takes A is launched for each by itself, on its columns of xa and dxa.
 //
 // The passes over x and dy are bound by memory: 12 us for 4096 x 4096 at 2.9 TB/s, where products with 16 columns take 1 us. A
-// block keeps 256 columns of its factor in shared memory and goes down the tokens, which reads factors least; sums over the
-// blocks are a second launch. What it writes and reads of them, in L2, is 0.25 of the pass at rank 16 (0.12 if tiles_across is
-// 2); of tiles of 64 tokens that go along the width, each would read all of A, 0.5 of the pass.
+// block keeps 256 columns of its factor in shared memory and goes down the tokens, which reads factors least. Sums over several
+// blocks are of f32 in scratch memory: what is written and read of them, in L2, is 0.25 of the pass at rank 16 (0.12 if
+// tiles_across is 2); of tiles of 64 tokens that go along the width, each would read all of A, 0.5 of the pass.
+//
+// Blocks at the end of the grid wait for the others and add up, in one order. The last block of those that share a result could do
+// it, but it would be alone, with 64 bytes a clock: after the 12 us of 4096 x 4096, 2.3 us for 256 KB at rank 16 and 9 us for 1 MB
+// at 64; for the products of 4096 x 14336 (40 us), 33 us of 3.7 MB. Spread over half the multiprocessors, 4 MB take 1 us.
 #include "dropout.cuh"
 #include "tile.cuh"
 
@@ -31,6 +35,11 @@ struct Widths {
     int of0, of1, of2;
 
     INLINE int total() const { return of0 + of1 + of2; }
+    INLINE int of(int index) const { return index == 0 ? of0 : index == 1 ? of1 : of2; }
+    INLINE int before(int index) const { return index == 0 ? 0 : index == 1 ? of0 : of0 + of1; }
+
+    // Of blocks that have `each` columns of one projection, how many there are by projection.
+    INLINE Widths blocks(int each) const { return {(of0 + each - 1) / each, (of1 + each - 1) / each, (of2 + each - 1) / each}; }
 };
 
 // A projection's columns: how many are before them, and how many there are.
@@ -38,17 +47,16 @@ struct Part {
     int index, first_column, width;
 
     INLINE Part(const Widths &widths, int column)
-        : index((column >= widths.of0) + (column >= widths.of0 + widths.of1)),
-          first_column(index == 0 ? 0 : index == 1 ? widths.of0 : widths.of0 + widths.of1),
-          width(index == 0 ? widths.of0 : index == 1 ? widths.of1 : widths.of2) {}
+        : index((column >= widths.of0) + (column >= widths.of0 + widths.of1)), first_column(widths.before(index)),
+          width(widths.of(index)) {}
 };
 
 // Of blocks that have `each` columns of one projection, the projection of this one and its first column there.
-INLINE Part part_of_block(const Widths &widths, int each, int &first_column) {
-    const int blocks0 = (widths.of0 + each - 1) / each, blocks1 = (widths.of1 + each - 1) / each, block = blockIdx.x;
-    const int part = (block >= blocks0) + (block >= blocks0 + blocks1);
-    first_column = (part == 0 ? block : part == 1 ? block - blocks0 : block - blocks0 - blocks1) * each;
-    return Part(widths, part == 0 ? 0 : part == 1 ? widths.of0 : widths.of0 + widths.of1);
+INLINE Part part_of_block(const Widths &widths, int each, int block, int &first_column) {
+    const Widths blocks = widths.blocks(each);
+    const int part = (block >= blocks.of0) + (block >= blocks.of0 + blocks.of1);
+    first_column = (block - blocks.before(part)) * each;
+    return Part(widths, widths.before(part));
 }
 
 // The f32 matrices, or their gradients, of all projections: element (j, c) of one, j of the rank.
@@ -66,26 +74,57 @@ template <class T> struct Factor {
     }
 };
 
+// What products are summed up in, f32, [grid x, tokens, columns], and what they go to.
+struct Products {
+    float *sums;
+    bf16 *out;
+    int out_stride;
+    float scale;
+};
+
+// What gradients are summed up in, f32, [shares, all widths, columns], and what they go to.
+struct Gradients {
+    float *sums;
+    Factor<float> out;
+    float scale;
+    int adds;
+
+    // Sums of COUNT neighbours by rank, the first of which is a multiple of COUNT.
+    template <int COUNT> INLINE void put(const float (&values)[COUNT], int part, int j, int column) const {
+        int num_rows;
+        float *to = out.row(part, j, num_rows) + (long long)column * out.column_stride;
+#pragma unroll
+        for (int i = 0; i < COUNT; i++, to += out.rank_stride)
+            if (i < num_rows) *to = (adds ? *to : 0) + values[i] * scale;
+    }
+};
+
 // The tiles that a block in `share` of `num_shares` has.
 INLINE void share_of_tiles(int num_tiles, int share, int num_shares, int &first, int &end) {
     const int each = (num_tiles + num_shares - 1) / num_shares;
     first = share * each, end = min(first + each, num_tiles);
 }
 
-// One pass over x, for up to RANKS columns: of HAS_PRODUCT products[blockIdx.x][t][j] = sum over the block's columns c of x[t, c]
-// factor[j, c]; of HAS_GRADIENT gradients[blockIdx.y][c][j] = sum over the block's tokens of x[t, c] left[t, j].
+// What a block has of a pass.
+struct Place {
+    int across, share, deep;
+};
+
+// One pass over x, for up to RANKS columns: of HAS_PRODUCT, of columns of a token the sum over the block's columns c of x[t, c]
+// factor[j, c]; of HAS_GRADIENT, of columns of x the sum over the block's tokens of x[t, c] left[t, j]. They go to where they are
+// summed up or, if no other block has terms of theirs, out.
 template <int RANKS, bool HAS_PRODUCT, bool HAS_GRADIENT>
-INLINE void pass(const bf16 *x, const Factor<const float> &factor, const bf16 *left, float *products, float *gradients,
-                 const Dropout &dropout, int x_stride, int left_stride, int tokens, const Widths &widths, int columns,
-                 int tiles_across) {
+INLINE void pass(const Place &place, const bf16 *x, const Factor<const float> &factor, const bf16 *left, const Products &products,
+                 const Gradients &gradients, const Dropout &dropout, int x_stride, int left_stride, int tokens,
+                 const Widths &widths, int columns, int tiles_across, int shares) {
     constexpr int LEFT_BYTES = HAS_GRADIENT ? TOKENS * RANKS * 2 : 0;
     const Shared x_stages = dynamic_shared(), left_stages = x_stages + 2 * TILE_BYTES;
     const Shared factor_tiles = left_stages + 2 * LEFT_BYTES;
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-    const int first_rank = blockIdx.z * RANKS, ranks = min(columns - first_rank, RANKS);
+    const int first_rank = place.deep * RANKS, ranks = min(columns - first_rank, RANKS);
     int first_column, first_tile, end_tile;
-    const Part part = part_of_block(widths, COLUMNS * tiles_across, first_column);
-    share_of_tiles((tokens + TOKENS - 1) / TOKENS, blockIdx.y, gridDim.y, first_tile, end_tile);
+    const Part part = part_of_block(widths, COLUMNS * tiles_across, place.across, first_column);
+    share_of_tiles((tokens + TOKENS - 1) / TOKENS, place.share, shares, first_tile, end_tile);
     const int width = part.width;
     x += part.first_column, left += part.index * columns;
 
@@ -173,10 +212,17 @@ INLINE void pass(const bf16 *x, const Factor<const float> &factor, const bf16 *l
 #pragma unroll
                     for (int half = 0; half < 2; half++) {
                         const int j = n * 16 + warp / 4 * 8, token = tile * TOKENS + warp % 4 * 16 + half * 8 + lane / 4;
-                        float *to = products + ((long long)blockIdx.x * tokens + token) * columns + first_rank + j + lane % 4 * 2;
-                        if (j < ranks && token < tokens)
-                            *(float2 *)to = make_float2(product[0][n][half * 2], product[0][n][half * 2 + 1]);
-                        product[0][n][half * 2] = product[0][n][half * 2 + 1] = 0;
+                        const int column = first_rank + j + lane % 4 * 2;
+                        float &a = product[0][n][half * 2], &b = product[0][n][half * 2 + 1];
+                        if (j < ranks && token < tokens) {
+                            if (width > COLUMNS * tiles_across)
+                                *(float2 *)(products.sums + ((long long)place.across * tokens + token) * columns + column) =
+                                    make_float2(a, b);
+                            else
+                                *(unsigned *)(products.out + (long long)token * products.out_stride + part.index * columns +
+                                              column) = bf16_pair(a * products.scale, b * products.scale);
+                        }
+                        a = b = 0;
                     }
             }
         }
@@ -206,14 +252,97 @@ INLINE void pass(const bf16 *x, const Factor<const float> &factor, const bf16 *l
     if (HAS_GRADIENT)
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            const int column = first_column + warp * 32 + i * 8 + lane / 4;
-            const long long row = (long long)blockIdx.y * widths.total() + part.first_column + column;
-            float *to = gradients + row * columns + first_rank + lane % 4 * 2;
+            const int column = first_column + warp * 32 + i * 8 + lane / 4, own_rank = first_rank + lane % 4 * 2;
+            const long long row = (long long)place.share * widths.total() + part.first_column + column;
 #pragma unroll
-            for (int n = 0; n < RANKS / 8; n++)
-                if (column < width && n * 8 < ranks)
-                    *(float2 *)(to + n * 8) = make_float2(gradient[i / 2][n][i % 2 * 2], gradient[i / 2][n][i % 2 * 2 + 1]);
+            for (int n = 0; n < RANKS / 8; n++) {
+                if (column >= width || n * 8 >= ranks) continue;
+                const float pair[2] = {gradient[i / 2][n][i % 2 * 2], gradient[i / 2][n][i % 2 * 2 + 1]};
+                if (shares > 1)
+                    *(float2 *)(gradients.sums + row * columns + own_rank + n * 8) = make_float2(pair[0], pair[1]);
+                else
+                    gradients.put(pair, part.index, own_rank + n * 8, column);
+            }
         }
+}
+
+// Tells those who wait that a block's sums are in memory.
+INLINE void arrive(unsigned *counters) {
+    __syncthreads();
+    if (threadIdx.x) return;
+    __threadfence();
+    atomicAdd(counters, 1);
+}
+
+// Waits until `num_blocks` have arrived. The last of `num_waiting` that see it sets the counters back.
+INLINE void wait_for(unsigned *counters, int num_blocks, int num_waiting) {
+    if (threadIdx.x == 0) {
+        while (*(volatile unsigned *)counters < num_blocks) __nanosleep(100);
+        __threadfence();
+        if (atomicAdd(counters + 1, 1) + 1 == num_waiting) counters[0] = counters[1] = 0;
+    }
+    __syncthreads();
+}
+
+// The sum of `count` times four numbers, `step` apart, in their order.
+INLINE float4 sum_of(const float *from, int count, long long step) {
+    float4 sum = make_float4(0, 0, 0, 0);
+    for (int n = 0; n < count; n += 16, from += 16 * step) {
+        float4 x[16];
+#pragma unroll
+        for (int i = 0; i < 16; i++) x[i] = n + i < count ? __ldcg((const float4 *)(from + i * step)) : make_float4(0, 0, 0, 0);
+#pragma unroll
+        for (int i = 0; i < 16; i++) sum.x += x[i].x, sum.y += x[i].y, sum.z += x[i].z, sum.w += x[i].w;
+    }
+    return sum;
+}
+
+// Adds up products of several blocks: `blocks` by projection.
+INLINE void sum_products(const Products &products, const Widths &blocks, int tokens, int columns, int thread, int num_threads) {
+    const int across = columns * (1 + (blocks.of1 > 0) + (blocks.of2 > 0)) / 4;
+    for (int i = thread; i < tokens * across; i += num_threads) {
+        const int token = i / across, j = i % across * 4, part = j / columns, count = blocks.of(part);
+        if (count == 1) continue;
+        const float *from = products.sums + ((long long)blocks.before(part) * tokens + token) * columns + j % columns;
+        const float4 sum = sum_of(from, count, (long long)tokens * columns);
+        *(uint2 *)(products.out + (long long)token * products.out_stride + j) =
+            make_uint2(bf16_pair(sum.x * products.scale, sum.y * products.scale),
+                       bf16_pair(sum.z * products.scale, sum.w * products.scale));
+    }
+}
+
+// Adds up gradients of several shares. A warp has eight ranks of 16 columns: whole sectors of what it reads and writes.
+INLINE void sum_gradients(const Gradients &gradients, const Widths &widths, int columns, int shares, int thread,
+                          int num_threads) {
+    const int eights = columns / 8;
+    for (int i = thread; i < (widths.total() + 15) / 16 * eights * WARP; i += num_threads) {
+        const int column = i / WARP / eights * 16 + i % WARP / 2, j = i / WARP % eights * 8 + i % 2 * 4;
+        if (column >= widths.total()) continue;
+        const float4 sum = sum_of(gradients.sums + (long long)column * columns + j, shares, (long long)widths.total() * columns);
+        const Part part(widths, column);
+        gradients.put({sum.x, sum.y, sum.z, sum.w}, part.index, j, column - part.first_column);
+    }
+}
+
+// A pass and, by the blocks behind it, its sums.
+template <int RANKS, bool HAS_PRODUCT, bool HAS_GRADIENT>
+INLINE void pass_and_sums(const bf16 *x, const Factor<const float> &factor, const bf16 *left, const Products &products,
+                          const Gradients &gradients, unsigned *counters, const Dropout &dropout, int x_stride, int left_stride,
+                          int tokens, const Widths &widths, int columns, int tiles_across, int shares) {
+    const Widths blocks = widths.blocks(COLUMNS * tiles_across);
+    const int across = blocks.total(), num_blocks = across * shares * ((columns + RANKS - 1) / RANKS), block = blockIdx.x;
+    const int num_waiting = gridDim.x - num_blocks;
+    if (block < num_blocks) {
+        pass<RANKS, HAS_PRODUCT, HAS_GRADIENT>({block % across, block / across % shares, block / across / shares}, x, factor, left,
+                                               products, gradients, dropout, x_stride, left_stride, tokens, widths, columns,
+                                               tiles_across, shares);
+        if (num_waiting) arrive(counters);
+        return;
+    }
+    wait_for(counters, num_blocks, num_waiting);
+    const int thread = (block - num_blocks) * THREADS + threadIdx.x, num_threads = num_waiting * THREADS;
+    if (HAS_PRODUCT) sum_products(products, blocks, tokens, columns, thread, num_threads);
+    if (HAS_GRADIENT && shares > 1) sum_gradients(gradients, widths, columns, shares, thread, num_threads);
 }
 
 // y += scale drop(left factor^T), left: [tokens, columns], columns <= RANKS. A warp has 8 * N columns of y and 16 * M tokens, of
@@ -227,7 +356,7 @@ INLINE void add(const bf16 *left, const Factor<const float> &factor, bf16 *y, co
     };
     const int lane = threadIdx.x % WARP, quad = lane / 4, own_rank = lane % 4 * 8;
     int first_column, first_tile, end_tile;
-    const Part part = part_of_block(widths, THREADS / WARP * 8 * N, first_column);
+    const Part part = part_of_block(widths, THREADS / WARP * 8 * N, blockIdx.x, first_column);
     share_of_tiles((tokens + 16 * M - 1) / (16 * M), blockIdx.y, gridDim.y, first_tile, end_tile);
     first_column += threadIdx.x / WARP * 8 * N;
     const int width = part.width, own_column = first_column + lane % 4 * 2 * N;
@@ -304,87 +433,53 @@ INLINE void add(const bf16 *left, const Factor<const float> &factor, bf16 *y, co
     }
 }
 
-// Of all entry points: block 256; rank_stride and column_stride of a factor are (width, 1) for A and (1, rank) for B; key,
-// threshold and keep_factor are those of Dropout, and threshold 0 but where a product takes drop(x) or drop(dxa A).
+// Of all entry points: block 256; rank_stride and column_stride of a factor, and of its gradient, are (width, 1) for A and
+// (1, rank) for B; key, threshold and keep_factor are those of Dropout, and threshold 0 but where a product takes drop(x) or
+// drop(dxa A).
 //
-// Passes. Grid: (the sum over the widths of width / 256 / tiles_across upwards; shares of the tokens; columns / 64 upwards).
-// Shares: from 1 to tokens / 64 upwards, about 256 / grid x. Dynamic shared memory in bytes, with ranks = min(columns, 64):
-// low_rank_product 65536 + 512 * ranks * tiles_across; low_rank_gradient 81920; low_rank_both 73728 + 512 * columns.
-// tiles_across: from 1 up, such that ranks * tiles_across <= 32, or 1: two blocks have place in a multiprocessor then. products:
-// f32, [grid x, tokens, columns]; gradients: f32, [grid y, all widths, columns]; all of them is written.
+// Passes. Grid: across * shares * deep + num_sums. across: the sum over the widths of width / 256 / tiles_across upwards; shares of
+// the tokens: from 1 to tokens / 64 upwards, about 256 / across / deep; deep: columns / 64 upwards, of low_rank_both 1.
+// tiles_across: from 1 up, such that ranks * tiles_across <= 32, or 1, with ranks = min(columns, 64): two blocks have place in a
+// multiprocessor then; of low_rank_gradient and low_rank_both it is 1. Dynamic shared memory in bytes: low_rank_product 65536 +
+// 512 * ranks * tiles_across; low_rank_gradient 81920; low_rank_both 73728 + 512 * columns.
+//
+// A product is summed up where a width is above 256 * tiles_across, a gradient where shares > 1; the others are written at once.
+// num_sums, the blocks that add up: 0 if nothing is summed up; else from 1 to half of the multiprocessors (so that those they wait
+// for find place, whatever comes first), and no more than n / 1024 upwards, n the numbers of xa or dxa and of the gradients that
+// are summed up. products: f32, [across, tokens, columns]; gradients: f32, [shares, all widths, columns]; scratch, null if nothing
+// of it is summed up. counters: two, zero before the launch and after it, for launches one after another; not used if num_sums
+// is 0.
+//
+// out (xa, dxa) = scale * product. gradient0 .. (dA, dB), contiguous, =, with `adds` +=, scale * gradient.
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
-    low_rank_product(const bf16 *x, const float *factor0, const float *factor1, const float *factor2, float *products,
-                     int x_stride, int rank_stride, int column_stride, int tokens, int width0, int width1, int width2, int rank,
-                     int columns, int tiles_across, unsigned long long key, unsigned threshold, float keep_factor) {
-    pass<64, true, false>(x, {factor0, factor1, factor2, rank, rank_stride, column_stride}, nullptr, products, nullptr,
-                          {key, threshold, keep_factor}, x_stride, 0, tokens, {width0, width1, width2}, columns, tiles_across);
+    low_rank_product(const bf16 *x, const float *factor0, const float *factor1, const float *factor2, float *products, bf16 *out,
+                     unsigned *counters, int x_stride, int out_stride, int rank_stride, int column_stride, int tokens, int width0,
+                     int width1, int width2, int rank, int columns, int tiles_across, int shares, float scale,
+                     unsigned long long key, unsigned threshold, float keep_factor) {
+    pass_and_sums<64, true, false>(x, {factor0, factor1, factor2, rank, rank_stride, column_stride}, nullptr,
+                                   {products, out, out_stride, scale}, {}, counters, {key, threshold, keep_factor}, x_stride, 0,
+                                   tokens, {width0, width1, width2}, columns, tiles_across, shares);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
-    low_rank_gradient(const bf16 *x, const bf16 *left, float *gradients, int x_stride, int left_stride, int tokens, int width0,
-                      int width1, int width2, int columns, unsigned long long key, unsigned threshold, float keep_factor) {
-    pass<64, false, true>(x, {}, left, nullptr, gradients, {key, threshold, keep_factor}, x_stride, left_stride, tokens,
-                          {width0, width1, width2}, columns, 1);
+    low_rank_gradient(const bf16 *x, const bf16 *left, float *gradients, float *gradient0, float *gradient1, float *gradient2,
+                      unsigned *counters, int x_stride, int left_stride, int rank_stride, int column_stride, int tokens,
+                      int width0, int width1, int width2, int rank, int columns, int shares, float scale, int adds,
+                      unsigned long long key, unsigned threshold, float keep_factor) {
+    const Factor<float> out = {gradient0, gradient1, gradient2, rank, rank_stride, column_stride};
+    pass_and_sums<64, false, true>(x, {}, left, {}, {gradients, out, scale, adds}, counters, {key, threshold, keep_factor},
+                                   x_stride, left_stride, tokens, {width0, width1, width2}, columns, 1, shares);
 }
 
 // columns <= 32.
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
-    low_rank_both(const bf16 *dy, const float *b0, const float *b1, const float *b2, const bf16 *xa, float *products,
-                  float *gradients, int dy_stride, int xa_stride, int tokens, int width0, int width1, int width2, int rank,
-                  int columns) {
-    pass<32, true, true>(dy, {b0, b1, b2, rank, 1, rank}, xa, products, gradients, {}, dy_stride, xa_stride, tokens,
-                         {width0, width1, width2}, columns, 1);
-}
-
-// out[t][j] = scale * sum of a token's products, in two columns for a thread. Blocks of the product's grid are those of the first
-// part, of the second, ...: `blocks` of each.
-INLINE void sum_rows(const float *products, bf16 *out, int out_stride, int tokens, int columns, const Widths &blocks,
-                     float scale) {
-    const long long size = (long long)tokens * columns, i = ((long long)blockIdx.x * THREADS + threadIdx.x) * 2;
-    const int across = columns * (1 + (blocks.of1 > 0) + (blocks.of2 > 0)), token = i / across, j = i % across;
-    if (token >= tokens) return;
-    const int index = j / columns;
-    products += (index == 0 ? 0 : index == 1 ? blocks.of0 : blocks.of0 + blocks.of1) * size;
-    products += (long long)token * columns + j % columns;
-    float2 sum = make_float2(0, 0);
-#pragma unroll 4
-    for (int n = 0; n < (index == 0 ? blocks.of0 : index == 1 ? blocks.of1 : blocks.of2); n++) {
-        const float2 x = *(const float2 *)(products + n * size);
-        sum.x += x.x, sum.y += x.y;
-    }
-    *(unsigned *)(out + (long long)token * out_stride + j) = bf16_pair(sum.x * scale, sum.y * scale);
-}
-
-// The block's 32 columns and 8 ranks of the gradients, = or, with `adds`, += scale * sum over the shares.
-INLINE void sum_gradient(const float *sums, const Factor<float> &gradient, const Widths &widths, int columns, int num_shares,
-                         float scale, bool adds, int block) {
-    // Neighbours in the gradient are neighbours in a warp.
-    const bool is_a = gradient.column_stride == 1;
-    const int all = block / (columns / 8) * 32 + (is_a ? threadIdx.x % 32 : threadIdx.x / 8);
-    const int j = block % (columns / 8) * 8 + (is_a ? threadIdx.x / 32 : threadIdx.x % 8);
-    const Part part(widths, all);
-    int num_rows;
-    float *to = gradient.row(part.index, j, num_rows) + (long long)(all - part.first_column) * gradient.column_stride;
-    if (all >= widths.total() || num_rows <= 0) return;
-    float sum = 0;
-#pragma unroll 4
-    for (int n = 0; n < num_shares; n++) sum += sums[((long long)n * widths.total() + all) * columns + j];
-    *to = (adds ? *to : 0) + sum * scale;
-}
-
-// What the passes have left: `products` to out (xa, dxa), bf16, rows out_stride apart, and `gradients` to gradient0 .. (dA, dB),
-// f32, contiguous and strided like their matrices. Grid: row_blocks + gradient_blocks; row_blocks is 0 or tokens * all columns of
-// out / 512 upwards, gradient_blocks 0 or columns / 8 * (all widths / 32 upwards). blocks0 .. are the products' blocks (grid x)
-// of each width, num_shares the gradients' grid y.
-extern "C" __global__ void __launch_bounds__(THREADS)
-    low_rank_sum(const float *products, const float *gradients, bf16 *out, float *gradient0, float *gradient1, float *gradient2,
-                 int out_stride, int rank_stride, int column_stride, int tokens, int width0, int width1, int width2, int rank,
-                 int columns, int blocks0, int blocks1, int blocks2, int num_shares, float scale, int adds, int row_blocks) {
-    if (blockIdx.x < row_blocks)
-        sum_rows(products, out, out_stride, tokens, columns, {blocks0, blocks1, blocks2}, scale);
-    else
-        sum_gradient(gradients, {gradient0, gradient1, gradient2, rank, rank_stride, column_stride}, {width0, width1, width2},
-                     columns, num_shares, scale, adds, blockIdx.x - row_blocks);
+    low_rank_both(const bf16 *dy, const float *b0, const float *b1, const float *b2, const bf16 *xa, float *products, bf16 *dxa,
+                  float *gradients, float *db0, float *db1, float *db2, unsigned *counters, int dy_stride, int xa_stride,
+                  int dxa_stride, int tokens, int width0, int width1, int width2, int rank, int columns, int shares, float scale,
+                  int adds) {
+    pass_and_sums<32, true, true>(dy, {b0, b1, b2, rank, 1, rank}, xa, {products, dxa, dxa_stride, scale},
+                                  {gradients, {db0, db1, db2, rank, 1, rank}, scale, adds}, counters, {}, dy_stride, xa_stride,
+                                  tokens, {width0, width1, width2}, columns, 1, shares);
 }
 
 // Of columns <= 64 and <= 256. Grid: (the sum over the widths of width / 256 and width / 128 upwards; shares of the tokens, about

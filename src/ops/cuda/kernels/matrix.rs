@@ -11,10 +11,9 @@ const ALIGNMENT: usize = 8;
 
 /// A matrix of `bf16` whose rows begin at multiples of 16 bytes.
 pub(super) fn rows(x: CubeTensor) -> CubeTensor {
-    let offset = x.handle.offset_start.unwrap_or(0);
     let is_aligned = x.meta.strides()[1] == 1
         && stride(&x).is_multiple_of(ALIGNMENT)
-        && offset.is_multiple_of((ALIGNMENT * size_of::<bf16>()) as u64);
+        && start(&x).is_multiple_of((ALIGNMENT * size_of::<bf16>()) as u64);
     if is_aligned { x } else { into_contiguous(x) }
 }
 
@@ -26,6 +25,42 @@ pub(super) fn stride(x: &CubeTensor) -> usize {
 pub(super) fn dims(x: &CubeTensor) -> [usize; 2] {
     let shape = x.meta.shape();
     [shape[0], shape[1]]
+}
+
+/// The one matrix whose columns are those of `parts`, where they lie side by side.
+pub(super) fn side_by_side(parts: &[CubeTensor]) -> Option<CubeTensor> {
+    together(parts, 1, |a, b| stride(a) == stride(b) && start(b) == start(a) + bytes(dims(a)[1], a))
+}
+
+/// The one matrix whose rows are those of `parts`, where they lie one below the other.
+pub(super) fn stacked(parts: &[CubeTensor]) -> Option<CubeTensor> {
+    together(parts, 0, |a, b| stride(a) == stride(b) && start(b) == start(a) + bytes(dims(a)[0] * stride(a), a))
+}
+
+/// The one matrix of parts in one memory, each of which `is_next` to the one before it, along `axis`.
+fn together(
+    parts: &[CubeTensor],
+    axis: usize,
+    is_next: impl Fn(&CubeTensor, &CubeTensor) -> bool,
+) -> Option<CubeTensor> {
+    let memory = |x: &CubeTensor| x.handle.memory.clone().binding();
+    let is_in_one = |x: &CubeTensor, y: &CubeTensor| memory(x).descriptor() == memory(y).descriptor();
+    if !parts.is_sorted_by(|a, b| is_in_one(a, b) && is_next(a, b)) {
+        return None;
+    }
+    let mut whole = parts.first()?.clone();
+    whole.handle.offset_end = parts.last()?.handle.offset_end;
+    whole.meta.shape[axis] = parts.iter().map(|part| dims(part)[axis]).sum();
+    Some(whole)
+}
+
+/// Where it starts in its memory, in bytes.
+fn start(x: &CubeTensor) -> u64 {
+    x.handle.offset_start.unwrap_or(0)
+}
+
+fn bytes(numbers: usize, like: &CubeTensor) -> u64 {
+    (numbers * like.dtype.size()) as u64
 }
 
 /// Memory on the device of `like`, without values.

@@ -1,9 +1,11 @@
 //! Matrix products by cuBLASLt, on burn's stream. It is loaded where it lies, and not shipped; without it, burn's products remain.
 
+use std::borrow::Cow;
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::ffi::c_void;
+use std::iter::once;
 
 use burn::tensor::{DType, Tensor};
 use burn_cubecl::tensor::CubeTensor;
@@ -12,10 +14,12 @@ use cudarc::cublaslt::result::CublasError;
 use cudarc::cublaslt::sys;
 use cudarc::driver::sys::{CUdeviceptr, CUstream};
 
-use super::matrix::{rows, stride};
+use super::matrix::{self, dims, rows, stacked, stride};
+use super::one;
 use super::stream::{Failure, submit};
 use crate::ops::cuda::WORKSPACE_BYTES;
-use crate::ops::custom::{custom, spec};
+use crate::ops::custom::{Output, queue, side_by_side, spec};
+use crate::ops::linear::Weight;
 
 /// `CUBLAS_OP_N`.
 const AS_IT_IS: i32 = 0;
@@ -33,40 +37,63 @@ enum Way {
     Backward,
 }
 
-/// `x W^T`, added to `sum` if there is one, and rounded once.
-pub(super) fn forward(x: &Tensor<2>, weight: &Tensor<2>, sum: Option<&Tensor<2>>) -> Tensor<2> {
-    multiply(Way::Forward, x, weight, sum)
+/// `x W^T` for each of the weights, side by side; added to `sum` if there is one, which is for one weight. Rounded once.
+pub(super) fn forward(x: &Tensor<2>, weights: &[&Weight], sum: Option<&Tensor<2>>) -> Vec<Tensor<2>> {
+    let outputs = side_by_side(x.dims()[0], weights.iter().map(|weight| weight.dims()[0]));
+    let (num_weights, weights) = (weights.len(), dense(weights));
+    let inputs = once(x).chain(weights.iter().map(AsRef::as_ref)).chain(sum).map(|x| x.clone().into_dispatch());
+    let run = move |inputs: Vec<CubeTensor>, ys: &[CubeTensor]| {
+        let inputs: Vec<_> = inputs.into_iter().map(rows).collect();
+        let (x, weights, sum) = (&inputs[0], &inputs[1..=num_weights], inputs.get(num_weights + 1));
+        match (stacked(weights), matrix::side_by_side(ys)) {
+            (Some(weight), Some(y)) => multiply(Way::Forward, x, &weight, sum, &y),
+            _ => weights.iter().zip(ys).for_each(|(weight, y)| multiply(Way::Forward, x, weight, sum, y)),
+        }
+    };
+    queue("products", inputs.collect(), outputs, run).into_iter().map(Tensor::from_dispatch).collect()
 }
 
-/// `dy W`, added to `sum` if there is one, and rounded once.
-pub(super) fn backward(dy: &Tensor<2>, weight: &Tensor<2>, sum: Option<&Tensor<2>>) -> Tensor<2> {
-    multiply(Way::Backward, dy, weight, sum)
+/// The sum of `dy W` over the weights, added to `sum` if there is one. Rounded once where the gradients are side by side and the
+/// weights one below the other, else after each weight.
+pub(super) fn backward(dys: &[&Tensor<2>], weights: &[&Weight], sum: Option<&Tensor<2>>) -> Tensor<2> {
+    let ([tokens, _], [_, width]) = (dys[0].dims(), weights[0].dims());
+    let (num_weights, weights) = (weights.len(), dense(weights));
+    let inputs =
+        dys.iter().copied().chain(weights.iter().map(AsRef::as_ref)).chain(sum).map(|x| x.clone().into_dispatch());
+    let run = move |inputs: Vec<CubeTensor>, dx: &[CubeTensor]| {
+        let inputs: Vec<_> = inputs.into_iter().map(rows).collect();
+        let ((dys, rest), dx) = (inputs.split_at(num_weights), &dx[0]);
+        let (weights, sum) = (&rest[..num_weights], rest.get(num_weights));
+        if let (Some(dy), Some(weight)) = (matrix::side_by_side(dys), stacked(weights)) {
+            return multiply(Way::Backward, &dy, &weight, sum, dx);
+        }
+        let mut sum = sum;
+        for (dy, weight) in dys.iter().zip(weights) {
+            multiply(Way::Backward, dy, weight, sum, dx);
+            sum = Some(dx);
+        }
+    };
+    let output = vec![Output::New(spec(DType::BF16, [tokens, width]))];
+    Tensor::from_dispatch(one(queue("products_backward", inputs.collect(), output, run)))
 }
 
-fn multiply(way: Way, x: &Tensor<2>, weight: &Tensor<2>, sum: Option<&Tensor<2>>) -> Tensor<2> {
-    let ([tokens, _], [out_features, in_features]) = (x.dims(), weight.dims());
-    let width = if way == Way::Forward { out_features } else { in_features };
-    let output = [spec(DType::BF16, [tokens, width])];
-    let [x, weight] = [x, weight].map(|x| x.clone().into_dispatch());
-    let run = move |inputs: &[CubeTensor], [y]: &[CubeTensor; 1]| {
-        let strides = [&inputs[0], &inputs[1], inputs.last().filter(|_| inputs.len() == 3).unwrap_or(y), y].map(stride);
-        let product = Product { way, tokens, weight: [out_features, in_features], strides };
-        let has_sum = inputs.len() == 3;
-        submit(inputs, std::slice::from_ref(y), move |loaded, pointers, stream| {
-            PRODUCTS.with_borrow_mut(|devices| {
-                let products = match devices.entry(loaded.context as usize) {
-                    Entry::Occupied(entry) => entry.into_mut(),
-                    Entry::Vacant(entry) => entry.insert(Products::new()?),
-                };
-                products.multiply(product, pointers, has_sum, stream)
-            })
-        });
-    };
-    let [y] = match sum.map(|sum| sum.clone().into_dispatch()) {
-        None => custom("product", [x, weight], output, move |inputs, y| run(&inputs.map(rows), y)),
-        Some(sum) => custom("product", [x, weight, sum], output, move |inputs, y| run(&inputs.map(rows), y)),
-    };
-    Tensor::from_dispatch(y)
+fn dense<'a>(weights: &[&'a Weight]) -> Vec<Cow<'a, Tensor<2>>> {
+    weights.iter().map(|weight| weight.values.dense_in(DType::BF16)).collect()
+}
+
+fn multiply(way: Way, x: &CubeTensor, weight: &CubeTensor, sum: Option<&CubeTensor>, y: &CubeTensor) {
+    let strides = [x, weight, sum.unwrap_or(y), y].map(stride);
+    let (has_sum, product) = (sum.is_some(), Product { way, tokens: dims(x)[0], weight: dims(weight), strides });
+    let inputs: Vec<_> = [x, weight].into_iter().chain(sum).cloned().collect();
+    submit(&inputs, std::slice::from_ref(y), move |loaded, pointers, stream| {
+        PRODUCTS.with_borrow_mut(|devices| {
+            let products = match devices.entry(loaded.context as usize) {
+                Entry::Occupied(entry) => entry.into_mut(),
+                Entry::Vacant(entry) => entry.insert(Products::new()?),
+            };
+            products.multiply(product, pointers, has_sum, stream)
+        })
+    });
 }
 
 /// A product, by what decides how it is computed.

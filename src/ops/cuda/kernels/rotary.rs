@@ -1,10 +1,14 @@
-//! Rotary position embedding by the kernel of `rotary.cu`, in place.
+//! Rotary position embedding by the kernels of `rotary.cu`, in place, and with the norms of heads before it.
 
+use burn::backend::DispatchTensor;
 use burn::tensor::Tensor;
+use burn_cubecl::tensor::CubeTensor;
 
-use super::matrix::stride;
+use super::matrix::{dims, rows, side_by_side, stride};
 use super::stream::{Launch, Module};
-use crate::ops::custom::change;
+use crate::ops::attention::Heads;
+use crate::ops::custom::{self, change_columns, custom_of};
+use crate::ops::head_norm::{HeadNorms, QueriesKeys};
 use crate::ops::layout::Layout;
 
 pub(super) static MODULE: Module = Module { name: "rotary", ptx: include_str!("rotary.ptx") };
@@ -14,14 +18,73 @@ const THREADS: usize = 128;
 const PAIRS: usize = 8;
 
 /// [`rotate`](crate::ops::rotary::rotate) of `bf16`.
-pub(super) fn rotate(x: Tensor<2>, layout: &Layout, rope: usize, num_heads: usize, inverse: bool) -> Tensor<2> {
-    let [tokens, width] = x.dims();
-    let turns = layout.turns(rope, &x.device());
+pub(super) fn rotate(qk: [Tensor<2>; 2], layout: &Layout, rope: usize, heads: Heads, inverse: bool) -> [Tensor<2>; 2] {
+    let turns = layout.turns(rope, &qk[0].device());
     let inputs = [turns.cos.into_dispatch(), turns.sin.into_dispatch(), turns.rows.into_dispatch()];
-    let [x] = change("rotate", [x.into_dispatch()], inputs, move |[x], [cos, sin, rows]| {
-        let grid = [(width / 2).div_ceil(PAIRS * THREADS), tokens, 1];
-        let rotary = Launch::new(&MODULE, "rotary", grid, THREADS).change(x).read(&cos).read(&sin).read(&rows);
-        rotary.ints([stride(x), num_heads, width / num_heads, usize::from(inverse)]).launch();
-    });
-    Tensor::from_dispatch(x)
+    let run = move |qk: &[CubeTensor; 2], [cos, sin, rows]: [CubeTensor; 3]| {
+        let turn = |x: &CubeTensor| {
+            let ([tokens, width], head_dim) = (dims(x), heads.head_dim);
+            let grid = [tokens, (width / 2).div_ceil(PAIRS * THREADS), 1];
+            let rotary = Launch::new(&MODULE, "rotary", grid, THREADS).change(x).read(&cos).read(&sin).read(&rows);
+            rotary.ints([stride(x), width / head_dim, head_dim, usize::from(inverse)]).launch();
+        };
+        match side_by_side(qk) {
+            Some(qk) => turn(&qk),
+            None => qk.iter().for_each(turn),
+        }
+    };
+    change_columns("rotate", qk.map(Tensor::into_dispatch), inputs, run).map(Tensor::from_dispatch)
+}
+
+/// [`norm_and_rotate`](crate::ops::head_norm::norm_and_rotate) of `bf16`. The results are side by side; nothing else is kept.
+pub(super) fn norm_and_rotate(qk: QueriesKeys<&Tensor<2>>, norms: HeadNorms<'_>) -> QueriesKeys<Tensor<2>> {
+    let outputs = custom::side_by_side(qk[0].dims()[0], qk.map(|x| x.dims()[1]));
+    let HeadNorms { eps, heads, .. } = norms;
+    let run = move |[q, k, others @ ..]: [CubeTensor; 7], ys: &[CubeTensor; 2]| {
+        norm("head_norm_rotary", &[&[q, k].map(rows), ys], &others, heads.head_dim, eps);
+    };
+    custom_of("norm_and_rotate", inputs(qk, norms), outputs, run).map(Tensor::from_dispatch)
+}
+
+/// [`norm_and_rotate_backward`](crate::ops::head_norm::norm_and_rotate_backward) of `bf16`.
+pub(super) fn norm_and_rotate_backward(
+    dqk: QueriesKeys<Tensor<2>>,
+    qk: QueriesKeys<&Tensor<2>>,
+    norms: HeadNorms<'_>,
+) -> QueriesKeys<Tensor<2>> {
+    let (HeadNorms { eps, heads, .. }, dqk) = (norms, dqk.map(Tensor::into_dispatch));
+    let run = move |dqk: &[CubeTensor; 2], [q, k, others @ ..]: [CubeTensor; 7]| {
+        norm("head_norm_rotary_backward", &[dqk, &[q, k].map(rows), dqk], &others, heads.head_dim, eps);
+    };
+    change_columns("norm_and_rotate_backward", dqk, inputs(qk, norms), run).map(Tensor::from_dispatch)
+}
+
+/// Queries, keys, the weights of both, and the angles: cosines, sines and their rows.
+fn inputs([q, k]: QueriesKeys<&Tensor<2>>, norms: HeadNorms<'_>) -> [DispatchTensor; 7] {
+    let (turns, [q_weight, k_weight]) = (norms.layout.turns(norms.rope, &q.device()), norms.weights);
+    let [q, k] = [q, k].map(|x| x.clone().into_dispatch());
+    let [q_weight, k_weight] = [q_weight, k_weight].map(|x| x.clone().into_dispatch());
+    [q, k, q_weight, k_weight, turns.cos.into_dispatch(), turns.sin.into_dispatch(), turns.rows.into_dispatch()]
+}
+
+/// Launches a norm of heads. `operands`: of queries and keys, what is read, and then what is written. It is one launch where both are
+/// side by side in each.
+fn norm(function: &str, operands: &[&[CubeTensor; 2]], others: &[CubeTensor; 5], head_dim: usize, eps: f64) {
+    let launch = |operands: &[CubeTensor], weights: [usize; 2], widths: [usize; 2]| {
+        let Some((written, read)) = operands.split_last() else { return };
+        let tokens = dims(written)[0];
+        let threads = tokens * widths.iter().sum::<usize>() / head_dim * (head_dim / 16).next_power_of_two();
+        let norm = Launch::new(&MODULE, function, [threads.div_ceil(THREADS), 1, 1], THREADS);
+        let norm = weights.iter().fold(read.iter().fold(norm, Launch::read), |norm, index| norm.read(&others[*index]));
+        let norm = others[2..].iter().fold(norm, Launch::read).write(written).ints(operands.iter().map(stride));
+        norm.ints([tokens, widths[0] / head_dim, widths[1] / head_dim, head_dim]).float(eps).launch();
+    };
+    let [q_width, k_width] = operands[0].each_ref().map(|x| dims(x)[1]);
+    if let Some(whole) = operands.iter().map(|parts| side_by_side(*parts)).collect::<Option<Vec<_>>>() {
+        return launch(&whole, [0, 1], [q_width, k_width]);
+    }
+    for (which, width) in [q_width, k_width].into_iter().enumerate() {
+        let part: Vec<_> = operands.iter().map(|parts| parts[which].clone()).collect();
+        launch(&part, [which, which], [width, 0]);
+    }
 }

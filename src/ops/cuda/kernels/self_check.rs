@@ -6,17 +6,19 @@ use burn::tensor::{DType, Device, Tensor};
 
 use crate::ops::adamw::{State, Update, adamw};
 use crate::ops::attention::{Heads, attention, attention_backward};
-use crate::ops::cross_entropy::{LossChunk, TokenWeights, linear_cross_entropy};
+use crate::ops::cross_entropy::{Head, LossChunk, TokenWeights, linear_cross_entropy};
 use crate::ops::cuda::Compared;
 use crate::ops::dropout::{Dropout, mix};
+use crate::ops::head_norm::{HeadNorms, norm_and_rotate, norm_and_rotate_backward};
 use crate::ops::host;
 use crate::ops::kernels::place_of;
 use crate::ops::layout::{Layout, RotaryTable};
-use crate::ops::linear::{InputGrad, Weight, linear, linear_backward};
+use crate::ops::linear::{InputGrad, Layer, Weight, linear, linear_backward, linears, linears_backward};
 use crate::ops::low_rank::{Lora, LowRank};
 use crate::ops::norm::{rms_norm, rms_norm_backward};
 use crate::ops::rotary::rotate;
-use crate::ops::swiglu::{swiglu, swiglu_backward};
+use crate::ops::swiglu;
+use crate::spec::Activation;
 use crate::util::faults;
 use crate::util::panics::guarded;
 
@@ -29,7 +31,7 @@ pub fn self_check(device: &Device) -> Vec<Compared> {
     let cpu = Device::flex();
     let heads = [(32, None), (64, None), (96, Some(3)), (128, None), (256, Some(20))];
     let of_heads = heads.into_iter().flat_map(|(head_dim, window)| {
-        let heads = Heads { num_heads: 6, num_kv_heads: 2, head_dim, scale: 0.125, window };
+        let heads = Heads { num_heads: 6, num_kv_heads: 2, head_dim, scale: 0.125, window, soft_cap: None };
         let of = |device: &Device, dtype| attend(device, dtype, heads);
         let of_gpu = guarded(|| of(device, DType::BF16)).and_then(|found| found);
         compare(
@@ -39,9 +41,10 @@ pub fn self_check(device: &Device) -> Vec<Compared> {
             &of(&cpu, DType::F32).unwrap_or_default(),
         )
     });
-    let others: [(&str, Of); 6] = [
+    let others: [(&str, Of); 7] = [
         ("products", layer),
         ("low_rank", update),
+        ("low_rank", projections),
         ("norm", norms),
         ("rotary", turned),
         ("swiglu", gated),
@@ -149,6 +152,41 @@ fn update(device: &Device, dtype: DType) -> Result<Results, String> {
     }
 }
 
+/// Three layers with biases of one input, whose weights lie one below the other: each with an update, and one without.
+fn projections(device: &Device, dtype: DType) -> Result<Results, String> {
+    let (tokens, r, widths, in_features) = (70, 24, [80, 16, 16], 144);
+    let place = place_of(device, dtype);
+    let whole = numbers([widths.iter().sum(), in_features], 1, device).cast(dtype);
+    let weight = |(first, width): (usize, usize)| {
+        let bias = numbers([1, width], 3, device).cast(DType::F32).reshape([width]);
+        Weight { bias: Some(bias), ..Weight::new(whole.clone().narrow(0, first, width)) }
+    };
+    let weights = [0, 80, 96].into_iter().zip(widths).map(weight);
+    let (weights, x): (Vec<_>, _) = (weights.collect(), numbers([tokens, in_features], 2, device).cast(dtype));
+    let matrices: Vec<_> =
+        widths.iter().map(|width| [[r, in_features], [*width, r]].map(|shape| matrix(shape, *width, device))).collect();
+    let mut results = Results::new();
+    for without in [None, Some(1)] {
+        let layer = |index: usize| {
+            let [a, b] = &matrices[index];
+            let lora = Lora { matrices: LowRank { a, b }, scale: 0.5, dropout: None };
+            Layer { weight: &weights[index], lora: (without != Some(index)).then_some(lora) }
+        };
+        let layers = [0, 1, 2].map(layer);
+        let (ys, xas): (Vec<_>, Vec<_>) = linears(place, &x, &layers).into_iter().unzip();
+        let with_xas: Vec<_> = layers.into_iter().zip(xas.iter().map(Option::as_ref)).collect();
+        let (dx, grads) = linears_backward(place, ys.clone(), &x, &with_xas, true);
+        for y in &ys {
+            results.extend(read([("y", y)])?);
+        }
+        results.extend(read([("dx", &dx.unwrap_or_else(|| x.clone()))])?);
+        for LowRank { a, b } in grads.iter().flatten() {
+            results.extend(read([("dA", a), ("dB", b)])?);
+        }
+    }
+    Ok(results)
+}
+
 /// As an adapter is copied to a device.
 fn matrix(shape: [usize; 2], seed: usize, device: &Device) -> Tensor<2> {
     let values = host::view(&numbers(shape, seed, &Device::flex()).cast(DType::F32)).to_vec();
@@ -175,23 +213,51 @@ fn turned(device: &Device, dtype: DType) -> Result<Results, String> {
     let table = RotaryTable::new(angles().map(f32::cos).collect(), angles().map(f32::sin).collect(), half.into());
     let (place, positions) = (place_of(device, dtype), (0..u32::from(tokens)).rev().collect());
     let layout = Layout::new(place, 1, vec![(0, tokens.into())], positions, Arc::from([table]));
-    let x = || numbers([tokens.into(), usize::from(half) * 2 * num_heads], 1, device).cast(dtype);
-    let [there, back] = [false, true].map(|inverse| rotate(x(), &layout, 0, num_heads, inverse));
-    read([("turned", &there), ("turned back", &back)])
+    let head_dim = 2 * usize::from(half);
+    let heads = Heads { num_heads, num_kv_heads: 1, head_dim, scale: 1.0, window: None, soft_cap: None };
+    let x = |num_heads| numbers([tokens.into(), head_dim * num_heads], 1, device).cast(dtype);
+    let turned = |inverse| rotate([x(num_heads), x(1)], &layout, 0, heads, inverse);
+    let weight = numbers([1, head_dim], 2, device).cast(DType::F32).reshape([head_dim]);
+    let norms = HeadNorms { weights: [&weight, &weight], eps: 1e-5, layout: &layout, rope: 0, heads };
+    let (queries, keys) = (x(num_heads), x(1));
+    let ([q_normed, k_normed], factors) = norm_and_rotate([&queries, &keys], norms);
+    let [dq, dk] = norm_and_rotate_backward([x(num_heads), x(1)], [&queries, &keys], factors, norms);
+    let ([q, k], [q_back, k_back]) = (turned(false), turned(true));
+    read([
+        ("queries", &q),
+        ("keys", &k),
+        ("queries turned back", &q_back),
+        ("keys turned back", &k_back),
+        ("normed queries", &q_normed),
+        ("normed keys", &k_normed),
+        ("the gradient of queries", &dq),
+        ("the gradient of keys", &dk),
+    ])
 }
 
 fn gated(device: &Device, dtype: DType) -> Result<Results, String> {
     let place = place_of(device, dtype);
     let [dh, gate, up] = [1, 2, 3].map(|seed| numbers([9, 1032], seed, device).cast(dtype));
-    let (dgate, dup) = swiglu_backward(place, &dh, &gate, &up);
-    read([("h", &swiglu(place, &gate, &up)), ("dgate", &dgate), ("dup", &dup)])
+    let mut results = Results::new();
+    for activation in [Activation::Silu, Activation::GeluTanh] {
+        let (dgate, dup) = swiglu::gated_backward(place, activation, &dh, &gate, &up);
+        results.extend(read([("h", &swiglu::gated(place, activation, &gate, &up)), ("dgate", &dgate), ("dup", &dup)])?);
+    }
+    Ok(results)
 }
 
 fn loss(device: &Device, dtype: DType) -> Result<Results, String> {
     let head = Weight::new(numbers([1000, 64], 1, device).cast(dtype));
     let hidden = numbers([64, 64], 2, device).cast(dtype);
     let (targets, weights) = ((0..64).map(|i| i * 13).collect::<Vec<_>>(), TokenWeights::Each(vec![0.5; 64]));
-    let found = linear_cross_entropy(place_of(device, dtype), &hidden, &head, &targets, &weights, LossChunk::Auto);
+    let found = linear_cross_entropy(
+        place_of(device, dtype),
+        &hidden,
+        Head { weight: &head, soft_cap: None },
+        &targets,
+        &weights,
+        LossChunk::Auto,
+    );
     read([("losses", &found.losses.unsqueeze_dim(1)), ("dhidden", &found.dhidden)])
 }
 

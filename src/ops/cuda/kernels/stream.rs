@@ -17,7 +17,7 @@ use cubecl_runtime::id::KernelId;
 use cubecl_runtime::runtime::Runtime;
 use cubecl_runtime::server::LaunchError;
 use cubecl_server::stream::{ExecuteScope, WriteScoped as _};
-use cudarc::driver::sys::{CUcontext, CUfunction, CUfunction_attribute, CUmodule, CUresult, CUstream};
+use cudarc::driver::sys::{CUcontext, CUdeviceptr, CUfunction, CUfunction_attribute, CUmodule, CUresult, CUstream};
 use cudarc::driver::{DriverError, result};
 
 type CudaServer = <CudaRuntime as Runtime>::Server;
@@ -51,6 +51,8 @@ enum Word {
     Read(usize),
     Write(usize),
     Value(u64),
+    /// Two numbers that kernels count with, and leave at zero.
+    Counters,
 }
 
 /// What a table is made of, which is an argument by value.
@@ -87,6 +89,10 @@ impl Launch {
     pub(super) fn change(mut self, x: &CubeTensor) -> Self {
         let word = self.word(Operand::Change(x));
         self.with([word].into())
+    }
+
+    pub(super) fn counters(self) -> Self {
+        self.with([Word::Counters].into())
     }
 
     /// A table of `capacity` words: its end is not read.
@@ -141,6 +147,7 @@ impl Launch {
         let num_reads = reads.len();
         submit(&reads, &writes, move |loaded, pointers, stream| {
             let function = loaded.function(self.module, &self.function, self.shared_bytes)?;
+            let counters = loaded.counters(stream)?;
             let [x, y, z] = self.grid;
             let grid = (u32(x)?, u32(y)?, u32(z)?);
             // Little-endian: a part of a word comes first in it.
@@ -148,6 +155,7 @@ impl Launch {
                 Word::Read(index) => pointers[index],
                 Word::Write(index) => pointers[num_reads + index],
                 Word::Value(value) => value,
+                Word::Counters => counters,
             };
             let mut words: Vec<Vec<u64>> =
                 self.arguments.iter().map(|words| words.iter().map(word).collect()).collect();
@@ -217,6 +225,8 @@ pub(super) struct Loaded {
     modules: HashMap<&'static str, CUmodule>,
     /// With the dynamic shared memory that each may use.
     functions: HashMap<String, (CUfunction, usize)>,
+    /// By stream: launches in one do not run at a time.
+    counters: HashMap<usize, CUdeviceptr>,
 }
 
 thread_local! {
@@ -229,7 +239,22 @@ impl Loaded {
         let device = result::device::get(i32::from(device))?;
         // SAFETY: `device` comes from cuDeviceGet. burn holds the primary context as well.
         let context = unsafe { result::primary_ctx::retain(device) }?;
-        Ok(Self { context, modules: HashMap::new(), functions: HashMap::new() })
+        let (modules, functions, counters) = Default::default();
+        Ok(Self { context, modules, functions, counters })
+    }
+
+    fn counters(&mut self, stream: CUstream) -> Result<CUdeviceptr, DriverError> {
+        const BYTES: usize = 2 * size_of::<u32>();
+
+        Ok(match self.counters.entry(stream as usize) {
+            Entry::Occupied(entry) => *entry.get(),
+            // SAFETY: the context is current, and nothing uses the memory yet.
+            Entry::Vacant(entry) => *entry.insert(unsafe {
+                let counters = result::malloc_sync(BYTES)?;
+                result::memset_d8_sync(counters, 0, BYTES)?;
+                counters
+            }),
+        })
     }
 
     /// A kernel, which may use `shared_bytes` of dynamic shared memory.

@@ -1,41 +1,50 @@
-//! The gate by the kernels of `swiglu.cu`.
+//! The gate of a feed-forward layer by the kernels of `swiglu.cu`.
 
 use burn::tensor::{DType, Tensor};
 use burn_cubecl::tensor::CubeTensor;
 
 use super::matrix::{dims, rows, stride};
 use super::stream::{Launch, Module};
-use crate::ops::custom::{custom, spec};
+use crate::ops::custom::{custom, custom_of, side_by_side, spec};
+use crate::ops::swiglu::name;
+use crate::spec::Activation;
 
 pub(super) static MODULE: Module = Module { name: "swiglu", ptx: include_str!("swiglu.ptx") };
 
 const THREADS: usize = 128;
 
 fn kernel(name: &str, [tokens, width]: [usize; 2]) -> Launch {
-    Launch::new(&MODULE, name, [width.div_ceil(8 * THREADS), tokens, 1], THREADS)
+    Launch::new(&MODULE, name, [tokens, width.div_ceil(8 * THREADS), 1], THREADS)
 }
 
-/// [`swiglu`](crate::ops::swiglu::swiglu) of `bf16`.
-pub(super) fn forward(gate: &Tensor<2>, up: &Tensor<2>) -> Tensor<2> {
+/// [`gated`](crate::ops::swiglu::gated) of `bf16`.
+pub(super) fn forward(activation: Activation, gate: &Tensor<2>, up: &Tensor<2>) -> Tensor<2> {
     let inputs = [gate, up].map(|x| x.clone().into_dispatch());
-    let [h] = custom("swiglu", inputs, [spec(DType::BF16, gate.dims())], |inputs, [h]| {
+    let [name, _] = name(activation);
+    let [h] = custom(name, inputs, [spec(DType::BF16, gate.dims())], move |inputs, [h]| {
         let inputs = inputs.map(rows);
-        let swiglu = inputs.iter().fold(kernel("swiglu", dims(h)), Launch::read).write(h);
-        swiglu.ints(inputs.iter().chain([h]).map(stride)).ints([dims(h)[1]]).launch();
+        let gated = inputs.iter().fold(kernel(name, dims(h)), Launch::read).write(h);
+        gated.ints(inputs.iter().chain([h]).map(stride)).ints([dims(h)[1]]).launch();
     });
     Tensor::from_dispatch(h)
 }
 
-/// [`swiglu_backward`](crate::ops::swiglu::swiglu_backward) of `bf16`.
-pub(super) fn backward(dh: &Tensor<2>, gate: &Tensor<2>, up: &Tensor<2>) -> (Tensor<2>, Tensor<2>) {
+/// [`gated_backward`](crate::ops::swiglu::gated_backward) of `bf16`; the results are side by side.
+pub(super) fn backward(
+    activation: Activation,
+    dh: &Tensor<2>,
+    gate: &Tensor<2>,
+    up: &Tensor<2>,
+) -> (Tensor<2>, Tensor<2>) {
     let inputs = [dh, gate, up].map(|x| x.clone().into_dispatch());
-    let outputs = [gate, up].map(|x| spec(DType::BF16, x.dims()));
-    let [dgate, dup] = custom("swiglu_backward", inputs, outputs, |inputs, outputs: &[CubeTensor; 2]| {
+    let ([tokens, width], [_, name]) = (gate.dims(), name(activation));
+    let run = move |inputs: [CubeTensor; 3], outputs: &[CubeTensor; 2]| {
         let inputs = inputs.map(rows);
         let size = dims(&outputs[0]);
-        let swiglu = inputs.iter().fold(kernel("swiglu_backward", size), Launch::read);
-        let swiglu = outputs.iter().fold(swiglu, Launch::write).long(0);
-        swiglu.ints(inputs.iter().chain(outputs).map(stride)).ints([0, size[1]]).launch();
-    });
+        let gated = inputs.iter().fold(kernel(name, size), Launch::read);
+        let gated = outputs.iter().fold(gated, Launch::write).long(0);
+        gated.ints(inputs.iter().chain(outputs).map(stride)).ints([0, size[1]]).launch();
+    };
+    let [dgate, dup] = custom_of(name, inputs, side_by_side(tokens, [width; 2]), run);
     (Tensor::from_dispatch(dgate), Tensor::from_dispatch(dup))
 }

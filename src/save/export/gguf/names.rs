@@ -4,7 +4,7 @@ use super::file::{GgufType, text};
 use crate::schema::Problem;
 use crate::spec::gguf::{self, architecture};
 pub(super) use crate::spec::gguf::{is_interleaved, tensor_name};
-use crate::spec::{Heads, ModelConfig, RopeScaling};
+use crate::spec::{Attention, Block, Heads, ModelConfig, RopeScaling};
 use crate::util::gguf::Value;
 
 /// Rows of `width` numbers, those of the two halves of each head in turn.
@@ -59,7 +59,7 @@ fn size_label(num_parameters: usize) -> String {
 
 /// Shape and constants of the model.
 #[expect(clippy::cast_possible_truncation, reason = "the file has f32, and counts below 2^32")]
-pub(super) fn shape(config: &ModelConfig, dtype: GgufType) -> Vec<(String, Value)> {
+pub(super) fn shape(config: &ModelConfig, dtype: GgufType) -> Result<Vec<(String, Value)>, Problem> {
     let count = |value: usize| Value::U32(value as u32);
     let (block, rope) = (&config.blocks[0], config.ropes[0]);
     let (attention, gated) = (block.attention(), block.gated());
@@ -77,21 +77,87 @@ pub(super) fn shape(config: &ModelConfig, dtype: GgufType) -> Vec<(String, Value
         ("attention.value_length", head_dim.clone()),
         ("rope.freq_base", Value::F32(rope.theta as f32)),
     ];
-    if architecture(config) == "llama" {
+    if is_interleaved(config, "q_proj") {
         keys.extend([("vocab_size", count(config.vocab_size)), ("rope.dimension_count", head_dim)]);
     }
     if let Some(RopeScaling::Linear { factor }) = rope.scaling {
         keys.extend([("rope.scaling.type", text("linear")), ("rope.scaling.factor", Value::F32(factor as f32))]);
     }
+    keys.extend(windows_and_caps(config)?);
+    keys.extend(multipliers(config));
+    check_ropes(config)?;
     let of_family = keys.into_iter().map(|(key, value)| (format!("{}.{key}", architecture(config)), value));
-    of_family.chain([("general.file_type".to_owned(), Value::U32(dtype.file_code()))]).collect()
+    Ok(of_family.chain([("general.file_type".to_owned(), Value::U32(dtype.file_code()))]).collect())
+}
+
+/// The multipliers of Granite.
+#[expect(clippy::cast_possible_truncation, reason = "the file has f32")]
+fn multipliers(config: &ModelConfig) -> Vec<(&'static str, Value)> {
+    if config.model_type != "granite" {
+        return Vec::new();
+    }
+    let scale = config.blocks[0].attention().map_or(1.0, |attention| attention.heads.scale);
+    let of_outputs = config.blocks[0].sublayers[0].output_scale.unwrap_or(1.0);
+    let found = [scale, config.embedding_scale.unwrap_or(1.0), of_outputs, config.logit_divisor];
+    gguf::MULTIPLIERS.iter().zip(found).map(|((_, key), number)| (*key, Value::F32(number as f32))).collect()
+}
+
+/// Layers without a rotary embedding are where llama.cpp expects them.
+fn check_ropes(config: &ModelConfig) -> Result<(), Problem> {
+    let has_rope = |block: &Block| block.attention().is_some_and(|attention| attention.rope.is_some());
+    let expected = |layer: usize| config.model_type != "smollm3" || !(layer + 1).is_multiple_of(4);
+    if config.blocks.iter().enumerate().all(|(layer, block)| has_rope(block) == expected(layer)) {
+        return Ok(());
+    }
+    let problem = Problem::new("GGUF has no place for `no_rope_layers` other than every fourth");
+    Err(problem.hint("merge into a folder: --out DIR"))
+}
+
+/// Windows and caps, in families that have them in a file.
+///
+/// # Errors
+/// What llama.cpp computes otherwise, whatever the file says.
+#[expect(clippy::cast_possible_truncation, reason = "the file has f32, and counts below 2^32")]
+fn windows_and_caps(config: &ModelConfig) -> Result<Vec<(&'static str, Value)>, Problem> {
+    let attentions: Vec<_> = config.blocks.iter().filter_map(Block::attention).collect();
+    let Heads { num_heads, head_dim, scale, soft_cap, .. } = attentions[0].heads;
+    let implied = gguf::implied(&config.model_type, config.num_layers(), config.hidden_size, num_heads, head_dim);
+    let Some(implied) = implied else { return Ok(Vec::new()) };
+    let refused = |what: &str| {
+        let problem = Problem::new(format!("GGUF has no place for {what} in a model of type {}", config.model_type));
+        Err(problem.hint("merge into a folder: --out DIR"))
+    };
+    let window = attentions[0].heads.window;
+    let has_window = |layer: usize| !(layer + 1).is_multiple_of(implied.pattern);
+    let as_implied = |(layer, attention): (usize, &&Attention)| {
+        attention.heads.window == window.filter(|_| has_window(layer))
+            && attention.rope == Some(usize::from(has_window(layer) && config.ropes.len() > 1))
+    };
+    if !attentions.iter().enumerate().all(as_implied) {
+        return refused("windows in other layers than the family's");
+    }
+    if (scale * implied.query_scalar.sqrt() - 1.0).abs() > 1e-6 {
+        return refused("this `query_pre_attn_scalar`");
+    }
+    if !config.tie_word_embeddings {
+        return refused("a head of its own");
+    }
+    let is_gemma3 = config.model_type == "gemma3_text";
+    if is_gemma3 && (soft_cap.is_some() || config.logit_soft_cap.is_some()) {
+        return refused("caps of scores and logits");
+    }
+    let caps = [("attn_logit_softcapping", soft_cap), ("final_logit_softcapping", config.logit_soft_cap)];
+    let caps = caps.into_iter().filter_map(|(key, cap)| Some((key, Value::F32(cap? as f32))));
+    let window = window.map(|window| ("attention.sliding_window", Value::U32(window as u32)));
+    let local = config.ropes.get(1).map(|rope| ("rope.freq_base_swa", Value::F32(rope.theta as f32)));
+    Ok(caps.chain(window).chain(local).collect())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::model::weights::fixture::tiny_config;
-    use crate::spec::SublayerKind;
+    use crate::spec::{QueryKeyNorms, SublayerKind};
 
     #[test]
     fn every_tensor_of_every_family_has_a_name_of_its_own() {
@@ -100,16 +166,17 @@ mod tests {
             block.sites.iter_mut().for_each(|site| site.has_bias = true);
             for sublayer in &mut block.sublayers {
                 if let SublayerKind::Attention(attention) = &mut sublayer.kind {
-                    attention.has_head_norms = true;
+                    attention.query_key_norms = Some(QueryKeyNorms::Heads);
                 }
             }
         }
-        let names: Vec<String> = config.expected_tensors().iter().map(|(name, _)| tensor_name(name).unwrap()).collect();
+        let name = |(name, _): &(String, Vec<usize>)| tensor_name(&config, name).unwrap();
+        let names: Vec<String> = config.expected_tensors().iter().map(name).collect();
         assert_eq!(names.iter().collect::<std::collections::HashSet<_>>().len(), names.len());
         for name in ["token_embd.weight", "blk.1.attn_k.bias", "blk.0.attn_q_norm.weight", "blk.0.ffn_norm.weight"] {
             assert!(names.contains(&name.to_owned()), "{name}");
         }
-        assert_eq!(tensor_name("model.layers.0.self_attn.rotary_emb.inv_freq"), None);
+        assert_eq!(tensor_name(&config, "model.layers.0.self_attn.rotary_emb.inv_freq"), None);
     }
 
     #[test]

@@ -54,7 +54,7 @@ fn an_adapter_has_the_trained_numbers_and_b_carries_what_alpha_by_rank_does_not_
     assert_eq!(numbers(&plain.metadata["adapter.lora.alpha"]), [alpha]);
     let rooted = adapter_of(&LoraConfig { use_rslora: true, ..saved.config.clone() });
     for (module, pair) in &saved.weights {
-        let name = names::tensor_name(&format!("{module}.weight")).unwrap();
+        let name = names::tensor_name(&tiny_config(), &format!("{module}.weight")).unwrap();
         let (code, shape, a) = &plain.tensors[&format!("{name}.lora_a")];
         assert_eq!((*code, shape.as_slice()), (0, &[pair.a.num_columns as u64, pair.a.num_rows as u64][..]));
         assert_eq!(numbers(a), pair.a.values);
@@ -79,7 +79,7 @@ fn the_merged_file_has_the_merged_folders_numbers_its_tokenizer_and_a_modelfile_
     let merged = WeightFiles::open(&folder).unwrap();
     assert_eq!(file.tensors.len(), merged.tensors().len());
     for (name, stored) in merged.tensors() {
-        let (_, shape, bytes) = &file.tensors[&names::tensor_name(name).unwrap()];
+        let (_, shape, bytes) = &file.tensors[&names::tensor_name(&tiny_config(), name).unwrap()];
         assert!(shape.iter().rev().copied().eq(stored.shape.iter().map(|size| *size as u64)), "{name}");
         let is_turned = name.contains("q_proj") || name.contains("k_proj");
         assert_eq!(numbers(bytes) != merged.load_f32(name, &stored.shape).unwrap(), is_turned, "{name}");
@@ -248,7 +248,8 @@ fn a_file_that_cannot_be_a_base_says_why_and_a_tokenizer_beside_it_goes_before_i
         (
             "llama",
             "gemma",
-            "`general.architecture` = \"gemma\" is not supported, expected one of `llama`, `qwen2`, `qwen3`",
+            "`general.architecture` = \"gemma\" is not supported, expected one of `llama`, `qwen2`, `qwen3`, \
+             `gemma2`, `gemma3`",
         ),
         ("llama.block_count", "llama.block_cOunt", "`llama.block_count` is missing"),
         ("llama.attention.head_count", "llama.attention.head_cOunt", "`llama.attention.head_count` is missing"),

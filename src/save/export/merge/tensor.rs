@@ -18,6 +18,8 @@ use crate::schema::Problem;
 use crate::spec::ModelConfig;
 use crate::util::faults;
 
+const HEAD: &str = "lm_head.weight";
+
 /// Differences between weights.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Differences {
@@ -43,7 +45,7 @@ impl Differences {
 pub(in crate::save::export) struct Merging {
     pub(in crate::save::export) config: ModelConfig,
     pub(in crate::save::export) base: Weights,
-    /// Names and shapes of the model's tensors, sorted.
+    /// Names and shapes of the model's tensors, and of the other parts of a multimodal model, sorted.
     tensors: Vec<(String, Vec<usize>)>,
     /// Bytes of all of them.
     num_bytes: usize,
@@ -71,6 +73,10 @@ impl Merging {
         let shapes = selection.iter().map(|(layer, site, shape)| (config.module_name(layer, site), shape)).collect();
         let linears = config.sites().map(|(name, _)| format!("{name}.weight")).collect();
         let mut tensors = config.expected_tensors();
+        if let (true, Weights::Files(files)) = (config.is_nested, &base) {
+            let others = files.tensors().iter().filter(|(name, stored)| stored.nested_name.is_none() && *name != HEAD);
+            tensors.extend(others.map(|(name, stored)| (name.clone(), stored.shape.clone())));
+        }
         tensors.sort();
         let differences = Mutex::default();
         let mut merging =
@@ -85,8 +91,8 @@ impl Merging {
         on_bytes: &'a dyn Fn(usize, usize),
     ) -> impl Iterator<Item = MergedTensor<'a>> {
         self.tensors.iter().map(move |(name, shape)| {
-            let module = name.strip_suffix(".weight").unwrap_or(name);
-            let update = self.adapter.weights.get(module).zip(self.shapes.get(module).copied());
+            let module = self.config.module_of(name.strip_suffix(".weight").unwrap_or(name));
+            let update = self.adapter.weights.get(&module).zip(self.shapes.get(&module).copied());
             let decoded = self.decoded.filter(|_| self.linears.contains(name));
             MergedTensor { merging: self, name, shape, stored: self.stored(name, shape), update, decoded, on_bytes }
         })
@@ -115,6 +121,9 @@ impl Merging {
     /// A tensor of the base, as the adapter was trained on it.
     fn weight(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, Problem> {
         let device = Device::flex();
+        if let (Weights::Files(files), [_, _, _, ..]) = (&self.base, shape) {
+            return files.load_f32(name, shape);
+        }
         let &[rows, columns] = shape else {
             let values = self.base.load(name, [shape.iter().product()], Dtype::F32, &device)?;
             return Ok(faults::read(values, "a weight"));
@@ -155,6 +164,15 @@ pub(in crate::save::export) struct MergedTensor<'a> {
 }
 
 impl<'a> MergedTensor<'a> {
+    /// Its name in the base's files.
+    pub(super) fn name_in_file(&self) -> String {
+        match self.stored {
+            Some((StoredTensor { nested_name: Some(name), .. }, _)) => name.clone(),
+            Some(_) => self.name.to_owned(),
+            None => self.merging.config.module_of(self.name),
+        }
+    }
+
     /// Type in which the tensor is written by default.
     pub(in crate::save::export) fn dtype(&self) -> Dtype {
         self.stored.map_or_else(|| self.merging.decoded_dtype(), |(_, dtype)| dtype)

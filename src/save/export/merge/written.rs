@@ -45,9 +45,10 @@ impl<'a> Written<'a> {
         failure: &'a OnceLock<Problem>,
     ) -> Vec<(String, Self)> {
         let shape = tensor.shape.to_vec();
+        let whole = tensor.name_in_file();
         let part = |(suffix, part, shape): (&str, Part, Vec<usize>)| {
-            let module = tensor.name.strip_suffix(".weight").unwrap_or(tensor.name);
-            let name = if suffix.is_empty() { tensor.name.to_owned() } else { format!("{module}.{suffix}") };
+            let module = whole.strip_suffix(".weight").unwrap_or(&whole);
+            let name = if suffix.is_empty() { whole.clone() } else { format!("{module}.{suffix}") };
             (name, Self { tensor, part, dtype, quantisation, shape, failure })
         };
         let Some(Quantisation { coding, .. }) = quantisation else { return vec![part(("", Part::Whole, shape))] };

@@ -1,0 +1,117 @@
+//! The layers of a model: which have a window, and what is in them.
+
+use crate::schema::{Section, Value};
+use crate::spec::block::{Attention, Block, Gated, Heads, SITE_NAMES, Site, Sublayer, SublayerKind};
+use crate::spec::families::{Family, Windows};
+
+/// What layers differ in.
+#[derive(Clone, Copy)]
+pub(super) struct Layer {
+    /// Whether `layer_types` says `sliding_attention`.
+    pub(super) is_local: bool,
+    pub(super) has_rope: bool,
+    pub(super) window: Option<usize>,
+}
+
+/// Every layer, from `sliding_window` and the keys that choose its layers.
+pub(super) fn layers(json: &mut Section, family: &Family, num_layers: usize) -> Vec<Layer> {
+    let (default, first, pattern) = match family.windows {
+        Windows::Never => (None, 0, 0),
+        Windows::Everywhere(default) => (Some(default), 0, 0),
+        Windows::LaterLayers { .. } if !json.boolean("use_sliding_window", false) => (None, 0, 0),
+        Windows::LaterLayers { default, first } => {
+            (Some(default), json.count("max_window_layers", first, 0..=1 << 32), 0)
+        }
+        Windows::AllButEvery { default, pattern } => {
+            (Some(default), 0, json.count("sliding_window_pattern", pattern, 1..=1 << 16))
+        }
+    };
+    let is_null = json.has("sliding_window") && json.value("sliding_window").is_none();
+    let window = default.filter(|_| !is_null).map(|default| json.count("sliding_window", default, 1..=1 << 32));
+    let kinds = match json.value("layer_types") {
+        Some(Value::Array(kinds)) if kinds.len() == num_layers => Some(kinds),
+        None => None,
+        Some(_) => {
+            json.problem("layer_types", format!("must name one type for each of the {num_layers} layers"));
+            None
+        }
+    };
+    let mut layers = Vec::with_capacity(num_layers);
+    for layer in 0..num_layers {
+        let kind = kinds.map(|kinds| kinds[layer].value());
+        let is_last = pattern > 0 && (layer + 1) % pattern == 0;
+        let is_full = kind.map_or(layer < first || is_last, |kind| kind.text() == Some("full_attention"));
+        let is_known =
+            is_full || (window.is_some() && kind.is_none_or(|kind| kind.text() == Some("sliding_attention")));
+        if let Some(kind) = kind.filter(|_| !is_known) {
+            let message = format!("names {} for layer {layer}, which is not supported here", kind.shown());
+            json.problem("layer_types", message);
+            break;
+        }
+        layers.push(Layer { is_local: !is_full, has_rope: true, window: window.filter(|_| !is_full) });
+    }
+    without_rope(json, family, &mut layers);
+    layers
+}
+
+/// Notes which layers have no rotary embedding.
+fn without_rope(json: &mut Section, family: &Family, layers: &mut [Layer]) {
+    let Some(interval) = family.no_rope_interval else { return };
+    json.only("use_sliding_window", "false", |value| *value == Value::Boolean(false));
+    let interval = json.count("no_rope_layer_interval", interval, 1..=1 << 16);
+    let listed = match json.value("no_rope_layers") {
+        Some(Value::Array(listed)) if listed.len() == layers.len() => Some(listed),
+        None => None,
+        Some(_) => {
+            let message = format!("must have one number for each of the {} layers: 0 without, 1 with", layers.len());
+            return json.problem("no_rope_layers", message);
+        }
+    };
+    for (index, layer) in layers.iter_mut().enumerate() {
+        let by_interval = !(index + 1).is_multiple_of(interval);
+        layer.has_rope = listed.map_or(by_interval, |listed| listed[index].value().number() != Some(0.0));
+    }
+}
+
+/// What the layers of a model have in common.
+pub(super) struct Widths {
+    pub(super) hidden: usize,
+    pub(super) intermediate: usize,
+    pub(super) heads: Heads,
+    /// Whether the projections of an attention's input, that of its output and the feed-forward layers add a bias.
+    pub(super) biases: [bool; 3],
+    /// Factor of the outputs of sublayers.
+    pub(super) output_scale: Option<f64>,
+}
+
+impl Widths {
+    /// The block of a layer.
+    pub(super) fn block(&self, family: &Family, layer: Layer) -> Block {
+        let Self { hidden, intermediate, biases: [of_qkv, of_output, of_mlp], output_scale, .. } = *self;
+        let heads = Heads { window: layer.window, ..self.heads };
+        let (query, key_value) = (heads.query_width(), heads.key_value_width());
+        let sites = [
+            ([query, hidden], of_qkv),
+            ([key_value, hidden], of_qkv),
+            ([key_value, hidden], of_qkv),
+            ([hidden, query], of_output),
+            ([intermediate, hidden], of_mlp),
+            ([intermediate, hidden], of_mlp),
+            ([hidden, intermediate], of_mlp),
+        ];
+        let rope = usize::from(layer.is_local && family.local_rope_theta.is_some());
+        let rope = layer.has_rope.then_some(rope);
+        let attention = Attention { heads, rope, query_key_norms: family.qk_norms, qkv: [0, 1, 2], output: 3 };
+        let activation = family.activation.1;
+        let gated = Gated { activation, intermediate_size: intermediate, gate_up: [4, 5], down: 6 };
+        let kinds = [SublayerKind::Attention(attention), SublayerKind::Gated(gated)];
+        let sublayers = kinds.into_iter().zip(family.norms);
+        let named = SITE_NAMES.into_iter().zip(sites);
+        Block {
+            sites: named.map(|(name, (shape, has_bias))| Site { name: name.to_owned(), shape, has_bias }).collect(),
+            sublayers: sublayers
+                .map(|(kind, [norm_before, norm_after])| Sublayer { norm_before, norm_after, output_scale, kind })
+                .collect(),
+        }
+    }
+}

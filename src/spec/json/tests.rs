@@ -1,0 +1,228 @@
+//! What configs are read as, and which are refused.
+
+use super::*;
+use crate::spec::{QueryKeyNorms, RopeScaling};
+
+const BASE: &str = r#"{"model_type": "llama", "vocab_size": 100, "hidden_size": 64, "intermediate_size": 96,
+    "num_hidden_layers": 2, "num_attention_heads": 4"#;
+
+fn with(more: &str) -> Result<ModelConfig, Problems> {
+    ModelConfig::from_json(&format!("{BASE}{more}}}"))
+}
+
+fn refusal(more: &str) -> String {
+    with(more).unwrap_err().to_string()
+}
+
+fn windows_of(config: &ModelConfig) -> Vec<Option<usize>> {
+    config.blocks.iter().map(|block| block.attention().unwrap().heads.window).collect()
+}
+
+fn num_kv_heads(config: &ModelConfig) -> usize {
+    config.blocks[0].attention().unwrap().heads.num_kv_heads
+}
+
+/// The linear layers of the first block that add a bias.
+fn biases_of(config: &ModelConfig) -> Vec<&str> {
+    config.blocks[0].sites.iter().filter(|site| site.has_bias).map(|site| &*site.name).collect()
+}
+
+#[test]
+fn a_silent_config_has_the_defaults_of_transformers() {
+    let config = with("").unwrap();
+    let heads = config.blocks[0].attention().unwrap().heads;
+    assert_eq!((heads.num_kv_heads, heads.head_dim, config.max_position_embeddings), (4, 16, 2048));
+    assert_eq!((config.ropes[0].theta, config.rms_norm_eps, config.initializer_range), (10_000.0, 1e-6, 0.02));
+    assert_eq!((config.bos_token_id, &config.eos_token_ids[..]), (Some(1), &[2][..]));
+    assert_eq!((config.ropes[0].scaling, config.tie_word_embeddings), (None, false));
+    assert_eq!((windows_of(&config), biases_of(&config)), (vec![None; 2], vec![]));
+    assert_eq!(config.blocks[0].attention().unwrap().query_key_norms, None);
+}
+
+#[test]
+fn mistral_has_its_own_defaults_and_null_turns_the_window_off() {
+    let mistral = |more: &str| {
+        let text = format!("{BASE}{more}}}").replace("\"llama\"", "\"mistral\"").replace("heads\": 4", "heads\": 16");
+        ModelConfig::from_json(&text).unwrap()
+    };
+    let config = mistral("");
+    assert_eq!((num_kv_heads(&config), windows_of(&config)), (8, vec![Some(4096); 2]));
+    assert_eq!(config.max_position_embeddings, 131_072);
+    let config = mistral(r#", "sliding_window": null, "num_key_value_heads": null"#);
+    assert_eq!((num_kv_heads(&config), windows_of(&config)), (16, vec![None; 2]));
+}
+
+#[test]
+fn qwen_has_biases_norms_of_heads_and_windows_where_its_config_says() {
+    let qwen = |kind: &str, more: &str| {
+        let text = format!("{BASE}, \"num_key_value_heads\": 2{more}}}").replace("\"llama\"", &format!("\"{kind}\""));
+        ModelConfig::from_json(&text)
+    };
+    let config = qwen("qwen2", "").unwrap();
+    assert_eq!(biases_of(&config), ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"]);
+    let attention = config.blocks[0].attention().unwrap();
+    assert_eq!((attention.query_key_norms, attention.heads.head_dim, windows_of(&config)), (None, 16, vec![None; 2]));
+    assert_eq!((config.bos_token_id, config.eos_token_ids), (None, vec![]));
+    let config = qwen("qwen3", "").unwrap();
+    let attention = config.blocks[0].attention().unwrap();
+    assert_eq!((biases_of(&config), attention.heads.head_dim), (vec![], 128));
+    assert_eq!(attention.query_key_norms, Some(QueryKeyNorms::Heads));
+    let windows = |more: &str| windows_of(&qwen("qwen2", &format!(r#", "use_sliding_window": true{more}"#)).unwrap());
+    assert_eq!(windows(""), [None, None]);
+    assert_eq!(windows(r#", "max_window_layers": 1"#), [None, Some(4096)]);
+    assert_eq!(
+        windows(r#", "sliding_window": 7, "layer_types": ["sliding_attention", "full_attention"]"#),
+        [Some(7), None]
+    );
+    let refused = qwen("qwen2", r#", "attention_bias": true"#).unwrap_err().to_string();
+    assert!(refused.contains("`attention_bias` = true is not supported for `qwen2`"), "{refused}");
+}
+
+#[test]
+fn rope_of_transformers_4_and_5_read_the_same() {
+    let inner = r#""factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192"#;
+    let old = with(&format!(r#", "rope_theta": 5e5, "rope_scaling": {{"type": "llama3", {inner}}}"#)).unwrap();
+    let new = with(&format!(r#", "rope_parameters": {{"rope_theta": 5e5, "rope_type": "llama3", {inner}}}"#)).unwrap();
+    assert_eq!(old, new);
+    assert_eq!(old.ropes[0].theta, 5e5);
+    let expected = RopeScaling::Llama3 {
+        factor: 32.0,
+        low_freq_factor: 1.0,
+        high_freq_factor: 4.0,
+        original_max_position_embeddings: 8192,
+    };
+    assert_eq!(old.ropes[0].scaling, Some(expected));
+    let plain = with(r#", "rope_parameters": {"rope_theta": 2e4, "rope_type": "default"}"#).unwrap();
+    assert_eq!((plain.ropes[0].theta, plain.ropes[0].scaling), (2e4, None));
+    let linear = with(r#", "rope_scaling": {"type": "linear", "factor": 2}"#).unwrap();
+    assert_eq!(linear.ropes[0].scaling, Some(RopeScaling::Linear { factor: 2.0 }));
+}
+
+#[test]
+fn rope_kinds_that_are_not_implemented_are_refused_by_name() {
+    for kind in ["dynamic", "yarn", "longrope"] {
+        let message = refusal(&format!(r#", "rope_scaling": {{"rope_type": "{kind}", "factor": 2.0}}"#));
+        assert!(message.contains(&format!("`rope_scaling.rope_type` = \"{kind}\" is not supported")), "{message}");
+    }
+    assert!(refusal(r#", "rope_scaling": {"rope_type": "linear", "type": "llama3"}"#).contains("differ"));
+    assert!(refusal(r#", "rope_theta": 1e4, "rope_parameters": {"rope_theta": 5e5}"#).contains("differ"));
+    assert!(refusal(r#", "rope_scaling": {"type": "linear"}"#).contains("`rope_scaling.factor` is missing"));
+}
+
+#[test]
+fn end_tokens_are_a_number_a_list_or_null() {
+    assert_eq!(with(r#", "eos_token_id": [7, 9]"#).unwrap().eos_token_ids, [7, 9]);
+    let config = with(r#", "eos_token_id": null, "bos_token_id": null"#).unwrap();
+    assert_eq!((config.eos_token_ids, config.bos_token_id), (vec![], None));
+    assert!(refusal(r#", "eos_token_id": 100"#).contains("`eos_token_id` = 100, expected a token id below"));
+}
+
+#[test]
+fn other_families_and_heads_are_refused_with_the_list_of_known_ones() {
+    let refused =
+        |name: &str| ModelConfig::from_json(&format!(r#"{{"model_type": "{name}"}}"#)).unwrap_err().to_string();
+    let expected = "= \"mpt\" is not supported, expected one of `llama`, `mistral`, `qwen2`, `qwen3`, `gemma2`";
+    assert!(refused("mpt").contains(expected), "{}", refused("mpt"));
+    let expected = "= \"qwen3_next\" is not supported: it needs linear attention";
+    assert!(refused("qwen3_next").contains(expected), "{}", refused("qwen3_next"));
+    assert!(ModelConfig::from_json("{}").unwrap_err().to_string().contains("`model_type` is missing"));
+    assert!(ModelConfig::from_json("[]").unwrap_err().to_string().contains("not a JSON object"));
+    assert!(ModelConfig::from_json("{").unwrap_err().to_string().contains("not valid JSON"));
+    assert!(refusal(r#", "architectures": ["LlamaForSequenceClassification"]"#).contains("LlamaForCausalLM"));
+}
+
+#[test]
+fn settings_that_change_the_computation_are_refused() {
+    for (more, part) in [
+        (r#", "hidden_act": "gelu""#, "`hidden_act` = \"gelu\" is not supported, expected \"silu\""),
+        (r#", "attention_dropout": 0.1"#, "`attention_dropout` = 0.1"),
+        (r#", "partial_rotary_factor": 0.5"#, "`partial_rotary_factor` = 0.5"),
+        (r#", "layer_types": ["full_attention", "sliding_attention"]"#, "names \"sliding_attention\" for layer 1"),
+        (r#", "layer_types": ["full_attention"]"#, "must name one type for each of the 2 layers"),
+    ] {
+        assert!(refusal(more).contains(part), "{}", refusal(more));
+    }
+}
+
+#[test]
+fn every_impossible_shape_is_listed_at_once() {
+    let text = r#"{"model_type": "llama", "vocab_size": 0, "hidden_size": -3, "intermediate_size": 1e30,
+        "num_hidden_layers": "two", "tie_word_embeddings": 1}"#;
+    let problems = ModelConfig::from_json(text).unwrap_err().to_string();
+    for key in [
+        "vocab_size",
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "tie_word_embeddings",
+    ] {
+        assert!(problems.contains(&format!("config.json: `{key}` ")), "{key}: {problems}");
+    }
+    let heads = refusal(r#", "num_key_value_heads": 3, "head_dim": 7"#);
+    assert!(heads.contains("`num_attention_heads` = 4 is not a multiple of `num_key_value_heads` = 3"), "{heads}");
+    assert!(heads.contains("`head_dim` = 7 is odd"), "{heads}");
+    let text = format!("{BASE}}}").replace("64", "66");
+    assert!(ModelConfig::from_json(&text).unwrap_err().to_string().contains("`hidden_size` = 66 is not a multiple"));
+}
+
+#[test]
+fn sizes_whose_product_is_no_number_are_refused() {
+    let huge = r#"{"model_type": "llama", "vocab_size": 100, "hidden_size": 65536, "intermediate_size": 96,
+        "num_hidden_layers": 4096, "num_attention_heads": 65536, "head_dim": 65536}"#;
+    let error = ModelConfig::from_json(huge).unwrap_err().to_string();
+    assert!(error.contains("65536 heads of `head_dim` = 65536, expected at most 4194304 in all"), "{error}");
+}
+
+const GEMMA: &str = r#""vocab_size": 100, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4,
+    "num_attention_heads": 4"#;
+
+#[test]
+fn gemma_has_windows_caps_and_scales_where_its_config_says() {
+    let gemma2 = |more: &str| {
+        ModelConfig::from_json(&format!(r#"{{"model_type": "gemma2", {GEMMA}, "sliding_window": 7{more}}}"#)).unwrap()
+    };
+    let config = gemma2("");
+    assert_eq!(windows_of(&config), [Some(7), None, Some(7), None]);
+    let heads = config.blocks[0].attention().unwrap().heads;
+    assert_eq!((heads.num_kv_heads, heads.head_dim, heads.scale, heads.soft_cap), (4, 256, 1.0 / 16.0, Some(50.0)));
+    assert_eq!((config.logit_soft_cap, config.embedding_scale), (Some(30.0), Some(8.0)));
+    assert!(config.has_norms_less_one && config.tie_word_embeddings);
+    let config =
+        gemma2(r#", "attn_logit_softcapping": null, "final_logit_softcapping": 5, "query_pre_attn_scalar": 4"#);
+    let heads = config.blocks[0].attention().unwrap().heads;
+    assert_eq!((heads.soft_cap, config.logit_soft_cap, heads.scale), (None, Some(5.0), 0.5));
+}
+
+#[test]
+fn gemma_3_of_transformers_4_and_5_read_the_same_also_within_a_multimodal_model() {
+    let text = |more: &str| format!(r#""model_type": "gemma3_text", {GEMMA}, "sliding_window": 7{more}"#);
+    let old = text(
+        r#", "rope_theta": 2e6, "rope_local_base_freq": 5e3, "rope_scaling": {"rope_type": "linear",
+        "factor": 8}, "sliding_window_pattern": 3"#,
+    );
+    let new = text(
+        r#", "rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 8, "rope_theta": 2e6},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 5e3}}, "layer_types": ["sliding_attention",
+        "sliding_attention", "full_attention", "sliding_attention"]"#,
+    );
+    let [old, new] = [old, new].map(|text| ModelConfig::from_json(&format!("{{{text}}}")).unwrap());
+    assert_eq!(old, new);
+    assert_eq!(windows_of(&old), [Some(7), Some(7), None, Some(7)]);
+    let ropes: Vec<_> = old.blocks.iter().map(|block| old.ropes[block.attention().unwrap().rope.unwrap()]).collect();
+    assert_eq!([ropes[1].theta, ropes[2].theta], [5e3, 2e6]);
+    assert_eq!([ropes[1].scaling, ropes[2].scaling], [None, Some(RopeScaling::Linear { factor: 8.0 })]);
+    let around = r#"{"model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"],
+        "vision_config": {}, "eos_token_id": [1, 6]"#;
+    let nested = ModelConfig::from_json(&format!(r#"{around}, "text_config": {{{}}}}}"#, text(""))).unwrap();
+    assert!(nested.is_nested && !old.is_nested);
+    assert_eq!(
+        (nested.eos_token_ids.as_slice(), nested.ropes[0].theta, nested.ropes[1].theta),
+        (&[1, 6][..], 1e6, 1e4)
+    );
+    assert_eq!(nested.module_name(3, 1), "model.language_model.layers.3.self_attn.k_proj");
+    assert_eq!(nested.expected_tensors()[0].0, "model.embed_tokens.weight");
+    let refused = ModelConfig::from_json(&format!(r#"{around}, "text_config": {{"vocab_size": 0}}}}"#)).unwrap_err();
+    assert!(refused.to_string().contains("`text_config.vocab_size` = 0"), "{refused}");
+}
