@@ -3,6 +3,8 @@
 
 usage: make_golden.py model MODEL_DIR OUT_DIR [--r 8] [--whole-gradients] [--curve] [--seed N]
        make_golden.py family FOLDER
+       make_golden.py optimizers MODEL_DIR OUT_DIR
+       make_golden.py starts MODEL_DIR OUT_DIR
        make_golden.py rope OUT_DIR
        make_golden.py bitsandbytes FOLDER
        make_golden.py quantised OUT_FILE
@@ -23,6 +25,14 @@ usage: make_golden.py model MODEL_DIR OUT_DIR [--r 8] [--whole-gradients] [--cur
 weights are not stored; they follow from the formula below and the tensor's name: norms around 1 and biases around 0 with
 a bound of 0.3, matrices with 1.7 / sqrt(in_features). Families whose files have norms less 1 have them around 0. Of a
 multimodal model, adapters are on the language model alone, and tensors are drawn under the names that they have there.
+
+`optimizers` writes OUT_DIR/golden.json for one folder: the curve by the rule of each optimizer, of torch, transformers, bitsandbytes
+(its PyTorch version of the 8-bit update, uncompiled: TORCHDYNAMO_DISABLE=1), PEFT's LoRA+, and Facebook's schedule-free
+(pip install --no-deps schedulefree==1.4.1); with the adapter after it, which is the average where there is one. And one row
+with NEFTune's noise.
+
+`starts` writes OUT_DIR/golden.json for one folder: for each start that takes a part out of the base, that part (B A), the norms of
+A's rows, the curve from there, and the difference that it makes to the weights (B A less the part).
 
 `rope` writes the rotary tables of transformers for scaled and unscaled configurations.
 
@@ -61,6 +71,7 @@ import shlex
 import shutil
 import sys
 import tempfile
+from unittest import mock
 
 import numpy as np
 import peft
@@ -231,16 +242,23 @@ def case(model, named, batch, whole: bool) -> tuple[dict, dict[str, np.ndarray]]
     return figures, arrays
 
 
-def curve(folder: pathlib.Path, tokenizer, lora: dict, seed: int) -> dict:
-    """A short training run, and everything needed to repeat it."""
-    model, named = with_adapter(folder, lora, 0.0)
-    model.train()
-    steps, size, accumulation = CURVE["steps"], CURVE["micro_batch_size"], CURVE["gradient_accumulation_steps"]
-    lengths = [12 + (7 * i) % 23 for i in range(6 * size)]
+def batches_of_curve(tokenizer, seed: int):
+    """The rows of a curve and which tokens carry loss."""
+    lengths = [12 + (7 * i) % 23 for i in range(6 * CURVE["micro_batch_size"])]
     rows = token_rows(tokenizer, lengths, seed + 1)
-    masks = loss_masks(rows, seed + 1)
-    optimizer = torch.optim.AdamW(named.values(), lr=CURVE["learning_rate"], betas=tuple(CURVE["betas"]), eps=CURVE["eps"],
-                                  weight_decay=CURVE["weight_decay"])
+    return rows, loss_masks(rows, seed + 1)
+
+
+def adamw(model, named, settings):
+    return torch.optim.AdamW(named.values(), lr=settings["learning_rate"], betas=tuple(settings["betas"]), eps=settings["eps"],
+                             weight_decay=settings["weight_decay"])
+
+
+def train(model, named, batch_rows, settings, optimizer, after_step=lambda: None) -> list[dict]:
+    """A short training run: its steps."""
+    model.train()
+    rows, masks = batch_rows
+    steps, size, accumulation = CURVE["steps"], CURVE["micro_batch_size"], CURVE["gradient_accumulation_steps"]
     schedule = get_cosine_schedule_with_warmup(optimizer, CURVE["warmup_steps"], steps)
     done, cursor = [], 0
     for _ in range(steps):
@@ -255,15 +273,188 @@ def curve(folder: pathlib.Path, tokenizer, lora: dict, seed: int) -> dict:
             loss = loss_sum(model(input_ids=ids, attention_mask=attend).logits, labels) / num_targets
             loss.backward()
             total += loss.item()
-        norm = torch.nn.utils.clip_grad_norm_(named.values(), CURVE["max_grad_norm"]).item()
+        norm = torch.nn.utils.clip_grad_norm_(named.values(), settings["max_grad_norm"]).item()
         done.append({"micro_batches": micro_batches, "loss": total, "grad_norm": norm, "num_target_tokens": num_targets,
                      "learning_rate": optimizer.param_groups[0]["lr"]})
         optimizer.step()
         optimizer.zero_grad()
         schedule.step()
-    final = {name: {"norm": float(p.detach().double().norm()), "projections": projections(name, p.detach().numpy())}
-             for name, p in named.items() if ".lora_B." in name}
-    return {"lora": lora, "b_bound": 0.0, "settings": CURVE, "rows": rows, "loss_masks": masks, "steps_done": done, "final_b": final}
+        after_step()
+    return done
+
+
+def final(named, only: str = "") -> dict:
+    """Norms and projections of adapter tensors."""
+    return {name: {"norm": float(p.detach().double().norm()), "projections": projections(name, p.detach().numpy())}
+            for name, p in named.items() if only in name}
+
+
+def curve(folder: pathlib.Path, tokenizer, lora: dict, seed: int) -> dict:
+    """A short training run, and everything needed to repeat it."""
+    model, named = with_adapter(folder, lora, 0.0)
+    batch_rows = batches_of_curve(tokenizer, seed)
+    done = train(model, named, batch_rows, CURVE, adamw(model, named, CURVE))
+    return {"lora": lora, "b_bound": 0.0, "settings": CURVE, "rows": batch_rows[0], "loss_masks": batch_rows[1], "steps_done": done,
+            "final_b": final(named, ".lora_B.")}
+
+
+def adamw_8bit(model, named, settings):
+    import bitsandbytes
+    from bitsandbytes.backends.triton.kernels_optim import optimizer_update_8bit_blockwise_pytorch
+
+    def update(name, g, p, state1, state2, beta1, beta2, beta3, alpha, eps, step, lr, qmap1, qmap2, absmax1, absmax2, decay,
+               gnorm_scale, skip_zeros):
+        optimizer_update_8bit_blockwise_pytorch(p, g, state1, state2, beta1, beta2, beta3, alpha, eps, step, lr, qmap1, qmap2, absmax1,
+                                                absmax2, decay, gnorm_scale, skip_zeros, optimizer_name=name)
+
+    bitsandbytes.functional.optimizer_update_8bit_blockwise = update
+    return bitsandbytes.optim.AdamW8bit(named.values(), lr=settings["learning_rate"], betas=tuple(settings["betas"]),
+                                        eps=settings["eps"], weight_decay=settings["weight_decay"])
+
+
+def lion(model, named, settings):
+    import bitsandbytes
+
+    return bitsandbytes.optim.Lion(named.values(), lr=settings["learning_rate"], betas=tuple(settings["betas"]),
+                                   weight_decay=settings["weight_decay"])
+
+
+def adafactor(model, named, settings):
+    return transformers.Adafactor(named.values(), lr=settings["learning_rate"], weight_decay=settings["weight_decay"],
+                                  scale_parameter=False, relative_step=False)
+
+
+def sgd(model, named, settings):
+    return torch.optim.SGD(named.values(), lr=settings["learning_rate"], momentum=settings["momentum"],
+                           weight_decay=settings["weight_decay"])
+
+
+def schedule_free(model, named, settings):
+    from schedulefree import AdamWScheduleFree
+
+    optimizer = AdamWScheduleFree(named.values(), lr=settings["learning_rate"], betas=tuple(settings["betas"]), eps=settings["eps"],
+                                  weight_decay=settings["weight_decay"], foreach=False)
+    optimizer.train()
+    return optimizer
+
+
+def muon(model, named, settings):
+    from torch.optim import _muon
+
+    # In f32: what rounding to bfloat16 adds is no part of the algorithm.
+    rounded = _muon._zeropower_via_newtonschulz
+
+    def exact(*args):
+        with mock.patch.object(torch, "bfloat16", torch.float32):
+            return rounded(*args)
+
+    _muon._zeropower_via_newtonschulz = exact
+    return torch.optim.Muon(named.values(), lr=settings["learning_rate"], weight_decay=settings["weight_decay"],
+                            momentum=settings["momentum"])
+
+
+def lora_plus(model, named, settings):
+    from peft.optimizers import create_loraplus_optimizer
+
+    return create_loraplus_optimizer(model, torch.optim.AdamW, lr=settings["learning_rate"],
+                                     loraplus_lr_ratio=settings["loraplus_lr_ratio"], loraplus_weight_decay=settings["weight_decay"],
+                                     betas=tuple(settings["betas"]), eps=settings["eps"])
+
+
+# The settings that differ from those of the curve, and what makes the optimizer.
+OPTIMIZERS = {
+    "adamw_8bit": ({}, adamw_8bit),
+    "lion": ({"learning_rate": 3e-4, "betas": [0.9, 0.99], "weight_decay": 0.1}, lion),
+    "adafactor": ({}, adafactor),
+    "sgd": ({"learning_rate": 0.1, "momentum": 0.0}, sgd),
+    "sgd with momentum": ({"learning_rate": 0.05, "momentum": 0.9}, sgd),
+    "schedule_free_adamw": ({"learning_rate": 3e-3, "betas": [0.95, 0.99]}, schedule_free),
+    "muon": ({"learning_rate": 5e-3, "momentum": 0.9, "weight_decay": 0.1}, muon),
+    "adamw with lora_plus": ({"learning_rate": 2e-4, "loraplus_lr_ratio": 16.0}, lora_plus),
+    "adamw with ema": ({"ema_decay": 0.8}, adamw),
+}
+
+
+def make_starts(args) -> None:
+    """The starts that take a part out of the base."""
+    tokenizer, cases = open_tokenizer(args.model), {}
+    batch_rows = batches_of_curve(tokenizer, args.seed)
+    for init in ("pissa", "olora"):
+        lora = {"r": 4, "lora_alpha": 6, "target_modules": "all-linear", "use_rslora": False, "init_lora_weights": init}
+        model = get_peft_model(open_model(args.model), LoraConfig(task_type="CAUSAL_LM", lora_dropout=0.0, bias="none", **lora))
+        named = adapter_tensors(model)
+
+        def products():
+            pairs = [(name.split(".lora_A.")[0], p, named[name.replace("lora_A", "lora_B")]) for name, p in named.items()
+                     if ".lora_A." in name]
+            return {module: (b @ a).detach().clone() for module, a, b in pairs}
+
+        start = products()
+        norms = {name.split(".lora_A.")[0]: p.detach().norm(dim=1).tolist() for name, p in named.items() if ".lora_A." in name}
+        done = train(model, named, batch_rows, CURVE, adamw(model, named, CURVE))
+        differences = {module: product - start[module] for module, product in products().items()}
+        cases[init] = {"lora": lora, "settings": CURVE, "start": final(start), "row_norms": norms, "steps_done": done,
+                       "difference": final(differences)}
+    write(args.out, {"rows": batch_rows[0], "loss_masks": batch_rows[1], "cases": cases}, None)
+
+
+def mix(value: int) -> int:
+    """The finaliser of SplitMix64 after its increment."""
+    value = (value + 0x9E3779B97F4A7C15) % 2**64
+    value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+    value = (value ^ value >> 27) * 0x94D049BB133111EB % 2**64
+    return value ^ value >> 31
+
+
+def hashed(shape: tuple[int, int], seed: int) -> np.ndarray:
+    """The hash of a seed and an element's place, as a share of the largest, from -1 to 1."""
+    keys = [mix(mix(seed) ^ row) for row in range(shape[0])]
+    low, high = (np.array([[key >> shift & 0xFFFFFFFF] for key in keys], dtype=np.uint32) for shift in (0, 32))
+    with np.errstate(over="ignore"):
+        h = np.arange(shape[1], dtype=np.uint32) * np.uint32(0x9E3779B9) ^ low
+        h = (h ^ h >> np.uint32(16)) * np.uint32(0x7FEB352D)
+        h = (h ^ high ^ h >> np.uint32(15)) * np.uint32(0x846CA68B)
+        return ((h ^ h >> np.uint32(16)).view(np.int32) / 2**31).astype(np.float32)
+
+
+def neftune(folder: pathlib.Path, lora: dict, batch) -> dict:
+    """Loss and gradients with the noise of transformers' hook, whose random numbers are the hash's: one row alone."""
+    from transformers.integrations.neftune import neftune_post_forward_hook
+
+    model, named = with_adapter(folder, lora, B_BOUND)
+    embedding = model.get_input_embeddings()
+    embedding.neftune_noise_alpha = 5.0
+    embedding.register_forward_hook(neftune_post_forward_hook)
+
+    def uniform(tensor, low, high):
+        return torch.from_numpy(hashed(tensor.shape[1:], mix(mix(mix(0)))))[None] * high
+
+    with mock.patch.object(torch.Tensor, "uniform_", uniform):
+        figures, _ = case(model.train(), named, batch, False)
+    return {"lora": lora, "b_bound": B_BOUND, "neftune_noise_alpha": 5.0, "rows": batch[0], "loss_masks": batch[1], **figures}
+
+
+def make_optimizers(args) -> None:
+    """The curves by other optimizers."""
+    from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+    tokenizer = open_tokenizer(args.model)
+    lora = {"r": 8, "lora_alpha": 16, "target_modules": "all-linear", "use_rslora": False}
+    batch_rows, curves = batches_of_curve(tokenizer, args.seed), {}
+    for name, (changes, make) in OPTIMIZERS.items():
+        settings = {**CURVE, **changes, "name": name.split()[0]}
+        model, named = with_adapter(args.model, lora, 0.0)
+        optimizer = make(model, named, settings)
+        average = AveragedModel(torch.nn.ParameterList(named.values()), multi_avg_fn=get_ema_multi_avg_fn(settings.get("ema_decay", 0.0)))
+        done = train(model, named, batch_rows, settings, optimizer,
+                     lambda: average.update_parameters(torch.nn.ParameterList(named.values())))
+        if hasattr(optimizer, "eval"):
+            optimizer.eval()
+        found = dict(zip(named, average.module)) if "ema_decay" in settings else named
+        curves[name] = {"lora": lora, "b_bound": 0.0, "settings": settings, "steps_done": done, "final": final(found)}
+    rows = {"rows": batch_rows[0], "loss_masks": batch_rows[1]}
+    one_row = tuple(all[:1] for all in batch_rows)
+    write(args.out, {**rows, "curves": curves, "neftune": neftune(args.model, lora, one_row)}, None)
 
 
 def greedy(model, prompt: list[int]) -> dict:
@@ -305,9 +496,10 @@ def made_by() -> dict:
 def write(out: pathlib.Path, document: dict, arrays: dict[str, np.ndarray]) -> None:
     out.mkdir(parents=True, exist_ok=True)
     (out / "golden.json").write_text(json.dumps({"made_by": made_by(), **document}, separators=(",", ":"), ensure_ascii=False) + "\n")
-    save_file({k: np.ascontiguousarray(v) for k, v in arrays.items()}, out / "golden.safetensors")
-    size = sum((out / f).stat().st_size for f in ("golden.json", "golden.safetensors"))
-    print(f"{out}: {len(arrays)} arrays, {size:,} bytes")
+    if arrays:
+        save_file({k: np.ascontiguousarray(v) for k, v in arrays.items()}, out / "golden.safetensors")
+    size = sum(f.stat().st_size for f in out.glob("golden.*"))
+    print(f"{out}: {len(arrays or [])} arrays, {size:,} bytes")
 
 
 def make_model(args) -> None:
@@ -551,6 +743,14 @@ def main() -> None:
     family = kinds.add_parser("family", help="the golden files of a small model of a family")
     family.add_argument("out", type=pathlib.Path)
     family.set_defaults(make=make_family, greedy=True, r=4, whole_gradients=False, curve=True, seed=31)
+    optimizers = kinds.add_parser("optimizers", help="the curve by other optimizers")
+    optimizers.add_argument("model", type=pathlib.Path)
+    optimizers.add_argument("out", type=pathlib.Path)
+    optimizers.set_defaults(make=make_optimizers, seed=21)
+    starts = kinds.add_parser("starts", help="starts that take a part out of the base")
+    starts.add_argument("model", type=pathlib.Path)
+    starts.add_argument("out", type=pathlib.Path)
+    starts.set_defaults(make=make_starts, seed=21)
     rope = kinds.add_parser("rope", help="rotary tables")
     rope.add_argument("out", type=pathlib.Path)
     rope.set_defaults(make=make_rope)

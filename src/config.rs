@@ -23,11 +23,11 @@ pub use data::{DataConfig, DataFormat, DataSource, EvalSplit, OnBadRow, RowLimit
 pub use device::DeviceConfig;
 pub use eval::{BestBy, EvalConfig, Metric, Take, TaskConfig};
 pub use logging::LoggingConfig;
-pub(crate) use lora::meant_layer;
 pub use lora::{InitLoraWeights, LoraConfig, TargetModules};
+pub(crate) use lora::{layers_regex, meant_layer};
 pub use model::{Init, ModelOptions, Quantization, Residency};
 pub use optimizer::{OptimizerConfig, OptimizerName};
-pub use scheduler::{LrScheduler, SchedulerConfig};
+pub use scheduler::{DecayType, LrScheduler, SchedulerConfig};
 pub use train::{GradientCheckpointing, Precision, TrainConfig};
 pub use watchdog::WatchdogConfig;
 

@@ -15,7 +15,8 @@ use crate::ops::layout::RotaryTable;
 use crate::ops::linear::{Weight, linear};
 use crate::ops::product::F32Products;
 use crate::ops::profile::{self, Cost};
-use crate::spec::ModelConfig;
+use crate::spec::{ModelConfig, SiteId};
+use crate::util::faults;
 
 mod attention;
 pub mod block;
@@ -122,6 +123,15 @@ impl Model {
             };
             Some((layer, block))
         })
+    }
+
+    /// The elements of a linear layer's weight, row by row, in `f32`.
+    #[must_use]
+    pub fn weight_values(&self, layer: usize, site: SiteId) -> Vec<f32> {
+        let values = |(_, block): (_, Cow<'_, Block>)| {
+            faults::read(block.linears[site].values.dense().into_owned(), "a weight of the base")
+        };
+        self.walk(std::iter::once(layer)).map(values).next().unwrap_or_default()
     }
 
     /// Angles of every rotary embedding for at least `num_positions` positions.

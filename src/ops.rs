@@ -8,6 +8,7 @@
 //! end. [`Layout`](layout::Layout) knows where a sequence begins.
 
 pub mod adamw;
+pub mod adamw_8bit;
 pub mod attention;
 pub mod blocks;
 pub mod cached_attention;
@@ -36,6 +37,7 @@ pub mod kernels;
 pub mod layout;
 pub mod linear;
 pub mod low_rank;
+pub mod noise;
 pub mod norm;
 pub mod peak;
 pub mod product;

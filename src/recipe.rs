@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use crate::config::{
     BestBy, CheckpointConfig, CostConfig, DataConfig, DeviceConfig, EvalConfig, LoggingConfig, LoraConfig, LrScheduler,
-    ModelOptions, OptimizerConfig, SchedulerConfig, TrainConfig, WatchdogConfig,
+    ModelOptions, OptimizerConfig, Quantization, SchedulerConfig, TrainConfig, WatchdogConfig,
 };
 use crate::data::files::FileKind;
 use crate::model::Storage;
@@ -169,9 +169,20 @@ impl Recipe {
             reject("eval.metric_for_best", message, "set `metric` in [eval.task]");
         }
 
+        if self.lora.starts_in_base() && self.model.quantization != Quantization::None {
+            let message = "`lora.init_lora_weights`: a part of a quantised base cannot be taken out of it".to_owned();
+            reject(
+                "lora.init_lora_weights",
+                message,
+                "leave `model.quantization` out, or use init_lora_weights = true",
+            );
+        }
+
         let scheduler = &self.scheduler;
-        if scheduler.lr_scheduler == LrScheduler::Constant && scheduler.min_lr_ratio > 0.0 {
-            let message = "`scheduler.min_lr_ratio` has no meaning for a constant learning rate".to_owned();
+        if matches!(scheduler.lr_scheduler, LrScheduler::Constant | LrScheduler::InverseSqrt)
+            && scheduler.min_lr_ratio > 0.0
+        {
+            let message = "`scheduler.min_lr_ratio` has no meaning for a learning rate that falls to no end".to_owned();
             reject("scheduler.min_lr_ratio", message, "take it out, or use `cosine` or `linear`");
         }
         if let (Some(warmup), Some(steps)) = (scheduler.warmup_steps, self.train.max_steps)

@@ -5,6 +5,7 @@
 //! sorted by place, and a key that no section declares is an error with a suggestion.
 
 mod accept;
+mod by_name;
 mod keys;
 mod overrides;
 mod path;
@@ -17,6 +18,7 @@ mod tree;
 
 use std::sync::Arc;
 
+pub use by_name::ByName;
 pub(crate) use keys::section;
 pub use keys::{Effect, Names, Peer, Row, peers, rows_to};
 pub use overrides::Override;

@@ -1,5 +1,6 @@
 //! Training: the loop, one step, block-wise backpropagation, loss, optimizer, schedule, evaluation.
 
+mod adapters;
 pub mod backprop;
 mod base_weights;
 pub mod eval;

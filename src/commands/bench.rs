@@ -73,7 +73,11 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
     let adapters = source.new_adapters(selection, &recipe.lora, recipe.seed, device);
     let num_trainable = adapters.num_parameters();
     let loraplus_lr_ratio = recipe.lora.loraplus_lr_ratio;
+    let taken = recipe.lora.starts_in_base().then(|| adapters.clone());
     let mut step = TrainStep::new(model, adapters, &recipe.train, &recipe.optimizer, loraplus_lr_ratio, recipe.seed);
+    if let Some(taken) = taken {
+        step = step.with_taken(taken);
+    }
 
     let mut batches = SyntheticBatches::new(recipe, source.config.vocab_size);
     let flops = StepFlops::new(&source.config, num_trainable);

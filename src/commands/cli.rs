@@ -325,7 +325,7 @@ mod tests {
             ("r.toml --load-in-4bit", "no option `--load-in-4bit`", "`--set model.quantization=nf4` does that"),
             (
                 "r.toml --optim adamw_torch",
-                "no option `--optim`; in the recipe: `optimizer.name` = \"adamw_torch\", expected \"adamw\"",
+                "no option `--optim`; in the recipe: `optimizer.name` = \"adamw_torch\", expected one of \"adamw\", \"adamw_8bit\", \"lion\", \"adafactor\", \"sgd\", \"schedule_free_adamw\", \"muon\"",
                 "this trainer calls it `adamw`",
             ),
             ("plan r.toml --price_per_hour 2", "no option `--price_per_hour`", "did you mean `--price-per-hour`?"),

@@ -1,13 +1,12 @@
 //! Section `[lora]` of a recipe.
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use regex::Regex;
 use serde::Serialize;
 
 use super::{POSITIVE, last_line};
-use crate::schema::{Node, Problem, Section, Value, closest, section};
+use crate::schema::{ByName, Node, Problem, Section, Value, closest, section};
 use crate::spec::{SITE_NAMES, short_name};
 
 section! {
@@ -29,25 +28,35 @@ section! {
              "lora_layers_keys"],
             ["lora_target_linear", "target_linear", "apply_lora_to_mlp", "lora_mlp", "lora_query", "lora_key", "lora_value";
              "\"all-linear\", or a list such as [\"q_proj\", \"v_proj\"]"];
+        /// Of these layers those without an adapter: a list of names such as `["k_proj"]`, or a regular expression for whole
+        /// module names. Default: none.
+        exclude_modules: Option<TargetModules> = None
+            => any(TargetModules::EXCLUDED, TargetModules::accept_excluded) like ["k_proj"], OtherAdapter,
+            ["lora_exclude_modules", "peft_exclude_modules"];
         /// Scale by `lora_alpha / sqrt(r)` instead (rank-stabilised LoRA).
         use_rslora: bool = false => boolean(), OtherAdapter,
             ["rslora", "peft_use_rslora", "lora_use_rslora", "use_rs_lora"];
         /// Weight-decomposed LoRA: not available yet.
         use_dora: bool = false => boolean(), OtherAdapter, ["dora", "peft_use_dora", "lora_use_dora"];
-        /// How A starts: true for PEFT's uniform distribution, or "gaussian". B starts at zero.
+        /// How A and B start. true: A in PEFT's uniform distribution, B zero; "gaussian": A in a normal one; "orthogonal": both
+        /// drawn, their product zero. "pissa", `"pissa_niter_16"` (estimated in 16 iterations, faster) and "olora" start as a
+        /// part of the base that is trained in its place; what is written is an adapter of twice the rank for the whole base.
         init_lora_weights: InitLoraWeights = InitLoraWeights::Kaiming
-            // Of no meaning once the adapters are there.
-            => any(InitLoraWeights::EXPECTED, InitLoraWeights::accept), None,
+            => any(InitLoraWeights::EXPECTED, InitLoraWeights::accept), OtherStates,
             ["lora_init", "init_weights", "peft_init_lora_weights"];
-        /// Only these layers, counted from 0. Default: all.
+        /// Only these layers, counted from 0; modules that `target_modules` lists with their whole names stay. Default: all.
         layers_to_transform: Option<Vec<usize>> = None => any(LAYERS, accept_layers) like [14, 15], OtherAdapter,
             ["lora_layers_to_transform", "peft_layers_to_transform"],
             ["lora_layers", "num_layers"; "it lists layers: the last 4 of 16 are [12, 13, 14, 15]"];
-        /// Another rank for modules whose name ends like this (or matches, as a regular expression).
-        rank_pattern: BTreeMap<String, usize> = BTreeMap::new() => counts_by_name(1..), OtherAdapter,
+        /// What comes before a layer's number in module names, beside `layers_to_transform`: a name, a regular expression, or a
+        /// list of them of which the first that matches counts. Default: anything.
+        layers_pattern: Option<Vec<String>> = None => any(LAYERS_PATTERN, accept_layers_pattern) like ["layers"], OtherAdapter,
+            ["lora_layers_pattern", "peft_layers_pattern"];
+        /// Another rank for modules whose name ends like this (or matches, as a regular expression); of several the first.
+        rank_pattern: ByName<usize> = ByName::new() => counts_by_name(1..), OtherAdapter,
             ["lora_rank_pattern", "ranks"];
         /// Another `lora_alpha` for modules whose name ends like this.
-        alpha_pattern: BTreeMap<String, f64> = BTreeMap::new() => numbers_by_name(POSITIVE), OtherAdapter,
+        alpha_pattern: ByName<f64> = ByName::new() => numbers_by_name(POSITIVE), OtherAdapter,
             ["lora_alpha_pattern", "alphas"];
         /// Learning rate of B over that of A (LoRA+). Default: both the same.
         loraplus_lr_ratio: Option<f64> = None => optional_number(POSITIVE) like 16.0, LaterSteps,
@@ -62,6 +71,31 @@ section! {
 }
 
 impl LoraConfig {
+    /// Whether new adapters start as a part of the base.
+    #[must_use]
+    pub fn starts_in_base(&self) -> bool {
+        self.init_lora_weights.is_part_of_base() && self.start_from.is_none()
+    }
+
+    /// The section that describes the adapter as it is written: of twice the rank where it starts as a part of the base, of
+    /// which the second half takes that part out again, as PEFT's `path_initial_model_for_weight_conversion` does it.
+    #[must_use]
+    pub fn written(&self) -> Self {
+        if !self.starts_in_base() {
+            return self.clone();
+        }
+        // The scale stays.
+        let factor = if self.use_rslora { 2.0_f64.sqrt() } else { 2.0 };
+        Self {
+            r: 2 * self.r,
+            lora_alpha: factor * self.lora_alpha,
+            rank_pattern: self.rank_pattern.map(|r| 2 * r),
+            alpha_pattern: self.alpha_pattern.map(|alpha| factor * alpha),
+            init_lora_weights: InitLoraWeights::Kaiming,
+            ..self.clone()
+        }
+    }
+
     fn check(self, section: &mut Section) -> Self {
         if self.use_dora {
             section.not_yet("use_dora", "leave it out for plain LoRA");
@@ -73,7 +107,56 @@ impl LoraConfig {
                 section.reject(key, Problem::new(message).hint(last_line(&error)));
             }
         }
+        let init = self.init_lora_weights;
+        if self.starts_in_base() && self.lora_dropout > 0.0 {
+            let message = "`lora.lora_dropout` would drop parts of the base, which the adapter starts as";
+            section.reject(
+                "lora_dropout",
+                Problem::new(message).hint("leave it out, or choose another `init_lora_weights`"),
+            );
+        }
+        let is_odd = |r: &usize| !r.is_multiple_of(2);
+        if init == InitLoraWeights::Orthogonal && (is_odd(&self.r) || self.rank_pattern.values().any(is_odd)) {
+            section
+                .problem("init_lora_weights", "= \"orthogonal\" needs an even rank: A and B are halves of one matrix");
+        }
+        if self.layers_pattern.is_some() && self.layers_to_transform.is_none() {
+            section.problem("layers_pattern", "is of no use without `layers_to_transform`, which numbers the layers");
+        }
+        if self.layers_pattern.is_some() && matches!(self.target_modules, TargetModules::Regex(_)) {
+            section.problem(
+                "layers_pattern",
+                "is of no use beside a regular expression, which can name the layers itself",
+            );
+        }
+        for pattern in self.layers_pattern.iter().flatten() {
+            if let Err(error) = layers_regex(pattern) {
+                let message = format!("`lora.layers_pattern`: `{pattern}` is no regular expression");
+                section.reject("layers_pattern", Problem::new(message).hint(last_line(&error)));
+            }
+        }
         self
+    }
+}
+
+/// Finds the number of the layer in a module's name, `idx`, after what `pattern` matches. As in PEFT, the pattern stands there
+/// without a group.
+pub(crate) fn layers_regex(pattern: &str) -> Result<Regex, regex::Error> {
+    Regex::new(&format!(r"^(?:(?:|.*?\.){pattern}\.(?P<idx>\d+)\.)"))
+}
+
+const LAYERS_PATTERN: &str = "a name or a list of names, such as \"layers\"";
+
+fn accept_layers_pattern(value: &Value) -> Result<Option<Vec<String>>, Option<String>> {
+    let patterns: Option<Vec<String>> = match value {
+        Value::Array(items) => items.iter().map(|item| item.value().text().map(str::to_owned)).collect(),
+        single => single.text().map(|text| vec![text.to_owned()]),
+    };
+    match patterns {
+        Some(patterns) if !patterns.is_empty() && patterns.iter().all(|pattern| !pattern.is_empty()) => {
+            Ok(Some(patterns))
+        }
+        _ => Err(None),
     }
 }
 
@@ -113,6 +196,16 @@ pub enum TargetModules {
 impl TargetModules {
     const EXPECTED: &'static str = "\"all-linear\", a list of names such as [\"q_proj\", \"v_proj\"], \
                                     or a regular expression for whole module names";
+
+    const EXCLUDED: &'static str =
+        "a list of names such as [\"k_proj\"], or a regular expression for whole module names";
+
+    fn accept_excluded(value: &Value) -> Result<Option<Self>, Option<String>> {
+        match Self::accept(value)? {
+            Self::AllLinear => Err(Some("this leaves no adapter".to_owned())),
+            excluded => Ok(Some(excluded)),
+        }
+    }
 
     fn accept(value: &Value) -> Result<Self, Option<String>> {
         match value {
@@ -177,36 +270,63 @@ impl From<TargetModules> for toml::Value {
     }
 }
 
-/// How A starts. In recipes: `true` for [`Kaiming`](Self::Kaiming), `"gaussian"`.
+/// How A and B start. In recipes: `true` for [`Kaiming`](Self::Kaiming), else a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(into = "toml::Value")]
 pub enum InitLoraWeights {
-    /// Uniform in ±1/sqrt(`in_features`).
+    /// A uniform in ±1/sqrt(`in_features`), B zero.
     Kaiming,
-    /// Normal with standard deviation 1/r.
+    /// A normal with standard deviation 1/r, B zero.
     Gaussian,
+    /// Both drawn, their product zero.
+    Orthogonal,
+    /// The largest singular values of the weight with their vectors (Meng et al., 2024).
+    Pissa,
+    /// The same, estimated in this number of iterations.
+    PissaNiter(usize),
+    /// The first columns of Q and rows of R of the weight (Büyükakyüz, 2024).
+    Olora,
 }
 
 impl InitLoraWeights {
-    const EXPECTED: &'static str = "true (uniform, as PEFT does by default) or \"gaussian\"";
+    const EXPECTED: &'static str = "true (uniform, as PEFT does by default), \"gaussian\", \"orthogonal\", \"pissa\", \
+                                    \"pissa_niter_16\" or \"olora\"";
 
     fn accept(value: &Value) -> Result<Self, Option<String>> {
         match value {
             Value::Boolean(true) => Ok(Self::Kaiming),
-            Value::String(text) if text == "gaussian" => Ok(Self::Gaussian),
-            Value::Boolean(false) => {
-                Err(Some("B starts at zero always: training starts from the base model".to_owned()))
-            }
+            Value::Boolean(false) => Err(Some(
+                "an adapter starts so that it changes nothing: training starts from the base model".to_owned(),
+            )),
+            Value::String(text) => match (text.as_str(), text.strip_prefix("pissa_niter_").map(str::parse)) {
+                ("gaussian", _) => Ok(Self::Gaussian),
+                ("orthogonal", _) => Ok(Self::Orthogonal),
+                ("pissa", _) => Ok(Self::Pissa),
+                ("olora", _) => Ok(Self::Olora),
+                (_, Some(Ok(num_iterations))) => Ok(Self::PissaNiter(num_iterations)),
+                ("eva" | "corda" | "loftq" | "lora_ga", _) => Err(Some(format!("\"{text}\" is not available"))),
+                _ => Err(None),
+            },
             _ => Err(None),
         }
+    }
+
+    /// Whether the adapter starts as a part of the base, which is taken out of it.
+    #[must_use]
+    pub fn is_part_of_base(self) -> bool {
+        matches!(self, Self::Pissa | Self::PissaNiter(_) | Self::Olora)
     }
 }
 
 impl From<InitLoraWeights> for toml::Value {
     fn from(init: InitLoraWeights) -> Self {
-        match init {
-            InitLoraWeights::Kaiming => Self::Boolean(true),
-            InitLoraWeights::Gaussian => Self::String("gaussian".into()),
-        }
+        Self::String(match init {
+            InitLoraWeights::Kaiming => return Self::Boolean(true),
+            InitLoraWeights::Gaussian => "gaussian".into(),
+            InitLoraWeights::Orthogonal => "orthogonal".into(),
+            InitLoraWeights::Pissa => "pissa".into(),
+            InitLoraWeights::PissaNiter(num_iterations) => format!("pissa_niter_{num_iterations}"),
+            InitLoraWeights::Olora => "olora".into(),
+        })
     }
 }

@@ -5,39 +5,108 @@ use std::ops::Bound;
 use serde::Serialize;
 
 use super::POSITIVE;
-use crate::schema::{Choice, section};
+use crate::schema::{Choice, Problem, Section, section};
 
 section! {
     /// Section `[optimizer]`.
-    pub struct OptimizerConfig {
-        /// "adamw".
-        name: OptimizerName = OptimizerName::Adamw => choice(),
+    pub struct OptimizerConfig then check {
+        /// "adamw"; `"adamw_8bit"` with moments in codes of eight bits, as bitsandbytes has them; "lion"; "adafactor"; "sgd";
+        /// `"schedule_free_adamw"`, for `lr_scheduler = "constant"`, whose average is evaluated and written; or "muon".
+        name: OptimizerName = OptimizerName::Adamw => choice(), OtherStates,
             ["optim", "optimizer_type", "type", "_component_", "optimizer_name", "optimizer"];
         /// Peak learning rate.
         learning_rate: f64 = 2e-4 => number((Bound::Excluded(0.0), Bound::Included(1.0))),
             ["lr", "max_lr", "peak_lr", "base_lr", "learning_rate_init"];
-        /// Decoupled weight decay.
+        /// Decoupled weight decay; of "sgd" it is added to the gradient.
         weight_decay: f64 = 0.0 => number(0.0..=1.0), ["wd", "decay", "l2"];
-        /// Decay of the first and second moment.
+        /// Decay of the first and second moment; of "lion" in the update and in the momentum.
         betas: [f64; 2] = [0.9, 0.999] => numbers(0.0..1.0),
             ["adam_beta1", "adam_beta2", "beta1", "beta2", "adam_betas", "optim_args";
              "both in one list: betas = [0.9, 0.999]"];
         /// Added to the root of the second moment.
         eps: f64 = 1e-8 => number(POSITIVE), ["adam_epsilon", "epsilon", "adam_eps"];
+        /// Momentum of "sgd" and "muon". Default: 0 and 0.95.
+        momentum: Option<f64> = None => optional_number(0.0..1.0) like 0.9, OtherStates, ["sgd_momentum", "muon_momentum"];
+        /// Evaluate and write the exponential moving average of the adapters, which keeps this share of itself at each step.
+        /// Default: none.
+        ema_decay: Option<f64> = None => optional_number((Bound::Excluded(0.0), Bound::Excluded(1.0))) like 0.999, OtherStates,
+            ["ema", "use_ema", "ema_rate", "model_ema_decay"];
+    }
+}
+
+impl OptimizerConfig {
+    fn check(self, section: &mut Section) -> Self {
+        use OptimizerName::{Adamw, Adamw8bit, Lion, Muon, ScheduleFreeAdamw, Sgd};
+        let default = Self::default();
+        for (key, is_other, of) in [
+            ("betas", self.betas != default.betas, &[Adamw, Adamw8bit, Lion, ScheduleFreeAdamw][..]),
+            ("eps", self.eps.to_bits() != default.eps.to_bits(), &[Adamw, Adamw8bit, ScheduleFreeAdamw]),
+            ("momentum", self.momentum.is_some(), &[Sgd, Muon]),
+        ] {
+            if is_other && !of.contains(&self.name) {
+                section.problem(key, format!("is of no use to \"{}\": leave it out", self.name.word()));
+            }
+        }
+        if self.name == ScheduleFreeAdamw && self.betas[0] <= 0.0 {
+            section.problem(
+                "betas",
+                "has a first that is not above 0, without which \"schedule_free_adamw\" has no average",
+            );
+        }
+        if self.name == ScheduleFreeAdamw && self.ema_decay.is_some() {
+            let message = "`optimizer.ema_decay` averages what \"schedule_free_adamw\" averages already";
+            section.reject("ema_decay", Problem::new(message).hint("leave one of the two out"));
+        }
+        self
+    }
+
+    /// The momentum, if there is any.
+    #[must_use]
+    pub fn momentum(&self) -> Option<f64> {
+        self.momentum.filter(|momentum| *momentum > 0.0)
     }
 }
 
 /// The optimizer's name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
+#[serde(rename_all = "snake_case")]
 pub enum OptimizerName {
     /// Adam with decoupled weight decay (Loshchilov and Hutter, 2019).
     #[default]
     Adamw,
+    /// The same with moments in codes of eight bits (Dettmers et al., 2022).
+    #[serde(rename = "adamw_8bit")]
+    Adamw8bit,
+    /// The sign of a momentum (Chen et al., 2023).
+    Lion,
+    /// Adam with a second moment in rows and columns (Shazeer and Stern, 2018).
+    Adafactor,
+    /// Stochastic gradient descent.
+    Sgd,
+    /// Adam with an average in the place of a schedule (Defazio et al., 2024).
+    ScheduleFreeAdamw,
+    /// An orthogonalised momentum (Jordan et al., 2024).
+    Muon,
+}
+
+impl OptimizerName {
+    /// The name in a recipe.
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        Self::NAMES.iter().find(|(_, name)| *name == self).map_or("", |(word, _)| word)
+    }
 }
 
 impl Choice for OptimizerName {
-    const NAMES: &'static [(&'static str, Self)] = &[("adamw", Self::Adamw)];
+    const NAMES: &'static [(&'static str, Self)] = &[
+        ("adamw", Self::Adamw),
+        ("adamw_8bit", Self::Adamw8bit),
+        ("lion", Self::Lion),
+        ("adafactor", Self::Adafactor),
+        ("sgd", Self::Sgd),
+        ("schedule_free_adamw", Self::ScheduleFreeAdamw),
+        ("muon", Self::Muon),
+    ];
     const PEERS: &'static [(&'static str, &'static str)] = &[
         ("adam", "adamw"),
         ("adamw_torch", "adamw"),
@@ -45,5 +114,13 @@ impl Choice for OptimizerName {
         ("adamw_hf", "adamw"),
         ("torch.optim.adamw", "adamw"),
         ("paged_adamw_32bit", "adamw"),
+        ("adamw8bit", "adamw_8bit"),
+        ("adamw_bnb_8bit", "adamw_8bit"),
+        ("paged_adamw_8bit", "adamw_8bit"),
+        ("lion_32bit", "lion"),
+        ("paged_lion_32bit", "lion"),
+        ("lion_pytorch", "lion"),
+        ("adamwschedulefree", "schedule_free_adamw"),
+        ("torch.optim.sgd", "sgd"),
     ];
 }

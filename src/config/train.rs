@@ -50,6 +50,10 @@ section! {
         loss_chunk_tokens: Option<usize> = None => optional_count(1..) like 512, None,
             ["num_output_chunks", "chunked_cross_entropy_num_chunks", "loss_chunk_size", "loss_chunk";
              "it is the target tokens of a chunk, not the number of chunks"];
+        /// Noise on the embeddings while training (NEFTune): uniform, up to this over the root of the numbers in the longest
+        /// row of a micro-batch. Default: none.
+        neftune_noise_alpha: Option<f64> = None => optional_number(POSITIVE) like 5.0, LaterSteps,
+            ["noisy_embedding_alpha", "neftune_alpha", "neftune"];
         /// Gradients of a larger global norm are scaled down to it; 0 turns this off.
         max_grad_norm: f64 = 1.0 => number(0.0..), LaterSteps,
             ["gradient_clipping", "grad_clip", "clip_grad_norm", "max_norm", "gradient_clip_val", "grad_clip_norm", "clip"];

@@ -1,5 +1,10 @@
 //! How the matrices of an adapter start.
 
+mod decomposition;
+mod from_base;
+mod orthogonal;
+mod rows;
+
 use burn::tensor::{DType, Device, Tensor};
 use rand::Rng;
 use rand_chacha::ChaCha8Rng;
@@ -8,33 +13,42 @@ use super::matrices::Matrices;
 use crate::config::InitLoraWeights;
 use crate::ops::host;
 
-/// New matrices: A drawn as PEFT does, B zero, so that the model's output is the base model's, and ones for magnitudes. Numbers are drawn on the
-/// host, so that a seed gives the same matrices on every device.
+/// New matrices with which the model's output is the base model's: A drawn as PEFT does and B zero, or such that their product
+/// is; and ones for magnitudes. Numbers are drawn on the host, so that a seed gives the same matrices on every device.
+///
+/// Those that start as [a part of the base](InitLoraWeights::is_part_of_base) get their numbers later.
 pub(super) fn start(
     init: InitLoraWeights,
     shapes: Matrices<[usize; 2]>,
     rng: &mut ChaCha8Rng,
     device: &Device,
 ) -> Matrices<Tensor<2>> {
-    let a = host::tensor(draw(init, shapes.a, rng), shapes.a, device);
+    let ([r, in_features], [out_features, _]) = (shapes.a, shapes.b);
+    let zeros = || vec![0.0; out_features * r];
+    let [a, b] = match init {
+        InitLoraWeights::Kaiming => [uniform(shapes.a, rng), zeros()],
+        InitLoraWeights::Gaussian => [gaussian(shapes.a, rng), zeros()],
+        InitLoraWeights::Orthogonal => orthogonal::orthogonal(r, [out_features, in_features], rng),
+        InitLoraWeights::Pissa | InitLoraWeights::PissaNiter(_) | InitLoraWeights::Olora => {
+            [vec![0.0; r * in_features], zeros()]
+        }
+    };
     let magnitude = shapes.magnitude.map(|shape| Tensor::ones(shape, (device, DType::F32)));
-    Matrices { a, b: Tensor::zeros(shapes.b, (device, DType::F32)), magnitude }
+    Matrices { a: host::tensor(a, shapes.a, device), b: host::tensor(b, shapes.b, device), magnitude }
 }
 
-/// `A` as PEFT draws it: uniform in ±1/sqrt(in) is `kaiming_uniform_` with `a = sqrt(5)`.
+/// Uniform in ±1/sqrt(in): `kaiming_uniform_` with `a = sqrt(5)`.
 #[expect(clippy::cast_precision_loss, reason = "widths are far below 2^24")]
-fn draw(init: InitLoraWeights, [r, in_features]: [usize; 2], rng: &mut ChaCha8Rng) -> Vec<f32> {
-    let count = r * in_features;
-    match init {
-        InitLoraWeights::Kaiming => {
-            let bound = 1.0 / (in_features as f32).sqrt();
-            (0..count).map(|_| rng.random_range(-bound..bound)).collect()
-        }
-        InitLoraWeights::Gaussian => {
-            let std = 1.0 / r as f32;
-            (0..count).map(|_| std * normal(rng)).collect()
-        }
-    }
+fn uniform([r, in_features]: [usize; 2], rng: &mut ChaCha8Rng) -> Vec<f32> {
+    let bound = 1.0 / (in_features as f32).sqrt();
+    (0..r * in_features).map(|_| rng.random_range(-bound..bound)).collect()
+}
+
+/// Normal with standard deviation 1/r.
+#[expect(clippy::cast_precision_loss, reason = "a rank is a small number")]
+fn gaussian([r, in_features]: [usize; 2], rng: &mut ChaCha8Rng) -> Vec<f32> {
+    let std = 1.0 / r as f32;
+    (0..r * in_features).map(|_| std * normal(rng)).collect()
 }
 
 /// A standard normal number (Box and Muller, 1958).

@@ -3,7 +3,7 @@
 use regex::Regex;
 
 use super::kind::Kind;
-use crate::config::{LoraConfig, TargetModules, meant_layer};
+use crate::config::{LoraConfig, TargetModules, layers_regex, meant_layer};
 use crate::spec::{ModelConfig, PerSite, SITE_NAMES, SiteId, in_layer};
 
 /// Rank and scale of the adapter on one linear layer.
@@ -98,6 +98,15 @@ pub enum TargetError {
         /// Number of layers.
         num_layers: usize,
     },
+    /// A start from the base that these layers, or their form, do not allow.
+    #[error("`lora.init_lora_weights`: {0}")]
+    Start(String),
+    /// No layer is left.
+    #[error(
+        "`lora.target_modules` less `lora.exclude_modules`, in the layers of `lora.layers_to_transform` and \
+         `lora.layers_pattern`, is empty: no adapter would be trained"
+    )]
+    NothingLeft,
     /// A pattern that matches none of the adapted layers.
     #[error("`lora.{key}`: `{pattern}` matches none of the adapted layers")]
     PatternNoMatch {
@@ -119,7 +128,26 @@ impl LoraConfig {
             .iter()
             .enumerate()
             .map(|(layer, block)| (0..block.sites.len()).map(|site| config.module_name(layer, site)).collect());
-        self.select_of(&names.collect::<Vec<_>>())
+        let selection = self.select_of(&names.collect::<Vec<_>>())?;
+        let problem = self.start_problem(config, &selection);
+        problem.map_or(Ok(selection), |problem| Err(vec![TargetError::Start(problem)]))
+    }
+
+    /// Why the adapters cannot start as a part of this base.
+    fn start_problem(&self, config: &ModelConfig, selection: &Selection) -> Option<String> {
+        if !self.starts_in_base() {
+            return None;
+        }
+        if config.quantisation.is_some() {
+            let hint = "use one in 16 or 32 bits, or init_lora_weights = true";
+            return Some(format!("a part of a quantised base cannot be taken out of it\n  hint: {hint}"));
+        }
+        let too_large = selection.iter().find_map(|(layer, site, shape)| {
+            let site = &config.blocks[layer].sites[site];
+            let most = site.shape[0].min(site.shape[1]);
+            (shape.r > most).then(|| (shape.r, &site.name, most))
+        });
+        too_large.map(|(r, name, most)| format!("rank {r} is larger than the {most} of which `{name}` has parts"))
     }
 
     /// [`select`](Self::select) in some model of `num_layers` layers that have every linear layer of every family.
@@ -135,102 +163,143 @@ impl LoraConfig {
     fn select_of(&self, names: &[Vec<String>]) -> Result<Selection, Vec<TargetError>> {
         let num_layers = names.len();
         let mut errors = Vec::new();
-        let targets = self.targets(&mut errors);
         if let Some(&layer) = self.layers_to_transform.iter().flatten().find(|&&layer| layer >= num_layers) {
             errors.push(TargetError::NoLayer { layer, last: num_layers.saturating_sub(1), num_layers });
         }
-        let ranks = patterns("rank_pattern", self.rank_pattern.keys(), &mut errors);
-        let alphas = patterns("alpha_pattern", self.alpha_pattern.keys(), &mut errors);
-        let mut hits: Vec<_> =
-            targets.iter().map(|(target, _)| TargetHits { target: target.clone(), num_hits: 0 }).collect();
-        let mut used = (vec![false; ranks.len()], vec![false; alphas.len()]);
+        let mut targets = Patterns::of_modules("target_modules", Some(&self.target_modules), &mut errors);
+        let mut excluded = Patterns::of_modules("exclude_modules", self.exclude_modules.as_ref(), &mut errors);
+        let layers = Patterns::of_layers(self.layers_pattern.as_deref(), &mut errors);
+        let mut ranks = Patterns::of_ends("rank_pattern", self.rank_pattern.keys(), &mut errors);
+        let mut alphas = Patterns::of_ends("alpha_pattern", self.alpha_pattern.keys(), &mut errors);
         let mut shapes = vec![PerSite::new(); num_layers];
         for (layer, shapes) in shapes.iter_mut().enumerate() {
-            if self.layers_to_transform.as_ref().is_some_and(|layers| !layers.contains(&layer)) {
-                continue;
-            }
             for (site, module) in names[layer].iter().enumerate() {
-                let matching = targets.iter().zip(&mut hits).filter(|((_, target), _)| target.is_match(module));
-                if matching.map(|(_, hits)| hits.num_hits += 1).count() == 0 {
+                if !self.is_in_layers(layer, module, &layers)
+                    || targets.count(module) == 0
+                    || excluded.count(module) > 0
+                {
                     continue;
                 }
-                let r = first_match(&ranks, &mut used.0, module).map_or(self.r, |key| self.rank_pattern[key]);
-                let alpha =
-                    first_match(&alphas, &mut used.1, module).map_or(self.lora_alpha, |key| self.alpha_pattern[key]);
+                let r = ranks.first(module).map_or(self.r, |key| self.rank_pattern[key]);
+                let alpha = alphas.first(module).map_or(self.lora_alpha, |key| self.alpha_pattern[key]);
                 shapes.insert(site, AdapterShape { kind: Kind::Lora, r, scale: self.scale(r, alpha) });
             }
         }
         let all_layers_exist = !errors.iter().any(|error| matches!(error, TargetError::NoLayer { .. }));
-        for TargetHits { target, num_hits } in hits.iter().filter(|_| all_layers_exist) {
-            let last = target.rsplit('.').next();
-            if *num_hits == 0 && matches!(last, Some("lm_head" | "embed_tokens")) {
-                errors.push(TargetError::Frozen { target: target.clone() });
-            } else if *num_hits == 0 {
-                errors.push(TargetError::NoMatch { target: target.clone() });
+        for target in targets.unused().filter(|_| all_layers_exist) {
+            errors.push(match target.rsplit('.').next() {
+                Some("lm_head" | "embed_tokens") => TargetError::Frozen { target },
+                _ => TargetError::NoMatch { target },
+            });
+        }
+        if errors.is_empty() && shapes.iter().all(PerSite::is_empty) {
+            errors.push(TargetError::NothingLeft);
+        }
+        if errors.is_empty() {
+            for patterns in [&excluded, &ranks, &alphas] {
+                errors.extend(
+                    patterns.unused().map(|pattern| TargetError::PatternNoMatch { key: patterns.key, pattern }),
+                );
             }
         }
-        let unused = |key, patterns: &[(String, Regex)], used: &[bool]| {
-            let unused = patterns.iter().zip(used).filter(|(_, used)| !**used);
-            unused.map(|((p, _), _)| TargetError::PatternNoMatch { key, pattern: p.clone() }).collect::<Vec<_>>()
-        };
-        if errors.is_empty() {
-            errors.extend(unused("rank_pattern", &ranks, &used.0));
-            errors.extend(unused("alpha_pattern", &alphas, &used.1));
-        }
-        if errors.is_empty() { Ok(Selection { shapes, hits }) } else { Err(errors) }
+        if errors.is_empty() { Ok(Selection { shapes, hits: targets.hits() }) } else { Err(errors) }
+    }
+
+    /// Whether a module is in one of the layers, or listed with its whole name.
+    fn is_in_layers(&self, layer: usize, module: &str, patterns: &Patterns) -> bool {
+        let Some(layers) = &self.layers_to_transform else { return true };
+        let is_listed =
+            matches!(&self.target_modules, TargetModules::Names(names) if names.iter().any(|name| name == module));
+        let number = if self.layers_pattern.is_some() { patterns.number(module) } else { Some(layer) };
+        is_listed || number.is_some_and(|number| layers.contains(&number))
     }
 
     #[expect(clippy::cast_precision_loss, reason = "a rank is a small number")]
     fn scale(&self, r: usize, alpha: f64) -> f64 {
         if self.use_rslora { alpha / (r as f64).sqrt() } else { alpha / r as f64 }
     }
+}
 
-    fn targets(&self, errors: &mut Vec<TargetError>) -> Vec<(String, Regex)> {
-        // A list entry is a whole module name, or the end of one after a dot; a regex must match the whole name.
-        let (key, targets): (_, Vec<_>) = match &self.target_modules {
-            TargetModules::AllLinear => return vec![("all-linear".into(), all())],
-            TargetModules::Names(names) => (
-                "target_modules",
-                names.iter().map(|n| (n.clone(), format!(r"^(?:.*\.)?{}$", regex::escape(n)))).collect(),
-            ),
-            TargetModules::Regex(regex) => ("target_modules", vec![(regex.clone(), format!("^(?:{regex})$"))]),
-        };
+/// The patterns of a recipe's key, with how often each matched.
+struct Patterns {
+    key: &'static str,
+    /// As they are written, and compiled.
+    patterns: Vec<(String, Regex, usize)>,
+}
+
+impl Patterns {
+    fn new(
+        key: &'static str,
+        patterns: impl Iterator<Item = (String, Result<Regex, regex::Error>)>,
+        errors: &mut Vec<TargetError>,
+    ) -> Self {
         let mut compiled = Vec::new();
-        for (target, regex) in targets {
-            match Regex::new(&regex) {
-                Ok(regex) => compiled.push((target, regex)),
-                Err(error) => errors.push(TargetError::Regex { key, pattern: target, reason: error.to_string() }),
+        for (pattern, regex) in patterns {
+            match regex {
+                Ok(regex) => compiled.push((pattern, regex, 0)),
+                Err(error) => errors.push(TargetError::Regex { key, pattern, reason: error.to_string() }),
             }
         }
-        compiled
+        Self { key, patterns: compiled }
     }
-}
 
-#[expect(clippy::expect_used, reason = "a constant pattern")]
-fn all() -> Regex {
-    Regex::new("").expect("the empty pattern compiles")
-}
-
-/// `rank_pattern` and `alpha_pattern` keys, matched as in PEFT: a regex for the end of the name, after a dot.
-fn patterns<'a>(
-    key: &'static str,
-    patterns: impl Iterator<Item = &'a String>,
-    errors: &mut Vec<TargetError>,
-) -> Vec<(String, Regex)> {
-    let mut compiled = Vec::new();
-    for pattern in patterns {
-        match Regex::new(&format!(r"^(?:.*\.)?(?:{pattern})$")) {
-            Ok(regex) => compiled.push((pattern.clone(), regex)),
-            Err(error) => errors.push(TargetError::Regex { key, pattern: pattern.clone(), reason: error.to_string() }),
-        }
+    /// A list entry is a whole module name, or the end of one after a dot; a regular expression must match the whole name.
+    fn of_modules(key: &'static str, modules: Option<&TargetModules>, errors: &mut Vec<TargetError>) -> Self {
+        let patterns: Vec<_> = match modules {
+            None => Vec::new(),
+            Some(TargetModules::AllLinear) => vec![("all-linear".to_owned(), Regex::new(""))],
+            Some(TargetModules::Names(names)) => {
+                let regex = |name: &String| Regex::new(&format!(r"^(?:.*\.)?{}$", regex::escape(name)));
+                names.iter().map(|name| (name.clone(), regex(name))).collect()
+            }
+            Some(TargetModules::Regex(regex)) => vec![(regex.clone(), Regex::new(&format!("^(?:{regex})$")))],
+        };
+        Self::new(key, patterns.into_iter(), errors)
     }
-    compiled
-}
 
-fn first_match<'a>(patterns: &'a [(String, Regex)], used: &mut [bool], module: &str) -> Option<&'a String> {
-    let index = patterns.iter().position(|(_, regex)| regex.is_match(module))?;
-    used[index] = true;
-    Some(&patterns[index].0)
+    /// Each finds the number of the layer.
+    fn of_layers(patterns: Option<&[String]>, errors: &mut Vec<TargetError>) -> Self {
+        let regex = |pattern: &String| (pattern.clone(), layers_regex(pattern));
+        Self::new("layers_pattern", patterns.into_iter().flatten().map(regex), errors)
+    }
+
+    /// Each is a regular expression for the end of a module name, after a dot.
+    fn of_ends<'a>(
+        key: &'static str,
+        patterns: impl Iterator<Item = &'a String>,
+        errors: &mut Vec<TargetError>,
+    ) -> Self {
+        let regex = |pattern: &String| (pattern.clone(), Regex::new(&format!(r"^(?:.*\.)?(?:{pattern})$")));
+        Self::new(key, patterns.map(regex), errors)
+    }
+
+    /// Number of patterns that match, each of which is counted.
+    fn count(&mut self, module: &str) -> usize {
+        let matching = self.patterns.iter_mut().filter(|(_, regex, _)| regex.is_match(module));
+        matching.map(|(_, _, num_hits)| *num_hits += 1).count()
+    }
+
+    /// The first pattern that matches, which is counted.
+    fn first(&mut self, module: &str) -> Option<&String> {
+        let (pattern, _, num_hits) = self.patterns.iter_mut().find(|(_, regex, _)| regex.is_match(module))?;
+        *num_hits += 1;
+        Some(pattern)
+    }
+
+    /// The number that the first pattern that matches finds.
+    fn number(&self, module: &str) -> Option<usize> {
+        let found = self.patterns.iter().find_map(|(_, regex, _)| regex.captures(module))?;
+        found.name("idx")?.as_str().parse().ok()
+    }
+
+    /// The patterns that never matched.
+    fn unused(&self) -> impl Iterator<Item = String> {
+        self.patterns.iter().filter(|(_, _, num_hits)| *num_hits == 0).map(|(pattern, ..)| pattern.clone())
+    }
+
+    fn hits(self) -> Vec<TargetHits> {
+        self.patterns.into_iter().map(|(target, _, num_hits)| TargetHits { target, num_hits }).collect()
+    }
 }
 
 #[cfg(test)]
@@ -285,11 +354,65 @@ mod tests {
             AdapterShape { kind: Kind::Lora, r: 16, scale: 8.0 }
         );
         config.use_rslora = false;
-        config.rank_pattern.insert("down_proj".into(), 4);
-        config.alpha_pattern.insert("down_proj".into(), 2.0);
+        config.rank_pattern = [("down_proj".into(), 4)].into_iter().collect();
+        config.alpha_pattern = [("down_proj".into(), 2.0)].into_iter().collect();
         let shapes = config.select_of_any(1).unwrap().shapes;
         assert_eq!(shapes[0][&0], AdapterShape { kind: Kind::Lora, r: 16, scale: 2.0 });
         assert_eq!(shapes[0][&6], AdapterShape { kind: Kind::Lora, r: 4, scale: 0.5 });
+    }
+
+    /// Checked against `check_target_module_exists` and `get_pattern_key` of PEFT 0.21.
+    #[test]
+    fn names_and_expressions_mean_what_they_mean_to_peft() {
+        let modules = |config: &LoraConfig| -> Vec<String> {
+            let shapes = config.select_of_any(3).unwrap().shapes.into_iter().enumerate();
+            shapes
+                .flat_map(|(layer, shapes)| shapes.into_keys().map(move |site| in_layer(layer, SITE_NAMES[site])))
+                .collect()
+        };
+        let with = |change: fn(&mut LoraConfig)| {
+            let mut config = config(&["q_proj", "v_proj"]);
+            change(&mut config);
+            config
+        };
+        let names = |names: &[&str]| TargetModules::Names(names.iter().map(ToString::to_string).collect());
+        let of_layer = |layer: usize, parts: &[&str]| -> Vec<String> {
+            parts.iter().map(|part| in_layer(layer, &format!("self_attn.{part}"))).collect()
+        };
+        let mut excluding = with(|config| config.exclude_modules = Some(TargetModules::Regex(r".*\.[02]\..*".into())));
+        assert_eq!(modules(&excluding), of_layer(1, &["q_proj", "v_proj"]));
+        excluding.exclude_modules = Some(names(&["v_proj", "layers.0.self_attn.q_proj", "2.self_attn.q_proj"]));
+        assert_eq!(modules(&excluding), of_layer(1, &["q_proj"]));
+        // A name that is no end after a dot excludes nothing.
+        excluding.exclude_modules = Some(names(&["v_proj", "roj", "self_attn"]));
+        let unused = |pattern: &str| TargetError::PatternNoMatch { key: "exclude_modules", pattern: pattern.into() };
+        assert_eq!(excluding.select_of_any(3).unwrap_err(), [unused("roj"), unused("self_attn")]);
+        excluding.exclude_modules = Some(names(&["q_proj", "v_proj"]));
+        assert_eq!(excluding.select_of_any(3).unwrap_err(), [TargetError::NothingLeft]);
+
+        let mut of_layers = with(|config| config.layers_to_transform = Some(vec![1]));
+        for (patterns, found) in [
+            (None, of_layer(1, &["q_proj", "v_proj"])),
+            (Some(&["layers"][..]), of_layer(1, &["q_proj", "v_proj"])),
+            (Some(&["h", r"lay\w+"]), of_layer(1, &["q_proj", "v_proj"])),
+            (Some(&["model.layers"]), of_layer(1, &["q_proj", "v_proj"])),
+        ] {
+            of_layers.layers_pattern = patterns.map(|patterns| patterns.iter().map(ToString::to_string).collect());
+            assert_eq!(modules(&of_layers), found, "{patterns:?}");
+        }
+        of_layers.layers_pattern = Some(vec!["h".into()]);
+        assert!(of_layers.select_of_any(3).is_err());
+        // A module that is listed with its whole name is taken from any layer.
+        of_layers.layers_pattern = None;
+        of_layers.target_modules = names(&["q_proj", "model.layers.2.self_attn.k_proj"]);
+        assert_eq!(modules(&of_layers), [of_layer(1, &["q_proj"]), of_layer(2, &["k_proj"])].concat());
+
+        // The first pattern counts, in the order in which they are written.
+        let mut config = with(|_| ());
+        config.rank_pattern =
+            [("v_proj", 2), (r".*\.0\..*", 3), ("[qv]_proj", 4)].map(|(key, r)| (key.into(), r)).into_iter().collect();
+        let shapes = config.select_of_any(2).unwrap().shapes;
+        assert_eq!([(0, 0), (0, 2), (1, 0), (1, 2)].map(|(layer, site)| shapes[layer][&site].r), [3, 2, 4, 2]);
     }
 
     #[test]

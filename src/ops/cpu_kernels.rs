@@ -8,6 +8,7 @@ use burn_flex::FlexTensor;
 use half::{bf16, f16};
 
 use super::adamw::{State, Update};
+use super::adamw_8bit::{Coded, host_adamw_8bit};
 use super::attention::{Attended, Heads};
 use super::blocks::HostBlocks;
 use super::cached_attention::Held;
@@ -298,6 +299,10 @@ impl Kernels for Cpu {
             State { parameter, m, v }
         };
         states.into_iter().map(one).collect()
+    }
+
+    fn adamw_8bit(&self, state: Coded, grad: &Tensor<2>, update: &Update) -> Coded {
+        host_adamw_8bit(state, grad, update)
     }
 
     fn sum_of_squares(&self, blocks: &[Vec<&Tensor<2>>]) -> Tensor<1> {

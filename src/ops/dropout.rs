@@ -47,10 +47,17 @@ impl PlainDropout {
         Self { settings, keys, columns: words(of_columns).unsqueeze_dim(0) }
     }
 
-    /// Marks what is dropped, `[tokens, width]`: the kernel's hash, in signed integers.
+    /// Marks what is dropped, `[tokens, width]`.
+    fn dropped(&self) -> Tensor<2, Bool> {
+        // With the highest bit of both inverted, signed numbers compare like unsigned ones.
+        let threshold = self.settings.threshold().cast_signed() ^ i32::MIN;
+        self.hash().bitwise_xor_scalar(i32::MIN).lower_elem(threshold)
+    }
+
+    /// The kernel's hash, `[tokens, width]`, in signed integers.
     ///
     /// Every call from the first on gives the full shape, so that all of them become one kernel.
-    fn dropped(&self) -> Tensor<2, Bool> {
+    pub(super) fn hash(&self) -> Tensor<2, Int> {
         // A shift repeats the sign, which the bits of an unsigned shift leave out.
         let shifted = |h: &Tensor<2, Int>, bits: u32| {
             h.clone()
@@ -61,10 +68,7 @@ impl PlainDropout {
         let h = self.columns.clone().bitwise_xor(key);
         let h = h.clone().bitwise_xor(shifted(&h, 16)).mul_scalar(cpu::FACTORS[1].cast_signed());
         let h = h.clone().bitwise_xor(other_key).bitwise_xor(shifted(&h, 15)).mul_scalar(cpu::FACTORS[2].cast_signed());
-        let h = h.clone().bitwise_xor(shifted(&h, 16));
-        // With the highest bit of both inverted, signed numbers compare like unsigned ones.
-        let threshold = self.settings.threshold().cast_signed() ^ i32::MIN;
-        h.bitwise_xor_scalar(i32::MIN).lower_elem(threshold)
+        h.clone().bitwise_xor(shifted(&h, 16))
     }
 
     /// `x` with what is dropped set to zero, and the rest scaled.

@@ -60,6 +60,25 @@ pub fn update_all<const D: usize, const N: usize>(
     tensors.map(Tensor::from_primitive::<Flex>)
 }
 
+/// A tensor of bytes, to be changed: in place if nothing else holds it.
+pub(super) struct HostCodes(FlexTensor);
+
+impl HostCodes {
+    pub(super) fn new(codes: Tensor<1, Int>) -> Self {
+        let Ok(flex) = codes.try_into_primitive::<Flex>() else { panic!("the kernels take tensors in host memory") };
+        let is_whole = flex.layout().start_offset() == 0 && flex.bytes().len() == flex.layout().num_elements();
+        Self(if is_whole && flex.is_contiguous() { flex } else { flex.to_contiguous() })
+    }
+
+    pub(super) fn get(&mut self) -> &mut [u8] {
+        self.0.storage_mut()
+    }
+
+    pub(super) fn into_tensor(self) -> Tensor<1, Int> {
+        Tensor::from_primitive::<Flex>(self.0)
+    }
+}
+
 /// A tensor that owns `values`. No copy on the CPU backend.
 #[must_use]
 pub fn tensor<const D: usize>(values: Vec<f32>, shape: [usize; D], device: &Device) -> Tensor<D> {

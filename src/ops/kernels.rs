@@ -11,6 +11,7 @@ use burn::tensor::{DType, Device, Tensor};
 use burn_flex::Flex;
 
 use super::adamw::{State, Update, plain_adamw};
+use super::adamw_8bit::{Coded, plain_adamw_8bit};
 use super::attention::{Attended, CHUNK_BYTES, Heads, plain_attention, plain_attention_backward};
 use super::cached_attention::Held;
 use super::cpu_kernels::Cpu;
@@ -300,6 +301,10 @@ pub trait Kernels: Debug + Send + Sync {
 
     fn adamw(&self, states: Vec<(State, &Tensor<2>)>, update: &Update) -> Vec<State> {
         states.into_iter().map(|(state, grad)| plain_adamw(state, grad, update)).collect()
+    }
+
+    fn adamw_8bit(&self, state: Coded, grad: &Tensor<2>, update: &Update) -> Coded {
+        plain_adamw_8bit(state, grad, update)
     }
 
     fn sum_of_squares(&self, blocks: &[Vec<&Tensor<2>>]) -> Tensor<1> {

@@ -164,7 +164,6 @@ const NO_KEY: &[(&[&str], &[&str], &str)] = &[
         "adapters start as `init_lora_weights`, in [lora], says",
     ),
     (&["processor_type", "image_max_pixels", "freeze_vision_tower"], &[], "texts alone are trained on, not images"),
-    (&["neftune_noise_alpha"], &[], "noise on embeddings is not available"),
 ];
 
 /// Keys of other trainers that ask for nothing, and of which there is nothing to say: they do not change what is trained,

@@ -12,6 +12,7 @@ use super::Run;
 use super::device_memory::panic_reason;
 use super::dir::RunDir;
 use super::inputs::data_failure;
+use super::load::read_set;
 use super::next_commands::next_commands;
 use super::prepare::Prepared;
 use super::start::Started;
@@ -19,7 +20,7 @@ use super::verify::adapter_reloads;
 use crate::data::dataset::RowCounts;
 use crate::insight::report;
 use crate::measure::metrics::{Outcome, Severity, Summary};
-use crate::save::export::{adapter_set, adapter_weights, read_adapter};
+use crate::save::export::adapter_weights;
 use crate::train::laps::Part;
 use crate::train::saver::{BEST_ADAPTER, Best};
 use crate::train::trainer::TrainerError;
@@ -88,14 +89,10 @@ impl Started<'_> {
 
     /// Goes back to the adapter of the best evaluation, after which early stopping waited in vain.
     fn take_best(&mut self) -> Result<(), Failure> {
-        let Prepared { recipe, source, selection, device, .. } = &self.run.prepared;
         let folder = self.run.dir.path().join(BEST_ADAPTER);
         let best = Best::read(&folder).filter(|best| Some(best.step) == self.trainer.state.evaluations.best_step);
         let Some(Best { step, eval_loss, eval_score }) = best else { return Ok(()) };
-        let (weights, dropout) = (read_adapter(&folder)?.weights, recipe.lora.lora_dropout);
-        let adapters = adapter_set(&folder, weights, selection, &source.config, dropout, &device.device)
-            .map_err(Failure::running)?;
-        self.trainer.step.replace_adapters(adapters);
+        self.trainer.step.replace_adapters(read_set(&self.run.prepared, &folder)?);
         let loss = eval_loss.map(|loss| format!("evaluation loss {loss:.4}"));
         let score = eval_score.map(|score| format!("score {:.1}%", 100.0 * score));
         let figures: Vec<String> = loss.into_iter().chain(score).collect();

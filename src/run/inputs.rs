@@ -263,7 +263,7 @@ pub(crate) fn data_failure(error: DataError) -> Failure {
 
 /// The quantities that determine the memory of a recipe's steps.
 pub(crate) fn workload<'a>(
-    recipe: &Recipe,
+    recipe: &'a Recipe,
     config: &'a ModelConfig,
     selection: &'a Selection,
     place: Place,
@@ -282,7 +282,8 @@ pub(crate) fn workload<'a>(
         layered_accumulation: recipe.train.layered_accumulation,
         loss_chunk: recipe.train.loss_chunk(),
         prefetch_batches: recipe.data.prefetch_batches,
-        optimizer: recipe.optimizer.name,
+        is_part_of_base: recipe.lora.starts_in_base(),
+        optimizer: &recipe.optimizer,
         place,
     }
 }

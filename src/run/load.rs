@@ -1,10 +1,12 @@
 //! Rows and weights.
 
 use std::convert::Infallible;
+use std::path::Path;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
 use super::Run;
+use super::inputs::select;
 use super::overview::total_steps;
 use super::prepare::Prepared;
 use super::resume::Resumed;
@@ -46,12 +48,15 @@ impl Loaded {
         if let (Some(resume), Some(resumed)) = (&args.resume, resumed) {
             resumed.refuse_if_done(resume, dir, total_steps(recipe, &data))?;
         }
-        let adapters = adapters(prepared, resumed)?;
-        let restored = resumed.map(|resumed| (resumed, adapters.clone()));
+        let (adapters, taken) = adapters(prepared, resumed, &model)?;
         let ratio = recipe.lora.loraplus_lr_ratio;
+        let written = resumed.map(|resumed| read_set(prepared, &resumed.checkpoint)).transpose()?;
         let mut step = TrainStep::new(model, adapters, &recipe.train, &recipe.optimizer, ratio, recipe.seed);
-        if let Some((resumed, adapters)) = restored {
-            resumed.restore(&mut step, adapters, &row_order(recipe, &data))?;
+        if let Some(taken) = taken {
+            step = step.with_taken(taken);
+        }
+        if let Some((resumed, written)) = resumed.zip(written) {
+            resumed.restore(&mut step, written, &row_order(recipe, &data))?;
         }
         Ok(Self { data, step })
     }
@@ -104,14 +109,31 @@ fn read_rows_and_model(run: &Run<'_>) -> Result<(Dataset, Model), Failure> {
     Ok((data?, model?))
 }
 
-/// Fresh adapters, or those of a checkpoint, or those that the recipe starts from.
-fn adapters(prepared: &Prepared, resumed: Option<&Resumed>) -> Result<AdapterSet, Failure> {
+/// Fresh adapters, or those that the recipe starts from; and what takes the part of the base out of it that they start as.
+/// For a resumed run the numbers come later.
+fn adapters(
+    prepared: &Prepared,
+    resumed: Option<&Resumed>,
+    model: &Model,
+) -> Result<(AdapterSet, Option<AdapterSet>), Failure> {
     let Prepared { recipe, source, selection, device, .. } = prepared;
-    let start = || recipe.lora.start_from.as_deref().map(find_adapter);
-    let Some(folder) = resumed.map(|resumed| resumed.checkpoint.clone()).or_else(start) else {
-        return Ok(source.new_adapters(selection, &recipe.lora, recipe.seed, device));
-    };
-    let saved = read_adapter(&folder)?;
-    let dropout = recipe.lora.lora_dropout;
-    adapter_set(&folder, saved.weights, selection, &source.config, dropout, &device.device).map_err(Failure::input)
+    if let Some(folder) = recipe.lora.start_from.as_deref().filter(|_| resumed.is_none()) {
+        return Ok((read_set(prepared, &find_adapter(folder))?, None));
+    }
+    let mut adapters = source.new_adapters(selection, &recipe.lora, recipe.seed, device);
+    let init = recipe.lora.init_lora_weights;
+    let taken = recipe.lora.starts_in_base().then(|| match resumed {
+        None => adapters.take_from_base(init, recipe.seed, |layer, site| model.weight_values(layer, site)),
+        Some(_) => adapters.clone(),
+    });
+    Ok((adapters, taken))
+}
+
+/// The adapters in a folder, in the form in which this recipe writes them.
+pub(super) fn read_set(prepared: &Prepared, folder: &Path) -> Result<AdapterSet, Failure> {
+    let Prepared { recipe, source, device, .. } = prepared;
+    let selection = select(&recipe.lora.written(), &source.config)?;
+    let weights = read_adapter(folder)?.weights;
+    adapter_set(folder, weights, &selection, &source.config, recipe.lora.lora_dropout, &device.device)
+        .map_err(Failure::input)
 }

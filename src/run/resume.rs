@@ -81,6 +81,10 @@ impl Resumed {
                     "its adapter is of that shape and of that model",
                     "undo the change, or start a new run with another `output_dir`",
                 ),
+                Effect::OtherStates => (
+                    "its optimizer's states are others",
+                    "undo the change, or start a new run from its adapter with `lora.start_from`",
+                ),
                 Effect::OtherRows if !is_between_epochs => (
                     "it lies within an epoch, and its place in the rows would not be the same",
                     "undo the change, or resume from a checkpoint between two epochs",

@@ -84,7 +84,7 @@ impl<'a> Started<'a> {
         let precision = recipe.train.precision.dtype();
         let recorder = Recorder::new(flops, device, telemetry, precision, facts, earlier, *process_start);
         let adapter_files = AdapterFiles {
-            lora: recipe.lora.clone(),
+            lora: recipe.lora.written(),
             base_model_name_or_path: recipe.model.path.clone(),
             prompt_form: prompt_form(recipe, data),
         };

@@ -82,15 +82,35 @@ pub enum CheckpointError {
     },
 }
 
-/// A named `f32` tensor in host memory.
+/// The values of a tensor in host memory, in row-major order.
+#[derive(Clone, Debug, PartialEq)]
+pub enum HostValues {
+    /// Numbers.
+    F32(Vec<f32>),
+    /// Bytes.
+    U8(Vec<u8>),
+}
+
+impl HostValues {
+    /// The numbers; bytes have none.
+    #[must_use]
+    pub fn numbers(&self) -> &[f32] {
+        match self {
+            Self::F32(numbers) => numbers,
+            Self::U8(_) => &[],
+        }
+    }
+}
+
+/// A named tensor in host memory.
 #[derive(Clone, Debug, PartialEq)]
 pub struct HostTensor {
     /// Unique name.
     pub name: String,
     /// Sizes, outermost first.
     pub shape: Vec<usize>,
-    /// Values in row-major order.
-    pub values: Vec<f32>,
+    /// Its values.
+    pub values: HostValues,
 }
 
 /// What [`Checkpoints::newest_good`] found.
@@ -320,10 +340,14 @@ pub fn load_moments(checkpoint: &Path) -> Result<Vec<HostTensor>, CheckpointErro
     let tensors = SafeTensors::deserialize(&bytes).map_err(|e| malformed(&file, &e))?;
     let mut moments = Vec::with_capacity(tensors.len());
     for (name, view) in tensors.iter() {
-        if view.dtype() != safetensors::Dtype::F32 {
-            return Err(malformed(&file, &format!("tensor `{name}` has type {:?}, expected F32", view.dtype())));
-        }
-        let values = bytemuck::pod_collect_to_vec(view.data());
+        let values = match view.dtype() {
+            safetensors::Dtype::F32 => HostValues::F32(bytemuck::pod_collect_to_vec(view.data())),
+            safetensors::Dtype::U8 => HostValues::U8(view.data().to_vec()),
+            other => {
+                let problem = format!("tensor `{name}` has type {other:?}, expected F32 or U8");
+                return Err(malformed(&file, &problem));
+            }
+        };
         moments.push(HostTensor { name: name.to_owned(), shape: view.shape().to_vec(), values });
     }
     moments.sort_by(|a, b| a.name.cmp(&b.name));
@@ -333,8 +357,11 @@ pub fn load_moments(checkpoint: &Path) -> Result<Vec<HostTensor>, CheckpointErro
 fn write_moments(file: &Path, moments: &[HostTensor]) -> Result<(), CheckpointError> {
     let mut views = Vec::with_capacity(moments.len());
     for tensor in moments {
-        let bytes = bytemuck::cast_slice(&tensor.values);
-        let view = TensorView::new(safetensors::Dtype::F32, tensor.shape.clone(), bytes)
+        let (dtype, bytes) = match &tensor.values {
+            HostValues::F32(numbers) => (safetensors::Dtype::F32, bytemuck::cast_slice(numbers)),
+            HostValues::U8(bytes) => (safetensors::Dtype::U8, &bytes[..]),
+        };
+        let view = TensorView::new(dtype, tensor.shape.clone(), bytes)
             .map_err(|e| malformed(file, &format!("tensor `{}`: {e}", tensor.name)))?;
         views.push((tensor.name.as_str(), view));
     }

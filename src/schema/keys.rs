@@ -13,6 +13,8 @@ pub enum Effect {
     LaterSteps,
     /// A place in the rows refers to other rows, so the value may change only between two epochs.
     OtherRows,
+    /// A checkpoint does not have what later steps need: the value may never change.
+    OtherStates,
     /// The recipe no longer describes the adapter of the checkpoint: the value may never change.
     OtherAdapter,
 }

@@ -19,7 +19,9 @@ use crate::model::context::BlockContext;
 use crate::ops::cross_entropy::LossChunk;
 use crate::ops::dropout::{Dropout, mix};
 use crate::ops::layout::Layout;
+use crate::ops::noise::with_noise;
 use crate::ops::profile::{self, Cost};
+use crate::util::stats::as_f64;
 
 /// How micro-batches are run.
 #[derive(Clone, Copy, Debug)]
@@ -38,6 +40,8 @@ pub struct Options<'a> {
     pub objective: &'a dyn Objective,
     /// Number of target tokens whose logits exist at a time.
     pub loss_chunk: LossChunk,
+    /// Noise on the embeddings (Jain et al., 2023): this over the root of their number in the longest row is its bound.
+    pub neftune_noise_alpha: Option<f64>,
 }
 
 /// A micro-batch on the device.
@@ -46,6 +50,8 @@ pub struct Inputs {
     layout: Layout,
     input_ids: Tensor<1, Int>,
     targets: Targets,
+    /// Tokens of the longest row, without padding.
+    longest_row: usize,
 }
 
 impl Inputs {
@@ -55,8 +61,10 @@ impl Inputs {
         if batch.targets.is_empty() {
             return None;
         }
+        let longest_row = batch.row_lengths.iter().copied().max().unwrap_or(0);
         let batch = &*model.arranged(batch);
         Some(Self {
+            longest_row,
             layout: model.layout(batch),
             input_ids: model.token_ids(&batch.input_ids),
             targets: Targets::new(model, batch),
@@ -112,8 +120,16 @@ pub fn forward(model: &Model, adapters: &AdapterSet, inputs: Vec<Inputs>, option
     let first = first_adapted(model, adapters);
     let (mut micro_batches, mut xs, mut targets) = (Vec::new(), Vec::new(), Vec::new());
     for (number, inputs) in (options.first_number..).zip(inputs) {
-        micro_batches.push(MicroBatch::new(inputs.layout, inputs.targets.num_tokens(), number, options));
-        xs.push(model.embed_ids(inputs.input_ids));
+        let micro_batch = MicroBatch::new(inputs.layout, inputs.targets.num_tokens(), number, options);
+        let x = model.embed_ids(inputs.input_ids);
+        xs.push(match options.neftune_noise_alpha {
+            Some(alpha) => {
+                let width = as_f64(inputs.longest_row * model.config.hidden_size);
+                with_noise(&x, alpha / width.sqrt(), mix(micro_batch.dropout_seed))
+            }
+            None => x,
+        });
+        micro_batches.push(micro_batch);
         targets.push(inputs.targets);
     }
     let mut kept = Vec::with_capacity(model.blocks.len() * xs.len());

@@ -38,6 +38,17 @@ impl GradSums {
         self.sums.get(&(layer, site))
     }
 
+    /// Keeps what belongs to the first rows of A, and columns of B, as many as these adapters have: what follows them in
+    /// what was applied is not trained.
+    pub fn keep_like(&mut self, adapters: &AdapterSet) {
+        for (site, adapter) in adapters.by_site() {
+            let r = adapter.matrices.a.dims()[0];
+            if let Some(Matrices { a, b, .. }) = self.sums.get_mut(&site).filter(|grad| grad.a.dims()[0] > r) {
+                (*a, *b) = (a.clone().narrow(0, 0, r), b.clone().narrow(1, 0, r));
+            }
+        }
+    }
+
     /// Sums over all ranks; `figures` are summed with them. What no rank has stays absent.
     pub fn reduce(&mut self, adapters: &AdapterSet, ranks: &mut dyn Ranks, figures: &mut [f64]) {
         let (mut flat, mut numbers) = (Vec::new(), figures.to_vec());

@@ -6,7 +6,7 @@
 
 use serde::Serialize;
 
-use crate::config::{GradientCheckpointing, OptimizerName, Precision};
+use crate::config::{GradientCheckpointing, OptimizerConfig, Precision};
 use crate::lora::targets::{AdapterShape, Selection};
 use crate::model::Storage;
 use crate::model::budget::{SizedBy, SublayerSizes};
@@ -43,8 +43,10 @@ pub struct Workload<'a> {
     pub loss_chunk: LossChunk,
     /// Micro-batches that are prepared ahead.
     pub prefetch_batches: usize,
+    /// Whether adapters start as a part of the base: then what takes it out is applied beside them.
+    pub is_part_of_base: bool,
     /// Whose states every adapter has.
-    pub optimizer: OptimizerName,
+    pub optimizer: &'a OptimizerConfig,
     /// Where it is computed.
     pub place: Place,
 }
@@ -141,12 +143,21 @@ impl Workload<'_> {
     /// The sum of ranks of the block with the largest sum, and the parameters of all blocks.
     fn adapters(&self) -> (usize, usize) {
         let ranks = |layer: &PerSite<AdapterShape>| layer.values().map(|shape| shape.r).sum();
-        let most = self.selection.shapes.iter().map(ranks).max().unwrap_or(0);
+        let most =
+            self.selection.shapes.iter().map(ranks).max().unwrap_or(0) * if self.is_part_of_base { 2 } else { 1 };
         (most, self.selection.num_parameters(self.config))
     }
 
     fn adapter_bytes(&self) -> usize {
         self.adapters().1 * F32
+    }
+
+    /// Bytes of the optimizer's states.
+    fn state_bytes(&self) -> usize {
+        let matrices = self.selection.iter().flat_map(|(layer, site, shape)| {
+            shape.kind.shapes(shape.r, self.config.blocks[layer].sites[site].shape).values()
+        });
+        matrices.map(|shape| self.optimizer.state_bytes(shape)).sum()
     }
 
     /// The sizes of every block, whose adapters have this sum of ranks.
@@ -224,9 +235,14 @@ impl Workload<'_> {
         };
         let mut components = vec![
             Component::new("base weights", base, "model.dtype, model.quantization, model.residency"),
-            Component::new("adapters", adapters, "lora.r, lora.target_modules"),
+            // Beside the trained matrices: those that take their start out of the base, and both joined.
+            Component::new(
+                "adapters",
+                adapters * if self.is_part_of_base { 4 } else { 1 },
+                "lora.r, lora.target_modules",
+            ),
             Component::new("gradients", adapters + accumulated / layers.max(1), "lora.r"),
-            Component::new("optimizer state", self.optimizer.states().len() * adapters, "lora.r"),
+            Component::new("optimizer state", self.state_bytes(), "lora.r, optimizer.name"),
             Component::new("kept for the backward", kept, of_kept),
             Component::new("inside a block", inside, of_rows),
             Component::new("logits of a chunk", loss, "train.loss_chunk_tokens, the vocabulary"),
@@ -270,7 +286,7 @@ impl Workload<'_> {
         // The micro-batch in use has left the queue.
         let queue = (self.prefetch_batches + 1) * tokens * TOKEN_BYTES;
         // Adapters and the states of the optimizer are copied before they are written.
-        let (saving, base) = ((1 + self.optimizer.states().len()) * self.adapter_bytes(), self.parked_base_bytes());
+        let (saving, base) = (self.adapter_bytes() + self.state_bytes(), self.parked_base_bytes());
         let components = vec![
             Component::new("process and driver", GPU_PROCESS_BYTES, "the device"),
             Component::new(
@@ -303,11 +319,15 @@ const TOKEN_BYTES: usize = 4 + 16;
 
 #[cfg(test)]
 pub(super) mod tests {
+    use std::sync::LazyLock;
+
     use super::*;
     use crate::config::{LoraConfig, Residency};
     use crate::device::DeviceKind;
     use crate::device::Dtype;
     use crate::ops::kernels;
+
+    static ADAMW: LazyLock<OptimizerConfig> = LazyLock::new(OptimizerConfig::default);
 
     pub(in crate::train) fn model(json: &str, r: usize) -> (ModelConfig, Selection) {
         let config = ModelConfig::from_json(json).unwrap();
@@ -329,7 +349,8 @@ pub(super) mod tests {
             layered_accumulation: false,
             loss_chunk: LossChunk::Auto,
             prefetch_batches: 4,
-            optimizer: OptimizerName::Adamw,
+            is_part_of_base: false,
+            optimizer: &ADAMW,
             place: kernels::place_on(DeviceKind::Cpu),
         }
     }

@@ -1,43 +1,72 @@
 //! The optimizer over all adapters: its rules, each in a file of its own, and their states.
 
+mod adafactor;
 mod adamw;
+mod adamw_8bit;
+mod ema;
+mod lion;
+mod muon;
+mod schedule_free;
+mod sgd;
+mod states;
 
 use std::collections::BTreeMap;
 
-use burn::tensor::{DType, Tensor, TensorData};
+use burn::tensor::Tensor;
 
 use super::grads::GradSums;
 use crate::config::{OptimizerConfig, OptimizerName};
 use crate::lora::{Adapter, AdapterSet, Matrices};
 use crate::ops::kernels::Place;
 use crate::ops::profile::{self, Cost};
-use crate::save::checkpoint::HostTensor;
-use crate::schema::Choice;
+use crate::save::checkpoint::{HostTensor, HostValues};
 use crate::spec::SiteId;
 use crate::util::faults;
 
-impl OptimizerName {
-    /// The name in a recipe.
-    fn word(self) -> &'static str {
-        Self::NAMES.iter().find(|(_, name)| *name == self).map_or("", |(word, _)| word)
+pub use schedule_free::StepWeights;
+use states::numbers;
+pub use states::{State, StateForm};
+
+/// Name in a checkpoint of the values that training goes on with, where the adapter in it is an average.
+const TRAINED: &str = "trained";
+
+impl OptimizerConfig {
+    /// What the rule remembers of a parameter of this shape.
+    #[must_use]
+    pub fn states(&self, shape: [usize; 2]) -> Vec<StateForm> {
+        let mut states = match self.name {
+            OptimizerName::Adamw => adamw::states(shape),
+            OptimizerName::Adamw8bit => adamw_8bit::states(shape),
+            OptimizerName::Lion => lion::states(shape),
+            OptimizerName::Adafactor => adafactor::states(shape),
+            OptimizerName::Sgd => sgd::states(self, shape),
+            OptimizerName::ScheduleFreeAdamw => schedule_free::states(shape),
+            OptimizerName::Muon => muon::states(shape),
+        };
+        states.extend(self.ema_decay.map(|_| ema::state(shape)));
+        states
     }
 
-    /// Names in a checkpoint of what the rule remembers of every parameter.
+    /// Bytes of the states of a parameter of this shape.
     #[must_use]
-    pub fn states(self) -> &'static [&'static str] {
-        match self {
-            Self::Adamw => &adamw::STATES,
-        }
+    pub fn state_bytes(&self, shape: [usize; 2]) -> usize {
+        self.states(shape).iter().map(StateForm::num_bytes).sum()
+    }
+
+    /// Whether not the trained parameters are evaluated and written, but an average.
+    #[must_use]
+    pub fn averages(&self) -> bool {
+        self.ema_decay.is_some() || self.name == OptimizerName::ScheduleFreeAdamw
     }
 }
 
-/// A parameter with the states of its rule, all of its shape and in `f32`.
+/// A parameter with the states of its rule.
 #[derive(Clone, Debug)]
 pub struct Parameter {
     /// The parameter.
     pub values: Tensor<2>,
-    /// Its states, in the order of [`OptimizerName::states`].
-    pub states: Vec<Tensor<2>>,
+    /// Its states, in the order of [`OptimizerConfig::states`].
+    pub states: Vec<State>,
 }
 
 /// What every parameter's update of a step has in common.
@@ -49,6 +78,8 @@ pub struct Update {
     pub number: u64,
     /// Factor of the gradients.
     pub grad_scale: f64,
+    /// Share of this step in a schedule-free average.
+    pub share: f64,
 }
 
 /// Updates all adapters by the rule of the recipe.
@@ -58,8 +89,9 @@ pub struct Optimizer {
     /// Ratio of B's learning rate to A's.
     loraplus_lr_ratio: f64,
     num_updates: u64,
-    /// By layer and site; of each matrix in the order of [`OptimizerName::states`].
-    states: BTreeMap<(usize, SiteId), Matrices<Vec<Tensor<2>>>>,
+    step_weights: StepWeights,
+    /// By layer and site; of each matrix in the order of [`OptimizerConfig::states`].
+    states: BTreeMap<(usize, SiteId), Matrices<Vec<State>>>,
     place: Place,
 }
 
@@ -69,15 +101,13 @@ pub enum OptimizerStateError {
     /// A tensor is missing.
     #[error("optimizer state: `{0}` is missing")]
     Missing(String),
-    /// A tensor has another shape.
-    #[error("optimizer state: `{name}` has shape {found:?}, expected {expected:?}")]
-    Shape {
+    /// A tensor has another type or shape.
+    #[error("optimizer state: `{name}`, of shape {found:?}, belongs to another adapter or optimizer")]
+    Form {
         /// Name of the tensor.
         name: String,
         /// Shape in the state.
         found: Vec<usize>,
-        /// Shape of the adapter.
-        expected: Vec<usize>,
     },
 }
 
@@ -85,16 +115,23 @@ impl Optimizer {
     /// An optimizer before its first update.
     #[must_use]
     pub fn new(config: OptimizerConfig, loraplus_lr_ratio: Option<f64>, adapters: &AdapterSet) -> Self {
-        let zeros = |like: &Tensor<2>| config.name.states().iter().map(|_| like.zeros_like()).collect();
-        let states = adapters.by_site().map(|(site, adapter)| (site, adapter.matrices.as_ref().map(zeros))).collect();
+        let start = |like: &Tensor<2>| config.states(like.dims()).iter().map(|form| form.start(like)).collect();
+        let states = adapters.by_site().map(|(site, adapter)| (site, adapter.matrices.as_ref().map(start))).collect();
         let loraplus_lr_ratio = loraplus_lr_ratio.unwrap_or(1.0);
-        Self { config, loraplus_lr_ratio, num_updates: 0, states, place: adapters.place() }
+        let (num_updates, step_weights) = (0, StepWeights::default());
+        Self { config, loraplus_lr_ratio, num_updates, step_weights, states, place: adapters.place() }
     }
 
     /// Number of updates done.
     #[must_use]
     pub fn num_updates(&self) -> u64 {
         self.num_updates
+    }
+
+    /// The weights of the steps so far in a schedule-free average.
+    #[must_use]
+    pub fn step_weights(&self) -> Option<StepWeights> {
+        (self.config.name == OptimizerName::ScheduleFreeAdamw).then_some(self.step_weights)
     }
 
     /// Where it runs.
@@ -108,6 +145,7 @@ impl Optimizer {
         // Those of A and those of the others, which may be faster.
         const GROUPS: Matrices<usize> = Matrices { a: 0, b: 1, magnitude: Some(1) };
         self.num_updates += 1;
+        let share = self.step_weights.add(learning_rate);
         let (mut groups, mut waiting, mut bytes) = ([Vec::new(), Vec::new()], Vec::new(), 0.0);
         for (layer, block) in adapters.blocks.iter_mut().enumerate() {
             // Tensors are moved through the update: a second owner would force a copy.
@@ -118,7 +156,7 @@ impl Optimizer {
                     block.insert(site, Adapter { module, kind, matrices, scale });
                     continue;
                 };
-                bytes += matrices.as_ref().map(profile::bytes).values().sum::<f64>();
+                bytes += matrices.as_ref().map(|matrix| self.update_bytes(matrix)).values().sum::<f64>();
                 let all = matrices.zip(states).zip(grad.as_ref()).zip(GROUPS);
                 let group_of = all.map(|(((values, states), grad), group)| {
                     groups[group].push((Parameter { values, states }, grad));
@@ -127,11 +165,10 @@ impl Optimizer {
                 waiting.push((layer, site, module, kind, group_of, scale));
             }
         }
-        let bytes = bytes * (3.0 + 2.0 * profile::count(self.config.name.states().len()));
         let step = || {
             let rates = [learning_rate, learning_rate * self.loraplus_lr_ratio];
             let mut group = groups.into_iter().zip(rates).map(|(parameters, learning_rate)| {
-                let update = Update { learning_rate, number: self.num_updates, grad_scale };
+                let update = Update { learning_rate, number: self.num_updates, grad_scale, share };
                 self.of_all(parameters, update).into_iter()
             });
             [group.next(), group.next()].map(Option::unwrap_or_default)
@@ -148,62 +185,126 @@ impl Optimizer {
         }
     }
 
-    /// The rule's update of parameters.
-    fn of_all(&self, parameters: Vec<(Parameter, &Tensor<2>)>, update: Update) -> Vec<Parameter> {
-        match self.config.name {
-            OptimizerName::Adamw => adamw::update(self.place, &self.config, parameters, update),
-        }
+    /// Bytes that are read and written for a parameter: itself and its states twice, its gradient once.
+    fn update_bytes(&self, parameter: &Tensor<2>) -> f64 {
+        3.0 * profile::bytes(parameter) + 2.0 * profile::count(self.config.state_bytes(parameter.dims()))
     }
 
-    /// The states as named host tensors, for a checkpoint.
+    /// The rule's update of parameters.
+    fn of_all(&self, mut parameters: Vec<(Parameter, &Tensor<2>)>, update: Update) -> Vec<Parameter> {
+        let config = &self.config;
+        let averages = config.ema_decay.map(|decay| {
+            let averages = parameters.iter_mut().filter_map(|(parameter, _)| parameter.states.pop());
+            (decay, averages.collect::<Vec<_>>())
+        });
+        let mut updated = match config.name {
+            OptimizerName::Adamw => adamw::update(self.place, config, parameters, update),
+            OptimizerName::Adamw8bit => adamw_8bit::update(self.place, config, parameters, update),
+            OptimizerName::Lion => each(lion::update, config, parameters, update),
+            OptimizerName::Adafactor => each(adafactor::update, config, parameters, update),
+            OptimizerName::Sgd => each(sgd::update, config, parameters, update),
+            OptimizerName::ScheduleFreeAdamw => each(schedule_free::update, config, parameters, update),
+            OptimizerName::Muon => each(muon::update, config, parameters, update),
+        };
+        if let Some((decay, averages)) = averages {
+            for (parameter, average) in updated.iter_mut().zip(averages) {
+                parameter.states.push(ema::next(decay, average, &parameter.values, update.number));
+            }
+        }
+        updated
+    }
+
+    /// The averages of the adapters, where the rule or the recipe makes some.
+    #[must_use]
+    pub fn averaged(&self, adapters: &AdapterSet) -> AdapterSet {
+        let mut averaged = adapters.clone();
+        for (layer, block) in averaged.blocks.iter_mut().enumerate() {
+            for (site, adapter) in block {
+                let Some(states) = self.states.get(&(layer, *site)) else { continue };
+                let matrices = adapter.matrices.as_ref().zip(states.as_ref());
+                adapter.matrices = matrices.map(|(values, states)| match (self.config.ema_decay, states.last()) {
+                    (Some(_), Some(State::Numbers(average))) => average.clone(),
+                    _ => schedule_free::average(&self.config, values, states),
+                });
+            }
+        }
+        averaged
+    }
+
+    /// The states as named host tensors, for a checkpoint; where an average is written, also the trained parameters.
     #[must_use]
     pub fn state(&self, adapters: &AdapterSet) -> Vec<HostTensor> {
         let mut tensors = Vec::new();
-        for (site, adapter) in adapters.by_site() {
+        for (site, Adapter { module, matrices, .. }) in adapters.by_site() {
             let Some(states) = self.states.get(&site) else { continue };
-            for (matrix, states) in states.as_ref().named() {
-                for (state, tensor) in self.config.name.states().iter().zip(states) {
-                    let name = format!("{}.{matrix}.{state}", adapter.module);
-                    let values = faults::read(tensor.clone(), &name);
-                    tensors.push(HostTensor { name, shape: tensor.dims().to_vec(), values });
+            for (matrix, (values, states)) in matrices.as_ref().zip(states.as_ref()).named() {
+                let forms = self.config.states(values.dims());
+                tensors.extend(
+                    forms
+                        .iter()
+                        .zip(states)
+                        .map(|(form, state)| form.save(state, format!("{module}.{matrix}.{}", form.name))),
+                );
+                if self.config.averages() {
+                    let (name, shape) = (format!("{module}.{matrix}.{TRAINED}"), values.dims().to_vec());
+                    let values = HostValues::F32(faults::read(values.clone(), &name));
+                    tensors.push(HostTensor { name, shape, values });
                 }
             }
         }
         tensors
     }
 
-    /// Restores the states of a checkpoint.
+    /// Restores the states of a checkpoint with these adapters; returns the adapters that training goes on with.
     ///
     /// # Errors
-    /// A tensor that is missing or has another shape.
+    /// A tensor that is missing or has another form.
     pub fn restore(
         &mut self,
-        adapters: &AdapterSet,
+        mut adapters: AdapterSet,
         tensors: &[HostTensor],
-        num_updates: u64,
-    ) -> Result<(), OptimizerStateError> {
+        (num_updates, step_weights): (u64, Option<StepWeights>),
+    ) -> Result<AdapterSet, OptimizerStateError> {
         let by_name: std::collections::HashMap<_, _> = tensors.iter().map(|t| (t.name.as_str(), t)).collect();
-        let find = |name: String, like: &Tensor<2>| {
+        let find = |form: &StateForm, name: String, like: &Tensor<2>| {
             let Some(tensor) = by_name.get(name.as_str()) else { return Err(OptimizerStateError::Missing(name)) };
-            let expected = like.dims().to_vec();
-            if tensor.shape != expected {
-                return Err(OptimizerStateError::Shape { name, found: tensor.shape.clone(), expected });
-            }
-            let data = TensorData::new(tensor.values.clone(), like.dims());
-            Ok(Tensor::<2>::from_data(data, (&like.device(), DType::F32)))
+            let found = || tensor.shape.clone();
+            form.restore(tensor, &like.device()).ok_or_else(|| OptimizerStateError::Form { name, found: found() })
         };
-        let names = self.config.name.states();
         let mut restored = BTreeMap::new();
-        for (site, Adapter { module, matrices, .. }) in adapters.by_site() {
-            let of_matrix = |(matrix, like): (&str, &Tensor<2>)| {
-                names.iter().map(|state| find(format!("{module}.{matrix}.{state}"), like)).collect()
-            };
-            restored.insert(site, Matrices::NAMES.zip(matrices.as_ref()).try_map(of_matrix)?);
+        for (layer, block) in adapters.blocks.iter_mut().enumerate() {
+            for (site, Adapter { module, matrices, .. }) in block {
+                let of_matrix = |(matrix, like): (&str, &Tensor<2>)| {
+                    let forms = self.config.states(like.dims());
+                    forms.iter().map(|form| find(form, format!("{module}.{matrix}.{}", form.name), like)).collect()
+                };
+                restored.insert((layer, *site), Matrices::NAMES.zip(matrices.as_ref()).try_map(of_matrix)?);
+                if self.config.averages() {
+                    let trained = |(matrix, like): (&str, &Tensor<2>)| {
+                        let form = StateForm::zeros(TRAINED, like.dims());
+                        let [values] = numbers(vec![find(&form, format!("{module}.{matrix}.{TRAINED}"), like)?]);
+                        Ok(values)
+                    };
+                    *matrices = Matrices::NAMES.zip(matrices.as_ref()).try_map(trained)?;
+                }
+            }
         }
         self.states = restored;
-        self.num_updates = num_updates;
-        Ok(())
+        (self.num_updates, self.step_weights) = (num_updates, step_weights.unwrap_or_default());
+        Ok(adapters)
     }
+}
+
+type Rule = fn(&OptimizerConfig, Parameter, &Tensor<2>, Update) -> Parameter;
+
+/// A rule's update of parameters, one after the other.
+fn each(
+    rule: Rule,
+    config: &OptimizerConfig,
+    parameters: Vec<(Parameter, &Tensor<2>)>,
+    update: Update,
+) -> Vec<Parameter> {
+    parameters.into_iter().map(|(parameter, grad)| rule(config, parameter, grad, update)).collect()
 }
 
 #[cfg(test)]

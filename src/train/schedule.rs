@@ -1,17 +1,16 @@
 //! The learning rate of every step, as `transformers` computes it.
 
-use crate::config::{LrScheduler, SchedulerConfig};
+use crate::config::{DecayType, LrScheduler, SchedulerConfig};
 use crate::util::stats::as_f64;
 
 /// The learning rate as a pure function of the step.
 ///
 /// Step `n` (from 1) has the rate that `get_scheduler` of transformers gives its `n`-th optimizer step, which is the
 /// factor of `LambdaLR` at `n - 1`. With a warm-up, the first step therefore has rate 0.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Schedule {
-    shape: LrScheduler,
+    config: SchedulerConfig,
     peak: f64,
-    min_lr_ratio: f64,
     warmup_steps: u64,
     total_steps: u64,
 }
@@ -27,7 +26,7 @@ impl Schedule {
             (None, Some(ratio)) => ceil_to_u64(as_f64(total_steps) * ratio),
             (None, None) => 0,
         };
-        Self { shape: config.lr_scheduler, peak, min_lr_ratio: config.min_lr_ratio, warmup_steps, total_steps }
+        Self { config: config.clone(), peak, warmup_steps, total_steps }
     }
 
     /// Number of steps in which the rate rises.
@@ -44,9 +43,9 @@ impl Schedule {
 
     /// Learning rate of step `step`, counted from 1.
     ///
-    /// Source: `get_cosine_schedule_with_warmup`, `get_linear_schedule_with_warmup`,
-    /// `get_constant_schedule_with_warmup` and, for `min_lr_ratio`, `get_cosine_with_min_lr_schedule_with_warmup` of
-    /// transformers 5.23; the linear decay takes `min_lr_ratio` in the same way.
+    /// Source: the `get_..._schedule` functions of transformers 5.23. `min_lr_ratio` is that of
+    /// `get_cosine_with_min_lr_schedule_with_warmup` and `get_wsd_schedule`, the `lr_end` of
+    /// `get_polynomial_decay_schedule_with_warmup`; the others that fall to an end take it in the same way.
     #[must_use]
     pub fn learning_rate(&self, step: u64) -> f64 {
         self.peak * self.factor(step.saturating_sub(1))
@@ -54,20 +53,51 @@ impl Schedule {
 
     /// The factor by which `LambdaLR` multiplies the peak after `done` steps.
     fn factor(&self, done: u64) -> f64 {
+        let falls = |share: f64| share * (1.0 - self.config.min_lr_ratio) + self.config.min_lr_ratio;
+        let shape = self.config.lr_scheduler;
         if done < self.warmup_steps {
-            return as_f64(done) / as_f64(self.warmup_steps);
+            let share = as_f64(done) / as_f64(self.warmup_steps);
+            return if shape == LrScheduler::WarmupStableDecay { falls(share) } else { share };
         }
         let decay_steps = as_f64(self.total_steps.saturating_sub(self.warmup_steps).max(1));
-        let decay = match self.shape {
+        let progress = as_f64(done - self.warmup_steps) / decay_steps;
+        let share = match shape {
             LrScheduler::Constant => return 1.0,
+            LrScheduler::InverseSqrt => return self.inverse_sqrt(done),
             LrScheduler::Linear => as_f64(self.total_steps.saturating_sub(done)) / decay_steps,
-            LrScheduler::Cosine => {
-                let progress = as_f64(done - self.warmup_steps) / decay_steps;
-                0.5 * (1.0 + (std::f64::consts::PI * progress).cos())
+            LrScheduler::Polynomial => (1.0 - progress).max(0.0).powf(self.config.power.unwrap_or(1.0)),
+            LrScheduler::Cosine => half_cosine(progress),
+            LrScheduler::CosineWithRestarts if progress >= 1.0 => 0.0,
+            LrScheduler::CosineWithRestarts => {
+                half_cosine(as_f64(self.config.num_cycles.unwrap_or(1)) * progress % 1.0)
             }
+            LrScheduler::WarmupStableDecay => self.decay(done),
         };
-        (decay * (1.0 - self.min_lr_ratio) + self.min_lr_ratio).max(0.0)
+        falls(share).max(0.0)
     }
+
+    fn inverse_sqrt(&self, done: u64) -> f64 {
+        let by_default = if self.warmup_steps > 0 { self.warmup_steps } else { 10_000 };
+        let timescale = as_f64(self.config.timescale.unwrap_or(by_default));
+        1.0 / ((as_f64(done - self.warmup_steps) + timescale) / timescale).sqrt()
+    }
+
+    /// The share of the peak in the last steps, 1 before them.
+    fn decay(&self, done: u64) -> f64 {
+        let num_steps = self.config.num_decay_steps.unwrap_or_else(|| self.total_steps.div_ceil(10));
+        let start = self.total_steps.saturating_sub(num_steps).max(self.warmup_steps);
+        let progress = (as_f64(done.saturating_sub(start)) / as_f64(num_steps.max(1))).min(1.0);
+        match self.config.decay_type.unwrap_or_default() {
+            DecayType::Cosine => half_cosine(progress),
+            DecayType::Linear => 1.0 - progress,
+            DecayType::OneMinusSqrt => 1.0 - progress.sqrt(),
+        }
+    }
+}
+
+/// From 1 down to 0.
+fn half_cosine(progress: f64) -> f64 {
+    0.5 * (1.0 + (std::f64::consts::PI * progress).cos())
 }
 
 /// Number of steps of a run, from the micro-batches of an epoch.
@@ -109,8 +139,11 @@ mod tests {
 
     /// Learning rates of steps 1 to 7 out of 7.
     fn curve(lr_scheduler: LrScheduler, warmup_steps: u64, min_lr_ratio: f64) -> Vec<f64> {
-        let config =
-            SchedulerConfig { lr_scheduler, warmup_steps: Some(warmup_steps), warmup_ratio: None, min_lr_ratio };
+        let config = SchedulerConfig { lr_scheduler, min_lr_ratio, ..SchedulerConfig::default() };
+        curve_of(SchedulerConfig { warmup_steps: Some(warmup_steps), ..config })
+    }
+
+    fn curve_of(config: SchedulerConfig) -> Vec<f64> {
         let schedule = Schedule::new(&config, 2e-4, 7);
         (1..=7).map(|step| schedule.learning_rate(step)).collect()
     }
@@ -152,6 +185,67 @@ mod tests {
         // Without warm-up, the same five steps of decay.
         let schedule = Schedule::new(&SchedulerConfig::default(), 2e-4, 5);
         assert!((1..=5).zip(&cosine[2..]).all(|(step, rate)| (schedule.learning_rate(step) - rate).abs() <= 1e-18));
+    }
+
+    #[test]
+    fn the_shapes_with_settings_of_their_own_equal_those_of_transformers() {
+        // Printed as above; `lr_end` of the polynomial is 2e-5.
+        let of = |lr_scheduler| SchedulerConfig { lr_scheduler, warmup_steps: Some(2), ..SchedulerConfig::default() };
+        let restarts = SchedulerConfig { num_cycles: Some(2), ..of(LrScheduler::CosineWithRestarts) };
+        let polynomial = SchedulerConfig { power: Some(2.0), min_lr_ratio: 0.1, ..of(LrScheduler::Polynomial) };
+        let timescale = SchedulerConfig { timescale: Some(3), ..of(LrScheduler::InverseSqrt) };
+        let stable = SchedulerConfig { num_decay_steps: Some(3), ..of(LrScheduler::WarmupStableDecay) };
+        let with_minimum = SchedulerConfig { min_lr_ratio: 0.1, ..stable.clone() };
+        let falling = |decay_type| SchedulerConfig { decay_type: Some(decay_type), ..stable.clone() };
+        for (config, expected) in [
+            (
+                restarts,
+                [
+                    0.0,
+                    1e-4,
+                    2e-4,
+                    0.000_130_901_699_437_494_76,
+                    1.909_830_056_250_526_6e-5,
+                    0.000_180_901_699_437_494_76,
+                    6.909_830_056_250_524e-5,
+                ],
+            ),
+            (polynomial, [0.0, 1e-4, 2e-4, 1.352e-4, 8.48e-5, 4.88e-5, 2.72e-5]),
+            (
+                of(LrScheduler::InverseSqrt),
+                [
+                    0.0,
+                    1e-4,
+                    2e-4,
+                    0.000_163_299_316_185_545_24,
+                    0.000_141_421_356_237_309_5,
+                    0.000_126_491_106_406_735_18,
+                    0.000_115_470_053_837_925_17,
+                ],
+            ),
+            (
+                timescale,
+                [
+                    0.0,
+                    1e-4,
+                    2e-4,
+                    0.000_173_205_080_756_887_76,
+                    0.000_154_919_333_848_296_7,
+                    0.000_141_421_356_237_309_5,
+                    0.000_130_930_734_141_595_4,
+                ],
+            ),
+            (with_minimum, [2e-5, 1.1e-4, 2e-4, 2e-4, 2e-4, 1.55e-4, 6.5e-5]),
+            (falling(DecayType::Linear), [0.0, 1e-4, 2e-4, 2e-4, 2e-4, 4e-4 / 3.0, 2e-4 / 3.0]),
+            (
+                falling(DecayType::OneMinusSqrt),
+                [0.0, 1e-4, 2e-4, 2e-4, 2e-4, 8.452_994_616_207_485e-5, 3.670_068_381_445_479e-5],
+            ),
+        ] {
+            for (ours, expected) in curve_of(config.clone()).into_iter().zip(expected) {
+                assert!((ours - expected).abs() <= 1e-18, "{config:?}: {ours:e} against {expected:e}");
+            }
+        }
     }
 
     #[test]

@@ -187,7 +187,7 @@ mod tests {
     #[test]
     fn epochs_count_rows_and_a_whole_epoch_is_a_whole_number() {
         let order = RowOrder { seed: 0, micro_batch_size: 4, shuffle: true, packed_length: None, rows_per_epoch: 10 };
-        let counters = StepCounters { num_updates: 0, num_micro_batches: 0, loss_scale: None };
+        let counters = StepCounters { num_updates: 0, step_weights: None, num_micro_batches: 0, loss_scale: None };
         let mut state = TrainerState::new(order, Inputs::default(), counters);
         for (epoch, batch, rows, epochs) in [(0, 2, 8, 0.8), (1, 0, 2, 1.0), (1, 1, 4, 1.4)] {
             let mut work = StepWork::new(Cursor { epoch, batch });

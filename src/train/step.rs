@@ -5,12 +5,13 @@ use std::cell::OnceCell;
 use burn::tensor::{DType, Tensor};
 use serde::{Deserialize, Serialize};
 
+use super::adapters::Trained;
 use super::backprop::{self, Forward, Inputs, Options};
 use super::grads::{GradSums, read};
 use super::loss::{LossScale, LossSum, MicroBatchLoss, eval_loss, num_right_tokens};
 use super::objective::{CrossEntropy, Objective};
 use super::offload::HostParking;
-use super::optimizer::{Optimizer, OptimizerStateError};
+use super::optimizer::{Optimizer, OptimizerStateError, StepWeights};
 use super::ranks::{Alone, Ranks};
 use crate::config::{GradientCheckpointing, OptimizerConfig, TrainConfig};
 use crate::data::batch::Batch;
@@ -29,11 +30,14 @@ const MOST_LOGITS_BYTES: usize = 256 << 20;
 #[derive(Debug)]
 pub struct TrainStep {
     model: Model,
-    adapters: AdapterSet,
+    trained: Trained,
+    /// Whether their average is evaluated and written.
+    averages: bool,
     optimizer: Optimizer,
     gradient_checkpointing: GradientCheckpointing,
     layered_accumulation: bool,
     loss_chunk: LossChunk,
+    neftune_noise_alpha: Option<f64>,
     first_page: OnceCell<()>,
     /// Started when the first block input is moved to host memory.
     parking: OnceCell<HostParking>,
@@ -101,6 +105,9 @@ pub struct StepState {
 pub struct StepCounters {
     /// Number of updates by the optimizer, without skipped steps.
     pub num_updates: u64,
+    /// Weights of the steps in the average of a schedule-free optimizer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub step_weights: Option<StepWeights>,
     /// Number of micro-batches so far, in all steps.
     pub num_micro_batches: u64,
     /// Loss scale; absent unless the precision is `f16`.
@@ -136,10 +143,12 @@ impl TrainStep {
         seed: u64,
     ) -> Self {
         Self {
+            averages: optimizer.averages(),
             optimizer: Optimizer::new(optimizer.clone(), loraplus_lr_ratio, &adapters),
             gradient_checkpointing: train.gradient_checkpointing,
             layered_accumulation: train.layered_accumulation,
             loss_chunk: train.loss_chunk(),
+            neftune_noise_alpha: train.neftune_noise_alpha,
             first_page: OnceCell::new(),
             parking: OnceCell::new(),
             max_grad_norm: train.max_grad_norm,
@@ -151,8 +160,15 @@ impl TrainStep {
             objective: train.objective(),
             ranks: Box::new(Alone),
             model,
-            adapters,
+            trained: Trained::new(adapters, None),
         }
+    }
+
+    /// The same where `taken` takes a part out of the base, as which the adapters started.
+    #[must_use]
+    pub fn with_taken(mut self, taken: AdapterSet) -> Self {
+        self.trained = Trained::new(self.trained.adapters().clone(), Some(taken));
+        self
     }
 
     /// The same with another objective than the recipe's.
@@ -173,16 +189,20 @@ impl TrainStep {
         &self.model
     }
 
-    /// The current adapters.
+    /// The adapters that are evaluated and written: those in training, or their average.
     #[must_use]
     pub fn adapters(&self) -> &AdapterSet {
-        &self.adapters
+        if self.averages {
+            self.trained.averaged(|adapters| self.optimizer.averaged(adapters))
+        } else {
+            self.trained.applied()
+        }
     }
 
     /// Digest of B of the first and the last adapter: few numbers, and every update changes them. Reads the device.
     #[must_use]
     pub fn adapters_digest(&self) -> u64 {
-        let mut all = self.adapters.iter().map(|adapter| &adapter.matrices.b);
+        let mut all = self.trained.adapters().iter().map(|adapter| &adapter.matrices.b);
         let (first, last) = (all.next(), all.last());
         digest(first.into_iter().chain(last).flat_map(|b| faults::read(b.clone(), "an adapter")))
     }
@@ -215,13 +235,13 @@ impl TrainStep {
     /// Forward of micro-batches, block by block, with their losses.
     #[must_use]
     pub fn forward(&self, inputs: Vec<Inputs>) -> Forward {
-        backprop::forward(&self.model, &self.adapters, inputs, self.options())
+        backprop::forward(&self.model, self.trained.applied(), inputs, self.options())
     }
 
     /// Backward of the micro-batches of the last forward, added to the step in progress.
     pub fn backward(&mut self, forward: Forward) {
         let mut sums = std::mem::take(&mut self.sums);
-        let losses = backprop::backward(&self.model, &self.adapters, forward, self.options(), &mut sums);
+        let losses = backprop::backward(&self.model, self.trained.applied(), forward, self.options(), &mut sums);
         self.sums = sums;
         self.num_micro_batches += losses.len() as u64;
         self.losses.extend(losses);
@@ -238,6 +258,7 @@ impl TrainStep {
             loss_scale: self.loss_scale.map(|loss_scale| loss_scale.scale()),
             objective: &*self.objective,
             loss_chunk: self.loss_chunk,
+            neftune_noise_alpha: self.neftune_noise_alpha,
         }
     }
 
@@ -262,6 +283,7 @@ impl TrainStep {
     /// that waits for the device: after it, all forwards and backwards are finished.
     #[must_use]
     pub fn reduce(&mut self) -> StepOutcome {
+        self.sums.keep_like(self.trained.adapters());
         let losses = std::mem::take(&mut self.losses);
         let mut count = losses.iter().map(|loss| loss.count).sum::<f64>();
         let mut target_tokens = losses.iter().map(|loss| loss.target_tokens).sum::<u64>();
@@ -270,7 +292,7 @@ impl TrainStep {
         if self.ranks.size() > 1 {
             let loss = read(std::mem::take(&mut numbers), "the loss").iter().map(|&loss| f64::from(loss)).sum();
             let mut figures = [loss, count, as_f64(target_tokens)];
-            self.sums.reduce(&self.adapters, &mut *self.ranks, &mut figures);
+            self.sums.reduce(self.trained.adapters(), &mut *self.ranks, &mut figures);
             (count, target_tokens) = (figures[1], as_u64(figures[2]));
             of_ranks = Some(figures[0]);
         }
@@ -306,7 +328,7 @@ impl TrainStep {
                 max if max > 0.0 => (max / (figures.grad_norm + 1e-6)).min(1.0),
                 _ => 1.0,
             };
-            self.optimizer.update(&mut self.adapters, &sums, learning_rate, clip / figures.count);
+            self.optimizer.update(self.trained.change(), &sums, learning_rate, clip / figures.count);
         }
         if figures.target_tokens > 0 {
             self.loss_scale = self.loss_scale.map(|loss_scale| loss_scale.after(figures.skipped.is_none()));
@@ -328,25 +350,25 @@ impl TrainStep {
     /// What the objective makes of a micro-batch without dropout and without gradients.
     #[must_use]
     pub fn eval_loss(&self, batch: &Batch) -> LossSum {
-        eval_loss(&self.model, &self.adapters, batch, &*self.objective, self.loss_chunk)
+        eval_loss(&self.model, self.adapters(), batch, &*self.objective, self.loss_chunk)
     }
 
     /// Logarithm of the probability of a text's target tokens.
     #[must_use]
     pub fn log_likelihood(&self, text: &Batch) -> f64 {
-        -eval_loss(&self.model, &self.adapters, text, &CrossEntropy, self.loss_chunk).sum
+        -eval_loss(&self.model, self.adapters(), text, &CrossEntropy, self.loss_chunk).sum
     }
 
     /// Number of target tokens of a micro-batch that are the most likely ones.
     #[must_use]
     pub fn num_right_tokens(&self, batch: &Batch) -> usize {
-        num_right_tokens(&self.model, &self.adapters, batch, self.loss_chunk)
+        num_right_tokens(&self.model, self.adapters(), batch, self.loss_chunk)
     }
 
     /// State for a checkpoint, without the adapters.
     #[must_use]
     pub fn state(&self) -> StepState {
-        StepState { moments: self.optimizer.state(&self.adapters), counters: self.counters() }
+        StepState { moments: self.optimizer.state(self.trained.adapters()), counters: self.counters() }
     }
 
     /// The part of [`state`](Self::state) that is in host memory.
@@ -354,14 +376,15 @@ impl TrainStep {
     pub fn counters(&self) -> StepCounters {
         StepCounters {
             num_updates: self.optimizer.num_updates(),
+            step_weights: self.optimizer.step_weights(),
             num_micro_batches: self.num_micro_batches,
             loss_scale: self.loss_scale,
         }
     }
 
-    /// Replaces the adapters by others of the same shape; the optimizer's moments stay those of the former.
+    /// Replaces the adapters, also their average, by others of the same shape; the optimizer's states stay those of the former.
     pub fn replace_adapters(&mut self, adapters: AdapterSet) {
-        self.adapters = adapters;
+        (self.trained, self.averages) = (Trained::new(adapters, None), false);
     }
 
     /// Continues from a checkpoint's adapters and state.
@@ -369,8 +392,9 @@ impl TrainStep {
     /// # Errors
     /// Moments that do not belong to these adapters.
     pub fn restore(&mut self, adapters: AdapterSet, state: &StepState) -> Result<(), OptimizerStateError> {
-        self.optimizer.restore(&adapters, &state.moments, state.counters.num_updates)?;
-        self.adapters = adapters;
+        let StepCounters { num_updates, step_weights, .. } = state.counters;
+        let adapters = self.trained.of_written(adapters);
+        *self.trained.change() = self.optimizer.restore(adapters, &state.moments, (num_updates, step_weights))?;
         self.num_micro_batches = state.counters.num_micro_batches;
         // A run that switches to f16 from another precision starts with a new scale.
         self.loss_scale = self.loss_scale.map(|fresh| state.counters.loss_scale.unwrap_or(fresh));

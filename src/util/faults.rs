@@ -10,7 +10,7 @@ use std::any::Any;
 use std::panic::resume_unwind;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use burn::tensor::Tensor;
+use burn::tensor::{Int, Tensor};
 
 /// What the backend said when it first lost work.
 static FIRST: Mutex<Option<String>> = Mutex::new(None);
@@ -78,7 +78,21 @@ impl Fault {
 /// If it cannot be read, or if the device has lost work before, with a [`Fault`]; nothing is printed.
 #[must_use]
 pub fn read<const D: usize>(tensor: Tensor<D>, what: &str) -> Vec<f32> {
-    match tensor.try_into_vec_as() {
+    checked(tensor.try_into_vec_as(), what)
+}
+
+/// The values of a tensor of bytes; `what` names it to people.
+///
+/// # Panics
+///
+/// As [`read`].
+#[must_use]
+pub fn read_bytes(tensor: Tensor<1, Int>, what: &str) -> Vec<u8> {
+    checked(tensor.try_into_vec_as(), what)
+}
+
+fn checked<T>(values: Result<Vec<T>, impl ToString>, what: &str) -> Vec<T> {
+    match values {
         // What was read may be what the memory held before the work that was lost.
         Ok(values) if first().is_none() => values,
         Ok(_) => throw("", what),

@@ -20,7 +20,7 @@ use lora_train::measure::metrics::{SinkOptions, Sinks, StepMetrics};
 use lora_train::model::load;
 use lora_train::model::weights::{WeightFiles, Weights};
 use lora_train::recipe::{Purpose, Recipe};
-use lora_train::save::checkpoint::{self, Checkpoints};
+use lora_train::save::checkpoint::{self, Checkpoints, HostValues};
 use lora_train::save::export::{check_adapter, read_adapter, write_adapter};
 use lora_train::schema::Override;
 use lora_train::spec::ModelConfig;
@@ -367,7 +367,11 @@ pub(crate) fn checkpoint_folder(data: &[u8]) {
         assert_eq!(serde_json::to_string(&serde_json::from_str::<TrainerState>(&text).unwrap()).unwrap(), text);
     }
     for tensor in checkpoint::load_moments(&checkpoint).unwrap_or_default() {
-        assert_eq!(tensor.values.len(), tensor.shape.iter().product::<usize>());
+        let len = match &tensor.values {
+            HostValues::F32(numbers) => numbers.len(),
+            HostValues::U8(bytes) => bytes.len(),
+        };
+        assert_eq!(len, tensor.shape.iter().product::<usize>());
     }
     if let Some(text) = checkpoint::load_recipe(&checkpoint) {
         drop(Recipe::parse(&checkpoint, &text, &[], Purpose::Training));

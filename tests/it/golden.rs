@@ -45,23 +45,23 @@ fn projections(name: &str, values: &[f32]) -> Vec<f64> {
     (0..8).map(project).collect()
 }
 
-fn values(tensor: &Tensor<2>) -> Vec<f32> {
+pub(crate) fn values(tensor: &Tensor<2>) -> Vec<f32> {
     tensor.to_data().try_to_vec().unwrap()
 }
 
-fn numbers<T>(value: &Value, convert: impl Fn(&Value) -> T) -> Vec<T> {
+pub(crate) fn numbers<T>(value: &Value, convert: impl Fn(&Value) -> T) -> Vec<T> {
     value.as_array().unwrap().iter().map(convert).collect()
 }
 
 /// A golden folder with the model behind it.
-struct Golden {
-    json: Value,
+pub(crate) struct Golden {
+    pub(crate) json: Value,
     tensors: Vec<u8>,
-    model_dir: PathBuf,
+    pub(crate) model_dir: PathBuf,
 }
 
 impl Golden {
-    fn open(name: &str, model_dir: PathBuf) -> Self {
+    pub(crate) fn open(name: &str, model_dir: PathBuf) -> Self {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name);
         let json = serde_json::from_str(&std::fs::read_to_string(folder.join("golden.json")).unwrap()).unwrap();
         Self { json, tensors: std::fs::read(folder.join("golden.safetensors")).unwrap(), model_dir }
@@ -79,7 +79,7 @@ impl Golden {
         Self::open(name, folder.to_owned())
     }
 
-    fn model(&self, storage: Dtype) -> Model {
+    pub(crate) fn model(&self, storage: Dtype) -> Model {
         let config = ModelConfig::from_file(&self.model_dir.join("config.json")).unwrap();
         let weights = Weights::Files(WeightFiles::open(&self.model_dir).unwrap());
         load::load(&config, &weights, storage, Dtype::F32, &Device::flex()).unwrap()
@@ -99,7 +99,7 @@ impl Golden {
     }
 
     /// The adapters of a case or of the curve, made with the script's formula.
-    fn adapters(case: &Value, model: &Model) -> AdapterSet {
+    pub(crate) fn adapters(case: &Value, model: &Model) -> AdapterSet {
         let config = &model.config;
         if case["lora"].is_null() {
             return AdapterSet::none(config.num_layers());
@@ -122,7 +122,7 @@ impl Golden {
     }
 }
 
-fn lora_config(lora: &Value) -> LoraConfig {
+pub(crate) fn lora_config(lora: &Value) -> LoraConfig {
     let target_modules = match &lora["target_modules"] {
         Value::String(name) if name == "all-linear" => TargetModules::AllLinear,
         names => TargetModules::Names(numbers(names, |name| name.as_str().unwrap().to_owned())),
@@ -137,7 +137,7 @@ fn lora_config(lora: &Value) -> LoraConfig {
 }
 
 /// Each token's mask says whether it is a target.
-fn batch(rows: &[(Vec<u32>, Vec<u64>)]) -> Batch {
+pub(crate) fn batch(rows: &[(Vec<u32>, Vec<u64>)]) -> Batch {
     let mut batch = Batch { row_lengths: rows.iter().map(|(ids, _)| ids.len()).collect(), ..Batch::default() };
     for (ids, mask) in rows {
         let start = batch.input_ids.len();
@@ -149,14 +149,14 @@ fn batch(rows: &[(Vec<u32>, Vec<u64>)]) -> Batch {
     batch
 }
 
-fn rows(value: &Value) -> Vec<(Vec<u32>, Vec<u64>)> {
+pub(crate) fn rows(value: &Value) -> Vec<(Vec<u32>, Vec<u64>)> {
     let ids = numbers(&value["rows"], |row| numbers(row, |id| u32::try_from(id.as_u64().unwrap()).unwrap()));
     let masks = numbers(&value["loss_masks"], |row| numbers(row, |bit| bit.as_u64().unwrap()));
     ids.into_iter().zip(masks).collect()
 }
 
 /// The relative error.
-fn assert_near(found: f64, expected: f64, tolerance: f64, what: &str) -> f64 {
+pub(crate) fn assert_near(found: f64, expected: f64, tolerance: f64, what: &str) -> f64 {
     let error = (found - expected).abs() / expected.abs();
     assert!(error <= tolerance, "{what}: {found}, expected {expected}: relative error {error:.2e} > {tolerance:.0e}");
     error
@@ -209,7 +209,7 @@ fn compare_cases(golden: &Golden, storage: Dtype) -> Worst {
 }
 
 /// The mean square of a difference's projections estimates its squared norm without bias.
-fn compare_projections(key: &str, found: &[f32], divisor: f64, expected: &Value, tolerance: f64) -> f64 {
+pub(crate) fn compare_projections(key: &str, found: &[f32], divisor: f64, expected: &Value, tolerance: f64) -> f64 {
     let expected_projections = numbers(&expected["projections"], |p| p.as_f64().unwrap());
     let difference: f64 = projections(key, found)
         .iter()
@@ -290,7 +290,7 @@ fn compare_curve(golden: &Golden) {
     }
 }
 
-fn quickstart() -> Golden {
+pub(crate) fn quickstart() -> Golden {
     Golden::open("quickstart", Path::new(env!("CARGO_MANIFEST_DIR")).join("quickstart/model"))
 }
 

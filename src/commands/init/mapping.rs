@@ -114,7 +114,7 @@ impl<'a> Mapping<'a> {
     /// The section that a table is, and what its name says of all keys in it.
     fn of_table(&self, name: &str, section: &str) -> (String, Option<Meaning>) {
         match name {
-            "lr_scheduler" => return ("scheduler".into(), None),
+            "lr_scheduler" | "lr_scheduler_kwargs" => return ("scheduler".into(), None),
             "bnb_config_kwargs" | "quantization_config" => return ("model".into(), None),
             // Of a class, in litgpt.
             "init_args" => return (section.into(), None),

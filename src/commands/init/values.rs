@@ -135,17 +135,25 @@ fn four_bits(from: &Foreign) -> Meaning {
     Set([("model.quantization".into(), kind.into())].into_iter().chain(double).collect())
 }
 
-/// An optimizer: AdamW, fused or not, and what is taken for it.
+/// An optimizer of a name that many spell otherwise, fused or not, and what is taken for it.
 pub(super) fn optimizer(theirs: &str, name: &str) -> Meaning {
-    let adamw = || vec![("optimizer.name".into(), "adamw".into())];
     let lower = theirs.to_lowercase();
-    if !lower.contains("adamw") {
-        return Set(vec![("optimizer.name".into(), name.into())]);
+    let has = |parts: &[&str]| parts.iter().any(|part| lower.contains(part));
+    let (ours, is_near) = match () {
+        () if has(&["schedule_free", "schedulefree"]) => (name, false),
+        () if has(&["adamw"]) && has(&["8bit"]) && !has(&["ao_", "torchao"]) => ("adamw_8bit", has(&["paged"])),
+        () if has(&["adamw"]) => ("adamw", has(&["8bit", "4bit", "fp8", "paged"])),
+        () if has(&["lion"]) => ("lion", has(&["8bit", "paged"])),
+        () => (name, false),
+    };
+    let settings = vec![("optimizer.name".into(), ours.into())];
+    match (is_near, ours) {
+        (false, _) => Set(settings),
+        (true, "adamw_8bit") => {
+            Near(settings, format!("`{theirs}` is adamw_8bit here, with its state in the device's memory"))
+        }
+        (true, _) => Near(settings, format!("`{theirs}` is {ours} here, with its state in 32 bits and in memory")),
     }
-    if ["8bit", "4bit", "fp8", "paged"].iter().any(|part| lower.contains(part)) {
-        return Near(adamw(), format!("`{theirs}` is adamw here, with its state in 32 bits and in memory"));
-    }
-    Set(adamw())
 }
 
 /// Where figures go.

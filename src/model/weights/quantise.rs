@@ -4,7 +4,7 @@ use burn::tensor::{Bytes, Device, Tensor, TensorData, f16};
 use rayon::prelude::*;
 
 use super::convert::{BLOCK_ELEMENTS, Overflow};
-use crate::ops::cpu::NESTED_LEN;
+use crate::ops::cpu::{NESTED_LEN, Nearest, dynamic_table};
 use crate::ops::host;
 use crate::ops::quantised::{BlockScales, Coding, Quantised, bytes_tensor};
 
@@ -76,29 +76,6 @@ fn plain(scales: Vec<f32>, device: &Device) -> BlockScales {
     BlockScales::Plain(host::tensor(scales, shape, device))
 }
 
-/// The codes, sorted by the numbers that they stand for, and the middles between neighbours.
-struct Nearest<const N: usize> {
-    order: [u8; N],
-    middles: Vec<f32>,
-}
-
-impl<const N: usize> Nearest<N> {
-    fn new(table: &[f32; N]) -> Self {
-        #[expect(clippy::cast_possible_truncation, reason = "a code is a byte")]
-        let mut order: [u8; N] = std::array::from_fn(|code| code as u8);
-        // Minus zero is not below zero, whose code is the lower.
-        let number = |code: u8| table[usize::from(code)] + 0.0;
-        order.sort_by(|a, b| number(*a).total_cmp(&number(*b)));
-        let sorted = order.map(|code| table[usize::from(code)]);
-        Self { order, middles: sorted.windows(2).map(|pair| f32::midpoint(pair[0], pair[1])).collect() }
-    }
-
-    /// The code of the nearest number; of two, the lower.
-    fn code(&self, x: f32) -> u8 {
-        self.order[self.middles.partition_point(|middle| *middle < x)]
-    }
-}
-
 /// Codes two to a byte, the first in the upper half, and the largest absolute number of each block.
 fn four_bits(len: usize, table: &[f32; 16], fill: impl Fn(usize, &mut [f32]) + Sync) -> (Vec<u8>, Vec<f32>) {
     let nearest = Nearest::new(table);
@@ -161,7 +138,7 @@ fn eight_bits(
 fn nest(scales: &[f32], device: &Device) -> BlockScales {
     #[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, reason = "a mean of f32 numbers")]
     let offset = (scales.iter().map(|scale| f64::from(*scale)).sum::<f64>() / scales.len().max(1) as f64) as f32;
-    let table = dynamic_table();
+    let table = dynamic_table(true);
     let nearest = Nearest::new(&table);
     let (codes, outer): (Vec<Vec<u8>>, Vec<f32>) = scales
         .par_chunks(NESTED_LEN)
@@ -179,28 +156,6 @@ fn nest(scales: &[f32], device: &Device) -> BlockScales {
         scales: host::tensor(outer, [num_outer], device),
         offset,
     }
-}
-
-/// The 256 numbers of signed codes with a dynamic exponent (Dettmers, 2016): for each of seven powers of ten, the middles
-/// of equal parts of 0.1 to 1, twice as many for each larger power; and 0 and 1.
-fn dynamic_table() -> [f32; 256] {
-    let mut numbers = vec![0.0, 1.0];
-    for exponent in 0..7 {
-        let power = 10f32.powi(exponent - 6);
-        let parts = 1usize << exponent;
-        #[expect(clippy::cast_precision_loss, reason = "at most 64 parts")]
-        let boundary = |i: usize| {
-            let step = 0.9f32 / parts as f32;
-            // From the nearer end, rounded once, as torch.linspace computes it.
-            if 2 * i < parts + 1 { step.mul_add(i as f32, 0.1) } else { (-step).mul_add((parts - i) as f32, 1.0) }
-        };
-        for part in 0..parts {
-            let middle = power * (f32::midpoint(boundary(part), boundary(part + 1)));
-            numbers.extend([middle, -middle]);
-        }
-    }
-    numbers.sort_by(f32::total_cmp);
-    std::array::from_fn(|code| numbers[code])
 }
 
 #[cfg(test)]

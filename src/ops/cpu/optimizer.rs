@@ -23,7 +23,7 @@ pub struct AdamW {
 
 /// [`AdamW`] in the form that the inner loop uses.
 #[derive(Clone, Copy)]
-struct Constants {
+pub(super) struct Constants {
     decay: f32,
     one_minus_beta1: f32,
     beta2: f32,
@@ -34,7 +34,7 @@ struct Constants {
     grad_scale: f32,
 }
 
-vectorised! { fn adamw_chunk<'a, S>(
+vectorised! { pub(super) fn adamw_chunk<'a, S>(
     _simd, param: &'a mut [f32], grad: &'a [f32], m: &'a mut [f32], v: &'a mut [f32], c: Constants,
 ) {
     for (((param, grad), m), v) in param.iter_mut().zip(grad).zip(m).zip(v) {
@@ -68,7 +68,7 @@ impl AdamW {
 }
 
 impl Constants {
-    fn new(settings: &AdamW) -> Self {
+    pub(super) fn new(settings: &AdamW) -> Self {
         let [beta1, beta2] = settings.betas;
         let power = |beta: f64| 1.0 - beta.powf(settings.step as f64);
         Self {

@@ -43,14 +43,27 @@ fn values_of_the_wrong_type_or_out_of_range_say_what_is_allowed() {
             "[optimizer]\nbetas = [0.9, 1.0]",
             "r:6:9: `optimizer.betas` = [0.9, 1.0], expected a list of 2 numbers, each a number in [0, 1)",
         ),
-        ("[optimizer]\nname = \"sgd\"", "r:6:8: `optimizer.name` = \"sgd\", expected \"adamw\""),
+        (
+            "[optimizer]\nname = \"rmsprop\"",
+            "r:6:8: `optimizer.name` = \"rmsprop\", expected one of \"adamw\", \"adamw_8bit\", \"lion\", \"adafactor\", \"sgd\", \"schedule_free_adamw\", \"muon\"",
+        ),
+        ("[optimizer]\nname = \"sgd\"\neps = 1e-6", "r:7:1: `optimizer.eps` is of no use to \"sgd\": leave it out"),
+        ("[optimizer]\nmomentum = 0.9", "r:6:1: `optimizer.momentum` is of no use to \"adamw\": leave it out"),
+        (
+            "[optimizer]\nname = \"schedule_free_adamw\"\nema_decay = 0.99",
+            "r:7:1: `optimizer.ema_decay` averages what \"schedule_free_adamw\" averages already\n  hint: leave one of the two out",
+        ),
+        (
+            "[scheduler]\nnum_cycles = 2",
+            "r:6:1: `scheduler.num_cycles` is of \"cosine_with_restarts\"; lr_scheduler = \"cosine\" has no use for it",
+        ),
         (
             "[optimizer]\nname = \"adamw_torch\"",
-            "r:6:8: `optimizer.name` = \"adamw_torch\", expected \"adamw\"\n  hint: this trainer calls it `adamw`",
+            "r:6:8: `optimizer.name` = \"adamw_torch\", expected one of \"adamw\", \"adamw_8bit\", \"lion\", \"adafactor\", \"sgd\", \"schedule_free_adamw\", \"muon\"\n  hint: this trainer calls it `adamw`",
         ),
         (
             "[scheduler]\nlr_scheduler = \"cosin\"",
-            "r:6:16: `scheduler.lr_scheduler` = \"cosin\", expected one of \"cosine\", \"linear\", \"constant\"\n  hint: did you mean `cosine`?",
+            "r:6:16: `scheduler.lr_scheduler` = \"cosin\", expected one of \"cosine\", \"linear\", \"constant\", \"cosine_with_restarts\", \"polynomial\", \"inverse_sqrt\", \"warmup_stable_decay\"\n  hint: did you mean `cosine`?",
         ),
         (
             "[train]\nprecision = 16",

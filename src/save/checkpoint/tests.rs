@@ -2,8 +2,13 @@ use super::*;
 
 fn moments() -> Vec<HostTensor> {
     vec![
-        HostTensor { name: "a.exp_avg".into(), shape: vec![2, 3], values: vec![0.1, -0.0, 1e-38, 3.0, f32::MAX, 0.3] },
-        HostTensor { name: "b.exp_avg".into(), shape: vec![1], values: vec![1.0 / 3.0] },
+        HostTensor {
+            name: "a.exp_avg".into(),
+            shape: vec![2, 3],
+            values: HostValues::F32(vec![0.1, -0.0, 1e-38, 3.0, f32::MAX, 0.3]),
+        },
+        HostTensor { name: "b.exp_avg".into(), shape: vec![1], values: HostValues::F32(vec![1.0 / 3.0]) },
+        HostTensor { name: "c.state1".into(), shape: vec![3, 1], values: HostValues::U8(vec![0, 127, 255]) },
     ]
 }
 
@@ -37,7 +42,7 @@ fn what_was_saved_is_loaded_bit_for_bit() {
     );
     assert_eq!(newest_good(&checkpoints), Some(path.clone()));
     let bits = |tensors: &[HostTensor]| -> Vec<u32> {
-        tensors.iter().flat_map(|tensor| tensor.values.iter().map(|value| value.to_bits())).collect()
+        tensors.iter().flat_map(|tensor| tensor.values.numbers().iter().map(|value| value.to_bits())).collect()
     };
     let loaded = load_moments(&path).unwrap();
     assert_eq!(loaded, moments());
@@ -99,7 +104,7 @@ fn a_failed_save_leaves_the_older_checkpoints_and_nothing_that_looks_like_a_new_
     let checkpoints = Checkpoints::new(run.path(), &config);
     let first = checkpoints.save(10, adapter, &moments(), &10, "").unwrap();
     // Three values do not fill a shape of two: the second save fails after the adapter was written.
-    let broken = [HostTensor { name: "a".into(), shape: vec![2], values: vec![1.0, 2.0, 3.0] }];
+    let broken = [HostTensor { name: "a".into(), shape: vec![2], values: HostValues::F32(vec![1.0, 2.0, 3.0]) }];
     let error = checkpoints.save(20, adapter, &broken, &20, "").unwrap_err();
     assert!(error.to_string().contains("tensor `a`"), "{error}");
     assert_eq!(checkpoints.list().unwrap(), [(10, first)]);

@@ -1,12 +1,12 @@
 //! `adapter_config.json`, with the keys of PEFT's `LoraConfig`.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::ops::Bound;
 
 use serde_json::json;
 
 use crate::config::{InitLoraWeights, LoraConfig, TargetModules};
-use crate::schema::{Problem, Problems, Section, Value, read_json};
+use crate::schema::{ByName, Problem, Problems, Section, Value, read_json};
 use crate::spec::{NESTED, short_name};
 
 /// Keys that change neither what the adapter computes nor where it sits.
@@ -35,9 +35,11 @@ pub(super) fn to_json<'a>(
     let mut modules = modules.peekable();
     // Names of layers are in the other parts of a multimodal model, too.
     let is_nested = modules.peek().is_some_and(|module| module.starts_with(NESTED));
-    // PEFT cannot combine a regular expression with `layers_to_transform`, so the layers are listed one by one.
-    let one_by_one =
-        (is_nested || matches!(config.target_modules, TargetModules::Regex(_))) && config.layers_to_transform.is_some();
+    // PEFT cannot combine a regular expression with `layers_to_transform`, and has had `exclude_modules` not for long: the
+    // modules are listed one by one.
+    let has_layers = config.layers_to_transform.is_some();
+    let one_by_one = (is_nested || matches!(config.target_modules, TargetModules::Regex(_))) && has_layers
+        || config.exclude_modules.is_some();
     let target_modules = match &config.target_modules {
         _ if one_by_one => json!(modules.collect::<Vec<_>>()),
         TargetModules::AllLinear if is_nested => json!(nested(modules.map(|module| short_name(module)))),
@@ -49,11 +51,12 @@ pub(super) fn to_json<'a>(
         TargetModules::Names(names) => json!(names),
         TargetModules::Regex(regex) => json!(regex),
     };
-    let alpha_pattern: BTreeMap<&String, serde_json::Value> =
-        config.alpha_pattern.iter().map(|(name, alpha)| (name, number(*alpha))).collect();
+    let alpha_pattern = config.alpha_pattern.map(|alpha| number(*alpha));
     let init_lora_weights = match config.init_lora_weights {
-        InitLoraWeights::Kaiming => json!(true),
         InitLoraWeights::Gaussian => json!("gaussian"),
+        InitLoraWeights::Orthogonal => json!("orthogonal"),
+        // Others as an adapter of the whole base.
+        _ => json!(true),
     };
     json!({
         "alpha_pattern": alpha_pattern,
@@ -62,7 +65,7 @@ pub(super) fn to_json<'a>(
         "fan_in_fan_out": false,
         "inference_mode": true,
         "init_lora_weights": init_lora_weights,
-        "layers_pattern": null,
+        "layers_pattern": config.layers_pattern.as_ref().filter(|_| !one_by_one),
         "layers_to_transform": config.layers_to_transform.as_ref().filter(|_| !one_by_one),
         "lora_alpha": number(config.lora_alpha),
         "lora_dropout": config.lora_dropout,
@@ -121,16 +124,15 @@ pub(super) fn from_json<'a>(
             use_rslora: json.boolean("use_rslora", false),
             use_dora: false,
             init_lora_weights: init_lora_weights(json),
-            layers_to_transform: json.any("layers_to_transform", None, LAYERS, accept_layers),
-            rank_pattern: json.counts_by_name("rank_pattern", BTreeMap::new(), 1..),
-            alpha_pattern: json.numbers_by_name("alpha_pattern", BTreeMap::new(), POSITIVE),
+            // Their effect is in the modules.
+            exclude_modules: None,
+            layers_to_transform: json.any("layers_to_transform", None, LAYERS, accept_layers).filter(|_| !excludes),
+            layers_pattern: json.any("layers_pattern", None, PATTERNS, accept_patterns).filter(|_| !excludes),
+            rank_pattern: json.counts_by_name("rank_pattern", ByName::new(), 1..),
+            alpha_pattern: json.numbers_by_name("alpha_pattern", ByName::new(), POSITIVE),
             loraplus_lr_ratio: None,
             start_from: None,
         };
-        json.only("layers_pattern", "\"layers\" or null", |value| match value {
-            Value::Array(patterns) => patterns.iter().all(|pattern| pattern.value().text() == Some("layers")),
-            pattern => pattern.text() == Some("layers") || is_empty(pattern),
-        });
         let base = json.any("base_model_name_or_path", None, "a name", |value| {
             value.text().map(|name| Some(name.to_owned())).ok_or(None)
         });
@@ -175,7 +177,8 @@ fn init_lora_weights(json: &mut Section) -> InitLoraWeights {
         None | Some(Value::Boolean(_)) => {}
         Some(value) => match value.text() {
             Some("gaussian") => return InitLoraWeights::Gaussian,
-            Some("eva" | "orthogonal") => {}
+            Some("orthogonal") => return InitLoraWeights::Orthogonal,
+            Some("eva") => {}
             Some(name) => {
                 let message =
                     format!("`init_lora_weights` = \"{name}\" is not supported: it changes the base weights too");
@@ -201,6 +204,18 @@ fn accept_layers(value: &Value) -> Result<Option<Vec<usize>>, Option<String>> {
         single => layer(single).map(|layer| vec![layer]),
     };
     layers.map(|layers| Some(layers).filter(|layers| !layers.is_empty())).ok_or(None)
+}
+
+const PATTERNS: &str = "a name or a list of names";
+
+fn accept_patterns(value: &Value) -> Result<Option<Vec<String>>, Option<String>> {
+    let patterns: Option<Vec<String>> = match value {
+        Value::Array(patterns) => patterns.iter().map(|pattern| pattern.value().text().map(str::to_owned)).collect(),
+        single => single.text().map(|pattern| vec![pattern.to_owned()]),
+    };
+    let patterns = patterns.ok_or(None)?;
+    Ok(Some(patterns.into_iter().filter(|pattern| !pattern.is_empty()).collect())
+        .filter(|patterns: &Vec<_>| !patterns.is_empty()))
 }
 
 const TARGETS: &str = "a list of names, a regular expression or \"all-linear\"";
@@ -255,8 +270,8 @@ mod tests {
             use_rslora: true,
             init_lora_weights: InitLoraWeights::Gaussian,
             layers_to_transform: Some(vec![0, 1]),
-            rank_pattern: [("v_proj".to_owned(), 4)].into(),
-            alpha_pattern: [("v_proj".to_owned(), 2.0)].into(),
+            rank_pattern: [("v_proj".to_owned(), 4)].into_iter().collect(),
+            alpha_pattern: [("v_proj".to_owned(), 2.0)].into_iter().collect(),
             ..LoraConfig::default()
         };
         let json = to_json(&config, modules().iter(), "base");

@@ -5,6 +5,7 @@ use std::fmt::Display;
 use std::ops::{RangeBounds, RangeInclusive};
 
 use super::super::accept::{TEXT, accept_count, accept_number, accept_text, describe_count, describe_number};
+use super::super::by_name::ByName;
 use super::super::path::expand;
 use super::super::problem::Problem;
 use super::super::suggest::closest;
@@ -178,12 +179,7 @@ impl Section<'_> {
     }
 
     /// Reads a table of names with a whole number each.
-    pub fn counts_by_name<T>(
-        &mut self,
-        key: &'static str,
-        default: BTreeMap<String, T>,
-        range: impl RangeBounds<T>,
-    ) -> BTreeMap<String, T>
+    pub fn counts_by_name<T>(&mut self, key: &'static str, default: ByName<T>, range: impl RangeBounds<T>) -> ByName<T>
     where
         T: Copy + PartialOrd + Display + TryFrom<i128>,
     {
@@ -194,9 +190,9 @@ impl Section<'_> {
     pub fn numbers_by_name(
         &mut self,
         key: &'static str,
-        default: BTreeMap<String, f64>,
+        default: ByName<f64>,
         range: impl RangeBounds<f64>,
-    ) -> BTreeMap<String, f64> {
+    ) -> ByName<f64> {
         self.by_name(key, default, &describe_number(&range), |value| accept_number(value, &range))
     }
 
@@ -209,28 +205,28 @@ impl Section<'_> {
         self.by_name(key, default, TEXT, accept_text)
     }
 
-    /// Reads a table of names with a value each, converted by `accept`.
-    fn by_name<T>(
+    /// Reads a table of names with a value each, converted by `accept`, in the order in which they are written.
+    fn by_name<T, M: FromIterator<(String, T)>>(
         &mut self,
         key: &'static str,
-        default: BTreeMap<String, T>,
+        default: M,
         expected: &str,
         accept: impl Fn(&Value) -> Result<T, Option<String>>,
-    ) -> BTreeMap<String, T> {
+    ) -> M {
         let Some(node) = self.node(key) else { return default };
         let Value::Table(table) = &node.value else {
             let hint = format!("write {key} = {{ name = value }}");
             self.wrong(&self.full_name(key), node, "a table", Some(hint));
             return default;
         };
-        let mut values = BTreeMap::new();
-        for Entry { key: name, node: item, .. } in &table.entries {
-            match accept(&item.value) {
-                Ok(value) => drop(values.insert(name.clone(), value)),
-                Err(hint) => self.wrong(&format!("{}.{name}", self.full_name(key)), item, expected, hint),
+        let of_entry = |Entry { key: name, node: item, .. }: &Entry| match accept(&item.value) {
+            Ok(value) => Some((name.clone(), value)),
+            Err(hint) => {
+                self.wrong(&format!("{}.{name}", self.full_name(key)), item, expected, hint);
+                None
             }
-        }
-        values
+        };
+        table.entries.iter().filter_map(of_entry).collect()
     }
 }
 

@@ -143,8 +143,13 @@ pub(crate) const MISTAKES: &[(&str, Wrong<'static>, &[&str])] = &[
     ),
     (
         "an optimizer that is not there",
-        Set(&["optimizer.name=\"lion\""]),
-        &["`optimizer.name` = \"lion\", expected \"adamw\""],
+        Set(&["optimizer.name=\"lyon\""]),
+        &["`optimizer.name` = \"lyon\", expected one of", "did you mean `lion`?"],
+    ),
+    (
+        "a setting of another optimizer",
+        Set(&["optimizer.name=\"adafactor\"", "optimizer.betas=[0.9, 0.99]"]),
+        &["`optimizer.betas` is of no use to \"adafactor\""],
     ),
     (
         "yes for true",

@@ -251,6 +251,7 @@ fn keys_that_would_be_missed_are_taken_or_named() {
         ("data.train.0.columns", r#"{ instruction = "q", output = "a" }"#),
         ("data.train.1.path", "\"d.jsonl\""),
         ("train.precision", "\"bf16\""),
+        ("optimizer.name", "\"lion\""),
     ];
     assert_settings(&found, &expected);
     let expected = [
@@ -259,7 +260,6 @@ fn keys_that_would_be_missed_are_taken_or_named() {
         "datasets.1.shards",
         "datasets.1.split",
         "loss_watchdog_threshold",
-        "optimizer",
         "special_tokens.eos_token",
         "tokens",
     ];
@@ -367,6 +367,21 @@ fn keys_mean_what_they_mean_to_their_trainer() {
         (trl, "warmup_steps: 5\n", "'scheduler.warmup_steps' = 5"),
         ("", "model_name: m/x\nmax_seq_length: 64\nr: 4\n", "'model.path' = 'm/x'\n'lora.r' = 4"),
         (peft, "rank_pattern: {q_proj: 4, v_proj: 2}\n", "'lora.rank_pattern' = {q_proj = 4, v_proj = 2}"),
+        (
+            axolotl,
+            "optimizer: adamw_bnb_8bit\nneftune_noise_alpha: 5\n",
+            "'optimizer.name' = 'adamw_8bit'\n'train.neftune_noise_alpha' = 5",
+        ),
+        (
+            torchtune,
+            "optimizer: {_component_: torch.optim.SGD, momentum: 0.9}\n",
+            "'optimizer.name' = 'sgd'\n'optimizer.momentum' = 0.9",
+        ),
+        (
+            trl,
+            "optim: schedule_free_adamw\nlr_scheduler_type: cosine_with_restarts\nlr_scheduler_kwargs: {num_cycles: 3}\n",
+            "'optimizer.name' = 'schedule_free_adamw'\n'scheduler.lr_scheduler' = 'cosine_with_restarts'\n'scheduler.num_cycles' = 3",
+        ),
         (peft, "alpha_pattern: {q_proj: 4}\n", "'lora.alpha_pattern' = {q_proj = 4}"),
         ("", "model: m/x\ntrain: true\ndata: a/b\n", "'train.max_steps' = 1000\n'data.train.0.path' = 'a/b'"),
         (
