@@ -19,7 +19,7 @@ scripts/wheel.py --cuda "$work/cuda" "$work"
 python3 -m venv "$work/venv"
 pip() { "$work/venv/bin/python" -m pip --quiet --disable-pip-version-check "$@"; }
 # Not as in an active environment.
-doctor() { env -i HOME="$HOME" HF_HUB_OFFLINE=1 "$work/venv/bin/lora-train" doctor --json; }
+doctor() { env -i HOME="$HOME" XDG_RUNTIME_DIR="$work" HF_HUB_OFFLINE=1 "$work/venv/bin/lora-train" doctor --json; }
 on_cpu() { doctor | grep -F '"backends":["cpu"]' >/dev/null || { echo "error: $1 does not start the program for the CPU"; exit 1; }; }
 
 pip install --no-index --find-links "$work" lora-train
