@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
 # Builds an archive of the program for the kind of machine that this runs on, and its checksum:
-# lora-train-VERSION-TARGET.tar.gz, with --cuda lora-train-VERSION-TARGET-cuda.tar.gz.
+# lora-train-VERSION-TARGET.tar.gz, with --cuda lora-train-VERSION-TARGET-cuda.tar.gz; and a wheel for pip (scripts/wheel.py).
 #
 # usage: scripts/release.sh [--cuda] [--out DIR] [BINARY]
 #
 #   --cuda   with NVIDIA GPUs (scripts/setup_cuda_build.sh comes first)
-#   --out    where the archive is written (default: target/release-archives)
+#   --out    where both are written (default: target/release-archives)
 #   BINARY   packs this one instead of building
 #
 # On x86-64 the program chooses AVX-512, AVX2 or neither when it starts. The archive holds the stripped program, completions,
 # the manual page, the recipes, the quickstart's model and rows, README, docs, measurements and licence. The same commit and
-# compiler give the same bytes. Prints the archive's path and the glibc it needs.
+# compiler give the same bytes. Prints the paths, and the glibc that is needed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -47,3 +47,4 @@ tar --sort=name --owner=0 --group=0 --numeric-owner --mtime="@$(git log -1 --for
 (cd "$out" && sha256sum "$name.tar.gz" >"$name.tar.gz.sha256")
 glibc=$(objdump -T "$work/$name/lora-train" | grep -o 'GLIBC_[0-9.]*' | sort -Vu | tail -n 1)
 echo "$out/$name.tar.gz: $(du -h "$out/$name.tar.gz" | cut -f 1), needs ${glibc/_/ } or newer"
+scripts/wheel.py ${suffix:+--cuda} "$work/$name/lora-train" "$out"

@@ -19,6 +19,8 @@ use crate::util::panics;
 use crate::util::text::has_colors;
 use help::CompletionsArgs;
 
+#[cfg(all(unix, not(feature = "cuda-llvm")))]
+mod cuda_build;
 mod help;
 mod mistakes;
 
@@ -64,6 +66,8 @@ enum Command {
 /// Parses the command line, does what it asks for and reports how that ended.
 #[must_use]
 pub fn main() -> ExitCode {
+    #[cfg(all(unix, not(feature = "cuda-llvm")))]
+    cuda_build::take_over();
     crate::util::allocator::keep_freed_memory();
     #[cfg(feature = "cuda-llvm")]
     #[expect(unsafe_code, reason = "nothing else runs yet")]

@@ -105,8 +105,8 @@ pub struct CublasLibrary {
 }
 
 /// Looks for the toolkit where a run on a GPU looks; `None` if there is none. It is the folder that `CUDA_PATH` names; or the
-/// first that lacks nothing, or else the first, of those of distributions, of the `nvcc` on the `PATH`, and of pip's packages
-/// in an environment of Python.
+/// first that lacks nothing, or else the first, of pip's packages beside this program, of those of distributions, of the
+/// `nvcc` on the `PATH`, and of pip's packages in other environments of Python.
 #[must_use]
 pub fn find_toolkit() -> Option<Toolkit> {
     let compiler = KernelCompiler::OF_BUILD;
@@ -116,8 +116,10 @@ pub fn find_toolkit() -> Option<Toolkit> {
     let places = compiler.places().iter().filter(|(root, proof)| Path::new(root).join(proof).exists());
     let nvcc = on_path("nvcc").and_then(|nvcc| nvcc.canonicalize().ok());
     let of_nvcc = nvcc.as_deref().and_then(|nvcc| nvcc.parent()?.parent());
-    let pip = python_packages().into_iter().map(|packages| packages.join("cu13")).filter(|cuda| cuda.is_dir());
-    let all = places.map(|(root, _)| PathBuf::from(root)).chain(of_nvcc.map(Path::to_owned)).chain(pip);
+    let pip = |packages: PathBuf| Some(packages.join("cu13")).filter(|cuda| cuda.is_dir());
+    let own = own_packages().into_iter().filter_map(pip);
+    let all = own.chain(places.map(|(root, _)| PathBuf::from(root))).chain(of_nvcc.map(Path::to_owned));
+    let all = all.chain(python_packages().into_iter().filter_map(pip));
     best(all.map(|path| toolkit(compiler, path)).collect())
 }
 
@@ -139,11 +141,21 @@ fn on_path(name: &str) -> Option<PathBuf> {
     std::env::split_paths(&std::env::var_os("PATH")?).map(|folder| folder.join(name)).find(|path| path.is_file())
 }
 
-/// Where pip puts NVIDIA's packages, beside `PyTorch` for one: in the active environments, and in that of `python3`.
+/// NVIDIA's packages in the environment of Python in which this program is installed, as `pip install lora-train[cuda]` does.
+fn own_packages() -> Vec<PathBuf> {
+    std::env::current_exe().map(|program| packages_beside(&program)).unwrap_or_default()
+}
+
+fn packages_beside(program: &Path) -> Vec<PathBuf> {
+    program.parent().and_then(Path::parent).into_iter().flat_map(packages_of).collect()
+}
+
+/// Where pip puts NVIDIA's packages, beside `PyTorch` for one: in the program's own environment, the active ones, and that
+/// of `python3`.
 pub(super) fn python_packages() -> Vec<PathBuf> {
     let active = ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(std::env::var_os).map(PathBuf::from);
     let python = on_path("python3").and_then(|python| Some(python.parent()?.parent()?.to_owned()));
-    active.chain(python).flat_map(|root| packages_of(&root)).collect()
+    own_packages().into_iter().chain(active.chain(python).flat_map(|root| packages_of(&root))).collect()
 }
 
 fn packages_of(environment: &Path) -> impl Iterator<Item = PathBuf> + use<> {
@@ -302,7 +314,8 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let nvidia = root.path().join("lib/python3.12/site-packages/nvidia");
         std::fs::create_dir_all(&nvidia).unwrap();
-        assert_eq!(packages_of(root.path()).collect::<Vec<_>>(), [nvidia]);
+        assert_eq!(packages_of(root.path()).collect::<Vec<_>>(), [nvidia.clone()]);
+        assert_eq!(packages_beside(&root.path().join("bin/lora-train")), [nvidia]);
     }
 
     #[test]

@@ -78,7 +78,8 @@ fn driver(listed: &Result<Gpus, String>, visible: Option<&str>) -> Section {
     } else if !DeviceKind::Cuda.is_compiled_in() {
         section.problem(
             "there is an NVIDIA GPU, and this binary cannot use it",
-            "build with `cargo build --release --features cuda` (`scripts/setup_cuda_build.sh` prepares the machine)",
+            "install the wheel `lora-train-cuda`, or build with `cargo build --release --features cuda` \
+             (`scripts/setup_cuda_build.sh` prepares the machine)",
         );
     }
     section
@@ -88,7 +89,10 @@ fn driver(listed: &Result<Gpus, String>, visible: Option<&str>) -> Section {
 fn cuda_libraries() -> Section {
     let mut section = Section::new("cuda libraries");
     if !DeviceKind::Cuda.is_compiled_in() {
-        section.note("this binary is built without CUDA", "cargo install --path . --features cuda");
+        section.note(
+            "this binary is built without CUDA",
+            "the wheel lora-train-cuda, or cargo install --path . --features cuda",
+        );
     }
     let driver = device::driver_library();
     library("libcuda", driver.clone().map(|driver| (driver.path, driver.cuda_version)), &mut section);
