@@ -34,7 +34,7 @@ fn a_silent_config_has_the_defaults_of_transformers() {
     assert_eq!((heads.num_kv_heads, heads.head_dim, config.max_position_embeddings), (4, 16, 2048));
     assert_eq!((config.ropes[0].theta, config.rms_norm_eps, config.initializer_range), (10_000.0, 1e-6, 0.02));
     assert_eq!((config.bos_token_id, &config.eos_token_ids[..]), (Some(1), &[2][..]));
-    assert_eq!((config.ropes[0].scaling, config.tie_word_embeddings), (None, false));
+    assert_eq!((&config.ropes[0].scaling, config.tie_word_embeddings), (&None, false));
     assert_eq!((windows_of(&config), biases_of(&config)), (vec![None; 2], vec![]));
     assert_eq!(config.blocks[0].attention().unwrap().query_key_norms, None);
 }
@@ -94,7 +94,7 @@ fn rope_of_transformers_4_and_5_read_the_same() {
     };
     assert_eq!(old.ropes[0].scaling, Some(expected));
     let plain = with(r#", "rope_parameters": {"rope_theta": 2e4, "rope_type": "default"}"#).unwrap();
-    assert_eq!((plain.ropes[0].theta, plain.ropes[0].scaling), (2e4, None));
+    assert_eq!((plain.ropes[0].theta, &plain.ropes[0].scaling), (2e4, &None));
     let linear = with(r#", "rope_scaling": {"type": "linear", "factor": 2}"#).unwrap();
     assert_eq!(linear.ropes[0].scaling, Some(RopeScaling::Linear { factor: 2.0 }));
 }
@@ -210,9 +210,10 @@ fn gemma_3_of_transformers_4_and_5_read_the_same_also_within_a_multimodal_model(
     let [old, new] = [old, new].map(|text| ModelConfig::from_json(&format!("{{{text}}}")).unwrap());
     assert_eq!(old, new);
     assert_eq!(windows_of(&old), [Some(7), Some(7), None, Some(7)]);
-    let ropes: Vec<_> = old.blocks.iter().map(|block| old.ropes[block.attention().unwrap().rope.unwrap()]).collect();
+    let ropes: Vec<_> = old.blocks.iter().map(|block| &old.ropes[block.attention().unwrap().rope.unwrap()]).collect();
     assert_eq!([ropes[1].theta, ropes[2].theta], [5e3, 2e6]);
-    assert_eq!([ropes[1].scaling, ropes[2].scaling], [None, Some(RopeScaling::Linear { factor: 8.0 })]);
+    let linear = Some(RopeScaling::Linear { factor: 8.0 });
+    assert_eq!([&ropes[1].scaling, &ropes[2].scaling], [&None, &linear]);
     let around = r#"{"model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"],
         "vision_config": {}, "eos_token_id": [1, 6]"#;
     let nested = ModelConfig::from_json(&format!(r#"{around}, "text_config": {{{}}}}}"#, text(""))).unwrap();
