@@ -67,7 +67,7 @@ RANDOM = {"qwen2": {"use_sliding_window": False, "sliding_window": None}, "qwen3
           "gemma2": {"query_pre_attn_scalar": 24},
           "gemma3": {"query_pre_attn_scalar": 20, "sliding_window_pattern": 6, "rope_local_base_freq": 10000.0,
                      "num_hidden_layers": 7, "tie_word_embeddings": True},
-          "smollm3": {"no_rope_layers": None}, "olmo2": {}, "granite": {}}
+          "smollm3": {"no_rope_layers": None}, "olmo2": {}, "granite": {}, "phi3": {"sliding_window": None}, "glm4": {}}
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 
 
@@ -119,7 +119,7 @@ def random_adapter(model: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
     base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     torch.manual_seed(2)
     settings = LoraConfig(r=4, lora_alpha=2, target_modules="all-linear", task_type="CAUSAL_LM", init_lora_weights=False,
-                          rank_pattern={"layers.0.self_attn.q_proj": 8})
+                          rank_pattern={"layers.0.self_attn.o_proj": 8})
     get_peft_model(base, settings).save_pretrained(folder)
     return folder
 

@@ -508,8 +508,10 @@ def make_model(args) -> None:
     rows = token_rows(tokenizer, CASE_LENGTHS, args.seed)
     batch = (rows, loss_masks(rows, args.seed))
     all_linear = {"r": args.r, "lora_alpha": 2 * args.r, "target_modules": "all-linear", "use_rslora": False}
-    rslora = {"r": 4, "lora_alpha": 6, "target_modules": ["q_proj", "v_proj", "down_proj"], "use_rslora": True}
     base = open_model(folder)
+    is_fused = any(name.endswith(".qkv_proj") for name, _ in base.named_modules())
+    targets = [*(["qkv_proj"] if is_fused else ["q_proj", "v_proj"]), "down_proj"]
+    rslora = {"r": 4, "lora_alpha": 6, "target_modules": targets, "use_rslora": True}
     document = {
         "model": {"sha256": hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest(),
                   "num_parameters": base.num_parameters()},
@@ -596,6 +598,11 @@ def make_rope(args) -> None:
         "linear": (64, 10000.0, {"rope_type": "linear", "factor": 4.0}, 131072),
         "llama_3_1_8b": (128, 500000.0, {**llama3, "factor": 8.0}, 131072),
         "llama_3_2_1b": (64, 500000.0, {**llama3, "factor": 32.0}, 131072),
+        "yarn": (128, 1000000.0, {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}, 131072),
+        "yarn_mscale": (64, 150000.0, {"rope_type": "yarn", "factor": 32.0, "beta_fast": 16.0, "beta_slow": 2.0, "mscale": 1.0,
+                                       "mscale_all_dim": 0.5, "truncate": False, "original_max_position_embeddings": 4096}, 131072),
+        "dynamic": (64, 10000.0, {"rope_type": "dynamic", "factor": 2.0}, 8192),
+        "dynamic_short": (64, 10000.0, {"rope_type": "dynamic", "factor": 2.0}, 131072),
     }
     document, arrays = {"positions": positions, "cases": {}}, {}
     for name, (head_dim, theta, scaling, longest) in kinds.items():

@@ -1,4 +1,4 @@
-//! lora-train: LoRA fine-tuning of decoder language models: Llama, Mistral, Qwen, Gemma.
+//! lora-train: LoRA fine-tuning of decoder language models: Llama, Mistral, Qwen, Gemma, Phi and others.
 //!
 //! The modules, from top to bottom. A file imports only from lines below its own (`tests/it/layers.rs` checks this):
 //!

@@ -51,12 +51,19 @@ pub struct Model {
     /// Factor of the embeddings.
     embedding_scale: Option<f64>,
     /// Angles of every rotary embedding up to the longest position so far; grows on demand.
-    rotary: Arc<Mutex<Arc<[RotaryTable]>>>,
+    rotary: Arc<Mutex<Rotary>>,
     place: Place,
     /// Where the weights are on disk.
     pager: Option<Arc<Pager>>,
     /// Where the matrices of the blocks are in host memory, and the device is a GPU.
     host: Option<Arc<HostBlocks>>,
+}
+
+/// Angles of every rotary embedding, for texts of these reaches.
+#[derive(Debug)]
+struct Rotary {
+    reaches: Vec<usize>,
+    tables: Arc<[RotaryTable]>,
 }
 
 impl Model {
@@ -70,7 +77,7 @@ impl Model {
         norm: Tensor<1>,
         lm_head: Weight,
     ) -> Self {
-        let rotary = Arc::new(Mutex::new(config.rotary_tables(0)));
+        let rotary = Arc::new(Mutex::new(Rotary { reaches: Vec::new(), tables: config.rotary_tables(0, &[]) }));
         let place = place_of(&norm.device(), compute).with_rounding(lm_head.rounds);
         let dtype = if lm_head.rounds { DType::BF16 } else { compute };
         let embedding_scale = config.embedding_scale.map(|scale| rounded(scale, dtype));
@@ -134,14 +141,17 @@ impl Model {
         self.walk(std::iter::once(layer)).map(values).next().unwrap_or_default()
     }
 
-    /// Angles of every rotary embedding for at least `num_positions` positions.
+    /// Angles of every rotary embedding for texts of at most `num_positions` positions.
     #[must_use]
     pub fn rotary_tables(&self, num_positions: usize) -> Arc<[RotaryTable]> {
-        let mut tables = self.rotary.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        if tables.iter().any(|table| table.num_positions() < num_positions) {
-            *tables = self.config.rotary_tables(num_positions.next_power_of_two());
+        let mut rotary = self.rotary.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let reaches: Vec<usize> = self.config.ropes.iter().map(|rope| rope.reach(num_positions)).collect();
+        let is_short = rotary.tables.iter().any(|table| table.num_positions() < num_positions);
+        if is_short || rotary.reaches != reaches {
+            let tables = self.config.rotary_tables(num_positions.next_power_of_two(), &reaches);
+            *rotary = Rotary { reaches, tables };
         }
-        Arc::clone(&tables)
+        Arc::clone(&rotary.tables)
     }
 
     /// Token ids on the device, `[tokens]`.

@@ -12,10 +12,10 @@ mod shipped;
 mod stored;
 
 pub use block::{
-    Activation, Attention, Block, Gated, HEAD_NORMS, Heads, PerSite, QueryKeyNorms, SITE_NAMES, Site, SiteId, Sublayer,
-    SublayerKind, short_name,
+    Activation, Attention, Block, FUSED_NAMES, Gated, HEAD_NORMS, Heads, PerSite, Projections, QueryKeyNorms,
+    SITE_NAMES, Site, SiteId, Sublayer, SublayerKind, short_name,
 };
-pub use rope::{Rope, RopeScaling};
+pub use rope::{Rope, RopePairs, RopeScaling};
 pub use shipped::shipped_config;
 pub use stored::{Method, Packer, StoredQuantisation, Words};
 
@@ -169,6 +169,10 @@ mod tests {
             ("gemma-3-1b.json", 999_885_952),
             // Without the 420 million of its vision tower and projector.
             ("gemma-3-4b.json", 3_880_263_168),
+            ("smollm3-3b.json", 3_075_098_624),
+            ("olmo-2-7b.json", 7_298_617_344),
+            ("phi-4.json", 14_659_507_200),
+            ("glm-4-9b-0414.json", 9_400_279_040),
         ] {
             assert_eq!(config(name).num_parameters(), parameters, "{name}");
         }

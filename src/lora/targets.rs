@@ -4,7 +4,7 @@ use regex::Regex;
 
 use super::kind::Kind;
 use crate::config::{LoraConfig, TargetModules, layers_regex, meant_layer};
-use crate::spec::{ModelConfig, PerSite, SITE_NAMES, SiteId, in_layer};
+use crate::spec::{FUSED_NAMES, ModelConfig, PerSite, SITE_NAMES, SiteId, in_layer};
 
 /// Rank and scale of the adapter on one linear layer.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -155,7 +155,8 @@ impl LoraConfig {
     /// # Errors
     /// Likewise.
     pub fn select_of_any(&self, num_layers: usize) -> Result<Selection, Vec<TargetError>> {
-        let names = (0..num_layers).map(|layer| SITE_NAMES.iter().map(|name| in_layer(layer, name)).collect());
+        let all = || SITE_NAMES.iter().chain(&FUSED_NAMES);
+        let names = (0..num_layers).map(|layer| all().map(|name| in_layer(layer, name)).collect());
         self.select_of(&names.collect::<Vec<_>>())
     }
 

@@ -50,7 +50,7 @@ impl spec::Attention {
 impl Attention {
     pub(super) fn activations(&self, x: &Tensor<2>, linears: &mut Linears<'_>, attend: Attend<'_>) -> Kept {
         let spec::Attention { heads, rope, qkv, .. } = self.spec;
-        let [q, k, v] = linears.forward_each(qkv, x);
+        let [q, k, v] = linears.project(qkv, x);
         let context = linears.context;
         let ([q, k], before_head_norms) = match self.norms(context) {
             None => match rope {
@@ -93,7 +93,7 @@ impl Attention {
                 None => [dq, dk],
             },
         };
-        linears.backward_each(qkv, [dq, dk, dv], &x(), input_grad)
+        linears.project_backward(qkv, [dq, dk, dv], &x(), input_grad)
     }
 
     fn norms<'a>(&'a self, context: &BlockContext<'a>) -> Option<HeadNorms<'a>> {

@@ -307,7 +307,7 @@ mod tests {
         let documents = vec![(0, 4), (4, 7), (11, 9)];
         let positions = [0..4, 0..7, 0..9, 0..2].into_iter().flatten().collect();
         let place = place_of(device, DType::F32);
-        Layout::new(place, 2, documents, positions, config().rotary_tables(16))
+        Layout::new(place, 2, documents, positions, config().rotary_tables(16, &[]))
     }
 
     fn values(tensor: &Tensor<2>) -> Vec<f32> {

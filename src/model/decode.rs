@@ -24,6 +24,8 @@ pub struct Sequence {
     /// By layer.
     caches: Vec<KeyValueCache>,
     token_ids: Vec<u32>,
+    /// Of the rotary frequencies of the keys, which may depend on the length of a text.
+    reaches: Vec<usize>,
 }
 
 impl Sequence {
@@ -32,7 +34,7 @@ impl Sequence {
     pub fn new(model: &Model) -> Self {
         let heads = model.config.blocks.iter().filter_map(|block| Some(block.attention()?.heads));
         let cache = |heads| KeyValueCache::new(model.place(), heads, &model.device(), model.compute);
-        Self { caches: heads.map(cache).collect(), token_ids: Vec::new() }
+        Self { caches: heads.map(cache).collect(), token_ids: Vec::new(), reaches: Vec::new() }
     }
 
     /// Number of tokens so far.
@@ -46,9 +48,14 @@ impl Sequence {
     pub fn keep_start_of(&mut self, token_ids: &[u32]) -> usize {
         let equal = self.token_ids.iter().zip(token_ids).take_while(|(a, b)| a == b).count();
         let kept = equal.min(token_ids.len().saturating_sub(1));
-        self.token_ids.truncate(kept);
-        self.caches.iter_mut().for_each(|cache| cache.truncate(kept));
+        self.truncate(kept);
         kept
+    }
+
+    /// Forgets all tokens but the first `num_tokens`.
+    fn truncate(&mut self, num_tokens: usize) {
+        self.token_ids.truncate(num_tokens);
+        self.caches.iter_mut().for_each(|cache| cache.truncate(num_tokens));
     }
 }
 
@@ -68,7 +75,24 @@ pub struct Part<'a> {
 /// On the CPU the logits of a text are the same to the bit whatever other texts are in the pass.
 #[must_use]
 pub fn next_logits(model: &Model, parts: &mut [Part<'_>]) -> Tensor<2> {
-    kernels::run(model.place(), || logits_of_last(model, parts))
+    if model.config.ropes.iter().all(|rope| rope.reach(usize::MAX) == 0) {
+        return kernels::run(model.place(), || logits_of_last(model, parts));
+    }
+    // Where the rotary frequencies depend on the length of a text, each has its own, and keys are computed again when they change.
+    let each = parts.iter_mut().map(|part| {
+        let num_tokens = part.sequence.num_tokens();
+        let end = num_tokens + part.token_ids.len();
+        let reaches: Vec<usize> = model.config.ropes.iter().map(|rope| rope.reach(end)).collect();
+        let before = std::mem::replace(&mut part.sequence.reaches, reaches);
+        if num_tokens == 0 || before == part.sequence.reaches {
+            return kernels::run(model.place(), || logits_of_last(model, std::slice::from_mut(part)));
+        }
+        let token_ids = [&part.sequence.token_ids, part.token_ids].concat();
+        part.sequence.truncate(0);
+        let part = Part { sequence: part.sequence, adapters: part.adapters, token_ids: &token_ids };
+        kernels::run(model.place(), || logits_of_last(model, &mut [part]))
+    });
+    Tensor::cat(each.collect(), 0)
 }
 
 fn logits_of_last(model: &Model, parts: &mut [Part<'_>]) -> Tensor<2> {

@@ -23,7 +23,7 @@ impl spec::Gated {
     }
 
     pub(super) fn activations(&self, x: &Tensor<2>, linears: &mut Linears<'_>) -> Kept {
-        let [gate, up] = linears.forward_each(self.gate_up, x);
+        let [gate, up] = linears.project(self.gate_up, x);
         Kept { gate, up }
     }
 
@@ -48,6 +48,6 @@ impl spec::Gated {
         let dh = dh.unwrap_or_else(|| gate.zeros_like());
         let (dgate, dup) = gated_backward(place, self.activation, &dh, &gate, &up);
         drop((dh, gate, up));
-        linears.backward_each(self.gate_up, [dgate, dup], &x(), input_grad)
+        linears.project_backward(self.gate_up, [dgate, dup], &x(), input_grad)
     }
 }

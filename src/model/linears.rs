@@ -12,7 +12,7 @@ use crate::ops::dropout::{Dropout, mix};
 use crate::ops::linear::{
     InputGrad, Layer, Weight, linear, linear_backward, linears, linears_backward, low_rank_input,
 };
-use crate::spec::{PerSite, SiteId};
+use crate::spec::{PerSite, Projections, SiteId};
 
 /// The linear layers of a block in one of its passes.
 pub(super) struct Linears<'a> {
@@ -46,8 +46,38 @@ impl<'a> Linears<'a> {
         self.finished(site, x, y, kept)
     }
 
+    /// The outputs of projections of one input.
+    pub(super) fn project<const N: usize>(&mut self, projections: Projections<N>, x: &Tensor<2>) -> [Tensor<2>; N] {
+        match projections {
+            Projections::Apart(sites) => self.forward_each(sites, x),
+            Projections::Fused { site, widths } => {
+                let (y, mut first) = (self.forward(site, x, None), 0);
+                widths.map(|width| {
+                    first += width;
+                    y.clone().narrow(1, first - width, width)
+                })
+            }
+        }
+    }
+
+    /// The gradient of the input `x` of projections, if `input_grad`.
+    pub(super) fn project_backward<const N: usize>(
+        &mut self,
+        projections: Projections<N>,
+        dys: [Tensor<2>; N],
+        x: &Tensor<2>,
+        input_grad: bool,
+    ) -> Option<Tensor<2>> {
+        match projections {
+            Projections::Apart(sites) => self.backward_each(sites, dys, x, input_grad),
+            Projections::Fused { site, .. } => {
+                self.backward(site, &Tensor::cat(dys.into(), 1), x, InputGrad::of(input_grad, None))
+            }
+        }
+    }
+
     /// The outputs of several linear layers of one input.
-    pub(super) fn forward_each<const N: usize>(&mut self, sites: [SiteId; N], x: &Tensor<2>) -> [Tensor<2>; N] {
+    fn forward_each<const N: usize>(&mut self, sites: [SiteId; N], x: &Tensor<2>) -> [Tensor<2>; N] {
         let Some(layers) = self.layers(sites) else { return sites.map(|site| self.forward(site, x, None)) };
         let mut outputs = linears(self.context.place(), x, &layers).into_iter();
         sites.map(|site| {
@@ -101,7 +131,7 @@ impl<'a> Linears<'a> {
 
     /// The sum of the gradients of the input `x` of several linear layers, if `input_grad`. The gradients of their outputs are
     /// dropped as soon as they are used.
-    pub(super) fn backward_each<const N: usize>(
+    fn backward_each<const N: usize>(
         &mut self,
         sites: [SiteId; N],
         dys: [Tensor<2>; N],

@@ -6,22 +6,27 @@ use crate::ops::layout::RotaryTable;
 use crate::spec::{ModelConfig, Rope};
 
 impl Rope {
-    /// Cosines and sines of positions `0..num_positions`. Angles are computed in `f32` for every precision.
+    /// Cosines and sines of positions `0..num_positions`, for texts of that [`reach`](Self::reach). Angles are computed in
+    /// `f32` for every precision.
     #[must_use]
-    pub fn table(&self, num_positions: usize) -> RotaryTable {
-        let frequencies = self.inverse_frequencies();
+    pub fn table(&self, num_positions: usize, reach: usize) -> RotaryTable {
+        let frequencies = self.inverse_frequencies(reach);
         let angles = || {
             #[expect(clippy::cast_precision_loss, reason = "positions are below 2^24")]
             (0..num_positions).flat_map(|position| frequencies.iter().map(move |f| position as f32 * f))
         };
-        RotaryTable::new(angles().map(f32::cos).collect(), angles().map(f32::sin).collect(), self.head_dim / 2)
+        #[expect(clippy::cast_possible_truncation, reason = "computed in f32")]
+        let factor = self.attention_factor() as f32;
+        let values = |of: fn(f32) -> f32| angles().map(|angle| of(angle) * factor).collect();
+        RotaryTable::new(values(f32::cos), values(f32::sin), self.width / 2).within(self.head_dim, self.pairs)
     }
 }
 
 impl ModelConfig {
-    /// The table of every rotary embedding.
+    /// The table of every rotary embedding, for texts of these reaches.
     #[must_use]
-    pub fn rotary_tables(&self, num_positions: usize) -> Arc<[RotaryTable]> {
-        self.ropes.iter().map(|rope| rope.table(num_positions)).collect()
+    pub fn rotary_tables(&self, num_positions: usize, reaches: &[usize]) -> Arc<[RotaryTable]> {
+        let reaches = reaches.iter().copied().chain(std::iter::repeat(0));
+        self.ropes.iter().zip(reaches).map(|(rope, reach)| rope.table(num_positions, reach)).collect()
     }
 }

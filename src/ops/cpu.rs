@@ -39,6 +39,6 @@ pub use lora::{add_low_rank, lora_linear, lora_linear_backward};
 pub use norm::{rms_norm, rms_norm_backward};
 pub use optimizer::{AdamW, adamw, sum_of_squares};
 pub use optimizer_8bit::{BLOCK_LEN, Coded, adamw_8bit};
-pub use rope::rope;
+pub use rope::{RopeShape, rope};
 pub use swiglu::{gated, gated_backward};
 pub use weight::Weight;

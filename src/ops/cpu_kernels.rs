@@ -121,10 +121,11 @@ impl Kernels for Cpu {
     }
 
     fn rotate(&self, qk: [Tensor<2>; 2], layout: &Layout, rope: usize, heads: Heads, inverse: bool) -> [Tensor<2>; 2] {
-        let (head_dim, (cos, sin)) = (heads.head_dim, layout.table(rope));
+        let (head_dim, table) = (heads.head_dim, layout.table(rope));
         qk.map(|x| {
             let num_heads = x.dims()[1] / head_dim;
-            host::update(x, |x| cpu::rope(x, cos, sin, layout.positions(), num_heads, head_dim, inverse))
+            let shape = cpu::RopeShape { num_heads, head_dim, half: table.half(), pairs: table.pairs() };
+            host::update(x, |x| cpu::rope(x, table.values(), layout.positions(), shape, inverse))
         })
     }
 

@@ -7,12 +7,14 @@ use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 
 use super::attention::chunk::Chunk;
 use super::kernels::Place;
-use crate::spec::Heads;
+use crate::spec::{Heads, RopePairs};
 
 /// Rotary angles of every position, as cosines and sines.
 #[derive(Clone, Debug)]
 pub struct RotaryTable {
     half: usize,
+    head_dim: usize,
+    pairs: RopePairs,
     cos: Vec<f32>,
     sin: Vec<f32>,
 }
@@ -25,7 +27,37 @@ impl RotaryTable {
     #[must_use]
     pub fn new(cos: Vec<f32>, sin: Vec<f32>, half: usize) -> Self {
         assert!(cos.len() == sin.len() && half > 0 && cos.len().is_multiple_of(half), "a rotary table has whole rows");
-        Self { half, cos, sin }
+        Self { half, head_dim: 2 * half, pairs: RopePairs::Halves, cos, sin }
+    }
+
+    /// The table of the first numbers of heads that are `head_dim` wide, which turn in these pairs.
+    #[must_use]
+    pub fn within(self, head_dim: usize, pairs: RopePairs) -> Self {
+        Self { head_dim, pairs, ..self }
+    }
+
+    /// Number of pairs.
+    #[must_use]
+    pub fn half(&self) -> usize {
+        self.half
+    }
+
+    /// Which numbers of a head turn together.
+    #[must_use]
+    pub fn pairs(&self) -> RopePairs {
+        self.pairs
+    }
+
+    /// Whether all numbers of a head turn, in halves.
+    #[must_use]
+    pub fn turns_halves(&self) -> bool {
+        self.pairs == RopePairs::Halves && 2 * self.half == self.head_dim
+    }
+
+    /// Cosines and sines, `[positions, half]` each.
+    #[must_use]
+    pub fn values(&self) -> (&[f32], &[f32]) {
+        (&self.cos, &self.sin)
     }
 
     /// Number of positions.
@@ -74,7 +106,7 @@ pub struct Spans {
 pub struct Angles {
     /// Of every token and dimension of a head, `[tokens, 1, head_dim]`.
     pub cos: Tensor<3>,
-    /// Likewise, negated in the first half of the dimensions.
+    /// Likewise, negated for the first of a pair.
     pub sin: Tensor<3>,
     /// The dimension that each dimension turns with, `[head_dim]`.
     pub swap: Tensor<1, Int>,
@@ -139,10 +171,10 @@ impl Layout {
         self.place
     }
 
-    /// Cosine and sine of every position in a rotary embedding, `[positions, head_dim / 2]` each.
+    /// The angles of every position in a rotary embedding.
     #[must_use]
-    pub fn table(&self, rope: usize) -> (&[f32], &[f32]) {
-        (&self.tables[rope].cos, &self.tables[rope].sin)
+    pub fn table(&self, rope: usize) -> &RotaryTable {
+        &self.tables[rope]
     }
 
     /// The angles of every token in a rotary embedding.
@@ -216,18 +248,30 @@ fn indices(indices: impl Iterator<Item = usize>, device: &Device) -> Tensor<1, I
 
 impl Angles {
     fn new(positions: &[u32], table: &RotaryTable, device: &Device) -> Self {
-        let half = table.half;
-        // The halves of a head turn by the same angles.
-        let by_token = |values: &[f32], sign: f32| {
-            let rows = positions.iter().map(|&position| &values[position as usize * half..][..half]);
-            let heads = rows.flat_map(|row| row.iter().map(move |value| sign * value).chain(row.iter().copied()));
-            let shape = [positions.len(), 1, 2 * half];
+        let (half, head_dim) = (table.half, table.head_dim);
+        // The pair of a dimension, and whether it is the first in it; none where it does not turn.
+        let of_pair = |d: usize| match table.pairs {
+            _ if d >= 2 * half => None,
+            RopePairs::Halves => Some((d % half, d < half)),
+            RopePairs::Neighbours => Some((d / 2, d.is_multiple_of(2))),
+        };
+        let dimensions: Vec<_> = (0..head_dim).map(of_pair).collect();
+        let by_token = |value: &dyn Fn(usize, Option<(usize, bool)>) -> f32| {
+            let rows = positions.iter().map(|&position| position as usize * half);
+            let heads = rows.flat_map(|row| dimensions.iter().map(move |pair| value(row, *pair)));
+            let shape = [positions.len(), 1, head_dim];
             Tensor::from_data(TensorData::new(heads.collect::<Vec<_>>(), shape), (device, DType::F32))
         };
+        let other = |d: usize| match (of_pair(d), table.pairs) {
+            (None, _) => d,
+            (Some((pair, is_first)), RopePairs::Halves) => pair + if is_first { half } else { 0 },
+            (Some((pair, is_first)), RopePairs::Neighbours) => 2 * pair + usize::from(is_first),
+        };
+        let sign = |is_first: bool| if is_first { -1.0 } else { 1.0 };
         Self {
-            cos: by_token(&table.cos, 1.0),
-            sin: by_token(&table.sin, -1.0),
-            swap: indices((half..2 * half).chain(0..half), device),
+            cos: by_token(&|row, pair| pair.map_or(1.0, |(pair, _)| table.cos[row + pair])),
+            sin: by_token(&|row, pair| pair.map_or(0.0, |(pair, first)| sign(first) * table.sin[row + pair])),
+            swap: indices((0..head_dim).map(other), device),
         }
     }
 }

@@ -64,8 +64,33 @@ impl SublayerKind {
     #[must_use]
     pub fn input_sites(&self) -> &[SiteId] {
         match self {
-            Self::Attention(attention) => &attention.qkv,
-            Self::Gated(gated) => &gated.gate_up,
+            Self::Attention(attention) => attention.qkv.sites(),
+            Self::Gated(gated) => gated.gate_up.sites(),
+        }
+    }
+}
+
+/// Linear layers of one input.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Projections<const N: usize> {
+    /// One for each output.
+    Apart([SiteId; N]),
+    /// One layer for outputs of these widths, side by side.
+    Fused {
+        /// The layer.
+        site: SiteId,
+        /// Widths of the outputs.
+        widths: [usize; N],
+    },
+}
+
+impl<const N: usize> Projections<N> {
+    /// The layers.
+    #[must_use]
+    pub fn sites(&self) -> &[SiteId] {
+        match self {
+            Self::Apart(sites) => sites,
+            Self::Fused { site, .. } => std::slice::from_ref(site),
         }
     }
 }
@@ -81,7 +106,7 @@ pub struct Attention {
     /// How queries and keys are normed before the rotary embedding; absent: they are not.
     pub query_key_norms: Option<QueryKeyNorms>,
     /// The projections of its input to queries, keys and values.
-    pub qkv: [SiteId; 3],
+    pub qkv: Projections<3>,
     /// The projection of its output.
     pub output: SiteId,
 }
@@ -162,7 +187,7 @@ pub struct Gated {
     /// Width inside it.
     pub intermediate_size: usize,
     /// The projections of its input to the gate and to what it multiplies.
-    pub gate_up: [SiteId; 2],
+    pub gate_up: Projections<2>,
     /// The projection of its output.
     pub down: SiteId,
 }
@@ -218,6 +243,9 @@ pub const SITE_NAMES: [&str; 7] = [
     "mlp.up_proj",
     "mlp.down_proj",
 ];
+
+/// Names of layers that some families have for the first three, and for the two of gate and up.
+pub const FUSED_NAMES: [&str; 2] = ["self_attn.qkv_proj", "mlp.gate_up_proj"];
 
 /// The last component of a module's name, as used in `target_modules`.
 #[must_use]

@@ -1,5 +1,6 @@
 //! The families of models that are variations of one decoder block, one row each.
 
+use super::RopePairs;
 use super::block::{Activation, QueryKeyNorms};
 
 /// What varies between families, and the values that transformers assumes if a config lacks a key.
@@ -21,6 +22,12 @@ pub(super) struct Family {
     /// The key that names the activation, and what it means where it is absent.
     pub(super) activation: (&'static str, Activation),
     pub(super) scales: Scales,
+    /// Whether the layers of queries, keys and values are one, and whether those of gate and up are.
+    pub(super) fused: [bool; 2],
+    /// Value of `partial_rotary_factor`, the share of a head that turns, where absent; absent: all of it turns.
+    pub(super) partial_rotary_factor: Option<f64>,
+    /// Which numbers of a head turn together.
+    pub(super) rope_pairs: RopePairs,
     /// Values of `attn_logit_softcapping` and `final_logit_softcapping` where absent; absent: the family has no such keys.
     pub(super) soft_caps: Option<[Option<f64>; 2]>,
     pub(super) windows: Windows,
@@ -62,6 +69,8 @@ pub(super) enum Biases {
     None,
     /// The layers of queries, keys and values, whatever the config says.
     QueryKeyValue,
+    /// `attention_bias` decides for the layers of queries, keys and values; this is its value where absent.
+    QueryKeyValueKey(bool),
     /// `attention_bias` decides for the four attention layers.
     AttentionKey,
     /// `attention_bias`, and `mlp_bias` for the feed-forward layers.
@@ -74,7 +83,7 @@ pub(super) enum Windows {
     /// No layer.
     Never,
     /// All layers, unless `sliding_window` is null; the number is its value where absent.
-    Everywhere(usize),
+    Everywhere(Option<usize>),
     /// With `use_sliding_window`: the layers that `layer_types` names, or otherwise the layers from `max_window_layers`
     /// on.
     LaterLayers {
@@ -103,6 +112,9 @@ const LLAMA: Family = Family {
     norms_less_one: false,
     activation: ("hidden_act", Activation::Silu),
     scales: Scales::HeadWidth,
+    fused: [false; 2],
+    partial_rotary_factor: None,
+    rope_pairs: RopePairs::Halves,
     soft_caps: None,
     windows: Windows::Never,
     rms_norm_eps: 1e-6,
@@ -154,14 +166,30 @@ const GEMMA2: Family = Family {
     ..LLAMA
 };
 
+const GLM: Family = Family {
+    model_type: "glm",
+    architecture: "GlmForCausalLM",
+    biases: Biases::QueryKeyValueKey(true),
+    fused: [false, true],
+    partial_rotary_factor: Some(0.5),
+    rope_pairs: RopePairs::Neighbours,
+    rms_norm_eps: 1.5625e-7,
+    head_dim: Some(128),
+    num_key_value_heads: Some(2),
+    max_position_embeddings: 131_072,
+    bos_token_id: None,
+    eos_token_id: None,
+    ..LLAMA
+};
+
 /// Every supported family.
-pub(super) const FAMILIES: [Family; 9] = [
+pub(super) const FAMILIES: [Family; 12] = [
     LLAMA,
     Family {
         model_type: "mistral",
         architecture: "MistralForCausalLM",
         biases: Biases::None,
-        windows: Windows::Everywhere(4096),
+        windows: Windows::Everywhere(Some(4096)),
         num_key_value_heads: Some(8),
         max_position_embeddings: 131_072,
         ..LLAMA
@@ -212,6 +240,28 @@ pub(super) const FAMILIES: [Family; 9] = [
         ..LLAMA
     },
     Family { model_type: "granite", architecture: "GraniteForCausalLM", scales: Scales::Multipliers, ..LLAMA },
+    Family {
+        model_type: "phi3",
+        architecture: "Phi3ForCausalLM",
+        biases: Biases::None,
+        fused: [true; 2],
+        partial_rotary_factor: Some(1.0),
+        windows: Windows::Everywhere(None),
+        rms_norm_eps: 1e-5,
+        max_position_embeddings: 4096,
+        eos_token_id: Some(32_000),
+        ..LLAMA
+    },
+    GLM,
+    Family {
+        model_type: "glm4",
+        architecture: "Glm4ForCausalLM",
+        norms: [
+            [Some("input_layernorm"), Some("post_self_attn_layernorm")],
+            [Some("post_attention_layernorm"), Some("post_mlp_layernorm")],
+        ],
+        ..GLM
+    },
 ];
 
 /// What models of other types need that is not implemented here.

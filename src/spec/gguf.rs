@@ -8,9 +8,10 @@ use super::{Method, ModelConfig, Rope, RopeScaling, StoredQuantisation, name_alo
 use crate::schema::{Problem, Problems};
 use crate::util::gguf::GgufFile;
 pub use crate::util::gguf::ROPE_FACTORS;
+use crate::util::stats::as_f64;
 
 /// Modules of a block, in Hugging Face's files and in GGUF.
-const MODULES: [(&str, &str); 13] = [
+const MODULES: [(&str, &str); 17] = [
     ("input_layernorm", "attn_norm"),
     ("self_attn.q_proj", "attn_q"),
     ("self_attn.k_proj", "attn_k"),
@@ -24,12 +25,16 @@ const MODULES: [(&str, &str); 13] = [
     ("mlp.down_proj", "ffn_down"),
     ("pre_feedforward_layernorm", "ffn_norm"),
     ("post_feedforward_layernorm", "post_ffw_norm"),
+    ("self_attn.qkv_proj", "attn_qkv"),
+    ("mlp.gate_up_proj", "ffn_up"),
+    ("post_self_attn_layernorm", "post_attention_norm"),
+    ("post_mlp_layernorm", "post_ffw_norm"),
 ];
 /// The norm after the attention, which in most families is that before the feed-forward layer.
 const POST_ATTENTION: [&str; 2] = ["post_attention_layernorm", "post_attention_norm"];
 
 /// Architectures that are read, and the families that they are.
-const ARCHITECTURES: [(&str, &str); 8] = [
+const ARCHITECTURES: [(&str, &str); 10] = [
     ("llama", "llama"),
     ("qwen2", "qwen2"),
     ("qwen3", "qwen3"),
@@ -38,10 +43,15 @@ const ARCHITECTURES: [(&str, &str); 8] = [
     ("smollm3", "smollm3"),
     ("olmo2", "olmo2"),
     ("granite", "granite"),
+    ("phi3", "phi3"),
+    ("glm4", "glm4"),
 ];
 
 /// Architectures whose queries and keys have their rows in another order.
 const INTERLEAVED: [&str; 3] = ["llama", "smollm3", "granite"];
+
+/// Architectures of which a part of each head turns.
+const PARTIAL: [&str; 2] = ["phi3", "glm4"];
 
 /// Multipliers of `config.json` and their keys behind the architecture, for Granite.
 pub const MULTIPLIERS: [(&str, &str); 4] = [
@@ -84,11 +94,11 @@ pub fn tensor_name(config: &ModelConfig, name: &str) -> Option<String> {
     Some(format!("{module}.{part}"))
 }
 
-/// The family's name: Mistral is a Llama there.
+/// The family's name: Mistral is a Llama there. `None`: it has none.
 #[must_use]
-pub fn architecture(config: &ModelConfig) -> &str {
-    let known = ARCHITECTURES.iter().find(|(_, family)| *family == config.model_type);
-    known.map_or("llama", |(name, _)| name)
+pub fn architecture(config: &ModelConfig) -> Option<&'static str> {
+    let family = if config.model_type == "mistral" { "llama" } else { &config.model_type };
+    ARCHITECTURES.iter().find(|(_, known)| *known == family).map(|(name, _)| *name)
 }
 
 /// What is added to the weight of a tensor there.
@@ -132,19 +142,20 @@ pub fn implied(
 /// together, Hugging Face a row of the first half of a head and one of the second.
 #[must_use]
 pub fn is_interleaved(config: &ModelConfig, name: &str) -> bool {
-    INTERLEAVED.contains(&architecture(config)) && (name.contains("q_proj") || name.contains("k_proj"))
+    architecture(config).is_some_and(|name| INTERLEAVED.contains(&name))
+        && (name.contains("q_proj") || name.contains("k_proj"))
 }
 
 /// What each rotary frequency is divided by (Llama 3.1), which GGUF stores as a tensor.
 #[must_use]
 pub fn rope_factors(config: &ModelConfig) -> Option<Vec<f32>> {
-    rope_factors_of(config.ropes[0])
+    rope_factors_of(&config.ropes[0])
 }
 
-fn rope_factors_of(rope: Rope) -> Option<Vec<f32>> {
+fn rope_factors_of(rope: &Rope) -> Option<Vec<f32>> {
     let Some(RopeScaling::Llama3 { .. }) = rope.scaling else { return None };
-    let plain = Rope { scaling: None, ..rope }.inverse_frequencies();
-    Some(plain.iter().zip(rope.inverse_frequencies()).map(|(plain, scaled)| plain / scaled).collect())
+    let plain = Rope { scaling: None, ..rope.clone() }.inverse_frequencies(0);
+    Some(plain.iter().zip(rope.inverse_frequencies(0)).map(|(plain, scaled)| plain / scaled).collect())
 }
 
 impl ModelConfig {
@@ -156,10 +167,9 @@ impl ModelConfig {
         let json = config_json(file)?;
         let mut config = Self::from_text(&file.path().display().to_string(), &json)?;
         let rope = &mut config.ropes[0];
-        rope.scaling = match rope.scaling {
-            None => llama3_scaling(file, *rope)?,
-            scaling => scaling,
-        };
+        if rope.scaling.is_none() {
+            rope.scaling = llama3_scaling(file, rope)?;
+        }
         config.quantisation =
             Some(StoredQuantisation { method: Method::Gguf, whole: Vec::new(), blocks: blocks(file, &config) });
         Ok(config)
@@ -200,7 +210,11 @@ fn config_json(file: &GgufFile) -> Result<String, Problem> {
     let [hidden, heads] = ["hidden_size", "num_attention_heads"].map(|key| json[key].as_u64().unwrap_or(0));
     let head_dim = json.entry("head_dim").or_insert(json!(hidden / heads.max(1))).as_u64();
     json.entry("num_key_value_heads").or_insert(json!(heads));
-    refuse_unsupported(file, &key, head_dim)?;
+    refuse_unsupported(file, &key, head_dim.filter(|_| !PARTIAL.contains(&architecture)))?;
+    if PARTIAL.contains(&architecture) {
+        let turning = file.integer(&key("rope.dimension_count"))?.or(head_dim).unwrap_or(0);
+        json.insert("partial_rotary_factor".to_owned(), json!(as_f64(turning) / as_f64(head_dim.unwrap_or(1).max(1))));
+    }
     windows_and_caps(file, &key, &mut json)?;
     if architecture == "granite" {
         let of_file = MULTIPLIERS.map(|(ours, theirs)| Some((ours.to_owned(), json!(file.number(&key(theirs))?))));
@@ -235,6 +249,10 @@ fn windows_and_caps(
     let family = json["model_type"].as_str().unwrap_or_default();
     let Some(implied) = implied(family, layers, hidden, heads, head_dim) else {
         return match window.filter(|window| *window != 0) {
+            Some(window) if family == "phi3" => {
+                json.insert("sliding_window".to_owned(), json!(window));
+                Ok(())
+            }
             Some(window) => Err(unsupported(file, &key("attention.sliding_window"), window, 0)),
             None => Ok(()),
         };
@@ -294,7 +312,7 @@ pub fn stored_rope_factors(file: &GgufFile) -> Option<Vec<f32>> {
 }
 
 /// The scaling of Llama 3.1 and 3.2 whose factors the file has: of its four numbers only one ever differed.
-fn llama3_scaling(file: &GgufFile, rope: Rope) -> Result<Option<RopeScaling>, Problem> {
+fn llama3_scaling(file: &GgufFile, rope: &Rope) -> Result<Option<RopeScaling>, Problem> {
     let Some(factors) = stored_rope_factors(file) else { return Ok(None) };
     if factors.iter().all(|factor| *factor == 1.0) {
         return Ok(None);
@@ -305,7 +323,8 @@ fn llama3_scaling(file: &GgufFile, rope: Rope) -> Result<Option<RopeScaling>, Pr
         high_freq_factor: 4.0,
         original_max_position_embeddings: 8192,
     };
-    let expected = rope_factors_of(Rope { scaling: Some(scaling), ..rope }).unwrap_or_default();
+    let scaled = Rope { scaling: Some(scaling.clone()), ..rope.clone() };
+    let expected = rope_factors_of(&scaled).unwrap_or_default();
     let is_close = |(found, expected): (&f32, &f32)| (found - expected).abs() <= 1e-4 * expected.abs();
     if factors.len() == expected.len() && factors.iter().zip(&expected).all(is_close) {
         return Ok(Some(scaling));

@@ -5,7 +5,7 @@ use std::path::Path;
 use self::layers::Widths;
 use super::block::{Activation, Heads};
 use super::families::{Biases, FAMILIES, Family, LACKING, Scales};
-use super::{ModelConfig, Rope, stored};
+use super::{ModelConfig, stored};
 use crate::schema::{Problem, Problems, Section, Value, read_json};
 use crate::util::gguf::{self, GgufFile};
 
@@ -76,7 +76,10 @@ fn decoder(json: &mut Section, family: &Family) -> ModelConfig {
     let [attention_cap, logit_soft_cap] = soft_caps(json, family);
     let heads = Heads { soft_cap: attention_cap, ..heads(json, family, hidden) };
     let [embedding_scale, output_scale, logit_divisor] = multipliers(json, family, hidden);
-    let ropes = rope::frequencies(json, family, max_position_embeddings).into_iter();
+    let original = json.value("original_max_position_embeddings").is_some();
+    let original = original.then(|| json.count("original_max_position_embeddings", 1, 1..=1 << 32));
+    let around = rope::Around { family, head_dim: heads.head_dim, longest: max_position_embeddings, original };
+    let ropes = rope::ropes(json, around);
     let widths = Widths { hidden, intermediate, heads, biases, output_scale };
     let layers = layers::layers(json, family, num_hidden_layers).into_iter();
     ModelConfig {
@@ -84,7 +87,7 @@ fn decoder(json: &mut Section, family: &Family) -> ModelConfig {
         vocab_size,
         hidden_size: hidden,
         blocks: layers.map(|layer| widths.block(family, layer)).collect(),
-        ropes: ropes.map(|(theta, scaling)| Rope { theta, scaling, head_dim: heads.head_dim }).collect(),
+        ropes,
         max_position_embeddings,
         rms_norm_eps: json.number("rms_norm_eps", family.rms_norm_eps, 0.0..=1.0),
         has_norms_less_one: family.norms_less_one,
@@ -126,8 +129,8 @@ fn family(json: &mut Section) -> Option<(&'static Family, bool)> {
     Some((family, around.is_some()))
 }
 
-const KNOWN_MODELS: &str = "Llama 2, 3, 3.1 and 3.2, TinyLlama, SmolLM2, Mistral, Qwen2, Qwen2.5, Qwen3, Gemma 2 and Gemma 3 \
-                            have types that are supported";
+const KNOWN_MODELS: &str = "Llama 2, 3, 3.1 and 3.2, TinyLlama, SmolLM2 and 3, Mistral, Qwen2, Qwen2.5, Qwen3, Gemma 2 and 3, \
+                            OLMo 2, Granite 3, Phi-3 and 4 and GLM-4 have types that are supported";
 
 /// A count that must be given, unless the family has a default.
 fn count_or(json: &mut Section, key: &'static str, default: Option<usize>, most: usize) -> usize {
@@ -187,15 +190,19 @@ fn refuse_unsupported(json: &mut Section, family: &Family) {
         Activation::GeluTanh => &["gelu_pytorch_tanh"],
     };
     json.only(key, &format!("\"{}\"", names[0]), |value| value.text().is_some_and(|name| names.contains(&name)));
-    json.only("attention_dropout", "0.0", |value| value.number() == Some(0.0));
-    json.only("partial_rotary_factor", "1.0", |value| value.number() == Some(1.0));
+    for key in ["attention_dropout", "resid_pdrop", "embd_pdrop"] {
+        json.only(key, "0.0", |value| value.number() == Some(0.0));
+    }
     json.only("use_bidirectional_attention", "false", |value| *value == Value::Boolean(false));
 }
 
 /// Whether the projections of an attention's input, that of its output and the feed-forward layers add a bias.
 fn biases(json: &mut Section, family: &Family) -> [bool; 3] {
+    if let Biases::QueryKeyValueKey(default) = family.biases {
+        return [json.boolean("attention_bias", default), false, false];
+    }
     let has_key = |key| match family.biases {
-        Biases::None | Biases::QueryKeyValue => false,
+        Biases::None | Biases::QueryKeyValue | Biases::QueryKeyValueKey(_) => false,
         Biases::AttentionKey => key == "attention_bias",
         Biases::AttentionAndMlpKeys => true,
     };

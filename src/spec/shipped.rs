@@ -20,6 +20,10 @@ const SHAPES: &[Shape] = &[
     (&["gemma-2-9b", "gemma-2-9b-it"], include_str!("../../configs/gemma-2-9b.json")),
     (&["gemma-3-1b-pt", "gemma-3-1b-it"], include_str!("../../configs/gemma-3-1b.json")),
     (&["gemma-3-4b-pt", "gemma-3-4b-it"], include_str!("../../configs/gemma-3-4b.json")),
+    (&["SmolLM3-3B", "SmolLM3-3B-Base"], include_str!("../../configs/smollm3-3b.json")),
+    (&["OLMo-2-1124-7B", "OLMo-2-1124-7B-Instruct"], include_str!("../../configs/olmo-2-7b.json")),
+    (&["phi-4"], include_str!("../../configs/phi-4.json")),
+    (&["GLM-4-9B-0414"], include_str!("../../configs/glm-4-9b-0414.json")),
     (&["SmolLM2-135M", "SmolLM2-135M-Instruct"], include_str!("../../configs/smollm2-135m.json")),
     (&["TinyLlama-1.1B-Chat-v1.0"], include_str!("../../configs/tinyllama-1.1b.json")),
 ];

@@ -161,7 +161,7 @@ pub(crate) fn config(data: &[u8]) {
         tensors.iter().map(|(_, shape)| shape.iter().map(|size| *size as u128).product::<u128>()).sum();
     assert!(parameters * 16 < u128::from(u64::MAX), "{parameters} parameters");
     assert_eq!(config.num_parameters() as u128, parameters);
-    assert!(config.ropes[0].inverse_frequencies().iter().all(|frequency| frequency.is_finite()));
+    assert!(config.ropes[0].inverse_frequencies(0).iter().all(|frequency| frequency.is_finite()));
 }
 
 /// The folder of a tokenizer: `tokenizer.json`, `tokenizer_config.json`, `config.json`.

@@ -592,13 +592,16 @@ fn rotary_tables_are_those_of_transformers_also_beyond_8192_and_with_scaling() {
             config[key] = value.clone();
         }
         let config = ModelConfig::from_json(&config.to_string()).unwrap();
-        for (found, expected) in config.ropes[0].inverse_frequencies().iter().zip(f32s(&format!("{name}.inv_freq"))) {
+        let reach = config.ropes[0].reach(positions.iter().max().unwrap() + 1);
+        for (found, expected) in
+            config.ropes[0].inverse_frequencies(reach).iter().zip(f32s(&format!("{name}.inv_freq")))
+        {
             assert!(
                 (found - expected).abs() <= 2e-7 * expected.abs(),
                 "{name}: frequency {found}, expected {expected}"
             );
         }
-        let table = config.ropes[0].table(positions.iter().max().unwrap() + 1);
+        let table = config.ropes[0].table(positions.iter().max().unwrap() + 1, reach);
         let (cos, sin) = (f32s(&format!("{name}.cos")), f32s(&format!("{name}.sin")));
         let half = cos.len() / positions.len();
         for (row, &position) in positions.iter().enumerate() {

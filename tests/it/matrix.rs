@@ -21,7 +21,7 @@ use crate::common::families::write_model;
 use crate::engine::{grads, in_rows, indexed, packed, relative_error, step, with_b};
 
 /// What a family changes in the configuration of the others.
-fn families() -> [(&'static str, Value); 11] {
+fn families() -> [(&'static str, Value); 13] {
     let llama = "LlamaForCausalLM";
     let llama3 = json!({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
         "original_max_position_embeddings": 8192});
@@ -66,6 +66,8 @@ fn families() -> [(&'static str, Value); 11] {
             json!({"model_type": "granite", "architectures": ["GraniteForCausalLM"], "attention_multiplier": 0.2,
             "embedding_multiplier": 3.0, "residual_multiplier": 0.3, "logits_scaling": 2.0}),
         ),
+        ("phi3", json!({"model_type": "phi3", "architectures": ["Phi3ForCausalLM"], "partial_rotary_factor": 0.75})),
+        ("glm4", json!({"model_type": "glm4", "architectures": ["Glm4ForCausalLM"], "head_dim": 24})),
     ]
 }
 

@@ -113,10 +113,10 @@ impl Shown<'_> {
 
     fn shape(&self) -> String {
         let ModelConfig { model_type, hidden_size, .. } = &self.config;
-        let (num_layers, Rope { theta, scaling, .. }) = (self.config.num_layers(), self.config.ropes[0]);
+        let (num_layers, Rope { theta, scaling, .. }) = (self.config.num_layers(), &self.config.ropes[0]);
         let (Heads { num_heads, num_kv_heads, head_dim, .. }, inside) = self.first_block();
         let head = if self.config.tie_word_embeddings { "the embedding is the head" } else { "a head of its own" };
-        let scaling = scaling.map(|scaling| format!(", scaled: {}", json!(scaling)));
+        let scaling = scaling.as_ref().map(|scaling| format!(", scaled: {}", json!(scaling)));
         let local = self.config.ropes.get(1).map(|local| format!("; in layers with a window {}", local.theta));
         let local = local.unwrap_or_default();
         format!(
@@ -140,7 +140,7 @@ impl Shown<'_> {
 
     /// Shape and constants, under the names of config.json.
     fn config(&self) -> Value {
-        let (config, Rope { theta, scaling, .. }) = (&self.config, self.config.ropes[0]);
+        let (config, Rope { theta, scaling, .. }) = (&self.config, &self.config.ropes[0]);
         let (Heads { num_heads, num_kv_heads, head_dim, .. }, inside) = self.first_block();
         let attentions = || config.blocks.iter().filter_map(Block::attention);
         json!({

@@ -3,11 +3,14 @@
 use rayon::prelude::*;
 
 use super::simd::{rows_per_chunk, vectorised};
+use crate::spec::RopePairs;
 
-vectorised! { fn rope_row<'a, S>(_simd, x: &'a mut [f32], cos: &'a [f32], sin: &'a [f32], sign: f32) {
+vectorised! { fn rope_row<'a, S>(
+    _simd, x: &'a mut [f32], head_dim: usize, cos: &'a [f32], sin: &'a [f32], sign: f32,
+) {
     let half = cos.len();
-    for head in x.chunks_exact_mut(2 * half) {
-        let (low, high) = head.split_at_mut(half);
+    for head in x.chunks_exact_mut(head_dim) {
+        let (low, high) = head[..2 * half].split_at_mut(half);
         for (((low, high), cos), sin) in low.iter_mut().zip(high).zip(cos).zip(sin) {
             let sin = sign * sin;
             let (x, y) = (*low, *high);
@@ -17,25 +20,41 @@ vectorised! { fn rope_row<'a, S>(_simd, x: &'a mut [f32], cos: &'a [f32], sin: &
     }
 } }
 
-/// Rotates every head of every token by the angles of the token's position, in place; `inverse` rotates back.
-///
-/// Elements `i` and `i + head_dim / 2` of a head form a pair. The inverse is also the gradient.
+vectorised! { fn rope_row_of_neighbours<'a, S>(
+    _simd, x: &'a mut [f32], head_dim: usize, cos: &'a [f32], sin: &'a [f32], sign: f32,
+) {
+    for head in x.chunks_exact_mut(head_dim) {
+        for ((pair, cos), sin) in head.chunks_exact_mut(2).zip(cos).zip(sin) {
+            let (x, y, sin) = (pair[0], pair[1], sign * sin);
+            pair[0] = x * cos - y * sin;
+            pair[1] = y * cos + x * sin;
+        }
+    }
+} }
+
+/// How the heads of tokens turn.
+#[derive(Clone, Copy, Debug)]
+pub struct RopeShape {
+    /// Number of heads of a token.
+    pub num_heads: usize,
+    /// Width of a head.
+    pub head_dim: usize,
+    /// Number of pairs of a head that turn.
+    pub half: usize,
+    /// Which numbers form a pair: `i` and `i + half`, or neighbours.
+    pub pairs: RopePairs,
+}
+
+/// Rotates every head of every token by the angles of the token's position, in place; `inverse` rotates back, which is also
+/// the gradient where cosines and sines have no factor.
 ///
 /// # Shapes
-/// `x`: `[tokens, num_heads * head_dim]`; `cos`, `sin`: `[positions in the table, head_dim / 2]`;
-/// `positions`: `[tokens]`, each a row of the table.
-pub fn rope(
-    x: &mut [f32],
-    cos: &[f32],
-    sin: &[f32],
-    positions: &[u32],
-    num_heads: usize,
-    head_dim: usize,
-    inverse: bool,
-) {
+/// `x`: `[tokens, num_heads * head_dim]`; `cos`, `sin`: `[positions in the table, half]`; `positions`: `[tokens]`, each a
+/// row of the table.
+pub fn rope(x: &mut [f32], (cos, sin): (&[f32], &[f32]), positions: &[u32], shape: RopeShape, inverse: bool) {
+    let RopeShape { num_heads, head_dim, half, pairs } = shape;
     let width = num_heads * head_dim;
-    let half = head_dim / 2;
-    assert!(head_dim.is_multiple_of(2) && cos.len() == sin.len(), "rope: head_dim {head_dim}");
+    assert!(2 * half <= head_dim && cos.len() == sin.len(), "rope: {shape:?}");
     assert_eq!(x.len(), positions.len() * width, "rope: tokens");
     if x.is_empty() {
         return;
@@ -45,7 +64,11 @@ pub fn rope(
     x.par_chunks_mut(rows * width).zip(positions.par_chunks(rows)).for_each(|(x, positions)| {
         for (x, position) in x.chunks_exact_mut(width).zip(positions) {
             let table = *position as usize * half..(*position as usize + 1) * half;
-            rope_row(x, &cos[table.clone()], &sin[table], sign);
+            let (cos, sin) = (&cos[table.clone()], &sin[table]);
+            match pairs {
+                RopePairs::Halves => rope_row(x, head_dim, cos, sin, sign),
+                RopePairs::Neighbours => rope_row_of_neighbours(x, head_dim, cos, sin, sign),
+            }
         }
     });
 }
@@ -62,29 +85,42 @@ mod tests {
         (angles.iter().map(|a| a.cos() as f32).collect(), angles.iter().map(|a| a.sin() as f32).collect())
     }
 
+    /// A head's rotation in f64.
+    fn exact(x: &[f32], position: u32, shape: RopeShape) -> Vec<f64> {
+        let mut turned: Vec<f64> = x.iter().map(|x| f64::from(*x)).collect();
+        for i in 0..shape.half {
+            let (low, high) = match shape.pairs {
+                RopePairs::Halves => (i, i + shape.half),
+                RopePairs::Neighbours => (2 * i, 2 * i + 1),
+            };
+            let angle = f64::from(position) / 10_000f64.powf(i as f64 / shape.half as f64);
+            turned[low] = f64::from(x[low]) * angle.cos() - f64::from(x[high]) * angle.sin();
+            turned[high] = f64::from(x[high]) * angle.cos() + f64::from(x[low]) * angle.sin();
+        }
+        turned
+    }
+
     #[test]
-    fn pairs_are_half_a_head_apart_and_the_inverse_undoes_it() {
-        for (tokens, num_heads, head_dim) in [(1, 1, 2), (7, 3, 10), (50, 9, 64), (40, 6, 48)] {
-            let half = head_dim / 2;
+    fn pairs_turn_by_their_angles_and_the_inverse_undoes_it() {
+        use RopePairs::{Halves, Neighbours};
+        for (tokens, num_heads, head_dim, half, pairs) in [
+            (1, 1, 2, 1, Halves),
+            (7, 3, 10, 5, Halves),
+            (50, 9, 64, 32, Halves),
+            (40, 6, 48, 12, Halves),
+            (9, 3, 20, 5, Neighbours),
+            (30, 4, 32, 16, Neighbours),
+        ] {
+            let shape = RopeShape { num_heads, head_dim, half, pairs };
             let (cos, sin) = table(64, half);
             let positions: Vec<u32> = (0..tokens as u32).map(|t| (t * 5) % 64).collect();
             let x = random(tokens * num_heads * head_dim, 1);
-            let mut exact = vec![0.0; x.len()];
-            for (t, p) in positions.iter().enumerate() {
-                for h in 0..num_heads {
-                    for i in 0..half {
-                        let (low, high) =
-                            ((t * num_heads + h) * head_dim + i, (t * num_heads + h) * head_dim + i + half);
-                        let angle = f64::from(*p) / 10_000f64.powf(i as f64 / half as f64);
-                        exact[low] = f64::from(x[low]) * angle.cos() - f64::from(x[high]) * angle.sin();
-                        exact[high] = f64::from(x[high]) * angle.cos() + f64::from(x[low]) * angle.sin();
-                    }
-                }
-            }
+            let heads = x.chunks(head_dim).enumerate();
+            let exact: Vec<f64> = heads.flat_map(|(head, x)| exact(x, positions[head / num_heads], shape)).collect();
             let mut y = x.clone();
-            rope(&mut y, &cos, &sin, &positions, num_heads, head_dim, false);
+            rope(&mut y, (&cos, &sin), &positions, shape, false);
             assert_close(&y, &exact, 1e-6);
-            rope(&mut y, &cos, &sin, &positions, num_heads, head_dim, true);
+            rope(&mut y, (&cos, &sin), &positions, shape, true);
             assert_close(&y, &x.iter().map(|x| f64::from(*x)).collect::<Vec<_>>(), 1e-6);
         }
     }

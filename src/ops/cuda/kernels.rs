@@ -328,7 +328,8 @@ impl Kernels for Cuda {
     }
 
     fn rotate(&self, qk: [Tensor<2>; 2], layout: &Layout, rope: usize, heads: Heads, inverse: bool) -> [Tensor<2>; 2] {
-        if has(&qk[0], "rotary") && heads.head_dim.is_multiple_of(16) {
+        let turns_halves = layout.table(rope).turns_halves();
+        if has(&qk[0], "rotary") && heads.head_dim.is_multiple_of(16) && turns_halves {
             rotary::rotate(qk, layout, rope, heads, inverse)
         } else {
             self.0.rotate(qk, layout, rope, heads, inverse)

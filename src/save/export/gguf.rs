@@ -47,6 +47,7 @@ pub fn merge_gguf(
     require_absent(&[out, &modelfile(out)])?;
     let merging = Merging::open(model, adapter, decoded)?;
     let config = &merging.config;
+    names::check_family(config)?;
     let form = PromptForm::read(adapter)?;
     let tokenizer = Tokenizer::open(model).map_err(|error| Problem::new(error.to_string()))?;
     let dtype = dtype.unwrap_or_else(|| default_dtype(&merging));
@@ -105,6 +106,7 @@ fn of_base(file: &GgufFile, dtype: GgufType) -> Vec<(String, Value)> {
 pub fn adapter_gguf(model: &Path, adapter: &Path, out: &Path) -> Result<usize, ExportError> {
     require_absent(&[out])?;
     let config = ModelConfig::from_model(model)?;
+    names::check_family(&config)?;
     let saved = super::read_adapter(adapter)?;
     let selection = super::check_adapter(adapter, &saved, &config)?;
     let mut layers: Vec<_> =

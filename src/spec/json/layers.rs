@@ -1,7 +1,9 @@
 //! The layers of a model: which have a window, and what is in them.
 
 use crate::schema::{Section, Value};
-use crate::spec::block::{Attention, Block, Gated, Heads, SITE_NAMES, Site, Sublayer, SublayerKind};
+use crate::spec::block::{
+    Attention, Block, FUSED_NAMES, Gated, Heads, Projections, SITE_NAMES, Site, Sublayer, SublayerKind,
+};
 use crate::spec::families::{Family, Windows};
 
 /// What layers differ in.
@@ -17,7 +19,7 @@ pub(super) struct Layer {
 pub(super) fn layers(json: &mut Section, family: &Family, num_layers: usize) -> Vec<Layer> {
     let (default, first, pattern) = match family.windows {
         Windows::Never => (None, 0, 0),
-        Windows::Everywhere(default) => (Some(default), 0, 0),
+        Windows::Everywhere(default) => (default.or_else(|| json.has("sliding_window").then_some(1)), 0, 0),
         Windows::LaterLayers { .. } if !json.boolean("use_sliding_window", false) => (None, 0, 0),
         Windows::LaterLayers { default, first } => {
             (Some(default), json.count("max_window_layers", first, 0..=1 << 32), 0)
@@ -90,25 +92,37 @@ impl Widths {
         let Self { hidden, intermediate, biases: [of_qkv, of_output, of_mlp], output_scale, .. } = *self;
         let heads = Heads { window: layer.window, ..self.heads };
         let (query, key_value) = (heads.query_width(), heads.key_value_width());
-        let sites = [
-            ([query, hidden], of_qkv),
-            ([key_value, hidden], of_qkv),
-            ([key_value, hidden], of_qkv),
-            ([hidden, query], of_output),
-            ([intermediate, hidden], of_mlp),
-            ([intermediate, hidden], of_mlp),
-            ([hidden, intermediate], of_mlp),
-        ];
+        let mut sites = Vec::new();
+        let mut add = |name: &str, shape, has_bias| {
+            sites.push(Site { name: name.to_owned(), shape, has_bias });
+            sites.len() - 1
+        };
+        let [qkv_name, gate_up_name] = FUSED_NAMES;
+        let [q_name, k_name, v_name, output_name, gate_name, up_name, down_name] = SITE_NAMES;
+        let qkv = if family.fused[0] {
+            let widths = [query, key_value, key_value];
+            Projections::Fused { site: add(qkv_name, [query + 2 * key_value, hidden], of_qkv), widths }
+        } else {
+            let named = [(q_name, query), (k_name, key_value), (v_name, key_value)];
+            Projections::Apart(named.map(|(name, width)| add(name, [width, hidden], of_qkv)))
+        };
+        let output = add(output_name, [hidden, query], of_output);
+        let gate_up = if family.fused[1] {
+            let site = add(gate_up_name, [2 * intermediate, hidden], of_mlp);
+            Projections::Fused { site, widths: [intermediate; 2] }
+        } else {
+            Projections::Apart([gate_name, up_name].map(|name| add(name, [intermediate, hidden], of_mlp)))
+        };
+        let down = add(down_name, [hidden, intermediate], of_mlp);
         let rope = usize::from(layer.is_local && family.local_rope_theta.is_some());
         let rope = layer.has_rope.then_some(rope);
-        let attention = Attention { heads, rope, query_key_norms: family.qk_norms, qkv: [0, 1, 2], output: 3 };
+        let attention = Attention { heads, rope, query_key_norms: family.qk_norms, qkv, output };
         let activation = family.activation.1;
-        let gated = Gated { activation, intermediate_size: intermediate, gate_up: [4, 5], down: 6 };
+        let gated = Gated { activation, intermediate_size: intermediate, gate_up, down };
         let kinds = [SublayerKind::Attention(attention), SublayerKind::Gated(gated)];
         let sublayers = kinds.into_iter().zip(family.norms);
-        let named = SITE_NAMES.into_iter().zip(sites);
         Block {
-            sites: named.map(|(name, (shape, has_bias))| Site { name: name.to_owned(), shape, has_bias }).collect(),
+            sites,
             sublayers: sublayers
                 .map(|(kind, [norm_before, norm_after])| Sublayer { norm_before, norm_after, output_scale, kind })
                 .collect(),

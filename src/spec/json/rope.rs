@@ -1,31 +1,56 @@
 //! Rotary embeddings: `rope_parameters` (transformers 5), or `rope_theta` and `rope_scaling` (before).
 
 use crate::schema::{Section, Value};
-use crate::spec::RopeScaling;
 use crate::spec::families::Family;
+use crate::spec::{Rope, RopeScaling};
 
 const THETA: std::ops::RangeInclusive<f64> = 1.0..=1e15;
 const FACTOR: std::ops::RangeInclusive<f64> = 1.0..=1e6;
 
-/// Base and scaling of the frequencies.
-pub(super) type Frequencies = (f64, Option<RopeScaling>);
+/// What the rotary embeddings of a model depend on besides their own keys.
+#[derive(Clone, Copy)]
+pub(super) struct Around<'a> {
+    pub(super) family: &'a Family,
+    pub(super) head_dim: usize,
+    /// `max_position_embeddings`
+    pub(super) longest: usize,
+    /// `original_max_position_embeddings`, where it stands beside them.
+    pub(super) original: Option<usize>,
+}
 
-/// The frequencies of all layers, and, in families that have such, of the layers with a window.
-pub(super) fn frequencies(json: &mut Section, family: &Family, longest: usize) -> Vec<Frequencies> {
-    let Some(local) = family.local_rope_theta else { return vec![of_all(json, family.rope_theta, longest)] };
+/// The rotary embedding of all layers, and, in families that have such, that of the layers with a window.
+pub(super) fn ropes(json: &mut Section, around: Around<'_>) -> Vec<Rope> {
+    let (theta, partial) = (around.family.rope_theta, around.family.partial_rotary_factor);
+    let partial = partial.map(|factor| json.number("partial_rotary_factor", factor, 1e-3..=1.0));
+    if partial.is_none() {
+        json.only("partial_rotary_factor", "1.0", |value| value.number() == Some(1.0));
+    }
+    let partial = partial.unwrap_or(1.0);
+    let Some(local) = around.family.local_rope_theta else { return vec![of_all(json, theta, partial, around)] };
     if json.has("rope_parameters.full_attention") || json.has("rope_parameters.sliding_attention") {
         let mut nested = json.below("rope_parameters", "an object or null");
-        let kinds = [("full_attention", family.rope_theta), ("sliding_attention", local)];
+        let kinds = [("full_attention", theta), ("sliding_attention", local)];
         return kinds
-            .map(|(kind, theta)| parameters(&mut nested.below(kind, "an object"), None, theta, longest))
+            .map(|(kind, theta)| parameters(&mut nested.below(kind, "an object"), None, theta, partial, around))
             .into();
     }
     let local = json.number("rope_local_base_freq", local, THETA);
-    vec![of_all(json, family.rope_theta, longest), (local, None)]
+    vec![of_all(json, theta, partial, around), rope(local, None, partial, around)]
+}
+
+#[expect(
+    clippy::cast_precision_loss,
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "a share of a width, rounded down as in transformers"
+)]
+fn rope(theta: f64, scaling: Option<RopeScaling>, partial: f64, Around { family, head_dim, .. }: Around<'_>) -> Rope {
+    let width = (head_dim as f64 * partial) as usize;
+    Rope { theta, scaling, head_dim, width, pairs: family.rope_pairs }
 }
 
 /// Where all layers have the same.
-fn of_all(json: &mut Section, theta: f64, longest: usize) -> Frequencies {
+fn of_all(json: &mut Section, theta: f64, partial: f64, around: Around<'_>) -> Rope {
     let outer = json.value("rope_theta").is_some().then(|| json.number("rope_theta", theta, THETA));
     let [new, old] = ["rope_parameters", "rope_scaling"]
         .map(|key| json.value(key).filter(|value| !matches!(value, Value::Table(table) if table.is_empty())));
@@ -33,40 +58,116 @@ fn of_all(json: &mut Section, theta: f64, longest: usize) -> Frequencies {
         json.problem("rope_parameters", "and `rope_scaling` differ; keep one of them");
     }
     let name = if new.is_some() { "rope_parameters" } else { "rope_scaling" };
-    parameters(&mut json.below(name, "an object or null"), outer, theta, longest)
+    parameters(&mut json.below(name, "an object or null"), outer, theta, partial, around)
 }
 
 /// Reads one of them; `outer` is the base where it stands beside it.
-fn parameters(rope: &mut Section, outer: Option<f64>, theta: f64, longest: usize) -> Frequencies {
-    let theta = rope.number("rope_theta", outer.unwrap_or(theta), THETA);
+fn parameters(section: &mut Section, outer: Option<f64>, theta: f64, partial: f64, around: Around<'_>) -> Rope {
+    let theta = section.number("rope_theta", outer.unwrap_or(theta), THETA);
     if let Some(outer) = outer.filter(|outer| *outer != theta) {
-        rope.problem("rope_theta", format!("= {theta} and `rope_theta` = {outer} differ; keep one"));
+        section.problem("rope_theta", format!("= {theta} and `rope_theta` = {outer} differ; keep one"));
     }
-    let [kind, old_kind] = ["rope_type", "type"].map(|key| rope.optional_string(key, None));
+    let partial = match around.family.partial_rotary_factor {
+        Some(_) => section.number("partial_rotary_factor", partial, 1e-3..=1.0),
+        None => partial,
+    };
+    let plain = rope(theta, None, partial, around);
+    if !plain.width.is_multiple_of(2) || plain.width == 0 {
+        section.problem("partial_rotary_factor", format!("= {partial} makes {} numbers turn, not pairs", plain.width));
+    }
+    let [kind, old_kind] = ["rope_type", "type"].map(|key| section.optional_string(key, None));
     if let (Some(kind), Some(old)) = (&kind, old_kind.as_ref().filter(|old| Some(*old) != kind.as_ref())) {
-        rope.problem("rope_type", format!("= \"{kind}\" and `type` = \"{old}\" differ; keep one of them"));
+        section.problem("rope_type", format!("= \"{kind}\" and `type` = \"{old}\" differ; keep one of them"));
     }
-    let scaling = match kind.or(old_kind).as_deref() {
+    let kind = kind.or(old_kind);
+    // Phi 3 had other names for it.
+    let is_phi = around.family.model_type == "phi3";
+    let kind = kind.as_deref().map(|kind| if is_phi && matches!(kind, "su" | "yarn") { "longrope" } else { kind });
+    let scaling = match kind {
         None | Some("default") => None,
-        Some("linear") => Some(RopeScaling::Linear { factor: rope.required_number("factor", FACTOR) }),
-        Some("llama3") => Some(llama3(rope, longest)),
+        Some("linear") => Some(RopeScaling::Linear { factor: section.required_number("factor", FACTOR) }),
+        Some("dynamic") => Some(RopeScaling::Dynamic {
+            factor: section.required_number("factor", FACTOR),
+            original_max_position_embeddings: around.longest,
+        }),
+        Some("llama3") => Some(llama3(section, around)),
+        Some("yarn") => Some(yarn(section, around)),
+        Some("longrope") => longrope(section, plain.width / 2, around),
         Some(other) => {
-            let message = format!("= \"{other}\" is not supported, expected `default`, `linear` or `llama3`");
-            rope.problem("rope_type", message);
+            let expected = "`default`, `linear`, `dynamic`, `llama3`, `yarn` or `longrope`";
+            section.problem("rope_type", format!("= \"{other}\" is not supported, expected {expected}"));
             None
         }
     };
-    (theta, scaling)
+    Rope { scaling, ..plain }
 }
 
-fn llama3(rope: &mut Section, longest: usize) -> RopeScaling {
-    let low_freq_factor = rope.required_number("low_freq_factor", 1e-6..=1e6);
-    let high_freq_factor = rope.required_number("high_freq_factor", 1e-6..=1e6);
-    if rope.is_sound() && high_freq_factor <= low_freq_factor {
+fn original(section: &mut Section, around: Around<'_>) -> usize {
+    section.count("original_max_position_embeddings", around.original.unwrap_or(around.longest), 1..=1 << 32)
+}
+
+fn llama3(section: &mut Section, around: Around<'_>) -> RopeScaling {
+    let low_freq_factor = section.required_number("low_freq_factor", 1e-6..=1e6);
+    let high_freq_factor = section.required_number("high_freq_factor", 1e-6..=1e6);
+    if section.is_sound() && high_freq_factor <= low_freq_factor {
         let message = format!("= {high_freq_factor}, expected more than `low_freq_factor` = {low_freq_factor}");
-        rope.problem("high_freq_factor", message);
+        section.problem("high_freq_factor", message);
     }
-    let original_max_position_embeddings = rope.count("original_max_position_embeddings", longest, 1..=1 << 32);
-    let factor = rope.required_number("factor", FACTOR);
+    let original_max_position_embeddings = original(section, around);
+    let factor = section.required_number("factor", FACTOR);
     RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_position_embeddings }
+}
+
+/// By how much longer the contexts are than in pretraining.
+#[expect(clippy::cast_precision_loss, reason = "lengths")]
+fn growth(longest: usize, original: usize) -> f64 {
+    longest as f64 / original as f64
+}
+
+fn yarn(section: &mut Section, around: Around<'_>) -> RopeScaling {
+    let original_max_position_embeddings = original(section, around);
+    let factor = section.number("factor", growth(around.longest, original_max_position_embeddings).max(1.0), FACTOR);
+    let [mscale, of_all] = ["mscale", "mscale_all_dim"]
+        .map(|key| section.value(key).is_some().then(|| section.number(key, 1.0, 0.0..=1e3)).filter(|it| *it != 0.0));
+    let grown = |by: f64| if factor > 1.0 { 0.1 * by * factor.ln() + 1.0 } else { 1.0 };
+    let default = match (mscale, of_all) {
+        (Some(mscale), Some(of_all)) => grown(mscale) / grown(of_all),
+        _ => grown(1.0),
+    };
+    RopeScaling::Yarn {
+        factor,
+        beta_fast: section.number("beta_fast", 32.0, 1e-3..=1e6),
+        beta_slow: section.number("beta_slow", 1.0, 1e-3..=1e6),
+        truncate: section.boolean("truncate", true),
+        attention_factor: section.number("attention_factor", default, 1e-3..=1e3),
+        original_max_position_embeddings,
+    }
+}
+
+/// `None` after a problem.
+#[expect(clippy::cast_precision_loss, reason = "a length")]
+fn longrope(section: &mut Section, half: usize, around: Around<'_>) -> Option<RopeScaling> {
+    let expected = format!("a list of {half} numbers above 0");
+    let mut factors = |key| {
+        section.any(key, None, &expected, |value| match value {
+            Value::Array(numbers) if numbers.len() == half => {
+                let number = |value: &Value| value.number().filter(|number| *number > 0.0);
+                numbers.iter().map(|node| number(node.value())).collect::<Option<Vec<f64>>>().map(Some).ok_or(None)
+            }
+            _ => Err(None),
+        })
+    };
+    let [short, long] = [factors("short_factor"), factors("long_factor")];
+    let original = original(section, around);
+    let factor = section.number("factor", growth(around.longest, original).max(1.0), FACTOR);
+    let default = if factor > 1.0 { (1.0 + factor.ln() / (original as f64).ln()).sqrt() } else { 1.0 };
+    let attention_factor = section.number("attention_factor", default, 1e-3..=1e3);
+    let (Some(short_factor), Some(long_factor)) = (short, long) else {
+        if section.is_sound() {
+            section.problem("short_factor", "and `long_factor` are needed");
+        }
+        return None;
+    };
+    let original_max_position_embeddings = original;
+    Some(RopeScaling::LongRope { short_factor, long_factor, attention_factor, original_max_position_embeddings })
 }

@@ -34,7 +34,7 @@ fn a_silent_config_has_the_defaults_of_transformers() {
     assert_eq!((heads.num_kv_heads, heads.head_dim, config.max_position_embeddings), (4, 16, 2048));
     assert_eq!((config.ropes[0].theta, config.rms_norm_eps, config.initializer_range), (10_000.0, 1e-6, 0.02));
     assert_eq!((config.bos_token_id, &config.eos_token_ids[..]), (Some(1), &[2][..]));
-    assert_eq!((config.ropes[0].scaling, config.tie_word_embeddings), (None, false));
+    assert_eq!((&config.ropes[0].scaling, config.tie_word_embeddings), (&None, false));
     assert_eq!((windows_of(&config), biases_of(&config)), (vec![None; 2], vec![]));
     assert_eq!(config.blocks[0].attention().unwrap().query_key_norms, None);
 }
@@ -94,14 +94,14 @@ fn rope_of_transformers_4_and_5_read_the_same() {
     };
     assert_eq!(old.ropes[0].scaling, Some(expected));
     let plain = with(r#", "rope_parameters": {"rope_theta": 2e4, "rope_type": "default"}"#).unwrap();
-    assert_eq!((plain.ropes[0].theta, plain.ropes[0].scaling), (2e4, None));
+    assert_eq!((plain.ropes[0].theta, &plain.ropes[0].scaling), (2e4, &None));
     let linear = with(r#", "rope_scaling": {"type": "linear", "factor": 2}"#).unwrap();
     assert_eq!(linear.ropes[0].scaling, Some(RopeScaling::Linear { factor: 2.0 }));
 }
 
 #[test]
 fn rope_kinds_that_are_not_implemented_are_refused_by_name() {
-    for kind in ["dynamic", "yarn", "longrope"] {
+    for kind in ["ntk", "proportional"] {
         let message = refusal(&format!(r#", "rope_scaling": {{"rope_type": "{kind}", "factor": 2.0}}"#));
         assert!(message.contains(&format!("`rope_scaling.rope_type` = \"{kind}\" is not supported")), "{message}");
     }
@@ -210,9 +210,10 @@ fn gemma_3_of_transformers_4_and_5_read_the_same_also_within_a_multimodal_model(
     let [old, new] = [old, new].map(|text| ModelConfig::from_json(&format!("{{{text}}}")).unwrap());
     assert_eq!(old, new);
     assert_eq!(windows_of(&old), [Some(7), Some(7), None, Some(7)]);
-    let ropes: Vec<_> = old.blocks.iter().map(|block| old.ropes[block.attention().unwrap().rope.unwrap()]).collect();
+    let ropes: Vec<_> = old.blocks.iter().map(|block| &old.ropes[block.attention().unwrap().rope.unwrap()]).collect();
     assert_eq!([ropes[1].theta, ropes[2].theta], [5e3, 2e6]);
-    assert_eq!([ropes[1].scaling, ropes[2].scaling], [None, Some(RopeScaling::Linear { factor: 8.0 })]);
+    let linear = Some(RopeScaling::Linear { factor: 8.0 });
+    assert_eq!([&ropes[1].scaling, &ropes[2].scaling], [&None, &linear]);
     let around = r#"{"model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"],
         "vision_config": {}, "eos_token_id": [1, 6]"#;
     let nested = ModelConfig::from_json(&format!(r#"{around}, "text_config": {{{}}}}}"#, text(""))).unwrap();
@@ -225,4 +226,67 @@ fn gemma_3_of_transformers_4_and_5_read_the_same_also_within_a_multimodal_model(
     assert_eq!(nested.expected_tensors()[0].0, "model.embed_tokens.weight");
     let refused = ModelConfig::from_json(&format!(r#"{around}, "text_config": {{"vocab_size": 0}}}}"#)).unwrap_err();
     assert!(refused.to_string().contains("`text_config.vocab_size` = 0"), "{refused}");
+}
+
+#[test]
+fn yarn_dynamic_and_longrope_have_the_defaults_of_transformers() {
+    let scaling = |more: &str| with(more).unwrap().ropes[0].scaling.clone().unwrap();
+    let yarn = scaling(
+        r#", "max_position_embeddings": 131072, "rope_scaling": {"type": "yarn", "factor": 4.0,
+        "original_max_position_embeddings": 32768}"#,
+    );
+    let RopeScaling::Yarn { beta_fast, beta_slow, truncate, attention_factor, .. } = yarn else { panic!("{yarn:?}") };
+    assert_eq!((beta_fast, beta_slow, truncate), (32.0, 1.0, true));
+    assert!((attention_factor - 1.138_629_436_111_989).abs() < 1e-12, "{attention_factor}");
+    let dynamic = scaling(r#", "rope_scaling": {"type": "dynamic", "factor": 2.0}"#);
+    assert_eq!(dynamic, RopeScaling::Dynamic { factor: 2.0, original_max_position_embeddings: 2048 });
+    let phi = |more: &str| {
+        let text = format!("{BASE}, \"max_position_embeddings\": 64{more}}}").replace("\"llama\"", "\"phi3\"");
+        ModelConfig::from_json(&text)
+    };
+    let factors = |len: usize| format!("[{}1.0]", "1.5, ".repeat(len - 1));
+    let longrope = |len: usize| {
+        format!(
+            r#", "original_max_position_embeddings": 16, "rope_scaling": {{"type": "su", "short_factor": {0},
+            "long_factor": {0}}}"#,
+            factors(len)
+        )
+    };
+    let config = phi(&longrope(8)).unwrap();
+    let rope = &config.ropes[0];
+    assert_eq!((rope.reach(16), rope.reach(17), rope.reach(40)), (0, 17, 17));
+    assert!((rope.attention_factor() - 1.5_f64.sqrt()).abs() < 1e-12, "{}", rope.attention_factor());
+    let refused = phi(&longrope(7)).unwrap_err().to_string();
+    assert!(refused.contains("expected a list of 8 numbers above 0"), "{refused}");
+    assert!(phi(r#", "rope_scaling": {"type": "longrope"}"#).unwrap_err().to_string().contains("are needed"));
+}
+
+#[test]
+fn fused_layers_and_layers_without_rope_are_where_the_family_has_them() {
+    let of = |kind: &str, more: &str| {
+        ModelConfig::from_json(&format!("{BASE}{more}}}").replace("\"llama\"", &format!("\"{kind}\"")))
+    };
+    let names = |config: &ModelConfig| {
+        config.blocks[0].sites.iter().map(|site| (site.name.clone(), site.shape)).collect::<Vec<_>>()
+    };
+    let phi = of("phi3", r#", "num_key_value_heads": 2"#).unwrap();
+    let expected = [
+        ("self_attn.qkv_proj", [128, 64]),
+        ("self_attn.o_proj", [64, 64]),
+        ("mlp.gate_up_proj", [192, 64]),
+        ("mlp.down_proj", [64, 96]),
+    ];
+    assert_eq!(names(&phi), expected.map(|(name, shape)| (name.to_owned(), shape)));
+    let glm = of("glm4", "").unwrap();
+    assert_eq!((glm.ropes[0].width, glm.ropes[0].head_dim, biases_of(&glm).len()), (64, 128, 3));
+    let smol = of("smollm3", r#", "no_rope_layers": [0, 1]"#).unwrap();
+    let ropes: Vec<_> = smol.blocks.iter().map(|block| block.attention().unwrap().rope).collect();
+    assert_eq!(ropes, [None, Some(0)]);
+    let refused = of("smollm3", r#", "use_sliding_window": true"#).unwrap_err().to_string();
+    assert!(refused.contains("`use_sliding_window` = true is not supported"), "{refused}");
+    let granite = of("granite", r#", "residual_multiplier": 0.2, "attention_multiplier": 0.1"#).unwrap();
+    assert_eq!(granite.blocks[0].sublayers[1].output_scale, Some(0.2));
+    assert_eq!((granite.embedding_scale, granite.logit_divisor), (None, 1.0));
+    let odd = of("glm4", r#", "partial_rotary_factor": 0.01"#).unwrap_err().to_string();
+    assert!(odd.contains("makes 1 numbers turn"), "{odd}");
 }

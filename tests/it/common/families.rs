@@ -8,8 +8,21 @@ use lora_train::spec::ModelConfig;
 use safetensors::tensor::{Dtype, TensorView};
 
 /// Folders of `tests/golden` with a `config.json`.
-pub(crate) const FAMILIES: [&str; 9] =
-    ["qwen2", "qwen3", "llama-with-biases", "gemma2", "gemma3", "gemma3-multimodal", "smollm3", "olmo2", "granite"];
+pub(crate) const FAMILIES: [&str; 13] = [
+    "qwen2",
+    "qwen3",
+    "llama-with-biases",
+    "gemma2",
+    "gemma3",
+    "gemma3-multimodal",
+    "smollm3",
+    "olmo2",
+    "granite",
+    "phi3",
+    "phi3-longrope",
+    "glm",
+    "glm4",
+];
 
 /// The numbers called `bits` in `scripts/make_golden.py`.
 pub(crate) fn bits(name: &str) -> impl Iterator<Item = u64> + use<> {

@@ -23,7 +23,7 @@ pub(super) fn interleaved(rows: &[f32], head_dim: usize, width: usize) -> Vec<f3
 /// What each rotary frequency is divided by (Llama 3.1), which the file stores as a tensor.
 pub(super) fn rope_factors(config: &ModelConfig) -> Result<Option<Vec<f32>>, Problem> {
     let factors = gguf::rope_factors(config);
-    if factors.is_some() && architecture(config) != "llama" {
+    if factors.is_some() && architecture(config) != Some("llama") {
         let message =
             format!("GGUF has no place for `rope_scaling` \"llama3\" in a model of type {}", config.model_type);
         return Err(Problem::new(message).hint("merge into a folder: --out DIR"));
@@ -31,10 +31,20 @@ pub(super) fn rope_factors(config: &ModelConfig) -> Result<Option<Vec<f32>>, Pro
     Ok(factors)
 }
 
+/// Whether llama.cpp has a place for the family.
+///
+/// # Errors
+/// If it has none that is known here.
+pub(super) fn check_family(config: &ModelConfig) -> Result<(), Problem> {
+    let message = || format!("models of type {} are not written to GGUF files", config.model_type);
+    let refused = || Problem::new(message()).hint("merge into a folder: --out DIR");
+    architecture(config).map(drop).ok_or_else(refused)
+}
+
 /// The metadata that every file starts with; `kind` is `model` or `adapter`.
 pub(super) fn general(config: &ModelConfig, kind: &str, name: &str, num_parameters: usize) -> Vec<(String, Value)> {
     [
-        ("general.architecture", text(architecture(config))),
+        ("general.architecture", text(architecture(config).unwrap_or_default())),
         ("general.type", text(kind)),
         ("general.name", text(name)),
         ("general.size_label", text(&size_label(num_parameters))),
@@ -61,7 +71,7 @@ fn size_label(num_parameters: usize) -> String {
 #[expect(clippy::cast_possible_truncation, reason = "the file has f32, and counts below 2^32")]
 pub(super) fn shape(config: &ModelConfig, dtype: GgufType) -> Result<Vec<(String, Value)>, Problem> {
     let count = |value: usize| Value::U32(value as u32);
-    let (block, rope) = (&config.blocks[0], config.ropes[0]);
+    let (block, rope) = (&config.blocks[0], &config.ropes[0]);
     let (attention, gated) = (block.attention(), block.gated());
     let heads = |of: fn(&Heads) -> usize| count(attention.map_or(0, |attention| of(&attention.heads)));
     let head_dim = count(rope.head_dim);
@@ -78,15 +88,23 @@ pub(super) fn shape(config: &ModelConfig, dtype: GgufType) -> Result<Vec<(String
         ("rope.freq_base", Value::F32(rope.theta as f32)),
     ];
     if is_interleaved(config, "q_proj") {
-        keys.extend([("vocab_size", count(config.vocab_size)), ("rope.dimension_count", head_dim)]);
+        keys.push(("vocab_size", count(config.vocab_size)));
     }
-    if let Some(RopeScaling::Linear { factor }) = rope.scaling {
-        keys.extend([("rope.scaling.type", text("linear")), ("rope.scaling.factor", Value::F32(factor as f32))]);
+    if is_interleaved(config, "q_proj") || gated.is_some_and(|gated| gated.gate_up.sites().len() == 1) {
+        keys.push(("rope.dimension_count", count(rope.width)));
+    }
+    if config.model_type == "phi3" {
+        let window = attention.and_then(|attention| attention.heads.window);
+        keys.push(("attention.sliding_window", count(window.unwrap_or(0))));
+    }
+    if let Some(RopeScaling::Linear { factor }) = &rope.scaling {
+        keys.extend([("rope.scaling.type", text("linear")), ("rope.scaling.factor", Value::F32(*factor as f32))]);
     }
     keys.extend(windows_and_caps(config)?);
     keys.extend(multipliers(config));
     check_ropes(config)?;
-    let of_family = keys.into_iter().map(|(key, value)| (format!("{}.{key}", architecture(config)), value));
+    let of_family =
+        keys.into_iter().map(|(key, value)| (format!("{}.{key}", architecture(config).unwrap_or_default()), value));
     Ok(of_family.chain([("general.file_type".to_owned(), Value::U32(dtype.file_code()))]).collect())
 }
 
@@ -102,8 +120,13 @@ fn multipliers(config: &ModelConfig) -> Vec<(&'static str, Value)> {
     gguf::MULTIPLIERS.iter().zip(found).map(|((_, key), number)| (*key, Value::F32(number as f32))).collect()
 }
 
-/// Layers without a rotary embedding are where llama.cpp expects them.
+/// Layers without a rotary embedding are where llama.cpp expects them, and frequencies have no scaling that is not written.
 fn check_ropes(config: &ModelConfig) -> Result<(), Problem> {
+    let is_written = |scaling: &RopeScaling| matches!(scaling, RopeScaling::Linear { .. } | RopeScaling::Llama3 { .. });
+    if config.ropes.iter().filter_map(|rope| rope.scaling.as_ref()).any(|scaling| !is_written(scaling)) {
+        let problem = Problem::new("this kind of `rope_scaling` is not written to GGUF files");
+        return Err(problem.hint("merge into a folder (--out DIR), and use llama.cpp's own converter on it"));
+    }
     let has_rope = |block: &Block| block.attention().is_some_and(|attention| attention.rope.is_some());
     let expected = |layer: usize| config.model_type != "smollm3" || !(layer + 1).is_multiple_of(4);
     if config.blocks.iter().enumerate().all(|(layer, block)| has_rope(block) == expected(layer)) {

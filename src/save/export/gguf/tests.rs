@@ -249,7 +249,7 @@ fn a_file_that_cannot_be_a_base_says_why_and_a_tokenizer_beside_it_goes_before_i
             "llama",
             "gemma",
             "`general.architecture` = \"gemma\" is not supported, expected one of `llama`, `qwen2`, `qwen3`, \
-             `gemma2`, `gemma3`",
+             `gemma2`, `gemma3`, `smollm3`, `olmo2`, `granite`, `phi3`, `glm4`",
         ),
         ("llama.block_count", "llama.block_cOunt", "`llama.block_count` is missing"),
         ("llama.attention.head_count", "llama.attention.head_cOunt", "`llama.attention.head_count` is missing"),
