@@ -53,10 +53,10 @@ section! {
         layers_pattern: Option<Vec<String>> = None => any(LAYERS_PATTERN, accept_layers_pattern) like ["layers"], OtherAdapter,
             ["lora_layers_pattern", "peft_layers_pattern"];
         /// Another rank for modules whose name ends like this (or matches, as a regular expression); of several the first.
-        rank_pattern: ByName<usize> = ByName::new() => counts_by_name(1..), OtherAdapter,
+        rank_pattern: ByName<usize> = ByName::default() => counts_by_name(1..), OtherAdapter,
             ["lora_rank_pattern", "ranks"];
         /// Another `lora_alpha` for modules whose name ends like this.
-        alpha_pattern: ByName<f64> = ByName::new() => numbers_by_name(POSITIVE), OtherAdapter,
+        alpha_pattern: ByName<f64> = ByName::default() => numbers_by_name(POSITIVE), OtherAdapter,
             ["lora_alpha_pattern", "alphas"];
         /// Learning rate of B over that of A (LoRA+). Default: both the same.
         loraplus_lr_ratio: Option<f64> = None => optional_number(POSITIVE) like 16.0, LaterSteps,

@@ -145,7 +145,7 @@ impl LoraConfig {
         let too_large = selection.iter().find_map(|(layer, site, shape)| {
             let site = &config.blocks[layer].sites[site];
             let most = site.shape[0].min(site.shape[1]);
-            (shape.r > most).then(|| (shape.r, &site.name, most))
+            (shape.r > most).then_some((shape.r, &site.name, most))
         });
         too_large.map(|(r, name, most)| format!("rank {r} is larger than the {most} of which `{name}` has parts"))
     }

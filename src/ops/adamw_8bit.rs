@@ -45,7 +45,7 @@ pub fn plain_adamw_8bit(state: Coded, grad: &Tensor<2>, update: &Update) -> Code
         let most = blocks.clone().abs().max_dim(1);
         let scales = most.clone().mask_fill(most.equal_elem(0.0), 1.0);
         let scaled = (blocks / scales.clone()).reshape([-1]).narrow(0, 0, size);
-        (nearest(scaled, numbers(&Nearest::new(table).middles)), scales.transpose())
+        (nearest(&scaled, &numbers(&Nearest::new(table).middles)), scales.transpose())
     });
     let [(m, m_scales), (v, v_scales)] = coded;
     Coded { parameter, codes: [m, v], scales: [m_scales, v_scales] }
@@ -62,7 +62,7 @@ fn in_blocks(numbers: Tensor<1>, device: &Device) -> Tensor<2> {
 }
 
 /// The number of middles below each number, halving what is left to search.
-fn nearest(numbers: Tensor<1>, middles: Tensor<1>) -> Tensor<1, Int> {
+fn nearest(numbers: &Tensor<1>, middles: &Tensor<1>) -> Tensor<1, Int> {
     let mut code = Tensor::<1, Int>::zeros(numbers.dims(), (&numbers.device(), DType::I32));
     for step in [128, 64, 32, 16, 8, 4, 2, 1] {
         let is_above = middles.clone().select(0, code.clone() + (step - 1)).lower(numbers.clone());

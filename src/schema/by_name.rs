@@ -8,13 +8,13 @@ use serde::{Serialize, Serializer};
 #[derive(Clone, Debug, PartialEq)]
 pub struct ByName<T>(Vec<(String, T)>);
 
-impl<T> ByName<T> {
-    /// No values.
-    #[must_use]
-    pub const fn new() -> Self {
+impl<T> Default for ByName<T> {
+    fn default() -> Self {
         Self(Vec::new())
     }
+}
 
+impl<T> ByName<T> {
     /// The number of names.
     #[must_use]
     pub fn len(&self) -> usize {

@@ -128,8 +128,8 @@ pub(super) fn from_json<'a>(
             exclude_modules: None,
             layers_to_transform: json.any("layers_to_transform", None, LAYERS, accept_layers).filter(|_| !excludes),
             layers_pattern: json.any("layers_pattern", None, PATTERNS, accept_patterns).filter(|_| !excludes),
-            rank_pattern: json.counts_by_name("rank_pattern", ByName::new(), 1..),
-            alpha_pattern: json.numbers_by_name("alpha_pattern", ByName::new(), POSITIVE),
+            rank_pattern: json.counts_by_name("rank_pattern", ByName::default(), 1..),
+            alpha_pattern: json.numbers_by_name("alpha_pattern", ByName::default(), POSITIVE),
             loraplus_lr_ratio: None,
             start_from: None,
         };
