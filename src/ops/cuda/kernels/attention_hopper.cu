@@ -167,6 +167,7 @@ template <int HEAD, int KEYS, int SLOTS>
 INLINE void backward_q(const TensorMap &q, const TensorMap &k, const TensorMap &v, const TensorMap &d_o, const float *lse,
                        const float *delta, const int *first_key, bf16 *dq, int dq_stride, int tokens, int num_heads, int num_kv_heads,
                        float scale) {
+    static_assert(KEYS == ROWS, "both warpgroups see the last tile");
     constexpr int OWN = 64 * HEAD * 2, TILE = KEYS * HEAD * 2;
     // [warpgroup][q, do]
     const Shared row_tiles = dynamic_tiles(), dq_tiles = row_tiles + 4 * OWN, tiles = dq_tiles + 2 * OWN, barriers = tiles + SLOTS * TILE;
@@ -231,11 +232,21 @@ INLINE void backward_q(const TensorMap &q, const TensorMap &k, const TensorMap &
         Sums<1, KEYS / 8> p, ds;
         Operand<1, KEYS / 16> operand;
 
+        // The first key that a row of this warpgroup sees.
+        const int own_first_key = same_in_warp(first_key[min(item.first_query + warpgroup * 64, tokens - 1)]);
+
         q_ring.wait_until_full();
         for (int tile = 0; tile < item.num_tiles; tile++) {
             const u64 k_rows = full_tile();
             const Shared k_empty = ring.empty();
             ring.next();
+            if ((item.first_tile + tile + 1) * KEYS <= own_first_key) {
+                release(k_empty);
+                ring.wait_until_full();
+                release(ring.empty());
+                ring.next();
+                continue;
+            }
             begin_products();
             start_product_of_rows<HEAD>(p, q_rows, k_rows);
             const u64 v_rows = full_tile();
@@ -340,37 +351,42 @@ INLINE void backward_kv(const TensorMap &q, const TensorMap &k, const TensorMap 
     Operand<1, QUERIES / 16> p_operand, ds_operand;
 
     wait_for(kv_full, 0);
+    // The keys of this warpgroup, and the last query that sees one.
+    const int first_row = first_key + warpgroup * 64, last_column = same_in_warp(last_query[min(first_row + 64, tokens) - 1]);
     // Tiles of all queries of the group's first head, of its second, ...
     for (int i = 0, tile = 0; i < group * num_tiles; i++, tile = tile + 1 < num_tiles ? tile + 1 : 0) {
         ring.wait_until_full();
-        const Shared q_tile = tiles + ring.slot * TILE, row_lse = row_values + ring.slot * 8 * QUERIES + lane % 4 * 8;
-        const u64 q_rows = descriptor<HEAD, 64>(q_tile), do_rows = descriptor<HEAD, 64>(q_tile + OWN);
-        begin_products();
-        start_product_of_rows<HEAD>(p, k_rows, q_rows);
-        start_product_of_rows<HEAD>(ds, v_rows, do_rows);
-        wait_for_products<1>();
-        hold(p);
-        visible.mask(p, (first_tile + tile) * QUERIES);
-        softmax_again(p, scale, [&](int, int n, int i) { return load_shared(row_lse + n * 32 + i % 2 * 4); });
-        round_to_operand(p_operand, p);
-        hold(p_operand);
-        begin_products();
-        start_product<HEAD>(dv_sums, p_operand, do_rows);
-        wait_for_products<1>();
-        hold(ds);
-        softmax_backward(p, ds, [&](int, int n, int i) { return load_shared(row_lse + 4 * QUERIES + n * 32 + i % 2 * 4); });
-        round_to_operand(ds_operand, ds);
-        hold(ds_operand);
-        begin_products();
-        start_product<HEAD>(dk_sums, ds_operand, q_rows);
-        wait_for_products<0>();
-        hold(dv_sums);
-        hold(dk_sums);
+        const int first_column = (first_tile + tile) * QUERIES;
+        if (first_column <= last_column && first_column + QUERIES > first_row) {
+            const Shared q_tile = tiles + ring.slot * TILE, row_lse = row_values + ring.slot * 8 * QUERIES + lane % 4 * 8;
+            const u64 q_rows = descriptor<HEAD, 64>(q_tile), do_rows = descriptor<HEAD, 64>(q_tile + OWN);
+            begin_products();
+            start_product_of_rows<HEAD>(p, k_rows, q_rows);
+            start_product_of_rows<HEAD>(ds, v_rows, do_rows);
+            wait_for_products<1>();
+            hold(p);
+            visible.mask(p, first_column);
+            softmax_again(p, scale, [&](int, int n, int i) { return load_shared(row_lse + n * 32 + i % 2 * 4); });
+            round_to_operand(p_operand, p);
+            hold(p_operand);
+            begin_products();
+            start_product<HEAD>(dv_sums, p_operand, do_rows);
+            wait_for_products<1>();
+            hold(ds);
+            softmax_backward(p, ds, [&](int, int n, int i) { return load_shared(row_lse + 4 * QUERIES + n * 32 + i % 2 * 4); });
+            round_to_operand(ds_operand, ds);
+            hold(ds_operand);
+            begin_products();
+            start_product<HEAD>(dk_sums, ds_operand, q_rows);
+            wait_for_products<0>();
+            hold(dv_sums);
+            hold(dk_sums);
+        }
         release(ring.empty());
         ring.next();
     }
     multiply(dk_sums, scale);
-    const long long row = first_key + warpgroup * 64;
+    const long long row = first_row;
     sync_threads(OWN_ROWS + warpgroup, WARPGROUP);
     store_tile<HEAD>(dk_sums, k_tile, dk + row * dk_stride + kv_head * HEAD, dk_stride, tokens - row);
     store_tile<HEAD>(dv_sums, v_tile, dv + row * dv_stride + kv_head * HEAD, dv_stride, tokens - row);
