@@ -1,8 +1,10 @@
-// The attention of attention.cu for sm_90a, after the plan of FlashAttention-3 (Shah et al. 2024, https://arxiv.org/abs/2407.08608): one
-// warpgroup copies, two compute, 64 rows each. Tensors, spans, roundings and results are those of attention.cu; every sum has one order.
+// The attention of attention.cu for sm_90a, after the plan of FlashAttention-3 (Shah et al. 2024,
+// https://arxiv.org/abs/2407.08608): one warpgroup of a block copies, two compute, 64 rows each. Tensors, spans, roundings and
+// results are those of attention.cu; every sum has one order, whatever the grid.
 //
-// q, k, v and do come as tensor maps of [tokens, heads * HEAD] bf16: rank 2, sizes (heads * HEAD, tokens), the row's stride in bytes, boxes
-// of (64, 64) with the swizzle of 128 bytes; of (32, 64) with that of 64 bytes for HEAD 96. What lies behind the rows is read as zeros.
+// q, k, v and do come as tensor maps of rank 2 over bf16: sizes (heads * HEAD, tokens), the row's stride in bytes, boxes of (64, 64)
+// with the swizzle of 128 bytes; for HEAD 96 of (32, 64) with that of 64 bytes. Rows behind the last are read as zeros. The other
+// tensors are as there: rows of multiples of 8 elements, pointers of 16 bytes, lse and delta f32 [num_heads, tokens].
 #include "attention.cuh"
 #include "hopper.cuh"
 
@@ -18,19 +20,19 @@ template <int N> INLINE int bits_of(const Sums<1, N> &x) {
     return bits;
 }
 
-// Writes the sums of a warpgroup by way of `tile`, 64 rows of its own that none of its warps reads any more after this.
+// Writes the sums of a warpgroup by way of `tile`, 64 rows that are its own.
 template <int HEAD> INLINE void store_tile(const Sums<1, HEAD / 8> &sums, Shared tile, bf16 *to, int stride, int num_rows) {
     const int warp_row = threadIdx.x % WARPGROUP / WARP * 16;
     store_rows<HEAD>(sums, tile + warp_row * HEAD * 2, to + (long long)warp_row * stride, stride, num_rows - warp_row);
 }
 
-// What a block computes by queries: a tile of them of one head.
+// What a block computes at a time that goes by queries: a tile of them, of one head.
 struct Item {
     int head, first_query, first_tile, num_tiles;
 };
 
-// Calls `run` for the items of this block. They are dealt out from those that see most keys on, in rounds that go to and fro: blocks get
-// much the same work where rows are one document.
+// Calls `run` for the items of this block. They are dealt out from those that see most keys on, in rounds that go to and fro: blocks
+// get much the same work where rows are one document.
 template <int KEYS, class Run> INLINE void for_items(const int *first_key, int tokens, int num_heads, Run run) {
     const int num_query_tiles = (tokens + ROWS - 1) / ROWS, num_items = num_heads * num_query_tiles;
     for (int round = 0;; round++) {
@@ -44,10 +46,11 @@ template <int KEYS, class Run> INLINE void for_items(const int *first_key, int t
 }
 
 template <int HEAD, int KEYS, int SLOTS>
-INLINE void forward(const TensorMap &q, const TensorMap &k, const TensorMap &v, const int *first_key, bf16 *o, float *lse, int o_stride,
-                    int tokens, int num_heads, int num_kv_heads, float scale) {
+INLINE void forward(const TensorMap &q, const TensorMap &k, const TensorMap &v, const int *first_key, bf16 *o, float *lse,
+                    int o_stride, int tokens, int num_heads, int num_kv_heads, float scale) {
     constexpr int OWN = 64 * HEAD * 2, TILE = KEYS * HEAD * 2;
-    const Shared q_tiles = dynamic_tiles(), o_tiles = q_tiles + 2 * OWN, tiles = o_tiles + 2 * OWN, barriers = tiles + SLOTS * TILE;
+    const Shared q_tiles = dynamic_tiles(), o_tiles = q_tiles + 2 * OWN, tiles = o_tiles + 2 * OWN;
+    const Shared barriers = tiles + SLOTS * TILE;
     const int warpgroup = same_in_warp(threadIdx.x / WARPGROUP);
     Ring<SLOTS> ring(barriers);
     // Of the queries of each warpgroup.
@@ -165,11 +168,13 @@ INLINE void forward(const TensorMap &q, const TensorMap &k, const TensorMap &v, 
 
 template <int HEAD, int KEYS, int SLOTS>
 INLINE void backward_q(const TensorMap &q, const TensorMap &k, const TensorMap &v, const TensorMap &d_o, const float *lse,
-                       const float *delta, const int *first_key, bf16 *dq, int dq_stride, int tokens, int num_heads, int num_kv_heads,
-                       float scale) {
+                       const float *delta, const int *first_key, bf16 *dq, int dq_stride, int tokens, int num_heads,
+                       int num_kv_heads, float scale) {
+    static_assert(KEYS == ROWS, "both warpgroups see the last tile");
     constexpr int OWN = 64 * HEAD * 2, TILE = KEYS * HEAD * 2;
     // [warpgroup][q, do]
-    const Shared row_tiles = dynamic_tiles(), dq_tiles = row_tiles + 4 * OWN, tiles = dq_tiles + 2 * OWN, barriers = tiles + SLOTS * TILE;
+    const Shared row_tiles = dynamic_tiles(), dq_tiles = row_tiles + 4 * OWN, tiles = dq_tiles + 2 * OWN;
+    const Shared barriers = tiles + SLOTS * TILE;
     const int warpgroup = same_in_warp(threadIdx.x / WARPGROUP);
     Ring<SLOTS> ring(barriers);
     // Of the queries of each warpgroup, with do.
@@ -231,11 +236,23 @@ INLINE void backward_q(const TensorMap &q, const TensorMap &k, const TensorMap &
         Sums<1, KEYS / 8> p, ds;
         Operand<1, KEYS / 16> operand;
 
+        // The first key that a row of this warpgroup sees.
+        const int own_first_key = same_in_warp(first_key[min(item.first_query + warpgroup * 64, tokens - 1)]);
+
         q_ring.wait_until_full();
         for (int tile = 0; tile < item.num_tiles; tile++) {
             const u64 k_rows = full_tile();
             const Shared k_empty = ring.empty();
             ring.next();
+            if ((item.first_tile + tile + 1) * KEYS <= own_first_key) {
+                __syncwarp();
+                release(k_empty);
+                ring.wait_until_full();
+                __syncwarp();
+                release(ring.empty());
+                ring.next();
+                continue;
+            }
             begin_products();
             start_product_of_rows<HEAD>(p, q_rows, k_rows);
             const u64 v_rows = full_tile();
@@ -275,8 +292,8 @@ INLINE void backward_kv(const TensorMap &q, const TensorMap &k, const TensorMap 
                         int num_heads, int num_kv_heads, float scale) {
     static_assert(QUERIES == 64, "a box");
     constexpr int OWN = 64 * HEAD * 2, TILE = 2 * OWN;
-    const Shared k_tiles = dynamic_tiles(), v_tiles = k_tiles + 2 * OWN, tiles = v_tiles + 2 * OWN, row_values = tiles + SLOTS * TILE;
-    const Shared barriers = row_values + SLOTS * 8 * QUERIES, kv_full = barriers + SLOTS * 16;
+    const Shared k_tiles = dynamic_tiles(), v_tiles = k_tiles + 2 * OWN, tiles = v_tiles + 2 * OWN;
+    const Shared row_values = tiles + SLOTS * TILE, barriers = row_values + SLOTS * 8 * QUERIES, kv_full = barriers + SLOTS * 16;
     const int kv_head = blockIdx.x, group = num_heads / num_kv_heads, warpgroup = same_in_warp(threadIdx.x / WARPGROUP);
     const int first_key = blockIdx.y * ROWS, lane = threadIdx.x % WARP, first_tile = first_key / QUERIES;
     const int num_tiles = same_in_warp(last_query[min(first_key + ROWS, tokens) - 1]) / QUERIES - first_tile + 1;
@@ -340,37 +357,43 @@ INLINE void backward_kv(const TensorMap &q, const TensorMap &k, const TensorMap 
     Operand<1, QUERIES / 16> p_operand, ds_operand;
 
     wait_for(kv_full, 0);
+    // The keys of this warpgroup, and the last query that sees one.
+    const int first_row = first_key + warpgroup * 64, last_column = same_in_warp(last_query[min(first_row + 64, tokens) - 1]);
     // Tiles of all queries of the group's first head, of its second, ...
     for (int i = 0, tile = 0; i < group * num_tiles; i++, tile = tile + 1 < num_tiles ? tile + 1 : 0) {
         ring.wait_until_full();
-        const Shared q_tile = tiles + ring.slot * TILE, row_lse = row_values + ring.slot * 8 * QUERIES + lane % 4 * 8;
-        const u64 q_rows = descriptor<HEAD, 64>(q_tile), do_rows = descriptor<HEAD, 64>(q_tile + OWN);
-        begin_products();
-        start_product_of_rows<HEAD>(p, k_rows, q_rows);
-        start_product_of_rows<HEAD>(ds, v_rows, do_rows);
-        wait_for_products<1>();
-        hold(p);
-        visible.mask(p, (first_tile + tile) * QUERIES);
-        softmax_again(p, scale, [&](int, int n, int i) { return load_shared(row_lse + n * 32 + i % 2 * 4); });
-        round_to_operand(p_operand, p);
-        hold(p_operand);
-        begin_products();
-        start_product<HEAD>(dv_sums, p_operand, do_rows);
-        wait_for_products<1>();
-        hold(ds);
-        softmax_backward(p, ds, [&](int, int n, int i) { return load_shared(row_lse + 4 * QUERIES + n * 32 + i % 2 * 4); });
-        round_to_operand(ds_operand, ds);
-        hold(ds_operand);
-        begin_products();
-        start_product<HEAD>(dk_sums, ds_operand, q_rows);
-        wait_for_products<0>();
-        hold(dv_sums);
-        hold(dk_sums);
+        const int first_column = (first_tile + tile) * QUERIES;
+        if (first_column <= last_column && first_column + QUERIES > first_row) {
+            const Shared q_tile = tiles + ring.slot * TILE, row_lse = row_values + ring.slot * 8 * QUERIES + lane % 4 * 8;
+            const u64 q_rows = descriptor<HEAD, 64>(q_tile), do_rows = descriptor<HEAD, 64>(q_tile + OWN);
+            begin_products();
+            start_product_of_rows<HEAD>(p, k_rows, q_rows);
+            start_product_of_rows<HEAD>(ds, v_rows, do_rows);
+            wait_for_products<1>();
+            hold(p);
+            visible.mask(p, first_column);
+            softmax_again(p, scale, [&](int, int n, int i) { return load_shared(row_lse + n * 32 + i % 2 * 4); });
+            round_to_operand(p_operand, p);
+            hold(p_operand);
+            begin_products();
+            start_product<HEAD>(dv_sums, p_operand, do_rows);
+            wait_for_products<1>();
+            hold(ds);
+            softmax_backward(p, ds, [&](int, int n, int i) { return load_shared(row_lse + 4 * QUERIES + n * 32 + i % 2 * 4); });
+            round_to_operand(ds_operand, ds);
+            hold(ds_operand);
+            begin_products();
+            start_product<HEAD>(dk_sums, ds_operand, q_rows);
+            wait_for_products<0>();
+            hold(dv_sums);
+            hold(dk_sums);
+        }
+        __syncwarp();
         release(ring.empty());
         ring.next();
     }
     multiply(dk_sums, scale);
-    const long long row = first_key + warpgroup * 64;
+    const long long row = first_row;
     sync_threads(OWN_ROWS + warpgroup, WARPGROUP);
     store_tile<HEAD>(dk_sums, k_tile, dk + row * dk_stride + kv_head * HEAD, dk_stride, tokens - row);
     store_tile<HEAD>(dv_sums, v_tile, dv + row * dv_stride + kv_head * HEAD, dv_stride, tokens - row);

@@ -1,6 +1,6 @@
-// The instructions of sm_90a: products of a warpgroup (wgmma), copies of boxes by tensor maps, barrier objects. Tiles of bf16 lie in
-// shared memory in chunks of 64 columns (of 32 where HEAD is no multiple of 64), [chunk][row][column], as a tensor map's box with
-// the swizzle of a chunk's row gives them.
+// The instructions of sm_90a: products of a warpgroup (wgmma), copies of boxes by tensor maps, barrier objects. Tiles of bf16 lie
+// in shared memory in chunks of 64 columns (of 32 where HEAD is no multiple of 64), [chunk][row][column], as boxes come that have
+// the swizzle of a chunk's row.
 #pragma once
 #include "tile.cuh"
 
@@ -20,26 +20,37 @@ INLINE Shared dynamic_tiles() {
     return at;
 }
 
-// What is the same for all lanes of a warp, so that the compiler knows it: products in a path that may part the lanes wait for each other.
+// What is the same for all lanes of a warp, so that the compiler knows it: where lanes may part, products wait for each other.
 INLINE int same_in_warp(int x) { return __shfl_sync(~0u, x, 0); }
 
-INLINE void sync_threads(int barrier, int num_threads) { asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(num_threads) : "memory"); }
-INLINE void arrive_at(int barrier, int num_threads) { asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(num_threads) : "memory"); }
+INLINE void sync_threads(int barrier, int num_threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(num_threads) : "memory");
+}
+INLINE void arrive_at(int barrier, int num_threads) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(num_threads) : "memory");
+}
 
 // Of all threads of the warpgroup. The registers of a block are those of its launch.
 template <int REGISTERS> INLINE void give_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS)); }
 template <int REGISTERS> INLINE void take_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS)); }
 
 // Barrier objects, of 8 bytes. A phase is over when all have arrived and the bytes have come that were expected in it.
-INLINE void make_barrier(Shared barrier, int num_arrivals) { asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(num_arrivals) : "memory"); }
-// Before the other threads, and copies, use them.
+INLINE void make_barrier(Shared barrier, int num_arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(num_arrivals) : "memory");
+}
+// By the thread that made them, before other threads, and copies, use them.
 INLINE void show_barriers() { asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async.shared::cta;" ::: "memory"); }
-INLINE void arrive(Shared barrier) { asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.shared::cta.b64 state, [%0];\n}" ::"r"(barrier) : "memory"); }
+INLINE void arrive(Shared barrier) {
+    asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.shared::cta.b64 state, [%0];\n}" ::"r"(barrier) : "memory");
+}
 INLINE void arrive_and_expect(Shared barrier, int bytes) {
-    asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.expect_tx.shared::cta.b64 state, [%0], %1;\n}" ::"r"(barrier), "r"(bytes) : "memory");
+    asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.expect_tx.shared::cta.b64 state, [%0], %1;\n}" ::"r"(barrier), "r"(bytes)
+                 : "memory");
 }
 // Arrives when the copies of this thread so far (copy_4_bytes) have come.
-INLINE void arrive_after_copies(Shared barrier) { asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory"); }
+INLINE void arrive_after_copies(Shared barrier) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
 INLINE void wait_for(Shared barrier, unsigned phase) {
     int is_over;
     do
@@ -57,7 +68,10 @@ template <int SLOTS> struct Ring {
     INLINE explicit Ring(Shared barriers) : barriers(barriers) {}
     // By one thread.
     INLINE void make(int num_producers, int num_consumers) const {
-        for (int i = 0; i < SLOTS; i++) make_barrier(barriers + i * 16, num_producers), make_barrier(barriers + i * 16 + 8, num_consumers);
+        for (int i = 0; i < SLOTS; i++) {
+            make_barrier(barriers + i * 16, num_producers);
+            make_barrier(barriers + i * 16 + 8, num_consumers);
+        }
     }
     INLINE Shared full() const { return barriers + slot * 16; }
     INLINE Shared empty() const { return full() + 8; }
@@ -73,26 +87,33 @@ template <int HEAD> struct Chunk {
 };
 
 // Starts the copy of ROWS rows, in boxes of 64: what lies behind the tensor's rows becomes zeros.
-template <int HEAD, int ROWS> INLINE void load_boxes(Shared tile, const TensorMap &from, int first_column, int first_row, Shared barrier) {
+template <int HEAD, int ROWS>
+INLINE void load_boxes(Shared tile, const TensorMap &from, int first_column, int first_row, Shared barrier) {
     typedef Chunk<HEAD> C;
 #pragma unroll
     for (int chunk = 0; chunk < C::COUNT; chunk++)
 #pragma unroll
         for (int row = 0; row < ROWS; row += 64)
             asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];"
-                         ::"r"(tile + (chunk * ROWS + row) * C::ROW), "l"(&from), "r"(first_column + chunk * C::COLUMNS), "r"(first_row + row), "r"(barrier)
-                         : "memory");
+                         ::"r"(tile + (chunk * ROWS + row) * C::ROW), "l"(&from), "r"(first_column + chunk * C::COLUMNS),
+                         "r"(first_row + row), "r"(barrier) : "memory");
 }
 
-// The descriptor of a tile of ROWS rows, whichever of its axes is summed over.
+// The descriptor of a tile of ROWS rows, whichever of its axes is summed over: where it starts, from one chunk to the next, from
+// eight rows to the next eight, in units of 16 bytes, and the swizzle.
 template <int HEAD, int ROWS> INLINE u64 descriptor(Shared tile) {
     typedef Chunk<HEAD> C;
-    return (u64)(C::COLUMNS == 64 ? 1 : 2) << 62 | (u64)(C::ROW * 8 >> 4) << 32 | (u64)(C::ROW * ROWS >> 4) << 16 | (tile & 0x3ffff) >> 4;
+    const u64 swizzle = C::COLUMNS == 64 ? 1 : 2;
+    return (tile & 0x3ffff) >> 4 | (u64)(C::ROW * ROWS >> 4) << 16 | (u64)(C::ROW * 8 >> 4) << 32 | swizzle << 62;
 }
 
+// Before products that use registers which were written meanwhile.
+INLINE void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 INLINE void commit_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 // Waits until at most PENDING of the groups that were committed are under way.
-template <int PENDING> INLINE void wait_for_products() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory"); }
+template <int PENDING> INLINE void wait_for_products() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
+}
 
 // The compiler does not know that wgmma changes and reads registers later: what it computes of these stays before or behind this.
 template <int N> INLINE void hold(Sums<1, N> &sums) {
@@ -103,15 +124,14 @@ template <int K> INLINE void hold(Operand<1, K> &x) {
 #pragma unroll
     for (int i = 0; i < K * 4; i++) asm volatile("" : "+r"(x[0][i / 4][i % 4])::"memory");
 }
-// The assembler moves a wait up, in front of what does not need it. It stays behind what `bits` come from, whose sign is never set: nothing
-// is stored.
+// ptxas moves a wait up, in front of what does not need it, which then no longer runs beside the products. It stays behind what
+// `bits` are made of; their sign is never set, so that nothing is stored.
 INLINE void wait_behind(int bits, Shared at) {
     asm volatile("{\n.reg .pred p;\nsetp.lt.s32 p, %0, 0;\n@p st.shared.b32 [%1], %0;\n}" ::"r"(bits), "r"(at) : "memory");
 }
-INLINE void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 
-// 64 x 8 * N sums of the warpgroup, as mma_16x8x16 has them for each warp, and 16 columns of A. `wgmma_first`: sums = A B^T, `wgmma_rows`:
-// sums += A B^T, of A and B in shared memory. `wgmma_columns`: sums += A B, of A in registers.
+// 64 x 8 * N sums of the warpgroup, as mma_16x8x16 has them for each warp, over 16 columns of A. `wgmma_first`: sums = A B^T,
+// `wgmma_rows`: sums += A B^T, of A and B in shared memory. `wgmma_columns`: sums += A B, of A in registers.
 #define SUMS_4(way, n) way(sums[0][n][0]), way(sums[0][n][1]), way(sums[0][n][2]), way(sums[0][n][3])
 #define SUMS_16(way, n) SUMS_4(way, n), SUMS_4(way, n + 1), SUMS_4(way, n + 2), SUMS_4(way, n + 3)
 #define SUMS_64(way, n) SUMS_16(way, n), SUMS_16(way, n + 4), SUMS_16(way, n + 8), SUMS_16(way, n + 12)
