@@ -82,7 +82,7 @@ fn has(x: &Tensor<2>, name: &str) -> bool {
 /// Whether a kernel norms and rotates heads.
 fn has_head_norms(q: &Tensor<2>, norms: HeadNorms<'_>) -> bool {
     let head_dim = norms.heads.head_dim;
-    let is_of_heads = norms.weights[0].dims() == [head_dim];
+    let is_of_heads = norms.weights[0].dims() == [head_dim] && norms.layout.table(norms.rope).turns_halves();
     is_of_heads && has(q, "rotary") && check::is_on("norm") && head_dim.is_multiple_of(16) && head_dim <= 256
 }
 
