@@ -50,8 +50,7 @@ fn a_recipe_is_planned_for_a_gpu_that_is_not_there() {
         // A suggestion fits when it is planned in turn; of what it leaves, "auto" takes some.
         let settings = suggestion["settings"].as_str().unwrap().split(' ').flat_map(|setting| ["--set", setting]);
         let again = on("l4", &settings.collect::<Vec<_>>());
-        let [peak, least] = [&again, suggestion].map(|planned| planned["peak_bytes"].as_u64().unwrap());
-        assert!(again["fits"] == true && least <= peak && peak < memory, "{suggestion}: {peak}");
+        assert!(again["fits"] == true && again["peak_bytes"].as_u64().unwrap() < memory, "{suggestion}: {again}");
     }
 }
 
@@ -165,7 +164,7 @@ fn checkpointing_is_left_off_where_the_memory_holds_what_it_saves() {
     let again = on("B200", &settings.split(' ').flat_map(|setting| ["--set", setting]).collect::<Vec<_>>());
     assert_eq!((&again["fits"], &again["peak_bytes"]), (&true.into(), &suggestion["peak_bytes"]));
     let said = |more: &[&str]| text(&plan(&[&LLAMA_8B[..], &["--device", "L4"], more].concat()).stdout).to_owned();
-    assert!(said(&[]).contains("\ngradient checkpointing: on (without it a step takes up to "), "{}", said(&[]));
+    assert!(said(&[]).contains("\ngradient checkpointing: on for 31 blocks (without it "), "{}", said(&[]));
     assert!(said(&one_row).contains("\ngradient checkpointing: on for 15 blocks (without it a step takes up to "));
     assert!(
         !text(&plan(&[&LLAMA_8B[..], &["--set", "train.gradient_checkpointing=true"]].concat()).stdout)

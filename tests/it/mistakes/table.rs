@@ -154,7 +154,7 @@ pub(crate) const MISTAKES: &[(&str, Wrong<'static>, &[&str])] = &[
     (
         "yes for true",
         Set(&["train.gradient_checkpointing=\"yes\""]),
-        &["= \"yes\", expected \"auto\", true, false or \"offload\""],
+        &["= \"yes\", expected \"auto\", true, false, \"12-blocks\" or \"offload\""],
     ),
     ("DoRA", Set(&["lora.use_dora=true"]), &["`lora.use_dora` = true is not available yet", "plain LoRA"]),
     (
@@ -268,8 +268,8 @@ pub(crate) const MISTAKES: &[(&str, Wrong<'static>, &[&str])] = &[
     ("half a config", File("model/config.json", "{"), &["model/config.json: not valid JSON"]),
     (
         "another architecture",
-        File("model/config.json", "{\"model_type\": \"gemma2\"}"),
-        &["`model_type` = \"gemma2\" is not supported, expected one of `llama`, `mistral`"],
+        File("model/config.json", "{\"model_type\": \"mpt\"}"),
+        &["`model_type` = \"mpt\" is not supported, expected one of `llama`, `mistral`"],
     ),
     ("no tokenizer", Gone("model/tokenizer.json"), &["model: no tokenizer.json", "save_pretrained"]),
     (
