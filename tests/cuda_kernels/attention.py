@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Holds the kernels of attention.cu, and on sm_90 those of attention_hopper.cu, against attention in float64.
 
-usage: attention.py [--toolkit DIR] [--driver libcuda.so.1] [--full]
+usage: attention.py [--toolkit DIR] [--driver libcuda.so.1] [--full] [--only all|hopper] [--heads N...] [--time]
 
 An error is the root mean square of the difference to float64 over that of the values. It is held against the error of the same
 float64 computation with only the roundings to bf16 that the kernels are to make: of the probabilities and their gradients as
@@ -50,6 +50,15 @@ FULL = [
     (head, heads, kv_heads, lengths, window, padding, 8 * (head % 3))
     for head in (32, 64, 96, 128, 256) for heads, kv_heads in ((1, 1), (9, 3), (4, 1), (7, 1))
     for lengths, window, padding in (((1,), 0, 0), ((5, 63), 0, 0), ((64, 64), 0, 1), ((200, 65, 130), 0, 7), ((300, 200), 70, 0))
+]
+
+# Of training: Llama 3.1 8B, 3.2 1B, Qwen3 0.6B, and packed short documents.
+TIMED = [
+    (128, 32, 8, (4096,), 0, 0, 0),
+    (128, 32, 8, (16384,), 0, 0, 0),
+    (64, 32, 8, (2048,) * 4, 0, 0, 0),
+    (128, 16, 8, (2048,) * 4, 0, 0, 0),
+    (128, 32, 8, (300, 500, 800, 200, 1000, 600, 696), 0, 0, 0),
 ]
 
 
@@ -101,6 +110,7 @@ class Attention:
         self.head, self.heads, self.kv_heads, lengths, window, padding, self.beside = case
         self.first_key = first_keys(lengths, window, padding)
         self.tokens, self.scale = len(self.first_key), float(self.head) ** -0.5
+        self.heads_of = dict.fromkeys(("q", "do", "o", "dq"), self.heads) | dict.fromkeys(("k", "v", "dk", "dv"), self.kv_heads)
         made = np.random.default_rng(seed)
         # Scores of a few units, and, in every other case, of some tens.
         sizes = (("q", self.heads, 8 if seed % 2 else 2), ("k", self.kv_heads, 1), ("v", self.kv_heads, 1), ("do", self.heads, 1))
@@ -113,14 +123,15 @@ class Attention:
             out[:, :heads * self.head] = cuda.to_bf16(x.reshape(self.tokens, -1))
         return out
 
-    def run(self, is_hopper: bool) -> dict[str, np.ndarray]:
-        """All kernels, those of attention_hopper.cu where there are any: the bits of what they write."""
-        device, tokens = self.device, self.tokens
-        per_head = lambda: device.buffer(np.full((self.heads, tokens), np.nan, np.float32))
-        heads_of = dict.fromkeys(("q", "do", "o", "dq"), self.heads) | dict.fromkeys(("k", "v", "dk", "dv"), self.kv_heads)
-        x = {name: device.buffer(self.rows(self.inputs.get(name), n)) for name, n in heads_of.items()}
-        x |= {"lse": per_head(), "delta": per_head(), "first_key": device.buffer(self.first_key),
-              "last_query": device.buffer(last_queries(self.first_key))}
+    def tensors(self) -> dict[str, cuda.Buffer]:
+        per_head = lambda: self.device.buffer(np.full((self.heads, self.tokens), np.nan, np.float32))
+        x = {name: self.device.buffer(self.rows(self.inputs.get(name), n)) for name, n in self.heads_of.items()}
+        return x | {"lse": per_head(), "delta": per_head(), "first_key": self.device.buffer(self.first_key),
+                    "last_query": self.device.buffer(last_queries(self.first_key))}
+
+    def launches(self, x: dict[str, cuda.Buffer], is_hopper: bool, num_blocks: int) -> dict:
+        """What launches each kernel, in order; those of attention_hopper.cu, by queries of `num_blocks`, where there are any."""
+        device, tokens, heads_of = self.device, self.tokens, self.heads_of
 
         def launch_hopper(name, heads, names):
             columns, slots = HOPPER_ENTRY_POINTS[name, self.head]
@@ -132,7 +143,7 @@ class Attention:
             if name == "backward_kv":
                 grid, shared_bytes = (heads, num_tiles), 2 * self.head * (256 + 2 * slots * columns) + (16 + 8 * columns) * slots + 8
             else:
-                grid = (1 + self.seed * 5 % (heads * num_tiles),)
+                grid = (min(num_blocks, heads * num_tiles),)
                 shared_bytes = 2 * self.head * ((256 if name == "forward" else 384) + slots * columns) + 16 * slots + 32
             device.launch(f"attention_hopper_{name}_{self.head}", grid, 384, shared_bytes,
                           *values, *strides, tokens, self.heads, self.kv_heads, self.scale)
@@ -149,15 +160,36 @@ class Attention:
             device.launch(f"attention_{name}_{self.head}", (heads, -(-tokens // rows)), 32 * warps, shared_bytes,
                           *[x[n] for n in names], *strides, tokens, self.heads, self.kv_heads, self.scale)
 
-        launch("forward", self.heads, ("q", "k", "v", "first_key", "o", "lse"))
-        device.launch("attention_delta", (tokens, -(-self.heads // 4)), 128, 0, x["do"], x["o"], x["delta"], x["do"].shape[1],
-                      x["o"].shape[1], tokens, self.heads, self.head)
         inputs = ("q", "k", "v", "do", "lse", "delta")
-        launch("backward_q", self.heads, (*inputs, "first_key", "dq"))
-        launch("backward_kv", self.kv_heads, (*inputs, "last_query", "dk", "dv"))
+        return {
+            "forward": lambda: launch("forward", self.heads, ("q", "k", "v", "first_key", "o", "lse")),
+            "delta": lambda: device.launch("attention_delta", (tokens, -(-self.heads // 4)), 128, 0, x["do"], x["o"], x["delta"],
+                                           x["do"].shape[1], x["o"].shape[1], tokens, self.heads, self.head),
+            "backward_q": lambda: launch("backward_q", self.heads, (*inputs, "first_key", "dq")),
+            "backward_kv": lambda: launch("backward_kv", self.kv_heads, (*inputs, "last_query", "dk", "dv")),
+        }
+
+    def run(self, is_hopper: bool) -> dict[str, np.ndarray]:
+        """All kernels: the bits of what they write."""
+        x = self.tensors()
+        for launch in self.launches(x, is_hopper, 1 + self.seed * 5 % (self.heads * -(-self.tokens // 128))).values():
+            launch()
         results = {name: x[name].read() for name in ("o", "lse", "dq", "dk", "dv")}
-        device.free()
+        self.device.free()
         return results
+
+    def time(self, is_hopper: bool) -> None:
+        """Prints what the kernels take, and TFLOP/s: of the products that are needed, two forward and five backward."""
+        x = self.tensors()
+        launches = self.launches(x, is_hopper, self.device.attribute(cuda.MULTIPROCESSOR_COUNT))
+        seconds = {name: self.device.seconds(launch) for name, launch in launches.items()}
+        seen = int((np.arange(self.tokens) - self.first_key + 1).sum())
+        flops = 2 * seen * self.head * self.heads
+        forward, backward = seconds["forward"], sum(seconds[name] for name in ("delta", "backward_q", "backward_kv"))
+        told = ", ".join(f"{name} {value * 1e6:.0f} us" for name, value in seconds.items())
+        print(f"{'hopper' if is_hopper else 'all':6} {self.head:4} {self.heads}/{self.kv_heads} {self.tokens} tokens: {told}; TFLOP/s "
+              f"forward {2 * flops / forward / 1e12:.0f}, backward {5 * flops / backward / 1e12:.0f}", flush=True)
+        self.device.free()
 
     def check(self, is_hopper: bool = False) -> list[str]:
         """Prints the errors; gives what is wrong."""
@@ -193,12 +225,18 @@ def main() -> None:
     parser.add_argument("--only", choices=("all", "hopper"), help="the kernels of attention.cu, or of attention_hopper.cu")
     parser.add_argument("--heads", type=int, nargs="*", help="only these head sizes")
     parser.add_argument("--full", action="store_true", help="all head sizes with all groups and lengths")
+    parser.add_argument("--time", action="store_true", help="only what the kernels take at sizes of training, on a GPU")
     options = parser.parse_args()
     device = cuda.Device(options, "attention")
     kinds = [False] if options.only != "hopper" else []
     if device.is_hopper() and options.only != "all":
         device.load("attention_hopper")
         kinds.append(True)
+    if options.time:
+        for case in TIMED:
+            for is_hopper in kinds:
+                Attention(device, case, 0).time(is_hopper)
+        return
     print("errors (by rounding alone)")
     failures = 0
     for is_hopper in kinds:

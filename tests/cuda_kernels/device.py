@@ -12,7 +12,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 KERNELS = ROOT / "src/ops/cuda/kernels"
 STAND_IN = ROOT / "tests/cuda_stand_in/libcuda.so.1"
 MAX_DYNAMIC_SHARED_BYTES = 8   # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-COMPUTE_CAPABILITY_MAJOR = 75   # CU_DEVICE_ATTRIBUTE_..
+COMPUTE_CAPABILITY_MAJOR, MULTIPROCESSOR_COUNT = 75, 16   # CU_DEVICE_ATTRIBUTE_..
 TENSOR_MAP_BF16 = 9   # CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
 
 
@@ -52,6 +52,8 @@ class Buffer:
 class Device:
     """The first GPU, with modules."""
 
+    waits = True   # for each launch
+
     def __init__(self, options: argparse.Namespace, *modules: str):
         if options.driver == str(STAND_IN):
             # Copies happen no earlier than they are waited for; every access is checked; what nothing wrote is NaN.
@@ -71,9 +73,7 @@ class Device:
         self.call("cuModuleLoadData", ctypes.byref(self.modules[-1]), (KERNELS / f"{module}.ptx").read_bytes() + b"\0")
 
     def is_hopper(self) -> bool:
-        major = ctypes.c_int()
-        self.call("cuDeviceGetAttribute", ctypes.byref(major), COMPUTE_CAPABILITY_MAJOR, 0)
-        return major.value == 9
+        return self.attribute(COMPUTE_CAPABILITY_MAJOR) == 9
 
     def tensor_map(self, buffer: Buffer, columns: int, box: tuple[int, int]) -> bytes:
         """The map of the first `columns` of a matrix of bf16, for boxes of (columns, rows); a box's rows are its swizzle."""
@@ -99,6 +99,28 @@ class Device:
             self.call("cuMemFree_v2", buffer.pointer)
         self.buffers = []
 
+    def attribute(self, number: int) -> int:
+        value = ctypes.c_int()
+        self.call("cuDeviceGetAttribute", ctypes.byref(value), number, 0)
+        return value.value
+
+    def seconds(self, run, repeats: int = 10) -> float:
+        """What `run`, which launches, takes: the mean of some, after one."""
+        self.waits = False
+        events = [ctypes.c_void_p(), ctypes.c_void_p()]
+        for event in events:
+            self.call("cuEventCreate", ctypes.byref(event), 0)
+        run()
+        self.call("cuEventRecord", events[0], None)
+        for _ in range(repeats):
+            run()
+        self.call("cuEventRecord", events[1], None)
+        self.call("cuCtxSynchronize")
+        self.waits = True
+        milliseconds = ctypes.c_float()
+        self.call("cuEventElapsedTime", ctypes.byref(milliseconds), *events)
+        return milliseconds.value / 1000 / repeats
+
     def launch(self, name: str, grid: tuple, threads: int, shared_bytes: int, *values) -> None:
         """`values`: a Buffer's pointer, an int as int32, a float as f32, an unsigned of numpy as it is, bytes as a struct."""
         if name not in self.functions:
@@ -112,4 +134,5 @@ class Device:
         held = [kinds[type(x)](x) for x in values]
         pointers = (ctypes.c_void_p * len(held))(*[ctypes.cast(ctypes.byref(x), ctypes.c_void_p) for x in held])
         self.call("cuLaunchKernel", self.functions[name], *(*grid, 1, 1)[:3], threads, 1, 1, shared_bytes, None, pointers, None)
-        self.call("cuCtxSynchronize")
+        if self.waits:
+            self.call("cuCtxSynchronize")

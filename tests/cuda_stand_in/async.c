@@ -7,7 +7,10 @@ int simt_is_lazy;
 
 /* -- barrier objects: 64 bits in shared memory -- */
 
-enum { MAX_PENDING = (1 << 20) - 1 };
+enum { MAX_PENDING = (1 << 20) - 1, MAX_BARRIERS = 256 };
+/* Those of the cluster that were initialized, and where; the first so many. */
+static struct { u64 addr; Thr *thread; int site; u32 num_writes; } barriers[MAX_BARRIERS];
+static u32 num_barriers;
 typedef struct Mbarrier { u32 pending, expected; s32 tx; u32 phase; } Mbarrier;
 
 /* Bits: 20 pending, 20 expected, 21 bytes that are still to come, 1 phase, and 01, which neither zeros nor NaN show. */
@@ -44,6 +47,12 @@ u64 async_mbarrier(Thr *t, int site, int what, u64 addr, u64 count, u64 tx) {
         if (addr % 8 || !simt_is_shared(addr, 8)) simt_fail("barrier object outside shared memory, or misaligned", t, site, addr);
         if (!count || count > MAX_PENDING) simt_fail("count of a barrier object out of range", t, site, addr);
         *(u64 *)addr = pack(&(Mbarrier){(u32)count, (u32)count, 0, 0});
+        u32 i = 0;
+        while (i < num_barriers && barriers[i].addr != addr) i++;
+        if (i < MAX_BARRIERS) {
+            barriers[i].addr = addr; barriers[i].thread = t; barriers[i].site = site; barriers[i].num_writes = simt_num_writes();
+            num_barriers += i == num_barriers;
+        }
         return 0;
     }
     Mbarrier b = get(t, site, addr);
@@ -313,4 +322,13 @@ void async_end(int is_failed) {
         free(p);
     }
     newest = &oldest;
+    for (u32 i = 0; i < num_barriers && !is_failed; i++) {
+        Mbarrier b;
+        int is_there = simt_last_write(barriers[i].addr) <= barriers[i].num_writes;   /* its place may serve for something else */
+        if (is_there && unpack(*(u64 *)barriers[i].addr, &b) && b.tx) {
+            num_barriers = 0;
+            simt_fail("barrier object that expects other bytes than came", barriers[i].thread, barriers[i].site, barriers[i].addr);
+        }
+    }
+    num_barriers = 0;
 }

@@ -110,6 +110,17 @@ INLINE void forward(const TensorMap &q, const TensorMap &k, const TensorMap &v, 
             add_to_softmax(p, row_max, row_sum, shrink, scale * LOG2_E);
         };
 
+        auto leave_out = [&]() {
+            ring.wait_until_full();
+            __syncwarp();
+            release(ring.empty());
+            ring.next();
+        };
+
+        // The second warpgroup leaves out tiles that only the first one sees.
+        const int num_left_out = same_in_warp(first_key[min(item.first_query + 64, tokens - 1)]) / KEYS - item.first_tile;
+        const int first_tile = warpgroup == 0 ? 0 : num_left_out;
+        for (int i = 0; i < 2 * first_tile - 1; i++) leave_out();
         q_ring.wait_until_full();
         const u64 first_keys = full_tile();
         begin_products();
@@ -118,17 +129,19 @@ INLINE void forward(const TensorMap &q, const TensorMap &k, const TensorMap &v, 
         hold(p);
         release(ring.empty());
         ring.next();
-        if (num_tiles == 1) release(q_ring.empty());
-        softmax(0);
+        if (first_tile > 0) leave_out();
+        if (first_tile + 1 == num_tiles) release(q_ring.empty());
+        softmax(first_tile);
         round_to_operand(operand, p);
         // The scores of a tile are computed, and then turned into exponentials, while the values of the one before are summed. One
-        // warpgroup's products run beside the other's exponentials: they start theirs in turns.
-        if (warpgroup == 1 && num_tiles > 1) arrive_at(TURNS, 2 * WARPGROUP);
-        for (int tile = 1; tile < num_tiles; tile++) {
+        // warpgroup's products run beside the other's exponentials: they start theirs in turns, if they have as many.
+        const bool is_in_turns = num_left_out == 0;
+        if (is_in_turns && warpgroup == 1 && num_tiles > 1) arrive_at(TURNS, 2 * WARPGROUP);
+        for (int tile = first_tile + 1; tile < num_tiles; tile++) {
             const u64 k_rows = full_tile();
             const Shared k_empty = ring.empty();
             ring.next();
-            sync_threads(TURNS + warpgroup, 2 * WARPGROUP);
+            if (is_in_turns) sync_threads(TURNS + warpgroup, 2 * WARPGROUP);
             hold(out);
             hold(operand);
             begin_products();
@@ -136,7 +149,7 @@ INLINE void forward(const TensorMap &q, const TensorMap &k, const TensorMap &v, 
             const u64 v_rows = full_tile();
             begin_products();
             start_product<HEAD>(out, operand, v_rows);
-            if (warpgroup == 0 || tile + 1 < num_tiles) arrive_at(TURNS + 1 - warpgroup, 2 * WARPGROUP);
+            if (is_in_turns && (warpgroup == 0 || tile + 1 < num_tiles)) arrive_at(TURNS + 1 - warpgroup, 2 * WARPGROUP);
             wait_for_products<1>();
             hold(p);
             release(k_empty);
