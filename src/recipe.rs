@@ -182,7 +182,9 @@ impl Recipe {
         if matches!(scheduler.lr_scheduler, LrScheduler::Constant | LrScheduler::InverseSqrt)
             && scheduler.min_lr_ratio > 0.0
         {
-            let message = "`scheduler.min_lr_ratio` has no meaning for a learning rate that falls to no end".to_owned();
+            let is_constant = scheduler.lr_scheduler == LrScheduler::Constant;
+            let name = if is_constant { "constant" } else { "inverse_sqrt" };
+            let message = format!("`scheduler.min_lr_ratio` has no meaning with `lr_scheduler` = \"{name}\"");
             reject("scheduler.min_lr_ratio", message, "take it out, or use `cosine` or `linear`");
         }
         if let (Some(warmup), Some(steps)) = (scheduler.warmup_steps, self.train.max_steps)
