@@ -15,16 +15,16 @@ use criterion::measurement::WallTime;
 use criterion::{BenchmarkGroup, Criterion, criterion_group, criterion_main};
 use lora_train::ops::adamw::{State, Update, adamw};
 use lora_train::ops::attention::{Heads, attention, attention_backward};
-use lora_train::ops::cross_entropy::{LossChunk, TokenWeights, linear_cross_entropy};
+use lora_train::ops::cross_entropy::{Head, LossChunk, TokenWeights, linear_cross_entropy};
 use lora_train::ops::kernels::{Place, place_of};
 use lora_train::ops::layout::Layout;
 use lora_train::ops::linear::{InputGrad, Weight, linear, linear_backward};
 use lora_train::ops::low_rank::{Lora, LowRank};
 use lora_train::ops::norm::{rms_norm, rms_norm_backward};
 use lora_train::ops::rotary::rotate;
-use lora_train::ops::swiglu::{swiglu, swiglu_backward};
+use lora_train::ops::swiglu::{gated, gated_backward};
 use lora_train::ops::{host, linear};
-use lora_train::spec::{ModelConfig, short_name};
+use lora_train::spec::{Activation, ModelConfig, short_name};
 
 /// Tokens of a micro-batch.
 const TOKENS: usize = 1024;
@@ -138,7 +138,8 @@ fn head(bench: &mut Bench<'_>, config: &ModelConfig) {
     let weight = bench.version.weight([config.vocab_size, config.hidden_size], 7);
     let targets: Vec<u32> = (0..TARGETS as u32).collect();
     let place = bench.version.place();
-    let loss = || linear_cross_entropy(place, &hidden, &weight, &targets, &TokenWeights::Same(1.0), LossChunk::Auto);
+    let head = Head { weight: &weight, soft_cap: None };
+    let loss = || linear_cross_entropy(place, &hidden, head, &targets, &TokenWeights::Same(1.0), LossChunk::Auto);
     bench.run("linear_cross_entropy", loss);
 }
 
@@ -146,7 +147,7 @@ fn layout(config: &ModelConfig, rows: usize, length: usize, device: &Device) -> 
     let documents = (0..rows).map(|row| (row * length, length)).collect();
     let positions = (0..rows).flat_map(|_| 0..length as u32).collect();
     let place = place_of(device, DType::F32);
-    Layout::new(place, rows, documents, positions, config.rotary_tables(length))
+    Layout::new(place, rows, documents, positions, config.rotary_tables(length, &[]))
 }
 
 fn attention_layers(bench: &mut Bench<'_>, config: &ModelConfig) {
@@ -171,8 +172,8 @@ fn element_wise(bench: &mut Bench<'_>, config: &ModelConfig) {
     let wide =
         |seed: u32| filled([TOKENS, config.blocks[0].gated().expect("a gated layer").intermediate_size], seed, &device);
     let (gate, up, dh) = (wide(1), wide(2), wide(3));
-    bench.run("swiglu", || swiglu(place, &gate, &up));
-    bench.run("swiglu_backward", || swiglu_backward(place, &dh, &gate, &up));
+    bench.run("swiglu", || gated(place, Activation::Silu, &gate, &up));
+    bench.run("swiglu_backward", || gated_backward(place, Activation::Silu, &dh, &gate, &up));
 
     let narrow = |seed: u32| filled([TOKENS, config.hidden_size], seed, &device);
     let (x, dy, weight) = (narrow(1), narrow(2), filled([config.hidden_size], 3, &device));

@@ -264,18 +264,32 @@ pub(super) const FAMILIES: [Family; 12] = [
     },
 ];
 
-/// What models of other types need that is not implemented here.
-pub(super) const LACKING: [(&str, &str); 12] = [
+/// What models of other types need that is not implemented here, by how their types begin.
+pub(super) const LACKING: &[(&str, &str)] = &[
     ("qwen3_5", "linear attention"),
     ("qwen3_next", "linear attention"),
+    ("kimi_linear", "linear attention"),
+    ("minimax", "a mixture of experts, in some versions with linear attention"),
     ("mamba", "state-space layers"),
-    ("jamba", "state-space layers"),
+    ("jamba", "state-space layers and a mixture of experts"),
+    ("falcon_h1", "state-space layers"),
+    ("granitemoe", "a mixture of experts"),
     ("mixtral", "a mixture of experts"),
     ("qwen2_moe", "a mixture of experts"),
     ("qwen3_moe", "a mixture of experts"),
     ("gpt_oss", "a mixture of experts"),
+    ("olmoe", "a mixture of experts"),
+    ("phimoe", "a mixture of experts"),
+    ("glm4_moe", "a mixture of experts"),
+    ("llama4", "a mixture of experts"),
     ("deepseek", "a mixture of experts and latent attention"),
     ("gemma4", "keys and values shared between layers"),
     ("gemma3n", "keys and values shared between layers"),
-    ("llama4", "a mixture of experts"),
+    ("ministral3", "queries scaled by their position"),
+    ("mistral3", "the language model of a multimodal model of another layout"),
+    ("cohere", "LayerNorm and sublayers side by side"),
+    ("gpt_neox", "LayerNorm and sublayers side by side"),
+    ("phi", "LayerNorm and sublayers side by side"),
+    ("falcon", "LayerNorm and sublayers side by side"),
+    ("gpt2", "LayerNorm and learned positions"),
 ];
