@@ -20,6 +20,8 @@ def arguments(description: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--toolkit", help="folder with bin/ptxas, .../nvidia/cu13 of PyPI's nvidia-cuda-nvcc, for the stand-in")
     parser.add_argument("--driver", default=str(STAND_IN), help="libcuda.so.1 of a GPU instead of the stand-in's")
+    parser.add_argument("--order", default="lazy", choices=("lazy", "issue"), help="issue: the stand-in's copies happen at once, which "
+                        "shows what they overwrite too early")
     return parser
 
 
@@ -56,8 +58,8 @@ class Device:
 
     def __init__(self, options: argparse.Namespace, *modules: str):
         if options.driver == str(STAND_IN):
-            # Copies happen no earlier than they are waited for; every access is checked; what nothing wrote is NaN.
-            os.environ |= {"STAND_IN_ORDER": "lazy", "STAND_IN_CHECK": "1", "STAND_IN_POISON": "1"}
+            # Copies happen no earlier than they are waited for, unless `--order issue`; every access is checked; what nothing wrote is NaN.
+            os.environ |= {"STAND_IN_ORDER": options.order, "STAND_IN_CHECK": "1", "STAND_IN_POISON": "1"}
             if options.toolkit:
                 os.environ["STAND_IN_PTXAS"] = f"{options.toolkit}/bin/ptxas"
         self.driver = ctypes.CDLL(options.driver)

@@ -183,10 +183,17 @@ void simt_pause(Thr *t) {
     yield_thread(t);
 }
 
+static u64 rt_mbarrier(Thr *t, int site, int what, u64 addr, u64 count, u64 tx) {
+    u64 state = async_mbarrier(t, site, what, addr, count, tx);
+    /* Those that waited for an arrival go on first: what they overwrite, this thread must have done with. */
+    if (what == MBARRIER_ARRIVE && !tx) simt_pause(t);
+    return state;
+}
+
 static void rt_trap(Thr *t, int site) { simt_fail("trap", t, site, 0); }
 
 const FkRt simt_runtime = {rt_bar, rt_warp, rt_trap, rt_check, rt_bar_arrive, simt_pause, rt_cluster_arrive, rt_cluster_wait, simt_map_shared,
-                           rt_cta_rank, simt_is_shared, rt_is_local, async_mbarrier, async_copy, async_commit, async_wait, w_activemask, w_shfl,
+                           rt_cta_rank, simt_is_shared, rt_is_local, rt_mbarrier, async_copy, async_commit, async_wait, w_activemask, w_shfl,
                            w_vote, w_match, w_redux, w_nop, w_elect, w_ldmatrix, w_stmatrix, w_mma, w_wmma_load, w_wmma_store, w_wmma_mma, w_wgmma,
                            w_wgmma_commit, w_wgmma_wait, wgmma_sum, rt_proxy_fence};
 

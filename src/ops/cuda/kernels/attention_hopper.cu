@@ -249,25 +249,29 @@ INLINE void backward_q(const TensorMap &q, const TensorMap &k, const TensorMap &
         Sums<1, KEYS / 8> p, ds;
         Operand<1, KEYS / 16> operand;
 
-        // The first key that a row of this warpgroup sees.
-        const int own_first_key = same_in_warp(first_key[min(item.first_query + warpgroup * 64, tokens - 1)]);
+        auto leave_out = [&]() {
+            ring.wait_until_full();
+            __syncwarp();
+            release(ring.empty());
+            ring.next();
+        };
 
+        // Tiles that only the other warpgroup sees.
+        int tile = same_in_warp(first_key[min(item.first_query + warpgroup * 64, tokens - 1)]) / KEYS - item.first_tile;
+        for (int i = 0; i < 2 * tile; i++) leave_out();
         q_ring.wait_until_full();
-        for (int tile = 0; tile < item.num_tiles; tile++) {
+        Shared last_k_empty = 0;
+        // It runs at least once, as ptxas must know: else products that are under way from one tile to the next wait for each other.
+        do {
             const u64 k_rows = full_tile();
             const Shared k_empty = ring.empty();
             ring.next();
-            if ((item.first_tile + tile + 1) * KEYS <= own_first_key) {
-                __syncwarp();
-                release(k_empty);
-                ring.wait_until_full();
-                __syncwarp();
-                release(ring.empty());
-                ring.next();
-                continue;
-            }
             begin_products();
             start_product_of_rows<HEAD>(p, q_rows, k_rows);
+            // That of the tile before is done.
+            wait_for_products<1>();
+            if (last_k_empty) release(last_k_empty);
+            last_k_empty = k_empty;
             const u64 v_rows = full_tile();
             begin_products();
             start_product_of_rows<HEAD>(ds, do_rows, v_rows);
@@ -284,13 +288,12 @@ INLINE void backward_q(const TensorMap &q, const TensorMap &k, const TensorMap &
             softmax_backward(p, ds, [&](int, int, int i) { return row_delta[i / 2]; });
             round_to_operand(operand, ds);
             hold(operand);
-            hold(sums);
             begin_products();
             start_product<HEAD>(sums, operand, k_rows);
-            wait_for_products<0>();
-            hold(sums);
-            release(k_empty);
-        }
+        } while (++tile < item.num_tiles);
+        wait_for_products<0>();
+        hold(sums);
+        release(last_k_empty);
         q_ring.next();
         multiply(sums, scale);
         const long long row = item.first_query + warpgroup * 64;
@@ -372,8 +375,10 @@ INLINE void backward_kv(const TensorMap &q, const TensorMap &k, const TensorMap 
     wait_for(kv_full, 0);
     // The keys of this warpgroup, and the last query that sees one.
     const int first_row = first_key + warpgroup * 64, last_column = same_in_warp(last_query[min(first_row + 64, tokens) - 1]);
-    // Tiles of all queries of the group's first head, of its second, ...
-    for (int i = 0, tile = 0; i < group * num_tiles; i++, tile = tile + 1 < num_tiles ? tile + 1 : 0) {
+    Shared last_empty = 0;
+    // Tiles of all queries of the group's first head, of its second, ... At least one, as ptxas must know.
+    int i = 0, tile = 0;
+    do {
         ring.wait_until_full();
         const int first_column = (first_tile + tile) * QUERIES;
         if (first_column <= last_column && first_column + QUERIES > first_row) {
@@ -381,6 +386,11 @@ INLINE void backward_kv(const TensorMap &q, const TensorMap &k, const TensorMap 
             const u64 q_rows = descriptor<HEAD, 64>(q_tile), do_rows = descriptor<HEAD, 64>(q_tile + OWN);
             begin_products();
             start_product_of_rows<HEAD>(p, k_rows, q_rows);
+            // Those of the tile before are done.
+            wait_for_products<1>();
+            if (last_empty) release(last_empty);
+            last_empty = ring.empty();
+            begin_products();
             start_product_of_rows<HEAD>(ds, v_rows, do_rows);
             wait_for_products<1>();
             hold(p);
@@ -397,14 +407,19 @@ INLINE void backward_kv(const TensorMap &q, const TensorMap &k, const TensorMap 
             hold(ds_operand);
             begin_products();
             start_product<HEAD>(dk_sums, ds_operand, q_rows);
+        } else {
+            // The copying warp may wait for the tile before.
             wait_for_products<0>();
-            hold(dv_sums);
-            hold(dk_sums);
+            if (last_empty) release(last_empty);
+            last_empty = 0;
+            release(ring.empty());
         }
-        __syncwarp();
-        release(ring.empty());
         ring.next();
-    }
+        tile = tile + 1 < num_tiles ? tile + 1 : 0;
+    } while (++i < group * num_tiles);
+    wait_for_products<0>();
+    hold(dv_sums);
+    hold(dk_sums);
     multiply(dk_sums, scale);
     const long long row = first_row;
     sync_threads(OWN_ROWS + warpgroup, WARPGROUP);
