@@ -10,7 +10,8 @@ use super::start::start;
 use super::targets::{AdapterShape, Selection};
 use crate::config::InitLoraWeights;
 use crate::ops::dropout::Dropout;
-use crate::ops::kernels::{Place, place_of};
+use crate::ops::kernels::{Place, place_of, plain};
+use crate::ops::product::F32Products;
 use crate::spec::{ModelConfig, PerSite, SiteId};
 
 /// The adapter of one linear layer.
@@ -86,7 +87,7 @@ impl AdapterSet {
     #[must_use]
     pub fn place(&self) -> Place {
         let first = self.iter().next().map(|adapter| adapter.matrices.a.device());
-        place_of(&first.unwrap_or_default(), DType::F32)
+        first.map_or_else(|| plain(F32Products::OfDevice), |device| place_of(&device, DType::F32))
     }
 
     /// Number of trained parameters.

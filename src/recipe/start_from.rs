@@ -7,7 +7,7 @@ use crate::lora::targets::AdapterShape;
 use crate::save::checkpoint::Checkpoints;
 use crate::save::export::{SavedAdapter, find_adapter, read_adapter};
 use crate::schema::{Problem, Section};
-use crate::spec::PerSite;
+use crate::spec::{PerSite, SITE_NAMES, SiteId};
 
 /// Copies the value of a key.
 type Copy = fn(&mut LoraConfig, &LoraConfig);
@@ -28,6 +28,9 @@ const SHAPE: [(&str, Copy); 9] = [
 /// More layers than any model has: a saved adapter does not say how many its model has.
 const MANY_LAYERS: usize = 512;
 
+/// The layers of [`SITE_NAMES`] that some families have fused.
+const SPLIT: [SiteId; 5] = [0, 1, 2, 4, 5];
+
 /// Takes rank, scale and layers of `lora.start_from`, and its dropout where the recipe has none. A key that says
 /// otherwise is a mistake. Where that folder is gone, the checkpoints of the run in `resumed` say the same.
 pub(super) fn take_over(lora: &mut LoraConfig, root: &mut Section<'_>, resumed: Option<&Path>) {
@@ -43,11 +46,20 @@ pub(super) fn take_over(lora: &mut LoraConfig, root: &mut Section<'_>, resumed: 
             return;
         }
     };
+    let of_saved = shapes(&saved);
+    let has_split = of_saved.iter().flatten().flat_map(PerSite::keys).any(|site| SPLIT.contains(site));
+    // A model has layers for queries, keys and values, gate and up, or one for each group of them.
+    let exists = |site: SiteId| if has_split { site < SITE_NAMES.len() } else { !SPLIT.contains(&site) };
+    let in_model = |mut shapes: Option<Vec<PerSite<AdapterShape>>>| {
+        shapes.iter_mut().flatten().for_each(|shapes| shapes.retain(|site, _| exists(*site)));
+        shapes
+    };
+    let of_saved = in_model(of_saved);
     for (name, copy) in SHAPE {
         let key = format!("lora.{name}");
         let mut asked_for = saved.clone();
         copy(&mut asked_for, lora);
-        if root.has(&key) && shapes(&asked_for) != shapes(&saved) {
+        if root.has(&key) && in_model(shapes(&asked_for)) != of_saved {
             let message = format!("`{key}` contradicts the adapter of `lora.start_from`{}", shown(&saved, name));
             root.reject(&key, Problem::new(message).hint("take it out: the adapter's own is used"));
         }
