@@ -314,7 +314,7 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let nvidia = root.path().join("lib/python3.12/site-packages/nvidia");
         std::fs::create_dir_all(&nvidia).unwrap();
-        assert_eq!(packages_of(root.path()).collect::<Vec<_>>(), [nvidia.clone()]);
+        assert_eq!(packages_of(root.path()).collect::<Vec<_>>(), [&*nvidia]);
         assert_eq!(packages_beside(&root.path().join("bin/lora-train")), [nvidia]);
     }
 

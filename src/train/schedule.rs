@@ -140,11 +140,11 @@ mod tests {
     /// Learning rates of steps 1 to 7 out of 7.
     fn curve(lr_scheduler: LrScheduler, warmup_steps: u64, min_lr_ratio: f64) -> Vec<f64> {
         let config = SchedulerConfig { lr_scheduler, min_lr_ratio, ..SchedulerConfig::default() };
-        curve_of(SchedulerConfig { warmup_steps: Some(warmup_steps), ..config })
+        curve_of(&SchedulerConfig { warmup_steps: Some(warmup_steps), ..config })
     }
 
-    fn curve_of(config: SchedulerConfig) -> Vec<f64> {
-        let schedule = Schedule::new(&config, 2e-4, 7);
+    fn curve_of(config: &SchedulerConfig) -> Vec<f64> {
+        let schedule = Schedule::new(config, 2e-4, 7);
         (1..=7).map(|step| schedule.learning_rate(step)).collect()
     }
 
@@ -242,7 +242,7 @@ mod tests {
                 [0.0, 1e-4, 2e-4, 2e-4, 2e-4, 8.452_994_616_207_485e-5, 3.670_068_381_445_479e-5],
             ),
         ] {
-            for (ours, expected) in curve_of(config.clone()).into_iter().zip(expected) {
+            for (ours, expected) in curve_of(&config).into_iter().zip(expected) {
                 assert!((ours - expected).abs() <= 1e-18, "{config:?}: {ours:e} against {expected:e}");
             }
         }
