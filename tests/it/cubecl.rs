@@ -45,7 +45,7 @@ fn relative_error(found: &[f32], expected: &[f32]) -> f32 {
 }
 
 const HEADS: Heads =
-    Heads { num_heads: 4, num_kv_heads: 2, head_dim: 32, scale: 0.176_776_695_296_636_9, window: None };
+    Heads { num_heads: 4, num_kv_heads: 2, head_dim: 32, scale: 0.176_776_695_296_636_9, window: None, soft_cap: None };
 
 /// Output and the three gradients of an attention of two rows, the second of which has two documents.
 fn attend(device: &Device, dtype: DType, heads: Heads) -> [Vec<f32>; 4] {
