@@ -1,106 +1,107 @@
 use super::*;
 
+/// Values, and what is said of them.
+const WRONG_VALUES: &[(&str, &str)] = &[
+    ("[lora]\nr = 0", "r:6:5: `lora.r` = 0, expected a whole number of at least 1"),
+    ("[lora]\nr = -3", "r:6:5: `lora.r` = -3, expected a whole number of at least 1"),
+    ("[lora]\nr = [8]", "r:6:5: `lora.r` = [8], expected a whole number of at least 1"),
+    (
+        "[lora]\nr = 99999999999999999999",
+        "r:6:5: `lora.r` = 99999999999999999999, expected a whole number of at least 1",
+    ),
+    (
+        "[lora]\nr = 8.0",
+        "r:6:5: `lora.r` = 8.0, expected a whole number of at least 1\n  hint: write it without a point: 8",
+    ),
+    (
+        "[lora]\nr = \"8\"",
+        "r:6:5: `lora.r` = \"8\", expected a whole number of at least 1\n  hint: write it without quotes: 8",
+    ),
+    ("[lora]\nr = 2020-01-01", "r:6:5: `lora.r` = 2020-01-01, expected a whole number of at least 1"),
+    ("[lora]\nlora_alpha = nan", "r:6:14: `lora.lora_alpha` = nan, expected a number above 0"),
+    ("[lora]\nlora_alpha = inf", "r:6:14: `lora.lora_alpha` = inf, expected a number above 0"),
+    ("[lora]\nuse_rslora = 1", "r:6:14: `lora.use_rslora` = 1, expected true or false"),
+    (
+        "[lora]\nuse_rslora = \"true\"",
+        "r:6:14: `lora.use_rslora` = \"true\", expected true or false\n  hint: write true without quotes",
+    ),
+    (
+        "[lora]\nrank_pattern = { q_proj = 0 }",
+        "r:6:27: `lora.rank_pattern.q_proj` = 0, expected a whole number of at least 1",
+    ),
+    (
+        "[lora]\nalpha_pattern = 3",
+        "r:6:17: `lora.alpha_pattern` = 3, expected a table\n  hint: write alpha_pattern = { name = value }",
+    ),
+    (
+        "[lora]\nrank_pattern = { \"a(\" = 3 }",
+        "r:6:1: `lora.rank_pattern` has the name `a(`, which is no regular expression\n  hint: unclosed group",
+    ),
+    ("[optimizer]\nlearning_rate = 0", "r:6:17: `optimizer.learning_rate` = 0, expected a number in (0, 1]"),
+    (
+        "[optimizer]\nbetas = [0.9, 1.0]",
+        "r:6:9: `optimizer.betas` = [0.9, 1.0], expected a list of 2 numbers, each a number in [0, 1)",
+    ),
+    (
+        "[optimizer]\nname = \"rmsprop\"",
+        "r:6:8: `optimizer.name` = \"rmsprop\", expected one of \"adamw\", \"adamw_8bit\", \"lion\", \"adafactor\", \"sgd\", \"schedule_free_adamw\", \"muon\"",
+    ),
+    ("[optimizer]\nname = \"sgd\"\neps = 1e-6", "r:7:1: `optimizer.eps` is of no use to \"sgd\": leave it out"),
+    ("[optimizer]\nmomentum = 0.9", "r:6:1: `optimizer.momentum` is of no use to \"adamw\": leave it out"),
+    (
+        "[optimizer]\nname = \"schedule_free_adamw\"\nema_decay = 0.99",
+        "r:7:1: `optimizer.ema_decay` averages what \"schedule_free_adamw\" averages already\n  hint: leave one of the two out",
+    ),
+    (
+        "[scheduler]\nnum_cycles = 2",
+        "r:6:1: `scheduler.num_cycles` is of \"cosine_with_restarts\"; lr_scheduler = \"cosine\" has no use for it",
+    ),
+    (
+        "[optimizer]\nname = \"adamw_torch\"",
+        "r:6:8: `optimizer.name` = \"adamw_torch\", expected one of \"adamw\", \"adamw_8bit\", \"lion\", \"adafactor\", \"sgd\", \"schedule_free_adamw\", \"muon\"\n  hint: this trainer calls it `adamw`",
+    ),
+    (
+        "[scheduler]\nlr_scheduler = \"cosin\"",
+        "r:6:16: `scheduler.lr_scheduler` = \"cosin\", expected one of \"cosine\", \"linear\", \"constant\", \"cosine_with_restarts\", \"polynomial\", \"inverse_sqrt\", \"warmup_stable_decay\"\n  hint: did you mean `cosine`?",
+    ),
+    ("[train]\nprecision = 16", "r:6:13: `train.precision` = 16, expected one of \"f32\", \"tf32\", \"bf16\", \"f16\""),
+    (
+        "[train]\ngradient_checkpointing = \"unsloth\"",
+        "r:6:26: `train.gradient_checkpointing` = \"unsloth\", expected \"auto\", true, false, \"12-blocks\" or \"offload\"\n  hint: what Unsloth does is called \"offload\" here",
+    ),
+    (
+        "[train]\ngradient_checkpointing = 1",
+        "r:6:26: `train.gradient_checkpointing` = 1, expected \"auto\", true, false, \"12-blocks\" or \"offload\"",
+    ),
+    (
+        "[train]\ngradient_checkpointing = \"true\"",
+        "r:6:26: `train.gradient_checkpointing` = \"true\", expected \"auto\", true, false, \"12-blocks\" or \"offload\"\n  hint: write true without quotes",
+    ),
+    ("[train]\nmax_grad_norm = -1", "r:6:17: `train.max_grad_norm` = -1, expected a number of at least 0"),
+    ("[data]\nchat_template = \" \"", "r:6:17: `data.chat_template` = \" \", expected text that is not empty"),
+    (
+        "[data]\neval_split = 1.0",
+        "r:6:14: `data.eval_split` = 1.0, expected a share of the rows in (0, 1) or a number of rows of at least 1",
+    ),
+    ("weight = 0", "r:5:10: `data.train[0].weight` = 0, expected a number above 0"),
+    (
+        "[eval]\ngenerate = \"hi\"",
+        "r:6:12: `eval.generate` = \"hi\", expected a list of texts, none of them empty\n  hint: a list is written in brackets: [...]",
+    ),
+    (
+        "[device]\nname = \"gpu\"",
+        "r:6:8: `device.name` = \"gpu\", expected \"auto\", \"cpu\", \"cuda\", \"cuda:N\", \"vulkan\", \"metal\" or \"rocm\"\n  hint: this trainer calls it `cuda`",
+    ),
+    (
+        "[device]\nname = \"cud:0\"",
+        "r:6:8: `device.name` = \"cud:0\", expected \"auto\", \"cpu\", \"cuda\", \"cuda:N\", \"vulkan\", \"metal\" or \"rocm\"\n  hint: did you mean `cuda`?",
+    ),
+];
+
 #[test]
 fn values_of_the_wrong_type_or_out_of_range_say_what_is_allowed() {
-    let cases = [
-        ("[lora]\nr = 0", "r:6:5: `lora.r` = 0, expected a whole number of at least 1"),
-        (
-            "[lora]\nr = 99999999999999999999",
-            "r:6:5: `lora.r` = 99999999999999999999, expected a whole number of at least 1",
-        ),
-        (
-            "[lora]\nr = 8.0",
-            "r:6:5: `lora.r` = 8.0, expected a whole number of at least 1\n  hint: write it without a point: 8",
-        ),
-        (
-            "[lora]\nr = \"8\"",
-            "r:6:5: `lora.r` = \"8\", expected a whole number of at least 1\n  hint: write it without quotes: 8",
-        ),
-        ("[lora]\nr = 2020-01-01", "r:6:5: `lora.r` = 2020-01-01, expected a whole number of at least 1"),
-        ("[lora]\nlora_alpha = nan", "r:6:14: `lora.lora_alpha` = nan, expected a number above 0"),
-        ("[lora]\nlora_alpha = inf", "r:6:14: `lora.lora_alpha` = inf, expected a number above 0"),
-        ("[lora]\nuse_rslora = 1", "r:6:14: `lora.use_rslora` = 1, expected true or false"),
-        (
-            "[lora]\nuse_rslora = \"true\"",
-            "r:6:14: `lora.use_rslora` = \"true\", expected true or false\n  hint: write true without quotes",
-        ),
-        (
-            "[lora]\nrank_pattern = { q_proj = 0 }",
-            "r:6:27: `lora.rank_pattern.q_proj` = 0, expected a whole number of at least 1",
-        ),
-        (
-            "[lora]\nalpha_pattern = 3",
-            "r:6:17: `lora.alpha_pattern` = 3, expected a table\n  hint: write alpha_pattern = { name = value }",
-        ),
-        (
-            "[lora]\nrank_pattern = { \"a(\" = 3 }",
-            "r:6:1: `lora.rank_pattern` has the name `a(`, which is no regular expression\n  hint: unclosed group",
-        ),
-        ("[optimizer]\nlearning_rate = 0", "r:6:17: `optimizer.learning_rate` = 0, expected a number in (0, 1]"),
-        (
-            "[optimizer]\nbetas = [0.9, 1.0]",
-            "r:6:9: `optimizer.betas` = [0.9, 1.0], expected a list of 2 numbers, each a number in [0, 1)",
-        ),
-        (
-            "[optimizer]\nname = \"rmsprop\"",
-            "r:6:8: `optimizer.name` = \"rmsprop\", expected one of \"adamw\", \"adamw_8bit\", \"lion\", \"adafactor\", \"sgd\", \"schedule_free_adamw\", \"muon\"",
-        ),
-        ("[optimizer]\nname = \"sgd\"\neps = 1e-6", "r:7:1: `optimizer.eps` is of no use to \"sgd\": leave it out"),
-        ("[optimizer]\nmomentum = 0.9", "r:6:1: `optimizer.momentum` is of no use to \"adamw\": leave it out"),
-        (
-            "[optimizer]\nname = \"schedule_free_adamw\"\nema_decay = 0.99",
-            "r:7:1: `optimizer.ema_decay` averages what \"schedule_free_adamw\" averages already\n  hint: leave one of the two out",
-        ),
-        (
-            "[scheduler]\nnum_cycles = 2",
-            "r:6:1: `scheduler.num_cycles` is of \"cosine_with_restarts\"; lr_scheduler = \"cosine\" has no use for it",
-        ),
-        (
-            "[optimizer]\nname = \"adamw_torch\"",
-            "r:6:8: `optimizer.name` = \"adamw_torch\", expected one of \"adamw\", \"adamw_8bit\", \"lion\", \"adafactor\", \"sgd\", \"schedule_free_adamw\", \"muon\"\n  hint: this trainer calls it `adamw`",
-        ),
-        (
-            "[scheduler]\nlr_scheduler = \"cosin\"",
-            "r:6:16: `scheduler.lr_scheduler` = \"cosin\", expected one of \"cosine\", \"linear\", \"constant\", \"cosine_with_restarts\", \"polynomial\", \"inverse_sqrt\", \"warmup_stable_decay\"\n  hint: did you mean `cosine`?",
-        ),
-        (
-            "[train]\nprecision = 16",
-            "r:6:13: `train.precision` = 16, expected one of \"f32\", \"tf32\", \"bf16\", \"f16\"",
-        ),
-        (
-            "[train]\ngradient_checkpointing = \"unsloth\"",
-            "r:6:26: `train.gradient_checkpointing` = \"unsloth\", expected \"auto\", true, false, \"12-blocks\" or \"offload\"\n  hint: what Unsloth does is called \"offload\" here",
-        ),
-        (
-            "[train]\ngradient_checkpointing = 1",
-            "r:6:26: `train.gradient_checkpointing` = 1, expected \"auto\", true, false, \"12-blocks\" or \"offload\"",
-        ),
-        (
-            "[train]\ngradient_checkpointing = \"true\"",
-            "r:6:26: `train.gradient_checkpointing` = \"true\", expected \"auto\", true, false, \"12-blocks\" or \"offload\"\n  hint: write true without quotes",
-        ),
-        ("[train]\nmax_grad_norm = -1", "r:6:17: `train.max_grad_norm` = -1, expected a number of at least 0"),
-        ("[data]\nchat_template = \" \"", "r:6:17: `data.chat_template` = \" \", expected text that is not empty"),
-        (
-            "[data]\neval_split = 1.0",
-            "r:6:14: `data.eval_split` = 1.0, expected a share of the rows in (0, 1) or a number of rows of at least 1",
-        ),
-        ("weight = 0", "r:5:10: `data.train[0].weight` = 0, expected a number above 0"),
-        (
-            "[eval]\ngenerate = \"hi\"",
-            "r:6:12: `eval.generate` = \"hi\", expected a list of texts, none of them empty\n  hint: a list is written in brackets: [...]",
-        ),
-        (
-            "[device]\nname = \"gpu\"",
-            "r:6:8: `device.name` = \"gpu\", expected \"auto\", \"cpu\", \"cuda\", \"cuda:N\", \"vulkan\", \"metal\" or \"rocm\"\n  hint: this trainer calls it `cuda`",
-        ),
-        (
-            "[device]\nname = \"cud:0\"",
-            "r:6:8: `device.name` = \"cud:0\", expected \"auto\", \"cpu\", \"cuda\", \"cuda:N\", \"vulkan\", \"metal\" or \"rocm\"\n  hint: did you mean `cuda`?",
-        ),
-    ];
-    for (text, expected) in cases {
-        assert_eq!(problems(text), [expected], "{text}");
+    for (text, expected) in WRONG_VALUES {
+        assert_eq!(problems(text), [*expected], "{text}");
     }
 }
 
