@@ -27,7 +27,7 @@ pub use schedule_free::StepWeights;
 use states::numbers;
 pub use states::{State, StateForm};
 
-/// Name in a checkpoint of the values that training goes on with, where the adapter in it is an average.
+/// Name in a checkpoint of the values that training continues from, where the adapter in it is an average.
 const TRAINED: &str = "trained";
 
 impl OptimizerConfig {
@@ -255,7 +255,7 @@ impl Optimizer {
         tensors
     }
 
-    /// Restores the states of a checkpoint with these adapters; returns the adapters that training goes on with.
+    /// Restores the states of a checkpoint with these adapters; returns the adapters that training continues from.
     ///
     /// # Errors
     /// A tensor that is missing or has another form.
