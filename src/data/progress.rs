@@ -18,6 +18,8 @@ pub(crate) enum Work {
     Tokenising,
     /// Its bytes are written.
     Writing,
+    /// Parts of its weights are computed.
+    Decomposing,
 }
 
 impl Work {
@@ -26,6 +28,7 @@ impl Work {
         match self {
             Self::Tokenising => ["tokenising", "tokenised"],
             Self::Writing => ["writing", "wrote"],
+            Self::Decomposing => ["decomposing", "decomposed"],
         }
     }
 
@@ -33,6 +36,7 @@ impl Work {
         match self {
             Self::Tokenising => format!("{} rows", HumanCount(amount as u64)),
             Self::Writing => HumanBytes(amount as u64).to_string(),
+            Self::Decomposing => format!("{amount} weights"),
         }
     }
 
@@ -40,6 +44,7 @@ impl Work {
         match self {
             Self::Tokenising => "{wide_msg} [{bar:24}] {human_pos}/{human_len} rows {eta}",
             Self::Writing => "{wide_msg} [{bar:24}] {binary_bytes}/{binary_total_bytes} {eta}",
+            Self::Decomposing => "{wide_msg} [{bar:24}] {pos}/{len} weights {eta}",
         }
     }
 }

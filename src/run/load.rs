@@ -12,6 +12,7 @@ use super::prepare::Prepared;
 use super::resume::Resumed;
 use crate::data::cache::CacheSettings;
 use crate::data::dataset::{Dataset, OpenOptions};
+use crate::data::progress::{Meter, Work};
 use crate::hub::Progress;
 use crate::lora::AdapterSet;
 use crate::model::Model;
@@ -48,7 +49,7 @@ impl Loaded {
         if let (Some(resume), Some(resumed)) = (&args.resume, resumed) {
             resumed.refuse_if_done(resume, dir, total_steps(recipe, &data))?;
         }
-        let (adapters, taken) = adapters(prepared, resumed, &model)?;
+        let (adapters, taken) = adapters(run, resumed, &model)?;
         let ratio = recipe.lora.loraplus_lr_ratio;
         let written = resumed.map(|resumed| read_set(prepared, &resumed.checkpoint)).transpose()?;
         let mut step = TrainStep::new(model, adapters, &recipe.train, &recipe.optimizer, ratio, recipe.seed);
@@ -112,21 +113,34 @@ fn read_rows_and_model(run: &Run<'_>) -> Result<(Dataset, Model), Failure> {
 /// Fresh adapters, or those that the recipe starts from; and what takes the part of the base out of it that they start as.
 /// For a resumed run the numbers come later.
 fn adapters(
-    prepared: &Prepared,
+    run: &Run<'_>,
     resumed: Option<&Resumed>,
     model: &Model,
 ) -> Result<(AdapterSet, Option<AdapterSet>), Failure> {
+    let Run { args, prepared, stop, .. } = run;
     let Prepared { recipe, source, selection, device, .. } = prepared;
     if let Some(folder) = recipe.lora.start_from.as_deref().filter(|_| resumed.is_none()) {
         return Ok((read_set(prepared, &find_adapter(folder))?, None));
     }
     let mut adapters = source.new_adapters(selection, &recipe.lora, recipe.seed, device);
     let init = recipe.lora.init_lora_weights;
-    let taken = recipe.lora.starts_in_base().then(|| match resumed {
-        None => adapters.take_from_base(init, recipe.seed, |layer, site| model.weight_values(layer, site)),
-        Some(_) => adapters.clone(),
+    if !recipe.lora.starts_in_base() {
+        return Ok((adapters, None));
+    }
+    if resumed.is_some() {
+        return Ok((adapters.clone(), Some(adapters)));
+    }
+    let all = adapters.iter().count();
+    let mut meter = Meter::start(Progress::detect(args.quiet), Work::Decomposing, "the base".to_owned(), all);
+    let weight = |layer, site| model.weight_values(layer, site);
+    let taken = adapters.take_from_base(init, recipe.seed, weight, |num_parts| {
+        meter.advance(num_parts);
+        if stop.requested() {
+            Stop::end(STOPPED);
+        }
     });
-    Ok((adapters, taken))
+    meter.finish();
+    Ok((adapters, Some(taken)))
 }
 
 /// The adapters in a folder, in the form in which this recipe writes them.

@@ -12,7 +12,8 @@ use crate::spec::SiteId;
 
 impl AdapterSet {
     /// Starts the adapters as a part of the weights `[out_features, in_features]` that `weight` reads. Returns what takes
-    /// that part out of the base: the same with the opposite sign, so that the model's output stays.
+    /// that part out of the base: the same with the opposite sign, so that the model's output stays. `on_part` is called with
+    /// the number of adapters that have started.
     ///
     /// Source: `LoraLayer.pissa_init` and `olora_init` of PEFT 0.21.
     #[must_use]
@@ -21,9 +22,10 @@ impl AdapterSet {
         init: InitLoraWeights,
         seed: u64,
         weight: impl Fn(usize, SiteId) -> Vec<f32>,
+        mut on_part: impl FnMut(usize),
     ) -> Self {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
-        let mut taken = self.clone();
+        let (mut taken, mut num_parts) = (self.clone(), 0);
         for (layer, (block, taken)) in self.blocks.iter_mut().zip(&mut taken.blocks).enumerate() {
             for ((&site, adapter), taken) in block.iter_mut().zip(taken.values_mut()) {
                 let ([r, in_features], device) = (adapter.matrices.a.dims(), adapter.matrices.a.device());
@@ -33,6 +35,8 @@ impl AdapterSet {
                 adapter.matrices.b = host::tensor(b.transposed().values, [w.count(), r], &device);
                 taken.matrices.a = adapter.matrices.a.clone();
                 taken.matrices.b = -adapter.matrices.b.clone();
+                num_parts += 1;
+                on_part(num_parts);
             }
         }
         taken
