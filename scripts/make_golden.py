@@ -82,8 +82,8 @@ import transformers
 from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
 from safetensors.numpy import save_file
 from safetensors.torch import save_file as save_torch_file
-from transformers import (AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, LlamaConfig, PreTrainedTokenizerFast,
-                          get_cosine_schedule_with_warmup)
+from transformers import (AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, BitsAndBytesConfig, LlamaConfig,
+                          PreTrainedTokenizerFast, get_cosine_schedule_with_warmup)
 
 from quickstart_text import World
 
@@ -126,9 +126,14 @@ def projections(name: str, values: np.ndarray) -> list[float]:
 
 # ---- model and batches
 
+def auto_class(config):
+    """What opens a model: some multimodal ones are no causal language models to transformers."""
+    return AutoModelForCausalLM if type(config) in AutoModelForCausalLM._model_mapping else AutoModelForImageTextToText
+
+
 def open_model(folder: pathlib.Path):
     """The base model in f32."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager", device_map="cpu")
+    model = auto_class(AutoConfig.from_pretrained(folder)).from_pretrained(folder, dtype=torch.float32, attn_implementation="eager", device_map="cpu")
     for parameter in model.parameters():
         if hasattr(parameter, "quant_state"):
             # Else its backward rounds to the type of the original what its forward does not round.
@@ -192,6 +197,10 @@ def with_adapter(folder: pathlib.Path, lora: dict, b_bound: float):
     """The model with an adapter whose values follow from the formula."""
     base = open_model(folder)
     others = r".*(vision_tower|multi_modal_projector).*" if hasattr(base.config, "vision_config") else None
+    if lora["target_modules"] == "all-linear" and hasattr(base.config, "num_experts_per_tok"):
+        # PEFT would adapt experts and what chooses them, too.
+        linears = [name for name, module in base.named_modules() if isinstance(module, torch.nn.Linear)]
+        lora = lora | {"target_modules": [name for name in linears if name != "lm_head"]}
     config = LoraConfig(task_type="CAUSAL_LM", lora_dropout=0.0, bias="none", exclude_modules=others, **lora)
     model = get_peft_model(base, config).train(base.training)
     named = adapter_tensors(model)
@@ -510,7 +519,8 @@ def make_model(args) -> None:
     all_linear = {"r": args.r, "lora_alpha": 2 * args.r, "target_modules": "all-linear", "use_rslora": False}
     base = open_model(folder)
     is_fused = any(name.endswith(".qkv_proj") for name, _ in base.named_modules())
-    targets = [*(["qkv_proj"] if is_fused else ["q_proj", "v_proj"]), "down_proj"]
+    has_experts = hasattr(base.config, "num_experts_per_tok")
+    targets = [*(["qkv_proj"] if is_fused else ["q_proj", "v_proj"]), "o_proj" if has_experts else "down_proj"]
     rslora = {"r": 4, "lora_alpha": 6, "target_modules": targets, "use_rslora": True}
     document = {
         "model": {"sha256": hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest(),
@@ -544,12 +554,30 @@ def name_alone(name: str) -> str:
     return name.replace("model.language_model.", "model.", 1)
 
 
+def stored(model_type: str, name: str, tensor: torch.Tensor):
+    """The parts of a parameter that files have, with their names there: of experts in one tensor, each matrix."""
+    if model_type == "mixtral":
+        name = name.replace(".mlp.", ".block_sparse_moe.")
+    if ".experts." not in name:
+        return [(name, tensor)]
+    experts, joined = name.rsplit(".", 1)
+    parts = ["gate_proj", "up_proj"] if joined.startswith("gate_up_proj") else ["down_proj"]
+    if model_type == "gpt_oss":
+        kind = "bias" if joined.endswith("_bias") else "weight"
+        return [(f"{experts}.{index}.{part}.{kind}", expert[..., first::len(parts)].t()) for index, expert in enumerate(tensor)
+                for first, part in enumerate(parts)]
+    names = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"} if model_type == "mixtral" else {}
+    return [(f"{experts}.{index}.{names.get(part, part)}.weight", matrix) for index, expert in enumerate(tensor)
+            for part, matrix in zip(parts, expert.chunk(len(parts)))]
+
+
 def model_by_formula(config):
     """A model whose weights follow from the formula."""
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model = auto_class(config).from_config(config, dtype=torch.float32)
+    parts = [part for name, tensor in model.named_parameters() for part in stored(config.model_type, name, tensor)]
     with torch.no_grad():
-        for name, tensor in model.named_parameters():
+        for name, tensor in parts:
             name, is_norm = name_alone(name), name.endswith("norm.weight") and config.model_type not in NORMS_LESS_ONE
             centre, bound = (float(is_norm), 0.3) if tensor.dim() == 1 else (0.0, 1.7 * tensor.shape[1] ** -0.5)
             tensor.copy_(torch.from_numpy(np.float32(centre) + formula(name, tuple(tensor.shape), bound)))

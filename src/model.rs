@@ -27,6 +27,7 @@ mod gated;
 mod host;
 mod linears;
 pub mod load;
+mod mixture;
 mod pager;
 pub mod rope;
 pub mod weights;

@@ -44,5 +44,6 @@ pub mod product;
 pub mod profile;
 pub mod quantised;
 pub mod rotary;
+pub mod routing;
 pub mod swiglu;
 pub mod travel;

@@ -3,6 +3,9 @@
 //!
 //! A family whose decoder block is a variation of the common one is a row in `families`.
 
+use crate::util::stats::as_u64;
+use crate::util::text::with_commas;
+
 mod block;
 mod families;
 pub mod gguf;
@@ -12,10 +15,11 @@ mod shipped;
 mod stored;
 
 pub use block::{
-    Activation, Attention, Block, FUSED_NAMES, Gated, HEAD_NORMS, Heads, PerSite, Projections, QueryKeyNorms,
-    SITE_NAMES, Site, SiteId, Sublayer, SublayerKind, short_name,
+    Activation, Attention, Block, FUSED_NAMES, Gated, HEAD_NORMS, Heads, Mixture, PerSite, Probabilities, Projections,
+    QueryKeyNorms, Role, SHARED_GATE, SINKS, SITE_NAMES, SharedExpert, Site, SiteId, Sublayer, SublayerKind,
+    short_name,
 };
-pub use rope::{Rope, RopePairs, RopeScaling};
+pub use rope::{QueryGrowth, Rope, RopePairs, RopeScaling};
 pub use shipped::shipped_config;
 pub use stored::{Method, Packer, StoredQuantisation, Words};
 
@@ -65,6 +69,22 @@ impl ModelConfig {
         self.expected_tensors().iter().map(|(_, shape)| shape.iter().product::<usize>()).sum()
     }
 
+    /// Number of parameters that a token is computed with: all, but of experts those of some; `None` without experts.
+    #[must_use]
+    pub fn num_active_parameters(&self) -> Option<usize> {
+        self.blocks.iter().find_map(Block::mixture)?;
+        let others = self.num_parameters() - self.num_block_weights();
+        usize::try_from(as_u64(self.num_active_block_weights())).ok().map(|active| active + others)
+    }
+
+    /// How many parameters it has, to people.
+    #[must_use]
+    pub fn parameters(&self) -> String {
+        let all = format!("{} parameters", with_commas(self.num_parameters()));
+        let active = |active| format!("{all}, of which a token uses {}", with_commas(active));
+        self.num_active_parameters().map_or_else(|| all.clone(), active)
+    }
+
     /// Number of layers.
     #[must_use]
     pub fn num_layers(&self) -> usize {
@@ -98,6 +118,12 @@ impl ModelConfig {
         self.sites().map(|(_, site)| site.num_weights()).sum()
     }
 
+    /// Number of weights in the linear layers of all blocks that a token is multiplied by.
+    #[must_use]
+    pub fn num_active_block_weights(&self) -> f64 {
+        self.sites().map(|(_, site)| site.num_active_weights()).sum()
+    }
+
     /// Every tensor of the model with its shape, under Hugging Face's names. `lm_head.weight` is left out where it is
     /// tied.
     #[must_use]
@@ -111,6 +137,7 @@ impl ModelConfig {
                     tensors.push((format!("{name}.bias"), vec![site.shape[0]]));
                 }
             }
+            tensors.extend(block.sinks().map(|(name, width)| (in_layer(layer, name), vec![width])));
             for (norm, width) in block.norms(self.hidden_size) {
                 tensors.push((format!("{}.weight", in_layer(layer, norm)), vec![width]));
             }
@@ -140,6 +167,12 @@ pub fn name_alone(name: &str) -> Option<String> {
 #[must_use]
 pub fn in_layer(layer: usize, part: &str) -> String {
     format!("model.layers.{layer}.{part}")
+}
+
+/// Whether a tensor of this name belongs to one of the experts of a layer.
+#[must_use]
+pub fn is_of_expert(name: &str) -> bool {
+    name.contains(".experts.")
 }
 
 #[cfg(test)]
@@ -173,8 +206,19 @@ mod tests {
             ("olmo-2-7b.json", 7_298_617_344),
             ("phi-4.json", 14_659_507_200),
             ("glm-4-9b-0414.json", 9_400_279_040),
+            ("qwen3-30b-a3b.json", 30_532_122_624),
+            ("qwen1.5-moe-a2.7b.json", 14_315_784_192),
+            ("mixtral-8x7b.json", 46_702_792_704),
         ] {
             assert_eq!(config(name).num_parameters(), parameters, "{name}");
+        }
+        for (name, active) in [
+            ("qwen3-8b.json", None),
+            ("qwen3-30b-a3b.json", Some(3_353_032_704)),
+            ("qwen1.5-moe-a2.7b.json", Some(2_689_173_504)),
+            ("mixtral-8x7b.json", Some(12_879_925_248)),
+        ] {
+            assert_eq!(config(name).num_active_parameters(), active, "{name}");
         }
     }
 

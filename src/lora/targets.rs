@@ -4,7 +4,7 @@ use regex::Regex;
 
 use super::kind::Kind;
 use crate::config::{LoraConfig, TargetModules, layers_regex, meant_layer};
-use crate::spec::{FUSED_NAMES, ModelConfig, PerSite, SITE_NAMES, SiteId, in_layer};
+use crate::spec::{FUSED_NAMES, ModelConfig, PerSite, Role, SHARED_GATE, SITE_NAMES, Site, SiteId, in_layer};
 
 /// Rank and scale of the adapter on one linear layer.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -78,6 +78,15 @@ pub enum TargetError {
         /// The target.
         target: String,
     },
+    /// Experts, or what chooses them.
+    #[error(
+        "`lora.target_modules`: in this model `{target}` names nothing but experts, or what chooses among them, which stay \
+         frozen\n  hint: take it out, or write \"all-linear\", which takes every other linear layer"
+    )]
+    Experts {
+        /// The target.
+        target: String,
+    },
     /// A regular expression that does not compile.
     #[error("`lora.{key}`: `{pattern}` is not a regular expression: {reason}")]
     Regex {
@@ -123,11 +132,10 @@ impl LoraConfig {
     /// # Errors
     /// Everything in the section that does not fit the model, all at once.
     pub fn select(&self, config: &ModelConfig) -> Result<Selection, Vec<TargetError>> {
-        let names = config
-            .blocks
-            .iter()
-            .enumerate()
-            .map(|(layer, block)| (0..block.sites.len()).map(|site| config.module_name(layer, site)).collect());
+        let names = config.blocks.iter().enumerate().map(|(layer, block)| {
+            let sites = block.sites.iter().enumerate();
+            sites.map(|(site, Site { role, .. })| (config.module_name(layer, site), *role)).collect()
+        });
         let selection = self.select_of(&names.collect::<Vec<_>>())?;
         let problem = self.start_problem(config, &selection);
         problem.map_or(Ok(selection), |problem| Err(vec![TargetError::Start(problem)]))
@@ -155,13 +163,13 @@ impl LoraConfig {
     /// # Errors
     /// Likewise.
     pub fn select_of_any(&self, num_layers: usize) -> Result<Selection, Vec<TargetError>> {
-        let all = || SITE_NAMES.iter().chain(&FUSED_NAMES);
-        let names = (0..num_layers).map(|layer| all().map(|name| in_layer(layer, name)).collect());
+        let all = || SITE_NAMES.iter().chain(&FUSED_NAMES).chain([&SHARED_GATE]);
+        let names = (0..num_layers).map(|layer| all().map(|name| (in_layer(layer, name), Role::Linear)).collect());
         self.select_of(&names.collect::<Vec<_>>())
     }
 
     /// [`select`](Self::select) among the linear layers of these names, by layer.
-    fn select_of(&self, names: &[Vec<String>]) -> Result<Selection, Vec<TargetError>> {
+    fn select_of(&self, names: &[Vec<(String, Role)>]) -> Result<Selection, Vec<TargetError>> {
         let num_layers = names.len();
         let mut errors = Vec::new();
         if let Some(&layer) = self.layers_to_transform.iter().flatten().find(|&&layer| layer >= num_layers) {
@@ -174,7 +182,10 @@ impl LoraConfig {
         let mut alphas = Patterns::of_ends("alpha_pattern", self.alpha_pattern.keys(), &mut errors);
         let mut shapes = vec![PerSite::new(); num_layers];
         for (layer, shapes) in shapes.iter_mut().enumerate() {
-            for (site, module) in names[layer].iter().enumerate() {
+            for (site, (module, role)) in names[layer].iter().enumerate() {
+                if *role != Role::Linear {
+                    continue;
+                }
                 if !self.is_in_layers(layer, module, &layers)
                     || targets.count(module) == 0
                     || excluded.count(module) > 0
@@ -186,10 +197,12 @@ impl LoraConfig {
                 shapes.insert(site, AdapterShape { kind: Kind::Lora, r, scale: self.scale(r, alpha) });
             }
         }
+        let frozen = || names.iter().flatten().filter(|(_, role)| *role != Role::Linear).map(|(module, _)| &**module);
         let all_layers_exist = !errors.iter().any(|error| matches!(error, TargetError::NoLayer { .. }));
         for target in targets.unused().filter(|_| all_layers_exist) {
             errors.push(match target.rsplit('.').next() {
                 Some("lm_head" | "embed_tokens") => TargetError::Frozen { target },
+                _ if targets.matches(&target, frozen()) => TargetError::Experts { target },
                 _ => TargetError::NoMatch { target },
             });
         }
@@ -199,7 +212,10 @@ impl LoraConfig {
         if errors.is_empty() {
             for patterns in [&excluded, &ranks, &alphas] {
                 errors.extend(
-                    patterns.unused().map(|pattern| TargetError::PatternNoMatch { key: patterns.key, pattern }),
+                    patterns
+                        .unused()
+                        .filter(|pattern| !patterns.matches(pattern, frozen()))
+                        .map(|pattern| TargetError::PatternNoMatch { key: patterns.key, pattern }),
                 );
             }
         }
@@ -298,6 +314,12 @@ impl Patterns {
         self.patterns.iter().filter(|(_, _, num_hits)| *num_hits == 0).map(|(pattern, ..)| pattern.clone())
     }
 
+    /// Whether a pattern matches one of the modules.
+    fn matches<'a>(&self, pattern: &str, mut modules: impl Iterator<Item = &'a str>) -> bool {
+        let regex = self.patterns.iter().find(|(written, ..)| written == pattern).map(|(_, regex, _)| regex);
+        regex.is_some_and(|regex| modules.any(|module| regex.is_match(module)))
+    }
+
     fn hits(self) -> Vec<TargetHits> {
         self.patterns.into_iter().map(|(target, _, num_hits)| TargetHits { target, num_hits }).collect()
     }
@@ -316,9 +338,9 @@ mod tests {
     fn all_linear_takes_the_layers_of_every_block_of_every_family() {
         let selection = LoraConfig::default().select_of_any(3).unwrap();
         let of_layer: PerSite<_> =
-            (0..9).map(|site| (site, AdapterShape { kind: Kind::Lora, r: 8, scale: 2.0 })).collect();
+            (0..10).map(|site| (site, AdapterShape { kind: Kind::Lora, r: 8, scale: 2.0 })).collect();
         assert_eq!(selection.shapes, vec![of_layer; 3]);
-        assert_eq!(selection.hits[0].num_hits, 27);
+        assert_eq!(selection.hits[0].num_hits, 30);
     }
 
     #[test]
@@ -414,6 +436,38 @@ mod tests {
             [("v_proj", 2), (r".*\.0\..*", 3), ("[qv]_proj", 4)].map(|(key, r)| (key.into(), r)).into_iter().collect();
         let shapes = config.select_of_any(2).unwrap().shapes;
         assert_eq!([(0, 0), (0, 2), (1, 0), (1, 2)].map(|(layer, site)| shapes[layer][&site].r), [3, 2, 4, 2]);
+    }
+
+    #[test]
+    fn experts_and_their_router_stay_frozen() {
+        let read = |kind: &str| {
+            let text = format!(
+                r#"{{"model_type": "{kind}", "vocab_size": 9, "hidden_size": 64, "intermediate_size": 96,
+                    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4, "num_experts": 3,
+                    "num_experts_per_tok": 2}}"#
+            );
+            ModelConfig::from_json(&text).unwrap()
+        };
+        let [alone, shared] = ["qwen3_moe", "qwen2_moe"].map(read);
+        let names = |config: &ModelConfig, lora: &LoraConfig| -> Vec<String> {
+            let shapes = lora.select(config).unwrap().shapes;
+            shapes[1].keys().map(|site| config.blocks[1].sites[*site].name.replace("self_attn.", "")).collect()
+        };
+        let attention = ["q_proj", "k_proj", "v_proj", "o_proj"];
+        assert_eq!(names(&alone, &LoraConfig::default()), attention);
+        let mut of_shared = attention.map(str::to_owned).to_vec();
+        of_shared.extend(["gate_proj", "up_proj", "down_proj"].map(|name| format!("mlp.shared_expert.{name}")));
+        of_shared.push(SHARED_GATE.to_owned());
+        assert_eq!(names(&shared, &LoraConfig::default()), of_shared);
+        assert_eq!(names(&shared, &config(&["up_proj"])), ["mlp.shared_expert.up_proj"]);
+        let refused = config(&["q_proj", "up_proj"]).select(&alone).unwrap_err();
+        assert_eq!(refused, [TargetError::Experts { target: "up_proj".into() }]);
+        let router = TargetModules::Regex(r".*mlp\.gate".into());
+        let refused = LoraConfig { target_modules: router, ..LoraConfig::default() }.select(&alone).unwrap_err();
+        assert!(matches!(refused[..], [TargetError::Experts { .. }]));
+        let excluded = Some(TargetModules::Regex(r".*(gate|experts.*)".into()));
+        let excluding = LoraConfig { exclude_modules: excluded, ..LoraConfig::default() };
+        assert_eq!(names(&alone, &excluding), attention);
     }
 
     #[test]

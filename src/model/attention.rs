@@ -5,8 +5,9 @@ use burn::tensor::Tensor;
 use super::budget::{SizedBy, SublayerSizes};
 use super::context::{Attend, BlockContext};
 use super::linears::Linears;
-use crate::ops::attention::{Attended, attention_backward};
+use crate::ops::attention::{Attended, attention_backward, with_sinks};
 use crate::ops::head_norm::{Factors, HeadNorms, QueriesKeys, norm_and_rotate, norm_and_rotate_backward};
+use crate::ops::host;
 use crate::ops::linear::InputGrad;
 use crate::ops::rotary::rotate;
 use crate::spec;
@@ -18,6 +19,8 @@ pub struct Attention {
     pub spec: spec::Attention,
     /// Weights of the norms of queries and keys, where the family has them; such have a rotary embedding, too.
     pub head_norms: Option<[Tensor<1>; 2]>,
+    /// `[num_heads]` in `f32`, where the family has them.
+    pub sinks: Option<Tensor<1>>,
 }
 
 /// What the backward needs of the forward.
@@ -62,7 +65,12 @@ impl Attention {
                 (normed, Some(([q, k], factors)))
             }
         };
+        let q = self.grown(q, context);
         let attended = attend([&q, &k, &v], heads);
+        let attended = match &self.sinks {
+            Some(sinks) => with_sinks(attended, sinks, context.layout, heads),
+            None => attended,
+        };
         Kept { q, k, v, before_head_norms, attended }
     }
 
@@ -86,6 +94,7 @@ impl Attention {
         let d_o = d_o.unwrap_or_else(|| q.zeros_like());
         let [dq, dk, dv] = attention_backward(&d_o, [&q, &k, &v], &attended, context.layout, heads);
         drop((d_o, attended, q, k, v));
+        let dq = self.grown(dq, context);
         let [dq, dk] = match (self.norms(context), before_head_norms) {
             (Some(norms), Some(([q, k], factors))) => norm_and_rotate_backward([dq, dk], [&q, &k], factors, norms),
             _ => match rope {
@@ -94,6 +103,17 @@ impl Attention {
             },
         };
         linears.project_backward(qkv, [dq, dk, dv], &x(), input_grad)
+    }
+
+    /// Queries, or their gradient, times what their positions make of them.
+    fn grown(&self, q: Tensor<2>, context: &BlockContext<'_>) -> Tensor<2> {
+        let growth = self.spec.rope.and_then(|rope| context.layout.table(rope).query_growth());
+        let positions = context.layout.positions();
+        let Some(growth) = growth.filter(|growth| positions.iter().any(|at| *at as usize >= growth.period)) else {
+            return q;
+        };
+        let factors = positions.iter().map(|at| growth.factor(*at as usize)).collect();
+        q.clone() * host::tensor(factors, [positions.len(), 1], &q.device()).cast(q.dtype())
     }
 
     fn norms<'a>(&'a self, context: &BlockContext<'a>) -> Option<HeadNorms<'a>> {

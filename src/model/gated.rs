@@ -41,13 +41,41 @@ impl spec::Gated {
         linears: &mut Linears<'_>,
         input_grad: bool,
     ) -> Option<Tensor<2>> {
+        self.backward_and(dy, kept, x, linears, input_grad, |_, _| ()).0
+    }
+
+    /// [`backward`](Self::backward), and the scalar product of every token's output and `dy`, `[tokens]`.
+    pub(super) fn backward_with_product(
+        &self,
+        dy: &Tensor<2>,
+        kept: Kept,
+        x: impl FnOnce() -> Tensor<2>,
+        linears: &mut Linears<'_>,
+        input_grad: bool,
+    ) -> (Option<Tensor<2>>, Tensor<1>) {
+        // But for its bias, the output is linear in what is inside.
+        let product = |h: Tensor<2>, dh: &Tensor<2>| (h * dh.clone()).sum_dim(1).squeeze_dim(1);
+        let of_bias = linears.bias(self.down).map(|bias| (dy.clone() * bias.cast(dy.dtype()).unsqueeze()).sum_dim(1));
+        let (dx, product) = self.backward_and(dy, kept, x, linears, input_grad, product);
+        (dx, of_bias.map_or(product.clone(), |of_bias| product + of_bias.squeeze_dim(1)))
+    }
+
+    fn backward_and<R>(
+        &self,
+        dy: &Tensor<2>,
+        kept: Kept,
+        x: impl FnOnce() -> Tensor<2>,
+        linears: &mut Linears<'_>,
+        input_grad: bool,
+        look: impl FnOnce(Tensor<2>, &Tensor<2>) -> R,
+    ) -> (Option<Tensor<2>>, R) {
         let (place, Kept { gate, up }) = (linears.context.place(), kept);
         let h = gated(place, self.activation, &gate, &up);
         let dh = linears.backward(self.down, dy, &h, InputGrad::Fresh);
-        drop(h);
         let dh = dh.unwrap_or_else(|| gate.zeros_like());
+        let seen = look(h, &dh);
         let (dgate, dup) = gated_backward(place, self.activation, &dh, &gate, &up);
         drop((dh, gate, up));
-        linears.project_backward(self.gate_up, [dgate, dup], &x(), input_grad)
+        (linears.project_backward(self.gate_up, [dgate, dup], &x(), input_grad), seen)
     }
 }

@@ -36,6 +36,11 @@ impl<'a> Linears<'a> {
         Some((adapter.kind, adapter.applied(dropout)))
     }
 
+    /// The bias of a linear layer, `[out_features]` in `f32`.
+    pub(super) fn bias(&self, site: SiteId) -> Option<Tensor<1>> {
+        self.weights[site].bias.clone()
+    }
+
     /// The output of a linear layer, added to `residual` if there is one.
     pub(super) fn forward(&mut self, site: SiteId, x: &Tensor<2>, residual: Option<Tensor<2>>) -> Tensor<2> {
         let (place, weight) = (self.context.place(), &self.weights[site]);

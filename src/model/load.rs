@@ -16,7 +16,7 @@ use crate::device::Dtype;
 use crate::ops::kernels::place_of;
 use crate::ops::linear::{Matrix, Weight};
 use crate::schema::Problem;
-use crate::spec::{self, HEAD_NORMS, ModelConfig, SiteId, in_layer};
+use crate::spec::{self, HEAD_NORMS, ModelConfig, SINKS, SiteId, in_layer};
 
 /// Loads a model. `storage` says how its linear layers and embeddings are held, `compute` is the type of the arithmetic.
 /// Weights of norms and biases are kept in `f32`: they are small, and `f32` holds every stored type exactly.
@@ -127,16 +127,22 @@ fn load_block(
                 let [of_q, of_k] = HEAD_NORMS;
                 let norms = spec.norm_widths().map(|[q, k]| Ok([norm(of_q, q)?, norm(of_k, k)?]));
                 let head_norms = norms.transpose()?;
-                SublayerKind::Attention(Attention { spec: spec.clone(), head_norms })
+                let sinks = spec.has_sinks.then(|| {
+                    let name = in_layer(layer, SINKS);
+                    weights.load(&name, [spec.heads.num_heads], Dtype::F32, device)
+                });
+                SublayerKind::Attention(Attention { spec: spec.clone(), head_norms, sinks: sinks.transpose()? })
             }
             spec::SublayerKind::Gated(spec) => SublayerKind::Gated(spec.clone()),
+            spec::SublayerKind::Mixture(spec) => SublayerKind::Mixture(spec.clone()),
         };
         let [norm_before, norm_after] = [around(spec.norm_before)?, around(spec.norm_after)?];
         Ok(Sublayer { norm_before, norm_after, output_scale: spec.output_scale, kind })
     };
     let mut linears = spec.sites.iter().map(linear).collect::<Result<Vec<_>, Problem>>()?;
     if storage.residency == Residency::Memory && place_of(device, DType::F32).stacks_weights() {
-        spec.sublayers.iter().for_each(|sublayer| stack(&mut linears, sublayer.kind.input_sites()));
+        let groups = spec.sublayers.iter().flat_map(|sublayer| sublayer.kind.input_sites());
+        groups.for_each(|sites| stack(&mut linears, sites));
     }
     Ok(Block { linears, sublayers: spec.sublayers.iter().map(sublayer).collect::<Result<_, Problem>>()? })
 }

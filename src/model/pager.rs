@@ -1,14 +1,24 @@
 //! Keeps no more of a mapped model in memory than is in use: what comes next is read ahead, what was left is released.
+//! Which experts come next is not known: those are read when they are used.
 
 use std::sync::mpsc::{self, Receiver, SyncSender};
 use std::sync::{Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use super::weights::{Pages, Weights};
-use crate::spec::ModelConfig;
+use crate::spec::{ModelConfig, is_of_expert};
 
 /// Turns that the model may be ahead of the thread; each holds at most one more part in memory.
 const MAX_AHEAD: usize = 1;
+
+/// The pages of a part of a model.
+#[derive(Clone, Debug, Default)]
+struct Part {
+    /// Those of which it is known that they will be used.
+    read: Vec<Pages>,
+    /// Those of experts.
+    experts: Vec<Pages>,
+}
 
 /// The pages of a model, part by part: its blocks, then the head, then the embedding unless it is the head.
 #[derive(Debug)]
@@ -32,7 +42,7 @@ impl Pager {
     /// Starts the thread for the weights of these files.
     pub(super) fn new(config: &ModelConfig, weights: &Weights) -> Self {
         let num_blocks = config.num_layers();
-        let mut parts = vec![Vec::new(); num_blocks + 1 + usize::from(!config.tie_word_embeddings)];
+        let mut parts = vec![Part::default(); num_blocks + 1 + usize::from(!config.tie_word_embeddings)];
         let num_parts = parts.len();
         for (name, _) in config.expected_tensors() {
             let of_block = name.strip_prefix("model.layers.").and_then(|rest| rest.split('.').next()?.parse().ok());
@@ -42,7 +52,8 @@ impl Pager {
                 (None, "model.embed_tokens.weight") => num_parts - 1,
                 _ => continue,
             };
-            parts[part].extend(weights.pages(&name));
+            let Part { read, experts } = &mut parts[part];
+            if is_of_expert(&name) { experts } else { read }.extend(weights.pages(&name));
         }
         let (turns, queue) = mpsc::sync_channel(MAX_AHEAD);
         let thread = std::thread::Builder::new().name("pager".into()).spawn(move || work(&queue, &parts));
@@ -79,9 +90,10 @@ impl Drop for Pager {
     }
 }
 
-fn work(turns: &Receiver<Turn>, parts: &[Vec<Pages>]) {
+fn work(turns: &Receiver<Turn>, parts: &[Part]) {
     for Turn { release, read } in turns {
-        release.into_iter().flat_map(|part| &parts[part]).for_each(Pages::release);
-        read.into_iter().flat_map(|part| &parts[part]).for_each(Pages::read);
+        let release = release.into_iter().map(|part| &parts[part]);
+        release.flat_map(|part| part.read.iter().chain(&part.experts)).for_each(Pages::release);
+        read.into_iter().flat_map(|part| &parts[part].read).for_each(Pages::read);
     }
 }

@@ -18,7 +18,8 @@ impl Rope {
         #[expect(clippy::cast_possible_truncation, reason = "computed in f32")]
         let factor = self.attention_factor() as f32;
         let values = |of: fn(f32) -> f32| angles().map(|angle| of(angle) * factor).collect();
-        RotaryTable::new(values(f32::cos), values(f32::sin), self.width / 2).within(self.head_dim, self.pairs)
+        let table = RotaryTable::new(values(f32::cos), values(f32::sin), self.width / 2);
+        table.within(self.head_dim, self.pairs).with_query_growth(self.query_growth)
     }
 }
 

@@ -10,9 +10,11 @@ use super::profile::{self, Cost};
 
 pub(super) mod chunk;
 pub mod plain;
+mod sinks;
 
 pub use self::chunk::CHUNK_BYTES;
 pub use self::plain::{plain_attention, plain_attention_backward};
+pub use self::sinks::with_sinks;
 pub use crate::spec::Heads;
 
 /// Output of attention, and what its backward needs.
@@ -20,8 +22,21 @@ pub use crate::spec::Heads;
 pub struct Attended {
     /// `[tokens, num_heads * head_dim]`.
     pub o: Tensor<2>,
-    /// Log-sum-exp of every row of scores, in `f32`, `[num_heads * tokens]`; the order is the implementation's.
+    /// Log-sum-exp of every row of scores, in `f32`, `[num_heads * tokens]`.
     pub lse: Tensor<1>,
+    /// Its order, which is the implementation's.
+    pub order: LseOrder,
+}
+
+/// How the rows of scores of all heads follow each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LseOrder {
+    /// Head by head: `[num_heads, tokens]`.
+    ByHead,
+    /// Token by token: `[tokens, num_heads]`.
+    ByToken,
+    /// `[rows, num_kv_heads, row_length, heads of a group]`.
+    Grouped,
 }
 
 /// `softmax(scale q k^T + mask) v` for every head; a token sees itself and the tokens before it in its document.

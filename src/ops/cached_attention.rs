@@ -6,7 +6,7 @@ use std::ops::Range;
 use burn::tensor::{DType, Device, Tensor};
 use rayon::prelude::*;
 
-use super::attention::{Attended, Heads};
+use super::attention::{Attended, Heads, LseOrder};
 use super::kernels::Place;
 use super::product::{F32Products, Operand, matmul, product};
 use super::{cpu, host};
@@ -155,7 +155,8 @@ pub fn attend_each(caches: &mut [&mut KeyValueCache], lengths: &[usize], [q, k, 
     }
     tasks.into_par_iter().for_each(|(cache, keys, values, q, o, lse)| cache.attend_on_host(keys, values, q, o, lse));
     let (device, num_rows) = (q.device(), lse.len());
-    Attended { o: host::tensor(o, q.dims(), &device), lse: host::tensor(lse, [num_rows], &device) }
+    let lse = host::tensor(lse, [num_rows], &device);
+    Attended { o: host::tensor(o, q.dims(), &device), lse, order: LseOrder::ByToken }
 }
 
 /// Attention of tokens that follow one another.
@@ -166,7 +167,7 @@ fn joined(mut parts: Vec<Attended>) -> Attended {
         return only;
     }
     let (o, lse) = parts.into_iter().map(|part| (part.o, part.lse)).unzip();
-    Attended { o: Tensor::cat(o, 0), lse: Tensor::cat(lse, 0) }
+    Attended { o: Tensor::cat(o, 0), lse: Tensor::cat(lse, 0), order: LseOrder::ByToken }
 }
 
 impl Default for Held {
@@ -205,5 +206,6 @@ fn plain_attention_of_last(
     let weights = (scores - max.clone()).exp();
     let sum = weights.clone().sum_dim(2);
     let o = matmul(&(weights / sum.clone()).cast(dtype), v, products);
-    Attended { o: o.reshape([1, num_heads * head_dim]), lse: (max + sum.log()).reshape([num_heads]) }
+    let lse = (max + sum.log()).reshape([num_heads]);
+    Attended { o: o.reshape([1, num_heads * head_dim]), lse, order: LseOrder::ByToken }
 }

@@ -9,7 +9,7 @@ use half::{bf16, f16};
 
 use super::adamw::{State, Update};
 use super::adamw_8bit::{Coded, host_adamw_8bit};
-use super::attention::{Attended, Heads};
+use super::attention::{Attended, Heads, LseOrder};
 use super::blocks::HostBlocks;
 use super::cached_attention::Held;
 use super::cpu;
@@ -22,6 +22,7 @@ use super::linear::{InputGrad, Matrix, Weight, rank};
 use super::low_rank::{Lora, LowRank};
 use super::product::F32Products;
 use super::quantised::HostCodes;
+use super::routing::Rows;
 use crate::device::{Dtype, has_bf16_products};
 use crate::spec::Activation;
 use crate::util::cancel;
@@ -120,6 +121,30 @@ impl Kernels for Cpu {
         gated_backward(activation, dh, gate, up)
     }
 
+    fn gather(&self, x: &Tensor<2>, rows: &Rows, weighted: bool) -> Tensor<2> {
+        let (values, width, weights) = (host::view(x), x.dims()[1], weighted.then(|| host::view(&rows.weights)));
+        let mut found = Vec::with_capacity(rows.tokens().count() * width);
+        for (row, token) in rows.tokens().enumerate() {
+            let (from, weight) =
+                (&values[token * width..][..width], weights.as_ref().map_or(1.0, |weights| weights[row]));
+            found.extend(from.iter().map(|number| weight * number));
+        }
+        let shape = [found.len() / width, width];
+        host::tensor(found, shape, &x.device())
+    }
+
+    fn scatter_add(&self, y: Tensor<2>, rows: &Rows, update: &Tensor<2>, weighted: bool) -> Tensor<2> {
+        let (update, width) = (host::view(update), y.dims()[1]);
+        let weights = weighted.then(|| host::view(&rows.weights));
+        host::update(y, |y| {
+            for (row, (token, from)) in rows.tokens().zip(update.chunks_exact(width)).enumerate() {
+                let weight = weights.as_ref().map_or(1.0, |weights| weights[row]);
+                let to = &mut y[token * width..][..width];
+                to.iter_mut().zip(from).for_each(|(to, from)| *to += weight * from);
+            }
+        })
+    }
+
     fn rotate(&self, qk: [Tensor<2>; 2], layout: &Layout, rope: usize, heads: Heads, inverse: bool) -> [Tensor<2>; 2] {
         let (head_dim, table) = (heads.head_dim, layout.table(rope));
         qk.map(|x| {
@@ -135,7 +160,11 @@ impl Kernels for Cpu {
         let (host_q, k, v) = (host::view(q), host::view(k), host::view(v));
         cpu::attention(&host_q, &k, &v, layout.documents(), &heads, self.rounds, &mut o, &mut lse);
         let (lse_shape, device) = ([lse.len()], q.device());
-        Attended { o: host::tensor(o, [tokens, width], &device), lse: host::tensor(lse, lse_shape, &device) }
+        Attended {
+            o: host::tensor(o, [tokens, width], &device),
+            lse: host::tensor(lse, lse_shape, &device),
+            order: LseOrder::ByHead,
+        }
     }
 
     fn attention_backward(

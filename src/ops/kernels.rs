@@ -28,6 +28,7 @@ use super::low_rank::{Lora, LowRank};
 use super::norm::{plain_rms_norm, plain_rms_norm_backward};
 use super::product::F32Products;
 use super::rotary::plain_rotate;
+use super::routing::{Rows, plain_gather, plain_scatter_add};
 use super::swiglu::{plain_gated, plain_gated_backward};
 use crate::device::{DeviceKind, Dtype};
 use crate::spec::Activation;
@@ -182,6 +183,14 @@ pub trait Kernels: Debug + Send + Sync {
         up: &Tensor<2>,
     ) -> (Tensor<2>, Tensor<2>) {
         plain_gated_backward(activation, dh, gate, up)
+    }
+
+    fn gather(&self, x: &Tensor<2>, rows: &Rows, weighted: bool) -> Tensor<2> {
+        plain_gather(x, rows, weighted)
+    }
+
+    fn scatter_add(&self, y: Tensor<2>, rows: &Rows, update: &Tensor<2>, weighted: bool) -> Tensor<2> {
+        plain_scatter_add(y, rows, update, weighted)
     }
 
     fn rotate(&self, qk: [Tensor<2>; 2], layout: &Layout, rope: usize, heads: Heads, inverse: bool) -> [Tensor<2>; 2] {

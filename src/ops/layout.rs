@@ -17,6 +17,7 @@ pub struct RotaryTable {
     pairs: RopePairs,
     cos: Vec<f32>,
     sin: Vec<f32>,
+    query_growth: Option<QueryGrowth>,
 }
 
 impl RotaryTable {
@@ -27,13 +28,25 @@ impl RotaryTable {
     #[must_use]
     pub fn new(cos: Vec<f32>, sin: Vec<f32>, half: usize) -> Self {
         assert!(cos.len() == sin.len() && half > 0 && cos.len().is_multiple_of(half), "a rotary table has whole rows");
-        Self { half, head_dim: 2 * half, pairs: RopePairs::Halves, cos, sin }
+        Self { half, head_dim: 2 * half, pairs: RopePairs::Halves, cos, sin, query_growth: None }
     }
 
     /// The table of the first numbers of heads that are `head_dim` wide, which turn in these pairs.
     #[must_use]
     pub fn within(self, head_dim: usize, pairs: RopePairs) -> Self {
         Self { head_dim, pairs, ..self }
+    }
+
+    /// The table of a rotary embedding whose queries grow so.
+    #[must_use]
+    pub fn with_query_growth(self, query_growth: Option<QueryGrowth>) -> Self {
+        Self { query_growth, ..self }
+    }
+
+    /// How queries grow with their position.
+    #[must_use]
+    pub fn query_growth(&self) -> Option<QueryGrowth> {
+        self.query_growth
     }
 
     /// Number of pairs.

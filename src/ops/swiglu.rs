@@ -10,6 +10,11 @@ use crate::spec::Activation;
 pub(super) const GELU_SCALE: f64 = 1.595_769_121_605_730_7;
 pub(super) const GELU_CUBE: f64 = 0.044_715;
 
+/// The argument of the sigmoid in gpt-oss is this often the gate.
+pub(super) const CLAMPED_SCALE: f64 = 1.702;
+/// Its bound of gate and up.
+pub(super) const CLAMP: f64 = 7.0;
+
 /// `activation(gate) * up`.
 ///
 /// # Shapes
@@ -40,6 +45,7 @@ pub(super) fn name(activation: Activation) -> [&'static str; 2] {
     match activation {
         Activation::Silu => ["swiglu", "swiglu_backward"],
         Activation::GeluTanh => ["geglu", "geglu_backward"],
+        Activation::Clamped => ["clamped_swiglu", "clamped_swiglu_backward"],
     }
 }
 
@@ -47,7 +53,7 @@ pub(super) fn name(activation: Activation) -> [&'static str; 2] {
 #[must_use]
 pub fn plain_gated(activation: Activation, gate: &Tensor<2>, up: &Tensor<2>) -> Tensor<2> {
     let dtype = gate.dtype();
-    let (gate, up) = (gate.clone().cast(DType::F32), up.clone().cast(DType::F32));
+    let [gate, up] = clamped(activation, [gate, up].map(|x| x.clone().cast(DType::F32)));
     // Rounded once.
     (gate.clone() * activation::sigmoid(argument(activation, gate)) * up).cast(dtype)
 }
@@ -61,16 +67,28 @@ pub fn plain_gated_backward(
     up: &Tensor<2>,
 ) -> (Tensor<2>, Tensor<2>) {
     let dtype = gate.dtype();
-    let [dh, gate, up] = [dh, gate, up].map(|x| x.clone().cast(DType::F32));
+    let [dh, of_gate, of_up] = [dh, gate, up].map(|x| x.clone().cast(DType::F32));
+    let [gate, up] = clamped(activation, [of_gate.clone(), of_up.clone()]);
     let sigmoid = activation::sigmoid(argument(activation, gate.clone()));
     let active = gate.clone() * sigmoid.clone();
     // How the argument grows with the gate.
     let steep = match activation {
         Activation::Silu => active.clone(),
         Activation::GeluTanh => active.clone() * (gate.square() * (3.0 * GELU_CUBE) + 1.0) * GELU_SCALE,
+        Activation::Clamped => active.clone() * CLAMPED_SCALE,
     };
     let slope = sigmoid.clone() + steep * sigmoid.neg().add_scalar(1.0);
-    ((dh.clone() * up * slope).cast(dtype), (dh * active).cast(dtype))
+    let (mut dgate, mut dup) = (dh.clone() * up * slope, dh * active);
+    if activation == Activation::Clamped {
+        dgate = dgate.mask_fill(of_gate.greater_elem(CLAMP), 0.0);
+        dup = dup.mask_fill(of_up.abs().greater_elem(CLAMP), 0.0);
+    }
+    (dgate.cast(dtype), dup.cast(dtype))
+}
+
+/// Gate and up within the bounds of the activation, and what the activation adds to the latter.
+fn clamped(activation: Activation, [gate, up]: [Tensor<2>; 2]) -> [Tensor<2>; 2] {
+    if activation == Activation::Clamped { [gate.clamp_max(CLAMP), up.clamp(-CLAMP, CLAMP) + 1.0] } else { [gate, up] }
 }
 
 /// The argument of the sigmoid.
@@ -78,5 +96,6 @@ fn argument(activation: Activation, gate: Tensor<2>) -> Tensor<2> {
     match activation {
         Activation::Silu => gate,
         Activation::GeluTanh => gate.clone() * (gate.square() * GELU_CUBE + 1.0) * GELU_SCALE,
+        Activation::Clamped => gate * CLAMPED_SCALE,
     }
 }

@@ -140,9 +140,9 @@ pub(crate) fn held(storage: Storage, config: Option<&ModelConfig>, is_gpu: bool)
 /// The model's shape, with a word on its weights.
 fn model(recipe: &Recipe, config: &ModelConfig, weights: &str) -> Fact {
     let (num_layers, ModelConfig { model_type, hidden_size, .. }) = (config.num_layers(), config);
-    let (path, parameters) = (&recipe.model.path, with_commas(config.num_parameters()));
+    let (path, parameters) = (&recipe.model.path, config.parameters());
     let shape = format!("{model_type}, {num_layers} layers of width {hidden_size}");
-    ("model", format!("{path} ({shape}, {parameters} parameters, {weights})"))
+    ("model", format!("{path} ({shape}, {parameters}, {weights})"))
 }
 
 /// How the weights are stored.

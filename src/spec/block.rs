@@ -3,6 +3,8 @@
 
 use std::collections::BTreeMap;
 
+use crate::util::stats::as_f64;
+
 /// A linear layer of a block: its place in [`Block::sites`].
 pub type SiteId = usize;
 
@@ -18,6 +20,25 @@ pub struct Site {
     pub shape: [usize; 2],
     /// Whether it adds a bias.
     pub has_bias: bool,
+    /// Which tokens pass it, and whether it takes an adapter.
+    pub role: Role,
+}
+
+/// What a linear layer is in its block.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Role {
+    /// All tokens pass it. It takes an adapter.
+    #[default]
+    Linear,
+    /// It chooses among experts. It stays frozen.
+    Router,
+    /// It belongs to one of `num_experts` experts, of which a token passes `num_per_token`. It stays frozen.
+    Expert {
+        /// Experts of a token.
+        num_per_token: usize,
+        /// Experts of the layer.
+        num_experts: usize,
+    },
 }
 
 impl Site {
@@ -25,6 +46,16 @@ impl Site {
     #[must_use]
     pub fn num_weights(&self) -> usize {
         self.shape.iter().product()
+    }
+
+    /// Number of its weights that a token is multiplied by, on average over the experts.
+    #[must_use]
+    pub fn num_active_weights(&self) -> f64 {
+        let share = match self.role {
+            Role::Expert { num_per_token, num_experts } => as_f64(num_per_token) / as_f64(num_experts),
+            Role::Linear | Role::Router => 1.0,
+        };
+        as_f64(self.num_weights()) * share
     }
 }
 
@@ -57,15 +88,18 @@ pub enum SublayerKind {
     Attention(Attention),
     /// A gated feed-forward layer.
     Gated(Gated),
+    /// A mixture of experts.
+    Mixture(Mixture),
 }
 
 impl SublayerKind {
-    /// The linear layers of its input.
+    /// The linear layers of its input, group by group: those of a group have the same input.
     #[must_use]
-    pub fn input_sites(&self) -> &[SiteId] {
+    pub fn input_sites(&self) -> Vec<&[SiteId]> {
         match self {
-            Self::Attention(attention) => attention.qkv.sites(),
-            Self::Gated(gated) => gated.gate_up.sites(),
+            Self::Attention(attention) => vec![attention.qkv.sites()],
+            Self::Gated(gated) => vec![gated.gate_up.sites()],
+            Self::Mixture(mixture) => mixture.all().map(|gated| gated.gate_up.sites()).collect(),
         }
     }
 }
@@ -105,6 +139,8 @@ pub struct Attention {
     pub rope: Option<usize>,
     /// How queries and keys are normed before the rotary embedding; absent: they are not.
     pub query_key_norms: Option<QueryKeyNorms>,
+    /// Whether every head has a sink: one more score, without a value (gpt-oss).
+    pub has_sinks: bool,
     /// The projections of its input to queries, keys and values.
     pub qkv: Projections<3>,
     /// The projection of its output.
@@ -177,6 +213,8 @@ pub enum Activation {
     Silu,
     /// GELU with the tangent's approximation (Hendrycks and Gimpel, 2016): `x sigmoid(sqrt(8 / pi) (x + 0.044715 x^3))`.
     GeluTanh,
+    /// `x sigmoid(1.702 x)` of `x` up to 7, times one more than the other factor, which is between -7 and 7 (gpt-oss).
+    Clamped,
 }
 
 /// A gated feed-forward layer: `down(activation(gate(x)) * up(x))`.
@@ -192,13 +230,53 @@ pub struct Gated {
     pub down: SiteId,
 }
 
+/// A mixture of experts: a router chooses some gated feed-forward layers for every token, and weights their outputs.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Mixture {
+    /// The layer that gives every expert a score.
+    pub router: SiteId,
+    /// The probabilities of which the largest choose and weight the experts.
+    pub probabilities: Probabilities,
+    /// Experts of a token.
+    pub num_per_token: usize,
+    /// The experts.
+    pub experts: Vec<Gated>,
+    /// What every token passes beside them.
+    pub shared: Option<SharedExpert>,
+}
+
+/// How the outputs of a token's experts are weighted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Probabilities {
+    /// By the softmax of all scores.
+    OfAll,
+    /// By the softmax of the scores of the token's experts: that of all, made to sum to 1.
+    OfChosen,
+}
+
+/// A feed-forward layer whose output is multiplied by the sigmoid of a number for each token.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SharedExpert {
+    /// The layer.
+    pub gated: Gated,
+    /// What makes the number.
+    pub gate: SiteId,
+}
+
+impl Mixture {
+    /// The experts and the shared one.
+    pub fn all(&self) -> impl Iterator<Item = &Gated> {
+        self.experts.iter().chain(self.shared.iter().map(|shared| &shared.gated))
+    }
+}
+
 impl Block {
     /// The attention; the first one, if there were several.
     #[must_use]
     pub fn attention(&self) -> Option<&Attention> {
         self.sublayers.iter().find_map(|sublayer| match &sublayer.kind {
             SublayerKind::Attention(attention) => Some(attention),
-            SublayerKind::Gated(_) => None,
+            _ => None,
         })
     }
 
@@ -207,18 +285,39 @@ impl Block {
     pub fn gated(&self) -> Option<&Gated> {
         self.sublayers.iter().find_map(|sublayer| match &sublayer.kind {
             SublayerKind::Gated(gated) => Some(gated),
-            SublayerKind::Attention(_) => None,
+            _ => None,
         })
+    }
+
+    /// The mixture of experts, likewise.
+    #[must_use]
+    pub fn mixture(&self) -> Option<&Mixture> {
+        self.sublayers.iter().find_map(|sublayer| match &sublayer.kind {
+            SublayerKind::Mixture(mixture) => Some(mixture),
+            _ => None,
+        })
+    }
+
+    /// Its feed-forward layer, or those of its experts.
+    pub fn all_gated(&self) -> impl Iterator<Item = &Gated> {
+        self.gated().into_iter().chain(self.mixture().into_iter().flat_map(Mixture::all))
     }
 
     /// Width of the widest result of its linear layers; `joined`: those of one input make one result.
     #[must_use]
     pub fn widest_activation(&self, joined: bool) -> usize {
-        let width = |sublayer: &Sublayer| {
-            let widths = sublayer.kind.input_sites().iter().map(|site| self.sites[*site].shape[0]);
+        let width = |sites: &[SiteId]| {
+            let widths = sites.iter().map(|site| self.sites[*site].shape[0]);
             if joined { widths.sum() } else { widths.max().unwrap_or_default() }
         };
-        self.sublayers.iter().map(width).max().unwrap_or_default()
+        let groups = self.sublayers.iter().flat_map(|sublayer| sublayer.kind.input_sites());
+        groups.map(width).max().unwrap_or_default()
+    }
+
+    /// The sinks of its attention with their number.
+    #[must_use]
+    pub fn sinks(&self) -> Option<(&'static str, usize)> {
+        self.attention().filter(|attention| attention.has_sinks).map(|attention| (SINKS, attention.heads.num_heads))
     }
 
     /// The norms of a block with their widths.
@@ -229,6 +328,9 @@ impl Block {
         of_heads.chain(around.flatten().map(move |name| (name, hidden_size)))
     }
 }
+
+/// Name of the sinks of an attention.
+pub const SINKS: &str = "self_attn.sinks";
 
 /// Names of the norms of query and key heads.
 pub const HEAD_NORMS: [&str; 2] = ["self_attn.q_norm", "self_attn.k_norm"];
@@ -246,6 +348,9 @@ pub const SITE_NAMES: [&str; 7] = [
 
 /// Names of layers that some families have for the first three, and for the two of gate and up.
 pub const FUSED_NAMES: [&str; 2] = ["self_attn.qkv_proj", "mlp.gate_up_proj"];
+
+/// Name of what the sigmoid that a shared expert is multiplied by is made with.
+pub const SHARED_GATE: &str = "mlp.shared_expert_gate";
 
 /// The last component of a module's name, as used in `target_modules`.
 #[must_use]

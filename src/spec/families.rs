@@ -22,6 +22,10 @@ pub(super) struct Family {
     /// The key that names the activation, and what it means where it is absent.
     pub(super) activation: (&'static str, Activation),
     pub(super) scales: Scales,
+    /// Whether the heads have sinks.
+    pub(super) has_sinks: bool,
+    /// The feed-forward layers are mixtures of experts.
+    pub(super) experts: Option<Experts>,
     /// Whether the layers of queries, keys and values are one, and whether those of gate and up are.
     pub(super) fused: [bool; 2],
     /// Value of `partial_rotary_factor`, the share of a head that turns, where absent; absent: all of it turns.
@@ -48,6 +52,26 @@ pub(super) struct Family {
     pub(super) tie_word_embeddings: bool,
     pub(super) bos_token_id: Option<u32>,
     pub(super) eos_token_id: Option<u32>,
+}
+
+/// A family's mixtures of experts, and the values of their keys where absent.
+#[derive(Clone, Copy)]
+pub(super) struct Experts {
+    /// `num_experts`, or `num_local_experts`.
+    pub(super) count: usize,
+    /// `num_experts_per_tok`.
+    pub(super) num_per_token: usize,
+    /// `moe_intermediate_size`; absent: `intermediate_size` is theirs.
+    pub(super) intermediate_size: Option<usize>,
+    /// `shared_expert_intermediate_size`; absent: there is no shared expert.
+    pub(super) shared: Option<usize>,
+    /// Whether `norm_topk_prob` decides that the weights of a token's experts sum to 1, and whether `decoder_sparse_step` and
+    /// `mlp_only_layers` decide which layers are mixtures. Otherwise they do, and all are.
+    pub(super) has_keys: bool,
+    /// Whether router and experts add biases.
+    pub(super) has_biases: bool,
+    /// Names within the block of the router and of what holds the experts, and within an expert of gate, up and down.
+    pub(super) names: [&'static str; 5],
 }
 
 /// What scores of attention, embeddings, outputs of sublayers and logits are multiplied by.
@@ -112,6 +136,8 @@ const LLAMA: Family = Family {
     norms_less_one: false,
     activation: ("hidden_act", Activation::Silu),
     scales: Scales::HeadWidth,
+    has_sinks: false,
+    experts: None,
     fused: [false; 2],
     partial_rotary_factor: None,
     rope_pairs: RopePairs::Halves,
@@ -130,6 +156,17 @@ const LLAMA: Family = Family {
     eos_token_id: Some(2),
 };
 
+const MISTRAL: Family = Family {
+    model_type: "mistral",
+    architecture: "MistralForCausalLM",
+    nested_in: Some(("mistral3", "Mistral3ForConditionalGeneration")),
+    biases: Biases::None,
+    windows: Windows::Everywhere(Some(4096)),
+    num_key_value_heads: Some(8),
+    max_position_embeddings: 131_072,
+    ..LLAMA
+};
+
 const QWEN2: Family = Family {
     model_type: "qwen2",
     architecture: "Qwen2ForCausalLM",
@@ -140,6 +177,25 @@ const QWEN2: Family = Family {
     bos_token_id: None,
     eos_token_id: None,
     ..LLAMA
+};
+
+const QWEN3: Family = Family {
+    model_type: "qwen3",
+    architecture: "Qwen3ForCausalLM",
+    biases: Biases::AttentionKey,
+    qk_norms: Some(QueryKeyNorms::Heads),
+    head_dim: Some(128),
+    ..QWEN2
+};
+
+const QWEN2_EXPERTS: Experts = Experts {
+    count: 60,
+    num_per_token: 4,
+    intermediate_size: Some(1408),
+    shared: Some(5632),
+    has_keys: true,
+    has_biases: false,
+    names: ["mlp.gate", "mlp.experts", "gate_proj", "up_proj", "down_proj"],
 };
 
 const GEMMA2: Family = Family {
@@ -183,25 +239,88 @@ const GLM: Family = Family {
 };
 
 /// Every supported family.
-pub(super) const FAMILIES: [Family; 12] = [
+pub(super) const FAMILIES: [Family; 17] = [
     LLAMA,
+    MISTRAL,
     Family {
-        model_type: "mistral",
-        architecture: "MistralForCausalLM",
+        model_type: "ministral3",
+        architecture: "Ministral3ForCausalLM",
+        windows: Windows::Everywhere(None),
+        rms_norm_eps: 1e-5,
+        rope_theta: 1e6,
+        head_dim: Some(128),
+        max_position_embeddings: 262_144,
+        ..MISTRAL
+    },
+    QWEN2,
+    QWEN3,
+    Family {
+        model_type: "qwen2_moe",
+        architecture: "Qwen2MoeForCausalLM",
+        experts: Some(QWEN2_EXPERTS),
+        windows: Windows::Never,
+        num_key_value_heads: Some(16),
+        ..QWEN2
+    },
+    Family {
+        model_type: "qwen3_moe",
+        architecture: "Qwen3MoeForCausalLM",
+        experts: Some(Experts {
+            count: 128,
+            num_per_token: 8,
+            intermediate_size: Some(768),
+            shared: None,
+            ..QWEN2_EXPERTS
+        }),
+        windows: Windows::Never,
+        num_key_value_heads: Some(4),
+        head_dim: None,
+        ..QWEN3
+    },
+    Family {
+        model_type: "mixtral",
+        architecture: "MixtralForCausalLM",
         biases: Biases::None,
-        windows: Windows::Everywhere(Some(4096)),
+        experts: Some(Experts {
+            count: 8,
+            num_per_token: 2,
+            intermediate_size: None,
+            shared: None,
+            has_keys: false,
+            has_biases: false,
+            names: ["block_sparse_moe.gate", "block_sparse_moe.experts", "w1", "w3", "w2"],
+        }),
+        windows: Windows::Everywhere(None),
+        rms_norm_eps: 1e-5,
+        rope_theta: 1e6,
         num_key_value_heads: Some(8),
         max_position_embeddings: 131_072,
         ..LLAMA
     },
-    QWEN2,
     Family {
-        model_type: "qwen3",
-        architecture: "Qwen3ForCausalLM",
+        model_type: "gpt_oss",
+        architecture: "GptOssForCausalLM",
         biases: Biases::AttentionKey,
-        qk_norms: Some(QueryKeyNorms::Heads),
-        head_dim: Some(128),
-        ..QWEN2
+        activation: ("hidden_act", Activation::Clamped),
+        has_sinks: true,
+        experts: Some(Experts {
+            count: 128,
+            num_per_token: 4,
+            intermediate_size: None,
+            shared: None,
+            has_keys: false,
+            has_biases: true,
+            names: ["mlp.router", "mlp.experts", "gate_proj", "up_proj", "down_proj"],
+        }),
+        windows: Windows::AllButEvery { default: 128, pattern: 2 },
+        rms_norm_eps: 1e-5,
+        rope_theta: 150_000.0,
+        head_dim: Some(64),
+        num_key_value_heads: Some(8),
+        max_position_embeddings: 131_072,
+        bos_token_id: None,
+        eos_token_id: None,
+        ..LLAMA
     },
     GEMMA2,
     Family {
@@ -274,10 +393,6 @@ pub(super) const LACKING: &[(&str, &str)] = &[
     ("jamba", "state-space layers and a mixture of experts"),
     ("falcon_h1", "state-space layers"),
     ("granitemoe", "a mixture of experts"),
-    ("mixtral", "a mixture of experts"),
-    ("qwen2_moe", "a mixture of experts"),
-    ("qwen3_moe", "a mixture of experts"),
-    ("gpt_oss", "a mixture of experts"),
     ("olmoe", "a mixture of experts"),
     ("phimoe", "a mixture of experts"),
     ("glm4_moe", "a mixture of experts"),
@@ -285,8 +400,6 @@ pub(super) const LACKING: &[(&str, &str)] = &[
     ("deepseek", "a mixture of experts and latent attention"),
     ("gemma4", "keys and values shared between layers"),
     ("gemma3n", "keys and values shared between layers"),
-    ("ministral3", "queries scaled by their position"),
-    ("mistral3", "the language model of a multimodal model of another layout"),
     ("cohere", "LayerNorm and sublayers side by side"),
     ("gpt_neox", "LayerNorm and sublayers side by side"),
     ("phi", "LayerNorm and sublayers side by side"),

@@ -11,7 +11,7 @@ pub use crate::util::gguf::ROPE_FACTORS;
 use crate::util::stats::as_f64;
 
 /// Modules of a block, in Hugging Face's files and in GGUF.
-const MODULES: [(&str, &str); 17] = [
+const MODULES: [(&str, &str); 23] = [
     ("input_layernorm", "attn_norm"),
     ("self_attn.q_proj", "attn_q"),
     ("self_attn.k_proj", "attn_k"),
@@ -29,12 +29,27 @@ const MODULES: [(&str, &str); 17] = [
     ("mlp.gate_up_proj", "ffn_up"),
     ("post_self_attn_layernorm", "post_attention_norm"),
     ("post_mlp_layernorm", "post_ffw_norm"),
+    ("mlp.gate", "ffn_gate_inp"),
+    ("block_sparse_moe.gate", "ffn_gate_inp"),
+    ("mlp.shared_expert.gate_proj", "ffn_gate_shexp"),
+    ("mlp.shared_expert.up_proj", "ffn_up_shexp"),
+    ("mlp.shared_expert.down_proj", "ffn_down_shexp"),
+    ("mlp.shared_expert_gate", "ffn_gate_inp_shexp"),
+];
+/// Matrices of an expert, likewise.
+const OF_EXPERT: [(&str, &str); 6] = [
+    ("gate_proj", "ffn_gate"),
+    ("up_proj", "ffn_up"),
+    ("down_proj", "ffn_down"),
+    ("w1", "ffn_gate"),
+    ("w3", "ffn_up"),
+    ("w2", "ffn_down"),
 ];
 /// The norm after the attention, which in most families is that before the feed-forward layer.
 const POST_ATTENTION: [&str; 2] = ["post_attention_layernorm", "post_attention_norm"];
 
 /// Architectures that are read, and the families that they are.
-const ARCHITECTURES: [(&str, &str); 10] = [
+const ARCHITECTURES: [(&str, &str); 12] = [
     ("llama", "llama"),
     ("qwen2", "qwen2"),
     ("qwen3", "qwen3"),
@@ -45,6 +60,8 @@ const ARCHITECTURES: [(&str, &str); 10] = [
     ("granite", "granite"),
     ("phi3", "phi3"),
     ("glm4", "glm4"),
+    ("qwen2moe", "qwen2_moe"),
+    ("qwen3moe", "qwen3_moe"),
 ];
 
 /// Architectures whose queries and keys have their rows in another order.
@@ -83,6 +100,11 @@ pub fn tensor_name(config: &ModelConfig, name: &str) -> Option<String> {
         "lm_head" => "output".to_owned(),
         block => {
             let (layer, module) = block.strip_prefix("model.layers.")?.split_once('.')?;
+            if let Some((_, expert)) = module.split_once(".experts.") {
+                let (index, matrix) = expert.split_once('.')?;
+                let (_, theirs) = OF_EXPERT.iter().find(|(ours, _)| *ours == matrix)?;
+                return Some(format!("blk.{layer}.{theirs}.{index}.{part}"));
+            }
             let is_after = || config.blocks[0].sublayers.iter().any(|sublayer| sublayer.norm_after == Some(module));
             let module = match MODULES.iter().find(|(theirs, _)| *theirs == module)? {
                 (theirs, _) if *theirs == POST_ATTENTION[0] && is_after() => POST_ATTENTION[1],
@@ -94,10 +116,10 @@ pub fn tensor_name(config: &ModelConfig, name: &str) -> Option<String> {
     Some(format!("{module}.{part}"))
 }
 
-/// The family's name: Mistral is a Llama there. `None`: it has none.
+/// The family's name: Mistral and Mixtral are Llamas there. `None`: it has none.
 #[must_use]
 pub fn architecture(config: &ModelConfig) -> Option<&'static str> {
-    let family = if config.model_type == "mistral" { "llama" } else { &config.model_type };
+    let family = if matches!(&*config.model_type, "mistral" | "mixtral") { "llama" } else { &config.model_type };
     ARCHITECTURES.iter().find(|(_, known)| *known == family).map(|(name, _)| *name)
 }
 
@@ -195,6 +217,8 @@ fn config_json(file: &GgufFile) -> Result<String, Problem> {
         return Err(file.problem(message));
     };
     let key = |name: &str| format!("{architecture}.{name}");
+    let has_experts = file.integer(&key("expert_count"))?.is_some_and(|count| count > 0);
+    let family = if has_experts && *family == "llama" { "mixtral" } else { family };
     let missing = |name: &str| file.problem(format!("`{}` is missing", key(name)));
     let mut json = Map::from_iter([("model_type".to_owned(), json!(family))]);
     for (ours, theirs, is_required) in COUNTS {
@@ -216,6 +240,9 @@ fn config_json(file: &GgufFile) -> Result<String, Problem> {
         json.insert("partial_rotary_factor".to_owned(), json!(as_f64(turning) / as_f64(head_dim.unwrap_or(1).max(1))));
     }
     windows_and_caps(file, &key, &mut json)?;
+    if has_experts {
+        experts(file, &key, &mut json)?;
+    }
     if architecture == "granite" {
         let of_file = MULTIPLIERS.map(|(ours, theirs)| Some((ours.to_owned(), json!(file.number(&key(theirs))?))));
         json.extend(of_file.into_iter().flatten());
@@ -227,13 +254,36 @@ fn config_json(file: &GgufFile) -> Result<String, Problem> {
     let embedding = tensors.get("token_embd.weight").ok_or_else(|| file.problem("no tensor `token_embd.weight`"))?;
     json.insert("vocab_size".to_owned(), json!(embedding.shape.first()));
     json.insert("tie_word_embeddings".to_owned(), json!(!tensors.contains_key("output.weight")));
-    if architecture != "qwen2" {
+    if !architecture.starts_with("qwen2") {
         json.insert("attention_bias".to_owned(), json!(tensors.contains_key("blk.0.attn_q.bias")));
         json.insert("mlp_bias".to_owned(), json!(tensors.contains_key("blk.0.ffn_up.bias")));
     }
     json.insert("bos_token_id".to_owned(), json!(file.token_id("bos")?));
     json.insert("eos_token_id".to_owned(), json!(file.end_ids()?));
     Ok(serde_json::Value::Object(json).to_string())
+}
+
+/// The mixtures of experts, in families that have such.
+fn experts(
+    file: &GgufFile,
+    key: &dyn Fn(&str) -> String,
+    json: &mut Map<String, serde_json::Value>,
+) -> Result<(), Problem> {
+    for (ours, theirs) in [("num_experts", "expert_count"), ("num_experts_per_tok", "expert_used_count")] {
+        json.extend(file.integer(&key(theirs))?.map(|count| (ours.to_owned(), json!(count))));
+    }
+    let width = |name: &str| file.tensors().get(name).map(|tensor| json!(tensor.shape.first()));
+    json.extend(width("blk.0.ffn_up.0.weight").map(|width| ("moe_intermediate_size".to_owned(), width)));
+    json.extend(width("blk.0.ffn_up_shexp.weight").map(|width| ("shared_expert_intermediate_size".to_owned(), width)));
+    // What llama.cpp does, whatever the file says.
+    json.insert("norm_topk_prob".to_owned(), json!(sums_to_one(json["model_type"].as_str().unwrap_or_default())));
+    Ok(())
+}
+
+/// Whether the weights of a token's experts sum to 1 in llama.cpp.
+#[must_use]
+pub fn sums_to_one(model_type: &str) -> bool {
+    model_type != "qwen2_moe"
 }
 
 /// Windows, caps and what goes with them, in families that have such.
@@ -276,9 +326,7 @@ fn unsupported(file: &GgufFile, key: &str, found: u64, expected: u64) -> Problem
 
 /// Settings that change the computation in a way that is not implemented.
 fn refuse_unsupported(file: &GgufFile, key: &dyn Fn(&str) -> String, head_dim: Option<u64>) -> Result<(), Problem> {
-    for (name, expected) in
-        [("rope.dimension_count", head_dim), ("attention.value_length", head_dim), ("expert_count", Some(0))]
-    {
+    for (name, expected) in [("rope.dimension_count", head_dim), ("attention.value_length", head_dim)] {
         let found = file.integer(&key(name))?;
         if let (Some(found), Some(expected)) = (found, expected)
             && found != expected

@@ -9,6 +9,7 @@ use super::{ModelConfig, stored};
 use crate::schema::{Problem, Problems, Section, Value, read_json};
 use crate::util::gguf::{self, GgufFile};
 
+mod experts;
 mod layers;
 mod rope;
 
@@ -80,13 +81,14 @@ fn decoder(json: &mut Section, family: &Family) -> ModelConfig {
     let original = original.then(|| json.count("original_max_position_embeddings", 1, 1..=1 << 32));
     let around = rope::Around { family, head_dim: heads.head_dim, longest: max_position_embeddings, original };
     let ropes = rope::ropes(json, around);
-    let widths = Widths { hidden, intermediate, heads, biases, output_scale };
-    let layers = layers::layers(json, family, num_hidden_layers).into_iter();
+    let mixtures = experts::mixtures(json, family, intermediate, num_hidden_layers);
+    let widths = Widths { hidden, intermediate, heads, biases, output_scale, mixtures };
+    let layers = layers::layers(json, family, num_hidden_layers).into_iter().enumerate();
     ModelConfig {
         model_type: family.model_type.to_owned(),
         vocab_size,
         hidden_size: hidden,
-        blocks: layers.map(|layer| widths.block(family, layer)).collect(),
+        blocks: layers.map(|(index, layer)| widths.block(family, index, layer)).collect(),
         ropes,
         max_position_embeddings,
         rms_norm_eps: json.number("rms_norm_eps", family.rms_norm_eps, 0.0..=1.0),
@@ -108,7 +110,15 @@ fn family(json: &mut Section) -> Option<(&'static Family, bool)> {
     let model_type = json.value("model_type");
     let name = model_type.and_then(Value::text).unwrap_or_default();
     let alone = FAMILIES.iter().find(|family| family.model_type == name);
-    let nested = || FAMILIES.iter().find(|family| family.nested_in.is_some_and(|(kind, _)| kind == name));
+    // What is in a multimodal model says its own type.
+    let inner = json.value("text_config").and_then(|config| match config {
+        Value::Table(table) => table.get("model_type")?.value().text(),
+        _ => None,
+    });
+    let nested = || {
+        let mut families = FAMILIES.iter().filter(|family| family.nested_in.is_some_and(|(kind, _)| kind == name));
+        families.find(|family| inner.is_none_or(|inner| inner == family.model_type))
+    };
     let Some(family) = alone.or_else(nested) else {
         let found = model_type.map_or("is missing".to_owned(), |kind| format!("= {} is not supported", kind.shown()));
         let lacking = LACKING.iter().find(|(start, _)| name.starts_with(start));
@@ -129,8 +139,8 @@ fn family(json: &mut Section) -> Option<(&'static Family, bool)> {
     Some((family, around.is_some()))
 }
 
-const KNOWN_MODELS: &str = "Llama 2, 3, 3.1 and 3.2, TinyLlama, SmolLM2 and 3, Mistral, Qwen2, Qwen2.5, Qwen3, Gemma 2 and 3, \
-                            OLMo 2, Granite 3, Phi-3 and 4 and GLM-4 have types that are supported";
+const KNOWN_MODELS: &str = "Llama 2, 3, 3.1 and 3.2, TinyLlama, SmolLM2 and 3, Mistral, Qwen2, Qwen2.5, Qwen3 (and their mixtures of experts), Gemma 2 and 3, \
+                            OLMo 2, Granite 3, Phi-3 and 4, GLM-4, Mixtral and gpt-oss have types that are supported";
 
 /// A count that must be given, unless the family has a default.
 fn count_or(json: &mut Section, key: &'static str, default: Option<usize>, most: usize) -> usize {
@@ -186,9 +196,11 @@ fn soft_caps(json: &mut Section, family: &Family) -> [Option<f64>; 2] {
 fn refuse_unsupported(json: &mut Section, family: &Family) {
     let (key, activation) = family.activation;
     let names: &[&str] = match activation {
-        Activation::Silu => &["silu", "swish"],
+        Activation::Silu | Activation::Clamped => &["silu", "swish"],
         Activation::GeluTanh => &["gelu_pytorch_tanh"],
     };
+    json.only("swiglu_alpha", "1.702", |value| value.number() == Some(1.702));
+    json.only("swiglu_limit", "7.0", |value| value.number() == Some(7.0));
     json.only(key, &format!("\"{}\"", names[0]), |value| value.text().is_some_and(|name| names.contains(&name)));
     for key in ["attention_dropout", "resid_pdrop", "embd_pdrop"] {
         json.only(key, "0.0", |value| value.number() == Some(0.0));

@@ -17,6 +17,30 @@ pub struct Rope {
     pub width: usize,
     /// Which of them turn together.
     pub pairs: RopePairs,
+    /// How queries grow with their position; absent: they do not.
+    pub query_growth: Option<QueryGrowth>,
+}
+
+/// Queries are multiplied by `1 + beta ln(1 + floor(position / period))` (Ministral 3).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct QueryGrowth {
+    /// How fast they grow.
+    pub beta: f64,
+    /// Positions below this leave them as they are.
+    pub period: usize,
+}
+
+impl QueryGrowth {
+    /// The factor of a position.
+    #[must_use]
+    #[expect(
+        clippy::cast_precision_loss,
+        clippy::cast_possible_truncation,
+        reason = "a small number of periods, in f32"
+    )]
+    pub fn factor(self, position: usize) -> f32 {
+        (1.0 + self.beta * ((position / self.period) as f64).ln_1p()) as f32
+    }
 }
 
 /// Which numbers of a head turn together.

@@ -24,6 +24,12 @@ const SHAPES: &[Shape] = &[
     (&["OLMo-2-1124-7B", "OLMo-2-1124-7B-Instruct"], include_str!("../../configs/olmo-2-7b.json")),
     (&["phi-4"], include_str!("../../configs/phi-4.json")),
     (&["GLM-4-9B-0414"], include_str!("../../configs/glm-4-9b-0414.json")),
+    (
+        &["Qwen3-30B-A3B", "Qwen3-30B-A3B-Base", "Qwen3-30B-A3B-Instruct-2507", "Qwen3-Coder-30B-A3B-Instruct"],
+        include_str!("../../configs/qwen3-30b-a3b.json"),
+    ),
+    (&["Qwen1.5-MoE-A2.7B", "Qwen1.5-MoE-A2.7B-Chat"], include_str!("../../configs/qwen1.5-moe-a2.7b.json")),
+    (&["Mixtral-8x7B-v0.1", "Mixtral-8x7B-Instruct-v0.1"], include_str!("../../configs/mixtral-8x7b.json")),
     (&["SmolLM2-135M", "SmolLM2-135M-Instruct"], include_str!("../../configs/smollm2-135m.json")),
     (&["TinyLlama-1.1B-Chat-v1.0"], include_str!("../../configs/tinyllama-1.1b.json")),
 ];

@@ -119,8 +119,18 @@ impl StoredQuantisation {
     /// Whether config.json says that a module is stored whole. What the files hold decides; this is for estimates.
     #[must_use]
     pub fn is_whole(&self, module: &str) -> bool {
-        let is_start = |name: &String| module.strip_prefix(name.as_str()).is_some_and(|rest| rest.starts_with('.'));
-        self.whole.iter().any(|name| module.ends_with(name.as_str()) || is_start(name))
+        let is_below = |module: &str, name: &str| {
+            module.strip_prefix(name).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+        };
+        // A star is for the number of a layer.
+        let in_layers = |(start, name): (&str, &str)| {
+            let rest = module.strip_prefix(start).and_then(|rest| rest.strip_prefix('.')?.split_once('.'));
+            rest.is_some_and(|(_, rest)| is_below(rest, name))
+        };
+        let is_of = |name: &String| {
+            module.ends_with(name.as_str()) || is_below(module, name) || name.split_once(".*.").is_some_and(in_layers)
+        };
+        self.whole.iter().any(is_of)
     }
 }
 
@@ -143,12 +153,13 @@ pub(super) fn read(json: &mut Section) -> Option<StoredQuantisation> {
             config.only("fmt", "\"e4m3\"", |format| format.text() == Some("e4m3"));
             Some(Method::Fp8 { tile: tile(&mut config, "weight_block_size", Some([128; 2])) })
         }
+        (Some("mxfp4"), ..) => Some(Method::Mxfp4),
         (Some("fbgemm_fp8"), ..) => Some(Method::Fp8 { tile: None }),
         (Some("compressed-tensors"), ..) => compressed_tensors(&mut config),
         (method, ..) => {
             let found = method.map_or("is missing".to_owned(), |method| format!("= \"{method}\" is not supported"));
             let name = config.full_name("quant_method");
-            let expected = "expected bitsandbytes, gptq, awq, fp8 or compressed-tensors";
+            let expected = "expected bitsandbytes, gptq, awq, fp8, mxfp4 or compressed-tensors";
             let problem = Problem::new(format!("`{name}` {found}, {expected}"));
             config.reject("quant_method", problem.hint("use the repository with the original bf16 or f16 weights"));
             None

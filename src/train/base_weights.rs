@@ -2,7 +2,8 @@
 
 use super::memory::{MemoryPlan, Workload};
 use crate::config::Residency;
-use crate::util::stats::as_f64;
+use crate::spec::{Block, is_of_expert};
+use crate::util::stats::{as_f64, as_u64};
 
 /// Bytes of the frozen weights as the model holds them.
 struct Sizes {
@@ -10,13 +11,15 @@ struct Sizes {
     vectors: usize,
     /// The matrices of a block.
     block: usize,
+    /// Those of its experts.
+    experts: usize,
     head: usize,
     embedding: usize,
 }
 
 impl Workload<'_> {
     fn sizes(&self) -> Sizes {
-        let mut sizes = Sizes { vectors: 0, block: 0, head: 0, embedding: 0 };
+        let mut sizes = Sizes { vectors: 0, block: 0, experts: 0, head: 0, embedding: 0 };
         for (name, shape) in self.config.expected_tensors() {
             let part = match shape.len() {
                 1 => &mut sizes.vectors,
@@ -24,9 +27,12 @@ impl Workload<'_> {
                 _ if name == "lm_head.weight" => &mut sizes.head,
                 _ => &mut sizes.embedding,
             };
-            *part += self.storage.tensor_bytes(self.config, &name, &shape, self.place);
+            let num_bytes = self.storage.tensor_bytes(self.config, &name, &shape, self.place);
+            *part += num_bytes;
+            sizes.experts += if is_of_expert(&name) { num_bytes } else { 0 };
         }
         sizes.block /= self.config.num_layers().max(1);
+        sizes.experts /= self.config.num_layers().max(1);
         sizes
     }
 
@@ -34,12 +40,13 @@ impl Workload<'_> {
     /// activations exist. Weights in host memory: the block that is computed, the next block, and the previous block if
     /// the device has not computed it yet.
     pub(super) fn base_bytes(&self) -> usize {
-        let Sizes { vectors, block, head, embedding } = self.sizes();
+        let Sizes { vectors, block, experts, head, embedding } = self.sizes();
         let layers = self.config.num_layers();
         match self.storage.residency {
             Residency::Host if !self.place.is_host() => vectors + layers.min(3) * block + head + embedding,
             Residency::Memory | Residency::Host => vectors + layers * block + head + embedding,
-            Residency::Mapped => vectors + block + block.max(head).max(self.tied(embedding)),
+            // Which experts of the next block are used is not known yet.
+            Residency::Mapped => vectors + block + (block - experts).max(head).max(self.tied(embedding)),
         }
     }
 
@@ -72,9 +79,18 @@ impl Workload<'_> {
     /// Bytes that a step reads from disk if the page cache holds none of them: for each pass the blocks forward and,
     /// from the first adapted block on, back, and the head.
     pub(super) fn read_bytes_per_step(&self) -> Option<usize> {
-        let Sizes { block, head, embedding, .. } = self.sizes();
+        let Sizes { block, experts, head, embedding, .. } = self.sizes();
+        let block = block - experts + self.used(experts);
         let of_pass = (2 * self.config.num_layers() - self.first_adapted()) * block + head.max(self.tied(embedding));
         (self.storage.residency == Residency::Mapped).then_some(self.passes() * of_pass)
+    }
+
+    /// Bytes of a layer's experts that the tokens of a micro-batch use, if all experts are used alike.
+    fn used(&self, experts: usize) -> usize {
+        let Some(mixture) = self.config.blocks.iter().find_map(Block::mixture) else { return experts };
+        let unused = 1.0 - as_f64(mixture.num_per_token) / as_f64(mixture.experts.len());
+        let used = as_u64(as_f64(experts) * (1.0 - unused.powf(as_f64(self.tokens()))));
+        usize::try_from(used).unwrap_or(experts)
     }
 
     fn tied(&self, embedding: usize) -> usize {
@@ -102,6 +118,23 @@ mod tests {
     use crate::ops::kernels;
     use crate::spec::PerSite;
     use crate::train::memory::tests::{model, workload};
+
+    #[test]
+    fn of_a_mixture_on_disk_the_experts_that_tokens_use_are_read() {
+        let text = r#"{"model_type": "qwen3_moe", "vocab_size": 9, "hidden_size": 64, "intermediate_size": 96,
+            "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4, "num_experts": 8,
+            "num_experts_per_tok": 2, "moe_intermediate_size": 32, "tie_word_embeddings": true}"#;
+        let (config, selection) = model(text, 4);
+        let storage = Storage { residency: Residency::Mapped, ..Dtype::F32.into() };
+        let read = |row_length| {
+            let workload = Workload { storage, rows: 1, row_length, ..workload(&config, &selection) };
+            workload.plan().read_bytes_per_step.unwrap()
+        };
+        let (experts, others, embedding) = (4 * 8 * 3 * 32 * 64, 4 * (4 * 64 * 64 + 8 * 64), 4 * 9 * 64);
+        assert_eq!(read(1), 4 * (experts / 4 + others) + embedding);
+        assert_eq!(read(2), 4 * (experts * 7 / 16 + others) + embedding);
+        assert_eq!(read(1000), 4 * (experts + others) + embedding);
+    }
 
     #[test]
     fn blocks_that_stay_in_host_memory_are_planned_there_and_on_the_bus() {

@@ -7,7 +7,7 @@ use crate::util::stats::as_f64;
 /// Model FLOPs of forward and backward, as coefficients.
 ///
 /// A product with a frozen weight of `n` numbers takes `2n` per token in the forward and `2n` for the gradient of its
-/// input. There is no weight gradient, so the sum is `4n`. The adapters' own products take `6` per parameter. Attention
+/// input. There is no weight gradient, so the sum is `4n`; of experts, those of the token count. The adapters' own products take `6` per parameter. Attention
 /// takes two products in the forward and four in the backward for every visible pair of query and key: `12 * head_dim`
 /// per head. The head is counted only for tokens that carry loss. Recomputation by gradient checkpointing is not
 /// counted (Chowdhery et al., 2022, appendix B).
@@ -24,7 +24,7 @@ impl StepFlops {
     #[must_use]
     pub fn new(config: &ModelConfig, num_trainable: usize) -> Self {
         Self {
-            per_token: as_f64(4 * config.num_block_weights() + 6 * num_trainable),
+            per_token: 4.0 * config.num_active_block_weights() + as_f64(6 * num_trainable),
             per_target_token: as_f64(4 * config.vocab_size * config.hidden_size),
             heads: config.blocks.iter().filter_map(|block| Some(block.attention()?.heads)).collect(),
         }

@@ -95,7 +95,7 @@ pub struct HostPlan {
 }
 
 impl Workload<'_> {
-    fn tokens(&self) -> usize {
+    pub(super) fn tokens(&self) -> usize {
         self.rows * self.row_length
     }
 

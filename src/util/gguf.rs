@@ -93,8 +93,9 @@ impl GgufFile {
         let map = unsafe { Mmap::map(&file) }.map_err(cannot_read)?;
         let GgufFrontMatter { metadata, tensor_infos, .. } =
             parse(Cursor::new(&map[..]), map.len() as u64).map_err(|error| damaged(path, &map, &error))?;
-        let tensors = tensor_infos.into_iter().map(|info| place(info, map.len())).collect::<Option<_>>();
+        let tensors = tensor_infos.into_iter().map(|info| place(info, map.len())).collect::<Option<Vec<_>>>();
         let tensors = tensors.ok_or_else(|| cut_short(path, &map, "its tensors lie behind its end"))?;
+        let tensors = tensors.into_iter().flat_map(|(name, tensor)| apart(name, tensor)).collect();
         let file = Self { path: path.to_owned(), map, metadata, tensors };
         file.check_kind()?;
         Ok(file)
@@ -262,6 +263,31 @@ fn place(info: GgufTensorInfo, len: usize) -> Option<(String, GgufTensor)> {
     let end = start.checked_add(usize::try_from(info.byte_len?).ok()?)?;
     let shape = info.shape.into_iter().rev().collect();
     (end <= len).then_some((info.name, GgufTensor { shape, kind: info.dtype, range: start..end }))
+}
+
+/// The end of the name of a tensor `[experts, rows, columns]`, behind what the matrices are.
+const EXPERTS: &str = "_exps.weight";
+
+/// The matrices of experts, under the names that they had before files had them in one tensor: `blk.0.ffn_up.3.weight`.
+fn apart(name: String, tensor: GgufTensor) -> Vec<(String, GgufTensor)> {
+    let (Some(layer), &[num_experts, rows, columns]) = (name.strip_suffix(EXPERTS), &tensor.shape[..]) else {
+        return vec![(name, tensor)];
+    };
+    let (first, num_bytes) = (tensor.range.start, tensor.num_bytes() / num_experts.max(1));
+    let matrix = |expert: usize| {
+        let start = first + expert * num_bytes;
+        let matrix = GgufTensor { shape: vec![rows, columns], kind: tensor.kind, range: start..start + num_bytes };
+        (format!("{layer}.{expert}.weight"), matrix)
+    };
+    (0..num_experts).map(matrix).collect()
+}
+
+/// The name of the tensor that holds a matrix of an expert, and which one that is.
+#[must_use]
+pub fn joined(name: &str) -> Option<(String, usize)> {
+    let (layer, expert) = name.strip_suffix(".weight")?.rsplit_once('.')?;
+    let layer = Some(layer).filter(|layer| layer.contains(".ffn_"))?;
+    Some((format!("{layer}{EXPERTS}"), expert.parse().ok()?))
 }
 
 fn damaged(path: &Path, content: &[u8], error: &AnamnesisError) -> Problem {

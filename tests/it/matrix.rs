@@ -21,7 +21,7 @@ use crate::common::families::write_model;
 use crate::engine::{grads, in_rows, indexed, packed, relative_error, step, with_b};
 
 /// What a family changes in the configuration of the others.
-fn families() -> [(&'static str, Value); 13] {
+fn families() -> [(&'static str, Value); 17] {
     let llama = "LlamaForCausalLM";
     let llama3 = json!({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
         "original_max_position_embeddings": 8192});
@@ -68,6 +68,23 @@ fn families() -> [(&'static str, Value); 13] {
         ),
         ("phi3", json!({"model_type": "phi3", "architectures": ["Phi3ForCausalLM"], "partial_rotary_factor": 0.75})),
         ("glm4", json!({"model_type": "glm4", "architectures": ["Glm4ForCausalLM"], "head_dim": 24})),
+        // Every token passes all experts: rounding may choose others.
+        (
+            "qwen3_moe",
+            json!({"model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "num_experts": 3,
+            "num_experts_per_tok": 3, "moe_intermediate_size": 64, "norm_topk_prob": true}),
+        ),
+        (
+            "qwen2_moe, shared expert",
+            json!({"model_type": "qwen2_moe", "architectures": ["Qwen2MoeForCausalLM"], "num_experts": 2,
+            "num_experts_per_tok": 2, "moe_intermediate_size": 64, "shared_expert_intermediate_size": 96}),
+        ),
+        ("mixtral", json!({"model_type": "mixtral", "architectures": ["MixtralForCausalLM"], "num_local_experts": 2})),
+        (
+            "gpt_oss",
+            json!({"model_type": "gpt_oss", "architectures": ["GptOssForCausalLM"], "num_local_experts": 3,
+            "num_experts_per_tok": 3, "attention_bias": true, "sliding_window": 9, "head_dim": 24}),
+        ),
     ]
 }
 
@@ -114,7 +131,7 @@ fn kinds() -> [(&'static str, LoraConfig); 1] {
 }
 
 /// The cells without a number: family and form.
-const REFUSED: [(&str, &str); 0] = [];
+const REFUSED: [(&str, &str); 1] = [("gpt_oss", "q8_0")];
 
 fn load(folder: &Path, form: Form, compute: Dtype, device: &Device) -> Option<Model> {
     let (model, storage) = match form {

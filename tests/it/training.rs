@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use crate::common::families::{FAMILIES, write_family};
+use crate::common::families::{FAMILIES, write_family, write_model};
 use crate::common::{Bench, json, lora_train, metrics, run, signal, stderr, steps, train, wait, wait_until};
 use serde_json::Value;
 
@@ -538,5 +538,36 @@ fn every_family_is_checked_planned_trained_resumed_merged_and_asked() {
             String::from_utf8(output.stdout).unwrap()
         };
         assert_eq!(text(&[model, "--adapter", adapter]), text(&[merged]), "{family}");
+    }
+}
+
+#[test]
+fn mixtures_of_experts_keep_their_text_in_gguf_files() {
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden");
+    // Layers without experts, and windows, have no place there.
+    let changes = [("qwen3_moe", ["", ""]), ("qwen2_moe", ["    1\n", ""]), ("mixtral", [": 8,\n", ": null,\n"])];
+    for (family, [from, to]) in changes {
+        let bench = Bench::new();
+        let model = bench.path("model");
+        fs::create_dir(&model).unwrap();
+        let config = fs::read_to_string(golden.join(family).join("config.json")).unwrap();
+        let changed = if from.is_empty() { config.clone() } else { config.replacen(from, to, 1) };
+        assert_eq!(changed == config, from.is_empty(), "{family}");
+        write_model(&changed, &model);
+        train(&bench.recipe("run", ""), &["--set", &format!("model.path={model:?}"), "--set", "train.max_steps=3"]);
+        let text = |model: &str| {
+            let output = run(&["generate", "--prompt", "Once", "--raw", "--max-new-tokens", "12", "--model", model]);
+            assert!(output.status.success(), "{family}: {}", stderr(&output));
+            String::from_utf8(output.stdout).unwrap()
+        };
+        let [in_folder, in_file] = ["merged", "merged.gguf"].map(|name| {
+            let (adapter, out) = (bench.path("run/adapter"), bench.path(name));
+            let [model, adapter, out] = [&model, &adapter, &out].map(|path| path.to_str().unwrap());
+            let dtype = ["--dtype", "f32"];
+            let output = run(&[&["merge", "--model", model, "--adapter", adapter, "--out", out], &dtype[..]].concat());
+            assert!(output.status.success(), "{family}: {}", stderr(&output));
+            text(out)
+        });
+        assert_eq!(in_folder, in_file, "{family}");
     }
 }

@@ -15,7 +15,7 @@ use crate::hub::Location;
 use crate::model::weights::Weights;
 use crate::run::inputs::{ModelParts, WeightsFrom, vocabulary_problem};
 use crate::schema::Problem;
-use crate::spec::{Block, Heads, Method, ModelConfig, Rope};
+use crate::spec::{Block, Heads, Method, Mixture, ModelConfig, Role, Rope};
 use crate::util::failure::Failure;
 use crate::util::gguf::{GgufFile, is_gguf, only_gguf};
 use crate::util::stats::as_f64;
@@ -115,15 +115,22 @@ impl Shown<'_> {
         let ModelConfig { model_type, hidden_size, .. } = &self.config;
         let (num_layers, Rope { theta, scaling, .. }) = (self.config.num_layers(), &self.config.ropes[0]);
         let (Heads { num_heads, num_kv_heads, head_dim, .. }, inside) = self.first_block();
+        let inside = match self.config.blocks.iter().find_map(Block::mixture) {
+            None => inside.to_string(),
+            Some(Mixture { experts, num_per_token, .. }) => {
+                let width = experts.first().map_or(0, |expert| expert.intermediate_size);
+                format!("{num_per_token} of {} experts of width {width}", experts.len())
+            }
+        };
         let head = if self.config.tie_word_embeddings { "the embedding is the head" } else { "a head of its own" };
         let scaling = scaling.as_ref().map(|scaling| format!(", scaled: {}", json!(scaling)));
         let local = self.config.ropes.get(1).map(|local| format!("; in layers with a window {}", local.theta));
         let local = local.unwrap_or_default();
         format!(
-            "architecture: {model_type}, {} parameters\nlayers: {num_layers} of width {hidden_size}, {inside} in \
+            "architecture: {model_type}, {}\nlayers: {num_layers} of width {hidden_size}, {inside} in \
              the feed-forward; {num_heads} heads of {head_dim}, {num_kv_heads} for keys and values\nvocabulary: {}, \
              {head}\npositions: up to {}, rotary base {theta}{}{local}",
-            with_commas(self.config.num_parameters()),
+            self.config.parameters(),
             with_commas(self.config.vocab_size),
             with_commas(self.config.max_position_embeddings),
             scaling.unwrap_or_default(),
@@ -135,7 +142,7 @@ impl Shown<'_> {
         let block = &self.config.blocks[0];
         let heads = block.attention().map(|attention| attention.heads);
         let none = Heads { num_heads: 0, num_kv_heads: 0, head_dim: 0, scale: 0.0, window: None, soft_cap: None };
-        (heads.unwrap_or(none), block.gated().map_or(0, |gated| gated.intermediate_size))
+        (heads.unwrap_or(none), block.all_gated().next().map_or(0, |gated| gated.intermediate_size))
     }
 
     /// Shape and constants, under the names of config.json.
@@ -143,11 +150,14 @@ impl Shown<'_> {
         let (config, Rope { theta, scaling, .. }) = (&self.config, &self.config.ropes[0]);
         let (Heads { num_heads, num_kv_heads, head_dim, .. }, inside) = self.first_block();
         let attentions = || config.blocks.iter().filter_map(Block::attention);
+        let mixture = config.blocks.iter().find_map(Block::mixture);
         json!({
             "model_type": config.model_type,
             "vocab_size": config.vocab_size,
             "hidden_size": config.hidden_size,
             "intermediate_size": inside,
+            "num_experts": mixture.map(|mixture| mixture.experts.len()),
+            "num_experts_per_tok": mixture.map(|mixture| mixture.num_per_token),
             "num_hidden_layers": config.num_layers(),
             "num_attention_heads": num_heads,
             "num_key_value_heads": num_kv_heads,
@@ -161,7 +171,7 @@ impl Shown<'_> {
             "final_logit_softcapping": config.logit_soft_cap,
             "tie_word_embeddings": config.tie_word_embeddings,
             "windows": attentions().map(|attention| attention.heads.window).collect::<Vec<_>>(),
-            "biases": config.blocks[0].sites.iter().map(|site| site.has_bias).collect::<Vec<_>>(),
+            "biases": config.blocks[0].sites.iter().filter(|site| site.role == Role::Linear).map(|site| site.has_bias).collect::<Vec<_>>(),
             "qk_norm": attentions().any(|attention| attention.query_key_norms.is_some()),
             "bos_token_id": config.bos_token_id,
             "eos_token_ids": config.eos_token_ids,

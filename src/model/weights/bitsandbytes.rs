@@ -90,7 +90,7 @@ fn four_bits<'a>(
         return Err(format!("misshapen: `{name}` has {num_bytes} bytes, expected {} for {shape:?}", len.div_ceil(2)));
     }
     let table = files.part(&part("quant_map"), &[16], F32)?;
-    let table = convert::to_f32(files.bytes(table), Dtype::F32);
+    let table = convert::to_f32(&files.bytes(table), Dtype::F32);
     if coding.table().is_some_and(|known| table.iter().zip(known).any(|(x, known)| (x - known).abs() > 1e-6)) {
         return Err(format!("`{}` has other numbers than bitsandbytes decodes with", part("quant_map")));
     }
@@ -109,7 +109,7 @@ fn eight_bits<'a>(files: &'a WeightFiles, name: &str, shape: [usize; 2]) -> Resu
     let scales = files.part(&format!("{module}.SCB"), &[shape[0]], F32)?;
     // Other formats have the layout that old GPUs need.
     if let Some(format) = files.tensors().get(&format!("{module}.weight_format"))
-        && files.bytes(format) != [0]
+        && *files.bytes(format) != [0]
     {
         return Err(format!("`{module}.weight_format` is {:?}, expected 0: rows", files.bytes(format)));
     }
@@ -152,7 +152,7 @@ impl StoredCodes<'_> {
             bytes
         };
         let numbers = |stored: &StoredTensor| -> Tensor<1> {
-            let mut numbers = convert::to_f32(files.bytes(stored), Dtype::F32);
+            let mut numbers = convert::to_f32(&files.bytes(stored), Dtype::F32);
             if self.coding == Coding::Int8 {
                 numbers.iter_mut().for_each(|most| *most /= 127.0);
             }

@@ -1,6 +1,7 @@
 //! The safetensors files of a model folder, memory-mapped.
 
-use std::collections::BTreeMap;
+use std::borrow::Cow;
+use std::collections::{BTreeMap, HashSet};
 use std::fs::File;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -16,8 +17,12 @@ use super::layout::{cannot_read, damaged, no_weights_hint, read_index};
 use super::pages::Pages;
 use crate::device::Dtype;
 use crate::schema::Problem;
-use crate::spec::name_alone;
+use crate::spec::{is_of_expert, name_alone};
 use crate::util::text;
+
+mod experts;
+
+use experts::Strides;
 
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
@@ -35,6 +40,8 @@ pub struct WeightFiles {
     pub(super) folder: PathBuf,
     shards: Vec<Shard>,
     tensors: BTreeMap<String, StoredTensor>,
+    /// Tensors that hold the matrices of several experts, as they are stored.
+    joined: BTreeMap<String, StoredTensor>,
 }
 
 #[derive(Clone, Debug)]
@@ -57,6 +64,8 @@ pub struct StoredTensor {
     pub nested_name: Option<String>,
     /// Bytes in that file.
     range: Range<usize>,
+    /// Where its elements are among them; absent: one after the other.
+    strides: Option<Strides>,
 }
 
 impl StoredTensor {
@@ -64,6 +73,11 @@ impl StoredTensor {
     #[must_use]
     pub fn float_dtype(&self) -> Option<Dtype> {
         convert::float_dtype(self.dtype)
+    }
+
+    /// Whether its elements lie one after the other.
+    pub(super) fn is_dense(&self) -> bool {
+        self.strides.is_none()
     }
 }
 
@@ -97,14 +111,16 @@ impl WeightFiles {
             return Err(problem.hint(no_weights_hint(folder)));
         };
 
-        let mut files = Self { folder: folder.to_owned(), shards: Vec::new(), tensors: BTreeMap::new() };
+        let mut files =
+            Self { folder: folder.to_owned(), shards: Vec::new(), tensors: BTreeMap::new(), joined: BTreeMap::new() };
+        let mut names = HashSet::new();
         for path in paths {
-            files.add_shard(path, weight_map.as_ref())?;
+            names.extend(files.add_shard(path, weight_map.as_ref())?);
         }
         if let Some(weight_map) = weight_map {
             let absent: Vec<String> = weight_map
                 .iter()
-                .filter(|(name, _)| !files.tensors.contains_key(&name_alone(name).unwrap_or_else(|| (*name).clone())))
+                .filter(|(name, _)| !names.contains(*name))
                 .map(|(name, file)| format!("`{name}` is not in `{file}`"))
                 .collect();
             if !absent.is_empty() {
@@ -112,19 +128,25 @@ impl WeightFiles {
                 return Err(Problem::new(message).at(index.display()));
             }
         }
+        (files.tensors, files.joined) = experts::apart(files.tensors);
         Ok(files)
     }
 
     /// Maps one file.
     pub(super) fn open_file(path: PathBuf) -> Result<Self, Problem> {
         let folder = path.parent().unwrap_or(Path::new("")).to_owned();
-        let mut files = Self { folder, shards: Vec::new(), tensors: BTreeMap::new() };
+        let mut files = Self { folder, shards: Vec::new(), tensors: BTreeMap::new(), joined: BTreeMap::new() };
         files.add_shard(path, None)?;
         Ok(files)
     }
 
+    /// Maps one more file. Returns the names of the tensors that are used of it, as it has them.
     #[expect(unsafe_code, reason = "a file can only be mapped so")]
-    fn add_shard(&mut self, path: PathBuf, weight_map: Option<&BTreeMap<String, String>>) -> Result<(), Problem> {
+    fn add_shard(
+        &mut self,
+        path: PathBuf,
+        weight_map: Option<&BTreeMap<String, String>>,
+    ) -> Result<Vec<String>, Problem> {
         let io_error = |error| cannot_read(&path, &error);
         let file = File::open(&path).map_err(io_error)?;
         // SAFETY: the mapping is read-only and lives as long as the shard. If another process writes to the file
@@ -134,22 +156,24 @@ impl WeightFiles {
         let data_start = header_len + size_of::<u64>();
         let shard = self.shards.len();
         let file_name = path.file_name().unwrap_or_default();
+        let mut names = Vec::new();
         for (name, info) in header.tensors() {
             // Two shards may hold the same tensor; the index says which is used.
             if weight_map.and_then(|map| map.get(&name)).is_some_and(|file| **file != *file_name) {
                 continue;
             }
+            names.push(name.clone());
             let range = data_start + info.data_offsets.0..data_start + info.data_offsets.1;
             let (name, nested_name) = match name_alone(&name) {
                 Some(alone) => (alone, Some(name)),
                 None => (name, None),
             };
             let (shape, dtype) = (info.shape.clone(), info.dtype);
-            self.tensors.insert(name, StoredTensor { shape, dtype, shard, nested_name, range });
+            self.tensors.insert(name, StoredTensor { shape, dtype, shard, nested_name, range, strides: None });
         }
         let metadata = Metadata::metadata(&header).clone();
         self.shards.push(Shard { path, map, metadata });
-        Ok(())
+        Ok(names)
     }
 
     /// SHA-256 of the files' names and sizes, and of 64 pages spread over each file. Reading all of a file takes long,
@@ -181,10 +205,17 @@ impl WeightFiles {
         &self.tensors
     }
 
+    /// The tensors of the files that hold the matrices of several experts, by name; [`tensors`](Self::tensors) has these one by one.
+    #[must_use]
+    pub fn joined(&self) -> &BTreeMap<String, StoredTensor> {
+        &self.joined
+    }
+
     /// Size of all tensors in the files.
     #[must_use]
     pub fn num_bytes(&self) -> usize {
-        self.tensors.values().map(|tensor| tensor.range.len()).sum()
+        let apart = self.tensors.iter().filter(|(name, _)| self.joined.is_empty() || !is_of_expert(name));
+        apart.map(|(_, tensor)| tensor).chain(self.joined.values()).map(|tensor| tensor.range.len()).sum()
     }
 
     /// One tensor as `f32` in host memory.
@@ -193,14 +224,20 @@ impl WeightFiles {
     /// Where the tensor is missing, or has another shape or type.
     pub fn load_f32(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, Problem> {
         let (stored, from) = self.find(name, shape)?;
-        let numbers = convert::to_f32(self.bytes(stored), from);
+        let numbers = convert::to_f32(&self.bytes(stored), from);
         self.release(stored);
         Ok(numbers)
     }
 
-    /// The stored bytes of a tensor.
+    /// The stored bytes of a tensor, row by row.
     #[must_use]
-    pub fn bytes(&self, stored: &StoredTensor) -> &[u8] {
+    pub fn bytes(&self, stored: &StoredTensor) -> Cow<'_, [u8]> {
+        let bytes = self.in_place(stored);
+        stored.strides.map_or(Cow::Borrowed(bytes), |strides| Cow::Owned(strides.gather(bytes)))
+    }
+
+    /// The stored bytes of a tensor that [is dense](StoredTensor::is_dense).
+    pub(super) fn in_place(&self, stored: &StoredTensor) -> &[u8] {
         &self.shards[stored.shard].map[stored.range.clone()]
     }
 

@@ -69,7 +69,7 @@ pub(super) fn find_packed<'a>(
         powers()
     } else {
         let (stored, dtype) = files.stored(&name("weight_global_scale"), &[1])?;
-        let divisor = convert::to_f32(files.bytes(stored), dtype)[0];
+        let divisor = convert::to_f32(&files.bytes(stored), dtype)[0];
         FP8.iter().map(|scale| scale / divisor).collect()
     };
     Ok(PackedFloats { shape, coding, block_len, codes, scales, table })
@@ -123,7 +123,7 @@ impl StoredFloats<'_> {
     /// The matrix as codes; a row of a tile is a block.
     pub(super) fn read(self, files: &WeightFiles, device: &Device) -> Matrix {
         let Self { shape: [out_features, in_features], codes, scales: (stored, dtype), tile } = self;
-        let numbers = convert::to_f32(files.bytes(stored), dtype);
+        let numbers = convert::to_f32(&files.bytes(stored), dtype);
         let block_len = gcd(in_features, tile[1]);
         let tiles_in_row = in_features.div_ceil(tile[1]);
         let row = |row: usize| {

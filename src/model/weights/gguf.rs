@@ -73,7 +73,8 @@ impl GgufWeights {
     fn stored(&self, name: &str, shape: &[usize]) -> Result<&GgufTensor, String> {
         let theirs = tensor_name(&self.config, name).unwrap_or_default();
         let tensor = self.file.tensors().get(&theirs).ok_or_else(|| format!("missing: `{theirs}` {shape:?}"))?;
-        if tensor.shape != shape {
+        // What a vector is multiplied by is a vector there.
+        if tensor.shape != shape && shape.strip_prefix(&[1]) != Some(&tensor.shape[..]) {
             return Err(format!("misshapen: `{theirs}` is {:?}, expected {shape:?}", tensor.shape));
         }
         let is_whole = shape.last().is_some_and(|width| width.is_multiple_of(tensor.kind.block_size()));

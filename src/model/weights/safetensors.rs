@@ -87,7 +87,7 @@ impl Source for WeightFiles {
 impl WeightFiles {
     /// Whether a tensor can be used as numbers of `dtype` where it lies.
     pub(super) fn has_numbers(&self, stored: &StoredTensor, dtype: Dtype) -> bool {
-        stored.float_dtype() == Some(dtype) && self.pages(stored).is_aligned(dtype)
+        stored.float_dtype() == Some(dtype) && stored.is_dense() && self.pages(stored).is_aligned(dtype)
     }
 
     /// One matrix over the pages of its file: as numbers of `dtype`, or in the form that a copy says.

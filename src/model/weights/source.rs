@@ -1,5 +1,6 @@
 //! What every source of weights offers.
 
+use std::borrow::Cow;
 use std::path::Path;
 
 use burn::tensor::{Bytes, Device};
@@ -64,7 +65,7 @@ pub(super) enum Drawn {
 /// The numbers of a tensor, row after row.
 pub(super) enum Numbers<'a> {
     /// Little-endian, at any alignment.
-    Stored(&'a [u8], Dtype),
+    Stored(Cow<'a, [u8]>, Dtype),
     /// Read by a function.
     Decoded(Box<Read<'a>>),
 }

@@ -91,7 +91,7 @@ pub(super) fn find<'a>(
 
 /// The words of a tensor.
 fn numbers<'a>(files: &'a WeightFiles, stored: &StoredTensor) -> impl Iterator<Item = u32> + 'a {
-    files.bytes(stored).as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word))
+    files.in_place(stored).as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word))
 }
 
 impl StoredWords<'_> {
@@ -101,7 +101,7 @@ impl StoredWords<'_> {
             coding: if self.words.bits == 4 { Coding::Int4 } else { Coding::Int8 },
             codes: self.codes(files),
             zeros: self.zeros(files),
-            scales: self.by_group(convert::to_f32(files.bytes(self.scales.0), self.scales.1)),
+            scales: self.by_group(convert::to_f32(&files.bytes(self.scales.0), self.scales.1)),
             shape: self.shape,
             groups: self.groups,
         };
@@ -124,7 +124,7 @@ impl StoredWords<'_> {
     /// Codes row after row: of four bits two to a byte, the first in the upper half; of eight bits less 128.
     fn codes(&self, files: &WeightFiles) -> Vec<u8> {
         let [out_features, in_features] = self.shape;
-        let words = files.bytes(self.codes).as_chunks::<4>().0;
+        let words = files.in_place(self.codes).as_chunks::<4>().0;
         let unpacked = |byte: u8| if self.words.bits == 4 { byte.rotate_left(4) } else { byte ^ 128 };
         if self.words.packer == Packer::CompressedTensors {
             return files.bytes(self.codes).par_iter().map(|byte| unpacked(*byte)).collect();

@@ -11,7 +11,7 @@
 use burn::tensor::{DType, Tensor};
 
 use super::chunk::Chunk;
-use super::{Attended, Heads};
+use super::{Attended, Heads, LseOrder};
 use crate::ops::layout::Layout;
 use crate::ops::product::{F32Products, matmul};
 
@@ -59,7 +59,7 @@ fn in_chunks(operands: [&Tensor<2>; 3], layout: &Layout, heads: Heads, chunks: &
     }
     let lse = joined(maxima) + joined(sums).log();
     let num_lse = lse.shape().num_elements();
-    Attended { o: join_heads(joined(outputs), layout), lse: lse.reshape([num_lse]) }
+    Attended { o: join_heads(joined(outputs), layout), lse: lse.reshape([num_lse]), order: LseOrder::Grouped }
 }
 
 /// [`attention_backward`](super::attention_backward) in plain tensor calls.

@@ -4,7 +4,7 @@ use pulp::Simd;
 use rayon::prelude::*;
 
 use super::simd::{CHUNK, sigmoid, vectorised};
-use crate::ops::swiglu::{GELU_CUBE, GELU_SCALE};
+use crate::ops::swiglu::{CLAMP, CLAMPED_SCALE, GELU_CUBE, GELU_SCALE};
 use crate::spec::Activation;
 
 /// `w(x)`, and `x` times its derivative.
@@ -19,12 +19,17 @@ fn argument<S: Simd>(simd: S, activation: Activation, x: S::f32s) -> (S::f32s, S
             let tripled = simd.mul_add_e_f32s(cubes, simd.splat_f32s(3.0), linear);
             (simd.add_f32s(linear, cubes), tripled)
         }
+        Activation::Clamped => {
+            let scaled = simd.mul_f32s(x, simd.splat_f32s(CLAMPED_SCALE as f32));
+            (scaled, scaled)
+        }
     }
 }
 
 /// `gate * sigmoid(w) * up`.
 #[inline(always)]
 fn gated_vector<S: Simd>(simd: S, activation: Activation, gate: S::f32s, up: S::f32s) -> S::f32s {
+    let (gate, up) = clamped(simd, activation, gate, up);
     let (w, _) = argument(simd, activation, gate);
     simd.mul_f32s(simd.mul_f32s(gate, sigmoid(simd, w)), up)
 }
@@ -39,12 +44,30 @@ fn gated_backward_vector<S: Simd>(
     up: S::f32s,
 ) -> (S::f32s, S::f32s) {
     let one = simd.splat_f32s(1.0);
+    let (of_gate, of_up) = (gate, up);
+    let (gate, up) = clamped(simd, activation, gate, up);
     let (w, steep) = argument(simd, activation, gate);
     let s = sigmoid(simd, w);
     let slope = simd.mul_f32s(s, simd.mul_add_e_f32s(steep, simd.sub_f32s(one, s), one));
     let d_gate = simd.mul_f32s(simd.mul_f32s(dh, up), slope);
     let d_up = simd.mul_f32s(dh, simd.mul_f32s(gate, s));
-    (d_gate, d_up)
+    if activation != Activation::Clamped {
+        return (d_gate, d_up);
+    }
+    let (zero, most) = (simd.splat_f32s(0.0), simd.splat_f32s(CLAMP as f32));
+    let within = |x, d| simd.select_f32s(simd.less_than_or_equal_f32s(x, most), d, zero);
+    (within(of_gate, d_gate), within(simd.abs_f32s(of_up), d_up))
+}
+
+/// Gate and up within the bounds of the activation, and what the activation adds to the latter.
+#[inline(always)]
+fn clamped<S: Simd>(simd: S, activation: Activation, gate: S::f32s, up: S::f32s) -> (S::f32s, S::f32s) {
+    if activation != Activation::Clamped {
+        return (gate, up);
+    }
+    let (most, least) = (simd.splat_f32s(CLAMP as f32), simd.splat_f32s(-CLAMP as f32));
+    let up = simd.max_f32s(simd.min_f32s(up, most), least);
+    (simd.min_f32s(gate, most), simd.add_f32s(up, simd.splat_f32s(1.0)))
 }
 
 vectorised! { fn gated_chunk<'a, S>(simd, activation: Activation, gate: &'a [f32], up: &'a [f32], h: &'a mut [f32]) {
@@ -118,7 +141,7 @@ mod tests {
     use super::super::reference::{assert_close, random};
     use super::*;
 
-    const ACTIVATIONS: [Activation; 2] = [Activation::Silu, Activation::GeluTanh];
+    const ACTIVATIONS: [Activation; 3] = [Activation::Silu, Activation::GeluTanh, Activation::Clamped];
 
     /// Value and the gradients for `gate` and `up`, in f64, with dh = 1.
     fn exact(activation: Activation, gate: f32, up: f32) -> (f64, f64, f64) {
@@ -131,6 +154,13 @@ mod tests {
             let active = 0.5 * gate * (1.0 + t);
             return (active * up, up * (0.5 * (1.0 + t) + 0.5 * gate * (1.0 - t * t) * slope), active);
         }
+        if activation == Activation::Clamped {
+            let (within, bounded) = (gate.min(7.0), up.clamp(-7.0, 7.0) + 1.0);
+            let s = 1.0 / (1.0 + (-1.702 * within).exp());
+            let slope = if gate <= 7.0 { s + 1.702 * within * s * (1.0 - s) } else { 0.0 };
+            let of_up = if up.abs() <= 7.0 { within * s } else { 0.0 };
+            return (within * s * bounded, bounded * slope, of_up);
+        }
         let s = 1.0 / (1.0 + (-gate).exp());
         (gate * s * up, up * (s + gate * s * (1.0 - s)), gate * s)
     }
@@ -140,7 +170,11 @@ mod tests {
         let lengths = [1, 15, 16, 1000, 3 * CHUNK + 7];
         for (len, activation) in lengths.into_iter().flat_map(|len| ACTIVATIONS.map(|activation| (len, activation))) {
             let gate: Vec<f32> = random(len, 1).iter().map(|x| x * 8.0).collect();
-            let (up, dh) = (random(len, 2), random(len, 3));
+            let mut up = random(len, 2);
+            if activation == Activation::Clamped {
+                up.iter_mut().for_each(|up| *up *= 9.0);
+            }
+            let dh = random(len, 3);
             let (mut h, mut d_gate, mut d_up) = (vec![0.0; len], vec![0.0; len], vec![0.0; len]);
             gated(activation, &gate, &up, &mut h);
             gated_backward(activation, &dh, &gate, &up, &mut d_gate, &mut d_up);
@@ -157,7 +191,7 @@ mod tests {
 
     #[test]
     fn extreme_gates_stay_finite() {
-        for activation in ACTIVATIONS {
+        for activation in [Activation::Silu, Activation::GeluTanh] {
             check_extremes(activation);
         }
     }

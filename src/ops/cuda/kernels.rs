@@ -310,7 +310,11 @@ impl Kernels for Cuda {
     }
 
     fn gated(&self, activation: Activation, gate: &Tensor<2>, up: &Tensor<2>) -> Tensor<2> {
-        if has(gate, "swiglu") { swiglu::forward(activation, gate, up) } else { self.0.gated(activation, gate, up) }
+        if has(gate, "swiglu") && activation != Activation::Clamped {
+            swiglu::forward(activation, gate, up)
+        } else {
+            self.0.gated(activation, gate, up)
+        }
     }
 
     fn gated_backward(
@@ -320,7 +324,7 @@ impl Kernels for Cuda {
         gate: &Tensor<2>,
         up: &Tensor<2>,
     ) -> (Tensor<2>, Tensor<2>) {
-        if has(gate, "swiglu") {
+        if has(gate, "swiglu") && activation != Activation::Clamped {
             swiglu::backward(activation, dh, gate, up)
         } else {
             self.0.gated_backward(activation, dh, gate, up)

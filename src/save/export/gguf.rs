@@ -16,7 +16,7 @@ use crate::schema::Problem;
 use crate::spec::ModelConfig;
 use crate::spec::gguf::{ROPE_FACTORS, shift, stored_rope_factors};
 use crate::util::files;
-use crate::util::gguf::{GgufFile, Value};
+use crate::util::gguf::{GgufFile, Value, joined};
 
 mod file;
 mod names;
@@ -27,6 +27,8 @@ use file::{Gguf, Tensor, text};
 
 /// The key of the chat template.
 const CHAT_TEMPLATE: &str = "tokenizer.chat_template";
+/// What chooses among experts.
+const ROUTER: &str = ".ffn_gate_inp.";
 /// Settings of a generation in `generation_config.json`, and their names here.
 const SAMPLING: [(&str, &str); 3] = [("top_p", "top_p"), ("min_p", "min_p"), ("temperature", "temp")];
 
@@ -153,13 +155,14 @@ fn adapter_tensors<'a>(
     [('a', &pair.a, 1.0), ('b', &pair.b, in_b)].into_iter().map(tensor)
 }
 
-/// Every tensor of the merged model, in the order of Hugging Face's names.
-fn tensors<'a>(
-    merging: &'a Merging,
-    dtype: GgufType,
-    on_bytes: &'a dyn Fn(usize, usize),
-) -> impl Iterator<Item = Tensor<'a>> {
-    merging.tensors(on_bytes).filter_map(move |tensor| {
+/// Every tensor of the merged model, in the order of Hugging Face's names; the matrices of experts are one for all of a layer.
+fn tensors<'a>(merging: &'a Merging, dtype: GgufType, on_bytes: &'a dyn Fn(usize, usize)) -> Vec<Tensor<'a>> {
+    let mut tensors = Vec::new();
+    let mut experts: BTreeMap<String, BTreeMap<usize, Tensor<'a>>> = BTreeMap::new();
+    for tensor in merging.tensors(on_bytes) {
+        let Some(name) = names::tensor_name(&merging.config, tensor.name) else { continue };
+        // Scores of experts are computed in full precision.
+        let dtype = if name.contains(ROUTER) { GgufType::F32 } else { dtype };
         let values = move || {
             let mut values = tensor.values()?;
             let shift = shift(&merging.config, tensor.name);
@@ -174,8 +177,17 @@ fn tensors<'a>(
             let is_turned = names::is_interleaved(&merging.config, tensor.name);
             Ok(if is_turned { names::interleaved(&values, merging.config.ropes[0].head_dim, width) } else { values })
         };
-        Some(Tensor::new(names::tensor_name(&merging.config, tensor.name)?, tensor.shape.to_vec(), dtype, values))
-    })
+        // A vector that is multiplied by a vector is none of a matrix there.
+        let shape = tensor.shape.strip_prefix(&[1]).unwrap_or(tensor.shape).to_vec();
+        let place = joined(&name);
+        let written = Tensor::new(name, shape, dtype, values);
+        match place {
+            Some((name, expert)) => drop(experts.entry(name).or_default().insert(expert, written)),
+            None => tensors.push(written),
+        }
+    }
+    tensors.extend(experts.into_iter().map(|(name, matrices)| Tensor::joined(name, matrices.into_values().collect())));
+    tensors
 }
 
 fn default_dtype(merging: &Merging) -> GgufType {

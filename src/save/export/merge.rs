@@ -7,13 +7,13 @@ use std::sync::OnceLock;
 use serde_json::{Value, json};
 
 use self::tensor::MergedTensor;
-use self::written::{Written, torch_name};
+use self::written::{ToWrite, Written, torch_name};
 use super::{ExportError, PromptForm};
 use crate::device::Dtype;
 use crate::model::weights::{Quantisation, Weights};
 use crate::ops::quantised::Coding;
 use crate::schema::Problem;
-use crate::spec::ModelConfig;
+use crate::spec::{ModelConfig, is_of_expert};
 use crate::util::files;
 
 mod tensor;
@@ -100,9 +100,20 @@ pub fn merge(
 
     let mut index = Index::default();
     for (shard, name) in base.shard_names().enumerate() {
-        let tensors = merging.tensors(on_bytes).filter(|tensor| tensor.shard(base) == shard);
+        // Experts have no adapters: where one tensor holds all of a layer, it is copied as it is.
+        let is_joined = |name: &str| !base.joined().is_empty() && is_of_expert(name);
+        let tensors = merging.tensors(on_bytes).filter(|tensor| tensor.shard(base) == shard && !is_joined(tensor.name));
         let metadata = base.shard_metadata(shard).cloned();
-        merging.write_shard(&tensors.collect::<Vec<_>>(), metadata, &unfinished.0.join(name), options, &mut index)?;
+        let joined = base.joined().iter().filter(|(_, stored)| stored.shard == shard);
+        let joined = joined.map(|(name, stored)| (name.clone(), ToWrite::AsStored(base, stored))).collect();
+        merging.write_shard(
+            &tensors.collect::<Vec<_>>(),
+            joined,
+            metadata,
+            &unfinished.0.join(name),
+            options,
+            &mut index,
+        )?;
     }
     for name in SIDE_FILES.into_iter().filter(|name| model.join(name).is_file()) {
         copy(&model.join(name), &unfinished.0.join(name))?;
@@ -111,7 +122,8 @@ pub fn merge(
         let map = json!({"metadata": {"total_size": index.num_bytes}, "weight_map": index.files});
         write_json(&unfinished.0.join(INDEX), &map)?;
     }
-    describe(&unfinished.0.join("config.json"), options, merging.config.quantisation.is_some())?;
+    let is_decoded = merging.config.quantisation.is_some() && base.joined().is_empty();
+    describe(&unfinished.0.join("config.json"), options, is_decoded)?;
     if let Some(PromptForm::ChatTemplate { chat_template: Some(template), .. }) = PromptForm::read(adapter)? {
         // The adapter was trained with this template.
         let path = unfinished.0.join(CHAT_TEMPLATE);
@@ -141,12 +153,13 @@ impl Merging {
     fn write_shard(
         &self,
         tensors: &[MergedTensor<'_>],
+        joined: Vec<(String, ToWrite<'_>)>,
         metadata: Option<HashMap<String, String>>,
         path: &Path,
         options: MergeOptions,
         index: &mut Index,
     ) -> Result<(), ExportError> {
-        if tensors.is_empty() {
+        if tensors.is_empty() && joined.is_empty() {
             return Ok(());
         }
         let failure = OnceLock::new();
@@ -155,7 +168,8 @@ impl Merging {
             let quantisation = coding.map(|coding| Quantisation { coding, nested: false });
             Written::all(*tensor, options.dtype.unwrap_or(tensor.dtype()), quantisation, &failure)
         });
-        let views: Vec<(String, Written<'_>)> = views.collect();
+        let views = views.map(|(name, written)| (name, ToWrite::Merged(written)));
+        let views: Vec<(String, ToWrite<'_>)> = views.chain(joined).collect();
         let file = path.file_name().unwrap_or_default().to_string_lossy();
         index.files.extend(views.iter().map(|(name, _)| (name.clone(), file.clone().into_owned())));
         index.num_bytes += views.iter().map(|(_, view)| safetensors::View::data_len(view)).sum::<usize>();

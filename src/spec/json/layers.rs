@@ -1,8 +1,9 @@
 //! The layers of a model: which have a window, and what is in them.
 
+use super::experts::Mixtures;
 use crate::schema::{Section, Value};
 use crate::spec::block::{
-    Attention, Block, FUSED_NAMES, Gated, Heads, Projections, SITE_NAMES, Site, Sublayer, SublayerKind,
+    Attention, Block, FUSED_NAMES, Gated, Heads, Projections, Role, SITE_NAMES, Site, Sublayer, SublayerKind,
 };
 use crate::spec::families::{Family, Windows};
 
@@ -84,17 +85,18 @@ pub(super) struct Widths {
     pub(super) biases: [bool; 3],
     /// Factor of the outputs of sublayers.
     pub(super) output_scale: Option<f64>,
+    pub(super) mixtures: Option<Mixtures>,
 }
 
 impl Widths {
-    /// The block of a layer.
-    pub(super) fn block(&self, family: &Family, layer: Layer) -> Block {
+    /// The block of layer `index`.
+    pub(super) fn block(&self, family: &Family, index: usize, layer: Layer) -> Block {
         let Self { hidden, intermediate, biases: [of_qkv, of_output, of_mlp], output_scale, .. } = *self;
         let heads = Heads { window: layer.window, ..self.heads };
         let (query, key_value) = (heads.query_width(), heads.key_value_width());
         let mut sites = Vec::new();
         let mut add = |name: &str, shape, has_bias| {
-            sites.push(Site { name: name.to_owned(), shape, has_bias });
+            sites.push(Site { name: name.to_owned(), shape, has_bias, role: Role::Linear });
             sites.len() - 1
         };
         let [qkv_name, gate_up_name] = FUSED_NAMES;
@@ -107,19 +109,28 @@ impl Widths {
             Projections::Apart(named.map(|(name, width)| add(name, [width, hidden], of_qkv)))
         };
         let output = add(output_name, [hidden, query], of_output);
-        let gate_up = if family.fused[1] {
-            let site = add(gate_up_name, [2 * intermediate, hidden], of_mlp);
-            Projections::Fused { site, widths: [intermediate; 2] }
+        let mixtures = self.mixtures.as_ref().filter(|mixtures| mixtures.is_in[index]);
+        let feed_forward = if let Some(mixtures) = mixtures {
+            SublayerKind::Mixture(mixtures.mixture(family, hidden, |site| {
+                sites.push(site);
+                sites.len() - 1
+            }))
         } else {
-            Projections::Apart([gate_name, up_name].map(|name| add(name, [intermediate, hidden], of_mlp)))
+            let gate_up = if family.fused[1] {
+                let site = add(gate_up_name, [2 * intermediate, hidden], of_mlp);
+                Projections::Fused { site, widths: [intermediate; 2] }
+            } else {
+                Projections::Apart([gate_name, up_name].map(|name| add(name, [intermediate, hidden], of_mlp)))
+            };
+            let down = add(down_name, [hidden, intermediate], of_mlp);
+            let activation = family.activation.1;
+            SublayerKind::Gated(Gated { activation, intermediate_size: intermediate, gate_up, down })
         };
-        let down = add(down_name, [hidden, intermediate], of_mlp);
         let rope = usize::from(layer.is_local && family.local_rope_theta.is_some());
         let rope = layer.has_rope.then_some(rope);
-        let attention = Attention { heads, rope, query_key_norms: family.qk_norms, qkv, output };
-        let activation = family.activation.1;
-        let gated = Gated { activation, intermediate_size: intermediate, gate_up, down };
-        let kinds = [SublayerKind::Attention(attention), SublayerKind::Gated(gated)];
+        let (query_key_norms, has_sinks) = (family.qk_norms, family.has_sinks);
+        let attention = Attention { heads, rope, query_key_norms, has_sinks, qkv, output };
+        let kinds = [SublayerKind::Attention(attention), feed_forward];
         let sublayers = kinds.into_iter().zip(family.norms);
         Block {
             sites,

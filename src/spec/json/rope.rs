@@ -2,7 +2,7 @@
 
 use crate::schema::{Section, Value};
 use crate::spec::families::Family;
-use crate::spec::{Rope, RopeScaling};
+use crate::spec::{QueryGrowth, Rope, RopeScaling};
 
 const THETA: std::ops::RangeInclusive<f64> = 1.0..=1e15;
 const FACTOR: std::ops::RangeInclusive<f64> = 1.0..=1e6;
@@ -46,7 +46,7 @@ pub(super) fn ropes(json: &mut Section, around: Around<'_>) -> Vec<Rope> {
 )]
 fn rope(theta: f64, scaling: Option<RopeScaling>, partial: f64, Around { family, head_dim, .. }: Around<'_>) -> Rope {
     let width = (head_dim as f64 * partial) as usize;
-    Rope { theta, scaling, head_dim, width, pairs: family.rope_pairs }
+    Rope { theta, scaling, head_dim, width, pairs: family.rope_pairs, query_growth: None }
 }
 
 /// Where all layers have the same.
@@ -99,7 +99,12 @@ fn parameters(section: &mut Section, outer: Option<f64>, theta: f64, partial: f6
             None
         }
     };
-    Rope { scaling, ..plain }
+    let growth = around.family.model_type == "ministral3" && section.value("llama_4_scaling_beta").is_some();
+    let query_growth = growth.then(|| QueryGrowth {
+        beta: section.number("llama_4_scaling_beta", 0.0, 0.0..=1e3),
+        period: original(section, around),
+    });
+    Rope { scaling, query_growth, ..plain }
 }
 
 fn original(section: &mut Section, around: Around<'_>) -> usize {

@@ -1,7 +1,7 @@
 //! What configs are read as, and which are refused.
 
 use super::*;
-use crate::spec::{QueryKeyNorms, RopeScaling};
+use crate::spec::{Block, Probabilities, QueryKeyNorms, Role, RopeScaling};
 
 const BASE: &str = r#"{"model_type": "llama", "vocab_size": 100, "hidden_size": 64, "intermediate_size": 96,
     "num_hidden_layers": 2, "num_attention_heads": 4"#;
@@ -119,10 +119,55 @@ fn end_tokens_are_a_number_a_list_or_null() {
 }
 
 #[test]
+fn mixtures_of_experts_are_read_by_the_keys_of_their_families() {
+    let read = |text: &str| {
+        let common = r#""vocab_size": 9, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4,
+                        "num_attention_heads": 4, "num_key_value_heads": 2"#;
+        ModelConfig::from_json(&format!("{{{common}, {text}}}"))
+    };
+    let qwen = |more: &str| {
+        read(&format!(r#""model_type": "qwen3_moe", "num_experts": 6, "num_experts_per_tok": 2{more}"#)).unwrap()
+    };
+    let widths = |config: &ModelConfig| -> Vec<usize> {
+        let width = |block: &Block| block.gated().map_or(0, |gated| gated.intermediate_size);
+        config.blocks.iter().map(width).collect()
+    };
+    // Mixtures have no dense layer; the others are as wide as `intermediate_size`.
+    assert_eq!(widths(&qwen("")), [0; 4]);
+    let some = qwen(r#", "mlp_only_layers": [1], "moe_intermediate_size": 24, "norm_topk_prob": true"#);
+    assert_eq!(widths(&some), [0, 96, 0, 0]);
+    assert_eq!(widths(&qwen(r#", "decoder_sparse_step": 2"#)), [96, 0, 96, 0]);
+    let mixture = some.blocks[0].mixture().unwrap();
+    assert_eq!((mixture.experts.len(), mixture.num_per_token), (6, 2));
+    assert_eq!(mixture.probabilities, Probabilities::OfChosen);
+    assert_eq!(qwen("").blocks[0].mixture().unwrap().probabilities, Probabilities::OfAll);
+    let site = |name: &str| some.blocks[0].sites.iter().find(|site| site.name == name).unwrap();
+    assert_eq!(site("mlp.experts.5.down_proj").shape, [64, 24]);
+    assert_eq!(site("mlp.experts.5.down_proj").num_active_weights(), 64.0 * 24.0 / 3.0);
+    assert_eq!((site("mlp.gate").shape, site("mlp.gate").role), ([6, 64], Role::Router));
+
+    let mixtral = read(r#""model_type": "mixtral", "num_local_experts": 3"#).unwrap();
+    let mixture = mixtral.blocks[3].mixture().unwrap();
+    assert_eq!((mixture.experts.len(), mixture.probabilities), (3, Probabilities::OfChosen));
+    assert_eq!(mixtral.blocks[3].sites[mixture.experts[2].down].name, "block_sparse_moe.experts.2.w2");
+    let shared = read(r#""model_type": "qwen2_moe", "shared_expert_intermediate_size": 40"#).unwrap();
+    let shared = (shared.blocks[0].mixture().unwrap().shared.clone().unwrap(), shared);
+    assert_eq!((shared.0.gated.intermediate_size, shared.1.blocks[0].sites[shared.0.gate].shape), (40, [1, 64]));
+
+    let refused = |text: &str| read(text).unwrap_err().to_string();
+    let more = refused(r#""model_type": "qwen3_moe", "num_experts": 2, "num_experts_per_tok": 3"#);
+    assert!(more.contains("`num_experts_per_tok` = 3"), "{more}");
+    for key in [r#""output_router_logits": true"#, r#""use_sliding_window": true"#, r#""mlp_only_layers": ["a"]"#] {
+        let found = refused(&format!(r#""model_type": "qwen3_moe", {key}"#));
+        assert!(found.contains(key.split('"').nth(1).unwrap()), "{found}");
+    }
+}
+
+#[test]
 fn other_families_and_heads_are_refused_with_the_list_of_known_ones() {
     let refused =
         |name: &str| ModelConfig::from_json(&format!(r#"{{"model_type": "{name}"}}"#)).unwrap_err().to_string();
-    let expected = "= \"mpt\" is not supported, expected one of `llama`, `mistral`, `qwen2`, `qwen3`, `gemma2`";
+    let expected = "= \"mpt\" is not supported, expected one of `llama`, `mistral`, `qwen2`, `qwen3`, `qwen2_moe`";
     assert!(refused("mpt").contains(expected), "{}", refused("mpt"));
     let expected = "= \"qwen3_next\" is not supported: it needs linear attention";
     assert!(refused("qwen3_next").contains(expected), "{}", refused("qwen3_next"));

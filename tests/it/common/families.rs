@@ -8,7 +8,7 @@ use lora_train::spec::ModelConfig;
 use safetensors::tensor::{Dtype, TensorView};
 
 /// Folders of `tests/golden` with a `config.json`.
-pub(crate) const FAMILIES: [&str; 13] = [
+pub(crate) const FAMILIES: [&str; 19] = [
     "qwen2",
     "qwen3",
     "llama-with-biases",
@@ -22,6 +22,12 @@ pub(crate) const FAMILIES: [&str; 13] = [
     "phi3-longrope",
     "glm",
     "glm4",
+    "qwen3_moe",
+    "qwen2_moe",
+    "mixtral",
+    "gpt_oss",
+    "ministral3",
+    "mistral3",
 ];
 
 /// The numbers called `bits` in `scripts/make_golden.py`.

@@ -1,4 +1,5 @@
 use burn::tensor::{DType, Device, Tensor};
+use safetensors::tensor::TensorView;
 
 use super::super::Weights;
 use super::super::fixture::{self, tiny_config};
@@ -169,4 +170,108 @@ fn numbers_beyond_the_range_of_f16_are_refused_with_a_hint() {
     let files = WeightFiles::open(folder.path()).unwrap();
     let error = Weights::Files(files).load::<1>("x", [2], Dtype::F16, &Device::flex()).unwrap_err().to_string();
     assert!(error.contains("`x` is too large for f16") && error.contains("bf16"), "{error}");
+}
+
+#[test]
+fn experts_that_are_stored_as_one_tensor_are_found_one_by_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let block = "model.layers.0.mlp.experts";
+    let values: Vec<u8> = (0..2 * 6 * 5).flat_map(|number: u16| f32::from(number).to_le_bytes()).collect();
+    let view = |shape: [usize; 3]| TensorView::new(safetensors::Dtype::F32, shape.into(), &values).unwrap();
+    let views = [("gate_up_proj", view([2, 6, 5])), ("down_proj", view([2, 5, 6]))];
+    let views = views.map(|(name, view)| (format!("{block}.{name}"), view));
+    let path = folder.path().join("model-00001-of-00001.safetensors");
+    safetensors::serialize_to_file(views.clone(), None, &path).unwrap();
+    let map: BTreeMap<_, _> = views.iter().map(|(name, _)| (name, path.file_name().unwrap().to_str())).collect();
+    std::fs::write(folder.path().join(INDEX), serde_json::json!({"weight_map": map}).to_string()).unwrap();
+    let files = WeightFiles::open(folder.path()).unwrap();
+    assert_eq!(files.tensors().len(), 6);
+    for (name, shape, first) in [
+        ("0.gate_proj", [3, 5], 0.0),
+        ("0.up_proj", [3, 5], 15.0),
+        ("1.gate_proj", [3, 5], 30.0),
+        ("1.up_proj", [3, 5], 45.0),
+        ("1.down_proj", [5, 6], 30.0),
+    ] {
+        let found = files.load_f32(&format!("{block}.{name}.weight"), &shape).unwrap();
+        let expected: Vec<f32> =
+            (0..shape[0] * shape[1]).scan(first, |next, _| Some(std::mem::replace(next, *next + 1.0))).collect();
+        assert_eq!(found, expected, "{name}");
+    }
+}
+
+#[test]
+fn experts_of_gpt_oss_are_read_transposed_in_turn_and_as_codes() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = ModelConfig::from_json(
+        r#"{"model_type": "gpt_oss", "vocab_size": 64, "hidden_size": 64, "intermediate_size": 32, "num_hidden_layers": 2,
+            "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "num_local_experts": 2,
+            "num_experts_per_tok": 1, "attention_bias": true,
+            "quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]}}"#,
+    )
+    .unwrap();
+    let module = |part: &str| format!("model.layers.0.mlp.experts.{part}");
+    let floats = |numbers: Vec<f32>| -> Vec<u8> { numbers.into_iter().flat_map(f32::to_le_bytes).collect() };
+    // Of the first layer, numbers; of the second, codes.
+    let number = |index: usize| index as f32 / 1024.0;
+    let gate_up: Vec<f32> = (0..2 * 64 * 64).map(number).collect();
+    let down: Vec<f32> = (0..2 * 32 * 64).map(number).collect();
+    let biases: Vec<f32> = (0..2 * 64).map(number).collect();
+    let codes: Vec<u8> = (0..2 * 64 * 32).map(|index: u32| (index % 251) as u8).collect();
+    let scales: Vec<u8> = (0..2 * 64 * 2).map(|index: u32| 120 + (index % 9) as u8).collect();
+    let mut tensors: BTreeMap<String, (safetensors::Dtype, Vec<usize>, Vec<u8>)> = BTreeMap::new();
+    let (f32, u8) = (safetensors::Dtype::F32, safetensors::Dtype::U8);
+    for (name, shape) in config.expected_tensors().into_iter().filter(|(name, _)| !name.contains(".experts.")) {
+        let bytes = vec![0; 4 * shape.iter().product::<usize>()];
+        tensors.insert(name, (f32, shape, bytes));
+    }
+    tensors.insert(module("gate_up_proj"), (f32, vec![2, 64, 64], floats(gate_up.clone())));
+    tensors.insert(module("down_proj"), (f32, vec![2, 32, 64], floats(down.clone())));
+    for layer in 0..2 {
+        let name = |part: &str| format!("model.layers.{layer}.mlp.experts.{part}");
+        tensors.insert(name("gate_up_proj_bias"), (f32, vec![2, 64], floats(biases.clone())));
+        tensors.insert(name("down_proj_bias"), (f32, vec![2, 64], floats(biases.clone())));
+    }
+    let second = |part: &str| format!("model.layers.1.mlp.experts.{part}");
+    tensors.insert(second("gate_up_proj_blocks"), (u8, vec![2, 64, 2, 16], codes.clone()));
+    tensors.insert(second("gate_up_proj_scales"), (u8, vec![2, 64, 2], scales.clone()));
+    tensors.insert(second("down_proj_blocks"), (u8, vec![2, 64, 1, 16], codes[..2048].to_vec()));
+    tensors.insert(second("down_proj_scales"), (u8, vec![2, 64, 1], scales[..128].to_vec()));
+    let views = tensors
+        .iter()
+        .map(|(name, (kind, shape, bytes))| (name.as_str(), TensorView::new(*kind, shape.clone(), bytes).unwrap()));
+    safetensors::serialize_to_file(views, None, &folder.path().join(SINGLE)).unwrap();
+    let files = WeightFiles::open(folder.path()).unwrap();
+    files.check(&config).unwrap();
+
+    // Expert, row, column; the first of gate and up is the gate.
+    let at = |values: &[f32], width: usize, [expert, row, column]: [usize; 3]| {
+        values[expert * 64 * width + column * width + row]
+    };
+    let up = files.load_f32(&module("1.up_proj.weight"), &[32, 64]).unwrap();
+    let expected: Vec<f32> = (0..32 * 64).map(|i| at(&gate_up, 64, [1, 2 * (i / 64) + 1, i % 64])).collect();
+    assert_eq!(up, expected);
+    let found = files.load_f32(&module("1.down_proj.weight"), &[64, 32]).unwrap();
+    let expected: Vec<f32> = (0..64 * 32).map(|i| down[32 * 64 + (i % 32) * 64 + i / 32]).collect();
+    assert_eq!(found, expected);
+    let bias = files.load_f32(&module("1.gate_proj.bias"), &[32]).unwrap();
+    assert_eq!(bias, (0..32).map(|row| biases[64 + 2 * row]).collect::<Vec<_>>());
+
+    // E2M1: sign, two bits of exponent, one of mantissa. Scales are powers of two less 127; low halves come first.
+    let levels = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0_f32];
+    let decoded = |expert: usize, row: usize, column: usize| {
+        let place = (expert * 64 + row) * 64 + column;
+        let code = codes[place / 2] >> (4 * (place % 2)) & 15;
+        let level = levels[usize::from(code & 7)] * if code & 8 == 0 { 1.0 } else { -1.0 };
+        level * 2f32.powi(i32::from(scales[place / 32]) - 127)
+    };
+    let weights = Weights::Files(files);
+    let name = second("1.up_proj.weight");
+    let matrix = weights.matrix(&name, [32, 64], Dtype::F32.into(), &config, &Device::flex()).unwrap();
+    let found: Vec<f32> = matrix.dense().into_owned().into_data().try_to_vec().unwrap();
+    let expected: Vec<f32> = (0..32 * 64).map(|i| decoded(1, 2 * (i / 64) + 1, i % 64)).collect();
+    assert_eq!(found, expected);
+    let name = |name: &str| format!("model.layers.1.{name}");
+    let stored = config.quantisation.unwrap();
+    assert!(stored.is_whole(&name("self_attn.q_proj")) && !stored.is_whole(&name("mlp.experts.0.up_proj")));
 }

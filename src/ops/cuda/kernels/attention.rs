@@ -10,7 +10,7 @@ use burn_cubecl::tensor::CubeTensor;
 
 use super::matrix::{dims, rows, scratch, stride};
 use super::stream::{Launch, Module, is_hopper};
-use crate::ops::attention::{Attended, Heads};
+use crate::ops::attention::{Attended, Heads, LseOrder};
 use crate::ops::cuda::check;
 use crate::ops::custom::{custom, custom_of, side_by_side, spec};
 use crate::ops::layout::Layout;
@@ -62,7 +62,7 @@ pub(super) fn forward([q, k, v]: [&Tensor<2>; 3], layout: &Layout, heads: Heads)
         forward.launch(&qkv, [&first_key], [o], [lse], tokens, heads);
     };
     let [o, lse] = custom("attention", [q, k, v, first_key], outputs, run);
-    Attended { o: Tensor::from_dispatch(o), lse: Tensor::from_dispatch(lse) }
+    Attended { o: Tensor::from_dispatch(o), lse: Tensor::from_dispatch(lse), order: LseOrder::ByHead }
 }
 
 /// [`attention_backward`](crate::ops::attention::attention_backward) of what [`forward`] has made.

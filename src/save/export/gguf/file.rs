@@ -214,6 +214,18 @@ impl<'a> Tensor<'a> {
         Self { name, shape, dtype, values: Box::new(values) }
     }
 
+    /// One of several matrices of the same shape.
+    pub(super) fn joined(name: String, matrices: Vec<Self>) -> Self {
+        let mut shape = vec![matrices.len()];
+        shape.extend(matrices.first().into_iter().flat_map(|matrix| &matrix.shape));
+        let dtype = matrices.first().map_or(GgufType::F32, |matrix| matrix.dtype);
+        let values = move || {
+            let each: Result<Vec<_>, Problem> = matrices.iter().map(|matrix| (matrix.values)()).collect();
+            Ok(each?.concat())
+        };
+        Self { name, shape, dtype, values: Box::new(values) }
+    }
+
     fn num_bytes(&self) -> usize {
         self.dtype.num_bytes(self.shape.iter().product())
     }

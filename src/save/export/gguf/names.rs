@@ -4,7 +4,7 @@ use super::file::{GgufType, text};
 use crate::schema::Problem;
 use crate::spec::gguf::{self, architecture};
 pub(super) use crate::spec::gguf::{is_interleaved, tensor_name};
-use crate::spec::{Attention, Block, Heads, ModelConfig, RopeScaling};
+use crate::spec::{Attention, Block, Heads, Mixture, ModelConfig, Probabilities, RopeScaling};
 use crate::util::gguf::Value;
 
 /// Rows of `width` numbers, those of the two halves of each head in turn.
@@ -72,7 +72,7 @@ fn size_label(num_parameters: usize) -> String {
 pub(super) fn shape(config: &ModelConfig, dtype: GgufType) -> Result<Vec<(String, Value)>, Problem> {
     let count = |value: usize| Value::U32(value as u32);
     let (block, rope) = (&config.blocks[0], &config.ropes[0]);
-    let (attention, gated) = (block.attention(), block.gated());
+    let (attention, gated) = (block.attention(), block.all_gated().next());
     let heads = |of: fn(&Heads) -> usize| count(attention.map_or(0, |attention| of(&attention.heads)));
     let head_dim = count(rope.head_dim);
     let mut keys = vec![
@@ -100,12 +100,40 @@ pub(super) fn shape(config: &ModelConfig, dtype: GgufType) -> Result<Vec<(String
     if let Some(RopeScaling::Linear { factor }) = &rope.scaling {
         keys.extend([("rope.scaling.type", text("linear")), ("rope.scaling.factor", Value::F32(*factor as f32))]);
     }
+    keys.extend(experts(config)?);
     keys.extend(windows_and_caps(config)?);
     keys.extend(multipliers(config));
     check_ropes(config)?;
     let of_family =
         keys.into_iter().map(|(key, value)| (format!("{}.{key}", architecture(config).unwrap_or_default()), value));
     Ok(of_family.chain([("general.file_type".to_owned(), Value::U32(dtype.file_code()))]).collect())
+}
+
+/// The mixtures of experts.
+///
+/// # Errors
+/// What llama.cpp computes otherwise, whatever the file says.
+#[expect(clippy::cast_possible_truncation, reason = "counts below 2^32")]
+fn experts(config: &ModelConfig) -> Result<Vec<(&'static str, Value)>, Problem> {
+    let mixtures: Vec<&Mixture> = config.blocks.iter().filter_map(Block::mixture).collect();
+    let Some(mixture) = mixtures.first() else { return Ok(Vec::new()) };
+    let refused = |what: &str| {
+        let problem = Problem::new(format!("GGUF has no place for {what} in a model of type {}", config.model_type));
+        Err(problem.hint("merge into a folder: --out DIR"))
+    };
+    if mixtures.len() < config.num_layers() {
+        return refused("layers without experts");
+    }
+    if gguf::sums_to_one(&config.model_type) != (mixture.probabilities == Probabilities::OfChosen) {
+        return refused("this `norm_topk_prob`");
+    }
+    let mut keys = vec![("expert_count", mixture.experts.len()), ("expert_used_count", mixture.num_per_token)];
+    if config.model_type != "mixtral" {
+        keys.extend(mixture.experts.first().map(|gated| ("expert_feed_forward_length", gated.intermediate_size)));
+    }
+    let shared = mixture.shared.as_ref();
+    keys.extend(shared.map(|shared| ("expert_shared_feed_forward_length", shared.gated.intermediate_size)));
+    Ok(keys.into_iter().map(|(key, value)| (key, Value::U32(value as u32))).collect())
 }
 
 /// The multipliers of Granite.

@@ -205,7 +205,7 @@ impl<'a> MergedTensor<'a> {
             && from == dtype
             && !is_changed
         {
-            return Ok(Cow::Borrowed(files.bytes(stored)));
+            return Ok(files.bytes(stored));
         }
         let (numbers, update) = self.numbers()?;
         let written = convert::from_f32(&numbers, dtype).map_err(|_| self.too_large(dtype))?;

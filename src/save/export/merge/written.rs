@@ -8,7 +8,7 @@ use serde_json::json;
 
 use super::tensor::MergedTensor;
 use crate::device::Dtype;
-use crate::model::weights::{Quantisation, convert};
+use crate::model::weights::{Quantisation, StoredTensor, WeightFiles, convert};
 use crate::ops::quantised::{BlockScales, Coding, Quantised};
 use crate::schema::Problem;
 
@@ -104,6 +104,42 @@ fn state_json(coding: Coding, shape: &[usize], dtype: Dtype) -> String {
     let dtype = torch_name(dtype);
     json!({"quant_type": coding.to_string(), "blocksize": Quantisation::BLOCK_LEN, "dtype": dtype, "shape": shape})
         .to_string()
+}
+
+/// A tensor of the file.
+pub(super) enum ToWrite<'a> {
+    Merged(Written<'a>),
+    AsStored(&'a WeightFiles, &'a StoredTensor),
+}
+
+impl View for ToWrite<'_> {
+    fn dtype(&self) -> safetensors::Dtype {
+        match self {
+            Self::Merged(written) => written.dtype(),
+            Self::AsStored(_, stored) => stored.dtype,
+        }
+    }
+
+    fn shape(&self) -> &[usize] {
+        match self {
+            Self::Merged(written) => written.shape(),
+            Self::AsStored(_, stored) => &stored.shape,
+        }
+    }
+
+    fn data(&self) -> Cow<'_, [u8]> {
+        match self {
+            Self::Merged(written) => written.data(),
+            Self::AsStored(files, stored) => files.bytes(stored),
+        }
+    }
+
+    fn data_len(&self) -> usize {
+        match self {
+            Self::Merged(written) => written.data_len(),
+            Self::AsStored(files, stored) => files.bytes(stored).len(),
+        }
+    }
 }
 
 impl View for Written<'_> {

@@ -1,0 +1,110 @@
+//! A mixture of experts: tokens go to their experts, and what these make of them is summed.
+
+use burn::tensor::{Tensor, activation};
+
+use super::budget::{SizedBy, SublayerSizes};
+use super::gated;
+use super::linears::Linears;
+use crate::ops::linear::InputGrad;
+use crate::ops::routing::{Routing, gather, route, scatter_add};
+use crate::spec::{self, Gated, SharedExpert};
+
+/// What the backward needs of the forward.
+#[derive(Clone, Debug)]
+pub(super) struct Kept {
+    routing: Routing,
+    /// Of the experts that have tokens.
+    experts: Vec<gated::Kept>,
+    /// Of the shared expert, with the sigmoid that its output is multiplied by, `[tokens, 1]`.
+    shared: Option<(gated::Kept, Tensor<2>)>,
+}
+
+impl spec::Mixture {
+    /// Sizes of its tensors, for a token of average experts.
+    pub(super) fn sizes(&self, by: SizedBy) -> SublayerSizes {
+        let (num_experts, hidden) = (self.experts.len(), by.hidden_size);
+        let of_expert = self.experts.first().map_or(SublayerSizes::default(), |gated| gated.sizes(by));
+        let shared = self.shared.as_ref().map(|shared| shared.gated.sizes(by)).unwrap_or_default();
+        // One expert at a time, with the rows that it takes.
+        let of_one = |size: usize| (size + hidden) * self.num_per_token / num_experts;
+        SublayerSizes {
+            kept: self.num_per_token * (of_expert.kept + 3) + 2 * num_experts + shared.kept + 1,
+            forward: 2 * hidden + of_one(of_expert.forward).max(shared.forward),
+            backward: 3 * hidden + of_one(of_expert.backward).max(shared.backward),
+        }
+    }
+
+    pub(super) fn activations(&self, x: &Tensor<2>, linears: &mut Linears<'_>) -> Kept {
+        let place = linears.context.place();
+        let scores = linears.forward(self.router, x, None);
+        let routing = route(&scores, self.num_per_token, self.probabilities);
+        let experts = routing.groups.iter().map(|(expert, rows)| {
+            let x = gather(place, x, rows, false);
+            self.experts[*expert].activations(&x, linears)
+        });
+        let experts = experts.collect();
+        let shared = self.shared.as_ref().map(|SharedExpert { gated, gate }| {
+            let kept = gated.activations(x, linears);
+            (kept, activation::sigmoid(linears.forward(*gate, x, None)))
+        });
+        Kept { routing, experts, shared }
+    }
+
+    pub(super) fn output(&self, kept: &Kept, residual: Option<Tensor<2>>, linears: &mut Linears<'_>) -> Tensor<2> {
+        let place = linears.context.place();
+        let shared = self.shared.as_ref().zip(kept.shared.as_ref());
+        let shared = shared.map(|(shared, (kept, sigmoid))| shared.gated.output(kept, None, linears) * sigmoid.clone());
+        let mut y = match (shared, residual) {
+            (Some(y), Some(residual)) => Some(y + residual),
+            (y, residual) => y.or(residual),
+        };
+        for ((expert, rows), of_expert) in kept.routing.groups.iter().zip(&kept.experts) {
+            let output = self.experts[*expert].output(of_expert, None, linears);
+            let sum = y.take().unwrap_or_else(|| zeros(kept.routing.num_tokens(), &output));
+            y = Some(scatter_add(place, sum, rows, &output, true));
+        }
+        y.unwrap_or_else(|| unreachable!("every token has an expert"))
+    }
+
+    /// The gradient of the input if `input_grad`. `x` computes the input again.
+    pub(super) fn backward(
+        &self,
+        dy: &Tensor<2>,
+        kept: Kept,
+        x: impl FnOnce() -> Tensor<2>,
+        linears: &mut Linears<'_>,
+        input_grad: bool,
+    ) -> Option<Tensor<2>> {
+        let (place, x, Kept { routing, experts, shared }) = (linears.context.place(), x(), kept);
+        let mut dx = None;
+        if let Some((SharedExpert { gated, gate }, (kept, sigmoid))) = self.shared.as_ref().zip(shared) {
+            let d_output = dy.clone() * sigmoid.clone();
+            let (d_gated, product) = gated.backward_with_product(&d_output, kept, || x.clone(), linears, input_grad);
+            // The product is of the output times the sigmoid, whose slope is the sigmoid times this.
+            let d_number = product.unsqueeze_dim::<2>(1) * (1.0 - sigmoid);
+            let sum = d_gated.map_or(InputGrad::of(input_grad, None), InputGrad::AddTo);
+            dx = linears.backward(*gate, &d_number, &x, sum);
+        }
+        if !input_grad {
+            return None;
+        }
+        let mut products = Vec::with_capacity(experts.len());
+        for ((expert, rows), kept) in routing.groups.iter().zip(experts) {
+            let d_output = gather(place, dy, rows, true);
+            let input = || gather(place, &x, rows, false);
+            let expert: &Gated = &self.experts[*expert];
+            let (d_input, product) = expert.backward_with_product(&d_output, kept, input, linears, true);
+            products.push(product);
+            if let Some(d_input) = d_input {
+                let sum = dx.take().unwrap_or_else(|| x.zeros_like());
+                dx = Some(scatter_add(place, sum, rows, &d_input, false));
+            }
+        }
+        let d_scores = routing.backward(products).cast(x.dtype());
+        linears.backward(self.router, &d_scores, &x, InputGrad::of(true, dx))
+    }
+}
+
+fn zeros(num_tokens: usize, like: &Tensor<2>) -> Tensor<2> {
+    Tensor::zeros([num_tokens, like.dims()[1]], (&like.device(), like.dtype()))
+}

@@ -1,0 +1,164 @@
+//! Which tokens go to which experts, and what carries them there and back.
+
+use std::cmp::Ordering;
+use std::ops::Range;
+use std::sync::Arc;
+
+use burn::tensor::{DType, IndexingUpdateOp, Int, Tensor, TensorData, activation};
+
+use super::kernels::Place;
+use super::profile::{self, Cost};
+use crate::spec::Probabilities;
+use crate::util::faults;
+
+/// Where the tokens of a micro-batch go.
+#[derive(Clone, Debug)]
+pub struct Routing {
+    /// The experts that have tokens, each with these.
+    pub groups: Vec<(usize, Rows)>,
+    /// Probabilities of the experts, `[tokens, experts]` in `f32`.
+    probabilities: Tensor<2>,
+    /// Where those of the groups' tokens are in them, group after group.
+    places: Tensor<1, Int>,
+}
+
+/// The tokens of one expert.
+#[derive(Clone, Debug)]
+pub struct Rows {
+    /// Tokens of all experts, expert after expert.
+    all: Arc<[i32]>,
+    /// Those of this one, in their order.
+    range: Range<usize>,
+    /// Likewise on the device, `[tokens of this one]`.
+    on_device: Tensor<1, Int>,
+    /// Weights of the outputs, `[tokens of this one]` in `f32`.
+    pub weights: Tensor<1>,
+}
+
+impl Rows {
+    /// The tokens.
+    pub(super) fn tokens(&self) -> impl Iterator<Item = usize> {
+        self.all[self.range.clone()].iter().map(|&token| usize::try_from(token).unwrap_or_default())
+    }
+}
+
+/// Sends every token to the `num_per_token` experts with the highest scores; of equal ones, to the first.
+///
+/// # Shapes
+/// `scores`: `[tokens, experts]`.
+#[must_use]
+pub fn route(scores: &Tensor<2>, num_per_token: usize, probabilities: Probabilities) -> Routing {
+    profile::measure("route", || profile::passes(scores, 2), || route_now(scores, num_per_token, probabilities))
+}
+
+#[expect(clippy::cast_possible_truncation, clippy::cast_possible_wrap, reason = "far below 2^31")]
+fn route_now(scores: &Tensor<2>, num_per_token: usize, probabilities: Probabilities) -> Routing {
+    let ([num_tokens, num_experts], device) = (scores.dims(), scores.device());
+    let scores = scores.clone().cast(DType::F32);
+    let mut values = faults::read(scores.clone(), "the scores of experts");
+    let mut tokens_of = vec![Vec::new(); num_experts];
+    let mut order: Vec<usize> = Vec::with_capacity(num_experts);
+    for (token, row) in values.chunks_exact_mut(num_experts).enumerate() {
+        order.clear();
+        order.extend(0..num_experts);
+        order.sort_by(|&a, &b| row[b].partial_cmp(&row[a]).unwrap_or(Ordering::Equal));
+        row.fill(f32::NEG_INFINITY);
+        for &expert in &order[..num_per_token] {
+            tokens_of[expert].push(token as i32);
+            row[expert] = 0.0;
+        }
+    }
+    let probabilities = match probabilities {
+        Probabilities::OfAll => activation::softmax(scores, 1),
+        Probabilities::OfChosen => {
+            let mask = TensorData::new(values, [num_tokens, num_experts]);
+            activation::softmax(scores + Tensor::from_data(mask, (&device, DType::F32)), 1)
+        }
+    };
+    let all: Arc<[i32]> = tokens_of.iter().flatten().copied().collect();
+    let experts = tokens_of.iter().enumerate().flat_map(|(expert, tokens)| tokens.iter().map(move |_| expert));
+    let places = experts.zip(all.iter()).map(|(expert, &token)| token * num_experts as i32 + expert as i32);
+    let int = |values: Vec<i32>| {
+        let shape = [values.len()];
+        Tensor::<1, Int>::from_data(TensorData::new(values, shape), (&device, DType::I32))
+    };
+    let (places, on_device) = (int(places.collect()), int(all.to_vec()));
+    let weights = probabilities.clone().reshape([num_tokens * num_experts]).select(0, places.clone());
+    let (mut groups, mut first) = (Vec::new(), 0);
+    for (expert, tokens) in tokens_of.iter().enumerate().filter(|(_, tokens)| !tokens.is_empty()) {
+        let len = tokens.len();
+        let rows = Rows {
+            all: Arc::clone(&all),
+            range: first..first + len,
+            on_device: on_device.clone().narrow(0, first, len),
+            weights: weights.clone().narrow(0, first, len),
+        };
+        groups.push((expert, rows));
+        first += len;
+    }
+    Routing { groups, probabilities, places }
+}
+
+impl Routing {
+    /// Number of tokens of the micro-batch.
+    #[must_use]
+    pub fn num_tokens(&self) -> usize {
+        self.probabilities.dims()[0]
+    }
+
+    /// The gradient of the scores from the products of every weight and its gradient, group after group.
+    ///
+    /// # Shapes
+    /// Each of `products`: `[tokens of the group]`. Returns `[tokens, experts]` in `f32`.
+    #[must_use]
+    pub fn backward(&self, products: Vec<Tensor<1>>) -> Tensor<2> {
+        let shape @ [num_tokens, num_experts] = self.probabilities.dims();
+        let products = Tensor::cat(products, 0).cast(DType::F32);
+        let zeros = Tensor::<1>::zeros([num_tokens * num_experts], (&products.device(), DType::F32));
+        let all = zeros.select_assign(0, self.places.clone(), products, IndexingUpdateOp::Add).reshape(shape);
+        let sums = all.clone().sum_dim(1);
+        all - self.probabilities.clone() * sums
+    }
+}
+
+/// The rows of `x` that an expert's tokens have, each multiplied by its weight if it is `weighted`.
+///
+/// # Shapes
+/// `x`: `[tokens, width]`. Returns `[tokens of the expert, width]`.
+#[must_use]
+pub fn gather(place: Place, x: &Tensor<2>, rows: &Rows, weighted: bool) -> Tensor<2> {
+    profile::measure("gather", || cost(x, rows, 2), || place.gather(x, rows, weighted))
+}
+
+/// Adds the rows of `update` to those of an expert's tokens in `y`, each multiplied by its weight if it is `weighted`.
+///
+/// # Shapes
+/// `y`: `[tokens, width]`, `update`: `[tokens of the expert, width]`.
+#[must_use]
+pub fn scatter_add(place: Place, y: Tensor<2>, rows: &Rows, update: &Tensor<2>, weighted: bool) -> Tensor<2> {
+    profile::measure("scatter", || cost(update, rows, 3), || place.scatter_add(y, rows, update, weighted))
+}
+
+fn cost(x: &Tensor<2>, rows: &Rows, num_passes: usize) -> Cost {
+    let width = x.dims()[1];
+    let bytes = profile::count(num_passes * rows.range.len() * width * x.dtype().size());
+    Cost { shape: width.to_string(), flops: 0.0, bytes }
+}
+
+/// [`gather`] in plain tensor calls.
+#[must_use]
+pub(super) fn plain_gather(x: &Tensor<2>, rows: &Rows, weighted: bool) -> Tensor<2> {
+    scaled(x.clone().select(0, rows.on_device.clone()), rows, weighted)
+}
+
+/// [`scatter_add`] in plain tensor calls.
+#[must_use]
+pub(super) fn plain_scatter_add(y: Tensor<2>, rows: &Rows, update: &Tensor<2>, weighted: bool) -> Tensor<2> {
+    let update = scaled(update.clone(), rows, weighted);
+    y.select_assign(0, rows.on_device.clone(), update, IndexingUpdateOp::Add)
+}
+
+fn scaled(x: Tensor<2>, rows: &Rows, weighted: bool) -> Tensor<2> {
+    let dtype = x.dtype();
+    if weighted { x * rows.weights.clone().cast(dtype).unsqueeze_dim::<2>(1) } else { x }
+}
