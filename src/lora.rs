@@ -1,10 +1,12 @@
 //! Low-rank adapters.
 
 pub mod adapters;
+mod dora;
 pub mod kind;
 pub mod matrices;
 pub(crate) mod start;
 pub mod targets;
 
 pub use adapters::{Adapter, AdapterSet, BlockAdapters};
+pub use dora::RowNorms;
 pub use matrices::Matrices;

@@ -11,6 +11,7 @@ mod dashboard;
 mod diagnosis;
 mod disks;
 mod doctor;
+mod dora;
 mod endings;
 mod engine;
 mod faults;
