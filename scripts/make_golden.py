@@ -6,6 +6,7 @@ usage: make_golden.py model MODEL_DIR OUT_DIR [--r 8] [--whole-gradients] [--cur
        make_golden.py optimizers MODEL_DIR OUT_DIR
        make_golden.py starts MODEL_DIR OUT_DIR
        make_golden.py dora MODEL_DIR OUT_DIR
+       make_golden.py combinations MODEL_DIR OUT_DIR
        make_golden.py rope OUT_DIR
        make_golden.py bitsandbytes FOLDER
        make_golden.py quantised OUT_FILE
@@ -37,6 +38,9 @@ A's rows, the curve from there, and the difference that it makes to the weights 
 
 `dora` writes golden.json, golden.safetensors and an adapter that PEFT saved, for one folder: the cases of `model` with `use_dora`, its
 curve with the adapter after it, the weights that PEFT merges, and a row with dropout, whose masks are those of our hash.
+
+`combinations` writes OUT_DIR/golden.json for one folder: two adapters, and what add_weighted_adapter makes of them by each type: A and B,
+and where their signs are free their product.
 
 `rope` writes the rotary tables of transformers for scaled and unscaled configurations.
 
@@ -497,6 +501,43 @@ def make_dora(args) -> None:
     write(args.out, document, arrays)
 
 
+COMBINATIONS = {
+    "linear": {}, "cat": {}, "svd": {}, "svd of rank 3": {"svd_rank": 3}, "ties": {"density": 0.4},
+    "ties by frequency": {"density": 0.4, "majority_sign_method": "frequency"}, "magnitude_prune": {"density": 0.3},
+    "dare_linear": {"density": 1.0}, "dare_ties": {"density": 1.0},
+}
+
+
+def make_combinations(args) -> None:
+    """Adapters combined; those of dare keep all numbers."""
+    adapters = {
+        "first": {"r": 4, "lora_alpha": 6, "target_modules": ["q_proj", "v_proj", "down_proj"], "use_rslora": False},
+        "second": {"r": 4, "lora_alpha": 3, "target_modules": ["k_proj", "q_proj", "down_proj"], "use_rslora": True},
+    }
+    weights, found = [0.7, -0.4], {}
+    for name, settings in COMBINATIONS.items():
+        model = None
+        for adapter, lora in adapters.items():
+            config = LoraConfig(task_type="CAUSAL_LM", **lora)
+            if model is None:
+                model = get_peft_model(open_model(args.model), config, adapter_name=adapter)
+            else:
+                model.add_adapter(adapter, config)
+        tensors = dict(model.named_parameters())
+        with torch.no_grad():
+            for key, tensor in tensors.items():
+                for adapter in adapters:
+                    if f".{adapter}." in key:
+                        tensor.copy_(torch.from_numpy(formula(key, tuple(tensor.shape), 0.2)))
+        model.add_weighted_adapter(list(adapters), weights, "both", combination_type=name.split()[0], **settings)
+        both = {key.replace(".both.weight", ""): p.detach() for key, p in model.named_parameters() if ".both." in key}
+        if name.startswith("svd"):
+            modules = [key.removesuffix(".lora_A") for key in both if key.endswith(".lora_A")]
+            both = {module: both[f"{module}.lora_B"] @ both[f"{module}.lora_A"] for module in modules}
+        found[name] = {"settings": settings, "r": model.peft_config["both"].r, "tensors": final(both)}
+    write(args.out, {"adapters": adapters, "weights": weights, "bound": 0.2, "combinations": found}, None)
+
+
 def make_optimizers(args) -> None:
     """The curves by other optimizers."""
     from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
@@ -825,6 +866,10 @@ def main() -> None:
     dora.add_argument("model", type=pathlib.Path)
     dora.add_argument("out", type=pathlib.Path)
     dora.set_defaults(make=make_dora, seed=21)
+    combinations = kinds.add_parser("combinations", help="several adapters as one")
+    combinations.add_argument("model", type=pathlib.Path)
+    combinations.add_argument("out", type=pathlib.Path)
+    combinations.set_defaults(make=make_combinations)
     rope = kinds.add_parser("rope", help="rotary tables")
     rope.add_argument("out", type=pathlib.Path)
     rope.set_defaults(make=make_rope)

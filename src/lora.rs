@@ -1,6 +1,7 @@
 //! Low-rank adapters.
 
 pub mod adapters;
+pub mod combine;
 mod dora;
 pub mod kind;
 pub mod matrices;

@@ -14,7 +14,7 @@ use crate::ops::linear::{InputGrad, Weight, add_low_rank, linear, linear_backwar
 use crate::ops::low_rank::{Lora, LowRank};
 
 /// Numbers of a weight that are squared at a time.
-const CHUNK_LEN: usize = 1 << 22;
+const CHUNK_LEN: usize = 1 << 20;
 
 /// Norms of the rows of a weight, each computed when it is first needed, `[1, out_features]` in `f32`.
 #[derive(Debug, Default)]

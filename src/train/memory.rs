@@ -7,6 +7,7 @@
 use serde::Serialize;
 
 use crate::config::{GradientCheckpointing, OptimizerConfig, Precision};
+use crate::lora::kind::Kind;
 use crate::lora::targets::{AdapterShape, Selection};
 use crate::model::Storage;
 use crate::model::budget::{SizedBy, SublayerSizes};
@@ -140,6 +141,20 @@ impl Workload<'_> {
         self.config.sites().map(|(_, site)| of_site(site)).max().unwrap_or(0)
     }
 
+    /// The widths of the layers whose weights are decomposed.
+    fn decomposed(&self) -> impl Iterator<Item = usize> {
+        let decomposed = self.selection.iter().filter(|(.., shape)| shape.kind == Kind::Dora);
+        decomposed.map(|(layer, site, _)| self.config.blocks[layer].sites[site].shape[0])
+    }
+
+    /// Bytes in the backward of the widest of them: its output before it is scaled, computed again, and the scaled gradient,
+    /// in plain tensor calls in `f32` too.
+    fn decomposed_bytes(&self) -> usize {
+        let widest = self.decomposed().max().unwrap_or(0);
+        let in_f32 = if self.place.is_host() { 0 } else { F32 };
+        2 * self.tokens() * widest * (self.activation_bytes() + in_f32)
+    }
+
     /// The sum of ranks of the block with the largest sum, and the parameters of all blocks.
     fn adapters(&self) -> (usize, usize) {
         let ranks = |layer: &PerSite<AdapterShape>| layer.values().map(|shape| shape.r).sum();
@@ -208,8 +223,10 @@ impl Workload<'_> {
         // When the first block is computed again, those that kept everything have freed it.
         let recomputed = blocks().take(num_recomputed).map(|block| block.kept).max().unwrap_or(0).saturating_sub(whole);
         let in_forward = largest(|block| block.kept + block.forward) * tokens * width;
-        let in_backward =
-            (recomputed + largest(|block| block.backward)) * tokens * width + self.score_bytes() + self.operand_bytes();
+        let in_backward = (recomputed + largest(|block| block.backward)) * tokens * width
+            + self.score_bytes()
+            + self.operand_bytes()
+            + self.decomposed_bytes();
         let widest = self.config.sites().map(|(_, site)| site.shape[1]).max().unwrap_or(0);
         let rounded = self.place.rounded_bytes(tokens * widest, self.precision.dtype());
         let logits = self.logits_bytes();
@@ -223,6 +240,8 @@ impl Workload<'_> {
             (0, in_backward)
         };
         let adapters = num_trainable * F32;
+        // Of the frozen weights and of the sums.
+        let norms = 2 * self.decomposed().sum::<usize>() * F32;
         let base = self.base_bytes();
         let overhead =
             if self.place.is_host() { HOST_PROCESS_BYTES } else { GPU_CONTEXT_BYTES + self.place.library_bytes() };
@@ -238,7 +257,7 @@ impl Workload<'_> {
             // Beside the trained matrices: those that take their start out of the base, and both joined.
             Component::new(
                 "adapters",
-                adapters * if self.is_part_of_base { 4 } else { 1 },
+                adapters * if self.is_part_of_base { 4 } else { 1 } + norms,
                 "lora.r, lora.target_modules",
             ),
             Component::new("gradients", adapters + accumulated / layers.max(1), "lora.r"),

@@ -5,6 +5,7 @@
 mod common;
 
 mod cli;
+mod combinations;
 mod compare;
 mod cubecl;
 mod dashboard;
