@@ -7,7 +7,6 @@
 use serde::Serialize;
 
 use crate::config::{GradientCheckpointing, OptimizerConfig, Precision};
-use crate::lora::kind::Kind;
 use crate::lora::targets::{AdapterShape, Selection};
 use crate::model::Storage;
 use crate::model::budget::{SizedBy, SublayerSizes};
@@ -15,7 +14,7 @@ use crate::ops::cross_entropy::LossChunk;
 use crate::ops::kernels::Place;
 use crate::spec::{Heads, ModelConfig, PerSite, Site};
 
-const F32: usize = 4;
+pub(super) const F32: usize = 4;
 
 /// The settings that determine the memory of a step.
 #[derive(Clone, Debug)]
@@ -96,7 +95,7 @@ pub struct HostPlan {
 }
 
 impl Workload<'_> {
-    fn tokens(&self) -> usize {
+    pub(super) fn tokens(&self) -> usize {
         self.rows * self.row_length
     }
 
@@ -106,7 +105,7 @@ impl Workload<'_> {
     }
 
     /// Bytes of an activation.
-    fn activation_bytes(&self) -> usize {
+    pub(super) fn activation_bytes(&self) -> usize {
         self.place.activation_dtype(self.precision.dtype()).num_bytes()
     }
 
@@ -139,20 +138,6 @@ impl Workload<'_> {
             self.copied_weight_bytes(site.shape) + copies * self.tokens() * site.shape.iter().sum::<usize>() * F32
         };
         self.config.sites().map(|(_, site)| of_site(site)).max().unwrap_or(0)
-    }
-
-    /// The widths of the layers whose weights are decomposed.
-    fn decomposed(&self) -> impl Iterator<Item = usize> {
-        let decomposed = self.selection.iter().filter(|(.., shape)| shape.kind == Kind::Dora);
-        decomposed.map(|(layer, site, _)| self.config.blocks[layer].sites[site].shape[0])
-    }
-
-    /// Bytes in the backward of the widest of them: its output before it is scaled, computed again, and the scaled gradient,
-    /// in plain tensor calls in `f32` too.
-    fn decomposed_bytes(&self) -> usize {
-        let widest = self.decomposed().max().unwrap_or(0);
-        let in_f32 = if self.place.is_host() { 0 } else { F32 };
-        2 * self.tokens() * widest * (self.activation_bytes() + in_f32)
     }
 
     /// The sum of ranks of the block with the largest sum, and the parameters of all blocks.
@@ -240,8 +225,6 @@ impl Workload<'_> {
             (0, in_backward)
         };
         let adapters = num_trainable * F32;
-        // Of the frozen weights and of the sums.
-        let norms = 2 * self.decomposed().sum::<usize>() * F32;
         let base = self.base_bytes();
         let overhead =
             if self.place.is_host() { HOST_PROCESS_BYTES } else { GPU_CONTEXT_BYTES + self.place.library_bytes() };
@@ -257,7 +240,7 @@ impl Workload<'_> {
             // Beside the trained matrices: those that take their start out of the base, and both joined.
             Component::new(
                 "adapters",
-                adapters * if self.is_part_of_base { 4 } else { 1 } + norms,
+                adapters * if self.is_part_of_base { 4 } else { 1 } + self.norm_bytes(),
                 "lora.r, lora.target_modules",
             ),
             Component::new("gradients", adapters + accumulated / layers.max(1), "lora.r"),
