@@ -5,6 +5,8 @@ usage: make_golden.py model MODEL_DIR OUT_DIR [--r 8] [--whole-gradients] [--cur
        make_golden.py family FOLDER
        make_golden.py optimizers MODEL_DIR OUT_DIR
        make_golden.py starts MODEL_DIR OUT_DIR
+       make_golden.py dora MODEL_DIR OUT_DIR
+       make_golden.py combinations MODEL_DIR OUT_DIR
        make_golden.py rope OUT_DIR
        make_golden.py bitsandbytes FOLDER
        make_golden.py quantised OUT_FILE
@@ -34,6 +36,12 @@ with NEFTune's noise.
 `starts` writes OUT_DIR/golden.json for one folder: for each start that takes a part out of the base, that part (B A), the norms of
 A's rows, the curve from there, and the difference that it makes to the weights (B A less the part).
 
+`dora` writes golden.json, golden.safetensors and an adapter that PEFT saved, for one folder: the cases of `model` with `use_dora`, its
+curve with the adapter after it, the weights that PEFT merges, and a row with dropout, whose masks are those of our hash.
+
+`combinations` writes OUT_DIR/golden.json for one folder: two adapters, and what add_weighted_adapter makes of them by each type: A and B,
+and where their signs are free their product.
+
 `rope` writes the rotary tables of transformers for scaled and unscaled configurations.
 
 `bitsandbytes` does what `family` does for FOLDER/shape.json, which also has a `quantization_config`, and writes the model
@@ -51,7 +59,7 @@ tensor, such as `base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight`
 
     bits(name, i) = splitmix64's output for the state fnv1a64(name) + (i + 1) * 0x9E3779B97F4A7C15   (mod 2^64)
     value(name, i, bound) = f32(((bits >> 40) / 2^24 * 2 - 1) * bound)          computed in f64, row-major i
-    A: bound = 1 / sqrt(in_features);   B: bound = the case's `b_bound`
+    A: bound = 1 / sqrt(in_features);   B: bound = the case's `b_bound`;   magnitudes: their start, times 1 + 10 value, B's bound
 
 Gradients are stored as their f64 norm and eight projections on sign vectors, sum_i(g_i * s_i) in f64. The lowest bit of
 bits("<name>#<j>", i) is sign i of vector j: 1 is plus, 0 is minus. For a difference d of two gradients, the mean square
@@ -201,19 +209,22 @@ def with_adapter(folder: pathlib.Path, lora: dict, b_bound: float):
         # PEFT would adapt experts and what chooses them, too.
         linears = [name for name, module in base.named_modules() if isinstance(module, torch.nn.Linear)]
         lora = lora | {"target_modules": [name for name in linears if name != "lm_head"]}
-    config = LoraConfig(task_type="CAUSAL_LM", lora_dropout=0.0, bias="none", exclude_modules=others, **lora)
+    config = LoraConfig(**{"task_type": "CAUSAL_LM", "lora_dropout": 0.0, "bias": "none", "exclude_modules": others, **lora})
     model = get_peft_model(base, config).train(base.training)
     named = adapter_tensors(model)
     with torch.no_grad():
         for name, tensor in named.items():
             bound = tensor.shape[1] ** -0.5 if ".lora_A." in name else b_bound
-            tensor.copy_(torch.from_numpy(formula(name_alone(name), tuple(tensor.shape), bound)))
+            values = torch.from_numpy(formula(name_alone(name), tuple(tensor.shape), bound))
+            tensor.copy_(tensor * (1 + 10 * values) if tensor.dim() == 1 else values)
     return model, named
 
 
 def adapter_tensors(model) -> dict[str, torch.nn.Parameter]:
     """The trainable tensors by the keys that PEFT gives them in adapter_model.safetensors."""
-    named = {name.replace(".default.weight", ".weight"): p for name, p in model.named_parameters() if p.requires_grad}
+    # PEFT saves magnitudes without the end of their names.
+    named = {name.replace("vector.default.weight", "vector").replace(".default.weight", ".weight"): p
+             for name, p in model.named_parameters() if p.requires_grad}
     if set(named) != set(get_peft_model_state_dict(model)):
         sys.exit("the trainable tensors are not the ones that PEFT saves")
     return named
@@ -304,7 +315,7 @@ def curve(folder: pathlib.Path, tokenizer, lora: dict, seed: int) -> dict:
     batch_rows = batches_of_curve(tokenizer, seed)
     done = train(model, named, batch_rows, CURVE, adamw(model, named, CURVE))
     return {"lora": lora, "b_bound": 0.0, "settings": CURVE, "rows": batch_rows[0], "loss_masks": batch_rows[1], "steps_done": done,
-            "final_b": final(named, ".lora_B.")}
+            "final_b": final(named, ".lora_B."), **({"final_magnitudes": final(named, "magnitude")} if lora.get("use_dora") else {})}
 
 
 def adamw_8bit(model, named, settings):
@@ -415,15 +426,20 @@ def mix(value: int) -> int:
     return value ^ value >> 31
 
 
-def hashed(shape: tuple[int, int], seed: int) -> np.ndarray:
-    """The hash of a seed and an element's place, as a share of the largest, from -1 to 1."""
+def hashes(shape: tuple[int, int], seed: int) -> np.ndarray:
+    """The hash of a seed and an element's place."""
     keys = [mix(mix(seed) ^ row) for row in range(shape[0])]
     low, high = (np.array([[key >> shift & 0xFFFFFFFF] for key in keys], dtype=np.uint32) for shift in (0, 32))
     with np.errstate(over="ignore"):
         h = np.arange(shape[1], dtype=np.uint32) * np.uint32(0x9E3779B9) ^ low
         h = (h ^ h >> np.uint32(16)) * np.uint32(0x7FEB352D)
         h = (h ^ high ^ h >> np.uint32(15)) * np.uint32(0x846CA68B)
-        return ((h ^ h >> np.uint32(16)).view(np.int32) / 2**31).astype(np.float32)
+        return h ^ h >> np.uint32(16)
+
+
+def hashed(shape: tuple[int, int], seed: int) -> np.ndarray:
+    """The same as a share of the largest, from -1 to 1."""
+    return (hashes(shape, seed).view(np.int32) / 2**31).astype(np.float32)
 
 
 def neftune(folder: pathlib.Path, lora: dict, batch) -> dict:
@@ -441,6 +457,94 @@ def neftune(folder: pathlib.Path, lora: dict, batch) -> dict:
     with mock.patch.object(torch.Tensor, "uniform_", uniform):
         figures, _ = case(model.train(), named, batch, False)
     return {"lora": lora, "b_bound": B_BOUND, "neftune_noise_alpha": 5.0, "rows": batch[0], "loss_masks": batch[1], **figures}
+
+
+SITES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+def with_masks(model, probability: float) -> None:
+    """Makes the dropout of every adapter that of the hash, in the first micro-batch of a run with seed 0: one row alone."""
+    for name, module in model.named_modules():
+        if not name.endswith(".lora_dropout.default"):
+            continue
+        layer, site = int(name.split(".layers.")[1].split(".")[0]), SITES.index(name.split(".")[-3])
+        seed = mix(mix(mix(mix(0)) ^ mix(layer + 1)) ^ site)
+
+        def forward(x, seed=seed):
+            stays = hashes(tuple(x.shape[1:]), seed) >= np.uint32(probability * 2**32)
+            return x * torch.from_numpy(stays.astype(np.float32) / np.float32(1 - probability))[None]
+
+        module.forward = forward
+
+
+def make_dora(args) -> None:
+    """Weight-decomposed adapters."""
+    global NUM_COLUMNS
+    NUM_COLUMNS = 24
+    tokenizer = open_tokenizer(args.model)
+    rows = token_rows(tokenizer, CASE_LENGTHS, args.seed)
+    batch = (rows, loss_masks(rows, args.seed))
+    all_linear = {"r": 4, "lora_alpha": 6, "target_modules": "all-linear", "use_rslora": False, "use_dora": True}
+    patterns = {"r": 4, "lora_alpha": 6, "target_modules": ["q_proj", "v_proj", "down_proj"], "use_rslora": True, "use_dora": True,
+                "rank_pattern": {"v_proj": 3}, "alpha_pattern": {"down_proj": 5}}
+    document, arrays = {"batch": {"rows": batch[0], "loss_masks": batch[1]}, "cases": {}}, {}
+    for name, lora in (("all_linear", all_linear), ("patterns", patterns)):
+        model, named = with_adapter(args.model, lora, B_BOUND)
+        figures, found = case(model, named, batch, False)
+        document["cases"][name] = {"lora": lora, "b_bound": B_BOUND, **figures}
+        arrays.update({f"{name}.{k}": v for k, v in found.items()})
+    model.peft_config["default"].base_model_name_or_path = args.model.name
+    model.save_pretrained(args.out / "adapter")
+    (args.out / "adapter" / "README.md").unlink(missing_ok=True)
+    modules = {name.split(".lora_A.")[0] for name in named if ".lora_A." in name}
+    merged = {f"base_model.model.{name}": p for name, p in model.merge_and_unload().named_parameters()}
+    document["merged"] = final({module: merged[f"{module}.weight"] for module in sorted(modules)})
+
+    document["curve"] = curve(args.model, tokenizer, all_linear, args.seed)
+    model, named = with_adapter(args.model, {**all_linear, "lora_dropout": 0.25}, B_BOUND)
+    with_masks(model, 0.25)
+    one_row = tuple(all[:1] for all in batch)
+    figures, _ = case(model.train(), named, one_row, False)
+    document["dropout"] = {"lora": all_linear, "b_bound": B_BOUND, "lora_dropout": 0.25, "rows": one_row[0],
+                           "loss_masks": one_row[1], **figures}
+    write(args.out, document, arrays)
+
+
+COMBINATIONS = {
+    "linear": {}, "cat": {}, "svd": {}, "svd of rank 3": {"svd_rank": 3}, "ties": {"density": 0.4},
+    "ties by frequency": {"density": 0.4, "majority_sign_method": "frequency"}, "magnitude_prune": {"density": 0.3},
+    "dare_linear": {"density": 1.0}, "dare_ties": {"density": 1.0},
+}
+
+
+def make_combinations(args) -> None:
+    """Adapters combined; those of dare keep all numbers."""
+    adapters = {
+        "first": {"r": 4, "lora_alpha": 6, "target_modules": ["q_proj", "v_proj", "down_proj"], "use_rslora": False},
+        "second": {"r": 4, "lora_alpha": 3, "target_modules": ["k_proj", "q_proj", "down_proj"], "use_rslora": True},
+    }
+    weights, found = [0.7, -0.4], {}
+    for name, settings in COMBINATIONS.items():
+        model = None
+        for adapter, lora in adapters.items():
+            config = LoraConfig(task_type="CAUSAL_LM", **lora)
+            if model is None:
+                model = get_peft_model(open_model(args.model), config, adapter_name=adapter)
+            else:
+                model.add_adapter(adapter, config)
+        tensors = dict(model.named_parameters())
+        with torch.no_grad():
+            for key, tensor in tensors.items():
+                for adapter in adapters:
+                    if f".{adapter}." in key:
+                        tensor.copy_(torch.from_numpy(formula(key, tuple(tensor.shape), 0.2)))
+        model.add_weighted_adapter(list(adapters), weights, "both", combination_type=name.split()[0], **settings)
+        both = {key.replace(".both.weight", ""): p.detach() for key, p in model.named_parameters() if ".both." in key}
+        if name.startswith("svd"):
+            modules = [key.removesuffix(".lora_A") for key in both if key.endswith(".lora_A")]
+            both = {module: both[f"{module}.lora_B"] @ both[f"{module}.lora_A"] for module in modules}
+        found[name] = {"settings": settings, "r": model.peft_config["both"].r, "tensors": final(both)}
+    write(args.out, {"adapters": adapters, "weights": weights, "bound": 0.2, "combinations": found}, None)
 
 
 def make_optimizers(args) -> None:
@@ -786,6 +890,14 @@ def main() -> None:
     starts.add_argument("model", type=pathlib.Path)
     starts.add_argument("out", type=pathlib.Path)
     starts.set_defaults(make=make_starts, seed=21)
+    dora = kinds.add_parser("dora", help="weight-decomposed adapters")
+    dora.add_argument("model", type=pathlib.Path)
+    dora.add_argument("out", type=pathlib.Path)
+    dora.set_defaults(make=make_dora, seed=21)
+    combinations = kinds.add_parser("combinations", help="several adapters as one")
+    combinations.add_argument("model", type=pathlib.Path)
+    combinations.add_argument("out", type=pathlib.Path)
+    combinations.set_defaults(make=make_combinations)
     rope = kinds.add_parser("rope", help="rotary tables")
     rope.add_argument("out", type=pathlib.Path)
     rope.set_defaults(make=make_rope)

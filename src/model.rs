@@ -9,6 +9,7 @@ use half::{bf16, f16};
 use self::block::Block;
 use self::host::HostBlocks;
 use self::pager::Pager;
+use crate::lora::AdapterSet;
 use crate::ops::cross_entropy::Head;
 use crate::ops::kernels::{Place, place_of};
 use crate::ops::layout::RotaryTable;
@@ -140,6 +141,17 @@ impl Model {
             faults::read(block.linears[site].values.dense().into_owned(), "a weight of the base")
         };
         self.walk(std::iter::once(layer)).map(values).next().unwrap_or_default()
+    }
+
+    /// Gives the magnitudes of new adapters, where they have some, the norms of the rows of their weights.
+    pub fn start_magnitudes(&self, adapters: &mut AdapterSet) {
+        let has_some = |layer: &usize| adapters.blocks[*layer].values().any(|it| it.matrices.magnitude.is_some());
+        let layers: Vec<usize> = (0..adapters.blocks.len()).filter(has_some).collect();
+        for (layer, block) in self.walk(layers.into_iter()) {
+            for (&site, adapter) in &mut adapters.blocks[layer] {
+                adapter.start_magnitude(&block.linears[site]);
+            }
+        }
     }
 
     /// Angles of every rotary embedding for texts of at most `num_positions` positions.

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use crate::config::{
     BestBy, CheckpointConfig, CostConfig, DataConfig, DeviceConfig, EvalConfig, LoggingConfig, LoraConfig, LrScheduler,
-    ModelOptions, OptimizerConfig, Quantization, SchedulerConfig, TrainConfig, WatchdogConfig,
+    ModelOptions, OptimizerConfig, OptimizerName, Quantization, SchedulerConfig, TrainConfig, WatchdogConfig,
 };
 use crate::data::files::FileKind;
 use crate::model::Storage;
@@ -176,6 +176,11 @@ impl Recipe {
                 message,
                 "leave `model.quantization` out, or use init_lora_weights = true",
             );
+        }
+
+        if self.lora.use_dora && self.optimizer.name == OptimizerName::Muon {
+            let message = "`optimizer.name` = \"muon\" trains matrices, and `lora.use_dora` brings vectors".to_owned();
+            reject("optimizer.name", message, "use \"adamw\", or take `use_dora` out");
         }
 
         let scheduler = &self.scheduler;

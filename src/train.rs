@@ -3,6 +3,7 @@
 mod adapters;
 pub mod backprop;
 mod base_weights;
+mod decomposed;
 pub mod eval;
 pub mod fit;
 pub mod flops;

@@ -70,7 +70,8 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
     let Prepared { recipe, source, selection, device, memory } = &prepared;
     let telemetry = Telemetry::start(recipe.logging.gpu_sample_ms, nvml_selector(device));
     let model = source.load(recipe.storage(Some(&source.config)), recipe.train.precision, device)?;
-    let adapters = source.new_adapters(selection, &recipe.lora, recipe.seed, device);
+    let mut adapters = source.new_adapters(selection, &recipe.lora, recipe.seed, device);
+    model.start_magnitudes(&mut adapters);
     let num_trainable = adapters.num_parameters();
     let loraplus_lr_ratio = recipe.lora.loraplus_lr_ratio;
     let taken = recipe.lora.starts_in_base().then(|| adapters.clone());

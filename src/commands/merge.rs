@@ -1,4 +1,6 @@
-//! `lora-train merge`: an adapter folded into its base model.
+//! `lora-train merge`: an adapter, or several as one, folded into its base model.
+
+mod combining;
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -6,6 +8,7 @@ use std::time::Instant;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
+use self::combining::{CombineArgs, Source};
 use super::named::{ModelArgs, Named, misfit};
 use super::say;
 use crate::data::tokenizer::Tokenizer;
@@ -22,12 +25,15 @@ use crate::util::text::{bytes, quoted};
 /// Arguments of `lora-train merge`.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct MergeArgs {
-    /// A run, or an adapter's folder that names its base model
+    /// A run, or an adapter's folder that names its base model; several are combined
     #[arg(value_name = "RUN", required_unless_present = "adapter")]
-    pub(crate) name: Option<String>,
+    pub(crate) names: Vec<String>,
 
     #[command(flatten)]
     pub(crate) model: ModelArgs,
+
+    #[command(flatten)]
+    pub(crate) combine: CombineArgs,
 
     /// Folder to write, or with a name like mine.gguf a file for llama.cpp and Ollama; nothing is overwritten
     #[arg(long, value_name = "DIR|FILE.gguf")]
@@ -45,7 +51,7 @@ pub(crate) struct MergeArgs {
     #[arg(long)]
     pub(crate) original: bool,
 
-    /// Write the adapter alone as GGUF, for llama.cpp to load beside its base
+    /// Write the adapter alone: as GGUF, for llama.cpp to load beside its base, or several combined in a folder for PEFT
     #[arg(long, conflicts_with_all = ["dtype", "quantize", "original"])]
     pub(crate) adapter_only: bool,
 }
@@ -53,15 +59,23 @@ pub(crate) struct MergeArgs {
 /// Writes a Hugging Face folder whose weights contain the adapter, or a GGUF file.
 pub(crate) fn run(args: &MergeArgs) -> Result<(), Failure> {
     let start = Instant::now();
-    let is_gguf = is_gguf(args)?;
-    let named = Named::find(args.name.as_slice(), &args.model)?;
-    let Some(adapter) = named.one_adapter()? else {
+    let named = Named::find(&args.names, &args.model)?;
+    let is_combined = args.combine.is_asked(named.adapters.len());
+    let is_gguf = is_gguf(args, is_combined)?;
+    let Some(adapter) = named.adapters.first() else {
         let problem = Problem::new(format!("{}: a model without an adapter", named.base.path));
         return Err(problem.hint("name a run, or an adapter with --adapter DIR").into());
     };
     let (settings, progress) = (HubSettings::from_env(), Progress::detect(false));
     let wanted = if args.adapter_only { Wanted::WithoutWeights } else { Wanted::Model };
     let base = hub::resolve(&named.base.path, named.base.revision.as_deref(), wanted, &settings, progress)?;
+    let out = Some(&*args.out).filter(|_| args.adapter_only && !is_gguf);
+    let adapter =
+        if is_combined { Source::combined(&args.combine, &named, &base, out)? } else { Source::one(&adapter.folder) };
+    if out.is_some() {
+        say(&format!("wrote {} to {}: an adapter of {}", adapter.shown, args.out.display(), named.base.path));
+        return Ok(());
+    }
     if args.adapter_only {
         let written = export::adapter_gguf(&base, &adapter.folder, &args.out);
         let num_bytes = written.map_err(|error| failure(error, &adapter.folder))?;
@@ -87,7 +101,7 @@ pub(crate) fn run(args: &MergeArgs) -> Result<(), Failure> {
         "merged {} layer{} of {} into {}: {} in {} file{}, {:.1} s",
         summary.num_modules,
         plural(summary.num_modules),
-        adapter.folder.display(),
+        adapter.shown,
         args.out.display(),
         bytes(summary.num_bytes as u64),
         summary.num_files,
@@ -143,7 +157,7 @@ fn onto(quantisation: Quantisation, is_original: bool, differences: Differences)
 }
 
 /// Whether `--out` names a GGUF file; the options for one are refused where it does not.
-fn is_gguf(args: &MergeArgs) -> Result<bool, Problem> {
+fn is_gguf(args: &MergeArgs, is_combined: bool) -> Result<bool, Problem> {
     let is_gguf = args.out.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"));
     let only = |option: &str, kind: &str, hint: &str| {
         let out = args.out.display();
@@ -151,7 +165,7 @@ fn is_gguf(args: &MergeArgs) -> Result<bool, Problem> {
     };
     match (is_gguf, args.dtype, args.adapter_only, args.quantize) {
         (false, Some(GgufType::Q8), ..) => only("--dtype q8_0", "GGUF file", "name one: --out mine.gguf"),
-        (false, _, true, _) => only("--adapter-only", "GGUF file", "name one: --out mine.gguf"),
+        (false, _, true, _) if !is_combined => only("--adapter-only", "GGUF file", "name one: --out mine.gguf"),
         (true, _, _, Some(_)) => only("--quantize", "folder", "--dtype q8_0 quantises a GGUF file"),
         _ => Ok(is_gguf),
     }

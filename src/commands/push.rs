@@ -13,7 +13,7 @@ use super::report::failure;
 use super::{print, say};
 use crate::hub::{self, Content, HubSettings, Location, Progress, Upload};
 use crate::insight::report::{Published, model_card};
-use crate::run::next_commands::vllm_rank;
+use crate::run::next_commands::vllm_options;
 use crate::save::export::{PROMPT_FORM_FILE, read_adapter};
 use crate::schema::Problem;
 use crate::util::failure::Failure;
@@ -94,12 +94,13 @@ fn files(args: &PushArgs) -> Result<Vec<Upload>, Failure> {
             "PEFT and vLLM do not read the GGUF files of {base}: --base OWNER/NAME says what they were made of"
         ));
     }
+    let vllm_options = vllm_options(saved.config.r, saved.config.use_dora);
     let published = Published {
         repository: &args.repository,
         base: &base,
         is_base_on_hub,
         is_merged: args.merged.is_some(),
-        vllm_rank: &vllm_rank(saved.config.r),
+        vllm_options: vllm_options.as_deref(),
     };
     if !is_base_on_hub {
         say(&format!("{base} is a folder of this machine: --base OWNER/NAME says where others find the model"));

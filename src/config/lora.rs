@@ -36,7 +36,7 @@ section! {
         /// Scale by `lora_alpha / sqrt(r)` instead (rank-stabilised LoRA).
         use_rslora: bool = false => boolean(), OtherAdapter,
             ["rslora", "peft_use_rslora", "lora_use_rslora", "use_rs_lora"];
-        /// Weight-decomposed LoRA: not available yet.
+        /// Train the lengths of the rows of the weights apart from their directions (weight-decomposed LoRA).
         use_dora: bool = false => boolean(), OtherAdapter, ["dora", "peft_use_dora", "lora_use_dora"];
         /// How A and B start. true: A in PEFT's uniform distribution, B zero; "gaussian": A in a normal one; "orthogonal": both
         /// drawn, their product zero. "pissa", `"pissa_niter_16"` (estimated in 16 iterations, faster) and "olora" start as a
@@ -97,9 +97,6 @@ impl LoraConfig {
     }
 
     fn check(self, section: &mut Section) -> Self {
-        if self.use_dora {
-            section.not_yet("use_dora", "leave it out for plain LoRA");
-        }
         let ranks = self.rank_pattern.keys().map(|name| ("rank_pattern", name));
         for (key, name) in ranks.chain(self.alpha_pattern.keys().map(|name| ("alpha_pattern", name))) {
             if let Err(error) = Regex::new(&format!(r"^(?:.*\.)?(?:{name})$")) {

@@ -4,6 +4,7 @@ use burn::tensor::{DType, Device, Tensor};
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 
+use super::dora::RowNorms;
 use super::kind::Kind;
 use super::matrices::{Applied, Matrices};
 use super::start::start;
@@ -11,6 +12,7 @@ use super::targets::{AdapterShape, Selection};
 use crate::config::InitLoraWeights;
 use crate::ops::dropout::Dropout;
 use crate::ops::kernels::{Place, place_of, plain};
+use crate::ops::linear::Weight;
 use crate::ops::product::F32Products;
 use crate::spec::{ModelConfig, PerSite, SiteId};
 
@@ -25,13 +27,27 @@ pub struct Adapter {
     pub matrices: Matrices<Tensor<2>>,
     /// Scale of the update.
     pub scale: f64,
+    /// Norms of the rows of its weight, where the kind needs them.
+    pub norms: RowNorms,
 }
 
 impl Adapter {
     /// What is applied to a layer's input.
     #[must_use]
     pub fn applied(&self, dropout: Option<Dropout>) -> Applied<'_> {
-        Applied { matrices: self.matrices.as_ref(), scale: self.scale, dropout }
+        Applied { matrices: self.matrices.as_ref(), scale: self.scale, dropout, norms: &self.norms }
+    }
+
+    /// The same, to be changed.
+    fn before_change(&mut self) -> &mut Self {
+        self.norms = std::mem::take(&mut self.norms).before_change();
+        self
+    }
+
+    /// Gives new magnitudes, if it has some, the norms of the weight's rows: the update is zero, or taken out of the weight.
+    pub fn start_magnitude(&mut self, weight: &Weight) {
+        let norms = &self.norms;
+        self.matrices.magnitude.iter_mut().for_each(|magnitude| *magnitude = norms.of_weight(weight));
     }
 
     /// Number of its parameters.
@@ -54,7 +70,7 @@ pub struct AdapterSet {
 }
 
 impl AdapterSet {
-    /// New adapters from `seed`, drawn one after the other.
+    /// New adapters from `seed`, drawn one after the other. Magnitudes [start](crate::model::Model::start_magnitudes) with the model.
     #[must_use]
     pub fn new(
         config: &ModelConfig,
@@ -70,7 +86,7 @@ impl AdapterSet {
                 let shapes = shape.kind.shapes(shape.r, config.blocks[layer].sites[site].shape);
                 let matrices = start(init, shapes, &mut rng, device);
                 let module = config.module_name(layer, site);
-                (site, Adapter { module, kind: shape.kind, matrices, scale: shape.scale })
+                (site, Adapter { module, kind: shape.kind, matrices, scale: shape.scale, norms: RowNorms::default() })
             };
             shapes.iter().map(new).collect()
         });
@@ -109,7 +125,7 @@ impl AdapterSet {
 
     /// Every adapter, mutable, in the order of [`iter`](Self::iter).
     pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut Adapter> {
-        self.blocks.iter_mut().flat_map(BlockAdapters::values_mut)
+        self.blocks.iter_mut().flat_map(BlockAdapters::values_mut).map(Adapter::before_change)
     }
 }
 

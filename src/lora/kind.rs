@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use burn::tensor::Tensor;
 
+use super::dora;
 use super::matrices::{Applied, Matrices};
 use crate::ops::cpu::{Weight as HostWeight, linear_backward_input};
 use crate::ops::kernels::Place;
@@ -15,6 +16,8 @@ use crate::ops::low_rank::LowRank;
 pub enum Kind {
     /// `scale B A` is added to the weight (Hu et al., 2021).
     Lora,
+    /// The rows of the sum are brought to trained lengths besides (Liu et al., 2024).
+    Dora,
 }
 
 impl Kind {
@@ -23,6 +26,10 @@ impl Kind {
     pub fn shapes(self, r: usize, [out_features, in_features]: [usize; 2]) -> Matrices<[usize; 2]> {
         match self {
             Self::Lora => Matrices { a: [r, in_features], b: [out_features, r], magnitude: None },
+            Self::Dora => {
+                let low_rank = Self::Lora.shapes(r, [out_features, in_features]);
+                Matrices { magnitude: Some([1, out_features]), ..low_rank }
+            }
         }
     }
 
@@ -41,6 +48,7 @@ impl Kind {
     ) -> (Tensor<2>, Option<Tensor<2>>) {
         match self {
             Self::Lora => linear(place, x, weight, Some(adapter.lora()), residual),
+            Self::Dora => (dora::forward(place, x, weight, adapter, residual), None),
         }
     }
 
@@ -50,6 +58,7 @@ impl Kind {
     pub fn layer<'a>(self, weight: &'a Weight, adapter: Applied<'a>) -> Option<Layer<'a>> {
         match self {
             Self::Lora => Some(Layer { weight, lora: Some(adapter.lora()) }),
+            Self::Dora => None,
         }
     }
 
@@ -66,6 +75,7 @@ impl Kind {
     ) -> Tensor<2> {
         match self {
             Self::Lora => add_low_rank(place, y, x, weight, adapter.lora(), rows),
+            Self::Dora => dora::add(place, y, x, weight, adapter, rows),
         }
     }
 
@@ -90,15 +100,17 @@ impl Kind {
                 let (dx, grads) = linear_backward(place, dy, x, weight, Some((lora, &xa)), input_grad);
                 (dx, grads.map(Matrices::from))
             }
+            Self::Dora => dora::backward(place, dy, x, weight, adapter, input_grad),
         }
     }
 
-    /// What merging adds to the weight `[out_features, in_features]`.
+    /// What merging adds to `weight`, `[out_features, in_features]`.
     #[must_use]
     pub fn difference(
         self,
         matrices: Matrices<&[f32]>,
         scale: f64,
+        weight: &[f32],
         [out_features, in_features]: [usize; 2],
     ) -> Vec<f32> {
         match self {
@@ -110,6 +122,10 @@ impl Kind {
                 #[expect(clippy::cast_possible_truncation, reason = "the sum is in f32")]
                 update.iter_mut().for_each(|update| *update *= scale as f32);
                 update
+            }
+            Self::Dora => {
+                let update = Self::Lora.difference(matrices, scale, weight, [out_features, in_features]);
+                dora::difference(update, weight, matrices.magnitude.unwrap_or_default())
             }
         }
     }

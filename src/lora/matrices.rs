@@ -2,6 +2,7 @@
 
 use burn::tensor::Tensor;
 
+use super::dora::RowNorms;
 use crate::ops::dropout::Dropout;
 use crate::ops::low_rank::{Lora, LowRank};
 
@@ -88,6 +89,8 @@ pub struct Applied<'a> {
     pub scale: f64,
     /// Dropout on the input; absent in evaluation.
     pub dropout: Option<Dropout>,
+    /// Norms of the rows of its weight, where the kind needs them.
+    pub norms: &'a RowNorms,
 }
 
 impl<'a> Applied<'a> {

@@ -13,8 +13,11 @@ use super::matrices::Matrices;
 use crate::config::InitLoraWeights;
 use crate::ops::host;
 
+pub(super) use decomposition::Singular;
+pub(super) use rows::{Rows, as_f32};
+
 /// New matrices with which the model's output is the base model's: A drawn as PEFT does and B zero, or such that their product
-/// is; and ones for magnitudes. Numbers are drawn on the host, so that a seed gives the same matrices on every device.
+/// is; and ones for magnitudes, until the model is there. Numbers are drawn on the host, so that a seed gives the same matrices on every device.
 ///
 /// Those that start as [a part of the base](InitLoraWeights::is_part_of_base) get their numbers later.
 pub(super) fn start(

@@ -180,6 +180,7 @@ impl LoraConfig {
         let layers = Patterns::of_layers(self.layers_pattern.as_deref(), &mut errors);
         let mut ranks = Patterns::of_ends("rank_pattern", self.rank_pattern.keys(), &mut errors);
         let mut alphas = Patterns::of_ends("alpha_pattern", self.alpha_pattern.keys(), &mut errors);
+        let kind = if self.use_dora { Kind::Dora } else { Kind::Lora };
         let mut shapes = vec![PerSite::new(); num_layers];
         for (layer, shapes) in shapes.iter_mut().enumerate() {
             for (site, (module, role)) in names[layer].iter().enumerate() {
@@ -194,7 +195,7 @@ impl LoraConfig {
                 }
                 let r = ranks.first(module).map_or(self.r, |key| self.rank_pattern[key]);
                 let alpha = alphas.first(module).map_or(self.lora_alpha, |key| self.alpha_pattern[key]);
-                shapes.insert(site, AdapterShape { kind: Kind::Lora, r, scale: self.scale(r, alpha) });
+                shapes.insert(site, AdapterShape { kind, r, scale: self.scale(r, alpha) });
             }
         }
         let frozen = || names.iter().flatten().filter(|(_, role)| *role != Role::Linear).map(|(module, _)| &**module);

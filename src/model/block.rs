@@ -303,7 +303,12 @@ mod tests {
         crate::ops::host::tensor(values, shape, device)
     }
 
-    fn fixture(config: &ModelConfig, device: &Device, rounds: bool) -> (Block, AdapterSet, Tensor<2>, Tensor<2>) {
+    fn fixture(
+        config: &ModelConfig,
+        use_dora: bool,
+        device: &Device,
+        rounds: bool,
+    ) -> (Block, AdapterSet, Tensor<2>, Tensor<2>) {
         let rng = &mut ChaCha8Rng::seed_from_u64(5);
         let spec::Block { sites, sublayers } = &config.blocks[0];
         let mut linears = Vec::new();
@@ -327,11 +332,13 @@ mod tests {
             },
         };
         let block = Block { linears, sublayers: sublayers.iter().map(sublayer).collect() };
-        let selection = LoraConfig { r: 3, lora_alpha: 5.0, ..LoraConfig::default() }.select(config).unwrap();
+        let selection = LoraConfig { r: 3, lora_alpha: 5.0, use_dora, ..LoraConfig::default() }.select(config).unwrap();
         let init = crate::config::InitLoraWeights::Kaiming;
         let mut adapters = AdapterSet::new(config, &selection, init, 0.0, 3, device);
         for adapter in adapters.iter_mut() {
             adapter.matrices.b = random(adapter.matrices.b.dims(), 0.2, rng, device);
+            let magnitude = adapter.matrices.magnitude.take();
+            adapter.matrices.magnitude = magnitude.map(|ones| random(ones.dims(), 0.3, rng, device) + ones);
         }
         (block, adapters, random([22, 40], 1.0, rng, device), random([22, 40], 1.0, rng, device))
     }
@@ -365,9 +372,9 @@ mod tests {
     }
 
     /// Output, input gradient and adapter gradients from burn's autodiff of the plain forward.
-    fn by_autodiff(config: &ModelConfig, dropout: Option<Dropout>) -> Vec<Tensor<2>> {
+    fn by_autodiff(config: &ModelConfig, use_dora: bool, dropout: Option<Dropout>) -> Vec<Tensor<2>> {
         let device = Device::flex().autodiff();
-        let (block, adapters, x, dy) = fixture(config, &device, false);
+        let (block, adapters, x, dy) = fixture(config, use_dora, &device, false);
         let x = x.require_grad();
         let leaf = |(site, adapter): (usize, Adapter)| {
             (site, Adapter { matrices: adapter.matrices.map(Tensor::require_grad), ..adapter })
@@ -391,8 +398,14 @@ mod tests {
         x.slice_assign([20..22, 0..40], zeros)
     }
 
-    fn by_hand(config: &ModelConfig, device: &Device, rounds: bool, dropout: Option<Dropout>) -> Vec<Tensor<2>> {
-        let (block, adapters, x, dy) = fixture(config, device, rounds);
+    fn by_hand(
+        config: &ModelConfig,
+        use_dora: bool,
+        device: &Device,
+        rounds: bool,
+        dropout: Option<Dropout>,
+    ) -> Vec<Tensor<2>> {
+        let (block, adapters, x, dy) = fixture(config, use_dora, device, rounds);
         let layout = layout(device);
         let context = BlockContext::new(config, &layout, &adapters.blocks[0], dropout);
         let activations = block.activations(x, &context);
@@ -404,11 +417,15 @@ mod tests {
     }
 
     fn compare(device: &Device, config: &ModelConfig, dropout: Option<Dropout>) {
-        let (expected, found) = (by_autodiff(config, dropout), by_hand(config, device, false, dropout));
-        assert!(found.len() >= 10 && found.len() == expected.len());
-        for (index, (found, expected)) in found.iter().zip(&expected).enumerate() {
-            let error = relative_error(found, expected);
-            assert!(error < 2e-5, "tensor {index}: error {error}");
+        for use_dora in [false, true] {
+            let expected = by_autodiff(config, use_dora, dropout);
+            let found = by_hand(config, use_dora, device, false, dropout);
+            // Output, input, and the matrices of four layers at least.
+            assert!(found.len() >= 10 && found.len() == expected.len());
+            for (index, (found, expected)) in found.iter().zip(&expected).enumerate() {
+                let error = relative_error(found, expected);
+                assert!(error < 2e-5, "tensor {index}: error {error}");
+            }
         }
     }
 
@@ -439,7 +456,7 @@ mod tests {
 
     #[test]
     fn products_that_round_to_bf16_give_the_plain_products_of_rounded_operands() {
-        let by_hand = |device: Device, rounds| by_hand(&config(), &device, rounds, None);
+        let by_hand = |device: Device, rounds| by_hand(&config(), false, &device, rounds, None);
         let found = by_hand(Device::flex(), true);
         let plain = by_hand(Device::flex().autodiff(), true);
         let exact = by_hand(Device::flex(), false);

@@ -175,9 +175,12 @@ mod tests {
 
     /// A random model with grouped queries and adapters that change its output.
     fn fixture(config: &ModelConfig, compute: Dtype, device: &Device) -> (Model, AdapterSet) {
+        fixture_of(&LoraConfig { r: 3, ..LoraConfig::default() }, config, compute, device)
+    }
+
+    fn fixture_of(lora: &LoraConfig, config: &ModelConfig, compute: Dtype, device: &Device) -> (Model, AdapterSet) {
         let weights = Weights::Random(RandomWeights::new(config, 3));
         let model = load::load(config, &weights, compute, compute, device).unwrap();
-        let lora = LoraConfig { r: 3, ..LoraConfig::default() };
         let selection = lora.select(config).unwrap();
         let mut adapters = AdapterSet::new(config, &selection, InitLoraWeights::Gaussian, 0.0, 5, device);
         for adapter in adapters.iter_mut() {
@@ -186,6 +189,7 @@ mod tests {
             let values = (0..out_features * r).map(|i| ((i * 37 % 101) as f32 - 50.0) / 400.0).collect();
             adapter.matrices.b = crate::ops::host::tensor(values, [out_features, r], device);
         }
+        model.start_magnitudes(&mut adapters);
         (model, adapters)
     }
 
@@ -288,8 +292,14 @@ mod tests {
 
     #[test]
     fn texts_with_different_adapters_in_one_pass_are_those_of_each_alone() {
-        for (device, tolerance) in [(Device::flex(), 0.0), (Device::flex().autodiff(), 1e-4)] {
-            let (model, adapters) = fixture(&config(None), Dtype::F32, &device);
+        for (use_dora, device, tolerance) in [
+            (false, Device::flex(), 0.0),
+            (false, Device::flex().autodiff(), 1e-4),
+            (true, Device::flex(), 1e-4),
+            (true, Device::flex().autodiff(), 1e-4),
+        ] {
+            let lora = LoraConfig { r: 3, use_dora, ..LoraConfig::default() };
+            let (model, adapters) = fixture_of(&lora, &config(None), Dtype::F32, &device);
             let (base, mut others) = (AdapterSet::none(model.blocks.len()), adapters.clone());
             others.iter_mut().for_each(|adapter| adapter.scale *= -2.0);
             let sets = [&base, &adapters, &adapters, &others, &base];

@@ -305,7 +305,7 @@ pub fn plain_add_low_rank(
 }
 
 /// The sum in the type of `x`, to which it is rounded once.
-fn rounded_once<const N: usize>(x: Tensor<2>, terms: [Option<Tensor<2>>; N]) -> Tensor<2> {
+pub(crate) fn rounded_once<const N: usize>(x: Tensor<2>, terms: [Option<Tensor<2>>; N]) -> Tensor<2> {
     let dtype = x.dtype();
     terms.into_iter().flatten().fold(x, |sum, term| sum.cast(DType::F32) + term.cast(DType::F32)).cast(dtype)
 }

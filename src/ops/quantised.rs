@@ -232,7 +232,9 @@ impl Quantised {
 fn table(coding: Coding, device: &Device) -> Tensor<2> {
     static TABLES: Mutex<Vec<(Device, Coding, Tensor<2>)>> = Mutex::new(Vec::new());
     let mut tables = TABLES.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some((.., table)) = tables.iter().find(|(on, of, _)| on == device && *of == coding) {
+    // Devices with and without autodiff are equal, and their tensors are not.
+    let is_here = |on: &Device| on == device && on.is_autodiff() == device.is_autodiff();
+    if let Some((.., table)) = tables.iter().find(|(on, of, _)| is_here(on) && *of == coding) {
         return table.clone();
     }
     let numbers: Vec<f32> = match (coding.table(), coding) {

@@ -13,13 +13,14 @@ use crate::spec::{PerSite, SITE_NAMES, SiteId};
 type Copy = fn(&mut LoraConfig, &LoraConfig);
 
 /// The keys that decide which matrices an adapter has, and their scale.
-const SHAPE: [(&str, Copy); 9] = [
+const SHAPE: [(&str, Copy); 10] = [
     ("r", |to, from| to.r = from.r),
     ("lora_alpha", |to, from| to.lora_alpha = from.lora_alpha),
     ("target_modules", |to, from| to.target_modules = from.target_modules.clone()),
     ("exclude_modules", |to, from| to.exclude_modules.clone_from(&from.exclude_modules)),
     ("layers_pattern", |to, from| to.layers_pattern.clone_from(&from.layers_pattern)),
     ("use_rslora", |to, from| to.use_rslora = from.use_rslora),
+    ("use_dora", |to, from| to.use_dora = from.use_dora),
     ("layers_to_transform", |to, from| to.layers_to_transform.clone_from(&from.layers_to_transform)),
     ("rank_pattern", |to, from| to.rank_pattern.clone_from(&from.rank_pattern)),
     ("alpha_pattern", |to, from| to.alpha_pattern.clone_from(&from.alpha_pattern)),

@@ -124,11 +124,14 @@ fn adapters(
     }
     let mut adapters = source.new_adapters(selection, &recipe.lora, recipe.seed, device);
     let init = recipe.lora.init_lora_weights;
-    if !recipe.lora.starts_in_base() {
-        return Ok((adapters, None));
-    }
+    let starts_in_base = recipe.lora.starts_in_base();
     if resumed.is_some() {
-        return Ok((adapters.clone(), Some(adapters)));
+        let taken = starts_in_base.then(|| adapters.clone());
+        return Ok((adapters, taken));
+    }
+    model.start_magnitudes(&mut adapters);
+    if !starts_in_base {
+        return Ok((adapters, None));
     }
     let all = adapters.iter().count();
     let mut meter = Meter::start(Progress::detect(args.quiet), Work::Decomposing, "the base".to_owned(), all);

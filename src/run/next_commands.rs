@@ -11,24 +11,27 @@ const VLLM_RANKS: [usize; 8] = [8, 16, 32, 64, 128, 256, 320, 512];
 /// The highest rank that vLLM serves unless it is asked for more.
 const VLLM_DEFAULT_RANK: usize = 16;
 
-/// The adapter of a finished run, whose highest rank is `rank`, and the commands that use it. `base` is the user's name of
-/// the model in `folder`; `longer` continues the run with more steps.
-pub(super) fn next_commands(dir: &RunDir, base: &str, folder: &Path, rank: usize, longer: &str) -> String {
+/// The adapter of a finished run, the options with which vLLM serves it, if it does, and the commands that use it. `base` is
+/// the user's name of the model in `folder`; `longer` continues the run with more steps.
+pub(super) fn next_commands(dir: &RunDir, base: &str, folder: &Path, vllm: Option<&str>, longer: &str) -> String {
     let path = dir.path().display().to_string();
     let path = path.trim_end_matches('/');
     let [run, adapter, merged, gguf] =
         [path, &format!("{path}/adapter"), &format!("{path}-merged"), &format!("{path}.gguf")].map(quoted);
-    let more = vllm_rank(rank);
     let name = dir.path().file_name().map_or_else(|| "mine".into(), |name| name.to_string_lossy());
     let module = quoted(&format!("{name}={path}/adapter"));
     let (is_gguf, base) = (is_gguf(folder), quoted(base));
-    let elsewhere = if is_gguf {
-        format!("\n            lora-train merge {run} --adapter-only --out {gguf}   # llama-cli --lora {gguf}")
-    } else {
-        format!(
-            "\n            vllm serve {base} --enable-lora{more} --lora-modules {module}\n  merge it  lora-train merge {run} \
-             --out {merged}\n            lora-train merge {run} --out {gguf} && llama-cli -m {gguf}"
-        )
+    let whole = format!("lora-train merge {run} --out {gguf} && llama-cli -m {gguf}");
+    let elsewhere = match vllm {
+        Some(_) if is_gguf => {
+            format!("\n            lora-train merge {run} --adapter-only --out {gguf}   # llama-cli --lora {gguf}")
+        }
+        None if is_gguf => format!("\n  merge it  {whole}"),
+        _ => {
+            let serve = |more| format!("\n            vllm serve {base} --enable-lora{more} --lora-modules {module}");
+            let serve = vllm.map(serve).unwrap_or_default();
+            format!("{serve}\n  merge it  lora-train merge {run} --out {merged}\n            {whole}")
+        }
     };
     // A full disk may have left none.
     let train_on = if has_checkpoints(dir.path()) { format!("\n  train on  {longer}") } else { String::new() };
@@ -37,10 +40,10 @@ pub(super) fn next_commands(dir: &RunDir, base: &str, folder: &Path, rank: usize
     )
 }
 
-/// The option with which vLLM serves an adapter of this rank.
-pub(crate) fn vllm_rank(rank: usize) -> String {
+/// The options with which vLLM serves an adapter of this rank; `None` where it serves none of its kind.
+pub(crate) fn vllm_options(rank: usize, use_dora: bool) -> Option<String> {
     let more = VLLM_RANKS.iter().find(|&&served| served >= rank && rank > VLLM_DEFAULT_RANK);
-    more.map(|rank| format!(" --max-lora-rank {rank}")).unwrap_or_default()
+    (!use_dora).then(|| more.map(|rank| format!(" --max-lora-rank {rank}")).unwrap_or_default())
 }
 
 #[cfg(test)]
@@ -52,7 +55,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let dir = RunDir::create(&folder.path().join("my run")).unwrap();
         let path = dir.path().display().to_string();
-        let commands = || next_commands(&dir, "owner/base", Path::new("m"), 16, "lora-train r.toml --resume");
+        let commands = || next_commands(&dir, "owner/base", Path::new("m"), Some(""), "lora-train r.toml --resume");
         assert!(!commands().contains("--resume"), "there is no checkpoint to continue from");
         std::fs::create_dir_all(dir.path().join("checkpoints/step-000006")).unwrap();
         let text = commands();
@@ -67,11 +70,13 @@ mod tests {
             format!("lora-train merge '{path}' --out '{path}.gguf' && llama-cli -m '{path}.gguf'")
         );
         assert_eq!(lines[6], "  train on  lora-train r.toml --resume");
-        let text = next_commands(&dir, "owner/base:Q4_0", Path::new("m/q4.gguf"), 16, "");
+        let text = next_commands(&dir, "owner/base:Q4_0", Path::new("m/q4.gguf"), Some(""), "");
         assert!(text.contains("--adapter-only --out") && !text.contains("vllm") && !text.contains("merged"), "{text}");
-        assert!(
-            next_commands(&dir, "b", Path::new("b"), 17, "")
-                .contains("--enable-lora --max-lora-rank 32 --lora-modules")
-        );
+        let of_rank =
+            |rank, use_dora| next_commands(&dir, "b", Path::new("b"), vllm_options(rank, use_dora).as_deref(), "");
+        assert!(of_rank(17, false).contains("--enable-lora --max-lora-rank 32 --lora-modules"));
+        assert!(!of_rank(17, true).contains("vllm") && of_rank(17, true).contains("-merged"));
+        let text = next_commands(&dir, "owner/base:Q4_0", Path::new("m/q4.gguf"), None, "");
+        assert!(!text.contains("--adapter-only") && text.contains("&& llama-cli -m"), "{text}");
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! An adapter is a folder with `adapter_model.safetensors` and `adapter_config.json`, as `save_pretrained` of PEFT
 //! writes it: [`write_adapter`] and [`read_adapter`]. A merged model is a Hugging Face folder in which the adapter has
-//! been added to the weights: [`merge()`]. Both can be written as GGUF files: [`adapter_gguf`] and [`merge_gguf`].
+//! been added to the weights: [`merge()`]. Several adapters make one: [`combine()`]. Both can be written as GGUF files: [`adapter_gguf`] and [`merge_gguf`].
 
 use std::collections::BTreeMap;
 
@@ -12,6 +12,7 @@ mod adapter_check;
 mod adapter_config;
 mod adapter_file;
 mod adapter_set;
+mod combine;
 pub mod error;
 mod gguf;
 mod merge;
@@ -20,6 +21,7 @@ mod prompt_form;
 pub use adapter_check::check_adapter;
 pub use adapter_file::{SavedAdapter, find_adapter, is_adapter, read_adapter, write_adapter};
 pub use adapter_set::{adapter_set, adapter_weights};
+pub use combine::{Combined, Weighted, combine, write_combined};
 pub use error::ExportError;
 pub use gguf::{GgufType, adapter_gguf, merge_gguf, modelfile};
 pub use merge::{Differences, MergeOptions, MergeSummary, merge};

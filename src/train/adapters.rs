@@ -60,6 +60,7 @@ impl Trained {
             let part = |start, length| [a.clone().narrow(0, start, length), b.clone().narrow(1, start, length)];
             [trained.matrices.a, trained.matrices.b] = part(0, r);
             [taken.matrices.a, taken.matrices.b] = part(r, both - r);
+            trained.matrices.magnitude.clone_from(&all.matrices.magnitude);
         }
         trained
     }

@@ -14,7 +14,7 @@ use crate::ops::cross_entropy::LossChunk;
 use crate::ops::kernels::Place;
 use crate::spec::{Heads, ModelConfig, PerSite, Site};
 
-const F32: usize = 4;
+pub(super) const F32: usize = 4;
 
 /// The settings that determine the memory of a step.
 #[derive(Clone, Debug)]
@@ -105,7 +105,7 @@ impl Workload<'_> {
     }
 
     /// Bytes of an activation.
-    fn activation_bytes(&self) -> usize {
+    pub(super) fn activation_bytes(&self) -> usize {
         self.place.activation_dtype(self.precision.dtype()).num_bytes()
     }
 
@@ -208,8 +208,10 @@ impl Workload<'_> {
         // When the first block is computed again, those that kept everything have freed it.
         let recomputed = blocks().take(num_recomputed).map(|block| block.kept).max().unwrap_or(0).saturating_sub(whole);
         let in_forward = largest(|block| block.kept + block.forward) * tokens * width;
-        let in_backward =
-            (recomputed + largest(|block| block.backward)) * tokens * width + self.score_bytes() + self.operand_bytes();
+        let in_backward = (recomputed + largest(|block| block.backward)) * tokens * width
+            + self.score_bytes()
+            + self.operand_bytes()
+            + self.decomposed_bytes();
         let widest = self.config.sites().map(|(_, site)| site.shape[1]).max().unwrap_or(0);
         let rounded = self.place.rounded_bytes(tokens * widest, self.precision.dtype());
         let logits = self.logits_bytes();
@@ -238,7 +240,7 @@ impl Workload<'_> {
             // Beside the trained matrices: those that take their start out of the base, and both joined.
             Component::new(
                 "adapters",
-                adapters * if self.is_part_of_base { 4 } else { 1 },
+                adapters * if self.is_part_of_base { 4 } else { 1 } + self.norm_bytes(),
                 "lora.r, lora.target_modules",
             ),
             Component::new("gradients", adapters + accumulated / layers.max(1), "lora.r"),

@@ -149,11 +149,11 @@ impl Optimizer {
         let (mut groups, mut waiting, mut bytes) = ([Vec::new(), Vec::new()], Vec::new(), 0.0);
         for (layer, block) in adapters.blocks.iter_mut().enumerate() {
             // Tensors are moved through the update: a second owner would force a copy.
-            for (site, Adapter { module, kind, matrices, scale }) in std::mem::take(block) {
+            for (site, Adapter { module, kind, matrices, scale, norms }) in std::mem::take(block) {
                 let Some((grad, states)) =
                     grads.get(layer, site).and_then(|grad| Some((grad, self.states.remove(&(layer, site))?)))
                 else {
-                    block.insert(site, Adapter { module, kind, matrices, scale });
+                    block.insert(site, Adapter { module, kind, matrices, scale, norms });
                     continue;
                 };
                 bytes += matrices.as_ref().map(|matrix| self.update_bytes(matrix)).values().sum::<f64>();
@@ -162,7 +162,8 @@ impl Optimizer {
                     groups[group].push((Parameter { values, states }, grad));
                     group
                 });
-                waiting.push((layer, site, module, kind, group_of, scale));
+                let norms = norms.before_change();
+                waiting.push((layer, site, group_of, move |matrices| Adapter { module, kind, matrices, scale, norms }));
             }
         }
         let step = || {
@@ -174,14 +175,14 @@ impl Optimizer {
             [group.next(), group.next()].map(Option::unwrap_or_default)
         };
         let mut updated = profile::measure(self.config.name.word(), || Cost { bytes, ..Cost::default() }, step);
-        for (layer, site, module, kind, group_of, scale) in waiting {
+        for (layer, site, group_of, adapter) in waiting {
             let next = |group: usize| match updated[group].next() {
                 Some(Parameter { values, states }) => (values, states),
                 None => unreachable!("as many as went in"),
             };
             let (matrices, states) = group_of.map(next).unzip();
             self.states.insert((layer, site), states);
-            adapters.blocks[layer].insert(site, Adapter { module, kind, matrices, scale });
+            adapters.blocks[layer].insert(site, adapter(matrices));
         }
     }
 

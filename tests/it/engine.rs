@@ -110,7 +110,7 @@ fn values(tensor: &Tensor<2>) -> Vec<f32> {
 
 /// Gradients of the current step, concatenated.
 pub(crate) fn grads(step: &TrainStep) -> Vec<f32> {
-    step.grads().iter().flat_map(|grad| [values(&grad.a), values(&grad.b)]).flatten().collect()
+    step.grads().iter().flat_map(|grad| grad.as_ref().map(values).values()).flatten().collect()
 }
 
 fn weights_of(adapters: &AdapterSet) -> Vec<f32> {

@@ -17,7 +17,7 @@ use lora_train::config::{
 };
 use lora_train::data::batch::{Batch, Document, Target};
 use lora_train::device::Dtype;
-use lora_train::lora::AdapterSet;
+use lora_train::lora::{AdapterSet, Matrices};
 use lora_train::model::Model;
 use lora_train::model::decode::{Part, Sequence, next_logits};
 use lora_train::model::load;
@@ -25,6 +25,7 @@ use lora_train::model::weights::{WeightFiles, Weights};
 use lora_train::ops::host;
 use lora_train::ops::linear::Matrix;
 use lora_train::save::export::{MergeOptions, adapter_set, adapter_weights, merge, read_adapter, write_adapter};
+use lora_train::schema::ByName;
 use lora_train::spec::{ModelConfig, name_alone};
 use lora_train::train::schedule::Schedule;
 use lora_train::train::step::TrainStep;
@@ -108,18 +109,31 @@ impl Golden {
         let selection = lora.select(config).unwrap();
         let mut set = AdapterSet::new(&model.config, &selection, InitLoraWeights::Kaiming, 0.0, 0, &model.device());
         let b_bound = case["b_bound"].as_f64().unwrap();
-        let names: Vec<_> = set.iter().map(|adapter| adapter.module.clone()).collect();
-        for (name, adapter) in names.iter().zip(set.iter_mut()) {
-            let alone = name_alone(name).unwrap_or_else(|| name.clone());
-            let key = |letter: char| format!("base_model.model.{alone}.lora_{letter}.weight");
+        model.start_magnitudes(&mut set);
+        for adapter in set.iter_mut() {
+            let alone = name_alone(&adapter.module).unwrap_or_else(|| adapter.module.clone());
+            let key = |letter: char| tensor_name(&alone, &format!("lora_{letter}"));
             let (a, b) = (adapter.matrices.a.dims(), adapter.matrices.b.dims());
             #[expect(clippy::cast_precision_loss, reason = "a width")]
             let a_bound = 1.0 / (a[1] as f64).sqrt();
             adapter.matrices.a = matrix(&key('A'), a, a_bound, &model.device());
             adapter.matrices.b = matrix(&key('B'), b, b_bound, &model.device());
+            if let Some(magnitude) = &mut adapter.matrices.magnitude {
+                let name = tensor_name(&alone, MAGNITUDE);
+                let factor = matrix(&name, magnitude.dims(), b_bound, &model.device()) * 10.0 + 1.0;
+                *magnitude = magnitude.clone() * factor;
+            }
         }
         set
     }
+}
+
+const MAGNITUDE: &str = "lora_magnitude_vector";
+
+/// The name of a module's tensor in PEFT's files.
+fn tensor_name(module: &str, matrix: &str) -> String {
+    let end = if matrix == MAGNITUDE { "" } else { ".weight" };
+    format!("base_model.model.{module}.{matrix}{end}")
 }
 
 pub(crate) fn lora_config(lora: &Value) -> LoraConfig {
@@ -132,8 +146,16 @@ pub(crate) fn lora_config(lora: &Value) -> LoraConfig {
         lora_alpha: lora["lora_alpha"].as_f64().unwrap(),
         target_modules,
         use_rslora: lora["use_rslora"].as_bool().unwrap(),
+        use_dora: lora["use_dora"].as_bool().unwrap_or_default(),
+        rank_pattern: by_name(&lora["rank_pattern"], |r| r as usize),
+        alpha_pattern: by_name(&lora["alpha_pattern"], |alpha| alpha),
         ..LoraConfig::default()
     }
+}
+
+fn by_name<T>(table: &Value, convert: impl Fn(f64) -> T) -> ByName<T> {
+    let entries = table.as_object().into_iter().flatten();
+    entries.map(|(name, value)| (name.clone(), convert(value.as_f64().unwrap()))).collect()
 }
 
 /// Each token's mask says whether it is a target.
@@ -164,14 +186,14 @@ pub(crate) fn assert_near(found: f64, expected: f64, tolerance: f64, what: &str)
 
 /// The largest relative errors of logits, loss and gradients.
 #[derive(Clone, Copy, Default)]
-struct Worst {
+pub(crate) struct Worst {
     logits: f64,
     loss: f64,
     gradients: f64,
 }
 
 /// Checks logits within 1e-4 of their norm, loss within 1e-5, every gradient within 1e-3 of its norm.
-fn compare_cases(golden: &Golden, storage: Dtype) -> Worst {
+pub(crate) fn compare_cases(golden: &Golden, storage: Dtype) -> Worst {
     let mut worst = Worst::default();
     let model = golden.model(storage);
     let batch = batch(&rows(&golden.json["batch"]));
@@ -194,18 +216,28 @@ fn compare_cases(golden: &Golden, storage: Dtype) -> Worst {
                 continue;
             }
             assert_near(outcome.grad_norm, expected["grad_norm"].as_f64().unwrap(), 1e-3, &format!("{case} norm"));
-            let golden_grads = expected["gradients"].as_object().unwrap();
-            assert_eq!(golden_grads.len(), 2 * names.len());
-            for (name, grad) in names.iter().zip(&grads) {
-                for (letter, grad) in [('A', &grad.a), ('B', &grad.b)] {
-                    let key = format!("base_model.model.{name}.lora_{letter}.weight");
-                    let error = compare_projections(&key, &values(grad), num_targets, &golden_grads[&key], 1e-3);
-                    worst.gradients = worst.gradients.max(error);
-                }
-            }
+            let error = compare_gradients(&names, &grads, num_targets, &expected["gradients"]);
+            worst.gradients = worst.gradients.max(error);
         }
     }
     worst
+}
+
+/// The largest relative error.
+pub(crate) fn compare_gradients(
+    modules: &[String],
+    grads: &[Matrices<Tensor<2>>],
+    divisor: f64,
+    expected: &Value,
+) -> f64 {
+    let of_module = |(module, grad): (&String, &Matrices<Tensor<2>>)| {
+        let named = grad.as_ref().named().map(|(name, grad)| (tensor_name(module, name), values(grad)));
+        named.collect::<Vec<_>>()
+    };
+    let found: Vec<_> = modules.iter().zip(grads).flat_map(of_module).collect();
+    assert_eq!(expected.as_object().unwrap().len(), found.len());
+    let errors = found.iter().map(|(key, grad)| compare_projections(key, grad, divisor, &expected[key], 1e-3));
+    errors.fold(0.0, f64::max)
 }
 
 /// The mean square of a difference's projections estimates its squared norm without bias.
@@ -223,7 +255,7 @@ pub(crate) fn compare_projections(key: &str, found: &[f32], divisor: f64, expect
     error
 }
 
-fn compare_logits(golden: &Golden, case: &str, model: &Model, adapters: &AdapterSet, rows: &Batch) -> f64 {
+pub(crate) fn compare_logits(golden: &Golden, case: &str, model: &Model, adapters: &AdapterSet, rows: &Batch) -> f64 {
     let mut worst = 0.0_f64;
     let logits = model.logits(rows, adapters);
     let [tokens, _] = logits.dims();
@@ -246,7 +278,7 @@ fn compare_logits(golden: &Golden, case: &str, model: &Model, adapters: &Adapter
 }
 
 /// Twenty steps of two micro-batches each: every loss and norm within 1e-4, and the final adapters.
-fn compare_curve(golden: &Golden) {
+pub(crate) fn compare_curve(golden: &Golden) {
     let curve = &golden.json["curve"];
     let settings = &curve["settings"];
     let number = |key: &str| settings[key].as_f64().unwrap();
@@ -287,6 +319,10 @@ fn compare_curve(golden: &Golden) {
         let key = format!("base_model.model.{}.lora_B.weight", adapter.module);
         // AdamW divides by the root of the second moment: near a zero gradient, rounding decides the sign.
         compare_projections(&key, &values(&adapter.matrices.b), 1.0, &final_b[&key], 5e-3);
+        if let Some(magnitude) = &adapter.matrices.magnitude {
+            let key = tensor_name(&adapter.module, MAGNITUDE);
+            compare_projections(&key, &values(magnitude), 1.0, &curve["final_magnitudes"][&key], 1e-5);
+        }
     }
 }
 
@@ -354,14 +390,15 @@ fn an_adapter_that_peft_trained_gives_pefts_logits() {
 #[test]
 #[ignore = "needs LORA_TRAIN_PYTHON, a Python with peft (scripts/setup_python.sh)"]
 fn peft_loads_our_adapter_and_gives_our_logits() {
-    peft_loads(&quickstart());
-    families().for_each(|(_, golden, _folder)| peft_loads(&golden));
+    peft_loads(&quickstart(), "rslora");
+    peft_loads(&crate::dora::golden(), "patterns");
+    families().for_each(|(_, golden, _folder)| peft_loads(&golden, "rslora"));
 }
 
-fn peft_loads(golden: &Golden) {
+pub(crate) fn peft_loads(golden: &Golden, case: &str) {
     let python = std::env::var("LORA_TRAIN_PYTHON").expect("LORA_TRAIN_PYTHON names a Python with peft");
     let model = golden.model(Dtype::F32);
-    let case = &golden.json["cases"]["rslora"];
+    let case = &golden.json["cases"][case];
     let adapters = Golden::adapters(case, &model);
     let folder = tempfile::tempdir().unwrap();
     let base = golden.model_dir.to_str().unwrap();

@@ -5,12 +5,14 @@
 mod common;
 
 mod cli;
+mod combinations;
 mod compare;
 mod cubecl;
 mod dashboard;
 mod diagnosis;
 mod disks;
 mod doctor;
+mod dora;
 mod endings;
 mod engine;
 mod faults;

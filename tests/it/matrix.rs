@@ -126,8 +126,9 @@ const PLACES: [(&str, bool, Dtype, f64); 5] = [
 ];
 
 /// Kinds of adapters.
-fn kinds() -> [(&'static str, LoraConfig); 1] {
-    [("lora", LoraConfig { r: 4, ..LoraConfig::default() })]
+fn kinds() -> [(&'static str, LoraConfig); 2] {
+    let lora = LoraConfig { r: 4, ..LoraConfig::default() };
+    [("lora", lora.clone()), ("dora", LoraConfig { use_dora: true, ..lora })]
 }
 
 /// The cells without a number: family and form.
@@ -151,7 +152,8 @@ fn fresh(config: &ModelConfig, lora: &LoraConfig, device: &Device) -> AdapterSet
 }
 
 /// The model as a file in blocks, where GGUF has a place for all of its tensors.
-fn write_blocks(folder: &Path, lora: &LoraConfig) {
+fn write_blocks(folder: &Path) {
+    let lora = &LoraConfig::default();
     let config = ModelConfig::from_model(folder).unwrap();
     let adapter = folder.join("adapter");
     let unchanged = adapter_weights(&fresh(&config, lora, &Device::flex()));
@@ -174,7 +176,9 @@ fn decoded(mut model: Model) -> Model {
 /// Loss and gradients.
 fn compute(model: &Model, lora: &LoraConfig, batch: &Batch, checkpointing: GradientCheckpointing) -> (f64, Vec<f32>) {
     let train = TrainConfig { gradient_checkpointing: checkpointing, ..TrainConfig::default() };
-    let mut step = step(model, with_b(fresh(&model.config, lora, &model.device())), &train);
+    let mut adapters = with_b(fresh(&model.config, lora, &model.device()));
+    model.start_magnitudes(&mut adapters);
+    let mut step = step(model, adapters, &train);
     step.forward_backward(batch);
     let grads = grads(&step);
     (step.update(0.0).loss, grads)
@@ -192,7 +196,7 @@ fn every_cell_gives_the_loss_and_gradients_of_plain_operations_on_the_decoded_we
         for (kind, lora) in kinds() {
             let folder = tempfile::tempdir().unwrap();
             write_model(&config(&changes), folder.path());
-            write_blocks(folder.path(), &lora);
+            write_blocks(folder.path());
             for (form_name, form) in FORMS {
                 let Some(base) = load(folder.path(), form, Dtype::F32, &plain) else {
                     eprintln!("{family:>25} {kind:>6} {form_name:>12}  refused");

@@ -142,6 +142,9 @@ impl Report {
         let num_blocks = workload.config.num_layers();
         let num_recomputed = workload.gradient_checkpointing.num_recomputed(num_blocks);
         let recomputation = 1.0 + 0.5 * as_f64(num_recomputed) / as_f64(num_blocks);
+        // So does a product with a decomposed weight; with dropout, there are three more of them.
+        let products = if recipe.lora.lora_dropout > 0.0 { 3.0 } else { 1.0 };
+        let recomputation = recomputation + 0.5 * products * workload.share_decomposed();
         let computed_per_row = flops_per_row + flops.of_padding(workload.row_length - row_length);
         let flops_per_step = computed_per_row * as_f64(workload.rows * workload.gradient_accumulation_steps);
         let estimated = target.flops_per_second.map(|rate| flops_per_step * recomputation / rate);

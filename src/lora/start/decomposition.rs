@@ -7,12 +7,12 @@ use super::rows::{Rows, as_f32, dot};
 
 /// Largest singular values, descending, with their vectors.
 #[derive(Clone, Debug)]
-pub(super) struct Singular {
-    pub(super) values: Vec<f32>,
+pub(in crate::lora) struct Singular {
+    pub(in crate::lora) values: Vec<f32>,
     /// `[count, out_features]`.
-    pub(super) left: Rows,
+    pub(in crate::lora) left: Rows,
     /// `[count, in_features]`.
-    pub(super) right: Rows,
+    pub(in crate::lora) right: Rows,
 }
 
 /// Products of a block with the matrix before its vectors are taken from the space that they span.
@@ -26,7 +26,7 @@ const MOST_ROUNDS: usize = 20;
 impl Singular {
     /// The `count` largest of `w`, `[out_features, in_features]`: blocks of a Krylov space (Musco and Musco, 2015), restarted
     /// from the vectors found until the values stay.
-    pub(super) fn largest(w: &Rows, count: usize, rng: &mut ChaCha8Rng) -> Self {
+    pub(in crate::lora) fn largest(w: &Rows, count: usize, rng: &mut ChaCha8Rng) -> Self {
         let most = w.count().min(w.length);
         let width = (count + SPARE).min(most);
         let mut block = Rows::normal(width, w.count(), rng).orthonormal();
@@ -50,7 +50,7 @@ impl Singular {
     }
 
     /// The `count` largest as `torch.svd_lowrank` estimates them with this number of iterations.
-    pub(super) fn estimated(w: &Rows, count: usize, num_iterations: usize, rng: &mut ChaCha8Rng) -> Self {
+    pub(in crate::lora) fn estimated(w: &Rows, count: usize, num_iterations: usize, rng: &mut ChaCha8Rng) -> Self {
         let mut block = Rows::normal(count, w.length, rng).times_transposed(w).orthonormal();
         for _ in 0..num_iterations {
             block = block.times(w).orthonormal().times_transposed(w).orthonormal();
@@ -60,14 +60,24 @@ impl Singular {
 
     /// All within the space of some orthonormal vectors `[count, out_features]`.
     fn within(w: &Rows, space: &Rows) -> Self {
-        let images = space.times(w);
-        let (squares, vectors) = symmetric_eigen(&images);
-        let values: Vec<f32> = squares.iter().map(|square| as_f32(square.max(0.0).sqrt())).collect();
-        let inverse: Vec<f32> = values.iter().map(|value| 1.0 / value.max(f32::MIN_POSITIVE)).collect();
-        Self { left: vectors.times(space), right: vectors.times(&images).scaled(&inverse), values }
+        Self::of_images(&space.times(w), space)
     }
 
-    fn first(mut self, count: usize) -> Self {
+    /// All of a product `b a`, of `b` transposed, `[r, out_features]`, and `a`, `[r, in_features]`.
+    pub(in crate::lora) fn of_product(b: &Rows, a: &Rows) -> Self {
+        let space = b.clone().first(b.length).orthonormal();
+        Self::of_images(&space.times_transposed(b).times(a), &space)
+    }
+
+    /// All of a matrix whose products with these orthonormal vectors are `images`.
+    fn of_images(images: &Rows, space: &Rows) -> Self {
+        let (squares, vectors) = symmetric_eigen(images);
+        let values: Vec<f32> = squares.iter().map(|square| as_f32(square.max(0.0).sqrt())).collect();
+        let inverse: Vec<f32> = values.iter().map(|value| 1.0 / value.max(f32::MIN_POSITIVE)).collect();
+        Self { left: vectors.times(space), right: vectors.times(images).scaled(&inverse), values }
+    }
+
+    pub(in crate::lora) fn first(mut self, count: usize) -> Self {
         self.values.truncate(count);
         Self { values: self.values, left: self.left.first(count), right: self.right.first(count) }
     }

@@ -8,53 +8,53 @@ use crate::ops::cpu::{Weight, linear, linear_backward_input};
 
 /// Vectors of one length, one after the other.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Rows {
-    pub(super) values: Vec<f32>,
-    pub(super) length: usize,
+pub(in crate::lora) struct Rows {
+    pub(in crate::lora) values: Vec<f32>,
+    pub(in crate::lora) length: usize,
 }
 
 impl Rows {
-    pub(super) fn normal(count: usize, length: usize, rng: &mut ChaCha8Rng) -> Self {
+    pub(in crate::lora) fn normal(count: usize, length: usize, rng: &mut ChaCha8Rng) -> Self {
         Self { values: (0..count * length).map(|_| normal(rng)).collect(), length }
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = &[f32]> {
+    pub(in crate::lora) fn iter(&self) -> impl Iterator<Item = &[f32]> {
         self.values.chunks_exact(self.length)
     }
 
-    pub(super) fn count(&self) -> usize {
+    pub(in crate::lora) fn count(&self) -> usize {
         self.values.len() / self.length
     }
 
     /// `x w^T` of a matrix `w`, `[out_features, length]`.
-    pub(super) fn times_transposed(&self, w: &Self) -> Self {
+    pub(in crate::lora) fn times_transposed(&self, w: &Self) -> Self {
         let mut values = vec![0.0; self.count() * w.count()];
         linear(&self.values, Weight::f32(&w.values), w.length, w.count(), &mut values, false);
         Self { values, length: w.count() }
     }
 
     /// `x w` of a matrix `w`, `[length, in_features]`.
-    pub(super) fn times(&self, w: &Self) -> Self {
+    pub(in crate::lora) fn times(&self, w: &Self) -> Self {
         let mut values = vec![0.0; self.count() * w.length];
         linear_backward_input(&self.values, Weight::f32(&w.values), w.length, w.count(), &mut values, false);
         Self { values, length: w.length }
     }
 
     /// The transpose.
-    pub(super) fn transposed(&self) -> Self {
+    pub(in crate::lora) fn transposed(&self) -> Self {
         let (count, length) = (self.count(), self.length);
         let values = (0..length).flat_map(|column| (0..count).map(move |row| self.values[row * length + column]));
         Self { values: values.collect(), length: count }
     }
 
     /// The first rows.
-    pub(super) fn first(mut self, count: usize) -> Self {
+    pub(in crate::lora) fn first(mut self, count: usize) -> Self {
         self.values.truncate(count * self.length);
         self
     }
 
     /// Each row times its factor.
-    pub(super) fn scaled(mut self, factors: &[f32]) -> Self {
+    pub(in crate::lora) fn scaled(mut self, factors: &[f32]) -> Self {
         for (row, factor) in self.values.chunks_exact_mut(self.length).zip(factors) {
             row.iter_mut().for_each(|value| *value *= factor);
         }
@@ -63,7 +63,7 @@ impl Rows {
 
     /// Makes the rows orthonormal, by the method of Gram and Schmidt, repeated until a row hardly gets shorter: what is left of
     /// one that lies in the span of those before it is noise.
-    pub(super) fn orthonormal(mut self) -> Self {
+    pub(in crate::lora) fn orthonormal(mut self) -> Self {
         const MOST_REPEATS: usize = 8;
         let length = self.length;
         for row in 0..self.count() {
@@ -91,11 +91,11 @@ fn normalise(row: &mut [f32]) -> f32 {
     norm
 }
 
-pub(super) fn dot(a: &[f32], b: &[f32]) -> f64 {
+pub(in crate::lora) fn dot(a: &[f32], b: &[f32]) -> f64 {
     a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
 }
 
 #[expect(clippy::cast_possible_truncation, reason = "summed in f64, kept in f32")]
-pub(super) fn as_f32(number: f64) -> f32 {
+pub(in crate::lora) fn as_f32(number: f64) -> f32 {
     number as f32
 }

@@ -141,10 +141,10 @@ fn targets_that_cannot_exist_are_refused() {
 }
 
 #[test]
-fn what_is_planned_is_refused_as_not_available_yet() {
+fn what_does_not_go_together_or_is_not_available_is_refused() {
     let cases = [(
-        "[lora]\nuse_dora = true",
-        "r:6:12: `lora.use_dora` = true is not available yet\n  hint: leave it out for plain LoRA",
+        "[lora]\nuse_dora = true\n[optimizer]\nname = \"muon\"",
+        "r:8:1: `optimizer.name` = \"muon\" trains matrices, and `lora.use_dora` brings vectors\n  hint: use \"adamw\", or take `use_dora` out",
     )];
     for (text, expected) in cases {
         assert_eq!(problems(text), [expected], "{text}");

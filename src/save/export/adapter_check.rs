@@ -5,6 +5,7 @@ use std::path::Path;
 
 use super::adapter_file::SavedAdapter;
 use super::{AdapterWeights, ExportError};
+use crate::lora::Matrices;
 use crate::lora::targets::Selection;
 use crate::spec::ModelConfig;
 
@@ -44,6 +45,12 @@ pub(super) fn matrix_problems(weights: &AdapterWeights, selection: &Selection, m
         match weights.get(&module) {
             None => problems.push(format!("missing: `{module}.lora_A` and `.lora_B`")),
             Some(pair) => {
+                let magnitude = Matrices::NAMES.magnitude.unwrap_or_default();
+                match (&pair.magnitude, shapes.magnitude) {
+                    (None, Some(_)) => problems.push(format!("missing: `{module}.{magnitude}`, of `use_dora`")),
+                    (Some(_), None) => problems.push(format!("unexpected: `{module}.{magnitude}` without `use_dora`")),
+                    _ => {}
+                }
                 for (name, (matrix, wanted)) in pair.as_ref().zip(shapes).named() {
                     if matrix.shape() != wanted {
                         let found = matrix.shape();

@@ -122,7 +122,7 @@ pub(super) fn from_json<'a>(
                 .filter(|_| !excludes)
                 .unwrap_or_else(|| TargetModules::Names(modules.cloned().collect())),
             use_rslora: json.boolean("use_rslora", false),
-            use_dora: false,
+            use_dora: json.boolean("use_dora", false),
             init_lora_weights: init_lora_weights(json),
             // Their effect is in the modules.
             exclude_modules: None,
@@ -162,11 +162,9 @@ fn refuse_other_methods(json: &mut Section) {
     ] {
         json.only(key, expected, |value| value.text() == Some(supported));
     }
-    for (key, expected) in [
-        ("use_dora", "false: DoRA adapters carry a magnitude vector"),
-        ("fan_in_fan_out", "false: weights are [out, in] here"),
-        ("lora_bias", "false: B has no bias here"),
-    ] {
+    for (key, expected) in
+        [("fan_in_fan_out", "false: weights are [out, in] here"), ("lora_bias", "false: B has no bias here")]
+    {
         json.only(key, expected, |value| *value == Value::Boolean(false));
     }
     json.only("modules_to_save", "none: only low-rank updates are", is_empty);
@@ -319,7 +317,7 @@ mod tests {
 
     #[test]
     fn everything_that_would_compute_something_else_is_refused_at_once() {
-        let text = r#"{"peft_type": "LOHA", "task_type": "SEQ_CLS", "bias": "all", "use_dora": true,
+        let text = r#"{"peft_type": "LOHA", "task_type": "SEQ_CLS", "bias": "all", "use_dora": 1,
             "modules_to_save": ["lm_head"], "init_lora_weights": "pissa", "r": 0, "alora_invocation_tokens": [1],
             "layer_replication": [[0, 2]], "fan_in_fan_out": true, "rank_pattern": {"q_proj": "x"}}"#;
         let problems = read(text).unwrap_err().to_string();

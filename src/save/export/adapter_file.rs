@@ -47,7 +47,7 @@ pub fn write_adapter(
         for (matrix_name, matrix) in pair.as_ref().named() {
             let bytes = bytemuck::cast_slice(&matrix.values);
             let path = folder.join(WEIGHTS);
-            let view = TensorView::new(safetensors::Dtype::F32, matrix.shape().to_vec(), bytes)
+            let view = TensorView::new(safetensors::Dtype::F32, shape_in_file(matrix_name, matrix), bytes)
                 .map_err(|error| ExportError::io("write", &path)(std::io::Error::other(error)))?;
             views.push((tensor_name(module, matrix_name), view));
         }
@@ -65,7 +65,17 @@ pub fn write_adapter(
 }
 
 pub(super) fn tensor_name(module: &str, matrix: &str) -> String {
-    format!("{PREFIX}{module}.{matrix}.weight")
+    let suffix = if is_vector(matrix) { "" } else { ".weight" };
+    format!("{PREFIX}{module}.{matrix}{suffix}")
+}
+
+/// Whether PEFT has it as a vector, whose name is without a suffix.
+fn is_vector(matrix: &str) -> bool {
+    Matrices::NAMES.magnitude == Some(matrix)
+}
+
+fn shape_in_file(name: &str, matrix: &HostMatrix) -> Vec<usize> {
+    if is_vector(name) { vec![matrix.num_columns] } else { matrix.shape().to_vec() }
 }
 
 /// Whether a folder holds an adapter: this one, not a folder in it.
@@ -108,33 +118,41 @@ fn read_tensors(path: &Path) -> Result<AdapterWeights, ExportError> {
     let content = std::fs::read(path).map_err(ExportError::io("read", path))?;
     let tensors = SafeTensors::deserialize(&content).map_err(|error| layout::damaged(path, &content, &error))?;
     let mut problems = Vec::new();
-    let mut matrices: BTreeMap<String, [Option<HostMatrix>; 2]> = BTreeMap::new();
+    let mut matrices: BTreeMap<String, [Option<HostMatrix>; 3]> = BTreeMap::new();
     for (name, view) in tensors.iter() {
         let Some((module, index)) = module_of(name).map(|(module, index)| (current_name(module), index)) else {
             problems.push(format!("unexpected: `{name}` {:?}{}", view.shape(), unexpected_reason(name)));
             continue;
         };
-        match (convert::float_dtype(view.dtype()), view.shape()) {
-            (Some(dtype), &[num_rows, num_columns]) if num_rows > 0 && num_columns > 0 => {
+        let shape = match *view.shape() {
+            [rows, columns] if index < 2 => Some([rows, columns]),
+            [columns] if index == 2 => Some([1, columns]),
+            _ => None,
+        };
+        match (convert::float_dtype(view.dtype()), shape) {
+            (Some(dtype), Some([num_rows, num_columns])) if num_rows > 0 && num_columns > 0 => {
                 let values = convert::to_f32(view.data(), dtype);
                 matrices.entry(module).or_default()[index] = Some(HostMatrix { num_rows, num_columns, values });
             }
-            (Some(_), shape) => problems.push(format!("misshapen: `{name}` is {shape:?}, expected two dimensions")),
+            (Some(_), _) => {
+                let expected = if index < 2 { "two dimensions" } else { "one dimension" };
+                problems.push(format!("misshapen: `{name}` is {:?}, expected {expected}", view.shape()));
+            }
             (None, _) => problems.push(format!("type: `{name}` is {:?}, expected F32, BF16 or F16", view.dtype())),
         }
     }
     let mut weights = AdapterWeights::new();
     for (module, pair) in matrices {
         match pair {
-            [Some(lora_a), Some(lora_b)] if lora_a.num_rows == lora_b.num_columns => {
-                weights.insert(module, Matrices { a: lora_a, b: lora_b, magnitude: None });
+            [Some(lora_a), Some(lora_b), magnitude] if lora_a.num_rows == lora_b.num_columns => {
+                weights.insert(module, Matrices { a: lora_a, b: lora_b, magnitude });
             }
-            [Some(lora_a), Some(lora_b)] => problems.push(format!(
+            [Some(lora_a), Some(lora_b), _] => problems.push(format!(
                 "misshapen: `{module}` has A {:?} and B {:?}, which do not share a rank",
                 lora_a.shape(),
                 lora_b.shape()
             )),
-            [None, Some(_)] => problems.push(format!("missing: `{}`", tensor_name(&module, Matrices::NAMES.a))),
+            [None, Some(_), _] => problems.push(format!("missing: `{}`", tensor_name(&module, Matrices::NAMES.a))),
             _ => problems.push(format!("missing: `{}`", tensor_name(&module, Matrices::NAMES.b))),
         }
     }
@@ -148,10 +166,12 @@ fn read_tensors(path: &Path) -> Result<AdapterWeights, ExportError> {
     Err(ExportError::AdapterTensors { path: path.to_owned(), expected_by: "the format of LoRA adapters", problems })
 }
 
-/// Module name, and 0 for A or 1 for B.
+/// Module name, and 0 for A, 1 for B or 2 for magnitudes.
 fn module_of(name: &str) -> Option<(&str, usize)> {
-    let (module, matrix) = name.strip_prefix(PREFIX)?.strip_suffix(".weight")?.rsplit_once('.')?;
-    Some((module, Matrices::NAMES.values().position(|name| name == matrix)?))
+    let name = name.strip_prefix(PREFIX)?;
+    let (module, matrix) = name.strip_suffix(".weight").unwrap_or(name).rsplit_once('.')?;
+    let index = Matrices::NAMES.values().position(|name| name == matrix)?;
+    (is_vector(matrix) != name.ends_with(".weight")).then_some((module, index))
 }
 
 /// The module's name in a multimodal model as transformers has had it since 4.52.
@@ -166,8 +186,6 @@ fn current_name(module: &str) -> String {
 fn unexpected_reason(name: &str) -> &'static str {
     if name.contains("lora_embedding_") {
         ": adapters of embeddings are not supported"
-    } else if name.contains("lora_magnitude_vector") {
-        ": DoRA is not supported"
     } else if !name.contains("lora_") {
         ": layers trained in full are not supported"
     } else {
@@ -299,7 +317,7 @@ pub(super) mod tests {
                 (&format!("{module}.v_proj.lora_A.weight"), &[128], F32),
                 (&format!("{module}.o_proj.lora_A.weight"), &[2, 64], I32),
                 (&format!("{module}.o_proj.lora_A.default.weight"), &[2, 64], F32),
-                (&format!("{module}.q_proj.lora_magnitude_vector"), &[64], F32),
+                (&format!("{module}.q_proj.lora_magnitude_vector"), &[1, 64], F32),
                 ("base_model.model.model.embed_tokens.lora_embedding_A", &[2, 256], F32),
                 ("base_model.model.lm_head.weight", &[2, 2], F32),
             ],
@@ -311,7 +329,7 @@ pub(super) mod tests {
             "v_proj.lora_A.weight` is [128], expected two dimensions",
             "o_proj.lora_A.weight` is I32",
             "unexpected: `base_model.model.model.layers.0.self_attn.o_proj.lora_A.default.weight`",
-            "DoRA is not supported",
+            "q_proj.lora_magnitude_vector` is [1, 64], expected one dimension",
             "adapters of embeddings are not supported",
             "layers trained in full are not supported",
         ] {

@@ -8,7 +8,7 @@ use super::adapter_check::{check_adapter, matrix_problems};
 use super::adapter_file::SavedAdapter;
 use super::{AdapterWeights, ExportError, HostMatrix};
 use crate::lora::targets::Selection;
-use crate::lora::{Adapter, AdapterSet};
+use crate::lora::{Adapter, AdapterSet, RowNorms};
 use crate::ops::host;
 use crate::spec::ModelConfig;
 use crate::util::faults;
@@ -47,7 +47,8 @@ pub fn adapter_set(
             let shape = matrix.shape();
             host::tensor(matrix.values, shape, device)
         });
-        blocks[layer].insert(site, Adapter { module, kind: shape.kind, matrices, scale: shape.scale });
+        let adapter = Adapter { module, kind: shape.kind, matrices, scale: shape.scale, norms: RowNorms::default() };
+        blocks[layer].insert(site, adapter);
     }
     Ok(AdapterSet { blocks, dropout })
 }

@@ -104,13 +104,17 @@ fn of_base(file: &GgufFile, dtype: GgufType) -> Vec<(String, Value)> {
 /// (`use_rslora`, `alpha_pattern`), its B carries the difference.
 ///
 /// # Errors
-/// An adapter that cannot be read or does not fit the model, or an `out` that exists.
+/// An adapter that cannot be read, does not fit the model or is of a kind that llama.cpp lacks, or an `out` that exists.
 pub fn adapter_gguf(model: &Path, adapter: &Path, out: &Path) -> Result<usize, ExportError> {
     require_absent(&[out])?;
     let config = ModelConfig::from_model(model)?;
     names::check_family(&config)?;
     let saved = super::read_adapter(adapter)?;
     let selection = super::check_adapter(adapter, &saved, &config)?;
+    if saved.config.use_dora {
+        let problem = Problem::new("llama.cpp has no adapters with `use_dora`").at(adapter.display());
+        return Err(problem.hint("leave --adapter-only out: the merged model needs none").into());
+    }
     let mut layers: Vec<_> =
         selection.iter().map(|(layer, site, shape)| (config.module_name(layer, site), (layer, site), shape)).collect();
     layers.sort_by(|(a, ..), (b, ..)| a.cmp(b));
@@ -171,7 +175,7 @@ fn tensors<'a>(merging: &'a Merging, dtype: GgufType, on_bytes: &'a dyn Fn(usize
             }
             // A number too large for the type is reported when it is written.
             if let Ok(rounded) = dtype.rounded(tensor.shape, &values) {
-                tensor.note_more_rounding(&values, &rounded);
+                tensor.note_more_rounding(&values, &rounded)?;
             }
             let width = tensor.shape.get(1).copied().unwrap_or(1);
             let is_turned = names::is_interleaved(&merging.config, tensor.name);

@@ -232,7 +232,7 @@ impl Drop for Unfinished {
     }
 }
 
-fn require_absent_or_empty(out: &Path) -> Result<(), ExportError> {
+pub(super) fn require_absent_or_empty(out: &Path) -> Result<(), ExportError> {
     match std::fs::read_dir(out).map(Iterator::count) {
         Ok(0) => Ok(()),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),

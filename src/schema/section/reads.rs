@@ -164,13 +164,6 @@ impl Section<'_> {
         default
     }
 
-    /// Records that a key asks for something that is planned but not available yet.
-    pub fn not_yet(&mut self, key: &'static str, hint: &str) {
-        let Some(value) = self.value(key) else { return };
-        let message = format!("`{}` = {} is not available yet", self.full_name(key), value.shown());
-        self.reject_value(key, Problem::new(message).hint(hint));
-    }
-
     /// Records a problem at a key's value.
     fn reject_value(&mut self, key: &'static str, problem: Problem) {
         if let Some(node) = self.node(key) {

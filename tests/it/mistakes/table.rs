@@ -156,7 +156,11 @@ pub(crate) const MISTAKES: &[(&str, Wrong<'static>, &[&str])] = &[
         Set(&["train.gradient_checkpointing=\"yes\""]),
         &["= \"yes\", expected \"auto\", true, false, \"12-blocks\" or \"offload\""],
     ),
-    ("DoRA", Set(&["lora.use_dora=true"]), &["`lora.use_dora` = true is not available yet", "plain LoRA"]),
+    (
+        "DoRA with an optimizer of matrices",
+        Set(&["lora.use_dora=true", "optimizer.name=\"muon\""]),
+        &["`optimizer.name` = \"muon\" trains matrices, and `lora.use_dora` brings vectors"],
+    ),
     (
         "scales of no codes",
         Set(&["model.double_quantization=true"]),

@@ -227,8 +227,10 @@ impl<'a> MergedTensor<'a> {
     }
 
     /// Notes that [`values`](Self::values) were rounded once more.
-    pub(in crate::save::export) fn note_more_rounding(&self, values: &[f32], written: &[f32]) {
-        self.note_rounding(values, written, &self.update());
+    pub(in crate::save::export) fn note_more_rounding(&self, values: &[f32], written: &[f32]) -> Result<(), Problem> {
+        let update = if self.update.is_some() { self.numbers()?.1 } else { Vec::new() };
+        self.note_rounding(values, written, &update);
+        Ok(())
     }
 
     /// Its trained numbers, and the update that they contain.
@@ -240,15 +242,15 @@ impl<'a> MergedTensor<'a> {
             self.merging.note(Differences { decoded: difference, ..Differences::default() });
             weight = decoded;
         }
-        let update = self.update();
+        let update = self.update(&weight);
         weight.iter_mut().zip(&update).for_each(|(weight, update)| *weight += update);
         Ok((weight, update))
     }
 
-    /// What the adapter adds; empty without one.
-    fn update(&self) -> Vec<f32> {
+    /// What the adapter adds to `weight`; empty without one.
+    fn update(&self, weight: &[f32]) -> Vec<f32> {
         let Some((matrices, AdapterShape { kind, scale, .. })) = self.update else { return Vec::new() };
-        kind.difference(matrices.as_ref().map(|matrix| &*matrix.values), scale, [self.shape[0], self.shape[1]])
+        kind.difference(matrices.as_ref().map(|matrix| &*matrix.values), scale, weight, [self.shape[0], self.shape[1]])
     }
 
     /// Says that it is about to be written.

@@ -1,0 +1,126 @@
+//! Several adapters written as one.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use super::merge::require_absent_or_empty;
+use super::{ExportError, HostMatrix, PromptForm, SavedAdapter, check_adapter, read_adapter, write_adapter};
+use crate::config::{InitLoraWeights, LoraConfig, TargetModules};
+use crate::lora::combine::{Combination, Part};
+use crate::lora::targets::AdapterShape;
+use crate::lora::{Matrices, combine::CombinationType};
+use crate::ops::low_rank::LowRank;
+use crate::schema::Problem;
+use crate::spec::ModelConfig;
+
+/// An adapter of several.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Combined {
+    /// The adapter.
+    pub adapter: SavedAdapter,
+    /// How its prompts are formatted, where that is known and the same for all.
+    pub form: Option<PromptForm>,
+    /// Whether forms differ.
+    pub has_forms: bool,
+}
+
+/// An adapter's folder with its weight in the combination.
+pub type Weighted = (PathBuf, f64);
+
+/// Combines adapters of one model.
+///
+/// # Errors
+/// An adapter that cannot be read, does not fit the model or is no low-rank update; ranks that differ where the type needs one.
+pub fn combine(adapters: &[Weighted], combination: &Combination, model: &ModelConfig) -> Result<Combined, ExportError> {
+    let (mut read, mut forms) = (Vec::new(), Vec::new());
+    for (folder, weight) in adapters {
+        let saved = read_adapter(folder)?;
+        if saved.config.use_dora {
+            let message =
+                "what an adapter with `use_dora` changes is no low-rank update, of which others could be made";
+            let hint = "merge it alone into its model";
+            return Err(Problem::new(message).at(folder.display()).hint(hint).into());
+        }
+        let selection = check_adapter(folder, &saved, model)?;
+        let shapes = selection.iter().map(|(layer, site, shape)| (model.module_name(layer, site), shape));
+        let shapes: BTreeMap<String, AdapterShape> = shapes.collect();
+        forms.push(PromptForm::read(folder)?);
+        read.push((folder.as_path(), saved, shapes, *weight));
+    }
+    let modules: BTreeSet<&String> = read.iter().flat_map(|(_, saved, ..)| saved.weights.keys()).collect();
+    let (mut weights, mut rng) = (BTreeMap::new(), combination.rng());
+    for module in modules {
+        let mut parts: Vec<(&Path, Part<'_>)> = Vec::new();
+        for (folder, saved, shapes, weight) in &read {
+            let Some((pair, shape)) = saved.weights.get(module).zip(shapes.get(module)) else { continue };
+            let matrices = LowRank { a: &*pair.a.values, b: &*pair.b.values };
+            parts.push((folder, Part { matrices, r: shape.r, factor: weight * shape.scale }));
+        }
+        require_one_rank(combination.kind, module, &parts)?;
+        let parts: Vec<Part<'_>> = parts.into_iter().map(|(_, part)| part).collect();
+        let (r, LowRank { a, b }) = combination.of(&parts, &mut rng);
+        let matrix = |values: Vec<f32>, num_rows: usize| {
+            let num_columns = values.len() / num_rows;
+            HostMatrix { num_rows, num_columns, values }
+        };
+        let out_features = b.len() / r;
+        let pair = Matrices { a: matrix(a, r), b: matrix(b, out_features), magnitude: None };
+        weights.insert(module.clone(), pair);
+    }
+    let Some((_, first, ..)) = read.first() else {
+        return Err(Problem::new("there is no adapter to combine").into());
+    };
+    let same = read.iter().all(|(_, saved, ..)| saved.weights.keys().eq(first.weights.keys()));
+    let ranks = weights.iter().map(|(module, pair)| (module, pair.a.num_rows));
+    let base_model_name_or_path = first.base_model_name_or_path.clone();
+    let config = config(&first.config, ranks, same);
+    let has_forms = forms.windows(2).any(|pair| pair[0] != pair[1]);
+    let form = forms.into_iter().next().flatten().filter(|_| !has_forms);
+    Ok(Combined { adapter: SavedAdapter { weights, config, base_model_name_or_path }, form, has_forms })
+}
+
+fn require_one_rank(kind: CombinationType, module: &str, parts: &[(&Path, Part<'_>)]) -> Result<(), Problem> {
+    let Some(((first, part), rest)) = parts.split_first() else { return Ok(()) };
+    match rest.iter().find(|(_, other)| other.r != part.r) {
+        Some((folder, other)) if kind.has_one_rank() => {
+            let (one, two) = (first.display(), folder.display());
+            let message = format!("`{module}` has rank {} in {one} and {} in {two}", part.r, other.r);
+            let hint = "adapters of several ranks are combined with --combination-type svd or cat";
+            Err(Problem::new(message).hint(hint))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The section of a combination, whose scale is 1 everywhere. `same`: all have the modules of the first.
+fn config<'a>(first: &LoraConfig, ranks: impl Iterator<Item = (&'a String, usize)> + Clone, same: bool) -> LoraConfig {
+    let r = ranks.clone().map(|(_, r)| r).max().unwrap_or_default();
+    let others = ranks.clone().filter(|(_, rank)| *rank != r).map(|(module, rank)| (regex::escape(module), rank));
+    #[expect(clippy::cast_precision_loss, reason = "a rank")]
+    let (alpha, alphas) = (r as f64, others.clone().map(|(module, rank)| (module, rank as f64)));
+    let mut config = LoraConfig {
+        r,
+        lora_alpha: alpha,
+        use_rslora: false,
+        init_lora_weights: InitLoraWeights::Kaiming,
+        alpha_pattern: alphas.collect(),
+        rank_pattern: others.collect(),
+        ..first.clone()
+    };
+    if !same {
+        config.target_modules = TargetModules::Names(ranks.map(|(module, _)| module.clone()).collect());
+        (config.layers_to_transform, config.layers_pattern) = (None, None);
+    }
+    config
+}
+
+/// Writes a combination as a folder that PEFT reads.
+///
+/// # Errors
+/// A folder that is not empty, or cannot be written.
+pub fn write_combined(folder: &Path, combined: &Combined, base: &str) -> Result<(), ExportError> {
+    require_absent_or_empty(folder)?;
+    let SavedAdapter { weights, config, base_model_name_or_path } = &combined.adapter;
+    write_adapter(folder, weights, config, base_model_name_or_path.as_deref().unwrap_or(base))?;
+    combined.form.as_ref().map_or(Ok(()), |form| form.write(folder))
+}
