@@ -4,6 +4,7 @@
 //! A family whose decoder block is a variation of the common one is a row in `families`.
 
 mod block;
+pub mod delta_net;
 mod families;
 pub mod gguf;
 mod json;
@@ -15,6 +16,7 @@ pub use block::{
     Activation, Attention, Block, FUSED_NAMES, Gated, HEAD_NORMS, Heads, PerSite, Projections, QueryKeyNorms,
     SITE_NAMES, Site, SiteId, Sublayer, SublayerKind, short_name,
 };
+pub use delta_net::{DELTA_NET_NAMES, DeltaHeads, DeltaNet};
 pub use rope::{Rope, RopePairs, RopeScaling};
 pub use shipped::shipped_config;
 pub use stored::{Method, Packer, StoredQuantisation, Words};
@@ -114,6 +116,9 @@ impl ModelConfig {
             for (norm, width) in block.norms(self.hidden_size) {
                 tensors.push((format!("{}.weight", in_layer(layer, norm)), vec![width]));
             }
+            for (name, shape) in block.delta_net().iter().flat_map(|net| net.tensors()) {
+                tensors.push((in_layer(layer, name), shape));
+            }
         }
         tensors.push(("model.norm.weight".to_owned(), vec![self.hidden_size]));
         if !self.tie_word_embeddings {
@@ -164,6 +169,9 @@ mod tests {
             ("qwen2.5-7b.json", 7_615_616_512),
             ("qwen3-0.6b.json", 596_049_920),
             ("qwen3-8b.json", 8_190_735_360),
+            // Without their vision towers and the layers of multi-token prediction.
+            ("qwen3.5-0.8b.json", 752_393_024),
+            ("qwen3.5-4b.json", 4_205_751_296),
             ("gemma-2-2b.json", 2_614_341_888),
             ("gemma-2-9b.json", 9_241_705_984),
             ("gemma-3-1b.json", 999_885_952),

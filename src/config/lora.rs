@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::{POSITIVE, last_line};
 use crate::schema::{ByName, Node, Problem, Section, Value, closest, section};
-use crate::spec::{FUSED_NAMES, SITE_NAMES, short_name};
+use crate::spec::{DELTA_NET_NAMES, FUSED_NAMES, SITE_NAMES, short_name};
 
 section! {
     /// Section `[lora]`: names and meaning as in PEFT's `LoraConfig`.
@@ -252,7 +252,7 @@ pub(crate) fn meant_layer(name: &str) -> String {
 }
 
 fn is_linear_layer(name: &str) -> bool {
-    SITE_NAMES.into_iter().chain(FUSED_NAMES).any(|site| short_name(site) == short_name(name))
+    SITE_NAMES.into_iter().chain(FUSED_NAMES).chain(DELTA_NET_NAMES).any(|site| short_name(site) == short_name(name))
 }
 
 /// Whether the text has no regular expression syntax.

@@ -6,10 +6,10 @@
 use burn::tensor::Tensor;
 
 use super::attention::{self, Attention};
-use super::context::{Attend, BlockContext, BlockGrads};
+use super::context::{BlockContext, BlockGrads, InDocuments, TokenMixing};
+use super::delta_net::{self, DeltaNet};
 use super::gated;
 use super::linears::Linears;
-use crate::ops::attention::attention;
 use crate::ops::linear::Weight;
 use crate::ops::norm::{rms_norm, rms_norm_backward};
 use crate::spec::{self, PerSite};
@@ -42,6 +42,8 @@ pub struct Sublayer {
 pub enum SublayerKind {
     /// Causal self-attention.
     Attention(Attention),
+    /// Linear attention.
+    DeltaNet(DeltaNet),
     /// A gated feed-forward layer.
     Gated(spec::Gated),
 }
@@ -70,6 +72,7 @@ struct Kept {
 #[expect(clippy::large_enum_variant, reason = "a tensor is a handle of a few hundred bytes")]
 enum KeptInside {
     Attention(attention::Kept),
+    DeltaNet(delta_net::Kept),
     Gated(gated::Kept),
 }
 
@@ -81,10 +84,11 @@ impl Sublayer {
         (normed, Some(rstd))
     }
 
-    fn activations(&self, x: Tensor<2>, linears: &mut Linears<'_>, attend: Attend<'_>) -> Kept {
+    fn activations(&self, x: Tensor<2>, linears: &mut Linears<'_>, mixing: &mut dyn TokenMixing) -> Kept {
         let (normed, rstd) = self.normed(&x, linears.context);
         let inner = match &self.kind {
-            SublayerKind::Attention(it) => KeptInside::Attention(it.activations(&normed, linears, attend)),
+            SublayerKind::Attention(it) => KeptInside::Attention(it.activations(&normed, linears, mixing)),
+            SublayerKind::DeltaNet(it) => KeptInside::DeltaNet(it.activations(&normed, linears, mixing)),
             SublayerKind::Gated(it) => KeptInside::Gated(it.activations(&normed, linears)),
         };
         drop(normed);
@@ -96,6 +100,7 @@ impl Sublayer {
     fn inner_output(&self, kept: &Kept, residual: Option<Tensor<2>>, linears: &mut Linears<'_>) -> Tensor<2> {
         match (&self.kind, &kept.inner) {
             (SublayerKind::Attention(it), KeptInside::Attention(kept)) => it.output(kept, residual, linears),
+            (SublayerKind::DeltaNet(it), KeptInside::DeltaNet(kept)) => it.output(kept, residual, linears),
             (SublayerKind::Gated(it), KeptInside::Gated(kept)) => it.output(kept, residual, linears),
             _ => unreachable!("a sublayer keeps what is its own"),
         }
@@ -130,6 +135,9 @@ impl Sublayer {
             (SublayerKind::Attention(it), KeptInside::Attention(kept)) => {
                 it.backward(d_inner, kept, again, linears, input_grad)
             }
+            (SublayerKind::DeltaNet(it), KeptInside::DeltaNet(kept)) => {
+                it.backward(d_inner, kept, again, linears, input_grad)
+            }
             (SublayerKind::Gated(it), KeptInside::Gated(kept)) => {
                 it.backward(d_inner, kept, again, linears, input_grad)
             }
@@ -149,19 +157,23 @@ impl Block {
     /// `x`: `[tokens, hidden_size]`.
     #[must_use]
     pub fn activations(&self, x: Tensor<2>, context: &BlockContext<'_>) -> Activations {
-        self.activations_with(x, context, &mut |[q, k, v], heads| attention(q, k, v, context.layout, heads))
+        self.activations_with(x, context, &mut InDocuments(context.layout))
     }
 
-    /// [`activations`](Self::activations) with the caller's own attention function. A cache can so store keys and values,
-    /// and prepend earlier ones.
+    /// [`activations`](Self::activations) with another way for tokens to see those before them, such as a cache.
     #[must_use]
-    pub fn activations_with(&self, x: Tensor<2>, context: &BlockContext<'_>, attend: Attend<'_>) -> Activations {
+    pub fn activations_with(
+        &self,
+        x: Tensor<2>,
+        context: &BlockContext<'_>,
+        mixing: &mut dyn TokenMixing,
+    ) -> Activations {
         let mut linears = Linears::new(&self.linears, context, PerSite::new());
         let mut sublayers: Vec<Kept> = Vec::with_capacity(self.sublayers.len());
         let mut input = Some(x);
         for (index, sublayer) in self.sublayers.iter().enumerate() {
             let Some(x) = input.take() else { break };
-            let kept = sublayer.activations(x, &mut linears, attend);
+            let kept = sublayer.activations(x, &mut linears, mixing);
             input = (index + 1 < self.sublayers.len()).then(|| sublayer.output(&kept, &mut linears));
             sublayers.push(kept);
         }
@@ -247,6 +259,7 @@ mod tests {
         for sublayer in &mut config.blocks[0].sublayers {
             match &mut sublayer.kind {
                 spec::SublayerKind::Attention(attention) => attention.heads.soft_cap = Some(0.7),
+                spec::SublayerKind::DeltaNet(_) => {}
                 spec::SublayerKind::Gated(gated) => gated.activation = spec::Activation::GeluTanh,
             }
         }
@@ -263,6 +276,15 @@ mod tests {
             }
         }
         config
+    }
+
+    /// A layer of Qwen3.5 of this type: value heads share key heads, and a part of each head turns.
+    fn hybrid(layer_type: &str) -> ModelConfig {
+        let json = r#"{"model_type": "qwen3_5_text", "architectures": ["Qwen3_5ForCausalLM"], "vocab_size": 64, "hidden_size": 40,
+            "intermediate_size": 56, "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2,
+            "head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 12,
+            "linear_value_head_dim": 8, "layer_types": ["TYPE"]}"#;
+        ModelConfig::from_json(&json.replace("TYPE", layer_type)).unwrap()
     }
 
     /// Normal numbers that depend only on the seed: all tests of a process share burn's generator.
@@ -289,6 +311,13 @@ mod tests {
                     let head_norms = spec.norm_widths().map(|widths| widths.map(&mut norm));
                     SublayerKind::Attention(Attention { spec: spec.clone(), head_norms })
                 }
+                spec::SublayerKind::DeltaNet(spec) => {
+                    let [channels, heads] = [spec.heads.qkv_width(), spec.heads.num_value_heads];
+                    let conv = norm(spec.kernel_size * channels).reshape([spec.kernel_size, channels]);
+                    let [a_log, dt_bias] = [0, 1].map(|_| norm(heads));
+                    let norm = norm(spec.heads.value_head_dim);
+                    SublayerKind::DeltaNet(DeltaNet { spec: spec.clone(), conv, a_log, dt_bias, norm })
+                }
                 spec::SublayerKind::Gated(spec) => SublayerKind::Gated(spec.clone()),
             },
         };
@@ -303,11 +332,11 @@ mod tests {
     }
 
     /// Two rows of 11 tokens: the first holds two documents, the second holds one document and two tokens of padding.
-    fn layout(device: &Device) -> Layout {
+    fn layout(config: &ModelConfig, device: &Device) -> Layout {
         let documents = vec![(0, 4), (4, 7), (11, 9)];
         let positions = [0..4, 0..7, 0..9, 0..2].into_iter().flatten().collect();
         let place = place_of(device, DType::F32);
-        Layout::new(place, 2, documents, positions, config().rotary_tables(16, &[]))
+        Layout::new(place, 2, documents, positions, config.rotary_tables(16, &[]))
     }
 
     fn values(tensor: &Tensor<2>) -> Vec<f32> {
@@ -339,7 +368,7 @@ mod tests {
             (site, Adapter { matrices: adapter.matrices.map(Tensor::require_grad), ..adapter })
         };
         let tracked: BlockAdapters = adapters.blocks[0].clone().into_iter().map(leaf).collect();
-        let layout = layout(&device);
+        let layout = layout(config, &device);
         let context = BlockContext::new(config, &layout, &tracked, dropout);
         let y = block.output(&block.activations(x.clone(), &context), &context);
         // Padding carries no gradient in training.
@@ -359,7 +388,7 @@ mod tests {
 
     fn by_hand(config: &ModelConfig, device: &Device, rounds: bool, dropout: Option<Dropout>) -> Vec<Tensor<2>> {
         let (block, adapters, x, dy) = fixture(config, device, rounds);
-        let layout = layout(device);
+        let layout = layout(config, device);
         let context = BlockContext::new(config, &layout, &adapters.blocks[0], dropout);
         let activations = block.activations(x, &context);
         let y = block.output(&activations, &context);
@@ -371,7 +400,7 @@ mod tests {
 
     fn compare(device: &Device, config: &ModelConfig, dropout: Option<Dropout>) {
         let (expected, found) = (by_autodiff(config, dropout), by_hand(config, device, false, dropout));
-        assert_eq!(found.len(), 16);
+        assert_eq!(found.len(), 2 + 2 * config.blocks[0].sites.len());
         for (index, (found, expected)) in found.iter().zip(&expected).enumerate() {
             let error = relative_error(found, expected);
             assert!(error < 2e-5, "tensor {index}: error {error}");
@@ -386,6 +415,9 @@ mod tests {
         compare(device, &normed_after(false), None);
         compare(device, &capped(), None);
         compare(device, &normed_as_whole(), None);
+        compare(device, &hybrid("full_attention"), None);
+        compare(device, &hybrid("linear_attention"), None);
+        compare(device, &hybrid("linear_attention"), Some(Dropout { probability: 0.3, seed: 9 }));
     }
 
     #[test]

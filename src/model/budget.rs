@@ -44,6 +44,7 @@ impl Sublayer {
     pub fn sizes(&self, by: SizedBy) -> SublayerSizes {
         let inside = match &self.kind {
             SublayerKind::Attention(attention) => attention.sizes(by),
+            SublayerKind::DeltaNet(net) => net.sizes(by),
             SublayerKind::Gated(gated) => gated.sizes(by),
         };
         // The input, and a factor of every token in its norm; the norm of the output has an input of its own.

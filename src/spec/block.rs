@@ -3,6 +3,8 @@
 
 use std::collections::BTreeMap;
 
+use super::delta_net::DeltaNet;
+
 /// A linear layer of a block: its place in [`Block::sites`].
 pub type SiteId = usize;
 
@@ -55,6 +57,8 @@ pub struct Sublayer {
 pub enum SublayerKind {
     /// Causal self-attention.
     Attention(Attention),
+    /// Linear attention by the gated delta rule.
+    DeltaNet(DeltaNet),
     /// A gated feed-forward layer.
     Gated(Gated),
 }
@@ -65,6 +69,7 @@ impl SublayerKind {
     pub fn input_sites(&self) -> &[SiteId] {
         match self {
             Self::Attention(attention) => attention.qkv.sites(),
+            Self::DeltaNet(net) => net.inputs.sites(),
             Self::Gated(gated) => gated.gate_up.sites(),
         }
     }
@@ -105,6 +110,8 @@ pub struct Attention {
     pub rope: Option<usize>,
     /// How queries and keys are normed before the rotary embedding; absent: they are not.
     pub query_key_norms: Option<QueryKeyNorms>,
+    /// Whether the layer of queries also makes a gate beside each of their heads, whose sigmoid multiplies the output (Qwen3.5).
+    pub has_output_gate: bool,
     /// The projections of its input to queries, keys and values.
     pub qkv: Projections<3>,
     /// The projection of its output.
@@ -198,7 +205,16 @@ impl Block {
     pub fn attention(&self) -> Option<&Attention> {
         self.sublayers.iter().find_map(|sublayer| match &sublayer.kind {
             SublayerKind::Attention(attention) => Some(attention),
-            SublayerKind::Gated(_) => None,
+            SublayerKind::DeltaNet(_) | SublayerKind::Gated(_) => None,
+        })
+    }
+
+    /// The gated delta rule, likewise.
+    #[must_use]
+    pub fn delta_net(&self) -> Option<&DeltaNet> {
+        self.sublayers.iter().find_map(|sublayer| match &sublayer.kind {
+            SublayerKind::DeltaNet(net) => Some(net),
+            SublayerKind::Attention(_) | SublayerKind::Gated(_) => None,
         })
     }
 
@@ -207,7 +223,7 @@ impl Block {
     pub fn gated(&self) -> Option<&Gated> {
         self.sublayers.iter().find_map(|sublayer| match &sublayer.kind {
             SublayerKind::Gated(gated) => Some(gated),
-            SublayerKind::Attention(_) => None,
+            SublayerKind::Attention(_) | SublayerKind::DeltaNet(_) => None,
         })
     }
 

@@ -1,7 +1,7 @@
 //! The families of models that are variations of one decoder block, one row each.
 
-use super::RopePairs;
 use super::block::{Activation, QueryKeyNorms};
+use super::{DeltaHeads, RopePairs};
 
 /// What varies between families, and the values that transformers assumes if a config lacks a key.
 pub(super) struct Family {
@@ -31,6 +31,11 @@ pub(super) struct Family {
     /// Values of `attn_logit_softcapping` and `final_logit_softcapping` where absent; absent: the family has no such keys.
     pub(super) soft_caps: Option<[Option<f64>; 2]>,
     pub(super) windows: Windows,
+    /// Whether the layer of queries also makes a gate of the output.
+    pub(super) has_output_gate: bool,
+    /// The heads of layers with linear attention where the config has none: all but the last of each `full_attention_interval`,
+    /// unless `layer_types` says otherwise. Absent: no layer has it.
+    pub(super) delta_heads: Option<DeltaHeads>,
     pub(super) rms_norm_eps: f64,
     /// Base of the rotary frequencies where the config has none.
     pub(super) rope_theta: f64,
@@ -117,6 +122,8 @@ const LLAMA: Family = Family {
     rope_pairs: RopePairs::Halves,
     soft_caps: None,
     windows: Windows::Never,
+    has_output_gate: false,
+    delta_heads: None,
     rms_norm_eps: 1e-6,
     rope_theta: 10_000.0,
     local_rope_theta: None,
@@ -183,7 +190,7 @@ const GLM: Family = Family {
 };
 
 /// Every supported family.
-pub(super) const FAMILIES: [Family; 12] = [
+pub(super) const FAMILIES: [Family; 13] = [
     LLAMA,
     Family {
         model_type: "mistral",
@@ -202,6 +209,30 @@ pub(super) const FAMILIES: [Family; 12] = [
         qk_norms: Some(QueryKeyNorms::Heads),
         head_dim: Some(128),
         ..QWEN2
+    },
+    Family {
+        model_type: "qwen3_5_text",
+        architecture: "Qwen3_5ForCausalLM",
+        nested_in: Some(("qwen3_5", "Qwen3_5ForConditionalGeneration")),
+        biases: Biases::AttentionKey,
+        qk_norms: Some(QueryKeyNorms::Heads),
+        norms_less_one: true,
+        partial_rotary_factor: Some(0.25),
+        has_output_gate: true,
+        delta_heads: Some(DeltaHeads {
+            num_key_heads: 16,
+            num_value_heads: 32,
+            key_head_dim: 128,
+            value_head_dim: 128,
+        }),
+        vocab_size: Some(248_320),
+        num_attention_heads: Some(16),
+        head_dim: Some(256),
+        num_key_value_heads: Some(4),
+        max_position_embeddings: 32_768,
+        bos_token_id: None,
+        eos_token_id: None,
+        ..LLAMA
     },
     GEMMA2,
     Family {
@@ -266,7 +297,7 @@ pub(super) const FAMILIES: [Family; 12] = [
 
 /// What models of other types need that is not implemented here, by how their types begin.
 pub(super) const LACKING: &[(&str, &str)] = &[
-    ("qwen3_5", "linear attention"),
+    ("qwen3_5_moe", "a mixture of experts beside linear attention"),
     ("qwen3_next", "linear attention"),
     ("kimi_linear", "linear attention"),
     ("minimax", "a mixture of experts, in some versions with linear attention"),
