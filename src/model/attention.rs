@@ -42,12 +42,12 @@ impl spec::Attention {
         let (query, key_value) = (self.heads.query_width(), self.heads.key_value_width());
         // Queries and keys before their norms, and a factor for each.
         let of_norms = self.norm_widths().map_or(0, |[q, k]| query + key_value + query / q + key_value / k);
+        // Its gradient takes its place.
         let gate = if self.has_output_gate { query } else { 0 };
         SublayerSizes {
             kept: 2 * query + 2 * key_value + self.heads.num_heads + of_norms + gate,
-            forward: by.hidden_size + 2 * gate,
-            // The gradient of the gate; queries and gates side by side come after the attention's own.
-            backward: by.place.attention_backward_numbers(self.heads, by.dtype) + 3 * by.hidden_size + gate,
+            forward: by.hidden_size + gate,
+            backward: by.place.attention_backward_numbers(self.heads, by.dtype) + 3 * by.hidden_size,
         }
     }
 }
@@ -96,7 +96,7 @@ impl Attention {
         let (d_o, d_gate) = match gate {
             None => (d_o, None),
             Some(gate) => {
-                let [d_o, d_gate] = gate_output_backward(context.place(), &d_o, &attended.o, &gate);
+                let [d_o, d_gate] = gate_output_backward(context.place(), d_o, &attended.o, gate);
                 (d_o, Some(d_gate))
             }
         };

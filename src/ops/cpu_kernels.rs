@@ -158,6 +158,17 @@ impl Kernels for Cpu {
         [(q, dq), (k, dk), (v, dv)].map(|(x, dx)| host::tensor(dx, x.dims(), &x.device()))
     }
 
+    fn gate_output(&self, o: &Tensor<2>, gate: &Tensor<2>) -> Tensor<2> {
+        let mut y = vec![0.0; o.shape().num_elements()];
+        cpu::gate_output(&host::view(o), &host::view(gate), &mut y);
+        host::tensor(y, o.dims(), &o.device())
+    }
+
+    fn gate_output_backward(&self, dy: Tensor<2>, o: &Tensor<2>, gate: Tensor<2>) -> [Tensor<2>; 2] {
+        let o = host::view(o);
+        host::update_all([dy, gate], |[d_o, d_gate]| cpu::gate_output_backward(&o, d_o, d_gate))
+    }
+
     fn short_conv(&self, x: &Tensor<2>, weight: &Tensor<2>, layout: &Layout) -> Tensor<2> {
         let (values, [_, channels]) = (host::view(x), x.dims());
         let mut y = vec![0.0; values.len()];

@@ -231,7 +231,7 @@ pub trait Kernels: Debug + Send + Sync {
         plain_gate_output(o, gate)
     }
 
-    fn gate_output_backward(&self, dy: &Tensor<2>, o: &Tensor<2>, gate: &Tensor<2>) -> [Tensor<2>; 2] {
+    fn gate_output_backward(&self, dy: Tensor<2>, o: &Tensor<2>, gate: Tensor<2>) -> [Tensor<2>; 2] {
         plain_gate_output_backward(dy, o, gate)
     }
 

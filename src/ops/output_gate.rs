@@ -14,11 +14,12 @@ pub fn gate_output(place: Place, o: &Tensor<2>, gate: &Tensor<2>) -> Tensor<2> {
     profile::measure("output_gate", || profile::passes(o, 3), || place.gate_output(o, gate))
 }
 
-/// The gradients of [`gate_output`] with respect to `o` and `gate`.
+/// The gradients of [`gate_output`] with respect to `o` and `gate`. Nothing else may have views of `dy` and `gate`.
 #[must_use]
-pub fn gate_output_backward(place: Place, dy: &Tensor<2>, o: &Tensor<2>, gate: &Tensor<2>) -> [Tensor<2>; 2] {
+pub fn gate_output_backward(place: Place, dy: Tensor<2>, o: &Tensor<2>, gate: Tensor<2>) -> [Tensor<2>; 2] {
+    let cost = profile::passes(o, 5);
     let work = || place.gate_output_backward(dy, o, gate);
-    profile::measure("output_gate_backward", || profile::passes(o, 5), work)
+    profile::measure("output_gate_backward", || cost, work)
 }
 
 /// [`gate_output`] in plain tensor calls.
@@ -30,9 +31,9 @@ pub fn plain_gate_output(o: &Tensor<2>, gate: &Tensor<2>) -> Tensor<2> {
 
 /// [`gate_output_backward`] in plain tensor calls.
 #[must_use]
-pub fn plain_gate_output_backward(dy: &Tensor<2>, o: &Tensor<2>, gate: &Tensor<2>) -> [Tensor<2>; 2] {
+pub fn plain_gate_output_backward(dy: Tensor<2>, o: &Tensor<2>, gate: Tensor<2>) -> [Tensor<2>; 2] {
     let dtype = o.dtype();
-    let [dy, o, gate] = [dy, o, gate].map(|x| x.clone().cast(DType::F32));
+    let [dy, o, gate] = [dy, o.clone(), gate].map(|x| x.cast(DType::F32));
     let sigmoid = activation::sigmoid(gate);
     let d_o = dy * sigmoid.clone();
     let d_gate = d_o.clone() * o * (sigmoid.neg() + 1.0);

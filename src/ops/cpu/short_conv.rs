@@ -130,7 +130,7 @@ pub fn short_conv_backward(
     assert!(dy.len() == x.len() && dx.len() == x.len(), "short_conv_backward: lengths");
     let kernel_size = weight.len() / channels;
     let (conv, around) = (Conv { x, weight, channels, kernel_size }, neighbours(documents, tokens));
-    let rows = rows_per_chunk(channels).max(2 * kernel_size);
+    let rows = rows_per_chunk(channels).max(4 * kernel_size);
     dx.par_chunks_mut(rows * channels).enumerate().for_each(|(chunk, dx)| {
         let first = chunk * rows;
         let num_rows = dx.len() / channels;
