@@ -25,8 +25,9 @@ usage: make_golden.py model MODEL_DIR OUT_DIR [--r 8] [--whole-gradients] [--cur
 
 `family` writes them beside FOLDER/config.json for a small model of that shape, with the quickstart's tokenizer. Its
 weights are not stored; they follow from the formula below and the tensor's name: norms around 1 and biases around 0 with
-a bound of 0.3, matrices with 1.7 / sqrt(in_features). Families whose files have norms less 1 have them around 0. Of a
-multimodal model, adapters are on the language model alone, and tensors are drawn under the names that they have there.
+a bound of 0.3, others with 1.7 / sqrt(inputs of an output). Families whose files have norms less 1 have them around 0, but for
+the gated one of linear attention. Its A_log is around -3, so that states reach over many tokens, and its rows are longer than a
+chunk of 64 tokens. Of a multimodal model, adapters are on the language model alone, and tensors are drawn under the names that they have there.
 
 `optimizers` writes OUT_DIR/golden.json for one folder: the curve by the rule of each optimizer, of torch, transformers, bitsandbytes
 (its PyTorch version of the 8-bit update, uncompiled: TORCHDYNAMO_DISABLE=1), PEFT's LoRA+, and Facebook's schedule-free
@@ -99,8 +100,9 @@ GOLDEN_GAMMA = np.uint64(0x9E3779B97F4A7C15)
 NUM_PROJECTIONS, NUM_COLUMNS = 8, 192
 B_BOUND = 0.02
 GREEDY = 12, 24  # tokens of the prompt, and behind it
-NORMS_LESS_ONE = ("gemma2", "gemma3_text", "gemma3")
+NORMS_LESS_ONE = ("gemma2", "gemma3_text", "gemma3", "qwen3_5_text", "qwen3_5")
 CASE_LENGTHS = (37, 23, 30)
+CHUNKED_LENGTHS, NUM_CHUNKED_COLUMNS = (150, 23, 70), 64  # of linear attention
 CURVE = {"steps": 20, "micro_batch_size": 2, "gradient_accumulation_steps": 2, "learning_rate": 1e-3, "betas": [0.9, 0.999],
          "eps": 1e-8, "weight_decay": 0.01, "max_grad_norm": 1.0, "warmup_steps": 4, "lr_scheduler": "cosine"}
 
@@ -135,8 +137,9 @@ def projections(name: str, values: np.ndarray) -> list[float]:
 # ---- model and batches
 
 def auto_class(config):
-    """What opens a model: some multimodal ones are no causal language models to transformers."""
-    return AutoModelForCausalLM if type(config) in AutoModelForCausalLM._model_mapping else AutoModelForImageTextToText
+    """What opens the whole model: some multimodal ones are no causal language models to transformers, or only a part is."""
+    is_causal = type(config) in AutoModelForCausalLM._model_mapping and config.model_type != "qwen3_5"
+    return AutoModelForCausalLM if is_causal else AutoModelForImageTextToText
 
 
 def open_model(folder: pathlib.Path):
@@ -204,7 +207,7 @@ def loss_sum(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 def with_adapter(folder: pathlib.Path, lora: dict, b_bound: float):
     """The model with an adapter whose values follow from the formula."""
     base = open_model(folder)
-    others = r".*(vision_tower|multi_modal_projector).*" if hasattr(base.config, "vision_config") else None
+    others = r".*(vision_tower|multi_modal_projector|visual).*" if hasattr(base.config, "vision_config") else None
     if lora["target_modules"] == "all-linear" and hasattr(base.config, "num_experts_per_tok"):
         # PEFT would adapt experts and what chooses them, too.
         linears = [name for name, module in base.named_modules() if isinstance(module, torch.nn.Linear)]
@@ -618,13 +621,15 @@ def write(out: pathlib.Path, document: dict, arrays: dict[str, np.ndarray]) -> N
 def make_model(args) -> None:
     """The golden files of one model."""
     folder, tokenizer = args.model, open_tokenizer(args.model)
-    rows = token_rows(tokenizer, CASE_LENGTHS, args.seed)
+    rows = token_rows(tokenizer, args.lengths, args.seed)
     batch = (rows, loss_masks(rows, args.seed))
     all_linear = {"r": args.r, "lora_alpha": 2 * args.r, "target_modules": "all-linear", "use_rslora": False}
     base = open_model(folder)
     is_fused = any(name.endswith(".qkv_proj") for name, _ in base.named_modules())
     has_experts = hasattr(base.config, "num_experts_per_tok")
     targets = [*(["qkv_proj"] if is_fused else ["q_proj", "v_proj"]), "o_proj" if has_experts else "down_proj"]
+    if any(name.endswith(".in_proj_qkv") for name, _ in base.named_modules()):
+        targets += ["in_proj_qkv", "in_proj_a"]
     rslora = {"r": 4, "lora_alpha": 6, "target_modules": targets, "use_rslora": True}
     document = {
         "model": {"sha256": hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest(),
@@ -682,15 +687,21 @@ def model_by_formula(config):
     parts = [part for name, tensor in model.named_parameters() for part in stored(config.model_type, name, tensor)]
     with torch.no_grad():
         for name, tensor in parts:
-            name, is_norm = name_alone(name), name.endswith("norm.weight") and config.model_type not in NORMS_LESS_ONE
-            centre, bound = (float(is_norm), 0.3) if tensor.dim() == 1 else (0.0, 1.7 * tensor.shape[1] ** -0.5)
+            name, less_one = name_alone(name), config.model_type in NORMS_LESS_ONE
+            is_norm = name.endswith("norm.weight") and not less_one or name.endswith("linear_attn.norm.weight")
+            centre = -3.0 if name.endswith(".A_log") else float(is_norm)
+            bound = 0.3 if tensor.dim() == 1 else 1.7 * (tensor.numel() // tensor.shape[0]) ** -0.5
             tensor.copy_(torch.from_numpy(np.float32(centre) + formula(name, tuple(tensor.shape), bound)))
     return model
 
 
 def make_family(args) -> None:
     """The golden files of a small model whose weights follow from the formula."""
-    model = model_by_formula(AutoConfig.from_pretrained(args.out))
+    global NUM_COLUMNS
+    config = AutoConfig.from_pretrained(args.out)
+    if "linear_attention" in (getattr(config.get_text_config(), "layer_types", None) or []):
+        args.lengths, NUM_COLUMNS = CHUNKED_LENGTHS, NUM_CHUNKED_COLUMNS
+    model = model_by_formula(config)
     with tempfile.TemporaryDirectory() as folder:
         args.model = pathlib.Path(folder)
         model.save_pretrained(folder)
@@ -878,10 +889,10 @@ def main() -> None:
     model.add_argument("--whole-gradients", action="store_true")
     model.add_argument("--curve", action="store_true")
     model.add_argument("--seed", type=int, default=21)
-    model.set_defaults(make=make_model, greedy=False)
+    model.set_defaults(make=make_model, greedy=False, lengths=CASE_LENGTHS)
     family = kinds.add_parser("family", help="the golden files of a small model of a family")
     family.add_argument("out", type=pathlib.Path)
-    family.set_defaults(make=make_family, greedy=True, r=4, whole_gradients=False, curve=True, seed=31)
+    family.set_defaults(make=make_family, lengths=CASE_LENGTHS, greedy=True, r=4, whole_gradients=False, curve=True, seed=31)
     optimizers = kinds.add_parser("optimizers", help="the curve by other optimizers")
     optimizers.add_argument("model", type=pathlib.Path)
     optimizers.add_argument("out", type=pathlib.Path)
@@ -903,7 +914,7 @@ def main() -> None:
     rope.set_defaults(make=make_rope)
     quantised = kinds.add_parser("bitsandbytes", help="the golden files of a small model that bitsandbytes has quantised")
     quantised.add_argument("out", type=pathlib.Path)
-    quantised.set_defaults(make=make_bitsandbytes, greedy=False, r=4, whole_gradients=False, curve=False, seed=31)
+    quantised.set_defaults(make=make_bitsandbytes, lengths=CASE_LENGTHS, greedy=False, r=4, whole_gradients=False, curve=False, seed=31)
     quantised = kinds.add_parser("quantised", help="what bitsandbytes makes of a matrix")
     quantised.add_argument("out", type=pathlib.Path)
     quantised.set_defaults(make=make_quantised)

@@ -7,6 +7,7 @@ use crate::util::stats::as_u64;
 use crate::util::text::with_commas;
 
 mod block;
+pub mod delta_net;
 mod families;
 pub mod gguf;
 mod json;
@@ -19,6 +20,7 @@ pub use block::{
     QueryKeyNorms, Role, SHARED_GATE, SINKS, SITE_NAMES, SharedExpert, Site, SiteId, Sublayer, SublayerKind,
     short_name,
 };
+pub use delta_net::{DELTA_NET_NAMES, DeltaHeads, DeltaNet};
 pub use rope::{QueryGrowth, Rope, RopePairs, RopeScaling};
 pub use shipped::shipped_config;
 pub use stored::{Method, Packer, StoredQuantisation, Words};
@@ -141,6 +143,9 @@ impl ModelConfig {
             for (norm, width) in block.norms(self.hidden_size) {
                 tensors.push((format!("{}.weight", in_layer(layer, norm)), vec![width]));
             }
+            for (name, shape) in block.delta_net().iter().flat_map(|net| net.tensors()) {
+                tensors.push((in_layer(layer, name), shape));
+            }
         }
         tensors.push(("model.norm.weight".to_owned(), vec![self.hidden_size]));
         if !self.tie_word_embeddings {
@@ -197,6 +202,9 @@ mod tests {
             ("qwen2.5-7b.json", 7_615_616_512),
             ("qwen3-0.6b.json", 596_049_920),
             ("qwen3-8b.json", 8_190_735_360),
+            // Without their vision towers and the layers of multi-token prediction.
+            ("qwen3.5-0.8b.json", 752_393_024),
+            ("qwen3.5-4b.json", 4_205_751_296),
             ("gemma-2-2b.json", 2_614_341_888),
             ("gemma-2-9b.json", 9_241_705_984),
             ("gemma-3-1b.json", 999_885_952),

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::{POSITIVE, last_line};
 use crate::schema::{ByName, Node, Problem, Section, Value, closest, section};
-use crate::spec::{FUSED_NAMES, SHARED_GATE, SITE_NAMES, short_name};
+use crate::spec::{DELTA_NET_NAMES, FUSED_NAMES, SHARED_GATE, SITE_NAMES, short_name};
 
 section! {
     /// Section `[lora]`: names and meaning as in PEFT's `LoraConfig`.
@@ -249,7 +249,8 @@ pub(crate) fn meant_layer(name: &str) -> String {
 }
 
 fn is_linear_layer(name: &str) -> bool {
-    SITE_NAMES.into_iter().chain(FUSED_NAMES).chain([SHARED_GATE]).any(|site| short_name(site) == short_name(name))
+    let all = SITE_NAMES.into_iter().chain(FUSED_NAMES).chain(DELTA_NET_NAMES).chain([SHARED_GATE]);
+    all.map(short_name).any(|site| site == short_name(name))
 }
 
 /// Whether the text has no regular expression syntax.

@@ -3,12 +3,13 @@
 use burn::tensor::Tensor;
 
 use super::budget::{SizedBy, SublayerSizes};
-use super::context::{Attend, BlockContext};
+use super::context::{BlockContext, TokenMixing};
 use super::linears::Linears;
 use crate::ops::attention::{Attended, attention_backward, with_sinks};
 use crate::ops::head_norm::{Factors, HeadNorms, QueriesKeys, norm_and_rotate, norm_and_rotate_backward};
 use crate::ops::host;
 use crate::ops::linear::InputGrad;
+use crate::ops::output_gate::{gate_output, gate_output_backward};
 use crate::ops::rotary::rotate;
 use crate::spec;
 
@@ -33,6 +34,8 @@ pub(super) struct Kept {
     v: Tensor<2>,
     /// Queries and keys before their norms, and what the backward of these needs, where the family has them.
     before_head_norms: Option<(QueriesKeys<Tensor<2>>, Factors)>,
+    /// Of the output, where the family has one, `[tokens, num_heads * head_dim]`.
+    gate: Option<Tensor<2>>,
     attended: Attended,
 }
 
@@ -42,18 +45,21 @@ impl spec::Attention {
         let (query, key_value) = (self.heads.query_width(), self.heads.key_value_width());
         // Queries and keys before their norms, and a factor for each.
         let of_norms = self.norm_widths().map_or(0, |[q, k]| query + key_value + query / q + key_value / k);
+        // Its gradient takes its place.
+        let gate = if self.has_output_gate { query } else { 0 };
         SublayerSizes {
-            kept: 2 * query + 2 * key_value + self.heads.num_heads + of_norms,
-            forward: by.hidden_size,
+            kept: 2 * query + 2 * key_value + self.heads.num_heads + of_norms + gate,
+            forward: by.hidden_size + gate,
             backward: by.place.attention_backward_numbers(self.heads, by.dtype) + 3 * by.hidden_size,
         }
     }
 }
 
 impl Attention {
-    pub(super) fn activations(&self, x: &Tensor<2>, linears: &mut Linears<'_>, attend: Attend<'_>) -> Kept {
+    pub(super) fn activations(&self, x: &Tensor<2>, linears: &mut Linears<'_>, mixing: &mut dyn TokenMixing) -> Kept {
         let spec::Attention { heads, rope, qkv, .. } = self.spec;
         let [q, k, v] = linears.project(qkv, x);
+        let (q, gate) = if self.spec.has_output_gate { apart(&q, heads.head_dim) } else { (q, None) };
         let context = linears.context;
         let ([q, k], before_head_norms) = match self.norms(context) {
             None => match rope {
@@ -66,16 +72,17 @@ impl Attention {
             }
         };
         let q = self.grown(q, context);
-        let attended = attend([&q, &k, &v], heads);
+        let attended = mixing.attention([&q, &k, &v], heads);
         let attended = match &self.sinks {
             Some(sinks) => with_sinks(attended, sinks, context.layout, heads),
             None => attended,
         };
-        Kept { q, k, v, before_head_norms, attended }
+        Kept { q, k, v, before_head_norms, gate, attended }
     }
 
     pub(super) fn output(&self, kept: &Kept, residual: Option<Tensor<2>>, linears: &mut Linears<'_>) -> Tensor<2> {
-        linears.forward(self.spec.output, &kept.attended.o, residual)
+        let gated = kept.gate.as_ref().map(|gate| gate_output(linears.context.place(), &kept.attended.o, gate));
+        linears.forward(self.spec.output, gated.as_ref().unwrap_or(&kept.attended.o), residual)
     }
 
     /// The gradient of the input if `input_grad`. `x` computes the input again.
@@ -89,9 +96,18 @@ impl Attention {
     ) -> Option<Tensor<2>> {
         let spec::Attention { heads, rope, qkv, output, .. } = self.spec;
         let context = linears.context;
-        let Kept { q, k, v, before_head_norms, attended } = kept;
-        let d_o = linears.backward(output, dy, &attended.o, InputGrad::Fresh);
+        let Kept { q, k, v, before_head_norms, gate, attended } = kept;
+        let gated = gate.as_ref().map(|gate| gate_output(context.place(), &attended.o, gate));
+        let d_o = linears.backward(output, dy, gated.as_ref().unwrap_or(&attended.o), InputGrad::Fresh);
+        drop(gated);
         let d_o = d_o.unwrap_or_else(|| q.zeros_like());
+        let (d_o, d_gate) = match gate {
+            None => (d_o, None),
+            Some(gate) => {
+                let [d_o, d_gate] = gate_output_backward(context.place(), d_o, &attended.o, gate);
+                (d_o, Some(d_gate))
+            }
+        };
         let [dq, dk, dv] = attention_backward(&d_o, [&q, &k, &v], &attended, context.layout, heads);
         drop((d_o, attended, q, k, v));
         let dq = self.grown(dq, context);
@@ -101,6 +117,10 @@ impl Attention {
                 Some(rope) => rotate([dq, dk], context.layout, rope, heads, true),
                 None => [dq, dk],
             },
+        };
+        let dq = match d_gate {
+            None => dq,
+            Some(d_gate) => beside(dq, d_gate, heads.head_dim),
         };
         linears.project_backward(qkv, [dq, dk, dv], &x(), input_grad)
     }
@@ -121,4 +141,19 @@ impl Attention {
         let [q, k] = self.head_norms.as_ref()?;
         Some(HeadNorms { weights: [q, k], eps: context.eps, layout: context.layout, rope: rope?, heads })
     }
+}
+
+/// Queries and the gates beside them, from heads of both, `[tokens, num_heads * 2 * head_dim]`.
+fn apart(x: &Tensor<2>, head_dim: usize) -> (Tensor<2>, Option<Tensor<2>>) {
+    let [tokens, width] = x.dims();
+    let by_head = x.clone().reshape([tokens, width / (2 * head_dim), 2 * head_dim]);
+    let part = |first| by_head.clone().narrow(2, first, head_dim).reshape([tokens, width / 2]);
+    (part(0), Some(part(head_dim)))
+}
+
+/// The inverse of [`apart`].
+fn beside(q: Tensor<2>, gate: Tensor<2>, head_dim: usize) -> Tensor<2> {
+    let [tokens, width] = q.dims();
+    let by_head = [q, gate].map(|x| x.reshape([tokens, width / head_dim, head_dim]));
+    Tensor::cat(by_head.into(), 2).reshape([tokens, 2 * width])
 }

@@ -6,11 +6,11 @@
 use burn::tensor::Tensor;
 
 use super::attention::{self, Attention};
-use super::context::{Attend, BlockContext, BlockGrads};
+use super::context::{BlockContext, BlockGrads, InDocuments, TokenMixing};
+use super::delta_net::{self, DeltaNet};
 use super::gated;
 use super::linears::Linears;
 use super::mixture;
-use crate::ops::attention::attention;
 use crate::ops::linear::Weight;
 use crate::ops::norm::{rms_norm, rms_norm_backward};
 use crate::spec::{self, PerSite};
@@ -39,10 +39,11 @@ pub struct Sublayer {
 
 /// What a sublayer computes, `[tokens, hidden_size]` from as much.
 #[derive(Clone, Debug)]
-#[expect(clippy::large_enum_variant, reason = "a tensor is a handle of a few hundred bytes, two for a layer")]
 pub enum SublayerKind {
     /// Causal self-attention.
     Attention(Attention),
+    /// Linear attention.
+    DeltaNet(DeltaNet),
     /// A gated feed-forward layer.
     Gated(spec::Gated),
     /// A mixture of experts.
@@ -73,6 +74,7 @@ struct Kept {
 #[expect(clippy::large_enum_variant, reason = "a tensor is a handle of a few hundred bytes")]
 enum KeptInside {
     Attention(attention::Kept),
+    DeltaNet(delta_net::Kept),
     Gated(gated::Kept),
     Mixture(mixture::Kept),
 }
@@ -85,10 +87,11 @@ impl Sublayer {
         (normed, Some(rstd))
     }
 
-    fn activations(&self, x: Tensor<2>, linears: &mut Linears<'_>, attend: Attend<'_>) -> Kept {
+    fn activations(&self, x: Tensor<2>, linears: &mut Linears<'_>, mixing: &mut dyn TokenMixing) -> Kept {
         let (normed, rstd) = self.normed(&x, linears.context);
         let inner = match &self.kind {
-            SublayerKind::Attention(it) => KeptInside::Attention(it.activations(&normed, linears, attend)),
+            SublayerKind::Attention(it) => KeptInside::Attention(it.activations(&normed, linears, mixing)),
+            SublayerKind::DeltaNet(it) => KeptInside::DeltaNet(it.activations(&normed, linears, mixing)),
             SublayerKind::Gated(it) => KeptInside::Gated(it.activations(&normed, linears)),
             SublayerKind::Mixture(it) => KeptInside::Mixture(it.activations(&normed, linears)),
         };
@@ -101,6 +104,7 @@ impl Sublayer {
     fn inner_output(&self, kept: &Kept, residual: Option<Tensor<2>>, linears: &mut Linears<'_>) -> Tensor<2> {
         match (&self.kind, &kept.inner) {
             (SublayerKind::Attention(it), KeptInside::Attention(kept)) => it.output(kept, residual, linears),
+            (SublayerKind::DeltaNet(it), KeptInside::DeltaNet(kept)) => it.output(kept, residual, linears),
             (SublayerKind::Gated(it), KeptInside::Gated(kept)) => it.output(kept, residual, linears),
             (SublayerKind::Mixture(it), KeptInside::Mixture(kept)) => it.output(kept, residual, linears),
             _ => unreachable!("a sublayer keeps what is its own"),
@@ -136,6 +140,9 @@ impl Sublayer {
             (SublayerKind::Attention(it), KeptInside::Attention(kept)) => {
                 it.backward(d_inner, kept, again, linears, input_grad)
             }
+            (SublayerKind::DeltaNet(it), KeptInside::DeltaNet(kept)) => {
+                it.backward(d_inner, kept, again, linears, input_grad)
+            }
             (SublayerKind::Gated(it), KeptInside::Gated(kept)) => {
                 it.backward(d_inner, kept, again, linears, input_grad)
             }
@@ -158,19 +165,23 @@ impl Block {
     /// `x`: `[tokens, hidden_size]`.
     #[must_use]
     pub fn activations(&self, x: Tensor<2>, context: &BlockContext<'_>) -> Activations {
-        self.activations_with(x, context, &mut |[q, k, v], heads| attention(q, k, v, context.layout, heads))
+        self.activations_with(x, context, &mut InDocuments(context.layout))
     }
 
-    /// [`activations`](Self::activations) with the caller's own attention function. A cache can so store keys and values,
-    /// and prepend earlier ones.
+    /// [`activations`](Self::activations) with another way for tokens to see those before them, such as a cache.
     #[must_use]
-    pub fn activations_with(&self, x: Tensor<2>, context: &BlockContext<'_>, attend: Attend<'_>) -> Activations {
+    pub fn activations_with(
+        &self,
+        x: Tensor<2>,
+        context: &BlockContext<'_>,
+        mixing: &mut dyn TokenMixing,
+    ) -> Activations {
         let mut linears = Linears::new(&self.linears, context, PerSite::new());
         let mut sublayers: Vec<Kept> = Vec::with_capacity(self.sublayers.len());
         let mut input = Some(x);
         for (index, sublayer) in self.sublayers.iter().enumerate() {
             let Some(x) = input.take() else { break };
-            let kept = sublayer.activations(x, &mut linears, attend);
+            let kept = sublayer.activations(x, &mut linears, mixing);
             input = (index + 1 < self.sublayers.len()).then(|| sublayer.output(&kept, &mut linears));
             sublayers.push(kept);
         }
@@ -256,6 +267,7 @@ mod tests {
         for sublayer in &mut config.blocks[0].sublayers {
             match &mut sublayer.kind {
                 spec::SublayerKind::Attention(attention) => attention.heads.soft_cap = Some(0.7),
+                spec::SublayerKind::DeltaNet(_) => {}
                 spec::SublayerKind::Gated(gated) => gated.activation = spec::Activation::GeluTanh,
                 spec::SublayerKind::Mixture(_) => {}
             }
@@ -297,6 +309,15 @@ mod tests {
         .unwrap()
     }
 
+    /// A layer of Qwen3.5 of this type: value heads share key heads, and a part of each head turns.
+    fn hybrid(layer_type: &str) -> ModelConfig {
+        let json = r#"{"model_type": "qwen3_5_text", "architectures": ["Qwen3_5ForCausalLM"], "vocab_size": 64, "hidden_size": 40,
+            "intermediate_size": 56, "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2,
+            "head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 12,
+            "linear_value_head_dim": 8, "layer_types": ["TYPE"]}"#;
+        ModelConfig::from_json(&json.replace("TYPE", layer_type)).unwrap()
+    }
+
     /// Normal numbers that depend only on the seed: all tests of a process share burn's generator.
     fn random<const D: usize>(shape: [usize; D], scale: f32, rng: &mut ChaCha8Rng, device: &Device) -> Tensor<D> {
         let values = (0..shape.iter().product()).map(|_| scale * normal(rng)).collect();
@@ -327,6 +348,13 @@ mod tests {
                     let sinks = spec.has_sinks.then(|| norm(4) - 1.0);
                     SublayerKind::Attention(Attention { spec: spec.clone(), head_norms, sinks })
                 }
+                spec::SublayerKind::DeltaNet(spec) => {
+                    let [channels, heads] = [spec.heads.qkv_width(), spec.heads.num_value_heads];
+                    let conv = norm(spec.kernel_size * channels).reshape([spec.kernel_size, channels]);
+                    let [a_log, dt_bias] = [0, 1].map(|_| norm(heads));
+                    let norm = norm(spec.heads.value_head_dim);
+                    SublayerKind::DeltaNet(DeltaNet { spec: spec.clone(), conv, a_log, dt_bias, norm })
+                }
                 spec::SublayerKind::Gated(spec) => SublayerKind::Gated(spec.clone()),
                 spec::SublayerKind::Mixture(spec) => SublayerKind::Mixture(spec.clone()),
             },
@@ -344,11 +372,11 @@ mod tests {
     }
 
     /// Two rows of 11 tokens: the first holds two documents, the second holds one document and two tokens of padding.
-    fn layout(device: &Device) -> Layout {
+    fn layout(config: &ModelConfig, device: &Device) -> Layout {
         let documents = vec![(0, 4), (4, 7), (11, 9)];
         let positions = [0..4, 0..7, 0..9, 0..2].into_iter().flatten().collect();
         let place = place_of(device, DType::F32);
-        Layout::new(place, 2, documents, positions, config().rotary_tables(16, &[]))
+        Layout::new(place, 2, documents, positions, config.rotary_tables(16, &[]))
     }
 
     fn values(tensor: &Tensor<2>) -> Vec<f32> {
@@ -380,7 +408,7 @@ mod tests {
             (site, Adapter { matrices: adapter.matrices.map(Tensor::require_grad), ..adapter })
         };
         let tracked: BlockAdapters = adapters.blocks[0].clone().into_iter().map(leaf).collect();
-        let layout = layout(&device);
+        let layout = layout(config, &device);
         let context = BlockContext::new(config, &layout, &tracked, dropout);
         let y = block.output(&block.activations(x.clone(), &context), &context);
         // Padding carries no gradient in training.
@@ -406,7 +434,7 @@ mod tests {
         dropout: Option<Dropout>,
     ) -> Vec<Tensor<2>> {
         let (block, adapters, x, dy) = fixture(config, use_dora, device, rounds);
-        let layout = layout(device);
+        let layout = layout(config, device);
         let context = BlockContext::new(config, &layout, &adapters.blocks[0], dropout);
         let activations = block.activations(x, &context);
         let y = block.output(&activations, &context);
@@ -442,6 +470,9 @@ mod tests {
         }
         compare(device, &with_sinks(), None);
         compare(device, &with_experts(true, true), Some(Dropout { probability: 0.3, seed: 9 }));
+        compare(device, &hybrid("full_attention"), None);
+        compare(device, &hybrid("linear_attention"), None);
+        compare(device, &hybrid("linear_attention"), Some(Dropout { probability: 0.3, seed: 9 }));
     }
 
     #[test]

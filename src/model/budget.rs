@@ -44,6 +44,7 @@ impl Sublayer {
     pub fn sizes(&self, by: SizedBy) -> SublayerSizes {
         let inside = match &self.kind {
             SublayerKind::Attention(attention) => attention.sizes(by),
+            SublayerKind::DeltaNet(net) => net.sizes(by),
             SublayerKind::Gated(gated) => gated.sizes(by),
             SublayerKind::Mixture(mixture) => mixture.sizes(by),
         };

@@ -4,11 +4,14 @@ use std::ops::Range;
 
 use burn::tensor::Tensor;
 
+use super::delta_net::DeltaNet;
 use crate::lora::{BlockAdapters, Matrices};
-use crate::ops::attention::Attended;
+use crate::ops::attention::{Attended, attention};
+use crate::ops::delta_rule::{DeltaInputs, Gates, delta_rule};
 use crate::ops::dropout::Dropout;
 use crate::ops::kernels::Place;
 use crate::ops::layout::Layout;
+use crate::ops::short_conv::short_conv;
 use crate::spec::{Heads, ModelConfig, PerSite};
 
 /// The inputs of a block besides its weights and activations.
@@ -44,8 +47,29 @@ impl<'a> BlockContext<'a> {
     }
 }
 
-/// An attention of queries, keys (both after the rotary embedding) and values.
-pub type Attend<'a> = &'a mut dyn FnMut([&Tensor<2>; 3], Heads) -> Attended;
+/// How tokens see those before them.
+pub trait TokenMixing {
+    /// Attention of queries, keys (both after the rotary embedding) and values.
+    fn attention(&mut self, qkv: [&Tensor<2>; 3], heads: Heads) -> Attended;
+
+    /// The gated delta rule of the convolved queries, keys and values side by side, `[tokens, qkv_width]`.
+    fn delta_rule(&mut self, qkv: &Tensor<2>, gates: &Gates<Tensor<2>>, net: &DeltaNet) -> Tensor<2>;
+}
+
+/// Tokens see those of their document in a micro-batch.
+#[derive(Clone, Copy, Debug)]
+pub struct InDocuments<'a>(pub &'a Layout);
+
+impl TokenMixing for InDocuments<'_> {
+    fn attention(&mut self, [q, k, v]: [&Tensor<2>; 3], heads: Heads) -> Attended {
+        attention(q, k, v, self.0, heads)
+    }
+
+    fn delta_rule(&mut self, qkv: &Tensor<2>, gates: &Gates<Tensor<2>>, net: &DeltaNet) -> Tensor<2> {
+        let qkv = short_conv(qkv, &net.conv, self.0);
+        delta_rule(DeltaInputs { qkv: &qkv, gates }, self.0, net.spec.heads)
+    }
+}
 
 /// Gradients of a block's adapters.
 pub type BlockGrads = PerSite<Matrices<Tensor<2>>>;

@@ -5,11 +5,10 @@ use std::ops::Range;
 use burn::tensor::Tensor;
 
 use super::Model;
+use super::cache::{InCaches, LayerCache, TextLayouts};
 use super::context::BlockContext;
 
 use crate::lora::{AdapterSet, BlockAdapters};
-use crate::ops::attention::attention;
-use crate::ops::cached_attention::{KeyValueCache, attend_each};
 use crate::ops::cpu::FEW_TOKENS;
 use crate::ops::kernels;
 use crate::ops::layout::Layout;
@@ -18,11 +17,11 @@ use crate::ops::norm::rms_norm;
 /// Most texts that are written in one pass; with more, the products of a pass would not be those of each text alone.
 pub const MAX_TEXTS: usize = FEW_TOKENS;
 
-/// The tokens of a text that a model has seen, with their keys and values.
+/// The tokens of a text that a model has seen, with what its layers keep of them.
 #[derive(Clone, Debug)]
 pub struct Sequence {
     /// By layer.
-    caches: Vec<KeyValueCache>,
+    caches: Vec<LayerCache>,
     token_ids: Vec<u32>,
     /// Of the rotary frequencies of the keys, which may depend on the length of a text.
     reaches: Vec<usize>,
@@ -32,9 +31,7 @@ impl Sequence {
     /// An empty text.
     #[must_use]
     pub fn new(model: &Model) -> Self {
-        let heads = model.config.blocks.iter().filter_map(|block| Some(block.attention()?.heads));
-        let cache = |heads| KeyValueCache::new(model.place(), heads, &model.device(), model.compute);
-        Self { caches: heads.map(cache).collect(), token_ids: Vec::new(), reaches: Vec::new() }
+        Self { caches: LayerCache::of_layers(model), token_ids: Vec::new(), reaches: Vec::new() }
     }
 
     /// Number of tokens so far.
@@ -48,12 +45,18 @@ impl Sequence {
     pub fn keep_start_of(&mut self, token_ids: &[u32]) -> usize {
         let equal = self.token_ids.iter().zip(token_ids).take_while(|(a, b)| a == b).count();
         let kept = equal.min(token_ids.len().saturating_sub(1));
+        // A state of all tokens cannot go back to some of them.
+        let is_lost = kept < self.num_tokens() && self.caches.iter().any(LayerCache::is_state);
+        let kept = if is_lost { 0 } else { kept };
         self.truncate(kept);
         kept
     }
 
     /// Forgets all tokens but the first `num_tokens`.
     fn truncate(&mut self, num_tokens: usize) {
+        if num_tokens >= self.num_tokens() {
+            return;
+        }
         self.token_ids.truncate(num_tokens);
         self.caches.iter_mut().for_each(|cache| cache.truncate(num_tokens));
     }
@@ -124,6 +127,7 @@ fn last_block(model: &Model, parts: &mut [Part<'_>], lengths: &[usize]) -> Tenso
     for part in &mut *parts {
         part.sequence.token_ids.extend(part.token_ids);
     }
+    let layouts = TextLayouts::of(model, lengths);
     let (by_rows, none) = (by_rows(parts, lengths), BlockAdapters::default());
     let mut x = model.embed(&token_ids);
     for (layer, block) in model.walk(0..model.blocks.len()) {
@@ -133,14 +137,9 @@ fn last_block(model: &Model, parts: &mut [Part<'_>], lengths: &[usize]) -> Tenso
             several => (&none, several),
         };
         let context = BlockContext { by_rows, ..BlockContext::new(&model.config, &layout, adapters, None) };
-        let mut caches: Vec<_> = parts.iter_mut().map(|part| &mut part.sequence.caches[layer]).collect();
-        let activations = block.activations_with(x, &context, &mut |[q, k, v], heads| {
-            if is_start {
-                caches.iter_mut().for_each(|cache| cache.append(k, v));
-                return attention(q, k, v, &layout, heads);
-            }
-            attend_each(&mut caches, lengths, [q, k, v])
-        });
+        let caches = parts.iter_mut().map(|part| &mut part.sequence.caches[layer]).collect();
+        let mut mixing = InCaches { caches, lengths, layout: &layout, layouts: &layouts, is_start };
+        let activations = block.activations_with(x, &context, &mut mixing);
         x = block.output(&activations, &context);
     }
     x
@@ -268,6 +267,37 @@ mod tests {
         }
     }
 
+    /// Layers of linear attention, and one of attention with a gate.
+    fn hybrid() -> ModelConfig {
+        let config = ModelConfig::from_json(include_str!("../../tests/golden/qwen3_5/config.json")).unwrap();
+        ModelConfig { initializer_range: 0.15, ..config }
+    }
+
+    #[test]
+    fn linear_attention_gives_the_logits_of_the_full_pass_from_its_state() {
+        for device in [Device::flex(), Device::flex().autodiff()] {
+            let worst = worst_difference(&hybrid(), Dtype::F32, &device, 90);
+            assert!(worst < 1e-4, "{worst}");
+        }
+    }
+
+    #[test]
+    fn a_state_goes_on_to_a_longer_text_and_starts_anew_for_another() {
+        let (model, adapters) = fixture(&hybrid(), Dtype::F32, &Device::flex());
+        let mut sequence = Sequence::new(&model);
+        let _ = one(&model, &mut sequence, &adapters, &[1, 2, 3, 4, 5]);
+        for (text, kept) in
+            [(&[1, 2, 3, 4, 5, 6, 7][..], 5), (&[1, 2, 3, 4, 5, 6, 7], 0), (&[1, 2, 3, 9], 0), (&[1, 2], 0)]
+        {
+            assert_eq!(sequence.keep_start_of(text), kept, "{text:?}");
+            let found = one(&model, &mut sequence, &adapters, &text[kept..]);
+            let fresh = one(&model, &mut Sequence::new(&model), &adapters, text);
+            let worst = found.iter().zip(&fresh).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+            assert!(worst < 1e-5, "{text:?}: {worst}");
+            assert_eq!(sequence.num_tokens(), text.len());
+        }
+    }
+
     #[test]
     fn half_precision_stays_within_its_rounding() {
         // The attention of a prompt rounds its operands, that of a single token does not.
@@ -292,14 +322,17 @@ mod tests {
 
     #[test]
     fn texts_with_different_adapters_in_one_pass_are_those_of_each_alone() {
-        for (use_dora, device, tolerance) in [
-            (false, Device::flex(), 0.0),
-            (false, Device::flex().autodiff(), 1e-4),
-            (true, Device::flex(), 1e-4),
-            (true, Device::flex().autodiff(), 1e-4),
-        ] {
+        let cases = [
+            (config(None), false, Device::flex(), 0.0),
+            (config(None), false, Device::flex().autodiff(), 1e-4),
+            (hybrid(), false, Device::flex(), 0.0),
+            (hybrid(), false, Device::flex().autodiff(), 1e-4),
+            (config(None), true, Device::flex(), 1e-4),
+            (config(None), true, Device::flex().autodiff(), 1e-4),
+        ];
+        for (config, use_dora, device, tolerance) in cases {
             let lora = LoraConfig { r: 3, use_dora, ..LoraConfig::default() };
-            let (model, adapters) = fixture_of(&lora, &config(None), Dtype::F32, &device);
+            let (model, adapters) = fixture_of(&lora, &config, Dtype::F32, &device);
             let (base, mut others) = (AdapterSet::none(model.blocks.len()), adapters.clone());
             others.iter_mut().for_each(|adapter| adapter.scale *= -2.0);
             let sets = [&base, &adapters, &adapters, &others, &base];

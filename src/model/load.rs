@@ -7,6 +7,7 @@ use rayon::prelude::*;
 
 use super::attention::Attention;
 use super::block::{Block, Sublayer, SublayerKind};
+use super::delta_net::DeltaNet;
 use super::host::HostBlocks;
 use super::pager::Pager;
 use super::weights::Weights;
@@ -16,6 +17,7 @@ use crate::device::Dtype;
 use crate::ops::kernels::place_of;
 use crate::ops::linear::{Matrix, Weight};
 use crate::schema::Problem;
+use crate::spec::delta_net::{A_LOG, CONV, DT_BIAS, GATED_NORM};
 use crate::spec::{self, HEAD_NORMS, ModelConfig, SINKS, SiteId, in_layer};
 
 /// Loads a model. `storage` says how its linear layers and embeddings are held, `compute` is the type of the arithmetic.
@@ -133,6 +135,7 @@ fn load_block(
                 });
                 SublayerKind::Attention(Attention { spec: spec.clone(), head_norms, sinks: sinks.transpose()? })
             }
+            spec::SublayerKind::DeltaNet(spec) => SublayerKind::DeltaNet(load_delta_net(weights, layer, spec, device)?),
             spec::SublayerKind::Gated(spec) => SublayerKind::Gated(spec.clone()),
             spec::SublayerKind::Mixture(spec) => SublayerKind::Mixture(spec.clone()),
         };
@@ -145,6 +148,27 @@ fn load_block(
         groups.for_each(|sites| stack(&mut linears, sites));
     }
     Ok(Block { linears, sublayers: spec.sublayers.iter().map(sublayer).collect::<Result<_, Problem>>()? })
+}
+
+/// The weights of a linear attention that are no linear layers, in `f32`.
+fn load_delta_net(
+    weights: &Weights,
+    layer: usize,
+    spec: &spec::DeltaNet,
+    device: &Device,
+) -> Result<DeltaNet, Problem> {
+    let (channels, heads) = (spec.heads.qkv_width(), spec.heads);
+    let vector = |part, width| weights.load(&in_layer(layer, part), [width], Dtype::F32, device);
+    let conv = weights.load(&in_layer(layer, CONV), [channels, 1, spec.kernel_size], Dtype::F32, device)?;
+    let by_channel: Tensor<2> = conv.reshape([channels, spec.kernel_size]);
+    Ok(DeltaNet {
+        spec: spec.clone(),
+        // A row for each shift, whose numbers lie beside each other.
+        conv: Tensor::cat(by_channel.transpose().split(1, 0), 0),
+        a_log: vector(A_LOG, heads.num_value_heads)?,
+        dt_bias: vector(DT_BIAS, heads.num_value_heads)?,
+        norm: vector(GATED_NORM, heads.value_head_dim)?,
+    })
 }
 
 /// Lays the weights of `sites` one below the other in memory.

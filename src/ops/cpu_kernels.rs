@@ -14,6 +14,7 @@ use super::blocks::HostBlocks;
 use super::cached_attention::Held;
 use super::cpu;
 use super::cross_entropy::{Head, TokenWeights, most_cpu_targets};
+use super::delta_rule::{CHUNK_TOKENS, DeltaHeads, DeltaInputs, Gates};
 use super::dropout::Dropout;
 use super::host;
 use super::kernels::{Kernels, Place};
@@ -184,6 +185,79 @@ impl Kernels for Cpu {
         let [dq, dk, dv] = grads;
         let [q, k, v] = qkv;
         [(q, dq), (k, dk), (v, dv)].map(|(x, dx)| host::tensor(dx, x.dims(), &x.device()))
+    }
+
+    fn gate_output(&self, o: &Tensor<2>, gate: &Tensor<2>) -> Tensor<2> {
+        let mut y = vec![0.0; o.shape().num_elements()];
+        cpu::gate_output(&host::view(o), &host::view(gate), &mut y);
+        host::tensor(y, o.dims(), &o.device())
+    }
+
+    fn gate_output_backward(&self, dy: Tensor<2>, o: &Tensor<2>, gate: Tensor<2>) -> [Tensor<2>; 2] {
+        let o = host::view(o);
+        host::update_all([dy, gate], |[d_o, d_gate]| cpu::gate_output_backward(&o, d_o, d_gate))
+    }
+
+    fn short_conv(&self, x: &Tensor<2>, weight: &Tensor<2>, layout: &Layout) -> Tensor<2> {
+        let (values, [_, channels]) = (host::view(x), x.dims());
+        let mut y = vec![0.0; values.len()];
+        cpu::short_conv(&values, &host::view(weight), channels, layout.documents(), &mut y);
+        host::tensor(y, x.dims(), &x.device())
+    }
+
+    fn short_conv_backward(&self, dy: &Tensor<2>, x: &Tensor<2>, weight: &Tensor<2>, layout: &Layout) -> Tensor<2> {
+        let ([dy, values, weight], [_, channels]) = ([dy, x, weight].map(host::view), x.dims());
+        let mut dx = vec![0.0; values.len()];
+        cpu::short_conv_backward(&dy, &values, &weight, channels, layout.documents(), &mut dx);
+        host::tensor(dx, x.dims(), &x.device())
+    }
+
+    fn delta_rule_numbers(&self, heads: DeltaHeads, _: Dtype) -> [usize; 2] {
+        // The states before all chunks and what each writes, of the heads that are computed at a time.
+        let of_head = heads.state_len() / CHUNK_TOKENS + heads.value_head_dim;
+        [0, heads.num_key_heads.min(rayon::current_num_threads()) * of_head]
+    }
+
+    fn delta_rule(
+        &self,
+        inputs: DeltaInputs<'_>,
+        layout: &Layout,
+        heads: DeltaHeads,
+        state: Option<Tensor<3>>,
+    ) -> (Tensor<2>, Option<Tensor<3>>) {
+        let (tokens, device) = (inputs.qkv.dims()[0], inputs.qkv.device());
+        let mut o = vec![0.0; tokens * heads.value_width()];
+        let [qkv, decay, strength] = [inputs.qkv, &inputs.gates.decay, &inputs.gates.strength].map(host::view);
+        let inputs = cpu::DeltaInputs { qkv: &qkv, decay: &decay, strength: &strength };
+        let mut run = |states: Option<&mut [f32]>| cpu::delta_rule(inputs, layout.documents(), heads, &mut o, states);
+        let state = match state {
+            Some(state) => Some(host::update(state, |states| run(Some(states)))),
+            None => {
+                run(None);
+                None
+            }
+        };
+        (host::tensor(o, [tokens, heads.value_width()], &device), state)
+    }
+
+    fn delta_rule_backward(
+        &self,
+        d_o: &Tensor<2>,
+        inputs: DeltaInputs<'_>,
+        layout: &Layout,
+        heads: DeltaHeads,
+    ) -> (Tensor<2>, Gates<Tensor<2>>) {
+        let tensors = [inputs.qkv, &inputs.gates.decay, &inputs.gates.strength];
+        let views = tensors.map(host::view);
+        let mut grads = views.each_ref().map(|values| vec![0.0; values.len()]);
+        let [qkv, decay, strength] = views.each_ref().map(|values| &**values);
+        let inputs = cpu::DeltaInputs { qkv, decay, strength };
+        let to = grads.each_mut().map(Vec::as_mut_slice);
+        cpu::delta_rule_backward(&host::view(d_o), inputs, layout.documents(), heads, to);
+        let [dqkv, decay, strength] = grads;
+        let [dqkv, decay, strength] = [(dqkv, tensors[0]), (decay, tensors[1]), (strength, tensors[2])]
+            .map(|(grad, like)| host::tensor(grad, like.dims(), &like.device()));
+        (dqkv, Gates { decay, strength })
     }
 
     fn cache(&self, _: Heads, _: &Device, _: DType) -> Held {

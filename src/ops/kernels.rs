@@ -19,6 +19,9 @@ use super::cross_entropy::{
     Head, PLAIN_MULTIPLE, TokenWeights, chunked_cross_entropy, most_plain_targets, plain_cross_entropy,
 };
 use super::cuda::{cuda, kernel_state};
+use super::delta_rule::{
+    DeltaHeads, DeltaInputs, Gates, plain_delta_rule, plain_delta_rule_backward, plain_delta_rule_numbers,
+};
 use super::dropout::{Dropout, plain_dropout};
 use super::grad_norm::plain_sum_of_squares;
 use super::head_norm::{Factors, HeadNorms, QueriesKeys, norm_then_rotate, rotate_then_norm_backward};
@@ -26,9 +29,11 @@ use super::layout::Layout;
 use super::linear::{InputGrad, Layer, Weight, plain_add_low_rank, plain_linear, plain_linear_backward};
 use super::low_rank::{Lora, LowRank};
 use super::norm::{plain_rms_norm, plain_rms_norm_backward};
+use super::output_gate::{plain_gate_output, plain_gate_output_backward};
 use super::product::F32Products;
 use super::rotary::plain_rotate;
 use super::routing::{Rows, plain_gather, plain_scatter_add};
+use super::short_conv::{plain_short_conv, plain_short_conv_backward};
 use super::swiglu::{plain_gated, plain_gated_backward};
 use crate::device::{DeviceKind, Dtype};
 use crate::spec::Activation;
@@ -135,6 +140,11 @@ pub trait Kernels: Debug + Send + Sync {
         (4 + usize::from(heads.soft_cap.is_some())) * all.min(CHUNK_BYTES)
     }
 
+    /// Temporary numbers for each token in the forward and in the backward of a delta rule, beside its inputs and outputs.
+    fn delta_rule_numbers(&self, heads: DeltaHeads, dtype: Dtype) -> [usize; 2] {
+        plain_delta_rule_numbers(heads, dtype)
+    }
+
     /// Bytes that its libraries take beside tensors.
     fn library_bytes(&self) -> usize {
         0
@@ -224,6 +234,43 @@ pub trait Kernels: Debug + Send + Sync {
         heads: Heads,
     ) -> [Tensor<2>; 3] {
         plain_attention_backward(d_o, qkv, attended, layout, heads)
+    }
+
+    fn gate_output(&self, o: &Tensor<2>, gate: &Tensor<2>) -> Tensor<2> {
+        plain_gate_output(o, gate)
+    }
+
+    fn gate_output_backward(&self, dy: Tensor<2>, o: &Tensor<2>, gate: Tensor<2>) -> [Tensor<2>; 2] {
+        plain_gate_output_backward(dy, o, gate)
+    }
+
+    fn short_conv(&self, x: &Tensor<2>, weight: &Tensor<2>, layout: &Layout) -> Tensor<2> {
+        plain_short_conv(x, weight, layout)
+    }
+
+    fn short_conv_backward(&self, dy: &Tensor<2>, x: &Tensor<2>, weight: &Tensor<2>, layout: &Layout) -> Tensor<2> {
+        plain_short_conv_backward(dy, x, weight, layout)
+    }
+
+    /// With a state, that after the only document as well.
+    fn delta_rule(
+        &self,
+        inputs: DeltaInputs<'_>,
+        layout: &Layout,
+        heads: DeltaHeads,
+        state: Option<Tensor<3>>,
+    ) -> (Tensor<2>, Option<Tensor<3>>) {
+        plain_delta_rule(inputs, layout, heads, state)
+    }
+
+    fn delta_rule_backward(
+        &self,
+        d_o: &Tensor<2>,
+        inputs: DeltaInputs<'_>,
+        layout: &Layout,
+        heads: DeltaHeads,
+    ) -> (Tensor<2>, Gates<Tensor<2>>) {
+        plain_delta_rule_backward(d_o, inputs, layout, heads)
     }
 
     /// Memory for keys and values of a text.

@@ -6,8 +6,10 @@ use std::sync::Arc;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 
 use super::attention::chunk::Chunk;
+use super::delta_rule::chunks::Chunks;
 use super::kernels::Place;
-use crate::spec::{Heads, RopePairs};
+use super::short_conv;
+use crate::spec::{Heads, QueryGrowth, RopePairs};
 
 /// Rotary angles of every position, as cosines and sines.
 #[derive(Clone, Debug)]
@@ -101,6 +103,10 @@ pub struct Layout {
     /// By table, for kernels of GPUs: likewise.
     turns: Vec<OnceCell<Turns>>,
     chunks: RefCell<Vec<(Heads, Arc<[Chunk]>)>>,
+    /// For the delta rule in plain tensor calls.
+    delta_chunks: OnceCell<Arc<Chunks>>,
+    /// For short convolutions in plain tensor calls.
+    within: RefCell<Vec<Tensor<2>>>,
     /// By window, for kernels of GPUs: made when they are first asked for.
     spans: RefCell<Vec<(Option<usize>, Spans)>>,
 }
@@ -150,8 +156,21 @@ impl Layout {
     ) -> Self {
         let row_length = positions.len() / rows.max(1);
         let (angles, turns) = (vec![OnceCell::new(); tables.len()], vec![OnceCell::new(); tables.len()]);
-        let (chunks, spans) = Default::default();
-        Self { place, rows, row_length, documents, positions, tables, angles, turns, chunks, spans }
+        let (chunks, delta_chunks, within, spans) = Default::default();
+        Self {
+            place,
+            rows,
+            row_length,
+            documents,
+            positions,
+            tables,
+            angles,
+            turns,
+            chunks,
+            delta_chunks,
+            within,
+            spans,
+        }
     }
 
     /// Number of rows.
@@ -212,6 +231,21 @@ impl Layout {
         let chunks = Chunk::of([self.rows, self.row_length], &self.documents, heads, device);
         all.push((heads, Arc::clone(&chunks)));
         chunks
+    }
+
+    /// The chunks in which plain tensor calls compute the delta rule, likewise.
+    pub(super) fn delta_chunks(&self, device: &Device) -> Arc<Chunks> {
+        let make = || Arc::new(Chunks::new(self.positions.len(), &self.documents, device));
+        Arc::clone(self.delta_chunks.get_or_init(make))
+    }
+
+    /// Whether the tokens 1, 2, ... before each are in its document, as 1 or 0, `[tokens, 1]` each, likewise.
+    pub(super) fn within(&self, num_shifts: usize, device: &Device) -> Vec<Tensor<2>> {
+        let mut all = self.within.borrow_mut();
+        if all.len() < num_shifts {
+            *all = short_conv::within(num_shifts, &self.documents, self.positions.len(), device);
+        }
+        all[..num_shifts].to_vec()
     }
 
     /// How far tokens see with such a window: made by the first layer that has it, and kept for the others.

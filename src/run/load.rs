@@ -150,7 +150,7 @@ fn adapters(
 pub(super) fn read_set(prepared: &Prepared, folder: &Path) -> Result<AdapterSet, Failure> {
     let Prepared { recipe, source, device, .. } = prepared;
     let selection = select(&recipe.lora.written(), &source.config)?;
-    let weights = read_adapter(folder)?.weights;
+    let weights = read_adapter(folder)?.named_for(&source.config).weights;
     adapter_set(folder, weights, &selection, &source.config, recipe.lora.lora_dropout, &device.device)
         .map_err(Failure::input)
 }

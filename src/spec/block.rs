@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use super::delta_net::DeltaNet;
 use crate::util::stats::as_f64;
 
 /// A linear layer of a block: its place in [`Block::sites`].
@@ -86,6 +87,8 @@ pub struct Sublayer {
 pub enum SublayerKind {
     /// Causal self-attention.
     Attention(Attention),
+    /// Linear attention by the gated delta rule.
+    DeltaNet(DeltaNet),
     /// A gated feed-forward layer.
     Gated(Gated),
     /// A mixture of experts.
@@ -98,6 +101,7 @@ impl SublayerKind {
     pub fn input_sites(&self) -> Vec<&[SiteId]> {
         match self {
             Self::Attention(attention) => vec![attention.qkv.sites()],
+            Self::DeltaNet(net) => vec![net.inputs.sites()],
             Self::Gated(gated) => vec![gated.gate_up.sites()],
             Self::Mixture(mixture) => mixture.all().map(|gated| gated.gate_up.sites()).collect(),
         }
@@ -141,6 +145,8 @@ pub struct Attention {
     pub query_key_norms: Option<QueryKeyNorms>,
     /// Whether every head has a sink: one more score, without a value (gpt-oss).
     pub has_sinks: bool,
+    /// Whether the layer of queries also makes a gate beside each of their heads, whose sigmoid multiplies the output (Qwen3.5).
+    pub has_output_gate: bool,
     /// The projections of its input to queries, keys and values.
     pub qkv: Projections<3>,
     /// The projection of its output.
@@ -276,6 +282,15 @@ impl Block {
     pub fn attention(&self) -> Option<&Attention> {
         self.sublayers.iter().find_map(|sublayer| match &sublayer.kind {
             SublayerKind::Attention(attention) => Some(attention),
+            _ => None,
+        })
+    }
+
+    /// The gated delta rule, likewise.
+    #[must_use]
+    pub fn delta_net(&self) -> Option<&DeltaNet> {
+        self.sublayers.iter().find_map(|sublayer| match &sublayer.kind {
+            SublayerKind::DeltaNet(net) => Some(net),
             _ => None,
         })
     }

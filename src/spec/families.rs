@@ -1,7 +1,7 @@
 //! The families of models that are variations of one decoder block, one row each.
 
-use super::RopePairs;
 use super::block::{Activation, QueryKeyNorms};
+use super::{DeltaHeads, RopePairs};
 
 /// What varies between families, and the values that transformers assumes if a config lacks a key.
 pub(super) struct Family {
@@ -22,8 +22,8 @@ pub(super) struct Family {
     /// The key that names the activation, and what it means where it is absent.
     pub(super) activation: (&'static str, Activation),
     pub(super) scales: Scales,
-    /// Whether the heads have sinks.
-    pub(super) has_sinks: bool,
+    /// What its attention has besides.
+    pub(super) extra: Extra,
     /// The feed-forward layers are mixtures of experts.
     pub(super) experts: Option<Experts>,
     /// Whether the layers of queries, keys and values are one, and whether those of gate and up are.
@@ -35,6 +35,9 @@ pub(super) struct Family {
     /// Values of `attn_logit_softcapping` and `final_logit_softcapping` where absent; absent: the family has no such keys.
     pub(super) soft_caps: Option<[Option<f64>; 2]>,
     pub(super) windows: Windows,
+    /// The heads of layers with linear attention where the config has none: all but the last of each `full_attention_interval`,
+    /// unless `layer_types` says otherwise. Absent: no layer has it.
+    pub(super) delta_heads: Option<DeltaHeads>,
     pub(super) rms_norm_eps: f64,
     /// Base of the rotary frequencies where the config has none.
     pub(super) rope_theta: f64,
@@ -52,6 +55,16 @@ pub(super) struct Family {
     pub(super) tie_word_embeddings: bool,
     pub(super) bos_token_id: Option<u32>,
     pub(super) eos_token_id: Option<u32>,
+}
+
+/// What an attention may have besides.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Extra {
+    None,
+    /// Every head has one more score, without a value (gpt-oss).
+    Sinks,
+    /// The layer of queries also makes a gate of the output (Qwen3.5).
+    OutputGate,
 }
 
 /// A family's mixtures of experts, and the values of their keys where absent.
@@ -136,13 +149,14 @@ const LLAMA: Family = Family {
     norms_less_one: false,
     activation: ("hidden_act", Activation::Silu),
     scales: Scales::HeadWidth,
-    has_sinks: false,
+    extra: Extra::None,
     experts: None,
     fused: [false; 2],
     partial_rotary_factor: None,
     rope_pairs: RopePairs::Halves,
     soft_caps: None,
     windows: Windows::Never,
+    delta_heads: None,
     rms_norm_eps: 1e-6,
     rope_theta: 10_000.0,
     local_rope_theta: None,
@@ -239,7 +253,7 @@ const GLM: Family = Family {
 };
 
 /// Every supported family.
-pub(super) const FAMILIES: [Family; 17] = [
+pub(super) const FAMILIES: [Family; 18] = [
     LLAMA,
     MISTRAL,
     Family {
@@ -302,7 +316,7 @@ pub(super) const FAMILIES: [Family; 17] = [
         architecture: "GptOssForCausalLM",
         biases: Biases::AttentionKey,
         activation: ("hidden_act", Activation::Clamped),
-        has_sinks: true,
+        extra: Extra::Sinks,
         experts: Some(Experts {
             count: 128,
             num_per_token: 4,
@@ -318,6 +332,30 @@ pub(super) const FAMILIES: [Family; 17] = [
         head_dim: Some(64),
         num_key_value_heads: Some(8),
         max_position_embeddings: 131_072,
+        bos_token_id: None,
+        eos_token_id: None,
+        ..LLAMA
+    },
+    Family {
+        model_type: "qwen3_5_text",
+        architecture: "Qwen3_5ForCausalLM",
+        nested_in: Some(("qwen3_5", "Qwen3_5ForConditionalGeneration")),
+        biases: Biases::AttentionKey,
+        qk_norms: Some(QueryKeyNorms::Heads),
+        norms_less_one: true,
+        partial_rotary_factor: Some(0.25),
+        extra: Extra::OutputGate,
+        delta_heads: Some(DeltaHeads {
+            num_key_heads: 16,
+            num_value_heads: 32,
+            key_head_dim: 128,
+            value_head_dim: 128,
+        }),
+        vocab_size: Some(248_320),
+        num_attention_heads: Some(16),
+        head_dim: Some(256),
+        num_key_value_heads: Some(4),
+        max_position_embeddings: 32_768,
         bos_token_id: None,
         eos_token_id: None,
         ..LLAMA
@@ -385,7 +423,7 @@ pub(super) const FAMILIES: [Family; 17] = [
 
 /// What models of other types need that is not implemented here, by how their types begin.
 pub(super) const LACKING: &[(&str, &str)] = &[
-    ("qwen3_5", "linear attention"),
+    ("qwen3_5_moe", "a mixture of experts beside linear attention"),
     ("qwen3_next", "linear attention"),
     ("kimi_linear", "linear attention"),
     ("minimax", "a mixture of experts, in some versions with linear attention"),

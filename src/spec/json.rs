@@ -4,11 +4,12 @@ use std::path::Path;
 
 use self::layers::Widths;
 use super::block::{Activation, Heads};
-use super::families::{Biases, FAMILIES, Family, LACKING, Scales};
+use super::families::{Biases, Extra, FAMILIES, Family, LACKING, Scales};
 use super::{ModelConfig, stored};
 use crate::schema::{Problem, Problems, Section, Value, read_json};
 use crate::util::gguf::{self, GgufFile};
 
+mod delta_net;
 mod experts;
 mod layers;
 mod rope;
@@ -82,7 +83,8 @@ fn decoder(json: &mut Section, family: &Family) -> ModelConfig {
     let around = rope::Around { family, head_dim: heads.head_dim, longest: max_position_embeddings, original };
     let ropes = rope::ropes(json, around);
     let mixtures = experts::mixtures(json, family, intermediate, num_hidden_layers);
-    let widths = Widths { hidden, intermediate, heads, biases, output_scale, mixtures };
+    let delta_net = delta_net::shape(json, family);
+    let widths = Widths { hidden, intermediate, heads, delta_net, biases, output_scale, mixtures };
     let layers = layers::layers(json, family, num_hidden_layers).into_iter().enumerate();
     ModelConfig {
         model_type: family.model_type.to_owned(),
@@ -139,7 +141,7 @@ fn family(json: &mut Section) -> Option<(&'static Family, bool)> {
     Some((family, around.is_some()))
 }
 
-const KNOWN_MODELS: &str = "Llama 2, 3, 3.1 and 3.2, TinyLlama, SmolLM2 and 3, Mistral, Qwen2, Qwen2.5, Qwen3 (and their mixtures of experts), Gemma 2 and 3, \
+const KNOWN_MODELS: &str = "Llama 2, 3, 3.1 and 3.2, TinyLlama, SmolLM2 and 3, Mistral, Qwen2, Qwen2.5, Qwen3 (and their mixtures of experts), Qwen3.5, Gemma 2 and 3, \
                             OLMo 2, Granite 3, Phi-3 and 4, GLM-4, Mixtral and gpt-oss have types that are supported";
 
 /// A count that must be given, unless the family has a default.
@@ -157,7 +159,9 @@ fn heads(json: &mut Section, family: &Family, hidden: usize) -> Heads {
     let num_kv_heads = json.count("num_key_value_heads", default.unwrap_or(num_heads), 1..=1 << 16);
     let head_dim = json.count("head_dim", family.head_dim.unwrap_or((hidden / num_heads).max(1)), 1..=1 << 16);
     if json.is_sound() {
-        check_heads(json, hidden, num_heads, num_kv_heads, head_dim);
+        // Qwen3.5 27B has 24 heads in a width of 5120.
+        let divided = family.delta_heads.is_none().then_some(hidden);
+        check_heads(json, divided, num_heads, num_kv_heads, head_dim);
     }
     #[expect(clippy::cast_precision_loss, reason = "a head is a few hundred wide at most")]
     let scale = match family.scales {
@@ -205,6 +209,9 @@ fn refuse_unsupported(json: &mut Section, family: &Family) {
     for key in ["attention_dropout", "resid_pdrop", "embd_pdrop"] {
         json.only(key, "0.0", |value| value.number() == Some(0.0));
     }
+    if family.extra == Extra::OutputGate {
+        json.only("attn_output_gate", "true", |value| *value == Value::Boolean(true));
+    }
     json.only("use_bidirectional_attention", "false", |value| *value == Value::Boolean(false));
 }
 
@@ -246,12 +253,12 @@ fn tokens(json: &mut Section, key: &'static str, default: Option<u32>, vocab_siz
 /// Limit on the total width of all heads: with the other limits, it keeps parameter and byte counts far below 2^64.
 const MAX_HEADS_WIDTH: usize = 1 << 22;
 
-fn check_heads(json: &mut Section, hidden: usize, heads: usize, key_value_heads: usize, head_dim: usize) {
+fn check_heads(json: &mut Section, hidden: Option<usize>, heads: usize, key_value_heads: usize, head_dim: usize) {
     if heads * head_dim > MAX_HEADS_WIDTH {
         let message = format!("= {heads} heads of `head_dim` = {head_dim}, expected at most {MAX_HEADS_WIDTH} in all");
         json.problem("num_attention_heads", message);
     }
-    if !hidden.is_multiple_of(heads) {
+    if let Some(hidden) = hidden.filter(|hidden| !hidden.is_multiple_of(heads)) {
         json.problem("hidden_size", format!("= {hidden} is not a multiple of `num_attention_heads` = {heads}"));
     }
     if !heads.is_multiple_of(key_value_heads) {

@@ -16,6 +16,8 @@ const SHAPES: &[Shape] = &[
     (&["Qwen2.5-7B", "Qwen2.5-7B-Instruct"], include_str!("../../configs/qwen2.5-7b.json")),
     (&["Qwen3-0.6B", "Qwen3-0.6B-Base"], include_str!("../../configs/qwen3-0.6b.json")),
     (&["Qwen3-8B", "Qwen3-8B-Base"], include_str!("../../configs/qwen3-8b.json")),
+    (&["Qwen3.5-0.8B", "Qwen3.5-0.8B-Base"], include_str!("../../configs/qwen3.5-0.8b.json")),
+    (&["Qwen3.5-4B", "Qwen3.5-4B-Base"], include_str!("../../configs/qwen3.5-4b.json")),
     (&["gemma-2-2b", "gemma-2-2b-it"], include_str!("../../configs/gemma-2-2b.json")),
     (&["gemma-2-9b", "gemma-2-9b-it"], include_str!("../../configs/gemma-2-9b.json")),
     (&["gemma-3-1b-pt", "gemma-3-1b-it"], include_str!("../../configs/gemma-3-1b.json")),

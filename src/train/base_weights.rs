@@ -7,7 +7,7 @@ use crate::util::stats::{as_f64, as_u64};
 
 /// Bytes of the frozen weights as the model holds them.
 struct Sizes {
-    /// Norms and biases, in `f32`.
+    /// What is no matrix, such as norms and biases, in `f32`.
     vectors: usize,
     /// The matrices of a block.
     block: usize,
@@ -22,10 +22,10 @@ impl Workload<'_> {
         let mut sizes = Sizes { vectors: 0, block: 0, experts: 0, head: 0, embedding: 0 };
         for (name, shape) in self.config.expected_tensors() {
             let part = match shape.len() {
-                1 => &mut sizes.vectors,
-                _ if name.starts_with("model.layers.") => &mut sizes.block,
-                _ if name == "lm_head.weight" => &mut sizes.head,
-                _ => &mut sizes.embedding,
+                2 if name.starts_with("model.layers.") => &mut sizes.block,
+                2 if name == "lm_head.weight" => &mut sizes.head,
+                2 => &mut sizes.embedding,
+                _ => &mut sizes.vectors,
             };
             let num_bytes = self.storage.tensor_bytes(self.config, &name, &shape, self.place);
             *part += num_bytes;

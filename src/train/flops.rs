@@ -1,7 +1,8 @@
 //! Floating-point operations that a step of LoRA needs, however it is computed: the numerator of MFU.
 
 use crate::data::batch::Batch;
-use crate::spec::{Heads, ModelConfig};
+use crate::ops::delta_rule::CHUNK_TOKENS;
+use crate::spec::{Block, Heads, ModelConfig};
 use crate::util::stats::as_f64;
 
 /// Model FLOPs of forward and backward, as coefficients.
@@ -10,7 +11,8 @@ use crate::util::stats::as_f64;
 /// input. There is no weight gradient, so the sum is `4n`; of experts, those of the token count. The adapters' own products take `6` per parameter. Attention
 /// takes two products in the forward and four in the backward for every visible pair of query and key: `12 * head_dim`
 /// per head. The head is counted only for tokens that carry loss. Recomputation by gradient checkpointing is not
-/// counted (Chowdhery et al., 2022, appendix B).
+/// counted (Chowdhery et al., 2022, appendix B). A gated delta rule takes three times its forward, which is counted in chunks:
+/// the products of tokens with the state, and with each other in a chunk.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StepFlops {
     per_token: f64,
@@ -23,8 +25,10 @@ impl StepFlops {
     /// The counts for a model with `num_trainable` parameters in its adapters.
     #[must_use]
     pub fn new(config: &ModelConfig, num_trainable: usize) -> Self {
+        let of_delta_nets = config.blocks.iter().filter_map(Block::delta_net);
+        let of_delta_nets: usize = of_delta_nets.map(|net| net.heads.flops_per_token(CHUNK_TOKENS)).sum();
         Self {
-            per_token: 4.0 * config.num_active_block_weights() + as_f64(6 * num_trainable),
+            per_token: 4.0 * config.num_active_block_weights() + as_f64(6 * num_trainable + 3 * of_delta_nets),
             per_target_token: as_f64(4 * config.vocab_size * config.hidden_size),
             heads: config.blocks.iter().filter_map(|block| Some(block.attention()?.heads)).collect(),
         }

@@ -15,7 +15,7 @@ use crate::hub::Location;
 use crate::model::weights::Weights;
 use crate::run::inputs::{ModelParts, WeightsFrom, vocabulary_problem};
 use crate::schema::Problem;
-use crate::spec::{Block, Heads, Method, Mixture, ModelConfig, Role, Rope};
+use crate::spec::{Block, DeltaHeads, Heads, Method, Mixture, ModelConfig, Role, Rope};
 use crate::util::failure::Failure;
 use crate::util::gguf::{GgufFile, is_gguf, only_gguf};
 use crate::util::stats::as_f64;
@@ -125,10 +125,10 @@ impl Shown<'_> {
         let head = if self.config.tie_word_embeddings { "the embedding is the head" } else { "a head of its own" };
         let scaling = scaling.as_ref().map(|scaling| format!(", scaled: {}", json!(scaling)));
         let local = self.config.ropes.get(1).map(|local| format!("; in layers with a window {}", local.theta));
-        let local = local.unwrap_or_default();
+        let (local, linear) = (local.unwrap_or_default(), self.linear_attention());
         format!(
             "architecture: {model_type}, {}\nlayers: {num_layers} of width {hidden_size}, {inside} in \
-             the feed-forward; {num_heads} heads of {head_dim}, {num_kv_heads} for keys and values\nvocabulary: {}, \
+             the feed-forward; {num_heads} heads of {head_dim}, {num_kv_heads} for keys and values{linear}\nvocabulary: {}, \
              {head}\npositions: up to {}, rotary base {theta}{}{local}",
             self.config.parameters(),
             with_commas(self.config.vocab_size),
@@ -137,10 +137,22 @@ impl Shown<'_> {
         )
     }
 
-    /// Heads and inner width of the first block.
+    /// How many layers have linear attention, and with which heads.
+    fn linear_attention(&self) -> String {
+        let mut nets = self.config.blocks.iter().filter_map(Block::delta_net).peekable();
+        let Some(heads) = nets.peek().map(|net| net.heads) else { return String::new() };
+        let DeltaHeads { num_key_heads, num_value_heads, key_head_dim, value_head_dim } = heads;
+        format!(
+            "\nlinear attention: {} of the layers; {num_value_heads} states of {key_head_dim} x {value_head_dim}, \
+             {num_key_heads} heads for queries and keys",
+            nets.count()
+        )
+    }
+
+    /// Heads of the first attention, and inner width of the first block.
     fn first_block(&self) -> (Heads, usize) {
         let block = &self.config.blocks[0];
-        let heads = block.attention().map(|attention| attention.heads);
+        let heads = self.config.blocks.iter().find_map(Block::attention).map(|attention| attention.heads);
         let none = Heads { num_heads: 0, num_kv_heads: 0, head_dim: 0, scale: 0.0, window: None, soft_cap: None };
         (heads.unwrap_or(none), block.all_gated().next().map_or(0, |gated| gated.intermediate_size))
     }
@@ -172,6 +184,7 @@ impl Shown<'_> {
             "tie_word_embeddings": config.tie_word_embeddings,
             "windows": attentions().map(|attention| attention.heads.window).collect::<Vec<_>>(),
             "biases": config.blocks[0].sites.iter().filter(|site| site.role == Role::Linear).map(|site| site.has_bias).collect::<Vec<_>>(),
+            "linear_attention": config.blocks.iter().map(|block| block.delta_net().is_some()).collect::<Vec<_>>(),
             "qk_norm": attentions().any(|attention| attention.query_key_norms.is_some()),
             "bos_token_id": config.bos_token_id,
             "eos_token_ids": config.eos_token_ids,

@@ -123,7 +123,7 @@ impl WeightFiles {
     fn are_in_form(&self, config: &ModelConfig, storage: Storage) -> bool {
         let is_in_form = |(name, shape): (String, Vec<usize>)| {
             let stored = self.tensors().get(&name);
-            shape.len() < 2 || stored.is_some_and(|stored| self.has_numbers(stored, storage.dtype))
+            shape.len() != 2 || stored.is_some_and(|stored| self.has_numbers(stored, storage.dtype))
         };
         storage.quantisation.is_none() && config.expected_tensors().into_iter().all(is_in_form)
     }

@@ -5,8 +5,10 @@ use std::path::Path;
 use super::source::{Drawn, Numbers, Source};
 use crate::schema::Problem;
 use crate::spec::ModelConfig;
+use crate::spec::delta_net::{A_LOG, DT_BIAS, GATED_NORM};
 
-/// Fresh weights as transformers draws them: normal with `initializer_range`, norms 1, biases 0.
+/// Fresh weights as transformers draws them: normal with `initializer_range`, norms 1, biases 0; in linear attention, 1 for
+/// `dt_bias`, and `A_log` the logarithm of a number from 0.01 to 16.
 #[derive(Clone, Copy, Debug)]
 pub struct RandomWeights {
     initializer_range: f64,
@@ -35,28 +37,40 @@ impl Source for RandomWeights {
 
     /// The values depend on the seed and the name, not on the order of calls.
     fn numbers(&self, name: &str, _: &[usize]) -> Result<(Numbers<'_>, &Path), Problem> {
-        let drawn = self.of(name);
+        let (drawn, seed) = (self.of(name), self.seed ^ fnv1a(name));
         let fill = move |first, to: &mut [f32]| match drawn {
-            Drawn::Constant(value) => to.fill(value),
-            Drawn::Normal { seed, deviation } => draw(seed, first, deviation, to),
+            Some(Drawn::Constant(value)) => to.fill(value),
+            Some(Drawn::Normal { seed, deviation }) => draw(seed, first, deviation, to),
+            None => draw_logarithms(seed, first, to),
         };
         Ok((Numbers::Decoded(Box::new(fill)), Path::new("config.json")))
     }
 
     fn drawn(&self, name: &str) -> Option<Drawn> {
-        Some(self.of(name))
+        self.of(name)
     }
 }
 
 impl RandomWeights {
-    fn of(&self, name: &str) -> Drawn {
-        if name.ends_with("norm.weight") {
-            return Drawn::Constant(self.norm);
-        }
-        if name.ends_with(".bias") {
-            return Drawn::Constant(0.0);
-        }
-        Drawn::Normal { seed: self.seed ^ fnv1a(name), deviation: self.initializer_range }
+    /// `None` for [`draw_logarithms`].
+    fn of(&self, name: &str) -> Option<Drawn> {
+        Some(match name.rsplit_once("layers.").and_then(|(_, in_layer)| Some(in_layer.split_once('.')?.1)) {
+            Some(A_LOG) => return None,
+            Some(DT_BIAS | GATED_NORM) => Drawn::Constant(1.0),
+            _ if name.ends_with("norm.weight") => Drawn::Constant(self.norm),
+            _ if name.ends_with(".bias") => Drawn::Constant(0.0),
+            _ => Drawn::Normal { seed: self.seed ^ fnv1a(name), deviation: self.initializer_range },
+        })
+    }
+}
+
+/// Logarithms of numbers uniform in 0.01 to 16.
+fn draw_logarithms(seed: u64, first: usize, block: &mut [f32]) {
+    for (position, value) in (first as u64..).zip(block) {
+        let bits = splitmix64(seed.wrapping_add(position.wrapping_mul(0x9e37_79b9_7f4a_7c15)));
+        #[allow(clippy::cast_possible_truncation, clippy::cast_precision_loss)]
+        let share = (bits >> 40) as f32 / (1_u32 << 24) as f32;
+        *value = (0.01 + share * 15.99).ln();
     }
 }
 
@@ -117,5 +131,21 @@ mod tests {
         assert_ne!(values, draw(2, name));
         assert_ne!(values, draw(1, "lm_head.weight"));
         assert!(draw(1, "model.norm.weight").iter().all(|value| value.to_bits() == 1f32.to_bits()));
+    }
+
+    #[test]
+    fn linear_attention_decays_at_the_rates_of_transformers() {
+        let json = include_str!("../../../configs/qwen3.5-0.8b.json");
+        let config = ModelConfig::from_json(json).unwrap();
+        let weights = Weights::Random(RandomWeights::new(&config, 1));
+        let draw = |part: &str| -> Vec<f32> {
+            let name = format!("model.layers.0.linear_attn.{part}");
+            weights.load(&name, [16], Dtype::F32, &Device::flex()).unwrap().into_data().try_to_vec().unwrap()
+        };
+        let rates: Vec<f32> = draw("A_log").into_iter().map(f32::exp).collect();
+        assert!(rates.iter().all(|rate| (0.0099..16.001).contains(rate)), "{rates:?}");
+        assert!(rates.iter().any(|rate| *rate < 4.0) && rates.iter().any(|rate| *rate > 12.0), "{rates:?}");
+        // Norms of the model itself are stored less 1, that of linear attention is not.
+        assert_eq!((draw("dt_bias"), draw("norm.weight")), (vec![1.0; 16], vec![1.0; 16]));
     }
 }

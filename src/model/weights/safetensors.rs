@@ -20,12 +20,15 @@ use crate::spec::{ModelConfig, StoredQuantisation};
 /// Tensors that some old files hold and that are not needed: the rotary frequencies follow from the config.
 const IGNORED_SUFFIX: &str = "rotary_emb.inv_freq";
 
+/// Layers that predict more tokens at a time, which are no part of the language model; transformers does not load them either.
+const IGNORED_PREFIX: &str = "mtp.";
+
 /// `lm_head.weight` is stored and differs from the embedding, but the config says that the two are tied.
 const UNTIED_HEAD: &str = "`lm_head.weight` differs from `model.embed_tokens.weight`, but `tie_word_embeddings` is true\n  \
                            hint: set \"tie_word_embeddings\": false in config.json if the head was trained on its own";
 
 impl Source for WeightFiles {
-    /// Rotary frequencies of old files are ignored, and the parts of a multimodal model that are not its language model. So
+    /// Rotary frequencies of old files are ignored, layers of multi-token prediction, and the parts of a multimodal model that are not its language model. So
     /// is a stored head that equals the embedding, where the two are tied.
     fn check(&self, config: &ModelConfig) -> Result<(), Problem> {
         let expected = config.expected_tensors();
@@ -45,7 +48,8 @@ impl Source for WeightFiles {
             let is_zero = || self.bytes(stored).iter().all(|byte| *byte == 0);
             let is_padding = || config.quantisation.is_some() && name.ends_with("_proj.bias") && is_zero();
             let is_other_part = config.is_nested && stored.nested_name.is_none() && name != "lm_head.weight";
-            if known.contains(name) || name.ends_with(IGNORED_SUFFIX) || is_padding() || is_other_part {
+            let is_ignored = name.ends_with(IGNORED_SUFFIX) || name.starts_with(IGNORED_PREFIX);
+            if known.contains(name) || is_ignored || is_padding() || is_other_part {
                 continue;
             }
             if name != "lm_head.weight" || !config.tie_word_embeddings {

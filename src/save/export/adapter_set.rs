@@ -10,7 +10,7 @@ use super::{AdapterWeights, ExportError, HostMatrix};
 use crate::lora::targets::Selection;
 use crate::lora::{Adapter, AdapterSet, RowNorms};
 use crate::ops::host;
-use crate::spec::ModelConfig;
+use crate::spec::{ModelConfig, NESTED};
 use crate::util::faults;
 
 /// The matrices of an adapter, copied from its device.
@@ -59,8 +59,18 @@ impl SavedAdapter {
     /// # Errors
     /// As [`check_adapter`].
     pub fn into_set(self, folder: &Path, config: &ModelConfig, device: &Device) -> Result<AdapterSet, ExportError> {
-        let selection = check_adapter(folder, &self, config)?;
-        adapter_set(folder, self.weights, &selection, config, 0.0, device)
+        let this = self.named_for(config);
+        let selection = check_adapter(folder, &this, config)?;
+        adapter_set(folder, this.weights, &selection, config, 0.0, device)
+    }
+
+    /// The adapter under the names that modules have in this model. `AutoModelForCausalLM` makes the language model alone of some
+    /// multimodal models, and PEFT then writes the names that it has alone.
+    #[must_use]
+    pub fn named_for(mut self, config: &ModelConfig) -> Self {
+        let named = |name: String| if name.starts_with(NESTED) { name } else { config.module_of(&name) };
+        self.weights = self.weights.into_iter().map(|(name, pair)| (named(name), pair)).collect();
+        self
     }
 }
 
@@ -74,6 +84,7 @@ mod tests {
     use super::*;
     use crate::config::LoraConfig;
     use crate::model::weights::fixture::tiny_config;
+    use crate::spec::name_alone;
 
     fn fresh(lora: &LoraConfig) -> AdapterSet {
         let config = tiny_config();
@@ -93,6 +104,23 @@ mod tests {
         assert!((set.dropout - 0.1).abs() < 1e-12);
         for adapter in set.iter() {
             assert!((adapter.scale - 16.0 / 8.0_f64.sqrt()).abs() < 1e-12);
+        }
+    }
+
+    #[test]
+    fn an_adapter_of_the_language_model_alone_fits_the_multimodal_model() {
+        let json = include_str!("../../../tests/golden/qwen3_5-multimodal/config.json");
+        let (config, lora) = (ModelConfig::from_json(json).unwrap(), LoraConfig::default());
+        let selection = lora.select(&config).unwrap();
+        let whole =
+            adapter_weights(&AdapterSet::new(&config, &selection, lora.init_lora_weights, 0.0, 3, &Device::flex()));
+        let name = "model.language_model.layers.0.linear_attn.in_proj_qkv";
+        assert!(whole.contains_key(name), "{:?}", whole.keys());
+        let alone = whole.iter().map(|(name, pair)| (name_alone(name).unwrap(), pair.clone())).collect();
+        for weights in [alone, whole.clone()] {
+            let saved = SavedAdapter { weights, config: lora.clone(), base_model_name_or_path: None };
+            let set = saved.into_set(Path::new("x"), &config, &Device::flex()).unwrap();
+            assert_eq!(adapter_weights(&set), whole);
         }
     }
 

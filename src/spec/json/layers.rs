@@ -1,11 +1,12 @@
 //! The layers of a model: which have a window, and what is in them.
 
+use super::delta_net::Shape;
 use super::experts::Mixtures;
 use crate::schema::{Section, Value};
 use crate::spec::block::{
     Attention, Block, FUSED_NAMES, Gated, Heads, Projections, Role, SITE_NAMES, Site, Sublayer, SublayerKind,
 };
-use crate::spec::families::{Family, Windows};
+use crate::spec::families::{Extra, Family, Windows};
 
 /// What layers differ in.
 #[derive(Clone, Copy)]
@@ -13,6 +14,8 @@ pub(super) struct Layer {
     /// Whether `layer_types` says `sliding_attention`.
     pub(super) is_local: bool,
     pub(super) has_rope: bool,
+    /// Whether it has linear attention.
+    pub(super) is_linear: bool,
     pub(super) window: Option<usize>,
 }
 
@@ -39,19 +42,23 @@ pub(super) fn layers(json: &mut Section, family: &Family, num_layers: usize) -> 
             None
         }
     };
+    let has_linear = family.delta_heads.is_some();
+    let pattern = if has_linear { json.count("full_attention_interval", 4, 1..=1 << 16) } else { pattern };
     let mut layers = Vec::with_capacity(num_layers);
     for layer in 0..num_layers {
         let kind = kinds.map(|kinds| kinds[layer].value());
         let is_last = pattern > 0 && (layer + 1) % pattern == 0;
         let is_full = kind.map_or(layer < first || is_last, |kind| kind.text() == Some("full_attention"));
-        let is_known =
-            is_full || (window.is_some() && kind.is_none_or(|kind| kind.text() == Some("sliding_attention")));
+        let is_linear = has_linear && kind.map_or(!is_full, |kind| kind.text() == Some("linear_attention"));
+        let is_known = is_full
+            || is_linear
+            || (window.is_some() && kind.is_none_or(|kind| kind.text() == Some("sliding_attention")));
         if let Some(kind) = kind.filter(|_| !is_known) {
             let message = format!("names {} for layer {layer}, which is not supported here", kind.shown());
             json.problem("layer_types", message);
             break;
         }
-        layers.push(Layer { is_local: !is_full, has_rope: true, window: window.filter(|_| !is_full) });
+        layers.push(Layer { is_local: !is_full, has_rope: true, is_linear, window: window.filter(|_| !is_full) });
     }
     without_rope(json, family, &mut layers);
     layers
@@ -81,6 +88,7 @@ pub(super) struct Widths {
     pub(super) hidden: usize,
     pub(super) intermediate: usize,
     pub(super) heads: Heads,
+    pub(super) delta_net: Option<Shape>,
     /// Whether the projections of an attention's input, that of its output and the feed-forward layers add a bias.
     pub(super) biases: [bool; 3],
     /// Factor of the outputs of sublayers.
@@ -91,24 +99,18 @@ pub(super) struct Widths {
 impl Widths {
     /// The block of layer `index`.
     pub(super) fn block(&self, family: &Family, index: usize, layer: Layer) -> Block {
-        let Self { hidden, intermediate, biases: [of_qkv, of_output, of_mlp], output_scale, .. } = *self;
-        let heads = Heads { window: layer.window, ..self.heads };
-        let (query, key_value) = (heads.query_width(), heads.key_value_width());
+        let Self { hidden, intermediate, biases: [.., of_mlp], output_scale, .. } = *self;
         let mut sites = Vec::new();
+        let mixing = match self.delta_net.filter(|_| layer.is_linear) {
+            Some(shape) => SublayerKind::DeltaNet(shape.of_layer(hidden, &mut sites)),
+            None => SublayerKind::Attention(self.attention(family, layer, &mut sites)),
+        };
         let mut add = |name: &str, shape, has_bias| {
             sites.push(Site { name: name.to_owned(), shape, has_bias, role: Role::Linear });
             sites.len() - 1
         };
-        let [qkv_name, gate_up_name] = FUSED_NAMES;
-        let [q_name, k_name, v_name, output_name, gate_name, up_name, down_name] = SITE_NAMES;
-        let qkv = if family.fused[0] {
-            let widths = [query, key_value, key_value];
-            Projections::Fused { site: add(qkv_name, [query + 2 * key_value, hidden], of_qkv), widths }
-        } else {
-            let named = [(q_name, query), (k_name, key_value), (v_name, key_value)];
-            Projections::Apart(named.map(|(name, width)| add(name, [width, hidden], of_qkv)))
-        };
-        let output = add(output_name, [hidden, query], of_output);
+        let [_, gate_up_name] = FUSED_NAMES;
+        let [.., gate_name, up_name, down_name] = SITE_NAMES;
         let mixtures = self.mixtures.as_ref().filter(|mixtures| mixtures.is_in[index]);
         let feed_forward = if let Some(mixtures) = mixtures {
             SublayerKind::Mixture(mixtures.mixture(family, hidden, |site| {
@@ -126,11 +128,7 @@ impl Widths {
             let activation = family.activation.1;
             SublayerKind::Gated(Gated { activation, intermediate_size: intermediate, gate_up, down })
         };
-        let rope = usize::from(layer.is_local && family.local_rope_theta.is_some());
-        let rope = layer.has_rope.then_some(rope);
-        let (query_key_norms, has_sinks) = (family.qk_norms, family.has_sinks);
-        let attention = Attention { heads, rope, query_key_norms, has_sinks, qkv, output };
-        let kinds = [SublayerKind::Attention(attention), feed_forward];
+        let kinds = [mixing, feed_forward];
         let sublayers = kinds.into_iter().zip(family.norms);
         Block {
             sites,
@@ -138,5 +136,31 @@ impl Widths {
                 .map(|(kind, [norm_before, norm_after])| Sublayer { norm_before, norm_after, output_scale, kind })
                 .collect(),
         }
+    }
+
+    /// The attention of a layer, whose linear layers are the first of `sites`.
+    fn attention(&self, family: &Family, layer: Layer, sites: &mut Vec<Site>) -> Attention {
+        let Self { hidden, biases: [of_qkv, of_output, _], .. } = *self;
+        let heads = Heads { window: layer.window, ..self.heads };
+        let (query, key_value) = (heads.query_width(), heads.key_value_width());
+        let mut add = |name: &str, shape, has_bias| {
+            sites.push(Site { name: name.to_owned(), shape, has_bias, role: Role::Linear });
+            sites.len() - 1
+        };
+        let [q_name, k_name, v_name, output_name, ..] = SITE_NAMES;
+        let qkv = if family.fused[0] {
+            let widths = [query, key_value, key_value];
+            Projections::Fused { site: add(FUSED_NAMES[0], [query + 2 * key_value, hidden], of_qkv), widths }
+        } else {
+            let of_queries = if family.extra == Extra::OutputGate { 2 * query } else { query };
+            let named = [(q_name, of_queries), (k_name, key_value), (v_name, key_value)];
+            Projections::Apart(named.map(|(name, width)| add(name, [width, hidden], of_qkv)))
+        };
+        let output = add(output_name, [hidden, query], of_output);
+        let rope = usize::from(layer.is_local && family.local_rope_theta.is_some());
+        let rope = layer.has_rope.then_some(rope);
+        let query_key_norms = family.qk_norms;
+        let [has_sinks, has_output_gate] = [Extra::Sinks, Extra::OutputGate].map(|extra| family.extra == extra);
+        Attention { heads, rope, query_key_norms, has_sinks, has_output_gate, qkv, output }
     }
 }

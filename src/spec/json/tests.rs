@@ -1,7 +1,7 @@
 //! What configs are read as, and which are refused.
 
 use super::*;
-use crate::spec::{Block, Probabilities, QueryKeyNorms, Role, RopeScaling};
+use crate::spec::{Block, DeltaHeads, Probabilities, QueryKeyNorms, Role, RopeScaling};
 
 const BASE: &str = r#"{"model_type": "llama", "vocab_size": 100, "hidden_size": 64, "intermediate_size": 96,
     "num_hidden_layers": 2, "num_attention_heads": 4"#;
@@ -167,7 +167,8 @@ fn mixtures_of_experts_are_read_by_the_keys_of_their_families() {
 fn other_families_and_heads_are_refused_with_the_list_of_known_ones() {
     let refused =
         |name: &str| ModelConfig::from_json(&format!(r#"{{"model_type": "{name}"}}"#)).unwrap_err().to_string();
-    let expected = "= \"mpt\" is not supported, expected one of `llama`, `mistral`, `qwen2`, `qwen3`, `qwen2_moe`";
+    let expected =
+        "= \"mpt\" is not supported, expected one of `llama`, `mistral`, `ministral3`, `qwen2`, `qwen3`, `qwen2_moe`";
     assert!(refused("mpt").contains(expected), "{}", refused("mpt"));
     let expected = "= \"qwen3_next\" is not supported: it needs linear attention";
     assert!(refused("qwen3_next").contains(expected), "{}", refused("qwen3_next"));
@@ -334,4 +335,49 @@ fn fused_layers_and_layers_without_rope_are_where_the_family_has_them() {
     assert_eq!((granite.embedding_scale, granite.logit_divisor), (None, 1.0));
     let odd = of("glm4", r#", "partial_rotary_factor": 0.01"#).unwrap_err().to_string();
     assert!(odd.contains("makes 1 numbers turn"), "{odd}");
+}
+
+#[test]
+fn qwen3_5_has_linear_attention_where_its_config_says() {
+    let read = |more: &str| {
+        ModelConfig::from_json(&format!(
+            r#"{{"model_type": "qwen3_5", "text_config": {{"hidden_size": 5120, "intermediate_size": 64, "num_hidden_layers": 8{more}}}}}"#
+        ))
+    };
+    let linear =
+        |config: &ModelConfig| config.blocks.iter().map(|block| block.delta_net().is_some()).collect::<Vec<_>>();
+    let config = read(r#", "num_attention_heads": 24"#).unwrap();
+    assert!(config.is_nested && config.has_norms_less_one && !config.tie_word_embeddings);
+    assert_eq!(linear(&config), [true, true, true, false, true, true, true, false]);
+    let net = config.blocks[0].delta_net().unwrap();
+    let heads = DeltaHeads { num_key_heads: 16, num_value_heads: 32, key_head_dim: 128, value_head_dim: 128 };
+    assert_eq!((net.heads, net.kernel_size), (heads, 4));
+    let shapes: Vec<_> = config.blocks[0].sites.iter().map(|site| (&*site.name, site.shape)).collect();
+    assert_eq!(shapes[0], ("linear_attn.in_proj_qkv", [8192, 5120]));
+    assert_eq!(
+        shapes[3..6],
+        [("linear_attn.in_proj_a", [32, 5120]), ("linear_attn.out_proj", [5120, 4096]), ("mlp.gate_proj", [64, 5120])]
+    );
+    let attention = config.blocks[3].attention().unwrap();
+    assert!(attention.has_output_gate && attention.query_key_norms == Some(QueryKeyNorms::Heads));
+    // Queries and their gates.
+    assert_eq!(config.blocks[3].sites[0].shape, [2 * 24 * 256, 5120]);
+    assert_eq!((config.ropes[0].width, config.ropes[0].head_dim), (64, 256));
+    let names: Vec<String> = config.expected_tensors().into_iter().map(|(name, _)| name).collect();
+    for name in ["conv1d.weight", "A_log", "dt_bias", "norm.weight"] {
+        assert!(names.contains(&format!("model.layers.6.linear_attn.{name}")), "{name}");
+    }
+    assert_eq!(linear(&read(r#", "full_attention_interval": 3"#).unwrap())[..3], [true, true, false]);
+    let types = r#", "layer_types": ["full_attention", "linear_attention", "full_attention", "full_attention",
+        "full_attention", "full_attention", "full_attention", "linear_attention"]"#;
+    assert_eq!(linear(&read(types).unwrap()), [false, true, false, false, false, false, false, true]);
+    let refused = |more: &str| read(more).unwrap_err().to_string();
+    let message = refused(r#", "linear_num_value_heads": 24"#);
+    assert!(message.contains("`text_config.linear_num_value_heads` = 24 is not a multiple of"), "{message}");
+    assert!(refused(r#", "attn_output_gate": false"#).contains("attn_output_gate"));
+    assert!(refused(&types.replacen("full_attention", "sliding_attention", 1)).contains("names \"sliding_attention\""));
+    let others = r#", "layer_types": ["linear_attention", "full_attention"]"#;
+    assert!(refusal(others).contains("names \"linear_attention\" for layer 0"), "{}", refusal(others));
+    let message = ModelConfig::from_json(r#"{"model_type": "qwen3_5_moe"}"#).unwrap_err().to_string();
+    assert!(message.contains("it needs a mixture of experts beside linear attention"), "{message}");
 }

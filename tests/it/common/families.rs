@@ -8,9 +8,11 @@ use lora_train::spec::ModelConfig;
 use safetensors::tensor::{Dtype, TensorView};
 
 /// Folders of `tests/golden` with a `config.json`.
-pub(crate) const FAMILIES: [&str; 19] = [
+pub(crate) const FAMILIES: [&str; 21] = [
     "qwen2",
     "qwen3",
+    "qwen3_5",
+    "qwen3_5-multimodal",
     "llama-with-biases",
     "gemma2",
     "gemma3",
@@ -67,10 +69,14 @@ pub(crate) fn write_model(config: &str, folder: &Path) {
     let config = ModelConfig::from_json(config).unwrap();
     let norm = if config.has_norms_less_one { 0.0 } else { 1.0 };
     let tensor = |(name, shape): (String, Vec<usize>)| {
-        let (centre, bound) = match shape[..] {
-            [_, in_features] => (0.0, 1.7 / (in_features as f64).sqrt()),
-            _ => (if name.ends_with("norm.weight") { norm } else { 0.0 }, 0.3),
+        let centre = match &*name {
+            name if name.ends_with("linear_attn.norm.weight") => 1.0,
+            name if name.ends_with("norm.weight") => norm,
+            name if name.ends_with(".A_log") => -3.0,
+            _ => 0.0,
         };
+        let num_inputs = shape[1..].iter().product::<usize>();
+        let bound = if shape.len() == 1 { 0.3 } else { 1.7 / (num_inputs as f64).sqrt() };
         let values = formula(&name, bound).take(shape.iter().product());
         let bytes: Vec<u8> = values.flat_map(|value| (centre + value).to_le_bytes()).collect();
         (config.module_of(&name), (shape, bytes))

@@ -83,6 +83,7 @@ fn a_tied_head_may_be_stored_if_it_is_the_embedding_and_rotary_buffers_are_ignor
     let embedding = tensors["model.embed_tokens.weight"].clone();
     tensors.insert("lm_head.weight".into(), embedding);
     tensors.insert("model.layers.0.self_attn.rotary_emb.inv_freq".into(), (vec![8], vec![0.5; 8]));
+    tensors.insert("mtp.layers.0.mlp.up_proj.weight".into(), (vec![2, 2], vec![0.5; 4]));
     fixture::write_tensors(&folder.path().join(SINGLE), &tensors, Dtype::F32);
     WeightFiles::open(folder.path()).unwrap().check(&config).unwrap();
 

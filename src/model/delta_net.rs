@@ -1,0 +1,128 @@
+//! The linear attention of a block: projections, short convolution, gated delta rule, gated norm.
+
+use burn::tensor::Tensor;
+
+use super::budget::{SizedBy, SublayerSizes};
+use super::context::TokenMixing;
+use super::linears::Linears;
+use crate::ops::delta_rule::{DeltaInputs, Gates, delta_rule_backward};
+use crate::ops::kernels::Place;
+use crate::ops::linear::InputGrad;
+use crate::ops::norm::{rms_norm, rms_norm_backward};
+use crate::ops::short_conv::{short_conv, short_conv_backward};
+use crate::ops::swiglu::{gated, gated_backward};
+use crate::spec::{self, Activation};
+
+/// A linear attention and its own frozen weights, in `f32`.
+#[derive(Clone, Debug)]
+pub struct DeltaNet {
+    /// Its shape.
+    pub spec: spec::DeltaNet,
+    /// Of the convolution, `[kernel_size, qkv_width]`.
+    pub conv: Tensor<2>,
+    /// Logarithm of the decay's rate, `[num_value_heads]`.
+    pub a_log: Tensor<1>,
+    /// Added to the decay's projection, `[num_value_heads]`.
+    pub dt_bias: Tensor<1>,
+    /// Weight of the norm of a value head, `[value_head_dim]`.
+    pub norm: Tensor<1>,
+}
+
+/// What the backward needs of the forward; the convolution, the gates and the norm are cheaper to compute again.
+#[derive(Clone, Debug)]
+pub(super) struct Kept {
+    /// Before the convolution, `[tokens, qkv_width]`.
+    qkv: Tensor<2>,
+    /// Gate of the output, `[tokens, value_width]`.
+    z: Tensor<2>,
+    /// Strength and decay before their functions, `[tokens, num_value_heads]` each.
+    gates: [Tensor<2>; 2],
+    /// What is read of the states, `[tokens, value_width]`.
+    o: Tensor<2>,
+}
+
+impl spec::DeltaNet {
+    /// Sizes of its tensors.
+    pub(super) fn sizes(&self, by: SizedBy) -> SublayerSizes {
+        let (qkv, value, hidden) = (self.heads.qkv_width(), self.heads.value_width(), by.hidden_size);
+        let rule = by.place.delta_rule_numbers(self.heads, by.dtype);
+        // By head: the two gates and what they are made of.
+        let gates = 4 * self.heads.num_value_heads;
+        SublayerSizes {
+            kept: qkv + 2 * value + 2 * self.heads.num_value_heads,
+            // The output of the convolution; or the product of norm and gate, and the output beside its residual.
+            forward: (qkv + gates + rule[0]).max(2 * value) + hidden,
+            // The output of the convolution and its gradient, where norm and gate are done with as much as their gradients take; or
+            // the normed output, the gradients of its product with the gate, and of both.
+            backward: (2 * qkv + gates + rule[1]).max(4 * value) + 2 * hidden,
+        }
+    }
+}
+
+impl DeltaNet {
+    fn gates(&self, kept: &[Tensor<2>; 2]) -> Gates<Tensor<2>> {
+        Gates::new(kept.each_ref(), &self.a_log, &self.dt_bias)
+    }
+
+    pub(super) fn activations(&self, x: &Tensor<2>, linears: &mut Linears<'_>, mixing: &mut dyn TokenMixing) -> Kept {
+        let [qkv, z, b, a] = linears.project(self.spec.inputs, x);
+        let gates = [b, a];
+        let o = mixing.delta_rule(&qkv, &self.gates(&gates), self);
+        Kept { qkv, z, gates, o }
+    }
+
+    /// The output of the norm and the factor of every head, `[tokens * num_value_heads, value_head_dim]`.
+    fn normed(&self, place: Place, o: &Tensor<2>, eps: f64) -> (Tensor<2>, Tensor<1>) {
+        rms_norm(place, &self.by_head(o), &self.norm, eps)
+    }
+
+    /// A row for every head.
+    fn by_head(&self, x: &Tensor<2>) -> Tensor<2> {
+        let [tokens, _] = x.dims();
+        let heads = self.spec.heads;
+        x.clone().reshape([tokens * heads.num_value_heads, heads.value_head_dim])
+    }
+
+    pub(super) fn output(&self, kept: &Kept, residual: Option<Tensor<2>>, linears: &mut Linears<'_>) -> Tensor<2> {
+        let (place, eps) = (linears.context.place(), linears.context.eps);
+        let normed = self.normed(place, &kept.o, eps).0.reshape(kept.z.dims());
+        let h = gated(place, Activation::Silu, &kept.z, &normed);
+        drop(normed);
+        linears.forward(self.spec.output, &h, residual)
+    }
+
+    /// The gradient of the input if `input_grad`. `x` computes the input again.
+    pub(super) fn backward(
+        &self,
+        dy: &Tensor<2>,
+        kept: Kept,
+        x: impl FnOnce() -> Tensor<2>,
+        linears: &mut Linears<'_>,
+        input_grad: bool,
+    ) -> Option<Tensor<2>> {
+        let context = linears.context;
+        let (place, layout, heads) = (context.place(), context.layout, self.spec.heads);
+        let Kept { qkv, z, gates: [b, a], o } = kept;
+        let (normed, rstd) = self.normed(place, &o, context.eps);
+        let normed = normed.reshape(z.dims());
+        let h = gated(place, Activation::Silu, &z, &normed);
+        let dh = linears.backward(self.spec.output, dy, &h, InputGrad::Fresh);
+        drop(h);
+        let dh = dh.unwrap_or_else(|| z.zeros_like());
+        let (dz, d_normed) = gated_backward(place, Activation::Silu, &dh, &z, &normed);
+        drop((dh, z, normed));
+        let (d_normed, o) = (self.by_head(&d_normed), self.by_head(&o));
+        let d_o = rms_norm_backward(place, &d_normed, &o, &self.norm, &rstd, d_normed.zeros_like());
+        drop((d_normed, o));
+        let d_o = d_o.reshape(dz.dims());
+        let gates = self.gates(&[b, a.clone()]);
+        let convolved = short_conv(&qkv, &self.conv, layout);
+        let inputs = DeltaInputs { qkv: &convolved, gates: &gates };
+        let (d_convolved, d_gates) = delta_rule_backward(&d_o, inputs, layout, heads);
+        drop((convolved, d_o));
+        let dqkv = short_conv_backward(&d_convolved, &qkv, &self.conv, layout);
+        drop((d_convolved, qkv));
+        let [db, da] = gates.backward(d_gates, &a, &self.a_log, &self.dt_bias);
+        linears.project_backward(self.spec.inputs, [dqkv, dz, db, da], &x(), input_grad)
+    }
+}

@@ -1,0 +1,103 @@
+//! Gated `DeltaNet`: linear attention with a state of fixed size.
+
+use super::block::{Projections, SiteId};
+
+/// Gated `DeltaNet` (Yang et al., 2025): short convolution, gated delta rule, gated norm.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeltaNet {
+    /// Its heads.
+    pub heads: DeltaHeads,
+    /// Tokens that the convolution sees, the current one included.
+    pub kernel_size: usize,
+    /// The projections of its input: queries, keys and values side by side; the gate of the output; the strength and the decay
+    /// of each value head.
+    pub inputs: Projections<4>,
+    /// The projection of its output.
+    pub output: SiteId,
+}
+
+/// The heads of a delta rule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeltaHeads {
+    /// Number of query and key heads.
+    pub num_key_heads: usize,
+    /// Number of value heads, each with a state; a multiple of `num_key_heads`.
+    pub num_value_heads: usize,
+    /// Width of a query or key head.
+    pub key_head_dim: usize,
+    /// Width of a value head.
+    pub value_head_dim: usize,
+}
+
+impl DeltaHeads {
+    /// Width of all query heads, and of all key heads.
+    #[must_use]
+    pub fn key_width(&self) -> usize {
+        self.num_key_heads * self.key_head_dim
+    }
+
+    /// Width of all value heads.
+    #[must_use]
+    pub fn value_width(&self) -> usize {
+        self.num_value_heads * self.value_head_dim
+    }
+
+    /// Width of queries, keys and values side by side.
+    #[must_use]
+    pub fn qkv_width(&self) -> usize {
+        2 * self.key_width() + self.value_width()
+    }
+
+    /// Value heads that share a key head.
+    #[must_use]
+    pub fn group(&self) -> usize {
+        self.num_value_heads / self.num_key_heads
+    }
+
+    /// Floating-point operations of the forward for a token, in chunks of so many: the products of a chunk with its state, and of
+    /// its tokens with each other up to the diagonal.
+    #[must_use]
+    pub fn flops_per_token(&self, chunk_tokens: usize) -> usize {
+        let with_state = 6 * self.state_len();
+        let with_tokens = (chunk_tokens + 1) * (2 * self.key_head_dim + 2 * self.value_head_dim);
+        self.num_value_heads * (with_state + with_tokens)
+    }
+
+    /// Numbers of a head's state.
+    #[must_use]
+    pub fn state_len(&self) -> usize {
+        self.key_head_dim * self.value_head_dim
+    }
+}
+
+/// Names of its tensors that are no linear layers.
+pub const CONV: &str = "linear_attn.conv1d.weight";
+/// Logarithm of the decay's rate.
+pub const A_LOG: &str = "linear_attn.A_log";
+/// Added to the decay's projection.
+pub const DT_BIAS: &str = "linear_attn.dt_bias";
+/// Weight of the norm of a value head, which is stored as it is also where others are stored less 1.
+pub const GATED_NORM: &str = "linear_attn.norm.weight";
+
+/// Names of its linear layers, in the order of the forward pass.
+pub const DELTA_NET_NAMES: [&str; 5] = [
+    "linear_attn.in_proj_qkv",
+    "linear_attn.in_proj_z",
+    "linear_attn.in_proj_b",
+    "linear_attn.in_proj_a",
+    "linear_attn.out_proj",
+];
+
+impl DeltaNet {
+    /// Its tensors that are no linear layers, with their shapes.
+    #[must_use]
+    pub fn tensors(&self) -> [(&'static str, Vec<usize>); 4] {
+        let Self { heads, kernel_size, .. } = self;
+        [
+            (CONV, vec![heads.qkv_width(), 1, *kernel_size]),
+            (A_LOG, vec![heads.num_value_heads]),
+            (DT_BIAS, vec![heads.num_value_heads]),
+            (GATED_NORM, vec![heads.value_head_dim]),
+        ]
+    }
+}
