@@ -217,6 +217,7 @@ mod tests {
             ("qwen3-30b-a3b.json", 30_532_122_624),
             ("qwen1.5-moe-a2.7b.json", 14_315_784_192),
             ("mixtral-8x7b.json", 46_702_792_704),
+            ("qwen3.5-35b-a3b.json", 34_660_610_688),
         ] {
             assert_eq!(config(name).num_parameters(), parameters, "{name}");
         }

@@ -202,6 +202,26 @@ const QWEN3: Family = Family {
     ..QWEN2
 };
 
+const QWEN3_5: Family = Family {
+    model_type: "qwen3_5_text",
+    architecture: "Qwen3_5ForCausalLM",
+    nested_in: Some(("qwen3_5", "Qwen3_5ForConditionalGeneration")),
+    biases: Biases::AttentionKey,
+    qk_norms: Some(QueryKeyNorms::Heads),
+    norms_less_one: true,
+    partial_rotary_factor: Some(0.25),
+    extra: Extra::OutputGate,
+    delta_heads: Some(DeltaHeads { num_key_heads: 16, num_value_heads: 32, key_head_dim: 128, value_head_dim: 128 }),
+    vocab_size: Some(248_320),
+    num_attention_heads: Some(16),
+    head_dim: Some(256),
+    num_key_value_heads: Some(4),
+    max_position_embeddings: 32_768,
+    bos_token_id: None,
+    eos_token_id: None,
+    ..LLAMA
+};
+
 const QWEN2_EXPERTS: Experts = Experts {
     count: 60,
     num_per_token: 4,
@@ -253,7 +273,7 @@ const GLM: Family = Family {
 };
 
 /// Every supported family.
-pub(super) const FAMILIES: [Family; 18] = [
+pub(super) const FAMILIES: [Family; 19] = [
     LLAMA,
     MISTRAL,
     Family {
@@ -336,29 +356,21 @@ pub(super) const FAMILIES: [Family; 18] = [
         eos_token_id: None,
         ..LLAMA
     },
+    QWEN3_5,
     Family {
-        model_type: "qwen3_5_text",
-        architecture: "Qwen3_5ForCausalLM",
-        nested_in: Some(("qwen3_5", "Qwen3_5ForConditionalGeneration")),
-        biases: Biases::AttentionKey,
-        qk_norms: Some(QueryKeyNorms::Heads),
-        norms_less_one: true,
-        partial_rotary_factor: Some(0.25),
-        extra: Extra::OutputGate,
-        delta_heads: Some(DeltaHeads {
-            num_key_heads: 16,
-            num_value_heads: 32,
-            key_head_dim: 128,
-            value_head_dim: 128,
+        model_type: "qwen3_5_moe_text",
+        architecture: "Qwen3_5MoeForCausalLM",
+        nested_in: Some(("qwen3_5_moe", "Qwen3_5MoeForConditionalGeneration")),
+        experts: Some(Experts {
+            count: 256,
+            num_per_token: 8,
+            intermediate_size: Some(512),
+            shared: Some(512),
+            has_keys: false,
+            ..QWEN2_EXPERTS
         }),
-        vocab_size: Some(248_320),
-        num_attention_heads: Some(16),
-        head_dim: Some(256),
-        num_key_value_heads: Some(4),
-        max_position_embeddings: 32_768,
-        bos_token_id: None,
-        eos_token_id: None,
-        ..LLAMA
+        num_key_value_heads: Some(2),
+        ..QWEN3_5
     },
     GEMMA2,
     Family {
@@ -423,7 +435,6 @@ pub(super) const FAMILIES: [Family; 18] = [
 
 /// What models of other types need that is not implemented here, by how their types begin.
 pub(super) const LACKING: &[(&str, &str)] = &[
-    ("qwen3_5_moe", "a mixture of experts beside linear attention"),
     ("qwen3_next", "linear attention"),
     ("kimi_linear", "linear attention"),
     ("minimax", "a mixture of experts, in some versions with linear attention"),

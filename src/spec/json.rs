@@ -72,7 +72,9 @@ fn decoder(json: &mut Section, family: &Family) -> ModelConfig {
     let biases = biases(json, family);
     let vocab_size = count_or(json, "vocab_size", family.vocab_size, 1 << 24);
     let hidden = json.required_count("hidden_size", 1..=1 << 20);
-    let intermediate = json.required_count("intermediate_size", 1..=1 << 22);
+    // Where all feed-forward layers are mixtures with a key of their own, it means nothing.
+    let is_needed = family.experts.is_none_or(|experts| experts.has_keys || experts.intermediate_size.is_none());
+    let intermediate = count_or(json, "intermediate_size", (!is_needed).then_some(1), 1 << 22);
     let num_hidden_layers = json.required_count("num_hidden_layers", 1..=4096);
     let max_position_embeddings = json.count("max_position_embeddings", family.max_position_embeddings, 1..=1 << 32);
     let [attention_cap, logit_soft_cap] = soft_caps(json, family);

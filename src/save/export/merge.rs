@@ -105,7 +105,10 @@ pub fn merge(
         let tensors = merging.tensors(on_bytes).filter(|tensor| tensor.shard(base) == shard && !is_joined(tensor.name));
         let metadata = base.shard_metadata(shard).cloned();
         let joined = base.joined().iter().filter(|(_, stored)| stored.shard == shard);
-        let joined = joined.map(|(name, stored)| (name.clone(), ToWrite::AsStored(base, stored))).collect();
+        let joined = joined.map(|(name, stored)| {
+            (stored.nested_name.as_ref().unwrap_or(name).clone(), ToWrite::AsStored(base, stored))
+        });
+        let joined = joined.collect();
         merging.write_shard(
             &tensors.collect::<Vec<_>>(),
             joined,

@@ -8,11 +8,12 @@ use lora_train::spec::ModelConfig;
 use safetensors::tensor::{Dtype, TensorView};
 
 /// Folders of `tests/golden` with a `config.json`.
-pub(crate) const FAMILIES: [&str; 21] = [
+pub(crate) const FAMILIES: [&str; 22] = [
     "qwen2",
     "qwen3",
     "qwen3_5",
     "qwen3_5-multimodal",
+    "qwen3_5_moe",
     "llama-with-biases",
     "gemma2",
     "gemma3",

@@ -76,13 +76,14 @@ fn parts(name: &str, stored: &StoredTensor, is_gpt_oss: bool) -> Option<Vec<(Str
             let num_bytes = num_bytes / matrices.len();
             (first + index * num_bytes..first + (index + 1) * num_bytes, None)
         };
-        // Files that we write have the matrices one by one.
-        StoredTensor { shape, range, strides, nested_name: None, ..stored.clone() }
+        StoredTensor { shape, range, strides, ..stored.clone() }
     };
     let all = (0..*num_experts)
         .flat_map(|expert| matrices.iter().enumerate().map(move |(index, name)| (expert, index, *name)));
+    let nested = stored.nested_name.as_ref().and_then(|name| name.split_once(EXPERTS)).map(|(block, _)| block);
     let named = |(expert, index, name): (usize, usize, &str)| {
-        (format!("{block}.experts.{expert}.{name}.{part}"), matrix(expert, index))
+        let in_block = |block: &str| format!("{block}.experts.{expert}.{name}.{part}");
+        (in_block(block), StoredTensor { nested_name: nested.map(in_block), ..matrix(expert, index) })
     };
     Some(all.map(named).collect())
 }
