@@ -16,11 +16,11 @@ pub enum CombinationType {
     Cat,
     /// The largest singular values of the sum of the updates
     Svd,
-    /// Sums of the largest numbers whose signs agree with most (Yadav et al., 2023)
+    /// Means of the largest numbers, of those whose signs agree with most (Yadav et al., 2023)
     Ties,
     /// Sums of numbers drawn at random, made larger in turn (Yu et al., 2023)
     DareLinear,
-    /// Both: numbers drawn at random, of which those count whose signs agree
+    /// Means of numbers drawn at random, of those whose signs agree with most
     DareTies,
     /// Sums of the largest numbers
     MagnitudePrune,
