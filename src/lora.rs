@@ -5,9 +5,10 @@ pub mod combine;
 mod dora;
 pub mod kind;
 pub mod matrices;
+mod row_norms;
 pub(crate) mod start;
 pub mod targets;
 
 pub use adapters::{Adapter, AdapterSet, BlockAdapters};
-pub use dora::RowNorms;
 pub use matrices::Matrices;
+pub use row_norms::RowNorms;

@@ -4,9 +4,9 @@ use burn::tensor::{DType, Device, Tensor};
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 
-use super::dora::RowNorms;
 use super::kind::Kind;
 use super::matrices::{Applied, Matrices};
+use super::row_norms::RowNorms;
 use super::start::start;
 use super::targets::{AdapterShape, Selection};
 use crate::config::InitLoraWeights;

@@ -3,7 +3,6 @@
 //! frozen weight is a part.
 
 use std::ops::Range;
-use std::sync::OnceLock;
 
 use burn::tensor::{DType, Tensor};
 
@@ -12,81 +11,6 @@ use crate::ops::dropout::dropout;
 use crate::ops::kernels::Place;
 use crate::ops::linear::{InputGrad, Weight, add_low_rank, linear, linear_backward, low_rank_input, rounded_once};
 use crate::ops::low_rank::{Lora, LowRank};
-
-/// Numbers of a weight that are squared at a time.
-const CHUNK_LEN: usize = 1 << 20;
-
-/// Norms of the rows of a weight, each computed when it is first needed, `[1, out_features]` in `f32`.
-#[derive(Debug, Default)]
-pub struct RowNorms {
-    /// Squares of those of the frozen weight.
-    squares: OnceLock<Tensor<2>>,
-    /// Those of its sum with the low-rank update.
-    of_sum: OnceLock<Tensor<2>>,
-}
-
-impl Clone for RowNorms {
-    /// A copy is of an adapter that may become another: it has those of the frozen weight.
-    fn clone(&self) -> Self {
-        Self { squares: self.squares.clone(), of_sum: OnceLock::new() }
-    }
-}
-
-impl RowNorms {
-    /// Those of the frozen weight: the adapter is about to change.
-    #[must_use]
-    pub(crate) fn before_change(self) -> Self {
-        Self { of_sum: OnceLock::new(), ..self }
-    }
-
-    /// Norms of the frozen weight.
-    pub(super) fn of_weight(&self, weight: &Weight) -> Tensor<2> {
-        self.squares(weight).sqrt()
-    }
-
-    fn squares(&self, weight: &Weight) -> Tensor<2> {
-        kept(&self.squares, || {
-            let values = weight.values.dense();
-            let [rows, columns] = values.dims();
-            let most = (CHUNK_LEN / columns).max(1);
-            let part = |first: usize| values.as_ref().clone().narrow(0, first, most.min(rows - first));
-            let sums = (0..rows).step_by(most).map(|first| part(first).cast(DType::F32).square().sum_dim(1));
-            Tensor::cat(sums.collect(), 0).reshape([1, rows])
-        })
-    }
-
-    /// `||w + scale b A||^2 = ||w||^2 + scale b (2 A w + scale A A^T b)`: the sum itself, which is as large as the weight and
-    /// would have to be decoded, is not needed. Products with the weight are in `dtype`.
-    fn of_sum(&self, place: Place, weight: &Weight, adapter: Applied<'_>, dtype: DType) -> Tensor<2> {
-        kept(&self.of_sum, || {
-            let LowRank { a, b } = adapter.matrices.low_rank();
-            let (a, b) = (a.clone().detach(), b.clone().detach() * adapter.scale);
-            let product = |x: &Tensor<2>, weight: &Weight| linear(place, x, weight, None, None).0.cast(DType::F32);
-            let aw = product(&a.clone().cast(dtype), &bare(weight)); // [r, out]
-            let aa = product(&a, &Weight::new(a.clone())); // [r, r]
-            let cross = aw.transpose() * 2.0 + product(&b, &Weight::new(aa)); // [out, r]
-            let squares = self.squares(weight) + (b * cross).sum_dim(1).transpose();
-            // A row of zeros stays one, instead of becoming no number.
-            squares.clamp_min(f32::MIN_POSITIVE).sqrt()
-        })
-    }
-}
-
-/// What the cell holds, or else `make` puts there. Another thread that makes the same does not wait, for it may be one that
-/// helps to make this.
-fn kept(cell: &OnceLock<Tensor<2>>, make: impl FnOnce() -> Tensor<2>) -> Tensor<2> {
-    if let Some(found) = cell.get() {
-        return found.clone();
-    }
-    let made = make();
-    drop(cell.set(made.clone()));
-    made
-}
-
-/// The weight without its bias, which is outside of the decomposition.
-fn bare(weight: &Weight) -> Weight {
-    Weight { bias: None, ..weight.clone() }
-}
 
 /// What a pass through the layer needs of the adapter.
 struct Decomposed<'a> {
@@ -99,7 +23,7 @@ struct Decomposed<'a> {
 
 impl<'a> Decomposed<'a> {
     fn new(place: Place, x: &Tensor<2>, weight: &Weight, adapter: Applied<'a>) -> Self {
-        let norms = adapter.norms.of_sum(place, weight, adapter, x.dtype());
+        let norms = adapter.norms.of_sum(place, weight, adapter.lora(), x.dtype());
         let Some(magnitude) = adapter.matrices.magnitude else { unreachable!("the kind has magnitudes") };
         Self { lora: Lora { dropout: None, ..adapter.lora() }, factors: magnitude.clone() / norms.clone(), norms }
     }
@@ -115,7 +39,7 @@ pub(super) fn forward(
 ) -> Tensor<2> {
     let Decomposed { lora, factors, .. } = Decomposed::new(place, x, weight, adapter);
     let dropped = adapter.dropout.map(|settings| dropout(place, x, settings));
-    let (z, _) = linear(place, dropped.as_ref().unwrap_or(x), &bare(weight), Some(lora), None);
+    let (z, _) = linear(place, dropped.as_ref().unwrap_or(x), &weight.without_bias(), Some(lora), None);
     let others = match dropped {
         Some(dropped) => [Some(linear(place, &(x.clone() - dropped), weight, None, residual).0), None],
         None => [weight.bias.clone().map(Tensor::unsqueeze), residual],
@@ -133,7 +57,7 @@ pub(super) fn add(
     rows: Range<usize>,
 ) -> Tensor<2> {
     let part = |x: &Tensor<2>| x.clone().narrow(0, rows.start, rows.len());
-    let (x, bare, dtype) = (part(x), bare(weight), y.dtype());
+    let (x, bare, dtype) = (part(x), weight.without_bias(), y.dtype());
     let Decomposed { lora, factors, .. } = Decomposed::new(place, &x, weight, adapter);
     let (base, _) = linear(place, &x, &bare, None, None);
     let z = add_low_rank(place, base.clone(), &x, &bare, lora, 0..rows.len());
@@ -152,7 +76,7 @@ pub(super) fn backward(
     input_grad: InputGrad,
 ) -> (Option<Tensor<2>>, Option<Matrices<Tensor<2>>>) {
     let Decomposed { lora, norms, factors } = Decomposed::new(place, x, weight, adapter);
-    let (dtype, bare) = (x.dtype(), bare(weight));
+    let (dtype, bare) = (x.dtype(), weight.without_bias());
     let dropped = adapter.dropout.map(|settings| dropout(place, x, settings));
     let input = dropped.as_ref().unwrap_or(x);
     let (z, xa) = linear(place, input, &bare, Some(lora), None);
@@ -204,6 +128,7 @@ mod tests {
     use burn::tensor::Device;
 
     use super::*;
+    use crate::lora::RowNorms;
     use crate::lora::kind::Kind;
     use crate::model::weights::Quantisation;
     use crate::ops::dropout::Dropout;

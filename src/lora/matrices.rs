@@ -2,7 +2,7 @@
 
 use burn::tensor::Tensor;
 
-use super::dora::RowNorms;
+use super::row_norms::RowNorms;
 use crate::ops::dropout::Dropout;
 use crate::ops::low_rank::{Lora, LowRank};
 

@@ -106,6 +106,12 @@ impl Weight {
         self.values.dims()
     }
 
+    /// The same without its bias.
+    #[must_use]
+    pub fn without_bias(&self) -> Self {
+        Self { bias: None, ..self.clone() }
+    }
+
     /// An operand of a plain product with this weight, in `dtype`.
     fn operand(&self, x: &Tensor<2>, dtype: DType, products: F32Products) -> Operand<2> {
         if self.rounds {
