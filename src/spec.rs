@@ -218,6 +218,7 @@ mod tests {
             ("qwen1.5-moe-a2.7b.json", 14_315_784_192),
             ("mixtral-8x7b.json", 46_702_792_704),
             ("qwen3.5-35b-a3b.json", 34_660_610_688),
+            ("gpt-oss-20b.json", 20_914_757_184),
         ] {
             assert_eq!(config(name).num_parameters(), parameters, "{name}");
         }

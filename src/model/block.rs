@@ -304,7 +304,8 @@ mod tests {
         ModelConfig::from_json(
             r#"{"model_type": "gpt_oss", "vocab_size": 64, "hidden_size": 40, "intermediate_size": 20,
                 "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
-                "num_local_experts": 5, "num_experts_per_tok": 2, "attention_bias": true, "sliding_window": 3}"#,
+                "num_local_experts": 5, "num_experts_per_tok": 2, "attention_bias": true, "sliding_window": 3,
+                "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}"#,
         )
         .unwrap()
     }

@@ -9,6 +9,9 @@ use crate::ops::linear::InputGrad;
 use crate::ops::routing::{Routing, gather, route, scatter_add};
 use crate::spec::{self, Gated, SharedExpert};
 
+/// More tokens of one expert than this often the mean are not planned for.
+const MOST_OF_MEAN: usize = 4;
+
 /// What the backward needs of the forward.
 #[derive(Clone, Debug)]
 pub(super) struct Kept {
@@ -20,13 +23,13 @@ pub(super) struct Kept {
 }
 
 impl spec::Mixture {
-    /// Sizes of its tensors, for a token of average experts.
+    /// Sizes of its tensors, where no expert gets more than [`MOST_OF_MEAN`] times the mean number of tokens.
     pub(super) fn sizes(&self, by: SizedBy) -> SublayerSizes {
         let (num_experts, hidden) = (self.experts.len(), by.hidden_size);
         let of_expert = self.experts.first().map_or(SublayerSizes::default(), |gated| gated.sizes(by));
         let shared = self.shared.as_ref().map(|shared| shared.gated.sizes(by)).unwrap_or_default();
         // One expert at a time, with the rows that it takes.
-        let of_one = |size: usize| (size + hidden) * self.num_per_token / num_experts;
+        let of_one = |size: usize| (size + hidden) * (MOST_OF_MEAN * self.num_per_token).min(num_experts) / num_experts;
         SublayerSizes {
             kept: self.num_per_token * (of_expert.kept + 3) + 2 * num_experts + shared.kept + 1,
             forward: 2 * hidden + of_one(of_expert.forward).max(shared.forward),

@@ -1,6 +1,5 @@
 //! Which tokens go to which experts, and what carries them there and back.
 
-use std::cmp::Ordering;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -61,7 +60,7 @@ fn route_now(scores: &Tensor<2>, num_per_token: usize, probabilities: Probabilit
     for (token, row) in values.chunks_exact_mut(num_experts).enumerate() {
         order.clear();
         order.extend(0..num_experts);
-        order.sort_by(|&a, &b| row[b].partial_cmp(&row[a]).unwrap_or(Ordering::Equal));
+        order.sort_by(|&a, &b| row[b].total_cmp(&row[a]));
         row.fill(f32::NEG_INFINITY);
         for &expert in &order[..num_per_token] {
             tokens_of[expert].push(token as i32);

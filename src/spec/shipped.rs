@@ -32,6 +32,7 @@ const SHAPES: &[Shape] = &[
     ),
     (&["Qwen1.5-MoE-A2.7B", "Qwen1.5-MoE-A2.7B-Chat"], include_str!("../../configs/qwen1.5-moe-a2.7b.json")),
     (&["Mixtral-8x7B-v0.1", "Mixtral-8x7B-Instruct-v0.1"], include_str!("../../configs/mixtral-8x7b.json")),
+    (&["gpt-oss-20b"], include_str!("../../configs/gpt-oss-20b.json")),
     (&["Qwen3.5-35B-A3B", "Qwen3.5-35B-A3B-Base"], include_str!("../../configs/qwen3.5-35b-a3b.json")),
     (&["SmolLM2-135M", "SmolLM2-135M-Instruct"], include_str!("../../configs/smollm2-135m.json")),
     (&["TinyLlama-1.1B-Chat-v1.0"], include_str!("../../configs/tinyllama-1.1b.json")),

@@ -6,12 +6,14 @@ use crate::spec::{Block, is_of_expert};
 use crate::util::stats::{as_f64, as_u64};
 
 /// Bytes of the frozen weights as the model holds them.
+#[derive(Default)]
 struct Sizes {
     /// What is no matrix, such as norms and biases, in `f32`.
     vectors: usize,
-    /// The matrices of a block.
+    /// The matrices of a block on average, and of the largest one.
     block: usize,
-    /// Those of its experts.
+    largest: usize,
+    /// Those of its experts, on average.
     experts: usize,
     head: usize,
     embedding: usize,
@@ -19,20 +21,25 @@ struct Sizes {
 
 impl Workload<'_> {
     fn sizes(&self) -> Sizes {
-        let mut sizes = Sizes { vectors: 0, block: 0, experts: 0, head: 0, embedding: 0 };
+        let (mut sizes, num_layers) = (Sizes::default(), self.config.num_layers().max(1));
+        let mut blocks = vec![0; num_layers];
         for (name, shape) in self.config.expected_tensors() {
-            let part = match shape.len() {
-                2 if name.starts_with("model.layers.") => &mut sizes.block,
-                2 if name == "lm_head.weight" => &mut sizes.head,
-                2 => &mut sizes.embedding,
-                _ => &mut sizes.vectors,
-            };
             let num_bytes = self.storage.tensor_bytes(self.config, &name, &shape, self.place);
-            *part += num_bytes;
-            sizes.experts += if is_of_expert(&name) { num_bytes } else { 0 };
+            let layer =
+                name.strip_prefix("model.layers.").and_then(|rest| rest.split('.').next()?.parse::<usize>().ok());
+            match (shape.len(), layer) {
+                (2, Some(layer)) => {
+                    blocks[layer] += num_bytes;
+                    sizes.experts += if is_of_expert(&name) { num_bytes } else { 0 };
+                }
+                (2, None) if name == "lm_head.weight" => sizes.head += num_bytes,
+                (2, None) => sizes.embedding += num_bytes,
+                _ => sizes.vectors += num_bytes,
+            }
         }
-        sizes.block /= self.config.num_layers().max(1);
-        sizes.experts /= self.config.num_layers().max(1);
+        sizes.block = blocks.iter().sum::<usize>() / num_layers;
+        sizes.largest = blocks.into_iter().max().unwrap_or(0);
+        sizes.experts /= num_layers;
         sizes
     }
 
@@ -40,13 +47,13 @@ impl Workload<'_> {
     /// activations exist. Weights in host memory: the block that is computed, the next block, and the previous block if
     /// the device has not computed it yet.
     pub(super) fn base_bytes(&self) -> usize {
-        let Sizes { vectors, block, experts, head, embedding } = self.sizes();
+        let Sizes { vectors, block, largest, experts, head, embedding } = self.sizes();
         let layers = self.config.num_layers();
         match self.storage.residency {
             Residency::Host if !self.place.is_host() => vectors + layers.min(3) * block + head + embedding,
             Residency::Memory | Residency::Host => vectors + layers * block + head + embedding,
             // Which experts of the next block are used is not known yet.
-            Residency::Mapped => vectors + block + (block - experts).max(head).max(self.tied(embedding)),
+            Residency::Mapped => vectors + largest + (block - experts).max(head).max(self.tied(embedding)),
         }
     }
 

@@ -8,7 +8,7 @@ use crate::util::stats::as_f64;
 /// Model FLOPs of forward and backward, as coefficients.
 ///
 /// A product with a frozen weight of `n` numbers takes `2n` per token in the forward and `2n` for the gradient of its
-/// input. There is no weight gradient, so the sum is `4n`; of experts, those of the token count. The adapters' own products take `6` per parameter. Attention
+/// input. There is no weight gradient, so the sum is `4n`; of the experts, only those that a token passes are counted. The adapters' own products take `6` per parameter. Attention
 /// takes two products in the forward and four in the backward for every visible pair of query and key: `12 * head_dim`
 /// per head. The head is counted only for tokens that carry loss. Recomputation by gradient checkpointing is not
 /// counted (Chowdhery et al., 2022, appendix B). A gated delta rule takes three times its forward, which is counted in chunks:

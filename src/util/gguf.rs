@@ -267,13 +267,18 @@ fn place(info: GgufTensorInfo, len: usize) -> Option<(String, GgufTensor)> {
 
 /// The end of the name of a tensor `[experts, rows, columns]`, behind what the matrices are.
 const EXPERTS: &str = "_exps.weight";
+/// No layer has more of them.
+pub const MAX_EXPERTS: usize = 4096;
 
 /// The matrices of experts, under the names that they had before files had them in one tensor: `blk.0.ffn_up.3.weight`.
 fn apart(name: String, tensor: GgufTensor) -> Vec<(String, GgufTensor)> {
     let (Some(layer), &[num_experts, rows, columns]) = (name.strip_suffix(EXPERTS), &tensor.shape[..]) else {
         return vec![(name, tensor)];
     };
-    let (first, num_bytes) = (tensor.range.start, tensor.num_bytes() / num_experts.max(1));
+    if num_experts == 0 || num_experts > MAX_EXPERTS {
+        return vec![(name, tensor)];
+    }
+    let (first, num_bytes) = (tensor.range.start, tensor.num_bytes() / num_experts);
     let matrix = |expert: usize| {
         let start = first + expert * num_bytes;
         let matrix = GgufTensor { shape: vec![rows, columns], kind: tensor.kind, range: start..start + num_bytes };

@@ -83,7 +83,8 @@ fn families() -> [(&'static str, Value); 17] {
         (
             "gpt_oss",
             json!({"model_type": "gpt_oss", "architectures": ["GptOssForCausalLM"], "num_local_experts": 3,
-            "num_experts_per_tok": 3, "attention_bias": true, "sliding_window": 9, "head_dim": 24}),
+            "num_experts_per_tok": 3, "attention_bias": true, "sliding_window": 9, "head_dim": 24,
+            "rope_scaling": {"rope_type": "default"}}),
         ),
     ]
 }

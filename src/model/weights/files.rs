@@ -17,7 +17,7 @@ use super::layout::{cannot_read, damaged, no_weights_hint, read_index};
 use super::pages::Pages;
 use crate::device::Dtype;
 use crate::schema::Problem;
-use crate::spec::{is_of_expert, name_alone};
+use crate::spec::name_alone;
 use crate::util::text;
 
 mod experts;
@@ -66,6 +66,8 @@ pub struct StoredTensor {
     range: Range<usize>,
     /// Where its elements are among them; absent: one after the other.
     strides: Option<Strides>,
+    /// Whether it is a part of a tensor that holds the matrices of several experts.
+    is_part: bool,
 }
 
 impl StoredTensor {
@@ -169,7 +171,8 @@ impl WeightFiles {
                 None => (name, None),
             };
             let (shape, dtype) = (info.shape.clone(), info.dtype);
-            self.tensors.insert(name, StoredTensor { shape, dtype, shard, nested_name, range, strides: None });
+            self.tensors
+                .insert(name, StoredTensor { shape, dtype, shard, nested_name, range, strides: None, is_part: false });
         }
         let metadata = Metadata::metadata(&header).clone();
         self.shards.push(Shard { path, map, metadata });
@@ -211,11 +214,20 @@ impl WeightFiles {
         &self.joined
     }
 
+    /// Whether the numbers or codes of a tensor are a part of one of these.
+    #[must_use]
+    pub fn is_part(&self, name: &str) -> bool {
+        let Some((module, _)) = name.rsplit_once('.') else { return false };
+        let module = format!("{module}.");
+        let first = self.tensors.range(module.clone()..).next();
+        first.is_some_and(|(name, stored)| name.starts_with(&module) && stored.is_part)
+    }
+
     /// Size of all tensors in the files.
     #[must_use]
     pub fn num_bytes(&self) -> usize {
-        let apart = self.tensors.iter().filter(|(name, _)| self.joined.is_empty() || !is_of_expert(name));
-        apart.map(|(_, tensor)| tensor).chain(self.joined.values()).map(|tensor| tensor.range.len()).sum()
+        let apart = self.tensors.values().filter(|tensor| !tensor.is_part);
+        apart.chain(self.joined.values()).map(|tensor| tensor.range.len()).sum()
     }
 
     /// One tensor as `f32` in host memory.

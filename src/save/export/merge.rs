@@ -10,10 +10,10 @@ use self::tensor::MergedTensor;
 use self::written::{ToWrite, Written, torch_name};
 use super::{ExportError, PromptForm};
 use crate::device::Dtype;
-use crate::model::weights::{Quantisation, Weights};
+use crate::model::weights::{Quantisation, WeightFiles, Weights};
 use crate::ops::quantised::Coding;
 use crate::schema::Problem;
-use crate::spec::{ModelConfig, is_of_expert};
+use crate::spec::ModelConfig;
 use crate::util::files;
 
 mod tensor;
@@ -98,25 +98,24 @@ pub fn merge(
     let unfinished = Unfinished(parent.join(format!(".{name}.{}.tmp", std::process::id())));
     std::fs::create_dir(&unfinished.0).map_err(ExportError::io("create", &unfinished.0))?;
 
+    // Experts have no adapters: where one tensor holds all of a layer, it is copied as it is.
+    let apart = |on_bytes| merging.tensors(on_bytes).filter(|tensor| !base.is_part(tensor.name));
+    let is_decoded = apart(&|_, _| ()).any(|tensor| tensor.is_coded());
+    check_joined(base, options, is_decoded)?;
+    let joined_bytes: usize = base.joined().values().map(|stored| base.bytes(stored).len()).sum();
+    let all = apart(&|_, _| ()).map(|tensor| tensor.num_bytes()).sum::<usize>() + joined_bytes;
+    let on_bytes: &dyn Fn(usize, usize) = &|size, _| on_bytes(size, all);
+
     let mut index = Index::default();
     for (shard, name) in base.shard_names().enumerate() {
-        // Experts have no adapters: where one tensor holds all of a layer, it is copied as it is.
-        let is_joined = |name: &str| !base.joined().is_empty() && is_of_expert(name);
-        let tensors = merging.tensors(on_bytes).filter(|tensor| tensor.shard(base) == shard && !is_joined(tensor.name));
-        let metadata = base.shard_metadata(shard).cloned();
+        let tensors = apart(on_bytes).filter(|tensor| tensor.shard(base) == shard);
         let joined = base.joined().iter().filter(|(_, stored)| stored.shard == shard);
         let joined = joined.map(|(name, stored)| {
-            (stored.nested_name.as_ref().unwrap_or(name).clone(), ToWrite::AsStored(base, stored))
+            (stored.nested_name.as_ref().unwrap_or(name).clone(), ToWrite::AsStored(base, stored, on_bytes))
         });
-        let joined = joined.collect();
-        merging.write_shard(
-            &tensors.collect::<Vec<_>>(),
-            joined,
-            metadata,
-            &unfinished.0.join(name),
-            options,
-            &mut index,
-        )?;
+        let (tensors, joined, metadata) =
+            (tensors.collect::<Vec<_>>(), joined.collect(), base.shard_metadata(shard).cloned());
+        merging.write_shard(&tensors, joined, metadata, &unfinished.0.join(name), options, &mut index)?;
     }
     for name in SIDE_FILES.into_iter().filter(|name| model.join(name).is_file()) {
         copy(&model.join(name), &unfinished.0.join(name))?;
@@ -125,7 +124,6 @@ pub fn merge(
         let map = json!({"metadata": {"total_size": index.num_bytes}, "weight_map": index.files});
         write_json(&unfinished.0.join(INDEX), &map)?;
     }
-    let is_decoded = merging.config.quantisation.is_some() && base.joined().is_empty();
     describe(&unfinished.0.join("config.json"), options, is_decoded)?;
     if let Some(PromptForm::ChatTemplate { chat_template: Some(template), .. }) = PromptForm::read(adapter)? {
         // The adapter was trained with this template.
@@ -143,6 +141,32 @@ pub fn merge(
     Ok(merging.summary(index.files.values().collect::<BTreeSet<_>>().len(), index.num_bytes))
 }
 
+/// Refuses what tensors that are copied do not allow. `is_decoded`: other tensors are written that the base has as codes.
+fn check_joined(base: &WeightFiles, options: MergeOptions, is_decoded: bool) -> Result<(), Problem> {
+    let refused = |message: &str, hint: &str| {
+        let message =
+            format!("experts that are stored as one tensor for all of a layer are copied as they are: {message}");
+        Err(Problem::new(message).hint(hint.to_owned()))
+    };
+    if base.joined().is_empty() {
+        return Ok(());
+    }
+    let has_codes = base.joined().values().any(|stored| stored.float_dtype().is_none());
+    if options.decoded.is_some() {
+        return refused(
+            "they are not decoded from the codes of the training",
+            "merge onto the base as it is: --original",
+        );
+    }
+    if has_codes && (options.dtype.is_some() || options.quantise.is_some()) {
+        return refused("here as codes, which --dtype and --quantize leave", "leave the option out");
+    }
+    if has_codes && is_decoded {
+        return refused("here as codes, beside others that would be decoded", "serve the adapter beside its base");
+    }
+    Ok(())
+}
+
 /// The tensors that were written.
 #[derive(Default)]
 struct Index {
@@ -152,7 +176,7 @@ struct Index {
 }
 
 impl Merging {
-    /// Writes one file of the model; none for no tensors.
+    /// Writes one file of the model; none for no tensors. `joined` are tensors that are copied.
     fn write_shard(
         &self,
         tensors: &[MergedTensor<'_>],
@@ -167,7 +191,7 @@ impl Merging {
         }
         let failure = OnceLock::new();
         let views = tensors.iter().flat_map(|tensor| {
-            let coding = options.quantise.filter(|_| self.linears.contains(tensor.name));
+            let coding = options.quantise.filter(|_| self.codable.contains(tensor.name));
             let quantisation = coding.map(|coding| Quantisation { coding, nested: false });
             Written::all(*tensor, options.dtype.unwrap_or(tensor.dtype()), quantisation, &failure)
         });

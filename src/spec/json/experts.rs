@@ -2,7 +2,11 @@
 
 use crate::schema::{Section, Value};
 use crate::spec::block::{Gated, Mixture, Probabilities, Projections, Role, SHARED_GATE, SharedExpert, Site, SiteId};
-use crate::spec::families::{Experts, Family};
+use crate::spec::families::{Biases, Experts, Family};
+use crate::util::gguf::MAX_EXPERTS;
+
+/// Experts of all layers.
+const MAX_EXPERTS_OF_ALL: usize = 1 << 17;
 
 /// The mixtures of a model, and its layers that have one.
 pub(super) struct Mixtures {
@@ -26,13 +30,23 @@ pub(super) fn mixtures(
 ) -> Option<Mixtures> {
     let Experts { count, num_per_token, intermediate_size, shared, has_keys, has_biases, names } = family.experts?;
     json.only("use_sliding_window", "false", |value| *value == Value::Boolean(false));
-    json.only("qkv_bias", "true", |value| *value == Value::Boolean(true));
+    if family.biases == Biases::QueryKeyValue {
+        json.only("qkv_bias", "true", |value| *value == Value::Boolean(true));
+    }
     // It adds what balances the experts to the loss, which moves routers: these are frozen.
     json.only("output_router_logits", "false", |value| *value == Value::Boolean(false));
     json.only("router_jitter_noise", "0.0", |value| value.number() == Some(0.0));
     let key = if json.has("num_local_experts") { "num_local_experts" } else { "num_experts" };
-    let num_experts = json.count(key, count, 1..=1 << 16);
-    let num_per_token = json.count("num_experts_per_tok", num_per_token, 1..=num_experts);
+    let num_experts = json.count(key, count, 1..=MAX_EXPERTS);
+    let num_per_token = json.count("num_experts_per_tok", num_per_token, 1..=MAX_EXPERTS);
+    if num_per_token > num_experts {
+        json.problem("num_experts_per_tok", format!("= {num_per_token}, but there are {num_experts} experts"));
+    }
+    if num_experts * num_layers > MAX_EXPERTS_OF_ALL {
+        let message = format!("= {num_experts} in {num_layers} layers, expected at most {MAX_EXPERTS_OF_ALL} in all");
+        json.problem(key, message);
+        return None;
+    }
     let mut is_in = vec![true; num_layers];
     let mut is_normalised = true;
     if has_keys {
@@ -46,10 +60,10 @@ pub(super) fn mixtures(
     Some(Mixtures {
         names,
         num_experts,
-        num_per_token,
+        num_per_token: num_per_token.min(num_experts),
         intermediate_size: intermediate_size
-            .map_or(intermediate, |default| json.count("moe_intermediate_size", default, 1..=1 << 22)),
-        shared: shared.map(|default| json.count("shared_expert_intermediate_size", default, 1..=1 << 22)),
+            .map_or(intermediate, |default| json.count("moe_intermediate_size", default, 1..=1 << 20)),
+        shared: shared.map(|default| json.count("shared_expert_intermediate_size", default, 1..=1 << 20)),
         probabilities: if is_normalised { Probabilities::OfChosen } else { Probabilities::OfAll },
         has_biases,
         is_in,

@@ -57,6 +57,9 @@ fn of_all(json: &mut Section, theta: f64, partial: f64, around: Around<'_>) -> R
     if old.is_some() && new.is_some() && old != new {
         json.problem("rope_parameters", "and `rope_scaling` differ; keep one of them");
     }
+    if new.is_none() && old.is_none() && matches!(around.family.model_type, "gpt_oss" | "ministral3") {
+        json.problem("rope_parameters", "is missing, as is `rope_scaling`: models of this type are scaled");
+    }
     let name = if new.is_some() { "rope_parameters" } else { "rope_scaling" };
     parameters(&mut json.below(name, "an object or null"), outer, theta, partial, around)
 }

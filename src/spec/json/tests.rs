@@ -156,7 +156,12 @@ fn mixtures_of_experts_are_read_by_the_keys_of_their_families() {
 
     let refused = |text: &str| read(text).unwrap_err().to_string();
     let more = refused(r#""model_type": "qwen3_moe", "num_experts": 2, "num_experts_per_tok": 3"#);
-    assert!(more.contains("`num_experts_per_tok` = 3"), "{more}");
+    assert!(more.contains("`num_experts_per_tok` = 3, but there are 2 experts"), "{more}");
+    // The family's default is 8.
+    assert!(refused(r#""model_type": "qwen3_moe", "num_experts": 4"#).contains("but there are 4 experts"));
+    assert!(refused(r#""model_type": "gpt_oss""#).contains("`rope_parameters` is missing"));
+    let ignored = r#""model_type": "qwen3_moe", "qkv_bias": false, "shared_expert_intermediate_size": 0"#;
+    assert!(read(ignored).is_ok());
     for key in [r#""output_router_logits": true"#, r#""use_sliding_window": true"#, r#""mlp_only_layers": ["a"]"#] {
         let found = refused(&format!(r#""model_type": "qwen3_moe", {key}"#));
         assert!(found.contains(key.split('"').nth(1).unwrap()), "{found}");

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::StoredTensor;
+use crate::util::gguf::MAX_EXPERTS;
 
 /// Ends of the names of such tensors, `[experts, rows, ...]`, and what the rows of an expert are. Those of gpt-oss have gate and
 /// up in turn, biases, and matrices that are transposed or codes.
@@ -54,6 +55,9 @@ fn parts(name: &str, stored: &StoredTensor, is_gpt_oss: bool) -> Option<Vec<(Str
     let joined = of_block.and_then(|(block, end)| Some((block, JOINED.iter().find(|(known, ..)| *known == end)?)));
     let (block, (_, matrices, part)) = joined?;
     let [num_experts, of_expert @ ..] = &stored.shape[..] else { return None };
+    if stored.range.is_empty() || *num_experts > MAX_EXPERTS {
+        return None;
+    }
     let num_bytes = stored.range.len() / (*num_experts).max(1);
     let width = stored.range.len() / stored.shape.iter().product::<usize>().max(1);
     let is_transposed = is_gpt_oss && *part == "weight";
@@ -76,7 +80,7 @@ fn parts(name: &str, stored: &StoredTensor, is_gpt_oss: bool) -> Option<Vec<(Str
             let num_bytes = num_bytes / matrices.len();
             (first + index * num_bytes..first + (index + 1) * num_bytes, None)
         };
-        StoredTensor { shape, range, strides, ..stored.clone() }
+        StoredTensor { shape, range, strides, is_part: true, ..stored.clone() }
     };
     let all = (0..*num_experts)
         .flat_map(|expert| matrices.iter().enumerate().map(move |(index, name)| (expert, index, *name)));

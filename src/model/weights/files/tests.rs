@@ -202,12 +202,21 @@ fn experts_that_are_stored_as_one_tensor_are_found_one_by_one() {
 }
 
 #[test]
+fn a_tensor_without_numbers_holds_no_experts() {
+    let folder = tempfile::tempdir().unwrap();
+    let view = TensorView::new(safetensors::Dtype::F32, vec![1 << 40, 0, 1], &[]).unwrap();
+    let views = [("model.layers.0.mlp.experts.down_proj", view)];
+    safetensors::serialize_to_file(views, None, &folder.path().join(SINGLE)).unwrap();
+    assert_eq!(WeightFiles::open(folder.path()).unwrap().tensors().len(), 1);
+}
+
+#[test]
 fn experts_of_gpt_oss_are_read_transposed_in_turn_and_as_codes() {
     let folder = tempfile::tempdir().unwrap();
     let config = ModelConfig::from_json(
         r#"{"model_type": "gpt_oss", "vocab_size": 64, "hidden_size": 64, "intermediate_size": 32, "num_hidden_layers": 2,
             "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "num_local_experts": 2,
-            "num_experts_per_tok": 1, "attention_bias": true,
+            "num_experts_per_tok": 1, "attention_bias": true, "rope_scaling": {"rope_type": "default"},
             "quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]}}"#,
     )
     .unwrap();

@@ -15,7 +15,7 @@ use crate::ops::linear::Matrix;
 use crate::ops::quantised::Quantised;
 use crate::save::export::{ExportError, HostMatrix, SavedAdapter, check_adapter, read_adapter};
 use crate::schema::Problem;
-use crate::spec::ModelConfig;
+use crate::spec::{ModelConfig, Role, Site};
 use crate::util::faults;
 
 const HEAD: &str = "lm_head.weight";
@@ -53,7 +53,9 @@ pub(in crate::save::export) struct Merging {
     /// The adapter's shape on every adapted module.
     shapes: BTreeMap<String, AdapterShape>,
     /// Names of the linear layers' weights.
-    pub(super) linears: BTreeSet<String>,
+    linears: BTreeSet<String>,
+    /// Those that are linear layers to other programs, too: experts and what chooses them are not.
+    pub(super) codable: BTreeSet<String>,
     /// The codes from which the linear layers are decoded before the adapter is added.
     decoded: Option<Quantisation>,
     differences: Mutex<Differences>,
@@ -71,7 +73,9 @@ impl Merging {
         let saved = read_adapter(adapter)?.named_for(&config);
         let selection = check_adapter(adapter, &saved, &config)?;
         let shapes = selection.iter().map(|(layer, site, shape)| (config.module_name(layer, site), shape)).collect();
-        let linears = config.sites().map(|(name, _)| format!("{name}.weight")).collect();
+        let weight = |(name, _): (String, &Site)| format!("{name}.weight");
+        let linears = config.sites().map(weight).collect();
+        let codable = config.sites().filter(|(_, site)| site.role == Role::Linear).map(weight).collect();
         let mut tensors = config.expected_tensors();
         if let (true, Weights::Files(files)) = (config.is_nested, &base) {
             let others = files.tensors().iter().filter(|(name, stored)| stored.nested_name.is_none() && *name != HEAD);
@@ -79,8 +83,18 @@ impl Merging {
         }
         tensors.sort();
         let differences = Mutex::default();
-        let mut merging =
-            Self { config, base, tensors, num_bytes: 0, adapter: saved, shapes, linears, decoded, differences };
+        let mut merging = Self {
+            config,
+            base,
+            tensors,
+            num_bytes: 0,
+            adapter: saved,
+            shapes,
+            linears,
+            codable,
+            decoded,
+            differences,
+        };
         merging.num_bytes = merging.tensors(&|_, _| ()).map(|tensor| tensor.num_bytes()).sum();
         Ok(merging)
     }
@@ -173,6 +187,11 @@ impl<'a> MergedTensor<'a> {
         }
     }
 
+    /// Whether the base has codes of it, or none of its numbers.
+    pub(super) fn is_coded(&self) -> bool {
+        self.stored.is_none()
+    }
+
     /// Type in which the tensor is written by default.
     pub(in crate::save::export) fn dtype(&self) -> Dtype {
         self.stored.map_or_else(|| self.merging.decoded_dtype(), |(_, dtype)| dtype)
@@ -258,7 +277,7 @@ impl<'a> MergedTensor<'a> {
         (self.on_bytes)(self.num_bytes(), self.merging.num_bytes);
     }
 
-    fn num_bytes(&self) -> usize {
+    pub(super) fn num_bytes(&self) -> usize {
         self.shape.iter().product::<usize>() * self.dtype().num_bytes()
     }
 

@@ -257,3 +257,93 @@ fn a_failed_merge_leaves_nothing_behind() {
     let error = merge_in(root.path()).unwrap_err().to_string();
     assert!(error.contains("missing: `model.layers.0.mlp.down_proj.lora_A`"), "{error}");
 }
+
+/// Two layers of a mixture with the experts of each in two tensors, and a layer for several tokens at once whose are apart.
+fn folder_with_joined_experts() -> tempfile::TempDir {
+    let adapter = adapter_on("self_attn.q_proj", [64, 64]);
+    let root = folders(1, Dtype::F32, &adapter);
+    let base = root.path().join("base");
+    let text = r#"{"model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "vocab_size": 256, "hidden_size": 64,
+        "intermediate_size": 176, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "head_dim": 16, "num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
+        "tie_word_embeddings": true, "torch_dtype": "float32"}"#;
+    std::fs::write(base.join("config.json"), text).unwrap();
+    let config = ModelConfig::from_json(text).unwrap();
+    let mut tensors = fixture::random_tensors(&config);
+    for layer in 0..2 {
+        for (joined, parts, rows, columns) in
+            [("gate_up_proj", &["gate_proj", "up_proj"][..], 48, 64), ("down_proj", &["down_proj"], 64, 24)]
+        {
+            let name = |rest: &str| in_layer(layer, &format!("mlp.experts.{rest}"));
+            let each = (0..3).flat_map(|expert| parts.iter().map(move |part| format!("{expert}.{part}.weight")));
+            let values = each.flat_map(|part| tensors.remove(&name(&part)).unwrap().1).collect();
+            tensors.insert(name(joined), (vec![3, rows, columns], values));
+        }
+    }
+    fixture::write_tensors(&base.join("model.safetensors"), &tensors, Dtype::F32);
+    root
+}
+
+#[test]
+fn experts_in_one_tensor_are_copied_and_the_rest_is_merged() {
+    let root = folder_with_joined_experts();
+    let sizes = std::cell::RefCell::new((0, 0));
+    let options = MergeOptions::default();
+    let [base, adapter, out] = ["base", "adapter", "out"].map(|name| root.path().join(name));
+    let on_bytes = |size, all| {
+        let done = sizes.borrow().0 + size;
+        sizes.replace((done, all));
+    };
+    merge(&base, &adapter, &out, options, &on_bytes).unwrap();
+    let (done, all) = sizes.into_inner();
+    assert_eq!(done, all);
+    let files = WeightFiles::open(&base).unwrap();
+    let merged = WeightFiles::open(&out).unwrap();
+    assert_eq!(merged.joined().len(), 4);
+    assert_eq!((merged.joined(), merged.num_bytes()), (files.joined(), files.num_bytes()));
+    for (name, stored) in files.tensors() {
+        let [before, after] = [&files, &merged].map(|files| files.load_f32(name, &stored.shape).unwrap());
+        assert_eq!(before != after, name.contains("q_proj"), "{name}");
+    }
+    // Experts are no linear layers to others.
+    let coded = MergeOptions { quantise: Some(Coding::Int8), ..options };
+    let coded_out = root.path().join("coded");
+    merge(&base, &adapter, &coded_out, coded, &|_, _| ()).unwrap();
+    let coded = WeightFiles::open(&coded_out).unwrap();
+    let is_coded = |name: &str| coded.tensors()[name].dtype == safetensors::Dtype::I8;
+    assert!(is_coded("model.layers.0.self_attn.k_proj.weight") && !is_coded("model.layers.0.mlp.gate.weight"));
+    let quantisation = Some(Quantisation { coding: Coding::Nf4, nested: false });
+    let decoded = MergeOptions { decoded: quantisation, ..options };
+    let refused = merge(&base, &adapter, &root.path().join("decoded"), decoded, &|_, _| ()).unwrap_err();
+    assert!(refused.to_string().contains("--original"), "{refused}");
+}
+
+#[test]
+fn other_tensors_with_experts_in_their_names_are_kept() {
+    let root = folder_with_joined_experts();
+    let path = root.path().join("base/model.safetensors");
+    let content = std::fs::read(&path).unwrap();
+    let tensors = SafeTensors::deserialize(&content).unwrap();
+    let names: Vec<String> = tensors.names().into_iter().map(str::to_owned).collect();
+    let (apart, joined): (Vec<_>, Vec<_>) = names.iter().partition(|name| !name.contains("layers.0.mlp.experts"));
+    assert_eq!(joined.len(), 2);
+    // Of the first layer, the experts are apart.
+    let files = WeightFiles::open(&root.path().join("base")).unwrap();
+    let expert = |name: &&String| name.contains("layers.0.mlp.experts");
+    let parts: Vec<(String, Vec<usize>, Vec<u8>)> = files
+        .tensors()
+        .iter()
+        .filter(|(name, _)| expert(name))
+        .map(|(name, stored)| (name.clone(), stored.shape.clone(), files.bytes(stored).into_owned()))
+        .collect();
+    let whole = apart.iter().map(|name| ((*name).clone(), tensors.tensor(name).unwrap()));
+    let views = parts.iter().map(|(name, shape, bytes)| {
+        (name.clone(), TensorView::new(safetensors::Dtype::F32, shape.clone(), bytes).unwrap())
+    });
+    let mixed = safetensors::serialize(whole.chain(views), None).unwrap();
+    drop(files);
+    std::fs::write(&path, mixed).unwrap();
+    merge_in(root.path()).unwrap();
+    let [base, merged] = ["base", "out"].map(|name| WeightFiles::open(&root.path().join(name)).unwrap());
+    assert_eq!((merged.joined().len(), merged.tensors().len()), (2, base.tensors().len()));
+}

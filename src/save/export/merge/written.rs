@@ -109,35 +109,40 @@ fn state_json(coding: Coding, shape: &[usize], dtype: Dtype) -> String {
 /// A tensor of the file.
 pub(super) enum ToWrite<'a> {
     Merged(Written<'a>),
-    AsStored(&'a WeightFiles, &'a StoredTensor),
+    /// It is reported when it is written.
+    AsStored(&'a WeightFiles, &'a StoredTensor, &'a dyn Fn(usize, usize)),
 }
 
 impl View for ToWrite<'_> {
     fn dtype(&self) -> safetensors::Dtype {
         match self {
             Self::Merged(written) => written.dtype(),
-            Self::AsStored(_, stored) => stored.dtype,
+            Self::AsStored(_, stored, _) => stored.dtype,
         }
     }
 
     fn shape(&self) -> &[usize] {
         match self {
             Self::Merged(written) => written.shape(),
-            Self::AsStored(_, stored) => &stored.shape,
+            Self::AsStored(_, stored, _) => &stored.shape,
         }
     }
 
     fn data(&self) -> Cow<'_, [u8]> {
         match self {
             Self::Merged(written) => written.data(),
-            Self::AsStored(files, stored) => files.bytes(stored),
+            Self::AsStored(files, stored, on_bytes) => {
+                let bytes = files.bytes(stored);
+                on_bytes(bytes.len(), 0);
+                bytes
+            }
         }
     }
 
     fn data_len(&self) -> usize {
         match self {
             Self::Merged(written) => written.data_len(),
-            Self::AsStored(files, stored) => files.bytes(stored).len(),
+            Self::AsStored(files, stored, _) => files.bytes(stored).len(),
         }
     }
 }
