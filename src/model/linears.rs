@@ -30,6 +30,12 @@ impl<'a> Linears<'a> {
         Self { weights, context, kept, grads: BlockGrads::new() }
     }
 
+    /// Makes the linear layers of experts, which have no adapters.
+    pub(super) fn alone(&self) -> impl Fn() -> Self + use<'a> {
+        let (weights, context) = (self.weights, self.context);
+        move || Self::new(weights, context, PerSite::new())
+    }
+
     fn adapter(&self, site: SiteId) -> Option<(Kind, Applied<'a>)> {
         let adapter = self.context.adapters.get(&site)?;
         let dropout = self.context.dropout.map(|dropout| Dropout { seed: mix(dropout.seed ^ site as u64), ..dropout });

@@ -1,13 +1,18 @@
 //! A mixture of experts: tokens go to their experts, and what these make of them is summed.
 
+use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
+
 use burn::tensor::{Tensor, activation};
+use rayon::prelude::*;
 
 use super::budget::{SizedBy, SublayerSizes};
 use super::gated;
 use super::linears::Linears;
+use crate::ops::kernels::Place;
 use crate::ops::linear::InputGrad;
 use crate::ops::routing::{Routing, gather, route, scatter_add};
-use crate::spec::{self, Gated, SharedExpert};
+use crate::spec::{self, SharedExpert};
 
 /// More tokens of one expert than this often the mean are not planned for.
 const MOST_OF_MEAN: usize = 4;
@@ -41,11 +46,11 @@ impl spec::Mixture {
         let place = linears.context.place();
         let scores = linears.forward(self.router, x, None);
         let routing = route(&scores, self.num_per_token, self.probabilities);
-        let experts = routing.groups.iter().map(|(expert, rows)| {
-            let x = gather(place, x, rows, false);
-            self.experts[*expert].activations(&x, linears)
+        let alone = linears.alone();
+        let experts = each(place, 0..routing.groups.len(), |index| {
+            let (expert, rows) = &routing.groups[index];
+            self.experts[*expert].activations(&gather(place, x, rows, false), &mut alone())
         });
-        let experts = experts.collect();
         let shared = self.shared.as_ref().map(|SharedExpert { gated, gate }| {
             let kept = gated.activations(x, linears);
             (kept, activation::sigmoid(linears.forward(*gate, x, None)))
@@ -61,10 +66,13 @@ impl spec::Mixture {
             (Some(y), Some(residual)) => Some(y + residual),
             (y, residual) => y.or(residual),
         };
-        for ((expert, rows), of_expert) in kept.routing.groups.iter().zip(&kept.experts) {
-            let output = self.experts[*expert].output(of_expert, None, linears);
-            let sum = y.take().unwrap_or_else(|| zeros(kept.routing.num_tokens(), &output));
-            y = Some(scatter_add(place, sum, rows, &output, true));
+        let (groups, alone) = (&kept.routing.groups, linears.alone());
+        for some in at_once(place, groups.len()) {
+            let output = |index: usize| self.experts[groups[index].0].output(&kept.experts[index], None, &mut alone());
+            for (output, (_, rows)) in each(place, some.clone(), output).into_iter().zip(&groups[some]) {
+                let sum = y.take().unwrap_or_else(|| zeros(kept.routing.num_tokens(), &output));
+                y = Some(scatter_add(place, sum, rows, &output, true));
+            }
         }
         y.unwrap_or_else(|| unreachable!("every token has an expert"))
     }
@@ -92,20 +100,38 @@ impl spec::Mixture {
             return None;
         }
         let mut products = Vec::with_capacity(experts.len());
-        for ((expert, rows), kept) in routing.groups.iter().zip(experts) {
-            let d_output = gather(place, dy, rows, true);
-            let input = || gather(place, &x, rows, false);
-            let expert: &Gated = &self.experts[*expert];
-            let (d_input, product) = expert.backward_with_product(&d_output, kept, input, linears, true);
-            products.push(product);
-            if let Some(d_input) = d_input {
+        let (groups, alone) = (&routing.groups, linears.alone());
+        let experts: Vec<_> = experts.into_iter().map(|kept| Mutex::new(Some(kept))).collect();
+        for some in at_once(place, groups.len()) {
+            let backward = |index: usize| {
+                let (expert, rows) = &groups[index];
+                // Dropped as soon as it is used.
+                let kept = experts[index].lock().unwrap_or_else(PoisonError::into_inner).take()?;
+                let d_output = gather(place, dy, rows, true);
+                let input = || gather(place, &x, rows, false);
+                Some(self.experts[*expert].backward_with_product(&d_output, kept, input, &mut alone(), true))
+            };
+            for (result, (_, rows)) in each(place, some.clone(), backward).into_iter().zip(&groups[some]) {
+                let Some((d_input, product)) = result else { continue };
+                products.push(product);
                 let sum = dx.take().unwrap_or_else(|| x.zeros_like());
-                dx = Some(scatter_add(place, sum, rows, &d_input, false));
+                dx = Some(d_input.map_or(sum.clone(), |d_input| scatter_add(place, sum, rows, &d_input, false)));
             }
         }
         let d_scores = routing.backward(products).cast(x.dtype());
         linears.backward(self.router, &d_scores, &x, InputGrad::of(true, dx))
     }
+}
+
+/// What `work` makes of each expert: at a time on the host, where the threads of one product would wait for each other more.
+fn each<T: Send>(place: Place, experts: Range<usize>, work: impl Fn(usize) -> T + Send + Sync) -> Vec<T> {
+    if place.is_host() { experts.into_par_iter().map(work).collect() } else { experts.map(work).collect() }
+}
+
+/// Parts of the experts, each so small that the results of all its experts may exist at a time.
+fn at_once(place: Place, num_experts: usize) -> impl Iterator<Item = Range<usize>> {
+    let len = if place.is_host() { rayon::current_num_threads() } else { 1 };
+    (0..num_experts).step_by(len).map(move |first| first..(first + len).min(num_experts))
 }
 
 fn zeros(num_tokens: usize, like: &Tensor<2>) -> Tensor<2> {

@@ -1,7 +1,6 @@
 //! Where the sequences of a micro-batch lie, on the device.
 
-use std::cell::{OnceCell, RefCell};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 
@@ -89,6 +88,28 @@ impl RotaryTable {
     }
 }
 
+/// What was asked for so far.
+#[derive(Debug)]
+struct Made<T>(Mutex<Vec<T>>);
+
+impl<T> Made<T> {
+    fn all(&self) -> MutexGuard<'_, Vec<T>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<T> Default for Made<T> {
+    fn default() -> Self {
+        Self(Mutex::default())
+    }
+}
+
+impl<T: Clone> Clone for Made<T> {
+    fn clone(&self) -> Self {
+        Self(Mutex::new(self.all().clone()))
+    }
+}
+
 /// Where the sequences of a micro-batch lie: what attention and rotary embedding need to know.
 #[derive(Clone, Debug)]
 pub struct Layout {
@@ -99,16 +120,16 @@ pub struct Layout {
     positions: Vec<u32>,
     tables: Arc<[RotaryTable]>,
     /// By table, for plain tensor calls: made when they are first asked for.
-    angles: Vec<OnceCell<Angles>>,
+    angles: Vec<OnceLock<Angles>>,
     /// By table, for kernels of GPUs: likewise.
-    turns: Vec<OnceCell<Turns>>,
-    chunks: RefCell<Vec<(Heads, Arc<[Chunk]>)>>,
+    turns: Vec<OnceLock<Turns>>,
+    chunks: Made<(Heads, Arc<[Chunk]>)>,
     /// For the delta rule in plain tensor calls.
-    delta_chunks: OnceCell<Arc<Chunks>>,
+    delta_chunks: OnceLock<Arc<Chunks>>,
     /// For short convolutions in plain tensor calls.
-    within: RefCell<Vec<Tensor<2>>>,
+    within: Made<Tensor<2>>,
     /// By window, for kernels of GPUs: made when they are first asked for.
-    spans: RefCell<Vec<(Option<usize>, Spans)>>,
+    spans: Made<(Option<usize>, Spans)>,
 }
 
 /// How far tokens see and are seen, as indices of flat tokens, `[tokens]` each: neither decreases.
@@ -155,7 +176,7 @@ impl Layout {
         tables: Arc<[RotaryTable]>,
     ) -> Self {
         let row_length = positions.len() / rows.max(1);
-        let (angles, turns) = (vec![OnceCell::new(); tables.len()], vec![OnceCell::new(); tables.len()]);
+        let (angles, turns) = (vec![OnceLock::new(); tables.len()], vec![OnceLock::new(); tables.len()]);
         let (chunks, delta_chunks, within, spans) = Default::default();
         Self {
             place,
@@ -224,7 +245,7 @@ impl Layout {
     /// The chunks in which plain tensor calls compute attention: made by the first layer that has such heads, and kept
     /// for the others.
     pub(super) fn chunks(&self, heads: Heads, device: &Device) -> Arc<[Chunk]> {
-        let mut all = self.chunks.borrow_mut();
+        let mut all = self.chunks.all();
         if let Some((_, chunks)) = all.iter().find(|(of, _)| *of == heads) {
             return Arc::clone(chunks);
         }
@@ -241,7 +262,7 @@ impl Layout {
 
     /// Whether the tokens 1, 2, ... before each are in its document, as 1 or 0, `[tokens, 1]` each, likewise.
     pub(super) fn within(&self, num_shifts: usize, device: &Device) -> Vec<Tensor<2>> {
-        let mut all = self.within.borrow_mut();
+        let mut all = self.within.all();
         if all.len() < num_shifts {
             *all = short_conv::within(num_shifts, &self.documents, self.positions.len(), device);
         }
@@ -251,7 +272,7 @@ impl Layout {
     /// How far tokens see with such a window: made by the first layer that has it, and kept for the others.
     #[must_use]
     pub fn spans(&self, window: Option<usize>, device: &Device) -> Spans {
-        let mut all = self.spans.borrow_mut();
+        let mut all = self.spans.all();
         if let Some((_, spans)) = all.iter().find(|(of, _)| *of == window) {
             return spans.clone();
         }
