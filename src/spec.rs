@@ -13,10 +13,10 @@ mod shipped;
 mod stored;
 
 pub use block::{
-    Activation, Attention, Block, FUSED_NAMES, Gated, HEAD_NORMS, Heads, PerSite, Projections, QueryKeyNorms,
+    Activation, Attention, Block, DeltaNet, FUSED_NAMES, Gated, HEAD_NORMS, Heads, PerSite, Projections, QueryKeyNorms,
     SITE_NAMES, Site, SiteId, Sublayer, SublayerKind, short_name,
 };
-pub use delta_net::{DELTA_NET_NAMES, DeltaHeads, DeltaNet};
+pub use delta_net::{DELTA_NET_NAMES, DeltaHeads};
 pub use rope::{Rope, RopePairs, RopeScaling};
 pub use shipped::shipped_config;
 pub use stored::{Method, Packer, StoredQuantisation, Words};
