@@ -35,7 +35,7 @@ RANDOM_RECIPES = [
     # the same columns for models of configs/, the smallest first
     ("tiny", 4, 128, 8, False, "f32"), ("stories15m", 8, 256, 16, False, "f32"), ("stories15m", 4, 256, 8, False, "f32", 256),
     ("smollm2-135m", 2, 512, 16, True, "bf16"), ("smollm2-135m", 4, 1024, 16, False, "f32"), ("tinyllama-1.1b", 2, 1024, 16, True, "bf16"),
-    ("llama-3.2-1b", 4, 2048, 16, True, "bf16"), ("llama-3.2-1b", 1, 1024, 16, False, "f32"),
+    ("llama-3.2-1b", 4, 2048, 16, True, "bf16"), ("llama-3.2-1b", 1, 1024, 16, False, "f32"), ("qwen3.5-0.8b", 2, 512, 16, True, "bf16"),
 ]
 
 

@@ -16,11 +16,11 @@ mod shipped;
 mod stored;
 
 pub use block::{
-    Activation, Attention, Block, FUSED_NAMES, Gated, HEAD_NORMS, Heads, Mixture, PerSite, Probabilities, Projections,
-    QueryKeyNorms, Role, SHARED_GATE, SINKS, SITE_NAMES, SharedExpert, Site, SiteId, Sublayer, SublayerKind,
-    short_name,
+    Activation, Attention, Block, DeltaNet, FUSED_NAMES, Gated, HEAD_NORMS, Heads, Mixture, PerSite, Probabilities,
+    Projections, QueryKeyNorms, Role, SHARED_GATE, SINKS, SITE_NAMES, SharedExpert, Site, SiteId, Sublayer,
+    SublayerKind, short_name,
 };
-pub use delta_net::{DELTA_NET_NAMES, DeltaHeads, DeltaNet};
+pub use delta_net::{DELTA_NET_NAMES, DeltaHeads};
 pub use rope::{QueryGrowth, Rope, RopePairs, RopeScaling};
 pub use shipped::shipped_config;
 pub use stored::{Method, Packer, StoredQuantisation, Words};

@@ -4,14 +4,13 @@ use burn::tensor::{DType, Device, Tensor};
 
 use super::Model;
 use super::context::TokenMixing;
-use super::delta_net::DeltaNet;
 use crate::ops::attention::{Attended, attention};
 use crate::ops::cached_attention::{KeyValueCache, attend_each};
 use crate::ops::delta_rule::{DeltaInputs, Gates, delta_rule_from};
 use crate::ops::kernels::Place;
 use crate::ops::layout::Layout;
 use crate::ops::short_conv::short_conv;
-use crate::spec::{self, Heads};
+use crate::spec::{self, DeltaHeads, Heads};
 
 /// What a layer keeps of the tokens of a text.
 #[derive(Clone, Debug)]
@@ -50,24 +49,28 @@ impl DeltaState {
     }
 
     /// The outputs for the next tokens.
-    fn next(&mut self, qkv: Tensor<2>, gates: &Gates<Tensor<2>>, net: &DeltaNet, layouts: &TextLayouts) -> Tensor<2> {
+    fn next(
+        &mut self,
+        qkv: Tensor<2>,
+        gates: &Gates<Tensor<2>>,
+        conv: &Tensor<2>,
+        heads: DeltaHeads,
+        layouts: &TextLayouts,
+    ) -> Tensor<2> {
         let ([num_tokens, _], [num_before, width]) = (qkv.dims(), self.inputs.dims());
-        if num_before == 0 {
-            let qkv = short_conv(&qkv, &net.conv, &layouts.own);
-            return self.read(&qkv, gates, net, layouts);
-        }
-        let all = Tensor::cat(vec![self.inputs.clone(), qkv], 0);
-        // A copy: a view would hold all tokens.
-        let last = all.clone().narrow(0, num_tokens, num_before);
-        self.inputs = self.inputs.zeros_like().slice_assign([0..num_before, 0..width], last);
-        let convolved = short_conv(&all, &net.conv, &layouts.with_before);
-        self.read(&convolved.narrow(0, num_before, num_tokens), gates, net, layouts)
-    }
-
-    fn read(&mut self, qkv: &Tensor<2>, gates: &Gates<Tensor<2>>, net: &DeltaNet, layouts: &TextLayouts) -> Tensor<2> {
+        let convolved = if num_before == 0 {
+            short_conv(&qkv, conv, &layouts.own)
+        } else {
+            let all = Tensor::cat(vec![self.inputs.clone(), qkv], 0);
+            // A copy: a view would hold all tokens.
+            let last = all.clone().narrow(0, num_tokens, num_before);
+            self.inputs = self.inputs.zeros_like().slice_assign([0..num_before, 0..width], last);
+            short_conv(&all, conv, &layouts.with_before).narrow(0, num_before, num_tokens)
+        };
         // Taken out, so that nothing else holds it and it is changed in place.
-        let state = std::mem::replace(&mut self.state, Tensor::zeros([0; 3], (&qkv.device(), DType::F32)));
-        let (o, state) = delta_rule_from(state, DeltaInputs { qkv, gates }, &layouts.own, net.spec.heads);
+        let state = std::mem::replace(&mut self.state, Tensor::zeros([0; 3], (&convolved.device(), DType::F32)));
+        let inputs = DeltaInputs { qkv: &convolved, gates };
+        let (o, state) = delta_rule_from(state, inputs, &layouts.own, heads);
         self.state = state;
         o
     }
@@ -151,7 +154,13 @@ impl TokenMixing for InCaches<'_> {
         attend_each(&mut caches, self.lengths, [q, k, v])
     }
 
-    fn delta_rule(&mut self, qkv: &Tensor<2>, gates: &Gates<Tensor<2>>, net: &DeltaNet) -> Tensor<2> {
+    fn delta_rule(
+        &mut self,
+        qkv: &Tensor<2>,
+        gates: &Gates<Tensor<2>>,
+        conv: &Tensor<2>,
+        heads: DeltaHeads,
+    ) -> Tensor<2> {
         let mut end = 0;
         let texts = self.caches.iter_mut().zip(self.lengths).zip(self.layouts);
         let outputs = texts.filter_map(|((cache, length), layouts)| {
@@ -159,7 +168,7 @@ impl TokenMixing for InCaches<'_> {
             let LayerCache::State(state) = &mut **cache else { return None };
             let part = |x: &Tensor<2>| x.clone().narrow(0, end - length, *length);
             let gates = Gates { decay: part(&gates.decay), strength: part(&gates.strength) };
-            Some(state.next(part(qkv), &gates, net, layouts))
+            Some(state.next(part(qkv), &gates, conv, heads, layouts))
         });
         Tensor::cat(outputs.collect(), 0)
     }

@@ -4,7 +4,6 @@ use std::ops::Range;
 
 use burn::tensor::Tensor;
 
-use super::delta_net::DeltaNet;
 use crate::lora::{BlockAdapters, Matrices};
 use crate::ops::attention::{Attended, attention};
 use crate::ops::delta_rule::{DeltaInputs, Gates, delta_rule};
@@ -12,7 +11,7 @@ use crate::ops::dropout::Dropout;
 use crate::ops::kernels::Place;
 use crate::ops::layout::Layout;
 use crate::ops::short_conv::short_conv;
-use crate::spec::{Heads, ModelConfig, PerSite};
+use crate::spec::{DeltaHeads, Heads, ModelConfig, PerSite};
 
 /// The inputs of a block besides its weights and activations.
 #[derive(Clone, Copy, Debug)]
@@ -52,8 +51,15 @@ pub trait TokenMixing {
     /// Attention of queries, keys (both after the rotary embedding) and values.
     fn attention(&mut self, qkv: [&Tensor<2>; 3], heads: Heads) -> Attended;
 
-    /// The gated delta rule of the convolved queries, keys and values side by side, `[tokens, qkv_width]`.
-    fn delta_rule(&mut self, qkv: &Tensor<2>, gates: &Gates<Tensor<2>>, net: &DeltaNet) -> Tensor<2>;
+    /// The gated delta rule of queries, keys and values side by side, `[tokens, qkv_width]`, after their convolution with the weight
+    /// `conv`, `[kernel_size, qkv_width]`.
+    fn delta_rule(
+        &mut self,
+        qkv: &Tensor<2>,
+        gates: &Gates<Tensor<2>>,
+        conv: &Tensor<2>,
+        heads: DeltaHeads,
+    ) -> Tensor<2>;
 }
 
 /// Tokens see those of their document in a micro-batch.
@@ -65,9 +71,15 @@ impl TokenMixing for InDocuments<'_> {
         attention(q, k, v, self.0, heads)
     }
 
-    fn delta_rule(&mut self, qkv: &Tensor<2>, gates: &Gates<Tensor<2>>, net: &DeltaNet) -> Tensor<2> {
-        let qkv = short_conv(qkv, &net.conv, self.0);
-        delta_rule(DeltaInputs { qkv: &qkv, gates }, self.0, net.spec.heads)
+    fn delta_rule(
+        &mut self,
+        qkv: &Tensor<2>,
+        gates: &Gates<Tensor<2>>,
+        conv: &Tensor<2>,
+        heads: DeltaHeads,
+    ) -> Tensor<2> {
+        let qkv = short_conv(qkv, conv, self.0);
+        delta_rule(DeltaInputs { qkv: &qkv, gates }, self.0, heads)
     }
 }
 

@@ -67,7 +67,7 @@ impl DeltaNet {
     pub(super) fn activations(&self, x: &Tensor<2>, linears: &mut Linears<'_>, mixing: &mut dyn TokenMixing) -> Kept {
         let [qkv, z, b, a] = linears.project(self.spec.inputs, x);
         let gates = [b, a];
-        let o = mixing.delta_rule(&qkv, &self.gates(&gates), self);
+        let o = mixing.delta_rule(&qkv, &self.gates(&gates), &self.conv, self.spec.heads);
         Kept { qkv, z, gates, o }
     }
 

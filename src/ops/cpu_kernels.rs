@@ -14,6 +14,7 @@ use super::blocks::HostBlocks;
 use super::cached_attention::Held;
 use super::cpu;
 use super::cross_entropy::{Head, TokenWeights, most_cpu_targets};
+use super::delta_rule::host::{host_delta_rule, host_delta_rule_backward};
 use super::delta_rule::{CHUNK_TOKENS, DeltaHeads, DeltaInputs, Gates};
 use super::dropout::Dropout;
 use super::host;
@@ -225,19 +226,7 @@ impl Kernels for Cpu {
         heads: DeltaHeads,
         state: Option<Tensor<3>>,
     ) -> (Tensor<2>, Option<Tensor<3>>) {
-        let (tokens, device) = (inputs.qkv.dims()[0], inputs.qkv.device());
-        let mut o = vec![0.0; tokens * heads.value_width()];
-        let [qkv, decay, strength] = [inputs.qkv, &inputs.gates.decay, &inputs.gates.strength].map(host::view);
-        let inputs = cpu::DeltaInputs { qkv: &qkv, decay: &decay, strength: &strength };
-        let mut run = |states: Option<&mut [f32]>| cpu::delta_rule(inputs, layout.documents(), heads, &mut o, states);
-        let state = match state {
-            Some(state) => Some(host::update(state, |states| run(Some(states)))),
-            None => {
-                run(None);
-                None
-            }
-        };
-        (host::tensor(o, [tokens, heads.value_width()], &device), state)
+        host_delta_rule(inputs, layout, heads, state)
     }
 
     fn delta_rule_backward(
@@ -247,17 +236,7 @@ impl Kernels for Cpu {
         layout: &Layout,
         heads: DeltaHeads,
     ) -> (Tensor<2>, Gates<Tensor<2>>) {
-        let tensors = [inputs.qkv, &inputs.gates.decay, &inputs.gates.strength];
-        let views = tensors.map(host::view);
-        let mut grads = views.each_ref().map(|values| vec![0.0; values.len()]);
-        let [qkv, decay, strength] = views.each_ref().map(|values| &**values);
-        let inputs = cpu::DeltaInputs { qkv, decay, strength };
-        let to = grads.each_mut().map(Vec::as_mut_slice);
-        cpu::delta_rule_backward(&host::view(d_o), inputs, layout.documents(), heads, to);
-        let [dqkv, decay, strength] = grads;
-        let [dqkv, decay, strength] = [(dqkv, tensors[0]), (decay, tensors[1]), (strength, tensors[2])]
-            .map(|(grad, like)| host::tensor(grad, like.dims(), &like.device()));
-        (dqkv, Gates { decay, strength })
+        host_delta_rule_backward(d_o, inputs, layout, heads)
     }
 
     fn cache(&self, _: Heads, _: &Device, _: DType) -> Held {

@@ -14,6 +14,7 @@ use super::layout::Layout;
 use super::profile::{self, Cost};
 
 pub(super) mod chunks;
+pub(super) mod host;
 mod plain;
 #[cfg(test)]
 mod tests;

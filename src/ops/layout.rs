@@ -7,7 +7,6 @@ use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use super::attention::chunk::Chunk;
 use super::delta_rule::chunks::Chunks;
 use super::kernels::Place;
-use super::short_conv;
 use crate::spec::{Heads, QueryGrowth, RopePairs};
 
 /// Rotary angles of every position, as cosines and sines.
@@ -264,7 +263,7 @@ impl Layout {
     pub(super) fn within(&self, num_shifts: usize, device: &Device) -> Vec<Tensor<2>> {
         let mut all = self.within.all();
         if all.len() < num_shifts {
-            *all = short_conv::within(num_shifts, &self.documents, self.positions.len(), device);
+            *all = within(num_shifts, &self.documents, self.positions.len(), device);
         }
         all[..num_shifts].to_vec()
     }
@@ -280,6 +279,18 @@ impl Layout {
         all.push((window, spans.clone()));
         spans
     }
+}
+
+/// Whether the token `shift` before each is in its document, as 1 or 0, for shifts from 1 on, `[tokens, 1]` each.
+fn within(num_shifts: usize, documents: &[(usize, usize)], num_tokens: usize, device: &Device) -> Vec<Tensor<2>> {
+    let mask = |shift: usize| {
+        let mut values = vec![0.0_f32; num_tokens];
+        for &(start, len) in documents {
+            values[start + shift.min(len)..start + len].fill(1.0);
+        }
+        Tensor::from_data(TensorData::new(values, [num_tokens, 1]), (device, DType::F32))
+    };
+    (1..=num_shifts).map(mask).collect()
 }
 
 impl Spans {

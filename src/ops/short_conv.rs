@@ -1,6 +1,6 @@
 //! Short causal convolution of every channel by itself, and `SiLU`, as linear attention has it before its heads.
 
-use burn::tensor::{DType, Device, Tensor, TensorData, activation};
+use burn::tensor::{DType, Tensor, activation};
 
 use super::kernels::Place;
 use super::layout::Layout;
@@ -30,23 +30,6 @@ fn cost(x: &Tensor<2>, weight: &Tensor<2>, passes: usize) -> Cost {
         flops: profile::count(2 * (passes - 1) * tokens * channels * kernel_size),
         ..profile::passes(x, passes)
     }
-}
-
-/// Whether the token `shift` before each is in its document, as 1 or 0, for shifts from 1 on, `[tokens, 1]` each.
-pub(super) fn within(
-    num_shifts: usize,
-    documents: &[(usize, usize)],
-    num_tokens: usize,
-    device: &Device,
-) -> Vec<Tensor<2>> {
-    let mask = |shift: usize| {
-        let mut values = vec![0.0_f32; num_tokens];
-        for &(start, len) in documents {
-            values[start + shift.min(len)..start + len].fill(1.0);
-        }
-        Tensor::from_data(TensorData::new(values, [num_tokens, 1]), (device, DType::F32))
-    };
-    (1..=num_shifts).map(mask).collect()
 }
 
 /// Every row `shift` rows later, zeros before.
@@ -104,6 +87,7 @@ pub fn plain_short_conv_backward(dy: &Tensor<2>, x: &Tensor<2>, weight: &Tensor<
 
 #[cfg(test)]
 mod tests {
+    use burn::tensor::Device;
     use rand::{Rng, SeedableRng};
     use rand_chacha::ChaCha8Rng;
 

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use super::delta_net::DeltaNet;
+use super::delta_net::{A_LOG, CONV, DT_BIAS, DeltaHeads, GATED_NORM};
 use crate::util::stats::as_f64;
 
 /// A linear layer of a block: its place in [`Block::sites`].
@@ -209,6 +209,34 @@ impl Heads {
     pub fn visible_pairs(&self, len: usize) -> usize {
         let window = self.window.unwrap_or(len).min(len);
         window * (window + 1) / 2 + (len - window) * window
+    }
+}
+
+/// Gated `DeltaNet` (Yang et al., 2025): short convolution, gated delta rule, gated norm.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeltaNet {
+    /// Its heads.
+    pub heads: DeltaHeads,
+    /// Tokens that the convolution sees, the current one included.
+    pub kernel_size: usize,
+    /// The projections of its input: queries, keys and values side by side; the gate of the output; the strength and the decay
+    /// of each value head.
+    pub inputs: Projections<4>,
+    /// The projection of its output.
+    pub output: SiteId,
+}
+
+impl DeltaNet {
+    /// Its tensors that are no linear layers, with their shapes.
+    #[must_use]
+    pub fn tensors(&self) -> [(&'static str, Vec<usize>); 4] {
+        let Self { heads, kernel_size, .. } = self;
+        [
+            (CONV, vec![heads.qkv_width(), 1, *kernel_size]),
+            (A_LOG, vec![heads.num_value_heads]),
+            (DT_BIAS, vec![heads.num_value_heads]),
+            (GATED_NORM, vec![heads.value_head_dim]),
+        ]
     }
 }
 

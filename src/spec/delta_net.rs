@@ -1,20 +1,4 @@
-//! Gated `DeltaNet`: linear attention with a state of fixed size.
-
-use super::block::{Projections, SiteId};
-
-/// Gated `DeltaNet` (Yang et al., 2025): short convolution, gated delta rule, gated norm.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DeltaNet {
-    /// Its heads.
-    pub heads: DeltaHeads,
-    /// Tokens that the convolution sees, the current one included.
-    pub kernel_size: usize,
-    /// The projections of its input: queries, keys and values side by side; the gate of the output; the strength and the decay
-    /// of each value head.
-    pub inputs: Projections<4>,
-    /// The projection of its output.
-    pub output: SiteId,
-}
+//! Gated `DeltaNet`: the heads of a linear attention with a state of fixed size, and the names of its tensors.
 
 /// The heads of a delta rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,17 +71,3 @@ pub const DELTA_NET_NAMES: [&str; 5] = [
     "linear_attn.in_proj_a",
     "linear_attn.out_proj",
 ];
-
-impl DeltaNet {
-    /// Its tensors that are no linear layers, with their shapes.
-    #[must_use]
-    pub fn tensors(&self) -> [(&'static str, Vec<usize>); 4] {
-        let Self { heads, kernel_size, .. } = self;
-        [
-            (CONV, vec![heads.qkv_width(), 1, *kernel_size]),
-            (A_LOG, vec![heads.num_value_heads]),
-            (DT_BIAS, vec![heads.num_value_heads]),
-            (GATED_NORM, vec![heads.value_head_dim]),
-        ]
-    }
-}

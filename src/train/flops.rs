@@ -105,6 +105,22 @@ mod tests {
     }
 
     #[test]
+    fn a_delta_rule_takes_as_much_for_every_token_and_the_attention_beside_it_more_for_later_ones() {
+        let json = json!({
+            "model_type": "qwen3_5_text", "vocab_size": 10, "hidden_size": 4, "intermediate_size": 8, "num_hidden_layers": 2,
+            "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8, "layer_types": ["linear_attention", "full_attention"],
+            "linear_num_key_heads": 1, "linear_num_value_heads": 2, "linear_key_head_dim": 3, "linear_value_head_dim": 5,
+        });
+        let flops = StepFlops::new(&ModelConfig::from_json(&json.to_string()).unwrap(), 0);
+        // qkv 16, z 10, b 2, a 2 and out 10 by 4; q and its gate 32, k 8, v 8, o 16 by 4; gate, up and down 8 by 4, twice.
+        let weights = 4.0 * (40.0 + 64.0 + 48.0);
+        // Two states of 3 x 5 in three products, and 65 tokens by keys and values in two each.
+        let rule = 2.0 * (6.0 * 15.0 + 65.0 * (2.0 * 3.0 + 2.0 * 5.0));
+        assert!((flops.of_padding(1) - (4.0 * weights + 3.0 * rule)).abs() < 1e-6, "{}", flops.of_padding(1));
+        assert!((flops.of_attention(3) - 12.0 * 16.0 * 6.0).abs() < 1e-6, "{}", flops.of_attention(3));
+    }
+
+    #[test]
     fn a_sliding_window_limits_the_pairs() {
         let attention = |window, len| StepFlops::new(&config(window), 0).of_attention(len) / (12.0 * 4.0);
         assert_eq!((attention(Some(2), 5), attention(Some(2), 1)), (f64::from(2 * (1 + 4 * 2)), 2.0));
