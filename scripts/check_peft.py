@@ -27,14 +27,17 @@ import torch
 import transformers
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.numpy import load_file, save_file
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoConfig, PreTrainedTokenizerFast
+
+from make_golden import auto_class
 
 NUM_COLUMNS, NUM_ROWS, LENGTH = 128, 2, 32
 
 
 def base_model(folder: pathlib.Path):
     """The base model in f32."""
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    auto = auto_class(AutoConfig.from_pretrained(folder))
+    return auto.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
 
 
 def load(args) -> None:

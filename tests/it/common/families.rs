@@ -82,8 +82,43 @@ pub(crate) fn write_model(config: &str, folder: &Path) {
         let bytes: Vec<u8> = values.flat_map(|value| (centre + value).to_le_bytes()).collect();
         (config.module_of(&name), (shape, bytes))
     };
-    let tensors: BTreeMap<String, (Vec<usize>, Vec<u8>)> = config.expected_tensors().into_iter().map(tensor).collect();
+    let mut tensors: Tensors = config.expected_tensors().into_iter().map(tensor).collect();
+    if config.model_type == "gpt_oss" {
+        join_experts(&config, &mut tensors);
+    }
     let view = |(shape, bytes)| TensorView::new(Dtype::F32, Vec::clone(shape), bytes).unwrap();
     let views = tensors.iter().map(|(name, (shape, bytes))| (name, view((shape, bytes))));
     safetensors::serialize_to_file(views, None, &folder.join("model.safetensors")).unwrap();
+}
+
+/// Shape and bytes by name.
+type Tensors = BTreeMap<String, (Vec<usize>, Vec<u8>)>;
+
+/// Puts the matrices of experts into one tensor for all of a layer, as gpt-oss has them: transposed, gate and up in turn.
+fn join_experts(config: &ModelConfig, tensors: &mut Tensors) {
+    let num_experts = config.blocks[0].mixture().unwrap().experts.len();
+    for layer in 0..config.num_layers() {
+        for (joined, parts) in [("gate_up_proj", &["gate_proj", "up_proj"][..]), ("down_proj", &["down_proj"])] {
+            let block = format!("model.layers.{layer}.mlp.experts");
+            let mut take = |kind: &str| -> Vec<(Vec<usize>, Vec<u8>)> {
+                let names =
+                    (0..num_experts).flat_map(|expert| parts.iter().map(move |part| format!("{expert}.{part}")));
+                names.map(|name| tensors.remove(&format!("{block}.{name}.{kind}")).unwrap()).collect()
+            };
+            let (weights, biases) = (take("weight"), take("bias"));
+            let (rows, columns) = (weights[0].0[0], weights[0].0[1]);
+            let number = |(_, bytes): &(Vec<usize>, Vec<u8>), index: usize| bytes[4 * index..4 * index + 4].to_vec();
+            let (mut values, mut sums) = (Vec::new(), Vec::new());
+            for (weights, biases) in weights.chunks(parts.len()).zip(biases.chunks(parts.len())) {
+                let rows = || (0..rows).flat_map(|row| (0..parts.len()).map(move |part| (row, part)));
+                for column in 0..columns {
+                    values.extend(rows().flat_map(|(row, part)| number(&weights[part], row * columns + column)));
+                }
+                sums.extend(rows().flat_map(|(row, part)| number(&biases[part], row)));
+            }
+            let width = parts.len() * rows;
+            tensors.insert(format!("{block}.{joined}"), (vec![num_experts, columns, width], values));
+            tensors.insert(format!("{block}.{joined}_bias"), (vec![num_experts, width], sums));
+        }
+    }
 }
