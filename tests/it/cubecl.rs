@@ -163,7 +163,13 @@ fn train(folder: &Path, device: &Device, gradient_checkpointing: GradientCheckpo
 #[ignore = "needs an NVIDIA GPU or its stand-in"]
 fn rows_of_odd_lengths_give_the_losses_and_gradients_of_the_cpus_kernels_whatever_the_backward_keeps() {
     use GradientCheckpointing::{Blocks, Off, Offload, On};
-    for (family, ways) in [("qwen2", &[On, Off, Blocks(1), Offload][..]), ("qwen3_5", &[Blocks(1)])] {
+    let families = [
+        ("qwen2", &[On, Off, Blocks(1), Offload][..]),
+        ("qwen3_5", &[Blocks(1)]),
+        ("qwen2_moe", &[Blocks(1)]),
+        ("gpt_oss", &[Off]),
+    ];
+    for (family, ways) in families {
         let folder = tempfile::tempdir().unwrap();
         write_family(family, folder.path());
         let (figures, grads) = train(folder.path(), &Device::flex(), GradientCheckpointing::On);
