@@ -207,7 +207,13 @@ impl Workload<'_> {
         let kept = self.layered() * of_one + in_transfer + (self.layered() - 1) * hidden;
         // When the first block is computed again, those that kept everything have freed it.
         let recomputed = blocks().take(num_recomputed).map(|block| block.kept).max().unwrap_or(0).saturating_sub(whole);
-        let in_forward = largest(|block| block.kept + block.forward) * tokens * width;
+        // In its forward, what a block keeps is already among what is kept, unless that is freed again; then what the later blocks
+        // will keep is not there yet.
+        let in_forward = blocks().enumerate().map(|(layer, block)| {
+            let freed = if layer < num_recomputed { (block.kept + block.forward).saturating_sub(whole) } else { 0 };
+            freed.max(block.forward)
+        });
+        let in_forward = in_forward.max().unwrap_or(0) * tokens * width;
         let in_backward = (recomputed + largest(|block| block.backward)) * tokens * width
             + self.score_bytes()
             + self.operand_bytes()

@@ -30,7 +30,7 @@ fn what_does_not_fit_is_reported_with_changes_that_do_and_keep_the_rows_of_a_ste
     let workload = workload(&config, &selection);
     assert_eq!(shortage(&workload, Memories::of_device(64.0 * GIB), "this machine"), None);
     let text = shortage(&workload, Memories::of_device(6.0 * GIB), "this machine").unwrap();
-    assert!(text.contains("is estimated to need 11.8"), "{text}");
+    assert!(text.contains("is estimated to need 11.69 GiB"), "{text}");
     assert!(text.contains("and this machine has 6.00 GiB"), "{text}");
     let memory = 6.0 * GIB;
     let found = that_fit(&workload, Memories::of_device(memory));
@@ -89,7 +89,9 @@ fn checkpointing_is_off_where_half_as_much_again_as_it_saves_is_left() {
     assert!((13..=18).contains(&half), "{half}");
     assert!(peak(GradientCheckpointing::Blocks(half)) <= on + 0.5 * (off - on));
     assert!(peak(GradientCheckpointing::Blocks(half - 1)) > on + 0.5 * (off - on));
-    assert_eq!(some(0.001), GradientCheckpointing::On);
+    // To keep what the last block has takes no more than to compute it again.
+    assert_eq!(some(0.001), GradientCheckpointing::Blocks(29));
+    assert!(peak(GradientCheckpointing::Blocks(29)) <= on);
     assert_eq!(choice(None), GradientCheckpointing::On);
     let text = Decision::new(&workload, Some(64.0 * GIB)).to_string();
     assert!(text.starts_with("off (without it a step takes up to 9.") && text.ends_with(" GiB are left)"), "{text}");
