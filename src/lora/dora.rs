@@ -251,7 +251,7 @@ mod tests {
         let device = Device::flex();
         let ([x, ..], matrices) = fixture(&device);
         let (mut weight, place) = (weight(&device, false), place_of(&device, DType::F32));
-        let zeros = |x: &Tensor<2>| x.clone().slice_assign([0..1], x.clone().narrow(0, 0, 1).zeros_like());
+        let zeros = |x: &Tensor<2>| x.clone().slice_assign(0..1, x.clone().narrow(0, 0, 1).zeros_like());
         weight.values = Matrix::Dense(zeros(&weight.values.dense()));
         let matrices = Matrices { b: zeros(&matrices.b), ..matrices };
         let norms = RowNorms::default();

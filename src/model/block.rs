@@ -267,9 +267,8 @@ mod tests {
         for sublayer in &mut config.blocks[0].sublayers {
             match &mut sublayer.kind {
                 spec::SublayerKind::Attention(attention) => attention.heads.soft_cap = Some(0.7),
-                spec::SublayerKind::DeltaNet(_) => {}
                 spec::SublayerKind::Gated(gated) => gated.activation = spec::Activation::GeluTanh,
-                spec::SublayerKind::Mixture(_) => {}
+                spec::SublayerKind::DeltaNet(_) | spec::SublayerKind::Mixture(_) => {}
             }
         }
         config
