@@ -1,8 +1,5 @@
 //! A mixture of experts: tokens go to their experts, and what these make of them is summed.
 
-use std::ops::Range;
-use std::sync::{Mutex, PoisonError};
-
 use burn::tensor::{Tensor, activation};
 use rayon::prelude::*;
 
@@ -11,7 +8,7 @@ use super::gated;
 use super::linears::Linears;
 use crate::ops::kernels::Place;
 use crate::ops::linear::InputGrad;
-use crate::ops::routing::{Routing, gather, route, scatter_add};
+use crate::ops::routing::{Routing, Rows, gather, route, scatter_add};
 use crate::spec::{self, SharedExpert};
 
 /// More tokens of one expert than this often the mean are not planned for.
@@ -46,11 +43,11 @@ impl spec::Mixture {
         let place = linears.context.place();
         let scores = linears.forward(self.router, x, None);
         let routing = route(&scores, self.num_per_token, self.probabilities);
-        let alone = linears.alone();
-        let experts = each(place, 0..routing.groups.len(), |index| {
-            let (expert, rows) = &routing.groups[index];
+        let (alone, mut experts) = (linears.alone(), Vec::with_capacity(routing.groups.len()));
+        let activations = |(expert, rows): &(usize, Rows)| {
             self.experts[*expert].activations(&gather(place, x, rows, false), &mut alone())
-        });
+        };
+        some_at_a_time(place, &routing.groups, activations, |kept| experts.push(kept));
         let shared = self.shared.as_ref().map(|SharedExpert { gated, gate }| {
             let kept = gated.activations(x, linears);
             (kept, activation::sigmoid(linears.forward(*gate, x, None)))
@@ -66,14 +63,16 @@ impl spec::Mixture {
             (Some(y), Some(residual)) => Some(y + residual),
             (y, residual) => y.or(residual),
         };
-        let (groups, alone) = (&kept.routing.groups, linears.alone());
-        for some in at_once(place, groups.len()) {
-            let output = |index: usize| self.experts[groups[index].0].output(&kept.experts[index], None, &mut alone());
-            for (output, (_, rows)) in each(place, some.clone(), output).into_iter().zip(&groups[some]) {
+        let alone = linears.alone();
+        some_at_a_time(
+            place,
+            kept.routing.groups.iter().zip(&kept.experts),
+            |((expert, rows), kept)| (rows, self.experts[*expert].output(kept, None, &mut alone())),
+            |(rows, output)| {
                 let sum = y.take().unwrap_or_else(|| zeros(kept.routing.num_tokens(), &output));
                 y = Some(scatter_add(place, sum, rows, &output, true));
-            }
-        }
+            },
+        );
         y.unwrap_or_else(|| unreachable!("every token has an expert"))
     }
 
@@ -100,38 +99,47 @@ impl spec::Mixture {
             return None;
         }
         let mut products = Vec::with_capacity(experts.len());
-        let (groups, alone) = (&routing.groups, linears.alone());
-        let experts: Vec<_> = experts.into_iter().map(|kept| Mutex::new(Some(kept))).collect();
-        for some in at_once(place, groups.len()) {
-            let backward = |index: usize| {
-                let (expert, rows) = &groups[index];
-                // Dropped as soon as it is used.
-                let kept = experts[index].lock().unwrap_or_else(PoisonError::into_inner).take()?;
+        let alone = linears.alone();
+        some_at_a_time(
+            place,
+            routing.groups.iter().zip(experts),
+            |((expert, rows), kept)| {
                 let d_output = gather(place, dy, rows, true);
                 let input = || gather(place, &x, rows, false);
-                Some(self.experts[*expert].backward_with_product(&d_output, kept, input, &mut alone(), true))
-            };
-            for (result, (_, rows)) in each(place, some.clone(), backward).into_iter().zip(&groups[some]) {
-                let Some((d_input, product)) = result else { continue };
+                (rows, self.experts[*expert].backward_with_product(&d_output, kept, input, &mut alone(), true))
+            },
+            |(rows, (d_input, product))| {
                 products.push(product);
-                let sum = dx.take().unwrap_or_else(|| x.zeros_like());
-                dx = Some(d_input.map_or(sum.clone(), |d_input| scatter_add(place, sum, rows, &d_input, false)));
-            }
-        }
+                if let Some(d_input) = d_input {
+                    let sum = dx.take().unwrap_or_else(|| x.zeros_like());
+                    dx = Some(scatter_add(place, sum, rows, &d_input, false));
+                }
+            },
+        );
         let d_scores = routing.backward(products).cast(x.dtype());
         linears.backward(self.router, &d_scores, &x, InputGrad::of(true, dx))
     }
 }
 
-/// What `work` makes of each expert: at a time on the host, where the threads of one product would wait for each other more.
-fn each<T: Send>(place: Place, experts: Range<usize>, work: impl Fn(usize) -> T + Send + Sync) -> Vec<T> {
-    if place.is_host() { experts.into_par_iter().map(work).collect() } else { experts.map(work).collect() }
-}
-
-/// Parts of the experts, each so small that the results of all its experts may exist at a time.
-fn at_once(place: Place, num_experts: usize) -> impl Iterator<Item = Range<usize>> {
-    let len = if place.is_host() { rayon::current_num_threads() } else { 1 };
-    (0..num_experts).step_by(len).map(move |first| first..(first + len).min(num_experts))
+/// Does `work` for every expert and `then` takes the results in their order. On the host as many are done at a time as there are
+/// threads: those of one product would wait for each other more. The results of the others do not exist yet.
+fn some_at_a_time<I: Send, T: Send>(
+    place: Place,
+    experts: impl IntoIterator<Item = I>,
+    work: impl Fn(I) -> T + Send + Sync,
+    mut then: impl FnMut(T),
+) {
+    let mut experts = experts.into_iter();
+    if !place.is_host() {
+        return experts.map(work).for_each(then);
+    }
+    loop {
+        let some: Vec<I> = experts.by_ref().take(rayon::current_num_threads()).collect();
+        if some.is_empty() {
+            return;
+        }
+        some.into_par_iter().map(&work).collect::<Vec<T>>().into_iter().for_each(&mut then);
+    }
 }
 
 fn zeros(num_tokens: usize, like: &Tensor<2>) -> Tensor<2> {

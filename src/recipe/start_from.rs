@@ -7,7 +7,7 @@ use crate::lora::targets::AdapterShape;
 use crate::save::checkpoint::Checkpoints;
 use crate::save::export::{SavedAdapter, find_adapter, read_adapter};
 use crate::schema::{Problem, Section};
-use crate::spec::{FUSED_NAMES, PerSite, SITE_NAMES, SiteId};
+use crate::spec::{DELTA_NET_NAMES, FUSED_NAMES, PerSite, SITE_NAMES, SiteId};
 
 /// Copies the value of a key.
 type Copy = fn(&mut LoraConfig, &LoraConfig);
@@ -34,6 +34,8 @@ const SPLIT: [SiteId; 5] = [0, 1, 2, 4, 5];
 
 /// The first layer of linear attention, which some families have beside the others.
 const LINEAR: SiteId = SITE_NAMES.len() + FUSED_NAMES.len();
+/// The layer behind them, of a shared expert.
+const SHARED: SiteId = LINEAR + DELTA_NET_NAMES.len();
 
 /// Takes rank, scale and layers of `lora.start_from`, and its dropout where the recipe has none. A key that says
 /// otherwise is a mistake. Where that folder is gone, the checkpoints of the run in `resumed` say the same.
@@ -53,9 +55,11 @@ pub(super) fn take_over(lora: &mut LoraConfig, root: &mut Section<'_>, resumed: 
     let of_saved = shapes(&saved);
     let has =
         |is_such: &dyn Fn(SiteId) -> bool| of_saved.iter().flatten().flat_map(PerSite::keys).any(|site| is_such(*site));
-    let (has_split, has_linear) = (has(&|site| SPLIT.contains(&site)), has(&|site| site >= LINEAR));
+    let (has_split, has_shared) = (has(&|site| SPLIT.contains(&site)), has(&|site| site == SHARED));
+    let has_linear = has(&|site| (LINEAR..SHARED).contains(&site));
     // A model has layers for queries, keys and values, gate and up, or one for each group of them.
     let exists = |site: SiteId| match site {
+        SHARED => has_shared,
         LINEAR.. => has_linear,
         _ if has_split => site < SITE_NAMES.len(),
         _ => !SPLIT.contains(&site),

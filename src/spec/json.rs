@@ -143,8 +143,9 @@ fn family(json: &mut Section) -> Option<(&'static Family, bool)> {
     Some((family, around.is_some()))
 }
 
-const KNOWN_MODELS: &str = "Llama 2, 3, 3.1 and 3.2, TinyLlama, SmolLM2 and 3, Mistral, Qwen2, Qwen2.5, Qwen3 (and their mixtures of experts), Qwen3.5, Gemma 2 and 3, \
-                            OLMo 2, Granite 3, Phi-3 and 4, GLM-4, Mixtral and gpt-oss have types that are supported";
+const KNOWN_MODELS: &str = "Llama 2, 3, 3.1 and 3.2, TinyLlama, SmolLM2 and 3, Mistral, Ministral 3, Mixtral, Qwen2, Qwen2.5, \
+                            Qwen3 and Qwen3.5, gpt-oss, Gemma 2 and 3, OLMo 2, Granite 3, Phi-3 and 4 and GLM-4 have types \
+                            that are supported";
 
 /// A count that must be given, unless the family has a default.
 fn count_or(json: &mut Section, key: &'static str, default: Option<usize>, most: usize) -> usize {

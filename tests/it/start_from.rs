@@ -1,5 +1,6 @@
 //! `lora.start_from`: training goes on from an adapter.
 
+use crate::common::families::write_family;
 use crate::common::{Bench, json, metrics, run, stderr, train};
 
 const SHORT: [&str; 2] = ["--set", "train.max_steps=4"];
@@ -84,4 +85,19 @@ fn the_first_loss_from_pefts_adapter_is_pefts() {
     train(&bench.recipe("run", ""), &[&NO_SHAPE[..], &rest].concat());
     let loss = json(&bench.path("run/summary.json"))["initial_eval_loss"].as_f64().unwrap();
     assert!((loss - LOSS).abs() < 1e-5 * LOSS, "{loss}");
+}
+
+#[test]
+fn all_linear_layers_of_a_family_with_others_are_those_of_its_adapter() {
+    for family in ["qwen2_moe", "qwen3_5"] {
+        let bench = Bench::new();
+        let model = bench.path("model");
+        std::fs::create_dir(&model).unwrap();
+        write_family(family, &model);
+        let path = format!("model.path={model:?}");
+        let all = ["--set", &path, "--set", "lora.target_modules=all-linear"];
+        train(&bench.recipe("first", ""), &[&SHORT[..], &all].concat());
+        let start = format!("lora.start_from={}", bench.path("first").display());
+        train(&bench.recipe("second", ""), &[&SHORT[..], &NO_SHAPE, &all, &["--set", &start]].concat());
+    }
 }

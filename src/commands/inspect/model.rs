@@ -163,6 +163,7 @@ impl Shown<'_> {
         let (Heads { num_heads, num_kv_heads, head_dim, .. }, inside) = self.first_block();
         let attentions = || config.blocks.iter().filter_map(Block::attention);
         let mixture = config.blocks.iter().find_map(Block::mixture);
+        let biases = config.blocks[0].sites.iter().filter(|site| site.role == Role::Linear);
         json!({
             "model_type": config.model_type,
             "vocab_size": config.vocab_size,
@@ -183,7 +184,7 @@ impl Shown<'_> {
             "final_logit_softcapping": config.logit_soft_cap,
             "tie_word_embeddings": config.tie_word_embeddings,
             "windows": attentions().map(|attention| attention.heads.window).collect::<Vec<_>>(),
-            "biases": config.blocks[0].sites.iter().filter(|site| site.role == Role::Linear).map(|site| site.has_bias).collect::<Vec<_>>(),
+            "biases": biases.map(|site| site.has_bias).collect::<Vec<_>>(),
             "linear_attention": config.blocks.iter().map(|block| block.delta_net().is_some()).collect::<Vec<_>>(),
             "qk_norm": attentions().any(|attention| attention.query_key_norms.is_some()),
             "bos_token_id": config.bos_token_id,
