@@ -11,7 +11,8 @@ use std::path::{Path, PathBuf};
 
 use crate::config::{
     BestBy, CheckpointConfig, CostConfig, DataConfig, DeviceConfig, EvalConfig, LoggingConfig, LoraConfig, LrScheduler,
-    ModelOptions, OptimizerConfig, OptimizerName, Quantization, SchedulerConfig, TrainConfig, WatchdogConfig,
+    ModelOptions, ObjectiveConfig, ObjectiveName, OptimizerConfig, OptimizerName, Quantization, SchedulerConfig,
+    TrainConfig, WatchdogConfig,
 };
 use crate::data::files::FileKind;
 use crate::model::Storage;
@@ -50,6 +51,9 @@ section! {
         /// The steps.
         train: TrainConfig = TrainConfig::default() => section() of TrainConfig,
             ["training", "trainer", "training_args", "training_arguments", "train_args"];
+        /// What training minimises.
+        objective: ObjectiveConfig = ObjectiveConfig::default() => section() of ObjectiveConfig, LaterSteps,
+            ["preference", "rlhf", "dpo_config", "loss_config"];
         /// What makes an update of a gradient.
         optimizer: OptimizerConfig = OptimizerConfig::default() => section() of OptimizerConfig, LaterSteps,
             ["optim", "optimizer_args", "optimiser"];
@@ -125,6 +129,10 @@ impl Recipe {
             let mut recipe = <Self as Keys>::read(root, default);
             let resumed = (purpose == Purpose::Resuming).then_some(&*recipe.output_dir);
             start_from::take_over(&mut recipe.lora, root, resumed);
+            recipe.data.row_kind = recipe.objective.rows();
+            if let Some(rate) = recipe.objective.learning_rate().filter(|_| !root.has("optimizer.learning_rate")) {
+                recipe.optimizer.learning_rate = rate;
+            }
             recipe.hold_together(root, purpose);
             recipe
         };
@@ -169,6 +177,16 @@ impl Recipe {
             reject("eval.metric_for_best", message, "set `metric` in [eval.task]");
         }
 
+        let reward = match eval.metric_for_best {
+            BestBy::Accuracy if !self.objective.rows().is_pair() => Some("accuracy"),
+            BestBy::Margin if self.objective.name == ObjectiveName::CrossEntropy => Some("margin"),
+            _ => None,
+        };
+        if let Some(reward) = reward {
+            let message = format!("`eval.metric_for_best` = \"{reward}\" is measured on pairs of answers");
+            reject("eval.metric_for_best", message, "set `name = \"dpo\"` in [objective], or use \"loss\"");
+        }
+
         if self.lora.starts_in_base() && self.model.quantization != Quantization::None {
             let message = "`lora.init_lora_weights`: a part of a quantised base cannot be taken out of it".to_owned();
             reject(
@@ -181,6 +199,24 @@ impl Recipe {
         if self.lora.use_dora && self.optimizer.name == OptimizerName::Muon {
             let message = "`optimizer.name` = \"muon\" trains matrices, and `lora.use_dora` brings vectors".to_owned();
             reject("optimizer.name", message, "use \"adamw\", or take `use_dora` out");
+        }
+
+        let objective = self.objective.name.word();
+        if self.objective.name != ObjectiveName::CrossEntropy && self.data.train_on_inputs {
+            let message =
+                format!("`data.train_on_inputs` = true puts loss on prompts, and \"{objective}\" compares answers");
+            reject("data.train_on_inputs", message, "take it out");
+        }
+        if self.objective.needs_divergence() && self.train.micro_batch_size < 2 {
+            let message =
+                "`train.micro_batch_size` = 1: \"kto\" measures how far the model has moved on the answers to the \
+                           other prompts of a micro-batch"
+                    .to_owned();
+            reject(
+                "train.micro_batch_size",
+                message,
+                "use 4 or more, or `loss_type = \"apo_zero_unpaired\"`, which does not",
+            );
         }
 
         let scheduler = &self.scheduler;

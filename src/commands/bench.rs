@@ -9,7 +9,8 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use super::{number, print_figures, say};
-use crate::data::batch::{Batch, Document, Target};
+use crate::config::RowKind;
+use crate::data::batch::{Answer, Batch, Document, Target};
 use crate::device::OpenDevice;
 use crate::measure::telemetry::{Telemetry, peak_host_memory_bytes};
 use crate::ops::peak::gemm_peak_flops;
@@ -18,6 +19,7 @@ use crate::recipe::{Purpose, Recipe, RecipeArgs};
 use crate::run::Prepared;
 use crate::run::inputs::{WeightsFrom, nvml_selector};
 use crate::train::flops::StepFlops;
+use crate::train::objective::objective;
 use crate::train::step::TrainStep;
 use crate::util::failure::Failure;
 use crate::util::stats::{as_u64, median};
@@ -75,13 +77,14 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
     let num_trainable = adapters.num_parameters();
     let loraplus_lr_ratio = recipe.lora.loraplus_lr_ratio;
     let taken = recipe.lora.starts_in_base().then(|| adapters.clone());
-    let mut step = TrainStep::new(model, adapters, &recipe.train, &recipe.optimizer, loraplus_lr_ratio, recipe.seed);
+    let step = TrainStep::new(model, adapters, &recipe.train, &recipe.optimizer, loraplus_lr_ratio, recipe.seed);
+    let mut step = step.with_objective(objective(&recipe.objective));
     if let Some(taken) = taken {
         step = step.with_taken(taken);
     }
 
     let mut batches = SyntheticBatches::new(recipe, source.config.vocab_size);
-    let flops = StepFlops::new(&source.config, num_trainable);
+    let flops = StepFlops::of_objective(&source.config, num_trainable, &recipe.objective);
     let mut first_step_seconds = 0.0;
     let mut step_seconds = Vec::new();
     let (mut tokens_per_step, mut flops_per_step, mut loss) = (0, 0.0, f64::NAN);
@@ -215,6 +218,7 @@ fn profile_step(
 struct SyntheticBatches {
     rng: ChaCha8Rng,
     num_rows: usize,
+    kind: RowKind,
     row_length: usize,
     vocab_size: u32,
 }
@@ -223,7 +227,8 @@ impl SyntheticBatches {
     fn new(recipe: &Recipe, vocab_size: usize) -> Self {
         Self {
             rng: ChaCha8Rng::seed_from_u64(recipe.seed),
-            num_rows: recipe.train.micro_batch_size,
+            num_rows: recipe.train.micro_batch_size * recipe.data.row_kind.num_sequences(),
+            kind: recipe.data.row_kind,
             row_length: recipe.data.max_length,
             vocab_size: u32::try_from(vocab_size).unwrap_or(u32::MAX),
         }
@@ -242,7 +247,14 @@ impl Iterator for SyntheticBatches {
         let is_last = |position: usize| (position + 1).is_multiple_of(row_length);
         let targets = (0..input_ids.len()).filter(|position| !is_last(*position)).map(target).collect();
         let row_lengths = vec![row_length; num_rows];
-        Some(Batch { input_ids, row_lengths, documents, targets, sources: Vec::new() })
+        let is_good = |row: usize| row.is_multiple_of(2);
+        let answers = (0..num_rows).map(|row| Answer { is_good: is_good(row), prompt_targets: 0 });
+        let answers = if self.kind == RowKind::Sequence { Vec::new() } else { answers.collect() };
+        let mut batch = Batch { input_ids, row_lengths, documents, targets, answers, ..Batch::default() };
+        if self.kind == RowKind::Labelled {
+            batch.mismatched = Some(Box::new(batch.clone()));
+        }
+        Some(batch)
     }
 }
 
@@ -253,7 +265,7 @@ mod tests {
     #[test]
     fn synthetic_batches_are_full_and_every_token_but_the_first_of_a_row_is_predicted() {
         let rng = ChaCha8Rng::seed_from_u64(1);
-        let mut batches = SyntheticBatches { rng, num_rows: 2, row_length: 3, vocab_size: 50 };
+        let mut batches = SyntheticBatches { rng, num_rows: 2, kind: RowKind::Sequence, row_length: 3, vocab_size: 50 };
         let batch = batches.next().unwrap();
         assert_eq!((batch.num_rows(), batch.num_tokens(), batch.num_target_tokens()), (2, 6, 4));
         let positions: Vec<usize> = batch.targets.iter().map(|target| target.position).collect();

@@ -16,10 +16,12 @@ use crate::hub::Progress;
 use crate::lora::AdapterSet;
 use crate::recipe::{Purpose, Recipe};
 use crate::run::Prepared;
+use crate::run::dir::REFERENCE;
 use crate::run::inputs::{WeightsFrom, data_failure};
 use crate::save::export::read_adapter;
 use crate::schema::{Override, Problem};
 use crate::train::eval::eval_loss;
+use crate::train::objective::objective;
 use crate::train::step::TrainStep;
 use crate::train::stop::Stop;
 use crate::train::task::{Score, Task};
@@ -67,7 +69,13 @@ pub(crate) struct EvalArgs {
 struct EvalReport {
     /// Mean loss of the target tokens, in nats.
     eval_loss: f64,
-    eval_perplexity: f64,
+    /// `None` where the loss is not a cross-entropy.
+    eval_perplexity: Option<f64>,
+    /// Share of the pairs whose chosen answer has the higher reward, and by how much it is higher, of preferences.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    eval_rewards_accuracies: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    eval_rewards_margins: Option<f64>,
     target_tokens: u64,
     rows: usize,
     /// By metric.
@@ -113,7 +121,14 @@ pub(crate) fn run(args: &EvalArgs) -> Result<(), Failure> {
     let what = adapter.map_or(recipe.model.path.clone(), |adapter| adapter.folder.display().to_string());
     say(&format!("{what}: {} rows on {}", data.num_eval_rows(), device.label));
     let model = source.load(recipe.storage(Some(&source.config)), recipe.train.precision, device)?;
-    let step = TrainStep::new(model, adapters, &recipe.train, &recipe.optimizer, None, recipe.seed);
+    let mut step = TrainStep::new(model, adapters, &recipe.train, &recipe.optimizer, None, recipe.seed)
+        .with_objective(objective(&recipe.objective));
+    let kept = adapter.and_then(|adapter| adapter.folder.parent()).map(|run| run.join(REFERENCE));
+    if let Some(kept) = kept.filter(|kept| step.needs_reference() && kept.is_dir()) {
+        let saved = read_adapter(&kept)?;
+        let reference = saved.into_set(&kept, &source.config, &device.device).map_err(|error| misfit(&error, None))?;
+        step = step.with_reference(reference);
+    }
     let bar = ProgressBar::new(0);
     let on_progress = |done: usize, total: usize| {
         bar.set_length(total as u64);
@@ -128,7 +143,7 @@ pub(crate) fn run(args: &EvalArgs) -> Result<(), Failure> {
     let Some(eval_loss) = total.mean() else {
         return Err(Problem::new("no token of these rows carries loss").into());
     };
-    let (eval_perplexity, rows) = (eval_loss.exp(), data.num_eval_rows());
+    let rows = data.num_eval_rows();
     if let (Some(path), Some(score)) = (&args.answers, &score) {
         let lines: String = score.answers.iter().map(|answer| format!("{answer}\n")).collect();
         files::write(path, lines)
@@ -139,14 +154,29 @@ pub(crate) fn run(args: &EvalArgs) -> Result<(), Failure> {
         (metric.name(), TaskReport { score, score_norm, rows: num_rows })
     });
     let tasks = tasks.into_iter().collect();
-    let report = EvalReport { eval_loss, eval_perplexity, target_tokens: total.target_tokens, rows, tasks };
+    let report = EvalReport {
+        eval_loss,
+        eval_perplexity: total.perplexity(),
+        eval_rewards_accuracies: total.figures.rewards_accuracies.value(),
+        eval_rewards_margins: total.figures.margin(),
+        target_tokens: total.target_tokens,
+        rows,
+        tasks,
+    };
     print_figures(&report, args.json, &report.text())
 }
 
 impl EvalReport {
     fn text(&self) -> String {
         let (loss, tokens) = (self.eval_loss, with_commas(self.target_tokens));
-        let mut text = format!("loss {loss:.4}, perplexity {:.3} ({tokens} target tokens)", self.eval_perplexity);
+        let figures = [
+            Some(format!("loss {loss:.4}")),
+            self.eval_perplexity.map(|perplexity| format!("perplexity {perplexity:.3}")),
+            self.eval_rewards_accuracies.map(|share| format!("accuracy {:.1}%", 100.0 * share)),
+            self.eval_rewards_margins.map(|margin| format!("margin {margin:.3}")),
+        ];
+        let figures: Vec<String> = figures.into_iter().flatten().collect();
+        let mut text = format!("{} ({tokens} target tokens)", figures.join(", "));
         for (metric, TaskReport { score, score_norm, rows }) in &self.tasks {
             let norm = score_norm.map(|norm| format!(", by length {:.1}%", 100.0 * norm)).unwrap_or_default();
             text += &format!("\n{metric} {:.1}% of {rows} rows{norm}", 100.0 * score);

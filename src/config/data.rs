@@ -5,6 +5,7 @@ use std::ops::Bound;
 
 use serde::{Deserialize, Serialize, Serializer};
 
+use super::RowKind;
 use crate::schema::{Choice, Problem, Section, Value, section};
 
 section! {
@@ -58,6 +59,10 @@ section! {
         /// What becomes of rows that cannot be used, or of which the template drops something: "error" ends the command
         /// before the first step and names them; "skip" leaves them out, counts them and names the first ones.
         on_bad_row: OnBadRow = OnBadRow::Error => choice(), LaterSteps;
+    } with {
+        /// What a row trains on: the objective says it.
+        #[serde(skip)]
+        pub row_kind: RowKind,
     }
 }
 
@@ -200,7 +205,8 @@ section! {
         path: String = String::new() => required_path("a file, a folder, a glob, or a data set of the Hub"),
             ["file", "files", "data_files", "data_path", "dataset", "file_name", "source", "data_file", "ds_path", "url",
              "hf_hub_url", "dataset_name", "dataset_path", "data_dir"];
-        /// "messages", "sharegpt", "alpaca", "`prompt_completion`" or "text"; "auto" looks at the columns of the first row.
+        /// "messages", "sharegpt", "alpaca", "`prompt_completion`", "text", "preference" (chosen and rejected answers) or
+        /// "`unpaired_preference`" (answers with a label); "auto" looks at the columns of the first row.
         format: DataFormat = DataFormat::Auto => choice(),
             ["type", "ds_type", "kind", "formatting", "style", "conversation_style", "template"];
         /// Names of the columns in the file, by the names that the format expects: { prompt = "question" }.
@@ -242,6 +248,10 @@ pub enum DataFormat {
     PromptCompletion,
     /// `text`, or a .txt file.
     Text,
+    /// `chosen`, `rejected` and mostly `prompt`.
+    Preference,
+    /// `prompt`, `completion`, `label`; or a conversation and `label`.
+    UnpairedPreference,
 }
 
 impl Choice for DataFormat {
@@ -252,8 +262,13 @@ impl Choice for DataFormat {
         ("alpaca", Self::Alpaca),
         ("prompt_completion", Self::PromptCompletion),
         ("text", Self::Text),
+        ("preference", Self::Preference),
+        ("unpaired_preference", Self::UnpairedPreference),
     ];
     const PEERS: &'static [(&'static str, &'static str)] = &[
+        ("ranking", "preference"),
+        ("dpo", "preference"),
+        ("kto", "unpaired_preference"),
         ("chat_template", "messages"),
         ("chat", "messages"),
         ("openai", "messages"),
@@ -285,6 +300,8 @@ impl DataFormat {
             Self::Alpaca => (&["instruction", "output"], &["input", "system"]),
             Self::PromptCompletion => (&["prompt", "completion"], &["choices"]),
             Self::Text => (&["text"], &[]),
+            Self::Preference => (&["chosen", "rejected"], &["prompt", "input", "system", "tools"]),
+            Self::UnpairedPreference => (&["label"], &["prompt", "completion", "messages", "system", "tools"]),
         }
     }
 }

@@ -19,8 +19,8 @@ section! {
         /// Micro-batches in an evaluation. Default: the whole set.
         max_batches: Option<usize> = None => optional_count(1..) like 50,
             ["val_batches", "eval_max_batches", "max_iters", "limit_val_batches", "eval_iters", "batches", "max_steps"];
-        /// What makes an evaluation better than another, for adapter-best/ and early stopping: "loss", or "score", that of
-        /// [eval.task].
+        /// What makes an evaluation better than another, for adapter-best/ and early stopping: "loss"; "score", that of
+        /// [eval.task]; or of preferences "accuracy" or "margin".
         metric_for_best: BestBy = BestBy::Loss => choice(), ["metric_for_best_model"];
         /// Stop after so many evaluations that were no better. Default: never.
         early_stopping_patience: Option<usize> = None => optional_count(1..) like 3,
@@ -41,11 +41,21 @@ pub enum BestBy {
     Loss,
     /// A higher score.
     Score,
+    /// More pairs whose chosen answer has the higher reward.
+    Accuracy,
+    /// A higher reward of the chosen answers over the rejected ones.
+    Margin,
 }
 
 impl Choice for BestBy {
-    const NAMES: &'static [(&'static str, Self)] = &[("loss", Self::Loss), ("score", Self::Score)];
-    const PEERS: &'static [(&'static str, &'static str)] = &[("eval_loss", "loss"), ("eval_score", "score")];
+    const NAMES: &'static [(&'static str, Self)] =
+        &[("loss", Self::Loss), ("score", Self::Score), ("accuracy", Self::Accuracy), ("margin", Self::Margin)];
+    const PEERS: &'static [(&'static str, &'static str)] = &[
+        ("eval_loss", "loss"),
+        ("eval_score", "score"),
+        ("eval_rewards/accuracies", "accuracy"),
+        ("eval_rewards/margins", "margin"),
+    ];
 }
 
 section! {

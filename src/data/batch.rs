@@ -1,6 +1,7 @@
 //! A micro-batch in host memory.
 
 use super::encode::EncodedRow;
+use crate::config::RowKind;
 
 /// One micro-batch: rows of tokens end to end, without padding.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -16,6 +17,20 @@ pub struct Batch {
     pub targets: Vec<Target>,
     /// Where each document came from, parallel to `documents`: for messages to the user.
     pub sources: Vec<RowSource>,
+    /// What an objective of preferences knows of each document, parallel to `documents`; empty for others. The documents of
+    /// a pair follow one another, that of the chosen answer first.
+    pub answers: Vec<Answer>,
+    /// The prompts of labelled rows, each with the answer of another: of these the divergence from the base is measured.
+    pub mismatched: Option<Box<Batch>>,
+}
+
+/// An answer of a preference.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Answer {
+    /// Whether it is the chosen one of a pair, or has a good label.
+    pub is_good: bool,
+    /// The first so many targets of its document are the prompt's.
+    pub prompt_targets: usize,
 }
 
 /// A stretch of a row that attends to nothing but itself.
@@ -61,19 +76,62 @@ impl Batch {
         let mut batch = Self::default();
         for row in rows {
             let row_start = batch.input_ids.len();
-            for (source, document) in row {
-                let start = batch.input_ids.len();
-                batch.input_ids.extend(&document.ids);
-                batch.documents.push(Document { start, len: document.ids.len() });
-                batch.sources.push(*source);
-                // Labels are shifted only here: the token at `at` is predicted from `at - 1`.
-                let tokens = document.ids.iter().zip(&document.carries_loss).enumerate().skip(1);
-                let targets = tokens.filter(|(_, (_, carries_loss))| **carries_loss);
-                batch.targets.extend(targets.map(|(at, (&token, _))| Target { position: start + at - 1, token }));
-            }
+            row.iter().for_each(|(source, document)| batch.push(*source, &document.ids, &document.carries_loss));
             batch.row_lengths.push(batch.input_ids.len() - row_start);
         }
         batch
+    }
+
+    /// The same for rows of a kind. The two sequences of a pair are rows of their own, but where rows hold several.
+    #[must_use]
+    pub fn of_kind(kind: RowKind, rows: &[Vec<(RowSource, EncodedRow)>], max_length: usize) -> Self {
+        if kind == RowKind::Sequence {
+            return Self::of_rows(rows);
+        }
+        let mut batch = Self::default();
+        for row in rows {
+            let mut row_start = batch.input_ids.len();
+            for (source, encoded) in row {
+                for (index, place) in encoded.sequences().into_iter().enumerate() {
+                    if index == 1 && row.len() == 1 {
+                        batch.row_lengths.push(batch.input_ids.len() - row_start);
+                        row_start = batch.input_ids.len();
+                    }
+                    let (ids, carries_loss) = (&encoded.ids[place.clone()], &encoded.carries_loss[place]);
+                    let first = carries_loss.iter().position(|carries_loss| *carries_loss).unwrap_or_default();
+                    let is_good = if kind.is_pair() { index == 0 } else { !encoded.is_bad_answer };
+                    let mut answer = Answer { is_good, prompt_targets: 0 };
+                    if kind == RowKind::PairWithPrompt && index == 0 {
+                        answer.prompt_targets = first.saturating_sub(1);
+                        let all: Vec<bool> =
+                            (0..ids.len()).map(|at| at > 0 && (at < first || carries_loss[at])).collect();
+                        batch.push(*source, ids, &all);
+                    } else {
+                        batch.push(*source, ids, carries_loss);
+                    }
+                    batch.answers.push(answer);
+                }
+            }
+            batch.row_lengths.push(batch.input_ids.len() - row_start);
+            if kind.is_pair() && row.is_empty() {
+                batch.row_lengths.push(0);
+            }
+        }
+        if kind == RowKind::Labelled {
+            batch.mismatched = mismatched(rows, max_length).map(Box::new);
+        }
+        batch
+    }
+
+    fn push(&mut self, source: RowSource, ids: &[u32], carries_loss: &[bool]) {
+        let start = self.input_ids.len();
+        self.input_ids.extend(ids);
+        self.documents.push(Document { start, len: ids.len() });
+        self.sources.push(source);
+        // Labels are shifted only here: the token at `at` is predicted from `at - 1`.
+        let tokens = ids.iter().zip(carries_loss).enumerate().skip(1);
+        let targets = tokens.filter(|(_, (_, carries_loss))| **carries_loss);
+        self.targets.extend(targets.map(|(at, (&token, _))| Target { position: start + at - 1, token }));
     }
 
     /// Number of rows, with those that hold no tokens.
@@ -121,8 +179,13 @@ impl Batch {
     #[must_use]
     pub fn padded(&self) -> Self {
         let length = self.padded_length();
-        let mut padded =
-            Self { row_lengths: vec![length; self.num_rows()], sources: self.sources.clone(), ..Self::default() };
+        let mut padded = Self {
+            row_lengths: vec![length; self.num_rows()],
+            sources: self.sources.clone(),
+            answers: self.answers.clone(),
+            mismatched: self.mismatched.clone(),
+            ..Self::default()
+        };
         let (mut start, mut documents, mut targets) =
             (0, self.documents.iter().peekable(), self.targets.iter().peekable());
         for (row, row_length) in self.row_lengths.iter().enumerate() {
@@ -141,6 +204,25 @@ impl Batch {
     }
 }
 
+/// Every prompt with the answer of the row before, the first with that of the last, as in TRL; at most `max_length` tokens
+/// each.
+fn mismatched(rows: &[Vec<(RowSource, EncodedRow)>], max_length: usize) -> Option<Batch> {
+    let rows: Vec<_> =
+        rows.iter().flatten().filter_map(|(source, row)| Some((source, row, row.first_target()?))).collect();
+    let mut batch = Batch::default();
+    for (index, (source, row, first)) in rows.iter().enumerate() {
+        let (_, other, answer) = rows[(index + rows.len() - 1) % rows.len()];
+        let join = |own: &[bool], others: &[bool]| [own, others].concat();
+        let mut ids = [&row.ids[..*first], &other.ids[answer..]].concat();
+        let mut carries_loss = join(&vec![false; *first], &other.carries_loss[answer..]);
+        ids.truncate(max_length);
+        carries_loss.truncate(max_length);
+        batch.push(**source, &ids, &carries_loss);
+        batch.row_lengths.push(ids.len());
+    }
+    (!rows.is_empty()).then_some(batch)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -157,6 +239,7 @@ mod tests {
             ],
             targets: vec![Target { position: 0, token: 2 }, Target { position: 3, token: 5 }],
             sources: vec![RowSource { file: 0, row: 0 }; 3],
+            ..Batch::default()
         };
         let padded = batch.padded();
         let starting = |rows: [&[u32]; 3]| rows.map(|row| [row, &vec![0; 64 - row.len()]].concat()).concat();
@@ -172,5 +255,37 @@ mod tests {
     fn rows_are_computed_at_few_lengths() {
         let lengths = [0, 1, 64, 65, 1000, 1024, 1025, 4096].map(padded_length);
         assert_eq!(lengths, [0, 64, 64, 128, 1024, 1024, 1152, 4096]);
+    }
+
+    fn row(ids: &[u32], first_target: usize) -> EncodedRow {
+        EncodedRow::of_parts(ids.to_vec(), (0..ids.len()).map(|at| at >= first_target).collect())
+    }
+
+    #[test]
+    fn a_pair_is_two_rows_or_two_documents_of_one() {
+        let source = RowSource { file: 0, row: 0 };
+        let pair = |id: u32| (source, EncodedRow::pair(row(&[1, id, 2], 1), row(&[1, 9], 1)));
+        let rows = [vec![pair(3)], vec![pair(4)], vec![]];
+        let batch = Batch::of_kind(RowKind::Pair, &rows, 8);
+        assert_eq!(batch.row_lengths, [3, 2, 3, 2, 0, 0]);
+        assert_eq!(batch.answers.iter().map(|answer| answer.is_good).collect::<Vec<_>>(), [true, false, true, false]);
+        let packed = Batch::of_kind(RowKind::Pair, &[vec![pair(3), pair(4)]], 8);
+        assert_eq!((packed.row_lengths, packed.documents.len()), (vec![10], 4));
+        let with_prompt = EncodedRow::pair(row(&[1, 5, 6, 2], 2), row(&[1, 5, 9], 2));
+        let batch = Batch::of_kind(RowKind::PairWithPrompt, &[vec![(source, with_prompt)]], 8);
+        assert_eq!(batch.answers.iter().map(|answer| answer.prompt_targets).collect::<Vec<_>>(), [1, 0]);
+        assert_eq!(batch.targets.iter().map(|target| target.token).collect::<Vec<_>>(), [5, 6, 2, 9]);
+    }
+
+    #[test]
+    fn labelled_rows_are_compared_with_the_answers_before_them() {
+        let source = RowSource { file: 0, row: 0 };
+        let bad = EncodedRow { is_bad_answer: true, ..row(&[1, 20, 21, 22], 2) };
+        let rows = [vec![(source, row(&[1, 10, 11], 2))], vec![(source, bad)]];
+        let batch = Batch::of_kind(RowKind::Labelled, &rows, 3);
+        assert_eq!(batch.answers.iter().map(|answer| answer.is_good).collect::<Vec<_>>(), [true, false]);
+        let mismatched = batch.mismatched.unwrap();
+        assert_eq!((mismatched.row_lengths, mismatched.input_ids), (vec![3, 3], vec![1, 10, 21, 1, 20, 11]));
+        assert_eq!(mismatched.targets.iter().map(|target| target.token).collect::<Vec<_>>(), [21, 11]);
     }
 }

@@ -58,7 +58,7 @@ impl DataFile {
         let limit = u32::try_from(self.max_length).unwrap_or(u32::MAX);
         let mut lengths = Vec::with_capacity(entries.len());
         for (row, entry) in entries.iter().enumerate() {
-            let (length, counts) = (entry.num_tokens(), &mut self.counts);
+            let (length, counts) = (entry.longest(), &mut self.counts);
             let is_usable = entry.is_usable(limit);
             counts.rows += 1;
             counts.bad += u64::from(entry.is_bad());
@@ -75,14 +75,14 @@ impl DataFile {
                 self.without_targets.add(row, &reason);
             }
             if is_usable {
-                counts.tokens += u64::from(length.min(limit));
+                counts.tokens += u64::from(entry.cut(limit));
                 if length <= limit {
                     counts.target_tokens += u64::from(entry.num_targets());
                 } else {
                     self.cut_rows.push(row);
                 }
             }
-            lengths.push(if is_usable { length.min(limit) } else { 0 });
+            lengths.push(if is_usable { entry.cut(limit) } else { 0 });
         }
         self.without_targets.place(|rows| rows.iter().map(|row| format!("row {}", row + 1)).collect());
         lengths

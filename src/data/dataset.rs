@@ -335,7 +335,8 @@ impl Dataset {
 
     fn order(&self, rows: Vec<u32>) -> Order {
         if self.config.packing {
-            let capacity = u32::try_from(self.config.max_length).unwrap_or(u32::MAX);
+            let capacity = self.config.max_length.saturating_mul(self.config.row_kind.num_sequences());
+            let capacity = u32::try_from(capacity).unwrap_or(u32::MAX);
             Order::Packed(best_fit(&rows, &self.lengths, capacity))
         } else {
             Order::Single(rows)

@@ -18,7 +18,11 @@ pub struct EncodedRow {
     /// For each of `ids`, whether it carries loss, that is, is to be predicted from the tokens before it. Not shifted.
     /// The first token never carries loss: nothing precedes it.
     pub carries_loss: Vec<bool>,
-    /// Length in tokens before truncation.
+    /// Where the rejected answer's sequence begins, behind that of the chosen one; 0 where there is one sequence.
+    pub second: usize,
+    /// Whether the label says that the answer is bad.
+    pub is_bad_answer: bool,
+    /// Length in tokens before truncation, of the longer sequence.
     pub full_length: usize,
     /// Number of tokens that carried loss before truncation.
     pub full_target_tokens: usize,
@@ -37,7 +41,42 @@ impl EncodedRow {
             *first = false;
         }
         let full_target_tokens = carries_loss.iter().filter(|loss| **loss).count();
-        Self { full_length: ids.len(), ids, carries_loss, full_target_tokens, problem: None }
+        Self { full_length: ids.len(), ids, carries_loss, full_target_tokens, ..Self::default() }
+    }
+
+    /// The sequences of a chosen and a rejected answer, end to end.
+    #[must_use]
+    pub fn pair(mut chosen: Self, rejected: Self) -> Self {
+        chosen.second = chosen.ids.len();
+        chosen.ids.extend(rejected.ids);
+        chosen.carries_loss.extend(rejected.carries_loss);
+        chosen.full_length = chosen.full_length.max(rejected.full_length);
+        chosen.full_target_tokens += rejected.full_target_tokens;
+        chosen
+    }
+
+    /// A row as it was stored; the second of two sequences begins at `second`.
+    pub(super) fn of_record(mut ids: Vec<u32>, mut carries_loss: Vec<bool>, second: usize) -> Self {
+        if second == 0 {
+            return Self::of_parts(ids, carries_loss);
+        }
+        let (rejected, loss) = (ids.split_off(second), carries_loss.split_off(second));
+        Self::pair(Self::of_parts(ids, carries_loss), Self::of_parts(rejected, loss))
+    }
+
+    /// The sequences of the row: their places in `ids`.
+    #[must_use]
+    pub fn sequences(&self) -> Vec<Range<usize>> {
+        let [first, second] = [0..self.second, self.second..self.ids.len()];
+        if first.is_empty() { vec![second] } else { vec![first, second] }
+    }
+
+    /// Index, in its sequence, of the first token that carries loss, in the sequence where it is the later one; `None` where
+    /// a sequence has none.
+    #[must_use]
+    pub fn first_target(&self) -> Option<usize> {
+        let first = |sequence: Range<usize>| self.carries_loss[sequence].iter().position(|carries_loss| *carries_loss);
+        self.sequences().into_iter().map(first).try_fold(0, |latest, first| first.map(|first| latest.max(first)))
     }
 
     /// A window of a longer text; every token carries loss.
@@ -47,11 +86,24 @@ impl EncodedRow {
         Self::of_parts(ids, carries_loss)
     }
 
-    /// The first `max_length` tokens of the row.
+    /// Puts loss on what lies between token `first` and the first token that carries loss.
+    fn begin_loss_at(&mut self, first: usize) {
+        let until = self.first_target().unwrap_or(first);
+        self.carries_loss[first..until].fill(true);
+        self.full_target_tokens = self.num_target_tokens();
+    }
+
+    /// The first `max_length` tokens of the row, of a pair those of each sequence.
     #[must_use]
     pub fn cut(mut self, max_length: usize) -> Self {
-        self.ids.truncate(max_length);
-        self.carries_loss.truncate(max_length);
+        let end = self.second + max_length;
+        self.ids.truncate(end);
+        self.carries_loss.truncate(end);
+        if self.second > max_length {
+            self.ids.drain(max_length..self.second);
+            self.carries_loss.drain(max_length..self.second);
+            self.second = max_length;
+        }
         self
     }
 
@@ -64,13 +116,13 @@ impl EncodedRow {
     /// Whether tokens were cut off.
     #[must_use]
     pub fn is_truncated(&self) -> bool {
-        self.full_length > self.ids.len()
+        self.sequences().into_iter().all(|sequence| sequence.len() < self.full_length)
     }
 
-    /// Whether truncation left nothing of the answer.
+    /// Whether truncation left nothing of an answer.
     #[must_use]
     pub fn is_answer_cut(&self) -> bool {
-        self.full_target_tokens > 0 && self.num_target_tokens() == 0
+        self.full_target_tokens > 0 && self.first_target().is_none()
     }
 }
 
@@ -122,6 +174,11 @@ impl Encoder<'_> {
     pub fn encode_with_notes(&self, sample: &Sample) -> Result<(EncodedRow, Notes), DataError> {
         let mut notes = Notes::default();
         let (tokens, answers) = match sample {
+            Sample::Pair(chosen, rejected) => return self.encode_pair(chosen, rejected),
+            Sample::Labelled(sample, is_good) => {
+                let (row, notes) = self.encode_with_notes(sample)?;
+                return Ok((EncodedRow { is_bad_answer: !is_good, ..row }, notes));
+            }
             Sample::Chat { messages, tools } => {
                 let template = self.template.ok_or_else(|| {
                     let message = "a conversation needs a chat template and the model has none\n  hint: set \
@@ -164,6 +221,26 @@ impl Encoder<'_> {
         let carries_loss = loss_mask(&tokens, &answers, self.train_on_inputs);
         let row = EncodedRow::of_parts(tokens.iter().map(|token| token.id).collect(), carries_loss);
         Ok((row, notes))
+    }
+
+    /// The sequences of two answers, which differ and both carry loss. They begin at the same token: where the last of the
+    /// prompt is merged with the start of one answer, it carries loss before the other, too.
+    fn encode_pair(&self, chosen: &Sample, rejected: &Sample) -> Result<(EncodedRow, Notes), DataError> {
+        let (mut chosen, mut notes) = self.encode_with_notes(chosen)?;
+        let (mut rejected, more) = self.encode_with_notes(rejected)?;
+        let empty = |name: &str| DataError::Config(format!("`{name}` is empty: there is nothing to compare"));
+        let first = chosen.first_target().ok_or_else(|| empty("chosen"))?;
+        let first = first.min(rejected.first_target().ok_or_else(|| empty("rejected"))?);
+        if chosen.ids[..first] == rejected.ids[..first] {
+            chosen.begin_loss_at(first);
+            rejected.begin_loss_at(first);
+        }
+        if chosen.ids == rejected.ids {
+            return Err(DataError::Config("`chosen` and `rejected` are the same tokens".into()));
+        }
+        notes.odd.extend(more.odd.into_iter().filter(|note| !notes.odd.contains(note)).collect::<Vec<_>>());
+        notes.unread.extend(more.unread);
+        Ok((EncodedRow::pair(chosen, rejected), notes))
     }
 
     /// Tokens of `text` with one BOS in front, if the tokenizer adds one, and one EOS behind.
@@ -315,5 +392,25 @@ mod tests {
         assert_eq!(facts(&row(5)), (5, 1, true, false));
         assert_eq!(facts(&row(4)), (4, 0, true, true));
         assert_eq!(row(4).full_length, 7);
+    }
+
+    #[test]
+    fn both_answers_of_a_pair_begin_at_the_same_token_and_are_cut_each() {
+        let tokenizer = tokenizer();
+        // "ab" is one token.
+        let pair =
+            |good: &str, bad: &str| Sample::Pair(Box::new(completion("xa", good)), Box::new(completion("xa", bad)));
+        let row = encoder(&tokenizer).encode(&pair("by", "zw")).unwrap();
+        assert_eq!(row.ids, [vec![BOS, 120, AB, 121, EOS], vec![BOS, 120, 97, 122, 119, EOS]].concat());
+        assert_eq!((row.second, row.first_target(), row.full_length), (5, Some(2), 6));
+        assert_eq!(row.carries_loss, [false, false, true, true, true, false, false, true, true, true, true]);
+        let cut = row.clone().cut(3);
+        assert_eq!((cut.ids, cut.second), (vec![BOS, 120, AB, BOS, 120, 97], 3));
+        assert!(row.clone().cut(5).is_truncated() && !row.clone().cut(6).is_truncated());
+        assert!(row.cut(2).is_answer_cut());
+        for (good, bad, reason) in [("b", "", "`rejected` is empty"), ("b", "b", "the same tokens")] {
+            let error = encoder(&tokenizer).encode(&pair(good, bad)).unwrap_err().to_string();
+            assert!(error.contains(reason), "{error}");
+        }
     }
 }

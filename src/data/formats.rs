@@ -10,6 +10,7 @@ use crate::config::{DataConfig, DataFormat, TrainOnTurns};
 
 mod chat;
 mod detect;
+mod preference;
 
 use detect::{list_in, longest, refuse_preferences};
 
@@ -33,6 +34,10 @@ pub enum Sample {
     },
     /// A text that carries loss.
     Text(String),
+    /// A chosen and a rejected answer to one prompt.
+    Pair(Box<Sample>, Box<Sample>),
+    /// An answer that is good or not.
+    Labelled(Box<Sample>, bool),
 }
 
 /// Keys of a row by which people say which parts of a conversation carry loss; most are settings of other trainers.
@@ -59,8 +64,8 @@ pub struct RowFormat {
     format: DataFormat,
     /// For each column name of the format, the column in the file.
     columns: BTreeMap<String, String>,
-    /// Whether the columns were guessed rather than named in the recipe; rows with good and bad answers are then
-    /// refused.
+    /// Whether the columns were guessed rather than named in the recipe; rows with good and bad answers are then refused,
+    /// unless they are what is trained on.
     is_detected: bool,
     /// `data.system`: the system prompt of rows without one.
     system: Option<String>,
@@ -162,6 +167,8 @@ impl RowFormat {
                 Ok(Sample::Completion { prompt: prompt.to_owned(), completion: completion.to_owned() })
             }
             DataFormat::Text => Ok(Sample::Text(self.text_of(row, "text")?.to_owned())),
+            DataFormat::Preference => self.pair(row, template),
+            DataFormat::UnpairedPreference => self.labelled(row, template),
         }
     }
 

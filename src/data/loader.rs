@@ -16,6 +16,7 @@ use super::dataset::{Cursor, Dataset, read_row};
 use super::error::DataError;
 use super::order::Order;
 use super::worker_time::WorkerTime;
+use crate::config::{DataConfig, RowKind};
 
 /// While waiting for a micro-batch, how often to check whether the run should stop.
 const STOP_CHECK: Duration = Duration::from_millis(50);
@@ -70,6 +71,8 @@ struct Job {
     micro_batch_size: usize,
     epoch: u64,
     cursor_after: Cursor,
+    kind: RowKind,
+    max_length: usize,
 }
 
 impl Job {
@@ -96,7 +99,7 @@ impl Job {
         }
         rows.resize(self.micro_batch_size, Vec::new());
         Ok(LoadedBatch {
-            batch: Batch::of_rows(&rows),
+            batch: Batch::of_kind(self.kind, &rows, self.max_length),
             cursor_after: self.cursor_after,
             epoch: self.epoch,
             last_of_epoch: self.rows.end == self.order.num_rows(),
@@ -265,7 +268,16 @@ impl<'a> Loader<'a> {
         } else {
             Cursor { epoch, batch: batch + 1 }
         };
-        Some(Job { order, rows: start..end, micro_batch_size: size, epoch, cursor_after: self.cursor })
+        let DataConfig { row_kind: kind, max_length, .. } = self.dataset.config;
+        Some(Job {
+            order,
+            rows: start..end,
+            micro_batch_size: size,
+            epoch,
+            cursor_after: self.cursor,
+            kind,
+            max_length,
+        })
     }
 }
 
@@ -286,7 +298,6 @@ mod tests {
     use std::time::Instant;
 
     use super::*;
-    use crate::config::DataConfig;
     use crate::data::dataset::OpenOptions;
     use crate::data::fixture::{Files, config, numbered_rows, tokenizer};
 
@@ -301,7 +312,8 @@ mod tests {
         let files = Files::new();
         let dataset = open(&files, &numbered_rows(2), |_| {});
         let order = Arc::new(dataset.train_order(0));
-        let job = Job { order, rows: 0..3, micro_batch_size: 3, epoch: 0, cursor_after: Cursor::default() };
+        let (cursor_after, kind) = (Cursor::default(), RowKind::Sequence);
+        let job = Job { order, rows: 0..3, micro_batch_size: 3, epoch: 0, cursor_after, kind, max_length: 8 };
         let error = job.run(&dataset.files, &|| false).unwrap_err().to_string();
         assert_eq!(error, "a data worker failed: a thread panicked");
     }

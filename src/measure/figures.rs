@@ -4,6 +4,7 @@
 //! To add a figure, add a row here and the code that measures it.
 
 use std::collections::BTreeMap;
+use std::ops::AddAssign;
 
 use serde::{Deserialize, Deserializer, Serialize};
 
@@ -18,6 +19,45 @@ pub(crate) enum Fold {
     Since,
     /// Measured by the thread that samples the machine.
     Once,
+}
+
+/// A sum, and what it is divided by.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Mean {
+    /// The sum.
+    pub sum: f64,
+    /// Number of what was added.
+    pub count: f64,
+}
+
+impl Mean {
+    /// That of one number.
+    #[must_use]
+    pub fn of(value: f64) -> Self {
+        Self { sum: value, count: 1.0 }
+    }
+
+    /// The mean; `None` of nothing.
+    #[must_use]
+    pub fn value(&self) -> Option<f64> {
+        (self.count > 0.0).then(|| self.sum / self.count)
+    }
+}
+
+impl AddAssign for Mean {
+    fn add_assign(&mut self, other: Self) {
+        self.sum += other.sum;
+        self.count += other.count;
+    }
+}
+
+impl ObjectiveFigures {
+    /// The mean margin; of answers without pairs, that of the means.
+    #[must_use]
+    pub fn margin(&self) -> Option<f64> {
+        let of_means = || Some(self.rewards_chosen.value()? - self.rewards_rejected.value()?);
+        self.rewards_margins.value().or_else(of_means)
+    }
 }
 
 /// Samples of a number since the last [`take`](Samples::take).
@@ -126,6 +166,7 @@ macro_rules! figures {
     (
         always { $($(#[doc = $doc:literal])+ $(#[serde $serde:tt])? $name:ident: $type:ty $(, $tag:literal)?;)+ }
         if_measured { $($(#[doc = $doc_if:literal])+ $name_if:ident: $type_if:ty $(, $tag_if:literal)?;)+ }
+        objective { $($(#[doc = $doc_ob:literal])+ $name_ob:ident, $tag_ob:literal;)+ }
         machine { $($(#[doc = $doc_of:literal])+ $name_of:ident: $type_of:ty, $fold:ident $(, $tag_of:literal)?;)+ }
     ) => {
         /// The figures of one step: a line of metrics.jsonl, field by field. Figures that were not measured are absent;
@@ -135,10 +176,45 @@ macro_rules! figures {
         pub struct StepMetrics {
             $($(#[doc = $doc])+ $(#[serde $serde])? pub $name: $type,)+
             $($(#[doc = $doc_if])+ #[serde(skip_serializing_if = "Option::is_none")] pub $name_if: Option<$type_if>,)+
+            $($(#[doc = $doc_ob])+ #[serde(skip_serializing_if = "Option::is_none")] pub $name_ob: Option<f64>,)+
             $($(#[doc = $doc_of])+ #[serde(skip_serializing_if = "Option::is_none")] pub $name_of: Option<$type_of>,)+
         }
 
+        /// What an objective reports besides its loss.
+        #[derive(Clone, Copy, Debug, Default, PartialEq)]
+        pub struct ObjectiveFigures {
+            $($(#[doc = $doc_ob])+ pub $name_ob: Mean,)+
+        }
+
+        impl ObjectiveFigures {
+            /// All sums and counts, in the order of the rows: what ranks add up.
+            #[must_use]
+            pub fn numbers(&self) -> Vec<f64> {
+                [$(self.$name_ob.sum, self.$name_ob.count),+].into()
+            }
+
+            /// The figures of such numbers.
+            #[must_use]
+            pub fn of_numbers(numbers: &[f64]) -> Self {
+                let mut numbers = numbers.iter().copied();
+                let mut next = || numbers.next().unwrap_or_default();
+                Self { $($name_ob: Mean { sum: next(), count: next() },)+ }
+            }
+        }
+
+        impl AddAssign for ObjectiveFigures {
+            fn add_assign(&mut self, other: Self) {
+                $(self.$name_ob += other.$name_ob;)+
+            }
+        }
+
         impl StepMetrics {
+            /// Takes over the figures of the objective.
+            pub fn set_objective(&mut self, figures: &ObjectiveFigures) {
+                $(self.$name_ob = figures.$name_ob.value();)+
+                self.rewards_margins = figures.margin();
+            }
+
             /// Takes over the figures of the machine.
             pub fn set_machine(&mut self, machine: MachineSample) {
                 $(self.$name_of = machine.$name_of;)+
@@ -174,9 +250,12 @@ macro_rules! figures {
         const ROWS: &[(&str, &str, &str)] = &[
             $((stringify!($name), concat!("" $(, $tag)?), concat!($($doc),+)),)+
             $((stringify!($name_if), concat!("" $(, $tag_if)?), concat!($($doc_if),+)),)+
+            $((stringify!($name_ob), $tag_ob, concat!($($doc_ob),+)),)+
             $((stringify!($name_of), concat!("" $(, $tag_of)?), concat!($($doc_of),+)),)+
             ("eval_loss", "eval/loss", "Mean loss of all target tokens of the evaluation rows, in nats."),
             ("eval_perplexity", "eval/perplexity", "exp of the evaluation loss."),
+            ("eval_rewards_accuracies", "eval/rewards/accuracies", "Share of the evaluation rows whose chosen answer has the higher reward."),
+            ("eval_rewards_margins", "eval/rewards/margins", "Reward of the chosen answers of the evaluation rows over that of the rejected ones."),
             ("eval_score", "eval/score", "Score of the task on the evaluation rows, from 0 to 1."),
             ("eval_score_norm", "eval/score_norm", "Score of multiple choice by likelihood over length, from 0 to 1."),
         ];
@@ -278,6 +357,29 @@ figures! {
         /// say.
         gpu_throttle_reasons: Vec<String>;
     }
+    objective {
+        /// Reward of the chosen answers, mean: beta times how much likelier they are than by the reference, in nats; without
+        /// a reference beta times their log-probability.
+        rewards_chosen, "rewards/chosen";
+        /// The same of the rejected answers.
+        rewards_rejected, "rewards/rejected";
+        /// Share of the pairs whose chosen answer has the higher reward, from 0 to 1. Before the first update both are equal.
+        rewards_accuracies, "rewards/accuracies";
+        /// Reward of the chosen answers over that of the rejected ones, mean.
+        rewards_margins, "rewards/margins";
+        /// Log-probability of the chosen answers in nats, mean; of "orpo" and "simpo" that of a token.
+        logps_chosen, "logps/chosen";
+        /// The same of the rejected answers.
+        logps_rejected, "logps/rejected";
+        /// Cross-entropy of the chosen answers in nats, where it is a part of the loss.
+        nll_loss, "train/nll_loss";
+        /// Logarithm of the sigmoid of `log_odds_chosen`, mean; of "orpo".
+        log_odds_ratio, "train/log_odds_ratio";
+        /// Logarithm of the odds of the chosen answers over those of the rejected ones, mean; of "orpo".
+        log_odds_chosen, "train/log_odds_chosen";
+        /// Divergence from the reference in nats, measured on answers to other prompts; of "kto".
+        kl, "train/kl";
+    }
     machine {
         /// Bytes of the process that are in RAM.
         host_memory_bytes: u64, Last, "memory/host";
@@ -345,6 +447,12 @@ pub struct EvalMetrics {
     /// `exp(eval_loss)`.
     #[serde(deserialize_with = "null_is_nan")]
     pub eval_perplexity: f64,
+    /// Share of the pairs whose chosen answer has the higher reward.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub eval_rewards_accuracies: Option<f64>,
+    /// Reward of the chosen answers over that of the rejected ones, mean.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub eval_rewards_margins: Option<f64>,
     /// Tokens of the evaluation rows that carry loss.
     pub eval_target_tokens: u64,
     /// Wall time of the evaluation, the task among it.

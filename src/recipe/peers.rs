@@ -34,7 +34,7 @@ const NO_KEY: &[(&[&str], &[&str], &str)] = &[
         &[],
         "LoRA is what this trainer does",
     ),
-    (&["stage", "rl", "rlhf_type"], &[], "supervised fine-tuning is what this trainer does; DPO is not available"),
+    (&["rlhf_type"], &[], "`name` in [objective] says what is trained"),
     (&[], &["do_train", "do_eval"], "leave it out: a run trains, and evaluates on the rows of [[data.eval]]"),
     (&["dataset_dir", "data_dir"], &[], "`path` in [[data.train]] names a file with its folder"),
     (

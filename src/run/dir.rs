@@ -24,6 +24,9 @@ pub(crate) const ENVIRONMENT_FILE: &str = "environment.json";
 /// The recipe of the latest start, every default filled in.
 pub(crate) const RESOLVED_FILE: &str = "resolved.toml";
 
+/// The adapter that a run of preferences started from, to which it compares: a resumed run needs it again.
+pub(crate) const REFERENCE: &str = "reference";
+
 /// The mistake of a run from the beginning in the folder of a finished run.
 pub(crate) fn finished(path: &Path) -> Problem {
     let path = &path.display().to_string();
@@ -241,6 +244,17 @@ impl RunDir {
         text.push_str(given);
         self.write("recipe.toml", text.as_bytes())?;
         self.write(RESOLVED_FILE, resolved.as_bytes())
+    }
+
+    /// Keeps the adapter in `folder` as the [`REFERENCE`].
+    pub(crate) fn keep_reference(&self, folder: &Path) -> Result<(), Failure> {
+        let kept = self.path.join(REFERENCE);
+        fs::create_dir_all(&kept).map_err(|e| io_error(&kept, "create the folder", &e))?;
+        for name in ["adapter_model.safetensors", "adapter_config.json"] {
+            let path = kept.join(name);
+            fs::copy(folder.join(name), &path).map_err(|e| io_error(&path, "write", &e))?;
+        }
+        Ok(())
     }
 
     /// Writes a file as JSON.

@@ -284,6 +284,7 @@ pub(crate) fn workload<'a>(
         prefetch_batches: recipe.data.prefetch_batches,
         is_part_of_base: recipe.lora.starts_in_base(),
         optimizer: &recipe.optimizer,
+        objective: &recipe.objective,
         place,
     }
 }

@@ -6,6 +6,7 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
 use super::Run;
+use super::dir::REFERENCE;
 use super::inputs::select;
 use super::overview::total_steps;
 use super::prepare::Prepared;
@@ -18,6 +19,7 @@ use crate::lora::AdapterSet;
 use crate::model::Model;
 use crate::recipe::Recipe;
 use crate::save::export::{adapter_set, find_adapter, read_adapter};
+use crate::train::objective::objective;
 use crate::train::state::RowOrder;
 use crate::train::step::TrainStep;
 use crate::train::stop::Stop;
@@ -52,7 +54,13 @@ impl Loaded {
         let (adapters, taken) = adapters(run, resumed, &model)?;
         let ratio = recipe.lora.loraplus_lr_ratio;
         let written = resumed.map(|resumed| read_set(prepared, &resumed.checkpoint)).transpose()?;
-        let mut step = TrainStep::new(model, adapters, &recipe.train, &recipe.optimizer, ratio, recipe.seed);
+        let step = TrainStep::new(model, adapters, &recipe.train, &recipe.optimizer, ratio, recipe.seed);
+        let mut step = step.with_objective(objective(&recipe.objective));
+        if let Some(folder) = recipe.lora.start_from.as_deref().filter(|_| step.needs_reference()) {
+            let kept = dir.path().join(REFERENCE);
+            let folder = if resumed.is_some() { kept } else { find_adapter(folder) };
+            step = step.with_reference(read_set(prepared, &folder)?);
+        }
         if let Some(taken) = taken {
             step = step.with_taken(taken);
         }

@@ -225,8 +225,10 @@ pub(crate) fn held_out(data: &Dataset) -> Fact {
 
 fn batch(recipe: &Recipe) -> Fact {
     let (rows, steps) = (recipe.train.micro_batch_size, recipe.train.gradient_accumulation_steps);
-    let tokens = with_commas(rows * steps * recipe.data.max_length);
-    ("effective batch", format!("{} sequences ({rows} x {steps}), at most {tokens} tokens", rows * steps))
+    let kind = recipe.data.row_kind;
+    let tokens = with_commas(rows * steps * kind.num_sequences() * recipe.data.max_length);
+    let what = if kind.is_pair() { "pairs" } else { "sequences" };
+    ("effective batch", format!("{} {what} ({rows} x {steps}), at most {tokens} tokens", rows * steps))
 }
 
 fn steps(recipe: &Recipe, data: &Dataset, schedule: &Schedule) -> String {

@@ -20,7 +20,7 @@ use crate::measure::telemetry::{Telemetry, total_host_memory_bytes};
 use crate::ops::kernels::place_on;
 use crate::recipe::Recipe;
 use crate::save::checkpoint::Checkpoints;
-use crate::save::export::PromptForm;
+use crate::save::export::{PromptForm, find_adapter};
 use crate::train::flops::StepFlops;
 use crate::train::memory::Workload;
 use crate::train::recorder::Recorder;
@@ -66,6 +66,10 @@ impl<'a> Started<'a> {
         }
         let mut sinks = open_sinks(run, resumed.as_ref(), earlier.num_starts + 1, schedule.total_steps())?;
         write_recipe(run)?;
+        if let Some(folder) = recipe.lora.start_from.as_deref().filter(|_| resumed.is_none() && step.needs_reference())
+        {
+            dir.keep_reference(&find_adapter(folder))?;
+        }
         dir.write_json("memory_plan.json", &memory.plan)?;
         overview::note(prepared, data, &schedule, &mut sinks);
         dir.warning().into_iter().for_each(|warning| sinks.warn(warning));
@@ -80,7 +84,7 @@ impl<'a> Started<'a> {
         }
 
         let facts = facts(prepared, data, &telemetry, !step.model().place().pads_rows());
-        let flops = StepFlops::new(&source.config, prepared.num_trainable());
+        let flops = StepFlops::of_objective(&source.config, prepared.num_trainable(), &recipe.objective);
         let precision = recipe.train.precision.dtype();
         let recorder = Recorder::new(flops, device, telemetry, precision, facts, earlier, *process_start);
         let adapter_files = AdapterFiles {

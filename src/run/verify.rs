@@ -52,8 +52,7 @@ fn batch_of_many_tokens(vocab_size: usize) -> Batch {
         input_ids: (0..NUM_TOKENS).map(id).collect(),
         row_lengths: vec![NUM_TOKENS],
         documents: vec![Document { start: 0, len: NUM_TOKENS }],
-        targets: Vec::new(),
-        sources: Vec::new(),
+        ..Batch::default()
     }
 }
 

@@ -8,7 +8,7 @@
 use burn::tensor::{Int, Tensor};
 
 use super::grads::GradSums;
-use super::loss::{MicroBatchLoss, Targets, loss_and_grad};
+use super::loss::{Compared, MicroBatchLoss, Targets, divergence, loss_and_grad};
 use super::objective::Objective;
 use super::offload::{HostParking, Parked};
 use crate::data::batch::Batch;
@@ -38,6 +38,8 @@ pub struct Options<'a> {
     pub loss_scale: Option<f64>,
     /// What is minimised.
     pub objective: &'a dyn Objective,
+    /// The adapters before training, with which an objective may compare.
+    pub reference: &'a AdapterSet,
     /// Number of target tokens whose logits exist at a time.
     pub loss_chunk: LossChunk,
     /// Noise on the embeddings (Jain et al., 2023): this over the root of their number in the longest row is its bound.
@@ -52,6 +54,8 @@ pub struct Inputs {
     targets: Targets,
     /// Tokens of the longest row, without padding.
     longest_row: usize,
+    /// Answers to other prompts, see [`Batch::mismatched`].
+    mismatched: Option<Box<Batch>>,
 }
 
 impl Inputs {
@@ -65,6 +69,7 @@ impl Inputs {
         let batch = &*model.arranged(batch);
         Some(Self {
             longest_row,
+            mismatched: batch.mismatched.clone(),
             layout: model.layout(batch),
             input_ids: model.token_ids(&batch.input_ids),
             targets: Targets::new(model, batch),
@@ -119,9 +124,16 @@ enum Kept {
 pub fn forward(model: &Model, adapters: &AdapterSet, inputs: Vec<Inputs>, options: Options<'_>) -> Forward {
     let first = first_adapted(model, adapters);
     let (mut micro_batches, mut xs, mut targets) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut reference_xs, mut divergences) = (Vec::new(), Vec::new());
     for (number, inputs) in (options.first_number..).zip(inputs) {
         let micro_batch = MicroBatch::new(inputs.layout, inputs.targets.num_tokens(), number, options);
         let x = model.embed_ids(inputs.input_ids);
+        if options.objective.needs_reference() {
+            reference_xs.push(x.clone());
+        }
+        let mismatched = inputs.mismatched.filter(|_| options.objective.needs_divergence());
+        let divergence = |batch: &Batch| divergence(model, adapters, options.reference, batch, options.loss_chunk);
+        divergences.push(mismatched.map_or(0.0, |batch| divergence(&batch)));
         xs.push(match options.neftune_noise_alpha {
             Some(alpha) => {
                 let width = as_f64(inputs.longest_row * model.config.hidden_size);
@@ -134,6 +146,10 @@ pub fn forward(model: &Model, adapters: &AdapterSet, inputs: Vec<Inputs>, option
     }
     let mut kept = Vec::with_capacity(model.blocks.len() * xs.len());
     for (layer, block) in model.walk(0..model.blocks.len()) {
+        for (x, micro_batch) in reference_xs.iter_mut().zip(&micro_batches) {
+            let context = BlockContext::new(&model.config, &micro_batch.layout, &options.reference.blocks[layer], None);
+            *x = block.output(&block.activations(x.clone(), &context), &context);
+        }
         for (index, (x, micro_batch)) in xs.iter_mut().zip(&micro_batches).enumerate().rev() {
             let context = micro_batch.context(model, adapters, layer);
             let activations = block.activations(x.clone(), &context);
@@ -150,10 +166,12 @@ pub fn forward(model: &Model, adapters: &AdapterSet, inputs: Vec<Inputs>, option
             }
         }
     }
-    let of_each = xs.into_iter().zip(targets).zip(&micro_batches);
+    let references = reference_xs.into_iter().map(Some).chain(std::iter::repeat_with(|| None));
+    let compared = references.zip(divergences).map(|(reference, divergence)| Compared { reference, divergence });
+    let of_each = xs.into_iter().zip(targets).zip(compared).zip(&micro_batches);
     let (losses, dx) = of_each
-        .map(|((x, targets), of)| {
-            loss_and_grad(model, x, targets, options.objective, of.grad_scale, options.loss_chunk)
+        .map(|(((x, targets), compared), of)| {
+            loss_and_grad(model, x, &targets, compared, options.objective, of.grad_scale, options.loss_chunk)
         })
         .unzip();
     Forward { micro_batches, kept, losses, dx }

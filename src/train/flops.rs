@@ -1,5 +1,6 @@
 //! Floating-point operations that a step of LoRA needs, however it is computed: the numerator of MFU.
 
+use crate::config::ObjectiveConfig;
 use crate::data::batch::Batch;
 use crate::ops::delta_rule::CHUNK_TOKENS;
 use crate::spec::{Block, Heads, ModelConfig};
@@ -17,6 +18,8 @@ use crate::util::stats::as_f64;
 pub struct StepFlops {
     per_token: f64,
     per_target_token: f64,
+    /// Products of an attention, in forward and backward.
+    attention_products: usize,
     /// Of every attention.
     heads: Vec<Heads>,
 }
@@ -30,8 +33,21 @@ impl StepFlops {
         Self {
             per_token: 4.0 * config.num_active_block_weights() + as_f64(6 * num_trainable + 3 * of_delta_nets),
             per_target_token: as_f64(4 * config.vocab_size * config.hidden_size),
+            attention_products: 6,
             heads: config.blocks.iter().filter_map(|block| Some(block.attention()?.heads)).collect(),
         }
+    }
+
+    /// The counts for an objective, which may need a forward of the reference beside.
+    #[must_use]
+    pub fn of_objective(config: &ModelConfig, num_trainable: usize, objective: &ObjectiveConfig) -> Self {
+        let mut flops = Self::new(config, num_trainable);
+        if objective.needs_reference() {
+            flops.per_token += 0.5 * Self::new(config, 0).per_token;
+            flops.per_target_token *= 1.5;
+            flops.attention_products += 2;
+        }
+        flops
     }
 
     /// FLOPs of one micro-batch.
@@ -56,7 +72,7 @@ impl StepFlops {
 
     /// FLOPs of all attentions in a document of `len` tokens.
     fn of_attention(&self, len: usize) -> f64 {
-        let of_layer = |heads: &Heads| 12 * heads.query_width() * heads.visible_pairs(len);
+        let of_layer = |heads: &Heads| 2 * self.attention_products * heads.query_width() * heads.visible_pairs(len);
         as_f64(self.heads.iter().map(of_layer).sum::<usize>())
     }
 }
@@ -83,7 +99,7 @@ mod tests {
             row_lengths: vec![5, 3],
             documents: vec![Document { start: 0, len: 5 }, Document { start: 5, len: 3 }],
             targets: vec![Target { position: 1, token: 2 }, Target { position: 6, token: 2 }],
-            sources: Vec::new(),
+            ..Batch::default()
         }
     }
 

@@ -9,13 +9,15 @@ use serde::{Deserialize, Serialize};
 
 use super::objective::{Objective, Rows};
 use crate::config::TrainConfig;
-use crate::data::batch::{Batch, Target};
+use crate::data::batch::{Answer, Batch, Target};
 use crate::lora::AdapterSet;
+use crate::measure::figures::ObjectiveFigures;
 use crate::model::Model;
 use crate::ops::cross_entropy::{LossAndGrad, LossChunk, linear_cross_entropy, linear_cross_entropy_loss};
 use crate::ops::norm::{rms_norm, rms_norm_backward};
 use crate::ops::profile;
 use crate::util::faults;
+use crate::util::stats::as_f64;
 
 impl TrainConfig {
     /// Number of target tokens whose logits exist at a time.
@@ -34,6 +36,8 @@ pub struct LossSum {
     pub count: f64,
     /// Number of target tokens.
     pub target_tokens: u64,
+    /// What else the objective reports.
+    pub figures: ObjectiveFigures,
 }
 
 impl LossSum {
@@ -42,6 +46,12 @@ impl LossSum {
     pub fn mean(&self) -> Option<f64> {
         (self.count > 0.0).then(|| self.sum / self.count)
     }
+
+    /// `exp` of the mean loss; `None` where the loss is not a cross-entropy.
+    #[must_use]
+    pub fn perplexity(&self) -> Option<f64> {
+        self.mean().filter(|_| self.figures == ObjectiveFigures::default()).map(f64::exp)
+    }
 }
 
 impl AddAssign for LossSum {
@@ -49,6 +59,7 @@ impl AddAssign for LossSum {
         self.sum += other.sum;
         self.count += other.count;
         self.target_tokens += other.target_tokens;
+        self.figures += other.figures;
     }
 }
 
@@ -100,6 +111,7 @@ pub struct Targets {
     num_tokens: usize,
     /// The targets of each document.
     by_row: Vec<Range<usize>>,
+    answers: Vec<Answer>,
     /// Where there are such, the target of every row of the last block's output, or -1, `[tokens]`.
     of_rows: Option<Tensor<1, Int>>,
 }
@@ -131,13 +143,47 @@ impl Targets {
             first += batch.targets[start..].iter().take_while(is_in).count();
             start..first
         });
-        Self { by_row: by_row.collect(), rows: on_device(&rows), tokens, num_tokens, of_rows }
+        let (by_row, answers) = (by_row.collect(), batch.answers.clone());
+        Self { by_row, answers, rows: on_device(&rows), tokens, num_tokens, of_rows }
     }
 
     /// Number of target tokens.
     #[must_use]
     pub fn num_tokens(&self) -> usize {
         self.num_tokens
+    }
+
+    /// The input of the head for each, `[targets, hidden_size]`, from the last block's output.
+    fn normed(&self, model: &Model, x: &Tensor<2>) -> Tensor<2> {
+        let hidden = x.clone().select(0, self.rows.clone());
+        rms_norm(model.place(), &hidden, &model.norm, model.config.rms_norm_eps).0
+    }
+
+    /// Log-probability of each in nats.
+    fn log_probabilities(&self, model: &Model, normed: &Tensor<2>, chunk: LossChunk) -> Vec<f32> {
+        let losses = linear_cross_entropy_loss(model.place(), normed, model.head(), &self.tokens, chunk);
+        faults::read(losses.narrow(0, 0, self.num_tokens).neg(), "the log-probabilities")
+    }
+
+    /// Logarithm of the sum of the squared probabilities of all tokens at each, where `objective` needs it.
+    fn log_sums_of_squares(
+        &self,
+        model: &Model,
+        normed: &Tensor<2>,
+        objective: &dyn Objective,
+        chunk: LossChunk,
+    ) -> Vec<f32> {
+        if !objective.needs_squares() {
+            return Vec::new();
+        }
+        let size = chunk.tokens(model.place(), model.lm_head.dims(), self.num_tokens);
+        let of_chunk = |start: usize| {
+            let logits = model.logits_of(&normed.clone().narrow(0, start, size.min(self.num_tokens - start)));
+            let logits = logits.clone() - logits.max_dim(1);
+            let [of_squares, of_all] = [logits.clone() * 2.0, logits].map(|logits| logits.exp().sum_dim(1).log());
+            faults::read((of_squares - of_all * 2.0).squeeze_dim::<1>(1), "the squared probabilities")
+        };
+        (0..self.num_tokens).step_by(size).flat_map(of_chunk).collect()
     }
 }
 
@@ -150,6 +196,17 @@ pub struct MicroBatchLoss {
     pub count: f64,
     /// Number of target tokens.
     pub target_tokens: u64,
+    /// What else the objective reports.
+    pub figures: ObjectiveFigures,
+}
+
+/// What a micro-batch's losses are compared with.
+#[derive(Debug, Default)]
+pub struct Compared {
+    /// The output of the last block of the reference, `[tokens, hidden_size]`, where the objective needs it.
+    pub reference: Option<Tensor<2>>,
+    /// By how much answers to other prompts are likelier than by the reference, see [`Rows::divergence`].
+    pub divergence: f64,
 }
 
 /// The loss of a micro-batch, and `grad_scale` times its gradient with respect to the last block's output `x`,
@@ -158,30 +215,36 @@ pub struct MicroBatchLoss {
 pub fn loss_and_grad(
     model: &Model,
     x: Tensor<2>,
-    targets: Targets,
+    targets: &Targets,
+    compared: Compared,
     objective: &dyn Objective,
     grad_scale: f64,
     chunk: LossChunk,
 ) -> (MicroBatchLoss, Tensor<2>) {
-    let Targets { rows, tokens, num_tokens, by_row, of_rows } = targets;
+    let reference = compared.reference.map(|x| targets.log_probabilities(model, &targets.normed(model, &x), chunk));
+    let Targets { rows, tokens, num_tokens, by_row, answers, .. } = targets;
+    let num_tokens = *num_tokens;
     let (place, shape, width) = (model.place(), x.dims(), profile::passes(&x, 2));
     let hidden = profile::measure("target_rows", || width.clone(), || x.select(0, rows.clone()));
     let (normed, rstd) = rms_norm(place, &hidden, &model.norm, model.config.rms_norm_eps);
-    let log_probabilities = if objective.needs_log_probabilities() {
-        let losses = linear_cross_entropy_loss(place, &normed, model.head(), &tokens, chunk);
-        faults::read(losses.narrow(0, 0, num_tokens).neg(), "the log-probabilities")
-    } else {
-        Vec::new()
-    };
-    let weighed = objective.weigh(&Rows { targets: &by_row, log_probabilities: &log_probabilities });
+    let needed = objective.needs_log_probabilities();
+    let log_probabilities = if needed { targets.log_probabilities(model, &normed, chunk) } else { Vec::new() };
+    let weighed = objective.weigh(&Rows {
+        targets: by_row,
+        answers,
+        log_probabilities: &log_probabilities,
+        reference: &reference.unwrap_or_default(),
+        log_sums_of_squares: &targets.log_sums_of_squares(model, &normed, objective, chunk),
+        divergence: compared.divergence,
+    });
     let weights = weighed.weights.scaled(grad_scale, tokens.len());
-    let LossAndGrad { losses, dhidden } = linear_cross_entropy(place, &normed, model.head(), &tokens, &weights, chunk);
+    let LossAndGrad { losses, dhidden } = linear_cross_entropy(place, &normed, model.head(), tokens, &weights, chunk);
     let dhidden = rms_norm_backward(place, &dhidden, &hidden, &model.norm, &rstd, hidden.zeros_like());
-    let scatter = || match of_rows {
+    let scatter = || match targets.of_rows.clone() {
         Some(of_rows) => gather_grads(dhidden, of_rows),
         None => {
             let zeros = Tensor::zeros(shape, (&dhidden.device(), dhidden.dtype()));
-            zeros.select_assign(0, rows, dhidden, IndexingUpdateOp::Add)
+            zeros.select_assign(0, rows.clone(), dhidden, IndexingUpdateOp::Add)
         }
     };
     #[expect(clippy::cast_possible_truncation, reason = "read as f32")]
@@ -189,7 +252,8 @@ pub fn loss_and_grad(
         Some(loss) => Tensor::from_data([loss as f32], (&losses.device(), DType::F32)),
         None => losses.narrow(0, 0, num_tokens),
     };
-    let loss = MicroBatchLoss { losses, count: weighed.count, target_tokens: num_tokens as u64 };
+    let (count, figures) = (weighed.count, weighed.figures);
+    let loss = MicroBatchLoss { losses, count, target_tokens: num_tokens as u64, figures };
     (loss, profile::measure("target_rows", || width, scatter))
 }
 
@@ -204,8 +268,30 @@ fn gather_grads(dhidden: Tensor<2>, of_rows: Tensor<1, Int>) -> Tensor<2> {
 fn normed_targets(model: &Model, adapters: &AdapterSet, batch: &Batch) -> (Tensor<2>, Targets) {
     let batch = &*model.arranged(batch);
     let targets = Targets::new(model, batch);
-    let hidden = model.hidden(batch, adapters).select(0, targets.rows.clone());
-    (rms_norm(model.place(), &hidden, &model.norm, model.config.rms_norm_eps).0, targets)
+    (targets.normed(model, &model.hidden(batch, adapters)), targets)
+}
+
+/// Log-probability of every target token of a micro-batch in nats, without dropout.
+#[must_use]
+pub fn log_probabilities(model: &Model, adapters: &AdapterSet, batch: &Batch, chunk: LossChunk) -> Vec<f32> {
+    if batch.targets.is_empty() {
+        return Vec::new();
+    }
+    let (normed, targets) = normed_targets(model, adapters, batch);
+    targets.log_probabilities(model, &normed, chunk)
+}
+
+/// By how much the mean log-probability of a micro-batch's documents is above the reference's, in nats, without dropout.
+#[must_use]
+pub fn divergence(
+    model: &Model,
+    adapters: &AdapterSet,
+    reference: &AdapterSet,
+    batch: &Batch,
+    chunk: LossChunk,
+) -> f64 {
+    let sum = |adapters| log_probabilities(model, adapters, batch, chunk).iter().map(|&p| f64::from(p)).sum::<f64>();
+    (sum(adapters) - sum(reference)) / as_f64(batch.documents.len().max(1))
 }
 
 /// Number of target tokens of a micro-batch that the model finds the most likely ones, without dropout.
@@ -222,11 +308,11 @@ pub fn num_right_tokens(model: &Model, adapters: &AdapterSet, batch: &Batch, chu
     tokens[..num_tokens].chunks(size).enumerate().map(num_right).sum()
 }
 
-/// Loss of a micro-batch, without dropout and without gradients.
+/// Loss of a micro-batch, without dropout and without gradients; `reference` are the adapters before training.
 #[must_use]
 pub fn eval_loss(
     model: &Model,
-    adapters: &AdapterSet,
+    [adapters, reference]: [&AdapterSet; 2],
     batch: &Batch,
     objective: &dyn Objective,
     chunk: LossChunk,
@@ -234,14 +320,24 @@ pub fn eval_loss(
     if batch.targets.is_empty() {
         return LossSum::default();
     }
-    let (normed, Targets { tokens, num_tokens, by_row, .. }) = normed_targets(model, adapters, batch);
-    let losses = linear_cross_entropy_loss(model.place(), &normed, model.head(), &tokens, chunk);
-    let log_probabilities = faults::read(losses.narrow(0, 0, num_tokens).neg(), "the evaluation loss");
-    let weighed = objective.weigh(&Rows { targets: &by_row, log_probabilities: &log_probabilities });
-    let cross_entropy = || -log_probabilities.iter().map(|&log_probability| f64::from(log_probability)).sum::<f64>();
+    let (normed, targets) = normed_targets(model, adapters, batch);
+    let of_targets = targets.log_probabilities(model, &normed, chunk);
+    let of_reference =
+        if objective.needs_reference() { log_probabilities(model, reference, batch, chunk) } else { vec![] };
+    let mismatched = batch.mismatched.as_ref().filter(|_| objective.needs_divergence());
+    let weighed = objective.weigh(&Rows {
+        targets: &targets.by_row,
+        answers: &targets.answers,
+        log_probabilities: &of_targets,
+        reference: &of_reference,
+        log_sums_of_squares: &targets.log_sums_of_squares(model, &normed, objective, chunk),
+        divergence: mismatched.map_or(0.0, |batch| divergence(model, adapters, reference, batch, chunk)),
+    });
+    let cross_entropy = || -of_targets.iter().map(|&log_probability| f64::from(log_probability)).sum::<f64>();
     LossSum {
         sum: weighed.loss.unwrap_or_else(cross_entropy),
         count: weighed.count,
         target_tokens: batch.num_target_tokens() as u64,
+        figures: weighed.figures,
     }
 }

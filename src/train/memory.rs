@@ -6,7 +6,7 @@
 
 use serde::Serialize;
 
-use crate::config::{GradientCheckpointing, OptimizerConfig, Precision};
+use crate::config::{GradientCheckpointing, ObjectiveConfig, OptimizerConfig, Precision};
 use crate::lora::targets::{AdapterShape, Selection};
 use crate::model::Storage;
 use crate::model::budget::{SizedBy, SublayerSizes};
@@ -29,7 +29,7 @@ pub struct Workload<'a> {
     pub is_random: bool,
     /// Precision of the computation.
     pub precision: Precision,
-    /// Sequences per micro-batch.
+    /// Rows per micro-batch.
     pub rows: usize,
     /// Tokens per sequence, with the padding that the device computes.
     pub row_length: usize,
@@ -47,6 +47,8 @@ pub struct Workload<'a> {
     pub is_part_of_base: bool,
     /// Whose states every adapter has.
     pub optimizer: &'a OptimizerConfig,
+    /// What is minimised.
+    pub objective: &'a ObjectiveConfig,
     /// Where it is computed.
     pub place: Place,
 }
@@ -96,7 +98,12 @@ pub struct HostPlan {
 
 impl Workload<'_> {
     pub(super) fn tokens(&self) -> usize {
-        self.rows * self.row_length
+        self.sequences() * self.row_length
+    }
+
+    /// Sequences per micro-batch.
+    fn sequences(&self) -> usize {
+        self.rows * self.objective.rows().num_sequences()
     }
 
     /// Micro-batches that go through a block before the next.
@@ -173,7 +180,7 @@ impl Workload<'_> {
     /// Bytes of the attention scores in plain tensor calls: a chunk, its exponentials and their gradients.
     fn score_bytes(&self) -> usize {
         let of = |heads: Heads| {
-            let all = self.rows * heads.num_heads * self.row_length * self.row_length * F32;
+            let all = self.sequences() * heads.num_heads * self.row_length * self.row_length * F32;
             self.place.score_bytes(all, heads, self.precision.dtype())
         };
         self.config.blocks.iter().filter_map(|block| Some(of(block.attention()?.heads))).max().unwrap_or(0)
@@ -204,7 +211,8 @@ impl Workload<'_> {
         // The inputs of two blocks are in transfer at a time.
         let in_transfer = if of_one == 0 { 2 * hidden } else { 0 };
         // Micro-batches wait between two blocks as hidden states, or their gradient.
-        let kept = self.layered() * of_one + in_transfer + (self.layered() - 1) * hidden;
+        let of_reference = if self.objective.needs_reference() { self.layered() * hidden } else { 0 };
+        let kept = self.layered() * of_one + in_transfer + (self.layered() - 1) * hidden + of_reference;
         // When the first block is computed again, those that kept everything have freed it.
         let recomputed = blocks().take(num_recomputed).map(|block| block.kept).max().unwrap_or(0).saturating_sub(whole);
         // In its forward, what a block keeps is already among what is kept, unless that is freed again; then what the later blocks
@@ -281,7 +289,7 @@ impl Workload<'_> {
         let tensors = self.config.expected_tensors();
         let largest = tensors.iter().map(|(_, shape)| shape.iter().product::<usize>()).max().unwrap_or(0);
         let loading = COPIES_WHILE_LOADING * largest * self.storage.dtype.num_bytes();
-        let tokens = self.rows * self.row_length;
+        let tokens = self.tokens();
         let parked = if self.gradient_checkpointing == GradientCheckpointing::Offload {
             self.layered()
                 * self.config.num_layers()
@@ -335,6 +343,7 @@ pub(super) mod tests {
     use crate::device::Dtype;
     use crate::ops::kernels;
 
+    static CROSS_ENTROPY: LazyLock<ObjectiveConfig> = LazyLock::new(ObjectiveConfig::default);
     static ADAMW: LazyLock<OptimizerConfig> = LazyLock::new(OptimizerConfig::default);
 
     pub(in crate::train) fn model(json: &str, r: usize) -> (ModelConfig, Selection) {
@@ -359,6 +368,7 @@ pub(super) mod tests {
             prefetch_batches: 4,
             is_part_of_base: false,
             optimizer: &ADAMW,
+            objective: &CROSS_ENTROPY,
             place: kernels::place_on(DeviceKind::Cpu),
         }
     }

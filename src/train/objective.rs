@@ -1,23 +1,38 @@
 //! What training minimises: from the log-probabilities of a micro-batch's target tokens to a loss, a count and a weight for
 //! every token. The gradient of any such loss is that of the tokens' cross-entropies, each times its weight.
 
+mod contrastive;
 mod cross_entropy;
+mod dpo;
+mod kto;
+mod odds_ratio;
+mod pairs;
 
 use std::fmt::Debug;
 use std::ops::Range;
 
 pub use cross_entropy::CrossEntropy;
 
-use crate::config::TrainConfig;
+use crate::config::{ObjectiveConfig, ObjectiveName};
+use crate::data::batch::Answer;
+use crate::measure::figures::ObjectiveFigures;
 use crate::ops::cross_entropy::TokenWeights;
 
 /// The rows of a micro-batch, as an objective sees them.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Rows<'a> {
-    /// The target tokens of each row, as a range of all of the micro-batch.
+    /// The target tokens of each document, as a range of all of the micro-batch.
     pub targets: &'a [Range<usize>],
+    /// What preferences know of each document; empty for other rows.
+    pub answers: &'a [Answer],
     /// Log-probability of every target token in nats; empty where the objective does not need them.
     pub log_probabilities: &'a [f32],
+    /// The same of the reference; empty where the objective needs none.
+    pub reference: &'a [f32],
+    /// Logarithm of the sum of the squared probabilities of all tokens at every target; empty where it is not needed.
+    pub log_sums_of_squares: &'a [f32],
+    /// By how much the mean log-probability of the answers to other prompts is above the reference's, in nats.
+    pub divergence: f64,
 }
 
 impl Rows<'_> {
@@ -37,21 +52,44 @@ pub struct Weighed {
     pub count: f64,
     /// Derivative of the loss with respect to every target token's cross-entropy.
     pub weights: TokenWeights,
+    /// What else is reported.
+    pub figures: ObjectiveFigures,
 }
 
 /// A loss.
 pub trait Objective: Debug + Send + Sync {
     /// Whether the weights depend on the log-probabilities: then the head's products run twice.
-    fn needs_log_probabilities(&self) -> bool;
+    fn needs_log_probabilities(&self) -> bool {
+        true
+    }
+
+    /// Whether they depend on those of the reference: the model as it was before training.
+    fn needs_reference(&self) -> bool {
+        false
+    }
+
+    /// Whether they depend on the divergence from the reference.
+    fn needs_divergence(&self) -> bool {
+        false
+    }
+
+    /// Whether they depend on the sums of squared probabilities.
+    fn needs_squares(&self) -> bool {
+        false
+    }
 
     /// Weighs the target tokens of a micro-batch.
     fn weigh(&self, rows: &Rows<'_>) -> Weighed;
 }
 
-impl TrainConfig {
-    /// What the recipe minimises.
-    #[must_use]
-    pub fn objective(&self) -> Box<dyn Objective> {
-        Box::new(CrossEntropy)
+/// What a recipe minimises.
+#[must_use]
+pub fn objective(config: &ObjectiveConfig) -> Box<dyn Objective> {
+    match config.name {
+        ObjectiveName::CrossEntropy => Box::new(CrossEntropy),
+        ObjectiveName::Dpo => Box::new(dpo::Dpo::new(config)),
+        ObjectiveName::Orpo => Box::new(odds_ratio::OddsRatio { beta: config.beta() }),
+        ObjectiveName::Cpo | ObjectiveName::Simpo => Box::new(contrastive::Contrastive::new(config)),
+        ObjectiveName::Kto => Box::new(kto::Kto::new(config)),
     }
 }

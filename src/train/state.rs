@@ -10,7 +10,7 @@ use super::task::Score;
 use super::watchdog::Watchdog;
 use crate::config::BestBy;
 use crate::data::dataset::Cursor;
-use crate::measure::metrics::{Evaluations, Totals};
+use crate::measure::metrics::{EvalMetrics, Evaluations, Totals};
 use crate::util::files::hex;
 
 /// `trainer_state.json`: the state of training after a whole number of steps.
@@ -146,11 +146,13 @@ impl Inputs {
 }
 
 impl Evaluations {
-    /// Records an evaluation after `step`; loss and score are absent where there are no evaluation rows and only text was
-    /// sampled.
-    pub fn record(&mut self, step: u64, loss: Option<f64>, score: Option<&Score>, by: BestBy) {
+    /// Records an evaluation after `step`; its figures and score are absent where there are no evaluation rows and only text
+    /// was sampled.
+    pub fn record(&mut self, step: u64, figures: Option<&EvalMetrics>, score: Option<&Score>, by: BestBy) {
         self.last_step = Some(step);
-        let Some(loss) = loss else { return };
+        let Some(figures) = figures else { return };
+        let loss = figures.eval_loss;
+        self.last_rewards = figures.eval_rewards_accuracies.zip(figures.eval_rewards_margins).map(<[f64; 2]>::from);
         let share = score.map(|score| score.score);
         if step == 0 {
             (self.first_loss, self.first_score) = (Some(loss), share);
@@ -160,6 +162,11 @@ impl Evaluations {
         let is_better = match by {
             // A loss that is not a number is never an improvement.
             BestBy::Loss => self.best_loss.is_none_or(|best| loss < best) && loss.is_finite(),
+            BestBy::Accuracy | BestBy::Margin => {
+                let index = usize::from(by == BestBy::Margin);
+                let is_higher = |last: [f64; 2]| self.best_rewards.is_none_or(|best| last[index] > best[index]);
+                self.last_rewards.is_some_and(is_higher)
+            }
             // A score of fewer rows cannot be compared with others.
             BestBy::Score => {
                 score.is_some_and(|score| score.is_complete && self.best_score.is_none_or(|best| score.score > best))
@@ -167,6 +174,7 @@ impl Evaluations {
         };
         if is_better {
             (self.best_loss, self.best_score, self.best_step) = (Some(loss), share, Some(step));
+            self.best_rewards = self.last_rewards;
             self.since_best = 0;
         } else {
             self.since_best += 1;
@@ -216,26 +224,43 @@ mod tests {
         assert!(warning.starts_with("the training rows are no longer what"), "{warning}");
     }
 
+    fn of_loss(eval_loss: f64) -> EvalMetrics {
+        EvalMetrics { eval_loss, ..EvalMetrics::default() }
+    }
+
+    #[test]
+    fn by_margin_the_highest_is_the_best_and_a_lower_loss_is_not() {
+        let mut evaluations = Evaluations::default();
+        for (step, loss, [accuracy, margin]) in [(0, 0.69, [0.0, 0.0]), (1, 0.6, [0.7, 0.3]), (2, 0.5, [0.9, 0.2])] {
+            let rewards = (Some(accuracy), Some(margin));
+            let mut figures = of_loss(loss);
+            (figures.eval_rewards_accuracies, figures.eval_rewards_margins) = rewards;
+            evaluations.record(step, Some(&figures), None, BestBy::Margin);
+        }
+        assert_eq!((evaluations.best_step, evaluations.best_rewards), (Some(1), Some([0.7, 0.3])));
+        assert_eq!(evaluations.last_rewards, Some([0.9, 0.2]));
+    }
+
     #[test]
     fn patience_counts_evaluations_without_a_better_loss() {
         let mut evaluations = Evaluations::default();
         for (step, loss) in [(0, 3.0), (10, 2.5), (20, 2.5), (30, f64::NAN)] {
-            evaluations.record(step, Some(loss), None, BestBy::Loss);
+            evaluations.record(step, Some(&of_loss(loss)), None, BestBy::Loss);
         }
         assert_eq!((evaluations.best_loss, evaluations.best_step), (Some(2.5), Some(10)));
         assert_eq!(evaluations.since_best, 2);
         assert!(evaluations.patience_is_over(Some(2)) && !evaluations.patience_is_over(Some(3)));
         assert!(!evaluations.patience_is_over(None));
-        evaluations.record(40, Some(2.4), None, BestBy::Loss);
+        evaluations.record(40, Some(&of_loss(2.4)), None, BestBy::Loss);
         assert_eq!((evaluations.since_best, evaluations.first_loss), (0, Some(3.0)));
     }
 
     #[test]
     fn a_first_loss_that_is_not_a_number_is_not_the_best() {
         let mut evaluations = Evaluations::default();
-        evaluations.record(0, Some(f64::NAN), None, BestBy::Loss);
+        evaluations.record(0, Some(&of_loss(f64::NAN)), None, BestBy::Loss);
         assert_eq!(evaluations.best_loss, None);
-        evaluations.record(1, Some(9.0), None, BestBy::Loss);
+        evaluations.record(1, Some(&of_loss(9.0)), None, BestBy::Loss);
         assert_eq!(evaluations.best_step, Some(1));
     }
 
@@ -244,7 +269,7 @@ mod tests {
         let mut evaluations = Evaluations::default();
         for (step, loss, score, is_complete) in [(0, 3.0, 0.1, true), (1, 4.0, 0.3, true), (2, 2.0, 0.9, false)] {
             let score = Score { score, is_complete, ..Score::default() };
-            evaluations.record(step, Some(loss), Some(&score), BestBy::Score);
+            evaluations.record(step, Some(&of_loss(loss)), Some(&score), BestBy::Score);
         }
         assert_eq!(
             (evaluations.best_step, evaluations.best_score, evaluations.best_loss),

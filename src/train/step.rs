@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::adapters::Trained;
 use super::backprop::{self, Forward, Inputs, Options};
 use super::grads::{GradSums, read};
-use super::loss::{LossScale, LossSum, MicroBatchLoss, eval_loss, num_right_tokens};
+use super::loss::{LossScale, LossSum, MicroBatchLoss, eval_loss, log_probabilities, num_right_tokens};
 use super::objective::{CrossEntropy, Objective};
 use super::offload::HostParking;
 use super::optimizer::{Optimizer, OptimizerStateError, StepWeights};
@@ -16,6 +16,7 @@ use super::ranks::{Alone, Ranks};
 use crate::config::{GradientCheckpointing, OptimizerConfig, TrainConfig};
 use crate::data::batch::Batch;
 use crate::lora::AdapterSet;
+use crate::measure::figures::ObjectiveFigures;
 use crate::model::Model;
 use crate::ops::cross_entropy::LossChunk;
 use crate::ops::profile::{self, Cost};
@@ -49,6 +50,8 @@ pub struct TrainStep {
     sums: GradSums,
     losses: Vec<MicroBatchLoss>,
     objective: Box<dyn Objective>,
+    /// The adapters before training.
+    reference: AdapterSet,
     ranks: Box<dyn Ranks>,
 }
 
@@ -63,6 +66,8 @@ pub struct StepOutcome {
     pub count: f64,
     /// Number of tokens that carried loss.
     pub target_tokens: u64,
+    /// What else the objective reports.
+    pub figures: ObjectiveFigures,
     /// Why there was no update, if it was skipped.
     pub skipped: Option<SkipReason>,
 }
@@ -157,7 +162,8 @@ impl TrainStep {
             num_micro_batches: 0,
             sums: GradSums::default(),
             losses: Vec::new(),
-            objective: train.objective(),
+            objective: Box::new(CrossEntropy),
+            reference: AdapterSet::none(model.blocks.len()),
             ranks: Box::new(Alone),
             model,
             trained: Trained::new(adapters, None),
@@ -171,10 +177,22 @@ impl TrainStep {
         self
     }
 
-    /// The same with another objective than the recipe's.
+    /// The same with another objective than the cross-entropy.
     #[must_use]
     pub fn with_objective(self, objective: Box<dyn Objective>) -> Self {
         Self { objective, ..self }
+    }
+
+    /// The same where `reference` are the adapters before training; without, the reference is the base alone.
+    #[must_use]
+    pub fn with_reference(self, reference: AdapterSet) -> Self {
+        Self { reference, ..self }
+    }
+
+    /// Whether the objective compares with the model before training.
+    #[must_use]
+    pub fn needs_reference(&self) -> bool {
+        self.objective.needs_reference()
     }
 
     /// The same as one of several ranks.
@@ -257,6 +275,7 @@ impl TrainStep {
             first_number: self.num_micro_batches,
             loss_scale: self.loss_scale.map(|loss_scale| loss_scale.scale()),
             objective: &*self.objective,
+            reference: &self.reference,
             loss_chunk: self.loss_chunk,
             neftune_noise_alpha: self.neftune_noise_alpha,
         }
@@ -287,18 +306,21 @@ impl TrainStep {
         let losses = std::mem::take(&mut self.losses);
         let mut count = losses.iter().map(|loss| loss.count).sum::<f64>();
         let mut target_tokens = losses.iter().map(|loss| loss.target_tokens).sum::<u64>();
+        let mut figures = ObjectiveFigures::default();
+        losses.iter().for_each(|loss| figures += loss.figures);
         let mut numbers: Vec<_> = losses.into_iter().map(|loss| loss.losses).collect();
         let mut of_ranks = None;
         if self.ranks.size() > 1 {
             let loss = read(std::mem::take(&mut numbers), "the loss").iter().map(|&loss| f64::from(loss)).sum();
-            let mut figures = [loss, count, as_f64(target_tokens)];
-            self.sums.reduce(self.trained.adapters(), &mut *self.ranks, &mut figures);
-            (count, target_tokens) = (figures[1], as_u64(figures[2]));
-            of_ranks = Some(figures[0]);
+            let mut sums = [vec![loss, count, as_f64(target_tokens)], figures.numbers()].concat();
+            self.sums.reduce(self.trained.adapters(), &mut *self.ranks, &mut sums);
+            (count, target_tokens) = (sums[1], as_u64(sums[2]));
+            figures = ObjectiveFigures::of_numbers(&sums[3..]);
+            of_ranks = Some(sums[0]);
         }
         if target_tokens == 0 {
             let skipped = Some(SkipReason::NoTargetTokens);
-            return StepOutcome { loss: 0.0, grad_norm: 0.0, count, target_tokens, skipped };
+            return StepOutcome { loss: 0.0, grad_norm: 0.0, count, target_tokens, figures, skipped };
         }
         let has_grads = !self.sums.is_empty();
         if has_grads {
@@ -314,7 +336,7 @@ impl TrainStep {
             (_, false) => Some(SkipReason::NonFiniteGradient),
             _ => None,
         };
-        StepOutcome { loss, grad_norm, count, target_tokens, skipped }
+        StepOutcome { loss, grad_norm, count, target_tokens, figures, skipped }
     }
 
     /// Updates with the gradients that `figures` (from [`reduce`](Self::reduce)) describe, and ends the step. Does not wait:
@@ -350,13 +372,14 @@ impl TrainStep {
     /// What the objective makes of a micro-batch without dropout and without gradients.
     #[must_use]
     pub fn eval_loss(&self, batch: &Batch) -> LossSum {
-        eval_loss(&self.model, self.adapters(), batch, &*self.objective, self.loss_chunk)
+        eval_loss(&self.model, [self.adapters(), &self.reference], batch, &*self.objective, self.loss_chunk)
     }
 
     /// Logarithm of the probability of a text's target tokens.
     #[must_use]
     pub fn log_likelihood(&self, text: &Batch) -> f64 {
-        -eval_loss(&self.model, self.adapters(), text, &CrossEntropy, self.loss_chunk).sum
+        let of_tokens = log_probabilities(&self.model, self.adapters(), text, self.loss_chunk);
+        of_tokens.iter().map(|&log_probability| f64::from(log_probability)).sum()
     }
 
     /// Number of target tokens of a micro-batch that are the most likely ones.

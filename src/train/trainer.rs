@@ -234,7 +234,7 @@ impl Trainer<'_> {
 
     /// The step's line of metrics.jsonl, to be completed by the recorder.
     fn line(&self, learning_rate: f64, outcome: &StepOutcome, work: &StepWork, verdict: &Verdict) -> StepMetrics {
-        StepMetrics {
+        let mut line = StepMetrics {
             step: self.state.step,
             epoch: self.state.epochs(),
             loss: outcome.loss,
@@ -249,7 +249,9 @@ impl Trainer<'_> {
             truncated_rows: Some(work.rows.truncated),
             padding_tokens: Some(work.padding_tokens),
             ..StepMetrics::default()
-        }
+        };
+        line.set_objective(&outcome.figures);
+        line
     }
 
     /// Whether a signal or the dashboard's user asked to stop.
@@ -312,8 +314,7 @@ impl Trainer<'_> {
                 self.state.watchdog.start_at(*eval_loss);
             }
         }
-        let eval_loss = metrics.as_ref().map(|metrics| metrics.eval_loss);
-        self.state.evaluations.record(step, eval_loss, score.as_ref(), self.eval.metric_for_best);
+        self.state.evaluations.record(step, metrics.as_ref(), score.as_ref(), self.eval.metric_for_best);
         self.keep_if_best();
         self.recorder.evaluated(self.is_at_an_edge());
         // Written only when complete, so that an interruption leaves no partial evaluation behind.

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use burn::tensor::Device;
-use lora_train::config::{CheckpointConfig, DataConfig, DataFormat, DataSource, LoggingConfig, OnBadRow};
+use lora_train::config::{CheckpointConfig, DataConfig, DataFormat, DataSource, LoggingConfig, OnBadRow, RowKind};
 use lora_train::data::cache::CacheSettings;
 use lora_train::data::dataset::{Dataset, OpenOptions};
 use lora_train::data::formats::{RowFormat, Sample};
@@ -212,7 +212,7 @@ pub(crate) fn template(data: &[u8]) {
     };
     // A template gets what a row's format has read.
     let row = serde_json::json!({"messages": messages, "tools": json(tools)});
-    let Ok(format) = RowFormat::detect(DataFormat::Messages, &BTreeMap::new(), &row) else { return };
+    let Ok(format) = RowFormat::detect(DataFormat::Messages, &BTreeMap::new(), &row, RowKind::Sequence) else { return };
     let Ok(Sample::Chat { messages, tools }) = format.read(&row, Some(&template)) else { return };
     drop(template.render(&messages, tools.as_ref(), true));
     let Ok(rendered) = template.render_with_answers(&messages, tools.as_ref()) else { return };

@@ -11,6 +11,7 @@ use lora_train::config::{GradientCheckpointing, InitLoraWeights, LoraConfig, Opt
 use lora_train::data::batch::{Batch, Document, Target};
 use lora_train::device::Dtype;
 use lora_train::lora::AdapterSet;
+use lora_train::measure::figures::ObjectiveFigures;
 use lora_train::model::Model;
 use lora_train::model::load;
 use lora_train::model::weights::{RandomWeights, Weights};
@@ -267,7 +268,12 @@ impl Objective for ByRow {
         };
         let (losses, weights): (Vec<f64>, Vec<_>) = rows.targets.iter().enumerate().map(of_row).unzip();
         let weights = TokenWeights::Each(weights.concat());
-        Weighed { loss: Some(losses.iter().sum()), count: rows.targets.len() as f64, weights }
+        Weighed {
+            loss: Some(losses.iter().sum()),
+            count: rows.targets.len() as f64,
+            weights,
+            figures: ObjectiveFigures::default(),
+        }
     }
 }
 

@@ -69,7 +69,7 @@ impl Golden {
     }
 
     /// A model from the folder of real models.
-    fn real(name: &str) -> Self {
+    pub(crate) fn real(name: &str) -> Self {
         let models = std::env::var("LORA_TRAIN_MODELS").expect("LORA_TRAIN_MODELS names the folder of real models");
         Self::open(name, Path::new(&models).join(name))
     }

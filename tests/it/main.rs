@@ -28,6 +28,7 @@ mod mistakes;
 mod numbers;
 mod optimizers;
 mod plan;
+mod preferences;
 mod push;
 mod recipes;
 mod report;

@@ -134,7 +134,8 @@ fn the_reference_shows_the_defaults() {
 fn the_examples_of_the_reference_are_valid() {
     // Some contradict others, and one names an adapter that is not there.
     let of_others = ["momentum = ", "num_cycles = ", "power = ", "timescale = ", "num_decay_steps = ", "decay_type = "];
-    let excluded = [&["eval_split = ", "warmup_steps = ", "start_from = "][..], &of_others].concat();
+    let of_preferences = ["beta = ", "loss_type = ", "loss_weights = ", "ld_alpha = ", "cpo_alpha = "];
+    let excluded = [&["eval_split = ", "warmup_steps = ", "start_from = "][..], &of_others, &of_preferences].concat();
     let text: Vec<String> = uncommented(&reference())
         .lines()
         .filter(|line| !excluded.iter().any(|key| line.starts_with(key)))

@@ -18,7 +18,7 @@ use crate::recipe::{Purpose, Recipe};
 use crate::run::device_memory::{Resources, StepMemory};
 use crate::run::inputs::{self, WeightsFrom, data_failure};
 use crate::run::prepare::Prepared;
-use crate::schema::{Problem, Problems};
+use crate::schema::{Override, Problem, Problems};
 use crate::train::fit::{self, Memories};
 use crate::util::failure::Failure;
 use crate::util::text::{bytes, with_commas};
@@ -38,13 +38,16 @@ pub(super) fn draft(model: &str, data: &str, args: &InitArgs) -> Result<Draft, F
     if let Some(device) = &args.device {
         draft.set("device.name", device.as_str(), "");
     }
-    let prepared = prepared(&draft).map_err(of_arguments)?;
-    let rows = Rows::look(&prepared).map_err(of_arguments)?;
+    let mut prepared = prepared(&draft).map_err(of_arguments)?;
+    let rows = match Rows::look(&prepared) {
+        Ok(rows) => rows,
+        Err(failure) => Rows::of_preferences(&mut draft, &mut prepared).ok_or_else(|| of_arguments(failure))?,
+    };
     let stem = args.out.file_stem().map_or_else(|| "run".into(), |stem| stem.to_string_lossy());
     draft.set("output_dir", format!("runs/{stem}"), "");
     draft.set("lora.r", 16, "");
     draft.set("lora.lora_alpha", 32, "updates are scaled by lora_alpha / r");
-    draft.set("optimizer.learning_rate", 2e-4, "");
+    draft.set("optimizer.learning_rate", prepared.recipe.objective.learning_rate().unwrap_or(2e-4), "");
     draft.set("scheduler.warmup_ratio", 0.03, "");
     choose_length(&mut draft, &rows, &prepared);
     choose_steps(&mut draft, &rows);
@@ -109,6 +112,21 @@ impl Rows {
         lengths.sort_unstable();
         let format = data.files().first().map_or("", |file| file.format.name());
         Ok(Self { count: lengths.len(), is_part: lengths.len() >= MAX_ROWS, lengths, format })
+    }
+
+    /// The first rows where they are those of preferences, with the objective for them in `draft` and `prepared`.
+    fn of_preferences(draft: &mut Draft, prepared: &mut Prepared) -> Option<Self> {
+        [("dpo", "the rows have a chosen and a rejected answer"), ("kto", "the rows have answers with a label")]
+            .into_iter()
+            .find_map(|(name, reason)| {
+                let changes = [Override::set(format!("objective.name={name}"))];
+                let recipe =
+                    Recipe::parse(Path::new("recipe.toml"), &draft.text(), &changes, Purpose::Training).ok()?;
+                prepared.recipe = recipe;
+                let rows = Self::look(prepared).ok()?;
+                draft.set("objective.name", name, reason);
+                Some(rows)
+            })
     }
 
     /// Length that `percent` of the rows do not exceed.

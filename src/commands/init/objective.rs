@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::foreign::{Foreign, Trainer, is_off};
+use super::foreign::{Foreign, Meaning, READ, Trainer, is_off, one};
 use crate::schema::Problem;
 
 /// Keys of other objectives and of commands that train nothing, each with the values that are ours.
@@ -40,9 +40,64 @@ const KEYS: &[(&str, &[&str])] = &[
     ("peft_config.export_dir", &[]),
 ];
 
+/// The objective of preferences that a configuration asks for, and its loss where the objective's name says it.
+fn preferences(from: &Foreign) -> Option<(&'static str, Option<&'static str>)> {
+    let word = |key: &str| from.get(key).and_then(Value::as_str);
+    Some(match (from.trainer, word("rl").or_else(|| word("stage")), word("pref_loss")) {
+        (Trainer::Axolotl, Some("ipo"), _) | (Trainer::LlamaFactory, Some("dpo"), Some("ipo")) => ("dpo", Some("ipo")),
+        (Trainer::Axolotl, Some("orpo"), _) | (Trainer::LlamaFactory, Some("dpo"), Some("orpo")) => ("orpo", None),
+        (Trainer::Axolotl, Some("simpo"), _) | (Trainer::LlamaFactory, Some("dpo"), Some("simpo")) => ("simpo", None),
+        (Trainer::LlamaFactory, Some("dpo"), Some("hinge")) => ("dpo", Some("hinge")),
+        (Trainer::Axolotl | Trainer::LlamaFactory, Some("kto"), _) => ("kto", None),
+        (Trainer::LlamaFactory, Some("dpo"), Some("sigmoid") | None) | (Trainer::Axolotl, Some("dpo"), _) => {
+            ("dpo", None)
+        }
+        // TRL's configuration of DPO; GRPO has a beta, too.
+        (Trainer::Trl | Trainer::Unknown, None, None)
+            if from.get("beta").is_some()
+                && from.get("num_generations").is_none()
+                && from.get("reward_funcs").is_none() =>
+        {
+            ("dpo", None)
+        }
+        _ => return None,
+    })
+}
+
+/// What a key of preferences means.
+pub(super) fn of_key(from: &Foreign, path: &str, value: &Value) -> Option<Meaning> {
+    let (name, loss) = preferences(from)?;
+    let named = || {
+        let loss = loss.map(|loss| ("objective.loss_type".to_owned(), loss.into()));
+        [("objective.name".to_owned(), name.into())].into_iter().chain(loss).collect()
+    };
+    Some(match path {
+        "rl" | "stage" => Meaning::Set(named()),
+        "beta" => match one("objective.beta", value, from) {
+            Meaning::Set(beta) => {
+                let why = "a configuration with a beta is taken for one of DPO".to_owned();
+                Meaning::Near([named(), beta].concat(), why)
+            }
+            other => other,
+        },
+        "loss_type" => one("objective.loss_type", value, from),
+        "pref_loss" => READ,
+        "pref_ftx" if !is_off(value) => {
+            let weights = toml::Value::Array(vec![1.0.into(), value.as_f64().unwrap_or(0.0).into()]);
+            let losses = toml::Value::Array(vec!["sigmoid".into(), "sft".into()]);
+            Meaning::Set(vec![("objective.loss_type".into(), losses), ("objective.loss_weights".into(), weights)])
+        }
+        _ => return None,
+    })
+}
+
 /// Why no recipe is made of a configuration.
 pub(super) fn refusal(from: &Foreign) -> Option<Problem> {
+    let has_preferences = preferences(from).is_some();
     let asked = KEYS.iter().find_map(|(key, ours)| {
+        if has_preferences && ["rl", "stage", "beta", "loss_type"].contains(key) {
+            return None;
+        }
         let value = from.get(key).filter(|value| !is_off(value))?;
         let shown = match value {
             Value::Array(_) | Value::Object(_) => format!("`{key}`"),
@@ -53,7 +108,6 @@ pub(super) fn refusal(from: &Foreign) -> Option<Problem> {
             Some(word @ ("dpo" | "kto" | "orpo" | "ipo" | "simpo" | "grpo" | "ppo")) => {
                 Some(format!("{shown}: this is {}", word.to_uppercase()))
             }
-            _ if *key == "beta" => Some(format!("{shown}: this is DPO, or another training on preferences")),
             _ => Some(format!("{shown} asks for something else")),
         }
     });
@@ -63,7 +117,7 @@ pub(super) fn refusal(from: &Foreign) -> Option<Problem> {
         }
         None => (absent(from)?, "nothing is written; what its command line said besides, add to the file"),
     };
-    let problem = Problem::new(format!("{why}; supervised fine-tuning with LoRA is all that is done here"));
+    let problem = Problem::new(format!("{why}; LoRA on answers and on preferences is what is done here"));
     Some(problem.at(from.path.display()).hint(hint))
 }
 

@@ -4,14 +4,17 @@ use serde_json::Value;
 
 use super::foreign::Meaning::{self, Lost, Near, Nothing, Set};
 use super::foreign::{Foreign, Trainer, as_toml, is_off, one};
-use super::sources;
 use super::values::{
     OWN_TEMPLATE, accumulation, last_layers, last_part, mlx_schedule, optimizer, quantised, scale, shape, targets,
     targets_of_litgpt, targets_of_torchtune,
 };
+use super::{objective, sources};
 
 /// The rule of a trainer for the key of this path, if it has one.
 pub(super) fn of_trainer(from: &Foreign, path: &str, value: &Value) -> Option<Meaning> {
+    if let Some(meaning) = objective::of_key(from, path, value) {
+        return Some(meaning);
+    }
     match from.trainer {
         Trainer::Axolotl => axolotl(from, path, value),
         Trainer::LlamaFactory => llama_factory(from, path, value),

@@ -41,8 +41,15 @@ impl Marks {
 
 /// Row `index` of the file `path` as JSON.
 pub(super) fn json(path: &Path, index: usize, row: &EncodedRow) -> Value {
-    json!({"path": path, "row": index, "length": row.full_length, "skipped": why_left_out(row), "ids": row.ids,
-           "carries_loss": row.carries_loss})
+    let mut json = json!({"path": path, "row": index, "length": row.full_length, "skipped": why_left_out(row), "ids": row.ids,
+                          "carries_loss": row.carries_loss});
+    if row.second > 0 {
+        json["rejected_from"] = row.second.into();
+    }
+    if row.is_bad_answer {
+        json["label"] = false.into();
+    }
+    json
 }
 
 /// Why training skips a row, if it does.
@@ -78,21 +85,35 @@ pub(super) fn write(
     if let Some(why) = why_left_out(row) {
         write!(out, "; left out: {why}")?;
     }
+    if row.is_bad_answer {
+        write!(out, "; a bad answer")?;
+    }
     writeln!(out)?;
-    writeln!(out, "  text ({}):", marks.legend())?;
-    write_text(out, &marked_text(row, tokenizer, marks)?)?;
-    writeln!(out, "  tokens:")?;
-    write_tokens(out, row, tokenizer, marks)
+    let sequences = row.sequences();
+    let names: &[&str] = if sequences.len() > 1 { &["chosen ", "rejected "] } else { &[""] };
+    for (sequence, name) in sequences.into_iter().zip(names) {
+        let (ids, carries_loss) = (&row.ids[sequence.clone()], &row.carries_loss[sequence]);
+        writeln!(out, "  {name}text ({}):", marks.legend())?;
+        write_text(out, &marked_text(ids, carries_loss, tokenizer, marks)?)?;
+        writeln!(out, "  {name}tokens:")?;
+        write_tokens(out, ids, carries_loss, tokenizer, marks)?;
+    }
+    Ok(())
 }
 
 /// The row's text, with stretches of loss tokens marked.
-fn marked_text(row: &EncodedRow, tokenizer: &Tokenizer, marks: Marks) -> Result<String, TokenizerError> {
+fn marked_text(
+    ids: &[u32],
+    carries_loss: &[bool],
+    tokenizer: &Tokenizer,
+    marks: Marks,
+) -> Result<String, TokenizerError> {
     let mut text = String::new();
     let mut start = 0;
-    for stretch in row.carries_loss.chunk_by(|a, b| a == b) {
+    for stretch in carries_loss.chunk_by(|a, b| a == b) {
         let end = start + stretch.len();
         let [open, close] = marks.around(stretch[0]);
-        let stretch = piece(tokenizer, &row.ids, start, end)?;
+        let stretch = piece(tokenizer, ids, start, end)?;
         // Colors are set anew on each line, so that they survive pagers.
         let lines: Vec<String> = stretch.split('\n').map(|line| format!("{open}{line}{close}")).collect();
         text.push_str(&match marks {
@@ -111,13 +132,14 @@ fn write_text(out: &mut dyn Write, text: &str) -> io::Result<()> {
 /// Ids with the text of each token, broken into lines.
 fn write_tokens(
     out: &mut dyn Write,
-    row: &EncodedRow,
+    ids: &[u32],
+    carries_loss: &[bool],
     tokenizer: &Tokenizer,
     marks: Marks,
 ) -> Result<(), super::InspectError> {
     let mut width = 0;
-    for (index, (id, carries_loss)) in row.ids.iter().zip(&row.carries_loss).enumerate() {
-        let token = format!("{id}:{:?}", piece(tokenizer, &row.ids, index, index + 1)?);
+    for (index, (id, carries_loss)) in ids.iter().zip(carries_loss).enumerate() {
+        let token = format!("{id}:{:?}", piece(tokenizer, ids, index, index + 1)?);
         let [open, close] = marks.around(*carries_loss);
         let shown = token.chars().count() + 3;
         if width == 0 || width + shown > LINE_WIDTH {

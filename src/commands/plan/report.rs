@@ -134,10 +134,11 @@ impl Report {
         });
         let holds = host.as_ref().and_then(|host| host.fits).unwrap_or(true);
         let fits = target.usable_bytes().map(|memory| holds && fit::fits(&plan, memory));
-        let flops = StepFlops::new(workload.config, plan.num_trainable);
+        let flops = StepFlops::of_objective(workload.config, plan.num_trainable, &recipe.objective);
         let row_length = recipe.data.max_length;
-        let flops_per_row = flops.of_full_row(row_length);
-        let tokens_per_step = workload.rows * row_length * workload.gradient_accumulation_steps;
+        let num_sequences = workload.objective.rows().num_sequences();
+        let flops_per_row = as_f64(num_sequences) * flops.of_full_row(row_length);
+        let tokens_per_step = workload.rows * num_sequences * row_length * workload.gradient_accumulation_steps;
         // Recomputing the forward does not count as model FLOPs, but takes half as long as the FLOPs that do.
         let num_blocks = workload.config.num_layers();
         let num_recomputed = workload.gradient_checkpointing.num_recomputed(num_blocks);
@@ -145,7 +146,7 @@ impl Report {
         // So does a product with a decomposed weight; with dropout, there are three more of them.
         let products = if recipe.lora.lora_dropout > 0.0 { 3.0 } else { 1.0 };
         let recomputation = recomputation + 0.5 * products * workload.share_decomposed();
-        let computed_per_row = flops_per_row + flops.of_padding(workload.row_length - row_length);
+        let computed_per_row = flops_per_row + flops.of_padding(num_sequences * (workload.row_length - row_length));
         let flops_per_step = computed_per_row * as_f64(workload.rows * workload.gradient_accumulation_steps);
         let estimated = target.flops_per_second.map(|rate| flops_per_step * recomputation / rate);
         // Copies and reading go beside the computation. What memory is left is page cache.

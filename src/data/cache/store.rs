@@ -7,8 +7,9 @@
 //! details     JSON
 //! ```
 //!
-//! Numbers are little-endian. A token has four bytes; its highest bit says whether it carries loss. Every length is
-//! compared with the length of the file before it is used.
+//! Numbers are little-endian. A token has four bytes; its highest bit says whether it carries loss. The one below marks the
+//! first token of a rejected answer's sequence, and the first of a row whose answer is bad. Every length is compared with
+//! the length of the file before it is used.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Seek as _, SeekFrom, Write as _};
@@ -28,8 +29,9 @@ use crate::util::files::UNFINISHED_SUFFIX;
 const MAGIC: [u8; 8] = *b"LTTOKENS";
 const HEADER_BYTES: usize = 128;
 const CRC_BYTES: usize = 4;
-const ENTRY_BYTES: usize = 12;
+const ENTRY_BYTES: usize = 16;
 const LOSS_BIT: u32 = 1 << 31;
+const MARK_BIT: u32 = 1 << 30;
 const MAX_DETAILS_BYTES: u64 = 1 << 20;
 
 /// What tokenising found out about the data file.
@@ -48,9 +50,11 @@ pub(in crate::data) struct Details {
 pub(in crate::data) struct RowEntry {
     /// Number of tokens, or bytes of the problem text.
     length: u32,
-    /// Index of the first token that carries loss.
+    /// Index of the first token that carries loss; of two sequences the later one in its own.
     first_target: u32,
     num_targets: u32,
+    /// Where the second sequence begins, or 0.
+    second: u32,
 }
 
 impl RowEntry {
@@ -60,13 +64,13 @@ impl RowEntry {
     fn of(row: &EncodedRow) -> Self {
         let number = |count: usize| u32::try_from(count).unwrap_or(Self::BAD - 1);
         if let Some(problem) = &row.problem {
-            return Self { length: number(problem.len()), first_target: Self::BAD, num_targets: 0 };
+            return Self { length: number(problem.len()), first_target: Self::BAD, num_targets: 0, second: 0 };
         }
-        let first = row.carries_loss.iter().position(|carries_loss| *carries_loss);
         Self {
             length: number(row.ids.len()),
-            first_target: first.map_or(Self::NO_TARGET, number),
+            first_target: row.first_target().map_or(Self::NO_TARGET, number),
             num_targets: number(row.num_target_tokens()),
+            second: number(row.second),
         }
     }
 
@@ -77,6 +81,16 @@ impl RowEntry {
     /// Number of tokens; 0 for a row that cannot be used.
     pub(in crate::data) fn num_tokens(self) -> u32 {
         if self.is_bad() { 0 } else { self.length }
+    }
+
+    /// Number of tokens of the longer sequence.
+    pub(in crate::data) fn longest(self) -> u32 {
+        self.second.max(self.num_tokens().saturating_sub(self.second))
+    }
+
+    /// Number of tokens where no sequence is longer than `max_length`.
+    pub(in crate::data) fn cut(self, max_length: u32) -> u32 {
+        self.second.min(max_length) + self.num_tokens().saturating_sub(self.second).min(max_length)
     }
 
     /// Whether any token of the row carries loss.
@@ -99,7 +113,9 @@ impl RowEntry {
 
     fn to_bytes(self) -> [u8; ENTRY_BYTES] {
         let mut bytes = [0; ENTRY_BYTES];
-        for (bytes, number) in bytes.chunks_exact_mut(4).zip([self.length, self.first_target, self.num_targets]) {
+        for (bytes, number) in
+            bytes.chunks_exact_mut(4).zip([self.length, self.first_target, self.num_targets, self.second])
+        {
             bytes.copy_from_slice(&number.to_le_bytes());
         }
         bytes
@@ -107,7 +123,7 @@ impl RowEntry {
 
     fn from_bytes(bytes: &[u8]) -> Self {
         let number = |at: usize| bytes[at..].first_chunk().map_or(0, |word| u32::from_le_bytes(*word));
-        Self { length: number(0), first_target: number(4), num_targets: number(8) }
+        Self { length: number(0), first_target: number(4), num_targets: number(8), second: number(12) }
     }
 }
 
@@ -125,8 +141,10 @@ impl Chunk {
         if let Some(problem) = &row.problem {
             self.bytes.extend_from_slice(problem.as_bytes());
         }
-        for (id, carries_loss) in row.ids.iter().zip(&row.carries_loss) {
-            self.bytes.extend((id | if *carries_loss { LOSS_BIT } else { 0 }).to_le_bytes());
+        let is_marked = |at: usize| if at == 0 { row.is_bad_answer } else { at == row.second };
+        for (at, (id, carries_loss)) in row.ids.iter().zip(&row.carries_loss).enumerate() {
+            let bits = if *carries_loss { LOSS_BIT } else { 0 } | if is_marked(at) { MARK_BIT } else { 0 };
+            self.bytes.extend((id | bits).to_le_bytes());
         }
         self.entries.push(RowEntry::of(row));
         let crc = crc32fast::hash(&self.bytes[start + CRC_BYTES..]);
@@ -343,8 +361,13 @@ impl TokenStore {
             return Some(EncodedRow::bad(String::from_utf8_lossy(record).into_owned()));
         }
         let words = record.chunks_exact(4).filter_map(|word| word.first_chunk().copied()).map(u32::from_le_bytes);
+        let words: Vec<u32> = words.collect();
+        let marks: Vec<usize> = (0..words.len()).filter(|at| words[*at] & MARK_BIT != 0).collect();
         let (ids, carries_loss): (Vec<u32>, Vec<bool>) =
-            words.map(|word| (word & !LOSS_BIT, word & LOSS_BIT != 0)).unzip();
-        ids.iter().all(|id| *id <= max_id).then(|| EncodedRow::of_parts(ids, carries_loss))
+            words.into_iter().map(|word| (word & !(LOSS_BIT | MARK_BIT), word & LOSS_BIT != 0)).unzip();
+        ids.iter().all(|id| *id <= max_id).then(|| EncodedRow {
+            is_bad_answer: marks.first() == Some(&0),
+            ..EncodedRow::of_record(ids, carries_loss, marks.last().copied().unwrap_or(0))
+        })
     }
 }

@@ -6,7 +6,7 @@ use serde_json::json;
 use tempfile::TempDir;
 
 use super::*;
-use crate::config::{DataConfig, DataSource, OnBadRow, RowLimit, TrainOnTurns};
+use crate::config::{DataConfig, DataSource, OnBadRow, RowKind, RowLimit, TrainOnTurns};
 use crate::data::batch::RowSource;
 use crate::data::dataset::{Cursor, Dataset, OpenOptions};
 use crate::data::encode::EncodedRow;
@@ -133,6 +133,36 @@ fn kept_tokens_are_those_of_a_fresh_pass_in_every_format() {
 }
 
 #[test]
+fn kept_tokens_of_preferences_are_those_of_a_fresh_pass() {
+    let (files, cache, tokenizer) = (Files::new(), Cache::new(), chat_tokenizer());
+    let words = |count: usize| "ab é ".repeat(count % 23);
+    let rows_of =
+        |row: &dyn Fn(usize) -> serde_json::Value| (0..200).map(|i| row(i).to_string() + "\n").collect::<String>();
+    let pairs = rows_of(&|i| json!({"prompt": words(i), "chosen": i.to_string(), "rejected": words(i + 1) + "x"}));
+    let labelled = rows_of(&|i| json!({"prompt": words(i), "completion": words(i + 1) + "x", "label": i % 3 == 0}));
+    for (name, text, row_kind) in
+        [("pairs.jsonl", pairs, RowKind::Pair), ("labelled.jsonl", labelled, RowKind::Labelled)]
+    {
+        let config = DataConfig { row_kind, ..packed(vec![files.write(name, &text)]) };
+        let fresh = Dataset::open(&config, Arc::clone(&tokenizer), 7, &OpenOptions::default()).unwrap();
+        let counts = fresh.train_counts().unwrap();
+        assert!(counts.truncated > 0 && counts.answer_cut > 0 && counts.bad == 0, "{counts:?}");
+        for is_kept in [false, true] {
+            let kept = cache.open(&config, &tokenizer).unwrap();
+            assert_eq!((is_hit(&kept), rows(&kept)), (is_kept, rows(&fresh)));
+        }
+        let capacity = 64 * row_kind.num_sequences();
+        let mut loader = fresh.loader(Cursor::default(), 2).unwrap();
+        for _ in 0..fresh.batches_per_epoch(2) {
+            let batch = loader.next_batch().unwrap().batch;
+            assert_eq!(batch.answers.len(), batch.documents.len());
+            assert!(batch.documents.iter().all(|document| document.len <= 64));
+            assert!(batch.row_lengths.iter().all(|length| *length <= capacity));
+        }
+    }
+}
+
+#[test]
 fn only_large_files_keep_tokens_and_are_refused_without_them_where_that_is_asked_for() {
     let (files, cache, tokenizer) = (Files::new(), Cache::new(), Arc::new(tokenizer()));
     let try_open = |config: &DataConfig, refuse_large: bool| {
@@ -249,7 +279,7 @@ fn what_is_kept_of_a_row_changes_only_with_the_version() {
         .collect();
     records.sort_unstable();
     let records: Vec<u8> = records.iter().flat_map(|crc| crc.to_le_bytes()).collect();
-    assert_eq!((FORMAT_VERSION, crc32fast::hash(&records)), (6, 4_099_099_636));
+    assert_eq!((FORMAT_VERSION, crc32fast::hash(&records)), (7, 4_099_099_636));
 }
 
 #[test]

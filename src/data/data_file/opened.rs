@@ -101,7 +101,7 @@ impl OpenedFile {
                 let file = RowFile::open(&path, kind)?;
                 let first = file.first_row()?;
                 let header = if kind.delimiter().is_some() { "; the first line names the columns" } else { "" };
-                let format = RowFormat::detect(source.format, &source.columns, &first)
+                let format = RowFormat::detect(source.format, &source.columns, &first, config.row_kind)
                     .map_err(|reason| file.row_error(0, reason + header))?;
                 Rows::Objects { file, format: format.under(config) }
             }
@@ -365,6 +365,6 @@ fn key(content: [u8; 32], kind: FileKind, limit: Option<RowLimit>, reading: &Rea
     // Text is kept whole.
     let limit = limit.filter(|_| kind != FileKind::Txt);
     let rows = (content, kind, source.format, &source.columns, limit);
-    let loss = (&config.system, config.train_on_turns, config.train_on_inputs);
+    let loss = (&config.system, config.train_on_turns, config.train_on_inputs, config.row_kind);
     Some(CacheKey::new(&(rows, tokenizer.digest(), template, loss)))
 }

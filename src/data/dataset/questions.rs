@@ -119,7 +119,12 @@ impl Dataset {
 
     fn question(&self, format: &RowFormat, row: &Value, asking: &Asking<'_>) -> Result<Question, String> {
         let template = self.template.as_ref().filter(|_| asking.prompt.is_none());
-        match (format.read(row, template)?, template) {
+        self.question_of(format.read(row, template)?, asking)
+    }
+
+    fn question_of(&self, sample: Sample, asking: &Asking<'_>) -> Result<Question, String> {
+        let template = self.template.as_ref().filter(|_| asking.prompt.is_none());
+        match (sample, template) {
             (Sample::Chat { messages, tools }, Some(template)) => {
                 let rendered = template.render_with_answers(&messages, tools.as_ref());
                 self.last_answer(&rendered.map_err(|error| error.to_string())?)
@@ -137,6 +142,8 @@ impl Dataset {
                                                 answer\n  hint: leave out `eval.task.prompt`"
                     .to_owned())
             }
+            (Sample::Pair(chosen, _), _) => self.question_of(*chosen, asking),
+            (Sample::Labelled(sample, _), _) => self.question_of(*sample, asking),
             (Sample::Text(_), _) => Err("is plain text, without an answer to compare with".to_owned()),
         }
     }
@@ -185,7 +192,7 @@ impl Dataset {
         let sources = self.config.train.iter().chain(&self.config.eval).zip(&self.entries);
         let source = sources.into_iter().find(|(_, rows)| rows.contains(&file.first_row)).map(|(source, _)| source);
         let Some(source) = source else { return Err(failed("belongs to no section")) };
-        let format = RowFormat::detect(source.format, &source.columns, &rows.first_row()?);
+        let format = RowFormat::detect(source.format, &source.columns, &rows.first_row()?, self.config.row_kind);
         Ok((rows, format.map_err(|reason| failed(&reason))?.under(&self.config)))
     }
 }

@@ -5,11 +5,19 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 
 use super::{RowFormat, keys_of, list_of};
-use crate::config::DataFormat;
+use crate::config::{DataFormat, RowKind};
 
 /// Formats in the order in which `auto` tries them: the most structured first.
 const DETECTION_ORDER: [DataFormat; 5] =
     [DataFormat::Messages, DataFormat::Sharegpt, DataFormat::Alpaca, DataFormat::PromptCompletion, DataFormat::Text];
+
+/// Other common names for columns of preferences.
+const PREFERENCE_NAMES: [(&str, &[&str]); 4] = [
+    ("prompt", &["question", "instruction", "query", "input"]),
+    ("label", &["kto_tag"]),
+    ("completion", &["response", "output", "answer"]),
+    ("messages", &["conversations"]),
+];
 
 /// A format, its two columns, and an optional third one: the format's names or the file's.
 type Pair = (DataFormat, [&'static str; 2], Option<[&'static str; 2]>);
@@ -31,7 +39,22 @@ impl RowFormat {
     /// # Errors
     /// What is wrong and how to fix it: a renamed column that does not exist, a column that the format needs and the
     /// row lacks, columns that match no known format.
-    pub fn detect(format: DataFormat, columns: &BTreeMap<String, String>, first_row: &Value) -> Result<Self, String> {
+    pub fn detect(
+        format: DataFormat,
+        columns: &BTreeMap<String, String>,
+        first_row: &Value,
+        kind: RowKind,
+    ) -> Result<Self, String> {
+        if kind != RowKind::Sequence {
+            return Self::of_preferences(format, columns, first_row, kind);
+        }
+        if matches!(format, DataFormat::Preference | DataFormat::UnpairedPreference) {
+            let name = if format == DataFormat::Preference { "dpo" } else { "kto" };
+            return Err(format!(
+                "format `{}` is for objectives that learn from preferences\n  hint: set `name = \"{name}\"` in [objective]",
+                format.name()
+            ));
+        }
         let found: Vec<&str> =
             first_row.as_object().map(|row| row.keys().map(String::as_str).collect()).unwrap_or_default();
         let absent = |columns: &BTreeMap<String, String>, is_needed: &dyn Fn(&str) -> bool| {
@@ -91,6 +114,47 @@ impl RowFormat {
         Ok(format)
     }
 
+    /// The format of a row of preferences.
+    fn of_preferences(
+        format: DataFormat,
+        columns: &BTreeMap<String, String>,
+        row: &Value,
+        kind: RowKind,
+    ) -> Result<Self, String> {
+        let is_pair = kind.is_pair();
+        let wanted = if is_pair { DataFormat::Preference } else { DataFormat::UnpairedPreference };
+        let (required, optional) = wanted.columns();
+        let needs = if is_pair { "a chosen and a rejected answer" } else { "an answer and its label, true or false" };
+        if format != DataFormat::Auto && format != wanted {
+            return Err(format!(
+                "the objective needs rows with {needs}, and format `{}` has none\n  hint: format `{}`, or name = \"cross_entropy\" in [objective]",
+                format.name(),
+                wanted.name()
+            ));
+        }
+        let mut columns = columns.clone();
+        let conversation = (is_pair && row["conversations"].is_array()).then_some("conversations");
+        for name in required.iter().chain(optional) {
+            let others = PREFERENCE_NAMES.iter().find(|(own, _)| own == name).map_or(&[][..], |(_, others)| *others);
+            let conversation = conversation.filter(|_| *name == "prompt");
+            let found = [*name].iter().chain(others).copied().chain(conversation).find_map(|other| named(row, other));
+            if let Some(column) = found.filter(|column| column != name) {
+                columns.entry((*name).to_owned()).or_insert_with(|| column.to_owned());
+            }
+        }
+        let format = Self { format: wanted, columns, ..Self::default() };
+        let name_of = |name: &&&str| format.name_of(name).to_owned();
+        if let Some(absent) = required.iter().find(|name| row.get(name_of(name)).is_none()) {
+            let other = if row["chosen"].is_null() || is_pair { "" } else { ", and pairs are for \"dpo\"" };
+            return Err(format!(
+                "the objective needs rows with {needs}{other}; there is no `{}`, the row has {}\n  hint: `columns = {{ {absent} = \"...\" }}` names it",
+                format.name_of(absent),
+                keys_of(row)
+            ));
+        }
+        Ok(format)
+    }
+
     /// The format of a row that has one of [`PAIRS`].
     fn of_pair(row: &Value, found: &[&str]) -> Result<Self, String> {
         let pairs: Vec<_> =
@@ -121,13 +185,13 @@ pub(super) fn refuse_preferences(row: &Value) -> Result<(), String> {
     } else {
         return Ok(());
     };
-    let columns = match &row["chosen"] {
-        Value::Array(_) => "messages = \"chosen\"",
-        Value::String(_) => "completion = \"chosen\"",
-        _ => "messages = \"messages\"",
+    let (columns, objective) = match &row["chosen"] {
+        Value::Array(_) => ("messages = \"chosen\"", "dpo"),
+        Value::String(_) => ("completion = \"chosen\"", "dpo"),
+        _ => ("messages = \"messages\"", "kto"),
     };
     Err(format!(
-        "this is preference data ({what}), for DPO or KTO, which this trainer does not have\n  hint: to train on the good \
+        "this is preference data ({what})\n  hint: `name = \"{objective}\"` in [objective] learns from it; to train on the good \
          answers alone, keep only those rows and name the columns, such as `columns = {{ {columns} }}`"
     ))
 }
@@ -137,7 +201,8 @@ fn unknown_columns(row: &Value, found: &[&str]) -> String {
     let formats: Vec<String> =
         DETECTION_ORDER.iter().map(|format| format!("{} ({})", format.name(), format.columns().0.join(", "))).collect();
     let list = list_in(row);
-    let inner = list.map(|list| RowFormat::detect(DataFormat::Auto, &BTreeMap::new(), &row[list][0]));
+    let inner =
+        list.map(|list| RowFormat::detect(DataFormat::Auto, &BTreeMap::new(), &row[list][0], RowKind::Sequence));
     let columns = match (list, &longest(row, 2, |_| true)[..]) {
         (Some(list), _) => format!("messages = {list:?}"),
         (None, [prompt, completion]) => format!("prompt = {prompt:?}, completion = {completion:?}"),

@@ -1,4 +1,5 @@
 use super::*;
+use crate::config::RowKind;
 use crate::data::fixture::{chat_tokenizer, tokenizer};
 
 fn columns(renames: &[(&str, &str)]) -> BTreeMap<String, String> {
@@ -6,7 +7,7 @@ fn columns(renames: &[(&str, &str)]) -> BTreeMap<String, String> {
 }
 
 fn detect(format: DataFormat, renames: &[(&str, &str)], row: &Value) -> Result<RowFormat, String> {
-    RowFormat::detect(format, &columns(renames), row)
+    RowFormat::detect(format, &columns(renames), row, RowKind::Sequence)
 }
 
 /// A template that writes everything.
@@ -391,5 +392,109 @@ fn a_row_says_which_of_its_answers_carry_loss_and_other_settings_in_it_are_refus
     ] {
         let error = masked(key, value.clone()).unwrap_err();
         assert!(error.starts_with(&format!("`{key}` = {value} in a row is not followed\n  hint: ")), "{error}");
+    }
+}
+
+/// What a row of preferences trains on.
+fn preference(kind: RowKind, row: &Value, has_template: bool) -> Result<Sample, String> {
+    let tokenizer = chat_tokenizer();
+    let template = has_template.then(|| ChatTemplate::open("auto", &tokenizer).unwrap().unwrap());
+    RowFormat::detect(DataFormat::Auto, &BTreeMap::new(), row, kind)?.read(row, template.as_ref())
+}
+
+fn turns(sample: &Sample) -> Vec<(String, String, bool)> {
+    let Sample::Chat { messages, .. } = sample else { panic!("{sample:?}") };
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    messages.iter().map(|m| (text(&m["role"]), text(&m["content"]), m["weight"] != 0)).collect()
+}
+
+#[test]
+fn pairs_in_every_spelling_are_one_prompt_and_two_answers() {
+    let user = |text: &str| json!({"role": "user", "content": text});
+    let assistant = |text: &str| json!({"role": "assistant", "content": text});
+    for row in [
+        json!({"prompt": "q", "chosen": "good", "rejected": "bad"}),
+        json!({"question": "q", "chosen": "good", "rejected": "bad"}),
+        json!({"instruction": "q", "input": "", "chosen": "good", "rejected": "bad"}),
+        json!({"prompt": [user("q")], "chosen": [assistant("good")], "rejected": [assistant("bad")]}),
+        json!({"prompt": [user("q")], "chosen": "good", "rejected": "bad"}),
+        json!({"prompt": [user("q")], "chosen": assistant("good"), "rejected": assistant("bad")}),
+        json!({"chosen": [user("q"), assistant("good")], "rejected": [user("q"), assistant("bad")]}),
+        json!({"prompt": "q", "chosen": [user("q"), assistant("good")], "rejected": [user("q"), assistant("bad")]}),
+        json!({"prompt": "q", "chosen": [assistant("good")], "rejected": [assistant("bad")]}),
+        json!({"conversations": [{"from": "human", "value": "q"}], "chosen": {"from": "gpt", "value": "good"},
+               "rejected": {"from": "gpt", "value": "bad"}}),
+    ] {
+        let Sample::Pair(chosen, rejected) = preference(RowKind::Pair, &row, true).unwrap() else { panic!("{row}") };
+        let expected = |answer: &str| {
+            vec![("user".to_owned(), "q".to_owned(), true), ("assistant".to_owned(), answer.to_owned(), true)]
+        };
+        assert_eq!((turns(&chosen), turns(&rejected)), (expected("good"), expected("bad")), "{row}");
+    }
+}
+
+#[test]
+fn only_what_follows_the_common_messages_carries_loss() {
+    let row = json!({
+        "chosen": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"},
+                   {"role": "assistant", "content": "good"}],
+        "rejected": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"},
+                     {"role": "assistant", "content": "bad"}],
+    });
+    let Sample::Pair(chosen, _) = preference(RowKind::Pair, &row, true).unwrap() else { panic!() };
+    let with_loss: Vec<bool> = turns(&chosen).into_iter().map(|(_, _, carries_loss)| carries_loss).collect();
+    assert_eq!(with_loss, [true, false, true, true], "of the earlier answer none");
+}
+
+#[test]
+fn texts_without_a_prompt_have_their_common_start_as_prompt() {
+    let row = json!({"chosen": "Q: a\nA: yes", "rejected": "Q: a\nA: no"});
+    let Sample::Pair(chosen, rejected) = preference(RowKind::Pair, &row, false).unwrap() else { panic!() };
+    let completion =
+        |prompt: &str, completion: &str| Sample::Completion { prompt: prompt.into(), completion: completion.into() };
+    assert_eq!((*chosen, *rejected), (completion("Q: a\nA:", " yes"), completion("Q: a\nA:", " no")));
+}
+
+#[test]
+fn labels_in_every_spelling_are_good_or_bad() {
+    for (label, is_good) in [(json!(true), true), (json!("False"), false), (json!(1), true), (json!(0.0), false)] {
+        for row in [
+            json!({"prompt": "q", "completion": "a", "label": label}),
+            json!({"instruction": "q", "output": "a", "kto_tag": label}),
+            json!({"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}], "label": label}),
+        ] {
+            let Sample::Labelled(sample, found) = preference(RowKind::Labelled, &row, true).unwrap() else {
+                panic!("{row}")
+            };
+            assert_eq!((turns(&sample).len(), found), (2, is_good), "{row}");
+        }
+    }
+}
+
+#[test]
+fn rows_that_are_no_preferences_are_refused_with_what_is_missing() {
+    let message = |text: &str| json!([{"role": "user", "content": "q"}, {"role": "assistant", "content": text}]);
+    for (kind, row, reason) in [
+        (
+            RowKind::Pair,
+            json!({"prompt": "q", "completion": "a"}),
+            "a chosen and a rejected answer; there is no `chosen`",
+        ),
+        (RowKind::Pair, json!({"prompt": "q", "chosen": "a", "rejected": "a"}), "are equal"),
+        (RowKind::Pair, json!({"prompt": "q", "chosen": "a", "rejected": null}), "must both be there"),
+        (RowKind::Pair, json!({"prompt": "q", "chosen": "a", "rejected": message("b")}), "must both be text or both"),
+        (
+            RowKind::Pair,
+            json!({"prompt": "x", "chosen": message("a"), "rejected": message("b")}),
+            "`prompt` is not what",
+        ),
+        (RowKind::Pair, json!({"prompt": "q", "chosen": 1, "rejected": 2}), "must be text or messages, not a number"),
+        (RowKind::Labelled, json!({"prompt": "q", "completion": "a", "label": "good"}), "must be true or false"),
+        (RowKind::Labelled, json!({"prompt": "q", "label": true}), "needs a column `completion` or `messages`"),
+        (RowKind::Labelled, json!({"prompt": "q", "chosen": "a", "rejected": "b"}), "pairs are for \"dpo\""),
+        (RowKind::Sequence, json!({"prompt": "q", "chosen": "a", "rejected": "b"}), "`name = \"dpo\"` in [objective]"),
+    ] {
+        let error = preference(kind, &row, true).unwrap_err();
+        assert!(error.contains(reason), "{row}: {error}");
     }
 }

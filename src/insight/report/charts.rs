@@ -29,7 +29,7 @@ impl Charts {
     pub(super) fn of(record: &Record) -> Self {
         let x = x_axis(record);
         let charts = [score(record), learning_rate(record), gradient_norm(record), rate(record), tokens(record)];
-        let charts = charts.into_iter().chain(utilization(record)).chain(memory(record));
+        let charts = charts.into_iter().chain(preferences(record)).chain(utilization(record)).chain(memory(record));
         let num_warmup = record.steps.len() - record.steps.steady("step").len();
         let steady =
             |line: &Line<'_>| line.y.iter().skip(num_warmup).copied().filter(|value| value.is_finite()).collect();
@@ -147,6 +147,31 @@ fn score(record: &Record) -> Chart<'_> {
     };
     let lines = scores.into_iter().filter_map(line).collect();
     Chart { title: "Score", unit: Unit::Percent, lines, ..Chart::default() }
+}
+
+/// Rewards and accuracy of pairs of answers, of the steps and of the evaluations.
+fn preferences(record: &Record) -> [Chart<'_>; 3] {
+    let rewards = [
+        ("rewards_chosen", "chosen".into(), 1, Look::Solid),
+        ("rewards_rejected", "rejected".into(), 4, Look::Solid),
+        ("rewards_margins", "margin".into(), 3, Look::Dashed),
+    ];
+    let log_probabilities =
+        [("logps_chosen", "chosen".into(), 1, Look::Solid), ("logps_rejected", "rejected".into(), 4, Look::Solid)];
+    let mut rewards = chart(record, "Rewards", Unit::Plain, &rewards);
+    let mut accuracy =
+        chart(record, "Accuracy", Unit::Plain, &[("rewards_accuracies", "training".into(), 1, Look::Solid)]);
+    let evaluated = [
+        (&mut rewards, "eval_rewards_margins", "margin, evaluated"),
+        (&mut accuracy, "eval_rewards_accuracies", "evaluated"),
+    ];
+    for (chart, figure, name) in evaluated {
+        if let (Some(x), Some(y)) = (record.evaluations.get("step"), record.evaluations.get(figure)) {
+            let name = name.to_owned();
+            chart.lines.push(Line { name, x, y: y.into(), color: 5, look: Look::Dots, is_noisy: false });
+        }
+    }
+    [accuracy, rewards, chart(record, "Log-probability of an answer", Unit::Plain, &log_probabilities)]
 }
 
 /// The note that explains the upright lines of a chart, which mark the steps `which` ...

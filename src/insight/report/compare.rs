@@ -26,10 +26,13 @@ use samples::Samples;
 /// A compared figure: name, label, unit, and its value in a run.
 type Row = (&'static str, &'static str, Unit, fn(&Record) -> Option<f64>);
 
-const FIGURES: [Row; 24] = [
+const FIGURES: [Row; 25] = [
     ("final_eval_loss", "evaluation loss, last", Unit::Plain, |run| run.evaluations.latest("eval_loss")),
     ("best_eval_loss", "evaluation loss, best", Unit::Plain, |run| quantile(run.evaluations.get("eval_loss")?, 0.0)),
     ("final_eval_score", "score, last", Unit::Percent, |run| Some(100.0 * run.evaluations.latest("eval_score")?)),
+    ("final_eval_rewards_accuracies", "accuracy, last", Unit::Percent, |run| {
+        Some(100.0 * run.evaluations.latest("eval_rewards_accuracies")?)
+    }),
     ("evaluations", "evaluations", Unit::Count, |run| Some(as_f64(run.evaluations.len())).filter(|count| *count > 0.0)),
     ("eval_target_tokens", "evaluation, target tokens", Unit::Count, |run| {
         run.evaluations.latest("eval_target_tokens")

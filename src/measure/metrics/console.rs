@@ -162,13 +162,17 @@ impl Console {
 
     pub(super) fn eval(&mut self, eval: &EvalMetrics) {
         let rows = eval.eval_score_rows.unwrap_or_default();
-        let score = eval.eval_score.map(|score| format!("score {:.1}% of {rows} rows, ", 100.0 * score));
+        let figures = [
+            eval.eval_score.map(|score| format!("score {:.1}% of {rows} rows", 100.0 * score)),
+            eval.eval_rewards_accuracies.map(|share| format!("accuracy {:.1}%", 100.0 * share)),
+            eval.eval_rewards_margins.map(|margin| format!("margin {margin:.3}")),
+            Some(format!("loss {:.4}", eval.eval_loss)),
+            eval.eval_perplexity.is_finite().then(|| format!("perplexity {:.3}", eval.eval_perplexity)),
+        ];
         self.note(&format!(
-            "eval at step {}: {}loss {:.4}, perplexity {:.3}, {} target tokens in {}",
+            "eval at step {}: {}, {} target tokens in {}",
             eval.step,
-            score.unwrap_or_default(),
-            eval.eval_loss,
-            eval.eval_perplexity,
+            figures.into_iter().flatten().collect::<Vec<_>>().join(", "),
             thousands(as_f64(eval.eval_target_tokens)),
             duration(eval.eval_seconds),
         ));

@@ -113,6 +113,13 @@ impl Serialize for Summary {
         file.add("initial_eval_score", evaluations.first_score)?;
         file.add("final_eval_score", evaluations.last_score)?;
         file.add("best_eval_score", evaluations.best_score)?;
+        for (names, rewards) in [
+            (["final_eval_rewards_accuracies", "final_eval_rewards_margins"], evaluations.last_rewards),
+            (["best_eval_rewards_accuracies", "best_eval_rewards_margins"], evaluations.best_rewards),
+        ] {
+            file.add(names[0], rewards.map(|rewards| rewards[0]))?;
+            file.add(names[1], rewards.map(|rewards| rewards[1]))?;
+        }
         file.add("tokens", Some(totals.tokens))?;
         file.add("target_tokens", Some(totals.target_tokens))?;
         file.add("tokens_per_second", totals.tokens_per_second())?;

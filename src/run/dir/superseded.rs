@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::io::{self, BufRead as _, Read as _};
 use std::path::{Path, PathBuf};
 
-use super::{ENVIRONMENT_FILE, RESOLVED_FILE, RunDir, io_error};
+use super::{ENVIRONMENT_FILE, REFERENCE, RESOLVED_FILE, RunDir, io_error};
 use crate::insight::report::REPORT_FILE;
 use crate::measure::metrics::UNFINISHED_FILE;
 use crate::util::failure::Failure;
@@ -13,12 +13,13 @@ use crate::util::failure::Failure;
 const MAX_SEARCHED_BYTES: u64 = 1 << 20;
 
 /// Names that a start writes into the folder, except checkpoints and the best adapter.
-pub(super) const WRITTEN: [&str; 10] = [
+pub(super) const WRITTEN: [&str; 11] = [
     "adapter",
     ENVIRONMENT_FILE,
     "memory_plan.json",
     "metrics.jsonl",
     "recipe.toml",
+    REFERENCE,
     REPORT_FILE,
     RESOLVED_FILE,
     "samples.jsonl",

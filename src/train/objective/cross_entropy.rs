@@ -1,6 +1,7 @@
 //! The mean cross-entropy of all target tokens of a step.
 
 use super::{Objective, Rows, Weighed};
+use crate::measure::figures::ObjectiveFigures;
 use crate::ops::cross_entropy::TokenWeights;
 use crate::util::stats::as_f64;
 
@@ -14,6 +15,7 @@ impl Objective for CrossEntropy {
     }
 
     fn weigh(&self, rows: &Rows<'_>) -> Weighed {
-        Weighed { loss: None, count: as_f64(rows.num_targets()), weights: TokenWeights::Same(1.0) }
+        let (count, weights) = (as_f64(rows.num_targets()), TokenWeights::Same(1.0));
+        Weighed { loss: None, count, weights, figures: ObjectiveFigures::default() }
     }
 }

@@ -87,7 +87,7 @@ pub(crate) const MISTAKES: &[(&str, Wrong<'static>, &[&str])] = &[
     (
         "another stage",
         Set(&["train.stage=dpo"]),
-        &["--set train.stage=dpo: unknown key `stage`", "supervised fine-tuning is what this trainer does"],
+        &["--set train.stage=dpo: unknown key `stage`; this trainer calls it `name`, in [objective]"],
     ),
     (
         "axolotl's targets",

@@ -199,17 +199,17 @@ fn configurations_of_other_objectives_are_refused_and_name_the_key() {
     let torchtune = "model:\n  _component_: t.lora_llama3_2_1b\nloss:\n  _component_: t.rlhf.loss.DPOLoss\n";
     let full = "model:\n  _component_: t.llama3_2_1b\nloss:\n  _component_: t.loss.LinearCrossEntropyLoss\n";
     for (text, key) in [
-        ("base_model: m/x\nadapter: lora\nrl: dpo\n", "`rl: dpo`: this is DPO"),
+        ("base_model: m/x\nadapter: lora\nrl: grpo\n", "`rl: grpo`: this is GRPO"),
         ("base_model: m/x\nadapter: lora\nreward_model: true\n", "`reward_model: true`"),
         ("peft_type: LORA\ntask_type: SEQ_CLS\n", "`task_type: SEQ_CLS`"),
         ("base_model: m/x\nadapter:\n", "without `adapter` axolotl"),
-        ("model_name_or_path: m/x\nstage: dpo\n", "`stage: dpo`"),
+        ("model_name_or_path: m/x\nstage: ppo\n", "`stage: ppo`"),
         ("model_name_or_path: m/x\nstage: sft\nfinetuning_type: full\n", "`finetuning_type: full`"),
         ("model: m/x\nmodel_class: llm\ncutoff_len: 512\n", "without `peft_config` LLaMA-Factory"),
         ("model_name_or_path: m/x\nstage: sft\ndo_predict: true\n", "without `do_train` LLaMA-Factory"),
         ("model_name_or_path: m/x\nreward_funcs: [length]\n", "`reward_funcs`"),
         ("model_name_or_path: m/x\nuse_peft: false\n", "without `use_peft: true` TRL"),
-        ("model_name_or_path: m/x\nuse_peft: true\nbeta: 0.1\n", "`beta: 0.1`: this is DPO"),
+        ("model_name_or_path: m/x\nuse_peft: true\nbeta: 0.1\nnum_generations: 4\n", "`beta: 0.1` asks for"),
         ("model: m/x\niters: 10\nfine_tune_type: full\n", "`fine_tune_type: full`"),
         ("checkpoint_dir: m/x\ntrain:\n  epochs: 1\n", "without `lora_r` litgpt"),
         ("initial_checkpoint_dir: m/x\n", "`initial_checkpoint_dir: m/x`"),
@@ -218,6 +218,28 @@ fn configurations_of_other_objectives_are_refused_and_name_the_key() {
     ] {
         let message = objective::refusal(&read("c.yaml", text)).map(|problem| problem.message).unwrap_or_default();
         assert!(message.starts_with(key), "{message} of {text}");
+    }
+}
+
+#[test]
+fn configurations_of_preferences_become_objectives() {
+    let axolotl = "base_model: m/x\nadapter: lora\nlearning_rate: 1e-5\n";
+    let factory = "model_name_or_path: m/x\nfinetuning_type: lora\ndataset: a\n";
+    let trl = "model_name_or_path: m/x\nuse_peft: true\ndataset_name: a.jsonl\n";
+    for (trainer, text, settings) in [
+        (axolotl, "rl: dpo\nrl_beta: 0.2\n", &[("name", "'dpo'"), ("beta", "0.2")][..]),
+        (axolotl, "rl: ipo\n", &[("name", "'dpo'"), ("loss_type", "'ipo'")]),
+        (axolotl, "rl: kto\nkto_undesirable_weight: 2.0\n", &[("name", "'kto'"), ("undesirable_weight", "2.0")]),
+        (axolotl, "rl: orpo\norpo_alpha: 0.3\n", &[("name", "'orpo'"), ("beta", "0.3")]),
+        (factory, "stage: dpo\npref_loss: simpo\nsimpo_gamma: 0.5\n", &[("name", "'simpo'"), ("simpo_gamma", "0.5")]),
+        (factory, "stage: dpo\npref_ftx: 0.5\n", &[("name", "'dpo'"), ("loss_weights", "[1.0, 0.5]")]),
+        (trl, "beta: 0.3\nloss_type: hinge\n", &[("name", "'dpo'"), ("beta", "0.3"), ("loss_type", "'hinge'")]),
+    ] {
+        let (found, lost) = mapped("c.yaml", &format!("{trainer}{text}"));
+        for (key, value) in settings {
+            let found = found.get(&format!("objective.{key}")).map(ToString::to_string).unwrap_or_default();
+            assert_eq!(found.replace('"', "'"), *value, "{key} of {text}; lost: {lost:?}");
+        }
     }
 }
 

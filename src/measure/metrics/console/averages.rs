@@ -10,6 +10,8 @@ use crate::util::text::{bytes, thousands};
 pub(super) struct Averages {
     loss: Mean,
     grad_norm: Mean,
+    accuracy: Mean,
+    margin: Mean,
     data_wait_seconds: f64,
     mfu: Mean,
     gpu_utilization_percent: Mean,
@@ -46,6 +48,8 @@ impl Averages {
         let seconds = step.step_seconds;
         self.loss.add(Some(step.loss), as_f64(step.target_tokens));
         self.grad_norm.add(Some(step.grad_norm), 1.0);
+        self.accuracy.add(step.rewards_accuracies, 1.0);
+        self.margin.add(step.rewards_margins, 1.0);
         self.data_wait_seconds += step.data_wait_seconds;
         self.mfu.add(step.mfu, seconds);
         self.gpu_utilization_percent.add(step.gpu_utilization_percent, seconds);
@@ -67,6 +71,11 @@ impl Averages {
             format!("{} tok/s", thousands(if rate.is_finite() { rate } else { last.tokens_per_second })),
             format!("{:.3}s/step", self.seconds / as_f64(self.steps.max(1))),
         ];
+        let preferences = [
+            self.accuracy.get().map(|share| format!("accuracy {:.1}%", 100.0 * share)),
+            self.margin.get().map(|margin| format!("margin {margin:.3}")),
+        ];
+        parts.splice(2..2, preferences.into_iter().flatten());
         // Above a tenth of the time, `data.num_workers` is worth a look.
         if self.data_wait_seconds > 0.1 * self.seconds {
             parts.push(format!("data wait {:.3}s", self.data_wait_seconds / as_f64(self.steps.max(1))));

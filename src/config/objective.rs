@@ -1,0 +1,383 @@
+//! Section `[objective]` of a recipe.
+
+use serde::Serialize;
+
+use super::POSITIVE;
+use crate::schema::{Choice, Problem, Section, Value, section};
+
+section! {
+    /// Section `[objective]`: the keys have the names that TRL gives them.
+    pub struct ObjectiveConfig then check {
+        /// What training minimises. `"cross_entropy"` of the rows' answers; for rows with a chosen and a rejected answer "dpo",
+        /// "orpo", "cpo" or "simpo"; for rows whose answer has a label, good or bad, "kto".
+        name: ObjectiveName = ObjectiveName::CrossEntropy => choice(), OtherRows,
+            ["rl", "stage", "algorithm", "method", "trainer_type", "train_mode", "loss"];
+        /// How much a difference of log-probabilities counts: a higher one keeps "dpo" and "kto" nearer to the base.
+        /// Default: 0.1, of "simpo" 2.
+        beta: Option<f64> = None => optional_number(POSITIVE) like 0.1,
+            ["pref_beta", "rl_beta", "orpo_alpha", "dpo_beta", "kto_beta", "orpo_beta", "simpo_beta"];
+        /// The loss, or a list of losses that are added. Of "dpo": "sigmoid", "hinge", "ipo", "robust", `"exo_pair"`,
+        /// `"nca_pair"`, `"bco_pair"`, `"sppo_hard"`, "aot", `"aot_unpaired"`, `"apo_zero"`, `"apo_down"`, "discopop",
+        /// `"sigmoid_norm"` and "sft"; of "cpo": "sigmoid", "hinge" or "ipo"; of "kto": "kto" or `"apo_zero_unpaired"`.
+        /// Default: "sigmoid"; of "kto" "kto".
+        loss_type: Option<LossTypes> = None => any(LossTypes::EXPECTED, LossTypes::accept) like "sigmoid",
+            ["pref_loss", "dpo_loss_type", "dpo_loss", "dpo_cpo_loss_type"];
+        /// Weights of the losses of `loss_type`. Default: 1 each.
+        loss_weights: Option<Vec<f64>> = None => any("a list of numbers", accept_weights) like [1.0, 0.5],
+            ["pref_ftx", "rpo_alpha", "dpo_ftx";
+             "the loss of the chosen answer is a loss of its own: loss_type = [\"sigmoid\", \"sft\"], loss_weights = [1.0, 0.5]"];
+        /// Share of the rows whose two answers may be the wrong way round: of "sigmoid" (conservative DPO), "robust", "aot"
+        /// and `"exo_pair"`, which needs one above 0.
+        label_smoothing: f64 = 0.0 => number(0.0..0.5), ["dpo_label_smoothing"];
+        /// Divergence from the base that "dpo" penalises: `"reverse_kl"`, `"forward_kl"`, `"js_divergence"` or
+        /// `"alpha_divergence"`.
+        f_divergence_type: Divergence = Divergence::ReverseKl => choice();
+        /// The alpha of `"alpha_divergence"`.
+        f_alpha_divergence_coef: f64 = 0.5 => number(..);
+        /// Weight of the tokens by which one answer of "dpo" is longer than the other. Default: 1.
+        ld_alpha: Option<f64> = None => optional_number(0.0..=1.0) like 0.5;
+        /// Pairs of "dpo" count by how likely the model is to write both answers (weighted preference optimisation).
+        use_weighting: bool = false => boolean(), ["dpo_use_weighting", "wpo"];
+        /// Temperature of "discopop".
+        discopop_tau: f64 = 0.05 => number(POSITIVE);
+        /// Weight of the chosen answer's cross-entropy in "cpo" and "simpo". Default: 1, of "simpo" 0.
+        cpo_alpha: Option<f64> = None => optional_number(0.0..) like 1.0;
+        /// Margin that "simpo" asks of the mean log-probabilities, times `beta`.
+        simpo_gamma: f64 = 1.0 => number(0.0..), ["simpo_gamma_beta_ratio"; "it is their ratio times beta"];
+        /// Another reward of "cpo" and "simpo" (`AlphaPO`): (1 - p^-alpha) / alpha.
+        alpha: f64 = 0.0 => number(..), ["alphapo_alpha"];
+        /// The tokens of "orpo"'s cross-entropy: "all" of the prompt and the chosen answer, as in TRL, or those of the
+        /// "completion" alone.
+        orpo_nll: OrpoNll = OrpoNll::All => choice();
+        /// Weight of the good answers of "kto".
+        desirable_weight: f64 = 1.0 => number(0.0..), ["kto_chosen_weight", "kto_desirable_weight"];
+        /// Weight of the bad answers of "kto". Such that good and bad ones have about the same in all.
+        undesirable_weight: f64 = 1.0 => number(0.0..), ["kto_rejected_weight", "kto_undesirable_weight"];
+    }
+}
+
+fn accept_weights(value: &Value) -> Result<Option<Vec<f64>>, Option<String>> {
+    let Value::Array(items) = value else { return Err(None) };
+    let number = |value: &Value| match value {
+        Value::Float(number) => Some(*number),
+        #[expect(clippy::cast_precision_loss, reason = "a weight is a small number")]
+        Value::Integer(number) => Some(*number as f64),
+        _ => None,
+    };
+    items.iter().map(|item| number(item.value())).collect::<Option<Vec<_>>>().map(Some).ok_or(None)
+}
+
+impl ObjectiveConfig {
+    fn check(self, section: &mut Section) -> Self {
+        use LossType::{Aot, AotUnpaired, Discopop, ExoPair, Robust, Sigmoid};
+        use ObjectiveName::{Cpo, CrossEntropy, Dpo, Kto, Orpo, Simpo};
+        let default = Self::default();
+        let is_other = |own: f64, default: f64| own.to_bits() != default.to_bits();
+        for (key, is_set, of) in [
+            ("beta", self.beta.is_some(), &[Dpo, Orpo, Cpo, Simpo, Kto][..]),
+            ("loss_type", self.loss_type.is_some(), &[Dpo, Cpo, Kto]),
+            ("loss_weights", self.loss_weights.is_some(), &[Dpo]),
+            ("label_smoothing", self.label_smoothing > 0.0, &[Dpo, Cpo, Simpo]),
+            ("f_divergence_type", self.f_divergence_type != default.f_divergence_type, &[Dpo]),
+            (
+                "f_alpha_divergence_coef",
+                is_other(self.f_alpha_divergence_coef, default.f_alpha_divergence_coef),
+                &[Dpo],
+            ),
+            ("ld_alpha", self.ld_alpha.is_some(), &[Dpo]),
+            ("use_weighting", self.use_weighting, &[Dpo]),
+            ("discopop_tau", is_other(self.discopop_tau, default.discopop_tau), &[Dpo]),
+            ("cpo_alpha", self.cpo_alpha.is_some(), &[Cpo, Simpo]),
+            ("simpo_gamma", is_other(self.simpo_gamma, default.simpo_gamma), &[Simpo]),
+            ("alpha", is_other(self.alpha, default.alpha), &[Cpo, Simpo]),
+            ("orpo_nll", self.orpo_nll != default.orpo_nll, &[Orpo]),
+            ("desirable_weight", is_other(self.desirable_weight, default.desirable_weight), &[Kto]),
+            ("undesirable_weight", is_other(self.undesirable_weight, default.undesirable_weight), &[Kto]),
+        ] {
+            if is_set && !of.contains(&self.name) && !section.is_wrong("name") {
+                section.problem(key, format!("is of no use to \"{}\": leave it out", self.name.word()));
+            }
+        }
+        let losses = self.losses();
+        let known = |loss: LossType| match self.name {
+            CrossEntropy | Orpo | Simpo => true,
+            Dpo => !matches!(loss, LossType::Kto | LossType::ApoZeroUnpaired),
+            Cpo => matches!(loss, Sigmoid | LossType::Hinge | LossType::Ipo),
+            Kto => matches!(loss, LossType::Kto | LossType::ApoZeroUnpaired),
+        };
+        for loss in losses.iter().copied().filter(|loss| !known(*loss)) {
+            section.problem("loss_type", format!("\"{}\" is none of \"{}\"", loss.word(), self.name.word()));
+        }
+        if self.name == Cpo && losses.len() > 1 {
+            section.problem("loss_type", "is one loss of \"cpo\"; `cpo_alpha` adds the chosen answer's");
+        }
+        if self.loss_weights.as_ref().is_some_and(|weights| weights.len() != losses.len()) {
+            section.problem("loss_weights", format!("needs one number for each of {} losses", losses.len()));
+        }
+        if losses.contains(&ExoPair) && self.label_smoothing <= 0.0 {
+            section.problem("label_smoothing", "must be above 0 for \"exo_pair\", such as 0.001");
+        }
+        let smooths = |loss: &LossType| matches!(loss, Sigmoid | Robust | ExoPair | Aot | AotUnpaired);
+        if self.name == Dpo && self.label_smoothing > 0.0 && !losses.iter().any(smooths) {
+            section.problem("label_smoothing", "does nothing to these losses: leave it out");
+        }
+        if self.f_divergence_type != Divergence::ReverseKl {
+            for loss in losses.iter().filter(|loss| !loss.takes_divergence()) {
+                let text = format!("has no meaning with the loss \"{}\"", loss.word());
+                section.problem("f_divergence_type", text);
+            }
+        }
+        if self.use_weighting && losses.iter().any(|loss| matches!(loss, Aot | AotUnpaired)) {
+            section.problem("use_weighting", "has no meaning with losses that are sorted over pairs");
+        }
+        if is_other(self.discopop_tau, default.discopop_tau) && self.name == Dpo && !losses.contains(&Discopop) {
+            section.reject("discopop_tau", Problem::new("`objective.discopop_tau` is of \"discopop\" alone"));
+        }
+        self
+    }
+
+    /// `beta`, or its default.
+    #[must_use]
+    pub fn beta(&self) -> f64 {
+        self.beta.unwrap_or(if self.name == ObjectiveName::Simpo { 2.0 } else { 0.1 })
+    }
+
+    /// The losses that are added.
+    #[must_use]
+    pub fn losses(&self) -> Vec<LossType> {
+        let default = if self.name == ObjectiveName::Kto { LossType::Kto } else { LossType::Sigmoid };
+        self.loss_type.as_ref().map_or_else(|| vec![default], |losses| losses.0.clone())
+    }
+
+    /// Whether it compares with the model before training.
+    #[must_use]
+    pub fn needs_reference(&self) -> bool {
+        matches!(self.name, ObjectiveName::Dpo | ObjectiveName::Kto)
+    }
+
+    /// Whether it measures how far the model is from that on answers to other prompts.
+    #[must_use]
+    pub fn needs_divergence(&self) -> bool {
+        self.name == ObjectiveName::Kto && self.losses() == [LossType::Kto]
+    }
+
+    /// What a row trains on.
+    #[must_use]
+    pub fn rows(&self) -> RowKind {
+        match self.name {
+            ObjectiveName::CrossEntropy => RowKind::Sequence,
+            ObjectiveName::Orpo if self.orpo_nll == OrpoNll::All => RowKind::PairWithPrompt,
+            ObjectiveName::Dpo | ObjectiveName::Orpo | ObjectiveName::Cpo | ObjectiveName::Simpo => RowKind::Pair,
+            ObjectiveName::Kto => RowKind::Labelled,
+        }
+    }
+
+    /// The learning rate where the recipe names none: ten times TRL's for preferences, as adapters want it.
+    #[must_use]
+    pub fn learning_rate(&self) -> Option<f64> {
+        (self.name != ObjectiveName::CrossEntropy).then_some(1e-5)
+    }
+}
+
+/// What training minimises.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ObjectiveName {
+    /// The cross-entropy of the target tokens.
+    #[default]
+    CrossEntropy,
+    /// Direct preference optimisation (Rafailov et al., 2023).
+    Dpo,
+    /// Odds ratio preference optimisation (Hong et al., 2024).
+    Orpo,
+    /// Contrastive preference optimisation (Xu et al., 2024).
+    Cpo,
+    /// Simple preference optimisation (Meng et al., 2024).
+    Simpo,
+    /// Kahneman-Tversky optimisation (Ethayarajh et al., 2024).
+    Kto,
+}
+
+impl ObjectiveName {
+    /// The name in a recipe.
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        word(self)
+    }
+}
+
+/// The word of a value in a recipe.
+fn word<T: Choice>(value: T) -> &'static str {
+    T::NAMES.iter().find(|(_, name)| *name == value).map_or("", |(word, _)| word)
+}
+
+impl Choice for ObjectiveName {
+    const NAMES: &'static [(&'static str, Self)] = &[
+        ("cross_entropy", Self::CrossEntropy),
+        ("dpo", Self::Dpo),
+        ("orpo", Self::Orpo),
+        ("cpo", Self::Cpo),
+        ("simpo", Self::Simpo),
+        ("kto", Self::Kto),
+    ];
+    const PEERS: &'static [(&'static str, &'static str)] =
+        &[("sft", "cross_entropy"), ("ce", "cross_entropy"), ("nll", "cross_entropy"), ("ipo", "dpo")];
+    const NOTES: &'static [(&'static [&'static str], &'static str)] =
+        &[(&["grpo", "ppo", "rloo", "reward", "rm"], "this trainer does not have it yet")];
+}
+
+/// What a row of the data trains on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RowKind {
+    /// A sequence of tokens.
+    #[default]
+    Sequence,
+    /// A chosen and a rejected answer to one prompt.
+    Pair,
+    /// The same, with loss on the prompt before the chosen answer too.
+    PairWithPrompt,
+    /// An answer that is good or bad.
+    Labelled,
+}
+
+impl RowKind {
+    /// Whether a row has two answers.
+    #[must_use]
+    pub fn is_pair(self) -> bool {
+        matches!(self, Self::Pair | Self::PairWithPrompt)
+    }
+
+    /// Number of sequences of a row.
+    #[must_use]
+    pub fn num_sequences(self) -> usize {
+        if self.is_pair() { 2 } else { 1 }
+    }
+}
+
+/// A loss of preferences.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+#[expect(missing_docs, reason = "names of the field; docs/preferences.md has their formulas")]
+pub enum LossType {
+    Sigmoid,
+    Hinge,
+    Ipo,
+    Robust,
+    ExoPair,
+    NcaPair,
+    BcoPair,
+    SppoHard,
+    Aot,
+    AotUnpaired,
+    ApoZero,
+    ApoDown,
+    Discopop,
+    SigmoidNorm,
+    Sft,
+    Kto,
+    ApoZeroUnpaired,
+}
+
+impl LossType {
+    /// The name in a recipe.
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        word(self)
+    }
+
+    /// Whether its scores may be those of another divergence.
+    fn takes_divergence(self) -> bool {
+        use LossType::{Discopop, ExoPair, Hinge, Ipo, Robust, Sft, Sigmoid, SigmoidNorm};
+        matches!(self, Sigmoid | SigmoidNorm | Hinge | Ipo | ExoPair | Robust | Discopop | Sft)
+    }
+}
+
+impl Choice for LossType {
+    const NAMES: &'static [(&'static str, Self)] = &[
+        ("sigmoid", Self::Sigmoid),
+        ("hinge", Self::Hinge),
+        ("ipo", Self::Ipo),
+        ("robust", Self::Robust),
+        ("exo_pair", Self::ExoPair),
+        ("nca_pair", Self::NcaPair),
+        ("bco_pair", Self::BcoPair),
+        ("sppo_hard", Self::SppoHard),
+        ("aot", Self::Aot),
+        ("aot_unpaired", Self::AotUnpaired),
+        ("apo_zero", Self::ApoZero),
+        ("apo_down", Self::ApoDown),
+        ("discopop", Self::Discopop),
+        ("sigmoid_norm", Self::SigmoidNorm),
+        ("sft", Self::Sft),
+        ("kto", Self::Kto),
+        ("apo_zero_unpaired", Self::ApoZeroUnpaired),
+    ];
+}
+
+/// `objective.loss_type`: one loss or several.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LossTypes(pub Vec<LossType>);
+
+impl LossTypes {
+    const EXPECTED: &'static str = "a loss such as \"sigmoid\", or a list of losses";
+
+    fn accept(value: &Value) -> Result<Option<Self>, Option<String>> {
+        let one = |value: &Value| match value {
+            Value::String(text) => {
+                let found = LossType::NAMES.iter().find(|(name, _)| name == text).map(|(_, loss)| *loss);
+                let names = || LossType::NAMES.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ");
+                found.ok_or_else(|| Some(format!("there is no loss {text:?}; there are {}", names())))
+            }
+            _ => Err(None),
+        };
+        let losses = match value {
+            Value::Array(items) if !items.is_empty() => items.iter().map(|item| one(item.value())).collect(),
+            single => one(single).map(|loss| vec![loss]),
+        };
+        losses.map(|losses| Some(Self(losses)))
+    }
+}
+
+impl Serialize for LossTypes {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match &self.0[..] {
+            [only] => only.serialize(serializer),
+            all => all.serialize(serializer),
+        }
+    }
+}
+
+/// A divergence of two models.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+#[expect(missing_docs, reason = "names of the field")]
+pub enum Divergence {
+    ReverseKl,
+    ForwardKl,
+    JsDivergence,
+    AlphaDivergence,
+}
+
+impl Choice for Divergence {
+    const NAMES: &'static [(&'static str, Self)] = &[
+        ("reverse_kl", Self::ReverseKl),
+        ("forward_kl", Self::ForwardKl),
+        ("js_divergence", Self::JsDivergence),
+        ("alpha_divergence", Self::AlphaDivergence),
+    ];
+}
+
+/// The tokens of ORPO's cross-entropy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OrpoNll {
+    /// Prompt and answer.
+    All,
+    /// The answer.
+    Completion,
+}
+
+impl Choice for OrpoNll {
+    const NAMES: &'static [(&'static str, Self)] = &[("all", Self::All), ("completion", Self::Completion)];
+}

@@ -1,0 +1,202 @@
+//! Rows of preferences: two answers to a prompt, or one with a label.
+
+use serde_json::{Value, json};
+
+use super::{RowFormat, Sample, chat, kind_of, list_of, refuse_media};
+use crate::data::template::ChatTemplate;
+
+/// What a column of a prompt or an answer holds.
+enum Said {
+    Text(String),
+    /// Messages for the chat template.
+    Messages(Vec<Value>),
+}
+
+impl RowFormat {
+    /// A chosen and a rejected answer to one prompt.
+    pub(super) fn pair(&self, row: &Value, template: Option<&ChatTemplate>) -> Result<Sample, String> {
+        refuse_media(row)?;
+        let [chosen, rejected] = ["chosen", "rejected"];
+        let (good, bad) = (self.said(row, chosen, template)?, self.said(row, rejected, template)?);
+        let (Some(good), Some(bad)) = (good, bad) else {
+            return Err(format!("`{chosen}` and `{rejected}` must both be there"));
+        };
+        let prompt = self.prompt(row, template)?;
+        let samples = match (good, bad) {
+            (Said::Text(good), Said::Text(bad)) => {
+                if good == bad {
+                    return Err(format!("`{chosen}` and `{rejected}` are equal"));
+                }
+                match prompt {
+                    Some(prompt) => [good, bad].map(|answer| self.answered(&prompt, answer, row, template)),
+                    None => texts_with_common_start(&good, &bad).map(Ok),
+                }
+            }
+            (Said::Messages(good), Said::Messages(bad)) => {
+                if good == bad {
+                    return Err(format!("`{chosen}` and `{rejected}` are equal"));
+                }
+                let [prompt, good, bad] = self.common_messages(prompt, good, bad)?;
+                [good, bad].map(|answer| self.conversation(prompt.clone(), answer, row))
+            }
+            _ => return Err(format!("`{chosen}` and `{rejected}` must both be text or both be messages")),
+        };
+        let [chosen, rejected] = samples;
+        Ok(Sample::Pair(Box::new(chosen?), Box::new(rejected?)))
+    }
+
+    /// An answer, good or bad.
+    pub(super) fn labelled(&self, row: &Value, template: Option<&ChatTemplate>) -> Result<Sample, String> {
+        refuse_media(row)?;
+        let label = self.column(row, "label")?;
+        let is_good = match label {
+            Value::Bool(label) => *label,
+            Value::String(text) if text.eq_ignore_ascii_case("true") || text == "1" => true,
+            Value::String(text) if text.eq_ignore_ascii_case("false") || text == "0" => false,
+            number if number.as_f64() == Some(1.0) => true,
+            number if number.as_f64() == Some(0.0) => false,
+            other => {
+                return Err(format!("`{}` must be true or false, not {}", self.name_of("label"), kind_of(other)));
+            }
+        };
+        let sample = match self.said(row, "completion", template)? {
+            Some(Said::Text(answer)) => {
+                let prompt = self.prompt(row, template)?;
+                self.answered(&prompt.unwrap_or(Said::Text(String::new())), answer, row, template)?
+            }
+            Some(Said::Messages(answer)) => {
+                let prompt = match self.prompt(row, template)? {
+                    Some(Said::Text(text)) => vec![user(&text)],
+                    Some(Said::Messages(messages)) => messages,
+                    None => Vec::new(),
+                };
+                self.conversation(prompt, answer, row)?
+            }
+            None => match self.said(row, "messages", template)? {
+                Some(Said::Messages(mut messages)) => {
+                    let answer = messages.pop().into_iter().collect();
+                    self.conversation(messages, answer, row)?
+                }
+                _ => {
+                    let [completion, messages] = ["completion", "messages"].map(|name| self.name_of(name));
+                    return Err(format!("needs a column `{completion}` or `{messages}` beside its label"));
+                }
+            },
+        };
+        Ok(Sample::Labelled(Box::new(sample), is_good))
+    }
+
+    /// The prompt, if there is one; an `input` follows its instruction.
+    fn prompt(&self, row: &Value, template: Option<&ChatTemplate>) -> Result<Option<Said>, String> {
+        let prompt = self.said(row, "prompt", template)?;
+        let input =
+            if self.name_of("prompt") == self.name_of("input") { None } else { self.optional_text(row, "input")? };
+        Ok(match (prompt, input.filter(|input| !input.is_empty())) {
+            (Some(Said::Text(prompt)), Some(input)) => Some(Said::Text(format!("{prompt}\n{input}"))),
+            (prompt, _) => prompt,
+        })
+    }
+
+    fn said(&self, row: &Value, name: &str, template: Option<&ChatTemplate>) -> Result<Option<Said>, String> {
+        let column = self.name_of(name);
+        let Some(value) = row.get(column).filter(|value| !value.is_null()) else { return Ok(None) };
+        let list = list_of(value).map_err(|reason| format!("`{column}` {reason}"))?;
+        let one;
+        let items = match &*list {
+            Value::String(text) => return Ok(Some(Said::Text(text.clone()))),
+            Value::Array(items) => items,
+            object @ Value::Object(_) => {
+                one = vec![object.clone()];
+                &one
+            }
+            other => return Err(format!("`{column}` must be text or messages, not {}", kind_of(other))),
+        };
+        let message = |(index, item): (usize, &Value)| {
+            let read = if item["from"].is_string() { chat::turn } else { chat::message };
+            read(item, template).map_err(|reason| format!("`{column}`, message {index}: {reason}"))
+        };
+        items.iter().enumerate().map(message).collect::<Result<_, _>>().map(|messages| Some(Said::Messages(messages)))
+    }
+
+    /// A prompt and an answer that is text.
+    fn answered(
+        &self,
+        prompt: &Said,
+        answer: String,
+        row: &Value,
+        template: Option<&ChatTemplate>,
+    ) -> Result<Sample, String> {
+        let said = || vec![json!({"role": "assistant", "content": answer})];
+        match prompt {
+            Said::Messages(messages) => self.conversation(messages.clone(), said(), row),
+            Said::Text(text) if template.is_some() => self.conversation(vec![user(text)], said(), row),
+            Said::Text(text) => Ok(Sample::Completion { prompt: text.clone(), completion: answer }),
+        }
+    }
+
+    /// A conversation of which only `answer` carries loss.
+    fn conversation(&self, mut prompt: Vec<Value>, answer: Vec<Value>, row: &Value) -> Result<Sample, String> {
+        if !answer.iter().any(|message| message["role"] == "assistant") {
+            return Err("an answer has no message of the assistant".into());
+        }
+        let is_system = |message: &Value| message["role"] == "system";
+        let system = self.optional_text(row, "system")?.filter(|system| !system.is_empty()).or(self.system.as_deref());
+        if let Some(system) = system.filter(|_| !prompt.iter().chain(&answer).any(is_system)) {
+            prompt.insert(0, json!({"role": "system", "content": system}));
+        }
+        let earlier = prompt.iter_mut().filter(|message| message["role"] == "assistant");
+        earlier.for_each(|message| message["weight"] = json!(0));
+        prompt.extend(answer);
+        chat::number_calls(&mut prompt);
+        let tools = chat::tools(row.get(self.name_of("tools"))).map_err(|reason| format!("`tools` {reason}"))?;
+        Ok(Sample::Chat { messages: prompt, tools })
+    }
+
+    /// The messages before the first one that differs, and the rest of both conversations. `prompt` stands before them, or
+    /// is in them already.
+    fn common_messages(
+        &self,
+        prompt: Option<Said>,
+        good: Vec<Value>,
+        bad: Vec<Value>,
+    ) -> Result<[Vec<Value>; 3], String> {
+        let num_common = good.iter().zip(&bad).take_while(|(good, bad)| good == bad).count();
+        let common = &good[..num_common];
+        let before = match prompt {
+            Some(Said::Messages(messages)) if !good.starts_with(&messages) || !bad.starts_with(&messages) => messages,
+            Some(Said::Text(text)) => {
+                let is_it =
+                    |message: &&Value| message["content"].as_str().is_some_and(|said| said.trim() == text.trim());
+                let asked = |message: &&Value| message["role"] == "user";
+                match (common.iter().any(|message| is_it(&message)), common.iter().any(|message| asked(&message))) {
+                    (true, _) => Vec::new(),
+                    (false, false) => vec![user(&text)],
+                    (false, true) => {
+                        let column = self.name_of("prompt");
+                        return Err(format!(
+                            "`{column}` is not what the messages of the two answers have in common\n  hint: leave the column \
+                             out where they contain the prompt"
+                        ));
+                    }
+                }
+            }
+            _ => Vec::new(),
+        };
+        let rest = |messages: Vec<Value>| messages.into_iter().skip(num_common).collect();
+        let prompt = before.into_iter().chain(common.iter().cloned()).collect();
+        Ok([prompt, rest(good), rest(bad)])
+    }
+}
+
+fn user(text: &str) -> Value {
+    json!({"role": "user", "content": text})
+}
+
+/// Two texts, whose common start is the prompt; a space at its end belongs to the answers.
+fn texts_with_common_start(good: &str, bad: &str) -> [Sample; 2] {
+    let differs = good.char_indices().zip(bad.chars()).find(|((_, good), bad)| good != bad);
+    let common = differs.map_or(good.len().min(bad.len()), |((at, _), _)| at);
+    let common = if good[..common].ends_with(' ') { common - 1 } else { common };
+    [good, bad]
+        .map(|text| Sample::Completion { prompt: text[..common].to_owned(), completion: text[common..].to_owned() })
+}
