@@ -207,7 +207,9 @@ def loss_sum(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 def with_adapter(folder: pathlib.Path, lora: dict, b_bound: float):
     """The model with an adapter whose values follow from the formula."""
     base = open_model(folder)
-    others = r".*(vision_tower|multi_modal_projector|visual).*" if hasattr(base.config, "vision_config") else None
+    # Outside of the blocks, PEFT would adapt what makes the layers' own embeddings of Gemma 4.
+    has_others = hasattr(base.config, "vision_config") or hasattr(base.config, "hidden_size_per_layer_input")
+    others = r".*(vision_tower|multi_modal_projector|visual|embed_vision|per_layer_model_projection).*" if has_others else None
     if lora["target_modules"] == "all-linear" and hasattr(base.config, "num_experts_per_tok"):
         # PEFT would adapt experts and what chooses them, too.
         linears = [name for name, module in base.named_modules() if isinstance(module, torch.nn.Linear)]
@@ -684,11 +686,13 @@ def model_by_formula(config):
     """A model whose weights follow from the formula."""
     torch.manual_seed(0)
     model = auto_class(config).from_config(config, dtype=torch.float32)
-    parts = [part for name, tensor in model.named_parameters() for part in stored(config.model_type, name, tensor)]
+    # Gemma 4 has numbers in its files that are no parameters.
+    scales = [(name, tensor) for name, tensor in model.named_buffers() if name.endswith("layer_scalar")]
+    parts = [part for name, tensor in [*model.named_parameters(), *scales] for part in stored(config.model_type, name, tensor)]
     with torch.no_grad():
         for name, tensor in parts:
             name, less_one = name_alone(name), config.model_type in NORMS_LESS_ONE
-            is_norm = name.endswith("norm.weight") and not less_one or name.endswith("linear_attn.norm.weight")
+            is_norm = name.endswith("norm.weight") and not less_one or name.endswith(("linear_attn.norm.weight", "layer_scalar"))
             centre = -3.0 if name.endswith(".A_log") else float(is_norm)
             bound = 0.3 if tensor.dim() == 1 else 1.7 * (tensor.numel() // tensor.shape[0]) ** -0.5
             tensor.copy_(torch.from_numpy(np.float32(centre) + formula(name, tuple(tensor.shape), bound)))

@@ -4,9 +4,7 @@ use regex::Regex;
 
 use super::kind::Kind;
 use crate::config::{LoraConfig, TargetModules, layers_regex, meant_layer};
-use crate::spec::{
-    DELTA_NET_NAMES, FUSED_NAMES, ModelConfig, PerSite, Role, SHARED_GATE, SITE_NAMES, Site, SiteId, in_layer,
-};
+use crate::spec::{LINEAR_NAMES, ModelConfig, PerSite, Role, Site, SiteId, in_layer};
 
 /// Rank and scale of the adapter on one linear layer.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -165,7 +163,7 @@ impl LoraConfig {
     /// # Errors
     /// Likewise.
     pub fn select_of_any(&self, num_layers: usize) -> Result<Selection, Vec<TargetError>> {
-        let all = || SITE_NAMES.iter().chain(&FUSED_NAMES).chain(&DELTA_NET_NAMES).chain([&SHARED_GATE]);
+        let all = || LINEAR_NAMES.iter().flat_map(|names| names.iter());
         let names = (0..num_layers).map(|layer| all().map(|name| (in_layer(layer, name), Role::Linear)).collect());
         self.select_of(&names.collect::<Vec<_>>())
     }
@@ -331,6 +329,7 @@ impl Patterns {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::spec::{SHARED_GATE, SITE_NAMES};
 
     fn config(targets: &[&str]) -> LoraConfig {
         let names = targets.iter().map(ToString::to_string).collect();
@@ -341,9 +340,9 @@ mod tests {
     fn all_linear_takes_the_layers_of_every_block_of_every_family() {
         let selection = LoraConfig::default().select_of_any(3).unwrap();
         let of_layer: PerSite<_> =
-            (0..15).map(|site| (site, AdapterShape { kind: Kind::Lora, r: 8, scale: 2.0 })).collect();
+            (0..17).map(|site| (site, AdapterShape { kind: Kind::Lora, r: 8, scale: 2.0 })).collect();
         assert_eq!(selection.shapes, vec![of_layer; 3]);
-        assert_eq!(selection.hits[0].num_hits, 45);
+        assert_eq!(selection.hits[0].num_hits, 51);
     }
 
     #[test]

@@ -67,6 +67,8 @@ pub struct Block {
     pub sites: Vec<Site>,
     /// What it computes, in order: the output of each sublayer is added to its input.
     pub sublayers: Vec<Sublayer>,
+    /// Whether its output is multiplied by a number of its own, [`BLOCK_SCALE`] (Gemma 4).
+    pub has_scale: bool,
 }
 
 /// A sublayer with the norms around it.
@@ -93,6 +95,8 @@ pub enum SublayerKind {
     Gated(Gated),
     /// A mixture of experts.
     Mixture(Mixture),
+    /// What the layer makes of its own embedding of the tokens.
+    LayerInput(LayerInput),
 }
 
 impl SublayerKind {
@@ -104,6 +108,7 @@ impl SublayerKind {
             Self::DeltaNet(net) => vec![net.inputs.sites()],
             Self::Gated(gated) => vec![gated.gate_up.sites()],
             Self::Mixture(mixture) => mixture.all().map(|gated| gated.gate_up.sites()).collect(),
+            Self::LayerInput(input) => vec![std::slice::from_ref(&input.gate)],
         }
     }
 }
@@ -147,10 +152,40 @@ pub struct Attention {
     pub has_sinks: bool,
     /// Whether the layer of queries also makes a gate beside each of their heads, whose sigmoid multiplies the output (Qwen3.5).
     pub has_output_gate: bool,
+    /// Whether values are normed too, by a norm without weights (Gemma 4).
+    pub has_value_norm: bool,
     /// The projections of its input to queries, keys and values.
-    pub qkv: Projections<3>,
+    pub qkv: Qkv,
     /// The projection of its output.
     pub output: SiteId,
+}
+
+/// Where queries, keys and values come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Qkv {
+    /// From projections of the input.
+    All(Projections<3>),
+    /// Queries and keys from these; values are the keys before norm and rotary embedding (Gemma 4).
+    ValuesAreKeys(Projections<2>),
+    /// Queries from a projection; keys and values are those of an earlier layer (Gemma 4).
+    OfLayer {
+        /// The projection.
+        queries: SiteId,
+        /// The layer.
+        layer: usize,
+    },
+}
+
+impl Qkv {
+    /// The projections of the input.
+    #[must_use]
+    pub fn sites(&self) -> &[SiteId] {
+        match self {
+            Self::All(projections) => projections.sites(),
+            Self::ValuesAreKeys(projections) => projections.sites(),
+            Self::OfLayer { queries, .. } => std::slice::from_ref(queries),
+        }
+    }
 }
 
 /// Norms of queries and keys.
@@ -180,7 +215,22 @@ pub struct Heads {
 }
 
 impl Attention {
-    /// Widths of the norms of queries and of keys, where it has such.
+    /// The earlier layer whose keys and values it uses, if it has none of its own.
+    #[must_use]
+    pub fn key_value_layer(&self) -> Option<usize> {
+        match self.qkv {
+            Qkv::OfLayer { layer, .. } => Some(layer),
+            Qkv::All(_) | Qkv::ValuesAreKeys(_) => None,
+        }
+    }
+
+    /// Width of its own keys, and of its own values.
+    #[must_use]
+    pub fn own_key_value_width(&self) -> usize {
+        self.key_value_layer().map_or(self.heads.key_value_width(), |_| 0)
+    }
+
+    /// Widths of the norms of queries and of keys, where it has such; of keys, they may be those of an earlier layer.
     #[must_use]
     pub fn norm_widths(&self) -> Option<[usize; 2]> {
         Some(match self.query_key_norms? {
@@ -304,6 +354,19 @@ impl Mixture {
     }
 }
 
+/// `projection(activation(gate(x)) * e)`, where `e` is the layer's own embedding of the tokens (Gemma 4).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LayerInput {
+    /// What it computes of the gate.
+    pub activation: Activation,
+    /// Width of the embedding.
+    pub width: usize,
+    /// The projection of its input.
+    pub gate: SiteId,
+    /// The projection of its output.
+    pub projection: SiteId,
+}
+
 impl Block {
     /// The attention; the first one, if there were several.
     #[must_use]
@@ -365,12 +428,24 @@ impl Block {
 
     /// The norms of a block with their widths.
     pub fn norms(&self, hidden_size: usize) -> impl Iterator<Item = (&'static str, usize)> {
-        let widths = self.attention().and_then(Attention::norm_widths);
-        let of_heads = widths.into_iter().flat_map(|widths| HEAD_NORMS.into_iter().zip(widths));
+        let of_heads = self.attention().into_iter().flat_map(|attention| {
+            // Keys of an earlier layer are normed there.
+            let num_norms = if attention.key_value_layer().is_some() { 1 } else { 2 };
+            attention
+                .norm_widths()
+                .into_iter()
+                .flat_map(move |widths| HEAD_NORMS.into_iter().zip(widths).take(num_norms))
+        });
         let around = self.sublayers.iter().flat_map(|sublayer| [sublayer.norm_before, sublayer.norm_after]);
         of_heads.chain(around.flatten().map(move |name| (name, hidden_size)))
     }
 }
+
+/// Name of the number that a layer's output is multiplied by.
+pub const BLOCK_SCALE: &str = "layer_scalar";
+
+/// Names of the projections around a layer's own embedding of the tokens.
+pub const LAYER_INPUT_NAMES: [&str; 2] = ["per_layer_input_gate", "per_layer_projection"];
 
 /// Name of the sinks of an attention.
 pub const SINKS: &str = "self_attn.sinks";

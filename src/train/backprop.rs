@@ -13,9 +13,9 @@ use super::objective::Objective;
 use super::offload::{HostParking, Parked};
 use crate::data::batch::Batch;
 use crate::lora::AdapterSet;
-use crate::model::Model;
 use crate::model::block::Activations;
 use crate::model::context::BlockContext;
+use crate::model::{Carried, Model};
 use crate::ops::cross_entropy::LossChunk;
 use crate::ops::dropout::{Dropout, mix};
 use crate::ops::layout::Layout;
@@ -87,6 +87,8 @@ pub struct Forward {
 struct MicroBatch {
     layout: Layout,
     dropout_seed: u64,
+    /// What passes between the blocks besides the residual stream.
+    carried: Carried,
     /// Scale of the gradients inside the backward, against underflow in `f16`; it is removed before they are summed.
     grad_scale: f64,
 }
@@ -96,14 +98,16 @@ impl MicroBatch {
         // The gradient of the mean loss is what fits the range of f16.
         #[expect(clippy::cast_precision_loss, reason = "far below 2^53 tokens")]
         let grad_scale = options.loss_scale.map_or(1.0, |scale| scale / num_targets as f64);
-        Self { layout, dropout_seed: mix(options.seed ^ mix(number)), grad_scale }
+        let dropout_seed = mix(options.seed ^ mix(number));
+        Self { layout, dropout_seed, carried: Carried::default(), grad_scale }
     }
 
     /// The context of a block; its forward and the recomputation use the same one.
     fn context<'a>(&'a self, model: &'a Model, adapters: &'a AdapterSet, layer: usize) -> BlockContext<'a> {
         let dropout = (adapters.dropout > 0.0)
             .then(|| Dropout { probability: adapters.dropout, seed: mix(self.dropout_seed ^ mix(layer as u64 + 1)) });
-        BlockContext::new(&model.config, &self.layout, &adapters.blocks[layer], dropout)
+        let context = BlockContext::new(&model.config, &self.layout, &adapters.blocks[layer], dropout);
+        BlockContext { inputs: self.carried.inputs(&model.config, layer), ..context }
     }
 }
 
@@ -120,24 +124,28 @@ pub fn forward(model: &Model, adapters: &AdapterSet, inputs: Vec<Inputs>, option
     let first = first_adapted(model, adapters);
     let (mut micro_batches, mut xs, mut targets) = (Vec::new(), Vec::new(), Vec::new());
     for (number, inputs) in (options.first_number..).zip(inputs) {
-        let micro_batch = MicroBatch::new(inputs.layout, inputs.targets.num_tokens(), number, options);
-        let x = model.embed_ids(inputs.input_ids);
-        xs.push(match options.neftune_noise_alpha {
+        let num_targets = inputs.targets.num_tokens();
+        let mut micro_batch = MicroBatch::new(inputs.layout, num_targets, number, options);
+        let x = model.embed_ids(inputs.input_ids.clone());
+        let x = match options.neftune_noise_alpha {
             Some(alpha) => {
                 let width = as_f64(inputs.longest_row * model.config.hidden_size);
                 with_noise(&x, alpha / width.sqrt(), mix(micro_batch.dropout_seed))
             }
             None => x,
-        });
+        };
+        micro_batch.carried = model.carried(inputs.input_ids, &x);
+        xs.push(x);
         micro_batches.push(micro_batch);
         targets.push(inputs.targets);
     }
     let mut kept = Vec::with_capacity(model.blocks.len() * xs.len());
     for (layer, block) in model.walk(0..model.blocks.len()) {
-        for (index, (x, micro_batch)) in xs.iter_mut().zip(&micro_batches).enumerate().rev() {
+        for (index, (x, micro_batch)) in xs.iter_mut().zip(&mut micro_batches).enumerate().rev() {
             let context = micro_batch.context(model, adapters, layer);
             let activations = block.activations(x.clone(), &context);
             let input = std::mem::replace(x, block.output(&activations, &context));
+            micro_batch.carried.keep(&model.config, layer, &activations);
             if layer >= first {
                 kept.push(match options.parking {
                     _ if layer >= options.num_recomputed => Kept::Activations(Box::new(activations)),
@@ -169,10 +177,10 @@ pub fn backward(
     options: Options<'_>,
     sums: &mut GradSums,
 ) -> Vec<MicroBatchLoss> {
-    let Forward { micro_batches, mut kept, losses, mut dx } = forward;
+    let Forward { mut micro_batches, mut kept, losses, mut dx } = forward;
     let first = first_adapted(model, adapters);
     for (layer, block) in model.walk((first..model.blocks.len()).rev()) {
-        let through_block = |(dx, micro_batch): (Tensor<2>, &MicroBatch)| {
+        let through_block = |(dx, micro_batch): (Tensor<2>, &mut MicroBatch)| {
             let context = micro_batch.context(model, adapters, layer);
             let this = kept.pop()?;
             // The next input is fetched while this one is computed with.
@@ -184,12 +192,13 @@ pub fn backward(
                 Kept::InputOnHost(input) => block.activations(input.tensor(), &context),
                 Kept::Activations(activations) => *activations,
             };
-            let (input_grad, grads) = block.backward(dx, activations, &context, layer > first);
+            let grads = block.backward(dx, activations, &context, layer > first);
+            micro_batch.carried.add_grads(&model.config, layer, grads.key_values);
             let factor = 1.0 / micro_batch.grad_scale;
-            profile::measure("gradient_sums", Cost::default, || sums.add(layer, grads, factor));
-            input_grad
+            profile::measure("gradient_sums", Cost::default, || sums.add(layer, grads.adapters, factor));
+            grads.dx
         };
-        dx = dx.into_iter().zip(&micro_batches).filter_map(through_block).collect();
+        dx = dx.into_iter().zip(&mut micro_batches).filter_map(through_block).collect();
     }
     losses
 }

@@ -35,10 +35,15 @@ impl Model {
     pub fn hidden(&self, batch: &Batch, adapters: &AdapterSet) -> Tensor<2> {
         let batch = &*self.arranged(batch);
         let layout = self.layout(batch);
-        let mut x = self.embed(&batch.input_ids);
+        let ids = self.token_ids(&batch.input_ids);
+        let mut x = self.embed_ids(ids.clone());
+        let mut carried = self.carried(ids, &x);
         for (layer, block) in self.walk(0..self.blocks.len()) {
             let context = BlockContext::new(&self.config, &layout, &adapters.blocks[layer], None);
-            x = block.output(&block.activations(x, &context), &context);
+            let context = BlockContext { inputs: carried.inputs(&self.config, layer), ..context };
+            let activations = block.activations(x, &context);
+            x = block.output(&activations, &context);
+            carried.keep(&self.config, layer, &activations);
         }
         x
     }

@@ -2,7 +2,7 @@
 
 use crate::schema::Section;
 use crate::spec::block::{Projections, Role, Site};
-use crate::spec::families::Family;
+use crate::spec::family::Family;
 use crate::spec::{DELTA_NET_NAMES, DeltaHeads, DeltaNet};
 
 /// What its layers have in common.

@@ -2,7 +2,7 @@
 
 use crate::schema::{Section, Value};
 use crate::spec::block::{Gated, Mixture, Probabilities, Projections, Role, SHARED_GATE, SharedExpert, Site, SiteId};
-use crate::spec::families::{Biases, Experts, Family};
+use crate::spec::family::{Biases, Experts, Family};
 use crate::util::gguf::MAX_EXPERTS;
 
 /// Experts of all layers.

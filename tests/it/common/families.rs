@@ -8,7 +8,7 @@ use lora_train::spec::ModelConfig;
 use safetensors::tensor::{Dtype, TensorView};
 
 /// Folders of `tests/golden` with a `config.json`.
-pub(crate) const FAMILIES: [&str; 22] = [
+pub(crate) const FAMILIES: [&str; 24] = [
     "qwen2",
     "qwen3",
     "qwen3_5",
@@ -18,6 +18,8 @@ pub(crate) const FAMILIES: [&str; 22] = [
     "gemma2",
     "gemma3",
     "gemma3-multimodal",
+    "gemma4",
+    "gemma4-multimodal",
     "smollm3",
     "olmo2",
     "granite",
@@ -71,7 +73,7 @@ pub(crate) fn write_model(config: &str, folder: &Path) {
     let norm = if config.has_norms_less_one { 0.0 } else { 1.0 };
     let tensor = |(name, shape): (String, Vec<usize>)| {
         let centre = match &*name {
-            name if name.ends_with("linear_attn.norm.weight") => 1.0,
+            name if name.ends_with("linear_attn.norm.weight") || name.ends_with("layer_scalar") => 1.0,
             name if name.ends_with("norm.weight") => norm,
             name if name.ends_with(".A_log") => -3.0,
             _ => 0.0,
