@@ -124,7 +124,7 @@ impl Recipe {
             let default = Self { output_dir: default_output_dir(path).into(), ..Self::default() };
             let mut recipe = <Self as Keys>::read(root, default);
             let resumed = (purpose == Purpose::Resuming).then_some(&*recipe.output_dir);
-            start_from::take_over(&mut recipe.lora, root, resumed);
+            start_from::take_over(&mut recipe.lora, &recipe.model, root, resumed);
             recipe.hold_together(root, purpose);
             recipe
         };
