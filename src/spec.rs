@@ -6,6 +6,7 @@
 use crate::util::stats::as_u64;
 use crate::util::text::with_commas;
 
+mod attention;
 mod block;
 pub mod delta_net;
 mod families;
@@ -16,12 +17,13 @@ mod rope;
 mod shipped;
 mod stored;
 
+pub use attention::{Attention, Heads, Qkv, QueryKeyNorms};
 pub use block::{
-    Activation, Attention, BLOCK_SCALE, Block, DeltaNet, FUSED_NAMES, Gated, HEAD_NORMS, Heads, LAYER_INPUT_NAMES,
-    LayerInput, Mixture, PerSite, Probabilities, Projections, Qkv, QueryKeyNorms, Role, SHARED_GATE, SINKS, SITE_NAMES,
-    SharedExpert, Site, SiteId, Sublayer, SublayerKind, short_name,
+    Activation, BLOCK_SCALE, Block, DeltaNet, DeltaNetInputs, FUSED_NAMES, Gated, HEAD_NORMS, LAYER_INPUT_NAMES,
+    LayerInput, Mixture, PerSite, Probabilities, Projections, Role, SHARED_GATE, SINKS, SITE_NAMES, SharedExpert, Site,
+    SiteId, Sublayer, SublayerKind, short_name,
 };
-pub use delta_net::{DELTA_NET_NAMES, DeltaHeads};
+pub use delta_net::{DELTA_NET_FUSED_NAMES, DELTA_NET_NAMES, DeltaHeads};
 pub use rope::{QueryGrowth, Rope, RopePairs, RopeScaling};
 pub use shipped::shipped_config;
 pub use stored::{Method, Packer, StoredQuantisation, Words};
@@ -200,8 +202,8 @@ pub const LAYER_INPUT_PROJECTION: &str = "model.per_layer_model_projection.weigh
 pub const LAYER_INPUT_NORM: &str = "model.per_layer_projection_norm";
 
 /// The names of all linear layers of any family, group by group.
-pub const LINEAR_NAMES: [&[&str]; 5] =
-    [&SITE_NAMES, &FUSED_NAMES, &DELTA_NET_NAMES, &[SHARED_GATE], &LAYER_INPUT_NAMES];
+pub const LINEAR_NAMES: [&[&str]; 6] =
+    [&SITE_NAMES, &FUSED_NAMES, &DELTA_NET_NAMES, &DELTA_NET_FUSED_NAMES, &[SHARED_GATE], &LAYER_INPUT_NAMES];
 
 /// Where a multimodal model has the decoder of its language model.
 pub const NESTED: &str = "model.language_model.";
@@ -270,6 +272,7 @@ mod tests {
             ("qwen1.5-moe-a2.7b.json", 14_315_784_192),
             ("mixtral-8x7b.json", 46_702_792_704),
             ("qwen3.5-35b-a3b.json", 34_660_610_688),
+            ("qwen3-next-80b-a3b.json", 79_674_391_296),
             ("gpt-oss-20b.json", 20_914_757_184),
         ] {
             assert_eq!(config(name).num_parameters(), parameters, "{name}");

@@ -1,6 +1,7 @@
 //! The families of models that are variations of one decoder block, one row each.
 
-use super::block::{Activation, QueryKeyNorms};
+use super::attention::QueryKeyNorms;
+use super::block::Activation;
 use super::family::{Biases, Experts, Extra, Family, Scales, Windows};
 use super::{DeltaHeads, RopePairs};
 
@@ -17,7 +18,7 @@ const LLAMA: Family = Family {
     scales: Scales::HeadWidth,
     extra: Extra::None,
     experts: None,
-    fused: [false; 2],
+    fused: [false; 3],
     partial_rotary_factor: None,
     rope_pairs: RopePairs::Halves,
     soft_caps: None,
@@ -152,7 +153,7 @@ const GLM: Family = Family {
     model_type: "glm",
     architecture: "GlmForCausalLM",
     biases: Biases::QueryKeyValueKey(true),
-    fused: [false, true],
+    fused: [false, true, false],
     partial_rotary_factor: Some(0.5),
     rope_pairs: RopePairs::Neighbours,
     rms_norm_eps: 1.5625e-7,
@@ -165,7 +166,7 @@ const GLM: Family = Family {
 };
 
 /// Every supported family.
-pub(super) const FAMILIES: [Family; 21] = [
+pub(super) const FAMILIES: [Family; 22] = [
     LLAMA,
     MISTRAL,
     Family {
@@ -264,6 +265,22 @@ pub(super) const FAMILIES: [Family; 21] = [
         num_key_value_heads: Some(2),
         ..QWEN3_5
     },
+    Family {
+        model_type: "qwen3_next",
+        architecture: "Qwen3NextForCausalLM",
+        nested_in: None,
+        experts: Some(Experts {
+            count: 512,
+            num_per_token: 10,
+            intermediate_size: Some(512),
+            shared: Some(512),
+            ..QWEN2_EXPERTS
+        }),
+        fused: [false, false, true],
+        vocab_size: Some(151_936),
+        num_key_value_heads: Some(2),
+        ..QWEN3_5
+    },
     GEMMA2,
     GEMMA3,
     GEMMA4,
@@ -303,7 +320,7 @@ pub(super) const FAMILIES: [Family; 21] = [
         model_type: "phi3",
         architecture: "Phi3ForCausalLM",
         biases: Biases::None,
-        fused: [true; 2],
+        fused: [true, true, false],
         partial_rotary_factor: Some(1.0),
         windows: Windows::Everywhere(None),
         rms_norm_eps: 1e-5,
@@ -325,7 +342,6 @@ pub(super) const FAMILIES: [Family; 21] = [
 
 /// What models of other types need that is not implemented here, by how their types begin.
 pub(super) const LACKING: &[(&str, &str)] = &[
-    ("qwen3_next", "linear attention"),
     ("kimi_linear", "linear attention"),
     ("minimax", "a mixture of experts, in some versions with linear attention"),
     ("mamba", "state-space layers"),

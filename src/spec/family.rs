@@ -1,6 +1,7 @@
 //! What a family of models, a variation of one decoder block, may vary.
 
-use super::block::{Activation, QueryKeyNorms};
+use super::attention::QueryKeyNorms;
+use super::block::Activation;
 use super::{DeltaHeads, RopePairs};
 
 /// What varies between families, and the values that transformers assumes if a config lacks a key.
@@ -26,8 +27,9 @@ pub(super) struct Family {
     pub(super) extra: Extra,
     /// The feed-forward layers are mixtures of experts.
     pub(super) experts: Option<Experts>,
-    /// Whether the layers of queries, keys and values are one, and whether those of gate and up are.
-    pub(super) fused: [bool; 2],
+    /// Whether the layers of queries, keys and values are one, whether those of gate and up are, and whether those of a linear
+    /// attention's input are two.
+    pub(super) fused: [bool; 3],
     /// Value of `partial_rotary_factor`, the share of a head that turns, where absent; absent: all of it turns.
     pub(super) partial_rotary_factor: Option<f64>,
     /// Which numbers of a head turn together.
@@ -84,7 +86,7 @@ pub(super) struct Experts {
     pub(super) intermediate_size: Option<usize>,
     /// `shared_expert_intermediate_size`; absent: there is no shared expert.
     pub(super) shared: Option<usize>,
-    /// Whether `norm_topk_prob` decides that the weights of a token's experts sum to 1, and whether `decoder_sparse_step` and
+    /// Whether `norm_topk_prob` (of `qwen3_next`, true where absent) decides that the weights of a token's experts sum to 1, and whether `decoder_sparse_step` and
     /// `mlp_only_layers` decide which layers are mixtures. Otherwise they do, and all are.
     pub(super) has_keys: bool,
     /// Whether router and experts add biases.

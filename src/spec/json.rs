@@ -3,7 +3,8 @@
 use std::path::Path;
 
 use self::layers::Widths;
-use super::block::{Activation, Heads};
+use super::attention::Heads;
+use super::block::Activation;
 use super::families::{FAMILIES, LACKING};
 use super::family::{Biases, Extra, Family, Scales};
 use super::{ModelConfig, stored};
@@ -151,7 +152,7 @@ fn family(json: &mut Section) -> Option<(&'static Family, bool)> {
 }
 
 const KNOWN_MODELS: &str = "Llama 2, 3, 3.1 and 3.2, TinyLlama, SmolLM2 and 3, Mistral, Ministral 3, Mixtral, Qwen2, Qwen2.5, \
-                            Qwen3 and Qwen3.5, gpt-oss, Gemma 2, 3 and 4, OLMo 2, Granite 3, Phi-3 and 4 and GLM-4 have types \
+                            Qwen3, Qwen3-Next and Qwen3.5, gpt-oss, Gemma 2, 3 and 4, OLMo 2, Granite 3, Phi-3 and 4 and GLM-4 have types \
                             that are supported";
 
 /// A count that must be given, unless the family has a default.

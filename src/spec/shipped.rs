@@ -37,6 +37,10 @@ const SHAPES: &[Shape] = &[
     (&["Mixtral-8x7B-v0.1", "Mixtral-8x7B-Instruct-v0.1"], include_str!("../../configs/mixtral-8x7b.json")),
     (&["gpt-oss-20b"], include_str!("../../configs/gpt-oss-20b.json")),
     (&["Qwen3.5-35B-A3B", "Qwen3.5-35B-A3B-Base"], include_str!("../../configs/qwen3.5-35b-a3b.json")),
+    (
+        &["Qwen3-Next-80B-A3B-Instruct", "Qwen3-Next-80B-A3B-Thinking", "Qwen3-Coder-Next"],
+        include_str!("../../configs/qwen3-next-80b-a3b.json"),
+    ),
     (&["SmolLM2-135M", "SmolLM2-135M-Instruct"], include_str!("../../configs/smollm2-135m.json")),
     (&["TinyLlama-1.1B-Chat-v1.0"], include_str!("../../configs/tinyllama-1.1b.json")),
 ];

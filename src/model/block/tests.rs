@@ -99,6 +99,14 @@ fn hybrid(layer_type: &str) -> ModelConfig {
     ModelConfig::from_json(&json.replace("TYPE", layer_type)).unwrap()
 }
 
+/// A layer of Qwen3-Next with linear attention.
+fn by_key_head() -> ModelConfig {
+    let json = r#"{"model_type": "qwen3_next", "vocab_size": 64, "hidden_size": 40, "intermediate_size": 56,
+        "num_hidden_layers": 1, "num_attention_heads": 4, "head_dim": 16, "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4, "linear_key_head_dim": 12, "linear_value_head_dim": 8, "mlp_only_layers": [0]}"#;
+    ModelConfig::from_json(json).unwrap()
+}
+
 /// One of four layers of Gemma 4: both of the first share their keys and values, which the others use; values may be keys where
 /// there is no window.
 fn gemma4(layer: usize, values_are_keys: bool) -> ModelConfig {
@@ -318,6 +326,7 @@ fn compare_all(device: &Device) {
     compare(device, &gemma4(1, true), None);
     compare(device, &gemma4(2, false), Some(Dropout { probability: 0.3, seed: 9 }));
     compare(device, &hybrid("full_attention"), None);
+    compare(device, &by_key_head(), None);
     compare(device, &hybrid("linear_attention"), None);
     compare(device, &hybrid("linear_attention"), Some(Dropout { probability: 0.3, seed: 9 }));
 }

@@ -50,7 +50,7 @@ pub(super) fn mixtures(
     let mut is_in = vec![true; num_layers];
     let mut is_normalised = true;
     if has_keys {
-        is_normalised = json.boolean("norm_topk_prob", false);
+        is_normalised = json.boolean("norm_topk_prob", family.model_type == "qwen3_next");
         let every = json.count("decoder_sparse_step", 1, 1..=1 << 16);
         let dense = json.any("mlp_only_layers", Vec::new(), "a list of layers, or null", layers);
         for (layer, is_in) in is_in.iter_mut().enumerate() {

@@ -4,7 +4,7 @@
 use super::layers::Layer;
 use crate::schema::{Node, Section, Value};
 use crate::spec::LayerInputs;
-use crate::spec::block::Heads;
+use crate::spec::attention::Heads;
 use crate::spec::family::{Extra, Family};
 
 /// What its layers differ in.

@@ -4,9 +4,10 @@ use super::delta_net::Shape;
 use super::experts::Mixtures;
 use super::gemma4::Gemma4;
 use crate::schema::{Section, Value};
+use crate::spec::attention::{Attention, Heads, Qkv};
 use crate::spec::block::{
-    Attention, Block, FUSED_NAMES, Gated, Heads, LAYER_INPUT_NAMES, LayerInput, Projections, Qkv, Role, SITE_NAMES,
-    Site, SiteId, Sublayer, SublayerKind,
+    Block, FUSED_NAMES, Gated, LAYER_INPUT_NAMES, LayerInput, Projections, Role, SITE_NAMES, Site, SiteId, Sublayer,
+    SublayerKind,
 };
 use crate::spec::family::{Extra, Family, Windows};
 
@@ -107,7 +108,7 @@ impl Widths {
         let intermediate = gemma4.map_or(self.intermediate, |gemma4| gemma4.intermediate(index, self.intermediate));
         let mut sites = Vec::new();
         let mixing = match self.delta_net.filter(|_| layer.is_linear) {
-            Some(shape) => SublayerKind::DeltaNet(shape.of_layer(hidden, &mut sites)),
+            Some(shape) => SublayerKind::DeltaNet(shape.of_layer(family, hidden, &mut sites)),
             None => SublayerKind::Attention(self.attention(family, index, layer, &mut sites)),
         };
         let [_, gate_up_name] = FUSED_NAMES;

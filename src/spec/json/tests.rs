@@ -175,8 +175,8 @@ fn other_families_and_heads_are_refused_with_the_list_of_known_ones() {
     let expected =
         "= \"mpt\" is not supported, expected one of `llama`, `mistral`, `ministral3`, `qwen2`, `qwen3`, `qwen2_moe`";
     assert!(refused("mpt").contains(expected), "{}", refused("mpt"));
-    let expected = "= \"qwen3_next\" is not supported: it needs linear attention";
-    assert!(refused("qwen3_next").contains(expected), "{}", refused("qwen3_next"));
+    let expected = "= \"kimi_linear\" is not supported: it needs linear attention";
+    assert!(refused("kimi_linear").contains(expected), "{}", refused("kimi_linear"));
     assert!(ModelConfig::from_json("{}").unwrap_err().to_string().contains("`model_type` is missing"));
     assert!(ModelConfig::from_json("[]").unwrap_err().to_string().contains("not a JSON object"));
     assert!(ModelConfig::from_json("{").unwrap_err().to_string().contains("not valid JSON"));
