@@ -207,15 +207,17 @@ def loss_sum(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 def with_adapter(folder: pathlib.Path, lora: dict, b_bound: float):
     """The model with an adapter whose values follow from the formula."""
     base = open_model(folder)
-    # Outside of the blocks, PEFT would adapt what makes the layers' own embeddings of Gemma 4.
+    # PEFT would adapt what makes the layers' own embeddings of Gemma 4, and its routers.
     has_others = hasattr(base.config, "vision_config") or hasattr(base.config, "hidden_size_per_layer_input")
-    others = r".*(vision_tower|multi_modal_projector|visual|embed_vision|per_layer_model_projection).*" if has_others else None
+    others = r".*(vision_tower|multi_modal_projector|visual|embed_vision|per_layer_model_projection|router).*" if has_others else None
     if lora["target_modules"] == "all-linear" and hasattr(base.config, "num_experts_per_tok"):
         # PEFT would adapt experts and what chooses them, too.
         linears = [name for name, module in base.named_modules() if isinstance(module, torch.nn.Linear)]
         lora = lora | {"target_modules": [name for name in linears if name != "lm_head"]}
     config = LoraConfig(**{"task_type": "CAUSAL_LM", "lora_dropout": 0.0, "bias": "none", "exclude_modules": others, **lora})
-    model = get_peft_model(base, config).train(base.training)
+    # For Qwen3-Next, PEFT 0.21 takes names of the shared expert and of dense layers for those of experts.
+    with mock.patch("peft.utils.transformers_weight_conversion._convert_peft_config_moe"):
+        model = get_peft_model(base, config).train(base.training)
     named = adapter_tensors(model)
     with torch.no_grad():
         for name, tensor in named.items():

@@ -22,6 +22,7 @@ use crate::spec::{ModelConfig, SiteId};
 use crate::util::faults;
 
 mod attention;
+mod beside;
 pub mod block;
 pub mod budget;
 mod cache;

@@ -19,9 +19,9 @@ mod stored;
 
 pub use attention::{Attention, Heads, Qkv, QueryKeyNorms};
 pub use block::{
-    Activation, BLOCK_SCALE, Block, DeltaNet, DeltaNetInputs, FUSED_NAMES, Gated, HEAD_NORMS, LAYER_INPUT_NAMES,
-    LayerInput, Mixture, PerSite, Probabilities, Projections, Role, SHARED_GATE, SINKS, SITE_NAMES, SharedExpert, Site,
-    SiteId, Sublayer, SublayerKind, short_name,
+    Activation, BESIDE_NORMS, BLOCK_SCALE, Beside, Block, DeltaNet, DeltaNetInputs, EXPERT_SCALES, FUSED_NAMES, Gated,
+    HEAD_NORMS, LAYER_INPUT_NAMES, LayerInput, Mixture, PerSite, Probabilities, Projections, ROUTER_SCALE, Role,
+    SHARED_GATE, SINKS, SITE_NAMES, SharedExpert, Site, SiteId, Sublayer, SublayerKind, short_name,
 };
 pub use delta_net::{DELTA_NET_FUSED_NAMES, DELTA_NET_NAMES, DeltaHeads};
 pub use rope::{QueryGrowth, Rope, RopePairs, RopeScaling};
@@ -178,6 +178,10 @@ impl ModelConfig {
             for (name, shape) in block.delta_net().iter().flat_map(|net| net.tensors()) {
                 tensors.push((in_layer(layer, name), shape));
             }
+            if let Some(beside) = block.beside() {
+                let vectors = [(ROUTER_SCALE, self.hidden_size), (EXPERT_SCALES, beside.mixture.experts.len())];
+                tensors.extend(vectors.map(|(name, width)| (in_layer(layer, name), vec![width])));
+            }
             tensors.extend(block.has_scale.then(|| (in_layer(layer, BLOCK_SCALE), vec![1])));
         }
         if let Some(LayerInputs { vocab_size, width }) = self.layer_inputs {
@@ -264,6 +268,7 @@ mod tests {
             ("gemma-4-e2b.json", 4_628_569_344 + 35),
             ("gemma-4-e4b.json", 7_463_013_376 + 42),
             ("gemma-4-31b.json", 30_697_345_280 + 60),
+            ("gemma-4-26b-a4b.json", 25_233_141_760 + 30),
             ("smollm3-3b.json", 3_075_098_624),
             ("olmo-2-7b.json", 7_298_617_344),
             ("phi-4.json", 14_659_507_200),

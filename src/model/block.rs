@@ -6,6 +6,7 @@
 use burn::tensor::Tensor;
 
 use super::attention::{self, Attention};
+use super::beside::{self, Beside};
 use super::context::{BlockContext, BlockGrads, InDocuments, KeyValues, TokenMixing};
 use super::delta_net::{self, DeltaNet};
 use super::gated;
@@ -52,6 +53,8 @@ pub enum SublayerKind {
     Gated(spec::Gated),
     /// A mixture of experts.
     Mixture(spec::Mixture),
+    /// A feed-forward layer with a mixture of experts beside it.
+    Beside(Box<Beside>),
     /// What the layer makes of its own embedding of the tokens.
     LayerInput(spec::LayerInput),
 }
@@ -83,6 +86,7 @@ enum KeptInside {
     DeltaNet(delta_net::Kept),
     Gated(gated::Kept),
     Mixture(mixture::Kept),
+    Beside(beside::Kept),
     LayerInput(layer_input::Kept),
 }
 
@@ -112,6 +116,7 @@ impl Sublayer {
             SublayerKind::DeltaNet(it) => KeptInside::DeltaNet(it.activations(&normed, linears, mixing)),
             SublayerKind::Gated(it) => KeptInside::Gated(it.activations(&normed, linears)),
             SublayerKind::Mixture(it) => KeptInside::Mixture(it.activations(&normed, linears)),
+            SublayerKind::Beside(it) => KeptInside::Beside(it.activations(&normed, linears)),
             SublayerKind::LayerInput(it) => KeptInside::LayerInput(it.activations(&normed, linears)),
         };
         drop(normed);
@@ -126,6 +131,7 @@ impl Sublayer {
             (SublayerKind::DeltaNet(it), KeptInside::DeltaNet(kept)) => it.output(kept, residual, linears),
             (SublayerKind::Gated(it), KeptInside::Gated(kept)) => it.output(kept, residual, linears),
             (SublayerKind::Mixture(it), KeptInside::Mixture(kept)) => it.output(kept, residual, linears),
+            (SublayerKind::Beside(it), KeptInside::Beside(kept)) => it.output(kept, residual, linears),
             (SublayerKind::LayerInput(it), KeptInside::LayerInput(kept)) => it.output(kept, residual, linears),
             _ => unreachable!("a sublayer keeps what is its own"),
         }
@@ -177,6 +183,9 @@ impl Sublayer {
                 it.backward(d_inner, kept, again, linears, input_grad)
             }
             (SublayerKind::Mixture(it), KeptInside::Mixture(kept)) => {
+                it.backward(d_inner, kept, again, linears, input_grad)
+            }
+            (SublayerKind::Beside(it), KeptInside::Beside(kept)) => {
                 it.backward(d_inner, kept, again, linears, input_grad)
             }
             (SublayerKind::LayerInput(it), KeptInside::LayerInput(kept)) => {

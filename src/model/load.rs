@@ -6,6 +6,7 @@ use burn::tensor::{DType, Device, Tensor};
 use rayon::prelude::*;
 
 use super::attention::Attention;
+use super::beside::Beside;
 use super::block::{Block, Sublayer, SublayerKind};
 use super::delta_net::DeltaNet;
 use super::host::HostBlocks;
@@ -19,10 +20,11 @@ use crate::ops::linear::{Matrix, Weight};
 use crate::schema::Problem;
 use crate::spec::delta_net::{A_LOG, CONV, DT_BIAS, GATED_NORM};
 use crate::spec::{
-    self, BLOCK_SCALE, HEAD_NORMS, LAYER_INPUT_NORM, LAYER_INPUT_PROJECTION, LAYER_INPUT_TABLE, ModelConfig, SINKS,
-    SiteId, in_layer,
+    self, BESIDE_NORMS, BLOCK_SCALE, EXPERT_SCALES, HEAD_NORMS, LAYER_INPUT_NORM, LAYER_INPUT_PROJECTION,
+    LAYER_INPUT_TABLE, ModelConfig, ROUTER_SCALE, SINKS, SiteId, in_layer,
 };
 use crate::util::faults;
+use crate::util::stats::as_f64;
 
 /// Loads a model. `storage` says how its linear layers and embeddings are held, `compute` is the type of the arithmetic.
 /// Weights of norms and biases are kept in `f32`: they are small, and `f32` holds every stored type exactly.
@@ -165,6 +167,9 @@ fn load_block(
             spec::SublayerKind::DeltaNet(spec) => SublayerKind::DeltaNet(load_delta_net(weights, layer, spec, device)?),
             spec::SublayerKind::Gated(spec) => SublayerKind::Gated(spec.clone()),
             spec::SublayerKind::Mixture(spec) => SublayerKind::Mixture(spec.clone()),
+            spec::SublayerKind::Beside(spec) => {
+                SublayerKind::Beside(Box::new(load_beside(config, weights, layer, spec, device)?))
+            }
             spec::SublayerKind::LayerInput(spec) => SublayerKind::LayerInput(*spec),
         };
         let [norm_before, norm_after] = [around(spec.norm_before)?, around(spec.norm_after)?];
@@ -181,6 +186,27 @@ fn load_block(
     });
     let sublayers = spec.sublayers.iter().map(sublayer).collect::<Result<_, Problem>>()?;
     Ok(Block { linears, sublayers, scale: scale.transpose()? })
+}
+
+/// The weights of a feed-forward layer with experts beside it that are no linear layers, in `f32`.
+fn load_beside(
+    config: &ModelConfig,
+    weights: &Weights,
+    layer: usize,
+    spec: &spec::Beside,
+    device: &Device,
+) -> Result<Beside, Problem> {
+    let hidden = config.hidden_size;
+    let norm = |part: &str| norm(config, weights, &in_layer(layer, part), hidden, device);
+    let vector = |part, width| weights.load(&in_layer(layer, part), [width], Dtype::F32, device);
+    let [[of_gated, of_experts], [after_gated, after_experts]] = BESIDE_NORMS;
+    let of_router = vector(ROUTER_SCALE, hidden)? / as_f64(hidden).sqrt();
+    Ok(Beside {
+        spec: spec.clone(),
+        norms_before: [norm(of_gated)?, norm(of_experts)?, of_router],
+        norms_after: [norm(after_gated)?, norm(after_experts)?],
+        scales: vector(EXPERT_SCALES, spec.mixture.experts.len())?,
+    })
 }
 
 /// The weights of a linear attention that are no linear layers, in `f32`.

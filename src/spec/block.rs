@@ -96,6 +96,8 @@ pub enum SublayerKind {
     Gated(Gated),
     /// A mixture of experts.
     Mixture(Mixture),
+    /// A feed-forward layer with a mixture of experts beside it.
+    Beside(Beside),
     /// What the layer makes of its own embedding of the tokens.
     LayerInput(LayerInput),
 }
@@ -109,6 +111,9 @@ impl SublayerKind {
             Self::DeltaNet(net) => vec![net.inputs.sites()],
             Self::Gated(gated) => vec![gated.gate_up.sites()],
             Self::Mixture(mixture) => mixture.all().map(|gated| gated.gate_up.sites()).collect(),
+            Self::Beside(Beside { gated, mixture }) => {
+                [gated].into_iter().chain(mixture.all()).map(|gated| gated.gate_up.sites()).collect()
+            }
             Self::LayerInput(input) => vec![std::slice::from_ref(&input.gate)],
         }
     }
@@ -252,6 +257,27 @@ impl Mixture {
     }
 }
 
+/// A feed-forward layer with a mixture of experts beside it: both take the residual stream, through norms of their own
+/// ([`BESIDE_NORMS`]), and their sum is the output (Gemma 4). The router's input is normed too, and what experts make is multiplied by
+/// a number for each.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Beside {
+    /// The feed-forward layer.
+    pub gated: Gated,
+    /// The mixture.
+    pub mixture: Mixture,
+}
+
+/// Names of the norms of a feed-forward layer and of the experts beside it: of their inputs, and of their outputs.
+pub const BESIDE_NORMS: [[&str; 2]; 2] = [
+    ["pre_feedforward_layernorm", "pre_feedforward_layernorm_2"],
+    ["post_feedforward_layernorm_1", "post_feedforward_layernorm_2"],
+];
+/// Weight of the norm of such experts' router, less a factor of the root of the width.
+pub const ROUTER_SCALE: &str = "router.scale";
+/// What such experts' outputs are multiplied by.
+pub const EXPERT_SCALES: &str = "router.per_expert_scale";
+
 /// `projection(activation(gate(x)) * e)`, where `e` is the layer's own embedding of the tokens (Gemma 4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LayerInput {
@@ -288,7 +314,7 @@ impl Block {
     #[must_use]
     pub fn gated(&self) -> Option<&Gated> {
         self.sublayers.iter().find_map(|sublayer| match &sublayer.kind {
-            SublayerKind::Gated(gated) => Some(gated),
+            SublayerKind::Gated(gated) | SublayerKind::Beside(Beside { gated, .. }) => Some(gated),
             _ => None,
         })
     }
@@ -297,7 +323,7 @@ impl Block {
     #[must_use]
     pub fn mixture(&self) -> Option<&Mixture> {
         self.sublayers.iter().find_map(|sublayer| match &sublayer.kind {
-            SublayerKind::Mixture(mixture) => Some(mixture),
+            SublayerKind::Mixture(mixture) | SublayerKind::Beside(Beside { mixture, .. }) => Some(mixture),
             _ => None,
         })
     }
@@ -318,6 +344,15 @@ impl Block {
         groups.map(width).max().unwrap_or_default()
     }
 
+    /// The feed-forward layer that has a mixture of experts beside it, with that, likewise.
+    #[must_use]
+    pub fn beside(&self) -> Option<&Beside> {
+        self.sublayers.iter().find_map(|sublayer| match &sublayer.kind {
+            SublayerKind::Beside(beside) => Some(beside),
+            _ => None,
+        })
+    }
+
     /// The sinks of its attention with their number.
     #[must_use]
     pub fn sinks(&self) -> Option<(&'static str, usize)> {
@@ -335,7 +370,8 @@ impl Block {
                 .flat_map(move |widths| HEAD_NORMS.into_iter().zip(widths).take(num_norms))
         });
         let around = self.sublayers.iter().flat_map(|sublayer| [sublayer.norm_before, sublayer.norm_after]);
-        of_heads.chain(around.flatten().map(move |name| (name, hidden_size)))
+        let beside = self.beside().map(|_| BESIDE_NORMS).into_iter().flatten().flatten();
+        of_heads.chain(around.flatten().chain(beside).map(move |name| (name, hidden_size)))
     }
 }
 

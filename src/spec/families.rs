@@ -144,6 +144,15 @@ const GEMMA4: Family = Family {
     norms_less_one: false,
     scales: Scales::Embeddings,
     extra: Extra::Gemma4 { layer_input_width: 256 },
+    experts: Some(Experts {
+        count: 128,
+        num_per_token: 8,
+        intermediate_size: Some(704),
+        shared: None,
+        has_keys: false,
+        has_biases: false,
+        names: ["router.proj", "experts", "gate_proj", "up_proj", "down_proj"],
+    }),
     windows: Windows::AllButEvery { default: 512, pattern: 6 },
     vocab_size: Some(262_144),
     ..GEMMA3

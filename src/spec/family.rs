@@ -25,7 +25,7 @@ pub(super) struct Family {
     pub(super) scales: Scales,
     /// What its attention has besides.
     pub(super) extra: Extra,
-    /// The feed-forward layers are mixtures of experts.
+    /// The feed-forward layers are mixtures of experts; of Gemma 4, they have such beside them where `enable_moe_block` says so.
     pub(super) experts: Option<Experts>,
     /// Whether the layers of queries, keys and values are one, whether those of gate and up are, and whether those of a linear
     /// attention's input are two.

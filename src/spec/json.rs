@@ -6,7 +6,7 @@ use self::layers::Widths;
 use super::attention::Heads;
 use super::block::Activation;
 use super::families::{FAMILIES, LACKING};
-use super::family::{Biases, Extra, Family, Scales};
+use super::family::{Biases, Experts, Extra, Family, Scales};
 use super::{ModelConfig, stored};
 use crate::schema::{Problem, Problems, Section, Value, read_json};
 use crate::util::gguf::{self, GgufFile};
@@ -76,7 +76,8 @@ fn decoder(json: &mut Section, family: &Family) -> ModelConfig {
     let vocab_size = count_or(json, "vocab_size", family.vocab_size, 1 << 24);
     let hidden = json.required_count("hidden_size", 1..=1 << 20);
     // Where all feed-forward layers are mixtures with a key of their own, it means nothing.
-    let is_needed = family.experts.is_none_or(|experts| experts.has_keys || experts.intermediate_size.is_none());
+    let is_needed = |experts: Experts| experts.has_keys || experts.intermediate_size.is_none();
+    let is_needed = family.experts.is_none_or(is_needed) || matches!(family.extra, Extra::Gemma4 { .. });
     let intermediate = count_or(json, "intermediate_size", (!is_needed).then_some(1), 1 << 22);
     let num_hidden_layers = json.required_count("num_hidden_layers", 1..=4096);
     let max_position_embeddings = json.count("max_position_embeddings", family.max_position_embeddings, 1..=1 << 32);

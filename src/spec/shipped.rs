@@ -24,6 +24,7 @@ const SHAPES: &[Shape] = &[
     (&["gemma-3-4b-pt", "gemma-3-4b-it"], include_str!("../../configs/gemma-3-4b.json")),
     (&["gemma-4-E2B", "gemma-4-E2B-it"], include_str!("../../configs/gemma-4-e2b.json")),
     (&["gemma-4-E4B", "gemma-4-E4B-it"], include_str!("../../configs/gemma-4-e4b.json")),
+    (&["gemma-4-26B-A4B", "gemma-4-26B-A4B-it"], include_str!("../../configs/gemma-4-26b-a4b.json")),
     (&["gemma-4-31B", "gemma-4-31B-it"], include_str!("../../configs/gemma-4-31b.json")),
     (&["SmolLM3-3B", "SmolLM3-3B-Base"], include_str!("../../configs/smollm3-3b.json")),
     (&["OLMo-2-1124-7B", "OLMo-2-1124-7B-Instruct"], include_str!("../../configs/olmo-2-7b.json")),

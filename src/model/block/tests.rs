@@ -11,6 +11,7 @@ use crate::lora::BlockAdapters;
 use crate::lora::Matrices;
 use crate::lora::start::normal;
 use crate::lora::{Adapter, AdapterSet};
+use crate::model::beside::Beside;
 use crate::model::context::BlockInputs;
 use crate::model::weights::fixture::windowed;
 use crate::ops::dropout::Dropout;
@@ -108,13 +109,14 @@ fn by_key_head() -> ModelConfig {
 }
 
 /// One of four layers of Gemma 4: both of the first share their keys and values, which the others use; values may be keys where
-/// there is no window.
-fn gemma4(layer: usize, values_are_keys: bool) -> ModelConfig {
+/// there is no window, and the feed-forward layer may have experts beside it.
+fn gemma4(layer: usize, values_are_keys: bool, has_experts: bool) -> ModelConfig {
     let json = format!(
         r#"{{"model_type": "gemma4_text", "vocab_size": 64, "hidden_size": 40, "intermediate_size": 56,
             "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
             "global_head_dim": 24, "hidden_size_per_layer_input": 12, "num_kv_shared_layers": 2, "sliding_window": 3,
             "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+            "enable_moe_block": {has_experts}, "num_experts": 5, "top_k_experts": 2, "moe_intermediate_size": 20,
             "attention_k_eq_v": {values_are_keys}, "use_double_wide_mlp": true}}"#
     );
     let mut config = ModelConfig::from_json(&json).unwrap();
@@ -193,6 +195,12 @@ fn fixture(
             }
             spec::SublayerKind::Gated(spec) => SublayerKind::Gated(spec.clone()),
             spec::SublayerKind::Mixture(spec) => SublayerKind::Mixture(spec.clone()),
+            spec::SublayerKind::Beside(spec) => SublayerKind::Beside(Box::new(Beside {
+                spec: spec.clone(),
+                norms_before: [0, 1, 2].map(|_| norm(40)),
+                norms_after: [0, 1].map(|_| norm(40)),
+                scales: norm(spec.mixture.experts.len()),
+            })),
             spec::SublayerKind::LayerInput(spec) => SublayerKind::LayerInput(*spec),
         },
     };
@@ -321,10 +329,11 @@ fn compare_all(device: &Device) {
     compare(device, &with_sinks(), None);
     compare(device, &with_experts(true, true), Some(Dropout { probability: 0.3, seed: 9 }));
     for layer in 0..4 {
-        compare(device, &gemma4(layer, false), None);
+        compare(device, &gemma4(layer, false, false), None);
     }
-    compare(device, &gemma4(1, true), None);
-    compare(device, &gemma4(2, false), Some(Dropout { probability: 0.3, seed: 9 }));
+    compare(device, &gemma4(1, true, false), None);
+    compare(device, &gemma4(0, true, true), None);
+    compare(device, &gemma4(2, false, false), Some(Dropout { probability: 0.3, seed: 9 }));
     compare(device, &hybrid("full_attention"), None);
     compare(device, &by_key_head(), None);
     compare(device, &hybrid("linear_attention"), None);

@@ -26,7 +26,6 @@ pub(super) struct Gemma4 {
 /// Reads its keys. The last layer has no window, whatever `layer_types` says.
 pub(super) fn read(json: &mut Section, family: &Family, layers: &mut [Layer], heads: Heads) -> Option<Gemma4> {
     let Extra::Gemma4 { layer_input_width } = family.extra else { return None };
-    json.only("enable_moe_block", "false", |value| *value == Value::Boolean(false));
     if let Some(last) = layers.last_mut() {
         (last.is_local, last.window) = (false, None);
     }

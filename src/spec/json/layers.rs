@@ -6,8 +6,8 @@ use super::gemma4::Gemma4;
 use crate::schema::{Section, Value};
 use crate::spec::attention::{Attention, Heads, Qkv};
 use crate::spec::block::{
-    Block, FUSED_NAMES, Gated, LAYER_INPUT_NAMES, LayerInput, Projections, Role, SITE_NAMES, Site, SiteId, Sublayer,
-    SublayerKind,
+    Beside, Block, FUSED_NAMES, Gated, LAYER_INPUT_NAMES, LayerInput, Projections, Role, SITE_NAMES, Site, SiteId,
+    Sublayer, SublayerKind,
 };
 use crate::spec::family::{Extra, Family, Windows};
 
@@ -114,29 +114,39 @@ impl Widths {
         let [_, gate_up_name] = FUSED_NAMES;
         let [.., gate_name, up_name, down_name] = SITE_NAMES;
         let mixtures = self.mixtures.as_ref().filter(|mixtures| mixtures.is_in[index]);
-        let feed_forward = if let Some(mixtures) = mixtures {
-            SublayerKind::Mixture(mixtures.mixture(family, hidden, |site| {
-                sites.push(site);
-                sites.len() - 1
-            }))
-        } else {
+        let gated = |sites: &mut Vec<Site>| {
             let gate_up = if family.fused[1] {
-                let site = add(&mut sites, gate_up_name, [2 * intermediate, hidden], of_mlp);
+                let site = add(sites, gate_up_name, [2 * intermediate, hidden], of_mlp);
                 Projections::Fused { site, widths: [intermediate; 2] }
             } else {
-                Projections::Apart(
-                    [gate_name, up_name].map(|name| add(&mut sites, name, [intermediate, hidden], of_mlp)),
-                )
+                Projections::Apart([gate_name, up_name].map(|name| add(sites, name, [intermediate, hidden], of_mlp)))
             };
-            let down = add(&mut sites, down_name, [hidden, intermediate], of_mlp);
-            let activation = family.activation.1;
-            SublayerKind::Gated(Gated { activation, intermediate_size: intermediate, gate_up, down })
+            let down = add(sites, down_name, [hidden, intermediate], of_mlp);
+            Gated { activation: family.activation.1, intermediate_size: intermediate, gate_up, down }
+        };
+        let mixture = |mixtures: &Mixtures, sites: &mut Vec<Site>| {
+            mixtures.mixture(family, hidden, |site| {
+                sites.push(site);
+                sites.len() - 1
+            })
+        };
+        let feed_forward = match mixtures {
+            None => SublayerKind::Gated(gated(&mut sites)),
+            Some(mixtures) if gemma4.is_none() => SublayerKind::Mixture(mixture(mixtures, &mut sites)),
+            Some(mixtures) => {
+                let gated = gated(&mut sites);
+                SublayerKind::Beside(Beside { gated, mixture: mixture(mixtures, &mut sites) })
+            }
         };
         let kinds = [mixing, feed_forward];
         let mut sublayers: Vec<_> = kinds
             .into_iter()
             .zip(family.norms)
-            .map(|(kind, [norm_before, norm_after])| Sublayer { norm_before, norm_after, output_scale, kind })
+            .map(|(kind, [norm_before, norm_after])| {
+                // Each of the two has a norm of its own.
+                let norm_before = norm_before.filter(|_| !matches!(kind, SublayerKind::Beside(_)));
+                Sublayer { norm_before, norm_after, output_scale, kind }
+            })
             .collect();
         if let Some(width) = gemma4.map(|gemma4| gemma4.layer_input_width).filter(|width| *width > 0) {
             let [gate, projection] = LAYER_INPUT_NAMES;

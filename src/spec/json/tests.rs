@@ -329,7 +329,13 @@ fn gemma_4_has_heads_keys_and_embeddings_by_layer_where_its_config_says() {
 
     let refused = |more: &str| read(more).unwrap_err().to_string();
     assert!(refused(r#", "num_kv_shared_layers": 1"#).contains("num_kv_shared_layers` = 1 leaves no layer"));
-    assert!(refused(r#", "enable_moe_block": true"#).contains("enable_moe_block"));
+    let experts = r#", "enable_moe_block": true, "num_experts": 6, "top_k_experts": 2, "moe_intermediate_size": 20"#;
+    let config = read(experts).unwrap();
+    let beside = config.blocks[0].beside().unwrap();
+    assert_eq!((beside.gated.intermediate_size, beside.mixture.experts.len()), (96, 6));
+    assert_eq!(config.blocks[0].sites[beside.mixture.experts[5].down].name, "experts.5.down_proj");
+    assert!(config.expected_tensors().contains(&("model.layers.0.router.per_expert_scale".into(), vec![6])));
+    assert!(refused(&experts.replace("2,", "7,")).contains("`text_config.top_k_experts` = 7"));
     assert!(refused(r#", "vocab_size_per_layer_input": 99"#).contains("vocab_size_per_layer_input"));
     assert!(refused(r#", "use_bidirectional_attention": "all""#).contains("use_bidirectional_attention"));
 }

@@ -8,7 +8,7 @@ use lora_train::spec::ModelConfig;
 use safetensors::tensor::{Dtype, TensorView};
 
 /// Folders of `tests/golden` with a `config.json`.
-pub(crate) const FAMILIES: [&str; 25] = [
+pub(crate) const FAMILIES: [&str; 26] = [
     "qwen2",
     "qwen3",
     "qwen3_5",
@@ -21,6 +21,7 @@ pub(crate) const FAMILIES: [&str; 25] = [
     "gemma3-multimodal",
     "gemma4",
     "gemma4-multimodal",
+    "gemma4-experts",
     "smollm3",
     "olmo2",
     "granite",
