@@ -26,7 +26,7 @@ usage: make_golden.py model MODEL_DIR OUT_DIR [--r 8] [--whole-gradients] [--cur
 `family` writes them beside FOLDER/config.json for a small model of that shape, with the quickstart's tokenizer. Its
 weights are not stored; they follow from the formula below and the tensor's name: norms around 1 and biases around 0 with
 a bound of 0.3, others with 1.7 / sqrt(inputs of an output). Families whose files have norms less 1 have them around 0, but for
-the gated one of linear attention. Its A_log is around -3, so that states reach over many tokens, and its rows are longer than a
+the gated one of linear attention; Gemma 4's of queries are around 1/4, and its layers' scales around 1. A_log is around -3, so that states reach over many tokens, and its rows are longer than a
 chunk of 64 tokens. Of a multimodal model, adapters are on the language model alone, and tensors are drawn under the names that they have there.
 
 `optimizers` writes OUT_DIR/golden.json for one folder: the curve by the rule of each optimizer, of torch, transformers, bitsandbytes
@@ -100,7 +100,7 @@ GOLDEN_GAMMA = np.uint64(0x9E3779B97F4A7C15)
 NUM_PROJECTIONS, NUM_COLUMNS = 8, 192
 B_BOUND = 0.02
 GREEDY = 12, 24  # tokens of the prompt, and behind it
-NORMS_LESS_ONE = ("gemma2", "gemma3_text", "gemma3", "qwen3_5_text", "qwen3_5", "qwen3_5_moe_text")
+NORMS_LESS_ONE = ("gemma2", "gemma3_text", "gemma3", "qwen3_5_text", "qwen3_5", "qwen3_5_moe_text", "qwen3_next")
 CASE_LENGTHS = (37, 23, 30)
 CHUNKED_LENGTHS, NUM_CHUNKED_COLUMNS = (150, 23, 70), 64  # of linear attention
 CURVE = {"steps": 20, "micro_batch_size": 2, "gradient_accumulation_steps": 2, "learning_rate": 1e-3, "betas": [0.9, 0.999],
@@ -207,13 +207,17 @@ def loss_sum(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 def with_adapter(folder: pathlib.Path, lora: dict, b_bound: float):
     """The model with an adapter whose values follow from the formula."""
     base = open_model(folder)
-    others = r".*(vision_tower|multi_modal_projector|visual).*" if hasattr(base.config, "vision_config") else None
+    # PEFT would adapt what makes the layers' own embeddings of Gemma 4, and its routers.
+    has_others = hasattr(base.config, "vision_config") or hasattr(base.config, "hidden_size_per_layer_input")
+    others = r".*(vision_tower|multi_modal_projector|visual|embed_vision|per_layer_model_projection|router).*" if has_others else None
     if lora["target_modules"] == "all-linear" and hasattr(base.config, "num_experts_per_tok"):
         # PEFT would adapt experts and what chooses them, too.
         linears = [name for name, module in base.named_modules() if isinstance(module, torch.nn.Linear)]
         lora = lora | {"target_modules": [name for name in linears if name != "lm_head"]}
     config = LoraConfig(**{"task_type": "CAUSAL_LM", "lora_dropout": 0.0, "bias": "none", "exclude_modules": others, **lora})
-    model = get_peft_model(base, config).train(base.training)
+    # For Qwen3-Next, PEFT 0.21 takes names of the shared expert and of dense layers for those of experts.
+    with mock.patch("peft.utils.transformers_weight_conversion._convert_peft_config_moe"):
+        model = get_peft_model(base, config).train(base.training)
     named = adapter_tensors(model)
     with torch.no_grad():
         for name, tensor in named.items():
@@ -684,12 +688,16 @@ def model_by_formula(config):
     """A model whose weights follow from the formula."""
     torch.manual_seed(0)
     model = auto_class(config).from_config(config, dtype=torch.float32)
-    parts = [part for name, tensor in model.named_parameters() for part in stored(config.model_type, name, tensor)]
+    # Gemma 4 has numbers in its files that are no parameters.
+    scales = [(name, tensor) for name, tensor in model.named_buffers() if name.endswith("layer_scalar")]
+    parts = [part for name, tensor in [*model.named_parameters(), *scales] for part in stored(config.model_type, name, tensor)]
     with torch.no_grad():
         for name, tensor in parts:
             name, less_one = name_alone(name), config.model_type in NORMS_LESS_ONE
-            is_norm = name.endswith("norm.weight") and not less_one or name.endswith("linear_attn.norm.weight")
+            is_norm = name.endswith("norm.weight") and not less_one or name.endswith(("linear_attn.norm.weight", "layer_scalar"))
             centre = -3.0 if name.endswith(".A_log") else float(is_norm)
+            if config.model_type.startswith("gemma4") and name.endswith("q_norm.weight"):
+                centre = 0.25  # nothing else makes its scores smaller
             bound = 0.3 if tensor.dim() == 1 else 1.7 * (tensor.numel() // tensor.shape[0]) ** -0.5
             tensor.copy_(torch.from_numpy(np.float32(centre) + formula(name, tuple(tensor.shape), bound)))
     return model

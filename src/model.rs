@@ -1,6 +1,7 @@
 //! A decoder model: embedding, blocks, norm and head. The training and generation code runs the blocks one by one.
 
 use std::borrow::Cow;
+use std::f64::consts::FRAC_1_SQRT_2;
 use std::sync::{Arc, Mutex};
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
@@ -14,20 +15,24 @@ use crate::ops::cross_entropy::Head;
 use crate::ops::kernels::{Place, place_of};
 use crate::ops::layout::RotaryTable;
 use crate::ops::linear::{Weight, linear};
+use crate::ops::norm::rms_norm;
 use crate::ops::product::F32Products;
 use crate::ops::profile::{self, Cost};
 use crate::spec::{ModelConfig, SiteId};
 use crate::util::faults;
 
 mod attention;
+mod beside;
 pub mod block;
 pub mod budget;
 mod cache;
+mod carried;
 pub mod context;
 pub mod decode;
 pub mod delta_net;
 mod gated;
 mod host;
+mod layer_input;
 mod linears;
 pub mod load;
 mod mixture;
@@ -35,6 +40,7 @@ mod pager;
 pub mod rope;
 pub mod weights;
 
+pub use carried::Carried;
 pub use weights::Storage;
 
 /// Frozen weights of a model, on its device.
@@ -54,6 +60,8 @@ pub struct Model {
     pub lm_head: Weight,
     /// Factor of the embeddings.
     embedding_scale: Option<f64>,
+    /// What makes the layers' own embeddings of the tokens.
+    layer_inputs: Option<LayerInputWeights>,
     /// Angles of every rotary embedding up to the longest position so far; grows on demand.
     rotary: Arc<Mutex<Rotary>>,
     place: Place,
@@ -61,6 +69,17 @@ pub struct Model {
     pager: Option<Arc<Pager>>,
     /// Where the matrices of the blocks are in host memory, and the device is a GPU.
     host: Option<Arc<HostBlocks>>,
+}
+
+/// What makes the layers' own embeddings of the tokens.
+#[derive(Clone, Debug)]
+struct LayerInputWeights {
+    /// `[vocab_size, num_layers * width]`
+    table: Tensor<2>,
+    /// Of the embeddings of the tokens, `[num_layers * width, hidden_size]`.
+    projection: Weight,
+    /// Of what the projection makes for a layer, `[width]`.
+    norm: Tensor<1>,
 }
 
 /// Angles of every rotary embedding, for texts of these reaches.
@@ -85,8 +104,20 @@ impl Model {
         let place = place_of(&norm.device(), compute).with_rounding(lm_head.rounds);
         let dtype = if lm_head.rounds { DType::BF16 } else { compute };
         let embedding_scale = config.embedding_scale.map(|scale| rounded(scale, dtype));
-        let (pager, host) = (None, None);
-        Self { config, compute, embed_tokens, blocks, norm, lm_head, embedding_scale, rotary, place, pager, host }
+        Self {
+            config,
+            compute,
+            embed_tokens,
+            blocks,
+            norm,
+            lm_head,
+            embedding_scale,
+            layer_inputs: None,
+            rotary,
+            place,
+            pager: None,
+            host: None,
+        }
     }
 
     /// The model with these products of operands in `f32`; the kernels of the CPU have only one kind.
@@ -193,6 +224,39 @@ impl Model {
         };
         let bytes = profile::count(2 * num_tokens * self.config.hidden_size * self.compute.size());
         profile::measure("embedding", || Cost { bytes, ..Cost::default() }, embed)
+    }
+
+    /// What passes between the blocks besides the residual stream, for tokens with these ids and embeddings.
+    #[must_use]
+    pub fn carried(&self, ids: Tensor<1, Int>, x: &Tensor<2>) -> Carried {
+        Carried::new(
+            self.layer_inputs.as_ref().map(|weights| self.layer_inputs_of(weights, ids, x)).unwrap_or_default(),
+        )
+    }
+
+    /// By layer, `[tokens, width]`.
+    #[expect(clippy::cast_precision_loss, reason = "widths")]
+    fn layer_inputs_of(&self, weights: &LayerInputWeights, ids: Tensor<1, Int>, x: &Tensor<2>) -> Vec<Tensor<2>> {
+        let ([tokens, hidden], [width]) = (x.dims(), weights.norm.dims());
+        let own = weights.table.clone().select(0, ids).cast(self.compute) * self.scale_of(width);
+        let projected = linear(self.place, x, &weights.projection, None, None).0 * (hidden as f64).sqrt().recip();
+        let num_layers = self.config.num_layers();
+        let in_rows = |x: Tensor<2>| x.reshape([tokens * num_layers, width]);
+        let (normed, _) = rms_norm(self.place, &in_rows(projected), &weights.norm, self.config.rms_norm_eps);
+        let all = (normed + in_rows(own)) * FRAC_1_SQRT_2;
+        let all = all.reshape([tokens, num_layers * width]);
+        // Copies: views of one tensor have gaps between their rows.
+        let of_layer = |layer: usize| {
+            let part = all.clone().narrow(1, layer * width, width);
+            part.zeros_like().slice_assign([0..tokens, 0..width], part)
+        };
+        (0..num_layers).map(of_layer).collect()
+    }
+
+    /// The root of the width of embeddings, as the computation has it.
+    #[expect(clippy::cast_precision_loss, reason = "a width")]
+    fn scale_of(&self, width: usize) -> f64 {
+        rounded((width as f64).sqrt(), if self.lm_head.rounds { DType::BF16 } else { self.compute })
     }
 }
 

@@ -128,7 +128,7 @@ impl Recipe {
             let default = Self { output_dir: default_output_dir(path).into(), ..Self::default() };
             let mut recipe = <Self as Keys>::read(root, default);
             let resumed = (purpose == Purpose::Resuming).then_some(&*recipe.output_dir);
-            start_from::take_over(&mut recipe.lora, root, resumed);
+            start_from::take_over(&mut recipe.lora, &recipe.model, root, resumed);
             recipe.data.row_kind = recipe.objective.rows();
             if let Some(rate) = recipe.objective.learning_rate().filter(|_| !root.has("optimizer.learning_rate")) {
                 recipe.optimizer.learning_rate = rate;

@@ -6,21 +6,24 @@
 use crate::util::stats::as_u64;
 use crate::util::text::with_commas;
 
+mod attention;
 mod block;
 pub mod delta_net;
 mod families;
+mod family;
 pub mod gguf;
 mod json;
 mod rope;
 mod shipped;
 mod stored;
 
+pub use attention::{Attention, Heads, Qkv, QueryKeyNorms};
 pub use block::{
-    Activation, Attention, Block, DeltaNet, FUSED_NAMES, Gated, HEAD_NORMS, Heads, Mixture, PerSite, Probabilities,
-    Projections, QueryKeyNorms, Role, SHARED_GATE, SINKS, SITE_NAMES, SharedExpert, Site, SiteId, Sublayer,
-    SublayerKind, short_name,
+    Activation, BESIDE_NORMS, BLOCK_SCALE, Beside, Block, DeltaNet, DeltaNetInputs, EXPERT_SCALES, FUSED_NAMES, Gated,
+    HEAD_NORMS, LAYER_INPUT_NAMES, LayerInput, Mixture, PerSite, Probabilities, Projections, ROUTER_SCALE, Role,
+    SHARED_GATE, SINKS, SITE_NAMES, SharedExpert, Site, SiteId, Sublayer, SublayerKind, short_name,
 };
-pub use delta_net::{DELTA_NET_NAMES, DeltaHeads};
+pub use delta_net::{DELTA_NET_FUSED_NAMES, DELTA_NET_NAMES, DeltaHeads};
 pub use rope::{QueryGrowth, Rope, RopePairs, RopeScaling};
 pub use shipped::shipped_config;
 pub use stored::{Method, Packer, StoredQuantisation, Words};
@@ -38,6 +41,8 @@ pub struct ModelConfig {
     pub blocks: Vec<Block>,
     /// The rotary embeddings of the layers.
     pub ropes: Vec<Rope>,
+    /// Embeddings of the tokens for every layer (Gemma 4); absent: there are none.
+    pub layer_inputs: Option<LayerInputs>,
     /// Longest sequence that the model was made for, in tokens.
     pub max_position_embeddings: usize,
     /// Added to the mean square in RMSNorm.
@@ -62,6 +67,15 @@ pub struct ModelConfig {
     pub initializer_range: f64,
     /// How the linear layers are stored, where they are quantised already.
     pub quantisation: Option<StoredQuantisation>,
+}
+
+/// Embeddings of the tokens that every layer has of its own, beside the residual stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LayerInputs {
+    /// Number of tokens that have them.
+    pub vocab_size: usize,
+    /// Width of that of a layer.
+    pub width: usize,
 }
 
 impl ModelConfig {
@@ -108,6 +122,24 @@ impl ModelConfig {
         }
     }
 
+    /// Whether later layers use the keys and values of this one.
+    #[must_use]
+    pub fn shares_key_values(&self, layer: usize) -> bool {
+        let attentions = self.blocks.iter().filter_map(Block::attention);
+        attentions.into_iter().any(|attention| attention.key_value_layer() == Some(layer))
+    }
+
+    /// Whether a tensor makes keys or values in a layer that uses those of an earlier one: files may have such.
+    #[must_use]
+    pub fn is_unused(&self, name: &str) -> bool {
+        let layer = name.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.'));
+        layer.is_some_and(|(layer, part)| {
+            let block = layer.parse().ok().and_then(|layer: usize| self.blocks.get(layer));
+            let uses_others = block.and_then(Block::attention).and_then(Attention::key_value_layer).is_some();
+            uses_others && (part.starts_with("self_attn.k_") || part.starts_with("self_attn.v_"))
+        })
+    }
+
     /// Every linear layer of the blocks with its name within the model, in the order of the forward pass.
     pub fn sites(&self) -> impl Iterator<Item = (String, &Site)> {
         let blocks = self.blocks.iter().enumerate();
@@ -146,6 +178,17 @@ impl ModelConfig {
             for (name, shape) in block.delta_net().iter().flat_map(|net| net.tensors()) {
                 tensors.push((in_layer(layer, name), shape));
             }
+            if let Some(beside) = block.beside() {
+                let vectors = [(ROUTER_SCALE, self.hidden_size), (EXPERT_SCALES, beside.mixture.experts.len())];
+                tensors.extend(vectors.map(|(name, width)| (in_layer(layer, name), vec![width])));
+            }
+            tensors.extend(block.has_scale.then(|| (in_layer(layer, BLOCK_SCALE), vec![1])));
+        }
+        if let Some(LayerInputs { vocab_size, width }) = self.layer_inputs {
+            let all = self.num_layers() * width;
+            tensors.push((LAYER_INPUT_TABLE.to_owned(), vec![vocab_size, all]));
+            tensors.push((LAYER_INPUT_PROJECTION.to_owned(), vec![all, self.hidden_size]));
+            tensors.push((format!("{LAYER_INPUT_NORM}.weight"), vec![width]));
         }
         tensors.push(("model.norm.weight".to_owned(), vec![self.hidden_size]));
         if !self.tie_word_embeddings {
@@ -154,6 +197,17 @@ impl ModelConfig {
         tensors
     }
 }
+
+/// Name of the table of [`LayerInputs`].
+pub const LAYER_INPUT_TABLE: &str = "model.embed_tokens_per_layer.weight";
+/// Name of what projects the embeddings of the tokens to those of the layers.
+pub const LAYER_INPUT_PROJECTION: &str = "model.per_layer_model_projection.weight";
+/// Name of the norm of what it makes.
+pub const LAYER_INPUT_NORM: &str = "model.per_layer_projection_norm";
+
+/// The names of all linear layers of any family, group by group.
+pub const LINEAR_NAMES: [&[&str]; 6] =
+    [&SITE_NAMES, &FUSED_NAMES, &DELTA_NET_NAMES, &DELTA_NET_FUSED_NAMES, &[SHARED_GATE], &LAYER_INPUT_NAMES];
 
 /// Where a multimodal model has the decoder of its language model.
 pub const NESTED: &str = "model.language_model.";
@@ -210,6 +264,11 @@ mod tests {
             ("gemma-3-1b.json", 999_885_952),
             // Without the 420 million of its vision tower and projector.
             ("gemma-3-4b.json", 3_880_263_168),
+            // Without what sees and hears, and with a number for each layer that transformers does not count.
+            ("gemma-4-e2b.json", 4_628_569_344 + 35),
+            ("gemma-4-e4b.json", 7_463_013_376 + 42),
+            ("gemma-4-31b.json", 30_697_345_280 + 60),
+            ("gemma-4-26b-a4b.json", 25_233_141_760 + 30),
             ("smollm3-3b.json", 3_075_098_624),
             ("olmo-2-7b.json", 7_298_617_344),
             ("phi-4.json", 14_659_507_200),
@@ -218,6 +277,7 @@ mod tests {
             ("qwen1.5-moe-a2.7b.json", 14_315_784_192),
             ("mixtral-8x7b.json", 46_702_792_704),
             ("qwen3.5-35b-a3b.json", 34_660_610_688),
+            ("qwen3-next-80b-a3b.json", 79_674_391_296),
             ("gpt-oss-20b.json", 20_914_757_184),
         ] {
             assert_eq!(config(name).num_parameters(), parameters, "{name}");

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::{POSITIVE, last_line};
 use crate::schema::{ByName, Node, Problem, Section, Value, closest, section};
-use crate::spec::{DELTA_NET_NAMES, FUSED_NAMES, SHARED_GATE, SITE_NAMES, short_name};
+use crate::spec::{LINEAR_NAMES, SITE_NAMES, short_name};
 
 section! {
     /// Section `[lora]`: names and meaning as in PEFT's `LoraConfig`.
@@ -249,8 +249,8 @@ pub(crate) fn meant_layer(name: &str) -> String {
 }
 
 fn is_linear_layer(name: &str) -> bool {
-    let all = SITE_NAMES.into_iter().chain(FUSED_NAMES).chain(DELTA_NET_NAMES).chain([SHARED_GATE]);
-    all.map(short_name).any(|site| site == short_name(name))
+    let mut all = LINEAR_NAMES.into_iter().flatten();
+    all.any(|site| short_name(site) == short_name(name))
 }
 
 /// Whether the text has no regular expression syntax.

@@ -1,12 +1,12 @@
 //! Which linear layers an adapter sits on, with PEFT's matching rules.
 
-use regex::Regex;
+mod patterns;
+
+use patterns::Patterns;
 
 use super::kind::Kind;
-use crate::config::{LoraConfig, TargetModules, layers_regex, meant_layer};
-use crate::spec::{
-    DELTA_NET_NAMES, FUSED_NAMES, ModelConfig, PerSite, Role, SHARED_GATE, SITE_NAMES, Site, SiteId, in_layer,
-};
+use crate::config::{LoraConfig, TargetModules, meant_layer};
+use crate::spec::{LINEAR_NAMES, ModelConfig, PerSite, Role, Site, SiteId, in_layer};
 
 /// Rank and scale of the adapter on one linear layer.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -165,7 +165,7 @@ impl LoraConfig {
     /// # Errors
     /// Likewise.
     pub fn select_of_any(&self, num_layers: usize) -> Result<Selection, Vec<TargetError>> {
-        let all = || SITE_NAMES.iter().chain(&FUSED_NAMES).chain(&DELTA_NET_NAMES).chain([&SHARED_GATE]);
+        let all = || LINEAR_NAMES.iter().flat_map(|names| names.iter());
         let names = (0..num_layers).map(|layer| all().map(|name| (in_layer(layer, name), Role::Linear)).collect());
         self.select_of(&names.collect::<Vec<_>>())
     }
@@ -240,97 +240,10 @@ impl LoraConfig {
     }
 }
 
-/// The patterns of a recipe's key, with how often each matched.
-struct Patterns {
-    key: &'static str,
-    /// As they are written, and compiled.
-    patterns: Vec<(String, Regex, usize)>,
-}
-
-impl Patterns {
-    fn new(
-        key: &'static str,
-        patterns: impl Iterator<Item = (String, Result<Regex, regex::Error>)>,
-        errors: &mut Vec<TargetError>,
-    ) -> Self {
-        let mut compiled = Vec::new();
-        for (pattern, regex) in patterns {
-            match regex {
-                Ok(regex) => compiled.push((pattern, regex, 0)),
-                Err(error) => errors.push(TargetError::Regex { key, pattern, reason: error.to_string() }),
-            }
-        }
-        Self { key, patterns: compiled }
-    }
-
-    /// A list entry is a whole module name, or the end of one after a dot; a regular expression must match the whole name.
-    fn of_modules(key: &'static str, modules: Option<&TargetModules>, errors: &mut Vec<TargetError>) -> Self {
-        let patterns: Vec<_> = match modules {
-            None => Vec::new(),
-            Some(TargetModules::AllLinear) => vec![("all-linear".to_owned(), Regex::new(""))],
-            Some(TargetModules::Names(names)) => {
-                let regex = |name: &String| Regex::new(&format!(r"^(?:.*\.)?{}$", regex::escape(name)));
-                names.iter().map(|name| (name.clone(), regex(name))).collect()
-            }
-            Some(TargetModules::Regex(regex)) => vec![(regex.clone(), Regex::new(&format!("^(?:{regex})$")))],
-        };
-        Self::new(key, patterns.into_iter(), errors)
-    }
-
-    /// Each finds the number of the layer.
-    fn of_layers(patterns: Option<&[String]>, errors: &mut Vec<TargetError>) -> Self {
-        let regex = |pattern: &String| (pattern.clone(), layers_regex(pattern));
-        Self::new("layers_pattern", patterns.into_iter().flatten().map(regex), errors)
-    }
-
-    /// Each is a regular expression for the end of a module name, after a dot.
-    fn of_ends<'a>(
-        key: &'static str,
-        patterns: impl Iterator<Item = &'a String>,
-        errors: &mut Vec<TargetError>,
-    ) -> Self {
-        let regex = |pattern: &String| (pattern.clone(), Regex::new(&format!(r"^(?:.*\.)?(?:{pattern})$")));
-        Self::new(key, patterns.map(regex), errors)
-    }
-
-    /// Number of patterns that match, each of which is counted.
-    fn count(&mut self, module: &str) -> usize {
-        let matching = self.patterns.iter_mut().filter(|(_, regex, _)| regex.is_match(module));
-        matching.map(|(_, _, num_hits)| *num_hits += 1).count()
-    }
-
-    /// The first pattern that matches, which is counted.
-    fn first(&mut self, module: &str) -> Option<&String> {
-        let (pattern, _, num_hits) = self.patterns.iter_mut().find(|(_, regex, _)| regex.is_match(module))?;
-        *num_hits += 1;
-        Some(pattern)
-    }
-
-    /// The number that the first pattern that matches finds.
-    fn number(&self, module: &str) -> Option<usize> {
-        let found = self.patterns.iter().find_map(|(_, regex, _)| regex.captures(module))?;
-        found.name("idx")?.as_str().parse().ok()
-    }
-
-    /// The patterns that never matched.
-    fn unused(&self) -> impl Iterator<Item = String> {
-        self.patterns.iter().filter(|(_, _, num_hits)| *num_hits == 0).map(|(pattern, ..)| pattern.clone())
-    }
-
-    /// Whether a pattern matches one of the modules.
-    fn matches<'a>(&self, pattern: &str, mut modules: impl Iterator<Item = &'a str>) -> bool {
-        let regex = self.patterns.iter().find(|(written, ..)| written == pattern).map(|(_, regex, _)| regex);
-        regex.is_some_and(|regex| modules.any(|module| regex.is_match(module)))
-    }
-
-    fn hits(self) -> Vec<TargetHits> {
-        self.patterns.into_iter().map(|(target, _, num_hits)| TargetHits { target, num_hits }).collect()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::spec::{SHARED_GATE, SITE_NAMES};
 
     fn config(targets: &[&str]) -> LoraConfig {
         let names = targets.iter().map(ToString::to_string).collect();
@@ -341,9 +254,9 @@ mod tests {
     fn all_linear_takes_the_layers_of_every_block_of_every_family() {
         let selection = LoraConfig::default().select_of_any(3).unwrap();
         let of_layer: PerSite<_> =
-            (0..15).map(|site| (site, AdapterShape { kind: Kind::Lora, r: 8, scale: 2.0 })).collect();
+            (0..19).map(|site| (site, AdapterShape { kind: Kind::Lora, r: 8, scale: 2.0 })).collect();
         assert_eq!(selection.shapes, vec![of_layer; 3]);
-        assert_eq!(selection.hits[0].num_hits, 45);
+        assert_eq!(selection.hits[0].num_hits, 57);
     }
 
     #[test]

@@ -3,15 +3,17 @@
 use burn::tensor::Tensor;
 
 use super::budget::{SizedBy, SublayerSizes};
-use super::context::{BlockContext, TokenMixing};
+use super::context::{BlockContext, KeyValues, TokenMixing};
 use super::linears::Linears;
 use crate::ops::attention::{Attended, attention_backward, with_sinks};
-use crate::ops::head_norm::{Factors, HeadNorms, QueriesKeys, norm_and_rotate, norm_and_rotate_backward};
+use crate::ops::head_norm::{
+    Factors, HeadNorms, QueriesKeys, norm_and_rotate, norm_and_rotate_backward, norm_values, norm_values_backward,
+};
 use crate::ops::host;
 use crate::ops::linear::InputGrad;
 use crate::ops::output_gate::{gate_output, gate_output_backward};
 use crate::ops::rotary::rotate;
-use crate::spec;
+use crate::spec::{self, Qkv};
 
 /// An attention and its own frozen weights.
 #[derive(Clone, Debug)]
@@ -20,6 +22,8 @@ pub struct Attention {
     pub spec: spec::Attention,
     /// Weights of the norms of queries and keys, where the family has them; such have a rotary embedding, too.
     pub head_norms: Option<[Tensor<1>; 2]>,
+    /// Ones, `[head_dim]`, where values are normed.
+    pub value_norm: Option<Tensor<1>>,
     /// `[num_heads]` in `f32`, where the family has them.
     pub sinks: Option<Tensor<1>>,
 }
@@ -34,21 +38,31 @@ pub(super) struct Kept {
     v: Tensor<2>,
     /// Queries and keys before their norms, and what the backward of these needs, where the family has them.
     before_head_norms: Option<(QueriesKeys<Tensor<2>>, Factors)>,
+    /// Values before their norm, where the family has one and they are no other layer's.
+    before_value_norm: Option<Tensor<2>>,
     /// Of the output, where the family has one, `[tokens, num_heads * head_dim]`.
     gate: Option<Tensor<2>>,
     attended: Attended,
 }
 
+impl Kept {
+    pub(super) fn key_values(&self) -> KeyValues {
+        [self.k.clone(), self.v.clone()]
+    }
+}
+
 impl spec::Attention {
     /// Sizes of its tensors.
     pub(super) fn sizes(&self, by: SizedBy) -> SublayerSizes {
-        let (query, key_value) = (self.heads.query_width(), self.heads.key_value_width());
+        let (query, key_value) = (self.heads.query_width(), self.own_key_value_width());
         // Queries and keys before their norms, and a factor for each.
         let of_norms = self.norm_widths().map_or(0, |[q, k]| query + key_value + query / q + key_value / k);
         // Its gradient takes its place.
         let gate = if self.has_output_gate { query } else { 0 };
+        // Where they are keys before their norm, these are kept already.
+        let of_values = if self.has_value_norm && !matches!(self.qkv, Qkv::ValuesAreKeys(_)) { key_value } else { 0 };
         SublayerSizes {
-            kept: 2 * query + 2 * key_value + self.heads.num_heads + of_norms + gate,
+            kept: 2 * query + 2 * key_value + self.heads.num_heads + of_norms + of_values + gate,
             forward: by.hidden_size + gate,
             backward: by.place.attention_backward_numbers(self.heads, by.dtype) + 3 * by.hidden_size,
         }
@@ -57,10 +71,10 @@ impl spec::Attention {
 
 impl Attention {
     pub(super) fn activations(&self, x: &Tensor<2>, linears: &mut Linears<'_>, mixing: &mut dyn TokenMixing) -> Kept {
-        let spec::Attention { heads, rope, qkv, .. } = self.spec;
-        let [q, k, v] = linears.project(qkv, x);
-        let (q, gate) = if self.spec.has_output_gate { apart(&q, heads.head_dim) } else { (q, None) };
+        let spec::Attention { heads, rope, .. } = self.spec;
         let context = linears.context;
+        let [q, k, v] = self.projected(x, linears);
+        let (q, gate) = if self.spec.has_output_gate { apart(&q, heads.head_dim) } else { (q, None) };
         let ([q, k], before_head_norms) = match self.norms(context) {
             None => match rope {
                 Some(rope) => (rotate([q, k], context.layout, rope, heads, false), None),
@@ -72,12 +86,38 @@ impl Attention {
             }
         };
         let q = self.grown(q, context);
+        let ([k, v], before_value_norm) = match (context.inputs.key_values, &self.value_norm) {
+            (Some(shared), _) => (shared.clone(), None),
+            (None, Some(weight)) => ([k, norm_values(context.place(), &v, weight, context.eps)], Some(v)),
+            (None, None) => ([k, v], None),
+        };
         let attended = mixing.attention([&q, &k, &v], heads);
         let attended = match &self.sinks {
             Some(sinks) => with_sinks(attended, sinks, context.layout, heads),
             None => attended,
         };
-        Kept { q, k, v, before_head_norms, gate, attended }
+        Kept { q, k, v, before_head_norms, before_value_norm, gate, attended }
+    }
+
+    /// Queries, keys and values before norms and rotary embedding. Where keys and values are those of an earlier layer, there is one
+    /// head of zeros for them: norm and rotary embedding take queries and keys together.
+    fn projected(&self, x: &Tensor<2>, linears: &mut Linears<'_>) -> [Tensor<2>; 3] {
+        match self.spec.qkv {
+            Qkv::All(projections) => linears.project(projections, x),
+            Qkv::ValuesAreKeys(projections) => {
+                let [q, k] = linears.project(projections, x);
+                [q, k.clone(), k]
+            }
+            Qkv::OfLayer { queries, .. } => {
+                let q = linears.forward(queries, x, None);
+                let none = self.no_keys(&q);
+                [q, none.clone(), none]
+            }
+        }
+    }
+
+    fn no_keys(&self, q: &Tensor<2>) -> Tensor<2> {
+        Tensor::zeros([q.dims()[0], self.spec.heads.head_dim], (&q.device(), q.dtype()))
     }
 
     pub(super) fn output(&self, kept: &Kept, residual: Option<Tensor<2>>, linears: &mut Linears<'_>) -> Tensor<2> {
@@ -85,7 +125,7 @@ impl Attention {
         linears.forward(self.spec.output, gated.as_ref().unwrap_or(&kept.attended.o), residual)
     }
 
-    /// The gradient of the input if `input_grad`. `x` computes the input again.
+    /// The gradient of the input if `input_grad`, and of the keys and values of an earlier layer. `x` computes the input again.
     pub(super) fn backward(
         &self,
         dy: &Tensor<2>,
@@ -93,10 +133,10 @@ impl Attention {
         x: impl FnOnce() -> Tensor<2>,
         linears: &mut Linears<'_>,
         input_grad: bool,
-    ) -> Option<Tensor<2>> {
-        let spec::Attention { heads, rope, qkv, output, .. } = self.spec;
+    ) -> (Option<Tensor<2>>, Option<KeyValues>) {
+        let spec::Attention { heads, rope, output, .. } = self.spec;
         let context = linears.context;
-        let Kept { q, k, v, before_head_norms, gate, attended } = kept;
+        let Kept { q, k, v, before_head_norms, before_value_norm, gate, attended } = kept;
         let gated = gate.as_ref().map(|gate| gate_output(context.place(), &attended.o, gate));
         let d_o = linears.backward(output, dy, gated.as_ref().unwrap_or(&attended.o), InputGrad::Fresh);
         drop(gated);
@@ -111,6 +151,15 @@ impl Attention {
         let [dq, dk, dv] = attention_backward(&d_o, [&q, &k, &v], &attended, context.layout, heads);
         drop((d_o, attended, q, k, v));
         let dq = self.grown(dq, context);
+        let ([dk, dv], of_earlier) = match (self.spec.qkv, context.inputs.key_value_grads) {
+            (Qkv::OfLayer { .. }, _) => ([0, 1].map(|_| self.no_keys(&dq)), Some([dk, dv])),
+            (_, Some([of_k, of_v])) => ([dk + of_k.clone(), dv + of_v.clone()], None),
+            _ => ([dk, dv], None),
+        };
+        let dv = match (&self.value_norm, before_value_norm) {
+            (Some(weight), Some(v)) => norm_values_backward(context.place(), dv, &v, weight, context.eps),
+            _ => dv,
+        };
         let [dq, dk] = match (self.norms(context), before_head_norms) {
             (Some(norms), Some(([q, k], factors))) => norm_and_rotate_backward([dq, dk], [&q, &k], factors, norms),
             _ => match rope {
@@ -122,7 +171,13 @@ impl Attention {
             None => dq,
             Some(d_gate) => beside(dq, d_gate, heads.head_dim),
         };
-        linears.project_backward(qkv, [dq, dk, dv], &x(), input_grad)
+        let x = &x();
+        let dx = match self.spec.qkv {
+            Qkv::All(projections) => linears.project_backward(projections, [dq, dk, dv], x, input_grad),
+            Qkv::ValuesAreKeys(projections) => linears.project_backward(projections, [dq, dk + dv], x, input_grad),
+            Qkv::OfLayer { queries, .. } => linears.backward(queries, &dq, x, InputGrad::of(input_grad, None)),
+        };
+        (dx, of_earlier)
     }
 
     /// Queries, or their gradient, times what their positions make of them.

@@ -47,6 +47,8 @@ impl Sublayer {
             SublayerKind::DeltaNet(net) => net.sizes(by),
             SublayerKind::Gated(gated) => gated.sizes(by),
             SublayerKind::Mixture(mixture) => mixture.sizes(by),
+            SublayerKind::Beside(beside) => beside.sizes(by),
+            SublayerKind::LayerInput(input) => input.sizes(by),
         };
         // The input, and a factor of every token in its norm; the norm of the output has an input of its own.
         let of_norms = usize::from(self.norm_before.is_some()) + self.norm_after.map_or(0, |_| by.hidden_size);

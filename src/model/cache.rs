@@ -5,7 +5,7 @@ use burn::tensor::{DType, Device, Tensor};
 use super::Model;
 use super::context::TokenMixing;
 use crate::ops::attention::{Attended, attention};
-use crate::ops::cached_attention::{KeyValueCache, attend_each};
+use crate::ops::cached_attention::{KeyValueCache, append_each, attend_each};
 use crate::ops::delta_rule::{DeltaInputs, Gates, delta_rule_from};
 use crate::ops::kernels::Place;
 use crate::ops::layout::Layout;
@@ -19,6 +19,8 @@ pub(super) enum LayerCache {
     KeyValues(KeyValueCache),
     /// Of a linear attention.
     State(Box<DeltaState>),
+    /// Nothing: its attention uses the keys and values of an earlier layer.
+    OfEarlier,
 }
 
 /// What a linear attention keeps: as much, however long the text is.
@@ -82,6 +84,7 @@ impl LayerCache {
         let (place, device, compute) = (model.place(), model.device(), model.compute);
         let of_block = |block: &spec::Block| match (block.delta_net(), block.attention()) {
             (Some(net), _) => Self::State(Box::new(DeltaState::new(net, &device, compute))),
+            (None, Some(attention)) if attention.key_value_layer().is_some() => Self::OfEarlier,
             (None, Some(attention)) => Self::KeyValues(KeyValueCache::new(place, attention.heads, &device, compute)),
             (None, None) => unreachable!("a block has an attention"),
         };
@@ -98,6 +101,7 @@ impl LayerCache {
         match self {
             Self::KeyValues(cache) => cache.truncate(num_tokens),
             Self::State(state) => state.clear(),
+            Self::OfEarlier => {}
         }
     }
 }
@@ -138,20 +142,24 @@ pub(super) struct InCaches<'a> {
     pub(super) layouts: &'a [TextLayouts],
     /// Whether there is one text, and the tokens are its first.
     pub(super) is_start: bool,
+    /// Whether the caches are those of an earlier layer, which have the keys and values of the new tokens.
+    pub(super) is_appended: bool,
 }
 
 impl TokenMixing for InCaches<'_> {
     fn attention(&mut self, [q, k, v]: [&Tensor<2>; 3], heads: Heads) -> Attended {
         let caches = self.caches.iter_mut().filter_map(|cache| match &mut **cache {
             LayerCache::KeyValues(cache) => Some(cache),
-            LayerCache::State(_) => None,
+            LayerCache::State(_) | LayerCache::OfEarlier => None,
         });
         let mut caches: Vec<_> = caches.collect();
+        if !self.is_appended {
+            append_each(&mut caches, self.lengths, [k, v]);
+        }
         if self.is_start {
-            caches.iter_mut().for_each(|cache| cache.append(k, v));
             return attention(q, k, v, self.layout, heads);
         }
-        attend_each(&mut caches, self.lengths, [q, k, v])
+        attend_each(&caches, self.lengths, q)
     }
 
     fn delta_rule(

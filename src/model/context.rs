@@ -20,12 +20,28 @@ pub struct BlockContext<'a> {
     pub layout: &'a Layout,
     /// Added to the mean square in the norms.
     pub eps: f64,
+    /// What it is given besides the residual stream.
+    pub inputs: BlockInputs<'a>,
     /// Adapters of this block.
     pub adapters: &'a BlockAdapters,
     /// Dropout on the inputs of the adapters, with the seed of this block's masks; absent in evaluation.
     pub dropout: Option<Dropout>,
     /// Where texts of several adapters are written together: the adapters by rows of tokens, instead of `adapters`.
     pub by_rows: &'a [(Range<usize>, &'a BlockAdapters)],
+}
+
+/// Keys, after norm and rotary embedding, and values, `[tokens, num_kv_heads * head_dim]` each; or their gradients.
+pub type KeyValues = [Tensor<2>; 2];
+
+/// What a block is given besides the residual stream (Gemma 4).
+#[derive(Clone, Copy, Debug, Default)]
+pub struct BlockInputs<'a> {
+    /// The layer's own embeddings of the tokens, `[tokens, width]`.
+    pub layer_input: Option<&'a Tensor<2>>,
+    /// Those of an earlier layer, which its attention uses.
+    pub key_values: Option<&'a KeyValues>,
+    /// In the backward: what later layers add to the gradients of its own keys and values.
+    pub key_value_grads: Option<&'a KeyValues>,
 }
 
 impl<'a> BlockContext<'a> {
@@ -37,7 +53,8 @@ impl<'a> BlockContext<'a> {
         adapters: &'a BlockAdapters,
         dropout: Option<Dropout>,
     ) -> Self {
-        Self { layout, eps: config.rms_norm_eps, adapters, dropout, by_rows: &[] }
+        let inputs = BlockInputs::default();
+        Self { layout, eps: config.rms_norm_eps, inputs, adapters, dropout, by_rows: &[] }
     }
 
     /// Where the operations run.

@@ -13,6 +13,7 @@ use crate::ops::cpu::FEW_TOKENS;
 use crate::ops::kernels;
 use crate::ops::layout::Layout;
 use crate::ops::norm::rms_norm;
+use crate::spec::Attention;
 
 /// Most texts that are written in one pass; with more, the products of a pass would not be those of each text alone.
 pub const MAX_TEXTS: usize = FEW_TOKENS;
@@ -129,18 +130,24 @@ fn last_block(model: &Model, parts: &mut [Part<'_>], lengths: &[usize]) -> Tenso
     }
     let layouts = TextLayouts::of(model, lengths);
     let (by_rows, none) = (by_rows(parts, lengths), BlockAdapters::default());
-    let mut x = model.embed(&token_ids);
+    let ids = model.token_ids(&token_ids);
+    let mut x = model.embed_ids(ids.clone());
+    let mut carried = model.carried(ids, &x);
     for (layer, block) in model.walk(0..model.blocks.len()) {
         let of_layer: Vec<_> = by_rows.iter().map(|(rows, adapters)| (rows.clone(), &adapters.blocks[layer])).collect();
         let (adapters, by_rows) = match &of_layer[..] {
             [(_, adapters)] => (*adapters, &[][..]),
             several => (&none, several),
         };
-        let context = BlockContext { by_rows, ..BlockContext::new(&model.config, &layout, adapters, None) };
-        let caches = parts.iter_mut().map(|part| &mut part.sequence.caches[layer]).collect();
-        let mut mixing = InCaches { caches, lengths, layout: &layout, layouts: &layouts, is_start };
+        let inputs = carried.inputs(&model.config, layer);
+        let context = BlockContext { inputs, by_rows, ..BlockContext::new(&model.config, &layout, adapters, None) };
+        let earlier = model.config.blocks[layer].attention().and_then(Attention::key_value_layer);
+        let caches = parts.iter_mut().map(|part| &mut part.sequence.caches[earlier.unwrap_or(layer)]).collect();
+        let is_appended = earlier.is_some();
+        let mut mixing = InCaches { caches, lengths, layout: &layout, layouts: &layouts, is_start, is_appended };
         let activations = block.activations_with(x, &context, &mut mixing);
         x = block.output(&activations, &context);
+        carried.keep(&model.config, layer, &activations);
     }
     x
 }
@@ -281,6 +288,20 @@ mod tests {
         }
     }
 
+    /// Layers that use the keys and values of earlier ones, and have embeddings of the tokens of their own.
+    fn with_shared_keys() -> ModelConfig {
+        let config = ModelConfig::from_json(include_str!("../../tests/golden/gemma4/config.json")).unwrap();
+        ModelConfig { initializer_range: 0.15, ..config }
+    }
+
+    #[test]
+    fn layers_with_the_keys_of_earlier_ones_give_the_logits_of_the_full_pass() {
+        for device in [Device::flex(), Device::flex().autodiff()] {
+            let worst = worst_difference(&with_shared_keys(), Dtype::F32, &device, 40);
+            assert!(worst < 1e-4, "{worst}");
+        }
+    }
+
     #[test]
     fn a_state_goes_on_to_a_longer_text_and_starts_anew_for_another() {
         let (model, adapters) = fixture(&hybrid(), Dtype::F32, &Device::flex());
@@ -327,6 +348,8 @@ mod tests {
             (config(None), false, Device::flex().autodiff(), 1e-4),
             (hybrid(), false, Device::flex(), 0.0),
             (hybrid(), false, Device::flex().autodiff(), 1e-4),
+            (with_shared_keys(), false, Device::flex(), 1e-5),
+            (with_shared_keys(), false, Device::flex().autodiff(), 1e-4),
             (config(None), true, Device::flex(), 1e-4),
             (config(None), true, Device::flex().autodiff(), 1e-4),
         ];

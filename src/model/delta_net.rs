@@ -11,7 +11,7 @@ use crate::ops::linear::InputGrad;
 use crate::ops::norm::{rms_norm, rms_norm_backward};
 use crate::ops::short_conv::{short_conv, short_conv_backward};
 use crate::ops::swiglu::{gated, gated_backward};
-use crate::spec::{self, Activation};
+use crate::spec::{self, Activation, DeltaNetInputs, Projections};
 
 /// A linear attention and its own frozen weights, in `f32`.
 #[derive(Clone, Debug)]
@@ -46,17 +46,43 @@ impl spec::DeltaNet {
     pub(super) fn sizes(&self, by: SizedBy) -> SublayerSizes {
         let (qkv, value, hidden) = (self.heads.qkv_width(), self.heads.value_width(), by.hidden_size);
         let rule = by.place.delta_rule_numbers(self.heads, by.dtype);
+        // What is joined for the linear layers, or was.
+        let joined = match self.inputs {
+            DeltaNetInputs::Apart(_) => 0,
+            DeltaNetInputs::ByKeyHead(_) => qkv + value,
+        };
         // By head: the two gates and what they are made of.
         let gates = 4 * self.heads.num_value_heads;
         SublayerSizes {
             kept: qkv + 2 * value + 2 * self.heads.num_value_heads,
             // The output of the convolution; or the product of norm and gate, and the output beside its residual.
-            forward: (qkv + gates + rule[0]).max(2 * value) + hidden,
+            forward: (qkv + gates + rule[0]).max(2 * value).max(joined) + hidden,
             // The output of the convolution and its gradient, where norm and gate are done with as much as their gradients take; or
             // the normed output, the gradients of its product with the gate, and of both.
-            backward: (2 * qkv + gates + rule[1]).max(4 * value) + 2 * hidden,
+            backward: (2 * qkv + gates + rule[1]).max(4 * value).max(2 * joined) + 2 * hidden,
         }
     }
+}
+
+/// The parts of `x`, which has those of a key head side by side.
+fn of_key_heads<const N: usize>(x: &Tensor<2>, num_key_heads: usize, widths: [usize; N]) -> [Tensor<2>; N] {
+    let [tokens, width] = x.dims();
+    let (by_head, mut first) = (x.clone().reshape([tokens, num_key_heads, width / num_key_heads]), 0);
+    widths.map(|width| {
+        first += width;
+        by_head.clone().narrow(2, first - width, width).reshape([tokens, num_key_heads * width])
+    })
+}
+
+/// The inverse of [`of_key_heads`].
+fn by_key_head(parts: Vec<Tensor<2>>, num_key_heads: usize) -> Tensor<2> {
+    let by_head = |part: Tensor<2>| {
+        let [tokens, width] = part.dims();
+        part.reshape([tokens, num_key_heads, width / num_key_heads])
+    };
+    let joined = Tensor::cat(parts.into_iter().map(by_head).collect(), 2);
+    let [tokens, heads, width] = joined.dims();
+    joined.reshape([tokens, heads * width])
 }
 
 impl DeltaNet {
@@ -65,7 +91,7 @@ impl DeltaNet {
     }
 
     pub(super) fn activations(&self, x: &Tensor<2>, linears: &mut Linears<'_>, mixing: &mut dyn TokenMixing) -> Kept {
-        let [qkv, z, b, a] = linears.project(self.spec.inputs, x);
+        let [qkv, z, b, a] = self.projected(x, linears);
         let gates = [b, a];
         let o = mixing.delta_rule(&qkv, &self.gates(&gates), &self.conv, self.spec.heads);
         Kept { qkv, z, gates, o }
@@ -123,6 +149,33 @@ impl DeltaNet {
         let dqkv = short_conv_backward(&d_convolved, &qkv, &self.conv, layout);
         drop((d_convolved, qkv));
         let [db, da] = gates.backward(d_gates, &a, &self.a_log, &self.dt_bias);
-        linears.project_backward(self.spec.inputs, [dqkv, dz, db, da], &x(), input_grad)
+        match self.spec.inputs {
+            DeltaNetInputs::Apart(sites) => {
+                linears.project_backward(Projections::Apart(sites), [dqkv, dz, db, da], &x(), input_grad)
+            }
+            DeltaNetInputs::ByKeyHead(sites) => {
+                let (key, value) = (heads.key_width(), heads.value_width());
+                let part = |first, width| dqkv.clone().narrow(1, first, width);
+                let joined = [vec![part(0, key), part(key, key), part(2 * key, value), dz], vec![db, da]]
+                    .map(|parts| by_key_head(parts, heads.num_key_heads));
+                linears.project_backward(Projections::Apart(sites), joined, &x(), input_grad)
+            }
+        }
+    }
+
+    /// Queries, keys and values side by side, the gate of the output, strength and decay.
+    fn projected(&self, x: &Tensor<2>, linears: &mut Linears<'_>) -> [Tensor<2>; 4] {
+        let heads = self.spec.heads;
+        match self.spec.inputs {
+            DeltaNetInputs::Apart(sites) => linears.project(Projections::Apart(sites), x),
+            DeltaNetInputs::ByKeyHead(sites) => {
+                let [qkvz, ba] = linears.project(Projections::Apart(sites), x);
+                let values = heads.group() * heads.value_head_dim;
+                let widths = [heads.key_head_dim, heads.key_head_dim, values, values];
+                let [q, k, v, z] = of_key_heads(&qkvz, heads.num_key_heads, widths);
+                let [b, a] = of_key_heads(&ba, heads.num_key_heads, [heads.group(); 2]);
+                [Tensor::cat(vec![q, k, v], 1), z, b, a]
+            }
+        }
     }
 }

@@ -6,19 +6,25 @@ use burn::tensor::{DType, Device, Tensor};
 use rayon::prelude::*;
 
 use super::attention::Attention;
+use super::beside::Beside;
 use super::block::{Block, Sublayer, SublayerKind};
 use super::delta_net::DeltaNet;
 use super::host::HostBlocks;
 use super::pager::Pager;
 use super::weights::Weights;
-use super::{Model, Storage};
+use super::{LayerInputWeights, Model, Storage};
 use crate::config::Residency;
 use crate::device::Dtype;
 use crate::ops::kernels::place_of;
 use crate::ops::linear::{Matrix, Weight};
 use crate::schema::Problem;
 use crate::spec::delta_net::{A_LOG, CONV, DT_BIAS, GATED_NORM};
-use crate::spec::{self, HEAD_NORMS, ModelConfig, SINKS, SiteId, in_layer};
+use crate::spec::{
+    self, BESIDE_NORMS, BLOCK_SCALE, EXPERT_SCALES, HEAD_NORMS, LAYER_INPUT_NORM, LAYER_INPUT_PROJECTION,
+    LAYER_INPUT_TABLE, ModelConfig, ROUTER_SCALE, SINKS, SiteId, in_layer,
+};
+use crate::util::faults;
+use crate::util::stats::as_f64;
 
 /// Loads a model. `storage` says how its linear layers and embeddings are held, `compute` is the type of the arithmetic.
 /// Weights of norms and biases are kept in `f32`: they are small, and `f32` holds every stored type exactly.
@@ -88,8 +94,27 @@ fn load_all(
         norm(config, weights, "model.norm", hidden_size, device)? / config.logit_divisor,
         Weight { values: lm_head, bias: None, rounds },
     );
+    let layer_inputs = load_layer_inputs(config, weights, storage, rounds, device)?;
     let is_mapped = storage.residency == Residency::Mapped;
-    Ok(Model { pager: is_mapped.then(|| Arc::new(Pager::new(config, weights))), host, ..model })
+    Ok(Model { layer_inputs, pager: is_mapped.then(|| Arc::new(Pager::new(config, weights))), host, ..model })
+}
+
+/// What makes the layers' own embeddings of the tokens.
+fn load_layer_inputs(
+    config: &ModelConfig,
+    weights: &Weights,
+    storage: Storage,
+    rounds: bool,
+    device: &Device,
+) -> Result<Option<LayerInputWeights>, Problem> {
+    let Some(spec::LayerInputs { vocab_size, width }) = config.layer_inputs else { return Ok(None) };
+    let all = config.num_layers() * width;
+    let values = weights.matrix(LAYER_INPUT_PROJECTION, [all, config.hidden_size], storage, config, device)?;
+    Ok(Some(LayerInputWeights {
+        table: weights.table(LAYER_INPUT_TABLE, [vocab_size, all], storage, device)?,
+        projection: Weight { values, bias: None, rounds },
+        norm: norm(config, weights, LAYER_INPUT_NORM, width, device)?,
+    }))
 }
 
 /// The weight of a norm, `[width]`.
@@ -127,17 +152,25 @@ fn load_block(
         let kind = match &spec.kind {
             spec::SublayerKind::Attention(spec) => {
                 let [of_q, of_k] = HEAD_NORMS;
+                // Keys of an earlier layer are normed there; what stands for them here is zero.
+                let of_k = if spec.key_value_layer().is_some() { of_q } else { of_k };
                 let norms = spec.norm_widths().map(|[q, k]| Ok([norm(of_q, q)?, norm(of_k, k)?]));
                 let head_norms = norms.transpose()?;
                 let sinks = spec.has_sinks.then(|| {
                     let name = in_layer(layer, SINKS);
                     weights.load(&name, [spec.heads.num_heads], Dtype::F32, device)
                 });
-                SublayerKind::Attention(Attention { spec: spec.clone(), head_norms, sinks: sinks.transpose()? })
+                let value_norm = spec.has_value_norm.then(|| Tensor::ones([spec.heads.head_dim], (device, DType::F32)));
+                let sinks = sinks.transpose()?;
+                SublayerKind::Attention(Attention { spec: spec.clone(), head_norms, value_norm, sinks })
             }
             spec::SublayerKind::DeltaNet(spec) => SublayerKind::DeltaNet(load_delta_net(weights, layer, spec, device)?),
             spec::SublayerKind::Gated(spec) => SublayerKind::Gated(spec.clone()),
             spec::SublayerKind::Mixture(spec) => SublayerKind::Mixture(spec.clone()),
+            spec::SublayerKind::Beside(spec) => {
+                SublayerKind::Beside(Box::new(load_beside(config, weights, layer, spec, device)?))
+            }
+            spec::SublayerKind::LayerInput(spec) => SublayerKind::LayerInput(*spec),
         };
         let [norm_before, norm_after] = [around(spec.norm_before)?, around(spec.norm_after)?];
         Ok(Sublayer { norm_before, norm_after, output_scale: spec.output_scale, kind })
@@ -147,7 +180,33 @@ fn load_block(
         let groups = spec.sublayers.iter().flat_map(|sublayer| sublayer.kind.input_sites());
         groups.for_each(|sites| stack(&mut linears, sites));
     }
-    Ok(Block { linears, sublayers: spec.sublayers.iter().map(sublayer).collect::<Result<_, Problem>>()? })
+    let scale = spec.has_scale.then(|| {
+        let scale = weights.load::<1>(&in_layer(layer, BLOCK_SCALE), [1], Dtype::F32, &Device::flex())?;
+        Ok::<_, Problem>(faults::read(scale, "a weight of the base").into_iter().map(f64::from).sum())
+    });
+    let sublayers = spec.sublayers.iter().map(sublayer).collect::<Result<_, Problem>>()?;
+    Ok(Block { linears, sublayers, scale: scale.transpose()? })
+}
+
+/// The weights of a feed-forward layer with experts beside it that are no linear layers, in `f32`.
+fn load_beside(
+    config: &ModelConfig,
+    weights: &Weights,
+    layer: usize,
+    spec: &spec::Beside,
+    device: &Device,
+) -> Result<Beside, Problem> {
+    let hidden = config.hidden_size;
+    let norm = |part: &str| norm(config, weights, &in_layer(layer, part), hidden, device);
+    let vector = |part, width| weights.load(&in_layer(layer, part), [width], Dtype::F32, device);
+    let [[of_gated, of_experts], [after_gated, after_experts]] = BESIDE_NORMS;
+    let of_router = vector(ROUTER_SCALE, hidden)? / as_f64(hidden).sqrt();
+    Ok(Beside {
+        spec: spec.clone(),
+        norms_before: [norm(of_gated)?, norm(of_experts)?, of_router],
+        norms_after: [norm(after_gated)?, norm(after_experts)?],
+        scales: vector(EXPERT_SCALES, spec.mixture.experts.len())?,
+    })
 }
 
 /// The weights of a linear attention that are no linear layers, in `f32`.

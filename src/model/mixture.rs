@@ -40,9 +40,20 @@ impl spec::Mixture {
     }
 
     pub(super) fn activations(&self, x: &Tensor<2>, linears: &mut Linears<'_>) -> Kept {
+        self.activations_with(x, x, None, linears)
+    }
+
+    /// With another input `router_x` of the router, and numbers by which what experts make is multiplied, `[experts]`.
+    pub(super) fn activations_with(
+        &self,
+        x: &Tensor<2>,
+        router_x: &Tensor<2>,
+        scales: Option<&Tensor<1>>,
+        linears: &mut Linears<'_>,
+    ) -> Kept {
         let place = linears.context.place();
-        let scores = linears.forward(self.router, x, None);
-        let routing = route(&scores, self.num_per_token, self.probabilities);
+        let scores = linears.forward(self.router, router_x, None);
+        let routing = route(&scores, self.num_per_token, self.probabilities, scales);
         let (alone, mut experts) = (linears.alone(), Vec::with_capacity(routing.groups.len()));
         let activations = |(expert, rows): &(usize, Rows)| {
             self.experts[*expert].activations(&gather(place, x, rows, false), &mut alone())
@@ -85,7 +96,21 @@ impl spec::Mixture {
         linears: &mut Linears<'_>,
         input_grad: bool,
     ) -> Option<Tensor<2>> {
-        let (place, x, Kept { routing, experts, shared }) = (linears.context.place(), x(), kept);
+        let x = x();
+        let (dx, d_scores) = self.backward_to_scores(dy, kept, &x, linears, input_grad)?;
+        linears.backward(self.router, &d_scores, &x, InputGrad::of(true, dx))
+    }
+
+    /// The gradient of the input without what goes through the router, and that of the router's scores, if `input_grad`.
+    pub(super) fn backward_to_scores(
+        &self,
+        dy: &Tensor<2>,
+        kept: Kept,
+        x: &Tensor<2>,
+        linears: &mut Linears<'_>,
+        input_grad: bool,
+    ) -> Option<(Option<Tensor<2>>, Tensor<2>)> {
+        let (place, Kept { routing, experts, shared }) = (linears.context.place(), kept);
         let mut dx = None;
         if let Some((SharedExpert { gated, gate }, (kept, sigmoid))) = self.shared.as_ref().zip(shared) {
             let d_output = dy.clone() * sigmoid.clone();
@@ -93,7 +118,7 @@ impl spec::Mixture {
             // The product is of the output times the sigmoid, whose slope is the sigmoid times this.
             let d_number = product.unsqueeze_dim::<2>(1) * (1.0 - sigmoid);
             let sum = d_gated.map_or(InputGrad::of(input_grad, None), InputGrad::AddTo);
-            dx = linears.backward(*gate, &d_number, &x, sum);
+            dx = linears.backward(*gate, &d_number, x, sum);
         }
         if !input_grad {
             return None;
@@ -105,7 +130,7 @@ impl spec::Mixture {
             routing.groups.iter().zip(experts),
             |((expert, rows), kept)| {
                 let d_output = gather(place, dy, rows, true);
-                let input = || gather(place, &x, rows, false);
+                let input = || gather(place, x, rows, false);
                 (rows, self.experts[*expert].backward_with_product(&d_output, kept, input, &mut alone(), true))
             },
             |(rows, (d_input, product))| {
@@ -116,8 +141,7 @@ impl spec::Mixture {
                 }
             },
         );
-        let d_scores = routing.backward(products).cast(x.dtype());
-        linears.backward(self.router, &d_scores, &x, InputGrad::of(true, dx))
+        Some((dx, routing.backward(products).cast(x.dtype())))
     }
 }
 

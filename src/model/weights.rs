@@ -168,8 +168,9 @@ impl Weights {
         if let Some(matrix) = self.source().as_stored(name, shape, &Held { storage, config, device })? {
             return Ok(matrix);
         }
-        // The head, and what files of codes leave whole, are in codes only where they are stored so.
-        let is_whole = name == "lm_head.weight" || config.quantisation.is_some() && matches!(self, Self::Files(_));
+        // What is outside of the blocks, and what files of codes leave whole, is in codes only where it is stored so.
+        let is_whole =
+            !name.starts_with("model.layers.") || config.quantisation.is_some() && matches!(self, Self::Files(_));
         let Some(quantisation) = storage.quantisation.filter(|_| !is_whole) else {
             return self.load(name, shape, storage.dtype, device).map(Matrix::Dense);
         };

@@ -116,23 +116,25 @@ impl KeyValueCache {
     }
 }
 
-/// Appends the next tokens of several sequences, which lie one after the other, and attends within each sequence.
-/// `lengths` are their numbers of tokens.
+/// Appends the keys and values of the next tokens of several sequences, which lie one after the other. `lengths` are their numbers
+/// of tokens.
 ///
 /// # Shapes
-/// `q`: `[tokens, num_heads * head_dim]`; `k`, `v`: `[tokens, num_kv_heads * head_dim]`.
-#[must_use]
-pub fn attend_each(caches: &mut [&mut KeyValueCache], lengths: &[usize], [q, k, v]: [&Tensor<2>; 3]) -> Attended {
-    let mut end = 0;
-    let rows = lengths.iter().map(|length| {
-        end += length;
-        end - length..end
-    });
-    let rows: Vec<Range<usize>> = rows.collect();
-    let part = |x: &Tensor<2>, rows: &Range<usize>| x.clone().narrow(0, rows.start, rows.len());
-    for (cache, rows) in caches.iter_mut().zip(&rows) {
-        cache.append(&part(k, rows), &part(v, rows));
+/// `[tokens, num_kv_heads * head_dim]`.
+pub fn append_each(caches: &mut [&mut KeyValueCache], lengths: &[usize], [k, v]: [&Tensor<2>; 2]) {
+    for (cache, rows) in caches.iter_mut().zip(rows_of(lengths)) {
+        cache.append(&part(k, &rows), &part(v, &rows));
     }
+}
+
+/// Attention of the last tokens of several sequences, likewise, each within its sequence.
+///
+/// # Shapes
+/// `q`: `[tokens, num_heads * head_dim]`.
+#[must_use]
+pub fn attend_each(caches: &[&mut KeyValueCache], lengths: &[usize], q: &Tensor<2>) -> Attended {
+    let rows: Vec<Range<usize>> = rows_of(lengths).collect();
+    let end = rows.last().map_or(0, |last| last.end);
     let num_heads = caches.first().map_or(0, |cache| cache.heads.num_heads);
     let host_q = matches!(caches, [KeyValueCache { held: Held::Host { .. }, .. }, ..]).then(|| host::view(q));
     let Some(host_q) = host_q else {
@@ -157,6 +159,17 @@ pub fn attend_each(caches: &mut [&mut KeyValueCache], lengths: &[usize], [q, k, 
     let (device, num_rows) = (q.device(), lse.len());
     let lse = host::tensor(lse, [num_rows], &device);
     Attended { o: host::tensor(o, q.dims(), &device), lse, order: LseOrder::ByToken }
+}
+
+fn rows_of(lengths: &[usize]) -> impl Iterator<Item = Range<usize>> {
+    lengths.iter().scan(0, |end, length| {
+        *end += length;
+        Some(*end - length..*end)
+    })
+}
+
+fn part(x: &Tensor<2>, rows: &Range<usize>) -> Tensor<2> {
+    x.clone().narrow(0, rows.start, rows.len())
 }
 
 /// Attention of tokens that follow one another.

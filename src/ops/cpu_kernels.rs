@@ -4,13 +4,15 @@ use std::borrow::Cow;
 use std::ops::Range;
 
 use burn::tensor::{DType, Device, Tensor};
-use burn_flex::FlexTensor;
-use half::{bf16, f16};
+use half::bf16;
+
+mod host_weight;
+
+use host_weight::HostWeight;
 
 use super::adamw::{State, Update};
 use super::adamw_8bit::{Coded, host_adamw_8bit};
 use super::attention::{Attended, Heads, LseOrder};
-use super::blocks::HostBlocks;
 use super::cached_attention::Held;
 use super::cpu;
 use super::cross_entropy::{Head, TokenWeights, most_cpu_targets};
@@ -20,10 +22,9 @@ use super::dropout::Dropout;
 use super::host;
 use super::kernels::{Kernels, Place};
 use super::layout::Layout;
-use super::linear::{InputGrad, Matrix, Weight, rank};
+use super::linear::{InputGrad, Weight, rank};
 use super::low_rank::{Lora, LowRank};
 use super::product::F32Products;
-use super::quantised::HostCodes;
 use super::routing::Rows;
 use crate::device::{Dtype, has_bf16_products};
 use crate::spec::Activation;
@@ -407,45 +408,6 @@ fn gated_backward(activation: Activation, dh: &Tensor<2>, gate: &Tensor<2>, up: 
     cpu::gated_backward(activation, &host::view(dh), &host::view(gate), &host::view(up), &mut dgate, &mut dup);
     let device = gate.device();
     (host::tensor(dgate, gate.dims(), &device), host::tensor(dup, up.dims(), &device))
-}
-
-/// The elements of a frozen weight, in their storage type.
-struct HostWeight {
-    values: HostMatrix,
-    rounds: bool,
-}
-
-enum HostMatrix {
-    Dense(FlexTensor),
-    Quantised(Box<HostCodes>),
-    Blocks(HostBlocks),
-}
-
-impl HostWeight {
-    fn new(weight: &Weight) -> Self {
-        let values = match &weight.values {
-            Matrix::Dense(values) => HostMatrix::Dense(host::contiguous(values.clone())),
-            Matrix::Quantised(values) => HostMatrix::Quantised(Box::new(HostCodes::new(values))),
-            Matrix::Blocks(values) => HostMatrix::Blocks(HostBlocks::new(values)),
-        };
-        Self { values, rounds: weight.rounds }
-    }
-
-    /// The weight as the kernels take it.
-    fn get(&self) -> cpu::Weight<'_> {
-        let weight = match &self.values {
-            HostMatrix::Quantised(values) => Some(cpu::Weight::codes(values.get())),
-            HostMatrix::Blocks(values) => Some(cpu::Weight::blocks(values.get())),
-            HostMatrix::Dense(values) => match values.dtype() {
-                DType::F32 => values.as_slice::<f32>().map(cpu::Weight::f32),
-                DType::BF16 => values.as_slice::<bf16>().map(cpu::Weight::bf16),
-                DType::F16 => values.as_slice::<f16>().map(cpu::Weight::f16),
-                _ => None,
-            },
-        };
-        let Some(weight) = weight else { panic!("the kernels take weights in f32, bf16 and f16") };
-        weight.rounding(self.rounds)
-    }
 }
 
 /// Runs a kernel on the elements of A and B.

@@ -1,9 +1,11 @@
-//! RMSNorm of every query and key head, as in Qwen3, or of all heads together, as in `olmo2`, and then the rotary embedding.
+//! RMSNorm of every query and key head, as in Qwen3, or of all heads together, as in `olmo2`, and then the rotary embedding;
+//! RMSNorm of every value head, as in Gemma 4.
 
 use burn::tensor::Tensor;
 
-use super::kernels::Kernels;
+use super::kernels::{Kernels, Place};
 use super::layout::Layout;
+use super::norm::{rms_norm, rms_norm_backward};
 use super::profile::{self, Cost};
 use crate::spec::Heads;
 
@@ -82,6 +84,21 @@ pub(super) fn rotate_then_norm_backward<K: Kernels + ?Sized>(
         place.rms_norm_backward(&dy, &x(which), weights[which], rstd, dy.zeros_like()).reshape(shape)
     };
     [norm(0, dq, &of_q), norm(1, dk, &of_k)]
+}
+
+/// RMSNorm of every head of values, `[tokens, heads * head_dim]`; `weight`: `[head_dim]`.
+#[must_use]
+pub fn norm_values(place: Place, v: &Tensor<2>, weight: &Tensor<1>, eps: f64) -> Tensor<2> {
+    rms_norm(place, &in_rows(v.clone(), weight), weight, eps).0.reshape(v.dims())
+}
+
+/// The gradient of [`norm_values`] with respect to the values `v`.
+#[must_use]
+pub fn norm_values_backward(place: Place, dy: Tensor<2>, v: &Tensor<2>, weight: &Tensor<1>, eps: f64) -> Tensor<2> {
+    let (x, dy) = (in_rows(v.clone(), weight), in_rows(dy, weight));
+    // Cheaper to compute again than to keep.
+    let (_, rstd) = rms_norm(place, &x, weight, eps);
+    rms_norm_backward(place, &dy, &x, weight, &rstd, dy.zeros_like()).reshape(v.dims())
 }
 
 /// A row for each norm: of heads, `[tokens * heads, head_dim]`.

@@ -41,17 +41,29 @@ impl Rows {
     }
 }
 
-/// Sends every token to the `num_per_token` experts with the highest scores; of equal ones, to the first.
+/// Sends every token to the `num_per_token` experts with the highest scores; of equal ones, to the first. What experts make is
+/// multiplied by `scales` too, where there are such.
 ///
 /// # Shapes
-/// `scores`: `[tokens, experts]`.
+/// `scores`: `[tokens, experts]`, `scales`: `[experts]`.
 #[must_use]
-pub fn route(scores: &Tensor<2>, num_per_token: usize, probabilities: Probabilities) -> Routing {
-    profile::measure("route", || profile::passes(scores, 2), || route_now(scores, num_per_token, probabilities))
+pub fn route(
+    scores: &Tensor<2>,
+    num_per_token: usize,
+    probabilities: Probabilities,
+    scales: Option<&Tensor<1>>,
+) -> Routing {
+    let work = || route_now(scores, num_per_token, probabilities, scales);
+    profile::measure("route", || profile::passes(scores, 2), work)
 }
 
 #[expect(clippy::cast_possible_truncation, clippy::cast_possible_wrap, reason = "far below 2^31")]
-fn route_now(scores: &Tensor<2>, num_per_token: usize, probabilities: Probabilities) -> Routing {
+fn route_now(
+    scores: &Tensor<2>,
+    num_per_token: usize,
+    probabilities: Probabilities,
+    scales: Option<&Tensor<1>>,
+) -> Routing {
     let ([num_tokens, num_experts], device) = (scores.dims(), scores.device());
     let scores = scores.clone().cast(DType::F32);
     let mut values = faults::read(scores.clone(), "the scores of experts");
@@ -82,7 +94,11 @@ fn route_now(scores: &Tensor<2>, num_per_token: usize, probabilities: Probabilit
         Tensor::<1, Int>::from_data(TensorData::new(values, shape), (&device, DType::I32))
     };
     let (places, on_device) = (int(places.collect()), int(all.to_vec()));
-    let weights = probabilities.clone().reshape([num_tokens * num_experts]).select(0, places.clone());
+    let weights = match scales {
+        None => probabilities.clone(),
+        Some(scales) => probabilities.clone() * scales.clone().unsqueeze(),
+    };
+    let weights = weights.reshape([num_tokens * num_experts]).select(0, places.clone());
     let (mut groups, mut first) = (Vec::new(), 0);
     for (expert, tokens) in tokens_of.iter().enumerate().filter(|(_, tokens)| !tokens.is_empty()) {
         let len = tokens.len();

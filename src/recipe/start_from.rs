@@ -2,12 +2,12 @@
 
 use std::path::Path;
 
-use crate::config::LoraConfig;
+use crate::config::{LoraConfig, ModelOptions, TargetModules};
 use crate::lora::targets::AdapterShape;
 use crate::save::checkpoint::Checkpoints;
 use crate::save::export::{SavedAdapter, find_adapter, read_adapter};
 use crate::schema::{Problem, Section};
-use crate::spec::{DELTA_NET_NAMES, FUSED_NAMES, PerSite, SITE_NAMES, SiteId};
+use crate::spec::{ModelConfig, PerSite};
 
 /// Copies the value of a key.
 type Copy = fn(&mut LoraConfig, &LoraConfig);
@@ -29,17 +29,9 @@ const SHAPE: [(&str, Copy); 10] = [
 /// More layers than any model has: a saved adapter does not say how many its model has.
 const MANY_LAYERS: usize = 512;
 
-/// The layers of [`SITE_NAMES`] that some families have fused.
-const SPLIT: [SiteId; 5] = [0, 1, 2, 4, 5];
-
-/// The first layer of linear attention, which some families have beside the others.
-const LINEAR: SiteId = SITE_NAMES.len() + FUSED_NAMES.len();
-/// The layer behind them, of a shared expert.
-const SHARED: SiteId = LINEAR + DELTA_NET_NAMES.len();
-
 /// Takes rank, scale and layers of `lora.start_from`, and its dropout where the recipe has none. A key that says
 /// otherwise is a mistake. Where that folder is gone, the checkpoints of the run in `resumed` say the same.
-pub(super) fn take_over(lora: &mut LoraConfig, root: &mut Section<'_>, resumed: Option<&Path>) {
+pub(super) fn take_over(lora: &mut LoraConfig, model: &ModelOptions, root: &mut Section<'_>, resumed: Option<&Path>) {
     let Some(folder) = lora.start_from.as_deref().map(find_adapter) else { return };
     let read = read_adapter(&folder).or_else(|error| resumed.and_then(of_checkpoint).ok_or(error));
     let saved = match read {
@@ -52,28 +44,16 @@ pub(super) fn take_over(lora: &mut LoraConfig, root: &mut Section<'_>, resumed: 
             return;
         }
     };
-    let of_saved = shapes(&saved);
-    let has =
-        |is_such: &dyn Fn(SiteId) -> bool| of_saved.iter().flatten().flat_map(PerSite::keys).any(|site| is_such(*site));
-    let (has_split, has_shared) = (has(&|site| SPLIT.contains(&site)), has(&|site| site == SHARED));
-    let has_linear = has(&|site| (LINEAR..SHARED).contains(&site));
-    // A model has layers for queries, keys and values, gate and up, or one for each group of them.
-    let exists = |site: SiteId| match site {
-        SHARED => has_shared,
-        LINEAR.. => has_linear,
-        _ if has_split => site < SITE_NAMES.len(),
-        _ => !SPLIT.contains(&site),
-    };
-    let in_model = |mut shapes: Option<Vec<PerSite<AdapterShape>>>| {
-        shapes.iter_mut().flatten().for_each(|shapes| shapes.retain(|site, _| exists(*site)));
-        shapes
-    };
-    let of_saved = in_model(of_saved);
+    let model = Path::new(&model.path);
+    let model = model.exists().then(|| ModelConfig::from_model(model).ok()).flatten();
+    let of_saved = shapes(&saved, model.as_ref());
     for (name, copy) in SHAPE {
         let key = format!("lora.{name}");
         let mut asked_for = saved.clone();
         copy(&mut asked_for, lora);
-        if root.has(&key) && in_model(shapes(&asked_for)) != of_saved {
+        // Which layers these are, only the model says.
+        let is_unknown = model.is_none() && name == "target_modules" && lora.target_modules == TargetModules::AllLinear;
+        if root.has(&key) && !is_unknown && shapes(&asked_for, model.as_ref()) != of_saved {
             let message = format!("`{key}` contradicts the adapter of `lora.start_from`{}", shown(&saved, name));
             root.reject(&key, Problem::new(message).hint("take it out: the adapter's own is used"));
         }
@@ -90,9 +70,14 @@ fn of_checkpoint(run: &Path) -> Option<SavedAdapter> {
     read_adapter(&newest.checkpoint?).ok()
 }
 
-/// The matrices that a section selects; `None` where it is wrong, which is reported elsewhere.
-fn shapes(lora: &LoraConfig) -> Option<Vec<PerSite<AdapterShape>>> {
-    lora.select_of_any(MANY_LAYERS).ok().map(|selection| selection.shapes)
+/// The matrices that a section selects in the model, or in some model where it is not on this machine; `None` where it is wrong,
+/// which is reported elsewhere.
+fn shapes(lora: &LoraConfig, model: Option<&ModelConfig>) -> Option<Vec<PerSite<AdapterShape>>> {
+    let selection = match model {
+        Some(model) => lora.select(model),
+        None => lora.select_of_any(MANY_LAYERS),
+    };
+    selection.ok().map(|selection| selection.shapes)
 }
 
 /// The value of a key, as TOML.

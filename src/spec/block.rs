@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use super::attention::Attention;
 use super::delta_net::{A_LOG, CONV, DT_BIAS, DeltaHeads, GATED_NORM};
 use crate::util::stats::as_f64;
 
@@ -67,6 +68,8 @@ pub struct Block {
     pub sites: Vec<Site>,
     /// What it computes, in order: the output of each sublayer is added to its input.
     pub sublayers: Vec<Sublayer>,
+    /// Whether its output is multiplied by a number of its own, [`BLOCK_SCALE`] (Gemma 4).
+    pub has_scale: bool,
 }
 
 /// A sublayer with the norms around it.
@@ -93,6 +96,10 @@ pub enum SublayerKind {
     Gated(Gated),
     /// A mixture of experts.
     Mixture(Mixture),
+    /// A feed-forward layer with a mixture of experts beside it.
+    Beside(Beside),
+    /// What the layer makes of its own embedding of the tokens.
+    LayerInput(LayerInput),
 }
 
 impl SublayerKind {
@@ -104,6 +111,10 @@ impl SublayerKind {
             Self::DeltaNet(net) => vec![net.inputs.sites()],
             Self::Gated(gated) => vec![gated.gate_up.sites()],
             Self::Mixture(mixture) => mixture.all().map(|gated| gated.gate_up.sites()).collect(),
+            Self::Beside(Beside { gated, mixture }) => {
+                [gated].into_iter().chain(mixture.all()).map(|gated| gated.gate_up.sites()).collect()
+            }
+            Self::LayerInput(input) => vec![std::slice::from_ref(&input.gate)],
         }
     }
 }
@@ -133,85 +144,6 @@ impl<const N: usize> Projections<N> {
     }
 }
 
-/// Causal self-attention with grouped queries.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Attention {
-    /// Its heads.
-    pub heads: Heads,
-    /// The rotary embedding of queries and keys, by its place in [`ModelConfig::ropes`](super::ModelConfig::ropes); absent:
-    /// there is none.
-    pub rope: Option<usize>,
-    /// How queries and keys are normed before the rotary embedding; absent: they are not.
-    pub query_key_norms: Option<QueryKeyNorms>,
-    /// Whether every head has a sink: one more score, without a value (gpt-oss).
-    pub has_sinks: bool,
-    /// Whether the layer of queries also makes a gate beside each of their heads, whose sigmoid multiplies the output (Qwen3.5).
-    pub has_output_gate: bool,
-    /// The projections of its input to queries, keys and values.
-    pub qkv: Projections<3>,
-    /// The projection of its output.
-    pub output: SiteId,
-}
-
-/// Norms of queries and keys.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum QueryKeyNorms {
-    /// Of every head by itself (Qwen3).
-    Heads,
-    /// Of all heads together (`olmo2`).
-    Whole,
-}
-
-/// The heads of an attention.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Heads {
-    /// Number of query heads.
-    pub num_heads: usize,
-    /// Number of key and value heads; divides `num_heads`.
-    pub num_kv_heads: usize,
-    /// Width of a head.
-    pub head_dim: usize,
-    /// Factor of the scores.
-    pub scale: f64,
-    /// How many tokens a token can look back, itself included; absent: all.
-    pub window: Option<usize>,
-    /// Scaled scores `s` become `cap tanh(s / cap)` (Gemma 2); absent: they stay as they are.
-    pub soft_cap: Option<f64>,
-}
-
-impl Attention {
-    /// Widths of the norms of queries and of keys, where it has such.
-    #[must_use]
-    pub fn norm_widths(&self) -> Option<[usize; 2]> {
-        Some(match self.query_key_norms? {
-            QueryKeyNorms::Heads => [self.heads.head_dim; 2],
-            QueryKeyNorms::Whole => [self.heads.query_width(), self.heads.key_value_width()],
-        })
-    }
-}
-
-impl Heads {
-    /// Width of all query heads.
-    #[must_use]
-    pub fn query_width(&self) -> usize {
-        self.num_heads * self.head_dim
-    }
-
-    /// Width of all key heads, and of all value heads.
-    #[must_use]
-    pub fn key_value_width(&self) -> usize {
-        self.num_kv_heads * self.head_dim
-    }
-
-    /// Number of visible pairs of a query and a key in a document of `len` tokens: a token sees itself and the tokens
-    /// before it, within the window.
-    #[must_use]
-    pub fn visible_pairs(&self, len: usize) -> usize {
-        let window = self.window.unwrap_or(len).min(len);
-        window * (window + 1) / 2 + (len - window) * window
-    }
-}
-
 /// Gated `DeltaNet` (Yang et al., 2025): short convolution, gated delta rule, gated norm.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeltaNet {
@@ -221,9 +153,30 @@ pub struct DeltaNet {
     pub kernel_size: usize,
     /// The projections of its input: queries, keys and values side by side; the gate of the output; the strength and the decay
     /// of each value head.
-    pub inputs: Projections<4>,
+    pub inputs: DeltaNetInputs,
     /// The projection of its output.
     pub output: SiteId,
+}
+
+/// The projections of the input of a gated `DeltaNet`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeltaNetInputs {
+    /// One for each.
+    Apart([SiteId; 4]),
+    /// One to queries, keys, values and gates, and one to strengths and decays: of a key head and its value heads side by side, key
+    /// head by key head (Qwen3-Next).
+    ByKeyHead([SiteId; 2]),
+}
+
+impl DeltaNetInputs {
+    /// The projections.
+    #[must_use]
+    pub fn sites(&self) -> &[SiteId] {
+        match self {
+            Self::Apart(sites) => sites,
+            Self::ByKeyHead(sites) => sites,
+        }
+    }
 }
 
 impl DeltaNet {
@@ -304,6 +257,40 @@ impl Mixture {
     }
 }
 
+/// A feed-forward layer with a mixture of experts beside it: both take the residual stream, through norms of their own
+/// ([`BESIDE_NORMS`]), and their sum is the output (Gemma 4). The router's input is normed too, and what experts make is multiplied by
+/// a number for each.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Beside {
+    /// The feed-forward layer.
+    pub gated: Gated,
+    /// The mixture.
+    pub mixture: Mixture,
+}
+
+/// Names of the norms of a feed-forward layer and of the experts beside it: of their inputs, and of their outputs.
+pub const BESIDE_NORMS: [[&str; 2]; 2] = [
+    ["pre_feedforward_layernorm", "pre_feedforward_layernorm_2"],
+    ["post_feedforward_layernorm_1", "post_feedforward_layernorm_2"],
+];
+/// Weight of the norm of such experts' router, less a factor of the root of the width.
+pub const ROUTER_SCALE: &str = "router.scale";
+/// What such experts' outputs are multiplied by.
+pub const EXPERT_SCALES: &str = "router.per_expert_scale";
+
+/// `projection(activation(gate(x)) * e)`, where `e` is the layer's own embedding of the tokens (Gemma 4).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LayerInput {
+    /// What it computes of the gate.
+    pub activation: Activation,
+    /// Width of the embedding.
+    pub width: usize,
+    /// The projection of its input.
+    pub gate: SiteId,
+    /// The projection of its output.
+    pub projection: SiteId,
+}
+
 impl Block {
     /// The attention; the first one, if there were several.
     #[must_use]
@@ -327,7 +314,7 @@ impl Block {
     #[must_use]
     pub fn gated(&self) -> Option<&Gated> {
         self.sublayers.iter().find_map(|sublayer| match &sublayer.kind {
-            SublayerKind::Gated(gated) => Some(gated),
+            SublayerKind::Gated(gated) | SublayerKind::Beside(Beside { gated, .. }) => Some(gated),
             _ => None,
         })
     }
@@ -336,7 +323,7 @@ impl Block {
     #[must_use]
     pub fn mixture(&self) -> Option<&Mixture> {
         self.sublayers.iter().find_map(|sublayer| match &sublayer.kind {
-            SublayerKind::Mixture(mixture) => Some(mixture),
+            SublayerKind::Mixture(mixture) | SublayerKind::Beside(Beside { mixture, .. }) => Some(mixture),
             _ => None,
         })
     }
@@ -357,6 +344,15 @@ impl Block {
         groups.map(width).max().unwrap_or_default()
     }
 
+    /// The feed-forward layer that has a mixture of experts beside it, with that, likewise.
+    #[must_use]
+    pub fn beside(&self) -> Option<&Beside> {
+        self.sublayers.iter().find_map(|sublayer| match &sublayer.kind {
+            SublayerKind::Beside(beside) => Some(beside),
+            _ => None,
+        })
+    }
+
     /// The sinks of its attention with their number.
     #[must_use]
     pub fn sinks(&self) -> Option<(&'static str, usize)> {
@@ -365,12 +361,25 @@ impl Block {
 
     /// The norms of a block with their widths.
     pub fn norms(&self, hidden_size: usize) -> impl Iterator<Item = (&'static str, usize)> {
-        let widths = self.attention().and_then(Attention::norm_widths);
-        let of_heads = widths.into_iter().flat_map(|widths| HEAD_NORMS.into_iter().zip(widths));
+        let of_heads = self.attention().into_iter().flat_map(|attention| {
+            // Keys of an earlier layer are normed there.
+            let num_norms = if attention.key_value_layer().is_some() { 1 } else { 2 };
+            attention
+                .norm_widths()
+                .into_iter()
+                .flat_map(move |widths| HEAD_NORMS.into_iter().zip(widths).take(num_norms))
+        });
         let around = self.sublayers.iter().flat_map(|sublayer| [sublayer.norm_before, sublayer.norm_after]);
-        of_heads.chain(around.flatten().map(move |name| (name, hidden_size)))
+        let beside = self.beside().map(|_| BESIDE_NORMS).into_iter().flatten().flatten();
+        of_heads.chain(around.flatten().chain(beside).map(move |name| (name, hidden_size)))
     }
 }
+
+/// Name of the number that a layer's output is multiplied by.
+pub const BLOCK_SCALE: &str = "layer_scalar";
+
+/// Names of the projections around a layer's own embedding of the tokens.
+pub const LAYER_INPUT_NAMES: [&str; 2] = ["per_layer_input_gate", "per_layer_projection"];
 
 /// Name of the sinks of an attention.
 pub const SINKS: &str = "self_attn.sinks";

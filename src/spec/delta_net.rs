@@ -63,6 +63,9 @@ pub const DT_BIAS: &str = "linear_attn.dt_bias";
 /// Weight of the norm of a value head, which is stored as it is also where others are stored less 1.
 pub const GATED_NORM: &str = "linear_attn.norm.weight";
 
+/// Names of the two that some families have for all of its input.
+pub const DELTA_NET_FUSED_NAMES: [&str; 2] = ["linear_attn.in_proj_qkvz", "linear_attn.in_proj_ba"];
+
 /// Names of its linear layers, in the order of the forward pass.
 pub const DELTA_NET_NAMES: [&str; 5] = [
     "linear_attn.in_proj_qkv",

@@ -3,14 +3,17 @@
 use std::path::Path;
 
 use self::layers::Widths;
-use super::block::{Activation, Heads};
-use super::families::{Biases, Extra, FAMILIES, Family, LACKING, Scales};
+use super::attention::Heads;
+use super::block::Activation;
+use super::families::{FAMILIES, LACKING};
+use super::family::{Biases, Experts, Extra, Family, Scales};
 use super::{ModelConfig, stored};
 use crate::schema::{Problem, Problems, Section, Value, read_json};
 use crate::util::gguf::{self, GgufFile};
 
 mod delta_net;
 mod experts;
+mod gemma4;
 mod layers;
 mod rope;
 
@@ -73,7 +76,8 @@ fn decoder(json: &mut Section, family: &Family) -> ModelConfig {
     let vocab_size = count_or(json, "vocab_size", family.vocab_size, 1 << 24);
     let hidden = json.required_count("hidden_size", 1..=1 << 20);
     // Where all feed-forward layers are mixtures with a key of their own, it means nothing.
-    let is_needed = family.experts.is_none_or(|experts| experts.has_keys || experts.intermediate_size.is_none());
+    let is_needed = |experts: Experts| experts.has_keys || experts.intermediate_size.is_none();
+    let is_needed = family.experts.is_none_or(is_needed) || matches!(family.extra, Extra::Gemma4 { .. });
     let intermediate = count_or(json, "intermediate_size", (!is_needed).then_some(1), 1 << 22);
     let num_hidden_layers = json.required_count("num_hidden_layers", 1..=4096);
     let max_position_embeddings = json.count("max_position_embeddings", family.max_position_embeddings, 1..=1 << 32);
@@ -82,18 +86,23 @@ fn decoder(json: &mut Section, family: &Family) -> ModelConfig {
     let [embedding_scale, output_scale, logit_divisor] = multipliers(json, family, hidden);
     let original = json.value("original_max_position_embeddings").is_some();
     let original = original.then(|| json.count("original_max_position_embeddings", 1, 1..=1 << 32));
-    let around = rope::Around { family, head_dim: heads.head_dim, longest: max_position_embeddings, original };
-    let ropes = rope::ropes(json, around);
     let mixtures = experts::mixtures(json, family, intermediate, num_hidden_layers);
     let delta_net = delta_net::shape(json, family);
-    let widths = Widths { hidden, intermediate, heads, delta_net, biases, output_scale, mixtures };
-    let layers = layers::layers(json, family, num_hidden_layers).into_iter().enumerate();
+    let mut layers = layers::layers(json, family, num_hidden_layers);
+    let gemma4 = gemma4::read(json, family, &mut layers, heads);
+    let head_dims = [gemma4.as_ref().map_or(heads.head_dim, |gemma4| gemma4.full.head_dim), heads.head_dim];
+    let around = rope::Around { family, head_dims, longest: max_position_embeddings, original };
+    let ropes = rope::ropes(json, around);
+    let layer_inputs = gemma4.as_ref().and_then(|gemma4| gemma4.layer_inputs(json, vocab_size));
+    let widths = Widths { hidden, intermediate, heads, delta_net, gemma4, biases, output_scale, mixtures };
+    let layers = layers.into_iter().enumerate();
     ModelConfig {
         model_type: family.model_type.to_owned(),
         vocab_size,
         hidden_size: hidden,
         blocks: layers.map(|(index, layer)| widths.block(family, index, layer)).collect(),
         ropes,
+        layer_inputs,
         max_position_embeddings,
         rms_norm_eps: json.number("rms_norm_eps", family.rms_norm_eps, 0.0..=1.0),
         has_norms_less_one: family.norms_less_one,
@@ -144,7 +153,7 @@ fn family(json: &mut Section) -> Option<(&'static Family, bool)> {
 }
 
 const KNOWN_MODELS: &str = "Llama 2, 3, 3.1 and 3.2, TinyLlama, SmolLM2 and 3, Mistral, Ministral 3, Mixtral, Qwen2, Qwen2.5, \
-                            Qwen3 and Qwen3.5, gpt-oss, Gemma 2 and 3, OLMo 2, Granite 3, Phi-3 and 4 and GLM-4 have types \
+                            Qwen3, Qwen3-Next and Qwen3.5, gpt-oss, Gemma 2, 3 and 4, OLMo 2, Granite 3, Phi-3 and 4 and GLM-4 have types \
                             that are supported";
 
 /// A count that must be given, unless the family has a default.
@@ -163,13 +172,14 @@ fn heads(json: &mut Section, family: &Family, hidden: usize) -> Heads {
     let head_dim = json.count("head_dim", family.head_dim.unwrap_or((hidden / num_heads).max(1)), 1..=1 << 16);
     if json.is_sound() {
         // Qwen3.5 27B has 24 heads in a width of 5120.
-        let divided = family.delta_heads.is_none().then_some(hidden);
+        let divided = (family.delta_heads.is_none() && family.scales != Scales::Embeddings).then_some(hidden);
         check_heads(json, divided, num_heads, num_kv_heads, head_dim);
     }
     #[expect(clippy::cast_precision_loss, reason = "a head is a few hundred wide at most")]
     let scale = match family.scales {
         Scales::HeadWidth => 1.0 / (head_dim as f64).sqrt(),
         Scales::QueryScalar(scalar) => 1.0 / json.number("query_pre_attn_scalar", scalar, MULTIPLIER).sqrt(),
+        Scales::Embeddings => 1.0,
         Scales::Multipliers => json.number("attention_multiplier", 1.0, MULTIPLIER),
     };
     Heads { num_heads, num_kv_heads, head_dim, scale, window: None, soft_cap: None }
@@ -182,7 +192,7 @@ const MULTIPLIER: std::ops::RangeInclusive<f64> = 1e-6..=1e6;
 fn multipliers(json: &mut Section, family: &Family, hidden: usize) -> [Option<f64>; 3] {
     match family.scales {
         Scales::HeadWidth => [None; 3],
-        Scales::QueryScalar(_) => [Some((hidden as f64).sqrt()), None, None],
+        Scales::QueryScalar(_) | Scales::Embeddings => [Some((hidden as f64).sqrt()), None, None],
         Scales::Multipliers => ["embedding_multiplier", "residual_multiplier", "logits_scaling"]
             .map(|key| Some(json.number(key, 1.0, MULTIPLIER)).filter(|number| *number != 1.0)),
     }
@@ -215,7 +225,9 @@ fn refuse_unsupported(json: &mut Section, family: &Family) {
     if family.extra == Extra::OutputGate {
         json.only("attn_output_gate", "true", |value| *value == Value::Boolean(true));
     }
-    json.only("use_bidirectional_attention", "false", |value| *value == Value::Boolean(false));
+    // Gemma 4's "vision" is about images, which are not trained on here.
+    let is_causal = |value: &Value| *value == Value::Boolean(false) || value.text() == Some("vision");
+    json.only("use_bidirectional_attention", "false", is_causal);
 }
 
 /// Whether the projections of an attention's input, that of its output and the feed-forward layers add a bias.
@@ -256,7 +268,13 @@ fn tokens(json: &mut Section, key: &'static str, default: Option<u32>, vocab_siz
 /// Limit on the total width of all heads: with the other limits, it keeps parameter and byte counts far below 2^64.
 const MAX_HEADS_WIDTH: usize = 1 << 22;
 
-fn check_heads(json: &mut Section, hidden: Option<usize>, heads: usize, key_value_heads: usize, head_dim: usize) {
+pub(super) fn check_heads(
+    json: &mut Section,
+    hidden: Option<usize>,
+    heads: usize,
+    key_value_heads: usize,
+    head_dim: usize,
+) {
     if heads * head_dim > MAX_HEADS_WIDTH {
         let message = format!("= {heads} heads of `head_dim` = {head_dim}, expected at most {MAX_HEADS_WIDTH} in all");
         json.problem("num_attention_heads", message);

@@ -99,6 +99,13 @@ pub enum RopeScaling {
         /// Context length of pretraining.
         original_max_position_embeddings: usize,
     },
+    /// Only the first pairs turn, as fast as if all did (Gemma 4).
+    Proportional {
+        /// Number of pairs that turn.
+        num_turning: usize,
+        /// Divisor of the positions.
+        factor: f64,
+    },
     /// A larger base, the longer a text is beyond the model's positions.
     Dynamic {
         /// How much the base grows.
@@ -153,6 +160,10 @@ impl Rope {
         let plain = powers(self.theta).map(|power| 1.0 / power);
         match &self.scaling {
             None => plain.collect(),
+            Some(RopeScaling::Proportional { num_turning, factor }) => {
+                let turning = |(i, f)| if i < *num_turning { f / *factor as f32 } else { 0.0 };
+                plain.enumerate().map(turning).collect()
+            }
             Some(RopeScaling::Linear { factor }) => plain.map(|f| f / *factor as f32).collect(),
             Some(RopeScaling::Llama3 {
                 factor,

@@ -22,6 +22,10 @@ const SHAPES: &[Shape] = &[
     (&["gemma-2-9b", "gemma-2-9b-it"], include_str!("../../configs/gemma-2-9b.json")),
     (&["gemma-3-1b-pt", "gemma-3-1b-it"], include_str!("../../configs/gemma-3-1b.json")),
     (&["gemma-3-4b-pt", "gemma-3-4b-it"], include_str!("../../configs/gemma-3-4b.json")),
+    (&["gemma-4-E2B", "gemma-4-E2B-it"], include_str!("../../configs/gemma-4-e2b.json")),
+    (&["gemma-4-E4B", "gemma-4-E4B-it"], include_str!("../../configs/gemma-4-e4b.json")),
+    (&["gemma-4-26B-A4B", "gemma-4-26B-A4B-it"], include_str!("../../configs/gemma-4-26b-a4b.json")),
+    (&["gemma-4-31B", "gemma-4-31B-it"], include_str!("../../configs/gemma-4-31b.json")),
     (&["SmolLM3-3B", "SmolLM3-3B-Base"], include_str!("../../configs/smollm3-3b.json")),
     (&["OLMo-2-1124-7B", "OLMo-2-1124-7B-Instruct"], include_str!("../../configs/olmo-2-7b.json")),
     (&["phi-4"], include_str!("../../configs/phi-4.json")),
@@ -34,6 +38,10 @@ const SHAPES: &[Shape] = &[
     (&["Mixtral-8x7B-v0.1", "Mixtral-8x7B-Instruct-v0.1"], include_str!("../../configs/mixtral-8x7b.json")),
     (&["gpt-oss-20b"], include_str!("../../configs/gpt-oss-20b.json")),
     (&["Qwen3.5-35B-A3B", "Qwen3.5-35B-A3B-Base"], include_str!("../../configs/qwen3.5-35b-a3b.json")),
+    (
+        &["Qwen3-Next-80B-A3B-Instruct", "Qwen3-Next-80B-A3B-Thinking", "Qwen3-Coder-Next"],
+        include_str!("../../configs/qwen3-next-80b-a3b.json"),
+    ),
     (&["SmolLM2-135M", "SmolLM2-135M-Instruct"], include_str!("../../configs/smollm2-135m.json")),
     (&["TinyLlama-1.1B-Chat-v1.0"], include_str!("../../configs/tinyllama-1.1b.json")),
 ];

@@ -8,14 +8,15 @@
 use burn::tensor::{Int, Tensor};
 
 use super::grads::GradSums;
+use super::inputs::Passing;
 use super::loss::{Compared, MicroBatchLoss, Targets, divergence, loss_and_grad};
 use super::objective::Objective;
 use super::offload::{HostParking, Parked};
 use crate::data::batch::Batch;
 use crate::lora::AdapterSet;
-use crate::model::Model;
 use crate::model::block::Activations;
 use crate::model::context::BlockContext;
+use crate::model::{Carried, Model};
 use crate::ops::cross_entropy::LossChunk;
 use crate::ops::dropout::{Dropout, mix};
 use crate::ops::layout::Layout;
@@ -92,6 +93,8 @@ pub struct Forward {
 struct MicroBatch {
     layout: Layout,
     dropout_seed: u64,
+    /// What passes between the blocks besides the residual stream.
+    carried: Carried,
     /// Scale of the gradients inside the backward, against underflow in `f16`; it is removed before they are summed.
     grad_scale: f64,
 }
@@ -101,14 +104,16 @@ impl MicroBatch {
         // The gradient of the mean loss is what fits the range of f16.
         #[expect(clippy::cast_precision_loss, reason = "far below 2^53 tokens")]
         let grad_scale = options.loss_scale.map_or(1.0, |scale| scale / num_targets as f64);
-        Self { layout, dropout_seed: mix(options.seed ^ mix(number)), grad_scale }
+        let dropout_seed = mix(options.seed ^ mix(number));
+        Self { layout, dropout_seed, carried: Carried::default(), grad_scale }
     }
 
     /// The context of a block; its forward and the recomputation use the same one.
     fn context<'a>(&'a self, model: &'a Model, adapters: &'a AdapterSet, layer: usize) -> BlockContext<'a> {
         let dropout = (adapters.dropout > 0.0)
             .then(|| Dropout { probability: adapters.dropout, seed: mix(self.dropout_seed ^ mix(layer as u64 + 1)) });
-        BlockContext::new(&model.config, &self.layout, &adapters.blocks[layer], dropout)
+        let context = BlockContext::new(&model.config, &self.layout, &adapters.blocks[layer], dropout);
+        BlockContext { inputs: self.carried.inputs(&model.config, layer), ..context }
     }
 }
 
@@ -124,36 +129,39 @@ enum Kept {
 pub fn forward(model: &Model, adapters: &AdapterSet, inputs: Vec<Inputs>, options: Options<'_>) -> Forward {
     let first = first_adapted(model, adapters);
     let (mut micro_batches, mut xs, mut targets) = (Vec::new(), Vec::new(), Vec::new());
-    let (mut reference_xs, mut divergences) = (Vec::new(), Vec::new());
+    let (mut references, mut divergences) = (Vec::new(), Vec::new());
     for (number, inputs) in (options.first_number..).zip(inputs) {
-        let micro_batch = MicroBatch::new(inputs.layout, inputs.targets.num_tokens(), number, options);
-        let x = model.embed_ids(inputs.input_ids);
+        let num_targets = inputs.targets.num_tokens();
+        let mut micro_batch = MicroBatch::new(inputs.layout, num_targets, number, options);
         if options.objective.needs_reference() {
-            reference_xs.push(x.clone());
+            references.push(Passing::new(model, inputs.input_ids.clone()));
         }
         let mismatched = inputs.mismatched.filter(|_| options.objective.needs_divergence());
         let divergence = |batch: &Batch| divergence(model, adapters, options.reference, batch, options.loss_chunk);
         divergences.push(mismatched.map_or(0.0, |batch| divergence(&batch)));
-        xs.push(match options.neftune_noise_alpha {
+        let x = model.embed_ids(inputs.input_ids.clone());
+        let x = match options.neftune_noise_alpha {
             Some(alpha) => {
                 let width = as_f64(inputs.longest_row * model.config.hidden_size);
                 with_noise(&x, alpha / width.sqrt(), mix(micro_batch.dropout_seed))
             }
             None => x,
-        });
+        };
+        micro_batch.carried = model.carried(inputs.input_ids, &x);
+        xs.push(x);
         micro_batches.push(micro_batch);
         targets.push(inputs.targets);
     }
     let mut kept = Vec::with_capacity(model.blocks.len() * xs.len());
     for (layer, block) in model.walk(0..model.blocks.len()) {
-        for (x, micro_batch) in reference_xs.iter_mut().zip(&micro_batches) {
-            let context = BlockContext::new(&model.config, &micro_batch.layout, &options.reference.blocks[layer], None);
-            *x = block.output(&block.activations(x.clone(), &context), &context);
+        for (reference, micro_batch) in references.iter_mut().zip(&micro_batches) {
+            reference.through(model, (layer, &block), &micro_batch.layout, options.reference);
         }
-        for (index, (x, micro_batch)) in xs.iter_mut().zip(&micro_batches).enumerate().rev() {
+        for (index, (x, micro_batch)) in xs.iter_mut().zip(&mut micro_batches).enumerate().rev() {
             let context = micro_batch.context(model, adapters, layer);
             let activations = block.activations(x.clone(), &context);
             let input = std::mem::replace(x, block.output(&activations, &context));
+            micro_batch.carried.keep(&model.config, layer, &activations);
             if layer >= first {
                 kept.push(match options.parking {
                     _ if layer >= options.num_recomputed => Kept::Activations(Box::new(activations)),
@@ -166,7 +174,7 @@ pub fn forward(model: &Model, adapters: &AdapterSet, inputs: Vec<Inputs>, option
             }
         }
     }
-    let references = reference_xs.into_iter().map(Some).chain(std::iter::repeat_with(|| None));
+    let references = references.into_iter().map(|passing| Some(passing.x)).chain(std::iter::repeat_with(|| None));
     let compared = references.zip(divergences).map(|(reference, divergence)| Compared { reference, divergence });
     let of_each = xs.into_iter().zip(targets).zip(compared).zip(&micro_batches);
     let (losses, dx) = of_each
@@ -187,10 +195,10 @@ pub fn backward(
     options: Options<'_>,
     sums: &mut GradSums,
 ) -> Vec<MicroBatchLoss> {
-    let Forward { micro_batches, mut kept, losses, mut dx } = forward;
+    let Forward { mut micro_batches, mut kept, losses, mut dx } = forward;
     let first = first_adapted(model, adapters);
     for (layer, block) in model.walk((first..model.blocks.len()).rev()) {
-        let through_block = |(dx, micro_batch): (Tensor<2>, &MicroBatch)| {
+        let through_block = |(dx, micro_batch): (Tensor<2>, &mut MicroBatch)| {
             let context = micro_batch.context(model, adapters, layer);
             let this = kept.pop()?;
             // The next input is fetched while this one is computed with.
@@ -202,12 +210,13 @@ pub fn backward(
                 Kept::InputOnHost(input) => block.activations(input.tensor(), &context),
                 Kept::Activations(activations) => *activations,
             };
-            let (input_grad, grads) = block.backward(dx, activations, &context, layer > first);
+            let grads = block.backward(dx, activations, &context, layer > first);
+            micro_batch.carried.add_grads(&model.config, layer, grads.key_values);
             let factor = 1.0 / micro_batch.grad_scale;
-            profile::measure("gradient_sums", Cost::default, || sums.add(layer, grads, factor));
-            input_grad
+            profile::measure("gradient_sums", Cost::default, || sums.add(layer, grads.adapters, factor));
+            grads.dx
         };
-        dx = dx.into_iter().zip(&micro_batches).filter_map(through_block).collect();
+        dx = dx.into_iter().zip(&mut micro_batches).filter_map(through_block).collect();
     }
     losses
 }

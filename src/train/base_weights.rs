@@ -2,13 +2,13 @@
 
 use super::memory::{MemoryPlan, Workload};
 use crate::config::Residency;
-use crate::spec::{Block, is_of_expert};
+use crate::spec::{Block, LAYER_INPUT_PROJECTION, LAYER_INPUT_TABLE, is_of_expert};
 use crate::util::stats::{as_f64, as_u64};
 
 /// Bytes of the frozen weights as the model holds them.
 #[derive(Default)]
 struct Sizes {
-    /// What is no matrix, such as norms and biases, in `f32`.
+    /// What is no matrix, such as norms and biases, in `f32`; and the matrix that makes the layers' own embeddings.
     vectors: usize,
     /// The matrices of a block on average, and of the largest one.
     block: usize,
@@ -17,6 +17,8 @@ struct Sizes {
     experts: usize,
     head: usize,
     embedding: usize,
+    /// The layers' own embeddings of the tokens.
+    layer_inputs: usize,
 }
 
 impl Workload<'_> {
@@ -33,6 +35,8 @@ impl Workload<'_> {
                     sizes.experts += if is_of_expert(&name) { num_bytes } else { 0 };
                 }
                 (2, None) if name == "lm_head.weight" => sizes.head += num_bytes,
+                (2, None) if name == LAYER_INPUT_TABLE => sizes.layer_inputs += num_bytes,
+                (2, None) if name == LAYER_INPUT_PROJECTION => sizes.vectors += num_bytes,
                 (2, None) => sizes.embedding += num_bytes,
                 _ => sizes.vectors += num_bytes,
             }
@@ -47,11 +51,11 @@ impl Workload<'_> {
     /// activations exist. Weights in host memory: the block that is computed, the next block, and the previous block if
     /// the device has not computed it yet.
     pub(super) fn base_bytes(&self) -> usize {
-        let Sizes { vectors, block, largest, experts, head, embedding } = self.sizes();
-        let layers = self.config.num_layers();
+        let Sizes { vectors, block, largest, experts, head, embedding, layer_inputs } = self.sizes();
+        let (layers, embeddings) = (self.config.num_layers(), embedding + layer_inputs);
         match self.storage.residency {
-            Residency::Host if !self.place.is_host() => vectors + layers.min(3) * block + head + embedding,
-            Residency::Memory | Residency::Host => vectors + layers * block + head + embedding,
+            Residency::Host if !self.place.is_host() => vectors + layers.min(3) * block + head + embeddings,
+            Residency::Memory | Residency::Host => vectors + layers * block + head + embeddings,
             // Which experts of the next block are used is not known yet.
             Residency::Mapped => vectors + largest + (block - experts).max(head).max(self.tied(embedding)),
         }

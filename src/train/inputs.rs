@@ -2,12 +2,13 @@
 
 use std::borrow::Cow;
 
-use burn::tensor::Tensor;
+use burn::tensor::{Int, Tensor};
 
 use crate::data::batch::Batch;
 use crate::lora::AdapterSet;
-use crate::model::Model;
+use crate::model::block::Block;
 use crate::model::context::BlockContext;
+use crate::model::{Carried, Model};
 use crate::ops::layout::Layout;
 use crate::ops::norm::rms_norm;
 
@@ -35,12 +36,11 @@ impl Model {
     pub fn hidden(&self, batch: &Batch, adapters: &AdapterSet) -> Tensor<2> {
         let batch = &*self.arranged(batch);
         let layout = self.layout(batch);
-        let mut x = self.embed(&batch.input_ids);
+        let mut passing = Passing::new(self, self.token_ids(&batch.input_ids));
         for (layer, block) in self.walk(0..self.blocks.len()) {
-            let context = BlockContext::new(&self.config, &layout, &adapters.blocks[layer], None);
-            x = block.output(&block.activations(x, &context), &context);
+            passing.through(self, (layer, &block), &layout, adapters);
         }
-        x
+        passing.x
     }
 
     /// The logits of every token of the [`arranged`](Self::arranged) batch, `[tokens, vocab_size]`, in `f32`: for tests and
@@ -49,5 +49,31 @@ impl Model {
     pub fn logits(&self, batch: &Batch, adapters: &AdapterSet) -> Tensor<2> {
         let (normed, _) = rms_norm(self.place(), &self.hidden(batch, adapters), &self.norm, self.config.rms_norm_eps);
         self.logits_of(&normed)
+    }
+}
+
+/// A forward without dropout, block by block, of which nothing is kept.
+#[derive(Debug)]
+pub struct Passing {
+    /// The last block's output, `[tokens, hidden_size]`.
+    pub x: Tensor<2>,
+    carried: Carried,
+}
+
+impl Passing {
+    /// Before the first block.
+    #[must_use]
+    pub fn new(model: &Model, input_ids: Tensor<1, Int>) -> Self {
+        let x = model.embed_ids(input_ids.clone());
+        Self { carried: model.carried(input_ids, &x), x }
+    }
+
+    /// Goes through a block.
+    pub fn through(&mut self, model: &Model, (layer, block): (usize, &Block), layout: &Layout, adapters: &AdapterSet) {
+        let context = BlockContext::new(&model.config, layout, &adapters.blocks[layer], None);
+        let context = BlockContext { inputs: self.carried.inputs(&model.config, layer), ..context };
+        let activations = block.activations(self.x.clone(), &context);
+        self.x = block.output(&activations, &context);
+        self.carried.keep(&model.config, layer, &activations);
     }
 }

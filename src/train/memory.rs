@@ -207,9 +207,10 @@ impl Workload<'_> {
         let is_offloaded = self.gradient_checkpointing == GradientCheckpointing::Offload && !self.place.is_host();
         let num_recomputed = self.gradient_checkpointing.num_recomputed(layers);
         let whole = blocks().skip(num_recomputed).map(|block| block.kept).sum::<usize>();
-        let of_one = if is_offloaded { 0 } else { num_recomputed * hidden + whole * tokens * width };
+        let of_blocks = if is_offloaded { 0 } else { num_recomputed * hidden + whole * tokens * width };
+        let of_one = of_blocks + self.config.carried_size(num_recomputed) * tokens * width;
         // The inputs of two blocks are in transfer at a time.
-        let in_transfer = if of_one == 0 { 2 * hidden } else { 0 };
+        let in_transfer = if of_blocks == 0 { 2 * hidden } else { 0 };
         // Micro-batches wait between two blocks as hidden states, or their gradient.
         let of_reference = if self.objective.needs_reference() { self.layered() * hidden } else { 0 };
         let kept = self.layered() * of_one + in_transfer + (self.layered() - 1) * hidden + of_reference;

@@ -21,7 +21,7 @@ use crate::common::families::write_model;
 use crate::engine::{grads, in_rows, indexed, packed, relative_error, step, with_b};
 
 /// What a family changes in the configuration of the others.
-fn families() -> [(&'static str, Value); 17] {
+fn families() -> [(&'static str, Value); 18] {
     let llama = "LlamaForCausalLM";
     let llama3 = json!({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
         "original_max_position_embeddings": 8192});
@@ -58,6 +58,15 @@ fn families() -> [(&'static str, Value); 17] {
             "gemma3",
             json!({"model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"], "head_dim": 24,
             "query_pre_attn_scalar": 24, "sliding_window": 9, "num_hidden_layers": 6, "tie_word_embeddings": true}),
+        ),
+        (
+            "gemma4, all it can have",
+            json!({"model_type": "gemma4_text", "architectures": ["Gemma4ForCausalLM"], "head_dim": 16,
+            "global_head_dim": 24, "sliding_window": 9, "num_hidden_layers": 4, "num_kv_shared_layers": 2,
+            "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"], "hidden_size_per_layer_input": 32,
+            "vocab_size_per_layer_input": 1344, "final_logit_softcapping": 4.0, "use_double_wide_mlp": true,
+            "attention_k_eq_v": true, "num_global_key_value_heads": 1, "enable_moe_block": true, "num_experts": 3,
+            "top_k_experts": 3, "moe_intermediate_size": 64, "tie_word_embeddings": true, "rope_theta": null}),
         ),
         ("smollm3", json!({"model_type": "smollm3", "architectures": ["SmolLM3ForCausalLM"], "num_hidden_layers": 4})),
         ("olmo2", json!({"model_type": "olmo2", "architectures": ["Olmo2ForCausalLM"]})),
@@ -133,7 +142,7 @@ fn kinds() -> [(&'static str, LoraConfig); 2] {
 }
 
 /// The cells without a number: family and form.
-const REFUSED: [(&str, &str); 1] = [("gpt_oss", "q8_0")];
+const REFUSED: [(&str, &str); 2] = [("gemma4, all it can have", "q8_0"), ("gpt_oss", "q8_0")];
 
 fn load(folder: &Path, form: Form, compute: Dtype, device: &Device) -> Option<Model> {
     let (model, storage) = match form {

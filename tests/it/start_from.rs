@@ -89,7 +89,7 @@ fn the_first_loss_from_pefts_adapter_is_pefts() {
 
 #[test]
 fn all_linear_layers_of_a_family_with_others_are_those_of_its_adapter() {
-    for family in ["qwen2_moe", "qwen3_5"] {
+    for family in ["qwen2_moe", "qwen3_5", "gpt_oss", "gemma4"] {
         let bench = Bench::new();
         let model = bench.path("model");
         std::fs::create_dir(&model).unwrap();
@@ -100,4 +100,17 @@ fn all_linear_layers_of_a_family_with_others_are_those_of_its_adapter() {
         let start = format!("lora.start_from={}", bench.path("first").display());
         train(&bench.recipe("second", ""), &[&SHORT[..], &NO_SHAPE, &all, &["--set", &start]].concat());
     }
+}
+
+#[test]
+fn all_linear_layers_are_more_than_those_of_an_adapter_of_some() {
+    let bench = Bench::new();
+    let of_attention = "lora.target_modules=[\"q_proj\", \"k_proj\", \"v_proj\", \"o_proj\"]";
+    train(&bench.recipe("first", ""), &[&SHORT[..], &["--set", of_attention]].concat());
+    let start = format!("lora.start_from={}", bench.path("first").display());
+    let second = bench.recipe("second", "");
+    let sets = ["--set", &start, "--set", "lora.target_modules=all-linear"];
+    let output = run(&[&["check", second.to_str().unwrap()], &NO_SHAPE[..], &sets].concat());
+    assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
+    assert!(stderr(&output).contains("`lora.target_modules` contradicts the adapter"), "{}", stderr(&output));
 }

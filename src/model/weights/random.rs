@@ -4,11 +4,11 @@ use std::path::Path;
 
 use super::source::{Drawn, Numbers, Source};
 use crate::schema::Problem;
-use crate::spec::ModelConfig;
 use crate::spec::delta_net::{A_LOG, DT_BIAS, GATED_NORM};
+use crate::spec::{BLOCK_SCALE, EXPERT_SCALES, ModelConfig, ROUTER_SCALE};
 
-/// Fresh weights as transformers draws them: normal with `initializer_range`, norms 1, biases 0; in linear attention, 1 for
-/// `dt_bias`, and `A_log` the logarithm of a number from 0.01 to 16.
+/// Fresh weights as transformers draws them: normal with `initializer_range`, norms 1, biases 0; blocks are scaled by 1; in linear
+/// attention, 1 for `dt_bias`, and `A_log` the logarithm of a number from 0.01 to 16.
 #[derive(Clone, Copy, Debug)]
 pub struct RandomWeights {
     initializer_range: f64,
@@ -56,8 +56,9 @@ impl RandomWeights {
     fn of(&self, name: &str) -> Option<Drawn> {
         Some(match name.rsplit_once("layers.").and_then(|(_, in_layer)| Some(in_layer.split_once('.')?.1)) {
             Some(A_LOG) => return None,
-            Some(DT_BIAS | GATED_NORM) => Drawn::Constant(1.0),
-            _ if name.ends_with("norm.weight") => Drawn::Constant(self.norm),
+            Some(DT_BIAS | GATED_NORM | BLOCK_SCALE | ROUTER_SCALE | EXPERT_SCALES) => Drawn::Constant(1.0),
+            // Gemma 4 has norms called `post_feedforward_layernorm_1`.
+            _ if name.ends_with("norm.weight") || name.contains("layernorm_") => Drawn::Constant(self.norm),
             _ if name.ends_with(".bias") => Drawn::Constant(0.0),
             _ => Drawn::Normal { seed: self.seed ^ fnv1a(name), deviation: self.initializer_range },
         })

@@ -15,7 +15,7 @@ use crate::config::Residency;
 use crate::device::Dtype;
 use crate::ops::linear::Matrix;
 use crate::schema::Problem;
-use crate::spec::{ModelConfig, StoredQuantisation};
+use crate::spec::{LAYER_INPUT_TABLE, ModelConfig, StoredQuantisation};
 
 /// Tensors that some old files hold and that are not needed: the rotary frequencies follow from the config.
 const IGNORED_SUFFIX: &str = "rotary_emb.inv_freq";
@@ -28,8 +28,9 @@ const UNTIED_HEAD: &str = "`lm_head.weight` differs from `model.embed_tokens.wei
                            hint: set \"tie_word_embeddings\": false in config.json if the head was trained on its own";
 
 impl Source for WeightFiles {
-    /// Rotary frequencies of old files are ignored, layers of multi-token prediction, and the parts of a multimodal model that are not its language model. So
-    /// is a stored head that equals the embedding, where the two are tied.
+    /// Rotary frequencies of old files are ignored, layers of multi-token prediction, keys and values of layers that use those of
+    /// earlier ones, and the parts of a multimodal model that are not its language model. So is a stored head that equals the
+    /// embedding, where the two are tied.
     fn check(&self, config: &ModelConfig) -> Result<(), Problem> {
         let expected = config.expected_tensors();
         let mut known: HashSet<String> = expected.iter().map(|(name, _)| name.clone()).collect();
@@ -48,7 +49,8 @@ impl Source for WeightFiles {
             let is_zero = || self.bytes(stored).iter().all(|byte| *byte == 0);
             let is_padding = || config.quantisation.is_some() && name.ends_with("_proj.bias") && is_zero();
             let is_other_part = config.is_nested && stored.nested_name.is_none() && name != "lm_head.weight";
-            let is_ignored = name.ends_with(IGNORED_SUFFIX) || name.starts_with(IGNORED_PREFIX);
+            let is_ignored =
+                name.ends_with(IGNORED_SUFFIX) || name.starts_with(IGNORED_PREFIX) || config.is_unused(name);
             if known.contains(name) || is_ignored || is_padding() || is_other_part {
                 continue;
             }
@@ -115,7 +117,7 @@ impl WeightFiles {
 
 /// Whether the files hold codes of this matrix: neither is it the embedding, nor is it there as it is.
 fn is_coded(files: &WeightFiles, name: &str, shape: &[usize]) -> bool {
-    name != "model.embed_tokens.weight" && files.stored(name, shape).is_err()
+    !matches!(name, "model.embed_tokens.weight" | LAYER_INPUT_TABLE) && files.stored(name, shape).is_err()
 }
 
 fn same_bytes(files: &WeightFiles, name: &str, other: &str) -> bool {

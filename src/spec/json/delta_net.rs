@@ -1,9 +1,9 @@
 //! The shape of linear attention.
 
 use crate::schema::Section;
-use crate::spec::block::{Projections, Role, Site};
-use crate::spec::families::Family;
-use crate::spec::{DELTA_NET_NAMES, DeltaHeads, DeltaNet};
+use crate::spec::block::{DeltaNetInputs, Role, Site};
+use crate::spec::family::Family;
+use crate::spec::{DELTA_NET_FUSED_NAMES, DELTA_NET_NAMES, DeltaHeads, DeltaNet};
 
 /// What its layers have in common.
 #[derive(Clone, Copy)]
@@ -40,7 +40,7 @@ pub(super) fn shape(json: &mut Section, family: &Family) -> Option<Shape> {
 
 impl Shape {
     /// The linear attention of a layer, whose linear layers are the first of `sites`.
-    pub(super) fn of_layer(self, hidden: usize, sites: &mut Vec<Site>) -> DeltaNet {
+    pub(super) fn of_layer(self, family: &Family, hidden: usize, sites: &mut Vec<Site>) -> DeltaNet {
         let Self { heads, kernel_size } = self;
         let mut add = |name: &str, shape| {
             sites.push(Site { name: name.to_owned(), shape, has_bias: false, role: Role::Linear });
@@ -48,8 +48,13 @@ impl Shape {
         };
         let [qkv, z, b, a, output] = DELTA_NET_NAMES;
         let widths = [heads.qkv_width(), heads.value_width(), heads.num_value_heads, heads.num_value_heads];
-        let inputs = [(qkv, widths[0]), (z, widths[1]), (b, widths[2]), (a, widths[3])];
-        let inputs = Projections::Apart(inputs.map(|(name, width)| add(name, [width, hidden])));
+        let mut project = |(name, width)| add(name, [width, hidden]);
+        let inputs = if family.fused[2] {
+            let [qkvz, ba] = DELTA_NET_FUSED_NAMES;
+            DeltaNetInputs::ByKeyHead([(qkvz, widths[0] + widths[1]), (ba, widths[2] + widths[3])].map(project))
+        } else {
+            DeltaNetInputs::Apart([(qkv, widths[0]), (z, widths[1]), (b, widths[2]), (a, widths[3])].map(&mut project))
+        };
         DeltaNet { heads, kernel_size, inputs, output: add(output, [hidden, heads.value_width()]) }
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::schema::{Section, Value};
 use crate::spec::block::{Gated, Mixture, Probabilities, Projections, Role, SHARED_GATE, SharedExpert, Site, SiteId};
-use crate::spec::families::{Biases, Experts, Family};
+use crate::spec::family::{Biases, Experts, Extra, Family};
 use crate::util::gguf::MAX_EXPERTS;
 
 /// Experts of all layers.
@@ -29,6 +29,10 @@ pub(super) fn mixtures(
     num_layers: usize,
 ) -> Option<Mixtures> {
     let Experts { count, num_per_token, intermediate_size, shared, has_keys, has_biases, names } = family.experts?;
+    let is_gemma4 = matches!(family.extra, Extra::Gemma4 { .. });
+    if is_gemma4 && !json.boolean("enable_moe_block", false) {
+        return None;
+    }
     json.only("use_sliding_window", "false", |value| *value == Value::Boolean(false));
     if family.biases == Biases::QueryKeyValue {
         json.only("qkv_bias", "true", |value| *value == Value::Boolean(true));
@@ -38,9 +42,10 @@ pub(super) fn mixtures(
     json.only("router_jitter_noise", "0.0", |value| value.number() == Some(0.0));
     let key = if json.has("num_local_experts") { "num_local_experts" } else { "num_experts" };
     let num_experts = json.count(key, count, 1..=MAX_EXPERTS);
-    let num_per_token = json.count("num_experts_per_tok", num_per_token, 1..=MAX_EXPERTS);
+    let of_token = if is_gemma4 { "top_k_experts" } else { "num_experts_per_tok" };
+    let num_per_token = json.count(of_token, num_per_token, 1..=MAX_EXPERTS);
     if num_per_token > num_experts {
-        json.problem("num_experts_per_tok", format!("= {num_per_token}, but there are {num_experts} experts"));
+        json.problem(of_token, format!("= {num_per_token}, but there are {num_experts} experts"));
     }
     if num_experts * num_layers > MAX_EXPERTS_OF_ALL {
         let message = format!("= {num_experts} in {num_layers} layers, expected at most {MAX_EXPERTS_OF_ALL} in all");
@@ -50,7 +55,7 @@ pub(super) fn mixtures(
     let mut is_in = vec![true; num_layers];
     let mut is_normalised = true;
     if has_keys {
-        is_normalised = json.boolean("norm_topk_prob", false);
+        is_normalised = json.boolean("norm_topk_prob", family.model_type == "qwen3_next");
         let every = json.count("decoder_sparse_step", 1, 1..=1 << 16);
         let dense = json.any("mlp_only_layers", Vec::new(), "a list of layers, or null", layers);
         for (layer, is_in) in is_in.iter_mut().enumerate() {

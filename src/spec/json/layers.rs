@@ -2,11 +2,14 @@
 
 use super::delta_net::Shape;
 use super::experts::Mixtures;
+use super::gemma4::Gemma4;
 use crate::schema::{Section, Value};
+use crate::spec::attention::{Attention, Heads, Qkv};
 use crate::spec::block::{
-    Attention, Block, FUSED_NAMES, Gated, Heads, Projections, Role, SITE_NAMES, Site, Sublayer, SublayerKind,
+    Beside, Block, FUSED_NAMES, Gated, LAYER_INPUT_NAMES, LayerInput, Projections, Role, SITE_NAMES, Site, SiteId,
+    Sublayer, SublayerKind,
 };
-use crate::spec::families::{Extra, Family, Windows};
+use crate::spec::family::{Extra, Family, Windows};
 
 /// What layers differ in.
 #[derive(Clone, Copy)]
@@ -89,6 +92,7 @@ pub(super) struct Widths {
     pub(super) intermediate: usize,
     pub(super) heads: Heads,
     pub(super) delta_net: Option<Shape>,
+    pub(super) gemma4: Option<Gemma4>,
     /// Whether the projections of an attention's input, that of its output and the feed-forward layers add a bias.
     pub(super) biases: [bool; 3],
     /// Factor of the outputs of sublayers.
@@ -99,68 +103,99 @@ pub(super) struct Widths {
 impl Widths {
     /// The block of layer `index`.
     pub(super) fn block(&self, family: &Family, index: usize, layer: Layer) -> Block {
-        let Self { hidden, intermediate, biases: [.., of_mlp], output_scale, .. } = *self;
+        let Self { hidden, biases: [.., of_mlp], output_scale, .. } = *self;
+        let gemma4 = self.gemma4.as_ref();
+        let intermediate = gemma4.map_or(self.intermediate, |gemma4| gemma4.intermediate(index, self.intermediate));
         let mut sites = Vec::new();
         let mixing = match self.delta_net.filter(|_| layer.is_linear) {
-            Some(shape) => SublayerKind::DeltaNet(shape.of_layer(hidden, &mut sites)),
-            None => SublayerKind::Attention(self.attention(family, layer, &mut sites)),
-        };
-        let mut add = |name: &str, shape, has_bias| {
-            sites.push(Site { name: name.to_owned(), shape, has_bias, role: Role::Linear });
-            sites.len() - 1
+            Some(shape) => SublayerKind::DeltaNet(shape.of_layer(family, hidden, &mut sites)),
+            None => SublayerKind::Attention(self.attention(family, index, layer, &mut sites)),
         };
         let [_, gate_up_name] = FUSED_NAMES;
         let [.., gate_name, up_name, down_name] = SITE_NAMES;
         let mixtures = self.mixtures.as_ref().filter(|mixtures| mixtures.is_in[index]);
-        let feed_forward = if let Some(mixtures) = mixtures {
-            SublayerKind::Mixture(mixtures.mixture(family, hidden, |site| {
-                sites.push(site);
-                sites.len() - 1
-            }))
-        } else {
+        let gated = |sites: &mut Vec<Site>| {
             let gate_up = if family.fused[1] {
-                let site = add(gate_up_name, [2 * intermediate, hidden], of_mlp);
+                let site = add(sites, gate_up_name, [2 * intermediate, hidden], of_mlp);
                 Projections::Fused { site, widths: [intermediate; 2] }
             } else {
-                Projections::Apart([gate_name, up_name].map(|name| add(name, [intermediate, hidden], of_mlp)))
+                Projections::Apart([gate_name, up_name].map(|name| add(sites, name, [intermediate, hidden], of_mlp)))
             };
-            let down = add(down_name, [hidden, intermediate], of_mlp);
-            let activation = family.activation.1;
-            SublayerKind::Gated(Gated { activation, intermediate_size: intermediate, gate_up, down })
+            let down = add(sites, down_name, [hidden, intermediate], of_mlp);
+            Gated { activation: family.activation.1, intermediate_size: intermediate, gate_up, down }
+        };
+        let mixture = |mixtures: &Mixtures, sites: &mut Vec<Site>| {
+            mixtures.mixture(family, hidden, |site| {
+                sites.push(site);
+                sites.len() - 1
+            })
+        };
+        let feed_forward = match mixtures {
+            None => SublayerKind::Gated(gated(&mut sites)),
+            Some(mixtures) if gemma4.is_none() => SublayerKind::Mixture(mixture(mixtures, &mut sites)),
+            Some(mixtures) => {
+                let gated = gated(&mut sites);
+                SublayerKind::Beside(Beside { gated, mixture: mixture(mixtures, &mut sites) })
+            }
         };
         let kinds = [mixing, feed_forward];
-        let sublayers = kinds.into_iter().zip(family.norms);
-        Block {
-            sites,
-            sublayers: sublayers
-                .map(|(kind, [norm_before, norm_after])| Sublayer { norm_before, norm_after, output_scale, kind })
-                .collect(),
+        let mut sublayers: Vec<_> = kinds
+            .into_iter()
+            .zip(family.norms)
+            .map(|(kind, [norm_before, norm_after])| {
+                // Each of the two has a norm of its own.
+                let norm_before = norm_before.filter(|_| !matches!(kind, SublayerKind::Beside(_)));
+                Sublayer { norm_before, norm_after, output_scale, kind }
+            })
+            .collect();
+        if let Some(width) = gemma4.map(|gemma4| gemma4.layer_input_width).filter(|width| *width > 0) {
+            let [gate, projection] = LAYER_INPUT_NAMES;
+            let [gate, projection] = [(gate, [width, hidden]), (projection, [hidden, width])]
+                .map(|(name, shape)| add(&mut sites, name, shape, false));
+            let kind =
+                SublayerKind::LayerInput(LayerInput { activation: family.activation.1, width, gate, projection });
+            let norm_after = Some("post_per_layer_input_norm");
+            sublayers.push(Sublayer { norm_before: None, norm_after, output_scale, kind });
         }
+        Block { sites, sublayers, has_scale: gemma4.is_some() }
     }
 
     /// The attention of a layer, whose linear layers are the first of `sites`.
-    fn attention(&self, family: &Family, layer: Layer, sites: &mut Vec<Site>) -> Attention {
+    fn attention(&self, family: &Family, index: usize, layer: Layer, sites: &mut Vec<Site>) -> Attention {
         let Self { hidden, biases: [of_qkv, of_output, _], .. } = *self;
-        let heads = Heads { window: layer.window, ..self.heads };
+        let gemma4 = self.gemma4.as_ref();
+        let full = gemma4.filter(|_| !layer.is_local);
+        let heads = Heads { window: layer.window, ..full.map_or(self.heads, |gemma4| gemma4.full) };
         let (query, key_value) = (heads.query_width(), heads.key_value_width());
-        let mut add = |name: &str, shape, has_bias| {
-            sites.push(Site { name: name.to_owned(), shape, has_bias, role: Role::Linear });
-            sites.len() - 1
-        };
         let [q_name, k_name, v_name, output_name, ..] = SITE_NAMES;
         let qkv = if family.fused[0] {
             let widths = [query, key_value, key_value];
-            Projections::Fused { site: add(FUSED_NAMES[0], [query + 2 * key_value, hidden], of_qkv), widths }
+            let site = add(sites, FUSED_NAMES[0], [query + 2 * key_value, hidden], of_qkv);
+            Qkv::All(Projections::Fused { site, widths })
         } else {
             let of_queries = if family.extra == Extra::OutputGate { 2 * query } else { query };
-            let named = [(q_name, of_queries), (k_name, key_value), (v_name, key_value)];
-            Projections::Apart(named.map(|(name, width)| add(name, [width, hidden], of_qkv)))
+            let mut project = |(name, width)| add(sites, name, [width, hidden], of_qkv);
+            let [q, k, v] = [(q_name, of_queries), (k_name, key_value), (v_name, key_value)];
+            match gemma4.and_then(|gemma4| gemma4.key_value_layer(index)) {
+                Some(layer) => Qkv::OfLayer { queries: project(q), layer },
+                None if full.is_some_and(|gemma4| gemma4.values_are_keys) => {
+                    Qkv::ValuesAreKeys(Projections::Apart([q, k].map(project)))
+                }
+                None => Qkv::All(Projections::Apart([q, k, v].map(project))),
+            }
         };
-        let output = add(output_name, [hidden, query], of_output);
+        let output = add(sites, output_name, [hidden, query], of_output);
         let rope = usize::from(layer.is_local && family.local_rope_theta.is_some());
         let rope = layer.has_rope.then_some(rope);
         let query_key_norms = family.qk_norms;
         let [has_sinks, has_output_gate] = [Extra::Sinks, Extra::OutputGate].map(|extra| family.extra == extra);
-        Attention { heads, rope, query_key_norms, has_sinks, has_output_gate, qkv, output }
+        let has_value_norm = gemma4.is_some();
+        Attention { heads, rope, query_key_norms, has_sinks, has_output_gate, has_value_norm, qkv, output }
     }
+}
+
+/// Adds a linear layer that all tokens pass.
+fn add(sites: &mut Vec<Site>, name: &str, shape: [usize; 2], has_bias: bool) -> SiteId {
+    sites.push(Site { name: name.to_owned(), shape, has_bias, role: Role::Linear });
+    sites.len() - 1
 }

@@ -1,7 +1,7 @@
 //! Rotary embeddings: `rope_parameters` (transformers 5), or `rope_theta` and `rope_scaling` (before).
 
 use crate::schema::{Section, Value};
-use crate::spec::families::Family;
+use crate::spec::family::{Extra, Family};
 use crate::spec::{QueryGrowth, Rope, RopeScaling};
 
 const THETA: std::ops::RangeInclusive<f64> = 1.0..=1e15;
@@ -11,7 +11,8 @@ const FACTOR: std::ops::RangeInclusive<f64> = 1.0..=1e6;
 #[derive(Clone, Copy)]
 pub(super) struct Around<'a> {
     pub(super) family: &'a Family,
-    pub(super) head_dim: usize,
+    /// Width of a head in layers without a window, and in those with one.
+    pub(super) head_dims: [usize; 2],
     /// `max_position_embeddings`
     pub(super) longest: usize,
     /// `original_max_position_embeddings`, where it stands beside them.
@@ -31,11 +32,30 @@ pub(super) fn ropes(json: &mut Section, around: Around<'_>) -> Vec<Rope> {
         let mut nested = json.below("rope_parameters", "an object or null");
         let kinds = [("full_attention", theta), ("sliding_attention", local)];
         return kinds
-            .map(|(kind, theta)| parameters(&mut nested.below(kind, "an object"), None, theta, partial, around))
+            .map(|(kind, theta)| {
+                let around = if kind == "full_attention" { around } else { around.local() };
+                parameters(&mut nested.below(kind, "an object"), None, theta, partial, around)
+            })
             .into();
     }
     let local = json.number("rope_local_base_freq", local, THETA);
-    vec![of_all(json, theta, partial, around), rope(local, None, partial, around)]
+    let local = rope(local, None, partial, around.local());
+    if is_gemma4(around.family) {
+        let scaling = RopeScaling::Proportional { num_turning: around.head_dims[0] / 8, factor: 1.0 };
+        return vec![rope(theta, Some(scaling), partial, around), local];
+    }
+    vec![of_all(json, theta, partial, around), local]
+}
+
+fn is_gemma4(family: &Family) -> bool {
+    matches!(family.extra, Extra::Gemma4 { .. })
+}
+
+impl Around<'_> {
+    /// For layers with a window.
+    fn local(self) -> Self {
+        Self { head_dims: [self.head_dims[1]; 2], ..self }
+    }
 }
 
 #[expect(
@@ -44,7 +64,12 @@ pub(super) fn ropes(json: &mut Section, around: Around<'_>) -> Vec<Rope> {
     clippy::cast_sign_loss,
     reason = "a share of a width, rounded down as in transformers"
 )]
-fn rope(theta: f64, scaling: Option<RopeScaling>, partial: f64, Around { family, head_dim, .. }: Around<'_>) -> Rope {
+fn rope(
+    theta: f64,
+    scaling: Option<RopeScaling>,
+    partial: f64,
+    Around { family, head_dims: [head_dim, _], .. }: Around<'_>,
+) -> Rope {
     let width = (head_dim as f64 * partial) as usize;
     Rope { theta, scaling, head_dim, width, pairs: family.rope_pairs, query_growth: None }
 }
@@ -93,6 +118,7 @@ fn parameters(section: &mut Section, outer: Option<f64>, theta: f64, partial: f6
             factor: section.required_number("factor", FACTOR),
             original_max_position_embeddings: around.longest,
         }),
+        Some("proportional") if is_gemma4(around.family) => Some(proportional(section, plain.head_dim)),
         Some("llama3") => Some(llama3(section, around)),
         Some("yarn") => Some(yarn(section, around)),
         Some("longrope") => longrope(section, plain.width / 2, around),
@@ -112,6 +138,18 @@ fn parameters(section: &mut Section, outer: Option<f64>, theta: f64, partial: f6
 
 fn original(section: &mut Section, around: Around<'_>) -> usize {
     section.count("original_max_position_embeddings", around.original.unwrap_or(around.longest), 1..=1 << 32)
+}
+
+#[expect(
+    clippy::cast_precision_loss,
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "a share of a width, rounded down as in transformers"
+)]
+fn proportional(section: &mut Section, head_dim: usize) -> RopeScaling {
+    let share = section.number("partial_rotary_factor", 1.0, 1e-3..=1.0);
+    let factor = section.number("factor", 1.0, FACTOR);
+    RopeScaling::Proportional { num_turning: (share * head_dim as f64 / 2.0) as usize, factor }
 }
 
 fn llama3(section: &mut Section, around: Around<'_>) -> RopeScaling {

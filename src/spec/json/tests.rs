@@ -1,7 +1,7 @@
 //! What configs are read as, and which are refused.
 
 use super::*;
-use crate::spec::{Block, DeltaHeads, Probabilities, QueryKeyNorms, Role, RopeScaling};
+use crate::spec::{Block, DeltaHeads, LayerInputs, Probabilities, QueryKeyNorms, Role, RopeScaling};
 
 const BASE: &str = r#"{"model_type": "llama", "vocab_size": 100, "hidden_size": 64, "intermediate_size": 96,
     "num_hidden_layers": 2, "num_attention_heads": 4"#;
@@ -175,8 +175,8 @@ fn other_families_and_heads_are_refused_with_the_list_of_known_ones() {
     let expected =
         "= \"mpt\" is not supported, expected one of `llama`, `mistral`, `ministral3`, `qwen2`, `qwen3`, `qwen2_moe`";
     assert!(refused("mpt").contains(expected), "{}", refused("mpt"));
-    let expected = "= \"qwen3_next\" is not supported: it needs linear attention";
-    assert!(refused("qwen3_next").contains(expected), "{}", refused("qwen3_next"));
+    let expected = "= \"kimi_linear\" is not supported: it needs linear attention";
+    assert!(refused("kimi_linear").contains(expected), "{}", refused("kimi_linear"));
     assert!(ModelConfig::from_json("{}").unwrap_err().to_string().contains("`model_type` is missing"));
     assert!(ModelConfig::from_json("[]").unwrap_err().to_string().contains("not a JSON object"));
     assert!(ModelConfig::from_json("{").unwrap_err().to_string().contains("not valid JSON"));
@@ -277,6 +277,67 @@ fn gemma_3_of_transformers_4_and_5_read_the_same_also_within_a_multimodal_model(
     assert_eq!(nested.expected_tensors()[0].0, "model.embed_tokens.weight");
     let refused = ModelConfig::from_json(&format!(r#"{around}, "text_config": {{"vocab_size": 0}}}}"#)).unwrap_err();
     assert!(refused.to_string().contains("`text_config.vocab_size` = 0"), "{refused}");
+}
+
+#[test]
+fn gemma_4_has_heads_keys_and_embeddings_by_layer_where_its_config_says() {
+    let read = |more: &str| {
+        ModelConfig::from_json(&format!(
+            r#"{{"model_type": "gemma4", "text_config": {{{GEMMA}, "sliding_window": 7, "num_hidden_layers": 6,
+                "vocab_size_per_layer_input": 100, "head_dim": 16, "num_key_value_heads": 2{more}}}}}"#
+        ))
+    };
+    let types = r#", "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "sliding_attention",
+        "full_attention", "sliding_attention"]"#;
+    let shared = format!(r#"{types}, "num_kv_shared_layers": 3, "use_double_wide_mlp": true, "global_head_dim": 24"#);
+    let config = read(&shared).unwrap();
+    // The last layer has no window.
+    assert_eq!(windows_of(&config), [Some(7), None, Some(7), Some(7), None, None]);
+    let attentions: Vec<_> = config.blocks.iter().map(|block| block.attention().unwrap()).collect();
+    let earlier: Vec<_> = attentions.iter().map(|attention| attention.key_value_layer()).collect();
+    assert_eq!(earlier, [None, None, None, Some(2), Some(1), Some(1)]);
+    assert_eq!([0, 1, 2, 3, 4].map(|layer| config.shares_key_values(layer)), [false, true, true, false, false]);
+    assert!(attentions.iter().all(|it| (it.heads.scale - 1.0).abs() < 1e-12 && it.has_value_norm));
+    let names: Vec<_> = config.blocks[4].sites.iter().map(|site| (&*site.name, site.shape)).collect();
+    assert_eq!(names[0], ("self_attn.q_proj", [96, 64]));
+    assert_eq!(names[1], ("self_attn.o_proj", [64, 96]));
+    assert_eq!(names[2], ("mlp.gate_proj", [192, 64]));
+    assert_eq!(names[5..], [("per_layer_input_gate", [256, 64]), ("per_layer_projection", [64, 256])]);
+    assert_eq!(config.layer_inputs, Some(LayerInputs { vocab_size: 100, width: 256 }));
+    let inputs = config.expected_tensors();
+    assert!(inputs.contains(&("model.embed_tokens_per_layer.weight".into(), vec![100, 6 * 256])));
+    assert!(inputs.contains(&("model.layers.5.layer_scalar".into(), vec![1])));
+    assert!(!inputs.iter().any(|(name, _)| name == "model.layers.5.self_attn.k_norm.weight"));
+    assert!(config.is_unused("model.layers.3.self_attn.k_norm.weight"));
+    assert!(!config.is_unused("model.layers.2.self_attn.k_norm.weight") && !config.is_unused("model.norm.weight"));
+    let [full, local] = [&config.ropes[0], &config.ropes[1]];
+    assert_eq!((full.head_dim, full.width, local.head_dim, full.theta, local.theta), (24, 24, 16, 1e6, 1e4));
+    assert_eq!(full.scaling, Some(RopeScaling::Proportional { num_turning: 3, factor: 1.0 }));
+
+    let keys_as_values = format!(r#"{types}, "attention_k_eq_v": true, "hidden_size_per_layer_input": 0"#);
+    let published = r#", "global_head_dim": 24, "num_global_key_value_heads": 1"#;
+    let config = read(&format!("{keys_as_values}{published}")).unwrap();
+    let names: Vec<_> = config.blocks[1].sites.iter().map(|site| (&*site.name, site.shape)).collect();
+    assert_eq!(names[1..3], [("self_attn.k_proj", [24, 64]), ("self_attn.o_proj", [64, 96])]);
+    assert_eq!((config.layer_inputs, config.blocks[0].sites[2].shape), (None, [32, 64]));
+    // As transformers 5.23 writes it.
+    let heads = r#"{"head_dim": 24, "num_key_value_heads": 1}"#;
+    let written =
+        |of_last| format!(r#"{keys_as_values}, "per_layer_config": {{"1": {heads}, "4": {heads}, "5": {of_last}}}"#);
+    assert_eq!(read(&written(heads)).unwrap(), config);
+    assert!(read(&written("{}")).unwrap_err().to_string().contains("per_layer_config` has other heads"));
+
+    let refused = |more: &str| read(more).unwrap_err().to_string();
+    assert!(refused(r#", "num_kv_shared_layers": 1"#).contains("num_kv_shared_layers` = 1 leaves no layer"));
+    let experts = r#", "enable_moe_block": true, "num_experts": 6, "top_k_experts": 2, "moe_intermediate_size": 20"#;
+    let config = read(experts).unwrap();
+    let beside = config.blocks[0].beside().unwrap();
+    assert_eq!((beside.gated.intermediate_size, beside.mixture.experts.len()), (96, 6));
+    assert_eq!(config.blocks[0].sites[beside.mixture.experts[5].down].name, "experts.5.down_proj");
+    assert!(config.expected_tensors().contains(&("model.layers.0.router.per_expert_scale".into(), vec![6])));
+    assert!(refused(&experts.replace("2,", "7,")).contains("`text_config.top_k_experts` = 7"));
+    assert!(refused(r#", "vocab_size_per_layer_input": 99"#).contains("vocab_size_per_layer_input"));
+    assert!(refused(r#", "use_bidirectional_attention": "all""#).contains("use_bidirectional_attention"));
 }
 
 #[test]

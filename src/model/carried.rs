@@ -1,0 +1,78 @@
+//! What passes between the blocks of a model besides the residual stream (Gemma 4): the layers' own embeddings of the tokens, and
+//! keys and values that later layers use.
+
+use std::collections::BTreeMap;
+
+use burn::tensor::Tensor;
+
+use super::block::Activations;
+use super::context::{BlockInputs, KeyValues};
+use crate::spec::{Attention, Block, ModelConfig};
+
+/// What passes between the blocks for some tokens.
+#[derive(Debug, Default)]
+pub struct Carried {
+    /// By layer, `[tokens, width]`; none where the model has none.
+    layer_inputs: Vec<Tensor<2>>,
+    /// By the layer that makes them.
+    key_values: BTreeMap<usize, KeyValues>,
+    /// Sums of their gradients, likewise.
+    key_value_grads: BTreeMap<usize, KeyValues>,
+}
+
+impl Carried {
+    pub(super) fn new(layer_inputs: Vec<Tensor<2>>) -> Self {
+        Self { layer_inputs, ..Self::default() }
+    }
+
+    /// What the block of `layer` is given.
+    #[must_use]
+    pub fn inputs(&self, config: &ModelConfig, layer: usize) -> BlockInputs<'_> {
+        let earlier = earlier_layer(&config.blocks[layer]);
+        BlockInputs {
+            layer_input: self.layer_inputs.get(layer),
+            key_values: earlier.and_then(|earlier| self.key_values.get(&earlier)),
+            key_value_grads: self.key_value_grads.get(&layer),
+        }
+    }
+
+    /// Keeps what later layers use of `layer`.
+    pub fn keep(&mut self, config: &ModelConfig, layer: usize, activations: &Activations) {
+        if config.shares_key_values(layer) {
+            self.key_values.extend(activations.key_values().map(|key_values| (layer, key_values)));
+        }
+    }
+
+    /// After the backward of `layer`, whose own keys and values no other layer needs any more: adds the gradients of those that it
+    /// used to the sums.
+    pub fn add_grads(&mut self, config: &ModelConfig, layer: usize, grads: Option<KeyValues>) {
+        self.key_values.remove(&layer);
+        self.key_value_grads.remove(&layer);
+        let Some((earlier, [dk, dv])) = earlier_layer(&config.blocks[layer]).zip(grads) else { return };
+        let sum = match self.key_value_grads.remove(&earlier) {
+            Some([of_k, of_v]) => [of_k + dk, of_v + dv],
+            None => [dk, dv],
+        };
+        self.key_value_grads.insert(earlier, sum);
+    }
+}
+
+fn earlier_layer(block: &Block) -> Option<usize> {
+    block.attention().and_then(Attention::key_value_layer)
+}
+
+impl ModelConfig {
+    /// Numbers per token that pass between blocks besides the residual stream, where the first `num_recomputed` blocks keep nothing
+    /// else.
+    #[must_use]
+    pub fn carried_size(&self, num_recomputed: usize) -> usize {
+        let layer_inputs = self.layer_inputs.map_or(0, |inputs| inputs.width * self.num_layers());
+        let shared = self.blocks.iter().map(Block::attention).enumerate().filter_map(|(layer, attention)| {
+            let attention = attention.filter(|_| self.shares_key_values(layer))?;
+            // Their gradients, and they themselves where the block that made them does not keep them.
+            let times = if layer < num_recomputed { 4 } else { 2 };
+            Some(times * attention.own_key_value_width())
+        });
+        layer_inputs + shared.sum::<usize>()
+    }
+}
