@@ -1,5 +1,7 @@
 //! A micro-batch in host memory.
 
+use std::ops::Range;
+
 use super::encode::EncodedRow;
 
 /// One micro-batch: rows of tokens end to end, without padding.
@@ -74,6 +76,31 @@ impl Batch {
             batch.row_lengths.push(batch.input_ids.len() - row_start);
         }
         batch
+    }
+
+    /// Some of its rows.
+    #[must_use]
+    pub fn part(&self, rows: Range<usize>) -> Self {
+        let start: usize = self.row_lengths[..rows.start].iter().sum();
+        let row_lengths = self.row_lengths[rows].to_vec();
+        let tokens = start..start + row_lengths.iter().sum::<usize>();
+        let is_in = |document: &&Document| document.len > 0 && tokens.contains(&document.start);
+        let is_here: Vec<bool> = self.documents.iter().map(|document| is_in(&document)).collect();
+        let documents = self.documents.iter().filter(is_in);
+        let targets = self.targets.iter().filter(|target| tokens.contains(&target.position));
+        Self {
+            input_ids: self.input_ids[tokens.clone()].to_vec(),
+            row_lengths,
+            documents: documents.map(|document| Document { start: document.start - start, ..*document }).collect(),
+            targets: targets.map(|target| Target { position: target.position - start, ..*target }).collect(),
+            sources: self
+                .sources
+                .iter()
+                .zip(is_here)
+                .filter(|(_, is_here)| *is_here)
+                .map(|(source, _)| *source)
+                .collect(),
+        }
     }
 
     /// Number of rows, with those that hold no tokens.
@@ -166,6 +193,23 @@ mod tests {
         assert_eq!(padded.positions(), starting([&[0, 1], &[0, 1, 2, 0], &[]]));
         assert_eq!((batch.num_padding_tokens(), padded.num_padding_tokens(), padded.num_tokens()), (186, 0, 6));
         assert_eq!(padded.padded(), padded);
+    }
+
+    #[test]
+    fn parts_hold_the_documents_and_targets_of_their_rows() {
+        let batch = Batch {
+            input_ids: (0..9).collect(),
+            row_lengths: vec![3, 4, 2],
+            documents: [(0, 3), (3, 2), (5, 2), (7, 2)].map(|(start, len)| Document { start, len }).to_vec(),
+            targets: [1, 3, 6, 7].map(|position| Target { position, token: 9 }).to_vec(),
+            sources: (0..4).map(|row| RowSource { file: 0, row }).collect(),
+        };
+        assert_eq!(batch.part(0..3), batch);
+        let part = batch.part(1..3);
+        assert_eq!((&part.input_ids[..], &part.row_lengths[..]), (&[3, 4, 5, 6, 7, 8][..], &[4, 2][..]));
+        assert_eq!(part.documents.iter().map(|d| (d.start, d.len)).collect::<Vec<_>>(), [(0, 2), (2, 2), (4, 2)]);
+        assert_eq!(part.targets.iter().map(|target| target.position).collect::<Vec<_>>(), [0, 3, 4]);
+        assert_eq!(part.sources.iter().map(|source| source.row).collect::<Vec<_>>(), [1, 2, 3]);
     }
 
     #[test]

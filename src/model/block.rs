@@ -460,7 +460,7 @@ mod tests {
     fn compare_all(device: &Device) {
         compare(device, &config(), None);
         compare(device, &windowed(config(), Some(3)), None);
-        compare(device, &config(), Some(Dropout { probability: 0.3, seed: 9 }));
+        compare(device, &config(), Some(Dropout { probability: 0.3, seed: 9, first_row: 0 }));
         compare(device, &normed_after(true), None);
         compare(device, &normed_after(false), None);
         compare(device, &capped(), None);
@@ -469,10 +469,10 @@ mod tests {
             compare(device, &with_experts(normalised, shared), None);
         }
         compare(device, &with_sinks(), None);
-        compare(device, &with_experts(true, true), Some(Dropout { probability: 0.3, seed: 9 }));
+        compare(device, &with_experts(true, true), Some(Dropout { probability: 0.3, seed: 9, first_row: 0 }));
         compare(device, &hybrid("full_attention"), None);
         compare(device, &hybrid("linear_attention"), None);
-        compare(device, &hybrid("linear_attention"), Some(Dropout { probability: 0.3, seed: 9 }));
+        compare(device, &hybrid("linear_attention"), Some(Dropout { probability: 0.3, seed: 9, first_row: 0 }));
     }
 
     #[test]

@@ -44,6 +44,18 @@ pub struct Options<'a> {
     pub neftune_noise_alpha: Option<f64>,
 }
 
+/// Where the rows of a micro-batch are in the run, which names their dropout masks: also those of a part of it have the
+/// masks that they have in the whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Origin {
+    /// Number of the whole micro-batch, over the whole run.
+    pub number: u64,
+    /// Tokens before these in the whole micro-batch.
+    pub first_token: usize,
+    /// Tokens of the longest row of the whole, without padding.
+    pub longest_row: usize,
+}
+
 /// A micro-batch on the device.
 #[derive(Debug)]
 pub struct Inputs {
@@ -52,6 +64,8 @@ pub struct Inputs {
     targets: Targets,
     /// Tokens of the longest row, without padding.
     longest_row: usize,
+    /// Absent for whole micro-batches that are numbered in the order of their forwards.
+    origin: Option<Origin>,
 }
 
 impl Inputs {
@@ -65,10 +79,17 @@ impl Inputs {
         let batch = &*model.arranged(batch);
         Some(Self {
             longest_row,
+            origin: None,
             layout: model.layout(batch),
             input_ids: model.token_ids(&batch.input_ids),
             targets: Targets::new(model, batch),
         })
+    }
+
+    /// The same as a part of a step that several ranks share.
+    #[must_use]
+    pub(super) fn with_origin(self, origin: Origin) -> Self {
+        Self { origin: Some(origin), ..self }
     }
 }
 
@@ -87,22 +108,27 @@ pub struct Forward {
 struct MicroBatch {
     layout: Layout,
     dropout_seed: u64,
+    first_row: usize,
     /// Scale of the gradients inside the backward, against underflow in `f16`; it is removed before they are summed.
     grad_scale: f64,
 }
 
 impl MicroBatch {
-    fn new(layout: Layout, num_targets: usize, number: u64, options: Options<'_>) -> Self {
+    fn new(layout: Layout, num_targets: usize, origin: Origin, options: Options<'_>) -> Self {
         // The gradient of the mean loss is what fits the range of f16.
         #[expect(clippy::cast_precision_loss, reason = "far below 2^53 tokens")]
         let grad_scale = options.loss_scale.map_or(1.0, |scale| scale / num_targets as f64);
-        Self { layout, dropout_seed: mix(options.seed ^ mix(number)), grad_scale }
+        let dropout_seed = mix(options.seed ^ mix(origin.number));
+        Self { layout, dropout_seed, first_row: origin.first_token, grad_scale }
     }
 
     /// The context of a block; its forward and the recomputation use the same one.
     fn context<'a>(&'a self, model: &'a Model, adapters: &'a AdapterSet, layer: usize) -> BlockContext<'a> {
-        let dropout = (adapters.dropout > 0.0)
-            .then(|| Dropout { probability: adapters.dropout, seed: mix(self.dropout_seed ^ mix(layer as u64 + 1)) });
+        let dropout = (adapters.dropout > 0.0).then(|| Dropout {
+            probability: adapters.dropout,
+            seed: mix(self.dropout_seed ^ mix(layer as u64 + 1)),
+            first_row: self.first_row,
+        });
         BlockContext::new(&model.config, &self.layout, &adapters.blocks[layer], dropout)
     }
 }
@@ -120,12 +146,14 @@ pub fn forward(model: &Model, adapters: &AdapterSet, inputs: Vec<Inputs>, option
     let first = first_adapted(model, adapters);
     let (mut micro_batches, mut xs, mut targets) = (Vec::new(), Vec::new(), Vec::new());
     for (number, inputs) in (options.first_number..).zip(inputs) {
-        let micro_batch = MicroBatch::new(inputs.layout, inputs.targets.num_tokens(), number, options);
+        let origin = Origin { number, first_token: 0, longest_row: inputs.longest_row };
+        let origin = inputs.origin.unwrap_or(origin);
+        let micro_batch = MicroBatch::new(inputs.layout, inputs.targets.num_tokens(), origin, options);
         let x = model.embed_ids(inputs.input_ids);
         xs.push(match options.neftune_noise_alpha {
             Some(alpha) => {
-                let width = as_f64(inputs.longest_row * model.config.hidden_size);
-                with_noise(&x, alpha / width.sqrt(), mix(micro_batch.dropout_seed))
+                let width = as_f64(origin.longest_row * model.config.hidden_size);
+                with_noise(&x, alpha / width.sqrt(), mix(micro_batch.dropout_seed), origin.first_token)
             }
             None => x,
         });

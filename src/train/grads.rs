@@ -129,6 +129,10 @@ mod tests {
             2
         }
 
+        fn rank(&self) -> usize {
+            0
+        }
+
         fn sum(&mut self, gradients: &mut [f32], figures: &mut [f64]) {
             gradients.iter_mut().for_each(|gradient| *gradient *= 2.0);
             figures.iter_mut().for_each(|figure| *figure *= 2.0);

@@ -6,12 +6,13 @@ use burn::tensor::{DType, Tensor};
 use serde::{Deserialize, Serialize};
 
 use super::adapters::Trained;
-use super::backprop::{self, Forward, Inputs, Options};
+use super::backprop::{self, Forward, Inputs, Options, Origin};
 use super::grads::{GradSums, read};
 use super::loss::{LossScale, LossSum, MicroBatchLoss, eval_loss, num_right_tokens};
 use super::objective::{CrossEntropy, Objective};
 use super::offload::HostParking;
 use super::optimizer::{Optimizer, OptimizerStateError, StepWeights};
+use super::ranks::share::shares;
 use super::ranks::{Alone, Ranks};
 use crate::config::{GradientCheckpointing, OptimizerConfig, TrainConfig};
 use crate::data::batch::Batch;
@@ -50,6 +51,18 @@ pub struct TrainStep {
     losses: Vec<MicroBatchLoss>,
     objective: Box<dyn Objective>,
     ranks: Box<dyn Ranks>,
+    /// Micro-batches of the step in progress that are not this rank's.
+    num_of_others: u64,
+    says: Says,
+}
+
+/// What a rank tells the others with its gradients; after that, whether any rank said so.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Says {
+    /// It was asked to stop.
+    pub stop: bool,
+    /// It has failed, and its gradients are of no use.
+    pub failed: bool,
 }
 
 /// The result of a step.
@@ -159,6 +172,8 @@ impl TrainStep {
             losses: Vec::new(),
             objective: train.objective(),
             ranks: Box::new(Alone),
+            num_of_others: 0,
+            says: Says::default(),
             model,
             trained: Trained::new(adapters, None),
         }
@@ -232,6 +247,25 @@ impl TrainStep {
         Inputs::new(&self.model, batch)
     }
 
+    /// Copies to the device what this rank takes of a step's micro-batches, which are the same on all ranks.
+    #[must_use]
+    pub fn lay_out_share(&mut self, mut batches: Vec<Batch>) -> Vec<Inputs> {
+        batches.retain(|batch| !batch.targets.is_empty());
+        let own = shares(&batches, self.ranks.size()).swap_remove(self.ranks.rank());
+        let lay_out = |part: &super::ranks::share::Part| {
+            let whole = &batches[part.micro_batch];
+            let origin = Origin {
+                number: self.num_micro_batches + part.micro_batch as u64,
+                first_token: whole.row_lengths[..part.rows.start].iter().sum(),
+                longest_row: whole.row_lengths.iter().copied().max().unwrap_or(0),
+            };
+            Some(self.lay_out(&whole.part(part.rows.clone()))?.with_origin(origin))
+        };
+        let inputs: Vec<_> = own.iter().filter_map(lay_out).collect();
+        self.num_of_others = (batches.len() as u64).saturating_sub(inputs.len() as u64);
+        inputs
+    }
+
     /// Forward of micro-batches, block by block, with their losses.
     #[must_use]
     pub fn forward(&self, inputs: Vec<Inputs>) -> Forward {
@@ -271,6 +305,7 @@ impl TrainStep {
     fn clear(&mut self) {
         self.sums = GradSums::default();
         self.losses.clear();
+        self.num_of_others = 0;
     }
 
     /// Ends the step: averages over its target tokens, clips by the global norm, updates. Reads the device once.
@@ -285,16 +320,26 @@ impl TrainStep {
     pub fn reduce(&mut self) -> StepOutcome {
         self.sums.keep_like(self.trained.adapters());
         let losses = std::mem::take(&mut self.losses);
+        let num_own = losses.len() as u64;
         let mut count = losses.iter().map(|loss| loss.count).sum::<f64>();
         let mut target_tokens = losses.iter().map(|loss| loss.target_tokens).sum::<u64>();
         let mut numbers: Vec<_> = losses.into_iter().map(|loss| loss.losses).collect();
         let mut of_ranks = None;
         if self.ranks.size() > 1 {
             let loss = read(std::mem::take(&mut numbers), "the loss").iter().map(|&loss| f64::from(loss)).sum();
-            let mut figures = [loss, count, as_f64(target_tokens)];
+            let says = [self.says.stop, self.says.failed].map(|says| f64::from(u8::from(says)));
+            let mut figures = [loss, count, as_f64(target_tokens), says[0], says[1]];
             self.sums.reduce(self.trained.adapters(), &mut *self.ranks, &mut figures);
             (count, target_tokens) = (figures[1], as_u64(figures[2]));
             of_ranks = Some(figures[0]);
+            self.says = Says { stop: figures[3] > 0.0, failed: figures[4] > 0.0 };
+            // A step that is dropped is made again.
+            let others = std::mem::take(&mut self.num_of_others);
+            if self.says.failed {
+                self.num_micro_batches -= num_own;
+            } else {
+                self.num_micro_batches += others;
+            }
         }
         if target_tokens == 0 {
             let skipped = Some(SkipReason::NoTargetTokens);
@@ -339,6 +384,34 @@ impl TrainStep {
     /// Whether any rank says so.
     pub fn agree(&mut self, says_so: bool) -> bool {
         self.ranks.agree(says_so)
+    }
+
+    /// The ranks of the run.
+    pub fn ranks(&mut self) -> &mut dyn Ranks {
+        &mut *self.ranks
+    }
+
+    /// Whether there are other ranks.
+    #[must_use]
+    pub fn is_shared(&self) -> bool {
+        self.ranks.size() > 1
+    }
+
+    /// Number of this rank and of all.
+    #[must_use]
+    pub fn rank(&self) -> (usize, usize) {
+        (self.ranks.rank(), self.ranks.size())
+    }
+
+    /// What this rank tells the others in the next [`reduce`](Self::reduce).
+    pub fn say(&mut self, says: Says) {
+        self.says = says;
+    }
+
+    /// What any rank said in the last [`reduce`](Self::reduce); nothing where there is one rank.
+    #[must_use]
+    pub fn said(&self) -> Says {
+        if self.is_shared() { self.says } else { Says::default() }
     }
 
     /// The gradient sums of the step in progress.

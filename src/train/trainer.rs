@@ -6,11 +6,12 @@ use std::time::Instant;
 use super::backprop::Inputs;
 use super::eval::{eval_loss, figures, samples};
 use super::laps::Part;
+use super::loss::LossSum;
 use super::recorder::Recorder;
 use super::saver::{Best, Saver};
 use super::schedule::Schedule;
 use super::state::TrainerState;
-use super::step::{SkipReason, StepOutcome, StepState, TrainStep};
+use super::step::{Says, SkipReason, StepOutcome, StepState, TrainStep};
 use super::step_work::StepWork;
 use super::stop::Stop;
 use super::task::{Score, Task};
@@ -22,6 +23,7 @@ use crate::data::loader::{LoadedBatch, Loader};
 use crate::generate::GenerateError;
 use crate::measure::metrics::{EvalMetrics, Outcome, Sinks, StepMetrics};
 use crate::save::checkpoint::CheckpointError;
+use crate::util::stats::{as_f64, as_u64};
 
 /// Why training failed.
 #[derive(Debug, thiserror::Error)]
@@ -35,6 +37,9 @@ pub enum TrainerError {
     /// A prompt of `eval.task` cannot be continued.
     #[error("`eval.task`: {0}")]
     Task(GenerateError),
+    /// Another rank has failed, which says why.
+    #[error("another rank has failed, as it says itself")]
+    OtherRank,
     /// Training was asked to stop, but its state could not be saved.
     #[error("stopped after step {step}, which is not saved: {source}{}", earlier_hint(earlier.as_deref()))]
     NotSaved {
@@ -95,9 +100,9 @@ impl Trainer<'_> {
         let first_step = self.state.step;
         let outcome = self.run_steps();
         match outcome {
-            Err(TrainerError::Data(_) | TrainerError::Generate(_) | TrainerError::Task(_))
-                if self.state.step > first_step && !self.saver.is_saved =>
-            {
+            Err(
+                TrainerError::Data(_) | TrainerError::Generate(_) | TrainerError::Task(_) | TrainerError::OtherRank,
+            ) if self.state.step > first_step && !self.saver.is_saved => {
                 // Once the row is fixed, training can continue from here.
                 self.save_or_warn();
             }
@@ -133,6 +138,9 @@ impl Trainer<'_> {
                 return Ok(Outcome::Finished);
             }
             let Some(verdict) = self.take_step(&mut loader)? else { return self.interrupt() };
+            if self.step.said().stop {
+                return self.interrupt();
+            }
             if let Some(reason) = verdict.stop {
                 return Err(TrainerError::Watchdog { step: self.state.step, reason });
             }
@@ -144,29 +152,23 @@ impl Trainer<'_> {
     fn take_step(&mut self, loader: &mut Loader) -> Result<Option<Verdict>, TrainerError> {
         let mut work = StepWork::new(self.state.cursor);
         self.recorder.start_step(self.state.step);
-        let num_micro_batches = self.train.gradient_accumulation_steps;
-        let mut waiting = Vec::new();
-        for index in 1..=num_micro_batches {
-            let Some(loaded) = self.next_micro_batch(loader)? else { return Ok(None) };
-            // The last step of an epoch has only the remaining micro-batches.
-            let is_last = self.step.agree(index == num_micro_batches || loaded.last_of_epoch);
-            waiting.extend(self.step.lay_out(&loaded.batch));
-            self.recorder.part(Part::HostToDevice);
-            if !waiting.is_empty() && (is_last || !self.train.layered_accumulation) {
-                let inputs = std::mem::take(&mut waiting);
-                if self.stop.unless_requested(|| self.forward_backward(inputs, is_last)).is_none() {
-                    self.step.discard();
-                    return Ok(None);
-                }
-            }
-            work.add(loaded, &self.recorder.flops);
-            if is_last {
-                break;
-            }
+        let computed = if self.step.is_shared() {
+            self.compute_share(loader, &mut work).map(|()| true)
+        } else {
+            self.compute(loader, &mut work)
+        };
+        if !computed? {
+            self.step.discard();
+            return Ok(None);
         }
         // The only wait for a GPU in most steps: it ends their forwards and backwards, and the previous step's update.
         self.recorder.part(Part::Other);
         let figures = self.step.reduce();
+        if self.step.said().failed {
+            self.step.discard();
+            self.step.ranks().end_together();
+            return Err(TrainerError::OtherRank);
+        }
         self.recorder.part(Part::Backward);
         let learning_rate = self.schedule.learning_rate(self.state.step + 1);
         let mut outcome = self.step.apply(figures, learning_rate);
@@ -190,6 +192,70 @@ impl Trainer<'_> {
         Ok(Some(verdict))
     }
 
+    /// Forward and backward of a step's micro-batches. `false` where the run was asked to stop.
+    fn compute(&mut self, loader: &mut Loader, work: &mut StepWork) -> Result<bool, TrainerError> {
+        let num_micro_batches = self.train.gradient_accumulation_steps;
+        let mut waiting = Vec::new();
+        for index in 1..=num_micro_batches {
+            let Some(loaded) = self.next_micro_batch(loader)? else { return Ok(false) };
+            // The last step of an epoch has only the remaining micro-batches.
+            let is_last = index == num_micro_batches || loaded.last_of_epoch;
+            waiting.extend(self.step.lay_out(&loaded.batch));
+            self.recorder.part(Part::HostToDevice);
+            if !waiting.is_empty() && (is_last || !self.train.layered_accumulation) {
+                let inputs = std::mem::take(&mut waiting);
+                if self.stop.unless_requested(|| self.forward_backward(inputs, is_last)).is_none() {
+                    return Ok(false);
+                }
+            }
+            work.add(loaded, &self.recorder.flops);
+            if is_last {
+                break;
+            }
+        }
+        Ok(true)
+    }
+
+    /// Forward and backward of this rank's share of a step's micro-batches, all of which every rank reads. A stop request ends
+    /// the run after the step, in which all ranks learn of it.
+    fn compute_share(&mut self, loader: &mut Loader, work: &mut StepWork) -> Result<(), TrainerError> {
+        let mut batches = Vec::new();
+        let mut error = None;
+        while batches.len() < self.train.gradient_accumulation_steps {
+            let loaded = match loader.next_batch() {
+                Ok(loaded) => loaded,
+                Err(failed) => {
+                    error = Some(failed);
+                    break;
+                }
+            };
+            let is_last = loaded.last_of_epoch;
+            batches.push(loaded.batch.clone());
+            work.add(loaded, &self.recorder.flops);
+            if is_last {
+                break;
+            }
+        }
+        self.recorder.part(Part::DataWait);
+        self.step.say(Says { stop: self.stop_requested(), failed: error.is_some() });
+        let mut inputs = if error.is_none() { self.step.lay_out_share(batches) } else { Vec::new() };
+        self.recorder.part(Part::HostToDevice);
+        let together = if self.train.layered_accumulation { inputs.len().max(1) } else { 1 };
+        while !inputs.is_empty() {
+            let rest = inputs.split_off(together.min(inputs.len()));
+            self.forward_backward(std::mem::replace(&mut inputs, rest), inputs.is_empty());
+        }
+        error.map_or(Ok(()), |error| self.fail_together(error.into()))
+    }
+
+    /// Ends the run on all ranks with this error of one of them.
+    fn fail_together(&mut self, error: TrainerError) -> Result<(), TrainerError> {
+        let _ = self.step.reduce();
+        self.step.discard();
+        self.step.ranks().end_together();
+        Err(error)
+    }
+
     fn forward_backward(&mut self, inputs: Vec<Inputs>, is_last: bool) {
         let forward = self.step.forward(inputs);
         self.recorder.forward(is_last);
@@ -201,14 +267,11 @@ impl Trainer<'_> {
     fn next_micro_batch(&mut self, loader: &mut Loader) -> Result<Option<LoadedBatch>, TrainerError> {
         self.recorder.part(Part::Other);
         let loaded = if self.stop_requested() { Ok(None) } else { loader.next_batch_unless(&|| self.stop_requested()) };
-        // If one rank stops, all do.
-        let is_stopped = self.step.agree(!matches!(loaded, Ok(Some(_))));
-        if is_stopped {
-            self.step.discard();
-        } else {
-            self.recorder.part(Part::DataWait);
+        match &loaded {
+            Ok(Some(_)) => self.recorder.part(Part::DataWait),
+            _ => self.step.discard(),
         }
-        Ok(loaded?.filter(|_| !is_stopped))
+        Ok(loaded?)
     }
 
     /// Asks the watchdog about a step; reports to the user what is wrong, with the step's rows.
@@ -291,8 +354,12 @@ impl Trainer<'_> {
         let (mut metrics, mut score) = (None, None);
         if self.data.num_eval_rows() > 0 {
             let progress = |done, num_batches| self.sinks.evaluating(done, num_batches);
-            let total = eval_loss(&self.step, self.data, &self.train, &self.eval, self.stop, progress)?;
-            let (Some(total), Some(task)) = (total, self.score()?) else { return Ok(false) };
+            let total = eval_loss(&self.step, self.data, &self.train, &self.eval, self.stop, progress);
+            let total = self.sum_over_ranks(total.map_err(TrainerError::from))?;
+            let Some(total) = total else { return Ok(false) };
+            let task = self.score();
+            let task = self.agree_on(task)?.map(|task| task.of_first(self.step.ranks()));
+            let Some(task) = task else { return Ok(false) };
             score = self.task.as_ref().map(|_| task);
             metrics = figures((step, epoch), total, score.as_ref(), eval_start);
             if metrics.is_none() {
@@ -301,8 +368,8 @@ impl Trainer<'_> {
                 ));
             }
         }
-        let samples = samples(step, &self.step, self.data, &self.eval.generate, || self.stop_requested())?;
-        let Some(samples) = samples else { return Ok(false) };
+        let samples = samples(step, &self.step, self.data, &self.eval.generate, || self.stop_requested());
+        let Some(samples) = self.agree_on(samples.map_err(TrainerError::from))? else { return Ok(false) };
 
         if let Some(EvalMetrics { eval_loss, .. }) = &metrics {
             if !eval_loss.is_finite() {
@@ -328,6 +395,30 @@ impl Trainer<'_> {
         Ok(true)
     }
 
+    /// The loss of the evaluation rows of all ranks; `None` where one of them was asked to stop.
+    fn sum_over_ranks(&mut self, own: Result<Option<LossSum>, TrainerError>) -> Result<Option<LossSum>, TrainerError> {
+        let Some(own) = self.agree_on(own)? else { return Ok(None) };
+        let mut figures = [own.sum, own.count, as_f64(own.target_tokens)];
+        self.step.ranks().sum(&mut [], &mut figures);
+        Ok(Some(LossSum { sum: figures[0], count: figures[1], target_tokens: as_u64(figures[2]) }))
+    }
+
+    /// A result that every rank has: `None` where one of them was asked to stop, an error where one of them failed.
+    fn agree_on<T>(&mut self, own: Result<Option<T>, TrainerError>) -> Result<Option<T>, TrainerError> {
+        if !self.step.is_shared() {
+            return own;
+        }
+        let says = [matches!(own, Ok(None)), own.is_err()];
+        self.step.ranks().wait_long();
+        let mut figures = says.map(|says| f64::from(u8::from(says)));
+        self.step.ranks().sum(&mut [], &mut figures);
+        if figures[1] > 0.0 {
+            self.step.ranks().end_together();
+            return own.and(Err(TrainerError::OtherRank));
+        }
+        own.map(|own| own.filter(|_| figures[0] == 0.0))
+    }
+
     /// Writes the adapter of an evaluation that was the best so far. That of the first step is the base model's.
     fn keep_if_best(&mut self) {
         let (step, evaluations) = (self.state.step, &self.state.evaluations);
@@ -343,6 +434,9 @@ impl Trainer<'_> {
     /// Saves a checkpoint of the finished steps, marked with `trouble`; returns its folder.
     fn save(&mut self, trouble: Option<String>) -> Result<PathBuf, CheckpointError> {
         self.recorder.part(Part::Other);
+        if !self.saver.writes {
+            return Ok(self.saver.leave_to_first());
+        }
         let StepState { moments, counters } = self.step.state();
         self.state.counters = counters;
         self.recorder.update(&mut self.state.totals);

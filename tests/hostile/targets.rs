@@ -396,6 +396,7 @@ pub(crate) fn logs(data: &[u8]) {
         has_evaluated: false,
         total_steps: 300,
         quiet: true,
+        silent: false,
         tui: false,
         interrupter: burn_train::Interrupter::new(),
     };

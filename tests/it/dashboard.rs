@@ -45,6 +45,7 @@ fn train(mode: &str) -> Result<(), Failure> {
         has_evaluated: false,
         total_steps: NUM_STEPS,
         quiet: false,
+        silent: false,
         tui: true,
         interrupter: Interrupter::new(),
     };

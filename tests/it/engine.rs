@@ -311,6 +311,10 @@ impl Ranks for OfTwo {
         2
     }
 
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
     fn sum(&mut self, gradients: &mut [f32], figures: &mut [f64]) {
         let (barrier, of_ranks) = &*self.shared;
         of_ranks.lock().unwrap()[self.rank] = (gradients.to_vec(), figures.to_vec());
@@ -319,12 +323,6 @@ impl Ranks for OfTwo {
         gradients.iter_mut().enumerate().for_each(|(i, sum)| *sum = first.0[i] + second.0[i]);
         figures.iter_mut().enumerate().for_each(|(i, sum)| *sum = first.1[i] + second.1[i]);
         barrier.wait();
-    }
-
-    fn agree(&mut self, says_so: bool) -> bool {
-        let mut figures = [f64::from(u8::from(says_so))];
-        self.sum(&mut [], &mut figures);
-        figures[0] > 0.0
     }
 }
 

@@ -20,6 +20,7 @@ fn open(run_dir: &Path, resume_step: Option<u64>) -> Sinks {
         has_evaluated: true,
         total_steps: 20,
         quiet: true,
+        silent: false,
         tui: false,
         interrupter,
     };

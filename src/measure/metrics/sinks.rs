@@ -31,6 +31,8 @@ pub struct SinkOptions<'a> {
     pub total_steps: u64,
     /// Show warnings only.
     pub quiet: bool,
+    /// Show nothing at all.
+    pub silent: bool,
     /// Show the dashboard instead of the bar.
     pub tui: bool,
     /// Where the dashboard's user asks training to stop.
@@ -61,7 +63,7 @@ impl Sinks {
     ///
     /// If one of the files cannot be opened. This is an error, since nothing has been computed yet.
     pub fn open(config: &LoggingConfig, options: SinkOptions<'_>) -> Result<Self, MetricsError> {
-        let SinkOptions { run_dir, resume_step, has_evaluated, total_steps, quiet, tui, interrupter } = options;
+        let SinkOptions { run_dir, resume_step, has_evaluated, total_steps, quiet, silent, tui, interrupter } = options;
         let resume = resume_step.map(|step| KeepUpTo { step, has_evaluated });
         let open = |name| {
             let path = run_dir.join(name);
@@ -84,8 +86,9 @@ impl Sinks {
             Ok(dashboard) => (dashboard, None),
             Err(reason) => (None, Some(reason)),
         };
+        let console = Console::new(quiet, dashboard, config.logging_steps, first_step, total_steps);
         let mut sinks = Self {
-            console: Console::new(quiet, dashboard, config.logging_steps, first_step, total_steps),
+            console: if silent { console.silent() } else { console },
             metrics,
             samples,
             tensorboard,
@@ -302,6 +305,7 @@ mod tests {
             has_evaluated: true,
             total_steps: 10,
             quiet: true,
+            silent: false,
             tui: false,
             interrupter: Interrupter::new(),
         };
