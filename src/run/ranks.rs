@@ -1,5 +1,7 @@
 //! The processes that train together: who started them, and what only the first of all, or of a node, does.
 
+use std::time::Duration;
+
 use sha2::{Digest as _, Sha256};
 
 use super::prepare::Prepared;
@@ -15,6 +17,9 @@ use crate::train::ranks::{Alone, Ranks, host};
 use crate::util::failure::Failure;
 use crate::util::files::hex;
 use crate::util::stats::as_f64;
+
+/// How long the first rank has for reporting what all find.
+const FIRST_REPORTS: Duration = Duration::from_secs(1);
 
 /// This process among those of its run.
 #[derive(Clone, Debug)]
@@ -51,7 +56,11 @@ impl Joined {
         #[cfg(unix)]
         {
             let launched = launched.unwrap_or_else(|| unreachable!("it was found"));
-            let mpi = crate::train::ranks::Mpi::start(&launched).map_err(Failure::input)?;
+            let mpi = crate::train::ranks::Mpi::start(&launched).map_err(|error| {
+                // The launcher ends the others once the first has reported what all find.
+                std::thread::sleep(FIRST_REPORTS * u32::from(launched.rank > 0));
+                Failure::input(error)
+            })?;
             let (rank, size, library) = (mpi.rank(), mpi.size(), mpi.version());
             let place = Place { rank, size, local_rank, local_size, library };
             Ok(Self { place, ranks: Box::new(mpi) })

@@ -245,6 +245,7 @@ fn facts(prepared: &Prepared, data: &Dataset, telemetry: &Telemetry, leaves_padd
         weights_read_bytes: own.read_bytes_per_step.map(|bytes| bytes as u64),
         decides_checkpointing: memory.checkpointing.is_some(),
         eval_batches: (eval_batches > 0).then_some(eval_batches),
+        gradient_bytes: Some(4 * prepared.num_trainable() as u64),
         max_sm_clock_mhz: telemetry.max_sm_clock_mhz(),
         power_limit_watts: telemetry.power_limit_watts(),
         default_power_limit_watts: telemetry.default_power_limit_watts(),

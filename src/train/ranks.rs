@@ -8,6 +8,8 @@ pub mod share;
 
 use std::fmt::Debug;
 
+use crate::measure::metrics::StepMetrics;
+
 #[cfg(unix)]
 pub use mpi::{Mpi, host, leave, reporter};
 
@@ -50,6 +52,64 @@ pub trait Ranks: Debug + Send {
         all[start..start + figures.len()].copy_from_slice(figures);
         self.sum(&mut [], &mut all);
         all.chunks(figures.len().max(1)).map(<[f64]>::to_vec).collect()
+    }
+}
+
+/// What a rank tells the others of its part of a step.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct RankFigures {
+    /// Seconds until it had its gradients.
+    pub busy_seconds: f64,
+    /// Seconds in which it waited for data.
+    pub data_wait_seconds: f64,
+    /// Tokens of its share.
+    pub tokens: f64,
+}
+
+impl RankFigures {
+    /// Count of figures.
+    const NUM: usize = 3;
+
+    /// Writes them into the place of a rank among those of all.
+    fn slots(self, rank: usize, num_ranks: usize) -> Vec<f64> {
+        let mut slots = vec![0.0; Self::NUM * num_ranks];
+        slots[Self::NUM * rank..][..Self::NUM].copy_from_slice(&[
+            self.busy_seconds,
+            self.data_wait_seconds,
+            self.tokens,
+        ]);
+        slots
+    }
+
+    fn of_slots(slots: &[f64]) -> Vec<Self> {
+        let of = |slot: &[f64]| Self { busy_seconds: slot[0], data_wait_seconds: slot[1], tokens: slot[2] };
+        slots.chunks_exact(Self::NUM).map(of).collect()
+    }
+
+    /// Sums gradients and figures, and brings these figures of all ranks to each.
+    pub fn sum(ranks: &mut dyn Ranks, gradients: &mut [f32], figures: &mut [f64], own: Self) -> Vec<Self> {
+        let mut all = figures.to_vec();
+        all.extend(own.slots(ranks.rank(), ranks.size()));
+        ranks.sum(gradients, &mut all);
+        let (sums, slots) = all.split_at(figures.len());
+        figures.copy_from_slice(sums);
+        Self::of_slots(slots)
+    }
+}
+
+impl StepMetrics {
+    /// Sets what the ranks tell of a step, of which the first waited `waited_seconds` until the sums were there.
+    pub(super) fn set_ranks(&mut self, of_ranks: &[RankFigures], waited_seconds: f64) {
+        let Some(first) = of_ranks.first() else { return };
+        let seconds: Vec<f64> = of_ranks.iter().map(|rank| rank.busy_seconds).collect();
+        let slowest = seconds.iter().copied().fold(first.busy_seconds, f64::max);
+        let wait_seconds = (slowest - first.busy_seconds).min(waited_seconds);
+        self.ranks = Some(of_ranks.len() as u64);
+        self.rank_wait_seconds = Some(wait_seconds);
+        self.exchange_seconds = Some(waited_seconds - wait_seconds);
+        self.rank_seconds = Some(seconds);
+        self.rank_data_wait_seconds = Some(of_ranks.iter().map(|rank| rank.data_wait_seconds).collect());
+        self.rank_tokens = Some(of_ranks.iter().map(|rank| rank.tokens).collect());
     }
 }
 

@@ -1,6 +1,7 @@
 //! One training step: computes gradients from micro-batches and updates the adapters. No input or output.
 
 use std::cell::OnceCell;
+use std::time::Instant;
 
 use burn::tensor::{DType, Tensor};
 use serde::{Deserialize, Serialize};
@@ -13,7 +14,7 @@ use super::objective::{CrossEntropy, Objective};
 use super::offload::HostParking;
 use super::optimizer::{Optimizer, OptimizerStateError, StepWeights};
 use super::ranks::share::shares;
-use super::ranks::{Alone, Ranks};
+use super::ranks::{Alone, RankFigures, Ranks};
 use crate::config::{GradientCheckpointing, OptimizerConfig, TrainConfig};
 use crate::data::batch::Batch;
 use crate::lora::AdapterSet;
@@ -54,6 +55,10 @@ pub struct TrainStep {
     /// Micro-batches of the step in progress that are not this rank's.
     num_of_others: u64,
     says: Says,
+    /// Start of the step in progress.
+    start: Instant,
+    own: RankFigures,
+    of_ranks: Vec<RankFigures>,
 }
 
 /// What a rank tells the others with its gradients; after that, whether any rank said so.
@@ -174,6 +179,9 @@ impl TrainStep {
             ranks: Box::new(Alone),
             num_of_others: 0,
             says: Says::default(),
+            start: Instant::now(),
+            own: RankFigures::default(),
+            of_ranks: Vec::new(),
             model,
             trained: Trained::new(adapters, None),
         }
@@ -263,6 +271,8 @@ impl TrainStep {
         };
         let inputs: Vec<_> = own.iter().filter_map(lay_out).collect();
         self.num_of_others = (batches.len() as u64).saturating_sub(inputs.len() as u64);
+        let rows = own.iter().flat_map(|part| &batches[part.micro_batch].row_lengths[part.rows.clone()]);
+        self.own.tokens = as_f64(rows.sum::<usize>());
         inputs
     }
 
@@ -329,7 +339,12 @@ impl TrainStep {
             let loss = read(std::mem::take(&mut numbers), "the loss").iter().map(|&loss| f64::from(loss)).sum();
             let says = [self.says.stop, self.says.failed].map(|says| f64::from(u8::from(says)));
             let mut figures = [loss, count, as_f64(target_tokens), says[0], says[1]];
-            self.sums.reduce(self.trained.adapters(), &mut *self.ranks, &mut figures);
+            let (start, mut own) = (self.start, self.own);
+            let own = || {
+                own.busy_seconds = start.elapsed().as_secs_f64();
+                own
+            };
+            self.of_ranks = self.sums.reduce(self.trained.adapters(), &mut *self.ranks, &mut figures, own);
             (count, target_tokens) = (figures[1], as_u64(figures[2]));
             of_ranks = Some(figures[0]);
             self.says = Says { stop: figures[3] > 0.0, failed: figures[4] > 0.0 };
@@ -403,9 +418,22 @@ impl TrainStep {
         (self.ranks.rank(), self.ranks.size())
     }
 
-    /// What this rank tells the others in the next [`reduce`](Self::reduce).
+    /// Begins a step that several ranks share.
+    pub fn start(&mut self) {
+        (self.start, self.own) = (Instant::now(), RankFigures::default());
+    }
+
+    /// What this rank tells the others in the next [`reduce`](Self::reduce), also that all it did since the start of the step
+    /// was to wait for data.
     pub fn say(&mut self, says: Says) {
         self.says = says;
+        self.own.data_wait_seconds = self.start.elapsed().as_secs_f64();
+    }
+
+    /// The figures of all ranks in the last [`reduce`](Self::reduce); none where there is one rank.
+    #[must_use]
+    pub fn of_ranks(&self) -> &[RankFigures] {
+        &self.of_ranks
     }
 
     /// What any rank said in the last [`reduce`](Self::reduce); nothing where there is one rank.

@@ -182,6 +182,8 @@ impl Trainer<'_> {
         self.saver.is_saved = false;
         let verdict = self.watch(learning_rate, &outcome, &work);
         let mut line = self.line(learning_rate, &outcome, &work, &verdict);
+        let waited_seconds = self.step.ranks().take_seconds();
+        line.set_ranks(self.step.of_ranks(), waited_seconds);
         let totals = &mut self.state.totals;
         let findings = self.recorder.end_step(&mut line, &work, &loader.take_worker_time(), totals);
         self.sinks.step(&line);
@@ -219,6 +221,8 @@ impl Trainer<'_> {
     /// Forward and backward of this rank's share of a step's micro-batches, all of which every rank reads. A stop request ends
     /// the run after the step, in which all ranks learn of it.
     fn compute_share(&mut self, loader: &mut Loader, work: &mut StepWork) -> Result<(), TrainerError> {
+        self.step.start();
+        self.step.ranks().take_seconds();
         let mut batches = Vec::new();
         let mut error = None;
         while batches.len() < self.train.gradient_accumulation_steps {

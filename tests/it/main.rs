@@ -29,6 +29,7 @@ mod numbers;
 mod optimizers;
 mod plan;
 mod push;
+mod ranks;
 mod recipes;
 mod report;
 mod residency;

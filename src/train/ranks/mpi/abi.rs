@@ -141,7 +141,8 @@ impl Library {
         unsafe { (self.get_library_version)(text.as_mut_ptr().cast(), &raw mut length) };
         let text = CStr::from_bytes_until_nul(&text).map(CStr::to_string_lossy).unwrap_or_default();
         // Open MPI's has a comma after the version, MPICH's a line for each fact.
-        text.split([',', '\n']).next().unwrap_or_default().split_whitespace().collect::<Vec<_>>().join(" ")
+        let line = text.split([',', '\n']).next().unwrap_or_default().replace("Version:", "");
+        line.split_whitespace().collect::<Vec<_>>().join(" ")
     }
 
     /// Begins to sum `count` numbers over all ranks, in place.
