@@ -11,7 +11,7 @@ use std::fmt::Debug;
 use crate::measure::metrics::StepMetrics;
 
 #[cfg(unix)]
-pub use mpi::{Mpi, host, leave, reporter};
+pub use mpi::{Mpi, host, leave, mpi_libraries, reporter};
 
 /// The ranks of a run, as one of them sees them. Every call is made by all ranks, in the same order.
 pub trait Ranks: Debug + Send {

@@ -1,17 +1,18 @@
 //! The training loop, which counts only in steps. It calls evaluation, samples, checkpoints and figures by name.
 
+mod shared;
+
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use super::backprop::Inputs;
 use super::eval::{eval_loss, figures, samples};
 use super::laps::Part;
-use super::loss::LossSum;
 use super::recorder::Recorder;
 use super::saver::{Best, Saver};
 use super::schedule::Schedule;
 use super::state::TrainerState;
-use super::step::{Says, SkipReason, StepOutcome, StepState, TrainStep};
+use super::step::{SkipReason, StepOutcome, StepState, TrainStep};
 use super::step_work::StepWork;
 use super::stop::Stop;
 use super::task::{Score, Task};
@@ -23,7 +24,6 @@ use crate::data::loader::{LoadedBatch, Loader};
 use crate::generate::GenerateError;
 use crate::measure::metrics::{EvalMetrics, Outcome, Sinks, StepMetrics};
 use crate::save::checkpoint::CheckpointError;
-use crate::util::stats::{as_f64, as_u64};
 
 /// Why training failed.
 #[derive(Debug, thiserror::Error)]
@@ -218,48 +218,6 @@ impl Trainer<'_> {
         Ok(true)
     }
 
-    /// Forward and backward of this rank's share of a step's micro-batches, all of which every rank reads. A stop request ends
-    /// the run after the step, in which all ranks learn of it.
-    fn compute_share(&mut self, loader: &mut Loader, work: &mut StepWork) -> Result<(), TrainerError> {
-        self.step.start();
-        self.step.ranks().take_seconds();
-        let mut batches = Vec::new();
-        let mut error = None;
-        while batches.len() < self.train.gradient_accumulation_steps {
-            let loaded = match loader.next_batch() {
-                Ok(loaded) => loaded,
-                Err(failed) => {
-                    error = Some(failed);
-                    break;
-                }
-            };
-            let is_last = loaded.last_of_epoch;
-            batches.push(loaded.batch.clone());
-            work.add(loaded, &self.recorder.flops);
-            if is_last {
-                break;
-            }
-        }
-        self.recorder.part(Part::DataWait);
-        self.step.say(Says { stop: self.stop_requested(), failed: error.is_some() });
-        let mut inputs = if error.is_none() { self.step.lay_out_share(batches) } else { Vec::new() };
-        self.recorder.part(Part::HostToDevice);
-        let together = if self.train.layered_accumulation { inputs.len().max(1) } else { 1 };
-        while !inputs.is_empty() {
-            let rest = inputs.split_off(together.min(inputs.len()));
-            self.forward_backward(std::mem::replace(&mut inputs, rest), inputs.is_empty());
-        }
-        error.map_or(Ok(()), |error| self.fail_together(error.into()))
-    }
-
-    /// Ends the run on all ranks with this error of one of them.
-    fn fail_together(&mut self, error: TrainerError) -> Result<(), TrainerError> {
-        let _ = self.step.reduce();
-        self.step.discard();
-        self.step.ranks().end_together();
-        Err(error)
-    }
-
     fn forward_backward(&mut self, inputs: Vec<Inputs>, is_last: bool) {
         let forward = self.step.forward(inputs);
         self.recorder.forward(is_last);
@@ -397,30 +355,6 @@ impl Trainer<'_> {
         self.saver.is_saved = false;
         self.recorder.pause(Part::Logging);
         Ok(true)
-    }
-
-    /// The loss of the evaluation rows of all ranks; `None` where one of them was asked to stop.
-    fn sum_over_ranks(&mut self, own: Result<Option<LossSum>, TrainerError>) -> Result<Option<LossSum>, TrainerError> {
-        let Some(own) = self.agree_on(own)? else { return Ok(None) };
-        let mut figures = [own.sum, own.count, as_f64(own.target_tokens)];
-        self.step.ranks().sum(&mut [], &mut figures);
-        Ok(Some(LossSum { sum: figures[0], count: figures[1], target_tokens: as_u64(figures[2]) }))
-    }
-
-    /// A result that every rank has: `None` where one of them was asked to stop, an error where one of them failed.
-    fn agree_on<T>(&mut self, own: Result<Option<T>, TrainerError>) -> Result<Option<T>, TrainerError> {
-        if !self.step.is_shared() {
-            return own;
-        }
-        let says = [matches!(own, Ok(None)), own.is_err()];
-        self.step.ranks().wait_long();
-        let mut figures = says.map(|says| f64::from(u8::from(says)));
-        self.step.ranks().sum(&mut [], &mut figures);
-        if figures[1] > 0.0 {
-            self.step.ranks().end_together();
-            return own.and(Err(TrainerError::OtherRank));
-        }
-        own.map(|own| own.filter(|_| figures[0] == 0.0))
     }
 
     /// Writes the adapter of an evaluation that was the best so far. That of the first step is the base model's.

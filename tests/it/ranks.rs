@@ -79,11 +79,13 @@ fn assert_same(found: &Path, expected: &Path, what: &str) {
         let (found, expected) = (of(found, name), of(expected, name));
         assert_eq!(found.len(), expected.len(), "{what}: {name}");
         for (step, (found, expected)) in found.iter().zip(expected).enumerate() {
-            // The losses begin at 10 nats.
-            assert!((found - expected).abs() < 1e-6 * expected.max(1.0), "{what}, {step}: {name} {found} {expected}");
+            // The losses begin at 10 nats; norms of gradients are less exact than they.
+            let bound = if name == "grad_norm" { 1e-5 } else { 1e-6 };
+            assert!((found - expected).abs() < bound * expected.max(1.0), "{what}, {step}: {name} {found} {expected}");
         }
     }
-    let differences = adapter(found).into_iter().zip(adapter(expected)).map(|(found, expected)| (found - expected).abs());
+    let differences =
+        adapter(found).into_iter().zip(adapter(expected)).map(|(found, expected)| (found - expected).abs());
     let most = differences.fold(0.0, f32::max);
     assert!(most < 1e-5, "{what}: adapters differ by {most}");
 }
@@ -113,9 +115,15 @@ fn one_two_and_four_ranks_train_the_same() {
     }
     for (name, settings) in [
         ("dropout and accumulation", &["--set", "train.gradient_accumulation_steps=4"][..]),
-        ("micro-batches cut between rows", &["--set", "train.micro_batch_size=6", "--set", "train.gradient_accumulation_steps=1"]),
+        (
+            "micro-batches cut between rows",
+            &["--set", "train.micro_batch_size=6", "--set", "train.gradient_accumulation_steps=1"],
+        ),
         ("packing", &["--set", "data.packing=true", "--set", "train.gradient_accumulation_steps=3"]),
-        ("layer by layer, with noise", &["--set", "train.layered_accumulation=true", "--set", "train.neftune_noise_alpha=5"]),
+        (
+            "layer by layer, with noise",
+            &["--set", "train.layered_accumulation=true", "--set", "train.neftune_noise_alpha=5"],
+        ),
     ] {
         let bench = Bench::new();
         let args = with(&EVEN, settings);
@@ -145,7 +153,8 @@ fn as_many_ranks_twice_give_the_same_bytes_under_either_launcher() {
         let line = &steps(&bench.path("once"))[0];
         assert_eq!((&line["ranks"], line["rank_seconds"].as_array().unwrap().len()), (&3.into(), 3), "{line}");
         assert!(line["exchange_seconds"].as_f64().unwrap() >= 0.0);
-        let rank_tokens: f64 = line["rank_tokens"].as_array().unwrap().iter().map(|tokens| tokens.as_f64().unwrap()).sum();
+        let rank_tokens: f64 =
+            line["rank_tokens"].as_array().unwrap().iter().map(|tokens| tokens.as_f64().unwrap()).sum();
         assert_eq!(Some(rank_tokens), line["tokens"].as_f64());
     }
 }
@@ -163,7 +172,8 @@ fn launcher_and_library_that_do_not_belong_together_are_refused() {
         (OPEN_MPI, "libnone.so.1", "there is no MPI library to connect them"),
         (MPICH, "libm.so.6", "libm.so.6: no MPI_Init_thread"),
     ] {
-        let output = launched(launcher, 2, &[recipe.to_str().unwrap()]).env("LORA_TRAIN_MPI", library).output().unwrap();
+        let output =
+            launched(launcher, 2, &[recipe.to_str().unwrap()]).env("LORA_TRAIN_MPI", library).output().unwrap();
         assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
         assert!(stderr(&output).contains(text), "{}", stderr(&output));
     }
@@ -237,7 +247,8 @@ fn a_killed_rank_ends_all_and_the_run_continues_on_another_number_of_ranks() {
         return;
     }
     let bench = Bench::new();
-    let args = with(&EVEN, &["--set", "checkpoint.save_steps=3", "--set", "train.gradient_accumulation_steps=4", "--quiet"]);
+    let args =
+        with(&EVEN, &["--set", "checkpoint.save_steps=3", "--set", "train.gradient_accumulation_steps=4", "--quiet"]);
     train(&bench.recipe("alone", ""), &args);
     let recipe = bench.recipe("run", "");
     let mut all = vec![recipe.to_str().unwrap()];
@@ -307,23 +318,4 @@ fn a_stop_of_the_launcher_is_a_stop_of_all() {
     wait(&mut child);
     wait_until("the end of the ranks", || (0..2).all(|rank| rank_process(&child, rank).is_none()));
     assert_eq!(checkpoints(&bench.path("run")).len(), 1, "{}", log(&bench));
-}
-
-#[test]
-fn a_bad_row_ends_all_ranks_with_its_place_and_a_checkpoint() {
-    if !has(OPEN_MPI) {
-        return;
-    }
-    let bench = Bench::new();
-    let recipe = bench.recipe("run", "");
-    let mut all = vec![recipe.to_str().unwrap()];
-    all.extend(EVEN);
-    let mut child = start(&bench, OPEN_MPI, 2, &all);
-    wait_until("steps", || steps(&bench.path("run")).len() > 2);
-    // Rows are read when they are needed.
-    fs::write(bench.path("train.jsonl"), "").unwrap();
-    assert!(!wait(&mut child).success());
-    let log = log(&bench);
-    assert!(log.contains("error: rank ") && log.contains("train.jsonl"), "{log}");
-    assert_eq!(checkpoints(&bench.path("run")).len(), 1, "{log}");
 }

@@ -23,10 +23,12 @@ const SHORT_WAIT: Duration = Duration::from_mins(1);
 const STEPS_WAIT: u32 = 10;
 /// A rank other than 0 waits longer, so that one alone reports.
 const AFTER_THE_FIRST: Duration = Duration::from_secs(2);
-/// Longest pause between two questions whether a sum is complete: of the time of a step on one machine, little.
+/// Longest pause between two questions whether a sum is complete, which also move it on.
 const PAUSE: Duration = Duration::from_millis(1);
-/// An exchange within one machine takes less; a pause would be the longer part of it.
-const BUSY: Duration = Duration::from_micros(200);
+/// A pause is this part of the time waited so far: it makes no sum much longer.
+const PAUSES: u32 = 20;
+/// Before that, there is no pause.
+const BUSY: Duration = Duration::from_millis(1);
 /// `MPI_Abort` waits for what may not answer any more.
 const ABORT_LIMIT: Duration = Duration::from_secs(3);
 /// How long the first rank has for reporting what all find.
@@ -125,10 +127,10 @@ impl Mpi {
                     waited.as_secs()
                 ));
             }
-            if waited > BUSY {
-                std::thread::sleep(PAUSE);
-            } else {
+            if waited < BUSY {
                 std::thread::yield_now();
+            } else {
+                std::thread::sleep((waited / PAUSES).min(PAUSE));
             }
         }
     }
@@ -184,6 +186,13 @@ pub fn reporter() -> Option<&'static str> {
         std::thread::sleep(FIRST_REPORTS);
     }
     Some(name)
+}
+
+/// The MPI libraries that can be opened here.
+#[must_use]
+pub fn mpi_libraries() -> Vec<&'static str> {
+    let all = [Family::OpenMpi, Family::Mpich].into_iter().flat_map(abi::names);
+    all.copied().filter(|name| abi::load(name).is_ok()).collect()
 }
 
 /// Name of this node.

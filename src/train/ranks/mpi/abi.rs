@@ -54,18 +54,16 @@ pub(super) enum Number {
 impl Library {
     /// Opens the launcher's library; `named` is what the user names instead.
     pub(super) fn open(launched: &Launched, named: Option<&str>) -> Result<Self, RanksError> {
-        let (usual, hint): (&[&str], _) = match launched.family {
-            Family::OpenMpi => (
-                &["libmpi.so.40"],
-                "install Open MPI's library (Debian and Ubuntu: libopenmpi3), or name it by LORA_TRAIN_MPI=PATH",
-            ),
-            Family::Mpich => (
-                &["libmpi.so.12", "libmpich.so.12"],
-                "install MPICH's library (Debian and Ubuntu: libmpich12), or name it by LORA_TRAIN_MPI=PATH",
-            ),
+        let hint = match launched.family {
+            Family::OpenMpi => {
+                "install Open MPI's library (Debian and Ubuntu: libopenmpi3), or name it by LORA_TRAIN_MPI=PATH"
+            }
+            Family::Mpich => {
+                "install MPICH's library (Debian and Ubuntu: libmpich12), or name it by LORA_TRAIN_MPI=PATH"
+            }
         };
         let mut reasons = Vec::new();
-        for name in named.map_or_else(|| usual.to_vec(), |named| vec![named]) {
+        for name in named.map_or_else(|| names(launched.family).to_vec(), |named| vec![named]) {
             match load(name) {
                 Ok(library) => return Self::of(name.to_owned(), library),
                 Err(reason) => reasons.push(reason),
@@ -190,8 +188,16 @@ impl Library {
     }
 }
 
+/// Files of a family's libraries, without those that only development packages have.
+pub(super) fn names(family: Family) -> &'static [&'static str] {
+    match family {
+        Family::OpenMpi => &["libmpi.so.40"],
+        Family::Mpich => &["libmpi.so.12", "libmpich.so.12"],
+    }
+}
+
 /// Opens a shared library, or says why not.
-fn load(name: &str) -> Result<*mut c_void, String> {
+pub(super) fn load(name: &str) -> Result<*mut c_void, String> {
     let name = CString::new(name).map_err(|_| "a null byte in its name".to_owned())?;
     // SAFETY: the name ends in a null byte. The library's initialisers make no calls into this program. Open MPI's plug-ins
     // look for its symbols among the global ones.
