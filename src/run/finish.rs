@@ -288,9 +288,10 @@ fn rows_left_out(counts: &RowCounts, max_length: usize) -> Vec<String> {
 /// An unreadable row or a checkpoint that does not fit is a mistake in the inputs.
 fn trainer_failure(error: TrainerError) -> Failure {
     match error {
-        TrainerError::NotSaved { .. } | TrainerError::Watchdog { .. } => Failure::running(error),
+        TrainerError::NotSaved { .. } | TrainerError::Watchdog { .. } | TrainerError::OtherRank => {
+            Failure::running(error)
+        }
         TrainerError::Data(error) => data_failure(error),
         error @ (TrainerError::Generate(_) | TrainerError::Task(_)) => Failure::input(error),
-        TrainerError::OtherRank => Failure::running(error),
     }
 }

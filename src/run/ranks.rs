@@ -102,7 +102,7 @@ impl Joined {
             return Ok(Vec::new());
         }
         let of = |text: &str| hex(&Sha256::digest(text));
-        let size = std::env::current_exe().and_then(std::fs::metadata).map(|metadata| metadata.len()).unwrap_or(0);
+        let size = std::env::current_exe().and_then(std::fs::metadata).map_or(0, |metadata| metadata.len());
         let program = (env!("CARGO_PKG_VERSION"), option_env!("LORA_TRAIN_GIT_COMMIT"), size);
         let step = resumed.map_or(0, |resumed| resumed.state.step);
         let facts = [
@@ -115,7 +115,9 @@ impl Joined {
             ("checkpoints", format!("{step:x}")),
         ];
         self.ranks.wait_long();
-        require_same(&mut *self.ranks, &host(), &facts).map_err(Failure::input)
+        let hosts = require_same(&mut *self.ranks, &host(), &facts).map_err(Failure::input)?;
+        self.ranks.name_hosts(&hosts);
+        Ok(hosts)
     }
 }
 

@@ -17,7 +17,7 @@ use crate::data::files::FileInfo;
 use crate::data::template::ChatTemplate;
 use crate::device::num_cpu_threads;
 use crate::insight::diagnosis::Facts;
-use crate::measure::metrics::{SinkOptions, Sinks};
+use crate::measure::metrics::{Shows, SinkOptions, Sinks};
 use crate::measure::telemetry::{Telemetry, total_host_memory_bytes};
 use crate::ops::kernels::place_on;
 use crate::recipe::Recipe;
@@ -135,9 +135,12 @@ fn open_sinks(run: &Run<'_>, resumed: Option<&Resumed>, starts: u64, total_steps
         resume_step: resumed.map(|resumed| resumed.state.step),
         has_evaluated: resumed.is_some_and(|resumed| resumed.state.evaluations.last_step == Some(resumed.state.step)),
         total_steps,
-        quiet: args.quiet,
-        silent: !place.is_first(),
-        tui: args.tui && place.is_first(),
+        shows: match args {
+            _ if !place.is_first() => Shows::Nothing,
+            args if args.quiet => Shows::Warnings,
+            args if args.tui => Shows::Dashboard,
+            _ => Shows::All,
+        },
         interrupter: stop.interrupter().clone(),
     };
     let mut sinks = Sinks::open(&recipe.logging, options).map_err(Failure::running)?;

@@ -24,6 +24,9 @@ pub trait Ranks: Debug + Send {
     /// Replaces gradients and figures by their sums over all ranks: the same numbers on all of them.
     fn sum(&mut self, gradients: &mut [f32], figures: &mut [f64]);
 
+    /// The host of every rank, for messages.
+    fn name_hosts(&mut self, _: &[String]) {}
+
     /// The ranks may reach the next sum far apart: one writes a checkpoint meanwhile, or reads weights.
     fn wait_long(&mut self) {}
 

@@ -418,6 +418,8 @@ impl Trainer<'_> {
 
     /// Saves what a resumed run needs, unless it is already saved.
     fn interrupt(&mut self) -> Result<Outcome, TrainerError> {
+        // The others wait until the first has saved.
+        self.step.ranks().end_together();
         if self.saver.is_saved {
             return Ok(Outcome::Interrupted);
         }

@@ -29,6 +29,8 @@ const PAUSE: Duration = Duration::from_millis(1);
 const PAUSES: u32 = 20;
 /// Before that, there is no pause.
 const BUSY: Duration = Duration::from_millis(1);
+/// Absent ranks that a message names.
+const NAMED: usize = 4;
 /// `MPI_Abort` waits for what may not answer any more.
 const ABORT_LIMIT: Duration = Duration::from_secs(3);
 /// How long the first rank has for reporting what all find.
@@ -60,6 +62,9 @@ pub struct Mpi {
     last: Option<Instant>,
     waits_long: bool,
     waited: Duration,
+    /// Where rank 0 hears that each of the others has come to a sum, to name those that have not.
+    arrivals: Vec<f64>,
+    hosts: Vec<String>,
 }
 
 impl std::fmt::Debug for Mpi {
@@ -90,7 +95,17 @@ impl Mpi {
         let name = format!("rank {rank} of {size} on {}", system::host());
         let Started { library, .. } =
             STARTED.get_or_init(|| Started { library, name, rank, is_agreed: AtomicBool::new(false) });
-        Ok(Self { library, rank, size, longest: Duration::ZERO, last: None, waits_long: true, waited: Duration::ZERO })
+        Ok(Self {
+            library,
+            rank,
+            size,
+            longest: Duration::ZERO,
+            last: None,
+            waits_long: true,
+            waited: Duration::ZERO,
+            arrivals: vec![0.0; size],
+            hosts: Vec::new(),
+        })
     }
 
     /// Name and version of the library.
@@ -105,33 +120,65 @@ impl Mpi {
         if self.rank == 0 { wait } else { wait + AFTER_THE_FIRST }
     }
 
-    /// Waits until all sums are complete.
-    fn wait(&mut self, mut requests: Vec<Request>) -> Result<(), RanksError> {
+    /// Sends word to rank 0 that this rank has come to a sum; there, one request for each of the others.
+    fn announce(&mut self) -> Result<Vec<(usize, Request)>, RanksError> {
+        let library = self.library;
+        let numbers = self.arrivals.iter_mut().enumerate();
+        if self.rank == 0 {
+            let receive = |(rank, number)| Ok((rank, system::begin_message(library, number, Some(rank))?));
+            numbers.skip(1).map(receive).collect()
+        } else {
+            let send = |(rank, number)| Ok((rank, system::begin_message(library, number, None)?));
+            numbers.skip(self.rank).take(1).map(send).collect()
+        }
+    }
+
+    /// Waits until all sums are complete, and all arrivals known.
+    fn wait(&mut self, mut sums: Vec<(usize, Request)>, mut others: Vec<(usize, Request)>) -> Result<(), RanksError> {
         let (start, deadline) = (Instant::now(), self.deadline());
         loop {
-            let mut open = Vec::new();
-            for mut request in requests {
-                if !self.library.is_done(&mut request)? {
-                    open.push(request);
-                }
-            }
-            requests = open;
+            sums = self.open(sums)?;
+            others = self.open(others)?;
             let waited = start.elapsed();
-            if requests.is_empty() {
+            if sums.is_empty() && others.is_empty() {
                 self.waited += waited;
                 return Ok(());
             }
             if waited > deadline {
-                end(&format!(
-                    "no answer from another rank for {} s: it hangs, or the network between the nodes is cut",
-                    waited.as_secs()
-                ));
+                end(&self.silence(waited, &others));
             }
             if waited < BUSY {
                 std::thread::yield_now();
             } else {
                 std::thread::sleep((waited / PAUSES).min(PAUSE));
             }
+        }
+    }
+
+    /// Those that are not complete.
+    fn open(&self, requests: Vec<(usize, Request)>) -> Result<Vec<(usize, Request)>, RanksError> {
+        let mut open = Vec::new();
+        for (rank, mut request) in requests {
+            if !self.library.is_done(&mut request)? {
+                open.push((rank, request));
+            }
+        }
+        Ok(open)
+    }
+
+    /// What to report after waiting in vain; `absent`: the ranks that have not come, where this is rank 0.
+    fn silence(&self, waited: Duration, absent: &[(usize, Request)]) -> String {
+        let seconds = waited.as_secs();
+        let name = |(rank, _): &(usize, Request)| match self.hosts.get(*rank) {
+            Some(host) => format!("rank {rank} on {host}"),
+            None => format!("rank {rank}"),
+        };
+        let names = absent.iter().take(NAMED).map(name).collect::<Vec<_>>().join(", ");
+        match absent.len() {
+            _ if self.rank > 0 => format!("no answer from another rank for {seconds} s"),
+            0 => format!("no sum for {seconds} s, though all ranks have come to it: the network between them fails"),
+            1..=NAMED => format!("no answer from {names} for {seconds} s: it hangs, or the network to it is cut"),
+            more => format!("no answer from {names} and {} more for {seconds} s", more - NAMED),
         }
     }
 }
@@ -154,12 +201,20 @@ impl Ranks for Mpi {
             (figures.as_mut_ptr().cast(), figures.len(), Number::F64),
         ];
         let begun = begun.into_iter().filter(|(_, count, _)| *count > 0);
-        let requests = begun.map(|(numbers, count, of)| system::begin_sum(self.library, numbers, count, of));
-        let done = requests.collect::<Result<_, _>>().and_then(|requests| self.wait(requests));
+        let library = self.library;
+        let sums = begun.map(|(numbers, count, of)| Ok((0, system::begin_sum(library, numbers, count, of)?)));
+        let done = sums.collect::<Result<Vec<_>, _>>().and_then(|sums| {
+            let others = self.announce()?;
+            self.wait(sums, others)
+        });
         if let Err(error) = done {
             end(&error.to_string());
         }
         self.last = Some(Instant::now());
+    }
+
+    fn name_hosts(&mut self, hosts: &[String]) {
+        hosts.clone_into(&mut self.hosts);
     }
 
     fn wait_long(&mut self) {
@@ -248,6 +303,16 @@ mod system {
         // SAFETY: `Mpi::sum` has borrowed the numbers mutably, and does not return before the sum is complete; where that
         // fails, the process ends.
         unsafe { library.begin_sum(numbers, count, of) }
+    }
+
+    /// Begins a message that the caller waits for before it uses the number again.
+    pub(super) fn begin_message(
+        library: &Library,
+        number: &mut f64,
+        from: Option<usize>,
+    ) -> Result<Request, RanksError> {
+        // SAFETY: the number is a field of `Mpi`, which waits for the message in the same call.
+        unsafe { library.begin_message(number, from) }
     }
 
     /// The process ends when the launcher on its node does, and does not hold a GPU alone.

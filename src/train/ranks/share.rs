@@ -52,7 +52,7 @@ pub fn shares(micro_batches: &[Batch], num_ranks: usize) -> Vec<Vec<Part>> {
 /// where there is more than one run.
 fn cut(row_lengths: &[usize], num_parts: usize) -> Vec<Range<usize>> {
     if num_parts == 1 {
-        return vec![0..row_lengths.len()];
+        return std::iter::once(0..row_lengths.len()).collect();
     }
     let all: usize = row_lengths.iter().sum();
     let (mut parts, mut start, mut tokens) = (Vec::new(), 0, 0);

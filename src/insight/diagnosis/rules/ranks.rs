@@ -127,6 +127,7 @@ mod tests {
     fn a_slow_network_is_told_with_its_rate_and_a_larger_batch() {
         finds(exchange_bound(&shared(|_| {})), &[]);
         let mut bound = shared(|line| line.exchange_seconds = Some(0.4));
+        bound.facts.train.gradient_accumulation_steps = 1;
         bound.facts.gradient_bytes = Some(30_000_000);
         finds(
             exchange_bound(&bound),

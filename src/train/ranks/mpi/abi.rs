@@ -1,16 +1,26 @@
 //! The functions of an MPI library, opened at run time: a machine without MPI runs the same program.
 //!
 //! Two binary interfaces cover what clusters have. In Open MPI's, handles are addresses of objects that the library exports; in
-//! MPICH's they are numbers, which travel like addresses on x86-64 and AArch64.
+//! MPICH's they are numbers, which travel like addresses on x86-64 and ARM.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
-use std::ptr::{null, null_mut, without_provenance_mut};
+use std::ptr::{null_mut, without_provenance_mut};
 
 use super::super::RanksError;
 use super::super::launcher::{Family, Launched};
 
 /// A communicator, data type, operation, or address of a constant.
 type Handle = *mut c_void;
+
+type InitThread = unsafe extern "C" fn(*mut c_int, *mut c_void, c_int, *mut c_int) -> c_int;
+type CommNumber = unsafe extern "C" fn(Handle, *mut c_int) -> c_int;
+type Iallreduce = unsafe extern "C" fn(*const c_void, *mut c_void, c_int, Handle, Handle, Handle, *mut c_void) -> c_int;
+type Send = unsafe extern "C" fn(*const c_void, c_int, Handle, c_int, c_int, Handle, *mut c_void) -> c_int;
+type Receive = unsafe extern "C" fn(*mut c_void, c_int, Handle, c_int, c_int, Handle, *mut c_void) -> c_int;
+type Test = unsafe extern "C" fn(*mut c_void, *mut c_int, *mut c_void) -> c_int;
+type Abort = unsafe extern "C" fn(Handle, c_int) -> c_int;
+type Finalize = unsafe extern "C" fn() -> c_int;
+type GetLibraryVersion = unsafe extern "C" fn(*mut c_char, *mut c_int) -> c_int;
 
 /// `MPI_THREAD_FUNNELED`: one thread makes all calls.
 const FUNNELED: c_int = 1;
@@ -28,19 +38,21 @@ pub(super) struct Library {
     sum: Handle,
     in_place: Handle,
     status_ignore: Handle,
-    init_thread: unsafe extern "C" fn(*mut c_int, *mut c_void, c_int, *mut c_int) -> c_int,
-    comm_rank: unsafe extern "C" fn(Handle, *mut c_int) -> c_int,
-    comm_size: unsafe extern "C" fn(Handle, *mut c_int) -> c_int,
-    iallreduce: unsafe extern "C" fn(*const c_void, *mut c_void, c_int, Handle, Handle, Handle, *mut c_void) -> c_int,
-    test: unsafe extern "C" fn(*mut c_void, *mut c_int, *mut c_void) -> c_int,
-    abort: unsafe extern "C" fn(Handle, c_int) -> c_int,
-    finalize: unsafe extern "C" fn() -> c_int,
-    get_library_version: unsafe extern "C" fn(*mut c_char, *mut c_int) -> c_int,
+    init_thread: InitThread,
+    comm_rank: CommNumber,
+    comm_size: CommNumber,
+    iallreduce: Iallreduce,
+    isend: Send,
+    irecv: Receive,
+    test: Test,
+    abort: Abort,
+    finalize: Finalize,
+    get_library_version: GetLibraryVersion,
 }
 
 // SAFETY: addresses of functions and constants of a library that is never closed. Functions are called by one thread, except
 // `abort`, which ends the process.
-unsafe impl Send for Library {}
+unsafe impl std::marker::Send for Library {}
 // SAFETY: as above.
 unsafe impl Sync for Library {}
 
@@ -101,14 +113,18 @@ impl Library {
                 sum,
                 in_place,
                 status_ignore,
-                init_thread: std::mem::transmute::<Handle, _>(symbol(c"MPI_Init_thread")?),
-                comm_rank: std::mem::transmute::<Handle, _>(symbol(c"MPI_Comm_rank")?),
-                comm_size: std::mem::transmute::<Handle, _>(symbol(c"MPI_Comm_size")?),
-                iallreduce: std::mem::transmute::<Handle, _>(symbol(c"MPI_Iallreduce")?),
-                test: std::mem::transmute::<Handle, _>(symbol(c"MPI_Test")?),
-                abort: std::mem::transmute::<Handle, _>(symbol(c"MPI_Abort")?),
-                finalize: std::mem::transmute::<Handle, _>(symbol(c"MPI_Finalize")?),
-                get_library_version: std::mem::transmute::<Handle, _>(symbol(c"MPI_Get_library_version")?),
+                init_thread: std::mem::transmute::<Handle, InitThread>(symbol(c"MPI_Init_thread")?),
+                comm_rank: std::mem::transmute::<Handle, CommNumber>(symbol(c"MPI_Comm_rank")?),
+                comm_size: std::mem::transmute::<Handle, CommNumber>(symbol(c"MPI_Comm_size")?),
+                iallreduce: std::mem::transmute::<Handle, Iallreduce>(symbol(c"MPI_Iallreduce")?),
+                isend: std::mem::transmute::<Handle, Send>(symbol(c"MPI_Isend")?),
+                irecv: std::mem::transmute::<Handle, Receive>(symbol(c"MPI_Irecv")?),
+                test: std::mem::transmute::<Handle, Test>(symbol(c"MPI_Test")?),
+                abort: std::mem::transmute::<Handle, Abort>(symbol(c"MPI_Abort")?),
+                finalize: std::mem::transmute::<Handle, Finalize>(symbol(c"MPI_Finalize")?),
+                get_library_version: std::mem::transmute::<Handle, GetLibraryVersion>(symbol(
+                    c"MPI_Get_library_version",
+                )?),
                 name,
             })
         }
@@ -167,10 +183,27 @@ impl Library {
         if code == 0 { Ok(request) } else { Err(RanksError::Call("MPI_Iallreduce", code)) }
     }
 
-    /// Whether a sum is complete; moves it on.
+    /// Begins to send a number to rank 0, or to receive one from another rank.
+    ///
+    /// # Safety
+    /// `number` points to a number that nothing else touches until [`is_done`](Self::is_done).
+    pub(super) unsafe fn begin_message(&self, number: *mut f64, from: Option<usize>) -> Result<Request, RanksError> {
+        let mut request = Request::default();
+        let (number, at) = (number.cast::<c_void>(), (&raw mut request).cast());
+        // SAFETY: as the caller promises.
+        let code = unsafe {
+            match from.map(|rank| c_int::try_from(rank).unwrap_or(c_int::MAX)) {
+                None => (self.isend)(number, 1, self.double, 0, 0, self.world, at),
+                Some(rank) => (self.irecv)(number, 1, self.double, rank, 0, self.world, at),
+            }
+        };
+        if code == 0 { Ok(request) } else { Err(RanksError::Call("MPI_Isend", code)) }
+    }
+
+    /// Whether a sum or a message is complete; moves all of them on.
     pub(super) fn is_done(&self, request: &mut Request) -> Result<bool, RanksError> {
         let mut flag = 0;
-        // SAFETY: the request is one of `begin_sum`, or was complete and is the library's null request since.
+        // SAFETY: the request is one of this library's, or was complete and is the library's null request since.
         let code = unsafe { (self.test)((&raw mut *request).cast(), &raw mut flag, self.status_ignore) };
         if code == 0 { Ok(flag != 0) } else { Err(RanksError::Call("MPI_Test", code)) }
     }
@@ -207,7 +240,7 @@ pub(super) fn load(name: &str) -> Result<*mut c_void, String> {
     }
     // SAFETY: after a failure it points to a text, which lives until the next call on this thread.
     let reason = unsafe { libc::dlerror() };
-    if reason == null_mut() || std::ptr::eq(reason, null()) {
+    if reason.is_null() {
         return Err("it cannot be loaded".to_owned());
     }
     // SAFETY: as above.
