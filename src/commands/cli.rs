@@ -221,7 +221,10 @@ fn report_failure(failure: &Failure) {
     let rank = ranks::reporter().map(|name| format!("{name}: ")).unwrap_or_default();
     #[cfg(not(unix))]
     let rank = "";
+    let resume = "\n  hint: after a checkpoint, `--resume` continues, on any number of ranks";
+    let resume = if rank.is_empty() || failure.exit_code() != 1 { "" } else { resume };
     for message in failure.shown(!is_plain) {
+        let message = message + resume;
         let message = message.replace("\n  hint:", &format!("\n  {hint}"));
         // With stderr closed there is nobody to report to.
         let _ = stderr.write_all(format!("{error} {rank}{message}\n").as_bytes());

@@ -192,7 +192,8 @@ impl Started<'_> {
 
     fn how_to_continue(&self) -> String {
         let (step, command) = (self.trainer.state.step, self.run.args.resume_command());
-        format!("stopped after step {step}, with a checkpoint; to continue: {command}")
+        let ranks = if self.run.place.size > 1 { " (on any number of ranks)" } else { "" };
+        format!("stopped after step {step}, with a checkpoint; to continue{ranks}: {command}")
     }
 
     fn summary(&self, outcome: Outcome) -> Summary {

@@ -247,15 +247,18 @@ fn a_killed_rank_ends_all_and_the_run_continues_on_another_number_of_ranks() {
         return;
     }
     let bench = Bench::new();
-    let args =
-        with(&EVEN, &["--set", "checkpoint.save_steps=3", "--set", "train.gradient_accumulation_steps=4", "--quiet"]);
+    let kills = std::env::var("LORA_TRAIN_SOAK_KILLS").ok().and_then(|kills| kills.parse().ok()).unwrap_or(4);
+    let steps_of_run = format!("train.max_steps={}", 50.max(5 * kills));
+    let more = ["--set", "checkpoint.save_steps=3", "--set", "train.gradient_accumulation_steps=4", "--quiet"];
+    let args = with(&with(&EVEN, &more), &["--set", &steps_of_run]);
     train(&bench.recipe("alone", ""), &args);
     let recipe = bench.recipe("run", "");
     let mut all = vec![recipe.to_str().unwrap()];
     all.extend(&args);
     let mut random = ChaCha8Rng::seed_from_u64(3);
     let run_dir = bench.path("run");
-    for (launcher, ranks) in [(OPEN_MPI, 4), (MPICH, 2), (OPEN_MPI, 3), (MPICH, 4)] {
+    let mut killed_ranks = Vec::new();
+    for (launcher, ranks) in [(OPEN_MPI, 4), (MPICH, 2), (OPEN_MPI, 3), (MPICH, 4)].into_iter().cycle().take(kills) {
         let before = steps(&run_dir).len();
         let mut child = start(&bench, launcher, ranks, &all);
         if !all.contains(&"--resume") {
@@ -267,6 +270,7 @@ fn a_killed_rank_ends_all_and_the_run_continues_on_another_number_of_ranks() {
             break;
         }
         let victim = random.random_range(0..ranks);
+        killed_ranks.push(victim);
         let pid = rank_process(&child, victim).unwrap();
         let killed = Instant::now();
         Command::new("kill").args(["-9", &pid.to_string()]).status().unwrap();
@@ -275,6 +279,7 @@ fn a_killed_rank_ends_all_and_the_run_continues_on_another_number_of_ranks() {
         wait_until("the end of the others", || (0..ranks).all(|rank| rank_process(&child, rank).is_none()));
         checkpoints(&run_dir).iter().for_each(|path| lora_train::save::checkpoint::verify(path).unwrap());
     }
+    eprintln!("killed ranks {killed_ranks:?}");
     let output = run(&all);
     assert!(output.status.success(), "{}", stderr(&output));
     assert_same(&run_dir, &bench.path("alone"), "killed and resumed");
@@ -295,7 +300,7 @@ fn a_stop_of_any_rank_saves_the_same_step_on_all_and_one_rank_continues_from_it(
     let pid = rank_process(&child, 2).unwrap();
     Command::new("kill").args(["-TERM", &pid.to_string()]).status().unwrap();
     assert_eq!(wait(&mut child).code(), Some(130), "{}", log(&bench));
-    assert!(log(&bench).contains("with a checkpoint; to continue: "), "{}", log(&bench));
+    assert!(log(&bench).contains("with a checkpoint; to continue (on any number of ranks): "), "{}", log(&bench));
     assert_eq!(checkpoints(&bench.path("run")).len(), 1);
     all.push("--resume");
     let output = run(&all);

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use super::launcher::{Family, Launched};
 use super::{Ranks, RanksError};
+use crate::device::num_cpu_threads;
 use abi::{Library, Number, Request};
 
 /// Before the first step, models are downloaded and rows tokenised.
@@ -38,7 +39,9 @@ const FIRST_REPORTS: Duration = Duration::from_secs(1);
 
 /// Open MPI's choice for a non-blocking sum leaves a third of a link unused; a ring uses all of it, and adds in the same order
 /// every time.
-const RING: (&str, &str) = ("OMPI_MCA_coll_libnbc_iallreduce_algorithm", "1");
+const RING: &str = "OMPI_MCA_coll_libnbc_iallreduce_algorithm";
+/// Threads of the kernels.
+const THREADS: &str = "RAYON_NUM_THREADS";
 
 static STARTED: OnceLock<Started> = OnceLock::new();
 
@@ -83,7 +86,12 @@ impl Mpi {
         let named = std::env::var("LORA_TRAIN_MPI").ok().filter(|name| !name.is_empty());
         let library = Library::open(launched, named.as_deref())?;
         if launched.family == Family::OpenMpi {
-            system::set_default(RING);
+            system::set_default(RING, "1");
+        }
+        // Without binding, every rank of a node would take all of its processors.
+        let threads = num_cpu_threads();
+        if threads * launched.local_size > num_processors() {
+            system::set_default(THREADS, &(threads / launched.local_size).max(1).to_string());
         }
         let (rank, size) = library.start()?;
         if size != launched.size {
@@ -232,6 +240,13 @@ impl Ranks for Mpi {
     }
 }
 
+/// Processors of this machine, whichever of them this process may use.
+fn num_processors() -> usize {
+    let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let count = text.lines().filter(|line| line.starts_with("processor")).count();
+    if count > 0 { count } else { usize::MAX }
+}
+
 /// The name of this rank with its host, where there are several, once it may report an error. What all find wrong, the first
 /// alone reports: it ends the others meanwhile.
 #[must_use]
@@ -325,7 +340,7 @@ mod system {
     }
 
     /// Sets a variable of the environment that has no value yet.
-    pub(super) fn set_default((name, value): (&str, &str)) {
+    pub(super) fn set_default(name: &str, value: &str) {
         if std::env::var_os(name).is_none() {
             // SAFETY: ranks are connected before any other thread is started.
             unsafe { std::env::set_var(name, value) };
