@@ -12,6 +12,7 @@ mod load;
 pub(crate) mod next_commands;
 pub(crate) mod overview;
 pub(crate) mod prepare;
+mod ranks;
 mod resume;
 mod start;
 mod verify;
@@ -31,6 +32,7 @@ use device_memory::with_advice;
 use dir::RunDir;
 use inputs::WeightsFrom;
 use load::Loaded;
+use ranks::{Joined, Place};
 use start::Started;
 
 /// What was asked for, and the folder it goes to.
@@ -39,7 +41,10 @@ struct Run<'a> {
     /// Text of the recipe's file.
     given: String,
     prepared: Prepared,
+    /// The recipe as all ranks have it.
+    common_recipe: String,
     dir: RunDir,
+    place: Place,
     stop: Stop,
     process_start: Instant,
 }
@@ -55,20 +60,28 @@ fn train_within(args: &TrainArgs, advice: &OnceCell<String>, places: &OnceCell<P
     // The system's start time of the process would include a caller that replaced itself by this program, such as the
     // build of `cargo run`.
     let process_start = Instant::now();
+    let mut joined = Joined::join()?;
     let stop = Stop::on_signals().map_err(Failure::running)?;
     let purpose = if args.resume.is_some() { Purpose::Resuming } else { Purpose::Training };
     let (recipe, given) = args.recipe.load_with_text(purpose)?;
     let _ = places.set(recipe.places.clone());
 
     // Cheap checks come first: no weight and no row is read before all this is known to exist.
-    let (existing, resumed) = resume::open_folder(args, &recipe)?;
+    let place = joined.place.clone();
+    let (existing, resumed) = resume::open_folder(args, &recipe, place.is_first())?;
     let kept = resumed.as_ref().and_then(|resumed| resumed.checkpointing);
-    let prepared = Prepared::new(recipe, kept, WeightsFrom::Hub, args.quiet)?;
+    let quiet = args.quiet || !place.is_first();
+    let common_recipe = recipe.to_toml();
+    let recipe = place.recipe(recipe)?;
+    let prepared = joined.first_of_node(|| Prepared::new(recipe, kept, WeightsFrom::Hub, quiet))?;
     stop.on_abort(&prepared.memory.advice);
     let _ = advice.set(prepared.memory.advice.clone());
-    let dir = existing.map_or_else(|| RunDir::create(&prepared.recipe.output_dir), Ok)?;
+    // The other ranks have no files that anybody needs.
+    let own = (!place.is_first()).then(tempfile::tempdir).transpose().map_err(Failure::running)?;
+    let folder = own.as_ref().map_or(&*prepared.recipe.output_dir, tempfile::TempDir::path);
+    let dir = existing.map_or_else(|| RunDir::create(folder), Ok)?;
 
-    let run = Run { args, given, prepared, dir, stop, process_start };
-    let Loaded { data, step } = Loaded::read(&run, resumed.as_ref())?;
-    Started::new(&run, &data, step, resumed)?.train()
+    let run = Run { args, given, prepared, common_recipe, dir, place, stop, process_start };
+    let Loaded { data, step, hosts } = Loaded::read(&run, resumed.as_ref(), joined)?;
+    Started::new(&run, &data, step, &hosts, resumed)?.train()
 }

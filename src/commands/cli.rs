@@ -13,6 +13,8 @@ use crate::commands::{
 };
 use crate::run::{self, TrainArgs};
 use crate::schema::Problem;
+#[cfg(unix)]
+use crate::train::ranks;
 use crate::util::failure::Failure;
 use crate::util::faults::{Fault, backend_log};
 use crate::util::panics;
@@ -76,7 +78,12 @@ pub fn main() -> ExitCode {
         crate::device::name_toolkit();
     }
     match parse(std::env::args_os()) {
-        Ok(command) => ExitCode::from(ended(|| dispatch(&command))),
+        Ok(command) => {
+            let code = ended(|| dispatch(&command));
+            #[cfg(unix)]
+            ranks::leave(code);
+            ExitCode::from(code)
+        }
         Err(Refusal::Mistake(problem)) => ExitCode::from(ended(|| Err((*problem).into()))),
         // A usage error ends the process with exit code 2, `--help` and `--version` with 0.
         Err(Refusal::Usage(error)) => error.exit(),
@@ -210,10 +217,17 @@ fn report_failure(failure: &Failure) {
     let is_plain = !has_colors(&stderr);
     let (error, hint) =
         if is_plain { ("error:", "hint:") } else { ("\x1b[1;31merror:\x1b[0m", "\x1b[36mhint:\x1b[0m") };
+    #[cfg(unix)]
+    let rank = ranks::reporter().map(|name| format!("{name}: ")).unwrap_or_default();
+    #[cfg(not(unix))]
+    let rank = "";
+    let resume = "\n  hint: after a checkpoint, `--resume` continues, on any number of ranks";
+    let resume = if rank.is_empty() || failure.exit_code() != 1 { "" } else { resume };
     for message in failure.shown(!is_plain) {
+        let message = message + resume;
         let message = message.replace("\n  hint:", &format!("\n  {hint}"));
         // With stderr closed there is nobody to report to.
-        let _ = writeln!(stderr, "{error} {message}");
+        let _ = stderr.write_all(format!("{error} {rank}{message}\n").as_bytes());
     }
 }
 

@@ -17,6 +17,8 @@ use crate::data::cache::CacheSettings;
 use crate::device::DeviceKind;
 use crate::hub::{Greeting, HubSettings, greet};
 use crate::measure::telemetry::{disk_read_bytes_per_second, free_disk_bytes};
+#[cfg(unix)]
+use crate::train::ranks::mpi_libraries;
 use crate::util::failure::Failure;
 use crate::util::text::{self, Mark};
 
@@ -115,6 +117,7 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<(), Failure> {
     }
     let mut sections = vec![program(), machine::look()];
     sections.extend(devices::look());
+    sections.push(ranks());
     sections.push(places());
     sections.push(hub(&HubSettings::from_env()));
     let text = if args.json { to_json(&sections).to_string() } else { to_text(&sections) };
@@ -130,6 +133,21 @@ fn program() -> Section {
     let kinds: Vec<_> =
         DeviceKind::ALL.into_iter().filter(|kind| kind.is_compiled_in()).map(DeviceKind::name).collect();
     section.figure("backends", kinds.clone(), kinds.join(", "));
+    section
+}
+
+/// The MPI libraries by which several processes share a run.
+fn ranks() -> Section {
+    let mut section = Section::new("ranks");
+    #[cfg(unix)]
+    let found = mpi_libraries();
+    #[cfg(not(unix))]
+    let found = Vec::<&str>::new();
+    let text = match found[..] {
+        [] => "no MPI library: one rank (openmpi-bin or mpich connects several GPUs or machines)".to_owned(),
+        _ => format!("{}: `mpirun -n N lora-train RECIPE.toml`, one rank a GPU", found.join(", ")),
+    };
+    section.figure("mpi_libraries", found, text);
     section
 }
 

@@ -9,6 +9,7 @@
 //! [`forecast`]: crate::train::forecast
 
 mod gpus;
+mod ranks;
 mod report;
 mod rows;
 mod target;
@@ -34,6 +35,7 @@ use crate::train::flops::StepFlops;
 use crate::train::forecast::Forecast;
 use crate::train::memory::Workload;
 use crate::util::failure::Failure;
+use ranks::Cluster;
 use report::{Basis, Report, table};
 
 const MIB: f64 = 1024.0 * 1024.0;
@@ -68,6 +70,18 @@ pub(crate) struct PlanArgs {
     #[arg(long)]
     pub(crate) calibrate: bool,
 
+    /// Plan for this many ranks, a process each, that share the steps
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) ranks: u32,
+
+    /// Nodes that the ranks are on
+    #[arg(long, value_name = "M", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) nodes: u32,
+
+    /// Rate of a node's network, in bits a second: 25G, 100M
+    #[arg(long, value_name = "RATE", default_value = "10G", value_parser = ranks::rate)]
+    pub(crate) network: f64,
+
     /// Price of an hour on the machine, in the recipe's `cost.currency`; goes before its `cost.price_per_hour`
     #[arg(long, value_name = "PRICE", value_parser = positive)]
     pub(crate) price_per_hour: Option<f64>,
@@ -90,6 +104,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
         return Err(Problem::new("the recipe is missing").hint("lora-train plan RECIPE.toml").into());
     }
     let (target, recipe) = target::open(args)?;
+    let cluster = cluster(args, target.kind.is_gpu())?;
     inputs::require_residency(recipe.model.residency, target.kind.is_gpu().then_some(&*target.label))
         .map_err(|problem| recipe.places.locate(problem))?;
     let Shape { config, selection, source } = Shape::of_recipe(&recipe)?;
@@ -121,6 +136,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
         forecast: forecast.as_ref().ok(),
         most_rows: if forecast.is_err() { rows::at_most(&recipe.data) } else { None },
         calibrated,
+        cluster,
         disk_bytes_per_second,
         wants_fit: args.fit,
     });
@@ -130,6 +146,16 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
         table(&report, &target, &prices, forecast.as_ref().err().map(String::as_str))
     };
     print(&text)
+}
+
+/// The ranks that share the steps; `None` for one.
+fn cluster(args: &PlanArgs, is_gpu: bool) -> Result<Option<Cluster>, Problem> {
+    let PlanArgs { ranks, nodes, network, .. } = *args;
+    if nodes > ranks {
+        return Err(Problem::new(format!("--nodes {nodes} are more than the {ranks} ranks on them"))
+            .hint("--ranks counts all of them: one for each GPU"));
+    }
+    Ok((ranks > 1).then_some(Cluster { ranks: ranks as usize, nodes: nodes as usize, network, is_gpu }))
 }
 
 /// What a plan needs of a model.

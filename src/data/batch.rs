@@ -1,5 +1,7 @@
 //! A micro-batch in host memory.
 
+use std::ops::Range;
+
 use super::encode::EncodedRow;
 use crate::config::RowKind;
 
@@ -89,11 +91,12 @@ impl Batch {
             return Self::of_rows(rows);
         }
         let mut batch = Self::default();
+        let is_packed = rows.iter().any(|row| row.len() > 1);
         for row in rows {
             let mut row_start = batch.input_ids.len();
             for (source, encoded) in row {
                 for (index, place) in encoded.sequences().into_iter().enumerate() {
-                    if index == 1 && row.len() == 1 {
+                    if index == 1 && !is_packed {
                         batch.row_lengths.push(batch.input_ids.len() - row_start);
                         row_start = batch.input_ids.len();
                     }
@@ -132,6 +135,32 @@ impl Batch {
         let tokens = ids.iter().zip(carries_loss).enumerate().skip(1);
         let targets = tokens.filter(|(_, (_, carries_loss))| **carries_loss);
         self.targets.extend(targets.map(|(at, (&token, _))| Target { position: start + at - 1, token }));
+    }
+
+    /// Some of its rows; of preferences, which are compared with one another, all of them.
+    #[must_use]
+    pub fn part(&self, rows: Range<usize>) -> Self {
+        if !self.answers.is_empty() {
+            return self.clone();
+        }
+        let start: usize = self.row_lengths[..rows.start].iter().sum();
+        let row_lengths = self.row_lengths[rows].to_vec();
+        let tokens = start..start + row_lengths.iter().sum::<usize>();
+        let is_in = |document: &Document| document.len > 0 && tokens.contains(&document.start);
+        let here = self.documents.iter().zip(&self.sources).filter(|(document, _)| is_in(document));
+        let moved = |(document, source): (&Document, &RowSource)| {
+            (Document { start: document.start - start, ..*document }, *source)
+        };
+        let (documents, sources) = here.map(moved).unzip();
+        let targets = self.targets.iter().filter(|target| tokens.contains(&target.position));
+        Self {
+            input_ids: self.input_ids[tokens.clone()].to_vec(),
+            row_lengths,
+            documents,
+            targets: targets.map(|target| Target { position: target.position - start, ..*target }).collect(),
+            sources,
+            ..Self::default()
+        }
     }
 
     /// Number of rows, with those that hold no tokens.
@@ -249,6 +278,24 @@ mod tests {
         assert_eq!(padded.positions(), starting([&[0, 1], &[0, 1, 2, 0], &[]]));
         assert_eq!((batch.num_padding_tokens(), padded.num_padding_tokens(), padded.num_tokens()), (186, 0, 6));
         assert_eq!(padded.padded(), padded);
+    }
+
+    #[test]
+    fn parts_hold_the_documents_and_targets_of_their_rows() {
+        let batch = Batch {
+            input_ids: (0..9).collect(),
+            row_lengths: vec![3, 4, 2],
+            documents: [(0, 3), (3, 2), (5, 2), (7, 2)].map(|(start, len)| Document { start, len }).to_vec(),
+            targets: [1, 3, 6, 7].map(|position| Target { position, token: 9 }).to_vec(),
+            sources: (0..4).map(|row| RowSource { file: 0, row }).collect(),
+            ..Batch::default()
+        };
+        assert_eq!(batch.part(0..3), batch);
+        let part = batch.part(1..3);
+        assert_eq!((&part.input_ids[..], &part.row_lengths[..]), (&[3, 4, 5, 6, 7, 8][..], &[4, 2][..]));
+        assert_eq!(part.documents.iter().map(|d| (d.start, d.len)).collect::<Vec<_>>(), [(0, 2), (2, 2), (4, 2)]);
+        assert_eq!(part.targets.iter().map(|target| target.position).collect::<Vec<_>>(), [0, 3, 4]);
+        assert_eq!(part.sources.iter().map(|source| source.row).collect::<Vec<_>>(), [1, 2, 3]);
     }
 
     #[test]

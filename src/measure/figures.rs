@@ -345,6 +345,20 @@ figures! {
         /// Seconds in which a data worker could have run and no processor was free. The rest of `worker_busy_seconds` was
         /// waiting, for the disk mostly.
         worker_queued_seconds: f64, "data/worker_queued";
+        /// Processes that shared the step; absent where there is one. Tokens and rows are those of all, and so are means and norms;
+        /// the machine's figures are those of the first one's.
+        ranks: u64;
+        /// Seconds in which the gradients were summed over the ranks, once all of them had theirs.
+        exchange_seconds: f64, "time/exchange";
+        /// Seconds for which the first rank waited for the slowest one; its `forward_backward_seconds` contain them, and the
+        /// exchange.
+        rank_wait_seconds: f64, "time/rank_wait";
+        /// Seconds until each rank had its gradients, in their order.
+        rank_seconds: Vec<f64>;
+        /// Seconds in which each rank waited for data.
+        rank_data_wait_seconds: Vec<f64>;
+        /// Tokens of each rank's share.
+        rank_tokens: Vec<f64>;
         /// Bytes of live tensors in the backend's pools.
         gpu_memory_allocated_bytes: u64, "gpu/memory_allocated";
         /// Bytes that the backend's pools hold.

@@ -28,7 +28,7 @@ use crate::util::stats::as_f64;
 
 pub use crate::measure::figures::{EvalMetrics, Sample, StepMetrics};
 pub use finding::{Change, Finding, Severity};
-pub use sinks::{SinkOptions, Sinks};
+pub use sinks::{Shows, SinkOptions, Sinks};
 pub use summary::{Outcome, PerMillionTokens, SUMMARY_FILE, Summary, UNFINISHED_FILE};
 pub use totals::{Evaluations, TimeSpent, Totals};
 

@@ -93,7 +93,7 @@ mod tests {
         let x: Vec<f32> = (0..rows * width).map(|i| (i * 7919 % 1013) as f32 - 506.5).collect();
         let x = host::tensor(x, [rows, width], &Device::flex());
         for (probability, seed) in [(0.05, 1), (0.5, u64::MAX), (0.9, 1 << 40), (1.0 - 1e-7, 3)] {
-            let settings = Dropout { probability, seed };
+            let settings = Dropout { probability, seed, first_row: 5 };
             let found = PlainDropout::new(&x, settings).apply(&x).into_data();
             assert_eq!(found, dropout(kernels::place_on(DeviceKind::Cpu), &x, settings).into_data(), "{settings:?}");
         }
@@ -102,7 +102,7 @@ mod tests {
     #[test]
     fn in_bf16_what_stays_is_scaled_by_the_exact_factor() {
         let x = Tensor::<2>::full([64, 64], 7.0, (&Device::flex(), DType::BF16));
-        let settings = Dropout { probability: 0.1, seed: 5 };
+        let settings = Dropout { probability: 0.1, seed: 5, first_row: 0 };
         let y = PlainDropout::new(&x, settings).apply(&x);
         assert_eq!(y.dtype(), DType::BF16);
         // 7 / 0.9 in bf16; times the factor in bf16 it would be 7.75.

@@ -5,14 +5,14 @@ use burn::tensor::{DType, Tensor};
 use super::dropout::{Dropout, PlainDropout};
 use super::profile::{self, Cost};
 
-/// `x` with noise, uniform in ±`bound`.
+/// `x` with noise, uniform in ±`bound`; its first row is row `first_row` of the noise.
 ///
 /// # Shapes
 /// `x`: `[tokens, width]`. Returns the same, in the type of `x`.
 #[must_use]
-pub fn with_noise(x: &Tensor<2>, bound: f64, seed: u64) -> Tensor<2> {
+pub fn with_noise(x: &Tensor<2>, bound: f64, seed: u64, first_row: usize) -> Tensor<2> {
     let add = || {
-        let hash = PlainDropout::new(x, Dropout { probability: 0.0, seed }).hash();
+        let hash = PlainDropout::new(x, Dropout { probability: 0.0, seed, first_row }).hash();
         let noise = hash.float().cast(DType::F32) * (bound / 2f64.powi(31));
         (x.clone().cast(DType::F32) + noise).cast(x.dtype())
     };
@@ -28,7 +28,7 @@ mod tests {
     #[test]
     fn noise_is_uniform_within_its_bound_and_named_by_its_seed() {
         let x = Tensor::<2>::ones([128, 256], (&Device::flex(), DType::F32));
-        let values = |seed| with_noise(&x, 0.25, seed).to_data().try_to_vec::<f32>().unwrap();
+        let values = |seed| with_noise(&x, 0.25, seed, 0).to_data().try_to_vec::<f32>().unwrap();
         let noise: Vec<f64> = values(1).iter().map(|value| f64::from(value - 1.0)).collect();
         let mean = |power| noise.iter().map(|value| value.powi(power)).sum::<f64>() / (128.0 * 256.0);
         assert!(noise.iter().all(|value| value.abs() <= 0.25) && noise.iter().any(|value| value.abs() > 0.2499));

@@ -52,10 +52,14 @@ impl Started<'_> {
         let first_step = self.trainer.state.step;
         let ran = catch_unwind(AssertUnwindSafe(|| self.train_and_export()));
         let cut = match ran {
-            Ok(Ok(done)) => return self.finish(&done),
+            Ok(Ok(Some(done))) => return self.finish(&done),
+            Ok(Ok(None)) => return Ok(()),
             Ok(Err(cut)) => cut,
             Err(panic) => Cut::Panicked(panic),
         };
+        if !self.run.place.is_first() {
+            return end_of_other(cut);
+        }
         if let Err(bug) = guarded(|| self.end_early(&cut, first_step)) {
             self.trainer.sinks.warn(&format!("no report: {bug}"));
         }
@@ -70,8 +74,13 @@ impl Started<'_> {
         }
     }
 
-    fn train_and_export(&mut self) -> Result<Done, Cut> {
-        let outcome = self.trainer.run().map_err(|error| {
+    /// Trains and writes the adapter; `None` on a rank that leaves this to the first.
+    fn train_and_export(&mut self) -> Result<Option<Done>, Cut> {
+        let ran = self.trainer.run();
+        if matches!(ran, Err(TrainerError::OtherRank)) && !self.run.place.is_first() {
+            return Ok(None);
+        }
+        let outcome = ran.map_err(|error| {
             let by_watchdog = matches!(error, TrainerError::Watchdog { .. });
             let outcome = if by_watchdog { Outcome::StoppedByWatchdog } else { Outcome::Failed };
             Cut::Failed { outcome, failure: trainer_failure(error) }
@@ -79,12 +88,15 @@ impl Started<'_> {
         if outcome == Outcome::Interrupted {
             return Err(Cut::Interrupted);
         }
+        if !self.run.place.is_first() {
+            return Ok(None);
+        }
         if outcome == Outcome::StoppedEarly {
             self.take_best().map_err(|failure| Cut::Failed { outcome: Outcome::Failed, failure })?;
         }
         let adapter_verified = self.export().map_err(|failure| Cut::Failed { outcome: Outcome::Failed, failure })?;
         self.trainer.recorder.part(Part::Checkpoint);
-        Ok(Done { outcome, adapter_verified })
+        Ok(Some(Done { outcome, adapter_verified }))
     }
 
     /// Goes back to the adapter of the best evaluation, after which early stopping waited in vain.
@@ -180,7 +192,8 @@ impl Started<'_> {
 
     fn how_to_continue(&self) -> String {
         let (step, command) = (self.trainer.state.step, self.run.args.resume_command());
-        format!("stopped after step {step}, with a checkpoint; to continue: {command}")
+        let ranks = if self.run.place.size > 1 { " (on any number of ranks)" } else { "" };
+        format!("stopped after step {step}, with a checkpoint; to continue{ranks}: {command}")
     }
 
     fn summary(&self, outcome: Outcome) -> Summary {
@@ -215,11 +228,23 @@ impl Started<'_> {
 
     /// Writes report.html. If that fails, it can be made later from the figures on disk.
     fn write_report(&mut self) {
-        let limit = || if self.run.stop.requested() { INTERRUPT_REPORT_LIMIT } else { REPORT_LIMIT };
+        // Where there are other ranks, they wait for it.
+        let limit =
+            || if self.run.stop.requested() || self.run.place.size > 1 { INTERRUPT_REPORT_LIMIT } else { REPORT_LIMIT };
         match report::write_within(self.run.dir.path(), limit) {
             Ok(path) => self.trainer.sinks.note(&format!("report: {}", path.display())),
             Err(error) => self.trainer.sinks.warn(&format!("no report: {error}")),
         }
+    }
+}
+
+/// The end of a rank other than the first, which reports what all share.
+fn end_of_other(cut: Cut) -> Result<(), Failure> {
+    match cut {
+        Cut::Interrupted => Err(Failure::Interrupted),
+        Cut::Failed { outcome: Outcome::StoppedByWatchdog, .. } => Ok(()),
+        Cut::Failed { failure, .. } => Err(failure),
+        Cut::Panicked(panic) => resume_unwind(panic),
     }
 }
 
@@ -264,7 +289,9 @@ fn rows_left_out(counts: &RowCounts, max_length: usize) -> Vec<String> {
 /// An unreadable row or a checkpoint that does not fit is a mistake in the inputs.
 fn trainer_failure(error: TrainerError) -> Failure {
     match error {
-        TrainerError::NotSaved { .. } | TrainerError::Watchdog { .. } => Failure::running(error),
+        TrainerError::NotSaved { .. } | TrainerError::Watchdog { .. } | TrainerError::OtherRank => {
+            Failure::running(error)
+        }
         TrainerError::Data(error) => data_failure(error),
         error @ (TrainerError::Generate(_) | TrainerError::Task(_)) => Failure::input(error),
     }

@@ -10,6 +10,7 @@ use super::dir::REFERENCE;
 use super::inputs::select;
 use super::overview::total_steps;
 use super::prepare::Prepared;
+use super::ranks::Joined;
 use super::resume::Resumed;
 use crate::data::cache::CacheSettings;
 use crate::data::dataset::{Dataset, OpenOptions};
@@ -36,6 +37,8 @@ const STOP_CHECK: Duration = Duration::from_millis(50);
 pub(super) struct Loaded {
     pub(super) data: Dataset,
     pub(super) step: TrainStep,
+    /// Of every rank, its host.
+    pub(super) hosts: Vec<String>,
 }
 
 impl Loaded {
@@ -44,10 +47,11 @@ impl Loaded {
     /// # Errors
     ///
     /// Files that cannot be read or understood; a checkpoint that does not fit or has no steps left.
-    pub(super) fn read(run: &Run<'_>, resumed: Option<&Resumed>) -> Result<Self, Failure> {
+    pub(super) fn read(run: &Run<'_>, resumed: Option<&Resumed>, mut joined: Joined) -> Result<Self, Failure> {
         let Run { args, prepared, dir, .. } = run;
         let recipe = &prepared.recipe;
-        let (data, model) = read_rows_and_model(run)?;
+        let (data, model) = read_rows_and_model(run, &mut joined)?;
+        let hosts = joined.compare(&run.common_recipe, prepared, &data, resumed)?;
         if let (Some(resume), Some(resumed)) = (&args.resume, resumed) {
             resumed.refuse_if_done(resume, dir, total_steps(recipe, &data))?;
         }
@@ -55,7 +59,7 @@ impl Loaded {
         let ratio = recipe.lora.loraplus_lr_ratio;
         let written = resumed.map(|resumed| read_set(prepared, &resumed.checkpoint)).transpose()?;
         let step = TrainStep::new(model, adapters, &recipe.train, &recipe.optimizer, ratio, recipe.seed);
-        let mut step = step.with_objective(objective(&recipe.objective));
+        let mut step = step.with_objective(objective(&recipe.objective)).with_ranks(joined.ranks);
         if let Some(folder) = recipe.lora.start_from.as_deref().filter(|_| step.needs_reference()) {
             let kept = dir.path().join(REFERENCE);
             let folder = if resumed.is_some() { kept } else { find_adapter(folder) };
@@ -67,7 +71,7 @@ impl Loaded {
         if let Some((resumed, written)) = resumed.zip(written) {
             resumed.restore(&mut step, written, &row_order(recipe, &data))?;
         }
-        Ok(Self { data, step })
+        Ok(Self { data, step, hosts })
     }
 }
 
@@ -83,10 +87,16 @@ pub(super) fn row_order(recipe: &Recipe, data: &Dataset) -> RowOrder {
 }
 
 /// Reads rows and model in parallel, since parsing the tokenizer takes as long as loading a small model.
-fn read_rows_and_model(run: &Run<'_>) -> Result<(Dataset, Model), Failure> {
-    let Run { args, prepared: Prepared { recipe, source, device, .. }, stop, .. } = run;
+/// Of the ranks of a node, the first one's rows are there before the others ask for theirs.
+fn read_rows_and_model(run: &Run<'_>, joined: &mut Joined) -> Result<(Dataset, Model), Failure> {
+    let Run { args, prepared: Prepared { recipe, source, device, .. }, place, stop, .. } = run;
     let is_stopped = || stop.requested();
-    let progress = Progress::detect(args.quiet);
+    let progress = Progress::detect(args.quiet || !place.is_first());
+    let load = || source.load(recipe.storage(Some(&source.config)), recipe.train.precision, device);
+    let loaded = (!place.is_first_of_node()).then(load).transpose()?;
+    if !place.is_first_of_node() {
+        joined.meet();
+    }
     let options =
         OpenOptions { cache: CacheSettings::from_env(), progress, is_stopped: &is_stopped, ..OpenOptions::default() };
     // Dropped once the rows are read.
@@ -112,10 +122,14 @@ fn read_rows_and_model(run: &Run<'_>) -> Result<(Dataset, Model), Failure> {
                 }
             }
         });
-        let model = source.load(recipe.storage(Some(&source.config)), recipe.train.precision, device);
+        let model = loaded.map_or_else(load, Ok);
         (data.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)), model)
     });
-    Ok((data?, model?))
+    let read = (data?, model?);
+    if place.is_first_of_node() {
+        joined.meet();
+    }
+    Ok(read)
 }
 
 /// Fresh adapters, or those that the recipe starts from; and what takes the part of the base out of it that they start as.
@@ -142,7 +156,12 @@ fn adapters(
         return Ok((adapters, None));
     }
     let all = adapters.iter().count();
-    let mut meter = Meter::start(Progress::detect(args.quiet), Work::Decomposing, "the base".to_owned(), all);
+    let mut meter = Meter::start(
+        Progress::detect(args.quiet || !run.place.is_first()),
+        Work::Decomposing,
+        "the base".to_owned(),
+        all,
+    );
     let weight = |layer, site| model.weight_values(layer, site);
     let taken = adapters.take_from_base(init, recipe.seed, weight, |num_parts| {
         meter.advance(num_parts);

@@ -174,13 +174,17 @@ impl Resumed {
     }
 }
 
-/// Locks `output_dir` if it exists, and finds the checkpoint that `--resume` names.
+/// Locks `output_dir` if it exists and this process `writes` to it, and finds the checkpoint that `--resume` names.
 ///
 /// # Errors
 ///
 /// Another run in the folder, also a finished one; files of others that would be replaced; errors of [`Resumed::find`].
-pub(super) fn open_folder(args: &TrainArgs, recipe: &Recipe) -> Result<(Option<RunDir>, Option<Resumed>), Failure> {
-    let dir = RunDir::open(&recipe.output_dir)?;
+pub(super) fn open_folder(
+    args: &TrainArgs,
+    recipe: &Recipe,
+    writes: bool,
+) -> Result<(Option<RunDir>, Option<Resumed>), Failure> {
+    let dir = if writes { RunDir::open(&recipe.output_dir)? } else { None };
     let Some(resume) = &args.resume else {
         if let Some(dir) = &dir {
             if args.overwrite { dir.refuse_foreign(true) } else { dir.refuse_other_runs() }?;

@@ -1,6 +1,8 @@
 //! The last part before the first step: opens the folder's files, sinks and telemetry, makes the trainer and restores
 //! its state.
 
+use std::time::Instant;
+
 use super::Run;
 use super::dir::{ENVIRONMENT_FILE, Start};
 use super::environment::environment;
@@ -15,7 +17,7 @@ use crate::data::files::FileInfo;
 use crate::data::template::ChatTemplate;
 use crate::device::num_cpu_threads;
 use crate::insight::diagnosis::Facts;
-use crate::measure::metrics::{SinkOptions, Sinks};
+use crate::measure::metrics::{Shows, SinkOptions, Sinks};
 use crate::measure::telemetry::{Telemetry, total_host_memory_bytes};
 use crate::ops::kernels::place_on;
 use crate::recipe::Recipe;
@@ -23,6 +25,7 @@ use crate::save::checkpoint::Checkpoints;
 use crate::save::export::{PromptForm, find_adapter};
 use crate::train::flops::StepFlops;
 use crate::train::memory::Workload;
+use crate::train::ranks::Ranks;
 use crate::train::recorder::Recorder;
 use crate::train::saver::{AdapterFiles, Saver};
 use crate::train::schedule::Schedule;
@@ -31,6 +34,10 @@ use crate::train::step::TrainStep;
 use crate::train::task::Task;
 use crate::train::trainer::Trainer;
 use crate::util::failure::Failure;
+use crate::util::stats::{as_f64, as_u64};
+
+/// How long the exchange of gradients is measured at the start.
+const MEASURED_SECONDS: f64 = 1.0;
 
 /// A run that is ready for its first step.
 pub(super) struct Started<'a> {
@@ -43,10 +50,11 @@ impl<'a> Started<'a> {
     pub(super) fn new(
         run: &'a Run<'a>,
         data: &'a Dataset,
-        step: TrainStep,
+        mut step: TrainStep,
+        hosts: &[String],
         resumed: Option<Resumed>,
     ) -> Result<Self, Failure> {
-        let Run { args, prepared, dir, stop, process_start, .. } = run;
+        let Run { args, prepared, dir, place, stop, process_start, .. } = run;
         let Prepared { recipe, source, device, memory, .. } = prepared;
         let checkpoints = Checkpoints::new(&recipe.output_dir, &recipe.checkpoint);
         let task = Task::open(&recipe.eval.task, data).map_err(data_failure)?;
@@ -61,7 +69,7 @@ impl<'a> Started<'a> {
 
         // From here on this writes to the folder, so a signal waits for a checkpoint.
         stop.defer();
-        if !args.tui {
+        if !args.tui && place.is_first() {
             stop.answer();
         }
         let mut sinks = open_sinks(run, resumed.as_ref(), earlier.num_starts + 1, schedule.total_steps())?;
@@ -72,9 +80,14 @@ impl<'a> Started<'a> {
         }
         dir.write_json("memory_plan.json", &memory.plan)?;
         overview::note(prepared, data, &schedule, &mut sinks);
+        if place.size > 1 {
+            sinks.note(&place.about(hosts, measure(step.ranks(), prepared.num_trainable())));
+        }
         dir.warning().into_iter().for_each(|warning| sinks.warn(warning));
         let telemetry = start_telemetry(prepared, &mut sinks);
-        if let Some(resumed) = &resumed {
+        if !place.is_first() {
+            // The first one reports, and changes what is in the folder.
+        } else if let Some(resumed) = &resumed {
             resumed.report(&inputs, &checkpoints, &recipe.output_dir, &mut sinks)?;
         } else if args.resume.is_some() {
             let folder = checkpoints.folder().display();
@@ -93,6 +106,9 @@ impl<'a> Started<'a> {
             prompt_form: prompt_form(recipe, data),
         };
         let mut saver = Saver::new(recipe.checkpoint.clone(), checkpoints, adapter_files, recipe.to_toml());
+        if !place.is_first() {
+            saver = saver.silent();
+        }
         let mut state = TrainerState::new(row_order(recipe, data), inputs, step.counters());
         if let Some(Resumed { state: resumed, sound, .. }) = resumed {
             state = TrainerState { order: state.order, inputs: state.inputs, trouble: None, ..resumed };
@@ -107,9 +123,9 @@ impl<'a> Started<'a> {
 
 /// Moves the files of a killed start into a folder of their own, and opens the sinks.
 fn open_sinks(run: &Run<'_>, resumed: Option<&Resumed>, starts: u64, total_steps: u64) -> Result<Sinks, Failure> {
-    let Run { args, prepared: Prepared { recipe, device, .. }, dir, stop, .. } = run;
+    let Run { args, prepared: Prepared { recipe, device, .. }, dir, place, stop, .. } = run;
     let start = if resumed.is_some() { Start::Resume } else { Start::Fresh };
-    if args.overwrite {
+    if args.overwrite && place.is_first() {
         dir.clear()?;
     }
     let superseded = match start {
@@ -123,8 +139,12 @@ fn open_sinks(run: &Run<'_>, resumed: Option<&Resumed>, starts: u64, total_steps
         resume_step: resumed.map(|resumed| resumed.state.step),
         has_evaluated: resumed.is_some_and(|resumed| resumed.state.evaluations.last_step == Some(resumed.state.step)),
         total_steps,
-        quiet: args.quiet,
-        tui: args.tui,
+        shows: match args {
+            _ if !place.is_first() => Shows::Nothing,
+            args if args.quiet => Shows::Warnings,
+            args if args.tui => Shows::Dashboard,
+            _ => Shows::All,
+        },
         interrupter: stop.interrupter().clone(),
     };
     let mut sinks = Sinks::open(&recipe.logging, options).map_err(Failure::running)?;
@@ -178,6 +198,25 @@ fn inputs(prepared: &Prepared, data: &Dataset) -> Inputs {
     }
 }
 
+/// Bytes of the gradients of so many parameters, and seconds in which they are summed over the ranks.
+fn measure(ranks: &mut dyn Ranks, num_parameters: usize) -> (u64, f64) {
+    let mut gradients = vec![0.0; num_parameters];
+    let mut seconds = |times: u32| {
+        ranks.wait_long();
+        ranks.agree(false);
+        let start = Instant::now();
+        (0..times).for_each(|_| ranks.sum(&mut gradients, &mut []));
+        let mut mean = [start.elapsed().as_secs_f64() / f64::from(times)];
+        ranks.sum(&mut [], &mut mean);
+        mean[0] / as_f64(ranks.size())
+    };
+    // The first one connects the ranks.
+    seconds(1);
+    let one = seconds(1);
+    let times = as_u64((MEASURED_SECONDS / one).clamp(1.0, 20.0));
+    (4 * num_parameters as u64, seconds(u32::try_from(times).unwrap_or(1)))
+}
+
 /// The facts about recipe and machine that the diagnosis rules use.
 fn facts(prepared: &Prepared, data: &Dataset, telemetry: &Telemetry, leaves_padding_out: bool) -> Facts {
     let Prepared { recipe, source, selection, device, memory } = prepared;
@@ -213,6 +252,7 @@ fn facts(prepared: &Prepared, data: &Dataset, telemetry: &Telemetry, leaves_padd
         weights_read_bytes: own.read_bytes_per_step.map(|bytes| bytes as u64),
         decides_checkpointing: memory.checkpointing.is_some(),
         eval_batches: (eval_batches > 0).then_some(eval_batches),
+        gradient_bytes: Some(4 * prepared.num_trainable() as u64),
         max_sm_clock_mhz: telemetry.max_sm_clock_mhz(),
         power_limit_watts: telemetry.power_limit_watts(),
         default_power_limit_watts: telemetry.default_power_limit_watts(),

@@ -47,6 +47,18 @@ pub struct Options<'a> {
     pub neftune_noise_alpha: Option<f64>,
 }
 
+/// Where the rows of a micro-batch are in the run, which names their dropout masks: also those of a part of it have the
+/// masks that they have in the whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Origin {
+    /// Number of the whole micro-batch, over the whole run.
+    pub number: u64,
+    /// Tokens before these in the whole micro-batch.
+    pub first_token: usize,
+    /// Tokens of the longest row of the whole, without padding.
+    pub longest_row: usize,
+}
+
 /// A micro-batch on the device.
 #[derive(Debug)]
 pub struct Inputs {
@@ -57,6 +69,8 @@ pub struct Inputs {
     longest_row: usize,
     /// Answers to other prompts, see [`Batch::mismatched`].
     mismatched: Option<Box<Batch>>,
+    /// Absent for whole micro-batches that are numbered in the order of their forwards.
+    origin: Option<Origin>,
 }
 
 impl Inputs {
@@ -71,10 +85,17 @@ impl Inputs {
         Some(Self {
             longest_row,
             mismatched: batch.mismatched.clone(),
+            origin: None,
             layout: model.layout(batch),
             input_ids: model.token_ids(&batch.input_ids),
             targets: Targets::new(model, batch),
         })
+    }
+
+    /// The same as a part of a step that several ranks share.
+    #[must_use]
+    pub(super) fn with_origin(self, origin: Origin) -> Self {
+        Self { origin: Some(origin), ..self }
     }
 }
 
@@ -93,6 +114,7 @@ pub struct Forward {
 struct MicroBatch {
     layout: Layout,
     dropout_seed: u64,
+    first_row: usize,
     /// What passes between the blocks besides the residual stream.
     carried: Carried,
     /// Scale of the gradients inside the backward, against underflow in `f16`; it is removed before they are summed.
@@ -100,18 +122,21 @@ struct MicroBatch {
 }
 
 impl MicroBatch {
-    fn new(layout: Layout, num_targets: usize, number: u64, options: Options<'_>) -> Self {
+    fn new(layout: Layout, num_targets: usize, origin: Origin, options: Options<'_>) -> Self {
         // The gradient of the mean loss is what fits the range of f16.
         #[expect(clippy::cast_precision_loss, reason = "far below 2^53 tokens")]
         let grad_scale = options.loss_scale.map_or(1.0, |scale| scale / num_targets as f64);
-        let dropout_seed = mix(options.seed ^ mix(number));
-        Self { layout, dropout_seed, carried: Carried::default(), grad_scale }
+        let dropout_seed = mix(options.seed ^ mix(origin.number));
+        Self { layout, dropout_seed, first_row: origin.first_token, carried: Carried::default(), grad_scale }
     }
 
     /// The context of a block; its forward and the recomputation use the same one.
     fn context<'a>(&'a self, model: &'a Model, adapters: &'a AdapterSet, layer: usize) -> BlockContext<'a> {
-        let dropout = (adapters.dropout > 0.0)
-            .then(|| Dropout { probability: adapters.dropout, seed: mix(self.dropout_seed ^ mix(layer as u64 + 1)) });
+        let dropout = (adapters.dropout > 0.0).then(|| Dropout {
+            probability: adapters.dropout,
+            seed: mix(self.dropout_seed ^ mix(layer as u64 + 1)),
+            first_row: self.first_row,
+        });
         let context = BlockContext::new(&model.config, &self.layout, &adapters.blocks[layer], dropout);
         BlockContext { inputs: self.carried.inputs(&model.config, layer), ..context }
     }
@@ -131,8 +156,10 @@ pub fn forward(model: &Model, adapters: &AdapterSet, inputs: Vec<Inputs>, option
     let (mut micro_batches, mut xs, mut targets) = (Vec::new(), Vec::new(), Vec::new());
     let (mut references, mut divergences) = (Vec::new(), Vec::new());
     for (number, inputs) in (options.first_number..).zip(inputs) {
+        let origin = Origin { number, first_token: 0, longest_row: inputs.longest_row };
+        let origin = inputs.origin.unwrap_or(origin);
         let num_targets = inputs.targets.num_tokens();
-        let mut micro_batch = MicroBatch::new(inputs.layout, num_targets, number, options);
+        let mut micro_batch = MicroBatch::new(inputs.layout, num_targets, origin, options);
         if options.objective.needs_reference() {
             references.push(Passing::new(model, inputs.input_ids.clone()));
         }
@@ -142,8 +169,8 @@ pub fn forward(model: &Model, adapters: &AdapterSet, inputs: Vec<Inputs>, option
         let x = model.embed_ids(inputs.input_ids.clone());
         let x = match options.neftune_noise_alpha {
             Some(alpha) => {
-                let width = as_f64(inputs.longest_row * model.config.hidden_size);
-                with_noise(&x, alpha / width.sqrt(), mix(micro_batch.dropout_seed))
+                let width = as_f64(origin.longest_row * model.config.hidden_size);
+                with_noise(&x, alpha / width.sqrt(), mix(micro_batch.dropout_seed), origin.first_token)
             }
             None => x,
         };

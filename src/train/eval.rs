@@ -12,7 +12,7 @@ use crate::data::error::DataError;
 use crate::generate::{GenerateError, Generator};
 use crate::measure::metrics::{EvalMetrics, Sample};
 
-/// Loss over all target tokens of the evaluation rows; `None` where it was stopped early.
+/// Loss over all target tokens of the evaluation rows, of several ranks of this one's; `None` where it was stopped early.
 ///
 /// This is a sum over tokens, not a mean over micro-batches, so a short micro-batch weighs less. `progress` gets the
 /// number of finished micro-batches and the total.
@@ -31,7 +31,13 @@ pub fn eval_loss(
     let num_batches = data.num_eval_batches(micro_batch_size, max_batches);
     let batches = data.eval_batches(micro_batch_size, max_batches)?.until(|| stop.requested());
     let mut total = LossSum::default();
+    let (rank, num_ranks) = step.rank();
     for (done, loaded) in batches.enumerate() {
+        // Of several ranks, each takes every so many of them.
+        if done % num_ranks != rank {
+            loaded?;
+            continue;
+        }
         progress(done, num_batches);
         if stop.requested() {
             return Ok(None);

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use burn::tensor::{DType, Tensor};
 
-use super::ranks::Ranks;
+use super::ranks::{RankFigures, Ranks};
 use crate::lora::{AdapterSet, Matrices};
 use crate::model::context::BlockGrads;
 use crate::ops::host;
@@ -49,8 +49,15 @@ impl GradSums {
         }
     }
 
-    /// Sums over all ranks; `figures` are summed with them. What no rank has stays absent.
-    pub fn reduce(&mut self, adapters: &AdapterSet, ranks: &mut dyn Ranks, figures: &mut [f64]) {
+    /// Sums over all ranks; `figures` are summed with them. What no rank has stays absent. `own` is asked once the gradients are
+    /// there, and returned for every rank.
+    pub fn reduce(
+        &mut self,
+        adapters: &AdapterSet,
+        ranks: &mut dyn Ranks,
+        figures: &mut [f64],
+        own: impl FnOnce() -> RankFigures,
+    ) -> Vec<RankFigures> {
         let (mut flat, mut numbers) = (Vec::new(), figures.to_vec());
         for (site, adapter) in adapters.by_site() {
             let grad = self.sums.get(&site);
@@ -62,7 +69,7 @@ impl GradSums {
                 None => flat.resize(flat.len() + adapter.num_parameters(), 0.0),
             }
         }
-        ranks.sum(&mut flat, &mut numbers);
+        let of_ranks = RankFigures::sum(ranks, &mut flat, &mut numbers, own());
         let (summed, have_it) = numbers.split_at(figures.len());
         figures.copy_from_slice(summed);
         let mut rest = &flat[..];
@@ -73,6 +80,7 @@ impl GradSums {
         };
         let sums = adapters.by_site().map(|(site, adapter)| (site, adapter.matrices.as_ref().map(&mut of_all)));
         self.sums = sums.zip(have_it).filter(|(_, have_it)| **have_it > 0.0).map(|(sum, _)| sum).collect();
+        of_ranks
     }
 
     /// Sum of the squares of all gradients, `[1]`, on the device; there is at least one.
@@ -129,6 +137,10 @@ mod tests {
             2
         }
 
+        fn rank(&self) -> usize {
+            0
+        }
+
         fn sum(&mut self, gradients: &mut [f32], figures: &mut [f64]) {
             gradients.iter_mut().for_each(|gradient| *gradient *= 2.0);
             figures.iter_mut().for_each(|figure| *figure *= 2.0);
@@ -148,7 +160,9 @@ mod tests {
         let grad = adapters.blocks[1][&2].matrices.as_ref().map(|like| like.zeros_like() + 3.0);
         sums.add(1, PerSite::from([(2, grad)]), 1.0);
         let mut figures = [5.0];
-        sums.reduce(&adapters, &mut Twice, &mut figures);
+        let own = || RankFigures { busy_seconds: 1.0, data_wait_seconds: 2.0, tokens: 3.0 };
+        let of_ranks = sums.reduce(&adapters, &mut Twice, &mut figures, own);
+        assert_eq!((of_ranks.len(), of_ranks[0].tokens), (2, 6.0));
         let summed = sums.get(1, 2).unwrap().a.to_data().try_to_vec::<f32>().unwrap();
         assert!(summed.iter().all(|gradient| *gradient == 6.0));
         assert_eq!((sums.iter().count(), figures), (1, [10.0]));

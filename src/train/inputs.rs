@@ -54,22 +54,28 @@ impl Model {
 
 /// A forward without dropout, block by block, of which nothing is kept.
 #[derive(Debug)]
-pub struct Passing {
+pub(super) struct Passing {
     /// The last block's output, `[tokens, hidden_size]`.
-    pub x: Tensor<2>,
+    pub(super) x: Tensor<2>,
     carried: Carried,
 }
 
 impl Passing {
     /// Before the first block.
     #[must_use]
-    pub fn new(model: &Model, input_ids: Tensor<1, Int>) -> Self {
+    pub(super) fn new(model: &Model, input_ids: Tensor<1, Int>) -> Self {
         let x = model.embed_ids(input_ids.clone());
         Self { carried: model.carried(input_ids, &x), x }
     }
 
     /// Goes through a block.
-    pub fn through(&mut self, model: &Model, (layer, block): (usize, &Block), layout: &Layout, adapters: &AdapterSet) {
+    pub(super) fn through(
+        &mut self,
+        model: &Model,
+        (layer, block): (usize, &Block),
+        layout: &Layout,
+        adapters: &AdapterSet,
+    ) {
         let context = BlockContext::new(&model.config, layout, &adapters.blocks[layer], None);
         let context = BlockContext { inputs: self.carried.inputs(&model.config, layer), ..context };
         let activations = block.activations(self.x.clone(), &context);

@@ -1,17 +1,119 @@
 //! Processes that train together: what they sum and agree on.
 
+pub mod launcher;
+#[cfg(unix)]
+mod mpi;
+pub mod same;
+pub mod share;
+
 use std::fmt::Debug;
 
-/// The ranks of a run, as one of them sees them.
+use crate::measure::metrics::StepMetrics;
+
+#[cfg(unix)]
+pub use mpi::{Mpi, host, leave, mpi_libraries, reporter};
+
+/// The ranks of a run, as one of them sees them. Every call is made by all ranks, in the same order.
 pub trait Ranks: Debug + Send {
     /// Number of ranks.
     fn size(&self) -> usize;
 
-    /// Replaces gradients and figures by their sums over all ranks, added in the order of the ranks.
+    /// Number of this one, from 0; rank 0 writes the run's files.
+    fn rank(&self) -> usize;
+
+    /// Replaces gradients and figures by their sums over all ranks: the same numbers on all of them.
     fn sum(&mut self, gradients: &mut [f32], figures: &mut [f64]);
 
+    /// The host of every rank, for messages.
+    fn name_hosts(&mut self, _: &[String]) {}
+
+    /// The ranks may reach the next sum far apart: one writes a checkpoint meanwhile, or reads weights.
+    fn wait_long(&mut self) {}
+
+    /// From now on the process ends as those of all ranks do, also where it fails.
+    fn end_together(&mut self) {}
+
+    /// Seconds in which this rank waited in sums since the last call.
+    fn take_seconds(&mut self) -> f64 {
+        0.0
+    }
+
     /// Whether any rank says so.
-    fn agree(&mut self, says_so: bool) -> bool;
+    fn agree(&mut self, says_so: bool) -> bool {
+        if self.size() == 1 {
+            return says_so;
+        }
+        let mut number = [f64::from(u8::from(says_so))];
+        self.sum(&mut [], &mut number);
+        number[0] > 0.0
+    }
+
+    /// The figures of every rank, as many from each.
+    fn gather(&mut self, figures: &[f64]) -> Vec<Vec<f64>> {
+        let mut all = vec![0.0; self.size() * figures.len()];
+        let start = self.rank() * figures.len();
+        all[start..start + figures.len()].copy_from_slice(figures);
+        self.sum(&mut [], &mut all);
+        all.chunks(figures.len().max(1)).map(<[f64]>::to_vec).collect()
+    }
+}
+
+/// What a rank tells the others of its part of a step.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct RankFigures {
+    /// Seconds until it had its gradients.
+    pub busy_seconds: f64,
+    /// Seconds in which it waited for data.
+    pub data_wait_seconds: f64,
+    /// Tokens of its share.
+    pub tokens: f64,
+}
+
+impl RankFigures {
+    /// Count of figures.
+    const NUM: usize = 3;
+
+    /// Writes them into the place of a rank among those of all.
+    fn slots(self, rank: usize, num_ranks: usize) -> Vec<f64> {
+        let mut slots = vec![0.0; Self::NUM * num_ranks];
+        slots[Self::NUM * rank..][..Self::NUM].copy_from_slice(&[
+            self.busy_seconds,
+            self.data_wait_seconds,
+            self.tokens,
+        ]);
+        slots
+    }
+
+    fn of_slots(slots: &[f64]) -> Vec<Self> {
+        let of = |slot: &[f64]| Self { busy_seconds: slot[0], data_wait_seconds: slot[1], tokens: slot[2] };
+        slots.chunks_exact(Self::NUM).map(of).collect()
+    }
+
+    /// Sums gradients and figures, and brings these figures of all ranks to each.
+    pub fn sum(ranks: &mut dyn Ranks, gradients: &mut [f32], figures: &mut [f64], own: Self) -> Vec<Self> {
+        let mut all = figures.to_vec();
+        all.extend(own.slots(ranks.rank(), ranks.size()));
+        ranks.sum(gradients, &mut all);
+        let (sums, slots) = all.split_at(figures.len());
+        figures.copy_from_slice(sums);
+        Self::of_slots(slots)
+    }
+}
+
+impl StepMetrics {
+    /// Sets what the ranks tell of a step, of which the first waited `waited_seconds` until the sums were there.
+    pub(super) fn set_ranks(&mut self, of_ranks: &[RankFigures], waited_seconds: f64) {
+        let Some(first) = of_ranks.first() else { return };
+        let seconds: Vec<f64> = of_ranks.iter().map(|rank| rank.busy_seconds).collect();
+        let slowest = seconds.iter().copied().fold(first.busy_seconds, f64::max);
+        let wait_seconds = (slowest - first.busy_seconds).min(waited_seconds);
+        self.ranks = Some(of_ranks.len() as u64);
+        self.rank_wait_seconds = Some(wait_seconds);
+        self.exchange_seconds = Some(waited_seconds - wait_seconds);
+        self.rank_seconds = Some(seconds);
+        self.rank_data_wait_seconds = Some(of_ranks.iter().map(|rank| rank.data_wait_seconds).collect());
+        self.rank_tokens = Some(of_ranks.iter().map(|rank| rank.tokens).collect());
+    }
 }
 
 /// The only rank.
@@ -23,9 +125,58 @@ impl Ranks for Alone {
         1
     }
 
-    fn sum(&mut self, _: &mut [f32], _: &mut [f64]) {}
-
-    fn agree(&mut self, says_so: bool) -> bool {
-        says_so
+    fn rank(&self) -> usize {
+        0
     }
+
+    fn sum(&mut self, _: &mut [f32], _: &mut [f64]) {}
+}
+
+/// Why the ranks of a run cannot be connected.
+#[derive(Debug, thiserror::Error)]
+pub enum RanksError {
+    /// The launcher cannot be used, or contradicts itself.
+    #[error("{0}")]
+    Launcher(String),
+    /// No library for the launcher.
+    #[error(
+        "{launcher} started {size} ranks, and there is no MPI library to connect them\n  because: {reason}\n  hint: {hint}"
+    )]
+    NoLibrary {
+        /// What started the process.
+        launcher: &'static str,
+        /// Number of ranks that it started.
+        size: usize,
+        /// What the loader said.
+        reason: String,
+        /// What to install.
+        hint: &'static str,
+    },
+    /// The library lacks a function.
+    #[error("{library}: no {symbol}\n  hint: LORA_TRAIN_MPI=PATH names another MPI library")]
+    NoSymbol {
+        /// File name of the library.
+        library: String,
+        /// The function.
+        symbol: &'static str,
+    },
+    /// The library was not started by this launcher.
+    #[error(
+        "{launcher} started {started} ranks, and {library} sees {seen}: they do not belong together\n  hint: start with the \
+         mpirun of that library (with SLURM: `srun --mpi=pmix` for Open MPI, `srun --mpi=pmi2` for MPICH), or name the \
+         launcher's own library by LORA_TRAIN_MPI=PATH"
+    )]
+    OtherSize {
+        /// What started the process.
+        launcher: &'static str,
+        /// Number of ranks that it started.
+        started: usize,
+        /// Name of the library that was opened.
+        library: String,
+        /// Number of ranks that the library knows.
+        seen: usize,
+    },
+    /// A rank could not start.
+    #[error("{0} failed with code {1}")]
+    Call(&'static str, i32),
 }

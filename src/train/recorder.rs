@@ -135,7 +135,9 @@ impl<'a> Recorder<'a> {
 
         self.laps.end_step(is_split, line);
         line.tokens_per_second = as_f64(work.tokens) / line.step_seconds;
-        line.mfu = peak.map(|peak| work.flops / line.step_seconds / peak);
+        // Of this rank, as the watts are.
+        let share = 1.0 / as_f64(line.ranks.unwrap_or(1));
+        line.mfu = peak.map(|peak| share * work.flops / line.step_seconds / peak);
         if loading.num_batches > 0 {
             line.worker_busy_seconds = Some(loading.busy.as_secs_f64());
             line.worker_cpu_seconds = loading.cpu.map(|cpu| cpu.as_secs_f64());
@@ -143,7 +145,7 @@ impl<'a> Recorder<'a> {
         }
         line.set_machine(machine);
         let watts = line.gpu_power_watts.filter(|watts| *watts > 0.0);
-        line.tokens_per_joule = watts.map(|watts| line.tokens_per_second / watts);
+        line.tokens_per_joule = watts.map(|watts| share * line.tokens_per_second / watts);
         line.gpu_throttle_reasons = line.gpu_throttle_shares.as_ref().map(|shares| shares.keys().cloned().collect());
         // Energy counts from the start of the run.
         match line.cpu_energy_joules {

@@ -65,6 +65,8 @@ pub struct Saver {
     adapter_files: AdapterFiles,
     /// The whole recipe as TOML, every default filled in.
     recipe: String,
+    /// Whether this rank writes: the first does.
+    pub(super) writes: bool,
     /// Whether the current state is on disk as a checkpoint.
     pub(super) is_saved: bool,
     /// When the last checkpoint was saved or failed to be saved; at first, when training started.
@@ -83,13 +85,25 @@ impl Saver {
         recipe: String,
     ) -> Self {
         let last_save = Instant::now();
-        Self { config, checkpoints, adapter_files, recipe, is_saved: false, last_save, sound: None }
+        Self { config, checkpoints, adapter_files, recipe, writes: true, is_saved: false, last_save, sound: None }
     }
 
     /// Continues from a checkpoint; `sound` is the newest one that was saved while the watchdog found nothing wrong.
     #[must_use]
     pub fn resumed(self, sound: Option<PathBuf>) -> Self {
         Self { is_saved: true, sound, ..self }
+    }
+
+    /// The same on a rank that leaves the files to the first.
+    #[must_use]
+    pub fn silent(self) -> Self {
+        Self { writes: false, ..self }
+    }
+
+    /// Takes the state as saved, by the first rank.
+    pub(super) fn leave_to_first(&mut self) -> PathBuf {
+        (self.is_saved, self.last_save) = (true, Instant::now());
+        PathBuf::new()
     }
 
     /// What is written beside an adapter's weights.
@@ -135,12 +149,18 @@ impl Saver {
     /// Deletes the oldest checkpoints, but keeps `newest` and the newest one that was saved while the watchdog found
     /// nothing wrong: a run that goes wrong can be resumed from it.
     pub(super) fn rotate(&self, newest: &Path) -> Result<(), CheckpointError> {
+        if !self.writes {
+            return Ok(());
+        }
         let keep = [Some(newest), self.sound.as_deref()];
         self.checkpoints.rotate(&keep.into_iter().flatten().collect::<Vec<_>>())
     }
 
     /// Writes the best adapter so far.
     pub(super) fn keep_best(&self, step: &TrainStep, best: Best) -> Result<(), ExportError> {
+        if !self.writes {
+            return Ok(());
+        }
         let folder = self.checkpoints.folder().with_file_name(BEST_ADAPTER);
         self.adapter_files.write(&folder, &adapter_weights(step.adapters()))?;
         let path = folder.join(BEST_FILE);

@@ -1,6 +1,9 @@
 //! One training step: computes gradients from micro-batches and updates the adapters. No input or output.
 
+mod shared;
+
 use std::cell::OnceCell;
+use std::time::Instant;
 
 use burn::tensor::{DType, Tensor};
 use serde::{Deserialize, Serialize};
@@ -12,7 +15,7 @@ use super::loss::{LossScale, LossSum, MicroBatchLoss, eval_loss, log_probabiliti
 use super::objective::{CrossEntropy, Objective};
 use super::offload::HostParking;
 use super::optimizer::{Optimizer, OptimizerStateError, StepWeights};
-use super::ranks::{Alone, Ranks};
+use super::ranks::{Alone, RankFigures, Ranks};
 use crate::config::{GradientCheckpointing, OptimizerConfig, TrainConfig};
 use crate::data::batch::Batch;
 use crate::lora::AdapterSet;
@@ -23,6 +26,8 @@ use crate::ops::profile::{self, Cost};
 use crate::save::checkpoint::HostTensor;
 use crate::util::faults;
 use crate::util::stats::{as_f64, as_u64, digest};
+
+pub use shared::Says;
 
 /// Larger logits would take memory that a small micro-batch does not need.
 const MOST_LOGITS_BYTES: usize = 256 << 20;
@@ -53,6 +58,13 @@ pub struct TrainStep {
     /// The adapters before training.
     reference: AdapterSet,
     ranks: Box<dyn Ranks>,
+    /// Micro-batches of the step in progress that are not this rank's.
+    num_of_others: u64,
+    says: Says,
+    /// Start of the step in progress.
+    start: Instant,
+    own: RankFigures,
+    of_ranks: Vec<RankFigures>,
 }
 
 /// The result of a step.
@@ -165,6 +177,11 @@ impl TrainStep {
             objective: Box::new(CrossEntropy),
             reference: AdapterSet::none(model.blocks.len()),
             ranks: Box::new(Alone),
+            num_of_others: 0,
+            says: Says::default(),
+            start: Instant::now(),
+            own: RankFigures::default(),
+            of_ranks: Vec::new(),
             model,
             trained: Trained::new(adapters, None),
         }
@@ -290,6 +307,7 @@ impl TrainStep {
     fn clear(&mut self) {
         self.sums = GradSums::default();
         self.losses.clear();
+        self.num_of_others = 0;
     }
 
     /// Ends the step: averages over its target tokens, clips by the global norm, updates. Reads the device once.
@@ -304,6 +322,7 @@ impl TrainStep {
     pub fn reduce(&mut self) -> StepOutcome {
         self.sums.keep_like(self.trained.adapters());
         let losses = std::mem::take(&mut self.losses);
+        let num_own = losses.len() as u64;
         let mut count = losses.iter().map(|loss| loss.count).sum::<f64>();
         let mut target_tokens = losses.iter().map(|loss| loss.target_tokens).sum::<u64>();
         let mut figures = ObjectiveFigures::default();
@@ -312,11 +331,25 @@ impl TrainStep {
         let mut of_ranks = None;
         if self.ranks.size() > 1 {
             let loss = read(std::mem::take(&mut numbers), "the loss").iter().map(|&loss| f64::from(loss)).sum();
-            let mut sums = [vec![loss, count, as_f64(target_tokens)], figures.numbers()].concat();
-            self.sums.reduce(self.trained.adapters(), &mut *self.ranks, &mut sums);
+            let says = [self.says.stop, self.says.failed].map(|says| f64::from(u8::from(says)));
+            let mut sums = [vec![loss, count, as_f64(target_tokens), says[0], says[1]], figures.numbers()].concat();
+            let (start, mut own) = (self.start, self.own);
+            let own = || {
+                own.busy_seconds = start.elapsed().as_secs_f64();
+                own
+            };
+            self.of_ranks = self.sums.reduce(self.trained.adapters(), &mut *self.ranks, &mut sums, own);
             (count, target_tokens) = (sums[1], as_u64(sums[2]));
-            figures = ObjectiveFigures::of_numbers(&sums[3..]);
             of_ranks = Some(sums[0]);
+            self.says = Says { stop: sums[3] > 0.0, failed: sums[4] > 0.0 };
+            figures = ObjectiveFigures::of_numbers(&sums[5..]);
+            // A step that is dropped is made again.
+            let others = std::mem::take(&mut self.num_of_others);
+            if self.says.failed {
+                self.num_micro_batches -= num_own;
+            } else {
+                self.num_micro_batches += others;
+            }
         }
         if target_tokens == 0 {
             let skipped = Some(SkipReason::NoTargetTokens);
@@ -356,11 +389,6 @@ impl TrainStep {
             self.loss_scale = self.loss_scale.map(|loss_scale| loss_scale.after(figures.skipped.is_none()));
         }
         figures
-    }
-
-    /// Whether any rank says so.
-    pub fn agree(&mut self, says_so: bool) -> bool {
-        self.ranks.agree(says_so)
     }
 
     /// The gradient sums of the step in progress.

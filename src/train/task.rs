@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use self::answers::Comparison;
+use super::ranks::Ranks;
 use super::step::TrainStep;
 use crate::config::{Metric, TaskConfig};
 use crate::data::batch::Batch;
@@ -14,7 +15,7 @@ use crate::data::dataset::{Asking, Dataset, Question};
 use crate::data::error::DataError;
 use crate::data::tokenizer::Tokenizer;
 use crate::generate::{GenerateError, GenerateOptions, NewText, TextBatch, TextRequest};
-use crate::util::stats::as_f64;
+use crate::util::stats::{as_f64, as_u64};
 
 pub mod answers;
 
@@ -66,6 +67,29 @@ pub struct Score {
     pub is_complete: bool,
     /// What the model answered and what was expected, by row; empty for tokens.
     pub answers: Vec<Value>,
+}
+
+impl Score {
+    /// That of the first rank: another may have had less time.
+    #[must_use]
+    pub fn of_first(self, ranks: &mut dyn Ranks) -> Self {
+        if ranks.size() == 1 {
+            return self;
+        }
+        let of_first = if ranks.rank() == 0 { 1.0 } else { 0.0 };
+        let is_complete = f64::from(u8::from(self.is_complete));
+        let figures = [self.score, self.score_norm.unwrap_or(0.0), as_f64(self.num_rows), is_complete];
+        let mut figures = figures.map(|figure| figure * of_first);
+        ranks.sum(&mut [], &mut figures);
+        let [score, score_norm, num_rows, is_complete] = figures;
+        Self {
+            score,
+            score_norm: self.score_norm.map(|_| score_norm),
+            num_rows: usize::try_from(as_u64(num_rows)).unwrap_or(self.num_rows),
+            is_complete: is_complete > 0.0,
+            answers: self.answers,
+        }
+    }
 }
 
 /// Right answers, and all.

@@ -1,5 +1,7 @@
 //! The training loop, which counts only in steps. It calls evaluation, samples, checkpoints and figures by name.
 
+mod shared;
+
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -35,6 +37,9 @@ pub enum TrainerError {
     /// A prompt of `eval.task` cannot be continued.
     #[error("`eval.task`: {0}")]
     Task(GenerateError),
+    /// Another rank has failed, which says why.
+    #[error("another rank has failed, as it says itself")]
+    OtherRank,
     /// Training was asked to stop, but its state could not be saved.
     #[error("stopped after step {step}, which is not saved: {source}{}", earlier_hint(earlier.as_deref()))]
     NotSaved {
@@ -95,9 +100,9 @@ impl Trainer<'_> {
         let first_step = self.state.step;
         let outcome = self.run_steps();
         match outcome {
-            Err(TrainerError::Data(_) | TrainerError::Generate(_) | TrainerError::Task(_))
-                if self.state.step > first_step && !self.saver.is_saved =>
-            {
+            Err(
+                TrainerError::Data(_) | TrainerError::Generate(_) | TrainerError::Task(_) | TrainerError::OtherRank,
+            ) if self.state.step > first_step && !self.saver.is_saved => {
                 // Once the row is fixed, training can continue from here.
                 self.save_or_warn();
             }
@@ -133,6 +138,9 @@ impl Trainer<'_> {
                 return Ok(Outcome::Finished);
             }
             let Some(verdict) = self.take_step(&mut loader)? else { return self.interrupt() };
+            if self.step.said().stop {
+                return self.interrupt();
+            }
             if let Some(reason) = verdict.stop {
                 return Err(TrainerError::Watchdog { step: self.state.step, reason });
             }
@@ -144,29 +152,23 @@ impl Trainer<'_> {
     fn take_step(&mut self, loader: &mut Loader) -> Result<Option<Verdict>, TrainerError> {
         let mut work = StepWork::new(self.state.cursor);
         self.recorder.start_step(self.state.step);
-        let num_micro_batches = self.train.gradient_accumulation_steps;
-        let mut waiting = Vec::new();
-        for index in 1..=num_micro_batches {
-            let Some(loaded) = self.next_micro_batch(loader)? else { return Ok(None) };
-            // The last step of an epoch has only the remaining micro-batches.
-            let is_last = self.step.agree(index == num_micro_batches || loaded.last_of_epoch);
-            waiting.extend(self.step.lay_out(&loaded.batch));
-            self.recorder.part(Part::HostToDevice);
-            if !waiting.is_empty() && (is_last || !self.train.layered_accumulation) {
-                let inputs = std::mem::take(&mut waiting);
-                if self.stop.unless_requested(|| self.forward_backward(inputs, is_last)).is_none() {
-                    self.step.discard();
-                    return Ok(None);
-                }
-            }
-            work.add(loaded, &self.recorder.flops);
-            if is_last {
-                break;
-            }
+        let computed = if self.step.is_shared() {
+            self.compute_share(loader, &mut work).map(|()| true)
+        } else {
+            self.compute(loader, &mut work)
+        };
+        if !computed? {
+            self.step.discard();
+            return Ok(None);
         }
         // The only wait for a GPU in most steps: it ends their forwards and backwards, and the previous step's update.
         self.recorder.part(Part::Other);
         let figures = self.step.reduce();
+        if self.step.said().failed {
+            self.step.discard();
+            self.step.ranks().end_together();
+            return Err(TrainerError::OtherRank);
+        }
         self.recorder.part(Part::Backward);
         let learning_rate = self.schedule.learning_rate(self.state.step + 1);
         let mut outcome = self.step.apply(figures, learning_rate);
@@ -180,6 +182,8 @@ impl Trainer<'_> {
         self.saver.is_saved = false;
         let verdict = self.watch(learning_rate, &outcome, &work);
         let mut line = self.line(learning_rate, &outcome, &work, &verdict);
+        let waited_seconds = self.step.ranks().take_seconds();
+        line.set_ranks(self.step.of_ranks(), waited_seconds);
         let totals = &mut self.state.totals;
         let findings = self.recorder.end_step(&mut line, &work, &loader.take_worker_time(), totals);
         self.sinks.step(&line);
@@ -188,6 +192,30 @@ impl Trainer<'_> {
         }
         self.recorder.part(Part::Logging);
         Ok(Some(verdict))
+    }
+
+    /// Forward and backward of a step's micro-batches. `false` where the run was asked to stop.
+    fn compute(&mut self, loader: &mut Loader, work: &mut StepWork) -> Result<bool, TrainerError> {
+        let num_micro_batches = self.train.gradient_accumulation_steps;
+        let mut waiting = Vec::new();
+        for index in 1..=num_micro_batches {
+            let Some(loaded) = self.next_micro_batch(loader)? else { return Ok(false) };
+            // The last step of an epoch has only the remaining micro-batches.
+            let is_last = index == num_micro_batches || loaded.last_of_epoch;
+            waiting.extend(self.step.lay_out(&loaded.batch));
+            self.recorder.part(Part::HostToDevice);
+            if !waiting.is_empty() && (is_last || !self.train.layered_accumulation) {
+                let inputs = std::mem::take(&mut waiting);
+                if self.stop.unless_requested(|| self.forward_backward(inputs, is_last)).is_none() {
+                    return Ok(false);
+                }
+            }
+            work.add(loaded, &self.recorder.flops);
+            if is_last {
+                break;
+            }
+        }
+        Ok(true)
     }
 
     fn forward_backward(&mut self, inputs: Vec<Inputs>, is_last: bool) {
@@ -201,14 +229,11 @@ impl Trainer<'_> {
     fn next_micro_batch(&mut self, loader: &mut Loader) -> Result<Option<LoadedBatch>, TrainerError> {
         self.recorder.part(Part::Other);
         let loaded = if self.stop_requested() { Ok(None) } else { loader.next_batch_unless(&|| self.stop_requested()) };
-        // If one rank stops, all do.
-        let is_stopped = self.step.agree(!matches!(loaded, Ok(Some(_))));
-        if is_stopped {
-            self.step.discard();
-        } else {
-            self.recorder.part(Part::DataWait);
+        match &loaded {
+            Ok(Some(_)) => self.recorder.part(Part::DataWait),
+            _ => self.step.discard(),
         }
-        Ok(loaded?.filter(|_| !is_stopped))
+        Ok(loaded?)
     }
 
     /// Asks the watchdog about a step; reports to the user what is wrong, with the step's rows.
@@ -293,8 +318,12 @@ impl Trainer<'_> {
         let (mut metrics, mut score) = (None, None);
         if self.data.num_eval_rows() > 0 {
             let progress = |done, num_batches| self.sinks.evaluating(done, num_batches);
-            let total = eval_loss(&self.step, self.data, &self.train, &self.eval, self.stop, progress)?;
-            let (Some(total), Some(task)) = (total, self.score()?) else { return Ok(false) };
+            let total = eval_loss(&self.step, self.data, &self.train, &self.eval, self.stop, progress);
+            let total = self.sum_over_ranks(total.map_err(TrainerError::from))?;
+            let Some(total) = total else { return Ok(false) };
+            let task = self.score();
+            let task = self.agree_on(task)?.map(|task| task.of_first(self.step.ranks()));
+            let Some(task) = task else { return Ok(false) };
             score = self.task.as_ref().map(|_| task);
             metrics = figures((step, epoch), total, score.as_ref(), eval_start);
             if metrics.is_none() {
@@ -303,8 +332,8 @@ impl Trainer<'_> {
                 ));
             }
         }
-        let samples = samples(step, &self.step, self.data, &self.eval.generate, || self.stop_requested())?;
-        let Some(samples) = samples else { return Ok(false) };
+        let samples = samples(step, &self.step, self.data, &self.eval.generate, || self.stop_requested());
+        let Some(samples) = self.agree_on(samples.map_err(TrainerError::from))? else { return Ok(false) };
 
         if let Some(EvalMetrics { eval_loss, .. }) = &metrics {
             if !eval_loss.is_finite() {
@@ -344,6 +373,9 @@ impl Trainer<'_> {
     /// Saves a checkpoint of the finished steps, marked with `trouble`; returns its folder.
     fn save(&mut self, trouble: Option<String>) -> Result<PathBuf, CheckpointError> {
         self.recorder.part(Part::Other);
+        if !self.saver.writes {
+            return Ok(self.saver.leave_to_first());
+        }
         let StepState { moments, counters } = self.step.state();
         self.state.counters = counters;
         self.recorder.update(&mut self.state.totals);
@@ -387,6 +419,8 @@ impl Trainer<'_> {
 
     /// Saves what a resumed run needs, unless it is already saved.
     fn interrupt(&mut self) -> Result<Outcome, TrainerError> {
+        // The others wait until the first has saved.
+        self.step.ranks().end_together();
         if self.saver.is_saved {
             return Ok(Outcome::Interrupted);
         }

@@ -16,7 +16,7 @@ use lora_train::data::template::ChatTemplate;
 use lora_train::data::tokenizer::Tokenizer;
 use lora_train::device::Dtype;
 use lora_train::insight::report::{self, compare::Comparison};
-use lora_train::measure::metrics::{SinkOptions, Sinks, StepMetrics};
+use lora_train::measure::metrics::{Shows, SinkOptions, Sinks, StepMetrics};
 use lora_train::model::load;
 use lora_train::model::weights::{WeightFiles, Weights};
 use lora_train::recipe::{Purpose, Recipe};
@@ -395,8 +395,7 @@ pub(crate) fn logs(data: &[u8]) {
         resume_step: Some(step),
         has_evaluated: false,
         total_steps: 300,
-        quiet: true,
-        tui: false,
+        shows: Shows::Warnings,
         interrupter: burn_train::Interrupter::new(),
     };
     let mut sinks = Sinks::open(&LoggingConfig::default(), options).unwrap();

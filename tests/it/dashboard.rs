@@ -19,7 +19,7 @@ use burn::tensor::{Device, Tensor};
 use burn_train::Interrupter;
 use lora_train::commands::cli;
 use lora_train::config::LoggingConfig;
-use lora_train::measure::metrics::{EvalMetrics, SinkOptions, Sinks, StepMetrics, Summary};
+use lora_train::measure::metrics::{EvalMetrics, Shows, SinkOptions, Sinks, StepMetrics, Summary};
 use lora_train::train::stop::Stop;
 use lora_train::util::failure::Failure;
 use lora_train::util::panics::guarded;
@@ -44,8 +44,7 @@ fn train(mode: &str) -> Result<(), Failure> {
         resume_step: None,
         has_evaluated: false,
         total_steps: NUM_STEPS,
-        quiet: false,
-        tui: true,
+        shows: Shows::Dashboard,
         interrupter: Interrupter::new(),
     };
     // As in a real run.

@@ -21,7 +21,7 @@ use lora_train::ops::product::F32Products;
 use lora_train::spec::ModelConfig;
 use lora_train::train::objective::{Objective, Rows, Weighed};
 use lora_train::train::ranks::Ranks;
-use lora_train::train::step::{SkipReason, TrainStep};
+use lora_train::train::step::{Says, SkipReason, TrainStep};
 
 fn config() -> ModelConfig {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("configs/tiny.json");
@@ -317,6 +317,10 @@ impl Ranks for OfTwo {
         2
     }
 
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
     fn sum(&mut self, gradients: &mut [f32], figures: &mut [f64]) {
         let (barrier, of_ranks) = &*self.shared;
         of_ranks.lock().unwrap()[self.rank] = (gradients.to_vec(), figures.to_vec());
@@ -325,12 +329,6 @@ impl Ranks for OfTwo {
         gradients.iter_mut().enumerate().for_each(|(i, sum)| *sum = first.0[i] + second.0[i]);
         figures.iter_mut().enumerate().for_each(|(i, sum)| *sum = first.1[i] + second.1[i]);
         barrier.wait();
-    }
-
-    fn agree(&mut self, says_so: bool) -> bool {
-        let mut figures = [f64::from(u8::from(says_so))];
-        self.sum(&mut [], &mut figures);
-        figures[0] > 0.0
     }
 }
 
@@ -362,6 +360,51 @@ fn two_ranks_with_half_of_the_micro_batches_each_update_as_one_rank_with_all() {
     assert_eq!((outcome.count, outcome.target_tokens), (expected.count, expected.target_tokens));
     assert!((outcome.loss - expected.loss).abs() < 1e-6 && (outcome.grad_norm - expected.grad_norm).abs() < 1e-6);
     assert_eq!(*weights, weights_of(alone.adapters()), "sums of two have one order");
+}
+
+#[test]
+fn ranks_share_a_micro_batch_with_the_masks_of_the_whole_and_drop_a_step_of_which_one_has_failed() {
+    let model = model(Dtype::F32, Dtype::F32);
+    let batch = in_rows(&indexed());
+    let train = TrainConfig { neftune_noise_alpha: Some(5.0), ..TrainConfig::default() };
+    let mut alone = step(&model, adapters(&model, 0.3), &train);
+    alone.forward_backward(&batch);
+    let expected = (grads(&alone), alone.update(1e-2).loss);
+    let shared = Arc::new((Barrier::new(2), Mutex::default()));
+    let ranks = std::thread::scope(|scope| {
+        let run = |rank: usize| {
+            let of_two = OfTwo { rank, shared: Arc::clone(&shared) };
+            let (model, batch, train) = (model.clone(), batch.clone(), train.clone());
+            scope.spawn(move || {
+                let mut step = step(&model, adapters(&model, 0.3), &train).with_ranks(Box::new(of_two));
+                let mut share = |says| {
+                    step.start();
+                    step.say(says);
+                    let inputs = step.lay_out_share(vec![batch.clone()]);
+                    for inputs in inputs {
+                        let forward = step.forward(vec![inputs]);
+                        step.backward(forward);
+                    }
+                    let figures = step.reduce();
+                    let found = (grads(&step), figures.loss, step.said(), step.of_ranks().to_vec());
+                    step.discard();
+                    (found, step.counters().num_micro_batches)
+                };
+                let failed = share(Says { stop: false, failed: rank == 1 });
+                (failed, share(Says { stop: rank == 0, failed: false }))
+            })
+        };
+        let ranks = [run(0), run(1)];
+        ranks.map(|rank| rank.join().unwrap())
+    });
+    for (((_, _, failed, _), num_before), ((grads, loss, said, of_ranks), num_after)) in ranks {
+        assert_eq!((failed, num_before), (Says { stop: false, failed: true }, 0));
+        assert_eq!((said, num_after), (Says { stop: true, failed: false }, 1));
+        assert!(relative_error(&grads, &expected.0) < 1e-5, "{}", relative_error(&grads, &expected.0));
+        assert!((loss - expected.1).abs() < 1e-6);
+        let tokens: f64 = of_ranks.iter().map(|rank| rank.tokens).sum();
+        assert!(tokens == batch.num_tokens() as f64 && of_ranks.iter().all(|rank| rank.tokens > 0.0));
+    }
 }
 
 #[test]

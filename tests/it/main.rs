@@ -30,6 +30,7 @@ mod optimizers;
 mod plan;
 mod preferences;
 mod push;
+mod ranks;
 mod recipes;
 mod report;
 mod residency;

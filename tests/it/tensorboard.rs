@@ -9,20 +9,13 @@ use std::process::Command;
 use burn_train::Interrupter;
 use lora_train::config::LoggingConfig;
 use lora_train::measure::figures::tags;
-use lora_train::measure::metrics::{EvalMetrics, Sample, SinkOptions, Sinks, StepMetrics};
+use lora_train::measure::metrics::{EvalMetrics, Sample, Shows, SinkOptions, Sinks, StepMetrics};
 use serde_json::{Value, json};
 
 fn open(run_dir: &Path, resume_step: Option<u64>) -> Sinks {
     let interrupter = Interrupter::new();
-    let options = SinkOptions {
-        run_dir,
-        resume_step,
-        has_evaluated: true,
-        total_steps: 20,
-        quiet: true,
-        tui: false,
-        interrupter,
-    };
+    let options =
+        SinkOptions { run_dir, resume_step, has_evaluated: true, total_steps: 20, shows: Shows::Warnings, interrupter };
     Sinks::open(&LoggingConfig::default(), options).unwrap()
 }
 

@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 
+use super::ranks::{Cluster, OneRank, SharedStep};
 use super::target::Target;
 use crate::config::{CostConfig, GradientCheckpointing, Residency, TrainConfig};
 use crate::model::Storage;
@@ -28,6 +29,8 @@ pub(super) struct Basis<'a> {
     pub(super) most_rows: Option<usize>,
     /// Measured time of a step on full-length rows.
     pub(super) calibrated: Option<f64>,
+    /// Ranks that share the steps; `None` for one.
+    pub(super) cluster: Option<Cluster>,
     /// Rate of the disk that holds the model's files, where a step reads them.
     pub(super) disk_bytes_per_second: Option<f64>,
     /// Whether to find the largest micro-batch.
@@ -80,6 +83,9 @@ pub(super) struct Report {
     /// Time of a step with the actual rows.
     #[serde(skip_serializing_if = "Option::is_none")]
     mean_step_seconds: Option<f64>,
+    /// The step as ranks share it, where there are several.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ranks: Option<SharedStep>,
     /// Tokens of the whole run, without padding.
     #[serde(skip_serializing_if = "Option::is_none")]
     total_tokens: Option<u64>,
@@ -163,11 +169,22 @@ impl Report {
         let mean_step_tokens = forecast.map_or(as_f64(tokens_per_step), |forecast| forecast.step_tokens);
         let of_full_step = forecast.map_or(1.0, |forecast| forecast.step_flops / flops_per_step);
         let mean_step_seconds = step_seconds.map(|seconds| seconds * of_full_step);
+        let (num_ranks, num_nodes) = basis.cluster.map_or((1.0, 1.0), |of| (as_f64(of.ranks), as_f64(of.nodes)));
+        let ranks = basis.cluster.zip(mean_step_seconds).map(|(cluster, seconds)| {
+            cluster.share(OneRank {
+                seconds,
+                rows: workload.rows * workload.gradient_accumulation_steps,
+                tokens: mean_step_tokens,
+                gradient_bytes: 4.0 * as_f64(plan.num_trainable),
+            })
+        });
+        let mean_step_seconds = ranks.as_ref().map(|step| step.step_seconds).or(mean_step_seconds);
         #[expect(clippy::cast_precision_loss, reason = "far below 2^53 steps")]
         let of_all_steps = |of_step: f64| steps.map(|steps| of_step * steps as f64);
         let seconds = mean_step_seconds.and_then(of_all_steps);
-        let energy_kwh = seconds.zip(target.watts).map(|(seconds, watts)| seconds / 3600.0 * watts / 1000.0);
-        let cost = seconds.and_then(|seconds| prices.price(seconds, energy_kwh));
+        let energy_kwh =
+            seconds.zip(target.watts).map(|(seconds, watts)| num_ranks * seconds / 3600.0 * watts / 1000.0);
+        let cost = seconds.and_then(|seconds| prices.price(num_nodes * seconds, energy_kwh));
         let suggestions = match target.memories() {
             Some(memories) if fits == Some(false) => fit::largest_that_fit(workload, memories),
             Some(memories) if wants_fit => {
@@ -197,6 +214,7 @@ impl Report {
             steps,
             mean_step_tokens,
             mean_step_seconds,
+            ranks,
             total_tokens: of_all_steps(mean_step_tokens).map(whole),
             seconds,
             is_at_most: forecast.is_none(),
@@ -345,13 +363,15 @@ fn times(report: &Report, without_rows: Option<&str>) -> Vec<String> {
     if let Some(step) = report.step_seconds {
         let rate = as_f64(report.tokens_per_step) / step;
         lines.push(format!(
-            "{}: {} tokens/s, {} a step of {} tokens at full length",
+            "{}: {} tokens/s, {} a step of {} tokens at full length{}",
             if report.is_calibrated { "measured" } else { "estimated" },
             thousands(rate),
             duration(step),
-            with_commas(report.tokens_per_step)
+            with_commas(report.tokens_per_step),
+            if report.ranks.is_some() { ", on one rank" } else { "" }
         ));
     }
+    lines.extend(report.ranks.iter().flat_map(|step| step.lines(duration)));
     if let Some(Rows { per_epoch }) = report.rows {
         let at_most = if report.is_at_most { "at most " } else { "" };
         lines.push(format!("rows: {at_most}{} an epoch", with_commas(per_epoch)));

@@ -26,6 +26,8 @@ pub struct Facts {
     /// What a step reads of weights that stay on disk; `None` where they are in memory.
     pub(crate) weights_read_bytes: Option<u64>,
     pub(crate) eval_batches: Option<u64>,
+    /// What the ranks exchange in a step.
+    pub(crate) gradient_bytes: Option<u64>,
     /// By how much the peak would grow without checkpointing, or shrink with it.
     pub(crate) activation_bytes: Option<u64>,
     /// By how much the peak would grow with twice the rows in a micro-batch, or with rows twice as long.

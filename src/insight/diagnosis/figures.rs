@@ -21,12 +21,45 @@ pub struct Run {
     pub figures: Figures,
 }
 
+/// What the ranks of a run told, summed over the counted steps; by rank in their order.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct OfRanks {
+    /// Until they had their gradients.
+    pub(super) seconds: Vec<f64>,
+    pub(super) data_wait_seconds: Vec<f64>,
+    pub(super) tokens: Vec<f64>,
+    /// In how many steps each was the slowest.
+    pub(super) times_slowest: Vec<u64>,
+    pub(super) exchange_seconds: f64,
+}
+
+impl OfRanks {
+    fn add(&mut self, line: &StepMetrics) {
+        let Some(seconds) = &line.rank_seconds else { return };
+        self.exchange_seconds += line.exchange_seconds.unwrap_or(0.0);
+        for (sums, numbers) in [
+            (&mut self.seconds, Some(seconds)),
+            (&mut self.data_wait_seconds, line.rank_data_wait_seconds.as_ref()),
+            (&mut self.tokens, line.rank_tokens.as_ref()),
+        ] {
+            sums.resize(seconds.len(), 0.0);
+            sums.iter_mut().zip(numbers.into_iter().flatten()).for_each(|(sum, number)| *sum += number);
+        }
+        self.times_slowest.resize(seconds.len(), 0);
+        let slowest = seconds.iter().enumerate().max_by(|(_, a), (_, b)| a.total_cmp(b));
+        if let Some(times) = slowest.and_then(|(rank, _)| self.times_slowest.get_mut(rank)) {
+            *times += 1;
+        }
+    }
+}
+
 /// Sums over steps. The first step of a start does not count towards the time of a step: it compiles, measures the
 /// device and waits for the first batch.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Figures {
     /// The counted steps.
     pub(super) steps: Vec<Step>,
+    pub(super) ranks: OfRanks,
     /// Time of the first step, without evaluations.
     pub(super) first_step_seconds: Option<f64>,
 
@@ -138,6 +171,7 @@ impl Figures {
             disk_read_bytes: line.disk_read_bytes.unwrap_or(0),
         });
         self.counted.add(line);
+        self.ranks.add(line);
         self.data_wait_seconds += line.data_wait_seconds;
         self.host_to_device_seconds += line.host_to_device_seconds.unwrap_or(0.0);
         self.forward_backward_seconds += line.forward_backward_seconds;

@@ -6,6 +6,7 @@ mod data;
 mod input;
 mod memory;
 mod page_cache;
+mod ranks;
 mod recomputation;
 mod stalls;
 mod weights;
@@ -33,6 +34,8 @@ pub(super) const RULES: &[(Rule, When)] = &[
     (input::input_bound, DuringTheRun),
     (page_cache::page_cache, DuringTheRun),
     (weights::weights_from_disk, DuringTheRun),
+    (ranks::straggler, DuringTheRun),
+    (ranks::exchange_bound, DuringTheRun),
     (compute::host_to_device, DuringTheRun),
     (compute::launch_overhead, DuringTheRun),
     (compute::small_batches, AtTheEnd),

@@ -34,6 +34,7 @@ enum View {
     /// A line every `logging_steps`.
     Lines,
     Quiet,
+    Nothing,
     /// The dashboard has the terminal; warnings wait for [`Console::release`].
     Dashboard(Dashboard, Vec<String>),
 }
@@ -65,6 +66,11 @@ impl Console {
             started: Instant::now(),
             since_last_line: Averages::default(),
         }
+    }
+
+    /// The same without any line.
+    pub(super) fn silent(self) -> Self {
+        Self { view: View::Nothing, ..self }
     }
 
     /// Closes the dashboard, and prints the warnings that waited: what else it showed is in the run's files.
@@ -111,7 +117,7 @@ impl Console {
                 bar.set_message(bar_message(step, remaining.as_deref()));
             }
             View::Dashboard(dashboard, _) => dashboard.step(step),
-            View::Lines | View::Quiet => {}
+            View::Lines | View::Quiet | View::Nothing => {}
         }
         if self.is_due(step.step) && matches!(self.view, View::Bar(_) | View::Lines) {
             let averages = std::mem::take(&mut self.since_last_line);
@@ -149,7 +155,7 @@ impl Console {
         match &self.view {
             View::Bar(bar) => bar.set_message(format!("evaluating {done}/{total}")),
             View::Dashboard(dashboard, _) => dashboard.evaluating(done, total),
-            View::Lines | View::Quiet => {}
+            View::Lines | View::Quiet | View::Nothing => {}
         }
     }
 
@@ -228,7 +234,7 @@ impl Console {
     fn print(&mut self, line: &str) {
         match &mut self.view {
             View::Bar(bar) => bar.println(at_words(line, terminal_width())),
-            View::Dashboard(..) => {}
+            View::Dashboard(..) | View::Nothing => {}
             View::Lines | View::Quiet => {
                 // A closed stderr must not end training.
                 let _ = writeln!(std::io::stderr().lock(), "{line}");

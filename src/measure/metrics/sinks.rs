@@ -19,6 +19,19 @@ use crate::util::files;
 
 const MAX_SUMMARY_WARNINGS: usize = 100;
 
+/// What the console shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shows {
+    /// Nothing at all: another rank shows it.
+    Nothing,
+    /// Warnings only.
+    Warnings,
+    /// Everything, with a bar on a terminal.
+    All,
+    /// The dashboard instead of the bar.
+    Dashboard,
+}
+
 /// What [`Sinks::open`] needs besides the recipe's `[logging]`.
 pub struct SinkOptions<'a> {
     /// The run's folder; it exists.
@@ -29,10 +42,8 @@ pub struct SinkOptions<'a> {
     pub has_evaluated: bool,
     /// Steps of the whole run.
     pub total_steps: u64,
-    /// Show warnings only.
-    pub quiet: bool,
-    /// Show the dashboard instead of the bar.
-    pub tui: bool,
+    /// What people see.
+    pub shows: Shows,
     /// Where the dashboard's user asks training to stop.
     pub interrupter: Interrupter,
 }
@@ -61,7 +72,7 @@ impl Sinks {
     ///
     /// If one of the files cannot be opened. This is an error, since nothing has been computed yet.
     pub fn open(config: &LoggingConfig, options: SinkOptions<'_>) -> Result<Self, MetricsError> {
-        let SinkOptions { run_dir, resume_step, has_evaluated, total_steps, quiet, tui, interrupter } = options;
+        let SinkOptions { run_dir, resume_step, has_evaluated, total_steps, shows, interrupter } = options;
         let resume = resume_step.map(|step| KeepUpTo { step, has_evaluated });
         let open = |name| {
             let path = run_dir.join(name);
@@ -79,13 +90,15 @@ impl Sinks {
         // Before the console: its bar would leave traces on the dashboard's terminal.
         let first_step = resume_step.unwrap_or(0);
         let label = run_dir.display().to_string();
-        let dashboard = tui.then(|| Dashboard::open(interrupter.clone(), first_step, total_steps, &label));
+        let dashboard =
+            (shows == Shows::Dashboard).then(|| Dashboard::open(interrupter.clone(), first_step, total_steps, &label));
         let (dashboard, refusal) = match dashboard.transpose() {
             Ok(dashboard) => (dashboard, None),
             Err(reason) => (None, Some(reason)),
         };
+        let console = Console::new(shows == Shows::Warnings, dashboard, config.logging_steps, first_step, total_steps);
         let mut sinks = Self {
-            console: Console::new(quiet, dashboard, config.logging_steps, first_step, total_steps),
+            console: if shows == Shows::Nothing { console.silent() } else { console },
             metrics,
             samples,
             tensorboard,
@@ -301,8 +314,7 @@ mod tests {
             resume_step,
             has_evaluated: true,
             total_steps: 10,
-            quiet: true,
-            tui: false,
+            shows: Shows::Warnings,
             interrupter: Interrupter::new(),
         };
         Sinks::open(&LoggingConfig::default(), options)

@@ -318,7 +318,7 @@ fn compare(device: &Device, config: &ModelConfig, dropout: Option<Dropout>) {
 fn compare_all(device: &Device) {
     compare(device, &config(), None);
     compare(device, &windowed(config(), Some(3)), None);
-    compare(device, &config(), Some(Dropout { probability: 0.3, seed: 9 }));
+    compare(device, &config(), Some(Dropout { probability: 0.3, seed: 9, first_row: 0 }));
     compare(device, &normed_after(true), None);
     compare(device, &normed_after(false), None);
     compare(device, &capped(), None);
@@ -327,17 +327,17 @@ fn compare_all(device: &Device) {
         compare(device, &with_experts(normalised, shared), None);
     }
     compare(device, &with_sinks(), None);
-    compare(device, &with_experts(true, true), Some(Dropout { probability: 0.3, seed: 9 }));
+    compare(device, &with_experts(true, true), Some(Dropout { probability: 0.3, seed: 9, first_row: 0 }));
     for layer in 0..4 {
         compare(device, &gemma4(layer, false, false), None);
     }
     compare(device, &gemma4(1, true, false), None);
     compare(device, &gemma4(0, true, true), None);
-    compare(device, &gemma4(2, false, false), Some(Dropout { probability: 0.3, seed: 9 }));
+    compare(device, &gemma4(2, false, false), Some(Dropout { probability: 0.3, seed: 9, first_row: 0 }));
     compare(device, &hybrid("full_attention"), None);
     compare(device, &by_key_head(), None);
     compare(device, &hybrid("linear_attention"), None);
-    compare(device, &hybrid("linear_attention"), Some(Dropout { probability: 0.3, seed: 9 }));
+    compare(device, &hybrid("linear_attention"), Some(Dropout { probability: 0.3, seed: 9, first_row: 0 }));
 }
 
 #[test]

@@ -13,6 +13,8 @@ pub struct Dropout {
     pub probability: f64,
     /// Names the mask: one per layer, projection and micro-batch.
     pub seed: u64,
+    /// The mask's row for the first row of a tensor: above 0 where the rows before it are on other ranks.
+    pub first_row: usize,
 }
 
 /// Mixes the bits of `value`: the finaliser of `SplitMix64` (Steele, Lea and Flood, 2014) after its increment.
@@ -63,7 +65,7 @@ impl Dropout {
 
     /// Keys of a row.
     pub(in crate::ops) fn keys(self, row: usize) -> [u32; 2] {
-        let key = mix(mix(self.seed) ^ row as u64);
+        let key = mix(mix(self.seed) ^ (self.first_row + row) as u64);
         [key as u32, (key >> 32) as u32]
     }
 
@@ -103,12 +105,22 @@ mod tests {
     use super::*;
 
     #[test]
+    fn later_rows_alone_have_the_mask_that_they_have_after_the_others() {
+        let (x, width, settings) = (vec![1.0; 90 * 64], 64, Dropout { probability: 0.5, seed: 3, first_row: 0 });
+        let mut whole = vec![0.0; x.len()];
+        dropout(&x, width, settings, &mut whole);
+        let mut later = vec![0.0; 50 * width];
+        dropout(&x[40 * width..], width, Dropout { first_row: 40, ..settings }, &mut later);
+        assert_eq!(later, whole[40 * width..]);
+    }
+
+    #[test]
     fn the_share_of_zeros_and_the_mean_are_those_asked_for() {
         let (rows, width) = (500, 577);
         let x = vec![1.0; rows * width];
         for probability in [0.0, 0.05, 0.5, 0.9] {
             let mut y = vec![f32::NAN; x.len()];
-            dropout(&x, width, Dropout { probability, seed: 7 }, &mut y);
+            dropout(&x, width, Dropout { probability, seed: 7, first_row: 0 }, &mut y);
             let zeros = y.iter().filter(|y| **y == 0.0).count() as f32 / y.len() as f32;
             let probability = probability as f32;
             let spread = (probability * (1.0 - probability) / y.len() as f32).sqrt();
@@ -123,7 +135,7 @@ mod tests {
         let x = vec![1.0; 64 * 256];
         let mask = |seed| {
             let mut y = vec![0.0; x.len()];
-            dropout(&x, 256, Dropout { probability: 0.5, seed }, &mut y);
+            dropout(&x, 256, Dropout { probability: 0.5, seed, first_row: 0 }, &mut y);
             y
         };
         let (one, two) = (mask(1), mask(2));

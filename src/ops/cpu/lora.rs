@@ -263,7 +263,7 @@ mod tests {
     #[test]
     fn values_and_all_gradients_match_f64_with_and_without_dropout() {
         for (tokens, i, o, r) in [(1, 3, 2, 1), (5, 17, 33, 2), (70, 100, 200, 8), (129, 576, 192, 16)] {
-            for dropout_settings in [None, Some(Dropout { probability: 0.3, seed: 11 })] {
+            for dropout_settings in [None, Some(Dropout { probability: 0.3, seed: 11, first_row: 0 })] {
                 let Case { x, w, a, b, dy } = case(tokens, i, o, r);
                 let scale = 0.75;
                 let matrices = LowRank { a: a.as_slice(), b: b.as_slice() };
@@ -324,7 +324,7 @@ mod tests {
     fn results_do_not_depend_on_the_number_of_threads() {
         let (tokens, i, o, r) = (200, 300, 500, 8);
         let Case { x, w, a, b, dy } = case(tokens, i, o, r);
-        let dropout = Some(Dropout { probability: 0.1, seed: 3 });
+        let dropout = Some(Dropout { probability: 0.1, seed: 3, first_row: 0 });
         let lora = Lora { matrices: LowRank { a: a.as_slice(), b: b.as_slice() }, scale: 2.0, dropout };
         let run = |threads| {
             on_threads(threads, || {

@@ -89,7 +89,9 @@ fn has_head_norms(q: &Tensor<2>, norms: HeadNorms<'_>) -> bool {
 /// Whether the kernels of low-rank updates take this one.
 fn has_low_rank_of(x: &Tensor<2>, lora: Lora<&Tensor<2>>) -> bool {
     let ([rank, _], [out_features, _]) = (lora.matrices.a.dims(), lora.matrices.b.dims());
-    has(x, "low_rank") && rank <= low_rank::MOST_RANK && out_features.is_multiple_of(8)
+    // Their masks begin at row 0.
+    let has_mask = lora.dropout.is_none_or(|dropout| dropout.first_row == 0);
+    has_mask && has(x, "low_rank") && rank <= low_rank::MOST_RANK && out_features.is_multiple_of(8)
 }
 
 /// Whether cuBLASLt multiplies with a frozen matrix: it wants widths that are multiples of 16 bytes.

@@ -147,7 +147,7 @@ fn update(device: &Device, dtype: DType) -> Result<Results, String> {
     let [x, dy] =
         [(in_features, 2), (out_features, 3)].map(|(width, seed)| numbers([tokens, width], seed, device).cast(dtype));
     let [a, b] = [([r, in_features], 4), ([out_features, r], 5)].map(|(shape, seed)| matrix(shape, seed, device));
-    let dropout = Some(Dropout { probability: 0.25, seed: 6 });
+    let dropout = Some(Dropout { probability: 0.25, seed: 6, first_row: 0 });
     let lora = Lora { matrices: LowRank { a: &a, b: &b }, scale: 0.5, dropout };
     let (y, xa) = linear(place, &x, &weight, Some(lora), None);
     let Some(xa) = xa else { return Err("no low-rank update".to_owned()) };

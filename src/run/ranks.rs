@@ -1,0 +1,220 @@
+//! The processes that train together: who started them, and what only the first of all, or of a node, does.
+
+use std::time::Duration;
+
+use sha2::{Digest as _, Sha256};
+
+use super::prepare::Prepared;
+use super::resume::Resumed;
+use crate::config::LoggingConfig;
+use crate::data::dataset::Dataset;
+use crate::device::DeviceName;
+use crate::recipe::Recipe;
+use crate::schema::Problem;
+use crate::train::ranks::launcher::Launched;
+use crate::train::ranks::same::require_same;
+use crate::train::ranks::{Alone, Ranks, host};
+use crate::util::failure::Failure;
+use crate::util::files::hex;
+use crate::util::stats::as_f64;
+
+/// How long the first rank has for reporting what all find.
+const FIRST_REPORTS: Duration = Duration::from_secs(1);
+
+/// This process among those of its run.
+#[derive(Clone, Debug)]
+pub(super) struct Place {
+    /// Number of this process, from 0: the first writes the run's folder.
+    pub(super) rank: usize,
+    /// Number of processes.
+    pub(super) size: usize,
+    /// Number of this process on its node, from 0.
+    local_rank: usize,
+    /// Number of processes on its node.
+    local_size: usize,
+    /// Name and version of the library between them; empty where there is one.
+    library: String,
+}
+
+/// The ranks of a run, before it trains.
+pub(super) struct Joined {
+    pub(super) place: Place,
+    pub(super) ranks: Box<dyn Ranks>,
+}
+
+impl Joined {
+    /// Connects to the processes that the launcher started together with this one.
+    ///
+    /// # Errors
+    /// A launcher that does not connect them, or no library that does.
+    pub(super) fn join() -> Result<Self, Failure> {
+        let launched = Launched::find(|name| std::env::var(name).ok()).map_err(Failure::input)?;
+        let Some(Launched { local_rank, local_size, .. }) = launched else {
+            let place = Place { rank: 0, size: 1, local_rank: 0, local_size: 1, library: String::new() };
+            return Ok(Self { place, ranks: Box::new(Alone) });
+        };
+        #[cfg(unix)]
+        {
+            let launched = launched.unwrap_or_else(|| unreachable!("it was found"));
+            let mpi = crate::train::ranks::Mpi::start(&launched).map_err(|error| {
+                // The launcher ends the others once the first has reported what all find.
+                std::thread::sleep(FIRST_REPORTS * u32::from(launched.rank > 0));
+                Failure::input(error)
+            })?;
+            let (rank, size, library) = (mpi.rank(), mpi.size(), mpi.version());
+            let place = Place { rank, size, local_rank, local_size, library };
+            Ok(Self { place, ranks: Box::new(mpi) })
+        }
+        #[cfg(not(unix))]
+        Err(Failure::input("several ranks need Linux or macOS"))
+    }
+
+    /// What leaves files for the other ranks of a node, which do it once the first has.
+    pub(super) fn first_of_node<T>(&mut self, work: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
+        if self.place.local_rank == 0 {
+            let done = work()?;
+            self.meet();
+            Ok(done)
+        } else {
+            self.meet();
+            work()
+        }
+    }
+
+    /// Waits until all ranks are here.
+    pub(super) fn meet(&mut self) {
+        self.ranks.wait_long();
+        self.ranks.agree(false);
+    }
+
+    /// Checks that all ranks have the same inputs.
+    ///
+    /// # Errors
+    /// An input that differs, with the ranks that have it so.
+    pub(super) fn compare(
+        &mut self,
+        recipe: &str,
+        prepared: &Prepared,
+        data: &Dataset,
+        resumed: Option<&Resumed>,
+    ) -> Result<Vec<String>, Failure> {
+        if self.place.size == 1 {
+            return Ok(Vec::new());
+        }
+        let of = |text: &str| hex(&Sha256::digest(text));
+        let size = std::env::current_exe().and_then(std::fs::metadata).map_or(0, |metadata| metadata.len());
+        let program = (env!("CARGO_PKG_VERSION"), option_env!("LORA_TRAIN_GIT_COMMIT"), size);
+        let step = resumed.map_or(0, |resumed| resumed.state.step);
+        let facts = [
+            ("programs", of(&format!("{program:?}"))),
+            ("recipes", of(recipe)),
+            ("kinds of devices", of(prepared.device.kind.name())),
+            ("models", prepared.source.weights.digest().map_or_else(String::new, |digest| hex(&digest))),
+            ("tokenizers", hex(&data.tokenizer().digest())),
+            ("rows", hex(&data.train_digest())),
+            ("checkpoints", format!("{step:x}")),
+        ];
+        self.ranks.wait_long();
+        let hosts = require_same(&mut *self.ranks, &host(), &facts).map_err(Failure::input)?;
+        self.ranks.name_hosts(&hosts);
+        Ok(hosts)
+    }
+}
+
+impl Place {
+    /// Whether this process writes the run's folder and speaks to people.
+    pub(super) fn is_first(&self) -> bool {
+        self.rank == 0
+    }
+
+    /// Whether it is the first of its node.
+    pub(super) fn is_first_of_node(&self) -> bool {
+        self.local_rank == 0
+    }
+
+    /// The recipe as this rank follows it: each has a GPU of its own, and only the first keeps figures.
+    ///
+    /// # Errors
+    /// A device that is one for all ranks of a node.
+    pub(super) fn recipe(&self, mut recipe: Recipe) -> Result<Recipe, Failure> {
+        if self.size == 1 {
+            return Ok(recipe);
+        }
+        let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok();
+        let visible = visible.map(|devices| devices.split(',').filter(|device| !device.trim().is_empty()).count());
+        recipe.device.name = self.device(&recipe.device.name, visible)?;
+        if !self.is_first() {
+            recipe.logging = LoggingConfig { tensorboard: false, ..LoggingConfig::default() };
+        }
+        Ok(recipe)
+    }
+
+    /// The device of this rank; `visible`: number of GPUs that the launcher leaves to it.
+    fn device(&self, name: &str, visible: Option<usize>) -> Result<String, Problem> {
+        let number = if visible == Some(1) { 0 } else { self.local_rank };
+        match name.parse() {
+            Ok(DeviceName::Cuda(ordinal)) if name.contains(':') && self.local_size > 1 => {
+                let Self { local_size, .. } = self;
+                let what =
+                    format!("`device.name` = {name:?}: that is GPU {ordinal} for all {local_size} ranks of this node");
+                Err(Problem::new(what).hint("\"cuda\" gives each rank a GPU of its own"))
+            }
+            Ok(DeviceName::Cuda(_)) if !name.contains(':') && number > 0 => Ok(format!("cuda:{number}")),
+            Ok(DeviceName::Auto) if number > 0 && has_gpu(number) => Ok(format!("cuda:{number}")),
+            _ => Ok(name.to_owned()),
+        }
+    }
+
+    /// The ranks, for people: how many on which nodes, and how fast they exchange gradients.
+    pub(super) fn about(&self, hosts: &[String], (bytes, seconds): (u64, f64)) -> String {
+        let mut nodes: Vec<(&str, usize)> = Vec::new();
+        for host in hosts {
+            match nodes.iter_mut().find(|(name, _)| name == host) {
+                Some((_, count)) => *count += 1,
+                None => nodes.push((host, 1)),
+            }
+        }
+        let nodes = nodes.iter().map(|(name, count)| format!("{count} on {name}")).collect::<Vec<_>>().join(", ");
+        let (size, library) = (self.size, &self.library);
+        let share = as_f64(size - 1) / as_f64(size);
+        let (bytes, rate) = (as_f64(bytes), 2.0 * share * 8e-9 / seconds);
+        format!(
+            "ranks: {size} ({nodes}) by {library}; the gradients, {:.1} MB, are summed in {:.1} ms ({:.2} Gbit/s each way)",
+            bytes / 1e6,
+            1e3 * seconds,
+            bytes * rate
+        )
+    }
+}
+
+fn has_gpu(number: usize) -> bool {
+    crate::device::open(&format!("cuda:{number}")).is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_rank_of_a_node_takes_a_gpu_of_its_own() {
+        let place = |local_rank| Place { rank: 5, size: 8, local_rank, local_size: 4, library: String::new() };
+        assert_eq!(place(0).device("cuda", None).unwrap(), "cuda");
+        assert_eq!(place(3).device("cuda", Some(4)).unwrap(), "cuda:3");
+        // SLURM may show each task its own GPU alone.
+        assert_eq!(place(3).device("cuda", Some(1)).unwrap(), "cuda");
+        assert_eq!(place(3).device("cpu", None).unwrap(), "cpu");
+        let error = place(1).device("cuda:2", None).unwrap_err().to_string();
+        assert!(error.contains("GPU 2 for all 4 ranks"), "{error}");
+        let alone = Place { local_size: 1, local_rank: 0, ..place(0) };
+        assert_eq!(alone.device("cuda:2", None).unwrap(), "cuda:2");
+    }
+
+    #[test]
+    fn ranks_are_told_by_node() {
+        let place = Place { rank: 0, size: 3, local_rank: 0, local_size: 2, library: "Open MPI v4.1.4".into() };
+        let text = place.about(&["a".into(), "a".into(), "b".into()], (30_000_000, 0.5));
+        let expected = "ranks: 3 (2 on a, 1 on b) by Open MPI v4.1.4; the gradients, 30.0 MB, are summed in 500.0 ms (0.64 Gbit/s \
+                        each way)";
+        assert_eq!(text, expected);
+    }
+}
