@@ -207,6 +207,24 @@ impl Recipe {
                 format!("`data.train_on_inputs` = true puts loss on prompts, and \"{objective}\" compares answers");
             reject("data.train_on_inputs", message, "take it out");
         }
+        let is_grpo = self.objective.name == ObjectiveName::Grpo;
+        for (key, is_set, why) in [
+            ("data.packing", self.data.packing, "packs rows, and \"grpo\" has prompts alone"),
+            (
+                "data.eval",
+                !self.data.eval.is_empty(),
+                "is evaluated by a loss, and \"grpo\" has rewards, one in every step",
+            ),
+            (
+                "data.eval_split",
+                self.data.eval_split.is_some(),
+                "is evaluated by a loss, and \"grpo\" has rewards, one in every step",
+            ),
+        ] {
+            if is_grpo && is_set {
+                reject(key, format!("`{key}` {why}"), "take it out");
+            }
+        }
         if self.objective.needs_divergence() && self.train.micro_batch_size < 2 {
             let message =
                 "`train.micro_batch_size` = 1: \"kto\" measures how far the model has moved on the answers to the \

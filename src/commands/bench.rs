@@ -227,7 +227,7 @@ impl SyntheticBatches {
     fn new(recipe: &Recipe, vocab_size: usize) -> Self {
         Self {
             rng: ChaCha8Rng::seed_from_u64(recipe.seed),
-            num_rows: recipe.train.micro_batch_size * recipe.data.row_kind.num_sequences(),
+            num_rows: recipe.train.micro_batch_size * recipe.objective.num_sequences(),
             kind: recipe.data.row_kind,
             row_length: recipe.data.max_length,
             vocab_size: u32::try_from(vocab_size).unwrap_or(u32::MAX),
@@ -248,7 +248,11 @@ impl Iterator for SyntheticBatches {
         let targets = (0..input_ids.len()).filter(|position| !is_last(*position)).map(target).collect();
         let row_lengths = vec![row_length; num_rows];
         let is_good = |row: usize| row.is_multiple_of(2);
-        let answers = (0..num_rows).map(|row| Answer { is_good: is_good(row), prompt_targets: 0 });
+        let answers = (0..num_rows).map(|row| Answer {
+            is_good: is_good(row),
+            prompt_targets: 0,
+            advantage: if is_good(row) { 1.0 } else { -1.0 },
+        });
         let answers = if self.kind == RowKind::Sequence { Vec::new() } else { answers.collect() };
         let mut batch = Batch { input_ids, row_lengths, documents, targets, answers, ..Batch::default() };
         if self.kind == RowKind::Labelled {

@@ -205,8 +205,8 @@ section! {
         path: String = String::new() => required_path("a file, a folder, a glob, or a data set of the Hub"),
             ["file", "files", "data_files", "data_path", "dataset", "file_name", "source", "data_file", "ds_path", "url",
              "hf_hub_url", "dataset_name", "dataset_path", "data_dir"];
-        /// "messages", "sharegpt", "alpaca", "`prompt_completion`", "text", "preference" (chosen and rejected answers) or
-        /// "`unpaired_preference`" (answers with a label); "auto" looks at the columns of the first row.
+        /// "messages", "sharegpt", "alpaca", "`prompt_completion`", "text", "preference" (chosen and rejected answers),
+        /// "`unpaired_preference`" (answers with a label) or "prompt" (for GRPO); "auto" looks at the columns of the first row.
         format: DataFormat = DataFormat::Auto => choice(),
             ["type", "ds_type", "kind", "formatting", "style", "conversation_style", "template"];
         /// Names of the columns in the file, by the names that the format expects: { prompt = "question" }.
@@ -252,6 +252,8 @@ pub enum DataFormat {
     Preference,
     /// `prompt`, `completion`, `label`; or a conversation and `label`.
     UnpairedPreference,
+    /// `prompt` and any columns.
+    Prompt,
 }
 
 impl Choice for DataFormat {
@@ -264,6 +266,7 @@ impl Choice for DataFormat {
         ("text", Self::Text),
         ("preference", Self::Preference),
         ("unpaired_preference", Self::UnpairedPreference),
+        ("prompt", Self::Prompt),
     ];
     const PEERS: &'static [(&'static str, &'static str)] = &[
         ("ranking", "preference"),
@@ -301,6 +304,7 @@ impl DataFormat {
             Self::PromptCompletion => (&["prompt", "completion"], &["choices"]),
             Self::Text => (&["text"], &[]),
             Self::Preference => (&["chosen", "rejected"], &["prompt", "input", "system", "tools"]),
+            Self::Prompt => (&["prompt"], &["input", "system", "tools"]),
             Self::UnpairedPreference => (&["label"], &["prompt", "completion", "messages", "system", "tools"]),
         }
     }

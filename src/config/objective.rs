@@ -3,23 +3,27 @@
 use serde::Serialize;
 
 use super::POSITIVE;
+use super::reward::RewardConfig;
 use crate::schema::{Choice, Problem, Section, Value, section};
 
 section! {
     /// Section `[objective]`: the keys have the names that TRL gives them.
     pub struct ObjectiveConfig then check {
         /// What training minimises. `"cross_entropy"` of the rows' answers; for rows with a chosen and a rejected answer "dpo",
-        /// "orpo", "cpo" or "simpo"; for rows whose answer has a label, good or bad, "kto".
+        /// "orpo", "cpo" or "simpo"; for rows whose answer has a label, good or bad, "kto"; for prompts, which the model
+        /// answers itself, "grpo".
         name: ObjectiveName = ObjectiveName::CrossEntropy => choice(), OtherRows,
             ["rl", "stage", "algorithm", "method", "trainer_type", "train_mode", "loss"];
         /// How much a difference of log-probabilities counts: a higher one keeps "dpo" and "kto" nearer to the base.
-        /// Default: 0.1, of "simpo" 2.
+        /// Of "grpo" the weight of the divergence from the base. Default: 0.1, of "simpo" 2, of "grpo" 0.
         beta: Option<f64> = None => optional_number(POSITIVE) like 0.1,
             ["pref_beta", "rl_beta", "orpo_alpha", "dpo_beta", "kto_beta", "orpo_beta", "simpo_beta"];
         /// The loss, or a list of losses that are added. Of "dpo": "sigmoid", "hinge", "ipo", "robust", `"exo_pair"`,
         /// `"nca_pair"`, `"bco_pair"`, `"sppo_hard"`, "aot", `"aot_unpaired"`, `"apo_zero"`, `"apo_down"`, "discopop",
-        /// `"sigmoid_norm"` and "sft"; of "cpo": "sigmoid", "hinge" or "ipo"; of "kto": "kto" or `"apo_zero_unpaired"`.
-        /// Default: "sigmoid"; of "kto" "kto".
+        /// `"sigmoid_norm"` and "sft"; of "cpo": "sigmoid", "hinge" or "ipo"; of "kto": "kto" or `"apo_zero_unpaired"`; of
+        /// "grpo", by what a token's loss is divided: "dapo" by all tokens of the step, "bnpo" by those of the micro-batch,
+        /// "grpo" by those of its answer, `"dr_grpo"` by the most that an answer may have.
+        /// Default: "sigmoid"; of "kto" "kto", of "grpo" "dapo".
         loss_type: Option<LossTypes> = None => any(LossTypes::EXPECTED, LossTypes::accept) like "sigmoid",
             ["pref_loss", "dpo_loss_type", "dpo_loss", "dpo_cpo_loss_type"];
         /// Weights of the losses of `loss_type`. Default: 1 each.
@@ -53,6 +57,18 @@ section! {
         desirable_weight: f64 = 1.0 => number(0.0..), ["kto_chosen_weight", "kto_desirable_weight"];
         /// Weight of the bad answers of "kto". Such that good and bad ones have about the same in all.
         undesirable_weight: f64 = 1.0 => number(0.0..), ["kto_rejected_weight", "kto_undesirable_weight"];
+        /// Answers that "grpo" draws to each prompt, at a temperature of 1, and compares with one another.
+        num_generations: usize = 8 => count(2..=1024), ["group_size", "num_return_sequences"];
+        /// Most tokens of an answer of "grpo"; prompt and answer together have at most `data.max_length`.
+        max_completion_length: usize = 256 => count(1..), ["max_response_length"];
+        /// What "grpo" divides rewards by, less their mean: the standard deviation of the "group" of answers to a prompt, of
+        /// the "batch", or "none".
+        scale_rewards: ScaleRewards = ScaleRewards::Group => choice();
+        /// Answers of "grpo" that do not end by themselves carry no loss.
+        mask_truncated_completions: bool = false => boolean();
+        /// How answers of "grpo" are judged; the sum counts.
+        reward: Vec<RewardConfig> = Vec::new() => sections() like { kind = "exact" } of RewardConfig,
+            ["rewards", "reward_funcs", "reward_functions"];
     }
 }
 
@@ -70,12 +86,12 @@ fn accept_weights(value: &Value) -> Result<Option<Vec<f64>>, Option<String>> {
 impl ObjectiveConfig {
     fn check(self, section: &mut Section) -> Self {
         use LossType::{Aot, AotUnpaired, Discopop, ExoPair, Robust, Sigmoid};
-        use ObjectiveName::{Cpo, CrossEntropy, Dpo, Kto, Orpo, Simpo};
+        use ObjectiveName::{Cpo, CrossEntropy, Dpo, Grpo, Kto, Orpo, Simpo};
         let default = Self::default();
         let is_other = |own: f64, default: f64| own.to_bits() != default.to_bits();
         for (key, is_set, of) in [
-            ("beta", self.beta.is_some(), &[Dpo, Orpo, Cpo, Simpo, Kto][..]),
-            ("loss_type", self.loss_type.is_some(), &[Dpo, Cpo, Kto]),
+            ("beta", self.beta.is_some(), &[Dpo, Orpo, Cpo, Simpo, Kto, Grpo][..]),
+            ("loss_type", self.loss_type.is_some(), &[Dpo, Cpo, Kto, Grpo]),
             ("loss_weights", self.loss_weights.is_some(), &[Dpo]),
             ("label_smoothing", self.label_smoothing > 0.0, &[Dpo, Cpo, Simpo]),
             ("f_divergence_type", self.f_divergence_type != default.f_divergence_type, &[Dpo]),
@@ -92,6 +108,11 @@ impl ObjectiveConfig {
             ("alpha", is_other(self.alpha, default.alpha), &[Cpo, Simpo]),
             ("orpo_nll", self.orpo_nll != default.orpo_nll, &[Orpo]),
             ("desirable_weight", is_other(self.desirable_weight, default.desirable_weight), &[Kto]),
+            ("num_generations", self.num_generations != default.num_generations, &[Grpo]),
+            ("max_completion_length", self.max_completion_length != default.max_completion_length, &[Grpo]),
+            ("scale_rewards", self.scale_rewards != default.scale_rewards, &[Grpo]),
+            ("mask_truncated_completions", self.mask_truncated_completions, &[Grpo]),
+            ("reward", !self.reward.is_empty(), &[Grpo]),
             ("undesirable_weight", is_other(self.undesirable_weight, default.undesirable_weight), &[Kto]),
         ] {
             if is_set && !of.contains(&self.name) && !section.is_wrong("name") {
@@ -101,15 +122,23 @@ impl ObjectiveConfig {
         let losses = self.losses();
         let known = |loss: LossType| match self.name {
             CrossEntropy | Orpo | Simpo => true,
-            Dpo => !matches!(loss, LossType::Kto | LossType::ApoZeroUnpaired),
+            Dpo => loss.is_of_pairs(),
             Cpo => matches!(loss, Sigmoid | LossType::Hinge | LossType::Ipo),
             Kto => matches!(loss, LossType::Kto | LossType::ApoZeroUnpaired),
+            Grpo => matches!(loss, LossType::Dapo | LossType::Bnpo | LossType::Grpo | LossType::DrGrpo),
         };
         for loss in losses.iter().copied().filter(|loss| !known(*loss)) {
             section.problem("loss_type", format!("\"{}\" is none of \"{}\"", loss.word(), self.name.word()));
         }
-        if self.name == Cpo && losses.len() > 1 {
-            section.problem("loss_type", "is one loss of \"cpo\"; `cpo_alpha` adds the chosen answer's");
+        if [Cpo, Kto, Grpo].contains(&self.name) && losses.len() > 1 {
+            section.problem("loss_type", format!("is one loss of \"{}\"", self.name.word()));
+        }
+        if self.name == Grpo && self.reward.is_empty() && !section.is_wrong("reward") {
+            let message = "\"grpo\" learns from rewards, and there is none";
+            section.reject(
+                "name",
+                Problem::new(message).hint("add [[objective.reward]] with a `kind`, such as \"exact\""),
+            );
         }
         if self.loss_weights.as_ref().is_some_and(|weights| weights.len() != losses.len()) {
             section.problem("loss_weights", format!("needs one number for each of {} losses", losses.len()));
@@ -139,13 +168,21 @@ impl ObjectiveConfig {
     /// `beta`, or its default.
     #[must_use]
     pub fn beta(&self) -> f64 {
-        self.beta.unwrap_or(if self.name == ObjectiveName::Simpo { 2.0 } else { 0.1 })
+        self.beta.unwrap_or(match self.name {
+            ObjectiveName::Simpo => 2.0,
+            ObjectiveName::Grpo => 0.0,
+            _ => 0.1,
+        })
     }
 
     /// The losses that are added.
     #[must_use]
     pub fn losses(&self) -> Vec<LossType> {
-        let default = if self.name == ObjectiveName::Kto { LossType::Kto } else { LossType::Sigmoid };
+        let default = match self.name {
+            ObjectiveName::Kto => LossType::Kto,
+            ObjectiveName::Grpo => LossType::Dapo,
+            _ => LossType::Sigmoid,
+        };
         self.loss_type.as_ref().map_or_else(|| vec![default], |losses| losses.0.clone())
     }
 
@@ -153,6 +190,13 @@ impl ObjectiveConfig {
     #[must_use]
     pub fn needs_reference(&self) -> bool {
         matches!(self.name, ObjectiveName::Dpo | ObjectiveName::Kto)
+            || (self.name == ObjectiveName::Grpo && self.beta() > 0.0)
+    }
+
+    /// Number of sequences of a row.
+    #[must_use]
+    pub fn num_sequences(&self) -> usize {
+        if self.name == ObjectiveName::Grpo { self.num_generations } else { self.rows().num_sequences() }
     }
 
     /// Whether it measures how far the model is from that on answers to other prompts.
@@ -169,6 +213,7 @@ impl ObjectiveConfig {
             ObjectiveName::Orpo if self.orpo_nll == OrpoNll::All => RowKind::PairWithPrompt,
             ObjectiveName::Dpo | ObjectiveName::Orpo | ObjectiveName::Cpo | ObjectiveName::Simpo => RowKind::Pair,
             ObjectiveName::Kto => RowKind::Labelled,
+            ObjectiveName::Grpo => RowKind::Prompt,
         }
     }
 
@@ -196,6 +241,8 @@ pub enum ObjectiveName {
     Simpo,
     /// Kahneman-Tversky optimisation (Ethayarajh et al., 2024).
     Kto,
+    /// Group relative policy optimisation (Shao et al., 2024).
+    Grpo,
 }
 
 impl ObjectiveName {
@@ -219,11 +266,12 @@ impl Choice for ObjectiveName {
         ("cpo", Self::Cpo),
         ("simpo", Self::Simpo),
         ("kto", Self::Kto),
+        ("grpo", Self::Grpo),
     ];
     const PEERS: &'static [(&'static str, &'static str)] =
         &[("sft", "cross_entropy"), ("ce", "cross_entropy"), ("nll", "cross_entropy"), ("ipo", "dpo")];
     const NOTES: &'static [(&'static [&'static str], &'static str)] =
-        &[(&["grpo", "ppo", "rloo", "reward", "rm"], "this trainer does not have it yet")];
+        &[(&["ppo", "rloo", "reward", "rm"], "this trainer does not have it yet")];
 }
 
 /// What a row of the data trains on.
@@ -239,6 +287,8 @@ pub enum RowKind {
     PairWithPrompt,
     /// An answer that is good or bad.
     Labelled,
+    /// A prompt, whose answers the model writes.
+    Prompt,
 }
 
 impl RowKind {
@@ -277,6 +327,10 @@ pub enum LossType {
     Sft,
     Kto,
     ApoZeroUnpaired,
+    Dapo,
+    Bnpo,
+    Grpo,
+    DrGrpo,
 }
 
 impl LossType {
@@ -284,6 +338,12 @@ impl LossType {
     #[must_use]
     pub fn word(self) -> &'static str {
         word(self)
+    }
+
+    /// Whether it is a loss of pairs of answers.
+    fn is_of_pairs(self) -> bool {
+        use LossType::{ApoZeroUnpaired, Bnpo, Dapo, DrGrpo, Grpo, Kto};
+        !matches!(self, Kto | ApoZeroUnpaired | Dapo | Bnpo | Grpo | DrGrpo)
     }
 
     /// Whether its scores may be those of another divergence.
@@ -312,6 +372,10 @@ impl Choice for LossType {
         ("sft", Self::Sft),
         ("kto", Self::Kto),
         ("apo_zero_unpaired", Self::ApoZeroUnpaired),
+        ("dapo", Self::Dapo),
+        ("bnpo", Self::Bnpo),
+        ("grpo", Self::Grpo),
+        ("dr_grpo", Self::DrGrpo),
     ];
 }
 
@@ -366,6 +430,23 @@ impl Choice for Divergence {
         ("js_divergence", Self::JsDivergence),
         ("alpha_divergence", Self::AlphaDivergence),
     ];
+}
+
+/// What rewards, less their mean, are divided by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ScaleRewards {
+    /// The standard deviation of the answers to a prompt.
+    Group,
+    /// That of all answers of a micro-batch.
+    Batch,
+    /// Nothing (Liu et al., 2025).
+    None,
+}
+
+impl Choice for ScaleRewards {
+    const NAMES: &'static [(&'static str, Self)] =
+        &[("group", Self::Group), ("batch", Self::Batch), ("none", Self::None)];
 }
 
 /// The tokens of ORPO's cross-entropy.

@@ -6,7 +6,7 @@ use super::encode::EncodedRow;
 use crate::config::RowKind;
 
 /// One micro-batch: rows of tokens end to end, without padding.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Batch {
     /// Token ids of all rows, `[tokens]`.
     pub input_ids: Vec<u32>,
@@ -27,12 +27,14 @@ pub struct Batch {
 }
 
 /// An answer of a preference.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Answer {
     /// Whether it is the chosen one of a pair, or has a good label.
     pub is_good: bool,
     /// The first so many targets of its document are the prompt's.
     pub prompt_targets: usize,
+    /// How much better it is than the other answers to its prompt.
+    pub advantage: f32,
 }
 
 /// A stretch of a row that attends to nothing but itself.
@@ -54,7 +56,7 @@ pub struct Target {
 }
 
 /// The file and row that a document was read from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct RowSource {
     /// Index of the file, in the order of the dataset's file list.
     pub file: usize,
@@ -87,7 +89,7 @@ impl Batch {
     /// The same for rows of a kind. The two sequences of a pair are rows of their own, but where rows hold several.
     #[must_use]
     pub fn of_kind(kind: RowKind, rows: &[Vec<(RowSource, EncodedRow)>], max_length: usize) -> Self {
-        if kind == RowKind::Sequence {
+        if matches!(kind, RowKind::Sequence | RowKind::Prompt) {
             return Self::of_rows(rows);
         }
         let mut batch = Self::default();
@@ -103,7 +105,7 @@ impl Batch {
                     let (ids, carries_loss) = (&encoded.ids[place.clone()], &encoded.carries_loss[place]);
                     let first = carries_loss.iter().position(|carries_loss| *carries_loss).unwrap_or_default();
                     let is_good = if kind.is_pair() { index == 0 } else { !encoded.is_bad_answer };
-                    let mut answer = Answer { is_good, prompt_targets: 0 };
+                    let mut answer = Answer { is_good, prompt_targets: 0, advantage: 0.0 };
                     if kind == RowKind::PairWithPrompt && index == 0 {
                         answer.prompt_targets = first.saturating_sub(1);
                         let all: Vec<bool> =
@@ -126,7 +128,8 @@ impl Batch {
         batch
     }
 
-    fn push(&mut self, source: RowSource, ids: &[u32], carries_loss: &[bool]) {
+    /// Adds a document without a row of its own.
+    pub(crate) fn push(&mut self, source: RowSource, ids: &[u32], carries_loss: &[bool]) {
         let start = self.input_ids.len();
         self.input_ids.extend(ids);
         self.documents.push(Document { start, len: ids.len() });

@@ -6,7 +6,7 @@ use std::ops::Range;
 use serde_json::Value;
 
 use super::error::DataError;
-use super::formats::Sample;
+use super::formats::{Prompt, Sample};
 use super::template::{ChatTemplate, Rendered};
 use super::tokenizer::{Token, Tokenizer, TokenizerError};
 
@@ -126,6 +126,9 @@ impl EncodedRow {
     }
 }
 
+const NO_TEMPLATE: &str = "a conversation needs a chat template and the model has none\n  hint: set `data.chat_template` to a \
+                           Jinja file";
+
 /// What is unusual about a row but not wrong.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Notes {
@@ -175,16 +178,13 @@ impl Encoder<'_> {
         let mut notes = Notes::default();
         let (tokens, answers) = match sample {
             Sample::Pair(chosen, rejected) => return self.encode_pair(chosen, rejected),
+            Sample::Prompt(prompt) => return Ok((self.encode_prompt(prompt)?, notes)),
             Sample::Labelled(sample, is_good) => {
                 let (row, notes) = self.encode_with_notes(sample)?;
                 return Ok((EncodedRow { is_bad_answer: !is_good, ..row }, notes));
             }
             Sample::Chat { messages, tools } => {
-                let template = self.template.ok_or_else(|| {
-                    let message = "a conversation needs a chat template and the model has none\n  hint: set \
-                                   `data.chat_template` to a Jinja file";
-                    DataError::Config(message.to_owned())
-                })?;
+                let template = self.template.ok_or_else(|| DataError::Config(NO_TEMPLATE.to_owned()))?;
                 let Rendered { text, answers, empty_answer, unread } = if self.train_on_inputs {
                     refuse_masks(messages)?;
                     template.render_traced(messages, tools.as_ref())?
@@ -221,6 +221,22 @@ impl Encoder<'_> {
         let carries_loss = loss_mask(&tokens, &answers, self.train_on_inputs);
         let row = EncodedRow::of_parts(tokens.iter().map(|token| token.id).collect(), carries_loss);
         Ok((row, notes))
+    }
+
+    /// A prompt up to where the answer starts. Its last token is marked: behind it, the answer carries loss.
+    fn encode_prompt(&self, prompt: &Prompt) -> Result<EncodedRow, DataError> {
+        let ids = match prompt {
+            Prompt::Text(text) => self.tokenizer.encode(text, true)?,
+            Prompt::Chat { messages, tools } => {
+                let template = self.template.ok_or_else(|| DataError::Config(NO_TEMPLATE.to_owned()))?;
+                self.tokenizer.encode(&template.render(messages, tools.as_ref(), true)?, false)?
+            }
+        };
+        if ids.len() < 2 {
+            return Err(DataError::Config("the prompt is empty".into()));
+        }
+        let carries_loss = (1..=ids.len()).map(|at| at == ids.len()).collect();
+        Ok(EncodedRow::of_parts(ids, carries_loss))
     }
 
     /// The sequences of two answers, which differ and both carry loss. They begin at the same token: where the last of the

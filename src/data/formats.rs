@@ -38,6 +38,22 @@ pub enum Sample {
     Pair(Box<Sample>, Box<Sample>),
     /// An answer that is good or not.
     Labelled(Box<Sample>, bool),
+    /// A prompt for the chat template, or as it is.
+    Prompt(Prompt),
+}
+
+/// What a model is asked.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Prompt {
+    /// A conversation for the chat template.
+    Chat {
+        /// As those of [`Sample::Chat`].
+        messages: Vec<Value>,
+        /// Tools for the template.
+        tools: Option<Value>,
+    },
+    /// A text to continue.
+    Text(String),
 }
 
 /// Keys of a row by which people say which parts of a conversation carry loss; most are settings of other trainers.
@@ -89,6 +105,10 @@ impl RowFormat {
 
     /// Adds to `unused` the columns of `row` that this format does not read.
     pub fn add_unused(&self, row: &Value, unused: &mut BTreeSet<String>) {
+        // Rewards may read any.
+        if self.format == DataFormat::Prompt {
+            return;
+        }
         let (required, optional) = self.format.columns();
         let is_used = |column: &str| {
             let mut used = required.iter().chain(optional).map(|name| self.name_of(name));
@@ -169,6 +189,7 @@ impl RowFormat {
             DataFormat::Text => Ok(Sample::Text(self.text_of(row, "text")?.to_owned())),
             DataFormat::Preference => self.pair(row, template),
             DataFormat::UnpairedPreference => self.labelled(row, template),
+            DataFormat::Prompt => self.question(row, template),
         }
     }
 

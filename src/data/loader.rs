@@ -22,7 +22,7 @@ use crate::config::{DataConfig, RowKind};
 const STOP_CHECK: Duration = Duration::from_millis(50);
 
 /// A micro-batch and its place in the training rows.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct LoadedBatch {
     /// The rows. Rows without a token that carries loss are left out, so the batch may be empty. The last one of an epoch
     /// is filled up with rows without tokens: where padding is computed, its shape is that of the others.

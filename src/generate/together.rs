@@ -33,6 +33,8 @@ pub struct NewText {
     pub text: String,
     /// The new token; absent where a token ended the text.
     pub token: Option<u32>,
+    /// The token that ended the text, if one did.
+    pub end_token: Option<u32>,
     /// Logarithms of the token's probabilities, if they were requested.
     pub logprobs: Option<Logprobs>,
     /// Why the text has ended, if it has.
@@ -150,7 +152,9 @@ impl Text<'_> {
         let Next { text, then } = self.writing.next(logits, is_full(model, &self.sequence))?;
         let token = self.writing.token_ids.get(before).copied();
         let logprobs = token.zip(self.top_logprobs).map(|(token, top)| logprobs(logits, token, top));
-        let goes_on = on_text(self.id, NewText { text, token, logprobs, ending: then.err() }).is_continue();
+        let goes_on =
+            on_text(self.id, NewText { text, token, end_token: self.writing.end_token, logprobs, ending: then.err() })
+                .is_continue();
         self.token = then.unwrap_or_default();
         Ok(goes_on && then.is_ok())
     }

@@ -19,6 +19,8 @@ pub(super) struct Writing<'a> {
     held: String,
     /// The tokens so far, without the one that ended the text.
     pub(super) token_ids: Vec<u32>,
+    /// The token that ended the text, if one did.
+    pub(super) end_token: Option<u32>,
     /// Their text, as far as it has been passed on.
     pub(super) text: String,
 }
@@ -53,6 +55,7 @@ impl<'a> Writing<'a> {
             stop,
             held: String::new(),
             token_ids: Vec::new(),
+            end_token: None,
             text: String::new(),
         })
     }
@@ -61,7 +64,10 @@ impl<'a> Writing<'a> {
     pub(super) fn next(&mut self, logits: &[f32], is_full: bool) -> Result<Next, TokenizerError> {
         let ending = match self.sampler.next(logits) {
             None => Ending::NonFiniteLogits,
-            Some(token) if self.tokenizer.eos_ids().contains(&token) => Ending::EndOfText,
+            Some(token) if self.tokenizer.eos_ids().contains(&token) => {
+                self.end_token = Some(token);
+                Ending::EndOfText
+            }
             Some(token) => {
                 self.token_ids.push(token);
                 let text = self.stream.push(token)?;

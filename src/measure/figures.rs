@@ -331,6 +331,8 @@ figures! {
         /// Seconds of the wall time that are in none of the other parts; in the first step, measuring the device's peak among
         /// them, and in steps of a GPU that have `forward_seconds` the end of the update before.
         other_seconds: f64, "time/other";
+        /// Seconds in which "grpo" wrote and judged answers.
+        rollout_seconds: f64, "time/rollout";
         /// Rows that were read for the step.
         rows: u64, "data/rows";
         /// Rows of the step that were longer than `data.max_length` and were cut.
@@ -391,8 +393,18 @@ figures! {
         log_odds_ratio, "train/log_odds_ratio";
         /// Logarithm of the odds of the chosen answers over those of the rejected ones, mean; of "orpo".
         log_odds_chosen, "train/log_odds_chosen";
-        /// Divergence from the reference in nats, measured on answers to other prompts; of "kto".
+        /// Divergence from the reference in nats: of "kto" measured on answers to other prompts, of "grpo" that of a token.
         kl, "train/kl";
+        /// Reward of an answer of "grpo", mean.
+        reward, "rewards/mean";
+        /// Standard deviation of the rewards of the answers to a prompt, mean.
+        reward_std, "rewards/std";
+        /// Share of the prompts whose answers all have the same reward: nothing can be learned from them.
+        frac_reward_zero_std, "rewards/zero_std";
+        /// Tokens of an answer of "grpo", mean.
+        completion_length, "completions/length";
+        /// Share of the answers that did not end by themselves.
+        clipped_ratio, "completions/clipped";
     }
     machine {
         /// Bytes of the process that are in RAM.
@@ -482,8 +494,8 @@ pub struct EvalMetrics {
     pub eval_score_rows: Option<u64>,
 }
 
-/// Text that the model wrote at an evaluation: a line of samples.jsonl.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// Text that the model wrote: a line of samples.jsonl.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Sample {
     /// Optimizer updates before this evaluation.
     pub step: u64,
@@ -491,6 +503,9 @@ pub struct Sample {
     pub prompt: String,
     /// What the model wrote after it.
     pub text: String,
+    /// Its reward, of "grpo".
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reward: Option<f64>,
 }
 
 /// Figures that TensorBoard gets: the name, the tag, a sentence with the unit.

@@ -293,6 +293,6 @@ fn trainer_failure(error: TrainerError) -> Failure {
             Failure::running(error)
         }
         TrainerError::Data(error) => data_failure(error),
-        error @ (TrainerError::Generate(_) | TrainerError::Task(_)) => Failure::input(error),
+        error @ (TrainerError::Generate(_) | TrainerError::Task(_) | TrainerError::Rollout(_)) => Failure::input(error),
     }
 }

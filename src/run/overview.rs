@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::device_memory::StepMemory;
 use super::prepare::Prepared;
-use crate::config::{GradientCheckpointing, ModelOptions, Precision, Quantization, Residency};
+use crate::config::{GradientCheckpointing, ModelOptions, Precision, Quantization, Residency, RowKind};
 use crate::data::dataset::Dataset;
 use crate::data::files::FileInfo;
 use crate::device::OpenDevice;
@@ -226,8 +226,12 @@ pub(crate) fn held_out(data: &Dataset) -> Fact {
 fn batch(recipe: &Recipe) -> Fact {
     let (rows, steps) = (recipe.train.micro_batch_size, recipe.train.gradient_accumulation_steps);
     let kind = recipe.data.row_kind;
-    let tokens = with_commas(rows * steps * kind.num_sequences() * recipe.data.max_length);
-    let what = if kind.is_pair() { "pairs" } else { "sequences" };
+    let tokens = with_commas(rows * steps * recipe.objective.num_sequences() * recipe.data.max_length);
+    let what = match kind {
+        RowKind::Pair | RowKind::PairWithPrompt => "pairs",
+        RowKind::Prompt => "prompts",
+        RowKind::Sequence | RowKind::Labelled => "sequences",
+    };
     ("effective batch", format!("{} {what} ({rows} x {steps}), at most {tokens} tokens", rows * steps))
 }
 

@@ -11,12 +11,13 @@ use super::load::row_order;
 use super::overview;
 use super::prepare::Prepared;
 use super::resume::Resumed;
-use crate::config::GradientCheckpointing;
+use crate::config::{GradientCheckpointing, ObjectiveName};
 use crate::data::dataset::Dataset;
 use crate::data::files::FileInfo;
 use crate::data::template::ChatTemplate;
 use crate::device::num_cpu_threads;
 use crate::insight::diagnosis::Facts;
+use crate::measure::figures::ObjectiveFigures;
 use crate::measure::metrics::{Shows, SinkOptions, Sinks};
 use crate::measure::telemetry::{Telemetry, total_host_memory_bytes};
 use crate::ops::kernels::place_on;
@@ -27,6 +28,7 @@ use crate::train::flops::StepFlops;
 use crate::train::memory::Workload;
 use crate::train::ranks::Ranks;
 use crate::train::recorder::Recorder;
+use crate::train::rollouts::Rollouts;
 use crate::train::saver::{AdapterFiles, Saver};
 use crate::train::schedule::Schedule;
 use crate::train::state::{Inputs, TrainerState};
@@ -58,6 +60,11 @@ impl<'a> Started<'a> {
         let Prepared { recipe, source, device, memory, .. } = prepared;
         let checkpoints = Checkpoints::new(&recipe.output_dir, &recipe.checkpoint);
         let task = Task::open(&recipe.eval.task, data).map_err(data_failure)?;
+        let objective = &recipe.objective;
+        let rollouts = (objective.name == ObjectiveName::Grpo)
+            .then(|| Rollouts::new(objective, data, recipe.data.max_length, recipe.seed))
+            .transpose()
+            .map_err(data_failure)?;
         let inputs = inputs(prepared, data);
         let mut earlier = resumed.as_ref().map(|resumed| resumed.state.totals).unwrap_or_default();
         // Count starts that ended without a checkpoint too.
@@ -115,8 +122,23 @@ impl<'a> Started<'a> {
             saver = saver.resumed(sound);
         }
         let (train, eval, watchdog) = (recipe.train.clone(), recipe.eval.clone(), recipe.watchdog);
-        let trainer =
-            Trainer { step, state, train, eval, watchdog, schedule, task, data, stop, recorder, saver, sinks };
+        let trainer = Trainer {
+            step,
+            state,
+            train,
+            eval,
+            watchdog,
+            schedule,
+            task,
+            rollouts,
+            sample_steps: recipe.logging.logging_steps.max(10),
+            rewards: ObjectiveFigures::default(),
+            data,
+            stop,
+            recorder,
+            saver,
+            sinks,
+        };
         Ok(Self { run, trainer })
     }
 }

@@ -56,7 +56,7 @@ pub fn eval_loss(
 /// The figures of an evaluation that began at `start`; `None` where no token carries loss.
 pub(super) fn figures(
     (step, epoch): (u64, f64),
-    total: LossSum,
+    total: &LossSum,
     score: Option<&Score>,
     start: Instant,
 ) -> Option<EvalMetrics> {
@@ -86,6 +86,11 @@ pub(super) fn samples(
 ) -> Result<Option<Vec<Sample>>, GenerateError> {
     let generator = Generator { model: step.model(), adapters: step.adapters(), tokenizer: data.tokenizer() };
     let texts = generator.samples(prompts, data.template(), is_stopped)?;
-    let sample = |(prompt, text): (&String, String)| Sample { step: num_steps, prompt: prompt.clone(), text };
+    let sample = |(prompt, text): (&String, String)| Sample {
+        step: num_steps,
+        prompt: prompt.clone(),
+        text,
+        ..Sample::default()
+    };
     Ok(texts.map(|texts| prompts.iter().zip(texts).map(sample).collect()))
 }

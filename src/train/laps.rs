@@ -8,6 +8,8 @@ use crate::measure::metrics::{StepMetrics, TimeSpent};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Part {
     DataWait,
+    /// Answers that the model writes to be trained on.
+    Rollout,
     /// Laying out a micro-batch and handing it to the device. On an asynchronous device, this and the next three parts
     /// only measure handing work over, except in steps that wait at the end of each part.
     HostToDevice,
@@ -94,6 +96,7 @@ impl Laps {
         line.wall_seconds = Some(wall_seconds);
         line.data_wait_seconds = seconds(Part::DataWait);
         line.host_to_device_seconds = Some(seconds(Part::HostToDevice));
+        line.rollout_seconds = Some(seconds(Part::Rollout)).filter(|seconds| *seconds > 0.0);
         line.forward_seconds = is_split.then(|| seconds(Part::Forward));
         line.backward_seconds = is_split.then(|| seconds(Part::Backward));
         line.forward_backward_seconds = parts.forward_backward_seconds();
@@ -122,6 +125,7 @@ impl Laps {
         TimeSpent {
             startup_seconds,
             data_wait_seconds: self.total.seconds(Part::DataWait),
+            rollout_seconds: self.total.seconds(Part::Rollout),
             host_to_device_seconds: scale * of_device.seconds(Part::HostToDevice),
             forward_backward_seconds: scale * of_device.forward_backward_seconds(),
             optimizer_seconds: scale * of_device.seconds(Part::Optimizer),

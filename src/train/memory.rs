@@ -103,7 +103,7 @@ impl Workload<'_> {
 
     /// Sequences per micro-batch.
     fn sequences(&self) -> usize {
-        self.rows * self.objective.rows().num_sequences()
+        self.rows * self.objective.num_sequences()
     }
 
     /// Micro-batches that go through a block before the next.

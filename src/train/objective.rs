@@ -4,6 +4,7 @@
 mod contrastive;
 mod cross_entropy;
 mod dpo;
+mod grpo;
 mod kto;
 mod odds_ratio;
 mod pairs;
@@ -91,5 +92,6 @@ pub fn objective(config: &ObjectiveConfig) -> Box<dyn Objective> {
         ObjectiveName::Orpo => Box::new(odds_ratio::OddsRatio { beta: config.beta() }),
         ObjectiveName::Cpo | ObjectiveName::Simpo => Box::new(contrastive::Contrastive::new(config)),
         ObjectiveName::Kto => Box::new(kto::Kto::new(config)),
+        ObjectiveName::Grpo => Box::new(grpo::Grpo::new(config)),
     }
 }

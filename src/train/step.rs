@@ -61,6 +61,8 @@ pub struct TrainStep {
     /// Micro-batches of the step in progress that are not this rank's.
     num_of_others: u64,
     says: Says,
+    /// Whether the answers of the step in progress say nothing, see [`SkipReason::EqualRewards`].
+    are_rewards_equal: bool,
     /// Start of the step in progress.
     start: Instant,
     own: RankFigures,
@@ -94,6 +96,8 @@ pub enum SkipReason {
     NonFiniteGradient,
     /// No token carried loss.
     NoTargetTokens,
+    /// All answers to each prompt had the same reward.
+    EqualRewards,
 }
 
 impl SkipReason {
@@ -104,6 +108,10 @@ impl SkipReason {
             Self::NonFiniteLoss => "no update, its loss is not a finite number",
             Self::NonFiniteGradient => "no update, its gradient is not finite",
             Self::NoTargetTokens => "no update, none of its tokens carries loss",
+            Self::EqualRewards => {
+                "no update, all answers to each of its prompts have the same reward\n  hint: other prompts, a larger \
+                 `num_generations`, or a reward that some answers get in part"
+            }
         }
     }
 }
@@ -179,6 +187,7 @@ impl TrainStep {
             ranks: Box::new(Alone),
             num_of_others: 0,
             says: Says::default(),
+            are_rewards_equal: false,
             start: Instant::now(),
             own: RankFigures::default(),
             of_ranks: Vec::new(),
@@ -204,6 +213,11 @@ impl TrainStep {
     #[must_use]
     pub fn with_reference(self, reference: AdapterSet) -> Self {
         Self { reference, ..self }
+    }
+
+    /// Says whether all answers to each prompt of the step in progress have the same reward.
+    pub fn say_rewards(&mut self, are_equal: bool) {
+        self.are_rewards_equal = are_equal;
     }
 
     /// Whether the objective compares with the model before training.
@@ -367,6 +381,7 @@ impl TrainStep {
         let skipped = match (loss.is_finite(), grad_norm.is_finite()) {
             (false, _) => Some(SkipReason::NonFiniteLoss),
             (_, false) => Some(SkipReason::NonFiniteGradient),
+            _ if grad_norm <= 0.0 && self.are_rewards_equal => Some(SkipReason::EqualRewards),
             _ => None,
         };
         StepOutcome { loss, grad_norm, count, target_tokens, figures, skipped }

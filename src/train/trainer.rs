@@ -9,6 +9,7 @@ use super::backprop::Inputs;
 use super::eval::{eval_loss, figures, samples};
 use super::laps::Part;
 use super::recorder::Recorder;
+use super::rollouts::{Answered, RolloutError, Rollouts};
 use super::saver::{Best, Saver};
 use super::schedule::Schedule;
 use super::state::TrainerState;
@@ -22,7 +23,8 @@ use crate::data::dataset::Dataset;
 use crate::data::error::DataError;
 use crate::data::loader::{LoadedBatch, Loader};
 use crate::generate::GenerateError;
-use crate::measure::metrics::{EvalMetrics, Outcome, Sinks, StepMetrics};
+use crate::measure::figures::ObjectiveFigures;
+use crate::measure::metrics::{EvalMetrics, Outcome, Sample, Sinks, StepMetrics};
 use crate::save::checkpoint::CheckpointError;
 
 /// Why training failed.
@@ -40,6 +42,9 @@ pub enum TrainerError {
     /// Another rank has failed, which says why.
     #[error("another rank has failed, as it says itself")]
     OtherRank,
+    /// Answers to train on could not be made.
+    #[error("`objective`: {0}")]
+    Rollout(#[from] RolloutError),
     /// Training was asked to stop, but its state could not be saved.
     #[error("stopped after step {step}, which is not saved: {source}{}", earlier_hint(earlier.as_deref()))]
     NotSaved {
@@ -76,6 +81,12 @@ pub struct Trainer<'a> {
     pub schedule: Schedule,
     /// What `[eval.task]` of the recipe scores.
     pub task: Option<Task>,
+    /// Writes the answers that GRPO trains on.
+    pub rollouts: Option<Rollouts>,
+    /// After how many steps one of these answers is shown.
+    pub sample_steps: u64,
+    /// What their rewards are in the step in progress.
+    pub rewards: ObjectiveFigures,
     /// The rows.
     pub data: &'a Dataset,
     /// Stop requests.
@@ -101,7 +112,11 @@ impl Trainer<'_> {
         let outcome = self.run_steps();
         match outcome {
             Err(
-                TrainerError::Data(_) | TrainerError::Generate(_) | TrainerError::Task(_) | TrainerError::OtherRank,
+                TrainerError::Data(_)
+                | TrainerError::Generate(_)
+                | TrainerError::Task(_)
+                | TrainerError::Rollout(_)
+                | TrainerError::OtherRank,
             ) if self.state.step > first_step && !self.saver.is_saved => {
                 // Once the row is fixed, training can continue from here.
                 self.save_or_warn();
@@ -163,7 +178,10 @@ impl Trainer<'_> {
         }
         // The only wait for a GPU in most steps: it ends their forwards and backwards, and the previous step's update.
         self.recorder.part(Part::Other);
-        let figures = self.step.reduce();
+        let rewards = std::mem::take(&mut self.rewards);
+        self.step.say_rewards(rewards.frac_reward_zero_std.value() == Some(1.0));
+        let mut figures = self.step.reduce();
+        figures.figures += rewards;
         if self.step.said().failed {
             self.step.discard();
             self.step.ranks().end_together();
@@ -200,6 +218,7 @@ impl Trainer<'_> {
         let mut waiting = Vec::new();
         for index in 1..=num_micro_batches {
             let Some(loaded) = self.next_micro_batch(loader)? else { return Ok(false) };
+            let Some(loaded) = self.answered(loaded, index)? else { return Ok(false) };
             // The last step of an epoch has only the remaining micro-batches.
             let is_last = index == num_micro_batches || loaded.last_of_epoch;
             waiting.extend(self.step.lay_out(&loaded.batch));
@@ -216,6 +235,24 @@ impl Trainer<'_> {
             }
         }
         Ok(true)
+    }
+
+    /// A micro-batch of the step; where it has prompts alone, with answers to them. `None` where the run was asked to stop.
+    fn answered(&mut self, mut loaded: LoadedBatch, index: usize) -> Result<Option<LoadedBatch>, TrainerError> {
+        let Some(rollouts) = &mut self.rollouts else { return Ok(Some(loaded)) };
+        let number = self.state.step * self.train.gradient_accumulation_steps as u64 + index as u64;
+        let (stop, sinks) = (self.stop, &self.sinks);
+        let is_stopped = || stop.requested() || sinks.stop_requested();
+        let answered = rollouts.answer(&self.step, self.data, &loaded.batch, number, &is_stopped);
+        self.recorder.part(Part::Rollout);
+        let Some(Answered { batch, figures, sample }) = answered? else { return Ok(None) };
+        self.rewards += figures;
+        let step = self.state.step + 1;
+        if let Some(sample) = sample.filter(|_| index == 1 && (step == 1 || step.is_multiple_of(self.sample_steps))) {
+            self.sinks.sample(0, &Sample { step, ..sample });
+        }
+        loaded.batch = batch;
+        Ok(Some(loaded))
     }
 
     fn forward_backward(&mut self, inputs: Vec<Inputs>, is_last: bool) {
@@ -241,8 +278,10 @@ impl Trainer<'_> {
         let step = self.state.step;
         let has_loss_scale = self.step.counters().loss_scale.is_some_and(|loss_scale| loss_scale.scale() > 1.0);
         let is_look_due = step.is_multiple_of(watchdog::LOOK_STEPS);
+        // A loss of preferences or rewards may jump: what is no number is skipped.
+        let is_cross_entropy = outcome.figures == ObjectiveFigures::default();
         let observation = Observation {
-            loss: outcome.loss,
+            loss: if is_cross_entropy || !outcome.loss.is_finite() { outcome.loss } else { 0.0 },
             grad_norm: outcome.grad_norm,
             skipped: outcome.skipped,
             is_scale_search: has_loss_scale && outcome.skipped == Some(SkipReason::NonFiniteGradient),
@@ -325,7 +364,7 @@ impl Trainer<'_> {
             let task = self.agree_on(task)?.map(|task| task.of_first(self.step.ranks()));
             let Some(task) = task else { return Ok(false) };
             score = self.task.as_ref().map(|_| task);
-            metrics = figures((step, epoch), total, score.as_ref(), eval_start);
+            metrics = figures((step, epoch), &total, score.as_ref(), eval_start);
             if metrics.is_none() {
                 self.sinks.warn(&format!(
                     "step {step}: there is no evaluation loss, no token of the evaluation rows carries loss"
@@ -339,7 +378,7 @@ impl Trainer<'_> {
             if !eval_loss.is_finite() {
                 self.sinks.warn(&format!("step {step}: the evaluation loss is not a finite number"));
             }
-            if step == 0 {
+            if step == 0 && metrics.as_ref().is_some_and(|metrics| metrics.eval_perplexity.is_finite()) {
                 self.state.watchdog.start_at(*eval_loss);
             }
         }

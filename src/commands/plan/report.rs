@@ -142,7 +142,7 @@ impl Report {
         let fits = target.usable_bytes().map(|memory| holds && fit::fits(&plan, memory));
         let flops = StepFlops::of_objective(workload.config, plan.num_trainable, &recipe.objective);
         let row_length = recipe.data.max_length;
-        let num_sequences = workload.objective.rows().num_sequences();
+        let num_sequences = workload.objective.num_sequences();
         let flops_per_row = as_f64(num_sequences) * flops.of_full_row(row_length);
         let tokens_per_step = workload.rows * num_sequences * row_length * workload.gradient_accumulation_steps;
         // Recomputing the forward does not count as model FLOPs, but takes half as long as the FLOPs that do.

@@ -1,6 +1,8 @@
 //! Evaluation rows as questions: what a model is asked, and the answer to compare its own with. They are read from
 //! their files again, since only their tokens are kept.
 
+use std::collections::BTreeMap;
+
 use serde_json::Value;
 
 use super::{Dataset, read_row};
@@ -108,6 +110,19 @@ impl Dataset {
         })
     }
 
+    /// The training rows as they are written in their files, by their place.
+    ///
+    /// # Errors
+    /// A file that has changed.
+    pub fn train_values(&self) -> Result<BTreeMap<RowSource, Value>, DataError> {
+        let values = self.read_again(&self.train_rows, |_, row| Ok(row.clone()))?;
+        let source = |row: u32| {
+            let file = self.files.partition_point(|file| file.first_row <= row) - 1;
+            RowSource { file, row: (row - self.files[file].first_row) as usize }
+        };
+        Ok(self.train_rows.iter().map(|row| source(*row)).zip(values).collect())
+    }
+
     /// The first evaluation rows as they are trained on, in the order of an evaluation.
     ///
     /// # Errors
@@ -144,6 +159,7 @@ impl Dataset {
             }
             (Sample::Pair(chosen, _), _) => self.question_of(*chosen, asking),
             (Sample::Labelled(sample, _), _) => self.question_of(*sample, asking),
+            (Sample::Prompt(_), _) => Err("is a prompt without an answer to compare with".to_owned()),
             (Sample::Text(_), _) => Err("is plain text, without an answer to compare with".to_owned()),
         }
     }

@@ -13,7 +13,7 @@ const DETECTION_ORDER: [DataFormat; 5] =
 
 /// Other common names for columns of preferences.
 const PREFERENCE_NAMES: [(&str, &[&str]); 4] = [
-    ("prompt", &["question", "instruction", "query", "input"]),
+    ("prompt", &["question", "instruction", "query", "input", "problem"]),
     ("label", &["kto_tag"]),
     ("completion", &["response", "output", "answer"]),
     ("messages", &["conversations"]),
@@ -48,8 +48,12 @@ impl RowFormat {
         if kind != RowKind::Sequence {
             return Self::of_preferences(format, columns, first_row, kind);
         }
-        if matches!(format, DataFormat::Preference | DataFormat::UnpairedPreference) {
-            let name = if format == DataFormat::Preference { "dpo" } else { "kto" };
+        if matches!(format, DataFormat::Preference | DataFormat::UnpairedPreference | DataFormat::Prompt) {
+            let name = match format {
+                DataFormat::Preference => "dpo",
+                DataFormat::Prompt => "grpo",
+                _ => "kto",
+            };
             return Err(format!(
                 "format `{}` is for objectives that learn from preferences\n  hint: set `name = \"{name}\"` in [objective]",
                 format.name()
@@ -122,9 +126,12 @@ impl RowFormat {
         kind: RowKind,
     ) -> Result<Self, String> {
         let is_pair = kind.is_pair();
-        let wanted = if is_pair { DataFormat::Preference } else { DataFormat::UnpairedPreference };
+        let (wanted, needs) = match kind {
+            RowKind::Prompt => (DataFormat::Prompt, "a prompt"),
+            RowKind::Labelled => (DataFormat::UnpairedPreference, "an answer and its label, true or false"),
+            _ => (DataFormat::Preference, "a chosen and a rejected answer"),
+        };
         let (required, optional) = wanted.columns();
-        let needs = if is_pair { "a chosen and a rejected answer" } else { "an answer and its label, true or false" };
         if format != DataFormat::Auto && format != wanted {
             return Err(format!(
                 "the objective needs rows with {needs}, and format `{}` has none\n  hint: format `{}`, or name = \"cross_entropy\" in [objective]",
@@ -133,7 +140,8 @@ impl RowFormat {
             ));
         }
         let mut columns = columns.clone();
-        let conversation = (is_pair && row["conversations"].is_array()).then_some("conversations");
+        let conversation = if row["conversations"].is_array() { "conversations" } else { "messages" };
+        let conversation = (kind != RowKind::Labelled && row[conversation].is_array()).then_some(conversation);
         for name in required.iter().chain(optional) {
             let others = PREFERENCE_NAMES.iter().find(|(own, _)| own == name).map_or(&[][..], |(_, others)| *others);
             let conversation = conversation.filter(|_| *name == "prompt");

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::{RowFormat, Sample, chat, kind_of, list_of, refuse_media};
+use super::{Prompt, RowFormat, Sample, chat, kind_of, list_of, refuse_media};
 use crate::data::template::ChatTemplate;
 
 /// What a column of a prompt or an answer holds.
@@ -84,6 +84,34 @@ impl RowFormat {
             },
         };
         Ok(Sample::Labelled(Box::new(sample), is_good))
+    }
+
+    /// A prompt, whose answers the model writes.
+    pub(super) fn question(&self, row: &Value, template: Option<&ChatTemplate>) -> Result<Sample, String> {
+        refuse_media(row)?;
+        let name = self.name_of("prompt");
+        let prompt = self.prompt(row, template)?.ok_or_else(|| format!("`{name}` is null"))?;
+        let mut messages = match prompt {
+            Said::Text(text) if template.is_none() => return Ok(Sample::Prompt(Prompt::Text(text))),
+            Said::Text(text) => vec![user(&text)],
+            Said::Messages(messages) => messages,
+        };
+        if messages.last().is_none_or(|message| message["role"] == "assistant") {
+            return Err(format!("`{name}` must end with what the model is to answer"));
+        }
+        self.add_system(&mut messages, row)?;
+        chat::number_calls(&mut messages);
+        let tools = chat::tools(row.get(self.name_of("tools"))).map_err(|reason| format!("`tools` {reason}"))?;
+        Ok(Sample::Prompt(Prompt::Chat { messages, tools }))
+    }
+
+    /// Puts the system prompt in front, if the row or the recipe has one and the messages have none.
+    fn add_system(&self, messages: &mut Vec<Value>, row: &Value) -> Result<(), String> {
+        let system = self.optional_text(row, "system")?.filter(|system| !system.is_empty()).or(self.system.as_deref());
+        if let Some(system) = system.filter(|_| !messages.iter().any(|message| message["role"] == "system")) {
+            messages.insert(0, json!({"role": "system", "content": system}));
+        }
+        Ok(())
     }
 
     /// The prompt, if there is one; an `input` follows its instruction.

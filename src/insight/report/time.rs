@@ -24,12 +24,13 @@ pub(super) struct Part {
 }
 
 /// Parts of the wall time: figure, display name, colour class.
-const PARTS: [(&str, &str, &str); 9] = [
+const PARTS: [(&str, &str, &str); 10] = [
     ("forward_seconds", "forward", "p-forward"),
     ("backward_seconds", "backward", "p-backward"),
     ("optimizer_seconds", "optimizer", "p-optimizer"),
     ("data_wait_seconds", "waiting for data", "p-data"),
     ("host_to_device_seconds", "host to device", "p-transfer"),
+    ("rollout_seconds", "rollouts", "p-passes"),
     ("logging_seconds", "logging", "p-logging"),
     ("evaluation_seconds", "evaluation", "p-evaluation"),
     ("checkpoint_seconds", "checkpoints", "p-checkpoint"),

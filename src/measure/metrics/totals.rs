@@ -98,6 +98,8 @@ pub struct TimeSpent {
     pub startup_seconds: f64,
     /// Waiting for data.
     pub data_wait_seconds: f64,
+    /// Writing and judging answers to train on.
+    pub rollout_seconds: f64,
     /// Laying out micro-batches and handing them to the device. A GPU is not waited for after every part: the sum of
     /// this and the next two parts is measured, and divided as in the steps that did wait.
     pub host_to_device_seconds: f64,
@@ -122,6 +124,7 @@ impl Add for TimeSpent {
         Self {
             startup_seconds: self.startup_seconds + other.startup_seconds,
             data_wait_seconds: self.data_wait_seconds + other.data_wait_seconds,
+            rollout_seconds: self.rollout_seconds + other.rollout_seconds,
             host_to_device_seconds: self.host_to_device_seconds + other.host_to_device_seconds,
             forward_backward_seconds: self.forward_backward_seconds + other.forward_backward_seconds,
             optimizer_seconds: self.optimizer_seconds + other.optimizer_seconds,
@@ -149,10 +152,11 @@ impl TimeSpent {
 
     /// The parts with their names for people.
     #[must_use]
-    pub fn parts(&self) -> [(&'static str, f64); 9] {
+    pub fn parts(&self) -> [(&'static str, f64); 10] {
         [
             ("startup", self.startup_seconds),
             ("data", self.data_wait_seconds),
+            ("rollouts", self.rollout_seconds),
             ("host to device", self.host_to_device_seconds),
             ("forward+backward", self.forward_backward_seconds),
             ("optimizer", self.optimizer_seconds),

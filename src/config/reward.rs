@@ -1,0 +1,93 @@
+//! Sections `[[objective.reward]]` of a recipe.
+
+use regex::Regex;
+use serde::Serialize;
+
+use super::last_line;
+use crate::schema::{Choice, Problem, Section, section};
+
+section! {
+    /// One `[[objective.reward]]`.
+    pub struct RewardConfig then check {
+        /// What an answer gets, mostly 1 or 0. "exact": it is the text in `column`; "number": its last number is the last one
+        /// in `column`; "contains": it has the text in `column` in it; "regex": `regex_pattern` finds something in it; "json": it
+        /// is JSON; "length": 0, and less down to -1 over the last quarter of `max_completion_length`; "command": what a program
+        /// of yours says.
+        kind: Option<RewardKind> = None => optional_choice() like "exact", ["name", "type", "func"];
+        /// Factor of the reward.
+        weight: f64 = 1.0 => number(..), ["reward_weights"];
+        /// Column of the rows with what is right.
+        column: String = "answer".into() => string(), ["answer_column", "target"];
+        /// What "regex" looks for.
+        regex_pattern: Option<String> = None => optional_string() like "<answer>.*</answer>", ["regex", "pattern"];
+        /// Program of "command", with arguments: it runs as long as training does, reads one JSON object a line (prompt,
+        /// completion and the row's columns), and writes one number or null a line.
+        command: Vec<String> = Vec::new() => strings() like ["python3", "judge.py"];
+        /// Seconds that "command" may take for an answer.
+        max_seconds: f64 = 60.0 => number(0.001..), ["timeout"];
+    }
+}
+
+impl RewardConfig {
+    fn check(self, section: &mut Section) -> Self {
+        if self.kind.is_none() && !section.is_wrong("kind") {
+            section.problem("kind", "is missing: how answers are judged, such as \"exact\"");
+        }
+        let is = |kind: RewardKind| self.kind == Some(kind);
+        for (key, is_set, kind, word) in [
+            ("regex_pattern", self.regex_pattern.is_some(), RewardKind::Regex, "regex"),
+            ("command", !self.command.is_empty(), RewardKind::Command, "command"),
+        ] {
+            if is_set && !is(kind) && self.kind.is_some() {
+                section.problem(key, format!("is of \"{word}\" alone: leave it out"));
+            } else if !is_set && is(kind) && !section.is_wrong(key) {
+                section.problem(key, format!("is missing: \"{word}\" needs it"));
+            }
+        }
+        if let Some(Err(error)) = self.regex_pattern.as_ref().map(|pattern| Regex::new(pattern)) {
+            let message = format!("`{}` is no regular expression", section.full_name("regex_pattern"));
+            section.reject("regex_pattern", Problem::new(message).hint(last_line(&error)));
+        }
+        self
+    }
+}
+
+/// How an answer is judged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RewardKind {
+    /// It is the text of a column.
+    Exact,
+    /// Its last number is that of a column.
+    Number,
+    /// It has the text of a column in it.
+    Contains,
+    /// A pattern finds something in it.
+    Regex,
+    /// It is JSON.
+    Json,
+    /// It is not too long.
+    Length,
+    /// What a program says.
+    Command,
+}
+
+impl RewardKind {
+    /// The name in a recipe.
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        Self::NAMES.iter().find(|(_, kind)| *kind == self).map_or("", |(word, _)| word)
+    }
+}
+
+impl Choice for RewardKind {
+    const NAMES: &'static [(&'static str, Self)] = &[
+        ("exact", Self::Exact),
+        ("number", Self::Number),
+        ("contains", Self::Contains),
+        ("regex", Self::Regex),
+        ("json", Self::Json),
+        ("length", Self::Length),
+        ("command", Self::Command),
+    ];
+}

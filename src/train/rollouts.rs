@@ -1,0 +1,260 @@
+//! Answers that the model itself writes, and how much better each is than the others to its prompt: what GRPO trains on.
+
+mod reward;
+
+use std::collections::BTreeMap;
+use std::ops::ControlFlow;
+
+use serde_json::Value;
+
+use super::step::TrainStep;
+use crate::config::{ObjectiveConfig, ScaleRewards};
+use crate::data::batch::{Answer, Batch, RowSource};
+use crate::data::dataset::Dataset;
+use crate::data::error::DataError;
+use crate::generate::{Ending, GenerateError, GenerateOptions, NewText, TextBatch, TextRequest};
+use crate::measure::figures::{Mean, ObjectiveFigures};
+use crate::measure::metrics::Sample;
+use crate::ops::dropout::mix;
+use crate::util::stats::as_f64;
+use reward::{Judged, Reward};
+
+/// Added to a standard deviation, as in TRL.
+const STD_EPSILON: f64 = 1e-4;
+
+/// Why answers could not be made or judged.
+#[derive(Debug, thiserror::Error)]
+pub enum RolloutError {
+    /// A prompt that the model cannot continue.
+    #[error(transparent)]
+    Generate(#[from] GenerateError),
+    /// An answer that could not be judged.
+    #[error("{path}, row {row}: {reason}", path = path.display(), row = row + 1)]
+    Reward {
+        /// The file.
+        path: std::path::PathBuf,
+        /// Index of the row.
+        row: usize,
+        /// Why.
+        reason: String,
+    },
+}
+
+/// Writes answers to prompts, and judges them.
+#[derive(Debug)]
+pub struct Rollouts {
+    objective: ObjectiveConfig,
+    max_length: usize,
+    seed: u64,
+    rewards: Vec<Reward>,
+    /// The rows of the prompts.
+    rows: BTreeMap<RowSource, Value>,
+}
+
+/// Answers to the prompts of a micro-batch.
+#[derive(Debug)]
+pub struct Answered {
+    /// Prompts with their answers, which carry loss.
+    pub batch: Batch,
+    /// Rewards and lengths.
+    pub figures: ObjectiveFigures,
+    /// The first answer, for people.
+    pub sample: Option<Sample>,
+}
+
+/// An answer in the making.
+#[derive(Clone, Debug, Default)]
+struct Written {
+    ids: Vec<u32>,
+    text: String,
+    ending: Option<Ending>,
+}
+
+impl Rollouts {
+    /// Reads the rows of the prompts again, in which the rewards find what is right.
+    ///
+    /// # Errors
+    /// A file that has changed.
+    pub fn new(objective: &ObjectiveConfig, data: &Dataset, max_length: usize, seed: u64) -> Result<Self, DataError> {
+        let (rewards, rows) = (Reward::all(objective), data.train_values()?);
+        Ok(Self { objective: objective.clone(), max_length, seed, rewards, rows })
+    }
+
+    /// Answers the prompts of a micro-batch with the adapters as they are; `number` is its number in the run, which decides
+    /// the draws. `None` where it was stopped.
+    ///
+    /// # Errors
+    /// A prompt that cannot be continued; an answer that cannot be judged.
+    pub fn answer(
+        &mut self,
+        step: &TrainStep,
+        data: &Dataset,
+        prompts: &Batch,
+        number: u64,
+        is_stopped: &dyn Fn() -> bool,
+    ) -> Result<Option<Answered>, RolloutError> {
+        let Some(written) = self.write(step, data, prompts, number, is_stopped)? else { return Ok(None) };
+        let size = self.objective.num_generations;
+        let (mut rewards, mut batch) = (Vec::new(), Batch::default());
+        let mut figures = ObjectiveFigures::default();
+        for (written, source) in written.chunks(size).zip(&prompts.sources) {
+            for written in written {
+                rewards.push(self.reward(written, *source, data)?);
+                figures.completion_length += Mean::of(as_f64(written.ids.len()));
+                figures.clipped_ratio += Mean::of(f64::from(u8::from(written.is_clipped())));
+            }
+        }
+        let advantages = advantages(&rewards, size, self.objective.scale_rewards, &mut figures);
+        for (index, (written, advantage)) in written.iter().zip(advantages).enumerate() {
+            let (document, source) = (prompts.documents[index / size], prompts.sources[index / size]);
+            let prompt = &prompts.input_ids[document.start..][..document.len];
+            let ids = [prompt, &written.ids].concat();
+            let is_masked = self.objective.mask_truncated_completions && written.is_clipped();
+            let carries_loss: Vec<bool> = (0..ids.len()).map(|at| at >= prompt.len() && !is_masked).collect();
+            batch.push(source, &ids, &carries_loss);
+            batch.row_lengths.push(ids.len());
+            #[expect(clippy::cast_possible_truncation, reason = "computed in f32")]
+            let advantage = advantage as f32;
+            batch.answers.push(Answer { is_good: advantage > 0.0, prompt_targets: 0, advantage });
+        }
+        let sample = prompts.documents.first().zip(written.first()).map(|(document, written)| {
+            let prompt = &prompts.input_ids[document.start..][..document.len];
+            // What a tokenizer cannot decode it has not encoded.
+            let prompt = data.tokenizer().decode(prompt, true).unwrap_or_default();
+            let reward = rewards.first().copied().flatten();
+            Sample { prompt, text: written.text.clone(), reward, ..Sample::default() }
+        });
+        Ok(Some(Answered { batch, figures, sample }))
+    }
+
+    /// Writes the answers, those to one prompt after another.
+    fn write(
+        &self,
+        step: &TrainStep,
+        data: &Dataset,
+        prompts: &Batch,
+        number: u64,
+        is_stopped: &dyn Fn() -> bool,
+    ) -> Result<Option<Vec<Written>>, GenerateError> {
+        let size = self.objective.num_generations;
+        let mut written = vec![Written::default(); prompts.documents.len() * size];
+        let mut on_text = |id: u64, new: NewText| {
+            if let Some(written) = usize::try_from(id).ok().and_then(|id| written.get_mut(id)) {
+                written.ids.extend(new.token.or(new.end_token));
+                written.text.push_str(&new.text);
+                written.ending = new.ending;
+            }
+            ControlFlow::Continue(())
+        };
+        // The answers to a prompt share what the model has computed of it.
+        let mut texts = TextBatch::new(step.model(), data.tokenizer()).of_equal_starts();
+        let mut next = (0..prompts.documents.len() * size).peekable();
+        while next.peek().is_some() || !texts.is_empty() {
+            while let Some(index) = next.next_if(|_| texts.has_room()) {
+                let document = prompts.documents[index / size];
+                let room = self.max_length.saturating_sub(document.len).max(1);
+                let seed = mix(self.seed ^ mix(number) ^ mix(index as u64 + 1));
+                let options = GenerateOptions {
+                    max_new_tokens: self.objective.max_completion_length.min(room),
+                    temperature: 1.0,
+                    seed,
+                    ..GenerateOptions::default()
+                };
+                let request = TextRequest {
+                    prompt_ids: prompts.input_ids[document.start..][..document.len].to_vec(),
+                    adapters: step.adapters(),
+                    options,
+                    stop: Vec::new(),
+                    top_logprobs: None,
+                };
+                texts.add(index as u64, request, &mut on_text)?;
+            }
+            if is_stopped() {
+                return Ok(None);
+            }
+            texts.step(&mut on_text)?;
+        }
+        Ok(Some(written))
+    }
+
+    /// The sum of all rewards of an answer; `None` where none of them judges it.
+    fn reward(&mut self, written: &Written, source: RowSource, data: &Dataset) -> Result<Option<f64>, RolloutError> {
+        let row = self.rows.get(&source).unwrap_or(&Value::Null);
+        let judged = Judged { row, text: &written.text, num_tokens: written.ids.len() };
+        let mut sum = None;
+        for reward in &mut self.rewards {
+            let reward = reward.of(judged).map_err(|reason| RolloutError::Reward {
+                path: data.files()[source.file].path.clone(),
+                row: source.row,
+                reason,
+            })?;
+            sum = reward.map(|reward| sum.unwrap_or(0.0) + reward).or(sum);
+        }
+        Ok(sum)
+    }
+}
+
+impl Written {
+    /// Whether it did not end by itself.
+    fn is_clipped(&self) -> bool {
+        self.ending != Some(Ending::EndOfText)
+    }
+}
+
+/// By how much each reward is above the mean of its group, over a standard deviation; 0 where there is no reward.
+fn advantages(
+    rewards: &[Option<f64>],
+    group_size: usize,
+    scale: ScaleRewards,
+    figures: &mut ObjectiveFigures,
+) -> Vec<f64> {
+    let spread = |rewards: &[f64]| {
+        let mean = rewards.iter().sum::<f64>() / as_f64(rewards.len().max(1));
+        let squares: f64 = rewards.iter().map(|reward| (reward - mean).powi(2)).sum();
+        (mean, (squares / as_f64(rewards.len().max(2) - 1)).sqrt())
+    };
+    let all: Vec<f64> = rewards.iter().flatten().copied().collect();
+    let (_, of_batch) = spread(&all);
+    let mut advantages = Vec::with_capacity(rewards.len());
+    for group in rewards.chunks(group_size) {
+        let judged: Vec<f64> = group.iter().flatten().copied().collect();
+        let (mean, deviation) = spread(&judged);
+        judged.iter().for_each(|reward| figures.reward += Mean::of(*reward));
+        figures.reward_std += Mean::of(deviation);
+        figures.frac_reward_zero_std += Mean::of(f64::from(u8::from(deviation < 1e-12)));
+        let divisor = match scale {
+            ScaleRewards::Group => deviation + STD_EPSILON,
+            ScaleRewards::Batch => of_batch + STD_EPSILON,
+            ScaleRewards::None => 1.0,
+        };
+        advantages.extend(group.iter().map(|reward| reward.map_or(0.0, |reward| (reward - mean) / divisor)));
+    }
+    advantages
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn advantages_are_those_of_trl() {
+        let rewards = [1.0, 0.0, 0.0, 1.0, 0.5, 0.5, 0.5, 0.5].map(Some);
+        let of = |scale: ScaleRewards| {
+            let mut figures = ObjectiveFigures::default();
+            (advantages(&rewards, 4, scale, &mut figures), figures)
+        };
+        // The deviation of 1, 0, 0, 1 is the root of 1/3; of all eight the root of 1/7.
+        let close = |found: &[f64], divisor: f64| {
+            let expected = [0.5, -0.5, -0.5, 0.5, 0.0, 0.0, 0.0, 0.0].map(|reward| reward / divisor);
+            assert!(found.iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-12), "{found:?} {expected:?}");
+        };
+        let (group, figures) = of(ScaleRewards::Group);
+        close(&group, (1.0_f64 / 3.0).sqrt() + 1e-4);
+        close(&of(ScaleRewards::Batch).0, (1.0_f64 / 7.0).sqrt() + 1e-4);
+        close(&of(ScaleRewards::None).0, 1.0);
+        let means = [figures.reward, figures.frac_reward_zero_std].map(|mean| mean.value().unwrap());
+        assert!((means[0] - 0.5).abs() < 1e-12 && (means[1] - 0.5).abs() < 1e-12);
+        let found = advantages(&[Some(1.0), None, Some(0.0)], 3, ScaleRewards::None, &mut ObjectiveFigures::default());
+        assert_eq!(found, [0.5, 0.0, -0.5]);
+    }
+}

@@ -1,0 +1,227 @@
+//! How answers are judged.
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::time::Duration;
+
+use regex::Regex;
+use serde_json::{Value, json};
+
+use crate::config::{ObjectiveConfig, RewardConfig, RewardKind};
+use crate::util::stats::as_f64;
+
+/// An answer to judge.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Judged<'a> {
+    /// The row of the prompt.
+    pub(super) row: &'a Value,
+    /// The answer without the token that ends it.
+    pub(super) text: &'a str,
+    /// Number of its tokens, with the one that ends it.
+    pub(super) num_tokens: usize,
+}
+
+/// One way to judge answers.
+#[derive(Debug)]
+pub(super) struct Reward {
+    config: RewardConfig,
+    pattern: Option<Regex>,
+    /// Most tokens of an answer.
+    max_tokens: usize,
+    /// Of "command", once it was needed.
+    program: Option<Program>,
+}
+
+impl Reward {
+    pub(super) fn all(objective: &ObjectiveConfig) -> Vec<Self> {
+        let reward = |config: &RewardConfig| Self {
+            pattern: config.regex_pattern.as_ref().and_then(|pattern| Regex::new(pattern).ok()),
+            max_tokens: objective.max_completion_length,
+            program: None,
+            config: config.clone(),
+        };
+        objective.reward.iter().map(reward).collect()
+    }
+
+    /// The weighted reward of an answer; `None` where it is not judged.
+    ///
+    /// # Errors
+    /// A row without the column that it is compared with; a program that fails.
+    pub(super) fn of(&mut self, judged: Judged<'_>) -> Result<Option<f64>, String> {
+        let Self { config, pattern, .. } = self;
+        let said = judged.text.trim();
+        let one_if = |is_right: bool| Some(f64::from(u8::from(is_right)));
+        let reward = match config.kind {
+            Some(RewardKind::Exact) => one_if(said == right_answer(config, judged.row)?.trim()),
+            Some(RewardKind::Contains) => one_if(said.contains(right_answer(config, judged.row)?.trim())),
+            Some(RewardKind::Number) => {
+                let right = right_answer(config, judged.row)?;
+                let right = last_number(&right).ok_or_else(|| format!("`{}` has no number", config.column))?;
+                one_if(last_number(said).is_some_and(|number| (number - right).abs() <= 1e-9 * right.abs()))
+            }
+            Some(RewardKind::Regex) => one_if(pattern.as_ref().is_some_and(|pattern| pattern.is_match(judged.text))),
+            Some(RewardKind::Json) => {
+                let is_json =
+                    serde_json::from_str(said).is_ok_and(|value: Value| value.is_object() || value.is_array());
+                one_if(is_json)
+            }
+            Some(RewardKind::Length) => {
+                let room = as_f64(self.max_tokens.div_ceil(4));
+                Some(((as_f64(self.max_tokens) - room - as_f64(judged.num_tokens)) / room).clamp(-1.0, 0.0))
+            }
+            Some(RewardKind::Command) => {
+                let program = match self.program.take() {
+                    Some(program) => program,
+                    None => Program::start(&config.command)?,
+                };
+                self.program.insert(program).ask(judged, Duration::from_secs_f64(config.max_seconds))?
+            }
+            None => None,
+        };
+        Ok(reward.map(|reward| reward * self.config.weight))
+    }
+}
+
+/// The text in the column of what is right.
+fn right_answer(config: &RewardConfig, row: &Value) -> Result<String, String> {
+    match &row[&config.column] {
+        Value::String(text) => Ok(text.clone()),
+        value @ (Value::Number(_) | Value::Bool(_)) => Ok(value.to_string()),
+        _ => Err(format!(
+            "there is no text in `{}`, with which answers are compared\n  hint: `column` in [[objective.reward]] names another",
+            config.column
+        )),
+    }
+}
+
+/// The last number of a text; commas between its digits are left out.
+fn last_number(text: &str) -> Option<f64> {
+    let is_part = |c: char| c.is_ascii_digit() || matches!(c, '.' | ',' | '-');
+    let words = text.split(|c: char| !is_part(c)).map(|word| word.replace(',', ""));
+    words.rev().find_map(|word| word.trim_end_matches(['.', '-']).parse().ok())
+}
+
+/// A program that judges answers as long as it runs.
+#[derive(Debug)]
+struct Program {
+    name: String,
+    child: Child,
+    input: ChildStdin,
+    lines: Receiver<String>,
+}
+
+impl Program {
+    fn start(command: &[String]) -> Result<Self, String> {
+        let [program, arguments @ ..] = command else { return Err("`command` is empty".into()) };
+        let failed = |error: std::io::Error| format!("{program} cannot be started: {error}");
+        let mut child = Command::new(program)
+            .args(arguments)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .map_err(failed)?;
+        let (Some(input), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
+            return Err(format!("{program} has no input or output"));
+        };
+        let (sender, lines) = mpsc::channel();
+        let read = move || {
+            // Ends with the program, or with the receiver.
+            let _ = BufReader::new(output).lines().map_while(Result::ok).try_for_each(|line| sender.send(line));
+        };
+        std::thread::Builder::new().name("rewards".into()).spawn(read).map_err(failed)?;
+        Ok(Self { name: program.clone(), child, input, lines })
+    }
+
+    fn ask(&mut self, judged: Judged<'_>, patience: Duration) -> Result<Option<f64>, String> {
+        let mut question = judged.row.clone();
+        question["completion"] = json!(judged.text);
+        let name = &self.name;
+        let asked = writeln!(self.input, "{question}").and_then(|()| self.input.flush());
+        asked.map_err(|error| format!("{name} does not read any more: {error}"))?;
+        let line = self.lines.recv_timeout(patience).map_err(|error| match error {
+            RecvTimeoutError::Timeout => format!("{name} has not answered within {} s", patience.as_secs_f64()),
+            RecvTimeoutError::Disconnected => format!("{name} has ended"),
+        })?;
+        match serde_json::from_str(&line) {
+            Ok(Value::Null) => Ok(None),
+            Ok(Value::Number(number)) => Ok(number.as_f64()),
+            _ => Err(format!("{name} has written {line:?}, expected a number or null")),
+        }
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        // It may have ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reward(config: RewardConfig, text: &str) -> Result<Option<f64>, String> {
+        let objective =
+            ObjectiveConfig { reward: vec![config], max_completion_length: 8, ..ObjectiveConfig::default() };
+        let row = json!({"prompt": "1 + 1?", "answer": "so 1,002", "n": 3});
+        let judged = Judged { row: &row, text, num_tokens: text.len() };
+        Reward::all(&objective)[0].of(judged)
+    }
+
+    #[test]
+    fn answers_get_what_the_rules_say() {
+        let of = |kind: RewardKind| RewardConfig { kind: Some(kind), ..RewardConfig::default() };
+        let number = RewardConfig { column: "n".into(), weight: 0.5, ..of(RewardKind::Number) };
+        let regex = RewardConfig { regex_pattern: Some("^a+$".into()), ..of(RewardKind::Regex) };
+        for (config, text, expected) in [
+            (of(RewardKind::Exact), " so 1,002\n", 1.0),
+            (of(RewardKind::Exact), "1,002", 0.0),
+            (of(RewardKind::Contains), "well, so 1,002!", 1.0),
+            (of(RewardKind::Number), "it is 5, or 1002.", 1.0),
+            (of(RewardKind::Number), "1002 or 5", 0.0),
+            (number.clone(), "three is 3", 0.5),
+            (number, "none", 0.0),
+            (regex.clone(), "aaa", 1.0),
+            (regex, "aab", 0.0),
+            (of(RewardKind::Json), "{\"a\": 1}", 1.0),
+            (of(RewardKind::Json), "{\"a\": 1", 0.0),
+            (of(RewardKind::Json), "1", 0.0),
+            (of(RewardKind::Length), "sixsix", 0.0),
+            (of(RewardKind::Length), "sevenx7", -0.5),
+            (of(RewardKind::Length), "eight888", -1.0),
+        ] {
+            assert_eq!(reward(config.clone(), text), Ok(Some(expected)), "{config:?} of {text}");
+        }
+        let absent = RewardConfig { column: "solution".into(), ..of(RewardKind::Exact) };
+        assert!(reward(absent, "x").unwrap_err().starts_with("there is no text in `solution`"));
+    }
+
+    #[test]
+    fn a_program_judges_line_by_line_and_its_failures_are_told() {
+        let program = |script: &str| RewardConfig {
+            kind: Some(RewardKind::Command),
+            command: ["sh", "-c", script].map(str::to_owned).to_vec(),
+            max_seconds: 2.0,
+            ..RewardConfig::default()
+        };
+        let judge =
+            "while read -r line; do case $line in *good*) echo 1.5;; *none*) echo null;; *) echo 0;; esac; done";
+        let mut judge = Reward::all(&ObjectiveConfig { reward: vec![program(judge)], ..ObjectiveConfig::default() });
+        let row = json!({"prompt": "p"});
+        let mut of = |text: &str| judge[0].of(Judged { row: &row, text, num_tokens: 1 });
+        assert_eq!([of("good"), of("none"), of("bad")], [Ok(Some(1.5)), Ok(None), Ok(Some(0.0))]);
+        for (script, message) in [
+            ("read -r line; echo no", "expected a number or null"),
+            ("exit 3", "sh"),
+            ("sleep 9", "has not answered within 2 s"),
+        ] {
+            let error = reward(program(script), "x").unwrap_err();
+            assert!(error.contains(message), "{error}");
+        }
+        let missing = RewardConfig { command: vec!["no-such-program".into()], ..program("") };
+        assert!(reward(missing, "x").unwrap_err().contains("cannot be started"));
+    }
+}
