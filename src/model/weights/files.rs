@@ -217,10 +217,10 @@ impl WeightFiles {
     /// Whether the numbers or codes of a tensor are a part of one of these.
     #[must_use]
     pub fn is_part(&self, name: &str) -> bool {
-        let Some((module, _)) = name.rsplit_once('.') else { return false };
-        let module = format!("{module}.");
-        let first = self.tensors.range(module.clone()..).next();
-        first.is_some_and(|(name, stored)| name.starts_with(&module) && stored.is_part)
+        let module = |name: &str| name.rsplit_once('.').map(|(module, _)| module.to_owned());
+        let Some(of_name) = module(name) else { return false };
+        let first = self.tensors.range(format!("{of_name}.")..).next();
+        first.is_some_and(|(first, stored)| stored.is_part && module(first) == Some(of_name))
     }
 
     /// Size of all tensors in the files.

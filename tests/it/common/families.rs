@@ -92,6 +92,9 @@ pub(crate) fn write_model(config: &str, folder: &Path) {
     if config.model_type == "gpt_oss" {
         join_experts(&config, &mut tensors);
     }
+    if config.blocks[0].beside().is_some() {
+        join_experts_beside(&config, &mut tensors);
+    }
     let view = |(shape, bytes)| TensorView::new(Dtype::F32, Vec::clone(shape), bytes).unwrap();
     let views = tensors.iter().map(|(name, (shape, bytes))| (name, view((shape, bytes))));
     safetensors::serialize_to_file(views, None, &folder.join("model.safetensors")).unwrap();
@@ -99,6 +102,22 @@ pub(crate) fn write_model(config: &str, folder: &Path) {
 
 /// Shape and bytes by name.
 type Tensors = BTreeMap<String, (Vec<usize>, Vec<u8>)>;
+
+/// Puts the matrices of experts into one tensor for all of a layer, as Gemma 4 has them: up below gate.
+fn join_experts_beside(config: &ModelConfig, tensors: &mut Tensors) {
+    let num_experts = config.blocks[0].mixture().unwrap().experts.len();
+    for layer in 0..config.num_layers() {
+        for (joined, parts) in [("gate_up_proj", &["gate_proj", "up_proj"][..]), ("down_proj", &["down_proj"])] {
+            let block = format!("model.layers.{layer}.experts");
+            let names = (0..num_experts).flat_map(|expert| parts.iter().map(move |part| format!("{expert}.{part}")));
+            let matrices: Vec<_> =
+                names.map(|name| tensors.remove(&format!("{block}.{name}.weight")).unwrap()).collect();
+            let shape = vec![num_experts, parts.len() * matrices[0].0[0], matrices[0].0[1]];
+            let bytes = matrices.into_iter().flat_map(|(_, bytes)| bytes).collect();
+            tensors.insert(format!("{block}.{joined}"), (shape, bytes));
+        }
+    }
+}
 
 /// Puts the matrices of experts into one tensor for all of a layer, as gpt-oss has them: transposed, gate and up in turn.
 fn join_experts(config: &ModelConfig, tensors: &mut Tensors) {

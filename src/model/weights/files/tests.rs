@@ -275,6 +275,8 @@ fn experts_of_gpt_oss_are_read_transposed_in_turn_and_as_codes() {
         let level = levels[usize::from(code & 7)] * if code & 8 == 0 { 1.0 } else { -1.0 };
         level * 2f32.powi(i32::from(scales[place / 32]) - 127)
     };
+    assert!(files.is_part(&module("1.up_proj.weight")) && files.is_part(&second("1.up_proj.weight")));
+    assert!(!files.is_part("model.layers.0.mlp.beside_them"));
     let weights = Weights::Files(files);
     let name = second("1.up_proj.weight");
     let matrix = weights.matrix(&name, [32, 64], Dtype::F32.into(), &config, &Device::flex()).unwrap();
