@@ -62,6 +62,9 @@ fn train_within(args: &TrainArgs, advice: &OnceCell<String>, places: &OnceCell<P
     let process_start = Instant::now();
     let mut joined = Joined::join()?;
     let stop = Stop::on_signals().map_err(Failure::running)?;
+    if joined.place.size > 1 {
+        stop.outlast();
+    }
     let purpose = if args.resume.is_some() { Purpose::Resuming } else { Purpose::Training };
     let (recipe, given) = args.recipe.load_with_text(purpose)?;
     let _ = places.set(recipe.places.clone());

@@ -76,7 +76,7 @@ impl<'a> Started<'a> {
 
         // From here on this writes to the folder, so a signal waits for a checkpoint.
         stop.defer();
-        if !args.tui && place.is_first() {
+        if !args.tui && place.size == 1 {
             stop.answer();
         }
         let mut sinks = open_sinks(run, resumed.as_ref(), earlier.num_starts + 1, schedule.total_steps())?;

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use burn_train::Interrupter;
 use signal_hook::consts::{SIGINT, SIGTERM};
-use signal_hook::flag;
+use signal_hook::{SigId, flag};
 
 use crate::util::cancel;
 
@@ -20,6 +20,8 @@ pub const EXIT_INTERRUPTED: u8 = 130;
 #[derive(Clone, Default)]
 pub struct Stop {
     signal: Arc<AtomicBool>,
+    /// What makes a second signal end the process.
+    at_second: Vec<SigId>,
     /// A signal ends the process at once, because there is nothing to save yet.
     at_once: Arc<AtomicBool>,
     /// A signal is answered on standard error.
@@ -38,19 +40,27 @@ impl Stop {
     ///
     /// Where the operating system refuses the handlers.
     pub fn on_signals() -> io::Result<Self> {
-        let stop = Self::default();
+        let (mut stop, second) = (Self::default(), Arc::new(AtomicBool::new(false)));
         stop.at_once.store(true, Ordering::Relaxed);
         for signal in stop_signals() {
             // The order matters: at the second signal the flag is already set, and the second handler ends the process.
             flag::register_conditional_shutdown(signal, i32::from(EXIT_INTERRUPTED), stop.at_once.clone())?;
-            flag::register_conditional_shutdown(signal, i32::from(EXIT_INTERRUPTED), stop.signal.clone())?;
+            flag::register_conditional_shutdown(signal, i32::from(EXIT_INTERRUPTED), second.clone())?;
             flag::register(signal, stop.signal.clone())?;
+            stop.at_second.push(flag::register(signal, second.clone())?);
             #[cfg(unix)]
             handler::answer(signal, &stop.answers)?;
         }
         #[cfg(unix)]
         flag::register(signal_hook::consts::SIGXFSZ, Arc::default())?;
         Ok(stop)
+    }
+
+    /// From now on no second signal ends the process: launchers send the same one twice, and end what takes too long themselves.
+    pub fn outlast(&self) {
+        for id in &self.at_second {
+            signal_hook::low_level::unregister(*id);
+        }
     }
 
     /// From now on the first signal is a request, met once all files are complete; a second signal ends the process.

@@ -80,7 +80,7 @@ fn assert_same(found: &Path, expected: &Path, what: &str) {
         assert_eq!(found.len(), expected.len(), "{what}: {name}");
         for (step, (found, expected)) in found.iter().zip(expected).enumerate() {
             // The losses begin at 10 nats; norms of gradients are less exact than they.
-            let bound = if name == "grad_norm" { 1e-5 } else { 1e-6 };
+            let bound = if name == "grad_norm" { 1e-4 } else { 1e-6 };
             assert!((found - expected).abs() < bound * expected.max(1.0), "{what}, {step}: {name} {found} {expected}");
         }
     }
@@ -298,7 +298,10 @@ fn a_stop_of_any_rank_saves_the_same_step_on_all_and_one_rank_continues_from_it(
     let mut child = start(&bench, OPEN_MPI, 3, &all);
     wait_until("steps", || steps(&bench.path("run")).len() > 3);
     let pid = rank_process(&child, 2).unwrap();
-    Command::new("kill").args(["-TERM", &pid.to_string()]).status().unwrap();
+    // Launchers and SLURM send it twice.
+    for _ in 0..2 {
+        Command::new("kill").args(["-TERM", &pid.to_string()]).status().unwrap();
+    }
     assert_eq!(wait(&mut child).code(), Some(130), "{}", log(&bench));
     assert!(log(&bench).contains("with a checkpoint; to continue (on any number of ranks): "), "{}", log(&bench));
     assert_eq!(checkpoints(&bench.path("run")).len(), 1);

@@ -7,7 +7,7 @@ use crate::util::text::with_commas;
 
 /// Share of a link's rate that a ring over TCP reaches: 0.84 to 0.96 at 1 Gbit/s and 100 Mbit/s.
 const OF_LINK: f64 = 0.9;
-/// Bytes a second of a sum within a node, through its memory.
+/// Bytes a second of a sum within a node, through its memory: of Open MPI between two cores.
 const OF_MEMORY: f64 = 1.5e9;
 /// Seconds for each of the 2 (ranks - 1) parts of a ring: between nodes, and within one.
 const HOP_SECONDS: [f64; 2] = [50e-6, 10e-6];
