@@ -352,7 +352,7 @@ mod tests {
         for (step, eval_loss) in [(20, 2.0), (40, 2.5)] {
             state.eval(&EvalMetrics { step, eval_loss, ..EvalMetrics::default() });
         }
-        state.sample(&Sample { step: 40, prompt: "Once".into(), text: "upon a time".into() });
+        state.sample(&Sample { step: 40, prompt: "Once".into(), text: "upon a time".into(), reward: None });
         let large = shown(&state, 200, 50).join("\n");
         for expected in ["2.0000 @ 20", "2.5000 @ 40", "sample @ 40", "Once > upon a time"] {
             assert!(large.contains(expected), "`{expected}` is not in:\n{large}");
