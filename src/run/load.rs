@@ -61,7 +61,7 @@ impl Loaded {
         let step = TrainStep::new(model, adapters, &recipe.train, &recipe.optimizer, ratio, recipe.seed);
         let mut step = step.with_objective(objective(&recipe.objective)).with_ranks(joined.ranks);
         if let Some(folder) = recipe.lora.start_from.as_deref().filter(|_| step.needs_reference()) {
-            let kept = dir.path().join(REFERENCE);
+            let kept = recipe.output_dir.join(REFERENCE);
             let folder = if resumed.is_some() { kept } else { find_adapter(folder) };
             step = step.with_reference(read_set(prepared, &folder)?);
         }

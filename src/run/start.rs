@@ -24,6 +24,7 @@ use crate::ops::kernels::place_on;
 use crate::recipe::Recipe;
 use crate::save::checkpoint::Checkpoints;
 use crate::save::export::{PromptForm, find_adapter};
+use crate::schema::Problem;
 use crate::train::flops::StepFlops;
 use crate::train::memory::Workload;
 use crate::train::ranks::Ranks;
@@ -61,6 +62,10 @@ impl<'a> Started<'a> {
         let checkpoints = Checkpoints::new(&recipe.output_dir, &recipe.checkpoint);
         let task = Task::open(&recipe.eval.task, data).map_err(data_failure)?;
         let objective = &recipe.objective;
+        if objective.name == ObjectiveName::Grpo && place.size > 1 {
+            let problem = Problem::new("`objective.name` = \"grpo\" does not run on several ranks yet");
+            return Err(problem.hint("start it without mpirun or srun").into());
+        }
         let rollouts = (objective.name == ObjectiveName::Grpo)
             .then(|| Rollouts::new(objective, data, recipe.data.max_length, recipe.seed))
             .transpose()
@@ -132,6 +137,7 @@ impl<'a> Started<'a> {
             task,
             rollouts,
             sample_steps: recipe.logging.logging_steps.max(10),
+            has_warned: false,
             rewards: ObjectiveFigures::default(),
             data,
             stop,

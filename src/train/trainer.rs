@@ -85,6 +85,8 @@ pub struct Trainer<'a> {
     pub rollouts: Option<Rollouts>,
     /// After how many steps one of these answers is shown.
     pub sample_steps: u64,
+    /// Whether a warning has said that nothing can be learned from some of them.
+    pub has_warned: bool,
     /// What their rewards are in the step in progress.
     pub rewards: ObjectiveFigures,
     /// The rows.
@@ -278,6 +280,13 @@ impl Trainer<'_> {
         let step = self.state.step;
         let has_loss_scale = self.step.counters().loss_scale.is_some_and(|loss_scale| loss_scale.scale() > 1.0);
         let is_look_due = step.is_multiple_of(watchdog::LOOK_STEPS);
+        if outcome.skipped == Some(SkipReason::EqualRewards) {
+            // A task that is solved, or too hard: every step of it says so in its figures.
+            if !std::mem::replace(&mut self.has_warned, true) {
+                self.sinks.warn(&format!("step {step}: {}", SkipReason::EqualRewards.text()));
+            }
+            return Verdict::default();
+        }
         // A loss of preferences or rewards may jump: what is no number is skipped.
         let is_cross_entropy = outcome.figures == ObjectiveFigures::default();
         let observation = Observation {

@@ -266,7 +266,9 @@ fn the_reference_is_the_adapter_that_training_started_from_also_where_that_is_go
 fn what_does_not_go_together_is_a_mistake_at_its_key() {
     let (bench, _) = preferences("dpo");
     for (settings, message) in [
-        (&["objective.name=grpo"][..], "this trainer does not have it yet"),
+        (&["objective.name=ppo"][..], "this trainer does not have it yet"),
+        (&["objective.name=grpo"], "add [[objective.reward]] with a `kind`"),
+        (&["objective.num_generations=4"], "`objective.num_generations` is of no use to \"cross_entropy\""),
         (&["objective.beta=0.1"], "`objective.beta` is of no use to \"cross_entropy\""),
         (&["objective.name=dpo", "objective.loss_type=kto"], "\"kto\" is none of \"dpo\""),
         (&["objective.name=dpo", "objective.loss_type=exo_pair"], "must be above 0 for \"exo_pair\""),
@@ -292,4 +294,58 @@ fn what_does_not_go_together_is_a_mistake_at_its_key() {
         let text = stderr(&output);
         assert!(output.status.code() == Some(2) && text.contains(message), "{settings:?}: {text}");
     }
+}
+
+/// A recipe of GRPO on a model that seldom writes what is asked for.
+fn rollouts(bench: &Bench, output: &str, reward: &str) -> PathBuf {
+    let rows: String = (0..24).map(|i| format!("{}\n", value!({"prompt": format!("{i}: ")}))).collect();
+    fs::write(bench.path("train.jsonl"), rows).unwrap();
+    let text = format!(
+        "output_dir = {:?}\n[model]\npath = {:?}\n[lora]\nr = 4\n[objective]\nname = 'grpo'\nnum_generations = 4\n\
+         max_completion_length = 12\n[[objective.reward]]\n{reward}\n[data]\nmax_length = 64\nchat_template = 'none'\n\
+         [[data.train]]\npath = {:?}\n[train]\nmicro_batch_size = 6\nmax_steps = 16\n[optimizer]\nlearning_rate = 5e-3\n\
+         [checkpoint]\nsave_steps = 8\n",
+        bench.path(output),
+        quickstart().model_dir,
+        bench.path("train.jsonl"),
+    );
+    let path = bench.path(&format!("{output}.toml"));
+    fs::write(&path, text).unwrap();
+    path
+}
+
+#[test]
+fn answers_that_are_rewarded_become_the_rule_and_a_resumed_run_gives_the_same_bytes() {
+    let bench = Bench::new();
+    let reward = "kind = 'regex'\nregex_pattern = 'She|He '";
+    train(&rollouts(&bench, "whole", reward), &[]);
+    let checkpoint = bench.path("whole/checkpoints/step-000008");
+    train(&rollouts(&bench, "resumed", reward), &["--resume", checkpoint.to_str().unwrap()]);
+    let [whole, resumed] =
+        ["whole", "resumed"].map(|run| fs::read(bench.path(run).join("adapter/adapter_model.safetensors")).unwrap());
+    assert!(whole == resumed);
+    let lines = metrics(&bench.path("whole"));
+    let rewards: Vec<f64> = lines.iter().filter_map(|line| line["reward"].as_f64()).collect();
+    assert!(rewards.len() == 16 && rewards[0] < 0.2 && rewards[15] > 0.9, "{rewards:?}");
+    let first = &lines[0];
+    assert!(first["rollout_seconds"].as_f64().unwrap() > 0.0 && first["reward_std"].as_f64().unwrap() > 0.0, "{first}");
+    assert!(
+        first["completion_length"].as_f64().unwrap() <= 12.0 && first["tokens"].as_u64().unwrap() > 24 * 4,
+        "{first}"
+    );
+    let samples = fs::read_to_string(bench.path("whole/samples.jsonl")).unwrap();
+    assert!(samples.lines().all(|line| line.contains("\"reward\"")) && samples.lines().count() == 2, "{samples}");
+}
+
+#[test]
+fn a_program_that_judges_is_asked_with_the_row_and_its_failure_names_the_row() {
+    let bench = Bench::new();
+    let judge = "kind = 'command'\ncommand = ['sh', '-c', 'while read -r line; do case $line in *prompt*completion*|\
+                 *completion*prompt*) echo 0.5;; *) exit 1;; esac; done']";
+    let recipe = rollouts(&bench, "judged", judge);
+    let output = train(&recipe, &["--set", "train.max_steps=2"]);
+    assert!(stderr(&output).contains("all answers to each of its prompts have the same reward"), "{}", stderr(&output));
+    let recipe = rollouts(&bench, "ended", "kind = 'command'\ncommand = ['sh', '-c', 'exit 3']");
+    let output = run(&[recipe.to_str().unwrap()]);
+    assert!(output.status.code() == Some(2) && stderr(&output).contains("train.jsonl, row "), "{}", stderr(&output));
 }

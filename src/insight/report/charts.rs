@@ -150,7 +150,7 @@ fn score(record: &Record) -> Chart<'_> {
 }
 
 /// Rewards and accuracy of pairs of answers, of the steps and of the evaluations.
-fn preferences(record: &Record) -> [Chart<'_>; 3] {
+fn preferences(record: &Record) -> [Chart<'_>; 4] {
     let rewards = [
         ("rewards_chosen", "chosen".into(), 1, Look::Solid),
         ("rewards_rejected", "rejected".into(), 4, Look::Solid),
@@ -171,7 +171,12 @@ fn preferences(record: &Record) -> [Chart<'_>; 3] {
             chart.lines.push(Line { name, x, y: y.into(), color: 5, look: Look::Dots, is_noisy: false });
         }
     }
-    [accuracy, rewards, chart(record, "Log-probability of an answer", Unit::Plain, &log_probabilities)]
+    let of_answers = [
+        ("reward", "reward".into(), 1, Look::Solid),
+        ("reward_std", "deviation among the answers to a prompt".into(), 4, Look::Dashed),
+    ];
+    let of_answers = chart(record, "Reward of an answer", Unit::Plain, &of_answers);
+    [of_answers, accuracy, rewards, chart(record, "Log-probability of an answer", Unit::Plain, &log_probabilities)]
 }
 
 /// The note that explains the upright lines of a chart, which mark the steps `which` ...

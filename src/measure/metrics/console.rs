@@ -199,7 +199,8 @@ impl Console {
             }
             _ => {
                 let [prompt, text] = [prompt, text].map(|text| text.replace('\n', "\n    "));
-                self.note(&format!("sample at step {}\n  > {prompt}\n    {text}", sample.step));
+                let reward = sample.reward.map(|reward| format!(", reward {reward:.3}")).unwrap_or_default();
+                self.note(&format!("sample at step {}{reward}\n  > {prompt}\n    {text}", sample.step));
             }
         }
     }

@@ -12,6 +12,7 @@ pub(super) struct Averages {
     grad_norm: Mean,
     accuracy: Mean,
     margin: Mean,
+    reward: Mean,
     data_wait_seconds: f64,
     mfu: Mean,
     gpu_utilization_percent: Mean,
@@ -50,6 +51,7 @@ impl Averages {
         self.grad_norm.add(Some(step.grad_norm), 1.0);
         self.accuracy.add(step.rewards_accuracies, 1.0);
         self.margin.add(step.rewards_margins, 1.0);
+        self.reward.add(step.reward, 1.0);
         self.data_wait_seconds += step.data_wait_seconds;
         self.mfu.add(step.mfu, seconds);
         self.gpu_utilization_percent.add(step.gpu_utilization_percent, seconds);
@@ -74,6 +76,7 @@ impl Averages {
         let preferences = [
             self.accuracy.get().map(|share| format!("accuracy {:.1}%", 100.0 * share)),
             self.margin.get().map(|margin| format!("margin {margin:.3}")),
+            self.reward.get().map(|reward| format!("reward {reward:.3}")),
         ];
         parts.splice(2..2, preferences.into_iter().flatten());
         // Above a tenth of the time, `data.num_workers` is worth a look.
