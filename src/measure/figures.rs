@@ -268,7 +268,7 @@ figures! {
         step: u64;
         /// Passes over the training rows so far.
         epoch: f64, "train/epoch";
-        /// Mean loss of the step's target tokens, in nats.
+        /// Mean loss of the step's target tokens, in nats; of preferences that of a pair or an answer.
         #[serde(deserialize_with = "null_is_nan")]
         loss: f64, "train/loss";
         /// Learning rate of the step.

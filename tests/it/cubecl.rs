@@ -135,7 +135,7 @@ fn batch() -> Batch {
     let target = |position: usize| Target { position, token: input_ids[position + 1] };
     let is_last = |position: usize| [19, 36, 47].contains(&position);
     let targets = (0..48).filter(|position| !is_last(*position)).map(target).collect();
-    Batch { row_lengths: vec![37, 11], input_ids, documents, targets, sources: Vec::new() }
+    Batch { row_lengths: vec![37, 11], input_ids, documents, targets, ..Batch::default() }
 }
 
 /// Loss and gradient norm of two steps of the model in `folder`, and the gradients of the first.

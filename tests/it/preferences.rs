@@ -20,7 +20,7 @@ use serde_json::{Value, json as value};
 use crate::common::{Bench, json, metrics, run, stderr, train};
 use crate::golden::{Golden, assert_near, quickstart};
 
-/// The recipe of a case: our keys have TRL's names, and SimPO is an objective of its own.
+/// The recipe of a case: our keys have TRL's names, and `SimPO` is an objective of its own.
 fn recipe(case: &Value, golden: &Value, folder: &Path, micro_batch_size: u64) -> Recipe {
     let mut options = case["options"].as_object().unwrap().clone();
     let mut name = case["kind"].as_str().unwrap();
@@ -301,13 +301,13 @@ fn rollouts(bench: &Bench, output: &str, reward: &str) -> PathBuf {
     let rows: String = (0..24).map(|i| format!("{}\n", value!({"prompt": format!("{i}: ")}))).collect();
     fs::write(bench.path("train.jsonl"), rows).unwrap();
     let text = format!(
-        "output_dir = {:?}\n[model]\npath = {:?}\n[lora]\nr = 4\n[objective]\nname = 'grpo'\nnum_generations = 4\n\
+        "output_dir = '{}'\n[model]\npath = '{}'\n[lora]\nr = 4\n[objective]\nname = 'grpo'\nnum_generations = 4\n\
          max_completion_length = 12\n[[objective.reward]]\n{reward}\n[data]\nmax_length = 64\nchat_template = 'none'\n\
-         [[data.train]]\npath = {:?}\n[train]\nmicro_batch_size = 6\nmax_steps = 16\n[optimizer]\nlearning_rate = 5e-3\n\
+         [[data.train]]\npath = '{}'\n[train]\nmicro_batch_size = 6\nmax_steps = 16\n[optimizer]\nlearning_rate = 5e-3\n\
          [checkpoint]\nsave_steps = 8\n",
-        bench.path(output),
-        quickstart().model_dir,
-        bench.path("train.jsonl"),
+        bench.path(output).display(),
+        quickstart().model_dir.display(),
+        bench.path("train.jsonl").display(),
     );
     let path = bench.path(&format!("{output}.toml"));
     fs::write(&path, text).unwrap();

@@ -62,7 +62,7 @@ fn tensorboard_reads_every_tag_and_value_and_forgets_what_a_resumed_run_wrote_ag
         ..EvalMetrics::default()
     };
     sinks.eval(&eval(0, 4.0));
-    sinks.sample(0, &Sample { step: 0, prompt: "Once".into(), text: " upon\na time".into() });
+    sinks.sample(0, &Sample { step: 0, prompt: "Once".into(), text: " upon\na time".into(), reward: None });
     for number in 1..=10_u32 {
         let loss = if number == 2 { f64::NAN } else { 4.0 - 0.125 * f64::from(number) };
         sinks.step(&step(number.into(), loss));

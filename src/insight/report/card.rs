@@ -82,13 +82,14 @@ fn unfinished(record: &Record) -> Option<String> {
 /// Losses and scores.
 fn results(record: &Record) -> Vec<(&'static str, String)> {
     let number = |loss: f64| Unit::Plain.text(loss);
-    let evaluation = |name| record.evaluations.latest(name).map(number);
+    let evaluation = |name| record.evaluations.latest(name).filter(|figure| figure.is_finite()).map(number);
     let percent = |score: f64| Unit::Percent.text(100.0 * score);
     let rows = [
         ("evaluation loss", evaluation("eval_loss")),
         ("evaluation perplexity", evaluation("eval_perplexity")),
         ("evaluation loss before training", record.figure("initial_eval_loss").map(number)),
         ("evaluation loss of the best evaluation", record.figure("best_eval_loss").map(number)),
+        ("accuracy on pairs of answers", record.evaluations.latest("eval_rewards_accuracies").map(percent)),
         ("score", record.evaluations.latest("eval_score").map(percent)),
         ("score before training", record.figure("initial_eval_score").map(percent)),
         ("training loss of the last step", record.steps.latest("loss").map(number)),

@@ -1,0 +1,126 @@
+#!/usr/bin/env python3
+"""Our steps of preferences next to TRL's, on this machine, in one run.
+
+usage: bench_vs_trl.py [--models models] [--rounds 3] [--steps 4] [--sides NAME ...] [--binary target/release/lora-train]
+                       [--pairs 2] [--length 256] [--out benches/results]     (pip install trl==1.16.0)
+
+Every measurement is a process of its own, as in bench_vs_peft.py: pairs of random tokens at full length, LoRA r = 16 on every linear
+layer of SmolLM2-135M, AdamW, clipping at 1, f32, no checkpointing. Sides: ours-dpo, trl-dpo, ours-orpo, trl-orpo, and ours-sft, which is
+supervised fine-tuning on the same tokens.
+"""
+import argparse
+import json
+import pathlib
+import statistics
+import sys
+import tempfile
+import time
+
+import benchlib
+
+SIDES = ("ours-sft", "ours-dpo", "trl-dpo", "ours-orpo", "trl-orpo")
+
+
+def trl_side(task: dict) -> None:
+    """One measurement of TRL; prints one JSON object."""
+    import os
+
+    os.environ.update(CUDA_VISIBLE_DEVICES="", HF_HUB_OFFLINE="1", TRL_EXPERIMENTAL_SILENCE="1", TQDM_DISABLE="1")
+    import torch
+    from datasets import Dataset
+    from peft import LoraConfig
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from trl import DPOConfig, DPOTrainer
+    from trl.experimental.orpo import ORPOConfig, ORPOTrainer
+
+    torch.manual_seed(1)
+    pairs, length = task["pairs"], task["length"]
+    config, trainer = (DPOConfig, DPOTrainer) if task["objective"] == "dpo" else (ORPOConfig, ORPOTrainer)
+    tokenizer = AutoTokenizer.from_pretrained(task["model"])
+    base = AutoModelForCausalLM.from_pretrained(task["model"], dtype=torch.float32)
+    with tempfile.TemporaryDirectory() as directory:
+        made = trainer(model=base, processing_class=tokenizer, train_dataset=Dataset.from_list([{"prompt": "a", "chosen": "b", "rejected": "c"}]),
+                       args=config(output_dir=directory, report_to="none", bf16=False, use_cpu=True, gradient_checkpointing=False,
+                                   max_length=length, per_device_train_batch_size=pairs),
+                       peft_config=LoraConfig(task_type="CAUSAL_LM", r=16, lora_alpha=32, target_modules="all-linear"))
+        made.model.train()
+        made.current_gradient_accumulation_steps = 1
+        trained = [p for p in made.model.parameters() if p.requires_grad]
+        optimizer = torch.optim.AdamW(trained, lr=1e-4, weight_decay=0.0)
+        seconds, first = [], None
+        for _ in range(benchlib.NUM_WARMUP_STEPS + task["steps"]):
+            ids = torch.randint(0, base.config.vocab_size, (2 * pairs, length))
+            mask = torch.ones_like(ids)
+            mask[:, 0] = 0
+            if task["objective"] == "dpo":
+                batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "completion_mask": mask}
+            else:
+                batch = {}
+                for name, part in (("chosen", ids[:pairs]), ("rejected", ids[pairs:])):
+                    labels = part.masked_fill(mask[:pairs] == 0, -100)
+                    batch |= {f"{name}_input_ids": part, f"{name}_attention_mask": torch.ones_like(part), f"{name}_labels": labels}
+                batch |= {"prompt_input_ids": ids[:pairs, :1], "prompt_attention_mask": torch.ones_like(ids[:pairs, :1])}
+            began = time.perf_counter()
+            loss = made.compute_loss(made.model, batch)
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(trained, 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+            value = loss.item()
+            seconds.append(time.perf_counter() - began)
+            first = first or benchlib.seconds_since_start()
+    step = statistics.median(seconds[benchlib.NUM_WARMUP_STEPS:])
+    print(json.dumps({"step_seconds": step, "tokens_per_second": 2 * pairs * length / step, "first_step_seconds": first, "loss": value}))
+
+
+def run_side(side: str, args, work: pathlib.Path) -> dict:
+    """One measurement."""
+    program, objective = side.split("-")
+    model = str((args.models / "smollm2-135m").resolve())
+    task = {"model": model, "dtype": "f32", "r": 16, "rows": args.pairs * (2 if objective == "sft" else 1), "length": args.length,
+            "steps": args.steps, "checkpointing": False, "device": "cpu", "pairs": args.pairs, "objective": objective}
+    if program == "trl":
+        return benchlib.measure([sys.executable, __file__, "--trl-side", json.dumps(task)])
+    recipe = work / f"{side}.toml"
+    recipe.write_text(benchlib.recipe(task, work / "run"))
+    settings = [] if objective == "sft" else [f"objective.name={objective}"]
+    return benchlib.measure(benchlib.bench_command(args.binary, recipe, settings))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--models", type=pathlib.Path, default=pathlib.Path("models"))
+    parser.add_argument("--binary", type=pathlib.Path, default=benchlib.default_binary())
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--pairs", type=int, default=2)
+    parser.add_argument("--length", type=int, default=256)
+    parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES))
+    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("benches/results"))
+    parser.add_argument("--trl-side", type=json.loads, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.trl_side:
+        return trl_side(args.trl_side)
+    row = f"smollm2-{args.pairs}x2x{args.length}"
+    with tempfile.TemporaryDirectory() as work:
+        run = lambda _, __, side: run_side(side, args, pathlib.Path(work))
+        try:
+            found = benchlib.rounds(benchlib.interleaved(args.rounds, [row], args.sides), args.rounds, run)[row]
+        except benchlib.Failed as failure:
+            sys.exit(str(failure))
+    medians = {side: benchlib.medians(runs) for side, runs in found.items()}
+    lines = []
+    for side, m in medians.items():
+        reference = medians.get(f"trl-{side.split('-')[1]}")
+        ratios = ["", ""]
+        if reference and reference is not m:
+            ratios = [f"{m['tokens_per_second'] / reference['tokens_per_second']:.2f}x", f"{m['peak_memory_bytes'] / reference['peak_memory_bytes']:.2f}x"]
+        lines.append((side, f"{m['step_seconds']:.3f}", f"{m['tokens_per_second']:,.0f}", f"{m['peak_memory_bytes'] / 2**20:,.0f}", *ratios))
+    print(benchlib.table(("side", "step s", "tokens/s", "memory MiB", "speed", "memory"), lines))
+    result = {"machine": benchlib.machine(), "versions": benchlib.versions(args.binary, ("torch", "transformers", "peft", "trl")),
+              "medians": medians, "runs": found}
+    print(benchlib.write_result(args.out, "trl", result), file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
