@@ -66,6 +66,8 @@ CASES |= {
     "kto": (K, {"desirable_weight": 1.0, "undesirable_weight": 1.5}),
     "kto apo": (K, {"loss_type": "apo_zero_unpaired"}),
 }
+REWARDED = {f"{loss} {beta}": {"loss_type": loss, "beta": beta} for loss in ("dapo", "grpo", "bnpo", "dr_grpo") for beta in (0.0, 0.1)}
+ADVANTAGES = [1.0, -0.5, 0.25, -0.75]
 CURVES = {"dpo": (D, {}), "orpo": (O, {}), "simpo": CASES["simpo"], "kto": (K, {})}
 FIGURES = ("rewards/chosen", "rewards/rejected", "rewards/accuracies", "rewards/margins", "logps/chosen", "logps/rejected", "nll_loss",
            "log_odds_ratio", "log_odds_chosen", "kl")
@@ -82,6 +84,16 @@ def rows(kind: str) -> list[dict]:
             for i, row in enumerate(pairs)]
 
 
+def fill(model, b_bound: float) -> dict:
+    """Gives the adapter the numbers of the formula; its tensors by PEFT's keys."""
+    named = {name.replace(".default.weight", ".weight"): p for name, p in model.named_parameters() if p.requires_grad}
+    with torch.no_grad():
+        for name, tensor in named.items():
+            bound = tensor.shape[1] ** -0.5 if ".lora_A." in name else b_bound
+            tensor.copy_(torch.from_numpy(formula(name, tuple(tensor.shape), bound)))
+    return named
+
+
 def trainer(folder: pathlib.Path, kind: str, options: dict, b_bound: float, directory: str):
     """TRL's trainer with the adapter of the formula, and its adapter tensors by PEFT's keys."""
     config, trained = {D: (trl.DPOConfig, trl.DPOTrainer), O: (ORPOConfig, ORPOTrainer), C: (CPOConfig, CPOTrainer),
@@ -91,11 +103,7 @@ def trainer(folder: pathlib.Path, kind: str, options: dict, b_bound: float, dire
     lora = LoraConfig(task_type="CAUSAL_LM", lora_dropout=0.0, **LORA)
     made = trained(model=open_model(folder), args=config(**common, **options), train_dataset=Dataset.from_list(rows(kind)),
                    processing_class=AutoTokenizer.from_pretrained(folder), peft_config=lora)
-    named = {name.replace(".default.weight", ".weight"): p for name, p in made.model.named_parameters() if p.requires_grad}
-    with torch.no_grad():
-        for name, tensor in named.items():
-            bound = tensor.shape[1] ** -0.5 if ".lora_A." in name else b_bound
-            tensor.copy_(torch.from_numpy(formula(name, tuple(tensor.shape), bound)))
+    named = fill(made.model, b_bound)
     made.model.train()
     made.current_gradient_accumulation_steps = 1
     return made, named
@@ -116,6 +124,40 @@ def tokens(kind: str, batch) -> list[dict]:
     attend, mask = batch["attention_mask"].bool(), batch["completion_mask"].bool()
     sequences = [{"ids": ids[a].tolist(), "prompt": int((~m[a]).sum())} for ids, a, m in zip(batch["input_ids"], attend, mask)]
     return sequences
+
+
+def rewarded(folder: pathlib.Path) -> dict:
+    """GRPO's losses of four answers whose advantages are given."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    rows = [(tokenizer.encode(p), tokenizer.encode(c) + [tokenizer.eos_token_id]) for p, c, _ in PAIRS[:4]]
+    longest = [max(len(row[i]) for row in rows) for i in range(2)]
+    prompt = torch.tensor([[0] * (longest[0] - len(p)) + p for p, _ in rows])
+    prompt_mask = torch.tensor([[0] * (longest[0] - len(p)) + [1] * len(p) for p, _ in rows])
+    answer = torch.tensor([c + [0] * (longest[1] - len(c)) for _, c in rows])
+    answer_mask = torch.tensor([[1] * len(c) + [0] * (longest[1] - len(c)) for _, c in rows])
+    found = {}
+    for name, options in REWARDED.items():
+        with tempfile.TemporaryDirectory() as directory:
+            config = trl.GRPOConfig(output_dir=directory, per_device_train_batch_size=4, num_generations=2, max_completion_length=32,
+                                    report_to="none", bf16=False, use_cpu=True, gradient_checkpointing=False, **options)
+            made = trl.GRPOTrainer(model=open_model(folder), reward_funcs=lambda completions, **_: [0.0] * len(completions), args=config,
+                                   train_dataset=Dataset.from_list([{"prompt": "a"}]), processing_class=tokenizer,
+                                   peft_config=LoraConfig(task_type="CAUSAL_LM", lora_dropout=0.0, **LORA))
+        named = fill(made.model, B_BOUND)
+        made.model.train()
+        made.current_gradient_accumulation_steps = 1
+        inputs = {"prompt_ids": prompt, "prompt_mask": prompt_mask, "completion_ids": answer, "completion_mask": answer_mask,
+                  "advantages": torch.tensor(ADVANTAGES), "num_items_in_batch": answer_mask.sum()}
+        if options["beta"]:
+            with torch.no_grad(), made.model.disable_adapter():
+                inputs["ref_per_token_logps"] = made._get_per_token_logps_and_entropies(
+                    made.model, torch.cat([prompt, answer], 1), torch.cat([prompt_mask, answer_mask], 1), longest[1])[0]
+        loss = made._compute_loss(made.model, inputs)
+        loss.backward()
+        norm = sum(p.grad.double().norm().item() ** 2 for p in named.values()) ** 0.5
+        found[name] = {**options, "loss": loss.item(), "grad_norm": norm}
+        print("grpo", name, loss.item())
+    return {"rows": [{"prompt": p, "answer": c} for p, c in rows], "advantages": ADVANTAGES, "cases": found}
 
 
 def main() -> None:
@@ -161,7 +203,7 @@ def main() -> None:
     by["versions"]["trl"] = trl.__version__
     document = {"made_by": by, "lora": LORA, "b_bound": B_BOUND, "max_length": MAX_LENGTH,
                 "settings": {**SETTINGS, "learning_rate": args.learning_rate}, "dpo": rows(D), "orpo": rows(O), "cpo": rows(C), "kto": rows(K), "tokens": encoded,
-                "cases": cases, "curves": curves}
+                "cases": cases, "curves": curves, "rewarded": {} if args.curves_only else rewarded(args.model)}
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / "golden.json").write_text(json.dumps(document, separators=(",", ":"), ensure_ascii=False) + "\n")
 

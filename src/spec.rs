@@ -6,7 +6,6 @@
 use crate::util::stats::as_u64;
 use crate::util::text::with_commas;
 
-mod attention;
 mod block;
 pub mod delta_net;
 mod families;
@@ -17,7 +16,7 @@ mod rope;
 mod shipped;
 mod stored;
 
-pub use attention::{Attention, Heads, Qkv, QueryKeyNorms};
+pub use block::attention::{Attention, Heads, Qkv, QueryKeyNorms};
 pub use block::{
     Activation, BESIDE_NORMS, BLOCK_SCALE, Beside, Block, DeltaNet, DeltaNetInputs, EXPERT_SCALES, FUSED_NAMES, Gated,
     HEAD_NORMS, LAYER_INPUT_NAMES, LayerInput, Mixture, PerSite, Probabilities, Projections, ROUTER_SCALE, Role,

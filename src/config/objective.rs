@@ -13,7 +13,7 @@ section! {
         /// "orpo", "cpo" or "simpo"; for rows whose answer has a label, good or bad, "kto"; for prompts, which the model
         /// answers itself, "grpo".
         name: ObjectiveName = ObjectiveName::CrossEntropy => choice(), OtherRows,
-            ["rl", "stage", "algorithm", "method", "trainer_type", "train_mode", "loss"];
+            ["rl", "stage"];
         /// How much a difference of log-probabilities counts: a higher one keeps "dpo" and "kto" nearer to the base.
         /// Of "grpo" the weight of the divergence from the base. Default: 0.1, of "simpo" 2, of "grpo" 0.
         beta: Option<f64> = None => optional_number(POSITIVE) like 0.1,

@@ -13,18 +13,18 @@ section! {
         /// in `column`; "contains": it has the text in `column` in it; "regex": `regex_pattern` finds something in it; "json": it
         /// is JSON; "length": 0, and less down to -1 over the last quarter of `max_completion_length`; "command": what a program
         /// of yours says.
-        kind: Option<RewardKind> = None => optional_choice() like "exact", ["name", "type", "func"];
+        kind: Option<RewardKind> = None => optional_choice() like "exact";
         /// Factor of the reward.
         weight: f64 = 1.0 => number(..), ["reward_weights"];
         /// Column of the rows with what is right.
-        column: String = "answer".into() => string(), ["answer_column", "target"];
+        column: String = "answer".into() => string(), ["answer_column"];
         /// What "regex" looks for.
-        regex_pattern: Option<String> = None => optional_string() like "<answer>.*</answer>", ["regex", "pattern"];
+        regex_pattern: Option<String> = None => optional_string() like "<answer>.*</answer>";
         /// Program of "command", with arguments: it runs as long as training does, reads one JSON object a line (prompt,
         /// completion and the row's columns), and writes one number or null a line.
         command: Vec<String> = Vec::new() => strings() like ["python3", "judge.py"];
         /// Seconds that "command" may take for an answer.
-        max_seconds: f64 = 60.0 => number(0.001..), ["timeout"];
+        max_seconds: f64 = 60.0 => number(0.001..);
     }
 }
 

@@ -150,18 +150,15 @@ impl Batch {
         let row_lengths = self.row_lengths[rows].to_vec();
         let tokens = start..start + row_lengths.iter().sum::<usize>();
         let is_in = |document: &Document| document.len > 0 && tokens.contains(&document.start);
-        let here = self.documents.iter().zip(&self.sources).filter(|(document, _)| is_in(document));
-        let moved = |(document, source): (&Document, &RowSource)| {
-            (Document { start: document.start - start, ..*document }, *source)
-        };
-        let (documents, sources) = here.map(moved).unzip();
+        let documents = self.documents.iter().filter(|document| is_in(document));
+        let sources = self.sources.iter().zip(&self.documents).filter(|(_, document)| is_in(document));
         let targets = self.targets.iter().filter(|target| tokens.contains(&target.position));
         Self {
             input_ids: self.input_ids[tokens.clone()].to_vec(),
             row_lengths,
-            documents,
+            documents: documents.map(|document| Document { start: document.start - start, ..*document }).collect(),
             targets: targets.map(|target| Target { position: target.position - start, ..*target }).collect(),
-            sources,
+            sources: sources.map(|(source, _)| *source).collect(),
             ..Self::default()
         }
     }

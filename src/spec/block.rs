@@ -1,11 +1,13 @@
 //! A layer of a model as data: its sublayers and the linear layers in them. Names, shapes, counts, targets, export, merge,
 //! the memory plan and FLOPs follow from it.
 
+pub(super) mod attention;
+
 use std::collections::BTreeMap;
 
-use super::attention::Attention;
 use super::delta_net::{A_LOG, CONV, DT_BIAS, DeltaHeads, GATED_NORM};
 use crate::util::stats::as_f64;
+use attention::Attention;
 
 /// A linear layer of a block: its place in [`Block::sites`].
 pub type SiteId = usize;

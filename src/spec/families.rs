@@ -1,7 +1,7 @@
 //! The families of models that are variations of one decoder block, one row each.
 
-use super::attention::QueryKeyNorms;
 use super::block::Activation;
+use super::block::attention::QueryKeyNorms;
 use super::family::{Biases, Experts, Extra, Family, Scales, Windows};
 use super::{DeltaHeads, RopePairs};
 

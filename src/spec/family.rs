@@ -1,7 +1,7 @@
 //! What a family of models, a variation of one decoder block, may vary.
 
-use super::attention::QueryKeyNorms;
 use super::block::Activation;
+use super::block::attention::QueryKeyNorms;
 use super::{DeltaHeads, RopePairs};
 
 /// What varies between families, and the values that transformers assumes if a config lacks a key.

@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use self::layers::Widths;
-use super::attention::Heads;
 use super::block::Activation;
+use super::block::attention::Heads;
 use super::families::{FAMILIES, LACKING};
 use super::family::{Biases, Experts, Extra, Family, Scales};
 use super::{ModelConfig, stored};
@@ -13,7 +13,6 @@ use crate::util::gguf::{self, GgufFile};
 
 mod delta_net;
 mod experts;
-mod gemma4;
 mod layers;
 mod rope;
 
@@ -89,7 +88,7 @@ fn decoder(json: &mut Section, family: &Family) -> ModelConfig {
     let mixtures = experts::mixtures(json, family, intermediate, num_hidden_layers);
     let delta_net = delta_net::shape(json, family);
     let mut layers = layers::layers(json, family, num_hidden_layers);
-    let gemma4 = gemma4::read(json, family, &mut layers, heads);
+    let gemma4 = layers::gemma4::read(json, family, &mut layers, heads);
     let head_dims = [gemma4.as_ref().map_or(heads.head_dim, |gemma4| gemma4.full.head_dim), heads.head_dim];
     let around = rope::Around { family, head_dims, longest: max_position_embeddings, original };
     let ropes = rope::ropes(json, around);

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use burn::tensor::Tensor;
 use lora_train::config::{OptimizerConfig, SchedulerConfig};
-use lora_train::data::batch::Batch;
+use lora_train::data::batch::{Answer, Batch, Document, Target};
 use lora_train::data::dataset::{Cursor, Dataset, OpenOptions};
 use lora_train::data::tokenizer::Tokenizer;
 use lora_train::device::Dtype;
@@ -174,6 +174,47 @@ fn smollm2_learns_preferences_along_trls_curves() {
     compare_curves(&golden, &Golden::real("smollm2-135m"));
 }
 
+#[test]
+fn rewarded_answers_have_trls_losses_and_gradients() {
+    let golden = golden();
+    let model = quickstart().model(Dtype::F32);
+    let rewarded = &golden["rewarded"];
+    let mut batch = Batch::default();
+    let ids = |tokens: &Value| crate::golden::numbers(tokens, |id| u32::try_from(id.as_u64().unwrap()).unwrap());
+    for (row, advantage) in rewarded["rows"].as_array().unwrap().iter().zip(rewarded["advantages"].as_array().unwrap())
+    {
+        let (prompt, answer) = (ids(&row["prompt"]), ids(&row["answer"]));
+        let start = batch.input_ids.len();
+        let first = start + prompt.len() - 1;
+        batch
+            .targets
+            .extend(answer.iter().enumerate().map(|(at, token)| Target { position: first + at, token: *token }));
+        batch.documents.push(Document { start, len: prompt.len() + answer.len() });
+        batch.row_lengths.push(prompt.len() + answer.len());
+        batch.input_ids.extend([prompt, answer].concat());
+        let advantage = advantage.as_f64().unwrap() as f32;
+        batch.answers.push(Answer { is_good: advantage > 0.0, prompt_targets: 0, advantage });
+    }
+    for (name, case) in rewarded["cases"].as_object().unwrap() {
+        let text = format!(
+            "model.path = 'x'\n[objective]\nname = 'grpo'\nloss_type = {}\nmax_completion_length = 32\n{}[[objective.reward]]\n\
+             kind = 'json'\n",
+            case["loss_type"],
+            case["beta"].as_f64().filter(|beta| *beta > 0.0).map(|beta| format!("beta = {beta}\n")).unwrap_or_default(),
+        );
+        let recipe = Recipe::parse(Path::new("case.toml"), &text, &[], Purpose::Benchmark);
+        let recipe = recipe.unwrap_or_else(|error| panic!("{text}\n{error}"));
+        let adapters = Golden::adapters(&value!({"lora": golden["lora"], "b_bound": golden["b_bound"]}), &model);
+        let step = TrainStep::new(model.clone(), adapters, &recipe.train, &OptimizerConfig::default(), None, 0);
+        let mut step = step.with_objective(objective(&recipe.objective));
+        step.forward_backward(&batch);
+        let outcome = step.reduce();
+        let (found, expected) = (outcome.loss, case["loss"].as_f64().unwrap());
+        assert!((found - expected).abs() <= 1e-5 * expected.abs().max(0.1), "{name}: {found} and {expected}");
+        assert_near(outcome.grad_norm, case["grad_norm"].as_f64().unwrap(), 1e-3, &format!("{name}: norm"));
+    }
+}
+
 /// A bench whose rows are preferences, and the arguments that say so.
 fn preferences(objective: &str) -> (Bench, Vec<String>) {
     let bench = Bench::new();
@@ -213,10 +254,9 @@ fn a_resumed_run_of_every_objective_gives_the_same_bytes_and_learns() {
             assert!(whole == resumed, "{objective}: {file}");
         }
         let lines = metrics(&bench.path("whole"));
-        let last = lines.iter().rfind(|line| line.get("loss").is_some()).unwrap();
+        let margin = lines.iter().rev().find_map(|line| line["rewards_margins"].as_f64()).unwrap();
         // Without a reference, a longer answer has a lower reward.
-        let is_apart = last["rewards_margins"].as_f64().unwrap() > 0.0;
-        assert!(is_apart || !["dpo", "kto"].contains(&objective), "{objective}: {last}");
+        assert!(margin > 0.0 || !["dpo", "kto"].contains(&objective), "{objective}: {margin}");
         let summary = json(&bench.path("whole/summary.json"));
         assert!(summary["final_eval_loss"].as_f64() < summary["initial_eval_loss"].as_f64(), "{objective}: {summary}");
         let evaluated = run(&["eval", bench.path("whole").to_str().unwrap(), "--json"]);
@@ -340,11 +380,16 @@ fn answers_that_are_rewarded_become_the_rule_and_a_resumed_run_gives_the_same_by
 #[test]
 fn a_program_that_judges_is_asked_with_the_row_and_its_failure_names_the_row() {
     let bench = Bench::new();
-    let judge = "kind = 'command'\ncommand = ['sh', '-c', 'while read -r line; do case $line in *prompt*completion*|\
-                 *completion*prompt*) echo 0.5;; *) exit 1;; esac; done']";
-    let recipe = rollouts(&bench, "judged", judge);
-    let output = train(&recipe, &["--set", "train.max_steps=2"]);
-    assert!(stderr(&output).contains("all answers to each of its prompts have the same reward"), "{}", stderr(&output));
+    let judge = "kind = 'command'\ncommand = ['sh', '-c', 'while read -r line; do case $line in *completion*She*prompt*) echo 1;; \
+                 *completion*prompt*) echo 0;; *) exit 1;; esac; done']";
+    train(&rollouts(&bench, "judged", judge), &["--set", "train.max_steps=2"]);
+    let recipe = rollouts(&bench, "alike", "kind = 'regex'\nregex_pattern = ' '");
+    let output = run(&[recipe.to_str().unwrap()]);
+    let text = stderr(&output);
+    assert!(
+        output.status.code() == Some(1) && text.contains("answers to each of its prompts have the same reward"),
+        "{text}"
+    );
     let recipe = rollouts(&bench, "ended", "kind = 'command'\ncommand = ['sh', '-c', 'exit 3']");
     let output = run(&[recipe.to_str().unwrap()]);
     assert!(output.status.code() == Some(2) && stderr(&output).contains("train.jsonl, row "), "{}", stderr(&output));

@@ -19,6 +19,9 @@ fn recipes() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("recipes")
 }
 
+/// A list of sections that most recipes do not have.
+const REWARDS: &str = "objective.reward";
+
 fn reference() -> String {
     std::fs::read_to_string(recipes().join("reference.toml")).unwrap()
 }
@@ -50,7 +53,7 @@ fn write_table(section: &str, rows: &[Row], entry: Option<&Value>, text: &mut St
     for row in rows.iter().filter(|row| row.keys.is_empty()) {
         explain(row, text);
         let default = (row.default)();
-        let mark = if default.is_some() { "" } else { "# " };
+        let mark = if default.is_some() && section != REWARDS { "" } else { "# " };
         let example = entry.and_then(|entry| entry.get(row.name)).map(Value::to_string);
         let value = match (example.or(row.example.map(str::to_owned)), default) {
             (Some(example), _) => example,
@@ -64,7 +67,8 @@ fn write_table(section: &str, rows: &[Row], entry: Option<&Value>, text: &mut St
         text.push('\n');
         explain(row, text);
         let is_list = matches!((row.default)(), Some(Value::Array(_)));
-        text.push_str(&if is_list { format!("[[{name}]]\n") } else { format!("[{name}]\n") });
+        let mark = if name == REWARDS { "# " } else { "" };
+        text.push_str(&if is_list { format!("{mark}[[{name}]]\n") } else { format!("[{name}]\n") });
         let entry = row.example.map(|example| example.parse::<Value>().unwrap());
         write_table(&name, row.keys, entry.as_ref(), text);
     }
@@ -136,7 +140,10 @@ fn the_examples_of_the_reference_are_valid() {
     let of_others = ["momentum = ", "num_cycles = ", "power = ", "timescale = ", "num_decay_steps = ", "decay_type = "];
     let of_preferences = ["beta = ", "loss_type = ", "loss_weights = ", "ld_alpha = ", "cpo_alpha = "];
     let excluded = [&["eval_split = ", "warmup_steps = ", "start_from = "][..], &of_others, &of_preferences].concat();
-    let text: Vec<String> = uncommented(&reference())
+    let reference = reference();
+    let (before, rewards) = reference.split_once("# [[objective.reward]]").unwrap();
+    let after = rewards.split_once("\n\n").unwrap().1;
+    let text: Vec<String> = uncommented(&format!("{before}\n{after}"))
         .lines()
         .filter(|line| !excluded.iter().any(|key| line.starts_with(key)))
         .map(str::to_owned)

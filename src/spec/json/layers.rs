@@ -1,15 +1,17 @@
 //! The layers of a model: which have a window, and what is in them.
 
+pub(super) mod gemma4;
+
 use super::delta_net::Shape;
 use super::experts::Mixtures;
-use super::gemma4::Gemma4;
 use crate::schema::{Section, Value};
-use crate::spec::attention::{Attention, Heads, Qkv};
+use crate::spec::block::attention::{Attention, Heads, Qkv};
 use crate::spec::block::{
     Beside, Block, FUSED_NAMES, Gated, LAYER_INPUT_NAMES, LayerInput, Projections, Role, SITE_NAMES, Site, SiteId,
     Sublayer, SublayerKind,
 };
 use crate::spec::family::{Extra, Family, Windows};
+use gemma4::Gemma4;
 
 /// What layers differ in.
 #[derive(Clone, Copy)]

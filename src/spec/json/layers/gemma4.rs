@@ -1,30 +1,35 @@
 //! What the layers of Gemma 4 differ in besides their windows: heads, where keys and values come from, and embeddings of their
 //! own.
 
-use super::layers::Layer;
+use super::Layer;
 use crate::schema::{Node, Section, Value};
 use crate::spec::LayerInputs;
-use crate::spec::attention::Heads;
+use crate::spec::block::attention::Heads;
 use crate::spec::family::{Extra, Family};
 
 /// What its layers differ in.
-pub(super) struct Gemma4 {
+pub(in crate::spec::json) struct Gemma4 {
     /// The heads of layers without a window.
-    pub(super) full: Heads,
+    pub(in crate::spec::json) full: Heads,
     /// Whether values are keys in layers without a window.
-    pub(super) values_are_keys: bool,
+    pub(in crate::spec::json) values_are_keys: bool,
     /// The first layer that uses the keys and values of an earlier one.
     first_sharing: usize,
     /// Whether feed-forward layers are twice as wide from there on.
     is_double_wide: bool,
     /// Width of the embeddings of a layer's own; 0: there are none.
-    pub(super) layer_input_width: usize,
+    pub(in crate::spec::json) layer_input_width: usize,
     /// Whether layers have a window.
     is_local: Vec<bool>,
 }
 
 /// Reads its keys. The last layer has no window, whatever `layer_types` says.
-pub(super) fn read(json: &mut Section, family: &Family, layers: &mut [Layer], heads: Heads) -> Option<Gemma4> {
+pub(in crate::spec::json) fn read(
+    json: &mut Section,
+    family: &Family,
+    layers: &mut [Layer],
+    heads: Heads,
+) -> Option<Gemma4> {
     let Extra::Gemma4 { layer_input_width } = family.extra else { return None };
     if let Some(last) = layers.last_mut() {
         (last.is_local, last.window) = (false, None);
@@ -83,25 +88,25 @@ fn full_heads(json: &mut Section, is_local: &[bool], heads: Heads, values_are_ke
         }
     }
     if json.is_sound() {
-        super::check_heads(json, None, heads.num_heads, num_kv_heads.max(1), head_dim);
+        crate::spec::json::check_heads(json, None, heads.num_heads, num_kv_heads.max(1), head_dim);
     }
     Heads { num_kv_heads, head_dim, ..heads }
 }
 
 impl Gemma4 {
     /// The layer whose keys and values this one uses, if it has none of its own.
-    pub(super) fn key_value_layer(&self, layer: usize) -> Option<usize> {
+    pub(in crate::spec::json) fn key_value_layer(&self, layer: usize) -> Option<usize> {
         let of_type = |earlier: &usize| self.is_local[*earlier] == self.is_local[layer];
         if layer < self.first_sharing { None } else { (0..self.first_sharing).rev().find(of_type) }
     }
 
     /// The width of a feed-forward layer.
-    pub(super) fn intermediate(&self, layer: usize, intermediate: usize) -> usize {
+    pub(in crate::spec::json) fn intermediate(&self, layer: usize, intermediate: usize) -> usize {
         if self.is_double_wide && layer >= self.first_sharing { 2 * intermediate } else { intermediate }
     }
 
     /// The embeddings of the layers.
-    pub(super) fn layer_inputs(&self, json: &mut Section, vocab_size: usize) -> Option<LayerInputs> {
+    pub(in crate::spec::json) fn layer_inputs(&self, json: &mut Section, vocab_size: usize) -> Option<LayerInputs> {
         let width = self.layer_input_width;
         (width > 0).then(|| LayerInputs {
             vocab_size: json.count("vocab_size_per_layer_input", 262_144, vocab_size..=1 << 24),

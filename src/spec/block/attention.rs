@@ -1,13 +1,13 @@
 //! Self-attention as data: heads, norms, and where queries, keys and values come from.
 
-use super::block::{Projections, SiteId};
+use super::{Projections, SiteId};
 
 /// Causal self-attention with grouped queries.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Attention {
     /// Its heads.
     pub heads: Heads,
-    /// The rotary embedding of queries and keys, by its place in [`ModelConfig::ropes`](super::ModelConfig::ropes); absent:
+    /// The rotary embedding of queries and keys, by its place in [`ModelConfig::ropes`](crate::spec::ModelConfig::ropes); absent:
     /// there is none.
     pub rope: Option<usize>,
     /// How queries and keys are normed before the rotary embedding; absent: they are not.
