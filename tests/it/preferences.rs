@@ -380,8 +380,8 @@ fn answers_that_are_rewarded_become_the_rule_and_a_resumed_run_gives_the_same_by
 #[test]
 fn a_program_that_judges_is_asked_with_the_row_and_its_failure_names_the_row() {
     let bench = Bench::new();
-    let judge = "kind = 'command'\ncommand = ['sh', '-c', 'while read -r line; do case $line in *completion*She*prompt*) echo 1;; \
-                 *completion*prompt*) echo 0;; *) exit 1;; esac; done']";
+    let judge = "kind = 'command'\ncommand = ['sh', '-c', 'while read -r line; do case $line in *prompt*completion*She*) echo 1;; \
+                 *prompt*completion*) echo 0;; *) exit 1;; esac; done']";
     train(&rollouts(&bench, "judged", judge), &["--set", "train.max_steps=2"]);
     let recipe = rollouts(&bench, "alike", "kind = 'regex'\nregex_pattern = ' '");
     let output = run(&[recipe.to_str().unwrap()]);
