@@ -134,6 +134,7 @@ impl Recipe {
                 recipe.optimizer.learning_rate = rate;
             }
             recipe.hold_together(root, purpose);
+            recipe.hold_objective(root);
             recipe
         };
         let (read, problems) = schema::read(&path.display().to_string(), text, overrides, Self::ROWS, &peers(), read);
@@ -201,6 +202,26 @@ impl Recipe {
             reject("optimizer.name", message, "use \"adamw\", or take `use_dora` out");
         }
 
+        let scheduler = &self.scheduler;
+        if matches!(scheduler.lr_scheduler, LrScheduler::Constant | LrScheduler::InverseSqrt)
+            && scheduler.min_lr_ratio > 0.0
+        {
+            let is_constant = scheduler.lr_scheduler == LrScheduler::Constant;
+            let name = if is_constant { "constant" } else { "inverse_sqrt" };
+            let message = format!("`scheduler.min_lr_ratio` has no meaning with `lr_scheduler` = \"{name}\"");
+            reject("scheduler.min_lr_ratio", message, "take it out, or use `cosine` or `linear`");
+        }
+        if let (Some(warmup), Some(steps)) = (scheduler.warmup_steps, self.train.max_steps)
+            && warmup >= steps
+        {
+            let message = format!("`scheduler.warmup_steps` = {warmup} leaves none of `train.max_steps` = {steps}");
+            reject("scheduler.warmup_steps", message, "make it smaller, or use `warmup_ratio`");
+        }
+    }
+
+    /// Checks that the rows and the other sections are what the objective learns from.
+    fn hold_objective(&self, root: &mut Section) {
+        let mut reject = |key: &str, message: String, hint: &str| root.reject(key, Problem::new(message).hint(hint));
         let objective = self.objective.name.word();
         if self.objective.name != ObjectiveName::CrossEntropy && self.data.train_on_inputs {
             let message =
@@ -225,6 +246,11 @@ impl Recipe {
                 reject(key, format!("`{key}` {why}"), "take it out");
             }
         }
+        if self.objective.needs_divergence() && self.data.packing {
+            let message =
+                "`data.packing`: \"kto\" asks about the answers to other prompts too, which are not packed".to_owned();
+            reject("data.packing", message, "take it out, or use `loss_type = \"apo_zero_unpaired\"`");
+        }
         if self.objective.needs_divergence() && self.train.micro_batch_size < 2 {
             let message =
                 "`train.micro_batch_size` = 1: \"kto\" measures how far the model has moved on the answers to the \
@@ -235,22 +261,6 @@ impl Recipe {
                 message,
                 "use 4 or more, or `loss_type = \"apo_zero_unpaired\"`, which does not",
             );
-        }
-
-        let scheduler = &self.scheduler;
-        if matches!(scheduler.lr_scheduler, LrScheduler::Constant | LrScheduler::InverseSqrt)
-            && scheduler.min_lr_ratio > 0.0
-        {
-            let is_constant = scheduler.lr_scheduler == LrScheduler::Constant;
-            let name = if is_constant { "constant" } else { "inverse_sqrt" };
-            let message = format!("`scheduler.min_lr_ratio` has no meaning with `lr_scheduler` = \"{name}\"");
-            reject("scheduler.min_lr_ratio", message, "take it out, or use `cosine` or `linear`");
-        }
-        if let (Some(warmup), Some(steps)) = (scheduler.warmup_steps, self.train.max_steps)
-            && warmup >= steps
-        {
-            let message = format!("`scheduler.warmup_steps` = {warmup} leaves none of `train.max_steps` = {steps}");
-            reject("scheduler.warmup_steps", message, "make it smaller, or use `warmup_ratio`");
         }
     }
 

@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use super::named::{ModelArgs, Named, misfit, recipe_of};
 use super::{print_figures, say};
-use crate::config::{DataSource, ModelOptions};
+use crate::config::{DataSource, ModelOptions, ObjectiveName};
 use crate::data::cache::CacheSettings;
 use crate::data::dataset::OpenOptions;
 use crate::hub::Progress;
@@ -123,8 +123,12 @@ pub(crate) fn run(args: &EvalArgs) -> Result<(), Failure> {
     let model = source.load(recipe.storage(Some(&source.config)), recipe.train.precision, device)?;
     let mut step = TrainStep::new(model, adapters, &recipe.train, &recipe.optimizer, None, recipe.seed)
         .with_objective(objective(&recipe.objective));
-    let kept = adapter.and_then(|adapter| adapter.folder.parent()).map(|run| run.join(REFERENCE));
-    if let Some(kept) = kept.filter(|kept| step.needs_reference() && kept.is_dir()) {
+    if recipe.objective.name == ObjectiveName::Grpo {
+        let problem = Problem::new("a run of \"grpo\" has rewards in its steps, and no loss to evaluate");
+        return Err(problem.hint("`--set objective.name=cross_entropy` measures that of rows with answers").into());
+    }
+    let kept = step.needs_reference().then(|| kept_reference(args, &named)).transpose()?.flatten();
+    if let Some(kept) = kept {
         let saved = read_adapter(&kept)?;
         let reference = saved.into_set(&kept, &source.config, &device.device).map_err(|error| misfit(&error, None))?;
         step = step.with_reference(reference);
@@ -182,6 +186,23 @@ impl EvalReport {
             text += &format!("\n{metric} {:.1}% of {rows} rows{norm}", 100.0 * score);
         }
         text
+    }
+}
+
+/// The adapter with which a run of preferences compares, in the run's folder, of which an adapter may be a part; `None`: it
+/// compares with the base.
+fn kept_reference(args: &EvalArgs, named: &Named) -> Result<Option<PathBuf>, Failure> {
+    let folder = named.adapters.first().map(|adapter| adapter.folder.as_path());
+    let kept = folder.into_iter().flat_map(Path::ancestors).skip(1).take(2).map(|above| above.join(REFERENCE));
+    let starts = folder.and_then(recipe_of).and_then(|path| fs::read_to_string(path).ok());
+    let has_started = starts.is_some_and(|text| text.contains("\nstart_from = "));
+    match kept.into_iter().find(|kept| kept.is_dir()) {
+        None if has_started && !args.base => {
+            let problem =
+                Problem::new("the adapter that this run started from, with which it compares, is not beside it");
+            Err(problem.hint("name the run's folder, which has it in `reference`").into())
+        }
+        kept => Ok(kept),
     }
 }
 

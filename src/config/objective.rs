@@ -16,7 +16,7 @@ section! {
             ["rl", "stage"];
         /// How much a difference of log-probabilities counts: a higher one keeps "dpo" and "kto" nearer to the base.
         /// Of "grpo" the weight of the divergence from the base. Default: 0.1, of "simpo" 2, of "grpo" 0.
-        beta: Option<f64> = None => optional_number(POSITIVE) like 0.1,
+        beta: Option<f64> = None => optional_number(0.0..) like 0.1,
             ["pref_beta", "rl_beta", "orpo_alpha", "dpo_beta", "kto_beta", "orpo_beta", "simpo_beta"];
         /// The loss, or a list of losses that are added. Of "dpo": "sigmoid", "hinge", "ipo", "robust", `"exo_pair"`,
         /// `"nca_pair"`, `"bco_pair"`, `"sppo_hard"`, "aot", `"aot_unpaired"`, `"apo_zero"`, `"apo_down"`, "discopop",
@@ -118,6 +118,9 @@ impl ObjectiveConfig {
             if is_set && !of.contains(&self.name) && !section.is_wrong("name") {
                 section.problem(key, format!("is of no use to \"{}\": leave it out", self.name.word()));
             }
+        }
+        if self.name != Grpo && self.beta.is_some_and(|beta| beta <= 0.0) {
+            section.problem("beta", format!("must be above 0 for \"{}\"", self.name.word()));
         }
         let losses = self.losses();
         let known = |loss: LossType| match self.name {

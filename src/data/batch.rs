@@ -118,7 +118,7 @@ impl Batch {
                 }
             }
             batch.row_lengths.push(batch.input_ids.len() - row_start);
-            if kind.is_pair() && row.is_empty() {
+            if kind.is_pair() && row.is_empty() && !is_packed {
                 batch.row_lengths.push(0);
             }
         }

@@ -244,7 +244,9 @@ impl Encoder<'_> {
     fn encode_pair(&self, chosen: &Sample, rejected: &Sample) -> Result<(EncodedRow, Notes), DataError> {
         let (mut chosen, mut notes) = self.encode_with_notes(chosen)?;
         let (mut rejected, more) = self.encode_with_notes(rejected)?;
-        let empty = |name: &str| DataError::Config(format!("`{name}` is empty: there is nothing to compare"));
+        let empty = |name: &str| {
+            DataError::Config(format!("`{name}` has nothing of its own behind the prompt: there is nothing to compare"))
+        };
         let first = chosen.first_target().ok_or_else(|| empty("chosen"))?;
         let first = first.min(rejected.first_target().ok_or_else(|| empty("rejected"))?);
         if chosen.ids[..first] == rejected.ids[..first] {
@@ -424,7 +426,7 @@ mod tests {
         assert_eq!((cut.ids, cut.second), (vec![BOS, 120, AB, BOS, 120, 97], 3));
         assert!(row.clone().cut(5).is_truncated() && !row.clone().cut(6).is_truncated());
         assert!(row.cut(2).is_answer_cut());
-        for (good, bad, reason) in [("b", "", "`rejected` is empty"), ("b", "b", "the same tokens")] {
+        for (good, bad, reason) in [("b", "", "`rejected` has nothing"), ("b", "b", "the same tokens")] {
             let error = encoder(&tokenizer).encode(&pair(good, bad)).unwrap_err().to_string();
             assert!(error.contains(reason), "{error}");
         }

@@ -99,7 +99,12 @@ impl Rollouts {
         let mut figures = ObjectiveFigures::default();
         for (written, source) in written.chunks(size).zip(&prompts.sources) {
             for written in written {
-                rewards.push(self.reward(written, *source, data)?);
+                let reward = self.reward(written, *source, data);
+                // A program gets the signal, too.
+                if is_stopped() {
+                    return Ok(None);
+                }
+                rewards.push(reward?);
                 figures.completion_length += Mean::of(as_f64(written.ids.len()));
                 figures.clipped_ratio += Mean::of(f64::from(u8::from(written.is_clipped())));
             }
@@ -162,7 +167,7 @@ impl Rollouts {
                 };
                 let request = TextRequest {
                     prompt_ids: prompts.input_ids[document.start..][..document.len].to_vec(),
-                    adapters: step.adapters(),
+                    adapters: step.trained_adapters(),
                     options,
                     stop: Vec::new(),
                     top_logprobs: None,

@@ -152,7 +152,7 @@ impl Evaluations {
         self.last_step = Some(step);
         let Some(figures) = figures else { return };
         let loss = figures.eval_loss;
-        self.last_rewards = figures.eval_rewards_accuracies.zip(figures.eval_rewards_margins).map(<[f64; 2]>::from);
+        self.last_rewards = [figures.eval_rewards_accuracies, figures.eval_rewards_margins];
         let share = score.map(|score| score.score);
         if step == 0 {
             (self.first_loss, self.first_score) = (Some(loss), share);
@@ -164,8 +164,8 @@ impl Evaluations {
             BestBy::Loss => self.best_loss.is_none_or(|best| loss < best) && loss.is_finite(),
             BestBy::Accuracy | BestBy::Margin => {
                 let index = usize::from(by == BestBy::Margin);
-                let is_higher = |last: [f64; 2]| self.best_rewards.is_none_or(|best| last[index] > best[index]);
-                self.last_rewards.is_some_and(is_higher)
+                let is_higher = |last: f64| last.is_finite() && self.best_rewards[index].is_none_or(|best| last > best);
+                self.last_rewards[index].is_some_and(is_higher)
             }
             // A score of fewer rows cannot be compared with others.
             BestBy::Score => {
@@ -237,8 +237,8 @@ mod tests {
             (figures.eval_rewards_accuracies, figures.eval_rewards_margins) = rewards;
             evaluations.record(step, Some(&figures), None, BestBy::Margin);
         }
-        assert_eq!((evaluations.best_step, evaluations.best_rewards), (Some(1), Some([0.7, 0.3])));
-        assert_eq!(evaluations.last_rewards, Some([0.9, 0.2]));
+        assert_eq!((evaluations.best_step, evaluations.best_rewards), (Some(1), [Some(0.7), Some(0.3)]));
+        assert_eq!(evaluations.last_rewards, [Some(0.9), Some(0.2)]);
     }
 
     #[test]

@@ -248,6 +248,12 @@ impl TrainStep {
         }
     }
 
+    /// The adapters in training.
+    #[must_use]
+    pub fn trained_adapters(&self) -> &AdapterSet {
+        self.trained.applied()
+    }
+
     /// Digest of B of the first and the last adapter: few numbers, and every update changes them. Reads the device.
     #[must_use]
     pub fn adapters_digest(&self) -> u64 {
@@ -401,7 +407,9 @@ impl TrainStep {
             self.optimizer.update(self.trained.change(), &sums, learning_rate, clip / figures.count);
         }
         if figures.target_tokens > 0 {
-            self.loss_scale = self.loss_scale.map(|loss_scale| loss_scale.after(figures.skipped.is_none()));
+            let was_finite =
+                !matches!(figures.skipped, Some(SkipReason::NonFiniteLoss | SkipReason::NonFiniteGradient));
+            self.loss_scale = self.loss_scale.map(|loss_scale| loss_scale.after(was_finite));
         }
         figures
     }

@@ -174,8 +174,9 @@ impl Trainer<'_> {
         } else {
             self.compute(loader, &mut work)
         };
-        if !computed? {
+        if !matches!(computed, Ok(true)) {
             self.step.discard();
+            computed?;
             return Ok(None);
         }
         // The only wait for a GPU in most steps: it ends their forwards and backwards, and the previous step's update.

@@ -129,7 +129,14 @@ impl Dataset {
     /// A row that cannot be read.
     pub fn first_eval_rows(&self, max_rows: usize) -> Result<Vec<Batch>, DataError> {
         let rows = self.eval_visits().into_iter().take(max_rows);
-        rows.map(|row| Ok(Batch::of_rows(&[vec![read_row(&self.files, row)?]]))).collect()
+        let first = |row: u32| {
+            let (source, row) = read_row(&self.files, row)?;
+            // Of a pair the chosen answer.
+            let place = row.sequences().swap_remove(0);
+            let row = EncodedRow::of_parts(row.ids[place.clone()].to_vec(), row.carries_loss[place].to_vec());
+            Ok(Batch::of_rows(&[vec![(source, row)]]))
+        };
+        rows.map(first).collect()
     }
 
     fn question(&self, format: &RowFormat, row: &Value, asking: &Asking<'_>) -> Result<Question, String> {
@@ -158,7 +165,8 @@ impl Dataset {
                     .to_owned())
             }
             (Sample::Pair(chosen, _), _) => self.question_of(*chosen, asking),
-            (Sample::Labelled(sample, _), _) => self.question_of(*sample, asking),
+            (Sample::Labelled(sample, true), _) => self.question_of(*sample, asking),
+            (Sample::Labelled(_, false), _) => Err("is a bad answer, with which none is compared".to_owned()),
             (Sample::Prompt(_), _) => Err("is a prompt without an answer to compare with".to_owned()),
             (Sample::Text(_), _) => Err("is plain text, without an answer to compare with".to_owned()),
         }

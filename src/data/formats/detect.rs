@@ -139,6 +139,7 @@ impl RowFormat {
                 wanted.name()
             ));
         }
+        let columns_given = columns;
         let mut columns = columns.clone();
         let conversation = if row["conversations"].is_array() { "conversations" } else { "messages" };
         let conversation = (kind != RowKind::Labelled && row[conversation].is_array()).then_some(conversation);
@@ -152,6 +153,9 @@ impl RowFormat {
         }
         let format = Self { format: wanted, columns, ..Self::default() };
         let name_of = |name: &&&str| format.name_of(name).to_owned();
+        if let Some((name, column)) = columns_given.iter().find(|(_, column)| row.get(column.as_str()).is_none()) {
+            return Err(format!("`columns` says that `{name}` is column `{column}`; the row has {}", keys_of(row)));
+        }
         if let Some(absent) = required.iter().find(|name| row.get(name_of(name)).is_none()) {
             let other = if row["chosen"].is_null() || is_pair { "" } else { ", and pairs are for \"dpo\"" };
             return Err(format!(

@@ -117,8 +117,8 @@ impl RowFormat {
     /// The prompt, if there is one; an `input` follows its instruction.
     fn prompt(&self, row: &Value, template: Option<&ChatTemplate>) -> Result<Option<Said>, String> {
         let prompt = self.said(row, "prompt", template)?;
-        let input =
-            if self.name_of("prompt") == self.name_of("input") { None } else { self.optional_text(row, "input")? };
+        let is_instruction = self.name_of("prompt") == "instruction";
+        let input = if is_instruction { self.optional_text(row, "input")? } else { None };
         Ok(match (prompt, input.filter(|input| !input.is_empty())) {
             (Some(Said::Text(prompt)), Some(input)) => Some(Said::Text(format!("{prompt}\n{input}"))),
             (prompt, _) => prompt,

@@ -117,8 +117,8 @@ impl Serialize for Summary {
             (["final_eval_rewards_accuracies", "final_eval_rewards_margins"], evaluations.last_rewards),
             (["best_eval_rewards_accuracies", "best_eval_rewards_margins"], evaluations.best_rewards),
         ] {
-            file.add(names[0], rewards.map(|rewards| rewards[0]))?;
-            file.add(names[1], rewards.map(|rewards| rewards[1]))?;
+            file.add(names[0], rewards[0])?;
+            file.add(names[1], rewards[1])?;
         }
         file.add("tokens", Some(totals.tokens))?;
         file.add("target_tokens", Some(totals.target_tokens))?;

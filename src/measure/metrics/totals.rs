@@ -192,10 +192,10 @@ pub struct Evaluations {
     pub best_score: Option<f64>,
     /// Share of the pairs whose chosen answer has the higher reward, and by how much it is higher, of the last evaluation.
     #[serde(default)]
-    pub last_rewards: Option<[f64; 2]>,
+    pub last_rewards: [Option<f64>; 2],
     /// The same of the best evaluation.
     #[serde(default)]
-    pub best_rewards: Option<[f64; 2]>,
+    pub best_rewards: [Option<f64>; 2],
     /// Number of evaluations since then.
     pub since_best: usize,
 }

@@ -26,7 +26,8 @@ impl Objective for OddsRatio {
         let cross_entropy = weights.add_cross_entropy(rows, &chosen, count);
         let mut loss = count * cross_entropy;
         let reward = |mean: f64| self.beta * mean;
-        let means = |pair: &Pair| [pair.chosen.mean(), pair.rejected.mean()];
+        // An answer that is certain has no odds.
+        let means = |pair: &Pair| [pair.chosen.mean(), pair.rejected.mean()].map(|mean| mean.min(-1e-7));
         let mut figures = figures(pairs.iter().map(|pair| (means(pair).map(reward), means(pair))));
         figures.nll_loss = Mean { sum: count * cross_entropy, count };
         for pair in &pairs {

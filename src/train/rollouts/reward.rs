@@ -137,6 +137,9 @@ impl Program {
         let mut question = judged.row.clone();
         question["completion"] = json!(judged.text);
         let name = &self.name;
+        if let Ok(line) = self.lines.try_recv() {
+            return Err(format!("{name} has written {line:?} without being asked"));
+        }
         let asked = writeln!(self.input, "{question}").and_then(|()| self.input.flush());
         asked.map_err(|error| format!("{name} does not read any more: {error}"))?;
         let line = self.lines.recv_timeout(patience).map_err(|error| match error {
