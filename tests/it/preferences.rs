@@ -246,7 +246,7 @@ fn a_resumed_run_of_every_objective_gives_the_same_bytes_and_learns() {
             let settings: Vec<&str> = settings.iter().map(String::as_str).collect();
             train(&bench.recipe(run, ""), &settings)
         };
-        go("whole", &["--set", "data.packing=true"]);
+        go("whole", if objective == "kto" { &[] } else { &["--set", "data.packing=true"] });
         let checkpoint = bench.path("whole/checkpoints/step-000003");
         go("resumed", &["--resume", checkpoint.to_str().unwrap()]);
         for file in ["adapter/adapter_model.safetensors", "checkpoints/step-000006/optimizer.safetensors"] {
@@ -383,7 +383,7 @@ fn a_program_that_judges_is_asked_with_the_row_and_its_failure_names_the_row() {
     let judge = "kind = 'command'\ncommand = ['sh', '-c', 'while read -r line; do case $line in *prompt*completion*She*) echo 1;; \
                  *prompt*completion*) echo 0;; *) exit 1;; esac; done']";
     train(&rollouts(&bench, "judged", judge), &["--set", "train.max_steps=2"]);
-    let recipe = rollouts(&bench, "alike", "kind = 'regex'\nregex_pattern = ' '");
+    let recipe = rollouts(&bench, "alike", "kind = 'regex'\nregex_pattern = '[ -~]'");
     let output = run(&[recipe.to_str().unwrap()]);
     let text = stderr(&output);
     assert!(
