@@ -101,8 +101,11 @@ def trainer(folder: pathlib.Path, kind: str, options: dict, b_bound: float, dire
     common = {"output_dir": directory, "per_device_train_batch_size": SETTINGS["micro_batch_size"], "max_length": MAX_LENGTH,
               "report_to": "none", "bf16": False, "use_cpu": True, "gradient_checkpointing": False, "seed": 0}
     lora = LoraConfig(task_type="CAUSAL_LM", lora_dropout=0.0, **LORA)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    if kind in (O, C):
+        tokenizer.bos_token = None  # else these trainers put it before prompts where the tokenizer does not
     made = trained(model=open_model(folder), args=config(**common, **options), train_dataset=Dataset.from_list(rows(kind)),
-                   processing_class=AutoTokenizer.from_pretrained(folder), peft_config=lora)
+                   processing_class=tokenizer, peft_config=lora)
     named = fill(made.model, b_bound)
     made.model.train()
     made.current_gradient_accumulation_steps = 1

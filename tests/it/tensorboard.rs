@@ -59,6 +59,8 @@ fn tensorboard_reads_every_tag_and_value_and_forgets_what_a_resumed_run_wrote_ag
         eval_perplexity: eval_loss.exp(),
         eval_score: Some(0.5),
         eval_score_norm: Some(0.25),
+        eval_rewards_accuracies: Some(0.75),
+        eval_rewards_margins: Some(0.5),
         ..EvalMetrics::default()
     };
     sinks.eval(&eval(0, 4.0));
