@@ -11,7 +11,7 @@ section! {
     pub struct RewardConfig then check {
         /// What an answer gets, mostly 1 or 0. "exact": it is the text in `column`; "number": its last number is the last one
         /// in `column`; "contains": it has the text in `column` in it; "regex": `regex_pattern` finds something in it; "json": it
-        /// is JSON; "length": 0, and less down to -1 over the last quarter of `max_completion_length`; "command": what a program
+        /// is a JSON object or list; "length": 0, and less down to -1 over the last quarter of `max_completion_length`; "command": what a program
         /// of yours says.
         kind: Option<RewardKind> = None => optional_choice() like "exact";
         /// Factor of the reward.
@@ -20,8 +20,8 @@ section! {
         column: String = "answer".into() => string(), ["answer_column"];
         /// What "regex" looks for.
         regex_pattern: Option<String> = None => optional_string() like "<answer>.*</answer>";
-        /// Program of "command", with arguments: it runs as long as training does, reads one JSON object a line (prompt,
-        /// completion and the row's columns), and writes one number or null a line.
+        /// Program of "command", with arguments: it runs as long as training does, reads one JSON object a line (the row's
+        /// columns and `completion`), and writes one number or null a line.
         command: Vec<String> = Vec::new() => strings() like ["python3", "judge.py"];
         /// Seconds that "command" may take for an answer.
         max_seconds: f64 = 60.0 => number(0.001..);

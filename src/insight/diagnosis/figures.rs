@@ -21,7 +21,7 @@ pub struct Run {
     pub figures: Figures,
 }
 
-/// What the ranks of a run told, summed over the counted steps; by rank in their order.
+/// What the ranks of a run reported, summed over the counted steps; by rank in their order.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct OfRanks {
     /// Until they had their gradients.
