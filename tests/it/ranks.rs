@@ -210,7 +210,7 @@ fn start(bench: &Bench, launcher: &str, ranks: usize, args: &[&str]) -> Child {
     command.stdout(Stdio::null()).stderr(log).spawn().unwrap()
 }
 
-/// The ranks that write nothing into the run's folder are told from each other by their environment.
+/// The processes of ranks that write nothing into the run's folder are recognised by their environment.
 fn rank_process(launcher: &Child, rank: usize) -> Option<u32> {
     let is_below = |pid: u32| {
         let mut pid = pid;
