@@ -11,8 +11,8 @@ section! {
     pub struct RewardConfig then check {
         /// What an answer gets, mostly 1 or 0. "exact": it is the text in `column`; "number": its last number is the last one
         /// in `column`; "contains": it has the text in `column` in it; "regex": `regex_pattern` finds something in it; "json": it
-        /// is a JSON object or list; "length": 0, and less down to -1 over the last quarter of `max_completion_length`; "command": what a program
-        /// of yours says.
+        /// is a JSON object or list; "length": 0, and less down to -1 over the last quarter of `max_completion_length`;
+        /// "command": what a program of yours says.
         kind: Option<RewardKind> = None => optional_choice() like "exact";
         /// Factor of the reward.
         weight: f64 = 1.0 => number(..), ["reward_weights"];
@@ -24,7 +24,7 @@ section! {
         /// columns and `completion`), and writes one number or null a line.
         command: Vec<String> = Vec::new() => strings() like ["python3", "judge.py"];
         /// Seconds that "command" may take for an answer.
-        max_seconds: f64 = 60.0 => number(0.001..);
+        max_seconds: f64 = 60.0 => number(0.001..=1e6);
     }
 }
 

@@ -1,7 +1,5 @@
 //! The processes that train together: who started them, and what only the first of all, or of a node, does.
 
-use std::time::Duration;
-
 use sha2::{Digest as _, Sha256};
 
 use super::prepare::Prepared;
@@ -13,13 +11,10 @@ use crate::recipe::Recipe;
 use crate::schema::Problem;
 use crate::train::ranks::launcher::Launched;
 use crate::train::ranks::same::require_same;
-use crate::train::ranks::{Alone, Ranks, host};
+use crate::train::ranks::{Alone, FIRST_REPORTS, Ranks, host};
 use crate::util::failure::Failure;
 use crate::util::files::hex;
 use crate::util::stats::as_f64;
-
-/// How long the first rank has for reporting what all find.
-const FIRST_REPORTS: Duration = Duration::from_secs(1);
 
 /// This process among those of its run.
 #[derive(Clone, Debug)]
@@ -210,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn ranks_are_told_by_node() {
+    fn ranks_are_counted_by_node() {
         let place = Place { rank: 0, size: 3, local_rank: 0, local_size: 2, library: "Open MPI v4.1.4".into() };
         let text = place.about(&["a".into(), "a".into(), "b".into()], (30_000_000, 0.5));
         let expected = "ranks: 3 (2 on a, 1 on b) by Open MPI v4.1.4; the gradients, 30.0 MB, are summed in 500.0 ms (0.64 Gbit/s \

@@ -7,11 +7,15 @@ pub mod same;
 pub mod share;
 
 use std::fmt::Debug;
+use std::time::Duration;
 
 use crate::measure::metrics::StepMetrics;
 
 #[cfg(unix)]
 pub use mpi::{Mpi, host, leave, mpi_libraries, reporter};
+
+/// How long the first rank has for reporting what all find.
+pub const FIRST_REPORTS: Duration = Duration::from_secs(1);
 
 /// The ranks of a run, as one of them sees them. Every call is made by all ranks, in the same order.
 pub trait Ranks: Debug + Send {
@@ -58,7 +62,7 @@ pub trait Ranks: Debug + Send {
     }
 }
 
-/// What a rank tells the others of its part of a step.
+/// What a rank reports of its part of a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct RankFigures {
     /// Seconds until it had its gradients.
@@ -101,7 +105,7 @@ impl RankFigures {
 }
 
 impl StepMetrics {
-    /// Sets what the ranks tell of a step, of which the first waited `waited_seconds` until the sums were there.
+    /// Sets what the ranks reported of a step, of which the first waited `waited_seconds` until the sums were there.
     pub(super) fn set_ranks(&mut self, of_ranks: &[RankFigures], waited_seconds: f64) {
         let Some(first) = of_ranks.first() else { return };
         let seconds: Vec<f64> = of_ranks.iter().map(|rank| rank.busy_seconds).collect();

@@ -269,9 +269,8 @@ impl Trainer<'_> {
     fn next_micro_batch(&mut self, loader: &mut Loader) -> Result<Option<LoadedBatch>, TrainerError> {
         self.recorder.part(Part::Other);
         let loaded = if self.stop_requested() { Ok(None) } else { loader.next_batch_unless(&|| self.stop_requested()) };
-        match &loaded {
-            Ok(Some(_)) => self.recorder.part(Part::DataWait),
-            _ => self.step.discard(),
+        if matches!(loaded, Ok(Some(_))) {
+            self.recorder.part(Part::DataWait);
         }
         Ok(loaded?)
     }

@@ -99,19 +99,18 @@ impl RowFormat {
         if messages.last().is_none_or(|message| message["role"] == "assistant") {
             return Err(format!("`{name}` must end with what the model is to answer"));
         }
-        self.add_system(&mut messages, row)?;
-        chat::number_calls(&mut messages);
-        let tools = chat::tools(row.get(self.name_of("tools"))).map_err(|reason| format!("`tools` {reason}"))?;
+        let tools = self.complete(&mut messages, row)?;
         Ok(Sample::Prompt(Prompt::Chat { messages, tools }))
     }
 
-    /// Puts the system prompt in front, if the row or the recipe has one and the messages have none.
-    fn add_system(&self, messages: &mut Vec<Value>, row: &Value) -> Result<(), String> {
+    /// Puts the system prompt in front, if the row or the recipe has one and the messages have none; returns the row's tools.
+    fn complete(&self, messages: &mut Vec<Value>, row: &Value) -> Result<Option<Value>, String> {
         let system = self.optional_text(row, "system")?.filter(|system| !system.is_empty()).or(self.system.as_deref());
         if let Some(system) = system.filter(|_| !messages.iter().any(|message| message["role"] == "system")) {
             messages.insert(0, json!({"role": "system", "content": system}));
         }
-        Ok(())
+        chat::number_calls(messages);
+        chat::tools(row.get(self.name_of("tools"))).map_err(|reason| format!("`tools` {reason}"))
     }
 
     /// The prompt, if there is one; an `input` follows its instruction.
@@ -167,16 +166,10 @@ impl RowFormat {
         if !answer.iter().any(|message| message["role"] == "assistant") {
             return Err("an answer has no message of the assistant".into());
         }
-        let is_system = |message: &Value| message["role"] == "system";
-        let system = self.optional_text(row, "system")?.filter(|system| !system.is_empty()).or(self.system.as_deref());
-        if let Some(system) = system.filter(|_| !prompt.iter().chain(&answer).any(is_system)) {
-            prompt.insert(0, json!({"role": "system", "content": system}));
-        }
         let earlier = prompt.iter_mut().filter(|message| message["role"] == "assistant");
         earlier.for_each(|message| message["weight"] = json!(0));
         prompt.extend(answer);
-        chat::number_calls(&mut prompt);
-        let tools = chat::tools(row.get(self.name_of("tools"))).map_err(|reason| format!("`tools` {reason}"))?;
+        let tools = self.complete(&mut prompt, row)?;
         Ok(Sample::Chat { messages: prompt, tools })
     }
 

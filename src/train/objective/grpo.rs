@@ -57,6 +57,7 @@ impl Objective for Grpo {
                     let above = f64::from(rows.log_probabilities[target]) - f64::from(rows.reference[target]);
                     let divergence = (-above).exp() + above - 1.0;
                     total += self.beta * share * divergence;
+                    // The divergence is multiplied by that ratio, as in TRL: this is the slope of the product.
                     weights.add(target..target + 1, self.beta * share * above);
                     figures.kl += Mean::of(divergence);
                 }

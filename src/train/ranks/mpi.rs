@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use super::launcher::{Family, Launched};
-use super::{Ranks, RanksError};
+use super::{FIRST_REPORTS, Ranks, RanksError};
 use crate::device::num_cpu_threads;
 use abi::{Library, Number, Request};
 
@@ -34,8 +34,6 @@ const BUSY: Duration = Duration::from_millis(1);
 const NAMED: usize = 4;
 /// `MPI_Abort` waits for what may not answer any more.
 const ABORT_LIMIT: Duration = Duration::from_secs(3);
-/// How long the first rank has for reporting what all find.
-const FIRST_REPORTS: Duration = Duration::from_secs(1);
 
 /// Open MPI's choice for a non-blocking sum leaves a third of a link unused; a ring uses all of it, and adds in the same order
 /// every time.

@@ -15,8 +15,8 @@ pub struct Part {
 }
 
 /// The parts that each of `num_ranks` ranks takes: whole micro-batches where their number is a multiple of the ranks', else
-/// each is cut between rows, unless its rows are compared with one another. They are dealt out by tokens, the largest first, to no rank more parts than to another by two.
-/// With one rank, the micro-batches as they are.
+/// each is cut between rows, unless its rows are compared with one another. They are dealt out by tokens, the largest first,
+/// to no rank more parts than to another by two. With one rank, the micro-batches as they are.
 #[must_use]
 pub fn shares(micro_batches: &[Batch], num_ranks: usize) -> Vec<Vec<Part>> {
     let is_whole = micro_batches.iter().any(|batch| !batch.answers.is_empty());

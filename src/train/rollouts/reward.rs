@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_judges_line_by_line_and_its_failures_are_told() {
+    fn a_program_judges_line_by_line_and_its_failures_are_reported() {
         let program = |script: &str| RewardConfig {
             kind: Some(RewardKind::Command),
             command: ["sh", "-c", script].map(str::to_owned).to_vec(),

@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slow_network_is_told_with_its_rate_and_a_larger_batch() {
+    fn a_slow_network_is_reported_with_its_rate_and_a_larger_batch() {
         finds(exchange_bound(&shared(|_| {})), &[]);
         let mut bound = shared(|line| line.exchange_seconds = Some(0.4));
         bound.facts.train.gradient_accumulation_steps = 1;
