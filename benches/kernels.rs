@@ -15,7 +15,7 @@ use criterion::measurement::WallTime;
 use criterion::{BenchmarkGroup, Criterion, criterion_group, criterion_main};
 use lora_train::ops::adamw::{State, Update, adamw};
 use lora_train::ops::attention::{Heads, attention, attention_backward};
-use lora_train::ops::cross_entropy::{Head, LossChunk, TokenWeights, linear_cross_entropy};
+use lora_train::ops::cross_entropy::{Head, LossChunk, linear_cross_entropy};
 use lora_train::ops::kernels::{Place, place_of};
 use lora_train::ops::layout::Layout;
 use lora_train::ops::linear::{InputGrad, Weight, linear, linear_backward};
@@ -139,7 +139,7 @@ fn head(bench: &mut Bench<'_>, config: &ModelConfig) {
     let targets: Vec<u32> = (0..TARGETS as u32).collect();
     let place = bench.version.place();
     let head = Head { weight: &weight, soft_cap: None };
-    let loss = || linear_cross_entropy(place, &hidden, head, &targets, &TokenWeights::Same(1.0), LossChunk::Auto);
+    let loss = || linear_cross_entropy(place, &hidden, head, &targets, 1.0, LossChunk::Auto);
     bench.run("linear_cross_entropy", loss);
 }
 

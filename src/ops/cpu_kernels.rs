@@ -1,6 +1,5 @@
 //! The CPU: the kernels of [`cpu`], on tensors in host memory.
 
-use std::borrow::Cow;
 use std::ops::Range;
 
 use burn::tensor::{DType, Device, Tensor};
@@ -15,7 +14,7 @@ use super::adamw_8bit::{Coded, host_adamw_8bit};
 use super::attention::{Attended, Heads, LseOrder};
 use super::cached_attention::Held;
 use super::cpu;
-use super::cross_entropy::{Head, TokenWeights, most_cpu_targets};
+use super::cross_entropy::{Head, most_cpu_targets};
 use super::delta_rule::host::{host_delta_rule, host_delta_rule_backward};
 use super::delta_rule::{CHUNK_TOKENS, DeltaHeads, DeltaInputs, Gates};
 use super::dropout::Dropout;
@@ -343,30 +342,23 @@ impl Kernels for Cpu {
         hidden: &Tensor<2>,
         head: Head<'_>,
         targets: &[u32],
-        weights: Option<&TokenWeights>,
+        scale: Option<f64>,
         chunk_len: usize,
     ) -> (Tensor<1>, Option<Tensor<2>>) {
         let (values, weight, width) = (host::view(hidden), HostWeight::new(head.weight), hidden.dims()[1]);
         let head = cpu::Head { weight: weight.get(), soft_cap: head.soft_cap };
         let mut losses = vec![0.0; targets.len()];
-        let mut dhidden = vec![0.0; if weights.is_some() { values.len() } else { 0 }];
+        let mut dhidden = vec![0.0; if scale.is_some() { values.len() } else { 0 }];
         for (index, targets) in targets.chunks(chunk_len).enumerate() {
             cancel::check();
             let start = index * chunk_len;
             let (rows, range) = (start..start + targets.len(), start * width..(start + targets.len()) * width);
             #[expect(clippy::cast_possible_truncation, reason = "computed in f32")]
-            let mut gradient = weights.map(|weights| {
-                let weights = match weights {
-                    TokenWeights::Same(weight) => Cow::Owned(vec![*weight as f32; targets.len()]),
-                    TokenWeights::Each(weights) => Cow::Borrowed(&weights[rows.clone()]),
-                };
-                (&mut dhidden[range.clone()], weights)
-            });
-            let gradient = gradient.as_mut().map(|(dhidden, weights)| (&mut **dhidden, &**weights));
+            let gradient = scale.map(|scale| (&mut dhidden[range.clone()], scale as f32));
             cpu::linear_cross_entropy(&values[range], head, width, targets, &mut losses[rows], gradient);
         }
         let losses = host::tensor(losses, [targets.len()], &hidden.device());
-        (losses, weights.map(|_| host::tensor(dhidden, hidden.dims(), &hidden.device())))
+        (losses, scale.map(|_| host::tensor(dhidden, hidden.dims(), &hidden.device())))
     }
 
     fn dropout(&self, x: &Tensor<2>, settings: Dropout) -> Tensor<2> {

@@ -61,39 +61,6 @@ fn whole_multiples(tokens: usize, multiple: usize) -> usize {
     if tokens < multiple { tokens } else { tokens / multiple * multiple }
 }
 
-/// Weights of tokens in a sum.
-#[derive(Clone, Debug, PartialEq)]
-pub enum TokenWeights {
-    /// All have this one.
-    Same(f64),
-    /// Of each, `[targets]`.
-    Each(Vec<f32>),
-}
-
-impl TokenWeights {
-    /// Those of some of the targets.
-    fn of(&self, rows: std::ops::Range<usize>) -> Self {
-        match self {
-            Self::Same(weight) => Self::Same(*weight),
-            Self::Each(weights) => Self::Each(weights[rows].to_vec()),
-        }
-    }
-
-    /// All of them times `factor`, and as many as there are targets: those that fill up weigh nothing.
-    #[must_use]
-    #[expect(clippy::cast_possible_truncation, reason = "computed in f32")]
-    pub fn scaled(self, factor: f64, num_targets: usize) -> Self {
-        match self {
-            Self::Same(weight) => Self::Same(weight * factor),
-            Self::Each(mut weights) => {
-                weights.iter_mut().for_each(|weight| *weight *= factor as f32);
-                weights.resize(num_targets, 0.0);
-                Self::Each(weights)
-            }
-        }
-    }
-}
-
 /// The head of a model.
 #[derive(Clone, Copy, Debug)]
 pub struct Head<'a> {
@@ -127,16 +94,16 @@ impl Head<'_> {
     }
 }
 
-/// Losses of tokens, and the gradient of their weighted sum.
+/// Losses of tokens, and the gradients of each.
 #[derive(Debug)]
 pub struct LossAndGrad {
     /// Negative log-likelihood of each target, in nats, `f32`, `[targets]`.
     pub losses: Tensor<1>,
-    /// Gradient of the losses' weighted sum with respect to `hidden`, `[targets, hidden_size]`.
+    /// In each row `scale` times the gradient of its loss with respect to that row of `hidden`, `[targets, hidden_size]`.
     pub dhidden: Tensor<2>,
 }
 
-/// Cross-entropy of `softmax(hidden head^T)` at `targets`, and its gradient (the head is frozen).
+/// Cross-entropy of `softmax(hidden head^T)` at `targets`, and its gradient times `scale` (the head is frozen).
 ///
 /// # Shapes
 /// `hidden`: `[targets, hidden_size]`, `targets`: as many ids as `hidden` has rows.
@@ -146,7 +113,7 @@ pub fn linear_cross_entropy(
     hidden: &Tensor<2>,
     head: Head<'_>,
     targets: &[u32],
-    weights: &TokenWeights,
+    scale: f64,
     chunk: LossChunk,
 ) -> LossAndGrad {
     let [vocab_size, width] = head.weight.dims();
@@ -157,7 +124,7 @@ pub fn linear_cross_entropy(
     };
     let size = chunk.tokens(place, head.weight.dims(), targets.len());
     let work = || {
-        let (losses, dhidden) = place.linear_cross_entropy(hidden, head, targets, Some(weights), size);
+        let (losses, dhidden) = place.linear_cross_entropy(hidden, head, targets, Some(scale), size);
         LossAndGrad { losses, dhidden: dhidden.unwrap_or_else(|| hidden.zeros_like()) }
     };
     profile::measure("linear_cross_entropy", cost, work)
@@ -179,24 +146,22 @@ pub fn linear_cross_entropy_loss(
     place.linear_cross_entropy(hidden, head, targets, None, size).0
 }
 
-/// [`linear_cross_entropy`] by the products and the cross-entropy of `place`, in chunks of `size` targets; without weights, without
-/// the gradient.
+/// [`linear_cross_entropy`] by the products and the cross-entropy of `place`, in chunks of `size` targets; without a scale,
+/// without the gradient.
 #[must_use]
 pub(super) fn chunked_cross_entropy(
     place: &dyn Kernels,
     hidden: &Tensor<2>,
     head: Head<'_>,
     targets: &[u32],
-    weights: Option<&TokenWeights>,
+    scale: Option<f64>,
     size: usize,
 ) -> (Tensor<1>, Option<Tensor<2>>) {
     let chunk = |(index, targets): (usize, &[u32])| {
-        let rows = index * size..index * size + targets.len();
-        let hidden = hidden.clone().narrow(0, rows.start, rows.len());
+        let hidden = hidden.clone().narrow(0, index * size, targets.len());
         let logits = head.capped(place.linear(&hidden, head.weight, None, None).0);
-        let weights = weights.map(|weights| weights.of(rows));
         let kept = head.soft_cap.map(|_| logits.clone());
-        let (losses, dlogits) = place.cross_entropy(logits, targets, weights.as_ref());
+        let (losses, dlogits) = place.cross_entropy(logits, targets, scale);
         let dhidden = dlogits.map(|dlogits| {
             let dlogits = match kept {
                 Some(logits) => head.capped_backward(dlogits, logits),
@@ -209,28 +174,22 @@ pub(super) fn chunked_cross_entropy(
     };
     let (losses, dhidden): (Vec<_>, Vec<_>) = targets.chunks(size).enumerate().map(chunk).unzip();
     let dhidden: Vec<_> = dhidden.into_iter().flatten().collect();
-    (Tensor::cat(losses, 0), weights.map(|_| Tensor::cat(dhidden, 0)))
+    (Tensor::cat(losses, 0), scale.map(|_| Tensor::cat(dhidden, 0)))
 }
 
-/// Losses of logits `[targets, vocab_size]` at `targets`, and, with weights, their gradient, in plain tensor calls.
+/// Losses of logits `[targets, vocab_size]` at `targets`, and their gradients times `scale`, in plain tensor calls.
 pub(super) fn plain_cross_entropy(
     logits: &Tensor<2>,
     targets: &[u32],
-    weights: Option<&TokenWeights>,
+    scale: Option<f64>,
 ) -> (Tensor<1>, Option<Tensor<2>>) {
     let targets = target_ids(targets, logits).unsqueeze_dim(1);
     let losses = PlainLosses::new(logits, targets.clone());
-    let dlogits = weights.map(|weights| {
-        // weight (softmax - onehot)
+    let dlogits = scale.map(|scale| {
+        // scale (softmax - onehot)
         let probabilities = losses.log_probabilities(in_f32(logits)).exp();
         let dlogits = probabilities.clone().mask_where(vocabulary(logits).equal(targets), probabilities - 1.0);
-        let dlogits = match weights {
-            TokenWeights::Same(weight) => dlogits * *weight,
-            TokenWeights::Each(weights) => {
-                dlogits * Tensor::<1>::from_data(weights.as_slice(), (&logits.device(), DType::F32)).unsqueeze_dim(1)
-            }
-        };
-        dlogits.cast(logits.dtype())
+        (dlogits * scale).cast(logits.dtype())
     });
     (losses.values(), dlogits)
 }
@@ -298,18 +257,18 @@ mod tests {
         host::tensor(values, [rows, count / rows], device)
     }
 
-    fn run(device: &Device, weights: &TokenWeights, chunk: LossChunk, soft_cap: Option<f64>) -> (Vec<f32>, Vec<f32>) {
+    fn run(device: &Device, chunk: LossChunk, soft_cap: Option<f64>) -> (Vec<f32>, Vec<f32>) {
         let hidden = values(TARGETS * WIDTH, 3.0, device, TARGETS);
         let head = Weight::new(values(VOCAB * WIDTH, 1.0, device, VOCAB));
         let targets: Vec<u32> = (0..53).map(|i| i * 5 % 37).collect();
         let place = place_of(device, DType::F32);
         let head = Head { weight: &head, soft_cap };
-        let LossAndGrad { losses, dhidden } = linear_cross_entropy(place, &hidden, head, &targets, weights, chunk);
+        let LossAndGrad { losses, dhidden } = linear_cross_entropy(place, &hidden, head, &targets, 2.0, chunk);
         (losses.into_data().try_to_vec().unwrap(), dhidden.into_data().try_to_vec().unwrap())
     }
 
     /// The whole logits under burn's autodiff.
-    fn by_autodiff(weights: &[f32], soft_cap: Option<f64>) -> (Vec<f32>, Vec<f32>) {
+    fn by_autodiff(soft_cap: Option<f64>) -> (Vec<f32>, Vec<f32>) {
         let device = Device::flex().autodiff();
         let hidden = values(TARGETS * WIDTH, 3.0, &device, TARGETS).require_grad();
         let head = values(VOCAB * WIDTH, 1.0, &device, VOCAB);
@@ -319,7 +278,7 @@ mod tests {
         let log_probabilities = activation::log_softmax(logits, 1);
         let targets = target_ids(&targets, &log_probabilities).unsqueeze_dim(1);
         let losses = log_probabilities.gather(1, targets).neg().squeeze_dim::<1>(1);
-        let grads = (losses.clone() * Tensor::<1>::from_data(weights, &device)).sum().backward();
+        let grads = (losses.clone() * 2.0).sum().backward();
         let dhidden = hidden.grad(&grads).unwrap();
         (losses.inner().into_data().try_to_vec().unwrap(), dhidden.into_data().try_to_vec().unwrap())
     }
@@ -334,16 +293,11 @@ mod tests {
 
     #[test]
     fn chunks_of_any_size_give_the_loss_and_gradient_of_the_whole_logits() {
-        let each: Vec<f32> = (0..TARGETS).map(|i| (i % 7) as f32 - 2.5).collect();
-        for (weights, cap) in [
-            (TokenWeights::Same(2.0), None),
-            (TokenWeights::Each(each.clone()), None),
-            (TokenWeights::Each(each.clone()), Some(3.0)),
-        ] {
-            let expected = by_autodiff(if weights == TokenWeights::Same(2.0) { &[2.0; TARGETS] } else { &each }, cap);
+        for cap in [None, Some(3.0)] {
+            let expected = by_autodiff(cap);
             for device in [Device::flex(), Device::flex().autodiff()] {
                 for chunk in [LossChunk::Tokens(1), LossChunk::Tokens(16), LossChunk::Tokens(1000), LossChunk::Auto] {
-                    let found = run(&device, &weights, chunk, cap);
+                    let found = run(&device, chunk, cap);
                     assert_close(&found.0, &expected.0);
                     assert_close(&found.1, &expected.1);
                 }

@@ -15,9 +15,7 @@ use super::adamw_8bit::{Coded, plain_adamw_8bit};
 use super::attention::{Attended, CHUNK_BYTES, Heads, plain_attention, plain_attention_backward};
 use super::cached_attention::Held;
 use super::cpu_kernels::Cpu;
-use super::cross_entropy::{
-    Head, PLAIN_MULTIPLE, TokenWeights, chunked_cross_entropy, most_plain_targets, plain_cross_entropy,
-};
+use super::cross_entropy::{Head, PLAIN_MULTIPLE, chunked_cross_entropy, most_plain_targets, plain_cross_entropy};
 use super::cuda::{cuda, kernel_state};
 use super::delta_rule::{
     DeltaHeads, DeltaInputs, Gates, plain_delta_rule, plain_delta_rule_backward, plain_delta_rule_numbers,
@@ -329,26 +327,21 @@ pub trait Kernels: Debug + Send + Sync {
         plain_add_low_rank(self.f32_products(), y, x, weight, lora, rows)
     }
 
-    /// Losses and, with weights, the gradient, in chunks of `chunk_len` targets.
+    /// Losses and their gradients times `scale`, in chunks of `chunk_len` targets.
     fn linear_cross_entropy(
         &self,
         hidden: &Tensor<2>,
         head: Head<'_>,
         targets: &[u32],
-        weights: Option<&TokenWeights>,
+        scale: Option<f64>,
         chunk_len: usize,
     ) -> (Tensor<1>, Option<Tensor<2>>) {
-        chunked_cross_entropy(plain(self.f32_products()), hidden, head, targets, weights, chunk_len)
+        chunked_cross_entropy(plain(self.f32_products()), hidden, head, targets, scale, chunk_len)
     }
 
-    /// Losses of logits `[targets, vocab_size]`, and, with weights, their gradient.
-    fn cross_entropy(
-        &self,
-        logits: Tensor<2>,
-        targets: &[u32],
-        weights: Option<&TokenWeights>,
-    ) -> (Tensor<1>, Option<Tensor<2>>) {
-        plain_cross_entropy(&logits, targets, weights)
+    /// Losses of logits `[targets, vocab_size]`, and their gradients times `scale`.
+    fn cross_entropy(&self, logits: Tensor<2>, targets: &[u32], scale: Option<f64>) -> (Tensor<1>, Option<Tensor<2>>) {
+        plain_cross_entropy(&logits, targets, scale)
     }
 
     fn dropout(&self, x: &Tensor<2>, settings: Dropout) -> Tensor<2> {

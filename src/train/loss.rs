@@ -227,8 +227,12 @@ pub fn loss_and_grad(
     let (place, shape, width) = (model.place(), x.dims(), profile::passes(&x, 2));
     let hidden = profile::measure("target_rows", || width.clone(), || x.select(0, rows.clone()));
     let (normed, rstd) = rms_norm(place, &hidden, &model.norm, model.config.rms_norm_eps);
+    // Every token's own gradient, which its weight multiplies once it is known: the head's products run once.
+    let LossAndGrad { losses, dhidden } = linear_cross_entropy(place, &normed, model.head(), tokens, grad_scale, chunk);
+    let losses = losses.narrow(0, 0, num_tokens);
     let needed = objective.needs_log_probabilities();
-    let log_probabilities = if needed { targets.log_probabilities(model, &normed, chunk) } else { Vec::new() };
+    let log_probabilities =
+        if needed { faults::read(losses.clone().neg(), "the log-probabilities") } else { Vec::new() };
     let weighed = objective.weigh(&Rows {
         targets: by_row,
         answers,
@@ -237,8 +241,10 @@ pub fn loss_and_grad(
         log_sums_of_squares: &targets.log_sums_of_squares(model, &normed, objective, chunk),
         divergence: compared.divergence,
     });
-    let weights = weighed.weights.scaled(grad_scale, tokens.len());
-    let LossAndGrad { losses, dhidden } = linear_cross_entropy(place, &normed, model.head(), tokens, &weights, chunk);
+    let dhidden = match weighed.weights {
+        Some(weights) => weighted(dhidden, weights),
+        None => dhidden,
+    };
     let dhidden = rms_norm_backward(place, &dhidden, &hidden, &model.norm, &rstd, hidden.zeros_like());
     let scatter = || match targets.of_rows.clone() {
         Some(of_rows) => gather_grads(dhidden, of_rows),
@@ -250,11 +256,19 @@ pub fn loss_and_grad(
     #[expect(clippy::cast_possible_truncation, reason = "read as f32")]
     let losses = match weighed.loss {
         Some(loss) => Tensor::from_data([loss as f32], (&losses.device(), DType::F32)),
-        None => losses.narrow(0, 0, num_tokens),
+        None => losses,
     };
     let (count, figures) = (weighed.count, weighed.figures);
     let loss = MicroBatchLoss { losses, count, target_tokens: num_tokens as u64, figures };
     (loss, profile::measure("target_rows", || width, scatter))
+}
+
+/// Rows times their weights; those of targets that fill up weigh nothing.
+fn weighted(rows: Tensor<2>, mut weights: Vec<f32>) -> Tensor<2> {
+    weights.resize(rows.dims()[0], 0.0);
+    let (dtype, device) = (rows.dtype(), rows.device());
+    let weights = Tensor::<1>::from_data(weights.as_slice(), (&device, DType::F32));
+    (rows.cast(DType::F32) * weights.unsqueeze_dim(1)).cast(dtype)
 }
 
 /// The gradients of all rows: that of the row's target, or zero. A scatter would take them one after the other.

@@ -17,7 +17,6 @@ pub use cross_entropy::CrossEntropy;
 use crate::config::{ObjectiveConfig, ObjectiveName};
 use crate::data::batch::Answer;
 use crate::measure::figures::ObjectiveFigures;
-use crate::ops::cross_entropy::TokenWeights;
 
 /// The rows of a micro-batch, as an objective sees them.
 #[derive(Clone, Copy, Debug, Default)]
@@ -51,15 +50,15 @@ pub struct Weighed {
     pub loss: Option<f64>,
     /// What the sums of a step are divided by, this micro-batch's part of it.
     pub count: f64,
-    /// Derivative of the loss with respect to every target token's cross-entropy.
-    pub weights: TokenWeights,
+    /// Derivative of the loss with respect to every target token's cross-entropy; `None` where all are 1.
+    pub weights: Option<Vec<f32>>,
     /// What else is reported.
     pub figures: ObjectiveFigures,
 }
 
 /// A loss.
 pub trait Objective: Debug + Send + Sync {
-    /// Whether the weights depend on the log-probabilities: then the head's products run twice.
+    /// Whether the weights depend on the log-probabilities, which are then read from the device.
     fn needs_log_probabilities(&self) -> bool {
         true
     }

@@ -15,7 +15,6 @@ use lora_train::measure::figures::ObjectiveFigures;
 use lora_train::model::Model;
 use lora_train::model::load;
 use lora_train::model::weights::{RandomWeights, Weights};
-use lora_train::ops::cross_entropy::TokenWeights;
 use lora_train::ops::host;
 use lora_train::ops::product::F32Products;
 use lora_train::spec::ModelConfig;
@@ -267,7 +266,7 @@ impl Objective for ByRow {
             (-sum * weight_of(row), vec![weight_of(row) as f32; targets.len()])
         };
         let (losses, weights): (Vec<f64>, Vec<_>) = rows.targets.iter().enumerate().map(of_row).unzip();
-        let weights = TokenWeights::Each(weights.concat());
+        let weights = Some(weights.concat());
         Weighed {
             loss: Some(losses.iter().sum()),
             count: rows.targets.len() as f64,

@@ -153,7 +153,7 @@ pub struct Head<'a> {
 }
 
 /// Writes the cross-entropy of `softmax(hidden head^T)` at `targets`, in nats, to `losses`. With `gradient`, `dhidden`
-/// becomes the gradient of the sum of the losses, each times its weight, with respect to `hidden`.
+/// becomes the gradient of the sum of the losses with respect to `hidden`, times a scale.
 ///
 /// The logits of all rows exist at once, in a buffer that the thread keeps, so pass rows in chunks.
 ///
@@ -165,7 +165,7 @@ pub fn linear_cross_entropy(
     width: usize,
     targets: &[u32],
     losses: &mut [f32],
-    gradient: Option<(&mut [f32], &[f32])>,
+    gradient: Option<(&mut [f32], f32)>,
 ) {
     let (rows, cap) = (targets.len(), soft_cap.map(|cap| cap as f32));
     assert!(
@@ -191,15 +191,15 @@ pub fn linear_cross_entropy(
         let hidden = Term { a: hidden, k: width, b: forward };
         gemm_strided(rows, vocab_size, logits, stride, hidden, width, None, false);
         let by_row = logits.par_chunks_mut(stride).zip(targets).zip(losses);
-        let Some((dhidden, weights)) = gradient else {
+        let Some((dhidden, scale_of_all)) = gradient else {
             return by_row
                 .for_each(|((logits, target), loss)| *loss = row_loss(&mut logits[..vocab_size], *target, cap));
         };
-        assert_eq!((dhidden.len(), weights.len()), (rows * width, rows), "cross-entropy: the gradient of {rows} rows");
-        by_row.zip(&mut *factors).zip(weights).for_each(|((((logits, target), loss), factor), weight)| {
+        assert_eq!(dhidden.len(), rows * width, "cross-entropy: the gradient of {rows} rows");
+        by_row.zip(&mut *factors).for_each(|(((logits, target), loss), factor)| {
             let sum;
             (*loss, sum) = row_gradient(&mut logits[..vocab_size], *target, cap);
-            *factor = weight / sum;
+            *factor = scale_of_all / sum;
             if head.rounds {
                 to_pairs_in_place(&mut logits[..vocab_size]);
             }
@@ -258,19 +258,19 @@ mod tests {
     use super::super::reference::{assert_close, matmul_f64, on_threads, random};
     use super::*;
 
-    /// Losses and the gradient of `hidden` of their weighted sum, in f64.
+    /// Losses and the gradient of `hidden` of their sum times `scale`, in f64.
     fn exact(
         hidden: &[f32],
         head: &[f32],
         width: usize,
         targets: &[u32],
-        weights: &[f32],
+        scale: f32,
         cap: Option<f64>,
     ) -> (Vec<f64>, Vec<f64>) {
         let (rows, vocab_size) = (targets.len(), head.len() / width);
         let logits = matmul_f64([rows, vocab_size, width], hidden, [width, 1], head, [1, width]);
         let (mut losses, mut dhidden) = (Vec::new(), Vec::new());
-        for ((row, target), weight) in logits.chunks(vocab_size).zip(targets).zip(weights) {
+        for (row, target) in logits.chunks(vocab_size).zip(targets) {
             let row: Vec<f64> = row.iter().map(|x| cap.map_or(*x, |cap| cap * (x / cap).tanh())).collect();
             let slope = |x: f64| cap.map_or(1.0, |cap| 1.0 - (x / cap).powi(2));
             let max = row.iter().copied().fold(f64::MIN, f64::max);
@@ -282,7 +282,7 @@ mod tests {
             for d in 0..width {
                 let column = head[d..].iter().step_by(width);
                 dhidden
-                    .push(f64::from(*weight) * dlogits.iter().zip(column).map(|(d, w)| d * f64::from(*w)).sum::<f64>());
+                    .push(f64::from(scale) * dlogits.iter().zip(column).map(|(d, w)| d * f64::from(*w)).sum::<f64>());
             }
         }
         (losses, dhidden)
@@ -301,14 +301,13 @@ mod tests {
         let caps = [None, Some(2.0)];
         for ([rows, vocab_size, width], soft_cap) in SHAPES.into_iter().flat_map(|shape| caps.map(|cap| (shape, cap))) {
             let (hidden, head, targets) = case(rows, vocab_size, width);
-            let weights: Vec<f32> = (0..rows).map(|row| 0.25 - row as f32).collect();
-            let (loss_exact, grad_exact) = exact(&hidden, &head, width, &targets, &weights, soft_cap);
+            let (loss_exact, grad_exact) = exact(&hidden, &head, width, &targets, -0.25, soft_cap);
             let head = Head { weight: Weight::f32(&head), soft_cap };
             let mut losses = vec![9.0; rows];
             linear_cross_entropy(&hidden, head, width, &targets, &mut losses, None);
             assert_close(&losses, &loss_exact, 1e-5);
             let (mut again, mut dhidden) = (vec![9.0; rows], vec![9.0; rows * width]);
-            let gradient = Some((&mut dhidden[..], &weights[..]));
+            let gradient = Some((&mut dhidden[..], -0.25));
             linear_cross_entropy(&hidden, head, width, &targets, &mut again, gradient);
             assert_eq!(losses, again);
             assert_close(&dhidden, &grad_exact, 1e-5);
@@ -324,9 +323,9 @@ mod tests {
             let head = round(&head);
             let weight = Weight::bf16(&head).rounding(true);
             let operand = if weight.rounds { widen(&round(&hidden)) } else { hidden.clone() };
-            let (loss_exact, grad_exact) = exact(&operand, &widen(&head), width, &targets, &vec![2.0; rows], None);
+            let (loss_exact, grad_exact) = exact(&operand, &widen(&head), width, &targets, 2.0, None);
             let (mut losses, mut dhidden) = (vec![9.0; rows], vec![9.0; rows * width]);
-            let gradient = Some((&mut dhidden[..], &vec![2.0; rows][..]));
+            let gradient = Some((&mut dhidden[..], 2.0));
             let head = Head { weight, soft_cap: None };
             linear_cross_entropy(&hidden, head, width, &targets, &mut losses, gradient);
             // The operands of the first product are exact; the probabilities are rounded for the second.
@@ -365,7 +364,7 @@ mod tests {
         let run = |threads| {
             on_threads(threads, || {
                 let (mut losses, mut dhidden) = (vec![0.0; 70], vec![0.0; 70 * 48]);
-                let gradient = Some((&mut dhidden[..], &[1.0; 70][..]));
+                let gradient = Some((&mut dhidden[..], 1.0));
                 let head = Head { weight: Weight::f32(&head), soft_cap: Some(3.0) };
                 linear_cross_entropy(&hidden, head, 48, &targets, &mut losses, gradient);
                 (losses, dhidden)

@@ -25,7 +25,7 @@ use super::{Sizes, has_attention};
 use crate::device::Dtype;
 use crate::ops::adamw::{State, Update};
 use crate::ops::attention::{Attended, Heads};
-use crate::ops::cross_entropy::{Head, TokenWeights, chunked_cross_entropy, target_ids};
+use crate::ops::cross_entropy::{Head, chunked_cross_entropy, target_ids};
 use crate::ops::custom::device_of;
 use crate::ops::head_norm::{Factors, HeadNorms, QueriesKeys, norm_then_rotate, rotate_then_norm_backward};
 use crate::ops::kernels::{Kernels, Place, Plain, each_backward};
@@ -273,23 +273,18 @@ impl Kernels for Cuda {
         hidden: &Tensor<2>,
         head: Head<'_>,
         targets: &[u32],
-        weights: Option<&TokenWeights>,
+        scale: Option<f64>,
         chunk_len: usize,
     ) -> (Tensor<1>, Option<Tensor<2>>) {
-        chunked_cross_entropy(self, hidden, head, targets, weights, chunk_len)
+        chunked_cross_entropy(self, hidden, head, targets, scale, chunk_len)
     }
 
-    fn cross_entropy(
-        &self,
-        logits: Tensor<2>,
-        targets: &[u32],
-        weights: Option<&TokenWeights>,
-    ) -> (Tensor<1>, Option<Tensor<2>>) {
+    fn cross_entropy(&self, logits: Tensor<2>, targets: &[u32], scale: Option<f64>) -> (Tensor<1>, Option<Tensor<2>>) {
         if logits.dtype() != DType::BF16 || !check::is_on("cross_entropy") {
-            return self.0.cross_entropy(logits, targets, weights);
+            return self.0.cross_entropy(logits, targets, scale);
         }
         let targets = target_ids(targets, &logits);
-        cross_entropy::cross_entropy(logits, targets, weights)
+        cross_entropy::cross_entropy(logits, targets, scale)
     }
 
     fn rms_norm(&self, x: &Tensor<2>, weight: &Tensor<1>, eps: f64) -> (Tensor<2>, Tensor<1>) {

@@ -2,7 +2,6 @@
 
 use super::{Objective, Rows, Weighed};
 use crate::measure::figures::ObjectiveFigures;
-use crate::ops::cross_entropy::TokenWeights;
 use crate::util::stats::as_f64;
 
 /// Every target token counts and weighs one.
@@ -15,7 +14,7 @@ impl Objective for CrossEntropy {
     }
 
     fn weigh(&self, rows: &Rows<'_>) -> Weighed {
-        let (count, weights) = (as_f64(rows.num_targets()), TokenWeights::Same(1.0));
-        Weighed { loss: None, count, weights, figures: ObjectiveFigures::default() }
+        let count = as_f64(rows.num_targets());
+        Weighed { loss: None, count, weights: None, figures: ObjectiveFigures::default() }
     }
 }

@@ -4,7 +4,6 @@ use std::ops::Range;
 
 use super::{Rows, Weighed};
 use crate::measure::figures::{Mean, ObjectiveFigures};
-use crate::ops::cross_entropy::TokenWeights;
 use crate::util::stats::as_f64;
 
 /// -log sigmoid(x)
@@ -132,7 +131,7 @@ impl Weights {
     }
 
     pub(super) fn weighed(self, loss: f64, count: usize, figures: ObjectiveFigures) -> Weighed {
-        Weighed { loss: Some(loss), count: as_f64(count), weights: TokenWeights::Each(self.0), figures }
+        Weighed { loss: Some(loss), count: as_f64(count), weights: Some(self.0), figures }
     }
 }
 

@@ -49,11 +49,10 @@ template <class Combine> INLINE float over_block(float x, Combine combine) {
     return x;
 }
 
-// The weight of a row is `weight`, times weights[row] unless that is null; without `has_grad` the logits stay. Grid: rows; block:
-// 1024.
+// The gradient is that of the losses times `scale`; without `has_grad` the logits stay. Grid: rows; block: 1024.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    cross_entropy(bf16 *logits, const int *targets, const float *weights, float *losses, long long stride, int vocab_size,
-                  float weight, int has_grad) {
+    cross_entropy(bf16 *logits, const int *targets, float *losses, long long stride, int vocab_size, float scale,
+                  int has_grad) {
     const Row row(logits + blockIdx.x * stride, vocab_size);
     const int num_chunks = row.num_chunks(), target = targets[blockIdx.x];
     const float of_target = low_bf16(row.logits[target]);
@@ -74,14 +73,13 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (threadIdx.x == 0) losses[blockIdx.x] = of_all - of_target + logf(sum);
     if (!has_grad) return;
 
-    if (weights) weight *= weights[blockIdx.x];
-    const float factor = weight / sum;
+    const float factor = scale / sum;
 #pragma unroll 2
     for (int chunk = num_chunks - 1 - (int)threadIdx.x; chunk >= 0; chunk -= THREADS) {
         const int first = chunk * 8 - row.before;
         Eight x = row.read(first);
 #pragma unroll
-        for (int i = 0; i < 8; i++) x.of[i] = exp_less(x.of[i], of_all) * factor - (first + i == target ? weight : 0);
+        for (int i = 0; i < 8; i++) x.of[i] = exp_less(x.of[i], of_all) * factor - (first + i == target ? scale : 0);
         row.write(first, x);
     }
 }

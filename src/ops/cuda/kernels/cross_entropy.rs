@@ -4,30 +4,20 @@ use burn::tensor::{DType, Int, Tensor};
 
 use super::matrix::{dims, stride};
 use super::stream::{Launch, Module};
-use crate::ops::cross_entropy::TokenWeights;
 use crate::ops::custom::{Output, queue, spec};
 
 pub(super) static MODULE: Module = Module { name: "cross_entropy", ptx: include_str!("cross_entropy.ptx") };
 
 const THREADS: usize = 1024;
 
-/// The losses of `logits` at `targets`, `[targets]`, and, with weights, the gradient by the logits.
+/// The losses of `logits` at `targets`, `[targets]`, and the gradient by the logits times `scale`.
 pub(super) fn cross_entropy(
     logits: Tensor<2>,
     targets: Tensor<1, Int>,
-    weights: Option<&TokenWeights>,
+    scale: Option<f64>,
 ) -> (Tensor<1>, Option<Tensor<2>>) {
-    let ([rows, _], device) = (logits.dims(), logits.device());
-    let (factor, of_each) = match weights {
-        None => (0.0, None),
-        Some(TokenWeights::Same(weight)) => (*weight, None),
-        Some(TokenWeights::Each(weights)) => {
-            (1.0, Some(Tensor::<1>::from_data(weights.as_slice(), (&device, DType::F32))))
-        }
-    };
-    let has_grad = weights.is_some();
-    let mut inputs = vec![logits.into_dispatch(), targets.into_dispatch()];
-    inputs.extend(of_each.map(Tensor::into_dispatch));
+    let ([rows, _], has_grad) = (logits.dims(), scale.is_some());
+    let inputs = vec![logits.into_dispatch(), targets.into_dispatch()];
     let mut outputs = vec![Output::New(spec(DType::F32, [rows]))];
     outputs.extend(has_grad.then_some(Output::Changed(0)));
     let queued = queue("cross_entropy", inputs, outputs, move |inputs, outputs| {
@@ -35,12 +25,8 @@ pub(super) fn cross_entropy(
         let (logits, inputs) = if has_grad { (&outputs[1], &inputs[..]) } else { (&inputs[0], &inputs[1..]) };
         let loss = Launch::new(&MODULE, "cross_entropy", [rows, 1, 1], THREADS);
         let loss = if has_grad { loss.change(logits) } else { loss.read(logits) }.read(&inputs[0]);
-        let loss = match inputs.get(1) {
-            Some(weights) => loss.read(weights),
-            None => loss.long(0),
-        };
         let loss = loss.write(&outputs[0]).long(stride(logits) as u64).ints([dims(logits)[1]]);
-        loss.float(factor).ints([usize::from(has_grad)]).launch();
+        loss.float(scale.unwrap_or_default()).ints([usize::from(has_grad)]).launch();
     });
     let mut queued = queued.into_iter();
     let Some(losses) = queued.next() else { unreachable!("there are losses") };
