@@ -18,6 +18,7 @@ pub mod offload;
 pub mod optimizer;
 pub mod ranks;
 pub mod recorder;
+mod references;
 pub mod rollouts;
 pub mod saver;
 pub mod schedule;

@@ -34,6 +34,7 @@ use crate::train::fit::Decision;
 use crate::train::flops::StepFlops;
 use crate::train::forecast::Forecast;
 use crate::train::memory::Workload;
+use crate::train::objective::objective;
 use crate::util::failure::Failure;
 use ranks::Cluster;
 use report::{Basis, Report, table};
@@ -125,7 +126,8 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
     let folder = source.as_ref().ok().filter(|_| target.is_here && workload.plan().read_bytes_per_step.is_some());
     let disk_bytes_per_second = folder.and_then(|source| rate_of_disk(&source.folder));
     // On the CPU the batch has no padding.
-    let forecast = source.and_then(|source| forecast(&recipe, &source, &workload, target.kind.is_gpu()));
+    let forecast =
+        source.and_then(|source| forecast(&recipe, &source, &workload, target.kind.is_gpu(), args.ranks == 1));
     let prices = prices(args, &recipe);
     let report = Report::new(&Basis {
         recipe: &recipe,
@@ -227,6 +229,7 @@ fn forecast(
     source: &ModelSource,
     workload: &Workload<'_>,
     is_padded: bool,
+    is_alone: bool,
 ) -> Result<Forecast, String> {
     if recipe.data.train.is_empty() {
         return Err("the recipe names no training data".into());
@@ -240,8 +243,9 @@ fn forecast(
         ..OpenOptions::default()
     };
     let flops = StepFlops::of_objective(workload.config, workload.plan().num_trainable, workload.objective);
+    let keeps_reference = is_alone && objective(workload.objective).keeps_reference();
     Dataset::open(&config, Arc::new(tokenizer), recipe.seed, &options)
-        .and_then(|data| Forecast::new(&data, &recipe.train, &flops, is_padded))
+        .and_then(|data| Forecast::new(&data, &recipe.train, &flops, is_padded, keeps_reference))
         .map_err(|error| first_line(&Failure::input(error)))
 }
 

@@ -12,6 +12,7 @@ use super::inputs::Passing;
 use super::loss::{Compared, MicroBatchLoss, Targets, divergence, loss_and_grad};
 use super::objective::Objective;
 use super::offload::{HostParking, Parked};
+use super::references::References;
 use crate::data::batch::Batch;
 use crate::lora::AdapterSet;
 use crate::model::block::Activations;
@@ -41,6 +42,8 @@ pub struct Options<'a> {
     pub objective: &'a dyn Objective,
     /// The adapters before training, with which an objective may compare.
     pub reference: &'a AdapterSet,
+    /// What is known of the model with these, where the objective needs no more.
+    pub references: Option<&'a References>,
     /// Number of target tokens whose logits exist at a time.
     pub loss_chunk: LossChunk,
     /// Noise on the embeddings (Jain et al., 2023): this over the root of their number in the longest row is its bound.
@@ -160,9 +163,8 @@ pub fn forward(model: &Model, adapters: &AdapterSet, inputs: Vec<Inputs>, option
         let origin = inputs.origin.unwrap_or(origin);
         let num_targets = inputs.targets.num_tokens();
         let mut micro_batch = MicroBatch::new(inputs.layout, num_targets, origin, options);
-        if options.objective.needs_reference() {
-            references.push(Passing::new(model, inputs.input_ids.clone()));
-        }
+        let is_passed = options.objective.needs_reference() && !inputs.targets.are_known(options.references);
+        references.push(is_passed.then(|| Passing::new(model, inputs.input_ids.clone())));
         let mismatched = inputs.mismatched.filter(|_| options.objective.needs_divergence());
         let divergence = |batch: &Batch| divergence(model, adapters, options.reference, batch, options.loss_chunk);
         divergences.push(mismatched.map_or(0.0, |batch| divergence(&batch)));
@@ -182,7 +184,9 @@ pub fn forward(model: &Model, adapters: &AdapterSet, inputs: Vec<Inputs>, option
     let mut kept = Vec::with_capacity(model.blocks.len() * xs.len());
     for (layer, block) in model.walk(0..model.blocks.len()) {
         for (reference, micro_batch) in references.iter_mut().zip(&micro_batches) {
-            reference.through(model, (layer, &block), &micro_batch.layout, options.reference);
+            if let Some(reference) = reference {
+                reference.through(model, (layer, &block), &micro_batch.layout, options.reference);
+            }
         }
         for (index, (x, micro_batch)) in xs.iter_mut().zip(&mut micro_batches).enumerate().rev() {
             let context = micro_batch.context(model, adapters, layer);
@@ -201,8 +205,10 @@ pub fn forward(model: &Model, adapters: &AdapterSet, inputs: Vec<Inputs>, option
             }
         }
     }
-    let references = references.into_iter().map(|passing| Some(passing.x)).chain(std::iter::repeat_with(|| None));
-    let compared = references.zip(divergences).map(|(reference, divergence)| Compared { reference, divergence });
+    let compared = references.into_iter().zip(divergences).map(|(passing, divergence)| {
+        let reference = passing.map(|passing| passing.x);
+        Compared { reference, references: options.references, divergence }
+    });
     let of_each = xs.into_iter().zip(targets).zip(compared).zip(&micro_batches);
     let (losses, dx) = of_each
         .map(|(((x, targets), compared), of)| {

@@ -22,6 +22,8 @@ pub struct StepFlops {
     attention_products: usize,
     /// Of every attention.
     heads: Vec<Heads>,
+    /// Those of a forward of the reference, which are in the others.
+    of_reference: Option<Box<Self>>,
 }
 
 impl StepFlops {
@@ -35,6 +37,7 @@ impl StepFlops {
             per_target_token: as_f64(4 * config.vocab_size * config.hidden_size),
             attention_products: 6,
             heads: config.blocks.iter().filter_map(|block| Some(block.attention()?.heads)).collect(),
+            of_reference: None,
         }
     }
 
@@ -43,11 +46,21 @@ impl StepFlops {
     pub fn of_objective(config: &ModelConfig, num_trainable: usize, objective: &ObjectiveConfig) -> Self {
         let mut flops = Self::new(config, num_trainable);
         if objective.needs_reference() {
-            flops.per_token += 0.5 * Self::new(config, 0).per_token;
-            flops.per_target_token *= 1.5;
-            flops.attention_products += 2;
+            let base = Self::new(config, 0);
+            let (per_token, per_target_token) = (0.5 * base.per_token, 0.5 * base.per_target_token);
+            let reference = Self { per_token, per_target_token, attention_products: 2, ..base };
+            flops.per_token += reference.per_token;
+            flops.per_target_token += reference.per_target_token;
+            flops.attention_products += reference.attention_products;
+            flops.of_reference = Some(Box::new(reference));
         }
         flops
+    }
+
+    /// FLOPs of the reference's forward of a micro-batch, which are among [its own](Self::of).
+    #[must_use]
+    pub fn of_reference(&self, batch: &Batch) -> f64 {
+        self.of_reference.as_ref().map_or(0.0, |reference| reference.of(batch))
     }
 
     /// FLOPs of one micro-batch.

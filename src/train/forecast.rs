@@ -22,20 +22,28 @@ pub struct Forecast {
 
 impl Forecast {
     /// The steps of the first epoch, or of the whole run if it is shorter. `is_padded`: the rows of a micro-batch are
-    /// computed at one length.
+    /// computed at one length. `keeps_reference`: later epochs compute the reference no more.
     ///
     /// # Errors
     /// A row that cannot be read.
-    pub fn new(data: &Dataset, train: &TrainConfig, flops: &StepFlops, is_padded: bool) -> Result<Self, DataError> {
+    pub fn new(
+        data: &Dataset,
+        train: &TrainConfig,
+        flops: &StepFlops,
+        is_padded: bool,
+        keeps_reference: bool,
+    ) -> Result<Self, DataError> {
         let accumulated = train.gradient_accumulation_steps;
         let per_epoch = usize::try_from(data.batches_per_epoch(train.micro_batch_size)).unwrap_or(usize::MAX);
         let steps = total_steps(per_epoch, accumulated, train.num_epochs, train.max_steps);
         let num_batches = per_epoch.min(usize::try_from(steps).unwrap_or(usize::MAX).saturating_mul(accumulated));
+        let later = 1.0 - (as_f64(steps_per_epoch(per_epoch, accumulated)) / as_f64(steps.max(1))).min(1.0);
         let mut loader = data.loader(Cursor::default(), train.micro_batch_size)?;
         let (mut tokens, mut computed) = (0, 0.0);
         for _ in 0..num_batches {
             let batch = loader.next_batch()?.batch;
             tokens += batch.num_tokens() as u64;
+            computed -= if keeps_reference { later * flops.of_reference(&batch) } else { 0.0 };
             computed += flops.of(&batch) + if is_padded { flops.of_padding(batch.num_padding_tokens()) } else { 0.0 };
         }
         let num_steps = as_f64(steps_per_epoch(num_batches, accumulated).max(1));

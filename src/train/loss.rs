@@ -8,6 +8,7 @@ use burn::tensor::{DType, IndexingUpdateOp, Int, Tensor};
 use serde::{Deserialize, Serialize};
 
 use super::objective::{Objective, Rows};
+use super::references::{References, digests};
 use crate::config::TrainConfig;
 use crate::data::batch::{Answer, Batch, Target};
 use crate::lora::AdapterSet;
@@ -112,6 +113,8 @@ pub struct Targets {
     /// The targets of each document.
     by_row: Vec<Range<usize>>,
     answers: Vec<Answer>,
+    /// Of each document of a preference, see [`digests`].
+    digests: Vec<u64>,
     /// Where there are such, the target of every row of the last block's output, or -1, `[tokens]`.
     of_rows: Option<Tensor<1, Int>>,
 }
@@ -144,13 +147,37 @@ impl Targets {
             start..first
         });
         let (by_row, answers) = (by_row.collect(), batch.answers.clone());
-        Self { by_row, answers, rows: on_device(&rows), tokens, num_tokens, of_rows }
+        let digests = if answers.is_empty() { Vec::new() } else { digests(batch) };
+        Self { by_row, answers, digests, rows: on_device(&rows), tokens, num_tokens, of_rows }
     }
 
     /// Number of target tokens.
     #[must_use]
     pub fn num_tokens(&self) -> usize {
         self.num_tokens
+    }
+
+    /// Whether `references` have all that an objective needs of the reference.
+    pub(super) fn are_known(&self, references: Option<&References>) -> bool {
+        references.is_some_and(|references| references.of(&self.digests).is_some())
+    }
+
+    /// Log-probabilities by the reference of every target token and of every document: of documents that are known, only
+    /// these; of others, those that `compute` finds for tokens, and where they are to be kept, of documents.
+    fn of_reference(
+        &self,
+        references: Option<&References>,
+        compute: impl FnOnce() -> Vec<f32>,
+    ) -> (Vec<f32>, Vec<f64>) {
+        let Some(references) = references else { return (compute(), Vec::new()) };
+        if let Some(known) = references.of(&self.digests) {
+            return (Vec::new(), known);
+        }
+        let of_tokens = compute();
+        let sum = |range: &Range<usize>| of_tokens[range.clone()].iter().map(|&p| f64::from(p)).sum::<f64>();
+        let of_documents: Vec<f64> = self.by_row.iter().map(sum).collect();
+        references.keep(&self.digests, &of_documents);
+        (of_tokens, of_documents)
     }
 
     /// The input of the head for each, `[targets, hidden_size]`, from the last block's output.
@@ -202,9 +229,11 @@ pub struct MicroBatchLoss {
 
 /// What a micro-batch's losses are compared with.
 #[derive(Debug, Default)]
-pub struct Compared {
+pub struct Compared<'a> {
     /// The output of the last block of the reference, `[tokens, hidden_size]`, where the objective needs it.
     pub reference: Option<Tensor<2>>,
+    /// What is known of the reference, where the objective needs no more.
+    pub references: Option<&'a References>,
     /// By how much answers to other prompts are likelier than by the reference, see [`Rows::divergence`].
     pub divergence: f64,
 }
@@ -216,12 +245,14 @@ pub fn loss_and_grad(
     model: &Model,
     x: Tensor<2>,
     targets: &Targets,
-    compared: Compared,
+    compared: Compared<'_>,
     objective: &dyn Objective,
     grad_scale: f64,
     chunk: LossChunk,
 ) -> (MicroBatchLoss, Tensor<2>) {
-    let reference = compared.reference.map(|x| targets.log_probabilities(model, &targets.normed(model, &x), chunk));
+    let of_reference = |x| targets.log_probabilities(model, &targets.normed(model, &x), chunk);
+    let of_reference = || compared.reference.map(of_reference).unwrap_or_default();
+    let (reference, reference_answers) = targets.of_reference(compared.references, of_reference);
     let Targets { rows, tokens, num_tokens, by_row, answers, .. } = targets;
     let num_tokens = *num_tokens;
     let (place, shape, width) = (model.place(), x.dims(), profile::passes(&x, 2));
@@ -237,7 +268,8 @@ pub fn loss_and_grad(
         targets: by_row,
         answers,
         log_probabilities: &log_probabilities,
-        reference: &reference.unwrap_or_default(),
+        reference: &reference,
+        reference_answers: &reference_answers,
         log_sums_of_squares: &targets.log_sums_of_squares(model, &normed, objective, chunk),
         divergence: compared.divergence,
     });
@@ -322,11 +354,13 @@ pub fn num_right_tokens(model: &Model, adapters: &AdapterSet, batch: &Batch, chu
     tokens[..num_tokens].chunks(size).enumerate().map(num_right).sum()
 }
 
-/// Loss of a micro-batch, without dropout and without gradients; `reference` are the adapters before training.
+/// Loss of a micro-batch, without dropout and without gradients; `reference` are the adapters before training, `references`
+/// what is known of them.
 #[must_use]
 pub fn eval_loss(
     model: &Model,
     [adapters, reference]: [&AdapterSet; 2],
+    references: Option<&References>,
     batch: &Batch,
     objective: &dyn Objective,
     chunk: LossChunk,
@@ -337,13 +371,15 @@ pub fn eval_loss(
     let (normed, targets) = normed_targets(model, adapters, batch);
     let of_targets = targets.log_probabilities(model, &normed, chunk);
     let of_reference =
-        if objective.needs_reference() { log_probabilities(model, reference, batch, chunk) } else { vec![] };
+        || if objective.needs_reference() { log_probabilities(model, reference, batch, chunk) } else { vec![] };
+    let (of_reference, reference_answers) = targets.of_reference(references, of_reference);
     let mismatched = batch.mismatched.as_ref().filter(|_| objective.needs_divergence());
     let weighed = objective.weigh(&Rows {
         targets: &targets.by_row,
         answers: &targets.answers,
         log_probabilities: &of_targets,
         reference: &of_reference,
+        reference_answers: &reference_answers,
         log_sums_of_squares: &targets.log_sums_of_squares(model, &normed, objective, chunk),
         divergence: mismatched.map_or(0.0, |batch| divergence(model, adapters, reference, batch, chunk)),
     });

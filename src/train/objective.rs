@@ -27,8 +27,10 @@ pub struct Rows<'a> {
     pub answers: &'a [Answer],
     /// Log-probability of every target token in nats; empty where the objective does not need them.
     pub log_probabilities: &'a [f32],
-    /// The same of the reference; empty where the objective needs none.
+    /// The same of the reference; empty where the objective needs none, or `reference_answers` are known.
     pub reference: &'a [f32],
+    /// Log-probability of every document's target tokens by the reference; empty unless the objective needs no more of it.
+    pub reference_answers: &'a [f64],
     /// Logarithm of the sum of the squared probabilities of all tokens at every target; empty where it is not needed.
     pub log_sums_of_squares: &'a [f32],
     /// By how much the mean log-probability of the answers to other prompts is above the reference's, in nats.
@@ -65,6 +67,11 @@ pub trait Objective: Debug + Send + Sync {
 
     /// Whether they depend on those of the reference: the model as it was before training.
     fn needs_reference(&self) -> bool {
+        false
+    }
+
+    /// Whether all that they need of it is the log-probability of each document, and documents come again.
+    fn keeps_reference(&self) -> bool {
         false
     }
 

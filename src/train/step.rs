@@ -16,6 +16,7 @@ use super::objective::{CrossEntropy, Objective};
 use super::offload::HostParking;
 use super::optimizer::{Optimizer, OptimizerStateError, StepWeights};
 use super::ranks::{Alone, RankFigures, Ranks};
+use super::references::{References, digests};
 use crate::config::{GradientCheckpointing, OptimizerConfig, TrainConfig};
 use crate::data::batch::Batch;
 use crate::lora::AdapterSet;
@@ -57,6 +58,8 @@ pub struct TrainStep {
     objective: Box<dyn Objective>,
     /// The adapters before training.
     reference: AdapterSet,
+    /// What is known of the model with these.
+    references: References,
     ranks: Box<dyn Ranks>,
     /// Micro-batches of the step in progress that are not this rank's.
     num_of_others: u64,
@@ -119,7 +122,7 @@ impl SkipReason {
 /// State of a [`TrainStep`] for a checkpoint, without the adapters.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StepState {
-    /// Moments of the optimizer.
+    /// Moments of the optimizer, and what is known of the reference.
     pub moments: Vec<HostTensor>,
     /// Counters and scales.
     pub counters: StepCounters,
@@ -184,6 +187,7 @@ impl TrainStep {
             losses: Vec::new(),
             objective: Box::new(CrossEntropy),
             reference: AdapterSet::none(model.blocks.len()),
+            references: References::default(),
             ranks: Box::new(Alone),
             num_of_others: 0,
             says: Says::default(),
@@ -226,6 +230,18 @@ impl TrainStep {
         self.objective.needs_reference()
     }
 
+    /// What is known of the reference, where no more of it is needed. Several ranks keep nothing: which rows each of them
+    /// has seen is in no checkpoint.
+    fn references(&self) -> Option<&References> {
+        (self.objective.keeps_reference() && !self.is_shared()).then_some(&self.references)
+    }
+
+    /// Whether the next forward of a micro-batch needs none of the reference beside it.
+    #[must_use]
+    pub fn knows_reference(&self, batch: &Batch) -> bool {
+        self.references().is_some_and(|references| references.of(&digests(batch)).is_some())
+    }
+
     /// The same as one of several ranks.
     #[must_use]
     pub fn with_ranks(self, ranks: Box<dyn Ranks>) -> Self {
@@ -259,7 +275,8 @@ impl TrainStep {
     pub fn adapters_digest(&self) -> u64 {
         let mut all = self.trained.adapters().iter().map(|adapter| &adapter.matrices.b);
         let (first, last) = (all.next(), all.last());
-        digest(first.into_iter().chain(last).flat_map(|b| faults::read(b.clone(), "an adapter")))
+        let numbers = first.into_iter().chain(last).flat_map(|b| faults::read(b.clone(), "an adapter"));
+        digest(numbers.map(f32::to_bits))
     }
 
     /// Forward and backward of one micro-batch, added to the step in progress. Reads nothing from the device.
@@ -313,6 +330,7 @@ impl TrainStep {
             loss_scale: self.loss_scale.map(|loss_scale| loss_scale.scale()),
             objective: &*self.objective,
             reference: &self.reference,
+            references: self.references(),
             loss_chunk: self.loss_chunk,
             neftune_noise_alpha: self.neftune_noise_alpha,
         }
@@ -423,7 +441,8 @@ impl TrainStep {
     /// What the objective makes of a micro-batch without dropout and without gradients.
     #[must_use]
     pub fn eval_loss(&self, batch: &Batch) -> LossSum {
-        eval_loss(&self.model, [self.adapters(), &self.reference], batch, &*self.objective, self.loss_chunk)
+        let adapters = [self.adapters(), &self.reference];
+        eval_loss(&self.model, adapters, self.references(), batch, &*self.objective, self.loss_chunk)
     }
 
     /// Logarithm of the probability of a text's target tokens.
@@ -442,7 +461,9 @@ impl TrainStep {
     /// State for a checkpoint, without the adapters.
     #[must_use]
     pub fn state(&self) -> StepState {
-        StepState { moments: self.optimizer.state(self.trained.adapters()), counters: self.counters() }
+        let mut moments = self.optimizer.state(self.trained.adapters());
+        moments.extend(self.references.state());
+        StepState { moments, counters: self.counters() }
     }
 
     /// The part of [`state`](Self::state) that is in host memory.
@@ -468,7 +489,9 @@ impl TrainStep {
     pub fn restore(&mut self, adapters: AdapterSet, state: &StepState) -> Result<(), OptimizerStateError> {
         let StepCounters { num_updates, step_weights, .. } = state.counters;
         let adapters = self.trained.of_written(adapters);
-        *self.trained.change() = self.optimizer.restore(adapters, &state.moments, (num_updates, step_weights))?;
+        let mut moments = state.moments.clone();
+        self.references = References::restored(&mut moments);
+        *self.trained.change() = self.optimizer.restore(adapters, &moments, (num_updates, step_weights))?;
         self.num_micro_batches = state.counters.num_micro_batches;
         // A run that switches to f16 from another precision starts with a new scale.
         self.loss_scale = self.loss_scale.map(|fresh| state.counters.loss_scale.unwrap_or(fresh));

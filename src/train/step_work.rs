@@ -37,10 +37,11 @@ impl StepWork {
         Self { cursor, rows: RowCounts::default(), sources: Vec::new(), tokens: 0, padding_tokens: 0, flops: 0.0 }
     }
 
-    /// Adds a finished micro-batch.
-    pub(super) fn add(&mut self, loaded: LoadedBatch, flops: &StepFlops) {
+    /// Adds a finished micro-batch, of which the reference was known before or not.
+    pub(super) fn add(&mut self, loaded: LoadedBatch, flops: &StepFlops, knew_reference: bool) {
         if !loaded.batch.targets.is_empty() {
             self.flops += flops.of(&loaded.batch);
+            self.flops -= if knew_reference { flops.of_reference(&loaded.batch) } else { 0.0 };
         }
         self.cursor = loaded.cursor_after;
         self.rows += loaded.report;

@@ -224,6 +224,7 @@ impl Trainer<'_> {
             let Some(loaded) = self.answered(loaded, index)? else { return Ok(false) };
             // The last step of an epoch has only the remaining micro-batches.
             let is_last = index == num_micro_batches || loaded.last_of_epoch;
+            let knew_reference = self.step.knows_reference(&loaded.batch);
             waiting.extend(self.step.lay_out(&loaded.batch));
             self.recorder.part(Part::HostToDevice);
             if !waiting.is_empty() && (is_last || !self.train.layered_accumulation) {
@@ -232,7 +233,7 @@ impl Trainer<'_> {
                     return Ok(false);
                 }
             }
-            work.add(loaded, &self.recorder.flops);
+            work.add(loaded, &self.recorder.flops, knew_reference);
             if is_last {
                 break;
             }

@@ -86,10 +86,18 @@ fn every_loss_of_preferences_has_trls_value_figures_and_gradients() {
         let batch = batches(&recipe, &base.model_dir, 1).remove(0);
         let adapter = value!({"lora": golden["lora"], "b_bound": golden["b_bound"]});
         let adapters = Golden::adapters(&adapter, &model);
-        let step = TrainStep::new(model.clone(), adapters, &recipe.train, &OptimizerConfig::default(), None, 0);
-        let mut step = step.with_objective(objective(&recipe.objective));
-        let evaluated = step.eval_loss(&batch);
+        let fresh = || {
+            let optimizer = OptimizerConfig::default();
+            TrainStep::new(model.clone(), adapters.clone(), &recipe.train, &optimizer, None, 0)
+                .with_objective(objective(&recipe.objective))
+        };
+        let evaluated = fresh().eval_loss(&batch);
+        let mut step = fresh();
         step.forward_backward(&batch);
+        // The reference does not change: what it made of the answers is kept, unless more than one number of each is needed.
+        let is_kept = step.needs_reference() && recipe.objective.ld_alpha.is_none();
+        assert_eq!((step.knows_reference(&batch), fresh().knows_reference(&batch)), (is_kept, false), "{name}");
+        assert_eq!(step.eval_loss(&batch), evaluated, "{name}");
         for (adapter, grads) in step.adapters().iter().zip(step.grads().iter()) {
             for (letter, grad) in [('A', &grads.a), ('B', &grads.b)] {
                 let key = format!("base_model.model.{}.lora_{letter}.weight", adapter.module);

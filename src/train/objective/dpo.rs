@@ -157,6 +157,10 @@ impl Objective for Dpo {
         true
     }
 
+    fn keeps_reference(&self) -> bool {
+        self.ld_alpha.is_none()
+    }
+
     fn needs_squares(&self) -> bool {
         self.is_weighted
     }

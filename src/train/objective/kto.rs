@@ -31,6 +31,10 @@ impl Objective for Kto {
         true
     }
 
+    fn keeps_reference(&self) -> bool {
+        true
+    }
+
     fn needs_divergence(&self) -> bool {
         self.has_divergence
     }

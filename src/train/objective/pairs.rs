@@ -50,7 +50,7 @@ impl Sequence {
         Self {
             count: as_f64(targets.len().max(1)),
             policy: sum(rows.log_probabilities),
-            reference: sum(rows.reference),
+            reference: rows.reference_answers.get(index).copied().unwrap_or_else(|| sum(rows.reference)),
             tail,
             tail_weight,
             targets,

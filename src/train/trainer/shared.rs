@@ -27,7 +27,7 @@ impl Trainer<'_> {
             };
             let is_last = loaded.last_of_epoch;
             batches.push(loaded.batch.clone());
-            work.add(loaded, &self.recorder.flops);
+            work.add(loaded, &self.recorder.flops, false);
             if is_last {
                 break;
             }
