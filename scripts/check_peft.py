@@ -2,12 +2,15 @@
 """Adapters cross over between lora-train and PEFT, in both directions.
 
 usage: check_peft.py load BASE ADAPTER LOGITS.safetensors [--tolerance 1e-4]
+       check_peft.py score BASE ADAPTER PAIRS.jsonl SCORES.jsonl
        check_peft.py train BASE ROWS.jsonl OUT_DIR [--r 4] [--steps 30]
 
 `load`: PEFT loads an adapter that we exported and must give our logits. LOGITS.safetensors holds `input_ids` [rows,
 length] (unpadded, any integer type), `logits` f32 [rows, length, columns] and, where only some columns are stored,
 `columns` [columns]. The difference is the largest absolute difference over the largest absolute logit. Prints one JSON
 object; exit status 1 when the difference is above the tolerance.
+
+`score`: PEFT loads an adapter with a head that scores and must give our scores, those of `lora-train eval --answers`, of pairs of text.
 
 `train`: PEFT trains a small adapter on rows of messages and saves it in its own way in OUT_DIR/adapter.
 OUT_DIR/logits.safetensors, with the layout above, holds the logits that we must get after loading the adapter, and as
@@ -27,7 +30,7 @@ import torch
 import transformers
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.numpy import load_file, save_file
-from transformers import AutoConfig, PreTrainedTokenizerFast
+from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer, PreTrainedTokenizerFast
 
 from make_golden import auto_class
 
@@ -60,6 +63,25 @@ def load(args) -> None:
                       "effect_of_the_adapter": ((found - without).abs().max() / scale).item(),
                       "versions": {m.__name__: m.__version__ for m in (torch, transformers, peft)}}))
     if not difference <= args.tolerance:
+        sys.exit(1)
+
+
+def score(args) -> None:
+    """Our adapter with a head that scores in PEFT."""
+    base = AutoModelForSequenceClassification.from_pretrained(args.base, num_labels=1, dtype=torch.float32)
+    model = PeftModel.from_pretrained(base, args.adapter, torch_device="cpu").eval()
+    tokenizer = AutoTokenizer.from_pretrained(args.base)
+    model.config.pad_token_id = base.config.pad_token_id = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+    pairs, ours = ([json.loads(line) for line in path.read_text().splitlines()] for path in (args.rows, args.scores))
+    difference = 0.0
+    for line in ours:
+        pair = pairs[line["row"] - 1]
+        for side in ("chosen", "rejected"):
+            ids = tokenizer(pair["prompt"] + pair[side] + tokenizer.eos_token, return_tensors="pt")["input_ids"]
+            with torch.no_grad():
+                difference = max(difference, abs(model(input_ids=ids).logits.item() - line[side]))
+    print(json.dumps({"difference": difference, "pairs": len(ours)}))
+    if not (ours and difference <= args.tolerance):
         sys.exit(1)
 
 
@@ -102,6 +124,11 @@ def main() -> None:
     ours.add_argument("logits", type=pathlib.Path)
     ours.add_argument("--tolerance", type=float, default=1e-4)
     ours.set_defaults(do=load)
+    scores = kinds.add_parser("score", help="PEFT scores with our adapter")
+    for name in ("base", "adapter", "rows", "scores"):
+        scores.add_argument(name, type=pathlib.Path)
+    scores.add_argument("--tolerance", type=float, default=1e-4)
+    scores.set_defaults(do=score)
     theirs = kinds.add_parser("train", help="PEFT writes an adapter for us")
     theirs.add_argument("base", type=pathlib.Path)
     theirs.add_argument("rows", type=pathlib.Path)

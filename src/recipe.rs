@@ -128,7 +128,7 @@ impl Recipe {
             let default = Self { output_dir: default_output_dir(path).into(), ..Self::default() };
             let mut recipe = <Self as Keys>::read(root, default);
             let resumed = (purpose == Purpose::Resuming).then_some(&*recipe.output_dir);
-            start_from::take_over(&mut recipe.lora, &recipe.model, root, resumed);
+            start_from::take_over(&mut recipe.lora, &recipe.model, &recipe.objective, root, resumed);
             recipe.data.row_kind = recipe.objective.rows();
             if let Some(rate) = recipe.objective.learning_rate().filter(|_| !root.has("optimizer.learning_rate")) {
                 recipe.optimizer.learning_rate = rate;
@@ -227,6 +227,18 @@ impl Recipe {
             let message =
                 format!("`data.train_on_inputs` = true puts loss on prompts, and \"{objective}\" compares answers");
             reject("data.train_on_inputs", message, "take it out");
+        }
+        let scores = "a model that scores answers writes no text";
+        for (key, is_set) in
+            [("eval.generate", !self.eval.generate.is_empty()), ("eval.task.metric", self.eval.task.metric.is_some())]
+        {
+            if self.objective.scores() && is_set {
+                reject(key, format!("`{key}`: {scores}"), "take it out");
+            }
+        }
+        if self.objective.scores() && self.optimizer.name == OptimizerName::Muon {
+            let message = "`optimizer.name` = \"muon\" trains matrices, and \"reward\" brings a vector".to_owned();
+            reject("optimizer.name", message, "use \"adamw\"");
         }
         let is_grpo = self.objective.name == ObjectiveName::Grpo;
         for (key, is_set, why) in [

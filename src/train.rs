@@ -22,6 +22,7 @@ mod references;
 pub mod rollouts;
 pub mod saver;
 pub mod schedule;
+pub mod score;
 pub mod state;
 pub mod step;
 mod step_work;

@@ -74,6 +74,9 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
     let model = source.load(recipe.storage(Some(&source.config)), recipe.train.precision, device)?;
     let mut adapters = source.new_adapters(selection, &recipe.lora, recipe.seed, device);
     model.start_magnitudes(&mut adapters);
+    if recipe.objective.scores() {
+        adapters = adapters.with_score(source.config.hidden_size, recipe.seed, &device.device);
+    }
     let num_trainable = adapters.num_parameters();
     let loraplus_lr_ratio = recipe.lora.loraplus_lr_ratio;
     let taken = recipe.lora.starts_in_base().then(|| adapters.clone());

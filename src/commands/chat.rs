@@ -59,7 +59,7 @@ pub(crate) struct ChatArgs {
 pub(crate) fn run(args: &ChatArgs) -> Result<(), Failure> {
     let options = args.sampling.options(1024)?;
     let named = Named::find(args.name.as_slice(), &args.model)?;
-    let opened = named.read(args.load.quiet)?.load(&args.load)?;
+    let opened = named.read(args.load.quiet)?.that_write()?.load(&args.load)?;
     let mut templates = Vec::new();
     for adapter in &opened.adapters {
         templates.push(template(Asked::by(args.raw, args.chat), adapter.form.as_ref(), &opened.tokenizer)?);

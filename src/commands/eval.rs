@@ -6,12 +6,13 @@ use std::path::{Path, PathBuf};
 
 use indicatif::ProgressBar;
 use serde::Serialize;
+use serde_json::json;
 
 use super::named::{ModelArgs, Named, misfit, recipe_of};
 use super::{print_figures, say};
 use crate::config::{DataSource, ModelOptions, ObjectiveName};
 use crate::data::cache::CacheSettings;
-use crate::data::dataset::OpenOptions;
+use crate::data::dataset::{Dataset, OpenOptions};
 use crate::hub::Progress;
 use crate::lora::AdapterSet;
 use crate::recipe::{Purpose, Recipe};
@@ -22,6 +23,7 @@ use crate::save::export::read_adapter;
 use crate::schema::{Override, Problem};
 use crate::train::eval::eval_loss;
 use crate::train::objective::objective;
+use crate::train::score::scores;
 use crate::train::step::TrainStep;
 use crate::train::stop::Stop;
 use crate::train::task::{Score, Task};
@@ -55,7 +57,8 @@ pub(crate) struct EvalArgs {
     #[arg(long, value_name = "DEVICE")]
     device: Option<String>,
 
-    /// Write what the model answered to each row of the task to this file, as JSON lines
+    /// Write what the model answered to each row of the task, or how it scores the answers of each pair, to this file, as JSON
+    /// lines
     #[arg(long, value_name = "FILE")]
     answers: Option<PathBuf>,
 
@@ -118,6 +121,14 @@ pub(crate) fn run(args: &EvalArgs) -> Result<(), Failure> {
             set.map_err(|error| misfit(&error, base.as_deref()))?
         }
     };
+    if recipe.objective.scores() != adapters.score.is_some() {
+        let (what, hint) = if adapters.score.is_some() {
+            ("this adapter scores texts", "`--set objective.name=reward` measures on pairs of answers")
+        } else {
+            ("a run of \"reward\" has a head that scores, which the base lacks", "leave --base out")
+        };
+        return Err(Problem::new(what).hint(hint).into());
+    }
     let what = adapter.map_or(recipe.model.path.clone(), |adapter| adapter.folder.display().to_string());
     say(&format!("{what}: {} rows on {}", data.num_eval_rows(), device.label));
     let model = source.load(recipe.storage(Some(&source.config)), recipe.train.precision, device)?;
@@ -148,6 +159,11 @@ pub(crate) fn run(args: &EvalArgs) -> Result<(), Failure> {
         return Err(Problem::new("no token of these rows carries loss").into());
     };
     let rows = data.num_eval_rows();
+    if let Some(path) = args.answers.as_ref().filter(|_| recipe.objective.scores()) {
+        let lines = scores_of_rows(&step, &data, recipe)?;
+        files::write(path, lines)
+            .map_err(|error| Failure::running(format!("--answers {}: {error}", path.display())))?;
+    }
     if let (Some(path), Some(score)) = (&args.answers, &score) {
         let lines: String = score.answers.iter().map(|answer| format!("{answer}\n")).collect();
         files::write(path, lines)
@@ -168,6 +184,22 @@ pub(crate) fn run(args: &EvalArgs) -> Result<(), Failure> {
         tasks,
     };
     print_figures(&report, args.json, &report.text())
+}
+
+/// The scores of the answers of every evaluation row, as JSON lines.
+fn scores_of_rows(step: &TrainStep, data: &Dataset, recipe: &Recipe) -> Result<String, Failure> {
+    let mut lines = String::new();
+    let batches = data.eval_batches(recipe.train.micro_batch_size, recipe.eval.max_batches).map_err(data_failure)?;
+    for loaded in batches.until(|| false) {
+        let batch = loaded.map_err(data_failure)?.batch;
+        let scores = scores(step.model(), step.adapters(), &batch).unwrap_or_default();
+        for (scores, sources) in scores.chunks(2).zip(batch.sources.chunks(2)) {
+            let file = data.files().get(sources[0].file).map(|file| file.path.display().to_string());
+            let line = json!({"file": file, "row": sources[0].row + 1, "chosen": scores[0], "rejected": scores[1]});
+            lines += &format!("{line}\n");
+        }
+    }
+    Ok(lines)
 }
 
 impl EvalReport {

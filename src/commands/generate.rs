@@ -105,7 +105,7 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
     let prompt = prompt(args.prompt.as_deref().or(args.text.as_deref()).unwrap_or_default())?;
     let named = Named::find(args.name.as_slice(), &args.model)?;
     named.one_adapter()?;
-    let files = named.read(args.load.quiet)?;
+    let files = named.read(args.load.quiet)?.that_write()?;
     let (template, reason) = template(Asked::by(args.raw, args.chat), files.form(), &files.tokenizer)?;
     let trained_with = files.form().and_then(PromptForm::system).filter(|_| template.is_some());
     let system = args.system.as_deref().or(trained_with);

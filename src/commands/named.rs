@@ -314,6 +314,14 @@ impl ModelFiles {
         self.adapters.first().and_then(|(_, form, _)| form.as_ref())
     }
 
+    /// The same where all adapters write text.
+    pub(crate) fn that_write(mut self) -> Result<Self, Failure> {
+        for (saved, _, NamedAdapter { folder, .. }) in &mut self.adapters {
+            *saved = saved.clone().that_writes(folder)?;
+        }
+        Ok(self)
+    }
+
     pub(crate) fn load(self, args: &LoadArgs) -> Result<OpenedModel, Failure> {
         let Self { base, source, tokenizer, adapters } = self;
         let device = device::open(&args.device).map_err(Failure::input)?;

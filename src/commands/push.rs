@@ -94,12 +94,14 @@ fn files(args: &PushArgs) -> Result<Vec<Upload>, Failure> {
             "PEFT and vLLM do not read the GGUF files of {base}: --base OWNER/NAME says what they were made of"
         ));
     }
-    let vllm_options = vllm_options(saved.config.r, saved.config.use_dora);
+    let scores = saved.weights.score.is_some();
+    let vllm_options = vllm_options(saved.config.r, saved.config.use_dora).filter(|_| !scores);
     let published = Published {
         repository: &args.repository,
         base: &base,
         is_base_on_hub,
         is_merged: args.merged.is_some(),
+        scores,
         vllm_options: vllm_options.as_deref(),
     };
     if !is_base_on_hub {

@@ -22,6 +22,7 @@ use futures_util::StreamExt as _;
 use futures_util::stream;
 use serde_json::{Value, json};
 use tokio::sync::mpsc::UnboundedReceiver;
+use tokio::sync::oneshot;
 
 use super::named::{Asked, BASE, LoadArgs, ModelArgs, Named, OpenedModel, template};
 use super::{http, say};
@@ -35,10 +36,12 @@ use crate::util::failure::Failure;
 use api::{Asking, Kind};
 use error::ApiError;
 use reply::Reply;
-use texts::{Event, Job, write_texts};
+use texts::{Event, Job, ToScore, Work, write_texts};
 
 /// A page to talk with the model and to compare adapters side by side.
 const PAGE: &str = include_str!("serve/page.html");
+/// What a request is answered where the model has failed.
+const STOPPED: &str = "the model has stopped";
 /// Longest body of a request.
 const MAX_BODY_BYTES: usize = 2 << 20;
 
@@ -117,7 +120,7 @@ struct Server {
     /// The base model, as the user named it.
     base: String,
     token: Option<String>,
-    jobs: Mutex<mpsc::Sender<Job>>,
+    jobs: Mutex<mpsc::Sender<Work>>,
 }
 
 fn router(server: Server) -> Router {
@@ -126,6 +129,7 @@ fn router(server: Server) -> Router {
         .route("/v1/models", get(models))
         .route("/v1/chat/completions", post(chat))
         .route("/v1/completions", post(completions))
+        .route("/v1/score", post(score))
         .route_layer(middleware::from_fn_with_state(Arc::clone(&server), admit))
         .route("/", get(|| ready(Html(PAGE))))
         // For those who watch over servers, who have no token.
@@ -158,6 +162,10 @@ async fn chat(State(server): State<Arc<Server>>, headers: HeaderMap, body: Body)
 
 async fn completions(State(server): State<Arc<Server>>, headers: HeaderMap, body: Body) -> Result<Response, ApiError> {
     server.answer(Kind::Completion, &headers, &read(body).await?).await
+}
+
+async fn score(State(server): State<Arc<Server>>, headers: HeaderMap, body: Body) -> Result<Response, ApiError> {
+    server.answer(Kind::Score, &headers, &read(body).await?).await
 }
 
 /// Reads a body to its end even where it is too long: a client reads no answer while it sends.
@@ -199,6 +207,14 @@ impl Server {
             check(&self.opened.model, ids).map_err(|error| ApiError::of_prompt(&error))?;
         }
         let model = asking.model.clone().unwrap_or_else(|| self.id(adapter));
+        if self.opened.adapters[adapter].set.score.is_some() != (kind == Kind::Score) {
+            let scores = "scores texts: ask /v1/score";
+            let is = if kind == Kind::Score { "writes texts, and has no head that scores" } else { scores };
+            return Err(ApiError::wrong(format!("`{model}` {is}"), Some("model")));
+        }
+        if kind == Kind::Score {
+            return self.score(model, adapter, prompt_ids).await;
+        }
         let reply = Reply::new(kind, model, &prompt_ids, &self.opened);
         let num_texts = prompt_ids.len();
         let (events, mut texts) = tokio::sync::mpsc::unbounded_channel();
@@ -212,8 +228,7 @@ impl Server {
                 index,
                 events: events.clone(),
             };
-            let sent = self.jobs.lock().unwrap_or_else(PoisonError::into_inner).send(job);
-            sent.map_err(|_| ApiError::failed("the model has stopped"))?;
+            self.ask(Work::Write(job))?;
         }
         // The stream ends with the last text.
         drop(events);
@@ -224,6 +239,22 @@ impl Server {
         } else {
             whole(reply, num_texts, first, texts).await
         }
+    }
+
+    fn ask(&self, work: Work) -> Result<(), ApiError> {
+        let sent = self.jobs.lock().unwrap_or_else(PoisonError::into_inner).send(work);
+        sent.map_err(|_| ApiError::failed(STOPPED))
+    }
+
+    async fn score(&self, model: String, adapter: usize, texts: Vec<Vec<u32>>) -> Result<Response, ApiError> {
+        let num_tokens: usize = texts.iter().map(Vec::len).sum();
+        let (reply, scores) = oneshot::channel();
+        self.ask(Work::Score(ToScore { adapter, texts, reply }))?;
+        let scores = scores.await.map_err(|_| ApiError::failed(STOPPED))?;
+        let one = |(index, score): (usize, f32)| json!({"index": index, "object": "score", "score": score});
+        let data: Vec<Value> = scores.into_iter().enumerate().map(one).collect();
+        let usage = json!({"prompt_tokens": num_tokens, "total_tokens": num_tokens});
+        Ok(Json(json!({"object": "list", "model": model, "data": data, "usage": usage})).into_response())
     }
 
     /// The adapter of this name; the first one where the request has none.
@@ -243,7 +274,7 @@ impl Server {
 async fn next_of(texts: &mut Texts) -> Result<(usize, NewText), ApiError> {
     match texts.recv().await {
         Some((index, text)) => Ok((index, text.map_err(|error| ApiError::of_prompt(&error))?)),
-        None => Err(ApiError::failed("the model has stopped")),
+        None => Err(ApiError::failed(STOPPED)),
     }
 }
 

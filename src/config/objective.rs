@@ -11,7 +11,7 @@ section! {
     pub struct ObjectiveConfig then check {
         /// What training minimises. `"cross_entropy"` of the rows' answers; for rows with a chosen and a rejected answer "dpo",
         /// "orpo", "cpo" or "simpo"; for rows whose answer has a label, good or bad, "kto"; for prompts, which the model
-        /// answers itself, "grpo".
+        /// answers itself, "grpo". "reward" trains no text at all, but a model that scores answers, on chosen and rejected ones.
         name: ObjectiveName = ObjectiveName::CrossEntropy => choice(), OtherRows,
             ["rl", "stage"];
         /// How much a difference of log-probabilities counts: a higher one keeps "dpo" and "kto" nearer to the base.
@@ -57,6 +57,8 @@ section! {
         desirable_weight: f64 = 1.0 => number(0.0..), ["kto_chosen_weight", "kto_desirable_weight"];
         /// Weight of the bad answers of "kto". Such that good and bad ones have about the same in all.
         undesirable_weight: f64 = 1.0 => number(0.0..), ["kto_rejected_weight", "kto_undesirable_weight"];
+        /// Of "reward", weight of the square of a pair's summed scores, which keeps scores around 0; TRL advises 0.01.
+        center_rewards_coefficient: f64 = 0.0 => number(0.0..);
         /// Answers that "grpo" draws to each prompt, at a temperature of 1, and compares with one another.
         num_generations: usize = 8 => count(2..=1024), ["group_size", "num_return_sequences"];
         /// Most tokens of an answer of "grpo"; prompt and answer together have at most `data.max_length`.
@@ -86,7 +88,7 @@ fn accept_weights(value: &Value) -> Result<Option<Vec<f64>>, Option<String>> {
 impl ObjectiveConfig {
     fn check(self, section: &mut Section) -> Self {
         use LossType::{Aot, AotUnpaired, Discopop, ExoPair, Robust, Sigmoid};
-        use ObjectiveName::{Cpo, CrossEntropy, Dpo, Grpo, Kto, Orpo, Simpo};
+        use ObjectiveName::{Cpo, CrossEntropy, Dpo, Grpo, Kto, Orpo, Reward, Simpo};
         let default = Self::default();
         let is_other = |own: f64, default: f64| own.to_bits() != default.to_bits();
         for (key, is_set, of) in [
@@ -108,6 +110,7 @@ impl ObjectiveConfig {
             ("alpha", is_other(self.alpha, default.alpha), &[Cpo, Simpo]),
             ("orpo_nll", self.orpo_nll != default.orpo_nll, &[Orpo]),
             ("desirable_weight", is_other(self.desirable_weight, default.desirable_weight), &[Kto]),
+            ("center_rewards_coefficient", self.center_rewards_coefficient > 0.0, &[Reward]),
             ("num_generations", self.num_generations != default.num_generations, &[Grpo]),
             ("max_completion_length", self.max_completion_length != default.max_completion_length, &[Grpo]),
             ("scale_rewards", self.scale_rewards != default.scale_rewards, &[Grpo]),
@@ -124,7 +127,7 @@ impl ObjectiveConfig {
         }
         let losses = self.losses();
         let known = |loss: LossType| match self.name {
-            CrossEntropy | Orpo | Simpo => true,
+            CrossEntropy | Orpo | Simpo | Reward => true,
             Dpo => loss.is_of_pairs(),
             Cpo => matches!(loss, Sigmoid | LossType::Hinge | LossType::Ipo),
             Kto => matches!(loss, LossType::Kto | LossType::ApoZeroUnpaired),
@@ -215,15 +218,26 @@ impl ObjectiveConfig {
             ObjectiveName::CrossEntropy => RowKind::Sequence,
             ObjectiveName::Orpo if self.orpo_nll == OrpoNll::All => RowKind::PairWithPrompt,
             ObjectiveName::Dpo | ObjectiveName::Orpo | ObjectiveName::Cpo | ObjectiveName::Simpo => RowKind::Pair,
+            ObjectiveName::Reward => RowKind::ScoredPair,
             ObjectiveName::Kto => RowKind::Labelled,
             ObjectiveName::Grpo => RowKind::Prompt,
         }
     }
 
-    /// The learning rate where the recipe names none: ten times TRL's for preferences, as adapters want it.
+    /// The learning rate where the recipe names none: TRL's for scores, ten times TRL's for preferences, as adapters want it.
     #[must_use]
     pub fn learning_rate(&self) -> Option<f64> {
-        (self.name != ObjectiveName::CrossEntropy).then_some(1e-5)
+        match self.name {
+            ObjectiveName::CrossEntropy => None,
+            ObjectiveName::Reward => Some(1e-4),
+            _ => Some(1e-5),
+        }
+    }
+
+    /// Whether the model scores texts, and writes none.
+    #[must_use]
+    pub fn scores(&self) -> bool {
+        self.name == ObjectiveName::Reward
     }
 }
 
@@ -244,6 +258,8 @@ pub enum ObjectiveName {
     Simpo,
     /// Kahneman-Tversky optimisation (Ethayarajh et al., 2024).
     Kto,
+    /// Scores of answers (Ouyang et al., 2022).
+    Reward,
     /// Group relative policy optimisation (Shao et al., 2024).
     Grpo,
 }
@@ -269,12 +285,19 @@ impl Choice for ObjectiveName {
         ("cpo", Self::Cpo),
         ("simpo", Self::Simpo),
         ("kto", Self::Kto),
+        ("reward", Self::Reward),
         ("grpo", Self::Grpo),
     ];
-    const PEERS: &'static [(&'static str, &'static str)] =
-        &[("sft", "cross_entropy"), ("ce", "cross_entropy"), ("nll", "cross_entropy"), ("ipo", "dpo")];
+    const PEERS: &'static [(&'static str, &'static str)] = &[
+        ("sft", "cross_entropy"),
+        ("ce", "cross_entropy"),
+        ("nll", "cross_entropy"),
+        ("ipo", "dpo"),
+        ("rm", "reward"),
+        ("bradley_terry", "reward"),
+    ];
     const NOTES: &'static [(&'static [&'static str], &'static str)] =
-        &[(&["ppo", "rloo", "reward", "rm"], "this trainer does not have it yet")];
+        &[(&["ppo", "rloo"], "this trainer does not have it yet")];
 }
 
 /// What a row of the data trains on.
@@ -288,6 +311,8 @@ pub enum RowKind {
     Pair,
     /// The same, with loss on the prompt before the chosen answer too.
     PairWithPrompt,
+    /// A chosen and a rejected answer, each with a score at its end.
+    ScoredPair,
     /// An answer that is good or bad.
     Labelled,
     /// A prompt, whose answers the model writes.
@@ -298,7 +323,7 @@ impl RowKind {
     /// Whether a row has two answers.
     #[must_use]
     pub fn is_pair(self) -> bool {
-        matches!(self, Self::Pair | Self::PairWithPrompt)
+        matches!(self, Self::Pair | Self::PairWithPrompt | Self::ScoredPair)
     }
 
     /// Number of sequences of a row.

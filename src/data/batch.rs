@@ -15,7 +15,8 @@ pub struct Batch {
     /// Stretches of tokens, in order. Each attends only to itself, its positions start at 0, and it lies within one
     /// row.
     pub documents: Vec<Document>,
-    /// The tokens to predict, in order of their position. Already shifted: `token` is what follows `position`.
+    /// The tokens to predict, in order of their position. Already shifted: `token` is what follows `position`. Of rows that are
+    /// scored, the last token of each.
     pub targets: Vec<Target>,
     /// Where each document came from, parallel to `documents`: for messages to the user.
     pub sources: Vec<RowSource>,
@@ -111,6 +112,8 @@ impl Batch {
                         let all: Vec<bool> =
                             (0..ids.len()).map(|at| at > 0 && (at < first || carries_loss[at])).collect();
                         batch.push(*source, ids, &all);
+                    } else if kind == RowKind::ScoredPair {
+                        batch.push_scored(*source, ids);
                     } else {
                         batch.push(*source, ids, carries_loss);
                     }
@@ -138,6 +141,12 @@ impl Batch {
         let tokens = ids.iter().zip(carries_loss).enumerate().skip(1);
         let targets = tokens.filter(|(_, (_, carries_loss))| **carries_loss);
         self.targets.extend(targets.map(|(at, (&token, _))| Target { position: start + at - 1, token }));
+    }
+
+    /// Adds a document that is scored at its end, without a row of its own.
+    pub(crate) fn push_scored(&mut self, source: RowSource, ids: &[u32]) {
+        self.push(source, ids, &[]);
+        self.targets.extend(ids.last().map(|&token| Target { position: self.input_ids.len() - 1, token }));
     }
 
     /// Some of its rows; of preferences, which are compared with one another, all of them.

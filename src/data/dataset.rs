@@ -18,7 +18,7 @@ use super::packing::best_fit;
 use super::sources::source_files;
 use super::template::ChatTemplate;
 use super::tokenizer::Tokenizer;
-use crate::config::{DataConfig, DataFormat, DataSource, EvalSplit, OnBadRow, RowLimit};
+use crate::config::{DataConfig, DataFormat, DataSource, EvalSplit, OnBadRow, RowKind, RowLimit};
 
 mod opening;
 mod questions;
@@ -104,8 +104,12 @@ impl Dataset {
         let mut warnings = unmoved_by_system(config, template.is_some(), &all)?;
         drop(all);
 
-        let encoder =
-            Encoder { tokenizer: &tokenizer, template: template.as_ref(), train_on_inputs: config.train_on_inputs };
+        let encoder = Encoder {
+            tokenizer: &tokenizer,
+            template: template.as_ref(),
+            train_on_inputs: config.train_on_inputs,
+            scores: config.row_kind == RowKind::ScoredPair,
+        };
         let (mut files, mut entries) = (Vec::<DataFile>::new(), Vec::new());
         let (mut lengths, mut mistakes) = (Vec::new(), Vec::new());
         let count = |lengths: &Vec<u32>| u32::try_from(lengths.len()).unwrap_or(u32::MAX);

@@ -86,6 +86,16 @@ impl EncodedRow {
         Self::of_parts(ids, carries_loss)
     }
 
+    /// The same with a mark at the end of every sequence alone, where a score is read.
+    #[must_use]
+    pub(super) fn marked_at_ends(mut self) -> Self {
+        let sequences = self.sequences();
+        self.carries_loss.fill(false);
+        sequences.iter().for_each(|sequence| self.carries_loss[sequence.end - 1] = true);
+        self.full_target_tokens = sequences.len();
+        self
+    }
+
     /// Puts loss on what lies between token `first` and the first token that carries loss.
     fn begin_loss_at(&mut self, first: usize) {
         let until = self.first_target().unwrap_or(first);
@@ -151,6 +161,8 @@ pub struct Encoder<'a> {
     pub template: Option<&'a ChatTemplate>,
     /// Whether every token carries loss.
     pub train_on_inputs: bool,
+    /// Whether not answers are marked, but the ends of sequences, where a score is read.
+    pub scores: bool,
 }
 
 impl Encoder<'_> {
@@ -258,7 +270,8 @@ impl Encoder<'_> {
         }
         notes.odd.extend(more.odd.into_iter().filter(|note| !notes.odd.contains(note)).collect::<Vec<_>>());
         notes.unread.extend(more.unread);
-        Ok((EncodedRow::pair(chosen, rejected), notes))
+        let pair = EncodedRow::pair(chosen, rejected);
+        Ok((if self.scores { pair.marked_at_ends() } else { pair }, notes))
     }
 
     /// Tokens of `text` with one BOS in front, if the tokenizer adds one, and one EOS behind.
@@ -310,7 +323,7 @@ mod tests {
     use crate::data::fixture::{AB, BOS, EOS, IM_END, IM_START, chat_tokenizer, tokenizer};
 
     fn encoder(tokenizer: &Tokenizer) -> Encoder<'_> {
-        Encoder { tokenizer, template: None, train_on_inputs: false }
+        Encoder { tokenizer, template: None, train_on_inputs: false, scores: false }
     }
 
     fn completion(prompt: &str, completion: &str) -> Sample {

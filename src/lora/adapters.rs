@@ -7,10 +7,11 @@ use rand_chacha::ChaCha8Rng;
 use super::kind::Kind;
 use super::matrices::{Applied, Matrices};
 use super::row_norms::RowNorms;
-use super::start::start;
+use super::start::{normal, start};
 use super::targets::{AdapterShape, Selection};
 use crate::config::InitLoraWeights;
-use crate::ops::dropout::Dropout;
+use crate::ops::dropout::{Dropout, mix};
+use crate::ops::host;
 use crate::ops::kernels::{Place, place_of, plain};
 use crate::ops::linear::Weight;
 use crate::ops::product::F32Products;
@@ -67,6 +68,8 @@ pub struct AdapterSet {
     pub blocks: Vec<BlockAdapters>,
     /// Dropout on the input of every A while training, in `[0, 1)`.
     pub dropout: f64,
+    /// The head of a model that scores texts, `[1, hidden_size]`, in `f32`: trained as a whole, beside the adapters.
+    pub score: Option<Tensor<2>>,
 }
 
 impl AdapterSet {
@@ -90,13 +93,26 @@ impl AdapterSet {
             };
             shapes.iter().map(new).collect()
         });
-        Self { blocks: blocks.collect(), dropout }
+        Self { blocks: blocks.collect(), dropout, score: None }
     }
 
     /// No adapters: the base model.
     #[must_use]
     pub fn none(num_layers: usize) -> Self {
-        Self { blocks: vec![BlockAdapters::new(); num_layers], dropout: 0.0 }
+        Self { blocks: vec![BlockAdapters::new(); num_layers], dropout: 0.0, score: None }
+    }
+
+    /// The same with a head that scores: its own, or a new one from `seed`, drawn as transformers does.
+    #[must_use]
+    pub fn with_score(mut self, hidden_size: usize, seed: u64, device: &Device) -> Self {
+        const STANDARD_DEVIATION: f32 = 0.02;
+        let mut rng = ChaCha8Rng::seed_from_u64(mix(seed));
+        let new = || {
+            let values = (0..hidden_size).map(|_| STANDARD_DEVIATION * normal(&mut rng)).collect();
+            host::tensor(values, [1, hidden_size], device)
+        };
+        self.score = Some(self.score.unwrap_or_else(new));
+        self
     }
 
     /// Where the optimizer runs: the matrices are in `f32`, whatever the type of the activations.
@@ -109,7 +125,8 @@ impl AdapterSet {
     /// Number of trained parameters.
     #[must_use]
     pub fn num_parameters(&self) -> usize {
-        self.iter().map(Adapter::num_parameters).sum()
+        let score = self.score.as_ref().map_or(0, |score| score.shape().num_elements());
+        self.iter().map(Adapter::num_parameters).sum::<usize>() + score
     }
 
     /// Every adapter, in the order of the forward pass.

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::config::{LoraConfig, ModelOptions, TargetModules};
+use crate::config::{LoraConfig, ModelOptions, ObjectiveConfig, TargetModules};
 use crate::lora::targets::AdapterShape;
 use crate::save::checkpoint::Checkpoints;
 use crate::save::export::{SavedAdapter, find_adapter, read_adapter};
@@ -31,9 +31,16 @@ const MANY_LAYERS: usize = 512;
 
 /// Takes rank, scale and layers of `lora.start_from`, and its dropout where the recipe has none. A key that says
 /// otherwise is a mistake. Where that folder is gone, the checkpoints of the run in `resumed` say the same.
-pub(super) fn take_over(lora: &mut LoraConfig, model: &ModelOptions, root: &mut Section<'_>, resumed: Option<&Path>) {
+pub(super) fn take_over(
+    lora: &mut LoraConfig,
+    model: &ModelOptions,
+    objective: &ObjectiveConfig,
+    root: &mut Section<'_>,
+    resumed: Option<&Path>,
+) {
     let Some(folder) = lora.start_from.as_deref().map(find_adapter) else { return };
     let read = read_adapter(&folder).or_else(|error| resumed.and_then(of_checkpoint).ok_or(error));
+    let read = read.and_then(|saved| if objective.scores() { Ok(saved) } else { Ok(saved.that_writes(&folder)?) });
     let saved = match read {
         Ok(saved) => saved.config,
         Err(error) => {

@@ -13,7 +13,7 @@ use super::device_memory::panic_reason;
 use super::dir::RunDir;
 use super::inputs::data_failure;
 use super::load::read_set;
-use super::next_commands::{next_commands, vllm_options};
+use super::next_commands::{next_commands, next_scores, vllm_options};
 use super::prepare::Prepared;
 use super::start::Started;
 use super::verify::adapter_reloads;
@@ -158,7 +158,11 @@ impl Started<'_> {
         };
         let longer = self.run.args.resume_command_with(key, 2.0 * length);
         let vllm = vllm_options(rank, recipe.lora.use_dora);
-        let commands = next_commands(&self.run.dir, &recipe.model.path, &source.folder, vllm.as_deref(), &longer);
+        let commands = if recipe.objective.scores() {
+            next_scores(&self.run.dir, &longer)
+        } else {
+            next_commands(&self.run.dir, &recipe.model.path, &source.folder, vllm.as_deref(), &longer)
+        };
         self.trainer.sinks.note(&commands);
         Ok(())
     }

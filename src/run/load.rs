@@ -55,7 +55,10 @@ impl Loaded {
         if let (Some(resume), Some(resumed)) = (&args.resume, resumed) {
             resumed.refuse_if_done(resume, dir, total_steps(recipe, &data))?;
         }
-        let (adapters, taken) = adapters(run, resumed, &model)?;
+        let (mut adapters, taken) = adapters(run, resumed, &model)?;
+        if recipe.objective.scores() {
+            adapters = adapters.with_score(model.config.hidden_size, recipe.seed, &model.device());
+        }
         let ratio = recipe.lora.loraplus_lr_ratio;
         let written = resumed.map(|resumed| read_set(prepared, &resumed.checkpoint)).transpose()?;
         let step = TrainStep::new(model, adapters, &recipe.train, &recipe.optimizer, ratio, recipe.seed);

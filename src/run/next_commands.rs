@@ -33,11 +33,26 @@ pub(super) fn next_commands(dir: &RunDir, base: &str, folder: &Path, vllm: Optio
             format!("{serve}\n  merge it  lora-train merge {run} --out {merged}\n            {whole}")
         }
     };
-    // A full disk may have left none.
-    let train_on = if has_checkpoints(dir.path()) { format!("\n  train on  {longer}") } else { String::new() };
+    let train_on = train_on(dir, longer);
     format!(
         "adapter: {adapter}\n  try it    lora-train chat {run}\n  serve it  lora-train serve {run}{elsewhere}{train_on}"
     )
+}
+
+/// The same of a run whose model scores texts.
+pub(super) fn next_scores(dir: &RunDir, longer: &str) -> String {
+    let path = dir.path().display().to_string();
+    let [run, adapter] = [path.trim_end_matches('/'), &format!("{path}/adapter")].map(quoted);
+    let train_on = train_on(dir, longer);
+    format!(
+        "adapter: {adapter}\n  try it    lora-train eval {run} --data PAIRS.jsonl --answers scores.jsonl\n  \
+         serve it  lora-train serve {run}   # POST /v1/score{train_on}"
+    )
+}
+
+fn train_on(dir: &RunDir, longer: &str) -> String {
+    // A full disk may have left none.
+    if has_checkpoints(dir.path()) { format!("\n  train on  {longer}") } else { String::new() }
 }
 
 /// The options with which vLLM serves an adapter of this rank; `None` where it serves none of its kind.

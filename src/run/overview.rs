@@ -228,7 +228,7 @@ fn batch(recipe: &Recipe) -> Fact {
     let kind = recipe.data.row_kind;
     let tokens = with_commas(rows * steps * recipe.objective.num_sequences() * recipe.data.max_length);
     let what = match kind {
-        RowKind::Pair | RowKind::PairWithPrompt => "pairs",
+        RowKind::Pair | RowKind::PairWithPrompt | RowKind::ScoredPair => "pairs",
         RowKind::Prompt => "prompts",
         RowKind::Sequence | RowKind::Labelled => "sequences",
     };

@@ -5,6 +5,7 @@
 //! been added to the weights: [`merge()`]. Several adapters make one: [`combine()`]. Both can be written as GGUF files: [`adapter_gguf`] and [`merge_gguf`].
 
 use std::collections::BTreeMap;
+use std::ops::{Deref, DerefMut};
 
 use crate::lora::Matrices;
 
@@ -27,8 +28,34 @@ pub use gguf::{GgufType, adapter_gguf, merge_gguf, modelfile};
 pub use merge::{Differences, MergeOptions, MergeSummary, merge};
 pub use prompt_form::{PROMPT_FORM_FILE, PromptForm};
 
-/// The matrices of an adapter by module, for example `model.layers.0.self_attn.q_proj`.
-pub type AdapterWeights = BTreeMap<String, Matrices<HostMatrix>>;
+/// The numbers of an adapter.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct AdapterWeights {
+    /// The matrices by module, for example `model.layers.0.self_attn.q_proj`.
+    pub adapters: BTreeMap<String, Matrices<HostMatrix>>,
+    /// The head of a model that scores texts, `[1, hidden_size]`.
+    pub score: Option<HostMatrix>,
+}
+
+impl Deref for AdapterWeights {
+    type Target = BTreeMap<String, Matrices<HostMatrix>>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.adapters
+    }
+}
+
+impl DerefMut for AdapterWeights {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        &mut self.adapters
+    }
+}
+
+impl FromIterator<(String, Matrices<HostMatrix>)> for AdapterWeights {
+    fn from_iter<I: IntoIterator<Item = (String, Matrices<HostMatrix>)>>(adapters: I) -> Self {
+        Self { adapters: adapters.into_iter().collect(), score: None }
+    }
+}
 
 /// A matrix in host memory, row by row.
 #[derive(Clone, Debug, PartialEq)]

@@ -62,6 +62,7 @@ impl Trained {
             [taken.matrices.a, taken.matrices.b] = part(r, both - r);
             trained.matrices.magnitude.clone_from(&all.matrices.magnitude);
         }
+        trained.score.clone_from(&written.score);
         trained
     }
 }

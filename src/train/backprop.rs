@@ -207,12 +207,13 @@ pub fn forward(model: &Model, adapters: &AdapterSet, inputs: Vec<Inputs>, option
     }
     let compared = references.into_iter().zip(divergences).map(|(passing, divergence)| {
         let reference = passing.map(|passing| passing.x);
-        Compared { reference, references: options.references, divergence }
+        Compared { score: adapters.score.as_ref(), reference, references: options.references, divergence }
     });
     let of_each = xs.into_iter().zip(targets).zip(compared).zip(&micro_batches);
     let (losses, dx) = of_each
         .map(|(((x, targets), compared), of)| {
-            loss_and_grad(model, x, &targets, compared, options.objective, of.grad_scale, options.loss_chunk)
+            let (objective, chunk) = (options.objective, options.loss_chunk);
+            loss_and_grad(model, x, &targets, compared, objective, of.grad_scale, chunk)
         })
         .unzip();
     Forward { micro_batches, kept, losses, dx }
@@ -228,7 +229,8 @@ pub fn backward(
     options: Options<'_>,
     sums: &mut GradSums,
 ) -> Vec<MicroBatchLoss> {
-    let Forward { mut micro_batches, mut kept, losses, mut dx } = forward;
+    let Forward { mut micro_batches, mut kept, mut losses, mut dx } = forward;
+    losses.iter_mut().filter_map(|loss| loss.score_grad.take()).for_each(|grad| sums.add_score(grad));
     let first = first_adapted(model, adapters);
     for (layer, block) in model.walk((first..model.blocks.len()).rev()) {
         let through_block = |(dx, micro_batch): (Tensor<2>, &mut MicroBatch)| {

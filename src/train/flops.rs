@@ -45,6 +45,9 @@ impl StepFlops {
     #[must_use]
     pub fn of_objective(config: &ModelConfig, num_trainable: usize, objective: &ObjectiveConfig) -> Self {
         let mut flops = Self::new(config, num_trainable);
+        if objective.scores() {
+            flops.per_target_token = 0.0;
+        }
         if objective.needs_reference() {
             let base = Self::new(config, 0);
             let (per_token, per_target_token) = (0.5 * base.per_token, 0.5 * base.per_target_token);

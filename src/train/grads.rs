@@ -17,6 +17,8 @@ use crate::util::faults;
 pub struct GradSums {
     /// By layer and site.
     sums: BTreeMap<(usize, SiteId), Matrices<Tensor<2>>>,
+    /// Of the head that scores.
+    score: Option<Tensor<2>>,
 }
 
 impl GradSums {
@@ -30,6 +32,20 @@ impl GradSums {
             };
             self.sums.insert((layer, site), grad);
         }
+    }
+
+    /// Adds the gradient of the head that scores.
+    pub fn add_score(&mut self, grad: Tensor<2>) {
+        self.score = Some(match self.score.take() {
+            None => grad,
+            Some(sum) => sum + grad,
+        });
+    }
+
+    /// The gradient of the head that scores; absent where there is none.
+    #[must_use]
+    pub fn score(&self) -> Option<&Tensor<2>> {
+        self.score.as_ref()
     }
 
     /// The gradient of an adapter; absent where nothing reached it.
@@ -69,6 +85,10 @@ impl GradSums {
                 None => flat.resize(flat.len() + adapter.num_parameters(), 0.0),
             }
         }
+        if let Some(like) = &adapters.score {
+            let grad = self.score.take().unwrap_or_else(|| like.zeros_like());
+            flat.extend(faults::read(grad, "a gradient"));
+        }
         let of_ranks = RankFigures::sum(ranks, &mut flat, &mut numbers, own());
         let (summed, have_it) = numbers.split_at(figures.len());
         figures.copy_from_slice(summed);
@@ -80,6 +100,7 @@ impl GradSums {
         };
         let sums = adapters.by_site().map(|(site, adapter)| (site, adapter.matrices.as_ref().map(&mut of_all)));
         self.sums = sums.zip(have_it).filter(|(_, have_it)| **have_it > 0.0).map(|(sum, _)| sum).collect();
+        self.score = adapters.score.as_ref().map(&mut of_all);
         of_ranks
     }
 
@@ -90,7 +111,8 @@ impl GradSums {
         for ((layer, _), grad) in &self.sums {
             blocks.entry(*layer).or_default().extend(grad.as_ref().values());
         }
-        place.sum_of_squares(&blocks.into_values().collect::<Vec<_>>())
+        place
+            .sum_of_squares(&blocks.into_values().chain(self.score.as_ref().map(|grad| vec![grad])).collect::<Vec<_>>())
     }
 
     /// Every gradient, in the order of [`AdapterSet::iter`](crate::lora::AdapterSet::iter).
@@ -101,7 +123,7 @@ impl GradSums {
     /// Whether no gradient was added yet.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.sums.is_empty()
+        self.sums.is_empty() && self.score.is_none()
     }
 }
 

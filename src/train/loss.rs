@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::objective::{Objective, Rows};
 use super::references::{References, digests};
+use super::score::{negative_scores, of_normed, vector_grad};
 use crate::config::TrainConfig;
 use crate::data::batch::{Answer, Batch, Target};
 use crate::lora::AdapterSet;
@@ -225,11 +226,15 @@ pub struct MicroBatchLoss {
     pub target_tokens: u64,
     /// What else the objective reports.
     pub figures: ObjectiveFigures,
+    /// Gradient of the head that scores, `[1, hidden_size]`.
+    pub score_grad: Option<Tensor<2>>,
 }
 
-/// What a micro-batch's losses are compared with.
+/// What a micro-batch's losses are computed with, beside the model.
 #[derive(Debug, Default)]
 pub struct Compared<'a> {
+    /// The head that scores, in place of the model's own.
+    pub score: Option<&'a Tensor<2>>,
     /// The output of the last block of the reference, `[tokens, hidden_size]`, where the objective needs it.
     pub reference: Option<Tensor<2>>,
     /// What is known of the reference, where the objective needs no more.
@@ -259,7 +264,10 @@ pub fn loss_and_grad(
     let hidden = profile::measure("target_rows", || width.clone(), || x.select(0, rows.clone()));
     let (normed, rstd) = rms_norm(place, &hidden, &model.norm, model.config.rms_norm_eps);
     // Every token's own gradient, which its weight multiplies once it is known: the head's products run once.
-    let LossAndGrad { losses, dhidden } = linear_cross_entropy(place, &normed, model.head(), tokens, grad_scale, chunk);
+    let LossAndGrad { losses, dhidden } = match compared.score {
+        Some(score) => negative_scores(&normed, score, grad_scale),
+        None => linear_cross_entropy(place, &normed, model.head(), tokens, grad_scale, chunk),
+    };
     let losses = losses.narrow(0, 0, num_tokens);
     let needed = objective.needs_log_probabilities();
     let log_probabilities =
@@ -273,6 +281,8 @@ pub fn loss_and_grad(
         log_sums_of_squares: &targets.log_sums_of_squares(model, &normed, objective, chunk),
         divergence: compared.divergence,
     });
+    let grad_of_score = |weights: &Vec<f32>| compared.score.map(|_| vector_grad(&normed, weights));
+    let score_grad = weighed.weights.as_ref().and_then(grad_of_score);
     let dhidden = match weighed.weights {
         Some(weights) => weighted(dhidden, weights),
         None => dhidden,
@@ -291,7 +301,7 @@ pub fn loss_and_grad(
         None => losses,
     };
     let (count, figures) = (weighed.count, weighed.figures);
-    let loss = MicroBatchLoss { losses, count, target_tokens: num_tokens as u64, figures };
+    let loss = MicroBatchLoss { losses, count, target_tokens: num_tokens as u64, figures, score_grad };
     (loss, profile::measure("target_rows", || width, scatter))
 }
 
@@ -311,7 +321,7 @@ fn gather_grads(dhidden: Tensor<2>, of_rows: Tensor<1, Int>) -> Tensor<2> {
 }
 
 /// The targets of a micro-batch, and the input of the head for each, `[targets, hidden_size]`; without dropout.
-fn normed_targets(model: &Model, adapters: &AdapterSet, batch: &Batch) -> (Tensor<2>, Targets) {
+pub(super) fn normed_targets(model: &Model, adapters: &AdapterSet, batch: &Batch) -> (Tensor<2>, Targets) {
     let batch = &*model.arranged(batch);
     let targets = Targets::new(model, batch);
     (targets.normed(model, &model.hidden(batch, adapters)), targets)
@@ -369,7 +379,10 @@ pub fn eval_loss(
         return LossSum::default();
     }
     let (normed, targets) = normed_targets(model, adapters, batch);
-    let of_targets = targets.log_probabilities(model, &normed, chunk);
+    let of_targets = match &adapters.score {
+        Some(score) => of_normed(&normed, &targets, score),
+        None => targets.log_probabilities(model, &normed, chunk),
+    };
     let of_reference =
         || if objective.needs_reference() { log_probabilities(model, reference, batch, chunk) } else { vec![] };
     let (of_reference, reference_answers) = targets.of_reference(references, of_reference);

@@ -152,7 +152,9 @@ impl Workload<'_> {
         let ranks = |layer: &PerSite<AdapterShape>| layer.values().map(|shape| shape.r).sum();
         let most =
             self.selection.shapes.iter().map(ranks).max().unwrap_or(0) * if self.is_part_of_base { 2 } else { 1 };
-        (most, self.selection.num_parameters(self.config))
+        // The head that scores is small, and counted with them.
+        let score = if self.objective.scores() { self.config.hidden_size } else { 0 };
+        (most, self.selection.num_parameters(self.config) + score)
     }
 
     fn adapter_bytes(&self) -> usize {
@@ -188,6 +190,9 @@ impl Workload<'_> {
 
     /// Bytes of the logits of a chunk of target tokens.
     fn logits_bytes(&self) -> usize {
+        if self.objective.scores() {
+            return 0;
+        }
         let rows = self.loss_chunk.tokens(self.place, self.head(), self.tokens());
         // In plain tensor calls, capped logits are kept for the slope of the cap.
         let is_kept = self.config.logit_soft_cap.is_some() && !self.place.is_host();

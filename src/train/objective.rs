@@ -8,6 +8,7 @@ mod grpo;
 mod kto;
 mod odds_ratio;
 mod pairs;
+mod reward;
 
 use std::fmt::Debug;
 use std::ops::Range;
@@ -25,7 +26,7 @@ pub struct Rows<'a> {
     pub targets: &'a [Range<usize>],
     /// What preferences know of each document; empty for other rows.
     pub answers: &'a [Answer],
-    /// Log-probability of every target token in nats; empty where the objective does not need them.
+    /// Log-probability of every target token in nats, or its score; empty where the objective does not need them.
     pub log_probabilities: &'a [f32],
     /// The same of the reference; empty where the objective needs none, or `reference_answers` are known.
     pub reference: &'a [f32],
@@ -97,6 +98,7 @@ pub fn objective(config: &ObjectiveConfig) -> Box<dyn Objective> {
         ObjectiveName::Dpo => Box::new(dpo::Dpo::new(config)),
         ObjectiveName::Orpo => Box::new(odds_ratio::OddsRatio { beta: config.beta() }),
         ObjectiveName::Cpo | ObjectiveName::Simpo => Box::new(contrastive::Contrastive::new(config)),
+        ObjectiveName::Reward => Box::new(reward::Reward { centering: config.center_rewards_coefficient }),
         ObjectiveName::Kto => Box::new(kto::Kto::new(config)),
         ObjectiveName::Grpo => Box::new(grpo::Grpo::new(config)),
     }

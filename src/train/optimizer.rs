@@ -29,6 +29,8 @@ pub use states::{State, StateForm};
 
 /// Name in a checkpoint of the values that training continues from, where the adapter in it is an average.
 const TRAINED: &str = "trained";
+/// Name in a checkpoint of the head that scores.
+const SCORE: &str = "score.weight";
 
 impl OptimizerConfig {
     /// What the rule remembers of a parameter of this shape.
@@ -92,6 +94,8 @@ pub struct Optimizer {
     step_weights: StepWeights,
     /// By layer and site; of each matrix in the order of [`OptimizerConfig::states`].
     states: BTreeMap<(usize, SiteId), Matrices<Vec<State>>>,
+    /// Of the head that scores.
+    score: Option<Vec<State>>,
     place: Place,
 }
 
@@ -117,9 +121,10 @@ impl Optimizer {
     pub fn new(config: OptimizerConfig, loraplus_lr_ratio: Option<f64>, adapters: &AdapterSet) -> Self {
         let start = |like: &Tensor<2>| config.states(like.dims()).iter().map(|form| form.start(like)).collect();
         let states = adapters.by_site().map(|(site, adapter)| (site, adapter.matrices.as_ref().map(start))).collect();
+        let score = adapters.score.as_ref().map(start);
         let loraplus_lr_ratio = loraplus_lr_ratio.unwrap_or(1.0);
         let (num_updates, step_weights) = (0, StepWeights::default());
-        Self { config, loraplus_lr_ratio, num_updates, step_weights, states, place: adapters.place() }
+        Self { config, loraplus_lr_ratio, num_updates, step_weights, states, score, place: adapters.place() }
     }
 
     /// Number of updates done.
@@ -166,6 +171,12 @@ impl Optimizer {
                 waiting.push((layer, site, group_of, move |matrices| Adapter { module, kind, matrices, scale, norms }));
             }
         }
+        if let Some(grad) = grads.score()
+            && let (Some(values), Some(states)) = (adapters.score.take(), self.score.take())
+        {
+            bytes += self.update_bytes(&values);
+            groups[GROUPS.a].push((Parameter { values, states }, grad));
+        }
         let step = || {
             let rates = [learning_rate, learning_rate * self.loraplus_lr_ratio];
             let mut group = groups.into_iter().zip(rates).map(|(parameters, learning_rate)| {
@@ -183,6 +194,10 @@ impl Optimizer {
             let (matrices, states) = group_of.map(next).unzip();
             self.states.insert((layer, site), states);
             adapters.blocks[layer].insert(site, adapter(matrices));
+        }
+        // It was the last one.
+        if let Some(Parameter { values, states }) = updated[GROUPS.a].next() {
+            (adapters.score, self.score) = (Some(values), Some(states));
         }
     }
 
@@ -222,36 +237,45 @@ impl Optimizer {
         for (layer, block) in averaged.blocks.iter_mut().enumerate() {
             for (site, adapter) in block {
                 let Some(states) = self.states.get(&(layer, *site)) else { continue };
-                let matrices = adapter.matrices.as_ref().zip(states.as_ref());
-                adapter.matrices = matrices.map(|(values, states)| match (self.config.ema_decay, states.last()) {
-                    (Some(_), Some(State::Numbers(average))) => average.clone(),
-                    _ => schedule_free::average(&self.config, values, states),
-                });
+                adapter.matrices =
+                    adapter.matrices.as_ref().zip(states.as_ref()).map(|(values, states)| self.average(values, states));
             }
         }
+        averaged.score =
+            adapters.score.as_ref().zip(self.score.as_ref()).map(|(score, states)| self.average(score, states));
         averaged
+    }
+
+    /// The average of a parameter.
+    fn average(&self, values: &Tensor<2>, states: &[State]) -> Tensor<2> {
+        match (self.config.ema_decay, states.last()) {
+            (Some(_), Some(State::Numbers(average))) => average.clone(),
+            _ => schedule_free::average(&self.config, values, states),
+        }
     }
 
     /// The states as named host tensors, for a checkpoint; where an average is written, also the trained parameters.
     #[must_use]
     pub fn state(&self, adapters: &AdapterSet) -> Vec<HostTensor> {
         let mut tensors = Vec::new();
+        let mut save = |parameter: &str, values: &Tensor<2>, states: &[State]| {
+            let forms = self.config.states(values.dims());
+            let save = |(form, state): (&StateForm, &State)| form.save(state, format!("{parameter}.{}", form.name));
+            tensors.extend(forms.iter().zip(states).map(save));
+            if self.config.averages() {
+                let (name, shape) = (format!("{parameter}.{TRAINED}"), values.dims().to_vec());
+                let values = HostValues::F32(faults::read(values.clone(), &name));
+                tensors.push(HostTensor { name, shape, values });
+            }
+        };
         for (site, Adapter { module, matrices, .. }) in adapters.by_site() {
             let Some(states) = self.states.get(&site) else { continue };
             for (matrix, (values, states)) in matrices.as_ref().zip(states.as_ref()).named() {
-                let forms = self.config.states(values.dims());
-                tensors.extend(
-                    forms
-                        .iter()
-                        .zip(states)
-                        .map(|(form, state)| form.save(state, format!("{module}.{matrix}.{}", form.name))),
-                );
-                if self.config.averages() {
-                    let (name, shape) = (format!("{module}.{matrix}.{TRAINED}"), values.dims().to_vec());
-                    let values = HostValues::F32(faults::read(values.clone(), &name));
-                    tensors.push(HostTensor { name, shape, values });
-                }
+                save(&format!("{module}.{matrix}"), values, states);
             }
+        }
+        if let Some((score, states)) = adapters.score.as_ref().zip(self.score.as_ref()) {
+            save(SCORE, score, states);
         }
         tensors
     }
@@ -272,25 +296,35 @@ impl Optimizer {
             let found = || tensor.shape.clone();
             form.restore(tensor, &like.device()).ok_or_else(|| OptimizerStateError::Form { name, found: found() })
         };
+        let of_parameter = |parameter: &str, like: &Tensor<2>| {
+            let forms = self.config.states(like.dims());
+            forms
+                .iter()
+                .map(|form| find(form, format!("{parameter}.{}", form.name), like))
+                .collect::<Result<Vec<_>, _>>()
+        };
+        let trained = |parameter: &str, like: &Tensor<2>| {
+            let form = StateForm::zeros(TRAINED, like.dims());
+            let [values] = numbers(vec![find(&form, format!("{parameter}.{TRAINED}"), like)?]);
+            Ok(values)
+        };
         let mut restored = BTreeMap::new();
         for (layer, block) in adapters.blocks.iter_mut().enumerate() {
             for (site, Adapter { module, matrices, .. }) in block {
-                let of_matrix = |(matrix, like): (&str, &Tensor<2>)| {
-                    let forms = self.config.states(like.dims());
-                    forms.iter().map(|form| find(form, format!("{module}.{matrix}.{}", form.name), like)).collect()
-                };
+                let named = |matrix: &str| format!("{module}.{matrix}");
+                let of_matrix = |(matrix, like): (&str, &Tensor<2>)| of_parameter(&named(matrix), like);
                 restored.insert((layer, *site), Matrices::NAMES.zip(matrices.as_ref()).try_map(of_matrix)?);
                 if self.config.averages() {
-                    let trained = |(matrix, like): (&str, &Tensor<2>)| {
-                        let form = StateForm::zeros(TRAINED, like.dims());
-                        let [values] = numbers(vec![find(&form, format!("{module}.{matrix}.{TRAINED}"), like)?]);
-                        Ok(values)
-                    };
-                    *matrices = Matrices::NAMES.zip(matrices.as_ref()).try_map(trained)?;
+                    let of_matrix = |(matrix, like): (&str, &Tensor<2>)| trained(&named(matrix), like);
+                    *matrices = Matrices::NAMES.zip(matrices.as_ref()).try_map(of_matrix)?;
                 }
             }
         }
-        self.states = restored;
+        let score = adapters.score.as_ref().map(|score| of_parameter(SCORE, score)).transpose()?;
+        if self.config.averages() {
+            adapters.score = adapters.score.as_ref().map(|score| trained(SCORE, score)).transpose()?;
+        }
+        (self.states, self.score) = (restored, score);
         (self.num_updates, self.step_weights) = (num_updates, step_weights.unwrap_or_default());
         Ok(adapters)
     }

@@ -317,7 +317,8 @@ fn adapter(target_modules: TargetModules) -> Vec<u8> {
         ("model.layers.0.self_attn.q_proj".to_owned(), pair.clone()),
         ("model.layers.1.self_attn.q_proj".to_owned(), pair),
     ]
-    .into();
+    .into_iter()
+    .collect();
     let config = LoraConfig { r: 2, target_modules, layers_to_transform: Some(vec![0, 1]), ..LoraConfig::default() };
     write_adapter(folder.path(), &weights, &config, "org/base").unwrap();
     let read = |name: &str| fs::read(folder.path().join(name)).unwrap();

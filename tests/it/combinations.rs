@@ -30,7 +30,7 @@ fn model() -> ModelConfig {
 
 /// Writes an adapter of these settings, whose numbers follow from its name.
 fn write(folder: &Path, name: &str, config: &LoraConfig) -> PathBuf {
-    let (model, mut weights) = (model(), AdapterWeights::new());
+    let (model, mut weights) = (model(), AdapterWeights::default());
     for (layer, site, shape) in config.select(&model).unwrap().iter() {
         let module = model.module_name(layer, site);
         let matrices = shape.kind.shapes(shape.r, model.blocks[layer].sites[site].shape).zip(Matrices::NAMES);
@@ -90,7 +90,7 @@ fn every_type_makes_of_two_adapters_what_peft_makes_of_them() {
         let combined = combine(&adapters, &combination(name, &expected["settings"]), &model()).unwrap();
         let r = usize::try_from(expected["r"].as_u64().unwrap()).unwrap();
         let (tensors, mut num_found) = (expected["tensors"].as_object().unwrap(), 0);
-        for (module, pair) in &combined.adapter.weights {
+        for (module, pair) in &*combined.adapter.weights {
             let module = format!("base_model.model.{module}");
             let (in_features, out_features) = (pair.a.num_columns, pair.b.num_rows);
             let found = match tensors.get(&module) {

@@ -124,6 +124,8 @@ impl Golden {
                 *magnitude = magnitude.clone() * factor;
             }
         }
+        let score = |bound| matrix("base_model.model.score.weight", [1, config.hidden_size], bound, &model.device());
+        set.score = case["score_bound"].as_f64().map(score);
         set
     }
 }

@@ -21,7 +21,7 @@ use crate::common::{Bench, json, metrics, run, stderr, train};
 use crate::golden::{Golden, assert_near, quickstart};
 
 /// The recipe of a case: our keys have TRL's names, and `SimPO` is an objective of its own.
-fn recipe(case: &Value, golden: &Value, folder: &Path, micro_batch_size: u64) -> Recipe {
+pub(crate) fn recipe(case: &Value, golden: &Value, folder: &Path, micro_batch_size: u64) -> Recipe {
     let mut options = case["options"].as_object().unwrap().clone();
     let mut name = case["kind"].as_str().unwrap();
     if options.get("loss_type").is_some_and(|loss| loss == "simpo") {
@@ -44,14 +44,14 @@ fn recipe(case: &Value, golden: &Value, folder: &Path, micro_batch_size: u64) ->
 }
 
 /// The rows of a recipe in micro-batches.
-fn batches(recipe: &Recipe, model_dir: &Path, count: usize) -> Vec<Batch> {
+pub(crate) fn batches(recipe: &Recipe, model_dir: &Path, count: usize) -> Vec<Batch> {
     let tokenizer = Arc::new(Tokenizer::open(model_dir).unwrap());
     let data = Dataset::open(&recipe.data, tokenizer, 0, &OpenOptions::default()).unwrap();
     let mut loader = data.loader(Cursor::default(), recipe.train.micro_batch_size).unwrap();
     (0..count).map(|_| loader.next_batch().unwrap().batch).collect()
 }
 
-fn assert_figures(found: &ObjectiveFigures, expected: &Value, what: &str) {
+pub(crate) fn assert_figures(found: &ObjectiveFigures, expected: &Value, what: &str) {
     let mut line = StepMetrics::default();
     line.set_objective(found);
     let found = serde_json::to_value(line).unwrap();
@@ -72,7 +72,7 @@ fn golden() -> Value {
     serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap()
 }
 
-fn norm(tensor: &Tensor<2>) -> f64 {
+pub(crate) fn norm(tensor: &Tensor<2>) -> f64 {
     crate::golden::values(tensor).iter().map(|value| f64::from(*value).powi(2)).sum::<f64>().sqrt()
 }
 
@@ -138,13 +138,16 @@ fn rows_of_preferences_become_trls_tokens() {
 }
 
 /// Twenty steps as TRL takes them from B = 0.
-fn compare_curves(golden: &Value, base: &Golden) {
+pub(crate) fn compare_curves(golden: &Value, base: &Golden) {
     let folder = tempfile::tempdir().unwrap();
     let model = base.model(Dtype::F32);
     let settings = &golden["settings"];
     for (name, curve) in golden["curves"].as_object().unwrap() {
         let recipe = recipe(curve, golden, folder.path(), 4);
-        let adapters = Golden::adapters(&value!({"lora": golden["lora"], "b_bound": 0.0}), &model);
+        let adapters = Golden::adapters(
+            &value!({"lora": golden["lora"], "b_bound": 0.0, "score_bound": golden["score_bound"]}),
+            &model,
+        );
         let learning_rate = settings["learning_rate"].as_f64().unwrap();
         let optimizer = OptimizerConfig { learning_rate, ..OptimizerConfig::default() };
         let scheduler =

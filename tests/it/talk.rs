@@ -30,13 +30,13 @@ fn stdout(args: &[&str]) -> String {
 }
 
 /// A server that ends with the test.
-struct Server {
+pub(crate) struct Server {
     child: Child,
     address: String,
 }
 
 impl Server {
-    fn start(args: &[&str]) -> Self {
+    pub(crate) fn start(args: &[&str]) -> Self {
         let mut command = lora_train(&[&["serve", "--port", "0", "--device", "cpu"], args].concat());
         let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
         let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
@@ -47,7 +47,7 @@ impl Server {
     }
 
     /// Status and body of a request.
-    fn ask(&self, path: &str, headers: &str, body: &Value) -> (u16, Value) {
+    pub(crate) fn ask(&self, path: &str, headers: &str, body: &Value) -> (u16, Value) {
         let body = if body.is_null() { String::new() } else { body.to_string() };
         let method = if body.is_empty() { "GET" } else { "POST" };
         let headers =

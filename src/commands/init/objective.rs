@@ -49,6 +49,9 @@ fn preferences(from: &Foreign) -> Option<(&'static str, Option<&'static str>)> {
         (Trainer::Axolotl, Some("simpo"), _) | (Trainer::LlamaFactory, Some("dpo"), Some("simpo")) => ("simpo", None),
         (Trainer::LlamaFactory, Some("dpo"), Some("hinge")) => ("dpo", Some("hinge")),
         (Trainer::Axolotl | Trainer::LlamaFactory, Some("kto"), _) => ("kto", None),
+        (Trainer::LlamaFactory, Some("rm"), _) => ("reward", None),
+        (Trainer::Axolotl, None, _) if from.get("reward_model").is_some_and(|value| !is_off(value)) => ("reward", None),
+        (Trainer::Trl | Trainer::Unknown, None, None) if word("lora_task_type") == Some("SEQ_CLS") => ("reward", None),
         (Trainer::LlamaFactory, Some("dpo"), Some("sigmoid") | None) | (Trainer::Axolotl, Some("dpo"), _) => {
             ("dpo", None)
         }
@@ -72,7 +75,7 @@ pub(super) fn of_key(from: &Foreign, path: &str, value: &Value) -> Option<Meanin
         [("objective.name".to_owned(), name.into())].into_iter().chain(loss).collect()
     };
     Some(match path {
-        "rl" | "stage" => Meaning::Set(named()),
+        "rl" | "stage" | "reward_model" | "lora_task_type" => Meaning::Set(named()),
         "beta" => match one("objective.beta", value, from) {
             Meaning::Set(beta) => {
                 let why = "a configuration with a beta is taken for one of DPO".to_owned();
@@ -95,7 +98,7 @@ pub(super) fn of_key(from: &Foreign, path: &str, value: &Value) -> Option<Meanin
 pub(super) fn refusal(from: &Foreign) -> Option<Problem> {
     let has_preferences = preferences(from).is_some();
     let asked = KEYS.iter().find_map(|(key, ours)| {
-        if has_preferences && ["rl", "stage", "beta", "loss_type"].contains(key) {
+        if has_preferences && ["rl", "stage", "beta", "loss_type", "reward_model", "lora_task_type"].contains(key) {
             return None;
         }
         let value = from.get(key).filter(|value| !is_off(value))?;

@@ -6,9 +6,11 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 
 use super::error::ApiError;
+use crate::data::encode::Encoder;
+use crate::data::formats::Sample;
 use crate::data::template::ChatTemplate;
 use crate::data::tokenizer::Tokenizer;
-use crate::generate::{GenerateOptions, encode_messages};
+use crate::generate::{GenerateError, GenerateOptions, encode_messages};
 
 /// Length of a completion whose request does not say it, as in OpenAI's interface.
 const COMPLETION_TOKENS: usize = 16;
@@ -18,18 +20,21 @@ const MAX_TOP_LOGPROBS: usize = 20;
 const WITHOUT_EFFECT: [&str; 7] =
     ["user", "metadata", "store", "service_tier", "parallel_tool_calls", "prompt_cache_key", "safety_identifier"];
 
-/// Which of the two endpoints.
+/// Which of the endpoints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// `/v1/chat/completions`
     Chat,
     /// `/v1/completions`
     Completion,
+    /// `/v1/score`
+    Score,
 }
 
 /// A request that is understood.
 #[derive(Debug)]
 pub(super) struct Asking {
+    kind: Kind,
     pub(super) model: Option<String>,
     content: Content,
     max_new_tokens: usize,
@@ -99,13 +104,17 @@ impl Asking {
             if is_allowed { Ok(()) } else { Err(unexpected(name, expected)) }
         };
         let messages = body.take("messages", "a list of messages")?;
-        let prompt = body.take("prompt", "a text, a list of texts, or tokens of a text or of several")?;
+        let texts = if kind == Kind::Score { "input" } else { "prompt" };
+        let prompt = body.take(texts, "a text, a list of texts, or tokens of a text or of several")?;
         let content = match (kind, messages, prompt) {
-            (Kind::Chat, Some(messages), None) => Content::Messages(self::messages(messages)?),
-            (Kind::Completion, None, Some(Prompts::Texts(texts))) if texts.is_empty() => {
-                return Err(ApiError::wrong("`prompt` is empty", Some("prompt")));
+            (Kind::Chat | Kind::Score, Some(messages), None) => Content::Messages(self::messages(messages)?),
+            (Kind::Completion | Kind::Score, None, Some(Prompts::Texts(list))) if list.is_empty() => {
+                return Err(ApiError::wrong(format!("`{texts}` is empty"), Some(texts)));
             }
-            (Kind::Completion, None, Some(prompts)) => Content::Prompts(prompts),
+            (Kind::Completion | Kind::Score, None, Some(prompts)) => Content::Prompts(prompts),
+            (Kind::Score, ..) => {
+                return Err(ApiError::wrong("`messages` or `input` is wanted here", Some("messages")));
+            }
             (Kind::Chat, ..) => {
                 return Err(ApiError::wrong("`messages` is wanted here, and no `prompt`", Some("messages")));
             }
@@ -131,6 +140,7 @@ impl Asking {
         within("top_logprobs", top_logprobs.is_none_or(|top| top <= MAX_TOP_LOGPROBS), "at most 20")?;
         let stream_options: Option<StreamOptions> = body.take("stream_options", "an object")?;
         let asking = Self {
+            kind,
             model: body.take("model", "a text")?,
             content,
             max_new_tokens: max_tokens.unwrap_or(if kind == Kind::Chat { usize::MAX } else { COMPLETION_TOKENS }),
@@ -164,8 +174,16 @@ impl Asking {
         template: Option<&ChatTemplate>,
         system: Option<&str>,
     ) -> Result<Vec<Vec<u32>>, ApiError> {
+        let is_scored = self.kind == Kind::Score;
         let encode = |text: &String| {
-            tokenizer.encode(text, true).map_err(|error| ApiError::wrong(error.to_string(), Some("prompt")))
+            // A text is scored behind its end.
+            let encoder = Encoder { tokenizer, template: None, train_on_inputs: false, scores: true };
+            let ids = if is_scored {
+                encoder.encode(&Sample::Text(text.clone())).map(|row| row.ids).map_err(|error| error.to_string())
+            } else {
+                tokenizer.encode(text, true).map_err(|error| error.to_string())
+            };
+            ids.map_err(|error| ApiError::wrong(error, Some(if is_scored { "input" } else { "prompt" })))
         };
         match (&self.content, template) {
             (Content::Prompts(Prompts::Text(text)), _) => Ok(vec![encode(text)?]),
@@ -173,7 +191,8 @@ impl Asking {
             (Content::Prompts(Prompts::Texts(texts)), _) => texts.iter().map(encode).collect(),
             (Content::Prompts(Prompts::ManyTokens(prompts)), _) => Ok(prompts.clone()),
             (Content::Messages(_), None) => {
-                Err(ApiError::wrong("this model has no chat template; /v1/completions continues a text", Some("model")))
+                let other = if is_scored { "`input` takes a text" } else { "/v1/completions continues a text" };
+                Err(ApiError::wrong(format!("this model has no chat template; {other}"), Some("model")))
             }
             (Content::Messages(messages), Some(template)) => {
                 let is_unknown = |role: &&str| *role != "user" && *role != "assistant" && !template.names_role(role);
@@ -184,8 +203,13 @@ impl Asking {
                 let has_system = messages.iter().any(|message| message["role"] == "system");
                 let system = system.filter(|_| !has_system).map(|text| json!({"role": "system", "content": text}));
                 let messages: Vec<Value> = system.into_iter().chain(messages.iter().cloned()).collect();
-                let ids = encode_messages(tokenizer, template, &messages);
-                ids.map(|ids| vec![ids]).map_err(|error| ApiError::of_prompt(&error))
+                let encode = || -> Result<_, GenerateError> {
+                    if is_scored {
+                        return Ok(tokenizer.encode(&template.render(&messages, None, false)?, false)?);
+                    }
+                    encode_messages(tokenizer, template, &messages)
+                };
+                encode().map(|ids| vec![ids]).map_err(|error| ApiError::of_prompt(&error))
             }
         }
     }
@@ -229,11 +253,13 @@ fn top_logprobs(kind: Kind, logprobs: Option<&Value>, top: Option<usize>) -> Res
         (Kind::Chat, Some(Value::Bool(true)), top) => Ok(Some(top.unwrap_or(0))),
         (Kind::Chat, None | Some(_), Some(_)) => wrong("top_logprobs", "needs `logprobs` = true"),
         (Kind::Chat, Some(_), None) => wrong("logprobs", "expected true or false"),
-        (Kind::Completion, Some(number), None) => match number.as_u64().and_then(|top| usize::try_from(top).ok()) {
-            Some(top) => Ok(Some(top)),
-            None => wrong("logprobs", "expected a number of tokens"),
-        },
-        (Kind::Completion, _, Some(_)) => wrong("top_logprobs", "belongs to /v1/chat/completions"),
+        (Kind::Completion | Kind::Score, Some(number), None) => {
+            match number.as_u64().and_then(|top| usize::try_from(top).ok()) {
+                Some(top) => Ok(Some(top)),
+                None => wrong("logprobs", "expected a number of tokens"),
+            }
+        }
+        (Kind::Completion | Kind::Score, _, Some(_)) => wrong("top_logprobs", "belongs to /v1/chat/completions"),
     }
 }
 

@@ -67,7 +67,7 @@ impl Reply {
                 "index": index, "message": {"role": "assistant", "content": text, "refusal": null},
                 "logprobs": logprobs, "finish_reason": finish_reason,
             }),
-            Kind::Completion => {
+            Kind::Completion | Kind::Score => {
                 json!({"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason})
             }
         })
@@ -104,7 +104,7 @@ impl Reply {
         let logprobs = self.logprobs(index, std::slice::from_ref(&text));
         let choice = match self.kind {
             Kind::Chat => json!({"delta": {"content": text.text}}),
-            Kind::Completion => json!({"text": text.text}),
+            Kind::Completion | Kind::Score => json!({"text": text.text}),
         };
         let mut choice = choice;
         choice["index"] = json!(index);

@@ -5,9 +5,11 @@ use std::ops::ControlFlow;
 use std::sync::mpsc::{Receiver, TryRecvError};
 
 use tokio::sync::mpsc::UnboundedSender;
+use tokio::sync::oneshot;
 
 use crate::commands::named::OpenedModel;
 use crate::generate::{GenerateError, GenerateOptions, NewText, TextBatch, TextRequest};
+use crate::train::score::score;
 use crate::util::failure::Failure;
 
 /// What a text has got: its place among the prompts of its request, and what is new.
@@ -26,13 +28,34 @@ pub(super) struct Job {
     pub(super) events: UnboundedSender<Event>,
 }
 
-/// Writes texts until nobody can ask for one any more. A text whose reader has gone is dropped.
-pub(super) fn write_texts(opened: &OpenedModel, queue: &Receiver<Job>) -> Result<(), Failure> {
+/// Texts to score, as tokens, and who gets the scores.
+#[derive(Debug)]
+pub(super) struct ToScore {
+    pub(super) adapter: usize,
+    pub(super) texts: Vec<Vec<u32>>,
+    pub(super) reply: oneshot::Sender<Vec<f32>>,
+}
+
+/// What the model is to do.
+#[derive(Debug)]
+pub(super) enum Work {
+    Write(Job),
+    Score(ToScore),
+}
+
+/// Writes and scores texts until nobody can ask for one any more. A text whose reader has gone is dropped.
+pub(super) fn write_texts(opened: &OpenedModel, queue: &Receiver<Work>) -> Result<(), Failure> {
     let mut batch = TextBatch::new(&opened.model, &opened.tokenizer);
     let mut readers = HashMap::new();
     for id in 0.. {
         match next_job(queue, &batch) {
-            Ok(job) => {
+            Ok(Work::Score(ToScore { adapter, texts, reply })) => {
+                let adapters = &opened.adapters[adapter].set;
+                let scores = texts.iter().filter_map(|ids| score(&opened.model, adapters, ids)).collect();
+                // Where nobody listens, nobody has to know.
+                drop(reply.send(scores));
+            }
+            Ok(Work::Write(job)) => {
                 let Job { adapter, prompt_ids, options, stop, top_logprobs, index, events } = job;
                 let adapters = &opened.adapters[adapter].set;
                 let request = TextRequest { prompt_ids, adapters, options, stop, top_logprobs };
@@ -54,7 +77,7 @@ pub(super) fn write_texts(opened: &OpenedModel, queue: &Receiver<Job>) -> Result
 }
 
 /// The next request to begin; waits for a request if there is nothing else to do.
-fn next_job(queue: &Receiver<Job>, batch: &TextBatch<'_>) -> Result<Job, TryRecvError> {
+fn next_job(queue: &Receiver<Work>, batch: &TextBatch<'_>) -> Result<Work, TryRecvError> {
     if batch.is_empty() {
         queue.recv().map_err(|_| TryRecvError::Disconnected)
     } else if batch.has_room() {

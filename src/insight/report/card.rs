@@ -32,6 +32,8 @@ pub struct Published<'a> {
     pub is_base_on_hub: bool,
     /// Whether it is a whole model with the adapter in it.
     pub is_merged: bool,
+    /// Whether it scores texts.
+    pub scores: bool,
     /// The options with which vLLM serves the adapter, if it does.
     pub vllm_options: Option<&'a str>,
 }
@@ -50,11 +52,11 @@ pub fn model_card(run: &Path, published: &Published<'_>) -> Result<(String, Opti
         environment.set_lstrip_blocks(true);
         environment.render_named_str(name, template, context).map_err(|error| ReportError::Bug(error.to_string()))
     };
-    let Published { repository, base, is_base_on_hub, is_merged, vllm_options } = *published;
+    let Published { repository, base, is_base_on_hub, is_merged, scores, vllm_options } = *published;
     let (sources, datasets) = sources(&record);
     let card = context! {
         name => repository.rsplit('/').next(),
-        repository, base, is_merged, vllm_options, sources, datasets,
+        repository, base, is_merged, scores, vllm_options, sources, datasets,
         base_id => is_base_on_hub.then_some(base),
         version => env!("CARGO_PKG_VERSION"),
         unfinished => unfinished(&record),

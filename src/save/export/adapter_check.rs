@@ -61,6 +61,9 @@ pub(super) fn matrix_problems(weights: &AdapterWeights, selection: &Selection, m
         }
         expected.insert(module);
     }
+    let width = model.hidden_size;
+    let misshapen = weights.score.as_ref().filter(|score| score.shape() != [1, width]);
+    problems.extend(misshapen.map(|score| format!("`score` is {:?}, expected {:?}", score.shape(), [1, width])));
     let unexpected = weights.keys().filter(|module| !expected.contains(*module));
     problems.extend(unexpected.map(|module| format!("unexpected: `{module}.lora_A` and `.lora_B`")));
     problems

@@ -24,13 +24,14 @@ const WITHOUT_EFFECT: [&str; 11] = [
     "revision",
 ];
 
-/// `adapter_config.json` of an adapter on `modules`.
+/// `adapter_config.json` of an adapter on `modules`, with a head that scores or without.
 ///
 /// Only keys that PEFT has had for a long time are written: older versions refuse keys that they do not know.
 pub(super) fn to_json<'a>(
     config: &LoraConfig,
     modules: impl Iterator<Item = &'a String>,
     base_model_name_or_path: &str,
+    has_score: bool,
 ) -> serde_json::Value {
     let mut modules = modules.peekable();
     // Names of layers are in the other parts of a multimodal model, too.
@@ -69,12 +70,12 @@ pub(super) fn to_json<'a>(
         "layers_to_transform": config.layers_to_transform.as_ref().filter(|_| !one_by_one),
         "lora_alpha": number(config.lora_alpha),
         "lora_dropout": config.lora_dropout,
-        "modules_to_save": null,
+        "modules_to_save": has_score.then_some(["score"]),
         "peft_type": "LORA",
         "r": config.r,
         "rank_pattern": config.rank_pattern,
         "target_modules": target_modules,
-        "task_type": "CAUSAL_LM",
+        "task_type": if has_score { "SEQ_CLS" } else { "CAUSAL_LM" },
         "use_dora": config.use_dora,
         "use_rslora": config.use_rslora,
     })
@@ -99,7 +100,7 @@ fn number(value: f64) -> serde_json::Value {
 const POSITIVE: (Bound<f64>, Bound<f64>) = (Bound::Excluded(0.0), Bound::Unbounded);
 
 /// Reads the text of `adapter_config.json`, and the base model's name in it. `file` is its name in messages; `modules`
-/// are the module names of the tensors.
+/// are the module names of the tensors, among which a head that scores may be.
 ///
 /// # Errors
 /// Every setting that this trainer does not support.
@@ -107,9 +108,10 @@ pub(super) fn from_json<'a>(
     file: &str,
     text: &str,
     modules: impl Iterator<Item = &'a String>,
+    has_score: bool,
 ) -> Result<(LoraConfig, Option<String>), Problems> {
     read_json(file, text, |json| {
-        refuse_other_methods(json);
+        refuse_other_methods(json, has_score);
         let targets = json.any("target_modules", None, TARGETS, accept_targets);
         let excludes = json.value("exclude_modules").is_some_and(|value| !is_empty(value));
         let config = LoraConfig {
@@ -151,15 +153,13 @@ fn is_empty(value: &Value) -> bool {
     }
 }
 
-fn refuse_other_methods(json: &mut Section) {
+fn refuse_other_methods(json: &mut Section, has_score: bool) {
     if json.value("peft_type").is_none() {
         json.problem("peft_type", "is missing, expected \"LORA\"");
     }
-    for (key, supported, expected) in [
-        ("peft_type", "LORA", "\"LORA\""),
-        ("task_type", "CAUSAL_LM", "\"CAUSAL_LM\": adapters of other tasks bring a head of their own"),
-        ("bias", "none", "\"none\": trained biases have no place in this model"),
-    ] {
+    for (key, supported, expected) in
+        [("peft_type", "LORA", "\"LORA\""), ("bias", "none", "\"none\": trained biases have no place in this model")]
+    {
         json.only(key, expected, |value| value.text() == Some(supported));
     }
     for (key, expected) in
@@ -167,7 +167,15 @@ fn refuse_other_methods(json: &mut Section) {
     {
         json.only(key, expected, |value| *value == Value::Boolean(false));
     }
-    json.only("modules_to_save", "none: only low-rank updates are", is_empty);
+    let tasks = "\"CAUSAL_LM\", or \"SEQ_CLS\" with one label: adapters of other tasks bring a head of their own";
+    let (task, scores) = ("task_type", |value: &Value| value.text() == Some("SEQ_CLS") && has_score);
+    json.only(task, tasks, |value| value.text() == Some("CAUSAL_LM") || scores(value));
+    let scores = json.value(task).is_some_and(scores);
+    let is_head = |value: &Value| matches!(value.text(), Some("score" | "classifier"));
+    json.only("modules_to_save", "none, or the head that scores: only low-rank updates are", |value| {
+        is_empty(value)
+            || scores && matches!(value, Value::Array(names) if names.iter().all(|name| is_head(name.value())))
+    });
 }
 
 fn init_lora_weights(json: &mut Section) -> InitLoraWeights {
@@ -255,7 +263,7 @@ mod tests {
     }
 
     fn read(text: &str) -> Result<LoraConfig, Problems> {
-        from_json("a", text, modules().iter()).map(|(config, _)| config)
+        from_json("a", text, modules().iter(), false).map(|(config, _)| config)
     }
 
     #[test]
@@ -272,7 +280,7 @@ mod tests {
             alpha_pattern: [("v_proj".to_owned(), 2.0)].into_iter().collect(),
             ..LoraConfig::default()
         };
-        let json = to_json(&config, modules().iter(), "base");
+        let json = to_json(&config, modules().iter(), "base", false);
         let text = serde_json::to_string_pretty(&json).unwrap();
         assert_eq!(read(&text).unwrap(), config);
         let keys: Vec<&String> = json.as_object().unwrap().keys().collect();
@@ -283,15 +291,15 @@ mod tests {
 
     #[test]
     fn all_linear_is_written_as_names_and_a_regex_with_layers_as_modules() {
-        let json = to_json(&LoraConfig::default(), all_modules().iter(), "base");
+        let json = to_json(&LoraConfig::default(), all_modules().iter(), "base", false);
         let all = ["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"];
         assert_eq!(json["target_modules"], json!(all));
         assert_eq!(json["lora_alpha"], json!(16));
         let mut config =
             LoraConfig { target_modules: TargetModules::Regex(".*q_proj".into()), ..LoraConfig::default() };
-        assert_eq!(to_json(&config, modules().iter(), "base")["target_modules"], ".*q_proj");
+        assert_eq!(to_json(&config, modules().iter(), "base", false)["target_modules"], ".*q_proj");
         config.layers_to_transform = Some(vec![0, 1]);
-        let json = to_json(&config, modules().iter(), "base");
+        let json = to_json(&config, modules().iter(), "base", false);
         assert_eq!(json["target_modules"], json!(modules()));
         assert_eq!(json["layers_to_transform"], json!(null));
     }

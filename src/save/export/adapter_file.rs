@@ -19,6 +19,8 @@ pub(super) const WEIGHTS: &str = "adapter_model.safetensors";
 pub(super) const CONFIG: &str = "adapter_config.json";
 /// PEFT's prefix of module names.
 const PREFIX: &str = "base_model.model.";
+/// Name of the head of a model that scores texts.
+pub(super) const SCORE: &str = "score.weight";
 
 /// An adapter from disk.
 #[derive(Clone, Debug, PartialEq)]
@@ -29,6 +31,21 @@ pub struct SavedAdapter {
     pub config: LoraConfig,
     /// The model that it was trained on, as named in the adapter's config.
     pub base_model_name_or_path: Option<String>,
+}
+
+impl SavedAdapter {
+    /// The same where it writes text.
+    ///
+    /// # Errors
+    /// An adapter with a head that scores.
+    pub fn that_writes(self, folder: &Path) -> Result<Self, Problem> {
+        if self.weights.score.is_none() {
+            return Ok(self);
+        }
+        let problem = Problem::new("this adapter scores texts, and writes none").at(folder.display());
+        Err(problem
+            .hint("`lora-train eval` and `serve` score with it; PEFT loads it over AutoModelForSequenceClassification"))
+    }
 }
 
 /// Writes an adapter as PEFT does, in `f32`; each of the two files is written completely or not at all.
@@ -43,14 +60,16 @@ pub fn write_adapter(
 ) -> Result<(), ExportError> {
     std::fs::create_dir_all(folder).map_err(ExportError::io("create", folder))?;
     let mut views = Vec::with_capacity(2 * weights.len());
-    for (module, pair) in weights {
-        for (matrix_name, matrix) in pair.as_ref().named() {
-            let bytes = bytemuck::cast_slice(&matrix.values);
-            let path = folder.join(WEIGHTS);
-            let view = TensorView::new(safetensors::Dtype::F32, shape_in_file(matrix_name, matrix), bytes)
-                .map_err(|error| ExportError::io("write", &path)(std::io::Error::other(error)))?;
-            views.push((tensor_name(module, matrix_name), view));
-        }
+    let of_adapters = weights.iter().flat_map(|(module, pair)| {
+        let named = pair.as_ref().named();
+        named.map(move |(name, matrix)| (tensor_name(module, name), shape_in_file(name, matrix), matrix))
+    });
+    let of_score = weights.score.iter().map(|score| (format!("{PREFIX}{SCORE}"), score.shape().to_vec(), score));
+    for (name, shape, matrix) in of_adapters.chain(of_score) {
+        let path = folder.join(WEIGHTS);
+        let view = TensorView::new(safetensors::Dtype::F32, shape, bytemuck::cast_slice(&matrix.values))
+            .map_err(|error| ExportError::io("write", &path)(std::io::Error::other(error)))?;
+        views.push((name, view));
     }
     let path = folder.join(WEIGHTS);
     let metadata = [("format".to_owned(), "pt".to_owned())].into();
@@ -60,7 +79,7 @@ pub fn write_adapter(
     .map_err(ExportError::io("write", &path))?;
 
     let path = folder.join(CONFIG);
-    let json = adapter_config::to_json(config, weights.keys(), base_model_name_or_path);
+    let json = adapter_config::to_json(config, weights.keys(), base_model_name_or_path, weights.score.is_some());
     files::write(&path, format!("{json:#}\n")).map_err(ExportError::io("write", &path))
 }
 
@@ -108,9 +127,10 @@ pub fn read_adapter(folder: &Path) -> Result<SavedAdapter, ExportError> {
     let text = std::fs::read_to_string(&config_path).map_err(ExportError::io("read", &config_path))?;
     let weights = read_tensors(&weights_path);
     // Problems of the config come first: its method explains unexpected tensors better than their names do.
-    let modules = weights.iter().flat_map(AdapterWeights::keys);
+    let has_score = weights.as_ref().is_ok_and(|weights| weights.score.is_some());
+    let modules = weights.iter().flat_map(|weights| weights.keys());
     let (config, base_model_name_or_path) =
-        adapter_config::from_json(&config_path.display().to_string(), &text, modules)?;
+        adapter_config::from_json(&config_path.display().to_string(), &text, modules, has_score)?;
     Ok(SavedAdapter { weights: weights?, config, base_model_name_or_path })
 }
 
@@ -119,7 +139,15 @@ fn read_tensors(path: &Path) -> Result<AdapterWeights, ExportError> {
     let tensors = SafeTensors::deserialize(&content).map_err(|error| layout::damaged(path, &content, &error))?;
     let mut problems = Vec::new();
     let mut matrices: BTreeMap<String, [Option<HostMatrix>; 3]> = BTreeMap::new();
+    let mut weights = AdapterWeights::default();
     for (name, view) in tensors.iter() {
+        if let (Some(SCORE), [1, num_columns], Some(dtype)) =
+            (name.strip_prefix(PREFIX), view.shape(), convert::float_dtype(view.dtype()))
+        {
+            let values = convert::to_f32(view.data(), dtype);
+            weights.score = Some(HostMatrix { num_rows: 1, num_columns: *num_columns, values });
+            continue;
+        }
         let Some((module, index)) = module_of(name).map(|(module, index)| (current_name(module), index)) else {
             problems.push(format!("unexpected: `{name}` {:?}{}", view.shape(), unexpected_reason(name)));
             continue;
@@ -141,7 +169,6 @@ fn read_tensors(path: &Path) -> Result<AdapterWeights, ExportError> {
             (None, _) => problems.push(format!("type: `{name}` is {:?}, expected F32, BF16 or F16", view.dtype())),
         }
     }
-    let mut weights = AdapterWeights::new();
     for (module, pair) in matrices {
         match pair {
             [Some(lora_a), Some(lora_b), magnitude] if lora_a.num_rows == lora_b.num_columns => {
@@ -221,7 +248,7 @@ pub(super) mod tests {
         let shape_of = |site: usize| tiny_config().blocks[0].sites[site].shape;
         let [mut query, down] =
             [("self_attn.q_proj", 0), ("mlp.down_proj", 6)].map(|(name, site)| adapter_on(name, shape_of(site)));
-        query.weights.extend(down.weights);
+        query.weights.extend(down.weights.adapters);
         query.config.target_modules = TargetModules::Names(vec!["down_proj".into(), "q_proj".into()]);
         query
     }
@@ -236,7 +263,7 @@ pub(super) mod tests {
             HostMatrix { num_rows, num_columns, values }
         };
         let pair = Matrices { a: matrix(3, num_in), b: matrix(num_out, 3), magnitude: None };
-        let weights = [0, 1].map(|layer| (in_layer(layer, site), pair.clone())).into();
+        let weights = [0, 1].map(|layer| (in_layer(layer, site), pair.clone())).into_iter().collect();
         SavedAdapter { weights, config, base_model_name_or_path: Some("org/base".into()) }
     }
 

@@ -16,7 +16,8 @@ use crate::util::faults;
 /// The matrices of an adapter, copied from its device.
 #[must_use]
 pub fn adapter_weights(adapters: &AdapterSet) -> AdapterWeights {
-    adapters.iter().map(|adapter| (adapter.module.clone(), adapter.matrices.as_ref().map(host_matrix))).collect()
+    let by_module = adapters.iter().map(|adapter| (adapter.module.clone(), adapter.matrices.as_ref().map(host_matrix)));
+    AdapterWeights { adapters: by_module.collect(), score: adapters.score.as_ref().map(host_matrix) }
 }
 
 /// Puts the matrices read from `folder` on a device. They must be exactly those of `selection`, which gives the scales.
@@ -43,14 +44,16 @@ pub fn adapter_set(
     for (layer, site, shape) in selection.iter() {
         let module = config.module_name(layer, site);
         let Some(pair) = weights.remove(&module) else { continue };
-        let matrices = pair.map(|matrix| {
-            let shape = matrix.shape();
-            host::tensor(matrix.values, shape, device)
-        });
+        let matrices = pair.map(|matrix| on_device(matrix, device));
         let adapter = Adapter { module, kind: shape.kind, matrices, scale: shape.scale, norms: RowNorms::default() };
         blocks[layer].insert(site, adapter);
     }
-    Ok(AdapterSet { blocks, dropout })
+    Ok(AdapterSet { blocks, dropout, score: weights.score.map(|score| on_device(score, device)) })
+}
+
+fn on_device(matrix: HostMatrix, device: &Device) -> Tensor<2> {
+    let shape = matrix.shape();
+    host::tensor(matrix.values, shape, device)
 }
 
 impl SavedAdapter {
@@ -69,7 +72,7 @@ impl SavedAdapter {
     #[must_use]
     pub fn named_for(mut self, config: &ModelConfig) -> Self {
         let named = |name: String| if name.starts_with(NESTED) { name } else { config.module_of(&name) };
-        self.weights = self.weights.into_iter().map(|(name, pair)| (named(name), pair)).collect();
+        self.weights.adapters = self.weights.adapters.into_iter().map(|(name, pair)| (named(name), pair)).collect();
         self
     }
 }

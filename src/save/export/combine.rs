@@ -4,7 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use super::merge::require_absent_or_empty;
-use super::{ExportError, HostMatrix, PromptForm, SavedAdapter, check_adapter, read_adapter, write_adapter};
+use super::{
+    AdapterWeights, ExportError, HostMatrix, PromptForm, SavedAdapter, check_adapter, read_adapter, write_adapter,
+};
 use crate::config::{InitLoraWeights, LoraConfig, TargetModules};
 use crate::lora::combine::{Combination, Part};
 use crate::lora::targets::AdapterShape;
@@ -34,7 +36,7 @@ pub type Weighted = (PathBuf, f64);
 pub fn combine(adapters: &[Weighted], combination: &Combination, model: &ModelConfig) -> Result<Combined, ExportError> {
     let (mut read, mut forms) = (Vec::new(), Vec::new());
     for (folder, weight) in adapters {
-        let saved = read_adapter(folder)?;
+        let saved = read_adapter(folder)?.that_writes(folder)?;
         if saved.config.use_dora {
             let message =
                 "what an adapter with `use_dora` changes is no low-rank update, of which others could be made";
@@ -48,7 +50,7 @@ pub fn combine(adapters: &[Weighted], combination: &Combination, model: &ModelCo
         read.push((folder.as_path(), saved, shapes, *weight));
     }
     let modules: BTreeSet<&String> = read.iter().flat_map(|(_, saved, ..)| saved.weights.keys()).collect();
-    let (mut weights, mut rng) = (BTreeMap::new(), combination.rng());
+    let (mut weights, mut rng) = (AdapterWeights::default(), combination.rng());
     for module in modules {
         let mut parts: Vec<(&Path, Part<'_>)> = Vec::new();
         for (folder, saved, shapes, weight) in &read {

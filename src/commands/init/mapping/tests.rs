@@ -200,7 +200,7 @@ fn configurations_of_other_objectives_are_refused_and_name_the_key() {
     let full = "model:\n  _component_: t.llama3_2_1b\nloss:\n  _component_: t.loss.LinearCrossEntropyLoss\n";
     for (text, key) in [
         ("base_model: m/x\nadapter: lora\nrl: grpo\n", "`rl: grpo`: this is GRPO"),
-        ("base_model: m/x\nadapter: lora\nreward_model: true\n", "`reward_model: true`"),
+        ("base_model: m/x\nadapter: lora\nprocess_reward_model: true\n", "`process_reward_model: true`"),
         ("peft_type: LORA\ntask_type: SEQ_CLS\n", "`task_type: SEQ_CLS`"),
         ("base_model: m/x\nadapter:\n", "without `adapter` axolotl"),
         ("model_name_or_path: m/x\nstage: ppo\n", "`stage: ppo`"),
@@ -233,6 +233,13 @@ fn configurations_of_preferences_become_objectives() {
         (axolotl, "rl: orpo\norpo_alpha: 0.3\n", &[("name", "'orpo'"), ("beta", "0.3")]),
         (factory, "stage: dpo\npref_loss: simpo\nsimpo_gamma: 0.5\n", &[("name", "'simpo'"), ("simpo_gamma", "0.5")]),
         (factory, "stage: dpo\npref_ftx: 0.5\n", &[("name", "'dpo'"), ("loss_weights", "[1.0, 0.5]")]),
+        (factory, "stage: rm\n", &[("name", "'reward'")]),
+        (
+            axolotl,
+            "reward_model: true\ncenter_rewards_coefficient: 0.01\n",
+            &[("name", "'reward'"), ("center_rewards_coefficient", "0.01")],
+        ),
+        (trl, "lora_task_type: SEQ_CLS\n", &[("name", "'reward'")]),
         (trl, "beta: 0.3\nloss_type: hinge\n", &[("name", "'dpo'"), ("beta", "0.3"), ("loss_type", "'hinge'")]),
     ] {
         let (found, lost) = mapped("c.yaml", &format!("{trainer}{text}"));

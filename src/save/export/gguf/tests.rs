@@ -53,7 +53,7 @@ fn an_adapter_has_the_trained_numbers_and_b_carries_what_alpha_by_rank_does_not_
     let alpha = saved.config.lora_alpha as f32;
     assert_eq!(numbers(&plain.metadata["adapter.lora.alpha"]), [alpha]);
     let rooted = adapter_of(&LoraConfig { use_rslora: true, ..saved.config.clone() });
-    for (module, pair) in &saved.weights {
+    for (module, pair) in &*saved.weights {
         let name = names::tensor_name(&tiny_config(), &format!("{module}.weight")).unwrap();
         let (code, shape, a) = &plain.tensors[&format!("{name}.lora_a")];
         assert_eq!((*code, shape.as_slice()), (0, &[pair.a.num_columns as u64, pair.a.num_rows as u64][..]));

@@ -70,7 +70,7 @@ impl Merging {
         let config = ModelConfig::from_model(model)?;
         let base = Weights::open(model, &config)?;
         base.check(&config)?;
-        let saved = read_adapter(adapter)?.named_for(&config);
+        let saved = read_adapter(adapter)?.that_writes(adapter)?.named_for(&config);
         let selection = check_adapter(adapter, &saved, &config)?;
         let shapes = selection.iter().map(|(layer, site, shape)| (config.module_name(layer, site), shape)).collect();
         let weight = |(name, _): (String, &Site)| format!("{name}.weight");
