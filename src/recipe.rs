@@ -228,6 +228,13 @@ impl Recipe {
                 format!("`data.train_on_inputs` = true puts loss on prompts, and \"{objective}\" compares answers");
             reject("data.train_on_inputs", message, "take it out");
         }
+        let (size, per_step) = (self.objective.steps_per_generation, self.train.gradient_accumulation_steps);
+        if let Some(size) = size.filter(|size| !size.is_multiple_of(per_step)) {
+            let message = format!(
+                "`objective.steps_per_generation` = {size} is no multiple of `train.gradient_accumulation_steps` = {per_step}"
+            );
+            reject("objective.steps_per_generation", message, "answers are written for whole steps");
+        }
         let is_grpo = self.objective.name == ObjectiveName::Grpo;
         for (key, is_set, why) in [
             ("data.packing", self.data.packing, "packs rows, and \"grpo\" has prompts alone"),

@@ -405,6 +405,14 @@ figures! {
         completion_length, "completions/length";
         /// Share of the answers that did not end by themselves.
         clipped_ratio, "completions/clipped";
+        /// Share of the tokens of "grpo", from 0 to 1, that are to become less likely and are so by more than `epsilon` since
+        /// they were written: they are left as they are. Only where answers are used again; of sequences where these are
+        /// weighed.
+        clip_ratio_low_mean, "clip_ratio/low_mean";
+        /// The same of tokens that are to become likelier, by more than `epsilon_high`.
+        clip_ratio_high_mean, "clip_ratio/high_mean";
+        /// The sum of both.
+        clip_ratio_region_mean, "clip_ratio/region_mean";
     }
     machine {
         /// Bytes of the process that are in RAM.

@@ -17,7 +17,6 @@ use crate::data::files::FileInfo;
 use crate::data::template::ChatTemplate;
 use crate::device::num_cpu_threads;
 use crate::insight::diagnosis::Facts;
-use crate::measure::figures::ObjectiveFigures;
 use crate::measure::metrics::{Shows, SinkOptions, Sinks};
 use crate::measure::telemetry::{Telemetry, total_host_memory_bytes};
 use crate::ops::kernels::place_on;
@@ -138,7 +137,6 @@ impl<'a> Started<'a> {
             rollouts,
             sample_steps: recipe.logging.logging_steps.max(10),
             has_warned: false,
-            rewards: ObjectiveFigures::default(),
             data,
             stop,
             recorder,

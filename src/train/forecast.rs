@@ -1,10 +1,10 @@
 //! The number of steps of a run, and the mean size of a step.
 
 use super::flops::StepFlops;
-use super::schedule::{steps_per_epoch, total_steps};
-use crate::config::TrainConfig;
+use super::schedule::{repeated, steps_per_epoch, total_steps};
 use crate::data::dataset::{Cursor, Dataset};
 use crate::data::error::DataError;
+use crate::recipe::Recipe;
 use crate::util::stats::as_f64;
 
 /// The steps of a run, before it starts.
@@ -26,10 +26,12 @@ impl Forecast {
     ///
     /// # Errors
     /// A row that cannot be read.
-    pub fn new(data: &Dataset, train: &TrainConfig, flops: &StepFlops, is_padded: bool) -> Result<Self, DataError> {
+    pub fn new(data: &Dataset, recipe: &Recipe, flops: &StepFlops, is_padded: bool) -> Result<Self, DataError> {
+        let train = &recipe.train;
         let accumulated = train.gradient_accumulation_steps;
         let per_epoch = usize::try_from(data.batches_per_epoch(train.micro_batch_size)).unwrap_or(usize::MAX);
-        let steps = total_steps(per_epoch, accumulated, train.num_epochs, train.max_steps);
+        let repeated = repeated(per_epoch, accumulated, recipe.objective.num_iterations);
+        let steps = total_steps(repeated, accumulated, train.num_epochs, train.max_steps);
         let num_batches = per_epoch.min(usize::try_from(steps).unwrap_or(usize::MAX).saturating_mul(accumulated));
         let mut loader = data.loader(Cursor::default(), train.micro_batch_size)?;
         let (mut tokens, mut computed) = (0, 0.0);

@@ -13,7 +13,7 @@ use crate::data::batch::{Answer, Batch, Target};
 use crate::lora::AdapterSet;
 use crate::measure::figures::ObjectiveFigures;
 use crate::model::Model;
-use crate::ops::cross_entropy::{LossAndGrad, LossChunk, linear_cross_entropy, linear_cross_entropy_loss};
+use crate::ops::cross_entropy::{Head, LossAndGrad, LossChunk, linear_cross_entropy, linear_cross_entropy_loss};
 use crate::ops::norm::{rms_norm, rms_norm_backward};
 use crate::ops::profile;
 use crate::util::faults;
@@ -112,6 +112,8 @@ pub struct Targets {
     /// The targets of each document.
     by_row: Vec<Range<usize>>,
     answers: Vec<Answer>,
+    /// See [`Batch::written`].
+    written: Vec<f32>,
     /// Where there are such, the target of every row of the last block's output, or -1, `[tokens]`.
     of_rows: Option<Tensor<1, Int>>,
 }
@@ -143,8 +145,8 @@ impl Targets {
             first += batch.targets[start..].iter().take_while(is_in).count();
             start..first
         });
-        let (by_row, answers) = (by_row.collect(), batch.answers.clone());
-        Self { by_row, answers, rows: on_device(&rows), tokens, num_tokens, of_rows }
+        let (by_row, answers, written) = (by_row.collect(), batch.answers.clone(), batch.written.clone());
+        Self { by_row, answers, written, rows: on_device(&rows), tokens, num_tokens, of_rows }
     }
 
     /// Number of target tokens.
@@ -159,9 +161,16 @@ impl Targets {
         rms_norm(model.place(), &hidden, &model.norm, model.config.rms_norm_eps).0
     }
 
-    /// Log-probability of each in nats.
-    fn log_probabilities(&self, model: &Model, normed: &Tensor<2>, chunk: LossChunk) -> Vec<f32> {
-        let losses = linear_cross_entropy_loss(model.place(), normed, model.head(), &self.tokens, chunk);
+    /// Log-probability of each in nats, with logits divided by the temperature.
+    fn log_probabilities(
+        &self,
+        model: &Model,
+        normed: &Tensor<2>,
+        temperature: Option<f64>,
+        chunk: LossChunk,
+    ) -> Vec<f32> {
+        let (normed, head) = at_temperature(model, normed.clone(), temperature);
+        let losses = linear_cross_entropy_loss(model.place(), &normed, head, &self.tokens, chunk);
         faults::read(losses.narrow(0, 0, self.num_tokens).neg(), "the log-probabilities")
     }
 
@@ -221,14 +230,17 @@ pub fn loss_and_grad(
     grad_scale: f64,
     chunk: LossChunk,
 ) -> (MicroBatchLoss, Tensor<2>) {
-    let reference = compared.reference.map(|x| targets.log_probabilities(model, &targets.normed(model, &x), chunk));
-    let Targets { rows, tokens, num_tokens, by_row, answers, .. } = targets;
+    let temperature = objective.temperature();
+    let of_reference = |x| targets.log_probabilities(model, &targets.normed(model, &x), temperature, chunk);
+    let reference = compared.reference.map(of_reference);
+    let Targets { rows, tokens, num_tokens, by_row, answers, written, .. } = targets;
     let num_tokens = *num_tokens;
     let (place, shape, width) = (model.place(), x.dims(), profile::passes(&x, 2));
     let hidden = profile::measure("target_rows", || width.clone(), || x.select(0, rows.clone()));
     let (normed, rstd) = rms_norm(place, &hidden, &model.norm, model.config.rms_norm_eps);
     // Every token's own gradient, which its weight multiplies once it is known: the head's products run once.
-    let LossAndGrad { losses, dhidden } = linear_cross_entropy(place, &normed, model.head(), tokens, grad_scale, chunk);
+    let (scaled, head) = at_temperature(model, normed.clone(), temperature);
+    let LossAndGrad { losses, dhidden } = linear_cross_entropy(place, &scaled, head, tokens, grad_scale, chunk);
     let losses = losses.narrow(0, 0, num_tokens);
     let needed = objective.needs_log_probabilities();
     let log_probabilities =
@@ -238,11 +250,16 @@ pub fn loss_and_grad(
         answers,
         log_probabilities: &log_probabilities,
         reference: &reference.unwrap_or_default(),
+        written,
         log_sums_of_squares: &targets.log_sums_of_squares(model, &normed, objective, chunk),
         divergence: compared.divergence,
     });
     let dhidden = match weighed.weights {
         Some(weights) => weighted(dhidden, weights),
+        None => dhidden,
+    };
+    let dhidden = match temperature {
+        Some(temperature) => dhidden / temperature,
         None => dhidden,
     };
     let dhidden = rms_norm_backward(place, &dhidden, &hidden, &model.norm, &rstd, hidden.zeros_like());
@@ -261,6 +278,18 @@ pub fn loss_and_grad(
     let (count, figures) = (weighed.count, weighed.figures);
     let loss = MicroBatchLoss { losses, count, target_tokens: num_tokens as u64, figures };
     (loss, profile::measure("target_rows", || width, scatter))
+}
+
+/// The head and its input such that all logits are divided by the temperature.
+fn at_temperature(model: &Model, normed: Tensor<2>, temperature: Option<f64>) -> (Tensor<2>, Head<'_>) {
+    let head = model.head();
+    match temperature {
+        Some(temperature) => {
+            let soft_cap = head.soft_cap.map(|cap| cap / temperature);
+            (normed / temperature, Head { soft_cap, ..head })
+        }
+        None => (normed, head),
+    }
 }
 
 /// Rows times their weights; those of targets that fill up weigh nothing.
@@ -285,14 +314,20 @@ fn normed_targets(model: &Model, adapters: &AdapterSet, batch: &Batch) -> (Tenso
     (targets.normed(model, &model.hidden(batch, adapters)), targets)
 }
 
-/// Log-probability of every target token of a micro-batch in nats, without dropout.
+/// Log-probability of every target token of a micro-batch in nats, without dropout; logits are divided by `temperature`.
 #[must_use]
-pub fn log_probabilities(model: &Model, adapters: &AdapterSet, batch: &Batch, chunk: LossChunk) -> Vec<f32> {
+pub fn log_probabilities(
+    model: &Model,
+    adapters: &AdapterSet,
+    batch: &Batch,
+    temperature: Option<f64>,
+    chunk: LossChunk,
+) -> Vec<f32> {
     if batch.targets.is_empty() {
         return Vec::new();
     }
     let (normed, targets) = normed_targets(model, adapters, batch);
-    targets.log_probabilities(model, &normed, chunk)
+    targets.log_probabilities(model, &normed, temperature, chunk)
 }
 
 /// By how much the mean log-probability of a micro-batch's documents is above the reference's, in nats, without dropout.
@@ -304,7 +339,8 @@ pub fn divergence(
     batch: &Batch,
     chunk: LossChunk,
 ) -> f64 {
-    let sum = |adapters| log_probabilities(model, adapters, batch, chunk).iter().map(|&p| f64::from(p)).sum::<f64>();
+    let of = |adapters| log_probabilities(model, adapters, batch, None, chunk);
+    let sum = |adapters| of(adapters).iter().map(|&p| f64::from(p)).sum::<f64>();
     (sum(adapters) - sum(reference)) / as_f64(batch.documents.len().max(1))
 }
 
@@ -335,15 +371,17 @@ pub fn eval_loss(
         return LossSum::default();
     }
     let (normed, targets) = normed_targets(model, adapters, batch);
-    let of_targets = targets.log_probabilities(model, &normed, chunk);
-    let of_reference =
-        if objective.needs_reference() { log_probabilities(model, reference, batch, chunk) } else { vec![] };
+    let temperature = objective.temperature();
+    let of_targets = targets.log_probabilities(model, &normed, temperature, chunk);
+    let of_reference = || log_probabilities(model, reference, batch, temperature, chunk);
+    let of_reference = if objective.needs_reference() { of_reference() } else { vec![] };
     let mismatched = batch.mismatched.as_ref().filter(|_| objective.needs_divergence());
     let weighed = objective.weigh(&Rows {
         targets: &targets.by_row,
         answers: &targets.answers,
         log_probabilities: &of_targets,
         reference: &of_reference,
+        written: &targets.written,
         log_sums_of_squares: &targets.log_sums_of_squares(model, &normed, objective, chunk),
         divergence: mismatched.map_or(0.0, |batch| divergence(model, adapters, reference, batch, chunk)),
     });

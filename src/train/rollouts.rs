@@ -5,6 +5,7 @@ mod reward;
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::step::TrainStep;
@@ -51,6 +52,44 @@ pub struct Rollouts {
     rows: BTreeMap<RowSource, Value>,
 }
 
+/// Answers that a number of steps train on, one or more times.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Round {
+    /// The micro-batches of each step, and the [numbers](ObjectiveFigures::numbers) of their rewards.
+    steps: Vec<(Vec<Batch>, Vec<f64>)>,
+    /// Number of steps that have trained on them.
+    num_done: usize,
+    /// How often each is used.
+    num_iterations: usize,
+}
+
+impl Round {
+    /// Divides micro-batches, with their figures, among steps of `per_step`.
+    #[must_use]
+    pub fn new(answered: &[(Batch, ObjectiveFigures)], per_step: usize, num_iterations: usize) -> Self {
+        let step = |answered: &[(Batch, ObjectiveFigures)]| {
+            let mut sum = ObjectiveFigures::default();
+            answered.iter().for_each(|(_, figures)| sum += *figures);
+            (answered.iter().map(|(batch, _)| batch.clone()).collect(), sum.numbers())
+        };
+        Self { steps: answered.chunks(per_step.max(1)).map(step).collect(), num_done: 0, num_iterations }
+    }
+
+    /// The micro-batches of the next step, and their figures.
+    #[must_use]
+    pub fn next_step(&self) -> (&[Batch], ObjectiveFigures) {
+        let (batches, figures) = &self.steps[self.num_done % self.steps.len()];
+        (batches, ObjectiveFigures::of_numbers(figures))
+    }
+
+    /// What is left after that step.
+    #[must_use]
+    pub fn after_step(self) -> Option<Self> {
+        let num_done = self.num_done + 1;
+        (num_done < self.steps.len() * self.num_iterations).then_some(Self { num_done, ..self })
+    }
+}
+
 /// Answers to the prompts of a micro-batch.
 #[derive(Debug)]
 pub struct Answered {
@@ -78,6 +117,12 @@ impl Rollouts {
     pub fn new(objective: &ObjectiveConfig, data: &Dataset, max_length: usize, seed: u64) -> Result<Self, DataError> {
         let (rewards, rows) = (Reward::all(objective), data.train_values()?);
         Ok(Self { objective: objective.clone(), max_length, seed, rewards, rows })
+    }
+
+    /// How many micro-batches of prompts are answered together where a step has `per_step`, and how often each is used.
+    #[must_use]
+    pub fn size(&self, per_step: usize) -> (usize, usize) {
+        (self.objective.steps_per_generation.unwrap_or(per_step), self.objective.num_iterations)
     }
 
     /// Answers the prompts of a micro-batch with the adapters as they are; `number` is its number in the run, which decides
@@ -122,6 +167,9 @@ impl Rollouts {
             let advantage = advantage as f32;
             batch.answers.push(Answer { is_good: advantage > 0.0, prompt_targets: 0, advantage });
         }
+        if self.objective.reuses_answers() {
+            batch.written = step.log_probabilities(&batch);
+        }
         let sample = prompts.documents.first().zip(written.first()).map(|(document, written)| {
             let prompt = &prompts.input_ids[document.start..][..document.len];
             // What a tokenizer cannot decode it has not encoded.
@@ -161,9 +209,10 @@ impl Rollouts {
                 let seed = mix(self.seed ^ mix(number) ^ mix(index as u64 + 1));
                 let options = GenerateOptions {
                     max_new_tokens: self.objective.max_completion_length.min(room),
-                    temperature: 1.0,
+                    temperature: self.objective.temperature,
+                    top_p: self.objective.top_p,
+                    top_k: self.objective.top_k,
                     seed,
-                    ..GenerateOptions::default()
                 };
                 let request = TextRequest {
                     prompt_ids: prompts.input_ids[document.start..][..document.len].to_vec(),
@@ -232,7 +281,9 @@ fn advantages(
             ScaleRewards::Batch => of_batch + STD_EPSILON,
             ScaleRewards::None => 1.0,
         };
-        advantages.extend(group.iter().map(|reward| reward.map_or(0.0, |reward| (reward - mean) / divisor)));
+        // What rounding leaves of equal rewards is no advantage.
+        let above = |reward: f64| if deviation < 1e-12 { 0.0 } else { (reward - mean) / divisor };
+        advantages.extend(group.iter().map(|reward| reward.map_or(0.0, above)));
     }
     advantages
 }

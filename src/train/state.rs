@@ -4,6 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use super::rollouts::Round;
 use super::step::StepCounters;
 use super::step_work::StepWork;
 use super::task::Score;
@@ -34,6 +35,9 @@ pub struct TrainerState {
     pub totals: Totals,
     /// Digests of the inputs of training.
     pub inputs: Inputs,
+    /// Answers that the next steps train on again.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub round: Option<Round>,
     /// What the watchdog found wrong with the last steps before the checkpoint, if anything.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub trouble: Option<String>,
@@ -53,6 +57,7 @@ impl TrainerState {
             watchdog: Watchdog::default(),
             totals: Totals::default(),
             inputs,
+            round: None,
             trouble: None,
         }
     }

@@ -426,10 +426,18 @@ impl TrainStep {
         eval_loss(&self.model, [self.adapters(), &self.reference], batch, &*self.objective, self.loss_chunk)
     }
 
+    /// Log-probability of every target token of a micro-batch in nats, as the objective sees it, by the adapters in training
+    /// without dropout.
+    #[must_use]
+    pub fn log_probabilities(&self, batch: &Batch) -> Vec<f32> {
+        let temperature = self.objective.temperature();
+        log_probabilities(&self.model, self.trained_adapters(), batch, temperature, self.loss_chunk)
+    }
+
     /// Logarithm of the probability of a text's target tokens.
     #[must_use]
     pub fn log_likelihood(&self, text: &Batch) -> f64 {
-        let of_tokens = log_probabilities(&self.model, self.adapters(), text, self.loss_chunk);
+        let of_tokens = log_probabilities(&self.model, self.adapters(), text, None, self.loss_chunk);
         of_tokens.iter().map(|&log_probability| f64::from(log_probability)).sum()
     }
 

@@ -4,12 +4,14 @@ use std::fs;
 use std::io::{BufRead, BufReader};
 
 use super::flops::StepFlops;
-use crate::data::batch::RowSource;
+use super::rollouts::Round;
+use crate::data::batch::{Batch, RowSource};
 use crate::data::dataset::{Cursor, RowCounts};
 use crate::data::files::FileInfo;
 use crate::data::files::FileKind;
 use crate::data::loader::LoadedBatch;
 use crate::data::unpack::Compression;
+use crate::measure::figures::ObjectiveFigures;
 
 /// Number of rows that a warning names before it only counts the others.
 const MAX_ROWS_NAMED: usize = 8;
@@ -29,25 +31,47 @@ pub(super) struct StepWork {
     pub(super) tokens: u64,
     pub(super) padding_tokens: u64,
     pub(super) flops: f64,
+    /// The answers that it trains on, where the model writes them.
+    pub(super) round: Option<Round>,
+    /// Their rewards.
+    pub(super) rewards: ObjectiveFigures,
 }
 
 impl StepWork {
     /// An empty step at `cursor`.
     pub(super) fn new(cursor: Cursor) -> Self {
-        Self { cursor, rows: RowCounts::default(), sources: Vec::new(), tokens: 0, padding_tokens: 0, flops: 0.0 }
+        Self {
+            cursor,
+            rows: RowCounts::default(),
+            sources: Vec::new(),
+            tokens: 0,
+            padding_tokens: 0,
+            flops: 0.0,
+            round: None,
+            rewards: ObjectiveFigures::default(),
+        }
     }
 
     /// Adds a finished micro-batch.
-    pub(super) fn add(&mut self, loaded: LoadedBatch, flops: &StepFlops) {
-        if !loaded.batch.targets.is_empty() {
-            self.flops += flops.of(&loaded.batch);
-        }
+    pub(super) fn add(&mut self, loaded: &LoadedBatch, flops: &StepFlops) {
+        self.read(loaded);
+        self.compute(&loaded.batch, flops);
+    }
+
+    /// Adds the rows of a micro-batch.
+    pub(super) fn read(&mut self, loaded: &LoadedBatch) {
         self.cursor = loaded.cursor_after;
         self.rows += loaded.report;
-        let num_tokens = loaded.batch.num_tokens();
-        self.tokens += num_tokens as u64;
-        self.padding_tokens += loaded.batch.num_padding_tokens() as u64;
-        self.sources.extend(loaded.batch.sources);
+    }
+
+    /// Adds what is computed of one.
+    pub(super) fn compute(&mut self, batch: &Batch, flops: &StepFlops) {
+        if !batch.targets.is_empty() {
+            self.flops += flops.of(batch);
+        }
+        self.tokens += batch.num_tokens() as u64;
+        self.padding_tokens += batch.num_padding_tokens() as u64;
+        self.sources.extend(&batch.sources);
     }
 
     /// A warning about the step, with the rows that it had.

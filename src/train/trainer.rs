@@ -1,5 +1,6 @@
 //! The training loop, which counts only in steps. It calls evaluation, samples, checkpoints and figures by name.
 
+mod answers;
 mod shared;
 
 use std::path::{Path, PathBuf};
@@ -9,7 +10,7 @@ use super::backprop::Inputs;
 use super::eval::{eval_loss, figures, samples};
 use super::laps::Part;
 use super::recorder::Recorder;
-use super::rollouts::{Answered, RolloutError, Rollouts};
+use super::rollouts::{RolloutError, Rollouts, Round};
 use super::saver::{Best, Saver};
 use super::schedule::Schedule;
 use super::state::TrainerState;
@@ -19,12 +20,13 @@ use super::stop::Stop;
 use super::task::{Score, Task};
 use super::watchdog::{self, Observation, Verdict};
 use crate::config::{EvalConfig, TrainConfig, WatchdogConfig};
+use crate::data::batch::Batch;
 use crate::data::dataset::Dataset;
 use crate::data::error::DataError;
 use crate::data::loader::{LoadedBatch, Loader};
 use crate::generate::GenerateError;
 use crate::measure::figures::ObjectiveFigures;
-use crate::measure::metrics::{EvalMetrics, Outcome, Sample, Sinks, StepMetrics};
+use crate::measure::metrics::{EvalMetrics, Outcome, Sinks, StepMetrics};
 use crate::save::checkpoint::CheckpointError;
 
 /// Why training failed.
@@ -87,8 +89,6 @@ pub struct Trainer<'a> {
     pub sample_steps: u64,
     /// Whether a warning has said that nothing can be learned from some of them.
     pub has_warned: bool,
-    /// What their rewards are in the step in progress.
-    pub rewards: ObjectiveFigures,
     /// The rows.
     pub data: &'a Dataset,
     /// Stop requests.
@@ -181,10 +181,8 @@ impl Trainer<'_> {
         }
         // The only wait for a GPU in most steps: it ends their forwards and backwards, and the previous step's update.
         self.recorder.part(Part::Other);
-        let rewards = std::mem::take(&mut self.rewards);
-        self.step.say_rewards(rewards.frac_reward_zero_std.value() == Some(1.0));
         let mut figures = self.step.reduce();
-        figures.figures += rewards;
+        figures.figures += work.rewards;
         if self.step.said().failed {
             self.step.discard();
             self.step.ranks().end_together();
@@ -200,6 +198,7 @@ impl Trainer<'_> {
             (outcome.loss, outcome.grad_norm) = (f64::NAN, f64::NAN);
         }
         self.state.advance(&work);
+        self.state.round = work.round.take().and_then(Round::after_step);
         self.saver.is_saved = false;
         let verdict = self.watch(learning_rate, &outcome, &work);
         let mut line = self.line(learning_rate, &outcome, &work, &verdict);
@@ -217,22 +216,31 @@ impl Trainer<'_> {
 
     /// Forward and backward of a step's micro-batches. `false` where the run was asked to stop.
     fn compute(&mut self, loader: &mut Loader, work: &mut StepWork) -> Result<bool, TrainerError> {
-        let num_micro_batches = self.train.gradient_accumulation_steps;
         let mut waiting = Vec::new();
-        for index in 1..=num_micro_batches {
-            let Some(loaded) = self.next_micro_batch(loader)? else { return Ok(false) };
-            let Some(loaded) = self.answered(loaded, index)? else { return Ok(false) };
-            // The last step of an epoch has only the remaining micro-batches.
-            let is_last = index == num_micro_batches || loaded.last_of_epoch;
-            waiting.extend(self.step.lay_out(&loaded.batch));
-            self.recorder.part(Part::HostToDevice);
-            if !waiting.is_empty() && (is_last || !self.train.layered_accumulation) {
-                let inputs = std::mem::take(&mut waiting);
-                if self.stop.unless_requested(|| self.forward_backward(inputs, is_last)).is_none() {
+        if self.rollouts.is_some() {
+            let Some(round) = self.round(loader, work)? else { return Ok(false) };
+            let (batches, rewards) = round.next_step();
+            work.rewards = rewards;
+            let is_dead = |batch: &Batch| batch.answers.iter().all(|answer| answer.advantage.abs() <= 0.0);
+            self.step.say_rewards(batches.iter().all(is_dead));
+            for (left, batch) in (0..batches.len()).rev().zip(batches) {
+                if self.stop_requested() || !self.compute_one(batch, &mut waiting, left == 0) {
                     return Ok(false);
                 }
+                work.compute(batch, &self.recorder.flops);
             }
-            work.add(loaded, &self.recorder.flops);
+            work.round = Some(round);
+            return Ok(true);
+        }
+        let num_micro_batches = self.train.gradient_accumulation_steps;
+        for index in 1..=num_micro_batches {
+            let Some(loaded) = self.next_micro_batch(loader)? else { return Ok(false) };
+            // The last step of an epoch has only the remaining micro-batches.
+            let is_last = index == num_micro_batches || loaded.last_of_epoch;
+            if !self.compute_one(&loaded.batch, &mut waiting, is_last) {
+                return Ok(false);
+            }
+            work.add(&loaded, &self.recorder.flops);
             if is_last {
                 break;
             }
@@ -240,22 +248,15 @@ impl Trainer<'_> {
         Ok(true)
     }
 
-    /// A micro-batch of the step; where it has prompts alone, with answers to them. `None` where the run was asked to stop.
-    fn answered(&mut self, mut loaded: LoadedBatch, index: usize) -> Result<Option<LoadedBatch>, TrainerError> {
-        let Some(rollouts) = &mut self.rollouts else { return Ok(Some(loaded)) };
-        let number = self.state.step * self.train.gradient_accumulation_steps as u64 + index as u64;
-        let (stop, sinks) = (self.stop, &self.sinks);
-        let is_stopped = || stop.requested() || sinks.stop_requested();
-        let answered = rollouts.answer(&self.step, self.data, &loaded.batch, number, &is_stopped);
-        self.recorder.part(Part::Rollout);
-        let Some(Answered { batch, figures, sample }) = answered? else { return Ok(None) };
-        self.rewards += figures;
-        let step = self.state.step + 1;
-        if let Some(sample) = sample.filter(|_| index == 1 && (step == 1 || step.is_multiple_of(self.sample_steps))) {
-            self.sinks.sample(0, &Sample { step, ..sample });
+    /// Forward and backward of a micro-batch, or of all that wait for the last one. `false` where the run was asked to stop.
+    fn compute_one(&mut self, batch: &Batch, waiting: &mut Vec<Inputs>, is_last: bool) -> bool {
+        waiting.extend(self.step.lay_out(batch));
+        self.recorder.part(Part::HostToDevice);
+        if waiting.is_empty() || !is_last && self.train.layered_accumulation {
+            return true;
         }
-        loaded.batch = batch;
-        Ok(Some(loaded))
+        let (stop, inputs) = (self.stop, std::mem::take(waiting));
+        stop.unless_requested(|| self.forward_backward(inputs, is_last)).is_some()
     }
 
     fn forward_backward(&mut self, inputs: Vec<Inputs>, is_last: bool) {

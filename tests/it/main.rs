@@ -34,6 +34,7 @@ mod ranks;
 mod recipes;
 mod report;
 mod residency;
+mod rollouts;
 mod room;
 mod scores;
 mod secrets;

@@ -26,8 +26,8 @@ impl Trainer<'_> {
                 }
             };
             let is_last = loaded.last_of_epoch;
-            batches.push(loaded.batch.clone());
-            work.add(loaded, &self.recorder.flops);
+            work.add(&loaded, &self.recorder.flops);
+            batches.push(loaded.batch);
             if is_last {
                 break;
             }
