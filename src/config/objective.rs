@@ -65,6 +65,8 @@ section! {
         undesirable_weight: f64 = 1.0 => number(0.0..), ["kto_rejected_weight", "kto_undesirable_weight"];
         /// Answers that "grpo" draws to each prompt, and compares with one another.
         num_generations: usize = 8 => count(2..=1024), ["group_size", "num_return_sequences"];
+        /// The same in an evaluation. Default: `num_generations`.
+        num_generations_eval: Option<usize> = None => optional_count(1..=1024) like 1;
         /// Divisor of the logits from which answers of "grpo" are drawn, and of those in its loss: a higher one draws from
         /// more different tokens.
         temperature: f64 = 1.0 => number(POSITIVE);
@@ -77,8 +79,8 @@ section! {
         /// Micro-batches of prompts that "grpo" answers together: a multiple of `train.gradient_accumulation_steps`, which is
         /// the default.
         steps_per_generation: Option<usize> = None => optional_count(1..) like 4;
-        /// By how much a token of "grpo" may become less likely, or likelier, than it was when it was written, as a share:
-        /// beyond, it is left as it is.
+        /// By how much a token of "grpo" may become less likely, or likelier, than when it was written, as a share: nothing
+        /// drives it further.
         epsilon: f64 = 0.2 => number(0.0..1.0), ["cliprange"];
         /// The same for likelier ones alone; of "cispo" the most that a ratio counts. Default: `epsilon`; of "cispo" 5.
         epsilon_high: Option<f64> = None => optional_number(0.0..) like 0.28;
@@ -140,6 +142,7 @@ impl ObjectiveConfig {
             ("orpo_nll", self.orpo_nll != default.orpo_nll, &[Orpo]),
             ("desirable_weight", is_other(self.desirable_weight, default.desirable_weight), &[Kto]),
             ("num_generations", self.num_generations != default.num_generations, &[Grpo]),
+            ("num_generations_eval", self.num_generations_eval.is_some(), &[Grpo]),
             ("temperature", is_other(self.temperature, default.temperature), &[Grpo]),
             ("top_p", is_other(self.top_p, default.top_p), &[Grpo]),
             ("top_k", self.top_k.is_some(), &[Grpo]),

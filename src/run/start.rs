@@ -11,7 +11,7 @@ use super::load::row_order;
 use super::overview;
 use super::prepare::Prepared;
 use super::resume::Resumed;
-use crate::config::{GradientCheckpointing, ObjectiveName};
+use crate::config::GradientCheckpointing;
 use crate::data::dataset::Dataset;
 use crate::data::files::FileInfo;
 use crate::data::template::ChatTemplate;
@@ -61,14 +61,11 @@ impl<'a> Started<'a> {
         let checkpoints = Checkpoints::new(&recipe.output_dir, &recipe.checkpoint);
         let task = Task::open(&recipe.eval.task, data).map_err(data_failure)?;
         let objective = &recipe.objective;
-        if objective.name == ObjectiveName::Grpo && place.size > 1 {
-            let problem = Problem::new("`objective.name` = \"grpo\" does not run on several ranks yet");
-            return Err(problem.hint("start it without mpirun or srun").into());
+        if objective.reuses_answers() && place.size > 1 {
+            let problem = Problem::new("`objective`: several ranks use each answer once: they do not keep them yet");
+            return Err(problem.hint("take `num_iterations` and `steps_per_generation` out").into());
         }
-        let rollouts = (objective.name == ObjectiveName::Grpo)
-            .then(|| Rollouts::new(objective, data, recipe.data.max_length, recipe.seed))
-            .transpose()
-            .map_err(data_failure)?;
+        let rollouts = Rollouts::open(recipe, data).map_err(data_failure)?;
         let inputs = inputs(prepared, data);
         let mut earlier = resumed.as_ref().map(|resumed| resumed.state.totals).unwrap_or_default();
         // Count starts that ended without a checkpoint too.
@@ -131,6 +128,7 @@ impl<'a> Started<'a> {
             state,
             train,
             eval,
+            best_by: recipe.best_by(),
             watchdog,
             schedule,
             task,

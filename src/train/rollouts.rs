@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::step::TrainStep;
-use crate::config::{ObjectiveConfig, ScaleRewards};
+use crate::config::{ObjectiveConfig, ObjectiveName, ScaleRewards};
 use crate::data::batch::{Answer, Batch, RowSource};
 use crate::data::dataset::Dataset;
 use crate::data::error::DataError;
@@ -17,6 +17,7 @@ use crate::generate::{Ending, GenerateError, GenerateOptions, NewText, TextBatch
 use crate::measure::figures::{Mean, ObjectiveFigures};
 use crate::measure::metrics::Sample;
 use crate::ops::dropout::mix;
+use crate::recipe::Recipe;
 use crate::util::stats::as_f64;
 use reward::{Judged, Reward};
 
@@ -101,6 +102,21 @@ pub struct Answered {
     pub sample: Option<Sample>,
 }
 
+/// What a micro-batch is answered for. Its number, in the run or in an evaluation, decides the draws.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Draw {
+    /// To be trained on.
+    Training(u64),
+    /// To see what the model has learned.
+    Evaluation(u64),
+}
+
+impl Draw {
+    fn is_for_training(self) -> bool {
+        matches!(self, Self::Training(_))
+    }
+}
+
 /// An answer in the making.
 #[derive(Clone, Debug, Default)]
 struct Written {
@@ -110,13 +126,18 @@ struct Written {
 }
 
 impl Rollouts {
-    /// Reads the rows of the prompts again, in which the rewards find what is right.
+    /// Reads the rows of the prompts again, in which the rewards find what is right; `None` where the model answers none.
     ///
     /// # Errors
     /// A file that has changed.
-    pub fn new(objective: &ObjectiveConfig, data: &Dataset, max_length: usize, seed: u64) -> Result<Self, DataError> {
-        let (rewards, rows) = (Reward::all(objective), data.train_values()?);
-        Ok(Self { objective: objective.clone(), max_length, seed, rewards, rows })
+    pub fn open(recipe: &Recipe, data: &Dataset) -> Result<Option<Self>, DataError> {
+        let objective = &recipe.objective;
+        if objective.name != ObjectiveName::Grpo {
+            return Ok(None);
+        }
+        let (rewards, rows) = (Reward::all(objective), data.values()?);
+        let (max_length, seed) = (recipe.data.max_length, recipe.seed);
+        Ok(Some(Self { objective: objective.clone(), max_length, seed, rewards, rows }))
     }
 
     /// How many micro-batches of prompts are answered together where a step has `per_step`, and how often each is used.
@@ -125,8 +146,14 @@ impl Rollouts {
         (self.objective.steps_per_generation.unwrap_or(per_step), self.objective.num_iterations)
     }
 
-    /// Answers the prompts of a micro-batch with the adapters as they are; `number` is its number in the run, which decides
-    /// the draws. `None` where it was stopped.
+    fn num_answers(&self, draw: Draw) -> usize {
+        match draw {
+            Draw::Training(_) => self.objective.num_generations,
+            Draw::Evaluation(_) => self.objective.num_generations_eval.unwrap_or(self.objective.num_generations),
+        }
+    }
+
+    /// Answers the prompts of a micro-batch with the adapters as they are. `None` where it was stopped.
     ///
     /// # Errors
     /// A prompt that cannot be continued; an answer that cannot be judged.
@@ -135,11 +162,11 @@ impl Rollouts {
         step: &TrainStep,
         data: &Dataset,
         prompts: &Batch,
-        number: u64,
+        draw: Draw,
         is_stopped: &dyn Fn() -> bool,
     ) -> Result<Option<Answered>, RolloutError> {
-        let Some(written) = self.write(step, data, prompts, number, is_stopped)? else { return Ok(None) };
-        let size = self.objective.num_generations;
+        let Some(written) = self.write(step, data, prompts, draw, is_stopped)? else { return Ok(None) };
+        let size = self.num_answers(draw);
         let (mut rewards, mut batch) = (Vec::new(), Batch::default());
         let mut figures = ObjectiveFigures::default();
         for (written, source) in written.chunks(size).zip(&prompts.sources) {
@@ -167,7 +194,7 @@ impl Rollouts {
             let advantage = advantage as f32;
             batch.answers.push(Answer { is_good: advantage > 0.0, prompt_targets: 0, advantage });
         }
-        if self.objective.reuses_answers() {
+        if self.objective.reuses_answers() && draw.is_for_training() {
             batch.written = step.log_probabilities(&batch);
         }
         let sample = prompts.documents.first().zip(written.first()).map(|(document, written)| {
@@ -186,10 +213,15 @@ impl Rollouts {
         step: &TrainStep,
         data: &Dataset,
         prompts: &Batch,
-        number: u64,
+        draw: Draw,
         is_stopped: &dyn Fn() -> bool,
     ) -> Result<Option<Vec<Written>>, GenerateError> {
-        let size = self.objective.num_generations;
+        let size = self.num_answers(draw);
+        let (adapters, number) = match draw {
+            Draw::Training(number) => (step.trained_adapters(), number),
+            // From the other end: no answer is drawn as one in training.
+            Draw::Evaluation(number) => (step.adapters(), u64::MAX - number),
+        };
         let mut written = vec![Written::default(); prompts.documents.len() * size];
         let mut on_text = |id: u64, new: NewText| {
             if let Some(written) = usize::try_from(id).ok().and_then(|id| written.get_mut(id)) {
@@ -216,7 +248,7 @@ impl Rollouts {
                 };
                 let request = TextRequest {
                     prompt_ids: prompts.input_ids[document.start..][..document.len].to_vec(),
-                    adapters: step.trained_adapters(),
+                    adapters,
                     options,
                     stop: Vec::new(),
                     top_logprobs: None,

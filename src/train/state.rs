@@ -158,20 +158,22 @@ impl Evaluations {
         let Some(figures) = figures else { return };
         let loss = figures.eval_loss;
         self.last_rewards = [figures.eval_rewards_accuracies, figures.eval_rewards_margins];
+        self.last_reward = figures.eval_reward;
         let share = score.map(|score| score.score);
         if step == 0 {
             (self.first_loss, self.first_score) = (Some(loss), share);
         }
         self.previous_loss = self.last_loss;
         (self.last_loss, self.last_score) = (Some(loss), share);
+        let is_higher = |last: f64, best: Option<f64>| last.is_finite() && best.is_none_or(|best| last > best);
         let is_better = match by {
             // A loss that is not a number is never an improvement.
             BestBy::Loss => self.best_loss.is_none_or(|best| loss < best) && loss.is_finite(),
             BestBy::Accuracy | BestBy::Margin => {
                 let index = usize::from(by == BestBy::Margin);
-                let is_higher = |last: f64| last.is_finite() && self.best_rewards[index].is_none_or(|best| last > best);
-                self.last_rewards[index].is_some_and(is_higher)
+                self.last_rewards[index].is_some_and(|last| is_higher(last, self.best_rewards[index]))
             }
+            BestBy::Reward => self.last_reward.is_some_and(|last| is_higher(last, self.best_reward)),
             // A score of fewer rows cannot be compared with others.
             BestBy::Score => {
                 score.is_some_and(|score| score.is_complete && self.best_score.is_none_or(|best| score.score > best))
@@ -179,7 +181,7 @@ impl Evaluations {
         };
         if is_better {
             (self.best_loss, self.best_score, self.best_step) = (Some(loss), share, Some(step));
-            self.best_rewards = self.last_rewards;
+            (self.best_rewards, self.best_reward) = (self.last_rewards, self.last_reward);
             self.since_best = 0;
         } else {
             self.since_best += 1;

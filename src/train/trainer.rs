@@ -19,7 +19,7 @@ use super::step_work::StepWork;
 use super::stop::Stop;
 use super::task::{Score, Task};
 use super::watchdog::{self, Observation, Verdict};
-use crate::config::{EvalConfig, TrainConfig, WatchdogConfig};
+use crate::config::{BestBy, EvalConfig, TrainConfig, WatchdogConfig};
 use crate::data::batch::Batch;
 use crate::data::dataset::Dataset;
 use crate::data::error::DataError;
@@ -77,6 +77,8 @@ pub struct Trainer<'a> {
     pub train: TrainConfig,
     /// Section `[eval]` of the recipe.
     pub eval: EvalConfig,
+    /// What makes an evaluation better than another.
+    pub best_by: BestBy,
     /// Section `[watchdog]` of the recipe.
     pub watchdog: WatchdogConfig,
     /// Learning rate by step, and the number of steps.
@@ -181,12 +183,14 @@ impl Trainer<'_> {
         }
         // The only wait for a GPU in most steps: it ends their forwards and backwards, and the previous step's update.
         self.recorder.part(Part::Other);
-        let mut figures = self.step.reduce();
-        figures.figures += work.rewards;
+        let figures = self.step.reduce();
         if self.step.said().failed {
             self.step.discard();
             self.step.ranks().end_together();
             return Err(TrainerError::OtherRank);
+        }
+        if self.rollouts.is_some() {
+            work.add_others(self.step.ranks());
         }
         self.recorder.part(Part::Backward);
         let learning_rate = self.schedule.learning_rate(self.state.step + 1);
@@ -220,9 +224,7 @@ impl Trainer<'_> {
         if self.rollouts.is_some() {
             let Some(round) = self.round(loader, work)? else { return Ok(false) };
             let (batches, rewards) = round.next_step();
-            work.rewards = rewards;
-            let is_dead = |batch: &Batch| batch.answers.iter().all(|answer| answer.advantage.abs() <= 0.0);
-            self.step.say_rewards(batches.iter().all(is_dead));
+            self.step.say_rewards(rewards);
             for (left, batch) in (0..batches.len()).rev().zip(batches) {
                 if self.stop_requested() || !self.compute_one(batch, &mut waiting, left == 0) {
                     return Ok(false);
@@ -367,8 +369,9 @@ impl Trainer<'_> {
         let (mut metrics, mut score) = (None, None);
         if self.data.num_eval_rows() > 0 {
             let progress = |done, num_batches| self.sinks.evaluating(done, num_batches);
-            let total = eval_loss(&self.step, self.data, &self.train, &self.eval, self.stop, progress);
-            let total = self.sum_over_ranks(total.map_err(TrainerError::from))?;
+            let rollouts = self.rollouts.as_mut();
+            let total = eval_loss(&self.step, self.data, rollouts, &self.train, &self.eval, self.stop, progress);
+            let total = self.sum_over_ranks(total)?;
             let Some(total) = total else { return Ok(false) };
             let task = self.score();
             let task = self.agree_on(task)?.map(|task| task.of_first(self.step.ranks()));
@@ -392,7 +395,7 @@ impl Trainer<'_> {
                 self.state.watchdog.start_at(*eval_loss);
             }
         }
-        self.state.evaluations.record(step, metrics.as_ref(), score.as_ref(), self.eval.metric_for_best);
+        self.state.evaluations.record(step, metrics.as_ref(), score.as_ref(), self.best_by);
         self.keep_if_best();
         self.recorder.evaluated(self.is_at_an_edge());
         // Written only when complete, so that an interruption leaves no partial evaluation behind.
@@ -413,7 +416,8 @@ impl Trainer<'_> {
         if step == 0 || evaluations.best_step != Some(step) {
             return;
         }
-        let best = Best { step, eval_loss: evaluations.best_loss, eval_score: evaluations.best_score };
+        let (eval_loss, eval_score) = (evaluations.best_loss, evaluations.best_score);
+        let best = Best { step, eval_loss, eval_score, eval_reward: evaluations.best_reward };
         if let Err(error) = self.saver.keep_best(&self.step, best) {
             self.sinks.warn(&format!("step {step}: the best adapter was not saved: {error}"));
         }

@@ -2,14 +2,15 @@
 
 use std::fs;
 use std::path::PathBuf;
+use std::process::Stdio;
 
-use serde_json::json as value;
+use serde_json::{Value, json as value};
 
-use crate::common::{Bench, metrics, run, stderr, train};
+use crate::common::{Bench, json, lora_train, metrics, run, signal, stderr, steps, train, wait, wait_until};
 use crate::golden::quickstart;
 
 /// A recipe of GRPO on a model that seldom writes what is asked for.
-fn answering(bench: &Bench, output: &str, reward: &str) -> PathBuf {
+pub(crate) fn answering(bench: &Bench, output: &str, reward: &str) -> PathBuf {
     let rows: String = (0..24).map(|i| format!("{}\n", value!({"prompt": format!("{i}: ")}))).collect();
     fs::write(bench.path("train.jsonl"), rows).unwrap();
     let text = format!(
@@ -74,14 +75,62 @@ fn a_run_that_is_resumed_between_two_uses_of_the_same_answers_gives_the_same_byt
     assert_eq!(with("reward"), (1..=9).collect::<Vec<_>>());
     let clipped: Vec<_> = lines.iter().map(|line| line["clip_ratio_region_mean"].as_f64().unwrap()).collect();
     assert!(clipped[0] <= 0.0 && clipped[1..4].iter().any(|share| *share > 0.0), "{clipped:?}");
-    for step in [1, 3, 5, 8] {
-        let (run, checkpoint) = (format!("resumed-{step}"), format!("whole/checkpoints/step-{step:06}"));
-        let resume = bench.path(&checkpoint);
-        train(&answering(&bench, &run, reward), &[&more[..], &["--resume", resume.to_str().unwrap()]].concat());
+    let assert_same = |run: &str| {
         for file in ["adapter/adapter_model.safetensors", "checkpoints/step-000009/optimizer.safetensors"] {
-            let [whole, resumed] = ["whole", &run].map(|run| fs::read(bench.path(run).join(file)).unwrap());
-            assert!(whole == resumed, "from {step}: {file}");
+            let [whole, resumed] = ["whole", run].map(|run| fs::read(bench.path(run).join(file)).unwrap());
+            assert!(whole == resumed, "{run}: {file}");
         }
+    };
+    for step in [1, 3, 5, 8] {
+        let run = format!("resumed-{step}");
+        let checkpoint = bench.path(&format!("whole/checkpoints/step-{step:06}"));
+        train(&answering(&bench, &run, reward), &[&more[..], &["--resume", checkpoint.to_str().unwrap()]].concat());
+        assert_same(&run);
+    }
+    // Also where a signal decides when.
+    for (name, which) in [("stopped", libc::SIGTERM), ("killed", libc::SIGKILL)] {
+        let recipe = answering(&bench, name, reward);
+        let mut started = lora_train(&[&[recipe.to_str().unwrap()], &more[..]].concat());
+        let mut child = started.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        wait_until("a few steps", || steps(&bench.path(name)).len() > 2);
+        signal(&child, which);
+        wait(&mut child);
+        train(&recipe, &[&more[..], &["--resume"]].concat());
+        assert_same(name);
+    }
+}
+
+#[test]
+fn evaluation_rows_are_answered_and_the_best_adapter_has_the_highest_reward() {
+    let bench = Bench::new();
+    let rows: String = (24..30).map(|i| format!("{}\n", value!({"prompt": format!("{i}: ")}))).collect();
+    let recipe = answering(&bench, "run", "kind = 'regex'\nregex_pattern = 'She|He '");
+    fs::write(bench.path("eval.jsonl"), rows).unwrap();
+    let eval = format!("--set=data.eval=[{{path={:?}}}]", bench.path("eval.jsonl"));
+    let settings = [&eval, "--set=eval.eval_steps=4", "--set=eval.early_stopping_patience=9"];
+    train(&recipe, &settings);
+    let lines = metrics(&bench.path("run"));
+    let rewards: Vec<f64> = lines.iter().filter_map(|line| line["eval_reward"].as_f64()).collect();
+    assert!(rewards.len() == 5 && rewards[0] < 0.4 && rewards[4] > 0.8, "{rewards:?}");
+    let highest = rewards.iter().copied().fold(0.0, f64::max);
+    let (summary, best) = (json(&bench.path("run/summary.json")), json(&bench.path("run/adapter-best/best.json")));
+    assert_eq!((&summary["best_eval_reward"], &summary["final_eval_reward"]), (&value!(highest), &value!(rewards[4])));
+    let first_best = rewards.iter().position(|reward| reward.to_bits() == highest.to_bits()).unwrap();
+    assert_eq!((&best["step"], &summary["best_eval_step"]), (&value!(4 * first_best), &value!(4 * first_best)));
+    // The same answers are drawn again.
+    let evaluated = run(&["eval", bench.path("run").to_str().unwrap(), "--json"]);
+    let evaluated: Value = serde_json::from_slice(&evaluated.stdout).unwrap();
+    assert_eq!(evaluated["eval_reward"], summary["final_eval_reward"]);
+    for (setting, message) in [
+        ("eval.metric_for_best=loss", "whose loss is about 0"),
+        ("objective.epsilon=0.1", "does nothing while every answer is used once"),
+        ("objective.loss_type=luspo", "must be \"sequence\" for \"luspo\""),
+        ("objective.steps_per_generation=3", "is no multiple of `train.gradient_accumulation_steps` = 2"),
+    ] {
+        let settings =
+            ["check", recipe.to_str().unwrap(), "--set", setting, "--set=train.gradient_accumulation_steps=2"];
+        let output = run(&[&settings[..], &[&eval]].concat());
+        assert!(output.status.code() == Some(2) && stderr(&output).contains(message), "{setting}: {}", stderr(&output));
     }
 }
 

@@ -5,8 +5,9 @@ use crate::data::batch::Batch;
 use crate::data::loader::Loader;
 use crate::measure::figures::ObjectiveFigures;
 use crate::measure::metrics::Sample;
+use crate::train::backprop::Inputs;
 use crate::train::laps::Part;
-use crate::train::rollouts::{Answered, Round};
+use crate::train::rollouts::{Answered, Draw, Round};
 use crate::train::step_work::StepWork;
 
 impl Trainer<'_> {
@@ -32,6 +33,24 @@ impl Trainer<'_> {
         Ok(Some(Round::new(&answered, per_step, num_iterations)))
     }
 
+    /// Answers those of a step's prompts that are this rank's, and copies them to the device.
+    pub(super) fn answered_share(
+        &mut self,
+        prompts: &[Batch],
+        work: &mut StepWork,
+    ) -> Result<Vec<Inputs>, TrainerError> {
+        let (rank, num_ranks) = self.step.rank();
+        let (mut own, mut rewards) = (Vec::new(), ObjectiveFigures::default());
+        for (index, prompts) in prompts.iter().enumerate().skip(rank).step_by(num_ranks) {
+            let Some((batch, figures)) = self.answered(prompts, index + 1, 1)? else { break };
+            work.compute(&batch, &self.recorder.flops);
+            rewards += figures;
+            own.push(batch);
+        }
+        self.step.say_rewards(rewards);
+        Ok(self.step.lay_out_own(&own, prompts.len()))
+    }
+
     /// The prompts of a micro-batch with answers to them, for this step and those after it, `num_steps` in all. `None` where
     /// the run was asked to stop.
     fn answered(
@@ -43,8 +62,10 @@ impl Trainer<'_> {
         let Some(rollouts) = &mut self.rollouts else { return Ok(None) };
         let number = self.state.step * self.train.gradient_accumulation_steps as u64 + index as u64;
         let (stop, sinks) = (self.stop, &self.sinks);
-        let is_stopped = || stop.requested() || sinks.stop_requested();
-        let answered = rollouts.answer(&self.step, self.data, prompts, number, &is_stopped);
+        // Several ranks learn of a stop after the step.
+        let is_alone = !self.step.is_shared();
+        let is_stopped = || is_alone && (stop.requested() || sinks.stop_requested());
+        let answered = rollouts.answer(&self.step, self.data, prompts, Draw::Training(number), &is_stopped);
         self.recorder.part(Part::Rollout);
         let Some(Answered { batch, figures, sample }) = answered? else { return Ok(None) };
         let done = self.state.step;

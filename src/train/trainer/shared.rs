@@ -16,17 +16,21 @@ impl Trainer<'_> {
         self.step.start();
         self.step.ranks().take_seconds();
         let mut batches = Vec::new();
-        let mut error = None;
+        let mut error: Option<TrainerError> = None;
         while batches.len() < self.train.gradient_accumulation_steps {
             let loaded = match loader.next_batch() {
                 Ok(loaded) => loaded,
                 Err(failed) => {
-                    error = Some(failed);
+                    error = Some(failed.into());
                     break;
                 }
             };
             let is_last = loaded.last_of_epoch;
-            work.add(&loaded, &self.recorder.flops);
+            if self.rollouts.is_some() {
+                work.read(&loaded);
+            } else {
+                work.add(&loaded, &self.recorder.flops);
+            }
             batches.push(loaded.batch);
             if is_last {
                 break;
@@ -34,14 +38,23 @@ impl Trainer<'_> {
         }
         self.recorder.part(Part::DataWait);
         self.step.say(Says { stop: self.stop_requested(), failed: error.is_some() });
-        let mut inputs = if error.is_none() { self.step.lay_out_share(batches) } else { Vec::new() };
+        let laid_out = match (&error, self.rollouts.is_some()) {
+            (Some(_), _) => Ok(Vec::new()),
+            (None, false) => Ok(self.step.lay_out_share(batches)),
+            (None, true) => self.answered_share(&batches, work),
+        };
+        let mut inputs = laid_out.unwrap_or_else(|failed| {
+            self.step.fail();
+            error = Some(failed);
+            Vec::new()
+        });
         self.recorder.part(Part::HostToDevice);
         let together = if self.train.layered_accumulation { inputs.len().max(1) } else { 1 };
         while !inputs.is_empty() {
             let rest = inputs.split_off(together.min(inputs.len()));
             self.forward_backward(std::mem::replace(&mut inputs, rest), inputs.is_empty());
         }
-        error.map_or(Ok(()), |error| self.fail_together(error.into()))
+        error.map_or(Ok(()), |error| self.fail_together(error))
     }
 
     /// Ends the run on all ranks with this error of one of them.
