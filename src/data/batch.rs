@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use super::encode::EncodedRow;
 use crate::config::RowKind;
@@ -26,6 +26,7 @@ pub struct Batch {
     pub answers: Vec<Answer>,
     /// Log-probability of each target in nats, parallel to `targets`, by the model that wrote it; empty where that is the one
     /// in training.
+    #[serde(deserialize_with = "null_is_nan")]
     pub written: Vec<f32>,
     /// The prompts of labelled rows, each with the answer of another: of these the divergence from the base is measured.
     pub mismatched: Option<Box<Batch>>,
@@ -237,6 +238,11 @@ impl Batch {
         }
         padded
     }
+}
+
+fn null_is_nan<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<f32>, D::Error> {
+    let numbers = Vec::<Option<f32>>::deserialize(deserializer)?;
+    Ok(numbers.into_iter().map(|number| number.unwrap_or(f32::NAN)).collect())
 }
 
 /// Every prompt with the answer of the row before, the first with that of the last, as in TRL; at most `max_length` tokens

@@ -23,7 +23,6 @@ use crate::ops::kernels::place_on;
 use crate::recipe::Recipe;
 use crate::save::checkpoint::Checkpoints;
 use crate::save::export::{PromptForm, find_adapter};
-use crate::schema::Problem;
 use crate::train::flops::StepFlops;
 use crate::train::memory::Workload;
 use crate::train::ranks::Ranks;
@@ -60,11 +59,6 @@ impl<'a> Started<'a> {
         let Prepared { recipe, source, device, memory, .. } = prepared;
         let checkpoints = Checkpoints::new(&recipe.output_dir, &recipe.checkpoint);
         let task = Task::open(&recipe.eval.task, data).map_err(data_failure)?;
-        let objective = &recipe.objective;
-        if objective.reuses_answers() && place.size > 1 {
-            let problem = Problem::new("`objective`: several ranks use each answer once: they do not keep them yet");
-            return Err(problem.hint("take `num_iterations` and `steps_per_generation` out").into());
-        }
         let rollouts = Rollouts::open(recipe, data).map_err(data_failure)?;
         let inputs = inputs(prepared, data);
         let mut earlier = resumed.as_ref().map(|resumed| resumed.state.totals).unwrap_or_default();

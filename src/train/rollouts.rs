@@ -53,11 +53,14 @@ pub struct Rollouts {
     rows: BTreeMap<RowSource, Value>,
 }
 
+/// A micro-batch of answers, and the [numbers](ObjectiveFigures::numbers) of their rewards.
+pub type Answers = (Batch, Vec<f64>);
+
 /// Answers that a number of steps train on, one or more times.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Round {
-    /// The micro-batches of each step, and the [numbers](ObjectiveFigures::numbers) of their rewards.
-    steps: Vec<(Vec<Batch>, Vec<f64>)>,
+    /// The micro-batches of each step.
+    steps: Vec<Vec<Answers>>,
     /// Number of steps that have trained on them.
     num_done: usize,
     /// How often each is used.
@@ -65,22 +68,21 @@ pub struct Round {
 }
 
 impl Round {
-    /// Divides micro-batches, with their figures, among steps of `per_step`.
+    /// Divides micro-batches, which come with their numbers, among steps of `per_step`.
     #[must_use]
-    pub fn new(answered: &[(Batch, ObjectiveFigures)], per_step: usize, num_iterations: usize) -> Self {
-        let step = |answered: &[(Batch, ObjectiveFigures)]| {
-            let mut sum = ObjectiveFigures::default();
-            answered.iter().for_each(|(_, figures)| sum += *figures);
-            (answered.iter().map(|(batch, _)| batch.clone()).collect(), sum.numbers())
-        };
-        Self { steps: answered.chunks(per_step.max(1)).map(step).collect(), num_done: 0, num_iterations }
+    pub fn new(answered: Vec<(usize, Answers)>, per_step: usize, num_iterations: usize) -> Self {
+        let answered: Vec<_> = answered.into_iter().map(|(_, answers)| answers).collect();
+        let steps = answered.chunks(per_step.max(1)).map(<[Answers]>::to_vec).collect();
+        Self { steps, num_done: 0, num_iterations }
     }
 
-    /// The micro-batches of the next step, and their figures.
+    /// The micro-batches of the next step, and what is reported of them.
     #[must_use]
-    pub fn next_step(&self) -> (&[Batch], ObjectiveFigures) {
-        let (batches, figures) = &self.steps[self.num_done % self.steps.len()];
-        (batches, ObjectiveFigures::of_numbers(figures))
+    pub fn next_step(&self) -> (Vec<Batch>, ObjectiveFigures) {
+        let step = &self.steps[self.num_done % self.steps.len()];
+        let mut sum = ObjectiveFigures::default();
+        step.iter().for_each(|(_, figures)| sum += ObjectiveFigures::of_numbers(figures));
+        (step.iter().map(|(batch, _)| batch.clone()).collect(), sum)
     }
 
     /// What is left after that step.

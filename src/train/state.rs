@@ -156,19 +156,20 @@ impl Evaluations {
     pub fn record(&mut self, step: u64, figures: Option<&EvalMetrics>, score: Option<&Score>, by: BestBy) {
         self.last_step = Some(step);
         let Some(figures) = figures else { return };
-        let loss = figures.eval_loss;
+        // That of rewarded answers is about 0, whatever they are like.
+        let loss = figures.eval_reward.is_none().then_some(figures.eval_loss);
         self.last_rewards = [figures.eval_rewards_accuracies, figures.eval_rewards_margins];
         self.last_reward = figures.eval_reward;
         let share = score.map(|score| score.score);
         if step == 0 {
-            (self.first_loss, self.first_score) = (Some(loss), share);
+            (self.first_loss, self.first_score, self.first_reward) = (loss, share, figures.eval_reward);
         }
         self.previous_loss = self.last_loss;
-        (self.last_loss, self.last_score) = (Some(loss), share);
+        (self.last_loss, self.last_score) = (loss, share);
         let is_higher = |last: f64, best: Option<f64>| last.is_finite() && best.is_none_or(|best| last > best);
         let is_better = match by {
             // A loss that is not a number is never an improvement.
-            BestBy::Loss => self.best_loss.is_none_or(|best| loss < best) && loss.is_finite(),
+            BestBy::Loss => loss.is_some_and(|loss| self.best_loss.is_none_or(|best| loss < best) && loss.is_finite()),
             BestBy::Accuracy | BestBy::Margin => {
                 let index = usize::from(by == BestBy::Margin);
                 self.last_rewards[index].is_some_and(|last| is_higher(last, self.best_rewards[index]))
@@ -180,7 +181,7 @@ impl Evaluations {
             }
         };
         if is_better {
-            (self.best_loss, self.best_score, self.best_step) = (Some(loss), share, Some(step));
+            (self.best_loss, self.best_score, self.best_step) = (loss, share, Some(step));
             (self.best_rewards, self.best_reward) = (self.last_rewards, self.last_reward);
             self.since_best = 0;
         } else {

@@ -215,9 +215,9 @@ impl TrainStep {
         Self { reference, ..self }
     }
 
-    /// Reports the rewards of this rank's answers of the step in progress.
+    /// Reports the rewards of the answers of the step in progress, which all ranks know.
     pub fn say_rewards(&mut self, rewards: ObjectiveFigures) {
-        self.rewards = rewards;
+        self.rewards = if self.ranks.rank() == 0 { rewards } else { ObjectiveFigures::default() };
     }
 
     /// Whether the objective compares with the model before training.

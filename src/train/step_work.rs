@@ -4,7 +4,6 @@ use std::fs;
 use std::io::{BufRead, BufReader};
 
 use super::flops::StepFlops;
-use super::ranks::Ranks;
 use super::rollouts::Round;
 use crate::data::batch::{Batch, RowSource};
 use crate::data::dataset::{Cursor, RowCounts};
@@ -12,7 +11,6 @@ use crate::data::files::FileInfo;
 use crate::data::files::FileKind;
 use crate::data::loader::LoadedBatch;
 use crate::data::unpack::Compression;
-use crate::util::stats::{as_f64, as_u64};
 
 /// Number of rows that a warning names before it only counts the others.
 const MAX_ROWS_NAMED: usize = 8;
@@ -70,13 +68,6 @@ impl StepWork {
         self.tokens += batch.num_tokens() as u64;
         self.padding_tokens += batch.num_padding_tokens() as u64;
         self.sources.extend(&batch.sources);
-    }
-
-    /// Adds what the other ranks have computed.
-    pub(super) fn add_others(&mut self, ranks: &mut dyn Ranks) {
-        let mut sums = [as_f64(self.tokens), as_f64(self.padding_tokens), self.flops];
-        ranks.sum(&mut [], &mut sums);
-        (self.tokens, self.padding_tokens, self.flops) = (as_u64(sums[0]), as_u64(sums[1]), sums[2]);
     }
 
     /// A warning about the step, with the rows that it had.

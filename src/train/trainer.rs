@@ -171,11 +171,8 @@ impl Trainer<'_> {
     fn take_step(&mut self, loader: &mut Loader) -> Result<Option<Verdict>, TrainerError> {
         let mut work = StepWork::new(self.state.cursor);
         self.recorder.start_step(self.state.step);
-        let computed = if self.step.is_shared() {
-            self.compute_share(loader, &mut work).map(|()| true)
-        } else {
-            self.compute(loader, &mut work)
-        };
+        let computed =
+            if self.step.is_shared() { self.compute_share(loader, &mut work) } else { self.compute(loader, &mut work) };
         if !matches!(computed, Ok(true)) {
             self.step.discard();
             computed?;
@@ -188,9 +185,6 @@ impl Trainer<'_> {
             self.step.discard();
             self.step.ranks().end_together();
             return Err(TrainerError::OtherRank);
-        }
-        if self.rollouts.is_some() {
-            work.add_others(self.step.ranks());
         }
         self.recorder.part(Part::Backward);
         let learning_rate = self.schedule.learning_rate(self.state.step + 1);
@@ -223,15 +217,12 @@ impl Trainer<'_> {
         let mut waiting = Vec::new();
         if self.rollouts.is_some() {
             let Some(round) = self.round(loader, work)? else { return Ok(false) };
-            let (batches, rewards) = round.next_step();
-            self.step.say_rewards(rewards);
-            for (left, batch) in (0..batches.len()).rev().zip(batches) {
+            let batches = self.take_up(round, work);
+            for (left, batch) in (0..batches.len()).rev().zip(&batches) {
                 if self.stop_requested() || !self.compute_one(batch, &mut waiting, left == 0) {
                     return Ok(false);
                 }
-                work.compute(batch, &self.recorder.flops);
             }
-            work.round = Some(round);
             return Ok(true);
         }
         let num_micro_batches = self.train.gradient_accumulation_steps;

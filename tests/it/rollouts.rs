@@ -115,6 +115,7 @@ fn evaluation_rows_are_answered_and_the_best_adapter_has_the_highest_reward() {
     let highest = rewards.iter().copied().fold(0.0, f64::max);
     let (summary, best) = (json(&bench.path("run/summary.json")), json(&bench.path("run/adapter-best/best.json")));
     assert_eq!((&summary["best_eval_reward"], &summary["final_eval_reward"]), (&value!(highest), &value!(rewards[4])));
+    assert_eq!((&summary["initial_eval_reward"], &summary["final_eval_loss"]), (&value!(rewards[0]), &Value::Null));
     let first_best = rewards.iter().position(|reward| reward.to_bits() == highest.to_bits()).unwrap();
     assert_eq!((&best["step"], &summary["best_eval_step"]), (&value!(4 * first_best), &value!(4 * first_best)));
     // The same answers are drawn again.

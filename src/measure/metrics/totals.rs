@@ -196,7 +196,10 @@ pub struct Evaluations {
     /// The same of the best evaluation.
     #[serde(default)]
     pub best_rewards: [Option<f64>; 2],
-    /// Mean reward of the answers of the last evaluation.
+    /// Mean reward of the model's answers before the first step.
+    #[serde(default)]
+    pub first_reward: Option<f64>,
+    /// The same of the last evaluation.
     #[serde(default)]
     pub last_reward: Option<f64>,
     /// The same of the best evaluation.

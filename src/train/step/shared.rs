@@ -40,26 +40,6 @@ impl TrainStep {
         inputs
     }
 
-    /// Copies to the device what this rank has answered of a step's `num_all` micro-batches: every so many of them.
-    #[must_use]
-    pub fn lay_out_own(&mut self, own: &[Batch], num_all: usize) -> Vec<Inputs> {
-        let (rank, num_ranks) = self.rank();
-        let lay_out = |(index, batch): (usize, &Batch)| {
-            let number = self.num_micro_batches + (rank + index * num_ranks) as u64;
-            let longest_row = batch.row_lengths.iter().copied().max().unwrap_or(0);
-            Some(self.lay_out(batch)?.with_origin(Origin { number, first_token: 0, longest_row }))
-        };
-        let inputs: Vec<_> = own.iter().enumerate().filter_map(lay_out).collect();
-        self.num_of_others = num_all.saturating_sub(inputs.len()) as u64;
-        self.own.tokens = as_f64(own.iter().map(Batch::num_tokens).sum::<usize>());
-        inputs
-    }
-
-    /// Says in the next [`reduce`](Self::reduce) that this rank has failed.
-    pub fn fail(&mut self) {
-        self.says.failed = true;
-    }
-
     /// Whether any rank says so.
     pub fn agree(&mut self, says_so: bool) -> bool {
         self.ranks.agree(says_so)
