@@ -138,9 +138,10 @@ pub(crate) fn run(args: &EvalArgs) -> Result<(), Failure> {
         bar.set_length(total as u64);
         bar.set_position(done as u64);
     };
-    let mut rollouts = Rollouts::open(recipe, &data).map_err(data_failure)?;
+    let mut rollouts =
+        Rollouts::open(&recipe.objective, &data, recipe.data.max_length, recipe.seed).map_err(data_failure)?;
     let total = eval_loss(&step, &data, rollouts.as_mut(), &recipe.train, &recipe.eval, &stop, on_progress);
-    let total = total.map_err(trainer_failure)?.ok_or(Failure::Interrupted)?;
+    let total = total.map_err(|error| trainer_failure(error.into()))?.ok_or(Failure::Interrupted)?;
     let score = task.map(|task| task.score(&step, data.tokenizer(), is_stopped, on_progress));
     let score =
         score.transpose().map_err(Failure::input)?.map(|score| score.ok_or(Failure::Interrupted)).transpose()?;

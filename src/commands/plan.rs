@@ -241,7 +241,7 @@ fn forecast(
     };
     let flops = StepFlops::of_objective(workload.config, workload.plan().num_trainable, workload.objective);
     Dataset::open(&config, Arc::new(tokenizer), recipe.seed, &options)
-        .and_then(|data| Forecast::new(&data, recipe, &flops, is_padded))
+        .and_then(|data| Forecast::new(&data, &recipe.train, &recipe.objective, &flops, is_padded))
         .map_err(|error| first_line(&Failure::input(error)))
 }
 

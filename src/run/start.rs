@@ -59,7 +59,8 @@ impl<'a> Started<'a> {
         let Prepared { recipe, source, device, memory, .. } = prepared;
         let checkpoints = Checkpoints::new(&recipe.output_dir, &recipe.checkpoint);
         let task = Task::open(&recipe.eval.task, data).map_err(data_failure)?;
-        let rollouts = Rollouts::open(recipe, data).map_err(data_failure)?;
+        let rollouts =
+            Rollouts::open(&recipe.objective, data, recipe.data.max_length, recipe.seed).map_err(data_failure)?;
         let inputs = inputs(prepared, data);
         let mut earlier = resumed.as_ref().map(|resumed| resumed.state.totals).unwrap_or_default();
         // Count starts that ended without a checkpoint too.

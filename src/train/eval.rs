@@ -3,15 +3,26 @@
 use std::time::Instant;
 
 use super::loss::LossSum;
-use super::rollouts::{Draw, Rollouts};
+use super::rollouts::{Draw, RolloutError, Rollouts};
 use super::step::TrainStep;
 use super::stop::Stop;
 use super::task::Score;
-use super::trainer::TrainerError;
 use crate::config::{EvalConfig, TrainConfig};
 use crate::data::dataset::Dataset;
+use crate::data::error::DataError;
 use crate::generate::{GenerateError, Generator};
 use crate::measure::metrics::{EvalMetrics, Sample};
+
+/// Why an evaluation failed.
+#[derive(Debug, thiserror::Error)]
+pub enum EvalError {
+    /// A row cannot be read.
+    #[error(transparent)]
+    Data(#[from] DataError),
+    /// A prompt could not be answered, or its answer judged.
+    #[error(transparent)]
+    Rollout(#[from] RolloutError),
+}
 
 /// Loss over all target tokens of the evaluation rows, of several ranks of this one's; `None` where it was stopped early. Prompts
 /// alone are answered with `rollouts`, and have rewards, too.
@@ -29,7 +40,7 @@ pub fn eval_loss(
     eval: &EvalConfig,
     stop: &Stop,
     mut progress: impl FnMut(usize, usize),
-) -> Result<Option<LossSum>, TrainerError> {
+) -> Result<Option<LossSum>, EvalError> {
     let mut rollouts = rollouts;
     let (micro_batch_size, max_batches) = (train.micro_batch_size, eval.max_batches);
     let num_batches = data.num_eval_batches(micro_batch_size, max_batches);

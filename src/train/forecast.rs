@@ -2,9 +2,9 @@
 
 use super::flops::StepFlops;
 use super::schedule::{repeated, steps_per_epoch, total_steps};
+use crate::config::{ObjectiveConfig, TrainConfig};
 use crate::data::dataset::{Cursor, Dataset};
 use crate::data::error::DataError;
-use crate::recipe::Recipe;
 use crate::util::stats::as_f64;
 
 /// The steps of a run, before it starts.
@@ -26,11 +26,16 @@ impl Forecast {
     ///
     /// # Errors
     /// A row that cannot be read.
-    pub fn new(data: &Dataset, recipe: &Recipe, flops: &StepFlops, is_padded: bool) -> Result<Self, DataError> {
-        let train = &recipe.train;
+    pub fn new(
+        data: &Dataset,
+        train: &TrainConfig,
+        objective: &ObjectiveConfig,
+        flops: &StepFlops,
+        is_padded: bool,
+    ) -> Result<Self, DataError> {
         let accumulated = train.gradient_accumulation_steps;
         let per_epoch = usize::try_from(data.batches_per_epoch(train.micro_batch_size)).unwrap_or(usize::MAX);
-        let repeated = repeated(per_epoch, accumulated, recipe.objective.num_iterations);
+        let repeated = repeated(per_epoch, accumulated, objective.num_iterations);
         let steps = total_steps(repeated, accumulated, train.num_epochs, train.max_steps);
         let num_batches = per_epoch.min(usize::try_from(steps).unwrap_or(usize::MAX).saturating_mul(accumulated));
         let mut loader = data.loader(Cursor::default(), train.micro_batch_size)?;

@@ -17,7 +17,6 @@ use crate::generate::{Ending, GenerateError, GenerateOptions, NewText, TextBatch
 use crate::measure::figures::{Mean, ObjectiveFigures};
 use crate::measure::metrics::Sample;
 use crate::ops::dropout::mix;
-use crate::recipe::Recipe;
 use crate::util::stats::as_f64;
 use reward::{Judged, Reward};
 
@@ -132,13 +131,16 @@ impl Rollouts {
     ///
     /// # Errors
     /// A file that has changed.
-    pub fn open(recipe: &Recipe, data: &Dataset) -> Result<Option<Self>, DataError> {
-        let objective = &recipe.objective;
+    pub fn open(
+        objective: &ObjectiveConfig,
+        data: &Dataset,
+        max_length: usize,
+        seed: u64,
+    ) -> Result<Option<Self>, DataError> {
         if objective.name != ObjectiveName::Grpo {
             return Ok(None);
         }
         let (rewards, rows) = (Reward::all(objective), data.values()?);
-        let (max_length, seed) = (recipe.data.max_length, recipe.seed);
         Ok(Some(Self { objective: objective.clone(), max_length, seed, rewards, rows }))
     }
 

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use super::backprop::Inputs;
-use super::eval::{eval_loss, figures, samples};
+use super::eval::{EvalError, eval_loss, figures, samples};
 use super::laps::Part;
 use super::recorder::Recorder;
 use super::rollouts::{RolloutError, Rollouts, Round};
@@ -65,6 +65,15 @@ pub enum TrainerError {
         /// What is wrong, and how to fix it.
         reason: String,
     },
+}
+
+impl From<EvalError> for TrainerError {
+    fn from(error: EvalError) -> Self {
+        match error {
+            EvalError::Data(error) => Self::Data(error),
+            EvalError::Rollout(error) => Self::Rollout(error),
+        }
+    }
 }
 
 /// The training loop and its state.
@@ -362,7 +371,7 @@ impl Trainer<'_> {
             let progress = |done, num_batches| self.sinks.evaluating(done, num_batches);
             let rollouts = self.rollouts.as_mut();
             let total = eval_loss(&self.step, self.data, rollouts, &self.train, &self.eval, self.stop, progress);
-            let total = self.sum_over_ranks(total)?;
+            let total = self.sum_over_ranks(total.map_err(TrainerError::from))?;
             let Some(total) = total else { return Ok(false) };
             let task = self.score();
             let task = self.agree_on(task)?.map(|task| task.of_first(self.step.ranks()));
