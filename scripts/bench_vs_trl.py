@@ -2,16 +2,18 @@
 """Our steps of preferences next to TRL's, on this machine, in one run.
 
 usage: bench_vs_trl.py [--models models] [--rounds 3] [--steps 4] [--sides NAME ...] [--binary target/release/lora-train]
-                       [--pairs 2] [--length 256] [--out benches/results]     (pip install trl==1.16.0)
+                       [--pairs 2] [--length 256] [--answers 4] [--out benches/results]     (pip install trl==1.16.0)
 
 Every measurement is a process of its own, as in bench_vs_peft.py: pairs of random tokens at full length, LoRA r = 16 on every linear
 layer of SmolLM2-135M, AdamW, clipping at 1, f32, no checkpointing. Sides: ours-dpo, trl-dpo, ours-orpo, trl-orpo, and ours-sft, which is
-supervised fine-tuning on the same tokens.
+supervised fine-tuning on the same tokens. Not among the default ones: ours-grpo and trl-grpo, whole steps that write `answers` to each of
+`pairs` prompts, at most `length` tokens each, at temperature 1, judge them and train on them; tokens are those that are written.
 """
 import argparse
 import json
 import pathlib
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -19,6 +21,67 @@ import time
 import benchlib
 
 SIDES = ("ours-sft", "ours-dpo", "trl-dpo", "ours-orpo", "trl-orpo")
+REWARDED = ("ours-grpo", "trl-grpo")
+PROMPTS = [f"{number}. Once upon a time, far away from here, there was" for number in range(64)]
+
+
+def of_steps(seconds: list[float], tokens: list[float]) -> dict:
+    """The median step behind the warm-up, and its tokens in a second."""
+    seconds, tokens = seconds[benchlib.NUM_WARMUP_STEPS:], tokens[benchlib.NUM_WARMUP_STEPS:]
+    return {"step_seconds": statistics.median(seconds), "tokens_per_second": sum(tokens) / sum(seconds)}
+
+
+def ours_rewarded(args, recipe: pathlib.Path, run: pathlib.Path) -> dict:
+    """One measurement of our GRPO."""
+    rows = recipe.with_suffix(".jsonl")
+    rows.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in PROMPTS))
+    settings = ["objective.name=grpo", f"objective.num_generations={args.answers}", f"objective.max_completion_length={args.length}",
+                "objective.reward=[{kind='regex', regex_pattern='[a-m]$'}]", f"data.train=[{{path='{rows}'}}]", "data.chat_template=none",
+                f"data.max_length={args.length + 64}", f"train.micro_batch_size={args.pairs}",
+                f"train.max_steps={benchlib.NUM_WARMUP_STEPS + args.steps}", "eval.eval_on_start=false"]
+    command = [str(args.binary), str(recipe), "--quiet", "--overwrite", *(word for setting in settings for word in ("--set", setting))]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise benchlib.Failed(done.stderr[-4000:])
+    steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    tokens = [step["completion_length"] * args.pairs * args.answers for step in steps]
+    peak = json.loads((run / "summary.json").read_text())["peak_host_memory_bytes"]
+    return {**of_steps([step["step_seconds"] for step in steps], tokens), "peak_memory_bytes": peak}
+
+
+def trl_rewarded(task: dict) -> None:
+    """One measurement of TRL's GRPO; prints one JSON object."""
+    import torch
+    from datasets import Dataset
+    from peft import LoraConfig
+    from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+    from trl import GRPOConfig, GRPOTrainer
+
+    class Clock(TrainerCallback):
+        seconds: list[float] = []
+
+        def on_step_begin(self, *_, **__):
+            self.began = time.perf_counter()
+
+        def on_step_end(self, *_, **__):
+            self.seconds.append(time.perf_counter() - self.began)
+
+    tokenizer = AutoTokenizer.from_pretrained(task["model"])
+    tokenizer.chat_template = None
+    clock = Clock()
+    with tempfile.TemporaryDirectory() as directory:
+        made = GRPOTrainer(
+            model=AutoModelForCausalLM.from_pretrained(task["model"], dtype=torch.float32), processing_class=tokenizer,
+            reward_funcs=lambda completions, **_: [float("a" <= text[-1:] <= "m") for text in completions], callbacks=[clock],
+            train_dataset=Dataset.from_list([{"prompt": prompt} for prompt in PROMPTS]),
+            args=GRPOConfig(output_dir=directory, report_to="none", bf16=False, use_cpu=True, gradient_checkpointing=False, logging_steps=1,
+                            per_device_train_batch_size=task["pairs"] * task["answers"], num_generations=task["answers"],
+                            max_completion_length=task["length"], max_steps=benchlib.NUM_WARMUP_STEPS + task["steps"], learning_rate=1e-4,
+                            save_strategy="no", disable_tqdm=True),
+            peft_config=LoraConfig(task_type="CAUSAL_LM", r=16, lora_alpha=32, target_modules="all-linear"))
+        made.train()
+    lengths = [line["completions/mean_length"] for line in made.state.log_history if "completions/mean_length" in line]
+    print(json.dumps(of_steps(clock.seconds, [length * task["pairs"] * task["answers"] for length in lengths])))
 
 
 def trl_side(task: dict) -> None:
@@ -26,6 +89,8 @@ def trl_side(task: dict) -> None:
     import os
 
     os.environ.update(CUDA_VISIBLE_DEVICES="", HF_HUB_OFFLINE="1", TRL_EXPERIMENTAL_SILENCE="1", TQDM_DISABLE="1")
+    if task["objective"] == "grpo":
+        return trl_rewarded(task)
     import torch
     from datasets import Dataset
     from peft import LoraConfig
@@ -78,11 +143,14 @@ def run_side(side: str, args, work: pathlib.Path) -> dict:
     program, objective = side.split("-")
     model = str((args.models / "smollm2-135m").resolve())
     task = {"model": model, "dtype": "f32", "r": 16, "rows": args.pairs * (2 if objective == "sft" else 1), "length": args.length,
-            "steps": args.steps, "checkpointing": False, "device": "cpu", "pairs": args.pairs, "objective": objective}
+            "steps": args.steps, "checkpointing": False, "device": "cpu", "pairs": args.pairs, "objective": objective,
+            "answers": args.answers}
     if program == "trl":
         return benchlib.measure([sys.executable, __file__, "--trl-side", json.dumps(task)])
     recipe = work / f"{side}.toml"
     recipe.write_text(benchlib.recipe(task, work / "run"))
+    if objective == "grpo":
+        return ours_rewarded(args, recipe, work / "run")
     settings = [] if objective == "sft" else [f"objective.name={objective}"]
     return benchlib.measure(benchlib.bench_command(args.binary, recipe, settings))
 
@@ -95,7 +163,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--pairs", type=int, default=2)
     parser.add_argument("--length", type=int, default=256)
-    parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES))
+    parser.add_argument("--answers", type=int, default=4)
+    parser.add_argument("--sides", nargs="+", choices=SIDES + REWARDED, default=list(SIDES))
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("benches/results"))
     parser.add_argument("--trl-side", type=json.loads, help=argparse.SUPPRESS)
     args = parser.parse_args()

@@ -67,10 +67,31 @@ CASES |= {
     "kto apo": (K, {"loss_type": "apo_zero_unpaired"}),
 }
 REWARDED = {f"{loss} {beta}": {"loss_type": loss, "beta": beta} for loss in ("dapo", "grpo", "bnpo", "dr_grpo") for beta in (0.0, 0.1)}
+SEQUENCE = {"importance_sampling_level": "sequence"}
+AGAIN = {
+    "clipped": {},
+    "clipped grpo": {"loss_type": "grpo", "beta": 0.1, "epsilon": 0.1, "epsilon_high": 0.28},
+    "clipped on two sides": {"delta": 1.5},
+    "clipped at a temperature": {"temperature": 0.7, "beta": 0.1},
+    "sequence": {**SEQUENCE, "loss_type": "grpo", "beta": 0.1},
+    "sequence clipped on two sides": {**SEQUENCE, "delta": 1.5},
+    "luspo": {**SEQUENCE, "loss_type": "luspo"},
+    "cispo": {"loss_type": "cispo", "epsilon_high": 1.3, "beta": 0.1},
+    "cispo at a temperature": {"loss_type": "cispo", "epsilon_high": 1.3, "temperature": 0.7},
+    "sapo": {"loss_type": "sapo"},
+    "sapo sequence": {**SEQUENCE, "loss_type": "sapo", "sapo_temperature_pos": 2.0},
+}
+REWARDED |= {
+    "temperature": {"temperature": 0.7, "beta": 0.1},
+    "temperature above 1": {"temperature": 1.5},
+    **{name: {"num_iterations": 2, **options} for name, options in AGAIN.items()},
+}
 ADVANTAGES = [1.0, -0.5, 0.25, -0.75]
+LOG_RATIOS = [0.3, -0.35, 0.05, 0.6]  # by how much each answer has become likelier since it was written, a token of it in the mean
 CURVES = {"dpo": (D, {}), "orpo": (O, {}), "simpo": CASES["simpo"], "kto": (K, {})}
 FIGURES = ("rewards/chosen", "rewards/rejected", "rewards/accuracies", "rewards/margins", "logps/chosen", "logps/rejected", "nll_loss",
-           "log_odds_ratio", "log_odds_chosen", "kl")
+           "log_odds_ratio", "log_odds_chosen", "kl", "clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean",
+           "cispo_clip_ratio")
 
 
 def rows(kind: str) -> list[dict]:
@@ -151,14 +172,23 @@ def rewarded(folder: pathlib.Path) -> dict:
         made.current_gradient_accumulation_steps = 1
         inputs = {"prompt_ids": prompt, "prompt_mask": prompt_mask, "completion_ids": answer, "completion_mask": answer_mask,
                   "advantages": torch.tensor(ADVANTAGES), "num_items_in_batch": answer_mask.sum()}
-        if options["beta"]:
-            with torch.no_grad(), made.model.disable_adapter():
-                inputs["ref_per_token_logps"] = made._get_per_token_logps_and_entropies(
-                    made.model, torch.cat([prompt, answer], 1), torch.cat([prompt_mask, answer_mask], 1), longest[1])[0]
+        logps = lambda: made._get_per_token_logps_and_entropies(
+            made.model, torch.cat([prompt, answer], 1), torch.cat([prompt_mask, answer_mask], 1), longest[1])[0]
+        written = []
+        with torch.no_grad():
+            if options.get("beta"):
+                with made.model.disable_adapter():
+                    inputs["ref_per_token_logps"] = logps()
+            if name in AGAIN:
+                wave = torch.sin(1.7 * torch.arange(longest[1]) + torch.arange(len(rows))[:, None])
+                old = logps() - torch.tensor(LOG_RATIOS)[:, None] - 0.3 * wave
+                inputs["old_per_token_logps"] = old
+                written = [old[i, :len(c)].tolist() for i, (_, c) in enumerate(rows)]
         loss = made._compute_loss(made.model, inputs)
         loss.backward()
-        norm = sum(p.grad.double().norm().item() ** 2 for p in named.values()) ** 0.5
-        found[name] = {**options, "loss": loss.item(), "grad_norm": norm}
+        norms = {key: p.grad.double().norm().item() for key, p in named.items()}
+        found[name] = {"options": options, "written": written, "loss": loss.item(), "figures": figures(made, D), "gradient_norms": norms,
+                       "grad_norm": sum(norm**2 for norm in norms.values()) ** 0.5}
         print("grpo", name, loss.item())
     return {"rows": [{"prompt": p, "answer": c} for p, c in rows], "advantages": ADVANTAGES, "cases": found}
 

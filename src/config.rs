@@ -28,7 +28,9 @@ pub use logging::LoggingConfig;
 pub use lora::{InitLoraWeights, LoraConfig, TargetModules};
 pub(crate) use lora::{layers_regex, meant_layer};
 pub use model::{Init, ModelOptions, Quantization, Residency};
-pub use objective::{Divergence, LossType, ObjectiveConfig, ObjectiveName, OrpoNll, RowKind, ScaleRewards};
+pub use objective::{
+    Divergence, ImportanceSamplingLevel, LossType, ObjectiveConfig, ObjectiveName, OrpoNll, RowKind, ScaleRewards,
+};
 pub use optimizer::{OptimizerConfig, OptimizerName};
 pub use reward::{RewardConfig, RewardKind};
 pub use scheduler::{DecayType, LrScheduler, SchedulerConfig};

@@ -173,16 +173,30 @@ impl Recipe {
             reject("eval.early_stopping_patience", message, "set `eval_steps` in [eval]");
         }
 
-        if eval.metric_for_best == BestBy::Score && eval.task.metric.is_none() {
+        if eval.metric_for_best == Some(BestBy::Score) && eval.task.metric.is_none() {
             let message = "`eval.metric_for_best` = \"score\" needs a task, and there is none".to_owned();
             reject("eval.metric_for_best", message, "set `metric` in [eval.task]");
         }
 
         let reward = match eval.metric_for_best {
-            BestBy::Accuracy if !self.objective.rows().is_pair() => Some("accuracy"),
-            BestBy::Margin if self.objective.name == ObjectiveName::CrossEntropy => Some("margin"),
+            Some(BestBy::Accuracy) if !self.objective.rows().is_pair() => Some("accuracy"),
+            Some(BestBy::Margin)
+                if matches!(self.objective.name, ObjectiveName::CrossEntropy | ObjectiveName::Grpo) =>
+            {
+                Some("margin")
+            }
             _ => None,
         };
+        let is_grpo = self.objective.name == ObjectiveName::Grpo;
+        if eval.metric_for_best == Some(BestBy::Reward) && !is_grpo {
+            let message = "`eval.metric_for_best` = \"reward\" is that of the answers of \"grpo\"".to_owned();
+            reject("eval.metric_for_best", message, "use \"loss\"");
+        }
+        if eval.metric_for_best == Some(BestBy::Loss) && is_grpo {
+            let message =
+                "`eval.metric_for_best` = \"loss\" says nothing of \"grpo\", whose loss is about 0".to_owned();
+            reject("eval.metric_for_best", message, "use \"reward\"");
+        }
         if let Some(reward) = reward {
             let message = format!("`eval.metric_for_best` = \"{reward}\" is measured on pairs of answers");
             reject("eval.metric_for_best", message, "set `name = \"dpo\"` in [objective], or use \"loss\"");
@@ -240,23 +254,16 @@ impl Recipe {
             let message = "`optimizer.name` = \"muon\" trains matrices, and \"reward\" brings a vector".to_owned();
             reject("optimizer.name", message, "use \"adamw\"");
         }
-        let is_grpo = self.objective.name == ObjectiveName::Grpo;
-        for (key, is_set, why) in [
-            ("data.packing", self.data.packing, "packs rows, and \"grpo\" has prompts alone"),
-            (
-                "data.eval",
-                !self.data.eval.is_empty(),
-                "is evaluated by a loss, and \"grpo\" has rewards, one in every step",
-            ),
-            (
-                "data.eval_split",
-                self.data.eval_split.is_some(),
-                "is evaluated by a loss, and \"grpo\" has rewards, one in every step",
-            ),
-        ] {
-            if is_grpo && is_set {
-                reject(key, format!("`{key}` {why}"), "take it out");
-            }
+        let (size, per_step) = (self.objective.steps_per_generation, self.train.gradient_accumulation_steps);
+        if let Some(size) = size.filter(|size| !size.is_multiple_of(per_step)) {
+            let message = format!(
+                "`objective.steps_per_generation` = {size} is no multiple of `train.gradient_accumulation_steps` = {per_step}"
+            );
+            reject("objective.steps_per_generation", message, "answers are written for whole steps");
+        }
+        if self.objective.name == ObjectiveName::Grpo && self.data.packing {
+            let message = "`data.packing` packs rows, and \"grpo\" has prompts alone".to_owned();
+            reject("data.packing", message, "take it out");
         }
         if self.objective.needs_divergence() && self.data.packing {
             let message =
@@ -274,6 +281,13 @@ impl Recipe {
                 "use 4 or more, or `loss_type = \"apo_zero_unpaired\"`, which does not",
             );
         }
+    }
+
+    /// What makes an evaluation better than another.
+    #[must_use]
+    pub fn best_by(&self) -> BestBy {
+        let by = if self.objective.name == ObjectiveName::Grpo { BestBy::Reward } else { BestBy::Loss };
+        self.eval.metric_for_best.unwrap_or(by)
     }
 
     /// The recipe as TOML, with every default filled in: `resolved.toml`. Reading it gives an equal recipe.

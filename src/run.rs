@@ -18,6 +18,7 @@ mod start;
 mod verify;
 
 pub(crate) use args::TrainArgs;
+pub(crate) use finish::trainer_failure;
 pub(crate) use prepare::Prepared;
 
 use std::cell::OnceCell;

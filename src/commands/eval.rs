@@ -10,19 +10,20 @@ use serde_json::json;
 
 use super::named::{ModelArgs, Named, misfit, recipe_of};
 use super::{print_figures, say};
-use crate::config::{DataSource, ModelOptions, ObjectiveName};
+use crate::config::{DataSource, ModelOptions};
 use crate::data::cache::CacheSettings;
 use crate::data::dataset::{Dataset, OpenOptions};
 use crate::hub::Progress;
 use crate::lora::AdapterSet;
 use crate::recipe::{Purpose, Recipe};
-use crate::run::Prepared;
 use crate::run::dir::REFERENCE;
 use crate::run::inputs::{WeightsFrom, data_failure};
+use crate::run::{Prepared, trainer_failure};
 use crate::save::export::read_adapter;
 use crate::schema::{Override, Problem};
 use crate::train::eval::eval_loss;
 use crate::train::objective::objective;
+use crate::train::rollouts::Rollouts;
 use crate::train::score::scores;
 use crate::train::step::TrainStep;
 use crate::train::stop::Stop;
@@ -79,6 +80,9 @@ struct EvalReport {
     eval_rewards_accuracies: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     eval_rewards_margins: Option<f64>,
+    /// Mean reward of the answers that the model wrote, of "grpo".
+    #[serde(skip_serializing_if = "Option::is_none")]
+    eval_reward: Option<f64>,
     target_tokens: u64,
     rows: usize,
     /// By metric.
@@ -134,10 +138,6 @@ pub(crate) fn run(args: &EvalArgs) -> Result<(), Failure> {
     let model = source.load(recipe.storage(Some(&source.config)), recipe.train.precision, device)?;
     let mut step = TrainStep::new(model, adapters, &recipe.train, &recipe.optimizer, None, recipe.seed)
         .with_objective(objective(&recipe.objective));
-    if recipe.objective.name == ObjectiveName::Grpo {
-        let problem = Problem::new("a run of \"grpo\" has rewards in its steps, and no loss to evaluate");
-        return Err(problem.hint("`--set objective.name=cross_entropy` measures that of rows with answers").into());
-    }
     let kept = step.needs_reference().then(|| kept_reference(args, &named)).transpose()?.flatten();
     if let Some(kept) = kept {
         let saved = read_adapter(&kept)?;
@@ -149,8 +149,10 @@ pub(crate) fn run(args: &EvalArgs) -> Result<(), Failure> {
         bar.set_length(total as u64);
         bar.set_position(done as u64);
     };
-    let total = eval_loss(&step, &data, &recipe.train, &recipe.eval, &stop, on_progress).map_err(data_failure)?;
-    let total = total.ok_or(Failure::Interrupted)?;
+    let mut rollouts =
+        Rollouts::open(&recipe.objective, &data, recipe.data.max_length, recipe.seed).map_err(data_failure)?;
+    let total = eval_loss(&step, &data, rollouts.as_mut(), &recipe.train, &recipe.eval, &stop, on_progress);
+    let total = total.map_err(|error| trainer_failure(error.into()))?.ok_or(Failure::Interrupted)?;
     let score = task.map(|task| task.score(&step, data.tokenizer(), is_stopped, on_progress));
     let score =
         score.transpose().map_err(Failure::input)?.map(|score| score.ok_or(Failure::Interrupted)).transpose()?;
@@ -179,6 +181,7 @@ pub(crate) fn run(args: &EvalArgs) -> Result<(), Failure> {
         eval_perplexity: total.perplexity(),
         eval_rewards_accuracies: total.figures.rewards_accuracies.value(),
         eval_rewards_margins: total.figures.margin(),
+        eval_reward: total.figures.reward.value(),
         target_tokens: total.target_tokens,
         rows,
         tasks,
@@ -210,6 +213,7 @@ impl EvalReport {
             self.eval_perplexity.map(|perplexity| format!("perplexity {perplexity:.3}")),
             self.eval_rewards_accuracies.map(|share| format!("accuracy {:.1}%", 100.0 * share)),
             self.eval_rewards_margins.map(|margin| format!("margin {margin:.3}")),
+            self.eval_reward.map(|reward| format!("reward {reward:.3}")),
         ];
         let figures: Vec<String> = figures.into_iter().flatten().collect();
         let mut text = format!("{} ({tokens} target tokens)", figures.join(", "));

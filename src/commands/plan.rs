@@ -245,7 +245,7 @@ fn forecast(
     let flops = StepFlops::of_objective(workload.config, workload.plan().num_trainable, workload.objective);
     let keeps_reference = is_alone && objective(workload.objective).keeps_reference();
     Dataset::open(&config, Arc::new(tokenizer), recipe.seed, &options)
-        .and_then(|data| Forecast::new(&data, &recipe.train, &flops, is_padded, keeps_reference))
+        .and_then(|data| Forecast::new(&data, &recipe.train, &recipe.objective, &flops, is_padded, keeps_reference))
         .map_err(|error| first_line(&Failure::input(error)))
 }
 

@@ -20,8 +20,8 @@ section! {
         max_batches: Option<usize> = None => optional_count(1..) like 50,
             ["val_batches", "eval_max_batches", "max_iters", "limit_val_batches", "eval_iters", "batches", "max_steps"];
         /// What makes an evaluation better than another, for adapter-best/ and early stopping: "loss"; "score", that of
-        /// [eval.task]; or of preferences "accuracy" or "margin".
-        metric_for_best: BestBy = BestBy::Loss => choice(), ["metric_for_best_model"];
+        /// [eval.task]; of preferences "accuracy" or "margin"; of "grpo" "reward". Default: "loss", of "grpo" "reward".
+        metric_for_best: Option<BestBy> = None => optional_choice() like "loss", ["metric_for_best_model"];
         /// Stop after so many evaluations that were no better. Default: never.
         early_stopping_patience: Option<usize> = None => optional_count(1..) like 3,
             ["early_stopping", "patience", "early_stop_patience", "early_stopping_rounds"];
@@ -45,16 +45,24 @@ pub enum BestBy {
     Accuracy,
     /// A higher reward of the chosen answers over the rejected ones.
     Margin,
+    /// A higher reward of what the model writes.
+    Reward,
 }
 
 impl Choice for BestBy {
-    const NAMES: &'static [(&'static str, Self)] =
-        &[("loss", Self::Loss), ("score", Self::Score), ("accuracy", Self::Accuracy), ("margin", Self::Margin)];
+    const NAMES: &'static [(&'static str, Self)] = &[
+        ("loss", Self::Loss),
+        ("score", Self::Score),
+        ("accuracy", Self::Accuracy),
+        ("margin", Self::Margin),
+        ("reward", Self::Reward),
+    ];
     const PEERS: &'static [(&'static str, &'static str)] = &[
         ("eval_loss", "loss"),
         ("eval_score", "score"),
         ("eval_rewards/accuracies", "accuracy"),
         ("eval_rewards/margins", "margin"),
+        ("eval_reward", "reward"),
     ];
 }
 

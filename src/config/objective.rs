@@ -1,10 +1,15 @@
 //! Section `[objective]` of a recipe.
 
+use std::ops::Bound;
+
 use serde::Serialize;
 
 use super::POSITIVE;
 use super::reward::RewardConfig;
 use crate::schema::{Choice, Problem, Section, Value, section};
+
+/// A share of all tokens that is not none.
+const TOP_P: (Bound<f64>, Bound<f64>) = (Bound::Excluded(0.0), Bound::Included(1.0));
 
 section! {
     /// Section `[objective]`: the keys have the names that TRL gives them.
@@ -22,7 +27,8 @@ section! {
         /// `"nca_pair"`, `"bco_pair"`, `"sppo_hard"`, "aot", `"aot_unpaired"`, `"apo_zero"`, `"apo_down"`, "discopop",
         /// `"sigmoid_norm"` and "sft"; of "cpo": "sigmoid", "hinge" or "ipo"; of "kto": "kto" or `"apo_zero_unpaired"`; of
         /// "grpo", by what a token's loss is divided: "dapo" by all tokens of the step, "bnpo" by those of the micro-batch,
-        /// "grpo" by those of its answer, `"dr_grpo"` by the most that an answer may have.
+        /// "grpo" by those of its answer, `"dr_grpo"` by the most that an answer may have, "luspo" by none;
+        /// "cispo" (as "dapo") and "sapo" (as "grpo") bound what is used again in other ways.
         /// Default: "sigmoid"; of "kto" "kto", of "grpo" "dapo".
         loss_type: Option<LossTypes> = None => any(LossTypes::EXPECTED, LossTypes::accept) like "sigmoid",
             ["pref_loss", "dpo_loss_type", "dpo_loss", "dpo_cpo_loss_type"];
@@ -59,8 +65,35 @@ section! {
         undesirable_weight: f64 = 1.0 => number(0.0..), ["kto_rejected_weight", "kto_undesirable_weight"];
         /// Of "reward", weight of the square of a pair's summed scores, which keeps scores around 0; TRL advises 0.01.
         center_rewards_coefficient: f64 = 0.0 => number(0.0..);
-        /// Answers that "grpo" draws to each prompt, at a temperature of 1, and compares with one another.
+        /// Answers that "grpo" draws to each prompt, and compares with one another.
         num_generations: usize = 8 => count(2..=1024), ["group_size", "num_return_sequences"];
+        /// The same in an evaluation. Default: `num_generations`.
+        num_generations_eval: Option<usize> = None => optional_count(1..=1024) like 1;
+        /// Divisor of the logits from which answers of "grpo" are drawn, and of those in its loss: a higher one draws from
+        /// more different tokens.
+        temperature: f64 = 1.0 => number(POSITIVE);
+        /// Answers of "grpo" are drawn only from the most likely tokens that together have this probability.
+        top_p: f64 = 1.0 => number(TOP_P);
+        /// Answers of "grpo" are drawn only from this many most likely tokens. Default: all.
+        top_k: Option<usize> = None => optional_count(1..) like 20;
+        /// Steps of "grpo" that train on the same answers.
+        num_iterations: usize = 1 => count(1..=1024);
+        /// Micro-batches of prompts that "grpo" answers together: a multiple of `train.gradient_accumulation_steps`, which is
+        /// the default.
+        steps_per_generation: Option<usize> = None => optional_count(1..) like 4;
+        /// By how much a token of "grpo" may become less likely, or likelier, than when it was written, as a share: nothing
+        /// drives it further.
+        epsilon: f64 = 0.2 => number(0.0..1.0), ["cliprange"];
+        /// The same for likelier ones alone; of "cispo" the most that a ratio counts. Default: `epsilon`; of "cispo" 5.
+        epsilon_high: Option<f64> = None => optional_number(0.0..) like 0.28;
+        /// The most that a ratio of "grpo" counts in answers that are worse than others. Default: no such bound.
+        delta: Option<f64> = None => optional_number(1.0..) like 2.0;
+        /// What becomes likelier in "grpo": each "token", or the "sequence", a token of it in the mean (GSPO).
+        importance_sampling_level: ImportanceSamplingLevel = ImportanceSamplingLevel::Token => choice();
+        /// Sharpness of the gate by which "sapo" follows tokens of answers that are better than others.
+        sapo_temperature_pos: f64 = 1.0 => number(POSITIVE);
+        /// The same of the other answers.
+        sapo_temperature_neg: f64 = 1.05 => number(POSITIVE);
         /// Most tokens of an answer of "grpo"; prompt and answer together have at most `data.max_length`.
         max_completion_length: usize = 256 => count(1..), ["max_response_length"];
         /// What "grpo" divides rewards by, less their mean: the standard deviation of the "group" of answers to a prompt, of
@@ -112,6 +145,18 @@ impl ObjectiveConfig {
             ("desirable_weight", is_other(self.desirable_weight, default.desirable_weight), &[Kto]),
             ("center_rewards_coefficient", self.center_rewards_coefficient > 0.0, &[Reward]),
             ("num_generations", self.num_generations != default.num_generations, &[Grpo]),
+            ("num_generations_eval", self.num_generations_eval.is_some(), &[Grpo]),
+            ("temperature", is_other(self.temperature, default.temperature), &[Grpo]),
+            ("top_p", is_other(self.top_p, default.top_p), &[Grpo]),
+            ("top_k", self.top_k.is_some(), &[Grpo]),
+            ("num_iterations", self.num_iterations != default.num_iterations, &[Grpo]),
+            ("steps_per_generation", self.steps_per_generation.is_some(), &[Grpo]),
+            ("epsilon", is_other(self.epsilon, default.epsilon), &[Grpo]),
+            ("epsilon_high", self.epsilon_high.is_some(), &[Grpo]),
+            ("delta", self.delta.is_some(), &[Grpo]),
+            ("importance_sampling_level", self.importance_sampling_level != default.importance_sampling_level, &[Grpo]),
+            ("sapo_temperature_pos", is_other(self.sapo_temperature_pos, default.sapo_temperature_pos), &[Grpo]),
+            ("sapo_temperature_neg", is_other(self.sapo_temperature_neg, default.sapo_temperature_neg), &[Grpo]),
             ("max_completion_length", self.max_completion_length != default.max_completion_length, &[Grpo]),
             ("scale_rewards", self.scale_rewards != default.scale_rewards, &[Grpo]),
             ("mask_truncated_completions", self.mask_truncated_completions, &[Grpo]),
@@ -131,7 +176,7 @@ impl ObjectiveConfig {
             Dpo => loss.is_of_pairs(),
             Cpo => matches!(loss, Sigmoid | LossType::Hinge | LossType::Ipo),
             Kto => matches!(loss, LossType::Kto | LossType::ApoZeroUnpaired),
-            Grpo => matches!(loss, LossType::Dapo | LossType::Bnpo | LossType::Grpo | LossType::DrGrpo),
+            Grpo => loss.is_of_rewards(),
         };
         for loss in losses.iter().copied().filter(|loss| !known(*loss)) {
             section.problem("loss_type", format!("\"{}\" is none of \"{}\"", loss.word(), self.name.word()));
@@ -145,6 +190,9 @@ impl ObjectiveConfig {
                 "name",
                 Problem::new(message).hint("add [[objective.reward]] with a `kind`, such as \"exact\""),
             );
+        }
+        if self.name == Grpo {
+            self.check_reuse(&losses, section);
         }
         if self.loss_weights.as_ref().is_some_and(|weights| weights.len() != losses.len()) {
             section.problem("loss_weights", format!("needs one number for each of {} losses", losses.len()));
@@ -169,6 +217,46 @@ impl ObjectiveConfig {
             section.reject("discopop_tau", Problem::new("`objective.discopop_tau` is of \"discopop\" alone"));
         }
         self
+    }
+
+    /// Checks the keys of what is used again in "grpo".
+    fn check_reuse(&self, losses: &[LossType], section: &mut Section) {
+        let default = Self::default();
+        let (has, reuses) = (|loss| losses.contains(&loss), self.reuses_answers());
+        let is_sapo = has(LossType::Sapo);
+        let clips = reuses && !is_sapo && !has(LossType::Cispo);
+        let is_other = |own: f64, default: f64| own.to_bits() != default.to_bits();
+        for (key, is_set, is_read) in [
+            ("epsilon", is_other(self.epsilon, default.epsilon), clips),
+            ("epsilon_high", self.epsilon_high.is_some(), reuses && !is_sapo),
+            ("delta", self.delta.is_some(), clips),
+            ("sapo_temperature_pos", is_other(self.sapo_temperature_pos, default.sapo_temperature_pos), is_sapo),
+            ("sapo_temperature_neg", is_other(self.sapo_temperature_neg, default.sapo_temperature_neg), is_sapo),
+        ] {
+            if is_set && !is_read {
+                let why = if reuses || key.starts_with("sapo") {
+                    "does nothing to this `loss_type`: leave it out"
+                } else {
+                    "does nothing while every answer is used once: set `num_iterations` above 1, or leave it out"
+                };
+                section.problem(key, why);
+            }
+        }
+        if has(LossType::Luspo) && self.importance_sampling_level == ImportanceSamplingLevel::Token {
+            section.problem("importance_sampling_level", "must be \"sequence\" for \"luspo\"");
+        }
+    }
+
+    /// Whether "grpo" trains on answers after the model that wrote them has been updated.
+    #[must_use]
+    pub fn reuses_answers(&self) -> bool {
+        self.num_iterations > 1 || self.steps_per_generation.is_some()
+    }
+
+    /// What logits are divided by in the loss; `None` for 1.
+    #[must_use]
+    pub fn logit_temperature(&self) -> Option<f64> {
+        Some(self.temperature).filter(|temperature| temperature.to_bits() != 1.0_f64.to_bits())
     }
 
     /// `beta`, or its default.
@@ -359,6 +447,9 @@ pub enum LossType {
     Bnpo,
     Grpo,
     DrGrpo,
+    Luspo,
+    Cispo,
+    Sapo,
 }
 
 impl LossType {
@@ -370,8 +461,13 @@ impl LossType {
 
     /// Whether it is a loss of pairs of answers.
     fn is_of_pairs(self) -> bool {
-        use LossType::{ApoZeroUnpaired, Bnpo, Dapo, DrGrpo, Grpo, Kto};
-        !matches!(self, Kto | ApoZeroUnpaired | Dapo | Bnpo | Grpo | DrGrpo)
+        !matches!(self, Self::Kto | Self::ApoZeroUnpaired) && !self.is_of_rewards()
+    }
+
+    /// Whether it is a loss of answers that have rewards.
+    fn is_of_rewards(self) -> bool {
+        use LossType::{Bnpo, Cispo, Dapo, DrGrpo, Grpo, Luspo, Sapo};
+        matches!(self, Dapo | Bnpo | Grpo | DrGrpo | Luspo | Cispo | Sapo)
     }
 
     /// Whether its scores may be those of another divergence.
@@ -404,6 +500,9 @@ impl Choice for LossType {
         ("bnpo", Self::Bnpo),
         ("grpo", Self::Grpo),
         ("dr_grpo", Self::DrGrpo),
+        ("luspo", Self::Luspo),
+        ("cispo", Self::Cispo),
+        ("sapo", Self::Sapo),
     ];
 }
 
@@ -475,6 +574,20 @@ pub enum ScaleRewards {
 impl Choice for ScaleRewards {
     const NAMES: &'static [(&'static str, Self)] =
         &[("group", Self::Group), ("batch", Self::Batch), ("none", Self::None)];
+}
+
+/// What is likelier, or less likely, than it was when it was written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ImportanceSamplingLevel {
+    /// A token.
+    Token,
+    /// An answer, by the mean of its tokens (Zheng et al., 2025).
+    Sequence,
+}
+
+impl Choice for ImportanceSamplingLevel {
+    const NAMES: &'static [(&'static str, Self)] = &[("token", Self::Token), ("sequence", Self::Sequence)];
 }
 
 /// The tokens of ORPO's cross-entropy.

@@ -2,11 +2,13 @@
 
 use std::ops::Range;
 
+use serde::{Deserialize, Deserializer, Serialize};
+
 use super::encode::EncodedRow;
 use crate::config::RowKind;
 
 /// One micro-batch: rows of tokens end to end, without padding.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Batch {
     /// Token ids of all rows, `[tokens]`.
     pub input_ids: Vec<u32>,
@@ -23,12 +25,16 @@ pub struct Batch {
     /// What an objective of preferences knows of each document, parallel to `documents`; empty for others. The documents of
     /// a pair follow one another, that of the chosen answer first.
     pub answers: Vec<Answer>,
+    /// Log-probability of each target in nats, parallel to `targets`, by the model that wrote it; empty where that is the one
+    /// in training.
+    #[serde(deserialize_with = "null_is_nan")]
+    pub written: Vec<f32>,
     /// The prompts of labelled rows, each with the answer of another: of these the divergence from the base is measured.
     pub mismatched: Option<Box<Batch>>,
 }
 
 /// An answer of a preference.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Answer {
     /// Whether it is the chosen one of a pair, or has a good label.
     pub is_good: bool,
@@ -39,7 +45,7 @@ pub struct Answer {
 }
 
 /// A stretch of a row that attends to nothing but itself.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Document {
     /// Index of its first token in [`Batch::input_ids`].
     pub start: usize,
@@ -48,7 +54,7 @@ pub struct Document {
 }
 
 /// A token that carries loss (is to be predicted).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Target {
     /// Index in [`Batch::input_ids`] of the token that predicts it.
     pub position: usize,
@@ -57,7 +63,7 @@ pub struct Target {
 }
 
 /// The file and row that a document was read from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct RowSource {
     /// Index of the file, in the order of the dataset's file list.
     pub file: usize,
@@ -221,6 +227,7 @@ impl Batch {
             row_lengths: vec![length; self.num_rows()],
             sources: self.sources.clone(),
             answers: self.answers.clone(),
+            written: self.written.clone(),
             mismatched: self.mismatched.clone(),
             ..Self::default()
         };
@@ -240,6 +247,11 @@ impl Batch {
         }
         padded
     }
+}
+
+fn null_is_nan<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<f32>, D::Error> {
+    let numbers = Vec::<Option<f32>>::deserialize(deserializer)?;
+    Ok(numbers.into_iter().map(|number| number.unwrap_or(f32::NAN)).collect())
 }
 
 /// Every prompt with the answer of the row before, the first with that of the last, as in TRL; at most `max_length` tokens

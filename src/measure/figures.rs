@@ -256,6 +256,9 @@ macro_rules! figures {
             ("eval_perplexity", "eval/perplexity", "exp of the evaluation loss."),
             ("eval_rewards_accuracies", "eval/rewards/accuracies", "Share of the evaluation rows whose chosen answer has the higher reward."),
             ("eval_rewards_margins", "eval/rewards/margins", "Reward of the chosen answers of the evaluation rows over that of the rejected ones."),
+            ("eval_reward", "eval/reward", "Reward of an answer of grpo to the evaluation rows, mean."),
+            ("eval_reward_std", "eval/reward_std", "Standard deviation of the rewards of the answers to an evaluation row, mean."),
+            ("eval_completion_length", "eval/completion_length", "Tokens of an answer to the evaluation rows, mean."),
             ("eval_score", "eval/score", "Score of the task on the evaluation rows, from 0 to 1."),
             ("eval_score_norm", "eval/score_norm", "Score of multiple choice by likelihood over length, from 0 to 1."),
         ];
@@ -405,6 +408,14 @@ figures! {
         completion_length, "completions/length";
         /// Share of the answers that did not end by themselves.
         clipped_ratio, "completions/clipped";
+        /// Share of the tokens of "grpo", from 0 to 1, that are to become less likely and are so by more than `epsilon` since
+        /// they were written: they are left as they are. Only where answers are used again; of sequences where these are
+        /// weighed.
+        clip_ratio_low_mean, "clip_ratio/low_mean";
+        /// The same of tokens that are to become likelier, by more than `epsilon_high`.
+        clip_ratio_high_mean, "clip_ratio/high_mean";
+        /// The sum of both.
+        clip_ratio_region_mean, "clip_ratio/region_mean";
     }
     machine {
         /// Bytes of the process that are in RAM.
@@ -479,6 +490,15 @@ pub struct EvalMetrics {
     /// Reward of the chosen answers over that of the rejected ones, mean.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub eval_rewards_margins: Option<f64>,
+    /// Reward of an answer of "grpo" to the evaluation rows, mean.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub eval_reward: Option<f64>,
+    /// Standard deviation of the rewards of the answers to a row, mean.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub eval_reward_std: Option<f64>,
+    /// Tokens of an answer, mean.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub eval_completion_length: Option<f64>,
     /// Tokens of the evaluation rows that carry loss.
     pub eval_target_tokens: u64,
     /// Wall time of the evaluation, the task among it.

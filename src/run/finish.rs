@@ -103,10 +103,12 @@ impl Started<'_> {
     fn take_best(&mut self) -> Result<(), Failure> {
         let folder = self.run.dir.path().join(BEST_ADAPTER);
         let best = Best::read(&folder).filter(|best| Some(best.step) == self.trainer.state.evaluations.best_step);
-        let Some(Best { step, eval_loss, eval_score }) = best else { return Ok(()) };
+        let Some(Best { step, eval_loss, eval_score, eval_reward }) = best else { return Ok(()) };
         self.trainer.step.replace_adapters(read_set(&self.run.prepared, &folder)?);
         let loss = eval_loss.map(|loss| format!("evaluation loss {loss:.4}"));
         let score = eval_score.map(|score| format!("score {:.1}%", 100.0 * score));
+        // The loss of rewarded answers is about 0.
+        let loss = eval_reward.map(|reward| format!("reward {reward:.3}")).or(loss);
         let figures: Vec<String> = loss.into_iter().chain(score).collect();
         self.trainer.sinks.note(&format!("the adapter is the best one, of step {step} ({})", figures.join(", ")));
         Ok(())
@@ -291,7 +293,7 @@ fn rows_left_out(counts: &RowCounts, max_length: usize) -> Vec<String> {
 }
 
 /// An unreadable row or a checkpoint that does not fit is a mistake in the inputs.
-fn trainer_failure(error: TrainerError) -> Failure {
+pub(crate) fn trainer_failure(error: TrainerError) -> Failure {
     match error {
         TrainerError::NotSaved { .. } | TrainerError::Watchdog { .. } | TrainerError::OtherRank => {
             Failure::running(error)

@@ -259,7 +259,9 @@ pub(crate) fn total_steps(recipe: &Recipe, data: &Dataset) -> u64 {
 }
 
 fn batches_per_epoch(recipe: &Recipe, data: &Dataset) -> usize {
-    usize::try_from(data.batches_per_epoch(recipe.train.micro_batch_size)).unwrap_or(usize::MAX)
+    let Recipe { train, objective, .. } = recipe;
+    let batches = usize::try_from(data.batches_per_epoch(train.micro_batch_size)).unwrap_or(usize::MAX);
+    schedule::repeated(batches, train.gradient_accumulation_steps, objective.num_iterations)
 }
 
 /// Warns where offloading saves nothing.

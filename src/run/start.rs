@@ -11,20 +11,18 @@ use super::load::row_order;
 use super::overview;
 use super::prepare::Prepared;
 use super::resume::Resumed;
-use crate::config::{GradientCheckpointing, ObjectiveName};
+use crate::config::GradientCheckpointing;
 use crate::data::dataset::Dataset;
 use crate::data::files::FileInfo;
 use crate::data::template::ChatTemplate;
 use crate::device::num_cpu_threads;
 use crate::insight::diagnosis::Facts;
-use crate::measure::figures::ObjectiveFigures;
 use crate::measure::metrics::{Shows, SinkOptions, Sinks};
 use crate::measure::telemetry::{Telemetry, total_host_memory_bytes};
 use crate::ops::kernels::place_on;
 use crate::recipe::Recipe;
 use crate::save::checkpoint::Checkpoints;
 use crate::save::export::{PromptForm, find_adapter};
-use crate::schema::Problem;
 use crate::train::flops::StepFlops;
 use crate::train::memory::Workload;
 use crate::train::ranks::Ranks;
@@ -61,15 +59,8 @@ impl<'a> Started<'a> {
         let Prepared { recipe, source, device, memory, .. } = prepared;
         let checkpoints = Checkpoints::new(&recipe.output_dir, &recipe.checkpoint);
         let task = Task::open(&recipe.eval.task, data).map_err(data_failure)?;
-        let objective = &recipe.objective;
-        if objective.name == ObjectiveName::Grpo && place.size > 1 {
-            let problem = Problem::new("`objective.name` = \"grpo\" does not run on several ranks yet");
-            return Err(problem.hint("start it without mpirun or srun").into());
-        }
-        let rollouts = (objective.name == ObjectiveName::Grpo)
-            .then(|| Rollouts::new(objective, data, recipe.data.max_length, recipe.seed))
-            .transpose()
-            .map_err(data_failure)?;
+        let rollouts =
+            Rollouts::open(&recipe.objective, data, recipe.data.max_length, recipe.seed).map_err(data_failure)?;
         let inputs = inputs(prepared, data);
         let mut earlier = resumed.as_ref().map(|resumed| resumed.state.totals).unwrap_or_default();
         // Count starts that ended without a checkpoint too.
@@ -132,13 +123,13 @@ impl<'a> Started<'a> {
             state,
             train,
             eval,
+            best_by: recipe.best_by(),
             watchdog,
             schedule,
             task,
             rollouts,
             sample_steps: recipe.logging.logging_steps.max(10),
             has_warned: false,
-            rewards: ObjectiveFigures::default(),
             data,
             stop,
             recorder,

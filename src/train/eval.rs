@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use super::loss::LossSum;
+use super::rollouts::{Draw, RolloutError, Rollouts};
 use super::step::TrainStep;
 use super::stop::Stop;
 use super::task::Score;
@@ -12,21 +13,35 @@ use crate::data::error::DataError;
 use crate::generate::{GenerateError, Generator};
 use crate::measure::metrics::{EvalMetrics, Sample};
 
-/// Loss over all target tokens of the evaluation rows, of several ranks of this one's; `None` where it was stopped early.
+/// Why an evaluation failed.
+#[derive(Debug, thiserror::Error)]
+pub enum EvalError {
+    /// A row cannot be read.
+    #[error(transparent)]
+    Data(#[from] DataError),
+    /// A prompt could not be answered, or its answer judged.
+    #[error(transparent)]
+    Rollout(#[from] RolloutError),
+}
+
+/// Loss over all target tokens of the evaluation rows, of several ranks of this one's; `None` where it was stopped early. Prompts
+/// alone are answered with `rollouts`, and have rewards, too.
 ///
 /// This is a sum over tokens, not a mean over micro-batches, so a short micro-batch weighs less. `progress` gets the
 /// number of finished micro-batches and the total.
 ///
 /// # Errors
-/// A row that cannot be read.
+/// A row that cannot be read; an answer that cannot be judged.
 pub fn eval_loss(
     step: &TrainStep,
     data: &Dataset,
+    rollouts: Option<&mut Rollouts>,
     train: &TrainConfig,
     eval: &EvalConfig,
     stop: &Stop,
     mut progress: impl FnMut(usize, usize),
-) -> Result<Option<LossSum>, DataError> {
+) -> Result<Option<LossSum>, EvalError> {
+    let mut rollouts = rollouts;
     let (micro_batch_size, max_batches) = (train.micro_batch_size, eval.max_batches);
     let num_batches = data.num_eval_batches(micro_batch_size, max_batches);
     let batches = data.eval_batches(micro_batch_size, max_batches)?.until(|| stop.requested());
@@ -42,7 +57,14 @@ pub fn eval_loss(
         if stop.requested() {
             return Ok(None);
         }
-        let batch = loaded?.batch;
+        let mut batch = loaded?.batch;
+        if let Some(rollouts) = &mut rollouts {
+            let draw = Draw::Evaluation(done as u64);
+            let answered = rollouts.answer(step, data, &batch, draw, &|| stop.requested())?;
+            let Some(answered) = answered else { return Ok(None) };
+            total.figures += answered.figures;
+            batch = answered.batch;
+        }
         if batch.targets.is_empty() {
             continue;
         }
@@ -67,6 +89,9 @@ pub(super) fn figures(
         eval_perplexity: total.perplexity().unwrap_or(f64::NAN),
         eval_rewards_accuracies: total.figures.rewards_accuracies.value(),
         eval_rewards_margins: total.figures.margin(),
+        eval_reward: total.figures.reward.value(),
+        eval_reward_std: total.figures.reward_std.value(),
+        eval_completion_length: total.figures.completion_length.value(),
         eval_target_tokens: total.target_tokens,
         eval_seconds: start.elapsed().as_secs_f64(),
         eval_score: score.map(|score| score.score),

@@ -1,8 +1,8 @@
 //! The number of steps of a run, and the mean size of a step.
 
 use super::flops::StepFlops;
-use super::schedule::{steps_per_epoch, total_steps};
-use crate::config::TrainConfig;
+use super::schedule::{repeated, steps_per_epoch, total_steps};
+use crate::config::{ObjectiveConfig, TrainConfig};
 use crate::data::dataset::{Cursor, Dataset};
 use crate::data::error::DataError;
 use crate::util::stats::as_f64;
@@ -29,13 +29,15 @@ impl Forecast {
     pub fn new(
         data: &Dataset,
         train: &TrainConfig,
+        objective: &ObjectiveConfig,
         flops: &StepFlops,
         is_padded: bool,
         keeps_reference: bool,
     ) -> Result<Self, DataError> {
         let accumulated = train.gradient_accumulation_steps;
         let per_epoch = usize::try_from(data.batches_per_epoch(train.micro_batch_size)).unwrap_or(usize::MAX);
-        let steps = total_steps(per_epoch, accumulated, train.num_epochs, train.max_steps);
+        let repeated = repeated(per_epoch, accumulated, objective.num_iterations);
+        let steps = total_steps(repeated, accumulated, train.num_epochs, train.max_steps);
         let num_batches = per_epoch.min(usize::try_from(steps).unwrap_or(usize::MAX).saturating_mul(accumulated));
         let later = 1.0 - (as_f64(steps_per_epoch(per_epoch, accumulated)) / as_f64(steps.max(1))).min(1.0);
         let mut loader = data.loader(Cursor::default(), train.micro_batch_size)?;

@@ -15,7 +15,7 @@ use crate::data::batch::{Answer, Batch, Target};
 use crate::lora::AdapterSet;
 use crate::measure::figures::ObjectiveFigures;
 use crate::model::Model;
-use crate::ops::cross_entropy::{LossAndGrad, LossChunk, linear_cross_entropy, linear_cross_entropy_loss};
+use crate::ops::cross_entropy::{Head, LossAndGrad, LossChunk, linear_cross_entropy, linear_cross_entropy_loss};
 use crate::ops::norm::{rms_norm, rms_norm_backward};
 use crate::ops::profile;
 use crate::util::faults;
@@ -116,6 +116,8 @@ pub struct Targets {
     answers: Vec<Answer>,
     /// Of each document of a preference, see [`digests`].
     digests: Vec<u64>,
+    /// See [`Batch::written`].
+    written: Vec<f32>,
     /// Where there are such, the target of every row of the last block's output, or -1, `[tokens]`.
     of_rows: Option<Tensor<1, Int>>,
 }
@@ -147,9 +149,9 @@ impl Targets {
             first += batch.targets[start..].iter().take_while(is_in).count();
             start..first
         });
-        let (by_row, answers) = (by_row.collect(), batch.answers.clone());
+        let (by_row, answers, written) = (by_row.collect(), batch.answers.clone(), batch.written.clone());
         let digests = if answers.is_empty() { Vec::new() } else { digests(batch) };
-        Self { by_row, answers, digests, rows: on_device(&rows), tokens, num_tokens, of_rows }
+        Self { by_row, answers, digests, written, rows: on_device(&rows), tokens, num_tokens, of_rows }
     }
 
     /// Number of target tokens.
@@ -187,9 +189,16 @@ impl Targets {
         rms_norm(model.place(), &hidden, &model.norm, model.config.rms_norm_eps).0
     }
 
-    /// Log-probability of each in nats.
-    fn log_probabilities(&self, model: &Model, normed: &Tensor<2>, chunk: LossChunk) -> Vec<f32> {
-        let losses = linear_cross_entropy_loss(model.place(), normed, model.head(), &self.tokens, chunk);
+    /// Log-probability of each in nats, with logits divided by the temperature.
+    fn log_probabilities(
+        &self,
+        model: &Model,
+        normed: &Tensor<2>,
+        temperature: Option<f64>,
+        chunk: LossChunk,
+    ) -> Vec<f32> {
+        let (normed, head) = at_temperature(model, normed.clone(), temperature);
+        let losses = linear_cross_entropy_loss(model.place(), &normed, head, &self.tokens, chunk);
         faults::read(losses.narrow(0, 0, self.num_tokens).neg(), "the log-probabilities")
     }
 
@@ -255,10 +264,11 @@ pub fn loss_and_grad(
     grad_scale: f64,
     chunk: LossChunk,
 ) -> (MicroBatchLoss, Tensor<2>) {
-    let of_reference = |x| targets.log_probabilities(model, &targets.normed(model, &x), chunk);
+    let temperature = objective.temperature();
+    let of_reference = |x| targets.log_probabilities(model, &targets.normed(model, &x), temperature, chunk);
     let of_reference = || compared.reference.map(of_reference).unwrap_or_default();
     let (reference, reference_answers) = targets.of_reference(compared.references, of_reference);
-    let Targets { rows, tokens, num_tokens, by_row, answers, .. } = targets;
+    let Targets { rows, tokens, num_tokens, by_row, answers, written, .. } = targets;
     let num_tokens = *num_tokens;
     let (place, shape, width) = (model.place(), x.dims(), profile::passes(&x, 2));
     let hidden = profile::measure("target_rows", || width.clone(), || x.select(0, rows.clone()));
@@ -266,7 +276,10 @@ pub fn loss_and_grad(
     // Every token's own gradient, which its weight multiplies once it is known: the head's products run once.
     let LossAndGrad { losses, dhidden } = match compared.score {
         Some(score) => negative_scores(&normed, score, grad_scale),
-        None => linear_cross_entropy(place, &normed, model.head(), tokens, grad_scale, chunk),
+        None => {
+            let (scaled, head) = at_temperature(model, normed.clone(), temperature);
+            linear_cross_entropy(place, &scaled, head, tokens, grad_scale, chunk)
+        }
     };
     let losses = losses.narrow(0, 0, num_tokens);
     let needed = objective.needs_log_probabilities();
@@ -278,6 +291,7 @@ pub fn loss_and_grad(
         log_probabilities: &log_probabilities,
         reference: &reference,
         reference_answers: &reference_answers,
+        written,
         log_sums_of_squares: &targets.log_sums_of_squares(model, &normed, objective, chunk),
         divergence: compared.divergence,
     });
@@ -285,6 +299,10 @@ pub fn loss_and_grad(
     let score_grad = weighed.weights.as_ref().and_then(grad_of_score);
     let dhidden = match weighed.weights {
         Some(weights) => weighted(dhidden, weights),
+        None => dhidden,
+    };
+    let dhidden = match temperature {
+        Some(temperature) => dhidden / temperature,
         None => dhidden,
     };
     let dhidden = rms_norm_backward(place, &dhidden, &hidden, &model.norm, &rstd, hidden.zeros_like());
@@ -303,6 +321,18 @@ pub fn loss_and_grad(
     let (count, figures) = (weighed.count, weighed.figures);
     let loss = MicroBatchLoss { losses, count, target_tokens: num_tokens as u64, figures, score_grad };
     (loss, profile::measure("target_rows", || width, scatter))
+}
+
+/// The head and its input such that all logits are divided by the temperature.
+fn at_temperature(model: &Model, normed: Tensor<2>, temperature: Option<f64>) -> (Tensor<2>, Head<'_>) {
+    let head = model.head();
+    match temperature {
+        Some(temperature) => {
+            let soft_cap = head.soft_cap.map(|cap| cap / temperature);
+            (normed / temperature, Head { soft_cap, ..head })
+        }
+        None => (normed, head),
+    }
 }
 
 /// Rows times their weights; those of targets that fill up weigh nothing.
@@ -327,14 +357,20 @@ pub(super) fn normed_targets(model: &Model, adapters: &AdapterSet, batch: &Batch
     (targets.normed(model, &model.hidden(batch, adapters)), targets)
 }
 
-/// Log-probability of every target token of a micro-batch in nats, without dropout.
+/// Log-probability of every target token of a micro-batch in nats, without dropout; logits are divided by `temperature`.
 #[must_use]
-pub fn log_probabilities(model: &Model, adapters: &AdapterSet, batch: &Batch, chunk: LossChunk) -> Vec<f32> {
+pub fn log_probabilities(
+    model: &Model,
+    adapters: &AdapterSet,
+    batch: &Batch,
+    temperature: Option<f64>,
+    chunk: LossChunk,
+) -> Vec<f32> {
     if batch.targets.is_empty() {
         return Vec::new();
     }
     let (normed, targets) = normed_targets(model, adapters, batch);
-    targets.log_probabilities(model, &normed, chunk)
+    targets.log_probabilities(model, &normed, temperature, chunk)
 }
 
 /// By how much the mean log-probability of a micro-batch's documents is above the reference's, in nats, without dropout.
@@ -346,7 +382,8 @@ pub fn divergence(
     batch: &Batch,
     chunk: LossChunk,
 ) -> f64 {
-    let sum = |adapters| log_probabilities(model, adapters, batch, chunk).iter().map(|&p| f64::from(p)).sum::<f64>();
+    let of = |adapters| log_probabilities(model, adapters, batch, None, chunk);
+    let sum = |adapters| of(adapters).iter().map(|&p| f64::from(p)).sum::<f64>();
     (sum(adapters) - sum(reference)) / as_f64(batch.documents.len().max(1))
 }
 
@@ -379,12 +416,18 @@ pub fn eval_loss(
         return LossSum::default();
     }
     let (normed, targets) = normed_targets(model, adapters, batch);
+    let temperature = objective.temperature();
     let of_targets = match &adapters.score {
         Some(score) => of_normed(&normed, &targets, score),
-        None => targets.log_probabilities(model, &normed, chunk),
+        None => targets.log_probabilities(model, &normed, temperature, chunk),
     };
-    let of_reference =
-        || if objective.needs_reference() { log_probabilities(model, reference, batch, chunk) } else { vec![] };
+    let of_reference = || {
+        if objective.needs_reference() {
+            log_probabilities(model, reference, batch, temperature, chunk)
+        } else {
+            vec![]
+        }
+    };
     let (of_reference, reference_answers) = targets.of_reference(references, of_reference);
     let mismatched = batch.mismatched.as_ref().filter(|_| objective.needs_divergence());
     let weighed = objective.weigh(&Rows {
@@ -393,6 +436,7 @@ pub fn eval_loss(
         log_probabilities: &of_targets,
         reference: &of_reference,
         reference_answers: &reference_answers,
+        written: &targets.written,
         log_sums_of_squares: &targets.log_sums_of_squares(model, &normed, objective, chunk),
         divergence: mismatched.map_or(0.0, |batch| divergence(model, adapters, reference, batch, chunk)),
     });

@@ -32,6 +32,8 @@ pub struct Rows<'a> {
     pub reference: &'a [f32],
     /// Log-probability of every document's target tokens by the reference; empty unless the objective needs no more of it.
     pub reference_answers: &'a [f64],
+    /// The same by the model that wrote the tokens; empty where it is this one.
+    pub written: &'a [f32],
     /// Logarithm of the sum of the squared probabilities of all tokens at every target; empty where it is not needed.
     pub log_sums_of_squares: &'a [f32],
     /// By how much the mean log-probability of the answers to other prompts is above the reference's, in nats.
@@ -84,6 +86,11 @@ pub trait Objective: Debug + Send + Sync {
     /// Whether they depend on the sums of squared probabilities.
     fn needs_squares(&self) -> bool {
         false
+    }
+
+    /// What logits are divided by before their softmax; `None` for 1.
+    fn temperature(&self) -> Option<f64> {
+        None
     }
 
     /// Weighs the target tokens of a micro-batch.

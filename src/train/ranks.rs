@@ -10,6 +10,7 @@ use std::fmt::Debug;
 use std::time::Duration;
 
 use crate::measure::metrics::StepMetrics;
+use crate::util::stats::{as_f64, as_u64};
 
 #[cfg(unix)]
 pub use mpi::{Mpi, host, leave, mpi_libraries, reporter};
@@ -59,6 +60,19 @@ pub trait Ranks: Debug + Send {
         all[start..start + figures.len()].copy_from_slice(figures);
         self.sum(&mut [], &mut all);
         all.chunks(figures.len().max(1)).map(<[f64]>::to_vec).collect()
+    }
+
+    /// The bytes of every rank, as many as each has.
+    fn gather_bytes(&mut self, own: &[u8]) -> Vec<Vec<u8>> {
+        let number = |figure: f64| u32::try_from(as_u64(figure)).unwrap_or(u32::MAX);
+        let lengths: Vec<usize> = self.gather(&[as_f64(own.len())]).iter().map(|of| number(of[0]) as usize).collect();
+        let longest = lengths.iter().copied().max().unwrap_or(0);
+        let mut padded = own.to_vec();
+        padded.resize(longest.next_multiple_of(4), 0);
+        let word = |bytes: &[u8]| f64::from(bytes.iter().fold(0, |word: u32, byte| word << 8 | u32::from(*byte)));
+        let all = self.gather(&padded.chunks(4).map(word).collect::<Vec<_>>());
+        let bytes = |words: Vec<f64>| words.into_iter().flat_map(move |word| number(word).to_be_bytes());
+        all.into_iter().zip(lengths).map(|(words, length)| bytes(words).take(length).collect()).collect()
     }
 }
 

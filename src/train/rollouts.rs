@@ -5,10 +5,11 @@ mod reward;
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::step::TrainStep;
-use crate::config::{ObjectiveConfig, ScaleRewards};
+use crate::config::{ObjectiveConfig, ObjectiveName, ScaleRewards};
 use crate::data::batch::{Answer, Batch, RowSource};
 use crate::data::dataset::Dataset;
 use crate::data::error::DataError;
@@ -51,6 +52,46 @@ pub struct Rollouts {
     rows: BTreeMap<RowSource, Value>,
 }
 
+/// A micro-batch of answers, and the [numbers](ObjectiveFigures::numbers) of their rewards.
+pub type Answers = (Batch, Vec<f64>);
+
+/// Answers that a number of steps train on, one or more times.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Round {
+    /// The micro-batches of each step.
+    steps: Vec<Vec<Answers>>,
+    /// Number of steps that have trained on them.
+    num_done: usize,
+    /// How often each is used.
+    num_iterations: usize,
+}
+
+impl Round {
+    /// Divides micro-batches, which come with their numbers, among steps of `per_step`.
+    #[must_use]
+    pub fn new(answered: Vec<(usize, Answers)>, per_step: usize, num_iterations: usize) -> Self {
+        let answered: Vec<_> = answered.into_iter().map(|(_, answers)| answers).collect();
+        let steps = answered.chunks(per_step.max(1)).map(<[Answers]>::to_vec).collect();
+        Self { steps, num_done: 0, num_iterations }
+    }
+
+    /// The micro-batches of the next step, and what is reported of them.
+    #[must_use]
+    pub fn next_step(&self) -> (Vec<Batch>, ObjectiveFigures) {
+        let step = &self.steps[self.num_done % self.steps.len()];
+        let mut sum = ObjectiveFigures::default();
+        step.iter().for_each(|(_, figures)| sum += ObjectiveFigures::of_numbers(figures));
+        (step.iter().map(|(batch, _)| batch.clone()).collect(), sum)
+    }
+
+    /// What is left after that step.
+    #[must_use]
+    pub fn after_step(self) -> Option<Self> {
+        let num_done = self.num_done + 1;
+        (num_done < self.steps.len() * self.num_iterations).then_some(Self { num_done, ..self })
+    }
+}
+
 /// Answers to the prompts of a micro-batch.
 #[derive(Debug)]
 pub struct Answered {
@@ -62,6 +103,21 @@ pub struct Answered {
     pub sample: Option<Sample>,
 }
 
+/// What a micro-batch is answered for. Its number, in the run or in an evaluation, decides the draws.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Draw {
+    /// To be trained on.
+    Training(u64),
+    /// To see what the model has learned.
+    Evaluation(u64),
+}
+
+impl Draw {
+    fn is_for_training(self) -> bool {
+        matches!(self, Self::Training(_))
+    }
+}
+
 /// An answer in the making.
 #[derive(Clone, Debug, Default)]
 struct Written {
@@ -71,17 +127,37 @@ struct Written {
 }
 
 impl Rollouts {
-    /// Reads the rows of the prompts again, in which the rewards find what is right.
+    /// Reads the rows of the prompts again, in which the rewards find what is right; `None` where the model answers none.
     ///
     /// # Errors
     /// A file that has changed.
-    pub fn new(objective: &ObjectiveConfig, data: &Dataset, max_length: usize, seed: u64) -> Result<Self, DataError> {
-        let (rewards, rows) = (Reward::all(objective), data.train_values()?);
-        Ok(Self { objective: objective.clone(), max_length, seed, rewards, rows })
+    pub fn open(
+        objective: &ObjectiveConfig,
+        data: &Dataset,
+        max_length: usize,
+        seed: u64,
+    ) -> Result<Option<Self>, DataError> {
+        if objective.name != ObjectiveName::Grpo {
+            return Ok(None);
+        }
+        let (rewards, rows) = (Reward::all(objective), data.values()?);
+        Ok(Some(Self { objective: objective.clone(), max_length, seed, rewards, rows }))
     }
 
-    /// Answers the prompts of a micro-batch with the adapters as they are; `number` is its number in the run, which decides
-    /// the draws. `None` where it was stopped.
+    /// How many micro-batches of prompts are answered together where a step has `per_step`, and how often each is used.
+    #[must_use]
+    pub fn size(&self, per_step: usize) -> (usize, usize) {
+        (self.objective.steps_per_generation.unwrap_or(per_step), self.objective.num_iterations)
+    }
+
+    fn num_answers(&self, draw: Draw) -> usize {
+        match draw {
+            Draw::Training(_) => self.objective.num_generations,
+            Draw::Evaluation(_) => self.objective.num_generations_eval.unwrap_or(self.objective.num_generations),
+        }
+    }
+
+    /// Answers the prompts of a micro-batch with the adapters as they are. `None` where it was stopped.
     ///
     /// # Errors
     /// A prompt that cannot be continued; an answer that cannot be judged.
@@ -90,11 +166,11 @@ impl Rollouts {
         step: &TrainStep,
         data: &Dataset,
         prompts: &Batch,
-        number: u64,
+        draw: Draw,
         is_stopped: &dyn Fn() -> bool,
     ) -> Result<Option<Answered>, RolloutError> {
-        let Some(written) = self.write(step, data, prompts, number, is_stopped)? else { return Ok(None) };
-        let size = self.objective.num_generations;
+        let Some(written) = self.write(step, data, prompts, draw, is_stopped)? else { return Ok(None) };
+        let size = self.num_answers(draw);
         let (mut rewards, mut batch) = (Vec::new(), Batch::default());
         let mut figures = ObjectiveFigures::default();
         for (written, source) in written.chunks(size).zip(&prompts.sources) {
@@ -122,6 +198,9 @@ impl Rollouts {
             let advantage = advantage as f32;
             batch.answers.push(Answer { is_good: advantage > 0.0, prompt_targets: 0, advantage });
         }
+        if self.objective.reuses_answers() && draw.is_for_training() {
+            batch.written = step.log_probabilities(&batch);
+        }
         let sample = prompts.documents.first().zip(written.first()).map(|(document, written)| {
             let prompt = &prompts.input_ids[document.start..][..document.len];
             // What a tokenizer cannot decode it has not encoded.
@@ -138,10 +217,15 @@ impl Rollouts {
         step: &TrainStep,
         data: &Dataset,
         prompts: &Batch,
-        number: u64,
+        draw: Draw,
         is_stopped: &dyn Fn() -> bool,
     ) -> Result<Option<Vec<Written>>, GenerateError> {
-        let size = self.objective.num_generations;
+        let size = self.num_answers(draw);
+        let (adapters, number) = match draw {
+            Draw::Training(number) => (step.trained_adapters(), number),
+            // From the other end: no answer is drawn as one in training.
+            Draw::Evaluation(number) => (step.adapters(), u64::MAX - number),
+        };
         let mut written = vec![Written::default(); prompts.documents.len() * size];
         let mut on_text = |id: u64, new: NewText| {
             if let Some(written) = usize::try_from(id).ok().and_then(|id| written.get_mut(id)) {
@@ -161,13 +245,14 @@ impl Rollouts {
                 let seed = mix(self.seed ^ mix(number) ^ mix(index as u64 + 1));
                 let options = GenerateOptions {
                     max_new_tokens: self.objective.max_completion_length.min(room),
-                    temperature: 1.0,
+                    temperature: self.objective.temperature,
+                    top_p: self.objective.top_p,
+                    top_k: self.objective.top_k,
                     seed,
-                    ..GenerateOptions::default()
                 };
                 let request = TextRequest {
                     prompt_ids: prompts.input_ids[document.start..][..document.len].to_vec(),
-                    adapters: step.trained_adapters(),
+                    adapters,
                     options,
                     stop: Vec::new(),
                     top_logprobs: None,
@@ -232,7 +317,9 @@ fn advantages(
             ScaleRewards::Batch => of_batch + STD_EPSILON,
             ScaleRewards::None => 1.0,
         };
-        advantages.extend(group.iter().map(|reward| reward.map_or(0.0, |reward| (reward - mean) / divisor)));
+        // What rounding leaves of equal rewards is no advantage.
+        let above = |reward: f64| if deviation < 1e-12 { 0.0 } else { (reward - mean) / divisor };
+        advantages.extend(group.iter().map(|reward| reward.map_or(0.0, above)));
     }
     advantages
 }

@@ -48,6 +48,9 @@ pub struct Best {
     /// The score of the task.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub eval_score: Option<f64>,
+    /// The mean reward of the model's answers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub eval_reward: Option<f64>,
 }
 
 impl Best {

@@ -121,6 +121,13 @@ pub fn total_steps(
     }
 }
 
+/// Micro-batches of an epoch whose steps are each made `num_iterations` times.
+#[must_use]
+pub fn repeated(micro_batches: usize, gradient_accumulation_steps: usize, num_iterations: usize) -> usize {
+    let num_steps = steps_per_epoch(micro_batches, gradient_accumulation_steps);
+    usize::try_from(num_steps).unwrap_or(usize::MAX).saturating_mul(gradient_accumulation_steps * num_iterations)
+}
+
 /// Number of steps of an epoch; the last step takes the remaining micro-batches.
 #[must_use]
 pub fn steps_per_epoch(micro_batches_per_epoch: usize, gradient_accumulation_steps: usize) -> u64 {

@@ -4,6 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use super::rollouts::Round;
 use super::step::StepCounters;
 use super::step_work::StepWork;
 use super::task::Score;
@@ -34,6 +35,9 @@ pub struct TrainerState {
     pub totals: Totals,
     /// Digests of the inputs of training.
     pub inputs: Inputs,
+    /// Answers that the next steps train on again.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub round: Option<Round>,
     /// What the watchdog found wrong with the last steps before the checkpoint, if anything.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub trouble: Option<String>,
@@ -53,6 +57,7 @@ impl TrainerState {
             watchdog: Watchdog::default(),
             totals: Totals::default(),
             inputs,
+            round: None,
             trouble: None,
         }
     }
@@ -151,30 +156,33 @@ impl Evaluations {
     pub fn record(&mut self, step: u64, figures: Option<&EvalMetrics>, score: Option<&Score>, by: BestBy) {
         self.last_step = Some(step);
         let Some(figures) = figures else { return };
-        let loss = figures.eval_loss;
+        // That of rewarded answers is about 0, whatever they are like.
+        let loss = figures.eval_reward.is_none().then_some(figures.eval_loss);
         self.last_rewards = [figures.eval_rewards_accuracies, figures.eval_rewards_margins];
+        self.last_reward = figures.eval_reward;
         let share = score.map(|score| score.score);
         if step == 0 {
-            (self.first_loss, self.first_score) = (Some(loss), share);
+            (self.first_loss, self.first_score, self.first_reward) = (loss, share, figures.eval_reward);
         }
         self.previous_loss = self.last_loss;
-        (self.last_loss, self.last_score) = (Some(loss), share);
+        (self.last_loss, self.last_score) = (loss, share);
+        let is_higher = |last: f64, best: Option<f64>| last.is_finite() && best.is_none_or(|best| last > best);
         let is_better = match by {
             // A loss that is not a number is never an improvement.
-            BestBy::Loss => self.best_loss.is_none_or(|best| loss < best) && loss.is_finite(),
+            BestBy::Loss => loss.is_some_and(|loss| self.best_loss.is_none_or(|best| loss < best) && loss.is_finite()),
             BestBy::Accuracy | BestBy::Margin => {
                 let index = usize::from(by == BestBy::Margin);
-                let is_higher = |last: f64| last.is_finite() && self.best_rewards[index].is_none_or(|best| last > best);
-                self.last_rewards[index].is_some_and(is_higher)
+                self.last_rewards[index].is_some_and(|last| is_higher(last, self.best_rewards[index]))
             }
+            BestBy::Reward => self.last_reward.is_some_and(|last| is_higher(last, self.best_reward)),
             // A score of fewer rows cannot be compared with others.
             BestBy::Score => {
                 score.is_some_and(|score| score.is_complete && self.best_score.is_none_or(|best| score.score > best))
             }
         };
         if is_better {
-            (self.best_loss, self.best_score, self.best_step) = (Some(loss), share, Some(step));
-            self.best_rewards = self.last_rewards;
+            (self.best_loss, self.best_score, self.best_step) = (loss, share, Some(step));
+            (self.best_rewards, self.best_reward) = (self.last_rewards, self.last_reward);
             self.since_best = 0;
         } else {
             self.since_best += 1;

@@ -64,8 +64,8 @@ pub struct TrainStep {
     /// Micro-batches of the step in progress that are not this rank's.
     num_of_others: u64,
     says: Says,
-    /// Whether the answers of the step in progress say nothing, see [`SkipReason::EqualRewards`].
-    are_rewards_equal: bool,
+    /// What is reported of the answers of the step in progress, where the model has written them.
+    rewards: ObjectiveFigures,
     /// Start of the step in progress.
     start: Instant,
     own: RankFigures,
@@ -191,7 +191,7 @@ impl TrainStep {
             ranks: Box::new(Alone),
             num_of_others: 0,
             says: Says::default(),
-            are_rewards_equal: false,
+            rewards: ObjectiveFigures::default(),
             start: Instant::now(),
             own: RankFigures::default(),
             of_ranks: Vec::new(),
@@ -219,9 +219,9 @@ impl TrainStep {
         Self { reference, ..self }
     }
 
-    /// Says whether all answers to each prompt of the step in progress have the same reward.
-    pub fn say_rewards(&mut self, are_equal: bool) {
-        self.are_rewards_equal = are_equal;
+    /// Reports the rewards of the answers of the step in progress, which all ranks know.
+    pub fn say_rewards(&mut self, rewards: ObjectiveFigures) {
+        self.rewards = if self.ranks.rank() == 0 { rewards } else { ObjectiveFigures::default() };
     }
 
     /// Whether the objective compares with the model before training.
@@ -363,7 +363,7 @@ impl TrainStep {
         let num_own = losses.len() as u64;
         let mut count = losses.iter().map(|loss| loss.count).sum::<f64>();
         let mut target_tokens = losses.iter().map(|loss| loss.target_tokens).sum::<u64>();
-        let mut figures = ObjectiveFigures::default();
+        let mut figures = std::mem::take(&mut self.rewards);
         losses.iter().for_each(|loss| figures += loss.figures);
         let mut numbers: Vec<_> = losses.into_iter().map(|loss| loss.losses).collect();
         let mut of_ranks = None;
@@ -405,7 +405,9 @@ impl TrainStep {
         let skipped = match (loss.is_finite(), grad_norm.is_finite()) {
             (false, _) => Some(SkipReason::NonFiniteLoss),
             (_, false) => Some(SkipReason::NonFiniteGradient),
-            _ if grad_norm <= 0.0 && self.are_rewards_equal => Some(SkipReason::EqualRewards),
+            _ if grad_norm <= 0.0 && figures.frac_reward_zero_std.value() == Some(1.0) => {
+                Some(SkipReason::EqualRewards)
+            }
             _ => None,
         };
         StepOutcome { loss, grad_norm, count, target_tokens, figures, skipped }
@@ -445,10 +447,18 @@ impl TrainStep {
         eval_loss(&self.model, adapters, self.references(), batch, &*self.objective, self.loss_chunk)
     }
 
+    /// Log-probability of every target token of a micro-batch in nats, as the objective sees it, by the adapters in training
+    /// without dropout.
+    #[must_use]
+    pub fn log_probabilities(&self, batch: &Batch) -> Vec<f32> {
+        let temperature = self.objective.temperature();
+        log_probabilities(&self.model, self.trained_adapters(), batch, temperature, self.loss_chunk)
+    }
+
     /// Logarithm of the probability of a text's target tokens.
     #[must_use]
     pub fn log_likelihood(&self, text: &Batch) -> f64 {
-        let of_tokens = log_probabilities(&self.model, self.adapters(), text, self.loss_chunk);
+        let of_tokens = log_probabilities(&self.model, self.adapters(), text, None, self.loss_chunk);
         of_tokens.iter().map(|&log_probability| f64::from(log_probability)).sum()
     }
 

@@ -4,7 +4,8 @@ use std::fs;
 use std::io::{BufRead, BufReader};
 
 use super::flops::StepFlops;
-use crate::data::batch::RowSource;
+use super::rollouts::Round;
+use crate::data::batch::{Batch, RowSource};
 use crate::data::dataset::{Cursor, RowCounts};
 use crate::data::files::FileInfo;
 use crate::data::files::FileKind;
@@ -29,26 +30,45 @@ pub(super) struct StepWork {
     pub(super) tokens: u64,
     pub(super) padding_tokens: u64,
     pub(super) flops: f64,
+    /// The answers that it trains on, where the model writes them.
+    pub(super) round: Option<Round>,
 }
 
 impl StepWork {
     /// An empty step at `cursor`.
     pub(super) fn new(cursor: Cursor) -> Self {
-        Self { cursor, rows: RowCounts::default(), sources: Vec::new(), tokens: 0, padding_tokens: 0, flops: 0.0 }
+        Self {
+            cursor,
+            rows: RowCounts::default(),
+            sources: Vec::new(),
+            tokens: 0,
+            padding_tokens: 0,
+            flops: 0.0,
+            round: None,
+        }
     }
 
     /// Adds a finished micro-batch, of which the reference was known before or not.
-    pub(super) fn add(&mut self, loaded: LoadedBatch, flops: &StepFlops, knew_reference: bool) {
-        if !loaded.batch.targets.is_empty() {
-            self.flops += flops.of(&loaded.batch);
-            self.flops -= if knew_reference { flops.of_reference(&loaded.batch) } else { 0.0 };
-        }
+    pub(super) fn add(&mut self, loaded: &LoadedBatch, flops: &StepFlops, knew_reference: bool) {
+        self.read(loaded);
+        self.compute(&loaded.batch, flops);
+        self.flops -= if knew_reference { flops.of_reference(&loaded.batch) } else { 0.0 };
+    }
+
+    /// Adds the rows of a micro-batch.
+    pub(super) fn read(&mut self, loaded: &LoadedBatch) {
         self.cursor = loaded.cursor_after;
         self.rows += loaded.report;
-        let num_tokens = loaded.batch.num_tokens();
-        self.tokens += num_tokens as u64;
-        self.padding_tokens += loaded.batch.num_padding_tokens() as u64;
-        self.sources.extend(loaded.batch.sources);
+    }
+
+    /// Adds what is computed of one.
+    pub(super) fn compute(&mut self, batch: &Batch, flops: &StepFlops) {
+        if !batch.targets.is_empty() {
+            self.flops += flops.of(batch);
+        }
+        self.tokens += batch.num_tokens() as u64;
+        self.padding_tokens += batch.num_padding_tokens() as u64;
+        self.sources.extend(&batch.sources);
     }
 
     /// A warning about the step, with the rows that it had.

@@ -1,15 +1,16 @@
 //! The training loop, which counts only in steps. It calls evaluation, samples, checkpoints and figures by name.
 
+mod answers;
 mod shared;
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use super::backprop::Inputs;
-use super::eval::{eval_loss, figures, samples};
+use super::eval::{EvalError, eval_loss, figures, samples};
 use super::laps::Part;
 use super::recorder::Recorder;
-use super::rollouts::{Answered, RolloutError, Rollouts};
+use super::rollouts::{RolloutError, Rollouts, Round};
 use super::saver::{Best, Saver};
 use super::schedule::Schedule;
 use super::state::TrainerState;
@@ -18,13 +19,14 @@ use super::step_work::StepWork;
 use super::stop::Stop;
 use super::task::{Score, Task};
 use super::watchdog::{self, Observation, Verdict};
-use crate::config::{EvalConfig, TrainConfig, WatchdogConfig};
+use crate::config::{BestBy, EvalConfig, TrainConfig, WatchdogConfig};
+use crate::data::batch::Batch;
 use crate::data::dataset::Dataset;
 use crate::data::error::DataError;
 use crate::data::loader::{LoadedBatch, Loader};
 use crate::generate::GenerateError;
 use crate::measure::figures::ObjectiveFigures;
-use crate::measure::metrics::{EvalMetrics, Outcome, Sample, Sinks, StepMetrics};
+use crate::measure::metrics::{EvalMetrics, Outcome, Sinks, StepMetrics};
 use crate::save::checkpoint::CheckpointError;
 
 /// Why training failed.
@@ -65,6 +67,15 @@ pub enum TrainerError {
     },
 }
 
+impl From<EvalError> for TrainerError {
+    fn from(error: EvalError) -> Self {
+        match error {
+            EvalError::Data(error) => Self::Data(error),
+            EvalError::Rollout(error) => Self::Rollout(error),
+        }
+    }
+}
+
 /// The training loop and its state.
 pub struct Trainer<'a> {
     /// Model, adapters and optimizer.
@@ -75,6 +86,8 @@ pub struct Trainer<'a> {
     pub train: TrainConfig,
     /// Section `[eval]` of the recipe.
     pub eval: EvalConfig,
+    /// What makes an evaluation better than another.
+    pub best_by: BestBy,
     /// Section `[watchdog]` of the recipe.
     pub watchdog: WatchdogConfig,
     /// Learning rate by step, and the number of steps.
@@ -87,8 +100,6 @@ pub struct Trainer<'a> {
     pub sample_steps: u64,
     /// Whether a warning has said that nothing can be learned from some of them.
     pub has_warned: bool,
-    /// What their rewards are in the step in progress.
-    pub rewards: ObjectiveFigures,
     /// The rows.
     pub data: &'a Dataset,
     /// Stop requests.
@@ -169,11 +180,8 @@ impl Trainer<'_> {
     fn take_step(&mut self, loader: &mut Loader) -> Result<Option<Verdict>, TrainerError> {
         let mut work = StepWork::new(self.state.cursor);
         self.recorder.start_step(self.state.step);
-        let computed = if self.step.is_shared() {
-            self.compute_share(loader, &mut work).map(|()| true)
-        } else {
-            self.compute(loader, &mut work)
-        };
+        let computed =
+            if self.step.is_shared() { self.compute_share(loader, &mut work) } else { self.compute(loader, &mut work) };
         if !matches!(computed, Ok(true)) {
             self.step.discard();
             computed?;
@@ -181,10 +189,7 @@ impl Trainer<'_> {
         }
         // The only wait for a GPU in most steps: it ends their forwards and backwards, and the previous step's update.
         self.recorder.part(Part::Other);
-        let rewards = std::mem::take(&mut self.rewards);
-        self.step.say_rewards(rewards.frac_reward_zero_std.value() == Some(1.0));
-        let mut figures = self.step.reduce();
-        figures.figures += rewards;
+        let figures = self.step.reduce();
         if self.step.said().failed {
             self.step.discard();
             self.step.ranks().end_together();
@@ -200,6 +205,7 @@ impl Trainer<'_> {
             (outcome.loss, outcome.grad_norm) = (f64::NAN, f64::NAN);
         }
         self.state.advance(&work);
+        self.state.round = work.round.take().and_then(Round::after_step);
         self.saver.is_saved = false;
         let verdict = self.watch(learning_rate, &outcome, &work);
         let mut line = self.line(learning_rate, &outcome, &work, &verdict);
@@ -217,23 +223,27 @@ impl Trainer<'_> {
 
     /// Forward and backward of a step's micro-batches. `false` where the run was asked to stop.
     fn compute(&mut self, loader: &mut Loader, work: &mut StepWork) -> Result<bool, TrainerError> {
-        let num_micro_batches = self.train.gradient_accumulation_steps;
         let mut waiting = Vec::new();
-        for index in 1..=num_micro_batches {
-            let Some(loaded) = self.next_micro_batch(loader)? else { return Ok(false) };
-            let Some(loaded) = self.answered(loaded, index)? else { return Ok(false) };
-            // The last step of an epoch has only the remaining micro-batches.
-            let is_last = index == num_micro_batches || loaded.last_of_epoch;
-            let knew_reference = self.step.knows_reference(&loaded.batch);
-            waiting.extend(self.step.lay_out(&loaded.batch));
-            self.recorder.part(Part::HostToDevice);
-            if !waiting.is_empty() && (is_last || !self.train.layered_accumulation) {
-                let inputs = std::mem::take(&mut waiting);
-                if self.stop.unless_requested(|| self.forward_backward(inputs, is_last)).is_none() {
+        if self.rollouts.is_some() {
+            let Some(round) = self.round(loader, work)? else { return Ok(false) };
+            let batches = self.take_up(round, work);
+            for (left, batch) in (0..batches.len()).rev().zip(&batches) {
+                if self.stop_requested() || !self.compute_one(batch, &mut waiting, left == 0) {
                     return Ok(false);
                 }
             }
-            work.add(loaded, &self.recorder.flops, knew_reference);
+            return Ok(true);
+        }
+        let num_micro_batches = self.train.gradient_accumulation_steps;
+        for index in 1..=num_micro_batches {
+            let Some(loaded) = self.next_micro_batch(loader)? else { return Ok(false) };
+            // The last step of an epoch has only the remaining micro-batches.
+            let is_last = index == num_micro_batches || loaded.last_of_epoch;
+            let knew_reference = self.step.knows_reference(&loaded.batch);
+            if !self.compute_one(&loaded.batch, &mut waiting, is_last) {
+                return Ok(false);
+            }
+            work.add(&loaded, &self.recorder.flops, knew_reference);
             if is_last {
                 break;
             }
@@ -241,22 +251,15 @@ impl Trainer<'_> {
         Ok(true)
     }
 
-    /// A micro-batch of the step; where it has prompts alone, with answers to them. `None` where the run was asked to stop.
-    fn answered(&mut self, mut loaded: LoadedBatch, index: usize) -> Result<Option<LoadedBatch>, TrainerError> {
-        let Some(rollouts) = &mut self.rollouts else { return Ok(Some(loaded)) };
-        let number = self.state.step * self.train.gradient_accumulation_steps as u64 + index as u64;
-        let (stop, sinks) = (self.stop, &self.sinks);
-        let is_stopped = || stop.requested() || sinks.stop_requested();
-        let answered = rollouts.answer(&self.step, self.data, &loaded.batch, number, &is_stopped);
-        self.recorder.part(Part::Rollout);
-        let Some(Answered { batch, figures, sample }) = answered? else { return Ok(None) };
-        self.rewards += figures;
-        let step = self.state.step + 1;
-        if let Some(sample) = sample.filter(|_| index == 1 && (step == 1 || step.is_multiple_of(self.sample_steps))) {
-            self.sinks.sample(0, &Sample { step, ..sample });
+    /// Forward and backward of a micro-batch, or of all that wait for the last one. `false` where the run was asked to stop.
+    fn compute_one(&mut self, batch: &Batch, waiting: &mut Vec<Inputs>, is_last: bool) -> bool {
+        waiting.extend(self.step.lay_out(batch));
+        self.recorder.part(Part::HostToDevice);
+        if waiting.is_empty() || !is_last && self.train.layered_accumulation {
+            return true;
         }
-        loaded.batch = batch;
-        Ok(Some(loaded))
+        let (stop, inputs) = (self.stop, std::mem::take(waiting));
+        stop.unless_requested(|| self.forward_backward(inputs, is_last)).is_some()
     }
 
     fn forward_backward(&mut self, inputs: Vec<Inputs>, is_last: bool) {
@@ -367,7 +370,8 @@ impl Trainer<'_> {
         let (mut metrics, mut score) = (None, None);
         if self.data.num_eval_rows() > 0 {
             let progress = |done, num_batches| self.sinks.evaluating(done, num_batches);
-            let total = eval_loss(&self.step, self.data, &self.train, &self.eval, self.stop, progress);
+            let rollouts = self.rollouts.as_mut();
+            let total = eval_loss(&self.step, self.data, rollouts, &self.train, &self.eval, self.stop, progress);
             let total = self.sum_over_ranks(total.map_err(TrainerError::from))?;
             let Some(total) = total else { return Ok(false) };
             let task = self.score();
@@ -392,7 +396,7 @@ impl Trainer<'_> {
                 self.state.watchdog.start_at(*eval_loss);
             }
         }
-        self.state.evaluations.record(step, metrics.as_ref(), score.as_ref(), self.eval.metric_for_best);
+        self.state.evaluations.record(step, metrics.as_ref(), score.as_ref(), self.best_by);
         self.keep_if_best();
         self.recorder.evaluated(self.is_at_an_edge());
         // Written only when complete, so that an interruption leaves no partial evaluation behind.
@@ -413,7 +417,8 @@ impl Trainer<'_> {
         if step == 0 || evaluations.best_step != Some(step) {
             return;
         }
-        let best = Best { step, eval_loss: evaluations.best_loss, eval_score: evaluations.best_score };
+        let (eval_loss, eval_score) = (evaluations.best_loss, evaluations.best_score);
+        let best = Best { step, eval_loss, eval_score, eval_reward: evaluations.best_reward };
         if let Err(error) = self.saver.keep_best(&self.step, best) {
             self.sinks.warn(&format!("step {step}: the best adapter was not saved: {error}"));
         }

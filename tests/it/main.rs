@@ -35,6 +35,7 @@ mod recipes;
 mod report;
 mod residency;
 mod reward;
+mod rollouts;
 mod room;
 mod scores;
 mod secrets;

@@ -208,22 +208,46 @@ fn rewarded_answers_have_trls_losses_and_gradients() {
         batch.answers.push(Answer { is_good: advantage > 0.0, prompt_targets: 0, advantage });
     }
     for (name, case) in rewarded["cases"].as_object().unwrap() {
+        let options = case["options"].as_object().unwrap().iter();
+        let keys: String = options.map(|(key, value)| format!("{key} = {value}\n")).collect();
         let text = format!(
-            "model.path = 'x'\n[objective]\nname = 'grpo'\nloss_type = {}\nmax_completion_length = 32\n{}[[objective.reward]]\n\
-             kind = 'json'\n",
-            case["loss_type"],
-            case["beta"].as_f64().filter(|beta| *beta > 0.0).map(|beta| format!("beta = {beta}\n")).unwrap_or_default(),
+            "model.path = 'x'\n[objective]\nname = 'grpo'\nmax_completion_length = 32\n{keys}[[objective.reward]]\nkind = 'json'\n"
         );
         let recipe = Recipe::parse(Path::new("case.toml"), &text, &[], Purpose::Benchmark);
         let recipe = recipe.unwrap_or_else(|error| panic!("{text}\n{error}"));
         let adapters = Golden::adapters(&value!({"lora": golden["lora"], "b_bound": golden["b_bound"]}), &model);
         let step = TrainStep::new(model.clone(), adapters, &recipe.train, &OptimizerConfig::default(), None, 0);
         let mut step = step.with_objective(objective(&recipe.objective));
-        step.forward_backward(&batch);
+        let written = case["written"].as_array().unwrap().iter().flat_map(|row| row.as_array().unwrap());
+        let written: Vec<_> = written.map(|logp| logp.as_f64().unwrap() as f32).collect();
+        // A ratio is that of two log-probabilities in f32, whose last digits are millionths.
+        let least = if written.is_empty() { 0.1 } else { 1.0 };
+        step.forward_backward(&Batch { written, ..batch.clone() });
+        let gradients: Vec<_> = step
+            .adapters()
+            .iter()
+            .zip(step.grads().iter())
+            .map(|(adapter, grads)| {
+                (format!("base_model.model.{}.lora_", adapter.module), [norm(&grads.a), norm(&grads.b)])
+            })
+            .collect();
         let outcome = step.reduce();
+        for (module, norms) in gradients {
+            for (letter, found) in ["A", "B"].into_iter().zip(norms) {
+                let expected = case["gradient_norms"][format!("{module}{letter}.weight")].as_f64().unwrap();
+                assert_near(found / outcome.count, expected, 1e-3, &format!("{name}: {module}{letter}"));
+            }
+        }
         let (found, expected) = (outcome.loss, case["loss"].as_f64().unwrap());
-        assert!((found - expected).abs() <= 1e-5 * expected.abs().max(0.1), "{name}: {found} and {expected}");
+        assert!((found - expected).abs() <= 1e-5 * expected.abs().max(least), "{name}: {found} and {expected}");
         assert_near(outcome.grad_norm, case["grad_norm"].as_f64().unwrap(), 1e-3, &format!("{name}: norm"));
+        let mut figures = case["figures"].as_object().unwrap().clone();
+        if let Some(clipped) = figures.remove("cispo_clip_ratio") {
+            figures.insert("clip_ratio/high_mean".into(), clipped);
+        }
+        // Nothing is clipped where answers are used once.
+        figures.retain(|key, value| !key.starts_with("clip_ratio") || *value != 0.0 || case["written"] != value!([]));
+        assert_figures(&outcome.figures, &Value::Object(figures), name);
     }
 }
 
@@ -346,63 +370,4 @@ fn what_does_not_go_together_is_a_mistake_at_its_key() {
         let text = stderr(&output);
         assert!(output.status.code() == Some(2) && text.contains(message), "{settings:?}: {text}");
     }
-}
-
-/// A recipe of GRPO on a model that seldom writes what is asked for.
-fn rollouts(bench: &Bench, output: &str, reward: &str) -> PathBuf {
-    let rows: String = (0..24).map(|i| format!("{}\n", value!({"prompt": format!("{i}: ")}))).collect();
-    fs::write(bench.path("train.jsonl"), rows).unwrap();
-    let text = format!(
-        "output_dir = '{}'\n[model]\npath = '{}'\n[lora]\nr = 4\n[objective]\nname = 'grpo'\nnum_generations = 4\n\
-         max_completion_length = 12\n[[objective.reward]]\n{reward}\n[data]\nmax_length = 64\nchat_template = 'none'\n\
-         [[data.train]]\npath = '{}'\n[train]\nmicro_batch_size = 6\nmax_steps = 16\n[optimizer]\nlearning_rate = 5e-3\n\
-         [checkpoint]\nsave_steps = 8\n",
-        bench.path(output).display(),
-        quickstart().model_dir.display(),
-        bench.path("train.jsonl").display(),
-    );
-    let path = bench.path(&format!("{output}.toml"));
-    fs::write(&path, text).unwrap();
-    path
-}
-
-#[test]
-fn answers_that_are_rewarded_become_the_rule_and_a_resumed_run_gives_the_same_bytes() {
-    let bench = Bench::new();
-    let reward = "kind = 'regex'\nregex_pattern = 'She|He '";
-    train(&rollouts(&bench, "whole", reward), &[]);
-    let checkpoint = bench.path("whole/checkpoints/step-000008");
-    train(&rollouts(&bench, "resumed", reward), &["--resume", checkpoint.to_str().unwrap()]);
-    let [whole, resumed] =
-        ["whole", "resumed"].map(|run| fs::read(bench.path(run).join("adapter/adapter_model.safetensors")).unwrap());
-    assert!(whole == resumed);
-    let lines = metrics(&bench.path("whole"));
-    let rewards: Vec<f64> = lines.iter().filter_map(|line| line["reward"].as_f64()).collect();
-    assert!(rewards.len() == 16 && rewards[0] < 0.2 && rewards[15] > 0.9, "{rewards:?}");
-    let first = &lines[0];
-    assert!(first["rollout_seconds"].as_f64().unwrap() > 0.0 && first["reward_std"].as_f64().unwrap() > 0.0, "{first}");
-    assert!(
-        first["completion_length"].as_f64().unwrap() <= 12.0 && first["tokens"].as_u64().unwrap() > 24 * 4,
-        "{first}"
-    );
-    let samples = fs::read_to_string(bench.path("whole/samples.jsonl")).unwrap();
-    assert!(samples.lines().all(|line| line.contains("\"reward\"")) && samples.lines().count() == 2, "{samples}");
-}
-
-#[test]
-fn a_program_that_judges_is_asked_with_the_row_and_its_failure_names_the_row() {
-    let bench = Bench::new();
-    let judge = "kind = 'command'\ncommand = ['sh', '-c', 'while read -r line; do case $line in *prompt*completion*She*) echo 1;; \
-                 *prompt*completion*) echo 0;; *) exit 1;; esac; done']";
-    train(&rollouts(&bench, "judged", judge), &["--set", "train.max_steps=2"]);
-    let recipe = rollouts(&bench, "alike", "kind = 'regex'\nregex_pattern = '[ -~]'");
-    let output = run(&[recipe.to_str().unwrap()]);
-    let text = stderr(&output);
-    assert!(
-        output.status.code() == Some(1) && text.contains("answers to each of its prompts have the same reward"),
-        "{text}"
-    );
-    let recipe = rollouts(&bench, "ended", "kind = 'command'\ncommand = ['sh', '-c', 'exit 3']");
-    let output = run(&[recipe.to_str().unwrap()]);
-    assert!(output.status.code() == Some(2) && stderr(&output).contains("train.jsonl, row "), "{}", stderr(&output));
 }

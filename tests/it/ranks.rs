@@ -9,6 +9,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::common::{Bench, lora_train, metrics, run, signal, stderr, steps, train, wait, wait_until};
+use crate::rollouts::answering;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use safetensors::SafeTensors;
@@ -135,6 +136,42 @@ fn one_two_and_four_ranks_train_the_same() {
             assert_same(&run_dir, &bench.path("alone"), &format!("{name}, {ranks} ranks"));
         }
     }
+}
+
+#[test]
+fn ranks_that_answer_their_own_prompts_train_as_one() {
+    if !has(OPEN_MPI) {
+        return;
+    }
+    let bench = Bench::new();
+    let reward = "kind = 'regex'\nregex_pattern = 'She|He |e'";
+    let eval = format!("--set=data.eval=[{{path={:?}}}]", bench.path("train.jsonl"));
+    let settings = [
+        "--set=optimizer.learning_rate=2e-4",
+        "--set=train.micro_batch_size=3",
+        "--set=train.gradient_accumulation_steps=3",
+        "--set=train.max_steps=4",
+        "--set=lora.lora_dropout=0.1",
+        "--set=objective.num_iterations=2",
+        "--set=checkpoint.save_steps=3",
+        &eval,
+    ];
+    train(&answering(&bench, "one", reward), &settings);
+    train_on(OPEN_MPI, 2, &answering(&bench, "two", reward), &settings);
+    assert_same(&bench.path("two"), &bench.path("one"), "two ranks");
+    let of = |run_dir: &str| -> Vec<f64> {
+        let names = ["reward", "reward_std", "completion_length", "eval_reward"];
+        let lines = metrics(&bench.path(run_dir));
+        lines.iter().flat_map(|line| names.map(|name| line[name].as_f64().unwrap_or(-1.0))).collect()
+    };
+    let is_near = |(one, two): (&f64, &f64)| (one - two).abs() < 1e-9;
+    assert!(of("one").iter().zip(&of("two")).all(is_near), "{:?} {:?}", of("one"), of("two"));
+    // Between two uses of the same answers, another number of ranks.
+    let checkpoint = bench.path("one/checkpoints/step-000003");
+    let resume = [&settings[..], &["--resume", checkpoint.to_str().unwrap()]].concat();
+    train_on(OPEN_MPI, 2, &answering(&bench, "resumed", reward), &resume);
+    let differences = adapter(&bench.path("resumed")).into_iter().zip(adapter(&bench.path("one")));
+    assert!(differences.map(|(two, one)| (two - one).abs()).fold(0.0, f32::max) < 1e-5);
 }
 
 #[test]

@@ -139,7 +139,9 @@ fn the_examples_of_the_reference_are_valid() {
     // Some contradict others, and one names an adapter that is not there.
     let of_others = ["momentum = ", "num_cycles = ", "power = ", "timescale = ", "num_decay_steps = ", "decay_type = "];
     let of_preferences = ["beta = ", "loss_type = ", "loss_weights = ", "ld_alpha = ", "cpo_alpha = "];
-    let excluded = [&["eval_split = ", "warmup_steps = ", "start_from = "][..], &of_others, &of_preferences].concat();
+    let of_answers = ["num_generations_eval = ", "top_k = ", "steps_per_generation = ", "epsilon_high = ", "delta = "];
+    let of_others = [&of_others[..], &of_preferences, &of_answers].concat();
+    let excluded = [&["eval_split = ", "warmup_steps = ", "start_from = "][..], &of_others].concat();
     let reference = reference();
     let (before, rewards) = reference.split_once("# [[objective.reward]]").unwrap();
     let after = rewards.split_once("\n\n").unwrap().1;

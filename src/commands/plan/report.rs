@@ -4,14 +4,14 @@ use serde::Serialize;
 
 use super::ranks::{Cluster, OneRank, SharedStep};
 use super::target::Target;
-use crate::config::{CostConfig, GradientCheckpointing, Residency, TrainConfig};
+use crate::config::{CostConfig, GradientCheckpointing, Residency};
 use crate::model::Storage;
 use crate::recipe::Recipe;
 use crate::train::fit::{self, Decision, Suggestion, USABLE, size};
 use crate::train::flops::StepFlops;
 use crate::train::forecast::Forecast;
 use crate::train::memory::{Component, HostPlan, MemoryPlan, Workload};
-use crate::train::schedule::total_steps;
+use crate::train::schedule::{repeated, total_steps};
 use crate::util::stats::as_f64;
 use crate::util::text::{thousands, with_commas};
 
@@ -165,7 +165,7 @@ impl Report {
         let step_seconds = calibrated.or(estimated);
 
         let rows_per_epoch = forecast.map(|forecast| forecast.rows_per_epoch).or(most_rows);
-        let steps = forecast.map(|forecast| forecast.steps).or_else(|| steps_at_most(&recipe.train, most_rows));
+        let steps = forecast.map(|forecast| forecast.steps).or_else(|| steps_at_most(recipe, most_rows));
         let mean_step_tokens = forecast.map_or(as_f64(tokens_per_step), |forecast| forecast.step_tokens);
         let of_full_step = forecast.map_or(1.0, |forecast| forecast.step_flops / flops_per_step);
         let mean_step_seconds = step_seconds.map(|seconds| seconds * of_full_step);
@@ -236,9 +236,11 @@ fn seconds_of_reading(plan: &MemoryPlan, disk_bytes_per_second: Option<f64>) -> 
 }
 
 /// Steps of a run over so many rows, or as many as the recipe allows; `None` where neither is known.
-fn steps_at_most(train: &TrainConfig, rows: Option<usize>) -> Option<u64> {
+fn steps_at_most(recipe: &Recipe, rows: Option<usize>) -> Option<u64> {
+    let train = &recipe.train;
     let Some(rows) = rows else { return train.max_steps };
     let batches = rows.div_ceil(train.micro_batch_size);
+    let batches = repeated(batches, train.gradient_accumulation_steps, recipe.objective.num_iterations);
     Some(total_steps(batches, train.gradient_accumulation_steps, train.num_epochs, train.max_steps))
 }
 

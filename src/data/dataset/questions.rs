@@ -110,17 +110,18 @@ impl Dataset {
         })
     }
 
-    /// The training rows as they are written in their files, by their place.
+    /// The rows to train and to evaluate on as they are written in their files, by their place.
     ///
     /// # Errors
     /// A file that has changed.
-    pub fn train_values(&self) -> Result<BTreeMap<RowSource, Value>, DataError> {
-        let values = self.read_again(&self.train_rows, |_, row| Ok(row.clone()))?;
+    pub fn values(&self) -> Result<BTreeMap<RowSource, Value>, DataError> {
+        let rows = [&self.train_rows[..], &self.eval_rows].concat();
+        let values = self.read_again(&rows, |_, row| Ok(row.clone()))?;
         let source = |row: u32| {
             let file = self.files.partition_point(|file| file.first_row <= row) - 1;
             RowSource { file, row: (row - self.files[file].first_row) as usize }
         };
-        Ok(self.train_rows.iter().map(|row| source(*row)).zip(values).collect())
+        Ok(rows.into_iter().map(source).zip(values).collect())
     }
 
     /// The first evaluation rows as they are trained on, in the order of an evaluation.

@@ -161,7 +161,13 @@ fn preferences(record: &Record) -> [Chart<'_>; 4] {
     let mut rewards = chart(record, "Rewards", Unit::Plain, &rewards);
     let mut accuracy =
         chart(record, "Accuracy", Unit::Plain, &[("rewards_accuracies", "training".into(), 1, Look::Solid)]);
+    let of_answers = [
+        ("reward", "reward".into(), 1, Look::Solid),
+        ("reward_std", "deviation among the answers to a prompt".into(), 4, Look::Dashed),
+    ];
+    let mut of_answers = chart(record, "Reward of an answer", Unit::Plain, &of_answers);
     let evaluated = [
+        (&mut of_answers, "eval_reward", "evaluated"),
         (&mut rewards, "eval_rewards_margins", "margin, evaluated"),
         (&mut accuracy, "eval_rewards_accuracies", "evaluated"),
     ];
@@ -171,11 +177,6 @@ fn preferences(record: &Record) -> [Chart<'_>; 4] {
             chart.lines.push(Line { name, x, y: y.into(), color: 5, look: Look::Dots, is_noisy: false });
         }
     }
-    let of_answers = [
-        ("reward", "reward".into(), 1, Look::Solid),
-        ("reward_std", "deviation among the answers to a prompt".into(), 4, Look::Dashed),
-    ];
-    let of_answers = chart(record, "Reward of an answer", Unit::Plain, &of_answers);
     [of_answers, accuracy, rewards, chart(record, "Log-probability of an answer", Unit::Plain, &log_probabilities)]
 }
 

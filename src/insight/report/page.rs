@@ -112,6 +112,7 @@ fn tiles(record: &Record) -> Vec<(&'static str, String, String)> {
     let first_loss = losses.first().filter(|loss| losses.len() > 1 && loss.is_finite());
     let from_loss = first_loss.map(|loss| format!("from {}", Unit::Plain.text(*loss)));
     tile("Evaluation loss", record.evaluations.latest("eval_loss").map(loss_text), from_loss);
+    tile("Evaluation reward", record.evaluations.latest("eval_reward").map(|reward| Unit::Plain.text(reward)), None);
     let score = record.evaluations.latest("eval_score").filter(|score| score.is_finite());
     let scores = record.evaluations.get("eval_score").unwrap_or_default();
     let from_score = scores.first().filter(|score| scores.len() > 1 && score.is_finite());

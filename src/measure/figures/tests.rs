@@ -56,6 +56,8 @@ fn names_and_tags_are_those_of_the_contract_and_what_is_absent_is_left_out() {
     let line = serde_json::to_value(full_step(7)).unwrap();
     let mut tags: Vec<_> = tagged_scalars(&full_step(1)).into_iter().map(|(tag, _)| tag).collect();
     let scored = EvalMetrics { eval_score: Some(0.5), eval_score_norm: Some(0.5), ..EvalMetrics::default() };
+    let scored = EvalMetrics { eval_reward: Some(0.5), eval_reward_std: Some(0.1), ..scored };
+    let scored = EvalMetrics { eval_completion_length: Some(8.0), ..scored };
     let scored = EvalMetrics { eval_rewards_accuracies: Some(0.5), eval_rewards_margins: Some(0.1), ..scored };
     tags.extend(eval_scalars(&scored).into_iter().map(|(tag, _)| tag));
     for row in CONTRACT.trim().lines() {

@@ -172,6 +172,7 @@ impl Console {
             eval.eval_score.map(|score| format!("score {:.1}% of {rows} rows", 100.0 * score)),
             eval.eval_rewards_accuracies.map(|share| format!("accuracy {:.1}%", 100.0 * share)),
             eval.eval_rewards_margins.map(|margin| format!("margin {margin:.3}")),
+            eval.eval_reward.map(|reward| format!("reward {reward:.3}")),
             Some(format!("loss {:.4}", eval.eval_loss)),
             eval.eval_perplexity.is_finite().then(|| format!("perplexity {:.3}", eval.eval_perplexity)),
         ];

@@ -120,6 +120,9 @@ impl Serialize for Summary {
             file.add(names[0], rewards[0])?;
             file.add(names[1], rewards[1])?;
         }
+        file.add("initial_eval_reward", evaluations.first_reward)?;
+        file.add("final_eval_reward", evaluations.last_reward)?;
+        file.add("best_eval_reward", evaluations.best_reward)?;
         file.add("tokens", Some(totals.tokens))?;
         file.add("target_tokens", Some(totals.target_tokens))?;
         file.add("tokens_per_second", totals.tokens_per_second())?;

@@ -196,6 +196,15 @@ pub struct Evaluations {
     /// The same of the best evaluation.
     #[serde(default)]
     pub best_rewards: [Option<f64>; 2],
+    /// Mean reward of the model's answers before the first step.
+    #[serde(default)]
+    pub first_reward: Option<f64>,
+    /// The same of the last evaluation.
+    #[serde(default)]
+    pub last_reward: Option<f64>,
+    /// The same of the best evaluation.
+    #[serde(default)]
+    pub best_reward: Option<f64>,
     /// Number of evaluations since then.
     pub since_best: usize,
 }

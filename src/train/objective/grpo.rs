@@ -1,9 +1,11 @@
-//! Group relative policy optimisation (Shao et al., 2024), one update for each answer: what the model wrote itself becomes
-//! likelier or less likely by its advantage over the other answers to its prompt.
+//! Group relative policy optimisation (Shao et al., 2024): what the model wrote itself becomes likelier or less likely by its
+//! advantage over the other answers to its prompt, within bounds of what it was when it was written.
 
-use super::pairs::Weights;
+use std::ops::Range;
+
+use super::pairs::{Weights, sigmoid};
 use super::{Objective, Rows, Weighed};
-use crate::config::{LossType, ObjectiveConfig};
+use crate::config::{ImportanceSamplingLevel, LossType, ObjectiveConfig};
 use crate::measure::figures::{Mean, ObjectiveFigures};
 use crate::util::stats::as_f64;
 
@@ -14,55 +16,142 @@ pub(super) struct Grpo {
     /// Weight of the divergence from the reference.
     beta: f64,
     max_completion_length: usize,
+    /// That at which the answers are drawn.
+    temperature: Option<f64>,
+    /// Whether answers are used again after an update.
+    reuses: bool,
+    level: ImportanceSamplingLevel,
+    /// How much less and more likely a token may have become: beyond, it is not followed any further.
+    bounds: [f64; 2],
+    /// The largest ratio that counts where the advantage is negative.
+    delta: f64,
+    /// Of "sapo": sharpness of the gate of answers with a positive advantage, and of the others.
+    gates: [f64; 2],
 }
 
 impl Grpo {
     pub(super) fn new(config: &ObjectiveConfig) -> Self {
         let loss = config.losses().first().copied().unwrap_or(LossType::Dapo);
-        Self { loss, beta: config.beta(), max_completion_length: config.max_completion_length }
+        Self {
+            loss,
+            beta: config.beta(),
+            max_completion_length: config.max_completion_length,
+            temperature: config.logit_temperature(),
+            reuses: config.reuses_answers(),
+            level: config.importance_sampling_level,
+            bounds: match (loss, config.epsilon_high) {
+                (LossType::Cispo, high) => [0.0, high.unwrap_or(5.0)],
+                (_, high) => [1.0 - config.epsilon, 1.0 + high.unwrap_or(config.epsilon)],
+            },
+            delta: config.delta.unwrap_or(f64::INFINITY),
+            gates: [config.sapo_temperature_pos, config.sapo_temperature_neg],
+        }
+    }
+
+    /// Loss of a token that is `ratio` times as likely as when it was written, and its slope with respect to its
+    /// log-probability.
+    fn of_token(&self, ratio: f64, advantage: f64, log_probability: f64) -> [f64; 2] {
+        let [low, high] = self.bounds;
+        match self.loss {
+            LossType::Cispo => {
+                let weight = ratio.min(high) * advantage;
+                [-weight * log_probability, -weight]
+            }
+            LossType::Sapo => {
+                let sharpness = self.gates[usize::from(advantage <= 0.0)];
+                let gate = sigmoid(sharpness * (ratio - 1.0));
+                [-4.0 * gate / sharpness * advantage, -4.0 * gate * (1.0 - gate) * ratio * advantage]
+            }
+            _ => {
+                let (free, clipped) = (ratio.min(self.delta) * advantage, ratio.clamp(low, high) * advantage);
+                let moves = if free <= clipped { ratio <= self.delta } else { (low..=high).contains(&ratio) };
+                [-free.min(clipped), if moves { -ratio * advantage } else { 0.0 }]
+            }
+        }
+    }
+
+    /// How much likelier each token of an answer is than when it was written.
+    fn ratios(&self, rows: &Rows<'_>, targets: Range<usize>) -> Vec<f64> {
+        let Some(written) = rows.written.get(targets.clone()) else { return vec![1.0; targets.len()] };
+        let now = &rows.log_probabilities[targets];
+        let logs: Vec<f64> = now.iter().zip(written).map(|(now, then)| f64::from(*now) - f64::from(*then)).collect();
+        match self.level {
+            ImportanceSamplingLevel::Token => logs.into_iter().map(f64::exp).collect(),
+            ImportanceSamplingLevel::Sequence => vec![mean(&logs).exp(); logs.len()],
+        }
+    }
+
+    /// Reports how many ratios are beyond their bounds.
+    fn report(&self, ratio: f64, advantage: f64, figures: &mut ObjectiveFigures) {
+        let is_low = ratio < self.bounds[0] && advantage < 0.0;
+        let is_high = ratio.min(self.delta) > self.bounds[1] && advantage > 0.0;
+        for (mean, is_clipped) in [
+            (&mut figures.clip_ratio_low_mean, is_low),
+            (&mut figures.clip_ratio_high_mean, is_high),
+            (&mut figures.clip_ratio_region_mean, is_low || is_high),
+        ] {
+            *mean += Mean::of(f64::from(u8::from(is_clipped)));
+        }
     }
 }
 
 impl Objective for Grpo {
     fn needs_log_probabilities(&self) -> bool {
-        self.needs_reference()
+        self.needs_reference() || self.reuses || self.loss == LossType::Cispo
     }
 
     fn needs_reference(&self) -> bool {
         self.beta > 0.0
     }
 
+    fn temperature(&self) -> Option<f64> {
+        self.temperature
+    }
+
     fn weigh(&self, rows: &Rows<'_>) -> Weighed {
         let num_tokens = as_f64(rows.num_targets());
         let count = match self.loss {
             LossType::Bnpo => 1.0,
-            LossType::Grpo => as_f64(rows.targets.len()),
+            LossType::Grpo | LossType::Luspo | LossType::Sapo => as_f64(rows.targets.len()),
             LossType::DrGrpo => as_f64(rows.targets.len() * self.max_completion_length),
             _ => num_tokens,
         };
+        let of_sequence = self.level == ImportanceSamplingLevel::Sequence;
         let (mut weights, mut total) = (Weights::new(rows), 0.0);
         let mut figures = ObjectiveFigures::default();
         for (answer, targets) in rows.answers.iter().zip(rows.targets) {
             let share = match self.loss {
                 LossType::Bnpo => 1.0 / num_tokens,
-                LossType::Grpo => 1.0 / as_f64(targets.len().max(1)),
+                LossType::Grpo | LossType::Sapo => 1.0 / as_f64(targets.len().max(1)),
                 _ => 1.0,
             };
             let advantage = f64::from(answer.advantage);
-            // The ratio to what wrote the answer, the model itself, is 1.
-            weights.add(targets.clone(), -advantage * share);
-            total -= advantage * share * as_f64(targets.len());
-            if self.beta > 0.0 {
-                for target in targets.clone() {
-                    let above = f64::from(rows.log_probabilities[target]) - f64::from(rows.reference[target]);
-                    let divergence = (-above).exp() + above - 1.0;
-                    total += self.beta * share * divergence;
-                    // The divergence is multiplied by that ratio, as in TRL: this is the slope of the product.
-                    weights.add(target..target + 1, self.beta * share * above);
-                    figures.kl += Mean::of(divergence);
+            let ratios = self.ratios(rows, targets.clone());
+            let number = |numbers: &[f32], at: usize| numbers.get(at).map_or(0.0, |number| f64::from(*number));
+            let above = |at| number(rows.log_probabilities, at) - number(rows.reference, at);
+            let divergence = |at| (-above(at)).exp() + above(at) - 1.0;
+            let of_answer = mean(&targets.clone().map(divergence).collect::<Vec<_>>());
+            for (target, ratio) in targets.clone().zip(ratios) {
+                let [mut loss, mut slope] = self.of_token(ratio, advantage, number(rows.log_probabilities, target));
+                if self.beta > 0.0 {
+                    // The divergence is multiplied by the ratio, as in TRL: this is the slope of the product.
+                    let of_ratio = if of_sequence { of_answer } else { divergence(target) };
+                    loss += self.beta * ratio * divergence(target);
+                    slope += self.beta * ratio * (1.0 - (-above(target)).exp() + of_ratio);
+                    figures.kl += Mean::of(ratio * divergence(target));
+                }
+                total += share * loss;
+                weights.add(target..target + 1, share * slope);
+                let counts = !rows.written.is_empty() && self.loss != LossType::Sapo;
+                if counts && (!of_sequence || target == targets.start) {
+                    self.report(ratio, advantage, &mut figures);
                 }
             }
         }
         Weighed { count, ..weights.weighed(total, 0, figures) }
     }
+}
+
+fn mean(numbers: &[f64]) -> f64 {
+    numbers.iter().sum::<f64>() / as_f64(numbers.len().max(1))
 }

@@ -130,6 +130,7 @@ impl Weights {
         sum / count
     }
 
+    #[expect(clippy::large_types_passed_by_value, reason = "the result holds it")]
     pub(super) fn weighed(self, loss: f64, count: usize, figures: ObjectiveFigures) -> Weighed {
         Weighed { loss: Some(loss), count: as_f64(count), weights: Some(self.0), figures }
     }

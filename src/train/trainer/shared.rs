@@ -1,6 +1,8 @@
 //! What the loop does with other ranks: its share of a step, and agreements on what each of them has.
 
 use super::{Trainer, TrainerError};
+use crate::data::batch::Batch;
+use crate::data::error::DataError;
 use crate::data::loader::Loader;
 use crate::measure::figures::ObjectiveFigures;
 use crate::train::laps::Part;
@@ -10,28 +12,22 @@ use crate::train::step_work::StepWork;
 use crate::util::stats::{as_f64, as_u64};
 
 impl Trainer<'_> {
-    /// Forward and backward of this rank's share of a step's micro-batches, all of which every rank reads. A stop request ends
-    /// the run after the step, in which all ranks learn of it.
-    pub(super) fn compute_share(&mut self, loader: &mut Loader, work: &mut StepWork) -> Result<(), TrainerError> {
-        self.step.start();
-        self.step.ranks().take_seconds();
-        let mut batches = Vec::new();
+    /// Forward and backward of this rank's share of a step's micro-batches, all of which every rank has. A stop request ends
+    /// the run after the step, in which all ranks learn of it, or, with `false`, while answers are written.
+    pub(super) fn compute_share(&mut self, loader: &mut Loader, work: &mut StepWork) -> Result<bool, TrainerError> {
         let mut error = None;
-        while batches.len() < self.train.gradient_accumulation_steps {
-            let loaded = match loader.next_batch() {
-                Ok(loaded) => loaded,
-                Err(failed) => {
-                    error = Some(failed);
-                    break;
-                }
-            };
-            let is_last = loaded.last_of_epoch;
-            batches.push(loaded.batch.clone());
-            work.add(loaded, &self.recorder.flops, false);
-            if is_last {
-                break;
-            }
-        }
+        let batches = if self.rollouts.is_some() {
+            let Some(round) = self.round(loader, work)? else { return Ok(false) };
+            self.step.start();
+            self.step.ranks().take_seconds();
+            self.take_up(round, work)
+        } else {
+            self.step.start();
+            self.step.ranks().take_seconds();
+            let (batches, failed) = self.read_all(loader, work);
+            error = failed;
+            batches
+        };
         self.recorder.part(Part::DataWait);
         self.step.say(Says { stop: self.stop_requested(), failed: error.is_some() });
         let mut inputs = if error.is_none() { self.step.lay_out_share(batches) } else { Vec::new() };
@@ -41,7 +37,25 @@ impl Trainer<'_> {
             let rest = inputs.split_off(together.min(inputs.len()));
             self.forward_backward(std::mem::replace(&mut inputs, rest), inputs.is_empty());
         }
-        error.map_or(Ok(()), |error| self.fail_together(error.into()))
+        error.map_or(Ok(true), |error| self.fail_together(error.into()).map(|()| true))
+    }
+
+    /// All micro-batches of a step, or those before one that cannot be read.
+    fn read_all(&mut self, loader: &mut Loader, work: &mut StepWork) -> (Vec<Batch>, Option<DataError>) {
+        let mut batches = Vec::new();
+        while batches.len() < self.train.gradient_accumulation_steps {
+            let loaded = match loader.next_batch() {
+                Ok(loaded) => loaded,
+                Err(failed) => return (batches, Some(failed)),
+            };
+            work.add(&loaded, &self.recorder.flops, false);
+            let is_last = loaded.last_of_epoch;
+            batches.push(loaded.batch);
+            if is_last {
+                break;
+            }
+        }
+        (batches, None)
     }
 
     /// Ends the run on all ranks with this error of one of them.

@@ -28,7 +28,9 @@ pub(super) fn summary_text(summary: &Summary) -> String {
     let mut losses = Vec::new();
     losses.extend(totals.last_loss.map(|loss| format!("loss {loss:.4}")));
     // A run that was cut short may have evaluated only once.
-    let has_evaluated_again = summary.outcome.is_finished() || evaluations.first_loss != evaluations.last_loss;
+    let has_evaluated_again = summary.outcome.is_finished()
+        || evaluations.first_loss != evaluations.last_loss
+        || evaluations.first_reward != evaluations.last_reward;
     if let (Some(initial), Some(last)) = (evaluations.first_loss, evaluations.last_loss)
         && has_evaluated_again
     {
@@ -36,6 +38,13 @@ pub(super) fn summary_text(summary: &Summary) -> String {
     }
     if let (Some(best), Some(step)) = (evaluations.best_loss, evaluations.best_step) {
         losses.push(format!("best {best:.4} at step {step}"));
+    }
+    if let (Some(last), true) = (evaluations.last_reward, has_evaluated_again) {
+        let initial = evaluations.first_reward.map(|initial| format!("{initial:.3} -> ")).unwrap_or_default();
+        losses.push(format!("eval reward {initial}{last:.3}"));
+    }
+    if let (Some(best), Some(step)) = (evaluations.best_reward, evaluations.best_step) {
+        losses.push(format!("best {best:.3} at step {step}"));
     }
     if let (Some(last), true) = (evaluations.last_score, has_evaluated_again) {
         let initial = evaluations.first_score.map(|initial| format!("{:.1}% -> ", 100.0 * initial));

@@ -165,9 +165,13 @@ fn figures(state: &State) -> Vec<(&'static str, String)> {
         figures.push(("loss", format!("{:.4}", step.loss)));
     }
     if let Some(eval) = eval {
-        figures.push(("eval loss", format!("{:.4} @ {}", eval.eval_loss, eval.step)));
-        let best = state.best_eval.filter(|(step, _)| *step != eval.step);
-        figures.extend(best.map(|(step, loss)| ("best eval loss", format!("{loss:.4} @ {step}"))));
+        if let Some(reward) = eval.eval_reward {
+            figures.push(("eval reward", format!("{reward:.3} @ {}", eval.step)));
+        } else {
+            figures.push(("eval loss", format!("{:.4} @ {}", eval.eval_loss, eval.step)));
+            let best = state.best_eval.filter(|(step, _)| *step != eval.step);
+            figures.extend(best.map(|(step, loss)| ("best eval loss", format!("{loss:.4} @ {step}"))));
+        }
         figures.extend(eval.eval_score.map(|score| ("score", format!("{:.1} % @ {}", 100.0 * score, eval.step))));
     }
     let Some(step) = step else { return figures };

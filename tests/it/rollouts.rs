@@ -1,0 +1,154 @@
+//! Answers that the model writes itself: their rewards, how often they are used, and what a resumed run makes of them.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::Stdio;
+
+use serde_json::{Value, json as value};
+
+use crate::common::{Bench, json, lora_train, metrics, run, signal, stderr, steps, train, wait, wait_until};
+use crate::golden::quickstart;
+
+/// A recipe of GRPO on a model that seldom writes what is asked for.
+pub(crate) fn answering(bench: &Bench, output: &str, reward: &str) -> PathBuf {
+    let rows: String = (0..24).map(|i| format!("{}\n", value!({"prompt": format!("{i}: ")}))).collect();
+    fs::write(bench.path("train.jsonl"), rows).unwrap();
+    let text = format!(
+        "output_dir = '{}'\n[model]\npath = '{}'\n[lora]\nr = 4\n[objective]\nname = 'grpo'\nnum_generations = 4\n\
+         max_completion_length = 12\n[[objective.reward]]\n{reward}\n[data]\nmax_length = 64\nchat_template = 'none'\n\
+         [[data.train]]\npath = '{}'\n[train]\nmicro_batch_size = 6\nmax_steps = 16\n[optimizer]\nlearning_rate = 5e-3\n\
+         [checkpoint]\nsave_steps = 8\n",
+        bench.path(output).display(),
+        quickstart().model_dir.display(),
+        bench.path("train.jsonl").display(),
+    );
+    let path = bench.path(&format!("{output}.toml"));
+    fs::write(&path, text).unwrap();
+    path
+}
+
+#[test]
+fn answers_that_are_rewarded_become_the_rule_and_a_resumed_run_gives_the_same_bytes() {
+    let bench = Bench::new();
+    let reward = "kind = 'regex'\nregex_pattern = 'She|He '";
+    train(&answering(&bench, "whole", reward), &[]);
+    let checkpoint = bench.path("whole/checkpoints/step-000008");
+    train(&answering(&bench, "resumed", reward), &["--resume", checkpoint.to_str().unwrap()]);
+    let [whole, resumed] =
+        ["whole", "resumed"].map(|run| fs::read(bench.path(run).join("adapter/adapter_model.safetensors")).unwrap());
+    assert!(whole == resumed);
+    let lines = metrics(&bench.path("whole"));
+    let rewards: Vec<f64> = lines.iter().filter_map(|line| line["reward"].as_f64()).collect();
+    assert!(rewards.len() == 16 && rewards[0] < 0.2 && rewards[15] > 0.9, "{rewards:?}");
+    let first = &lines[0];
+    assert!(first["rollout_seconds"].as_f64().unwrap() > 0.0 && first["reward_std"].as_f64().unwrap() > 0.0, "{first}");
+    assert!(
+        first["completion_length"].as_f64().unwrap() <= 12.0 && first["tokens"].as_u64().unwrap() > 24 * 4,
+        "{first}"
+    );
+    let samples = fs::read_to_string(bench.path("whole/samples.jsonl")).unwrap();
+    assert!(samples.lines().all(|line| line.contains("\"reward\"")) && samples.lines().count() == 2, "{samples}");
+}
+
+#[test]
+fn a_run_that_is_resumed_between_two_uses_of_the_same_answers_gives_the_same_bytes() {
+    let bench = Bench::new();
+    let reward = "kind = 'regex'\nregex_pattern = 'She|He |e'";
+    let more = [
+        "--set=objective.num_iterations=2",
+        "--set=objective.steps_per_generation=4",
+        "--set=objective.temperature=0.8",
+        "--set=objective.top_k=500",
+        "--set=objective.epsilon=0.02",
+        "--set=train.micro_batch_size=4",
+        "--set=train.gradient_accumulation_steps=2",
+        "--set=train.max_steps=9",
+        "--set=checkpoint.save_steps=1",
+    ];
+    train(&answering(&bench, "whole", reward), &more);
+    // For four micro-batches, two steps, each made twice; the last two of the six in an epoch are one step.
+    let lines = metrics(&bench.path("whole"));
+    let with = |name: &str| -> Vec<u64> {
+        lines.iter().filter(|line| line[name].is_number()).map(|line| line["step"].as_u64().unwrap()).collect()
+    };
+    assert_eq!(with("rollout_seconds"), [1, 5, 7]);
+    assert_eq!(with("reward"), (1..=9).collect::<Vec<_>>());
+    let clipped: Vec<_> = lines.iter().map(|line| line["clip_ratio_region_mean"].as_f64().unwrap()).collect();
+    assert!(clipped[0] <= 0.0 && clipped[1..4].iter().any(|share| *share > 0.0), "{clipped:?}");
+    let assert_same = |run: &str| {
+        for file in ["adapter/adapter_model.safetensors", "checkpoints/step-000009/optimizer.safetensors"] {
+            let [whole, resumed] = ["whole", run].map(|run| fs::read(bench.path(run).join(file)).unwrap());
+            assert!(whole == resumed, "{run}: {file}");
+        }
+    };
+    for step in [1, 3, 5, 8] {
+        let run = format!("resumed-{step}");
+        let checkpoint = bench.path(&format!("whole/checkpoints/step-{step:06}"));
+        train(&answering(&bench, &run, reward), &[&more[..], &["--resume", checkpoint.to_str().unwrap()]].concat());
+        assert_same(&run);
+    }
+    // Also where a signal decides when.
+    for (name, which) in [("stopped", libc::SIGTERM), ("killed", libc::SIGKILL)] {
+        let recipe = answering(&bench, name, reward);
+        let mut started = lora_train(&[&[recipe.to_str().unwrap()], &more[..]].concat());
+        let mut child = started.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        wait_until("a few steps", || steps(&bench.path(name)).len() > 2);
+        signal(&child, which);
+        wait(&mut child);
+        train(&recipe, &[&more[..], &["--resume"]].concat());
+        assert_same(name);
+    }
+}
+
+#[test]
+fn evaluation_rows_are_answered_and_the_best_adapter_has_the_highest_reward() {
+    let bench = Bench::new();
+    let rows: String = (24..30).map(|i| format!("{}\n", value!({"prompt": format!("{i}: ")}))).collect();
+    let recipe = answering(&bench, "run", "kind = 'regex'\nregex_pattern = 'She|He '");
+    fs::write(bench.path("eval.jsonl"), rows).unwrap();
+    let eval = format!("--set=data.eval=[{{path={:?}}}]", bench.path("eval.jsonl"));
+    let settings = [&eval, "--set=eval.eval_steps=4", "--set=eval.early_stopping_patience=9"];
+    train(&recipe, &settings);
+    let lines = metrics(&bench.path("run"));
+    let rewards: Vec<f64> = lines.iter().filter_map(|line| line["eval_reward"].as_f64()).collect();
+    assert!(rewards.len() == 5 && rewards[0] < 0.4 && rewards[4] > 0.8, "{rewards:?}");
+    let highest = rewards.iter().copied().fold(0.0, f64::max);
+    let (summary, best) = (json(&bench.path("run/summary.json")), json(&bench.path("run/adapter-best/best.json")));
+    assert_eq!((&summary["best_eval_reward"], &summary["final_eval_reward"]), (&value!(highest), &value!(rewards[4])));
+    assert_eq!((&summary["initial_eval_reward"], &summary["final_eval_loss"]), (&value!(rewards[0]), &Value::Null));
+    let first_best = rewards.iter().position(|reward| reward.to_bits() == highest.to_bits()).unwrap();
+    assert_eq!((&best["step"], &summary["best_eval_step"]), (&value!(4 * first_best), &value!(4 * first_best)));
+    // The same answers are drawn again.
+    let evaluated = run(&["eval", bench.path("run").to_str().unwrap(), "--json"]);
+    let evaluated: Value = serde_json::from_slice(&evaluated.stdout).unwrap();
+    assert_eq!(evaluated["eval_reward"], summary["final_eval_reward"]);
+    for (setting, message) in [
+        ("eval.metric_for_best=loss", "whose loss is about 0"),
+        ("objective.epsilon=0.1", "does nothing while every answer is used once"),
+        ("objective.loss_type=luspo", "must be \"sequence\" for \"luspo\""),
+        ("objective.steps_per_generation=3", "is no multiple of `train.gradient_accumulation_steps` = 2"),
+    ] {
+        let settings =
+            ["check", recipe.to_str().unwrap(), "--set", setting, "--set=train.gradient_accumulation_steps=2"];
+        let output = run(&[&settings[..], &[&eval]].concat());
+        assert!(output.status.code() == Some(2) && stderr(&output).contains(message), "{setting}: {}", stderr(&output));
+    }
+}
+
+#[test]
+fn a_program_that_judges_is_asked_with_the_row_and_its_failure_names_the_row() {
+    let bench = Bench::new();
+    let judge = "kind = 'command'\ncommand = ['sh', '-c', 'while read -r line; do case $line in *prompt*completion*She*) echo 1;; \
+                 *prompt*completion*) echo 0;; *) exit 1;; esac; done']";
+    train(&answering(&bench, "judged", judge), &["--set", "train.max_steps=2"]);
+    let recipe = answering(&bench, "alike", "kind = 'regex'\nregex_pattern = '[ -~]'");
+    let output = run(&[recipe.to_str().unwrap()]);
+    let text = stderr(&output);
+    assert!(
+        output.status.code() == Some(1) && text.contains("answers to each of its prompts have the same reward"),
+        "{text}"
+    );
+    let recipe = answering(&bench, "ended", "kind = 'command'\ncommand = ['sh', '-c', 'exit 3']");
+    let output = run(&[recipe.to_str().unwrap()]);
+    assert!(output.status.code() == Some(2) && stderr(&output).contains("train.jsonl, row "), "{}", stderr(&output));
+}
