@@ -61,6 +61,9 @@ fn tensorboard_reads_every_tag_and_value_and_forgets_what_a_resumed_run_wrote_ag
         eval_score_norm: Some(0.25),
         eval_rewards_accuracies: Some(0.75),
         eval_rewards_margins: Some(0.5),
+        eval_reward: Some(0.5),
+        eval_reward_std: Some(0.25),
+        eval_completion_length: Some(8.0),
         ..EvalMetrics::default()
     };
     sinks.eval(&eval(0, 4.0));
