@@ -22,7 +22,6 @@ mod references;
 pub mod rollouts;
 pub mod saver;
 pub mod schedule;
-pub mod score;
 pub mod state;
 pub mod step;
 mod step_work;

@@ -2,6 +2,8 @@
 //!
 //! Only rows that carry loss go through the norm and the head, a chunk of them at a time.
 
+pub mod score;
+
 use std::ops::{AddAssign, Range};
 
 use burn::tensor::{DType, IndexingUpdateOp, Int, Tensor};
@@ -9,7 +11,6 @@ use serde::{Deserialize, Serialize};
 
 use super::objective::{Objective, Rows};
 use super::references::{References, digests};
-use super::score::{negative_scores, of_normed, vector_grad};
 use crate::config::TrainConfig;
 use crate::data::batch::{Answer, Batch, Target};
 use crate::lora::AdapterSet;
@@ -20,6 +21,7 @@ use crate::ops::norm::{rms_norm, rms_norm_backward};
 use crate::ops::profile;
 use crate::util::faults;
 use crate::util::stats::as_f64;
+use score::{negative_scores, of_normed, vector_grad};
 
 impl TrainConfig {
     /// Number of target tokens whose logits exist at a time.

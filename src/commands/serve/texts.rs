@@ -9,7 +9,7 @@ use tokio::sync::oneshot;
 
 use crate::commands::named::OpenedModel;
 use crate::generate::{GenerateError, GenerateOptions, NewText, TextBatch, TextRequest};
-use crate::train::score::score;
+use crate::train::loss::score::score;
 use crate::util::failure::Failure;
 
 /// What a text has got: its place among the prompts of its request, and what is new.

@@ -3,7 +3,7 @@
 
 use burn::tensor::{DType, Tensor};
 
-use super::loss::{Targets, normed_targets};
+use super::{Targets, normed_targets};
 use crate::data::batch::{Batch, RowSource};
 use crate::lora::AdapterSet;
 use crate::model::Model;
