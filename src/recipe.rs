@@ -133,6 +133,10 @@ impl Recipe {
             if let Some(rate) = recipe.objective.learning_rate().filter(|_| !root.has("optimizer.learning_rate")) {
                 recipe.optimizer.learning_rate = rate;
             }
+            // The default by another name: nothing is used again.
+            let is_default = |size: &usize| *size == recipe.train.gradient_accumulation_steps;
+            recipe.objective.steps_per_generation =
+                recipe.objective.steps_per_generation.filter(|size| !is_default(size));
             recipe.hold_together(root, purpose);
             recipe.hold_objective(root);
             recipe
@@ -199,7 +203,7 @@ impl Recipe {
         }
         if let Some(reward) = reward {
             let message = format!("`eval.metric_for_best` = \"{reward}\" is measured on pairs of answers");
-            reject("eval.metric_for_best", message, "set `name = \"dpo\"` in [objective], or use \"loss\"");
+            reject("eval.metric_for_best", message, "set `name = \"dpo\"` in [objective], or leave it out");
         }
 
         if self.lora.starts_in_base() && self.model.quantization != Quantization::None {

@@ -248,7 +248,13 @@ impl Iterator for SyntheticBatches {
         let target = |position: usize| Target { position, token: input_ids[position + 1] };
         // The last token of a row has nothing to predict.
         let is_last = |position: usize| (position + 1).is_multiple_of(row_length);
-        let targets = (0..input_ids.len()).filter(|position| !is_last(*position)).map(target).collect();
+        let targets = match self.kind {
+            RowKind::ScoredPair => (0..input_ids.len())
+                .filter(|position| is_last(*position))
+                .map(|position| Target { position, token: input_ids[position] })
+                .collect(),
+            _ => (0..input_ids.len()).filter(|position| !is_last(*position)).map(target).collect(),
+        };
         let row_lengths = vec![row_length; num_rows];
         let is_good = |row: usize| row.is_multiple_of(2);
         let answers = (0..num_rows).map(|row| Answer {

@@ -19,7 +19,7 @@ use crate::recipe::{Purpose, Recipe};
 use crate::run::dir::REFERENCE;
 use crate::run::inputs::{WeightsFrom, data_failure};
 use crate::run::{Prepared, trainer_failure};
-use crate::save::export::read_adapter;
+use crate::save::export::{PromptForm, read_adapter};
 use crate::schema::{Override, Problem};
 use crate::train::eval::eval_loss;
 use crate::train::loss::score::scores;
@@ -105,7 +105,8 @@ pub(crate) fn run(args: &EvalArgs) -> Result<(), Failure> {
     let named = Named::find(args.name.as_slice(), &args.model)?;
     let adapter = named.one_adapter()?.filter(|_| !args.base);
     let saved = adapter.map(|adapter| read_adapter(&adapter.folder)).transpose()?;
-    let prepared = Prepared::new(recipe(args, &named)?, None, WeightsFrom::Hub, false)?;
+    let scores = saved.as_ref().is_some_and(|saved| saved.weights.score.is_some());
+    let prepared = Prepared::new(recipe(args, &named, scores)?, None, WeightsFrom::Hub, false)?;
     let Prepared { recipe, source, device, .. } = &prepared;
     if adapter.is_some() {
         named.trained_with.warn_if_changed(&source.weights);
@@ -116,6 +117,9 @@ pub(crate) fn run(args: &EvalArgs) -> Result<(), Failure> {
     let options =
         OpenOptions { cache: CacheSettings::from_env(), progress, is_stopped: &is_stopped, ..OpenOptions::default() };
     let data = source.open_data(&recipe.data, recipe.seed, &options)?;
+    if recipe.objective.scores() {
+        data.warnings().iter().for_each(|warning| say(&format!("warning: {warning}")));
+    }
     let task = Task::open(&recipe.eval.task, &data).map_err(data_failure)?;
     let adapters = match adapter.zip(saved) {
         None => AdapterSet::none(source.config.num_layers()),
@@ -126,10 +130,10 @@ pub(crate) fn run(args: &EvalArgs) -> Result<(), Failure> {
         }
     };
     if recipe.objective.scores() != adapters.score.is_some() {
-        let (what, hint) = if adapters.score.is_some() {
-            ("this adapter scores texts", "`--set objective.name=reward` measures on pairs of answers")
-        } else {
-            ("a run of \"reward\" has a head that scores, which the base lacks", "leave --base out")
+        let (what, hint) = match (adapters.score.is_some(), args.base) {
+            (true, _) => ("this adapter scores texts", "`--set objective.name=reward` measures on pairs of answers"),
+            (_, true) => ("a run of \"reward\" has a head that scores, which the base lacks", "leave --base out"),
+            (_, false) => ("this adapter has no head that scores", "take objective.name = \"reward\" out"),
         };
         return Err(Problem::new(what).hint(hint).into());
     }
@@ -242,8 +246,8 @@ fn kept_reference(args: &EvalArgs, named: &Named) -> Result<Option<PathBuf>, Fai
     }
 }
 
-/// The recipe of the run, or the default one, with the rows to measure on.
-fn recipe(args: &EvalArgs, named: &Named) -> Result<Recipe, Failure> {
+/// The recipe of the run, or the default one in the form that the adapter was trained in, with the rows to measure on.
+fn recipe(args: &EvalArgs, named: &Named, scores: bool) -> Result<Recipe, Failure> {
     let device = args.device.iter().map(|name| Override::argument("--device", "device.name", name));
     let of_run = named.adapters.first().and_then(|adapter| recipe_of(&adapter.folder));
     // The adapter is read; what it started from may be gone.
@@ -253,6 +257,11 @@ fn recipe(args: &EvalArgs, named: &Named) -> Result<Recipe, Failure> {
     let mut recipe = match &of_run {
         Some(path) => Recipe::load(path, &overrides, Purpose::Benchmark)?,
         None => {
+            let form = named.adapters.first().map(|adapter| PromptForm::read(&adapter.folder)).transpose()?.flatten();
+            let is_raw = form == Some(PromptForm::Raw);
+            let of_adapter = [(scores, "objective.name=reward"), (is_raw, "data.chat_template=none")];
+            let of_adapter = of_adapter.into_iter().filter(|(holds, _)| *holds).map(|(_, key)| Override::set(key));
+            let overrides: Vec<Override> = of_adapter.chain(overrides).collect();
             let text = format!("model.path = {}", toml::Value::String(named.base.path.clone()));
             Recipe::parse(Path::new("eval"), &text, &overrides, Purpose::Benchmark)?
         }

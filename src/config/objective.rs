@@ -325,6 +325,12 @@ impl ObjectiveConfig {
         }
     }
 
+    /// Number of parameters of the head that scores, of a model of this width.
+    #[must_use]
+    pub fn num_score_parameters(&self, hidden_size: usize) -> usize {
+        if self.scores() { hidden_size } else { 0 }
+    }
+
     /// Whether the model scores texts, and writes none.
     #[must_use]
     pub fn scores(&self) -> bool {

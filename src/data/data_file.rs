@@ -68,7 +68,7 @@ impl DataFile {
                 counts.without_targets += 1;
                 counts.answer_cut += u64::from(entry.has_targets());
                 let reason = if entry.has_targets() {
-                    format!("of {length} tokens, nothing of the answer is in the first {limit} (`data.max_length`)")
+                    format!("of {length} tokens, none that carries loss is in the first {limit} (`data.max_length`)")
                 } else {
                     "nothing carries loss: there is no answer, an empty one, or one of weight 0".to_owned()
                 };

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use toml::{Table, Value};
 
+use crate::config::ObjectiveName;
 use crate::recipe::Recipe;
 use crate::schema::{Effect, Keys, rows_to};
 
@@ -27,6 +28,15 @@ fn effect_of(key: &str) -> Effect {
 }
 
 impl Change {
+    /// Its effect; a head that scores belongs to the adapter.
+    pub(super) fn effect_on_adapter(&self) -> Effect {
+        let scores = |value: &str| value.trim_matches('"') == ObjectiveName::Reward.word();
+        if self.key == "objective.name" && scores(&self.before) != scores(&self.after) {
+            return Effect::OtherAdapter;
+        }
+        self.effect
+    }
+
     /// Whether a finished run may have steps left after this change.
     pub(super) fn may_add_steps(&self) -> bool {
         rows_to(Recipe::ROWS, &self.key).iter().any(|row| row.adds_steps)

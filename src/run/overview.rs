@@ -4,7 +4,9 @@ use std::collections::BTreeSet;
 
 use super::device_memory::StepMemory;
 use super::prepare::Prepared;
-use crate::config::{GradientCheckpointing, ModelOptions, Precision, Quantization, Residency, RowKind};
+use crate::config::{
+    GradientCheckpointing, ModelOptions, ObjectiveConfig, Precision, Quantization, Residency, RowKind,
+};
 use crate::data::dataset::Dataset;
 use crate::data::files::FileInfo;
 use crate::device::OpenDevice;
@@ -63,7 +65,11 @@ pub(crate) fn prepared_facts(
     let mut facts: Vec<Fact> = open.map(|open| device(recipe, open, config)).into_iter().collect();
     if let Some(config) = config {
         facts.push(model(recipe, config, weights));
-        facts.extend(selection.into_iter().flat_map(|selection| [parameters(selection, config), layers(selection)]));
+        facts.extend(
+            selection
+                .into_iter()
+                .flat_map(|selection| [parameters(selection, config, &recipe.objective), layers(selection)]),
+        );
     }
     let start = recipe.lora.start_from.as_ref();
     facts.extend(start.map(|folder| ("starts from", format!("the adapter in {}", folder.display()))));
@@ -183,8 +189,8 @@ fn dtype(stored: &StoredTensor) -> String {
 }
 
 /// How many parameters are trained, and of how many.
-fn parameters(selection: &Selection, config: &ModelConfig) -> Fact {
-    let trainable = selection.num_parameters(config);
+fn parameters(selection: &Selection, config: &ModelConfig, objective: &ObjectiveConfig) -> Fact {
+    let trainable = selection.num_parameters(config) + objective.num_score_parameters(config.hidden_size);
     let all = config.num_parameters() + trainable;
     #[allow(clippy::cast_precision_loss, reason = "shown with four digits")]
     let percent = 100.0 * trainable as f64 / all as f64;

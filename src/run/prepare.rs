@@ -53,7 +53,8 @@ impl Prepared {
 
     /// Number of trained parameters.
     pub(crate) fn num_trainable(&self) -> usize {
-        self.selection.num_parameters(&self.source.config)
+        let config = &self.source.config;
+        self.selection.num_parameters(config) + self.recipe.objective.num_score_parameters(config.hidden_size)
     }
 
     /// Number of parameters of base and adapters.

@@ -32,6 +32,9 @@ pub(super) struct Resumed {
     pub(super) sound: Option<PathBuf>,
 }
 
+/// How many micro-batches a step has.
+const ACCUMULATION: &str = "train.gradient_accumulation_steps";
+
 impl Resumed {
     /// Finds and reads the checkpoint that `--resume` names; `None` where the run has not saved any yet.
     ///
@@ -55,7 +58,7 @@ impl Resumed {
                 }
             }
         };
-        let state: TrainerState = checkpoint::load_state(&checkpoint).map_err(Failure::input)?;
+        let mut state: TrainerState = checkpoint::load_state(&checkpoint).map_err(Failure::input)?;
         let earlier = checkpoint::load_recipe(&checkpoint);
         let checkpointing = earlier.as_deref().and_then(|earlier| kept_checkpointing(earlier, recipe));
         let mut now = recipe.clone();
@@ -66,6 +69,11 @@ impl Resumed {
             found.is_ok_and(|found| found.trouble.is_none() && found.step <= state.step)
         };
         let sound = checkpoints.newest_that(is_sound).map_err(Failure::running)?;
+        // Answers in use were written and weighed as the recipe was.
+        let weighs = |change: &Change| change.key.starts_with("objective.") || change.key == ACCUMULATION;
+        if changes.iter().any(weighs) {
+            state.round = None;
+        }
         let resumed = Self { checkpoint, state, changes, checkpointing, damaged, sound };
         resumed.refuse_unsound_changes()?;
         Ok(Some(resumed))
@@ -76,7 +84,7 @@ impl Resumed {
         let is_between_epochs = self.state.cursor.batch == 0;
         let shown = self.checkpoint.display();
         let problem = |change: &Change| {
-            let (why, hint) = match change.effect {
+            let (why, hint) = match change.effect_on_adapter() {
                 Effect::OtherAdapter => (
                     "its adapter is of that shape and of that model",
                     "undo the change, or start a new run with another `output_dir`",

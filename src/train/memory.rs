@@ -153,7 +153,7 @@ impl Workload<'_> {
         let most =
             self.selection.shapes.iter().map(ranks).max().unwrap_or(0) * if self.is_part_of_base { 2 } else { 1 };
         // The head that scores is small, and counted with them.
-        let score = if self.objective.scores() { self.config.hidden_size } else { 0 };
+        let score = self.objective.num_score_parameters(self.config.hidden_size);
         (most, self.selection.num_parameters(self.config) + score)
     }
 

@@ -112,6 +112,22 @@ fn a_run_learns_to_score_is_resumed_to_the_same_bytes_and_scores_alike_everywher
     let line: Value = serde_json::from_str(lines.lines().nth(2).unwrap()).unwrap();
     assert_eq!((lines.lines().count(), &line["row"]), (24, &value!(3)));
 
+    // Without its run, the adapter says that it scores, and what its prompts are.
+    let alone = bench.path("alone");
+    fs::create_dir(&alone).unwrap();
+    for file in fs::read_dir(whole.join("adapter")).unwrap().flatten() {
+        fs::copy(file.path(), alone.join(file.file_name())).unwrap();
+    }
+    let output =
+        run(&["eval", alone.to_str().unwrap(), "--data", bench.path("eval.jsonl").to_str().unwrap(), "--json"]);
+    let of_adapter: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{}", stderr(&output)));
+    assert_near(
+        of_adapter["eval_rewards_margins"].as_f64().unwrap(),
+        evaluated["eval_rewards_margins"].as_f64().unwrap(),
+        1e-4,
+        "the margin of the adapter alone",
+    );
+
     let server = Server::start(&[whole.to_str().unwrap()]);
     let row: Value =
         serde_json::from_str(fs::read_to_string(bench.path("eval.jsonl")).unwrap().lines().nth(2).unwrap()).unwrap();
@@ -126,6 +142,8 @@ fn a_run_learns_to_score_is_resumed_to_the_same_bytes_and_scores_alike_everywher
     assert_eq!(server.ask("/v1/score", "", &value!({"messages": messages})).0, 200);
     let (status, answer) = server.ask("/v1/chat/completions", "", &value!({"messages": messages}));
     assert!(status == 400 && answer["error"]["message"].as_str().unwrap().contains("ask /v1/score"), "{answer}");
+    let (status, answer) = server.ask("/v1/score", "", &value!({"input": "Hi", "temperature": 0.5}));
+    assert!(status == 400 && answer["error"]["message"].as_str().unwrap().contains("not supported"), "{answer}");
     let (status, answer) = server.ask("/v1/score", "", &value!({"model": "base", "input": "Hi"}));
     assert!(status == 400 && answer["error"]["message"].as_str().unwrap().contains("no head that scores"), "{answer}");
 }
@@ -164,6 +182,10 @@ fn what_a_model_that_scores_cannot_do_is_said() {
         "{}",
         String::from_utf8_lossy(&text)
     );
+    // Its head belongs to the adapter.
+    let other = [&["--set", "objective.name=dpo", "--set", "data.max_length=96", "--resume"][..]].concat();
+    let output = run(&[&[bench.recipe("run", "").to_str().unwrap()], &settings[..settings.len() - 2], &other].concat());
+    assert!(stderr(&output).contains("its adapter is of that shape"), "{}", stderr(&output));
     // A run of scores goes on from one.
     settings.extend([
         "--set",

@@ -87,6 +87,13 @@ fn a_run_that_is_resumed_between_two_uses_of_the_same_answers_gives_the_same_byt
         train(&answering(&bench, &run, reward), &[&more[..], &["--resume", checkpoint.to_str().unwrap()]].concat());
         assert_same(&run);
     }
+    // Answers in use are those of the recipe that they were written by.
+    let checkpoint = bench.path("whole/checkpoints/step-000003");
+    let changed = ["--set=objective.num_iterations=1", "--resume", checkpoint.to_str().unwrap()];
+    train(&answering(&bench, "changed", reward), &[&more[..], &changed].concat());
+    assert!(
+        metrics(&bench.path("changed")).iter().any(|line| line["step"] == 4 && line["rollout_seconds"].is_number())
+    );
     // Also where a signal decides when.
     for (name, which) in [("stopped", libc::SIGTERM), ("killed", libc::SIGKILL)] {
         let recipe = answering(&bench, name, reward);

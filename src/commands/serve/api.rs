@@ -122,6 +122,11 @@ impl Asking {
                 return Err(ApiError::wrong("`prompt` is wanted here, and no `messages`", Some("prompt")));
             }
         };
+        if kind == Kind::Score {
+            let model = body.take("model", "a text")?;
+            refuse_unknown(&body.0)?;
+            return Ok(Self::to_score(model, content));
+        }
         let (new, old) = (body.take("max_completion_tokens", COUNT)?, body.take("max_tokens", COUNT)?);
         let max_tokens = new.or(old);
         within("max_tokens", max_tokens != Some(0), "at least 1")?;
@@ -154,6 +159,22 @@ impl Asking {
         };
         refuse_unknown(&body.0)?;
         Ok(asking)
+    }
+
+    fn to_score(model: Option<String>, content: Content) -> Self {
+        Self {
+            kind: Kind::Score,
+            model,
+            content,
+            max_new_tokens: 0,
+            temperature: 0.0,
+            top_p: 1.0,
+            seed: None,
+            stop: Vec::new(),
+            top_logprobs: None,
+            stream: false,
+            include_usage: false,
+        }
     }
 
     /// How one prompt is continued: where the request has no seed, each prompt gets its own.
@@ -253,13 +274,11 @@ fn top_logprobs(kind: Kind, logprobs: Option<&Value>, top: Option<usize>) -> Res
         (Kind::Chat, Some(Value::Bool(true)), top) => Ok(Some(top.unwrap_or(0))),
         (Kind::Chat, None | Some(_), Some(_)) => wrong("top_logprobs", "needs `logprobs` = true"),
         (Kind::Chat, Some(_), None) => wrong("logprobs", "expected true or false"),
-        (Kind::Completion | Kind::Score, Some(number), None) => {
-            match number.as_u64().and_then(|top| usize::try_from(top).ok()) {
-                Some(top) => Ok(Some(top)),
-                None => wrong("logprobs", "expected a number of tokens"),
-            }
-        }
-        (Kind::Completion | Kind::Score, _, Some(_)) => wrong("top_logprobs", "belongs to /v1/chat/completions"),
+        (_, Some(number), None) => match number.as_u64().and_then(|top| usize::try_from(top).ok()) {
+            Some(top) => Ok(Some(top)),
+            None => wrong("logprobs", "expected a number of tokens"),
+        },
+        (_, _, Some(_)) => wrong("top_logprobs", "belongs to /v1/chat/completions"),
     }
 }
 

@@ -86,11 +86,15 @@ fn results(record: &Record) -> Vec<(&'static str, String)> {
     let number = |loss: f64| Unit::Plain.text(loss);
     let evaluation = |name| record.evaluations.latest(name).filter(|figure| figure.is_finite()).map(number);
     let percent = |score: f64| Unit::Percent.text(100.0 * score);
+    // The loss of answers that the model writes itself says nothing.
+    let is_rewarded = record.evaluations.latest("eval_reward").is_some();
+    let of_loss = |loss: Option<String>| loss.filter(|_| !is_rewarded);
     let rows = [
-        ("evaluation loss", evaluation("eval_loss")),
+        ("evaluation reward", evaluation("eval_reward")),
+        ("evaluation loss", of_loss(evaluation("eval_loss"))),
         ("evaluation perplexity", evaluation("eval_perplexity")),
-        ("evaluation loss before training", record.figure("initial_eval_loss").map(number)),
-        ("evaluation loss of the best evaluation", record.figure("best_eval_loss").map(number)),
+        ("evaluation loss before training", of_loss(record.figure("initial_eval_loss").map(number))),
+        ("evaluation loss of the best evaluation", of_loss(record.figure("best_eval_loss").map(number))),
         ("accuracy on pairs of answers", record.evaluations.latest("eval_rewards_accuracies").map(percent)),
         ("score", record.evaluations.latest("eval_score").map(percent)),
         ("score before training", record.figure("initial_eval_score").map(percent)),

@@ -23,19 +23,29 @@ use crate::util::text::Mark;
 pub use limits::{Checked, Limit, Regression};
 use samples::Samples;
 
+/// Whether answers that the model writes itself are rewarded: their loss says nothing.
+fn is_rewarded(run: &Record) -> bool {
+    run.evaluations.latest("eval_reward").is_some()
+}
+
 /// A compared figure: name, label, unit, and its value in a run.
 type Row = (&'static str, &'static str, Unit, fn(&Record) -> Option<f64>);
 
-const FIGURES: [Row; 25] = [
-    ("final_eval_loss", "evaluation loss, last", Unit::Plain, |run| run.evaluations.latest("eval_loss")),
-    ("best_eval_loss", "evaluation loss, best", Unit::Plain, |run| quantile(run.evaluations.get("eval_loss")?, 0.0)),
+const FIGURES: [Row; 26] = [
+    ("final_eval_loss", "evaluation loss, last", Unit::Plain, |run| {
+        run.evaluations.latest("eval_loss").filter(|_| !is_rewarded(run))
+    }),
+    ("best_eval_loss", "evaluation loss, best", Unit::Plain, |run| {
+        quantile(run.evaluations.get("eval_loss")?, 0.0).filter(|_| !is_rewarded(run))
+    }),
+    ("final_eval_reward", "evaluation reward, last", Unit::Plain, |run| run.evaluations.latest("eval_reward")),
     ("final_eval_score", "score, last", Unit::Percent, |run| Some(100.0 * run.evaluations.latest("eval_score")?)),
     ("final_eval_rewards_accuracies", "accuracy, last", Unit::Percent, |run| {
         Some(100.0 * run.evaluations.latest("eval_rewards_accuracies")?)
     }),
     ("evaluations", "evaluations", Unit::Count, |run| Some(as_f64(run.evaluations.len())).filter(|count| *count > 0.0)),
     ("eval_target_tokens", "evaluation, target tokens", Unit::Count, |run| {
-        run.evaluations.latest("eval_target_tokens")
+        run.evaluations.latest("eval_target_tokens").filter(|_| !is_rewarded(run))
     }),
     ("final_loss", "training loss, last tenth", Unit::Plain, Record::final_loss),
     ("steps", "steps", Unit::Count, |run| run.steps.last("step")),

@@ -11,6 +11,9 @@ use serde_json::{Value, json};
 use crate::config::{ObjectiveConfig, RewardConfig, RewardKind};
 use crate::util::stats::as_f64;
 
+/// Beyond this, squares of rewards and what is summed of them would not be finite in the figures.
+const MAX_REWARD: f64 = 1e15;
+
 /// An answer to judge.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Judged<'a> {
@@ -79,7 +82,11 @@ impl Reward {
             }
             None => None,
         };
-        Ok(reward.map(|reward| reward * self.config.weight))
+        let reward = reward.map(|reward| reward * self.config.weight);
+        match reward.filter(|reward| reward.abs() > MAX_REWARD) {
+            Some(reward) => Err(format!("a reward of {reward:e} is beyond {MAX_REWARD:e}")),
+            None => Ok(reward),
+        }
     }
 }
 
@@ -219,6 +226,7 @@ mod tests {
         for (script, message) in [
             ("read -r line; echo no", "expected a number or null"),
             ("exit 3", "sh"),
+            ("read -r line; echo 1e300", "is beyond 1e15"),
             ("sleep 9", "has not answered within 2 s"),
         ] {
             let error = reward(program(script), "x").unwrap_err();
