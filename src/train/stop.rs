@@ -44,8 +44,12 @@ impl Stop {
         stop.at_once.store(true, Ordering::Relaxed);
         for signal in stop_signals() {
             // The order matters: at the second signal the flag is already set, and the second handler ends the process.
-            flag::register_conditional_shutdown(signal, i32::from(EXIT_INTERRUPTED), stop.at_once.clone())?;
-            flag::register_conditional_shutdown(signal, i32::from(EXIT_INTERRUPTED), second.clone())?;
+            for ends in [&stop.at_once, &second] {
+                #[cfg(unix)]
+                handler::end_if(signal, ends)?;
+                #[cfg(not(unix))]
+                flag::register_conditional_shutdown(signal, i32::from(EXIT_INTERRUPTED), ends.clone())?;
+            }
             flag::register(signal, stop.signal.clone())?;
             stop.at_second.push(flag::register(signal, second.clone())?);
             #[cfg(unix)]
@@ -140,6 +144,20 @@ mod handler {
         "stopping; a second signal ends the run at once\n",
         "\r\x1b[Kstopping; a second signal ends the run at once\n",
     ];
+
+    /// Lets a signal end the process while `ends` is set. Two signals may be handled by two threads at the same time: the
+    /// terminal is given back here too, because the handler of the first may not have come to it yet.
+    pub(super) fn end_if(signal: i32, ends: &Arc<AtomicBool>) -> io::Result<()> {
+        let ends = ends.clone();
+        let end = move || {
+            if ends.load(Ordering::Relaxed) {
+                crate::measure::metrics::give_terminal_back();
+                low_level::exit(i32::from(super::EXIT_INTERRUPTED));
+            }
+        };
+        // SAFETY: the action reads atomics and makes only system calls that are allowed in a handler.
+        unsafe { low_level::register(signal, end) }.map(drop)
+    }
 
     /// Answers a signal while `answers` is set.
     pub(super) fn answer(signal: i32, answers: &Arc<AtomicBool>) -> io::Result<()> {

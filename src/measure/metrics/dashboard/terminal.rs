@@ -135,7 +135,7 @@ mod unix {
 
     /// Runs in a signal handler, or before a panic is printed.
     pub(super) fn give_back() {
-        if !super::IS_OPEN.swap(false, Ordering::Relaxed) {
+        if !super::is_open() {
             return;
         }
         // SAFETY: plain system calls on constants and on a value that is set once.
@@ -146,6 +146,8 @@ mod unix {
             libc::write(libc::STDOUT_FILENO, LEAVE.as_ptr().cast(), LEAVE.len());
         }
         silence_stdout();
+        // Last: who finds the terminal given back may end the process.
+        super::IS_OPEN.store(false, Ordering::SeqCst);
     }
 
     /// Sends later output to stdout nowhere: a drawing in progress must not reach the normal screen. Training prints
