@@ -2,12 +2,15 @@
 """Our steps of preferences next to TRL's, on this machine, in one run.
 
 usage: bench_vs_trl.py [--models models] [--rounds 3] [--steps 4] [--sides NAME ...] [--binary target/release/lora-train]
-                       [--pairs 2] [--length 256] [--answers 4] [--out benches/results]     (pip install trl==1.16.0)
+                       [--pairs 2] [--length 256] [--answers 4] [--rows FILE] [--out benches/results]     (pip install trl==1.16.0)
 
 Every measurement is a process of its own, as in bench_vs_peft.py: pairs of random tokens at full length, LoRA r = 16 on every linear
 layer of SmolLM2-135M, AdamW, clipping at 1, f32, no checkpointing. Sides: ours-dpo, trl-dpo, ours-orpo, trl-orpo, and ours-sft, which is
 supervised fine-tuning on the same tokens. Not among the default ones: ours-grpo and trl-grpo, whole steps that write `answers` to each of
 `pairs` prompts, at most `length` tokens each, at temperature 1, judge them and train on them; tokens are those that are written.
+
+With --rows, DPO and ORPO train on the first rows of a JSON Lines file with `prompt`, `chosen` and `rejected`, in order, through both sides'
+whole loops; tokens are those of both answers with their prompt. TRL pads, and computes the prompt twice.
 """
 import argparse
 import json
@@ -31,31 +34,38 @@ def of_steps(seconds: list[float], tokens: list[float]) -> dict:
     return {"step_seconds": statistics.median(seconds), "tokens_per_second": sum(tokens) / sum(seconds)}
 
 
-def ours_rewarded(args, recipe: pathlib.Path, run: pathlib.Path) -> dict:
-    """One measurement of our GRPO."""
-    rows = recipe.with_suffix(".jsonl")
-    rows.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in PROMPTS))
-    settings = ["objective.name=grpo", f"objective.num_generations={args.answers}", f"objective.max_completion_length={args.length}",
-                "objective.reward=[{kind='regex', regex_pattern='[a-m]$'}]", f"data.train=[{{path='{rows}'}}]", "data.chat_template=none",
-                f"data.max_length={args.length + 64}", f"train.micro_batch_size={args.pairs}",
-                f"train.max_steps={benchlib.NUM_WARMUP_STEPS + args.steps}", "eval.eval_on_start=false"]
+def ours_trained(args, recipe: pathlib.Path, run: pathlib.Path, objective: str) -> dict:
+    """One measurement of a run of ours."""
+    rows, length = args.rows, args.length
+    settings = []
+    if objective == "grpo":
+        rows, length = recipe.with_suffix(".jsonl"), args.length + 64
+        rows.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in PROMPTS))
+        settings = [f"objective.num_generations={args.answers}", f"objective.max_completion_length={args.length}",
+                    "objective.reward=[{kind='regex', regex_pattern='[a-m]$'}]"]
+    settings += [f"objective.name={objective}", f"data.train=[{{path='{rows}'}}]", "data.chat_template=none", "data.shuffle=false",
+                 f"data.max_length={length}", f"train.micro_batch_size={args.pairs}",
+                 f"train.max_steps={benchlib.NUM_WARMUP_STEPS + args.steps}", "eval.eval_on_start=false"]
     command = [str(args.binary), str(recipe), "--quiet", "--overwrite", *(word for setting in settings for word in ("--set", setting))]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise benchlib.Failed(done.stderr[-4000:])
     steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    tokens = [step["completion_length"] * args.pairs * args.answers for step in steps]
+    tokens = [step["completion_length"] * args.pairs * args.answers if objective == "grpo" else step["tokens"] for step in steps]
     peak = json.loads((run / "summary.json").read_text())["peak_host_memory_bytes"]
-    return {**of_steps([step["step_seconds"] for step in steps], tokens), "peak_memory_bytes": peak}
+    return {**of_steps([step["step_seconds"] for step in steps], tokens), "loss": steps[0]["loss"], "peak_memory_bytes": peak}
 
 
-def trl_rewarded(task: dict) -> None:
-    """One measurement of TRL's GRPO; prints one JSON object."""
+def trl_trained(task: dict) -> None:
+    """One measurement of a run of TRL; prints one JSON object."""
+    import itertools
+
     import torch
     from datasets import Dataset
     from peft import LoraConfig
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
-    from trl import GRPOConfig, GRPOTrainer
+    from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer
+    from trl.experimental.orpo import ORPOConfig, ORPOTrainer
 
     class Clock(TrainerCallback):
         seconds: list[float] = []
@@ -69,19 +79,42 @@ def trl_rewarded(task: dict) -> None:
     tokenizer = AutoTokenizer.from_pretrained(task["model"])
     tokenizer.chat_template = None
     clock = Clock()
+    num_steps = benchlib.NUM_WARMUP_STEPS + task["steps"]
+    if task["objective"] == "grpo":
+        config, trainer, rows = GRPOConfig, GRPOTrainer, [{"prompt": prompt} for prompt in PROMPTS]
+        own = {"num_generations": task["answers"], "max_completion_length": task["length"],
+               "per_device_train_batch_size": task["pairs"] * task["answers"]}
+        given = {"reward_funcs": lambda completions, **_: [float("a" <= text[-1:] <= "m") for text in completions]}
+    else:
+        config, trainer = (DPOConfig, DPOTrainer) if task["objective"] == "dpo" else (ORPOConfig, ORPOTrainer)
+        with open(task["rows_file"]) as file:
+            rows = [json.loads(line) for line in itertools.islice(file, num_steps * task["pairs"])]
+        own, given = {"max_length": task["length"], "per_device_train_batch_size": task["pairs"]}, {}
     with tempfile.TemporaryDirectory() as directory:
-        made = GRPOTrainer(
-            model=AutoModelForCausalLM.from_pretrained(task["model"], dtype=torch.float32), processing_class=tokenizer,
-            reward_funcs=lambda completions, **_: [float("a" <= text[-1:] <= "m") for text in completions], callbacks=[clock],
-            train_dataset=Dataset.from_list([{"prompt": prompt} for prompt in PROMPTS]),
-            args=GRPOConfig(output_dir=directory, report_to="none", bf16=False, use_cpu=True, gradient_checkpointing=False, logging_steps=1,
-                            per_device_train_batch_size=task["pairs"] * task["answers"], num_generations=task["answers"],
-                            max_completion_length=task["length"], max_steps=benchlib.NUM_WARMUP_STEPS + task["steps"], learning_rate=1e-4,
-                            save_strategy="no", disable_tqdm=True),
+        made = trainer(
+            model=AutoModelForCausalLM.from_pretrained(task["model"], dtype=torch.float32), processing_class=tokenizer, callbacks=[clock],
+            train_dataset=Dataset.from_list(rows), **given,
+            args=config(output_dir=directory, report_to="none", bf16=False, use_cpu=True, gradient_checkpointing=False, logging_steps=1,
+                        max_steps=num_steps, learning_rate=1e-4, save_strategy="no", disable_tqdm=True, **own),
             peft_config=LoraConfig(task_type="CAUSAL_LM", r=16, lora_alpha=32, target_modules="all-linear"))
+        tokens = []
+        if task["objective"] != "grpo":
+            # In order, as ours; the loader of a step's rows asks for the next ones before it.
+            made._get_train_sampler = lambda *_: torch.utils.data.SequentialSampler(made.train_dataset)
+            collate = made.data_collator
+
+            def counted(examples):
+                batch = collate(examples)
+                masks = [value for name, value in batch.items() if name in ("attention_mask", "chosen_attention_mask", "rejected_attention_mask")]
+                tokens.append(sum(int(mask.sum()) for mask in masks))
+                return batch
+
+            made.data_collator = counted
         made.train()
-    lengths = [line["completions/mean_length"] for line in made.state.log_history if "completions/mean_length" in line]
-    print(json.dumps(of_steps(clock.seconds, [length * task["pairs"] * task["answers"] for length in lengths])))
+    if task["objective"] == "grpo":
+        lengths = [line["completions/mean_length"] for line in made.state.log_history if "completions/mean_length" in line]
+        tokens = [length * task["pairs"] * task["answers"] for length in lengths]
+    print(json.dumps({**of_steps(clock.seconds, tokens[:num_steps]), "loss": made.state.log_history[0]["loss"]}))
 
 
 def trl_side(task: dict) -> None:
@@ -89,8 +122,8 @@ def trl_side(task: dict) -> None:
     import os
 
     os.environ.update(CUDA_VISIBLE_DEVICES="", HF_HUB_OFFLINE="1", TRL_EXPERIMENTAL_SILENCE="1", TQDM_DISABLE="1")
-    if task["objective"] == "grpo":
-        return trl_rewarded(task)
+    if task["objective"] == "grpo" or task["rows_file"]:
+        return trl_trained(task)
     import torch
     from datasets import Dataset
     from peft import LoraConfig
@@ -144,13 +177,13 @@ def run_side(side: str, args, work: pathlib.Path) -> dict:
     model = str((args.models / "smollm2-135m").resolve())
     task = {"model": model, "dtype": "f32", "r": 16, "rows": args.pairs * (2 if objective == "sft" else 1), "length": args.length,
             "steps": args.steps, "checkpointing": False, "device": "cpu", "pairs": args.pairs, "objective": objective,
-            "answers": args.answers}
+            "answers": args.answers, "rows_file": args.rows and str(args.rows.resolve())}
     if program == "trl":
         return benchlib.measure([sys.executable, __file__, "--trl-side", json.dumps(task)])
     recipe = work / f"{side}.toml"
     recipe.write_text(benchlib.recipe(task, work / "run"))
-    if objective == "grpo":
-        return ours_rewarded(args, recipe, work / "run")
+    if objective == "grpo" or args.rows:
+        return ours_trained(args, recipe, work / "run", objective)
     settings = [] if objective == "sft" else [f"objective.name={objective}"]
     return benchlib.measure(benchlib.bench_command(args.binary, recipe, settings))
 
@@ -164,6 +197,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=2)
     parser.add_argument("--length", type=int, default=256)
     parser.add_argument("--answers", type=int, default=4)
+    parser.add_argument("--rows", type=pathlib.Path)
     parser.add_argument("--sides", nargs="+", choices=SIDES + REWARDED, default=list(SIDES))
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("benches/results"))
     parser.add_argument("--trl-side", type=json.loads, help=argparse.SUPPRESS)

@@ -100,6 +100,12 @@ impl Recipe {
         self.model.storage(self.train.precision.dtype(), config)
     }
 
+    /// Whether every token gets masks or noise of its own.
+    #[must_use]
+    pub fn is_noisy(&self) -> bool {
+        self.lora.lora_dropout > 0.0 || self.train.neftune_noise_alpha.is_some()
+    }
+
     /// Reads a recipe file, with the changes of the command line.
     ///
     /// # Errors

@@ -151,6 +151,14 @@ impl ModelConfig {
         self.sites().map(|(_, site)| site.num_weights()).sum()
     }
 
+    /// Tokens up to which texts can share their beginning: attention must see all of it, and no layer may hand a state from
+    /// token to token.
+    #[must_use]
+    pub fn longest_sharing(&self) -> usize {
+        let of_block = |block: &Block| block.attention().map_or(0, |at| at.heads.window.unwrap_or(usize::MAX));
+        self.blocks.iter().map(of_block).min().unwrap_or_default()
+    }
+
     /// Number of weights in the linear layers of all blocks that a token is multiplied by.
     #[must_use]
     pub fn num_active_block_weights(&self) -> f64 {

@@ -242,7 +242,11 @@ fn forecast(
         refuse_large: true,
         ..OpenOptions::default()
     };
-    let flops = StepFlops::of_objective(workload.config, workload.plan().num_trainable, workload.objective);
+    let flops = StepFlops::of_objective(workload.config, workload.plan().num_trainable, workload.objective).on(
+        workload.place,
+        workload.config,
+        recipe.is_noisy(),
+    );
     let keeps_reference = is_alone && objective(workload.objective).keeps_reference();
     Dataset::open(&config, Arc::new(tokenizer), recipe.seed, &options)
         .and_then(|data| Forecast::new(&data, &recipe.train, &recipe.objective, &flops, is_padded, keeps_reference))

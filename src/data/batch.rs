@@ -1,5 +1,7 @@
 //! A micro-batch in host memory.
 
+mod prefixes;
+
 use std::ops::Range;
 
 use serde::{Deserialize, Deserializer, Serialize};
@@ -20,6 +22,10 @@ pub struct Batch {
     /// The tokens to predict, in order of their position. Already shifted: `token` is what follows `position`. Of rows that are
     /// scored, the last token of each.
     pub targets: Vec<Target>,
+    /// The tokens before its own that each document continues, parallel to `documents`: the beginning of one before it. Empty
+    /// where none does, and always before it is [asked for](Self::sharing_prefixes).
+    #[serde(skip)]
+    pub prefixes: Vec<Range<usize>>,
     /// Where each document came from, parallel to `documents`: for messages to the user.
     pub sources: Vec<RowSource>,
     /// What an objective of preferences knows of each document, parallel to `documents`; empty for others. The documents of
@@ -210,12 +216,19 @@ impl Batch {
     #[must_use]
     pub fn positions(&self) -> Vec<u32> {
         let mut positions = vec![0; self.input_ids.len()];
-        for document in &self.documents {
+        for (index, document) in self.documents.iter().enumerate() {
+            let before = self.prefix(index).len();
             for (offset, position) in positions[document.start..][..document.len].iter_mut().enumerate() {
-                *position = u32::try_from(offset).unwrap_or(u32::MAX);
+                *position = u32::try_from(before + offset).unwrap_or(u32::MAX);
             }
         }
         positions
+    }
+
+    /// The tokens that document `index` continues.
+    #[must_use]
+    pub fn prefix(&self, index: usize) -> Range<usize> {
+        self.prefixes.get(index).cloned().unwrap_or_default()
     }
 
     /// The batch with all rows at one [length](padded_length), padded on the right with token 0. Padding belongs to no

@@ -5,7 +5,7 @@
 
 use burn::tensor::Tensor;
 
-use super::layout::Layout;
+use super::layout::{Layout, Stretch};
 use super::profile::{self, Cost};
 
 pub(super) mod chunk;
@@ -51,7 +51,8 @@ pub fn attention(q: &Tensor<2>, k: &Tensor<2>, v: &Tensor<2>, layout: &Layout, h
 
 /// Cost of `products` products for every visible pair of a query and a key, for each query head.
 fn cost(operands: [&Tensor<2>; 3], layout: &Layout, heads: Heads, products: usize) -> Cost {
-    let all_pairs: usize = layout.documents().iter().map(|(_, len)| heads.visible_pairs(*len)).sum();
+    let of_stretch = |stretch: &Stretch| heads.visible_pairs(stretch.len) + stretch.prefix.len() * stretch.len;
+    let all_pairs: usize = layout.stretches().iter().map(of_stretch).sum();
     let output = profile::bytes(operands[0]);
     Cost {
         shape: format!("{} heads of {}", heads.num_heads, heads.head_dim),

@@ -160,7 +160,7 @@ impl Kernels for Cpu {
         let [tokens, width] = q.dims();
         let (mut o, mut lse) = (vec![0.0; tokens * width], vec![0.0; tokens * heads.num_heads]);
         let (host_q, k, v) = (host::view(q), host::view(k), host::view(v));
-        cpu::attention(&host_q, &k, &v, layout.documents(), &heads, self.rounds, &mut o, &mut lse);
+        cpu::attention(&host_q, &k, &v, layout.stretches(), &heads, self.rounds, &mut o, &mut lse);
         let (lse_shape, device) = ([lse.len()], q.device());
         Attended {
             o: host::tensor(o, [tokens, width], &device),
@@ -182,7 +182,7 @@ impl Kernels for Cpu {
         let mut grads = views.each_ref().map(|x| vec![0.0; x.len()]);
         let grads_mut = grads.each_mut().map(Vec::as_mut_slice);
         let views = views.each_ref().map(|x| &**x);
-        cpu::attention_backward(&d_o, views, &o, &lse, layout.documents(), &heads, self.rounds, grads_mut);
+        cpu::attention_backward(&d_o, views, &o, &lse, layout.stretches(), &heads, self.rounds, grads_mut);
         let [dq, dk, dv] = grads;
         let [q, k, v] = qkv;
         [(q, dq), (k, dk), (v, dv)].map(|(x, dx)| host::tensor(dx, x.dims(), &x.device()))

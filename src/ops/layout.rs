@@ -1,5 +1,8 @@
 //! Where the sequences of a micro-batch lie, on the device.
 
+mod stretches;
+
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
@@ -8,6 +11,8 @@ use super::attention::chunk::Chunk;
 use super::delta_rule::chunks::Chunks;
 use super::kernels::Place;
 use crate::spec::{Heads, QueryGrowth, RopePairs};
+
+pub use stretches::Stretch;
 
 /// Rotary angles of every position, as cosines and sines.
 #[derive(Clone, Debug)]
@@ -116,6 +121,8 @@ pub struct Layout {
     rows: usize,
     row_length: usize,
     documents: Vec<(usize, usize)>,
+    /// The same as attention takes them.
+    stretches: Vec<Stretch>,
     positions: Vec<u32>,
     tables: Arc<[RotaryTable]>,
     /// By table, for plain tensor calls: made when they are first asked for.
@@ -181,6 +188,7 @@ impl Layout {
             place,
             rows,
             row_length,
+            stretches: Stretch::of(&documents, &[]),
             documents,
             positions,
             tables,
@@ -191,6 +199,13 @@ impl Layout {
             within,
             spans,
         }
+    }
+
+    /// The same where each document continues its own of `prefixes`, if any does, see [`Stretch::of`]: only for places that
+    /// take rows as they are.
+    #[must_use]
+    pub fn with_prefixes(self, prefixes: &[Range<usize>]) -> Self {
+        Self { stretches: Stretch::of(&self.documents, prefixes), ..self }
     }
 
     /// Number of rows.
@@ -209,6 +224,12 @@ impl Layout {
     #[must_use]
     pub fn documents(&self) -> &[(usize, usize)] {
         &self.documents
+    }
+
+    /// The documents, with what they have in common by itself.
+    #[must_use]
+    pub fn stretches(&self) -> &[Stretch] {
+        &self.stretches
     }
 
     /// Position of every token within its document.

@@ -77,14 +77,15 @@ pub struct Inputs {
 }
 
 impl Inputs {
-    /// Copies a micro-batch to the model's device; `None` where it has no target tokens.
+    /// Copies a micro-batch to the model's device; `None` where it has no target tokens. `is_noisy`: every token gets masks or
+    /// noise of its own, so that no two are alike.
     #[must_use]
-    pub fn new(model: &Model, batch: &Batch) -> Option<Self> {
+    pub fn new(model: &Model, batch: &Batch, is_noisy: bool) -> Option<Self> {
         if batch.targets.is_empty() {
             return None;
         }
         let longest_row = batch.row_lengths.iter().copied().max().unwrap_or(0);
-        let batch = &*model.arranged(batch);
+        let batch = &*model.arranged(batch, is_noisy);
         Some(Self {
             longest_row,
             mismatched: batch.mismatched.clone(),

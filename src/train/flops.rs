@@ -1,8 +1,10 @@
 //! Floating-point operations that a step of LoRA needs, however it is computed: the numerator of MFU.
 
+use super::inputs::longest_sharing;
 use crate::config::ObjectiveConfig;
-use crate::data::batch::Batch;
+use crate::data::batch::{Batch, Document};
 use crate::ops::delta_rule::CHUNK_TOKENS;
+use crate::ops::kernels::Place;
 use crate::spec::{Block, Heads, ModelConfig};
 use crate::util::stats::as_f64;
 
@@ -24,6 +26,8 @@ pub struct StepFlops {
     heads: Vec<Heads>,
     /// Those of a forward of the reference, which are in the others.
     of_reference: Option<Box<Self>>,
+    /// See [`longest_sharing`].
+    longest_sharing: usize,
 }
 
 impl StepFlops {
@@ -38,7 +42,15 @@ impl StepFlops {
             attention_products: 6,
             heads: config.blocks.iter().filter_map(|block| Some(block.attention()?.heads)).collect(),
             of_reference: None,
+            longest_sharing: 0,
         }
+    }
+
+    /// The same on a place, which may compute once what documents begin with alike, but where tokens are noisy.
+    #[must_use]
+    pub fn on(self, place: Place, config: &ModelConfig, is_noisy: bool) -> Self {
+        let of_reference = self.of_reference.map(|reference| Box::new(reference.on(place, config, is_noisy)));
+        Self { longest_sharing: longest_sharing(place, config, is_noisy), of_reference, ..self }
     }
 
     /// The counts for an objective, which may need a forward of the reference beside.
@@ -69,9 +81,14 @@ impl StepFlops {
     /// FLOPs of one micro-batch.
     #[must_use]
     pub fn of(&self, batch: &Batch) -> f64 {
+        let batch = &*batch.sharing_prefixes(self.longest_sharing);
+        let of_document = |(index, document): (usize, &Document)| {
+            let before = batch.prefix(index).len();
+            self.of_attention(before + document.len) - self.of_attention(before)
+        };
         self.per_token * as_f64(batch.num_tokens())
             + self.per_target_token * as_f64(batch.num_target_tokens())
-            + batch.documents.iter().map(|document| self.of_attention(document.len)).sum::<f64>()
+            + batch.documents.iter().enumerate().map(of_document).sum::<f64>()
     }
 
     /// FLOPs spent on tokens of padding, in addition to those that a micro-batch [needs](Self::of).
@@ -98,7 +115,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::data::batch::{Document, Target};
+    use crate::data::batch::Target;
 
     fn config(window: Option<usize>) -> ModelConfig {
         let json = json!({

@@ -9,15 +9,25 @@ use crate::lora::AdapterSet;
 use crate::model::block::Block;
 use crate::model::context::BlockContext;
 use crate::model::{Carried, Model};
+use crate::ops::kernels::Place;
 use crate::ops::layout::Layout;
 use crate::ops::norm::rms_norm;
+use crate::spec::ModelConfig;
+
+/// Tokens up to which documents share what they begin with alike; 0 where each is computed by itself.
+pub(super) fn longest_sharing(place: Place, config: &ModelConfig, is_noisy: bool) -> usize {
+    if place.pads_rows() || is_noisy { 0 } else { config.longest_sharing() }
+}
 
 impl Model {
     /// A micro-batch in the form that this model's operations expect: padded to equal row lengths, but for the
-    /// kernels of the CPU.
+    /// kernels of the CPU, which compute once what documents begin with alike, but where tokens are noisy.
     #[must_use]
-    pub fn arranged<'a>(&self, batch: &'a Batch) -> Cow<'a, Batch> {
-        if self.place().pads_rows() { Cow::Owned(batch.padded()) } else { Cow::Borrowed(batch) }
+    pub fn arranged<'a>(&self, batch: &'a Batch, is_noisy: bool) -> Cow<'a, Batch> {
+        if self.place().pads_rows() {
+            return Cow::Owned(batch.padded());
+        }
+        batch.sharing_prefixes(longest_sharing(self.place(), &self.config, is_noisy))
     }
 
     /// Positions of the sequences in a micro-batch that is [`arranged`](Self::arranged).
@@ -28,13 +38,13 @@ impl Model {
         let documents = batch.documents.iter().map(|document| (document.start, document.len)).collect();
         let tables = self.rotary_tables(longest);
         let num_rows = if self.place().pads_rows() { batch.num_rows() } else { 1 };
-        Layout::new(self.place(), num_rows, documents, positions, tables)
+        Layout::new(self.place(), num_rows, documents, positions, tables).with_prefixes(&batch.prefixes)
     }
 
     /// The output of the last block, `[tokens, hidden_size]`, for evaluation: without dropout, and nothing is kept.
     #[must_use]
     pub fn hidden(&self, batch: &Batch, adapters: &AdapterSet) -> Tensor<2> {
-        let batch = &*self.arranged(batch);
+        let batch = &*self.arranged(batch, false);
         let layout = self.layout(batch);
         let mut passing = Passing::new(self, self.token_ids(&batch.input_ids));
         for (layer, block) in self.walk(0..self.blocks.len()) {

@@ -354,7 +354,7 @@ fn gather_grads(dhidden: Tensor<2>, of_rows: Tensor<1, Int>) -> Tensor<2> {
 
 /// The targets of a micro-batch, and the input of the head for each, `[targets, hidden_size]`; without dropout.
 pub(super) fn normed_targets(model: &Model, adapters: &AdapterSet, batch: &Batch) -> (Tensor<2>, Targets) {
-    let batch = &*model.arranged(batch);
+    let batch = &*model.arranged(batch, false);
     let targets = Targets::new(model, batch);
     (targets.normed(model, &model.hidden(batch, adapters)), targets)
 }

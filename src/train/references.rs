@@ -17,15 +17,16 @@ pub struct References(RefCell<BTreeMap<u64, f64>>);
 /// The digest of every document of a micro-batch: of its tokens, and of which of them carry loss.
 pub(super) fn digests(batch: &Batch) -> Vec<u64> {
     let mut targets = batch.targets.iter().peekable();
-    let of_document = |document: &Document| {
-        let tokens = document.start..document.start + document.len;
+    let of_document = |(index, document): (usize, &Document)| {
+        let (tokens, before) = (document.start..document.start + document.len, batch.prefix(index));
         let mut positions = Vec::new();
         while let Some(target) = targets.next_if(|target| target.position < tokens.end) {
-            positions.push(u32::try_from(target.position - tokens.start).unwrap_or(u32::MAX));
+            positions.push(u32::try_from(before.len() + target.position - tokens.start).unwrap_or(u32::MAX));
         }
-        digest(batch.input_ids[tokens].iter().copied().chain([u32::MAX]).chain(positions))
+        let tokens = batch.input_ids[before].iter().chain(&batch.input_ids[tokens]).copied();
+        digest(tokens.chain([u32::MAX]).chain(positions))
     };
-    batch.documents.iter().map(of_document).collect()
+    batch.documents.iter().enumerate().map(of_document).collect()
 }
 
 impl References {

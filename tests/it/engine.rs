@@ -8,7 +8,7 @@ use std::sync::{Arc, Barrier, Mutex};
 
 use burn::tensor::{DType, Device, Tensor};
 use lora_train::config::{GradientCheckpointing, InitLoraWeights, LoraConfig, OptimizerConfig, TrainConfig};
-use lora_train::data::batch::{Batch, Document, Target};
+use lora_train::data::batch::{Answer, Batch, Document, Target};
 use lora_train::device::Dtype;
 use lora_train::lora::AdapterSet;
 use lora_train::measure::figures::ObjectiveFigures;
@@ -96,6 +96,24 @@ pub(crate) fn packed(rows: &[(usize, Vec<u32>)]) -> Batch {
     batch
 }
 
+/// Answers to three prompts, in rows of their own, of which only the answers carry loss.
+pub(crate) fn answers() -> Batch {
+    let mut batch = Batch::default();
+    for (prompt, answers) in [(12, &[5, 1][..]), (9, &[3, 8, 2]), (21, &[4, 17])] {
+        for (index, len) in answers.iter().enumerate() {
+            let id = |at: usize| if at < prompt { at * 7 + prompt } else { at * 11 + index * 29 } % 250 + 3;
+            let (start, end) = (batch.input_ids.len(), prompt + len);
+            batch.input_ids.extend((0..end).map(|at| id(at) as u32));
+            let target = |at| Target { position: start + at - 1, token: id(at) as u32 };
+            batch.targets.extend((prompt..end).map(target));
+            batch.documents.push(Document { start, len: end });
+            batch.answers.push(Answer { is_good: index == 0, prompt_targets: 0, advantage: 0.0 });
+            batch.row_lengths.push(end);
+        }
+    }
+    batch
+}
+
 fn targets(index: usize, start: usize, ids: &[u32]) -> Vec<Target> {
     (1 + index % 4..ids.len()).map(|i| Target { position: start + i - 1, token: ids[i] }).collect()
 }
@@ -164,6 +182,24 @@ fn packed_rows_give_the_loss_and_gradients_of_padded_ones() {
         let (apart, together) = (apart.update(0.0).loss, together.update(0.0).loss);
         assert!((apart - together).abs() < tolerance * apart, "{compute:?}: {apart} against {together}");
     }
+}
+
+#[test]
+fn what_documents_begin_with_alike_is_computed_once_and_changes_neither_loss_nor_gradients() {
+    let model = model(Dtype::F32, Dtype::F32);
+    let together = answers();
+    for (is_noisy, shared) in [(false, 11 + 2 * 8 + 20), (true, 0)] {
+        assert_eq!(together.num_tokens() - model.arranged(&together, is_noisy).num_tokens(), shared);
+    }
+    let without_answers = Batch { answers: Vec::new(), ..together.clone() };
+    let apart: Vec<Batch> = (0..together.num_rows()).map(|row| without_answers.part(row..row + 1)).collect();
+    let results = [std::slice::from_ref(&together), &apart].map(|batches| {
+        let mut step = step(&model, adapters(&model, 0.0), &TrainConfig::default());
+        step.accumulate(batches);
+        (grads(&step), step.update(0.0).loss)
+    });
+    let [(together, loss), (apart, exact)] = &results;
+    assert!(relative_error(together, apart) < 1e-5 && (loss - exact).abs() < 1e-6 * exact, "{loss} against {exact}");
 }
 
 #[test]

@@ -2,6 +2,9 @@
 //!
 //! Tiles of 96 queries by 96 keys pass through the caches; the backward pass recomputes the probabilities from the
 //! log-sum-exp that the forward pass kept. Nothing has the size of the sequence squared.
+//!
+//! What several documents begin with is a [`Stretch`] of its own: its keys are seen by all that continue it, as those of one
+//! long document would be; each of these sees it whole before itself.
 
 mod arithmetic;
 mod backward;
@@ -14,6 +17,7 @@ pub use backward::attention_backward;
 pub use cached::{CachedKeys, attention_of_last};
 pub use forward::attention;
 
+use crate::ops::layout::Stretch;
 pub use crate::spec::Heads;
 
 use std::f32::consts::LOG2_E;
@@ -52,7 +56,12 @@ impl Heads {
         self.soft_cap.map_or(scale * LOG2_E, |cap| scale / cap as f32)
     }
 
-    fn check(&self, q: usize, k: usize, v: usize, documents: &[(usize, usize)]) -> usize {
+    /// The same for the tokens of a stretch: a window holds all of what is shared.
+    fn of(&self, stretch: &Stretch) -> Self {
+        if stretch.is_shared() { Self { window: None, ..*self } } else { *self }
+    }
+
+    fn check(&self, q: usize, k: usize, v: usize, stretches: &[Stretch]) -> usize {
         assert!(
             self.num_kv_heads > 0 && self.num_heads.is_multiple_of(self.num_kv_heads) && self.head_dim > 0,
             "attention: {self:?}"
@@ -64,24 +73,28 @@ impl Heads {
             "attention: q {q}, k {k}, v {v} for {self:?}"
         );
         let mut end = 0;
-        for &(start, len) in documents {
-            assert!(start >= end && start + len <= tokens, "attention: document ({start}, {len}) of {tokens} tokens");
+        for stretch in stretches {
+            let &Stretch { start, len, reach, ref prefix } = stretch;
+            assert!(
+                start >= end && start + len <= tokens && start + reach <= tokens && prefix.end <= start,
+                "attention: {stretch:?} of {tokens} tokens"
+            );
             end = start + len;
         }
         tokens
     }
 }
 
-/// The stretches of tokens `(start, len)` that belong to no document.
-fn gaps(documents: &[(usize, usize)], tokens: usize) -> impl Iterator<Item = (usize, usize)> {
-    let ends = std::iter::once(0).chain(documents.iter().map(|(start, len)| start + len));
-    let starts = documents.iter().map(|document| document.0).chain(std::iter::once(tokens));
+/// The tokens `(start, len)` that belong to no stretch.
+fn gaps(stretches: &[Stretch], tokens: usize) -> impl Iterator<Item = (usize, usize)> {
+    let ends = std::iter::once(0).chain(stretches.iter().map(|stretch| stretch.start + stretch.len));
+    let starts = stretches.iter().map(|stretch| stretch.start).chain(std::iter::once(tokens));
     ends.zip(starts).filter(|(end, start)| end < start).map(|(end, start)| (end, start - end))
 }
 
-/// Zeroes the rows of `x` that belong to no document.
-fn clear_gaps(x: &mut [f32], width: usize, documents: &[(usize, usize)]) {
-    for (start, len) in gaps(documents, x.len() / width) {
+/// Zeroes the rows of `x` that belong to no stretch.
+fn clear_gaps(x: &mut [f32], width: usize, stretches: &[Stretch]) {
+    for (start, len) in gaps(stretches, x.len() / width) {
         x[start * width..(start + len) * width].fill(0.0);
     }
 }

@@ -1,4 +1,4 @@
-//! The backward pass: one task per document, head and block of keys.
+//! The backward pass: one task per stretch, head and block of keys.
 
 use std::f32::consts::LOG2_E;
 use std::ops::Range;
@@ -9,50 +9,53 @@ use rayon::prelude::*;
 #[cfg(target_arch = "x86_64")]
 use super::arithmetic::Pairs;
 use super::arithmetic::{Arithmetic, Single};
-use super::{Heads, STRIP, TILE, clear_gaps};
+use super::{Heads, STRIP, Stretch, TILE, clear_gaps};
 use crate::device::has_bf16_products;
 use crate::ops::cpu::pack::pack_rows;
 use crate::ops::cpu::product::{Left, ProductInto};
 use crate::ops::cpu::simd::{SharedMut, arch, dot, exp2_bounded, rows_per_chunk, tanh, with_scratch};
 
-/// A block of keys is at least this long and at least a quarter of its document, so that one head has at most four
-/// tasks per document and at most four partial gradients of its queries.
+/// A block of keys is at least this long and at least a quarter of its stretch, so that one head has at most four
+/// tasks per stretch and at most four partial gradients of its queries.
 const MIN_BLOCK_KEYS: usize = 5 * TILE;
 
-/// One task: the keys `keys` of the document at `start`, and the queries `queries` that see them.
+/// One task: the keys `keys` of the stretch at `start`, and the queries `queries` that see them, counted from there.
 #[derive(Clone, Debug)]
 struct Task {
+    shape: Heads,
     start: usize,
     head: usize,
     keys: Range<usize>,
     queries: Range<usize>,
-    /// Where its share of dq lies in the partial sums; `None` for the first block, which writes dq itself.
+    /// Where its share of dq lies in the partial sums; `None` for the first block that the queries see, which writes dq itself.
     partial: Option<usize>,
 }
 
-fn tasks(documents: &[(usize, usize)], shape: &Heads) -> (Vec<Task>, usize) {
+fn tasks(stretches: &[Stretch], shape: &Heads) -> (Vec<Task>, usize) {
     let mut tasks = Vec::new();
     let mut partial_len = 0;
-    for &(start, len) in documents {
+    for stretch in stretches {
+        let (&Stretch { start, len, reach, ref prefix }, shape) = (stretch, shape.of(stretch));
         let block = MIN_BLOCK_KEYS.max(len.div_ceil(4).next_multiple_of(TILE));
         for head in 0..shape.num_heads {
             for first in (0..len).step_by(block) {
                 let keys = first..len.min(first + block);
                 // The first block writes all of dq, including queries that see no key of the block.
-                let end = if first == 0 { len } else { shape.end_query(keys.end - 1, len) };
+                let end = if first == 0 { reach } else { shape.end_query(keys.end - 1, reach) };
                 let queries = first..end;
-                let partial = (first > 0).then_some(partial_len);
-                if first > 0 {
+                let is_first = first == 0 && prefix.is_empty();
+                let partial = (!is_first).then_some(partial_len);
+                if !is_first {
                     partial_len += queries.len() * shape.head_dim;
                 }
-                tasks.push(Task { start, head, keys, queries, partial });
+                tasks.push(Task { shape, start, head, keys, queries, partial });
             }
         }
     }
     (tasks, partial_len)
 }
 
-/// Gradients of [`attention`](super::attention) with respect to `q`, `k` and `v`; zeros outside all documents.
+/// Gradients of [`attention`](super::attention) with respect to `q`, `k` and `v`; zeros outside all stretches.
 ///
 /// # Shapes
 /// As in [`attention`](super::attention): `d_o`, `dq` like `q`; `dk`, `dv` like `k`; `o`, `lse` as its results.
@@ -61,16 +64,16 @@ pub fn attention_backward(
     [q, k, v]: [&[f32]; 3],
     o: &[f32],
     lse: &[f32],
-    documents: &[(usize, usize)],
+    stretches: &[Stretch],
     shape: &Heads,
     rounds: bool,
     grads: [&mut [f32]; 3],
 ) {
     #[cfg(target_arch = "x86_64")]
     if rounds && has_bf16_products() {
-        return backward::<Pairs>(d_o, [q, k, v], o, lse, documents, shape, grads);
+        return backward::<Pairs>(d_o, [q, k, v], o, lse, stretches, shape, grads);
     }
-    backward::<Single>(d_o, [q, k, v], o, lse, documents, shape, grads);
+    backward::<Single>(d_o, [q, k, v], o, lse, stretches, shape, grads);
 }
 
 fn backward<A: Arithmetic>(
@@ -78,18 +81,18 @@ fn backward<A: Arithmetic>(
     [q, k, v]: [&[f32]; 3],
     o: &[f32],
     lse: &[f32],
-    documents: &[(usize, usize)],
+    stretches: &[Stretch],
     shape: &Heads,
     [dq, dk, dv]: [&mut [f32]; 3],
 ) {
-    let tokens = shape.check(q.len(), k.len(), v.len(), documents);
+    let tokens = shape.check(q.len(), k.len(), v.len(), stretches);
     assert!(
         [d_o.len(), o.len(), dq.len()] == [q.len(); 3] && dk.len() == k.len() && dv.len() == k.len(),
         "attention_backward: lengths"
     );
     assert_eq!(lse.len(), tokens * shape.num_heads, "attention_backward: lse");
-    let (tasks, partial_len) = tasks(documents, shape);
-    clear_gaps(dq, shape.query_width(), documents);
+    let (tasks, partial_len) = tasks(stretches, shape);
+    clear_gaps(dq, shape.query_width(), stretches);
     // Gradients of keys and values, head by head: [num_heads, tokens, head_dim].
     let per_head = tokens * shape.head_dim;
     with_scratch(2 * shape.num_heads * per_head + partial_len, |scratch| {
@@ -117,11 +120,11 @@ fn backward<A: Arithmetic>(
                     (unsafe { dq_shared.get().add(at) }, shape.query_width())
                 }
             };
-            run_task::<A>(task, d_o, q, k, v, o, lse, shape, tokens, dq, dk, dv);
+            run_task::<A>(task, d_o, q, k, v, o, lse, tokens, dq, dk, dv);
         });
         add_partial(&tasks, partial, shape, dq);
-        sum_groups(dk_heads, documents, shape, dk);
-        sum_groups(dv_heads, documents, shape, dv);
+        sum_groups(dk_heads, stretches, shape, dk);
+        sum_groups(dv_heads, stretches, shape, dv);
     });
 }
 
@@ -137,8 +140,8 @@ fn add_partial(tasks: &[Task], partial: &[f32], shape: &Heads, dq: &mut [f32]) {
     }
 }
 
-/// Sums the gradients of the query heads that share a key head; zeros outside all documents.
-fn sum_groups(heads: &[f32], documents: &[(usize, usize)], shape: &Heads, out: &mut [f32]) {
+/// Sums the gradients of the query heads that share a key head; zeros outside all stretches.
+fn sum_groups(heads: &[f32], stretches: &[Stretch], shape: &Heads, out: &mut [f32]) {
     let (head_dim, width) = (shape.head_dim, shape.key_value_width());
     let per_head = heads.len() / shape.num_heads;
     let group = shape.num_heads / shape.num_kv_heads;
@@ -159,7 +162,7 @@ fn sum_groups(heads: &[f32], documents: &[(usize, usize)], shape: &Heads, out: &
             }
         }
     });
-    clear_gaps(out, width, documents);
+    clear_gaps(out, width, stretches);
 }
 
 #[allow(clippy::too_many_arguments)]
@@ -171,12 +174,12 @@ fn run_task<A: Arithmetic>(
     v: &[f32],
     o: &[f32],
     lse: &[f32],
-    shape: &Heads,
     tokens: usize,
     dq: (*mut f32, usize),
     dk: &mut [f32],
     dv: &mut [f32],
 ) {
+    let shape = &task.shape;
     let dim = shape.padded_dim();
     let num_queries = task.queries.len();
     // Pairs lie differently by rows and for a depth of rows.
@@ -247,7 +250,7 @@ struct KeyBlock<'a, A: Arithmetic> {
     q: &'a [f32],
     o: &'a [f32],
     lse: &'a [f32],
-    // From the document's first token and the head's first column on.
+    // From the stretch's first token and the head's first column on.
     k: &'a [f32],
     v: &'a [f32],
     // Scratch for all queries of the task; `lse_rows` in units of log2, `delta` = rowsum(d_o * o).
@@ -348,7 +351,7 @@ impl<A: Arithmetic> KeyBlock<'_, A> {
                 unsafe { A::multiply(simd, product) };
             }
             for query in query..query + rows {
-                self.probabilities(simd, first_key, first_query, query, columns);
+                self.probabilities(simd, first_key, num_keys, first_query, query, columns);
             }
             let ds = A::tile_rows(&self.ds[query * TILE..(query + rows) * TILE], self.ds_words);
             let product = ProductInto {
@@ -390,12 +393,20 @@ impl<A: Arithmetic> KeyBlock<'_, A> {
 
     /// One query's row: `p = 2^(score - lse)`, zero where masked, and `ds = p * (dp - delta)`.
     #[inline(always)]
-    fn probabilities<S: Simd>(&mut self, simd: S, first_key: usize, first_query: usize, query: usize, columns: usize) {
+    fn probabilities<S: Simd>(
+        &mut self,
+        simd: S,
+        first_key: usize,
+        num_keys: usize,
+        first_query: usize,
+        query: usize,
+        columns: usize,
+    ) {
         let place = first_query + query;
         let p = &mut self.p[query * TILE..query * TILE + columns];
         let ds = &mut self.ds[query * TILE..query * TILE + columns];
         let hidden_before = self.shape.first_key(place).saturating_sub(first_key).min(columns);
-        let visible_end = (place + 1).saturating_sub(first_key).min(columns);
+        let visible_end = (place + 1).saturating_sub(first_key).min(num_keys).min(columns);
         let row = place - self.task.queries.start;
         let [_, mut factor] = A::factors(self.shape.product_factor());
         let mut delta = self.delta[row];

@@ -198,7 +198,7 @@ pub fn attention_of_last(
 #[cfg(test)]
 mod tests {
     use super::super::super::reference::{assert_close, random};
-    use super::super::attention;
+    use super::super::{Stretch, attention};
     use super::*;
 
     #[test]
@@ -215,7 +215,7 @@ mod tests {
             let q = random(tokens * shape.query_width(), 1);
             let (k, v) = (random(tokens * shape.key_value_width(), 2), random(tokens * shape.key_value_width(), 3));
             let (mut all, mut all_lse) = (vec![0.0; q.len()], vec![0.0; num_heads * tokens]);
-            attention(&q, &k, &v, &[(0, tokens)], &shape, false, &mut all, &mut all_lse);
+            attention(&q, &k, &v, &Stretch::of(&[(0, tokens)], &[]), &shape, false, &mut all, &mut all_lse);
             let (mut o, mut lse) = (vec![7.0; shape.query_width()], vec![7.0; num_heads]);
             let mut keys = CachedKeys::default();
             keys.append(&k, shape.key_value_width());

@@ -1,4 +1,4 @@
-//! The forward pass: one task per document, key head and tile of queries.
+//! The forward pass: one task per stretch, key head and tile of queries.
 
 use std::f32::consts::{LN_2, LOG2_E};
 use std::ops::Range;
@@ -9,24 +9,24 @@ use rayon::prelude::*;
 #[cfg(target_arch = "x86_64")]
 use super::arithmetic::Pairs;
 use super::arithmetic::{Arithmetic, Single};
-use super::{Heads, STRIP, TILE, clear_gaps};
+use super::{Heads, STRIP, Stretch, TILE, clear_gaps};
 use crate::device::has_bf16_products;
 use crate::ops::cpu::product::{Left, ProductInto};
 use crate::ops::cpu::simd::{SharedMut, arch, exp2_bounded, load, store, tanh, with_scratch};
 
-/// Causal attention of every head within each document; tokens outside all documents get zeros.
+/// Causal attention of every head within each stretch and on what it continues; tokens outside all get zeros.
 ///
 /// `lse` keeps the log-sum-exp of every query's scaled scores for the backward pass. With `rounds`, operands of products are
 /// rounded as by [`Weight::rounding`](crate::ops::cpu::Weight::rounding).
 ///
 /// # Shapes
 /// `q`, `o`: `[tokens, num_heads * head_dim]`; `k`, `v`: `[tokens, num_kv_heads * head_dim]`;
-/// `lse`: `[num_heads, tokens]`; `documents`: `(start, len)`, ascending and disjoint.
+/// `lse`: `[num_heads, tokens]`; `stretches`: ascending and disjoint.
 pub fn attention(
     q: &[f32],
     k: &[f32],
     v: &[f32],
-    documents: &[(usize, usize)],
+    stretches: &[Stretch],
     shape: &Heads,
     rounds: bool,
     o: &mut [f32],
@@ -34,36 +34,37 @@ pub fn attention(
 ) {
     #[cfg(target_arch = "x86_64")]
     if rounds && has_bf16_products() {
-        return forward::<Pairs>([q, k, v], documents, shape, o, lse);
+        return forward::<Pairs>([q, k, v], stretches, shape, o, lse);
     }
-    forward::<Single>([q, k, v], documents, shape, o, lse);
+    forward::<Single>([q, k, v], stretches, shape, o, lse);
 }
 
-fn forward<A: Arithmetic>(
-    [q, k, v]: [&[f32]; 3],
-    documents: &[(usize, usize)],
+fn forward<'a, A: Arithmetic>(
+    [q, k, v]: [&'a [f32]; 3],
+    stretches: &[Stretch],
     shape: &Heads,
     o: &mut [f32],
     lse: &mut [f32],
 ) {
-    let tokens = shape.check(q.len(), k.len(), v.len(), documents);
+    let tokens = shape.check(q.len(), k.len(), v.len(), stretches);
     assert!(o.len() == q.len() && lse.len() == tokens * shape.num_heads, "attention: o {}, lse {}", o.len(), lse.len());
-    clear_gaps(o, shape.query_width(), documents);
+    clear_gaps(o, shape.query_width(), stretches);
     for lse in lse.chunks_exact_mut(tokens.max(1)) {
-        clear_gaps(lse, 1, documents);
+        clear_gaps(lse, 1, stretches);
     }
     let mut tasks = Vec::new();
-    for &(start, len) in documents {
+    for stretch in stretches {
         // The last tiles see the most keys, so they go first.
-        for first_query in (0..len).step_by(TILE).rev() {
-            tasks.extend((0..shape.num_kv_heads).map(|kv_head| (start, len, first_query, kv_head)));
+        for first in (0..stretch.len).step_by(TILE).rev() {
+            tasks.extend((0..shape.num_kv_heads).map(|kv_head| (stretch, first, kv_head)));
         }
     }
     let (o, lse) = (SharedMut(o.as_mut_ptr()), SharedMut(lse.as_mut_ptr()));
     let dim = shape.padded_dim();
     let group = shape.num_heads / shape.num_kv_heads;
-    tasks.into_par_iter().with_max_len(1).for_each(|(start, len, first_query, kv_head)| {
-        let num_queries = TILE.min(len - first_query);
+    tasks.into_par_iter().with_max_len(1).for_each(|(stretch, first, kv_head)| {
+        let (start, num_queries) = (stretch.start, TILE.min(stretch.len - first));
+        let from = |x: &'a [f32], token: usize| &x[token * shape.key_value_width() + kv_head * shape.head_dim..];
         let tile_words = TILE * TILE / A::NUMBERS;
         with_scratch(tile_words + TILE * (TILE + 2 * dim + group * (2 * dim + 2) + 1), |scratch| {
             let (keys, scratch) = scratch.split_at_mut(TILE * dim);
@@ -75,11 +76,12 @@ fn forward<A: Arithmetic>(
             let (output, scratch) = scratch.split_at_mut(group * TILE * dim);
             let (max, sum) = scratch.split_at_mut(group * TILE);
             arch().dispatch(QueryTile::<A> {
-                shape,
-                q: &q[start * shape.query_width() + kv_head * group * shape.head_dim..],
-                k: &k[start * shape.key_value_width() + kv_head * shape.head_dim..],
-                v: &v[start * shape.key_value_width() + kv_head * shape.head_dim..],
-                first_query,
+                shape: shape.of(stretch),
+                q: &q[(start + first) * shape.query_width() + kv_head * group * shape.head_dim..],
+                own: [k, v].map(|x| from(x, start)),
+                prefix: [k, v].map(|x| from(x, stretch.prefix.start)),
+                prefix_len: stretch.prefix.len(),
+                first_query: stretch.prefix.len() + first,
                 num_queries,
                 keys: bytemuck::cast_slice_mut(keys),
                 values: bytemuck::cast_slice_mut(values),
@@ -91,7 +93,7 @@ fn forward<A: Arithmetic>(
             for member in 0..group {
                 let head = kv_head * group + member;
                 for i in 0..num_queries {
-                    let (token, row) = (start + first_query + i, member * TILE + i);
+                    let (token, row) = (start + first + i, member * TILE + i);
                     let normaliser = 1.0 / sum[row];
                     for (d, x) in output[row * dim..row * dim + shape.head_dim].iter().enumerate() {
                         // SAFETY: this task alone writes this head's columns of this token's row; token < tokens.
@@ -107,13 +109,16 @@ fn forward<A: Arithmetic>(
     });
 }
 
-/// One task: up to [`TILE`] queries of the heads that share a key head, against all keys that they see.
+/// One task: up to [`TILE`] queries of the heads that share a key head, against all keys that they see. Queries and keys are
+/// counted from the first token of the prefix on.
 struct QueryTile<'a, A: Arithmetic> {
-    shape: &'a Heads,
-    // From the document's first token and the first head's first column on.
+    shape: Heads,
+    // From the first query and the first head's first column on.
     q: &'a [f32],
-    k: &'a [f32],
-    v: &'a [f32],
+    // Keys and values, from the stretch's first token and the head's first column on, and from the prefix's.
+    own: [&'a [f32]; 2],
+    prefix: [&'a [f32]; 2],
+    prefix_len: usize,
     first_query: usize,
     num_queries: usize,
     // Scratch; `scores` holds [keys, queries], so that the softmax runs across vectors and not within them.
@@ -158,20 +163,23 @@ impl<A: Arithmetic> WithSimd for QueryTile<'_, A> {
         let group = shape.num_heads / shape.num_kv_heads;
         let [factor, _] = self.factors();
         for member in 0..group {
-            let q = &self.q[self.first_query * shape.query_width() + member * head_dim..];
+            let q = &self.q[member * head_dim..];
             let head = self.heads.member(member, dim);
             A::columns(q, shape.query_width(), self.num_queries, head_dim, factor, head.transposed_q);
         }
         self.heads.max.fill(f32::NEG_INFINITY);
         self.heads.sum.fill(0.0);
+        let (width, prefix_len) = (shape.key_value_width(), self.prefix_len);
         let end = self.first_query + self.num_queries;
         let first = shape.first_key(self.first_query) / TILE * TILE;
-        for first_key in (first..end).step_by(TILE) {
+        let of_prefix = (first..prefix_len).step_by(TILE).map(|first_key| (first_key, prefix_len));
+        let of_own = (first.max(prefix_len)..end).step_by(TILE).map(|first_key| (first_key, end));
+        for (first_key, end) in of_prefix.chain(of_own) {
             let num_keys = TILE.min(end - first_key);
-            let from = first_key * shape.key_value_width();
-            let width = shape.key_value_width();
-            A::rows(&self.k[from..], width, num_keys, head_dim, 1.0, self.keys, dim / A::NUMBERS);
-            A::stacked(&self.v[from..], width, num_keys, head_dim, 1.0, self.values, dim);
+            let ([k, v], before) = if first_key < prefix_len { (self.prefix, 0) } else { (self.own, prefix_len) };
+            let from = (first_key - before) * width;
+            A::rows(&k[from..], width, num_keys, head_dim, 1.0, self.keys, dim / A::NUMBERS);
+            A::stacked(&v[from..], width, num_keys, head_dim, 1.0, self.values, dim);
             for member in 0..group {
                 self.scores(simd, member, first_key, num_keys);
                 self.softmax(simd, member, first_key, num_keys);

@@ -12,7 +12,7 @@ struct Exact {
     dv: Vec<f64>,
 }
 
-fn naive(d_o: &[f32], q: &[f32], k: &[f32], v: &[f32], documents: &[(usize, usize)], shape: &Heads) -> Exact {
+fn naive(d_o: &[f32], q: &[f32], k: &[f32], v: &[f32], stretches: &[Stretch], shape: &Heads) -> Exact {
     let [d_o, q, k, v] = [d_o, q, k, v].map(|x| x.iter().map(|x| f64::from(*x)).collect::<Vec<_>>());
     let tokens = q.len() / shape.query_width();
     let (dim, scale) = (shape.head_dim, shape.scale);
@@ -24,11 +24,14 @@ fn naive(d_o: &[f32], q: &[f32], k: &[f32], v: &[f32], documents: &[(usize, usiz
         dv: vec![0.0; k.len()],
     };
     let dot = |x: &[f64], y: &[f64]| x.iter().zip(y).map(|(x, y)| x * y).sum::<f64>();
-    for &(start, len) in documents {
+    for stretch @ Stretch { start, len, prefix, .. } in stretches {
+        // A window holds all of what is shared.
+        let window = shape.window.filter(|_| !stretch.is_shared()).unwrap_or(usize::MAX);
         for head in 0..shape.num_heads {
-            for i in start..start + len {
+            for i in *start..start + len {
                 let at_q = i * shape.query_width() + head * dim..i * shape.query_width() + (head + 1) * dim;
-                let keys = start.max((i + 1).saturating_sub(shape.window.unwrap_or(usize::MAX)))..i + 1;
+                let own = *start.max(&(i + 1).saturating_sub(window))..i + 1;
+                let keys = prefix.clone().chain(own);
                 let at_k = |j: usize| {
                     let first = j * shape.key_value_width() + shape.kv_head(head) * dim;
                     first..first + dim
@@ -70,7 +73,7 @@ struct Got {
 }
 
 /// Runs both passes on outputs full of garbage, which must all be overwritten.
-fn kernels([d_o, q, k, v]: [&[f32]; 4], documents: &[(usize, usize)], shape: &Heads, rounds: bool) -> Got {
+fn kernels([d_o, q, k, v]: [&[f32]; 4], stretches: &[Stretch], shape: &Heads, rounds: bool) -> Got {
     let tokens = q.len() / shape.query_width();
     let rubbish = |len| vec![f32::NAN; len];
     let mut got = Got {
@@ -80,9 +83,9 @@ fn kernels([d_o, q, k, v]: [&[f32]; 4], documents: &[(usize, usize)], shape: &He
         dk: rubbish(k.len()),
         dv: rubbish(k.len()),
     };
-    attention(q, k, v, documents, shape, rounds, &mut got.o, &mut got.lse);
+    attention(q, k, v, stretches, shape, rounds, &mut got.o, &mut got.lse);
     let grads = [&mut got.dq, &mut got.dk, &mut got.dv].map(Vec::as_mut_slice);
-    attention_backward(d_o, [q, k, v], &got.o, &got.lse, documents, shape, rounds, grads);
+    attention_backward(d_o, [q, k, v], &got.o, &got.lse, stretches, shape, rounds, grads);
     got
 }
 
@@ -97,13 +100,18 @@ fn inputs(tokens: usize, shape: &Heads, spread: f32) -> [Vec<f32>; 4] {
 
 #[track_caller]
 fn check(tokens: usize, documents: &[(usize, usize)], shape: &Heads, spread: f32) {
+    check_stretches(tokens, &Stretch::of(documents, &[]), shape, spread);
+}
+
+#[track_caller]
+fn check_stretches(tokens: usize, stretches: &[Stretch], shape: &Heads, spread: f32) {
     // Where operands are rounded, those of the first products are exact; probabilities and their gradients are not.
     for (rounds, tolerance) in [(false, 1e-5), (true, 1e-2)] {
         let round = |x: f32| if rounds { half::bf16::from_f32(x).to_f32() } else { x };
         let inputs = inputs(tokens, shape, spread).map(|x| x.into_iter().map(round).collect::<Vec<_>>());
         let [d_o, q, k, v] = &inputs;
-        let exact = naive(d_o, q, k, v, documents, shape);
-        let got = kernels([d_o, q, k, v], documents, shape, rounds);
+        let exact = naive(d_o, q, k, v, stretches, shape);
+        let got = kernels([d_o, q, k, v], stretches, shape, rounds);
         assert_close(&got.o, &exact.o, tolerance);
         assert_close(&got.lse, &exact.lse, 1e-5);
         assert_close(&got.dv, &exact.dv, tolerance);
@@ -147,6 +155,30 @@ fn documents_see_only_themselves_and_gaps_are_zero() {
 }
 
 #[test]
+fn documents_that_begin_alike_match_f64() {
+    // Beginnings and answers of less than a tile, a whole one, one and a bit, and several blocks of keys.
+    for (prefix, answers) in
+        [(1, &[1, 1][..]), (9, &[40, 96, 3]), (96, &[96, 97, 0, 20]), (130, &[1, 200]), (1000, &[30, 600, 7])]
+    {
+        let mut documents = vec![(0, 11), (11, prefix + answers[0])];
+        for len in &answers[1..] {
+            let (start, before) = documents[documents.len() - 1];
+            documents.push((start + before, *len));
+        }
+        let num_answers = answers.len();
+        let prefix_of = |i: usize| if i > 1 && i <= num_answers { 11..11 + prefix } else { 0..0 };
+        let (start, len) = documents[documents.len() - 1];
+        // A document by itself, of which the window hides a part.
+        documents.push((start + len + 3, 80));
+        let stretches = Stretch::of(&documents, &(0..documents.len()).map(prefix_of).collect::<Vec<_>>());
+        for (window, soft_cap) in [(None, None), (Some(70), Some(2.0))] {
+            let shape = Heads { soft_cap, ..shape(4, 2, 24, window) };
+            check_stretches(start + len + 90, &stretches, &shape, 1.0);
+        }
+    }
+}
+
+#[test]
 fn a_sliding_window_matches_f64() {
     for window in [1, 2, 31, 96, 100, 200, 1000] {
         check(400, &[(0, 350), (360, 40)], &shape(2, 1, 16, Some(window)), 1.0);
@@ -174,8 +206,9 @@ fn large_scores_neither_overflow_nor_lose_the_sum() {
     let shape = shape(1, 1, 64, None);
     let [d_o, q, k, v] = inputs(tokens, &shape, 1.0);
     let q: Vec<f32> = q.iter().map(|x| x * 100.0).collect();
-    let exact = naive(&d_o, &q, &k, &v, &[(0, tokens)], &shape);
-    let got = kernels([&d_o, &q, &k, &v], &[(0, tokens)], &shape, false);
+    let stretches = Stretch::of(&[(0, tokens)], &[]);
+    let exact = naive(&d_o, &q, &k, &v, &stretches, &shape);
+    let got = kernels([&d_o, &q, &k, &v], &stretches, &shape, false);
     // Scores of several hundred carry a rounding error of their own size times 2^-24 into the exponent.
     assert_close(&got.o, &exact.o, 3e-4);
     assert_close(&got.dq, &exact.dq, 3e-4);
@@ -186,11 +219,12 @@ fn large_scores_neither_overflow_nor_lose_the_sum() {
 fn results_do_not_depend_on_the_number_of_threads() {
     let shape = shape(6, 2, 48, None);
     let tokens = 700;
-    let documents = [(0, 520), (530, 170)];
+    // 40 tokens of the first document begin the second too.
+    let stretches = Stretch::of(&[(0, 350), (350, 170), (530, 170)], &[0..0, 0..40, 0..0]);
     let [d_o, q, k, v] = inputs(tokens, &shape, 1.0);
     for rounds in [false, true] {
         let run = |threads| {
-            let got = on_threads(threads, || kernels([&d_o, &q, &k, &v], &documents, &shape, rounds));
+            let got = on_threads(threads, || kernels([&d_o, &q, &k, &v], &stretches, &shape, rounds));
             (got.o, got.lse, got.dq, got.dk, got.dv)
         };
         let one = run(1);
