@@ -36,19 +36,16 @@ impl Stretch {
             let prefix = prefixes.get(index).cloned().unwrap_or_default();
             if prefix.is_empty() {
                 shared = None;
-            } else if shared.is_none() {
-                let first = stretches.pop().filter(|first| first.start == prefix.start && first.len >= prefix.len());
-                let first = first.expect("a document continues the one before");
-                let rest = Self {
-                    start: prefix.end,
-                    len: first.len - prefix.len(),
-                    reach: first.len - prefix.len(),
-                    prefix: prefix.clone(),
-                };
+            } else if shared.is_none()
+                && let Some(first) = stretches.pop()
+            {
+                let rest = first.len.saturating_sub(prefix.len());
                 shared = Some(stretches.len());
                 stretches.push(Self { len: prefix.len(), ..first });
+                let rest = Self { start: prefix.end, len: rest, reach: rest, prefix: prefix.clone() };
                 stretches.extend((rest.len > 0).then_some(rest));
             }
+            assert!(prefix.is_empty() || shared.is_some(), "a document continues one before it");
             if let Some(shared) = shared {
                 let shared = &mut stretches[shared];
                 assert!(
