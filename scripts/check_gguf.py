@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
 """GGUF files of `lora-train merge` beside those of llama.cpp's own converter, and their greedy text beside ours.
 
-usage: check_gguf.py [MODEL...] --converter LLAMA_CPP [--binary target/release/lora-train] [--python PYTHON]
+usage: check_gguf.py [MODEL...] [--converter LLAMA_CPP] [--families NAME...] [--binary target/release/lora-train] [--python PYTHON]
 
 For each MODEL, and for a small random model of every family, PEFT makes an adapter on all linear layers. The adapter's file must have the converter's tensors in its order: names, types, shapes, bytes. So must the merged files in
 f32, f16, bf16 and q8_0, against the converter on the folder that `merge` writes. All metadata must be equal, but for what
 EXCEPT lists. Then llama.cpp (xllamacpp of PyPI, in the Python that --python names) continues prompts greedily from the base
 with our adapter and from our merged file, both in f32, and must write our text; what it writes in other types is shown.
 LLAMA_CPP is a checkout with convert_hf_to_gguf.py, convert_lora_to_gguf.py and gguf-py; they need torch, transformers and
-sentencepiece. Prints a line for each comparison; exit status 1 where one differs.
+sentencepiece. Without it only the texts are compared, and the base is our file of an adapter that changes nothing. Our text from
+our file of the merged model in f32 must be the same too. Prints a line for each comparison; exit status 1 where one differs.
 """
 
 import argparse
@@ -26,7 +27,7 @@ import tempfile
 import numpy as np
 import torch
 from peft import LoraConfig, get_peft_model
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 PROMPTS = ["Once upon a time", "The  quick brown fox\njumped over 12345 dogs, and", "Mia's étude: déjà vu! 日本"]
@@ -62,11 +63,16 @@ ROPE = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq
 RANDOM = {"qwen2": {"use_sliding_window": False, "sliding_window": None}, "qwen3": {}, "llama-with-biases": {},
           "mistral": {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "head_dim": 24,
                       "sliding_window": None, "attention_bias": False, "mlp_bias": False},
+          "qwen3-yarn": {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "head_dim": 24, "attention_bias": False, "mlp_bias": False,
+                         "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}},
           "llama-3.1": {"rope_scaling": ROPE, "rope_theta": 500000.0},
           # As llama.cpp takes it for granted: the scale of the scores, the pattern of windows, one embedding.
           "gemma2": {"query_pre_attn_scalar": 24},
           "gemma3": {"query_pre_attn_scalar": 20, "sliding_window_pattern": 6, "rope_local_base_freq": 10000.0,
                      "num_hidden_layers": 7, "tie_word_embeddings": True},
+          # llama.cpp has one width for the heads of keys and of values.
+          "qwen3_5": {"linear_key_head_dim": 16, "linear_value_head_dim": 16},
+          "qwen3_5_moe": {"linear_key_head_dim": 16, "linear_value_head_dim": 16},
           "smollm3": {"no_rope_layers": None}, "olmo2": {}, "granite": {}, "phi3": {"sliding_window": None}, "glm4": {}}
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 
@@ -74,15 +80,17 @@ REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", type=pathlib.Path)
-    parser.add_argument("--converter", type=pathlib.Path, required=True)
+    parser.add_argument("--converter", type=pathlib.Path)
+    parser.add_argument("--families", nargs="*", choices=RANDOM, default=list(RANDOM), help="the random models")
     parser.add_argument("--binary", default="target/release/lora-train")
     parser.add_argument("--python", default=sys.executable, help="the Python that has xllamacpp")
     args = parser.parse_args()
-    sys.path[:0] = [str(args.converter), str(args.converter / "gguf-py")]
+    if args.converter:
+        sys.path[:0] = [str(args.converter), str(args.converter / "gguf-py")]
     logging.disable()
     passed = True
     with tempfile.TemporaryDirectory() as scratch:
-        models = [random_model(name, pathlib.Path(scratch) / name) for name in RANDOM]
+        models = [random_model(name, pathlib.Path(scratch) / name) for name in args.families]
         for args.model in models + args.models:
             print(f"== {args.model.name}", flush=True)
             folder = pathlib.Path(scratch) / "files" / args.model.name
@@ -118,16 +126,22 @@ def random_adapter(model: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
     """An adapter with random B, strong enough to change the text."""
     base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     torch.manual_seed(2)
+    # The first with attention.
+    layer = base.config.layer_types.index("full_attention") if "qwen3_5" in base.config.model_type else 0
     settings = LoraConfig(r=4, lora_alpha=2, target_modules="all-linear", task_type="CAUSAL_LM", init_lora_weights=False,
-                          rank_pattern={"layers.0.self_attn.o_proj": 8})
+                          rank_pattern={f"layers.{layer}.self_attn.o_proj": 8})
     get_peft_model(base, settings).save_pretrained(folder)
     return folder
 
 
 def files(args, folder: pathlib.Path) -> bool:
-    """Compares every file with the converter's."""
+    """Writes every file, and compares it with the converter's."""
     ours, theirs = folder / "adapter.gguf", folder / "adapter-reference.gguf"
     merge(args, ours, "--adapter-only")
+    if not args.converter:
+        for kind in ("f32", "f16", "q8_0"):
+            merge(args, folder / f"{kind}.gguf", "--dtype", kind)
+        return True
     convert(args, "convert_lora_to_gguf.py", args.adapter, theirs, ours, "f32", "--base", args.model)
     passed = compare(args, "adapter", ours, theirs)
     merge(args, folder / "merged")
@@ -196,17 +210,31 @@ def compare(args, name: str, ours: pathlib.Path, theirs: pathlib.Path) -> bool:
     return not found
 
 
+def generate(args, prompt: str, *model) -> str:
+    """Our own greedy text."""
+    command = [args.binary, "generate", *model, "--raw", "--quiet", "--temperature", "0", "--max-new-tokens", LENGTH, "--prompt", prompt]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(done.stderr)
+    return done.stdout
+
+
 def texts(args, folder: pathlib.Path) -> bool:
     """Greedy text of llama.cpp with our files, and ours."""
-    expected = []
-    for prompt in PROMPTS:
-        command = [args.binary, "generate", "--model", args.model, "--adapter", args.adapter, "--raw", "--quiet",
-                   "--temperature", "0", "--max-new-tokens", LENGTH, "--prompt", prompt]
-        done = subprocess.run(list(map(str, command)), check=True, capture_output=True, text=True)
-        expected.append(done.stdout)
+    expected = [generate(args, prompt, "--model", args.model, "--adapter", args.adapter) for prompt in PROMPTS]
     base = folder / "base.gguf"
-    convert(args, "convert_hf_to_gguf.py", args.model, base, folder / "f32.gguf", "f32")
-    passed = True
+    if args.converter:
+        convert(args, "convert_hf_to_gguf.py", args.model, base, folder / "f32.gguf", "f32")
+    else:
+        nothing = folder / "nothing"
+        shutil.copytree(args.adapter, nothing)
+        weights = load_file(nothing / "adapter_model.safetensors")
+        save_file({name: weight * ("lora_A" in name) for name, weight in weights.items()}, nothing / "adapter_model.safetensors")
+        changed = argparse.Namespace(**{**vars(args), "adapter": nothing})
+        merge(changed, base, "--dtype", "f32")
+    of_file = [generate(args, prompt, "--model", folder / "f32.gguf") for prompt in PROMPTS]
+    passed = of_file == expected
+    print(f"our text from merged f32: {sum(ours == theirs for ours, theirs in zip(of_file, expected))} of {len(expected)} equal")
     for name, model, adapter in [("base + adapter", base, folder / "adapter.gguf"), ("merged f32", folder / "f32.gguf", ""),
                                  ("merged f16", folder / "f16.gguf", ""), ("merged q8_0", folder / "q8_0.gguf", "")]:
         command = [args.python, "-c", LLAMA, model, adapter, LENGTH, json.dumps(PROMPTS)]

@@ -1,17 +1,22 @@
 //! A model as GGUF files describe it: keys of the shape and names of tensors, both ways.
 
+mod order;
+
 use std::collections::BTreeMap;
 
 use serde_json::{Map, json};
 
+use super::delta_net::{A_LOG, GATED_NORM};
 use super::{Method, ModelConfig, Rope, RopeScaling, StoredQuantisation, name_alone};
 use crate::schema::{Problem, Problems};
 use crate::util::gguf::GgufFile;
 pub use crate::util::gguf::ROPE_FACTORS;
 use crate::util::stats::as_f64;
 
+pub use order::Order;
+
 /// Modules of a block, in Hugging Face's files and in GGUF.
-const MODULES: [(&str, &str); 23] = [
+const MODULES: [(&str, &str); 30] = [
     ("input_layernorm", "attn_norm"),
     ("self_attn.q_proj", "attn_q"),
     ("self_attn.k_proj", "attn_k"),
@@ -35,7 +40,16 @@ const MODULES: [(&str, &str); 23] = [
     ("mlp.shared_expert.up_proj", "ffn_up_shexp"),
     ("mlp.shared_expert.down_proj", "ffn_down_shexp"),
     ("mlp.shared_expert_gate", "ffn_gate_inp_shexp"),
+    ("linear_attn.in_proj_qkv", "attn_qkv"),
+    ("linear_attn.in_proj_z", "attn_gate"),
+    ("linear_attn.in_proj_b", "ssm_beta"),
+    ("linear_attn.in_proj_a", "ssm_alpha"),
+    ("linear_attn.out_proj", "ssm_out"),
+    ("linear_attn.norm", "ssm_norm"),
+    ("linear_attn.conv1d", "ssm_conv1d"),
 ];
+/// Numbers of a delta rule that are no module of their own, likewise.
+const OF_DELTA_NET: [(&str, &str); 2] = [("A_log", "ssm_a"), ("dt_bias", "ssm_dt.bias")];
 /// Matrices of an expert, likewise.
 const OF_EXPERT: [(&str, &str); 6] = [
     ("gate_proj", "ffn_gate"),
@@ -49,7 +63,7 @@ const OF_EXPERT: [(&str, &str); 6] = [
 const POST_ATTENTION: [&str; 2] = ["post_attention_layernorm", "post_attention_norm"];
 
 /// Architectures that are read, and the families that they are.
-const ARCHITECTURES: [(&str, &str); 12] = [
+const ARCHITECTURES: [(&str, &str); 14] = [
     ("llama", "llama"),
     ("qwen2", "qwen2"),
     ("qwen3", "qwen3"),
@@ -62,13 +76,22 @@ const ARCHITECTURES: [(&str, &str); 12] = [
     ("glm4", "glm4"),
     ("qwen2moe", "qwen2_moe"),
     ("qwen3moe", "qwen3_moe"),
+    ("qwen35", "qwen3_5_text"),
+    ("qwen35moe", "qwen3_5_moe_text"),
 ];
 
-/// Architectures whose queries and keys have their rows in another order.
-const INTERLEAVED: [&str; 3] = ["llama", "smollm3", "granite"];
-
 /// Architectures of which a part of each head turns.
-const PARTIAL: [&str; 2] = ["phi3", "glm4"];
+const PARTIAL: [&str; 4] = ["phi3", "glm4", "qwen35", "qwen35moe"];
+
+/// Counts of the delta rules of `config.json`, and their keys behind the architecture.
+const OF_DELTA_NETS: [(&str, &str); 6] = [
+    ("linear_conv_kernel_dim", "ssm.conv_kernel"),
+    ("linear_key_head_dim", "ssm.state_size"),
+    ("linear_value_head_dim", "ssm.state_size"),
+    ("linear_num_key_heads", "ssm.group_count"),
+    ("linear_num_value_heads", "ssm.time_step_rank"),
+    ("full_attention_interval", "full_attention_interval"),
+];
 
 /// Multipliers of `config.json` and their keys behind the architecture, for Granite.
 pub const MULTIPLIERS: [(&str, &str); 4] = [
@@ -105,7 +128,16 @@ pub fn tensor_name(config: &ModelConfig, name: &str) -> Option<String> {
                 let (_, theirs) = OF_EXPERT.iter().find(|(ours, _)| *ours == matrix)?;
                 return Some(format!("blk.{layer}.{theirs}.{index}.{part}"));
             }
-            let is_after = || config.blocks[0].sublayers.iter().any(|sublayer| sublayer.norm_after == Some(module));
+            if module == "linear_attn" {
+                return OF_DELTA_NET
+                    .iter()
+                    .find(|(ours, _)| *ours == part)
+                    .map(|(_, name)| format!("blk.{layer}.{name}"));
+            }
+            let is_after = || {
+                config.blocks.iter().any(|block| block.delta_net().is_some())
+                    || config.blocks[0].sublayers.iter().any(|sublayer| sublayer.norm_after == Some(module))
+            };
             let module = match MODULES.iter().find(|(theirs, _)| *theirs == module)? {
                 (theirs, _) if *theirs == POST_ATTENTION[0] && is_after() => POST_ATTENTION[1],
                 (_, module) => module,
@@ -116,6 +148,17 @@ pub fn tensor_name(config: &ModelConfig, name: &str) -> Option<String> {
     Some(format!("{module}.{part}"))
 }
 
+/// The shape of a tensor there: a vector that is multiplied by a vector is none of a matrix, and a convolution has a row for
+/// every channel.
+#[must_use]
+pub fn stored_shape(shape: &[usize]) -> Vec<usize> {
+    match shape {
+        [1, rest @ ..] if !rest.is_empty() => rest.to_vec(),
+        [channels, 1, kernel] => vec![*channels, *kernel],
+        _ => shape.to_vec(),
+    }
+}
+
 /// The family's name: Mistral and Mixtral are Llamas there. `None`: it has none.
 #[must_use]
 pub fn architecture(config: &ModelConfig) -> Option<&'static str> {
@@ -123,10 +166,47 @@ pub fn architecture(config: &ModelConfig) -> Option<&'static str> {
     ARCHITECTURES.iter().find(|(_, known)| *known == family).map(|(name, _)| *name)
 }
 
-/// What is added to the weight of a tensor there.
-#[must_use]
-pub fn shift(config: &ModelConfig, name: &str) -> f32 {
-    if config.has_norms_less_one && name.ends_with("norm.weight") { 1.0 } else { 0.0 }
+/// What the numbers of a tensor are there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Coding {
+    /// The same.
+    Same,
+    /// 1 more.
+    PlusOne,
+    /// Less than 0: what the logarithm was taken of, negated.
+    MinusExp,
+}
+
+impl Coding {
+    /// That of a tensor.
+    #[must_use]
+    pub fn of(config: &ModelConfig, name: &str) -> Self {
+        if name.ends_with(A_LOG) {
+            return Self::MinusExp;
+        }
+        let is_less_one = config.has_norms_less_one && name.ends_with("norm.weight") && !name.ends_with(GATED_NORM);
+        if is_less_one { Self::PlusOne } else { Self::Same }
+    }
+
+    /// A number as it is written.
+    #[must_use]
+    pub fn written(self, number: f32) -> f32 {
+        match self {
+            Self::Same => number,
+            Self::PlusOne => number + 1.0,
+            Self::MinusExp => -number.exp(),
+        }
+    }
+
+    /// A number as it was before it was written.
+    #[must_use]
+    pub fn read(self, number: f32) -> f32 {
+        match self {
+            Self::Same => number,
+            Self::PlusOne => number - 1.0,
+            Self::MinusExp => (-number).ln(),
+        }
+    }
 }
 
 /// What llama.cpp takes for granted in a family with windows.
@@ -158,14 +238,6 @@ pub fn implied(
     };
     let scalar = if num_layers == largest { hidden / num_heads.max(1) } else { head_dim };
     Some(Implied { pattern, query_scalar: scalar as f64, local_theta: 10_000.0 })
-}
-
-/// Whether the rows of this tensor are in another order: llama.cpp turns neighbouring rows of some queries and keys
-/// together, Hugging Face a row of the first half of a head and one of the second.
-#[must_use]
-pub fn is_interleaved(config: &ModelConfig, name: &str) -> bool {
-    architecture(config).is_some_and(|name| INTERLEAVED.contains(&name))
-        && (name.contains("q_proj") || name.contains("k_proj"))
 }
 
 /// What each rotary frequency is divided by (Llama 3.1), which GGUF stores as a tensor.
@@ -240,6 +312,15 @@ fn config_json(file: &GgufFile) -> Result<String, Problem> {
         json.insert("partial_rotary_factor".to_owned(), json!(as_f64(turning) / as_f64(head_dim.unwrap_or(1).max(1))));
     }
     windows_and_caps(file, &key, &mut json)?;
+    if architecture.starts_with("qwen35") {
+        for (ours, theirs) in OF_DELTA_NETS {
+            json.extend(file.integer(&key(theirs))?.map(|count| (ours.to_owned(), json!(count))));
+        }
+        // Layers that predict more tokens follow the others, and are left out.
+        let layers = json["num_hidden_layers"].as_u64().unwrap_or(0);
+        let more = file.integer(&key("nextn_predict_layers"))?.unwrap_or(0);
+        json.insert("num_hidden_layers".to_owned(), json!(layers.saturating_sub(more)));
+    }
     if has_experts {
         experts(file, &key, &mut json)?;
     }
@@ -247,9 +328,7 @@ fn config_json(file: &GgufFile) -> Result<String, Problem> {
         let of_file = MULTIPLIERS.map(|(ours, theirs)| Some((ours.to_owned(), json!(file.number(&key(theirs))?))));
         json.extend(of_file.into_iter().flatten());
     }
-    if let Some(factor) = linear_scaling(file, &key)? {
-        json.insert("rope_scaling".to_owned(), json!({"rope_type": "linear", "factor": factor}));
-    }
+    json.extend(scaling(file, &key)?.map(|scaling| ("rope_scaling".to_owned(), scaling)));
     let tensors = file.tensors();
     let embedding = tensors.get("token_embd.weight").ok_or_else(|| file.problem("no tensor `token_embd.weight`"))?;
     json.insert("vocab_size".to_owned(), json!(embedding.shape.first()));
@@ -337,17 +416,25 @@ fn refuse_unsupported(file: &GgufFile, key: &dyn Fn(&str) -> String, head_dim: O
     Ok(())
 }
 
-/// What positions are divided by.
-fn linear_scaling(file: &GgufFile, key: &dyn Fn(&str) -> String) -> Result<Option<f64>, Problem> {
+/// What positions or frequencies are divided by.
+fn scaling(file: &GgufFile, key: &dyn Fn(&str) -> String) -> Result<Option<serde_json::Value>, Problem> {
     let old = file.number(&key("rope.scale_linear"));
+    let factor = file.number(&key("rope.scaling.factor")).or(old);
+    let linear = |factor| json!({"rope_type": "linear", "factor": factor});
     match file.text(&key("rope.scaling.type")) {
-        None => Ok(old.filter(|factor| *factor != 1.0)),
+        None => Ok(old.filter(|factor| *factor != 1.0).map(linear)),
         Some("none") => Ok(None),
-        Some("linear") => Ok(file.number(&key("rope.scaling.factor")).or(old)),
+        Some("linear") => Ok(factor.map(linear)),
+        Some("yarn") => {
+            let original = file.integer(&key("rope.scaling.original_context_length"))?;
+            Ok(factor.map(
+                |factor| json!({"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}),
+            ))
+        }
         Some(other) => {
-            let message =
-                format!("`{}` = \"{other}\" is not supported, expected `none` or `linear`", key("rope.scaling.type"));
-            Err(file.problem(message))
+            let of_file = key("rope.scaling.type");
+            Err(file
+                .problem(format!("`{of_file}` = \"{other}\" is not supported, expected `none`, `linear` or `yarn`")))
         }
     }
 }

@@ -21,7 +21,7 @@ use crate::common::families::write_model;
 use crate::engine::{answers, grads, in_rows, indexed, packed, relative_error, step, with_b};
 
 /// What a family changes in the configuration of the others.
-fn families() -> [(&'static str, Value); 18] {
+fn families() -> [(&'static str, Value); 19] {
     let llama = "LlamaForCausalLM";
     let llama3 = json!({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
         "original_max_position_embeddings": 8192});
@@ -48,6 +48,12 @@ fn families() -> [(&'static str, Value); 18] {
             "use_sliding_window": true, "sliding_window": 9, "max_window_layers": 1}),
         ),
         ("qwen3", json!({"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "head_dim": 24})),
+        (
+            "qwen3.5",
+            json!({"model_type": "qwen3_5_text", "architectures": ["Qwen3_5ForCausalLM"], "head_dim": 32,
+            "full_attention_interval": 2, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+            "linear_key_head_dim": 16, "linear_value_head_dim": 16}),
+        ),
         (
             "gemma2",
             json!({"model_type": "gemma2", "architectures": ["Gemma2ForCausalLM"], "head_dim": 24,

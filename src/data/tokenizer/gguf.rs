@@ -12,6 +12,8 @@ pub const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+
 /// Qwen's way, which differs in the length of numbers.
 pub const QWEN2: &str =
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+/// That of Qwen3.5, which keeps marks with their letters.
+pub const QWEN35: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 /// Mistral Nemo's.
 pub const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
@@ -20,12 +22,13 @@ pub const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p
 pub type Split = (&'static str, &'static [&'static str], bool);
 
 /// The known ways to split a text. In those that skip merges, a text also begins with BOS unless the file says otherwise.
-pub const SPLITS: [Split; 6] = [
+pub const SPLITS: [Split; 7] = [
     ("gpt-2", &["bytes of words"], false),
     ("smollm", &["digits", "bytes of words"], false),
     ("llama-bpe", &[LLAMA3, "bytes"], true),
     ("smaug-bpe", &[LLAMA3, "bytes"], false),
     ("qwen2", &[QWEN2, "bytes"], false),
+    ("qwen35", &[QWEN35, "bytes"], false),
     ("tekken", &[TEKKEN, "bytes"], true),
 ];
 
@@ -141,7 +144,7 @@ impl<'a> Vocabulary<'a> {
         let merges: Vec<_> = merges.iter().filter_map(|merge| merge.split_once(' ')).collect();
         let steps: Vec<Value> = steps.iter().map(|name| step(name)).collect();
         // Qwen's own tokenizers compose letters first.
-        let normalizer = if name == "qwen2" { json!({"type": "NFC"}) } else { Value::Null };
+        let normalizer = if name.starts_with("qwen") { json!({"type": "NFC"}) } else { Value::Null };
         let tokenizer = json!({
             "version": "1.0", "truncation": null, "padding": null,
             "added_tokens": self.added(),

@@ -18,7 +18,7 @@ use crate::ops::kernels::place_of;
 use crate::ops::linear::Matrix;
 use crate::schema::Problem;
 use crate::spec::ModelConfig;
-use crate::spec::gguf::{ROPE_FACTORS, is_interleaved, shift, tensor_name};
+use crate::spec::gguf::{Coding, Order, ROPE_FACTORS, stored_shape, tensor_name};
 use crate::util::gguf::{GgufFile, GgufTensor, GgufType};
 use crate::util::text;
 
@@ -62,19 +62,17 @@ impl GgufWeights {
 
     fn rows(&self, name: &str, shape: &[usize]) -> Result<(&GgufTensor, Rows<'_>), Problem> {
         let tensor = self.stored(name, shape).map_err(|problem| self.mismatch(&[problem]))?;
-        let head_dim = is_interleaved(&self.config, name).then_some(self.config.ropes[0].head_dim);
+        let (order, coding) = (Order::of(&self.config, name), Coding::of(&self.config, name));
         // A bias is a column.
         let width = if shape.len() == 1 { 1 } else { shape[shape.len() - 1] };
-        let shift = shift(&self.config, name);
-        Ok((tensor, Rows { kind: tensor.kind, bytes: self.file.bytes(tensor), width, head_dim, shift }))
+        Ok((tensor, Rows { kind: tensor.kind, bytes: self.file.bytes(tensor), width, order, coding }))
     }
 
     /// A tensor that must have this shape and a type that is read.
     fn stored(&self, name: &str, shape: &[usize]) -> Result<&GgufTensor, String> {
         let theirs = tensor_name(&self.config, name).unwrap_or_default();
         let tensor = self.file.tensors().get(&theirs).ok_or_else(|| format!("missing: `{theirs}` {shape:?}"))?;
-        // What a vector is multiplied by is a vector there.
-        if tensor.shape != shape && shape.strip_prefix(&[1]) != Some(&tensor.shape[..]) {
+        if tensor.shape != stored_shape(shape) {
             return Err(format!("misshapen: `{theirs}` is {:?}, expected {shape:?}", tensor.shape));
         }
         let is_whole = shape.last().is_some_and(|width| width.is_multiple_of(tensor.kind.block_size()));
@@ -97,7 +95,13 @@ impl Source for GgufWeights {
         let mut problems: Vec<String> =
             expected.iter().filter_map(|(name, shape)| self.stored(name, shape).err()).collect();
         let known: HashSet<String> = expected.iter().filter_map(|(name, _)| tensor_name(config, name)).collect();
-        let unexpected = self.file.tensors().iter().filter(|(name, _)| !known.contains(*name) && *name != ROPE_FACTORS);
+        let layer = |name: &str| name.strip_prefix("blk.")?.split_once('.')?.0.parse::<usize>().ok();
+        let is_used = |name: &str| layer(name).is_none_or(|layer| layer < config.num_layers());
+        let unexpected = self
+            .file
+            .tensors()
+            .iter()
+            .filter(|(name, _)| !known.contains(*name) && *name != ROPE_FACTORS && is_used(name));
         problems.extend(unexpected.map(|(name, tensor)| format!("unexpected: `{name}` {:?}", tensor.shape)));
         if problems.is_empty() { Ok(()) } else { Err(self.mismatch(&problems)) }
     }
@@ -119,13 +123,16 @@ impl Source for GgufWeights {
             return Ok(None);
         }
         let (tensor, rows) = self.rows(name, &shape)?;
-        if !tensor.kind.is_quantized() || !place_of(held.device, DType::F32).takes_blocks() {
+        // Of columns in another order, blocks are no blocks.
+        let has_blocks = tensor.kind.is_quantized() && !rows.order.is_some_and(|order| order.is_of_columns);
+        if !has_blocks || !place_of(held.device, DType::F32).takes_blocks() {
             return Ok(None);
         }
         let mut bytes = vec![0; tensor.num_bytes()];
         let row_bytes = (bytes.len() / shape[0]).max(1);
         bytes.par_chunks_mut(row_bytes).enumerate().for_each(|(row, to)| {
-            to.copy_from_slice(&rows.bytes[rows.place(row) * row_bytes..][..row_bytes]);
+            let row = rows.order.map_or(row, |order| order.place(row));
+            to.copy_from_slice(&rows.bytes[row * row_bytes..][..row_bytes]);
         });
         self.file.release(tensor);
         Ok(Some(Matrix::Blocks(Arc::new(Blocks::new(shape, tensor.kind, Bytes::from_elems(bytes))))))
@@ -151,31 +158,25 @@ struct Rows<'a> {
     kind: GgufType,
     bytes: &'a [u8],
     width: usize,
-    /// Rows of a head, where those of its halves take turns in the file.
-    head_dim: Option<usize>,
-    /// What was added to the numbers in the file.
-    shift: f32,
+    /// The order in the file, where it is another.
+    order: Option<Order>,
+    coding: Coding,
 }
 
 impl Rows<'_> {
-    /// Where a row lies in the file.
-    fn place(&self, row: usize) -> usize {
-        let Some(head_dim) = self.head_dim else { return row };
-        let (head, within) = (row / head_dim, row % head_dim);
-        let (half, pair) = (within / (head_dim / 2), within % (head_dim / 2));
-        head * head_dim + 2 * pair + half
-    }
-
     /// Reads the numbers from `first` on.
     fn read(&self, first: usize, to: &mut [f32]) {
-        if self.head_dim.is_none() {
-            return self.stretch(first, to);
-        }
+        let Some(order) = self.order else { return self.stretch(first, to) };
         let mut done = 0;
         while done < to.len() {
             let (row, column) = ((first + done) / self.width, (first + done) % self.width);
-            let num = (self.width - column).min(to.len() - done);
-            self.stretch(self.place(row) * self.width + column, &mut to[done..done + num]);
+            let (place, end) = if order.is_of_columns {
+                (row * self.width + order.place(column), (column / order.run() + 1) * order.run())
+            } else {
+                (order.place(row) * self.width + column, self.width)
+            };
+            let num = (end - column).min(to.len() - done);
+            self.stretch(place, &mut to[done..done + num]);
             done += num;
         }
     }
@@ -189,8 +190,8 @@ impl Rows<'_> {
             }
             None => cpu::Blocks { kind: self.kind, bytes: self.bytes }.decode(first, to),
         }
-        if self.shift != 0.0 {
-            to.iter_mut().for_each(|number| *number -= self.shift);
+        if self.coding != Coding::Same {
+            to.iter_mut().for_each(|number| *number = self.coding.read(*number));
         }
     }
 }

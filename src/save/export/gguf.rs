@@ -14,7 +14,7 @@ use crate::lora::Matrices;
 use crate::model::weights::{Quantisation, Weights};
 use crate::schema::Problem;
 use crate::spec::ModelConfig;
-use crate::spec::gguf::{ROPE_FACTORS, shift, stored_rope_factors};
+use crate::spec::gguf::{Coding, Order, ROPE_FACTORS, stored_rope_factors, stored_shape};
 use crate::util::files;
 use crate::util::gguf::{GgufFile, Value, joined};
 
@@ -27,8 +27,8 @@ use file::{Gguf, Tensor, text};
 
 /// The key of the chat template.
 const CHAT_TEMPLATE: &str = "tokenizer.chat_template";
-/// What chooses among experts.
-const ROUTER: &str = ".ffn_gate_inp.";
+/// What stays in full precision: what chooses among experts, and the convolutions of a delta rule.
+const IN_F32: [&str; 2] = [".ffn_gate_inp.", ".ssm_conv1d."];
 /// Settings of a generation in `generation_config.json`, and their names here.
 const SAMPLING: [(&str, &str); 3] = [("top_p", "top_p"), ("min_p", "min_p"), ("temperature", "temp")];
 
@@ -144,15 +144,12 @@ fn adapter_tensors<'a>(
     let weight = format!("{module}.weight");
     let name = names::tensor_name(config, &weight).unwrap_or_default();
     let tensor = move |(letter, matrix, scale): (char, &'a HostMatrix, f64)| {
-        let is_turned = letter == 'b' && names::is_interleaved(config, &weight);
+        // The columns of a weight are A's.
+        let order = Order::of(config, &weight).filter(|order| order.is_of_columns == (letter == 'a'));
         let values = move || {
             #[expect(clippy::cast_possible_truncation, reason = "the product is in f32")]
             let scaled: Vec<f32> = matrix.values.iter().map(|value| value * scale as f32).collect();
-            Ok(if is_turned {
-                names::interleaved(&scaled, config.ropes[0].head_dim, matrix.num_columns)
-            } else {
-                scaled
-            })
+            Ok(order.map_or_else(|| scaled.clone(), |order| order.in_file(&scaled, matrix.num_columns)))
         };
         Tensor::new(format!("{name}.lora_{letter}"), matrix.shape().to_vec(), GgufType::F32, values)
     };
@@ -165,24 +162,20 @@ fn tensors<'a>(merging: &'a Merging, dtype: GgufType, on_bytes: &'a dyn Fn(usize
     let mut experts: BTreeMap<String, BTreeMap<usize, Tensor<'a>>> = BTreeMap::new();
     for tensor in merging.tensors(on_bytes) {
         let Some(name) = names::tensor_name(&merging.config, tensor.name) else { continue };
-        // Scores of experts are computed in full precision.
-        let dtype = if name.contains(ROUTER) { GgufType::F32 } else { dtype };
+        let dtype = if IN_F32.iter().any(|part| name.contains(part)) { GgufType::F32 } else { dtype };
         let values = move || {
             let mut values = tensor.values()?;
-            let shift = shift(&merging.config, tensor.name);
-            if shift != 0.0 {
-                values.iter_mut().for_each(|value| *value += shift);
-            }
+            let coding = Coding::of(&merging.config, tensor.name);
+            values.iter_mut().for_each(|value| *value = coding.written(*value));
             // A number too large for the type is reported when it is written.
             if let Ok(rounded) = dtype.rounded(tensor.shape, &values) {
                 tensor.note_more_rounding(&values, &rounded)?;
             }
-            let width = tensor.shape.get(1).copied().unwrap_or(1);
-            let is_turned = names::is_interleaved(&merging.config, tensor.name);
-            Ok(if is_turned { names::interleaved(&values, merging.config.ropes[0].head_dim, width) } else { values })
+            let width = tensor.shape[1..].iter().product();
+            let order = Order::of(&merging.config, tensor.name);
+            Ok(order.map_or_else(|| values.clone(), |order| order.in_file(&values, width)))
         };
-        // A vector that is multiplied by a vector is none of a matrix there.
-        let shape = tensor.shape.strip_prefix(&[1]).unwrap_or(tensor.shape).to_vec();
+        let shape = stored_shape(tensor.shape);
         let place = joined(&name);
         let written = Tensor::new(name, shape, dtype, values);
         match place {

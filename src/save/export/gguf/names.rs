@@ -1,24 +1,11 @@
 //! A model's shape and tensors as llama.cpp names them.
 
-use super::file::{GgufType, text};
+use super::file::{GgufType, list, text};
 use crate::schema::Problem;
-use crate::spec::gguf::{self, architecture};
-pub(super) use crate::spec::gguf::{is_interleaved, tensor_name};
+pub(super) use crate::spec::gguf::tensor_name;
+use crate::spec::gguf::{self, Order, architecture};
 use crate::spec::{Attention, Block, Heads, Mixture, ModelConfig, Probabilities, RopeScaling};
-use crate::util::gguf::Value;
-
-/// Rows of `width` numbers, those of the two halves of each head in turn.
-pub(super) fn interleaved(rows: &[f32], head_dim: usize, width: usize) -> Vec<f32> {
-    let mut turned = Vec::with_capacity(rows.len());
-    for head in rows.chunks(head_dim * width) {
-        let (first, second) = head.split_at(head.len() / 2);
-        for (first, second) in first.chunks(width).zip(second.chunks(width)) {
-            turned.extend_from_slice(first);
-            turned.extend_from_slice(second);
-        }
-    }
-    turned
-}
+use crate::util::gguf::{List, Value};
 
 /// What each rotary frequency is divided by (Llama 3.1), which the file stores as a tensor.
 pub(super) fn rope_factors(config: &ModelConfig) -> Result<Option<Vec<f32>>, Problem> {
@@ -71,8 +58,9 @@ fn size_label(num_parameters: usize) -> String {
 #[expect(clippy::cast_possible_truncation, reason = "the file has f32, and counts below 2^32")]
 pub(super) fn shape(config: &ModelConfig, dtype: GgufType) -> Result<Vec<(String, Value)>, Problem> {
     let count = |value: usize| Value::U32(value as u32);
-    let (block, rope) = (&config.blocks[0], &config.ropes[0]);
-    let (attention, gated) = (block.attention(), block.all_gated().next());
+    let rope = &config.ropes[0];
+    let (attention, gated) = (config.blocks.iter().find_map(Block::attention), config.blocks[0].all_gated().next());
+    let turns = Order::of(config, "q_proj").is_some();
     let heads = |of: fn(&Heads) -> usize| count(attention.map_or(0, |attention| of(&attention.heads)));
     let head_dim = count(rope.head_dim);
     let mut keys = vec![
@@ -87,10 +75,10 @@ pub(super) fn shape(config: &ModelConfig, dtype: GgufType) -> Result<Vec<(String
         ("attention.value_length", head_dim.clone()),
         ("rope.freq_base", Value::F32(rope.theta as f32)),
     ];
-    if is_interleaved(config, "q_proj") {
+    if turns {
         keys.push(("vocab_size", count(config.vocab_size)));
     }
-    if is_interleaved(config, "q_proj") || gated.is_some_and(|gated| gated.gate_up.sites().len() == 1) {
+    if turns || rope.width < rope.head_dim || gated.is_some_and(|gated| gated.gate_up.sites().len() == 1) {
         keys.push(("rope.dimension_count", count(rope.width)));
     }
     if config.model_type == "phi3" {
@@ -100,6 +88,14 @@ pub(super) fn shape(config: &ModelConfig, dtype: GgufType) -> Result<Vec<(String
     if let Some(RopeScaling::Linear { factor }) = &rope.scaling {
         keys.extend([("rope.scaling.type", text("linear")), ("rope.scaling.factor", Value::F32(*factor as f32))]);
     }
+    if let Some(RopeScaling::Yarn { factor, original_max_position_embeddings, .. }) = &rope.scaling {
+        keys.extend([
+            ("rope.scaling.type", text("yarn")),
+            ("rope.scaling.factor", Value::F32(*factor as f32)),
+            ("rope.scaling.original_context_length", count(*original_max_position_embeddings)),
+        ]);
+    }
+    keys.extend(delta_nets(config)?);
     keys.extend(experts(config)?);
     keys.extend(windows_and_caps(config)?);
     keys.extend(multipliers(config));
@@ -107,6 +103,39 @@ pub(super) fn shape(config: &ModelConfig, dtype: GgufType) -> Result<Vec<(String
     let of_family =
         keys.into_iter().map(|(key, value)| (format!("{}.{key}", architecture(config).unwrap_or_default()), value));
     Ok(of_family.chain([("general.file_type".to_owned(), Value::U32(dtype.file_code()))]).collect())
+}
+
+/// The delta rules, and where attention is between them.
+///
+/// # Errors
+/// What llama.cpp computes otherwise, whatever the file says.
+#[expect(clippy::cast_possible_truncation, reason = "counts below 2^32")]
+fn delta_nets(config: &ModelConfig) -> Result<Vec<(&'static str, Value)>, Problem> {
+    let Some(net) = config.blocks.iter().find_map(Block::delta_net) else { return Ok(Vec::new()) };
+    let refused = |what: &str| {
+        let problem = Problem::new(format!("GGUF has no place for {what} in a model of type {}", config.model_type));
+        Err(problem.hint("merge into a folder: --out DIR"))
+    };
+    let interval = config.blocks.iter().position(|block| block.attention().is_some()).map_or(0, |first| first + 1);
+    let is_attention = |layer: usize| interval > 0 && (layer + 1).is_multiple_of(interval);
+    if !config.blocks.iter().enumerate().all(|(layer, block)| block.attention().is_some() == is_attention(layer)) {
+        return refused("attention in other layers than every so many");
+    }
+    let heads = net.heads;
+    if heads.key_head_dim != heads.value_head_dim {
+        return refused("heads of keys and values of different widths");
+    }
+    let counts = [
+        ("ssm.conv_kernel", net.kernel_size),
+        ("ssm.state_size", heads.key_head_dim),
+        ("ssm.group_count", heads.num_key_heads),
+        ("ssm.time_step_rank", heads.num_value_heads),
+        ("ssm.inner_size", heads.value_width()),
+        ("full_attention_interval", interval),
+    ];
+    // Positions of text are the same in all of them.
+    let sections = ("rope.dimension_sections", list(List::I32(vec![11, 11, 10, 0])));
+    Ok(counts.map(|(key, count)| (key, Value::U32(count as u32))).into_iter().chain([sections]).collect())
 }
 
 /// The mixtures of experts.
@@ -150,12 +179,20 @@ fn multipliers(config: &ModelConfig) -> Vec<(&'static str, Value)> {
 
 /// Layers without a rotary embedding are where llama.cpp expects them, and frequencies have no scaling that is not written.
 fn check_ropes(config: &ModelConfig) -> Result<(), Problem> {
-    let is_written = |scaling: &RopeScaling| matches!(scaling, RopeScaling::Linear { .. } | RopeScaling::Llama3 { .. });
+    let is_written = |scaling: &RopeScaling| match scaling {
+        RopeScaling::Linear { .. } | RopeScaling::Llama3 { .. } => true,
+        // What llama.cpp takes for granted.
+        RopeScaling::Yarn { factor, beta_fast, beta_slow, truncate, attention_factor, .. } => {
+            let usual = 1.0 + 0.1 * factor.ln();
+            [*beta_fast, *beta_slow] == [32.0, 1.0] && *truncate && (attention_factor - usual).abs() < 1e-4
+        }
+        _ => false,
+    };
     if config.ropes.iter().filter_map(|rope| rope.scaling.as_ref()).any(|scaling| !is_written(scaling)) {
         let problem = Problem::new("this kind of `rope_scaling` is not written to GGUF files");
         return Err(problem.hint("merge into a folder (--out DIR), and use llama.cpp's own converter on it"));
     }
-    let has_rope = |block: &Block| block.attention().is_some_and(|attention| attention.rope.is_some());
+    let has_rope = |block: &Block| block.attention().is_none_or(|attention| attention.rope.is_some());
     let expected = |layer: usize| config.model_type != "smollm3" || !(layer + 1).is_multiple_of(4);
     if config.blocks.iter().enumerate().all(|(layer, block)| has_rope(block) == expected(layer)) {
         return Ok(());
@@ -171,14 +208,15 @@ fn check_ropes(config: &ModelConfig) -> Result<(), Problem> {
 #[expect(clippy::cast_possible_truncation, reason = "the file has f32, and counts below 2^32")]
 fn windows_and_caps(config: &ModelConfig) -> Result<Vec<(&'static str, Value)>, Problem> {
     let attentions: Vec<_> = config.blocks.iter().filter_map(Block::attention).collect();
-    let Heads { num_heads, head_dim, scale, soft_cap, .. } = attentions[0].heads;
+    let Some(first) = attentions.first() else { return Ok(Vec::new()) };
+    let Heads { num_heads, head_dim, scale, soft_cap, .. } = first.heads;
     let implied = gguf::implied(&config.model_type, config.num_layers(), config.hidden_size, num_heads, head_dim);
     let Some(implied) = implied else { return Ok(Vec::new()) };
     let refused = |what: &str| {
         let problem = Problem::new(format!("GGUF has no place for {what} in a model of type {}", config.model_type));
         Err(problem.hint("merge into a folder: --out DIR"))
     };
-    let window = attentions[0].heads.window;
+    let window = first.heads.window;
     let has_window = |layer: usize| !(layer + 1).is_multiple_of(implied.pattern);
     let as_implied = |(layer, attention): (usize, &&Attention)| {
         attention.heads.window == window.filter(|_| has_window(layer))
@@ -228,18 +266,6 @@ mod tests {
             assert!(names.contains(&name.to_owned()), "{name}");
         }
         assert_eq!(tensor_name(&config, "model.layers.0.self_attn.rotary_emb.inv_freq"), None);
-    }
-
-    #[test]
-    fn rows_of_the_halves_of_a_head_alternate_in_a_llama_and_stay_in_a_qwen() {
-        let rows: Vec<f32> = (0..16u8).map(f32::from).collect();
-        let turned = interleaved(&rows, 4, 2);
-        assert_eq!(turned, [0., 1., 4., 5., 2., 3., 6., 7., 8., 9., 12., 13., 10., 11., 14., 15.]);
-        for (model_type, expected) in [("llama", true), ("mistral", true), ("qwen2", false), ("qwen3", false)] {
-            let config = ModelConfig { model_type: model_type.into(), ..tiny_config() };
-            assert_eq!(is_interleaved(&config, "model.layers.0.self_attn.k_proj.bias"), expected);
-            assert!(!is_interleaved(&config, "model.layers.0.self_attn.v_proj.weight"));
-        }
     }
 
     #[test]

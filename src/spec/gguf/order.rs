@@ -1,0 +1,129 @@
+//! Rows and columns of tensors that lie in another order in GGUF files than in Hugging Face's.
+
+use super::architecture;
+use crate::spec::delta_net::{A_LOG, CONV, DELTA_NET_NAMES, DT_BIAS};
+use crate::spec::{Block, DeltaHeads, ModelConfig};
+
+/// Architectures whose queries and keys have their rows in another order.
+const INTERLEAVED: [&str; 3] = ["llama", "smollm3", "granite"];
+
+/// Where the rows of a tensor lie, or its columns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Order {
+    /// Whether it is the columns that lie so.
+    pub is_of_columns: bool,
+    kind: Kind,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    /// Those of the two halves of each head take turns: llama.cpp turns neighbours together, Hugging Face one of each half.
+    Halves { head_dim: usize },
+    /// Behind the first so many, value heads of `width`: the first one of every key head, then every second one, and so on,
+    /// where Hugging Face has those of a key head side by side.
+    ValueHeads { first: usize, heads: DeltaHeads, width: usize },
+}
+
+impl Order {
+    /// The order of a tensor such as `model.layers.0.self_attn.q_proj.weight`; `None` where it is the same.
+    #[must_use]
+    pub fn of(config: &ModelConfig, name: &str) -> Option<Self> {
+        if let Some(heads) = config.blocks.iter().find_map(Block::delta_net).map(|net| net.heads) {
+            return Self::of_value_heads(heads, name);
+        }
+        let is_interleaved = architecture(config).is_some_and(|name| INTERLEAVED.contains(&name))
+            && (name.contains("q_proj") || name.contains("k_proj"));
+        let kind = Kind::Halves { head_dim: config.ropes[0].head_dim };
+        is_interleaved.then_some(Self { is_of_columns: false, kind })
+    }
+
+    fn of_value_heads(heads: DeltaHeads, name: &str) -> Option<Self> {
+        let [qkv, z, b, a, out] = DELTA_NET_NAMES;
+        let is = |part: &str| name.contains(part);
+        let (first, width) = match () {
+            () if is(qkv) || is(CONV) => (2 * heads.key_width(), heads.value_head_dim),
+            () if is(z) || is(out) => (0, heads.value_head_dim),
+            () if is(b) || is(a) || is(A_LOG) || is(DT_BIAS) => (0, 1),
+            () => return None,
+        };
+        let kind = Kind::ValueHeads { first, heads, width };
+        (heads.group() > 1).then_some(Self { is_of_columns: is(out), kind })
+    }
+
+    /// Neighbours that stay together begin at multiples of this many.
+    #[must_use]
+    pub fn run(&self) -> usize {
+        match self.kind {
+            Kind::Halves { .. } => 1,
+            Kind::ValueHeads { width, .. } => width,
+        }
+    }
+
+    /// Where a row or column lies in a file.
+    #[must_use]
+    pub fn place(&self, index: usize) -> usize {
+        match self.kind {
+            Kind::Halves { head_dim } => {
+                let (head, within) = (index / head_dim, index % head_dim);
+                let (half, pair) = (within / (head_dim / 2), within % (head_dim / 2));
+                head * head_dim + 2 * pair + half
+            }
+            Kind::ValueHeads { first, .. } if index < first => index,
+            Kind::ValueHeads { first, heads, width } => {
+                let (head, within) = ((index - first) / width, (index - first) % width);
+                let (key_head, member) = (head / heads.group(), head % heads.group());
+                first + (member * heads.num_key_heads + key_head) * width + within
+            }
+        }
+    }
+
+    /// Rows of `width` numbers as they lie in a file.
+    #[must_use]
+    pub fn in_file(&self, values: &[f32], width: usize) -> Vec<f32> {
+        let mut placed = vec![0.0; values.len()];
+        for (row, numbers) in values.chunks_exact(width).enumerate() {
+            if self.is_of_columns {
+                let to = &mut placed[row * width..][..width];
+                numbers.iter().enumerate().for_each(|(column, number)| to[self.place(column)] = *number);
+            } else {
+                placed[self.place(row) * width..][..width].copy_from_slice(numbers);
+            }
+        }
+        placed
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::weights::fixture::tiny_config;
+
+    #[test]
+    fn rows_of_the_halves_of_a_head_alternate_in_a_llama_and_stay_in_a_qwen() {
+        let order = Order { is_of_columns: false, kind: Kind::Halves { head_dim: 4 } };
+        let rows: Vec<f32> = (0..16u8).map(f32::from).collect();
+        let turned = [0., 1., 4., 5., 2., 3., 6., 7., 8., 9., 12., 13., 10., 11., 14., 15.];
+        assert_eq!(order.in_file(&rows, 2), turned);
+        for (model_type, expected) in [("llama", true), ("mistral", true), ("qwen2", false), ("qwen3", false)] {
+            let config = ModelConfig { model_type: model_type.into(), ..tiny_config() };
+            assert_eq!(Order::of(&config, "model.layers.0.self_attn.k_proj.bias").is_some(), expected);
+            assert_eq!(Order::of(&config, "model.layers.0.self_attn.v_proj.weight"), None);
+        }
+    }
+
+    #[test]
+    fn value_heads_of_a_key_head_lie_apart() {
+        let heads = DeltaHeads { num_key_heads: 2, num_value_heads: 6, key_head_dim: 1, value_head_dim: 2 };
+        let of = |name: &str| Order::of_value_heads(heads, name).unwrap();
+        let numbers: Vec<f32> = (0..16u8).map(f32::from).collect();
+        let tiled = [4., 5., 10., 11., 6., 7., 12., 13., 8., 9., 14., 15.];
+        let all = [&[0., 1., 2., 3.][..], &tiled].concat();
+        assert_eq!(of("model.layers.1.linear_attn.in_proj_qkv.weight").in_file(&numbers, 1), all);
+        assert_eq!(of("model.layers.1.linear_attn.A_log").in_file(&numbers[..6], 1), [0., 3., 1., 4., 2., 5.]);
+        let output = of("model.layers.1.linear_attn.out_proj.weight");
+        assert_eq!(output.in_file(&numbers[4..], 12), tiled);
+        assert_eq!(Order::of_value_heads(heads, "model.layers.1.linear_attn.norm.weight"), None);
+        let equal = DeltaHeads { num_value_heads: 2, ..heads };
+        assert_eq!(Order::of_value_heads(equal, "model.layers.1.linear_attn.A_log"), None);
+    }
+}
