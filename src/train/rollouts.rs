@@ -248,6 +248,7 @@ impl Rollouts {
                     temperature: self.objective.temperature,
                     top_p: self.objective.top_p,
                     top_k: self.objective.top_k,
+                    min_p: self.objective.min_p,
                     seed,
                 };
                 let request = TextRequest {
