@@ -205,7 +205,7 @@ fn rewarded_answers_have_trls_losses_and_gradients() {
         batch.row_lengths.push(prompt.len() + answer.len());
         batch.input_ids.extend([prompt, answer].concat());
         let advantage = advantage.as_f64().unwrap() as f32;
-        batch.answers.push(Answer { is_good: advantage > 0.0, prompt_targets: 0, advantage });
+        batch.answers.push(Answer { is_good: advantage > 0.0, prompt_targets: 0, advantage, margin: 0.0 });
     }
     for (name, case) in rewarded["cases"].as_object().unwrap() {
         let options = case["options"].as_object().unwrap().iter();
