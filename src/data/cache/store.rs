@@ -53,6 +53,8 @@ pub(in crate::data) struct RowEntry {
     /// Index of the first token that carries loss; of two sequences the later one in its own.
     first_target: u32,
     num_targets: u32,
+    /// Whether the label says that the answer is bad.
+    is_bad_answer: bool,
     /// Where the second sequence begins, or 0.
     second: u32,
 }
@@ -64,12 +66,14 @@ impl RowEntry {
     fn of(row: &EncodedRow) -> Self {
         let number = |count: usize| u32::try_from(count).unwrap_or(Self::BAD - 1);
         if let Some(problem) = &row.problem {
-            return Self { length: number(problem.len()), first_target: Self::BAD, num_targets: 0, second: 0 };
+            let (length, first_target) = (number(problem.len()), Self::BAD);
+            return Self { length, first_target, num_targets: 0, is_bad_answer: false, second: 0 };
         }
         Self {
             length: number(row.ids.len()),
             first_target: row.first_target().map_or(Self::NO_TARGET, number),
             num_targets: number(row.num_target_tokens()),
+            is_bad_answer: row.is_bad_answer,
             second: number(row.second),
         }
     }
@@ -107,6 +111,10 @@ impl RowEntry {
         self.num_targets
     }
 
+    pub(in crate::data) fn is_bad_answer(self) -> bool {
+        self.is_bad_answer
+    }
+
     fn record_bytes(self) -> u64 {
         let margin = if self.second > 0 { 4 } else { 0 };
         CRC_BYTES as u64 + u64::from(self.length) * if self.is_bad() { 1 } else { 4 } + margin
@@ -114,9 +122,9 @@ impl RowEntry {
 
     fn to_bytes(self) -> [u8; ENTRY_BYTES] {
         let mut bytes = [0; ENTRY_BYTES];
-        for (bytes, number) in
-            bytes.chunks_exact_mut(4).zip([self.length, self.first_target, self.num_targets, self.second])
-        {
+        // The mark of the first token, which the entry has for counting.
+        let targets = self.num_targets | if self.is_bad_answer { MARK_BIT } else { 0 };
+        for (bytes, number) in bytes.chunks_exact_mut(4).zip([self.length, self.first_target, targets, self.second]) {
             bytes.copy_from_slice(&number.to_le_bytes());
         }
         bytes
@@ -124,7 +132,13 @@ impl RowEntry {
 
     fn from_bytes(bytes: &[u8]) -> Self {
         let number = |at: usize| bytes[at..].first_chunk().map_or(0, |word| u32::from_le_bytes(*word));
-        Self { length: number(0), first_target: number(4), num_targets: number(8), second: number(12) }
+        Self {
+            length: number(0),
+            first_target: number(4),
+            num_targets: number(8) & !MARK_BIT,
+            is_bad_answer: number(8) & MARK_BIT != 0,
+            second: number(12),
+        }
     }
 }
 
