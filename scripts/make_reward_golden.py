@@ -22,11 +22,12 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, get_
 
 from make_golden import formula, made_by
 
-CASES = {"plain": {}, "centered": {"center_rewards_coefficient": 0.01}}
+CASES = {"plain": {}, "centered": {"center_rewards_coefficient": 0.01}, "margins": {"center_rewards_coefficient": 0.01}}
+MARGINS = [0.5, 0.0, -0.25, 2.0, 1.0, 0.125, 0.75, 3.0]  # of the rows of "margins"
 LEARNING_RATE = 1e-3
 
 
-def trainer(folder: pathlib.Path, options: dict, b_bound: float, directory: str):
+def trainer(folder: pathlib.Path, options: dict, b_bound: float, directory: str, margins: list[float] | None = None):
     """TRL's trainer with the numbers of the formula, and what it trains by PEFT's keys."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForSequenceClassification.from_pretrained(folder, num_labels=1, dtype=torch.float32)
@@ -34,7 +35,8 @@ def trainer(folder: pathlib.Path, options: dict, b_bound: float, directory: str)
     config = trl.RewardConfig(output_dir=directory, per_device_train_batch_size=SETTINGS["micro_batch_size"], max_length=MAX_LENGTH,
                               report_to="none", bf16=False, use_cpu=True, gradient_checkpointing=False, seed=0, **options)
     lora = LoraConfig(task_type="SEQ_CLS", lora_dropout=0.0, modules_to_save=["score"], **LORA)
-    made = trl.RewardTrainer(model=model, args=config, train_dataset=Dataset.from_list(rows(D)), processing_class=tokenizer,
+    pairs = rows(D) if margins is None else [row | {"margin": margin} for row, margin in zip(rows(D), margins)]
+    made = trl.RewardTrainer(model=model, args=config, train_dataset=Dataset.from_list(pairs), processing_class=tokenizer,
                              peft_config=lora)
     named = {name.replace("modules_to_save.", "").replace(".default.weight", ".weight"): p
              for name, p in made.model.named_parameters() if p.requires_grad}
@@ -65,7 +67,7 @@ def main() -> None:
     cases = {}
     for name, options in CASES.items():
         with tempfile.TemporaryDirectory() as directory:
-            made, named = trainer(args.model, options, B_BOUND, directory)
+            made, named = trainer(args.model, options, B_BOUND, directory, MARGINS if name == "margins" else None)
             batch = batch_of(made, 0)
             loss = made.compute_loss(made.model, batch)
             loss.backward()
@@ -93,7 +95,7 @@ def main() -> None:
     print([round(step["loss"], 4) for step in steps])
     by = made_by()
     by["versions"]["trl"] = trl.__version__
-    document = {"made_by": by, "lora": LORA, "b_bound": B_BOUND, "score_bound": B_BOUND, "max_length": MAX_LENGTH, "reward": rows(D), "tokens": tokens, "cases": cases,
+    document = {"made_by": by, "lora": LORA, "b_bound": B_BOUND, "score_bound": B_BOUND, "max_length": MAX_LENGTH, "reward": rows(D), "margins": MARGINS, "tokens": tokens, "cases": cases,
                 "settings": {**SETTINGS, "learning_rate": LEARNING_RATE}, "curves": {"reward": {"kind": "reward", "options": {}, "steps": steps}}}
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / "golden.json").write_text(json.dumps(document, separators=(",", ":"), ensure_ascii=False) + "\n")

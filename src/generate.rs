@@ -39,13 +39,16 @@ pub struct GenerateOptions {
     pub top_p: f64,
     /// Tokens are drawn only from this many most likely ones; absent: all.
     pub top_k: Option<usize>,
+    /// Tokens are drawn only from those at least this share as likely as the most likely one (Nguyen et al., 2024); in
+    /// [0, 1], absent: all.
+    pub min_p: Option<f64>,
     /// Seed of the draws.
     pub seed: u64,
 }
 
 impl Default for GenerateOptions {
     fn default() -> Self {
-        Self { max_new_tokens: 256, temperature: 0.0, top_p: 1.0, top_k: None, seed: 0 }
+        Self { max_new_tokens: 256, temperature: 0.0, top_p: 1.0, top_k: None, min_p: None, seed: 0 }
     }
 }
 

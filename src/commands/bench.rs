@@ -265,6 +265,7 @@ impl Iterator for SyntheticBatches {
             is_good: is_good(row),
             prompt_targets: 0,
             advantage: if is_good(row) { 1.0 } else { -1.0 },
+            margin: 0.0,
         });
         let answers = if self.kind == RowKind::Sequence { Vec::new() } else { answers.collect() };
         let mut batch = Batch { input_ids, row_lengths, documents, targets, answers, ..Batch::default() };

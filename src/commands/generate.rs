@@ -81,6 +81,10 @@ pub(crate) struct SamplingArgs {
     #[arg(long, value_name = "K", value_parser = at_least_one, requires = "temperature")]
     pub(crate) top_k: Option<usize>,
 
+    /// Draw from tokens at least this share as likely as the most likely one; needs a temperature
+    #[arg(long, value_name = "P", value_parser = share, requires = "temperature", allow_negative_numbers = true)]
+    pub(crate) min_p: Option<f64>,
+
     /// Repeats a draw; without it every call draws anew, and says its seed; needs a temperature
     #[arg(long, value_name = "SEED", requires = "temperature")]
     pub(crate) seed: Option<u64>,
@@ -96,6 +100,10 @@ fn temperature(text: &str) -> Result<f64, String> {
 
 fn probability(text: &str) -> Result<f64, String> {
     number(text, |number| number > 0.0 && number <= 1.0, "a number above 0, at most 1")
+}
+
+fn share(text: &str) -> Result<f64, String> {
+    number(text, |number| (0.0..=1.0).contains(&number), "a number from 0 to 1")
 }
 
 /// Writes the model's answer to stdout as it is generated.
@@ -148,8 +156,12 @@ impl SamplingArgs {
     /// The options; a seed is drawn where none is given.
     pub(crate) fn options(&self, max_new_tokens: usize) -> Result<GenerateOptions, Failure> {
         if self.temperature <= 0.0 {
-            let drawing =
-                [("--top-p", self.top_p.is_some()), ("--top-k", self.top_k.is_some()), ("--seed", self.seed.is_some())];
+            let drawing = [
+                ("--top-p", self.top_p.is_some()),
+                ("--top-k", self.top_k.is_some()),
+                ("--min-p", self.min_p.is_some()),
+                ("--seed", self.seed.is_some()),
+            ];
             if let Some((name, _)) = drawing.iter().find(|(_, given)| *given) {
                 let problem = Problem::new(format!("`{name}` does nothing at temperature 0, where nothing is drawn"));
                 return Err(problem.hint("give a temperature, for example --temperature 0.7").into());
@@ -160,6 +172,7 @@ impl SamplingArgs {
             temperature: self.temperature,
             top_p: self.top_p.unwrap_or(1.0),
             top_k: self.top_k,
+            min_p: self.min_p,
             // Short enough to type again.
             seed: self.seed.unwrap_or_else(|| rand::rng().random_range(0..1_000_000)),
         })

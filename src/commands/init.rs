@@ -3,6 +3,7 @@
 mod choices;
 mod draft;
 mod foreign;
+mod grpo;
 mod mapping;
 mod objective;
 mod rules;

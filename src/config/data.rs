@@ -303,7 +303,7 @@ impl DataFormat {
             Self::Alpaca => (&["instruction", "output"], &["input", "system"]),
             Self::PromptCompletion => (&["prompt", "completion"], &["choices"]),
             Self::Text => (&["text"], &[]),
-            Self::Preference => (&["chosen", "rejected"], &["prompt", "input", "system", "tools"]),
+            Self::Preference => (&["chosen", "rejected"], &["prompt", "input", "system", "tools", "margin"]),
             Self::Prompt => (&["prompt"], &["input", "system", "tools"]),
             Self::UnpairedPreference => (&["label"], &["prompt", "completion", "messages", "system", "tools"]),
         }

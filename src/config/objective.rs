@@ -79,6 +79,8 @@ section! {
         top_p: f64 = 1.0 => number(TOP_P);
         /// Answers of "grpo" are drawn only from this many most likely tokens. Default: all.
         top_k: Option<usize> = None => optional_count(1..) like 20;
+        /// Answers of "grpo" are drawn only from tokens at least this share as likely as the most likely one. Default: all.
+        min_p: Option<f64> = None => optional_number(0.0..=1.0) like 0.05;
         /// Steps of "grpo" that train on the same answers.
         num_iterations: usize = 1 => count(1..=1024);
         /// Micro-batches of prompts that "grpo" answers together: a multiple of `train.gradient_accumulation_steps`, which is
@@ -152,6 +154,7 @@ impl ObjectiveConfig {
             ("temperature", is_other(self.temperature, default.temperature), &[Grpo]),
             ("top_p", is_other(self.top_p, default.top_p), &[Grpo]),
             ("top_k", self.top_k.is_some(), &[Grpo]),
+            ("min_p", self.min_p.is_some(), &[Grpo]),
             ("num_iterations", self.num_iterations != default.num_iterations, &[Grpo]),
             ("steps_per_generation", self.steps_per_generation.is_some(), &[Grpo]),
             ("epsilon", is_other(self.epsilon, default.epsilon), &[Grpo]),

@@ -48,6 +48,9 @@ pub struct Answer {
     pub prompt_targets: usize,
     /// How much better it is than the other answers to its prompt.
     pub advantage: f32,
+    /// By how much the score of a pair's chosen answer shall be above that of its rejected one, more than at all.
+    #[serde(default)]
+    pub margin: f32,
 }
 
 /// A stretch of a row that attends to nothing but itself.
@@ -118,7 +121,7 @@ impl Batch {
                     let (ids, carries_loss) = (&encoded.ids[place.clone()], &encoded.carries_loss[place]);
                     let first = carries_loss.iter().position(|carries_loss| *carries_loss).unwrap_or_default();
                     let is_good = if kind.is_pair() { index == 0 } else { !encoded.is_bad_answer };
-                    let mut answer = Answer { is_good, prompt_targets: 0, advantage: 0.0 };
+                    let mut answer = Answer { is_good, prompt_targets: 0, advantage: 0.0, margin: encoded.margin };
                     if kind == RowKind::PairWithPrompt && index == 0 {
                         answer.prompt_targets = first.saturating_sub(1);
                         let all: Vec<bool> =

@@ -28,6 +28,8 @@ pub(super) struct DataFile {
     /// Largest token id that the tokenizer has.
     max_id: u32,
     counts: RowCounts,
+    /// Rows that are used and whose label says that the answer is bad.
+    pub(super) num_bad_answers: usize,
     bad_rows: RowFindings,
     odd_rows: RowFindings,
     /// Rows that are cut but still have tokens with loss. `counts` lacks their target tokens.
@@ -75,6 +77,7 @@ impl DataFile {
                 self.without_targets.add(row, &reason);
             }
             if is_usable {
+                self.num_bad_answers += usize::from(entry.is_bad_answer());
                 counts.tokens += u64::from(entry.cut(limit));
                 if length <= limit {
                     counts.target_tokens += u64::from(entry.num_targets());

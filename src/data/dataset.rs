@@ -293,6 +293,14 @@ impl Dataset {
         read_row(&self.files, self.train_rows[index])
     }
 
+    /// Number of good and of bad answers in the training files, by their labels, including rows that are held out.
+    #[must_use]
+    pub fn num_labels(&self) -> [usize; 2] {
+        let num_used = self.lengths[..self.num_file_rows()].iter().filter(|length| **length > 0).count();
+        let bad = self.files.iter().filter(|file| !file.info.is_eval).map(|file| file.num_bad_answers).sum();
+        [num_used - bad, bad]
+    }
+
     /// Number of rows in the training files, including rows that are left out or held out.
     #[must_use]
     pub fn num_file_rows(&self) -> usize {

@@ -11,7 +11,7 @@ use super::template::{ChatTemplate, Rendered};
 use super::tokenizer::{Token, Tokenizer, TokenizerError};
 
 /// A row as token ids with its loss mask.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct EncodedRow {
     /// Token ids.
     pub ids: Vec<u32>,
@@ -22,6 +22,8 @@ pub struct EncodedRow {
     pub second: usize,
     /// Whether the label says that the answer is bad.
     pub is_bad_answer: bool,
+    /// By how much the score of the chosen answer shall be above that of the rejected one, more than at all.
+    pub margin: f32,
     /// Length in tokens before truncation, of the longer sequence.
     pub full_length: usize,
     /// Number of tokens that carried loss before truncation.
@@ -189,7 +191,10 @@ impl Encoder<'_> {
     pub fn encode_with_notes(&self, sample: &Sample) -> Result<(EncodedRow, Notes), DataError> {
         let mut notes = Notes::default();
         let (tokens, answers) = match sample {
-            Sample::Pair(chosen, rejected) => return self.encode_pair(chosen, rejected),
+            Sample::Pair(chosen, rejected, margin) => {
+                let (pair, notes) = self.encode_pair(chosen, rejected)?;
+                return Ok((EncodedRow { margin: *margin, ..pair }, notes));
+            }
             Sample::Prompt(prompt) => return Ok((self.encode_prompt(prompt)?, notes)),
             Sample::Labelled(sample, is_good) => {
                 let (row, notes) = self.encode_with_notes(sample)?;
@@ -429,11 +434,12 @@ mod tests {
     fn both_answers_of_a_pair_begin_at_the_same_token_and_are_cut_each() {
         let tokenizer = tokenizer();
         // "ab" is one token.
-        let pair =
-            |good: &str, bad: &str| Sample::Pair(Box::new(completion("xa", good)), Box::new(completion("xa", bad)));
+        let pair = |good: &str, bad: &str| {
+            Sample::Pair(Box::new(completion("xa", good)), Box::new(completion("xa", bad)), 0.5)
+        };
         let row = encoder(&tokenizer).encode(&pair("by", "zw")).unwrap();
         assert_eq!(row.ids, [vec![BOS, 120, AB, 121, EOS], vec![BOS, 120, 97, 122, 119, EOS]].concat());
-        assert_eq!((row.second, row.first_target(), row.full_length), (5, Some(2), 6));
+        assert_eq!((row.second, row.first_target(), row.full_length, row.margin), (5, Some(2), 6, 0.5));
         assert_eq!(row.carries_loss, [false, false, true, true, true, false, false, true, true, true, true]);
         let cut = row.clone().cut(3);
         assert_eq!((cut.ids, cut.second), (vec![BOS, 120, AB, BOS, 120, 97], 3));

@@ -34,8 +34,8 @@ pub enum Sample {
     },
     /// A text that carries loss.
     Text(String),
-    /// A chosen and a rejected answer to one prompt.
-    Pair(Box<Sample>, Box<Sample>),
+    /// A chosen and a rejected answer to one prompt, and by how much their scores shall differ, more than at all.
+    Pair(Box<Sample>, Box<Sample>, f32),
     /// An answer that is good or not.
     Labelled(Box<Sample>, bool),
     /// A prompt for the chat template, or as it is.
@@ -83,6 +83,8 @@ pub struct RowFormat {
     /// Whether the columns were guessed rather than named in the recipe; rows with good and bad answers are then refused,
     /// unless they are what is trained on.
     is_detected: bool,
+    /// Whether pairs have margins: where answers are scored.
+    has_margins: bool,
     /// `data.system`: the system prompt of rows without one.
     system: Option<String>,
     train_on_turns: TrainOnTurns,
@@ -111,7 +113,8 @@ impl RowFormat {
         }
         let (required, optional) = self.format.columns();
         let is_used = |column: &str| {
-            let mut used = required.iter().chain(optional).map(|name| self.name_of(name));
+            let names = required.iter().chain(optional).filter(|name| self.has_margins || **name != "margin");
+            let mut used = names.map(|name| self.name_of(name));
             used.any(|name| name == column)
                 || (self.list_column().is_some() && (column == "functions" || LOSS_KEYS.contains(&column)))
         };

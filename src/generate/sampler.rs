@@ -1,4 +1,5 @@
-//! Chooses the next token from its logits, in the order of transformers: temperature, then top-k, then top-p.
+//! Chooses the next token from its logits, in the order of transformers: temperature, then top-k, then top-p, then
+//! min-p.
 
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -10,6 +11,7 @@ pub(super) struct Sampler {
     temperature: f64,
     top_p: f64,
     top_k: Option<usize>,
+    min_p: Option<f64>,
     rng: ChaCha8Rng,
 }
 
@@ -20,7 +22,7 @@ struct Candidate {
     weight: f64,
 }
 
-/// Natural logarithms of probabilities of a token, before temperature, top-k and top-p.
+/// Natural logarithms of probabilities of a token, before temperature, top-k, top-p and min-p.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Logprobs {
     /// That of the token that was chosen.
@@ -51,6 +53,7 @@ impl Sampler {
             temperature: options.temperature,
             top_p: options.top_p,
             top_k: options.top_k,
+            min_p: options.min_p,
             rng: ChaCha8Rng::seed_from_u64(options.seed),
         }
     }
@@ -72,7 +75,7 @@ impl Sampler {
         drawn.or(candidates.last()).map(|candidate| candidate.id)
     }
 
-    /// The tokens to draw from. Without top-k and top-p: all tokens, in the order of their ids.
+    /// The tokens to draw from. Without top-k, top-p and min-p: all tokens, in the order of their ids.
     fn candidates(&self, logits: &[f32], max: f32) -> Vec<Candidate> {
         let weight = |logit: f32| ((f64::from(logit) - f64::from(max)) / self.temperature).exp();
         let mut candidates: Vec<Candidate> =
@@ -85,6 +88,10 @@ impl Sampler {
         }
         if self.top_p < 1.0 {
             self.keep_top_p(&mut candidates);
+        }
+        if let Some(min_p) = self.min_p {
+            // The most likely token weighs 1.
+            candidates.retain(|candidate| candidate.weight >= min_p);
         }
         candidates
     }
@@ -203,6 +210,18 @@ mod tests {
         let mut sampler = Sampler::new(&with(1, 1.0));
         let drawn: std::collections::BTreeSet<_> = (0..100).filter_map(|_| sampler.next(&[2.0, 2.0, 1.0])).collect();
         assert_eq!(drawn.into_iter().collect::<Vec<_>>(), [0, 1]);
+    }
+
+    #[test]
+    fn min_p_keeps_what_is_so_likely_beside_the_most_likely_token_at_its_temperature() {
+        let with = |min_p, temperature| GenerateOptions { min_p: Some(min_p), ..options(temperature) };
+        assert_shares(with(0.0, 1.0), [0.15, 0.5, 0.04, 0.25, 0.06]);
+        assert_shares(with(0.2, 1.0), [0.15 / 0.9, 0.5 / 0.9, 0.0, 0.25 / 0.9, 0.0]);
+        assert_shares(with(0.2, 0.5), [0.0, 0.25 / 0.3125, 0.0, 0.0625 / 0.3125, 0.0]);
+        assert_shares(with(1.0, 1.0), [0.0, 1.0, 0.0, 0.0, 0.0]);
+        // What top-p reaches is counted before.
+        assert_shares(GenerateOptions { top_p: 0.4, ..with(0.2, 1.0) }, [0.0, 1.0, 0.0, 0.0, 0.0]);
+        assert_shares(GenerateOptions { top_p: 0.8, ..with(0.4, 1.0) }, [0.0, 0.5 / 0.75, 0.0, 0.25 / 0.75, 0.0]);
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use super::device_memory::StepMemory;
 use super::prepare::Prepared;
 use crate::config::{
-    GradientCheckpointing, ModelOptions, ObjectiveConfig, Precision, Quantization, Residency, RowKind,
+    GradientCheckpointing, ModelOptions, ObjectiveConfig, ObjectiveName, Precision, Quantization, Residency, RowKind,
 };
 use crate::data::dataset::Dataset;
 use crate::data::files::FileInfo;
@@ -19,6 +19,7 @@ use crate::ops::cuda::kernel_state;
 use crate::recipe::Recipe;
 use crate::spec::{Method, ModelConfig};
 use crate::train::schedule::{self, Schedule};
+use crate::util::stats::as_f64;
 use crate::util::text::with_commas;
 
 /// The highest learning rate that nobody is warned of: small models learn well at 1e-2.
@@ -45,7 +46,7 @@ pub(super) fn note(prepared: &Prepared, data: &Dataset, schedule: &Schedule, sin
         sinks.note(&format!("{subject}: {fact}"));
     }
     sinks.note(&steps(recipe, data, schedule));
-    for warning in data.warnings() {
+    for warning in data.warnings().into_iter().chain(labels_warning(&recipe.objective, data.num_labels())) {
         sinks.warn(&warning);
     }
     for warning in prepared_warnings(recipe, Some(device), config).into_iter().chain(prepared.memory_warning(data)) {
@@ -117,6 +118,35 @@ fn rate_warning(recipe: &Recipe) -> Option<String> {
             "`optimizer.learning_rate` = {rate} is far above the usual 1e-5 to 1e-3 of adapters\n  hint: 2e-4 is a good start"
         )
     })
+}
+
+/// Warns where good and bad answers of "kto" weigh differently in all.
+pub(crate) fn labels_warning(objective: &ObjectiveConfig, [good, bad]: [usize; 2]) -> Option<String> {
+    let ObjectiveConfig { desirable_weight, undesirable_weight, .. } = *objective;
+    // A weight of 0 is meant.
+    if objective.name != ObjectiveName::Kto || desirable_weight * undesirable_weight <= 0.0 {
+        return None;
+    }
+    if good == 0 || bad == 0 {
+        let which = if good == 0 { "bad" } else { "good" };
+        return Some(format!("all answers are {which} ones: \"kto\" learns from both\n  hint: `label` says which are"));
+    }
+    let [of_good, of_bad] = [desirable_weight * as_f64(good), undesirable_weight * as_f64(bad)];
+    let ratio = of_good / of_bad;
+    // TRL asks for 1 to 4/3.
+    let even = if ratio < 0.5 {
+        format!("desirable_weight = {:.2}", of_bad / as_f64(good))
+    } else if ratio > 2.0 {
+        format!("undesirable_weight = {:.2}", of_good / as_f64(bad))
+    } else {
+        return None;
+    };
+    Some(format!(
+        "{} good answers and {} bad ones, by their weights {ratio:.2} to 1: little is learned from the fewer\n  hint: \
+         `objective.{even}` evens it out; TRL advises 1 to 1.33",
+        with_commas(good),
+        with_commas(bad)
+    ))
 }
 
 /// The device and its types.
@@ -313,4 +343,32 @@ fn length_warning(recipe: &Recipe, config: &ModelConfig) -> Option<String> {
              set it to {positions} or less"
         )
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_of_kto_that_weigh_differently_come_with_the_weight_that_evens_them_out() {
+        let kto = |desirable_weight: f64, undesirable_weight: f64| ObjectiveConfig {
+            name: ObjectiveName::Kto,
+            desirable_weight,
+            undesirable_weight,
+            ..ObjectiveConfig::default()
+        };
+        for (weights, labels, hint) in [
+            ((1.0, 1.0), [300, 100], "`objective.undesirable_weight = 3.00`"),
+            ((1.0, 2.0), [50, 200], "`objective.desirable_weight = 8.00`"),
+            ((1.0, 1.0), [7, 0], "all answers are good ones"),
+            ((1.0, 1.0), [0, 7], "all answers are bad ones"),
+        ] {
+            let warning = labels_warning(&kto(weights.0, weights.1), labels).unwrap();
+            assert!(warning.contains(hint), "{warning}");
+        }
+        for (weights, labels) in [((1.0, 1.0), [130, 100]), ((1.0, 3.0), [300, 100]), ((1.0, 0.0), [9, 1])] {
+            assert_eq!(labels_warning(&kto(weights.0, weights.1), labels), None);
+        }
+        assert_eq!(labels_warning(&ObjectiveConfig::default(), [9, 0]), None);
+    }
 }

@@ -196,7 +196,7 @@ impl Rollouts {
             batch.row_lengths.push(ids.len());
             #[expect(clippy::cast_possible_truncation, reason = "computed in f32")]
             let advantage = advantage as f32;
-            batch.answers.push(Answer { is_good: advantage > 0.0, prompt_targets: 0, advantage });
+            batch.answers.push(Answer { is_good: advantage > 0.0, prompt_targets: 0, advantage, margin: 0.0 });
         }
         if self.objective.reuses_answers() && draw.is_for_training() {
             batch.written = step.log_probabilities(&batch);
@@ -248,6 +248,7 @@ impl Rollouts {
                     temperature: self.objective.temperature,
                     top_p: self.objective.top_p,
                     top_k: self.objective.top_k,
+                    min_p: self.objective.min_p,
                     seed,
                 };
                 let request = TextRequest {

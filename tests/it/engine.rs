@@ -107,7 +107,7 @@ pub(crate) fn answers() -> Batch {
             let target = |at| Target { position: start + at - 1, token: id(at) as u32 };
             batch.targets.extend((prompt..end).map(target));
             batch.documents.push(Document { start, len: end });
-            batch.answers.push(Answer { is_good: index == 0, prompt_targets: 0, advantage: 0.0 });
+            batch.answers.push(Answer { is_good: index == 0, prompt_targets: 0, advantage: 0.0, margin: 0.0 });
             batch.row_lengths.push(end);
         }
     }

@@ -275,6 +275,7 @@ fn what_cannot_be_used_is_refused_before_any_weight_is_read() {
     assert!(with(&["--seed", "3"]).contains("--temperature"));
     assert!(with(&["--temperature", "-1"]).contains("expected a number from 0 on"));
     assert!(with(&["--temperature", "1", "--top-p", "1.5"]).contains("expected a number above 0, at most 1"));
+    assert!(with(&["--temperature", "1", "--min-p", "2"]).contains("expected a number from 0 to 1"));
     assert!(with(&["--max-new-tokens", "0"]).contains("expected a whole number from 1 on"));
     assert!(with(&["--dtype", "int8"]).contains("expected f32, bf16 or f16"));
     assert!(with(&["--raw", "--system", "Be brief"]).contains("cannot be used with"));

@@ -54,12 +54,12 @@ fn mistakes_of_init_name_the_argument_and_write_nothing() {
     let folder = folder();
     let model = quickstart_model().display().to_string();
     fs::write(folder.path().join("a.ipynb"), "{\"cells\": []}").unwrap();
-    fs::write(folder.path().join("dpo.yml"), "base_model: m/x\nadapter: lora\nrl: grpo\n").unwrap();
+    fs::write(folder.path().join("ppo.yml"), "base_model: m/x\nadapter: lora\nrl: ppo\n").unwrap();
     fs::write(folder.path().join("other.yml"), "method: ties\n").unwrap();
     fs::write(folder.path().join("rows.json"), "[{\"text\": \"a\"}]").unwrap();
     let mistakes: [(&[&str], &str); 10] = [
         (&["init", "--from", "a.ipynb"], "lora-train init --model MODEL --data FILE"),
-        (&["init", "--from", "dpo.yml"], "dpo.yml: `rl: grpo`: this is GRPO"),
+        (&["init", "--from", "ppo.yml"], "ppo.yml: `rl: ppo`: this is PPO"),
         (&["init", "--from", "other.yml"], "no key in it is one of a training with LoRA"),
         (&["init", "--data", "rows.jsonl"], "--model is missing"),
         (&["init", "--model", &model], "--data is missing"),

@@ -205,7 +205,7 @@ fn rewarded_answers_have_trls_losses_and_gradients() {
         batch.row_lengths.push(prompt.len() + answer.len());
         batch.input_ids.extend([prompt, answer].concat());
         let advantage = advantage.as_f64().unwrap() as f32;
-        batch.answers.push(Answer { is_good: advantage > 0.0, prompt_targets: 0, advantage });
+        batch.answers.push(Answer { is_good: advantage > 0.0, prompt_targets: 0, advantage, margin: 0.0 });
     }
     for (name, case) in rewarded["cases"].as_object().unwrap() {
         let options = case["options"].as_object().unwrap().iter();
@@ -305,6 +305,25 @@ fn a_resumed_run_of_every_objective_gives_the_same_bytes_and_learns() {
         );
         assert_eq!(evaluated["eval_perplexity"], Value::Null);
     }
+}
+
+#[test]
+fn many_good_answers_to_few_bad_ones_are_pointed_out_and_a_weight_evens_them_out() {
+    let (bench, settings) = preferences("kto");
+    let rows = fs::read_to_string(bench.path("train.jsonl")).unwrap();
+    let rows: String =
+        rows.lines().enumerate().filter(|(i, _)| i % 2 == 0 || i % 8 == 1).map(|(_, row)| format!("{row}\n")).collect();
+    fs::write(bench.path("train.jsonl"), rows).unwrap();
+    let recipe = bench.recipe("run", "");
+    let settings: Vec<&str> = settings.iter().map(String::as_str).collect();
+    let check = |more: &[&str]| {
+        let output = run(&[&["check", recipe.to_str().unwrap()], &settings[..], more].concat());
+        format!("{}{}", String::from_utf8_lossy(&output.stdout), stderr(&output))
+    };
+    let text = check(&[]);
+    assert!(text.contains("by their weights 4.00 to 1") && text.contains("undesirable_weight = 4.00"), "{text}");
+    let text = check(&["--set", "objective.undesirable_weight=4"]);
+    assert!(!text.contains("by their weights"), "{text}");
 }
 
 #[test]

@@ -59,6 +59,7 @@ fn a_run_that_is_resumed_between_two_uses_of_the_same_answers_gives_the_same_byt
         "--set=objective.steps_per_generation=4",
         "--set=objective.temperature=0.8",
         "--set=objective.top_k=500",
+        "--set=objective.min_p=0.001",
         "--set=objective.epsilon=0.02",
         "--set=train.micro_batch_size=4",
         "--set=train.gradient_accumulation_steps=2",

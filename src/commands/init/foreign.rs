@@ -163,7 +163,8 @@ impl Foreign {
         let problem = |message: String| Problem::new(message).at(path.display());
         if path.extension().is_some_and(|extension| extension == "ipynb" || extension == "py") {
             let hint = "give its model and rows: lora-train init --model MODEL --data FILE; then write r, lora_alpha, \
-                        target_modules and learning_rate of its get_peft_model and SFTConfig into the recipe";
+                        target_modules and learning_rate of its get_peft_model and SFTConfig into the recipe; keys of DPOConfig and \
+                        GRPOConfig have their names under [objective]";
             return Err(problem("a program, and programs are not read".into()).hint(hint));
         }
         let shown = path.display();

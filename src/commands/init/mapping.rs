@@ -8,9 +8,9 @@ use serde_json::{Map, Value};
 use super::InitArgs;
 use super::draft::{Draft, Setting};
 use super::foreign::{Foreign, Meaning, Trainer, as_toml, is_off};
-use super::objective;
 use super::rules::of_trainer;
 use super::values::{common, last_layers};
+use super::{grpo, objective};
 use crate::data::sources::names_files;
 use crate::hub::HubSettings;
 use crate::recipe::{Recipe, asks_for_nothing, peers};
@@ -116,6 +116,8 @@ impl<'a> Mapping<'a> {
         match name {
             "lr_scheduler" | "lr_scheduler_kwargs" => return ("scheduler".into(), None),
             "bnb_config_kwargs" | "quantization_config" => return ("model".into(), None),
+            // Axolotl's, of GRPO.
+            "trl" => return ("objective".into(), None),
             // Of a class, in litgpt.
             "init_args" => return (section.into(), None),
             _ => {}
@@ -242,6 +244,9 @@ impl<'a> Mapping<'a> {
             self.draft.set("device.name", device.as_str(), "");
         }
         let trainer = self.foreign.trainer;
+        if grpo::is_asked(self.foreign) {
+            grpo::fill(self.foreign, &mut self.draft);
+        }
         for (key, value) in trainer.defaults() {
             // Keys that exclude each other, or of which one is of no use without another.
             let excluding: &[&str] = match *key {

@@ -3,6 +3,7 @@
 use serde_json::Value;
 
 use super::foreign::{Foreign, Meaning, READ, Trainer, is_off, one};
+use super::grpo;
 use crate::schema::Problem;
 
 /// Keys of other objectives and of commands that train nothing, each with the values that are ours.
@@ -56,19 +57,16 @@ fn preferences(from: &Foreign) -> Option<(&'static str, Option<&'static str>)> {
             ("dpo", None)
         }
         // TRL's configuration of DPO; GRPO has a beta, too.
-        (Trainer::Trl | Trainer::Unknown, None, None)
-            if from.get("beta").is_some()
-                && from.get("num_generations").is_none()
-                && from.get("reward_funcs").is_none() =>
-        {
-            ("dpo", None)
-        }
+        (Trainer::Trl | Trainer::Unknown, None, None) if from.get("beta").is_some() => ("dpo", None),
         _ => return None,
     })
 }
 
 /// What a key of preferences means.
 pub(super) fn of_key(from: &Foreign, path: &str, value: &Value) -> Option<Meaning> {
+    if grpo::is_asked(from) {
+        return grpo::of_key(from, path, value);
+    }
     let (name, loss) = preferences(from)?;
     let named = || {
         let loss = loss.map(|loss| ("objective.loss_type".to_owned(), loss.into()));
@@ -96,9 +94,13 @@ pub(super) fn of_key(from: &Foreign, path: &str, value: &Value) -> Option<Meanin
 
 /// Why no recipe is made of a configuration.
 pub(super) fn refusal(from: &Foreign) -> Option<Problem> {
-    let has_preferences = preferences(from).is_some();
+    let known: &[&str] = match (grpo::is_asked(from), preferences(from)) {
+        (true, _) => &["rl", "beta", "loss_type", "reward_funcs", "num_generations", "max_prompt_length"],
+        (_, Some(_)) => &["rl", "stage", "beta", "loss_type", "reward_model", "lora_task_type"],
+        _ => &[],
+    };
     let asked = KEYS.iter().find_map(|(key, ours)| {
-        if has_preferences && ["rl", "stage", "beta", "loss_type", "reward_model", "lora_task_type"].contains(key) {
+        if known.contains(key) {
             return None;
         }
         let value = from.get(key).filter(|value| !is_off(value))?;
@@ -120,7 +122,7 @@ pub(super) fn refusal(from: &Foreign) -> Option<Problem> {
         }
         None => (absent(from)?, "nothing is written; what its command line said besides, add to the file"),
     };
-    let problem = Problem::new(format!("{why}; LoRA on answers and on preferences is what is done here"));
+    let problem = Problem::new(format!("{why}; LoRA on answers, preferences and rewards is what is done here"));
     Some(problem.at(from.path.display()).hint(hint))
 }
 

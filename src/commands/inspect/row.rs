@@ -46,6 +46,9 @@ pub(super) fn json(path: &Path, index: usize, row: &EncodedRow) -> Value {
     if row.second > 0 {
         json["rejected_from"] = row.second.into();
     }
+    if row.margin != 0.0 {
+        json["margin"] = row.margin.into();
+    }
     if row.is_bad_answer {
         json["label"] = false.into();
     }
@@ -87,6 +90,9 @@ pub(super) fn write(
     }
     if row.is_bad_answer {
         write!(out, "; a bad answer")?;
+    }
+    if row.margin != 0.0 {
+        write!(out, "; margin {}", row.margin)?;
     }
     writeln!(out)?;
     let sequences = row.sequences();

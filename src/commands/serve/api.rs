@@ -40,6 +40,7 @@ pub(super) struct Asking {
     max_new_tokens: usize,
     temperature: f64,
     top_p: f64,
+    min_p: Option<f64>,
     seed: Option<i64>,
     pub(super) stop: Vec<String>,
     pub(super) top_logprobs: Option<usize>,
@@ -97,6 +98,7 @@ impl Asking {
         const COUNT: &str = "a whole number";
         const TEMPERATURE: &str = "a number from 0 to 2";
         const TOP_P: &str = "a number above 0, at most 1";
+        const MIN_P: &str = "a number from 0 to 1";
         const STOP: &str = "a text that is not empty, or a list of such";
         let body = serde_json::from_slice(body).map_err(|_| ApiError::wrong("the body is not a JSON object", None))?;
         let mut body = Body(body);
@@ -134,6 +136,8 @@ impl Asking {
         within("temperature", (0.0..=2.0).contains(&temperature), TEMPERATURE)?;
         let top_p = body.take("top_p", TOP_P)?.unwrap_or(1.0);
         within("top_p", top_p > 0.0 && top_p <= 1.0, TOP_P)?;
+        let min_p = body.take("min_p", MIN_P)?;
+        within("min_p", min_p.is_none_or(|min_p| (0.0..=1.0).contains(&min_p)), MIN_P)?;
         let stop = match body.take("stop", STOP)? {
             None => Vec::new(),
             Some(Stop::One(stop)) => vec![stop],
@@ -151,6 +155,7 @@ impl Asking {
             max_new_tokens: max_tokens.unwrap_or(if kind == Kind::Chat { usize::MAX } else { COMPLETION_TOKENS }),
             temperature,
             top_p,
+            min_p,
             seed: body.take("seed", COUNT)?,
             stop,
             top_logprobs,
@@ -169,6 +174,7 @@ impl Asking {
             max_new_tokens: 0,
             temperature: 0.0,
             top_p: 1.0,
+            min_p: None,
             seed: None,
             stop: Vec::new(),
             top_logprobs: None,
@@ -184,6 +190,7 @@ impl Asking {
             temperature: self.temperature,
             top_p: self.top_p,
             top_k: None,
+            min_p: self.min_p,
             seed: self.seed.map_or_else(|| rand::rng().random(), i64::cast_unsigned),
         }
     }
@@ -329,12 +336,13 @@ mod tests {
         let asking = parse(Kind::Completion, &json!({"prompt": ["Once"], "logprobs": 2, "stop": null})).unwrap();
         assert_eq!((asking.options().max_new_tokens, asking.top_logprobs), (16, Some(2)));
         let more = json!({"max_completion_tokens": 5, "stop": "x", "seed": -1, "logprobs": true, "top_logprobs": 3,
-            "temperature": 0, "top_p": 0.5, "stream": true, "stream_options": {"include_usage": true}});
+            "temperature": 0, "top_p": 0.5, "min_p": 0.1, "stream": true, "stream_options": {"include_usage": true}});
         let asking = chat(&more).unwrap();
         assert_eq!(
             (asking.options().max_new_tokens, asking.options().seed, asking.options().top_p),
             (5, u64::MAX, 0.5)
         );
+        assert_eq!(asking.options().min_p, Some(0.1));
         assert_eq!((asking.stop, asking.top_logprobs), (vec!["x".to_owned()], Some(3)));
         assert!(asking.stream && asking.include_usage);
     }
@@ -355,6 +363,7 @@ mod tests {
             (json!({"max_tokens": 0}), "max_tokens"),
             (json!({"temperature": 2.5}), "temperature"),
             (json!({"top_p": 0}), "top_p"),
+            (json!({"min_p": 1.5}), "min_p"),
             (json!({"stop": [""]}), "stop"),
             (json!({"top_logprobs": 2}), "top_logprobs"),
             (json!({"logprobs": true, "top_logprobs": 21}), "top_logprobs"),

@@ -91,7 +91,7 @@ mod tests {
         for (row, (ids, first)) in documents.iter().enumerate() {
             let carries_loss: Vec<bool> = (0..ids.len()).map(|at| at >= *first).collect();
             batch.push(RowSource { file: 0, row }, ids, &carries_loss);
-            batch.answers.push(Answer { is_good: row == 0, prompt_targets: 0, advantage: 0.0 });
+            batch.answers.push(Answer { is_good: row == 0, prompt_targets: 0, advantage: 0.0, margin: 0.0 });
             batch.row_lengths.push(ids.len());
         }
         batch

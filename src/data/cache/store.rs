@@ -8,8 +8,8 @@
 //! ```
 //!
 //! Numbers are little-endian. A token has four bytes; its highest bit says whether it carries loss. The one below marks the
-//! first token of a rejected answer's sequence, and the first of a row whose answer is bad. Every length is compared with
-//! the length of the file before it is used.
+//! first token of a rejected answer's sequence, and the first of a row whose answer is bad. Behind the tokens of a pair is
+//! its margin, an f32. Every length is compared with the length of the file before it is used.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Seek as _, SeekFrom, Write as _};
@@ -53,6 +53,8 @@ pub(in crate::data) struct RowEntry {
     /// Index of the first token that carries loss; of two sequences the later one in its own.
     first_target: u32,
     num_targets: u32,
+    /// Whether the label says that the answer is bad.
+    is_bad_answer: bool,
     /// Where the second sequence begins, or 0.
     second: u32,
 }
@@ -64,12 +66,14 @@ impl RowEntry {
     fn of(row: &EncodedRow) -> Self {
         let number = |count: usize| u32::try_from(count).unwrap_or(Self::BAD - 1);
         if let Some(problem) = &row.problem {
-            return Self { length: number(problem.len()), first_target: Self::BAD, num_targets: 0, second: 0 };
+            let (length, first_target) = (number(problem.len()), Self::BAD);
+            return Self { length, first_target, num_targets: 0, is_bad_answer: false, second: 0 };
         }
         Self {
             length: number(row.ids.len()),
             first_target: row.first_target().map_or(Self::NO_TARGET, number),
             num_targets: number(row.num_target_tokens()),
+            is_bad_answer: row.is_bad_answer,
             second: number(row.second),
         }
     }
@@ -107,15 +111,20 @@ impl RowEntry {
         self.num_targets
     }
 
+    pub(in crate::data) fn is_bad_answer(self) -> bool {
+        self.is_bad_answer
+    }
+
     fn record_bytes(self) -> u64 {
-        CRC_BYTES as u64 + u64::from(self.length) * if self.is_bad() { 1 } else { 4 }
+        let margin = if self.second > 0 { 4 } else { 0 };
+        CRC_BYTES as u64 + u64::from(self.length) * if self.is_bad() { 1 } else { 4 } + margin
     }
 
     fn to_bytes(self) -> [u8; ENTRY_BYTES] {
         let mut bytes = [0; ENTRY_BYTES];
-        for (bytes, number) in
-            bytes.chunks_exact_mut(4).zip([self.length, self.first_target, self.num_targets, self.second])
-        {
+        // The mark of the first token, which the entry has for counting.
+        let targets = self.num_targets | if self.is_bad_answer { MARK_BIT } else { 0 };
+        for (bytes, number) in bytes.chunks_exact_mut(4).zip([self.length, self.first_target, targets, self.second]) {
             bytes.copy_from_slice(&number.to_le_bytes());
         }
         bytes
@@ -123,7 +132,13 @@ impl RowEntry {
 
     fn from_bytes(bytes: &[u8]) -> Self {
         let number = |at: usize| bytes[at..].first_chunk().map_or(0, |word| u32::from_le_bytes(*word));
-        Self { length: number(0), first_target: number(4), num_targets: number(8), second: number(12) }
+        Self {
+            length: number(0),
+            first_target: number(4),
+            num_targets: number(8) & !MARK_BIT,
+            is_bad_answer: number(8) & MARK_BIT != 0,
+            second: number(12),
+        }
     }
 }
 
@@ -145,6 +160,9 @@ impl Chunk {
         for (at, (id, carries_loss)) in row.ids.iter().zip(&row.carries_loss).enumerate() {
             let bits = if *carries_loss { LOSS_BIT } else { 0 } | if is_marked(at) { MARK_BIT } else { 0 };
             self.bytes.extend((id | bits).to_le_bytes());
+        }
+        if row.second > 0 {
+            self.bytes.extend(row.margin.to_le_bytes());
         }
         self.entries.push(RowEntry::of(row));
         let crc = crc32fast::hash(&self.bytes[start + CRC_BYTES..]);
@@ -361,13 +379,18 @@ impl TokenStore {
             return Some(EncodedRow::bad(String::from_utf8_lossy(record).into_owned()));
         }
         let words = record.chunks_exact(4).filter_map(|word| word.first_chunk().copied()).map(u32::from_le_bytes);
-        let words: Vec<u32> = words.collect();
-        let marks: Vec<usize> = (0..words.len()).filter(|at| words[*at] & MARK_BIT != 0).collect();
+        let mut words: Vec<u32> = words.collect();
+        // A margin may look like a mark; behind the mark of a pair stands a token at least.
+        let is_marked = |at: &usize| words[*at] & MARK_BIT != 0;
+        let is_bad_answer = !words.is_empty() && is_marked(&0);
+        let second = (1..words.len().saturating_sub(1)).find(is_marked).unwrap_or(0);
+        let margin = if second > 0 { words.pop().map_or(0.0, f32::from_bits) } else { 0.0 };
         let (ids, carries_loss): (Vec<u32>, Vec<bool>) =
             words.into_iter().map(|word| (word & !(LOSS_BIT | MARK_BIT), word & LOSS_BIT != 0)).unzip();
         ids.iter().all(|id| *id <= max_id).then(|| EncodedRow {
-            is_bad_answer: marks.first() == Some(&0),
-            ..EncodedRow::of_record(ids, carries_loss, marks.last().copied().unwrap_or(0))
+            is_bad_answer,
+            margin,
+            ..EncodedRow::of_record(ids, carries_loss, second)
         })
     }
 }

@@ -139,10 +139,17 @@ fn kept_tokens_of_preferences_are_those_of_a_fresh_pass() {
     let rows_of =
         |row: &dyn Fn(usize) -> serde_json::Value| (0..200).map(|i| row(i).to_string() + "\n").collect::<String>();
     let pairs = rows_of(&|i| json!({"prompt": words(i), "chosen": i.to_string(), "rejected": words(i + 1) + "x"}));
+    // Some look like marks.
+    let margin = |i: usize| [0.0, 2.0, -0.25, 1e-30][i % 4];
+    let scored = rows_of(
+        &|i| json!({"prompt": words(i), "chosen": i.to_string(), "rejected": words(i % 9) + "x", "margin": margin(i)}),
+    );
     let labelled = rows_of(&|i| json!({"prompt": words(i), "completion": words(i + 1) + "x", "label": i % 3 == 0}));
-    for (name, text, row_kind) in
-        [("pairs.jsonl", pairs, RowKind::Pair), ("labelled.jsonl", labelled, RowKind::Labelled)]
-    {
+    for (name, text, row_kind) in [
+        ("pairs.jsonl", pairs, RowKind::Pair),
+        ("labelled.jsonl", labelled, RowKind::Labelled),
+        ("scored.jsonl", scored, RowKind::ScoredPair),
+    ] {
         let config = DataConfig { row_kind, ..packed(vec![files.write(name, &text)]) };
         let fresh = Dataset::open(&config, Arc::clone(&tokenizer), 7, &OpenOptions::default()).unwrap();
         let counts = fresh.train_counts().unwrap();
@@ -279,7 +286,7 @@ fn what_is_kept_of_a_row_changes_only_with_the_version() {
         .collect();
     records.sort_unstable();
     let records: Vec<u8> = records.iter().flat_map(|crc| crc.to_le_bytes()).collect();
-    assert_eq!((FORMAT_VERSION, crc32fast::hash(&records)), (7, 4_099_099_636));
+    assert_eq!((FORMAT_VERSION, crc32fast::hash(&records)), (8, 4_099_099_636));
 }
 
 #[test]

@@ -165,6 +165,7 @@ impl OpenedFile {
             max_length,
             max_id: encoder.tokenizer.max_id(),
             counts: RowCounts::default(),
+            num_bad_answers: 0,
             bad_rows,
             odd_rows,
             cut_rows: Vec::new(),

@@ -165,7 +165,7 @@ impl Dataset {
                                                 answer\n  hint: leave out `eval.task.prompt`"
                     .to_owned())
             }
-            (Sample::Pair(chosen, _), _) => self.question_of(*chosen, asking),
+            (Sample::Pair(chosen, ..), _) => self.question_of(*chosen, asking),
             (Sample::Labelled(sample, true), _) => self.question_of(*sample, asking),
             (Sample::Labelled(_, false), _) => Err("is a bad answer, with which none is compared".to_owned()),
             (Sample::Prompt(_), _) => Err("is a prompt without an answer to compare with".to_owned()),

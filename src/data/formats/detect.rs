@@ -151,7 +151,8 @@ impl RowFormat {
                 columns.entry((*name).to_owned()).or_insert_with(|| column.to_owned());
             }
         }
-        let format = Self { format: wanted, columns, ..Self::default() };
+        let has_margins = kind == RowKind::ScoredPair;
+        let format = Self { format: wanted, columns, has_margins, ..Self::default() };
         let name_of = |name: &&&str| format.name_of(name).to_owned();
         if let Some((name, column)) = columns_given.iter().find(|(_, column)| row.get(column.as_str()).is_none()) {
             return Err(format!("`columns` says that `{name}` is column `{column}`; the row has {}", keys_of(row)));

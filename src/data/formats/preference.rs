@@ -42,7 +42,23 @@ impl RowFormat {
             _ => return Err(format!("`{chosen}` and `{rejected}` must both be text or both be messages")),
         };
         let [chosen, rejected] = samples;
-        Ok(Sample::Pair(Box::new(chosen?), Box::new(rejected?)))
+        let margin = if self.has_margins { self.margin(row)? } else { 0.0 };
+        Ok(Sample::Pair(Box::new(chosen?), Box::new(rejected?), margin))
+    }
+
+    /// By how much the scores of a pair shall differ, more than at all.
+    #[expect(clippy::cast_possible_truncation, reason = "scores are computed in f32")]
+    fn margin(&self, row: &Value) -> Result<f32, String> {
+        let name = self.name_of("margin");
+        let number = match &row[name] {
+            Value::Null => return Ok(0.0),
+            // A cell of CSV.
+            Value::String(text) if text.trim().is_empty() => return Ok(0.0),
+            Value::String(text) => text.trim().parse().ok(),
+            value => value.as_f64(),
+        };
+        let margin = number.map(|number: f64| number as f32).filter(|margin| margin.is_finite());
+        margin.ok_or_else(|| format!("`{name}` must be a number, not {}", row[name]))
     }
 
     /// An answer, good or bad.

@@ -425,7 +425,7 @@ fn pairs_in_every_spelling_are_one_prompt_and_two_answers() {
         json!({"conversations": [{"from": "human", "value": "q"}], "chosen": {"from": "gpt", "value": "good"},
                "rejected": {"from": "gpt", "value": "bad"}}),
     ] {
-        let Sample::Pair(chosen, rejected) = preference(RowKind::Pair, &row, true).unwrap() else { panic!("{row}") };
+        let Sample::Pair(chosen, rejected, _) = preference(RowKind::Pair, &row, true).unwrap() else { panic!("{row}") };
         let expected = |answer: &str| {
             vec![("user".to_owned(), "q".to_owned(), true), ("assistant".to_owned(), answer.to_owned(), true)]
         };
@@ -441,7 +441,7 @@ fn only_what_follows_the_common_messages_carries_loss() {
         "rejected": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"},
                      {"role": "assistant", "content": "bad"}],
     });
-    let Sample::Pair(chosen, _) = preference(RowKind::Pair, &row, true).unwrap() else { panic!() };
+    let Sample::Pair(chosen, ..) = preference(RowKind::Pair, &row, true).unwrap() else { panic!() };
     let with_loss: Vec<bool> = turns(&chosen).into_iter().map(|(_, _, carries_loss)| carries_loss).collect();
     assert_eq!(with_loss, [true, false, true, true], "of the earlier answer none");
 }
@@ -449,10 +449,28 @@ fn only_what_follows_the_common_messages_carries_loss() {
 #[test]
 fn texts_without_a_prompt_have_their_common_start_as_prompt() {
     let row = json!({"chosen": "Q: a\nA: yes", "rejected": "Q: a\nA: no"});
-    let Sample::Pair(chosen, rejected) = preference(RowKind::Pair, &row, false).unwrap() else { panic!() };
+    let Sample::Pair(chosen, rejected, _) = preference(RowKind::Pair, &row, false).unwrap() else { panic!() };
     let completion =
         |prompt: &str, completion: &str| Sample::Completion { prompt: prompt.into(), completion: completion.into() };
     assert_eq!((*chosen, *rejected), (completion("Q: a\nA:", " yes"), completion("Q: a\nA:", " no")));
+}
+
+#[test]
+fn scored_pairs_have_the_margin_of_their_row_and_others_none() {
+    for (margin, expected) in [(json!(0.5), 0.5), (json!(-2), -2.0), (json!("1.5"), 1.5), (json!(null), 0.0)] {
+        let row = json!({"prompt": "q", "chosen": "good", "rejected": "bad", "margin": margin});
+        for (kind, expected) in [(RowKind::ScoredPair, expected), (RowKind::Pair, 0.0)] {
+            let Sample::Pair(.., found) = preference(kind, &row, true).unwrap() else { panic!("{row}") };
+            assert_eq!(found.to_bits(), f32::to_bits(expected), "{row}");
+        }
+    }
+    let row = json!({"prompt": "q", "chosen": "good", "rejected": "bad"});
+    assert!(matches!(preference(RowKind::ScoredPair, &row, true), Ok(Sample::Pair(_, _, 0.0))));
+    for margin in [json!("much"), json!(true), json!(1e300)] {
+        let row = json!({"prompt": "q", "chosen": "good", "rejected": "bad", "margin": margin});
+        let error = preference(RowKind::ScoredPair, &row, true).unwrap_err();
+        assert!(error.contains("`margin` must be a number"), "{error}");
+    }
 }
 
 #[test]

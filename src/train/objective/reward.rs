@@ -14,10 +14,11 @@ impl Objective for Reward {
     fn weigh(&self, rows: &Rows<'_>) -> Weighed {
         let pairs = Pair::all(rows, None);
         let (mut weights, mut total) = (Weights::new(rows), 0.0);
-        for Pair { chosen, rejected } in &pairs {
-            let (margin, sum) = (chosen.policy - rejected.policy, chosen.policy + rejected.policy);
-            total += softplus_of_minus(margin) + self.centering * sum * sum;
-            let (apart, towards_zero) = (sigmoid(-margin), 2.0 * self.centering * sum);
+        for (Pair { chosen, rejected }, answers) in pairs.iter().zip(rows.answers.chunks(2)) {
+            let (apart, sum) = (chosen.policy - rejected.policy, chosen.policy + rejected.policy);
+            let beyond = apart - f64::from(answers[0].margin);
+            total += softplus_of_minus(beyond) + self.centering * sum * sum;
+            let (apart, towards_zero) = (sigmoid(-beyond), 2.0 * self.centering * sum);
             chosen.add_slope(towards_zero - apart, &mut weights);
             rejected.add_slope(towards_zero + apart, &mut weights);
         }

@@ -199,7 +199,7 @@ fn configurations_of_other_objectives_are_refused_and_name_the_key() {
     let torchtune = "model:\n  _component_: t.lora_llama3_2_1b\nloss:\n  _component_: t.rlhf.loss.DPOLoss\n";
     let full = "model:\n  _component_: t.llama3_2_1b\nloss:\n  _component_: t.loss.LinearCrossEntropyLoss\n";
     for (text, key) in [
-        ("base_model: m/x\nadapter: lora\nrl: grpo\n", "`rl: grpo`: this is GRPO"),
+        ("base_model: m/x\nadapter: lora\nrl: ppo\n", "`rl: ppo`: this is PPO"),
         ("base_model: m/x\nadapter: lora\nprocess_reward_model: true\n", "`process_reward_model: true`"),
         ("peft_type: LORA\ntask_type: SEQ_CLS\n", "`task_type: SEQ_CLS`"),
         ("base_model: m/x\nadapter:\n", "without `adapter` axolotl"),
@@ -207,9 +207,9 @@ fn configurations_of_other_objectives_are_refused_and_name_the_key() {
         ("model_name_or_path: m/x\nstage: sft\nfinetuning_type: full\n", "`finetuning_type: full`"),
         ("model: m/x\nmodel_class: llm\ncutoff_len: 512\n", "without `peft_config` LLaMA-Factory"),
         ("model_name_or_path: m/x\nstage: sft\ndo_predict: true\n", "without `do_train` LLaMA-Factory"),
-        ("model_name_or_path: m/x\nreward_funcs: [length]\n", "`reward_funcs`"),
+        ("model_name_or_path: m/x\nreward_funcs: [length]\n", "without `use_peft: true` TRL"),
+        ("model_name_or_path: m/x\nstage: sft\nreward_funcs: [length]\n", "`reward_funcs`"),
         ("model_name_or_path: m/x\nuse_peft: false\n", "without `use_peft: true` TRL"),
-        ("model_name_or_path: m/x\nuse_peft: true\nbeta: 0.1\nnum_generations: 4\n", "`beta: 0.1` asks for"),
         ("model: m/x\niters: 10\nfine_tune_type: full\n", "`fine_tune_type: full`"),
         ("checkpoint_dir: m/x\ntrain:\n  epochs: 1\n", "without `lora_r` litgpt"),
         ("initial_checkpoint_dir: m/x\n", "`initial_checkpoint_dir: m/x`"),
@@ -247,6 +247,72 @@ fn configurations_of_preferences_become_objectives() {
             let found = found.get(&format!("objective.{key}")).map(ToString::to_string).unwrap_or_default();
             assert_eq!(found.replace('"', "'"), *value, "{key} of {text}; lost: {lost:?}");
         }
+    }
+}
+
+#[test]
+fn configurations_of_grpo_become_objectives_with_programs_for_their_reward_functions() {
+    let trl = "model_name_or_path: m/x\nuse_peft: true\ndataset_name: a.jsonl\n";
+    let axolotl = "base_model: m/x\nadapter: lora\nlearning_rate: 1e-5\nrl: grpo\n";
+    for (trainer, text, settings, lost) in [
+        (
+            trl,
+            "reward_funcs: [accuracy_reward, mine.format]\nreward_weights: [1.0, 0.5]\nnum_generations: 4\nbeta: \
+             0.04\nper_device_train_batch_size: 2\ngradient_accumulation_steps: 4\nsteps_per_generation: 8\nepsilon: \
+             0.1\ntop_p: 0.9\nmin_p: 0.1\nscale_rewards: false\nuse_vllm: true\nvllm_mode: colocate\nloss_type: \
+             dr_grpo\nmax_prompt_length: 256\ntop_k: -1\n",
+            &[
+                ("objective.name", "'grpo'"),
+                ("objective.num_generations", "4"),
+                ("objective.beta", "0.04"),
+                ("objective.loss_type", "'dr_grpo'"),
+                ("objective.epsilon", "0.1"),
+                ("objective.top_p", "0.9"),
+                ("objective.min_p", "0.1"),
+                ("objective.scale_rewards", "'none'"),
+                ("objective.max_completion_length", "512"),
+                ("objective.reward.0.kind", "'command'"),
+                ("objective.reward.0.command", "['python3', 'accuracy_reward.py']"),
+                ("objective.reward.1.command", "['python3', 'format.py']"),
+                ("objective.reward.1.weight", "0.5"),
+                // Eight answers a step are two prompts, and four are written together.
+                ("train.micro_batch_size", "1"),
+                ("train.gradient_accumulation_steps", "2"),
+                ("objective.steps_per_generation", "4"),
+                ("optimizer.learning_rate", "1e-6"),
+                ("data.max_length", "768"),
+            ][..],
+            &["reward_funcs"][..],
+        ),
+        // One answer is used once: nothing is clipped.
+        (
+            trl,
+            "num_generations: 4\nepsilon: 0.1\nsteps_per_generation: 1\nloss_type: vespo\n",
+            &[("train.micro_batch_size", "2"), ("objective.reward.0.command", "['python3', 'judge.py']")],
+            &["loss_type"],
+        ),
+        (
+            axolotl,
+            "micro_batch_size: 16\ntrl:\n  beta: 0.001\n  use_vllm: true\n  reward_funcs: [rewards.a]\n  reward_weights: \
+             [2.0]\n  num_generations: 8\n  max_completion_length: 128\n  temperature: 0.7\n  sync_ref_model: \
+             true\n  no_key: 1\nvllm:\n  host: a\n",
+            &[
+                ("objective.name", "'grpo'"),
+                ("objective.beta", "0.001"),
+                ("objective.temperature", "0.7"),
+                ("objective.max_completion_length", "128"),
+                ("objective.reward.0.command", "['python3', 'a.py']"),
+                ("objective.reward.0.weight", "2.0"),
+                ("train.micro_batch_size", "2"),
+                ("optimizer.learning_rate", "1e-5"),
+            ],
+            &["trl.reward_funcs", "trl.sync_ref_model", "trl.no_key"],
+        ),
+    ] {
+        let (found, missed) = mapped("c.yaml", &format!("{trainer}{text}"));
+        assert_settings(&found, settings);
+        assert_eq!(missed, lost, "{text}");
+        assert_eq!(found.get("objective.epsilon").is_some(), text.contains("steps_per_generation: 8"), "{text}");
     }
 }
 
@@ -468,6 +534,13 @@ fn what_is_lost_says_what_is_done_instead() {
         (factory, "save_only_model: true\n", "save_only_model: checkpoints hold the optimizer's state too"),
         (factory, "use_unsloth: true\n", "of 4 keys, 2 are taken over, 0 lost, 2 without effect"),
         (factory, "", "differs: dataset: `a`: there is no data/dataset_info.json"),
+        (trl, "num_generations: 8\n", "of 5 keys, 3 are taken over, 0 lost"),
+        (trl, "reward_funcs: [a]\n", "not taken over: reward_funcs: rewards are no Python functions here"),
+        (
+            trl,
+            "num_generations: 4\nper_device_train_batch_size: 8\n",
+            "differs: per_device_train_batch_size: answers there, prompts here",
+        ),
         (trl, "dataset_test_split: test\n", "dataset_test_split: a.jsonl is a file, which has no splits"),
     ] {
         let foreign = read("c.yaml", &format!("{text}{more}"));

@@ -1,0 +1,176 @@
+//! What a configuration of GRPO asks for: keys of TRL, which axolotl has in its table `trl`.
+
+use serde_json::Value;
+
+use super::draft::Draft;
+use super::foreign::Meaning::{self, Lost, Near, Nothing, Set};
+use super::foreign::{Foreign, READ, Trainer, is_off, one};
+
+/// Whether it is one.
+pub(super) fn is_asked(from: &Foreign) -> bool {
+    let has = |key: &str| from.get(key).is_some_and(|value| !is_off(value));
+    match from.trainer {
+        Trainer::Axolotl => from.get("rl").is_some_and(|name| name == "grpo"),
+        Trainer::Trl | Trainer::Unknown => ["num_generations", "reward_funcs"].into_iter().any(has),
+        _ => false,
+    }
+}
+
+/// Keys that only GRPO has, or that it counts otherwise.
+pub(super) fn of_key(from: &Foreign, path: &str, value: &Value) -> Option<Meaning> {
+    let key = path.strip_prefix("trl.").unwrap_or(path);
+    let (sizes, lost) = (Sizes::of(from), |why: &str| if is_off(value) { Nothing } else { Lost(why.into()) });
+    let is_default = |default: f64| value.as_f64().is_none_or(|number| number.to_bits() == default.to_bits());
+    Some(match key {
+        "rl" => one(NAME, value, from),
+        "reward_funcs" | "reward_model_name_or_path" if !is_off(value) => Lost(
+            "rewards are no Python functions here: a program that judges stands in their place in [[objective.reward]], \
+             and is yours to write or to replace by a rule; docs/preferences.md has both"
+                .into(),
+        ),
+        "reward_weights" => READ,
+        "per_device_train_batch_size" | "micro_batch_size" => {
+            sizes.counted(value, "train.micro_batch_size", sizes.micro_batch)
+        }
+        "gradient_accumulation_steps" => {
+            sizes.counted(value, "train.gradient_accumulation_steps", sizes.accumulation)
+        }
+        "steps_per_generation" | "generation_batch_size" if !is_off(value) => match sizes.reuse {
+            Some(1) => Nothing,
+            Some(times) => Set(vec![("objective.steps_per_generation".into(), (times * sizes.accumulation).into())]),
+            None => Lost("here it is a multiple of train.gradient_accumulation_steps".into()),
+        },
+        // Without such use a token is as likely as when it was written.
+        "epsilon" | "epsilon_high" | "delta" if !sizes.reuses(from) => Nothing,
+        "scale_rewards" if value.is_boolean() => {
+            Set(vec![("objective.scale_rewards".into(), if value == true { "group" } else { "none" }.into())])
+        }
+        "max_prompt_length" if value.is_u64() => {
+            let answer = number(from, "max_completion_length").unwrap_or(MAX_COMPLETION_LENGTH);
+            let length = value.as_i64().unwrap_or(0) + answer;
+            let difference = "a longer prompt is cut at its start there; here it shortens its answer, or is left out";
+            Near(vec![("data.max_length".into(), length.into())], difference.into())
+        }
+        "repetition_penalty" | "top_entropy_quantile" if is_default(1.0) => Nothing,
+        "repetition_penalty" => Lost("answers are drawn from what the model says; this changes it".into()),
+        "top_entropy_quantile" => Lost("every token of an answer carries loss here".into()),
+        "top_k" if is_off(value) || is_default(-1.0) => Nothing,
+        "multi_objective_aggregation" if value == "sum_then_normalize" => Nothing,
+        "multi_objective_aggregation" => lost("rewards are added, and then compared"),
+        "use_bias_correction_kl" if value == false => Lost("the divergence counts by the ratio here".into()),
+        "sync_ref_model" => lost("the reference stays the base"),
+        "use_bias_correction_kl"
+        | "ref_model_mixup_alpha"
+        | "ref_model_sync_steps"
+        | "log_completions"
+        | "num_completions_to_print"
+        | "shuffle_dataset"
+        | "use_liger_kernel"
+        | "use_liger_loss"
+        | "ds3_gather_for_generation" => Nothing,
+        // Answers are written by the model in training.
+        key if key == "use_vllm" || key.starts_with("vllm") => Nothing,
+        "generation_kwargs" | "chat_template_kwargs" | "rollout_func" | "reward_processing_classes" => {
+            lost("there is no such key here")
+        }
+        _ => return None,
+    })
+}
+
+const NAME: &str = "objective.name";
+
+/// TRL's default.
+const MAX_COMPLETION_LENGTH: i64 = 512;
+
+/// What TRL does by default, and rewards in place of its functions.
+pub(super) fn fill(from: &Foreign, draft: &mut Draft) {
+    let (sizes, comment) = (Sizes::of(from), "TRL's default");
+    if draft.get(NAME).is_none() {
+        draft.set(NAME, "grpo", "a configuration with rewards is taken for one of it");
+    }
+    if from.trainer != Trainer::Axolotl && draft.get("train.micro_batch_size").is_none() {
+        draft.set("train.micro_batch_size", sizes.micro_batch, format!("{comment}, in prompts"));
+    }
+    if draft.get("objective.max_completion_length").is_none() {
+        draft.set("objective.max_completion_length", MAX_COMPLETION_LENGTH, comment);
+    }
+    let names = match value(from, "reward_funcs") {
+        Some(Value::String(name)) => vec![name.as_str()],
+        Some(Value::Array(names)) => names.iter().filter_map(Value::as_str).collect(),
+        _ => Vec::new(),
+    };
+    let weights = value(from, "reward_weights").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
+    for index in 0..names.len().max(weights.len()).max(1) {
+        let name = names.get(index).and_then(|name| name.rsplit(['.', '/']).next()).unwrap_or("judge");
+        let key = |key: &str| format!("objective.reward.{index}.{key}");
+        draft.set(key("kind"), "command", "");
+        let program = toml::Value::Array(vec!["python3".into(), format!("{name}.py").into()]);
+        draft.set(key("command"), program, "TO REPLACE: write this program, or choose a rule");
+        if let Some(weight) = weights.get(index).and_then(Value::as_f64) {
+            draft.set(key("weight"), weight, "reward_weights");
+        }
+    }
+}
+
+fn value<'f>(from: &'f Foreign, key: &str) -> Option<&'f Value> {
+    from.get(key).or_else(|| from.get(&format!("trl.{key}"))).filter(|value| !value.is_null())
+}
+
+fn number(from: &Foreign, key: &str) -> Option<i64> {
+    value(from, key)?.as_i64().filter(|number| *number > 0)
+}
+
+/// Sizes of a step: answers there, prompts here.
+struct Sizes {
+    micro_batch: i64,
+    accumulation: i64,
+    /// Whether their answers are those of whole prompts.
+    is_whole: bool,
+    /// For how many steps answers are written together, if that is whole steps.
+    reuse: Option<i64>,
+}
+
+impl Sizes {
+    fn of(from: &Foreign) -> Self {
+        let default = if from.trainer == Trainer::Axolotl { 1 } else { 8 };
+        let answers = number(from, "per_device_train_batch_size").or_else(|| number(from, "micro_batch_size"));
+        let (answers, accumulation) =
+            (answers.unwrap_or(default), number(from, "gradient_accumulation_steps").unwrap_or(1));
+        let group = number(from, "num_generations").unwrap_or(8);
+        let of_step = answers * accumulation;
+        let micro_batch = if answers % group == 0 { answers / group } else { 1 };
+        let (together, of_one) = match (number(from, "steps_per_generation"), number(from, "generation_batch_size")) {
+            (Some(steps), _) => (steps, accumulation),
+            (None, Some(together)) => (together, of_step),
+            (None, None) => (1, 1),
+        };
+        Self {
+            micro_batch,
+            accumulation: (of_step / (micro_batch * group)).max(1),
+            is_whole: of_step % group == 0,
+            // Answers that are written in the middle of a step are those of the same model.
+            reuse: if of_one % together == 0 {
+                Some(1)
+            } else {
+                Some(together / of_one).filter(|_| together % of_one == 0)
+            },
+        }
+    }
+
+    fn reuses(&self, from: &Foreign) -> bool {
+        self.reuse != Some(1) || number(from, "num_iterations").is_some_and(|iterations| iterations > 1)
+    }
+
+    /// A size, where `theirs` counts answers.
+    fn counted(&self, theirs: &Value, key: &str, ours: i64) -> Meaning {
+        let settings = vec![(key.to_owned(), ours.into())];
+        match self.is_whole {
+            _ if theirs.is_null() => Nothing,
+            true if theirs.as_i64() == Some(ours) => Set(settings),
+            true => Near(settings, "answers there, prompts here".into()),
+            false => {
+                Near(settings, "answers there, on several devices; prompts here: what a step has may differ".into())
+            }
+        }
+    }
+}
