@@ -52,7 +52,7 @@ fn families() -> [(&'static str, Value); 19] {
             "qwen3.5",
             json!({"model_type": "qwen3_5_text", "architectures": ["Qwen3_5ForCausalLM"], "head_dim": 32,
             "full_attention_interval": 2, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
-            "linear_key_head_dim": 16, "linear_value_head_dim": 16}),
+            "linear_key_head_dim": 32, "linear_value_head_dim": 32}),
         ),
         (
             "gemma2",
@@ -225,6 +225,9 @@ fn every_cell_gives_the_loss_and_gradients_of_plain_operations_on_the_decoded_we
                 for (place, has_kernels, dtype, tolerance) in PLACES {
                     let device = if has_kernels { &kernels } else { &plain };
                     let model = load(folder.path(), form, dtype, device).unwrap();
+                    // A delta rule hands what is rounded from token to token.
+                    let is_handed_on = family == "qwen3.5" && dtype == Dtype::Bf16;
+                    let tolerance = if is_handed_on { 2.0 * tolerance } else { tolerance };
                     let mut worst = 0.0_f64;
                     for (batch, checkpointing) in [(0, Off), (0, On), (1, Off), (2, Off)] {
                         let (found_loss, found) = compute(&model, &lora, &batches[batch], checkpointing);
