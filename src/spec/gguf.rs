@@ -270,9 +270,11 @@ impl ModelConfig {
     }
 }
 
-/// Bytes of the quantised matrices of linear layers and of the head.
+/// Bytes of the quantised matrices of linear layers and of the head that are held as they are: those whose columns are in
+/// another order are decoded.
 fn blocks(file: &GgufFile, config: &ModelConfig) -> BTreeMap<String, usize> {
     let in_blocks = config.expected_tensors().into_iter().filter(|(name, _)| name != "model.embed_tokens.weight");
+    let in_blocks = in_blocks.filter(|(name, _)| Order::of(config, name).is_none_or(|order| !order.is_of_columns));
     let sizes = in_blocks.filter_map(|(name, _)| {
         let tensor = file.tensors().get(&tensor_name(config, &name)?)?;
         tensor.kind.is_quantized().then_some((name, tensor.num_bytes()))
@@ -296,7 +298,8 @@ fn config_json(file: &GgufFile) -> Result<String, Problem> {
     for (ours, theirs, is_required) in COUNTS {
         match file.integer(&key(theirs))? {
             Some(count) => drop(json.insert(ours.to_owned(), json!(count))),
-            None if is_required => return Err(missing(theirs)),
+            // Where all feed-forward layers are mixtures, some families have no other width.
+            None if is_required && !(has_experts && ours == "intermediate_size") => return Err(missing(theirs)),
             None => {}
         }
     }
@@ -318,8 +321,7 @@ fn config_json(file: &GgufFile) -> Result<String, Problem> {
         }
         // Layers that predict more tokens follow the others, and are left out.
         let layers = json["num_hidden_layers"].as_u64().unwrap_or(0);
-        let more = file.integer(&key("nextn_predict_layers"))?.unwrap_or(0);
-        json.insert("num_hidden_layers".to_owned(), json!(layers.saturating_sub(more)));
+        json.insert("num_hidden_layers".to_owned(), json!(layers.saturating_sub(num_predicting(file))));
     }
     if has_experts {
         experts(file, &key, &mut json)?;
@@ -340,6 +342,13 @@ fn config_json(file: &GgufFile) -> Result<String, Problem> {
     json.insert("bos_token_id".to_owned(), json!(file.token_id("bos")?));
     json.insert("eos_token_id".to_owned(), json!(file.end_ids()?));
     Ok(serde_json::Value::Object(json).to_string())
+}
+
+/// Layers at the end that predict more tokens, which are not used.
+#[must_use]
+pub fn num_predicting(file: &GgufFile) -> u64 {
+    let architecture = file.text("general.architecture").unwrap_or_default();
+    file.integer(&format!("{architecture}.nextn_predict_layers")).ok().flatten().unwrap_or(0)
 }
 
 /// The mixtures of experts, in families that have such.
@@ -416,6 +425,15 @@ fn refuse_unsupported(file: &GgufFile, key: &dyn Fn(&str) -> String, head_dim: O
     Ok(())
 }
 
+/// Further numbers of yarn that a file may have, and what is taken for granted.
+const YARN: [(&str, f64); 5] = [
+    ("rope.scaling.attn_factor", 1.0),
+    ("rope.scaling.yarn_ext_factor", 1.0),
+    ("rope.scaling.yarn_attn_factor", 1.0),
+    ("rope.scaling.yarn_beta_fast", 32.0),
+    ("rope.scaling.yarn_beta_slow", 1.0),
+];
+
 /// What positions or frequencies are divided by.
 fn scaling(file: &GgufFile, key: &dyn Fn(&str) -> String) -> Result<Option<serde_json::Value>, Problem> {
     let old = file.number(&key("rope.scale_linear"));
@@ -426,6 +444,13 @@ fn scaling(file: &GgufFile, key: &dyn Fn(&str) -> String) -> Result<Option<serde
         Some("none") => Ok(None),
         Some("linear") => Ok(factor.map(linear)),
         Some("yarn") => {
+            for (name, usual) in YARN {
+                let found = file.number(&key(name)).filter(|found| (found - usual).abs() > 1e-4);
+                if let Some(found) = found {
+                    let message = format!("`{}` = {found} is not supported, expected {usual}", key(name));
+                    return Err(file.problem(message).hint("use the model's original safetensors"));
+                }
+            }
             let original = file.integer(&key("rope.scaling.original_context_length"))?;
             Ok(factor.map(
                 |factor| json!({"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}),

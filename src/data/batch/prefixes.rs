@@ -7,6 +7,9 @@ use super::{Batch, Document, Target};
 /// Fewer common tokens are not worth it.
 const LEAST_TOKENS: usize = 8;
 
+/// Documents share a beginning within so many tokens: the attention's backward keeps all queries that see it at hand.
+const MOST_TOKENS: usize = 8192;
+
 impl Batch {
     /// The batch with the common beginning of documents that follow one another once: it stays in the first of them, and the
     /// others [continue it](Self::prefixes). Documents of more than `longest` tokens are left as they are.
@@ -69,7 +72,8 @@ impl Batch {
             let len = others.first().map_or(equal, |len| equal.min(*len));
             // All of them have as many in common: more of them less each, where that is more in all.
             let before: usize = others.iter().sum();
-            if len >= LEAST_TOKENS && len * (others.len() + 1) > before && first.len.max(document.len) <= longest {
+            let is_near = first.len.max(document.len) <= longest && end - first.start <= MOST_TOKENS;
+            if is_near && len >= LEAST_TOKENS && len * (others.len() + 1) > before {
                 others.fill(len);
                 found.push(len);
             } else {

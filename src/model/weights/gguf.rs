@@ -18,7 +18,7 @@ use crate::ops::kernels::place_of;
 use crate::ops::linear::Matrix;
 use crate::schema::Problem;
 use crate::spec::ModelConfig;
-use crate::spec::gguf::{Coding, Order, ROPE_FACTORS, stored_shape, tensor_name};
+use crate::spec::gguf::{Coding, Order, ROPE_FACTORS, num_predicting, stored_shape, tensor_name};
 use crate::util::gguf::{GgufFile, GgufTensor, GgufType};
 use crate::util::text;
 
@@ -72,7 +72,7 @@ impl GgufWeights {
     fn stored(&self, name: &str, shape: &[usize]) -> Result<&GgufTensor, String> {
         let theirs = tensor_name(&self.config, name).unwrap_or_default();
         let tensor = self.file.tensors().get(&theirs).ok_or_else(|| format!("missing: `{theirs}` {shape:?}"))?;
-        if tensor.shape != stored_shape(shape) {
+        if tensor.shape != shape && tensor.shape != stored_shape(shape) {
             return Err(format!("misshapen: `{theirs}` is {:?}, expected {shape:?}", tensor.shape));
         }
         let is_whole = shape.last().is_some_and(|width| width.is_multiple_of(tensor.kind.block_size()));
@@ -96,7 +96,9 @@ impl Source for GgufWeights {
             expected.iter().filter_map(|(name, shape)| self.stored(name, shape).err()).collect();
         let known: HashSet<String> = expected.iter().filter_map(|(name, _)| tensor_name(config, name)).collect();
         let layer = |name: &str| name.strip_prefix("blk.")?.split_once('.')?.0.parse::<usize>().ok();
-        let is_used = |name: &str| layer(name).is_none_or(|layer| layer < config.num_layers());
+        let num_layers = config.num_layers();
+        let predicting = num_layers..num_layers + usize::try_from(num_predicting(&self.file)).unwrap_or(0);
+        let is_used = |name: &str| layer(name).is_none_or(|layer| !predicting.contains(&layer));
         let unexpected = self
             .file
             .tensors()
