@@ -131,7 +131,7 @@ impl Trainer {
                 "rows keep their whole length there; data.max_length cuts them here, and says how many",
             )],
             Self::Trl => &[(
-                &["assistant_only_loss", "completion_only_loss"],
+                &["assistant_only_loss", "completion_only_loss", "beta", "num_generations", "reward_funcs"],
                 "TRL puts loss on whole conversations; here on the answers, or data.train_on_inputs = true",
             )],
             Self::Axolotl => &[(
