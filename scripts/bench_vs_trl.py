@@ -2,17 +2,20 @@
 """Our steps of preferences next to TRL's, on this machine, in one run.
 
 usage: bench_vs_trl.py [--models models] [--rounds 3] [--steps 4] [--sides NAME ...] [--binary target/release/lora-train]
-                       [--pairs 2] [--length 256] [--answers 4] [--rows FILE] [--out benches/results]     (pip install trl==1.16.0)
+                       [--pairs 2] [--length 256] [--answers 4] [--rows FILE] [--checkpointing] [--out benches/results]
+                       (pip install trl==1.16.0)
 
 Every measurement is a process of its own, as in bench_vs_peft.py: pairs of random tokens at full length, LoRA r = 16 on every linear
-layer of SmolLM2-135M, AdamW, clipping at 1, f32, no checkpointing. Sides: ours-dpo, trl-dpo, ours-orpo, trl-orpo, and ours-sft, which is
+layer of SmolLM2-135M, AdamW, clipping at 1, f32, no checkpointing unless asked for. Sides: ours-dpo, trl-dpo, ours-orpo, trl-orpo, and ours-sft, which is
 supervised fine-tuning on the same tokens. Not among the default ones: ours-grpo and trl-grpo, whole steps that write `answers` to each of
 `pairs` prompts, at most `length` tokens each, at temperature 1, judge them and train on them; tokens are those that are written.
 
 With --rows, DPO and ORPO train on the first rows of a JSON Lines file with `prompt`, `chosen` and `rejected`, in order, through both sides'
-whole loops; tokens are those of both answers with their prompt. TRL pads, and computes the prompt twice.
+whole loops; tokens are those of both answers with their prompt. TRL pads, and computes the prompt twice. GRPO answers its prompts, in any
+order.
 """
 import argparse
+import itertools
 import json
 import pathlib
 import statistics
@@ -28,6 +31,14 @@ REWARDED = ("ours-grpo", "trl-grpo")
 PROMPTS = [f"{number}. Once upon a time, far away from here, there was" for number in range(64)]
 
 
+def prompts(rows: str | pathlib.Path | None) -> list[dict]:
+    """The rows of GRPO."""
+    if not rows:
+        return [{"prompt": prompt} for prompt in PROMPTS]
+    with open(rows) as file:
+        return [{"prompt": json.loads(line)["prompt"]} for line in itertools.islice(file, len(PROMPTS))]
+
+
 def of_steps(seconds: list[float], tokens: list[float]) -> dict:
     """The median step behind the warm-up, and its tokens in a second."""
     seconds, tokens = seconds[benchlib.NUM_WARMUP_STEPS:], tokens[benchlib.NUM_WARMUP_STEPS:]
@@ -39,8 +50,8 @@ def ours_trained(args, recipe: pathlib.Path, run: pathlib.Path, objective: str) 
     rows, length = args.rows, args.length
     settings = []
     if objective == "grpo":
-        rows, length = recipe.with_suffix(".jsonl"), args.length + 64
-        rows.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in PROMPTS))
+        rows, length = recipe.with_suffix(".jsonl"), args.length + 256
+        rows.write_text("".join(json.dumps(row) + "\n" for row in prompts(args.rows)))
         settings = [f"objective.num_generations={args.answers}", f"objective.max_completion_length={args.length}",
                     "objective.reward=[{kind='regex', regex_pattern='[a-m]$'}]"]
     settings += [f"objective.name={objective}", f"data.train=[{{path='{rows}'}}]", "data.chat_template=none", "data.shuffle=false",
@@ -58,8 +69,6 @@ def ours_trained(args, recipe: pathlib.Path, run: pathlib.Path, objective: str) 
 
 def trl_trained(task: dict) -> None:
     """One measurement of a run of TRL; prints one JSON object."""
-    import itertools
-
     import torch
     from datasets import Dataset
     from peft import LoraConfig
@@ -81,7 +90,7 @@ def trl_trained(task: dict) -> None:
     clock = Clock()
     num_steps = benchlib.NUM_WARMUP_STEPS + task["steps"]
     if task["objective"] == "grpo":
-        config, trainer, rows = GRPOConfig, GRPOTrainer, [{"prompt": prompt} for prompt in PROMPTS]
+        config, trainer, rows = GRPOConfig, GRPOTrainer, prompts(task["rows_file"])
         own = {"num_generations": task["answers"], "max_completion_length": task["length"],
                "per_device_train_batch_size": task["pairs"] * task["answers"]}
         given = {"reward_funcs": lambda completions, **_: [float("a" <= text[-1:] <= "m") for text in completions]}
@@ -94,7 +103,7 @@ def trl_trained(task: dict) -> None:
         made = trainer(
             model=AutoModelForCausalLM.from_pretrained(task["model"], dtype=torch.float32), processing_class=tokenizer, callbacks=[clock],
             train_dataset=Dataset.from_list(rows), **given,
-            args=config(output_dir=directory, report_to="none", bf16=False, use_cpu=True, gradient_checkpointing=False, logging_steps=1,
+            args=config(output_dir=directory, report_to="none", bf16=False, use_cpu=True, gradient_checkpointing=task["checkpointing"], logging_steps=1,
                         max_steps=num_steps, learning_rate=1e-4, save_strategy="no", disable_tqdm=True, **own),
             peft_config=LoraConfig(task_type="CAUSAL_LM", r=16, lora_alpha=32, target_modules="all-linear"))
         tokens = []
@@ -136,6 +145,8 @@ def trl_side(task: dict) -> None:
     config, trainer = (DPOConfig, DPOTrainer) if task["objective"] == "dpo" else (ORPOConfig, ORPOTrainer)
     tokenizer = AutoTokenizer.from_pretrained(task["model"])
     base = AutoModelForCausalLM.from_pretrained(task["model"], dtype=torch.float32)
+    if task["checkpointing"]:
+        base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     with tempfile.TemporaryDirectory() as directory:
         made = trainer(model=base, processing_class=tokenizer, train_dataset=Dataset.from_list([{"prompt": "a", "chosen": "b", "rejected": "c"}]),
                        args=config(output_dir=directory, report_to="none", bf16=False, use_cpu=True, gradient_checkpointing=False,
@@ -176,7 +187,7 @@ def run_side(side: str, args, work: pathlib.Path) -> dict:
     program, objective = side.split("-")
     model = str((args.models / "smollm2-135m").resolve())
     task = {"model": model, "dtype": "f32", "r": 16, "rows": args.pairs * (2 if objective == "sft" else 1), "length": args.length,
-            "steps": args.steps, "checkpointing": False, "device": "cpu", "pairs": args.pairs, "objective": objective,
+            "steps": args.steps, "checkpointing": args.checkpointing, "device": "cpu", "pairs": args.pairs, "objective": objective,
             "answers": args.answers, "rows_file": args.rows and str(args.rows.resolve())}
     if program == "trl":
         return benchlib.measure([sys.executable, __file__, "--trl-side", json.dumps(task)])
@@ -198,6 +209,7 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=256)
     parser.add_argument("--answers", type=int, default=4)
     parser.add_argument("--rows", type=pathlib.Path)
+    parser.add_argument("--checkpointing", action="store_true")
     parser.add_argument("--sides", nargs="+", choices=SIDES + REWARDED, default=list(SIDES))
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("benches/results"))
     parser.add_argument("--trl-side", type=json.loads, help=argparse.SUPPRESS)

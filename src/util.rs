@@ -6,6 +6,7 @@ pub mod failure;
 pub mod faults;
 pub mod files;
 pub mod gguf;
+pub mod json_schema;
 pub mod panics;
 pub mod stats;
 pub mod text;

@@ -25,6 +25,7 @@ use crate::run::inputs::{ModelParts, WeightsFrom, vocabulary_problem};
 use crate::run::overview::{self, Fact};
 use crate::run::prepare::{PreparedParts, with_rows_of};
 use crate::schema::{Problem, Problems};
+use crate::train::rollouts::Rollouts;
 use crate::train::task::Task;
 use crate::util::failure::Failure;
 use crate::util::text::with_commas;
@@ -256,6 +257,9 @@ fn examine_data(
             match Task::open(&recipe.eval.task, &data) {
                 Ok(task) => findings.facts.extend(task.map(|task| ("task", task.about()))),
                 Err(error) => findings.error(&error),
+            }
+            if let Err(error) = Rollouts::open(&recipe.objective, &data, recipe.data.max_length, recipe.seed) {
+                findings.error(&error);
             }
             if max_rows.is_none() {
                 examine_steps(recipe, &data, findings);

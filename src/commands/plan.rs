@@ -248,8 +248,10 @@ fn forecast(
         recipe.is_noisy(),
     );
     let keeps_reference = is_alone && objective(workload.objective).keeps_reference();
+    let Recipe { train, objective, .. } = recipe;
+    let max_length = config.max_length;
     Dataset::open(&config, Arc::new(tokenizer), recipe.seed, &options)
-        .and_then(|data| Forecast::new(&data, &recipe.train, &recipe.objective, &flops, is_padded, keeps_reference))
+        .and_then(|data| Forecast::new(&data, train, objective, max_length, &flops, is_padded, keeps_reference))
         .map_err(|error| first_line(&Failure::input(error)))
 }
 

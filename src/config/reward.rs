@@ -1,5 +1,7 @@
 //! Sections `[[objective.reward]]` of a recipe.
 
+use std::path::PathBuf;
+
 use regex::Regex;
 use serde::Serialize;
 
@@ -11,8 +13,8 @@ section! {
     pub struct RewardConfig then check {
         /// What an answer gets, mostly 1 or 0. "exact": it is the text in `column`; "number": its last number is the last one
         /// in `column`; "contains": it has the text in `column` in it; "regex": `regex_pattern` finds something in it; "json": it
-        /// is a JSON object or list; "length": 0, and less down to -1 over the last quarter of `max_completion_length`;
-        /// "command": what a program of yours says.
+        /// is a JSON object or list, with `schema` what satisfies that; "length": 0, and less down to -1 over the last quarter of
+        /// `max_completion_length`; "command": what a program of yours says.
         kind: Option<RewardKind> = None => optional_choice() like "exact";
         /// Factor of the reward.
         weight: f64 = 1.0 => number(..), ["reward_weights"];
@@ -20,6 +22,8 @@ section! {
         column: String = "answer".into() => string(), ["answer_column"];
         /// What "regex" looks for.
         regex_pattern: Option<String> = None => optional_string() like "<answer>.*</answer>";
+        /// JSON Schema that an answer of "json" satisfies: a file.
+        schema: Option<PathBuf> = None => optional_path() like "answer.schema.json", ["json_schema"];
         /// Program of "command", with arguments: it runs as long as training does, reads one JSON object a line (the row's
         /// columns and `completion`), and writes one number or null a line.
         command: Vec<String> = Vec::new() => strings() like ["python3", "judge.py"];
@@ -43,6 +47,9 @@ impl RewardConfig {
             } else if !is_set && is(kind) && !section.is_wrong(key) {
                 section.problem(key, format!("is missing: \"{word}\" needs it"));
             }
+        }
+        if self.schema.is_some() && !is(RewardKind::Json) && self.kind.is_some() {
+            section.problem("schema", "is of \"json\" alone: leave it out");
         }
         if let Some(Err(error)) = self.regex_pattern.as_ref().map(|pattern| Regex::new(pattern)) {
             let message = format!("`{}` is no regular expression", section.full_name("regex_pattern"));

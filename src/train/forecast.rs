@@ -2,7 +2,8 @@
 
 use super::flops::StepFlops;
 use super::schedule::{repeated, steps_per_epoch, total_steps};
-use crate::config::{ObjectiveConfig, TrainConfig};
+use crate::config::{ObjectiveConfig, ObjectiveName, TrainConfig};
+use crate::data::batch::Batch;
 use crate::data::dataset::{Cursor, Dataset};
 use crate::data::error::DataError;
 use crate::util::stats::as_f64;
@@ -22,7 +23,8 @@ pub struct Forecast {
 
 impl Forecast {
     /// The steps of the first epoch, or of the whole run if it is shorter. `is_padded`: the rows of a micro-batch are
-    /// computed at one length. `keeps_reference`: later epochs compute the reference no more.
+    /// computed at one length. `keeps_reference`: later epochs compute the reference no more. Answers that the model writes
+    /// are taken to be as long as they may be; what it takes to write them is not counted.
     ///
     /// # Errors
     /// A row that cannot be read.
@@ -30,6 +32,7 @@ impl Forecast {
         data: &Dataset,
         train: &TrainConfig,
         objective: &ObjectiveConfig,
+        max_length: usize,
         flops: &StepFlops,
         is_padded: bool,
         keeps_reference: bool,
@@ -43,7 +46,10 @@ impl Forecast {
         let mut loader = data.loader(Cursor::default(), train.micro_batch_size)?;
         let (mut tokens, mut computed) = (0, 0.0);
         for _ in 0..num_batches {
-            let batch = loader.next_batch()?.batch;
+            let mut batch = loader.next_batch()?.batch;
+            if objective.name == ObjectiveName::Grpo {
+                batch = answered(&batch, objective, max_length);
+            }
             tokens += batch.num_tokens() as u64;
             computed -= if keeps_reference { later * flops.of_reference(&batch) } else { 0.0 };
             computed += flops.of(&batch) + if is_padded { flops.of_padding(batch.num_padding_tokens()) } else { 0.0 };
@@ -52,4 +58,19 @@ impl Forecast {
         let (step_tokens, step_flops) = (as_f64(tokens) / num_steps, computed / num_steps);
         Ok(Self { rows_per_epoch: data.rows_per_epoch(), steps, step_tokens, step_flops })
     }
+}
+
+/// The prompts with as many answers as each gets, of the greatest length.
+fn answered(prompts: &Batch, objective: &ObjectiveConfig, max_length: usize) -> Batch {
+    let mut batch = Batch::default();
+    for (document, source) in prompts.documents.iter().zip(&prompts.sources) {
+        let mut ids = prompts.input_ids[document.start..][..document.len].to_vec();
+        ids.resize((document.len + objective.max_completion_length).min(max_length), 0);
+        let carries_loss: Vec<bool> = (0..ids.len()).map(|at| at >= document.len).collect();
+        for _ in 0..objective.num_generations {
+            batch.push(*source, &ids, &carries_loss);
+            batch.row_lengths.push(ids.len());
+        }
+    }
+    batch
 }

@@ -130,7 +130,7 @@ impl Rollouts {
     /// Reads the rows of the prompts again, in which the rewards find what is right; `None` where the model answers none.
     ///
     /// # Errors
-    /// A file that has changed.
+    /// A file that has changed; a row in which a reward does not find it; a schema that cannot be read.
     pub fn open(
         objective: &ObjectiveConfig,
         data: &Dataset,
@@ -140,7 +140,8 @@ impl Rollouts {
         if objective.name != ObjectiveName::Grpo {
             return Ok(None);
         }
-        let (rewards, rows) = (Reward::all(objective), data.values()?);
+        let rewards = Reward::all(objective).map_err(DataError::Config)?;
+        let rows = data.values(|row| rewards.iter().try_for_each(|reward| reward.check(row)))?;
         Ok(Some(Self { objective: objective.clone(), max_length, seed, rewards, rows }))
     }
 

@@ -160,3 +160,41 @@ fn a_program_that_judges_is_asked_with_the_row_and_its_failure_names_the_row() {
     let output = run(&[recipe.to_str().unwrap()]);
     assert!(output.status.code() == Some(2) && stderr(&output).contains("train.jsonl, row "), "{}", stderr(&output));
 }
+
+#[test]
+fn what_a_reward_does_not_find_is_a_mistake_before_the_model_answers() {
+    let bench = Bench::new();
+    let schema = bench.path("schema.json");
+    fs::write(&schema, r#"{"type": "objekt"}"#).unwrap();
+    let of_json = |path: PathBuf| format!("kind = 'json'\nschema = '{}'", path.display());
+    for (reward, message) in [
+        ("kind = 'exact'".to_owned(), "train.jsonl:line 1: there is no text in `answer`"),
+        ("kind = 'number'\ncolumn = 'prompt'\n[[objective.reward]]\nkind = 'contains'".to_owned(), "in `answer`"),
+        (of_json(schema.clone()), "schema.json: no JSON Schema"),
+        (of_json(bench.path("absent.json")), "absent.json: cannot be read"),
+        (format!("kind = 'length'\nschema = '{}'", schema.display()), "is of \"json\" alone"),
+    ] {
+        let recipe = answering(&bench, "run", &reward);
+        for command in [&["check", recipe.to_str().unwrap()][..], &[recipe.to_str().unwrap()]] {
+            let output = run(command);
+            assert!(
+                output.status.code() == Some(2) && stderr(&output).contains(message),
+                "{reward}: {}",
+                stderr(&output)
+            );
+        }
+    }
+}
+
+#[test]
+fn a_plan_counts_the_answers_and_says_that_writing_them_is_not_in_its_time() {
+    let bench = Bench::new();
+    let recipe = answering(&bench, "run", "kind = 'length'");
+    let recipe = recipe.to_str().unwrap();
+    let plan: Value = serde_json::from_slice(&run(&["plan", recipe, "--json"]).stdout).unwrap();
+    // Six prompts of a few tokens, four answers of twelve to each.
+    let tokens = plan["mean_step_tokens"].as_f64().unwrap() / 24.0 - 12.0;
+    assert!(plan["answer_tokens"] == 12 && (2.0..8.0).contains(&tokens), "{plan}");
+    let text = String::from_utf8(run(&["plan", recipe]).stdout).unwrap();
+    assert!(text.contains("without writing the answers, each taken to be of 12 tokens"), "{text}");
+}

@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use super::ranks::{Cluster, OneRank, SharedStep};
 use super::target::Target;
-use crate::config::{CostConfig, GradientCheckpointing, Residency};
+use crate::config::{CostConfig, GradientCheckpointing, ObjectiveName, Residency};
 use crate::model::Storage;
 use crate::recipe::Recipe;
 use crate::train::fit::{self, Decision, Suggestion, USABLE, size};
@@ -75,6 +75,9 @@ pub(super) struct Report {
     #[serde(skip_serializing_if = "Option::is_none")]
     rows: Option<Rows>,
     rows_per_step: usize,
+    /// Tokens that every answer is taken to have, where the model writes them; the time that this takes is not in the plan.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    answer_tokens: Option<usize>,
     /// Steps of the whole run.
     #[serde(skip_serializing_if = "Option::is_none")]
     steps: Option<u64>,
@@ -215,6 +218,8 @@ impl Report {
             is_calibrated: calibrated.is_some(),
             rows: rows_per_epoch.map(|per_epoch| Rows { per_epoch }),
             rows_per_step: workload.rows * workload.gradient_accumulation_steps,
+            answer_tokens: (recipe.objective.name == ObjectiveName::Grpo)
+                .then_some(recipe.objective.max_completion_length),
             steps,
             mean_step_tokens,
             mean_step_seconds,
@@ -392,8 +397,11 @@ fn times(report: &Report, without_rows: Option<&str>) -> Vec<String> {
     let (about, steps, tokens) =
         (if report.is_at_most { "at most" } else { "about" }, with_commas(steps), with_commas(tokens));
     let time = report.seconds.map(|seconds| format!("{} for ", duration(seconds))).unwrap_or_default();
+    let without = report.answer_tokens.map_or_else(String::new, |tokens| {
+        format!(" and without writing the answers, each taken to be of {} tokens", with_commas(tokens))
+    });
     lines.push(format!(
-        "estimated: {about} {time}{steps} steps of {} tokens, {tokens} in all, without evaluations",
+        "estimated: {about} {time}{steps} steps of {} tokens, {tokens} in all, without evaluations{without}",
         with_commas(whole(report.mean_step_tokens))
     ));
     if let Some(why) = without_rows {

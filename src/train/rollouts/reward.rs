@@ -1,6 +1,7 @@
 //! How answers are judged.
 
 use std::io::{BufRead as _, BufReader, Write as _};
+use std::path::PathBuf;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::Duration;
@@ -9,6 +10,7 @@ use regex::Regex;
 use serde_json::{Value, json};
 
 use crate::config::{ObjectiveConfig, RewardConfig, RewardKind};
+use crate::util::json_schema::JsonSchema;
 use crate::util::stats::as_f64;
 
 /// Beyond this, squares of rewards and what is summed of them would not be finite in the figures.
@@ -30,6 +32,8 @@ pub(super) struct Judged<'a> {
 pub(super) struct Reward {
     config: RewardConfig,
     pattern: Option<Regex>,
+    /// Of "json", where there is one.
+    schema: Option<JsonSchema>,
     /// Most tokens of an answer.
     max_tokens: usize,
     /// Of "command", once it was needed.
@@ -37,14 +41,33 @@ pub(super) struct Reward {
 }
 
 impl Reward {
-    pub(super) fn all(objective: &ObjectiveConfig) -> Vec<Self> {
-        let reward = |config: &RewardConfig| Self {
-            pattern: config.regex_pattern.as_ref().and_then(|pattern| Regex::new(pattern).ok()),
-            max_tokens: objective.max_completion_length,
-            program: None,
-            config: config.clone(),
+    /// # Errors
+    /// A schema that cannot be read.
+    pub(super) fn all(objective: &ObjectiveConfig) -> Result<Vec<Self>, String> {
+        let schema = |path: &PathBuf| {
+            JsonSchema::open(path)
+                .map_err(|reason| format!("`objective.reward`, `schema` = {}: {reason}", path.display()))
+        };
+        let reward = |config: &RewardConfig| {
+            Ok(Self {
+                pattern: config.regex_pattern.as_ref().and_then(|pattern| Regex::new(pattern).ok()),
+                schema: config.schema.as_ref().map(schema).transpose()?,
+                max_tokens: objective.max_completion_length,
+                program: None,
+                config: config.clone(),
+            })
         };
         objective.reward.iter().map(reward).collect()
+    }
+
+    /// # Errors
+    /// A row without what the answers to it are compared with.
+    pub(super) fn check(&self, row: &Value) -> Result<(), String> {
+        match self.config.kind {
+            Some(RewardKind::Exact | RewardKind::Contains) => right_answer(&self.config, row).map(drop),
+            Some(RewardKind::Number) => right_number(&self.config, row).map(drop),
+            _ => Ok(()),
+        }
     }
 
     /// The weighted reward of an answer; `None` where it is not judged.
@@ -52,22 +75,23 @@ impl Reward {
     /// # Errors
     /// A row without the column that it is compared with; a program that fails.
     pub(super) fn of(&mut self, judged: Judged<'_>) -> Result<Option<f64>, String> {
-        let Self { config, pattern, .. } = self;
+        let Self { config, pattern, schema, .. } = self;
         let said = judged.text.trim();
         let one_if = |is_right: bool| Some(f64::from(u8::from(is_right)));
         let reward = match config.kind {
             Some(RewardKind::Exact) => one_if(said == right_answer(config, judged.row)?.trim()),
             Some(RewardKind::Contains) => one_if(said.contains(right_answer(config, judged.row)?.trim())),
             Some(RewardKind::Number) => {
-                let right = right_answer(config, judged.row)?;
-                let right = last_number(&right).ok_or_else(|| format!("`{}` has no number", config.column))?;
+                let right = right_number(config, judged.row)?;
                 one_if(last_number(said).is_some_and(|number| (number - right).abs() <= 1e-9 * right.abs()))
             }
             Some(RewardKind::Regex) => one_if(pattern.as_ref().is_some_and(|pattern| pattern.is_match(judged.text))),
             Some(RewardKind::Json) => {
-                let is_json =
-                    serde_json::from_str(said).is_ok_and(|value: Value| value.is_object() || value.is_array());
-                one_if(is_json)
+                let is_right = |value: Value| match schema {
+                    Some(schema) => schema.is_satisfied_by(&value),
+                    None => value.is_object() || value.is_array(),
+                };
+                one_if(serde_json::from_str(said).is_ok_and(is_right))
             }
             Some(RewardKind::Length) => {
                 let room = as_f64(self.max_tokens.div_ceil(4));
@@ -100,6 +124,11 @@ fn right_answer(config: &RewardConfig, row: &Value) -> Result<String, String> {
             config.column
         )),
     }
+}
+
+/// The last number in the column of what is right.
+fn right_number(config: &RewardConfig, row: &Value) -> Result<f64, String> {
+    last_number(&right_answer(config, row)?).ok_or_else(|| format!("`{}` has no number", config.column))
 }
 
 /// The last number of a text; commas between its digits are left out.
@@ -178,13 +207,16 @@ mod tests {
             ObjectiveConfig { reward: vec![config], max_completion_length: 8, ..ObjectiveConfig::default() };
         let row = json!({"prompt": "1 + 1?", "answer": "so 1,002", "n": 3});
         let judged = Judged { row: &row, text, num_tokens: text.len() };
-        Reward::all(&objective)[0].of(judged)
+        Reward::all(&objective)?[0].of(judged)
     }
 
     #[test]
     fn answers_get_what_the_rules_say() {
         let of = |kind: RewardKind| RewardConfig { kind: Some(kind), ..RewardConfig::default() };
         let number = RewardConfig { column: "n".into(), weight: 0.5, ..of(RewardKind::Number) };
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(&file, r#"{"type": "array", "items": {"type": "integer"}, "minItems": 1}"#).unwrap();
+        let schema = RewardConfig { schema: Some(file.path().to_owned()), ..of(RewardKind::Json) };
         let regex = RewardConfig { regex_pattern: Some("^a+$".into()), ..of(RewardKind::Regex) };
         for (config, text, expected) in [
             (of(RewardKind::Exact), " so 1,002\n", 1.0),
@@ -199,6 +231,10 @@ mod tests {
             (of(RewardKind::Json), "{\"a\": 1}", 1.0),
             (of(RewardKind::Json), "{\"a\": 1", 0.0),
             (of(RewardKind::Json), "1", 0.0),
+            (schema.clone(), " [1, 2]\n", 1.0),
+            (schema.clone(), "[]", 0.0),
+            (schema.clone(), "[1, 2", 0.0),
+            (schema, "{}", 0.0),
             (of(RewardKind::Length), "sixsix", 0.0),
             (of(RewardKind::Length), "sevenx7", -0.5),
             (of(RewardKind::Length), "eight888", -1.0),
@@ -219,7 +255,8 @@ mod tests {
         };
         let judge =
             "while read -r line; do case $line in *good*) echo 1.5;; *none*) echo null;; *) echo 0;; esac; done";
-        let mut judge = Reward::all(&ObjectiveConfig { reward: vec![program(judge)], ..ObjectiveConfig::default() });
+        let mut judge =
+            Reward::all(&ObjectiveConfig { reward: vec![program(judge)], ..ObjectiveConfig::default() }).unwrap();
         let row = json!({"prompt": "p"});
         let mut of = |text: &str| judge[0].of(Judged { row: &row, text, num_tokens: 1 });
         assert_eq!([of("good"), of("none"), of("bad")], [Ok(Some(1.5)), Ok(None), Ok(Some(0.0))]);
