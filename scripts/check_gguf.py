@@ -65,7 +65,7 @@ RANDOM = {"qwen2": {"use_sliding_window": False, "sliding_window": None}, "qwen3
                       "sliding_window": None, "attention_bias": False, "mlp_bias": False},
           "qwen3-yarn": {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "head_dim": 24, "attention_bias": False, "mlp_bias": False,
                          "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}},
-          "llama-3.1": {"rope_scaling": ROPE, "rope_theta": 500000.0},
+          "ministral3": {}, "llama-3.1": {"rope_scaling": ROPE, "rope_theta": 500000.0},
           # As llama.cpp takes it for granted: the scale of the scores, the pattern of windows, one embedding.
           "gemma2": {"query_pre_attn_scalar": 24},
           "gemma3": {"query_pre_attn_scalar": 20, "sliding_window_pattern": 6, "rope_local_base_freq": 10000.0,

@@ -63,7 +63,7 @@ const OF_EXPERT: [(&str, &str); 6] = [
 const POST_ATTENTION: [&str; 2] = ["post_attention_layernorm", "post_attention_norm"];
 
 /// Architectures that are read, and the families that they are.
-const ARCHITECTURES: [(&str, &str); 14] = [
+const ARCHITECTURES: [(&str, &str); 15] = [
     ("llama", "llama"),
     ("qwen2", "qwen2"),
     ("qwen3", "qwen3"),
@@ -74,6 +74,7 @@ const ARCHITECTURES: [(&str, &str); 14] = [
     ("granite", "granite"),
     ("phi3", "phi3"),
     ("glm4", "glm4"),
+    ("mistral3", "ministral3"),
     ("qwen2moe", "qwen2_moe"),
     ("qwen3moe", "qwen3_moe"),
     ("qwen35", "qwen3_5_text"),
@@ -330,7 +331,12 @@ fn config_json(file: &GgufFile) -> Result<String, Problem> {
         let of_file = MULTIPLIERS.map(|(ours, theirs)| Some((ours.to_owned(), json!(file.number(&key(theirs))?))));
         json.extend(of_file.into_iter().flatten());
     }
-    json.extend(scaling(file, &key)?.map(|scaling| ("rope_scaling".to_owned(), scaling)));
+    match scaling(file, &key)? {
+        Some(scaling) => drop(json.insert("rope_scaling".to_owned(), scaling)),
+        // Those before Ministral 3.
+        None if architecture == "mistral3" => drop(json.insert("model_type".to_owned(), json!("mistral"))),
+        None => {}
+    }
     let tensors = file.tensors();
     let embedding = tensors.get("token_embd.weight").ok_or_else(|| file.problem("no tensor `token_embd.weight`"))?;
     json.insert("vocab_size".to_owned(), json!(embedding.shape.first()));
@@ -434,6 +440,14 @@ const YARN: [(&str, f64); 5] = [
     ("rope.scaling.yarn_beta_slow", 1.0),
 ];
 
+/// Those of a Ministral 3, in its `config.json` and in GGUF.
+pub const MINISTRAL_YARN: [(&str, &str); 4] = [
+    ("beta_fast", "rope.scaling.yarn_beta_fast"),
+    ("beta_slow", "rope.scaling.yarn_beta_slow"),
+    ("mscale_all_dim", "rope.scaling.yarn_log_multiplier"),
+    ("llama_4_scaling_beta", "attention.temperature_scale"),
+];
+
 /// What positions or frequencies are divided by.
 fn scaling(file: &GgufFile, key: &dyn Fn(&str) -> String) -> Result<Option<serde_json::Value>, Problem> {
     let old = file.number(&key("rope.scale_linear"));
@@ -444,7 +458,9 @@ fn scaling(file: &GgufFile, key: &dyn Fn(&str) -> String) -> Result<Option<serde
         Some("none") => Ok(None),
         Some("linear") => Ok(factor.map(linear)),
         Some("yarn") => {
-            for (name, usual) in YARN {
+            let is_ministral = file.text("general.architecture") == Some("mistral3");
+            let is_read = |name: &str| is_ministral && MINISTRAL_YARN.iter().any(|(_, read)| *read == name);
+            for (name, usual) in YARN.into_iter().filter(|(name, _)| !is_read(name)) {
                 let found = file.number(&key(name)).filter(|found| (found - usual).abs() > 1e-4);
                 if let Some(found) = found {
                     let message = format!("`{}` = {found} is not supported, expected {usual}", key(name));
@@ -452,9 +468,15 @@ fn scaling(file: &GgufFile, key: &dyn Fn(&str) -> String) -> Result<Option<serde
                 }
             }
             let original = file.integer(&key("rope.scaling.original_context_length"))?;
-            Ok(factor.map(
-                |factor| json!({"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}),
-            ))
+            let mut yarn = json!({"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original});
+            if is_ministral {
+                yarn["mscale"] = json!(1.0);
+                for (ours, theirs) in MINISTRAL_YARN {
+                    let missing = || file.problem(format!("`{}` is missing", key(theirs)));
+                    yarn[ours] = json!(file.number(&key(theirs)).ok_or_else(missing)?);
+                }
+            }
+            Ok(factor.map(|_| yarn))
         }
         Some(other) => {
             let of_file = key("rope.scaling.type");

@@ -21,7 +21,7 @@ use crate::common::families::write_model;
 use crate::engine::{answers, grads, in_rows, indexed, packed, relative_error, step, with_b};
 
 /// What a family changes in the configuration of the others.
-fn families() -> [(&'static str, Value); 19] {
+fn families() -> [(&'static str, Value); 20] {
     let llama = "LlamaForCausalLM";
     let llama3 = json!({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
         "original_max_position_embeddings": 8192});
@@ -46,6 +46,12 @@ fn families() -> [(&'static str, Value); 19] {
             "qwen2, later windows",
             json!({"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"],
             "use_sliding_window": true, "sliding_window": 9, "max_window_layers": 1}),
+        ),
+        (
+            "ministral3",
+            json!({"model_type": "ministral3", "architectures": ["Ministral3ForCausalLM"], "head_dim": 24,
+            "rope_scaling": {"rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 4, "beta_fast": 4.0,
+            "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}}),
         ),
         ("qwen3", json!({"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "head_dim": 24})),
         (

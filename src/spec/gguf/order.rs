@@ -5,7 +5,7 @@ use crate::spec::delta_net::{A_LOG, CONV, DELTA_NET_NAMES, DT_BIAS};
 use crate::spec::{Block, DeltaHeads, ModelConfig};
 
 /// Architectures whose queries and keys have their rows in another order.
-const INTERLEAVED: [&str; 3] = ["llama", "smollm3", "granite"];
+const INTERLEAVED: [&str; 4] = ["llama", "mistral3", "smollm3", "granite"];
 
 /// Where the rows of a tensor lie, or its columns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

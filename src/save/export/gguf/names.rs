@@ -88,12 +88,20 @@ pub(super) fn shape(config: &ModelConfig, dtype: GgufType) -> Result<Vec<(String
     if let Some(RopeScaling::Linear { factor }) = &rope.scaling {
         keys.extend([("rope.scaling.type", text("linear")), ("rope.scaling.factor", Value::F32(*factor as f32))]);
     }
-    if let Some(RopeScaling::Yarn { factor, original_max_position_embeddings, .. }) = &rope.scaling {
+    if let Some(RopeScaling::Yarn { factor, beta_fast, beta_slow, original_max_position_embeddings, .. }) =
+        &rope.scaling
+    {
         keys.extend([
             ("rope.scaling.type", text("yarn")),
             ("rope.scaling.factor", Value::F32(*factor as f32)),
             ("rope.scaling.original_context_length", count(*original_max_position_embeddings)),
         ]);
+        if is_ministral(config) {
+            let growth = rope.query_growth.map_or(0.0, |growth| growth.beta);
+            // The third: cosines and sines have no factor.
+            let numbers = gguf::MINISTRAL_YARN.iter().zip([*beta_fast, *beta_slow, 1.0, growth]);
+            keys.extend(numbers.map(|((_, key), number)| (*key, Value::F32(number as f32))));
+        }
     }
     keys.extend(delta_nets(config)?);
     keys.extend(experts(config)?);
@@ -177,14 +185,20 @@ fn multipliers(config: &ModelConfig) -> Vec<(&'static str, Value)> {
     gguf::MULTIPLIERS.iter().zip(found).map(|((_, key), number)| (*key, Value::F32(number as f32))).collect()
 }
 
+/// Whose yarn has further numbers in a file.
+fn is_ministral(config: &ModelConfig) -> bool {
+    config.model_type == "ministral3"
+}
+
 /// Layers without a rotary embedding are where llama.cpp expects them, and frequencies have no scaling that is not written.
 fn check_ropes(config: &ModelConfig) -> Result<(), Problem> {
     let is_written = |scaling: &RopeScaling| match scaling {
         RopeScaling::Linear { .. } | RopeScaling::Llama3 { .. } => true,
         // What llama.cpp takes for granted.
         RopeScaling::Yarn { factor, beta_fast, beta_slow, truncate, attention_factor, .. } => {
-            let usual = 1.0 + 0.1 * factor.ln();
-            [*beta_fast, *beta_slow] == [32.0, 1.0] && *truncate && (attention_factor - usual).abs() < 1e-4
+            let has_usual_ramp = is_ministral(config) || [*beta_fast, *beta_slow] == [32.0, 1.0];
+            let usual = if is_ministral(config) { 1.0 } else { 1.0 + 0.1 * factor.ln() };
+            has_usual_ramp && *truncate && (attention_factor - usual).abs() < 1e-4
         }
         _ => false,
     };

@@ -296,3 +296,26 @@ fn a_tokenizer_that_llama_cpp_has_no_name_for_is_an_error_that_names_the_file() 
     assert!(error.contains("tokenizer.json") && error.contains("`pre_tokenizer`"), "{error}");
     assert!(error.contains("--adapter-only") && !out.exists());
 }
+
+#[test]
+fn a_mistral_and_a_ministral_of_one_architecture_are_told_apart_by_their_yarn() {
+    let folder = tempfile::tempdir().unwrap();
+    let (json, path) = (folder.path().join("config.json"), folder.path().join("a.gguf"));
+    let text_of = include_str!("../../../../tests/golden/ministral3/config.json");
+    std::fs::write(&json, text_of.replace("\"beta_fast\": 32.0", "\"beta_fast\": 8.0")).unwrap();
+    let config = ModelConfig::from_file(&json).unwrap();
+    let of_file = |lost: &str| {
+        let mut metadata = names::shape(&config, GgufType::F32).unwrap();
+        metadata.retain(|(key, _)| !key.contains(lost));
+        metadata.push(("general.architecture".to_owned(), text("mistral3")));
+        let embedding =
+            Tensor::new("token_embd.weight".to_owned(), vec![1344, 2], GgufType::F32, || Ok(vec![0.0; 2688]));
+        Gguf { metadata, tensors: vec![embedding] }.write(&path).unwrap();
+        ModelConfig::from_file(&path).map_err(|error| error.to_string())
+    };
+    assert_eq!(of_file("nothing").unwrap().ropes, config.ropes);
+    let older = of_file("rope.scaling").unwrap();
+    assert_eq!((&*older.model_type, &older.ropes[0].scaling), ("mistral", &None));
+    let error = of_file("temperature_scale").unwrap_err();
+    assert!(error.contains("`mistral3.attention.temperature_scale` is missing"), "{error}");
+}
