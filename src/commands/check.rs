@@ -253,7 +253,7 @@ fn examine_data(
         Ok(data) => {
             examine_files(&config, &data, findings);
             examine_rows(&data, findings);
-            findings.warnings.extend(overview::labels_warning(&recipe.objective, data.num_labels()));
+            findings.warnings.extend(overview::objective_warning(recipe, &data));
             match Task::open(&recipe.eval.task, &data) {
                 Ok(task) => findings.facts.extend(task.map(|task| ("task", task.about()))),
                 Err(error) => findings.error(&error),

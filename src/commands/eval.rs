@@ -1,6 +1,6 @@
 //! `lora-train eval`: the loss of a model on rows, as an evaluation of training computes it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -118,9 +118,15 @@ pub(crate) fn run(args: &EvalArgs) -> Result<(), Failure> {
         OpenOptions { cache: CacheSettings::from_env(), progress, is_stopped: &is_stopped, ..OpenOptions::default() };
     let data = source.open_data(&recipe.data, recipe.seed, &options)?;
     if recipe.objective.scores() {
-        data.warnings().iter().for_each(|warning| say(&format!("warning: {warning}")));
+        // The file stands for the training file, too.
+        let warnings: BTreeSet<_> = data.row_warnings().iter().collect();
+        warnings.into_iter().for_each(|warning| say(&format!("warning: {warning}")));
     }
     let task = Task::open(&recipe.eval.task, &data).map_err(data_failure)?;
+    if args.answers.is_some() && task.is_none() && !recipe.objective.scores() {
+        let problem = Problem::new("--answers has nothing to write: these rows are no task, and are not scored");
+        return Err(problem.hint("--set eval.task.metric=exact_match asks the model about each row").into());
+    }
     let adapters = match adapter.zip(saved) {
         None => AdapterSet::none(source.config.num_layers()),
         Some((adapter, saved)) => {

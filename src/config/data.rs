@@ -22,7 +22,8 @@ section! {
         /// Longest sequence, in tokens; longer rows are cut, counted and reported.
         max_length: usize = 1024 => count(2..), OtherRows,
             ["sequence_len", "sequence_length", "max_seq_length", "max_seq_len", "seq_len", "seq_length", "cutoff_len",
-             "model_max_length", "context_length", "block_size", "max_len", "max_tokens", "max_source_length"];
+             "model_max_length", "context_length", "block_size", "max_len", "max_tokens", "max_source_length"],
+            ["max_prompt_length"; "no length of prompts alone: rows are cut at the end, and prompts that fill max_length are left out"];
         /// Several rows in one sequence of `max_length`, none of which sees another: less padding.
         packing: bool = false => boolean(), OtherRows,
             ["sample_packing", "packed", "pack", "pad_to_sequence_len", "neat_packing"];

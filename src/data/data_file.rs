@@ -69,10 +69,14 @@ impl DataFile {
             if !is_usable && !entry.is_bad() {
                 counts.without_targets += 1;
                 counts.answer_cut += u64::from(entry.has_targets());
-                let reason = if entry.has_targets() {
-                    format!("of {length} tokens, none that carries loss is in the first {limit} (`data.max_length`)")
-                } else {
+                let reason = if !entry.has_targets() {
                     "nothing carries loss: there is no answer, an empty one, or one of weight 0".to_owned()
+                } else if entry.is_pair() {
+                    format!(
+                        "of {length} tokens, the first {limit} (`data.max_length`) lack an answer, or how the two differ"
+                    )
+                } else {
+                    format!("of {length} tokens, none that carries loss is in the first {limit} (`data.max_length`)")
                 };
                 self.without_targets.add(row, &reason);
             }

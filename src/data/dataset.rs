@@ -213,7 +213,13 @@ impl Dataset {
         self.template.as_ref()
     }
 
-    /// Warnings about the files.
+    /// Warnings about rows.
+    #[must_use]
+    pub fn row_warnings(&self) -> &[String] {
+        &self.warnings
+    }
+
+    /// Warnings about rows and files.
     #[must_use]
     pub fn warnings(&self) -> Vec<String> {
         // Compare canonical paths: one file can be written in several ways.
@@ -227,7 +233,7 @@ impl Dataset {
                 file.path.display()
             )
         };
-        let mut warnings = self.warnings.clone();
+        let mut warnings = self.row_warnings().to_vec();
         warnings.extend(both.map(text));
         if !self.config.eval.is_empty() && self.eval_rows.is_empty() {
             warnings.push("no token of the evaluation rows carries loss: there is no evaluation".to_owned());
@@ -299,6 +305,11 @@ impl Dataset {
         let num_used = self.lengths[..self.num_file_rows()].iter().filter(|length| **length > 0).count();
         let bad = self.files.iter().filter(|file| !file.info.is_eval).map(|file| file.num_bad_answers).sum();
         [num_used - bad, bad]
+    }
+
+    /// Number of tokens of every row that is used, held out ones and those of evaluation files among them.
+    pub fn used_lengths(&self) -> impl Iterator<Item = usize> {
+        self.lengths.iter().filter(|length| **length > 0).map(|length| *length as usize)
     }
 
     /// Number of rows in the training files, including rows that are left out or held out.

@@ -73,12 +73,23 @@ impl EncodedRow {
         if first.is_empty() { vec![second] } else { vec![first, second] }
     }
 
-    /// Index, in its sequence, of the first token that carries loss, in the sequence where it is the later one; `None` where
-    /// a sequence has none.
+    /// Index, in its sequence, of the first token that carries loss, in the sequence where it is the later one, and of a pair no
+    /// earlier than where its sequences differ; `None` where a sequence has none, or they are equal.
     #[must_use]
     pub fn first_target(&self) -> Option<usize> {
         let first = |sequence: Range<usize>| self.carries_loss[sequence].iter().position(|carries_loss| *carries_loss);
-        self.sequences().into_iter().map(first).try_fold(0, |latest, first| first.map(|first| latest.max(first)))
+        let later = |latest: usize, first: Option<usize>| first.map(|first| latest.max(first));
+        self.sequences().into_iter().map(first).chain([self.first_difference()]).try_fold(0, later)
+    }
+
+    /// Index of the first token in which the sequences of a pair differ; 0 where there is one sequence.
+    fn first_difference(&self) -> Option<usize> {
+        let (chosen, rejected) = self.ids.split_at(self.second);
+        if chosen == rejected {
+            return None;
+        }
+        let num_equal = chosen.iter().zip(rejected).take_while(|(chosen, rejected)| chosen == rejected).count();
+        Some(num_equal)
     }
 
     /// A window of a longer text; every token carries loss.
@@ -445,6 +456,9 @@ mod tests {
         assert_eq!((cut.ids, cut.second), (vec![BOS, 120, AB, BOS, 120, 97], 3));
         assert!(row.clone().cut(5).is_truncated() && !row.clone().cut(6).is_truncated());
         assert!(row.cut(2).is_answer_cut());
+        // They differ at the sixth token.
+        let row = encoder(&tokenizer).encode(&pair("yzw", "yzv")).unwrap();
+        assert!(row.clone().cut(5).is_answer_cut() && row.first_target() == Some(5) && !row.cut(6).is_answer_cut());
         for (good, bad, reason) in [("b", "", "`rejected` has nothing"), ("b", "b", "the same tokens")] {
             let error = encoder(&tokenizer).encode(&pair(good, bad)).unwrap_err().to_string();
             assert!(error.contains(reason), "{error}");

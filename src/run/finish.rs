@@ -140,6 +140,9 @@ impl Started<'_> {
     fn finish(&mut self, done: &Done) -> Result<(), Failure> {
         let mut summary = self.summary(done.outcome);
         summary.adapter_verified = Some(done.adapter_verified);
+        if learned_nothing(&summary) {
+            summary.diagnosis.retain(|finding| finding.severity != Severity::Healthy);
+        }
         self.restore_files();
         let written = self.trainer.sinks.finish(&summary).map_err(Failure::running);
         // Without the final figures, the report still has those of the steps.
@@ -254,12 +257,15 @@ fn end_of_other(cut: Cut) -> Result<(), Failure> {
     }
 }
 
+fn learned_nothing(summary: &Summary) -> bool {
+    summary.steps > 0 && summary.totals.skipped_steps == summary.steps
+}
+
 /// Refuses a run that learned from nothing, and an adapter that differs from the trained one.
 fn judge(summary: &Summary, dir: &RunDir) -> Result<(), Failure> {
-    if summary.steps > 0 && summary.totals.skipped_steps == summary.steps {
+    if learned_nothing(summary) {
         return Err(Failure::running(format!(
-            "none of the {} steps made an update, so nothing was trained\n  hint: look at the rows that the warnings name, \
-             and at the model's weights",
+            "none of the {} steps made an update, so nothing was trained\n  hint: the warnings say why",
             summary.steps
         )));
     }

@@ -46,7 +46,7 @@ pub(super) fn note(prepared: &Prepared, data: &Dataset, schedule: &Schedule, sin
         sinks.note(&format!("{subject}: {fact}"));
     }
     sinks.note(&steps(recipe, data, schedule));
-    for warning in data.warnings().into_iter().chain(labels_warning(&recipe.objective, data.num_labels())) {
+    for warning in data.warnings().into_iter().chain(objective_warning(recipe, data)) {
         sinks.warn(&warning);
     }
     for warning in prepared_warnings(recipe, Some(device), config).into_iter().chain(prepared.memory_warning(data)) {
@@ -120,8 +120,33 @@ fn rate_warning(recipe: &Recipe) -> Option<String> {
     })
 }
 
+/// What the rows are to the objective.
+pub(crate) fn objective_warning(recipe: &Recipe, data: &Dataset) -> Option<String> {
+    let objective = &recipe.objective;
+    if objective.name == ObjectiveName::Grpo {
+        let lengths: Vec<usize> = data.used_lengths().collect();
+        return room_warning(recipe.data.max_length, objective.max_completion_length, &lengths);
+    }
+    labels_warning(objective, data.num_labels())
+}
+
+/// Warns where prompts leave answers less room than they may take.
+fn room_warning(max_length: usize, longest_answer: usize, prompts: &[usize]) -> Option<String> {
+    let num_short = prompts.iter().filter(|length| **length + longest_answer > max_length).count();
+    let longest = prompts.iter().max().filter(|_| num_short > 0)?;
+    Some(format!(
+        "{} of {} prompts leave an answer less than {} tokens (`objective.max_completion_length`) within `data.max_length` = {}\n  \
+         hint: max_length = {} has room for all",
+        with_commas(num_short),
+        with_commas(prompts.len()),
+        with_commas(longest_answer),
+        with_commas(max_length),
+        longest + longest_answer
+    ))
+}
+
 /// Warns where good and bad answers of "kto" weigh differently in all.
-pub(crate) fn labels_warning(objective: &ObjectiveConfig, [good, bad]: [usize; 2]) -> Option<String> {
+fn labels_warning(objective: &ObjectiveConfig, [good, bad]: [usize; 2]) -> Option<String> {
     let ObjectiveConfig { desirable_weight, undesirable_weight, .. } = *objective;
     // A weight of 0 is meant.
     if objective.name != ObjectiveName::Kto || desirable_weight * undesirable_weight <= 0.0 {
@@ -370,5 +395,12 @@ mod tests {
             assert_eq!(labels_warning(&kto(weights.0, weights.1), labels), None);
         }
         assert_eq!(labels_warning(&ObjectiveConfig::default(), [9, 0]), None);
+    }
+
+    #[test]
+    fn prompts_that_leave_an_answer_too_little_room_are_counted() {
+        let warning = room_warning(256, 200, &[10, 56, 57, 100]).unwrap();
+        assert!(warning.starts_with("2 of 4 prompts") && warning.contains("max_length = 300 has room"), "{warning}");
+        assert_eq!(room_warning(256, 200, &[10, 56]), None);
     }
 }

@@ -247,6 +247,7 @@ impl<'a> Mapping<'a> {
         if grpo::is_asked(self.foreign) {
             grpo::fill(self.foreign, &mut self.draft);
         }
+        objective::fill(self.foreign, &mut self.draft);
         for (key, value) in trainer.defaults() {
             // Keys that exclude each other, or of which one is of no use without another.
             let excluding: &[&str] = match *key {

@@ -2,6 +2,7 @@
 
 use serde_json::Value;
 
+use super::draft::Draft;
 use super::foreign::{Foreign, Meaning, READ, Trainer, is_off, one};
 use super::grpo;
 use crate::schema::Problem;
@@ -44,6 +45,7 @@ const KEYS: &[(&str, &[&str])] = &[
 /// The objective of preferences that a configuration asks for, and its loss where the objective's name says it.
 fn preferences(from: &Foreign) -> Option<(&'static str, Option<&'static str>)> {
     let word = |key: &str| from.get(key).and_then(Value::as_str);
+    let has = |key: &str| from.get(key).is_some_and(|value| !value.is_null());
     Some(match (from.trainer, word("rl").or_else(|| word("stage")), word("pref_loss")) {
         (Trainer::Axolotl, Some("ipo"), _) | (Trainer::LlamaFactory, Some("dpo"), Some("ipo")) => ("dpo", Some("ipo")),
         (Trainer::Axolotl, Some("orpo"), _) | (Trainer::LlamaFactory, Some("dpo"), Some("orpo")) => ("orpo", None),
@@ -56,7 +58,13 @@ fn preferences(from: &Foreign) -> Option<(&'static str, Option<&'static str>)> {
         (Trainer::LlamaFactory, Some("dpo"), Some("sigmoid") | None) | (Trainer::Axolotl, Some("dpo"), _) => {
             ("dpo", None)
         }
-        // TRL's configuration of DPO; GRPO has a beta, too.
+        // TRL's classes of configurations are not in their files; these keys are.
+        (Trainer::Trl | Trainer::Unknown, None, None) if word("loss_type") == Some("simpo") => ("simpo", None),
+        (Trainer::Trl | Trainer::Unknown, None, None) if has("desirable_weight") || has("undesirable_weight") => {
+            ("kto", None)
+        }
+        (Trainer::Trl | Trainer::Unknown, None, None) if has("center_rewards_coefficient") => ("reward", None),
+        // GRPO has a beta, too.
         (Trainer::Trl | Trainer::Unknown, None, None) if from.get("beta").is_some() => ("dpo", None),
         _ => return None,
     })
@@ -75,14 +83,20 @@ pub(super) fn of_key(from: &Foreign, path: &str, value: &Value) -> Option<Meanin
     Some(match path {
         "rl" | "stage" | "reward_model" | "lora_task_type" => Meaning::Set(named()),
         "beta" => match one("objective.beta", value, from) {
-            Meaning::Set(beta) => {
+            Meaning::Set(beta) if name == "dpo" => {
                 let why = "a configuration with a beta is taken for one of DPO".to_owned();
                 Meaning::Near([named(), beta].concat(), why)
             }
             other => other,
         },
-        "loss_type" => one("objective.loss_type", value, from),
-        "pref_loss" => READ,
+        "loss_type" if name != "simpo" => one("objective.loss_type", value, from),
+        "loss_type" | "pref_loss" => READ,
+        "max_prompt_length" if !is_off(value) => {
+            Meaning::Lost("rows are cut at their end here, and prompts that fill data.max_length are left out".into())
+        }
+        "pref_ftx" if !is_off(value) && name != "dpo" => {
+            Meaning::Lost(format!("the answers' own loss is added to \"dpo\" alone, not to \"{name}\""))
+        }
         "pref_ftx" if !is_off(value) => {
             let weights = toml::Value::Array(vec![1.0.into(), value.as_f64().unwrap_or(0.0).into()]);
             let losses = toml::Value::Array(vec!["sigmoid".into(), "sft".into()]);
@@ -92,11 +106,38 @@ pub(super) fn of_key(from: &Foreign, path: &str, value: &Value) -> Option<Meanin
     })
 }
 
+/// The objective where no key of its own says it, and what other trainers do by default.
+pub(super) fn fill(from: &Foreign, draft: &mut Draft) {
+    if grpo::is_asked(from) {
+        return;
+    }
+    let Some((name, _)) = preferences(from) else { return };
+    if draft.get("objective.name").is_none() {
+        draft.set("objective.name", name, "as its keys say");
+    }
+    let mut default = |key: &str, value: toml::Value| {
+        if draft.get(key).is_none() {
+            draft.set(key, value, "the default there");
+        }
+    };
+    match (name, from.trainer) {
+        ("simpo", trainer) => {
+            default("objective.beta", 0.1.into());
+            default("objective.simpo_gamma", 0.5.into());
+            if trainer != Trainer::LlamaFactory {
+                default("objective.cpo_alpha", 1.0.into());
+            }
+        }
+        ("orpo", Trainer::LlamaFactory) => default("objective.orpo_nll", "completion".into()),
+        _ => {}
+    }
+}
+
 /// Why no recipe is made of a configuration.
 pub(super) fn refusal(from: &Foreign) -> Option<Problem> {
     let known: &[&str] = match (grpo::is_asked(from), preferences(from)) {
         (true, _) => &["rl", "beta", "loss_type", "reward_funcs", "num_generations", "max_prompt_length"],
-        (_, Some(_)) => &["rl", "stage", "beta", "loss_type", "reward_model", "lora_task_type"],
+        (_, Some(_)) => &["rl", "stage", "beta", "loss_type", "reward_model", "lora_task_type", "max_prompt_length"],
         _ => &[],
     };
     let asked = KEYS.iter().find_map(|(key, ours)| {

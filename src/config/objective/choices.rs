@@ -55,12 +55,13 @@ impl Choice for ObjectiveName {
         ("sft", "cross_entropy"),
         ("ce", "cross_entropy"),
         ("nll", "cross_entropy"),
-        ("ipo", "dpo"),
         ("rm", "reward"),
         ("bradley_terry", "reward"),
     ];
-    const NOTES: &'static [(&'static [&'static str], &'static str)] =
-        &[(&["ppo", "rloo"], "this trainer does not have it yet")];
+    const NOTES: &'static [(&'static [&'static str], &'static str)] = &[
+        (&["ppo", "rloo"], "this trainer does not have it yet"),
+        (&["ipo"], "a loss of \"dpo\": write loss_type = \"ipo\""),
+    ];
 }
 
 /// What a row of the data trains on.

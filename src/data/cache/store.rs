@@ -87,6 +87,10 @@ impl RowEntry {
         if self.is_bad() { 0 } else { self.length }
     }
 
+    pub(in crate::data) fn is_pair(self) -> bool {
+        self.second > 0
+    }
+
     /// Number of tokens of the longer sequence.
     pub(in crate::data) fn longest(self) -> u32 {
         self.second.max(self.num_tokens().saturating_sub(self.second))
@@ -102,7 +106,7 @@ impl RowEntry {
         self.first_target < Self::BAD
     }
 
-    /// Whether any of the first `max_length` tokens carries loss.
+    /// Whether any of the first `max_length` tokens carries loss, of a pair in both, which differ there.
     pub(in crate::data) fn is_usable(self, max_length: u32) -> bool {
         self.has_targets() && self.first_target < max_length
     }

@@ -193,7 +193,7 @@ fn named<'r>(row: &'r Value, name: &str) -> Option<&'r str> {
 pub(super) fn refuse_preferences(row: &Value) -> Result<(), String> {
     let what = if !row["chosen"].is_null() && !row["rejected"].is_null() {
         "`chosen` and `rejected`"
-    } else if row["label"].is_boolean() {
+    } else if ["label", "kto_tag"].into_iter().any(|column| is_label(&row[column], row)) {
         "`label` true or false"
     } else {
         return Ok(());
@@ -201,12 +201,20 @@ pub(super) fn refuse_preferences(row: &Value) -> Result<(), String> {
     let (columns, objective) = match &row["chosen"] {
         Value::Array(_) => ("messages = \"chosen\"", "dpo"),
         Value::String(_) => ("completion = \"chosen\"", "dpo"),
+        _ if row["completion"].is_string() => ("completion = \"completion\"", "kto"),
         _ => ("messages = \"messages\"", "kto"),
     };
     Err(format!(
         "this is preference data ({what})\n  hint: `name = \"{objective}\"` in [objective] learns from it; to train on the good \
          answers alone, keep only those rows and name the columns, such as `columns = {{ {columns} }}`"
     ))
+}
+
+/// Whether a value of a row says that an answer is good or bad. In tables all values are text, and numbers may be classes.
+fn is_label(value: &Value, row: &Value) -> bool {
+    let is_word = |word: &&str| value.as_str().is_some_and(|text| text.eq_ignore_ascii_case(word));
+    let is_number = *value == 0 || *value == 1 || ["0", "1"].iter().any(is_word);
+    value.is_boolean() || ["true", "false"].iter().any(is_word) || (is_number && !row["completion"].is_null())
 }
 
 /// The message for columns that match no format, with a hint that uses the user's own column names.

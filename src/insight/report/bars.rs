@@ -48,12 +48,13 @@ fn bars(of: Vec<(String, Vec<Piece>)>, unit: Unit) -> Vec<Bar> {
 }
 
 /// Parts of the run's wall time in summary.json: field, name, colour class.
-const TIME_PARTS: [(&str, &str, &str); 9] = [
+const TIME_PARTS: [(&str, &str, &str); 10] = [
     ("startup_seconds", "start-up", "p-startup"),
     ("forward_backward_seconds", "forward + backward", "p-passes"),
     ("optimizer_seconds", "optimizer", "p-optimizer"),
     ("data_wait_seconds", "waiting for data", "p-data"),
     ("host_to_device_seconds", "host to device", "p-transfer"),
+    ("rollout_seconds", "rollouts", "p-rollouts"),
     ("logging_seconds", "logging", "p-logging"),
     ("evaluation_seconds", "evaluation", "p-evaluation"),
     ("checkpoint_seconds", "checkpoints, adapter", "p-checkpoint"),

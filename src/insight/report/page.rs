@@ -48,6 +48,7 @@ pub(super) fn render(record: &Record, is_watched: bool) -> Result<String, miniji
         resolved_recipe => recipe(&record.resolved_recipe),
         warnings => record.list("warnings").iter().map(plain).collect::<Vec<_>>(),
         environment => environment(record),
+        scores => record.setting("objective.name").and_then(toml::Value::as_str) == Some("reward"),
         // For commands that use what a finished run has made.
         run => record.outcome().filter(|outcome| outcome.is_finished()).map(|_| quoted(&record.folder.to_string_lossy())),
         version => env!("CARGO_PKG_VERSION"),

@@ -30,7 +30,7 @@ const PARTS: [(&str, &str, &str); 10] = [
     ("optimizer_seconds", "optimizer", "p-optimizer"),
     ("data_wait_seconds", "waiting for data", "p-data"),
     ("host_to_device_seconds", "host to device", "p-transfer"),
-    ("rollout_seconds", "rollouts", "p-passes"),
+    ("rollout_seconds", "rollouts", "p-rollouts"),
     ("logging_seconds", "logging", "p-logging"),
     ("evaluation_seconds", "evaluation", "p-evaluation"),
     ("checkpoint_seconds", "checkpoints", "p-checkpoint"),

@@ -1,7 +1,7 @@
 //! How answers are judged.
 
 use std::io::{BufRead as _, BufReader, Write as _};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::Duration;
@@ -42,13 +42,15 @@ pub(super) struct Reward {
 
 impl Reward {
     /// # Errors
-    /// A schema that cannot be read.
+    /// A schema that cannot be read; a program that is not there.
     pub(super) fn all(objective: &ObjectiveConfig) -> Result<Vec<Self>, String> {
         let schema = |path: &PathBuf| {
             JsonSchema::open(path)
                 .map_err(|reason| format!("`objective.reward`, `schema` = {}: {reason}", path.display()))
         };
         let reward = |config: &RewardConfig| {
+            absent_program(&config.command)
+                .map_or(Ok(()), |absent| Err(format!("`objective.reward`, `command`: there is no {absent}")))?;
             Ok(Self {
                 pattern: config.regex_pattern.as_ref().and_then(|pattern| Regex::new(pattern).ok()),
                 schema: config.schema.as_ref().map(schema).transpose()?,
@@ -138,6 +140,20 @@ fn last_number(text: &str) -> Option<f64> {
     words.rev().find_map(|word| word.trim_end_matches(['.', '-']).parse().ok())
 }
 
+/// The part of a command that is not there: its program, or the script that an interpreter is to run.
+fn absent_program(command: &[String]) -> Option<&str> {
+    let (program, script) = (command.first()?, command.get(1).filter(|script| script.ends_with(".py")));
+    let folders = std::env::var_os("PATH").unwrap_or_default();
+    let is_there = |folder: &Path| folder.join(program).is_file();
+    let is_found = if program.contains('/') {
+        Path::new(program).is_file()
+    } else {
+        std::env::split_paths(&folders).any(|folder| is_there(&folder))
+    };
+    let script = script.filter(|script| !Path::new(script).is_file());
+    if is_found { script.map(String::as_str) } else { Some(program) }
+}
+
 /// A program that judges answers as long as it runs.
 #[derive(Debug)]
 struct Program {
@@ -166,27 +182,40 @@ impl Program {
             let _ = BufReader::new(output).lines().map_while(Result::ok).try_for_each(|line| sender.send(line));
         };
         std::thread::Builder::new().name("rewards".into()).spawn(read).map_err(failed)?;
-        Ok(Self { name: program.clone(), child, input, lines })
+        let name = command[..command.len().min(2)].join(" ");
+        Ok(Self { name, child, input, lines })
     }
 
     fn ask(&mut self, judged: Judged<'_>, patience: Duration) -> Result<Option<f64>, String> {
         let mut question = judged.row.clone();
         question["completion"] = json!(judged.text);
-        let name = &self.name;
+        let name = self.name.clone();
         if let Ok(line) = self.lines.try_recv() {
             return Err(format!("{name} has written {line:?} without being asked"));
         }
         let asked = writeln!(self.input, "{question}").and_then(|()| self.input.flush());
-        asked.map_err(|error| format!("{name} does not read any more: {error}"))?;
-        let line = self.lines.recv_timeout(patience).map_err(|error| match error {
-            RecvTimeoutError::Timeout => format!("{name} has not answered within {} s", patience.as_secs_f64()),
-            RecvTimeoutError::Disconnected => format!("{name} has ended"),
-        })?;
+        asked.map_err(|error| format!("{}, or does not read: {error}", self.ended()))?;
+        let line = match self.lines.recv_timeout(patience) {
+            Ok(line) => line,
+            Err(RecvTimeoutError::Timeout) => {
+                return Err(format!("{name} has not answered within {} s", patience.as_secs_f64()));
+            }
+            Err(RecvTimeoutError::Disconnected) => return Err(self.ended()),
+        };
         match serde_json::from_str(&line) {
             Ok(Value::Null) => Ok(None),
             Ok(Value::Number(number)) => Ok(number.as_f64()),
             _ => Err(format!("{name} has written {line:?}, expected a number or null")),
         }
+    }
+}
+
+impl Program {
+    /// That it has ended, and how where it has by now: its output ends before it does.
+    fn ended(&mut self) -> String {
+        std::thread::sleep(Duration::from_millis(50));
+        let status = self.child.try_wait().ok().flatten().map(|status| format!(" ({status})")).unwrap_or_default();
+        format!("{} has ended{status}", self.name)
     }
 }
 
@@ -262,7 +291,7 @@ mod tests {
         assert_eq!([of("good"), of("none"), of("bad")], [Ok(Some(1.5)), Ok(None), Ok(Some(0.0))]);
         for (script, message) in [
             ("read -r line; echo no", "expected a number or null"),
-            ("exit 3", "sh"),
+            ("exit 3", "sh -c has ended (exit status: 3)"),
             ("read -r line; echo 1e300", "is beyond 1e15"),
             ("sleep 9", "has not answered within 2 s"),
         ] {
@@ -270,6 +299,6 @@ mod tests {
             assert!(error.contains(message), "{error}");
         }
         let missing = RewardConfig { command: vec!["no-such-program".into()], ..program("") };
-        assert!(reward(missing, "x").unwrap_err().contains("cannot be started"));
+        assert!(reward(missing, "x").unwrap_err().contains("there is no no-such-program"));
     }
 }

@@ -233,7 +233,18 @@ fn configurations_of_preferences_become_objectives() {
         (axolotl, "rl: orpo\norpo_alpha: 0.3\n", &[("name", "'orpo'"), ("beta", "0.3")]),
         (factory, "stage: dpo\npref_loss: simpo\nsimpo_gamma: 0.5\n", &[("name", "'simpo'"), ("simpo_gamma", "0.5")]),
         (factory, "stage: dpo\npref_ftx: 0.5\n", &[("name", "'dpo'"), ("loss_weights", "[1.0, 0.5]")]),
+        (
+            factory,
+            "stage: dpo\npref_loss: simpo\npref_beta: 2.5\n",
+            &[("name", "'simpo'"), ("beta", "2.5"), ("simpo_gamma", "0.5")],
+        ),
+        (axolotl, "rl: simpo\n", &[("beta", "0.1"), ("simpo_gamma", "0.5"), ("cpo_alpha", "1.0")]),
+        (factory, "stage: dpo\npref_loss: orpo\n", &[("name", "'orpo'"), ("orpo_nll", "'completion'")]),
         (factory, "stage: rm\n", &[("name", "'reward'")]),
+        (trl, "loss_type: simpo\nbeta: 0.4\n", &[("name", "'simpo'"), ("beta", "0.4"), ("cpo_alpha", "1.0")]),
+        (trl, "beta: 0.2\ndesirable_weight: 2.0\n", &[("name", "'kto'"), ("desirable_weight", "2.0"), ("beta", "0.2")]),
+        (trl, "center_rewards_coefficient: 0.01\n", &[("name", "'reward'")]),
+        (trl, "beta: 0.3\nmax_prompt_length: 512\n", &[("name", "'dpo'"), ("beta", "0.3")]),
         (
             axolotl,
             "reward_model: true\ncenter_rewards_coefficient: 0.01\n",
