@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-use crate::config::{DataConfig, DataSource};
+use crate::config::{DataConfig, DataFormat, DataSource};
 use crate::data::cache::CacheSettings;
 use crate::data::dataset::{Dataset, OpenOptions, RowCounts};
 use crate::data::error::DataError;
@@ -326,13 +326,11 @@ fn examine_rows(data: &Dataset, findings: &mut Findings) {
         Err(error) => return findings.error(&error),
     };
     let RowCounts { rows, bad, without_targets, tokens, target_tokens, longest_tokens, .. } = counts;
-    let mut fact = format!(
-        "{} rows of up to {} tokens; {} of {} tokens carry loss",
-        with_commas(rows),
-        with_commas(longest_tokens),
-        with_commas(target_tokens),
-        with_commas(tokens)
-    );
+    let mut fact = format!("{} rows of up to {} tokens", with_commas(rows), with_commas(longest_tokens));
+    // In prompts it is the answers that will.
+    if data.files().iter().any(|file| file.format != DataFormat::Prompt) {
+        fact.push_str(&format!("; {} of {} tokens carry loss", with_commas(target_tokens), with_commas(tokens)));
+    }
     if bad + without_targets > 0 {
         fact.push_str(&format!("; {} rows left out", with_commas(bad + without_targets)));
     }

@@ -8,6 +8,7 @@ use super::encode::EncodedRow;
 use super::error::DataError;
 use super::files::{FileInfo, FileKind};
 use super::findings::RowFindings;
+use crate::config::DataFormat;
 
 mod opened;
 
@@ -61,7 +62,9 @@ impl DataFile {
         let mut lengths = Vec::with_capacity(entries.len());
         for (row, entry) in entries.iter().enumerate() {
             let (length, counts) = (entry.longest(), &mut self.counts);
-            let is_usable = entry.is_usable(limit);
+            // An answer needs room behind a prompt.
+            let is_filled = self.info.format == DataFormat::Prompt && length >= limit;
+            let is_usable = entry.is_usable(limit) && !is_filled;
             counts.rows += 1;
             counts.bad += u64::from(entry.is_bad());
             counts.truncated += u64::from(length > limit);
@@ -71,6 +74,8 @@ impl DataFile {
                 counts.answer_cut += u64::from(entry.has_targets());
                 let reason = if !entry.has_targets() {
                     "nothing carries loss: there is no answer, an empty one, or one of weight 0".to_owned()
+                } else if is_filled {
+                    format!("the prompt has {length} tokens, and `data.max_length` is {limit}: no answer has room")
                 } else if entry.is_pair() {
                     format!(
                         "of {length} tokens, the first {limit} (`data.max_length`) lack an answer, or how the two differ"

@@ -5,7 +5,7 @@ use std::fmt;
 use serde::Serialize;
 
 use super::memory::{Component, MemoryPlan, Workload};
-use crate::config::{GradientCheckpointing, Residency};
+use crate::config::{GradientCheckpointing, ObjectiveName, Residency};
 use crate::device::Dtype;
 use crate::insight::diagnosis::MEMORY_MARGIN;
 use crate::model::Storage;
@@ -243,7 +243,7 @@ pub fn shortage(workload: &Workload<'_>, memories: Memories, place: &str) -> Opt
                 size(as_f64(peak_bytes)),
                 largest_parts(needs),
                 size(bytes),
-                hint(&plan, &that_fit(workload, memories))
+                hint(workload, &plan, &that_fit(workload, memories))
             )
         })
     };
@@ -265,7 +265,7 @@ pub fn advice(workload: &Workload<'_>, memory_bytes: Option<f64>, host_bytes: Op
          hint: {}",
         size(as_f64(plan.peak_bytes)),
         largest_parts(&plan.components),
-        hint(&plan, &that_fit(workload, Memories { device_bytes: enough, host_bytes }))
+        hint(workload, &plan, &that_fit(workload, Memories { device_bytes: enough, host_bytes }))
     )
 }
 
@@ -276,20 +276,23 @@ fn largest_parts(components: &[Component]) -> String {
     named.collect::<Vec<_>>().join(", ")
 }
 
-/// What makes it fit where no setting that leaves the result as it is does.
+/// What makes it fit where no setting that leaves the result as it is does. `is_answered`: the model answers prompts itself.
 #[must_use]
-pub fn smaller(plan: &MemoryPlan) -> &'static str {
+pub fn smaller(plan: &MemoryPlan, is_answered: bool) -> &'static str {
     let of_rank = plan.components.iter().filter(|part| part.depends_on.starts_with("lora.r"));
     if 2 * of_rank.map(|part| part.bytes).sum::<usize>() > plan.peak_bytes {
         "most of it is for the adapters: take a smaller lora.r, or fewer lora.target_modules"
+    } else if is_answered {
+        "nothing else in the recipe makes it fit: take fewer objective.num_generations, a shorter data.max_length, a smaller \
+         model or a larger device"
     } else {
         "nothing in the recipe makes it fit: take a shorter data.max_length, a smaller model or a larger device"
     }
 }
 
-fn hint(plan: &MemoryPlan, suggestions: &[Suggestion]) -> String {
+fn hint(workload: &Workload<'_>, plan: &MemoryPlan, suggestions: &[Suggestion]) -> String {
     if suggestions.is_empty() {
-        return smaller(plan).into();
+        return smaller(plan, workload.objective.name == ObjectiveName::Grpo).into();
     }
     let named = suggestions.iter().take(MAX_CHANGES_NAMED);
     let named = named.map(|change| format!("`{}` ({})", change.arguments(), size(as_f64(change.peak_bytes))));

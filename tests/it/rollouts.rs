@@ -187,6 +187,18 @@ fn what_a_reward_does_not_find_is_a_mistake_before_the_model_answers() {
 }
 
 #[test]
+fn prompts_without_room_for_an_answer_are_left_out_and_those_with_little_counted() {
+    let bench = Bench::new();
+    let recipe = answering(&bench, "run", "kind = 'length'");
+    for (max_length, message) in
+        [("4", "`data.max_length` is 4: no answer has room"), ("15", "14 of 24 prompts leave an answer")]
+    {
+        let output = run(&["check", recipe.to_str().unwrap(), "--set", &format!("data.max_length={max_length}")]);
+        assert!(stderr(&output).contains(message), "{max_length}: {}", stderr(&output));
+    }
+}
+
+#[test]
 fn a_plan_counts_the_answers_and_says_that_writing_them_is_not_in_its_time() {
     let bench = Bench::new();
     let recipe = answering(&bench, "run", "kind = 'length'");

@@ -296,7 +296,7 @@ pub(super) fn table(report: &Report, target: &Target, prices: &CostConfig, witho
         lines.push(format!("  {what} {}   ({})", suggestion.arguments(), size(as_f64(suggestion.peak_bytes))));
     }
     if report.fits == Some(false) && report.suggestions.is_empty() {
-        lines.push(format!("  {}", fit::smaller(&report.plan)));
+        lines.push(format!("  {}", fit::smaller(&report.plan, report.answer_tokens.is_some())));
     }
     lines.extend(times(report, without_rows));
     let estimated = if report.is_at_most { "estimated: at most" } else { "estimated:" };

@@ -241,7 +241,12 @@ fn unknown_columns(row: &Value, found: &[&str]) -> String {
         }
         _ => format!("name yours, such as `columns = {{ {columns} }}`"),
     };
-    format!("{found}; known are {}\n  hint: {hint}", formats.join(", "))
+    let answered = if named(row, "prompt").is_some() {
+        "; prompts that the model answers itself, for rewards: name = \"grpo\" in [objective]"
+    } else {
+        ""
+    };
+    format!("{found}; known are {}\n  hint: {hint}{answered}", formats.join(", "))
 }
 
 /// The first column of a row that holds a list of objects.

@@ -90,6 +90,9 @@ struct Side {
     paths: Vec<PathBuf>,
     device: String,
     figures: Vec<Figure>,
+    /// Section `[objective]` of its first run's recipe, where it has one.
+    #[serde(skip)]
+    objective: Option<toml::Value>,
     #[serde(skip)]
     has_recipe: bool,
     /// Whether its runs have different recipes.
@@ -189,6 +192,7 @@ impl Side {
             paths: records.iter().map(|record| record.folder.clone()).collect(),
             device: records[0].device().unwrap_or_default().to_owned(),
             figures: figures.collect(),
+            objective: records[0].settings.get("objective").cloned(),
             has_recipe: records.iter().all(|record| !record.settings.is_empty()),
             is_mixed: differences(&records.iter().collect::<Vec<_>>())
                 .iter()
@@ -198,10 +202,10 @@ impl Side {
 
     /// Adds how the figures differ from those of the baseline.
     fn against(&mut self, baseline: &Self) {
-        let evaluates_other_tokens = self.evaluates_other_tokens(baseline);
+        let evaluates_otherwise = self.evaluates_other_tokens(baseline) || self.objective != baseline.objective;
         for ((own, base), (name, _, unit, _)) in self.figures.iter_mut().zip(&baseline.figures).zip(&FIGURES) {
             let (Some(value), Some(base_value)) = (own.value, base.value) else { continue };
-            if evaluates_other_tokens && ["final_eval_loss", "best_eval_loss"].contains(name) {
+            if evaluates_otherwise && ["final_eval_loss", "best_eval_loss"].contains(name) {
                 continue;
             }
             own.change_percent = match unit {

@@ -109,8 +109,11 @@ fn regression(baseline: &Side, side: &Side, figure: &'static str, allowed: f64) 
         return Ok(found(None, format!("{run}: {figure} is missing or no number, in {base} it is {before}")));
     };
     let Some(change) = own.change_percent else {
-        let has_other_tokens = figure == "eval_loss" && side.evaluates_other_tokens(baseline);
-        let why = if has_other_tokens { "evaluates other tokens" } else { "has 0" };
+        let why = match figure {
+            "eval_loss" if side.objective != baseline.objective => "has another objective",
+            "eval_loss" if side.evaluates_other_tokens(baseline) => "evaluates other tokens",
+            _ => "has 0",
+        };
         return Err(format!("`{figure}` of {run}: {base} {why}, so the two cannot be compared"));
     };
     let (percent, after) = (sign * change, unit.text(value));

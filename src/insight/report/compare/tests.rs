@@ -166,3 +166,20 @@ fn the_texts_for_a_prompt_at_the_last_evaluations_stand_below_it() {
     assert_eq!(samples, json!([{"prompt": "Hi", "texts": texts}]));
     assert!(!one_a_side(&[&base, &silent]).text().contains("alone"));
 }
+
+#[test]
+fn losses_of_different_objectives_are_not_compared() {
+    let folder = tempfile::tempdir().unwrap();
+    let recipe = |beta: f64| format!("{RECIPE}[objective]\nname = \"dpo\"\nbeta = {beta}\n");
+    let [base, same, other] = [("base", 0.1), ("same", 0.1), ("other", 0.3)]
+        .map(|(name, beta)| run(folder.path(), name, 1.0, 2.0, &recipe(beta)));
+    let comparison = one_a_side(&[&base, &same, &other]);
+    let [same, other] = &comparison.verdicts[..] else { panic!("{comparison:?}") };
+    assert!(same.text.contains("evaluation loss"), "{}", same.text);
+    assert!(
+        !other.text.contains("evaluation loss") && other.notes[0].starts_with("the objectives differ"),
+        "{other:?}"
+    );
+    let error = comparison.check(&[limit("eval_loss=5")]).unwrap_err();
+    assert!(error.contains("has another objective"), "{error}");
+}

@@ -27,6 +27,9 @@ pub(super) fn verdict(baseline: &Side, side: &Side) -> Verdict {
             "the evaluations are over different tokens ({from} and {to} target tokens), so their losses cannot be compared"
         ));
     }
+    if side.objective != baseline.objective {
+        notes.push("the objectives differ, so their losses cannot be compared".to_owned());
+    }
     if let Some((from, to)) = values("steps") {
         let [from, to] = [from, to].map(thousands);
         notes.push(format!("the runs took {from} and {to} steps, so their last losses are of different moments"));
