@@ -124,8 +124,7 @@ pub(crate) fn run(args: &EvalArgs) -> Result<(), Failure> {
     }
     let task = Task::open(&recipe.eval.task, &data).map_err(data_failure)?;
     if args.answers.is_some() && task.is_none() && !recipe.objective.scores() {
-        let problem = Problem::new("--answers has nothing to write: these rows are no task, and are not scored");
-        return Err(problem.hint("--set eval.task.metric=exact_match asks the model about each row").into());
+        return Err(Problem::new("--answers has nothing to write: these rows are no task, and are not scored").into());
     }
     let adapters = match adapter.zip(saved) {
         None => AdapterSet::none(source.config.num_layers()),

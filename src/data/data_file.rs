@@ -67,7 +67,7 @@ impl DataFile {
             let is_usable = entry.is_usable(limit) && !is_filled;
             counts.rows += 1;
             counts.bad += u64::from(entry.is_bad());
-            counts.truncated += u64::from(length > limit);
+            counts.truncated += u64::from(length > limit || is_filled);
             counts.longest_tokens = counts.longest_tokens.max(length.into());
             if !is_usable && !entry.is_bad() {
                 counts.without_targets += 1;

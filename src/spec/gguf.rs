@@ -473,7 +473,11 @@ fn scaling(file: &GgufFile, key: &dyn Fn(&str) -> String) -> Result<Option<serde
                 yarn["mscale"] = json!(1.0);
                 for (ours, theirs) in MINISTRAL_YARN {
                     let missing = || file.problem(format!("`{}` is missing", key(theirs)));
-                    yarn[ours] = json!(file.number(&key(theirs)).ok_or_else(missing)?);
+                    let number = file.number(&key(theirs)).ok_or_else(missing)?;
+                    // Queries that do not grow.
+                    if number != 0.0 {
+                        yarn[ours] = json!(number);
+                    }
                 }
             }
             Ok(factor.map(|_| yarn))

@@ -260,8 +260,12 @@ impl<'a> Mapping<'a> {
             let is_off = *key == "train.precision" && self.foreign.get("bf16") == Some(&Value::Bool(false));
             let is_said = |key: &str| self.draft.get(key).is_some() || is_off;
             if !is_said(key) && !excluding.iter().any(|key| is_said(key)) {
-                let is_of_preferences = trainer == Trainer::Trl && self.draft.get("objective.name").is_some();
-                let value = if is_of_preferences && *key == "optimizer.learning_rate" { "1e-6" } else { value };
+                let objective = self.draft.get("objective.name").and_then(toml::Value::as_str);
+                let value = match (trainer, *key, objective) {
+                    (Trainer::Trl, "optimizer.learning_rate", Some("reward")) => "1e-4",
+                    (Trainer::Trl, "optimizer.learning_rate", Some(_)) => "1e-6",
+                    _ => value,
+                };
                 let value: Option<toml::Value> = value.parse().ok();
                 value.into_iter().for_each(|value| self.draft.set(*key, value, default_of(trainer)));
             }

@@ -59,6 +59,9 @@ pub(super) fn json(path: &Path, index: usize, row: &EncodedRow) -> Value {
 fn why_left_out(row: &EncodedRow) -> Option<&str> {
     match &row.problem {
         Some(problem) => Some(problem),
+        None if row.is_answer_cut() && row.second > 0 => {
+            Some("an answer, or how the two differ, is behind `data.max_length`")
+        }
         None if row.is_answer_cut() => Some("nothing of the answer is left at `data.max_length`"),
         None if row.num_target_tokens() == 0 => {
             Some("nothing carries loss: there is no answer, an empty one, or one of weight 0")

@@ -397,9 +397,13 @@ fn times(report: &Report, without_rows: Option<&str>) -> Vec<String> {
     let (about, steps, tokens) =
         (if report.is_at_most { "at most" } else { "about" }, with_commas(steps), with_commas(tokens));
     let time = report.seconds.map(|seconds| format!("{} for ", duration(seconds))).unwrap_or_default();
-    let without = report.answer_tokens.map_or_else(String::new, |tokens| {
-        format!(" and without writing the answers, each taken to be of {} tokens", with_commas(tokens))
-    });
+    let without = match report.answer_tokens {
+        Some(tokens) if !report.is_at_most => {
+            format!(" and without writing the answers, each taken to be of {} tokens", with_commas(tokens))
+        }
+        Some(_) => " and without writing the answers".to_owned(),
+        None => String::new(),
+    };
     lines.push(format!(
         "estimated: {about} {time}{steps} steps of {} tokens, {tokens} in all, without evaluations{without}",
         with_commas(whole(report.mean_step_tokens))

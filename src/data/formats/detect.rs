@@ -71,6 +71,7 @@ impl RowFormat {
         let is_detected = format == DataFormat::Auto && columns.is_empty();
         if is_detected {
             refuse_preferences(first_row)?;
+            refuse_labels(first_row)?;
         }
         if format == DataFormat::Auto && !columns.contains_key("messages") && first_row["messages"].is_null() {
             // A conversation under ShareGPT's column name, but with the keys of `messages`.
@@ -191,30 +192,51 @@ fn named<'r>(row: &'r Value, name: &str) -> Option<&'r str> {
 
 /// Refuses rows with good and bad answers: training on all of them would teach the bad answers.
 pub(super) fn refuse_preferences(row: &Value) -> Result<(), String> {
-    let what = if !row["chosen"].is_null() && !row["rejected"].is_null() {
-        "`chosen` and `rejected`"
-    } else if ["label", "kto_tag"].into_iter().any(|column| is_label(&row[column], row)) {
-        "`label` true or false"
-    } else {
-        return Ok(());
-    };
-    let (columns, objective) = match &row["chosen"] {
-        Value::Array(_) => ("messages = \"chosen\"", "dpo"),
-        Value::String(_) => ("completion = \"chosen\"", "dpo"),
-        _ if row["completion"].is_string() => ("completion = \"completion\"", "kto"),
-        _ => ("messages = \"messages\"", "kto"),
-    };
-    Err(format!(
-        "this is preference data ({what})\n  hint: `name = \"{objective}\"` in [objective] learns from it; to train on the good \
-         answers alone, keep only those rows and name the columns, such as `columns = {{ {columns} }}`"
-    ))
+    let is_pair = !row["chosen"].is_null() && !row["rejected"].is_null();
+    match ["label", "kto_tag"].into_iter().find(|column| row[column].is_boolean()) {
+        _ if is_pair => Err(preferences(row, "`chosen` and `rejected`")),
+        Some(label) => Err(preferences(row, &format!("`{label}` true or false"))),
+        None => Ok(()),
+    }
 }
 
-/// Whether a value of a row says that an answer is good or bad. In tables all values are text, and numbers may be classes.
-fn is_label(value: &Value, row: &Value) -> bool {
-    let is_word = |word: &&str| value.as_str().is_some_and(|text| text.eq_ignore_ascii_case(word));
-    let is_number = *value == 0 || *value == 1 || ["0", "1"].iter().any(is_word);
-    value.is_boolean() || ["true", "false"].iter().any(is_word) || (is_number && !row["completion"].is_null())
+/// Refuses a first row whose label is not a boolean: in tables all values are text. Other rows may have classes there.
+fn refuse_labels(row: &Value) -> Result<(), String> {
+    let own = ["prompt", "completion"];
+    let is_label = |value: &Value, words: [&str; 2]| {
+        value.as_str().is_some_and(|text| words.iter().any(|word| text.eq_ignore_ascii_case(word)))
+    };
+    let is_word = |value: &Value| is_label(value, ["true", "false"]);
+    let is_number = |value: &Value| *value == 0 || *value == 1 || is_label(value, ["0", "1"]);
+    let has_no_more = row.as_object().is_some_and(|row| row.len() == own.len() + 1);
+    let has_all = own.iter().all(|column| !row[column].is_null());
+    if has_all && (is_word(&row["label"]) || (has_no_more && is_number(&row["label"]))) {
+        return Err(preferences(row, "`label` true or false"));
+    }
+    let tag = &row["kto_tag"];
+    if is_word(tag) || is_number(tag) { Err(preferences(row, "`kto_tag` true or false")) } else { Ok(()) }
+}
+
+/// What is said of a row of preferences.
+fn preferences(row: &Value, what: &str) -> String {
+    let of_names = |name: &str| {
+        let (_, others) = PREFERENCE_NAMES.iter().find(|(own, _)| *own == name)?;
+        let column = [name].into_iter().chain(others.iter().copied()).find_map(|other| named(row, other))?;
+        Some(format!("{name} = \"{column}\""))
+    };
+    let (columns, objective) = match &row["chosen"] {
+        Value::Array(_) => ("messages = \"chosen\"".to_owned(), "dpo"),
+        Value::String(_) => ("completion = \"chosen\"".to_owned(), "dpo"),
+        _ => {
+            let answer = of_names("messages").or_else(|| of_names("completion")).into_iter();
+            let prompt = of_names("prompt").filter(|_| of_names("messages").is_none());
+            (prompt.into_iter().chain(answer).collect::<Vec<_>>().join(", "), "kto")
+        }
+    };
+    format!(
+        "this is preference data ({what})\n  hint: `name = \"{objective}\"` in [objective] learns from it; to train on the good \
+         answers alone, keep only those rows and name the columns, such as `columns = {{ {columns} }}`"
+    )
 }
 
 /// The message for columns that match no format, with a hint that uses the user's own column names.

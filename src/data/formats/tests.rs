@@ -72,15 +72,29 @@ fn preference_data_is_called_so() {
         json!({"prompt": "a", "completion": "b", "chosen": "c", "rejected": "d"}),
         json!({"chosen": [{"role": "user", "content": "a"}], "rejected": []}),
         json!({"messages": [{"role": "user", "content": "a"}], "label": false}),
-        json!({"prompt": "a", "completion": "b", "label": "True"}),
-        json!({"prompt": "a", "completion": "b", "label": 0}),
-        json!({"instruction": "a", "output": "b", "kto_tag": "false"}),
     ] {
         let error = read(&row, true).unwrap_err();
         assert!(error.starts_with("this is preference data") && error.contains("`columns = { "), "{error}");
     }
-    // A class.
-    assert!(read(&json!({"instruction": "a", "output": "b", "label": 1}), true).is_ok());
+    for (row, columns) in [
+        (
+            json!({"prompt": "a", "completion": "b", "label": "True"}),
+            "prompt = \"prompt\", completion = \"completion\"",
+        ),
+        (json!({"prompt": "a", "completion": "b", "label": 0}), "prompt = \"prompt\", completion = \"completion\""),
+        (
+            json!({"instruction": "a", "output": "b", "kto_tag": "1"}),
+            "prompt = \"instruction\", completion = \"output\"",
+        ),
+    ] {
+        let error = detect(DataFormat::Auto, &[], &row).unwrap_err();
+        assert!(error.starts_with("this is preference data") && error.contains(columns), "{error}");
+    }
+    // Classes: of other rows, beside other columns.
+    let first = detect(DataFormat::Auto, &[], &json!({"prompt": "a", "completion": "b", "label": 3})).unwrap();
+    assert!(first.read(&json!({"prompt": "a", "completion": "b", "label": 1}), None).is_ok());
+    assert!(detect(DataFormat::Auto, &[], &json!({"prompt": "a", "completion": "b", "label": 1, "id": 7})).is_ok());
+    assert!(detect(DataFormat::Auto, &[], &json!({"instruction": "a", "output": "b", "label": "true"})).is_ok());
     let row = json!({"chosen": [{"role": "user", "content": "a"}], "rejected": []});
     let format = detect(DataFormat::Auto, &[("messages", "chosen")], &row).unwrap();
     assert_eq!(format.read(&row, Some(&template())).unwrap(), chat(&[("user", "a")]));

@@ -16,6 +16,7 @@ use serde::Serialize;
 use super::ReportError;
 use super::axis::Unit;
 use super::record::Record;
+use crate::config::ObjectiveConfig;
 use crate::schema::flattened;
 use crate::util::stats::{as_f64, quantile};
 use crate::util::text::Mark;
@@ -92,7 +93,7 @@ struct Side {
     figures: Vec<Figure>,
     /// Section `[objective]` of its first run's recipe, where it has one.
     #[serde(skip)]
-    objective: Option<toml::Value>,
+    objective: toml::Table,
     #[serde(skip)]
     has_recipe: bool,
     /// Whether its runs have different recipes.
@@ -192,7 +193,12 @@ impl Side {
             paths: records.iter().map(|record| record.folder.clone()).collect(),
             device: records[0].device().unwrap_or_default().to_owned(),
             figures: figures.collect(),
-            objective: records[0].settings.get("objective").cloned(),
+            objective: records[0]
+                .settings
+                .get("objective")
+                .and_then(toml::Value::as_table)
+                .cloned()
+                .unwrap_or_default(),
             has_recipe: records.iter().all(|record| !record.settings.is_empty()),
             is_mixed: differences(&records.iter().collect::<Vec<_>>())
                 .iter()
@@ -202,9 +208,13 @@ impl Side {
 
     /// Adds how the figures differ from those of the baseline.
     fn against(&mut self, baseline: &Self) {
-        let evaluates_otherwise = self.evaluates_other_tokens(baseline) || self.objective != baseline.objective;
+        let has_other_objective = self.has_other_objective(baseline);
+        let evaluates_otherwise = self.evaluates_other_tokens(baseline) || has_other_objective;
         for ((own, base), (name, _, unit, _)) in self.figures.iter_mut().zip(&baseline.figures).zip(&FIGURES) {
             let (Some(value), Some(base_value)) = (own.value, base.value) else { continue };
+            if has_other_objective && *name == "final_loss" {
+                continue;
+            }
             if evaluates_otherwise && ["final_eval_loss", "best_eval_loss"].contains(name) {
                 continue;
             }
@@ -220,6 +230,17 @@ impl Side {
     fn evaluates_other_tokens(&self, baseline: &Self) -> bool {
         let [own, base] = [self, baseline].map(|side| side.value("eval_target_tokens"));
         own.is_some() && base.is_some() && own != base
+    }
+
+    /// Whether losses mean something else. An older version's recipe lacks keys that have been added since, and what is not
+    /// there has its default.
+    fn has_other_objective(&self, baseline: &Self) -> bool {
+        let default = toml::Table::try_from(ObjectiveConfig::default()).unwrap_or_default();
+        let differs = |key: &String| {
+            let [own, base] = [self, baseline].map(|side| side.objective.get(key).or_else(|| default.get(key)));
+            own != base
+        };
+        self.objective.keys().chain(baseline.objective.keys()).any(differs)
     }
 
     fn figure(&self, name: &str) -> Option<&Figure> {

@@ -142,13 +142,13 @@ fn last_number(text: &str) -> Option<f64> {
 
 /// The part of a command that is not there: its program, or the script that an interpreter is to run.
 fn absent_program(command: &[String]) -> Option<&str> {
-    let (program, script) = (command.first()?, command.get(1).filter(|script| script.ends_with(".py")));
-    let folders = std::env::var_os("PATH").unwrap_or_default();
-    let is_there = |folder: &Path| folder.join(program).is_file();
-    let is_found = if program.contains('/') {
-        Path::new(program).is_file()
-    } else {
-        std::env::split_paths(&folders).any(|folder| is_there(&folder))
+    let program = command.first()?;
+    let name = Path::new(program).file_name()?.to_str()?;
+    let script = command.get(1).filter(|script| name.starts_with("python") && script.ends_with(".py"));
+    let is_found = match std::env::var_os("PATH") {
+        _ if program.contains('/') => Path::new(program).is_file(),
+        Some(folders) => std::env::split_paths(&folders).any(|folder| folder.join(program).is_file()),
+        None => true,
     };
     let script = script.filter(|script| !Path::new(script).is_file());
     if is_found { script.map(String::as_str) } else { Some(program) }
@@ -213,8 +213,11 @@ impl Program {
 impl Program {
     /// That it has ended, and how where it has by now: its output ends before it does.
     fn ended(&mut self) -> String {
-        std::thread::sleep(Duration::from_millis(50));
-        let status = self.child.try_wait().ok().flatten().map(|status| format!(" ({status})")).unwrap_or_default();
+        let status = (0..20).find_map(|_| {
+            std::thread::sleep(Duration::from_millis(50));
+            self.child.try_wait().ok().flatten()
+        });
+        let status = status.map(|status| format!(" ({status})")).unwrap_or_default();
         format!("{} has ended{status}", self.name)
     }
 }

@@ -262,6 +262,15 @@ fn configurations_of_preferences_become_objectives() {
 }
 
 #[test]
+fn trls_learning_rates_are_those_of_its_objectives() {
+    for (text, rate) in [("beta: 0.1\n", 1e-6), ("center_rewards_coefficient: 0.01\n", 1e-4)] {
+        let text = format!("model_name_or_path: m/x\nuse_peft: true\ndataset_name: a.jsonl\n{text}");
+        let found = mapped("c.yaml", &text).0.get("optimizer.learning_rate").and_then(toml::Value::as_float);
+        assert_eq!(found, Some(rate), "{text}");
+    }
+}
+
+#[test]
 fn configurations_of_grpo_become_objectives_with_programs_for_their_reward_functions() {
     let trl = "model_name_or_path: m/x\nuse_peft: true\ndataset_name: a.jsonl\n";
     let axolotl = "base_model: m/x\nadapter: lora\nlearning_rate: 1e-5\nrl: grpo\n";

@@ -110,7 +110,7 @@ fn regression(baseline: &Side, side: &Side, figure: &'static str, allowed: f64) 
     };
     let Some(change) = own.change_percent else {
         let why = match figure {
-            "eval_loss" if side.objective != baseline.objective => "has another objective",
+            "eval_loss" if side.has_other_objective(baseline) => "has another objective",
             "eval_loss" if side.evaluates_other_tokens(baseline) => "evaluates other tokens",
             _ => "has 0",
         };

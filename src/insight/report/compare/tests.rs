@@ -174,12 +174,16 @@ fn losses_of_different_objectives_are_not_compared() {
     let [base, same, other] = [("base", 0.1), ("same", 0.1), ("other", 0.3)]
         .map(|(name, beta)| run(folder.path(), name, 1.0, 2.0, &recipe(beta)));
     let comparison = one_a_side(&[&base, &same, &other]);
+    assert_eq!(comparison.sides[2].figure("final_loss").unwrap().change_percent, None);
     let [same, other] = &comparison.verdicts[..] else { panic!("{comparison:?}") };
     assert!(same.text.contains("evaluation loss"), "{}", same.text);
     assert!(
         !other.text.contains("evaluation loss") && other.notes[0].starts_with("the objectives differ"),
         "{other:?}"
     );
+    let older = run(folder.path(), "older", 1.0, 2.0, RECIPE);
+    let newer = run(folder.path(), "newer", 1.0, 2.0, &format!("{RECIPE}[objective]\nname = \"cross_entropy\"\n"));
+    assert!(one_a_side(&[&older, &newer]).verdicts[0].text.contains("evaluation loss"));
     let error = comparison.check(&[limit("eval_loss=5")]).unwrap_err();
     assert!(error.contains("has another objective"), "{error}");
 }

@@ -27,7 +27,7 @@ pub(super) fn verdict(baseline: &Side, side: &Side) -> Verdict {
             "the evaluations are over different tokens ({from} and {to} target tokens), so their losses cannot be compared"
         ));
     }
-    if side.objective != baseline.objective {
+    if side.has_other_objective(baseline) {
         notes.push("the objectives differ, so their losses cannot be compared".to_owned());
     }
     if let Some((from, to)) = values("steps") {
