@@ -208,9 +208,7 @@ impl Program {
             _ => Err(format!("{name} has written {line:?}, expected a number or null")),
         }
     }
-}
 
-impl Program {
     /// That it has ended, and how where it has by now: its output ends before it does.
     fn ended(&mut self) -> String {
         let status = (0..20).find_map(|_| {
