@@ -165,7 +165,8 @@ fn checkpoints_come_by_the_clock_where_no_number_of_steps_is_given() {
     wait(&mut child);
     // One more may be there, not deleted yet.
     assert!((1..=3).contains(&checkpoints().len()), "{:?}", checkpoints());
-    let output = train(&recipe, &["--set", "train.max_steps=60", "--resume"]);
+    let more = format!("train.max_steps={}", step_count(&dir) + 2);
+    let output = train(&recipe, &["--set", &more, "--resume"]);
     assert!(stderr(&output).contains("resuming after step "), "{}", stderr(&output));
     let resolved = fs::read_to_string(dir.join("resolved.toml")).unwrap();
     assert!(resolved.contains("save_minutes = 15.0\nsave_total_limit = 2"), "{resolved}");
@@ -248,7 +249,8 @@ fn two_runs_do_not_write_into_one_folder_and_a_killed_one_does_not_block_the_nex
     assert!(first.try_wait().unwrap().is_none(), "the first one is not disturbed");
     signal(&first, libc::SIGKILL);
     wait(&mut first);
-    train(&recipe, &["--set", "train.max_steps=6", "--resume"]);
+    let more = format!("train.max_steps={}", step_count(&dir) + 2);
+    train(&recipe, &["--set", &more, "--resume"]);
 }
 
 #[test]
@@ -433,5 +435,6 @@ fn an_interrupt_whose_checkpoint_cannot_be_written_ends_with_1_and_says_where_to
     assert!(page.contains("<p><span>failed at step ") && page.contains("which is not saved"), "{page}");
     fs::remove_file(dir.join("checkpoints")).unwrap();
     fs::rename(&aside, dir.join("checkpoints")).unwrap();
-    train(&recipe, &["--set", "train.max_steps=8", "--resume"]);
+    let more = format!("train.max_steps={}", step_count(&dir) + 2);
+    train(&recipe, &["--set", &more, "--resume"]);
 }

@@ -103,7 +103,10 @@ fn a_run_that_is_resumed_between_two_uses_of_the_same_answers_gives_the_same_byt
         wait_until("a few steps", || steps(&bench.path(name)).len() > 2);
         signal(&child, which);
         wait(&mut child);
-        train(&recipe, &[&more[..], &["--resume"]].concat());
+        // On a loaded machine the signal may come after the last step.
+        if !bench.path(name).join("summary.json").exists() {
+            train(&recipe, &[&more[..], &["--resume"]].concat());
+        }
         assert_same(name);
     }
 }
