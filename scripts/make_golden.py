@@ -6,6 +6,7 @@ usage: make_golden.py model MODEL_DIR OUT_DIR [--r 8] [--whole-gradients] [--cur
        make_golden.py optimizers MODEL_DIR OUT_DIR
        make_golden.py starts MODEL_DIR OUT_DIR
        make_golden.py dora MODEL_DIR OUT_DIR
+       make_golden.py tokens MODEL_DIR OUT_DIR [--family FOLDER]
        make_golden.py combinations MODEL_DIR OUT_DIR
        make_golden.py rope OUT_DIR
        make_golden.py bitsandbytes FOLDER
@@ -223,14 +224,14 @@ def with_adapter(folder: pathlib.Path, lora: dict, b_bound: float):
         for name, tensor in named.items():
             bound = tensor.shape[1] ** -0.5 if ".lora_A." in name else b_bound
             values = torch.from_numpy(formula(name_alone(name), tuple(tensor.shape), bound))
-            tensor.copy_(tensor * (1 + 10 * values) if tensor.dim() == 1 else values)
+            tensor.copy_(tensor * (1 + 10 * values) if tensor.dim() == 1 or name.endswith("_delta") else values)
     return model, named
 
 
 def adapter_tensors(model) -> dict[str, torch.nn.Parameter]:
     """The trainable tensors by the keys that PEFT gives them in adapter_model.safetensors."""
     # PEFT saves magnitudes without the end of their names.
-    named = {name.replace("vector.default.weight", "vector").replace(".default.weight", ".weight"): p
+    named = {name.replace("vector.default.weight", "vector").replace("delta.default", "delta").replace(".default.weight", ".weight"): p
              for name, p in model.named_parameters() if p.requires_grad}
     if set(named) != set(get_peft_model_state_dict(model)):
         sys.exit("the trainable tensors are not the ones that PEFT saves")
@@ -321,8 +322,10 @@ def curve(folder: pathlib.Path, tokenizer, lora: dict, seed: int) -> dict:
     model, named = with_adapter(folder, lora, 0.0)
     batch_rows = batches_of_curve(tokenizer, seed)
     done = train(model, named, batch_rows, CURVE, adamw(model, named, CURVE))
+    others = {"final_magnitudes": "magnitude"} if lora.get("use_dora") else {}
+    others |= {"final_tokens": "_delta"} if lora.get("trainable_token_indices") else {}
     return {"lora": lora, "b_bound": 0.0, "settings": CURVE, "rows": batch_rows[0], "loss_masks": batch_rows[1], "steps_done": done,
-            "final_b": final(named, ".lora_B."), **({"final_magnitudes": final(named, "magnitude")} if lora.get("use_dora") else {})}
+            "final_b": final(named, ".lora_B."), **{name: final(named, only) for name, only in others.items()}}
 
 
 def adamw_8bit(model, named, settings):
@@ -517,6 +520,39 @@ def make_dora(args) -> None:
     write(args.out, document, arrays)
 
 
+def make_tokens(args) -> None:
+    """Adapters with rows of the embedding, of the quickstart's model or, with a config in the folder, of one by formula."""
+    global NUM_COLUMNS
+    NUM_COLUMNS = 24
+    with tempfile.TemporaryDirectory() as folder:
+        if args.family:
+            by_formula(AutoConfig.from_pretrained(args.family), args.family, pathlib.Path(folder))
+            args.model = pathlib.Path(folder)
+        tokenizer = open_tokenizer(args.model)
+        rows = token_rows(tokenizer, CASE_LENGTHS, args.seed)
+        batch = (rows, loss_masks(rows, args.seed))
+        tokens = sorted({rows[0][2], rows[0][20], rows[1][-1], rows[2][-2], 7})
+        lora = {"r": 4, "lora_alpha": 6, "target_modules": ["q_proj", "v_proj", "down_proj"], "use_rslora": False,
+                "trainable_token_indices": tokens}
+        # No adapter in the first block: the gradient goes through it all the same.
+        document, arrays = {"batch": {"rows": batch[0], "loss_masks": batch[1]}, "cases": {}}, {}
+        for name, lora in (("all", lora), ("last_block", {**lora, "layers_to_transform": [1]})):
+            model, named = with_adapter(args.model, lora, B_BOUND)
+            figures, found = case(model, named, batch, False)
+            document["cases"][name] = {"lora": lora, "b_bound": B_BOUND, **figures}
+            arrays.update({f"{name}.{k}": v for k, v in found.items()})
+        if not args.family:
+            lora = document["cases"]["all"]["lora"]
+            model, named = with_adapter(args.model, lora, B_BOUND)
+            model.peft_config["default"].base_model_name_or_path = args.model.name
+            model.save_pretrained(args.out / "adapter")
+            (args.out / "adapter" / "README.md").unlink(missing_ok=True)
+            merged = dict(model.merge_and_unload().named_parameters())["model.embed_tokens.weight"]
+            document["merged"] = final({"model.embed_tokens.weight": merged})
+            document["curve"] = curve(args.model, tokenizer, lora, args.seed)
+        write(args.out, document, arrays)
+
+
 COMBINATIONS = {
     "linear": {}, "cat": {}, "svd": {}, "svd of rank 3": {"svd_rank": 3}, "ties": {"density": 0.4},
     "ties by frequency": {"density": 0.4, "majority_sign_method": "frequency"}, "magnitude_prune": {"density": 0.3},
@@ -709,14 +745,18 @@ def make_family(args) -> None:
     config = AutoConfig.from_pretrained(args.out)
     if "linear_attention" in (getattr(config.get_text_config(), "layer_types", None) or []):
         args.lengths, NUM_COLUMNS = CHUNKED_LENGTHS, NUM_CHUNKED_COLUMNS
-    model = model_by_formula(config)
     with tempfile.TemporaryDirectory() as folder:
         args.model = pathlib.Path(folder)
-        model.save_pretrained(folder)
-        shutil.copy(args.out / "config.json", folder)
-        for name in ("tokenizer.json", "tokenizer_config.json"):
-            shutil.copy(pathlib.Path("quickstart/model") / name, folder)
+        by_formula(config, args.out, args.model)
         make_model(args)
+
+
+def by_formula(config, family: pathlib.Path, folder: pathlib.Path) -> None:
+    """A small model in a folder, with the quickstart's tokenizer."""
+    model_by_formula(config).save_pretrained(folder)
+    shutil.copy(family / "config.json", folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(pathlib.Path("quickstart/model") / name, folder)
 
 
 def make_bitsandbytes(args) -> None:
@@ -909,6 +949,11 @@ def main() -> None:
     starts.add_argument("model", type=pathlib.Path)
     starts.add_argument("out", type=pathlib.Path)
     starts.set_defaults(make=make_starts, seed=21)
+    tokens = kinds.add_parser("tokens", help="adapters with rows of the embedding")
+    tokens.add_argument("model", type=pathlib.Path)
+    tokens.add_argument("out", type=pathlib.Path)
+    tokens.add_argument("--family", type=pathlib.Path, help="a folder with the config of a model by formula, in place of the model")
+    tokens.set_defaults(make=make_tokens, seed=23)
     dora = kinds.add_parser("dora", help="weight-decomposed adapters")
     dora.add_argument("model", type=pathlib.Path)
     dora.add_argument("out", type=pathlib.Path)

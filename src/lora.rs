@@ -9,6 +9,6 @@ mod row_norms;
 pub(crate) mod start;
 pub mod targets;
 
-pub use adapters::{Adapter, AdapterSet, BlockAdapters};
+pub use adapters::{Adapter, AdapterSet, BlockAdapters, Whole};
 pub use matrices::Matrices;
 pub use row_norms::RowNorms;

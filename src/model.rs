@@ -18,6 +18,7 @@ use crate::ops::linear::{Weight, linear};
 use crate::ops::norm::rms_norm;
 use crate::ops::product::F32Products;
 use crate::ops::profile::{self, Cost};
+use crate::ops::token_rows::{HeadRows, TokenRows};
 use crate::spec::{ModelConfig, SiteId};
 use crate::util::faults;
 
@@ -102,9 +103,8 @@ impl Model {
     ) -> Self {
         let rotary = Arc::new(Mutex::new(Rotary { reaches: Vec::new(), tables: config.rotary_tables(0, &[]) }));
         let place = place_of(&norm.device(), compute).with_rounding(lm_head.rounds);
-        let dtype = if lm_head.rounds { DType::BF16 } else { compute };
-        let embedding_scale = config.embedding_scale.map(|scale| rounded(scale, dtype));
-        Self {
+        let embedding_scale = config.embedding_scale;
+        let mut model = Self {
             config,
             compute,
             embed_tokens,
@@ -117,7 +117,14 @@ impl Model {
             place,
             pager: None,
             host: None,
-        }
+        };
+        model.embedding_scale = embedding_scale.map(|scale| rounded(scale, model.rounding_dtype()));
+        model
+    }
+
+    /// What numbers are rounded to that products have to round.
+    fn rounding_dtype(&self) -> DType {
+        if self.lm_head.rounds { DType::BF16 } else { self.compute }
     }
 
     /// The model with these products of operands in `f32`; the kernels of the CPU have only one kind.
@@ -126,16 +133,24 @@ impl Model {
         Self { place: self.place.with_f32_products(products), ..self }
     }
 
-    /// The head, for losses.
+    /// The head, with rows that are not the model's.
     #[must_use]
-    pub fn head(&self) -> Head<'_> {
-        Head { weight: &self.lm_head, soft_cap: self.config.logit_soft_cap }
+    pub fn head<'a>(&'a self, rows: Option<&'a HeadRows>) -> Head<'a> {
+        Head { weight: &self.lm_head, rows, soft_cap: self.config.logit_soft_cap }
     }
 
-    /// The logits of normed hidden states, in `f32`, `[tokens, vocab_size]`.
+    /// What rows of the embedding are in the head, where it is the embedding.
     #[must_use]
-    pub fn logits_of(&self, normed: &Tensor<2>) -> Tensor<2> {
-        self.head().capped(linear(self.place, normed, &self.lm_head, None, None).0.cast(DType::F32))
+    pub fn head_rows(&self, tokens: Option<&TokenRows>) -> Option<HeadRows> {
+        let tokens = tokens.filter(|_| self.config.tie_word_embeddings)?;
+        Some(tokens.of_head(&self.lm_head, self.rounding_dtype()))
+    }
+
+    /// Gives adapters the rows of the embedding of these tokens, if they have none.
+    pub fn start_tokens(&self, adapters: &mut AdapterSet, ids: &[usize]) {
+        let ids: Vec<u32> = ids.iter().map(|&id| u32::try_from(id).unwrap_or(u32::MAX)).collect();
+        let values = || self.embed_tokens.clone().select(0, self.token_ids(&ids)).cast(DType::F32);
+        adapters.tokens.get_or_insert_with(|| TokenRows { ids: ids.as_slice().into(), values: values() });
     }
 
     /// The device that the weights are on.
@@ -208,22 +223,26 @@ impl Model {
         Tensor::from_data(TensorData::new(ids, shape), (&self.device(), DType::I32))
     }
 
-    /// The embeddings of `input_ids`, `[tokens, hidden_size]`.
+    /// The embeddings of token ids that are on the device, with rows that are not the model's, `[tokens, hidden_size]`.
     #[must_use]
-    pub fn embed(&self, input_ids: &[u32]) -> Tensor<2> {
-        self.embed_ids(self.token_ids(input_ids))
-    }
-
-    /// The embeddings of token ids that are on the device, `[tokens, hidden_size]`.
-    #[must_use]
-    pub fn embed_ids(&self, ids: Tensor<1, Int>) -> Tensor<2> {
+    pub fn embed_ids(&self, ids: Tensor<1, Int>, rows: Option<&TokenRows>) -> Tensor<2> {
         let num_tokens = ids.dims()[0];
         let embed = || {
-            let x = self.embed_tokens.clone().select(0, ids).cast(self.compute);
-            if let Some(scale) = self.embedding_scale { x * scale } else { x }
+            let x = self.embed_tokens.clone().select(0, ids.clone()).cast(self.compute);
+            let x = if let Some(scale) = self.embedding_scale { x * scale } else { x };
+            match rows {
+                Some(rows) => rows.embedded(ids, x, self.embedding_scale, self.rounding_dtype()),
+                None => x,
+            }
         };
         let bytes = profile::count(2 * num_tokens * self.config.hidden_size * self.compute.size());
         profile::measure("embedding", || Cost { bytes, ..Cost::default() }, embed)
+    }
+
+    /// The gradient of `rows` from that of the embeddings, `[ids, hidden_size]` in `f32`.
+    #[must_use]
+    pub fn embed_backward(&self, ids: Tensor<1, Int>, rows: &TokenRows, dx: Tensor<2>) -> Tensor<2> {
+        rows.embedded_backward(ids, dx, self.embedding_scale, self.place.f32_products())
     }
 
     /// What passes between the blocks besides the residual stream, for tokens with these ids and embeddings.
@@ -256,7 +275,7 @@ impl Model {
     /// The root of the width of embeddings, as the computation has it.
     #[expect(clippy::cast_precision_loss, reason = "a width")]
     fn scale_of(&self, width: usize) -> f64 {
-        rounded((width as f64).sqrt(), if self.lm_head.rounds { DType::BF16 } else { self.compute })
+        rounded((width as f64).sqrt(), self.rounding_dtype())
     }
 }
 

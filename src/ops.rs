@@ -49,4 +49,5 @@ pub mod rotary;
 pub mod routing;
 pub mod short_conv;
 pub mod swiglu;
+pub mod token_rows;
 pub mod travel;

@@ -74,6 +74,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
     let model = source.load(recipe.storage(Some(&source.config)), recipe.train.precision, device)?;
     let mut adapters = source.new_adapters(selection, &recipe.lora, recipe.seed, device);
     model.start_magnitudes(&mut adapters);
+    recipe.lora.trainable_token_indices.iter().for_each(|ids| model.start_tokens(&mut adapters, ids));
     if recipe.objective.scores() {
         adapters = adapters.with_score(source.config.hidden_size, recipe.seed, &device.device);
     }

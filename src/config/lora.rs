@@ -58,6 +58,10 @@ section! {
         /// Another `lora_alpha` for modules whose name ends like this.
         alpha_pattern: ByName<f64> = ByName::default() => numbers_by_name(POSITIVE), OtherAdapter,
             ["lora_alpha_pattern", "alphas"];
+        /// Tokens whose rows of the embedding are trained too, by their numbers: those of a new chat template, or that a model
+        /// has without ever having seen them. Where the head is the embedding, its rows are trained with them. Default: none.
+        trainable_token_indices: Option<Vec<usize>> = None => any(TOKENS, accept_layers) like [7, 8], OtherAdapter,
+            ["lora_trainable_token_indices", "trainable_tokens", "peft_trainable_token_indices"];
         /// Learning rate of B over that of A (LoRA+). Default: both the same.
         loraplus_lr_ratio: Option<f64> = None => optional_number(POSITIVE) like 16.0, LaterSteps,
             ["lora_plus_lr_ratio", "loraplus_ratio", "loraplus", "lora_plus"];
@@ -158,6 +162,8 @@ fn accept_layers_pattern(value: &Value) -> Result<Option<Vec<String>>, Option<St
 }
 
 const LAYERS: &str = "a list of layer numbers from 0, each once";
+
+const TOKENS: &str = "a list of token numbers from 0, each once";
 
 fn accept_layers(value: &Value) -> Result<Option<Vec<usize>>, Option<String>> {
     let number = |value: &Value| match value {

@@ -15,6 +15,7 @@ use crate::ops::host;
 use crate::ops::kernels::{Place, place_of, plain};
 use crate::ops::linear::Weight;
 use crate::ops::product::F32Products;
+use crate::ops::token_rows::TokenRows;
 use crate::spec::{ModelConfig, PerSite, SiteId};
 
 /// The adapter of one linear layer.
@@ -70,6 +71,28 @@ pub struct AdapterSet {
     pub dropout: f64,
     /// The head of a model that scores texts, `[1, hidden_size]`, in `f32`: trained as a whole, beside the adapters.
     pub score: Option<Tensor<2>>,
+    /// Rows of the embedding that are trained in place of the base's.
+    pub tokens: Option<TokenRows>,
+}
+
+/// What is trained as a whole, beside the adapters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Whole {
+    /// The head that scores.
+    Score,
+    /// The rows of the embedding.
+    Tokens,
+}
+
+impl Whole {
+    /// Its name, as PEFT has it behind the model's.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Score => "score.weight",
+            Self::Tokens => "model.embed_tokens.token_adapter.trainable_tokens_delta",
+        }
+    }
 }
 
 impl AdapterSet {
@@ -93,13 +116,13 @@ impl AdapterSet {
             };
             shapes.iter().map(new).collect()
         });
-        Self { blocks: blocks.collect(), dropout, score: None }
+        Self { blocks: blocks.collect(), dropout, score: None, tokens: None }
     }
 
     /// No adapters: the base model.
     #[must_use]
     pub fn none(num_layers: usize) -> Self {
-        Self { blocks: vec![BlockAdapters::new(); num_layers], dropout: 0.0, score: None }
+        Self { blocks: vec![BlockAdapters::new(); num_layers], dropout: 0.0, score: None, tokens: None }
     }
 
     /// The same with a head that scores: its own, or a new one from `seed`, drawn as transformers does.
@@ -115,6 +138,18 @@ impl AdapterSet {
         self
     }
 
+    /// What is trained as a whole.
+    pub fn whole(&self) -> impl Iterator<Item = (Whole, &Tensor<2>)> {
+        let tokens = self.tokens.iter().map(|tokens| (Whole::Tokens, &tokens.values));
+        self.score.iter().map(|score| (Whole::Score, score)).chain(tokens)
+    }
+
+    /// The same, to be changed.
+    pub fn whole_mut(&mut self) -> impl Iterator<Item = (Whole, &mut Tensor<2>)> {
+        let tokens = self.tokens.iter_mut().map(|tokens| (Whole::Tokens, &mut tokens.values));
+        self.score.iter_mut().map(|score| (Whole::Score, score)).chain(tokens)
+    }
+
     /// Where the optimizer runs: the matrices are in `f32`, whatever the type of the activations.
     #[must_use]
     pub fn place(&self) -> Place {
@@ -125,8 +160,8 @@ impl AdapterSet {
     /// Number of trained parameters.
     #[must_use]
     pub fn num_parameters(&self) -> usize {
-        let score = self.score.as_ref().map_or(0, |score| score.shape().num_elements());
-        self.iter().map(Adapter::num_parameters).sum::<usize>() + score
+        let whole = self.whole().map(|(_, whole)| whole.shape().num_elements());
+        self.iter().map(Adapter::num_parameters).chain(whole).sum()
     }
 
     /// Every adapter, in the order of the forward pass.

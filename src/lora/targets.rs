@@ -43,6 +43,8 @@ pub struct Selection {
     pub shapes: Vec<PerSite<AdapterShape>>,
     /// Every target with its number of hits.
     pub hits: Vec<TargetHits>,
+    /// Tokens whose rows of the embedding are trained.
+    pub num_tokens: usize,
 }
 
 impl Selection {
@@ -58,7 +60,7 @@ impl Selection {
         let parameters = |(layer, site, shape): (usize, SiteId, AdapterShape)| {
             shape.num_parameters(config.blocks[layer].sites[site].shape)
         };
-        self.iter().map(parameters).sum()
+        self.iter().map(parameters).sum::<usize>() + self.num_tokens * config.hidden_size
     }
 }
 
@@ -112,6 +114,9 @@ pub enum TargetError {
     /// A start from the base that these layers, or their form, do not allow.
     #[error("`lora.init_lora_weights`: {0}")]
     Start(String),
+    /// Tokens that cannot be trained.
+    #[error("`lora.trainable_token_indices`: {0}")]
+    Tokens(String),
     /// No layer is left.
     #[error(
         "`lora.target_modules` less `lora.exclude_modules`, in the layers of `lora.layers_to_transform` and \
@@ -139,8 +144,20 @@ impl LoraConfig {
             sites.map(|(site, Site { role, .. })| (config.module_name(layer, site), *role)).collect()
         });
         let selection = self.select_of(&names.collect::<Vec<_>>())?;
-        let problem = self.start_problem(config, &selection);
-        problem.map_or(Ok(selection), |problem| Err(vec![TargetError::Start(problem)]))
+        let start = self.start_problem(config, &selection).map(TargetError::Start);
+        let problems: Vec<_> = start.into_iter().chain(self.tokens_problem(config).map(TargetError::Tokens)).collect();
+        if problems.is_empty() { Ok(selection) } else { Err(problems) }
+    }
+
+    /// Why tokens cannot be trained in this model.
+    fn tokens_problem(&self, config: &ModelConfig) -> Option<String> {
+        let highest = *self.trainable_token_indices.as_ref()?.iter().max()?;
+        if config.layer_inputs.is_some() {
+            return Some("every layer of this model has embeddings of its own, which stay as they are".to_owned());
+        }
+        let hint = "tokens that were added to the tokenizer need rows in the model: resize its embedding first";
+        (highest >= config.vocab_size)
+            .then(|| format!("{highest}, expected tokens from 0 to {}\n  hint: {hint}", config.vocab_size - 1))
     }
 
     /// Why the adapters cannot start as a part of this base.
@@ -222,7 +239,15 @@ impl LoraConfig {
                 );
             }
         }
-        if errors.is_empty() { Ok(Selection { shapes, hits: targets.hits() }) } else { Err(errors) }
+        if errors.is_empty() {
+            Ok(Selection {
+                shapes,
+                hits: targets.hits(),
+                num_tokens: self.trainable_token_indices.iter().flatten().count(),
+            })
+        } else {
+            Err(errors)
+        }
     }
 
     /// Whether a module is in one of the layers, or listed with its whole name.

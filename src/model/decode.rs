@@ -109,7 +109,14 @@ fn logits_of_last(model: &Model, parts: &mut [Part<'_>]) -> Tensor<2> {
     });
     let last = Tensor::cat(lasts.collect(), 0);
     let (normed, _) = rms_norm(model.place(), &last, &model.norm, model.config.rms_norm_eps);
-    model.logits_of(&normed)
+    if parts.iter().all(|part| part.adapters.tokens.is_none()) {
+        return model.head(None).logits(model.place(), &normed);
+    }
+    let of_part = |(index, part): (usize, &Part<'_>)| {
+        let rows = model.head_rows(part.adapters.tokens.as_ref());
+        model.head(rows.as_ref()).logits(model.place(), &normed.clone().narrow(0, index, 1))
+    };
+    Tensor::cat(parts.iter().enumerate().map(of_part).collect(), 0)
 }
 
 /// The output of the last block for the new tokens, `[tokens, hidden_size]`.
@@ -131,7 +138,12 @@ fn last_block(model: &Model, parts: &mut [Part<'_>], lengths: &[usize]) -> Tenso
     let layouts = TextLayouts::of(model, lengths);
     let (by_rows, none) = (by_rows(parts, lengths), BlockAdapters::default());
     let ids = model.token_ids(&token_ids);
-    let mut x = model.embed_ids(ids.clone());
+    let mut x = if parts.iter().all(|part| part.adapters.tokens.is_none()) {
+        model.embed_ids(ids.clone(), None)
+    } else {
+        let of_part = |part: &Part<'_>| model.embed_ids(model.token_ids(part.token_ids), part.adapters.tokens.as_ref());
+        Tensor::cat(parts.iter().map(of_part).collect(), 0)
+    };
     let mut carried = model.carried(ids, &x);
     for (layer, block) in model.walk(0..model.blocks.len()) {
         let of_layer: Vec<_> = by_rows.iter().map(|(rows, adapters)| (rows.clone(), &adapters.blocks[layer])).collect();
@@ -196,6 +208,9 @@ mod tests {
             adapter.matrices.b = crate::ops::host::tensor(values, [out_features, r], device);
         }
         model.start_magnitudes(&mut adapters);
+        // Every other token of the texts below has a row of its own.
+        model.start_tokens(&mut adapters, &(0..config.vocab_size).step_by(2).collect::<Vec<_>>());
+        adapters.tokens.iter_mut().for_each(|tokens| tokens.values = tokens.values.clone() * 1.1);
         (model, adapters)
     }
 

@@ -32,7 +32,7 @@ mod reference;
 pub use attention::{CachedKeys, Heads, attention, attention_backward, attention_of_last};
 pub use blocks::{Blocks, KINDS};
 pub use codes::{Codes, NESTED_LEN, Packed, Scales};
-pub use cross_entropy::{Head, linear_cross_entropy};
+pub use cross_entropy::{Head, HeadGradient, linear_cross_entropy};
 pub use delta_rule::{DeltaInputs, delta_rule, delta_rule_backward};
 pub(in crate::ops) use dropout::FACTORS;
 pub use dropout::{Dropout, dropout, mix};

@@ -14,7 +14,7 @@ use super::adamw_8bit::{Coded, host_adamw_8bit};
 use super::attention::{Attended, Heads, LseOrder};
 use super::cached_attention::Held;
 use super::cpu;
-use super::cross_entropy::{Head, most_cpu_targets};
+use super::cross_entropy::{Head, HeadGrads, most_cpu_targets};
 use super::delta_rule::host::{host_delta_rule, host_delta_rule_backward};
 use super::delta_rule::{CHUNK_TOKENS, DeltaHeads, DeltaInputs, Gates};
 use super::dropout::Dropout;
@@ -344,21 +344,34 @@ impl Kernels for Cpu {
         targets: &[u32],
         scale: Option<f64>,
         chunk_len: usize,
-    ) -> (Tensor<1>, Option<Tensor<2>>) {
+    ) -> (Tensor<1>, Option<HeadGrads>) {
         let (values, weight, width) = (host::view(hidden), HostWeight::new(head.weight), hidden.dims()[1]);
-        let head = cpu::Head { weight: weight.get(), soft_cap: head.soft_cap };
+        let rows_weight = head.rows.map(|rows| HostWeight::new(&rows.weight));
+        let own = head.rows.zip(rows_weight.as_ref()).map(|(rows, weight)| (&*rows.ids, weight.get()));
+        let num_own = own.map_or(0, |(ids, _)| ids.len());
+        let head = cpu::Head { weight: weight.get(), rows: own, soft_cap: head.soft_cap };
         let mut losses = vec![0.0; targets.len()];
-        let mut dhidden = vec![0.0; if scale.is_some() { values.len() } else { 0 }];
+        let of_grads = |width: usize| vec![0.0; if scale.is_some() { targets.len() * width } else { 0 }];
+        let (mut dhidden, mut drows) = (of_grads(width), of_grads(num_own));
         for (index, targets) in targets.chunks(chunk_len).enumerate() {
             cancel::check();
             let start = index * chunk_len;
             let (rows, range) = (start..start + targets.len(), start * width..(start + targets.len()) * width);
             #[expect(clippy::cast_possible_truncation, reason = "computed in f32")]
-            let gradient = scale.map(|scale| (&mut dhidden[range.clone()], scale as f32));
+            let gradient = scale.map(|scale| cpu::HeadGradient {
+                dhidden: &mut dhidden[range.clone()],
+                drows: &mut drows[rows.start * num_own..rows.end * num_own],
+                scale: scale as f32,
+            });
             cpu::linear_cross_entropy(&values[range], head, width, targets, &mut losses[rows], gradient);
         }
         let losses = host::tensor(losses, [targets.len()], &hidden.device());
-        (losses, scale.map(|_| host::tensor(dhidden, hidden.dims(), &hidden.device())))
+        let device = hidden.device();
+        let grads = scale.map(|_| {
+            let drows = (num_own > 0).then(|| host::tensor(drows, [targets.len(), num_own], &device));
+            (host::tensor(dhidden, hidden.dims(), &device), drows)
+        });
+        (losses, grads)
     }
 
     fn dropout(&self, x: &Tensor<2>, settings: Dropout) -> Tensor<2> {

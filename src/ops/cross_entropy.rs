@@ -5,6 +5,7 @@ use burn::tensor::{DType, Int, Tensor};
 use super::kernels::{Kernels, Place};
 use super::linear::{InputGrad, Weight};
 use super::profile::{self, Cost};
+use super::token_rows::HeadRows;
 
 /// Bytes of `f32` logits made at a time by default on the CPU.
 const CHUNK_BYTES: usize = 96 << 20;
@@ -66,14 +67,31 @@ fn whole_multiples(tokens: usize, multiple: usize) -> usize {
 pub struct Head<'a> {
     /// `[vocab_size, hidden_size]`
     pub weight: &'a Weight,
+    /// Rows in place of the weight's.
+    pub rows: Option<&'a HeadRows>,
     /// Logits `l` become `cap tanh(l / cap)`.
     pub soft_cap: Option<f64>,
 }
 
 impl Head<'_> {
-    /// Logits with their cap.
+    /// Logits before their cap, `[targets, vocab_size]`, in the type of `hidden`.
+    fn uncapped(self, place: &dyn Kernels, hidden: &Tensor<2>) -> Tensor<2> {
+        let product = |weight| place.linear(hidden, weight, None, None).0;
+        let logits = product(self.weight);
+        match self.rows {
+            Some(rows) => rows.put(logits, Some(product(&rows.weight))),
+            None => logits,
+        }
+    }
+
+    /// The logits of `hidden`, `[targets, vocab_size]`, in `f32`.
     #[must_use]
-    pub fn capped(self, logits: Tensor<2>) -> Tensor<2> {
+    pub fn logits(self, place: Place, hidden: &Tensor<2>) -> Tensor<2> {
+        self.capped(self.uncapped(place, hidden).cast(DType::F32))
+    }
+
+    /// Logits with their cap.
+    fn capped(self, logits: Tensor<2>) -> Tensor<2> {
         let dtype = logits.dtype();
         match self.soft_cap {
             None => logits,
@@ -101,7 +119,12 @@ pub struct LossAndGrad {
     pub losses: Tensor<1>,
     /// In each row `scale` times the gradient of its loss with respect to that row of `hidden`, `[targets, hidden_size]`.
     pub dhidden: Tensor<2>,
+    /// The same with respect to the logits of the head's own rows, before their cap, `[targets, rows]` in `f32`, where it has some.
+    pub drows: Option<Tensor<2>>,
 }
+
+/// Gradients of a head, as [`LossAndGrad`] has them.
+pub(super) type HeadGrads = (Tensor<2>, Option<Tensor<2>>);
 
 /// Cross-entropy of `softmax(hidden head^T)` at `targets`, and its gradient times `scale` (the head is frozen).
 ///
@@ -124,8 +147,9 @@ pub fn linear_cross_entropy(
     };
     let size = chunk.tokens(place, head.weight.dims(), targets.len());
     let work = || {
-        let (losses, dhidden) = place.linear_cross_entropy(hidden, head, targets, Some(scale), size);
-        LossAndGrad { losses, dhidden: dhidden.unwrap_or_else(|| hidden.zeros_like()) }
+        let (losses, grads) = place.linear_cross_entropy(hidden, head, targets, Some(scale), size);
+        let (dhidden, drows) = grads.unwrap_or_else(|| (hidden.zeros_like(), None));
+        LossAndGrad { losses, dhidden, drows }
     };
     profile::measure("linear_cross_entropy", cost, work)
 }
@@ -156,10 +180,10 @@ pub(super) fn chunked_cross_entropy(
     targets: &[u32],
     scale: Option<f64>,
     size: usize,
-) -> (Tensor<1>, Option<Tensor<2>>) {
+) -> (Tensor<1>, Option<HeadGrads>) {
     let chunk = |(index, targets): (usize, &[u32])| {
         let hidden = hidden.clone().narrow(0, index * size, targets.len());
-        let logits = head.capped(place.linear(&hidden, head.weight, None, None).0);
+        let logits = head.capped(head.uncapped(place, &hidden));
         let kept = head.soft_cap.map(|_| logits.clone());
         let (losses, dlogits) = place.cross_entropy(logits, targets, scale);
         let dhidden = dlogits.map(|dlogits| {
@@ -167,14 +191,22 @@ pub(super) fn chunked_cross_entropy(
                 Some(logits) => head.capped_backward(dlogits, logits),
                 None => dlogits,
             };
-            let (dhidden, _) = place.linear_backward(&dlogits, &hidden, head.weight, None, InputGrad::Fresh);
-            dhidden.unwrap_or_else(|| hidden.zeros_like())
+            let input_grad = |dlogits: &Tensor<2>, weight| {
+                let (dhidden, _) = place.linear_backward(dlogits, &hidden, weight, None, InputGrad::Fresh);
+                dhidden.unwrap_or_else(|| hidden.zeros_like())
+            };
+            let Some(rows) = head.rows else { return (input_grad(&dlogits, head.weight), None) };
+            let of_rows = rows.of(&dlogits);
+            let of_others = input_grad(&rows.put(dlogits, None), head.weight);
+            (of_others + input_grad(&of_rows, &rows.weight), Some(of_rows.cast(DType::F32)))
         });
         (losses, dhidden)
     };
-    let (losses, dhidden): (Vec<_>, Vec<_>) = targets.chunks(size).enumerate().map(chunk).unzip();
-    let dhidden: Vec<_> = dhidden.into_iter().flatten().collect();
-    (Tensor::cat(losses, 0), scale.map(|_| Tensor::cat(dhidden, 0)))
+    let (losses, grads): (Vec<_>, Vec<_>) = targets.chunks(size).enumerate().map(chunk).unzip();
+    let (dhidden, drows): (Vec<_>, Vec<_>) = grads.into_iter().flatten().unzip();
+    let drows: Vec<_> = drows.into_iter().flatten().collect();
+    let drows = (!drows.is_empty()).then(|| Tensor::cat(drows, 0));
+    (Tensor::cat(losses, 0), scale.map(|_| (Tensor::cat(dhidden, 0), drows)))
 }
 
 /// Losses of logits `[targets, vocab_size]` at `targets`, and their gradients times `scale`, in plain tensor calls.
@@ -257,21 +289,36 @@ mod tests {
         host::tensor(values, [rows, count / rows], device)
     }
 
-    fn run(device: &Device, chunk: LossChunk, soft_cap: Option<f64>) -> (Vec<f32>, Vec<f32>) {
+    /// Tokens with rows of their own, some of which are targets.
+    const OWN: [u32; 3] = [30, 5, 36];
+
+    /// The losses, their gradient, and that of the head's own rows.
+    fn run(device: &Device, chunk: LossChunk, soft_cap: Option<f64>, own: bool) -> [Vec<f32>; 3] {
         let hidden = values(TARGETS * WIDTH, 3.0, device, TARGETS);
         let head = Weight::new(values(VOCAB * WIDTH, 1.0, device, VOCAB));
         let targets: Vec<u32> = (0..53).map(|i| i * 5 % 37).collect();
         let place = place_of(device, DType::F32);
-        let head = Head { weight: &head, soft_cap };
-        let LossAndGrad { losses, dhidden } = linear_cross_entropy(place, &hidden, head, &targets, 2.0, chunk);
-        (losses.into_data().try_to_vec().unwrap(), dhidden.into_data().try_to_vec().unwrap())
+        let rows =
+            HeadRows { ids: OWN.into(), weight: Weight::new(values(OWN.len() * WIDTH, -1.5, device, OWN.len())) };
+        let head = Head { weight: &head, rows: own.then_some(&rows), soft_cap };
+        let LossAndGrad { losses, dhidden, drows } = linear_cross_entropy(place, &hidden, head, &targets, 2.0, chunk);
+        let without_gradient = linear_cross_entropy_loss(place, &hidden, head, &targets, chunk);
+        let of_rows = drows.map(|drows| drows.transpose().matmul(hidden).into_data().try_to_vec().unwrap());
+        let losses: Vec<f32> = losses.into_data().try_to_vec().unwrap();
+        assert_eq!(without_gradient.into_data().try_to_vec::<f32>().unwrap(), losses);
+        [losses, dhidden.into_data().try_to_vec().unwrap(), of_rows.unwrap_or_default()]
     }
 
     /// The whole logits under burn's autodiff.
-    fn by_autodiff(soft_cap: Option<f64>) -> (Vec<f32>, Vec<f32>) {
+    fn by_autodiff(soft_cap: Option<f64>, own: bool) -> [Vec<f32>; 3] {
         let device = Device::flex().autodiff();
         let hidden = values(TARGETS * WIDTH, 3.0, &device, TARGETS).require_grad();
-        let head = values(VOCAB * WIDTH, 1.0, &device, VOCAB);
+        let rows = values(OWN.len() * WIDTH, -1.5, &device, OWN.len()).require_grad();
+        let mut head = values(VOCAB * WIDTH, 1.0, &device, VOCAB);
+        for (index, id) in OWN.into_iter().enumerate().filter(|_| own) {
+            let id = id as usize;
+            head = head.slice_assign([id..=id, 0..=WIDTH - 1], rows.clone().narrow(0, index, 1));
+        }
         let targets: Vec<u32> = (0..53).map(|i| i * 5 % 37).collect();
         let logits = hidden.clone().matmul(head.transpose());
         let logits = if let Some(cap) = soft_cap { (logits / cap).tanh() * cap } else { logits };
@@ -279,8 +326,9 @@ mod tests {
         let targets = target_ids(&targets, &log_probabilities).unsqueeze_dim(1);
         let losses = log_probabilities.gather(1, targets).neg().squeeze_dim::<1>(1);
         let grads = (losses.clone() * 2.0).sum().backward();
-        let dhidden = hidden.grad(&grads).unwrap();
-        (losses.inner().into_data().try_to_vec().unwrap(), dhidden.into_data().try_to_vec().unwrap())
+        let [dhidden, drows] = [hidden.grad(&grads), rows.grad(&grads)]
+            .map(|grad| grad.map(|grad| grad.into_data().try_to_vec().unwrap()).unwrap_or_default());
+        [losses.inner().into_data().try_to_vec().unwrap(), dhidden, drows]
     }
 
     fn assert_close(found: &[f32], expected: &[f32]) {
@@ -293,13 +341,12 @@ mod tests {
 
     #[test]
     fn chunks_of_any_size_give_the_loss_and_gradient_of_the_whole_logits() {
-        for cap in [None, Some(3.0)] {
-            let expected = by_autodiff(cap);
+        for (cap, own) in [(None, false), (Some(3.0), false), (None, true), (Some(3.0), true)] {
+            let expected = by_autodiff(cap, own);
             for device in [Device::flex(), Device::flex().autodiff()] {
                 for chunk in [LossChunk::Tokens(1), LossChunk::Tokens(16), LossChunk::Tokens(1000), LossChunk::Auto] {
-                    let found = run(&device, chunk, cap);
-                    assert_close(&found.0, &expected.0);
-                    assert_close(&found.1, &expected.1);
+                    let found = run(&device, chunk, cap, own);
+                    found.iter().zip(&expected).for_each(|(found, expected)| assert_close(found, expected));
                 }
             }
         }

@@ -15,7 +15,9 @@ use super::adamw_8bit::{Coded, plain_adamw_8bit};
 use super::attention::{Attended, CHUNK_BYTES, Heads, plain_attention, plain_attention_backward};
 use super::cached_attention::Held;
 use super::cpu_kernels::Cpu;
-use super::cross_entropy::{Head, PLAIN_MULTIPLE, chunked_cross_entropy, most_plain_targets, plain_cross_entropy};
+use super::cross_entropy::{
+    Head, HeadGrads, PLAIN_MULTIPLE, chunked_cross_entropy, most_plain_targets, plain_cross_entropy,
+};
 use super::cuda::{cuda, kernel_state};
 use super::delta_rule::{
     DeltaHeads, DeltaInputs, Gates, plain_delta_rule, plain_delta_rule_backward, plain_delta_rule_numbers,
@@ -335,7 +337,7 @@ pub trait Kernels: Debug + Send + Sync {
         targets: &[u32],
         scale: Option<f64>,
         chunk_len: usize,
-    ) -> (Tensor<1>, Option<Tensor<2>>) {
+    ) -> (Tensor<1>, Option<HeadGrads>) {
         chunked_cross_entropy(plain(self.f32_products()), hidden, head, targets, scale, chunk_len)
     }
 

@@ -25,7 +25,7 @@ const NO_KEY: &[(&[&str], &[&str], &str)] = &[
     (
         &["modules_to_save", "lora_modules_to_save", "additional_target", "unfrozen_parameters"],
         &[],
-        "only adapters are trained here",
+        "only adapters are trained here, and the embeddings of the tokens in `lora.trainable_token_indices`",
     ),
     (&["bias", "lora_bias"], &[], "biases stay frozen here, PEFT's bias = \"none\""),
     (&[], &["task_type"], "there is one task here: causal language modelling; leave it out"),

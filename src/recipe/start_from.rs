@@ -1,5 +1,6 @@
 //! The adapter that training starts from, and what a recipe may say beside it.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use crate::config::{LoraConfig, ModelOptions, ObjectiveConfig, TargetModules};
@@ -13,7 +14,7 @@ use crate::spec::{ModelConfig, PerSite};
 type Copy = fn(&mut LoraConfig, &LoraConfig);
 
 /// The keys that decide which matrices an adapter has, and their scale.
-const SHAPE: [(&str, Copy); 10] = [
+const SHAPE: [(&str, Copy); 11] = [
     ("r", |to, from| to.r = from.r),
     ("lora_alpha", |to, from| to.lora_alpha = from.lora_alpha),
     ("target_modules", |to, from| to.target_modules = from.target_modules.clone()),
@@ -23,6 +24,7 @@ const SHAPE: [(&str, Copy); 10] = [
     ("use_dora", |to, from| to.use_dora = from.use_dora),
     ("layers_to_transform", |to, from| to.layers_to_transform.clone_from(&from.layers_to_transform)),
     ("rank_pattern", |to, from| to.rank_pattern.clone_from(&from.rank_pattern)),
+    ("trainable_token_indices", |to, from| to.trainable_token_indices.clone_from(&from.trainable_token_indices)),
     ("alpha_pattern", |to, from| to.alpha_pattern.clone_from(&from.alpha_pattern)),
 ];
 
@@ -54,13 +56,15 @@ pub(super) fn take_over(
     let model = Path::new(&model.path);
     let model = model.exists().then(|| ModelConfig::from_model(model).ok()).flatten();
     let of_saved = shapes(&saved, model.as_ref());
+    let tokens = |lora: &LoraConfig| lora.trainable_token_indices.iter().flatten().copied().collect::<BTreeSet<_>>();
     for (name, copy) in SHAPE {
         let key = format!("lora.{name}");
         let mut asked_for = saved.clone();
         copy(&mut asked_for, lora);
         // Which layers these are, only the model says.
         let is_unknown = model.is_none() && name == "target_modules" && lora.target_modules == TargetModules::AllLinear;
-        if root.has(&key) && !is_unknown && shapes(&asked_for, model.as_ref()) != of_saved {
+        let is_same = shapes(&asked_for, model.as_ref()) == of_saved && tokens(&asked_for) == tokens(&saved);
+        if root.has(&key) && !is_unknown && !is_same {
             let message = format!("`{key}` contradicts the adapter of `lora.start_from`{}", shown(&saved, name));
             root.reject(&key, Problem::new(message).hint("take it out: the adapter's own is used"));
         }

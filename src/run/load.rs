@@ -56,6 +56,7 @@ impl Loaded {
             resumed.refuse_if_done(resume, dir, total_steps(recipe, &data))?;
         }
         let (mut adapters, taken) = adapters(run, resumed, &model)?;
+        recipe.lora.trainable_token_indices.iter().for_each(|ids| model.start_tokens(&mut adapters, ids));
         if recipe.objective.scores() {
             adapters = adapters.with_score(model.config.hidden_size, recipe.seed, &model.device());
         }
@@ -180,7 +181,8 @@ fn adapters(
 pub(super) fn read_set(prepared: &Prepared, folder: &Path) -> Result<AdapterSet, Failure> {
     let Prepared { recipe, source, device, .. } = prepared;
     let selection = select(&recipe.lora.written(), &source.config)?;
+    let ids = recipe.lora.trainable_token_indices.as_deref();
     let weights = read_adapter(folder)?.named_for(&source.config).weights;
-    adapter_set(folder, weights, &selection, &source.config, recipe.lora.lora_dropout, &device.device)
+    adapter_set(folder, weights, (&selection, ids), &source.config, recipe.lora.lora_dropout, &device.device)
         .map_err(Failure::input)
 }

@@ -55,10 +55,10 @@ fn train_on(dir: &RunDir, longer: &str) -> String {
     if has_checkpoints(dir.path()) { format!("\n  train on  {longer}") } else { String::new() }
 }
 
-/// The options with which vLLM serves an adapter of this rank; `None` where it serves none of its kind.
-pub(crate) fn vllm_options(rank: usize, use_dora: bool) -> Option<String> {
+/// The options with which vLLM serves an adapter of this rank; `None` for one with more than A and B, which it does not serve.
+pub(crate) fn vllm_options(rank: usize, has_more: bool) -> Option<String> {
     let more = VLLM_RANKS.iter().find(|&&served| served >= rank && rank > VLLM_DEFAULT_RANK);
-    (!use_dora).then(|| more.map(|rank| format!(" --max-lora-rank {rank}")).unwrap_or_default())
+    (!has_more).then(|| more.map(|rank| format!(" --max-lora-rank {rank}")).unwrap_or_default())
 }
 
 #[cfg(test)]
@@ -88,7 +88,7 @@ mod tests {
         let text = next_commands(&dir, "owner/base:Q4_0", Path::new("m/q4.gguf"), Some(""), "");
         assert!(text.contains("--adapter-only --out") && !text.contains("vllm") && !text.contains("merged"), "{text}");
         let of_rank =
-            |rank, use_dora| next_commands(&dir, "b", Path::new("b"), vllm_options(rank, use_dora).as_deref(), "");
+            |rank, has_more| next_commands(&dir, "b", Path::new("b"), vllm_options(rank, has_more).as_deref(), "");
         assert!(of_rank(17, false).contains("--enable-lora --max-lora-rank 32 --lora-modules"));
         assert!(!of_rank(17, true).contains("vllm") && of_rank(17, true).contains("-merged"));
         let text = next_commands(&dir, "owner/base:Q4_0", Path::new("m/q4.gguf"), None, "");

@@ -256,7 +256,10 @@ fn parameters(selection: &Selection, config: &ModelConfig, objective: &Objective
 /// The adapted modules.
 fn layers(selection: &Selection) -> Fact {
     let hits = selection.hits.iter().map(|hits| format!("{} x {}", hits.num_hits, hits.target));
-    ("adapted modules", hits.collect::<Vec<_>>().join(", "))
+    let tokens = Some(selection.num_tokens).filter(|tokens| *tokens > 0);
+    let tokens = tokens
+        .map(|tokens| format!("{tokens} rows of embed_tokens (vLLM and llama.cpp take such an adapter only merged)"));
+    ("adapted modules", hits.chain(tokens).collect::<Vec<_>>().join(", "))
 }
 
 /// A file of rows.

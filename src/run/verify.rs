@@ -30,8 +30,9 @@ pub(super) fn adapter_reloads(
         let problems = errors.iter().map(ToString::to_string).collect();
         ExportError::AdapterTensors { path: folder.to_owned(), expected_by: "its own config", problems }
     })?;
+    let ids = saved.config.trainable_token_indices.as_deref();
     let has_same_numbers = saved.weights == adapter_weights(adapters);
-    let reloaded = adapter_set(folder, saved.weights, &selection, &model.config, 0.0, &model.device())?;
+    let reloaded = adapter_set(folder, saved.weights, (&selection, ids), &model.config, 0.0, &model.device())?;
     let batch = batch_of_many_tokens(model.config.vocab_size);
     let logits = |adapters: &AdapterSet| faults::read(model.logits(&batch, adapters), "the logits of the adapter");
     let tolerance = if is_gpu { GPU_TOLERANCE } else { 0.0 };

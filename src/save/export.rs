@@ -35,6 +35,8 @@ pub struct AdapterWeights {
     pub adapters: BTreeMap<String, Matrices<HostMatrix>>,
     /// The head of a model that scores texts, `[1, hidden_size]`.
     pub score: Option<HostMatrix>,
+    /// Rows of the embedding, `[tokens, hidden_size]`, of the tokens that the adapter's config names.
+    pub tokens: Option<HostMatrix>,
 }
 
 impl Deref for AdapterWeights {
@@ -53,7 +55,7 @@ impl DerefMut for AdapterWeights {
 
 impl FromIterator<(String, Matrices<HostMatrix>)> for AdapterWeights {
     fn from_iter<I: IntoIterator<Item = (String, Matrices<HostMatrix>)>>(adapters: I) -> Self {
-        Self { adapters: adapters.into_iter().collect(), score: None }
+        Self { adapters: adapters.into_iter().collect(), score: None, tokens: None }
     }
 }
 

@@ -53,8 +53,8 @@ impl Trained {
     /// The trained matrices of those that were written.
     pub(super) fn of_written(&mut self, written: AdapterSet) -> AdapterSet {
         let Some(taken) = &mut self.taken else { return written };
-        let (mut trained, all) = (self.adapters.clone(), written.iter());
-        for ((trained, taken), all) in trained.iter_mut().zip(taken.iter_mut()).zip(all) {
+        let mut trained = self.adapters.clone();
+        for ((trained, taken), all) in trained.iter_mut().zip(taken.iter_mut()).zip(written.iter()) {
             let Matrices { a, b, .. } = &all.matrices;
             let ([r, _], [both, _]) = (trained.matrices.a.dims(), a.dims());
             let part = |start, length| [a.clone().narrow(0, start, length), b.clone().narrow(1, start, length)];
@@ -62,7 +62,7 @@ impl Trained {
             [taken.matrices.a, taken.matrices.b] = part(r, both - r);
             trained.matrices.magnitude.clone_from(&all.matrices.magnitude);
         }
-        trained.score.clone_from(&written.score);
+        (trained.score, trained.tokens) = (written.score, written.tokens);
         trained
     }
 }

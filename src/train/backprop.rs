@@ -14,7 +14,7 @@ use super::objective::Objective;
 use super::offload::{HostParking, Parked};
 use super::references::References;
 use crate::data::batch::Batch;
-use crate::lora::AdapterSet;
+use crate::lora::{AdapterSet, Whole};
 use crate::model::block::Activations;
 use crate::model::context::BlockContext;
 use crate::model::{Carried, Model};
@@ -117,6 +117,7 @@ pub struct Forward {
 /// What the blocks' forward and backward know of a micro-batch.
 struct MicroBatch {
     layout: Layout,
+    input_ids: Tensor<1, Int>,
     dropout_seed: u64,
     first_row: usize,
     /// What passes between the blocks besides the residual stream.
@@ -126,12 +127,19 @@ struct MicroBatch {
 }
 
 impl MicroBatch {
-    fn new(layout: Layout, num_targets: usize, origin: Origin, options: Options<'_>) -> Self {
+    fn new(
+        layout: Layout,
+        input_ids: Tensor<1, Int>,
+        num_targets: usize,
+        origin: Origin,
+        options: Options<'_>,
+    ) -> Self {
         // The gradient of the mean loss is what fits the range of f16.
         #[expect(clippy::cast_precision_loss, reason = "far below 2^53 tokens")]
         let grad_scale = options.loss_scale.map_or(1.0, |scale| scale / num_targets as f64);
         let dropout_seed = mix(options.seed ^ mix(origin.number));
-        Self { layout, dropout_seed, first_row: origin.first_token, carried: Carried::default(), grad_scale }
+        let (first_row, carried) = (origin.first_token, Carried::default());
+        Self { layout, input_ids, dropout_seed, first_row, carried, grad_scale }
     }
 
     /// The context of a block; its forward and the recomputation use the same one.
@@ -163,13 +171,14 @@ pub fn forward(model: &Model, adapters: &AdapterSet, inputs: Vec<Inputs>, option
         let origin = Origin { number, first_token: 0, longest_row: inputs.longest_row };
         let origin = inputs.origin.unwrap_or(origin);
         let num_targets = inputs.targets.num_tokens();
-        let mut micro_batch = MicroBatch::new(inputs.layout, num_targets, origin, options);
+        let mut micro_batch = MicroBatch::new(inputs.layout, inputs.input_ids, num_targets, origin, options);
+        let ids = || micro_batch.input_ids.clone();
         let is_passed = options.objective.needs_reference() && !inputs.targets.are_known(options.references);
-        references.push(is_passed.then(|| Passing::new(model, inputs.input_ids.clone())));
+        references.push(is_passed.then(|| Passing::new(model, ids(), options.reference)));
         let mismatched = inputs.mismatched.filter(|_| options.objective.needs_divergence());
         let divergence = |batch: &Batch| divergence(model, adapters, options.reference, batch, options.loss_chunk);
         divergences.push(mismatched.map_or(0.0, |batch| divergence(&batch)));
-        let x = model.embed_ids(inputs.input_ids.clone());
+        let x = model.embed_ids(ids(), adapters.tokens.as_ref());
         let x = match options.neftune_noise_alpha {
             Some(alpha) => {
                 let width = as_f64(origin.longest_row * model.config.hidden_size);
@@ -177,7 +186,7 @@ pub fn forward(model: &Model, adapters: &AdapterSet, inputs: Vec<Inputs>, option
             }
             None => x,
         };
-        micro_batch.carried = model.carried(inputs.input_ids, &x);
+        micro_batch.carried = model.carried(ids(), &x);
         xs.push(x);
         micro_batches.push(micro_batch);
         targets.push(inputs.targets);
@@ -208,13 +217,14 @@ pub fn forward(model: &Model, adapters: &AdapterSet, inputs: Vec<Inputs>, option
     }
     let compared = references.into_iter().zip(divergences).map(|(passing, divergence)| {
         let reference = passing.map(|passing| passing.x);
-        Compared { score: adapters.score.as_ref(), reference, references: options.references, divergence }
+        Compared { reference, references: options.references, divergence }
     });
     let of_each = xs.into_iter().zip(targets).zip(compared).zip(&micro_batches);
     let (losses, dx) = of_each
         .map(|(((x, targets), compared), of)| {
             let (objective, chunk) = (options.objective, options.loss_chunk);
-            loss_and_grad(model, x, &targets, compared, objective, of.grad_scale, chunk)
+            let adapters = [adapters, options.reference];
+            loss_and_grad(model, adapters, x, &targets, compared, objective, of.grad_scale, chunk)
         })
         .unzip();
     Forward { micro_batches, kept, losses, dx }
@@ -231,8 +241,13 @@ pub fn backward(
     sums: &mut GradSums,
 ) -> Vec<MicroBatchLoss> {
     let Forward { mut micro_batches, mut kept, mut losses, mut dx } = forward;
-    losses.iter_mut().filter_map(|loss| loss.score_grad.take()).for_each(|grad| sums.add_score(grad));
+    for (loss, micro_batch) in losses.iter_mut().zip(&micro_batches) {
+        loss.score_grad.take().into_iter().for_each(|grad| sums.add_whole(Whole::Score, grad, 1.0));
+        let factor = 1.0 / micro_batch.grad_scale;
+        loss.rows_grad.take().into_iter().for_each(|grad| sums.add_whole(Whole::Tokens, grad, factor));
+    }
     let first = first_adapted(model, adapters);
+    let goes_on = adapters.tokens.is_some();
     for (layer, block) in model.walk((first..model.blocks.len()).rev()) {
         let through_block = |(dx, micro_batch): (Tensor<2>, &mut MicroBatch)| {
             let context = micro_batch.context(model, adapters, layer);
@@ -246,7 +261,7 @@ pub fn backward(
                 Kept::InputOnHost(input) => block.activations(input.tensor(), &context),
                 Kept::Activations(activations) => *activations,
             };
-            let grads = block.backward(dx, activations, &context, layer > first);
+            let grads = block.backward(dx, activations, &context, layer > first || goes_on);
             micro_batch.carried.add_grads(&model.config, layer, grads.key_values);
             let factor = 1.0 / micro_batch.grad_scale;
             profile::measure("gradient_sums", Cost::default, || sums.add(layer, grads.adapters, factor));
@@ -254,11 +269,18 @@ pub fn backward(
         };
         dx = dx.into_iter().zip(&mut micro_batches).filter_map(through_block).collect();
     }
+    if let Some(tokens) = &adapters.tokens {
+        for (dx, micro_batch) in dx.into_iter().zip(micro_batches) {
+            let grad = model.embed_backward(micro_batch.input_ids, tokens, dx);
+            sums.add_whole(Whole::Tokens, grad, 1.0 / micro_batch.grad_scale);
+        }
+    }
     losses
 }
 
-/// The first block with an adapter. Blocks below it need no backward, and nothing is kept for them.
+/// The first block with an adapter, or the very first where the embedding is trained. Blocks below it need no backward, and
+/// nothing is kept for them.
 fn first_adapted(model: &Model, adapters: &AdapterSet) -> usize {
-    let first = adapters.blocks.iter().position(|block| !block.is_empty());
+    let first = adapters.blocks.iter().position(|block| !block.is_empty() || adapters.tokens.is_some());
     first.unwrap_or(model.blocks.len())
 }

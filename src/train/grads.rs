@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use burn::tensor::{DType, Tensor};
 
 use super::ranks::{RankFigures, Ranks};
-use crate::lora::{AdapterSet, Matrices};
+use crate::lora::{AdapterSet, Matrices, Whole};
 use crate::model::context::BlockGrads;
 use crate::ops::host;
 use crate::ops::kernels::Place;
@@ -17,15 +17,15 @@ use crate::util::faults;
 pub struct GradSums {
     /// By layer and site.
     sums: BTreeMap<(usize, SiteId), Matrices<Tensor<2>>>,
-    /// Of the head that scores.
-    score: Option<Tensor<2>>,
+    /// Of what is trained as a whole.
+    whole: BTreeMap<Whole, Tensor<2>>,
 }
 
 impl GradSums {
     /// Adds `factor` times the gradients of one block.
     pub fn add(&mut self, layer: usize, grads: BlockGrads, factor: f64) {
         for (site, grad) in grads {
-            let grad = grad.map(|grad| if (factor - 1.0).abs() < f64::EPSILON { grad } else { grad * factor });
+            let grad = grad.map(|grad| times(grad, factor));
             let grad = match self.sums.remove(&(layer, site)) {
                 None => grad,
                 Some(sum) => sum.zip(grad).map(|(sum, grad)| sum + grad),
@@ -34,18 +34,20 @@ impl GradSums {
         }
     }
 
-    /// Adds the gradient of the head that scores.
-    pub fn add_score(&mut self, grad: Tensor<2>) {
-        self.score = Some(match self.score.take() {
+    /// Adds `factor` times the gradient of something that is trained as a whole.
+    pub fn add_whole(&mut self, whole: Whole, grad: Tensor<2>, factor: f64) {
+        let grad = times(grad, factor);
+        let sum = match self.whole.remove(&whole) {
             None => grad,
             Some(sum) => sum + grad,
-        });
+        };
+        self.whole.insert(whole, sum);
     }
 
-    /// The gradient of the head that scores; absent where there is none.
+    /// The gradient of something that is trained as a whole; absent where nothing reached it.
     #[must_use]
-    pub fn score(&self) -> Option<&Tensor<2>> {
-        self.score.as_ref()
+    pub fn whole(&self, whole: Whole) -> Option<&Tensor<2>> {
+        self.whole.get(&whole)
     }
 
     /// The gradient of an adapter; absent where nothing reached it.
@@ -85,8 +87,8 @@ impl GradSums {
                 None => flat.resize(flat.len() + adapter.num_parameters(), 0.0),
             }
         }
-        if let Some(like) = &adapters.score {
-            let grad = self.score.take().unwrap_or_else(|| like.zeros_like());
+        for (whole, like) in adapters.whole() {
+            let grad = self.whole.remove(&whole).unwrap_or_else(|| like.zeros_like());
             flat.extend(faults::read(grad, "a gradient"));
         }
         let of_ranks = RankFigures::sum(ranks, &mut flat, &mut numbers, own());
@@ -100,7 +102,7 @@ impl GradSums {
         };
         let sums = adapters.by_site().map(|(site, adapter)| (site, adapter.matrices.as_ref().map(&mut of_all)));
         self.sums = sums.zip(have_it).filter(|(_, have_it)| **have_it > 0.0).map(|(sum, _)| sum).collect();
-        self.score = adapters.score.as_ref().map(&mut of_all);
+        self.whole = adapters.whole().map(|(whole, like)| (whole, of_all(like))).collect();
         of_ranks
     }
 
@@ -111,8 +113,8 @@ impl GradSums {
         for ((layer, _), grad) in &self.sums {
             blocks.entry(*layer).or_default().extend(grad.as_ref().values());
         }
-        place
-            .sum_of_squares(&blocks.into_values().chain(self.score.as_ref().map(|grad| vec![grad])).collect::<Vec<_>>())
+        let whole = self.whole.values().map(|grad| vec![grad]);
+        place.sum_of_squares(&blocks.into_values().chain(whole).collect::<Vec<_>>())
     }
 
     /// Every gradient, in the order of [`AdapterSet::iter`](crate::lora::AdapterSet::iter).
@@ -123,8 +125,12 @@ impl GradSums {
     /// Whether no gradient was added yet.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.sums.is_empty() && self.score.is_none()
+        self.sums.is_empty() && self.whole.is_empty()
     }
+}
+
+fn times(grad: Tensor<2>, factor: f64) -> Tensor<2> {
+    if (factor - 1.0).abs() < f64::EPSILON { grad } else { grad * factor }
 }
 
 /// Several tensors of one dimension, read from the device in one transfer as `f32`. `what` names them to people.

@@ -46,7 +46,7 @@ impl Model {
     pub fn hidden(&self, batch: &Batch, adapters: &AdapterSet) -> Tensor<2> {
         let batch = &*self.arranged(batch, false);
         let layout = self.layout(batch);
-        let mut passing = Passing::new(self, self.token_ids(&batch.input_ids));
+        let mut passing = Passing::new(self, self.token_ids(&batch.input_ids), adapters);
         for (layer, block) in self.walk(0..self.blocks.len()) {
             passing.through(self, (layer, &block), &layout, adapters);
         }
@@ -58,7 +58,7 @@ impl Model {
     #[must_use]
     pub fn logits(&self, batch: &Batch, adapters: &AdapterSet) -> Tensor<2> {
         let (normed, _) = rms_norm(self.place(), &self.hidden(batch, adapters), &self.norm, self.config.rms_norm_eps);
-        self.logits_of(&normed)
+        self.head(self.head_rows(adapters.tokens.as_ref()).as_ref()).logits(self.place(), &normed)
     }
 }
 
@@ -73,8 +73,8 @@ pub(super) struct Passing {
 impl Passing {
     /// Before the first block.
     #[must_use]
-    pub(super) fn new(model: &Model, input_ids: Tensor<1, Int>) -> Self {
-        let x = model.embed_ids(input_ids.clone());
+    pub(super) fn new(model: &Model, input_ids: Tensor<1, Int>, adapters: &AdapterSet) -> Self {
+        let x = model.embed_ids(input_ids.clone(), adapters.tokens.as_ref());
         Self { carried: model.carried(input_ids, &x), x }
     }
 

@@ -18,6 +18,7 @@ use crate::measure::figures::ObjectiveFigures;
 use crate::model::Model;
 use crate::ops::cross_entropy::{Head, LossAndGrad, LossChunk, linear_cross_entropy, linear_cross_entropy_loss};
 use crate::ops::norm::{rms_norm, rms_norm_backward};
+use crate::ops::product::matmul;
 use crate::ops::profile;
 use crate::util::faults;
 use crate::util::stats::as_f64;
@@ -195,11 +196,13 @@ impl Targets {
     fn log_probabilities(
         &self,
         model: &Model,
+        adapters: &AdapterSet,
         normed: &Tensor<2>,
         temperature: Option<f64>,
         chunk: LossChunk,
     ) -> Vec<f32> {
-        let (normed, head) = at_temperature(model, normed.clone(), temperature);
+        let rows = model.head_rows(adapters.tokens.as_ref());
+        let (normed, head) = at_temperature(model.head(rows.as_ref()), normed.clone(), temperature);
         let losses = linear_cross_entropy_loss(model.place(), &normed, head, &self.tokens, chunk);
         faults::read(losses.narrow(0, 0, self.num_tokens).neg(), "the log-probabilities")
     }
@@ -208,6 +211,7 @@ impl Targets {
     fn log_sums_of_squares(
         &self,
         model: &Model,
+        head: Head<'_>,
         normed: &Tensor<2>,
         objective: &dyn Objective,
         chunk: LossChunk,
@@ -217,7 +221,8 @@ impl Targets {
         }
         let size = chunk.tokens(model.place(), model.lm_head.dims(), self.num_tokens);
         let of_chunk = |start: usize| {
-            let logits = model.logits_of(&normed.clone().narrow(0, start, size.min(self.num_tokens - start)));
+            let normed = normed.clone().narrow(0, start, size.min(self.num_tokens - start));
+            let logits = head.logits(model.place(), &normed);
             let logits = logits.clone() - logits.max_dim(1);
             let [of_squares, of_all] = [logits.clone() * 2.0, logits].map(|logits| logits.exp().sum_dim(1).log());
             faults::read((of_squares - of_all * 2.0).squeeze_dim::<1>(1), "the squared probabilities")
@@ -239,13 +244,13 @@ pub struct MicroBatchLoss {
     pub figures: ObjectiveFigures,
     /// Gradient of the head that scores, `[1, hidden_size]`.
     pub score_grad: Option<Tensor<2>>,
+    /// Gradient of the embedding's rows as a part of the head, `[ids, hidden_size]`.
+    pub rows_grad: Option<Tensor<2>>,
 }
 
 /// What a micro-batch's losses are computed with, beside the model.
 #[derive(Debug, Default)]
 pub struct Compared<'a> {
-    /// The head that scores, in place of the model's own.
-    pub score: Option<&'a Tensor<2>>,
     /// The output of the last block of the reference, `[tokens, hidden_size]`, where the objective needs it.
     pub reference: Option<Tensor<2>>,
     /// What is known of the reference, where the objective needs no more.
@@ -255,10 +260,12 @@ pub struct Compared<'a> {
 }
 
 /// The loss of a micro-batch, and `grad_scale` times its gradient with respect to the last block's output `x`,
-/// `[tokens, hidden_size]`.
+/// `[tokens, hidden_size]`. `reference` are the adapters before training.
 #[must_use]
+#[expect(clippy::too_many_arguments, reason = "what a loss depends on")]
 pub fn loss_and_grad(
     model: &Model,
+    [adapters, reference]: [&AdapterSet; 2],
     x: Tensor<2>,
     targets: &Targets,
     compared: Compared<'_>,
@@ -267,7 +274,7 @@ pub fn loss_and_grad(
     chunk: LossChunk,
 ) -> (MicroBatchLoss, Tensor<2>) {
     let temperature = objective.temperature();
-    let of_reference = |x| targets.log_probabilities(model, &targets.normed(model, &x), temperature, chunk);
+    let of_reference = |x| targets.log_probabilities(model, reference, &targets.normed(model, &x), temperature, chunk);
     let of_reference = || compared.reference.map(of_reference).unwrap_or_default();
     let (reference, reference_answers) = targets.of_reference(compared.references, of_reference);
     let Targets { rows, tokens, num_tokens, by_row, answers, written, .. } = targets;
@@ -275,13 +282,13 @@ pub fn loss_and_grad(
     let (place, shape, width) = (model.place(), x.dims(), profile::passes(&x, 2));
     let hidden = profile::measure("target_rows", || width.clone(), || x.select(0, rows.clone()));
     let (normed, rstd) = rms_norm(place, &hidden, &model.norm, model.config.rms_norm_eps);
+    let rows_of_head = model.head_rows(adapters.tokens.as_ref());
+    let head = model.head(rows_of_head.as_ref());
+    let (scaled, scaled_head) = at_temperature(head, normed.clone(), temperature);
     // Every token's own gradient, which its weight multiplies once it is known: the head's products run once.
-    let LossAndGrad { losses, dhidden } = match compared.score {
+    let LossAndGrad { losses, dhidden, drows } = match &adapters.score {
         Some(score) => negative_scores(&normed, score, grad_scale),
-        None => {
-            let (scaled, head) = at_temperature(model, normed.clone(), temperature);
-            linear_cross_entropy(place, &scaled, head, tokens, grad_scale, chunk)
-        }
+        None => linear_cross_entropy(place, &scaled, scaled_head, tokens, grad_scale, chunk),
     };
     let losses = losses.narrow(0, 0, num_tokens);
     let needed = objective.needs_log_probabilities();
@@ -294,15 +301,18 @@ pub fn loss_and_grad(
         reference: &reference,
         reference_answers: &reference_answers,
         written,
-        log_sums_of_squares: &targets.log_sums_of_squares(model, &normed, objective, chunk),
+        log_sums_of_squares: &targets.log_sums_of_squares(model, head, &normed, objective, chunk),
         divergence: compared.divergence,
     });
-    let grad_of_score = |weights: &Vec<f32>| compared.score.map(|_| vector_grad(&normed, weights));
+    let grad_of_score = |weights: &Vec<f32>| adapters.score.as_ref().map(|_| vector_grad(&normed, weights));
     let score_grad = weighed.weights.as_ref().and_then(grad_of_score);
-    let dhidden = match weighed.weights {
-        Some(weights) => weighted(dhidden, weights),
-        None => dhidden,
+    let weigh = |grads: Tensor<2>| match &weighed.weights {
+        Some(weights) => weighted(grads, weights.clone()),
+        None => grads,
     };
+    let dhidden = weigh(dhidden);
+    let rows_grad =
+        drows.map(|drows| matmul(&weigh(drows).transpose(), &scaled.cast(DType::F32), place.f32_products()));
     let dhidden = match temperature {
         Some(temperature) => dhidden / temperature,
         None => dhidden,
@@ -321,13 +331,12 @@ pub fn loss_and_grad(
         None => losses,
     };
     let (count, figures) = (weighed.count, weighed.figures);
-    let loss = MicroBatchLoss { losses, count, target_tokens: num_tokens as u64, figures, score_grad };
+    let loss = MicroBatchLoss { losses, count, target_tokens: num_tokens as u64, figures, score_grad, rows_grad };
     (loss, profile::measure("target_rows", || width, scatter))
 }
 
 /// The head and its input such that all logits are divided by the temperature.
-fn at_temperature(model: &Model, normed: Tensor<2>, temperature: Option<f64>) -> (Tensor<2>, Head<'_>) {
-    let head = model.head();
+fn at_temperature(head: Head<'_>, normed: Tensor<2>, temperature: Option<f64>) -> (Tensor<2>, Head<'_>) {
     match temperature {
         Some(temperature) => {
             let soft_cap = head.soft_cap.map(|cap| cap / temperature);
@@ -372,7 +381,7 @@ pub fn log_probabilities(
         return Vec::new();
     }
     let (normed, targets) = normed_targets(model, adapters, batch);
-    targets.log_probabilities(model, &normed, temperature, chunk)
+    targets.log_probabilities(model, adapters, &normed, temperature, chunk)
 }
 
 /// By how much the mean log-probability of a micro-batch's documents is above the reference's, in nats, without dropout.
@@ -393,10 +402,12 @@ pub fn divergence(
 #[must_use]
 pub fn num_right_tokens(model: &Model, adapters: &AdapterSet, batch: &Batch, chunk: LossChunk) -> usize {
     let (normed, Targets { tokens, num_tokens, .. }) = normed_targets(model, adapters, batch);
+    let rows = model.head_rows(adapters.tokens.as_ref());
+    let head = model.head(rows.as_ref());
     let size = chunk.tokens(model.place(), model.lm_head.dims(), tokens.len());
     let num_right = |(index, targets): (usize, &[u32])| {
         let hidden = normed.clone().narrow(0, index * size, targets.len());
-        let logits: Vec<f32> = faults::read(model.logits_of(&hidden), "the logits of a token");
+        let logits: Vec<f32> = faults::read(head.logits(model.place(), &hidden), "the logits of a token");
         let is_right = |(logits, token): &(&[f32], &u32)| logits.iter().all(|logit| *logit <= logits[**token as usize]);
         logits.chunks(model.config.vocab_size).zip(targets).filter(is_right).count()
     };
@@ -421,8 +432,9 @@ pub fn eval_loss(
     let temperature = objective.temperature();
     let of_targets = match &adapters.score {
         Some(score) => of_normed(&normed, &targets, score),
-        None => targets.log_probabilities(model, &normed, temperature, chunk),
+        None => targets.log_probabilities(model, adapters, &normed, temperature, chunk),
     };
+    let rows = model.head_rows(adapters.tokens.as_ref());
     let of_reference = || {
         if objective.needs_reference() {
             log_probabilities(model, reference, batch, temperature, chunk)
@@ -439,7 +451,7 @@ pub fn eval_loss(
         reference: &of_reference,
         reference_answers: &reference_answers,
         written: &targets.written,
-        log_sums_of_squares: &targets.log_sums_of_squares(model, &normed, objective, chunk),
+        log_sums_of_squares: &targets.log_sums_of_squares(model, model.head(rows.as_ref()), &normed, objective, chunk),
         divergence: mismatched.map_or(0.0, |batch| divergence(model, adapters, reference, batch, chunk)),
     });
     let cross_entropy = || -of_targets.iter().map(|&log_probability| f64::from(log_probability)).sum::<f64>();

@@ -166,7 +166,8 @@ impl Workload<'_> {
         let matrices = self.selection.iter().flat_map(|(layer, site, shape)| {
             shape.kind.shapes(shape.r, self.config.blocks[layer].sites[site].shape).values()
         });
-        matrices.map(|shape| self.optimizer.state_bytes(shape)).sum()
+        let tokens = Some([self.selection.num_tokens, self.config.hidden_size]).filter(|[tokens, _]| *tokens > 0);
+        matrices.chain(tokens).map(|shape| self.optimizer.state_bytes(shape)).sum()
     }
 
     /// The sizes of every block, whose adapters have this sum of ranks.

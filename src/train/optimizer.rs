@@ -16,7 +16,7 @@ use burn::tensor::Tensor;
 
 use super::grads::GradSums;
 use crate::config::{OptimizerConfig, OptimizerName};
-use crate::lora::{Adapter, AdapterSet, Matrices};
+use crate::lora::{Adapter, AdapterSet, Matrices, Whole};
 use crate::ops::kernels::Place;
 use crate::ops::profile::{self, Cost};
 use crate::save::checkpoint::{HostTensor, HostValues};
@@ -29,8 +29,6 @@ pub use states::{State, StateForm};
 
 /// Name in a checkpoint of the values that training continues from, where the adapter in it is an average.
 const TRAINED: &str = "trained";
-/// Name in a checkpoint of the head that scores.
-const SCORE: &str = "score.weight";
 
 impl OptimizerConfig {
     /// What the rule remembers of a parameter of this shape.
@@ -94,8 +92,8 @@ pub struct Optimizer {
     step_weights: StepWeights,
     /// By layer and site; of each matrix in the order of [`OptimizerConfig::states`].
     states: BTreeMap<(usize, SiteId), Matrices<Vec<State>>>,
-    /// Of the head that scores.
-    score: Option<Vec<State>>,
+    /// Of what is trained as a whole.
+    whole: BTreeMap<Whole, Vec<State>>,
     place: Place,
 }
 
@@ -121,10 +119,10 @@ impl Optimizer {
     pub fn new(config: OptimizerConfig, loraplus_lr_ratio: Option<f64>, adapters: &AdapterSet) -> Self {
         let start = |like: &Tensor<2>| config.states(like.dims()).iter().map(|form| form.start(like)).collect();
         let states = adapters.by_site().map(|(site, adapter)| (site, adapter.matrices.as_ref().map(start))).collect();
-        let score = adapters.score.as_ref().map(start);
+        let whole = adapters.whole().map(|(whole, like)| (whole, start(like))).collect();
         let loraplus_lr_ratio = loraplus_lr_ratio.unwrap_or(1.0);
         let (num_updates, step_weights) = (0, StepWeights::default());
-        Self { config, loraplus_lr_ratio, num_updates, step_weights, states, score, place: adapters.place() }
+        Self { config, loraplus_lr_ratio, num_updates, step_weights, states, whole, place: adapters.place() }
     }
 
     /// Number of updates done.
@@ -171,10 +169,14 @@ impl Optimizer {
                 waiting.push((layer, site, group_of, move |matrices| Adapter { module, kind, matrices, scale, norms }));
             }
         }
-        if let Some(grad) = grads.score()
-            && let (Some(values), Some(states)) = (adapters.score.take(), self.score.take())
-        {
-            bytes += self.update_bytes(&values);
+        for (whole, values) in adapters.whole_mut() {
+            let Some((grad, states)) = grads.whole(whole).and_then(|grad| Some((grad, self.whole.remove(&whole)?)))
+            else {
+                continue;
+            };
+            bytes += self.update_bytes(values);
+            // Nothing else owns it while it is updated.
+            let values = std::mem::replace(values, grad.clone());
             groups[GROUPS.a].push((Parameter { values, states }, grad));
         }
         let step = || {
@@ -195,9 +197,11 @@ impl Optimizer {
             self.states.insert((layer, site), states);
             adapters.blocks[layer].insert(site, adapter(matrices));
         }
-        // It was the last one.
-        if let Some(Parameter { values, states }) = updated[GROUPS.a].next() {
-            (adapters.score, self.score) = (Some(values), Some(states));
+        // They were the last ones, in this order.
+        let with_grad = adapters.whole_mut().filter(|(whole, _)| grads.whole(*whole).is_some());
+        for ((whole, place), Parameter { values, states }) in with_grad.zip(&mut updated[GROUPS.a]) {
+            *place = values;
+            self.whole.insert(whole, states);
         }
     }
 
@@ -241,8 +245,11 @@ impl Optimizer {
                     adapter.matrices.as_ref().zip(states.as_ref()).map(|(values, states)| self.average(values, states));
             }
         }
-        averaged.score =
-            adapters.score.as_ref().zip(self.score.as_ref()).map(|(score, states)| self.average(score, states));
+        for (whole, values) in averaged.whole_mut() {
+            if let Some(states) = self.whole.get(&whole) {
+                *values = self.average(values, states);
+            }
+        }
         averaged
     }
 
@@ -274,8 +281,10 @@ impl Optimizer {
                 save(&format!("{module}.{matrix}"), values, states);
             }
         }
-        if let Some((score, states)) = adapters.score.as_ref().zip(self.score.as_ref()) {
-            save(SCORE, score, states);
+        for (whole, values) in adapters.whole() {
+            if let Some(states) = self.whole.get(&whole) {
+                save(whole.name(), values, states);
+            }
         }
         tensors
     }
@@ -320,11 +329,14 @@ impl Optimizer {
                 }
             }
         }
-        let score = adapters.score.as_ref().map(|score| of_parameter(SCORE, score)).transpose()?;
-        if self.config.averages() {
-            adapters.score = adapters.score.as_ref().map(|score| trained(SCORE, score)).transpose()?;
+        let mut whole_states = BTreeMap::new();
+        for (whole, values) in adapters.whole_mut() {
+            whole_states.insert(whole, of_parameter(whole.name(), values)?);
+            if self.config.averages() {
+                *values = trained(whole.name(), values)?;
+            }
         }
-        (self.states, self.score) = (restored, score);
+        (self.states, self.whole) = (restored, whole_states);
         (self.num_updates, self.step_weights) = (num_updates, step_weights.unwrap_or_default());
         Ok(adapters)
     }

@@ -270,13 +270,13 @@ impl TrainStep {
         self.trained.applied()
     }
 
-    /// Digest of B of the first and the last adapter, and of the head that scores: few numbers, and every update changes them. Reads the device.
+    /// Digest of B of the first and the last adapter, and of what is trained as a whole: few numbers, and every update changes them. Reads the device.
     #[must_use]
     pub fn adapters_digest(&self) -> u64 {
         let mut all = self.trained.adapters().iter().map(|adapter| &adapter.matrices.b);
         let (first, last) = (all.next(), all.last());
-        let score = self.trained.adapters().score.iter();
-        let numbers = first.into_iter().chain(last).chain(score).flat_map(|b| faults::read(b.clone(), "an adapter"));
+        let whole = self.trained.adapters().whole().map(|(_, whole)| whole);
+        let numbers = first.into_iter().chain(last).chain(whole).flat_map(|b| faults::read(b.clone(), "an adapter"));
         digest(numbers.map(f32::to_bits))
     }
 

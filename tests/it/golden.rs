@@ -17,7 +17,7 @@ use lora_train::config::{
 };
 use lora_train::data::batch::{Batch, Document, Target};
 use lora_train::device::Dtype;
-use lora_train::lora::{AdapterSet, Matrices};
+use lora_train::lora::{Adapter, AdapterSet, Matrices, Whole};
 use lora_train::model::Model;
 use lora_train::model::decode::{Part, Sequence, next_logits};
 use lora_train::model::load;
@@ -75,7 +75,7 @@ impl Golden {
     }
 
     /// A small model of a family, made in `folder` with the script's formula.
-    fn family(name: &str, folder: &Path) -> Self {
+    pub(crate) fn family(name: &str, folder: &Path) -> Self {
         write_family(name, folder);
         Self::open(name, folder.to_owned())
     }
@@ -125,6 +125,12 @@ impl Golden {
             }
         }
         let score = |bound| matrix("base_model.model.score.weight", [1, config.hidden_size], bound, &model.device());
+        lora.trainable_token_indices.iter().for_each(|ids| model.start_tokens(&mut set, ids));
+        if let Some(tokens) = &mut set.tokens {
+            let factor =
+                matrix(&whole_name(Whole::Tokens), tokens.values.dims(), b_bound, &model.device()) * 10.0 + 1.0;
+            tokens.values = tokens.values.clone() * factor;
+        }
         set.score = case["score_bound"].as_f64().map(score);
         set
     }
@@ -143,6 +149,8 @@ pub(crate) fn lora_config(lora: &Value) -> LoraConfig {
         Value::String(name) if name == "all-linear" => TargetModules::AllLinear,
         names => TargetModules::Names(numbers(names, |name| name.as_str().unwrap().to_owned())),
     };
+    let index = |value: &Value| usize::try_from(value.as_u64().unwrap()).unwrap();
+    let indices = |key: &str| lora[key].is_array().then(|| numbers(&lora[key], index));
     LoraConfig {
         r: usize::try_from(lora["r"].as_u64().unwrap()).unwrap(),
         lora_alpha: lora["lora_alpha"].as_f64().unwrap(),
@@ -151,6 +159,8 @@ pub(crate) fn lora_config(lora: &Value) -> LoraConfig {
         use_dora: lora["use_dora"].as_bool().unwrap_or_default(),
         rank_pattern: by_name(&lora["rank_pattern"], |r| r as usize),
         alpha_pattern: by_name(&lora["alpha_pattern"], |alpha| alpha),
+        trainable_token_indices: indices("trainable_token_indices"),
+        layers_to_transform: indices("layers_to_transform"),
         ..LoraConfig::default()
     }
 }
@@ -207,10 +217,12 @@ pub(crate) fn compare_cases(golden: &Golden, storage: Dtype) -> Worst {
             let mut step =
                 TrainStep::new(model.clone(), adapters.clone(), &train, &OptimizerConfig::default(), None, 0);
             step.forward_backward(&batch);
-            let grads: Vec<_> = step.grads().iter().cloned().collect();
-            let names: Vec<_> = adapters.iter().map(|adapter| adapter.module.clone()).collect();
-            #[expect(clippy::cast_precision_loss, reason = "a few hundred tokens")]
-            let num_targets = batch.num_target_tokens() as f64;
+            if !expected["lora"].is_null() {
+                #[expect(clippy::cast_precision_loss, reason = "a few hundred tokens")]
+                let num_targets = batch.num_target_tokens() as f64;
+                let error = compare_gradients(&step, num_targets, &expected["gradients"]);
+                worst.gradients = worst.gradients.max(error);
+            }
             let outcome = step.update(0.0);
             let error = assert_near(outcome.loss, expected["loss"].as_f64().unwrap(), 1e-5, &format!("{case} loss"));
             worst.loss = worst.loss.max(error);
@@ -218,25 +230,25 @@ pub(crate) fn compare_cases(golden: &Golden, storage: Dtype) -> Worst {
                 continue;
             }
             assert_near(outcome.grad_norm, expected["grad_norm"].as_f64().unwrap(), 1e-3, &format!("{case} norm"));
-            let error = compare_gradients(&names, &grads, num_targets, &expected["gradients"]);
-            worst.gradients = worst.gradients.max(error);
         }
     }
     worst
 }
 
+/// The name of something that is trained as a whole in PEFT's files.
+pub(crate) fn whole_name(whole: Whole) -> String {
+    format!("base_model.model.{}", whole.name())
+}
+
 /// The largest relative error.
-pub(crate) fn compare_gradients(
-    modules: &[String],
-    grads: &[Matrices<Tensor<2>>],
-    divisor: f64,
-    expected: &Value,
-) -> f64 {
-    let of_module = |(module, grad): (&String, &Matrices<Tensor<2>>)| {
-        let named = grad.as_ref().named().map(|(name, grad)| (tensor_name(module, name), values(grad)));
+pub(crate) fn compare_gradients(step: &TrainStep, divisor: f64, expected: &Value) -> f64 {
+    let (adapters, grads) = (step.trained_adapters(), step.grads());
+    let of_module = |(adapter, grad): (&Adapter, &Matrices<Tensor<2>>)| {
+        let named = grad.as_ref().named().map(|(name, grad)| (tensor_name(&adapter.module, name), values(grad)));
         named.collect::<Vec<_>>()
     };
-    let found: Vec<_> = modules.iter().zip(grads).flat_map(of_module).collect();
+    let whole = adapters.whole().map(|(whole, _)| (whole_name(whole), values(grads.whole(whole).unwrap())));
+    let found: Vec<_> = adapters.iter().zip(grads.iter()).flat_map(of_module).chain(whole).collect();
     assert_eq!(expected.as_object().unwrap().len(), found.len());
     let errors = found.iter().map(|(key, grad)| compare_projections(key, grad, divisor, &expected[key], 1e-3));
     errors.fold(0.0, f64::max)
@@ -326,6 +338,9 @@ pub(crate) fn compare_curve(golden: &Golden) {
             compare_projections(&key, &values(magnitude), 1.0, &curve["final_magnitudes"][&key], 1e-5);
         }
     }
+    for (whole, tensor) in step.adapters().whole() {
+        compare_projections(&whole_name(whole), &values(tensor), 1.0, &curve["final_tokens"][whole_name(whole)], 1e-4);
+    }
 }
 
 pub(crate) fn quickstart() -> Golden {
@@ -374,7 +389,8 @@ fn an_adapter_that_peft_trained_gives_pefts_logits() {
     let model = quickstart().model(Dtype::F32);
     let saved = read_adapter(&folder.join("adapter")).unwrap();
     let selection = saved.config.select(&model.config).unwrap();
-    let adapters = adapter_set(&folder, saved.weights, &selection, &model.config, 0.0, &model.device()).unwrap();
+    let adapters =
+        adapter_set(&folder, saved.weights, (&selection, None), &model.config, 0.0, &model.device()).unwrap();
     let stored = StoredLogits::open(&folder.join("logits.safetensors"));
     let all: Vec<_> = stored.rows.iter().map(|ids| (ids.clone(), vec![0; ids.len()])).collect();
     let logits = values(&model.logits(&batch(&all), &adapters));
@@ -394,6 +410,7 @@ fn an_adapter_that_peft_trained_gives_pefts_logits() {
 fn peft_loads_our_adapter_and_gives_our_logits() {
     peft_loads(&quickstart(), "rslora");
     peft_loads(&crate::dora::golden(), "patterns");
+    peft_loads(&crate::token_rows::golden(), "all");
     families().for_each(|(_, golden, _folder)| peft_loads(&golden, "rslora"));
 }
 

@@ -47,6 +47,7 @@ mod telemetry;
 mod tensorboard;
 mod time;
 mod token_cache;
+mod token_rows;
 mod tokens;
 mod training;
 mod tune;

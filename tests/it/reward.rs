@@ -5,6 +5,7 @@ use std::path::Path;
 
 use lora_train::config::OptimizerConfig;
 use lora_train::device::Dtype;
+use lora_train::lora::Whole;
 use lora_train::train::objective::objective;
 use lora_train::train::step::TrainStep;
 use serde_json::{Value, json as value};
@@ -50,7 +51,12 @@ fn scores_of_pairs_have_trls_loss_figures_and_gradients() {
                 assert_near(norm(grad) / 4.0, expected(&key), 1e-3, &format!("{name}: {key}"));
             }
         }
-        assert_near(norm(step.grads().score().unwrap()) / 4.0, expected("score"), 1e-3, &format!("{name}: head"));
+        assert_near(
+            norm(step.grads().whole(Whole::Score).unwrap()) / 4.0,
+            expected("score"),
+            1e-3,
+            &format!("{name}: head"),
+        );
         let outcome = step.reduce();
         let loss = case["loss"].as_f64().unwrap();
         assert_near(outcome.loss, loss, 1e-5, name);

@@ -5,7 +5,7 @@ use rayon::prelude::*;
 
 #[cfg(target_arch = "x86_64")]
 use super::gemm::gemm_of_pairs;
-use super::gemm::{Right, Term, gemm_strided, round_to_pairs};
+use super::gemm::{Right, Term, gemm, gemm_strided, round_to_pairs};
 use super::simd::{exp, tanh, vectorised, with_scratch};
 use super::weight::Weight;
 
@@ -148,24 +148,35 @@ fn row_stride(vocab_size: usize) -> usize {
 pub struct Head<'a> {
     /// `[vocab_size, width]`
     pub weight: Weight<'a>,
+    /// Tokens with rows of their own, `[ids, width]`.
+    pub rows: Option<(&'a [u32], Weight<'a>)>,
     /// Logits `l` become `cap tanh(l / cap)`.
     pub soft_cap: Option<f64>,
 }
 
-/// Writes the cross-entropy of `softmax(hidden head^T)` at `targets`, in nats, to `losses`. With `gradient`, `dhidden`
-/// becomes the gradient of the sum of the losses with respect to `hidden`, times a scale.
+/// Where the gradient of the sum of the losses goes, times a scale.
+pub struct HeadGradient<'a> {
+    /// With respect to `hidden`, `[rows, width]`.
+    pub dhidden: &'a mut [f32],
+    /// With respect to the logits of the head's own rows, before their cap, `[rows, ids]`.
+    pub drows: &'a mut [f32],
+    /// The scale.
+    pub scale: f32,
+}
+
+/// Writes the cross-entropy of `softmax(hidden head^T)` at `targets`, in nats, to `losses`, and its gradient where that is wanted.
 ///
 /// The logits of all rows exist at once, in a buffer that the thread keeps, so pass rows in chunks.
 ///
 /// # Shapes
-/// `hidden`, `dhidden`: `[rows, width]`; `head`: `[vocab_size, width]`; `targets`, `losses`: `[rows]`.
+/// `hidden`: `[rows, width]`; `head`: `[vocab_size, width]`; `targets`, `losses`: `[rows]`.
 pub fn linear_cross_entropy(
     hidden: &[f32],
-    Head { weight: head, soft_cap }: Head<'_>,
+    Head { weight: head, rows: own, soft_cap }: Head<'_>,
     width: usize,
     targets: &[u32],
     losses: &mut [f32],
-    gradient: Option<(&mut [f32], f32)>,
+    gradient: Option<HeadGradient<'_>>,
 ) {
     let (rows, cap) = (targets.len(), soft_cap.map(|cap| cap as f32));
     assert!(
@@ -185,27 +196,45 @@ pub fn linear_cross_entropy(
         return;
     }
     let stride = row_stride(vocab_size);
-    with_scratch(rows * (stride + 1), |scratch| {
-        let (logits, factors) = scratch.split_at_mut(rows * stride);
+    let (ids, own) = own.unwrap_or((&[], head));
+    let own_stride = ids.len().max(1);
+    with_scratch(rows * (stride + 1 + own_stride), |scratch| {
+        let (logits, rest) = scratch.split_at_mut(rows * stride);
+        let (factors, of_own) = rest.split_at_mut(rows);
         let forward = Right { weight: head, stride: width, transposed: true, factor: 1.0 };
         let hidden = Term { a: hidden, k: width, b: forward };
         gemm_strided(rows, vocab_size, logits, stride, hidden, width, None, false);
+        let own_hidden = Term { b: Right { weight: own, ..forward }, ..hidden };
+        gemm_strided(rows, ids.len(), of_own, own_stride, own_hidden, width, None, false);
+        for (logits, own) in logits.chunks_mut(stride).zip(of_own.chunks(own_stride)) {
+            ids.iter().zip(own).for_each(|(id, logit)| logits[*id as usize] = *logit);
+        }
         let by_row = logits.par_chunks_mut(stride).zip(targets).zip(losses);
-        let Some((dhidden, scale_of_all)) = gradient else {
+        let Some(HeadGradient { dhidden, drows, scale: scale_of_all }) = gradient else {
             return by_row
                 .for_each(|((logits, target), loss)| *loss = row_loss(&mut logits[..vocab_size], *target, cap));
         };
         assert_eq!(dhidden.len(), rows * width, "cross-entropy: the gradient of {rows} rows");
-        by_row.zip(&mut *factors).for_each(|(((logits, target), loss), factor)| {
-            let sum;
-            (*loss, sum) = row_gradient(&mut logits[..vocab_size], *target, cap);
-            *factor = scale_of_all / sum;
-            if head.rounds {
-                to_pairs_in_place(&mut logits[..vocab_size]);
-            }
-        });
+        by_row.zip(&mut *factors).zip(of_own.par_chunks_mut(own_stride)).for_each(
+            |((((logits, target), loss), factor), own)| {
+                let sum;
+                (*loss, sum) = row_gradient(&mut logits[..vocab_size], *target, cap);
+                *factor = scale_of_all / sum;
+                for (id, own) in ids.iter().zip(own) {
+                    *own = std::mem::take(&mut logits[*id as usize]) * *factor;
+                }
+                if head.rounds {
+                    to_pairs_in_place(&mut logits[..vocab_size]);
+                }
+            },
+        );
         multiply_gradient(logits, stride, head, width, dhidden);
         dhidden.par_chunks_mut(width).zip(factors).for_each(|(row, factor)| scale(row, *factor));
+        if !ids.is_empty() {
+            drows.copy_from_slice(of_own);
+            let backward = Right { weight: own, stride: width, transposed: false, factor: 1.0 };
+            gemm(rows, width, dhidden, Term { a: drows, k: ids.len(), b: backward }, None, true);
+        }
     });
 }
 
@@ -302,12 +331,12 @@ mod tests {
         for ([rows, vocab_size, width], soft_cap) in SHAPES.into_iter().flat_map(|shape| caps.map(|cap| (shape, cap))) {
             let (hidden, head, targets) = case(rows, vocab_size, width);
             let (loss_exact, grad_exact) = exact(&hidden, &head, width, &targets, -0.25, soft_cap);
-            let head = Head { weight: Weight::f32(&head), soft_cap };
+            let head = Head { weight: Weight::f32(&head), rows: None, soft_cap };
             let mut losses = vec![9.0; rows];
             linear_cross_entropy(&hidden, head, width, &targets, &mut losses, None);
             assert_close(&losses, &loss_exact, 1e-5);
             let (mut again, mut dhidden) = (vec![9.0; rows], vec![9.0; rows * width]);
-            let gradient = Some((&mut dhidden[..], -0.25));
+            let gradient = Some(HeadGradient { dhidden: &mut dhidden, drows: &mut [], scale: -0.25 });
             linear_cross_entropy(&hidden, head, width, &targets, &mut again, gradient);
             assert_eq!(losses, again);
             assert_close(&dhidden, &grad_exact, 1e-5);
@@ -325,8 +354,8 @@ mod tests {
             let operand = if weight.rounds { widen(&round(&hidden)) } else { hidden.clone() };
             let (loss_exact, grad_exact) = exact(&operand, &widen(&head), width, &targets, 2.0, None);
             let (mut losses, mut dhidden) = (vec![9.0; rows], vec![9.0; rows * width]);
-            let gradient = Some((&mut dhidden[..], 2.0));
-            let head = Head { weight, soft_cap: None };
+            let gradient = Some(HeadGradient { dhidden: &mut dhidden, drows: &mut [], scale: 2.0 });
+            let head = Head { weight, rows: None, soft_cap: None };
             linear_cross_entropy(&hidden, head, width, &targets, &mut losses, gradient);
             // The operands of the first product are exact; the probabilities are rounded for the second.
             assert_close(&losses, &loss_exact, 1e-5);
@@ -364,8 +393,8 @@ mod tests {
         let run = |threads| {
             on_threads(threads, || {
                 let (mut losses, mut dhidden) = (vec![0.0; 70], vec![0.0; 70 * 48]);
-                let gradient = Some((&mut dhidden[..], 1.0));
-                let head = Head { weight: Weight::f32(&head), soft_cap: Some(3.0) };
+                let gradient = Some(HeadGradient { dhidden: &mut dhidden, drows: &mut [], scale: 1.0 });
+                let head = Head { weight: Weight::f32(&head), rows: None, soft_cap: Some(3.0) };
                 linear_cross_entropy(&hidden, head, 48, &targets, &mut losses, gradient);
                 (losses, dhidden)
             })

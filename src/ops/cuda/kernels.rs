@@ -25,7 +25,7 @@ use super::{Sizes, has_attention};
 use crate::device::Dtype;
 use crate::ops::adamw::{State, Update};
 use crate::ops::attention::{Attended, Heads};
-use crate::ops::cross_entropy::{Head, chunked_cross_entropy, target_ids};
+use crate::ops::cross_entropy::{Head, HeadGrads, chunked_cross_entropy, target_ids};
 use crate::ops::custom::device_of;
 use crate::ops::head_norm::{Factors, HeadNorms, QueriesKeys, norm_then_rotate, rotate_then_norm_backward};
 use crate::ops::kernels::{Kernels, Place, Plain, each_backward};
@@ -275,7 +275,7 @@ impl Kernels for Cuda {
         targets: &[u32],
         scale: Option<f64>,
         chunk_len: usize,
-    ) -> (Tensor<1>, Option<Tensor<2>>) {
+    ) -> (Tensor<1>, Option<HeadGrads>) {
         chunked_cross_entropy(self, hidden, head, targets, scale, chunk_len)
     }
 

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::path::Path;
 
-use super::adapter_file::SavedAdapter;
+use super::adapter_file::{SavedAdapter, TOKENS};
 use super::{AdapterWeights, ExportError};
 use crate::lora::Matrices;
 use crate::lora::targets::Selection;
@@ -20,7 +20,10 @@ const MAX_PROBLEMS: usize = 8;
 pub fn check_adapter(folder: &Path, adapter: &SavedAdapter, model: &ModelConfig) -> Result<Selection, ExportError> {
     let selection = adapter.config.select(model);
     let mut problems = match &selection {
-        Ok(selection) => matrix_problems(&adapter.weights, selection, model),
+        Ok(selection) => {
+            let tokens = adapter.config.trainable_token_indices.as_deref();
+            matrix_problems(&adapter.weights, (selection, tokens), model)
+        }
         Err(errors) => errors.iter().map(ToString::to_string).collect(),
     };
     match selection {
@@ -35,8 +38,12 @@ pub fn check_adapter(folder: &Path, adapter: &SavedAdapter, model: &ModelConfig)
     }
 }
 
-/// Every matrix that is missing, unexpected or misshapen, compared with what `selection` expects.
-pub(super) fn matrix_problems(weights: &AdapterWeights, selection: &Selection, model: &ModelConfig) -> Vec<String> {
+/// Every matrix that is missing, unexpected or misshapen, compared with what `selection` and `tokens` expect.
+pub(super) fn matrix_problems(
+    weights: &AdapterWeights,
+    (selection, tokens): (&Selection, Option<&[usize]>),
+    model: &ModelConfig,
+) -> Vec<String> {
     let mut problems = Vec::new();
     let mut expected = HashSet::new();
     for (layer, site, shape) in selection.iter() {
@@ -64,6 +71,13 @@ pub(super) fn matrix_problems(weights: &AdapterWeights, selection: &Selection, m
     let width = model.hidden_size;
     let misshapen = weights.score.as_ref().filter(|score| score.shape() != [1, width]);
     problems.extend(misshapen.map(|score| format!("`score` is {:?}, expected {:?}", score.shape(), [1, width])));
+    problems.extend(match (&weights.tokens, tokens.map(|ids| [ids.len(), width])) {
+        (Some(rows), Some(wanted)) if rows.shape() == wanted => None,
+        (None, None) => None,
+        (Some(rows), Some(wanted)) => Some(format!("`{TOKENS}` is {:?}, expected {wanted:?}", rows.shape())),
+        (Some(_), None) => Some(format!("unexpected: `{TOKENS}` without `trainable_token_indices`")),
+        (None, Some(_)) => Some(format!("missing: `{TOKENS}`, of `trainable_token_indices`")),
+    });
     let unexpected = weights.keys().filter(|module| !expected.contains(*module));
     problems.extend(unexpected.map(|module| format!("unexpected: `{module}.lora_A` and `.lora_B`")));
     problems

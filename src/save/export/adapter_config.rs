@@ -6,7 +6,7 @@ use std::ops::Bound;
 use serde_json::json;
 
 use crate::config::{InitLoraWeights, LoraConfig, TargetModules};
-use crate::schema::{ByName, Problem, Problems, Section, Value, read_json};
+use crate::schema::{ByName, Node, Problem, Problems, Section, Value, read_json};
 use crate::spec::{NESTED, short_name};
 
 /// Keys that change neither what the adapter computes nor where it sits.
@@ -59,7 +59,7 @@ pub(super) fn to_json<'a>(
         // Others as an adapter of the whole base.
         _ => json!(true),
     };
-    json!({
+    let mut json = json!({
         "alpha_pattern": alpha_pattern,
         "base_model_name_or_path": base_model_name_or_path,
         "bias": "none",
@@ -78,7 +78,12 @@ pub(super) fn to_json<'a>(
         "task_type": if has_score { "SEQ_CLS" } else { "CAUSAL_LM" },
         "use_dora": config.use_dora,
         "use_rslora": config.use_rslora,
-    })
+    });
+    // PEFT has had it since 0.15.
+    if let Some(tokens) = &config.trainable_token_indices {
+        json["trainable_token_indices"] = json!(tokens);
+    }
+    json
 }
 
 /// A regular expression for the layers of these names in the language model of a multimodal model.
@@ -132,6 +137,7 @@ pub(super) fn from_json<'a>(
             layers_pattern: json.any("layers_pattern", None, PATTERNS, accept_patterns).filter(|_| !excludes),
             rank_pattern: json.counts_by_name("rank_pattern", ByName::default(), 1..),
             alpha_pattern: json.numbers_by_name("alpha_pattern", ByName::default(), POSITIVE),
+            trainable_token_indices: json.any("trainable_token_indices", None, TOKENS, accept_tokens),
             loraplus_lr_ratio: None,
             start_from: None,
         };
@@ -210,6 +216,26 @@ fn accept_layers(value: &Value) -> Result<Option<Vec<usize>>, Option<String>> {
         single => layer(single).map(|layer| vec![layer]),
     };
     layers.map(|layers| Some(layers).filter(|layers| !layers.is_empty())).ok_or(None)
+}
+
+const TOKENS: &str = "a list of token numbers: other layers than the embedding have none here";
+
+/// A list, or one for the embedding.
+fn accept_tokens(value: &Value) -> Result<Option<Vec<usize>>, Option<String>> {
+    let number = |node: &Node| match node.value() {
+        Value::Integer(token) => usize::try_from(*token).ok(),
+        _ => None,
+    };
+    match value {
+        // Rows of other layers are found among the tensors.
+        Value::Table(table) if !table.is_empty() => accept_tokens(table.get("embed_tokens").ok_or(None)?.value()),
+        Value::Array(tokens) => {
+            let tokens = tokens.iter().map(number).collect::<Option<Vec<_>>>().ok_or(None)?;
+            Ok(Some(tokens).filter(|tokens| !tokens.is_empty()))
+        }
+        value if is_empty(value) => Ok(None),
+        _ => Err(None),
+    }
 }
 
 const PATTERNS: &str = "a name or a list of names";

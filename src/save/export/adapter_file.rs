@@ -12,7 +12,7 @@ use crate::config::LoraConfig;
 use crate::lora::Matrices;
 use crate::model::weights::{convert, layout};
 use crate::schema::Problem;
-use crate::spec::NESTED;
+use crate::spec::{NESTED, name_alone};
 use crate::util::files;
 
 pub(super) const WEIGHTS: &str = "adapter_model.safetensors";
@@ -21,6 +21,8 @@ pub(super) const CONFIG: &str = "adapter_config.json";
 const PREFIX: &str = "base_model.model.";
 /// Name of the head of a model that scores texts.
 pub(super) const SCORE: &str = "score.weight";
+/// Name in a language model alone of rows of the embedding.
+pub(super) const TOKENS: &str = "model.embed_tokens.token_adapter.trainable_tokens_delta";
 
 /// An adapter from disk.
 #[derive(Clone, Debug, PartialEq)]
@@ -65,7 +67,10 @@ pub fn write_adapter(
         named.map(move |(name, matrix)| (tensor_name(module, name), shape_in_file(name, matrix), matrix))
     });
     let of_score = weights.score.iter().map(|score| (format!("{PREFIX}{SCORE}"), score.shape().to_vec(), score));
-    for (name, shape, matrix) in of_adapters.chain(of_score) {
+    let is_nested = weights.keys().any(|module| module.starts_with(NESTED));
+    let tokens = if is_nested { TOKENS.replacen("model.", NESTED, 1) } else { TOKENS.to_owned() };
+    let of_tokens = weights.tokens.iter().map(|rows| (format!("{PREFIX}{tokens}"), rows.shape().to_vec(), rows));
+    for (name, shape, matrix) in of_adapters.chain(of_score).chain(of_tokens) {
         let path = folder.join(WEIGHTS);
         let view = TensorView::new(safetensors::Dtype::F32, shape, bytemuck::cast_slice(&matrix.values))
             .map_err(|error| ExportError::io("write", &path)(std::io::Error::other(error)))?;
@@ -146,6 +151,14 @@ fn read_tensors(path: &Path) -> Result<AdapterWeights, ExportError> {
         {
             let values = convert::to_f32(view.data(), dtype);
             weights.score = Some(HostMatrix { num_rows: 1, num_columns: *num_columns, values });
+            continue;
+        }
+        let alone = name.strip_prefix(PREFIX).map(|name| name_alone(name).unwrap_or_else(|| name.to_owned()));
+        if let (Some(TOKENS), &[num_rows, num_columns], Some(dtype)) =
+            (alone.as_deref(), view.shape(), convert::float_dtype(view.dtype()))
+        {
+            let values = convert::to_f32(view.data(), dtype);
+            weights.tokens = Some(HostMatrix { num_rows, num_columns, values });
             continue;
         }
         let Some((module, index)) = module_of(name).map(|(module, index)| (current_name(module), index)) else {

@@ -10,6 +10,7 @@ use super::{AdapterWeights, ExportError, HostMatrix};
 use crate::lora::targets::Selection;
 use crate::lora::{Adapter, AdapterSet, RowNorms};
 use crate::ops::host;
+use crate::ops::token_rows::TokenRows;
 use crate::spec::{ModelConfig, NESTED};
 use crate::util::faults;
 
@@ -17,22 +18,27 @@ use crate::util::faults;
 #[must_use]
 pub fn adapter_weights(adapters: &AdapterSet) -> AdapterWeights {
     let by_module = adapters.iter().map(|adapter| (adapter.module.clone(), adapter.matrices.as_ref().map(host_matrix)));
-    AdapterWeights { adapters: by_module.collect(), score: adapters.score.as_ref().map(host_matrix) }
+    AdapterWeights {
+        adapters: by_module.collect(),
+        score: adapters.score.as_ref().map(host_matrix),
+        tokens: adapters.tokens.as_ref().map(|tokens| host_matrix(&tokens.values)),
+    }
 }
 
-/// Puts the matrices read from `folder` on a device. They must be exactly those of `selection`, which gives the scales.
+/// Puts the matrices read from `folder` on a device. They must be exactly those of `selection`, which gives the scales, and of the
+/// tokens `ids`.
 ///
 /// # Errors
 /// Every matrix that is missing, has another shape, or is not in `selection`.
 pub fn adapter_set(
     folder: &Path,
     mut weights: AdapterWeights,
-    selection: &Selection,
+    (selection, ids): (&Selection, Option<&[usize]>),
     config: &ModelConfig,
     dropout: f64,
     device: &Device,
 ) -> Result<AdapterSet, ExportError> {
-    let problems = matrix_problems(&weights, selection, config);
+    let problems = matrix_problems(&weights, (selection, ids), config);
     if !problems.is_empty() {
         return Err(ExportError::AdapterTensors {
             path: folder.to_owned(),
@@ -48,7 +54,9 @@ pub fn adapter_set(
         let adapter = Adapter { module, kind: shape.kind, matrices, scale: shape.scale, norms: RowNorms::default() };
         blocks[layer].insert(site, adapter);
     }
-    Ok(AdapterSet { blocks, dropout, score: weights.score.map(|score| on_device(score, device)) })
+    let score = weights.score.map(|score| on_device(score, device));
+    let tokens = weights.tokens.zip(ids).map(|(rows, ids)| TokenRows::new(ids, on_device(rows, device)));
+    Ok(AdapterSet { blocks, dropout, score, tokens })
 }
 
 fn on_device(matrix: HostMatrix, device: &Device) -> Tensor<2> {
@@ -64,7 +72,8 @@ impl SavedAdapter {
     pub fn into_set(self, folder: &Path, config: &ModelConfig, device: &Device) -> Result<AdapterSet, ExportError> {
         let this = self.named_for(config);
         let selection = check_adapter(folder, &this, config)?;
-        adapter_set(folder, this.weights, &selection, config, 0.0, device)
+        let ids = this.config.trainable_token_indices.as_deref();
+        adapter_set(folder, this.weights, (&selection, ids), config, 0.0, device)
     }
 
     /// The adapter under the names that modules have in this model. `AutoModelForCausalLM` makes the language model alone of some
@@ -101,7 +110,8 @@ mod tests {
         let lora = LoraConfig { use_rslora: true, ..LoraConfig::default() };
         let selection = lora.select(&config).unwrap();
         let weights = adapter_weights(&fresh(&lora));
-        let set = adapter_set(Path::new("x"), weights.clone(), &selection, &config, 0.1, &Device::flex()).unwrap();
+        let set =
+            adapter_set(Path::new("x"), weights.clone(), (&selection, None), &config, 0.1, &Device::flex()).unwrap();
         assert_eq!(adapter_weights(&set), weights);
         assert_eq!(weights.len(), 7 * config.num_layers());
         assert!((set.dropout - 0.1).abs() < 1e-12);
@@ -133,7 +143,8 @@ mod tests {
         let weights = adapter_weights(&fresh(&LoraConfig::default()));
         let other = LoraConfig { r: 4, layers_to_transform: Some(vec![0]), ..LoraConfig::default() };
         let selection = other.select(&config).unwrap();
-        let error = adapter_set(Path::new("x"), weights, &selection, &config, 0.0, &Device::flex()).unwrap_err();
+        let error =
+            adapter_set(Path::new("x"), weights, (&selection, None), &config, 0.0, &Device::flex()).unwrap_err();
         let text = error.to_string();
         assert!(text.contains("`model.layers.0.self_attn.q_proj.lora_A` is [8, 64], expected [4, 64]"), "{text}");
         assert!(text.contains("unexpected: `model.layers.1.mlp.down_proj.lora_A`"), "{text}");

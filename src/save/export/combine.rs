@@ -43,6 +43,12 @@ pub fn combine(adapters: &[Weighted], combination: &Combination, model: &ModelCo
             let hint = "merge it alone into its model";
             return Err(Problem::new(message).at(folder.display()).hint(hint).into());
         }
+        if saved.weights.tokens.is_some() {
+            let message =
+                "the rows of the embedding in this adapter take the place of others, and have no weighted sum";
+            let hint = "merge it alone into its model";
+            return Err(Problem::new(message).at(folder.display()).hint(hint).into());
+        }
         let selection = check_adapter(folder, &saved, model)?;
         let shapes = selection.iter().map(|(layer, site, shape)| (model.module_name(layer, site), shape));
         let shapes: BTreeMap<String, AdapterShape> = shapes.collect();

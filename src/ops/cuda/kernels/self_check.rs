@@ -258,7 +258,7 @@ fn loss(device: &Device, dtype: DType) -> Result<Results, String> {
     let found = linear_cross_entropy(
         place_of(device, dtype),
         &hidden,
-        Head { weight: &head, soft_cap: None },
+        Head { weight: &head, rows: None, soft_cap: None },
         &targets,
         0.5,
         LossChunk::Auto,

@@ -19,6 +19,7 @@ use crate::spec::{ModelConfig, Role, Site};
 use crate::util::faults;
 
 const HEAD: &str = "lm_head.weight";
+const EMBEDDING: &str = "model.embed_tokens.weight";
 
 /// Differences between weights.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -106,7 +107,11 @@ impl Merging {
     ) -> impl Iterator<Item = MergedTensor<'a>> {
         self.tensors.iter().map(move |(name, shape)| {
             let module = self.config.module_of(name.strip_suffix(".weight").unwrap_or(name));
-            let update = self.adapter.weights.get(&module).zip(self.shapes.get(&module).copied());
+            let shape_of = self.shapes.get(&module).copied();
+            let difference = self.adapter.weights.get(&module).zip(shape_of);
+            let rows = self.adapter.config.trainable_token_indices.as_deref().zip(self.adapter.weights.tokens.as_ref());
+            let rows = rows.filter(|_| name == EMBEDDING).map(|(ids, rows)| Update::Rows(ids, rows));
+            let update = difference.map(|(matrices, shape)| Update::Difference(matrices, shape)).or(rows);
             let decoded = self.decoded.filter(|_| self.linears.contains(name));
             MergedTensor { merging: self, name, shape, stored: self.stored(name, shape), update, decoded, on_bytes }
         })
@@ -163,6 +168,15 @@ impl Merging {
     }
 }
 
+/// What an adapter does to a tensor.
+#[derive(Clone, Copy)]
+enum Update<'a> {
+    /// Adds the difference that these matrices make in this shape.
+    Difference(&'a Matrices<HostMatrix>, AdapterShape),
+    /// Puts these rows in the place of others.
+    Rows(&'a [usize], &'a HostMatrix),
+}
+
 /// A tensor of the merged model.
 #[derive(Clone, Copy)]
 pub(in crate::save::export) struct MergedTensor<'a> {
@@ -171,8 +185,7 @@ pub(in crate::save::export) struct MergedTensor<'a> {
     pub(in crate::save::export) shape: &'a [usize],
     /// Where it is, and in which type, if the base's files have its numbers.
     stored: Option<(&'a StoredTensor, Dtype)>,
-    /// The adapter, and its shape.
-    update: Option<(&'a Matrices<HostMatrix>, AdapterShape)>,
+    update: Option<Update<'a>>,
     decoded: Option<Quantisation>,
     on_bytes: &'a dyn Fn(usize, usize),
 }
@@ -262,14 +275,34 @@ impl<'a> MergedTensor<'a> {
             weight = decoded;
         }
         let update = self.update(&weight);
-        weight.iter_mut().zip(&update).for_each(|(weight, update)| *weight += update);
+        if let Some(Update::Rows(ids, rows)) = self.update {
+            for (id, row) in ids.iter().zip(rows.values.chunks(rows.num_columns)) {
+                weight[id * rows.num_columns..][..rows.num_columns].copy_from_slice(row);
+            }
+        } else {
+            weight.iter_mut().zip(&update).for_each(|(weight, update)| *weight += update);
+        }
         Ok((weight, update))
     }
 
     /// What the adapter adds to `weight`; empty without one.
     fn update(&self, weight: &[f32]) -> Vec<f32> {
-        let Some((matrices, AdapterShape { kind, scale, .. })) = self.update else { return Vec::new() };
-        kind.difference(matrices.as_ref().map(|matrix| &*matrix.values), scale, weight, [self.shape[0], self.shape[1]])
+        match self.update {
+            None => Vec::new(),
+            Some(Update::Difference(matrices, AdapterShape { kind, scale, .. })) => {
+                let matrices = matrices.as_ref().map(|matrix| &*matrix.values);
+                kind.difference(matrices, scale, weight, [self.shape[0], self.shape[1]])
+            }
+            Some(Update::Rows(ids, rows)) => {
+                let mut update = vec![0.0; weight.len()];
+                for (id, row) in ids.iter().zip(rows.values.chunks(rows.num_columns)) {
+                    let at = id * rows.num_columns..(id + 1) * rows.num_columns;
+                    let of_row = update[at.clone()].iter_mut().zip(row).zip(&weight[at]);
+                    of_row.for_each(|((update, row), weight)| *update = row - weight);
+                }
+                update
+            }
+        }
     }
 
     /// Says that it is about to be written.
