@@ -70,6 +70,8 @@ RANDOM = {"qwen2": {"use_sliding_window": False, "sliding_window": None}, "qwen3
           "gemma2": {"query_pre_attn_scalar": 24},
           "gemma3": {"query_pre_attn_scalar": 20, "sliding_window_pattern": 6, "rope_local_base_freq": 10000.0,
                      "num_hidden_layers": 7, "tie_word_embeddings": True},
+          # llama.cpp rounds the ramp of its yarn.
+          "gpt_oss": {"rope_scaling": {"rope_type": "default"}},
           # llama.cpp has one width for the heads of keys and of values.
           "qwen3_5": {"linear_key_head_dim": 16, "linear_value_head_dim": 16},
           "qwen3_5_moe": {"linear_key_head_dim": 16, "linear_value_head_dim": 16},

@@ -166,6 +166,15 @@ pub fn driver_library() -> Result<DriverLibrary, String> {
     Err("this binary is built without CUDA".into())
 }
 
+/// How many NVIDIA GPUs this binary can train on here.
+#[must_use]
+pub fn num_cuda_gpus() -> u32 {
+    #[cfg(feature = "cuda-llvm")]
+    return cuda_driver::num_gpus().unwrap_or(0);
+    #[cfg(not(feature = "cuda-llvm"))]
+    0
+}
+
 /// Loads NVRTC, which needs no GPU.
 ///
 /// # Errors

@@ -15,6 +15,7 @@ use std::io::{ErrorKind, IsTerminal as _, Write as _, stdin, stdout};
 use std::path::{Path, PathBuf};
 
 use super::say;
+use crate::device::num_cuda_gpus;
 use crate::schema::Problem;
 use crate::util::failure::Failure;
 use draft::Draft;
@@ -115,5 +116,8 @@ fn report(path: &Path, draft: &Draft) {
     say(&format!("next: lora-train check {path}   finds every mistake in recipe and rows"));
     if missing.is_empty() {
         say(&format!("      lora-train {path}         trains"));
+        if let gpus @ 2.. = num_cuda_gpus() {
+            say(&format!("      mpirun -n {gpus} lora-train {path}   trains on {gpus} GPUs; see docs/cluster.md"));
+        }
     }
 }

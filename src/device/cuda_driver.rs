@@ -32,6 +32,16 @@ pub(super) fn loaded_from(part: &str) -> Option<PathBuf> {
     paths.find(|path| path.contains(part)).map(PathBuf::from)
 }
 
+/// How many GPUs the driver shows.
+///
+/// # Errors
+///
+/// If it is missing or does not start.
+pub(super) fn num_gpus() -> Result<u32, String> {
+    let count = ask(|| result::init().and_then(|()| result::device::get_count()))?;
+    Ok(u32::try_from(count).unwrap_or(0))
+}
+
 /// Finds a GPU by its number.
 ///
 /// # Errors
@@ -39,8 +49,7 @@ pub(super) fn loaded_from(part: &str) -> Option<PathBuf> {
 /// If the driver is missing, does not start, or sees no such GPU.
 pub(super) fn probe(ordinal: u32) -> Result<CudaGpu, DeviceError> {
     let no_driver = |reason| DeviceError::NoCudaDriver { reason, hint: NO_DRIVER_HINT };
-    let num_gpus = ask(|| result::init().and_then(|()| result::device::get_count())).map_err(no_driver)?;
-    let num_gpus = u32::try_from(num_gpus).unwrap_or(0);
+    let num_gpus = num_gpus().map_err(no_driver)?;
     if ordinal >= num_gpus {
         let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok();
         let visible = visible.map(|value| format!(" (CUDA_VISIBLE_DEVICES is `{value}`)")).unwrap_or_default();

@@ -13,6 +13,7 @@ use crate::ops::cpu::FEW_TOKENS;
 use crate::ops::kernels;
 use crate::ops::layout::Layout;
 use crate::ops::norm::rms_norm;
+use crate::ops::token_rows::TokenRows;
 use crate::spec::Attention;
 
 /// Most texts that are written in one pass; with more, the products of a pass would not be those of each text alone.
@@ -109,14 +110,11 @@ fn logits_of_last(model: &Model, parts: &mut [Part<'_>]) -> Tensor<2> {
     });
     let last = Tensor::cat(lasts.collect(), 0);
     let (normed, _) = rms_norm(model.place(), &last, &model.norm, model.config.rms_norm_eps);
-    if parts.iter().all(|part| part.adapters.tokens.is_none()) {
-        return model.head(None).logits(model.place(), &normed);
-    }
-    let of_part = |(index, part): (usize, &Part<'_>)| {
-        let rows = model.head_rows(part.adapters.tokens.as_ref());
-        model.head(rows.as_ref()).logits(model.place(), &normed.clone().narrow(0, index, 1))
+    let of_rows = |(texts, tokens): (Range<usize>, Option<&TokenRows>)| {
+        let rows = model.head_rows(tokens);
+        model.head(rows.as_ref()).logits(model.place(), &normed.clone().narrow(0, texts.start, texts.len()))
     };
-    Tensor::cat(parts.iter().enumerate().map(of_part).collect(), 0)
+    Tensor::cat(by_token_rows(parts, &vec![1; parts.len()]).into_iter().map(of_rows).collect(), 0)
 }
 
 /// The output of the last block for the new tokens, `[tokens, hidden_size]`.
@@ -138,12 +136,8 @@ fn last_block(model: &Model, parts: &mut [Part<'_>], lengths: &[usize]) -> Tenso
     let layouts = TextLayouts::of(model, lengths);
     let (by_rows, none) = (by_rows(parts, lengths), BlockAdapters::default());
     let ids = model.token_ids(&token_ids);
-    let mut x = if parts.iter().all(|part| part.adapters.tokens.is_none()) {
-        model.embed_ids(ids.clone(), None)
-    } else {
-        let of_part = |part: &Part<'_>| model.embed_ids(model.token_ids(part.token_ids), part.adapters.tokens.as_ref());
-        Tensor::cat(parts.iter().map(of_part).collect(), 0)
-    };
+    let of_rows = |(rows, tokens): (Range<usize>, _)| model.embed_ids(ids.clone().slice([rows]), tokens);
+    let mut x = Tensor::cat(by_token_rows(parts, lengths).into_iter().map(of_rows).collect(), 0);
     let mut carried = model.carried(ids, &x);
     for (layer, block) in model.walk(0..model.blocks.len()) {
         let of_layer: Vec<_> = by_rows.iter().map(|(rows, adapters)| (rows.clone(), &adapters.blocks[layer])).collect();
@@ -163,6 +157,19 @@ fn last_block(model: &Model, parts: &mut [Part<'_>], lengths: &[usize]) -> Tenso
     }
     x
 }
+
+/// The rows of the embedding that texts do not have from the model, by rows of tokens: neighbours with the same are one.
+fn by_token_rows<'a>(parts: &[Part<'a>], lengths: &[usize]) -> Vec<(Range<usize>, Option<&'a TokenRows>)> {
+    let mut all: Vec<(Range<usize>, Option<&TokenRows>)> = Vec::new();
+    for (rows, adapters) in by_rows(parts, lengths) {
+        match (all.last_mut(), adapters.tokens.as_ref()) {
+            (Some((before, None)), None) => before.end = rows.end,
+            (_, tokens) => all.push((rows, tokens)),
+        }
+    }
+    all
+}
+
 /// The adapters of the parts, by rows of tokens: neighbours with the same adapters are one.
 fn by_rows<'a>(parts: &[Part<'a>], lengths: &[usize]) -> Vec<(Range<usize>, &'a AdapterSet)> {
     let mut by_rows: Vec<(Range<usize>, &AdapterSet)> = Vec::new();

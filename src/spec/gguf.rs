@@ -16,7 +16,7 @@ use crate::util::stats::as_f64;
 pub use order::Order;
 
 /// Modules of a block, in Hugging Face's files and in GGUF.
-const MODULES: [(&str, &str); 30] = [
+const MODULES: [(&str, &str); 31] = [
     ("input_layernorm", "attn_norm"),
     ("self_attn.q_proj", "attn_q"),
     ("self_attn.k_proj", "attn_k"),
@@ -36,6 +36,7 @@ const MODULES: [(&str, &str); 30] = [
     ("post_mlp_layernorm", "post_ffw_norm"),
     ("mlp.gate", "ffn_gate_inp"),
     ("block_sparse_moe.gate", "ffn_gate_inp"),
+    ("mlp.router", "ffn_gate_inp"),
     ("mlp.shared_expert.gate_proj", "ffn_gate_shexp"),
     ("mlp.shared_expert.up_proj", "ffn_up_shexp"),
     ("mlp.shared_expert.down_proj", "ffn_down_shexp"),
@@ -63,7 +64,7 @@ const OF_EXPERT: [(&str, &str); 6] = [
 const POST_ATTENTION: [&str; 2] = ["post_attention_layernorm", "post_attention_norm"];
 
 /// Architectures that are read, and the families that they are.
-const ARCHITECTURES: [(&str, &str); 15] = [
+const ARCHITECTURES: [(&str, &str); 16] = [
     ("llama", "llama"),
     ("qwen2", "qwen2"),
     ("qwen3", "qwen3"),
@@ -77,6 +78,7 @@ const ARCHITECTURES: [(&str, &str); 15] = [
     ("mistral3", "ministral3"),
     ("qwen2moe", "qwen2_moe"),
     ("qwen3moe", "qwen3_moe"),
+    ("gpt-oss", "gpt_oss"),
     ("qwen35", "qwen3_5_text"),
     ("qwen35moe", "qwen3_5_moe_text"),
 ];
@@ -129,6 +131,9 @@ pub fn tensor_name(config: &ModelConfig, name: &str) -> Option<String> {
                 let (_, theirs) = OF_EXPERT.iter().find(|(ours, _)| *ours == matrix)?;
                 return Some(format!("blk.{layer}.{theirs}.{index}.{part}"));
             }
+            if block.ends_with("self_attn") && part == "sinks" {
+                return Some(format!("blk.{layer}.attn_sinks.weight"));
+            }
             if module == "linear_attn" {
                 return OF_DELTA_NET
                     .iter()
@@ -136,7 +141,8 @@ pub fn tensor_name(config: &ModelConfig, name: &str) -> Option<String> {
                     .map(|(_, name)| format!("blk.{layer}.{name}"));
             }
             let is_after = || {
-                config.blocks.iter().any(|block| block.delta_net().is_some())
+                config.model_type == "gpt_oss"
+                    || config.blocks.iter().any(|block| block.delta_net().is_some())
                     || config.blocks[0].sublayers.iter().any(|sublayer| sublayer.norm_after == Some(module))
             };
             let module = match MODULES.iter().find(|(theirs, _)| *theirs == module)? {
@@ -235,6 +241,7 @@ pub fn implied(
     let (pattern, largest) = match model_type {
         "gemma2" => (2, 46),
         "gemma3_text" => (6, 62),
+        "gpt_oss" => (2, usize::MAX),
         _ => return None,
     };
     let scalar = if num_layers == largest { hidden / num_heads.max(1) } else { head_dim };
@@ -334,6 +341,9 @@ fn config_json(file: &GgufFile) -> Result<String, Problem> {
     match scaling(file, &key)? {
         Some(scaling) => drop(json.insert("rope_scaling".to_owned(), scaling)),
         // Those before Ministral 3.
+        None if architecture == "gpt-oss" => {
+            json.insert("rope_scaling".to_owned(), json!({"rope_type": "default"}));
+        }
         None if architecture == "mistral3" => drop(json.insert("model_type".to_owned(), json!("mistral"))),
         None => {}
     }
@@ -469,6 +479,10 @@ fn scaling(file: &GgufFile, key: &dyn Fn(&str) -> String) -> Result<Option<serde
             }
             let original = file.integer(&key("rope.scaling.original_context_length"))?;
             let mut yarn = json!({"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original});
+            if file.text("general.architecture") == Some("gpt-oss") {
+                // Its makers' ramp is between fractions, which llama.cpp rounds.
+                yarn["truncate"] = json!(false);
+            }
             if is_ministral {
                 yarn["mscale"] = json!(1.0);
                 for (ours, theirs) in MINISTRAL_YARN {

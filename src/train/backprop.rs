@@ -241,11 +241,10 @@ pub fn backward(
     sums: &mut GradSums,
 ) -> Vec<MicroBatchLoss> {
     let Forward { mut micro_batches, mut kept, mut losses, mut dx } = forward;
-    for (loss, micro_batch) in losses.iter_mut().zip(&micro_batches) {
-        loss.score_grad.take().into_iter().for_each(|grad| sums.add_whole(Whole::Score, grad, 1.0));
-        let factor = 1.0 / micro_batch.grad_scale;
-        loss.rows_grad.take().into_iter().for_each(|grad| sums.add_whole(Whole::Tokens, grad, factor));
-    }
+    losses
+        .iter_mut()
+        .filter_map(|loss| loss.score_grad.take())
+        .for_each(|grad| sums.add_whole(Whole::Score, grad, 1.0));
     let first = first_adapted(model, adapters);
     let goes_on = adapters.tokens.is_some();
     for (layer, block) in model.walk((first..model.blocks.len()).rev()) {
@@ -270,8 +269,12 @@ pub fn backward(
         dx = dx.into_iter().zip(&mut micro_batches).filter_map(through_block).collect();
     }
     if let Some(tokens) = &adapters.tokens {
-        for (dx, micro_batch) in dx.into_iter().zip(micro_batches) {
+        for ((dx, micro_batch), loss) in dx.into_iter().zip(micro_batches).zip(&mut losses) {
             let grad = model.embed_backward(micro_batch.input_ids, tokens, dx);
+            let grad = match loss.rows_grad.take() {
+                Some(of_head) => of_head + grad,
+                None => grad,
+            };
             sums.add_whole(Whole::Tokens, grad, 1.0 / micro_batch.grad_scale);
         }
     }

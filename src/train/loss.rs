@@ -311,8 +311,10 @@ pub fn loss_and_grad(
         None => grads,
     };
     let dhidden = weigh(dhidden);
+    // What fills up goes nowhere here either.
+    let of_targets = |x: Tensor<2>| x.narrow(0, 0, num_tokens).cast(DType::F32);
     let rows_grad =
-        drows.map(|drows| matmul(&weigh(drows).transpose(), &scaled.cast(DType::F32), place.f32_products()));
+        drows.map(|drows| matmul(&of_targets(weigh(drows)).transpose(), &of_targets(scaled), place.f32_products()));
     let dhidden = match temperature {
         Some(temperature) => dhidden / temperature,
         None => dhidden,

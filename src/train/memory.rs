@@ -180,6 +180,11 @@ impl Workload<'_> {
         })
     }
 
+    /// Bytes of which token has which trained row, as truths, integers and `f32`.
+    fn token_row_bytes(&self) -> usize {
+        self.tokens() * self.selection.num_tokens * (1 + 2 * F32)
+    }
+
     /// Bytes of the attention scores in plain tensor calls: a chunk, its exponentials and their gradients.
     fn score_bytes(&self) -> usize {
         let of = |heads: Heads| {
@@ -232,7 +237,8 @@ impl Workload<'_> {
         let in_backward = (recomputed + largest(|block| block.backward)) * tokens * width
             + self.score_bytes()
             + self.operand_bytes()
-            + self.decomposed_bytes();
+            + self.decomposed_bytes()
+            + self.token_row_bytes();
         let widest = self.config.sites().map(|(_, site)| site.shape[1]).max().unwrap_or(0);
         let rounded = self.place.rounded_bytes(tokens * widest, self.precision.dtype());
         let logits = self.logits_bytes();

@@ -265,34 +265,37 @@ fn place(info: GgufTensorInfo, len: usize) -> Option<(String, GgufTensor)> {
     (end <= len).then_some((info.name, GgufTensor { shape, kind: info.dtype, range: start..end }))
 }
 
-/// The end of the name of a tensor `[experts, rows, columns]`, behind what the matrices are.
-const EXPERTS: &str = "_exps.weight";
+/// What is behind the name of the matrices in that of a tensor `[experts, rows, columns]`, or `[experts, rows]` of their biases.
+const EXPERTS: &str = "_exps";
 /// No layer has more of them.
 pub const MAX_EXPERTS: usize = 4096;
 
-/// The matrices of experts, under the names that they had before files had them in one tensor: `blk.0.ffn_up.3.weight`.
+/// The matrices and biases of experts, under the names that they had before files had them in one tensor: `blk.0.ffn_up.3.weight`.
 fn apart(name: String, tensor: GgufTensor) -> Vec<(String, GgufTensor)> {
-    let (Some(layer), &[num_experts, rows, columns]) = (name.strip_suffix(EXPERTS), &tensor.shape[..]) else {
+    let module = name.rsplit_once('.').and_then(|(module, part)| Some((module.strip_suffix(EXPERTS)?, part)));
+    let (Some((layer, part)), [num_experts, of_expert @ ..]) = (module, &tensor.shape[..]) else {
         return vec![(name, tensor)];
     };
-    if num_experts == 0 || num_experts > MAX_EXPERTS {
+    let num_experts = *num_experts;
+    if num_experts == 0 || num_experts > MAX_EXPERTS || of_expert.is_empty() {
         return vec![(name, tensor)];
     }
     let (first, num_bytes) = (tensor.range.start, tensor.num_bytes() / num_experts);
     let matrix = |expert: usize| {
         let start = first + expert * num_bytes;
-        let matrix = GgufTensor { shape: vec![rows, columns], kind: tensor.kind, range: start..start + num_bytes };
-        (format!("{layer}.{expert}.weight"), matrix)
+        let matrix = GgufTensor { shape: of_expert.to_vec(), kind: tensor.kind, range: start..start + num_bytes };
+        (format!("{layer}.{expert}.{part}"), matrix)
     };
     (0..num_experts).map(matrix).collect()
 }
 
-/// The name of the tensor that holds a matrix of an expert, and which one that is.
+/// The name of the tensor that holds a matrix or bias of an expert, and which one that is.
 #[must_use]
 pub fn joined(name: &str) -> Option<(String, usize)> {
-    let (layer, expert) = name.strip_suffix(".weight")?.rsplit_once('.')?;
+    let (module, part) = name.rsplit_once('.')?;
+    let (layer, expert) = module.rsplit_once('.')?;
     let layer = Some(layer).filter(|layer| layer.contains(".ffn_"))?;
-    Some((format!("{layer}{EXPERTS}"), expert.parse().ok()?))
+    Some((format!("{layer}{EXPERTS}.{part}"), expert.parse().ok()?))
 }
 
 fn damaged(path: &Path, content: &[u8], error: &AnamnesisError) -> Problem {

@@ -11,7 +11,7 @@ use lora_train::save::export::{MergeOptions, merge, read_adapter};
 use lora_train::train::step::TrainStep;
 use serde_json::Value;
 
-use crate::common::{Bench, lora_train, metrics, quickstart_model, run, stderr, train};
+use crate::common::{Bench, lora_train, metrics, quickstart_model, resumes_to_the_same_bytes, run, set, stderr, train};
 use crate::golden::{
     Golden, assert_near, batch, compare_cases, compare_curve, compare_gradients, compare_logits, compare_projections,
     rows, values,
@@ -67,20 +67,11 @@ fn an_adapter_that_peft_wrote_gives_its_logits_and_its_merged_weights() {
     }
 }
 
-fn set(settings: &[&str]) -> Vec<String> {
-    settings.iter().flat_map(|setting| ["--set".to_owned(), (*setting).to_owned()]).collect()
-}
-
-fn train_with(recipe: &Path, settings: &[&str]) {
-    let settings = set(settings);
-    train(recipe, &settings.iter().map(String::as_str).collect::<Vec<_>>());
-}
-
 #[test]
 fn a_run_starts_at_the_loss_of_the_base_and_is_resumed_to_the_same_bytes() {
     let bench = Bench::new();
     let first_loss = |run: &str| metrics(&bench.path(run))[0]["eval_loss"].as_f64().unwrap();
-    train_with(&bench.recipe("plain", ""), &["train.max_steps=2", "lora.lora_dropout=0"]);
+    train(&bench.recipe("plain", ""), &set(&["train.max_steps=2", "lora.lora_dropout=0"]));
     for (index, extra) in [
         &["lora.lora_dropout=0.1"][..],
         &["lora.lora_dropout=0", "lora.init_lora_weights=\"pissa\""],
@@ -89,26 +80,16 @@ fn a_run_starts_at_the_loss_of_the_base_and_is_resumed_to_the_same_bytes() {
     .iter()
     .enumerate()
     {
-        let [whole, resumed] = ["whole", "resumed"].map(|run| format!("{run}-{index}"));
-        let settings = ["lora.use_dora=true", "train.max_steps=6", "checkpoint.save_steps=3", "eval.eval_steps=3"];
-        let settings = [&settings[..], extra].concat();
-        train_with(&bench.recipe(&whole, ""), &settings);
-        assert_near(first_loss(&whole), first_loss("plain"), 1e-5, extra[0]);
-        let checkpoint = bench.path(&format!("{whole}/checkpoints/step-000003"));
-        let resume = ["--resume".to_owned(), checkpoint.to_str().unwrap().to_owned()];
-        let args = [set(&settings), resume.to_vec()].concat();
-        train(&bench.recipe(&resumed, ""), &args.iter().map(String::as_str).collect::<Vec<_>>());
-        for file in ["adapter/adapter_model.safetensors", "checkpoints/step-000006/optimizer.safetensors"] {
-            let [whole, resumed] = [&whole, &resumed].map(|run| fs::read(bench.path(run).join(file)).unwrap());
-            assert!(whole == resumed, "{file} of {extra:?}");
-        }
+        let run = format!("run-{index}");
+        resumes_to_the_same_bytes(&bench, &run, &[&["lora.use_dora=true"], *extra].concat());
+        assert_near(first_loss(&run), first_loss("plain"), 1e-5, extra[0]);
     }
 }
 
 #[test]
 fn a_run_is_merged_continued_and_written_with_and_its_adapter_alone_is_no_gguf() {
     let bench = Bench::new();
-    train_with(&bench.recipe("run", ""), &["lora.use_dora=true", "train.max_steps=4", "model.quantization=\"nf4\""]);
+    train(&bench.recipe("run", ""), &set(&["lora.use_dora=true", "train.max_steps=4", "model.quantization=\"nf4\""]));
     let folder = bench.path("run");
     let saved = fs::read_to_string(folder.join("adapter/adapter_config.json")).unwrap();
     assert!(saved.contains("\"use_dora\": true"), "{saved}");
@@ -125,7 +106,7 @@ fn a_run_is_merged_continued_and_written_with_and_its_adapter_alone_is_no_gguf()
     assert!(stderr(&output).contains("llama.cpp has no adapters with `use_dora`"), "{}", stderr(&output));
 
     let start = format!("lora.start_from={folder:?}");
-    train_with(&bench.recipe("next", ""), &[&start, "train.max_steps=2", "model.quantization=\"nf4\""]);
+    train(&bench.recipe("next", ""), &set(&[&start, "train.max_steps=2", "model.quantization=\"nf4\""]));
     let losses = ["run", "next"].map(|run| {
         let metrics = metrics(&bench.path(run));
         let losses: Vec<f64> = metrics.iter().filter_map(|line: &Value| line["eval_loss"].as_f64()).collect();

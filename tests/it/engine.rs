@@ -10,7 +10,7 @@ use burn::tensor::{DType, Device, Tensor};
 use lora_train::config::{GradientCheckpointing, InitLoraWeights, LoraConfig, OptimizerConfig, TrainConfig};
 use lora_train::data::batch::{Answer, Batch, Document, Target};
 use lora_train::device::Dtype;
-use lora_train::lora::AdapterSet;
+use lora_train::lora::{AdapterSet, Whole};
 use lora_train::measure::figures::ObjectiveFigures;
 use lora_train::model::Model;
 use lora_train::model::load;
@@ -39,9 +39,11 @@ fn model_on(device: &Device, storage: Dtype, compute: Dtype) -> Model {
     load::load(&config, &weights, storage, compute, device).unwrap()
 }
 
-/// Adapters with B unlike zero, so that A has gradients too.
+/// Adapters with B unlike zero, so that A has gradients too, and with rows of some tokens, also of the one that fills up.
 fn adapters(model: &Model, dropout: f64) -> AdapterSet {
-    with_b(fresh_adapters(model, dropout))
+    let mut set = with_b(fresh_adapters(model, dropout));
+    model.start_tokens(&mut set, &[9, 0, 40, 12]);
+    set
 }
 
 /// The set with fixed numbers in B.
@@ -128,11 +130,13 @@ fn values(tensor: &Tensor<2>) -> Vec<f32> {
 
 /// Gradients of the current step, concatenated.
 pub(crate) fn grads(step: &TrainStep) -> Vec<f32> {
-    step.grads().iter().flat_map(|grad| grad.as_ref().map(values).values()).flatten().collect()
+    let whole = [Whole::Score, Whole::Tokens].into_iter().filter_map(|whole| step.grads().whole(whole)).map(values);
+    step.grads().iter().flat_map(|grad| grad.as_ref().map(values).values()).chain(whole).flatten().collect()
 }
 
 fn weights_of(adapters: &AdapterSet) -> Vec<f32> {
-    adapters.iter().flat_map(|adapter| adapter.matrices.as_ref().map(values).values()).flatten().collect()
+    let whole = adapters.whole().map(|(_, whole)| values(whole));
+    adapters.iter().flat_map(|adapter| adapter.matrices.as_ref().map(values).values()).chain(whole).flatten().collect()
 }
 
 pub(crate) fn relative_error(found: &[f32], expected: &[f32]) -> f64 {
@@ -550,7 +554,7 @@ fn only_adapters_are_trained_and_kept_and_all_of_it_in_f32() {
         assert_eq!(values(&step.model().blocks[0].linears[0].values.dense().into_owned().cast(DType::F32)), frozen);
         assert_eq!(step.model().blocks[0].linears[0].values.dense().dtype(), DType::from(storage));
         let num_adapters = step.adapters().iter().count();
-        assert_eq!(step.state().moments.len(), 4 * num_adapters);
+        assert_eq!(step.state().moments.len(), 4 * num_adapters + 2, "two of the rows of tokens");
         for adapter in step.adapters().iter() {
             assert!(adapter.matrices.as_ref().values().all(|matrix| matrix.dtype() == DType::F32));
         }

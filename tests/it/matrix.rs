@@ -154,7 +154,7 @@ fn kinds() -> [(&'static str, LoraConfig); 2] {
 }
 
 /// The cells without a number: family and form.
-const REFUSED: [(&str, &str); 2] = [("gemma4, all it can have", "q8_0"), ("gpt_oss", "q8_0")];
+const REFUSED: [(&str, &str); 1] = [("gemma4, all it can have", "q8_0")];
 
 fn load(folder: &Path, form: Form, compute: Dtype, device: &Device) -> Option<Model> {
     let (model, storage) = match form {

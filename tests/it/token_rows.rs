@@ -12,7 +12,9 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::common::families::write_family;
-use crate::common::{Bench, json, lora_train, metrics, quickstart_model, stderr, train};
+use crate::common::{
+    Bench, json, lora_train, metrics, quickstart_model, resumes_to_the_same_bytes, set, stderr, train,
+};
 use crate::golden::{
     Golden, assert_near, batch, compare_cases, compare_curve, compare_logits, compare_projections, rows, values,
 };
@@ -85,13 +87,33 @@ fn texts_with_and_without_such_rows_are_continued_in_one_pass() {
     }
 }
 
-fn set(settings: &[&str]) -> Vec<String> {
-    settings.iter().flat_map(|setting| ["--set".to_owned(), (*setting).to_owned()]).collect()
-}
-
-fn train_with(recipe: &Path, settings: &[&str]) {
-    let settings = set(settings);
-    train(recipe, &settings.iter().map(String::as_str).collect::<Vec<_>>());
+#[test]
+fn files_that_say_nothing_of_an_embedding_or_too_much_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/tokens/adapter");
+    let read = |tokens: Value| {
+        let mut config = json(&golden.join("adapter_config.json"));
+        config["trainable_token_indices"] = tokens;
+        fs::write(folder.path().join("adapter_config.json"), config.to_string()).unwrap();
+        read_adapter(folder.path()).map(|saved| saved.config.trainable_token_indices).map_err(|error| error.to_string())
+    };
+    fs::copy(golden.join("adapter_model.safetensors"), folder.path().join("adapter_model.safetensors")).unwrap();
+    for tokens in [
+        serde_json::json!({"embed_tokens": [3, 1]}),
+        serde_json::json!({"model.embed_tokens": [3, 1], "lm_head": [3, 1]}),
+        serde_json::json!([3, 1]),
+    ] {
+        assert_eq!(read(tokens).unwrap(), Some(vec![3, 1]));
+    }
+    for (tokens, reason) in [
+        (serde_json::json!([3, 1, 3]), "3 is there twice"),
+        (serde_json::json!({"embed_tokens": [3], "lm_head": [1]}), "only the embedding's rows are supported"),
+        (serde_json::json!({"lm_head": [1]}), "only the embedding's rows are supported"),
+        (serde_json::json!([-1]), "expected a list of token numbers, each once"),
+    ] {
+        let error = read(tokens).unwrap_err();
+        assert!(error.contains(reason), "{error}");
+    }
 }
 
 /// Tokens of the rows of [`Bench`].
@@ -103,7 +125,7 @@ fn a_run_starts_at_the_loss_of_the_base_and_is_resumed_to_the_same_bytes() {
     let eval_losses = |run: &str| -> Vec<f64> {
         metrics(&bench.path(run)).iter().filter_map(|line: &Value| line["eval_loss"].as_f64()).collect()
     };
-    train_with(&bench.recipe("plain", ""), &["train.max_steps=2"]);
+    train(&bench.recipe("plain", ""), &set(&["train.max_steps=2"]));
     for (index, extra) in [
         &["lora.lora_dropout=0.1", "train.gradient_accumulation_steps=3", "train.layered_accumulation=true"][..],
         &["lora.lora_dropout=0", "lora.init_lora_weights=\"pissa\"", "data.packing=true"],
@@ -113,20 +135,10 @@ fn a_run_starts_at_the_loss_of_the_base_and_is_resumed_to_the_same_bytes() {
     .iter()
     .enumerate()
     {
-        let [whole, resumed] = ["whole", "resumed"].map(|run| format!("{run}-{index}"));
-        let settings = [TOKENS, "train.max_steps=6", "checkpoint.save_steps=3", "eval.eval_steps=3"];
-        let settings = [&settings[..], extra].concat();
-        train_with(&bench.recipe(&whole, ""), &settings);
+        let run = format!("run-{index}");
+        resumes_to_the_same_bytes(&bench, &run, &[&[TOKENS], *extra].concat());
         if index < 3 {
-            assert_near(eval_losses(&whole)[0], eval_losses("plain")[0], 1e-5, extra[0]);
-        }
-        let checkpoint = bench.path(&format!("{whole}/checkpoints/step-000003"));
-        let resume = ["--resume".to_owned(), checkpoint.to_str().unwrap().to_owned()];
-        let args = [set(&settings), resume.to_vec()].concat();
-        train(&bench.recipe(&resumed, ""), &args.iter().map(String::as_str).collect::<Vec<_>>());
-        for file in ["adapter/adapter_model.safetensors", "checkpoints/step-000006/optimizer.safetensors"] {
-            let [whole, resumed] = [&whole, &resumed].map(|run| fs::read(bench.path(run).join(file)).unwrap());
-            assert!(whole == resumed, "{file} of {extra:?}");
+            assert_near(eval_losses(&run)[0], eval_losses("plain")[0], 1e-5, extra[0]);
         }
     }
 }
@@ -134,7 +146,7 @@ fn a_run_starts_at_the_loss_of_the_base_and_is_resumed_to_the_same_bytes() {
 #[test]
 fn a_run_is_merged_continued_and_written_with_and_its_adapter_alone_is_no_gguf() {
     let bench = Bench::new();
-    train_with(&bench.recipe("run", ""), &[TOKENS, "train.max_steps=6", "optimizer.learning_rate=1e-2"]);
+    train(&bench.recipe("run", ""), &set(&[TOKENS, "train.max_steps=6", "optimizer.learning_rate=1e-2"]));
     let folder = bench.path("run");
     let saved = json(&folder.join("adapter/adapter_config.json"));
     assert_eq!(saved["trainable_token_indices"], serde_json::json!([12, 265, 300]));
@@ -158,7 +170,7 @@ fn a_run_is_merged_continued_and_written_with_and_its_adapter_alone_is_no_gguf()
     refused(&alone, "llama.cpp has no adapters with `trainable_token_indices`");
 
     let start = format!("lora.start_from={folder:?}");
-    train_with(&bench.recipe("next", ""), &[&start, "train.max_steps=2"]);
+    train(&bench.recipe("next", ""), &set(&[&start, "train.max_steps=2"]));
     let both = ["merge", "run", "next", "--weights", "1,1", "--out", "both"];
     refused(&both, "take the place of others, and have no weighted sum");
     let losses = ["run", "next"].map(|run| {

@@ -16,13 +16,15 @@ pub const QWEN2: &str =
 pub const QWEN35: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 /// Mistral Nemo's.
 pub const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+/// That of GPT-4o and gpt-oss.
+pub const GPT4O: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
 /// llama.cpp's name of a way to split a text, the steps of it in tokenizer.json, and whether a word that is a token skips
 /// the merges.
 pub type Split = (&'static str, &'static [&'static str], bool);
 
 /// The known ways to split a text. In those that skip merges, a text also begins with BOS unless the file says otherwise.
-pub const SPLITS: [Split; 7] = [
+pub const SPLITS: [Split; 9] = [
     ("gpt-2", &["bytes of words"], false),
     ("smollm", &["digits", "bytes of words"], false),
     ("llama-bpe", &[LLAMA3, "bytes"], true),
@@ -30,6 +32,9 @@ pub const SPLITS: [Split; 7] = [
     ("qwen2", &[QWEN2, "bytes"], false),
     ("qwen35", &[QWEN35, "bytes"], false),
     ("tekken", &[TEKKEN, "bytes"], true),
+    ("gpt-4o", &[GPT4O, "bytes"], false),
+    // Every token is what its merges make: skipping them changes nothing.
+    ("gpt-4o", &[GPT4O, "bytes"], true),
 ];
 
 /// Type of a token: part of the vocabulary.

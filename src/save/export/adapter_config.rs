@@ -218,19 +218,30 @@ fn accept_layers(value: &Value) -> Result<Option<Vec<usize>>, Option<String>> {
     layers.map(|layers| Some(layers).filter(|layers| !layers.is_empty())).ok_or(None)
 }
 
-const TOKENS: &str = "a list of token numbers: other layers than the embedding have none here";
+const TOKENS: &str = "a list of token numbers, each once";
 
-/// A list, or one for the embedding.
+/// A list, or one for the embedding, with which a head that is tied to it has the same.
 fn accept_tokens(value: &Value) -> Result<Option<Vec<usize>>, Option<String>> {
     let number = |node: &Node| match node.value() {
         Value::Integer(token) => usize::try_from(*token).ok(),
         _ => None,
     };
     match value {
-        // Rows of other layers are found among the tensors.
-        Value::Table(table) if !table.is_empty() => accept_tokens(table.get("embed_tokens").ok_or(None)?.value()),
+        Value::Table(table) if !table.is_empty() => {
+            let names = ["embed_tokens", "model.embed_tokens", "model.language_model.embed_tokens"];
+            let embedding = names.iter().find_map(|name| table.get(name)).map(Node::value);
+            let other = table.get("lm_head").map(Node::value).filter(|head| Some(*head) != embedding);
+            match (embedding, other) {
+                (Some(tokens), None) => accept_tokens(tokens),
+                _ => Err(Some("only the embedding's rows are supported, and those of a head tied to it".to_owned())),
+            }
+        }
         Value::Array(tokens) => {
             let tokens = tokens.iter().map(number).collect::<Option<Vec<_>>>().ok_or(None)?;
+            let mut known = BTreeSet::new();
+            if let Some(twice) = tokens.iter().find(|token| !known.insert(**token)) {
+                return Err(Some(format!("{twice} is there twice")));
+            }
             Ok(Some(tokens).filter(|tokens| !tokens.is_empty()))
         }
         value if is_empty(value) => Ok(None),

@@ -226,6 +226,8 @@ fn current_name(module: &str) -> String {
 fn unexpected_reason(name: &str) -> &'static str {
     if name.contains("lora_embedding_") {
         ": adapters of embeddings are not supported"
+    } else if name.ends_with("trainable_tokens_delta") {
+        ": only the embedding's rows are supported, and those of a head tied to it"
     } else if !name.contains("lora_") {
         ": layers trained in full are not supported"
     } else {

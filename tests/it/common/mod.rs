@@ -162,6 +162,25 @@ pub(crate) fn metrics(run_dir: &Path) -> Vec<Value> {
     whole.map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
+/// `--set` before each of these settings.
+pub(crate) fn set<'a>(settings: &[&'a str]) -> Vec<&'a str> {
+    settings.iter().flat_map(|setting| ["--set", setting]).collect()
+}
+
+/// Trains six steps with these settings in the folder `run`, and again from the third on: to the same bytes.
+pub(crate) fn resumes_to_the_same_bytes(bench: &Bench, run: &str, settings: &[&str]) {
+    let steps = ["train.max_steps=6", "checkpoint.save_steps=3", "eval.eval_steps=3"];
+    let args = set(&[&steps[..], settings].concat());
+    train(&bench.recipe(run, ""), &args);
+    let resumed = format!("{run}-resumed");
+    let checkpoint = bench.path(&format!("{run}/checkpoints/step-000003"));
+    train(&bench.recipe(&resumed, ""), &[&args[..], &["--resume", checkpoint.to_str().unwrap()]].concat());
+    for file in ["adapter/adapter_model.safetensors", "checkpoints/step-000006/optimizer.safetensors"] {
+        let [whole, resumed] = [run, &resumed].map(|run| fs::read(bench.path(run).join(file)).unwrap());
+        assert!(whole == resumed, "{file} of {settings:?}");
+    }
+}
+
 /// The step lines of metrics.jsonl.
 pub(crate) fn steps(run_dir: &Path) -> Vec<Value> {
     metrics(run_dir).into_iter().filter(|line| line.get("loss").is_some()).collect()

@@ -198,7 +198,8 @@ fn check_ropes(config: &ModelConfig) -> Result<(), Problem> {
         RopeScaling::Yarn { factor, beta_fast, beta_slow, truncate, attention_factor, .. } => {
             let has_usual_ramp = is_ministral(config) || [*beta_fast, *beta_slow] == [32.0, 1.0];
             let usual = if is_ministral(config) { 1.0 } else { 1.0 + 0.1 * factor.ln() };
-            has_usual_ramp && *truncate && (attention_factor - usual).abs() < 1e-4
+            let truncates = *truncate || config.model_type == "gpt_oss";
+            has_usual_ramp && truncates && (attention_factor - usual).abs() < 1e-4
         }
         _ => false,
     };
@@ -242,11 +243,11 @@ fn windows_and_caps(config: &ModelConfig) -> Result<Vec<(&'static str, Value)>, 
     if (scale * implied.query_scalar.sqrt() - 1.0).abs() > 1e-6 {
         return refused("this `query_pre_attn_scalar`");
     }
-    if !config.tie_word_embeddings {
+    let is_gemma = config.model_type.starts_with("gemma");
+    if is_gemma && !config.tie_word_embeddings {
         return refused("a head of its own");
     }
-    let is_gemma3 = config.model_type == "gemma3_text";
-    if is_gemma3 && (soft_cap.is_some() || config.logit_soft_cap.is_some()) {
+    if config.model_type == "gemma3_text" && (soft_cap.is_some() || config.logit_soft_cap.is_some()) {
         return refused("caps of scores and logits");
     }
     let caps = [("attn_logit_softcapping", soft_cap), ("final_logit_softcapping", config.logit_soft_cap)];

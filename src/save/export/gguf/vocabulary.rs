@@ -135,7 +135,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::data::tokenizer::gguf::{LLAMA3, QWEN2, TEKKEN};
+    use crate::data::tokenizer::gguf::{GPT4O, LLAMA3, QWEN2, TEKKEN};
 
     #[test]
     fn ways_to_split_a_text_have_llama_cpps_names_and_others_are_unknown() {
@@ -153,6 +153,8 @@ mod tests {
             (regex(LLAMA3), false, Some("smaug-bpe")),
             (regex(QWEN2), false, Some("qwen2")),
             (regex(TEKKEN), true, Some("tekken")),
+            (regex(GPT4O), false, Some("gpt-4o")),
+            (regex(GPT4O), true, Some("gpt-4o")),
             (regex(r"\w+"), false, None),
             (json!(null), false, None),
             (json!({"type": "ByteLevel", "add_prefix_space": true, "use_regex": true}), false, None),
