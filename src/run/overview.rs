@@ -258,7 +258,7 @@ fn layers(selection: &Selection) -> Fact {
     let hits = selection.hits.iter().map(|hits| format!("{} x {}", hits.num_hits, hits.target));
     let tokens = Some(selection.num_tokens).filter(|tokens| *tokens > 0);
     let tokens = tokens
-        .map(|tokens| format!("{tokens} rows of embed_tokens (vLLM and llama.cpp take such an adapter only merged)"));
+        .map(|tokens| format!("{tokens} x row of embed_tokens (vLLM and llama.cpp take such an adapter only merged)"));
     ("adapted modules", hits.chain(tokens).collect::<Vec<_>>().join(", "))
 }
 
