@@ -5,7 +5,7 @@ use burn::tensor::{DType, Int, Tensor};
 use super::kernels::{Kernels, Place};
 use super::linear::{InputGrad, Weight};
 use super::profile::{self, Cost};
-use super::token_rows::HeadRows;
+use super::token_rows::{HeadRows, ids_on};
 
 /// Bytes of `f32` logits made at a time by default on the CPU.
 const CHUNK_BYTES: usize = 96 << 20;
@@ -267,8 +267,7 @@ fn vocabulary(logits: &Tensor<2>) -> Tensor<2, Int> {
 
 /// `[targets]`
 pub(super) fn target_ids(targets: &[u32], like: &Tensor<2>) -> Tensor<1, Int> {
-    let ids: Vec<i32> = targets.iter().map(|&id| id.cast_signed()).collect();
-    Tensor::from_data(ids.as_slice(), (&like.device(), DType::I32))
+    ids_on(targets, &like.device())
 }
 
 #[cfg(test)]

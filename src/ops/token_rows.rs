@@ -2,10 +2,16 @@
 
 use std::sync::Arc;
 
-use burn::tensor::{Bool, DType, IndexingUpdateOp, Int, Tensor};
+use burn::tensor::{Bool, DType, Device, IndexingUpdateOp, Int, Tensor};
 
 use super::linear::{Matrix, Weight};
 use super::product::{F32Products, matmul};
+
+/// Token ids on a device, `[ids]`.
+pub(super) fn ids_on(ids: &[u32], device: &Device) -> Tensor<1, Int> {
+    let ids: Vec<i32> = ids.iter().map(|&id| id.cast_signed()).collect();
+    Tensor::from_data(ids.as_slice(), (device, DType::I32))
+}
 
 /// Rows of the embedding, and of the head where that is the embedding.
 #[derive(Clone, Debug)]
@@ -25,8 +31,7 @@ impl TokenRows {
 
     /// On the device, `[ids]`.
     fn ids_on_device(&self) -> Tensor<1, Int> {
-        let ids: Vec<i32> = self.ids.iter().map(|&id| id.cast_signed()).collect();
-        Tensor::from_data(ids.as_slice(), (&self.values.device(), DType::I32))
+        ids_on(&self.ids, &self.values.device())
     }
 
     /// Which token has which row, `[tokens, ids]`.
@@ -79,7 +84,7 @@ pub struct HeadRows {
 
 impl HeadRows {
     fn columns(&self, like: &Tensor<2>) -> Tensor<1, Int> {
-        super::cross_entropy::target_ids(&self.ids, like)
+        ids_on(&self.ids, &like.device())
     }
 
     /// The columns of these tokens, `[rows, ids]`.
