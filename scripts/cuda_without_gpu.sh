@@ -7,12 +7,12 @@
 #   --build   build the binary, also where BINARY is there; without BINARY it is always built
 #   --tests   run the library's own tests of this device first (tests/it/cubecl.rs)
 #   --full    all checks, also those that take long from nothing: about an hour instead of ten minutes
-#   --only    checks whose name starts with NAME: f32 bf16 f16 fault bench doctor sm_80 sm_120 random
+#   --only    checks whose name starts with NAME: f32 bf16 f16 fault bench doctor ranks sm_80 sm_120 random
 #   --json    writes every figure, and the registers and spills of the kernels
 #
 # Compiled kernels, and NVIDIA's packages from PyPI (half a gigabyte), are kept in $LORA_TRAIN_CI_CACHE
-# (default: ~/.cache/lora-train-ci). Needs Python with venv, and a C compiler. $LORA_TRAIN_GPU_FEATURES (default: cuda) names the
-# features of builds.
+# (default: ~/.cache/lora-train-ci). Needs Python with venv, a C compiler, and Open MPI's mpirun for two ranks.
+# $LORA_TRAIN_GPU_FEATURES (default: cuda) names the features of builds.
 #
 # Exit code: 0 if every check held, 1 if one did not.
 set -euo pipefail

@@ -38,7 +38,9 @@ pub use kind::DeviceKind;
 pub use name::DeviceName;
 #[cfg(feature = "cuda-llvm")]
 pub use toolkit::name_toolkit;
-pub use toolkit::{CublasLibrary, KernelCompiler, NvrtcLibrary, Toolkit, ToolkitFile, find_toolkit};
+pub use toolkit::{
+    CublasLibrary, KernelCompiler, NCCL_VARIABLE, NcclLibrary, NvrtcLibrary, Toolkit, ToolkitFile, find_toolkit,
+};
 
 /// Allows a software device. For drivers without `VK_KHR_workgroup_memory_explicit_layout`, as Mesa 22.3, `CubeCL` 0.11.3
 /// makes invalid shaders, which crash the process unless something mends them (`tests/vulkan_layer`).
@@ -195,6 +197,18 @@ pub fn nvrtc_library() -> Result<NvrtcLibrary, String> {
 pub fn cublas_library() -> Result<CublasLibrary, String> {
     #[cfg(feature = "cuda-llvm")]
     return cuda_library::cublas();
+    #[cfg(not(feature = "cuda-llvm"))]
+    Err("this binary is built without CUDA".into())
+}
+
+/// Loads NCCL and asks its version, which needs no GPU.
+///
+/// # Errors
+///
+/// If it cannot be loaded, or [`NCCL_VARIABLE`] says not to: why, in one line.
+pub fn nccl_library() -> Result<NcclLibrary, String> {
+    #[cfg(feature = "cuda-llvm")]
+    return cuda_library::nccl();
     #[cfg(not(feature = "cuda-llvm"))]
     Err("this binary is built without CUDA".into())
 }

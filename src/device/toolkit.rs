@@ -104,6 +104,21 @@ pub struct CublasLibrary {
     pub version: (u32, u32),
 }
 
+/// Names the library of NCCL, or is `none`: gradients go through MPI then.
+pub const NCCL_VARIABLE: &str = "LORA_TRAIN_NCCL";
+
+/// NCCL as a run loads it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct NcclLibrary {
+    /// Path of the library; absent if the loader does not report it.
+    pub path: Option<PathBuf>,
+    /// Its version: `2.27.3`.
+    pub version: String,
+    /// The loader's handle, which is never closed.
+    #[serde(skip)]
+    pub(super) handle: usize,
+}
+
 /// Looks for the toolkit where a run on a GPU looks; `None` if there is none. It is the folder that `CUDA_PATH` names; or the
 /// first that lacks nothing, or else the first, of pip's packages beside this program, of those of distributions, of the
 /// `nvcc` on the `PATH`, and of pip's packages in other environments of Python.

@@ -18,7 +18,7 @@ use crate::device::Dtype;
 
 pub use check::{KERNELS_VARIABLE, KernelState, NAMES, leave_alone};
 #[cfg(feature = "cuda-llvm")]
-pub use kernels::{digest, self_check};
+pub use kernels::{Nccl, digest, self_check};
 
 /// Names the kernels of this build, which has none.
 #[cfg(not(feature = "cuda-llvm"))]

@@ -2,18 +2,26 @@
 
 use serde_json::{Value, json};
 
-use crate::device::{self, DeviceKind, KernelCompiler, OpenDevice};
+use crate::device::{self, DeviceKind, KernelCompiler, NCCL_VARIABLE, OpenDevice};
 use crate::ops::cuda::{KERNELS_VARIABLE, kernel_state};
 
 const BURN_VERSION: &str = "0.22.1";
 
 /// Environment variables that change how a run computes.
-const VARIABLES: [&str; 5] =
-    ["RAYON_NUM_THREADS", "CUDA_VISIBLE_DEVICES", KERNELS_VARIABLE, "HF_HUB_OFFLINE", "HF_HOME"];
+const VARIABLES: [&str; 7] = [
+    "RAYON_NUM_THREADS",
+    "CUDA_VISIBLE_DEVICES",
+    KERNELS_VARIABLE,
+    NCCL_VARIABLE,
+    "NCCL_ALGO",
+    "HF_HUB_OFFLINE",
+    "HF_HOME",
+];
 
 /// Program, machine and settings of this process, which trains on `device`. `starts`: how many starts have written into
-/// the folder, including this one. What is not known is absent. Secrets such as `HF_TOKEN` are never read here.
-pub(super) fn environment(device: &OpenDevice, starts: u64) -> Value {
+/// the folder, including this one; `exchange`: what sums the gradients of several ranks. What is not known is absent. Secrets such as
+/// `HF_TOKEN` are never read here.
+pub(super) fn environment(device: &OpenDevice, starts: u64, exchange: Option<&str>) -> Value {
     let mut system = sysinfo::System::new();
     system.refresh_memory();
     let variables = VARIABLES.into_iter().filter_map(|name| Some((name.to_owned(), std::env::var(name).ok()?.into())));
@@ -30,6 +38,7 @@ pub(super) fn environment(device: &OpenDevice, starts: u64) -> Value {
         "gpu": device.cuda,
         "f32_products_are_tf32": device.f32_products_are_tf32(),
         "cuda_kernels": kernel_state(&device.device),
+        "gradients_summed_by": exchange,
         "os": sysinfo::System::long_os_version().unwrap_or_else(|| std::env::consts::OS.to_owned()),
         "kernel": sysinfo::System::kernel_version(),
         "architecture": std::env::consts::ARCH,
@@ -61,7 +70,7 @@ mod tests {
 
     #[test]
     fn the_environment_names_the_machine_and_no_secret() {
-        let environment = environment(&device::open("cpu").unwrap(), 1);
+        let environment = environment(&device::open("cpu").unwrap(), 1, None);
         assert!(environment["host_memory_bytes"].as_u64().unwrap() > 1 << 20);
         assert!(environment["num_cpu_threads"].as_u64().unwrap() >= 1);
         assert!(environment["device"].as_str().unwrap().starts_with("cpu (") && environment.get("gpu").is_none());

@@ -28,7 +28,7 @@ pub(super) struct Place {
     /// Number of processes on its node.
     local_size: usize,
     /// Name and version of the library between them; empty where there is one.
-    library: String,
+    pub(super) library: String,
 }
 
 /// The ranks of a run, before it trains.
@@ -160,8 +160,8 @@ impl Place {
         }
     }
 
-    /// The ranks, for people: how many on which nodes, and how fast they exchange gradients.
-    pub(super) fn about(&self, hosts: &[String], (bytes, seconds): (u64, f64)) -> String {
+    /// The ranks, for people: how many on which nodes, and how fast they exchange gradients; `between_gpus`: what does it there.
+    pub(super) fn about(&self, hosts: &[String], between_gpus: Option<&str>, (bytes, seconds): (u64, f64)) -> String {
         let mut nodes: Vec<(&str, usize)> = Vec::new();
         for host in hosts {
             match nodes.iter_mut().find(|(name, _)| name == host) {
@@ -171,10 +171,11 @@ impl Place {
         }
         let nodes = nodes.iter().map(|(name, count)| format!("{count} on {name}")).collect::<Vec<_>>().join(", ");
         let (size, library) = (self.size, &self.library);
+        let by = between_gpus.map(|name| format!(" by {name}")).unwrap_or_default();
         let share = as_f64(size - 1) / as_f64(size);
         let (bytes, rate) = (as_f64(bytes), 2.0 * share * 8e-9 / seconds);
         format!(
-            "ranks: {size} ({nodes}) by {library}; the gradients, {:.1} MB, are summed in {:.1} ms ({:.2} Gbit/s each way)",
+            "ranks: {size} ({nodes}) by {library}; the gradients, {:.1} MB, are summed{by} in {:.1} ms ({:.2} Gbit/s each way)",
             bytes / 1e6,
             1e3 * seconds,
             bytes * rate
@@ -207,7 +208,7 @@ mod tests {
     #[test]
     fn ranks_are_counted_by_node() {
         let place = Place { rank: 0, size: 3, local_rank: 0, local_size: 2, library: "Open MPI v4.1.4".into() };
-        let text = place.about(&["a".into(), "a".into(), "b".into()], (30_000_000, 0.5));
+        let text = place.about(&["a".into(), "a".into(), "b".into()], None, (30_000_000, 0.5));
         let expected = "ranks: 3 (2 on a, 1 on b) by Open MPI v4.1.4; the gradients, 30.0 MB, are summed in 500.0 ms (0.64 Gbit/s \
                         each way)";
         assert_eq!(text, expected);

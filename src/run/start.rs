@@ -1,7 +1,7 @@
 //! The last part before the first step: opens the folder's files, sinks and telemetry, makes the trainer and restores
 //! its state.
 
-use std::time::Instant;
+use burn::tensor::{DType, Device, Tensor};
 
 use super::Run;
 use super::dir::{ENVIRONMENT_FILE, Start};
@@ -70,12 +70,17 @@ impl<'a> Started<'a> {
         let rate = recipe.optimizer.learning_rate;
         let schedule = Schedule::new(&recipe.scheduler, rate, overview::total_steps(recipe, data));
 
+        let gpu = device.cuda.as_ref().filter(|_| place.size > 1);
+        let connected = gpu.map(|gpu| step.ranks().connect_gpus(gpu.ordinal)).transpose();
+        let between_gpus = connected.as_ref().ok().and_then(Option::as_deref);
+
         // From here on this writes to the folder, so a signal waits for a checkpoint.
         stop.defer();
         if !args.tui && place.size == 1 {
             stop.answer();
         }
-        let mut sinks = open_sinks(run, resumed.as_ref(), earlier.num_starts + 1, schedule.total_steps())?;
+        let mut sinks =
+            open_sinks(run, resumed.as_ref(), earlier.num_starts + 1, schedule.total_steps(), between_gpus)?;
         write_recipe(run)?;
         if let Some(folder) = recipe.lora.start_from.as_deref().filter(|_| resumed.is_none() && step.needs_reference())
         {
@@ -84,7 +89,12 @@ impl<'a> Started<'a> {
         dir.write_json("memory_plan.json", &memory.plan)?;
         overview::note(prepared, data, &schedule, &mut sinks);
         if place.size > 1 {
-            sinks.note(&place.about(hosts, measure(step.ranks(), prepared.num_trainable())));
+            let device = step.model().device();
+            let measured = measure(step.ranks(), prepared.num_trainable(), &device);
+            sinks.note(&place.about(hosts, between_gpus, measured));
+        }
+        if let Err(reason) = &connected {
+            sinks.warn(&format!("gradients go from GPU to GPU through host memory: {reason}"));
         }
         dir.warning().into_iter().for_each(|warning| sinks.warn(warning));
         let telemetry = start_telemetry(prepared, &mut sinks);
@@ -145,7 +155,14 @@ impl<'a> Started<'a> {
 }
 
 /// Moves the files of a killed start into a folder of their own, and opens the sinks.
-fn open_sinks(run: &Run<'_>, resumed: Option<&Resumed>, starts: u64, total_steps: u64) -> Result<Sinks, Failure> {
+/// `between_gpus`: what sums gradients there.
+fn open_sinks(
+    run: &Run<'_>,
+    resumed: Option<&Resumed>,
+    starts: u64,
+    total_steps: u64,
+    between_gpus: Option<&str>,
+) -> Result<Sinks, Failure> {
     let Run { args, prepared: Prepared { recipe, device, .. }, dir, place, stop, .. } = run;
     let start = if resumed.is_some() { Start::Resume } else { Start::Fresh };
     if args.overwrite && place.is_first() {
@@ -156,7 +173,8 @@ fn open_sinks(run: &Run<'_>, resumed: Option<&Resumed>, starts: u64, total_steps
         Start::Resume => None,
     };
     dir.reopen(start)?;
-    dir.write_json(ENVIRONMENT_FILE, &environment(device, starts))?;
+    let exchange = between_gpus.or((place.size > 1).then_some(&place.library));
+    dir.write_json(ENVIRONMENT_FILE, &environment(device, starts, exchange))?;
     let options = SinkOptions {
         run_dir: dir.path(),
         resume_step: resumed.map(|resumed| resumed.state.step),
@@ -222,14 +240,16 @@ fn inputs(prepared: &Prepared, data: &Dataset) -> Inputs {
 }
 
 /// Bytes of the gradients of so many parameters, and seconds in which they are summed over the ranks.
-fn measure(ranks: &mut dyn Ranks, num_parameters: usize) -> (u64, f64) {
-    let mut gradients = vec![0.0; num_parameters];
+fn measure(ranks: &mut dyn Ranks, num_parameters: usize, device: &Device) -> (u64, f64) {
     let mut seconds = |times: u32| {
+        let mut gradients = Tensor::zeros([num_parameters], (device, DType::F32));
         ranks.wait_long();
         ranks.agree(false);
-        let start = Instant::now();
-        (0..times).for_each(|_| ranks.sum(&mut gradients, &mut []));
-        let mut mean = [start.elapsed().as_secs_f64() / f64::from(times)];
+        ranks.take_seconds();
+        for _ in 0..times {
+            gradients = ranks.sum_all(gradients, &mut []);
+        }
+        let mut mean = [ranks.take_seconds() / f64::from(times)];
         ranks.sum(&mut [], &mut mean);
         mean[0] / as_f64(ranks.size())
     };

@@ -7,7 +7,6 @@ use burn::tensor::{DType, Tensor};
 use super::ranks::{RankFigures, Ranks};
 use crate::lora::{AdapterSet, Matrices, Whole};
 use crate::model::context::BlockGrads;
-use crate::ops::host;
 use crate::ops::kernels::Place;
 use crate::spec::SiteId;
 use crate::util::faults;
@@ -76,29 +75,25 @@ impl GradSums {
         figures: &mut [f64],
         own: impl FnOnce() -> RankFigures,
     ) -> Vec<RankFigures> {
-        let (mut flat, mut numbers) = (Vec::new(), figures.to_vec());
+        let (mut flat, mut numbers) = (Vec::<Tensor<2>>::new(), figures.to_vec());
         for (site, adapter) in adapters.by_site() {
-            let grad = self.sums.get(&site);
+            let grad = self.sums.remove(&site);
             numbers.push(f64::from(u8::from(grad.is_some())));
-            match grad {
-                Some(grad) => {
-                    flat.extend(grad.as_ref().values().flat_map(|grad| faults::read(grad.clone(), "a gradient")));
-                }
-                None => flat.resize(flat.len() + adapter.num_parameters(), 0.0),
-            }
+            let grad = grad.unwrap_or_else(|| adapter.matrices.as_ref().map(Tensor::zeros_like));
+            flat.extend(grad.as_ref().values().cloned());
         }
         for (whole, like) in adapters.whole() {
-            let grad = self.whole.remove(&whole).unwrap_or_else(|| like.zeros_like());
-            flat.extend(faults::read(grad, "a gradient"));
+            flat.push(self.whole.remove(&whole).unwrap_or_else(|| like.zeros_like()));
         }
-        let of_ranks = RankFigures::sum(ranks, &mut flat, &mut numbers, own());
+        let flat = Tensor::cat(flat.into_iter().map(|grad| grad.flatten(0, 1).cast(DType::F32)).collect(), 0);
+        let (flat, of_ranks) = RankFigures::sum(ranks, flat, &mut numbers, own());
         let (summed, have_it) = numbers.split_at(figures.len());
         figures.copy_from_slice(summed);
-        let mut rest = &flat[..];
+        let mut start = 0;
         let mut of_all = |like: &Tensor<2>| {
-            let values;
-            (values, rest) = rest.split_at(like.shape().num_elements());
-            host::tensor(values.to_vec(), like.dims(), &like.device())
+            let count = like.shape().num_elements();
+            start += count;
+            flat.clone().narrow(0, start - count, count).reshape(like.dims())
         };
         let sums = adapters.by_site().map(|(site, adapter)| (site, adapter.matrices.as_ref().map(&mut of_all)));
         self.sums = sums.zip(have_it).filter(|(_, have_it)| **have_it > 0.0).map(|(sum, _)| sum).collect();

@@ -9,7 +9,11 @@ pub mod share;
 use std::fmt::Debug;
 use std::time::Duration;
 
+use burn::tensor::Tensor;
+
 use crate::measure::metrics::StepMetrics;
+use crate::ops::host;
+use crate::util::faults;
 use crate::util::stats::{as_f64, as_u64};
 
 #[cfg(unix)]
@@ -28,6 +32,22 @@ pub trait Ranks: Debug + Send {
 
     /// Replaces gradients and figures by their sums over all ranks: the same numbers on all of them.
     fn sum(&mut self, gradients: &mut [f32], figures: &mut [f64]);
+
+    /// Gradients `[n]` on a device, and figures, summed over all ranks.
+    ///
+    /// # Panics
+    /// As [`faults::read`].
+    fn sum_all(&mut self, gradients: Tensor<1>, figures: &mut [f64]) -> Tensor<1> {
+        sum_on_host(self, gradients, figures)
+    }
+
+    /// Sums gradients from GPU to GPU from now on, of which this rank's has that number; returns the name of what does it.
+    ///
+    /// # Errors
+    /// Why they go through host memory instead: the same on all ranks.
+    fn connect_gpus(&mut self, _: u32) -> Result<String, String> {
+        Err("this binary is built without CUDA".to_owned())
+    }
 
     /// The host of every rank, for messages.
     fn name_hosts(&mut self, _: &[String]) {}
@@ -76,6 +96,14 @@ pub trait Ranks: Debug + Send {
     }
 }
 
+/// Sums what is on a device in host memory.
+fn sum_on_host<R: Ranks + ?Sized>(ranks: &mut R, gradients: Tensor<1>, figures: &mut [f64]) -> Tensor<1> {
+    let (shape, device) = (gradients.dims(), gradients.device());
+    let mut numbers = faults::read(gradients, "a gradient");
+    ranks.sum(&mut numbers, figures);
+    host::tensor(numbers, shape, &device)
+}
+
 /// What a rank reports of its part of a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct RankFigures {
@@ -108,13 +136,13 @@ impl RankFigures {
     }
 
     /// Sums gradients and figures, and brings these figures of all ranks to each.
-    pub fn sum(ranks: &mut dyn Ranks, gradients: &mut [f32], figures: &mut [f64], own: Self) -> Vec<Self> {
+    pub fn sum(ranks: &mut dyn Ranks, gradients: Tensor<1>, figures: &mut [f64], own: Self) -> (Tensor<1>, Vec<Self>) {
         let mut all = figures.to_vec();
         all.extend(own.slots(ranks.rank(), ranks.size()));
-        ranks.sum(gradients, &mut all);
+        let gradients = ranks.sum_all(gradients, &mut all);
         let (sums, slots) = all.split_at(figures.len());
         figures.copy_from_slice(sums);
-        Self::of_slots(slots)
+        (gradients, Self::of_slots(slots))
     }
 }
 

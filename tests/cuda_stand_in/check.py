@@ -10,6 +10,7 @@ compiled kernels. NAME is the start of a row's name. Prints a table; exits with 
 """
 
 import argparse
+import array
 import collections
 import concurrent.futures
 import dataclasses
@@ -217,6 +218,40 @@ def fault(setting: str, value: str, names: list, goes_on: bool = False, precisio
     return check
 
 
+def two_ranks(what: str, environment: dict, says: list):
+    """Two processes, each with a GPU of its own, train what one does, and say how gradients went."""
+    def check(lab: Lab) -> Verdict:
+        name, one = tidy(what), lab.train("f32", sets=UNCUT, name="one")
+        both = lab.train("f32", sets=UNCUT, name=name, environment=RANKS | environment, ranks=2)
+        verdict = compare(both, one, "f32", what)
+        if both.rc == one.rc == 0:
+            folders = [lab.work / "runs" / f"{lab.lane}-{run}" for run in (name, "one")]
+            most = max(abs(a - b) for a, b in zip(*map(adapter, folders), strict=True))
+            verdict.what += f": adapters within {most:.1e}, {both.counted('ncclAllReduce')} sums by NCCL"
+            verdict.problems += [] if most < 1e-5 else ["adapters differ"]
+            text = both.err + (folders[0] / "environment.json").read_text()
+            verdict.problems += [f"does not say {word}" for word in says if word not in text]
+        return verdict
+    return check
+
+
+def ranks_end(what: str, fails: str, word: str, seconds: int):
+    """The second of two ranks fails in NCCL: both end in time, and one says why."""
+    def check(lab: Lab) -> Verdict:
+        run = lab.train("f32", name=tidy(what), environment=RANKS | {"STAND_IN_NCCL_FAILS": fails}, ranks=2)
+        verdict = Verdict(f"{what}: {run.seconds:.0f} s", [] if run.rc else ["exit code 0"])
+        verdict.problems += [f"{run.seconds:.0f} s"] * (run.seconds > seconds)
+        if not re.search(f"^error: rank . of 2 on .*: NCCL, between the GPUs: .*{word}", run.err, re.M):
+            verdict.problems.append(f"does not say {word}: {run.err[-300:]}")
+        return verdict
+    return check
+
+
+def adapter(folder: pathlib.Path) -> array.array:
+    data = (folder / "adapter/adapter_model.safetensors").read_bytes()
+    return array.array("f", data[8 + int.from_bytes(data[:8], "little"):])
+
+
 def kernels(what: str, environment: dict):
     """Every kernel of ours against the CPU's."""
     def check(lab: Lab) -> Verdict:
@@ -381,6 +416,9 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     given = parser.parse_args()
     began = time.monotonic()
+    if not shutil.which("mpirun") and not os.environ.get("LORA_TRAIN_NO_SKIPS"):
+        print("skipped: no mpirun for several ranks")
+        del LANES["ranks"]
     chosen = {lane: [check for check in checks if (given.full or not check.full or given.only != [""])
                      and check.name.startswith(tuple(given.only))] for lane, checks in LANES.items()}
     for name, settings in (("plain", ""), ("strict", '[memory]\npersistent_memory = "enforced"\n')):
@@ -426,6 +464,10 @@ def with_other_winners(seed: int, precision: str) -> Check:
     return Check(f"{name}-{precision}", steps, True, precision)
 
 
+# Whole micro-batches, one for each of two ranks.
+UNCUT = ["train.gradient_accumulation_steps=2"]
+RANKS = {"STAND_IN_GPUS": "2", "LORA_TRAIN_NCCL": str(HERE / "libnccl.so.2"), "RAYON_NUM_THREADS": "1"}
+
 # Rows of a lane run one after the other and share what was compiled; lanes run at the same time.
 FULL = True
 LANES = {
@@ -461,6 +503,13 @@ LANES = {
         Check("f32-nf4", training("f32", ["model.quantization=nf4", "model.double_quantization=true"], "nf4, quantised scales")),
         Check("f32-int8", training("f32", ["model.quantization=int8"], "int8")),
     ],
+    "ranks": [
+        Check("ranks-nccl", two_ranks("NCCL", {"STAND_IN_ORDER": "lazy"}, ["summed by NCCL 2.27.3", '"gradients_summed_by": "NCCL 2.27.3"'])),
+        Check("ranks-one-gpu", two_ranks("two ranks of one GPU", {"CUDA_VISIBLE_DEVICES": "0"}, [
+            "through host memory: ranks 0 and 1 have the same GPU", '"gradients_summed_by": "Open MPI'])),
+        Check("ranks-nccl-fails", ranks_end("a sum that fails", "sum", "remote process exited", 60)),
+        Check("ranks-nccl-hangs", ranks_end("a rank that does not connect", "init", "does not connect for 6. s", 120)),
+    ],
     "half": [
         Check("bf16-kernels", kernels("every kernel", {}), precision="bf16"),
         Check("bf16", training("bf16"), precision="bf16"),
@@ -493,7 +542,7 @@ LANES = {
         Check("bench-llama-3.1-8b", bench("llama-3.1-8b", 1, 4096, {"launches": 2_000, "copies_to_host": 1, "over_plan": 1.1}), FULL, "bf16"),
     ],
     "doctor": [
-        Check("doctor", doctor("complete", {}, ["cuda"])),
+        Check("doctor", doctor("complete", {}, ["cuda", '"libnccl":{'])),
         Check("doctor-headers", doctor("no headers", {}, ["nvidia-cuda-runtime"], lacks="include/")),
         Check("doctor-nvrtc", doctor("no NVRTC", {}, ["libnvrtc cannot be loaded"], lacks="libnvrtc")),
         Check("doctor-pip", doctor_in_an_environment_of_python),

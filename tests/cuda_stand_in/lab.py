@@ -103,8 +103,8 @@ class Lab:
             "XDG_CACHE_HOME": str(self.work / "cache" / self.lane), "RUST_BACKTRACE": "0", "HF_HUB_OFFLINE": "1",
         } | extra
 
-    def run(self, name: str, arguments: list, environment: dict, stop_after: int | None = None) -> Run:
-        """Runs the binary to its end, or until so many steps are in its metrics."""
+    def run(self, name: str, arguments: list, environment: dict, stop_after: int | None = None, ranks: int = 1) -> Run:
+        """Runs the binary to its end, or until so many steps are in its metrics. Of several ranks, the first one's log is kept."""
         folder = self.work / "runs" / name
         # CubeCL looks for its cubecl.toml here.
         start = self.work / "start" / ("strict" if "STAND_IN_CHECK" in environment else "plain")
@@ -112,7 +112,7 @@ class Lab:
         log.unlink(missing_ok=True)
         began = time.monotonic()
         process = subprocess.Popen(
-            ["nice", "-n", os.environ.get("CHECK_NICE", "0"), self.binary, *map(str, arguments)], cwd=start,
+            ["nice", "-n", os.environ.get("CHECK_NICE", "0"), *self.command(arguments, ranks)], cwd=start,
             env=self.environment(environment | {"STAND_IN_LOG": str(log)}), stdout=subprocess.PIPE,
             stderr=subprocess.PIPE, text=True, errors="replace")
         while stop_after and process.poll() is None:
@@ -130,6 +130,14 @@ class Lab:
         counted = json.loads(log.read_text()) if log.exists() else {}
         return Run(process.returncode, time.monotonic() - began, out, err, steps, evals, counted)
 
+    def command(self, arguments: list, ranks: int) -> list:
+        own = [self.binary, *map(str, arguments)]
+        if ranks == 1:
+            return own
+        mpirun = shutil.which("mpirun.openmpi") or "mpirun"
+        others = [":", "-n", str(ranks - 1), "env", "-u", "STAND_IN_LOG", *own]
+        return [mpirun, "--allow-run-as-root", "--oversubscribe", "-n", "1", *own, *others]
+
     def model(self, precision: str) -> pathlib.Path:
         """Quickstart's model. Its gradients overflow f16, on the CPU too: there with its embedding and head divided by 4."""
         model, copy = ROOT / "quickstart/model", self.work / "damped"
@@ -146,7 +154,7 @@ class Lab:
         return copy
 
     def train(self, precision: str, device: str | None = None, *, steps: int = 2, sets: list = (), name: str = "",
-              environment: dict | None = None, stop_after: int | None = None, resume: bool = False) -> Run:
+              environment: dict | None = None, stop_after: int | None = None, resume: bool = False, ranks: int = 1) -> Run:
         """Trains quickstart's model; a run that was done before is not done again."""
         device = device or self.device
         key = "-".join([self.lane, name or "plain", precision, device, str(steps), *map(tidy, sets), *["again"] * resume])
@@ -157,8 +165,8 @@ class Lab:
             shutil.rmtree(output, ignore_errors=True)
         recipe = output.with_suffix(".toml")
         recipe.write_text(RECIPE.format(root=ROOT, model=self.model(precision), output=output, precision=precision, steps=steps, device=device))
-        arguments = [recipe, "--quiet", *(word for change in sets for word in ("--set", change))]
-        self.done[key] = self.run(output.name, arguments + ["--resume"] * resume, environment or {}, stop_after)
+        arguments = [recipe, *["--quiet"] * (ranks == 1), *(word for change in sets for word in ("--set", change))]
+        self.done[key] = self.run(output.name, arguments + ["--resume"] * resume, environment or {}, stop_after, ranks)
         return self.done[key]
 
 

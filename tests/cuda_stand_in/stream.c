@@ -115,7 +115,12 @@ API CUresult cuEventSynchronize(Event *e) {
     if (e->stream) run_until(e->stream, e->ticket);
     LEAVE(sticky);
 }
-API CUresult cuEventQuery(Event *e) { ENTER(0) LEAVE(e->ticket > e->done ? NOT_READY : OK); }
+API CUresult cuEventQuery(Event *e) {
+    ENTER(0)
+    if (e->ticket <= e->done) LEAVE(OK);
+    if (e->stream) run_until(e->stream, e->ticket);   /* who asks again waits for it */
+    LEAVE(NOT_READY);
+}
 static CUresult elapsed(float *ms, Event *a, Event *b) {
     if (a->stream) run_until(a->stream, a->ticket);
     if (b->stream) run_until(b->stream, b->ticket);

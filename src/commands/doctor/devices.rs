@@ -111,6 +111,16 @@ fn cuda_libraries() -> Section {
     }
     let cublas = device::cublas_library();
     library("libcublasLt", cublas.map(|cublas| (cublas.path, cublas.version)), &mut section);
+    match device::nccl_library() {
+        Ok(nccl) => {
+            let path = nccl.path.as_ref().map_or_else(|| "loaded".to_owned(), |path| path.display().to_string());
+            let text = format!("{path}, {}: sums gradients of several GPUs", nccl.version);
+            section.figure("libnccl", serde_json::json!(nccl), text);
+        }
+        Err(reason) => {
+            section.figure("libnccl", serde_json::Value::Null, format!("no ({reason}); only several GPUs use it"));
+        }
+    }
     let toolkit = device::find_toolkit();
     let text = toolkit.as_ref().map_or("not found (CUDA_PATH names one)".into(), |Toolkit { path, missing }| {
         let missing = missing.iter().map(|missing| format!(", without {} ({})", missing.file, missing.package));

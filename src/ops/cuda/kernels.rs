@@ -5,6 +5,8 @@ mod bias;
 mod cross_entropy;
 mod low_rank;
 mod matrix;
+#[expect(unsafe_code, reason = "NCCL is a C library")]
+mod nccl;
 mod norm;
 mod optimizer;
 #[expect(unsafe_code, reason = "cuBLASLt is a C library")]
@@ -36,6 +38,7 @@ use crate::ops::product::F32Products;
 use crate::spec::Activation;
 use crate::util::files;
 
+pub use nccl::Nccl;
 pub use self_check::self_check;
 
 /// Names the kernels of this build.

@@ -5,13 +5,20 @@
 
 #[expect(unsafe_code, reason = "MPI is a C library")]
 mod abi;
+#[cfg(feature = "cuda-llvm")]
+mod nccl;
 
 use std::io::Write as _;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+#[cfg(feature = "cuda-llvm")]
+use burn::tensor::Tensor;
+
 use super::launcher::{Family, Launched};
+#[cfg(feature = "cuda-llvm")]
+use super::sum_on_host;
 use super::{FIRST_REPORTS, Ranks, RanksError};
 use crate::device::num_cpu_threads;
 use abi::{Library, Number, Request};
@@ -38,6 +45,8 @@ const ABORT_LIMIT: Duration = Duration::from_secs(3);
 /// Open MPI's choice for a non-blocking sum leaves a third of a link unused; a ring uses all of it, and adds in the same order
 /// every time.
 const RING: &str = "OMPI_MCA_coll_libnbc_iallreduce_algorithm";
+/// NCCL may not leave sums to switches (NVLS), which add in another order every time.
+const NCCL_ALGORITHMS: (&str, &str) = ("NCCL_ALGO", "Ring,Tree");
 /// Threads of the kernels.
 const THREADS: &str = "RAYON_NUM_THREADS";
 
@@ -86,6 +95,7 @@ impl Mpi {
         if launched.family == Family::OpenMpi {
             system::set_default(RING, "1");
         }
+        system::set_default(NCCL_ALGORITHMS.0, NCCL_ALGORITHMS.1);
         // Without binding, every rank of a node would take all of its processors.
         let threads = num_cpu_threads();
         if threads * launched.local_size > num_processors() {
@@ -153,11 +163,7 @@ impl Mpi {
             if waited > deadline {
                 end(&self.silence(waited, &others));
             }
-            if waited < BUSY {
-                std::thread::yield_now();
-            } else {
-                std::thread::sleep((waited / PAUSES).min(PAUSE));
-            }
+            pause(waited);
         }
     }
 
@@ -219,6 +225,19 @@ impl Ranks for Mpi {
         self.last = Some(Instant::now());
     }
 
+    #[cfg(feature = "cuda-llvm")]
+    fn sum_all(&mut self, gradients: Tensor<1>, figures: &mut [f64]) -> Tensor<1> {
+        match nccl::connected() {
+            Some(nccl) => self.sum_by(nccl, gradients, figures),
+            None => sum_on_host(self, gradients, figures),
+        }
+    }
+
+    #[cfg(feature = "cuda-llvm")]
+    fn connect_gpus(&mut self, ordinal: u32) -> Result<String, String> {
+        self.connect(ordinal)
+    }
+
     fn name_hosts(&mut self, hosts: &[String]) {
         hosts.clone_into(&mut self.hosts);
     }
@@ -235,6 +254,15 @@ impl Ranks for Mpi {
 
     fn take_seconds(&mut self) -> f64 {
         std::mem::take(&mut self.waited).as_secs_f64()
+    }
+}
+
+/// Between two questions whether something is complete.
+fn pause(waited: Duration) {
+    if waited < BUSY {
+        std::thread::yield_now();
+    } else {
+        std::thread::sleep((waited / PAUSES).min(PAUSE));
     }
 }
 
@@ -296,6 +324,8 @@ fn abort(library: &'static Library, code: u8) -> ! {
         std::thread::sleep(ABORT_LIMIT);
         system::exit_now(code);
     });
+    #[cfg(feature = "cuda-llvm")]
+    nccl::abort();
     library.abort(code);
     system::exit_now(code)
 }
