@@ -162,9 +162,11 @@ pub(crate) fn run(args: &EvalArgs) -> Result<(), Failure> {
         Rollouts::open(&recipe.objective, &data, recipe.data.max_length, recipe.seed).map_err(data_failure)?;
     let total = eval_loss(&step, &data, rollouts.as_mut(), &recipe.train, &recipe.eval, &stop, on_progress);
     let total = total.map_err(|error| trainer_failure(error.into()))?.ok_or(Failure::Interrupted)?;
-    let score = task.map(|task| task.score(&step, data.tokenizer(), is_stopped, on_progress));
-    let score =
-        score.transpose().map_err(Failure::input)?.map(|score| score.ok_or(Failure::Interrupted)).transpose()?;
+    let score_of = |task: Task| {
+        let count = task.count(&step, data.tokenizer(), is_stopped, on_progress).map_err(Failure::input)?;
+        Ok::<_, Failure>(task.score(count.ok_or(Failure::Interrupted)?))
+    };
+    let score = task.map(score_of).transpose()?;
     bar.finish_and_clear();
     let Some(eval_loss) = total.mean() else {
         return Err(Problem::new("no token of these rows carries loss").into());

@@ -43,7 +43,10 @@ pub(super) fn nccl() -> Result<NcclLibrary, String> {
             NAME
         }
     };
-    let failed = || format!("{name} cannot be loaded; pip's nvidia-nccl-cu13 has it, and NVIDIA's libnccl2");
+    let failed = || match &named {
+        Some(_) => format!("{name} cannot be loaded"),
+        None => format!("{name} cannot be loaded; pip's nvidia-nccl-cu13 has it, and NVIDIA's libnccl2"),
+    };
     let file = CString::new(name).map_err(|_| failed())?;
     // SAFETY: the name ends in a null byte, and loading NVIDIA's library runs its initialisers only.
     let handle = unsafe { libc::dlopen(file.as_ptr(), libc::RTLD_NOW) };

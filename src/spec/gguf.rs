@@ -377,7 +377,9 @@ fn experts(
         json.extend(file.integer(&key(theirs))?.map(|count| (ours.to_owned(), json!(count))));
     }
     let width = |name: &str| file.tensors().get(name).map(|tensor| json!(tensor.shape.first()));
-    json.extend(width("blk.0.ffn_up.0.weight").map(|width| ("moe_intermediate_size".to_owned(), width)));
+    let of_experts = width("blk.0.ffn_up.0.weight");
+    json.extend(of_experts.clone().map(|width| ("moe_intermediate_size".to_owned(), width)));
+    json.entry("intermediate_size").or_insert(of_experts.unwrap_or_default());
     json.extend(width("blk.0.ffn_up_shexp.weight").map(|width| ("shared_expert_intermediate_size".to_owned(), width)));
     // What llama.cpp does, whatever the file says.
     json.insert("norm_topk_prob".to_owned(), json!(sums_to_one(json["model_type"].as_str().unwrap_or_default())));

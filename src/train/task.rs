@@ -69,37 +69,39 @@ pub struct Score {
     pub answers: Vec<Value>,
 }
 
-impl Score {
-    /// That of the first rank: another may have had less time.
-    #[must_use]
-    pub fn of_first(self, ranks: &mut dyn Ranks) -> Self {
-        if ranks.size() == 1 {
-            return self;
-        }
-        let of_first = if ranks.rank() == 0 { 1.0 } else { 0.0 };
-        let is_complete = f64::from(u8::from(self.is_complete));
-        let figures = [self.score, self.score_norm.unwrap_or(0.0), as_f64(self.num_rows), is_complete];
-        let mut figures = figures.map(|figure| figure * of_first);
-        ranks.sum(&mut [], &mut figures);
-        let [score, score_norm, num_rows, is_complete] = figures;
-        Self {
-            score,
-            score_norm: self.score_norm.map(|_| score_norm),
-            num_rows: usize::try_from(as_u64(num_rows)).unwrap_or(self.num_rows),
-            is_complete: is_complete > 0.0,
-            answers: self.answers,
-        }
-    }
-}
-
-/// Right answers, and all.
+/// Right answers of some rows, and all.
 #[derive(Clone, Debug, Default)]
-struct Count {
+pub struct Count {
     right: usize,
     right_norm: usize,
     all: usize,
     num_rows: usize,
-    answers: Vec<Value>,
+    /// By the number of the row.
+    answers: Vec<(usize, Value)>,
+}
+
+impl Count {
+    fn add(&mut self, right: usize, all: usize) {
+        self.right += right;
+        self.all += all;
+        self.num_rows += 1;
+    }
+
+    /// Those of all ranks.
+    #[must_use]
+    pub fn of_all(self, ranks: &mut dyn Ranks) -> Self {
+        if ranks.size() == 1 {
+            return self;
+        }
+        let mut figures = [self.right, self.right_norm, self.all, self.num_rows].map(as_f64);
+        ranks.sum(&mut [], &mut figures);
+        let [right, right_norm, all, num_rows] = figures.map(|figure| usize::try_from(as_u64(figure)).unwrap_or(0));
+        let own = serde_json::to_vec(&self.answers).unwrap_or_default();
+        let read = |bytes: Vec<u8>| serde_json::from_slice::<Vec<(usize, Value)>>(&bytes).unwrap_or_default();
+        let mut answers: Vec<_> = ranks.gather_bytes(&own).into_iter().flat_map(read).collect();
+        answers.sort_by_key(|(row, _)| *row);
+        Self { right, right_norm, all, num_rows, answers }
+    }
 }
 
 impl Task {
@@ -135,75 +137,85 @@ impl Task {
         Ok(Some(Self { config: config.clone(), rows }))
     }
 
-    /// What the score counts, and on how many rows.
-    #[must_use]
-    pub fn about(&self) -> String {
-        let num_rows = match &self.rows {
+    fn num_rows(&self) -> usize {
+        match &self.rows {
             Rows::Prompts(prompts, _) => prompts.len(),
             Rows::Choices(rows) => rows.len(),
             Rows::Tokens(rows) => rows.len(),
-        };
-        format!("{} on {num_rows} rows", self.config.metric.map_or("", Metric::name))
+        }
     }
 
-    /// The score; `None` where it was stopped. `progress` gets the number of rows that were begun and of all rows.
+    /// What the score counts, and on how many rows.
+    #[must_use]
+    pub fn about(&self) -> String {
+        format!("{} on {} rows", self.config.metric.map_or("", Metric::name), self.num_rows())
+    }
+
+    /// The score of what was right.
+    #[must_use]
+    pub fn score(&self, count: Count) -> Score {
+        let share = |right: usize| as_f64(right) / as_f64(count.all.max(1));
+        Score {
+            score: share(count.right),
+            score_norm: matches!(self.rows, Rows::Choices(_)).then(|| share(count.right_norm)),
+            num_rows: count.num_rows,
+            is_complete: count.num_rows == self.num_rows(),
+            answers: count.answers.into_iter().map(|(_, answer)| answer).collect(),
+        }
+    }
+
+    /// What is right of this rank's rows, which are dealt out in turn; `None` where it was stopped. `progress` gets the number of rows
+    /// that were begun and of all of these.
     ///
     /// # Errors
     /// A prompt that the model cannot continue.
-    pub fn score(
+    pub fn count(
         &self,
         step: &TrainStep,
         tokenizer: &Tokenizer,
         is_stopped: impl Fn() -> bool,
         mut progress: impl FnMut(usize, usize),
-    ) -> Result<Option<Score>, GenerateError> {
+    ) -> Result<Option<Count>, GenerateError> {
         let (start, limit) = (Instant::now(), Duration::from_secs(self.config.max_seconds));
         // The first row is scored in any case.
         let mut goes_on = |done: usize, all: usize| {
             progress(done, all);
             !is_stopped() && (done == 0 || start.elapsed() < limit)
         };
-        let mut count = Count::default();
-        let num_rows = match &self.rows {
-            Rows::Prompts(prompts, answers) => {
-                let texts = self.texts(prompts, step, tokenizer, &is_stopped, goes_on)?;
-                for (row, text) in texts.iter().enumerate() {
-                    let (is_right, answer) = answers.judge(row, text);
-                    count.add(usize::from(is_right), 1);
-                    count.answers.push(answer);
-                }
-                prompts.len()
+        let (mut count, (rank, num_ranks)) = (Count::default(), step.rank());
+        let own: Vec<usize> = (rank..self.num_rows()).step_by(num_ranks).collect();
+        if let Rows::Prompts(prompts, answers) = &self.rows {
+            let prompts: Vec<&[u32]> = own.iter().map(|row| &*prompts[*row]).collect();
+            let texts = self.texts(&prompts, step, tokenizer, &is_stopped, goes_on)?;
+            for (row, text) in own.into_iter().zip(texts) {
+                let (is_right, answer) = answers.judge(row, &text);
+                count.add(usize::from(is_right), 1);
+                count.answers.push((row, answer));
             }
-            Rows::Choices(rows) => {
-                for row in rows {
-                    if !goes_on(count.num_rows, rows.len()) {
-                        break;
-                    }
-                    let ([is_right, is_right_norm], answer) = row.judge(step);
+            return Ok((!is_stopped()).then_some(count));
+        }
+        for row in &own {
+            if !goes_on(count.num_rows, own.len()) {
+                break;
+            }
+            match &self.rows {
+                Rows::Choices(rows) => {
+                    let ([is_right, is_right_norm], answer) = rows[*row].judge(step);
                     count.add(usize::from(is_right), 1);
                     count.right_norm += usize::from(is_right_norm);
-                    count.answers.push(answer);
+                    count.answers.push((*row, answer));
                 }
-                rows.len()
+                Rows::Tokens(rows) => count.add(step.num_right_tokens(&rows[*row]), rows[*row].num_target_tokens()),
+                Rows::Prompts(..) => {}
             }
-            Rows::Tokens(rows) => {
-                for row in rows {
-                    if !goes_on(count.num_rows, rows.len()) {
-                        break;
-                    }
-                    count.add(step.num_right_tokens(row), row.num_target_tokens());
-                }
-                rows.len()
-            }
-        };
-        let is_choice = matches!(self.rows, Rows::Choices(_));
-        Ok((!is_stopped()).then(|| count.score(num_rows, is_choice)))
+        }
+        Ok((!is_stopped()).then_some(count))
     }
 
     /// What the model writes after the first prompts, those that were begun while `goes_on`.
     fn texts(
         &self,
-        prompts: &[Vec<u32>],
+        prompts: &[&[u32]],
         step: &TrainStep,
         tokenizer: &Tokenizer,
         is_stopped: &impl Fn() -> bool,
@@ -218,7 +230,7 @@ impl Task {
         while !is_stopped() {
             let next = prompts.get(texts.len()).filter(|_| batch.has_room());
             let next = next.filter(|_| goes_on(texts.len(), prompts.len())).map(|prompt_ids| TextRequest {
-                prompt_ids: prompt_ids.clone(),
+                prompt_ids: prompt_ids.to_vec(),
                 adapters: step.adapters(),
                 options: GenerateOptions { max_new_tokens: *max_new_tokens, ..GenerateOptions::default() },
                 stop: stop.clone(),
@@ -291,24 +303,5 @@ impl Choices {
         let is_right =
             [likeliest(&likelihoods), likeliest(&by_length.collect::<Vec<_>>())].map(|at| at == Some(self.right));
         (is_right, json!({"loglikelihoods": likelihoods, "expected": self.right, "is_right": is_right[0]}))
-    }
-}
-
-impl Count {
-    fn add(&mut self, right: usize, all: usize) {
-        self.right += right;
-        self.all += all;
-        self.num_rows += 1;
-    }
-
-    fn score(self, num_rows: usize, is_choice: bool) -> Score {
-        let share = |right: usize| as_f64(right as u64) / as_f64(self.all.max(1) as u64);
-        Score {
-            score: share(self.right),
-            score_norm: is_choice.then(|| share(self.right_norm)),
-            num_rows: self.num_rows,
-            is_complete: self.num_rows == num_rows,
-            answers: self.answers,
-        }
     }
 }

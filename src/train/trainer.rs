@@ -349,14 +349,16 @@ impl Trainer<'_> {
         self.state.step == 0 || self.state.step >= self.schedule.total_steps()
     }
 
-    /// The score of the task, without rows where there is none. `None` where the run was asked to stop.
+    /// The score of the task by the rows of all ranks. `None` where the run was asked to stop.
     fn score(&mut self) -> Result<Option<Score>, TrainerError> {
-        let Some(task) = &self.task else { return Ok(Some(Score::default())) };
+        let Some(task) = &self.task else { return Ok(None) };
         let progress = |done, num_rows| self.sinks.evaluating(done, num_rows);
-        let score = task.score(&self.step, self.data.tokenizer(), || self.stop.requested(), progress);
-        let score = score.map_err(TrainerError::Task)?;
+        let count = task.count(&self.step, self.data.tokenizer(), || self.stop.requested(), progress);
+        let Some(count) = self.agree_on(count.map_err(TrainerError::Task))? else { return Ok(None) };
+        let count = count.of_all(self.step.ranks());
+        let score = self.task.as_ref().map(|task| task.score(count));
         if let Some(Score { num_rows, is_complete: false, .. }) = &score {
-            let text = format!("step {}: the score is that of the first {num_rows} rows", self.state.step);
+            let text = format!("step {}: the score is that of {num_rows} rows", self.state.step);
             self.sinks.warn(&format!("{text}\n  hint: `eval.task.max_seconds` leaves no time for all `rows`"));
         }
         Ok(score)
@@ -374,10 +376,12 @@ impl Trainer<'_> {
             let total = eval_loss(&self.step, self.data, rollouts, &self.train, &self.eval, self.stop, progress);
             let total = self.sum_over_ranks(total.map_err(TrainerError::from))?;
             let Some(total) = total else { return Ok(false) };
-            let task = self.score();
-            let task = self.agree_on(task)?.map(|task| task.of_first(self.step.ranks()));
-            let Some(task) = task else { return Ok(false) };
-            score = self.task.as_ref().map(|_| task);
+            if self.task.is_some() {
+                score = self.score()?;
+                if score.is_none() {
+                    return Ok(false);
+                }
+            }
             metrics = figures((step, epoch), &total, score.as_ref(), eval_start);
             if metrics.is_none() {
                 self.sinks.warn(&format!(
@@ -385,7 +389,8 @@ impl Trainer<'_> {
                 ));
             }
         }
-        let samples = samples(step, &self.step, self.data, &self.eval.generate, || self.stop_requested());
+        let prompts = if self.step.rank().0 == 0 { &self.eval.generate[..] } else { &[] };
+        let samples = samples(step, &self.step, self.data, prompts, || self.stop_requested());
         let Some(samples) = self.agree_on(samples.map_err(TrainerError::from))? else { return Ok(false) };
 
         if let Some(EvalMetrics { eval_loss, .. }) = &metrics {

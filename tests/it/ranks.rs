@@ -13,6 +13,7 @@ use crate::rollouts::answering;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use safetensors::SafeTensors;
+use serde_json::{Value, json};
 
 const OPEN_MPI: &str = "mpirun.openmpi";
 const MPICH: &str = "mpirun.mpich";
@@ -175,6 +176,39 @@ fn ranks_that_answer_their_own_prompts_train_as_one() {
     train_on(OPEN_MPI, 2, &answering(&bench, "resumed", reward), &resume);
     let differences = adapter(&bench.path("resumed")).into_iter().zip(adapter(&bench.path("one")));
     assert!(differences.map(|(two, one)| (two - one).abs()).fold(0.0, f32::max) < 1e-5);
+}
+
+#[test]
+fn scores_are_those_of_the_rows_of_all_ranks() {
+    if !has(OPEN_MPI) {
+        return;
+    }
+    let bench = Bench::new();
+    let choices = ["cat", "dog", "bird", "fox"];
+    let row = |index: usize| {
+        let prompt = format!("{index}: Once there was a little");
+        format!("{}\n", json!({"prompt": prompt, "completion": choices[index * 7 % 4], "choices": choices}))
+    };
+    fs::write(bench.path("eval.jsonl"), (0..7).map(row).collect::<String>()).unwrap();
+    for task in [
+        &["--set=eval.task.metric=multiple_choice", "--set=eval.task.prompt=\"{prompt}\""][..],
+        &["--set=eval.task.metric=token_accuracy"],
+        &["--set=eval.task.metric=json", "--set=eval.task.max_new_tokens=4"],
+    ] {
+        let settings =
+            with(&EVEN, &with(task, &["--set=train.max_steps=2", "--set=train.gradient_accumulation_steps=3"]));
+        let scores = |name: &str| -> Vec<Value> {
+            let lines = metrics(&bench.path(name));
+            lines.iter().map(|line| json!([line["eval_score"], line["eval_score_norm"]])).collect()
+        };
+        let run = |ranks: usize| format!("{ranks}-{}", task[0].rsplit('=').next().unwrap());
+        train(&bench.recipe(&run(1), ""), &settings);
+        train_on(OPEN_MPI, 3, &bench.recipe(&run(3), ""), &settings);
+        assert_eq!(scores(&run(1)), scores(&run(3)), "{task:?}");
+        assert!(scores(&run(1)).iter().any(|score| score[0].is_number()), "{:?}", scores(&run(1)));
+        let samples = [1, 3].map(|ranks| fs::read_to_string(bench.path(&run(ranks)).join("samples.jsonl")).unwrap());
+        assert_eq!(samples[0].lines().count(), samples[1].lines().count());
+    }
 }
 
 #[test]

@@ -198,7 +198,8 @@ fn check_ropes(config: &ModelConfig) -> Result<(), Problem> {
         RopeScaling::Yarn { factor, beta_fast, beta_slow, truncate, attention_factor, .. } => {
             let has_usual_ramp = is_ministral(config) || [*beta_fast, *beta_slow] == [32.0, 1.0];
             let usual = if is_ministral(config) { 1.0 } else { 1.0 + 0.1 * factor.ln() };
-            let truncates = *truncate || config.model_type == "gpt_oss";
+            // A file does not say it.
+            let truncates = *truncate != (config.model_type == "gpt_oss");
             has_usual_ramp && truncates && (attention_factor - usual).abs() < 1e-4
         }
         _ => false,
@@ -246,6 +247,9 @@ fn windows_and_caps(config: &ModelConfig) -> Result<Vec<(&'static str, Value)>, 
     let is_gemma = config.model_type.starts_with("gemma");
     if is_gemma && !config.tie_word_embeddings {
         return refused("a head of its own");
+    }
+    if !is_gemma && window.is_none() {
+        return refused("no window");
     }
     if config.model_type == "gemma3_text" && (soft_cap.is_some() || config.logit_soft_cap.is_some()) {
         return refused("caps of scores and logits");

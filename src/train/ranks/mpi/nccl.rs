@@ -1,17 +1,18 @@
 //! Gradients between GPUs by NCCL. MPI has brought the ranks together before, and its deadlines hold here too.
 
 use std::sync::OnceLock;
-use std::time::Instant;
+use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
 
 use burn::tensor::Tensor;
 use serde::{Deserialize, Serialize};
 
 use super::super::Ranks as _;
-use super::{Mpi, end, pause};
+use super::{Mpi, end, host, pause};
 use crate::device::{NCCL_VARIABLE, nccl_library};
 use crate::ops::cuda::Nccl;
 
-static NCCL: OnceLock<Nccl> = OnceLock::new();
+static NCCL: OnceLock<&Nccl> = OnceLock::new();
 
 /// What a rank has to sum gradients with.
 #[derive(Serialize, Deserialize)]
@@ -27,9 +28,11 @@ impl Mpi {
     /// Connects the GPUs of all ranks, of which this has that number, and returns the name of what does; or says why they cannot be:
     /// the same on all ranks.
     pub(super) fn connect(&mut self, ordinal: u32) -> Result<String, String> {
+        // What came before was no step.
+        self.wait_long();
         let library = nccl_library();
         let own = library.as_ref().map_err(Clone::clone).and_then(|library| {
-            let machine = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+            let machine = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_else(|_| host());
             let id = if self.rank == 0 { Nccl::id(library)? } else { Vec::new() };
             Ok(Offer { version: library.version.clone(), gpu: (machine, Nccl::bus_id(ordinal)?), id })
         });
@@ -38,9 +41,16 @@ impl Mpi {
             all.iter().map(|offer| serde_json::from_slice(offer).unwrap_or_else(|error| Err(error.to_string())));
         let Offer { version, id, .. } = agreed(offers.collect())?;
         let nccl = library.and_then(|library| Nccl::start(&library, &id, ordinal, self.rank, self.size));
-        match nccl.map(|nccl| NCCL.get_or_init(|| nccl)) {
-            Ok(nccl) => self.wait_for("connect", Instant::now(), || nccl.is_ready()),
-            Err(reason) => end(&failure(&reason)),
+        // It lives as long as the process: NCCL's threads may use it.
+        let nccl = nccl.map(|nccl| &*Box::leak(Box::new(nccl)));
+        let connected = nccl.clone().and_then(|nccl| self.wait_for("connect", Instant::now(), || nccl.is_ready()));
+        self.wait_long();
+        if self.agree(connected.is_err()) {
+            nccl.into_iter().for_each(give_up);
+            return Err(connected.err().unwrap_or_else(|| "NCCL does not connect another rank".to_owned()));
+        }
+        if let Ok(nccl) = nccl {
+            NCCL.get_or_init(|| nccl);
         }
         Ok(format!("NCCL {version}"))
     }
@@ -51,45 +61,54 @@ impl Mpi {
         self.sum(&mut [], figures);
         let start = Instant::now();
         let (sums, mut sum) = nccl.sum(gradients);
-        self.wait_for("sum the gradients", start, || sum.is_done());
+        if let Err(reason) = self.wait_for("sum the gradients", start, || sum.is_done()) {
+            end(&format!("{reason}; {NCCL_VARIABLE}=none takes MPI instead"));
+        }
         self.last = Some(Instant::now());
         sums
     }
 
-    /// Ends all ranks where it fails, or takes longer than a sum may.
-    fn wait_for(&mut self, what: &str, start: Instant, mut is_done: impl FnMut() -> Result<bool, String>) {
+    /// Waits as long as a sum may take, and says why it is not done.
+    fn wait_for(
+        &mut self,
+        what: &str,
+        start: Instant,
+        mut is_done: impl FnMut() -> Result<bool, String>,
+    ) -> Result<(), String> {
         let deadline = self.deadline();
-        loop {
+        let reason = loop {
             let waited = start.elapsed();
             match is_done() {
                 Ok(true) => {
                     self.waited += waited;
-                    return;
+                    return Ok(());
                 }
                 Ok(false) if waited <= deadline => pause(waited),
-                Ok(false) => end(&failure(&format!("it does not {what} for {} s", waited.as_secs()))),
-                Err(reason) => end(&failure(&reason)),
+                Ok(false) => break format!("it does not {what} for {} s", waited.as_secs()),
+                Err(reason) => break reason,
             }
-        }
+        };
+        Err(format!("NCCL, between the GPUs: {reason}\n  hint: NCCL_DEBUG=WARN says more"))
     }
 }
 
 /// What sums gradients, where the GPUs of all ranks are connected.
 pub(super) fn connected() -> Option<&'static Nccl> {
-    NCCL.get()
+    NCCL.get().copied()
 }
 
-/// Gives up what NCCL has under way.
+/// Gives up what NCCL has under way, within the second that it gets.
 pub(super) fn abort() {
-    if let Some(nccl) = NCCL.get() {
-        nccl.abort();
-    }
+    connected().into_iter().for_each(give_up);
 }
 
-fn failure(reason: &str) -> String {
-    format!(
-        "NCCL, between the GPUs: {reason}\n  hint: NCCL_DEBUG=WARN says more; {NCCL_VARIABLE}=none takes MPI instead"
-    )
+fn give_up(nccl: &'static Nccl) {
+    let (done, is_done) = channel();
+    std::thread::spawn(move || {
+        nccl.abort();
+        done.send(())
+    });
+    let _ = is_done.recv_timeout(Duration::from_secs(1));
 }
 
 /// What the first rank offers, where all can do it; else the first reason against it.
