@@ -77,7 +77,7 @@ impl Debug for Nccl {
 }
 
 impl Nccl {
-    /// What all processes that sum together are told, of the first one.
+    /// A new id, 128 bytes, by which processes find each other: the first makes it, and all start with it.
     ///
     /// # Errors
     /// What NCCL says.
