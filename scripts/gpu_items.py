@@ -133,6 +133,7 @@ RECIPE = """\
 output_dir = {run}
 [model]
 path = {model}
+quantization = {quantization}
 [lora]
 r = 8
 [data]
@@ -165,6 +166,25 @@ def own_kernels(kit: Kit) -> None:
         sys.exit("a kernel differs from the CPU's")
 
 
+def kernel_tests(kit: Kit) -> None:
+    """The kernels by themselves, over ragged shapes, against float64."""
+    for name in ("attention", "low_rank", "rows", "cross_entropy", "optimizer"):
+        try:
+            found = subprocess.run([sys.executable, ROOT / f"tests/cuda_kernels/{name}.py", "--driver", "libcuda.so.1"], text=True, timeout=60,
+                                   stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+            rc, said = found.returncode, found.stdout
+        except subprocess.TimeoutExpired as late:
+            rc, said = None, (late.stdout or b"").decode()
+        wrong = [line for line in said.splitlines() if line.startswith("FAIL")]
+        kit.tell(**gpu_telemetry.check(f"kernels of {name}", f"{rc}: {wrong[:5] or said[-300:] if rc != 0 else ''}", "0", rc == 0), said=said[-6000:])
+
+
+def attention_rates(kit: Kit) -> None:
+    """What the kernels of attention take at sizes of training."""
+    kit.tell(said=kit.run(sys.executable, ROOT / "tests/cuda_kernels/attention.py", "--driver", "libcuda.so.1", "--time",
+                          stdout=subprocess.PIPE).stdout)
+
+
 def quickstart(kit: Kit, run: pathlib.Path, **changes) -> pathlib.Path:
     """A recipe for the quickstart's model. Its rows are as long as max_length, so that a step has one shape only; or, packed,
     the quickstart's own."""
@@ -175,7 +195,7 @@ def quickstart(kit: Kit, run: pathlib.Path, **changes) -> pathlib.Path:
         rows = kit.out / "runs/rows.jsonl"
         rows.write_text("".join(json.dumps({"text": " ".join(texts[at:at + 15])}) + "\n" for at in range(0, len(texts), 15)))
     values = {"run": run, "model": kit.model, "rows": rows, "precision": "f32", "device": kit.device, "steps": 8, "packing": False,
-              "checkpointing": True, **changes}
+              "checkpointing": True, "quantization": "none", **changes}
     recipe = run.with_suffix(".toml")
     # JSON's strings, numbers and booleans are TOML's too.
     recipe.write_text(RECIPE.format(**{key: json.dumps(value, default=str) for key, value in values.items()}))
@@ -193,17 +213,15 @@ def losses(kit: Kit, name: str, **changes) -> dict[str, list[float]]:
 
 
 def sound(kit: Kit, name: str, **changes) -> None:
-    """Losses and gradient norms against the CPU's in f32. f32 may differ by another order of sums, and by products in TF32;
-    bf16 by half as much again as bf16 on the CPU does."""
-    cpu = changes | {"device": "cpu", "checkpointing": True}
-    reference = losses(kit, f"{name}-cpu-f32", **cpu | {"precision": "f32"})
-    in_bf16 = losses(kit, f"{name}-cpu-bf16", **cpu) if changes.get("precision") == "bf16" else None
+    """Losses and gradient norms against the CPU's in f32. f32 may differ by another order of sums; bf16 keeps activations in
+    bf16, and from the second step on its adapters are others too."""
+    reference = losses(kit, f"{name}-cpu-f32", **changes | {"device": "cpu", "checkpointing": True, "precision": "f32"})
     ours = losses(kit, f"{name}-{kit.device}", **changes)
-    off = lambda run, key: max(abs(a - b) / abs(b) for a, b in zip(run[key], reference[key], strict=True))
-    for key, tolerance in (("loss", 1e-3), ("grad_norm", 1e-2)):
-        allowed = tolerance + (1.5 * off(in_bf16, key) if in_bf16 else 0)
-        kit.tell(**gpu_telemetry.check(f"{key} of 8 steps against the CPU's in f32", f"{off(ours, key):.2e}", f"at most {allowed:.2e}",
-                                       off(ours, key) <= allowed))
+    in_bf16 = changes.get("precision") == "bf16"
+    for key, first, later in (("loss", 1e-3, 1e-2 if in_bf16 else 1e-3), ("grad_norm", 1e-2, 5e-2 if in_bf16 else 1e-2)):
+        off = [abs(a - b) / abs(b) for a, b in zip(ours[key], reference[key], strict=True)]
+        kit.tell(**gpu_telemetry.check(f"{key} of 8 steps against the CPU's in f32", f"{off[0]:.2e}, then at most {max(off):.2e}",
+                                       f"at most {first:.0e}, then {later:.0e}", off[0] <= first and max(off) <= later))
 
 
 def telemetry(kit: Kit) -> None:
@@ -316,54 +334,29 @@ def one_step(launches: list[tuple[str, float]]) -> list[tuple[str, float]]:
     return launches[first:first + period]
 
 
-def kernels(kit: Kit) -> None:
-    """Every launch of a step by CUDA events, in CubeCL's log: its time, and by kernel. Launches wait for each other, so
-    their sum is the time of a step whose kernels come without gaps."""
-    if kit.device == "cpu":
-        raise LeftOut("there are no kernels on a CPU")
-    folder, units = kit.out / "runs/kernels", {"ns": 1e-9, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
-    log = folder / "launches.log"
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
-    (folder / "cubecl.toml").write_text(f'[profiling.logger]\nlevel = "medium"\nfile = "{log}"\n')
-    recipe = kit.bench_recipe(LLAMA_1B, ROWS_OF_2048, None, NUM_STEPS)
-    kit.run(*benchlib.bench_command(kit.binary, recipe, [], 0), cwd=folder, stdout=subprocess.DEVNULL)
-    lines = re.findall(r"^\| ([\d.]+)(ns|µs|ms|s) +\| (.+_[0-9a-f]{8})$", log.read_text(), re.MULTILINE)
-    log.unlink()
-    step = one_step([(name, float(number) * units[unit]) for number, unit, name in lines])
-    totals, families = collections.Counter(), collections.Counter()
-    for name, seconds in step:
-        totals[name] += seconds
-        # Without its parameters and the hash of its settings.
-        families[name[:-9].split(" | ")[0]] += seconds
-    calls = collections.Counter(name for name, _ in step)
-    kit.tell(launches=len(step), kernel_seconds=sum(totals.values()),
-             kernels=[{"kernel": name, "calls": calls[name], "seconds": seconds} for name, seconds in totals.most_common(30)],
-             families=[{"family": name, "seconds": seconds} for name, seconds in families.most_common()])
-
-
-def counters(kit: Kit) -> None:
-    """`ncu` on the three kernels that take most of a step; of two layers, since the others are the same."""
+def kernels(kit: Kit, model: str, shape: Shape, layers: int | None = None) -> None:
+    """Every launch of a step as `ncu` times it, burn's, cuBLASLt's and ours: launches wait for each other, so their sum is the
+    time of a step whose kernels come without gaps. By kernel, and the longest launches with their grids."""
     if shutil.which("ncu") is None:
         raise LeftOut("ncu is not installed")
-    # The hash is also the end of the function's name.
-    largest = [row["kernel"][-8:] for figures in kit.figures() if "kernels" in figures for row in figures["kernels"][:3]]
-    if not largest:
-        raise LeftOut("no kernel has been timed: the item kernels comes first")
-    table, recipe = kit.out / "runs/ncu.csv", kit.bench_recipe(LLAMA_1B, ROWS_OF_2048, 2, 1)
-    # Clocks stay as they are: others may use the card.
-    kit.run("ncu", "--set", "basic", "--clock-control", "none", "--apply-rules", "no", "--csv", "--page", "details",
+    table, recipe = kit.out / f"runs/ncu-{model}.csv", kit.bench_recipe(model, shape, layers, NUM_STEPS)
+    # Clocks stay as they are: others may use the card. Caches too: a step's own launches fill them.
+    kit.run("ncu", "--metrics", "gpu__time_duration.sum", "--clock-control", "none", "--cache-control", "none", "--csv", "--page", "raw",
             "--print-units", "base", "--print-kernel-base", "function", "--log-file", table,
-            "--kernel-name", f"regex:_({'|'.join(largest)})$", "--launch-count", "60",
             *benchlib.bench_command(kit.binary, recipe, [], 0), stdout=subprocess.DEVNULL)
-    lines = [line for line in table.read_text().splitlines() if line.startswith('"')]
-    values = collections.defaultdict(lambda: collections.defaultdict(list))
-    for row in csv.DictReader(lines):
-        number = row["Metric Value"].replace(",", "")
-        if re.fullmatch(r"-?\d+(\.\d+)?", number):
-            values[row["Kernel Name"]][f"{row['Metric Name']} [{row['Metric Unit']}]"].append(float(number))
-    for name, metrics in values.items():
-        kit.tell(kernel=name, counters={metric: statistics.fmean(found) for metric, found in metrics.items()})
+    rows = list(csv.DictReader(line for line in table.read_text().splitlines() if line.startswith('"')))
+    # The first row has the units.
+    launches = [(row["Kernel Name"] + " " + row["Grid Size"], float(row["gpu__time_duration.sum"].replace(",", "")) * 1e-9)
+                for row in rows if row["ID"]]
+    step = one_step(launches)
+    totals, families, calls = collections.Counter(), collections.Counter(), collections.Counter(name for name, _ in step)
+    for name, seconds in step:
+        totals[name] += seconds
+        # Without its grid, and the hash of its settings if it is burn's.
+        families[re.sub(r"(_[0-9a-f]{8})? \(.*", "", name)] += seconds
+    kit.tell(launches=len(step), kernel_seconds=sum(totals.values()), model=model, layers=layers,
+             kernels=[{"kernel": name, "calls": calls[name], "seconds": seconds} for name, seconds in totals.most_common(50)],
+             families=[{"family": name, "seconds": seconds} for name, seconds in families.most_common()])
 
 
 class Item(NamedTuple):
@@ -384,9 +377,11 @@ def peer_at(part: int, side: str, limit_seconds: int, model: str, *shapes: Shape
 ITEMS = (
     Item(1, "machine", 30, machine),
     Item(1, "own-kernels", 60, own_kernels),
+    Item(1, "kernel-tests", 120, kernel_tests),
     Item(1, "doctor", 90, doctor),
     Item(1, "sound-f32", 150, lambda kit: sound(kit, "f32")),
     Item(1, "sound-bf16", 120, lambda kit: sound(kit, "bf16", precision="bf16")),
+    Item(1, "sound-nf4", 60, lambda kit: sound(kit, "nf4", precision="bf16", quantization="nf4")),
     Item(1, "telemetry", 60, telemetry),
     Item(1, "sound-packed", 90, lambda kit: sound(kit, "packed", packing=True)),
     Item(1, "sound-offload", 60, lambda kit: sound(kit, "offload", checkpointing="offload")),
@@ -410,10 +405,11 @@ ITEMS = (
     peer_at(2, "peft-sdpa", 60, LLAMA_1B, PUBLISHED),
     peer_at(2, "peft-sdpa", 60, QWEN_06B, PUBLISHED),
 
+    Item(3, "kernels-1b", 120, lambda kit: kernels(kit, LLAMA_1B, ROWS_OF_2048)),
+    Item(3, "kernels-8b", 120, lambda kit: kernels(kit, LLAMA_8B, ONE_4096, layers=4)),
+    Item(3, "attention", 30, attention_rates),
     Item(3, "products", 60, products),
     ours_at(3, "operations", 120, LLAMA_8B, ONE_4096, steps=2, options=("--profile",)),
-    Item(3, "kernels", 90, kernels),
-    Item(3, "ncu", 100, counters),
     ours_at(3, "operations", 60, LLAMA_1B, ROWS_OF_2048, options=("--profile",)),
     ours_at(3, "llvm", 150, LLAMA_1B, ROWS_OF_2048, side="llvm"),
     ours_at(3, "llvm-2-layers", 150, LLAMA_8B, ONE_4096, side="llvm", steps=2, layers=2, options=("--profile",)),

@@ -36,6 +36,7 @@ pub use dtype::Dtype;
 pub use error::DeviceError;
 pub use kind::DeviceKind;
 pub use name::DeviceName;
+pub use peak::Multiply;
 #[cfg(feature = "cuda-llvm")]
 pub use toolkit::name_toolkit;
 pub use toolkit::{
@@ -332,30 +333,30 @@ impl OpenDevice {
     /// Relative error of one `f32` product, `[256, 256]` by `[256, 256]`, of numbers that `f32` holds and sums exactly: 0,
     /// or 2^-12 if it was computed in TF32. Says nothing about other shapes. `None` if the product fails.
     #[must_use]
-    pub fn f32_product_error(&self) -> Option<f64> {
-        guarded(|| peak::product_error(&self.device, Dtype::F32)).ok().flatten()
+    pub fn f32_product_error(&self, multiply: Multiply) -> Option<f64> {
+        guarded(|| peak::product_error(&self.device, Dtype::F32, multiply)).ok().flatten()
     }
 
     /// The fastest matrix product measured on this device, in floating-point operations per second: the denominator of
-    /// MFU. A CPU is measured in each process, in about 0.1 seconds; a GPU, where the backend may also tune its kernels,
+    /// MFU, of products by `multiply` on a GPU. A CPU is measured in each process, in about 0.1 seconds; a GPU, where the backend may also tune its kernels,
     /// once. The fastest of all measurements of this build is kept on disk, so that MFU means the same in two runs. `None`
     /// if nothing could be measured.
     ///
     /// On the CPU this is the `f32` product for every `dtype`, since the backend computes in `f32`.
     #[must_use]
-    pub fn gemm_peak_flops(&self, dtype: Dtype) -> Option<f64> {
+    pub fn gemm_peak_flops(&self, dtype: Dtype, multiply: Multiply) -> Option<f64> {
         let dtype = if self.is_gpu() { dtype } else { Dtype::F32 };
         *self.gemm_peak_flops[dtype as usize].get_or_init(|| {
             let kept = files::cache_folder().filter(|_| self.is_gpu());
             let kept = kept.and_then(|folder| peak::kept(&folder, &self.label, dtype));
-            kept.or_else(|| self.measure_gemm_peak_flops(dtype))
+            kept.or_else(|| self.measure_gemm_peak_flops(dtype, multiply))
         })
     }
 
     /// [`OpenDevice::gemm_peak_flops`], measured anew: the fastest of this and earlier measurements. `None` also for a
     /// software device.
     #[must_use]
-    pub fn measure_gemm_peak_flops(&self, dtype: Dtype) -> Option<f64> {
+    pub fn measure_gemm_peak_flops(&self, dtype: Dtype, multiply: Multiply) -> Option<f64> {
         // Large products would take it minutes, and say nothing.
         if self.is_software {
             return None;
@@ -366,7 +367,7 @@ impl OpenDevice {
         let total = self.cuda.as_ref().map(|gpu| gpu.memory_bytes);
         let used = self.memory_in_use().map(|used| used.reserved_bytes);
         let has_room = total.zip(used).is_none_or(|(total, used)| used + (2 << 30) < total);
-        let flops = peak::gpu_gemm_flops(&self.device, dtype, has_room)?;
+        let flops = peak::gpu_gemm_flops(&self.device, dtype, has_room, multiply)?;
         // A GPU that runs full is measured with small products: nothing to compare later runs with.
         Some(if has_room { self.fastest(dtype, flops) } else { flops })
     }

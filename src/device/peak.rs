@@ -11,6 +11,9 @@ use gemm::Parallelism;
 use super::Dtype;
 use crate::util::panics::guarded;
 
+/// How a device multiplies two matrices.
+pub type Multiply = fn(Tensor<2>, Tensor<2>) -> Tensor<2>;
+
 /// Time that the measurement on a CPU may take.
 const CPU_BUDGET: Duration = Duration::from_millis(100);
 
@@ -85,12 +88,12 @@ fn square_gemm(n: usize, c: &mut [f32], a: &[f32], b: &[f32]) {
     }
 }
 
-/// The rate of a large product of burn's own `matmul` in a type, in FLOP/s, with the device synchronised at both ends.
+/// The rate of a large product in a type, in FLOP/s, with the device synchronised at both ends.
 ///
 /// `has_room`: 2 GiB of the device's memory are free. A GPU that runs full may not recover, so without room only small
 /// matrices are multiplied.
-pub(super) fn gpu_gemm_flops(device: &Device, dtype: Dtype, has_room: bool) -> Option<f64> {
-    let flops = guarded(|| time_matmul(device, dtype, gpu_size(dtype, has_room))).ok().flatten();
+pub(super) fn gpu_gemm_flops(device: &Device, dtype: Dtype, has_room: bool, multiply: Multiply) -> Option<f64> {
+    let flops = guarded(|| time_products(device, dtype, gpu_size(dtype, has_room), multiply)).ok().flatten();
     // The model needs this memory more than another measurement would.
     device.memory_cleanup();
     flops.filter(|flops| flops.is_finite() && *flops > 0.0)
@@ -123,65 +126,56 @@ fn read_peaks(folder: &Path) -> BTreeMap<String, (serde_json::Value, f64)> {
     serde_json::from_slice(&text).unwrap_or_default()
 }
 
-/// Rate of burn's `matmul` of two `[n, n]` matrices, in FLOP/s: the best of several rounds. The device is synchronised
-/// at both ends of each round.
-fn time_matmul(device: &Device, dtype: Dtype, n: usize) -> Option<f64> {
+/// Rate of the product of two `[n, n]` matrices, in FLOP/s.
+fn time_products(device: &Device, dtype: Dtype, n: usize, multiply: Multiply) -> Option<f64> {
     // Zeros and ones draw less power than real numbers and are multiplied faster.
     let random = || Tensor::<2>::random([n, n], Distribution::Normal(0.0, 0.02), (device, DType::from(dtype)));
     let (a, b) = (random(), random());
-    let multiply = || a.clone().matmul(b.clone());
+    Some(square_gemm_flops(n) / seconds_of(device, || multiply(a.clone(), b.clone()))?)
+}
+
+/// Seconds of an operation, the best of several rounds. The device is synchronised at both ends of each round.
+fn seconds_of<const D: usize>(device: &Device, operation: impl Fn() -> Tensor<D>) -> Option<f64> {
+    const ROUND: u32 = 8;
+    let run = |times: u32| -> Option<()> {
+        for _ in 0..times {
+            // Held until it is queued: where operations are lazy, what nobody holds need not be computed.
+            let result = operation();
+            device.flush().ok()?;
+            drop(result);
+        }
+        device.sync().ok()
+    };
     // Compiles and tunes.
-    let result = multiply();
-    device.flush().ok()?;
-    device.sync().ok()?;
-    drop(result);
+    run(1)?;
     let mut best = f64::INFINITY;
     let started = Instant::now();
     while started.elapsed() < GPU_BUDGET / 2 {
-        const ROUNDS: u32 = 8;
         let round = Instant::now();
-        for _ in 0..ROUNDS {
-            drop(multiply());
-            // Where operations are fused lazily, a product that nobody reads might never run.
-            device.flush().ok()?;
-        }
-        device.sync().ok()?;
-        best = best.min(round.elapsed().as_secs_f64() / f64::from(ROUNDS));
+        run(ROUND)?;
+        best = best.min(round.elapsed().as_secs_f64() / f64::from(ROUND));
     }
-    Some(square_gemm_flops(n) / best)
+    Some(best)
 }
 
 /// Bytes read and written per second by adding a number to a large tensor, the best of several rounds.
-#[expect(clippy::cast_precision_loss, reason = "2^29 is exact")]
+#[expect(clippy::cast_precision_loss, reason = "2^32 is exact")]
 pub(super) fn copy_bytes_per_second(device: &Device) -> Option<f64> {
     /// Numbers in the tensor, 256 MiB: more than any cache holds.
     const COPIED: usize = 64 << 20;
     let from = Tensor::<1>::ones([COPIED], (device, DType::F32));
-    let copy = || -> Option<()> {
-        drop(from.clone() + 1.0);
-        device.flush().ok()?;
-        device.sync().ok()
-    };
-    // Compiles.
-    copy()?;
-    let started = Instant::now();
-    let mut best = f64::INFINITY;
-    while started.elapsed() < GPU_BUDGET {
-        let round = Instant::now();
-        copy()?;
-        best = best.min(round.elapsed().as_secs_f64());
-    }
+    let seconds = seconds_of(device, || from.clone() + 1.0)?;
     device.memory_cleanup();
-    Some((2 * COPIED * size_of::<f32>()) as f64 / best)
+    Some((2 * COPIED * size_of::<f32>()) as f64 / seconds)
 }
 
 /// Largest relative error of a product of `1 + 2^-12`, which TF32 and `f16` round to 1, with ones. The 256 terms and
 /// their sums are exact in `f32`, and there are enough of them for the tuner to consider kernels for tensor cores.
-pub(super) fn product_error(device: &Device, dtype: Dtype) -> Option<f64> {
+pub(super) fn product_error(device: &Device, dtype: Dtype, multiply: Multiply) -> Option<f64> {
     const N: u16 = 256;
     const FACTOR: f64 = 1.0 + 1.0 / 4096.0;
     let factor = |value| Tensor::<2>::full([usize::from(N); 2], value, (device, DType::from(dtype)));
-    let product = factor(FACTOR).matmul(factor(1.0)).try_into_data().ok()?;
+    let product = multiply(factor(FACTOR), factor(1.0)).try_into_data().ok()?;
     let exact = f64::from(N) * FACTOR;
     product.iter::<f64>().map(|value| (value / exact - 1.0).abs()).reduce(f64::max)
 }
@@ -244,16 +238,16 @@ mod tests {
 
     #[test]
     fn a_product_of_rounded_factors_is_told_from_an_exact_one() {
-        let error = |dtype| product_error(&Device::flex(), dtype).unwrap();
+        let error = |dtype| product_error(&Device::flex(), dtype, Tensor::matmul).unwrap();
         assert_eq!(error(Dtype::F32), 0.0);
         // As many bits of mantissa as TF32.
         assert!((2.3e-4..2.5e-4).contains(&error(Dtype::F16)), "{}", error(Dtype::F16));
     }
 
     #[test]
-    fn the_matmul_of_a_device_is_timed_in_every_dtype() {
+    fn the_product_of_a_device_is_timed_in_every_dtype() {
         for dtype in Dtype::ALL {
-            let flops = time_matmul(&Device::flex(), dtype, 128).unwrap();
+            let flops = time_products(&Device::flex(), dtype, 128, Tensor::matmul).unwrap();
             assert!((1e6..1e15).contains(&flops), "{dtype}: {flops}");
         }
     }

@@ -7,7 +7,7 @@ mod check;
 #[cfg(feature = "cuda-llvm")]
 mod kernels;
 
-use burn::tensor::{DType, Device};
+use burn::tensor::{DType, Device, Tensor};
 use serde::{Deserialize, Serialize};
 
 use super::attention::Heads;
@@ -67,6 +67,15 @@ pub fn kernel_state(device: &Device) -> Option<&'static KernelState> {
         let _ = device;
         None
     }
+}
+
+/// The product of two matrices, or of batches of them, by cuBLASLt; `None` on other devices, and where it was not found.
+#[cfg_attr(not(feature = "cuda-llvm"), expect(unused_variables, reason = "no GPU in this build"))]
+pub(super) fn matmul<const D: usize>(lhs: &Tensor<D>, rhs: &Tensor<D>) -> Option<Tensor<D>> {
+    #[cfg(feature = "cuda-llvm")]
+    return kernels::matmul(lhs, rhs);
+    #[cfg(not(feature = "cuda-llvm"))]
+    None
 }
 
 /// What NVIDIA GPUs are like, for a plan also without one.

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use half::bf16;
 
 use super::cpu::{self, Weight};
+use super::product::device_product;
 use crate::device::{Dtype, OpenDevice};
 
 /// Time that the measurement of the CPU's `bf16` products may take.
@@ -18,7 +19,7 @@ const BUDGET: Duration = Duration::from_millis(100);
 #[must_use]
 pub fn gemm_peak_flops(device: &OpenDevice, precision: Dtype) -> Option<f64> {
     static CPU_BF16: OnceLock<f64> = OnceLock::new();
-    let peak = device.gemm_peak_flops(precision);
+    let peak = device.gemm_peak_flops(precision, device_product);
     if device.is_gpu() || precision != Dtype::Bf16 {
         return peak;
     }

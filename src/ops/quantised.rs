@@ -229,7 +229,7 @@ impl Quantised {
 
 /// What the codes of each byte stand for, `[256, codes of a byte]`. It is sent to a device once: a copy for each product would
 /// have the host wait for the device.
-fn table(coding: Coding, device: &Device) -> Tensor<2> {
+pub(super) fn table(coding: Coding, device: &Device) -> Tensor<2> {
     static TABLES: Mutex<Vec<(Device, Coding, Tensor<2>)>> = Mutex::new(Vec::new());
     let mut tables = TABLES.lock().unwrap_or_else(PoisonError::into_inner);
     // Devices with and without autodiff are equal, and their tensors are not.

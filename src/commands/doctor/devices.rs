@@ -7,6 +7,7 @@ use crate::device::{self, DeviceKind, Dtype, KernelCompiler, OpenDevice, Toolkit
 use crate::measure::telemetry::NVML_LIBRARY_VARIABLE;
 use crate::measure::telemetry::gpus::{self, GpuInfo, Gpus, MigSlice};
 use crate::ops::cuda::{self, Compared, kernel_state};
+use crate::ops::product::device_product;
 use crate::run::kernel_check;
 use crate::util::failure::Failure;
 use crate::util::text;
@@ -225,7 +226,7 @@ fn f32_products(device: &OpenDevice, section: &mut Section) {
     let is_tf32 = device.f32_products_are_tf32();
     let text = if is_tf32 { "yes, where the tuner takes a kernel for tensor cores" } else { "no" };
     section.figure("f32_products_are_tf32", is_tf32, text);
-    if let Some(error) = device.f32_product_error() {
+    if let Some(error) = device.f32_product_error(device_product) {
         section.figure("f32_product_error", error, format!("{error:.1e} (measured; TF32 has 2.4e-4)"));
     }
 }
@@ -238,7 +239,7 @@ fn rates(device: &OpenDevice, dtypes: &[Dtype], section: &mut Section) {
             Dtype::Bf16 => "bf16_gemm_flops",
             Dtype::F16 => "f16_gemm_flops",
         };
-        if let Some(rate) = device.measure_gemm_peak_flops(*dtype) {
+        if let Some(rate) = device.measure_gemm_peak_flops(*dtype, device_product) {
             section.figure(name, rate.round(), format!("{} (measured)", flops(rate)));
         }
     }

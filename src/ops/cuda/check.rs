@@ -10,8 +10,18 @@ use serde::Serialize;
 pub const KERNELS_VARIABLE: &str = "LORA_TRAIN_CUDA_KERNELS";
 
 /// Kernels of our own, and products by cuBLASLt.
-pub const NAMES: [&str; 9] =
-    ["attention", "attention_hopper", "cross_entropy", "low_rank", "norm", "optimizer", "products", "rotary", "swiglu"];
+pub const NAMES: [&str; 10] = [
+    "attention",
+    "attention_hopper",
+    "cross_entropy",
+    "decode",
+    "low_rank",
+    "norm",
+    "optimizer",
+    "products",
+    "rotary",
+    "swiglu",
+];
 
 /// Which kernels are used in this process.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -33,6 +43,12 @@ pub fn leave_alone(problems: BTreeMap<String, String>) {
 /// Whether these kernels are used on a GPU that has them; as long as none computes, they are expected to be.
 pub(super) fn is_on(name: &str) -> bool {
     STATE.get().is_none_or(|state| state.used.contains(&name))
+}
+
+/// Whether these kernels are used: no GPU computes before that is decided.
+#[cfg(feature = "cuda-llvm")]
+pub(super) fn is_decided_on(name: &str) -> bool {
+    STATE.get().is_some_and(|state| state.used.contains(&name))
 }
 
 /// Decided once in a process, on the first GPU that computes: `try_out` launches one kernel.

@@ -3,6 +3,7 @@
 mod attention;
 mod bias;
 mod cross_entropy;
+mod decode;
 mod low_rank;
 mod matrix;
 #[expect(unsafe_code, reason = "NCCL is a C library")]
@@ -49,6 +50,7 @@ pub fn digest() -> String {
         &attention::HOPPER,
         &bias::MODULE,
         &cross_entropy::MODULE,
+        &decode::MODULE,
         &low_rank::MODULE,
         &norm::MODULE,
         &optimizer::MODULE,
@@ -106,6 +108,18 @@ fn has_products(dtype: DType, weight: &Weight) -> bool {
     };
     let is_aligned = weight.dims().iter().all(|width| width.is_multiple_of(8));
     dtype == DType::BF16 && is_bf16 && is_aligned && check::is_on("products")
+}
+
+/// The product of two matrices, or of batches of them, by cuBLASLt; `None` where it does not multiply.
+pub(super) fn matmul<const D: usize>(lhs: &Tensor<D>, rhs: &Tensor<D>) -> Option<Tensor<D>> {
+    let is_taken = |x: &Tensor<D>| {
+        let is_float = matches!(x.dtype(), DType::F32 | DType::BF16 | DType::F16);
+        is_float
+            && x.dims().iter().all(|size| *size > 0)
+            && matches!(device_of(&x.clone().into_dispatch()), Some(CubeDevice::Cuda(_)))
+    };
+    let is_used = check::is_decided_on("products") && is_taken(lhs) && is_taken(rhs) && lhs.dtype() == rhs.dtype();
+    is_used.then(|| products::matmul(lhs, rhs))
 }
 
 /// The only one of them.

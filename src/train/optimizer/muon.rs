@@ -5,6 +5,7 @@ use burn::tensor::Tensor;
 use super::states::{StateForm, numbers};
 use super::{Parameter, State, Update};
 use crate::config::OptimizerConfig;
+use crate::ops::product::device_product;
 use crate::util::stats::as_f64;
 
 /// Momentum by default.
@@ -40,9 +41,9 @@ fn orthogonal(matrix: Tensor<2>) -> Tensor<2> {
     x = x / norm.unsqueeze_dim::<2>(0);
     let [a, b, c] = COEFFICIENTS;
     for _ in 0..STEPS {
-        let gram = x.clone().matmul(x.clone().transpose());
-        let polynomial = gram.clone() * b + gram.clone().matmul(gram) * c;
-        x = x.clone() * a + polynomial.matmul(x);
+        let gram = device_product(x.clone(), x.clone().transpose());
+        let polynomial = gram.clone() * b + device_product(gram.clone(), gram) * c;
+        x = x.clone() * a + device_product(polynomial, x);
     }
     if rows > columns { x.transpose() } else { x }
 }

@@ -55,7 +55,7 @@ fn together(
 }
 
 /// Where it starts in its memory, in bytes.
-fn start(x: &CubeTensor) -> u64 {
+pub(super) fn start(x: &CubeTensor) -> u64 {
     x.handle.offset_start.unwrap_or(0)
 }
 

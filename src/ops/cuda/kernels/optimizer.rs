@@ -24,24 +24,30 @@ const PARAMETERS: usize = 100;
 
 /// [`adamw`](crate::ops::adamw::adamw) in place.
 pub(super) fn adamw(states: Vec<(State, &Tensor<2>)>, update: &Update) -> Vec<State> {
-    let (states, grads): (Vec<_>, Vec<_>) = states.into_iter().unzip();
+    let (mut states, mut updated) = (states.into_iter().peekable(), Vec::new());
+    // A launch at a time: while burn's threads prepare one, the next is queued.
+    while states.peek().is_some() {
+        updated.extend(adamw_of_few(states.by_ref().take(PARAMETERS), update));
+    }
+    updated
+}
+
+/// [`adamw`] of matrices that a table has place for.
+fn adamw_of_few<'a>(states: impl Iterator<Item = (State, &'a Tensor<2>)>, update: &Update) -> Vec<State> {
+    let (states, grads): (Vec<_>, Vec<_>) = states.unzip();
     let states = states.into_iter().flat_map(|State { parameter, m, v }| [parameter, m, v]).map(Tensor::into_dispatch);
     let inputs: Vec<_> = states.chain(grads.into_iter().map(|grad| grad.clone().into_dispatch())).collect();
     let outputs = (0..inputs.len() / 4 * 3).map(Output::Changed).collect();
     let constants = update.constants();
     let updated = queue("adamw", inputs, outputs, move |grads, states| {
         let grads: Vec<_> = grads.into_iter().map(into_contiguous).collect();
-        for (states, grads) in states.chunks(3 * PARAMETERS).zip(grads.chunks(PARAMETERS)) {
-            let entries = states.chunks(3).zip(grads).flat_map(|(state, grad)| {
-                let [parameter, m, v] = [0, 1, 2].map(|index| Operand::Change(&state[index]));
-                [parameter, Operand::Read(grad), m, v, Operand::Value(size(grad))]
-            });
-            let step = Launch::new(&MODULE, "adamw", [shares(grads), grads.len(), 1], THREADS);
-            constants
-                .iter()
-                .fold(step.table(entries, 5 * PARAMETERS), |step, value| step.float(f64::from(*value)))
-                .launch();
-        }
+        let entries = states.chunks(3).zip(&grads).flat_map(|(state, grad)| {
+            let [parameter, m, v] = [0, 1, 2].map(|index| Operand::Change(&state[index]));
+            [parameter, Operand::Read(grad), m, v, Operand::Value(size(grad))]
+        });
+        let step = Launch::new(&MODULE, "adamw", [shares(&grads), grads.len(), 1], THREADS);
+        let step = step.table(entries, 5 * PARAMETERS);
+        constants.iter().fold(step, |step, value| step.float(f64::from(*value))).launch();
     });
     let mut updated = updated.into_iter().map(Tensor::from_dispatch);
     let mut next = || updated.next().map(|parameter| (parameter, updated.next(), updated.next()));

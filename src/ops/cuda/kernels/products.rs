@@ -8,18 +8,19 @@ use std::ffi::c_void;
 use std::iter::once;
 
 use burn::tensor::{DType, Tensor};
+use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cudarc::cublaslt::result as lt;
 use cudarc::cublaslt::result::CublasError;
 use cudarc::cublaslt::sys;
 use cudarc::driver::sys::{CUdeviceptr, CUstream};
 
-use super::matrix::{self, dims, rows, stacked, stride};
-use super::one;
-use super::stream::{Failure, submit};
+use super::matrix::{self, dims, rows, stacked, start, stride};
+use super::stream::{Failure, major, submit};
+use super::{check, decode, one};
 use crate::ops::cuda::WORKSPACE_BYTES;
-use crate::ops::custom::{Output, queue, side_by_side, spec};
-use crate::ops::linear::Weight;
+use crate::ops::custom::{Output, custom, queue, side_by_side, spec};
+use crate::ops::linear::{Matrix, Weight};
 
 /// `CUBLAS_OP_N`.
 const AS_IT_IS: i32 = 0;
@@ -27,15 +28,6 @@ const AS_IT_IS: i32 = 0;
 const TRANSPOSED: i32 = 1;
 /// What pointers and rows are multiples of.
 const ALIGNMENT_BYTES: u32 = 16;
-
-/// How the frozen matrix `[out_features, in_features]` is multiplied.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Way {
-    /// `x W^T`
-    Forward,
-    /// `dy W`
-    Backward,
-}
 
 /// `x W^T` for each of the weights, side by side; added to `sum` if there is one, which is for one weight. Rounded once.
 pub(super) fn forward(x: &Tensor<2>, weights: &[&Weight], sum: Option<&Tensor<2>>) -> Vec<Tensor<2>> {
@@ -78,32 +70,156 @@ pub(super) fn backward(dys: &[&Tensor<2>], weights: &[&Weight], sum: Option<&Ten
 }
 
 fn dense<'a>(weights: &[&'a Weight]) -> Vec<Cow<'a, Tensor<2>>> {
-    weights.iter().map(|weight| weight.values.dense_in(DType::BF16)).collect()
+    let dense = |weight: &&'a Weight| match &weight.values {
+        Matrix::Quantised(matrix) if check::is_on("decode") && decode::takes(matrix) => {
+            Cow::Owned(decode::decoded(matrix))
+        }
+        values => values.dense_in(DType::BF16),
+    };
+    weights.iter().map(dense).collect()
+}
+
+/// How the frozen matrix `[out_features, in_features]` is multiplied.
+#[derive(Clone, Copy)]
+enum Way {
+    /// `x W^T`
+    Forward,
+    /// `dy W`
+    Backward,
 }
 
 fn multiply(way: Way, x: &CubeTensor, weight: &CubeTensor, sum: Option<&CubeTensor>, y: &CubeTensor) {
-    let strides = [x, weight, sum.unwrap_or(y), y].map(stride);
-    let (has_sum, product) = (sum.is_some(), Product { way, tokens: dims(x)[0], weight: dims(weight), strides });
-    let inputs: Vec<_> = [x, weight].into_iter().chain(sum).cloned().collect();
-    submit(&inputs, std::slice::from_ref(y), move |loaded, pointers, stream| {
-        PRODUCTS.with_borrow_mut(|devices| {
-            let products = match devices.entry(loaded.context as usize) {
-                Entry::Occupied(entry) => entry.into_mut(),
-                Entry::Vacant(entry) => entry.insert(Products::new()?),
-            };
-            products.multiply(product, pointers, has_sum, stream)
-        })
-    });
+    let is_transposed = matches!(way, Way::Forward);
+    let stored = |x: &CubeTensor| Stored { dims: dims(x), stride: stride(x), apart: 0 };
+    let product = Product {
+        dtype: DType::BF16,
+        is_transposed: [is_transposed, false],
+        matrices: [stored(weight), stored(x), stored(sum.unwrap_or(y)), stored(y)],
+        batch: 1,
+        alignment_bytes: ALIGNMENT_BYTES,
+        compute: sys::cublasComputeType_t::CUBLAS_COMPUTE_32F,
+    };
+    product.submit([weight, x], sum, y);
 }
 
-/// A product, by what decides how it is computed.
+/// The product of two matrices of one type, or of batches of them as burn multiplies them, in that type, with sums in `f32`.
+/// Operands in `f32` are rounded to TF32 on tensor cores that have it, as burn's products do.
+pub(super) fn matmul<const D: usize>(lhs: &Tensor<D>, rhs: &Tensor<D>) -> Tensor<D> {
+    let mut shape = lhs.dims();
+    shape[D - 1] = rhs.dims()[D - 1];
+    let (mut of_lhs, mut of_rhs) = (lhs.dims(), rhs.dims());
+    for axis in 0..D - 2 {
+        shape[axis] = shape[axis].max(of_rhs[axis]);
+        (of_lhs[axis], of_rhs[axis]) = (shape[axis], shape[axis]);
+    }
+    let grown = |x: &Tensor<D>, dims| if x.dims() == dims { x.clone() } else { x.clone().expand(dims) };
+    let inputs = [grown(lhs, of_lhs), grown(rhs, of_rhs)].map(Tensor::into_dispatch);
+    let run = |inputs: [CubeTensor; 2], [y]: &[CubeTensor; 1]| {
+        let [(lhs, of_lhs, is_lhs_turned), (rhs, of_rhs, is_rhs_turned)] = inputs.map(stored);
+        let (_, of_y, _) = stored(y.clone());
+        let is_aligned = |x: &CubeTensor, stored: Stored| {
+            let bytes = |numbers: usize| numbers * x.dtype.size();
+            [start(x) as usize, bytes(stored.stride), bytes(stored.apart)]
+                .map(|at| at.is_multiple_of(ALIGNMENT_BYTES as usize))
+                == [true; 3]
+        };
+        let are_aligned = is_aligned(&lhs, of_lhs) && is_aligned(&rhs, of_rhs) && is_aligned(y, of_y);
+        let has_tf32 = major(y.client.service_id().device.index_id) >= 8;
+        let product = Product {
+            dtype: y.dtype,
+            // By columns, the factors change places.
+            is_transposed: [is_rhs_turned, is_lhs_turned],
+            matrices: [of_rhs, of_lhs, of_y, of_y],
+            batch: y.meta.shape()[..D - 2].iter().product(),
+            alignment_bytes: if are_aligned { ALIGNMENT_BYTES } else { y.dtype.size() as u32 },
+            compute: if y.dtype == DType::F32 && has_tf32 {
+                sys::cublasComputeType_t::CUBLAS_COMPUTE_32F_FAST_TF32
+            } else {
+                sys::cublasComputeType_t::CUBLAS_COMPUTE_32F
+            },
+        };
+        product.submit([&rhs, &lhs], None, y);
+    };
+    let [y] = custom("matmul", inputs, [spec(lhs.dtype(), shape)], run);
+    Tensor::from_dispatch(y)
+}
+
+/// How a matrix, or each of a batch, lies in memory by rows, and whether it is the transpose of what lies there. It is copied
+/// where it does not.
+fn stored(x: CubeTensor) -> (CubeTensor, Stored, bool) {
+    let of = |x: &CubeTensor| {
+        let (shape, strides) = (x.meta.shape(), x.meta.strides());
+        let at = shape.len() - 2;
+        let mut apart = 0;
+        let mut num = 1;
+        for axis in (0..at).rev().filter(|axis| shape[*axis] > 1) {
+            if num == 1 {
+                apart = strides[axis];
+            } else if strides[axis] != apart * num {
+                return None;
+            }
+            num *= shape[axis];
+        }
+        let by_rows = |[rows, columns]: [usize; 2], [row, column]: [usize; 2]| {
+            let stride = if rows == 1 { columns } else { row };
+            (column == 1 || columns == 1)
+                .then_some(Stored { dims: [rows, columns], stride, apart })
+                .filter(|_| stride >= columns)
+        };
+        let (dims, strides) = ([shape[at], shape[at + 1]], [strides[at], strides[at + 1]]);
+        let turned = |[a, b]: [usize; 2]| [b, a];
+        let found = by_rows(dims, strides).map(|stored| (stored, false));
+        found.or_else(|| by_rows(turned(dims), turned(strides)).map(|stored| (stored, true)))
+    };
+    if let Some((stored, is_turned)) = of(&x) {
+        return (x, stored, is_turned);
+    }
+    let x = into_contiguous(x);
+    let (stored, is_turned) = of(&x).unwrap_or_else(|| unreachable!("it is contiguous"));
+    (x, stored, is_turned)
+}
+
+/// A matrix by rows, or each of a batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Stored {
+    /// Rows and columns.
+    dims: [usize; 2],
+    /// Numbers from a row to the next.
+    stride: usize,
+    /// Numbers from a matrix of the batch to the next.
+    apart: usize,
+}
+
+/// A product, by what decides how it is computed. A matrix by rows is its transpose by columns, which the library takes:
+/// `y^T = W x^T`, `dx^T = W^T dy^T`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Product {
-    way: Way,
-    tokens: usize,
-    weight: [usize; 2],
-    /// Numbers from a row to the next: of `x`, of the weight, of what is added, and of the result.
-    strides: [usize; 4],
+    dtype: DType,
+    /// Whether the library takes the transpose of each factor that lies by columns.
+    is_transposed: [bool; 2],
+    /// The library's factors, what is added, and the result.
+    matrices: [Stored; 4],
+    batch: usize,
+    /// What pointers are multiples of.
+    alignment_bytes: u32,
+    compute: sys::cublasComputeType_t,
+}
+
+impl Product {
+    /// Puts it into burn's stream.
+    fn submit(self, factors: [&CubeTensor; 2], sum: Option<&CubeTensor>, y: &CubeTensor) {
+        let has_sum = sum.is_some();
+        let inputs: Vec<_> = factors.into_iter().chain(sum).cloned().collect();
+        submit(&inputs, std::slice::from_ref(y), move |loaded, pointers, stream| {
+            PRODUCTS.with_borrow_mut(|devices| {
+                let products = match devices.entry(loaded.context as usize) {
+                    Entry::Occupied(entry) => entry.into_mut(),
+                    Entry::Vacant(entry) => entry.insert(Products::new()?),
+                };
+                products.multiply(self, pointers, has_sum, stream)
+            })
+        });
+    }
 }
 
 thread_local! {
@@ -127,7 +243,7 @@ struct Products {
 /// A product as the library computes it, always alike: the first that it recommends.
 struct Planned {
     description: sys::cublasLtMatmulDesc_t,
-    /// Of the weight, of `x`, of what is added, and of the result.
+    /// Of the factors, of what is added, and of the result.
     layouts: [sys::cublasLtMatrixLayout_t; 4],
     algorithm: sys::cublasLtMatmulAlgo_t,
 }
@@ -139,7 +255,7 @@ impl Products {
         Ok(Self { handle: lt::create_handle()?, workspace, planned: HashMap::new() })
     }
 
-    /// `pointers`: to `x`, the weight, what is added if `has_sum`, and the result.
+    /// `pointers`: to the factors, what is added if `has_sum`, and the result.
     fn multiply(&mut self, product: Product, pointers: &[u64], has_sum: bool, stream: CUstream) -> Result<(), Failure> {
         let planned = match self.planned.entry((product, has_sum)) {
             Entry::Occupied(entry) => entry.into_mut(),
@@ -149,7 +265,7 @@ impl Products {
         let result = pointer(pointers.len() - 1);
         let sum = if has_sum { pointer(2) } else { result };
         let (alpha, beta) = (1.0_f32, if has_sum { 1.0_f32 } else { 0.0 });
-        let [weight, x, of_sum, of_result] = planned.layouts;
+        let [first, second, of_sum, of_result] = planned.layouts;
         // SAFETY: the layouts are those of the tensors, whose memory is theirs while the product is in the stream, as for a launch.
         unsafe {
             lt::matmul(
@@ -157,10 +273,10 @@ impl Products {
                 planned.description,
                 (&raw const alpha).cast(),
                 (&raw const beta).cast(),
-                pointer(1),
-                weight,
                 pointer(0),
-                x,
+                first,
+                pointer(1),
+                second,
                 sum,
                 of_sum,
                 result.cast_mut(),
@@ -176,42 +292,56 @@ impl Products {
 }
 
 impl Planned {
-    /// A matrix by rows is its transpose by columns, which the library takes: `y^T = W x^T`, `dx^T = W^T dy^T`.
     fn new(handle: sys::cublasLtHandle_t, product: Product) -> Result<Self, CublasError> {
-        let Product { way, tokens, weight: [out_features, in_features], strides: [x, weight, sum, result] } = product;
-        let (transposed, k, m) = match way {
-            Way::Forward => (TRANSPOSED, in_features, out_features),
-            Way::Backward => (AS_IT_IS, out_features, in_features),
+        let Product { dtype, is_transposed, matrices, batch, alignment_bytes, compute } = product;
+        let kind = match dtype {
+            DType::BF16 => sys::cudaDataType::CUDA_R_16BF,
+            DType::F16 => sys::cudaDataType::CUDA_R_16F,
+            _ => sys::cudaDataType::CUDA_R_32F,
         };
-        let description =
-            lt::create_matmul_desc(sys::cublasComputeType_t::CUBLAS_COMPUTE_32F, sys::cudaDataType::CUDA_R_32F)?;
-        let layout = |columns: usize, rows: usize, stride: usize| {
-            lt::create_matrix_layout(
-                sys::cudaDataType::CUDA_R_16BF,
-                columns as u64,
-                rows as u64,
-                i64::try_from(stride).unwrap_or(i64::MAX),
-            )
+        let description = lt::create_matmul_desc(compute, sys::cudaDataType::CUDA_R_32F)?;
+        let layout = |stored: Stored| {
+            let Stored { dims: [rows, columns], stride, apart } = stored;
+            let signed = |numbers: usize| i64::try_from(numbers).unwrap_or(i64::MAX);
+            let layout = lt::create_matrix_layout(kind, columns as u64, rows as u64, signed(stride))?;
+            if batch > 1 {
+                let (batch, apart) = (i32::try_from(batch).unwrap_or(i32::MAX), signed(apart));
+                use sys::cublasLtMatrixLayoutAttribute_t as Layout;
+                // SAFETY: the values have the sizes that are named with them, and outlive the calls.
+                unsafe {
+                    let set = |attribute, value: *const c_void, size| {
+                        lt::set_matrix_layout_attribute(layout, attribute, value, size)
+                    };
+                    set(Layout::CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, (&raw const batch).cast(), size_of_val(&batch))?;
+                    set(
+                        Layout::CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET,
+                        (&raw const apart).cast(),
+                        size_of_val(&apart),
+                    )?;
+                }
+            }
+            Ok::<_, CublasError>(layout)
         };
-        let layouts = [
-            layout(in_features, out_features, weight)?,
-            layout(k, tokens, x)?,
-            layout(m, tokens, sum)?,
-            layout(m, tokens, result)?,
-        ];
-        let [of_weight, of_x, of_sum, of_result] = layouts;
+        let [first, second, sum, result] = matrices.map(layout);
+        let layouts = [first?, second?, sum?, result?];
+        let [first, second, sum, result] = layouts;
         let preference = lt::create_matmul_pref()?;
         // SAFETY: the values have the sizes that are named with them, and outlive the calls.
         let found = unsafe {
             use sys::cublasLtMatmulPreferenceAttributes_t as Preference;
 
-            let transa = sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSA;
-            lt::set_matmul_desc_attribute(
-                description,
-                transa,
-                (&raw const transposed).cast(),
-                size_of_val(&transposed),
-            )?;
+            use sys::cublasLtMatmulDescAttributes_t as Description;
+
+            let which = [Description::CUBLASLT_MATMUL_DESC_TRANSA, Description::CUBLASLT_MATMUL_DESC_TRANSB];
+            for (attribute, is_transposed) in which.into_iter().zip(is_transposed) {
+                let operation = if is_transposed { TRANSPOSED } else { AS_IT_IS };
+                lt::set_matmul_desc_attribute(
+                    description,
+                    attribute,
+                    (&raw const operation).cast(),
+                    size_of_val(&operation),
+                )?;
+            }
             let set = |attribute, value: *const c_void, size| {
                 lt::set_matmul_pref_attribute(preference, attribute, value, size)
             };
@@ -221,17 +351,15 @@ impl Planned {
                 (&raw const workspace).cast(),
                 size_of_val(&workspace),
             )?;
-            let alignment = ALIGNMENT_BYTES;
             for attribute in [
                 Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
                 Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
                 Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
                 Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES,
             ] {
-                set(attribute, (&raw const alignment).cast(), size_of_val(&alignment))?;
+                set(attribute, (&raw const alignment_bytes).cast(), size_of_val(&alignment_bytes))?;
             }
-            let found =
-                lt::get_matmul_algo_heuristic(handle, description, of_weight, of_x, of_sum, of_result, preference);
+            let found = lt::get_matmul_algo_heuristic(handle, description, first, second, sum, result, preference);
             lt::destroy_matmul_pref(preference)?;
             found
         }?;

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use burn::tensor::{DType, Device, Tensor};
+use burn::tensor::{Bytes, DType, Device, Tensor};
 
 use super::attention::IS_HOPPER_ASIDE;
+use super::decode;
 use crate::ops::adamw::{State, Update, adamw};
 use crate::ops::attention::{Heads, attention, attention_backward};
 use crate::ops::cross_entropy::{Head, LossChunk, linear_cross_entropy};
@@ -18,6 +19,8 @@ use crate::ops::layout::{Layout, RotaryTable};
 use crate::ops::linear::{InputGrad, Layer, Weight, linear, linear_backward, linears, linears_backward};
 use crate::ops::low_rank::{Lora, LowRank};
 use crate::ops::norm::{rms_norm, rms_norm_backward};
+use crate::ops::product::device_product;
+use crate::ops::quantised::{BlockScales, Coding, Quantised, bytes_tensor};
 use crate::ops::rotary::rotate;
 use crate::ops::swiglu;
 use crate::spec::Activation;
@@ -46,8 +49,10 @@ pub fn self_check(device: &Device) -> Vec<Compared> {
     let of_attention = of_heads("attention");
     IS_HOPPER_ASIDE.store(false, Ordering::Relaxed);
     let of_heads = of_hopper.into_iter().flatten().chain(of_attention).flatten();
-    let others: [(&str, Of); 7] = [
+    let others: [(&str, Of); 9] = [
         ("products", layer),
+        ("products", batches),
+        ("decode", codes),
         ("low_rank", update),
         ("low_rank", projections),
         ("norm", norms),
@@ -137,6 +142,58 @@ fn layer(device: &Device, dtype: DType) -> Result<Results, String> {
     let (y, _) = linear(place, &x, &weight, None, Some(residual));
     let (dx, _) = linear_backward(place, &dy, &x, &weight, None, InputGrad::AddTo(x.clone()));
     read([("y", &y), ("dx", &dx.unwrap_or_else(|| x.clone()))])
+}
+
+/// Products of batches in every type, of factors that lie by rows, by columns, with gaps, and of one for all of a batch.
+fn batches(device: &Device, dtype: DType) -> Result<Results, String> {
+    let (batch, [rows, inner, columns]) = (6, [5, 24, 7]);
+    let mut results = Results::new();
+    for of_gpu in [DType::F32, DType::BF16, DType::F16] {
+        let dtype = if dtype == DType::F32 { dtype } else { of_gpu };
+        let factor = |rows: usize, seed: usize| numbers([batch * rows, inner + 1], seed, device).cast(dtype);
+        let (a, b) = (factor(rows, 1).narrow(1, 1, inner), factor(columns, 2).narrow(1, 0, inner));
+        let a = a.reshape([2, 3, rows, inner]);
+        let b = b.reshape([2, 3, columns, inner]).swap_dims(2, 3);
+        let of_all = device_product(a.clone(), b.clone()).reshape([batch * rows, columns]);
+        let of_one = device_product(a.clone(), b.clone().narrow(1, 0, 1)).reshape([batch * rows, columns]);
+        let turned = device_product(b.swap_dims(2, 3), a.swap_dims(2, 3)).reshape([batch * columns, rows]);
+        let flat = device_product(factor(rows, 3).transpose(), factor(rows, 4));
+        results.extend(read([
+            ("batches", &of_all),
+            ("one for all", &of_one),
+            ("turned", &turned),
+            ("turned back", &flat),
+        ])?);
+    }
+    Ok(results)
+}
+
+/// Matrices of codes of every kind, with scales of every kind.
+fn codes(device: &Device, dtype: DType) -> Result<Results, String> {
+    let (shape, block_len, mut results) = ([70, 88], 16, Results::new());
+    let num_blocks = shape[0] * shape[1] / block_len;
+    let bytes = |len: usize, seed: usize| {
+        // Without the codes of FP8 that are no numbers.
+        let bytes = (0..len).map(|i| (mix((seed << 32 | i) as u64) >> 56) as u8 & 0x7e).collect();
+        bytes_tensor(Bytes::from_bytes_vec(bytes), device)
+    };
+    let floats = |len: usize, seed: usize| numbers([1, len], seed, device).cast(DType::F32).reshape([len]);
+    for coding in Coding::ALL {
+        let codes = bytes(shape[0] * shape[1] / if coding.table().is_some() { 2 } else { 1 }, 1);
+        let nested = BlockScales::Nested {
+            codes: bytes(num_blocks, 2),
+            table: floats(256, 3),
+            scales: floats(num_blocks.div_ceil(256), 4),
+            offset: 0.25,
+        };
+        let (scales, zeros) = (floats(num_blocks, 5), floats(num_blocks, 6));
+        for scales in [BlockScales::Plain(scales.clone()), BlockScales::Shifted { scales, zeros }, nested] {
+            let matrix = Quantised { shape, coding, codes: codes.clone(), block_len, scales };
+            let decoded = if dtype == DType::BF16 { decode::decoded(&matrix) } else { matrix.decoded(dtype) };
+            results.extend(read([("numbers", &decoded)])?);
+        }
+    }
+    Ok(results)
 }
 
 /// A layer with a low-rank update and dropout. Rows of matrices that were copied to a GPU have gaps at this rank and width.

@@ -238,15 +238,20 @@ impl TileMap {
     }
 }
 
-/// Whether the GPU of `x` has compute capability 9.0: kernels for it run on no other.
-pub(super) fn is_hopper(device: u16) -> bool {
+/// The first number of a GPU's compute capability; 0 if the driver does not say.
+pub(super) fn major(device: u16) -> i32 {
     let major = result::device::get(i32::from(device)).and_then(|device| {
         // SAFETY: `device` comes from cuDeviceGet.
         unsafe {
             result::device::get_attribute(device, CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)
         }
     });
-    major == Ok(9)
+    major.unwrap_or(0)
+}
+
+/// Whether a GPU has compute capability 9.0: kernels for it run on no other.
+pub(super) fn is_hopper(device: u16) -> bool {
+    major(device) == 9
 }
 
 /// Calls `work` on the thread on which burn launches, with where the tensors start, inputs then outputs, and burn's stream.
