@@ -23,6 +23,8 @@ pub struct RotaryTable {
     cos: Vec<f32>,
     sin: Vec<f32>,
     query_growth: Option<QueryGrowth>,
+    /// Cosines and sines on a device: copied there once.
+    copies: Made<(Device, [Tensor<1>; 2])>,
 }
 
 impl RotaryTable {
@@ -33,7 +35,8 @@ impl RotaryTable {
     #[must_use]
     pub fn new(cos: Vec<f32>, sin: Vec<f32>, half: usize) -> Self {
         assert!(cos.len() == sin.len() && half > 0 && cos.len().is_multiple_of(half), "a rotary table has whole rows");
-        Self { half, head_dim: 2 * half, pairs: RopePairs::Halves, cos, sin, query_growth: None }
+        let (head_dim, pairs, copies) = (2 * half, RopePairs::Halves, Made::default());
+        Self { half, head_dim, pairs, cos, sin, query_growth: None, copies }
     }
 
     /// The table of the first numbers of heads that are `head_dim` wide, which turn in these pairs.
@@ -76,6 +79,17 @@ impl RotaryTable {
     #[must_use]
     pub fn values(&self) -> (&[f32], &[f32]) {
         (&self.cos, &self.sin)
+    }
+
+    /// The same on a device, each in one dimension.
+    fn on(&self, device: &Device) -> [Tensor<1>; 2] {
+        let mut copies = self.copies.all();
+        if let Some((_, copy)) = copies.iter().find(|(on, _)| on == device) {
+            return copy.clone();
+        }
+        let copy = [&self.cos, &self.sin].map(|values| Tensor::from_data(values.as_slice(), (device, DType::F32)));
+        copies.push((device.clone(), copy.clone()));
+        copy
     }
 
     /// Number of positions.
@@ -161,11 +175,11 @@ pub struct Angles {
 /// The angles of every token's pairs, for kernels of GPUs: in one dimension, whose numbers have no gaps on any device.
 #[derive(Clone, Debug)]
 pub struct Turns {
-    /// `[tokens * head_dim / 2]`
+    /// `[positions * head_dim / 2]`
     pub cos: Tensor<1>,
     /// Likewise.
     pub sin: Tensor<1>,
-    /// The row of each token, `[tokens]`.
+    /// The position of each token, `[tokens]`.
     pub rows: Tensor<1, Int>,
 }
 
@@ -332,12 +346,8 @@ impl Spans {
 
 impl Turns {
     fn new(positions: &[u32], table: &RotaryTable, device: &Device) -> Self {
-        let by_token = |values: &[f32]| {
-            let rows = positions.iter().flat_map(|&position| &values[position as usize * table.half..][..table.half]);
-            let rows: Vec<f32> = rows.copied().collect();
-            Tensor::from_data(rows.as_slice(), (device, DType::F32))
-        };
-        Self { cos: by_token(&table.cos), sin: by_token(&table.sin), rows: indices(0..positions.len(), device) }
+        let [cos, sin] = table.on(device);
+        Self { cos, sin, rows: indices(positions.iter().map(|position| *position as usize), device) }
     }
 }
 

@@ -427,6 +427,8 @@ impl TrainStep {
                 _ => 1.0,
             };
             self.optimizer.update(self.trained.change(), &sums, learning_rate, clip / figures.count);
+            // A GPU begins with it while the next step is prepared. What is wrong with a device is said where it is read.
+            drop(self.model.device().flush());
         }
         if figures.target_tokens > 0 {
             let was_finite =
