@@ -151,5 +151,5 @@ def of_the_run(folder: pathlib.Path, rows: list[dict]) -> list[dict]:
         peak, most = summary["peak_gpu_memory_bytes"], max(row.get("gpu_memory_used_bytes", 0) for row in rows)
         held.append(check("peak memory of the run", f"{peak:,}", f"at least {most:,}, the most of a step", peak >= most))
         busy = summary["telemetry_seconds"] / wall
-        held.append(check("time of the sampling thread", f"{busy:.2%}", "less than 5 %, in a thread of its own", busy < 0.05))
+        held.append(check("time of the sampling thread", f"{busy:.2%}", "less than 10 %, in a thread of its own", busy < 0.1))
     return held

@@ -15,8 +15,11 @@ use crate::util::failure::Failure;
 /// Fraction of the measured product rate that a step reaches on the CPU: between 0.57 and 0.74 on the models of
 /// `scripts/bench_vs_peft.py`.
 const CPU_EFFICIENCY: f64 = 0.6;
-/// Fraction of a GPU's data-sheet rate: what the best published trainers reach on one GPU. Not measured here yet.
-const GPU_EFFICIENCY: f64 = 0.4;
+/// Fraction of a GPU's data-sheet rate that a step reaches, with what it computes again: in `bf16` on an H200 between 0.45 and
+/// 0.62 at 1B to 8B, and 0.35 at 0.6B (docs/cuda.md).
+const GPU_EFFICIENCY: f64 = 0.5;
+/// Likewise of the rate of its largest products, as measured: that is 0.8 of the data sheet's there.
+const GPU_EFFICIENCY_OF_PRODUCTS: f64 = 0.63;
 
 /// The target of a plan.
 #[derive(Debug)]
@@ -104,7 +107,7 @@ fn of_device(device: &OpenDevice, precision: Precision, memory_bytes: Option<f64
         .map(|bytes| bytes.map(|bytes| bytes as f64));
     let splits = precision == Precision::F32 && device.f32_products_are_tf32();
     let products = if splits { gpus::PRODUCTS_OF_SPLIT } else { 1.0 };
-    let efficiency = if is_cpu { CPU_EFFICIENCY } else { GPU_EFFICIENCY };
+    let efficiency = if is_cpu { CPU_EFFICIENCY } else { GPU_EFFICIENCY_OF_PRODUCTS };
     Target {
         label: device.label.clone(),
         free_bytes: if memory_bytes.is_some() { None } else { free_bytes },

@@ -118,21 +118,24 @@ pub(super) fn matmul<const D: usize>(lhs: &Tensor<D>, rhs: &Tensor<D>) -> Tensor
         let [(lhs, of_lhs, is_lhs_turned), (rhs, of_rhs, is_rhs_turned)] = inputs.map(stored);
         let (_, of_y, _) = stored(y.clone());
         let is_aligned = |x: &CubeTensor, stored: Stored| {
-            let bytes = |numbers: usize| numbers * x.dtype.size();
-            [start(x) as usize, bytes(stored.stride), bytes(stored.apart)]
-                .map(|at| at.is_multiple_of(ALIGNMENT_BYTES as usize))
-                == [true; 3]
+            let bytes = |numbers: usize| (numbers * x.dtype.size()) as u64;
+            let places = [start(x), bytes(stored.stride), bytes(stored.apart)];
+            places.iter().all(|at| at.is_multiple_of(ALIGNMENT_BYTES.into()))
         };
         let are_aligned = is_aligned(&lhs, of_lhs) && is_aligned(&rhs, of_rhs) && is_aligned(y, of_y);
-        let has_tf32 = major(y.client.service_id().device.index_id) >= 8;
+        let (is_f32, has_tf32) = (y.dtype == DType::F32, major(y.client.service_id().device.index_id) >= 8);
         let product = Product {
             dtype: y.dtype,
             // By columns, the factors change places.
             is_transposed: [is_rhs_turned, is_lhs_turned],
             matrices: [of_rhs, of_lhs, of_y, of_y],
             batch: y.meta.shape()[..D - 2].iter().product(),
-            alignment_bytes: if are_aligned { ALIGNMENT_BYTES } else { y.dtype.size() as u32 },
-            compute: if y.dtype == DType::F32 && has_tf32 {
+            alignment_bytes: match (are_aligned, is_f32) {
+                (true, _) => ALIGNMENT_BYTES,
+                (false, true) => 4,
+                (false, false) => 2,
+            },
+            compute: if is_f32 && has_tf32 {
                 sys::cublasComputeType_t::CUBLAS_COMPUTE_32F_FAST_TF32
             } else {
                 sys::cublasComputeType_t::CUBLAS_COMPUTE_32F
@@ -301,12 +304,13 @@ impl Planned {
         };
         let description = lt::create_matmul_desc(compute, sys::cudaDataType::CUDA_R_32F)?;
         let layout = |stored: Stored| {
+            use sys::cublasLtMatrixLayoutAttribute_t as Layout;
+
             let Stored { dims: [rows, columns], stride, apart } = stored;
             let signed = |numbers: usize| i64::try_from(numbers).unwrap_or(i64::MAX);
             let layout = lt::create_matrix_layout(kind, columns as u64, rows as u64, signed(stride))?;
             if batch > 1 {
                 let (batch, apart) = (i32::try_from(batch).unwrap_or(i32::MAX), signed(apart));
-                use sys::cublasLtMatrixLayoutAttribute_t as Layout;
                 // SAFETY: the values have the sizes that are named with them, and outlive the calls.
                 unsafe {
                     let set = |attribute, value: *const c_void, size| {
