@@ -18,7 +18,7 @@ use super::cpu_kernels::Cpu;
 use super::cross_entropy::{
     Head, HeadGrads, PLAIN_MULTIPLE, chunked_cross_entropy, most_plain_targets, plain_cross_entropy,
 };
-use super::cuda::{cuda, kernel_state};
+use super::cuda::{self, cuda, kernel_state};
 use super::delta_rule::{
     DeltaHeads, DeltaInputs, Gates, plain_delta_rule, plain_delta_rule_backward, plain_delta_rule_numbers,
 };
@@ -68,6 +68,13 @@ pub fn plain(products: F32Products) -> Place {
         F32Products::OfDevice => &Plain(F32Products::OfDevice),
         F32Products::Split => &Plain(F32Products::Split),
     }
+}
+
+/// The product as a device computes it, in the operands' type: on an NVIDIA GPU by cuBLASLt where it is found, which takes no
+/// time to choose among kernels and to compile them; else burn's.
+#[must_use]
+pub fn device_product<const D: usize>(lhs: Tensor<D>, rhs: Tensor<D>) -> Tensor<D> {
+    cuda::matmul(&lhs, &rhs).unwrap_or_else(|| lhs.matmul(rhs))
 }
 
 /// Runs small operations where their tasks start fastest: on the CPU in a thread of the pool that computes them, so that

@@ -7,7 +7,7 @@
 
 use burn::tensor::{DType, Tensor};
 
-use super::cuda;
+use super::kernels::device_product;
 
 /// How operands in `f32` are multiplied. Operands of fewer bits, `bf16` and `f16`, are exact in both.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -56,13 +56,6 @@ const SHIFT: f64 = 8192.0;
 #[must_use]
 pub fn product<const D: usize>(lhs: &Operand<D>, rhs: &Operand<D>) -> Tensor<D> {
     product_by(lhs, rhs, device_product)
-}
-
-/// The product as a device computes it, in the operands' type: on an NVIDIA GPU by cuBLASLt where it is found, which takes no
-/// time to choose among kernels and to compile them; else burn's.
-#[must_use]
-pub fn device_product<const D: usize>(lhs: Tensor<D>, rhs: Tensor<D>) -> Tensor<D> {
-    cuda::matmul(&lhs, &rhs).unwrap_or_else(|| lhs.matmul(rhs))
 }
 
 /// The product of two matrices of one type, or of batches of them.
