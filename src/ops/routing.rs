@@ -128,8 +128,16 @@ impl Routing {
     #[must_use]
     pub fn backward(&self, products: Vec<Tensor<1>>) -> Tensor<2> {
         let shape @ [num_tokens, num_experts] = self.probabilities.dims();
-        let products = Tensor::cat(products, 0).cast(DType::F32);
-        let zeros = Tensor::<1>::zeros([num_tokens * num_experts], (&products.device(), DType::F32));
+        let device = self.probabilities.device();
+        let zeros = |len| Tensor::<1>::zeros([len], (&device, DType::F32));
+        // No `cat`: fusion makes one kernel of it, with as many inputs, and compiles another wherever tokens go elsewhere.
+        let (mut all, mut first) = (zeros(self.places.dims()[0]), 0);
+        for product in products {
+            let end = first + product.dims()[0];
+            all = all.slice_assign([first..end], product.cast(DType::F32));
+            first = end;
+        }
+        let (products, zeros) = (all, zeros(num_tokens * num_experts));
         let all = zeros.select_assign(0, self.places.clone(), products, IndexingUpdateOp::Add).reshape(shape);
         let sums = all.clone().sum_dim(1);
         all - self.probabilities.clone() * sums
