@@ -134,7 +134,7 @@ impl Routing {
         let (mut all, mut first) = (zeros(self.places.dims()[0]), 0);
         for product in products {
             let end = first + product.dims()[0];
-            all = all.slice_assign([first..end], product.cast(DType::F32));
+            all = all.slice_assign(first..end, product.cast(DType::F32));
             first = end;
         }
         let (products, zeros) = (all, zeros(num_tokens * num_experts));
