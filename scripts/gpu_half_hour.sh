@@ -4,7 +4,7 @@
 #   1  is it sound:          what is installed, doctor, losses and gradients against the CPU's, telemetry against
 #                            nvidia-smi, memory against `plan`, the first step with empty caches
 #   2  how fast:             8B, 1B and 0.6B shapes with random weights, beside transformers + PEFT, with and without Liger
-#   3  where the time goes:  by operation, by kernel (CUDA events), ncu; the other backend
+#   3  where the time goes:  by kernel (ncu), by operation; the other backend
 #
 # usage: scripts/gpu_half_hour.sh PART BINARY MODEL_DIR OUT [--llvm-binary FILE] [--again [ITEM...]]
 #

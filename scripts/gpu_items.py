@@ -55,11 +55,6 @@ class Kit:
         self.tell(command=shlex.join(words))
         return subprocess.run(words, check=True, text=True, **options)
 
-    def figures(self) -> list[dict]:
-        """Everything that items have told so far."""
-        results = json.loads((self.out / "half_hour.json").read_text())
-        return [figures for item in results["items"].values() for figures in item["figures"]]
-
     def shape(self, shape: Shape) -> Shape:
         return (shape[0], shape[1] // TINY_ROWS, shape[2]) if self.is_rehearsal else shape
 

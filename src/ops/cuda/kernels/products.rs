@@ -332,9 +332,8 @@ impl Planned {
         let preference = lt::create_matmul_pref()?;
         // SAFETY: the values have the sizes that are named with them, and outlive the calls.
         let found = unsafe {
-            use sys::cublasLtMatmulPreferenceAttributes_t as Preference;
-
             use sys::cublasLtMatmulDescAttributes_t as Description;
+            use sys::cublasLtMatmulPreferenceAttributes_t as Preference;
 
             let which = [Description::CUBLASLT_MATMUL_DESC_TRANSA, Description::CUBLASLT_MATMUL_DESC_TRANSB];
             for (attribute, is_transposed) in which.into_iter().zip(is_transposed) {
