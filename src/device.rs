@@ -338,9 +338,9 @@ impl OpenDevice {
     }
 
     /// The fastest matrix product measured on this device, in floating-point operations per second: the denominator of
-    /// MFU, of products by `multiply` on a GPU. A CPU is measured in each process, in about 0.1 seconds; a GPU, where the backend may also tune its kernels,
-    /// once. The fastest of all measurements of this build is kept on disk, so that MFU means the same in two runs. `None`
-    /// if nothing could be measured.
+    /// MFU, on a GPU of products by `multiply`. A CPU is measured in each process, in about 0.1 seconds; a GPU, where the
+    /// backend may also tune its kernels, once. The fastest of all measurements of this build is kept on disk, so that
+    /// MFU means the same in two runs. `None` if nothing could be measured.
     ///
     /// On the CPU this is the `f32` product for every `dtype`, since the backend computes in `f32`.
     #[must_use]
