@@ -30,6 +30,8 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 Shape = tuple[int, int, int]
 PUBLISHED, ROWS_OF_2048, ONE_4096, ONE_8192 = (2, 2048, 4), (2, 2048, 1), (1, 4096, 1), (1, 8192, 1)
 LLAMA_8B, QWEN_8B, LLAMA_1B, QWEN_06B = "llama-3.1-8b", "qwen3-8b", "llama-3.2-1b", "qwen3-0.6b"
+# Linear attention, and mixtures of experts.
+OTHERS = ("qwen3.5-4b", "qwen3-30b-a3b", "gpt-oss-20b", "qwen3.5-35b-a3b")
 # For a rehearsal: what of a model's config.json is made small, and by how much rows are shortened.
 TINY = {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 176, "num_attention_heads": 4, "num_key_value_heads": 2,
         "head_dim": 16, "vocab_size": 256, "bos_token_id": 1, "eos_token_id": 2}
@@ -69,8 +71,10 @@ class Kit:
     def config(self, model: str, layers: int | None) -> pathlib.Path:
         """The config.json of a model: with so many layers, and small in a rehearsal."""
         config = json.loads((ROOT / f"configs/{model}.json").read_text())
-        config |= {"num_hidden_layers": layers} if layers else {}
-        config |= TINY if self.is_rehearsal else {}
+        of_text = config.get("text_config", config)
+        of_text |= {"num_hidden_layers": layers} if layers else {}
+        if self.is_rehearsal:
+            of_text |= TINY | ({"layer_types": of_text["layer_types"][:2]} if "layer_types" in of_text else {})
         path = self.out / "runs" / f"{model}{f'-{layers}-layers' if layers else ''}.json"
         path.write_text(json.dumps(config))
         return path
@@ -163,7 +167,7 @@ def own_kernels(kit: Kit) -> None:
 
 def kernel_tests(kit: Kit) -> None:
     """The kernels by themselves, over ragged shapes, against float64."""
-    for name in ("attention", "low_rank", "rows", "cross_entropy", "optimizer"):
+    for name in ("delta_rule", "rows", "optimizer", "attention", "low_rank", "cross_entropy"):
         try:
             found = subprocess.run([sys.executable, ROOT / f"tests/cuda_kernels/{name}.py", "--driver", "libcuda.so.1"], text=True, timeout=60,
                                    stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
@@ -390,6 +394,7 @@ ITEMS = (
     peer_at(2, "peft-liger", 60, LLAMA_1B, PUBLISHED),
     ours_at(2, "ours", 60, QWEN_06B, PUBLISHED),
     peer_at(2, "peft-liger", 60, QWEN_06B, PUBLISHED),
+    *(ours_at(2, "ours", 90, model, ONE_4096) for model in OTHERS),
     ours_at(2, "ours", 90, LLAMA_8B, ONE_4096),
     ours_at(2, "ours", 120, QWEN_8B, PUBLISHED),
     peer_at(2, "peft-liger", 90, QWEN_8B, PUBLISHED, ONE_4096, ONE_8192),

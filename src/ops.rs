@@ -31,6 +31,7 @@ pub mod cuda;
 mod custom;
 pub mod delta_rule;
 pub mod dropout;
+pub mod experts;
 mod grad_norm;
 pub mod head_norm;
 pub mod host;

@@ -11,8 +11,8 @@ use crate::spec;
 /// What the backward needs of the forward, each `[tokens, intermediate_size]`; their product is cheaper to compute again.
 #[derive(Clone, Debug)]
 pub(super) struct Kept {
-    gate: Tensor<2>,
-    up: Tensor<2>,
+    pub(super) gate: Tensor<2>,
+    pub(super) up: Tensor<2>,
 }
 
 impl spec::Gated {

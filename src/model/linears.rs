@@ -42,6 +42,11 @@ impl<'a> Linears<'a> {
         Some((adapter.kind, adapter.applied(dropout)))
     }
 
+    /// The matrix and bias of a linear layer, without its adapter.
+    pub(super) fn weight(&self, site: SiteId) -> &'a Weight {
+        &self.weights[site]
+    }
+
     /// The bias of a linear layer, `[out_features]` in `f32`.
     pub(super) fn bias(&self, site: SiteId) -> Option<Tensor<1>> {
         self.weights[site].bias.clone()

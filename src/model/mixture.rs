@@ -1,5 +1,7 @@
 //! A mixture of experts: tokens go to their experts, and what these make of them is summed.
 
+mod together;
+
 use burn::tensor::{Tensor, activation};
 use rayon::prelude::*;
 
@@ -18,7 +20,7 @@ const MOST_OF_MEAN: usize = 4;
 #[derive(Clone, Debug)]
 pub(super) struct Kept {
     routing: Routing,
-    /// Of the experts that have tokens.
+    /// Of the experts that have tokens; where they are computed together, of all of them.
     experts: Vec<gated::Kept>,
     /// Of the shared expert, with the sigmoid that its output is multiplied by, `[tokens, 1]`.
     shared: Option<(gated::Kept, Tensor<2>)>,
@@ -30,6 +32,14 @@ impl spec::Mixture {
         let (num_experts, hidden) = (self.experts.len(), by.hidden_size);
         let of_expert = self.experts.first().map_or(SublayerSizes::default(), |gated| gated.sizes(by));
         let shared = self.shared.as_ref().map(|shared| shared.gated.sizes(by)).unwrap_or_default();
+        if by.place.has_experts(by.dtype) {
+            let (rows, inside) = (self.num_per_token, of_expert.kept / 2);
+            return SublayerSizes {
+                kept: rows * of_expert.kept + 3 * num_experts + shared.kept + 1,
+                forward: 2 * hidden + (rows * (inside + hidden)).max(shared.forward),
+                backward: 3 * hidden + (rows * (3 * inside + hidden)).max(shared.backward),
+            };
+        }
         // One expert at a time, with the rows that it takes.
         let of_one = |size: usize| (size + hidden) * (MOST_OF_MEAN * self.num_per_token).min(num_experts) / num_experts;
         SublayerSizes {
@@ -53,8 +63,12 @@ impl spec::Mixture {
     ) -> Kept {
         let place = linears.context.place();
         let scores = linears.forward(self.router, router_x, None);
-        let routing = route(&scores, self.num_per_token, self.probabilities, scales);
+        let together = self.together(x.dtype(), linears);
+        let routing = route(&scores, self.num_per_token, self.probabilities, scales, together.is_some());
         let (alone, mut experts) = (linears.alone(), Vec::with_capacity(routing.groups.len()));
+        if let (Some(together), Some(sorted)) = (together, &routing.sorted) {
+            experts.push(self.activations_together(together, x, sorted, linears));
+        }
         let activations = |(expert, rows): &(usize, Rows)| {
             self.experts[*expert].activations(&gather(place, x, rows, false), &mut alone())
         };
@@ -74,6 +88,11 @@ impl spec::Mixture {
             (Some(y), Some(residual)) => Some(y + residual),
             (y, residual) => y.or(residual),
         };
+        if let (Some(together), Some(sorted)) = (place.experts(), &kept.routing.sorted) {
+            let output = self.output_together(together, &kept.experts, sorted, linears);
+            let sum = y.unwrap_or_else(|| zeros(kept.routing.num_tokens(), &output));
+            return together.combine(sum, &output, sorted, true);
+        }
         let alone = linears.alone();
         some_at_a_time(
             place,
@@ -124,6 +143,13 @@ impl spec::Mixture {
             return None;
         }
         let mut products = Vec::with_capacity(experts.len());
+        if let (Some(together), Some(sorted)) = (place.experts(), &routing.sorted) {
+            let d_output = together.gather(dy, sorted, true);
+            let (d_input, product) = self.backward_together(together, d_output, experts, sorted, linears);
+            let sum = dx.unwrap_or_else(|| x.zeros_like());
+            let d_scores = together.scores_backward(routing.probabilities(), product, sorted).cast(x.dtype());
+            return Some((Some(together.combine(sum, &d_input, sorted, false)), d_scores));
+        }
         let alone = linears.alone();
         some_at_a_time(
             place,

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::attention::Heads;
 use super::cross_entropy::PLAIN_MULTIPLE;
+use super::delta_rule::{CHUNK_TOKENS, DeltaHeads, plain_delta_rule_numbers};
 use super::kernels::{Kernels, Place, Plain};
 use super::product::F32Products;
 use crate::device::Dtype;
@@ -107,6 +108,22 @@ impl Kernels for Sizes {
         if has_attention(heads, dtype.into()) { 0 } else { self.0.score_bytes(all, heads, dtype) }
     }
 
+    fn delta_rule_numbers(&self, heads: DeltaHeads, dtype: Dtype) -> [usize; 2] {
+        if !has_delta_rule(heads, dtype.into()) {
+            return plain_delta_rule_numbers(heads, dtype);
+        }
+        let DeltaHeads { num_value_heads, key_head_dim, .. } = heads;
+        // By head: two matrices of pairs of tokens and a chunk's numbers. Then what is written and its gradient, the states before
+        // and their gradients behind every chunk, and in `f32` the gradients of queries and keys by value head.
+        let prepared = num_value_heads * (2 * CHUNK_TOKENS + 6);
+        let states = 2 * num_value_heads * heads.state_len() / CHUNK_TOKENS;
+        [prepared, prepared + 2 * heads.value_width() + states + 4 * num_value_heads * key_head_dim]
+    }
+
+    fn has_experts(&self, dtype: Dtype) -> bool {
+        dtype == Dtype::Bf16 && check::is_on("experts") && check::is_on("products")
+    }
+
     fn library_bytes(&self) -> usize {
         if check::is_on("products") { WORKSPACE_BYTES } else { 0 }
     }
@@ -134,4 +151,12 @@ fn has_attention(heads: Heads, dtype: DType) -> bool {
         && heads.soft_cap.is_none()
         && matches!(heads.head_dim, 32 | 64 | 96 | 128 | 256)
         && check::is_on("attention")
+}
+
+/// Whether kernels compute the delta rule with such heads.
+fn has_delta_rule(heads: DeltaHeads, dtype: DType) -> bool {
+    dtype == DType::BF16
+        && heads.key_head_dim == 128
+        && heads.value_head_dim.is_multiple_of(32)
+        && check::is_on("delta_rule")
 }

@@ -213,7 +213,7 @@ fn has_gaps(matrix: &CubeTensor) -> bool {
 }
 
 /// `width` columns of the memory of `matrix`, from its column `first` on.
-fn columns(matrix: &CubeTensor, first: usize, width: usize) -> CubeTensor {
+pub(super) fn columns(matrix: &CubeTensor, first: usize, width: usize) -> CubeTensor {
     let (rows, stride, size) = (matrix.meta.shape()[0], matrix.meta.strides()[0], matrix.dtype.size());
     let mut part = matrix.clone();
     let start = part.handle.offset_start.unwrap_or(0) + (first * size) as u64;

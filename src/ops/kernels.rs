@@ -23,6 +23,7 @@ use super::delta_rule::{
     DeltaHeads, DeltaInputs, Gates, plain_delta_rule, plain_delta_rule_backward, plain_delta_rule_numbers,
 };
 use super::dropout::{Dropout, plain_dropout};
+use super::experts::Experts;
 use super::grad_norm::plain_sum_of_squares;
 use super::head_norm::{Factors, HeadNorms, QueriesKeys, norm_then_rotate, rotate_then_norm_backward};
 use super::layout::Layout;
@@ -210,6 +211,16 @@ pub trait Kernels: Debug + Send + Sync {
         plain_scatter_add(y, rows, update, weighted)
     }
 
+    /// Whether the experts of a mixture are computed together in this type, where matrices allow it.
+    fn has_experts(&self, _dtype: Dtype) -> bool {
+        false
+    }
+
+    /// The experts of a mixture together, where it has kernels for them.
+    fn experts(&self) -> Option<&dyn Experts> {
+        None
+    }
+
     fn rotate(&self, qk: [Tensor<2>; 2], layout: &Layout, rope: usize, heads: Heads, inverse: bool) -> [Tensor<2>; 2] {
         qk.map(|x| plain_rotate(x, layout, rope, heads.head_dim, inverse))
     }
@@ -363,6 +374,11 @@ pub trait Kernels: Debug + Send + Sync {
 
     fn adamw_8bit(&self, state: Coded, grad: &Tensor<2>, update: &Update) -> Coded {
         plain_adamw_8bit(state, grad, update)
+    }
+
+    /// The numbers of some matrices in `f32`, one after another.
+    fn flatten(&self, matrices: Vec<Tensor<2>>) -> Tensor<1> {
+        Tensor::cat(matrices.into_iter().map(|matrix| matrix.flatten(0, 1).cast(DType::F32)).collect(), 0)
     }
 
     fn sum_of_squares(&self, blocks: &[Vec<&Tensor<2>>]) -> Tensor<1> {

@@ -1,5 +1,6 @@
 //! Where the sequences of a micro-batch lie, on the device.
 
+mod chunk_table;
 mod stretches;
 
 use std::ops::Range;
@@ -8,10 +9,12 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 
 use super::attention::chunk::Chunk;
+use super::delta_rule::CHUNK_TOKENS;
 use super::delta_rule::chunks::Chunks;
 use super::kernels::Place;
 use crate::spec::{Heads, QueryGrowth, RopePairs};
 
+pub use chunk_table::ChunkTable;
 pub use stretches::Stretch;
 
 /// Rotary angles of every position, as cosines and sines.
@@ -146,6 +149,8 @@ pub struct Layout {
     chunks: Made<(Heads, Arc<[Chunk]>)>,
     /// For the delta rule in plain tensor calls.
     delta_chunks: OnceLock<Arc<Chunks>>,
+    /// For kernels of GPUs.
+    chunk_table: OnceLock<ChunkTable>,
     /// For short convolutions in plain tensor calls.
     within: Made<Tensor<2>>,
     /// By window, for kernels of GPUs: made when they are first asked for.
@@ -197,7 +202,7 @@ impl Layout {
     ) -> Self {
         let row_length = positions.len() / rows.max(1);
         let (angles, turns) = (vec![OnceLock::new(); tables.len()], vec![OnceLock::new(); tables.len()]);
-        let (chunks, delta_chunks, within, spans) = Default::default();
+        let (chunks, delta_chunks, chunk_table, within, spans) = Default::default();
         Self {
             place,
             rows,
@@ -210,6 +215,7 @@ impl Layout {
             turns,
             chunks,
             delta_chunks,
+            chunk_table,
             within,
             spans,
         }
@@ -294,6 +300,13 @@ impl Layout {
         Arc::clone(self.delta_chunks.get_or_init(make))
     }
 
+    /// The chunks in which kernels of GPUs compute the delta rule, likewise.
+    #[must_use]
+    pub fn chunk_table(&self, device: &Device) -> ChunkTable {
+        let make = || ChunkTable::new(self.positions.len(), &self.documents, CHUNK_TOKENS, device);
+        self.chunk_table.get_or_init(make).clone()
+    }
+
     /// Whether the tokens 1, 2, ... before each are in its document, as 1 or 0, `[tokens, 1]` each, likewise.
     pub(super) fn within(&self, num_shifts: usize, device: &Device) -> Vec<Tensor<2>> {
         let mut all = self.within.all();
@@ -339,7 +352,7 @@ impl Spans {
                 last_query[token] = (token + reach).min(end) - 1;
             }
         }
-        let tensor = |found: Vec<usize>| indices(found.into_iter(), device);
+        let tensor = |found: Vec<usize>| indices(found, device);
         Self { first_key: tensor(first_key), last_query: tensor(last_query) }
     }
 }
@@ -351,8 +364,9 @@ impl Turns {
     }
 }
 
-fn indices(indices: impl Iterator<Item = usize>, device: &Device) -> Tensor<1, Int> {
-    let indices: Vec<_> = indices.map(|index| i32::try_from(index).unwrap_or(i32::MAX)).collect();
+/// Numbers of places, rows or tokens on a device.
+pub(super) fn indices<T: TryInto<i32>>(indices: impl IntoIterator<Item = T>, device: &Device) -> Tensor<1, Int> {
+    let indices: Vec<_> = indices.into_iter().map(|index| index.try_into().unwrap_or(i32::MAX)).collect();
     Tensor::from_data(indices.as_slice(), (device, DType::I32))
 }
 

@@ -4,8 +4,11 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use burn::tensor::{DType, IndexingUpdateOp, Int, Tensor, TensorData, activation};
+use rayon::prelude::*;
 
+use super::experts::Sorted;
 use super::kernels::Place;
+use super::layout::indices;
 use super::profile::{self, Cost};
 use crate::spec::Probabilities;
 use crate::util::faults;
@@ -13,8 +16,10 @@ use crate::util::faults;
 /// Where the tokens of a micro-batch go.
 #[derive(Clone, Debug)]
 pub struct Routing {
-    /// The experts that have tokens, each with these.
+    /// The experts that have tokens, each with these; none where all are computed together.
     pub groups: Vec<(usize, Rows)>,
+    /// The rows of all experts, where these are computed together.
+    pub sorted: Option<Sorted>,
     /// Probabilities of the experts, `[tokens, experts]` in `f32`.
     probabilities: Tensor<2>,
     /// Where those of the groups' tokens are in them, group after group.
@@ -42,7 +47,7 @@ impl Rows {
 }
 
 /// Sends every token to the `num_per_token` experts with the highest scores; of equal ones, to the first. What experts make is
-/// multiplied by `scales` too, where there are such.
+/// multiplied by `scales` too, where there are such. Rows are sorted for all experts together if it `is_sorted`.
 ///
 /// # Shapes
 /// `scores`: `[tokens, experts]`, `scales`: `[experts]`.
@@ -52,8 +57,9 @@ pub fn route(
     num_per_token: usize,
     probabilities: Probabilities,
     scales: Option<&Tensor<1>>,
+    is_sorted: bool,
 ) -> Routing {
-    let work = || route_now(scores, num_per_token, probabilities, scales);
+    let work = || route_now(scores, num_per_token, probabilities, scales, is_sorted);
     profile::measure("route", || profile::passes(scores, 2), work)
 }
 
@@ -63,22 +69,13 @@ fn route_now(
     num_per_token: usize,
     probabilities: Probabilities,
     scales: Option<&Tensor<1>>,
+    is_sorted: bool,
 ) -> Routing {
     let ([num_tokens, num_experts], device) = (scores.dims(), scores.device());
     let scores = scores.clone().cast(DType::F32);
     let mut values = faults::read(scores.clone(), "the scores of experts");
-    let mut tokens_of = vec![Vec::new(); num_experts];
-    let mut order: Vec<usize> = Vec::with_capacity(num_experts);
-    for (token, row) in values.chunks_exact_mut(num_experts).enumerate() {
-        order.clear();
-        order.extend(0..num_experts);
-        order.sort_by(|&a, &b| row[b].total_cmp(&row[a]));
-        row.fill(f32::NEG_INFINITY);
-        for &expert in &order[..num_per_token] {
-            tokens_of[expert].push(token as i32);
-            row[expert] = 0.0;
-        }
-    }
+    let chosen: Vec<usize> =
+        values.par_chunks_exact_mut(num_experts).flat_map_iter(|row| choose(row, num_per_token)).collect();
     let probabilities = match probabilities {
         Probabilities::OfAll => activation::softmax(scores, 1),
         Probabilities::OfChosen => {
@@ -86,19 +83,27 @@ fn route_now(
             activation::softmax(scores + Tensor::from_data(mask, (&device, DType::F32)), 1)
         }
     };
-    let all: Arc<[i32]> = tokens_of.iter().flatten().copied().collect();
-    let experts = tokens_of.iter().enumerate().flat_map(|(expert, tokens)| tokens.iter().map(move |_| expert));
-    let places = experts.zip(all.iter()).map(|(expert, &token)| token * num_experts as i32 + expert as i32);
-    let int = |values: Vec<i32>| {
-        let shape = [values.len()];
-        Tensor::<1, Int>::from_data(TensorData::new(values, shape), (&device, DType::I32))
-    };
-    let (places, on_device) = (int(places.collect()), int(all.to_vec()));
     let weights = match scales {
         None => probabilities.clone(),
         Some(scales) => probabilities.clone() * scales.clone().unsqueeze(),
     };
-    let weights = weights.reshape([num_tokens * num_experts]).select(0, places.clone());
+    if is_sorted {
+        let sorted = Sorted::new(&chosen, num_per_token, weights);
+        return Routing {
+            groups: Vec::new(),
+            sorted: Some(sorted),
+            probabilities,
+            places: indices::<i32>([], &device),
+        };
+    }
+    let weights = weights.reshape([num_tokens * num_experts]);
+    let mut tokens_of = vec![Vec::new(); num_experts];
+    chosen.iter().enumerate().for_each(|(slot, expert)| tokens_of[*expert].push((slot / num_per_token) as i32));
+    let all: Arc<[i32]> = tokens_of.iter().flatten().copied().collect();
+    let experts = tokens_of.iter().enumerate().flat_map(|(expert, tokens)| tokens.iter().map(move |_| expert));
+    let places = experts.zip(all.iter()).map(|(expert, &token)| token * num_experts as i32 + expert as i32);
+    let (places, on_device) = (indices(places, &device), indices(all.iter().copied(), &device));
+    let weights = weights.select(0, places.clone());
     let (mut groups, mut first) = (Vec::new(), 0);
     for (expert, tokens) in tokens_of.iter().enumerate().filter(|(_, tokens)| !tokens.is_empty()) {
         let len = tokens.len();
@@ -111,10 +116,30 @@ fn route_now(
         groups.push((expert, rows));
         first += len;
     }
-    Routing { groups, probabilities, places }
+    Routing { groups, sorted: None, probabilities, places }
+}
+
+/// The experts with the highest scores of a token; of equal ones, the first. Their scores become 0, those of the others -infinity.
+fn choose(scores: &mut [f32], num: usize) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..scores.len()).collect();
+    let before = |a: &usize, b: &usize| scores[*b].total_cmp(&scores[*a]).then(a.cmp(b));
+    if num < order.len() {
+        order.select_nth_unstable_by(num, before);
+        order.truncate(num);
+    }
+    order.sort_unstable_by(before);
+    scores.fill(f32::NEG_INFINITY);
+    order.iter().for_each(|expert| scores[*expert] = 0.0);
+    order
 }
 
 impl Routing {
+    /// Probabilities of the experts, `[tokens, experts]` in `f32`.
+    #[must_use]
+    pub fn probabilities(&self) -> &Tensor<2> {
+        &self.probabilities
+    }
+
     /// Number of tokens of the micro-batch.
     #[must_use]
     pub fn num_tokens(&self) -> usize {
@@ -131,13 +156,12 @@ impl Routing {
         let device = self.probabilities.device();
         let zeros = |len| Tensor::<1>::zeros([len], (&device, DType::F32));
         // No `cat`: fusion makes one kernel of it, with as many inputs, and compiles another wherever tokens go elsewhere.
-        let (mut all, mut first) = (zeros(self.places.dims()[0]), 0);
-        for product in products {
+        let joined = |(all, first): (Tensor<1>, usize), product: Tensor<1>| {
             let end = first + product.dims()[0];
-            all = all.slice_assign(first..end, product.cast(DType::F32));
-            first = end;
-        }
-        let (products, zeros) = (all, zeros(num_tokens * num_experts));
+            (all.slice_assign(first..end, product.cast(DType::F32)), end)
+        };
+        let products = products.into_iter().fold((zeros(self.places.dims()[0]), 0), joined).0;
+        let zeros = zeros(num_tokens * num_experts);
         let all = zeros.select_assign(0, self.places.clone(), products, IndexingUpdateOp::Add).reshape(shape);
         let sums = all.clone().sum_dim(1);
         all - self.probabilities.clone() * sums

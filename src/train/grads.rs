@@ -71,6 +71,7 @@ impl GradSums {
     pub fn reduce(
         &mut self,
         adapters: &AdapterSet,
+        place: Place,
         ranks: &mut dyn Ranks,
         figures: &mut [f64],
         own: impl FnOnce() -> RankFigures,
@@ -85,8 +86,7 @@ impl GradSums {
         for (whole, like) in adapters.whole() {
             flat.push(self.whole.remove(&whole).unwrap_or_else(|| like.zeros_like()));
         }
-        let flat = Tensor::cat(flat.into_iter().map(|grad| grad.flatten(0, 1).cast(DType::F32)).collect(), 0);
-        let (flat, of_ranks) = RankFigures::sum(ranks, flat, &mut numbers, own());
+        let (flat, of_ranks) = RankFigures::sum(ranks, place.flatten(flat), &mut numbers, own());
         let (summed, have_it) = numbers.split_at(figures.len());
         figures.copy_from_slice(summed);
         let mut start = 0;
@@ -148,7 +148,9 @@ mod tests {
 
     use super::*;
     use crate::config::{InitLoraWeights, LoraConfig};
+    use crate::device::DeviceKind;
     use crate::model::weights::fixture::tiny_config;
+    use crate::ops::kernels::place_on;
     use crate::spec::PerSite;
 
     /// This rank, and one that has the same.
@@ -184,7 +186,7 @@ mod tests {
         sums.add(1, PerSite::from([(2, grad)]), 1.0);
         let mut figures = [5.0];
         let own = || RankFigures { busy_seconds: 1.0, data_wait_seconds: 2.0, tokens: 3.0 };
-        let of_ranks = sums.reduce(&adapters, &mut Twice, &mut figures, own);
+        let of_ranks = sums.reduce(&adapters, place_on(DeviceKind::Cpu), &mut Twice, &mut figures, own);
         assert_eq!((of_ranks.len(), of_ranks[0].tokens), (2, 6.0));
         let summed = sums.get(1, 2).unwrap().a.to_data().try_to_vec::<f32>().unwrap();
         assert!(summed.iter().all(|gradient| *gradient == 6.0));

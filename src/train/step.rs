@@ -378,7 +378,8 @@ impl TrainStep {
                 own.busy_seconds = start.elapsed().as_secs_f64();
                 own
             };
-            self.of_ranks = self.sums.reduce(self.trained.adapters(), &mut *self.ranks, &mut sums, own);
+            self.of_ranks =
+                self.sums.reduce(self.trained.adapters(), self.optimizer.place(), &mut *self.ranks, &mut sums, own);
             (count, target_tokens) = (sums[1], as_u64(sums[2]));
             of_ranks = Some(sums[0]);
             self.says = Says { stop: sums[3] > 0.0, failed: sums[4] > 0.0 };

@@ -4,7 +4,8 @@
 usage: optimizer.py [--toolkit DIR] [--driver libcuda.so.1]
 
 The sum of squares may be off by one rounding of f32, 6e-8 of it. Of AdamW's results, after three steps, an element may be off by
-a few roundings of f32 (6e-8) of the sizes of the terms that it is the sum of: 4e-7. A bit that differs in a second run is a
+a few roundings of f32 (6e-8) of the sizes of the terms that it is the sum of: 4e-7. Moments in codes of eight bits are compared after one
+step: scales likewise, and codes with the nearest ones, of which those of numbers in the middle of two may be the other. A bit that differs in a second run is a
 failure, too. Exits 1 then.
 """
 import struct
@@ -50,6 +51,17 @@ def steps(device: cuda.Device, state: list[list[np.ndarray]], gradients: list[li
     return results
 
 
+def joined(device: cuda.Device, parts: list[np.ndarray]) -> np.ndarray:
+    firsts = np.cumsum([0] + [len(x) for x in parts])
+    out = device.buffer(np.full(firsts[-1], np.nan, np.float32))
+    for i in range(0, len(parts), 4):
+        entries = [(device.buffer(x), len(x), int(first)) for x, first in zip(parts[i:i + 4], firsts[i:])]
+        device.launch("join", (BLOCKS, len(entries)), 256, 0, table(entries, 160), out)
+    result = out.read()
+    device.free()
+    return result
+
+
 def reference(state: list[np.ndarray], gradients: list[np.ndarray]) -> list[tuple[np.ndarray, np.ndarray]]:
     """The state after all steps in float64, and the sum of its terms' sizes."""
     parameter, m, v = (x.astype(np.float64) for x in state)
@@ -67,6 +79,63 @@ def reference(state: list[np.ndarray], gradients: list[np.ndarray]) -> list[tupl
     return list(zip((parameter, m, v), sizes))
 
 
+def dynamic_table(is_signed: bool) -> np.ndarray:
+    """The numbers of codes with a dynamic exponent, ascending."""
+    numbers = [0.0, 1.0]
+    for exponent in range(7):
+        ends = np.linspace(0.1, 1, (1 if is_signed else 2) * 2**exponent + 1)
+        middles = 10.0**(exponent - 6) * (ends[1:] + ends[:-1]) / 2
+        numbers += [*middles, *(-middles if is_signed else [])]
+    return np.sort(np.float32(numbers))
+
+
+def check_codes(device: cuda.Device, made: np.random.Generator, size: int) -> list[str]:
+    """One step of moments in codes."""
+    blocks = -(-size // 256)
+    tables = [dynamic_table(True), dynamic_table(False)]
+    parameter, gradient = made.standard_normal(size).astype(np.float32), made.standard_normal(size).astype(np.float32)
+    gradient[:300] = 0
+    codes = [made.integers(0, 256, size).astype(np.uint8) for _ in range(2)]
+    scales = [made.uniform(0, 1, blocks).astype(np.float32) for _ in range(2)]
+    codes[0][:256], codes[1][:256] = np.flatnonzero(tables[0] == 0)[0], 0   # a block of zeros
+    moments = [t[c].astype(np.float64) * np.repeat(s, 256)[:size] for t, c, s in zip(tables, codes, scales)]
+    expected = reference_step(parameter, gradient, *moments)
+    results = []
+    for _ in range(2):
+        held = [device.buffer(x) for x in (parameter, gradient, *codes, *scales)]
+        device.launch("adamw_8bit", (min(blocks, 3),), 256, 0, *held, np.concatenate(tables).tobytes(), np.uint64(size), 1 - RATE * DECAY,
+                      1 - BETAS[0], BETAS[1], 1 - BETAS[1], RATE / (1 - BETAS[0]), (1 - BETAS[1])**-0.5, EPS, SCALE)
+        results.append([held[i].read() for i in (0, 2, 3, 4, 5)])
+        device.free()
+    found, wrong = results[0], []
+    if any(a.tobytes() != b.tobytes() for a, b in zip(*results)):
+        wrong.append("codes: a second run differs")
+    error = float(np.abs(found[0] - expected[0]).max())
+    padded = [np.pad(np.abs(x), (0, blocks * 256 - size)).reshape(blocks, 256).max(1) for x in expected[1:]]
+    wanted = [np.where(x == 0, 1, x) for x in padded]
+    of_scales = max(float(np.abs(a / b - 1).max()) for a, b in zip(found[3:], wanted))
+    others = 0
+    for t, c, x, s in zip(tables, found[1:3], expected[1:], wanted):
+        scaled = x / np.repeat(s, 256)[:size]
+        middles = (t[1:].astype(np.float64) + t[:-1]) / 2
+        nearest, distance = np.searchsorted(middles, scaled), np.abs(scaled[:, None] - middles).min(1)
+        is_other = c != nearest
+        others += int(is_other.sum())
+        if (np.abs(c.astype(int) - nearest)[is_other] > 1).any() or (distance[is_other] > 1e-6 * np.maximum(np.abs(scaled[is_other]), 1e-6)).any():
+            wrong.append("codes: not the nearest")
+    print(f"AdamW of codes, {size}: parameters off by {error:.1e}, scales by {of_scales:.1e}, {others} codes others")
+    if not error <= 1e-5 or not of_scales <= 1e-6 or others > size // 100:
+        wrong.append("codes: off")
+    return wrong
+
+
+def reference_step(parameter: np.ndarray, gradient: np.ndarray, m: np.ndarray, v: np.ndarray) -> list[np.ndarray]:
+    gradient = gradient.astype(np.float64) * SCALE
+    m, v = m * BETAS[0] + gradient * (1 - BETAS[0]), v * BETAS[1] + gradient**2 * (1 - BETAS[1])
+    update = RATE * m / (1 - BETAS[0]) / (np.sqrt(v / (1 - BETAS[1])) + EPS)
+    return [parameter * (1 - RATE * DECAY) - update, m, v]
+
+
 def main() -> None:
     device = cuda.Device(cuda.arguments(__doc__).parse_args(), "optimizer")
     made = np.random.default_rng(0)
@@ -82,6 +151,8 @@ def main() -> None:
     if error > 6e-8 or len({x.tobytes() for x in found}) > 1:
         wrong.append(f"sum of squares: {found}, {exact}")
 
+    if joined(device, gradients[0]).tobytes() != np.concatenate(gradients[0]).tobytes():
+        wrong.append("joined: other numbers")
     state = [[normal(size), normal(size) / 10, normal(size)**2] for size in SIZES]
     found, again = steps(device, state, gradients), steps(device, state, gradients)
     worst = dict.fromkeys(("parameter", "m", "v"), 0.0)
@@ -92,6 +163,8 @@ def main() -> None:
             if not share <= 1 or x.tobytes() != same.tobytes():
                 wrong.append(f"{name} of {size}: {share:.2f} of what may be")
     print("AdamW, largest share of what may be off: " + ", ".join(f"{name} {share:.2f}" for name, share in worst.items()))
+    for size in (300, 5 * 256, 1111):
+        wrong += check_codes(device, made, size)
     for text in wrong:
         print(f"FAIL {text}")
     sys.exit(bool(wrong))

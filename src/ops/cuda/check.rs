@@ -10,16 +10,19 @@ use serde::Serialize;
 pub const KERNELS_VARIABLE: &str = "LORA_TRAIN_CUDA_KERNELS";
 
 /// Kernels of our own, and products by cuBLASLt.
-pub const NAMES: [&str; 10] = [
+pub const NAMES: [&str; 13] = [
     "attention",
     "attention_hopper",
     "cross_entropy",
     "decode",
+    "delta_rule",
+    "experts",
     "low_rank",
     "norm",
     "optimizer",
     "products",
     "rotary",
+    "short_conv",
     "swiglu",
 ];
 

@@ -4,6 +4,8 @@ mod attention;
 mod bias;
 mod cross_entropy;
 mod decode;
+mod delta_rule;
+mod experts;
 mod low_rank;
 mod matrix;
 #[expect(unsafe_code, reason = "NCCL is a C library")]
@@ -14,6 +16,7 @@ mod optimizer;
 mod products;
 mod rotary;
 mod self_check;
+mod short_conv;
 #[expect(unsafe_code, reason = "launches through the driver, a C library")]
 mod stream;
 mod swiglu;
@@ -24,12 +27,15 @@ use burn_cubecl::CubeDevice;
 use sha2::{Digest as _, Sha256};
 
 use super::check::{self, KernelState};
-use super::{Sizes, has_attention};
+use super::{Sizes, has_attention, has_delta_rule};
 use crate::device::Dtype;
 use crate::ops::adamw::{State, Update};
+use crate::ops::adamw_8bit::Coded;
 use crate::ops::attention::{Attended, Heads};
 use crate::ops::cross_entropy::{Head, HeadGrads, chunked_cross_entropy, target_ids};
 use crate::ops::custom::device_of;
+use crate::ops::delta_rule::{DeltaHeads, DeltaInputs, Gates};
+use crate::ops::experts::Experts;
 use crate::ops::head_norm::{Factors, HeadNorms, QueriesKeys, norm_then_rotate, rotate_then_norm_backward};
 use crate::ops::kernels::{Kernels, Place, Plain, each_backward};
 use crate::ops::layout::Layout;
@@ -51,10 +57,13 @@ pub fn digest() -> String {
         &bias::MODULE,
         &cross_entropy::MODULE,
         &decode::MODULE,
+        &delta_rule::MODULE,
+        &experts::MODULE,
         &low_rank::MODULE,
         &norm::MODULE,
         &optimizer::MODULE,
         &rotary::MODULE,
+        &short_conv::MODULE,
         &swiglu::MODULE,
         &twice::MODULE,
     ];
@@ -89,6 +98,11 @@ fn has_head_norms(q: &Tensor<2>, norms: HeadNorms<'_>) -> bool {
     let head_dim = norms.heads.head_dim;
     let is_of_heads = norms.weights[0].dims() == [head_dim] && norms.layout.table(norms.rope).turns_halves();
     is_of_heads && has(q, "rotary") && check::is_on("norm") && head_dim.is_multiple_of(16) && head_dim <= 256
+}
+
+/// Whether kernels compute a convolution with as many taps.
+fn has_short_conv(x: &Tensor<2>, weight: &Tensor<2>) -> bool {
+    has(x, "short_conv") && weight.dims()[0] == short_conv::TAPS
 }
 
 /// Whether the kernels of low-rank updates take this one.
@@ -252,6 +266,10 @@ impl Kernels for Cuda {
         self.0.score_bytes(all, heads, dtype)
     }
 
+    fn delta_rule_numbers(&self, heads: DeltaHeads, dtype: Dtype) -> [usize; 2] {
+        self.0.delta_rule_numbers(heads, dtype)
+    }
+
     fn library_bytes(&self) -> usize {
         self.0.library_bytes()
     }
@@ -342,6 +360,58 @@ impl Kernels for Cuda {
             swiglu::backward(activation, dh, gate, up)
         } else {
             self.0.gated_backward(activation, dh, gate, up)
+        }
+    }
+
+    fn has_experts(&self, dtype: Dtype) -> bool {
+        self.0.has_experts(dtype)
+    }
+
+    fn experts(&self) -> Option<&dyn Experts> {
+        Some(self)
+    }
+
+    fn short_conv(&self, x: &Tensor<2>, weight: &Tensor<2>, layout: &Layout) -> Tensor<2> {
+        if has_short_conv(x, weight) {
+            short_conv::forward(x, weight, layout)
+        } else {
+            self.0.short_conv(x, weight, layout)
+        }
+    }
+
+    fn short_conv_backward(&self, dy: &Tensor<2>, x: &Tensor<2>, weight: &Tensor<2>, layout: &Layout) -> Tensor<2> {
+        if has_short_conv(x, weight) {
+            short_conv::backward(dy, x, weight, layout)
+        } else {
+            self.0.short_conv_backward(dy, x, weight, layout)
+        }
+    }
+
+    fn delta_rule(
+        &self,
+        inputs: DeltaInputs<'_>,
+        layout: &Layout,
+        heads: DeltaHeads,
+        state: Option<Tensor<3>>,
+    ) -> (Tensor<2>, Option<Tensor<3>>) {
+        if state.is_none() && has_delta_rule(heads, inputs.qkv.dtype()) {
+            (delta_rule::forward(inputs, layout, heads), None)
+        } else {
+            self.0.delta_rule(inputs, layout, heads, state)
+        }
+    }
+
+    fn delta_rule_backward(
+        &self,
+        d_o: &Tensor<2>,
+        inputs: DeltaInputs<'_>,
+        layout: &Layout,
+        heads: DeltaHeads,
+    ) -> (Tensor<2>, Gates<Tensor<2>>) {
+        if has_delta_rule(heads, inputs.qkv.dtype()) {
+            delta_rule::backward(d_o, inputs, layout, heads)
+        } else {
+            self.0.delta_rule_backward(d_o, inputs, layout, heads)
         }
     }
 
@@ -440,6 +510,18 @@ impl Kernels for Cuda {
         } else {
             self.0.adamw(states, update)
         }
+    }
+
+    fn adamw_8bit(&self, state: Coded, grad: &Tensor<2>, update: &Update) -> Coded {
+        if check::is_on("optimizer") {
+            optimizer::adamw_8bit(state, grad, update)
+        } else {
+            self.0.adamw_8bit(state, grad, update)
+        }
+    }
+
+    fn flatten(&self, matrices: Vec<Tensor<2>>) -> Tensor<1> {
+        if check::is_on("optimizer") { optimizer::flatten(matrices) } else { self.0.flatten(matrices) }
     }
 
     fn sum_of_squares(&self, blocks: &[Vec<&Tensor<2>>]) -> Tensor<1> {

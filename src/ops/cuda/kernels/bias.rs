@@ -26,7 +26,8 @@ pub(super) fn add(ys: Vec<Tensor<2>>, biases: &[&Tensor<1>]) -> Vec<Tensor<2>> {
     queue("add_bias", inputs, outputs, run).into_iter().map(Tensor::from_dispatch).collect()
 }
 
-fn launch(y: &CubeTensor, biases: &[CubeTensor]) {
+/// Adds biases to outputs that lie side by side in `y`.
+pub(super) fn launch(y: &CubeTensor, biases: &[CubeTensor]) {
     let [tokens, width] = dims(y);
     let launch = Launch::new(&MODULE, "add_bias", [tokens, width.div_ceil(8 * THREADS), 1], THREADS).change(y);
     let launch = biases.iter().fold(launch, Launch::read);

@@ -1,10 +1,10 @@
 //! Matrices of codes as `bf16`, for products, by the kernel of `decode.cu`.
 
+use burn::backend::DispatchTensor;
 use burn::tensor::{DType, Tensor};
-use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 
-use super::matrix::start;
+use super::matrix::aligned;
 use super::one;
 use super::stream::{Launch, Module};
 use crate::ops::custom::{Output, queue, spec};
@@ -15,9 +15,6 @@ pub(super) static MODULE: Module = Module { name: "decode", ptx: include_str!("d
 const THREADS: usize = 256;
 /// Numbers of a thread.
 const NUMBERS: usize = 8;
-/// What pointers are multiples of.
-const ALIGNMENT: u64 = 16;
-
 /// Whether the kernel decodes a matrix.
 pub(super) fn takes(matrix: &Quantised) -> bool {
     matrix.shape[1].is_multiple_of(NUMBERS) && matrix.block_len.is_multiple_of(NUMBERS) && matrix.block_len > 0
@@ -25,38 +22,52 @@ pub(super) fn takes(matrix: &Quantised) -> bool {
 
 /// The matrix rounded to `bf16`, `[out_features, in_features]`.
 pub(super) fn decoded(matrix: &Quantised) -> Tensor<2> {
-    let Quantised { shape, coding, ref codes, block_len, ref scales } = *matrix;
-    let len = shape[0] * shape[1];
-    let name = if coding.table().is_some() { "decode_4" } else { "decode_8" };
-    let table = table(coding, &codes.device()).into_dispatch();
-    let float = |x: &Tensor<1>| Some(x.clone().into_dispatch());
-    // Of scales, zeros, and the codes and the table of scales that are codes themselves.
-    let (of_blocks, offset) = match scales {
-        BlockScales::Plain(scales) => ([float(scales), None, None, None], 0.0),
-        BlockScales::Shifted { scales, zeros } => ([float(scales), float(zeros), None, None], 0.0),
-        BlockScales::Nested { codes, table, scales, offset } => {
-            ([float(scales), None, Some(codes.clone().into_dispatch()), float(table)], f64::from(*offset))
-        }
-    };
-    let is_there = of_blocks.each_ref().map(Option::is_some);
-    let inputs = [codes.clone().into_dispatch(), table].into_iter().chain(of_blocks.into_iter().flatten());
-    let run = move |inputs: Vec<CubeTensor>, out: &[CubeTensor]| {
-        let inputs: Vec<_> = inputs.into_iter().map(aligned).collect();
-        let launch = Launch::new(&MODULE, name, [len.div_ceil(NUMBERS * THREADS), 1, 1], THREADS);
-        let mut of_blocks = inputs[2..].iter();
-        let launch = is_there.iter().fold(launch.read(&inputs[0]).read(&inputs[1]), |launch, is_there| match is_there
-            .then(|| of_blocks.next())
-            .flatten()
-        {
-            Some(input) => launch.read(input),
-            None => launch.long(0),
-        });
-        launch.write(&out[0]).long(len as u64).ints([block_len]).float(offset).launch();
-    };
-    Tensor::from_dispatch(one(queue("decode", inputs.collect(), vec![Output::New(spec(DType::BF16, shape))], run)))
+    let (decoding, inputs) = Decoding::new(matrix);
+    let run = move |inputs: Vec<CubeTensor>, out: &[CubeTensor]| decoding.launch(inputs, &out[0]);
+    Tensor::from_dispatch(one(queue("decode", inputs, vec![Output::New(spec(DType::BF16, matrix.shape))], run)))
 }
 
-fn aligned(x: CubeTensor) -> CubeTensor {
-    let x = into_contiguous(x);
-    if start(&x).is_multiple_of(ALIGNMENT) { x } else { x.copy() }
+/// How a matrix is decoded.
+#[derive(Clone, Copy)]
+pub(super) struct Decoding {
+    kernel: &'static str,
+    pub(super) shape: [usize; 2],
+    block_len: usize,
+    offset: f64,
+    /// Whether there are scales, zeros, and the codes and the table of scales that are codes themselves.
+    is_there: [bool; 4],
+}
+
+impl Decoding {
+    /// With the tensors of the matrix.
+    pub(super) fn new(matrix: &Quantised) -> (Self, Vec<DispatchTensor>) {
+        let Quantised { shape, coding, ref codes, block_len, ref scales } = *matrix;
+        let kernel = if coding.table().is_some() { "decode_4" } else { "decode_8" };
+        let table = table(coding, &codes.device()).into_dispatch();
+        let float = |x: &Tensor<1>| Some(x.clone().into_dispatch());
+        let (of_blocks, offset) = match scales {
+            BlockScales::Plain(scales) => ([float(scales), None, None, None], 0.0),
+            BlockScales::Shifted { scales, zeros } => ([float(scales), float(zeros), None, None], 0.0),
+            BlockScales::Nested { codes, table, scales, offset } => {
+                ([float(scales), None, Some(codes.clone().into_dispatch()), float(table)], f64::from(*offset))
+            }
+        };
+        let is_there = of_blocks.each_ref().map(Option::is_some);
+        let inputs = [codes.clone().into_dispatch(), table].into_iter().chain(of_blocks.into_iter().flatten());
+        (Self { kernel, shape, block_len, offset, is_there }, inputs.collect())
+    }
+
+    /// Decodes the tensors of the matrix into `out`.
+    pub(super) fn launch(&self, inputs: Vec<CubeTensor>, out: &CubeTensor) {
+        let len = self.shape[0] * self.shape[1];
+        let inputs: Vec<_> = inputs.into_iter().map(aligned).collect();
+        let launch = Launch::new(&MODULE, self.kernel, [len.div_ceil(NUMBERS * THREADS), 1, 1], THREADS);
+        let mut of_blocks = inputs[2..].iter();
+        let scales = |launch: Launch, is_there: &bool| match is_there.then(|| of_blocks.next()).flatten() {
+            Some(input) => launch.read(input),
+            None => launch.long(0),
+        };
+        let launch = self.is_there.iter().fold(launch.read(&inputs[0]).read(&inputs[1]), scales);
+        launch.write(out).long(len as u64).ints([self.block_len]).float(self.offset).launch();
+    }
 }

@@ -17,6 +17,12 @@ pub(super) fn rows(x: CubeTensor) -> CubeTensor {
     if is_aligned { x } else { into_contiguous(x) }
 }
 
+/// Contiguous numbers of any shape that begin at a multiple of 16 bytes.
+pub(super) fn aligned(x: CubeTensor) -> CubeTensor {
+    let x = into_contiguous(x);
+    if start(&x).is_multiple_of((ALIGNMENT * size_of::<bf16>()) as u64) { x } else { x.copy() }
+}
+
 /// Numbers from a row to the next.
 pub(super) fn stride(x: &CubeTensor) -> usize {
     x.meta.strides()[0]
@@ -25,6 +31,18 @@ pub(super) fn stride(x: &CubeTensor) -> usize {
 pub(super) fn dims(x: &CubeTensor) -> [usize; 2] {
     let shape = x.meta.shape();
     [shape[0], shape[1]]
+}
+
+/// Rows of a matrix, in its memory.
+pub(super) fn rows_of(x: &CubeTensor, rows: std::ops::Range<usize>) -> CubeTensor {
+    let ([_, columns], row) = (dims(x), bytes(stride(x), x));
+    let mut part = x.clone();
+    let first = start(x) + rows.start as u64 * row;
+    (part.handle.offset_start, part.handle.offset_end) = (Some(first), None);
+    let used = (rows.len().saturating_sub(1)) as u64 * row + bytes(columns, x);
+    part.handle.offset_end = Some(part.handle.size_in_used() - used);
+    part.meta.shape = Shape::new([rows.len(), columns]);
+    part
 }
 
 /// The one matrix whose columns are those of `parts`, where they lie side by side.

@@ -58,6 +58,21 @@ extern "C" __global__ void __launch_bounds__(THREADS) sum_of_sums(const double *
     if (threadIdx.x == 0) *out = (float)sum;
 }
 
+struct Parts {
+    struct {
+        const float *values;
+        long long size, first;
+    } of[160];
+};
+
+// out[first ..] = the values of every part, one after another. Grid: (16, number of parts); block: 256.
+extern "C" __global__ void __launch_bounds__(THREADS) join(const __grid_constant__ Parts parts, float *out) {
+    const auto &part = parts.of[blockIdx.y];
+    const long long step = (long long)gridDim.x * THREADS;
+#pragma unroll 4
+    for (long long i = (long long)blockIdx.x * THREADS + threadIdx.x; i < part.size; i += step) out[part.first + i] = part.values[i];
+}
+
 // One step, in place, with the constants that ops/cpu/optimizer.rs has, which are computed in f64:
 //   decay 1 - learning_rate * weight_decay, step_size learning_rate / (1 - beta1^step), root_correction 1 / sqrt(1 - beta2^step)
 struct AdamW {
@@ -92,5 +107,60 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         update.step(parameter.z, gradient.z, m.z, v.z);
         update.step(parameter.w, gradient.w, m.w, v.w);
         *to_parameter = parameter, *to_m = m, *to_v = v;
+    }
+}
+
+// The numbers of 256 codes of the first and of the second moment, ascending.
+struct Numbers {
+    float of[2][256];
+};
+
+// A step of one matrix whose moments are codes (Dettmers et al., 2022, https://arxiv.org/abs/2110.02861), with the largest absolute
+// number of every 256 as their scale. Grid: from 1 to size / 256 upwards; block: 256, an element each.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    adamw_8bit(float *parameter, const float *gradient, unsigned char *m_codes, unsigned char *v_codes, float *m_scales,
+               float *v_scales, const __grid_constant__ Numbers numbers, long long size, float decay, float one_minus_beta1,
+               float beta2, float one_minus_beta2, float step_size, float root_correction, float eps, float grad_scale) {
+    const AdamW update = {decay, one_minus_beta1, beta2, one_minus_beta2, step_size, root_correction, eps, grad_scale};
+    // And the middles between neighbours: a number that is not above one has the lower code.
+    __shared__ float of[2][256], middles[2][256], largest[2][THREADS / WARP];
+    const int thread = threadIdx.x;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        of[i][thread] = numbers.of[i][thread];
+        middles[i][thread] = (float)(((double)numbers.of[i][thread] + numbers.of[i][min(thread + 1, 255)]) * 0.5);
+    }
+    __syncthreads();
+    for (long long block = blockIdx.x; block * 256 < size; block += gridDim.x) {
+        const long long at = block * 256 + thread;
+        const bool is_there = at < size;
+        float moments[2] = {0, 0}, most[2];
+        if (is_there) {
+            moments[0] = of[0][m_codes[at]] * m_scales[block], moments[1] = of[1][v_codes[at]] * v_scales[block];
+            float value = parameter[at];
+            update.step(value, gradient[at], moments[0], moments[1]);
+            parameter[at] = value;
+        }
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            most[i] = fabsf(moments[i]);
+            for (int distance = 16; distance; distance /= 2) most[i] = fmaxf(most[i], __shfl_xor_sync(~0u, most[i], distance));
+            if (thread % WARP == 0) largest[i][thread / WARP] = most[i];
+        }
+        // All have read the scales.
+        __syncthreads();
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            for (int j = 0; j < THREADS / WARP; j++) most[i] = fmaxf(most[i], largest[i][j]);
+            if (most[i] == 0) most[i] = 1;
+            if (thread == 0) (i ? v_scales : m_scales)[block] = most[i];
+            const float scaled = moments[i] / most[i];
+            int code = 0;
+#pragma unroll
+            for (int step = 128; step; step /= 2)
+                if (middles[i][code + step - 1] < scaled) code += step;
+            if (is_there) (i ? v_codes : m_codes)[at] = (unsigned char)code;
+        }
+        __syncthreads();
     }
 }

@@ -4,9 +4,12 @@ use burn::tensor::{DType, Tensor};
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 
-use super::matrix::scratch;
+use super::matrix::{aligned, scratch};
+use super::one;
 use super::stream::{Launch, Module, Operand};
 use crate::ops::adamw::{State, Update};
+use crate::ops::adamw_8bit::{BLOCK_LEN, Coded};
+use crate::ops::cpu::dynamic_table;
 use crate::ops::custom::{Output, queue, spec};
 
 pub(super) static MODULE: Module = Module { name: "optimizer", ptx: include_str!("optimizer.ptx") };
@@ -18,6 +21,9 @@ const MOST_SHARES: usize = 16;
 const LEAST: usize = 4096;
 /// Matrices in a table of gradients.
 const GRADIENTS: usize = 240;
+
+/// Matrices in a table of parts.
+const PARTS: usize = 160;
 
 /// Matrices in a table of parameters.
 const PARAMETERS: usize = 100;
@@ -40,7 +46,7 @@ fn adamw_of_few<'a>(states: impl Iterator<Item = (State, &'a Tensor<2>)>, update
     let outputs = (0..inputs.len() / 4 * 3).map(Output::Changed).collect();
     let constants = update.constants();
     let updated = queue("adamw", inputs, outputs, move |grads, states| {
-        let grads: Vec<_> = grads.into_iter().map(into_contiguous).collect();
+        let grads: Vec<_> = grads.into_iter().map(aligned).collect();
         let entries = states.chunks(3).zip(&grads).flat_map(|(state, grad)| {
             let [parameter, m, v] = [0, 1, 2].map(|index| Operand::Change(&state[index]));
             [parameter, Operand::Read(grad), m, v, Operand::Value(size(grad))]
@@ -58,6 +64,34 @@ fn adamw_of_few<'a>(states: impl Iterator<Item = (State, &'a Tensor<2>)>, update
     .collect()
 }
 
+/// Most blocks of `adamw_8bit`: each makes the tables of codes, and takes elements of several scales.
+const MOST_BLOCKS: usize = 512;
+
+/// [`adamw_8bit`](crate::ops::adamw_8bit::adamw_8bit) in place.
+pub(super) fn adamw_8bit(state: Coded, grad: &Tensor<2>, update: &Update) -> Coded {
+    let Coded { parameter, codes: [m, v], scales: [m_scales, v_scales] } = state;
+    let changed = [parameter.into_dispatch(), m.into_dispatch(), v.into_dispatch(), m_scales.into_dispatch()];
+    let inputs = changed.into_iter().chain([v_scales.into_dispatch(), grad.clone().into_dispatch()]).collect();
+    let constants = update.constants();
+    // Two numbers to a word, the first in its lower half.
+    let numbers = [true, false].map(dynamic_table).concat();
+    let words: Vec<u64> =
+        numbers.chunks_exact(2).map(|pair| u64::from(pair[0].to_bits()) | u64::from(pair[1].to_bits()) << 32).collect();
+    let updated = queue("adamw_8bit", inputs, (0..5).map(Output::Changed).collect(), move |grads, state| {
+        let grad = into_contiguous(grads[0].clone());
+        let blocks = size(&grad).div_ceil(BLOCK_LEN).min(MOST_BLOCKS);
+        let step = Launch::new(&MODULE, "adamw_8bit", [blocks, 1, 1], THREADS).change(&state[0]).read(&grad);
+        let step = state[1..].iter().fold(step, Launch::change);
+        let step = step.table(words.iter().map(|word| Operand::Word(*word)), words.len()).long(size(&grad) as u64);
+        constants.iter().fold(step, |step, value| step.float(f64::from(*value))).launch();
+    });
+    let mut updated = updated.into_iter();
+    let mut next = || updated.next().unwrap_or_else(|| unreachable!("there are five"));
+    let parameter = Tensor::from_dispatch(next());
+    let codes = [Tensor::from_dispatch(next()), Tensor::from_dispatch(next())];
+    Coded { parameter, codes, scales: [Tensor::from_dispatch(next()), Tensor::from_dispatch(next())] }
+}
+
 /// Blocks for each of some matrices.
 fn shares(matrices: &[CubeTensor]) -> usize {
     matrices.iter().map(size).max().unwrap_or(0).div_ceil(LEAST).clamp(1, MOST_SHARES)
@@ -67,12 +101,32 @@ fn size(matrix: &CubeTensor) -> usize {
     matrix.meta.shape().num_elements()
 }
 
+/// The numbers of matrices in `f32`, one after another.
+pub(super) fn flatten(matrices: Vec<Tensor<2>>) -> Tensor<1> {
+    let total = matrices.iter().map(|matrix| matrix.shape().num_elements()).sum::<usize>();
+    let inputs = matrices.into_iter().map(|matrix| matrix.cast(DType::F32).into_dispatch()).collect();
+    let run = |matrices: Vec<CubeTensor>, flat: &[CubeTensor]| {
+        let matrices: Vec<_> = matrices.into_iter().map(into_contiguous).collect();
+        let mut first = 0;
+        for (index, chunk) in matrices.chunks(PARTS).enumerate() {
+            let entries = chunk.iter().flat_map(|matrix| {
+                first += size(matrix);
+                [Operand::Read(matrix), Operand::Value(size(matrix)), Operand::Value(first - size(matrix))]
+            });
+            let join = Launch::new(&MODULE, "join", [shares(chunk), chunk.len(), 1], THREADS).table(entries, 3 * PARTS);
+            // A later launch leaves alone what an earlier one has written.
+            if index == 0 { join.write(&flat[0]) } else { join.change(&flat[0]) }.launch();
+        }
+    };
+    Tensor::from_dispatch(one(queue("flatten", inputs, vec![Output::New(spec(DType::F32, [total]))], run)))
+}
+
 /// The sum of the squares of matrices in `f32`, `[1]`, by way of `f64`.
 pub(super) fn sum_of_squares(grads: impl Iterator<Item = Tensor<2>>) -> Tensor<1> {
     let grads: Vec<_> = grads.map(Tensor::into_dispatch).collect();
     let output = vec![Output::New(spec(DType::F32, [1]))];
     let mut queued = queue("sum_of_squares", grads, output, |grads, outputs| {
-        let grads: Vec<_> = grads.into_iter().map(into_contiguous).collect();
+        let grads: Vec<_> = grads.into_iter().map(aligned).collect();
         let shares = shares(&grads);
         let num_sums = grads.len() * shares;
         let sums = scratch(&grads[0], [num_sums * size_of::<f64>() / size_of::<f32>()], DType::F32);

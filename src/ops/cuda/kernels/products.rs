@@ -81,14 +81,15 @@ fn dense<'a>(weights: &[&'a Weight]) -> Vec<Cow<'a, Tensor<2>>> {
 
 /// How the frozen matrix `[out_features, in_features]` is multiplied.
 #[derive(Clone, Copy)]
-enum Way {
+pub(super) enum Way {
     /// `x W^T`
     Forward,
     /// `dy W`
     Backward,
 }
 
-fn multiply(way: Way, x: &CubeTensor, weight: &CubeTensor, sum: Option<&CubeTensor>, y: &CubeTensor) {
+/// Multiplies a matrix of `bf16` with a frozen one, with aligned rows, into `y`, which may be `sum`.
+pub(super) fn multiply(way: Way, x: &CubeTensor, weight: &CubeTensor, sum: Option<&CubeTensor>, y: &CubeTensor) {
     let is_transposed = matches!(way, Way::Forward);
     let stored = |x: &CubeTensor| Stored { dims: dims(x), stride: stride(x), apart: 0 };
     let product = Product {

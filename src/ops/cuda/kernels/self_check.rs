@@ -6,23 +6,27 @@ use std::sync::atomic::Ordering;
 use burn::tensor::{Bytes, DType, Device, Tensor};
 
 use super::attention::IS_HOPPER_ASIDE;
-use super::decode;
+use super::{decode, one};
 use crate::ops::adamw::{State, Update, adamw};
+use crate::ops::adamw_8bit::{Coded, adamw_8bit};
 use crate::ops::attention::{Heads, attention, attention_backward};
 use crate::ops::cross_entropy::{Head, LossChunk, linear_cross_entropy};
 use crate::ops::cuda::{Compared, check};
+use crate::ops::delta_rule::{DeltaHeads, DeltaInputs, Gates, delta_rule, delta_rule_backward};
 use crate::ops::dropout::{Dropout, mix};
 use crate::ops::head_norm::{HeadNorms, norm_and_rotate, norm_and_rotate_backward};
 use crate::ops::host;
-use crate::ops::kernels::{device_product, place_of};
+use crate::ops::kernels::{Place, device_product, place_of};
 use crate::ops::layout::{Layout, RotaryTable};
-use crate::ops::linear::{InputGrad, Layer, Weight, linear, linear_backward, linears, linears_backward};
+use crate::ops::linear::{InputGrad, Layer, Matrix, Weight, linear, linear_backward, linears, linears_backward};
 use crate::ops::low_rank::{Lora, LowRank};
 use crate::ops::norm::{rms_norm, rms_norm_backward};
 use crate::ops::quantised::{BlockScales, Coding, Quantised, bytes_tensor};
 use crate::ops::rotary::rotate;
+use crate::ops::routing::{gather, route, scatter_add};
+use crate::ops::short_conv::{short_conv, short_conv_backward};
 use crate::ops::swiglu;
-use crate::spec::Activation;
+use crate::spec::{Activation, Probabilities};
 use crate::util::faults;
 use crate::util::panics::guarded;
 
@@ -48,14 +52,17 @@ pub fn self_check(device: &Device) -> Vec<Compared> {
     let of_attention = of_heads("attention");
     IS_HOPPER_ASIDE.store(false, Ordering::Relaxed);
     let of_heads = of_hopper.into_iter().flatten().chain(of_attention).flatten();
-    let others: [(&str, Of); 9] = [
+    let others: [(&str, Of); 12] = [
         ("products", layer),
         ("products", batches),
         ("decode", codes),
+        ("delta_rule", linear_attention),
+        ("experts", mixture),
         ("low_rank", update),
         ("low_rank", projections),
         ("norm", norms),
         ("rotary", turned),
+        ("short_conv", convolved),
         ("swiglu", gated),
         ("cross_entropy", loss),
     ];
@@ -308,6 +315,115 @@ fn gated(device: &Device, dtype: DType) -> Result<Results, String> {
     Ok(results)
 }
 
+/// Documents of which one ends within a chunk, with tokens in none behind them.
+fn documents(place: Place) -> Layout {
+    let documents = vec![(0, 70), (70, 5), (75, 64)];
+    let positions = documents.iter().flat_map(|(_, len)| 0..*len).map(|position| position as u32);
+    Layout::new(place, 1, documents.clone(), positions.chain([0; 6]).collect(), [].into())
+}
+
+/// Two value heads share a key head.
+fn linear_attention(device: &Device, dtype: DType) -> Result<Results, String> {
+    let heads = DeltaHeads { num_key_heads: 1, num_value_heads: 2, key_head_dim: 128, value_head_dim: 64 };
+    let layout = documents(place_of(device, dtype));
+    let tokens = layout.positions().len();
+    let tensor = |width: usize, seed: usize| numbers([tokens, width], seed, device).cast(dtype);
+    let gate = |seed: usize| numbers([tokens, heads.num_value_heads], seed, device).cast(DType::F32).abs();
+    let gates = Gates { decay: gate(2) * -0.2, strength: gate(3) };
+    // The gradient of the output is zero in no document.
+    let d_o = tensor(heads.value_width(), 4);
+    let rows = tokens - 6..tokens;
+    let zeros = d_o.clone().narrow(0, rows.start, rows.len()).zeros_like();
+    let (qkv, d_o) = (tensor(heads.qkv_width(), 1), d_o.slice_assign([rows, 0..heads.value_width()], zeros));
+    let inputs = DeltaInputs { qkv: &qkv, gates: &gates };
+    let o = delta_rule(inputs, &layout, heads);
+    let (dqkv, Gates { decay, strength }) = delta_rule_backward(&d_o, inputs, &layout, heads);
+    read([("o", &o), ("dqkv", &dqkv), ("the gradient of decays", &decay), ("the gradient of strengths", &strength)])
+}
+
+/// Experts of two layers, of which one has a bias, in memory and as codes: their outputs, and gradients of tokens and scores.
+fn mixture(device: &Device, dtype: DType) -> Result<Results, String> {
+    let (tokens, width, inside, num_experts) = (37, 80, 48, 5);
+    let place = place_of(device, dtype);
+    let tensor = |shape: [usize; 2], seed: usize| numbers(shape, seed, device).cast(dtype);
+    let (x, dy) = (tensor([tokens, width], 1), tensor([tokens, width], 2));
+    let scores = numbers([tokens, num_experts], 3, device).cast(DType::F32) * 4.0;
+    let coded = |shape: [usize; 2], seed: usize| {
+        let bytes = (0..shape[0] * shape[1] / 2).map(|i| (mix((seed << 32 | i) as u64) >> 56) as u8).collect();
+        let scales = numbers([1, shape[0] * shape[1] / 16], seed, device).cast(DType::F32);
+        let scales = BlockScales::Plain(scales.reshape([shape[0] * shape[1] / 16]));
+        let codes = bytes_tensor(Bytes::from_bytes_vec(bytes), device);
+        Matrix::Quantised(Arc::new(Quantised { shape, coding: Coding::Nf4, codes, block_len: 16, scales }))
+    };
+    let mut results = Results::new();
+    for is_coded in [false, true] {
+        let weight = |shape: [usize; 2], seed: usize, has_bias: bool| {
+            let values = if is_coded { coded(shape, seed) } else { Matrix::Dense(tensor(shape, seed)) };
+            let bias = has_bias.then(|| numbers([1, shape[0]], seed, device).cast(DType::F32).reshape([shape[0]]));
+            Weight { values, bias, rounds: false }
+        };
+        // Two layers of one input, whose matrices lie one below the other where they are no codes.
+        let first = |seed: usize| {
+            let whole = tensor([2 * inside, width], seed);
+            [0, 1].map(|layer| match is_coded {
+                true => weight([inside, width], seed + layer, false),
+                false => Weight::new(whole.clone().narrow(0, layer * inside, inside)),
+            })
+        };
+        let inner: Vec<_> = (0..num_experts).map(|i| first(10 + 2 * i)).collect();
+        let outer: Vec<_> = (0..num_experts).map(|i| weight([width, inside], 30 + i, true)).collect();
+        let experts = place
+            .experts()
+            .filter(|experts| inner.iter().flatten().chain(&outer).all(|weight| experts.takes(dtype, weight)));
+        let routing = route(&scores, 2, Probabilities::OfChosen, None, experts.is_some());
+        let (y, dx, d_scores) = match (experts, &routing.sorted) {
+            (Some(experts), Some(sorted)) => {
+                let inner: Vec<_> = sorted.groups.iter().map(|(index, _)| inner[*index].iter().collect()).collect();
+                let outer: Vec<_> = sorted.groups.iter().map(|(index, _)| vec![&outer[*index]]).collect();
+                let layers = experts.forward(&experts.gather(&x, sorted, false), &inner, sorted);
+                let h = layers[0].clone() + layers[1].clone();
+                let output = one(experts.forward(&h, &outer, sorted));
+                let d_output = experts.gather(&dy, sorted, true);
+                let dh = experts.backward(std::slice::from_ref(&d_output), &outer, sorted);
+                let products = experts.products(&h, &dh, &d_output, &outer, sorted);
+                let d_input = experts.backward(&[dh.clone(), dh], &inner, sorted);
+                let combined = |y, weighted| experts.combine(x.zeros_like(), y, sorted, weighted);
+                let d_scores = experts.scores_backward(routing.probabilities(), products, sorted);
+                (combined(&output, true), combined(&d_input, false), d_scores)
+            }
+            _ => {
+                let (mut y, mut dx, mut products) = (x.zeros_like(), x.zeros_like(), Vec::new());
+                for (index, rows) in &routing.groups {
+                    let row = gather(place, &x, rows, false);
+                    let [h, other] = inner[*index].each_ref().map(|weight| linear(place, &row, weight, None, None).0);
+                    let h = h + other;
+                    let (output, _) = linear(place, &h, &outer[*index], None, None);
+                    let d_output = gather(place, &dy, rows, true);
+                    products.push((output.clone() * d_output.clone()).sum_dim(1).squeeze_dim(1));
+                    let (dh, _) = linear_backward(place, &d_output, &h, &outer[*index], None, InputGrad::Fresh);
+                    let dh = dh.ok_or("no gradient")?;
+                    let back =
+                        |sum, weight| linear_backward(place, &dh, &row, weight, None, InputGrad::of(true, sum)).0;
+                    let d_input = inner[*index].iter().fold(None, back);
+                    y = scatter_add(place, y, rows, &output, true);
+                    dx = scatter_add(place, dx, rows, &d_input.ok_or("no gradient")?, false);
+                }
+                (y, dx, routing.backward(products))
+            }
+        };
+        results.extend(read([("y", &y), ("dx", &dx), ("the gradient of scores", &d_scores)])?);
+    }
+    Ok(results)
+}
+
+fn convolved(device: &Device, dtype: DType) -> Result<Results, String> {
+    let (layout, channels) = (documents(place_of(device, dtype)), 1032);
+    let [x, dy] = [1, 2].map(|seed| numbers([layout.positions().len(), channels], seed, device).cast(dtype));
+    let weight = numbers([4, channels], 3, device).cast(DType::F32);
+    let dx = short_conv_backward(&dy, &x, &weight, &layout);
+    read([("y", &short_conv(&x, &weight, &layout)), ("dx", &dx)])
+}
+
 fn loss(device: &Device, dtype: DType) -> Result<Results, String> {
     let head = Weight::new(numbers([1000, 64], 1, device).cast(dtype));
     let hidden = numbers([64, 64], 2, device).cast(dtype);
@@ -336,9 +452,21 @@ fn updated(device: &Device) -> Result<Results, String> {
         Update { learning_rate: 0.1, betas: [0.9, 0.99], eps: 1e-8, weight_decay: 0.1, step: 3, grad_scale: 0.5 };
     let squares = place.sum_of_squares(&[grads.iter().collect()]).unsqueeze_dim(1);
     let states = adamw(place, shapes.map(state).into_iter().zip(&grads).collect(), &update);
-    let mut results = read([("the sum of squares", &squares)])?;
+    let flat = place.flatten(grads.to_vec()).unsqueeze_dim(1);
+    let mut results = read([("the sum of squares", &squares), ("all numbers", &flat)])?;
     for State { parameter, m, v } in &states {
         results.extend(read([("a parameter", parameter), ("m", m), ("v", v)])?);
     }
+    // The moments of three scales, the last of a part of a block.
+    let (shape, size) = ([5, 113], 5 * 113);
+    let codes = |seed: usize| {
+        let code = |i: usize| (mix((seed << 32 | i) as u64) >> 56) as u8;
+        bytes_tensor(Bytes::from_bytes_vec((0..size).map(code).collect()), device)
+    };
+    let scales = |seed: usize| matrix([1, 3], seed, device).abs();
+    let coded =
+        Coded { parameter: matrix(shape, 1, device), codes: [codes(2), codes(3)], scales: [scales(4), scales(5)] };
+    let Coded { parameter, scales: [m, v], .. } = adamw_8bit(place, coded, &matrix(shape, 6, device), &update);
+    results.extend(read([("a parameter of codes", &parameter), ("the scales of m", &m), ("the scales of v", &v)])?);
     Ok(results)
 }

@@ -85,6 +85,8 @@ pub(super) enum Operand<'a> {
     Read(&'a CubeTensor),
     Change(&'a CubeTensor),
     Value(usize),
+    /// 64 bits.
+    Word(u64),
 }
 
 impl Launch {
@@ -162,6 +164,7 @@ impl Launch {
     fn word(&mut self, entry: Operand<'_>) -> Word {
         let value = match entry {
             Operand::Value(value) => return Word::Value(value as u64),
+            Operand::Word(word) => return Word::Value(word),
             Operand::Read(x) | Operand::Change(x) => x.clone(),
         };
         if let Operand::Change(x) = entry {

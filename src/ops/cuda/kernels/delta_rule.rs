@@ -1,0 +1,152 @@
+//! The gated delta rule by the kernels of `delta_rule.cu`: what chunks do by themselves at once, the states along the documents.
+
+use burn::tensor::{DType, Tensor};
+use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::tensor::CubeTensor;
+
+use super::matrix::{rows, scratch, stride};
+use super::stream::{Launch, Module};
+use crate::ops::custom::{columns, custom, spec};
+use crate::ops::delta_rule::{CHUNK_TOKENS, DeltaHeads, DeltaInputs, Gates};
+use crate::ops::layout::{ChunkTable, Layout};
+
+pub(super) static MODULE: Module = Module { name: "delta_rule", ptx: include_str!("delta_rule.ptx") };
+
+/// Columns of a state that a block has, as the kernels were compiled.
+const SLICE: usize = 32;
+/// Threads of blocks that go along documents or prepare chunks, and of the others.
+const THREADS: usize = 128;
+const MORE_THREADS: usize = 256;
+/// Queries and keys of a block of `delta_rule_backward_keys`.
+const WARPS: usize = 8;
+
+/// The operands of all kernels.
+struct Operands {
+    qkv: CubeTensor,
+    decay: CubeTensor,
+    strength: CubeTensor,
+    chunks: CubeTensor,
+    documents: CubeTensor,
+    num_chunks: usize,
+    num_documents: usize,
+    heads: DeltaHeads,
+}
+
+/// What is the same in the forward and in the backward.
+struct Prepared {
+    sums: CubeTensor,
+    factors: CubeTensor,
+    inverse: CubeTensor,
+    weights: CubeTensor,
+}
+
+impl Operands {
+    fn new(inputs: [CubeTensor; 5], [num_chunks, num_documents]: [usize; 2], heads: DeltaHeads) -> Self {
+        let [qkv, decay, strength, chunks, documents] = inputs;
+        let [decay, strength] = [decay, strength].map(into_contiguous);
+        Self { qkv: rows(qkv), decay, strength, chunks, documents, num_chunks, num_documents, heads }
+    }
+
+    fn prepared(&self) -> Prepared {
+        let DeltaHeads { num_key_heads, num_value_heads, .. } = self.heads;
+        let of_values = |len: usize, dtype| scratch(&self.qkv, [self.num_chunks * num_value_heads * len], dtype);
+        let factors = scratch(&self.qkv, [self.num_chunks * num_key_heads * 2 * CHUNK_TOKENS], DType::F32);
+        let [inverse, weights] = [0, 1].map(|_| of_values(CHUNK_TOKENS * CHUNK_TOKENS, DType::BF16));
+        let prepared = Prepared { sums: of_values(CHUNK_TOKENS, DType::F32), factors, inverse, weights };
+        let grid = [self.num_chunks, num_key_heads, 1];
+        let launch =
+            Launch::new(&MODULE, "delta_rule_prepare", grid, THREADS).shared(8 * CHUNK_TOKENS * (CHUNK_TOKENS + 1));
+        let launch = launch.read(&self.qkv).read(&self.decay).read(&self.strength).read(&self.chunks);
+        let Prepared { sums, factors, inverse, weights } = &prepared;
+        let launch = [sums, factors, inverse, weights].into_iter().fold(launch, Launch::write);
+        launch.ints([stride(&self.qkv), num_key_heads, num_value_heads]).launch();
+        prepared
+    }
+
+    /// A kernel whose blocks go along documents.
+    fn along(&self, name: &str, shared: usize) -> Launch {
+        let grid = [self.heads.value_width() / SLICE, self.num_documents, 1];
+        Launch::new(&MODULE, name, grid, THREADS).shared(shared)
+    }
+
+    /// With what most of them read.
+    fn read(&self, launch: Launch, Prepared { sums, factors, inverse, .. }: &Prepared) -> Launch {
+        let of_tokens = launch.read(&self.strength).read(&self.chunks).read(&self.documents);
+        of_tokens.read(sums).read(factors).read(inverse)
+    }
+
+    fn sizes(&self) -> [usize; 3] {
+        [self.heads.num_key_heads, self.heads.num_value_heads, self.heads.value_head_dim]
+    }
+
+    fn forward(&self, o: &CubeTensor) {
+        let prepared = self.prepared();
+        let launch = self.read(self.along("delta_rule_forward", 69632).read(&self.qkv), &prepared);
+        launch.read(&prepared.weights).write(o).ints([stride(&self.qkv)]).ints(self.sizes()).launch();
+    }
+
+    fn backward(&self, d_o: &CubeTensor, [dqkv, d_decay, d_strength]: &[CubeTensor; 3]) {
+        let (prepared, heads, qkv) = (self.prepared(), self.heads, &self.qkv);
+        let DeltaHeads { num_key_heads, num_value_heads, key_head_dim, .. } = heads;
+        let tokens = qkv.meta.shape()[0];
+        let of_tokens = || scratch(qkv, [tokens, heads.value_width()], DType::BF16);
+        let of_chunks = || scratch(qkv, [self.num_chunks * num_value_heads * heads.state_len()], DType::BF16);
+        let (written, d_known, states, d_states) = (of_tokens(), of_tokens(), of_chunks(), of_chunks());
+        let launch = self.read(self.along("delta_rule_states", 40960).read(qkv), &prepared);
+        launch.write(&written).write(&states).ints([stride(qkv)]).ints(self.sizes()).launch();
+
+        let dv = columns(dqkv, 2 * heads.key_width(), heads.value_width());
+        let launch = self.read(self.along("delta_rule_backward_states", 65536).read(d_o).read(qkv), &prepared);
+        let launch = launch.read(&prepared.weights).write(&d_known).write(&d_states).write(&dv);
+        launch.ints([stride(d_o), stride(qkv), stride(dqkv)]).ints(self.sizes()).launch();
+
+        let by_head = || scratch(qkv, [tokens, num_value_heads * key_head_dim], DType::F32);
+        let (d_queries, d_keys) = (by_head(), by_head());
+        let grid = [self.num_chunks, num_value_heads, 1];
+        let launch = Launch::new(&MODULE, "delta_rule_backward_chunks", grid, MORE_THREADS).shared(61440);
+        let read =
+            [&self.strength, &self.chunks, &prepared.sums, &prepared.factors, &written, &d_known, &states, &d_states];
+        let launch = read.into_iter().fold(launch.read(d_o).read(qkv), Launch::read);
+        let launch = [&d_queries, &d_keys, d_decay, d_strength].into_iter().fold(launch, Launch::write);
+        launch.ints([stride(d_o), stride(qkv)]).ints(self.sizes()).launch();
+
+        let grid = [(tokens * num_key_heads * 2).div_ceil(WARPS), 1, 1];
+        let launch = Launch::new(&MODULE, "delta_rule_backward_keys", grid, MORE_THREADS);
+        let launch = launch.read(qkv).read(&d_queries).read(&d_keys).write(dqkv);
+        launch.ints([stride(qkv), stride(dqkv), tokens, num_key_heads, num_value_heads]).launch();
+    }
+}
+
+/// [`delta_rule`](crate::ops::delta_rule::delta_rule) of `bf16`.
+pub(super) fn forward(inputs: DeltaInputs<'_>, layout: &Layout, heads: DeltaHeads) -> Tensor<2> {
+    let ChunkTable { chunks, documents, num_chunks, num_documents } = layout.chunk_table(&inputs.qkv.device());
+    let outputs = [spec(DType::BF16, [inputs.qkv.dims()[0], heads.value_width()])];
+    let [qkv, decay, strength] =
+        [inputs.qkv, &inputs.gates.decay, &inputs.gates.strength].map(|x| x.clone().into_dispatch());
+    let inputs = [qkv, decay, strength, chunks.into_dispatch(), documents.into_dispatch()];
+    let [o] = custom("delta_rule", inputs, outputs, move |inputs, [o]| {
+        Operands::new(inputs, [num_chunks, num_documents], heads).forward(o);
+    });
+    Tensor::from_dispatch(o)
+}
+
+/// [`delta_rule_backward`](crate::ops::delta_rule::delta_rule_backward) of `bf16`.
+pub(super) fn backward(
+    d_o: &Tensor<2>,
+    inputs: DeltaInputs<'_>,
+    layout: &Layout,
+    heads: DeltaHeads,
+) -> (Tensor<2>, Gates<Tensor<2>>) {
+    let ChunkTable { chunks, documents, num_chunks, num_documents } = layout.chunk_table(&inputs.qkv.device());
+    let of_gates = spec(DType::F32, inputs.gates.decay.dims());
+    let outputs = [spec(DType::BF16, inputs.qkv.dims()), of_gates.clone(), of_gates];
+    let [d_o, qkv, decay, strength] =
+        [d_o, inputs.qkv, &inputs.gates.decay, &inputs.gates.strength].map(|x| x.clone().into_dispatch());
+    let inputs = [d_o, qkv, decay, strength, chunks.into_dispatch(), documents.into_dispatch()];
+    let run = move |[d_o, qkv, decay, strength, chunks, documents]: [CubeTensor; 6], outputs: &[CubeTensor; 3]| {
+        let inputs = [qkv, decay, strength, chunks, documents];
+        Operands::new(inputs, [num_chunks, num_documents], heads).backward(&rows(d_o), outputs);
+    };
+    let [dqkv, decay, strength] = custom("delta_rule_backward", inputs, outputs, run).map(Tensor::from_dispatch);
+    (dqkv, Gates { decay, strength })
+}
