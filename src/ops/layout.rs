@@ -9,7 +9,6 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 
 use super::attention::chunk::Chunk;
-use super::delta_rule::CHUNK_TOKENS;
 use super::delta_rule::chunks::Chunks;
 use super::kernels::Place;
 use crate::spec::{Heads, QueryGrowth, RopePairs};
@@ -300,10 +299,10 @@ impl Layout {
         Arc::clone(self.delta_chunks.get_or_init(make))
     }
 
-    /// The chunks in which kernels of GPUs compute the delta rule, likewise.
+    /// The chunks of so many tokens in which kernels of GPUs compute the delta rule, likewise; all ask for one length.
     #[must_use]
-    pub fn chunk_table(&self, device: &Device) -> ChunkTable {
-        let make = || ChunkTable::new(self.positions.len(), &self.documents, CHUNK_TOKENS, device);
+    pub fn chunk_table(&self, chunk_len: usize, device: &Device) -> ChunkTable {
+        let make = || ChunkTable::new(self.positions.len(), &self.documents, chunk_len, device);
         self.chunk_table.get_or_init(make).clone()
     }
 

@@ -119,7 +119,8 @@ impl Operands {
 
 /// [`delta_rule`](crate::ops::delta_rule::delta_rule) of `bf16`.
 pub(super) fn forward(inputs: DeltaInputs<'_>, layout: &Layout, heads: DeltaHeads) -> Tensor<2> {
-    let ChunkTable { chunks, documents, num_chunks, num_documents } = layout.chunk_table(&inputs.qkv.device());
+    let ChunkTable { chunks, documents, num_chunks, num_documents } =
+        layout.chunk_table(CHUNK_TOKENS, &inputs.qkv.device());
     let outputs = [spec(DType::BF16, [inputs.qkv.dims()[0], heads.value_width()])];
     let [qkv, decay, strength] =
         [inputs.qkv, &inputs.gates.decay, &inputs.gates.strength].map(|x| x.clone().into_dispatch());
@@ -137,7 +138,8 @@ pub(super) fn backward(
     layout: &Layout,
     heads: DeltaHeads,
 ) -> (Tensor<2>, Gates<Tensor<2>>) {
-    let ChunkTable { chunks, documents, num_chunks, num_documents } = layout.chunk_table(&inputs.qkv.device());
+    let ChunkTable { chunks, documents, num_chunks, num_documents } =
+        layout.chunk_table(CHUNK_TOKENS, &inputs.qkv.device());
     let of_gates = spec(DType::F32, inputs.gates.decay.dims());
     let outputs = [spec(DType::BF16, inputs.qkv.dims()), of_gates.clone(), of_gates];
     let [d_o, qkv, decay, strength] =
