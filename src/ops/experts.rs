@@ -10,6 +10,7 @@ use burn::tensor::{DType, Int, Tensor};
 
 use super::layout::indices;
 use super::linear::Weight;
+use super::profile::{self, Cost};
 
 /// Groups of rows are filled up to a multiple of this: the fewer sizes there are, the fewer products are to be chosen.
 pub const GROUP_MULTIPLE: usize = 16;
@@ -66,6 +67,29 @@ fn sorted(chosen: &[usize], num_experts: usize) -> (Groups, [Vec<i32>; 2]) {
         next[*expert] += 1;
     }
     (groups, [slots, places])
+}
+
+/// [`Experts::forward`], measured.
+#[must_use]
+pub fn forward(experts: &dyn Experts, x: &Tensor<2>, weights: &[Vec<&Weight>], sorted: &Sorted) -> Vec<Tensor<2>> {
+    profile::measure("experts", || cost(weights, sorted), || experts.forward(x, weights, sorted))
+}
+
+/// [`Experts::backward`], measured.
+#[must_use]
+pub fn backward(experts: &dyn Experts, dys: &[Tensor<2>], weights: &[Vec<&Weight>], sorted: &Sorted) -> Tensor<2> {
+    profile::measure("experts_backward", || cost(weights, sorted), || experts.backward(dys, weights, sorted))
+}
+
+fn cost(weights: &[Vec<&Weight>], sorted: &Sorted) -> Cost {
+    let numbers =
+        |weights: &[&Weight]| weights.iter().map(|weight| weight.dims().iter().product::<usize>()).sum::<usize>();
+    let flops = |((_, rows), weights): (&(usize, Range<usize>), &Vec<&Weight>)| 2 * rows.len() * numbers(weights);
+    Cost {
+        shape: format!("{} experts", weights.len()),
+        flops: profile::count(sorted.groups.iter().zip(weights).map(flops).sum()),
+        bytes: weights.iter().flatten().map(|weight| weight.values.num_bytes()).sum(),
+    }
 }
 
 /// Rows of experts on a device, in the type of its activations. Rows that fill up a group hold anything finite.

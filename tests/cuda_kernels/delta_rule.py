@@ -15,7 +15,7 @@ import device as cuda
 CHUNK, KEY, SLICE, EPS = 64, 128, 32, 1e-6
 # Documents (first, tokens), tokens, heads of keys and of values, numbers of a value, columns beside the rows.
 RULES = [([(0, 150), (150, 1), (151, 64), (215, 70)], 290, 1, 2, 64, 8), ([(3, 130)], 133, 2, 2, 128, 0),
-         ([(0, 40), (40, 20)], 60, 1, 3, 32, 16)]
+         ([(0, 40), (100, 20)], 130, 1, 3, 32, 16)]
 # Documents, tokens, channels, columns beside the rows.
 CONVOLUTIONS = [([(0, 5), (5, 1), (6, 2), (8, 62)], 75, 1032, 8), ([(0, 33)], 33, 8, 0)]
 
@@ -30,10 +30,8 @@ def documents_of(documents: list, tokens: int) -> tuple[np.ndarray, np.ndarray]:
 
 def tables(documents: list, tokens: int) -> tuple[np.ndarray, np.ndarray]:
     """Chunks, and the first of every document and how many it has, gaps between documents as well."""
-    is_in = np.zeros(tokens, bool)
-    for start, length in documents:
-        is_in[start:start + length] = True
-    gaps = [(token, -1) for token in np.flatnonzero(~is_in)]
+    starts, ends = [start for start, _ in documents], [start + length for start, length in documents]
+    gaps = [(end, end - start) for end, start in zip([0, *ends], [*starts, tokens]) if end < start]
     chunks, by_document = [], []
     for start, length in [*documents, *gaps]:
         count = -(-abs(length) // CHUNK)
@@ -88,6 +86,9 @@ def check_rule(device: cuda.Device, case: tuple, seed: int) -> list[str]:
              made.standard_normal((tokens, value_width)), np.full((tokens, beside), np.nan)]
     qkv = cuda.to_bf16(np.concatenate(parts, 1))
     decay, strength = -made.uniform(0, 0.3, (tokens, num_values)).astype(np.float32), made.uniform(0, 1, (tokens, num_values)).astype(np.float32)
+    # Tokens that forget all, write nothing, or have no key.
+    some = lambda: made.integers(0, tokens, tokens // 16)
+    decay[some()], strength[some()], qkv[some(), key_width:2 * key_width] = -1e4, 0, 0
     first, last = documents_of(documents, tokens)
     is_in = np.zeros(tokens, bool)
     for start, length in documents:

@@ -16,8 +16,9 @@ import device as cuda
 # Tokens, heads, width, columns beside the rows, whether there is a residual.
 NORMS = [(3, 1, 8, 0, True), (5, 1, 576, 8, True), (2, 1, 4096, 0, True), (3, 1, 8200, 16, False), (7, 5, 128, 64, False),
          (9, 1, 512, 0, True), (4, 3, 72, 8, True)]
-# Tokens, heads, head size, columns beside the rows.
-ROTARIES = [(5, 1, 16, 0), (7, 9, 64, 24), (3, 4, 96, 0), (6, 40, 128, 8), (2, 3, 256, 0), (65537, 1, 16, 0)]
+# Tokens, heads, head size, pairs that turn, whether they are neighbours, columns beside the rows.
+ROTARIES = [(5, 1, 16, 8, 0, 0), (7, 9, 64, 32, 0, 24), (3, 4, 96, 48, 0, 0), (6, 40, 128, 64, 0, 8), (2, 3, 256, 128, 0, 0),
+            (65537, 1, 16, 8, 0, 0), (5, 6, 256, 32, 0, 8), (4, 3, 128, 48, 0, 0), (7, 5, 64, 16, 1, 16), (3, 40, 128, 64, 1, 0)]
 # Tokens, heads of q and of k, head size, columns beside the rows.
 HEADS = [(7, 4, 2, 64, 64), (5, 3, 1, 80, 24), (3, 2, 2, 96, 0), (6, 32, 8, 128, 8), (2, 3, 1, 256, 16), (70000, 1, 1, 16, 0),
          (4, 2, 1, 32, 8), (3, 5, 0, 144, 8)]
@@ -108,19 +109,23 @@ def turned(x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> tuple[np.ndarray,
 
 
 def check_rotary(device: cuda.Device, case: tuple, seed: int) -> list[str]:
-    tokens, heads, head, beside = case
+    tokens, heads, head, half, neighbours, beside = case
     made = np.random.default_rng(seed)
-    x, (cos, sin, positions) = Rows(made, tokens, heads * head, beside), angles(made, tokens, head)
+    x, (cos, sin, positions) = Rows(made, tokens, heads * head, beside), angles(made, tokens, 2 * half)
     wrong = []
     for inverse in (0, 1):
         results = []
         for _ in range(2):
             held = device.buffer(x.bits)
-            device.launch("rotary", (tokens, -(-heads * head // 2048)), 128, 0, held, *map(device.buffer, (cos, sin, positions)),
-                          x.bits.shape[1], heads, head, inverse)
+            device.launch("rotary", (tokens, -(-heads * half // 1024)), 128, 0, held, *map(device.buffer, (cos, sin, positions)),
+                          x.bits.shape[1], heads, head, half, neighbours, inverse)
             results.append(held.read())
             device.free()
-        value, size = turned(x.values.reshape(tokens, heads, head), cos[positions], -sin[positions] if inverse else sin[positions])
+        all_of, kept = np.split(x.values.reshape(tokens, heads, head), [2 * half], 2)
+        order = np.arange(2 * half).reshape(half, 2).T.ravel() if neighbours else np.arange(2 * half)
+        value, size = turned(all_of[..., order], cos[positions], -sin[positions] if inverse else sin[positions])
+        back = np.argsort(order)
+        value, size = (np.concatenate([of[..., back], rest], 2) for of, rest in ((value, kept), (size, np.abs(kept))))
         worst = share(results[0][:, :heads * head], value.reshape(tokens, -1), size.reshape(tokens, -1))
         print(f"rotary, {tokens} x {heads} x {head}{' back' * inverse}: largest share of what may be off {worst:.2f}")
         if not worst <= 1:

@@ -4,7 +4,7 @@ use burn::tensor::{DType, Tensor};
 
 use super::gated;
 use crate::model::linears::Linears;
-use crate::ops::experts::{Experts, Sorted};
+use crate::ops::experts::{self, Experts, Sorted};
 use crate::ops::linear::Weight;
 use crate::ops::swiglu::{gated as gate, gated_backward};
 use crate::spec::{self, Projections};
@@ -41,7 +41,7 @@ impl spec::Mixture {
         linears: &Linears<'_>,
     ) -> gated::Kept {
         let rows = together.gather(x, sorted, false);
-        let mut outputs = together.forward(&rows, &self.gate_up(sorted, linears), sorted).into_iter();
+        let mut outputs = experts::forward(together, &rows, &self.gate_up(sorted, linears), sorted).into_iter();
         let (Some(first), second) = (outputs.next(), outputs.next()) else { unreachable!("there is an output") };
         let [gate, up] = match (second, self.experts.first().map(|expert| expert.gate_up)) {
             (None, Some(Projections::Fused { widths: [width, other], .. })) => {
@@ -63,7 +63,7 @@ impl spec::Mixture {
             unreachable!("what is kept is of all experts")
         };
         let h = gate(linears.context.place(), expert.activation, of_gate, up);
-        let output = together.forward(&h, &self.down(sorted, linears), sorted).pop();
+        let output = experts::forward(together, &h, &self.down(sorted, linears), sorted).pop();
         output.unwrap_or_else(|| unreachable!("there is one output"))
     }
 
@@ -81,7 +81,7 @@ impl spec::Mixture {
         };
         let (place, down) = (linears.context.place(), self.down(sorted, linears));
         let h = gate(place, expert.activation, &of_gate, &up);
-        let dh = together.backward(std::slice::from_ref(&dy), &down, sorted);
+        let dh = experts::backward(together, std::slice::from_ref(&dy), &down, sorted);
         let products = together.products(&h, &dh, &dy, &down, sorted);
         drop((h, dy));
         let (d_gate, d_up) = gated_backward(place, expert.activation, &dh, &of_gate, &up);
@@ -90,6 +90,6 @@ impl spec::Mixture {
             Projections::Apart(_) => vec![d_gate, d_up],
             Projections::Fused { .. } => vec![Tensor::cat(vec![d_gate, d_up], 1)],
         };
-        (together.backward(&dys, &self.gate_up(sorted, linears), sorted), products)
+        (experts::backward(together, &dys, &self.gate_up(sorted, linears), sorted), products)
     }
 }

@@ -416,8 +416,8 @@ impl Kernels for Cuda {
     }
 
     fn rotate(&self, qk: [Tensor<2>; 2], layout: &Layout, rope: usize, heads: Heads, inverse: bool) -> [Tensor<2>; 2] {
-        let turns_halves = layout.table(rope).turns_halves();
-        if has(&qk[0], "rotary") && heads.head_dim.is_multiple_of(16) && turns_halves {
+        let [head_dim, pairs] = [heads.head_dim, layout.table(rope).half()];
+        if has(&qk[0], "rotary") && [head_dim, pairs].iter().all(|size| size.is_multiple_of(rotary::PAIRS)) {
             rotary::rotate(qk, layout, rope, heads, inverse)
         } else {
             self.0.rotate(qk, layout, rope, heads, inverse)

@@ -19,6 +19,12 @@ const THREADS: usize = 128;
 const MORE_THREADS: usize = 256;
 /// Queries and keys of a block of `delta_rule_backward_keys`.
 const WARPS: usize = 8;
+/// Dynamic shared memory in bytes, as the kernels say.
+const OF_PREPARE: usize = 33_280;
+const OF_FORWARD: usize = 69_632;
+const OF_STATES: usize = 40_960;
+const OF_BACKWARD_STATES: usize = 65_536;
+const OF_BACKWARD_CHUNKS: usize = 61_440;
 
 /// The operands of all kernels.
 struct Operands {
@@ -54,8 +60,7 @@ impl Operands {
         let [inverse, weights] = [0, 1].map(|_| of_values(CHUNK_TOKENS * CHUNK_TOKENS, DType::BF16));
         let prepared = Prepared { sums: of_values(CHUNK_TOKENS, DType::F32), factors, inverse, weights };
         let grid = [self.num_chunks, num_key_heads, 1];
-        let launch =
-            Launch::new(&MODULE, "delta_rule_prepare", grid, THREADS).shared(8 * CHUNK_TOKENS * (CHUNK_TOKENS + 1));
+        let launch = Launch::new(&MODULE, "delta_rule_prepare", grid, THREADS).shared(OF_PREPARE);
         let launch = launch.read(&self.qkv).read(&self.decay).read(&self.strength).read(&self.chunks);
         let Prepared { sums, factors, inverse, weights } = &prepared;
         let launch = [sums, factors, inverse, weights].into_iter().fold(launch, Launch::write);
@@ -81,7 +86,7 @@ impl Operands {
 
     fn forward(&self, o: &CubeTensor) {
         let prepared = self.prepared();
-        let launch = self.read(self.along("delta_rule_forward", 69632).read(&self.qkv), &prepared);
+        let launch = self.read(self.along("delta_rule_forward", OF_FORWARD).read(&self.qkv), &prepared);
         launch.read(&prepared.weights).write(o).ints([stride(&self.qkv)]).ints(self.sizes()).launch();
     }
 
@@ -92,18 +97,19 @@ impl Operands {
         let of_tokens = || scratch(qkv, [tokens, heads.value_width()], DType::BF16);
         let of_chunks = || scratch(qkv, [self.num_chunks * num_value_heads * heads.state_len()], DType::BF16);
         let (written, d_known, states, d_states) = (of_tokens(), of_tokens(), of_chunks(), of_chunks());
-        let launch = self.read(self.along("delta_rule_states", 40960).read(qkv), &prepared);
+        let launch = self.read(self.along("delta_rule_states", OF_STATES).read(qkv), &prepared);
         launch.write(&written).write(&states).ints([stride(qkv)]).ints(self.sizes()).launch();
 
         let dv = columns(dqkv, 2 * heads.key_width(), heads.value_width());
-        let launch = self.read(self.along("delta_rule_backward_states", 65536).read(d_o).read(qkv), &prepared);
+        let launch =
+            self.read(self.along("delta_rule_backward_states", OF_BACKWARD_STATES).read(d_o).read(qkv), &prepared);
         let launch = launch.read(&prepared.weights).write(&d_known).write(&d_states).write(&dv);
         launch.ints([stride(d_o), stride(qkv), stride(dqkv)]).ints(self.sizes()).launch();
 
         let by_head = || scratch(qkv, [tokens, num_value_heads * key_head_dim], DType::F32);
         let (d_queries, d_keys) = (by_head(), by_head());
         let grid = [self.num_chunks, num_value_heads, 1];
-        let launch = Launch::new(&MODULE, "delta_rule_backward_chunks", grid, MORE_THREADS).shared(61440);
+        let launch = Launch::new(&MODULE, "delta_rule_backward_chunks", grid, MORE_THREADS).shared(OF_BACKWARD_CHUNKS);
         let read =
             [&self.strength, &self.chunks, &prepared.sums, &prepared.factors, &written, &d_known, &states, &d_states];
         let launch = read.into_iter().fold(launch.read(d_o).read(qkv), Launch::read);

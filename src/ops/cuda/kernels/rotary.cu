@@ -1,10 +1,10 @@
 // Rotary position embedding (Su et al., 2021, https://arxiv.org/abs/2104.09864) in Hugging Face's half-split layout: dimension i
-// turns with i + head_dim / 2. Backwards it is also the gradient. By itself in place, or with the norm of each head before it
-// (RMSNorm, as in norm.cu) in one pass.
+// turns with i + half, half = head_dim / 2. Backwards it is also the gradient. By itself in place, where fewer dimensions may turn
+// and those that do may be neighbours, or with the norm of each head before it (RMSNorm, as in norm.cu) in one pass.
 //
 // Tensors are bf16, [tokens, heads * head_dim], rows `*_stride` elements apart, a multiple of 8; pointers of 16 bytes, head_dim a
-// multiple of 16. q and k side by side are one x; what follows them in a row is not touched. cos, sin: f32, [positions, head_dim /
-// 2]; positions: [tokens], rows of those. A thread has eight pairs. Block: 128.
+// multiple of 16. q and k side by side are one x; what follows them in a row is not touched. cos, sin: f32, [positions, half];
+// positions: [tokens], rows of those. A thread has eight pairs. Block: 128.
 #include "eight.cuh"
 
 enum { THREADS = 128 };
@@ -24,20 +24,45 @@ struct Pairs {
         }
     }
 
+    // Of 16 numbers, one behind the other, those with even and with odd numbers; and back.
+    INLINE Pairs taken_apart() const {
+        Pairs apart;
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            const Eight &from = j < 4 ? low : high;
+            apart.low.of[j] = from.of[j % 4 * 2], apart.high.of[j] = from.of[j % 4 * 2 + 1];
+        }
+        return apart;
+    }
+
+    INLINE Pairs put_together() const {
+        Pairs together;
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            Eight &to = j < 4 ? together.low : together.high;
+            to.of[j % 4 * 2] = low.of[j], to.of[j % 4 * 2 + 1] = high.of[j];
+        }
+        return together;
+    }
+
     INLINE void store(bf16 *to, int half) const { low.store(to), high.store(to + half); }
 };
 
-// Grid: (tokens, num_heads * head_dim / 2048 upwards).
+// The first 2 * half dimensions of a head turn, half a multiple of 8; with `neighbours`, 2 i with 2 i + 1. head_dim is a multiple
+// of 8 here. Grid: (tokens, num_heads * half / 1024 upwards).
 extern "C" __global__ void __launch_bounds__(THREADS)
-    rotary(bf16 *x, const float *cos, const float *sin, const int *positions, int stride, int num_heads, int head_dim,
-           int inverse) {
-    const int half = head_dim / 2, i = (blockIdx.y * THREADS + threadIdx.x) * 8, head = i / half, first = i % half;
+    rotary(bf16 *x, const float *cos, const float *sin, const int *positions, int stride, int num_heads, int head_dim, int half,
+           int neighbours, int inverse) {
+    const int i = (blockIdx.y * THREADS + threadIdx.x) * 8, head = i / half, first = i % half;
     if (head >= num_heads) return;
-    x += (long long)blockIdx.x * stride + head * head_dim + first;
+    x += (long long)blockIdx.x * stride + head * head_dim + (neighbours ? 2 * first : first);
     const long long angle = (long long)positions[blockIdx.x] * half + first;
-    Pairs pairs(x, half);
+    const int apart = neighbours ? 8 : half;
+    Pairs pairs(x, apart);
+    if (neighbours) pairs = pairs.taken_apart();
     pairs.turn(Eight(cos + angle), Eight(sin + angle), inverse);
-    pairs.store(x, half);
+    if (neighbours) pairs = pairs.put_together();
+    pairs.store(x, apart);
 }
 
 // Where a thread of those of a head is: a power of two of them, the last of which may have no pairs.

@@ -10,23 +10,27 @@ use crate::ops::attention::Heads;
 use crate::ops::custom::{self, change_columns, custom_of};
 use crate::ops::head_norm::{HeadNorms, QueriesKeys};
 use crate::ops::layout::Layout;
+use crate::spec::RopePairs;
 
 pub(super) static MODULE: Module = Module { name: "rotary", ptx: include_str!("rotary.ptx") };
 
 const THREADS: usize = 128;
 /// Pairs that a thread turns.
-const PAIRS: usize = 8;
+pub(super) const PAIRS: usize = 8;
 
 /// [`rotate`](crate::ops::rotary::rotate) of `bf16`.
 pub(super) fn rotate(qk: [Tensor<2>; 2], layout: &Layout, rope: usize, heads: Heads, inverse: bool) -> [Tensor<2>; 2] {
     let turns = layout.turns(rope, &qk[0].device());
     let inputs = [turns.cos.into_dispatch(), turns.sin.into_dispatch(), turns.rows.into_dispatch()];
+    let table = layout.table(rope);
+    let (half, are_neighbours) = (table.half(), table.pairs() == RopePairs::Neighbours);
     let run = move |qk: &[CubeTensor; 2], [cos, sin, rows]: [CubeTensor; 3]| {
         let turn = |x: &CubeTensor| {
             let ([tokens, width], head_dim) = (dims(x), heads.head_dim);
-            let grid = [tokens, (width / 2).div_ceil(PAIRS * THREADS), 1];
+            let grid = [tokens, (width / head_dim * half).div_ceil(PAIRS * THREADS), 1];
             let rotary = Launch::new(&MODULE, "rotary", grid, THREADS).change(x).read(&cos).read(&sin).read(&rows);
-            rotary.ints([stride(x), width / head_dim, head_dim, usize::from(inverse)]).launch();
+            let sizes = [stride(x), width / head_dim, head_dim, half];
+            rotary.ints(sizes).ints([are_neighbours, inverse].map(usize::from)).launch();
         };
         match side_by_side(qk) {
             Some(qk) => turn(&qk),

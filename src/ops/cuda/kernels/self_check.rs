@@ -26,7 +26,7 @@ use crate::ops::rotary::rotate;
 use crate::ops::routing::{gather, route, scatter_add};
 use crate::ops::short_conv::{short_conv, short_conv_backward};
 use crate::ops::swiglu;
-use crate::spec::{Activation, Probabilities};
+use crate::spec::{Activation, Probabilities, RopePairs};
 use crate::util::faults;
 use crate::util::panics::guarded;
 
@@ -276,32 +276,39 @@ fn norms(device: &Device, dtype: DType) -> Result<Results, String> {
     Ok(results)
 }
 
+/// Heads of which all numbers turn, fewer, and neighbours.
 fn turned(device: &Device, dtype: DType) -> Result<Results, String> {
     let (tokens, half, num_heads) = (9_u16, 48, 3);
     let angles = || (0..tokens * half).map(|i| f32::from(i) / 7.0);
-    let table = RotaryTable::new(angles().map(f32::cos).collect(), angles().map(f32::sin).collect(), half.into());
-    let (place, positions) = (place_of(device, dtype), (0..u32::from(tokens)).rev().collect());
-    let layout = Layout::new(place, 1, vec![(0, tokens.into())], positions, Arc::from([table]));
-    let head_dim = 2 * usize::from(half);
-    let heads = Heads { num_heads, num_kv_heads: 1, head_dim, scale: 1.0, window: None, soft_cap: None };
-    let x = |num_heads| numbers([tokens.into(), head_dim * num_heads], 1, device).cast(dtype);
-    let turned = |inverse| rotate([x(num_heads), x(1)], &layout, 0, heads, inverse);
-    let weight = numbers([1, head_dim], 2, device).cast(DType::F32).reshape([head_dim]);
-    let norms = HeadNorms { weights: [&weight, &weight], eps: 1e-5, layout: &layout, rope: 0, heads };
-    let (queries, keys) = (x(num_heads), x(1));
-    let ([q_normed, k_normed], factors) = norm_and_rotate([&queries, &keys], norms);
-    let [dq, dk] = norm_and_rotate_backward([x(num_heads), x(1)], [&queries, &keys], factors, norms);
-    let ([q, k], [q_back, k_back]) = (turned(false), turned(true));
-    read([
-        ("queries", &q),
-        ("keys", &k),
-        ("queries turned back", &q_back),
-        ("keys turned back", &k_back),
-        ("normed queries", &q_normed),
-        ("normed keys", &k_normed),
-        ("the gradient of queries", &dq),
-        ("the gradient of keys", &dk),
-    ])
+    let table = || RotaryTable::new(angles().map(f32::cos).collect(), angles().map(f32::sin).collect(), half.into());
+    let (place, all) = (place_of(device, dtype), 2 * usize::from(half));
+    let mut results = Results::new();
+    for (head_dim, pairs) in [(all, RopePairs::Halves), (all + 32, RopePairs::Halves), (all + 8, RopePairs::Neighbours)]
+    {
+        let (tables, positions) =
+            (Arc::from([table().within(head_dim, pairs)]), (0..u32::from(tokens)).rev().collect());
+        let layout = Layout::new(place, 1, vec![(0, tokens.into())], positions, tables);
+        let heads = Heads { num_heads, num_kv_heads: 1, head_dim, scale: 1.0, window: None, soft_cap: None };
+        let x = |num_heads| numbers([tokens.into(), head_dim * num_heads], 1, device).cast(dtype);
+        let turned = |inverse| rotate([x(num_heads), x(1)], &layout, 0, heads, inverse);
+        let weight = numbers([1, head_dim], 2, device).cast(DType::F32).reshape([head_dim]);
+        let norms = HeadNorms { weights: [&weight, &weight], eps: 1e-5, layout: &layout, rope: 0, heads };
+        let (queries, keys) = (x(num_heads), x(1));
+        let ([q_normed, k_normed], factors) = norm_and_rotate([&queries, &keys], norms);
+        let [dq, dk] = norm_and_rotate_backward([x(num_heads), x(1)], [&queries, &keys], factors, norms);
+        let ([q, k], [q_back, k_back]) = (turned(false), turned(true));
+        results.extend(read([
+            ("queries", &q),
+            ("keys", &k),
+            ("queries turned back", &q_back),
+            ("keys turned back", &k_back),
+            ("normed queries", &q_normed),
+            ("normed keys", &k_normed),
+            ("the gradient of queries", &dq),
+            ("the gradient of keys", &dk),
+        ])?);
+    }
+    Ok(results)
 }
 
 fn gated(device: &Device, dtype: DType) -> Result<Results, String> {
