@@ -13,8 +13,12 @@ impl spec::Mixture {
     /// What computes the experts together, if it takes activations of this type and all of their matrices.
     pub(super) fn together<'a>(&self, dtype: DType, linears: &Linears<'a>) -> Option<&'a dyn Experts> {
         let together = linears.context.place().experts()?;
-        let mut sites = self.experts.iter().flat_map(|expert| expert.gate_up.sites().iter().chain([&expert.down]));
-        sites.all(|site| together.takes(dtype, linears.weight(*site))).then_some(together)
+        let is_taken = |expert: &spec::Gated| {
+            let mut sites = expert.gate_up.sites().iter().chain([&expert.down]);
+            matches!(expert.gate_up, Projections::Apart(_))
+                && sites.all(|site| together.takes(dtype, linears.weight(*site)))
+        };
+        self.experts.iter().all(is_taken).then_some(together)
     }
 
     fn of_groups<'a>(
@@ -41,14 +45,8 @@ impl spec::Mixture {
         linears: &Linears<'_>,
     ) -> gated::Kept {
         let rows = together.gather(x, sorted, false);
-        let mut outputs = experts::forward(together, &rows, &self.gate_up(sorted, linears), sorted).into_iter();
-        let (Some(first), second) = (outputs.next(), outputs.next()) else { unreachable!("there is an output") };
-        let [gate, up] = match (second, self.experts.first().map(|expert| expert.gate_up)) {
-            (None, Some(Projections::Fused { widths: [width, other], .. })) => {
-                [first.clone().narrow(1, 0, width), first.narrow(1, width, other)]
-            }
-            (second, _) => [first.clone(), second.unwrap_or(first)],
-        };
+        let outputs = experts::forward(together, &rows, &self.gate_up(sorted, linears), sorted);
+        let [gate, up] = outputs.try_into().unwrap_or_else(|_| unreachable!("there are two layers"));
         gated::Kept { gate, up }
     }
 
@@ -86,10 +84,6 @@ impl spec::Mixture {
         drop((h, dy));
         let (d_gate, d_up) = gated_backward(place, expert.activation, &dh, &of_gate, &up);
         drop((dh, of_gate, up));
-        let dys = match expert.gate_up {
-            Projections::Apart(_) => vec![d_gate, d_up],
-            Projections::Fused { .. } => vec![Tensor::cat(vec![d_gate, d_up], 1)],
-        };
-        (experts::backward(together, &dys, &self.gate_up(sorted, linears), sorted), products)
+        (experts::backward(together, &[d_gate, d_up], &self.gate_up(sorted, linears), sorted), products)
     }
 }
