@@ -167,7 +167,7 @@ def own_kernels(kit: Kit) -> None:
 
 def kernel_tests(kit: Kit) -> None:
     """The kernels by themselves, over ragged shapes, against float64."""
-    for name in ("delta_rule", "rows", "optimizer", "attention", "low_rank", "cross_entropy"):
+    for name in ("experts", "delta_rule", "rows", "optimizer", "attention", "low_rank", "cross_entropy"):
         try:
             found = subprocess.run([sys.executable, ROOT / f"tests/cuda_kernels/{name}.py", "--driver", "libcuda.so.1"], text=True, timeout=60,
                                    stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
@@ -178,10 +178,11 @@ def kernel_tests(kit: Kit) -> None:
         kit.tell(**gpu_telemetry.check(f"kernels of {name}", f"{rc}: {wrong[:5] or said[-300:] if rc != 0 else ''}", "0", rc == 0), said=said[-6000:])
 
 
-def attention_rates(kit: Kit) -> None:
-    """What the kernels of attention take at sizes of training."""
-    kit.tell(said=kit.run(sys.executable, ROOT / "tests/cuda_kernels/attention.py", "--driver", "libcuda.so.1", "--time",
-                          stdout=subprocess.PIPE).stdout)
+def rates(kit: Kit) -> None:
+    """What the kernels of attention, and the products of experts, take at sizes of training."""
+    for name in ("attention", "experts"):
+        kit.tell(said=kit.run(sys.executable, ROOT / f"tests/cuda_kernels/{name}.py", "--driver", "libcuda.so.1", "--time",
+                              stdout=subprocess.PIPE).stdout)
 
 
 def quickstart(kit: Kit, run: pathlib.Path, **changes) -> pathlib.Path:
@@ -407,7 +408,7 @@ ITEMS = (
 
     Item(3, "kernels-1b", 120, lambda kit: kernels(kit, LLAMA_1B, ROWS_OF_2048)),
     Item(3, "kernels-8b", 120, lambda kit: kernels(kit, LLAMA_8B, ONE_4096, layers=4)),
-    Item(3, "attention", 30, attention_rates),
+    Item(3, "rates", 40, rates),
     Item(3, "products", 60, products),
     ours_at(3, "operations", 120, LLAMA_8B, ONE_4096, steps=2, options=("--profile",)),
     ours_at(3, "operations", 60, LLAMA_1B, ROWS_OF_2048, options=("--profile",)),

@@ -8,6 +8,7 @@ use rayon::prelude::*;
 use super::budget::{SizedBy, SublayerSizes};
 use super::gated;
 use super::linears::Linears;
+use crate::ops::experts::{self, Experts, Sorted};
 use crate::ops::kernels::Place;
 use crate::ops::linear::InputGrad;
 use crate::ops::routing::{Routing, Rows, gather, route, scatter_add};
@@ -19,11 +20,16 @@ const MOST_OF_MEAN: usize = 4;
 /// What the backward needs of the forward.
 #[derive(Clone, Debug)]
 pub(super) struct Kept {
-    routing: Routing,
-    /// Of the experts that have tokens; where they are computed together, of all of them.
-    experts: Vec<gated::Kept>,
+    experts: KeptExperts,
     /// Of the shared expert, with the sigmoid that its output is multiplied by, `[tokens, 1]`.
     shared: Option<(gated::Kept, Tensor<2>)>,
+}
+
+#[derive(Clone, Debug)]
+enum KeptExperts {
+    /// Of each that has tokens.
+    Apart(Routing, Vec<gated::Kept>),
+    Together(Box<Sorted>, gated::Kept),
 }
 
 impl spec::Mixture {
@@ -34,8 +40,9 @@ impl spec::Mixture {
         let shared = self.shared.as_ref().map(|shared| shared.gated.sizes(by)).unwrap_or_default();
         if by.place.has_experts(by.dtype) {
             let (rows, inside) = (self.num_per_token, of_expert.kept / 2);
+            // Probabilities and four numbers of each slot, in 32 bits.
             return SublayerSizes {
-                kept: rows * of_expert.kept + 3 * num_experts + shared.kept + 1,
+                kept: rows * (of_expert.kept + 8) + 2 * num_experts + shared.kept + 1,
                 forward: 2 * hidden + (rows * (inside + hidden)).max(shared.forward),
                 backward: 3 * hidden + (rows * (3 * inside + hidden)).max(shared.backward),
             };
@@ -63,21 +70,24 @@ impl spec::Mixture {
     ) -> Kept {
         let place = linears.context.place();
         let scores = linears.forward(self.router, router_x, None);
-        let together = self.together(x.dtype(), linears);
-        let routing = route(&scores, self.num_per_token, self.probabilities, scales, together.is_some());
-        let (alone, mut experts) = (linears.alone(), Vec::with_capacity(routing.groups.len()));
-        if let (Some(together), Some(sorted)) = (together, &routing.sorted) {
-            experts.push(self.activations_together(together, x, sorted, linears));
-        }
-        let activations = |(expert, rows): &(usize, Rows)| {
-            self.experts[*expert].activations(&gather(place, x, rows, false), &mut alone())
+        let experts = if let Some(together) = self.together(x, linears) {
+            let sorted = experts::route(together, &scores, self.num_per_token, self.probabilities, scales);
+            let kept = self.activations_together(together, x, &sorted, linears);
+            KeptExperts::Together(Box::new(sorted), kept)
+        } else {
+            let routing = route(&scores, self.num_per_token, self.probabilities, scales);
+            let (alone, mut experts) = (linears.alone(), Vec::with_capacity(routing.groups.len()));
+            let activations = |(expert, rows): &(usize, Rows)| {
+                self.experts[*expert].activations(&gather(place, x, rows, false), &mut alone())
+            };
+            some_at_a_time(place, &routing.groups, activations, |kept| experts.push(kept));
+            KeptExperts::Apart(routing, experts)
         };
-        some_at_a_time(place, &routing.groups, activations, |kept| experts.push(kept));
         let shared = self.shared.as_ref().map(|SharedExpert { gated, gate }| {
             let kept = gated.activations(x, linears);
             (kept, activation::sigmoid(linears.forward(*gate, x, None)))
         });
-        Kept { routing, experts, shared }
+        Kept { experts, shared }
     }
 
     pub(super) fn output(&self, kept: &Kept, residual: Option<Tensor<2>>, linears: &mut Linears<'_>) -> Tensor<2> {
@@ -88,18 +98,22 @@ impl spec::Mixture {
             (Some(y), Some(residual)) => Some(y + residual),
             (y, residual) => y.or(residual),
         };
-        if let (Some(together), Some(sorted)) = (place.experts(), &kept.routing.sorted) {
-            let output = self.output_together(together, &kept.experts, sorted, linears);
-            let sum = y.unwrap_or_else(|| zeros(kept.routing.num_tokens(), &output));
-            return together.combine(sum, &output, sorted, true);
-        }
+        let (routing, experts) = match &kept.experts {
+            KeptExperts::Together(sorted, kept) => {
+                let together = of_place(place);
+                let output = self.output_together(together, kept, sorted, linears);
+                let sum = y.unwrap_or_else(|| zeros(sorted.num_tokens(), &output));
+                return together.combine(sum, &output, sorted, true);
+            }
+            KeptExperts::Apart(routing, experts) => (routing, experts),
+        };
         let alone = linears.alone();
         some_at_a_time(
             place,
-            kept.routing.groups.iter().zip(&kept.experts),
+            routing.groups.iter().zip(experts),
             |((expert, rows), kept)| (rows, self.experts[*expert].output(kept, None, &mut alone())),
             |(rows, output)| {
-                let sum = y.take().unwrap_or_else(|| zeros(kept.routing.num_tokens(), &output));
+                let sum = y.take().unwrap_or_else(|| zeros(routing.num_tokens(), &output));
                 y = Some(scatter_add(place, sum, rows, &output, true));
             },
         );
@@ -129,7 +143,7 @@ impl spec::Mixture {
         linears: &mut Linears<'_>,
         input_grad: bool,
     ) -> Option<(Option<Tensor<2>>, Tensor<2>)> {
-        let (place, Kept { routing, experts, shared }) = (linears.context.place(), kept);
+        let (place, Kept { experts, shared }) = (linears.context.place(), kept);
         let mut dx = None;
         if let Some((SharedExpert { gated, gate }, (kept, sigmoid))) = self.shared.as_ref().zip(shared) {
             let d_output = dy.clone() * sigmoid.clone();
@@ -142,14 +156,18 @@ impl spec::Mixture {
         if !input_grad {
             return None;
         }
+        let (routing, experts) = match experts {
+            KeptExperts::Together(sorted, kept) => {
+                let together = of_place(place);
+                let d_output = together.gather(dy, &sorted, true);
+                let (d_input, product) = self.backward_together(together, d_output, kept, &sorted, linears);
+                let sum = dx.unwrap_or_else(|| x.zeros_like());
+                let d_scores = together.scores_backward(product, &sorted).cast(x.dtype());
+                return Some((Some(together.combine(sum, &d_input, &sorted, false)), d_scores));
+            }
+            KeptExperts::Apart(routing, experts) => (routing, experts),
+        };
         let mut products = Vec::with_capacity(experts.len());
-        if let (Some(together), Some(sorted)) = (place.experts(), &routing.sorted) {
-            let d_output = together.gather(dy, sorted, true);
-            let (d_input, product) = self.backward_together(together, d_output, experts, sorted, linears);
-            let sum = dx.unwrap_or_else(|| x.zeros_like());
-            let d_scores = together.scores_backward(routing.probabilities(), product, sorted).cast(x.dtype());
-            return Some((Some(together.combine(sum, &d_input, sorted, false)), d_scores));
-        }
         let alone = linears.alone();
         some_at_a_time(
             place,
@@ -190,6 +208,10 @@ fn some_at_a_time<I: Send, T: Send>(
         }
         some.into_par_iter().map(&work).collect::<Vec<T>>().into_iter().for_each(&mut then);
     }
+}
+
+fn of_place(place: Place) -> &'static dyn Experts {
+    place.experts().unwrap_or_else(|| unreachable!("it has computed them"))
 }
 
 fn zeros(num_tokens: usize, like: &Tensor<2>) -> Tensor<2> {

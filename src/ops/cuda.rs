@@ -121,7 +121,7 @@ impl Kernels for Sizes {
     }
 
     fn has_experts(&self, dtype: Dtype) -> bool {
-        dtype == Dtype::Bf16 && check::is_on("experts") && check::is_on("products")
+        dtype == Dtype::Bf16 && check::is_on("experts")
     }
 
     fn library_bytes(&self) -> usize {

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use burn::tensor::{DType, IndexingUpdateOp, Int, Tensor, TensorData, activation};
 use rayon::prelude::*;
 
-use super::experts::Sorted;
 use super::kernels::Place;
 use super::layout::indices;
 use super::profile::{self, Cost};
@@ -16,10 +15,8 @@ use crate::util::faults;
 /// Where the tokens of a micro-batch go.
 #[derive(Clone, Debug)]
 pub struct Routing {
-    /// The experts that have tokens, each with these; none where all are computed together.
+    /// The experts that have tokens, each with these.
     pub groups: Vec<(usize, Rows)>,
-    /// The rows of all experts, where these are computed together.
-    pub sorted: Option<Sorted>,
     /// Probabilities of the experts, `[tokens, experts]` in `f32`.
     probabilities: Tensor<2>,
     /// Where those of the groups' tokens are in them, group after group.
@@ -47,7 +44,7 @@ impl Rows {
 }
 
 /// Sends every token to the `num_per_token` experts with the highest scores; of equal ones, to the first. What experts make is
-/// multiplied by `scales` too, where there are such. Rows are sorted for all experts together if it `is_sorted`.
+/// multiplied by `scales` too, where there are such.
 ///
 /// # Shapes
 /// `scores`: `[tokens, experts]`, `scales`: `[experts]`.
@@ -57,9 +54,8 @@ pub fn route(
     num_per_token: usize,
     probabilities: Probabilities,
     scales: Option<&Tensor<1>>,
-    is_sorted: bool,
 ) -> Routing {
-    let work = || route_now(scores, num_per_token, probabilities, scales, is_sorted);
+    let work = || route_now(scores, num_per_token, probabilities, scales);
     profile::measure("route", || profile::passes(scores, 2), work)
 }
 
@@ -69,7 +65,6 @@ fn route_now(
     num_per_token: usize,
     probabilities: Probabilities,
     scales: Option<&Tensor<1>>,
-    is_sorted: bool,
 ) -> Routing {
     let ([num_tokens, num_experts], device) = (scores.dims(), scores.device());
     let scores = scores.clone().cast(DType::F32);
@@ -87,15 +82,6 @@ fn route_now(
         None => probabilities.clone(),
         Some(scales) => probabilities.clone() * scales.clone().unsqueeze(),
     };
-    if is_sorted {
-        let sorted = Sorted::new(&chosen, num_per_token, weights);
-        return Routing {
-            groups: Vec::new(),
-            sorted: Some(sorted),
-            probabilities,
-            places: indices::<i32>([], &device),
-        };
-    }
     let weights = weights.reshape([num_tokens * num_experts]);
     let mut tokens_of = vec![Vec::new(); num_experts];
     chosen.iter().enumerate().for_each(|(slot, expert)| tokens_of[*expert].push((slot / num_per_token) as i32));
@@ -116,7 +102,7 @@ fn route_now(
         groups.push((expert, rows));
         first += len;
     }
-    Routing { groups, sorted: None, probabilities, places }
+    Routing { groups, probabilities, places }
 }
 
 /// The experts with the highest scores of a token; of equal ones, the first. Their scores become 0, those of the others -infinity.
@@ -134,12 +120,6 @@ fn choose(scores: &mut [f32], num: usize) -> Vec<usize> {
 }
 
 impl Routing {
-    /// Probabilities of the experts, `[tokens, experts]` in `f32`.
-    #[must_use]
-    pub fn probabilities(&self) -> &Tensor<2> {
-        &self.probabilities
-    }
-
     /// Number of tokens of the micro-batch.
     #[must_use]
     pub fn num_tokens(&self) -> usize {

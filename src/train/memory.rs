@@ -11,8 +11,9 @@ use crate::lora::targets::{AdapterShape, Selection};
 use crate::model::Storage;
 use crate::model::budget::{SizedBy, SublayerSizes};
 use crate::ops::cross_entropy::LossChunk;
+use crate::ops::experts::DECODED_BYTES;
 use crate::ops::kernels::Place;
-use crate::spec::{Heads, ModelConfig, PerSite, Site};
+use crate::spec::{Heads, ModelConfig, PerSite, Site, SublayerKind};
 
 pub(super) const F32: usize = 4;
 
@@ -133,7 +134,7 @@ impl Workload<'_> {
     }
 
     /// Bytes of the copies of operands in the backward of the largest linear layer, in plain tensor calls: of the weight,
-    /// and of `x` and `dy` in `f32`.
+    /// and of `x` and `dy` in `f32`; or of the experts that are decoded together.
     fn operand_bytes(&self) -> usize {
         let copies = match self.precision {
             _ if !self.place.copies_operands() => 0,
@@ -144,7 +145,12 @@ impl Workload<'_> {
         let of_site = |site: &Site| {
             self.copied_weight_bytes(site.shape) + copies * self.tokens() * site.shape.iter().sum::<usize>() * F32
         };
-        self.config.sites().map(|(_, site)| of_site(site)).max().unwrap_or(0)
+        let mut sublayers = self.config.blocks.iter().flat_map(|block| &block.sublayers);
+        let has_codes = self.storage.quantisation.is_some() && self.place.has_experts(self.precision.dtype());
+        let has_experts = has_codes
+            && sublayers.any(|sublayer| matches!(sublayer.kind, SublayerKind::Mixture(_) | SublayerKind::Beside(_)));
+        let of_experts = if has_experts { DECODED_BYTES } else { 0 };
+        self.config.sites().map(|(_, site)| of_site(site)).max().unwrap_or(0).max(of_experts)
     }
 
     /// The sum of ranks of the block with the largest sum, and the parameters of all blocks.

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Holds the kernels of bias.cu, experts.cu, norm.cu, rotary.cu and swiglu.cu against float64.
+"""Holds the kernels of bias.cu, norm.cu, rotary.cu and swiglu.cu against float64.
 
 usage: rows.py [--toolkit DIR] [--driver libcuda.so.1]
 
@@ -24,8 +24,6 @@ HEADS = [(7, 4, 2, 64, 64), (5, 3, 1, 80, 24), (3, 2, 2, 96, 0), (6, 32, 8, 128,
          (4, 2, 1, 32, 8), (3, 5, 0, 144, 8)]
 # Tokens, widths, columns beside the rows.
 BIASES = [(3, (8,), 8), (5, (1000, 64, 64), 0), (2, (24, 8), 16)]
-# Tokens, experts, experts of a token, width, columns beside the rows.
-EXPERTS = [(5, 3, 2, 8, 8), (40, 7, 3, 1032, 0)]
 # Tokens, width, columns beside the rows.
 SWIGLUS = [(3, 8, 0), (5, 1032, 16), (2, 4096, 8)]
 EPS = 1e-5
@@ -237,70 +235,10 @@ def check_bias(device: cuda.Device, case: tuple, seed: int) -> list[str]:
     return wrong + ["written beside the rows"] * bool((found[:, width:] != 0xFFFF).any())
 
 
-def check_experts(device: cuda.Device, case: tuple, seed: int) -> list[str]:
-    """Rows to their experts and back, by a table with rows that fill up every group of four."""
-    tokens, num_experts, per_token, width, beside = case
-    made = np.random.default_rng(seed)
-    chosen = np.array([made.permutation(num_experts)[:per_token] for _ in range(tokens)])
-    slots, places = [], np.empty(tokens * per_token, np.int32)
-    for expert in range(num_experts):
-        own = np.flatnonzero(chosen.ravel() == expert)
-        places[own] = len(slots) + np.arange(len(own))
-        slots += [*own, *[-1] * (-len(own) % 4)]
-    slots, rows = np.array(slots, np.int32), len(slots)
-    x, y, sums = (Rows(made, n, width, beside + 8 * i) for i, n in enumerate((tokens, rows, tokens)))
-    weights = made.uniform(0, 1, tokens * per_token).astype(np.float32)
-    probabilities, of_rows = made.uniform(0, 1, (tokens, num_experts)).astype(np.float32), made.standard_normal(rows).astype(np.float32)
-    of_slots = of_rows[places].reshape(tokens, per_token).astype(np.float64)
-    expected_scores = -probabilities * of_slots.sum(1, keepdims=True)
-    np.put_along_axis(expected_scores, chosen, np.take_along_axis(expected_scores, chosen, 1) + of_slots, 1)
-    is_there, by_token = slots >= 0, places.reshape(tokens, per_token)
-    wrong = []
-    for has_weights in (False, True):
-        weight = weights.astype(np.float64) if has_weights else np.ones(len(weights))
-
-        def run() -> list[np.ndarray]:
-            held, table, back = device.buffer(x.bits), device.buffer(slots), device.buffer(places)
-            of_slots = device.buffer(weights) if has_weights else np.uint64(0)
-            gathered, ys, sum_ = device.buffer(Rows(None, rows, width, beside).bits), device.buffer(y.bits), device.buffer(sums.bits)
-            products = device.buffer(np.full(rows + 3, 5, np.float32))
-            across = -(-width // 1024)
-            device.launch("experts_gather", (rows, across), 128, 0, held, table, of_slots, gathered, held.shape[1], gathered.shape[1], width, per_token)
-            device.launch("experts_combine", (tokens, across), 128, 0, ys, back, of_slots, sum_, ys.shape[1], sum_.shape[1], width, per_token)
-            one_row = 0 if has_weights else ys.shape[1]
-            device.launch("experts_products", (-(-rows // 8),), 256, 0, gathered, ys, products, gathered.shape[1], one_row, rows, width, 3,
-                          int(has_weights))
-            scores = device.buffer(np.full((tokens, num_experts), np.nan, np.float32))
-            device.launch("experts_scores", (-(-tokens // 8),), 256, 0, device.buffer(probabilities), device.buffer(of_rows), back,
-                          device.buffer(chosen.ravel().astype(np.int32)), scores, tokens, num_experts, per_token)
-            results = [a.read() for a in (gathered, sum_, products, scores)]
-            device.free()
-            return results
-
-        found, again = run(), run()
-        gathered = np.where(is_there[:, None], x.values[slots // per_token] * weight[slots][:, None], 0)
-        terms = y.values[by_token] * weight.reshape(tokens, per_token, 1)
-        right = y.values[:1] if has_weights else y.values
-        terms_of_products = cuda.from_bf16(found[0][:, :width]).astype(np.float64) * right
-        shares = [share(found[0][:, :width], gathered, np.abs(gathered) + 1e-30),
-                  share(found[1][:, :width], sums.values + terms.sum(1), np.abs(sums.values) + np.abs(terms).sum(1)),
-                  float((np.abs(found[2][3:] - terms_of_products.sum(1) - 5 * has_weights) / (1e-6 * (np.abs(terms_of_products).sum(1) + 5))).max())]
-        shares.append(float(np.abs(found[3] - expected_scores).max() / (1e-6 * np.abs(of_slots).sum(1).max())))
-        told = ", ".join(f"{what} {of:.2f}" for what, of in zip(("gathered", "combined", "products", "scores"), shares))
-        print(f"experts, {tokens} x {per_token} of {num_experts}, {width} wide: largest share of what may be off: {told}")
-        if not max(shares) <= 1 or (found[2][:3] != 5).any():
-            wrong.append("off")
-        if any(a.tobytes() != b.tobytes() for a, b in zip(found, again)):
-            wrong.append("a second run differs")
-        if (found[0][:, width:] != 0xFFFF).any() or (found[1][:, width:] != 0xFFFF).any():
-            wrong.append("written beside the rows")
-    return wrong
-
-
 def main() -> None:
     options = cuda.arguments(__doc__).parse_args()
     failures = 0
-    for module, check, cases in (("bias", check_bias, BIASES), ("experts", check_experts, EXPERTS), ("norm", check_norm, NORMS), ("rotary", check_rotary, ROTARIES), ("rotary", check_heads, HEADS),
+    for module, check, cases in (("bias", check_bias, BIASES), ("norm", check_norm, NORMS), ("rotary", check_rotary, ROTARIES), ("rotary", check_heads, HEADS),
                                  ("swiglu", check_gate, [(*case, name) for case in SWIGLUS for name in ("swiglu", "geglu")])):
         device = cuda.Device(options, module)
         for seed, case in enumerate(cases):

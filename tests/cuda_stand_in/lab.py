@@ -44,7 +44,7 @@ name = "{device}"
 BENCH = """\
 output_dir = "{output}"
 [model]
-path = "{root}/configs/{config}.json"
+path = "{config}"
 init = "random"
 dtype = "bf16"
 [lora]

@@ -10,13 +10,14 @@ use serde::Serialize;
 pub const KERNELS_VARIABLE: &str = "LORA_TRAIN_CUDA_KERNELS";
 
 /// Kernels of our own, and products by cuBLASLt.
-pub const NAMES: [&str; 13] = [
+pub const NAMES: [&str; 14] = [
     "attention",
     "attention_hopper",
     "cross_entropy",
     "decode",
     "delta_rule",
     "experts",
+    "experts_hopper",
     "low_rank",
     "norm",
     "optimizer",
@@ -60,7 +61,7 @@ pub(super) fn decided(is_hopper: bool, try_out: impl FnOnce() -> Result<(), Stri
     STATE.get_or_init(|| {
         let asked = std::env::var(KERNELS_VARIABLE).unwrap_or_default();
         let hook = if asked == "all" { Ok(()) } else { try_out() };
-        let names = NAMES.into_iter().filter(|name| is_hopper || *name != "attention_hopper");
+        let names = NAMES.into_iter().filter(|name| is_hopper || !name.ends_with("_hopper"));
         state(&asked, names, |name| match (&hook, PROBLEMS.get().and_then(|problems| problems.get(name))) {
             (Err(problem), _) | (Ok(()), Some(problem)) => Err(problem.clone()),
             (Ok(()), None) if name == "products" => crate::device::cublas_library().map(drop),

@@ -22,8 +22,11 @@ mod stream;
 mod swiglu;
 mod twice;
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use burn::tensor::{DType, Device, Tensor};
 use burn_cubecl::CubeDevice;
+use burn_cubecl::tensor::CubeTensor;
 use sha2::{Digest as _, Sha256};
 
 use super::check::{self, KernelState};
@@ -59,6 +62,8 @@ pub fn digest() -> String {
         &decode::MODULE,
         &delta_rule::MODULE,
         &experts::MODULE,
+        &experts::GROUPED,
+        &experts::HOPPER,
         &low_rank::MODULE,
         &norm::MODULE,
         &optimizer::MODULE,
@@ -68,6 +73,15 @@ pub fn digest() -> String {
         &twice::MODULE,
     ];
     files::hex(&Sha256::digest(modules.map(|module| module.ptx).concat()))
+}
+
+/// While the other kernels are compared on a Hopper, too.
+static IS_HOPPER_ASIDE: AtomicBool = AtomicBool::new(false);
+
+/// Whether these kernels for Hopper are used on the GPU of `x`.
+fn uses_hopper(name: &str, x: &CubeTensor) -> bool {
+    let device = x.client.service_id().device.index_id;
+    check::is_on(name) && stream::is_hopper(device) && !IS_HOPPER_ASIDE.load(Ordering::Relaxed)
 }
 
 /// Which kernels are used on a device; `None` unless it is an NVIDIA GPU.

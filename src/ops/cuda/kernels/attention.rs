@@ -2,25 +2,20 @@
 //! of `attention_hopper.cu`, after that of FlashAttention-3 (Shah et al., 2024): the matrix of scores never exists, and every sum has
 //! one order.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-
 use burn::backend::TensorMetadata as _;
 use burn::tensor::{DType, Tensor};
 use burn_cubecl::tensor::CubeTensor;
 
 use super::matrix::{dims, rows, scratch, stride};
-use super::stream::{Launch, Module, is_hopper};
+use super::stream::{Launch, Module};
+use super::uses_hopper;
 use crate::ops::attention::{Attended, Heads, LseOrder};
-use crate::ops::cuda::check;
 use crate::ops::custom::{custom, custom_of, side_by_side, spec};
 use crate::ops::layout::Layout;
 
 pub(super) static MODULE: Module = Module { name: "attention", ptx: include_str!("attention.ptx") };
 
 pub(super) static HOPPER: Module = Module { name: "attention_hopper", ptx: include_str!("attention_hopper.ptx") };
-
-/// While the other kernels are compared on a Hopper, too.
-pub(super) static IS_HOPPER_ASIDE: AtomicBool = AtomicBool::new(false);
 
 /// Threads of a warp.
 const WARP: usize = 32;
@@ -135,8 +130,8 @@ struct Kernel {
 impl Kernel {
     /// The kernel for `num_heads` heads on the GPU of `q`: `other` where there is none for Hopper.
     fn new(name: &str, q: &CubeTensor, num_heads: usize, heads: Heads, other: impl FnOnce() -> Launch) -> Self {
-        let (tokens, head_dim, device) = (dims(q)[0], heads.head_dim, q.client.service_id().device.index_id);
-        let is_used = check::is_on("attention_hopper") && is_hopper(device) && !IS_HOPPER_ASIDE.load(Ordering::Relaxed);
+        let (tokens, head_dim) = (dims(q)[0], heads.head_dim);
+        let is_used = uses_hopper("attention_hopper", q);
         let Some([tile, slots]) = hopper_tiles(name, head_dim).filter(|_| is_used) else {
             return Self { launch: other(), tile_columns: None };
         };

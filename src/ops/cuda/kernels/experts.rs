@@ -1,4 +1,5 @@
-//! The experts of a mixture together: rows by the kernels of `experts.cu`, and a product of cuBLASLt for each group of them.
+//! The experts of a mixture together: rows by the kernels of `experts.cu`, their products by those of `grouped.cu`, on Hopper of
+//! `grouped_hopper.cu`.
 
 use burn::backend::DispatchTensor;
 use burn::tensor::{DType, Tensor};
@@ -6,22 +7,39 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 
 use super::decode::Decoding;
-use super::matrix::{dims, rows, rows_of, scratch, side_by_side, stacked, stride};
-use super::products::{Way, multiply};
-use super::stream::{Launch, Module};
-use super::{Cuda, bias, check, decode, has_products, one};
+use super::matrix::{aligned, dims, rows, scratch, stride};
+use super::stream::{Launch, Module, Operand};
+use super::{Cuda, check, decode, one, uses_hopper};
 use crate::ops::custom::{self, Output, custom, queue, spec};
-use crate::ops::experts::{Experts, Sorted};
+use crate::ops::experts::{DECODED_BYTES, Experts, Sorted};
 use crate::ops::linear::{Matrix, Weight};
+use crate::spec::Probabilities;
 
 pub(super) static MODULE: Module = Module { name: "experts", ptx: include_str!("experts.ptx") };
+pub(super) static GROUPED: Module = Module { name: "grouped", ptx: include_str!("grouped.ptx") };
+pub(super) static HOPPER: Module = Module { name: "grouped_hopper", ptx: include_str!("grouped_hopper.ptx") };
 
 const THREADS: usize = 128;
 /// Rows, or tokens, of a block that has a warp for each.
 const ROWS: usize = 8;
+/// Experts that a token chooses from.
+const MOST_EXPERTS: usize = 512;
+const SORTERS: usize = 256;
+/// Biases in a table.
+const BIASES: usize = 240;
+/// Experts in a table of products, and layers of one input.
+const EXPERTS: usize = 64;
+const LAYERS: usize = 2;
+/// Rows of a block's results.
+const SIZE: usize = 128;
 
 fn kernel(name: &str, [rows, width]: [usize; 2]) -> Launch {
     Launch::new(&MODULE, name, [rows, width.div_ceil(8 * THREADS), 1], THREADS)
+}
+
+/// A kernel that has a warp for each row.
+fn by_warps(name: &str, rows: usize) -> Launch {
+    Launch::new(&MODULE, name, [rows.div_ceil(ROWS), 1, 1], 32 * ROWS)
 }
 
 /// A frozen matrix as products take it: as it lies in memory, or decoded for them.
@@ -43,59 +61,133 @@ impl Factor {
         (Self { decoding, num_inputs: inputs.len() }, inputs)
     }
 
-    /// The matrix of its tensors, which come next.
-    fn matrix(&self, inputs: &mut std::vec::IntoIter<CubeTensor>, like: &CubeTensor) -> CubeTensor {
+    /// The matrix of its tensors, which come next, contiguous.
+    fn matrix(&self, inputs: &mut impl Iterator<Item = CubeTensor>, like: &CubeTensor) -> CubeTensor {
         let inputs: Vec<_> = inputs.by_ref().take(self.num_inputs).collect();
         match self.decoding {
-            // Freed after the products that read it: memory for one is in use at a time.
             Some(decoding) => {
                 let out = scratch(like, decoding.shape, DType::BF16);
                 decoding.launch(inputs, &out);
                 out
             }
-            None => rows(one(inputs)),
+            None => aligned(one(inputs)),
         }
     }
 }
 
-/// The one matrix of factors that lie one below the other, whose tensors come next; they are not taken where they do not.
-fn in_memory(factors: &[Factor], inputs: &mut std::vec::IntoIter<CubeTensor>) -> Option<CubeTensor> {
-    if factors.iter().any(|factor| factor.decoding.is_some()) {
-        return None;
+/// The frozen matrices of layers of one input, of all experts.
+struct Factors {
+    of_experts: Vec<Vec<Factor>>,
+    /// `[out_features, in_features]` of each matrix.
+    shape: [usize; 2],
+    /// Experts of a launch.
+    at_a_time: usize,
+}
+
+impl Factors {
+    /// With the tensors of all, expert after expert.
+    fn new(weights: &[Vec<&Weight>]) -> (Self, Vec<DispatchTensor>) {
+        let (mut tensors, mut is_decoded) = (Vec::new(), false);
+        let mut factor = |weight: &&Weight| {
+            let (factor, inputs) = Factor::new(weight);
+            tensors.extend(inputs);
+            is_decoded |= factor.decoding.is_some();
+            factor
+        };
+        let of_experts: Vec<Vec<_>> = weights.iter().map(|weights| weights.iter().map(&mut factor).collect()).collect();
+        let shape = weights[0][0].dims();
+        let bytes = weights[0].len() * shape[0] * shape[1] * DType::BF16.size();
+        let at_a_time = if is_decoded { (DECODED_BYTES / bytes).clamp(1, EXPERTS) } else { EXPERTS };
+        (Self { of_experts, shape, at_a_time }, tensors)
     }
-    let weight = stacked(inputs.as_slice().get(..factors.len())?)?;
-    inputs.nth(factors.len().checked_sub(1)?);
-    Some(rows(weight))
+
+    /// Launches a kernel with all experts, by tables of them: `start` gives it its grid, from the number of experts of a table,
+    /// `end` its arguments after them. Tensors of the matrices come next, after them the biases, if there are any.
+    fn launch(
+        &self,
+        inputs: impl IntoIterator<Item = CubeTensor>,
+        like: &CubeTensor,
+        start: impl Fn(usize) -> Launch,
+        end: impl Fn(Launch, [usize; 2]) -> Launch,
+    ) {
+        let mut inputs = inputs.into_iter();
+        let num_tensors: usize = self.of_experts.iter().flatten().map(|factor| factor.num_inputs).sum();
+        let mut tensors: Vec<_> = inputs.by_ref().take(num_tensors).collect();
+        let biases: Vec<_> = inputs.map(aligned).collect();
+        let (num_layers, mut tensors) = (self.of_experts[0].len(), tensors.drain(..));
+        for (index, experts) in self.of_experts.chunks(self.at_a_time).enumerate() {
+            // Decoded ones are freed after the launch that reads them.
+            let matrices: Vec<_> = experts.iter().flatten().map(|factor| factor.matrix(&mut tensors, like)).collect();
+            let first = index * self.at_a_time;
+            let of_biases = biases.get(first * num_layers..(first + experts.len()) * num_layers).unwrap_or_default();
+            let table = [by_expert(&matrices, num_layers), by_expert(of_biases, num_layers)].concat();
+            end(start(experts.len()).table(table, 2 * EXPERTS * LAYERS), [first, experts.len()]).launch();
+        }
+    }
 }
 
-/// The factors of all groups, group after group, with their tensors.
-fn factors(weights: &[Vec<&Weight>]) -> (Vec<Vec<Factor>>, Vec<DispatchTensor>) {
-    let mut tensors = Vec::new();
-    let mut factor = |weight: &&Weight| {
-        let (factor, inputs) = Factor::new(weight);
-        tensors.extend(inputs);
-        factor
-    };
-    let factors = weights.iter().map(|weights| weights.iter().map(&mut factor).collect()).collect();
-    (factors, tensors)
-}
-
-fn biases(weights: &[Vec<&Weight>]) -> Vec<DispatchTensor> {
-    weights.iter().flatten().filter_map(|weight| Some(weight.bias.clone()?.into_dispatch())).collect()
+/// Where the tensors of experts start, in the places that a table has for their layers.
+fn by_expert(tensors: &[CubeTensor], num_layers: usize) -> Vec<Operand<'_>> {
+    let mut table = vec![Operand::Value(0); EXPERTS * LAYERS];
+    for (entries, tensors) in table.chunks_mut(LAYERS).zip(tensors.chunks(num_layers)) {
+        entries.iter_mut().zip(tensors).for_each(|(entry, tensor)| *entry = Operand::Read(tensor));
+    }
+    table
 }
 
 impl Experts for Cuda {
-    fn takes(&self, dtype: DType, weight: &Weight) -> bool {
-        let is_decoded = match &weight.values {
-            Matrix::Quantised(matrix) => check::is_on("decode") && decode::takes(matrix),
-            _ => true,
+    fn takes(&self, x: &Tensor<2>, slots: usize, weights: &[Vec<&Weight>]) -> bool {
+        let Some(first) = weights.first().and_then(|weights| weights.first()) else { return false };
+        let is_taken = |weight: &&Weight| {
+            let is_read = match &weight.values {
+                Matrix::Dense(values) => values.dtype() == DType::BF16,
+                // All are decoded, also those that no token chose.
+                Matrix::Quantised(matrix) => check::is_on("decode") && decode::takes(matrix) && slots >= weights.len(),
+                Matrix::Blocks(_) => false,
+            };
+            is_read && weight.dims() == first.dims() && weight.bias.is_some() == first.bias.is_some()
         };
-        is_decoded && check::is_on("experts") && has_products(dtype, weight)
+        let is_one_shape = weights.iter().all(|weights| weights.len() <= LAYERS && weights.iter().all(is_taken));
+        let is_aligned = first.dims().iter().all(|width| width.is_multiple_of(8));
+        let is_small = weights.len() <= MOST_EXPERTS;
+        check::is_on("experts") && x.dtype() == DType::BF16 && is_small && is_aligned && is_one_shape
+    }
+
+    fn route(
+        &self,
+        scores: &Tensor<2>,
+        per_token: usize,
+        probabilities: Probabilities,
+        scales: Option<&Tensor<1>>,
+    ) -> Sorted {
+        let [tokens, num_experts] = scores.dims();
+        let slots = tokens * per_token;
+        let [ints, floats] = [DType::I32, DType::F32].map(|dtype| spec(dtype, [slots]));
+        let outputs = [spec(DType::F32, [tokens, num_experts]), ints.clone(), floats].map(Output::New).into();
+        let inputs = [scores.clone().cast(DType::F32)].into_iter().map(Tensor::into_dispatch);
+        let inputs = inputs.chain(scales.map(|scales| scales.clone().into_dispatch())).collect();
+        let is_of_chosen = usize::from(probabilities == Probabilities::OfChosen);
+        let mut routed = queue("experts_route", inputs, outputs, move |inputs, outputs| {
+            let mut inputs = inputs.into_iter().map(into_contiguous);
+            let launch = optional(by_warps("experts_route", tokens), inputs.next());
+            let launch = outputs.iter().fold(optional(launch, inputs.next()), Launch::write);
+            launch.ints([tokens, num_experts, per_token, is_of_chosen]).launch();
+        })
+        .into_iter();
+        let mut next = || routed.next().unwrap_or_else(|| unreachable!("there are three"));
+        let (probabilities, chosen, weights) = (Tensor::from_dispatch(next()), next(), Tensor::from_dispatch(next()));
+        let outputs = [spec(DType::I32, [num_experts + 1]), ints.clone(), ints];
+        let [first, of_rows, places] = custom("experts_sort", [chosen.clone()], outputs, move |[chosen], outputs| {
+            let launch = Launch::new(&MODULE, "experts_sort", [num_experts, 1, 1], SORTERS).read(&chosen);
+            outputs.iter().fold(launch, Launch::write).ints([slots]).launch();
+        });
+        let [chosen, first, slots, places] = [chosen, first, of_rows, places].map(Tensor::from_dispatch);
+        Sorted { per_token, probabilities, chosen, weights, first, slots, places }
     }
 
     fn gather(&self, x: &Tensor<2>, sorted: &Sorted, weighted: bool) -> Tensor<2> {
         let per_token = sorted.per_token;
-        let output = Output::New(spec(DType::BF16, [sorted.num_rows, x.dims()[1]]));
+        let output = Output::New(spec(DType::BF16, [sorted.num_rows(), x.dims()[1]]));
         let inputs = [x.clone().into_dispatch(), sorted.slots.clone().into_dispatch()];
         let inputs = inputs.into_iter().chain(weights_of(sorted, weighted));
         let run = move |inputs: Vec<CubeTensor>, y: &[CubeTensor]| {
@@ -125,62 +217,50 @@ impl Experts for Cuda {
     }
 
     fn forward(&self, x: &Tensor<2>, weights: &[Vec<&Weight>], sorted: &Sorted) -> Vec<Tensor<2>> {
-        let widths = weights.first().into_iter().flatten().map(|weight| weight.dims()[0]);
-        let outputs = custom::side_by_side(sorted.num_rows, widths);
-        let (factors, tensors) = factors(weights);
-        let groups: Vec<_> = sorted.groups.iter().map(|(_, rows)| rows.clone()).collect();
-        let inputs = [x.clone().into_dispatch()].into_iter().chain(tensors).chain(biases(weights));
+        let (factors, tensors) = Factors::new(weights);
+        let ([width, depth], num_rows, num_layers) = (factors.shape, sorted.num_rows(), weights[0].len());
+        let biases = weights.iter().flatten().filter_map(|weight| Some(weight.bias.clone()?.into_dispatch()));
+        let inputs = [x.clone().into_dispatch(), sorted.first.clone().into_dispatch()];
         let run = move |inputs: Vec<CubeTensor>, ys: &[CubeTensor]| {
             let mut inputs = inputs.into_iter();
-            let Some(x) = inputs.next().map(rows) else { unreachable!("there is an input") };
-            for (group, factors) in groups.iter().zip(&factors) {
-                let x = rows_of(&x, group.clone());
-                let ys: Vec<_> = ys.iter().map(|y| rows_of(y, group.clone())).collect();
-                if let Some(y) = side_by_side(&ys)
-                    && let Some(weight) = in_memory(factors, &mut inputs)
-                {
-                    multiply(Way::Forward, &x, &weight, None, &y);
-                    continue;
-                }
-                for (factor, y) in factors.iter().zip(&ys) {
-                    multiply(Way::Forward, &x, &factor.matrix(&mut inputs, &x), None, y);
-                }
-            }
-            let biases: Vec<_> = inputs.map(into_contiguous).collect();
-            for (group, biases) in groups.iter().zip(biases.chunks(ys.len())) {
-                for (y, of_layer) in ys.iter().zip(biases) {
-                    bias::launch(&rows_of(y, group.clone()), std::slice::from_ref(of_layer));
-                }
-            }
+            let (Some(x), Some(first)) = (inputs.next().map(rows), inputs.next()) else {
+                unreachable!("there are two")
+            };
+            let start = |num| grouped("forward", &x, [num_layers, width], num);
+            let end = |launch: Launch, experts: [usize; 2]| {
+                let launch = ys.iter().fold(launch.read(&x).read(&first), Launch::write);
+                let launch = (num_layers..LAYERS).fold(launch, |launch, _| launch.long(0)).ints(experts);
+                launch.ints([stride(&x), depth, stride(&ys[0]), width, depth])
+            };
+            factors.launch(inputs, &x, start, end);
         };
-        queue("experts", inputs.collect(), outputs, run).into_iter().map(Tensor::from_dispatch).collect()
+        let outputs = custom::side_by_side(num_rows, vec![width; num_layers]);
+        let inputs = inputs.into_iter().chain(tensors).chain(biases).collect();
+        queue("experts", inputs, outputs, run).into_iter().map(Tensor::from_dispatch).collect()
     }
 
     fn backward(&self, dys: &[Tensor<2>], weights: &[Vec<&Weight>], sorted: &Sorted) -> Tensor<2> {
-        let width = weights.first().and_then(|weights| weights.first()).map_or(0, |weight| weight.dims()[1]);
-        let (num_layers, (factors, tensors)) = (dys.len(), factors(weights));
-        let groups: Vec<_> = sorted.groups.iter().map(|(_, rows)| rows.clone()).collect();
-        let inputs = dys.iter().map(|dy| dy.clone().into_dispatch()).chain(tensors);
+        let (factors, tensors) = Factors::new(weights);
+        let ([depth, width], num_rows, num_layers) = (factors.shape, sorted.num_rows(), dys.len());
+        let inputs = dys.iter().map(|dy| dy.clone().into_dispatch()).chain([sorted.first.clone().into_dispatch()]);
         let run = move |inputs: Vec<CubeTensor>, dx: &[CubeTensor]| {
             let mut inputs = inputs.into_iter();
             let dys: Vec<_> = inputs.by_ref().take(num_layers).map(rows).collect();
-            for (group, factors) in groups.iter().zip(&factors) {
-                let (dx, mut sum) = (rows_of(&dx[0], group.clone()), None);
-                let dys: Vec<_> = dys.iter().map(|dy| rows_of(dy, group.clone())).collect();
-                if let Some(dy) = side_by_side(&dys)
-                    && let Some(weight) = in_memory(factors, &mut inputs)
-                {
-                    multiply(Way::Backward, &dy, &weight, None, &dx);
-                    continue;
-                }
-                for (factor, dy) in factors.iter().zip(&dys) {
-                    multiply(Way::Backward, dy, &factor.matrix(&mut inputs, dy), sum, &dx);
-                    sum = Some(&dx);
-                }
-            }
+            // The kernel takes one stride.
+            let is_one = dys.iter().all(|dy| stride(dy) == stride(&dys[0]));
+            let dys = if is_one { dys } else { dys.into_iter().map(aligned).collect() };
+            let (Some(first), dx) = (inputs.next(), &dx[0]) else { unreachable!("there are rows") };
+            let start = |num| grouped("backward", dx, [1, width], num);
+            let end = |launch: Launch, experts: [usize; 2]| {
+                let launch = dys.iter().fold(launch, Launch::read);
+                let launch = (num_layers..LAYERS).fold(launch, |launch, _| launch.long(0));
+                let launch = launch.read(&first).write(dx).ints(experts);
+                launch.ints([num_layers, stride(&dys[0]), width, stride(dx), width, depth])
+            };
+            factors.launch(inputs, dx, start, end);
         };
-        let output = Output::New(spec(DType::BF16, [sorted.num_rows, width]));
-        Tensor::from_dispatch(one(queue("experts_backward", inputs.collect(), vec![output], run)))
+        let output = Output::New(spec(DType::BF16, [num_rows, width]));
+        Tensor::from_dispatch(one(queue("experts_backward", inputs.chain(tensors).collect(), vec![output], run)))
     }
 
     fn products(
@@ -192,39 +272,54 @@ impl Experts for Cuda {
         sorted: &Sorted,
     ) -> Tensor<1> {
         let inputs = [h, dh].map(|x| x.clone().into_dispatch());
-        let [of_rows] = custom("experts_products", inputs, [spec(DType::F32, [sorted.num_rows])], |inputs, [out]| {
-            let [h, dh] = inputs.map(rows);
-            products(Launch::write, [&h, &dh], stride(&dh), out, 0);
+        let [of_rows] = custom("experts_products", inputs, [spec(DType::F32, [sorted.num_rows()])], |inputs, [out]| {
+            let ([h, dh], [num_rows, width]) = (inputs.each_ref().map(|x| rows(x.clone())), dims(&inputs[0]));
+            let launch = by_warps("experts_products", num_rows).read(&h).read(&dh).write(out);
+            launch.ints([stride(&h), stride(&dh), num_rows, width]).launch();
         });
-        let biases = weights.iter().flatten().filter_map(|weight| weight.bias.clone());
-        let biases: Vec<_> = biases.map(|bias| bias.cast(DType::BF16).into_dispatch()).collect();
+        let biases = weights.iter().flatten().filter_map(|weight| Some(weight.bias.clone()?.into_dispatch()));
+        let biases: Vec<_> = biases.collect();
         if biases.is_empty() {
             return Tensor::from_dispatch(of_rows);
         }
-        let groups: Vec<_> = sorted.groups.iter().map(|(_, rows)| rows.clone()).collect();
-        let inputs = [of_rows, dy.clone().into_dispatch()].into_iter().chain(biases);
+        let tables = [&sorted.slots, &sorted.chosen].map(|table| table.clone().into_dispatch());
+        let inputs = [of_rows, dy.clone().into_dispatch()].into_iter().chain(tables).chain(biases);
         let run = move |inputs: Vec<CubeTensor>, out: &[CubeTensor]| {
             let mut inputs = inputs.into_iter();
-            let Some(dy) = inputs.next().map(rows) else { unreachable!("there is a gradient") };
-            for (group, bias) in groups.iter().zip(inputs.map(into_contiguous)) {
-                products(Launch::change, [&rows_of(&dy, group.clone()), &bias], 0, &out[0], group.start);
+            let (Some(dy), Some(slots), Some(chosen)) = (inputs.next().map(rows), inputs.next(), inputs.next()) else {
+                unreachable!("there are three")
+            };
+            let ([num_rows, width], biases) = (dims(&dy), inputs.map(aligned).collect::<Vec<_>>());
+            for (index, biases) in biases.chunks(BIASES).enumerate() {
+                let launch =
+                    by_warps("experts_bias_products", num_rows).table(biases.iter().map(Operand::Read), BIASES);
+                let launch = launch.read(&dy).read(&slots).read(&chosen).change(&out[0]);
+                launch.ints([index * BIASES, biases.len(), stride(&dy), num_rows, width]).launch();
             }
         };
         Tensor::from_dispatch(one(queue("experts_products", inputs.collect(), vec![Output::Changed(0)], run)))
     }
 
-    fn scores_backward(&self, probabilities: &Tensor<2>, products: Tensor<1>, sorted: &Sorted) -> Tensor<2> {
-        let (shape @ [tokens, num_experts], per_token) = (probabilities.dims(), sorted.per_token);
+    fn scores_backward(&self, products: Tensor<1>, sorted: &Sorted) -> Tensor<2> {
+        let (shape @ [tokens, num_experts], per_token) = (sorted.probabilities.dims(), sorted.per_token);
         let [places, chosen] = [&sorted.places, &sorted.chosen].map(|table| table.clone().into_dispatch());
-        let inputs = [probabilities.clone().into_dispatch(), products.into_dispatch(), places, chosen];
+        let inputs = [sorted.probabilities.clone().into_dispatch(), products.into_dispatch(), places, chosen];
         let [gradient] = custom("experts_scores", inputs, [spec(DType::F32, shape)], move |inputs, [gradient]| {
             let inputs = inputs.map(into_contiguous);
-            let grid = [tokens.div_ceil(ROWS), 1, 1];
-            let launch = inputs.iter().fold(Launch::new(&MODULE, "experts_scores", grid, 32 * ROWS), Launch::read);
+            let launch = inputs.iter().fold(by_warps("experts_scores", tokens), Launch::read);
             launch.write(gradient).ints([tokens, num_experts, per_token]).launch();
         });
         Tensor::from_dispatch(gradient)
     }
+}
+
+/// A launch of products of `num_experts`, which have some of the rows of `x`, or all, for results of these layers and columns.
+fn grouped(name: &str, x: &CubeTensor, [num_layers, width]: [usize; 2], num_experts: usize) -> Launch {
+    let is_hopper = uses_hopper("experts_hopper", x);
+    let (module, columns, threads) = if is_hopper { (&HOPPER, 256, 256) } else { (&GROUPED, SIZE, 128) };
+    let shared = if is_hopper { 4 * (SIZE + columns) * 64 * 2 } else { 3 * (SIZE + columns) * 32 * 2 };
+    let grid = [num_layers * width.div_ceil(columns), dims(x)[0].div_ceil(SIZE) + num_experts, 1];
+    Launch::new(module, format!("{}_{name}", module.name), grid, threads).shared(shared)
 }
 
 fn weights_of(sorted: &Sorted, weighted: bool) -> Option<DispatchTensor> {
@@ -237,18 +332,4 @@ fn optional(launch: Launch, x: Option<CubeTensor>) -> Launch {
         Some(x) => launch.read(&x),
         None => launch.long(0),
     }
-}
-
-/// Scalar products of the rows of two matrices, in `out` from number `first` on: written, or added to what is there.
-fn products(
-    way: fn(Launch, &CubeTensor) -> Launch,
-    [a, b]: [&CubeTensor; 2],
-    b_stride: usize,
-    out: &CubeTensor,
-    first: usize,
-) {
-    let ([rows, width], adds) = (dims(a), usize::from(b_stride == 0));
-    let grid = [rows.div_ceil(ROWS), 1, 1];
-    let launch = way(Launch::new(&MODULE, "experts_products", grid, 32 * ROWS).read(a).read(b), out);
-    launch.ints([stride(a), b_stride, rows, width, first, adds]).launch();
 }

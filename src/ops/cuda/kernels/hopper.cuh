@@ -107,6 +107,8 @@ template <int HEAD, int ROWS> INLINE u64 descriptor(Shared tile) {
     return (tile & 0x3ffff) >> 4 | (u64)(C::ROW * ROWS >> 4) << 16 | (u64)(C::ROW * 8 >> 4) << 32 | swizzle << 62;
 }
 
+// What this thread's copies (copy_16_bytes) have written, for products: by each, before they meet.
+INLINE void show_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 // Before products that use registers which were written meanwhile.
 INLINE void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 INLINE void commit_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
@@ -131,7 +133,8 @@ INLINE void wait_behind(int bits, Shared at) {
 }
 
 // 64 x 8 * N sums of the warpgroup, as mma_16x8x16 has them for each warp, over 16 columns of A. `wgmma_first`: sums = A B^T,
-// `wgmma_rows`: sums += A B^T, of A and B in shared memory. `wgmma_columns`: sums += A B, of A in registers.
+// `wgmma_rows`: sums += A B^T, of A and B in shared memory, `wgmma_rows_columns`: sums += A B, likewise. `wgmma_columns`: sums += A B,
+// of A in registers.
 #define SUMS_4(way, n) way(sums[0][n][0]), way(sums[0][n][1]), way(sums[0][n][2]), way(sums[0][n][3])
 #define SUMS_16(way, n) SUMS_4(way, n), SUMS_4(way, n + 1), SUMS_4(way, n + 2), SUMS_4(way, n + 3)
 #define SUMS_64(way, n) SUMS_16(way, n), SUMS_16(way, n + 4), SUMS_16(way, n + 8), SUMS_16(way, n + 12)
@@ -160,6 +163,9 @@ INLINE void wait_behind(int bits, Shared at) {
     }                                                                                                                            \
     INLINE void wgmma_rows(Sums<1, COLUMNS / 8> &sums, u64 a, u64 b) {                                                           \
         asm volatile(WGMMA_OF(COLUMNS) X0 ", " X1 ", 1, 1, 1, 0, 0;" : SUMS_OF_##COLUMNS(CHANGED) : "l"(a), "l"(b) : "memory");  \
+    }                                                                                                                            \
+    INLINE void wgmma_rows_columns(Sums<1, COLUMNS / 8> &sums, u64 a, u64 b) {                                                   \
+        asm volatile(WGMMA_OF(COLUMNS) X0 ", " X1 ", 1, 1, 1, 0, 1;" : SUMS_OF_##COLUMNS(CHANGED) : "l"(a), "l"(b) : "memory");  \
     }                                                                                                                            \
     INLINE void wgmma_columns(Sums<1, COLUMNS / 8> &sums, const unsigned (&a)[4], u64 b) {                                       \
         asm volatile(WGMMA_OF(COLUMNS) "{" X0 ", " X1 ", " X2 ", " X3 "}, " X4 ", 1, 1, 1, 1;"                                   \

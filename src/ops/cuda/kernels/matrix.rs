@@ -33,18 +33,6 @@ pub(super) fn dims(x: &CubeTensor) -> [usize; 2] {
     [shape[0], shape[1]]
 }
 
-/// Rows of a matrix, in its memory.
-pub(super) fn rows_of(x: &CubeTensor, rows: std::ops::Range<usize>) -> CubeTensor {
-    let ([_, columns], row) = (dims(x), bytes(stride(x), x));
-    let mut part = x.clone();
-    let first = start(x) + rows.start as u64 * row;
-    (part.handle.offset_start, part.handle.offset_end) = (Some(first), None);
-    let used = (rows.len().saturating_sub(1)) as u64 * row + bytes(columns, x);
-    part.handle.offset_end = Some(part.handle.size_in_used() - used);
-    part.meta.shape = Shape::new([rows.len(), columns]);
-    part
-}
-
 /// The one matrix whose columns are those of `parts`, where they lie side by side.
 pub(super) fn side_by_side(parts: &[CubeTensor]) -> Option<CubeTensor> {
     together(parts, 1, |a, b| stride(a) == stride(b) && start(b) == start(a) + bytes(dims(a)[1], a))

@@ -5,8 +5,7 @@ use std::sync::atomic::Ordering;
 
 use burn::tensor::{Bytes, DType, Device, Tensor};
 
-use super::attention::IS_HOPPER_ASIDE;
-use super::{decode, one};
+use super::{IS_HOPPER_ASIDE, decode, one};
 use crate::ops::adamw::{State, Update, adamw};
 use crate::ops::adamw_8bit::{Coded, adamw_8bit};
 use crate::ops::attention::{Heads, attention, attention_backward};
@@ -14,6 +13,7 @@ use crate::ops::cross_entropy::{Head, LossChunk, linear_cross_entropy};
 use crate::ops::cuda::{Compared, check};
 use crate::ops::delta_rule::{DeltaHeads, DeltaInputs, Gates, delta_rule, delta_rule_backward};
 use crate::ops::dropout::{Dropout, mix};
+use crate::ops::experts::Experts;
 use crate::ops::head_norm::{HeadNorms, norm_and_rotate, norm_and_rotate_backward};
 use crate::ops::host;
 use crate::ops::kernels::{Place, device_product, place_of};
@@ -36,28 +36,37 @@ const TOLERANCE: f64 = 1e-2;
 /// Compares all kernels that are used on a device.
 #[must_use]
 pub fn self_check(device: &Device) -> Vec<Compared> {
-    let cpu = Device::flex();
+    let cpu = &Device::flex();
     let of_heads = |kernel: &'static str| {
         let heads = [(32, None), (64, None), (96, Some(3)), (128, None), (256, Some(20))];
-        heads.map(|(head_dim, window)| {
+        heads.into_iter().flat_map(move |(head_dim, window)| {
             let heads = Heads { num_heads: 6, num_kv_heads: 2, head_dim, scale: 0.125, window, soft_cap: None };
             let of = |device: &Device, dtype| attend(device, dtype, heads);
             let of_gpu = guarded(|| of(device, DType::BF16)).and_then(|found| found);
             let what = format!("heads of {head_dim}, window {window:?}");
-            compare(kernel, &what, of_gpu, &of(&cpu, DType::F32).unwrap_or_default())
+            compare(kernel, &what, of_gpu, &of(cpu, DType::F32).unwrap_or_default())
         })
     };
-    let of_hopper = check::is_on("attention_hopper").then(|| of_heads("attention_hopper"));
+    let other = |(kernel, of): (&str, Of)| {
+        let of_gpu = guarded(|| of(device, DType::BF16)).and_then(|found| found);
+        compare(kernel, kernel, of_gpu, &of(cpu, DType::F32).unwrap_or_default())
+    };
+    let mut compared = Vec::new();
+    if check::is_on("attention_hopper") {
+        compared.extend(of_heads("attention_hopper"));
+    }
+    if check::is_on("experts_hopper") {
+        compared.extend(other(("experts_hopper", mixture)));
+    }
     IS_HOPPER_ASIDE.store(true, Ordering::Relaxed);
-    let of_attention = of_heads("attention");
+    compared.extend(of_heads("attention"));
+    compared.extend(other(("experts", mixture)));
     IS_HOPPER_ASIDE.store(false, Ordering::Relaxed);
-    let of_heads = of_hopper.into_iter().flatten().chain(of_attention).flatten();
-    let others: [(&str, Of); 12] = [
+    let others: [(&str, Of); 11] = [
         ("products", layer),
         ("products", batches),
         ("decode", codes),
         ("delta_rule", linear_attention),
-        ("experts", mixture),
         ("low_rank", update),
         ("low_rank", projections),
         ("norm", norms),
@@ -66,13 +75,10 @@ pub fn self_check(device: &Device) -> Vec<Compared> {
         ("swiglu", gated),
         ("cross_entropy", loss),
     ];
-    let others = others.into_iter().flat_map(|(kernel, of)| {
-        let of_gpu = guarded(|| of(device, DType::BF16)).and_then(|found| found);
-        compare(kernel, kernel, of_gpu, &of(&cpu, DType::F32).unwrap_or_default())
-    });
+    compared.extend(others.into_iter().flat_map(other));
     let of_gpu = guarded(|| updated(device)).and_then(|found| found);
-    let of_optimizer = compare("optimizer", "optimizer", of_gpu, &updated(&cpu).unwrap_or_default());
-    of_heads.chain(others).chain(of_optimizer).collect()
+    compared.extend(compare("optimizer", "optimizer", of_gpu, &updated(cpu).unwrap_or_default()));
+    compared
 }
 
 /// Results with their names.
@@ -379,26 +385,27 @@ fn mixture(device: &Device, dtype: DType) -> Result<Results, String> {
         };
         let inner: Vec<_> = (0..num_experts).map(|i| first(10 + 2 * i)).collect();
         let outer: Vec<_> = (0..num_experts).map(|i| weight([width, inside], 30 + i, true)).collect();
-        let experts = place
-            .experts()
-            .filter(|experts| inner.iter().flatten().chain(&outer).all(|weight| experts.takes(dtype, weight)));
-        let routing = route(&scores, 2, Probabilities::OfChosen, None, experts.is_some());
-        let (y, dx, d_scores) = match (experts, &routing.sorted) {
-            (Some(experts), Some(sorted)) => {
-                let inner: Vec<_> = sorted.groups.iter().map(|(index, _)| inner[*index].iter().collect()).collect();
-                let outer: Vec<_> = sorted.groups.iter().map(|(index, _)| vec![&outer[*index]]).collect();
-                let layers = experts.forward(&experts.gather(&x, sorted, false), &inner, sorted);
-                let h = layers[0].clone() + layers[1].clone();
-                let output = one(experts.forward(&h, &outer, sorted));
+        let layers: Vec<_> = inner.iter().map(|weights| weights.iter().collect()).collect();
+        let last: Vec<_> = outer.iter().map(|weight| vec![weight]).collect();
+        let per_token = 2;
+        let takes =
+            |experts: &&dyn Experts| [&layers, &last].iter().all(|of| experts.takes(&x, tokens * per_token, of));
+        let (y, dx, d_scores) = match place.experts().filter(takes) {
+            Some(experts) => {
+                let sorted = &experts.route(&scores, per_token, Probabilities::OfChosen, None);
+                let hs = experts.forward(&experts.gather(&x, sorted, false), &layers, sorted);
+                let h = hs[0].clone() + hs[1].clone();
+                let output = one(experts.forward(&h, &last, sorted));
                 let d_output = experts.gather(&dy, sorted, true);
-                let dh = experts.backward(std::slice::from_ref(&d_output), &outer, sorted);
-                let products = experts.products(&h, &dh, &d_output, &outer, sorted);
-                let d_input = experts.backward(&[dh.clone(), dh], &inner, sorted);
+                let dh = experts.backward(std::slice::from_ref(&d_output), &last, sorted);
+                let products = experts.products(&h, &dh, &d_output, &last, sorted);
+                let d_input = experts.backward(&[dh.clone(), dh], &layers, sorted);
                 let combined = |y, weighted| experts.combine(x.zeros_like(), y, sorted, weighted);
-                let d_scores = experts.scores_backward(routing.probabilities(), products, sorted);
+                let d_scores = experts.scores_backward(products, sorted);
                 (combined(&output, true), combined(&d_input, false), d_scores)
             }
-            _ => {
+            None => {
+                let routing = route(&scores, per_token, Probabilities::OfChosen, None);
                 let (mut y, mut dx, mut products) = (x.zeros_like(), x.zeros_like(), Vec::new());
                 for (index, rows) in &routing.groups {
                     let row = gather(place, &x, rows, false);

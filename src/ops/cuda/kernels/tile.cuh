@@ -17,9 +17,9 @@ template <int WIDTH> struct Lane {
     INLINE Shared at(int rows, int chunks) const { return start + rows * WIDTH * 2 + (chunks * 16 ^ swizzle); }
 };
 
-// Starts the copy of ROWS rows from `first_row` on; those from `num_rows` on become zeros.
+// Starts the copy of ROWS rows from `first_row` on; those from `num_rows` on, and columns from `num_columns` on, become zeros.
 template <int WIDTH, int ROWS, int THREADS>
-INLINE void load_tile(Shared tile, const bf16 *from, int stride, int first_row, int num_rows) {
+INLINE void load_tile(Shared tile, const bf16 *from, int stride, int first_row, int num_rows, int num_columns = WIDTH) {
     // A power of two across, and at least 8 down: what a thread copies is by constants apart.
     constexpr int CHUNKS = WIDTH / 8, POWER = CHUNKS & -CHUNKS, ACROSS = POWER < THREADS / 8 ? POWER : THREADS / 8;
     constexpr int DOWN = THREADS / ACROSS;
@@ -30,7 +30,7 @@ INLINE void load_tile(Shared tile, const bf16 *from, int stride, int first_row, 
 #pragma unroll
     for (int i = 0; i < ROWS; i += DOWN, from += DOWN * stride)
 #pragma unroll
-        for (int j = 0; j < CHUNKS; j += ACROSS) copy_16_bytes(lane.at(i, j), from + j * 8, first_row + row + i < num_rows);
+        for (int j = 0; j < CHUNKS; j += ACROSS) copy_16_bytes(lane.at(i, j), from + j * 8, first_row + row + i < num_rows && (chunk + j) * 8 < num_columns);
 }
 
 // 16 * M rows of a tile as the left operand of products, 16 columns at a time: read again for each product, or kept in registers.
@@ -57,13 +57,16 @@ template <int WIDTH, int M, bool IS_KEPT> struct Rows {
     }
 };
 
-// sums = A B^T, of the rows of A with 8 * N rows of B.
-template <int WIDTH, int M, int N, bool IS_KEPT>
-INLINE void product_of_rows(Sums<M, N> &sums, const Rows<WIDTH, M, IS_KEPT> &a, Shared b) {
-    const int lane = threadIdx.x % WARP;
-    const Lane<WIDTH> lane_b(b, lane / 16 * 8 + lane % 8, lane / 8 % 2);
+template <int M, int N> INLINE void clear(Sums<M, N> &sums) {
 #pragma unroll
     for (int i = 0; i < M * N * 4; i++) sums[i / (N * 4)][i / 4 % N][i % 4] = 0;
+}
+
+// sums += A B^T, of the rows of A with 8 * N rows of B.
+template <int WIDTH, int M, int N, bool IS_KEPT>
+INLINE void add_product_of_rows(Sums<M, N> &sums, const Rows<WIDTH, M, IS_KEPT> &a, Shared b) {
+    const int lane = threadIdx.x % WARP;
+    const Lane<WIDTH> lane_b(b, lane / 16 * 8 + lane % 8, lane / 8 % 2);
 #pragma unroll
     for (int k = 0; k < WIDTH / 16; k++) {
         unsigned x[M][4];
@@ -79,6 +82,13 @@ INLINE void product_of_rows(Sums<M, N> &sums, const Rows<WIDTH, M, IS_KEPT> &a, 
             }
         }
     }
+}
+
+// sums = A B^T, likewise.
+template <int WIDTH, int M, int N, bool IS_KEPT>
+INLINE void product_of_rows(Sums<M, N> &sums, const Rows<WIDTH, M, IS_KEPT> &a, Shared b) {
+    clear(sums);
+    add_product_of_rows(sums, a, b);
 }
 
 // Sums as the left operand of another product: they lie in registers as it wants them, but for rounding. [m][k] is 16 x 16.
@@ -111,9 +121,10 @@ INLINE void add_product(Sums<M, N> &sums, const Operand<M, K> &a, Shared b, int 
 }
 
 // Writes the sums of a warp in bf16 to columns from `first_chunk` on of at most `num_rows` rows, by way of its rows of `tile`:
-// rows go out in whole chunks.
+// rows go out in whole chunks, at most `num_chunks`.
 template <int WIDTH, int M, int N>
-INLINE void store_rows(const Sums<M, N> &sums, Shared tile, bf16 *to, int stride, int num_rows, int first_chunk = 0) {
+INLINE void store_rows(const Sums<M, N> &sums, Shared tile, bf16 *to, int stride, int num_rows, int first_chunk = 0,
+                       int num_chunks = N) {
     const int lane = threadIdx.x % WARP;
     const Lane<WIDTH> lane_row(tile, lane / 4);
 #pragma unroll
@@ -128,7 +139,7 @@ INLINE void store_rows(const Sums<M, N> &sums, Shared tile, bf16 *to, int stride
 #pragma unroll 4
     for (int i = lane; i < 16 * M * N; i += WARP) {
         const int row = i / N, chunk = first_chunk + i % N;
-        if (row < num_rows)
+        if (row < num_rows && i % N < num_chunks)
             *(uint4 *)(to + (long long)row * stride + chunk * 8) = load_shared_16_bytes(Lane<WIDTH>(tile, row).at(0, chunk));
     }
 }
