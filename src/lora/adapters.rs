@@ -1,5 +1,7 @@
 //! The adapters of a model: its trained weights.
 
+use std::ops::Range;
+
 use burn::tensor::{DType, Device, Tensor};
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
@@ -171,8 +173,19 @@ impl AdapterSet {
 
     /// Every adapter with its layer and site, in the order of the forward pass.
     pub fn by_site(&self) -> impl Iterator<Item = ((usize, SiteId), &Adapter)> {
-        let blocks = self.blocks.iter().enumerate();
-        blocks.flat_map(|(layer, block)| block.iter().map(move |(&site, adapter)| ((layer, site), adapter)))
+        self.of_blocks(0..self.blocks.len())
+    }
+
+    /// The same of some blocks.
+    pub fn of_blocks(&self, blocks: Range<usize>) -> impl Iterator<Item = ((usize, SiteId), &Adapter)> {
+        blocks.flat_map(|layer| self.blocks[layer].iter().map(move |(&site, adapter)| ((layer, site), adapter)))
+    }
+
+    /// The first block with an adapter, or the very first where the embedding is trained: no backward goes below it.
+    #[must_use]
+    pub fn first_block(&self) -> usize {
+        let first = self.blocks.iter().position(|block| !block.is_empty() || self.tokens.is_some());
+        first.unwrap_or(self.blocks.len())
     }
 
     /// Every adapter, mutable, in the order of [`iter`](Self::iter).

@@ -353,7 +353,8 @@ figures! {
         /// Processes that shared the step; absent where there is one. Tokens and rows are those of all, and so are means and norms;
         /// the machine's figures are those of the first one's.
         ranks: u64;
-        /// Seconds in which the gradients were summed over the ranks, once all of them had theirs.
+        /// Seconds in which the first rank waited for the sums of the gradients over the ranks, once all of them had theirs: what
+        /// passed beside the backward is not in it.
         exchange_seconds: f64, "time/exchange";
         /// Seconds for which the first rank waited for the slowest one; its `forward_backward_seconds` contain them, and the
         /// exchange.

@@ -108,6 +108,7 @@ impl Joined {
             ("tokenizers", hex(&data.tokenizer().digest())),
             ("rows", hex(&data.train_digest())),
             ("checkpoints", format!("{step:x}")),
+            ("MPI libraries", of(&self.place.library)),
         ];
         self.ranks.wait_long();
         let hosts = require_same(&mut *self.ranks, &host(), &facts).map_err(Failure::input)?;

@@ -247,7 +247,7 @@ fn measure(ranks: &mut dyn Ranks, num_parameters: usize, device: &Device) -> (u6
         ranks.agree(false);
         ranks.take_seconds();
         for _ in 0..times {
-            gradients = ranks.sum_all(gradients, &mut []);
+            gradients = ranks.sum_all(gradients, &mut []).swap_remove(0);
         }
         let mut mean = [ranks.take_seconds() / f64::from(times)];
         ranks.sum(&mut [], &mut mean);

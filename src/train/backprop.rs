@@ -7,7 +7,7 @@
 
 use burn::tensor::{Int, Tensor};
 
-use super::grads::GradSums;
+use super::grads::{Exchange, GradSums};
 use super::inputs::Passing;
 use super::loss::{Compared, MicroBatchLoss, Targets, divergence, loss_and_grad};
 use super::objective::Objective;
@@ -114,6 +114,14 @@ pub struct Forward {
     dx: Vec<Tensor<2>>,
 }
 
+impl Forward {
+    /// Number of micro-batches.
+    #[must_use]
+    pub fn num_micro_batches(&self) -> usize {
+        self.micro_batches.len()
+    }
+}
+
 /// What the blocks' forward and backward know of a micro-batch.
 struct MicroBatch {
     layout: Layout,
@@ -164,7 +172,7 @@ enum Kept {
 /// Forward of micro-batches, with their losses and the gradients of these.
 #[must_use]
 pub fn forward(model: &Model, adapters: &AdapterSet, inputs: Vec<Inputs>, options: Options<'_>) -> Forward {
-    let first = first_adapted(model, adapters);
+    let first = adapters.first_block();
     let (mut micro_batches, mut xs, mut targets) = (Vec::new(), Vec::new(), Vec::new());
     let (mut references, mut divergences) = (Vec::new(), Vec::new());
     for (number, inputs) in (options.first_number..).zip(inputs) {
@@ -231,7 +239,7 @@ pub fn forward(model: &Model, adapters: &AdapterSet, inputs: Vec<Inputs>, option
 }
 
 /// Backward of micro-batches, with the options of their forward; adds the gradients of the summed losses to `sums`, and
-/// returns the losses.
+/// returns the losses. With an `exchange`, these are the last of the step, and what has all its gradients begins to be summed.
 #[must_use]
 pub fn backward(
     model: &Model,
@@ -239,13 +247,14 @@ pub fn backward(
     forward: Forward,
     options: Options<'_>,
     sums: &mut GradSums,
+    exchange: Option<Exchange<'_>>,
 ) -> Vec<MicroBatchLoss> {
     let Forward { mut micro_batches, mut kept, mut losses, mut dx } = forward;
     losses
         .iter_mut()
         .filter_map(|loss| loss.score_grad.take())
         .for_each(|grad| sums.add_whole(Whole::Score, grad, 1.0));
-    let first = first_adapted(model, adapters);
+    let first = adapters.first_block();
     let goes_on = adapters.tokens.is_some();
     for (layer, block) in model.walk((first..model.blocks.len()).rev()) {
         let through_block = |(dx, micro_batch): (Tensor<2>, &mut MicroBatch)| {
@@ -267,6 +276,10 @@ pub fn backward(
             grads.dx
         };
         dx = dx.into_iter().zip(&mut micro_batches).filter_map(through_block).collect();
+        // The first block's go with what is left at the end.
+        if let Some(exchange) = exchange.filter(|_| layer > first) {
+            sums.begin(layer, exchange);
+        }
     }
     if let Some(tokens) = &adapters.tokens {
         for ((dx, micro_batch), loss) in dx.into_iter().zip(micro_batches).zip(&mut losses) {
@@ -279,11 +292,4 @@ pub fn backward(
         }
     }
     losses
-}
-
-/// The first block with an adapter, or the very first where the embedding is trained. Blocks below it need no backward, and
-/// nothing is kept for them.
-fn first_adapted(model: &Model, adapters: &AdapterSet) -> usize {
-    let first = adapters.blocks.iter().position(|block| !block.is_empty() || adapters.tokens.is_some());
-    first.unwrap_or(model.blocks.len())
 }

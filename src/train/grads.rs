@@ -1,15 +1,27 @@
 //! Sums of gradients over the micro-batches of a step.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use burn::tensor::{DType, Tensor};
 
 use super::ranks::{RankFigures, Ranks};
-use crate::lora::{AdapterSet, Matrices, Whole};
+use crate::lora::{Adapter, AdapterSet, BlockAdapters, Matrices, Whole};
 use crate::model::context::BlockGrads;
 use crate::ops::kernels::Place;
 use crate::spec::SiteId;
 use crate::util::faults;
+
+/// Numbers of a bucket of gradients at least: fewer would leave a link idle between the ranks' messages.
+const LEAST_BUCKET: usize = 1 << 18;
+/// Buckets of a step at most: what the first blocks leave to the end is about as small a part of all.
+const MOST_BUCKETS: usize = 16;
+
+/// Numbers of a bucket at least, where there are so many gradients.
+#[must_use]
+pub fn bucket_numbers(of_all: usize) -> usize {
+    LEAST_BUCKET.max(of_all / MOST_BUCKETS)
+}
 
 /// Gradients of adapters, summed over tokens and micro-batches, in `f32`.
 #[derive(Clone, Debug, Default)]
@@ -18,6 +30,20 @@ pub struct GradSums {
     sums: BTreeMap<(usize, SiteId), Matrices<Tensor<2>>>,
     /// Of what is trained as a whole.
     whole: BTreeMap<Whole, Tensor<2>>,
+    /// Buckets that are summed over the ranks, the last blocks first: the first block of each, and whether there were gradients here,
+    /// by adapter.
+    begun: Vec<(usize, Vec<f64>)>,
+}
+
+/// Where the gradients of a step go that several ranks share.
+#[derive(Clone, Copy)]
+pub struct Exchange<'a> {
+    /// The ranks.
+    pub ranks: &'a dyn Ranks,
+    /// What is trained.
+    pub adapters: &'a AdapterSet,
+    /// Where its gradients are.
+    pub place: Place,
 }
 
 impl GradSums {
@@ -59,11 +85,43 @@ impl GradSums {
     /// what was applied is not trained.
     pub fn keep_like(&mut self, adapters: &AdapterSet) {
         for (site, adapter) in adapters.by_site() {
-            let r = adapter.matrices.a.dims()[0];
-            if let Some(Matrices { a, b, .. }) = self.sums.get_mut(&site).filter(|grad| grad.a.dims()[0] > r) {
-                (*a, *b) = (a.clone().narrow(0, 0, r), b.clone().narrow(1, 0, r));
+            if let Some(grad) = self.sums.get_mut(&site) {
+                keep_first(grad, adapter.matrices.a.dims()[0]);
             }
         }
+    }
+
+    /// Begins to sum over all ranks what the last backward of a step has left in the blocks from `layer` on, where that is a
+    /// bucket, and where sums go on beside the backward.
+    pub fn begin(&mut self, layer: usize, exchange: Exchange<'_>) {
+        let Exchange { ranks, adapters, place } = exchange;
+        let blocks = layer..self.first_begun(adapters);
+        let numbers = adapters.blocks[blocks.clone()].iter().flat_map(BlockAdapters::values);
+        let numbers = numbers.map(Adapter::num_parameters).sum::<usize>();
+        if numbers < bucket_numbers(adapters.num_parameters()) || !ranks.sum_beside(place.is_host()) {
+            return;
+        }
+        let (grads, have_it) = self.take(blocks, adapters);
+        ranks.begin(place.flatten(grads));
+        self.begun.push((layer, have_it));
+    }
+
+    /// The blocks from this one on are in buckets that have been begun.
+    fn first_begun(&self, adapters: &AdapterSet) -> usize {
+        self.begun.last().map_or(adapters.blocks.len(), |(layer, _)| *layer)
+    }
+
+    /// Takes the gradients of these blocks, zeros where there are none, and says of each adapter whether there are: 1, or 0.
+    fn take(&mut self, blocks: Range<usize>, adapters: &AdapterSet) -> (Vec<Tensor<2>>, Vec<f64>) {
+        let (mut grads, mut have_it) = (Vec::new(), Vec::new());
+        for (site, adapter) in adapters.of_blocks(blocks) {
+            let grad = self.sums.remove(&site);
+            have_it.push(f64::from(u8::from(grad.is_some())));
+            let mut grad = grad.unwrap_or_else(|| adapter.matrices.as_ref().map(Tensor::zeros_like));
+            keep_first(&mut grad, adapter.matrices.a.dims()[0]);
+            grads.extend(grad.as_ref().values().cloned());
+        }
+        (grads, have_it)
     }
 
     /// Sums over all ranks; `figures` are summed with them. What no rank has stays absent. `own` is asked once the gradients are
@@ -76,28 +134,38 @@ impl GradSums {
         figures: &mut [f64],
         own: impl FnOnce() -> RankFigures,
     ) -> Vec<RankFigures> {
-        let (mut flat, mut numbers) = (Vec::<Tensor<2>>::new(), figures.to_vec());
-        for (site, adapter) in adapters.by_site() {
-            let grad = self.sums.remove(&site);
-            numbers.push(f64::from(u8::from(grad.is_some())));
-            let grad = grad.unwrap_or_else(|| adapter.matrices.as_ref().map(Tensor::zeros_like));
-            flat.extend(grad.as_ref().values().cloned());
+        // All ranks make the same buckets, whatever their backward has come to.
+        for layer in (adapters.first_block() + 1..self.first_begun(adapters)).rev() {
+            self.begin(layer, Exchange { ranks, adapters, place });
         }
+        let (mut flat, have_it) = self.take(0..self.first_begun(adapters), adapters);
+        let mut buckets = std::mem::take(&mut self.begun);
+        buckets.push((0, have_it));
         for (whole, like) in adapters.whole() {
             flat.push(self.whole.remove(&whole).unwrap_or_else(|| like.zeros_like()));
         }
+        let mut numbers = figures.to_vec();
+        buckets.iter().for_each(|(_, have_it)| numbers.extend(have_it));
         let (flat, of_ranks) = RankFigures::sum(ranks, place.flatten(flat), &mut numbers, own());
         let (summed, have_it) = numbers.split_at(figures.len());
         figures.copy_from_slice(summed);
-        let mut start = 0;
-        let mut of_all = |like: &Tensor<2>| {
-            let count = like.shape().num_elements();
-            start += count;
-            flat.clone().narrow(0, start - count, count).reshape(like.dims())
-        };
-        let sums = adapters.by_site().map(|(site, adapter)| (site, adapter.matrices.as_ref().map(&mut of_all)));
-        self.sums = sums.zip(have_it).filter(|(_, have_it)| **have_it > 0.0).map(|(sum, _)| sum).collect();
-        self.whole = adapters.whole().map(|(whole, like)| (whole, of_all(like))).collect();
+        let (mut have_it, mut end) = (have_it.iter(), adapters.blocks.len());
+        for ((layer, _), flat) in buckets.into_iter().zip(flat) {
+            let mut start = 0;
+            let mut of_all = |like: &Tensor<2>| {
+                let count = like.shape().num_elements();
+                start += count;
+                flat.clone().narrow(0, start - count, count).reshape(like.dims())
+            };
+            let sums = adapters
+                .of_blocks(layer..end)
+                .map(|(site, adapter)| (site, adapter.matrices.as_ref().map(&mut of_all)));
+            self.sums.extend(sums.zip(&mut have_it).filter(|(_, have_it)| **have_it > 0.0).map(|(sum, _)| sum));
+            if layer == 0 {
+                self.whole = adapters.whole().map(|(whole, like)| (whole, of_all(like))).collect();
+            }
+            end = layer;
+        }
         of_ranks
     }
 
@@ -124,6 +192,13 @@ impl GradSums {
     }
 }
 
+/// The first rows of A, and columns of B.
+fn keep_first(grad: &mut Matrices<Tensor<2>>, r: usize) {
+    if grad.a.dims()[0] > r {
+        (grad.a, grad.b) = (grad.a.clone().narrow(0, 0, r), grad.b.clone().narrow(1, 0, r));
+    }
+}
+
 fn times(grad: Tensor<2>, factor: f64) -> Tensor<2> {
     if (factor - 1.0).abs() < f64::EPSILON { grad } else { grad * factor }
 }
@@ -144,18 +219,23 @@ pub fn read(tensors: Vec<Tensor<1>>, what: &str) -> Vec<f32> {
 
 #[cfg(test)]
 mod tests {
-    use burn::tensor::Device;
+    use std::cell::RefCell;
+
+    use burn::tensor::{Device, Distribution};
 
     use super::*;
     use crate::config::{InitLoraWeights, LoraConfig};
     use crate::device::DeviceKind;
-    use crate::model::weights::fixture::tiny_config;
+    use crate::model::weights::fixture::{tiny_config, tiny_with};
     use crate::ops::kernels::place_on;
     use crate::spec::PerSite;
 
     /// This rank, and one that has the same.
-    #[derive(Debug)]
-    struct Twice;
+    #[derive(Debug, Default)]
+    struct Twice {
+        sums_beside: bool,
+        begun: RefCell<Vec<Tensor<1>>>,
+    }
 
     impl Ranks for Twice {
         fn size(&self) -> usize {
@@ -174,6 +254,20 @@ mod tests {
         fn agree(&mut self, says_so: bool) -> bool {
             says_so
         }
+
+        fn sum_beside(&self, _: bool) -> bool {
+            self.sums_beside
+        }
+
+        fn begin(&self, gradients: Tensor<1>) {
+            self.begun.borrow_mut().push(gradients * 2.0);
+        }
+
+        fn sum_all(&mut self, gradients: Tensor<1>, figures: &mut [f64]) -> Vec<Tensor<1>> {
+            self.sum(&mut [], figures);
+            self.begin(gradients);
+            self.begun.take()
+        }
     }
 
     #[test]
@@ -186,10 +280,50 @@ mod tests {
         sums.add(1, PerSite::from([(2, grad)]), 1.0);
         let mut figures = [5.0];
         let own = || RankFigures { busy_seconds: 1.0, data_wait_seconds: 2.0, tokens: 3.0 };
-        let of_ranks = sums.reduce(&adapters, place_on(DeviceKind::Cpu), &mut Twice, &mut figures, own);
+        let of_ranks = sums.reduce(&adapters, place_on(DeviceKind::Cpu), &mut Twice::default(), &mut figures, own);
         assert_eq!((of_ranks.len(), of_ranks[0].tokens), (2, 6.0));
         let summed = sums.get(1, 2).unwrap().a.to_data().try_to_vec::<f32>().unwrap();
         assert!(summed.iter().all(|gradient| *gradient == 6.0));
         assert_eq!((sums.iter().count(), figures), (1, [10.0]));
+    }
+
+    #[test]
+    fn buckets_that_begin_beside_the_backward_are_the_sums_at_its_end() {
+        let config = tiny_with(&[("num_hidden_layers", 5)]);
+        let lora = LoraConfig { r: 128, ..LoraConfig::default() };
+        let selection = lora.select(&config).unwrap();
+        let adapters = AdapterSet::new(&config, &selection, InitLoraWeights::Kaiming, 0.0, 1, &Device::flex());
+        let place = place_on(DeviceKind::Cpu);
+        let reduced = |sums_beside: bool, has_rows: bool, layers_begun: Range<usize>| {
+            let (mut sums, mut ranks) = (GradSums::default(), Twice { sums_beside, ..Twice::default() });
+            for layer in (0..5).rev() {
+                for (&site, adapter) in
+                    adapters.blocks[layer].iter().filter(|(site, _)| has_rows && (layer, **site) != (3, 1))
+                {
+                    let grad = adapter.matrices.as_ref().map(|like| like.random_like(Distribution::Default));
+                    sums.add(layer, PerSite::from([(site, grad)]), 1.0);
+                }
+            }
+            let own = sums.clone();
+            for layer in layers_begun.rev() {
+                sums.begin(layer, Exchange { ranks: &ranks, adapters: &adapters, place });
+            }
+            let begun = ranks.begun.borrow().len();
+            let mut figures = [1.0];
+            sums.reduce(&adapters, place, &mut ranks, &mut figures, RankFigures::default);
+            for (site, _) in adapters.by_site() {
+                let numbers = |sums: &GradSums, factor: f64| {
+                    let grads =
+                        sums.get(site.0, site.1)?.as_ref().values().map(|x| (x.clone() * factor).to_data()).collect();
+                    Some::<Vec<_>>(grads)
+                };
+                assert_eq!(numbers(&sums, 1.0), numbers(&own, 2.0), "{site:?}");
+            }
+            assert_eq!(figures, [2.0]);
+            begun
+        };
+        assert_eq!((reduced(false, true, 1..5), reduced(true, true, 1..5)), (0, 2));
+        // A rank that has come to none, and one without rows, make the same ones at the end.
+        assert_eq!((reduced(true, true, 3..5), reduced(true, false, 5..5)), (1, 0));
     }
 }

@@ -108,7 +108,8 @@ impl Workload<'_> {
     }
 
     /// Micro-batches that go through a block before the next.
-    pub(super) fn layered(&self) -> usize {
+    #[must_use]
+    pub fn layered(&self) -> usize {
         if self.layered_accumulation { self.gradient_accumulation_steps } else { 1 }
     }
 

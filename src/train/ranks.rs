@@ -33,12 +33,27 @@ pub trait Ranks: Debug + Send {
     /// Replaces gradients and figures by their sums over all ranks: the same numbers on all of them.
     fn sum(&mut self, gradients: &mut [f32], figures: &mut [f64]);
 
-    /// Gradients `[n]` on a device, and figures, summed over all ranks.
+    /// Whether sums of gradients, in host memory or on GPUs, go on while the caller computes. The same on all ranks.
+    fn sum_beside(&self, _is_host: bool) -> bool {
+        false
+    }
+
+    /// Begins to sum gradients `[n]` over all ranks, where [`sum_beside`](Self::sum_beside) says so.
     ///
     /// # Panics
     /// As [`faults::read`].
-    fn sum_all(&mut self, gradients: Tensor<1>, figures: &mut [f64]) -> Tensor<1> {
-        sum_on_host(self, gradients, figures)
+    fn begin(&self, _: Tensor<1>) {}
+
+    /// Gradients `[n]` on a device, and figures, summed over all ranks; before them, the sums of what was [begun](Self::begin), in that
+    /// order.
+    ///
+    /// # Panics
+    /// As [`faults::read`].
+    fn sum_all(&mut self, gradients: Tensor<1>, figures: &mut [f64]) -> Vec<Tensor<1>> {
+        let (shape, device) = (gradients.dims(), gradients.device());
+        let mut numbers = faults::read(gradients, "a gradient");
+        self.sum(&mut numbers, figures);
+        vec![host::tensor(numbers, shape, &device)]
     }
 
     /// Sums gradients from GPU to GPU from now on, of which this rank's has that number; returns the name of what does it.
@@ -96,14 +111,6 @@ pub trait Ranks: Debug + Send {
     }
 }
 
-/// Sums what is on a device in host memory.
-fn sum_on_host<R: Ranks + ?Sized>(ranks: &mut R, gradients: Tensor<1>, figures: &mut [f64]) -> Tensor<1> {
-    let (shape, device) = (gradients.dims(), gradients.device());
-    let mut numbers = faults::read(gradients, "a gradient");
-    ranks.sum(&mut numbers, figures);
-    host::tensor(numbers, shape, &device)
-}
-
 /// What a rank reports of its part of a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct RankFigures {
@@ -135,8 +142,13 @@ impl RankFigures {
         slots.chunks_exact(Self::NUM).map(of).collect()
     }
 
-    /// Sums gradients and figures, and brings these figures of all ranks to each.
-    pub fn sum(ranks: &mut dyn Ranks, gradients: Tensor<1>, figures: &mut [f64], own: Self) -> (Tensor<1>, Vec<Self>) {
+    /// [`Ranks::sum_all`], which also brings these figures of all ranks to each.
+    pub fn sum(
+        ranks: &mut dyn Ranks,
+        gradients: Tensor<1>,
+        figures: &mut [f64],
+        own: Self,
+    ) -> (Vec<Tensor<1>>, Vec<Self>) {
         let mut all = figures.to_vec();
         all.extend(own.slots(ranks.rank(), ranks.size()));
         let gradients = ranks.sum_all(gradients, &mut all);

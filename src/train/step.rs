@@ -63,6 +63,8 @@ pub struct TrainStep {
     ranks: Box<dyn Ranks>,
     /// Micro-batches of the step in progress that are not this rank's.
     num_of_others: u64,
+    /// Of this rank's, those that have had no backward, where several ranks share the step.
+    num_left: Option<usize>,
     says: Says,
     /// What is reported of the answers of the step in progress, where the model has written them.
     rewards: ObjectiveFigures,
@@ -190,6 +192,7 @@ impl TrainStep {
             references: References::default(),
             ranks: Box::new(Alone),
             num_of_others: 0,
+            num_left: None,
             says: Says::default(),
             rewards: ObjectiveFigures::default(),
             start: Instant::now(),
@@ -315,7 +318,10 @@ impl TrainStep {
     /// Backward of the micro-batches of the last forward, added to the step in progress.
     pub fn backward(&mut self, forward: Forward) {
         let mut sums = std::mem::take(&mut self.sums);
-        let losses = backprop::backward(&self.model, self.trained.applied(), forward, self.options(), &mut sums);
+        let exchange = (self.num_left == Some(forward.num_micro_batches())).then(|| self.exchange());
+        let (adapters, options) = (self.trained.applied(), self.options());
+        let losses = backprop::backward(&self.model, adapters, forward, options, &mut sums, exchange);
+        self.num_left = self.num_left.map(|left| left - losses.len());
         self.sums = sums;
         self.num_micro_batches += losses.len() as u64;
         self.losses.extend(losses);
@@ -347,7 +353,7 @@ impl TrainStep {
     fn clear(&mut self) {
         self.sums = GradSums::default();
         self.losses.clear();
-        self.num_of_others = 0;
+        (self.num_of_others, self.num_left) = (0, None);
     }
 
     /// Ends the step: averages over its target tokens, clips by the global norm, updates. Reads the device once.
@@ -360,7 +366,6 @@ impl TrainStep {
     /// that waits for the device: after it, all forwards and backwards are finished.
     #[must_use]
     pub fn reduce(&mut self) -> StepOutcome {
-        self.sums.keep_like(self.trained.adapters());
         let losses = std::mem::take(&mut self.losses);
         let num_own = losses.len() as u64;
         let mut count = losses.iter().map(|loss| loss.count).sum::<f64>();
@@ -378,8 +383,8 @@ impl TrainStep {
                 own.busy_seconds = start.elapsed().as_secs_f64();
                 own
             };
-            self.of_ranks =
-                self.sums.reduce(self.trained.adapters(), self.optimizer.place(), &mut *self.ranks, &mut sums, own);
+            let (adapters, place) = (self.trained.adapters(), self.optimizer.place());
+            self.of_ranks = self.sums.reduce(adapters, place, &mut *self.ranks, &mut sums, own);
             (count, target_tokens) = (sums[1], as_u64(sums[2]));
             of_ranks = Some(sums[0]);
             self.says = Says { stop: sums[3] > 0.0, failed: sums[4] > 0.0 };
@@ -391,6 +396,8 @@ impl TrainStep {
             } else {
                 self.num_micro_batches += others;
             }
+        } else {
+            self.sums.keep_like(self.trained.adapters());
         }
         if target_tokens == 0 {
             let skipped = Some(SkipReason::NoTargetTokens);

@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 
+use crate::train::grads::bucket_numbers;
 use crate::util::stats::{as_f64, as_u64};
 use crate::util::text::with_commas;
 
@@ -13,6 +14,8 @@ const OF_MEMORY: f64 = 1.5e9;
 const HOP_SECONDS: [f64; 2] = [50e-6, 10e-6];
 /// Bytes a second between a GPU and host memory, over which the gradients go there and back.
 const OF_BUS: f64 = 25e9;
+/// Share of the backward in the time of a micro-batch: weights that are frozen have no gradients.
+const BACKWARD: f64 = 0.5;
 /// Share of a step that an exchange should not exceed.
 const GOAL: f64 = 0.05;
 /// From this efficiency downwards the curve has bent.
@@ -38,6 +41,8 @@ pub(super) struct OneRank {
     pub(super) seconds: f64,
     /// Rows of the whole step.
     pub(super) rows: usize,
+    /// Backwards of the whole step.
+    pub(super) backwards: usize,
     pub(super) tokens: f64,
     /// Gradients, in 32 bits.
     pub(super) gradient_bytes: f64,
@@ -55,6 +60,8 @@ pub(super) struct SharedStep {
     gradient_bytes: u64,
     compute_seconds: f64,
     exchange_seconds: f64,
+    /// Part of `exchange_seconds` that passes beside the backward.
+    hidden_seconds: f64,
     pub(super) step_seconds: f64,
     tokens_per_second: f64,
     /// Against as many times one rank, from 0 to 1.
@@ -91,14 +98,22 @@ impl Cluster {
     pub(super) fn share(&self, one: OneRank) -> SharedStep {
         let rows_per_rank = one.rows.div_ceil(self.ranks).max(1);
         let compute_seconds = one.seconds * as_f64(rows_per_rank) / as_f64(one.rows.max(1));
+        let backward_seconds = BACKWARD * compute_seconds / as_f64(one.backwards.div_ceil(self.ranks).max(1));
+        // The last bucket begins when the backward is over. Between GPUs, all do.
+        let numbers = one.gradient_bytes / 4.0;
+        let last = as_f64(bucket_numbers(usize::try_from(as_u64(numbers)).unwrap_or(usize::MAX))) / numbers.max(1.0);
+        let hidden = |exchange: f64| {
+            if self.is_gpu { 0.0 } else { backward_seconds.min(exchange * (1.0 - last).max(0.0)) }
+        };
         let exchange_seconds = self.exchange_seconds(one.gradient_bytes);
-        let step_seconds = compute_seconds + exchange_seconds;
+        let hidden_seconds = hidden(exchange_seconds);
+        let step_seconds = compute_seconds + exchange_seconds - hidden_seconds;
         let per_token = one.seconds / one.tokens.max(1.0);
         let with = |ranks: usize| {
             // As many ranks on a node; one node as long as they fit there.
             let nodes = if self.nodes == 1 { 1 } else { ranks.div_ceil(self.ranks.div_ceil(self.nodes)).max(1) };
             let exchange = Self { ranks, nodes, ..*self }.exchange_seconds(one.gradient_bytes);
-            Point { ranks, efficiency: compute_seconds / (compute_seconds + exchange) }
+            Point { ranks, efficiency: compute_seconds / (compute_seconds + exchange - hidden(exchange)) }
         };
         SharedStep {
             ranks: self.ranks,
@@ -108,10 +123,13 @@ impl Cluster {
             gradient_bytes: as_u64(one.gradient_bytes),
             compute_seconds,
             exchange_seconds,
+            hidden_seconds,
             step_seconds,
             tokens_per_second: one.tokens / step_seconds,
             efficiency: one.seconds / (as_f64(self.ranks) * step_seconds),
-            tokens_per_rank_for_95_percent: as_u64(exchange_seconds * (1.0 - GOAL) / GOAL / per_token),
+            tokens_per_rank_for_95_percent: as_u64(
+                (exchange_seconds - hidden_seconds) * (1.0 - GOAL) / GOAL / per_token,
+            ),
             curve: std::iter::successors(Some(1), |ranks| Some(2 * ranks).filter(|ranks| *ranks <= MOST_RANKS))
                 .map(with)
                 .collect(),
@@ -130,17 +148,21 @@ impl SharedStep {
         let percent = |share: f64| format!("{:.0}%", 100.0 * share);
         let megabytes = as_f64(self.gradient_bytes) / 1e6;
         let way = if *nodes > 1 { "a ring through 90% of the link" } else { "through the node's memory" };
-        let of_step = percent(self.exchange_seconds / self.step_seconds);
+        let of_step = percent((self.exchange_seconds - self.hidden_seconds) / self.step_seconds);
+        let beside = match self.hidden_seconds {
+            hidden if hidden > 0.0 => format!("; {} of it beside the backward", seconds(hidden).trim()),
+            _ => String::new(),
+        };
         let mut lines = vec![
             format!("{ranks} ranks {network}; each has the memory above"),
             format!("  {:<24} {:>10}   {rows_per_rank} rows a rank", "computing", seconds(self.compute_seconds)),
             format!(
-                "  {:<24} {:>10}   {megabytes:.1} MB of gradients, {way}",
+                "  {:<24} {:>10}   {megabytes:.1} MB of gradients, {way}{beside}",
                 "exchange",
                 seconds(self.exchange_seconds)
             ),
             format!(
-                "  {:<24} {:>10}   {of_step} of it exchange; {:.0} tokens/s, {} of {ranks} times one rank",
+                "  {:<24} {:>10}   {of_step} of it wait for the exchange; {:.0} tokens/s, {} of {ranks} times one rank",
                 "step",
                 seconds(self.step_seconds),
                 self.tokens_per_second,
@@ -177,7 +199,7 @@ pub(super) fn rate(text: &str) -> Result<f64, String> {
 mod tests {
     use super::*;
 
-    const ONE: OneRank = OneRank { seconds: 8.0, rows: 64, tokens: 65_536.0, gradient_bytes: 168e6 };
+    const ONE: OneRank = OneRank { seconds: 8.0, rows: 64, backwards: 32, tokens: 65_536.0, gradient_bytes: 168e6 };
 
     #[test]
     fn a_step_is_computing_by_shares_and_a_ring_through_the_slowest_link() {
@@ -187,10 +209,17 @@ mod tests {
         // 7/4 of 168 MB at 1.125 GB/s, and 14 hops.
         let exchange = 1.75 * 168e6 / 1.125e9 + 14.0 * 50e-6;
         assert!((step.exchange_seconds - exchange).abs() < 1e-9, "{}", step.exchange_seconds);
-        assert!((step.efficiency - 1.0 / (1.0 + exchange)).abs() < 1e-9);
-        assert!((step.tokens_per_second - 65_536.0 / (1.0 + exchange)).abs() < 1e-6);
+        // Half of the last of 4 micro-batches hides a part of it.
+        assert_eq!(step.hidden_seconds, 0.125);
+        let waits = exchange - 0.125;
+        assert!((step.efficiency - 1.0 / (1.0 + waits)).abs() < 1e-9);
+        assert!((step.tokens_per_second - 65_536.0 / (1.0 + waits)).abs() < 1e-6);
         let enough = as_f64(step.tokens_per_rank_for_95_percent) * 8.0 / 65_536.0;
-        assert!((exchange / (exchange + enough) - 0.05).abs() < 1e-3);
+        assert!((waits / (waits + enough) - 0.05).abs() < 1e-3);
+        // The last of 16 buckets is not hidden by a backward as long as all of it; on GPUs, none is.
+        let long = cluster.share(OneRank { backwards: 8, ..ONE });
+        assert!((long.hidden_seconds - 15.0 / 16.0 * exchange).abs() < 1e-6, "{}", long.hidden_seconds);
+        assert_eq!(Cluster { is_gpu: true, ..cluster }.share(ONE).hidden_seconds, 0.0);
         assert_eq!(step.curve.last().unwrap().ranks, 1024);
         assert!(step.curve.windows(2).all(|pair| pair[0].efficiency >= pair[1].efficiency));
     }

@@ -181,6 +181,7 @@ impl Report {
             cluster.share(OneRank {
                 seconds,
                 rows: workload.rows * workload.gradient_accumulation_steps,
+                backwards: workload.gradient_accumulation_steps / workload.layered(),
                 tokens: mean_step_tokens,
                 gradient_bytes: 4.0 * as_f64(plan.num_trainable),
             })

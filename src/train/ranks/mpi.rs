@@ -1,10 +1,12 @@
 //! Ranks that an MPI launcher started.
 //!
 //! No call blocks: sums are asked about until they are complete or a deadline is over. Cut links and dead ranks would
-//! otherwise hang the others for ever, and so would a panic that unwinds into `MPI_Finalize`.
+//! otherwise hang the others for ever, and so would a panic that unwinds into `MPI_Finalize`. A sum moves on only while it is asked
+//! about: those that go on beside the backward have a thread that asks.
 
 #[expect(unsafe_code, reason = "MPI is a C library")]
 mod abi;
+mod beside;
 #[cfg(feature = "cuda-llvm")]
 mod nccl;
 
@@ -13,15 +15,15 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-#[cfg(feature = "cuda-llvm")]
 use burn::tensor::Tensor;
 
 use super::launcher::{Family, Launched};
-#[cfg(feature = "cuda-llvm")]
-use super::sum_on_host;
 use super::{FIRST_REPORTS, Ranks, RanksError};
 use crate::device::num_cpu_threads;
+use crate::ops::host as tensors;
+use crate::util::faults;
 use abi::{Library, Number, Request};
+use beside::Beside;
 
 /// Before the first step, models are downloaded and rows tokenised.
 const LONG_WAIT: Duration = Duration::from_mins(30);
@@ -72,6 +74,8 @@ pub struct Mpi {
     last: Option<Instant>,
     waits_long: bool,
     waited: Duration,
+    /// Sums that go on while this rank computes; absent where its library takes calls of one thread only.
+    beside: Option<&'static Beside>,
     /// Where rank 0 hears that each of the others has come to a sum, to name those that have not.
     arrivals: Vec<f64>,
     hosts: Vec<String>,
@@ -101,7 +105,7 @@ impl Mpi {
         if threads * launched.local_size > num_processors() {
             system::set_default(THREADS, &(threads / launched.local_size).max(1).to_string());
         }
-        let (rank, size) = library.start()?;
+        let (rank, size, takes_threads) = library.start()?;
         if size != launched.size {
             // The library connected nobody: there is nobody to wait for.
             library.finish();
@@ -119,6 +123,7 @@ impl Mpi {
             last: None,
             waits_long: true,
             waited: Duration::ZERO,
+            beside: takes_threads.then(|| Beside::start(library)),
             arrivals: vec![0.0; size],
             hosts: Vec::new(),
         })
@@ -147,6 +152,29 @@ impl Mpi {
             let send = |(rank, number)| Ok((rank, system::begin_message(library, number, None)?));
             numbers.skip(self.rank).take(1).map(send).collect()
         }
+    }
+
+    /// Sums these and those that were begun before.
+    fn sum_with(&mut self, begun: Vec<Request>, gradients: &mut [f32], figures: &mut [f64]) {
+        if let Some(last) = self.last.filter(|_| !self.waits_long) {
+            self.longest = self.longest.max(last.elapsed());
+        }
+        let numbers = [
+            (gradients.as_mut_ptr().cast(), gradients.len(), Number::F32),
+            (figures.as_mut_ptr().cast(), figures.len(), Number::F64),
+        ];
+        let numbers = numbers.into_iter().filter(|(_, count, _)| *count > 0);
+        let library = self.library;
+        let sums = numbers.map(|(numbers, count, of)| system::begin_sum(library, numbers, count, of));
+        let sums = begun.into_iter().map(Ok).chain(sums).map(|sum| Ok((0, sum?)));
+        let done = sums.collect::<Result<Vec<_>, _>>().and_then(|sums| {
+            let others = self.announce()?;
+            self.wait(sums, others)
+        });
+        if let Err(error) = done {
+            end(&error.to_string());
+        }
+        self.last = Some(Instant::now());
     }
 
     /// Waits until all sums are complete, and all arrivals known.
@@ -205,32 +233,30 @@ impl Ranks for Mpi {
     }
 
     fn sum(&mut self, gradients: &mut [f32], figures: &mut [f64]) {
-        if let Some(last) = self.last.filter(|_| !self.waits_long) {
-            self.longest = self.longest.max(last.elapsed());
-        }
-        let begun = [
-            (gradients.as_mut_ptr().cast(), gradients.len(), Number::F32),
-            (figures.as_mut_ptr().cast(), figures.len(), Number::F64),
-        ];
-        let begun = begun.into_iter().filter(|(_, count, _)| *count > 0);
-        let library = self.library;
-        let sums = begun.map(|(numbers, count, of)| Ok((0, system::begin_sum(library, numbers, count, of)?)));
-        let done = sums.collect::<Result<Vec<_>, _>>().and_then(|sums| {
-            let others = self.announce()?;
-            self.wait(sums, others)
-        });
-        if let Err(error) = done {
-            end(&error.to_string());
-        }
-        self.last = Some(Instant::now());
+        self.sum_with(Vec::new(), gradients, figures);
     }
 
-    #[cfg(feature = "cuda-llvm")]
-    fn sum_all(&mut self, gradients: Tensor<1>, figures: &mut [f64]) -> Tensor<1> {
-        match nccl::connected() {
-            Some(nccl) => self.sum_by(nccl, gradients, figures),
-            None => sum_on_host(self, gradients, figures),
+    fn sum_beside(&self, is_host: bool) -> bool {
+        is_host && self.beside.is_some()
+    }
+
+    fn begin(&self, gradients: Tensor<1>) {
+        if let Some(beside) = self.beside {
+            beside.begin(faults::read(gradients, "a gradient"));
         }
+    }
+
+    fn sum_all(&mut self, gradients: Tensor<1>, figures: &mut [f64]) -> Vec<Tensor<1>> {
+        #[cfg(feature = "cuda-llvm")]
+        if let Some(nccl) = nccl::connected() {
+            return vec![self.sum_by(nccl, gradients, figures)];
+        }
+        let device = gradients.device();
+        let mut rest = faults::read(gradients, "a gradient");
+        let begun = self.beside.map(Beside::take).unwrap_or_default();
+        self.sum_with(begun.iter().map(|begun| begun.sum).collect(), &mut rest, figures);
+        let all = begun.into_iter().map(|begun| begun.numbers).chain([rest]);
+        all.map(|sums| (sums.len(), sums)).map(|(count, sums)| tensors::tensor(sums, [count], &device)).collect()
     }
 
     #[cfg(feature = "cuda-llvm")]
@@ -343,8 +369,8 @@ mod system {
         count: usize,
         of: Number,
     ) -> Result<Request, RanksError> {
-        // SAFETY: `Mpi::sum` has borrowed the numbers mutably, and does not return before the sum is complete; where that
-        // fails, the process ends.
+        // SAFETY: `Mpi::sum_with` has borrowed the numbers mutably, or `Beside` holds them, until the sum is complete; where that fails,
+        // the process ends.
         unsafe { library.begin_sum(numbers, count, of) }
     }
 

@@ -5,6 +5,7 @@ use std::time::Instant;
 use super::TrainStep;
 use crate::data::batch::Batch;
 use crate::train::backprop::{Inputs, Origin};
+use crate::train::grads::Exchange;
 use crate::train::ranks::share::{Part, shares};
 use crate::train::ranks::{RankFigures, Ranks};
 use crate::util::stats::as_f64;
@@ -34,6 +35,7 @@ impl TrainStep {
             Some(self.lay_out(&whole.part(part.rows.clone()))?.with_origin(origin))
         };
         let inputs: Vec<_> = own.iter().filter_map(lay_out).collect();
+        self.num_left = Some(inputs.len());
         self.num_of_others = (batches.len() as u64).saturating_sub(inputs.len() as u64);
         let rows = own.iter().flat_map(|part| &batches[part.micro_batch].row_lengths[part.rows.clone()]);
         self.own.tokens = as_f64(rows.sum::<usize>());
@@ -60,6 +62,11 @@ impl TrainStep {
     #[must_use]
     pub fn rank(&self) -> (usize, usize) {
         (self.ranks.rank(), self.ranks.size())
+    }
+
+    /// Where the gradients of a step go that several ranks share.
+    pub(super) fn exchange(&self) -> Exchange<'_> {
+        Exchange { ranks: &*self.ranks, adapters: self.trained.adapters(), place: self.optimizer.place() }
     }
 
     /// Begins a step that several ranks share.

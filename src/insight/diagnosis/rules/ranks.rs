@@ -61,10 +61,8 @@ pub(super) fn exchange_bound(run: &Run) -> Option<Finding> {
     let each = figures.per_step(ranks.exchange_seconds);
     let mut evidence = vec![format!("{} of a step of {}", seconds(each), seconds(figures.mean_step_seconds()))];
     if let Some(bytes) = run.facts.gradient_bytes {
-        let num_ranks = as_f64(ranks.seconds.len().max(2));
-        let gigabits = 8e-9 * as_f64(bytes) * 2.0 * (num_ranks - 1.0) / num_ranks / each;
         let megabytes = as_f64(bytes) / 1e6;
-        evidence.push(format!("{megabytes:.1} MB of gradients, {gigabits:.2} Gbit/s each way"));
+        evidence.push(format!("{megabytes:.1} MB of gradients; what passes beside the backward is not counted"));
     }
     let rest = figures.mean_step_seconds() - each;
     let times = (each * (1.0 - GOAL) / (GOAL * rest.max(1e-9))).ceil().clamp(2.0, 64.0);
@@ -124,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slow_network_is_reported_with_its_rate_and_a_larger_batch() {
+    fn a_slow_network_is_reported_with_what_it_carries_and_a_larger_batch() {
         finds(exchange_bound(&shared(|_| {})), &[]);
         let mut bound = shared(|line| line.exchange_seconds = Some(0.4));
         bound.facts.train.gradient_accumulation_steps = 1;
@@ -134,7 +132,7 @@ mod tests {
             &[
                 "exchange_bound problem",
                 "takes 40% of the steps",
-                "30.0 MB of gradients, 0.80 Gbit/s each way",
+                "30.0 MB of gradients; what passes beside",
                 "`train.gradient_accumulation_steps` 1 -> 13",
             ],
         );

@@ -22,8 +22,8 @@ type Abort = unsafe extern "C" fn(Handle, c_int) -> c_int;
 type Finalize = unsafe extern "C" fn() -> c_int;
 type GetLibraryVersion = unsafe extern "C" fn(*mut c_char, *mut c_int) -> c_int;
 
-/// `MPI_THREAD_FUNNELED`: one thread makes all calls.
-const FUNNELED: c_int = 1;
+/// `MPI_THREAD_SERIALIZED`: any thread makes calls, one at a time.
+const SERIALIZED: c_int = 2;
 
 /// A sum in progress. Holds the handle of either family: an address, or a number of four bytes.
 pub(super) type Request = [usize; 2];
@@ -50,8 +50,8 @@ pub(super) struct Library {
     get_library_version: GetLibraryVersion,
 }
 
-// SAFETY: addresses of functions and constants of a library that is never closed. Functions are called by one thread, except
-// `abort`, which ends the process.
+// SAFETY: addresses of functions and constants of a library that is never closed. Functions are called by one thread at a time,
+// except `abort`, which ends the process.
 unsafe impl std::marker::Send for Library {}
 // SAFETY: as above.
 unsafe impl Sync for Library {}
@@ -130,12 +130,13 @@ impl Library {
         }
     }
 
-    /// Connects to the other ranks; returns the number of this one and how many there are.
-    pub(super) fn start(&self) -> Result<(usize, usize), RanksError> {
+    /// Connects to the other ranks; returns the number of this one, how many there are, and whether several threads may make calls,
+    /// one at a time.
+    pub(super) fn start(&self) -> Result<(usize, usize, bool), RanksError> {
         let (mut level, mut rank, mut size) = (0, 0, 0);
         // SAFETY: called once, with addresses that outlive the calls; null stands for arguments that are not passed on.
         let codes = unsafe {
-            let started = (self.init_thread)(null_mut(), null_mut(), FUNNELED, &raw mut level);
+            let started = (self.init_thread)(null_mut(), null_mut(), SERIALIZED, &raw mut level);
             if started != 0 {
                 return Err(RanksError::Call("MPI_Init_thread", started));
             }
@@ -144,7 +145,7 @@ impl Library {
         if let Some(code) = codes.into_iter().find(|code| *code != 0) {
             return Err(RanksError::Call("MPI_Comm_size", code));
         }
-        Ok((usize::try_from(rank).unwrap_or(0), usize::try_from(size).unwrap_or(1)))
+        Ok((usize::try_from(rank).unwrap_or(0), usize::try_from(size).unwrap_or(1), level >= SERIALIZED))
     }
 
     /// Name and version, on one line.
