@@ -31,6 +31,36 @@ pub(super) struct Place {
     pub(super) library: String,
 }
 
+/// A sum of gradients over the ranks, as it was measured.
+pub(super) struct MeasuredSum {
+    pub(super) bytes: u64,
+    pub(super) seconds: f64,
+    /// Of the network that carried them.
+    pub(super) interface: Option<String>,
+}
+
+/// Bytes that each network interface of this process has sent since the machine started.
+pub(super) fn sent_bytes() -> Vec<(String, u64)> {
+    of_interfaces(&std::fs::read_to_string("/proc/net/dev").unwrap_or_default())
+}
+
+fn of_interfaces(text: &str) -> Vec<(String, u64)> {
+    let of = |line: &str| {
+        let (name, counts) = line.split_once(':')?;
+        Some((name.trim().to_owned(), counts.split_whitespace().nth(8)?.parse().ok()?))
+    };
+    text.lines().filter_map(of).collect()
+}
+
+/// The interface that has sent most since `before`, where that is at least so much.
+pub(super) fn busiest(before: &[(String, u64)], now: Vec<(String, u64)>, least: u64) -> Option<String> {
+    let sent = now.into_iter().filter_map(|(name, bytes)| {
+        let (_, then) = before.iter().find(|(of, _)| *of == name)?;
+        Some((bytes.saturating_sub(*then), name))
+    });
+    sent.max().filter(|(bytes, _)| *bytes >= least).map(|(_, name)| name)
+}
+
 /// The ranks of a run, before it trains.
 pub(super) struct Joined {
     pub(super) place: Place,
@@ -162,7 +192,7 @@ impl Place {
     }
 
     /// The ranks, for people: how many on which nodes, and how fast they exchange gradients; `between_gpus`: what does it there.
-    pub(super) fn about(&self, hosts: &[String], between_gpus: Option<&str>, (bytes, seconds): (u64, f64)) -> String {
+    pub(super) fn about(&self, hosts: &[String], between_gpus: Option<&str>, measured: &MeasuredSum) -> String {
         let mut nodes: Vec<(&str, usize)> = Vec::new();
         for host in hosts {
             match nodes.iter_mut().find(|(name, _)| name == host) {
@@ -174,9 +204,11 @@ impl Place {
         let (size, library) = (self.size, &self.library);
         let by = between_gpus.map(|name| format!(" by {name}")).unwrap_or_default();
         let share = as_f64(size - 1) / as_f64(size);
-        let (bytes, rate) = (as_f64(bytes), 2.0 * share * 8e-9 / seconds);
+        let MeasuredSum { bytes, seconds, interface } = measured;
+        let (bytes, rate) = (as_f64(*bytes), 2.0 * share * 8e-9 / seconds);
+        let over = interface.as_ref().map(|name| format!(" over {name}")).unwrap_or_default();
         format!(
-            "ranks: {size} ({nodes}) by {library}; the gradients, {:.1} MB, are summed{by} in {:.1} ms ({:.2} Gbit/s each way)",
+            "ranks: {size} ({nodes}) by {library}; the gradients, {:.1} MB, are summed{by} in {:.1} ms ({:.2} Gbit/s each way{over})",
             bytes / 1e6,
             1e3 * seconds,
             bytes * rate
@@ -209,9 +241,25 @@ mod tests {
     #[test]
     fn ranks_are_counted_by_node() {
         let place = Place { rank: 0, size: 3, local_rank: 0, local_size: 2, library: "Open MPI v4.1.4".into() };
-        let text = place.about(&["a".into(), "a".into(), "b".into()], None, (30_000_000, 0.5));
+        let measured = |interface| MeasuredSum { bytes: 30_000_000, seconds: 0.5, interface };
+        let text = |interface| place.about(&["a".into(), "a".into(), "b".into()], None, &measured(interface));
         let expected = "ranks: 3 (2 on a, 1 on b) by Open MPI v4.1.4; the gradients, 30.0 MB, are summed in 500.0 ms (0.64 Gbit/s \
-                        each way)";
-        assert_eq!(text, expected);
+                        each way";
+        assert_eq!(text(None), format!("{expected})"));
+        assert_eq!(text(Some("eth0".into())), format!("{expected} over eth0)"));
+    }
+
+    #[test]
+    fn the_interface_that_carries_gradients_is_the_one_that_sends_most() {
+        let dev = |eth0: u64, ib0: u64| {
+            let head = "Inter-|   Receive\n face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets\n";
+            of_interfaces(&format!(
+                "{head}    lo:  9 1 0 0 0 0 0 0  9 1 0 0 0 0 0 0\n  eth0: 5 1 0 0 0 0 0 0 {eth0} 7 0 0 0 0 0 0\n   ib0:5 1 0 0 0 0 0 0 {ib0} 7 0 0 0 0 0 0\n"
+            ))
+        };
+        let busiest = |eth0, ib0| busiest(&dev(1000, 500), dev(eth0, ib0), 100);
+        assert_eq!(busiest(1100, 505).as_deref(), Some("eth0"));
+        assert_eq!(busiest(1100, 2000).as_deref(), Some("ib0"));
+        assert_eq!(busiest(1099, 500), None);
     }
 }

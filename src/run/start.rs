@@ -10,6 +10,7 @@ use super::inputs::{data_failure, nvml_selector, workload};
 use super::load::row_order;
 use super::overview;
 use super::prepare::Prepared;
+use super::ranks::{MeasuredSum, busiest, sent_bytes};
 use super::resume::Resumed;
 use crate::config::GradientCheckpointing;
 use crate::data::dataset::Dataset;
@@ -91,7 +92,7 @@ impl<'a> Started<'a> {
         if place.size > 1 {
             let device = step.model().device();
             let measured = measure(step.ranks(), prepared.num_trainable(), &device);
-            sinks.note(&place.about(hosts, between_gpus, measured));
+            sinks.note(&place.about(hosts, between_gpus, &measured));
         }
         if let Err(reason) = &connected {
             sinks.warn(&format!("gradients go from GPU to GPU through host memory: {reason}"));
@@ -239,8 +240,8 @@ fn inputs(prepared: &Prepared, data: &Dataset) -> Inputs {
     }
 }
 
-/// Bytes of the gradients of so many parameters, and seconds in which they are summed over the ranks.
-fn measure(ranks: &mut dyn Ranks, num_parameters: usize, device: &Device) -> (u64, f64) {
+/// Sums the gradients of so many parameters over the ranks.
+fn measure(ranks: &mut dyn Ranks, num_parameters: usize, device: &Device) -> MeasuredSum {
     let mut seconds = |times: u32| {
         let mut gradients = Tensor::zeros([num_parameters], (device, DType::F32));
         ranks.wait_long();
@@ -257,7 +258,9 @@ fn measure(ranks: &mut dyn Ranks, num_parameters: usize, device: &Device) -> (u6
     seconds(1);
     let one = seconds(1);
     let times = as_u64((MEASURED_SECONDS / one).clamp(1.0, 20.0));
-    (4 * num_parameters as u64, seconds(u32::try_from(times).unwrap_or(1)))
+    let (bytes, before) = (4 * num_parameters as u64, sent_bytes());
+    let seconds = seconds(u32::try_from(times).unwrap_or(1));
+    MeasuredSum { bytes, seconds, interface: busiest(&before, sent_bytes(), times * bytes / 2) }
 }
 
 /// The facts about recipe and machine that the diagnosis rules use.
