@@ -74,8 +74,17 @@ RANDOM = {"qwen2": {"use_sliding_window": False, "sliding_window": None}, "qwen3
           "gpt_oss": {"rope_scaling": {"rope_type": "default"}},
           # llama.cpp has one width for the heads of keys and of values.
           "qwen3_5": {"linear_key_head_dim": 16, "linear_value_head_dim": 16},
+          "qwen3_next": {"linear_key_head_dim": 16, "linear_value_head_dim": 16, "mlp_only_layers": []},
           "qwen3_5_moe": {"linear_key_head_dim": 16, "linear_value_head_dim": 16},
-          "smollm3": {"no_rope_layers": None}, "olmo2": {}, "granite": {}, "phi3": {"sliding_window": None}, "glm4": {}}
+          # Layers use the keys and values of the last two that make them.
+          "gemma4": {"num_kv_shared_layers": 2, "vocab_size_per_layer_input": 1347, "vocab_size": 1347},
+          "gemma4-experts": {},
+          "smollm3": {"no_rope_layers": None}, "olmo2": {}, "granite": {}, "phi3": {"sliding_window": None}, "glm4": {},
+          # llama.cpp chooses the divisors by its own context, of 256 tokens here.
+          "phi3-longrope": {"original_max_position_embeddings": 2},
+          "llama-longrope": {"max_position_embeddings": 1024, "rope_scaling": {
+              "rope_type": "longrope", "original_max_position_embeddings": 256, "factor": 4.0,
+              "short_factor": [1.0 + i / 8 for i in range(8)], "long_factor": [1.0 + i for i in range(8)]}}}
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 
 
@@ -129,8 +138,14 @@ def random_adapter(model: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
     base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     torch.manual_seed(2)
     # The first with attention.
-    layer = base.config.layer_types.index("full_attention") if "qwen3_5" in base.config.model_type else 0
-    settings = LoraConfig(r=4, lora_alpha=2, target_modules="all-linear", task_type="CAUSAL_LM", init_lora_weights=False,
+    kinds = getattr(base.config, "layer_types", None) or []
+    layer = kinds.index("full_attention") if "linear_attention" in kinds else 0
+    # All linear layers of Qwen3-Next are experts to PEFT, too.
+    targets = ["q_proj", "k_proj", "v_proj", "o_proj", "in_proj_qkvz", "in_proj_ba", "out_proj"]
+    targets = targets if base.config.model_type == "qwen3_next" else "all-linear"
+    # Those of Gemma 4's routers and before its layers stay frozen here.
+    excluded = ["per_layer_model_projection", "proj"] if base.config.model_type == "gemma4_text" else None
+    settings = LoraConfig(r=4, lora_alpha=2, target_modules=targets, exclude_modules=excluded, task_type="CAUSAL_LM", init_lora_weights=False,
                           rank_pattern={f"layers.{layer}.self_attn.o_proj": 8})
     get_peft_model(base, settings).save_pretrained(folder)
     return folder

@@ -97,7 +97,7 @@ pub(super) fn head_path(repository: &Repository<'_>, commit: &str, name: &str) -
     repository.folder().join("lora-train").join(commit).join(name)
 }
 
-/// Downloads what a file has before its tensors, and the tensor that belongs to the shape, into a file of the same length
+/// Downloads what a file has before its tensors, and the tensors that belong to the shape, into a file of the same length
 /// with a hole where the weights are.
 pub(super) fn download_head(
     repository: &Repository<'_>,
@@ -116,26 +116,25 @@ pub(super) fn download_head(
         let reason = || format!("{} bytes of {} for {expected}", bytes.len(), file.name);
         if is_whole { Ok(bytes) } else { Err(HFError::malformed_response(reason())) }
     };
+    let fetch_at = |range: Range<u64>| fetch(range.clone()).map(|bytes| (range.start, bytes));
     let mut remote = Remote { fetch: &fetch, num_bytes: file.num_bytes, position: 0, known: Vec::new(), failure: None };
     let factors = rope_factors_of_head(&mut remote, file.num_bytes);
-    let factors = factors.filter(|range| range.end - range.start <= BLOCK_BYTES);
     let Remote { known, failure, .. } = remote;
-    let factors = match (failure, factors) {
-        (Some(error), _) => Err(error),
-        (None, Some(range)) => fetch(range.clone()).map(|bytes| Some((range.start, bytes))),
-        (None, None) => Ok(None),
+    let factors = match failure {
+        Some(error) => Err(error),
+        None => factors.into_iter().filter(|range| range.end - range.start <= BLOCK_BYTES).map(fetch_at).collect(),
     };
-    let factors = factors.map_err(|error| repository.explain(error))?;
-    write(&path, file.num_bytes, &known, factors.as_ref()).map_err(|error| repository.cache_error(&error))?;
+    let factors: Vec<_> = factors.map_err(|error| repository.explain(error))?;
+    write(&path, file.num_bytes, &known, &factors).map_err(|error| repository.cache_error(&error))?;
     Ok(path)
 }
 
 /// Writes a file of `num_bytes` that begins with `head` and has these bytes elsewhere.
-fn write(path: &Path, num_bytes: u64, head: &[u8], elsewhere: Option<&(u64, Bytes)>) -> io::Result<()> {
+fn write(path: &Path, num_bytes: u64, head: &[u8], elsewhere: &[(u64, Bytes)]) -> io::Result<()> {
     let folder = path.parent().unwrap_or(path);
     fs::create_dir_all(folder)?;
     let mut file = tempfile::NamedTempFile::new_in(folder)?;
-    for (place, bytes) in [(0, head)].into_iter().chain(elsewhere.map(|(place, bytes)| (*place, &bytes[..]))) {
+    for (place, bytes) in [(0, head)].into_iter().chain(elsewhere.iter().map(|(place, bytes)| (*place, &bytes[..]))) {
         file.seek(SeekFrom::Start(place))?;
         file.write_all(bytes)?;
     }
@@ -249,15 +248,19 @@ mod tests {
         const NUMBERS: u64 = 2_500_000;
         let text = |text: &str| [&(text.len() as u64).to_le_bytes()[..], text.as_bytes()].concat();
         let integers = |counts: &[u64]| counts.iter().flat_map(|count| count.to_le_bytes()).collect::<Vec<u8>>();
-        let mut file = [b"GGUF", &3_u32.to_le_bytes()[..], &integers(&[2, 1])].concat();
+        let mut file = [b"GGUF", &3_u32.to_le_bytes()[..], &integers(&[3, 1])].concat();
         file.extend([text("general.architecture"), 8_u32.to_le_bytes().to_vec(), text("llama")].concat());
-        for (name, len, place) in [("blk.0.attn_q.weight", NUMBERS, 0), ("rope_freqs.weight", 4, 4 * NUMBERS)] {
+        for (name, len, place) in [
+            ("blk.0.attn_q.weight", NUMBERS, 0),
+            ("rope_factors_long.weight", 8, 4 * NUMBERS),
+            ("rope_factors_short.weight", 4, 4 * NUMBERS + 32),
+        ] {
             let one_dimension = [text(name), 1_u32.to_le_bytes().to_vec(), integers(&[len])].concat();
             file.extend([one_dimension, 0_u32.to_le_bytes().to_vec(), integers(&[place])].concat());
         }
         file.resize(file.len().next_multiple_of(32), 0);
         file.resize(file.len() + 4 * NUMBERS as usize, 1);
-        file.extend([1.0_f32, 2.0, 4.0, 8.0].iter().flat_map(|factor| factor.to_le_bytes()));
+        file.extend((1..=12_u8).map(f32::from).flat_map(|factor| factor.to_le_bytes()));
         file
     }
 
@@ -306,8 +309,8 @@ mod tests {
         assert!(head.starts_with(cache.path()) && head.with_file_name("tokenizer.json").is_file());
         let (found, whole) = (fs::read(&head).unwrap(), model());
         assert_eq!((found.len(), &found[..1 << 20]), (whole.len(), &whole[..1 << 20]));
-        assert_eq!(found[found.len() - 16..], whole[whole.len() - 16..]);
-        assert!(found[BLOCK_BYTES as usize..found.len() - 16].iter().all(|byte| *byte == 0));
+        assert_eq!(found[found.len() - 48..], whole[whole.len() - 48..]);
+        assert!(found[BLOCK_BYTES as usize..found.len() - 48].iter().all(|byte| *byte == 0));
         assert_eq!(get(Wanted::WithoutWeights, &offline).unwrap(), head);
         assert!(get(Wanted::Model, &offline).unwrap_err().to_string().contains("half-downloaded"));
         hub.take_seen();

@@ -1,22 +1,28 @@
 //! A model as GGUF files describe it: keys of the shape and names of tensors, both ways.
 
+pub mod gemma4;
 mod order;
+mod rope;
 
 use std::collections::BTreeMap;
 
 use serde_json::{Map, json};
 
-use super::delta_net::{A_LOG, GATED_NORM};
-use super::{Method, ModelConfig, Rope, RopeScaling, StoredQuantisation, name_alone};
+use super::delta_net::{A_LOG, DELTA_NET_FUSED_NAMES, DELTA_NET_NAMES, DT_BIAS, GATED_NORM};
+use super::{
+    BLOCK_SCALE, Block, EXPERT_SCALES, Method, ModelConfig, ROUTER_SCALE, RopeScaling, SINKS, StoredQuantisation,
+    name_alone,
+};
 use crate::schema::{Problem, Problems};
 use crate::util::gguf::GgufFile;
-pub use crate::util::gguf::ROPE_FACTORS;
 use crate::util::stats::as_f64;
 
 pub use order::Order;
+pub use rope::{LONG_ROPES, MINISTRAL_YARN, rope_factors, stored_rope_factors};
+use rope::{scaling, scaling_of_factors};
 
 /// Modules of a block, in Hugging Face's files and in GGUF.
-const MODULES: [(&str, &str); 31] = [
+const MODULES: [(&str, &str); 39] = [
     ("input_layernorm", "attn_norm"),
     ("self_attn.q_proj", "attn_q"),
     ("self_attn.k_proj", "attn_k"),
@@ -45,12 +51,27 @@ const MODULES: [(&str, &str); 31] = [
     ("linear_attn.in_proj_z", "attn_gate"),
     ("linear_attn.in_proj_b", "ssm_beta"),
     ("linear_attn.in_proj_a", "ssm_alpha"),
+    ("linear_attn.in_proj_ba", "ssm_ba"),
     ("linear_attn.out_proj", "ssm_out"),
+    ("router.proj", "ffn_gate_inp"),
+    ("pre_feedforward_layernorm_2", "pre_ffw_norm_2"),
+    ("post_feedforward_layernorm_1", "post_ffw_norm_1"),
+    ("post_feedforward_layernorm_2", "post_ffw_norm_2"),
+    ("per_layer_input_gate", "inp_gate"),
+    ("per_layer_projection", "proj"),
+    ("post_per_layer_input_norm", "post_norm"),
     ("linear_attn.norm", "ssm_norm"),
     ("linear_attn.conv1d", "ssm_conv1d"),
 ];
-/// Numbers of a delta rule that are no module of their own, likewise.
-const OF_DELTA_NET: [(&str, &str); 2] = [("A_log", "ssm_a"), ("dt_bias", "ssm_dt.bias")];
+/// Tensors of a block that are no weight or bias, likewise.
+const NO_MODULES: [(&str, &str); 6] = [
+    (A_LOG, "ssm_a"),
+    (DT_BIAS, "ssm_dt.bias"),
+    (SINKS, "attn_sinks.weight"),
+    (BLOCK_SCALE, "layer_output_scale.weight"),
+    (ROUTER_SCALE, "ffn_gate_inp.scale"),
+    (EXPERT_SCALES, "ffn_down_exps.scale"),
+];
 /// Matrices of an expert, likewise.
 const OF_EXPERT: [(&str, &str); 6] = [
     ("gate_proj", "ffn_gate"),
@@ -64,7 +85,7 @@ const OF_EXPERT: [(&str, &str); 6] = [
 const POST_ATTENTION: [&str; 2] = ["post_attention_layernorm", "post_attention_norm"];
 
 /// Architectures that are read, and the families that they are.
-const ARCHITECTURES: [(&str, &str); 16] = [
+const ARCHITECTURES: [(&str, &str); 18] = [
     ("llama", "llama"),
     ("qwen2", "qwen2"),
     ("qwen3", "qwen3"),
@@ -81,10 +102,12 @@ const ARCHITECTURES: [(&str, &str); 16] = [
     ("gpt-oss", "gpt_oss"),
     ("qwen35", "qwen3_5_text"),
     ("qwen35moe", "qwen3_5_moe_text"),
+    ("qwen3next", "qwen3_next"),
+    (gemma4::NAME, "gemma4_text"),
 ];
 
 /// Architectures of which a part of each head turns.
-const PARTIAL: [&str; 4] = ["phi3", "glm4", "qwen35", "qwen35moe"];
+const PARTIAL: [&str; 5] = ["phi3", "glm4", "qwen35", "qwen35moe", "qwen3next"];
 
 /// Counts of the delta rules of `config.json`, and their keys behind the architecture.
 const OF_DELTA_NETS: [(&str, &str); 6] = [
@@ -119,26 +142,26 @@ const COUNTS: [(&str, &str, bool); 7] = [
 #[must_use]
 pub fn tensor_name(config: &ModelConfig, name: &str) -> Option<String> {
     let alone = name_alone(name);
-    let (module, part) = alone.as_deref().unwrap_or(name).rsplit_once('.')?;
+    let name = alone.as_deref().unwrap_or(name);
+    let in_block = name.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.'));
+    let no_module = in_block.and_then(|(_, part)| NO_MODULES.iter().find(|(ours, _)| *ours == part));
+    if let (Some((layer, _)), Some((_, theirs))) = (in_block, no_module) {
+        return Some(format!("blk.{layer}.{theirs}"));
+    }
+    let (module, part) = name.rsplit_once('.')?;
     let module = match module {
         "model.embed_tokens" => "token_embd".to_owned(),
         "model.norm" => "output_norm".to_owned(),
         "lm_head" => "output".to_owned(),
+        "model.embed_tokens_per_layer" => "per_layer_token_embd".to_owned(),
+        "model.per_layer_model_projection" => "per_layer_model_proj".to_owned(),
+        "model.per_layer_projection_norm" => "per_layer_proj_norm".to_owned(),
         block => {
             let (layer, module) = block.strip_prefix("model.layers.")?.split_once('.')?;
-            if let Some((_, expert)) = module.split_once(".experts.") {
+            if let Some((_, expert)) = module.split_once("experts.") {
                 let (index, matrix) = expert.split_once('.')?;
                 let (_, theirs) = OF_EXPERT.iter().find(|(ours, _)| *ours == matrix)?;
                 return Some(format!("blk.{layer}.{theirs}.{index}.{part}"));
-            }
-            if block.ends_with("self_attn") && part == "sinks" {
-                return Some(format!("blk.{layer}.attn_sinks.weight"));
-            }
-            if module == "linear_attn" {
-                return OF_DELTA_NET
-                    .iter()
-                    .find(|(ours, _)| *ours == part)
-                    .map(|(_, name)| format!("blk.{layer}.{name}"));
             }
             let is_after = || {
                 config.model_type == "gpt_oss"
@@ -155,6 +178,21 @@ pub fn tensor_name(config: &ModelConfig, name: &str) -> Option<String> {
     Some(format!("{module}.{part}"))
 }
 
+/// The tensors there that together have the `num_rows` rows of one, each with its number of them; none where there is no place for
+/// it.
+#[must_use]
+pub fn tensors_of(config: &ModelConfig, name: &str, num_rows: usize) -> Vec<(String, usize)> {
+    let ([qkvz, _], [qkv, z, ..]) = (DELTA_NET_FUSED_NAMES, DELTA_NET_NAMES);
+    let net = config.blocks.iter().find_map(Block::delta_net).filter(|_| name.contains(qkvz));
+    let parts = match net {
+        Some(net) => {
+            vec![(name.replace(qkvz, qkv), net.heads.qkv_width()), (name.replace(qkvz, z), net.heads.value_width())]
+        }
+        None => vec![(name.to_owned(), num_rows)],
+    };
+    parts.into_iter().filter_map(|(name, num_rows)| Some((tensor_name(config, &name)?, num_rows))).collect()
+}
+
 /// The shape of a tensor there: a vector that is multiplied by a vector is none of a matrix, and a convolution has a row for
 /// every channel.
 #[must_use]
@@ -166,10 +204,14 @@ pub fn stored_shape(shape: &[usize]) -> Vec<usize> {
     }
 }
 
-/// The family's name: Mistral and Mixtral are Llamas there. `None`: it has none.
+/// The family's name: Mistral and Mixtral are Llamas there, and all of Gemma 4 is one. `None`: it has none.
 #[must_use]
 pub fn architecture(config: &ModelConfig) -> Option<&'static str> {
-    let family = if matches!(&*config.model_type, "mistral" | "mixtral") { "llama" } else { &config.model_type };
+    let family = match &*config.model_type {
+        "mistral" | "mixtral" => "llama",
+        "gemma4_unified_text" => "gemma4_text",
+        family => family,
+    };
     ARCHITECTURES.iter().find(|(_, known)| *known == family).map(|(name, _)| *name)
 }
 
@@ -248,18 +290,6 @@ pub fn implied(
     Some(Implied { pattern, query_scalar: scalar as f64, local_theta: 10_000.0 })
 }
 
-/// What each rotary frequency is divided by (Llama 3.1), which GGUF stores as a tensor.
-#[must_use]
-pub fn rope_factors(config: &ModelConfig) -> Option<Vec<f32>> {
-    rope_factors_of(&config.ropes[0])
-}
-
-fn rope_factors_of(rope: &Rope) -> Option<Vec<f32>> {
-    let Some(RopeScaling::Llama3 { .. }) = rope.scaling else { return None };
-    let plain = Rope { scaling: None, ..rope.clone() }.inverse_frequencies(0);
-    Some(plain.iter().zip(rope.inverse_frequencies(0)).map(|(plain, scaled)| plain / scaled).collect())
-}
-
 impl ModelConfig {
     /// The model that a GGUF file describes.
     ///
@@ -269,8 +299,8 @@ impl ModelConfig {
         let json = config_json(file)?;
         let mut config = Self::from_text(&file.path().display().to_string(), &json)?;
         let rope = &mut config.ropes[0];
-        if rope.scaling.is_none() {
-            rope.scaling = llama3_scaling(file, rope)?;
+        if matches!(rope.scaling, None | Some(RopeScaling::Proportional { .. })) {
+            rope.scaling = scaling_of_factors(file, rope)?;
         }
         config.quantisation =
             Some(StoredQuantisation { method: Method::Gguf, whole: Vec::new(), blocks: blocks(file, &config) });
@@ -279,13 +309,16 @@ impl ModelConfig {
 }
 
 /// Bytes of the quantised matrices of linear layers and of the head that are held as they are: those whose columns are in
-/// another order are decoded.
+/// another order are decoded, and those in several tensors of different types.
 fn blocks(file: &GgufFile, config: &ModelConfig) -> BTreeMap<String, usize> {
     let in_blocks = config.expected_tensors().into_iter().filter(|(name, _)| name != "model.embed_tokens.weight");
     let in_blocks = in_blocks.filter(|(name, _)| Order::of(config, name).is_none_or(|order| !order.is_of_columns));
-    let sizes = in_blocks.filter_map(|(name, _)| {
-        let tensor = file.tensors().get(&tensor_name(config, &name)?)?;
-        tensor.kind.is_quantized().then_some((name, tensor.num_bytes()))
+    let sizes = in_blocks.filter_map(|(name, shape)| {
+        let parts = tensors_of(config, &name, shape[0]).into_iter().map(|(name, _)| file.tensors().get(&name));
+        let parts = parts.collect::<Option<Vec<_>>>()?;
+        let kind = parts.first()?.kind;
+        let are_blocks = kind.is_quantized() && parts.iter().all(|part| part.kind == kind);
+        are_blocks.then(|| (name, parts.iter().map(|part| part.num_bytes()).sum()))
     });
     sizes.collect()
 }
@@ -304,7 +337,9 @@ fn config_json(file: &GgufFile) -> Result<String, Problem> {
     let missing = |name: &str| file.problem(format!("`{}` is missing", key(name)));
     let mut json = Map::from_iter([("model_type".to_owned(), json!(family))]);
     for (ours, theirs, is_required) in COUNTS {
-        match file.integer(&key(theirs))? {
+        let of_first = file.integers(&key(theirs)).filter(|_| architecture == gemma4::NAME);
+        let of_first = of_first.and_then(|layers| u64::try_from(*layers.first()?).ok());
+        match of_first.map_or_else(|| file.integer(&key(theirs)), |count| Ok(Some(count)))? {
             Some(count) => drop(json.insert(ours.to_owned(), json!(count))),
             // Where all feed-forward layers are mixtures, some families have no other width.
             None if is_required && !(has_experts && ours == "intermediate_size") => return Err(missing(theirs)),
@@ -322,8 +357,10 @@ fn config_json(file: &GgufFile) -> Result<String, Problem> {
         let turning = file.integer(&key("rope.dimension_count"))?.or(head_dim).unwrap_or(0);
         json.insert("partial_rotary_factor".to_owned(), json!(as_f64(turning) / as_f64(head_dim.unwrap_or(1).max(1))));
     }
-    windows_and_caps(file, &key, &mut json)?;
-    if architecture.starts_with("qwen35") {
+    if architecture != gemma4::NAME {
+        windows_and_caps(file, &key, &mut json)?;
+    }
+    if architecture.starts_with("qwen35") || architecture == "qwen3next" {
         for (ours, theirs) in OF_DELTA_NETS {
             json.extend(file.integer(&key(theirs))?.map(|count| (ours.to_owned(), json!(count))));
         }
@@ -333,6 +370,9 @@ fn config_json(file: &GgufFile) -> Result<String, Problem> {
     }
     if has_experts {
         experts(file, &key, &mut json)?;
+    }
+    if architecture == gemma4::NAME {
+        gemma4::read(file, &key, &mut json)?;
     }
     if architecture == "granite" {
         let of_file = MULTIPLIERS.map(|(ours, theirs)| Some((ours.to_owned(), json!(file.number(&key(theirs))?))));
@@ -441,96 +481,4 @@ fn refuse_unsupported(file: &GgufFile, key: &dyn Fn(&str) -> String, head_dim: O
         }
     }
     Ok(())
-}
-
-/// Further numbers of yarn that a file may have, and what is taken for granted.
-const YARN: [(&str, f64); 5] = [
-    ("rope.scaling.attn_factor", 1.0),
-    ("rope.scaling.yarn_ext_factor", 1.0),
-    ("rope.scaling.yarn_attn_factor", 1.0),
-    ("rope.scaling.yarn_beta_fast", 32.0),
-    ("rope.scaling.yarn_beta_slow", 1.0),
-];
-
-/// Those of a Ministral 3, in its `config.json` and in GGUF.
-pub const MINISTRAL_YARN: [(&str, &str); 4] = [
-    ("beta_fast", "rope.scaling.yarn_beta_fast"),
-    ("beta_slow", "rope.scaling.yarn_beta_slow"),
-    ("mscale_all_dim", "rope.scaling.yarn_log_multiplier"),
-    ("llama_4_scaling_beta", "attention.temperature_scale"),
-];
-
-/// What positions or frequencies are divided by.
-fn scaling(file: &GgufFile, key: &dyn Fn(&str) -> String) -> Result<Option<serde_json::Value>, Problem> {
-    let old = file.number(&key("rope.scale_linear"));
-    let factor = file.number(&key("rope.scaling.factor")).or(old);
-    let linear = |factor| json!({"rope_type": "linear", "factor": factor});
-    match file.text(&key("rope.scaling.type")) {
-        None => Ok(old.filter(|factor| *factor != 1.0).map(linear)),
-        Some("none") => Ok(None),
-        Some("linear") => Ok(factor.map(linear)),
-        Some("yarn") => {
-            let is_ministral = file.text("general.architecture") == Some("mistral3");
-            let is_read = |name: &str| is_ministral && MINISTRAL_YARN.iter().any(|(_, read)| *read == name);
-            for (name, usual) in YARN.into_iter().filter(|(name, _)| !is_read(name)) {
-                let found = file.number(&key(name)).filter(|found| (found - usual).abs() > 1e-4);
-                if let Some(found) = found {
-                    let message = format!("`{}` = {found} is not supported, expected {usual}", key(name));
-                    return Err(file.problem(message).hint("use the model's original safetensors"));
-                }
-            }
-            let original = file.integer(&key("rope.scaling.original_context_length"))?;
-            let mut yarn = json!({"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original});
-            if file.text("general.architecture") == Some("gpt-oss") {
-                // Its makers' ramp is between fractions, which llama.cpp rounds.
-                yarn["truncate"] = json!(false);
-            }
-            if is_ministral {
-                yarn["mscale"] = json!(1.0);
-                for (ours, theirs) in MINISTRAL_YARN {
-                    let missing = || file.problem(format!("`{}` is missing", key(theirs)));
-                    let number = file.number(&key(theirs)).ok_or_else(missing)?;
-                    // Queries that do not grow.
-                    if number != 0.0 {
-                        yarn[ours] = json!(number);
-                    }
-                }
-            }
-            Ok(factor.map(|_| yarn))
-        }
-        Some(other) => {
-            let of_file = key("rope.scaling.type");
-            Err(file
-                .problem(format!("`{of_file}` = \"{other}\" is not supported, expected `none`, `linear` or `yarn`")))
-        }
-    }
-}
-
-/// What a file's rotary frequencies are divided by, where it says so.
-#[must_use]
-pub fn stored_rope_factors(file: &GgufFile) -> Option<Vec<f32>> {
-    let bytes = file.bytes(file.tensors().get(ROPE_FACTORS)?).as_chunks::<4>().0;
-    Some(bytes.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect())
-}
-
-/// The scaling of Llama 3.1 and 3.2 whose factors the file has: of its four numbers only one ever differed.
-fn llama3_scaling(file: &GgufFile, rope: &Rope) -> Result<Option<RopeScaling>, Problem> {
-    let Some(factors) = stored_rope_factors(file) else { return Ok(None) };
-    if factors.iter().all(|factor| *factor == 1.0) {
-        return Ok(None);
-    }
-    let scaling = RopeScaling::Llama3 {
-        factor: factors.last().copied().unwrap_or(1.0).into(),
-        low_freq_factor: 1.0,
-        high_freq_factor: 4.0,
-        original_max_position_embeddings: 8192,
-    };
-    let scaled = Rope { scaling: Some(scaling.clone()), ..rope.clone() };
-    let expected = rope_factors_of(&scaled).unwrap_or_default();
-    let is_close = |(found, expected): (&f32, &f32)| (found - expected).abs() <= 1e-4 * expected.abs();
-    if factors.len() == expected.len() && factors.iter().zip(&expected).all(is_close) {
-        return Ok(Some(scaling));
-    }
-    let problem = file.problem(format!("`{ROPE_FACTORS}` has rotary factors that are not those of Llama 3.1 or 3.2"));
-    Err(problem.hint("use the model's original safetensors"))
 }

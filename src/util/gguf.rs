@@ -19,8 +19,14 @@ pub use anamnesis::{GgufMetadataArray as List, GgufMetadataValue as Value, GgufT
 /// Memory that metadata may take, for each byte of the file: a list of empty texts takes three.
 const METADATA_SHARE: u64 = 8;
 
-/// The tensor with what each rotary frequency is divided by, which belongs to the shape.
-pub const ROPE_FACTORS: &str = "rope_freqs.weight";
+/// The tensor with what each rotary frequency is divided by.
+pub const ROPE_FREQS: &str = "rope_freqs.weight";
+/// The same in texts longer than the original context.
+pub const ROPE_LONG: &str = "rope_factors_long.weight";
+/// The same in other texts.
+pub const ROPE_SHORT: &str = "rope_factors_short.weight";
+/// All of them, which belong to the shape.
+pub const ROPE_FACTORS: [&str; 3] = [ROPE_FREQS, ROPE_LONG, ROPE_SHORT];
 
 /// A tensor's place in the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -210,11 +216,11 @@ impl GgufFile {
         ["eos", "eot", "eom"].iter().filter_map(|name| self.token_id(name).transpose()).collect()
     }
 
-    /// A number of the metadata: the decimal number that was written where the file has a rounded one.
+    /// A number of the metadata, as a [`decimal`] one.
     #[must_use]
     pub fn number(&self, key: &str) -> Option<f64> {
         match *self.metadata.get(key)? {
-            Value::F32(x) => x.to_string().parse().ok(),
+            Value::F32(x) => Some(decimal(x)),
             Value::F64(x) => Some(x),
             _ => None,
         }
@@ -232,24 +238,34 @@ impl GgufFile {
         self.metadata.get(key)?.as_array()?.as_f32_slice()
     }
 
-    /// A list of whole numbers of the metadata.
+    /// A list of whole numbers of the metadata, or of 1 for yes and 0 for no.
     #[must_use]
     pub fn integers(&self, key: &str) -> Option<Vec<i64>> {
         match self.metadata.get(key)?.as_array()? {
             List::I32(list) => Some(list.iter().map(|x| i64::from(*x)).collect()),
             List::U32(list) => Some(list.iter().map(|x| i64::from(*x)).collect()),
+            List::Bool(list) => Some(list.iter().map(|x| i64::from(*x)).collect()),
             _ => None,
         }
     }
 }
 
-/// Reads the head of a file of `num_bytes`, which is all that lies before its tensors. Returns the place of
-/// [`ROPE_FACTORS`]; `None` also where the head cannot be read, which is an error once the file is opened.
-pub fn rope_factors_of_head(head: impl Read + Seek, num_bytes: u64) -> Option<Range<u64>> {
-    let infos = parse(head, num_bytes).ok()?.tensor_infos;
-    let factors = infos.into_iter().find(|info| info.name == ROPE_FACTORS)?;
-    let end = factors.data_offset.checked_add(factors.byte_len?)?;
-    (factors.data_offset < end && end <= num_bytes).then_some(factors.data_offset..end)
+/// Reads the head of a file of `num_bytes`, which is all that lies before its tensors. Returns the places of
+/// [`ROPE_FACTORS`]; none also where the head cannot be read, which is an error once the file is opened.
+pub fn rope_factors_of_head(head: impl Read + Seek, num_bytes: u64) -> Vec<Range<u64>> {
+    let infos = parse(head, num_bytes).map(|head| head.tensor_infos).unwrap_or_default();
+    let factors = infos.into_iter().filter(|info| ROPE_FACTORS.contains(&&*info.name));
+    let place = |info: GgufTensorInfo| {
+        let end = info.data_offset.checked_add(info.byte_len?)?;
+        (info.data_offset < end && end <= num_bytes).then_some(info.data_offset..end)
+    };
+    factors.filter_map(place).collect()
+}
+
+/// The decimal number that was written where a file has a rounded one.
+#[must_use]
+pub fn decimal(x: f32) -> f64 {
+    x.to_string().parse().unwrap_or_else(|_| x.into())
 }
 
 fn parse(head: impl Read + Seek, num_bytes: u64) -> Result<GgufFrontMatter, AnamnesisError> {
@@ -270,23 +286,34 @@ const EXPERTS: &str = "_exps";
 /// No layer has more of them.
 pub const MAX_EXPERTS: usize = 4096;
 
+/// The name before it where each expert has a gate and, behind it, what that multiplies.
+const GATE_UP: &str = "ffn_gate_up";
+
 /// The matrices and biases of experts, under the names that they had before files had them in one tensor: `blk.0.ffn_up.3.weight`.
 fn apart(name: String, tensor: GgufTensor) -> Vec<(String, GgufTensor)> {
     let module = name.rsplit_once('.').and_then(|(module, part)| Some((module.strip_suffix(EXPERTS)?, part)));
     let (Some((layer, part)), [num_experts, of_expert @ ..]) = (module, &tensor.shape[..]) else {
         return vec![(name, tensor)];
     };
+    let modules = match layer.strip_suffix(GATE_UP) {
+        Some(layer) => vec![format!("{layer}ffn_gate"), format!("{layer}ffn_up")],
+        None => vec![layer.to_owned()],
+    };
+    let is_whole = of_expert.first().is_some_and(|num_rows| num_rows.is_multiple_of(modules.len()));
     let num_experts = *num_experts;
-    if num_experts == 0 || num_experts > MAX_EXPERTS || of_expert.is_empty() {
+    if num_experts == 0 || num_experts > MAX_EXPERTS || !is_whole {
         return vec![(name, tensor)];
     }
-    let (first, num_bytes) = (tensor.range.start, tensor.num_bytes() / num_experts);
-    let matrix = |expert: usize| {
-        let start = first + expert * num_bytes;
-        let matrix = GgufTensor { shape: of_expert.to_vec(), kind: tensor.kind, range: start..start + num_bytes };
-        (format!("{layer}.{expert}.{part}"), matrix)
+    let num = num_experts * modules.len();
+    let (first, num_bytes) = (tensor.range.start, tensor.num_bytes() / num);
+    let mut shape = of_expert.to_vec();
+    shape[0] /= modules.len();
+    let matrix = |index: usize| {
+        let start = first + index * num_bytes;
+        let matrix = GgufTensor { shape: shape.clone(), kind: tensor.kind, range: start..start + num_bytes };
+        (format!("{}.{}.{part}", modules[index % modules.len()], index / modules.len()), matrix)
     };
-    (0..num_experts).map(matrix).collect()
+    (0..num).map(matrix).collect()
 }
 
 /// The name of the tensor that holds a matrix or bias of an expert, and which one that is.
@@ -312,4 +339,20 @@ fn damaged(path: &Path, content: &[u8], error: &AnamnesisError) -> Problem {
 fn cut_short(path: &Path, content: &[u8], reason: &str) -> Problem {
     let problem = Problem::new(format!("its {} bytes are not what its header says ({reason})", content.len()));
     problem.at(path.display()).hint("half-downloaded? Delete the file and download it again")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_experts_gate_lies_before_what_it_multiplies() {
+        let tensor = |shape: &[usize], range| GgufTensor { shape: shape.to_vec(), kind: GgufType::F32, range };
+        let found = apart("blk.7.ffn_gate_up_exps.weight".into(), tensor(&[2, 4, 3], 100..196));
+        let expected = [("gate.0", 100), ("up.0", 124), ("gate.1", 148), ("up.1", 172)]
+            .map(|(name, start)| (format!("blk.7.ffn_{name}.weight"), tensor(&[2, 3], start..start + 24)));
+        assert_eq!(found, expected);
+        let odd = ("blk.7.ffn_gate_up_exps.weight".to_owned(), tensor(&[2, 3, 3], 0..72));
+        assert_eq!(apart(odd.0.clone(), odd.1.clone()), [odd]);
+    }
 }

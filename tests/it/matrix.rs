@@ -75,7 +75,7 @@ fn families() -> [(&'static str, Value); 20] {
             "gemma4, all it can have",
             json!({"model_type": "gemma4_text", "architectures": ["Gemma4ForCausalLM"], "head_dim": 16,
             "global_head_dim": 24, "sliding_window": 9, "num_hidden_layers": 4, "num_kv_shared_layers": 2,
-            "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"], "hidden_size_per_layer_input": 32,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"], "hidden_size_per_layer_input": 32,
             "vocab_size_per_layer_input": 1344, "final_logit_softcapping": 4.0, "use_double_wide_mlp": true,
             "attention_k_eq_v": true, "num_global_key_value_heads": 1, "enable_moe_block": true, "num_experts": 3,
             "top_k_experts": 3, "moe_intermediate_size": 64, "tie_word_embeddings": true, "rope_theta": null}),
@@ -154,7 +154,7 @@ fn kinds() -> [(&'static str, LoraConfig); 2] {
 }
 
 /// The cells without a number: family and form.
-const REFUSED: [(&str, &str); 1] = [("gemma4, all it can have", "q8_0")];
+const REFUSED: [(&str, &str); 0] = [];
 
 fn load(folder: &Path, form: Form, compute: Dtype, device: &Device) -> Option<Model> {
     let (model, storage) = match form {

@@ -65,9 +65,12 @@ pub(super) fn describe(file: &GgufFile) -> Result<Described, TokenizerError> {
     let (tokenizer, adds_bos) = match vocabulary.key("model") {
         Some("gpt2") => vocabulary.byte_level()?,
         Some("llama") => (vocabulary.sentencepiece()?, true),
+        Some("gemma4") => (vocabulary.characters(&vocabulary.merges()?, false), true),
         other => {
             let found = other.unwrap_or("unnamed");
-            return Err(vocabulary.refuse(&format!("`tokenizer.ggml.model` = \"{found}\", expected gpt2 or llama")));
+            return Err(
+                vocabulary.refuse(&format!("`tokenizer.ggml.model` = \"{found}\", expected gpt2, llama or gemma4"))
+            );
         }
     };
     Ok(Described { tokenizer, config: config(file, adds_bos) })
@@ -145,8 +148,7 @@ impl<'a> Vocabulary<'a> {
             let names = SPLITS.map(|(name, ..)| name).join(", ");
             return Err(self.refuse(&format!("`tokenizer.ggml.pre` = \"{name}\", expected one of {names}")));
         };
-        let merges = self.file.texts("tokenizer.ggml.merges").ok_or_else(|| self.refuse("the file has no merges"))?;
-        let merges: Vec<_> = merges.iter().filter_map(|merge| merge.split_once(' ')).collect();
+        let merges = self.merges()?;
         let steps: Vec<Value> = steps.iter().map(|name| step(name)).collect();
         // Qwen's own tokenizers compose letters first.
         let normalizer = if name.starts_with("qwen") { json!({"type": "NFC"}) } else { Value::Null };
@@ -166,7 +168,12 @@ impl<'a> Vocabulary<'a> {
         Ok((tokenizer, *skips_merges))
     }
 
-    /// A tokenizer of characters with bytes for those that have no token.
+    fn merges(&self) -> Result<Vec<(&'a str, &'a str)>, TokenizerError> {
+        let merges = self.file.texts("tokenizer.ggml.merges").ok_or_else(|| self.refuse("the file has no merges"))?;
+        Ok(merges.iter().filter_map(|merge| merge.split_once(' ')).collect())
+    }
+
+    /// A tokenizer of characters that are joined by the scores of tokens.
     fn sentencepiece(&self) -> Result<Value, TokenizerError> {
         let scores = self.file.numbers("tokenizer.ggml.scores").filter(|scores| scores.len() == self.tokens.len());
         let scores = scores.ok_or_else(|| self.refuse("the file has no scores, or not one for each token"))?;
@@ -175,7 +182,11 @@ impl<'a> Vocabulary<'a> {
             return Err(self.refuse("all tokens have the same score, so that nothing says which are joined first"));
         }
         let merges: Vec<_> = merges.into_iter().map(|merge| (merge.left, merge.right)).collect();
-        let begins_with_space = self.file.flag("tokenizer.ggml.add_space_prefix").unwrap_or(true);
+        Ok(self.characters(&merges, self.file.flag("tokenizer.ggml.add_space_prefix").unwrap_or(true)))
+    }
+
+    /// A tokenizer of characters with bytes for those that have no token.
+    fn characters(&self, merges: &[(&str, &str)], begins_with_space: bool) -> Value {
         let to_underline = json!({"type": "Replace", "pattern": {"String": " "}, "content": "▁"});
         let to_space = json!({"type": "Replace", "pattern": {"String": "▁"}, "content": " "});
         let mut normalizers = vec![to_underline];
@@ -185,7 +196,7 @@ impl<'a> Vocabulary<'a> {
             decoders.push(json!({"type": "Strip", "content": " ", "start": 1, "stop": 0}));
         }
         let unknown = self.used().find(|(.., kind)| *kind == i64::from(UNKNOWN)).map(|(_, text, _)| text);
-        Ok(json!({
+        json!({
             "version": "1.0", "truncation": null, "padding": null,
             "added_tokens": self.added(),
             "normalizer": {"type": "Sequence", "normalizers": normalizers},
@@ -197,7 +208,7 @@ impl<'a> Vocabulary<'a> {
                 "end_of_word_suffix": null, "fuse_unk": true, "byte_fallback": true, "ignore_merges": false,
                 "vocab": self.ids(), "merges": merges,
             },
-        }))
+        })
     }
 
     /// The tokens that text is joined to, with their scores and ids.

@@ -17,9 +17,9 @@ use crate::ops::cpu;
 use crate::ops::kernels::place_of;
 use crate::ops::linear::Matrix;
 use crate::schema::Problem;
-use crate::spec::ModelConfig;
-use crate::spec::gguf::{Coding, Order, ROPE_FACTORS, num_predicting, stored_shape, tensor_name};
-use crate::util::gguf::{GgufFile, GgufTensor, GgufType};
+use crate::spec::gguf::{Coding, Order, num_predicting, stored_shape, tensors_of};
+use crate::spec::{ModelConfig, in_layer};
+use crate::util::gguf::{GgufFile, GgufTensor, GgufType, ROPE_FACTORS};
 use crate::util::text;
 
 /// The weights in a GGUF file.
@@ -60,18 +60,30 @@ impl GgufWeights {
         float_dtype(self.file.tensors().get("token_embd.weight")?.kind)
     }
 
-    fn rows(&self, name: &str, shape: &[usize]) -> Result<(&GgufTensor, Rows<'_>), Problem> {
-        let tensor = self.stored(name, shape).map_err(|problem| self.mismatch(&[problem]))?;
+    fn rows(&self, name: &str, shape: &[usize]) -> Result<Rows<'_>, Problem> {
         let (order, coding) = (Order::of(&self.config, name), Coding::of(&self.config, name));
         // A bias is a column.
         let width = if shape.len() == 1 { 1 } else { shape[shape.len() - 1] };
-        Ok((tensor, Rows { kind: tensor.kind, bytes: self.file.bytes(tensor), width, order, coding }))
+        let mut parts = Vec::new();
+        let mut first = 0;
+        for (tensor, num_rows) in self.stored(name, shape).map_err(|problem| self.mismatch(&[problem]))? {
+            parts.push(Part { first, kind: tensor.kind, bytes: self.file.bytes(tensor) });
+            first += num_rows * shape[1..].iter().product::<usize>() / width;
+        }
+        Ok(Rows { parts, width, order, coding })
     }
 
-    /// A tensor that must have this shape and a type that is read.
-    fn stored(&self, name: &str, shape: &[usize]) -> Result<&GgufTensor, String> {
-        let theirs = tensor_name(&self.config, name).unwrap_or_default();
-        let tensor = self.file.tensors().get(&theirs).ok_or_else(|| format!("missing: `{theirs}` {shape:?}"))?;
+    /// The tensors with the rows of one of this shape, each with its number of them; their types must be such that are read.
+    fn stored(&self, name: &str, shape: &[usize]) -> Result<Vec<(&GgufTensor, usize)>, String> {
+        let parts = tensors_of(&self.config, name, shape[0])
+            .into_iter()
+            .map(|(theirs, num_rows)| Ok((self.part(&theirs, &[&[num_rows], &shape[1..]].concat())?, num_rows)));
+        let parts = parts.collect::<Result<Vec<_>, String>>()?;
+        if parts.is_empty() { Err(format!("no place for `{name}`")) } else { Ok(parts) }
+    }
+
+    fn part(&self, theirs: &str, shape: &[usize]) -> Result<&GgufTensor, String> {
+        let tensor = self.file.tensors().get(theirs).ok_or_else(|| format!("missing: `{theirs}` {shape:?}"))?;
         if tensor.shape != shape && tensor.shape != stored_shape(shape) {
             return Err(format!("misshapen: `{theirs}` is {:?}, expected {shape:?}", tensor.shape));
         }
@@ -94,7 +106,13 @@ impl Source for GgufWeights {
         let expected = config.expected_tensors();
         let mut problems: Vec<String> =
             expected.iter().filter_map(|(name, shape)| self.stored(name, shape).err()).collect();
-        let known: HashSet<String> = expected.iter().filter_map(|(name, _)| tensor_name(config, name)).collect();
+        // What layers with the keys and values of others have of their own.
+        let of_own =
+            |layer| ["k_proj", "v_proj", "k_norm"].map(|part| in_layer(layer, &format!("self_attn.{part}.weight")));
+        let unused = (0..config.num_layers()).flat_map(of_own).filter(|name| config.is_unused(name));
+        let names = expected.iter().map(|(name, _)| name.clone()).chain(unused);
+        let known: HashSet<String> =
+            names.flat_map(|name| tensors_of(config, &name, 0)).map(|(name, _)| name).collect();
         let layer = |name: &str| name.strip_prefix("blk.")?.split_once('.')?.0.parse::<usize>().ok();
         let num_layers = config.num_layers();
         let predicting = num_layers..num_layers + usize::try_from(num_predicting(&self.file)).unwrap_or(0);
@@ -103,7 +121,7 @@ impl Source for GgufWeights {
             .file
             .tensors()
             .iter()
-            .filter(|(name, _)| !known.contains(*name) && *name != ROPE_FACTORS && is_used(name));
+            .filter(|(name, _)| !known.contains(*name) && !ROPE_FACTORS.contains(&&***name) && is_used(name));
         problems.extend(unexpected.map(|(name, tensor)| format!("unexpected: `{name}` {:?}", tensor.shape)));
         if problems.is_empty() { Ok(()) } else { Err(self.mismatch(&problems)) }
     }
@@ -114,7 +132,7 @@ impl Source for GgufWeights {
     }
 
     fn numbers(&self, name: &str, shape: &[usize]) -> Result<(Numbers<'_>, &Path), Problem> {
-        let (_, rows) = self.rows(name, shape)?;
+        let rows = self.rows(name, shape)?;
         Ok((Numbers::Decoded(Box::new(move |first, to| rows.read(first, to))), self.file.path()))
     }
 
@@ -124,25 +142,29 @@ impl Source for GgufWeights {
         if held.storage.residency == Residency::Host {
             return Ok(None);
         }
-        let (tensor, rows) = self.rows(name, &shape)?;
+        let rows = self.rows(name, &shape)?;
+        let kind = rows.parts[0].kind;
         // Of columns in another order, blocks are no blocks.
-        let has_blocks = tensor.kind.is_quantized() && !rows.order.is_some_and(|order| order.is_of_columns);
-        if !has_blocks || !place_of(held.device, DType::F32).takes_blocks() {
+        let has_blocks = kind.is_quantized() && !rows.order.is_some_and(|order| order.is_of_columns);
+        let is_of_one_kind = rows.parts.iter().all(|part| part.kind == kind);
+        if !has_blocks || !is_of_one_kind || !place_of(held.device, DType::F32).takes_blocks() {
             return Ok(None);
         }
-        let mut bytes = vec![0; tensor.num_bytes()];
+        let mut bytes = vec![0; rows.parts.iter().map(|part| part.bytes.len()).sum()];
         let row_bytes = (bytes.len() / shape[0]).max(1);
         bytes.par_chunks_mut(row_bytes).enumerate().for_each(|(row, to)| {
             let row = rows.order.map_or(row, |order| order.place(row));
-            to.copy_from_slice(&rows.bytes[row * row_bytes..][..row_bytes]);
+            let part = rows.part(row);
+            to.copy_from_slice(&part.bytes[(row - part.first) * row_bytes..][..row_bytes]);
         });
-        self.file.release(tensor);
-        Ok(Some(Matrix::Blocks(Arc::new(Blocks::new(shape, tensor.kind, Bytes::from_elems(bytes))))))
+        self.release_pages(name);
+        Ok(Some(Matrix::Blocks(Arc::new(Blocks::new(shape, kind, Bytes::from_elems(bytes))))))
     }
 
     fn release_pages(&self, name: &str) {
-        let tensor = tensor_name(&self.config, name).and_then(|theirs| self.file.tensors().get(&theirs));
-        tensor.into_iter().for_each(|tensor| self.file.release(tensor));
+        let parts =
+            tensors_of(&self.config, name, 0).into_iter().filter_map(|(name, _)| self.file.tensors().get(&name));
+        parts.for_each(|tensor| self.file.release(tensor));
     }
 }
 
@@ -157,15 +179,27 @@ fn float_dtype(kind: GgufType) -> Option<Dtype> {
 
 /// The rows of a tensor in Hugging Face's order.
 struct Rows<'a> {
-    kind: GgufType,
-    bytes: &'a [u8],
+    /// In the order of the file.
+    parts: Vec<Part<'a>>,
     width: usize,
     /// The order in the file, where it is another.
     order: Option<Order>,
     coding: Coding,
 }
 
+/// A tensor with some of the rows, of which `first` is its first.
+struct Part<'a> {
+    first: usize,
+    kind: GgufType,
+    bytes: &'a [u8],
+}
+
 impl Rows<'_> {
+    /// That with this row of the file.
+    fn part(&self, row: usize) -> &Part<'_> {
+        self.parts.iter().rfind(|part| part.first <= row).unwrap_or(&self.parts[0])
+    }
+
     /// Reads the numbers from `first` on.
     fn read(&self, first: usize, to: &mut [f32]) {
         let Some(order) = self.order else { return self.stretch(first, to) };
@@ -183,14 +217,16 @@ impl Rows<'_> {
         }
     }
 
-    /// Reads neighbours in the file.
+    /// Reads neighbours in the file, of one tensor.
     fn stretch(&self, first: usize, to: &mut [f32]) {
-        match float_dtype(self.kind) {
+        let &Part { first: before, kind, bytes } = self.part(first / self.width);
+        let first = first - before * self.width;
+        match float_dtype(kind) {
             Some(dtype) => {
                 let width = dtype.num_bytes();
-                convert::widen(&self.bytes[first * width..(first + to.len()) * width], dtype, to);
+                convert::widen(&bytes[first * width..(first + to.len()) * width], dtype, to);
             }
-            None => cpu::Blocks { kind: self.kind, bytes: self.bytes }.decode(first, to),
+            None => cpu::Blocks { kind, bytes }.decode(first, to),
         }
         if self.coding != Coding::Same {
             to.iter_mut().for_each(|number| *number = self.coding.read(*number));

@@ -2,11 +2,13 @@
 //!
 //! Names, order and numbers are those that llama.cpp's own converter writes (`scripts/check_gguf.py` compares).
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 
-use super::merge::Merging;
+use super::merge::{MergedTensor, Merging};
 use super::{ExportError, HostMatrix, MergeSummary, PromptForm};
 use crate::data::tokenizer::Tokenizer;
 use crate::device::Dtype;
@@ -14,11 +16,12 @@ use crate::lora::Matrices;
 use crate::model::weights::{Quantisation, Weights};
 use crate::schema::Problem;
 use crate::spec::ModelConfig;
-use crate::spec::gguf::{Coding, Order, ROPE_FACTORS, stored_rope_factors, stored_shape};
+use crate::spec::gguf::{Coding, Order, rope_factors, stored_rope_factors, stored_shape, tensors_of};
 use crate::util::files;
 use crate::util::gguf::{GgufFile, Value, joined};
 
 mod file;
+mod gemma4;
 mod names;
 mod vocabulary;
 
@@ -55,10 +58,10 @@ pub fn merge_gguf(
     let dtype = dtype.unwrap_or_else(|| default_dtype(&merging));
     let factors = match &merging.base {
         Weights::Gguf(base) => stored_rope_factors(base.file()),
-        _ => names::rope_factors(config)?,
+        _ => rope_factors(config),
     };
-    let factors = factors.into_iter().map(|factors| {
-        Tensor::new(ROPE_FACTORS.to_owned(), vec![factors.len()], GgufType::F32, move || Ok(factors.clone()))
+    let factors = factors.into_iter().map(|(name, factors)| {
+        Tensor::new(name.to_owned(), vec![factors.len()], GgufType::F32, move || Ok(factors.clone()))
     });
     let tensors: Vec<Tensor> = factors.chain(tensors(&merging, dtype, on_bytes)).collect();
 
@@ -147,18 +150,24 @@ fn adapter_tensors<'a>(
     in_b: f64,
 ) -> impl Iterator<Item = Tensor<'a>> + use<'a> {
     let weight = format!("{module}.weight");
-    let name = names::tensor_name(config, &weight).unwrap_or_default();
-    let tensor = move |(letter, matrix, scale): (char, &'a HostMatrix, f64)| {
-        // The columns of a weight are A's.
-        let order = Order::of(config, &weight).filter(|order| order.is_of_columns == (letter == 'a'));
-        let values = move || {
-            #[expect(clippy::cast_possible_truncation, reason = "the product is in f32")]
-            let scaled: Vec<f32> = matrix.values.iter().map(|value| value * scale as f32).collect();
-            Ok(order.map_or_else(|| scaled.clone(), |order| order.in_file(&scaled, matrix.num_columns)))
-        };
-        Tensor::new(format!("{name}.lora_{letter}"), matrix.shape().to_vec(), GgufType::F32, values)
-    };
-    [('a', &pair.a, 1.0), ('b', &pair.b, in_b)].into_iter().map(tensor)
+    let order = Order::of(config, &weight);
+    let mut before = 0;
+    tensors_of(config, &weight, pair.b.num_rows).into_iter().flat_map(move |(name, num_rows)| {
+        let rows = before..before + num_rows;
+        before = rows.end;
+        [('a', &pair.a, 0..pair.a.num_rows, 1.0), ('b', &pair.b, rows, in_b)].map(|(letter, matrix, rows, scale)| {
+            // The columns of a weight are A's.
+            let order = order.filter(|order| order.is_of_columns == (letter == 'a'));
+            let (shape, width) = (vec![rows.len(), matrix.num_columns], matrix.num_columns);
+            let values = move || {
+                #[expect(clippy::cast_possible_truncation, reason = "the product is in f32")]
+                let scaled: Vec<f32> = matrix.values.iter().map(|value| value * scale as f32).collect();
+                let in_file = order.map_or_else(|| scaled.clone(), |order| order.in_file(&scaled, width));
+                Ok(in_file[rows.start * width..rows.end * width].to_vec())
+            };
+            Tensor::new(format!("{name}.lora_{letter}"), shape, GgufType::F32, values)
+        })
+    })
 }
 
 /// Every tensor of the merged model, in the order of Hugging Face's names; the matrices of experts are one for all of a layer.
@@ -166,30 +175,42 @@ fn tensors<'a>(merging: &'a Merging, dtype: GgufType, on_bytes: &'a dyn Fn(usize
     let mut tensors = Vec::new();
     let mut experts: BTreeMap<String, BTreeMap<usize, Tensor<'a>>> = BTreeMap::new();
     for tensor in merging.tensors(on_bytes) {
-        let Some(name) = names::tensor_name(&merging.config, tensor.name) else { continue };
-        let dtype = if IN_F32.iter().any(|part| name.contains(part)) { GgufType::F32 } else { dtype };
-        let values = move || {
-            let mut values = tensor.values()?;
-            let coding = Coding::of(&merging.config, tensor.name);
-            values.iter_mut().for_each(|value| *value = coding.written(*value));
-            // A number too large for the type is reported when it is written.
-            if let Ok(rounded) = dtype.rounded(tensor.shape, &values) {
-                tensor.note_more_rounding(&values, &rounded)?;
+        let width = tensor.shape[1..].iter().product();
+        // What is left of its numbers for the other tensors that it is written as, which follow.
+        let rest: Rc<Cell<Option<Vec<f32>>>> = Rc::default();
+        for (name, num_rows) in tensors_of(&merging.config, tensor.name, tensor.shape[0]) {
+            let dtype = if IN_F32.iter().any(|part| name.contains(part)) { GgufType::F32 } else { dtype };
+            let rest = rest.clone();
+            let values = move || {
+                let mut values = rest.take().map_or_else(|| in_file(merging, tensor, dtype, width), Ok)?;
+                let others = values.split_off(num_rows * width);
+                rest.set(Some(others).filter(|others| !others.is_empty()));
+                Ok(values)
+            };
+            let shape = stored_shape(&[&[num_rows], &tensor.shape[1..]].concat());
+            let place = joined(&name);
+            let written = Tensor::new(name, shape, dtype, values);
+            match place {
+                Some((name, expert)) => drop(experts.entry(name).or_default().insert(expert, written)),
+                None => tensors.push(written),
             }
-            let width = tensor.shape[1..].iter().product();
-            let order = Order::of(&merging.config, tensor.name);
-            Ok(order.map_or_else(|| values.clone(), |order| order.in_file(&values, width)))
-        };
-        let shape = stored_shape(tensor.shape);
-        let place = joined(&name);
-        let written = Tensor::new(name, shape, dtype, values);
-        match place {
-            Some((name, expert)) => drop(experts.entry(name).or_default().insert(expert, written)),
-            None => tensors.push(written),
         }
     }
     tensors.extend(experts.into_iter().map(|(name, matrices)| Tensor::joined(name, matrices.into_values().collect())));
     tensors
+}
+
+/// The numbers of a tensor with rows of `width`, coded and in the order of a file.
+fn in_file(merging: &Merging, tensor: MergedTensor<'_>, dtype: GgufType, width: usize) -> Result<Vec<f32>, Problem> {
+    let mut values = tensor.values()?;
+    let coding = Coding::of(&merging.config, tensor.name);
+    values.iter_mut().for_each(|value| *value = coding.written(*value));
+    // A number too large for the type is reported when it is written.
+    if let Ok(rounded) = dtype.rounded(tensor.shape, &values) {
+        tensor.note_more_rounding(&values, &rounded)?;
+    }
+    let order = Order::of(&merging.config, tensor.name);
+    Ok(order.map_or_else(|| values.clone(), |order| order.in_file(&values, width)))
 }
 
 fn default_dtype(merging: &Merging) -> GgufType {

@@ -6,7 +6,6 @@ use std::sync::OnceLock;
 
 use serde_json::{Value, json};
 
-use self::tensor::MergedTensor;
 use self::written::{ToWrite, Written, torch_name};
 use super::{ExportError, PromptForm};
 use crate::device::Dtype;
@@ -20,7 +19,7 @@ mod tensor;
 mod written;
 
 pub use tensor::Differences;
-pub(super) use tensor::Merging;
+pub(super) use tensor::{MergedTensor, Merging};
 
 /// The chat template file, which takes precedence over the template in `tokenizer_config.json`.
 const CHAT_TEMPLATE: &str = "chat_template.jinja";

@@ -1,8 +1,8 @@
 //! Rows and columns of tensors that lie in another order in GGUF files than in Hugging Face's.
 
 use super::architecture;
-use crate::spec::delta_net::{A_LOG, CONV, DELTA_NET_NAMES, DT_BIAS};
-use crate::spec::{Block, DeltaHeads, ModelConfig};
+use crate::spec::delta_net::{A_LOG, CONV, DELTA_NET_FUSED_NAMES, DELTA_NET_NAMES, DT_BIAS};
+use crate::spec::{Block, DeltaHeads, DeltaNetInputs, ModelConfig};
 
 /// Architectures whose queries and keys have their rows in another order.
 const INTERLEAVED: [&str; 4] = ["llama", "mistral3", "smollm3", "granite"];
@@ -22,14 +22,22 @@ enum Kind {
     /// Behind the first so many, value heads of `width`: the first one of every key head, then every second one, and so on,
     /// where Hugging Face has those of a key head side by side.
     ValueHeads { first: usize, heads: DeltaHeads, width: usize },
+    /// Queries, keys, values and gates of all key heads, where Hugging Face has those of a key head side by side.
+    KeyHeads(DeltaHeads),
 }
 
 impl Order {
     /// The order of a tensor such as `model.layers.0.self_attn.q_proj.weight`; `None` where it is the same.
     #[must_use]
     pub fn of(config: &ModelConfig, name: &str) -> Option<Self> {
-        if let Some(heads) = config.blocks.iter().find_map(Block::delta_net).map(|net| net.heads) {
-            return Self::of_value_heads(heads, name);
+        if let Some(net) = config.blocks.iter().find_map(Block::delta_net) {
+            let is_of_key_heads = name.contains(DELTA_NET_FUSED_NAMES[0]);
+            return match net.inputs {
+                DeltaNetInputs::Apart(_) => Self::of_value_heads(net.heads, name),
+                DeltaNetInputs::ByKeyHead(_) => {
+                    is_of_key_heads.then_some(Self { is_of_columns: false, kind: Kind::KeyHeads(net.heads) })
+                }
+            };
         }
         let is_interleaved = architecture(config).is_some_and(|name| INTERLEAVED.contains(&name))
             && (name.contains("q_proj") || name.contains("k_proj"));
@@ -54,7 +62,7 @@ impl Order {
     #[must_use]
     pub fn run(&self) -> usize {
         match self.kind {
-            Kind::Halves { .. } => 1,
+            Kind::Halves { .. } | Kind::KeyHeads(_) => 1,
             Kind::ValueHeads { width, .. } => width,
         }
     }
@@ -73,6 +81,14 @@ impl Order {
                 let (head, within) = ((index - first) / width, (index - first) % width);
                 let (key_head, member) = (head / heads.group(), head % heads.group());
                 first + (member * heads.num_key_heads + key_head) * width + within
+            }
+            Kind::KeyHeads(heads) => {
+                let of_values = heads.group() * heads.value_head_dim;
+                let widths = [heads.key_head_dim, heads.key_head_dim, of_values, of_values];
+                let before = |part: usize| widths[..part].iter().sum::<usize>();
+                let (head, within) = (index / before(4), index % before(4));
+                let part = (1..4).rev().find(|part| within >= before(*part)).unwrap_or(0);
+                before(part) * heads.num_key_heads + head * widths[part] + within - before(part)
             }
         }
     }
@@ -125,5 +141,15 @@ mod tests {
         assert_eq!(Order::of_value_heads(heads, "model.layers.1.linear_attn.norm.weight"), None);
         let equal = DeltaHeads { num_value_heads: 2, ..heads };
         assert_eq!(Order::of_value_heads(equal, "model.layers.1.linear_attn.A_log"), None);
+    }
+
+    #[test]
+    fn queries_keys_values_and_gates_of_all_key_heads_lie_together() {
+        let heads = DeltaHeads { num_key_heads: 2, num_value_heads: 4, key_head_dim: 2, value_head_dim: 1 };
+        let order = Order { is_of_columns: false, kind: Kind::KeyHeads(heads) };
+        // Of each head two of a query, two of a key, one of two values, one of two gates.
+        let numbers: Vec<f32> = (0..16u8).map(f32::from).collect();
+        let together = [0., 1., 8., 9., 2., 3., 10., 11., 4., 5., 12., 13., 6., 7., 14., 15.];
+        assert_eq!(order.in_file(&numbers, 1), together);
     }
 }

@@ -1,22 +1,11 @@
 //! A model's shape and tensors as llama.cpp names them.
 
 use super::file::{GgufType, list, text};
+use super::gemma4;
 use crate::schema::Problem;
-pub(super) use crate::spec::gguf::tensor_name;
 use crate::spec::gguf::{self, Order, architecture};
 use crate::spec::{Attention, Block, Heads, Mixture, ModelConfig, Probabilities, RopeScaling};
 use crate::util::gguf::{List, Value};
-
-/// What each rotary frequency is divided by (Llama 3.1), which the file stores as a tensor.
-pub(super) fn rope_factors(config: &ModelConfig) -> Result<Option<Vec<f32>>, Problem> {
-    let factors = gguf::rope_factors(config);
-    if factors.is_some() && architecture(config) != Some("llama") {
-        let message =
-            format!("GGUF has no place for `rope_scaling` \"llama3\" in a model of type {}", config.model_type);
-        return Err(Problem::new(message).hint("merge into a folder: --out DIR"));
-    }
-    Ok(factors)
-}
 
 /// Whether llama.cpp has a place for the family.
 ///
@@ -63,13 +52,17 @@ pub(super) fn shape(config: &ModelConfig, dtype: GgufType) -> Result<Vec<(String
     let turns = Order::of(config, "q_proj").is_some();
     let heads = |of: fn(&Heads) -> usize| count(attention.map_or(0, |attention| of(&attention.heads)));
     let head_dim = count(rope.head_dim);
+    let first_gated = |block: &Block| block.all_gated().next().map_or(0, |gated| gated.intermediate_size);
+    let widths: Vec<usize> = config.blocks.iter().map(first_gated).collect();
+    let attentions = config.blocks.iter().filter_map(Block::attention);
+    let num_kv_heads: Vec<usize> = attentions.map(|attention| attention.heads.num_kv_heads).collect();
     let mut keys = vec![
         ("block_count", count(config.num_layers())),
         ("context_length", count(config.max_position_embeddings)),
         ("embedding_length", count(config.hidden_size)),
-        ("feed_forward_length", count(gated.map_or(0, |gated| gated.intermediate_size))),
+        ("feed_forward_length", of_layers(&widths)),
         ("attention.head_count", heads(|heads| heads.num_heads)),
-        ("attention.head_count_kv", heads(|heads| heads.num_kv_heads)),
+        ("attention.head_count_kv", of_layers(&num_kv_heads)),
         ("attention.layer_norm_rms_epsilon", Value::F32(config.rms_norm_eps as f32)),
         ("attention.key_length", head_dim.clone()),
         ("attention.value_length", head_dim.clone()),
@@ -103,14 +96,32 @@ pub(super) fn shape(config: &ModelConfig, dtype: GgufType) -> Result<Vec<(String
             keys.extend(numbers.map(|((_, key), number)| (*key, Value::F32(number as f32))));
         }
     }
+    if let Some(RopeScaling::LongRope { attention_factor, original_max_position_embeddings: original, .. }) =
+        &rope.scaling
+    {
+        // Phi-3's goes without saying.
+        keys.extend((config.model_type != "phi3").then(|| ("rope.scaling.type", text("longrope"))));
+        keys.push(("rope.scaling.original_context_length", count(*original)));
+        keys.push(("rope.scaling.attn_factor", Value::F32(*attention_factor as f32)));
+    }
     keys.extend(delta_nets(config)?);
     keys.extend(experts(config)?);
     keys.extend(windows_and_caps(config)?);
+    keys.extend(gemma4::keys(config)?);
     keys.extend(multipliers(config));
     check_ropes(config)?;
     let of_family =
         keys.into_iter().map(|(key, value)| (format!("{}.{key}", architecture(config).unwrap_or_default()), value));
     Ok(of_family.chain([("general.file_type".to_owned(), Value::U32(dtype.file_code()))]).collect())
+}
+
+/// What layers have: one number where it is that of all.
+#[expect(clippy::cast_possible_truncation, clippy::cast_possible_wrap, reason = "counts below 2^31")]
+fn of_layers(counts: &[usize]) -> Value {
+    match counts.first() {
+        Some(first) if counts.iter().all(|count| count == first) => Value::U32(*first as u32),
+        _ => list(List::I32(counts.iter().map(|count| *count as i32).collect())),
+    }
 }
 
 /// The delta rules, and where attention is between them.
@@ -143,7 +154,8 @@ fn delta_nets(config: &ModelConfig) -> Result<Vec<(&'static str, Value)>, Proble
     ];
     // Positions of text are the same in all of them.
     let sections = ("rope.dimension_sections", list(List::I32(vec![11, 11, 10, 0])));
-    Ok(counts.map(|(key, count)| (key, Value::U32(count as u32))).into_iter().chain([sections]).collect())
+    let sections = Some(sections).filter(|_| config.model_type != "qwen3_next");
+    Ok(counts.map(|(key, count)| (key, Value::U32(count as u32))).into_iter().chain(sections).collect())
 }
 
 /// The mixtures of experts.
@@ -193,7 +205,10 @@ fn is_ministral(config: &ModelConfig) -> bool {
 /// Layers without a rotary embedding are where llama.cpp expects them, and frequencies have no scaling that is not written.
 fn check_ropes(config: &ModelConfig) -> Result<(), Problem> {
     let is_written = |scaling: &RopeScaling| match scaling {
-        RopeScaling::Linear { .. } | RopeScaling::Llama3 { .. } => true,
+        RopeScaling::Linear { .. } => true,
+        RopeScaling::Llama3 { .. } => architecture(config) == Some("llama"),
+        RopeScaling::Proportional { .. } => architecture(config) == Some(gguf::gemma4::NAME),
+        RopeScaling::LongRope { .. } => architecture(config).is_some_and(|name| gguf::LONG_ROPES.contains(&name)),
         // What llama.cpp takes for granted.
         RopeScaling::Yarn { factor, beta_fast, beta_slow, truncate, attention_factor, .. } => {
             let has_usual_ramp = is_ministral(config) || [*beta_fast, *beta_slow] == [32.0, 1.0];
@@ -204,9 +219,11 @@ fn check_ropes(config: &ModelConfig) -> Result<(), Problem> {
         }
         _ => false,
     };
-    if config.ropes.iter().filter_map(|rope| rope.scaling.as_ref()).any(|scaling| !is_written(scaling)) {
-        let problem = Problem::new("this kind of `rope_scaling` is not written to GGUF files");
-        return Err(problem.hint("merge into a folder (--out DIR), and use llama.cpp's own converter on it"));
+    let mut scalings = config.ropes.iter().map(|rope| rope.scaling.as_ref());
+    let is_written = scalings.next().flatten().is_none_or(is_written) && scalings.all(|local| local.is_none());
+    if !is_written {
+        let message = format!("GGUF has no place for this `rope_scaling` in a model of type {}", config.model_type);
+        return Err(Problem::new(message).hint("merge into a folder: --out DIR"));
     }
     let has_rope = |block: &Block| block.attention().is_none_or(|attention| attention.rope.is_some());
     let expected = |layer: usize| config.model_type != "smollm3" || !(layer + 1).is_multiple_of(4);
@@ -278,24 +295,24 @@ mod tests {
                 }
             }
         }
-        let name = |(name, _): &(String, Vec<usize>)| tensor_name(&config, name).unwrap();
+        let name = |(name, _): &(String, Vec<usize>)| gguf::tensor_name(&config, name).unwrap();
         let names: Vec<String> = config.expected_tensors().iter().map(name).collect();
         assert_eq!(names.iter().collect::<std::collections::HashSet<_>>().len(), names.len());
         for name in ["token_embd.weight", "blk.1.attn_k.bias", "blk.0.attn_q_norm.weight", "blk.0.ffn_norm.weight"] {
             assert!(names.contains(&name.to_owned()), "{name}");
         }
-        assert_eq!(tensor_name(&config, "model.layers.0.self_attn.rotary_emb.inv_freq"), None);
+        assert_eq!(gguf::tensor_name(&config, "model.layers.0.self_attn.rotary_emb.inv_freq"), None);
     }
 
     #[test]
     fn llama_31s_factors_are_what_the_frequencies_are_divided_by() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/configs/llama-3.1-8b.json");
         let config = ModelConfig::from_file(path.as_ref()).unwrap();
-        let factors = rope_factors(&config).unwrap().unwrap();
+        let [(_, factors)] = &gguf::rope_factors(&config)[..] else { panic!("one tensor") };
         assert_eq!((factors.len(), factors[0], factors[63]), (64, 1.0, 8.0));
         assert!(factors.is_sorted() && factors.iter().any(|factor| (1.1..7.9).contains(factor)));
-        assert_eq!(rope_factors(&tiny_config()).unwrap(), None);
-        assert!(rope_factors(&ModelConfig { model_type: "qwen3".into(), ..config }).is_err());
+        assert!(gguf::rope_factors(&tiny_config()).is_empty() && check_ropes(&config).is_ok());
+        assert!(check_ropes(&ModelConfig { model_type: "qwen3".into(), ..config }).is_err());
     }
 
     #[test]

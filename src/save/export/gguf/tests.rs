@@ -4,6 +4,7 @@ use super::super::write_adapter;
 use super::file::list;
 use super::file::tests::{Read, read};
 use super::*;
+use crate::spec::gguf::tensor_name;
 use burn::tensor::Device;
 
 use crate::config::LoraConfig;
@@ -54,7 +55,7 @@ fn an_adapter_has_the_trained_numbers_and_b_carries_what_alpha_by_rank_does_not_
     assert_eq!(numbers(&plain.metadata["adapter.lora.alpha"]), [alpha]);
     let rooted = adapter_of(&LoraConfig { use_rslora: true, ..saved.config.clone() });
     for (module, pair) in &*saved.weights {
-        let name = names::tensor_name(&tiny_config(), &format!("{module}.weight")).unwrap();
+        let name = tensor_name(&tiny_config(), &format!("{module}.weight")).unwrap();
         let (code, shape, a) = &plain.tensors[&format!("{name}.lora_a")];
         assert_eq!((*code, shape.as_slice()), (0, &[pair.a.num_columns as u64, pair.a.num_rows as u64][..]));
         assert_eq!(numbers(a), pair.a.values);
@@ -79,7 +80,7 @@ fn the_merged_file_has_the_merged_folders_numbers_its_tokenizer_and_a_modelfile_
     let merged = WeightFiles::open(&folder).unwrap();
     assert_eq!(file.tensors.len(), merged.tensors().len());
     for (name, stored) in merged.tensors() {
-        let (_, shape, bytes) = &file.tensors[&names::tensor_name(&tiny_config(), name).unwrap()];
+        let (_, shape, bytes) = &file.tensors[&tensor_name(&tiny_config(), name).unwrap()];
         assert!(shape.iter().rev().copied().eq(stored.shape.iter().map(|size| *size as u64)), "{name}");
         let is_turned = name.contains("q_proj") || name.contains("k_proj");
         assert_eq!(numbers(bytes) != merged.load_f32(name, &stored.shape).unwrap(), is_turned, "{name}");

@@ -10,7 +10,12 @@ use crate::data::tokenizer::Tokenizer;
 use crate::data::tokenizer::gguf::{BYTE, CONTROL, NORMAL, SPLITS, UNUSED, USER_DEFINED};
 use crate::schema::Problem;
 use crate::spec::ModelConfig;
+use crate::spec::gguf::{architecture, gemma4};
 use crate::util::gguf::{List, Value};
+
+/// Tokens of Gemma 4 that llama.cpp shows, as it looks for them in an answer.
+const VISIBLE: [&str; 7] =
+    ["<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", "<|tool_response>", "<tool_response|>", "<|\"|>"];
 
 /// The tokenizer of `folder`, with a token for every row of the embedding.
 ///
@@ -30,8 +35,15 @@ pub(super) fn vocabulary(
         tokens(&json, config.vocab_size, is_sentencepiece).map_err(|problem| problem.at(path.display()))?;
     let merges: Vec<String> = json["model"]["merges"].as_array().into_iter().flatten().filter_map(merge).collect();
     let mut keys = if is_sentencepiece {
-        let scores = scores(&tokens, &merges);
-        vec![("model", text("llama")), ("pre", text("default")), ("scores", list(List::F32(scores)))]
+        let scores = ("scores", list(List::F32(scores(&tokens, &merges))));
+        // Texts begin with no space of their own there.
+        let begins_with_space = json["normalizer"].to_string().contains("Prepend");
+        match architecture(config) {
+            Some(gemma4::NAME) if !begins_with_space => {
+                vec![("model", text(gemma4::NAME)), scores, ("merges", list(List::String(merges)))]
+            }
+            _ => vec![("model", text("llama")), ("pre", text("default")), scores],
+        }
     } else {
         let split = split(&json).ok_or_else(|| unknown_split(&path))?;
         vec![("model", text("gpt2")), ("pre", text(split)), ("merges", list(List::String(merges)))]
@@ -50,7 +62,8 @@ fn tokens(json: &Json, vocab_size: usize, is_sentencepiece: bool) -> Result<(Vec
     });
     let added = json["added_tokens"].as_array().into_iter().flatten().filter_map(|token| {
         let text = token["content"].as_str()?;
-        let is_control = token["special"] == true || (text.starts_with("<|") && text.ends_with("|>"));
+        let is_shown = VISIBLE.contains(&text);
+        let is_control = !is_shown && token["special"] == true || (text.starts_with("<|") && text.ends_with("|>"));
         Some((text, &token["id"], if is_control { CONTROL } else { USER_DEFINED }))
     });
     for (text, id, kind) in normal.chain(added) {
