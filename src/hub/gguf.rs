@@ -260,7 +260,7 @@ mod tests {
         }
         file.resize(file.len().next_multiple_of(32), 0);
         file.resize(file.len() + 4 * NUMBERS as usize, 1);
-        file.extend((1..=12_u8).map(f32::from).flat_map(|factor| factor.to_le_bytes()));
+        file.extend((1..=12_u8).map(f32::from).flat_map(f32::to_le_bytes));
         file
     }
 

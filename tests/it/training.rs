@@ -552,6 +552,7 @@ fn families_that_lie_otherwise_in_gguf_files_keep_their_text_there() {
             "qwen3_next",
             serde_json::json!({"mlp_only_layers": [], "linear_key_head_dim": 12, "linear_value_head_dim": 12}),
         ),
+        ("qwen3_5", serde_json::json!({"linear_key_head_dim": 12, "linear_value_head_dim": 12})),
         ("gemma4", serde_json::json!({"num_kv_shared_layers": 2, "vocab_size_per_layer_input": 1347})),
         ("gemma4-experts", serde_json::json!({})),
         // Texts begin with one kind of divisors and end with the other.
@@ -573,13 +574,18 @@ fn families_that_lie_otherwise_in_gguf_files_keep_their_text_there() {
             assert!(output.status.success(), "{family}: {}", stderr(&output));
             String::from_utf8(output.stdout).unwrap()
         };
-        let [in_folder, in_file] = ["merged", "merged.gguf"].map(|name| {
-            let (adapter, out) = (bench.path("run/adapter"), bench.path(name));
-            let [model, adapter, out] = [&model, &adapter, &out].map(|path| path.to_str().unwrap());
-            let dtype = ["--dtype", "f32"];
-            let output = run(&[&["merge", "--model", model, "--adapter", adapter, "--out", out], &dtype[..]].concat());
-            assert!(output.status.success(), "{family}: {}", stderr(&output));
-            text(out)
+        // Onto the base, and onto what that made.
+        let [in_folder, in_file] = [["merged", "again"], ["merged.gguf", "again.gguf"]].map(|names| {
+            let adapter = bench.path("run/adapter");
+            let made = names.iter().fold(model.clone(), |base, name| {
+                let out = bench.path(name);
+                let [base, adapter, path] = [&base, &adapter, &out].map(|path| path.to_str().unwrap());
+                let merge = ["merge", "--model", base, "--adapter", adapter, "--out", path, "--dtype", "f32"];
+                let output = run(&merge);
+                assert!(output.status.success(), "{family}: {}", stderr(&output));
+                out
+            });
+            text(made.to_str().unwrap())
         });
         assert_eq!(in_folder, in_file, "{family}");
     }

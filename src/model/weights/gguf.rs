@@ -17,8 +17,9 @@ use crate::ops::cpu;
 use crate::ops::kernels::place_of;
 use crate::ops::linear::Matrix;
 use crate::schema::Problem;
+use crate::spec::delta_net::CONV;
 use crate::spec::gguf::{Coding, Order, num_predicting, stored_shape, tensors_of};
-use crate::spec::{ModelConfig, in_layer};
+use crate::spec::{Block, ModelConfig, in_layer};
 use crate::util::gguf::{GgufFile, GgufTensor, GgufType, ROPE_FACTORS};
 use crate::util::text;
 
@@ -61,6 +62,13 @@ impl GgufWeights {
     }
 
     fn rows(&self, name: &str, shape: &[usize]) -> Result<Rows<'_>, Problem> {
+        // Convolutions are also asked for without their rows.
+        let net = self.config.blocks.iter().find_map(Block::delta_net).filter(|_| name.ends_with(CONV));
+        let conv = net.map(|net| {
+            let [(_, shape), ..] = net.tensors();
+            shape
+        });
+        let shape = conv.as_deref().unwrap_or(shape);
         let (order, coding) = (Order::of(&self.config, name), Coding::of(&self.config, name));
         // A bias is a column.
         let width = if shape.len() == 1 { 1 } else { shape[shape.len() - 1] };

@@ -217,7 +217,7 @@ fn check_ropes(config: &ModelConfig) -> Result<(), Problem> {
             let truncates = *truncate != (config.model_type == "gpt_oss");
             has_usual_ramp && truncates && (attention_factor - usual).abs() < 1e-4
         }
-        _ => false,
+        RopeScaling::Dynamic { .. } => false,
     };
     let mut scalings = config.ropes.iter().map(|rope| rope.scaling.as_ref());
     let is_written = scalings.next().flatten().is_none_or(is_written) && scalings.all(|local| local.is_none());
