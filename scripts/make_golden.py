@@ -7,6 +7,7 @@ usage: make_golden.py model MODEL_DIR OUT_DIR [--r 8] [--whole-gradients] [--cur
        make_golden.py starts MODEL_DIR OUT_DIR
        make_golden.py dora MODEL_DIR OUT_DIR
        make_golden.py tokens MODEL_DIR OUT_DIR [--family FOLDER]
+       make_golden.py modules MODEL_DIR OUT_DIR [--family FOLDER]
        make_golden.py combinations MODEL_DIR OUT_DIR
        make_golden.py rope OUT_DIR
        make_golden.py bitsandbytes FOLDER
@@ -222,18 +223,20 @@ def with_adapter(folder: pathlib.Path, lora: dict, b_bound: float):
     named = adapter_tensors(model)
     with torch.no_grad():
         for name, tensor in named.items():
-            bound = tensor.shape[1] ** -0.5 if ".lora_A." in name else b_bound
+            bound = tensor.shape[-1] ** -0.5 if ".lora_A." in name else b_bound
             values = torch.from_numpy(formula(name_alone(name), tuple(tensor.shape), bound))
-            tensor.copy_(tensor * (1 + 10 * values) if tensor.dim() == 1 or name.endswith("_delta") else values)
+            tensor.copy_(values if ".lora_A." in name or ".lora_B." in name else tensor * (1 + 10 * values))
     return model, named
 
 
 def adapter_tensors(model) -> dict[str, torch.nn.Parameter]:
     """The trainable tensors by the keys that PEFT gives them in adapter_model.safetensors."""
     # PEFT saves magnitudes without the end of their names.
-    named = {name.replace("vector.default.weight", "vector").replace("delta.default", "delta").replace(".default.weight", ".weight"): p
-             for name, p in model.named_parameters() if p.requires_grad}
-    if set(named) != set(get_peft_model_state_dict(model)):
+    named = {name.replace("vector.default.weight", "vector").replace("delta.default", "delta").replace(".modules_to_save", "")
+             .replace(".default.weight", ".weight"): p for name, p in model.named_parameters() if p.requires_grad}
+    # An embedding that is the head has both names there.
+    tied = {"base_model.model.lm_head.weight"} if model.peft_config["default"].ensure_weight_tying else set()
+    if set(named) != set(get_peft_model_state_dict(model)) - tied:
         sys.exit("the trainable tensors are not the ones that PEFT saves")
     return named
 
@@ -323,9 +326,10 @@ def curve(folder: pathlib.Path, tokenizer, lora: dict, seed: int) -> dict:
     batch_rows = batches_of_curve(tokenizer, seed)
     done = train(model, named, batch_rows, CURVE, adamw(model, named, CURVE))
     others = {"final_magnitudes": "magnitude"} if lora.get("use_dora") else {}
-    others |= {"final_tokens": "_delta"} if lora.get("trainable_token_indices") else {}
+    others |= {"final_whole": "_delta"} if lora.get("trainable_token_indices") else {}
     return {"lora": lora, "b_bound": 0.0, "settings": CURVE, "rows": batch_rows[0], "loss_masks": batch_rows[1], "steps_done": done,
-            "final_b": final(named, ".lora_B."), **{name: final(named, only) for name, only in others.items()}}
+            "final_b": final(named, ".lora_B."), **{name: final(named, only) for name, only in others.items()},
+            **({"final_whole": final({n: p for n, p in named.items() if ".lora_" not in n})} if lora.get("modules_to_save") else {})}
 
 
 def adamw_8bit(model, named, settings):
@@ -550,6 +554,39 @@ def make_tokens(args) -> None:
             merged = dict(model.merge_and_unload().named_parameters())["model.embed_tokens.weight"]
             document["merged"] = final({"model.embed_tokens.weight": merged})
             document["curve"] = curve(args.model, tokenizer, lora, args.seed)
+        write(args.out, document, arrays)
+
+
+def make_modules(args) -> None:
+    """Adapters with modules that are trained as a whole, of the quickstart's model or, with a config in the folder, of one by formula."""
+    global NUM_COLUMNS
+    NUM_COLUMNS = 24
+    with tempfile.TemporaryDirectory() as folder:
+        if args.family:
+            by_formula(AutoConfig.from_pretrained(args.family), args.family, pathlib.Path(folder))
+            args.model = pathlib.Path(folder)
+        tokenizer = open_tokenizer(args.model)
+        rows = token_rows(tokenizer, CASE_LENGTHS, args.seed)
+        batch = (rows, loss_masks(rows, args.seed))
+        is_tied = AutoConfig.from_pretrained(args.model).tie_word_embeddings
+        lora = {"r": 4, "lora_alpha": 6, "target_modules": ["q_proj", "v_proj", "down_proj"], "use_rslora": False,
+                "ensure_weight_tying": is_tied}
+        # Where only the last block has adapters, the gradient goes through the first one all the same.
+        last = {**lora, "layers_to_transform": [1]}
+        cases = {"embed_tokens": {**last, "modules_to_save": ["embed_tokens"]}, "norms": {**last, "modules_to_save": ["layernorm", "model.norm"]},
+                 "all": {**lora, "modules_to_save": ["embed_tokens", "lm_head", "layernorm", "model.norm"]}}
+        if not is_tied:
+            cases["lm_head"] = {**last, "modules_to_save": ["lm_head"]}
+        document, arrays = {"batch": {"rows": batch[0], "loss_masks": batch[1]}, "cases": {}}, {}
+        for name, lora in cases.items():
+            model, named = with_adapter(args.model, lora, B_BOUND)
+            figures, found = case(model, named, batch, False)
+            document["cases"][name] = {"lora": lora, "b_bound": B_BOUND, **figures}
+            arrays.update({f"{name}.{k}": v for k, v in found.items()})
+        lora = cases["all"]
+        document["curve"] = curve(args.model, tokenizer, lora, args.seed)
+        model, named = with_adapter(args.model, lora, B_BOUND)
+        document["merged"] = final(dict(model.merge_and_unload().named_parameters()))
         write(args.out, document, arrays)
 
 
@@ -949,11 +986,12 @@ def main() -> None:
     starts.add_argument("model", type=pathlib.Path)
     starts.add_argument("out", type=pathlib.Path)
     starts.set_defaults(make=make_starts, seed=21)
-    tokens = kinds.add_parser("tokens", help="adapters with rows of the embedding")
-    tokens.add_argument("model", type=pathlib.Path)
-    tokens.add_argument("out", type=pathlib.Path)
-    tokens.add_argument("--family", type=pathlib.Path, help="a folder with the config of a model by formula, in place of the model")
-    tokens.set_defaults(make=make_tokens, seed=23)
+    for kind, make, what in (("tokens", make_tokens, "rows of the embedding"), ("modules", make_modules, "modules trained as a whole")):
+        tokens = kinds.add_parser(kind, help=f"adapters with {what}")
+        tokens.add_argument("model", type=pathlib.Path)
+        tokens.add_argument("out", type=pathlib.Path)
+        tokens.add_argument("--family", type=pathlib.Path, help="a folder with the config of a model by formula, in place of the model")
+        tokens.set_defaults(make=make, seed=23)
     dora = kinds.add_parser("dora", help="weight-decomposed adapters")
     dora.add_argument("model", type=pathlib.Path)
     dora.add_argument("out", type=pathlib.Path)

@@ -8,7 +8,9 @@ pub mod matrices;
 mod row_norms;
 pub(crate) mod start;
 pub mod targets;
+pub mod whole;
 
-pub use adapters::{Adapter, AdapterSet, BlockAdapters, Whole};
+pub use adapters::{Adapter, AdapterSet, BlockAdapters};
 pub use matrices::Matrices;
 pub use row_norms::RowNorms;
+pub use whole::{Modules, Whole};

@@ -11,14 +11,11 @@ use self::block::Block;
 use self::host::HostBlocks;
 use self::pager::Pager;
 use crate::lora::AdapterSet;
-use crate::ops::cross_entropy::Head;
 use crate::ops::kernels::{Place, place_of};
 use crate::ops::layout::RotaryTable;
 use crate::ops::linear::{Weight, linear};
 use crate::ops::norm::rms_norm;
 use crate::ops::product::F32Products;
-use crate::ops::profile::{self, Cost};
-use crate::ops::token_rows::{HeadRows, TokenRows};
 use crate::spec::{ModelConfig, SiteId};
 use crate::util::faults;
 
@@ -33,6 +30,7 @@ pub mod decode;
 pub mod delta_net;
 mod gated;
 mod host;
+mod in_place;
 mod layer_input;
 mod linears;
 pub mod load;
@@ -42,6 +40,7 @@ pub mod rope;
 pub mod weights;
 
 pub use carried::Carried;
+pub use in_place::OwnHead;
 pub use weights::Storage;
 
 /// Frozen weights of a model, on its device.
@@ -133,26 +132,6 @@ impl Model {
         Self { place: self.place.with_f32_products(products), ..self }
     }
 
-    /// The head, with rows that are not the model's.
-    #[must_use]
-    pub fn head<'a>(&'a self, rows: Option<&'a HeadRows>) -> Head<'a> {
-        Head { weight: &self.lm_head, rows, soft_cap: self.config.logit_soft_cap }
-    }
-
-    /// What rows of the embedding are in the head, where it is the embedding.
-    #[must_use]
-    pub fn head_rows(&self, tokens: Option<&TokenRows>) -> Option<HeadRows> {
-        let tokens = tokens.filter(|_| self.config.tie_word_embeddings)?;
-        Some(tokens.of_head(&self.lm_head, self.rounding_dtype()))
-    }
-
-    /// Gives adapters the rows of the embedding of these tokens, if they have none.
-    pub fn start_tokens(&self, adapters: &mut AdapterSet, ids: &[usize]) {
-        let ids: Vec<u32> = ids.iter().map(|&id| u32::try_from(id).unwrap_or(u32::MAX)).collect();
-        let values = || self.embed_tokens.clone().select(0, self.token_ids(&ids)).cast(DType::F32);
-        adapters.tokens.get_or_insert_with(|| TokenRows { ids: ids.as_slice().into(), values: values() });
-    }
-
     /// The device that the weights are on.
     #[must_use]
     pub fn device(&self) -> Device {
@@ -221,28 +200,6 @@ impl Model {
         let ids: Vec<i32> = input_ids.iter().map(|&id| id.cast_signed()).collect();
         let shape = [ids.len()];
         Tensor::from_data(TensorData::new(ids, shape), (&self.device(), DType::I32))
-    }
-
-    /// The embeddings of token ids that are on the device, with rows that are not the model's, `[tokens, hidden_size]`.
-    #[must_use]
-    pub fn embed_ids(&self, ids: Tensor<1, Int>, rows: Option<&TokenRows>) -> Tensor<2> {
-        let num_tokens = ids.dims()[0];
-        let embed = || {
-            let x = self.embed_tokens.clone().select(0, ids.clone()).cast(self.compute);
-            let x = if let Some(scale) = self.embedding_scale { x * scale } else { x };
-            match rows {
-                Some(rows) => rows.embedded(ids, x, self.embedding_scale, self.rounding_dtype()),
-                None => x,
-            }
-        };
-        let bytes = profile::count(2 * num_tokens * self.config.hidden_size * self.compute.size());
-        profile::measure("embedding", || Cost { bytes, ..Cost::default() }, embed)
-    }
-
-    /// The gradient of `rows` from that of the embeddings, `[ids, hidden_size]` in `f32`.
-    #[must_use]
-    pub fn embed_backward(&self, ids: Tensor<1, Int>, rows: &TokenRows, dx: Tensor<2>) -> Tensor<2> {
-        rows.embedded_backward(ids, dx, self.embedding_scale, self.place.f32_products())
     }
 
     /// What passes between the blocks besides the residual stream, for tokens with these ids and embeddings.

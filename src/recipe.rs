@@ -221,6 +221,11 @@ impl Recipe {
             );
         }
 
+        if self.objective.scores() && self.lora.modules_to_save.is_some() {
+            let message = "`lora.modules_to_save`: a model that scores texts has a head of its own for that".to_owned();
+            reject("lora.modules_to_save", message, "take it out: that head is trained, and saved, without it");
+        }
+
         if self.lora.use_dora && self.optimizer.name == OptimizerName::Muon {
             let message = "`optimizer.name` = \"muon\" trains matrices, and `lora.use_dora` brings vectors".to_owned();
             reject("optimizer.name", message, "use \"adamw\", or take `use_dora` out");

@@ -115,10 +115,7 @@ impl ModelConfig {
     /// Name within the model of what is called `name` in a language model alone.
     #[must_use]
     pub fn module_of(&self, name: &str) -> String {
-        match name.strip_prefix("model.").filter(|_| self.is_nested) {
-            Some(name) => format!("{NESTED}{name}"),
-            None => name.to_owned(),
-        }
+        if self.is_nested { nested_name(name) } else { name.to_owned() }
     }
 
     /// Whether later layers use the keys and values of this one.
@@ -226,6 +223,15 @@ pub fn name_alone(name: &str) -> Option<String> {
     match name.strip_prefix("language_model.") {
         Some(rest) => Some(rest.to_owned()),
         None => Some(format!("model.{}", name.strip_prefix(NESTED)?)),
+    }
+}
+
+/// The name in a multimodal model of what a language model alone has under `name`.
+#[must_use]
+pub fn nested_name(name: &str) -> String {
+    match name.strip_prefix("model.") {
+        Some(rest) => format!("{NESTED}{rest}"),
+        None => name.to_owned(),
     }
 }
 

@@ -75,6 +75,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
     let mut adapters = source.new_adapters(selection, &recipe.lora, recipe.seed, device);
     model.start_magnitudes(&mut adapters);
     recipe.lora.trainable_token_indices.iter().for_each(|ids| model.start_tokens(&mut adapters, ids));
+    model.start_modules(&mut adapters, selection.modules.keys().copied());
     if recipe.objective.scores() {
         adapters = adapters.with_score(source.config.hidden_size, recipe.seed, &device.device);
     }
@@ -88,7 +89,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
     }
 
     let mut batches = SyntheticBatches::new(recipe, source.config.vocab_size);
-    let flops = StepFlops::of_objective(&source.config, num_trainable, &recipe.objective).on(
+    let flops = StepFlops::of_objective(&source.config, num_trainable, &recipe.objective).with_modules(selection).on(
         step.model().place(),
         &source.config,
         recipe.is_noisy(),

@@ -242,11 +242,8 @@ fn forecast(
         refuse_large: true,
         ..OpenOptions::default()
     };
-    let flops = StepFlops::of_objective(workload.config, workload.plan().num_trainable, workload.objective).on(
-        workload.place,
-        workload.config,
-        recipe.is_noisy(),
-    );
+    let flops = StepFlops::of_objective(workload.config, workload.plan().num_trainable, workload.objective);
+    let flops = flops.with_modules(workload.selection).on(workload.place, workload.config, recipe.is_noisy());
     let keeps_reference = is_alone && objective(workload.objective).keeps_reference();
     let Recipe { train, objective, .. } = recipe;
     let max_length = config.max_length;

@@ -96,7 +96,7 @@ fn files(args: &PushArgs) -> Result<Vec<Upload>, Failure> {
     }
     let scores = saved.weights.score.is_some();
     let vllm_options =
-        vllm_options(saved.config.r, saved.config.use_dora || saved.weights.tokens.is_some()).filter(|_| !scores);
+        vllm_options(saved.config.r, saved.config.use_dora || saved.weights.replaces_weights()).filter(|_| !scores);
     let published = Published {
         repository: &args.repository,
         base: &base,

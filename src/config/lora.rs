@@ -50,7 +50,7 @@ section! {
             ["lora_layers", "num_layers"; "it lists layers: the last 4 of 16 are [12, 13, 14, 15]"];
         /// What comes before a layer's number in module names, beside `layers_to_transform`: a name, a regular expression, or a
         /// list of them of which the first that matches counts. Default: anything.
-        layers_pattern: Option<Vec<String>> = None => any(LAYERS_PATTERN, accept_layers_pattern) like ["layers"], OtherAdapter,
+        layers_pattern: Option<Vec<String>> = None => any(LAYERS_PATTERN, accept_names) like ["layers"], OtherAdapter,
             ["lora_layers_pattern", "peft_layers_pattern"];
         /// Another rank for modules whose name ends like this (or matches, as a regular expression); of several the first.
         rank_pattern: ByName<usize> = ByName::default() => counts_by_name(1..), OtherAdapter,
@@ -62,6 +62,11 @@ section! {
         /// has without ever having seen them. Where the head is the embedding, its rows are trained with them. Default: none.
         trainable_token_indices: Option<Vec<usize>> = None => any(TOKENS, accept_layers) like [7, 8], OtherAdapter,
             ["lora_trainable_token_indices", "trainable_tokens", "peft_trainable_token_indices"];
+        /// Modules that are trained as a whole beside the adapters: `"embed_tokens"`, `"lm_head"` (where these two are one, it is
+        /// trained as one), and norms, such as `"layernorm"` or `"model.norm"`, the last. A name is the end of a module's name.
+        /// Default: none.
+        modules_to_save: Option<Vec<String>> = None => any(MODULES, accept_names) like ["embed_tokens", "lm_head"], OtherAdapter,
+            ["lora_modules_to_save", "additional_target", "peft_modules_to_save"];
         /// Learning rate of B over that of A (LoRA+). Default: both the same.
         loraplus_lr_ratio: Option<f64> = None => optional_number(POSITIVE) like 16.0, LaterSteps,
             ["lora_plus_lr_ratio", "loraplus_ratio", "loraplus", "lora_plus"];
@@ -148,7 +153,9 @@ pub(crate) fn layers_regex(pattern: &str) -> Result<Regex, regex::Error> {
 
 const LAYERS_PATTERN: &str = "a name or a list of names, such as \"layers\"";
 
-fn accept_layers_pattern(value: &Value) -> Result<Option<Vec<String>>, Option<String>> {
+const MODULES: &str = "a name or a list of names, such as \"embed_tokens\"";
+
+fn accept_names(value: &Value) -> Result<Option<Vec<String>>, Option<String>> {
     let patterns: Option<Vec<String>> = match value {
         Value::Array(items) => items.iter().map(|item| item.value().text().map(str::to_owned)).collect(),
         single => single.text().map(|text| vec![text.to_owned()]),
@@ -237,7 +244,7 @@ fn accept_name(item: &Node) -> Result<String, Option<String>> {
     match item.value() {
         Value::String(name) if is_linear_layer(name) => Ok(name.clone()),
         Value::String(name) if name == "lm_head" => {
-            Err(Some("`lm_head` cannot be adapted: its loss is computed in chunks that need it frozen".to_owned()))
+            Err(Some("`lm_head` cannot be adapted: `modules_to_save` trains it as a whole".to_owned()))
         }
         Value::String(name) if name == "all-linear" => Err(Some("write \"all-linear\" without brackets".to_owned())),
         Value::String(name) => Err(Some(format!("there is no `{name}`: {}", meant_layer(name)))),

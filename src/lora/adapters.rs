@@ -11,6 +11,7 @@ use super::matrices::{Applied, Matrices};
 use super::row_norms::RowNorms;
 use super::start::{normal, start};
 use super::targets::{AdapterShape, Selection};
+use super::whole::{Modules, Whole};
 use crate::config::InitLoraWeights;
 use crate::ops::dropout::{Dropout, mix};
 use crate::ops::host;
@@ -75,26 +76,8 @@ pub struct AdapterSet {
     pub score: Option<Tensor<2>>,
     /// Rows of the embedding that are trained in place of the base's.
     pub tokens: Option<TokenRows>,
-}
-
-/// What is trained as a whole, beside the adapters.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Whole {
-    /// The head that scores.
-    Score,
-    /// The rows of the embedding.
-    Tokens,
-}
-
-impl Whole {
-    /// Its name, as PEFT has it behind the model's.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Score => "score.weight",
-            Self::Tokens => "model.embed_tokens.token_adapter.trainable_tokens_delta",
-        }
-    }
+    /// Modules that are trained in place of the base's.
+    pub modules: Modules,
 }
 
 impl AdapterSet {
@@ -118,13 +101,14 @@ impl AdapterSet {
             };
             shapes.iter().map(new).collect()
         });
-        Self { blocks: blocks.collect(), dropout, score: None, tokens: None }
+        Self { blocks: blocks.collect(), dropout, score: None, tokens: None, modules: Modules::default() }
     }
 
     /// No adapters: the base model.
     #[must_use]
     pub fn none(num_layers: usize) -> Self {
-        Self { blocks: vec![BlockAdapters::new(); num_layers], dropout: 0.0, score: None, tokens: None }
+        let blocks = vec![BlockAdapters::new(); num_layers];
+        Self { blocks, dropout: 0.0, score: None, tokens: None, modules: Modules::default() }
     }
 
     /// The same with a head that scores: its own, or a new one from `seed`, drawn as transformers does.
@@ -143,13 +127,29 @@ impl AdapterSet {
     /// What is trained as a whole.
     pub fn whole(&self) -> impl Iterator<Item = (Whole, &Tensor<2>)> {
         let tokens = self.tokens.iter().map(|tokens| (Whole::Tokens, &tokens.values));
-        self.score.iter().map(|score| (Whole::Score, score)).chain(tokens)
+        self.score.iter().map(|score| (Whole::Score, score)).chain(tokens).chain(self.modules.iter())
     }
 
     /// The same, to be changed.
     pub fn whole_mut(&mut self) -> impl Iterator<Item = (Whole, &mut Tensor<2>)> {
         let tokens = self.tokens.iter_mut().map(|tokens| (Whole::Tokens, &mut tokens.values));
-        self.score.iter_mut().map(|score| (Whole::Score, score)).chain(tokens)
+        self.score.iter_mut().map(|score| (Whole::Score, score)).chain(tokens).chain(self.modules.iter_mut())
+    }
+
+    /// Whether embeddings are trained.
+    #[must_use]
+    pub fn trains_embeddings(&self) -> bool {
+        self.whole().any(|(whole, _)| whole.embeds())
+    }
+
+    /// The first layer whose backward something needs; the number of layers where nothing does.
+    #[must_use]
+    pub fn first_trained(&self) -> usize {
+        let has_norms =
+            |layer| self.modules.iter().any(|(whole, _)| matches!(whole, Whole::BlockNorm(of, _) if of == layer));
+        let is_trained = |layer: &usize| !self.blocks[*layer].is_empty() || has_norms(*layer);
+        let all = 0..self.blocks.len();
+        if self.trains_embeddings() { 0 } else { all.clone().find(is_trained).unwrap_or(all.end) }
     }
 
     /// Where the optimizer runs: the matrices are in `f32`, whatever the type of the activations.
@@ -179,13 +179,6 @@ impl AdapterSet {
     /// The same of some blocks.
     pub fn of_blocks(&self, blocks: Range<usize>) -> impl Iterator<Item = ((usize, SiteId), &Adapter)> {
         blocks.flat_map(|layer| self.blocks[layer].iter().map(move |(&site, adapter)| ((layer, site), adapter)))
-    }
-
-    /// The first block with an adapter, or the very first where the embedding is trained: no backward goes below it.
-    #[must_use]
-    pub fn first_block(&self) -> usize {
-        let first = self.blocks.iter().position(|block| !block.is_empty() || self.tokens.is_some());
-        first.unwrap_or(self.blocks.len())
     }
 
     /// Every adapter, mutable, in the order of [`iter`](Self::iter).

@@ -2,9 +2,12 @@
 
 mod patterns;
 
+use std::collections::BTreeMap;
+
 use patterns::Patterns;
 
 use super::kind::Kind;
+use super::whole::Whole;
 use crate::config::{LoraConfig, TargetModules, meant_layer};
 use crate::spec::{LINEAR_NAMES, ModelConfig, PerSite, Role, Site, SiteId, in_layer};
 
@@ -45,6 +48,8 @@ pub struct Selection {
     pub hits: Vec<TargetHits>,
     /// Tokens whose rows of the embedding are trained.
     pub num_tokens: usize,
+    /// Modules that are trained as a whole, with their shapes.
+    pub modules: BTreeMap<Whole, [usize; 2]>,
 }
 
 impl Selection {
@@ -54,13 +59,37 @@ impl Selection {
         blocks.flat_map(|(layer, shapes)| shapes.iter().map(move |(&site, &shape)| (layer, site, shape)))
     }
 
+    /// Number of parameters of modules that are trained as a whole.
+    #[must_use]
+    pub fn num_module_parameters(&self) -> usize {
+        self.modules.values().map(|[rows, columns]| rows * columns).sum()
+    }
+
+    /// The first layer whose backward something needs; the number of layers where nothing does.
+    #[must_use]
+    pub fn first_trained(&self) -> usize {
+        let whole = self.modules.keys();
+        let norms =
+            whole.clone().filter_map(|whole| if let Whole::BlockNorm(layer, _) = whole { Some(*layer) } else { None });
+        let embeds = self.num_tokens > 0 || whole.clone().any(|whole| whole.embeds());
+        let adapted = self.shapes.iter().position(|block| !block.is_empty());
+        let first = adapted.into_iter().chain(norms).chain(embeds.then_some(0)).min();
+        first.unwrap_or(self.shapes.len())
+    }
+
+    /// Whether the head is trained as a whole.
+    #[must_use]
+    pub fn trains_head(&self) -> bool {
+        self.modules.keys().any(|whole| whole.is_head())
+    }
+
     /// Number of trained parameters in a model of this shape.
     #[must_use]
     pub fn num_parameters(&self, config: &ModelConfig) -> usize {
         let parameters = |(layer, site, shape): (usize, SiteId, AdapterShape)| {
             shape.num_parameters(config.blocks[layer].sites[site].shape)
         };
-        self.iter().map(parameters).sum::<usize>() + self.num_tokens * config.hidden_size
+        self.iter().map(parameters).sum::<usize>() + self.num_tokens * config.hidden_size + self.num_module_parameters()
     }
 }
 
@@ -73,10 +102,10 @@ pub enum TargetError {
         /// The target.
         target: String,
     },
-    /// The head, which the chunked loss needs frozen, or the embedding, which stays frozen too.
+    /// The head or the embedding, which have no low-rank adapters.
     #[error(
-        "`lora.target_modules`: `{target}` cannot be adapted: the head and the embedding stay frozen\n  hint: \
-         `\"all-linear\"` takes every linear layer but these, as in PEFT"
+        "`lora.target_modules`: `{target}` cannot be adapted: `modules_to_save` trains head and embedding as a \
+         whole\n  hint: `\"all-linear\"` takes every linear layer but these, as in PEFT"
     )]
     Frozen {
         /// The target.
@@ -117,6 +146,9 @@ pub enum TargetError {
     /// Tokens that cannot be trained.
     #[error("`lora.trainable_token_indices`: {0}")]
     Tokens(String),
+    /// Modules that cannot be trained as a whole.
+    #[error("`lora.modules_to_save`: {0}")]
+    Modules(String),
     /// No layer is left.
     #[error(
         "`lora.target_modules` less `lora.exclude_modules`, in the layers of `lora.layers_to_transform` and \
@@ -143,9 +175,12 @@ impl LoraConfig {
             let sites = block.sites.iter().enumerate();
             sites.map(|(site, Site { role, .. })| (config.module_name(layer, site), *role)).collect()
         });
-        let selection = self.select_of(&names.collect::<Vec<_>>())?;
+        let mut selection = self.select_of(&names.collect::<Vec<_>>())?;
+        let modules = self.modules(config).map(|modules| selection.modules = modules).err();
         let start = self.start_problem(config, &selection).map(TargetError::Start);
-        let problems: Vec<_> = start.into_iter().chain(self.tokens_problem(config).map(TargetError::Tokens)).collect();
+        let tokens = self.tokens_problem(config).map(TargetError::Tokens);
+        let modules = modules.into_iter().flatten().map(TargetError::Modules);
+        let problems: Vec<_> = start.into_iter().chain(tokens).chain(modules).collect();
         if problems.is_empty() { Ok(selection) } else { Err(problems) }
     }
 
@@ -177,7 +212,7 @@ impl LoraConfig {
         too_large.map(|(r, name, most)| format!("rank {r} is larger than the {most} of which `{name}` has parts"))
     }
 
-    /// [`select`](Self::select) in some model of `num_layers` layers that have every linear layer of every family.
+    /// [`select`](Self::select) of linear layers in some model of `num_layers` layers that have every linear layer of every family.
     ///
     /// # Errors
     /// Likewise.
@@ -244,6 +279,7 @@ impl LoraConfig {
                 shapes,
                 hits: targets.hits(),
                 num_tokens: self.trainable_token_indices.iter().flatten().count(),
+                modules: BTreeMap::new(),
             })
         } else {
             Err(errors)

@@ -1,6 +1,6 @@
 //! One transformer block, forward and backward by hand: the order of its norms and residuals.
 //!
-//! The base is frozen, so the backward only needs the gradients of the block's input and of its adapters. The forward
+//! The matrices are frozen, so the backward only needs the gradients of the block's input, of its adapters and of norms. The forward
 //! keeps [`Activations`] for it; normed inputs and the feed-forward product are cheaper to recompute.
 
 use burn::tensor::Tensor;
@@ -14,7 +14,7 @@ use super::layer_input;
 use super::linears::Linears;
 use super::mixture;
 use crate::ops::linear::Weight;
-use crate::ops::norm::{rms_norm, rms_norm_backward};
+use crate::ops::norm::{rms_norm, rms_norm_backward, rms_norm_weight_grad};
 use crate::spec::{self, PerSite};
 
 /// Frozen weights of one block.
@@ -39,6 +39,8 @@ pub struct Sublayer {
     pub output_scale: Option<f64>,
     /// What it computes between them.
     pub kind: SublayerKind,
+    /// Names of the norms of its input and of its output, where they are trained.
+    pub trained_norms: [Option<&'static str>; 2],
 }
 
 /// What a sublayer computes, `[tokens, hidden_size]` from as much.
@@ -99,6 +101,8 @@ pub struct BlockBackward {
     pub key_values: Option<KeyValues>,
     /// Of its adapters.
     pub adapters: BlockGrads,
+    /// Of those of its norms that are trained, `[1, hidden_size]`, in `f32`.
+    pub norms: Vec<(&'static str, Tensor<2>)>,
 }
 
 impl Sublayer {
@@ -161,15 +165,18 @@ impl Sublayer {
     ) -> (Option<Tensor<2>>, Option<KeyValues>) {
         let (place, Kept { x, rstd, inner, after }) = (linears.context.place(), kept);
         let context = linears.context;
+        let [trained_before, trained_after] = self.trained_norms;
         let before_norm = self.norm_after.as_ref().zip(after).map(|(weight, y)| {
             // Cheaper to compute again than to keep.
             let (_, rstd) = rms_norm(place, &y, weight, context.eps);
+            linears.norm_grads.extend(trained_after.map(|name| (name, rms_norm_weight_grad(&dy, &y, &rstd))));
             rms_norm_backward(place, &dy, &y, weight, &rstd, y.zeros_like())
         });
         let before_norm = before_norm.or_else(|| Some(dy.clone() * self.output_scale?));
         let d_inner = before_norm.as_ref().unwrap_or(&dy);
         let again = || self.normed(&x, context).0;
-        let mut key_values = None;
+        let (mut key_values, goes_on) = (None, input_grad);
+        let input_grad = input_grad || trained_before.is_some();
         let dnormed = match (&self.kind, inner) {
             (SublayerKind::Attention(it), KeptInside::Attention(kept)) => {
                 let (dx, of_earlier) = it.backward(d_inner, kept, again, linears, input_grad);
@@ -193,7 +200,10 @@ impl Sublayer {
             }
             _ => unreachable!("a sublayer keeps what is its own"),
         };
-        let dx = dnormed.map(|dnormed| match (&self.norm_before, rstd) {
+        if let ((Some(name), Some(dnormed)), Some(rstd)) = ((trained_before, &dnormed), &rstd) {
+            linears.norm_grads.push((name, rms_norm_weight_grad(dnormed, &x, rstd)));
+        }
+        let dx = dnormed.filter(|_| goes_on).map(|dnormed| match (&self.norm_before, rstd) {
             (Some(weight), Some(rstd)) => rms_norm_backward(place, &dnormed, &x, weight, &rstd, dy),
             _ => dy + dnormed,
         });
@@ -278,7 +288,7 @@ impl Block {
             let (d_input, of_earlier) = sublayer.backward(dy, kept, &mut linears, input_grad || index > 0);
             (dx, key_values) = (d_input, key_values.or(of_earlier));
         }
-        BlockBackward { dx, key_values, adapters: linears.grads }
+        BlockBackward { dx, key_values, adapters: linears.grads, norms: linears.norm_grads }
     }
 }
 

@@ -1,5 +1,6 @@
 //! Decoding: the logits of texts that grow token by token, without computing earlier tokens again.
 
+use std::borrow::Cow;
 use std::ops::Range;
 
 use burn::tensor::Tensor;
@@ -13,7 +14,6 @@ use crate::ops::cpu::FEW_TOKENS;
 use crate::ops::kernels;
 use crate::ops::layout::Layout;
 use crate::ops::norm::rms_norm;
-use crate::ops::token_rows::TokenRows;
 use crate::spec::Attention;
 
 /// Most texts that are written in one pass; with more, the products of a pass would not be those of each text alone.
@@ -80,7 +80,10 @@ pub struct Part<'a> {
 /// On the CPU the logits of a text are the same to the bit whatever other texts are in the pass.
 #[must_use]
 pub fn next_logits(model: &Model, parts: &mut [Part<'_>]) -> Tensor<2> {
-    if model.config.ropes.iter().all(|rope| rope.reach(usize::MAX) == 0) {
+    // Modules in place of the model's are those of all texts in a pass.
+    let is_one = parts.windows(2).all(|pair| std::ptr::eq(pair[0].adapters, pair[1].adapters));
+    let have_modules = parts.iter().any(|part| part.adapters.modules.iter().next().is_some());
+    if model.config.ropes.iter().all(|rope| rope.reach(usize::MAX) == 0) && (is_one || !have_modules) {
         return kernels::run(model.place(), || logits_of_last(model, parts));
     }
     // Where the rotary frequencies depend on the length of a text, each has its own, and keys are computed again when they change.
@@ -109,10 +112,11 @@ fn logits_of_last(model: &Model, parts: &mut [Part<'_>]) -> Tensor<2> {
         x.clone().narrow(0, end - 1, 1)
     });
     let last = Tensor::cat(lasts.collect(), 0);
-    let (normed, _) = rms_norm(model.place(), &last, &model.norm, model.config.rms_norm_eps);
-    let of_rows = |(texts, tokens): (Range<usize>, Option<&TokenRows>)| {
-        let rows = model.head_rows(tokens);
-        model.head(rows.as_ref()).logits(model.place(), &normed.clone().narrow(0, texts.start, texts.len()))
+    let norm = parts.first().map_or_else(|| model.norm.clone(), |part| model.own_norm(part.adapters));
+    let (normed, _) = rms_norm(model.place(), &last, &norm, model.config.rms_norm_eps);
+    let of_rows = |(texts, adapters): (Range<usize>, &AdapterSet)| {
+        let normed = normed.clone().narrow(0, texts.start, texts.len());
+        model.own_head(adapters).head().logits(model.place(), &normed)
     };
     Tensor::cat(by_token_rows(parts, &vec![1; parts.len()]).into_iter().map(of_rows).collect(), 0)
 }
@@ -136,10 +140,14 @@ fn last_block(model: &Model, parts: &mut [Part<'_>], lengths: &[usize]) -> Tenso
     let layouts = TextLayouts::of(model, lengths);
     let (by_rows, none) = (by_rows(parts, lengths), BlockAdapters::default());
     let ids = model.token_ids(&token_ids);
-    let of_rows = |(rows, tokens): (Range<usize>, _)| model.embed_ids(ids.clone().slice([rows]), tokens);
+    let of_rows = |(rows, adapters): (Range<usize>, _)| model.embed_ids(ids.clone().slice([rows]), adapters);
     let mut x = Tensor::cat(by_token_rows(parts, lengths).into_iter().map(of_rows).collect(), 0);
     let mut carried = model.carried(ids, &x);
     for (layer, block) in model.walk(0..model.blocks.len()) {
+        let block = match parts.first() {
+            Some(part) => model.with_own_norms(layer, &block, part.adapters),
+            None => Cow::Borrowed(&*block),
+        };
         let of_layer: Vec<_> = by_rows.iter().map(|(rows, adapters)| (rows.clone(), &adapters.blocks[layer])).collect();
         let (adapters, by_rows) = match &of_layer[..] {
             [(_, adapters)] => (*adapters, &[][..]),
@@ -158,13 +166,13 @@ fn last_block(model: &Model, parts: &mut [Part<'_>], lengths: &[usize]) -> Tenso
     x
 }
 
-/// The rows of the embedding that texts do not have from the model, by rows of tokens: neighbours with the same are one.
-fn by_token_rows<'a>(parts: &[Part<'a>], lengths: &[usize]) -> Vec<(Range<usize>, Option<&'a TokenRows>)> {
-    let mut all: Vec<(Range<usize>, Option<&TokenRows>)> = Vec::new();
+/// The adapters whose embeddings and head texts have, by rows of tokens: neighbours without rows of the embedding are one.
+fn by_token_rows<'a>(parts: &[Part<'a>], lengths: &[usize]) -> Vec<(Range<usize>, &'a AdapterSet)> {
+    let mut all: Vec<(Range<usize>, &AdapterSet)> = Vec::new();
     for (rows, adapters) in by_rows(parts, lengths) {
-        match (all.last_mut(), adapters.tokens.as_ref()) {
-            (Some((before, None)), None) => before.end = rows.end,
-            (_, tokens) => all.push((rows, tokens)),
+        match all.last_mut() {
+            Some((before, of)) if of.tokens.is_none() && adapters.tokens.is_none() => before.end = rows.end,
+            _ => all.push((rows, adapters)),
         }
     }
     all

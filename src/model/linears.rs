@@ -22,12 +22,14 @@ pub(super) struct Linears<'a> {
     pub(super) kept: PerSite<Tensor<2>>,
     /// Gradients of the adapters.
     pub(super) grads: BlockGrads,
+    /// Gradients of trained norms.
+    pub(super) norm_grads: Vec<(&'static str, Tensor<2>)>,
 }
 
 impl<'a> Linears<'a> {
     /// Before a pass; a backward takes what its forward has kept.
     pub(super) fn new(weights: &'a [Weight], context: &'a BlockContext<'a>, kept: PerSite<Tensor<2>>) -> Self {
-        Self { weights, context, kept, grads: BlockGrads::new() }
+        Self { weights, context, kept, grads: BlockGrads::new(), norm_grads: Vec::new() }
     }
 
     /// Makes the linear layers of experts, which have no adapters.

@@ -173,7 +173,8 @@ fn load_block(
             spec::SublayerKind::LayerInput(spec) => SublayerKind::LayerInput(*spec),
         };
         let [norm_before, norm_after] = [around(spec.norm_before)?, around(spec.norm_after)?];
-        Ok(Sublayer { norm_before, norm_after, output_scale: spec.output_scale, kind })
+        let (output_scale, trained_norms) = (spec.output_scale, [None; 2]);
+        Ok(Sublayer { norm_before, norm_after, output_scale, kind, trained_norms })
     };
     let mut linears = spec.sites.iter().map(linear).collect::<Result<Vec<_>, Problem>>()?;
     if storage.residency == Residency::Memory && place_of(device, DType::F32).stacks_weights() {

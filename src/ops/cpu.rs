@@ -18,6 +18,7 @@ mod norm;
 mod optimizer;
 mod optimizer_8bit;
 mod output_gate;
+mod over_tokens;
 mod pack;
 mod product;
 mod rope;

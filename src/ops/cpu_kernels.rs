@@ -349,10 +349,12 @@ impl Kernels for Cpu {
         let rows_weight = head.rows.map(|rows| HostWeight::new(&rows.weight));
         let own = head.rows.zip(rows_weight.as_ref()).map(|(rows, weight)| (&*rows.ids, weight.get()));
         let num_own = own.map_or(0, |(ids, _)| ids.len());
+        let inputs = head.inputs.map(host::view);
         let head = cpu::Head { weight: weight.get(), rows: own, soft_cap: head.soft_cap };
         let mut losses = vec![0.0; targets.len()];
         let of_grads = |width: usize| vec![0.0; if scale.is_some() { targets.len() * width } else { 0 }];
         let (mut dhidden, mut drows) = (of_grads(width), of_grads(num_own));
+        let mut dweight = inputs.as_ref().map(|_| vec![0.0; weight.get().num_elements()]);
         for (index, targets) in targets.chunks(chunk_len).enumerate() {
             cancel::check();
             let start = index * chunk_len;
@@ -361,6 +363,7 @@ impl Kernels for Cpu {
             let gradient = scale.map(|scale| cpu::HeadGradient {
                 dhidden: &mut dhidden[range.clone()],
                 drows: &mut drows[rows.start * num_own..rows.end * num_own],
+                weight: inputs.as_ref().zip(dweight.as_mut()).map(|(inputs, sum)| (&inputs[range.clone()], &mut **sum)),
                 scale: scale as f32,
             });
             cpu::linear_cross_entropy(&values[range], head, width, targets, &mut losses[rows], gradient);
@@ -369,7 +372,11 @@ impl Kernels for Cpu {
         let device = hidden.device();
         let grads = scale.map(|_| {
             let drows = (num_own > 0).then(|| host::tensor(drows, [targets.len(), num_own], &device));
-            (host::tensor(dhidden, hidden.dims(), &device), drows)
+            let dweight = dweight.map(|sum| {
+                let shape = [sum.len() / width, width];
+                host::tensor(sum, shape, &device)
+            });
+            HeadGrads { dhidden: host::tensor(dhidden, hidden.dims(), &device), drows, dweight }
         });
         (losses, grads)
     }

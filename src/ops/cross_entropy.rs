@@ -4,6 +4,7 @@ use burn::tensor::{DType, Int, Tensor};
 
 use super::kernels::{Kernels, Place};
 use super::linear::{InputGrad, Weight};
+use super::product::matmul;
 use super::profile::{self, Cost};
 use super::token_rows::{HeadRows, ids_on};
 
@@ -69,6 +70,8 @@ pub struct Head<'a> {
     pub weight: &'a Weight,
     /// Rows in place of the weight's.
     pub rows: Option<&'a HeadRows>,
+    /// Where the whole weight is trained, what its gradient is made of: `hidden`, each row times the weight of its loss.
+    pub inputs: Option<&'a Tensor<2>>,
     /// Logits `l` become `cap tanh(l / cap)`.
     pub soft_cap: Option<f64>,
 }
@@ -112,21 +115,28 @@ impl Head<'_> {
     }
 }
 
-/// Losses of tokens, and the gradients of each.
+/// Losses of tokens, and their gradients.
 #[derive(Debug)]
 pub struct LossAndGrad {
     /// Negative log-likelihood of each target, in nats, `f32`, `[targets]`.
     pub losses: Tensor<1>,
+    /// Their gradients.
+    pub grads: HeadGrads,
+}
+
+/// Gradients of a head's losses.
+#[derive(Debug)]
+pub struct HeadGrads {
     /// In each row `scale` times the gradient of its loss with respect to that row of `hidden`, `[targets, hidden_size]`.
     pub dhidden: Tensor<2>,
     /// The same with respect to the logits of the head's own rows, before their cap, `[targets, rows]` in `f32`, where it has some.
     pub drows: Option<Tensor<2>>,
+    /// `scale` times the gradient of the weighted sum of the losses with respect to the whole weight, `[vocab_size, hidden_size]`
+    /// in `f32`, where it is trained.
+    pub dweight: Option<Tensor<2>>,
 }
 
-/// Gradients of a head, as [`LossAndGrad`] has them.
-pub(super) type HeadGrads = (Tensor<2>, Option<Tensor<2>>);
-
-/// Cross-entropy of `softmax(hidden head^T)` at `targets`, and its gradient times `scale` (the head is frozen).
+/// Cross-entropy of `softmax(hidden head^T)` at `targets`, and its gradient times `scale`.
 ///
 /// # Shapes
 /// `hidden`: `[targets, hidden_size]`, `targets`: as many ids as `hidden` has rows.
@@ -142,14 +152,14 @@ pub fn linear_cross_entropy(
     let [vocab_size, width] = head.weight.dims();
     let cost = || Cost {
         shape: format!("{width} -> {vocab_size}"),
-        flops: profile::count(4 * targets.len() * vocab_size * width),
+        flops: profile::count((4 + 2 * usize::from(head.inputs.is_some())) * targets.len() * vocab_size * width),
         bytes: 2.0 * head.weight.values.num_bytes() + 2.0 * profile::bytes(hidden),
     };
     let size = chunk.tokens(place, head.weight.dims(), targets.len());
     let work = || {
         let (losses, grads) = place.linear_cross_entropy(hidden, head, targets, Some(scale), size);
-        let (dhidden, drows) = grads.unwrap_or_else(|| (hidden.zeros_like(), None));
-        LossAndGrad { losses, dhidden, drows }
+        let none = || HeadGrads { dhidden: hidden.zeros_like(), drows: None, dweight: None };
+        LossAndGrad { losses, grads: grads.unwrap_or_else(none) }
     };
     profile::measure("linear_cross_entropy", cost, work)
 }
@@ -181,8 +191,10 @@ pub(super) fn chunked_cross_entropy(
     scale: Option<f64>,
     size: usize,
 ) -> (Tensor<1>, Option<HeadGrads>) {
+    let mut dweight: Option<Tensor<2>> = None;
     let chunk = |(index, targets): (usize, &[u32])| {
-        let hidden = hidden.clone().narrow(0, index * size, targets.len());
+        let part = |x: &Tensor<2>| x.clone().narrow(0, index * size, targets.len());
+        let hidden = part(hidden);
         let logits = head.capped(head.uncapped(place, &hidden));
         let kept = head.soft_cap.map(|_| logits.clone());
         let (losses, dlogits) = place.cross_entropy(logits, targets, scale);
@@ -195,6 +207,14 @@ pub(super) fn chunked_cross_entropy(
                 let (dhidden, _) = place.linear_backward(dlogits, &hidden, weight, None, InputGrad::Fresh);
                 dhidden.unwrap_or_else(|| hidden.zeros_like())
             };
+            if let Some(inputs) = head.inputs {
+                let in_f32 = |x: Tensor<2>| x.cast(DType::F32);
+                let grad = matmul(&in_f32(dlogits.clone()).transpose(), &in_f32(part(inputs)), place.f32_products());
+                dweight = Some(match dweight.take() {
+                    Some(sum) => sum + grad,
+                    None => grad,
+                });
+            }
             let Some(rows) = head.rows else { return (input_grad(&dlogits, head.weight), None) };
             let of_rows = rows.of(&dlogits);
             let of_others = input_grad(&rows.put(dlogits, None), head.weight);
@@ -206,7 +226,7 @@ pub(super) fn chunked_cross_entropy(
     let (dhidden, drows): (Vec<_>, Vec<_>) = grads.into_iter().flatten().unzip();
     let drows: Vec<_> = drows.into_iter().flatten().collect();
     let drows = (!drows.is_empty()).then(|| Tensor::cat(drows, 0));
-    (Tensor::cat(losses, 0), scale.map(|_| (Tensor::cat(dhidden, 0), drows)))
+    (Tensor::cat(losses, 0), scale.map(|_| HeadGrads { dhidden: Tensor::cat(dhidden, 0), drows, dweight }))
 }
 
 /// Losses of logits `[targets, vocab_size]` at `targets`, and their gradients times `scale`, in plain tensor calls.
@@ -299,8 +319,9 @@ mod tests {
         let place = place_of(device, DType::F32);
         let rows =
             HeadRows { ids: OWN.into(), weight: Weight::new(values(OWN.len() * WIDTH, -1.5, device, OWN.len())) };
-        let head = Head { weight: &head, rows: own.then_some(&rows), soft_cap };
-        let LossAndGrad { losses, dhidden, drows } = linear_cross_entropy(place, &hidden, head, &targets, 2.0, chunk);
+        let head = Head { weight: &head, rows: own.then_some(&rows), inputs: None, soft_cap };
+        let LossAndGrad { losses, grads: HeadGrads { dhidden, drows, .. } } =
+            linear_cross_entropy(place, &hidden, head, &targets, 2.0, chunk);
         let without_gradient = linear_cross_entropy_loss(place, &hidden, head, &targets, chunk);
         let of_rows = drows.map(|drows| drows.transpose().matmul(hidden).into_data().try_to_vec().unwrap());
         let losses: Vec<f32> = losses.into_data().try_to_vec().unwrap();
@@ -328,6 +349,34 @@ mod tests {
         let [dhidden, drows] = [hidden.grad(&grads), rows.grad(&grads)]
             .map(|grad| grad.map(|grad| grad.into_data().try_to_vec().unwrap()).unwrap_or_default());
         [losses.inner().into_data().try_to_vec().unwrap(), dhidden, drows]
+    }
+
+    #[test]
+    fn the_gradient_of_a_whole_head_is_that_of_the_weighted_losses() {
+        let weights = |device: &Device| values(TARGETS, 1.5, device, TARGETS);
+        let targets: Vec<u32> = (0..53).map(|i| i * 5 % 37).collect();
+        for soft_cap in [None, Some(3.0)] {
+            let tracked = Device::flex().autodiff();
+            let weight = values(VOCAB * WIDTH, 1.0, &tracked, VOCAB).require_grad();
+            let hidden = values(TARGETS * WIDTH, 3.0, &tracked, TARGETS);
+            let logits = hidden.matmul(weight.clone().transpose());
+            let logits = if let Some(cap) = soft_cap { (logits / cap).tanh() * cap } else { logits };
+            let log_probabilities = activation::log_softmax(logits, 1);
+            let ids = target_ids(&targets, &log_probabilities).unsqueeze_dim(1);
+            let grads = (log_probabilities.gather(1, ids) * weights(&tracked) * -2.0).sum().backward();
+            let expected: Vec<f32> = weight.grad(&grads).unwrap().into_data().try_to_vec().unwrap();
+            for device in [Device::flex(), Device::flex().autodiff()] {
+                for chunk in [LossChunk::Tokens(1), LossChunk::Tokens(16), LossChunk::Auto] {
+                    let hidden = values(TARGETS * WIDTH, 3.0, &device, TARGETS);
+                    let inputs = hidden.clone() * weights(&device);
+                    let weight = Weight::new(values(VOCAB * WIDTH, 1.0, &device, VOCAB));
+                    let head = Head { weight: &weight, rows: None, inputs: Some(&inputs), soft_cap };
+                    let place = place_of(&device, DType::F32);
+                    let grad = linear_cross_entropy(place, &hidden, head, &targets, 2.0, chunk).grads.dweight.unwrap();
+                    assert_close(&grad.into_data().try_to_vec::<f32>().unwrap(), &expected);
+                }
+            }
+        }
     }
 
     fn assert_close(found: &[f32], expected: &[f32]) {

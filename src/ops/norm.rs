@@ -1,4 +1,4 @@
-//! RMSNorm (Zhang and Sennrich, 2019), as Llama uses it: statistic in `f32`, frozen weight.
+//! RMSNorm (Zhang and Sennrich, 2019), as Llama uses it: statistic in `f32`.
 
 use burn::tensor::{DType, Tensor};
 
@@ -30,6 +30,17 @@ pub fn rms_norm_backward(
 ) -> Tensor<2> {
     let work = || place.rms_norm_backward(dy, x, weight, rstd, residual);
     profile::measure("rms_norm_backward", || profile::passes(x, 4), work)
+}
+
+/// The gradient of [`rms_norm`] with respect to its weight, `[1, width]` in `f32`, in plain tensor calls.
+///
+/// # Shapes
+/// As in [`rms_norm_backward`].
+#[must_use]
+pub fn rms_norm_weight_grad(dy: &Tensor<2>, x: &Tensor<2>, rstd: &Tensor<1>) -> Tensor<2> {
+    let normed = x.clone().cast(DType::F32) * rstd.clone().unsqueeze_dim::<2>(1);
+    let work = || (dy.clone().cast(DType::F32) * normed).sum_dim(0);
+    profile::measure("rms_norm_weight_grad", || profile::passes(x, 2), work)
 }
 
 /// [`rms_norm`] in plain tensor calls.

@@ -23,9 +23,9 @@ pub(crate) fn asks_for_nothing(name: &str) -> bool {
 /// instead.
 const NO_KEY: &[(&[&str], &[&str], &str)] = &[
     (
-        &["modules_to_save", "lora_modules_to_save", "additional_target", "unfrozen_parameters"],
+        &["unfrozen_parameters"],
         &[],
-        "only adapters are trained here, and the embeddings of the tokens in `lora.trainable_token_indices`",
+        "only adapters are trained here, and what `lora.modules_to_save` and `lora.trainable_token_indices` name",
     ),
     (&["bias", "lora_bias"], &[], "biases stay frozen here, PEFT's bias = \"none\""),
     (&[], &["task_type"], "there is one task here: causal language modelling; leave it out"),

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use crate::config::{LoraConfig, ModelOptions, ObjectiveConfig, TargetModules};
+use crate::lora::Whole;
 use crate::lora::targets::AdapterShape;
 use crate::save::checkpoint::Checkpoints;
 use crate::save::export::{SavedAdapter, find_adapter, read_adapter};
@@ -14,7 +15,7 @@ use crate::spec::{ModelConfig, PerSite};
 type Copy = fn(&mut LoraConfig, &LoraConfig);
 
 /// The keys that decide which matrices an adapter has, and their scale.
-const SHAPE: [(&str, Copy); 11] = [
+const SHAPE: [(&str, Copy); 12] = [
     ("r", |to, from| to.r = from.r),
     ("lora_alpha", |to, from| to.lora_alpha = from.lora_alpha),
     ("target_modules", |to, from| to.target_modules = from.target_modules.clone()),
@@ -25,6 +26,7 @@ const SHAPE: [(&str, Copy); 11] = [
     ("layers_to_transform", |to, from| to.layers_to_transform.clone_from(&from.layers_to_transform)),
     ("rank_pattern", |to, from| to.rank_pattern.clone_from(&from.rank_pattern)),
     ("trainable_token_indices", |to, from| to.trainable_token_indices.clone_from(&from.trainable_token_indices)),
+    ("modules_to_save", |to, from| to.modules_to_save.clone_from(&from.modules_to_save)),
     ("alpha_pattern", |to, from| to.alpha_pattern.clone_from(&from.alpha_pattern)),
 ];
 
@@ -56,14 +58,19 @@ pub(super) fn take_over(
     let model = Path::new(&model.path);
     let model = model.exists().then(|| ModelConfig::from_model(model).ok()).flatten();
     let of_saved = shapes(&saved, model.as_ref());
-    let tokens = |lora: &LoraConfig| lora.trainable_token_indices.iter().flatten().copied().collect::<BTreeSet<_>>();
+    let whole = |lora: &LoraConfig| {
+        // Which modules these are, only the model says.
+        let names = lora.modules_to_save.iter().flatten().filter(|_| model.is_none()).cloned();
+        let tokens = lora.trainable_token_indices.iter().flatten().copied();
+        (tokens.collect::<BTreeSet<_>>(), names.collect::<BTreeSet<_>>())
+    };
     for (name, copy) in SHAPE {
         let key = format!("lora.{name}");
         let mut asked_for = saved.clone();
         copy(&mut asked_for, lora);
         // Which layers these are, only the model says.
         let is_unknown = model.is_none() && name == "target_modules" && lora.target_modules == TargetModules::AllLinear;
-        let is_same = shapes(&asked_for, model.as_ref()) == of_saved && tokens(&asked_for) == tokens(&saved);
+        let is_same = shapes(&asked_for, model.as_ref()) == of_saved && whole(&asked_for) == whole(&saved);
         if root.has(&key) && !is_unknown && !is_same {
             let message = format!("`{key}` contradicts the adapter of `lora.start_from`{}", shown(&saved, name));
             root.reject(&key, Problem::new(message).hint("take it out: the adapter's own is used"));
@@ -81,14 +88,14 @@ fn of_checkpoint(run: &Path) -> Option<SavedAdapter> {
     read_adapter(&newest.checkpoint?).ok()
 }
 
-/// The matrices that a section selects in the model, or in some model where it is not on this machine; `None` where it is wrong,
-/// which is reported elsewhere.
-fn shapes(lora: &LoraConfig, model: Option<&ModelConfig>) -> Option<Vec<PerSite<AdapterShape>>> {
+/// What a section selects in the model, or in some model where it is not on this machine; `None` where it is wrong, which is
+/// reported elsewhere.
+fn shapes(lora: &LoraConfig, model: Option<&ModelConfig>) -> Option<(Vec<PerSite<AdapterShape>>, Vec<Whole>)> {
     let selection = match model {
         Some(model) => lora.select(model),
         None => lora.select_of_any(MANY_LAYERS),
     };
-    selection.ok().map(|selection| selection.shapes)
+    selection.ok().map(|selection| (selection.shapes, selection.modules.into_keys().collect()))
 }
 
 /// The value of a key, as TOML.

@@ -162,7 +162,8 @@ impl Started<'_> {
             None => ("train.num_epochs", recipe.train.num_epochs.unwrap_or(1.0)),
         };
         let longer = self.run.args.resume_command_with(key, 2.0 * length);
-        let has_more = recipe.lora.use_dora || recipe.lora.trainable_token_indices.is_some();
+        let lora = &recipe.lora;
+        let has_more = lora.use_dora || lora.trainable_token_indices.is_some() || lora.modules_to_save.is_some();
         let vllm = vllm_options(rank, has_more);
         let commands = if recipe.objective.scores() {
             next_scores(&self.run.dir, &longer)

@@ -57,6 +57,7 @@ impl Loaded {
         }
         let (mut adapters, taken) = adapters(run, resumed, &model)?;
         recipe.lora.trainable_token_indices.iter().for_each(|ids| model.start_tokens(&mut adapters, ids));
+        model.start_modules(&mut adapters, prepared.selection.modules.keys().copied());
         if recipe.objective.scores() {
             adapters = adapters.with_score(model.config.hidden_size, recipe.seed, &model.device());
         }

@@ -1,6 +1,6 @@
 //! The values that follow from recipe, model and data, as text: printed by `check`, and by a run before its first step.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::device_memory::StepMemory;
 use super::prepare::Prepared;
@@ -10,6 +10,7 @@ use crate::config::{
 use crate::data::dataset::Dataset;
 use crate::data::files::FileInfo;
 use crate::device::OpenDevice;
+use crate::lora::Whole;
 use crate::lora::targets::Selection;
 use crate::measure::metrics::Sinks;
 use crate::model::Storage;
@@ -259,7 +260,13 @@ fn layers(selection: &Selection) -> Fact {
     let tokens = Some(selection.num_tokens).filter(|tokens| *tokens > 0);
     let tokens = tokens
         .map(|tokens| format!("{tokens} x row of embed_tokens (vLLM and llama.cpp take such an adapter only merged)"));
-    ("adapted modules", hits.chain(tokens).collect::<Vec<_>>().join(", "))
+    let named = |whole: &Whole| if let Whole::BlockNorm(_, name) = whole { (*name).to_owned() } else { whole.module() };
+    let mut modules = BTreeMap::<String, usize>::new();
+    selection.modules.keys().for_each(|whole| *modules.entry(named(whole)).or_default() += 1);
+    let modules = modules.into_iter().map(|(name, count)| {
+        format!("{count} x {name} as a whole (vLLM and llama.cpp take such an adapter only merged)")
+    });
+    ("adapted modules", hits.chain(tokens).chain(modules).collect::<Vec<_>>().join(", "))
 }
 
 /// A file of rows.

@@ -37,6 +37,18 @@ pub struct AdapterWeights {
     pub score: Option<HostMatrix>,
     /// Rows of the embedding, `[tokens, hidden_size]`, of the tokens that the adapter's config names.
     pub tokens: Option<HostMatrix>,
+    /// Modules in place of the model's, by the names that a language model alone has; of norms `[1, width]`.
+    pub modules: BTreeMap<String, HostMatrix>,
+    /// Whether the embedding among them is the head too.
+    pub is_tied: bool,
+}
+
+impl AdapterWeights {
+    /// Whether parts of the model are in it that no server takes beside its base, but merged.
+    #[must_use]
+    pub fn replaces_weights(&self) -> bool {
+        self.tokens.is_some() || !self.modules.is_empty()
+    }
 }
 
 impl Deref for AdapterWeights {
@@ -55,7 +67,7 @@ impl DerefMut for AdapterWeights {
 
 impl FromIterator<(String, Matrices<HostMatrix>)> for AdapterWeights {
     fn from_iter<I: IntoIterator<Item = (String, Matrices<HostMatrix>)>>(adapters: I) -> Self {
-        Self { adapters: adapters.into_iter().collect(), score: None, tokens: None }
+        Self { adapters: adapters.into_iter().collect(), ..Self::default() }
     }
 }
 

@@ -172,7 +172,7 @@ enum Kept {
 /// Forward of micro-batches, with their losses and the gradients of these.
 #[must_use]
 pub fn forward(model: &Model, adapters: &AdapterSet, inputs: Vec<Inputs>, options: Options<'_>) -> Forward {
-    let first = adapters.first_block();
+    let first = adapters.first_trained();
     let (mut micro_batches, mut xs, mut targets) = (Vec::new(), Vec::new(), Vec::new());
     let (mut references, mut divergences) = (Vec::new(), Vec::new());
     for (number, inputs) in (options.first_number..).zip(inputs) {
@@ -186,7 +186,7 @@ pub fn forward(model: &Model, adapters: &AdapterSet, inputs: Vec<Inputs>, option
         let mismatched = inputs.mismatched.filter(|_| options.objective.needs_divergence());
         let divergence = |batch: &Batch| divergence(model, adapters, options.reference, batch, options.loss_chunk);
         divergences.push(mismatched.map_or(0.0, |batch| divergence(&batch)));
-        let x = model.embed_ids(ids(), adapters.tokens.as_ref());
+        let x = model.embed_ids(ids(), adapters);
         let x = match options.neftune_noise_alpha {
             Some(alpha) => {
                 let width = as_f64(origin.longest_row * model.config.hidden_size);
@@ -206,6 +206,7 @@ pub fn forward(model: &Model, adapters: &AdapterSet, inputs: Vec<Inputs>, option
                 reference.through(model, (layer, &block), &micro_batch.layout, options.reference);
             }
         }
+        let block = model.with_own_norms(layer, &block, adapters);
         for (index, (x, micro_batch)) in xs.iter_mut().zip(&mut micro_batches).enumerate().rev() {
             let context = micro_batch.context(model, adapters, layer);
             let activations = block.activations(x.clone(), &context);
@@ -250,13 +251,21 @@ pub fn backward(
     exchange: Option<Exchange<'_>>,
 ) -> Vec<MicroBatchLoss> {
     let Forward { mut micro_batches, mut kept, mut losses, mut dx } = forward;
-    losses
-        .iter_mut()
-        .filter_map(|loss| loss.score_grad.take())
-        .for_each(|grad| sums.add_whole(Whole::Score, grad, 1.0));
-    let first = adapters.first_block();
-    let goes_on = adapters.tokens.is_some();
+    let mut of_heads = Vec::with_capacity(losses.len());
+    for (loss, micro_batch) in losses.iter_mut().zip(&micro_batches) {
+        // A micro-batch's gradient of an embedding that is the head, too, is one sum.
+        let all = std::mem::take(&mut loss.grads).into_iter();
+        let (of_head, others): (Vec<_>, Vec<_>) = all.partition(|(whole, _)| whole.embeds());
+        for (whole, grad) in others {
+            let factor = if whole == Whole::Score { 1.0 } else { micro_batch.grad_scale.recip() };
+            sums.add_whole(whole, grad, factor);
+        }
+        of_heads.push(of_head.into_iter().next().map(|(_, grad)| grad));
+    }
+    let first = adapters.first_trained();
+    let goes_on = adapters.trains_embeddings();
     for (layer, block) in model.walk((first..model.blocks.len()).rev()) {
+        let block = model.with_own_norms(layer, &block, adapters);
         let through_block = |(dx, micro_batch): (Tensor<2>, &mut MicroBatch)| {
             let context = micro_batch.context(model, adapters, layer);
             let this = kept.pop()?;
@@ -273,6 +282,9 @@ pub fn backward(
             micro_batch.carried.add_grads(&model.config, layer, grads.key_values);
             let factor = 1.0 / micro_batch.grad_scale;
             profile::measure("gradient_sums", Cost::default, || sums.add(layer, grads.adapters, factor));
+            for (name, grad) in grads.norms {
+                sums.add_whole(Whole::BlockNorm(layer, name), grad, factor);
+            }
             grads.dx
         };
         dx = dx.into_iter().zip(&mut micro_batches).filter_map(through_block).collect();
@@ -281,14 +293,13 @@ pub fn backward(
             sums.begin(layer, exchange);
         }
     }
-    if let Some(tokens) = &adapters.tokens {
-        for ((dx, micro_batch), loss) in dx.into_iter().zip(micro_batches).zip(&mut losses) {
-            let grad = model.embed_backward(micro_batch.input_ids, tokens, dx);
-            let grad = match loss.rows_grad.take() {
+    for ((dx, micro_batch), of_head) in dx.into_iter().zip(micro_batches).zip(of_heads) {
+        if let Some((whole, grad)) = model.embed_backward(micro_batch.input_ids, adapters, dx) {
+            let grad = match of_head {
                 Some(of_head) => of_head + grad,
                 None => grad,
             };
-            sums.add_whole(Whole::Tokens, grad, 1.0 / micro_batch.grad_scale);
+            sums.add_whole(whole, grad, 1.0 / micro_batch.grad_scale);
         }
     }
     losses

@@ -83,8 +83,7 @@ impl Workload<'_> {
     }
 
     fn first_adapted(&self) -> usize {
-        let first = self.selection.shapes.iter().position(|block| !block.is_empty());
-        first.unwrap_or(self.config.num_layers())
+        self.selection.first_trained()
     }
 
     /// Bytes that a step reads from disk if the page cache holds none of them: for each pass the blocks forward and,

@@ -3,6 +3,7 @@
 use super::inputs::longest_sharing;
 use crate::config::ObjectiveConfig;
 use crate::data::batch::{Batch, Document};
+use crate::lora::targets::Selection;
 use crate::ops::delta_rule::CHUNK_TOKENS;
 use crate::ops::kernels::Place;
 use crate::spec::{Block, Heads, ModelConfig};
@@ -51,6 +52,19 @@ impl StepFlops {
     pub fn on(self, place: Place, config: &ModelConfig, is_noisy: bool) -> Self {
         let of_reference = self.of_reference.map(|reference| Box::new(reference.on(place, config, is_noisy)));
         Self { longest_sharing: longest_sharing(place, config, is_noisy), of_reference, ..self }
+    }
+
+    /// The same where modules are trained as a whole, whose parameters were counted as those of adapters: the gradient of the head
+    /// takes as much as its output, embeddings and norms next to nothing.
+    #[must_use]
+    pub fn with_modules(self, selection: &Selection) -> Self {
+        let head =
+            selection.modules.iter().filter(|(whole, _)| whole.is_head()).map(|(_, [rows, columns])| rows * columns);
+        Self {
+            per_token: self.per_token - as_f64(6 * selection.num_module_parameters()),
+            per_target_token: self.per_target_token + as_f64(2 * head.sum::<usize>()),
+            ..self
+        }
     }
 
     /// The counts for an objective, which may need a forward of the reference beside.

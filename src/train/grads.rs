@@ -135,7 +135,7 @@ impl GradSums {
         own: impl FnOnce() -> RankFigures,
     ) -> Vec<RankFigures> {
         // All ranks make the same buckets, whatever their backward has come to.
-        for layer in (adapters.first_block() + 1..self.first_begun(adapters)).rev() {
+        for layer in (adapters.first_trained() + 1..self.first_begun(adapters)).rev() {
             self.begin(layer, Exchange { ranks, adapters, place });
         }
         let (mut flat, have_it) = self.take(0..self.first_begun(adapters), adapters);

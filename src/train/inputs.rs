@@ -57,8 +57,9 @@ impl Model {
     /// short texts, not for training.
     #[must_use]
     pub fn logits(&self, batch: &Batch, adapters: &AdapterSet) -> Tensor<2> {
-        let (normed, _) = rms_norm(self.place(), &self.hidden(batch, adapters), &self.norm, self.config.rms_norm_eps);
-        self.head(self.head_rows(adapters.tokens.as_ref()).as_ref()).logits(self.place(), &normed)
+        let (hidden, norm) = (self.hidden(batch, adapters), self.own_norm(adapters));
+        let (normed, _) = rms_norm(self.place(), &hidden, &norm, self.config.rms_norm_eps);
+        self.own_head(adapters).head().logits(self.place(), &normed)
     }
 }
 
@@ -74,7 +75,7 @@ impl Passing {
     /// Before the first block.
     #[must_use]
     pub(super) fn new(model: &Model, input_ids: Tensor<1, Int>, adapters: &AdapterSet) -> Self {
-        let x = model.embed_ids(input_ids.clone(), adapters.tokens.as_ref());
+        let x = model.embed_ids(input_ids.clone(), adapters);
         Self { carried: model.carried(input_ids, &x), x }
     }
 
@@ -86,6 +87,7 @@ impl Passing {
         layout: &Layout,
         adapters: &AdapterSet,
     ) {
+        let block = &*model.with_own_norms(layer, block, adapters);
         let context = BlockContext::new(&model.config, layout, &adapters.blocks[layer], None);
         let context = BlockContext { inputs: self.carried.inputs(&model.config, layer), ..context };
         let activations = block.activations(self.x.clone(), &context);

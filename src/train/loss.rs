@@ -13,11 +13,13 @@ use super::objective::{Objective, Rows};
 use super::references::{References, digests};
 use crate::config::TrainConfig;
 use crate::data::batch::{Answer, Batch, Target};
-use crate::lora::AdapterSet;
+use crate::lora::{AdapterSet, Whole};
 use crate::measure::figures::ObjectiveFigures;
 use crate::model::Model;
-use crate::ops::cross_entropy::{Head, LossAndGrad, LossChunk, linear_cross_entropy, linear_cross_entropy_loss};
-use crate::ops::norm::{rms_norm, rms_norm_backward};
+use crate::ops::cross_entropy::{
+    Head, HeadGrads, LossAndGrad, LossChunk, linear_cross_entropy, linear_cross_entropy_loss,
+};
+use crate::ops::norm::{rms_norm, rms_norm_backward, rms_norm_weight_grad};
 use crate::ops::product::matmul;
 use crate::ops::profile;
 use crate::util::faults;
@@ -187,9 +189,9 @@ impl Targets {
     }
 
     /// The input of the head for each, `[targets, hidden_size]`, from the last block's output.
-    fn normed(&self, model: &Model, x: &Tensor<2>) -> Tensor<2> {
+    fn normed(&self, model: &Model, adapters: &AdapterSet, x: &Tensor<2>) -> Tensor<2> {
         let hidden = x.clone().select(0, self.rows.clone());
-        rms_norm(model.place(), &hidden, &model.norm, model.config.rms_norm_eps).0
+        rms_norm(model.place(), &hidden, &model.own_norm(adapters), model.config.rms_norm_eps).0
     }
 
     /// Log-probability of each in nats, with logits divided by the temperature.
@@ -201,8 +203,8 @@ impl Targets {
         temperature: Option<f64>,
         chunk: LossChunk,
     ) -> Vec<f32> {
-        let rows = model.head_rows(adapters.tokens.as_ref());
-        let (normed, head) = at_temperature(model.head(rows.as_ref()), normed.clone(), temperature);
+        let head = model.own_head(adapters);
+        let (normed, head) = at_temperature(head.head(), normed.clone(), temperature);
         let losses = linear_cross_entropy_loss(model.place(), &normed, head, &self.tokens, chunk);
         faults::read(losses.narrow(0, 0, self.num_tokens).neg(), "the log-probabilities")
     }
@@ -242,10 +244,9 @@ pub struct MicroBatchLoss {
     pub target_tokens: u64,
     /// What else the objective reports.
     pub figures: ObjectiveFigures,
-    /// Gradient of the head that scores, `[1, hidden_size]`.
-    pub score_grad: Option<Tensor<2>>,
-    /// Gradient of the embedding's rows as a part of the head, `[ids, hidden_size]`.
-    pub rows_grad: Option<Tensor<2>>,
+    /// Gradients of what is trained as a whole behind the last block, the embedding there as the head. That of the head that
+    /// scores is that of the loss; the others are `grad_scale` times it.
+    pub grads: Vec<(Whole, Tensor<2>)>,
 }
 
 /// What a micro-batch's losses are computed with, beside the model.
@@ -274,52 +275,81 @@ pub fn loss_and_grad(
     chunk: LossChunk,
 ) -> (MicroBatchLoss, Tensor<2>) {
     let temperature = objective.temperature();
-    let of_reference = |x| targets.log_probabilities(model, reference, &targets.normed(model, &x), temperature, chunk);
+    let of_reference =
+        |x| targets.log_probabilities(model, reference, &targets.normed(model, reference, &x), temperature, chunk);
     let of_reference = || compared.reference.map(of_reference).unwrap_or_default();
     let (reference, reference_answers) = targets.of_reference(compared.references, of_reference);
     let Targets { rows, tokens, num_tokens, by_row, answers, written, .. } = targets;
     let num_tokens = *num_tokens;
     let (place, shape, width) = (model.place(), x.dims(), profile::passes(&x, 2));
     let hidden = profile::measure("target_rows", || width.clone(), || x.select(0, rows.clone()));
-    let (normed, rstd) = rms_norm(place, &hidden, &model.norm, model.config.rms_norm_eps);
-    let rows_of_head = model.head_rows(adapters.tokens.as_ref());
-    let head = model.head(rows_of_head.as_ref());
+    let norm = model.own_norm(adapters);
+    let (normed, rstd) = rms_norm(place, &hidden, &norm, model.config.rms_norm_eps);
+    let own_head = model.own_head(adapters);
+    let head = own_head.head();
     let (scaled, scaled_head) = at_temperature(head, normed.clone(), temperature);
+    let weigh = |losses: &Tensor<1>| {
+        let losses = losses.clone().narrow(0, 0, num_tokens);
+        let needed = objective.needs_log_probabilities();
+        let log_probabilities = if needed { faults::read(losses.neg(), "the log-probabilities") } else { Vec::new() };
+        objective.weigh(&Rows {
+            targets: by_row,
+            answers,
+            log_probabilities: &log_probabilities,
+            reference: &reference,
+            reference_answers: &reference_answers,
+            written,
+            log_sums_of_squares: &targets.log_sums_of_squares(model, head, &normed, objective, chunk),
+            divergence: compared.divergence,
+        })
+    };
+    // The gradient of the whole head is a sum over the targets, whose weights are known before it.
+    let trained_head = adapters.modules.iter().map(|(whole, _)| whole).find(|whole| whole.is_head());
+    let weighed = trained_head.map(|_| {
+        let losses = || linear_cross_entropy_loss(place, &scaled, scaled_head, tokens, chunk);
+        weigh(&if objective.needs_log_probabilities() {
+            losses()
+        } else {
+            Tensor::zeros([num_tokens], &scaled.device())
+        })
+    });
+    let inputs = weighed
+        .as_ref()
+        .map(|weighed| weighted(scaled.clone(), weighed.weights.clone().unwrap_or_else(|| vec![1.0; num_tokens])));
+    let scaled_head = Head { inputs: inputs.as_ref(), ..scaled_head };
     // Every token's own gradient, which its weight multiplies once it is known: the head's products run once.
-    let LossAndGrad { losses, dhidden, drows } = match &adapters.score {
+    let LossAndGrad { losses, grads } = match &adapters.score {
         Some(score) => negative_scores(&normed, score, grad_scale),
         None => linear_cross_entropy(place, &scaled, scaled_head, tokens, grad_scale, chunk),
     };
     let losses = losses.narrow(0, 0, num_tokens);
-    let needed = objective.needs_log_probabilities();
-    let log_probabilities =
-        if needed { faults::read(losses.clone().neg(), "the log-probabilities") } else { Vec::new() };
-    let weighed = objective.weigh(&Rows {
-        targets: by_row,
-        answers,
-        log_probabilities: &log_probabilities,
-        reference: &reference,
-        reference_answers: &reference_answers,
-        written,
-        log_sums_of_squares: &targets.log_sums_of_squares(model, head, &normed, objective, chunk),
-        divergence: compared.divergence,
-    });
-    let grad_of_score = |weights: &Vec<f32>| adapters.score.as_ref().map(|_| vector_grad(&normed, weights));
-    let score_grad = weighed.weights.as_ref().and_then(grad_of_score);
+    let weighed = weighed.unwrap_or_else(|| weigh(&losses));
     let weigh = |grads: Tensor<2>| match &weighed.weights {
         Some(weights) => weighted(grads, weights.clone()),
         None => grads,
     };
+    let HeadGrads { dhidden, drows, dweight } = grads;
     let dhidden = weigh(dhidden);
     // What fills up goes nowhere here either.
     let of_targets = |x: Tensor<2>| x.narrow(0, 0, num_tokens).cast(DType::F32);
-    let rows_grad =
-        drows.map(|drows| matmul(&of_targets(weigh(drows)).transpose(), &of_targets(scaled), place.f32_products()));
+    let mut grads: Vec<(Whole, Tensor<2>)> = trained_head.zip(dweight).into_iter().collect();
+    grads.extend(drows.map(|drows| {
+        let drows = of_targets(weigh(drows)).transpose();
+        (Whole::Tokens, matmul(&drows, &of_targets(scaled), place.f32_products()))
+    }));
+    if let (Some(_), Some(weights)) = (&adapters.score, &weighed.weights) {
+        grads.push((Whole::Score, vector_grad(&normed, weights)));
+    }
     let dhidden = match temperature {
         Some(temperature) => dhidden / temperature,
         None => dhidden,
     };
-    let dhidden = rms_norm_backward(place, &dhidden, &hidden, &model.norm, &rstd, hidden.zeros_like());
+    grads.extend(adapters.modules.get(Whole::Norm).map(|_| {
+        let all = [&dhidden, &hidden].map(|x| x.clone().narrow(0, 0, num_tokens));
+        let grad = rms_norm_weight_grad(&all[0], &all[1], &rstd.clone().narrow(0, 0, num_tokens));
+        (Whole::Norm, model.own_norm_backward(grad))
+    }));
+    let dhidden = rms_norm_backward(place, &dhidden, &hidden, &norm, &rstd, hidden.zeros_like());
     let scatter = || match targets.of_rows.clone() {
         Some(of_rows) => gather_grads(dhidden, of_rows),
         None => {
@@ -333,7 +363,7 @@ pub fn loss_and_grad(
         None => losses,
     };
     let (count, figures) = (weighed.count, weighed.figures);
-    let loss = MicroBatchLoss { losses, count, target_tokens: num_tokens as u64, figures, score_grad, rows_grad };
+    let loss = MicroBatchLoss { losses, count, target_tokens: num_tokens as u64, figures, grads };
     (loss, profile::measure("target_rows", || width, scatter))
 }
 
@@ -367,7 +397,7 @@ fn gather_grads(dhidden: Tensor<2>, of_rows: Tensor<1, Int>) -> Tensor<2> {
 pub(super) fn normed_targets(model: &Model, adapters: &AdapterSet, batch: &Batch) -> (Tensor<2>, Targets) {
     let batch = &*model.arranged(batch, false);
     let targets = Targets::new(model, batch);
-    (targets.normed(model, &model.hidden(batch, adapters)), targets)
+    (targets.normed(model, adapters, &model.hidden(batch, adapters)), targets)
 }
 
 /// Log-probability of every target token of a micro-batch in nats, without dropout; logits are divided by `temperature`.
@@ -404,8 +434,8 @@ pub fn divergence(
 #[must_use]
 pub fn num_right_tokens(model: &Model, adapters: &AdapterSet, batch: &Batch, chunk: LossChunk) -> usize {
     let (normed, Targets { tokens, num_tokens, .. }) = normed_targets(model, adapters, batch);
-    let rows = model.head_rows(adapters.tokens.as_ref());
-    let head = model.head(rows.as_ref());
+    let head = model.own_head(adapters);
+    let head = head.head();
     let size = chunk.tokens(model.place(), model.lm_head.dims(), tokens.len());
     let num_right = |(index, targets): (usize, &[u32])| {
         let hidden = normed.clone().narrow(0, index * size, targets.len());
@@ -436,7 +466,7 @@ pub fn eval_loss(
         Some(score) => of_normed(&normed, &targets, score),
         None => targets.log_probabilities(model, adapters, &normed, temperature, chunk),
     };
-    let rows = model.head_rows(adapters.tokens.as_ref());
+    let head = model.own_head(adapters);
     let of_reference = || {
         if objective.needs_reference() {
             log_probabilities(model, reference, batch, temperature, chunk)
@@ -453,7 +483,7 @@ pub fn eval_loss(
         reference: &of_reference,
         reference_answers: &reference_answers,
         written: &targets.written,
-        log_sums_of_squares: &targets.log_sums_of_squares(model, model.head(rows.as_ref()), &normed, objective, chunk),
+        log_sums_of_squares: &targets.log_sums_of_squares(model, head.head(), &normed, objective, chunk),
         divergence: mismatched.map_or(0.0, |batch| divergence(model, adapters, reference, batch, chunk)),
     });
     let cross_entropy = || -of_targets.iter().map(|&log_probability| f64::from(log_probability)).sum::<f64>();

@@ -174,7 +174,11 @@ impl Workload<'_> {
             shape.kind.shapes(shape.r, self.config.blocks[layer].sites[site].shape).values()
         });
         let tokens = Some([self.selection.num_tokens, self.config.hidden_size]).filter(|[tokens, _]| *tokens > 0);
-        matrices.chain(tokens).map(|shape| self.optimizer.state_bytes(shape)).sum()
+        matrices
+            .chain(tokens)
+            .chain(self.selection.modules.values().copied())
+            .map(|shape| self.optimizer.state_bytes(shape))
+            .sum()
     }
 
     /// The sizes of every block, whose adapters have this sum of ranks.
@@ -190,6 +194,18 @@ impl Workload<'_> {
     /// Bytes of which token has which trained row, as truths, integers and `f32`.
     fn token_row_bytes(&self) -> usize {
         self.tokens() * self.selection.num_tokens * (1 + 2 * F32)
+    }
+
+    /// Bytes of the gradient of the largest module that is trained as a whole, of a micro-batch.
+    fn module_grad_bytes(&self) -> usize {
+        self.selection.modules.values().map(|[rows, columns]| rows * columns * F32).max().unwrap_or(0)
+    }
+
+    /// Bytes of a trained head in the type of the computation, where that is another one.
+    fn cast_head_bytes(&self) -> usize {
+        let size = self.precision.dtype().num_bytes();
+        let [vocab_size, hidden_size] = self.head();
+        if self.selection.trains_head() && size < F32 { vocab_size * hidden_size * size } else { 0 }
     }
 
     /// Bytes of the attention scores in plain tensor calls: a chunk, its exponentials and their gradients.
@@ -258,6 +274,7 @@ impl Workload<'_> {
         } else {
             (0, in_backward)
         };
+        let inside = inside + self.module_grad_bytes();
         let adapters = num_trainable * F32;
         let base = self.base_bytes();
         let overhead =
@@ -274,7 +291,7 @@ impl Workload<'_> {
             // Beside the trained matrices: those that take their start out of the base, and both joined.
             Component::new(
                 "adapters",
-                adapters * if self.is_part_of_base { 4 } else { 1 } + self.norm_bytes(),
+                adapters * if self.is_part_of_base { 4 } else { 1 } + self.norm_bytes() + self.cast_head_bytes(),
                 "lora.r, lora.target_modules",
             ),
             Component::new("gradients", adapters + accumulated / layers.max(1), "lora.r"),
@@ -361,6 +378,7 @@ pub(super) mod tests {
     use crate::config::{LoraConfig, Residency};
     use crate::device::DeviceKind;
     use crate::device::Dtype;
+    use crate::lora::Whole;
     use crate::ops::kernels;
 
     static CROSS_ENTROPY: LazyLock<ObjectiveConfig> = LazyLock::new(ObjectiveConfig::default);
@@ -416,6 +434,18 @@ pub(super) mod tests {
         assert_eq!(bytes(&plan, "optimizer state"), 8 * plan.num_trainable);
         let sum: usize = plan.components.iter().map(|component| component.bytes).sum();
         assert_eq!(plan.peak_bytes, sum);
+    }
+
+    #[test]
+    fn a_head_that_is_trained_takes_itself_its_gradients_and_moments() {
+        let (config, plain) = model(include_str!("../../configs/smollm2-135m.json"), 16);
+        let mut selection = plain.clone();
+        selection.modules.insert(Whole::Tied, [49_152, 576]);
+        let [with, without] = [&selection, &plain].map(|selection| workload(&config, selection).plan());
+        // Itself, the sum of its gradients, that of a micro-batch, and two moments.
+        assert_eq!(with.peak_bytes - without.peak_bytes, 5 * 4 * 49_152 * 576);
+        let bf16 = Workload { precision: Precision::Bf16, ..workload(&config, &selection) }.plan();
+        assert_eq!(bytes(&bf16, "adapters") - bytes(&with, "adapters"), 2 * 49_152 * 576);
     }
 
     #[test]

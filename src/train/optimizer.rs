@@ -283,7 +283,7 @@ impl Optimizer {
         }
         for (whole, values) in adapters.whole() {
             if let Some(states) = self.whole.get(&whole) {
-                save(whole.name(), values, states);
+                save(&whole.name(), values, states);
             }
         }
         tensors
@@ -331,9 +331,9 @@ impl Optimizer {
         }
         let mut whole_states = BTreeMap::new();
         for (whole, values) in adapters.whole_mut() {
-            whole_states.insert(whole, of_parameter(whole.name(), values)?);
+            whole_states.insert(whole, of_parameter(&whole.name(), values)?);
             if self.config.averages() {
-                *values = trained(whole.name(), values)?;
+                *values = trained(&whole.name(), values)?;
             }
         }
         (self.states, self.whole) = (restored, whole_states);

@@ -10,7 +10,7 @@ use burn::tensor::{DType, Device, Tensor};
 use lora_train::config::{GradientCheckpointing, InitLoraWeights, LoraConfig, OptimizerConfig, TrainConfig};
 use lora_train::data::batch::{Answer, Batch, Document, Target};
 use lora_train::device::Dtype;
-use lora_train::lora::{AdapterSet, Whole};
+use lora_train::lora::AdapterSet;
 use lora_train::measure::figures::ObjectiveFigures;
 use lora_train::model::Model;
 use lora_train::model::load;
@@ -130,7 +130,7 @@ fn values(tensor: &Tensor<2>) -> Vec<f32> {
 
 /// Gradients of the current step, concatenated.
 pub(crate) fn grads(step: &TrainStep) -> Vec<f32> {
-    let whole = [Whole::Score, Whole::Tokens].into_iter().filter_map(|whole| step.grads().whole(whole)).map(values);
+    let whole = step.trained_adapters().whole().filter_map(|(whole, _)| step.grads().whole(whole)).map(values);
     step.grads().iter().flat_map(|grad| grad.as_ref().map(values).values()).chain(whole).flatten().collect()
 }
 

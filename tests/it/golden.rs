@@ -131,6 +131,12 @@ impl Golden {
                 matrix(&whole_name(Whole::Tokens), tokens.values.dims(), b_bound, &model.device()) * 10.0 + 1.0;
             tokens.values = tokens.values.clone() * factor;
         }
+        model.start_modules(&mut set, selection.modules.keys().copied());
+        for (whole, values) in set.modules.iter_mut() {
+            // A vector's formula is that of its row.
+            let factor = matrix(&whole_name(whole), values.dims(), b_bound, &model.device()) * 10.0 + 1.0;
+            *values = values.clone() * factor;
+        }
         set.score = case["score_bound"].as_f64().map(score);
         set
     }
@@ -161,6 +167,9 @@ pub(crate) fn lora_config(lora: &Value) -> LoraConfig {
         alpha_pattern: by_name(&lora["alpha_pattern"], |alpha| alpha),
         trainable_token_indices: indices("trainable_token_indices"),
         layers_to_transform: indices("layers_to_transform"),
+        modules_to_save: lora["modules_to_save"]
+            .is_array()
+            .then(|| numbers(&lora["modules_to_save"], |name| name.as_str().unwrap().to_owned())),
         ..LoraConfig::default()
     }
 }
@@ -339,7 +348,7 @@ pub(crate) fn compare_curve(golden: &Golden) {
         }
     }
     for (whole, tensor) in step.adapters().whole() {
-        compare_projections(&whole_name(whole), &values(tensor), 1.0, &curve["final_tokens"][whole_name(whole)], 1e-4);
+        compare_projections(&whole_name(whole), &values(tensor), 1.0, &curve["final_whole"][whole_name(whole)], 1e-4);
     }
 }
 
@@ -411,6 +420,8 @@ fn peft_loads_our_adapter_and_gives_our_logits() {
     peft_loads(&quickstart(), "rslora");
     peft_loads(&crate::dora::golden(), "patterns");
     peft_loads(&crate::token_rows::golden(), "all");
+    peft_loads(&crate::modules::golden(), "all");
+    crate::modules::families().for_each(|(golden, _folder)| peft_loads(&golden, "all"));
     families().for_each(|(_, golden, _folder)| peft_loads(&golden, "rslora"));
 }
 

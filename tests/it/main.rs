@@ -25,6 +25,7 @@ mod layers;
 mod long;
 mod matrix;
 mod mistakes;
+mod modules;
 mod numbers;
 mod optimizers;
 mod plan;

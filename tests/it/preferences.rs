@@ -67,7 +67,7 @@ pub(crate) fn assert_figures(found: &ObjectiveFigures, expected: &Value, what: &
     }
 }
 
-fn golden() -> Value {
+pub(crate) fn golden() -> Value {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/preferences/golden.json");
     serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap()
 }

@@ -68,6 +68,7 @@ pub(super) fn common(from: &Foreign, name: &str, value: &Value) -> Option<Meanin
         // axolotl adds the list to all linear layers.
         "lora_target_modules" if from.get("lora_target_linear") == Some(&Value::Bool(true)) => READ,
         "target_modules" | "lora_target" | "lora_target_modules" if is_on => targets(value),
+        "additional_target" if is_on => Set(vec![("lora.modules_to_save".into(), names(text.split(',')))]),
         "val_set_size" | "val_size" if is_on => one("data.eval_split", value, from),
         "evals_per_epoch" | "saves_per_epoch" if is_on => {
             Lost("counted in steps here: eval.eval_steps, checkpoint.save_steps".into())

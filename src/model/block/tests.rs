@@ -178,6 +178,7 @@ fn fixture(
         norm_before: spec.norm_before.map(|_| norm(40)),
         norm_after: spec.norm_after.map(|_| norm(40)),
         output_scale: spec.output_scale,
+        trained_norms: [None; 2],
         kind: match &spec.kind {
             spec::SublayerKind::Attention(spec) => {
                 let head_norms = spec.norm_widths().map(|widths| widths.map(&mut norm));

@@ -6,6 +6,7 @@ use rayon::prelude::*;
 #[cfg(target_arch = "x86_64")]
 use super::gemm::gemm_of_pairs;
 use super::gemm::{Right, Term, gemm, gemm_strided, round_to_pairs};
+use super::over_tokens::{OverTokens, add_over_tokens};
 use super::simd::{exp, tanh, vectorised, with_scratch};
 use super::weight::Weight;
 
@@ -160,6 +161,9 @@ pub struct HeadGradient<'a> {
     pub dhidden: &'a mut [f32],
     /// With respect to the logits of the head's own rows, before their cap, `[rows, ids]`.
     pub drows: &'a mut [f32],
+    /// Where the weight is trained, what its gradient is made of, `[rows, width]`, and the sum to which it is added,
+    /// `[vocab_size, width]`.
+    pub weight: Option<(&'a [f32], &'a mut [f32])>,
     /// The scale.
     pub scale: f32,
 }
@@ -210,7 +214,7 @@ pub fn linear_cross_entropy(
             ids.iter().zip(own).for_each(|(id, logit)| logits[*id as usize] = *logit);
         }
         let by_row = logits.par_chunks_mut(stride).zip(targets).zip(losses);
-        let Some(HeadGradient { dhidden, drows, scale: scale_of_all }) = gradient else {
+        let Some(HeadGradient { dhidden, drows, weight: trained, scale: scale_of_all }) = gradient else {
             return by_row
                 .for_each(|((logits, target), loss)| *loss = row_loss(&mut logits[..vocab_size], *target, cap));
         };
@@ -223,11 +227,21 @@ pub fn linear_cross_entropy(
                 for (id, own) in ids.iter().zip(own) {
                     *own = std::mem::take(&mut logits[*id as usize]) * *factor;
                 }
-                if head.rounds {
-                    to_pairs_in_place(&mut logits[..vocab_size]);
-                }
             },
         );
+        if let Some((inputs, sum)) = trained {
+            assert_eq!(inputs.len(), rows * width, "cross-entropy: the inputs of {rows} rows");
+            with_scratch(inputs.len(), |scaled| {
+                for ((scaled, row), factor) in scaled.chunks_mut(width).zip(inputs.chunks(width)).zip(&*factors) {
+                    scaled.iter_mut().zip(row).for_each(|(scaled, x)| *scaled = x * factor);
+                }
+                let sum_of = OverTokens { left: logits, rows: vocab_size, stride, right: scaled, width };
+                add_over_tokens(&mut [(sum_of, sum)]);
+            });
+        }
+        if head.rounds {
+            logits.par_chunks_mut(stride).for_each(|logits| to_pairs_in_place(&mut logits[..vocab_size]));
+        }
         multiply_gradient(logits, stride, head, width, dhidden);
         dhidden.par_chunks_mut(width).zip(factors).for_each(|(row, factor)| scale(row, *factor));
         if !ids.is_empty() {
@@ -336,7 +350,7 @@ mod tests {
             linear_cross_entropy(&hidden, head, width, &targets, &mut losses, None);
             assert_close(&losses, &loss_exact, 1e-5);
             let (mut again, mut dhidden) = (vec![9.0; rows], vec![9.0; rows * width]);
-            let gradient = Some(HeadGradient { dhidden: &mut dhidden, drows: &mut [], scale: -0.25 });
+            let gradient = Some(HeadGradient { dhidden: &mut dhidden, drows: &mut [], weight: None, scale: -0.25 });
             linear_cross_entropy(&hidden, head, width, &targets, &mut again, gradient);
             assert_eq!(losses, again);
             assert_close(&dhidden, &grad_exact, 1e-5);
@@ -354,7 +368,7 @@ mod tests {
             let operand = if weight.rounds { widen(&round(&hidden)) } else { hidden.clone() };
             let (loss_exact, grad_exact) = exact(&operand, &widen(&head), width, &targets, 2.0, None);
             let (mut losses, mut dhidden) = (vec![9.0; rows], vec![9.0; rows * width]);
-            let gradient = Some(HeadGradient { dhidden: &mut dhidden, drows: &mut [], scale: 2.0 });
+            let gradient = Some(HeadGradient { dhidden: &mut dhidden, drows: &mut [], weight: None, scale: 2.0 });
             let head = Head { weight, rows: None, soft_cap: None };
             linear_cross_entropy(&hidden, head, width, &targets, &mut losses, gradient);
             // The operands of the first product are exact; the probabilities are rounded for the second.
@@ -393,7 +407,7 @@ mod tests {
         let run = |threads| {
             on_threads(threads, || {
                 let (mut losses, mut dhidden) = (vec![0.0; 70], vec![0.0; 70 * 48]);
-                let gradient = Some(HeadGradient { dhidden: &mut dhidden, drows: &mut [], scale: 1.0 });
+                let gradient = Some(HeadGradient { dhidden: &mut dhidden, drows: &mut [], weight: None, scale: 1.0 });
                 let head = Head { weight: Weight::f32(&head), rows: None, soft_cap: Some(3.0) };
                 linear_cross_entropy(&hidden, head, 48, &targets, &mut losses, gradient);
                 (losses, dhidden)

@@ -1,21 +1,12 @@
 //! The LoRA linear layer (Hu et al. 2021): a frozen weight and a trained low-rank term.
 
-use rayon::prelude::*;
-
 use super::few_tokens::FEW_TOKENS;
 use super::gemm::{Right, Term, gemm};
 use super::linear::linear;
-use super::product::{Left, ProductInto};
-use super::simd::{SharedMut, arch, with_scratch};
+use super::over_tokens::{OverTokens, add_over_tokens};
+use super::simd::with_scratch;
 use super::weight::Weight;
 use crate::ops::low_rank::{Lora, LowRank};
-
-/// Columns of the features that one task sums over all tokens.
-const BLOCK_FEATURES: usize = 96;
-/// Tokens whose part of a block of columns stays in the caches.
-const BLOCK_TOKENS: usize = 128;
-/// Floats of the longest vector.
-const VECTOR: usize = 16;
 
 impl Lora<&[f32]> {
     /// The rank, after a check of the lengths of both matrices and of `xa`.
@@ -166,11 +157,11 @@ pub fn lora_linear_backward(
         }
         let d_xa: &[f32] = d_xa;
         lora.with_input(x, in_features, |input| {
-            let a = OverTokens { left: d_xa, rank, right: input, width: in_features };
-            let b = OverTokens { left: xa, rank, right: dy, width: out_features };
+            let a = OverTokens { left: d_xa, rows: rank, stride: rank, right: input, width: in_features };
+            let b = OverTokens { left: xa, rows: rank, stride: rank, right: dy, width: out_features };
             with_scratch(rank * out_features, |b_transposed| {
                 b_transposed.fill(0.0);
-                add_over_tokens([(a, &mut *da), (b, &mut *b_transposed)]);
+                add_over_tokens(&mut [(a, &mut *da), (b, &mut *b_transposed)]);
                 for (feature, row) in db.chunks_exact_mut(rank.max(1)).enumerate() {
                     for (i, db) in row.iter_mut().enumerate() {
                         *db += scale * b_transposed[i * out_features + feature];
@@ -178,53 +169,6 @@ pub fn lora_linear_backward(
                 }
             });
         });
-    });
-}
-
-/// A sum over all tokens, `left^T right`: `[rank, width]` from `[tokens, rank]` and `[tokens, width]`.
-#[derive(Clone, Copy)]
-struct OverTokens<'a> {
-    left: &'a [f32],
-    rank: usize,
-    right: &'a [f32],
-    width: usize,
-}
-
-/// Adds each sum to its slice. One task takes a block of columns of one sum, over all tokens.
-fn add_over_tokens(sums: [(OverTokens<'_>, &mut [f32]); 2]) {
-    let sums = sums.map(|(sum, out)| {
-        assert_eq!(out.len(), sum.rank * sum.width, "lora: gradient of rank {}", sum.rank);
-        (sum, SharedMut(out.as_mut_ptr()))
-    });
-    let blocks = sums.map(|(sum, _)| sum.width.div_ceil(BLOCK_FEATURES));
-    (0..blocks[0] + blocks[1]).into_par_iter().with_max_len(1).for_each(|block| {
-        let ((sum, out), block) = if block < blocks[0] { (sums[0], block) } else { (sums[1], block - blocks[0]) };
-        let first = block * BLOCK_FEATURES;
-        let columns = BLOCK_FEATURES.min(sum.width - first);
-        let whole = columns / VECTOR * VECTOR;
-        let rows = sum.left.chunks(BLOCK_TOKENS * sum.rank).zip(sum.right.chunks(BLOCK_TOKENS * sum.width));
-        for (left, right) in rows {
-            let product = ProductInto {
-                shape: [sum.rank, whole, left.len() / sum.rank],
-                // SAFETY: the first column of the block lies inside the first row.
-                c: unsafe { out.get().add(first) },
-                c_stride: sum.width,
-                a: Left::columns(left, sum.rank),
-                b: &right[first..],
-                b_stride: sum.width,
-                then: None,
-                accumulate: true,
-            };
-            // SAFETY: `rank` rows of the block's columns, which this task alone writes.
-            arch().dispatch(unsafe { product.promise() });
-        }
-        for column in first + whole..first + columns {
-            for i in 0..sum.rank {
-                let terms = sum.left[i..].iter().step_by(sum.rank).zip(sum.right[column..].iter().step_by(sum.width));
-                // SAFETY: as above, for a column left over after the vectors.
-                unsafe { *out.get().add(i * sum.width + column) += terms.map(|(x, y)| x * y).sum::<f32>() };
-            }
-        }
     });
 }
 

@@ -115,10 +115,7 @@ fn targets_that_cannot_exist_are_refused() {
         ("[\"qproj\"]", "\n  hint: there is no `qproj`: did you mean `q_proj`?".into()),
         ("[\"mlp.gate\"]", "\n  hint: there is no `mlp.gate`: did you mean `gate_proj`?".into()),
         ("\"downproj\"", "\n  hint: did you mean `down_proj`?".into()),
-        (
-            "[\"lm_head\"]",
-            "\n  hint: `lm_head` cannot be adapted: its loss is computed in chunks that need it frozen".into(),
-        ),
+        ("[\"lm_head\"]", "\n  hint: `lm_head` cannot be adapted: `modules_to_save` trains it as a whole".into()),
         ("[\"all-linear\"]", "\n  hint: write \"all-linear\" without brackets".into()),
         ("\"q_proj\"", "\n  hint: for the layers of this name write [\"q_proj\"]".into()),
         ("\"all_linear\"", "\n  hint: did you mean \"all-linear\"?".into()),

@@ -4,9 +4,9 @@ use std::collections::HashSet;
 use std::path::Path;
 
 use super::adapter_file::{SavedAdapter, TOKENS};
-use super::{AdapterWeights, ExportError};
-use crate::lora::Matrices;
+use super::{AdapterWeights, ExportError, HostMatrix};
 use crate::lora::targets::Selection;
+use crate::lora::{Matrices, Whole};
 use crate::spec::ModelConfig;
 
 /// Number of mismatched matrices that an error lists.
@@ -78,6 +78,21 @@ pub(super) fn matrix_problems(
         (Some(_), None) => Some(format!("unexpected: `{TOKENS}` without `trainable_token_indices`")),
         (None, Some(_)) => Some(format!("missing: `{TOKENS}`, of `trainable_token_indices`")),
     });
+    let mut modules: HashSet<_> = weights.modules.keys().cloned().collect();
+    for (whole, wanted) in &selection.modules {
+        let module = whole.module();
+        problems.extend(match weights.modules.get(&module).map(HostMatrix::shape) {
+            Some(shape) if shape == *wanted => None,
+            Some(shape) => Some(format!("`{module}` is {shape:?}, expected {wanted:?}")),
+            None => Some(format!("missing: `{module}`, of `modules_to_save`")),
+        });
+        modules.remove(&module);
+        if *whole == Whole::Tied && !weights.is_tied {
+            let reason = "they are one in this model; PEFT trains them as one with `ensure_weight_tying`";
+            problems.push(format!("embedding and head were trained apart: {reason}"));
+        }
+    }
+    problems.extend(modules.into_iter().map(|module| format!("unexpected: `{module}`, which no key names")));
     let unexpected = weights.keys().filter(|module| !expected.contains(*module));
     problems.extend(unexpected.map(|module| format!("unexpected: `{module}.lora_A` and `.lora_B`")));
     problems

@@ -5,15 +5,15 @@ use std::ops::Bound;
 
 use serde_json::json;
 
+use super::AdapterWeights;
 use crate::config::{InitLoraWeights, LoraConfig, TargetModules};
 use crate::schema::{ByName, Node, Problem, Problems, Section, Value, read_json};
-use crate::spec::{NESTED, short_name};
+use crate::spec::{NESTED, nested_name, short_name};
 
 /// Keys that change neither what the adapter computes nor where it sits.
-const WITHOUT_EFFECT: [&str; 11] = [
+const WITHOUT_EFFECT: [&str; 10] = [
     "auto_mapping",
     "corda_config",
-    "ensure_weight_tying",
     "eva_config",
     "inference_mode",
     "loftq_config",
@@ -24,16 +24,15 @@ const WITHOUT_EFFECT: [&str; 11] = [
     "revision",
 ];
 
-/// `adapter_config.json` of an adapter on `modules`, with a head that scores or without.
+/// `adapter_config.json` of an adapter with these weights.
 ///
 /// Only keys that PEFT has had for a long time are written: older versions refuse keys that they do not know.
-pub(super) fn to_json<'a>(
+pub(super) fn to_json(
     config: &LoraConfig,
-    modules: impl Iterator<Item = &'a String>,
+    weights: &AdapterWeights,
     base_model_name_or_path: &str,
-    has_score: bool,
 ) -> serde_json::Value {
-    let mut modules = modules.peekable();
+    let (mut modules, has_score) = (weights.keys().peekable(), weights.score.is_some());
     // Names of layers are in the other parts of a multimodal model, too.
     let is_nested = modules.peek().is_some_and(|module| module.starts_with(NESTED));
     // PEFT cannot combine a regular expression with `layers_to_transform`, and has had `exclude_modules` not for long: the
@@ -59,6 +58,11 @@ pub(super) fn to_json<'a>(
         // Others as an adapter of the whole base.
         _ => json!(true),
     };
+    // Other parts of a multimodal model have norms, too.
+    let whole_names = || weights.modules.keys().map(|module| nested_name(module)).collect();
+    let saved: Vec<String> = if is_nested { whole_names() } else { config.modules_to_save.clone().unwrap_or_default() };
+    let saved: Vec<String> = has_score.then(|| "score".to_owned()).into_iter().chain(saved).collect();
+    let modules_to_save = (!saved.is_empty()).then_some(saved);
     let mut json = json!({
         "alpha_pattern": alpha_pattern,
         "base_model_name_or_path": base_model_name_or_path,
@@ -70,7 +74,7 @@ pub(super) fn to_json<'a>(
         "layers_to_transform": config.layers_to_transform.as_ref().filter(|_| !one_by_one),
         "lora_alpha": number(config.lora_alpha),
         "lora_dropout": config.lora_dropout,
-        "modules_to_save": has_score.then_some(["score"]),
+        "modules_to_save": modules_to_save,
         "peft_type": "LORA",
         "r": config.r,
         "rank_pattern": config.rank_pattern,
@@ -82,6 +86,10 @@ pub(super) fn to_json<'a>(
     // PEFT has had it since 0.15.
     if let Some(tokens) = &config.trainable_token_indices {
         json["trainable_token_indices"] = json!(tokens);
+    }
+    // Since 0.18; without it, PEFT takes embedding and head apart.
+    if weights.is_tied {
+        json["ensure_weight_tying"] = json!(true);
     }
     json
 }
@@ -104,8 +112,8 @@ fn number(value: f64) -> serde_json::Value {
 /// Any number above 0.
 const POSITIVE: (Bound<f64>, Bound<f64>) = (Bound::Excluded(0.0), Bound::Unbounded);
 
-/// Reads the text of `adapter_config.json`, and the base model's name in it. `file` is its name in messages; `modules`
-/// are the module names of the tensors, among which a head that scores may be.
+/// Reads the text of `adapter_config.json`, the base model's name in it, and whether embedding and head are one. `file` is
+/// its name in messages; `modules` are the module names of the tensors, among which a head that scores may be.
 ///
 /// # Errors
 /// Every setting that this trainer does not support.
@@ -114,9 +122,13 @@ pub(super) fn from_json<'a>(
     text: &str,
     modules: impl Iterator<Item = &'a String>,
     has_score: bool,
-) -> Result<(LoraConfig, Option<String>), Problems> {
+) -> Result<(LoraConfig, Option<String>, bool), Problems> {
     read_json(file, text, |json| {
-        refuse_other_methods(json, has_score);
+        let scores = refuse_other_methods(json, has_score);
+        // The head that scores is known by its tensor.
+        let is_whole = |name: &String| !(scores && SCORES.contains(&&**name));
+        let whole = json.any("modules_to_save", None, "a list of names", accept_patterns);
+        let whole: Vec<String> = whole.into_iter().flatten().filter(is_whole).collect();
         let targets = json.any("target_modules", None, TARGETS, accept_targets);
         let excludes = json.value("exclude_modules").is_some_and(|value| !is_empty(value));
         let config = LoraConfig {
@@ -138,14 +150,16 @@ pub(super) fn from_json<'a>(
             rank_pattern: json.counts_by_name("rank_pattern", ByName::default(), 1..),
             alpha_pattern: json.numbers_by_name("alpha_pattern", ByName::default(), POSITIVE),
             trainable_token_indices: json.any("trainable_token_indices", None, TOKENS, accept_tokens),
+            modules_to_save: Some(whole).filter(|names| !names.is_empty()),
             loraplus_lr_ratio: None,
             start_from: None,
         };
         let base = json.any("base_model_name_or_path", None, "a name", |value| {
             value.text().map(|name| Some(name.to_owned())).ok_or(None)
         });
+        let is_tied = json.boolean("ensure_weight_tying", false);
         refuse_unknown(json);
-        Some((config, base))
+        Some((config, base, is_tied))
     })
 }
 
@@ -159,7 +173,11 @@ fn is_empty(value: &Value) -> bool {
     }
 }
 
-fn refuse_other_methods(json: &mut Section, has_score: bool) {
+/// Names of a head that scores.
+const SCORES: [&str; 2] = ["score", "classifier"];
+
+/// Whether it scores texts.
+fn refuse_other_methods(json: &mut Section, has_score: bool) -> bool {
     if json.value("peft_type").is_none() {
         json.problem("peft_type", "is missing, expected \"LORA\"");
     }
@@ -176,12 +194,7 @@ fn refuse_other_methods(json: &mut Section, has_score: bool) {
     let tasks = "\"CAUSAL_LM\", or \"SEQ_CLS\" with one label: adapters of other tasks bring a head of their own";
     let (task, scores) = ("task_type", |value: &Value| value.text() == Some("SEQ_CLS") && has_score);
     json.only(task, tasks, |value| value.text() == Some("CAUSAL_LM") || scores(value));
-    let scores = json.value(task).is_some_and(scores);
-    let is_head = |value: &Value| matches!(value.text(), Some("score" | "classifier"));
-    json.only("modules_to_save", "none, or the head that scores: only low-rank updates are", |value| {
-        is_empty(value)
-            || scores && matches!(value, Value::Array(names) if names.iter().all(|name| is_head(name.value())))
-    });
+    json.value(task).is_some_and(scores)
 }
 
 fn init_lora_weights(json: &mut Section) -> InitLoraWeights {
@@ -289,10 +302,18 @@ fn refuse_unknown(json: &mut Section) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::lora::Matrices;
+    use crate::save::export::HostMatrix;
     use crate::spec::{SITE_NAMES, in_layer};
 
     fn modules() -> Vec<String> {
         vec!["model.layers.0.self_attn.q_proj".into(), "model.layers.1.self_attn.q_proj".into()]
+    }
+
+    fn weights(modules: &[String]) -> AdapterWeights {
+        let none = HostMatrix { num_rows: 0, num_columns: 0, values: Vec::new() };
+        let pair = Matrices { a: none.clone(), b: none, magnitude: None };
+        modules.iter().map(|module| (module.clone(), pair.clone())).collect()
     }
 
     fn all_modules() -> Vec<String> {
@@ -300,7 +321,7 @@ mod tests {
     }
 
     fn read(text: &str) -> Result<LoraConfig, Problems> {
-        from_json("a", text, modules().iter(), false).map(|(config, _)| config)
+        from_json("a", text, modules().iter(), false).map(|(config, ..)| config)
     }
 
     #[test]
@@ -317,7 +338,7 @@ mod tests {
             alpha_pattern: [("v_proj".to_owned(), 2.0)].into_iter().collect(),
             ..LoraConfig::default()
         };
-        let json = to_json(&config, modules().iter(), "base", false);
+        let json = to_json(&config, &weights(&modules()), "base");
         let text = serde_json::to_string_pretty(&json).unwrap();
         assert_eq!(read(&text).unwrap(), config);
         let keys: Vec<&String> = json.as_object().unwrap().keys().collect();
@@ -328,15 +349,15 @@ mod tests {
 
     #[test]
     fn all_linear_is_written_as_names_and_a_regex_with_layers_as_modules() {
-        let json = to_json(&LoraConfig::default(), all_modules().iter(), "base", false);
+        let json = to_json(&LoraConfig::default(), &weights(&all_modules()), "base");
         let all = ["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"];
         assert_eq!(json["target_modules"], json!(all));
         assert_eq!(json["lora_alpha"], json!(16));
         let mut config =
             LoraConfig { target_modules: TargetModules::Regex(".*q_proj".into()), ..LoraConfig::default() };
-        assert_eq!(to_json(&config, modules().iter(), "base", false)["target_modules"], ".*q_proj");
+        assert_eq!(to_json(&config, &weights(&modules()), "base")["target_modules"], ".*q_proj");
         config.layers_to_transform = Some(vec![0, 1]);
-        let json = to_json(&config, modules().iter(), "base", false);
+        let json = to_json(&config, &weights(&modules()), "base");
         assert_eq!(json["target_modules"], json!(modules()));
         assert_eq!(json["layers_to_transform"], json!(null));
     }
@@ -363,7 +384,7 @@ mod tests {
     #[test]
     fn everything_that_would_compute_something_else_is_refused_at_once() {
         let text = r#"{"peft_type": "LOHA", "task_type": "SEQ_CLS", "bias": "all", "use_dora": 1,
-            "modules_to_save": ["lm_head"], "init_lora_weights": "pissa", "r": 0, "alora_invocation_tokens": [1],
+            "modules_to_save": [7], "init_lora_weights": "pissa", "r": 0, "alora_invocation_tokens": [1],
             "layer_replication": [[0, 2]], "fan_in_fan_out": true, "rank_pattern": {"q_proj": "x"}}"#;
         let problems = read(text).unwrap_err().to_string();
         for key in [

@@ -9,10 +9,11 @@ use safetensors::tensor::TensorView;
 use super::adapter_config;
 use super::{AdapterWeights, ExportError, HostMatrix};
 use crate::config::LoraConfig;
-use crate::lora::Matrices;
+use crate::lora::whole::HEAD;
+use crate::lora::{Matrices, Whole};
 use crate::model::weights::{convert, layout};
 use crate::schema::Problem;
-use crate::spec::{NESTED, name_alone};
+use crate::spec::{NESTED, name_alone, nested_name};
 use crate::util::files;
 
 pub(super) const WEIGHTS: &str = "adapter_model.safetensors";
@@ -68,9 +69,16 @@ pub fn write_adapter(
     });
     let of_score = weights.score.iter().map(|score| (format!("{PREFIX}{SCORE}"), score.shape().to_vec(), score));
     let is_nested = weights.keys().any(|module| module.starts_with(NESTED));
-    let tokens = if is_nested { TOKENS.replacen("model.", NESTED, 1) } else { TOKENS.to_owned() };
+    let tokens = if is_nested { nested_name(TOKENS) } else { TOKENS.to_owned() };
     let of_tokens = weights.tokens.iter().map(|rows| (format!("{PREFIX}{tokens}"), rows.shape().to_vec(), rows));
-    for (name, shape, matrix) in of_adapters.chain(of_score).chain(of_tokens) {
+    let of_modules = weights.modules.iter().flat_map(|(module, values)| {
+        // As PEFT does it, of one that is two it has both.
+        let head = Some(HEAD.to_owned()).filter(|_| weights.is_tied && values.num_rows > 1);
+        let names = [Some(if is_nested { nested_name(module) } else { module.clone() }), head];
+        let shape = if values.num_rows == 1 { vec![values.num_columns] } else { values.shape().to_vec() };
+        names.into_iter().flatten().map(move |name| (format!("{PREFIX}{name}.weight"), shape.clone(), values))
+    });
+    for (name, shape, matrix) in of_adapters.chain(of_score).chain(of_tokens).chain(of_modules) {
         let path = folder.join(WEIGHTS);
         let view = TensorView::new(safetensors::Dtype::F32, shape, bytemuck::cast_slice(&matrix.values))
             .map_err(|error| ExportError::io("write", &path)(std::io::Error::other(error)))?;
@@ -84,7 +92,7 @@ pub fn write_adapter(
     .map_err(ExportError::io("write", &path))?;
 
     let path = folder.join(CONFIG);
-    let json = adapter_config::to_json(config, weights.keys(), base_model_name_or_path, weights.score.is_some());
+    let json = adapter_config::to_json(config, weights, base_model_name_or_path);
     files::write(&path, format!("{json:#}\n")).map_err(ExportError::io("write", &path))
 }
 
@@ -119,7 +127,7 @@ pub fn find_adapter(folder: &Path) -> PathBuf {
 /// Reads an adapter folder written by this program or by PEFT.
 ///
 /// # Errors
-/// Where a file is missing or damaged, or where the adapter has more than low-rank updates of linear layers. All
+/// Where a file is missing or damaged, or where the adapter has what has no place here. All
 /// reasons are reported at once.
 pub fn read_adapter(folder: &Path) -> Result<SavedAdapter, ExportError> {
     let (config_path, weights_path) = (folder.join(CONFIG), folder.join(WEIGHTS));
@@ -134,9 +142,19 @@ pub fn read_adapter(folder: &Path) -> Result<SavedAdapter, ExportError> {
     // Problems of the config come first: its method explains unexpected tensors better than their names do.
     let has_score = weights.as_ref().is_ok_and(|weights| weights.score.is_some());
     let modules = weights.iter().flat_map(|weights| weights.keys());
-    let (config, base_model_name_or_path) =
+    let (config, base_model_name_or_path, is_tied) =
         adapter_config::from_json(&config_path.display().to_string(), &text, modules, has_score)?;
-    Ok(SavedAdapter { weights: weights?, config, base_model_name_or_path })
+    let mut weights = weights?;
+    weights.is_tied = is_tied && weights.modules.contains_key(&Whole::Tied.module());
+    if weights.is_tied {
+        // The embedding by its other name.
+        let head = weights.modules.remove(HEAD);
+        if head.is_some_and(|head| Some(&head) != weights.modules.get(&Whole::Tied.module())) {
+            let message = format!("`{HEAD}` differs from the embedding that `ensure_weight_tying` makes it");
+            return Err(Problem::new(message).at(weights_path.display()).into());
+        }
+    }
+    Ok(SavedAdapter { weights, config, base_model_name_or_path })
 }
 
 fn read_tensors(path: &Path) -> Result<AdapterWeights, ExportError> {
@@ -159,6 +177,13 @@ fn read_tensors(path: &Path) -> Result<AdapterWeights, ExportError> {
         {
             let values = convert::to_f32(view.data(), dtype);
             weights.tokens = Some(HostMatrix { num_rows, num_columns, values });
+            continue;
+        }
+        if let (Some(module), Some(dtype), Some([num_rows, num_columns])) =
+            (alone.as_deref().and_then(whole_module), convert::float_dtype(view.dtype()), row_or_matrix(view.shape()))
+        {
+            let values = convert::to_f32(view.data(), dtype);
+            weights.modules.insert(module.to_owned(), HostMatrix { num_rows, num_columns, values });
             continue;
         }
         let Some((module, index)) = module_of(name).map(|(module, index)| (current_name(module), index)) else {
@@ -206,6 +231,22 @@ fn read_tensors(path: &Path) -> Result<AdapterWeights, ExportError> {
     Err(ExportError::AdapterTensors { path: path.to_owned(), expected_by: "the format of LoRA adapters", problems })
 }
 
+/// The module of a weight that may be trained as a whole; names are those of a language model alone.
+fn whole_module(name: &str) -> Option<&str> {
+    let module = name.strip_suffix(".weight")?;
+    let is_known = [&*Whole::Embedding.module(), HEAD].contains(&module) || module.ends_with("norm");
+    is_known.then_some(module)
+}
+
+/// Of a vector, a row.
+fn row_or_matrix(shape: &[usize]) -> Option<[usize; 2]> {
+    match *shape {
+        [width] if width > 0 => Some([1, width]),
+        [rows, width] if rows > 1 && width > 0 => Some([rows, width]),
+        _ => None,
+    }
+}
+
 /// Module name, and 0 for A, 1 for B or 2 for magnitudes.
 fn module_of(name: &str) -> Option<(&str, usize)> {
     let name = name.strip_prefix(PREFIX)?;
@@ -229,7 +270,7 @@ fn unexpected_reason(name: &str) -> &'static str {
     } else if name.ends_with("trainable_tokens_delta") {
         ": only the embedding's rows are supported, and those of a head tied to it"
     } else if !name.contains("lora_") {
-        ": layers trained in full are not supported"
+        ": of modules trained as a whole, embedding, head and norms are supported"
     } else {
         ""
     }
@@ -361,7 +402,7 @@ pub(super) mod tests {
                 (&format!("{module}.o_proj.lora_A.default.weight"), &[2, 64], F32),
                 (&format!("{module}.q_proj.lora_magnitude_vector"), &[1, 64], F32),
                 ("base_model.model.model.embed_tokens.lora_embedding_A", &[2, 256], F32),
-                ("base_model.model.lm_head.weight", &[2, 2], F32),
+                ("base_model.model.model.layers.0.mlp.up_proj.weight", &[2, 2], F32),
             ],
         );
         let error = read_adapter(folder.path()).unwrap_err().to_string();
@@ -373,7 +414,7 @@ pub(super) mod tests {
             "unexpected: `base_model.model.model.layers.0.self_attn.o_proj.lora_A.default.weight`",
             "q_proj.lora_magnitude_vector` is [1, 64], expected one dimension",
             "adapters of embeddings are not supported",
-            "layers trained in full are not supported",
+            "embedding, head and norms are supported",
         ] {
             assert!(error.contains(part), "{part}: {error}");
         }

@@ -8,7 +8,7 @@ use super::adapter_check::{check_adapter, matrix_problems};
 use super::adapter_file::SavedAdapter;
 use super::{AdapterWeights, ExportError, HostMatrix};
 use crate::lora::targets::Selection;
-use crate::lora::{Adapter, AdapterSet, RowNorms};
+use crate::lora::{Adapter, AdapterSet, RowNorms, Whole};
 use crate::ops::host;
 use crate::ops::token_rows::TokenRows;
 use crate::spec::{ModelConfig, NESTED};
@@ -22,6 +22,8 @@ pub fn adapter_weights(adapters: &AdapterSet) -> AdapterWeights {
         adapters: by_module.collect(),
         score: adapters.score.as_ref().map(host_matrix),
         tokens: adapters.tokens.as_ref().map(|tokens| host_matrix(&tokens.values)),
+        modules: adapters.modules.iter().map(|(whole, values)| (whole.module(), host_matrix(values))).collect(),
+        is_tied: adapters.modules.get(Whole::Tied).is_some(),
     }
 }
 
@@ -56,7 +58,9 @@ pub fn adapter_set(
     }
     let score = weights.score.map(|score| on_device(score, device));
     let tokens = weights.tokens.zip(ids).map(|(rows, ids)| TokenRows::new(ids, on_device(rows, device)));
-    Ok(AdapterSet { blocks, dropout, score, tokens })
+    let modules = selection.modules.keys().filter_map(|whole| Some((*whole, weights.modules.remove(&whole.module())?)));
+    let modules = modules.map(|(whole, values)| (whole, on_device(values, device))).collect();
+    Ok(AdapterSet { blocks, dropout, score, tokens, modules })
 }
 
 fn on_device(matrix: HostMatrix, device: &Device) -> Tensor<2> {

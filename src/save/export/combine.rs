@@ -43,9 +43,8 @@ pub fn combine(adapters: &[Weighted], combination: &Combination, model: &ModelCo
             let hint = "merge it alone into its model";
             return Err(Problem::new(message).at(folder.display()).hint(hint).into());
         }
-        if saved.weights.tokens.is_some() {
-            let message =
-                "the rows of the embedding in this adapter take the place of others, and have no weighted sum";
+        if saved.weights.replaces_weights() {
+            let message = "the rows or modules in this adapter take the place of the model's, and have no weighted sum";
             let hint = "merge it alone into its model";
             return Err(Problem::new(message).at(folder.display()).hint(hint).into());
         }

@@ -118,10 +118,10 @@ pub fn adapter_gguf(model: &Path, adapter: &Path, out: &Path) -> Result<usize, E
         let problem = Problem::new("llama.cpp has no adapters with `use_dora`").at(adapter.display());
         return Err(problem.hint("leave --adapter-only out: the merged model needs none").into());
     }
-    if saved.weights.tokens.is_some() {
-        let message = "llama.cpp has no adapters with `trainable_token_indices`";
-        let problem = Problem::new(message).at(adapter.display());
-        return Err(problem.hint("leave --adapter-only out: the merged model has these rows").into());
+    if saved.weights.replaces_weights() {
+        let key = if saved.weights.tokens.is_some() { "trainable_token_indices" } else { "modules_to_save" };
+        let problem = Problem::new(format!("llama.cpp has no adapters with `{key}`")).at(adapter.display());
+        return Err(problem.hint("leave --adapter-only out: the merged model has these weights").into());
     }
     let mut layers: Vec<_> =
         selection.iter().map(|(layer, site, shape)| (config.module_name(layer, site), (layer, site), shape)).collect();

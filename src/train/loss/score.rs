@@ -7,14 +7,14 @@ use super::{Targets, normed_targets};
 use crate::data::batch::{Batch, RowSource};
 use crate::lora::AdapterSet;
 use crate::model::Model;
-use crate::ops::cross_entropy::LossAndGrad;
+use crate::ops::cross_entropy::{HeadGrads, LossAndGrad};
 use crate::util::faults;
 
 /// Minus the score of each row of `hidden`, `[rows, hidden_size]`, in `f32`, and `scale` times its gradient.
 pub(super) fn negative_scores(hidden: &Tensor<2>, score: &Tensor<2>, scale: f64) -> LossAndGrad {
     let losses = -(hidden.clone().cast(DType::F32) * score.clone()).sum_dim(1).squeeze_dim::<1>(1);
     let dhidden = (score.clone() * -scale).expand(hidden.dims()).cast(hidden.dtype());
-    LossAndGrad { losses, dhidden, drows: None }
+    LossAndGrad { losses, grads: HeadGrads { dhidden, drows: None, dweight: None } }
 }
 
 /// The gradient with respect to the vector of minus the scores of the rows of `hidden`, each times its weight, `[1, hidden_size]`.
@@ -58,7 +58,7 @@ mod tests {
         let device = Device::flex();
         let hidden: Tensor<2> = host::tensor(vec![1.0, 2.0, 3.0, -1.0, 0.5, 4.0, 9.0, 9.0, 9.0], [3, 3], &device);
         let score: Tensor<2> = host::tensor(vec![2.0, 0.0, -1.0], [1, 3], &device);
-        let LossAndGrad { losses, dhidden, .. } = negative_scores(&hidden, &score, 0.5);
+        let LossAndGrad { losses, grads: HeadGrads { dhidden, .. } } = negative_scores(&hidden, &score, 0.5);
         let values = |tensor: Tensor<2>| tensor.into_data().try_to_vec::<f32>().unwrap();
         assert_eq!(losses.into_data().try_to_vec::<f32>().unwrap(), [1.0, 6.0, -9.0]);
         assert_eq!(values(dhidden), [-1.0, 0.0, 0.5].repeat(3));

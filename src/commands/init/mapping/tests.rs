@@ -552,6 +552,7 @@ fn what_is_lost_says_what_is_done_instead() {
         (factory, "create_new_adapter: true\n", "create_new_adapter: training goes on in the adapter"),
         (factory, "quantization_method: hqq\n", "quantization_method: `model.quantization` has bitsandbytes'"),
         (factory, "save_only_model: true\n", "save_only_model: checkpoints hold the optimizer's state too"),
+        (factory, "additional_target: embed_tokens,lm_head\n", "of 4 keys, 3 are taken over, 0 lost, 1 without effect"),
         (factory, "use_unsloth: true\n", "of 4 keys, 2 are taken over, 0 lost, 2 without effect"),
         (factory, "", "differs: dataset: `a`: there is no data/dataset_info.json"),
         (trl, "num_generations: 8\n", "of 5 keys, 3 are taken over, 0 lost"),

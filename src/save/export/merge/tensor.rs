@@ -111,7 +111,9 @@ impl Merging {
             let difference = self.adapter.weights.get(&module).zip(shape_of);
             let rows = self.adapter.config.trainable_token_indices.as_deref().zip(self.adapter.weights.tokens.as_ref());
             let rows = rows.filter(|_| name == EMBEDDING).map(|(ids, rows)| Update::Rows(ids, rows));
-            let update = difference.map(|(matrices, shape)| Update::Difference(matrices, shape)).or(rows);
+            let name_alone = name.strip_suffix(".weight").unwrap_or(name);
+            let whole = self.adapter.weights.modules.get(name_alone).map(|values| Update::Whole(&values.values));
+            let update = difference.map(|(matrices, shape)| Update::Difference(matrices, shape)).or(rows).or(whole);
             let decoded = self.decoded.filter(|_| self.linears.contains(name));
             MergedTensor { merging: self, name, shape, stored: self.stored(name, shape), update, decoded, on_bytes }
         })
@@ -175,6 +177,8 @@ enum Update<'a> {
     Difference(&'a Matrices<HostMatrix>, AdapterShape),
     /// Puts these rows in the place of others.
     Rows(&'a [usize], &'a HostMatrix),
+    /// Puts these numbers in the place of all.
+    Whole(&'a [f32]),
 }
 
 /// A tensor of the merged model.
@@ -279,6 +283,8 @@ impl<'a> MergedTensor<'a> {
             for (id, row) in ids.iter().zip(rows.values.chunks(rows.num_columns)) {
                 weight[id * rows.num_columns..][..rows.num_columns].copy_from_slice(row);
             }
+        } else if let Some(Update::Whole(values)) = self.update {
+            weight.copy_from_slice(values);
         } else {
             weight.iter_mut().zip(&update).for_each(|(weight, update)| *weight += update);
         }
@@ -293,6 +299,7 @@ impl<'a> MergedTensor<'a> {
                 let matrices = matrices.as_ref().map(|matrix| &*matrix.values);
                 kind.difference(matrices, scale, weight, [self.shape[0], self.shape[1]])
             }
+            Some(Update::Whole(values)) => values.iter().zip(weight).map(|(value, weight)| value - weight).collect(),
             Some(Update::Rows(ids, rows)) => {
                 let mut update = vec![0.0; weight.len()];
                 for (id, row) in ids.iter().zip(rows.values.chunks(rows.num_columns)) {

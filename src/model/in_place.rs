@@ -1,0 +1,175 @@
+//! What adapters have in place of a model's own weights: embeddings, head, norms.
+
+use std::borrow::Cow;
+
+use burn::tensor::{DType, IndexingUpdateOp, Int, Tensor};
+
+use super::Model;
+use super::block::Block;
+use crate::lora::{AdapterSet, Modules, Whole};
+use crate::ops::cross_entropy::Head;
+use crate::ops::linear::{Matrix, Weight};
+use crate::ops::profile::{self, Cost};
+use crate::ops::token_rows::{HeadRows, TokenRows};
+use crate::spec::{self, ModelConfig};
+
+/// The head that adapters give a model.
+#[derive(Clone, Debug)]
+pub struct OwnHead {
+    /// `[vocab_size, hidden_size]`
+    weight: Weight,
+    /// Rows in place of the weight's.
+    rows: Option<HeadRows>,
+    soft_cap: Option<f64>,
+}
+
+impl OwnHead {
+    /// As operations take it; where it is trained, its gradient is asked for apart.
+    #[must_use]
+    pub fn head(&self) -> Head<'_> {
+        Head { weight: &self.weight, rows: self.rows.as_ref(), inputs: None, soft_cap: self.soft_cap }
+    }
+}
+
+impl ModelConfig {
+    /// The weight of a norm as its file has it, `[1, width]`, as the norm computes with it, `[width]`.
+    fn norm_of(&self, values: &Tensor<2>) -> Tensor<1> {
+        let weight = values.clone().squeeze_dim(0);
+        if self.has_norms_less_one { weight + 1.0 } else { weight }
+    }
+
+    /// The opposite.
+    fn norm_in_file(&self, weight: Tensor<1>) -> Tensor<2> {
+        let weight = weight.unsqueeze_dim(0);
+        if self.has_norms_less_one { weight - 1.0 } else { weight }
+    }
+}
+
+impl Model {
+    /// Gives adapters the rows of the embedding of these tokens, if they have none.
+    pub fn start_tokens(&self, adapters: &mut AdapterSet, ids: &[usize]) {
+        let ids: Vec<u32> = ids.iter().map(|&id| u32::try_from(id).unwrap_or(u32::MAX)).collect();
+        let values = || self.embed_tokens.clone().select(0, self.token_ids(&ids)).cast(DType::F32);
+        adapters.tokens.get_or_insert_with(|| TokenRows { ids: ids.as_slice().into(), values: values() });
+    }
+
+    /// Gives adapters the model's own of these modules, where they have none.
+    pub fn start_modules(&self, adapters: &mut AdapterSet, modules: impl Iterator<Item = Whole>) {
+        let start = |whole| (whole, adapters.modules.get(whole).cloned().unwrap_or_else(|| self.module(whole)));
+        let started: Modules = modules.map(start).collect();
+        adapters.modules = started;
+    }
+
+    /// The model's own values of a module, in `f32`.
+    fn module(&self, whole: Whole) -> Tensor<2> {
+        match whole {
+            Whole::Head => self.lm_head.values.dense().into_owned().cast(DType::F32),
+            Whole::Norm => self.config.norm_in_file(self.norm.clone() * self.config.logit_divisor),
+            Whole::BlockNorm(layer, name) => {
+                let sublayers = self.blocks[layer].sublayers.iter().zip(&self.config.blocks[layer].sublayers);
+                let norms = sublayers.flat_map(|(sublayer, spec)| {
+                    [(spec.norm_before, &sublayer.norm_before), (spec.norm_after, &sublayer.norm_after)]
+                });
+                let found = norms.into_iter().find_map(|(of, weight)| weight.clone().filter(|_| of == Some(name)));
+                self.config
+                    .norm_in_file(found.unwrap_or_else(|| unreachable!("norms are named after those of the model")))
+            }
+            Whole::Embedding | Whole::Tied | Whole::Score | Whole::Tokens => self.embed_tokens.clone().cast(DType::F32),
+        }
+    }
+
+    /// The head with what adapters have in place of it.
+    #[must_use]
+    pub fn own_head(&self, adapters: &AdapterSet) -> OwnHead {
+        let cast = |values: &Tensor<2>| Weight {
+            values: Matrix::Dense(values.clone().cast(self.rounding_dtype())),
+            bias: None,
+            rounds: self.lm_head.rounds,
+        };
+        let weight = adapters.modules.head(cast).unwrap_or(&self.lm_head).clone();
+        let tokens = adapters.tokens.as_ref().filter(|_| self.config.tie_word_embeddings);
+        let rows = tokens.map(|tokens| tokens.of_head(&self.lm_head, self.rounding_dtype()));
+        OwnHead { weight, rows, soft_cap: self.config.logit_soft_cap }
+    }
+
+    /// The weight of the norm before the head, `[hidden_size]`.
+    #[must_use]
+    pub fn own_norm(&self, adapters: &AdapterSet) -> Tensor<1> {
+        match adapters.modules.get(Whole::Norm) {
+            Some(values) => self.config.norm_of(values) / self.config.logit_divisor,
+            None => self.norm.clone(),
+        }
+    }
+
+    /// A block with the norms that adapters have in place of its own.
+    #[must_use]
+    pub fn with_own_norms<'a>(&self, layer: usize, block: &'a Block, adapters: &AdapterSet) -> Cow<'a, Block> {
+        let own = |name: Option<&'static str>| {
+            let name = name?;
+            Some((name, self.config.norm_of(adapters.modules.get(Whole::BlockNorm(layer, name))?)))
+        };
+        let of = |spec: &spec::Sublayer| [own(spec.norm_before), own(spec.norm_after)];
+        let own: Vec<_> = self.config.blocks[layer].sublayers.iter().map(of).collect();
+        if own.iter().flatten().all(Option::is_none) {
+            return Cow::Borrowed(block);
+        }
+        let mut block = block.clone();
+        for (sublayer, own) in block.sublayers.iter_mut().zip(own) {
+            let names = own.each_ref().map(|own| own.as_ref().map(|(name, _)| *name));
+            let [before, after] = own.map(|own| own.map(|(_, weight)| weight));
+            sublayer.norm_before = before.or(sublayer.norm_before.take());
+            sublayer.norm_after = after.or(sublayer.norm_after.take());
+            sublayer.trained_norms = names;
+        }
+        Cow::Owned(block)
+    }
+
+    /// The embeddings of token ids that are on the device, with what adapters have in place of the model's, `[tokens, hidden_size]`.
+    #[must_use]
+    pub fn embed_ids(&self, ids: Tensor<1, Int>, adapters: &AdapterSet) -> Tensor<2> {
+        let num_tokens = ids.dims()[0];
+        let embed = || {
+            let own = adapters.modules.get(Whole::Embedding).or_else(|| adapters.modules.get(Whole::Tied));
+            let x = match own {
+                Some(own) => own.clone().select(0, ids.clone()).cast(self.rounding_dtype()),
+                None => self.embed_tokens.clone().select(0, ids.clone()),
+            };
+            let x = x.cast(self.compute);
+            let x = if let Some(scale) = self.embedding_scale { x * scale } else { x };
+            match &adapters.tokens {
+                Some(rows) => rows.embedded(ids, x, self.embedding_scale, self.rounding_dtype()),
+                None => x,
+            }
+        };
+        let bytes = profile::count(2 * num_tokens * self.config.hidden_size * self.compute.size());
+        profile::measure("embedding", || Cost { bytes, ..Cost::default() }, embed)
+    }
+
+    /// The gradient of what adapters have in place of embeddings, from that of the embeddings, in `f32`; `None` where they have none.
+    #[must_use]
+    pub fn embed_backward(
+        &self,
+        ids: Tensor<1, Int>,
+        adapters: &AdapterSet,
+        dx: Tensor<2>,
+    ) -> Option<(Whole, Tensor<2>)> {
+        let scale = self.embedding_scale;
+        if let Some(rows) = &adapters.tokens {
+            return Some((Whole::Tokens, rows.embedded_backward(ids, dx, scale, self.place.f32_products())));
+        }
+        let (whole, own) = adapters.modules.iter().find(|(whole, _)| whole.embeds())?;
+        let work = || {
+            let dx = dx.cast(DType::F32);
+            let dx = if let Some(scale) = scale { dx * scale } else { dx };
+            own.zeros_like().select_assign(0, ids, dx, IndexingUpdateOp::Add)
+        };
+        let bytes = profile::bytes(own);
+        Some((whole, profile::measure("embedding_backward", || Cost { bytes, ..Cost::default() }, work)))
+    }
+
+    /// The gradient of the norm before the head as its file has it, from that of the norm's output, `[1, hidden_size]`.
+    #[must_use]
+    pub fn own_norm_backward(&self, grad: Tensor<2>) -> Tensor<2> {
+        grad / self.config.logit_divisor
+    }
+}
