@@ -138,7 +138,7 @@ fn head(bench: &mut Bench<'_>, config: &ModelConfig) {
     let weight = bench.version.weight([config.vocab_size, config.hidden_size], 7);
     let targets: Vec<u32> = (0..TARGETS as u32).collect();
     let place = bench.version.place();
-    let head = Head { weight: &weight, rows: None, soft_cap: None };
+    let head = Head { weight: &weight, rows: None, inputs: None, soft_cap: None };
     let loss = || linear_cross_entropy(place, &hidden, head, &targets, 1.0, LossChunk::Auto);
     bench.run("linear_cross_entropy", loss);
 }
