@@ -231,6 +231,14 @@ impl Recipe {
             reject("optimizer.name", message, "use \"adamw\", or take `use_dora` out");
         }
 
+        if self.lora.modules_to_save.is_some() && self.optimizer.name == OptimizerName::Muon {
+            let message =
+                "`optimizer.name` = \"muon\" trains matrices of hidden layers, and `lora.modules_to_save` brings \
+                           embeddings or norms"
+                    .to_owned();
+            reject("optimizer.name", message, "use \"adamw\", or take `modules_to_save` out");
+        }
+
         let scheduler = &self.scheduler;
         if matches!(scheduler.lr_scheduler, LrScheduler::Constant | LrScheduler::InverseSqrt)
             && scheduler.min_lr_ratio > 0.0

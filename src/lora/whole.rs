@@ -54,6 +54,12 @@ impl Whole {
         matches!(self, Self::Tokens | Self::Embedding | Self::Tied)
     }
 
+    /// Whether it is a vector.
+    #[must_use]
+    pub fn is_norm(self) -> bool {
+        matches!(self, Self::Norm | Self::BlockNorm(..))
+    }
+
     /// Whether it is the head of a model that writes.
     #[must_use]
     pub fn is_head(self) -> bool {

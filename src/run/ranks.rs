@@ -138,7 +138,7 @@ impl Joined {
             ("tokenizers", hex(&data.tokenizer().digest())),
             ("rows", hex(&data.train_digest())),
             ("checkpoints", format!("{step:x}")),
-            ("MPI libraries", of(&self.place.library)),
+            ("MPI libraries", of(&format!("{} {}", self.place.library, self.ranks.sum_beside(true)))),
         ];
         self.ranks.wait_long();
         let hosts = require_same(&mut *self.ranks, &host(), &facts).map_err(Failure::input)?;

@@ -98,7 +98,8 @@ impl GradSums {
         let blocks = layer..self.first_begun(adapters);
         let numbers = adapters.blocks[blocks.clone()].iter().flat_map(BlockAdapters::values);
         let numbers = numbers.map(Adapter::num_parameters).sum::<usize>();
-        if numbers < bucket_numbers(adapters.num_parameters()) || !ranks.sum_beside(place.is_host()) {
+        let of_all = adapters.iter().map(Adapter::num_parameters).sum();
+        if numbers < bucket_numbers(of_all) || !ranks.sum_beside(place.is_host()) {
             return;
         }
         let (grads, have_it) = self.take(blocks, adapters);

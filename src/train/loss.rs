@@ -313,9 +313,9 @@ pub fn loss_and_grad(
             Tensor::zeros([num_tokens], &scaled.device())
         })
     });
-    let inputs = weighed
-        .as_ref()
-        .map(|weighed| weighted(scaled.clone(), weighed.weights.clone().unwrap_or_else(|| vec![1.0; num_tokens])));
+    let inputs = weighed.as_ref().map(|weighed| {
+        weighted(scaled.clone().cast(DType::F32), weighed.weights.clone().unwrap_or_else(|| vec![1.0; num_tokens]))
+    });
     let scaled_head = Head { inputs: inputs.as_ref(), ..scaled_head };
     // Every token's own gradient, which its weight multiplies once it is known: the head's products run once.
     let LossAndGrad { losses, grads } = match &adapters.score {

@@ -150,7 +150,9 @@ impl Workload<'_> {
         let has_codes = self.storage.quantisation.is_some() && self.place.has_experts(self.precision.dtype());
         let has_experts = has_codes
             && sublayers.any(|sublayer| matches!(sublayer.kind, SublayerKind::Mixture(_) | SublayerKind::Beside(_)));
-        let of_experts = if has_experts { DECODED_BYTES } else { 0 };
+        // Those of an expert at least, which are two of one shape.
+        let largest = self.config.sites().map(|(_, site)| 2 * site.shape.iter().product::<usize>()).max().unwrap_or(0);
+        let of_experts = if has_experts { DECODED_BYTES.max(2 * largest) } else { 0 };
         self.config.sites().map(|(_, site)| of_site(site)).max().unwrap_or(0).max(of_experts)
     }
 
@@ -196,9 +198,12 @@ impl Workload<'_> {
         self.tokens() * self.selection.num_tokens * (1 + 2 * F32)
     }
 
-    /// Bytes of the gradient of the largest module that is trained as a whole, of a micro-batch.
+    /// Bytes of the gradient of the largest module that is trained as a whole, of a micro-batch: of every one that goes through a
+    /// block before the next, and of the sum over the chunks of targets beside it.
     fn module_grad_bytes(&self) -> usize {
-        self.selection.modules.values().map(|[rows, columns]| rows * columns * F32).max().unwrap_or(0)
+        let largest = self.selection.modules.values().map(|[rows, columns]| rows * columns * F32).max().unwrap_or(0);
+        let of_chunks = usize::from(!self.place.is_host());
+        largest * if self.selection.trains_head() { self.layered() + of_chunks } else { 1 }
     }
 
     /// Bytes of a trained head in the type of the computation, where that is another one.

@@ -147,6 +147,9 @@ impl Optimizer {
     pub fn update(&mut self, adapters: &mut AdapterSet, grads: &GradSums, learning_rate: f64, grad_scale: f64) {
         // Those of A and those of the others, which may be faster.
         const GROUPS: Matrices<usize> = Matrices { a: 0, b: 1, magnitude: Some(1) };
+
+        // PEFT gives vectors B's rate.
+        let group_of = |whole: Whole| if whole.is_norm() { GROUPS.b } else { GROUPS.a };
         self.num_updates += 1;
         let share = self.step_weights.add(learning_rate);
         let (mut groups, mut waiting, mut bytes) = ([Vec::new(), Vec::new()], Vec::new(), 0.0);
@@ -177,7 +180,7 @@ impl Optimizer {
             bytes += self.update_bytes(values);
             // Nothing else owns it while it is updated.
             let values = std::mem::replace(values, grad.clone());
-            groups[GROUPS.a].push((Parameter { values, states }, grad));
+            groups[group_of(whole)].push((Parameter { values, states }, grad));
         }
         let step = || {
             let rates = [learning_rate, learning_rate * self.loraplus_lr_ratio];
@@ -199,7 +202,8 @@ impl Optimizer {
         }
         // They were the last ones, in this order.
         let with_grad = adapters.whole_mut().filter(|(whole, _)| grads.whole(*whole).is_some());
-        for ((whole, place), Parameter { values, states }) in with_grad.zip(&mut updated[GROUPS.a]) {
+        for (whole, place) in with_grad {
+            let Some(Parameter { values, states }) = updated[group_of(whole)].next() else { continue };
             *place = values;
             self.whole.insert(whole, states);
         }

@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use crate::train::grads::bucket_numbers;
+use crate::train::ranks::share::num_parts;
 use crate::util::stats::{as_f64, as_u64};
 use crate::util::text::with_commas;
 
@@ -46,6 +47,8 @@ pub(super) struct OneRank {
     pub(super) tokens: f64,
     /// Gradients, in 32 bits.
     pub(super) gradient_bytes: f64,
+    /// Numbers of those that blocks have: others are summed at the end.
+    pub(super) of_blocks: usize,
 }
 
 /// A step that ranks share.
@@ -98,10 +101,12 @@ impl Cluster {
     pub(super) fn share(&self, one: OneRank) -> SharedStep {
         let rows_per_rank = one.rows.div_ceil(self.ranks).max(1);
         let compute_seconds = one.seconds * as_f64(rows_per_rank) / as_f64(one.rows.max(1));
-        let backward_seconds = BACKWARD * compute_seconds / as_f64(one.backwards.div_ceil(self.ranks).max(1));
+        let parts = num_parts(one.backwards, self.ranks).min(one.rows / one.backwards.max(1)).max(1);
+        let backwards = (one.backwards * parts).div_ceil(self.ranks).max(1);
+        let backward_seconds = BACKWARD * compute_seconds / as_f64(backwards);
         // The last bucket begins when the backward is over. Between GPUs, all do.
-        let numbers = one.gradient_bytes / 4.0;
-        let last = as_f64(bucket_numbers(usize::try_from(as_u64(numbers)).unwrap_or(usize::MAX))) / numbers.max(1.0);
+        let bucket = bucket_numbers(one.of_blocks).min(one.of_blocks);
+        let last = 1.0 - 4.0 * as_f64(one.of_blocks - bucket) / one.gradient_bytes.max(1.0);
         let hidden = |exchange: f64| {
             if self.is_gpu { 0.0 } else { backward_seconds.min(exchange * (1.0 - last).max(0.0)) }
         };
@@ -199,7 +204,14 @@ pub(super) fn rate(text: &str) -> Result<f64, String> {
 mod tests {
     use super::*;
 
-    const ONE: OneRank = OneRank { seconds: 8.0, rows: 64, backwards: 32, tokens: 65_536.0, gradient_bytes: 168e6 };
+    const ONE: OneRank = OneRank {
+        seconds: 8.0,
+        rows: 64,
+        backwards: 32,
+        tokens: 65_536.0,
+        gradient_bytes: 168e6,
+        of_blocks: 42_000_000,
+    };
 
     #[test]
     fn a_step_is_computing_by_shares_and_a_ring_through_the_slowest_link() {

@@ -181,6 +181,7 @@ impl Report {
                 backwards: workload.gradient_accumulation_steps / workload.layered(),
                 tokens: mean_step_tokens,
                 gradient_bytes: 4.0 * as_f64(plan.num_trainable),
+                of_blocks: plan.num_trainable - workload.selection.num_module_parameters(),
             })
         });
         let mean_step_seconds = ranks.as_ref().map(|step| step.step_seconds).or(mean_step_seconds);

@@ -20,7 +20,7 @@ pub struct Part {
 #[must_use]
 pub fn shares(micro_batches: &[Batch], num_ranks: usize) -> Vec<Vec<Part>> {
     let is_whole = micro_batches.iter().any(|batch| !batch.answers.is_empty());
-    let num_parts = if is_whole { 1 } else { num_ranks / divisor(micro_batches.len(), num_ranks) };
+    let num_parts = if is_whole { 1 } else { num_parts(micro_batches.len(), num_ranks) };
     let parts: Vec<(Part, usize)> = micro_batches
         .iter()
         .enumerate()
@@ -71,6 +71,12 @@ fn cut(row_lengths: &[usize], num_parts: usize) -> Vec<Range<usize>> {
     let end = row_lengths.iter().rposition(|length| *length > 0).map_or(start, |last| last + 1);
     parts.extend((end > start).then_some(start..end));
     parts
+}
+
+/// Parts of a micro-batch that has as many rows, so that every rank can have as many.
+#[must_use]
+pub fn num_parts(num_micro_batches: usize, num_ranks: usize) -> usize {
+    num_ranks / divisor(num_micro_batches, num_ranks)
 }
 
 /// The greatest common divisor; `b` is above 0.

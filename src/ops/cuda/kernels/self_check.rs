@@ -354,13 +354,18 @@ fn linear_attention(device: &Device, dtype: DType) -> Result<Results, String> {
     read([("o", &o), ("dqkv", &dqkv), ("the gradient of decays", &decay), ("the gradient of strengths", &strength)])
 }
 
-/// Experts of two layers, of which one has a bias, in memory and as codes: their outputs, and gradients of tokens and scores.
+/// Experts of two layers, of which one has a bias, in memory and as codes: their outputs, and gradients of tokens and scores. More
+/// experts than a table has, more rows of one than a block takes, and longer sums than are loaded at a time.
 fn mixture(device: &Device, dtype: DType) -> Result<Results, String> {
-    let (tokens, width, inside, num_experts) = (37, 80, 48, 5);
+    let (tokens, width, inside, num_experts) = (200, 336, 400, 70);
     let place = place_of(device, dtype);
     let tensor = |shape: [usize; 2], seed: usize| numbers(shape, seed, device).cast(dtype);
     let (x, dy) = (tensor([tokens, width], 1), tensor([tokens, width], 2));
     let scores = numbers([tokens, num_experts], 3, device).cast(DType::F32) * 4.0;
+    // Most tokens choose the first.
+    let first = scores.clone().narrow(1, 0, 1) + 4.0;
+    let scores = scores.slice_assign([0..tokens, 0..1], first);
+    let scales = numbers([1, num_experts], 4, device).cast(DType::F32).reshape([num_experts]);
     let coded = |shape: [usize; 2], seed: usize| {
         let bytes = (0..shape[0] * shape[1] / 2).map(|i| (mix((seed << 32 | i) as u64) >> 56) as u8).collect();
         let scales = numbers([1, shape[0] * shape[1] / 16], seed, device).cast(DType::F32);
@@ -370,6 +375,8 @@ fn mixture(device: &Device, dtype: DType) -> Result<Results, String> {
     };
     let mut results = Results::new();
     for is_coded in [false, true] {
+        let (probabilities, scales) =
+            if is_coded { (Probabilities::OfAll, Some(&scales)) } else { (Probabilities::OfChosen, None) };
         let weight = |shape: [usize; 2], seed: usize, has_bias: bool| {
             let values = if is_coded { coded(shape, seed) } else { Matrix::Dense(tensor(shape, seed)) };
             let bias = has_bias.then(|| numbers([1, shape[0]], seed, device).cast(DType::F32).reshape([shape[0]]));
@@ -384,7 +391,7 @@ fn mixture(device: &Device, dtype: DType) -> Result<Results, String> {
             })
         };
         let inner: Vec<_> = (0..num_experts).map(|i| first(10 + 2 * i)).collect();
-        let outer: Vec<_> = (0..num_experts).map(|i| weight([width, inside], 30 + i, true)).collect();
+        let outer: Vec<_> = (0..num_experts).map(|i| weight([width, inside], 200 + i, true)).collect();
         let layers: Vec<_> = inner.iter().map(|weights| weights.iter().collect()).collect();
         let last: Vec<_> = outer.iter().map(|weight| vec![weight]).collect();
         let per_token = 2;
@@ -392,7 +399,7 @@ fn mixture(device: &Device, dtype: DType) -> Result<Results, String> {
             |experts: &&dyn Experts| [&layers, &last].iter().all(|of| experts.takes(&x, tokens * per_token, of));
         let (y, dx, d_scores) = match place.experts().filter(takes) {
             Some(experts) => {
-                let sorted = &experts.route(&scores, per_token, Probabilities::OfChosen, None);
+                let sorted = &experts.route(&scores, per_token, probabilities, scales);
                 let hs = experts.forward(&experts.gather(&x, sorted, false), &layers, sorted);
                 let h = hs[0].clone() + hs[1].clone();
                 let output = one(experts.forward(&h, &last, sorted));
@@ -405,7 +412,7 @@ fn mixture(device: &Device, dtype: DType) -> Result<Results, String> {
                 (combined(&output, true), combined(&d_input, false), d_scores)
             }
             None => {
-                let routing = route(&scores, per_token, Probabilities::OfChosen, None);
+                let routing = route(&scores, per_token, probabilities, scales);
                 let (mut y, mut dx, mut products) = (x.zeros_like(), x.zeros_like(), Vec::new());
                 for (index, rows) in &routing.groups {
                     let row = gather(place, &x, rows, false);
