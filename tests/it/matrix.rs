@@ -75,7 +75,7 @@ fn families() -> [(&'static str, Value); 20] {
             "gemma4, all it can have",
             json!({"model_type": "gemma4_text", "architectures": ["Gemma4ForCausalLM"], "head_dim": 16,
             "global_head_dim": 24, "sliding_window": 9, "num_hidden_layers": 4, "num_kv_shared_layers": 2,
-            "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"], "hidden_size_per_layer_input": 32,
+            "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"], "hidden_size_per_layer_input": 32,
             "vocab_size_per_layer_input": 1344, "final_logit_softcapping": 4.0, "use_double_wide_mlp": true,
             "attention_k_eq_v": true, "num_global_key_value_heads": 1, "enable_moe_block": true, "num_experts": 3,
             "top_k_experts": 3, "moe_intermediate_size": 64, "tie_word_embeddings": true, "rope_theta": null}),
@@ -160,8 +160,8 @@ fn kinds(family: &str) -> [(&'static str, LoraConfig); 3] {
     ]
 }
 
-/// The cells without a number: family and form.
-const REFUSED: [(&str, &str); 0] = [];
+/// The cells without a number: family and form. GGUF shares keys and values of the last two layers that make them, in one order.
+const REFUSED: [(&str, &str); 1] = [("gemma4, all it can have", "q8_0")];
 
 fn load(folder: &Path, form: Form, compute: Dtype, device: &Device) -> Option<Model> {
     let (model, storage) = match form {
@@ -227,7 +227,9 @@ fn every_cell_gives_the_loss_and_gradients_of_plain_operations_on_the_decoded_we
             let folder = tempfile::tempdir().unwrap();
             write_model(&config(&changes), folder.path());
             write_blocks(folder.path());
-            for (form_name, form) in FORMS {
+            // Modules are in f32, whatever the form of the base.
+            let is_tried = |form: &&(&str, Form)| kind != "modules" || ["f32", "nf4"].contains(&form.0);
+            for &(form_name, form) in FORMS.iter().filter(is_tried) {
                 let Some(base) = load(folder.path(), form, Dtype::F32, &plain) else {
                     eprintln!("{family:>25} {kind:>7} {form_name:>12}  refused");
                     refused.push((family, form_name));

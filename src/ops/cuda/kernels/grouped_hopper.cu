@@ -69,7 +69,7 @@ INLINE void product(const Experts &experts, const bf16 *x0, const bf16 *x1, int 
                                         rows.count - row, 0, num_columns / 8);
 }
 
-// Grid: (layers x columns / 256 upwards, rows / 128 upwards + experts of the table); block 256; 192 KB of dynamic shared memory.
+// y of each layer. Grid: (layers x columns / 256 upwards, rows / 128 upwards + experts of the table); block 256; 192 KB of dynamic shared memory.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     grouped_hopper_forward(const __grid_constant__ Experts experts, const bf16 *x, const int *first, bf16 *y0, bf16 *y1, int first_expert,
                            int num_experts, int x_stride, int weight_stride, int y_stride, int width, int depth) {
@@ -80,6 +80,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                    y_stride, width, depth);
 }
 
+// dx, the sum over the layers. Grid: (columns of dx / 256 upwards, as forward); the rest likewise.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     grouped_hopper_backward(const __grid_constant__ Experts experts, const bf16 *dy0, const bf16 *dy1, const int *first, bf16 *dx,
                             int first_expert, int num_experts, int num_layers, int dy_stride, int weight_stride, int dx_stride,
