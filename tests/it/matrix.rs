@@ -228,7 +228,7 @@ fn every_cell_gives_the_loss_and_gradients_of_plain_operations_on_the_decoded_we
             write_model(&config(&changes), folder.path());
             write_blocks(folder.path());
             // Modules are in f32, whatever the form of the base.
-            let is_tried = |form: &&(&str, Form)| kind != "modules" || ["f32", "nf4"].contains(&form.0);
+            let is_tried = |form: &&(&str, Form)| kind != "modules" || form.0 == "f32";
             for &(form_name, form) in FORMS.iter().filter(is_tried) {
                 let Some(base) = load(folder.path(), form, Dtype::F32, &plain) else {
                     eprintln!("{family:>25} {kind:>7} {form_name:>12}  refused");

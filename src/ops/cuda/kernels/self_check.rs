@@ -452,12 +452,12 @@ fn loss(device: &Device, dtype: DType) -> Result<Results, String> {
     let found = linear_cross_entropy(
         place_of(device, dtype),
         &hidden,
-        Head { weight: &head, rows: None, soft_cap: None },
+        Head { weight: &head, rows: None, inputs: None, soft_cap: None },
         &targets,
         0.5,
         LossChunk::Auto,
     );
-    read([("losses", &found.losses.unsqueeze_dim(1)), ("dhidden", &found.dhidden)])
+    read([("losses", &found.losses.unsqueeze_dim(1)), ("dhidden", &found.grads.dhidden)])
 }
 
 /// A step of two matrices in `f32`, and the norm of their gradients.
