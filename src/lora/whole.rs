@@ -119,19 +119,18 @@ impl LoraConfig {
         let (mut found, mut problems) = (BTreeMap::new(), Vec::new());
         let all = whole_modules(config);
         for name in self.modules_to_save.iter().flatten() {
-            let mut hits = all.iter().filter(|(module, _)| module.ends_with(&**name)).peekable();
-            if hits.peek().is_none() {
+            let hits = || all.iter().filter(|(module, _)| module.ends_with(&**name));
+            if hits().next().is_none() {
                 problems.push(format!("`{name}` is the end of no module's name in this model"));
             }
-            for (module, whole) in hits {
-                match whole {
-                    Some((whole, shape)) => drop(found.insert(*whole, *shape)),
-                    None => problems.push(format!(
-                        "`{name}` names `{module}`, and only the embedding, the head and the norms around attention and \
-                         feed-forward layers are trained as a whole"
-                    )),
-                }
+            // Every layer has one: the first says it.
+            if let Some((module, _)) = hits().find(|(_, whole)| whole.is_none()) {
+                problems.push(format!(
+                    "`{name}` names `{module}`, and only the embedding, the head and the norms around attention and \
+                     feed-forward layers are trained as a whole"
+                ));
             }
+            found.extend(hits().filter_map(|(_, whole)| *whole));
         }
         let embeds = found.keys().any(|whole| whole.embeds());
         if embeds && config.layer_inputs.is_some() {
