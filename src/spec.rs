@@ -32,8 +32,10 @@ pub use stored::{Method, Packer, StoredQuantisation, Words};
 pub struct ModelConfig {
     /// The family, such as `llama`; that of the language model in a multimodal model.
     pub model_type: String,
-    /// Number of tokens in the vocabulary.
+    /// Rows of the embedding, and of the head: one for each token.
     pub vocab_size: usize,
+    /// The last of them, which the model's files do not have: they start as the mean of those in the files.
+    pub num_new_rows: usize,
     /// Width of the residual stream.
     pub hidden_size: usize,
     /// Its layers.
@@ -98,6 +100,25 @@ impl ModelConfig {
         let all = format!("{} parameters", with_commas(self.num_parameters()));
         let active = |active| format!("{all}, of which a token uses {}", with_commas(active));
         self.num_active_parameters().map_or_else(|| all.clone(), active)
+    }
+
+    /// Gives the embedding and the head at least so many rows. Models with embeddings for every layer, and those of GGUF
+    /// files, stay as they are.
+    pub fn grow(&mut self, vocab_size: usize) {
+        let is_gguf = self.quantisation.as_ref().is_some_and(|stored| stored.method == Method::Gguf);
+        if self.layer_inputs.is_none() && !is_gguf {
+            self.num_new_rows += vocab_size.saturating_sub(self.vocab_size);
+            self.vocab_size = self.vocab_size.max(vocab_size);
+        }
+    }
+
+    /// The shape that a tensor of this shape has in the model's files.
+    #[must_use]
+    pub fn shape_in_files(&self, name: &str, shape: &[usize]) -> Vec<usize> {
+        match shape {
+            [rows, columns] if has_row_for_each_token(name) => vec![rows - self.num_new_rows, *columns],
+            _ => shape.to_vec(),
+        }
     }
 
     /// Number of layers.
@@ -245,6 +266,12 @@ pub fn in_layer(layer: usize, part: &str) -> String {
 #[must_use]
 pub fn is_of_expert(name: &str) -> bool {
     name.contains(".experts.")
+}
+
+/// Whether it is the weight of the embedding or of the head.
+#[must_use]
+pub fn has_row_for_each_token(name: &str) -> bool {
+    matches!(name, "model.embed_tokens.weight" | "lm_head.weight")
 }
 
 #[cfg(test)]

@@ -21,7 +21,7 @@ use crate::hub::Progress;
 use crate::measure::metrics::SUMMARY_FILE;
 use crate::recipe::{Purpose, Recipe, RecipeArgs};
 use crate::run::dir::{finished, has_checkpoints, nearest_existing, not_a_folder};
-use crate::run::inputs::{ModelParts, WeightsFrom, vocabulary_problem};
+use crate::run::inputs::{self, ModelParts, WeightsFrom};
 use crate::run::overview::{self, Fact};
 use crate::run::prepare::{PreparedParts, with_rows_of};
 use crate::schema::{Problem, Problems};
@@ -220,13 +220,9 @@ fn examine_prepared(recipe: &Recipe, parts: &PreparedParts, findings: &mut Findi
         let warning = format!("the weights of {path} are not in the cache: training begins with their download");
         findings.warnings.push(warning);
     }
-    let tokenizer = Tokenizer::open(folder).map_err(|error| findings.failure(of_model(&error))).ok();
+    let tokenizer = config.map_or_else(|| Tokenizer::open(folder), |config| inputs::tokenizer(folder, config));
+    let tokenizer = tokenizer.map_err(|error| findings.failure(of_model(&error))).ok();
     findings.facts.extend(tokenizer.as_ref().and_then(Tokenizer::class_note).map(|note| ("tokenizer", note)));
-    if let (Some(tokenizer), Some(config)) = (&tokenizer, config)
-        && let Some(problem) = vocabulary_problem(folder, tokenizer, config)
-    {
-        findings.failure(of_model(&problem));
-    }
     tokenizer
 }
 

@@ -106,7 +106,8 @@ pub(crate) fn run(args: &EvalArgs) -> Result<(), Failure> {
     let adapter = named.one_adapter()?.filter(|_| !args.base);
     let saved = adapter.map(|adapter| read_adapter(&adapter.folder)).transpose()?;
     let scores = saved.as_ref().is_some_and(|saved| saved.weights.score.is_some());
-    let prepared = Prepared::new(recipe(args, &named, scores)?, None, WeightsFrom::Hub, false)?;
+    let mut prepared = Prepared::new(recipe(args, &named, scores)?, None, WeightsFrom::Hub, false)?;
+    saved.iter().for_each(|saved| prepared.source.config.grow(saved.vocab_size()));
     let Prepared { recipe, source, device, .. } = &prepared;
     if adapter.is_some() {
         named.trained_with.warn_if_changed(&source.weights);

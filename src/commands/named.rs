@@ -142,9 +142,10 @@ impl Named {
             Ok::<_, Failure>((read_adapter(&adapter.folder)?, form, adapter))
         };
         let adapters = self.adapters.into_iter().map(read).collect::<Result<Vec<_>, _>>()?;
-        let source = ModelSource::open(&self.base, 0, WeightsFrom::Hub, quiet)?;
+        let mut source = ModelSource::open(&self.base, 0, WeightsFrom::Hub, quiet)?;
+        adapters.iter().for_each(|(saved, ..)| source.config.grow(saved.vocab_size()));
         self.trained_with.warn_if_changed(&source.weights);
-        let tokenizer = Tokenizer::open(&source.folder).map_err(Failure::input)?;
+        let tokenizer = source.tokenizer()?;
         Ok(ModelFiles { base: self.base, source, tokenizer, adapters })
     }
 }

@@ -39,6 +39,7 @@ pub(super) fn compile(source: &str, now: OffsetDateTime) -> Result<Environment<'
     env.set_formatter(write_as_python);
     env.set_unknown_method_callback(python_method);
     env.add_filter("tojson", tojson);
+    env.add_filter("string", |value: &Value| str(value));
     env.add_filter("trim", |text: &str, chars: Option<&str>| match chars {
         Some(chars) => text.trim_matches(|c| chars.contains(c)).to_owned(),
         None => text.trim_matches(is_python_space).to_owned(),
@@ -148,12 +149,16 @@ fn without_generation_tags(source: &str) -> String {
 
 /// Writes a value as Python's `str()` would.
 fn write_as_python(out: &mut Output<'_>, _state: &State<'_, '_>, value: &Value) -> Result<(), Error> {
-    let text = match value.kind() {
+    out.write_str(&str(value)?).map_err(|_| Error::from(ErrorKind::WriteFailure))
+}
+
+/// Python's `str()` of JSON-like values.
+fn str(value: &Value) -> Result<String, Error> {
+    Ok(match value.kind() {
         ValueKind::Undefined => String::new(),
         ValueKind::String => value.as_str().unwrap_or_default().to_owned(),
         _ => repr(value)?,
-    };
-    out.write_str(&text).map_err(|_| Error::from(ErrorKind::WriteFailure))
+    })
 }
 
 /// Python's `repr()` of JSON-like values.
@@ -170,6 +175,7 @@ fn repr(value: &Value) -> Result<String, Error> {
             let item = |key: Value| Ok::<_, Error>(format!("{}: {}", repr(&key)?, repr(&value.get_item(&key)?)?));
             format!("{{{}}}", value.try_iter()?.map(item).collect::<Result<Vec<_>, _>>()?.join(", "))
         }
+        ValueKind::Number if !value.is_integer() => float(f64::try_from(value.clone())?),
         _ => value.to_string(),
     })
 }
@@ -266,7 +272,9 @@ impl JsonStyle {
         let (brackets, items): ([char; 2], Vec<(Option<&String>, &Json)>) = match json {
             Json::Array(items) => (['[', ']'], items.iter().map(|item| (None, item)).collect()),
             Json::Object(items) => (['{', '}'], items.iter().map(|(key, item)| (Some(key), item)).collect()),
-            Json::Number(number) if number.is_f64() => return push_float(out, number.as_f64().unwrap_or_default()),
+            Json::Number(number) if number.is_f64() => {
+                return out.push_str(&float(number.as_f64().unwrap_or_default()));
+            }
             scalar => return out.push_str(&scalar.to_string()),
         };
         let new_line = |out: &mut String, level: usize| {
@@ -295,11 +303,11 @@ impl JsonStyle {
 }
 
 /// Python writes `1e+16` and `1e-05` where Rust writes `1e16` and `1e-5`.
-fn push_float(out: &mut String, value: f64) {
+fn float(value: f64) -> String {
     let text = format!("{value:?}");
-    let Some((number, exponent)) = text.split_once('e') else { return out.push_str(&text) };
+    let Some((number, exponent)) = text.split_once('e') else { return text };
     let (sign, digits) = exponent.strip_prefix('-').map_or(('+', exponent), |digits| ('-', digits));
-    out.push_str(&format!("{number}e{sign}{digits:0>2}"));
+    format!("{number}e{sign}{digits:0>2}")
 }
 
 /// `datetime.strftime` in the C locale.
@@ -348,6 +356,10 @@ mod tests {
         assert_eq!(
             render("{{ true }} {{ none }} {{ value }} {{ missing }}|"),
             concat!("True None ", r#"{'b': "<é'>", 'a': [1, 2.5, True, None]} |"#)
+        );
+        assert_eq!(
+            render("{{ 1e-5 }} {{ 0.00001 | string }} {{ [1e22] | string }} {{ true | string }}"),
+            "1e-05 1e-05 [1e+22] True"
         );
     }
 

@@ -75,6 +75,8 @@ pub struct Tokenizer {
     add_bos: bool,
     eos_ids: Vec<u32>,
     max_id: u32,
+    /// Texts with a larger id are refused.
+    last_row: u32,
     chat_template: Option<String>,
     digest: [u8; 32],
 }
@@ -142,6 +144,7 @@ impl Tokenizer {
         Ok(Self {
             digest: digest.finalize().into(),
             max_id: inner.get_vocab(true).into_values().max().unwrap_or(0),
+            last_row: u32::MAX,
             chat_template,
             eos_ids: eos_ids.into_iter().collect(),
             inner,
@@ -154,11 +157,33 @@ impl Tokenizer {
         })
     }
 
+    /// For a model with so many rows in its embedding. Added tokens may have none, such as those for images of a model that is
+    /// trained on texts: where a text has one, it is refused.
+    ///
+    /// # Errors
+    /// Other tokens without a row.
+    pub fn for_rows(mut self, vocab_size: usize) -> Result<Self, TokenizerError> {
+        let Some(first) = u32::try_from(vocab_size).ok().filter(|first| *first <= self.max_id) else { return Ok(self) };
+        let added = self.inner.get_added_tokens_decoder();
+        if (first..=self.max_id).any(|id| !added.contains_key(&id) && self.inner.id_to_token(id).is_some()) {
+            let reason = format!(
+                "the tokenizer has ids up to {}, and the model has embeddings for {vocab_size}\n  \
+                 hint: tokenizer.json and config.json are of different models",
+                self.max_id
+            );
+            return Err(TokenizerError::of_file(&self.folder, reason));
+        }
+        self.last_row = first.saturating_sub(1);
+        self.digest = Sha256::new_with_prefix(self.digest).chain_update(first.to_le_bytes()).finalize().into();
+        Ok(self)
+    }
+
     /// Token ids of `text`. `add_special_tokens` adds the ids that the tokenizer puts around a text (BOS); text from a
     /// chat template already has them. Special tokens that are spelled out in the text become their ids.
     ///
     /// # Errors
-    /// A text that the tokenizer refuses, such as a character that the vocabulary cannot express.
+    /// A text that the tokenizer refuses, such as a character that the vocabulary cannot express, or a token without a
+    /// [row](Self::for_rows).
     pub fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>, TokenizerError> {
         Ok(self.encode_tokens(text, add_special_tokens)?.into_iter().map(|token| token.id).collect())
     }
@@ -175,6 +200,13 @@ impl Tokenizer {
         let encoding = guarded(|| self.inner.encode(text, add_special_tokens))
             .map_err(refused)?
             .map_err(|error| refused(error.to_string()))?;
+        if let Some(id) = encoding.get_ids().iter().find(|id| **id > self.last_row) {
+            let token = self.token_text(*id).unwrap_or_default();
+            return Err(refused(format!(
+                "the model's embedding has no row for {token:?}, token {id}\n  \
+                 hint: `lora.trainable_token_indices` = [{id}] gives it one, which is trained"
+            )));
+        }
         let added = encoding.get_special_tokens_mask();
         let mut tokens: Vec<Token> = Vec::with_capacity(added.len() + 1);
         let mut in_text = false;
@@ -264,11 +296,16 @@ impl Tokenizer {
         self.chat_template.as_deref()
     }
 
-    /// Largest id that [`encode`](Self::encode) can return. The model's `vocab_size` must be larger to use this
-    /// tokenizer.
+    /// Largest id that [`encode`](Self::encode) can return.
     #[must_use]
     pub fn max_id(&self) -> u32 {
-        self.max_id
+        self.max_id.min(self.last_row)
+    }
+
+    /// Whether the token was added to the vocabulary.
+    #[must_use]
+    pub fn is_added(&self, id: u32) -> bool {
+        self.inner.get_added_vocabulary().get_added_tokens_decoder().contains_key(&id)
     }
 
     /// SHA-256 of everything that decides the ids of a text and the special tokens of a template: `tokenizer.json`, and

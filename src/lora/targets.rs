@@ -190,7 +190,7 @@ impl LoraConfig {
         if config.layer_inputs.is_some() {
             return Some("every layer of this model has embeddings of its own, which stay as they are".to_owned());
         }
-        let hint = "a token that was added to the tokenizer needs a row in the model's embedding first; or this is another model";
+        let hint = "or tokens that were added to the tokenizer in the model's folder; is this another model?";
         (highest >= config.vocab_size)
             .then(|| format!("{highest}, expected tokens from 0 to {}\n  hint: {hint}", config.vocab_size - 1))
     }

@@ -110,6 +110,13 @@ impl FromIterator<(Whole, Tensor<2>)> for Modules {
 }
 
 impl LoraConfig {
+    /// Whether the embedding or the head is trained as a whole.
+    #[must_use]
+    pub fn trains_tables(&self, config: &ModelConfig) -> bool {
+        let is_table = |whole: &Whole| whole.embeds() || whole.is_head();
+        self.modules_to_save.is_some() && self.modules(config).is_ok_and(|modules| modules.keys().any(is_table))
+    }
+
     /// The modules that `modules_to_save` names in a model, with their shapes. As in PEFT, a name is the end of a module's
     /// name, also behind another sign than a dot.
     ///

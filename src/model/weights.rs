@@ -141,7 +141,9 @@ impl Weights {
         device: &Device,
     ) -> Result<Tensor<2>, Problem> {
         match self {
-            Self::Files(files) if storage.residency == Residency::Mapped => {
+            Self::Files(files)
+                if storage.residency == Residency::Mapped && files.rows_of_fewer(name, &shape).is_none() =>
+            {
                 files.map(name, shape, storage.dtype, device).map(|matrix| matrix.dense().into_owned())
             }
             _ => self.load(name, shape, storage.dtype, device),

@@ -9,7 +9,7 @@ use crate::data::batch::padded_length;
 use crate::data::dataset::{Dataset, OpenOptions};
 use crate::data::error::DataError;
 use crate::data::progress::{Meter, Work};
-use crate::data::tokenizer::Tokenizer;
+use crate::data::tokenizer::{Tokenizer, TokenizerError};
 use crate::device::OpenDevice;
 use crate::hub::{self, HubError, HubSettings, Location, Progress, Wanted};
 use crate::lora::AdapterSet;
@@ -144,8 +144,9 @@ impl ModelSource {
     pub(crate) fn of_recipe(recipe: &Recipe, from: WeightsFrom, quiet: bool) -> Result<(Self, Selection), Failure> {
         let source = Self::open(&recipe.model, recipe.seed, from, quiet).map_err(|failure| failure.about("model.path"));
         source
-            .and_then(|source| {
+            .and_then(|mut source| {
                 recipe.model.fit(&source.config)?;
+                grow(&mut source.config, &source.folder, &recipe.lora);
                 select(&recipe.lora, &source.config).map(|selection| (source, selection))
             })
             .map_err(|failure| failure.located(&recipe.places))
@@ -186,11 +187,7 @@ impl ModelSource {
     ///
     /// Files that cannot be read or understood; a tokenizer that belongs to another model.
     pub(crate) fn tokenizer(&self) -> Result<Tokenizer, Failure> {
-        let tokenizer = Tokenizer::open(&self.folder).map_err(Failure::input)?;
-        match vocabulary_problem(&self.folder, &tokenizer, &self.config) {
-            Some(problem) => Err(problem.into()),
-            None => Ok(tokenizer),
-        }
+        tokenizer(&self.folder, &self.config).map_err(Failure::input)
     }
 
     /// The tokenizer and the rows.
@@ -237,22 +234,34 @@ pub(super) fn no_weights() -> Failure {
     Failure::input("the weights of the model are not on this machine")
 }
 
+/// Gives a model rows for the tokens that were added to its tokenizer, if `lora` trains them.
+pub(crate) fn grow(config: &mut ModelConfig, folder: &Path, lora: &LoraConfig) {
+    let highest = lora.trainable_token_indices.iter().flatten().max().copied();
+    let trains_tables = lora.trains_tables(config);
+    if !trains_tables && highest.is_none_or(|id| id < config.vocab_size) {
+        return;
+    }
+    // What is wrong with it is said where rows are read.
+    let Ok(tokenizer) = Tokenizer::open(folder) else { return };
+    let last = if trains_tables { Some(tokenizer.max_id() as usize) } else { highest };
+    let rows = last.map_or(0, |id| id + 1);
+    if (config.vocab_size..rows).all(|id| u32::try_from(id).is_ok_and(|id| tokenizer.is_added(id))) {
+        config.grow(rows);
+    }
+}
+
+/// The tokenizer in a model's folder or file.
+///
+/// # Errors
+/// Files that cannot be read or understood; a tokenizer that belongs to another model.
+pub(crate) fn tokenizer(folder: &Path, config: &ModelConfig) -> Result<Tokenizer, TokenizerError> {
+    Tokenizer::open(folder)?.for_rows(config.vocab_size)
+}
+
 /// The linear layers that a `[lora]` section selects.
 pub(crate) fn select(lora: &LoraConfig, config: &ModelConfig) -> Result<Selection, Failure> {
     lora.select(config).map_err(|errors| {
         Failure::Input(Problems(errors.iter().map(|error| Problem::new(error.to_string())).collect()))
-    })
-}
-
-/// The error for a tokenizer that has more ids than the model has embeddings.
-pub(crate) fn vocabulary_problem(folder: &Path, tokenizer: &Tokenizer, config: &ModelConfig) -> Option<Problem> {
-    let (max_id, vocab_size) = (tokenizer.max_id() as usize, config.vocab_size);
-    (max_id >= vocab_size).then(|| {
-        let folder = folder.display();
-        Problem::new(format!(
-            "{folder}: the tokenizer has ids up to {max_id}, and the model has embeddings for {vocab_size}"
-        ))
-        .hint("tokenizer.json and config.json are of different models")
     })
 }
 

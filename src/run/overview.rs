@@ -70,7 +70,7 @@ pub(crate) fn prepared_facts(
         facts.extend(
             selection
                 .into_iter()
-                .flat_map(|selection| [parameters(selection, config, &recipe.objective), layers(selection)]),
+                .flat_map(|selection| [parameters(selection, config, &recipe.objective), layers(selection, config)]),
         );
     }
     let start = recipe.lora.start_from.as_ref();
@@ -255,18 +255,20 @@ fn parameters(selection: &Selection, config: &ModelConfig, objective: &Objective
 }
 
 /// The adapted modules.
-fn layers(selection: &Selection) -> Fact {
+fn layers(selection: &Selection, config: &ModelConfig) -> Fact {
     let hits = selection.hits.iter().map(|hits| format!("{} x {}", hits.num_hits, hits.target));
     let tokens = Some(selection.num_tokens).filter(|tokens| *tokens > 0);
     let tokens = tokens
         .map(|tokens| format!("{tokens} x row of embed_tokens (vLLM and llama.cpp take such an adapter only merged)"));
+    let new = Some(config.num_new_rows).filter(|new| *new > 0);
+    let new = new.map(|new| format!("{new} rows that the model's files do not have, at first the mean of the others"));
     let named = |whole: &Whole| if let Whole::BlockNorm(_, name) = whole { (*name).to_owned() } else { whole.module() };
     let mut modules = BTreeMap::<String, usize>::new();
     selection.modules.keys().for_each(|whole| *modules.entry(named(whole)).or_default() += 1);
     let modules = modules.into_iter().map(|(name, count)| {
         format!("{count} x {name} as a whole (vLLM and llama.cpp take such an adapter only merged)")
     });
-    ("adapted modules", hits.chain(tokens).chain(modules).collect::<Vec<_>>().join(", "))
+    ("adapted modules", hits.chain(tokens).chain(modules).chain(new).collect::<Vec<_>>().join(", "))
 }
 
 /// A file of rows.

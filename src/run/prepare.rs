@@ -1,7 +1,7 @@
 //! What a recipe asks for, looked up before any weight is read and any row is tokenised.
 
 use super::device_memory::StepMemory;
-use super::inputs::{ModelParts, ModelSource, WeightsFrom, no_weights, require_residency, select};
+use super::inputs::{ModelParts, ModelSource, WeightsFrom, grow, no_weights, require_residency, select};
 use super::kernel_check;
 use crate::config::GradientCheckpointing;
 use crate::data::dataset::Dataset;
@@ -85,8 +85,11 @@ impl PreparedParts {
     pub(crate) fn find(recipe: &Recipe, from: WeightsFrom, quiet: bool) -> Self {
         let mut parts = Self::default();
         if !recipe.model.path.is_empty() {
-            let (model, failure) = ModelParts::read(&recipe.model, recipe.seed, from, quiet);
+            let (mut model, failure) = ModelParts::read(&recipe.model, recipe.seed, from, quiet);
             parts.failures.extend(failure.map(|failure| failure.about("model.path")));
+            if let (Some(config), Some(folder)) = (&mut model.config, &model.folder) {
+                grow(config, folder, &recipe.lora);
+            }
             parts.selection = model.config.as_ref().and_then(|config| parts.keep(select(&recipe.lora, config)));
             let fit = model.config.as_ref().map_or(Ok(()), |config| recipe.model.fit(config));
             parts.failures.extend(fit.err().map(Failure::from));

@@ -98,6 +98,7 @@ fn decoder(json: &mut Section, family: &Family) -> ModelConfig {
     ModelConfig {
         model_type: family.model_type.to_owned(),
         vocab_size,
+        num_new_rows: 0,
         hidden_size: hidden,
         blocks: layers.map(|(index, layer)| widths.block(family, index, layer)).collect(),
         ropes,

@@ -57,7 +57,11 @@ impl Workload<'_> {
             Residency::Host if !self.place.is_host() => vectors + layers.min(3) * block + head + embeddings,
             Residency::Memory | Residency::Host => vectors + layers * block + head + embeddings,
             // Which experts of the next block are used is not known yet.
-            Residency::Mapped => vectors + largest + (block - experts).max(head).max(self.tied(embedding)),
+            Residency::Mapped => {
+                // Tables that are grown are in memory.
+                let grown = if self.config.num_new_rows > 0 { head + embedding } else { 0 };
+                vectors + largest + (block - experts).max(head).max(self.tied(embedding)) + grown
+            }
         }
     }
 

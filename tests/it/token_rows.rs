@@ -6,8 +6,11 @@ use std::path::Path;
 use lora_train::device::Dtype;
 use lora_train::lora::AdapterSet;
 use lora_train::model::decode::{Part, Sequence, next_logits};
-use lora_train::model::weights::WeightFiles;
+use lora_train::model::weights::convert::float_dtype;
+use lora_train::model::weights::{WeightFiles, convert};
 use lora_train::save::export::{MergeOptions, adapter_weights, merge, read_adapter};
+use safetensors::SafeTensors;
+use safetensors::tensor::TensorView;
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -189,4 +192,98 @@ fn a_run_is_merged_continued_and_written_with_and_its_adapter_alone_is_no_gguf()
         let set = format!("lora.trainable_token_indices={value}");
         refused(&["check", next.to_str().unwrap(), "--set", &set], reason);
     }
+}
+
+/// Copies the quickstart model to `model`, with two tokens in its tokenizer for which it has no rows, and to `resized` with rows
+/// that are the mean of the others. Rows to train on have the tokens.
+fn with_new_tokens(bench: &Bench) {
+    let quickstart = quickstart_model();
+    for folder in ["model", "resized"] {
+        fs::create_dir(bench.path(folder)).unwrap();
+        for file in fs::read_dir(&quickstart).unwrap().map(Result::unwrap) {
+            fs::copy(file.path(), bench.path(folder).join(file.file_name())).unwrap();
+        }
+        let mut tokenizer = json(&quickstart.join("tokenizer.json"));
+        let mut token = tokenizer["added_tokens"][0].clone();
+        for (id, text) in [(1344, "<|new|>"), (1345, "<|newer|>")] {
+            (token["id"], token["content"], token["special"]) = (id.into(), text.into(), false.into());
+            tokenizer["added_tokens"].as_array_mut().unwrap().push(token.clone());
+        }
+        fs::write(bench.path(folder).join("tokenizer.json"), tokenizer.to_string()).unwrap();
+    }
+    let path = bench.path("resized/config.json");
+    let mut config = json(&path);
+    config["vocab_size"] = 1346.into();
+    fs::write(path, config.to_string()).unwrap();
+    let content = fs::read(quickstart.join("model.safetensors")).unwrap();
+    let mut tensors: Vec<_> = SafeTensors::deserialize(&content).unwrap().tensors();
+    let embedding = tensors.iter_mut().find(|(name, _)| name == "model.embed_tokens.weight").unwrap();
+    let (width, dtype) = (embedding.1.shape()[1], float_dtype(embedding.1.dtype()).unwrap());
+    let numbers = convert::to_f32(embedding.1.data(), dtype);
+    let mean = |column| numbers[column..].iter().step_by(width).map(|x| f64::from(*x)).sum::<f64>() / 1344.0;
+    let means: Vec<f32> = (0..width).map(|column| mean(column) as f32).collect();
+    let bytes = convert::from_f32(&[numbers.clone(), means.clone(), means].concat(), dtype).unwrap();
+    embedding.1 = TensorView::new(embedding.1.dtype(), vec![1346, width], &bytes).unwrap();
+    let metadata = [("format".to_owned(), "pt".to_owned())].into();
+    safetensors::serialize_to_file(tensors, Some(metadata), &bench.path("resized/model.safetensors")).unwrap();
+    let rows = fs::read_to_string(bench.path("train.jsonl")).unwrap();
+    fs::write(bench.path("new.jsonl"), rows.replace("garden", "<|new|>").replace("forest", "<|newer|>")).unwrap();
+}
+
+#[test]
+fn tokens_without_rows_get_rows_that_are_trained_as_those_of_a_resized_model() {
+    let bench = Bench::new();
+    with_new_tokens(&bench);
+    let on = |model: &str| format!("model.path={:?}", bench.path(model));
+    let rows = format!("data.train=[{{path={:?}}}]", bench.path("new.jsonl"));
+    let train_on = |run: &str, model: &str, settings: &[&str]| {
+        train(&bench.recipe(run, ""), &set(&[&[&*rows, &*on(model), "train.max_steps=4"], settings].concat()));
+    };
+    let command = |args: &[&str]| lora_train(args).current_dir(&bench.folder).output().unwrap();
+    let text = |args: &[&str]| {
+        let prompt = ["--prompt", "3: <|new|> ", "--max-new-tokens", "12"];
+        let output = command(&[&["generate"], args, &prompt].concat());
+        assert!(output.status.success(), "{args:?}: {}", stderr(&output));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    for (run, setting) in
+        [("rows", "lora.trainable_token_indices=[1344, 7, 1345]"), ("whole", "lora.modules_to_save=[\"embed_tokens\"]")]
+    {
+        let resized = format!("{run}-resized");
+        train_on(run, "model", &[setting, "optimizer.learning_rate=1e-2"]);
+        train_on(&resized, "resized", &[setting, "optimizer.learning_rate=1e-2"]);
+        for out in [run, &resized] {
+            for suffix in ["merged", "merged.gguf"] {
+                let output = command(&["merge", out, "--out", &format!("{out}-{suffix}")]);
+                assert!(output.status.success(), "{out}: {}", stderr(&output));
+            }
+        }
+        for file in ["adapter/adapter_model.safetensors", "-merged/model.safetensors"] {
+            let path = |run: &str| if file.starts_with('-') { format!("{run}{file}") } else { format!("{run}/{file}") };
+            let [own, resized] = [run, &resized].map(|run| fs::read(bench.path(&path(run))).unwrap());
+            assert!(own == resized, "{file} of {setting}");
+        }
+        let continued = text(&[run]);
+        for model in [format!("{run}-merged"), format!("{run}-merged.gguf")] {
+            assert_eq!(continued, text(&["--model", &model]), "{model}");
+        }
+        assert_eq!(json(&bench.path(&format!("{run}-merged/config.json")))["vocab_size"], 1346);
+        let start = format!("lora.start_from={:?}", bench.path(run));
+        train_on("next", "model", &[&start]);
+        fs::remove_dir_all(bench.path("next")).unwrap();
+    }
+    let eval = command(&["eval", "rows", "--data", "new.jsonl"]);
+    assert!(eval.status.success(), "{}", stderr(&eval));
+    resumes_to_the_same_bytes(&bench, "resumed", &[&rows, &on("model"), "lora.trainable_token_indices=[1345]"]);
+
+    // A token that is neither trained nor in the rows needs none.
+    train(&bench.recipe("others", ""), &set(&[&on("model"), "train.max_steps=1"]));
+    let check = |settings: &[&str], reason: &str| {
+        let recipe = bench.recipe("checked", "");
+        let output = command(&[&["check", recipe.to_str().unwrap()], &*set(settings)].concat());
+        assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
+        assert!(stderr(&output).contains(reason), "{}", stderr(&output));
+    };
+    check(&[&rows, &on("model")], "the model's embedding has no row for \"<|new|>\", token 1344");
+    check(&[&on("model"), "lora.trainable_token_indices=[1346]"], "1346, expected tokens from 0 to 1343");
 }

@@ -13,7 +13,7 @@ use crate::config::ModelOptions;
 use crate::data::tokenizer::Tokenizer;
 use crate::hub::Location;
 use crate::model::weights::Weights;
-use crate::run::inputs::{ModelParts, WeightsFrom, vocabulary_problem};
+use crate::run::inputs::{ModelParts, WeightsFrom, tokenizer};
 use crate::schema::Problem;
 use crate::spec::{Block, DeltaHeads, Heads, Method, Mixture, ModelConfig, Role, Rope};
 use crate::util::failure::Failure;
@@ -44,9 +44,7 @@ pub(super) fn run(name: &str, args: &InspectArgs) -> Result<(), Failure> {
         return Err(failure.unwrap_or_else(|| Failure::input("no model")));
     };
     let mut failures: Vec<Failure> = failure.into_iter().collect();
-    let tokenizer = Tokenizer::open(&folder).map_err(|error| failures.push(Failure::input(error))).ok();
-    let vocabulary = tokenizer.as_ref().and_then(|tokenizer| vocabulary_problem(&folder, tokenizer, &config));
-    failures.extend(vocabulary.map(Failure::from));
+    let tokenizer = tokenizer(&folder, &config).map_err(|error| failures.push(Failure::input(error))).ok();
     let model = Shown { name, types: types(&folder, weights.as_ref()), is_downloaded, folder, config, tokenizer };
     print(&if args.json { model.json().to_string() } else { model.text() })?;
     failures.into_iter().reduce(Failure::and).map_or(Ok(()), Err)

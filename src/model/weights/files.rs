@@ -17,7 +17,7 @@ use super::layout::{cannot_read, damaged, no_weights_hint, read_index};
 use super::pages::Pages;
 use crate::device::Dtype;
 use crate::schema::Problem;
-use crate::spec::name_alone;
+use crate::spec::{has_row_for_each_token, name_alone};
 use crate::util::text;
 
 mod experts;
@@ -287,6 +287,13 @@ impl WeightFiles {
             return Err(format!("misshapen: `{name}` is {:?}, expected {shape:?}", stored.shape));
         }
         Ok(stored)
+    }
+
+    /// How many rows a table has in the files, where a model has more: see [`ModelConfig::grow`].
+    #[must_use]
+    pub fn rows_of_fewer(&self, name: &str, shape: &[usize]) -> Option<usize> {
+        let rows = self.tensors.get(name).filter(|_| has_row_for_each_token(name))?.shape.first().copied()?;
+        (rows < shape[0]).then_some(rows)
     }
 
     pub(super) fn mismatch(&self, problems: &[String]) -> Problem {

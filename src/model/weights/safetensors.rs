@@ -36,6 +36,7 @@ impl Source for WeightFiles {
         let mut known: HashSet<String> = expected.iter().map(|(name, _)| name.clone()).collect();
         let mut problems = Vec::new();
         for (name, shape) in &expected {
+            let shape = &config.shape_in_files(name, shape);
             match (&config.quantisation, &shape[..]) {
                 (Some(StoredQuantisation { method, .. }), &[out, width]) if is_coded(self, name, shape) => {
                     problems.extend(StoredMatrix::find(self, name, [out, width], *method).err());
@@ -68,12 +69,18 @@ impl Source for WeightFiles {
     }
 
     fn numbers(&self, name: &str, shape: &[usize]) -> Result<(Numbers<'_>, &Path), Problem> {
-        let (stored, from) = self.find(name, shape)?;
-        Ok((Numbers::Stored(self.bytes(stored), from), self.path(stored)))
+        let rows = self.rows_of_fewer(name, shape);
+        let in_file = rows.map_or_else(|| shape.to_vec(), |rows| vec![rows, shape[1]]);
+        let (stored, from) = self.find(name, &in_file)?;
+        let numbers = Numbers::Stored(self.bytes(stored), from);
+        Ok((if rows.is_some() { numbers.with_means(&in_file) } else { numbers }, self.path(stored)))
     }
 
     fn as_stored(&self, name: &str, shape: [usize; 2], held: &Held<'_>) -> Result<Option<Matrix>, Problem> {
         let Held { storage: Storage { dtype, residency, .. }, config, device } = *held;
+        if self.rows_of_fewer(name, &shape).is_some() {
+            return Ok(None);
+        }
         if residency == Residency::Mapped {
             return self.map(name, shape, dtype, device).map(Some);
         }

@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::path::Path;
 
 use burn::tensor::{Bytes, Device};
+use rayon::prelude::*;
 
 use super::convert::{self, Overflow};
 use super::pages::Pages;
@@ -12,6 +13,7 @@ use crate::device::Dtype;
 use crate::ops::linear::Matrix;
 use crate::schema::Problem;
 use crate::spec::ModelConfig;
+use crate::util::stats::as_f64;
 
 /// How a model holds its matrices, and where.
 pub(super) struct Held<'a> {
@@ -70,10 +72,41 @@ pub(super) enum Numbers<'a> {
     Decoded(Box<Read<'a>>),
 }
 
+/// Columns that one thread sums.
+const COLUMNS_AT_A_TIME: usize = 64;
+
 /// Writes numbers from an element on, at most 2,048 of them.
 type Read<'a> = dyn Fn(usize, &mut [f32]) + Sync + 'a;
 
 impl Numbers<'_> {
+    /// These numbers of a matrix `[rows, columns]`, and behind them rows that are the mean of all.
+    pub(super) fn with_means(self, shape: &[usize]) -> Self {
+        let (rows, columns) = (shape[0], shape[1]);
+        let mut means = vec![0.0; columns];
+        means.par_chunks_mut(COLUMNS_AT_A_TIME).enumerate().for_each(|(chunk, means)| {
+            let mut row = vec![0.0; means.len()];
+            let mut sums = vec![0.0; means.len()];
+            for start in (0..rows).map(|row| row * columns + chunk * COLUMNS_AT_A_TIME) {
+                self.read(start, &mut row);
+                sums.iter_mut().zip(&row).for_each(|(sum, number)| *sum += f64::from(*number));
+            }
+            #[expect(clippy::cast_possible_truncation, reason = "a mean of f32 is in their range")]
+            means.iter_mut().zip(sums).for_each(|(mean, sum)| *mean = (sum / as_f64(rows)) as f32);
+        });
+        // As a model would have them that was resized.
+        if let Self::Stored(_, dtype) = &self
+            && let Ok(stored) = convert::from_f32(&means, *dtype)
+        {
+            means = convert::to_f32(&stored, *dtype);
+        }
+        Self::Decoded(Box::new(move |first, to| {
+            let (own, new) = to.split_at_mut((rows * columns).saturating_sub(first).min(to.len()));
+            self.read(first, own);
+            let places = (first + own.len()) % columns..;
+            new.iter_mut().zip(places).for_each(|(number, place)| *number = means[place % columns]);
+        }))
+    }
+
     /// Writes the numbers from element `first` on, at most 2,048 of them.
     pub(super) fn read(&self, first: usize, to: &mut [f32]) {
         match self {

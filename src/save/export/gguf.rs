@@ -110,9 +110,10 @@ fn of_base(file: &GgufFile, dtype: GgufType) -> Vec<(String, Value)> {
 /// An adapter that cannot be read, does not fit the model or is of a kind that llama.cpp lacks, or an `out` that exists.
 pub fn adapter_gguf(model: &Path, adapter: &Path, out: &Path) -> Result<usize, ExportError> {
     require_absent(&[out])?;
-    let config = ModelConfig::from_model(model)?;
+    let mut config = ModelConfig::from_model(model)?;
     names::check_family(&config)?;
     let saved = super::read_adapter(adapter)?.that_writes(adapter)?;
+    config.grow(saved.vocab_size());
     let selection = super::check_adapter(adapter, &saved, &config)?;
     if saved.config.use_dora {
         let problem = Problem::new("llama.cpp has no adapters with `use_dora`").at(adapter.display());

@@ -123,7 +123,7 @@ pub fn merge(
         let map = json!({"metadata": {"total_size": index.num_bytes}, "weight_map": index.files});
         write_json(&unfinished.0.join(INDEX), &map)?;
     }
-    describe(&unfinished.0.join("config.json"), options, is_decoded)?;
+    describe(&unfinished.0.join("config.json"), &merging.config, options, is_decoded)?;
     if let Some(PromptForm::ChatTemplate { chat_template: Some(template), .. }) = PromptForm::read(adapter)? {
         // The adapter was trained with this template.
         let path = unfinished.0.join(CHAT_TEMPLATE);
@@ -216,14 +216,20 @@ impl Merging {
     }
 }
 
-/// Says in config.json in which types the weights are. `is_decoded`: it says that they are codes.
-fn describe(path: &Path, options: MergeOptions, is_decoded: bool) -> Result<(), ExportError> {
-    if options.dtype.is_none() && options.quantise.is_none() && !is_decoded {
+/// Says in config.json in which types the weights are, and how many rows the embedding has. `is_decoded`: it says that they are
+/// codes.
+fn describe(path: &Path, model: &ModelConfig, options: MergeOptions, is_decoded: bool) -> Result<(), ExportError> {
+    let is_coded = options.quantise.is_some() || is_decoded;
+    if options.dtype.is_none() && !is_coded && model.num_new_rows == 0 {
         return Ok(());
     }
     let content = std::fs::read(path).map_err(ExportError::io("read", path))?;
     let mut config: Value = serde_json::from_slice(&content).map_err(|error| Problem::new(error.to_string()))?;
-    if let Some(config) = config.as_object_mut() {
+    if model.num_new_rows > 0 {
+        let of_text = if model.is_nested { &mut config["text_config"] } else { &mut config };
+        of_text["vocab_size"] = model.vocab_size.into();
+    }
+    if let Some(config) = config.as_object_mut().filter(|_| options.dtype.is_some() || is_coded) {
         config.shift_remove("quantization_config");
     }
     if let Some(dtype) = options.dtype {

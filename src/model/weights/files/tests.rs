@@ -1,10 +1,11 @@
 use burn::tensor::{DType, Device, Tensor};
 use safetensors::tensor::TensorView;
 
-use super::super::Weights;
 use super::super::fixture::{self, tiny_config};
 use super::super::source::Source as _;
+use super::super::{Storage, Weights};
 use super::*;
+use crate::config::Residency;
 use crate::spec::{Method, ModelConfig, StoredQuantisation};
 
 fn read<const D: usize>(weights: &Weights, name: &str, shape: [usize; D], dtype: Dtype) -> Vec<f32> {
@@ -286,4 +287,36 @@ fn experts_of_gpt_oss_are_read_transposed_in_turn_and_as_codes() {
     let name = |name: &str| format!("model.layers.1.{name}");
     let stored = config.quantisation.unwrap();
     assert!(stored.is_whole(&name("self_attn.q_proj")) && !stored.is_whole(&name("mlp.experts.0.up_proj")));
+}
+
+#[test]
+fn rows_that_files_do_not_have_are_the_mean_of_those_that_they_have() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = ModelConfig { tie_word_embeddings: false, ..tiny_config() };
+    let stored = fixture::write_model(folder.path(), &config, 1, Dtype::F32);
+    let weights = Weights::open(folder.path(), &config).unwrap();
+    let mut grown = config.clone();
+    grown.grow(258);
+    weights.check(&grown).unwrap();
+    for name in ["model.embed_tokens.weight", "lm_head.weight"] {
+        let own = &stored[name];
+        let means: Vec<f32> = (0..64).map(|column| own[column..].iter().step_by(64).sum::<f32>() / 256.0).collect();
+        let read = read(&weights, name, [258, 64], Dtype::F32);
+        assert_eq!(read[..own.len()], own[..]);
+        for row in read[own.len()..].chunks(64) {
+            assert!(row.iter().zip(&means).all(|(row, mean)| (row - mean).abs() < 1e-6), "{row:?}, {means:?}");
+        }
+        let mut across = [0.0; 10];
+        weights.source().numbers(name, &[258, 64]).unwrap().0.read(own.len() - 3, &mut across);
+        assert_eq!(across, read[own.len() - 3..][..10]);
+        let mapped = Storage { residency: Residency::Mapped, ..Dtype::F32.into() };
+        let table = weights.table(name, [258, 64], mapped, &Device::flex()).unwrap();
+        assert_eq!(table.into_data().convert::<f32>().try_to_vec::<f32>().unwrap(), read);
+        let matrix = weights.matrix(name, [258, 64], mapped, &grown, &Device::flex()).unwrap();
+        assert_eq!(matrix.dense().into_owned().into_data().convert::<f32>().try_to_vec::<f32>().unwrap(), read);
+    }
+    // Files of fewer rows than config.json says are of another model.
+    let other = ModelConfig { vocab_size: 257, ..config };
+    let error = weights.check(&other).unwrap_err().to_string();
+    assert!(error.contains("misshapen: `lm_head.weight` is [256, 64], expected [257, 64]"), "{error}");
 }

@@ -68,8 +68,14 @@ fn tokens(json: &Json, vocab_size: usize, is_sentencepiece: bool) -> Result<(Vec
     });
     for (text, id, kind) in normal.chain(added) {
         let place = id.as_u64().and_then(|id| tokens.get_mut(usize::try_from(id).ok()?));
-        let message = || Problem::new(format!("token {text:?} has id {id}, but the model has {vocab_size} tokens"));
-        *place.ok_or_else(message)? = (text.to_owned(), kind);
+        match place {
+            Some(place) => *place = (text.to_owned(), kind),
+            // Those for images of a model that reads texts have no rows.
+            None if matches!(kind, CONTROL | USER_DEFINED) => {}
+            None => {
+                return Err(Problem::new(format!("token {text:?} has id {id}, but the model has {vocab_size} tokens")));
+            }
+        }
     }
     Ok(tokens.into_iter().unzip())
 }

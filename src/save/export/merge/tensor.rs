@@ -68,10 +68,11 @@ impl Merging {
         adapter: &Path,
         decoded: Option<Quantisation>,
     ) -> Result<Self, ExportError> {
-        let config = ModelConfig::from_model(model)?;
+        let mut config = ModelConfig::from_model(model)?;
+        let saved = read_adapter(adapter)?.that_writes(adapter)?.named_for(&config);
+        config.grow(saved.vocab_size());
         let base = Weights::open(model, &config)?;
         base.check(&config)?;
-        let saved = read_adapter(adapter)?.that_writes(adapter)?.named_for(&config);
         let selection = check_adapter(adapter, &saved, &config)?;
         let shapes = selection.iter().map(|(layer, site, shape)| (config.module_name(layer, site), shape)).collect();
         let weight = |(name, _): (String, &Site)| format!("{name}.weight");
@@ -122,7 +123,8 @@ impl Merging {
     /// A tensor that is stored as numbers in a file of safetensors.
     fn stored(&self, name: &str, shape: &[usize]) -> Option<(&StoredTensor, Dtype)> {
         let Weights::Files(files) = &self.base else { return None };
-        let stored = files.tensors().get(name).filter(|stored| stored.shape == shape)?;
+        let is_table = files.rows_of_fewer(name, shape).is_some();
+        let stored = files.tensors().get(name).filter(|stored| is_table || stored.shape == shape)?;
         Some((stored, stored.float_dtype()?))
     }
 
@@ -239,6 +241,7 @@ impl<'a> MergedTensor<'a> {
         let is_changed = self.update.is_some() || self.decoded.is_some();
         if let (Some((stored, from)), Weights::Files(files)) = (self.stored, &self.merging.base)
             && from == dtype
+            && stored.shape == self.shape
             && !is_changed
         {
             return Ok(files.bytes(stored));
