@@ -5,6 +5,7 @@ usage: make_golden.py model MODEL_DIR OUT_DIR [--r 8] [--whole-gradients] [--cur
        make_golden.py family FOLDER
        make_golden.py optimizers MODEL_DIR OUT_DIR
        make_golden.py starts MODEL_DIR OUT_DIR
+       make_golden.py eva MODEL_DIR OUT_DIR
        make_golden.py dora MODEL_DIR OUT_DIR
        make_golden.py tokens MODEL_DIR OUT_DIR [--family FOLDER]
        make_golden.py modules MODEL_DIR OUT_DIR [--family FOLDER]
@@ -38,6 +39,10 @@ with NEFTune's noise.
 
 `starts` writes OUT_DIR/golden.json for one folder: for each start that takes a part out of the base, that part (B A), the norms of
 A's rows, the curve from there, and the difference that it makes to the weights (B A less the part).
+
+`eva` writes OUT_DIR/golden.json for one folder: the ranks that initialize_lora_eva_weights gives from the rows of the curve, its
+patterns, the projector on the directions of each A (A^T A), the curve from there, and B A after it. The random numbers from which
+PEFT estimates singular values are those of our hash.
 
 `dora` writes golden.json, golden.safetensors and an adapter that PEFT saved, for one folder: the cases of `model` with `use_dora`, its
 curve with the adapter after it, the weights that PEFT merges, and a row with dropout, whose masks are those of our hash.
@@ -73,6 +78,7 @@ log-sum-exp. Needs torch, transformers, peft, safetensors (scripts/setup_python.
 """
 
 import argparse
+import functools
 import hashlib
 import importlib.util
 import json
@@ -101,6 +107,7 @@ from quickstart_text import World
 GOLDEN_GAMMA = np.uint64(0x9E3779B97F4A7C15)
 NUM_PROJECTIONS, NUM_COLUMNS = 8, 192
 B_BOUND = 0.02
+EVA_ROWS = 4  # of a batch
 GREEDY = 12, 24  # tokens of the prompt, and behind it
 NORMS_LESS_ONE = ("gemma2", "gemma3_text", "gemma3", "qwen3_5_text", "qwen3_5", "qwen3_5_moe_text", "qwen3_next")
 CASE_LENGTHS = (37, 23, 30)
@@ -430,6 +437,44 @@ def make_starts(args) -> None:
         cases[init] = {"lora": lora, "settings": CURVE, "start": final(start), "row_norms": norms, "steps_done": done,
                        "difference": final(differences)}
     write(args.out, {"rows": batch_rows[0], "loss_masks": batch_rows[1], "cases": cases}, None)
+
+
+@functools.cache
+def mixed(rows: int, columns: int) -> torch.Tensor:
+    """Numbers between -1 and 1."""
+    numbers = [(mix(i) >> 11) / 2**52 - 1 for i in range(rows * columns)]
+    return torch.tensor(numbers, dtype=torch.float32).reshape(rows, columns)
+
+
+def make_eva(args) -> None:
+    """The start from the rows."""
+    from peft import EvaConfig, initialize_lora_eva_weights
+
+    tokenizer, cases = open_tokenizer(args.model), {}
+    rows, masks = batch_rows = batches_of_curve(tokenizer, args.seed)
+    batches = []
+    for first in range(0, len(rows), EVA_ROWS):
+        # The loss of a first token is never counted.
+        own = [[0, *mask[1:]] for mask in masks[first:first + EVA_ROWS]]
+        ids, attend, labels = padded(rows[first:first + EVA_ROWS], own)
+        batches.append({"input_ids": ids, "attention_mask": attend, "labels": labels})
+    patterns = {"rank_pattern": {"down_proj": 6, "k_proj": 3}, "alpha_pattern": {"o_proj": 9}}
+    for name, rho, more in (("shared out", 2.0, {}), ("as they are", 1.0, {}), ("patterns", 1.5, {**patterns, "use_rslora": True})):
+        lora = {"r": 4, "lora_alpha": 6, "target_modules": "all-linear", "use_rslora": False, **more}
+        config = LoraConfig(task_type="CAUSAL_LM", lora_dropout=0.0, bias="none", init_lora_weights="eva",
+                            eva_config=EvaConfig(rho=rho), **lora)
+        model = get_peft_model(open_model(args.model), config)
+        with mock.patch.object(torch, "randn", lambda rows, columns, dtype, device: mixed(rows, columns).to(dtype)):
+            initialize_lora_eva_weights(model, batches, show_progress_bar=False)
+        named, found = adapter_tensors(model), model.peft_config["default"]
+        of_a = {name.split(".lora_A.")[0]: p.detach().clone() for name, p in named.items() if ".lora_A." in name}
+        done = train(model, named, batch_rows, CURVE, adamw(model, named, CURVE))
+        products = {module: (named[f"{module}.lora_B.weight"] @ named[f"{module}.lora_A.weight"]).detach() for module in of_a}
+        cases[name] = {"lora": lora, "rho": rho, "settings": CURVE, "ranks": {module: len(a) for module, a in of_a.items()},
+                       "rank_pattern": found.rank_pattern, "alpha_pattern": found.alpha_pattern,
+                       "projectors": final({module: a.T @ a for module, a in of_a.items()}), "steps_done": done,
+                       "products": final(products)}
+    write(args.out, {"rows": rows, "loss_masks": masks, "rows_per_batch": EVA_ROWS, "cases": cases}, None)
 
 
 def mix(value: int) -> int:
@@ -986,6 +1031,10 @@ def main() -> None:
     starts.add_argument("model", type=pathlib.Path)
     starts.add_argument("out", type=pathlib.Path)
     starts.set_defaults(make=make_starts, seed=21)
+    eva = kinds.add_parser("eva", help="the start from the rows")
+    eva.add_argument("model", type=pathlib.Path)
+    eva.add_argument("out", type=pathlib.Path)
+    eva.set_defaults(make=make_eva, seed=21)
     for kind, make, what in (("tokens", make_tokens, "rows of the embedding"), ("modules", make_modules, "modules trained as a whole")):
         tokens = kinds.add_parser(kind, help=f"adapters with {what}")
         tokens.add_argument("model", type=pathlib.Path)

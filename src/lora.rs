@@ -13,4 +13,5 @@ pub mod whole;
 pub use adapters::{Adapter, AdapterSet, BlockAdapters};
 pub use matrices::Matrices;
 pub use row_norms::RowNorms;
+pub use start::Directions;
 pub use whole::{Modules, Whole};

@@ -265,6 +265,12 @@ impl Recipe {
                 format!("`data.train_on_inputs` = true puts loss on prompts, and \"{objective}\" compares answers");
             reject("data.train_on_inputs", message, "take it out");
         }
+        if self.lora.starts_from_rows() && (self.objective.scores() || self.objective.name == ObjectiveName::Grpo) {
+            let message = format!(
+                "`lora.init_lora_weights` = \"eva\" reads answers, and \"{objective}\" learns from none of the rows'"
+            );
+            reject("lora.init_lora_weights", message, "take it out");
+        }
         let scores = "a model that scores answers writes no text";
         for (key, is_set) in
             [("eval.generate", !self.eval.generate.is_empty()), ("eval.task.metric", self.eval.task.metric.is_some())]

@@ -5,6 +5,7 @@ mod changes;
 pub(crate) mod device_memory;
 pub(crate) mod dir;
 mod environment;
+mod eva;
 mod finish;
 pub(crate) mod inputs;
 pub(crate) mod kernel_check;
@@ -85,7 +86,7 @@ fn train_within(args: &TrainArgs, advice: &OnceCell<String>, places: &OnceCell<P
     let folder = own.as_ref().map_or(&*prepared.recipe.output_dir, tempfile::TempDir::path);
     let dir = existing.map_or_else(|| RunDir::create(folder), Ok)?;
 
-    let run = Run { args, given, prepared, common_recipe, dir, place, stop, process_start };
-    let Loaded { data, step, hosts } = Loaded::read(&run, resumed.as_ref(), joined)?;
+    let mut run = Run { args, given, prepared, common_recipe, dir, place, stop, process_start };
+    let Loaded { data, step, hosts } = Loaded::read(&mut run, resumed.as_ref(), joined)?;
     Started::new(&run, &data, step, &hosts, resumed)?.train()
 }

@@ -4,6 +4,7 @@ mod adapters;
 pub mod backprop;
 mod base_weights;
 mod decomposed;
+mod eva;
 pub mod eval;
 pub mod fit;
 pub mod flops;

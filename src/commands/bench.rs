@@ -69,7 +69,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
     let recipe = args.recipe.load(Purpose::Benchmark)?;
     let num_steps = args.steps.or(recipe.train.max_steps).unwrap_or(DEFAULT_NUM_STEPS);
     let prepared = Prepared::new(recipe, None, WeightsFrom::Hub, false)?;
-    let Prepared { recipe, source, selection, device, memory } = &prepared;
+    let Prepared { recipe, source, selection, device, memory, .. } = &prepared;
     let telemetry = Telemetry::start(recipe.logging.gpu_sample_ms, nvml_selector(device));
     let model = source.load(recipe.storage(Some(&source.config)), recipe.train.precision, device)?;
     let mut adapters = source.new_adapters(selection, &recipe.lora, recipe.seed, device);

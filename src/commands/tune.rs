@@ -115,7 +115,7 @@ pub(crate) fn run(args: &TuneArgs) -> Result<(), Failure> {
     let recipe = args.recipe.load(Purpose::Training)?;
     let out = args.out.clone().unwrap_or_else(|| args.recipe.recipe.with_extension("tuned.toml"));
     refuse_foreign(&out)?;
-    let Prepared { recipe, source, selection, device, memory } =
+    let Prepared { recipe, source, selection, device, memory, .. } =
         &Prepared::new(recipe, None, WeightsFrom::Nowhere, false)?;
     let limits = Limits {
         threads: num_cpu_threads(),

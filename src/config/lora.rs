@@ -41,9 +41,12 @@ section! {
         /// How A and B start. true: A in PEFT's uniform distribution, B zero; "gaussian": A in a normal one; "orthogonal": both
         /// drawn, their product zero. "pissa", `"pissa_niter_16"` (estimated in 16 iterations, faster) and "olora" start as a
         /// part of the base that is trained in its place; what is written is an adapter of twice the rank for the whole base.
+        /// "eva": A in the directions in which a layer's inputs vary most, of rows that are read before the first step.
         init_lora_weights: InitLoraWeights = InitLoraWeights::Kaiming
             => any(InitLoraWeights::EXPECTED, InitLoraWeights::accept), OtherStates,
             ["lora_init", "init_weights", "peft_init_lora_weights"];
+        /// With "eva": a layer of rank r gets at most this times r of the ranks of all; 1 leaves every layer its own. Default: 2.
+        eva_rho: Option<f64> = None => optional_number(1.0..) like 1.0, OtherAdapter, ["rho"];
         /// Only these layers, counted from 0; modules that `target_modules` lists with their whole names stay. Default: all.
         layers_to_transform: Option<Vec<usize>> = None => any(LAYERS, accept_layers) like [14, 15], OtherAdapter,
             ["lora_layers_to_transform", "peft_layers_to_transform"],
@@ -86,6 +89,34 @@ impl LoraConfig {
         self.init_lora_weights.is_part_of_base() && self.start_from.is_none()
     }
 
+    /// Whether new adapters start from the rows, which also say how the ranks are shared out.
+    #[must_use]
+    pub fn starts_from_rows(&self) -> bool {
+        self.init_lora_weights == InitLoraWeights::Eva && self.start_from.is_none()
+    }
+
+    /// A layer of rank r gets at most this times r of the ranks of all.
+    #[must_use]
+    pub fn rho(&self) -> f64 {
+        self.eva_rho.unwrap_or(2.0)
+    }
+
+    /// The section of adapters that have started from the rows, whose layers and ranks are those of `found`.
+    #[must_use]
+    pub fn with_found(&self, found: Self) -> Self {
+        Self {
+            target_modules: found.target_modules,
+            exclude_modules: found.exclude_modules,
+            layers_to_transform: found.layers_to_transform,
+            layers_pattern: found.layers_pattern,
+            rank_pattern: found.rank_pattern,
+            alpha_pattern: found.alpha_pattern,
+            init_lora_weights: InitLoraWeights::Kaiming,
+            eva_rho: None,
+            ..self.clone()
+        }
+    }
+
     /// The section that describes the adapter as it is written: of twice the rank where it starts as a part of the base, of
     /// which the second half takes that part out again, as PEFT's `path_initial_model_for_weight_conversion` does it.
     #[must_use]
@@ -125,6 +156,9 @@ impl LoraConfig {
         if init == InitLoraWeights::Orthogonal && (is_odd(&self.r) || self.rank_pattern.values().any(is_odd)) {
             section
                 .problem("init_lora_weights", "= \"orthogonal\" needs an even rank: A and B are halves of one matrix");
+        }
+        if self.eva_rho.is_some() && init != InitLoraWeights::Eva {
+            section.problem("eva_rho", "is of no use without `init_lora_weights` = \"eva\"");
         }
         if self.layers_pattern.is_some() && self.layers_to_transform.is_none() {
             section.problem("layers_pattern", "is of no use without `layers_to_transform`, which numbers the layers");
@@ -297,11 +331,13 @@ pub enum InitLoraWeights {
     PissaNiter(usize),
     /// The first columns of Q and rows of R of the weight (Büyükakyüz, 2024).
     Olora,
+    /// A in the directions in which the layer's inputs vary most, B zero (Paischer et al., 2024).
+    Eva,
 }
 
 impl InitLoraWeights {
     const EXPECTED: &'static str = "true (uniform, as PEFT does by default), \"gaussian\", \"orthogonal\", \"pissa\", \
-                                    \"pissa_niter_16\" or \"olora\"";
+                                    \"pissa_niter_16\", \"olora\" or \"eva\"";
 
     fn accept(value: &Value) -> Result<Self, Option<String>> {
         match value {
@@ -314,8 +350,9 @@ impl InitLoraWeights {
                 ("orthogonal", _) => Ok(Self::Orthogonal),
                 ("pissa", _) => Ok(Self::Pissa),
                 ("olora", _) => Ok(Self::Olora),
+                ("eva", _) => Ok(Self::Eva),
                 (_, Some(Ok(num_iterations))) => Ok(Self::PissaNiter(num_iterations)),
-                ("eva" | "corda" | "loftq" | "lora_ga", _) => Err(Some(format!("\"{text}\" is not available"))),
+                ("corda" | "loftq" | "lora_ga", _) => Err(Some(format!("\"{text}\" is not available"))),
                 _ => Err(None),
             },
             _ => Err(None),
@@ -338,6 +375,7 @@ impl From<InitLoraWeights> for toml::Value {
             InitLoraWeights::Pissa => "pissa".into(),
             InitLoraWeights::PissaNiter(num_iterations) => format!("pissa_niter_{num_iterations}"),
             InitLoraWeights::Olora => "olora".into(),
+            InitLoraWeights::Eva => "eva".into(),
         })
     }
 }

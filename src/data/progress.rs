@@ -90,7 +90,8 @@ impl Meter {
             #[allow(clippy::cast_precision_loss, reason = "shown in whole seconds")]
             let left = elapsed.mul_f64((self.all - done) as f64 / done.max(1) as f64);
             let (verb, all) = (self.work.verbs()[0], self.work.amount(self.all));
-            let of = format!("{} of {all}", self.work.amount(done).trim_end_matches(" rows"));
+            let done = self.work.amount(done);
+            let of = format!("{} of {all}", done.trim_end_matches(" rows").trim_end_matches(" weights"));
             write_line(&format!("{verb} {}: {of}, {} s left", self.file, left.as_secs() + 1));
             self.last_line = Some(Instant::now());
         }

@@ -1,6 +1,7 @@
 //! How the matrices of an adapter start.
 
 mod decomposition;
+mod eva;
 mod from_base;
 mod orthogonal;
 mod rows;
@@ -14,12 +15,14 @@ use crate::config::InitLoraWeights;
 use crate::ops::host;
 
 pub(super) use decomposition::Singular;
+pub use eva::Directions;
 pub(super) use rows::{Rows, as_f32};
 
 /// New matrices with which the model's output is the base model's: A drawn as PEFT does and B zero, or such that their product
 /// is; and ones for magnitudes, until the model is there. Numbers are drawn on the host, so that a seed gives the same matrices on every device.
 ///
-/// Those that start as [a part of the base](InitLoraWeights::is_part_of_base) get their numbers later.
+/// Those that start as [a part of the base](InitLoraWeights::is_part_of_base), and the A of those that start from the rows, get
+/// their numbers later.
 pub(super) fn start(
     init: InitLoraWeights,
     shapes: Matrices<[usize; 2]>,
@@ -29,7 +32,7 @@ pub(super) fn start(
     let ([r, in_features], [out_features, _]) = (shapes.a, shapes.b);
     let zeros = || vec![0.0; out_features * r];
     let [a, b] = match init {
-        InitLoraWeights::Kaiming => [uniform(shapes.a, rng), zeros()],
+        InitLoraWeights::Kaiming | InitLoraWeights::Eva => [uniform(shapes.a, rng), zeros()],
         InitLoraWeights::Gaussian => [gaussian(shapes.a, rng), zeros()],
         InitLoraWeights::Orthogonal => orthogonal::orthogonal(r, [out_features, in_features], rng),
         InitLoraWeights::Pissa | InitLoraWeights::PissaNiter(_) | InitLoraWeights::Olora => {

@@ -2,6 +2,7 @@
 
 mod patterns;
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use patterns::Patterns;
@@ -10,6 +11,7 @@ use super::kind::Kind;
 use super::whole::Whole;
 use crate::config::{LoraConfig, TargetModules, meant_layer};
 use crate::spec::{LINEAR_NAMES, ModelConfig, PerSite, Role, Site, SiteId, in_layer};
+use crate::util::stats::{as_f64, as_u64};
 
 /// Rank and scale of the adapter on one linear layer.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -57,6 +59,23 @@ impl Selection {
     pub fn iter(&self) -> impl Iterator<Item = (usize, SiteId, AdapterShape)> {
         let blocks = self.shapes.iter().enumerate();
         blocks.flat_map(|(layer, shapes)| shapes.iter().map(move |(&site, &shape)| (layer, site, shape)))
+    }
+
+    /// The same with the ranks shared out so that they have the most parameters, where a layer may get `rho` times its rank.
+    #[must_use]
+    pub fn with_most_parameters(&self, config: &ModelConfig, rho: f64) -> Self {
+        let mut largest = self.clone();
+        let mut all: Vec<_> = self.iter().collect();
+        all.sort_by_key(|(layer, site, _)| Reverse(config.blocks[*layer].sites[*site].shape.iter().sum::<usize>()));
+        let mut left: usize = all.iter().map(|(_, _, shape)| shape.r).sum();
+        for (layer, site, _) in all {
+            // Of layers that read one input, each may have as many ranks as the others.
+            let of_block = self.shapes[layer].values().map(|shape| shape.r).max().unwrap_or_default();
+            let most = usize::try_from(as_u64((as_f64(of_block) * rho).ceil())).unwrap_or(of_block);
+            largest.shapes[layer].entry(site).and_modify(|shape| shape.r = most.min(left));
+            left -= most.min(left);
+        }
+        largest
     }
 
     /// Number of parameters of modules that are trained as a whole.
@@ -140,7 +159,7 @@ pub enum TargetError {
         /// Number of layers.
         num_layers: usize,
     },
-    /// A start from the base that these layers, or their form, do not allow.
+    /// A start that these layers, or their form, do not allow.
     #[error("`lora.init_lora_weights`: {0}")]
     Start(String),
     /// Tokens that cannot be trained.
@@ -195,8 +214,46 @@ impl LoraConfig {
             .then(|| format!("{highest}, expected tokens from 0 to {}\n  hint: {hint}", config.vocab_size - 1))
     }
 
-    /// Why the adapters cannot start as a part of this base.
+    /// The section of adapters with these ranks, in the order of the selection; a layer of rank 0 has none. Where ranks differ
+    /// from those that were asked for, `lora_alpha` differs by as much.
+    ///
+    /// Source: `initialize_lora_eva_weights` of PEFT 0.21.
+    #[must_use]
+    pub fn with_ranks(&self, config: &ModelConfig, selection: &Selection, ranks: &[usize]) -> Self {
+        let mut alphas = Patterns::of_ends("alpha_pattern", self.alpha_pattern.keys(), &mut Vec::new());
+        let (mut modules, mut rank_pattern, mut alpha_pattern) = (Vec::new(), Vec::new(), Vec::new());
+        for ((layer, site, shape), &r) in selection.iter().zip(ranks).filter(|(_, r)| **r > 0) {
+            let module = config.module_name(layer, site);
+            let alpha = alphas.first(&module).map_or(self.lora_alpha, |key| self.alpha_pattern[key]);
+            rank_pattern.push((module.clone(), r));
+            alpha_pattern.push((module.clone(), alpha * (as_f64(r) / as_f64(shape.r))));
+            modules.push(module);
+        }
+        let mut found = self.clone();
+        if modules.len() < ranks.len() {
+            found.target_modules = TargetModules::Names(modules);
+            (found.exclude_modules, found.layers_to_transform, found.layers_pattern) = (None, None, None);
+        }
+        rank_pattern.retain(|(_, r)| *r != self.r);
+        alpha_pattern.retain(|(_, alpha)| *alpha != self.lora_alpha);
+        found.rank_pattern = rank_pattern.into_iter().collect();
+        found.alpha_pattern = alpha_pattern.into_iter().collect();
+        self.with_found(found)
+    }
+
+    /// Why the adapters cannot start as a part of this base, or from its inputs.
     fn start_problem(&self, config: &ModelConfig, selection: &Selection) -> Option<String> {
+        if self.starts_from_rows() {
+            let too_large = selection.iter().find_map(|(layer, site, shape)| {
+                let site = &config.blocks[layer].sites[site];
+                (as_f64(shape.r) * self.rho() > as_f64(site.shape[1])).then_some((shape.r, site))
+            });
+            let message = |(r, site): (usize, &Site)| {
+                let (rho, [_, width], name) = (self.rho(), site.shape, &site.name);
+                format!("rank {r} times `eva_rho` = {rho} is more than the {width} numbers of an input of `{name}`")
+            };
+            return too_large.map(message);
+        }
         if !self.starts_in_base() {
             return None;
         }

@@ -1,6 +1,7 @@
 //! What a pass through a block is given and what it gives, besides activations.
 
 use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
 
 use burn::tensor::Tensor;
 
@@ -11,7 +12,7 @@ use crate::ops::dropout::Dropout;
 use crate::ops::kernels::Place;
 use crate::ops::layout::Layout;
 use crate::ops::short_conv::short_conv;
-use crate::spec::{DeltaHeads, Heads, ModelConfig, PerSite};
+use crate::spec::{DeltaHeads, Heads, ModelConfig, PerSite, SiteId};
 
 /// The inputs of a block besides its weights and activations.
 #[derive(Clone, Copy, Debug)]
@@ -28,6 +29,36 @@ pub struct BlockContext<'a> {
     pub dropout: Option<Dropout>,
     /// Where texts of several adapters are written together: the adapters by rows of tokens, instead of `adapters`.
     pub by_rows: &'a [(Range<usize>, &'a BlockAdapters)],
+    /// Keeps the inputs of some of its linear layers.
+    pub watch: Option<&'a Watch>,
+}
+
+/// Keeps the inputs of some linear layers of a block, `[tokens, in_features]` each.
+#[derive(Debug)]
+pub struct Watch {
+    sites: Vec<SiteId>,
+    seen: Mutex<PerSite<Tensor<2>>>,
+}
+
+impl Watch {
+    /// For these layers.
+    #[must_use]
+    pub fn new(sites: Vec<SiteId>) -> Self {
+        Self { sites, seen: Mutex::default() }
+    }
+
+    /// Keeps the input of a layer, if it is one of them.
+    pub(super) fn see(&self, site: SiteId, x: &Tensor<2>) {
+        if self.sites.contains(&site) {
+            self.seen.lock().unwrap_or_else(PoisonError::into_inner).insert(site, x.clone());
+        }
+    }
+
+    /// What was kept.
+    #[must_use]
+    pub fn seen(self) -> PerSite<Tensor<2>> {
+        self.seen.into_inner().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// Keys, after norm and rotary embedding, and values, `[tokens, num_kv_heads * head_dim]` each; or their gradients.
@@ -54,7 +85,7 @@ impl<'a> BlockContext<'a> {
         dropout: Option<Dropout>,
     ) -> Self {
         let inputs = BlockInputs::default();
-        Self { layout, eps: config.rms_norm_eps, inputs, adapters, dropout, by_rows: &[] }
+        Self { layout, eps: config.rms_norm_eps, inputs, adapters, dropout, by_rows: &[], watch: None }
     }
 
     /// Where the operations run.

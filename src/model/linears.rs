@@ -119,6 +119,7 @@ impl<'a> Linears<'a> {
     /// The output `y` of a layer, with the adapters of some of the rows.
     fn finished(&mut self, site: SiteId, x: &Tensor<2>, y: Tensor<2>, kept: Option<Tensor<2>>) -> Tensor<2> {
         let (place, weight) = (self.context.place(), &self.weights[site]);
+        self.context.watch.iter().for_each(|watch| watch.see(site, x));
         self.kept.extend(kept.map(|kept| (site, kept)));
         let add = |y, (rows, adapters): &(Range<usize>, &BlockAdapters)| match adapters.get(&site) {
             Some(adapter) => adapter.kind.add(place, y, x, weight, adapter.applied(None), rows.clone()),

@@ -292,6 +292,7 @@ pub(crate) fn workload<'a>(
         loss_chunk: recipe.train.loss_chunk(),
         prefetch_batches: recipe.data.prefetch_batches,
         is_part_of_base: recipe.lora.starts_in_base(),
+        eva_rho: recipe.lora.starts_from_rows().then(|| recipe.lora.rho()),
         optimizer: &recipe.optimizer,
         objective: &recipe.objective,
         place,

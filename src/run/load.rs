@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use super::Run;
 use super::dir::REFERENCE;
+use super::eva::{self, STOPPED};
 use super::inputs::select;
 use super::overview::total_steps;
 use super::prepare::Prepared;
@@ -26,8 +27,6 @@ use crate::train::step::TrainStep;
 use crate::train::stop::Stop;
 use crate::util::failure::Failure;
 
-/// Message when a run stops before there is anything to save.
-const STOPPED: &str = "stopped before the first step";
 /// How long tokenising may continue after a stop request.
 const GRACE: Duration = Duration::from_secs(1);
 /// How often stop requests are checked while rows are read.
@@ -47,15 +46,27 @@ impl Loaded {
     /// # Errors
     ///
     /// Files that cannot be read or understood; a checkpoint that does not fit or has no steps left.
-    pub(super) fn read(run: &Run<'_>, resumed: Option<&Resumed>, mut joined: Joined) -> Result<Self, Failure> {
-        let Run { args, prepared, dir, .. } = run;
-        let recipe = &prepared.recipe;
-        let (data, model) = read_rows_and_model(run, &mut joined)?;
-        let hosts = joined.compare(&run.common_recipe, prepared, &data, resumed)?;
-        if let (Some(resume), Some(resumed)) = (&args.resume, resumed) {
-            resumed.refuse_if_done(resume, dir, total_steps(recipe, &data))?;
+    pub(super) fn read(run: &mut Run<'_>, resumed: Option<&Resumed>, mut joined: Joined) -> Result<Self, Failure> {
+        let starts_from_rows = run.prepared.recipe.lora.starts_from_rows();
+        if let Some(resumed) = resumed.filter(|_| starts_from_rows) {
+            let found = read_adapter(&resumed.checkpoint)?.config;
+            run.prepared.take_ranks(run.prepared.recipe.lora.with_found(found))?;
         }
+        let (data, model) = read_rows_and_model(run, &mut joined)?;
+        let hosts = joined.compare(&run.common_recipe, &run.prepared, &data, resumed)?;
+        if let (Some(resume), Some(resumed)) = (&run.args.resume, resumed) {
+            resumed.refuse_if_done(resume, &run.dir, total_steps(&run.prepared.recipe, &data))?;
+        }
+        let mut start = None;
+        if starts_from_rows && resumed.is_none() {
+            let eva::Found { lora, values, about } = eva::find(run, &data, &model, &mut *joined.ranks)?;
+            run.prepared.take_ranks(lora)?;
+            (run.prepared.about_start, start) = (Some(about), Some(values));
+        }
+        let (run, prepared) = (&*run, &run.prepared);
+        let recipe = &prepared.recipe;
         let (mut adapters, taken) = adapters(run, resumed, &model)?;
+        start.iter().for_each(|values| adapters.start_a(values));
         recipe.lora.trainable_token_indices.iter().for_each(|ids| model.start_tokens(&mut adapters, ids));
         model.start_modules(&mut adapters, prepared.selection.modules.keys().copied());
         if recipe.objective.scores() {
@@ -180,8 +191,8 @@ fn adapters(
 
 /// The adapters in a folder, in the form in which this recipe writes them.
 pub(super) fn read_set(prepared: &Prepared, folder: &Path) -> Result<AdapterSet, Failure> {
-    let Prepared { recipe, source, device, .. } = prepared;
-    let selection = select(&recipe.lora.written(), &source.config)?;
+    let Prepared { recipe, source, lora, device, .. } = prepared;
+    let selection = select(&lora.written(), &source.config)?;
     let ids = recipe.lora.trainable_token_indices.as_deref();
     let weights = read_adapter(folder)?.named_for(&source.config).weights;
     adapter_set(folder, weights, (&selection, ids), &source.config, recipe.lora.lora_dropout, &device.device)

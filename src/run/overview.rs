@@ -31,7 +31,7 @@ pub(crate) type Fact = (&'static str, String);
 
 /// Prints every value on a line of its own; unusual values as warnings.
 pub(super) fn note(prepared: &Prepared, data: &Dataset, schedule: &Schedule, sinks: &mut Sinks) {
-    let Prepared { recipe, source, selection, device, memory } = prepared;
+    let Prepared { recipe, source, selection, about_start, device, memory, .. } = prepared;
     let config = Some(&source.config);
     let weights = weights(&source.weights, config, recipe);
     let mut facts = prepared_facts(recipe, Some(device), config, &weights, Some(selection), Some(memory));
@@ -42,6 +42,7 @@ pub(super) fn note(prepared: &Prepared, data: &Dataset, schedule: &Schedule, sin
     if recipe.data.eval_split.is_some() {
         facts.push(held_out(data));
     }
+    facts.extend(about_start.clone().map(|about| ("starts from", about)));
     facts.push(batch(recipe));
     for (subject, fact) in facts {
         sinks.note(&format!("{subject}: {fact}"));

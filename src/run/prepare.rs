@@ -3,7 +3,7 @@
 use super::device_memory::StepMemory;
 use super::inputs::{ModelParts, ModelSource, WeightsFrom, grow, no_weights, require_residency, select};
 use super::kernel_check;
-use crate::config::GradientCheckpointing;
+use crate::config::{GradientCheckpointing, LoraConfig};
 use crate::data::dataset::Dataset;
 use crate::device::{self, OpenDevice};
 use crate::lora::targets::Selection;
@@ -17,6 +17,10 @@ pub(crate) struct Prepared {
     pub(crate) recipe: Recipe,
     pub(crate) source: ModelSource,
     pub(crate) selection: Selection,
+    /// The recipe's section, with the ranks that its adapters have where these start from the rows.
+    pub(crate) lora: LoraConfig,
+    /// What these took to start, for people.
+    pub(crate) about_start: Option<String>,
     pub(crate) device: OpenDevice,
     /// Estimated memory of its steps.
     pub(crate) memory: StepMemory,
@@ -39,10 +43,18 @@ impl Prepared {
                 if let Some(Decision { choice, .. }) = &memory.checkpointing {
                     recipe.train.gradient_checkpointing = *choice;
                 }
-                Ok(Self { recipe, source, selection, device, memory })
+                let lora = recipe.lora.clone();
+                Ok(Self { recipe, source, selection, lora, about_start: None, device, memory })
             }
             (failure, ..) => Err(failure.unwrap_or_else(no_weights).located(&recipe.places)),
         }
+    }
+
+    /// Takes the ranks that adapters have which start from the rows.
+    pub(super) fn take_ranks(&mut self, lora: LoraConfig) -> Result<(), Failure> {
+        let Selection { hits, .. } = std::mem::replace(&mut self.selection, select(&lora, &self.source.config)?);
+        (self.selection.hits, self.lora) = (hits, lora);
+        Ok(())
     }
 
     /// Why the memory may be too small for micro-batches of these rows.

@@ -116,7 +116,7 @@ impl<'a> Started<'a> {
         let precision = recipe.train.precision.dtype();
         let recorder = Recorder::new(flops, device, telemetry, precision, facts, earlier, *process_start);
         let adapter_files = AdapterFiles {
-            lora: recipe.lora.written(),
+            lora: prepared.lora.written(),
             base_model_name_or_path: recipe.model.path.clone(),
             prompt_form: prompt_form(recipe, data),
         };
@@ -262,7 +262,7 @@ fn measure(ranks: &mut dyn Ranks, num_parameters: usize, device: &Device) -> Mea
 
 /// The facts about recipe and machine that the diagnosis rules use.
 fn facts(prepared: &Prepared, data: &Dataset, telemetry: &Telemetry, leaves_padding_out: bool) -> Facts {
-    let Prepared { recipe, source, selection, device, memory } = prepared;
+    let Prepared { recipe, source, selection, device, memory, .. } = prepared;
     let config = &source.config;
     let host_memory_bytes = total_host_memory_bytes();
     let workload = workload(recipe, config, selection, place_on(device.kind));

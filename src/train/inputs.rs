@@ -2,17 +2,18 @@
 
 use std::borrow::Cow;
 
-use burn::tensor::{Int, Tensor};
+use burn::tensor::{DType, Int, Tensor};
 
 use crate::data::batch::Batch;
-use crate::lora::AdapterSet;
+use crate::lora::{AdapterSet, Directions};
 use crate::model::block::Block;
-use crate::model::context::BlockContext;
+use crate::model::context::{BlockContext, Watch};
 use crate::model::{Carried, Model};
 use crate::ops::kernels::Place;
 use crate::ops::layout::Layout;
 use crate::ops::norm::rms_norm;
-use crate::spec::ModelConfig;
+use crate::spec::{ModelConfig, SiteId};
+use crate::util::faults;
 
 /// Tokens up to which documents share what they begin with alike; 0 where each is computed by itself.
 pub(super) fn longest_sharing(place: Place, config: &ModelConfig, is_noisy: bool) -> usize {
@@ -53,6 +54,30 @@ impl Model {
         passing.x
     }
 
+    /// Passes a micro-batch through the base as far as `directions` want to see inputs, of the tokens that are trained on.
+    ///
+    /// # Panics
+    /// As [`faults::read`].
+    pub fn show(&self, batch: &Batch, directions: &mut Directions) {
+        let (Some(last), true) = (directions.last_wanted(), !batch.targets.is_empty()) else { return };
+        // No documents share tokens, so that each is behind the one that predicts it.
+        let batch = &*self.arranged(batch, true);
+        let (layout, none) = (self.layout(batch), AdapterSet::none(self.blocks.len()));
+        let trained: Vec<u32> = batch.targets.iter().filter_map(|it| u32::try_from(it.position + 1).ok()).collect();
+        let trained = self.token_ids(&trained);
+        let mut passing = Passing::new(self, self.token_ids(&batch.input_ids), &none);
+        for (layer, block) in self.walk(0..=last) {
+            let watch = Watch::new(directions.wanted(layer));
+            passing.through_watched(self, (layer, &block), &layout, &none, Some(&watch));
+            let read = |(site, x): (SiteId, Tensor<2>)| {
+                let x = x.select(0, trained.clone()).cast(DType::F32);
+                (site, faults::read(x, "the input of a layer"))
+            };
+            directions.see(layer, batch.targets.len(), watch.seen().into_iter().map(read).collect());
+        }
+        directions.share_out();
+    }
+
     /// The logits of every token of the [`arranged`](Self::arranged) batch, `[tokens, vocab_size]`, in `f32`: for tests and
     /// short texts, not for training.
     #[must_use]
@@ -87,9 +112,20 @@ impl Passing {
         layout: &Layout,
         adapters: &AdapterSet,
     ) {
+        self.through_watched(model, (layer, block), layout, adapters, None);
+    }
+
+    fn through_watched(
+        &mut self,
+        model: &Model,
+        (layer, block): (usize, &Block),
+        layout: &Layout,
+        adapters: &AdapterSet,
+        watch: Option<&Watch>,
+    ) {
         let block = &*model.with_own_norms(layer, block, adapters);
         let context = BlockContext::new(&model.config, layout, &adapters.blocks[layer], None);
-        let context = BlockContext { inputs: self.carried.inputs(&model.config, layer), ..context };
+        let context = BlockContext { inputs: self.carried.inputs(&model.config, layer), watch, ..context };
         let activations = block.activations(self.x.clone(), &context);
         self.x = block.output(&activations, &context);
         self.carried.keep(&model.config, layer, &activations);

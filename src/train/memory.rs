@@ -46,6 +46,8 @@ pub struct Workload<'a> {
     pub prefetch_batches: usize,
     /// Whether adapters start as a part of the base: then what takes it out is applied beside them.
     pub is_part_of_base: bool,
+    /// Where adapters start from the rows, which share the ranks out: a layer may get so many times its rank.
+    pub eva_rho: Option<f64>,
     /// Whose states every adapter has.
     pub optimizer: &'a OptimizerConfig,
     /// What is minimised.
@@ -66,7 +68,7 @@ pub struct Component {
 }
 
 impl Component {
-    fn new(name: &'static str, bytes: usize, depends_on: &'static str) -> Self {
+    pub(super) fn new(name: &'static str, bytes: usize, depends_on: &'static str) -> Self {
         Self { name, bytes, depends_on }
     }
 }
@@ -184,7 +186,7 @@ impl Workload<'_> {
     }
 
     /// The sizes of every block, whose adapters have this sum of ranks.
-    fn blocks(&self, ranks: usize) -> impl Iterator<Item = SublayerSizes> {
+    pub(super) fn blocks(&self, ranks: usize) -> impl Iterator<Item = SublayerSizes> {
         let by = SizedBy { hidden_size: self.config.hidden_size, place: self.place, dtype: self.precision.dtype() };
         self.config.blocks.iter().map(move |block| {
             let sublayers = block.sublayers.iter().map(|sublayer| sublayer.sizes(by));
@@ -235,9 +237,13 @@ impl Workload<'_> {
         rows * self.config.vocab_size * width
     }
 
-    /// The memory of the step.
+    /// The memory of the step, or of the start of the adapters where that takes more.
     #[must_use]
     pub fn plan(&self) -> MemoryPlan {
+        self.eva_rho.map_or_else(|| self.step_plan(), |rho| self.plan_from_rows(rho))
+    }
+
+    pub(super) fn step_plan(&self) -> MemoryPlan {
         let (tokens, width, layers) = (self.tokens(), self.activation_bytes(), self.config.num_layers());
         let (ranks, num_trainable) = self.adapters();
         let blocks = || self.blocks(ranks);
@@ -410,6 +416,7 @@ pub(super) mod tests {
             loss_chunk: LossChunk::Auto,
             prefetch_batches: 4,
             is_part_of_base: false,
+            eva_rho: None,
             optimizer: &ADAMW,
             objective: &CROSS_ENTROPY,
             place: kernels::place_on(DeviceKind::Cpu),

@@ -131,6 +131,7 @@ fn one_two_and_four_ranks_train_the_same() {
             "layer by layer, with noise",
             &["--set", "train.layered_accumulation=true", "--set", "train.neftune_noise_alpha=5"],
         ),
+        ("a start from the rows", &["--set", "lora.r=4", "--set", "lora.init_lora_weights=\"eva\""]),
     ] {
         let bench = Bench::new();
         let args = with(&EVEN, settings);

@@ -49,9 +49,10 @@ impl Singular {
         found.first(count)
     }
 
-    /// The `count` largest as `torch.svd_lowrank` estimates them with this number of iterations.
-    pub(in crate::lora) fn estimated(w: &Rows, count: usize, num_iterations: usize, rng: &mut ChaCha8Rng) -> Self {
-        let mut block = Rows::normal(count, w.length, rng).times_transposed(w).orthonormal();
+    /// The largest as `torch.svd_lowrank` estimates them with this number of iterations, as many as there are vectors to start
+    /// from, `[count, in_features]`.
+    pub(in crate::lora) fn estimated(w: &Rows, start: &Rows, num_iterations: usize) -> Self {
+        let mut block = start.times_transposed(w).orthonormal();
         for _ in 0..num_iterations {
             block = block.times(w).orthonormal().times_transposed(w).orthonormal();
         }

@@ -47,7 +47,9 @@ impl AdapterSet {
 fn part(w: &Rows, r: usize, init: InitLoraWeights, scale: f64, rng: &mut ChaCha8Rng) -> (Rows, Rows) {
     let singular = match init {
         InitLoraWeights::Pissa => Singular::largest(w, r, rng),
-        InitLoraWeights::PissaNiter(num_iterations) => Singular::estimated(w, r, num_iterations, rng),
+        InitLoraWeights::PissaNiter(num_iterations) => {
+            Singular::estimated(w, &Rows::normal(r, w.length, rng), num_iterations)
+        }
         _ => {
             // OLoRA: the first columns of Q and rows of R.
             let b = w.transposed().first(r).orthonormal();

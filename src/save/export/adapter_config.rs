@@ -143,6 +143,7 @@ pub(super) fn from_json<'a>(
             use_rslora: json.boolean("use_rslora", false),
             use_dora: json.boolean("use_dora", false),
             init_lora_weights: init_lora_weights(json),
+            eva_rho: None,
             // Their effect is in the modules.
             exclude_modules: None,
             layers_to_transform: json.any("layers_to_transform", None, LAYERS, accept_layers).filter(|_| !excludes),
