@@ -22,6 +22,7 @@ use super::{number, print, say};
 use crate::config::{CostConfig, DataConfig, GradientCheckpointing};
 use crate::data::cache::CacheSettings;
 use crate::data::dataset::{Dataset, OpenOptions};
+use crate::device::DeviceKind;
 use crate::hub::Progress;
 use crate::lora::targets::Selection;
 use crate::measure::telemetry::disk_read_bytes_per_second;
@@ -36,6 +37,7 @@ use crate::train::forecast::Forecast;
 use crate::train::memory::Workload;
 use crate::train::objective::objective;
 use crate::util::failure::Failure;
+use crate::util::stats::as_f64;
 use ranks::Cluster;
 use report::{Basis, Report, table};
 
@@ -105,11 +107,12 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
         return Err(Problem::new("the recipe is missing").hint("lora-train plan RECIPE.toml").into());
     }
     let (target, recipe) = target::open(args)?;
-    let cluster = cluster(args, target.kind.is_gpu())?;
+    let cluster = cluster(args, target.kind)?;
     inputs::require_residency(recipe.model.residency, target.kind.is_gpu().then_some(&*target.label))
         .map_err(|problem| recipe.places.locate(problem))?;
     let Shape { config, selection, source } = Shape::of_recipe(&recipe)?;
     let mut workload = inputs::workload(&recipe, &config, &selection, place_on(target.kind));
+    workload.num_ranks = args.ranks as usize;
     let decision = (workload.gradient_checkpointing == GradientCheckpointing::Auto)
         .then(|| Decision::new(&workload, target.usable_bytes()));
     if let Some(Decision { choice, .. }) = &decision {
@@ -117,7 +120,14 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
     }
     let calibrated = match (args.calibrate, target.is_here) {
         (false, _) => None,
-        (true, true) => Some(step_seconds(&args.recipe, recipe.scheduler.warmup_steps.is_some())?),
+        (true, true) => {
+            let all = [workload.gradient_accumulation_steps, workload.rows];
+            // A part takes longer than its share of the whole.
+            let part = cluster.map_or(all, |cluster| cluster.part_of(all[0], all[1]));
+            let seconds = step_seconds(&args.recipe, part, recipe.scheduler.warmup_steps.is_some())?;
+            let rows = |[micro_batches, rows]: [usize; 2]| as_f64(micro_batches * rows);
+            Some(seconds * rows(all) / rows(part))
+        }
         (true, false) => {
             let problem = Problem::new("--calibrate takes steps, and the device is not there");
             return Err(problem.hint("leave out --calibrate, or --device").into());
@@ -151,13 +161,13 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
 }
 
 /// The ranks that share the steps; `None` for one.
-fn cluster(args: &PlanArgs, is_gpu: bool) -> Result<Option<Cluster>, Problem> {
+fn cluster(args: &PlanArgs, kind: DeviceKind) -> Result<Option<Cluster>, Problem> {
     let PlanArgs { ranks, nodes, network, .. } = *args;
     if nodes > ranks {
         return Err(Problem::new(format!("--nodes {nodes} are more than the {ranks} ranks on them"))
             .hint("--ranks counts all of them: one for each GPU"));
     }
-    Ok((ranks > 1).then_some(Cluster { ranks: ranks as usize, nodes: nodes as usize, network, is_gpu }))
+    Ok((ranks > 1).then_some(Cluster { ranks: ranks as usize, nodes: nodes as usize, network, kind }))
 }
 
 /// What a plan needs of a model.
@@ -198,14 +208,20 @@ fn first_line(failure: &Failure) -> String {
     failure.messages().join("\n").lines().next().unwrap_or_default().to_owned()
 }
 
-/// Time of a step on full-length rows, from `lora-train bench` in a process of its own, because it loads the model.
+/// Time of a step of so many micro-batches of so many rows of full length, from `lora-train bench` in a process of its own, because it
+/// loads the model.
 /// `has_warmup_steps`: the recipe gives `scheduler.warmup_steps`, which may be more than the steps run here.
-fn step_seconds(args: &RecipeArgs, has_warmup_steps: bool) -> Result<f64, Failure> {
+fn step_seconds(args: &RecipeArgs, [micro_batches, rows]: [usize; 2], has_warmup_steps: bool) -> Result<f64, Failure> {
     let program = std::env::current_exe().map_err(Failure::running)?;
     let mut command = Command::new(program);
     command.arg("bench").arg(&args.recipe).args(["--warmup", "1"]);
     let shortened = has_warmup_steps.then_some("scheduler.warmup_steps=0");
-    for change in args.set.iter().map(String::as_str).chain(["train.max_steps=3"]).chain(shortened) {
+    let part = [
+        format!("train.gradient_accumulation_steps={micro_batches}"),
+        format!("train.micro_batch_size={rows}"),
+        "train.max_steps=3".to_owned(),
+    ];
+    for change in args.set.iter().chain(&part).map(String::as_str).chain(shortened) {
         command.args(["--set", change]);
     }
     if let Some(device) = &args.device {

@@ -19,7 +19,7 @@ use crate::device::Dtype;
 
 pub use check::{KERNELS_VARIABLE, KernelState, NAMES, leave_alone};
 #[cfg(feature = "cuda-llvm")]
-pub use kernels::{Nccl, digest, self_check};
+pub use kernels::{Nccl, Written, digest, self_check};
 
 /// Names the kernels of this build, which has none.
 #[cfg(not(feature = "cuda-llvm"))]
@@ -43,6 +43,10 @@ pub struct Compared {
 
 /// Memory that a product of cuBLASLt may use beside its operands, one for a device: what NVIDIA recommends for Hopper.
 const WORKSPACE_BYTES: usize = 32 << 20;
+
+/// Memory that NCCL takes on a GPU beside a sum's numbers: 544 MiB between two A100 over `NVLink` and 688 MiB between more, by
+/// <https://github.com/NVIDIA/nccl/issues/964>. It grows with the number of channels, whose buffers are of 4 MiB (`NCCL_BUFFSIZE`).
+const NCCL_BYTES: usize = 688 << 20;
 
 /// Bytes of logits in `bf16` that are made at a time by default.
 const LOGITS_BYTES: usize = 128 << 20;
@@ -122,6 +126,10 @@ impl Kernels for Sizes {
 
     fn has_experts(&self, dtype: Dtype) -> bool {
         dtype == Dtype::Bf16 && check::is_on("experts")
+    }
+
+    fn exchange_bytes(&self) -> usize {
+        NCCL_BYTES
     }
 
     fn library_bytes(&self) -> usize {

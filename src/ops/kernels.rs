@@ -158,6 +158,11 @@ pub trait Kernels: Debug + Send + Sync {
         0
     }
 
+    /// Bytes of memory that sums over several processes take beside their numbers.
+    fn exchange_bytes(&self) -> usize {
+        0
+    }
+
     /// Temporary bytes for each logit of a chunk of targets: logits and their gradient in the type of the activations; in f32
     /// the probabilities, those less the targets, and the gradient, which fusion leaves where a product is not fused.
     fn bytes_per_logit(&self, activation_bytes: usize) -> usize {

@@ -296,6 +296,7 @@ pub(crate) fn workload<'a>(
         optimizer: &recipe.optimizer,
         objective: &recipe.objective,
         place,
+        num_ranks: 1,
     }
 }
 

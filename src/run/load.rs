@@ -110,42 +110,37 @@ fn read_rows_and_model(run: &Run<'_>, joined: &mut Joined) -> Result<(Dataset, M
     let progress = Progress::detect(args.quiet || !place.is_first());
     let load = || source.load(recipe.storage(Some(&source.config)), recipe.train.precision, device);
     let loaded = (!place.is_first_of_node()).then(load).transpose()?;
-    if !place.is_first_of_node() {
-        joined.meet();
-    }
     let options =
         OpenOptions { cache: CacheSettings::from_env(), progress, is_stopped: &is_stopped, ..OpenOptions::default() };
-    // Dropped once the rows are read.
-    let (reading, is_read) = mpsc::channel::<Infallible>();
-    let (data, model) = std::thread::scope(|scope| {
-        let data = scope.spawn(|| {
-            let _reading = reading;
-            // A signal waits for the current rows, so that no file is left incomplete. It does not wait for the model.
-            stop.defer();
-            let data = source.open_data(&recipe.data, recipe.seed, &options);
-            stop.at_once();
-            if stop.requested() {
-                Stop::end(STOPPED);
-            }
-            data
-        });
-        scope.spawn(move || {
-            while is_read.recv_timeout(STOP_CHECK) == Err(RecvTimeoutError::Timeout) {
+    joined.first_of_node(|| {
+        // Dropped once the rows are read.
+        let (reading, is_read) = mpsc::channel::<Infallible>();
+        let (data, model) = std::thread::scope(|scope| {
+            let data = scope.spawn(|| {
+                let _reading = reading;
+                // A signal waits for the current rows, so that no file is left incomplete. It does not wait for the model.
+                stop.defer();
+                let data = source.open_data(&recipe.data, recipe.seed, &options);
+                stop.at_once();
                 if stop.requested() {
-                    // The tokenising threads may be busy with weights. The row cache can be interrupted at any moment.
-                    let _ = is_read.recv_timeout(GRACE);
                     Stop::end(STOPPED);
                 }
-            }
+                data
+            });
+            scope.spawn(move || {
+                while is_read.recv_timeout(STOP_CHECK) == Err(RecvTimeoutError::Timeout) {
+                    if stop.requested() {
+                        // The tokenising threads may be busy with weights. The row cache can be interrupted at any moment.
+                        let _ = is_read.recv_timeout(GRACE);
+                        Stop::end(STOPPED);
+                    }
+                }
+            });
+            let model = loaded.map_or_else(load, Ok);
+            (data.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)), model)
         });
-        let model = loaded.map_or_else(load, Ok);
-        (data.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)), model)
-    });
-    let read = (data?, model?);
-    if place.is_first_of_node() {
-        joined.meet();
-    }
-    Ok(read)
+        Ok((data?, model?))
+    })
 }
 
 /// Fresh adapters, or those that the recipe starts from; and what takes the part of the base out of it that they start as.

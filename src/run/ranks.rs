@@ -1,5 +1,8 @@
 //! The processes that train together: who started them, and what only the first of all, or of a node, does.
 
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::Duration;
+
 use sha2::{Digest as _, Sha256};
 
 use super::prepare::Prepared;
@@ -61,6 +64,17 @@ pub(super) fn busiest(before: &[(String, u64)], now: Vec<(String, u64)>, least: 
     sent.max().filter(|(bytes, _)| *bytes >= least).map(|(_, name)| name)
 }
 
+/// From one sign of life to the next of a rank that others wait for.
+const PULSE: Duration = Duration::from_secs(1);
+
+/// What became of work that other ranks wait for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum State {
+    Working,
+    Done,
+    Failed,
+}
+
 /// The ranks of a run, before it trains.
 pub(super) struct Joined {
     pub(super) place: Place,
@@ -94,22 +108,47 @@ impl Joined {
         Err(Failure::input("several ranks need Linux or macOS"))
     }
 
-    /// What leaves files for the other ranks of a node, which do it once the first has.
+    /// What leaves files for the other ranks of a node, which do it once the first has; they hear meanwhile that it is still at it.
     pub(super) fn first_of_node<T>(&mut self, work: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
-        if self.place.local_rank == 0 {
-            let done = work()?;
-            self.meet();
-            Ok(done)
-        } else {
-            self.meet();
-            work()
+        if self.place.local_rank > 0 {
+            self.meet(|_| State::Done);
+            return work();
         }
+        // Where the library takes calls of one thread only, they hear of the end alone.
+        if !self.ranks.sum_beside(true) {
+            let done = work()?;
+            self.meet(|_| State::Done);
+            return Ok(done);
+        }
+        let (end, is_done) = mpsc::channel();
+        std::thread::scope(|scope| {
+            let state = move |pulse| match is_done.recv_timeout(pulse) {
+                Ok(()) => State::Done,
+                Err(RecvTimeoutError::Timeout) => State::Working,
+                Err(RecvTimeoutError::Disconnected) => State::Failed,
+            };
+            scope.spawn(|| self.meet(state));
+            let end = end;
+            let done = work()?;
+            let _ = end.send(());
+            Ok(done)
+        })
     }
 
-    /// Waits until all ranks are here.
-    pub(super) fn meet(&mut self) {
-        self.ranks.wait_long();
-        self.ranks.agree(false);
+    /// Waits until all ranks are here, however long one works whose sign of life comes. `state_after` at most so long: of the work of
+    /// this one.
+    fn meet(&mut self, state_after: impl Fn(Duration) -> State) {
+        let mut state = State::Working;
+        loop {
+            if state == State::Working {
+                state = state_after(PULSE);
+            }
+            self.ranks.wait_long();
+            // Who has failed ends the others.
+            if state == State::Failed || !self.ranks.agree(state == State::Working) {
+                return;
+            }
+        }
     }
 
     /// Checks that all ranks have the same inputs.

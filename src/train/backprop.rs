@@ -51,7 +51,7 @@ pub struct Options<'a> {
 }
 
 /// Where the rows of a micro-batch are in the run, which names their dropout masks: also those of a part of it have the
-/// masks that they have in the whole.
+/// masks, and in `f16` the loss scale, that they have in the whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Origin {
     /// Number of the whole micro-batch, over the whole run.
@@ -60,6 +60,8 @@ pub struct Origin {
     pub first_token: usize,
     /// Tokens of the longest row of the whole, without padding.
     pub longest_row: usize,
+    /// Target tokens of the whole.
+    pub num_targets: usize,
 }
 
 /// A micro-batch on the device.
@@ -135,16 +137,10 @@ struct MicroBatch {
 }
 
 impl MicroBatch {
-    fn new(
-        layout: Layout,
-        input_ids: Tensor<1, Int>,
-        num_targets: usize,
-        origin: Origin,
-        options: Options<'_>,
-    ) -> Self {
+    fn new(layout: Layout, input_ids: Tensor<1, Int>, origin: Origin, options: Options<'_>) -> Self {
         // The gradient of the mean loss is what fits the range of f16.
         #[expect(clippy::cast_precision_loss, reason = "far below 2^53 tokens")]
-        let grad_scale = options.loss_scale.map_or(1.0, |scale| scale / num_targets as f64);
+        let grad_scale = options.loss_scale.map_or(1.0, |scale| scale / origin.num_targets as f64);
         let dropout_seed = mix(options.seed ^ mix(origin.number));
         let (first_row, carried) = (origin.first_token, Carried::default());
         Self { layout, input_ids, dropout_seed, first_row, carried, grad_scale }
@@ -176,10 +172,10 @@ pub fn forward(model: &Model, adapters: &AdapterSet, inputs: Vec<Inputs>, option
     let (mut micro_batches, mut xs, mut targets) = (Vec::new(), Vec::new(), Vec::new());
     let (mut references, mut divergences) = (Vec::new(), Vec::new());
     for (number, inputs) in (options.first_number..).zip(inputs) {
-        let origin = Origin { number, first_token: 0, longest_row: inputs.longest_row };
-        let origin = inputs.origin.unwrap_or(origin);
         let num_targets = inputs.targets.num_tokens();
-        let mut micro_batch = MicroBatch::new(inputs.layout, inputs.input_ids, num_targets, origin, options);
+        let origin = Origin { number, first_token: 0, longest_row: inputs.longest_row, num_targets };
+        let origin = inputs.origin.unwrap_or(origin);
+        let mut micro_batch = MicroBatch::new(inputs.layout, inputs.input_ids, origin, options);
         let ids = || micro_batch.input_ids.clone();
         let is_passed = options.objective.needs_reference() && !inputs.targets.are_known(options.references);
         references.push(is_passed.then(|| Passing::new(model, ids(), options.reference)));

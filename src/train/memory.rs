@@ -54,6 +54,8 @@ pub struct Workload<'a> {
     pub objective: &'a ObjectiveConfig,
     /// Where it is computed.
     pub place: Place,
+    /// Processes that share a step.
+    pub num_ranks: usize,
 }
 
 /// One part of the memory.
@@ -318,6 +320,11 @@ impl Workload<'_> {
             let pools = (logits + in_loss).min(in_backward) * 7 / 10;
             components.push(Component::new("the allocator's pools", pools, "the device"));
         }
+        if self.num_ranks > 1 {
+            // Flat, beside the gradients that they are made of, or that are taken out of them.
+            let sums = adapters + self.place.exchange_bytes();
+            components.push(Component::new("sums over the ranks", sums, "lora.r, the device"));
+        }
         let peak_bytes = components.iter().map(|component| component.bytes).sum();
         MemoryPlan {
             components,
@@ -420,6 +427,7 @@ pub(super) mod tests {
             optimizer: &ADAMW,
             objective: &CROSS_ENTROPY,
             place: kernels::place_on(DeviceKind::Cpu),
+            num_ranks: 1,
         }
     }
 

@@ -114,6 +114,8 @@ API Result ncclCommGetAsyncError(Comm *comm, Result *state) {
 API Result ncclAllReduce(const void *from, void *to, size_t count, int type, int operation, Comm *comm, void *stream) {
     stand_in.count(__func__);
     Result state;
+    void *context = 0;
+    if (cuCtxGetCurrent(&context) || !context) return refuse(CUDA_ERROR, "no context is current");
     if (comm->at || ncclCommGetAsyncError(comm, &state) || state) return refuse(INVALID_USAGE, "what was begun is not done");
     if (from != to || type != FLOAT || operation != SUM) return refuse(INVALID_ARGUMENT, "not a sum of f32 in its place");
     if (stand_in.reach("ncclAllReduce", (u64)to, count * sizeof(float))) return CUDA_ERROR;

@@ -4,6 +4,8 @@
 #![allow(clippy::print_stderr, reason = "what was skipped, and what was done")]
 
 use std::fs;
+use std::io::{Read as _, Write as _};
+use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -278,6 +280,40 @@ fn a_mistake_is_told_once_and_ranks_with_other_recipes_are_refused() {
     let text = stderr(&output);
     assert!(text.contains("the ranks have different recipes: ") && text.contains(" for rank 2 on "), "{text}");
     assert!(steps(&bench.path("run")).is_empty());
+}
+
+/// A server that answers every request after some seconds, with the Hub's message for gated models.
+fn slow_hub(seconds: u64) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let endpoint = format!("http://{}", listener.local_addr().unwrap());
+    std::thread::spawn(move || {
+        for mut stream in listener.incoming().flatten() {
+            let _ = stream.read(&mut [0; 8192]);
+            std::thread::sleep(Duration::from_secs(seconds));
+            let head =
+                "HTTP/1.1 403 Forbidden\r\nX-Error-Code: GatedRepo\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
+            // Ignore a client that disconnects early.
+            let _ = stream.write_all(head.as_bytes());
+        }
+    });
+    endpoint
+}
+
+#[test]
+fn ranks_wait_longer_than_their_deadline_for_one_that_is_still_at_it() {
+    for launcher in [OPEN_MPI, MPICH] {
+        if !has(launcher) {
+            continue;
+        }
+        let bench = Bench::new();
+        let recipe = bench.recipe("run", "");
+        let mut command = launched(launcher, 2, &[recipe.to_str().unwrap(), "--set", "model.path=org/model"]);
+        command.env("HF_ENDPOINT", slow_hub(8)).env("HF_HOME", bench.path("hub"));
+        command.env_remove("HF_HUB_OFFLINE").env_remove("HF_TOKEN").env("HF_HUB_DISABLE_IMPLICIT_TOKEN", "1");
+        let output = command.env("LORA_TRAIN_LONG_WAIT_SECONDS", "3").output().unwrap();
+        let text = stderr(&output);
+        assert!(text.contains("org/model is gated") && !text.contains("no answer"), "{launcher}: {text}");
+    }
 }
 
 /// A run in the background, whose messages go to a file.

@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 
+use crate::device::DeviceKind;
 use crate::train::grads::bucket_numbers;
 use crate::train::ranks::share::num_parts;
 use crate::util::stats::{as_f64, as_u64};
@@ -13,7 +14,7 @@ const OF_LINK: f64 = 0.9;
 const OF_MEMORY: f64 = 1.5e9;
 /// Seconds for each of the 2 (ranks - 1) parts of a ring: between nodes, and within one.
 const HOP_SECONDS: [f64; 2] = [50e-6, 10e-6];
-/// Bytes a second between a GPU and host memory, over which the gradients go there and back.
+/// Bytes a second between GPUs of a node, and between a GPU and host memory.
 const OF_BUS: f64 = 25e9;
 /// Share of the backward in the time of a micro-batch: weights that are frozen have no gradients.
 const BACKWARD: f64 = 0.5;
@@ -31,8 +32,8 @@ pub(super) struct Cluster {
     pub(super) nodes: usize,
     /// Bits a second of a node's link to the others.
     pub(super) network: f64,
-    /// The gradients come from GPUs.
-    pub(super) is_gpu: bool,
+    /// What has the gradients.
+    pub(super) kind: DeviceKind,
 }
 
 /// What a step is on one rank.
@@ -83,32 +84,43 @@ struct Point {
 
 impl Cluster {
     /// Time of summing gradients over the ranks: a ring, in which every rank sends nearly twice what it has, over the slowest
-    /// link; and their way from the GPU and back.
+    /// link; and, where these are not NVIDIA's, their way from the GPUs to host memory and back.
     fn exchange_seconds(&self, bytes: f64) -> f64 {
         if self.ranks < 2 {
             return 0.0;
         }
         let parts = as_f64(2 * (self.ranks - 1));
+        let within = if self.kind == DeviceKind::Cuda { OF_BUS } else { OF_MEMORY };
         let (rate, hop) = match self.nodes {
-            1 => (OF_MEMORY, HOP_SECONDS[1]),
-            _ => ((OF_LINK * self.network / 8.0).min(OF_MEMORY), HOP_SECONDS[0]),
+            1 => (within, HOP_SECONDS[1]),
+            _ => ((OF_LINK * self.network / 8.0).min(within), HOP_SECONDS[0]),
         };
-        let copies = if self.is_gpu { 2.0 * bytes / OF_BUS } else { 0.0 };
+        let copies = if self.sums_beside() { 0.0 } else { 2.0 * bytes / OF_BUS };
         parts / as_f64(self.ranks) * bytes / rate + parts * hop + copies
+    }
+
+    /// Whether sums go on beside the backward: in host memory by MPI, between NVIDIA's GPUs by NCCL.
+    fn sums_beside(&self) -> bool {
+        matches!(self.kind, DeviceKind::Cpu | DeviceKind::Cuda)
+    }
+
+    /// What a rank takes of a step of so many micro-batches of so many rows: micro-batches, and rows of each.
+    pub(super) fn part_of(&self, micro_batches: usize, rows: usize) -> [usize; 2] {
+        let parts = num_parts(micro_batches, self.ranks).min(rows).max(1);
+        [(micro_batches * parts).div_ceil(self.ranks).max(1), rows.div_ceil(parts).max(1)]
     }
 
     /// A step of one rank, shared.
     pub(super) fn share(&self, one: OneRank) -> SharedStep {
         let rows_per_rank = one.rows.div_ceil(self.ranks).max(1);
         let compute_seconds = one.seconds * as_f64(rows_per_rank) / as_f64(one.rows.max(1));
-        let parts = num_parts(one.backwards, self.ranks).min(one.rows / one.backwards.max(1)).max(1);
-        let backwards = (one.backwards * parts).div_ceil(self.ranks).max(1);
+        let [backwards, _] = self.part_of(one.backwards, one.rows / one.backwards.max(1));
         let backward_seconds = BACKWARD * compute_seconds / as_f64(backwards);
-        // The last bucket begins when the backward is over. Between GPUs, all do.
+        // The last bucket begins when the backward is over.
         let bucket = bucket_numbers(one.of_blocks).min(one.of_blocks);
         let last = 1.0 - 4.0 * as_f64(one.of_blocks - bucket) / one.gradient_bytes.max(1.0);
         let hidden = |exchange: f64| {
-            if self.is_gpu { 0.0 } else { backward_seconds.min(exchange * (1.0 - last).max(0.0)) }
+            if self.sums_beside() { backward_seconds.min(exchange * (1.0 - last).max(0.0)) } else { 0.0 }
         };
         let exchange_seconds = self.exchange_seconds(one.gradient_bytes);
         let hidden_seconds = hidden(exchange_seconds);
@@ -152,7 +164,7 @@ impl SharedStep {
         );
         let percent = |share: f64| format!("{:.0}%", 100.0 * share);
         let megabytes = as_f64(self.gradient_bytes) / 1e6;
-        let way = if *nodes > 1 { "a ring through 90% of the link" } else { "through the node's memory" };
+        let way = if *nodes > 1 { "a ring through 90% of the link" } else { "within the node" };
         let of_step = percent((self.exchange_seconds - self.hidden_seconds) / self.step_seconds);
         let beside = match self.hidden_seconds {
             hidden if hidden > 0.0 => format!("; {} of it beside the backward", seconds(hidden).trim()),
@@ -215,7 +227,7 @@ mod tests {
 
     #[test]
     fn a_step_is_computing_by_shares_and_a_ring_through_the_slowest_link() {
-        let cluster = Cluster { ranks: 8, nodes: 2, network: 10e9, is_gpu: false };
+        let cluster = Cluster { ranks: 8, nodes: 2, network: 10e9, kind: DeviceKind::Cpu };
         let step = cluster.share(ONE);
         assert_eq!((step.rows_per_rank, step.compute_seconds), (8, 1.0));
         // 7/4 of 168 MB at 1.125 GB/s, and 14 hops.
@@ -228,19 +240,31 @@ mod tests {
         assert!((step.tokens_per_second - 65_536.0 / (1.0 + waits)).abs() < 1e-6);
         let enough = as_f64(step.tokens_per_rank_for_95_percent) * 8.0 / 65_536.0;
         assert!((waits / (waits + enough) - 0.05).abs() < 1e-3);
-        // The last of 16 buckets is not hidden by a backward as long as all of it; on GPUs, none is.
+        // The last of 16 buckets is not hidden by a backward as long as all of it; on other GPUs than NVIDIA's, none is.
         let long = cluster.share(OneRank { backwards: 8, ..ONE });
         assert!((long.hidden_seconds - 15.0 / 16.0 * exchange).abs() < 1e-6, "{}", long.hidden_seconds);
-        assert_eq!(Cluster { is_gpu: true, ..cluster }.share(ONE).hidden_seconds, 0.0);
+        let on = |kind, nodes| Cluster { nodes, kind, ..cluster }.share(ONE);
+        assert_eq!(on(DeviceKind::Vulkan, 2).hidden_seconds, 0.0);
+        assert_eq!(on(DeviceKind::Cuda, 2).exchange_seconds, step.exchange_seconds);
+        assert!(on(DeviceKind::Cuda, 1).exchange_seconds < on(DeviceKind::Cpu, 1).exchange_seconds / 10.0);
         assert_eq!(step.curve.last().unwrap().ranks, 1024);
         assert!(step.curve.windows(2).all(|pair| pair[0].efficiency >= pair[1].efficiency));
     }
 
     #[test]
+    fn a_rank_takes_whole_micro_batches_or_parts_of_them() {
+        let part = |ranks, micro_batches, rows| {
+            Cluster { ranks, nodes: 1, network: 1e9, kind: DeviceKind::Cpu }.part_of(micro_batches, rows)
+        };
+        assert_eq!((part(2, 4, 8), part(2, 1, 8), part(4, 6, 8)), ([2, 8], [1, 4], [3, 4]));
+        assert_eq!((part(8, 1, 4), part(1, 3, 2)), ([1, 1], [3, 2]));
+    }
+
+    #[test]
     fn one_rank_exchanges_nothing_and_rows_are_not_cut() {
-        let alone = Cluster { ranks: 1, nodes: 1, network: 1e9, is_gpu: true }.share(ONE);
+        let alone = Cluster { ranks: 1, nodes: 1, network: 1e9, kind: DeviceKind::Vulkan }.share(ONE);
         assert_eq!((alone.step_seconds, alone.efficiency), (8.0, 1.0));
-        let many = Cluster { ranks: 100, nodes: 1, network: 1e9, is_gpu: false }.share(ONE);
+        let many = Cluster { ranks: 100, nodes: 1, network: 1e9, kind: DeviceKind::Cpu }.share(ONE);
         assert_eq!((many.rows_per_rank, many.compute_seconds), (1, 0.125));
     }
 

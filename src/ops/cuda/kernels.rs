@@ -48,7 +48,7 @@ use crate::ops::product::F32Products;
 use crate::spec::Activation;
 use crate::util::files;
 
-pub use nccl::Nccl;
+pub use nccl::{Nccl, Written};
 pub use self_check::self_check;
 
 /// Names the kernels of this build.
@@ -282,6 +282,10 @@ impl Kernels for Cuda {
 
     fn delta_rule_numbers(&self, heads: DeltaHeads, dtype: Dtype) -> [usize; 2] {
         self.0.delta_rule_numbers(heads, dtype)
+    }
+
+    fn exchange_bytes(&self) -> usize {
+        self.0.exchange_bytes()
     }
 
     fn library_bytes(&self) -> usize {

@@ -25,8 +25,10 @@ use crate::util::faults;
 use abi::{Library, Number, Request};
 use beside::Beside;
 
-/// Before the first step, models are downloaded and rows tokenised.
+/// Before the first step, weights are read and rows tokenised.
 const LONG_WAIT: Duration = Duration::from_mins(30);
+/// Seconds instead of [`LONG_WAIT`].
+const LONG_WAIT_SECONDS: &str = "LORA_TRAIN_LONG_WAIT_SECONDS";
 /// The shortest deadline.
 const SHORT_WAIT: Duration = Duration::from_mins(1);
 /// The deadline is so many of the longest step.
@@ -73,6 +75,7 @@ pub struct Mpi {
     /// End of the last sum.
     last: Option<Instant>,
     waits_long: bool,
+    long_wait: Duration,
     waited: Duration,
     /// Sums that go on while this rank computes; absent where its library takes calls of one thread only.
     beside: Option<&'static Beside>,
@@ -95,6 +98,13 @@ impl Mpi {
     pub fn start(launched: &Launched) -> Result<Self, RanksError> {
         system::end_with_parent();
         let named = std::env::var("LORA_TRAIN_MPI").ok().filter(|name| !name.is_empty());
+        let long_wait = match std::env::var(LONG_WAIT_SECONDS).ok().map(|seconds| (seconds.parse(), seconds)) {
+            None => LONG_WAIT,
+            Some((Ok(seconds), _)) => Duration::from_secs(seconds),
+            Some((Err(_), text)) => {
+                return Err(RanksError::Launcher(format!("{LONG_WAIT_SECONDS}={text}: expected a number of seconds")));
+            }
+        };
         let library = Library::open(launched, named.as_deref())?;
         if launched.family == Family::OpenMpi {
             system::set_default(RING, "1");
@@ -122,6 +132,7 @@ impl Mpi {
             longest: Duration::ZERO,
             last: None,
             waits_long: true,
+            long_wait,
             waited: Duration::ZERO,
             beside: takes_threads.then(|| Beside::start(library)),
             arrivals: vec![0.0; size],
@@ -135,10 +146,17 @@ impl Mpi {
         self.library.version()
     }
 
-    fn deadline(&mut self) -> Duration {
-        let long = std::mem::take(&mut self.waits_long);
-        let wait = if long { LONG_WAIT } else { SHORT_WAIT.max(STEPS_WAIT * self.longest) };
+    /// How long a sum may take that begins now.
+    fn limit(&self) -> Duration {
+        let wait = if self.waits_long { self.long_wait } else { SHORT_WAIT.max(STEPS_WAIT * self.longest) };
         if self.rank == 0 { wait } else { wait + AFTER_THE_FIRST }
+    }
+
+    /// [`limit`](Self::limit) of the sum that the ranks reach far apart, if they do.
+    fn deadline(&mut self) -> Duration {
+        let limit = self.limit();
+        self.waits_long = false;
+        limit
     }
 
     /// Sends word to rank 0 that this rank has come to a sum; there, one request for each of the others.
@@ -237,10 +255,18 @@ impl Ranks for Mpi {
     }
 
     fn sum_beside(&self, is_host: bool) -> bool {
+        #[cfg(feature = "cuda-llvm")]
+        if nccl::connected().is_some() {
+            return true;
+        }
         is_host && self.beside.is_some()
     }
 
     fn begin(&self, gradients: Tensor<1>) {
+        #[cfg(feature = "cuda-llvm")]
+        if let Some(connected) = nccl::connected() {
+            return connected.begin(gradients, self.limit());
+        }
         if let Some(beside) = self.beside {
             beside.begin(faults::read(gradients, "a gradient"));
         }
@@ -248,8 +274,8 @@ impl Ranks for Mpi {
 
     fn sum_all(&mut self, gradients: Tensor<1>, figures: &mut [f64]) -> Vec<Tensor<1>> {
         #[cfg(feature = "cuda-llvm")]
-        if let Some(nccl) = nccl::connected() {
-            return vec![self.sum_by(nccl, gradients, figures)];
+        if let Some(connected) = nccl::connected() {
+            return self.sum_by(connected, gradients, figures);
         }
         let device = gradients.device();
         let mut rest = faults::read(gradients, "a gradient");

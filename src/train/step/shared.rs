@@ -31,6 +31,7 @@ impl TrainStep {
                 number: self.num_micro_batches + part.micro_batch as u64,
                 first_token: whole.row_lengths[..part.rows.start].iter().sum(),
                 longest_row: whole.row_lengths.iter().copied().max().unwrap_or(0),
+                num_targets: whole.targets.len(),
             };
             Some(self.lay_out(&whole.part(part.rows.clone()))?.with_origin(origin))
         };

@@ -1,4 +1,4 @@
-//! Sums over the GPUs of several processes by NCCL, on burn's stream.
+//! Sums over the GPUs of several processes by NCCL, on a stream of their own beside burn's.
 //!
 //! No call of it blocks: a communicator says at once that it is at work, and is asked until it is done. cudarc's bindings do not know
 //! the name under which pip installs the library.
@@ -7,14 +7,17 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::fmt::{self, Debug, Formatter};
 use std::mem::transmute;
 use std::ptr::{null, null_mut};
-use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Mutex, PoisonError};
 
 use burn::tensor::Tensor;
-use cudarc::driver::sys::{CUevent, CUevent_flags, CUresult, CUstream, cuDeviceGetPCIBusId, cuEventQuery};
+use cubecl_runtime::server::BufferBinding;
+use cudarc::driver::sys::{
+    CUcontext, CUevent, CUevent_flags, CUevent_wait_flags, CUresult, CUstream, cuDeviceGetPCIBusId, cuEventQuery,
+};
 use cudarc::driver::{DriverError, result};
 
-use super::stream::{Failure, submit};
+use super::stream::submit;
 use crate::device::NcclLibrary;
 use crate::ops::custom::change;
 
@@ -56,6 +59,8 @@ struct Config {
 /// This process among those whose GPUs sum together. It stays connected to the end of the process.
 pub struct Nccl {
     comm: Comm,
+    context: CUcontext,
+    stream: CUstream,
     /// Recorded behind a sum.
     event: CUevent,
     all_reduce: AllReduce,
@@ -65,7 +70,7 @@ pub struct Nccl {
     get_last_error: GetLastError,
 }
 
-// SAFETY: a communicator and an event are of no thread. `sum` starts on burn's, while the caller waits for it; `abort` ends the process.
+// SAFETY: a communicator, a stream and an event are of no thread. One thread at a time sums; `abort` ends the process.
 unsafe impl Send for Nccl {}
 // SAFETY: as above.
 unsafe impl Sync for Nccl {}
@@ -101,8 +106,7 @@ impl Nccl {
         Ok(text.unwrap_or_default().into_owned())
     }
 
-    /// Begins to connect process `rank` of `size`, whose GPU has this number, with the others by the [`id`](Self::id) of the first. The
-    /// thread that calls is the one that asks for sums.
+    /// Begins to connect process `rank` of `size`, whose GPU has this number, with the others by the [`id`](Self::id) of the first.
     ///
     /// # Errors
     /// What NCCL or the driver says.
@@ -114,6 +118,7 @@ impl Nccl {
         let context = unsafe { result::primary_ctx::retain(device) }.map_err(said)?;
         // SAFETY: the context is retained.
         unsafe { result::ctx::set_current(context) }.map_err(said)?;
+        let stream = result::stream::create(result::stream::StreamKind::NonBlocking).map_err(said)?;
         let event = result::event::create(CUevent_flags::CU_EVENT_DISABLE_TIMING).map_err(said)?;
         let number = |number: usize| c_int::try_from(number).unwrap_or(c_int::MAX);
         let mut config = Config {
@@ -129,6 +134,8 @@ impl Nccl {
         unsafe {
             let mut nccl = Self {
                 comm: null_mut(),
+                context,
+                stream,
                 event,
                 all_reduce: transmute::<Comm, AllReduce>(library.symbol(c"ncclAllReduce")?),
                 get_async_error: transmute::<Comm, CommGetAsyncError>(library.symbol(c"ncclCommGetAsyncError")?),
@@ -154,33 +161,25 @@ impl Nccl {
         Ok(self.is_done(code)? && self.is_done(state)?)
     }
 
-    /// Begins to sum `numbers`, `[n]` in `f32`, over all processes, each of which has as many: the same sums in each.
+    /// Begins to sum over all processes, in their place, numbers of which each has as many: the same sums in each. Nothing else may be
+    /// under way. `None` where the device has failed: who reads the sums hears of that.
     ///
-    /// # Panics
-    /// If the tensor is not on a GPU.
-    #[must_use]
-    pub fn sum(&'static self, numbers: Tensor<1>) -> (Tensor<1>, Sum) {
-        let (device, count) = (numbers.device(), numbers.dims()[0]);
-        let (sender, begun) = channel();
-        let sender = Mutex::new(Some(sender));
-        let [sums] = change("nccl", [numbers.into_dispatch()], [], move |[numbers], []| {
-            let Some(sender) = sender.lock().unwrap_or_else(PoisonError::into_inner).take() else { return };
-            let all = [numbers.clone()];
-            submit(&all, &all, move |_, pointers, stream| self.begin(pointers[0], count, stream, &sender));
-        });
-        // What fails here fails again where the sums are read.
-        drop(device.flush());
-        (Tensor::from_dispatch(sums), Sum { nccl: self, begun, stage: Stage::Queued })
-    }
-
-    fn begin(&self, at: u64, count: usize, stream: CUstream, sender: &Sender<Begun>) -> Result<(), Failure> {
-        // SAFETY: so many numbers lie there until burn's stream has passed this point.
-        let code =
-            unsafe { (self.all_reduce)(at as *const c_void, at as *mut c_void, count, FLOAT, SUM, self.comm, stream) };
-        let begun = self.is_done(code);
-        // Nobody waits where the process ends.
-        drop(sender.send(begun.clone().map(|_| stream as usize)));
-        begun.map(drop).map_err(Failure)
+    /// # Errors
+    /// What NCCL says.
+    pub fn sum(&'static self, numbers: Written) -> Result<Option<Sum>, String> {
+        let (at, wait) = (numbers.at as *mut c_void, CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT);
+        // SAFETY: context, stream and events live.
+        let waits = unsafe {
+            result::ctx::set_current(self.context)
+                .and_then(|()| result::stream::wait_event(self.stream, numbers.event, wait))
+        };
+        if waits.is_err() {
+            return Ok(None);
+        }
+        // SAFETY: so many numbers lie there as long as `numbers` lives.
+        let code = unsafe { (self.all_reduce)(at, at, numbers.count, FLOAT, SUM, self.comm, self.stream) };
+        self.is_done(code)?;
+        Ok(Some(Sum { nccl: self, _numbers: numbers, is_in_stream: false }))
     }
 
     /// Gives up what is under way, in order to end the process. It may wait.
@@ -205,51 +204,84 @@ impl Nccl {
     }
 }
 
-/// Burn's stream, in which a sum was begun; or why it was not.
-type Begun = Result<usize, String>;
+/// Numbers that burn's stream has come to.
+#[derive(Debug)]
+pub struct Written {
+    at: u64,
+    count: usize,
+    /// Recorded behind what writes them.
+    event: CUevent,
+    /// Burn's pools neither move nor reuse memory that is bound.
+    _place: BufferBinding,
+}
+
+// SAFETY: an event is of no thread.
+unsafe impl Send for Written {}
+
+impl Written {
+    /// The same numbers, `[n]` in `f32`, that are summed in their place; and where they are, once burn's stream has come to them. They do
+    /// not come where the device failed before: who reads them hears of that.
+    ///
+    /// # Panics
+    /// If the tensor is not on a GPU.
+    #[must_use]
+    pub fn queue(numbers: Tensor<1>) -> (Tensor<1>, Receiver<Self>) {
+        let (device, count) = (numbers.device(), numbers.dims()[0]);
+        let (sender, written) = channel();
+        let sender = Mutex::new(Some(sender));
+        let [numbers] = change("nccl", [numbers.into_dispatch()], [], move |[numbers], []| {
+            let Some(sender) = sender.lock().unwrap_or_else(PoisonError::into_inner).take() else { return };
+            let (all, place) = ([numbers.clone()], numbers.handle.clone().binding());
+            submit(&all, &all, move |_, pointers, stream| {
+                let event = result::event::create(CUevent_flags::CU_EVENT_DISABLE_TIMING)?;
+                let written = Self { at: pointers[0], count, event, _place: place };
+                // SAFETY: the stream is burn's, in its context.
+                unsafe { result::event::record(event, stream) }?;
+                // Nobody waits where the process ends.
+                drop(sender.send(written));
+                Ok(())
+            });
+        });
+        // What fails here fails again where the sums are read.
+        drop(device.flush());
+        (Tensor::from_dispatch(numbers), written)
+    }
+}
+
+impl Drop for Written {
+    fn drop(&mut self) {
+        // SAFETY: nothing waits for the event any more. What fails here has failed before.
+        let _ = unsafe { result::event::destroy(self.event) };
+    }
+}
 
 /// A sum under way.
 #[derive(Debug)]
 pub struct Sum {
     nccl: &'static Nccl,
-    begun: Receiver<Begun>,
-    stage: Stage,
-}
-
-#[derive(Clone, Copy, Debug)]
-enum Stage {
-    /// Burn has not come to it.
-    Queued,
-    /// NCCL may not have put it into this stream yet.
-    Begun(usize),
-    /// The event is behind it.
-    InStream,
+    _numbers: Written,
+    /// NCCL has put it into its stream, and the event is behind it.
+    is_in_stream: bool,
 }
 
 impl Sum {
-    /// Whether the sums are there, or will not come because the device failed before: who reads them hears of that.
+    /// Whether the sums are there, or will not come because the device failed: who reads them hears of that.
     ///
     /// # Errors
     /// What failed, here or on the way to another process.
     pub fn is_done(&mut self) -> Result<bool, String> {
-        if let Stage::Queued = self.stage {
-            match self.begun.try_recv() {
-                Ok(begun) => self.stage = Stage::Begun(begun?),
-                Err(TryRecvError::Empty) => return Ok(false),
-                Err(TryRecvError::Disconnected) => return Ok(true),
-            }
-        }
+        let Nccl { stream, event, .. } = *self.nccl;
         if !self.nccl.is_ready()? {
             return Ok(false);
         }
-        if let Stage::Begun(stream) = self.stage {
-            // SAFETY: burn's streams live as long as the process. Nothing was put into this one meanwhile: who could waits here.
-            if unsafe { result::event::record(self.nccl.event, stream as CUstream) }.is_err() {
+        if !self.is_in_stream {
+            // SAFETY: both live as long as the process.
+            if unsafe { result::event::record(event, stream) }.is_err() {
                 return Ok(true);
             }
-            self.stage = Stage::InStream;
+            self.is_in_stream = true;
         }
         // SAFETY: the event is never destroyed.
-        Ok(unsafe { cuEventQuery(self.nccl.event) } != CUresult::CUDA_ERROR_NOT_READY)
+        Ok(unsafe { cuEventQuery(event) } != CUresult::CUDA_ERROR_NOT_READY)
     }
 }
