@@ -101,7 +101,9 @@ impl Numbers<'_> {
         }
         Self::Decoded(Box::new(move |first, to| {
             let (own, new) = to.split_at_mut((rows * columns).saturating_sub(first).min(to.len()));
-            self.read(first, own);
+            if !own.is_empty() {
+                self.read(first, own);
+            }
             let places = (first + own.len()) % columns..;
             new.iter_mut().zip(places).for_each(|(number, place)| *number = means[place % columns]);
         }))
