@@ -199,8 +199,10 @@ mod tests {
         assert_eq!(types, [CONTROL, BYTE, NORMAL, NORMAL, CONTROL, USER_DEFINED, UNUSED]);
         assert_eq!(tokens(&json, 7, false).unwrap().1[1], NORMAL);
         json["added_tokens"][2]["id"] = json!(7);
+        assert_eq!(tokens(&json, 7, true).unwrap().0[5], "[PAD5]");
+        json["model"]["vocab"]["ab"] = json!(7);
         let error = tokens(&json, 7, true).unwrap_err().to_string();
-        assert_eq!(error, "token \"mine\" has id 7, but the model has 7 tokens");
+        assert_eq!(error, "token \"ab\" has id 7, but the model has 7 tokens");
     }
 
     #[test]
