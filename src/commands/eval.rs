@@ -17,7 +17,7 @@ use crate::hub::Progress;
 use crate::lora::AdapterSet;
 use crate::recipe::{Purpose, Recipe};
 use crate::run::dir::REFERENCE;
-use crate::run::inputs::{WeightsFrom, data_failure};
+use crate::run::inputs::{WeightsFrom, data_failure, grow};
 use crate::run::{Prepared, trainer_failure};
 use crate::save::export::{PromptForm, read_adapter};
 use crate::schema::{Override, Problem};
@@ -107,7 +107,10 @@ pub(crate) fn run(args: &EvalArgs) -> Result<(), Failure> {
     let saved = adapter.map(|adapter| read_adapter(&adapter.folder)).transpose()?;
     let scores = saved.as_ref().is_some_and(|saved| saved.weights.score.is_some());
     let mut prepared = Prepared::new(recipe(args, &named, scores)?, None, WeightsFrom::Hub, false)?;
-    saved.iter().for_each(|saved| prepared.source.config.grow(saved.vocab_size()));
+    if let Some(saved) = &saved {
+        let source = &mut prepared.source;
+        grow(&mut source.config, &source.folder, &saved.config, Some(saved.vocab_size()));
+    }
     let Prepared { recipe, source, device, .. } = &prepared;
     if adapter.is_some() {
         named.trained_with.warn_if_changed(&source.weights);

@@ -161,7 +161,7 @@ impl Tokenizer {
     /// trained on texts: where a text has one, it is refused.
     ///
     /// # Errors
-    /// Other tokens without a row.
+    /// Other tokens without a row, or the one that begins or ends texts.
     pub fn for_rows(mut self, vocab_size: usize) -> Result<Self, TokenizerError> {
         let Some(first) = u32::try_from(vocab_size).ok().filter(|first| *first <= self.max_id) else { return Ok(self) };
         let added = self.inner.get_added_tokens_decoder();
@@ -172,6 +172,12 @@ impl Tokenizer {
                 self.max_id
             );
             return Err(TokenizerError::of_file(&self.folder, reason));
+        }
+        // They are put around texts.
+        if let Some(token) = [&self.bos, &self.eos].into_iter().flatten().find(|token| token.id >= first) {
+            let hint = format!("`lora.trainable_token_indices` = [{}] gives it one, which is trained", token.id);
+            let reason = format!("the model's embedding has no row for {:?}, token {}", token.text, token.id);
+            return Err(TokenizerError::of_file(&self.folder, format!("{reason}\n  hint: {hint}")));
         }
         self.last_row = first.saturating_sub(1);
         self.digest = Sha256::new_with_prefix(self.digest).chain_update(first.to_le_bytes()).finalize().into();

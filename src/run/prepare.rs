@@ -100,7 +100,7 @@ impl PreparedParts {
             let (mut model, failure) = ModelParts::read(&recipe.model, recipe.seed, from, quiet);
             parts.failures.extend(failure.map(|failure| failure.about("model.path")));
             if let (Some(config), Some(folder)) = (&mut model.config, &model.folder) {
-                grow(config, folder, &recipe.lora);
+                grow(config, folder, &recipe.lora, None);
             }
             parts.selection = model.config.as_ref().and_then(|config| parts.keep(select(&recipe.lora, config)));
             let fit = model.config.as_ref().map_or(Ok(()), |config| recipe.model.fit(config));

@@ -315,6 +315,9 @@ fn rows_that_files_do_not_have_are_the_mean_of_those_that_they_have() {
         let matrix = weights.matrix(name, [258, 64], mapped, &grown, &Device::flex()).unwrap();
         assert_eq!(matrix.dense().into_owned().into_data().convert::<f32>().try_to_vec::<f32>().unwrap(), read);
     }
+    // Where a block of numbers begins far behind the file's end.
+    let read = read(&weights, "lm_head.weight", [500, 64], Dtype::Bf16);
+    assert_eq!(read[499 * 64..], read[256 * 64..257 * 64]);
     // Files of fewer rows than config.json says are of another model.
     let other = ModelConfig { vocab_size: 257, ..config };
     let error = weights.check(&other).unwrap_err().to_string();
