@@ -137,7 +137,15 @@ fn the_reference_shows_the_defaults() {
 #[test]
 fn the_examples_of_the_reference_are_valid() {
     // Some contradict others, and one names an adapter that is not there.
-    let of_others = ["momentum = ", "num_cycles = ", "power = ", "timescale = ", "num_decay_steps = ", "decay_type = "];
+    let of_others = [
+        "eva_rho = ",
+        "momentum = ",
+        "num_cycles = ",
+        "power = ",
+        "timescale = ",
+        "num_decay_steps = ",
+        "decay_type = ",
+    ];
     let of_preferences = ["beta = ", "loss_type = ", "loss_weights = ", "ld_alpha = ", "cpo_alpha = "];
     let of_answers =
         ["num_generations_eval = ", "top_k = ", "min_p = ", "steps_per_generation = ", "epsilon_high = ", "delta = "];

@@ -277,7 +277,7 @@ fn tokens_without_rows_get_rows_that_are_trained_as_those_of_a_resized_model() {
     resumes_to_the_same_bytes(&bench, "resumed", &[&rows, &on("model"), "lora.trainable_token_indices=[1345]"]);
 
     // A token that is neither trained nor in the rows needs none.
-    train(&bench.recipe("others", ""), &set(&[&on("model"), "train.max_steps=1"]));
+    train(&bench.recipe("others", ""), &set(&[&on("model"), "train.max_steps=2"]));
     let check = |settings: &[&str], reason: &str| {
         let recipe = bench.recipe("checked", "");
         let output = command(&[&["check", recipe.to_str().unwrap()], &*set(settings)].concat());

@@ -146,12 +146,12 @@ fn what_does_not_go_together_or_is_not_available_is_refused() {
     for (text, expected) in cases {
         assert_eq!(problems(text), [expected], "{text}");
     }
-    let mut refused = problems("[lora]\ninit_lora_weights = \"eva\"\nlayers_to_transform = [1, 1]");
+    let mut refused = problems("[lora]\ninit_lora_weights = \"loftq\"\nlayers_to_transform = [1, 1]");
     assert!(
         refused.remove(1).ends_with("expected a list of layer numbers from 0, each once\n  hint: 1 is there twice")
     );
     assert!(
-        refused[0].contains("= \"eva\", expected true (uniform, as PEFT does by default), \"gaussian\""),
+        refused[0].contains("= \"loftq\", expected true (uniform, as PEFT does by default), \"gaussian\""),
         "{refused:?}"
     );
 }
