@@ -289,7 +289,7 @@ impl WeightFiles {
         Ok(stored)
     }
 
-    /// How many rows a table has in the files, where a model has more: see [`ModelConfig::grow`].
+    /// How many rows a table has in the files, where a model has more: see [`grow`](crate::spec::ModelConfig::grow).
     #[must_use]
     pub fn rows_of_fewer(&self, name: &str, shape: &[usize]) -> Option<usize> {
         let rows = self.tensors.get(name).filter(|_| has_row_for_each_token(name))?.shape.first().copied()?;
