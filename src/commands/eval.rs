@@ -17,7 +17,7 @@ use crate::hub::Progress;
 use crate::lora::AdapterSet;
 use crate::recipe::{Purpose, Recipe};
 use crate::run::dir::REFERENCE;
-use crate::run::inputs::{WeightsFrom, data_failure, grow};
+use crate::run::inputs::{WeightsFrom, data_failure};
 use crate::run::{Prepared, trainer_failure};
 use crate::save::export::{PromptForm, read_adapter};
 use crate::schema::{Override, Problem};
@@ -109,7 +109,7 @@ pub(crate) fn run(args: &EvalArgs) -> Result<(), Failure> {
     let mut prepared = Prepared::new(recipe(args, &named, scores)?, None, WeightsFrom::Hub, false)?;
     if let Some(saved) = &saved {
         let source = &mut prepared.source;
-        grow(&mut source.config, &source.folder, &saved.config, Some(saved.vocab_size()));
+        saved.grow(&mut source.config, &source.folder);
     }
     let Prepared { recipe, source, device, .. } = &prepared;
     if adapter.is_some() {

@@ -9,8 +9,10 @@ use crate::data::dataset::{Dataset, OpenOptions};
 use crate::data::tokenizer::Tokenizer;
 use crate::hub::Progress;
 use crate::recipe::{Purpose, Recipe, RecipeArgs};
-use crate::run::inputs::{WeightsFrom, data_failure, find_model};
+use crate::run::inputs::{self, FoundModel, WeightsFrom, data_failure, find_model};
 use crate::run::overview;
+use crate::save::export::grow;
+use crate::spec::ModelConfig;
 use crate::util::failure::Failure;
 use crate::util::text::has_colors;
 
@@ -66,7 +68,15 @@ fn run_recipe(args: &InspectArgs, recipe: &Recipe) -> Result<(), Failure> {
     // The tokenizer is beside the model's config.
     let tokenizer = find_model(&recipe.model, WeightsFrom::Nowhere, false)
         .map_err(Failure::input)
-        .and_then(|found| Tokenizer::open(&found.folder).map_err(Failure::input))
+        .and_then(|FoundModel { folder, config, .. }| {
+            // What is wrong with the config is another command's to say.
+            let config = ModelConfig::from_file(&config).ok().map(|mut config| {
+                grow(&mut config, &folder, &recipe.lora);
+                config
+            });
+            let opened = config.map_or_else(|| Tokenizer::open(&folder), |config| inputs::tokenizer(&folder, &config));
+            opened.map_err(Failure::input)
+        })
         .map_err(|failure| failure.about("model.path"))?;
     let tokenizer = Arc::new(tokenizer);
     let options =

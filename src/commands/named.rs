@@ -14,7 +14,7 @@ use crate::measure::metrics::SUMMARY_FILE;
 use crate::model::weights::{StoredTensor, Weights};
 use crate::model::{Model, Storage};
 use crate::run::dir::{ENVIRONMENT_FILE, RESOLVED_FILE};
-use crate::run::inputs::{ModelSource, WeightsFrom, grow};
+use crate::run::inputs::{ModelSource, WeightsFrom};
 use crate::run::kernel_check;
 use crate::run::overview::held;
 use crate::save::checkpoint::Checkpoints;
@@ -144,7 +144,7 @@ impl Named {
         let adapters = self.adapters.into_iter().map(read).collect::<Result<Vec<_>, _>>()?;
         let mut source = ModelSource::open(&self.base, 0, WeightsFrom::Hub, quiet)?;
         for (saved, ..) in &adapters {
-            grow(&mut source.config, &source.folder, &saved.config, Some(saved.vocab_size()));
+            saved.grow(&mut source.config, &source.folder);
         }
         self.trained_with.warn_if_changed(&source.weights);
         let tokenizer = source.tokenizer()?;

@@ -45,8 +45,8 @@ pub(super) fn take_over(
     let Some(folder) = lora.start_from.as_deref().map(find_adapter) else { return };
     let read = read_adapter(&folder).or_else(|error| resumed.and_then(of_checkpoint).ok_or(error));
     let read = read.and_then(|saved| if objective.scores() { Ok(saved) } else { Ok(saved.that_writes(&folder)?) });
-    let saved = match read {
-        Ok(saved) => saved.config,
+    let read = match read {
+        Ok(read) => read,
         Err(error) => {
             for problem in Problem::list(&error) {
                 let message = format!("`lora.start_from`: {}", problem.message);
@@ -55,8 +55,10 @@ pub(super) fn take_over(
             return;
         }
     };
-    let model = Path::new(&model.path);
-    let model = model.exists().then(|| ModelConfig::from_model(model).ok()).flatten();
+    let path = Path::new(&model.path);
+    let mut model = path.exists().then(|| ModelConfig::from_model(path).ok()).flatten();
+    model.iter_mut().for_each(|model| read.grow(model, path));
+    let saved = read.config;
     let of_saved = shapes(&saved, model.as_ref());
     let whole = |lora: &LoraConfig| {
         // Which modules these are, only the model says.

@@ -20,6 +20,7 @@ use crate::model::{Model, Storage, load};
 use crate::ops::kernels::Place;
 use crate::ops::product::F32Products;
 use crate::recipe::Recipe;
+use crate::save::export::grow;
 use crate::schema::{Problem, Problems};
 use crate::spec::ModelConfig;
 use crate::train::memory::Workload;
@@ -93,7 +94,7 @@ impl ModelParts {
 pub(crate) struct FoundModel {
     /// Its folder, or its GGUF file.
     pub(crate) folder: PathBuf,
-    config: PathBuf,
+    pub(crate) config: PathBuf,
     is_downloaded: bool,
 }
 
@@ -146,7 +147,7 @@ impl ModelSource {
         source
             .and_then(|mut source| {
                 recipe.model.fit(&source.config)?;
-                grow(&mut source.config, &source.folder, &recipe.lora, None);
+                grow(&mut source.config, &source.folder, &recipe.lora);
                 select(&recipe.lora, &source.config).map(|selection| (source, selection))
             })
             .map_err(|failure| failure.located(&recipe.places))
@@ -232,24 +233,6 @@ pub(crate) fn require_residency(residency: Residency, gpu: Option<&str>) -> Resu
 /// The failure of a model whose weights are not to be downloaded.
 pub(super) fn no_weights() -> Failure {
     Failure::input("the weights of the model are not on this machine")
-}
-
-/// Gives a model rows for the tokens that were added to its tokenizer, if `lora` trains them: for all where it trains the embedding or
-/// the head, or for those of the `rows` of an adapter.
-pub(crate) fn grow(config: &mut ModelConfig, folder: &Path, lora: &LoraConfig, rows: Option<usize>) {
-    let highest = lora.trainable_token_indices.iter().flatten().max().copied();
-    let trains_tables = lora.trains_tables(config);
-    let is_enough = rows.is_some_and(|rows| rows <= config.vocab_size);
-    if is_enough || !trains_tables && highest.is_none_or(|id| id < config.vocab_size) {
-        return;
-    }
-    // What is wrong with it is said where rows are read.
-    let Ok(tokenizer) = Tokenizer::open(folder) else { return };
-    let last = if trains_tables { Some(tokenizer.max_id() as usize) } else { highest };
-    let rows = rows.unwrap_or(last.map_or(0, |id| id + 1));
-    if (config.vocab_size..rows).all(|id| u32::try_from(id).is_ok_and(|id| tokenizer.is_added(id))) {
-        config.grow(rows);
-    }
 }
 
 /// The tokenizer in a model's folder or file.

@@ -1,13 +1,14 @@
 //! What a recipe asks for, looked up before any weight is read and any row is tokenised.
 
 use super::device_memory::StepMemory;
-use super::inputs::{ModelParts, ModelSource, WeightsFrom, grow, no_weights, require_residency, select};
+use super::inputs::{ModelParts, ModelSource, WeightsFrom, no_weights, require_residency, select};
 use super::kernel_check;
 use crate::config::{GradientCheckpointing, LoraConfig};
 use crate::data::dataset::Dataset;
 use crate::device::{self, OpenDevice};
 use crate::lora::targets::Selection;
 use crate::recipe::Recipe;
+use crate::save::export::grow;
 use crate::train::fit::Decision;
 use crate::util::failure::Failure;
 
@@ -100,7 +101,7 @@ impl PreparedParts {
             let (mut model, failure) = ModelParts::read(&recipe.model, recipe.seed, from, quiet);
             parts.failures.extend(failure.map(|failure| failure.about("model.path")));
             if let (Some(config), Some(folder)) = (&mut model.config, &model.folder) {
-                grow(config, folder, &recipe.lora, None);
+                grow(config, folder, &recipe.lora);
             }
             parts.selection = model.config.as_ref().and_then(|config| parts.keep(select(&recipe.lora, config)));
             let fit = model.config.as_ref().map_or(Ok(()), |config| recipe.model.fit(config));

@@ -17,6 +17,7 @@ mod combine;
 pub mod error;
 mod gguf;
 mod merge;
+mod new_rows;
 mod prompt_form;
 
 pub use adapter_check::check_adapter;
@@ -26,6 +27,7 @@ pub use combine::{Combined, Weighted, combine, write_combined};
 pub use error::ExportError;
 pub use gguf::{GgufType, adapter_gguf, merge_gguf, modelfile};
 pub use merge::{Differences, MergeOptions, MergeSummary, merge};
+pub use new_rows::grow;
 pub use prompt_form::{PROMPT_FORM_FILE, PromptForm};
 
 /// The numbers of an adapter.

@@ -276,13 +276,28 @@ fn tokens_without_rows_get_rows_that_are_trained_as_those_of_a_resized_model() {
     assert!(eval.status.success(), "{}", stderr(&eval));
     resumes_to_the_same_bytes(&bench, "resumed", &[&rows, &on("model"), "lora.trainable_token_indices=[1345]"]);
 
+    // As PEFT has it, an adapter of embeddings that are not grown trains on as it is.
+    train(&bench.recipe("stock", ""), &set(&["train.max_steps=2", "lora.modules_to_save=[\"embed_tokens\"]"]));
+    let start = format!("lora.start_from={:?}", bench.path("stock"));
+    train(&bench.recipe("next", ""), &set(&[&on("model"), &start, "train.max_steps=2"]));
+    let refused = |args: &[&str]| {
+        let output = command(args);
+        assert_eq!(output.status.code(), Some(2), "{args:?}: {}", stderr(&output));
+        stderr(&output)
+    };
+    let quickstart = quickstart_model();
+    let others = ["merge", "rows", "--model", quickstart.to_str().unwrap(), "--out", "others-merged"];
+    let message = refused(&others);
+    assert!(message.contains("1345, expected tokens from 0 to 1343"), "{message}");
+    let message = refused(&[&["inspect", "rows.toml"], &*set(&[&rows, &on("model")])].concat());
+    assert!(message.contains("has no row for \"<|new|>\", token 1344"), "{message}");
+
     // A token that is neither trained nor in the rows needs none.
     train(&bench.recipe("others", ""), &set(&[&on("model"), "train.max_steps=2"]));
     let check = |settings: &[&str], reason: &str| {
         let recipe = bench.recipe("checked", "");
-        let output = command(&[&["check", recipe.to_str().unwrap()], &*set(settings)].concat());
-        assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
-        assert!(stderr(&output).contains(reason), "{}", stderr(&output));
+        let message = refused(&[&["check", recipe.to_str().unwrap()], &*set(settings)].concat());
+        assert!(message.contains(reason), "{message}");
     };
     check(&[&rows, &on("model")], "the model's embedding has no row for \"<|new|>\", token 1344");
     check(&[&on("model"), "lora.trainable_token_indices=[1346]"], "1346, expected tokens from 0 to 1343");

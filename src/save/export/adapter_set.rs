@@ -80,13 +80,6 @@ impl SavedAdapter {
         adapter_set(folder, this.weights, (&selection, ids), config, 0.0, device)
     }
 
-    /// Rows of the embedding that the adapter knows of.
-    #[must_use]
-    pub fn vocab_size(&self) -> usize {
-        let tokens = self.config.trainable_token_indices.iter().flatten().map(|id| id + 1);
-        self.weights.modules.values().map(|values| values.num_rows).chain(tokens).max().unwrap_or(0)
-    }
-
     /// The adapter under the names that modules have in this model. `AutoModelForCausalLM` makes the language model alone of some
     /// multimodal models, and PEFT then writes the names that it has alone.
     #[must_use]

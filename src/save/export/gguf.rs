@@ -113,7 +113,7 @@ pub fn adapter_gguf(model: &Path, adapter: &Path, out: &Path) -> Result<usize, E
     let mut config = ModelConfig::from_model(model)?;
     names::check_family(&config)?;
     let saved = super::read_adapter(adapter)?.that_writes(adapter)?;
-    config.grow(saved.vocab_size());
+    saved.grow(&mut config, model);
     let selection = super::check_adapter(adapter, &saved, &config)?;
     if saved.config.use_dora {
         let problem = Problem::new("llama.cpp has no adapters with `use_dora`").at(adapter.display());

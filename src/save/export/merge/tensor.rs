@@ -70,7 +70,7 @@ impl Merging {
     ) -> Result<Self, ExportError> {
         let mut config = ModelConfig::from_model(model)?;
         let saved = read_adapter(adapter)?.that_writes(adapter)?.named_for(&config);
-        config.grow(saved.vocab_size());
+        saved.grow(&mut config, model);
         let base = Weights::open(model, &config)?;
         base.check(&config)?;
         let selection = check_adapter(adapter, &saved, &config)?;
