@@ -18,6 +18,7 @@ import io
 import json
 import logging
 import pathlib
+import re
 import runpy
 import shutil
 import subprocess
@@ -78,7 +79,7 @@ RANDOM = {"qwen2": {"use_sliding_window": False, "sliding_window": None}, "qwen3
           "qwen3_5_moe": {"linear_key_head_dim": 16, "linear_value_head_dim": 16},
           # Layers use the keys and values of the last two that make them.
           "gemma4": {"num_kv_shared_layers": 2, "vocab_size_per_layer_input": 1347, "vocab_size": 1347},
-          "gemma4-experts": {},
+          "gemma4-experts": {}, "lfm2": {},
           "smollm3": {"no_rope_layers": None}, "olmo2": {}, "granite": {}, "phi3": {"sliding_window": None}, "glm4": {},
           # llama.cpp chooses the divisors by its own context, of 256 tokens here.
           "phi3-longrope": {"original_max_position_embeddings": 2},
@@ -137,16 +138,16 @@ def random_adapter(model: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
     """An adapter with random B, strong enough to change the text."""
     base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     torch.manual_seed(2)
-    # The first with attention.
-    kinds = getattr(base.config, "layer_types", None) or []
-    layer = kinds.index("full_attention") if "linear_attention" in kinds else 0
     # All linear layers of Qwen3-Next are experts to PEFT, too.
     targets = ["q_proj", "k_proj", "v_proj", "o_proj", "in_proj_qkvz", "in_proj_ba", "out_proj"]
     targets = targets if base.config.model_type == "qwen3_next" else "all-linear"
     # Those of Gemma 4's routers and before its layers stay frozen here.
     excluded = ["per_layer_model_projection", "proj"] if base.config.model_type == "gemma4_text" else None
+    # The output of the first attention.
+    outputs = (name for name, _ in base.named_modules() if re.search(r"self_attn\.(o|out)_proj$", name))
+    first = next(outputs).removeprefix("model.")
     settings = LoraConfig(r=4, lora_alpha=2, target_modules=targets, exclude_modules=excluded, task_type="CAUSAL_LM", init_lora_weights=False,
-                          rank_pattern={f"layers.{layer}.self_attn.o_proj": 8})
+                          rank_pattern={first: 8})
     get_peft_model(base, settings).save_pretrained(folder)
     return folder
 

@@ -749,7 +749,8 @@ def make_model(args) -> None:
     base = open_model(folder)
     is_fused = any(name.endswith(".qkv_proj") for name, _ in base.named_modules())
     has_experts = hasattr(base.config, "num_experts_per_tok")
-    targets = [*(["qkv_proj"] if is_fused else ["q_proj", "v_proj"]), "o_proj" if has_experts else "down_proj"]
+    down = "w2" if base.config.model_type == "lfm2" else "down_proj"
+    targets = [*(["qkv_proj"] if is_fused else ["q_proj", "v_proj"]), "o_proj" if has_experts else down]
     if any(name.endswith(".in_proj_qkv") for name, _ in base.named_modules()):
         targets += ["in_proj_qkv", "in_proj_a"]
     rslora = {"r": 4, "lora_alpha": 6, "target_modules": targets, "use_rslora": True}

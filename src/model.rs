@@ -37,6 +37,7 @@ pub mod load;
 mod mixture;
 mod pager;
 pub mod rope;
+pub mod short_conv;
 pub mod weights;
 
 pub use carried::Carried;

@@ -17,10 +17,11 @@ mod shipped;
 mod stored;
 
 pub use block::attention::{Attention, Heads, Qkv, QueryKeyNorms};
+pub use block::short_conv::{GATED_CONV, SHORT_CONV_NAMES, ShortConv};
 pub use block::{
     Activation, BESIDE_NORMS, BLOCK_SCALE, Beside, Block, DeltaNet, DeltaNetInputs, EXPERT_SCALES, FUSED_NAMES, Gated,
-    HEAD_NORMS, LAYER_INPUT_NAMES, LayerInput, Mixture, PerSite, Probabilities, Projections, ROUTER_SCALE, Role,
-    SHARED_GATE, SINKS, SITE_NAMES, SharedExpert, Site, SiteId, Sublayer, SublayerKind, short_name,
+    HEAD_NORMS, LAYER_INPUT_NAMES, LFM2_SITE_NAMES, LayerInput, Mixture, PerSite, Probabilities, Projections,
+    ROUTER_SCALE, Role, SHARED_GATE, SINKS, SITE_NAMES, SharedExpert, Site, SiteId, Sublayer, SublayerKind, short_name,
 };
 pub use delta_net::{DELTA_NET_FUSED_NAMES, DELTA_NET_NAMES, DeltaHeads};
 pub use rope::{QueryGrowth, Rope, RopePairs, RopeScaling};
@@ -46,6 +47,8 @@ pub struct ModelConfig {
     pub layer_inputs: Option<LayerInputs>,
     /// Longest sequence that the model was made for, in tokens.
     pub max_position_embeddings: usize,
+    /// Name of the norm before the head.
+    pub last_norm: &'static str,
     /// Added to the mean square in RMSNorm.
     pub rms_norm_eps: f64,
     /// Whether files have the weights of norms less 1 (Gemma).
@@ -196,18 +199,10 @@ impl ModelConfig {
                     tensors.push((format!("{name}.bias"), vec![site.shape[0]]));
                 }
             }
-            tensors.extend(block.sinks().map(|(name, width)| (in_layer(layer, name), vec![width])));
             for (norm, width) in block.norms(self.hidden_size) {
                 tensors.push((format!("{}.weight", in_layer(layer, norm)), vec![width]));
             }
-            for (name, shape) in block.delta_net().iter().flat_map(|net| net.tensors()) {
-                tensors.push((in_layer(layer, name), shape));
-            }
-            if let Some(beside) = block.beside() {
-                let vectors = [(ROUTER_SCALE, self.hidden_size), (EXPERT_SCALES, beside.mixture.experts.len())];
-                tensors.extend(vectors.map(|(name, width)| (in_layer(layer, name), vec![width])));
-            }
-            tensors.extend(block.has_scale.then(|| (in_layer(layer, BLOCK_SCALE), vec![1])));
+            tensors.extend(block.other_tensors(self.hidden_size).map(|(name, shape)| (in_layer(layer, name), shape)));
         }
         if let Some(LayerInputs { vocab_size, width }) = self.layer_inputs {
             let all = self.num_layers() * width;
@@ -215,7 +210,7 @@ impl ModelConfig {
             tensors.push((LAYER_INPUT_PROJECTION.to_owned(), vec![all, self.hidden_size]));
             tensors.push((format!("{LAYER_INPUT_NORM}.weight"), vec![width]));
         }
-        tensors.push(("model.norm.weight".to_owned(), vec![self.hidden_size]));
+        tensors.push((format!("{}.weight", self.last_norm), vec![self.hidden_size]));
         if !self.tie_word_embeddings {
             tensors.push(("lm_head.weight".to_owned(), vec![self.vocab_size, self.hidden_size]));
         }
@@ -231,8 +226,16 @@ pub const LAYER_INPUT_PROJECTION: &str = "model.per_layer_model_projection.weigh
 pub const LAYER_INPUT_NORM: &str = "model.per_layer_projection_norm";
 
 /// The names of all linear layers of any family, group by group.
-pub const LINEAR_NAMES: [&[&str]; 6] =
-    [&SITE_NAMES, &FUSED_NAMES, &DELTA_NET_NAMES, &DELTA_NET_FUSED_NAMES, &[SHARED_GATE], &LAYER_INPUT_NAMES];
+pub const LINEAR_NAMES: [&[&str]; 8] = [
+    &SITE_NAMES,
+    &FUSED_NAMES,
+    &DELTA_NET_NAMES,
+    &DELTA_NET_FUSED_NAMES,
+    &[SHARED_GATE],
+    &LAYER_INPUT_NAMES,
+    &SHORT_CONV_NAMES,
+    &LFM2_SITE_NAMES,
+];
 
 /// Where a multimodal model has the decoder of its language model.
 pub const NESTED: &str = "model.language_model.";
@@ -319,6 +322,7 @@ mod tests {
             ("qwen3.5-35b-a3b.json", 34_660_610_688),
             ("qwen3-next-80b-a3b.json", 79_674_391_296),
             ("gpt-oss-20b.json", 20_914_757_184),
+            ("lfm2-1.2b.json", 1_170_340_608),
         ] {
             assert_eq!(config(name).num_parameters(), parameters, "{name}");
         }

@@ -22,8 +22,8 @@ pub enum Whole {
     Tied,
     /// The head, apart from the embedding.
     Head,
-    /// The norm before the head.
-    Norm,
+    /// The norm before the head: its name.
+    Norm(&'static str),
     /// A norm around a sublayer: its layer, and its name within it.
     BlockNorm(usize, &'static str),
 }
@@ -36,7 +36,7 @@ impl Whole {
             Self::Score => "score".to_owned(),
             Self::Tokens | Self::Embedding | Self::Tied => "model.embed_tokens".to_owned(),
             Self::Head => HEAD.to_owned(),
-            Self::Norm => "model.norm".to_owned(),
+            Self::Norm(name) => name.to_owned(),
             Self::BlockNorm(layer, name) => in_layer(layer, name),
         }
     }
@@ -57,7 +57,7 @@ impl Whole {
     /// Whether it is a vector.
     #[must_use]
     pub fn is_norm(self) -> bool {
-        matches!(self, Self::Norm | Self::BlockNorm(..))
+        matches!(self, Self::Norm(_) | Self::BlockNorm(..))
     }
 
     /// Whether it is the head of a model that writes.
@@ -163,7 +163,7 @@ fn whole_modules(config: &ModelConfig) -> Vec<(String, Option<Found>)> {
     let mut trained: BTreeMap<String, Found> = BTreeMap::from([
         (Whole::Embedding.module(), (tied(Whole::Embedding), table)),
         (HEAD.to_owned(), (tied(Whole::Head), table)),
-        (Whole::Norm.module(), (Whole::Norm, norm)),
+        (config.last_norm.to_owned(), (Whole::Norm(config.last_norm), norm)),
     ]);
     for (layer, block) in config.blocks.iter().enumerate() {
         let around = block.sublayers.iter().flat_map(|sublayer| [sublayer.norm_before, sublayer.norm_after]);
@@ -194,12 +194,12 @@ mod tests {
     #[test]
     fn names_are_the_ends_of_modules_and_a_tied_head_is_the_embedding() {
         let around = ["input_layernorm", "post_attention_layernorm"].map(|name| Whole::BlockNorm(0, name));
-        assert_eq!(modules(&["lm_head", "model.norm"], false).unwrap(), [Whole::Head, Whole::Norm]);
+        assert_eq!(modules(&["lm_head", "model.norm"], false).unwrap(), [Whole::Head, Whole::Norm("model.norm")]);
         assert_eq!(modules(&["embed_tokens", "lm_head"], false).unwrap(), [Whole::Embedding, Whole::Head]);
         for names in [&["embed_tokens", "lm_head"][..], &["lm_head"], &["model.embed_tokens"]] {
             assert_eq!(modules(names, true).unwrap(), [Whole::Tied]);
         }
-        assert_eq!(modules(&["norm"], true).unwrap(), [Whole::Norm, around[0], around[1]]);
+        assert_eq!(modules(&["norm"], true).unwrap(), [Whole::Norm("model.norm"), around[0], around[1]]);
     }
 
     #[test]

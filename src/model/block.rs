@@ -13,6 +13,7 @@ use super::gated;
 use super::layer_input;
 use super::linears::Linears;
 use super::mixture;
+use super::short_conv::{self, ShortConv};
 use crate::ops::linear::Weight;
 use crate::ops::norm::{rms_norm, rms_norm_backward, rms_norm_weight_grad};
 use crate::spec::{self, PerSite};
@@ -51,6 +52,8 @@ pub enum SublayerKind {
     Attention(Attention),
     /// Linear attention.
     DeltaNet(DeltaNet),
+    /// A gated short convolution.
+    ShortConv(ShortConv),
     /// A gated feed-forward layer.
     Gated(spec::Gated),
     /// A mixture of experts.
@@ -86,6 +89,7 @@ struct Kept {
 enum KeptInside {
     Attention(attention::Kept),
     DeltaNet(delta_net::Kept),
+    ShortConv(short_conv::Kept),
     Gated(gated::Kept),
     Mixture(mixture::Kept),
     Beside(beside::Kept),
@@ -118,6 +122,7 @@ impl Sublayer {
         let inner = match &self.kind {
             SublayerKind::Attention(it) => KeptInside::Attention(it.activations(&normed, linears, mixing)),
             SublayerKind::DeltaNet(it) => KeptInside::DeltaNet(it.activations(&normed, linears, mixing)),
+            SublayerKind::ShortConv(it) => KeptInside::ShortConv(it.activations(&normed, linears, mixing)),
             SublayerKind::Gated(it) => KeptInside::Gated(it.activations(&normed, linears)),
             SublayerKind::Mixture(it) => KeptInside::Mixture(it.activations(&normed, linears)),
             SublayerKind::Beside(it) => KeptInside::Beside(it.activations(&normed, linears)),
@@ -133,6 +138,7 @@ impl Sublayer {
         match (&self.kind, &kept.inner) {
             (SublayerKind::Attention(it), KeptInside::Attention(kept)) => it.output(kept, residual, linears),
             (SublayerKind::DeltaNet(it), KeptInside::DeltaNet(kept)) => it.output(kept, residual, linears),
+            (SublayerKind::ShortConv(it), KeptInside::ShortConv(kept)) => it.output(kept, residual, linears),
             (SublayerKind::Gated(it), KeptInside::Gated(kept)) => it.output(kept, residual, linears),
             (SublayerKind::Mixture(it), KeptInside::Mixture(kept)) => it.output(kept, residual, linears),
             (SublayerKind::Beside(it), KeptInside::Beside(kept)) => it.output(kept, residual, linears),
@@ -184,6 +190,9 @@ impl Sublayer {
                 dx
             }
             (SublayerKind::DeltaNet(it), KeptInside::DeltaNet(kept)) => {
+                it.backward(d_inner, kept, again, linears, input_grad)
+            }
+            (SublayerKind::ShortConv(it), KeptInside::ShortConv(kept)) => {
                 it.backward(d_inner, kept, again, linears, input_grad)
             }
             (SublayerKind::Gated(it), KeptInside::Gated(kept)) => {

@@ -2,7 +2,7 @@
 
 use crate::device::Dtype;
 use crate::ops::kernels::Place;
-use crate::spec::{Sublayer, SublayerKind};
+use crate::spec::{self, Sublayer, SublayerKind};
 
 /// What the sizes of a sublayer depend on besides its shape.
 #[derive(Clone, Copy, Debug)]
@@ -45,6 +45,7 @@ impl Sublayer {
         let inside = match &self.kind {
             SublayerKind::Attention(attention) => attention.sizes(by),
             SublayerKind::DeltaNet(net) => net.sizes(by),
+            SublayerKind::ShortConv(_) => spec::ShortConv::sizes(by),
             SublayerKind::Gated(gated) => gated.sizes(by),
             SublayerKind::Mixture(mixture) => mixture.sizes(by),
             SublayerKind::Beside(beside) => beside.sizes(by),

@@ -9,7 +9,7 @@ use crate::ops::cached_attention::{KeyValueCache, append_each, attend_each};
 use crate::ops::delta_rule::{DeltaInputs, Gates, delta_rule_from};
 use crate::ops::kernels::Place;
 use crate::ops::layout::Layout;
-use crate::ops::short_conv::short_conv;
+use crate::ops::short_conv::{gated_conv, short_conv};
 use crate::spec::{self, DeltaHeads, Heads};
 
 /// What a layer keeps of the tokens of a text.
@@ -19,6 +19,8 @@ pub(super) enum LayerCache {
     KeyValues(KeyValueCache),
     /// Of a linear attention.
     State(Box<DeltaState>),
+    /// Of a gated convolution: its last inputs, `[kernel_size - 1, 3 * hidden_size]`.
+    Inputs(Tensor<2>),
     /// Nothing: its attention uses the keys and values of an earlier layer.
     OfEarlier,
 }
@@ -59,16 +61,7 @@ impl DeltaState {
         heads: DeltaHeads,
         layouts: &TextLayouts,
     ) -> Tensor<2> {
-        let ([num_tokens, _], [num_before, width]) = (qkv.dims(), self.inputs.dims());
-        let convolved = if num_before == 0 {
-            short_conv(&qkv, conv, &layouts.own)
-        } else {
-            let all = Tensor::cat(vec![self.inputs.clone(), qkv], 0);
-            // A copy: a view would hold all tokens.
-            let last = all.clone().narrow(0, num_tokens, num_before);
-            self.inputs = self.inputs.zeros_like().slice_assign([0..num_before, 0..width], last);
-            short_conv(&all, conv, &layouts.with_before).narrow(0, num_before, num_tokens)
-        };
+        let convolved = behind(&mut self.inputs, qkv, layouts, |qkv, layout| short_conv(qkv, conv, layout));
         // Taken out, so that nothing else holds it and it is changed in place.
         let state = std::mem::replace(&mut self.state, Tensor::zeros([0; 3], (&convolved.device(), DType::F32)));
         let inputs = DeltaInputs { qkv: &convolved, gates };
@@ -78,22 +71,50 @@ impl DeltaState {
     }
 }
 
+/// What `convolve` makes of the next tokens with the last inputs before them, which become those of the tokens.
+fn behind(
+    inputs: &mut Tensor<2>,
+    next: Tensor<2>,
+    layouts: &TextLayouts,
+    convolve: impl Fn(&Tensor<2>, &Layout) -> Tensor<2>,
+) -> Tensor<2> {
+    let ([num_tokens, _], [num_before, width]) = (next.dims(), inputs.dims());
+    if num_before == 0 {
+        return convolve(&next, &layouts.own);
+    }
+    let all = Tensor::cat(vec![inputs.clone(), next], 0);
+    // A copy: a view would hold all tokens.
+    let last = all.clone().narrow(0, num_tokens, num_before);
+    *inputs = inputs.zeros_like().slice_assign([0..num_before, 0..width], last);
+    convolve(&all, &layouts.with_before).narrow(0, num_before, num_tokens)
+}
+
 impl LayerCache {
     /// Of no tokens, for every layer.
     pub(super) fn of_layers(model: &Model) -> Vec<Self> {
         let (place, device, compute) = (model.place(), model.device(), model.compute);
-        let of_block = |block: &spec::Block| match (block.delta_net(), block.attention()) {
-            (Some(net), _) => Self::State(Box::new(DeltaState::new(net, &device, compute))),
-            (None, Some(attention)) if attention.key_value_layer().is_some() => Self::OfEarlier,
-            (None, Some(attention)) => Self::KeyValues(KeyValueCache::new(place, attention.heads, &device, compute)),
-            (None, None) => unreachable!("a block has an attention"),
+        let of_kind = |kind: &spec::SublayerKind| match kind {
+            spec::SublayerKind::DeltaNet(net) => Some(Self::State(Box::new(DeltaState::new(net, &device, compute)))),
+            spec::SublayerKind::ShortConv(conv) => {
+                let shape = [conv.kernel_size - 1, 3 * model.config.hidden_size];
+                Some(Self::Inputs(Tensor::zeros(shape, (&device, compute))))
+            }
+            spec::SublayerKind::Attention(attention) if attention.key_value_layer().is_some() => Some(Self::OfEarlier),
+            spec::SublayerKind::Attention(attention) => {
+                Some(Self::KeyValues(KeyValueCache::new(place, attention.heads, &device, compute)))
+            }
+            _ => None,
+        };
+        let of_block = |block: &spec::Block| {
+            let found = block.sublayers.iter().find_map(|sublayer| of_kind(&sublayer.kind));
+            found.unwrap_or_else(|| unreachable!("a block mixes tokens"))
         };
         model.config.blocks.iter().map(of_block).collect()
     }
 
     /// Whether it can only forget all tokens.
     pub(super) fn is_state(&self) -> bool {
-        matches!(self, Self::State(_))
+        matches!(self, Self::State(_) | Self::Inputs(_))
     }
 
     /// Forgets all tokens but the first `num_tokens`; a state forgets all.
@@ -101,12 +122,13 @@ impl LayerCache {
         match self {
             Self::KeyValues(cache) => cache.truncate(num_tokens),
             Self::State(state) => state.clear(),
+            Self::Inputs(inputs) => *inputs = inputs.zeros_like(),
             Self::OfEarlier => {}
         }
     }
 }
 
-/// The new tokens of a text, as linear attention sees them.
+/// The new tokens of a text, as linear attention and convolutions see them.
 #[derive(Debug)]
 pub(super) struct TextLayouts {
     own: Layout,
@@ -115,16 +137,20 @@ pub(super) struct TextLayouts {
 }
 
 impl TextLayouts {
-    /// Of texts with so many new tokens each; none where the model has no linear attention.
+    /// Of texts with so many new tokens each; none where the model has no convolutions.
     pub(super) fn of(model: &Model, lengths: &[usize]) -> Vec<Self> {
-        let Some(net) = model.config.blocks.iter().find_map(spec::Block::delta_net) else { return Vec::new() };
+        let kernel_size = |block: &spec::Block| {
+            let of_net = block.delta_net().map(|net| net.kernel_size);
+            of_net.or_else(|| block.short_conv().map(|conv| conv.kernel_size))
+        };
+        let Some(kernel_size) = model.config.blocks.iter().find_map(kernel_size) else { return Vec::new() };
         let layout = |place: Place, len: usize| {
             let positions = (0..len).map(|position| u32::try_from(position).unwrap_or(u32::MAX)).collect();
             Layout::new(place, 1, vec![(0, len)], positions, [].into())
         };
         let of_text = |len: &usize| Self {
             own: layout(model.place(), *len),
-            with_before: layout(model.place(), len + net.kernel_size - 1),
+            with_before: layout(model.place(), len + kernel_size - 1),
         };
         lengths.iter().map(of_text).collect()
     }
@@ -150,7 +176,7 @@ impl TokenMixing for InCaches<'_> {
     fn attention(&mut self, [q, k, v]: [&Tensor<2>; 3], heads: Heads) -> Attended {
         let caches = self.caches.iter_mut().filter_map(|cache| match &mut **cache {
             LayerCache::KeyValues(cache) => Some(cache),
-            LayerCache::State(_) | LayerCache::OfEarlier => None,
+            LayerCache::State(_) | LayerCache::Inputs(_) | LayerCache::OfEarlier => None,
         });
         let mut caches: Vec<_> = caches.collect();
         if !self.is_appended {
@@ -160,6 +186,18 @@ impl TokenMixing for InCaches<'_> {
             return attention(q, k, v, self.layout, heads);
         }
         attend_each(&caches, self.lengths, q)
+    }
+
+    fn gated_conv(&mut self, bcx: &Tensor<2>, conv: &Tensor<2>) -> Tensor<2> {
+        let mut end = 0;
+        let texts = self.caches.iter_mut().zip(self.lengths).zip(self.layouts);
+        let outputs = texts.filter_map(|((cache, length), layouts)| {
+            end += length;
+            let LayerCache::Inputs(inputs) = &mut **cache else { return None };
+            let next = bcx.clone().narrow(0, end - length, *length);
+            Some(behind(inputs, next, layouts, |bcx, layout| gated_conv(bcx, conv, layout)))
+        });
+        Tensor::cat(outputs.collect(), 0)
     }
 
     fn delta_rule(

@@ -11,7 +11,7 @@ use crate::ops::delta_rule::{DeltaInputs, Gates, delta_rule};
 use crate::ops::dropout::Dropout;
 use crate::ops::kernels::Place;
 use crate::ops::layout::Layout;
-use crate::ops::short_conv::short_conv;
+use crate::ops::short_conv::{gated_conv, short_conv};
 use crate::spec::{DeltaHeads, Heads, ModelConfig, PerSite, SiteId};
 
 /// The inputs of a block besides its weights and activations.
@@ -99,6 +99,9 @@ pub trait TokenMixing {
     /// Attention of queries, keys (both after the rotary embedding) and values.
     fn attention(&mut self, qkv: [&Tensor<2>; 3], heads: Heads) -> Attended;
 
+    /// The gated convolution of `bcx`, `[tokens, 3 * channels]`, with the weight `conv`, `[kernel_size, channels]`.
+    fn gated_conv(&mut self, bcx: &Tensor<2>, conv: &Tensor<2>) -> Tensor<2>;
+
     /// The gated delta rule of queries, keys and values side by side, `[tokens, qkv_width]`, after their convolution with the weight
     /// `conv`, `[kernel_size, qkv_width]`.
     fn delta_rule(
@@ -117,6 +120,10 @@ pub struct InDocuments<'a>(pub &'a Layout);
 impl TokenMixing for InDocuments<'_> {
     fn attention(&mut self, [q, k, v]: [&Tensor<2>; 3], heads: Heads) -> Attended {
         attention(q, k, v, self.0, heads)
+    }
+
+    fn gated_conv(&mut self, bcx: &Tensor<2>, conv: &Tensor<2>) -> Tensor<2> {
+        gated_conv(bcx, conv, self.0)
     }
 
     fn delta_rule(

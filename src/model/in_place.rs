@@ -64,7 +64,7 @@ impl Model {
     fn module(&self, whole: Whole) -> Tensor<2> {
         match whole {
             Whole::Head => self.lm_head.values.dense().into_owned().cast(DType::F32),
-            Whole::Norm => self.config.norm_in_file(self.norm.clone() * self.config.logit_divisor),
+            Whole::Norm(_) => self.config.norm_in_file(self.norm.clone() * self.config.logit_divisor),
             Whole::BlockNorm(layer, name) => {
                 let sublayers = self.blocks[layer].sublayers.iter().zip(&self.config.blocks[layer].sublayers);
                 let norms = sublayers.flat_map(|(sublayer, spec)| {
@@ -95,7 +95,7 @@ impl Model {
     /// The weight of the norm before the head, `[hidden_size]`.
     #[must_use]
     pub fn own_norm(&self, adapters: &AdapterSet) -> Tensor<1> {
-        match adapters.modules.get(Whole::Norm) {
+        match adapters.modules.get(Whole::Norm(self.config.last_norm)) {
             Some(values) => self.config.norm_of(values) / self.config.logit_divisor,
             None => self.norm.clone(),
         }

@@ -11,6 +11,7 @@ use super::block::{Block, Sublayer, SublayerKind};
 use super::delta_net::DeltaNet;
 use super::host::HostBlocks;
 use super::pager::Pager;
+use super::short_conv::ShortConv;
 use super::weights::Weights;
 use super::{LayerInputWeights, Model, Storage};
 use crate::config::Residency;
@@ -20,7 +21,7 @@ use crate::ops::linear::{Matrix, Weight};
 use crate::schema::Problem;
 use crate::spec::delta_net::{A_LOG, CONV, DT_BIAS, GATED_NORM};
 use crate::spec::{
-    self, BESIDE_NORMS, BLOCK_SCALE, EXPERT_SCALES, HEAD_NORMS, LAYER_INPUT_NORM, LAYER_INPUT_PROJECTION,
+    self, BESIDE_NORMS, BLOCK_SCALE, EXPERT_SCALES, GATED_CONV, LAYER_INPUT_NORM, LAYER_INPUT_PROJECTION,
     LAYER_INPUT_TABLE, ModelConfig, ROUTER_SCALE, SINKS, SiteId, in_layer,
 };
 use crate::util::faults;
@@ -91,7 +92,7 @@ fn load_all(
         embed_tokens,
         blocks?,
         // What divides the logits may as well divide what they are made of.
-        norm(config, weights, "model.norm", hidden_size, device)? / config.logit_divisor,
+        norm(config, weights, config.last_norm, hidden_size, device)? / config.logit_divisor,
         Weight { values: lm_head, bias: None, rounds },
     );
     let layer_inputs = load_layer_inputs(config, weights, storage, rounds, device)?;
@@ -151,7 +152,7 @@ fn load_block(
     let sublayer = |spec: &spec::Sublayer| {
         let kind = match &spec.kind {
             spec::SublayerKind::Attention(spec) => {
-                let [of_q, of_k] = HEAD_NORMS;
+                let [of_q, of_k] = spec.norm_names;
                 // Keys of an earlier layer are normed there; what stands for them here is zero.
                 let of_k = if spec.key_value_layer().is_some() { of_q } else { of_k };
                 let norms = spec.norm_widths().map(|[q, k]| Ok([norm(of_q, q)?, norm(of_k, k)?]));
@@ -165,6 +166,11 @@ fn load_block(
                 SublayerKind::Attention(Attention { spec: spec.clone(), head_norms, value_norm, sinks })
             }
             spec::SublayerKind::DeltaNet(spec) => SublayerKind::DeltaNet(load_delta_net(weights, layer, spec, device)?),
+            spec::SublayerKind::ShortConv(spec) => {
+                let conv =
+                    load_conv(weights, &in_layer(layer, GATED_CONV), config.hidden_size, spec.kernel_size, device)?;
+                SublayerKind::ShortConv(ShortConv { spec: *spec, conv })
+            }
             spec::SublayerKind::Gated(spec) => SublayerKind::Gated(spec.clone()),
             spec::SublayerKind::Mixture(spec) => SublayerKind::Mixture(spec.clone()),
             spec::SublayerKind::Beside(spec) => {
@@ -219,16 +225,27 @@ fn load_delta_net(
 ) -> Result<DeltaNet, Problem> {
     let (channels, heads) = (spec.heads.qkv_width(), spec.heads);
     let vector = |part, width| weights.load(&in_layer(layer, part), [width], Dtype::F32, device);
-    let conv = weights.load(&in_layer(layer, CONV), [channels, 1, spec.kernel_size], Dtype::F32, device)?;
-    let by_channel: Tensor<2> = conv.reshape([channels, spec.kernel_size]);
     Ok(DeltaNet {
         spec: spec.clone(),
-        // A row for each shift, whose numbers lie beside each other.
-        conv: Tensor::cat(by_channel.transpose().split(1, 0), 0),
+        conv: load_conv(weights, &in_layer(layer, CONV), channels, spec.kernel_size, device)?,
         a_log: vector(A_LOG, heads.num_value_heads)?,
         dt_bias: vector(DT_BIAS, heads.num_value_heads)?,
         norm: vector(GATED_NORM, heads.value_head_dim)?,
     })
+}
+
+/// The weight of a short convolution, `[kernel_size, channels]`.
+fn load_conv(
+    weights: &Weights,
+    name: &str,
+    channels: usize,
+    kernel_size: usize,
+    device: &Device,
+) -> Result<Tensor<2>, Problem> {
+    let conv = weights.load(name, [channels, 1, kernel_size], Dtype::F32, device)?;
+    let by_channel: Tensor<2> = conv.reshape([channels, kernel_size]);
+    // A row for each shift, whose numbers lie beside each other.
+    Ok(Tensor::cat(by_channel.transpose().split(1, 0), 0))
 }
 
 /// Lays the weights of `sites` one below the other in memory.

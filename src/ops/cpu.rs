@@ -46,6 +46,6 @@ pub use optimizer::{AdamW, adamw, sum_of_squares};
 pub use optimizer_8bit::{BLOCK_LEN, Coded, adamw_8bit};
 pub use output_gate::{gate_output, gate_output_backward};
 pub use rope::{RopeShape, rope};
-pub use short_conv::{short_conv, short_conv_backward};
+pub use short_conv::{gated_conv, gated_conv_backward, short_conv, short_conv_backward};
 pub use swiglu::{gated, gated_backward};
 pub use weight::Weight;

@@ -213,6 +213,20 @@ impl Kernels for Cpu {
         host::tensor(dx, x.dims(), &x.device())
     }
 
+    fn gated_conv(&self, bcx: &Tensor<2>, weight: &Tensor<2>, layout: &Layout) -> Tensor<2> {
+        let ([tokens, _], [_, channels]) = (bcx.dims(), weight.dims());
+        let mut y = vec![0.0; tokens * channels];
+        cpu::gated_conv(&host::view(bcx), &host::view(weight), channels, layout.documents(), &mut y);
+        host::tensor(y, [tokens, channels], &bcx.device())
+    }
+
+    fn gated_conv_backward(&self, dy: &Tensor<2>, bcx: &Tensor<2>, weight: &Tensor<2>, layout: &Layout) -> Tensor<2> {
+        let ([dy, values, host_weight], [_, channels]) = ([dy, bcx, weight].map(host::view), weight.dims());
+        let mut d_bcx = vec![0.0; values.len()];
+        cpu::gated_conv_backward(&dy, &values, &host_weight, channels, layout.documents(), &mut d_bcx);
+        host::tensor(d_bcx, bcx.dims(), &bcx.device())
+    }
+
     fn delta_rule_numbers(&self, heads: DeltaHeads, _: Dtype) -> [usize; 2] {
         // The states before all chunks and what each writes, of the heads that are computed at a time.
         let of_head = heads.state_len() / CHUNK_TOKENS + heads.value_head_dim;

@@ -34,7 +34,7 @@ use super::output_gate::{plain_gate_output, plain_gate_output_backward};
 use super::product::F32Products;
 use super::rotary::plain_rotate;
 use super::routing::{Rows, plain_gather, plain_scatter_add};
-use super::short_conv::{plain_short_conv, plain_short_conv_backward};
+use super::short_conv::{plain_gated_conv, plain_gated_conv_backward, plain_short_conv, plain_short_conv_backward};
 use super::swiglu::{plain_gated, plain_gated_backward};
 use crate::device::{DeviceKind, Dtype};
 use crate::spec::Activation;
@@ -273,6 +273,14 @@ pub trait Kernels: Debug + Send + Sync {
 
     fn short_conv_backward(&self, dy: &Tensor<2>, x: &Tensor<2>, weight: &Tensor<2>, layout: &Layout) -> Tensor<2> {
         plain_short_conv_backward(dy, x, weight, layout)
+    }
+
+    fn gated_conv(&self, bcx: &Tensor<2>, weight: &Tensor<2>, layout: &Layout) -> Tensor<2> {
+        plain_gated_conv(bcx, weight, layout)
+    }
+
+    fn gated_conv_backward(&self, dy: &Tensor<2>, bcx: &Tensor<2>, weight: &Tensor<2>, layout: &Layout) -> Tensor<2> {
+        plain_gated_conv_backward(dy, bcx, weight, layout)
     }
 
     /// With a state, that after the only document as well.

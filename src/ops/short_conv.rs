@@ -1,4 +1,5 @@
-//! Short causal convolution of every channel by itself, and `SiLU`, as linear attention has it before its heads.
+//! Short causal convolution of every channel by itself: with `SiLU`, as linear attention has it before its heads, and between two
+//! gates (LFM2).
 
 use burn::tensor::{DType, Tensor, activation};
 
@@ -23,8 +24,26 @@ pub fn short_conv_backward(dy: &Tensor<2>, x: &Tensor<2>, weight: &Tensor<2>, la
     profile::measure("short_conv_backward", || cost(x, weight, 3), work)
 }
 
+/// `c * (sum over j of weight[j] (b x)[t - kernel_size + 1 + j])`; tokens before a document are zeros.
+///
+/// # Shapes
+/// `bcx`: `b`, `c` and `x` side by side, `[tokens, 3 * channels]`, `weight`: `[kernel_size, channels]` in `f32`; the result:
+/// `[tokens, channels]`. Tokens outside all documents get something finite.
+#[must_use]
+pub fn gated_conv(bcx: &Tensor<2>, weight: &Tensor<2>, layout: &Layout) -> Tensor<2> {
+    let place: Place = layout.place();
+    profile::measure("gated_conv", || cost(bcx, weight, 2), || place.gated_conv(bcx, weight, layout))
+}
+
+/// The gradient of [`gated_conv`] with respect to `bcx`; that of its output is zero outside all documents.
+#[must_use]
+pub fn gated_conv_backward(dy: &Tensor<2>, bcx: &Tensor<2>, weight: &Tensor<2>, layout: &Layout) -> Tensor<2> {
+    let work = || layout.place().gated_conv_backward(dy, bcx, weight, layout);
+    profile::measure("gated_conv_backward", || cost(bcx, weight, 3), work)
+}
+
 fn cost(x: &Tensor<2>, weight: &Tensor<2>, passes: usize) -> Cost {
-    let ([tokens, channels], [kernel_size, _]) = (x.dims(), weight.dims());
+    let ([tokens, _], [kernel_size, channels]) = (x.dims(), weight.dims());
     Cost {
         shape: format!("{channels} of {kernel_size}"),
         flops: profile::count(2 * (passes - 1) * tokens * channels * kernel_size),
@@ -70,19 +89,46 @@ pub fn plain_short_conv(x: &Tensor<2>, weight: &Tensor<2>, layout: &Layout) -> T
 /// [`short_conv_backward`] in plain tensor calls.
 #[must_use]
 pub fn plain_short_conv_backward(dy: &Tensor<2>, x: &Tensor<2>, weight: &Tensor<2>, layout: &Layout) -> Tensor<2> {
-    let (u, last) = (convolved(x, weight, layout), weight.dims()[0] - 1);
+    let u = convolved(x, weight, layout);
     let sigmoid = activation::sigmoid(u.clone());
     let slope = sigmoid.clone() * (u * (sigmoid.neg() + 1.0) + 1.0);
     let du = dy.clone().cast(DType::F32) * slope;
-    let masks = layout.within(last, &x.device());
+    convolved_backward(&du, weight, layout).cast(x.dtype())
+}
+
+/// The gradient of [`convolved`]'s input from that of its output.
+fn convolved_backward(du: &Tensor<2>, weight: &Tensor<2>, layout: &Layout) -> Tensor<2> {
+    let last = weight.dims()[0] - 1;
+    let masks = layout.within(last, &du.device());
     let own = du.clone() * weight.clone().narrow(0, last, 1);
-    let dx = masks.iter().enumerate().map(|(index, mask)| (index + 1, mask)).fold(own, |sum, (shift, mask)| {
-        if shift >= x.dims()[0] {
+    masks.iter().enumerate().map(|(index, mask)| (index + 1, mask)).fold(own, |sum, (shift, mask)| {
+        if shift >= du.dims()[0] {
             return sum;
         }
         sum + earlier(&(du.clone() * mask.clone()), shift) * weight.clone().narrow(0, last - shift, 1)
-    });
-    dx.cast(x.dtype())
+    })
+}
+
+/// `b`, `c` and `x` of what has them side by side, in `f32`.
+fn parts(bcx: &Tensor<2>) -> [Tensor<2>; 3] {
+    let width = bcx.dims()[1] / 3;
+    [0, 1, 2].map(|part| bcx.clone().narrow(1, part * width, width).cast(DType::F32))
+}
+
+/// [`gated_conv`] in plain tensor calls.
+#[must_use]
+pub fn plain_gated_conv(bcx: &Tensor<2>, weight: &Tensor<2>, layout: &Layout) -> Tensor<2> {
+    let [b, c, x] = parts(bcx);
+    (c * convolved(&(b * x), weight, layout)).cast(bcx.dtype())
+}
+
+/// [`gated_conv_backward`] in plain tensor calls.
+#[must_use]
+pub fn plain_gated_conv_backward(dy: &Tensor<2>, bcx: &Tensor<2>, weight: &Tensor<2>, layout: &Layout) -> Tensor<2> {
+    let ([b, c, x], dy) = (parts(bcx), dy.clone().cast(DType::F32));
+    let dc = dy.clone() * convolved(&(b.clone() * x.clone()), weight, layout);
+    let du = convolved_backward(&(dy * c), weight, layout);
+    Tensor::cat(vec![du.clone() * x, dc, du * b], 1).cast(bcx.dtype())
 }
 
 #[cfg(test)]
@@ -154,6 +200,37 @@ mod tests {
             for found in [by_hand(&device), by_hand(&Device::flex())] {
                 let worst = found.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
                 assert!(worst < 2e-5, "{worst}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_gated_convolution_and_its_backward_are_those_of_tensor_calls() {
+        for kernel_size in [1, 3, 4] {
+            let device = Device::flex().autodiff();
+            let weight = random([kernel_size, SHAPE[1]], 2, &device);
+            let bcx = random([SHAPE[0], 3 * SHAPE[1]], 1, &device).require_grad();
+            let dy = random(SHAPE, 3, &device);
+            let dy = [708..710, 750..755].into_iter().fold(dy, |dy, rows| {
+                let zeros = dy.clone().narrow(0, rows.start, rows.len()).zeros_like();
+                dy.slice_assign([rows, 0..SHAPE[1]], zeros)
+            });
+            let y = plain_gated_conv(&bcx, &weight, &layout(&device));
+            let grads = (y.clone() * dy.clone()).sum().backward();
+            let expected = [values(&y), values(&bcx.grad(&grads).unwrap())];
+            for by_hand in [&device, &Device::flex()] {
+                let on = |x: &Tensor<2>| host::tensor(values(x), x.dims(), by_hand);
+                let (layout, bcx, weight) = (layout(by_hand), on(&bcx), on(&weight));
+                let y = gated_conv(&bcx, &weight, &layout);
+                let dx = gated_conv_backward(&on(&dy), &bcx, &weight, &layout);
+                for (found, expected) in [values(&y), values(&dx)].iter().zip(&expected) {
+                    let pairs = found.iter().zip(expected).enumerate();
+                    // Tokens in no document have something finite.
+                    let row = expected.len() / SHAPE[0];
+                    let inside = pairs.filter(|(at, _)| !(708..710).contains(&(at / row)) && at / row < 750);
+                    let worst = inside.map(|(_, (a, b))| (a - b).abs()).fold(0.0, f32::max);
+                    assert!(worst < 5e-5, "{kernel_size}: {worst}");
+                }
             }
         }
     }

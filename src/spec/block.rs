@@ -2,12 +2,14 @@
 //! the memory plan and FLOPs follow from it.
 
 pub(super) mod attention;
+pub(super) mod short_conv;
 
 use std::collections::BTreeMap;
 
 use super::delta_net::{A_LOG, CONV, DT_BIAS, DeltaHeads, GATED_NORM};
 use crate::util::stats::as_f64;
 use attention::Attention;
+use short_conv::ShortConv;
 
 /// A linear layer of a block: its place in [`Block::sites`].
 pub type SiteId = usize;
@@ -94,6 +96,8 @@ pub enum SublayerKind {
     Attention(Attention),
     /// Linear attention by the gated delta rule.
     DeltaNet(DeltaNet),
+    /// A gated short convolution.
+    ShortConv(ShortConv),
     /// A gated feed-forward layer.
     Gated(Gated),
     /// A mixture of experts.
@@ -111,6 +115,7 @@ impl SublayerKind {
         match self {
             Self::Attention(attention) => vec![attention.qkv.sites()],
             Self::DeltaNet(net) => vec![net.inputs.sites()],
+            Self::ShortConv(conv) => vec![std::slice::from_ref(&conv.input)],
             Self::Gated(gated) => vec![gated.gate_up.sites()],
             Self::Mixture(mixture) => mixture.all().map(|gated| gated.gate_up.sites()).collect(),
             Self::Beside(Beside { gated, mixture }) => {
@@ -312,6 +317,28 @@ impl Block {
         })
     }
 
+    /// The gated short convolution, likewise.
+    #[must_use]
+    pub fn short_conv(&self) -> Option<&ShortConv> {
+        self.sublayers.iter().find_map(|sublayer| match &sublayer.kind {
+            SublayerKind::ShortConv(conv) => Some(conv),
+            _ => None,
+        })
+    }
+
+    /// Its tensors that are neither linear layers nor norms around sublayers or of heads, with their shapes.
+    pub fn other_tensors(&self, hidden_size: usize) -> impl Iterator<Item = (&'static str, Vec<usize>)> {
+        let sinks = self.attention().filter(|attention| attention.has_sinks);
+        let sinks = sinks.map(|attention| (SINKS, vec![attention.heads.num_heads]));
+        let of_net = self.delta_net().into_iter().flat_map(DeltaNet::tensors);
+        let of_conv = self.short_conv().map(|conv| conv.tensor(hidden_size));
+        let beside = self.beside().into_iter().flat_map(move |beside| {
+            [(ROUTER_SCALE, vec![hidden_size]), (EXPERT_SCALES, vec![beside.mixture.experts.len()])]
+        });
+        let scale = self.has_scale.then(|| (BLOCK_SCALE, vec![1]));
+        sinks.into_iter().chain(of_net).chain(of_conv).chain(beside).chain(scale)
+    }
+
     /// The gated feed-forward layer, likewise.
     #[must_use]
     pub fn gated(&self) -> Option<&Gated> {
@@ -355,12 +382,6 @@ impl Block {
         })
     }
 
-    /// The sinks of its attention with their number.
-    #[must_use]
-    pub fn sinks(&self) -> Option<(&'static str, usize)> {
-        self.attention().filter(|attention| attention.has_sinks).map(|attention| (SINKS, attention.heads.num_heads))
-    }
-
     /// The norms of a block with their widths.
     pub fn norms(&self, hidden_size: usize) -> impl Iterator<Item = (&'static str, usize)> {
         let of_heads = self.attention().into_iter().flat_map(|attention| {
@@ -369,7 +390,7 @@ impl Block {
             attention
                 .norm_widths()
                 .into_iter()
-                .flat_map(move |widths| HEAD_NORMS.into_iter().zip(widths).take(num_norms))
+                .flat_map(move |widths| attention.norm_names.into_iter().zip(widths).take(num_norms))
         });
         let around = self.sublayers.iter().flat_map(|sublayer| [sublayer.norm_before, sublayer.norm_after]);
         let beside = self.beside().map(|_| BESIDE_NORMS).into_iter().flatten().flatten();
@@ -398,6 +419,17 @@ pub const SITE_NAMES: [&str; 7] = [
     "mlp.gate_proj",
     "mlp.up_proj",
     "mlp.down_proj",
+];
+
+/// Those of LFM2.
+pub const LFM2_SITE_NAMES: [&str; 7] = [
+    "self_attn.q_proj",
+    "self_attn.k_proj",
+    "self_attn.v_proj",
+    "self_attn.out_proj",
+    "feed_forward.w1",
+    "feed_forward.w3",
+    "feed_forward.w2",
 ];
 
 /// Names of layers that some families have for the first three, and for the two of gate and up.

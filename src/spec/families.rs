@@ -2,13 +2,14 @@
 
 use super::block::Activation;
 use super::block::attention::QueryKeyNorms;
-use super::family::{Biases, Experts, Extra, Family, Scales, Windows};
-use super::{DeltaHeads, RopePairs};
+use super::family::{Biases, Experts, Extra, Family, Names, Scales, Windows};
+use super::{DeltaHeads, LFM2_SITE_NAMES, RopePairs};
 
 const LLAMA: Family = Family {
     model_type: "llama",
     architecture: "LlamaForCausalLM",
     nested_in: None,
+    names: Names::COMMON,
     biases: Biases::AttentionAndMlpKeys,
     qk_norms: None,
     no_rope_interval: None,
@@ -24,6 +25,7 @@ const LLAMA: Family = Family {
     soft_caps: None,
     windows: Windows::Never,
     delta_heads: None,
+    has_short_convs: false,
     rms_norm_eps: 1e-6,
     rope_theta: 10_000.0,
     local_rope_theta: None,
@@ -175,7 +177,7 @@ const GLM: Family = Family {
 };
 
 /// Every supported family.
-pub(super) const FAMILIES: [Family; 22] = [
+pub(super) static FAMILIES: [Family; 23] = [
     LLAMA,
     MISTRAL,
     Family {
@@ -347,10 +349,33 @@ pub(super) const FAMILIES: [Family; 22] = [
         ],
         ..GLM
     },
+    Family {
+        model_type: "lfm2",
+        architecture: "Lfm2ForCausalLM",
+        names: Names {
+            sites: LFM2_SITE_NAMES,
+            head_norms: ["self_attn.q_layernorm", "self_attn.k_layernorm"],
+            last_norm: "model.embedding_norm",
+            norm_eps: "norm_eps",
+        },
+        biases: Biases::None,
+        qk_norms: Some(QueryKeyNorms::Heads),
+        norms: [[Some("operator_norm"), None], [Some("ffn_norm"), None]],
+        has_short_convs: true,
+        rms_norm_eps: 1e-5,
+        rope_theta: 1e6,
+        vocab_size: Some(65_536),
+        num_attention_heads: Some(32),
+        num_key_value_heads: Some(8),
+        max_position_embeddings: 128_000,
+        tie_word_embeddings: true,
+        ..LLAMA
+    },
 ];
 
 /// What models of other types need that is not implemented here, by how their types begin.
 pub(super) const LACKING: &[(&str, &str)] = &[
+    ("lfm2_moe", "a mixture of experts that are chosen with biases"),
     ("kimi_linear", "linear attention"),
     ("minimax", "a mixture of experts, in some versions with linear attention"),
     ("mamba", "state-space layers"),

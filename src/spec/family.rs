@@ -2,7 +2,7 @@
 
 use super::block::Activation;
 use super::block::attention::QueryKeyNorms;
-use super::{DeltaHeads, RopePairs};
+use super::{DeltaHeads, HEAD_NORMS, RopePairs, SITE_NAMES};
 
 /// What varies between families, and the values that transformers assumes if a config lacks a key.
 pub(super) struct Family {
@@ -10,6 +10,7 @@ pub(super) struct Family {
     pub(super) architecture: &'static str,
     /// `model_type` and architecture of the multimodal models that have it as their language model.
     pub(super) nested_in: Option<(&'static str, &'static str)>,
+    pub(super) names: Names,
     pub(super) biases: Biases,
     /// How queries and keys are normed before the rotary embedding.
     pub(super) qk_norms: Option<QueryKeyNorms>,
@@ -40,6 +41,8 @@ pub(super) struct Family {
     /// The heads of layers with linear attention where the config has none: all but the last of each `full_attention_interval`,
     /// unless `layer_types` says otherwise. Absent: no layer has it.
     pub(super) delta_heads: Option<DeltaHeads>,
+    /// Layers that `layer_types` calls `conv` have a gated short convolution in place of attention.
+    pub(super) has_short_convs: bool,
     pub(super) rms_norm_eps: f64,
     /// Base of the rotary frequencies where the config has none.
     pub(super) rope_theta: f64,
@@ -57,6 +60,25 @@ pub(super) struct Family {
     pub(super) tie_word_embeddings: bool,
     pub(super) bos_token_id: Option<u32>,
     pub(super) eos_token_id: Option<u32>,
+}
+
+/// What families call the parts that all have.
+#[derive(Clone, Copy)]
+pub(super) struct Names {
+    /// The linear layers of a block.
+    pub(super) sites: [&'static str; 7],
+    /// The norms of query and key heads.
+    pub(super) head_norms: [&'static str; 2],
+    /// The norm before the head.
+    pub(super) last_norm: &'static str,
+    /// The key of what is added to the mean square in norms.
+    pub(super) norm_eps: &'static str,
+}
+
+impl Names {
+    /// Those of nearly all families.
+    pub(super) const COMMON: Self =
+        Self { sites: SITE_NAMES, head_norms: HEAD_NORMS, last_norm: "model.norm", norm_eps: "rms_norm_eps" };
 }
 
 /// What an attention may have besides.

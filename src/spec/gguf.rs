@@ -22,7 +22,7 @@ pub use rope::{LONG_ROPES, MINISTRAL_YARN, rope_factors, stored_rope_factors};
 use rope::{scaling, scaling_of_factors};
 
 /// Modules of a block, in Hugging Face's files and in GGUF.
-const MODULES: [(&str, &str); 39] = [
+const MODULES: [(&str, &str); 50] = [
     ("input_layernorm", "attn_norm"),
     ("self_attn.q_proj", "attn_q"),
     ("self_attn.k_proj", "attn_k"),
@@ -62,6 +62,17 @@ const MODULES: [(&str, &str); 39] = [
     ("post_per_layer_input_norm", "post_norm"),
     ("linear_attn.norm", "ssm_norm"),
     ("linear_attn.conv1d", "ssm_conv1d"),
+    ("operator_norm", "attn_norm"),
+    ("ffn_norm", "ffn_norm"),
+    ("self_attn.out_proj", "attn_output"),
+    ("self_attn.q_layernorm", "attn_q_norm"),
+    ("self_attn.k_layernorm", "attn_k_norm"),
+    ("feed_forward.w1", "ffn_gate"),
+    ("feed_forward.w3", "ffn_up"),
+    ("feed_forward.w2", "ffn_down"),
+    ("conv.conv", "shortconv.conv"),
+    ("conv.in_proj", "shortconv.in_proj"),
+    ("conv.out_proj", "shortconv.out_proj"),
 ];
 /// Tensors of a block that are no weight or bias, likewise.
 const NO_MODULES: [(&str, &str); 6] = [
@@ -85,7 +96,7 @@ const OF_EXPERT: [(&str, &str); 6] = [
 const POST_ATTENTION: [&str; 2] = ["post_attention_layernorm", "post_attention_norm"];
 
 /// Architectures that are read, and the families that they are.
-const ARCHITECTURES: [(&str, &str); 18] = [
+const ARCHITECTURES: [(&str, &str); 19] = [
     ("llama", "llama"),
     ("qwen2", "qwen2"),
     ("qwen3", "qwen3"),
@@ -103,6 +114,7 @@ const ARCHITECTURES: [(&str, &str); 18] = [
     ("qwen35", "qwen3_5_text"),
     ("qwen35moe", "qwen3_5_moe_text"),
     ("qwen3next", "qwen3_next"),
+    ("lfm2", "lfm2"),
     (gemma4::NAME, "gemma4_text"),
 ];
 
@@ -152,6 +164,7 @@ pub fn tensor_name(config: &ModelConfig, name: &str) -> Option<String> {
     let module = match module {
         "model.embed_tokens" => "token_embd".to_owned(),
         "model.norm" => "output_norm".to_owned(),
+        "model.embedding_norm" => "token_embd_norm".to_owned(),
         "lm_head" => "output".to_owned(),
         "model.embed_tokens_per_layer" => "per_layer_token_embd".to_owned(),
         "model.per_layer_model_projection" => "per_layer_model_proj".to_owned(),
@@ -337,8 +350,9 @@ fn config_json(file: &GgufFile) -> Result<String, Problem> {
     let missing = |name: &str| file.problem(format!("`{}` is missing", key(name)));
     let mut json = Map::from_iter([("model_type".to_owned(), json!(family))]);
     for (ours, theirs, is_required) in COUNTS {
-        let of_first = file.integers(&key(theirs)).filter(|_| architecture == gemma4::NAME);
-        let of_first = of_first.and_then(|layers| u64::try_from(*layers.first()?).ok());
+        let by_layer = file.integers(&key(theirs)).filter(|_| [gemma4::NAME, "lfm2"].contains(&architecture));
+        // Layers of LFM2 without attention have no heads.
+        let of_first = by_layer.and_then(|layers| u64::try_from(*layers.iter().find(|count| **count > 0)?).ok());
         match of_first.map_or_else(|| file.integer(&key(theirs)), |count| Ok(Some(count)))? {
             Some(count) => drop(json.insert(ours.to_owned(), json!(count))),
             // Where all feed-forward layers are mixtures, some families have no other width.
@@ -367,6 +381,9 @@ fn config_json(file: &GgufFile) -> Result<String, Problem> {
         // Layers that predict more tokens follow the others, and are left out.
         let layers = json["num_hidden_layers"].as_u64().unwrap_or(0);
         json.insert("num_hidden_layers".to_owned(), json!(layers.saturating_sub(num_predicting(file))));
+    }
+    if architecture == "lfm2" {
+        lfm2(file, &key, &mut json)?;
     }
     if has_experts {
         experts(file, &key, &mut json)?;
@@ -406,6 +423,25 @@ pub fn num_predicting(file: &GgufFile) -> u64 {
     let architecture = file.text("general.architecture").unwrap_or_default();
     file.integer(&format!("{architecture}.nextn_predict_layers")).ok().flatten().unwrap_or(0)
 }
+
+/// The layers of LFM2 that have attention, and its convolutions.
+fn lfm2(
+    file: &GgufFile,
+    key: &dyn Fn(&str) -> String,
+    json: &mut Map<String, serde_json::Value>,
+) -> Result<(), Problem> {
+    let heads = file.integers(&key("attention.head_count_kv")).unwrap_or_default();
+    let kind = |count: &i64| if *count > 0 { "full_attention" } else { "conv" };
+    json.insert("layer_types".to_owned(), json!(heads.iter().map(kind).collect::<Vec<_>>()));
+    json.extend(file.integer(&key(CONV_KERNEL))?.map(|count| ("conv_L_cache".to_owned(), json!(count))));
+    json.insert("block_auto_adjust_ff_dim".to_owned(), json!(false));
+    let eps = json["rms_norm_eps"].clone();
+    json.insert("norm_eps".to_owned(), eps);
+    Ok(())
+}
+
+/// Tokens that LFM2's convolutions see, behind the architecture.
+pub const CONV_KERNEL: &str = "shortconv.l_cache";
 
 /// The mixtures of experts, in families that have such.
 fn experts(

@@ -77,7 +77,11 @@ fn decoder(json: &mut Section, family: &Family) -> ModelConfig {
     // Where all feed-forward layers are mixtures with a key of their own, it means nothing.
     let is_needed = |experts: Experts| experts.has_keys || experts.intermediate_size.is_none();
     let is_needed = family.experts.is_none_or(is_needed) || matches!(family.extra, Extra::Gemma4 { .. });
-    let intermediate = count_or(json, "intermediate_size", (!is_needed).then_some(1), 1 << 22);
+    let intermediate = if family.has_short_convs {
+        lfm2_width(json)
+    } else {
+        count_or(json, "intermediate_size", (!is_needed).then_some(1), 1 << 22)
+    };
     let num_hidden_layers = json.required_count("num_hidden_layers", 1..=4096);
     let max_position_embeddings = json.count("max_position_embeddings", family.max_position_embeddings, 1..=1 << 32);
     let [attention_cap, logit_soft_cap] = soft_caps(json, family);
@@ -87,13 +91,14 @@ fn decoder(json: &mut Section, family: &Family) -> ModelConfig {
     let original = original.then(|| json.count("original_max_position_embeddings", 1, 1..=1 << 32));
     let mixtures = experts::mixtures(json, family, intermediate, num_hidden_layers);
     let delta_net = delta_net::shape(json, family);
+    let short_conv = short_conv(json, family);
     let mut layers = layers::layers(json, family, num_hidden_layers);
     let gemma4 = layers::gemma4::read(json, family, &mut layers, heads);
     let head_dims = [gemma4.as_ref().map_or(heads.head_dim, |gemma4| gemma4.full.head_dim), heads.head_dim];
     let around = rope::Around { family, head_dims, longest: max_position_embeddings, original };
     let ropes = rope::ropes(json, around);
     let layer_inputs = gemma4.as_ref().and_then(|gemma4| gemma4.layer_inputs(json, vocab_size));
-    let widths = Widths { hidden, intermediate, heads, delta_net, gemma4, biases, output_scale, mixtures };
+    let widths = Widths { hidden, intermediate, heads, delta_net, short_conv, gemma4, biases, output_scale, mixtures };
     let layers = layers.into_iter().enumerate();
     ModelConfig {
         model_type: family.model_type.to_owned(),
@@ -104,13 +109,18 @@ fn decoder(json: &mut Section, family: &Family) -> ModelConfig {
         ropes,
         layer_inputs,
         max_position_embeddings,
-        rms_norm_eps: json.number("rms_norm_eps", family.rms_norm_eps, 0.0..=1.0),
+        last_norm: family.names.last_norm,
+        rms_norm_eps: json.number(family.names.norm_eps, family.rms_norm_eps, 0.0..=1.0),
         has_norms_less_one: family.norms_less_one,
         embedding_scale,
         logit_divisor: logit_divisor.unwrap_or(1.0),
         logit_soft_cap,
         is_nested: false,
-        tie_word_embeddings: json.boolean("tie_word_embeddings", family.tie_word_embeddings),
+        tie_word_embeddings: {
+            // LFM2's first configs.
+            let tied = json.boolean("tie_word_embeddings", family.tie_word_embeddings);
+            if family.has_short_convs { json.boolean("tie_embedding", tied) } else { tied }
+        },
         bos_token_id: tokens(json, "bos_token_id", family.bos_token_id, vocab_size).first().copied(),
         eos_token_ids: tokens(json, "eos_token_id", family.eos_token_id, vocab_size),
         initializer_range: json.number("initializer_range", 0.02, 0.0..=1.0),
@@ -162,6 +172,34 @@ fn count_or(json: &mut Section, key: &'static str, default: Option<usize>, most:
         Some(default) => json.count(key, default, 1..=most),
         None => json.required_count(key, 1..=most),
     }
+}
+
+/// The width inside LFM2's feed-forward layers: two thirds of that in the config, times a factor, rounded up to a multiple.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_precision_loss,
+    clippy::cast_sign_loss,
+    reason = "as Python rounds"
+)]
+fn lfm2_width(json: &mut Section) -> usize {
+    let key = if json.value("block_ff_dim").is_some() { "block_ff_dim" } else { "intermediate_size" };
+    let width = json.count(key, 12_288, 1..=1 << 22);
+    if !json.boolean("block_auto_adjust_ff_dim", true) {
+        return width;
+    }
+    let factor = json.number("block_ffn_dim_multiplier", 1.0, 1e-3..=16.0);
+    let multiple = json.count("block_multiple_of", 256, 1..=1 << 20);
+    let scaled = (factor * (2.0 * width as f64 / 3.0).floor()) as usize;
+    scaled.max(1).next_multiple_of(multiple)
+}
+
+/// Tokens that short convolutions see, in a family that has such.
+fn short_conv(json: &mut Section, family: &Family) -> Option<usize> {
+    if !family.has_short_convs {
+        return None;
+    }
+    json.only("conv_bias", "false", |value| *value == Value::Boolean(false));
+    Some(json.count("conv_L_cache", 3, 1..=64))
 }
 
 /// The heads of every layer, without window and cap.

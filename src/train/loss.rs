@@ -344,10 +344,10 @@ pub fn loss_and_grad(
         Some(temperature) => dhidden / temperature,
         None => dhidden,
     };
-    grads.extend(adapters.modules.get(Whole::Norm).map(|_| {
+    grads.extend(adapters.modules.get(Whole::Norm(model.config.last_norm)).map(|_| {
         let all = [&dhidden, &hidden].map(|x| x.clone().narrow(0, 0, num_tokens));
         let grad = rms_norm_weight_grad(&all[0], &all[1], &rstd.clone().narrow(0, 0, num_tokens));
-        (Whole::Norm, model.own_norm_backward(grad))
+        (Whole::Norm(model.config.last_norm), model.own_norm_backward(grad))
     }));
     let dhidden = rms_norm_backward(place, &dhidden, &hidden, &norm, &rstd, hidden.zeros_like());
     let scatter = || match targets.of_rows.clone() {

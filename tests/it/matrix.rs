@@ -21,7 +21,7 @@ use crate::common::families::write_model;
 use crate::engine::{answers, grads, in_rows, indexed, packed, relative_error, step, with_b};
 
 /// What a family changes in the configuration of the others.
-fn families() -> [(&'static str, Value); 20] {
+fn families() -> [(&'static str, Value); 21] {
     let llama = "LlamaForCausalLM";
     let llama3 = json!({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
         "original_max_position_embeddings": 8192});
@@ -81,6 +81,13 @@ fn families() -> [(&'static str, Value); 20] {
             "top_k_experts": 3, "moe_intermediate_size": 64, "tie_word_embeddings": true, "rope_theta": null}),
         ),
         ("smollm3", json!({"model_type": "smollm3", "architectures": ["SmolLM3ForCausalLM"], "num_hidden_layers": 4})),
+        (
+            "lfm2",
+            json!({
+                "model_type": "lfm2", "architectures": ["Lfm2ForCausalLM"], "layer_types": ["conv", "full_attention"],
+                "block_auto_adjust_ff_dim": false, "norm_eps": 1e-5,
+            }),
+        ),
         ("olmo2", json!({"model_type": "olmo2", "architectures": ["Olmo2ForCausalLM"]})),
         (
             "granite",
@@ -150,8 +157,11 @@ const PLACES: [(&str, bool, Dtype, f64); 5] = [
 /// Kinds of adapters, and modules beside them. Those of Gemma 4 are refused but for some norms.
 fn kinds(family: &str) -> [(&'static str, LoraConfig); 3] {
     let lora = LoraConfig { r: 4, ..LoraConfig::default() };
-    let is_gemma4 = family.starts_with("gemma4");
-    let modules = if is_gemma4 { &["model.norm"][..] } else { &["embed_tokens", "lm_head", "layernorm", "model.norm"] };
+    let modules: &[&str] = match family {
+        "lfm2" => &["embed_tokens", "lm_head", "_norm"],
+        _ if family.starts_with("gemma4") => &["model.norm"],
+        _ => &["embed_tokens", "lm_head", "layernorm", "model.norm"],
+    };
     let modules_to_save = Some(modules.iter().map(ToString::to_string).collect());
     [
         ("lora", lora.clone()),

@@ -194,6 +194,10 @@ fn fixture(
                 let norm = norm(spec.heads.value_head_dim);
                 SublayerKind::DeltaNet(DeltaNet { spec: spec.clone(), conv, a_log, dt_bias, norm })
             }
+            spec::SublayerKind::ShortConv(spec) => {
+                let conv = norm(spec.kernel_size * 40).reshape([spec.kernel_size, 40]);
+                SublayerKind::ShortConv(ShortConv { spec: *spec, conv })
+            }
             spec::SublayerKind::Gated(spec) => SublayerKind::Gated(spec.clone()),
             spec::SublayerKind::Mixture(spec) => SublayerKind::Mixture(spec.clone()),
             spec::SublayerKind::Beside(spec) => SublayerKind::Beside(Box::new(Beside {

@@ -1,4 +1,4 @@
-//! Short causal convolution of every channel by itself, and `SiLU`.
+//! Short causal convolution of every channel by itself, with `SiLU` or between two gates.
 
 use pulp::Simd;
 use rayon::prelude::*;
@@ -38,6 +38,29 @@ fn multiply<'a, S>(_simd, x: &'a [f32], w: &'a [f32], to: &'a mut [f32], accumul
         for ((to, x), w) in to.iter_mut().zip(x).zip(w) {
             *to = x * w;
         }
+    }
+} }
+
+vectorised! {
+/// `to = a b w`, or `to += a b w`.
+fn multiply_product<'a, S>(_simd, ab: [&'a [f32]; 2], w: &'a [f32], to: &'a mut [f32], accumulate: bool) {
+    let [a, b] = ab;
+    if accumulate {
+        for (((to, a), b), w) in to.iter_mut().zip(a).zip(b).zip(w) {
+            *to += a * b * w;
+        }
+    } else {
+        for (((to, a), b), w) in to.iter_mut().zip(a).zip(b).zip(w) {
+            *to = a * b * w;
+        }
+    }
+} }
+
+vectorised! {
+/// `to *= x`.
+fn scale<'a, S>(_simd, x: &'a [f32], to: &'a mut [f32]) {
+    for (to, x) in to.iter_mut().zip(x) {
+        *to *= x;
     }
 } }
 
@@ -148,5 +171,87 @@ pub fn short_conv_backward(
                 }
             }
         });
+    });
+}
+
+/// What is between two gates: rows of `b`, `c` and `x` side by side.
+struct Gated<'a> {
+    bcx: &'a [f32],
+    /// `[kernel_size, channels]`
+    weight: &'a [f32],
+    channels: usize,
+    /// Tokens of its document before and behind every token.
+    around: Vec<[usize; 2]>,
+}
+
+impl<'a> Gated<'a> {
+    fn new(bcx: &'a [f32], weight: &'a [f32], channels: usize, documents: &[(usize, usize)]) -> Self {
+        let tokens = check(bcx, weight, channels, documents) / 3;
+        Self { bcx, weight, channels, around: neighbours(documents, tokens) }
+    }
+
+    fn part(&self, token: usize, part: usize) -> &'a [f32] {
+        let first = (3 * token + part) * self.channels;
+        &self.bcx[first..first + self.channels]
+    }
+
+    fn shifts(&self, limit: usize) -> impl Iterator<Item = (usize, &'a [f32])> + use<'a> {
+        let rows = self.weight.chunks_exact(self.channels).rev();
+        rows.take(limit + 1).enumerate()
+    }
+
+    /// The sum over shifts of `weight b x` of a token.
+    fn convolve(&self, token: usize, y: &mut [f32]) {
+        for (shift, weight) in self.shifts(self.around[token][0]) {
+            let [b, x] = [0, 2].map(|part| self.part(token - shift, part));
+            multiply_product([b, x], weight, y, shift > 0);
+        }
+    }
+}
+
+/// `c` times the sum over shifts of `weight b x`, where tokens before a document are zeros.
+///
+/// # Shapes
+/// `bcx`: `b`, `c` and `x` side by side, `[tokens, 3 * channels]`, `weight`: `[kernel_size, channels]`, `y`: `[tokens, channels]`.
+pub fn gated_conv(bcx: &[f32], weight: &[f32], channels: usize, documents: &[(usize, usize)], y: &mut [f32]) {
+    let gated = Gated::new(bcx, weight, channels, documents);
+    assert_eq!(3 * y.len(), bcx.len(), "gated_conv: result");
+    let rows = rows_per_chunk(3 * channels);
+    y.par_chunks_mut(rows * channels).enumerate().for_each(|(chunk, y)| {
+        for (row, y) in y.chunks_exact_mut(channels).enumerate() {
+            gated.convolve(chunk * rows + row, y);
+            scale(gated.part(chunk * rows + row, 1), y);
+        }
+    });
+}
+
+/// The gradient of [`gated_conv`] with respect to `bcx`.
+pub fn gated_conv_backward(
+    dy: &[f32],
+    bcx: &[f32],
+    weight: &[f32],
+    channels: usize,
+    documents: &[(usize, usize)],
+    d_bcx: &mut [f32],
+) {
+    let gated = Gated::new(bcx, weight, channels, documents);
+    assert!(3 * dy.len() == bcx.len() && d_bcx.len() == bcx.len(), "gated_conv_backward: lengths");
+    let dy = |token: usize| &dy[token * channels..(token + 1) * channels];
+    let rows = rows_per_chunk(3 * channels);
+    d_bcx.par_chunks_mut(rows * 3 * channels).enumerate().for_each(|(chunk, d_bcx)| {
+        for (row, d_bcx) in d_bcx.chunks_exact_mut(3 * channels).enumerate() {
+            let token = chunk * rows + row;
+            let (db, rest) = d_bcx.split_at_mut(channels);
+            let (dc, dx) = rest.split_at_mut(channels);
+            gated.convolve(token, dc);
+            scale(dy(token), dc);
+            // The gradient of b x first.
+            for (shift, weight) in gated.shifts(gated.around[token][1]) {
+                multiply_product([dy(token + shift), gated.part(token + shift, 1)], weight, db, shift > 0);
+            }
+            dx.copy_from_slice(db);
+            scale(gated.part(token, 0), dx);
+            scale(gated.part(token, 2), db);
+        }
     });
 }

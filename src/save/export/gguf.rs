@@ -31,7 +31,7 @@ use file::{Gguf, Tensor, text};
 /// The key of the chat template.
 const CHAT_TEMPLATE: &str = "tokenizer.chat_template";
 /// What stays in full precision: what chooses among experts, and the convolutions of a delta rule.
-const IN_F32: [&str; 2] = [".ffn_gate_inp.", ".ssm_conv1d."];
+const IN_F32: [&str; 3] = [".ffn_gate_inp.", ".ssm_conv1d.", ".shortconv.conv."];
 /// Settings of a generation in `generation_config.json`, and their names here.
 const SAMPLING: [(&str, &str); 3] = [("top_p", "top_p"), ("min_p", "min_p"), ("temperature", "temp")];
 

@@ -12,6 +12,8 @@ pub struct Attention {
     pub rope: Option<usize>,
     /// How queries and keys are normed before the rotary embedding; absent: they are not.
     pub query_key_norms: Option<QueryKeyNorms>,
+    /// Names within the block of the norms of queries and of keys.
+    pub norm_names: [&'static str; 2],
     /// Whether every head has a sink: one more score, without a value (gpt-oss).
     pub has_sinks: bool,
     /// Whether the layer of queries also makes a gate beside each of their heads, whose sigmoid multiplies the output (Qwen3.5).

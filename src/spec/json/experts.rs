@@ -75,7 +75,7 @@ pub(super) fn mixtures(
     })
 }
 
-fn layers(value: &Value) -> Result<Vec<usize>, Option<String>> {
+pub(super) fn layers(value: &Value) -> Result<Vec<usize>, Option<String>> {
     let Value::Array(layers) = value else { return Err(None) };
     let layer = |value: &Value| match value {
         Value::Integer(layer) => usize::try_from(*layer).ok(),

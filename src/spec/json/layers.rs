@@ -7,10 +7,11 @@ use super::experts::Mixtures;
 use crate::schema::{Section, Value};
 use crate::spec::block::attention::{Attention, Heads, Qkv};
 use crate::spec::block::{
-    Beside, Block, FUSED_NAMES, Gated, LAYER_INPUT_NAMES, LayerInput, Projections, Role, SITE_NAMES, Site, SiteId,
-    Sublayer, SublayerKind,
+    Beside, Block, FUSED_NAMES, Gated, LAYER_INPUT_NAMES, LayerInput, Projections, Role, Site, SiteId, Sublayer,
+    SublayerKind,
 };
 use crate::spec::family::{Extra, Family, Windows};
+use crate::spec::{SHORT_CONV_NAMES, ShortConv};
 use gemma4::Gemma4;
 
 /// What layers differ in.
@@ -19,8 +20,8 @@ pub(super) struct Layer {
     /// Whether `layer_types` says `sliding_attention`.
     pub(super) is_local: bool,
     pub(super) has_rope: bool,
-    /// Whether it has linear attention.
-    pub(super) is_linear: bool,
+    /// Whether it has linear attention, or a short convolution, in place of attention.
+    pub(super) has_other: bool,
     pub(super) window: Option<usize>,
 }
 
@@ -47,26 +48,42 @@ pub(super) fn layers(json: &mut Section, family: &Family, num_layers: usize) -> 
             None
         }
     };
-    let has_linear = family.delta_heads.is_some();
-    let pattern = if has_linear { json.count("full_attention_interval", 4, 1..=1 << 16) } else { pattern };
+    // What `layer_types` calls the layers without attention.
+    let other = match family.delta_heads {
+        Some(_) => Some("linear_attention"),
+        None => family.has_short_convs.then_some("conv"),
+    };
+    let full = if family.has_short_convs { attention_layers(json) } else { None };
+    let pattern =
+        if family.delta_heads.is_some() { json.count("full_attention_interval", 4, 1..=1 << 16) } else { pattern };
     let mut layers = Vec::with_capacity(num_layers);
     for layer in 0..num_layers {
         let kind = kinds.map(|kinds| kinds[layer].value());
         let is_last = pattern > 0 && (layer + 1) % pattern == 0;
-        let is_full = kind.map_or(layer < first || is_last, |kind| kind.text() == Some("full_attention"));
-        let is_linear = has_linear && kind.map_or(!is_full, |kind| kind.text() == Some("linear_attention"));
+        let is_full = match (kind, &full) {
+            (Some(kind), _) => kind.text() == Some("full_attention"),
+            (None, Some(full)) => full.contains(&layer),
+            (None, None) => layer < first || is_last || family.has_short_convs,
+        };
+        let has_other = other.is_some() && kind.map_or(!is_full, |kind| kind.text() == other);
         let is_known = is_full
-            || is_linear
+            || has_other
             || (window.is_some() && kind.is_none_or(|kind| kind.text() == Some("sliding_attention")));
         if let Some(kind) = kind.filter(|_| !is_known) {
             let message = format!("names {} for layer {layer}, which is not supported here", kind.shown());
             json.problem("layer_types", message);
             break;
         }
-        layers.push(Layer { is_local: !is_full, has_rope: true, is_linear, window: window.filter(|_| !is_full) });
+        layers.push(Layer { is_local: !is_full, has_rope: true, has_other, window: window.filter(|_| !is_full) });
     }
     without_rope(json, family, &mut layers);
     layers
+}
+
+/// The layers that LFM2's first configs list as those with attention; absent: all.
+fn attention_layers(json: &mut Section) -> Option<Vec<usize>> {
+    json.value("full_attn_idxs")?;
+    Some(json.any("full_attn_idxs", Vec::new(), "a list of layers, or null", super::experts::layers))
 }
 
 /// Notes which layers have no rotary embedding.
@@ -94,6 +111,8 @@ pub(super) struct Widths {
     pub(super) intermediate: usize,
     pub(super) heads: Heads,
     pub(super) delta_net: Option<Shape>,
+    /// Tokens that short convolutions see.
+    pub(super) short_conv: Option<usize>,
     pub(super) gemma4: Option<Gemma4>,
     /// Whether the projections of an attention's input, that of its output and the feed-forward layers add a bias.
     pub(super) biases: [bool; 3],
@@ -109,12 +128,18 @@ impl Widths {
         let gemma4 = self.gemma4.as_ref();
         let intermediate = gemma4.map_or(self.intermediate, |gemma4| gemma4.intermediate(index, self.intermediate));
         let mut sites = Vec::new();
-        let mixing = match self.delta_net.filter(|_| layer.is_linear) {
-            Some(shape) => SublayerKind::DeltaNet(shape.of_layer(family, hidden, &mut sites)),
-            None => SublayerKind::Attention(self.attention(family, index, layer, &mut sites)),
+        let mixing = match (self.delta_net, self.short_conv) {
+            (Some(shape), _) if layer.has_other => SublayerKind::DeltaNet(shape.of_layer(family, hidden, &mut sites)),
+            (_, Some(kernel_size)) if layer.has_other => {
+                let [input, output] = SHORT_CONV_NAMES;
+                let input = add(&mut sites, input, [3 * hidden, hidden], false);
+                let output = add(&mut sites, output, [hidden, hidden], false);
+                SublayerKind::ShortConv(ShortConv { kernel_size, input, output })
+            }
+            _ => SublayerKind::Attention(self.attention(family, index, layer, &mut sites)),
         };
         let [_, gate_up_name] = FUSED_NAMES;
-        let [.., gate_name, up_name, down_name] = SITE_NAMES;
+        let [.., gate_name, up_name, down_name] = family.names.sites;
         let mixtures = self.mixtures.as_ref().filter(|mixtures| mixtures.is_in[index]);
         let gated = |sites: &mut Vec<Site>| {
             let gate_up = if family.fused[1] {
@@ -169,7 +194,7 @@ impl Widths {
         let full = gemma4.filter(|_| !layer.is_local);
         let heads = Heads { window: layer.window, ..full.map_or(self.heads, |gemma4| gemma4.full) };
         let (query, key_value) = (heads.query_width(), heads.key_value_width());
-        let [q_name, k_name, v_name, output_name, ..] = SITE_NAMES;
+        let [q_name, k_name, v_name, output_name, ..] = family.names.sites;
         let qkv = if family.fused[0] {
             let widths = [query, key_value, key_value];
             let site = add(sites, FUSED_NAMES[0], [query + 2 * key_value, hidden], of_qkv);
@@ -191,8 +216,8 @@ impl Widths {
         let rope = layer.has_rope.then_some(rope);
         let query_key_norms = family.qk_norms;
         let [has_sinks, has_output_gate] = [Extra::Sinks, Extra::OutputGate].map(|extra| family.extra == extra);
-        let has_value_norm = gemma4.is_some();
-        Attention { heads, rope, query_key_norms, has_sinks, has_output_gate, has_value_norm, qkv, output }
+        let (has_value_norm, norm_names) = (gemma4.is_some(), family.names.head_norms);
+        Attention { heads, rope, query_key_norms, norm_names, has_sinks, has_output_gate, has_value_norm, qkv, output }
     }
 }
 

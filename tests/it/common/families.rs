@@ -8,7 +8,7 @@ use lora_train::spec::ModelConfig;
 use safetensors::tensor::{Dtype, TensorView};
 
 /// Folders of `tests/golden` with a `config.json`.
-pub(crate) const FAMILIES: [&str; 26] = [
+pub(crate) const FAMILIES: [&str; 27] = [
     "qwen2",
     "qwen3",
     "qwen3_5",
@@ -33,6 +33,7 @@ pub(crate) const FAMILIES: [&str; 26] = [
     "qwen2_moe",
     "mixtral",
     "gpt_oss",
+    "lfm2",
     "ministral3",
     "mistral3",
 ];

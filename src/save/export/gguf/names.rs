@@ -54,8 +54,13 @@ pub(super) fn shape(config: &ModelConfig, dtype: GgufType) -> Result<Vec<(String
     let head_dim = count(rope.head_dim);
     let first_gated = |block: &Block| block.all_gated().next().map_or(0, |gated| gated.intermediate_size);
     let widths: Vec<usize> = config.blocks.iter().map(first_gated).collect();
-    let attentions = config.blocks.iter().filter_map(Block::attention);
-    let num_kv_heads: Vec<usize> = attentions.map(|attention| attention.heads.num_kv_heads).collect();
+    let conv = config.blocks.iter().find_map(Block::short_conv);
+    let kv_heads = |block: &Block| match block.attention() {
+        Some(attention) => Some(attention.heads.num_kv_heads),
+        // Says which layers have convolutions.
+        None => conv.map(|_| 0),
+    };
+    let num_kv_heads: Vec<usize> = config.blocks.iter().filter_map(kv_heads).collect();
     let mut keys = vec![
         ("block_count", count(config.num_layers())),
         ("context_length", count(config.max_position_embeddings)),
@@ -104,6 +109,7 @@ pub(super) fn shape(config: &ModelConfig, dtype: GgufType) -> Result<Vec<(String
         keys.push(("rope.scaling.original_context_length", count(*original)));
         keys.push(("rope.scaling.attn_factor", Value::F32(*attention_factor as f32)));
     }
+    keys.extend(conv.map(|conv| (gguf::CONV_KERNEL, count(conv.kernel_size))));
     keys.extend(delta_nets(config)?);
     keys.extend(experts(config)?);
     keys.extend(windows_and_caps(config)?);
