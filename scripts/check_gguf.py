@@ -79,7 +79,7 @@ RANDOM = {"qwen2": {"use_sliding_window": False, "sliding_window": None}, "qwen3
           "qwen3_5_moe": {"linear_key_head_dim": 16, "linear_value_head_dim": 16},
           # Layers use the keys and values of the last two that make them.
           "gemma4": {"num_kv_shared_layers": 2, "vocab_size_per_layer_input": 1347, "vocab_size": 1347},
-          "gemma4-experts": {}, "lfm2": {},
+          "gemma4-experts": {}, "lfm2": {}, "nemotron": {}, "ernie4_5": {},
           "smollm3": {"no_rope_layers": None}, "olmo2": {}, "granite": {}, "phi3": {"sliding_window": None}, "glm4": {},
           # llama.cpp chooses the divisors by its own context, of 256 tokens here.
           "phi3-longrope": {"original_max_position_embeddings": 2},

@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
 """Adapters cross over between lora-train and PEFT, in both directions.
 
-usage: check_peft.py load BASE ADAPTER LOGITS.safetensors [--tolerance 1e-4]
+usage: check_peft.py load BASE ADAPTER LOGITS.safetensors [--tolerance 1e-4] [--out DIR]
        check_peft.py score BASE ADAPTER PAIRS.jsonl SCORES.jsonl
        check_peft.py train BASE ROWS.jsonl OUT_DIR [--r 4] [--steps 30]
 
 `load`: PEFT loads an adapter that we exported and must give our logits. LOGITS.safetensors holds `input_ids` [rows,
 length] (unpadded, any integer type), `logits` f32 [rows, length, columns] and, where only some columns are stored,
 `columns` [columns]. The difference is the largest absolute difference over the largest absolute logit. Prints one JSON
-object; exit status 1 when the difference is above the tolerance.
+object; exit status 1 when the difference is above the tolerance. DIR/adapter becomes the adapter as PEFT saves it,
+DIR/merged.safetensors the weights of the linear layers after `merge_and_unload`.
 
 `score`: PEFT loads an adapter with a head that scores and must give our scores, those of `lora-train eval --answers`, of pairs of text.
 
@@ -64,6 +65,11 @@ def load(args) -> None:
                       "versions": {m.__name__: m.__version__ for m in (torch, transformers, peft)}}))
     if not difference <= args.tolerance:
         sys.exit(1)
+    if args.out:
+        model.save_pretrained(args.out / "adapter")
+        merged = model.merge_and_unload().state_dict()
+        linear = {name: tensor.contiguous().numpy() for name, tensor in merged.items() if ".layers." in name and tensor.dim() == 2}
+        save_file(linear, args.out / "merged.safetensors")
 
 
 def score(args) -> None:
@@ -123,6 +129,7 @@ def main() -> None:
     ours.add_argument("adapter", type=pathlib.Path)
     ours.add_argument("logits", type=pathlib.Path)
     ours.add_argument("--tolerance", type=float, default=1e-4)
+    ours.add_argument("--out", type=pathlib.Path)
     ours.set_defaults(do=load)
     scores = kinds.add_parser("score", help="PEFT scores with our adapter")
     for name in ("base", "adapter", "rows", "scores"):

@@ -14,7 +14,7 @@ use crate::lora::AdapterSet;
 use crate::ops::kernels::{Place, place_of};
 use crate::ops::layout::RotaryTable;
 use crate::ops::linear::{Weight, linear};
-use crate::ops::norm::rms_norm;
+use crate::ops::norm::{Norm, rms_norm};
 use crate::ops::product::F32Products;
 use crate::spec::{ModelConfig, SiteId};
 use crate::util::faults;
@@ -55,8 +55,8 @@ pub struct Model {
     pub embed_tokens: Tensor<2>,
     /// The blocks, which [`walk`](Self::walk) brings to the device.
     pub blocks: Vec<Block>,
-    /// Weight of the last norm, `[hidden_size]`.
-    pub norm: Tensor<1>,
+    /// The last norm.
+    pub norm: Norm,
     /// `[vocab_size, hidden_size]`; shares the embedding's memory where the two are tied.
     pub lm_head: Weight,
     /// Factor of the embeddings.
@@ -98,11 +98,11 @@ impl Model {
         compute: DType,
         embed_tokens: Tensor<2>,
         blocks: Vec<Block>,
-        norm: Tensor<1>,
+        norm: Norm,
         lm_head: Weight,
     ) -> Self {
         let rotary = Arc::new(Mutex::new(Rotary { reaches: Vec::new(), tables: config.rotary_tables(0, &[]) }));
-        let place = place_of(&norm.device(), compute).with_rounding(lm_head.rounds);
+        let place = place_of(&norm.weight.device(), compute).with_rounding(lm_head.rounds);
         let embedding_scale = config.embedding_scale;
         let mut model = Self {
             config,
@@ -136,7 +136,7 @@ impl Model {
     /// The device that the weights are on.
     #[must_use]
     pub fn device(&self) -> Device {
-        self.norm.device()
+        self.norm.weight.device()
     }
 
     /// Where the operations run.

@@ -51,6 +51,8 @@ pub struct ModelConfig {
     pub last_norm: &'static str,
     /// Added to the mean square in RMSNorm.
     pub rms_norm_eps: f64,
+    /// What the norms of the residual stream compute.
+    pub norm_kind: NormKind,
     /// Whether files have the weights of norms less 1 (Gemma).
     pub has_norms_less_one: bool,
     /// Factor of the embeddings, which is rounded to the type of the computation; absent: 1.
@@ -71,6 +73,15 @@ pub struct ModelConfig {
     pub initializer_range: f64,
     /// How the linear layers are stored, where they are quantised already.
     pub quantisation: Option<StoredQuantisation>,
+}
+
+/// What norms compute.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NormKind {
+    /// RMSNorm.
+    Rms,
+    /// `LayerNorm` with a bias (Nemotron).
+    Layer,
 }
 
 /// Embeddings of the tokens that every layer has of its own, beside the residual stream.
@@ -200,7 +211,7 @@ impl ModelConfig {
                 }
             }
             for (norm, width) in block.norms(self.hidden_size) {
-                tensors.push((format!("{}.weight", in_layer(layer, norm)), vec![width]));
+                tensors.extend(self.norm_tensors(&in_layer(layer, norm), width));
             }
             tensors.extend(block.other_tensors(self.hidden_size).map(|(name, shape)| (in_layer(layer, name), shape)));
         }
@@ -210,11 +221,19 @@ impl ModelConfig {
             tensors.push((LAYER_INPUT_PROJECTION.to_owned(), vec![all, self.hidden_size]));
             tensors.push((format!("{LAYER_INPUT_NORM}.weight"), vec![width]));
         }
-        tensors.push((format!("{}.weight", self.last_norm), vec![self.hidden_size]));
+        tensors.extend(self.norm_tensors(self.last_norm, self.hidden_size));
         if !self.tie_word_embeddings {
             tensors.push(("lm_head.weight".to_owned(), vec![self.vocab_size, self.hidden_size]));
         }
         tensors
+    }
+}
+
+impl ModelConfig {
+    /// The tensors of a norm.
+    fn norm_tensors(&self, name: &str, width: usize) -> impl Iterator<Item = (String, Vec<usize>)> + use<> {
+        let bias = (self.norm_kind == NormKind::Layer).then(|| format!("{name}.bias"));
+        [format!("{name}.weight")].into_iter().chain(bias).map(move |name| (name, vec![width]))
     }
 }
 
@@ -323,6 +342,13 @@ mod tests {
             ("qwen3-next-80b-a3b.json", 79_674_391_296),
             ("gpt-oss-20b.json", 20_914_757_184),
             ("lfm2-1.2b.json", 1_170_340_608),
+            ("granite-3.3-2b.json", 2_533_539_840),
+            ("mistral-nemo-12b.json", 12_247_782_400),
+            ("mistral-small-24b-2501.json", 23_572_403_200),
+            ("ministral-3-3b.json", 3_429_006_336),
+            ("phi-3-mini-4k.json", 3_821_079_552),
+            ("glm-4-9b.json", 9_399_951_360),
+            ("nemotron-mini-4b.json", 4_190_509_056),
         ] {
             assert_eq!(config(name).num_parameters(), parameters, "{name}");
         }

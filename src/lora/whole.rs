@@ -7,7 +7,7 @@ use burn::tensor::Tensor;
 
 use crate::config::LoraConfig;
 use crate::ops::linear::Weight;
-use crate::spec::{ModelConfig, in_layer};
+use crate::spec::{ModelConfig, NormKind, in_layer};
 
 /// A weight that is trained as a whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -133,7 +133,7 @@ impl LoraConfig {
             // Every layer has one: the first says it.
             if let Some((module, _)) = hits().find(|(_, whole)| whole.is_none()) {
                 problems.push(format!(
-                    "`{name}` names `{module}`, and only the embedding, the head and the norms around attention and \
+                    "`{name}` names `{module}`, and only the embedding, the head and the RMSNorms around attention and \
                      feed-forward layers are trained as a whole"
                 ));
             }
@@ -165,7 +165,12 @@ fn whole_modules(config: &ModelConfig) -> Vec<(String, Option<Found>)> {
         (HEAD.to_owned(), (tied(Whole::Head), table)),
         (config.last_norm.to_owned(), (Whole::Norm(config.last_norm), norm)),
     ]);
-    for (layer, block) in config.blocks.iter().enumerate() {
+    let is_rms = config.norm_kind == NormKind::Rms;
+    if !is_rms {
+        trained.remove(config.last_norm);
+    }
+    let blocks = config.blocks.iter().enumerate().filter(|_| is_rms);
+    for (layer, block) in blocks {
         let around = block.sublayers.iter().flat_map(|sublayer| [sublayer.norm_before, sublayer.norm_after]);
         trained.extend(around.flatten().map(|name| {
             let whole = Whole::BlockNorm(layer, name);

@@ -15,7 +15,7 @@ use super::linears::Linears;
 use super::mixture;
 use super::short_conv::{self, ShortConv};
 use crate::ops::linear::Weight;
-use crate::ops::norm::{rms_norm, rms_norm_backward, rms_norm_weight_grad};
+use crate::ops::norm::{Norm, rms_norm_weight_grad};
 use crate::spec::{self, PerSite};
 
 /// Frozen weights of one block.
@@ -29,13 +29,13 @@ pub struct Block {
     pub scale: Option<f64>,
 }
 
-/// A sublayer and the norms around it, each `[hidden_size]`.
+/// A sublayer and the norms around it.
 #[derive(Clone, Debug)]
 pub struct Sublayer {
     /// Of its input.
-    pub norm_before: Option<Tensor<1>>,
+    pub norm_before: Option<Norm>,
     /// Of its output, before that is added to the residual stream.
-    pub norm_after: Option<Tensor<1>>,
+    pub norm_after: Option<Norm>,
     /// Factor of what is added to the residual stream.
     pub output_scale: Option<f64>,
     /// What it computes between them.
@@ -112,8 +112,8 @@ pub struct BlockBackward {
 impl Sublayer {
     /// The input of what it computes.
     fn normed(&self, x: &Tensor<2>, context: &BlockContext<'_>) -> (Tensor<2>, Option<Tensor<1>>) {
-        let Some(weight) = &self.norm_before else { return (x.clone(), None) };
-        let (normed, rstd) = rms_norm(context.place(), x, weight, context.eps);
+        let Some(norm) = &self.norm_before else { return (x.clone(), None) };
+        let (normed, rstd) = norm.forward(context.place(), x, context.eps);
         (normed, Some(rstd))
     }
 
@@ -150,9 +150,7 @@ impl Sublayer {
     /// The residual stream after it.
     fn output(&self, kept: &Kept, linears: &mut Linears<'_>) -> Tensor<2> {
         match (&self.norm_after, &kept.after) {
-            (Some(weight), Some(y)) => {
-                kept.x.clone() + rms_norm(linears.context.place(), y, weight, linears.context.eps).0
-            }
+            (Some(norm), Some(y)) => kept.x.clone() + norm.forward(linears.context.place(), y, linears.context.eps).0,
             _ => match self.output_scale {
                 Some(scale) => kept.x.clone() + self.inner_output(kept, None, linears) * scale,
                 None => self.inner_output(kept, Some(kept.x.clone()), linears),
@@ -172,11 +170,11 @@ impl Sublayer {
         let (place, Kept { x, rstd, inner, after }) = (linears.context.place(), kept);
         let context = linears.context;
         let [trained_before, trained_after] = self.trained_norms;
-        let before_norm = self.norm_after.as_ref().zip(after).map(|(weight, y)| {
+        let before_norm = self.norm_after.as_ref().zip(after).map(|(norm, y)| {
             // Cheaper to compute again than to keep.
-            let (_, rstd) = rms_norm(place, &y, weight, context.eps);
+            let (_, rstd) = norm.forward(place, &y, context.eps);
             linears.norm_grads.extend(trained_after.map(|name| (name, rms_norm_weight_grad(&dy, &y, &rstd))));
-            rms_norm_backward(place, &dy, &y, weight, &rstd, y.zeros_like())
+            norm.backward(place, &dy, &y, &rstd, y.zeros_like())
         });
         let before_norm = before_norm.or_else(|| Some(dy.clone() * self.output_scale?));
         let d_inner = before_norm.as_ref().unwrap_or(&dy);
@@ -213,7 +211,7 @@ impl Sublayer {
             linears.norm_grads.push((name, rms_norm_weight_grad(dnormed, &x, rstd)));
         }
         let dx = dnormed.filter(|_| goes_on).map(|dnormed| match (&self.norm_before, rstd) {
-            (Some(weight), Some(rstd)) => rms_norm_backward(place, &dnormed, &x, weight, &rstd, dy),
+            (Some(norm), Some(rstd)) => norm.backward(place, &dnormed, &x, &rstd, dy),
             _ => dy + dnormed,
         });
         (dx, key_values)

@@ -13,7 +13,6 @@ use crate::lora::{AdapterSet, BlockAdapters};
 use crate::ops::cpu::FEW_TOKENS;
 use crate::ops::kernels;
 use crate::ops::layout::Layout;
-use crate::ops::norm::rms_norm;
 use crate::spec::Attention;
 
 /// Most texts that are written in one pass; with more, the products of a pass would not be those of each text alone.
@@ -113,7 +112,7 @@ fn logits_of_last(model: &Model, parts: &mut [Part<'_>]) -> Tensor<2> {
     });
     let last = Tensor::cat(lasts.collect(), 0);
     let norm = parts.first().map_or_else(|| model.norm.clone(), |part| model.own_norm(part.adapters));
-    let (normed, _) = rms_norm(model.place(), &last, &norm, model.config.rms_norm_eps);
+    let (normed, _) = norm.forward(model.place(), &last, model.config.rms_norm_eps);
     let of_rows = |(texts, adapters): (Range<usize>, &AdapterSet)| {
         let normed = normed.clone().narrow(0, texts.start, texts.len());
         model.own_head(adapters).head().logits(model.place(), &normed)

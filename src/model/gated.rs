@@ -6,7 +6,7 @@ use super::budget::{SizedBy, SublayerSizes};
 use super::linears::Linears;
 use crate::ops::linear::InputGrad;
 use crate::ops::swiglu::{gated, gated_backward};
-use crate::spec;
+use crate::spec::{self, Projections};
 
 /// What the backward needs of the forward, each `[tokens, intermediate_size]`; their product is cheaper to compute again.
 #[derive(Clone, Debug)]
@@ -19,7 +19,8 @@ impl spec::Gated {
     /// Sizes of its tensors: in the forward the product of gate and up, and the output beside its residual.
     pub(super) fn sizes(&self, by: SizedBy) -> SublayerSizes {
         let (inside, hidden) = (self.intermediate_size, by.hidden_size);
-        SublayerSizes { kept: 2 * inside, forward: inside + hidden, backward: 3 * inside + 2 * hidden }
+        let kept = if matches!(self.gate_up, Projections::Same(_)) { inside } else { 2 * inside };
+        SublayerSizes { kept, forward: inside + hidden, backward: 3 * inside + 2 * hidden }
     }
 
     pub(super) fn activations(&self, x: &Tensor<2>, linears: &mut Linears<'_>) -> Kept {

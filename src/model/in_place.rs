@@ -9,6 +9,7 @@ use super::block::Block;
 use crate::lora::{AdapterSet, Modules, Whole};
 use crate::ops::cross_entropy::Head;
 use crate::ops::linear::{Matrix, Weight};
+use crate::ops::norm::Norm;
 use crate::ops::profile::{self, Cost};
 use crate::ops::token_rows::{HeadRows, TokenRows};
 use crate::spec::{self, ModelConfig};
@@ -64,13 +65,14 @@ impl Model {
     fn module(&self, whole: Whole) -> Tensor<2> {
         match whole {
             Whole::Head => self.lm_head.values.dense().into_owned().cast(DType::F32),
-            Whole::Norm(_) => self.config.norm_in_file(self.norm.clone() * self.config.logit_divisor),
+            Whole::Norm(_) => self.config.norm_in_file(self.norm.weight.clone() * self.config.logit_divisor),
             Whole::BlockNorm(layer, name) => {
                 let sublayers = self.blocks[layer].sublayers.iter().zip(&self.config.blocks[layer].sublayers);
                 let norms = sublayers.flat_map(|(sublayer, spec)| {
                     [(spec.norm_before, &sublayer.norm_before), (spec.norm_after, &sublayer.norm_after)]
                 });
-                let found = norms.into_iter().find_map(|(of, weight)| weight.clone().filter(|_| of == Some(name)));
+                let of_name = |(of, norm): (_, &Option<Norm>)| norm.clone().filter(|_| of == Some(name));
+                let found = norms.into_iter().find_map(of_name).map(|norm| norm.weight);
                 self.config
                     .norm_in_file(found.unwrap_or_else(|| unreachable!("norms are named after those of the model")))
             }
@@ -92,11 +94,11 @@ impl Model {
         OwnHead { weight, rows, soft_cap: self.config.logit_soft_cap }
     }
 
-    /// The weight of the norm before the head, `[hidden_size]`.
+    /// The norm before the head.
     #[must_use]
-    pub fn own_norm(&self, adapters: &AdapterSet) -> Tensor<1> {
+    pub fn own_norm(&self, adapters: &AdapterSet) -> Norm {
         match adapters.modules.get(Whole::Norm(self.config.last_norm)) {
-            Some(values) => self.config.norm_of(values) / self.config.logit_divisor,
+            Some(values) => Norm { weight: self.config.norm_of(values) / self.config.logit_divisor, bias: None },
             None => self.norm.clone(),
         }
     }
@@ -116,7 +118,7 @@ impl Model {
         let mut block = block.clone();
         for (sublayer, own) in block.sublayers.iter_mut().zip(own) {
             let names = own.each_ref().map(|own| own.as_ref().map(|(name, _)| *name));
-            let [before, after] = own.map(|own| own.map(|(_, weight)| weight));
+            let [before, after] = own.map(|own| own.map(|(_, weight)| Norm { weight, bias: None }));
             sublayer.norm_before = before.or(sublayer.norm_before.take());
             sublayer.norm_after = after.or(sublayer.norm_after.take());
             sublayer.trained_norms = names;

@@ -75,6 +75,10 @@ impl<'a> Linears<'a> {
                     y.clone().narrow(1, first - width, width)
                 })
             }
+            Projections::Same(site) => {
+                let y = self.forward(site, x, None);
+                std::array::from_fn(|_| y.clone())
+            }
         }
     }
 
@@ -90,6 +94,10 @@ impl<'a> Linears<'a> {
             Projections::Apart(sites) => self.backward_each(sites, dys, x, input_grad),
             Projections::Fused { site, .. } => {
                 self.backward(site, &Tensor::cat(dys.into(), 1), x, InputGrad::of(input_grad, None))
+            }
+            Projections::Same(site) => {
+                let dy = dys.into_iter().reduce(|sum, dy| sum + dy)?;
+                self.backward(site, &dy, x, InputGrad::of(input_grad, None))
             }
         }
     }

@@ -18,11 +18,12 @@ use crate::config::Residency;
 use crate::device::Dtype;
 use crate::ops::kernels::place_of;
 use crate::ops::linear::{Matrix, Weight};
+use crate::ops::norm::Norm;
 use crate::schema::Problem;
 use crate::spec::delta_net::{A_LOG, CONV, DT_BIAS, GATED_NORM};
 use crate::spec::{
     self, BESIDE_NORMS, BLOCK_SCALE, EXPERT_SCALES, GATED_CONV, LAYER_INPUT_NORM, LAYER_INPUT_PROJECTION,
-    LAYER_INPUT_TABLE, ModelConfig, ROUTER_SCALE, SINKS, SiteId, in_layer,
+    LAYER_INPUT_TABLE, ModelConfig, NormKind, ROUTER_SCALE, SINKS, SiteId, in_layer,
 };
 use crate::util::faults;
 use crate::util::stats::as_f64;
@@ -92,7 +93,7 @@ fn load_all(
         embed_tokens,
         blocks?,
         // What divides the logits may as well divide what they are made of.
-        norm(config, weights, config.last_norm, hidden_size, device)? / config.logit_divisor,
+        over(load_norm(config, weights, config.last_norm, device)?, config.logit_divisor),
         Weight { values: lm_head, bias: None, rounds },
     );
     let layer_inputs = load_layer_inputs(config, weights, storage, rounds, device)?;
@@ -116,6 +117,21 @@ fn load_layer_inputs(
         projection: Weight { values, bias: None, rounds },
         norm: norm(config, weights, LAYER_INPUT_NORM, width, device)?,
     }))
+}
+
+/// A norm of the residual stream.
+fn load_norm(config: &ModelConfig, weights: &Weights, name: &str, device: &Device) -> Result<Norm, Problem> {
+    let width = config.hidden_size;
+    let bias = || weights.load(&format!("{name}.bias"), [width], Dtype::F32, device);
+    Ok(Norm {
+        weight: norm(config, weights, name, width, device)?,
+        bias: (config.norm_kind == NormKind::Layer).then(bias).transpose()?,
+    })
+}
+
+/// A norm whose results are divided by a number.
+pub(super) fn over(norm: Norm, divisor: f64) -> Norm {
+    Norm { weight: norm.weight / divisor, bias: norm.bias.map(|bias| bias / divisor) }
 }
 
 /// The weight of a norm, `[width]`.
@@ -148,7 +164,9 @@ fn load_block(
             site.has_bias.then(|| weights.load(&format!("{name}.bias"), [shape[0]], Dtype::F32, device)).transpose()?;
         Ok(Weight { values, bias, rounds })
     };
-    let around = |name: Option<&'static str>| name.map(|name| norm(name, config.hidden_size)).transpose();
+    let around = |name: Option<&'static str>| {
+        name.map(|name| load_norm(config, weights, &in_layer(layer, name), device)).transpose()
+    };
     let sublayer = |spec: &spec::Sublayer| {
         let kind = match &spec.kind {
             spec::SublayerKind::Attention(spec) => {

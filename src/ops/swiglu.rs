@@ -1,4 +1,7 @@
-//! The gate of a feed-forward layer (Shazeer, 2020): `activation(gate) * up`, with `activation(x) = x sigmoid(w(x))`.
+//! The gate of a feed-forward layer (Shazeer, 2020): `activation(gate) * up`, with `activation(x) = x share(x)`; in most,
+//! `share(x) = sigmoid(w(x))`.
+
+use std::f64::consts::{FRAC_1_SQRT_2, PI};
 
 use burn::tensor::{DType, Tensor, activation};
 
@@ -45,6 +48,8 @@ pub(super) fn name(activation: Activation) -> [&'static str; 2] {
     match activation {
         Activation::Silu => ["swiglu", "swiglu_backward"],
         Activation::GeluTanh => ["geglu", "geglu_backward"],
+        Activation::Gelu => ["erf_geglu", "erf_geglu_backward"],
+        Activation::Relu => ["reglu", "reglu_backward"],
         Activation::Clamped => ["clamped_swiglu", "clamped_swiglu_backward"],
     }
 }
@@ -55,7 +60,7 @@ pub fn plain_gated(activation: Activation, gate: &Tensor<2>, up: &Tensor<2>) -> 
     let dtype = gate.dtype();
     let [gate, up] = clamped(activation, [gate, up].map(|x| x.clone().cast(DType::F32)));
     // Rounded once.
-    (gate.clone() * activation::sigmoid(argument(activation, gate)) * up).cast(dtype)
+    (gate.clone() * share(activation, gate) * up).cast(dtype)
 }
 
 /// [`gated_backward`] in plain tensor calls.
@@ -69,15 +74,21 @@ pub fn plain_gated_backward(
     let dtype = gate.dtype();
     let [dh, of_gate, of_up] = [dh, gate, up].map(|x| x.clone().cast(DType::F32));
     let [gate, up] = clamped(activation, [of_gate.clone(), of_up.clone()]);
-    let sigmoid = activation::sigmoid(argument(activation, gate.clone()));
-    let active = gate.clone() * sigmoid.clone();
-    // How the argument grows with the gate.
+    let share = share(activation, gate.clone());
+    let active = gate.clone() * share.clone();
+    // How the share grows with the gate, times the gate.
+    let behind = || share.clone().neg().add_scalar(1.0) * active.clone();
     let steep = match activation {
-        Activation::Silu => active.clone(),
-        Activation::GeluTanh => active.clone() * (gate.square() * (3.0 * GELU_CUBE) + 1.0) * GELU_SCALE,
-        Activation::Clamped => active.clone() * CLAMPED_SCALE,
+        Activation::Silu => Some(behind()),
+        Activation::GeluTanh => Some(behind() * (gate.square() * (3.0 * GELU_CUBE) + 1.0) * GELU_SCALE),
+        Activation::Clamped => Some(behind() * CLAMPED_SCALE),
+        Activation::Gelu => Some(gate.clone() * (gate.square() * -0.5).exp() * (2.0 * PI).sqrt().recip()),
+        Activation::Relu => None,
     };
-    let slope = sigmoid.clone() + steep * sigmoid.neg().add_scalar(1.0);
+    let slope = match steep {
+        Some(steep) => share + steep,
+        None => share,
+    };
     let (mut dgate, mut dup) = (dh.clone() * up * slope, dh * active);
     if activation == Activation::Clamped {
         dgate = dgate.mask_fill(of_gate.greater_elem(CLAMP), 0.0);
@@ -91,11 +102,13 @@ fn clamped(activation: Activation, [gate, up]: [Tensor<2>; 2]) -> [Tensor<2>; 2]
     if activation == Activation::Clamped { [gate.clamp_max(CLAMP), up.clamp(-CLAMP, CLAMP) + 1.0] } else { [gate, up] }
 }
 
-/// The argument of the sigmoid.
-fn argument(activation: Activation, gate: Tensor<2>) -> Tensor<2> {
-    match activation {
+/// What the gate is multiplied by.
+fn share(activation: Activation, gate: Tensor<2>) -> Tensor<2> {
+    activation::sigmoid(match activation {
         Activation::Silu => gate,
         Activation::GeluTanh => gate.clone() * (gate.square() * GELU_CUBE + 1.0) * GELU_SCALE,
         Activation::Clamped => gate * CLAMPED_SCALE,
-    }
+        Activation::Gelu => return ((gate * FRAC_1_SQRT_2).erf() + 1.0) * 0.5,
+        Activation::Relu => return gate.greater_elem(0.0).float().cast(DType::F32),
+    })
 }

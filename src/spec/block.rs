@@ -138,6 +138,8 @@ pub enum Projections<const N: usize> {
         /// Widths of the outputs.
         widths: [usize; N],
     },
+    /// One layer, whose output is all of them.
+    Same(SiteId),
 }
 
 impl<const N: usize> Projections<N> {
@@ -146,7 +148,7 @@ impl<const N: usize> Projections<N> {
     pub fn sites(&self) -> &[SiteId] {
         match self {
             Self::Apart(sites) => sites,
-            Self::Fused { site, .. } => std::slice::from_ref(site),
+            Self::Fused { site, .. } | Self::Same(site) => std::slice::from_ref(site),
         }
     }
 }
@@ -207,11 +209,16 @@ pub enum Activation {
     Silu,
     /// GELU with the tangent's approximation (Hendrycks and Gimpel, 2016): `x sigmoid(sqrt(8 / pi) (x + 0.044715 x^3))`.
     GeluTanh,
+    /// GELU: `x` times the share of a standard normal distribution below it.
+    Gelu,
+    /// `max(x, 0)`
+    Relu,
     /// `x sigmoid(1.702 x)` of `x` up to 7, times one more than the other factor, which is between -7 and 7 (gpt-oss).
     Clamped,
 }
 
-/// A gated feed-forward layer: `down(activation(gate(x)) * up(x))`.
+/// A gated feed-forward layer: `down(activation(gate(x)) * up(x))`. Without a gate, the square of `max(x, 0)` (So et al., 2021)
+/// is `max(x, 0)` with `up` as its gate.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Gated {
     /// What it computes of the gate.

@@ -3,7 +3,7 @@
 use super::block::Activation;
 use super::block::attention::QueryKeyNorms;
 use super::family::{Biases, Experts, Extra, Family, Names, Scales, Windows};
-use super::{DeltaHeads, LFM2_SITE_NAMES, RopePairs};
+use super::{DeltaHeads, LFM2_SITE_NAMES, NormKind, RopePairs};
 
 const LLAMA: Family = Family {
     model_type: "llama",
@@ -14,9 +14,11 @@ const LLAMA: Family = Family {
     qk_norms: None,
     no_rope_interval: None,
     norms: [[Some("input_layernorm"), None], [Some("post_attention_layernorm"), None]],
+    norm_kind: NormKind::Rms,
     norms_less_one: false,
     activation: ("hidden_act", Activation::Silu),
     scales: Scales::HeadWidth,
+    gated: true,
     extra: Extra::None,
     experts: None,
     fused: [false; 3],
@@ -177,7 +179,7 @@ const GLM: Family = Family {
 };
 
 /// Every supported family.
-pub(super) static FAMILIES: [Family; 23] = [
+pub(super) static FAMILIES: [Family; 25] = [
     LLAMA,
     MISTRAL,
     Family {
@@ -350,6 +352,36 @@ pub(super) static FAMILIES: [Family; 23] = [
         ..GLM
     },
     Family {
+        model_type: "ernie4_5",
+        architecture: "Ernie4_5ForCausalLM",
+        biases: Biases::None,
+        rope_pairs: RopePairs::Neighbours,
+        rms_norm_eps: 1e-5,
+        rope_theta: 500_000.0,
+        head_dim: Some(128),
+        num_key_value_heads: Some(2),
+        max_position_embeddings: 131_072,
+        tie_word_embeddings: true,
+        ..LLAMA
+    },
+    Family {
+        model_type: "nemotron",
+        architecture: "NemotronForCausalLM",
+        names: Names { norm_eps: "norm_eps", ..Names::COMMON },
+        norm_kind: NormKind::Layer,
+        norms_less_one: true,
+        activation: ("hidden_act", Activation::Relu),
+        gated: false,
+        partial_rotary_factor: Some(0.5),
+        rms_norm_eps: 1e-5,
+        vocab_size: Some(256_000),
+        num_attention_heads: Some(48),
+        max_position_embeddings: 4096,
+        bos_token_id: Some(2),
+        eos_token_id: Some(3),
+        ..LLAMA
+    },
+    Family {
         model_type: "lfm2",
         architecture: "Lfm2ForCausalLM",
         names: Names {
@@ -373,25 +405,69 @@ pub(super) static FAMILIES: [Family; 23] = [
     },
 ];
 
-/// What models of other types need that is not implemented here, by how their types begin.
-pub(super) const LACKING: &[(&str, &str)] = &[
-    ("lfm2_moe", "a mixture of experts that are chosen with biases"),
-    ("kimi_linear", "linear attention"),
-    ("minimax", "a mixture of experts, in some versions with linear attention"),
-    ("mamba", "state-space layers"),
-    ("jamba", "state-space layers and a mixture of experts"),
-    ("falcon_h1", "state-space layers"),
-    ("granitemoe", "a mixture of experts"),
-    ("olmoe", "a mixture of experts"),
-    ("phimoe", "a mixture of experts"),
-    ("glm4_moe", "a mixture of experts"),
-    ("llama4", "a mixture of experts"),
-    ("deepseek", "a mixture of experts and latent attention"),
-    ("gemma4_assistant", "keys and values of another model"),
-    ("gemma3n", "several residual streams"),
-    ("cohere", "LayerNorm and sublayers side by side"),
-    ("gpt_neox", "LayerNorm and sublayers side by side"),
-    ("phi", "LayerNorm and sublayers side by side"),
-    ("falcon", "LayerNorm and sublayers side by side"),
-    ("gpt2", "LayerNorm and learned positions"),
+/// What models of other types need that is not implemented here, with how their types begin; the longest beginning counts.
+pub(super) const LACKING: &[(&str, &[&str])] = &[
+    (
+        "a mixture of experts of another kind",
+        &[
+            "afmoe",
+            "aria",
+            "cohere2_moe",
+            "dbrx",
+            "doge",
+            "dots1",
+            "dots3",
+            "ernie4_5_moe",
+            "exaone_moe",
+            "flex_olmo",
+            "flint",
+            "glm4_moe",
+            "glm4v_moe",
+            "granitemoe",
+            "hunyuan_v1_moe",
+            "hy_v3",
+            "jetmoe",
+            "kolibri",
+            "laguna",
+            "lfm2_moe",
+            "llama4",
+            "mellum",
+            "mimo_v2",
+            "minimax_m2",
+            "olmoe",
+            "phimoe",
+            "qwen3_vl_moe",
+            "solar_open",
+            "zaya",
+        ],
+    ),
+    (
+        "a mixture of experts and latent attention",
+        &["axk", "deepseek", "glm_moe_dsa", "hy_v4", "kimi_k", "longcat", "mistral4"],
+    ),
+    ("latent attention", &["minicpm3", "youtu"]),
+    ("linear attention of another kind", &["kimi_linear", "olmo_hybrid", "rwkv"]),
+    ("linear attention and a mixture of experts", &["bailing_hybrid", "minimax", "qwen4_exp"]),
+    ("recurrent layers", &["recurrent_gemma", "xlstm"]),
+    ("state-space layers", &["bamba", "falcon_h1", "falcon_mamba", "lfm3", "mamba", "zamba"]),
+    ("state-space layers and a mixture of experts", &["granitemoehybrid", "jamba", "nemotron_h"]),
+    ("LayerNorm and sublayers side by side", &["codegen", "cohere", "falcon", "gpt_neox", "gptj", "phi"]),
+    ("LayerNorm of another kind", &["biogpt", "jais2", "olmo", "persimmon", "stablelm", "starcoder2"]),
+    ("LayerNorm and learned positions", &["gpt2", "gpt_bigcode", "gpt_neo", "opt"]),
+    ("LayerNorm and scores that fall with distance", &["bloom", "mpt"]),
+    ("feed-forward layers without a gate, with another activation or norm", &["apertus", "arcee", "nanochat"]),
+    ("several residual streams", &["gemma3n"]),
+    ("keys and values of another model", &["gemma4_assistant", "gemma4_unified_assistant"]),
+    ("cross-attention to images", &["mllama"]),
+    ("norms or scales of another kind", &["gemma", "vaultgemma"]),
+    ("norms around sublayers or windows of another kind", &["exaone4", "ministral", "olmo3", "cwm", "granite_swa"]),
+    ("differences of attentions", &["diffllama"]),
+    ("weights of one or two bits", &["bitnet"]),
+    ("biases of another kind", &["hyperclovax", "seed_oss"]),
+    ("norms behind the rotary embedding", &["hunyuan_v1_dense"]),
+    (
+        "its language model read out of a model for images, which is known for Gemma, Qwen3.5 and Mistral",
+        &["glm4v", "idefics", "internvl", "llava", "phi4_multimodal", "qwen2_5_vl", "qwen2_vl", "qwen3_vl", "smolvlm"],
+    ),
+    ("an encoder", &["bart", "bert", "mbart", "roberta", "t5", "whisper"]),
 ];

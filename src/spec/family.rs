@@ -2,9 +2,10 @@
 
 use super::block::Activation;
 use super::block::attention::QueryKeyNorms;
-use super::{DeltaHeads, HEAD_NORMS, RopePairs, SITE_NAMES};
+use super::{DeltaHeads, HEAD_NORMS, NormKind, RopePairs, SITE_NAMES};
 
 /// What varies between families, and the values that transformers assumes if a config lacks a key.
+#[expect(clippy::struct_excessive_bools, reason = "a row of a table")]
 pub(super) struct Family {
     pub(super) model_type: &'static str,
     pub(super) architecture: &'static str,
@@ -19,11 +20,15 @@ pub(super) struct Family {
     pub(super) no_rope_interval: Option<usize>,
     /// The norms before and after the attention, and before and after the feed-forward layer.
     pub(super) norms: [[Option<&'static str>; 2]; 2],
+    /// What those norms compute.
+    pub(super) norm_kind: NormKind,
     /// Files have the weights of norms less 1.
     pub(super) norms_less_one: bool,
-    /// The key that names the activation, and what it means where it is absent.
+    /// The key that names the activation, and what it means where it is absent. Without a gate, `Relu` means its square.
     pub(super) activation: (&'static str, Activation),
     pub(super) scales: Scales,
+    /// Feed-forward layers have a gate.
+    pub(super) gated: bool,
     /// What its attention has besides.
     pub(super) extra: Extra,
     /// The feed-forward layers are mixtures of experts; of Gemma 4, they have such beside them where `enable_moe_block` says so.

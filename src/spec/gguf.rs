@@ -96,7 +96,7 @@ const OF_EXPERT: [(&str, &str); 6] = [
 const POST_ATTENTION: [&str; 2] = ["post_attention_layernorm", "post_attention_norm"];
 
 /// Architectures that are read, and the families that they are.
-const ARCHITECTURES: [(&str, &str); 19] = [
+const ARCHITECTURES: [(&str, &str); 21] = [
     ("llama", "llama"),
     ("qwen2", "qwen2"),
     ("qwen3", "qwen3"),
@@ -115,11 +115,13 @@ const ARCHITECTURES: [(&str, &str); 19] = [
     ("qwen35moe", "qwen3_5_moe_text"),
     ("qwen3next", "qwen3_next"),
     ("lfm2", "lfm2"),
+    ("ernie4_5", "ernie4_5"),
+    ("nemotron", "nemotron"),
     (gemma4::NAME, "gemma4_text"),
 ];
 
 /// Architectures of which a part of each head turns.
-const PARTIAL: [&str; 5] = ["phi3", "glm4", "qwen35", "qwen35moe", "qwen3next"];
+const PARTIAL: [&str; 6] = ["nemotron", "phi3", "glm4", "qwen35", "qwen35moe", "qwen3next"];
 
 /// Counts of the delta rules of `config.json`, and their keys behind the architecture.
 const OF_DELTA_NETS: [(&str, &str); 6] = [
@@ -360,8 +362,9 @@ fn config_json(file: &GgufFile) -> Result<String, Problem> {
             None => {}
         }
     }
-    let norm = "attention.layer_norm_rms_epsilon";
+    let norm = norm_key(family);
     json.insert("rms_norm_eps".to_owned(), json!(file.number(&key(norm)).ok_or_else(|| missing(norm))?));
+    json.insert("norm_eps".to_owned(), json["rms_norm_eps"].clone());
     json.insert("rope_theta".to_owned(), json!(file.number(&key("rope.freq_base")).unwrap_or(10_000.0)));
     let [hidden, heads] = ["hidden_size", "num_attention_heads"].map(|key| json[key].as_u64().unwrap_or(0));
     let head_dim = json.entry("head_dim").or_insert(json!(hidden / heads.max(1))).as_u64();
@@ -417,6 +420,12 @@ fn config_json(file: &GgufFile) -> Result<String, Problem> {
     Ok(serde_json::Value::Object(json).to_string())
 }
 
+/// The key of what norms add to the mean square, behind the architecture.
+#[must_use]
+pub fn norm_key(model_type: &str) -> &'static str {
+    if model_type == "nemotron" { "attention.layer_norm_epsilon" } else { "attention.layer_norm_rms_epsilon" }
+}
+
 /// Layers at the end that predict more tokens, which are not used.
 #[must_use]
 pub fn num_predicting(file: &GgufFile) -> u64 {
@@ -435,8 +444,6 @@ fn lfm2(
     json.insert("layer_types".to_owned(), json!(heads.iter().map(kind).collect::<Vec<_>>()));
     json.extend(file.integer(&key(CONV_KERNEL))?.map(|count| ("conv_L_cache".to_owned(), json!(count))));
     json.insert("block_auto_adjust_ff_dim".to_owned(), json!(false));
-    let eps = json["rms_norm_eps"].clone();
-    json.insert("norm_eps".to_owned(), eps);
     Ok(())
 }
 

@@ -91,14 +91,25 @@ fn decoder(json: &mut Section, family: &Family) -> ModelConfig {
     let original = original.then(|| json.count("original_max_position_embeddings", 1, 1..=1 << 32));
     let mixtures = experts::mixtures(json, family, intermediate, num_hidden_layers);
     let delta_net = delta_net::shape(json, family);
-    let short_conv = short_conv(json, family);
+    let (short_conv, activation) = (short_conv(json, family), activation(json, family));
     let mut layers = layers::layers(json, family, num_hidden_layers);
     let gemma4 = layers::gemma4::read(json, family, &mut layers, heads);
     let head_dims = [gemma4.as_ref().map_or(heads.head_dim, |gemma4| gemma4.full.head_dim), heads.head_dim];
     let around = rope::Around { family, head_dims, longest: max_position_embeddings, original };
     let ropes = rope::ropes(json, around);
     let layer_inputs = gemma4.as_ref().and_then(|gemma4| gemma4.layer_inputs(json, vocab_size));
-    let widths = Widths { hidden, intermediate, heads, delta_net, short_conv, gemma4, biases, output_scale, mixtures };
+    let widths = Widths {
+        hidden,
+        intermediate,
+        heads,
+        activation,
+        delta_net,
+        short_conv,
+        gemma4,
+        biases,
+        output_scale,
+        mixtures,
+    };
     let layers = layers.into_iter().enumerate();
     ModelConfig {
         model_type: family.model_type.to_owned(),
@@ -110,6 +121,7 @@ fn decoder(json: &mut Section, family: &Family) -> ModelConfig {
         layer_inputs,
         max_position_embeddings,
         last_norm: family.names.last_norm,
+        norm_kind: family.norm_kind,
         rms_norm_eps: json.number(family.names.norm_eps, family.rms_norm_eps, 0.0..=1.0),
         has_norms_less_one: family.norms_less_one,
         embedding_scale,
@@ -144,7 +156,8 @@ fn family(json: &mut Section) -> Option<(&'static Family, bool)> {
     };
     let Some(family) = alone.or_else(nested) else {
         let found = model_type.map_or("is missing".to_owned(), |kind| format!("= {} is not supported", kind.shown()));
-        let lacking = LACKING.iter().find(|(start, _)| name.starts_with(start));
+        let starts = LACKING.iter().flat_map(|(lacking, types)| types.iter().map(move |start| (*start, *lacking)));
+        let lacking = starts.filter(|(start, _)| name.starts_with(start)).max_by_key(|(start, _)| start.len());
         let known = FAMILIES.each_ref().map(|family| format!("`{}`", family.model_type)).join(", ");
         let message = match lacking {
             Some((_, lacking)) => format!("`model_type` {found}: it needs {lacking}"),
@@ -163,7 +176,7 @@ fn family(json: &mut Section) -> Option<(&'static Family, bool)> {
 }
 
 const KNOWN_MODELS: &str = "Llama 2, 3, 3.1 and 3.2, TinyLlama, SmolLM2 and 3, Mistral, Ministral 3, Mixtral, Qwen2, Qwen2.5, \
-                            Qwen3, Qwen3-Next and Qwen3.5, gpt-oss, Gemma 2, 3 and 4, OLMo 2, Granite 3, Phi-3 and 4 and GLM-4 have types \
+                            Qwen3, Qwen3-Next and Qwen3.5, gpt-oss, Gemma 2, 3 and 4, OLMo 2, Granite 3, Phi-3 and 4, GLM-4, ERNIE 4.5, LFM2 and Nemotron have types \
                             that are supported";
 
 /// A count that must be given, unless the family has a default.
@@ -249,14 +262,9 @@ fn soft_caps(json: &mut Section, family: &Family) -> [Option<f64>; 2] {
 
 /// Settings that change the computation in a way that is not implemented.
 fn refuse_unsupported(json: &mut Section, family: &Family) {
-    let (key, activation) = family.activation;
-    let names: &[&str] = match activation {
-        Activation::Silu | Activation::Clamped => &["silu", "swish"],
-        Activation::GeluTanh => &["gelu_pytorch_tanh"],
-    };
     json.only("swiglu_alpha", "1.702", |value| value.number() == Some(1.702));
     json.only("swiglu_limit", "7.0", |value| value.number() == Some(7.0));
-    json.only(key, &format!("\"{}\"", names[0]), |value| value.text().is_some_and(|name| names.contains(&name)));
+    json.only("use_bias", "false", |value| *value == Value::Boolean(false));
     for key in ["attention_dropout", "resid_pdrop", "embd_pdrop"] {
         json.only(key, "0.0", |value| value.number() == Some(0.0));
     }
@@ -266,6 +274,33 @@ fn refuse_unsupported(json: &mut Section, family: &Family) {
     // Gemma 4's "vision" is about images, which are not trained on here.
     let is_causal = |value: &Value| *value == Value::Boolean(false) || value.text() == Some("vision");
     json.only("use_bidirectional_attention", "false", is_causal);
+}
+
+/// The activation of the feed-forward layers, under the names of transformers.
+fn activation(json: &mut Section, family: &Family) -> Activation {
+    const NAMES: [(&str, Activation); 7] = [
+        ("silu", Activation::Silu),
+        ("swish", Activation::Silu),
+        ("gelu", Activation::Gelu),
+        ("gelu_pytorch_tanh", Activation::GeluTanh),
+        ("gelu_new", Activation::GeluTanh),
+        ("gelu_fast", Activation::GeluTanh),
+        ("relu", Activation::Relu),
+    ];
+    let (key, default) = family.activation;
+    if !family.gated {
+        json.only(key, "\"relu2\"", |value| value.text() == Some("relu2"));
+        return default;
+    }
+    if default == Activation::Clamped {
+        json.only(key, "\"silu\"", |value| matches!(value.text(), Some("silu" | "swish")));
+        return default;
+    }
+    let expected = "\"silu\", \"gelu\", \"gelu_pytorch_tanh\" or \"relu\"";
+    json.any(key, default, expected, |value| {
+        let name = value.text();
+        NAMES.iter().find(|(known, _)| name == Some(*known)).map(|(_, activation)| *activation).ok_or(None)
+    })
 }
 
 /// Whether the projections of an attention's input, that of its output and the feed-forward layers add a bias.

@@ -28,6 +28,17 @@ const SHAPES: &[Shape] = &[
     (&["gemma-4-31B", "gemma-4-31B-it"], include_str!("../../configs/gemma-4-31b.json")),
     (&["SmolLM3-3B", "SmolLM3-3B-Base"], include_str!("../../configs/smollm3-3b.json")),
     (&["OLMo-2-1124-7B", "OLMo-2-1124-7B-Instruct"], include_str!("../../configs/olmo-2-7b.json")),
+    (&["granite-3.3-2b-base", "granite-3.3-2b-instruct"], include_str!("../../configs/granite-3.3-2b.json")),
+    (&["Mistral-Nemo-Base-2407", "Mistral-Nemo-Instruct-2407"], include_str!("../../configs/mistral-nemo-12b.json")),
+    (
+        &["Mistral-Small-24B-Base-2501", "Mistral-Small-24B-Instruct-2501"],
+        include_str!("../../configs/mistral-small-24b-2501.json"),
+    ),
+    (&["Ministral-3-3B-Base-2512", "Ministral-3-3B-Instruct-2512"], include_str!("../../configs/ministral-3-3b.json")),
+    (&["Phi-3-mini-4k-instruct"], include_str!("../../configs/phi-3-mini-4k.json")),
+    (&["Nemotron-Mini-4B-Instruct"], include_str!("../../configs/nemotron-mini-4b.json")),
+    (&["LFM2-1.2B"], include_str!("../../configs/lfm2-1.2b.json")),
+    (&["glm-4-9b-hf", "glm-4-9b-chat-hf"], include_str!("../../configs/glm-4-9b.json")),
     (&["phi-4"], include_str!("../../configs/phi-4.json")),
     (&["GLM-4-9B-0414"], include_str!("../../configs/glm-4-9b-0414.json")),
     (

@@ -11,7 +11,6 @@ use crate::model::context::{BlockContext, Watch};
 use crate::model::{Carried, Model};
 use crate::ops::kernels::Place;
 use crate::ops::layout::Layout;
-use crate::ops::norm::rms_norm;
 use crate::spec::{ModelConfig, SiteId};
 use crate::util::faults;
 
@@ -83,7 +82,7 @@ impl Model {
     #[must_use]
     pub fn logits(&self, batch: &Batch, adapters: &AdapterSet) -> Tensor<2> {
         let (hidden, norm) = (self.hidden(batch, adapters), self.own_norm(adapters));
-        let (normed, _) = rms_norm(self.place(), &hidden, &norm, self.config.rms_norm_eps);
+        let (normed, _) = norm.forward(self.place(), &hidden, self.config.rms_norm_eps);
         self.own_head(adapters).head().logits(self.place(), &normed)
     }
 }

@@ -19,7 +19,7 @@ use crate::model::Model;
 use crate::ops::cross_entropy::{
     Head, HeadGrads, LossAndGrad, LossChunk, linear_cross_entropy, linear_cross_entropy_loss,
 };
-use crate::ops::norm::{rms_norm, rms_norm_backward, rms_norm_weight_grad};
+use crate::ops::norm::rms_norm_weight_grad;
 use crate::ops::product::matmul;
 use crate::ops::profile;
 use crate::util::faults;
@@ -191,7 +191,7 @@ impl Targets {
     /// The input of the head for each, `[targets, hidden_size]`, from the last block's output.
     fn normed(&self, model: &Model, adapters: &AdapterSet, x: &Tensor<2>) -> Tensor<2> {
         let hidden = x.clone().select(0, self.rows.clone());
-        rms_norm(model.place(), &hidden, &model.own_norm(adapters), model.config.rms_norm_eps).0
+        model.own_norm(adapters).forward(model.place(), &hidden, model.config.rms_norm_eps).0
     }
 
     /// Log-probability of each in nats, with logits divided by the temperature.
@@ -284,7 +284,7 @@ pub fn loss_and_grad(
     let (place, shape, width) = (model.place(), x.dims(), profile::passes(&x, 2));
     let hidden = profile::measure("target_rows", || width.clone(), || x.select(0, rows.clone()));
     let norm = model.own_norm(adapters);
-    let (normed, rstd) = rms_norm(place, &hidden, &norm, model.config.rms_norm_eps);
+    let (normed, rstd) = norm.forward(place, &hidden, model.config.rms_norm_eps);
     let own_head = model.own_head(adapters);
     let head = own_head.head();
     let (scaled, scaled_head) = at_temperature(head, normed.clone(), temperature);
@@ -349,7 +349,7 @@ pub fn loss_and_grad(
         let grad = rms_norm_weight_grad(&all[0], &all[1], &rstd.clone().narrow(0, 0, num_tokens));
         (Whole::Norm(model.config.last_norm), model.own_norm_backward(grad))
     }));
-    let dhidden = rms_norm_backward(place, &dhidden, &hidden, &norm, &rstd, hidden.zeros_like());
+    let dhidden = norm.backward(place, &dhidden, &hidden, &rstd, hidden.zeros_like());
     let scatter = || match targets.of_rows.clone() {
         Some(of_rows) => gather_grads(dhidden, of_rows),
         None => {

@@ -188,10 +188,53 @@ def check_convolution(device: cuda.Device, case: tuple, seed: int) -> list[str]:
     return wrong + ["written beside the rows"] * any((a[:, channels:] != 0xFFFF).any() for a in found)
 
 
+def check_gated(device: cuda.Device, case: tuple, seed: int) -> list[str]:
+    """Against the definition: c times the convolution of b x."""
+    documents, tokens, channels, beside = case
+    draw, taps = np.random.default_rng(seed), 4
+    first, last = documents_of(documents, tokens)
+    bcx = cuda.to_bf16(draw.uniform(-2, 2, (tokens, 3 * channels + beside)).astype(np.float32))
+    dy = cuda.to_bf16(draw.uniform(-2, 2, (tokens, channels + beside)).astype(np.float32))
+    weight = draw.uniform(-1, 1, (taps, channels)).astype(np.float32)
+    weight[0] = 0  # as of LFM2's three taps
+    b, c, x = np.split(cuda.from_bf16(bcx[:, :3 * channels]).astype(np.float64), 3, axis=1)
+    dys = cuda.from_bf16(dy[:, :channels]).astype(np.float64)
+
+    def run() -> list:
+        held, w, f, l, d = (device.buffer(a) for a in (bcx, weight, first, last, dy))
+        y, d_bcx = device.buffer(np.full_like(dy, 0xFFFF)), device.buffer(np.full_like(bcx, 0xFFFF))
+        grid = -(-channels // 1024), -(-tokens // 32)
+        device.launch("gated_conv", grid, 128, 0, held, w, f, y, bcx.shape[1], dy.shape[1], tokens, channels)
+        device.launch("gated_conv_backward", grid, 128, 0, d, held, w, f, l, d_bcx, dy.shape[1], bcx.shape[1], bcx.shape[1], tokens, channels)
+        results = [a.read() for a in (y, d_bcx)]
+        device.free()
+        return results
+
+    u, size, dbx, size_of_dbx = (np.zeros_like(b) for _ in range(4))
+    for shift in range(taps):
+        is_seen = (np.arange(tokens) - shift >= first)[:, None]
+        term = np.roll(b * x, shift, 0) * weight[taps - 1 - shift] * is_seen
+        u, size = u + term, size + np.abs(term)
+        is_read = (np.arange(tokens) + shift <= last)[:, None]
+        term = np.roll(dys * c, -shift, 0) * weight[taps - 1 - shift] * is_read
+        dbx, size_of_dbx = dbx + term, size_of_dbx + np.abs(term)
+    expected = [(c * u, np.abs(c) * size), (np.hstack([dbx * x, dys * u, dbx * b]),
+                np.hstack([size_of_dbx * np.abs(x), np.abs(dys) * size, size_of_dbx * np.abs(b)]))]
+    found, again = run(), run()
+    share = lambda a, value, size: float((np.abs(cuda.from_bf16(a[:, :value.shape[1]]) - value) / (np.ldexp(1.0, np.frexp(value)[1] - 9) + 1e-5 * size + 1e-30)).max())
+    shares = [share(a, *of) for a, of in zip(found, expected)]
+    print(f"gated convolution, {tokens} x {channels}: largest share of what may be off: y {shares[0]:.2f}, d_bcx {shares[1]:.2f}")
+    wrong = ["off"] if not max(shares) <= 1 else []
+    if any(a.tobytes() != b.tobytes() for a, b in zip(found, again)):
+        wrong.append("a second run differs")
+    beside = [a[:, of[0].shape[1]:] for a, of in zip(found, expected)]
+    return wrong + ["written beside the rows"] * any((a != 0xFFFF).any() for a in beside)
+
+
 def main() -> None:
     options = cuda.arguments(__doc__).parse_args()
     failures = 0
-    for module, check, cases in (("short_conv", check_convolution, CONVOLUTIONS), ("delta_rule", check_rule, RULES)):
+    for module, check, cases in (("short_conv", check_convolution, CONVOLUTIONS), ("short_conv", check_gated, CONVOLUTIONS), ("delta_rule", check_rule, RULES)):
         device = cuda.Device(options, module)
         for seed, case in enumerate(cases):
             for text in check(device, case, seed):

@@ -208,7 +208,7 @@ fn changed(name: &str, changes: &Value) -> String {
 /// Tokens pass all experts: rounding may choose others. Heads of the delta rule are as wide as published ones.
 #[test]
 #[ignore = "needs an NVIDIA GPU or its stand-in"]
-fn in_bf16_linear_attention_and_experts_have_the_gradients_of_the_cpu() {
+fn in_bf16_every_family_has_the_gradients_of_the_cpu() {
     use GradientCheckpointing::{Off, On};
     let models = [
         (
@@ -237,7 +237,36 @@ fn in_bf16_linear_attention_and_experts_have_the_gradients_of_the_cpu() {
             Off,
         ),
     ];
-    for (name, changes, way) in models {
+    let experts = json!({"num_hidden_layers": 1, "num_experts": 3, "num_experts_per_tok": 3, "moe_intermediate_size": 48,
+        "shared_expert_intermediate_size": 40, "num_local_experts": 3, "intermediate_size": 48});
+    let mut next = experts.clone();
+    next.as_object_mut().unwrap().extend(models[1].1.as_object().unwrap().clone());
+    let layers = |num_layers: usize| json!({"num_hidden_layers": num_layers, "intermediate_size": 96});
+    let gemma4 = json!({"num_hidden_layers": 4, "intermediate_size": 96, "num_kv_shared_layers": 2, "global_head_dim": 128,
+        "hidden_size_per_layer_input": 32, "vocab_size_per_layer_input": 264, "sliding_window": 9,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]});
+    let others = [
+        ("qwen2.5-0.5b", layers(1)),
+        ("qwen1.5-moe-a2.7b", experts.clone()),
+        ("mixtral-8x7b", experts),
+        ("qwen3-next-80b-a3b", next),
+        ("gemma-2-2b", layers(2)),
+        ("gemma-3-1b", layers(6)),
+        ("gemma-4-e2b", gemma4),
+        ("smollm3-3b", layers(4)),
+        ("olmo-2-7b", layers(1)),
+        ("granite-3.3-2b", layers(1)),
+        ("mistral-nemo-12b", layers(1)),
+        ("ministral-3-3b", layers(1)),
+        ("phi-3-mini-4k", layers(1)),
+        ("glm-4-9b", layers(1)),
+        ("glm-4-9b-0414", layers(1)),
+        ("nemotron-mini-4b", layers(1)),
+        // Two convolutions, and an attention.
+        ("lfm2-1.2b", json!({"num_hidden_layers": 3, "block_ff_dim": 96, "block_multiple_of": 16})),
+    ];
+    let others = others.into_iter().map(|(name, changes)| (name, changes, On));
+    for (name, changes, way) in models.clone().into_iter().chain(others) {
         let folder = tempfile::tempdir().unwrap();
         write_model(&changed(name, &changes), folder.path());
         let (figures, grads) = train(folder.path(), [Dtype::Bf16, Dtype::F32], &Device::flex(), way);

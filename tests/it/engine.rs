@@ -521,7 +521,7 @@ fn clipping_scales_all_gradients_by_the_global_norm_after_accumulation() {
 fn a_step_with_a_loss_that_is_not_finite_changes_nothing_and_is_reported() {
     let model = model(Dtype::F32, Dtype::F32);
     let mut broken = model.clone();
-    broken.norm = broken.norm.clone() * f32::NAN;
+    broken.norm.weight = broken.norm.weight.clone() * f32::NAN;
     let mut step = step(&broken, adapters(&model, 0.0), &TrainConfig::default());
     let before = (weights_of(step.adapters()), step.state());
     step.forward_backward(&in_rows(&indexed()));

@@ -26,7 +26,7 @@ use lora_train::ops::host;
 use lora_train::ops::linear::Matrix;
 use lora_train::save::export::{MergeOptions, adapter_set, adapter_weights, merge, read_adapter, write_adapter};
 use lora_train::schema::ByName;
-use lora_train::spec::{ModelConfig, name_alone};
+use lora_train::spec::{Block, ModelConfig, name_alone};
 use lora_train::train::schedule::Schedule;
 use lora_train::train::step::TrainStep;
 use safetensors::SafeTensors;
@@ -421,11 +421,46 @@ fn peft_loads_our_adapter_and_gives_our_logits() {
     peft_loads(&crate::dora::golden(), "patterns");
     peft_loads(&crate::token_rows::golden(), "all");
     peft_loads(&crate::modules::golden(), "all");
-    crate::modules::families().for_each(|(golden, _folder)| peft_loads(&golden, "all"));
-    families().for_each(|(_, golden, _folder)| peft_loads(&golden, "rslora"));
+    crate::modules::families().for_each(|(golden, _folder)| drop(peft_loads(&golden, "all")));
+    for (name, golden, _folder) in families() {
+        let folder = peft_loads(&golden, "rslora");
+        reads_what_peft_saved(name, &golden, folder.path());
+    }
 }
 
-pub(crate) fn peft_loads(golden: &Golden, case: &str) {
+/// PEFT's file of the adapter gives our logits, and our merged weights are PEFT's.
+fn reads_what_peft_saved(name: &str, golden: &Golden, folder: &Path) {
+    let (model, ids) = (golden.model(Dtype::F32), (1..40).map(|i| i * 31 % 1344).collect::<Vec<u32>>());
+    let logits_of = |adapter: &str| {
+        let saved = read_adapter(&folder.join(adapter)).unwrap();
+        let selection = saved.config.select(&model.config).unwrap();
+        let adapters =
+            adapter_set(folder, saved.weights, (&selection, None), &model.config, 0.0, &model.device()).unwrap();
+        values(&model.logits(&batch(&[(ids.clone(), vec![0; ids.len()])]), &adapters))
+    };
+    assert_eq!(logits_of("adapter"), logits_of("peft/adapter"), "{name}");
+    let out = folder.join("merged");
+    merge(&golden.model_dir, &folder.join("adapter"), &out, MergeOptions::default(), &|_, _| ()).unwrap();
+    let content = std::fs::read(folder.join("peft/merged.safetensors")).unwrap();
+    let (theirs, ours) = (SafeTensors::deserialize(&content).unwrap(), stored(&out));
+    let before = stored(&golden.model_dir);
+    let floats = |bytes: &[u8]| -> Vec<f32> {
+        bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect()
+    };
+    let mut num_changed = 0;
+    for (tensor, view) in theirs.iter() {
+        let Some(found) = ours.get(tensor) else { continue };
+        num_changed += usize::from(before[tensor] != *found);
+        let (found, expected) = (floats(found), floats(view.data()));
+        let largest = expected.iter().fold(0.0_f32, |most, x| most.max(x.abs()));
+        let worst = found.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        assert!(worst <= 1e-6 * largest, "{name}, {tensor}: {worst} of {largest}");
+    }
+    assert!(num_changed > 0, "{name}: nothing was merged");
+}
+
+/// PEFT loads the adapter of a case and must give our logits; the folder has it, and what PEFT makes of it in `peft`.
+pub(crate) fn peft_loads(golden: &Golden, case: &str) -> tempfile::TempDir {
     let python = std::env::var("LORA_TRAIN_PYTHON").expect("LORA_TRAIN_PYTHON names a Python with peft");
     let model = golden.model(Dtype::F32);
     let case = &golden.json["cases"][case];
@@ -448,9 +483,10 @@ pub(crate) fn peft_loads(golden: &Golden, case: &str) {
     safetensors::serialize_to_file(tensors, None, &stored).unwrap();
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/check_peft.py");
     let mut command = std::process::Command::new(python);
-    let output =
-        command.arg(script).arg("load").args([golden.model_dir.as_path(), &adapter, &stored]).output().unwrap();
+    command.arg(script).arg("load").args([golden.model_dir.as_path(), &adapter, &stored]).arg("--out");
+    let output = command.arg(folder.path().join("peft")).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&[output.stdout, output.stderr].concat()));
+    folder
 }
 
 #[test]
@@ -461,7 +497,8 @@ fn every_family_gives_the_logits_losses_gradients_and_loss_curve_of_peft() {
         let golden = Golden::family(name, folder.path());
         let Worst { logits, loss, gradients } = compare_cases(&golden, Dtype::F32);
         compare_curve(&golden);
-        rows += &format!("| `{name}` | {logits:.0e} | {loss:.0e} | {gradients:.0e} |\n");
+        let shape = shape(&golden.model(Dtype::F32).config);
+        rows += &format!("| `{name}` | {shape} | {logits:.0e} | {loss:.0e} | {gradients:.0e} |\n");
     }
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/models.md");
     let page = std::fs::read_to_string(&path).unwrap();
@@ -477,7 +514,30 @@ fn every_family_gives_the_logits_losses_gradients_and_loss_curve_of_peft() {
 }
 
 /// The head of the table in docs/models.md that the test above writes.
-const DIFFERENCES: &str = "| folder | logits | loss | gradients |\n|---|---|---|---|\n";
+const DIFFERENCES: &str = "| folder | what it has | logits | loss | gradients |\n|---|---|---|---|---|\n";
+
+/// What a model has, in a few words.
+fn shape(config: &ModelConfig) -> String {
+    let (attentions, blocks) = (|| config.blocks.iter().filter_map(Block::attention), &config.blocks);
+    let heads = attentions().next().unwrap().heads;
+    let mut parts = vec![
+        format!("{} x {}", blocks.len(), config.hidden_size),
+        format!("heads {}/{} of {}", heads.num_heads, heads.num_kv_heads, heads.head_dim),
+        if config.tie_word_embeddings { "tied" } else { "untied" }.to_owned(),
+        format!("{} tokens", config.vocab_size),
+    ];
+    parts.extend(attentions().find_map(|it| it.heads.window).map(|window| format!("windows of {window}")));
+    parts.extend(
+        blocks.iter().find_map(Block::mixture).map(|it| format!("{}/{} experts", it.num_per_token, it.experts.len())),
+    );
+    parts.extend(blocks.iter().find_map(Block::delta_net).map(|_| "linear attention".to_owned()));
+    parts.extend(blocks.iter().find_map(Block::short_conv).map(|_| "convolutions".to_owned()));
+    let scaling = config.ropes.iter().find_map(|rope| rope.scaling.as_ref());
+    parts.extend(
+        scaling.map(|scaling| serde_json::to_value(scaling).unwrap()["rope_type"].as_str().unwrap().to_owned()),
+    );
+    parts.join(", ")
+}
 
 /// The small models of every family, each with its golden files.
 fn families() -> impl Iterator<Item = (&'static str, Golden, tempfile::TempDir)> {

@@ -175,8 +175,8 @@ fn fixture(
     }
     let mut norm = |width| random([width], 0.3, rng, device) + 1.0;
     let sublayer = |spec: &spec::Sublayer| Sublayer {
-        norm_before: spec.norm_before.map(|_| norm(40)),
-        norm_after: spec.norm_after.map(|_| norm(40)),
+        norm_before: spec.norm_before.map(|_| Norm { weight: norm(40), bias: None }),
+        norm_after: spec.norm_after.map(|_| Norm { weight: norm(40), bias: None }),
         output_scale: spec.output_scale,
         trained_norms: [None; 2],
         kind: match &spec.kind {

@@ -1,17 +1,54 @@
-//! The gate of a feed-forward layer: `activation(gate) * up`, with `activation(x) = x sigmoid(w(x))`.
+//! The gate of a feed-forward layer: `activation(gate) * up`, with `activation(x) = x share(x)`; in most, `share(x) = sigmoid(w(x))`.
 
 use pulp::Simd;
 use rayon::prelude::*;
 
-use super::simd::{CHUNK, sigmoid, vectorised};
+use super::simd::{CHUNK, exp, sigmoid, vectorised};
 use crate::ops::swiglu::{CLAMP, CLAMPED_SCALE, GELU_CUBE, GELU_SCALE};
 use crate::spec::Activation;
+
+/// What the gate is multiplied by, and the slope of the product.
+#[inline(always)]
+fn share<S: Simd>(simd: S, activation: Activation, x: S::f32s) -> (S::f32s, S::f32s) {
+    let one = simd.splat_f32s(1.0);
+    match activation {
+        Activation::Gelu => {
+            let (below, density) = normal(simd, x);
+            (below, simd.mul_add_e_f32s(x, density, below))
+        }
+        Activation::Relu => {
+            let zero = simd.splat_f32s(0.0);
+            let step = simd.select_f32s(simd.greater_than_f32s(x, zero), one, zero);
+            (step, step)
+        }
+        Activation::Silu | Activation::GeluTanh | Activation::Clamped => {
+            let (w, steep) = argument(simd, activation, x);
+            let s = sigmoid(simd, w);
+            (s, simd.mul_f32s(s, simd.mul_add_e_f32s(steep, simd.sub_f32s(one, s), one)))
+        }
+    }
+}
+
+/// The share of a standard normal distribution below `x`, within 1e-7 (Abramowitz and Stegun, 7.1.26), and its density there.
+#[inline(always)]
+fn normal<S: Simd>(simd: S, x: S::f32s) -> (S::f32s, S::f32s) {
+    const POLYNOMIAL: [f32; 5] = [1.061_405_4, -1.453_152, 1.421_413_7, -0.284_496_74, 0.254_829_6];
+    let (zero, one) = (simd.splat_f32s(0.0), simd.splat_f32s(1.0));
+    let far = simd.abs_f32s(x);
+    let scale = simd.splat_f32s(0.327_591_1 * std::f32::consts::FRAC_1_SQRT_2);
+    let t = simd.div_f32s(one, simd.mul_add_e_f32s(far, scale, one));
+    let sum = POLYNOMIAL.into_iter().fold(zero, |sum, c| simd.mul_add_e_f32s(sum, t, simd.splat_f32s(c)));
+    let bell = exp(simd, simd.mul_f32s(simd.mul_f32s(x, x), simd.splat_f32s(-0.5)));
+    let tail = simd.mul_f32s(simd.mul_f32s(sum, t), simd.mul_f32s(bell, simd.splat_f32s(0.5)));
+    let below = simd.select_f32s(simd.less_than_f32s(x, zero), tail, simd.sub_f32s(one, tail));
+    (below, simd.mul_f32s(bell, simd.splat_f32s(0.398_942_3)))
+}
 
 /// `w(x)`, and `x` times its derivative.
 #[inline(always)]
 fn argument<S: Simd>(simd: S, activation: Activation, x: S::f32s) -> (S::f32s, S::f32s) {
     match activation {
-        Activation::Silu => (x, x),
+        Activation::Silu | Activation::Gelu | Activation::Relu => (x, x),
         Activation::GeluTanh => {
             let linear = simd.mul_f32s(x, simd.splat_f32s(GELU_SCALE as f32));
             let cube = simd.mul_f32s(simd.mul_f32s(x, x), simd.splat_f32s(GELU_CUBE as f32));
@@ -26,15 +63,15 @@ fn argument<S: Simd>(simd: S, activation: Activation, x: S::f32s) -> (S::f32s, S
     }
 }
 
-/// `gate * sigmoid(w) * up`.
+/// `gate * share * up`.
 #[inline(always)]
 fn gated_vector<S: Simd>(simd: S, activation: Activation, gate: S::f32s, up: S::f32s) -> S::f32s {
     let (gate, up) = clamped(simd, activation, gate, up);
-    let (w, _) = argument(simd, activation, gate);
-    simd.mul_f32s(simd.mul_f32s(gate, sigmoid(simd, w)), up)
+    let (share, _) = share(simd, activation, gate);
+    simd.mul_f32s(simd.mul_f32s(gate, share), up)
 }
 
-/// With s = sigmoid(w): `(dh * up * s * (1 + gate * w' * (1 - s)), dh * gate * s)`.
+/// `(dh * up * slope, dh * gate * share)`
 #[inline(always)]
 fn gated_backward_vector<S: Simd>(
     simd: S,
@@ -43,12 +80,9 @@ fn gated_backward_vector<S: Simd>(
     gate: S::f32s,
     up: S::f32s,
 ) -> (S::f32s, S::f32s) {
-    let one = simd.splat_f32s(1.0);
     let (of_gate, of_up) = (gate, up);
     let (gate, up) = clamped(simd, activation, gate, up);
-    let (w, steep) = argument(simd, activation, gate);
-    let s = sigmoid(simd, w);
-    let slope = simd.mul_f32s(s, simd.mul_add_e_f32s(steep, simd.sub_f32s(one, s), one));
+    let (s, slope) = share(simd, activation, gate);
     let d_gate = simd.mul_f32s(simd.mul_f32s(dh, up), slope);
     let d_up = simd.mul_f32s(dh, simd.mul_f32s(gate, s));
     if activation != Activation::Clamped {

@@ -119,6 +119,12 @@ fn has_short_conv(x: &Tensor<2>, weight: &Tensor<2>) -> bool {
     has(x, "short_conv") && weight.dims()[0] == short_conv::TAPS
 }
 
+/// Whether there is a kernel for this gated convolution.
+fn has_gated_conv(bcx: &Tensor<2>, weight: &Tensor<2>) -> bool {
+    let [taps, channels] = weight.dims();
+    has(bcx, "short_conv") && taps <= short_conv::TAPS && channels.is_multiple_of(8)
+}
+
 /// Whether the kernels of low-rank updates take this one.
 fn has_low_rank_of(x: &Tensor<2>, lora: Lora<&Tensor<2>>) -> bool {
     let ([rank, _], [out_features, _]) = (lora.matrices.a.dims(), lora.matrices.b.dims());
@@ -360,7 +366,7 @@ impl Kernels for Cuda {
     }
 
     fn gated(&self, activation: Activation, gate: &Tensor<2>, up: &Tensor<2>) -> Tensor<2> {
-        if has(gate, "swiglu") && activation != Activation::Clamped {
+        if has(gate, "swiglu") && swiglu::has(activation) {
             swiglu::forward(activation, gate, up)
         } else {
             self.0.gated(activation, gate, up)
@@ -374,7 +380,7 @@ impl Kernels for Cuda {
         gate: &Tensor<2>,
         up: &Tensor<2>,
     ) -> (Tensor<2>, Tensor<2>) {
-        if has(gate, "swiglu") && activation != Activation::Clamped {
+        if has(gate, "swiglu") && swiglu::has(activation) {
             swiglu::backward(activation, dh, gate, up)
         } else {
             self.0.gated_backward(activation, dh, gate, up)
@@ -402,6 +408,22 @@ impl Kernels for Cuda {
             short_conv::backward(dy, x, weight, layout)
         } else {
             self.0.short_conv_backward(dy, x, weight, layout)
+        }
+    }
+
+    fn gated_conv(&self, bcx: &Tensor<2>, weight: &Tensor<2>, layout: &Layout) -> Tensor<2> {
+        if has_gated_conv(bcx, weight) {
+            short_conv::gated(bcx, weight, layout)
+        } else {
+            self.0.gated_conv(bcx, weight, layout)
+        }
+    }
+
+    fn gated_conv_backward(&self, dy: &Tensor<2>, bcx: &Tensor<2>, weight: &Tensor<2>, layout: &Layout) -> Tensor<2> {
+        if has_gated_conv(bcx, weight) {
+            short_conv::gated_backward(dy, bcx, weight, layout)
+        } else {
+            self.0.gated_conv_backward(dy, bcx, weight, layout)
         }
     }
 

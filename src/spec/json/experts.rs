@@ -1,6 +1,7 @@
 //! The mixtures of experts of a model.
 
 use crate::schema::{Section, Value};
+use crate::spec::Activation;
 use crate::spec::block::{Gated, Mixture, Probabilities, Projections, Role, SHARED_GATE, SharedExpert, Site, SiteId};
 use crate::spec::family::{Biases, Experts, Extra, Family};
 use crate::util::gguf::MAX_EXPERTS;
@@ -86,7 +87,12 @@ pub(super) fn layers(value: &Value) -> Result<Vec<usize>, Option<String>> {
 
 impl Mixtures {
     /// The mixture of a layer, whose linear layers `add` adds by name, shape and role.
-    pub(super) fn mixture(&self, family: &Family, hidden: usize, mut add: impl FnMut(Site) -> SiteId) -> Mixture {
+    pub(super) fn mixture(
+        &self,
+        activation: Activation,
+        hidden: usize,
+        mut add: impl FnMut(Site) -> SiteId,
+    ) -> Mixture {
         let Self { num_experts, num_per_token, probabilities, .. } = *self;
         let [router, experts, gate, up, down] = self.names;
         let mut site = |name: String, shape, role| add(Site { name, shape, has_bias: self.has_biases, role });
@@ -97,7 +103,6 @@ impl Mixtures {
             let mut shapes = shapes.into_iter();
             let [gate, up, down] =
                 names.map(|name| site(format!("{within}.{name}"), shapes.next().unwrap_or_default(), role));
-            let activation = family.activation.1;
             Gated { activation, intermediate_size: width, gate_up: Projections::Apart([gate, up]), down }
         };
         let expert = |expert| gated(&format!("{experts}.{expert}"), [gate, up, down], self.intermediate_size, role);

@@ -7,8 +7,8 @@ use super::experts::Mixtures;
 use crate::schema::{Section, Value};
 use crate::spec::block::attention::{Attention, Heads, Qkv};
 use crate::spec::block::{
-    Beside, Block, FUSED_NAMES, Gated, LAYER_INPUT_NAMES, LayerInput, Projections, Role, Site, SiteId, Sublayer,
-    SublayerKind,
+    Activation, Beside, Block, FUSED_NAMES, Gated, LAYER_INPUT_NAMES, LayerInput, Projections, Role, Site, SiteId,
+    Sublayer, SublayerKind,
 };
 use crate::spec::family::{Extra, Family, Windows};
 use crate::spec::{SHORT_CONV_NAMES, ShortConv};
@@ -110,6 +110,7 @@ pub(super) struct Widths {
     pub(super) hidden: usize,
     pub(super) intermediate: usize,
     pub(super) heads: Heads,
+    pub(super) activation: Activation,
     pub(super) delta_net: Option<Shape>,
     /// Tokens that short convolutions see.
     pub(super) short_conv: Option<usize>,
@@ -145,14 +146,16 @@ impl Widths {
             let gate_up = if family.fused[1] {
                 let site = add(sites, gate_up_name, [2 * intermediate, hidden], of_mlp);
                 Projections::Fused { site, widths: [intermediate; 2] }
+            } else if !family.gated {
+                Projections::Same(add(sites, up_name, [intermediate, hidden], of_mlp))
             } else {
                 Projections::Apart([gate_name, up_name].map(|name| add(sites, name, [intermediate, hidden], of_mlp)))
             };
             let down = add(sites, down_name, [hidden, intermediate], of_mlp);
-            Gated { activation: family.activation.1, intermediate_size: intermediate, gate_up, down }
+            Gated { activation: self.activation, intermediate_size: intermediate, gate_up, down }
         };
         let mixture = |mixtures: &Mixtures, sites: &mut Vec<Site>| {
-            mixtures.mixture(family, hidden, |site| {
+            mixtures.mixture(self.activation, hidden, |site| {
                 sites.push(site);
                 sites.len() - 1
             })
@@ -179,8 +182,7 @@ impl Widths {
             let [gate, projection] = LAYER_INPUT_NAMES;
             let [gate, projection] = [(gate, [width, hidden]), (projection, [hidden, width])]
                 .map(|(name, shape)| add(&mut sites, name, shape, false));
-            let kind =
-                SublayerKind::LayerInput(LayerInput { activation: family.activation.1, width, gate, projection });
+            let kind = SublayerKind::LayerInput(LayerInput { activation: self.activation, width, gate, projection });
             let norm_after = Some("post_per_layer_input_norm");
             sublayers.push(Sublayer { norm_before: None, norm_after, output_scale, kind });
         }

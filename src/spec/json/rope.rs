@@ -27,8 +27,17 @@ pub(super) fn ropes(json: &mut Section, around: Around<'_>) -> Vec<Rope> {
         json.only("partial_rotary_factor", "1.0", |value| value.number() == Some(1.0));
     }
     let partial = partial.unwrap_or(1.0);
-    let Some(local) = around.family.local_rope_theta else { return vec![of_all(json, theta, partial, around)] };
-    if json.has("rope_parameters.full_attention") || json.has("rope_parameters.sliding_attention") {
+    let is_nested =
+        ["full_attention", "sliding_attention"].iter().any(|kind| json.has(&format!("rope_parameters.{kind}")));
+    let Some(local) = around.family.local_rope_theta else {
+        if is_nested {
+            let message =
+                format!("differ by kind of layer, which models of type `{}` do not", around.family.model_type);
+            json.problem("rope_parameters", message);
+        }
+        return vec![of_all(json, theta, partial, around)];
+    };
+    if is_nested {
         let mut nested = json.below("rope_parameters", "an object or null");
         let kinds = [("full_attention", theta), ("sliding_attention", local)];
         return kinds

@@ -173,10 +173,21 @@ fn other_families_and_heads_are_refused_with_the_list_of_known_ones() {
     let refused =
         |name: &str| ModelConfig::from_json(&format!(r#"{{"model_type": "{name}"}}"#)).unwrap_err().to_string();
     let expected =
-        "= \"mpt\" is not supported, expected one of `llama`, `mistral`, `ministral3`, `qwen2`, `qwen3`, `qwen2_moe`";
-    assert!(refused("mpt").contains(expected), "{}", refused("mpt"));
-    let expected = "= \"kimi_linear\" is not supported: it needs linear attention";
-    assert!(refused("kimi_linear").contains(expected), "{}", refused("kimi_linear"));
+        "= \"new\" is not supported, expected one of `llama`, `mistral`, `ministral3`, `qwen2`, `qwen3`, `qwen2_moe`";
+    assert!(refused("new").contains(expected), "{}", refused("new"));
+    for (name, lacking) in [
+        ("kimi_linear", "linear attention of another kind"),
+        ("granitemoe", "a mixture of experts of another kind"),
+        ("granitemoehybrid", "state-space layers and a mixture of experts"),
+        ("falcon_mamba", "state-space layers"),
+        ("mpt", "LayerNorm and scores that fall with distance"),
+        ("qwen3_vl", "its language model read out of a model for images"),
+    ] {
+        let expected = format!("= \"{name}\" is not supported: it needs {lacking}");
+        assert!(refused(name).contains(&expected), "{}", refused(name));
+    }
+    let nested = refusal(r#", "rope_parameters": {"full_attention": {"rope_type": "yarn", "factor": 4.0}}"#);
+    assert!(nested.contains("`rope_parameters` differ by kind of layer"), "{nested}");
     assert!(ModelConfig::from_json("{}").unwrap_err().to_string().contains("`model_type` is missing"));
     assert!(ModelConfig::from_json("[]").unwrap_err().to_string().contains("not a JSON object"));
     assert!(ModelConfig::from_json("{").unwrap_err().to_string().contains("not valid JSON"));
@@ -186,7 +197,7 @@ fn other_families_and_heads_are_refused_with_the_list_of_known_ones() {
 #[test]
 fn settings_that_change_the_computation_are_refused() {
     for (more, part) in [
-        (r#", "hidden_act": "gelu""#, "`hidden_act` = \"gelu\" is not supported, expected \"silu\""),
+        (r#", "hidden_act": "quick_gelu""#, "`hidden_act` = \"quick_gelu\", expected \"silu\", \"gelu\""),
         (r#", "attention_dropout": 0.1"#, "`attention_dropout` = 0.1"),
         (r#", "partial_rotary_factor": 0.5"#, "`partial_rotary_factor` = 0.5"),
         (r#", "layer_types": ["full_attention", "sliding_attention"]"#, "names \"sliding_attention\" for layer 1"),

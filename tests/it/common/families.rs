@@ -8,7 +8,7 @@ use lora_train::spec::ModelConfig;
 use safetensors::tensor::{Dtype, TensorView};
 
 /// Folders of `tests/golden` with a `config.json`.
-pub(crate) const FAMILIES: [&str; 27] = [
+pub(crate) const FAMILIES: [&str; 30] = [
     "qwen2",
     "qwen3",
     "qwen3_5",
@@ -34,6 +34,9 @@ pub(crate) const FAMILIES: [&str; 27] = [
     "mixtral",
     "gpt_oss",
     "lfm2",
+    "nemotron",
+    "ernie4_5",
+    "mistral",
     "ministral3",
     "mistral3",
 ];

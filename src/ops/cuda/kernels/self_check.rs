@@ -24,7 +24,7 @@ use crate::ops::norm::{rms_norm, rms_norm_backward};
 use crate::ops::quantised::{BlockScales, Coding, Quantised, bytes_tensor};
 use crate::ops::rotary::rotate;
 use crate::ops::routing::{gather, route, scatter_add};
-use crate::ops::short_conv::{short_conv, short_conv_backward};
+use crate::ops::short_conv::{gated_conv, gated_conv_backward, short_conv, short_conv_backward};
 use crate::ops::swiglu;
 use crate::spec::{Activation, Probabilities, RopePairs};
 use crate::util::faults;
@@ -442,7 +442,11 @@ fn convolved(device: &Device, dtype: DType) -> Result<Results, String> {
     let [x, dy] = [1, 2].map(|seed| numbers([layout.positions().len(), channels], seed, device).cast(dtype));
     let weight = numbers([4, channels], 3, device).cast(DType::F32);
     let dx = short_conv_backward(&dy, &x, &weight, &layout);
-    read([("y", &short_conv(&x, &weight, &layout)), ("dx", &dx)])
+    let bcx = numbers([layout.positions().len(), 3 * channels], 4, device).cast(dtype);
+    let weight_of_gated = weight.clone().narrow(0, 1, 3);
+    let d_bcx = gated_conv_backward(&dy, &bcx, &weight_of_gated, &layout);
+    let gated = gated_conv(&bcx, &weight_of_gated, &layout);
+    read([("y", &short_conv(&x, &weight, &layout)), ("dx", &dx), ("gated", &gated), ("its dx", &d_bcx)])
 }
 
 fn loss(device: &Device, dtype: DType) -> Result<Results, String> {

@@ -3,6 +3,8 @@
 //
 // x, y, dy and dx are bf16, [tokens, channels], weight is f32, [TAPS, channels], contiguous. Channels and strides are multiples of
 // 8, pointers of 16 bytes. first and last: of the document of every token. Grid: (channels / 1024, tokens / RUN upwards), block 128.
+//
+// The gated ones take b, c and x side by side, [tokens, 3 channels]: y[t] = c[t] u[t], u[t] the same sum of b x.
 #include "eight.cuh"
 
 // Tokens that a thread takes, one after another, of eight channels.
@@ -60,6 +62,19 @@ INLINE Eight convolved(const Channels &channels, const Window &window, int behin
     return u;
 }
 
+// The gradient of the first token of a window from those of u, `ahead` tokens of its document behind it.
+INLINE Eight gathered(const Channels &own, const Window &gradients, int ahead) {
+    Eight sum;
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        sum.of[i] = own.weights[TAPS - 1].of[i] * gradients.rows[0].of[i];
+#pragma unroll
+        for (int j = 1; j < TAPS; j++)
+            if (j <= ahead) sum.of[i] += own.weights[TAPS - 1 - j].of[i] * gradients.rows[j].of[i];
+    }
+    return sum;
+}
+
 extern "C" __global__ void __launch_bounds__(BLOCK)
     short_conv(const bf16 *x, const float *weight, const int *first, bf16 *y, int x_stride, int y_stride, int tokens, int channels) {
     const Channels own(weight, tokens, channels);
@@ -95,15 +110,79 @@ extern "C" __global__ void __launch_bounds__(BLOCK)
         // The first of the window: all that read it are there.
         const int from = token - TAPS + 1;
         if (from < own.begin) continue;
-        const int ahead = last[from] - from;
-        Eight sum;
-#pragma unroll
-        for (int i = 0; i < 8; i++) {
-            sum.of[i] = own.weights[TAPS - 1].of[i] * gradients.rows[0].of[i];
-#pragma unroll
-            for (int j = 1; j < TAPS; j++)
-                if (j <= ahead) sum.of[i] += own.weights[TAPS - 1 - j].of[i] * gradients.rows[j].of[i];
-        }
+        const Eight sum = gathered(own, gradients, last[from] - from);
         sum.store(dx + (long long)from * dx_stride + own.channel);
+    }
+}
+
+INLINE Eight product(const Eight &a, const Eight &b) {
+    Eight product;
+#pragma unroll
+    for (int i = 0; i < 8; i++) product.of[i] = a.of[i] * b.of[i];
+    return product;
+}
+
+// b, c and x of a token.
+struct Gated {
+    const bf16 *bcx;
+    int stride, channels;
+
+    INLINE Eight part(const Channels &own, int token, int part) const {
+        return own.of(bcx + part * channels, stride, token);
+    }
+    // What the convolution takes.
+    INLINE Eight taken(const Channels &own, int token) const {
+        return product(part(own, token, 0), part(own, token, 2));
+    }
+    INLINE Window before(const Channels &own) const {
+        Window window = {};
+#pragma unroll
+        for (int j = 1; j < TAPS; j++) {
+            const int token = own.begin - TAPS + j;
+            if (token >= 0) window.rows[j] = taken(own, token);
+        }
+        return window;
+    }
+};
+
+extern "C" __global__ void __launch_bounds__(BLOCK)
+    gated_conv(const bf16 *bcx, const float *weight, const int *first, bf16 *y, int stride, int y_stride, int tokens, int channels) {
+    const Channels own(weight, tokens, channels);
+    if (own.begin == own.end) return;
+    const Gated gated = {bcx, stride, channels};
+    Window window = gated.before(own);
+    for (int token = own.begin; token < own.end; token++) {
+        window.push(gated.taken(own, token));
+        const Eight u = convolved(own, window, token - first[token]);
+        product(gated.part(own, token, 1), u).store(y + (long long)token * y_stride + own.channel);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(BLOCK)
+    gated_conv_backward(const bf16 *dy, const bf16 *bcx, const float *weight, const int *first, const int *last, bf16 *d_bcx,
+                        int dy_stride, int stride, int d_stride, int tokens, int channels) {
+    const Channels own(weight, tokens, channels);
+    if (own.begin == own.end) return;
+    const Gated gated = {bcx, stride, channels};
+    Window window = gated.before(own), gradients = {};
+    for (int token = own.begin; token < own.end + TAPS - 1; token++) {
+        Eight du = {};
+        if (token < tokens) {
+            const Eight gradient = own.of(dy, dy_stride, token);
+            du = product(gradient, gated.part(own, token, 1));
+            if (token < own.end) {
+                window.push(gated.taken(own, token));
+                const Eight u = convolved(own, window, token - first[token]);
+                product(gradient, u).store(d_bcx + (long long)token * d_stride + channels + own.channel);
+            }
+        }
+        gradients.push(du);
+        // The first of the window: all that read it are there.
+        const int from = token - TAPS + 1;
+        if (from < own.begin) continue;
+        const Eight sum = gathered(own, gradients, last[from] - from);
+        bf16 *to = d_bcx + (long long)from * d_stride + own.channel;
+        product(sum, gated.part(own, from, 2)).store(to);
+        product(sum, gated.part(own, from, 0)).store(to + 2 * channels);
     }
 }

@@ -45,3 +45,38 @@ pub(super) fn backward(dy: &Tensor<2>, x: &Tensor<2>, weight: &Tensor<2>, layout
     });
     Tensor::from_dispatch(dx)
 }
+
+/// The weight as the kernels take it: of taps that are not there, zeros.
+fn padded(weight: &Tensor<2>) -> Tensor<2> {
+    let [taps, channels] = weight.dims();
+    if taps == TAPS {
+        return weight.clone();
+    }
+    Tensor::cat(vec![Tensor::zeros([TAPS - taps, channels], (&weight.device(), DType::F32)), weight.clone()], 0)
+}
+
+/// [`gated_conv`](crate::ops::short_conv::gated_conv) of `bf16`.
+pub(super) fn gated(bcx: &Tensor<2>, weight: &Tensor<2>, layout: &Layout) -> Tensor<2> {
+    let ([tokens, _], [_, channels]) = (bcx.dims(), weight.dims());
+    let (spans, output) = (layout.spans(None, &bcx.device()), spec(DType::BF16, [tokens, channels]));
+    let inputs = [bcx.clone().into_dispatch(), padded(weight).into_dispatch(), spans.first_key.into_dispatch()];
+    let [y] = custom("gated_conv", inputs, [output], |[bcx, weight, first], [y]| {
+        let (bcx, weight) = (rows(bcx), into_contiguous(weight));
+        let conv = kernel("gated_conv", dims(y)).read(&bcx).read(&weight).read(&first).write(y);
+        conv.ints([stride(&bcx), stride(y)]).ints(dims(y)).launch();
+    });
+    Tensor::from_dispatch(y)
+}
+
+/// [`gated_conv_backward`](crate::ops::short_conv::gated_conv_backward) of `bf16`.
+pub(super) fn gated_backward(dy: &Tensor<2>, bcx: &Tensor<2>, weight: &Tensor<2>, layout: &Layout) -> Tensor<2> {
+    let (spans, output) = (layout.spans(None, &bcx.device()), spec(DType::BF16, bcx.dims()));
+    let [dy, bcx, weight] = [dy.clone(), bcx.clone(), padded(weight)].map(Tensor::into_dispatch);
+    let inputs = [dy, bcx, weight, spans.first_key.into_dispatch(), spans.last_query.into_dispatch()];
+    let [d_bcx] = custom("gated_conv_backward", inputs, [output], |[dy, bcx, weight, first, last], [d_bcx]| {
+        let (dy, bcx, weight) = (rows(dy), rows(bcx), into_contiguous(weight));
+        let conv = kernel("gated_conv_backward", dims(&dy)).read(&dy).read(&bcx).read(&weight).read(&first).read(&last);
+        conv.write(d_bcx).ints([stride(&dy), stride(&bcx), stride(d_bcx)]).ints(dims(&dy)).launch();
+    });
+    Tensor::from_dispatch(d_bcx)
+}

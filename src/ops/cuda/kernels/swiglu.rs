@@ -13,6 +13,11 @@ pub(super) static MODULE: Module = Module { name: "swiglu", ptx: include_str!("s
 
 const THREADS: usize = 128;
 
+/// Whether there are kernels for it.
+pub(super) fn has(activation: Activation) -> bool {
+    matches!(activation, Activation::Silu | Activation::GeluTanh)
+}
+
 fn kernel(name: &str, [tokens, width]: [usize; 2]) -> Launch {
     Launch::new(&MODULE, name, [tokens, width.div_ceil(8 * THREADS), 1], THREADS)
 }

@@ -4,7 +4,7 @@ use super::file::{GgufType, list, text};
 use super::gemma4;
 use crate::schema::Problem;
 use crate::spec::gguf::{self, Order, architecture};
-use crate::spec::{Attention, Block, Heads, Mixture, ModelConfig, Probabilities, RopeScaling};
+use crate::spec::{Activation, Attention, Block, Heads, Mixture, ModelConfig, Probabilities, Projections, RopeScaling};
 use crate::util::gguf::{List, Value};
 
 /// Whether llama.cpp has a place for the family.
@@ -68,7 +68,7 @@ pub(super) fn shape(config: &ModelConfig, dtype: GgufType) -> Result<Vec<(String
         ("feed_forward_length", of_layers(&widths)),
         ("attention.head_count", heads(|heads| heads.num_heads)),
         ("attention.head_count_kv", of_layers(&num_kv_heads)),
-        ("attention.layer_norm_rms_epsilon", Value::F32(config.rms_norm_eps as f32)),
+        (gguf::norm_key(&config.model_type), Value::F32(config.rms_norm_eps as f32)),
         ("attention.key_length", head_dim.clone()),
         ("attention.value_length", head_dim.clone()),
         ("rope.freq_base", Value::F32(rope.theta as f32)),
@@ -76,7 +76,10 @@ pub(super) fn shape(config: &ModelConfig, dtype: GgufType) -> Result<Vec<(String
     if turns {
         keys.push(("vocab_size", count(config.vocab_size)));
     }
-    if turns || rope.width < rope.head_dim || gated.is_some_and(|gated| gated.gate_up.sites().len() == 1) {
+    if turns
+        || rope.width < rope.head_dim
+        || gated.is_some_and(|gated| matches!(gated.gate_up, Projections::Fused { .. }))
+    {
         keys.push(("rope.dimension_count", count(rope.width)));
     }
     if config.model_type == "phi3" {
@@ -116,9 +119,26 @@ pub(super) fn shape(config: &ModelConfig, dtype: GgufType) -> Result<Vec<(String
     keys.extend(gemma4::keys(config)?);
     keys.extend(multipliers(config));
     check_ropes(config)?;
+    check_activation(config)?;
     let of_family =
         keys.into_iter().map(|(key, value)| (format!("{}.{key}", architecture(config).unwrap_or_default()), value));
     Ok(of_family.chain([("general.file_type".to_owned(), Value::U32(dtype.file_code()))]).collect())
+}
+
+/// The activation goes without saying.
+fn check_activation(config: &ModelConfig) -> Result<(), Problem> {
+    let implied = match &*config.model_type {
+        "gpt_oss" => Activation::Clamped,
+        "nemotron" => Activation::Relu,
+        family if family.starts_with("gemma") => Activation::GeluTanh,
+        _ => Activation::Silu,
+    };
+    if config.blocks.iter().flat_map(Block::all_gated).all(|gated| gated.activation == implied) {
+        return Ok(());
+    }
+    let problem =
+        Problem::new(format!("GGUF has no place for this activation in a model of type {}", config.model_type));
+    Err(problem.hint("merge into a folder: --out DIR"))
 }
 
 /// What layers have: one number where it is that of all.
