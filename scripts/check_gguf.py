@@ -61,7 +61,7 @@ print("TEXTS " + json.dumps([ask(prompt) for prompt in prompts]))
 # Random models: the configs of tests/golden, and what they lack.
 ROPE = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
         "original_max_position_embeddings": 64}
-RANDOM = {"qwen2": {"use_sliding_window": False, "sliding_window": None}, "qwen3": {}, "llama-with-biases": {},
+RANDOM = {"qwen2": {"use_sliding_window": False, "sliding_window": None, "rope_scaling": None}, "qwen3": {}, "llama-with-biases": {},
           "mistral": {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "head_dim": 24,
                       "sliding_window": None, "attention_bias": False, "mlp_bias": False},
           "qwen3-yarn": {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "head_dim": 24, "attention_bias": False, "mlp_bias": False,
@@ -79,7 +79,8 @@ RANDOM = {"qwen2": {"use_sliding_window": False, "sliding_window": None}, "qwen3
           "qwen3_5_moe": {"linear_key_head_dim": 16, "linear_value_head_dim": 16},
           # Layers use the keys and values of the last two that make them.
           "gemma4": {"num_kv_shared_layers": 2, "vocab_size_per_layer_input": 1347, "vocab_size": 1347},
-          "gemma4-experts": {}, "lfm2": {}, "nemotron": {}, "ernie4_5": {},
+          "gemma4-experts": {}, "lfm2": {}, "nemotron": {"head_dim": 12}, "ernie4_5": {},
+          "qwen3_moe": {}, "qwen2_moe": {}, "mixtral": {"sliding_window": None},
           "smollm3": {"no_rope_layers": None}, "olmo2": {}, "granite": {}, "phi3": {"sliding_window": None}, "glm4": {},
           # llama.cpp chooses the divisors by its own context, of 256 tokens here.
           "phi3-longrope": {"original_max_position_embeddings": 2},
@@ -138,9 +139,10 @@ def random_adapter(model: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
     """An adapter with random B, strong enough to change the text."""
     base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     torch.manual_seed(2)
-    # All linear layers of Qwen3-Next are experts to PEFT, too.
+    # To PEFT, all linear layers are experts and routers, too.
     targets = ["q_proj", "k_proj", "v_proj", "o_proj", "in_proj_qkvz", "in_proj_ba", "out_proj"]
-    targets = targets if base.config.model_type == "qwen3_next" else "all-linear"
+    has_experts = base.config.model_type in ("qwen3_next", "qwen3_moe", "qwen2_moe", "mixtral")
+    targets = targets if has_experts else "all-linear"
     # Those of Gemma 4's routers and before its layers stay frozen here.
     excluded = ["per_layer_model_projection", "proj"] if base.config.model_type == "gemma4_text" else None
     # The output of the first attention.

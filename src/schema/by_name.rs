@@ -37,6 +37,11 @@ impl<T> ByName<T> {
         self.0.iter().map(|(_, value)| value)
     }
 
+    /// Takes a name out.
+    pub fn remove(&mut self, name: &str) {
+        self.0.retain(|(other, _)| other != name);
+    }
+
     /// `change` of each value.
     pub fn map<U>(&self, change: impl Fn(&T) -> U) -> ByName<U> {
         ByName(self.0.iter().map(|(name, value)| (name.clone(), change(value))).collect())

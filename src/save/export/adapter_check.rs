@@ -5,7 +5,8 @@ use std::path::Path;
 
 use super::adapter_file::{SavedAdapter, TOKENS};
 use super::{AdapterWeights, ExportError, HostMatrix};
-use crate::lora::targets::Selection;
+use crate::config::{LoraConfig, TargetModules};
+use crate::lora::targets::{Selection, TargetError};
 use crate::lora::{Matrices, Whole};
 use crate::spec::ModelConfig;
 
@@ -18,7 +19,7 @@ const MAX_PROBLEMS: usize = 8;
 /// # Errors
 /// Matrices that are missing, unexpected or misshapen; the first ones are listed, the others counted.
 pub fn check_adapter(folder: &Path, adapter: &SavedAdapter, model: &ModelConfig) -> Result<Selection, ExportError> {
-    let selection = adapter.config.select(model);
+    let selection = select_known(&adapter.config, model);
     let mut problems = match &selection {
         Ok(selection) => {
             let tokens = adapter.config.trainable_token_indices.as_deref();
@@ -36,6 +37,30 @@ pub fn check_adapter(folder: &Path, adapter: &SavedAdapter, model: &ModelConfig)
             Err(ExportError::AdapterTensors { path: folder.to_owned(), expected_by: "this model", problems })
         }
     }
+}
+
+/// The layers that the config of a file selects. As in PEFT, names and patterns that match nothing are left out if others match:
+/// people list those of many models.
+fn select_known(config: &LoraConfig, model: &ModelConfig) -> Result<Selection, Vec<TargetError>> {
+    let mut known = config.clone();
+    let mut leave_out = |error: &TargetError| {
+        match (error, &mut known.target_modules) {
+            (TargetError::NoMatch { target }, TargetModules::Names(names)) => names.retain(|name| name != target),
+            (TargetError::PatternNoMatch { key: "rank_pattern", pattern }, _) => known.rank_pattern.remove(pattern),
+            (TargetError::PatternNoMatch { key: "alpha_pattern", pattern }, _) => known.alpha_pattern.remove(pattern),
+            _ => return None,
+        }
+        Some(known.select(model))
+    };
+    let first = config.select(model);
+    let mut found = first.clone();
+    while let Err(errors) = &found {
+        match errors.first().and_then(&mut leave_out) {
+            Some(next) => found = next,
+            None => return first,
+        }
+    }
+    found
 }
 
 /// Every matrix that is missing, unexpected or misshapen, compared with what `selection` and `tokens` expect.
@@ -110,6 +135,14 @@ mod tests {
     fn an_adapter_fits_the_model_that_it_was_made_for() {
         let set = adapter().into_set(Path::new("a"), &tiny_config(), &Device::flex()).unwrap();
         assert_eq!(set.iter().count(), 4);
+        // Of lists that are made for several models, PEFT takes what there is.
+        let mut listed = adapter();
+        listed.config.target_modules = TargetModules::Names(["down_proj", "q_proj", "w1"].map(str::to_owned).into());
+        listed.config.rank_pattern = [("layers.9.down_proj".to_owned(), 7)].into_iter().collect();
+        check_adapter(Path::new("a"), &listed, &tiny_config()).unwrap();
+        listed.config.target_modules = TargetModules::Names(vec!["w1".to_owned()]);
+        let none = check_adapter(Path::new("a"), &listed, &tiny_config()).unwrap_err().to_string();
+        assert!(none.contains("`w1` matches no linear layer"), "{none}");
     }
 
     #[test]
