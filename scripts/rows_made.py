@@ -35,8 +35,8 @@ class Made:
         self.random, self.end = random.Random(seed), end
 
     def text(self) -> str:
-        parts = [self.random.choice(TEXTS).replace("{end}", self.end) for _ in range(self.random.choice([1, 1, 1, 2, 3]))]
-        return self.random.choice(["", " ", "\n", "\n\n"]).join(parts)
+        parts = self.random.sample(TEXTS, self.random.choice([1, 1, 1, 2, 3]))
+        return self.random.choice(["", " ", "\n", "\n\n"]).join(parts).replace("{end}", self.end)
 
     def answer(self) -> str:
         return "" if self.random.random() < 0.03 else self.text()
@@ -58,10 +58,19 @@ class Made:
         parts = [text[:cut], text[cut:]] if text[:cut].strip() == text[:cut] and text[cut:].strip() == text[cut:] else [text]
         return [{"type": "text", "text": part} for part in parts]
 
+    def thought(self) -> dict:
+        """Sometimes a key with a thought."""
+        if self.random.random() < 0.8:
+            return {}
+        key = self.random.choice(["reasoning_content", "thinking", "reasoning"])
+        return {key: self.random.choice(["", " \n", self.text(), self.text()])}
+
     def messages(self) -> dict:
         system = [{"role": self.random.choice(["system", "system", "developer"]), "content": text} for text in self.system()]
         names = self.random.choice([{}, {}, {}, {"user": "human", "assistant": "gpt"}, {"assistant": "bot"}])
         turns = [{"role": names.get(role, role), "content": self.content(text)} for role, text in self.turns()]
+        for turn in turns[1::2] if self.random.random() < 0.1 else turns[-1:]:
+            turn |= self.thought()
         return {"messages": system + turns}
 
     def sharegpt(self) -> dict:
@@ -105,8 +114,6 @@ class Made:
         return tools, steps
 
     def messages_with_tools(self) -> dict:
-        if self.random.random() < 0.1:
-            return chat(U, A)  # a file without a usable row is an error
         tools, steps = self.conversation_with_tools()
         has_ids, as_text = self.random.random() < 0.7, self.random.random() < 0.5
         messages, counter, open_ids = [], itertools.count(), []
@@ -115,7 +122,7 @@ class Made:
             if kind == "calls":
                 open_ids = [f"{self.random.choice('aZ')}{next(counter):08}" for _ in calls[0]]
                 content = {"content": text} if text else self.random.choice([{"content": None}, {"content": ""}, {}])
-                messages.append({"role": "assistant", **content, "tool_calls": [
+                messages.append({"role": "assistant", **content, **self.thought(), "tool_calls": [
                     {**({"id": call_id, "type": "function"} if has_ids else {}), "function": {
                         "name": name, "arguments": json.dumps(arguments, ensure_ascii=False) if as_text else arguments}}
                     for call_id, (name, arguments) in zip(open_ids, calls[0])]})
@@ -123,14 +130,12 @@ class Made:
                 identity = {"tool_call_id": open_ids.pop(0)} if has_ids else {}
                 messages.append({"role": self.random.choice(["tool", "tool", "function"]), **identity, "content": text})
             else:
-                messages.append({"role": kind, "content": text})
+                messages.append({"role": kind, "content": text, **(self.thought() if kind == "assistant" else {})})
         if self.random.random() < 0.7:
             tools = [{"type": "function", "function": tool} for tool in tools]
         return {"messages": messages, "tools": json.dumps(tools) if self.random.random() < 0.2 else tools}
 
     def sharegpt_with_tools(self) -> dict:
-        if self.random.random() < 0.1:
-            return sharegpt(("human", "Hi"), ("gpt", "Ho"))
         tools, steps = self.conversation_with_tools()
         turns = []
         for kind, text, *calls in steps:
@@ -172,8 +177,10 @@ SAYS_AND_CALLS = ("assistant", "One moment", {"tool_calls": [CALL]})
 RESULT = ("tool", "noon", {"tool_call_id": "call00000"})
 TOOL = [{"type": "function", "function": TOOLS[2]}]
 U, A = ("user", "Hi"), ("assistant", "Ho")
+PLAIN = {"messages": chat(U, A), "sharegpt": sharegpt(("human", "Hi"), ("gpt", "Ho"))}
 IMAGE = ("user", [{"type": "text", "text": "What is this?"}, {"type": "image_url", "image_url": {"url": "x.png"}}])
 AUDIO = ("user", [{"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}])
+QWEN_3_5 = "qwen3_5_think", "qwen3_5_nothink"
 # (name, template, format, row, expected message); a pattern that starts with "+" is a report, not an error.
 REFUSED = [
     ("a role that nobody knows", "qwen2_5", "messages", chat(("critic", "Hm"), U, A), "critic"),
@@ -185,12 +192,22 @@ REFUSED = [
     ("a system prompt that the template drops", "mistral_nemo", "messages", chat(("system", "Be kind."), U, A), "Be kind.*no trace"),
     ("two users in a row", "mistral_nemo", "messages", chat(U, U, A), "alternate"),
     ("two users in a row", "gemma3", "messages", chat(U, U, A), "alternate"),
+    ("a system prompt", "gemma2", "messages", chat(("system", "Be kind."), U, A), "System role not supported"),
+    ("two users in a row", "gemma2", "messages", chat(U, U, A), "alternate"),
     ("a late system prompt", "gemma3", "messages", chat(U, A, ("system", "Be kind."), U, A), "alternate|system"),
     ("an id that is too long", "mistral_nemo", "messages",
      chat(U, ("assistant", "", {"tool_calls": [{**CALL, "id": "call_0123456789"}]}), tools=TOOL), "length 9"),
+    ("calls at once", "gptoss", "messages",
+     chat(U, ("assistant", "", {"tool_calls": [CALL, CALL]}), tools=TOOL), "the call of"),
     ("calls at once", "llama3_2", "messages", chat(U, ("assistant", "", {"tool_calls": [CALL, CALL]}), tools=TOOL), "single tool-calls"),
     *[("text beside a call", name, "messages", chat(U, SAYS_AND_CALLS, RESULT, A, tools=TOOL), "One moment.*no trace")
-      for name in ("llama3_2", "mistral_nemo")],
+      for name in ("llama3_2", "mistral_nemo", "gptoss")],
+    ("a thought beside a call that was answered", "gptoss", "messages",
+     chat(U, ("assistant", "", {"tool_calls": [CALL], "thinking": "Hm"}), RESULT, A, tools=TOOL), "Hm.*no trace"),
+    ("text and a thought beside a call", "gptoss", "messages",
+     chat(U, ("assistant", "Wait", {"tool_calls": [CALL], "thinking": "Hm"}), tools=TOOL), "both content and thinking"),
+    ("a channel in an answer", "gptoss", "messages", chat(U, ("assistant", "<|channel|>final<|message|>Ho")), "channel"),
+    *[("no question", name, "messages", chat(("system", "Be kind."), A), "No user query") for name in QWEN_3_5],
     *[("tools", name, "messages", chat(U, A, tools=TOOL), "tools") for name in ("gemma3", "deepseek_v3", "aya_expanse")],
     *[("a call", name, "messages", chat(U, CALLS), "the call of") for name in ("gemma3", "deepseek_v3", "aya_expanse")],
     *[("a call beside text", name, "messages", chat(U, SAYS_AND_CALLS), "the call of") for name in ("gemma3", "deepseek_v3", "aya_expanse")],
@@ -208,5 +225,8 @@ REFUSED = [
     ("no answer", "qwen2_5", "messages", chat(U), "+loss|answer|assistant"),
     ("preference data", "qwen2_5", "auto", {"prompt": "Hi", "chosen": "Ho", "rejected": "No"}, "preference"),
     ("preference data with a label", "qwen2_5", "auto", chat(U, A, label=True), "preference"),
-    ("a thought of an earlier answer", "qwen3", "messages", chat(U, ("assistant", "<think>\nHm\n</think>\n\nHo"), U, A), "no trace"),
+    *[("a thought of an earlier answer", name, "messages", chat(U, ("assistant", "<think>\nHm\n</think>\n\nHo"), U, A),
+       "no trace") for name in ("qwen3", *QWEN_3_5)],
+    *[("a thought of an earlier answer", name, "messages", chat(U, (*A, {"reasoning_content": "Hm"}), U, A), "no trace")
+      for name in ("qwen3", *QWEN_3_5, "gptoss")],
 ]
