@@ -53,7 +53,7 @@ pub struct ChatTemplate {
     special: Option<Regex>,
     /// The strings in the tags of `source`.
     strings: HashSet<String>,
-    /// Text of the tokens at which generation stops.
+    /// Text of the tokens that end a turn.
     turn_ends: Vec<String>,
     reads_parts: OnceLock<bool>,
     /// Hashes of the kinds of places in a conversation that the template is known to write.
@@ -117,7 +117,7 @@ impl ChatTemplate {
             special_texts,
             special: (!special.is_empty()).then(|| Regex::new(&special.join("|")).ok()).flatten(),
             strings: jinja::strings(source),
-            turn_ends: tokenizer.eos_ids().iter().filter_map(|id| tokenizer.token_text(*id)).collect(),
+            turn_ends: tokenizer.turn_ends(),
             reads_parts: OnceLock::new(),
             traced: Mutex::default(),
         })

@@ -17,7 +17,8 @@ mod stream;
 use files::{Files, token_ids, token_text};
 pub use stream::DecodeStream;
 
-/// Tokens that chat models write at the end of a turn. Generation stops at those that the vocabulary has.
+/// Tokens that chat models write at the end of a turn. Generation stops at those that the vocabulary has, but for gpt-oss's
+/// `<|end|>`.
 const TURN_END_TOKENS: [&str; 5] = ["<|im_end|>", "<|eot_id|>", "<|end_of_turn|>", "<end_of_turn>", "<|end|>"];
 
 /// Why a tokenizer could not be opened or used.
@@ -130,7 +131,10 @@ impl Tokenizer {
         eos_ids.extend(token_ids(&generation_config["eos_token_id"]));
         eos_ids.extend(token_ids(&model_config["eos_token_id"]));
         let added = inner.get_added_tokens_decoder();
-        eos_ids.extend(added.iter().filter(|(_, t)| TURN_END_TOKENS.contains(&t.content.as_str())).map(|(id, _)| *id));
+        // In answers of gpt-oss `<|end|>` ends a thought, and more follows.
+        let has_return = added.values().any(|token| token.content == "<|return|>");
+        let ends = |text: &str| TURN_END_TOKENS.contains(&text) && !(has_return && text == "<|end|>");
+        eos_ids.extend(added.iter().filter(|(_, token)| ends(&token.content)).map(|(id, _)| *id));
 
         let starts_with_bos = bos.as_ref().is_some_and(|bos| {
             guarded(|| inner.encode("a", true))
@@ -263,6 +267,13 @@ impl Tokenizer {
     pub fn special_texts(&self) -> Vec<String> {
         let added = self.inner.get_added_tokens_decoder().into_values();
         added.filter(|token| token.special).map(|token| token.content).collect()
+    }
+
+    /// Texts of the tokens that end a turn in a conversation: those at which generation stops, and gpt-oss's `<|end|>`.
+    #[must_use]
+    pub fn turn_ends(&self) -> Vec<String> {
+        let stops = self.eos_ids.iter().filter_map(|id| self.token_text(*id));
+        stops.chain(self.special_texts().into_iter().filter(|text| TURN_END_TOKENS.contains(&text.as_str()))).collect()
     }
 
     /// Token that starts a sequence.

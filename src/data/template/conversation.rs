@@ -91,33 +91,50 @@ impl<'a> Conversation<'a> {
         // What a template writes of no messages lacks what it puts before the first one, and some refuse conversations
         // without a user's message.
         let Some(prompts) = (index > 0).then(prompts).flatten() else { return self.start_by_words(index) };
-        if let Some(prompt) = prompts.iter().find(|prompt| text.starts_with(prompt.as_str())) {
-            return Ok(prompt.len());
-        }
-        // The prompt may open a thought that the text does not have. Their common start then has the token that starts the
-        // assistant's turn.
-        let asked = render(Prompt::None)?;
-        for prompt in &prompts {
-            let common = &text[..common_prefix(text, prompt)];
-            let end = last_end(&self.template.special_texts, common);
-            if let Some(end) = end.filter(|end| common.starts_with(&asked) && *end > asked.len()) {
-                return Ok(self.first_word(index).map_or(end, |word| word.min(common.len())));
-            }
+        let asked = || render(Prompt::None);
+        if let Some(start) = self.start_behind(0, &prompts, asked, index)? {
+            return Ok(start);
         }
         // An earlier part of the text depends on later messages. The part between the previous message and the answer
         // does not.
-        if let Some(previous) = index.checked_sub(1) {
-            let (altered, altered_text) = self.altered(previous);
-            for (kind, prompt) in kinds.iter().zip(&prompts) {
-                let other = self.template.render_values(&altered[..index], self.tools, *kind)?;
-                let between = &prompt[prompt.len() - common_suffix(prompt, &other)..];
-                let from = text.len() - common_suffix(text, &altered_text);
-                if other != *prompt && altered_text != text && text[from..].starts_with(between) {
-                    return Ok(from + between.len());
-                }
+        let (altered, altered_text) = self.altered(index - 1);
+        let behind = |prompt: &str, kind: Prompt| {
+            let other = self.template.render_values(&altered[..index], self.tools, kind)?;
+            Ok::<_, TemplateError>(prompt[prompt.len() - common_suffix(prompt, &other)..].to_owned())
+        };
+        let ends = kinds.iter().zip(&prompts).map(|(kind, prompt)| behind(prompt, *kind));
+        let ends = ends.collect::<Result<Vec<_>, _>>()?;
+        if altered_text != text && ends.iter().zip(&prompts).all(|(end, prompt)| end.len() < prompt.len()) {
+            let from = text.len() - common_suffix(text, &altered_text);
+            if let Some(start) = self.start_behind(from, &ends, || behind(&asked()?, Prompt::None), index)? {
+                return Ok(start);
             }
         }
         Err(self.not_a_prefix(&prompts[prompts.len() - 1], index))
+    }
+
+    /// Where answer `index` starts if what is in `text` at `from` begins with one of `prompts`, or with what they ask, `asked`,
+    /// and the token that starts the assistant's turn.
+    fn start_behind(
+        &self,
+        from: usize,
+        prompts: &[String],
+        asked: impl FnOnce() -> Result<String, TemplateError>,
+        index: usize,
+    ) -> Result<Option<usize>, TemplateError> {
+        let text = &self.text[from..];
+        if let Some(prompt) = prompts.iter().find(|prompt| text.starts_with(prompt.as_str())) {
+            return Ok(Some(from + prompt.len()));
+        }
+        // The prompt may open a thought that the text does not have. Their common start then has the token that starts the
+        // assistant's turn.
+        let asked = asked()?;
+        Ok(prompts.iter().find_map(|prompt| {
+            let common = &text[..common_prefix(text, prompt)];
+            let end = last_end(&self.template.special_texts, common)?;
+            let has_start = common.starts_with(&asked) && end > asked.len();
+            has_start.then(|| self.first_word(index).map_or(from + end, |word| word.min(from + common.len())))
+        }))
     }
 
     /// The start of answer `index`, from the place of its first word and the generation prompt of another conversation.

@@ -122,6 +122,25 @@ fn a_part_of_a_text_that_is_dropped_is_named() {
 }
 
 #[test]
+fn a_thought_that_is_dropped_is_named_where_a_later_message_has_the_same_text() {
+    let template = template(
+        "{% for m in messages %}{{ m.role }}:{{ m.content.split('</think>')[-1] if m.role == 'assistant' else m.content }};\
+         {% endfor %}{% if add_generation_prompt %}assistant:{% endif %}",
+    );
+    let repeated = |text: &str| {
+        let turns = [("user", "ask"), ("assistant", text), ("user", text), ("assistant", "end")];
+        template.render_with_answers(&conversation(&turns), None).map(|rendered| rendered.answers.len())
+    };
+    assert_eq!(repeated("say").unwrap(), 2);
+    assert_eq!(repeated("<think></think>say").unwrap(), 2);
+    let message = repeated("<think>muse</think>say").unwrap_err().to_string();
+    assert!(
+        message.contains("message 1 (assistant): \"<think>muse</think>say\" of its `content` leaves no trace"),
+        "{message}"
+    );
+}
+
+#[test]
 fn what_a_generation_prompt_supplies_and_what_follows_the_turn_carry_no_loss() {
     // Like Qwen3: only the last answer gets an empty thought; a prompt without thinking has one too.
     let source = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}\
@@ -144,6 +163,23 @@ fn what_a_generation_prompt_supplies_and_what_follows_the_turn_carry_no_loss() {
     assert_eq!(template.render_with_answers(&silent, None).unwrap().empty_answer, Some(1));
     let turns = [("user", "a"), ("assistant", " "), ("user", "c"), ("assistant", "<think>x</think>d")];
     assert_eq!(answers(&turns), (vec!["<think>x</think>d<|im_end|>".to_owned()], Some(1)));
+}
+
+#[test]
+fn an_answer_before_a_later_question_may_lose_the_thought_that_its_prompt_opens() {
+    // Like Qwen3.5: all answers behind the last question get a thought, and so do all prompts.
+    let source = "{% set ns = namespace(asked=0) %}{% for m in messages %}{% if m.role == 'user' %}\
+                  {% set ns.asked = loop.index0 %}{% endif %}{% endfor %}{% for m in messages %}\
+                  {{ '<|im_start|>' + m.role + '\n' }}{% if m.role == 'assistant' and loop.index0 > ns.asked %}\
+                  {{ '<think>\n\n</think>\n\n' }}{% endif %}{{ m.content + '<|im_end|>\n' }}{% endfor %}\
+                  {% if add_generation_prompt %}{{ '<|im_start|>assistant\n<think>\n' }}\
+                  {% if enable_thinking is defined and not enable_thinking %}{{ '\n</think>\n\n' }}{% endif %}{% endif %}";
+    let template = ChatTemplate::new(source, "the test", &crate::data::fixture::chat_tokenizer()).unwrap();
+    let turns =
+        [("user", "a"), ("assistant", "b"), ("tool", "c"), ("assistant", "d"), ("user", "e"), ("assistant", "f")];
+    let rendered = template.render_with_answers(&conversation(&turns), None).unwrap();
+    let answers: Vec<&str> = rendered.answers.iter().map(|range| &rendered.text[range.clone()]).collect();
+    assert_eq!(answers, ["b<|im_end|>", "d<|im_end|>", "f<|im_end|>"]);
 }
 
 #[test]

@@ -65,9 +65,13 @@ impl Conversation<'_> {
         let content = text_of(&self.messages[index][key]);
         // Unchanged, or without an empty thought.
         let (whole, rest) = (content.trim(), &self.text[*cursor..]);
-        let content = if rest.contains(whole) { Cow::from(whole) } else { without_empty_thought(whole) };
+        // Templates drop thoughts of some answers only, and a later message may have the same text.
+        let is_repeated = whole.contains("</think>")
+            && self.messages[index + 1..].iter().any(|later| text_of(&later["content"]).contains(whole));
+        let is_whole = !is_repeated && rest.contains(whole);
+        let content = if is_whole { Cow::from(whole) } else { without_empty_thought(whole) };
         let content = content.trim();
-        let found = rest.find(content);
+        let found = rest.find(content).filter(|_| !is_repeated);
         *cursor += found.map_or(0, |at| at + content.len());
         if content.is_empty() || (found.is_some() && self.is_known(&(key, place))) {
             return Ok(());

@@ -31,6 +31,21 @@ fn special_tokens_are_read_in_every_spelling_and_from_every_file() {
 }
 
 #[test]
+fn generation_does_not_stop_at_the_end_of_a_thought_of_gpt_oss() {
+    let ends = |eos: &str| {
+        let config = json!({"eos_token": eos});
+        let folder = model_folder(&config);
+        let text = std::fs::read_to_string(folder.path().join("tokenizer.json")).unwrap();
+        let text = text.replace("<|im_end|>", "<|end|>").replace("</s>", eos);
+        let tokenizer = open(&config, &[("tokenizer.json", text.into())]).unwrap();
+        assert!(tokenizer.turn_ends().contains(&"<|end|>".to_owned()));
+        tokenizer.eos_ids().to_vec()
+    };
+    assert_eq!(ends("</s>"), [EOS, IM_END]);
+    assert_eq!(ends("<|return|>"), [EOS]);
+}
+
+#[test]
 fn a_special_token_that_does_not_exist_is_an_error() {
     let error = open(&json!({"eos_token": "<eos>"}), &[]).unwrap_err().to_string();
     assert!(
