@@ -179,8 +179,9 @@ fn kinds(family: &str) -> [(&'static str, LoraConfig); 3] {
     ]
 }
 
-/// The cells without a number: family and form. GGUF shares keys and values of the last two layers that make them, in one order.
-const REFUSED: [(&str, &str); 1] = [("gemma4, all it can have", "q8_0")];
+/// The cells without a number: family and form. GGUF shares keys and values of the last two layers that make them, in one order, and
+/// has one activation for each family.
+const REFUSED: [(&str, &str); 2] = [("gemma4, all it can have", "q8_0"), ("llama, gelu", "q8_0")];
 
 fn load(folder: &Path, form: Form, compute: Dtype, device: &Device) -> Option<Model> {
     let (model, storage) = match form {
