@@ -439,9 +439,11 @@ fn lfm2(
     key: &dyn Fn(&str) -> String,
     json: &mut Map<String, serde_json::Value>,
 ) -> Result<(), Problem> {
-    let heads = file.integers(&key("attention.head_count_kv")).unwrap_or_default();
-    let kind = |count: &i64| if *count > 0 { "full_attention" } else { "conv" };
-    json.insert("layer_types".to_owned(), json!(heads.iter().map(kind).collect::<Vec<_>>()));
+    // A number where all layers have attention.
+    if let Some(heads) = file.integers(&key("attention.head_count_kv")) {
+        let kind = |count: &i64| if *count > 0 { "full_attention" } else { "conv" };
+        json.insert("layer_types".to_owned(), json!(heads.iter().map(kind).collect::<Vec<_>>()));
+    }
     json.extend(file.integer(&key(CONV_KERNEL))?.map(|count| ("conv_L_cache".to_owned(), json!(count))));
     json.insert("block_auto_adjust_ff_dim".to_owned(), json!(false));
     Ok(())

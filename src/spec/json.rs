@@ -200,10 +200,13 @@ fn lfm2_width(json: &mut Section) -> usize {
     if !json.boolean("block_auto_adjust_ff_dim", true) {
         return width;
     }
+    let two_thirds = (2.0 * width as f64 / 3.0).floor();
+    if json.has("block_ffn_dim_multiplier") && json.value("block_ffn_dim_multiplier").is_none() {
+        return (two_thirds as usize).max(1);
+    }
     let factor = json.number("block_ffn_dim_multiplier", 1.0, 1e-3..=16.0);
     let multiple = json.count("block_multiple_of", 256, 1..=1 << 20);
-    let scaled = (factor * (2.0 * width as f64 / 3.0).floor()) as usize;
-    scaled.max(1).next_multiple_of(multiple)
+    ((factor * two_thirds) as usize).max(1).next_multiple_of(multiple)
 }
 
 /// Tokens that short convolutions see, in a family that has such.
