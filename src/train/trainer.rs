@@ -151,10 +151,16 @@ impl Trainer<'_> {
         self.recorder.start();
         self.saver.start();
         self.sinks.start();
+        let first_step = self.state.step;
         loop {
             // Evaluation comes first, so that the checkpoint contains its result.
-            if self.is_evaluation_due() && !self.evaluate()? {
-                return self.interrupt();
+            if self.is_evaluation_due() {
+                if !self.evaluate()? {
+                    return self.interrupt();
+                }
+                if self.state.step == first_step {
+                    self.sinks.start();
+                }
             }
             if self.state.evaluations.patience_is_over(self.eval.early_stopping_patience) {
                 return Ok(Outcome::StoppedEarly);

@@ -72,7 +72,7 @@ pub(super) fn needed_template(
         Some(file) if template.is_none() => Err(DataError::File {
             path: file.path().to_path_buf(),
             reason: format!(
-                "format `{}` needs a chat template, and {}\n  hint: set `data.chat_template` to a Jinja file",
+                "format `{}` needs a chat template, and {}\n  hint: set `data.chat_template` to a Jinja file, or put chat_template.jinja beside the model",
                 file.format().name(),
                 if config.chat_template == "none" {
                     "`data.chat_template` = \"none\" turns it off"

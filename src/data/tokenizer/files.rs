@@ -39,7 +39,10 @@ impl Files {
         Ok(Self {
             path: model.to_owned(),
             content: tokenizer.to_string().into_bytes(),
-            chat_template: config["chat_template"].as_str().map(ToOwned::to_owned),
+            chat_template: match config["chat_template"].as_str() {
+                Some(template) => Some(template.to_owned()),
+                None => read_text(&folder.join(CHAT_TEMPLATE))?,
+            },
             config: (model.to_owned(), config),
             map: (model.to_owned(), Value::Null),
             generation_config: ends(&file),
@@ -118,10 +121,12 @@ pub(super) fn token_ids(value: &Value) -> impl Iterator<Item = u32> {
     list.iter().filter_map(|id| id.as_u64().and_then(|id| u32::try_from(id).ok()))
 }
 
+const CHAT_TEMPLATE: &str = "chat_template.jinja";
+
 /// The chat template: `chat_template.jinja` if it exists, else `tokenizer_config.json`, as in transformers. The latter
 /// has a string or a list of `{name, template}`.
 fn read_chat_template(dir: &Path, config: &Value, config_path: &Path) -> Result<Option<String>, TokenizerError> {
-    if let Some(text) = read_text(&dir.join("chat_template.jinja"))? {
+    if let Some(text) = read_text(&dir.join(CHAT_TEMPLATE))? {
         return Ok(Some(text));
     }
     match &config["chat_template"] {

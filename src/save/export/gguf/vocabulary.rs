@@ -31,7 +31,7 @@ pub(super) fn vocabulary(
         .and_then(|content| Ok(serde_json::from_slice(&content)?))
         .map_err(ExportError::io("read", &path))?;
     let is_sentencepiece = json["model"]["byte_fallback"] == true;
-    let (tokens, types) =
+    let (mut tokens, types) =
         tokens(&json, config.vocab_size, is_sentencepiece).map_err(|problem| problem.at(path.display()))?;
     let merges: Vec<String> = json["model"]["merges"].as_array().into_iter().flatten().filter_map(merge).collect();
     let mut keys = if is_sentencepiece {
@@ -42,7 +42,10 @@ pub(super) fn vocabulary(
             Some(gemma4::NAME) if !begins_with_space => {
                 vec![("model", text(gemma4::NAME)), scores, ("merges", list(List::String(merges)))]
             }
-            _ => vec![("model", text("llama")), ("pre", text("default")), scores],
+            _ => {
+                with_spaces(&mut tokens, &types);
+                vec![("model", text("llama")), ("pre", text("default")), scores]
+            }
         }
     } else {
         let split = split(&json).ok_or_else(|| unknown_split(&path))?;
@@ -51,6 +54,12 @@ pub(super) fn vocabulary(
     keys.extend([("tokens", list(List::String(tokens))), ("token_type", list(List::I32(types)))]);
     keys.extend(special(tokenizer));
     Ok(keys.into_iter().map(|(key, value)| (format!("tokenizer.ggml.{key}"), value)).collect())
+}
+
+/// Gives added tokens the spaces that stand for themselves in texts: Gemma has some for runs of spaces.
+fn with_spaces(tokens: &mut [String], types: &[i32]) {
+    let added = tokens.iter_mut().zip(types).filter(|(_, kind)| **kind == USER_DEFINED);
+    added.for_each(|(token, _)| *token = token.replace('\u{2581}', " "));
 }
 
 /// Texts and types of the tokens, by id.
@@ -198,6 +207,9 @@ mod tests {
         assert_eq!(texts, ["<unk>", "<0x0A>", "a", "ab", "<|end|>", "mine", "[PAD6]"]);
         assert_eq!(types, [CONTROL, BYTE, NORMAL, NORMAL, CONTROL, USER_DEFINED, UNUSED]);
         assert_eq!(tokens(&json, 7, false).unwrap().1[1], NORMAL);
+        let mut texts = ["\u{2581}a", "\u{2581}\u{2581}"].map(str::to_owned);
+        with_spaces(&mut texts, &[NORMAL, USER_DEFINED]);
+        assert_eq!(texts, ["\u{2581}a", "  "]);
         json["added_tokens"][2]["id"] = json!(7);
         assert_eq!(tokens(&json, 7, true).unwrap().0[5], "[PAD5]");
         json["model"]["vocab"]["ab"] = json!(7);
