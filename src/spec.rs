@@ -20,8 +20,8 @@ pub use block::attention::{Attention, Heads, Qkv, QueryKeyNorms};
 pub use block::short_conv::{GATED_CONV, SHORT_CONV_NAMES, ShortConv};
 pub use block::{
     Activation, BESIDE_NORMS, BLOCK_SCALE, Beside, Block, DeltaNet, DeltaNetInputs, EXPERT_SCALES, FUSED_NAMES, Gated,
-    HEAD_NORMS, LAYER_INPUT_NAMES, LFM2_SITE_NAMES, LayerInput, Mixture, PerSite, Probabilities, Projections,
-    ROUTER_SCALE, Role, SHARED_GATE, SINKS, SITE_NAMES, SharedExpert, Site, SiteId, Sublayer, SublayerKind, short_name,
+    HEAD_NORMS, LAYER_INPUT_NAMES, LFM2_NAMES, LayerInput, Mixture, PerSite, Probabilities, Projections, ROUTER_SCALE,
+    Role, SHARED_GATE, SINKS, SITE_NAMES, SharedExpert, Site, SiteId, Sublayer, SublayerKind, short_name,
 };
 pub use delta_net::{DELTA_NET_FUSED_NAMES, DELTA_NET_NAMES, DeltaHeads};
 pub use rope::{QueryGrowth, Rope, RopePairs, RopeScaling};
@@ -253,7 +253,7 @@ pub const LINEAR_NAMES: [&[&str]; 8] = [
     &[SHARED_GATE],
     &LAYER_INPUT_NAMES,
     &SHORT_CONV_NAMES,
-    &LFM2_SITE_NAMES,
+    &LFM2_NAMES,
 ];
 
 /// Where a multimodal model has the decoder of its language model.

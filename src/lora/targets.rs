@@ -372,9 +372,9 @@ mod tests {
     fn all_linear_takes_the_layers_of_every_block_of_every_family() {
         let selection = LoraConfig::default().select_of_any(3).unwrap();
         let of_layer: PerSite<_> =
-            (0..19).map(|site| (site, AdapterShape { kind: Kind::Lora, r: 8, scale: 2.0 })).collect();
+            (0..25).map(|site| (site, AdapterShape { kind: Kind::Lora, r: 8, scale: 2.0 })).collect();
         assert_eq!(selection.shapes, vec![of_layer; 3]);
-        assert_eq!(selection.hits[0].num_hits, 57);
+        assert_eq!(selection.hits[0].num_hits, 75);
     }
 
     #[test]

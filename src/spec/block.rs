@@ -428,16 +428,8 @@ pub const SITE_NAMES: [&str; 7] = [
     "mlp.down_proj",
 ];
 
-/// Those of LFM2.
-pub const LFM2_SITE_NAMES: [&str; 7] = [
-    "self_attn.q_proj",
-    "self_attn.k_proj",
-    "self_attn.v_proj",
-    "self_attn.out_proj",
-    "feed_forward.w1",
-    "feed_forward.w3",
-    "feed_forward.w2",
-];
+/// The last four of them in LFM2.
+pub const LFM2_NAMES: [&str; 4] = ["self_attn.out_proj", "feed_forward.w1", "feed_forward.w3", "feed_forward.w2"];
 
 /// Names of layers that some families have for the first three, and for the two of gate and up.
 pub const FUSED_NAMES: [&str; 2] = ["self_attn.qkv_proj", "mlp.gate_up_proj"];

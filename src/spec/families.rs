@@ -3,7 +3,7 @@
 use super::block::Activation;
 use super::block::attention::QueryKeyNorms;
 use super::family::{Biases, Experts, Extra, Family, Names, Scales, Windows};
-use super::{DeltaHeads, LFM2_SITE_NAMES, NormKind, RopePairs};
+use super::{DeltaHeads, LFM2_NAMES, NormKind, RopePairs, SITE_NAMES};
 
 const LLAMA: Family = Family {
     model_type: "llama",
@@ -385,7 +385,10 @@ pub(super) static FAMILIES: [Family; 25] = [
         model_type: "lfm2",
         architecture: "Lfm2ForCausalLM",
         names: Names {
-            sites: LFM2_SITE_NAMES,
+            sites: {
+                let ([q, k, v, ..], [output, gate, up, down]) = (SITE_NAMES, LFM2_NAMES);
+                [q, k, v, output, gate, up, down]
+            },
             head_norms: ["self_attn.q_layernorm", "self_attn.k_layernorm"],
             last_norm: "model.embedding_norm",
             norm_eps: "norm_eps",
