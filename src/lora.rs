@@ -4,6 +4,7 @@ pub mod adapters;
 pub mod combine;
 mod dora;
 pub mod kind;
+mod known;
 pub mod matrices;
 mod row_norms;
 pub(crate) mod start;

@@ -49,7 +49,7 @@ pub struct ModelConfig {
     pub max_position_embeddings: usize,
     /// Name of the norm before the head.
     pub last_norm: &'static str,
-    /// Added to the mean square in RMSNorm.
+    /// Added to the mean square, or to the variance, in norms.
     pub rms_norm_eps: f64,
     /// What the norms of the residual stream compute.
     pub norm_kind: NormKind,

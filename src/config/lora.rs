@@ -262,7 +262,7 @@ impl TargetModules {
                 Ok(_) if matches!(text.as_str(), "all_linear" | "all" | "linear" | "all-linears") => {
                     Err(Some("did you mean \"all-linear\"?".to_owned()))
                 }
-                Ok(_) if is_plain_name(text) => Err(Some(meant_layer(text))),
+                Ok(_) if is_plain_name(text) => Err(Some(meant_layer(text, &SITE_NAMES.map(short_name)))),
                 Ok(_) => Ok(Self::Regex(text.clone())),
             },
             Value::Array(items) if !items.is_empty() => {
@@ -281,17 +281,19 @@ fn accept_name(item: &Node) -> Result<String, Option<String>> {
             Err(Some("`lm_head` cannot be adapted: `modules_to_save` trains it as a whole".to_owned()))
         }
         Value::String(name) if name == "all-linear" => Err(Some("write \"all-linear\" without brackets".to_owned())),
-        Value::String(name) => Err(Some(format!("there is no `{name}`: {}", meant_layer(name)))),
+        Value::String(name) => {
+            Err(Some(format!("there is no `{name}`: {}", meant_layer(name, &SITE_NAMES.map(short_name)))))
+        }
         _ => Err(None),
     }
 }
 
 /// The layer name closest to `name`, or the list of layer names, as a hint.
-pub(crate) fn meant_layer(name: &str) -> String {
+pub(crate) fn meant_layer(name: &str, layers: &[&str]) -> String {
     let last = name.rsplit('.').next().unwrap_or_default().trim_matches(|c: char| !c.is_ascii_alphanumeric());
-    match closest(last, SITE_NAMES.into_iter().map(short_name)) {
+    match closest(last, layers.iter().copied()) {
         Some(layer) => format!("did you mean `{layer}`?"),
-        None => format!("there are {}", SITE_NAMES.map(short_name).join(", ")),
+        None => format!("there are {}", layers.join(", ")),
     }
 }
 

@@ -10,7 +10,7 @@ use patterns::Patterns;
 use super::kind::Kind;
 use super::whole::Whole;
 use crate::config::{LoraConfig, TargetModules, meant_layer};
-use crate::spec::{LINEAR_NAMES, ModelConfig, PerSite, Role, Site, SiteId, in_layer};
+use crate::spec::{LINEAR_NAMES, ModelConfig, PerSite, Role, Site, SiteId, in_layer, short_name};
 use crate::util::stats::{as_f64, as_u64};
 
 /// Rank and scale of the adapter on one linear layer.
@@ -116,10 +116,12 @@ impl Selection {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TargetError {
     /// A target that matches no linear layer of the blocks.
-    #[error("`lora.target_modules`: `{target}` matches no linear layer of this model\n  hint: {}", meant_layer(target))]
+    #[error("`lora.target_modules`: `{target}` matches no linear layer of this model\n  hint: {hint}")]
     NoMatch {
         /// The target.
         target: String,
+        /// What may be meant.
+        hint: String,
     },
     /// The head or the embedding, which have no low-rank adapters.
     #[error(
@@ -310,12 +312,18 @@ impl LoraConfig {
             }
         }
         let frozen = || names.iter().flatten().filter(|(_, role)| *role != Role::Linear).map(|(module, _)| &**module);
+        let mut linear = Vec::new();
+        for (module, _) in names.iter().flatten().filter(|(_, role)| *role == Role::Linear) {
+            if !linear.contains(&short_name(module)) {
+                linear.push(short_name(module));
+            }
+        }
         let all_layers_exist = !errors.iter().any(|error| matches!(error, TargetError::NoLayer { .. }));
         for target in targets.unused().filter(|_| all_layers_exist) {
             errors.push(match target.rsplit('.').next() {
                 Some("lm_head" | "embed_tokens") => TargetError::Frozen { target },
                 _ if targets.matches(&target, frozen()) => TargetError::Experts { target },
-                _ => TargetError::NoMatch { target },
+                _ => TargetError::NoMatch { hint: meant_layer(&target, &linear), target },
             });
         }
         if errors.is_empty() && shapes.iter().all(PerSite::is_empty) {
@@ -388,10 +396,8 @@ mod tests {
     #[test]
     fn a_target_that_matches_nothing_is_an_error_and_so_is_the_head() {
         let errors = config(&["q_proj", "proj", "lm_head"]).select_of_any(2).unwrap_err();
-        assert_eq!(
-            errors,
-            [TargetError::NoMatch { target: "proj".into() }, TargetError::Frozen { target: "lm_head".into() }]
-        );
+        let [TargetError::NoMatch { target, .. }, frozen] = &errors[..] else { panic!("{errors:?}") };
+        assert_eq!((&**target, frozen), ("proj", &TargetError::Frozen { target: "lm_head".into() }));
     }
 
     #[test]

@@ -132,10 +132,12 @@ impl LoraConfig {
             }
             // Every layer has one: the first says it.
             if let Some((module, _)) = hits().find(|(_, whole)| whole.is_none()) {
-                problems.push(format!(
-                    "`{name}` names `{module}`, and only the embedding, the head and the RMSNorms around attention and \
-                     feed-forward layers are trained as a whole"
-                ));
+                let norms = match config.norm_kind {
+                    NormKind::Rms => ", the head and the norms around attention and feed-forward layers",
+                    NormKind::Layer => " and the head (LayerNorms stay frozen)",
+                };
+                problems
+                    .push(format!("`{name}` names `{module}`, and only the embedding{norms} are trained as a whole"));
             }
             found.extend(hits().filter_map(|(_, whole)| *whole));
         }

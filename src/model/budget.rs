@@ -2,7 +2,7 @@
 
 use crate::device::Dtype;
 use crate::ops::kernels::Place;
-use crate::spec::{self, Sublayer, SublayerKind};
+use crate::spec::{self, NormKind, Sublayer, SublayerKind};
 
 /// What the sizes of a sublayer depend on besides its shape.
 #[derive(Clone, Copy, Debug)]
@@ -13,6 +13,8 @@ pub struct SizedBy {
     pub place: Place,
     /// Type of the computation.
     pub dtype: Dtype,
+    /// What norms compute.
+    pub norm_kind: NormKind,
 }
 
 /// Sizes of a sublayer's tensors, or of a block's, as numbers per token.
@@ -53,6 +55,17 @@ impl Sublayer {
         };
         // The input, and a factor of every token in its norm; the norm of the output has an input of its own.
         let of_norms = usize::from(self.norm_before.is_some()) + self.norm_after.map_or(0, |_| by.hidden_size);
-        SublayerSizes { kept: inside.kept + by.hidden_size + of_norms, ..inside }
+        // What is centred, in `f32`, and what is made of that.
+        let centred = match by.norm_kind {
+            NormKind::Rms => 0,
+            NormKind::Layer => {
+                3 * by.hidden_size * Dtype::F32.num_bytes() / by.place.activation_dtype(by.dtype).num_bytes()
+            }
+        };
+        SublayerSizes {
+            kept: inside.kept + by.hidden_size + of_norms,
+            forward: inside.forward + centred,
+            backward: inside.backward + centred,
+        }
     }
 }

@@ -58,7 +58,7 @@ pub(super) fn take_over(
     let path = Path::new(&model.path);
     let mut model = path.exists().then(|| ModelConfig::from_model(path).ok()).flatten();
     model.iter_mut().for_each(|model| read.grow(model, path));
-    let saved = read.config;
+    let saved = model.as_ref().map_or_else(|| read.config.clone(), |model| read.config.known_in(model));
     let of_saved = shapes(&saved, model.as_ref());
     let whole = |lora: &LoraConfig| {
         // Which modules these are, only the model says.

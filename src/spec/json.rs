@@ -176,8 +176,8 @@ fn family(json: &mut Section) -> Option<(&'static Family, bool)> {
 }
 
 const KNOWN_MODELS: &str = "Llama 2, 3, 3.1 and 3.2, TinyLlama, SmolLM2 and 3, Mistral, Ministral 3, Mixtral, Qwen2, Qwen2.5, \
-                            Qwen3, Qwen3-Next and Qwen3.5, gpt-oss, Gemma 2, 3 and 4, OLMo 2, Granite 3, Phi-3 and 4, GLM-4, ERNIE 4.5, LFM2 and Nemotron have types \
-                            that are supported";
+                            Qwen3, Qwen3-Next and Qwen3.5, gpt-oss, Gemma 2, 3 and 4, OLMo 2, Granite 3, Phi-3 and 4, GLM-4, \
+                            ERNIE 4.5, LFM2 and Nemotron have types that are supported";
 
 /// A count that must be given, unless the family has a default.
 fn count_or(json: &mut Section, key: &'static str, default: Option<usize>, most: usize) -> usize {
@@ -223,7 +223,9 @@ fn heads(json: &mut Section, family: &Family, hidden: usize) -> Heads {
     let num_heads = count_or(json, "num_attention_heads", family.num_attention_heads, 1 << 16);
     let default = family.num_key_value_heads.filter(|_| !json.has("num_key_value_heads"));
     let num_kv_heads = json.count("num_key_value_heads", default.unwrap_or(num_heads), 1..=1 << 16);
-    let head_dim = json.count("head_dim", family.head_dim.unwrap_or((hidden / num_heads).max(1)), 1..=1 << 16);
+    let is_null = json.has("head_dim") && json.value("head_dim").is_none();
+    let head_dim = family.head_dim.filter(|_| !is_null).unwrap_or((hidden / num_heads).max(1));
+    let head_dim = json.count("head_dim", head_dim, 1..=1 << 16);
     if json.is_sound() {
         // Qwen3.5 27B has 24 heads in a width of 5120.
         let divided = (family.delta_heads.is_none() && family.scales != Scales::Embeddings).then_some(hidden);
@@ -291,6 +293,10 @@ fn activation(json: &mut Section, family: &Family) -> Activation {
         ("relu", Activation::Relu),
     ];
     let (key, default) = family.activation;
+    // LFM2 has the one, whatever its config says.
+    if family.has_short_convs {
+        return default;
+    }
     if !family.gated {
         json.only(key, "\"relu2\"", |value| value.text() == Some("relu2"));
         return default;

@@ -189,7 +189,8 @@ impl Workload<'_> {
 
     /// The sizes of every block, whose adapters have this sum of ranks.
     pub(super) fn blocks(&self, ranks: usize) -> impl Iterator<Item = SublayerSizes> {
-        let by = SizedBy { hidden_size: self.config.hidden_size, place: self.place, dtype: self.precision.dtype() };
+        let ModelConfig { hidden_size, norm_kind, .. } = *self.config;
+        let by = SizedBy { hidden_size, place: self.place, dtype: self.precision.dtype(), norm_kind };
         self.config.blocks.iter().map(move |block| {
             let sublayers = block.sublayers.iter().map(|sublayer| sublayer.sizes(by));
             let sizes = sublayers.fold(SublayerSizes::default(), SublayerSizes::and);

@@ -555,6 +555,10 @@ fn families_that_lie_otherwise_in_gguf_files_keep_their_text_there() {
         ("qwen3_5", serde_json::json!({"linear_key_head_dim": 12, "linear_value_head_dim": 12})),
         ("gemma4", serde_json::json!({"num_kv_shared_layers": 2, "vocab_size_per_layer_input": 1347})),
         ("gemma4-experts", serde_json::json!({})),
+        ("lfm2", serde_json::json!({})),
+        ("lfm2", serde_json::json!({"full_attn_idxs": [0, 1, 2, 3]})),
+        ("nemotron", serde_json::json!({})),
+        ("ernie4_5", serde_json::json!({})),
         // Texts begin with one kind of divisors and end with the other.
         ("phi3-longrope", serde_json::json!({"original_max_position_embeddings": 8})),
     ];

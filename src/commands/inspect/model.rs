@@ -135,8 +135,12 @@ impl Shown<'_> {
         )
     }
 
-    /// How many layers have linear attention, and with which heads.
+    /// How many layers have linear attention, and with which heads, or convolutions.
     fn linear_attention(&self) -> String {
+        let convs: Vec<_> = self.config.blocks.iter().filter_map(Block::short_conv).collect();
+        if let Some(conv) = convs.first() {
+            return format!("\nconvolutions: in {} of the layers, over {} tokens", convs.len(), conv.kernel_size);
+        }
         let mut nets = self.config.blocks.iter().filter_map(Block::delta_net).peekable();
         let Some(heads) = nets.peek().map(|net| net.heads) else { return String::new() };
         let DeltaHeads { num_key_heads, num_value_heads, key_head_dim, value_head_dim } = heads;
@@ -183,6 +187,7 @@ impl Shown<'_> {
             "tie_word_embeddings": config.tie_word_embeddings,
             "windows": attentions().map(|attention| attention.heads.window).collect::<Vec<_>>(),
             "biases": biases.map(|site| site.has_bias).collect::<Vec<_>>(),
+            "convolutions": config.blocks.iter().map(|block| block.short_conv().is_some()).collect::<Vec<_>>(),
             "linear_attention": config.blocks.iter().map(|block| block.delta_net().is_some()).collect::<Vec<_>>(),
             "qk_norm": attentions().any(|attention| attention.query_key_norms.is_some()),
             "bos_token_id": config.bos_token_id,

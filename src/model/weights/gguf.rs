@@ -17,6 +17,7 @@ use crate::ops::cpu;
 use crate::ops::kernels::place_of;
 use crate::ops::linear::Matrix;
 use crate::schema::Problem;
+use crate::spec::GATED_CONV;
 use crate::spec::delta_net::CONV;
 use crate::spec::gguf::{Coding, Order, num_predicting, stored_shape, tensors_of};
 use crate::spec::{Block, ModelConfig, in_layer};
@@ -63,11 +64,10 @@ impl GgufWeights {
 
     fn rows(&self, name: &str, shape: &[usize]) -> Result<Rows<'_>, Problem> {
         // Convolutions are also asked for without their rows.
-        let net = self.config.blocks.iter().find_map(Block::delta_net).filter(|_| name.ends_with(CONV));
-        let conv = net.map(|net| {
-            let [(_, shape), ..] = net.tensors();
-            shape
-        });
+        let is_conv = name.ends_with(CONV) || name.ends_with(GATED_CONV);
+        let others = |block: &Block| block.other_tensors(self.config.hidden_size).collect::<Vec<_>>();
+        let mut others = self.config.blocks.iter().filter(|_| is_conv).flat_map(others);
+        let conv = others.find(|(part, _)| name.ends_with(part)).map(|(_, shape)| shape);
         let shape = conv.as_deref().unwrap_or(shape);
         let (order, coding) = (Order::of(&self.config, name), Coding::of(&self.config, name));
         // A bias is a column.

@@ -5,8 +5,7 @@ use std::path::Path;
 
 use super::adapter_file::{SavedAdapter, TOKENS};
 use super::{AdapterWeights, ExportError, HostMatrix};
-use crate::config::{LoraConfig, TargetModules};
-use crate::lora::targets::{Selection, TargetError};
+use crate::lora::targets::Selection;
 use crate::lora::{Matrices, Whole};
 use crate::spec::ModelConfig;
 
@@ -19,7 +18,7 @@ const MAX_PROBLEMS: usize = 8;
 /// # Errors
 /// Matrices that are missing, unexpected or misshapen; the first ones are listed, the others counted.
 pub fn check_adapter(folder: &Path, adapter: &SavedAdapter, model: &ModelConfig) -> Result<Selection, ExportError> {
-    let selection = select_known(&adapter.config, model);
+    let selection = adapter.config.known_in(model).select(model);
     let mut problems = match &selection {
         Ok(selection) => {
             let tokens = adapter.config.trainable_token_indices.as_deref();
@@ -37,30 +36,6 @@ pub fn check_adapter(folder: &Path, adapter: &SavedAdapter, model: &ModelConfig)
             Err(ExportError::AdapterTensors { path: folder.to_owned(), expected_by: "this model", problems })
         }
     }
-}
-
-/// The layers that the config of a file selects. As in PEFT, names and patterns that match nothing are left out if others match:
-/// people list those of many models.
-fn select_known(config: &LoraConfig, model: &ModelConfig) -> Result<Selection, Vec<TargetError>> {
-    let mut known = config.clone();
-    let mut leave_out = |error: &TargetError| {
-        match (error, &mut known.target_modules) {
-            (TargetError::NoMatch { target }, TargetModules::Names(names)) => names.retain(|name| name != target),
-            (TargetError::PatternNoMatch { key: "rank_pattern", pattern }, _) => known.rank_pattern.remove(pattern),
-            (TargetError::PatternNoMatch { key: "alpha_pattern", pattern }, _) => known.alpha_pattern.remove(pattern),
-            _ => return None,
-        }
-        Some(known.select(model))
-    };
-    let first = config.select(model);
-    let mut found = first.clone();
-    while let Err(errors) = &found {
-        match errors.first().and_then(&mut leave_out) {
-            Some(next) => found = next,
-            None => return first,
-        }
-    }
-    found
 }
 
 /// Every matrix that is missing, unexpected or misshapen, compared with what `selection` and `tokens` expect.
@@ -129,6 +104,7 @@ mod tests {
 
     use super::super::adapter_file::tests::adapter;
     use super::*;
+    use crate::config::TargetModules;
     use crate::model::weights::fixture::{tiny_config, tiny_with};
 
     #[test]

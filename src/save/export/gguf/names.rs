@@ -119,25 +119,33 @@ pub(super) fn shape(config: &ModelConfig, dtype: GgufType) -> Result<Vec<(String
     keys.extend(gemma4::keys(config)?);
     keys.extend(multipliers(config));
     check_ropes(config)?;
-    check_activation(config)?;
+    check_implied(config)?;
     let of_family =
         keys.into_iter().map(|(key, value)| (format!("{}.{key}", architecture(config).unwrap_or_default()), value));
     Ok(of_family.chain([("general.file_type".to_owned(), Value::U32(dtype.file_code()))]).collect())
 }
 
-/// The activation goes without saying.
-fn check_activation(config: &ModelConfig) -> Result<(), Problem> {
+/// What goes without saying there.
+fn check_implied(config: &ModelConfig) -> Result<(), Problem> {
     let implied = match &*config.model_type {
         "gpt_oss" => Activation::Clamped,
         "nemotron" => Activation::Relu,
         family if family.starts_with("gemma") => Activation::GeluTanh,
         _ => Activation::Silu,
     };
-    if config.blocks.iter().flat_map(Block::all_gated).all(|gated| gated.activation == implied) {
+    let convs = || config.blocks.iter().filter_map(Block::short_conv);
+    let what = if config.blocks.iter().flat_map(Block::all_gated).any(|gated| gated.activation != implied) {
+        "this activation"
+    } else if config.model_type == "nemotron" && config.tie_word_embeddings {
+        "a head that is the embedding"
+    } else if convs().any(|conv| conv.kernel_size == 1) {
+        "convolutions over one token"
+    } else if convs().count() == config.num_layers() {
+        "no attention"
+    } else {
         return Ok(());
-    }
-    let problem =
-        Problem::new(format!("GGUF has no place for this activation in a model of type {}", config.model_type));
+    };
+    let problem = Problem::new(format!("GGUF has no place for {what} in a model of type {}", config.model_type));
     Err(problem.hint("merge into a folder: --out DIR"))
 }
 
