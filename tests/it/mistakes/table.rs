@@ -273,7 +273,7 @@ pub(crate) const MISTAKES: &[(&str, Wrong<'static>, &[&str])] = &[
     (
         "another architecture",
         File("model/config.json", "{\"model_type\": \"mpt\"}"),
-        &["`model_type` = \"mpt\" is not supported, expected one of `llama`, `mistral`"],
+        &["`model_type` = \"mpt\" is not supported: it needs LayerNorm and scores that fall with distance"],
     ),
     ("no tokenizer", Gone("model/tokenizer.json"), &["model: no tokenizer.json", "save_pretrained"]),
     (
