@@ -96,7 +96,7 @@ const OF_EXPERT: [(&str, &str); 6] = [
 const POST_ATTENTION: [&str; 2] = ["post_attention_layernorm", "post_attention_norm"];
 
 /// Architectures that are read, and the families that they are.
-const ARCHITECTURES: [(&str, &str); 21] = [
+const ARCHITECTURES: [(&str, &str); 22] = [
     ("llama", "llama"),
     ("qwen2", "qwen2"),
     ("qwen3", "qwen3"),
@@ -107,6 +107,7 @@ const ARCHITECTURES: [(&str, &str); 21] = [
     ("granite", "granite"),
     ("phi3", "phi3"),
     ("glm4", "glm4"),
+    ("chatglm", "glm"),
     ("mistral3", "ministral3"),
     ("qwen2moe", "qwen2_moe"),
     ("qwen3moe", "qwen3_moe"),
@@ -121,7 +122,7 @@ const ARCHITECTURES: [(&str, &str); 21] = [
 ];
 
 /// Architectures of which a part of each head turns.
-const PARTIAL: [&str; 6] = ["nemotron", "phi3", "glm4", "qwen35", "qwen35moe", "qwen3next"];
+const PARTIAL: [&str; 7] = ["nemotron", "phi3", "glm4", "chatglm", "qwen35", "qwen35moe", "qwen3next"];
 
 /// Counts of the delta rules of `config.json`, and their keys behind the architecture.
 const OF_DELTA_NETS: [(&str, &str); 6] = [

@@ -351,7 +351,9 @@ fn log(bench: &Bench) -> String {
 
 fn checkpoints(run_dir: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(run_dir.join("checkpoints")).into_iter().flatten().flatten();
-    entries.map(|entry| entry.path()).filter(|path| path.join("trainer_state.json").exists()).collect()
+    // A kill may leave one that is being written, under a hidden name.
+    let is_whole = |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("step-"));
+    entries.map(|entry| entry.path()).filter(is_whole).collect()
 }
 
 #[test]
