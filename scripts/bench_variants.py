@@ -71,7 +71,7 @@ def main() -> None:
                 (model / "config.json").write_text(json.dumps(config))
             else:
                 (model / "config.json").write_text((ROOT / "configs/smollm2-135m.json").read_text())
-            task = {"model": model, "init": "random", "dtype": "float32", "r": 16, "length": 512, "rows": 2, "checkpointing": False,
+            task = {"model": model, "init": "random", "dtype": "f32", "r": 16, "length": 512, "rows": 2, "checkpointing": False,
                     "steps": 1000, "device": "cpu"}
             (folder / "recipe.toml").write_text(benchlib.recipe(task, folder / "out"))
             command = benchlib.bench_command(args.binary, folder / "recipe.toml", settings)

@@ -90,7 +90,7 @@ RANDOM = {"qwen2": {"use_sliding_window": False, "sliding_window": None, "rope_s
           "gemma4": {"num_kv_shared_layers": 2, "vocab_size_per_layer_input": 1347, "vocab_size": 1347},
           "gemma4-experts": {}, "lfm2": {}, "nemotron": {"head_dim": 12}, "ernie4_5": {},
           "qwen3_moe": {}, "qwen2_moe": {}, "mixtral": {"sliding_window": None},
-          "smollm3": {"no_rope_layers": None}, "olmo2": {}, "granite": {}, "phi3": {"sliding_window": None}, "glm4": {}, "glm": {},
+          "smollm3": {"no_rope_layers": None}, "olmo2": {}, "granite": {}, "phi3": {"sliding_window": None}, "glm4": {}, "glm": {"head_dim": 8},
           # llama.cpp chooses the divisors by its own context, of 256 tokens here.
           "phi3-longrope": {"original_max_position_embeddings": 2},
           "llama-longrope": {"max_position_embeddings": 1024, "rope_scaling": {
