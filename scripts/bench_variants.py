@@ -4,15 +4,17 @@ optimizers and noise beside LoRA with AdamW.
 
 usage: bench_variants.py families|adapters [--rounds 3] [--seconds 10] [--only NAME...] [--binary PATH] [--out benches/results]
 
-Every round measures all of them once with `bench`, every second one in the opposite order. `families` have random weights: 6
-layers 768 wide, 12 heads of 64 with 4 of keys and values, 2,048 inside the feed-forward layers (experts: 8 of 64 of width 256,
-beside a dense Llama of their 2,048), 32,000 tokens. `adapters` take SmolLM2-135M's shape, also with random weights. The share of
-the peak is that of the processor's largest product (`mfu`). Medians; prints a table and writes JSON with hardware and command.
+Every round measures each with `bench`, beside the plain one, every second one in the opposite order. `families` have random
+weights: 6 layers 768 wide, 12 heads of 64 with 4 of keys and values, 2,048 inside the feed-forward layers (experts: 8 of 64 of width 256,
+beside a dense Llama of their 2,048), 32,000 tokens. `adapters` take SmolLM2-135M's shape, also with random weights, on one
+row of 512 tokens. The share of the peak is that of the processor's largest product (`mfu`). Medians, also of the ratios of pairs;
+prints a table and writes JSON with hardware and command.
 """
 
 import argparse
 import json
 import pathlib
+import statistics
 import tempfile
 
 import benchlib
@@ -58,11 +60,12 @@ def main() -> None:
     args = parser.parse_args()
     variants = FAMILIES if args.kind == "families" else ADAPTERS
     first = next(iter(variants))
-    names = [first, *(name for name in variants if name != first and (not args.only or name in args.only))]
+    names = [name for name in variants if name != first and (not args.only or name in args.only)]
     with tempfile.TemporaryDirectory() as scratch:
         folder = pathlib.Path(scratch)
 
-        def run(_: int, name: str, __: str) -> dict:
+        def run(_: int, row: str, side: str) -> dict:
+            name = first if side == "plain" else row
             model, settings = folder / "model", ADAPTERS.get(name, [])
             model.mkdir(exist_ok=True)
             if args.kind == "families":
@@ -71,18 +74,21 @@ def main() -> None:
                 (model / "config.json").write_text(json.dumps(config))
             else:
                 (model / "config.json").write_text((ROOT / "configs/smollm2-135m.json").read_text())
-            task = {"model": model, "init": "random", "dtype": "f32", "r": 16, "length": 512, "rows": 2, "checkpointing": False,
-                    "steps": 1000, "device": "cpu"}
+            task = {"model": model, "init": "random", "dtype": "f32", "r": 16, "length": 512,
+                    "rows": 2 if args.kind == "families" else 1, "checkpointing": False, "steps": 1000, "device": "cpu"}
             (folder / "recipe.toml").write_text(benchlib.recipe(task, folder / "out"))
             command = benchlib.bench_command(args.binary, folder / "recipe.toml", settings)
             return benchlib.measure([*command, "--seconds", str(args.seconds)])
 
-        found = benchlib.rounds(benchlib.interleaved(args.rounds, names, [""]), args.rounds, run)
-    medians = {name: benchlib.medians(sides[""]) for name, sides in found.items()}
-    plain = medians[first]
-    lines = [(name, f"{of['step_seconds']:.2f} s", f"{of['step_seconds'] / plain['step_seconds']:.2f}", f"{of['mfu']:.0%}",
-              f"{of['peak_memory_bytes'] / 2**20:,.0f} MiB", f"{of['peak_memory_bytes'] / plain['peak_memory_bytes']:.2f}")
-             for name, of in medians.items()]
+        found = benchlib.rounds(benchlib.interleaved(args.rounds, names, ["plain", "itself"]), args.rounds, run)
+    medians = {first: benchlib.medians([run for sides in found.values() for run in sides["plain"]])}
+    for name, sides in found.items():
+        medians[name] = benchlib.medians(sides["itself"])
+        for key in ("step_seconds", "peak_memory_bytes"):
+            pairs = zip(sides["itself"], sides["plain"], strict=True)
+            medians[name][f"{key}_ratio"] = statistics.median(itself[key] / plain[key] for itself, plain in pairs)
+    lines = [(name, f"{of['step_seconds']:.2f} s", f"{of.get('step_seconds_ratio', 1):.2f}", f"{of['mfu']:.0%}",
+              f"{of['peak_memory_bytes'] / 2**20:,.0f} MiB", f"{of.get('peak_memory_bytes_ratio', 1):.2f}") for name, of in medians.items()]
     print(benchlib.table(("", "a step", "of the first", "of the peak", "memory", "of the first"), lines))
     result = {"machine": benchlib.machine(), "versions": benchlib.versions(args.binary, ()), "medians": medians, "runs": found}
     print(benchlib.write_result(args.out, f"variants-{args.kind}", result))

@@ -39,8 +39,8 @@ section! {
         max_steps: Option<u64> = None => optional_count(1..) like 1000, None + steps,
             ["iters", "steps", "num_steps", "max_train_steps", "max_steps_per_epoch", "num_iters"];
         /// Keep only the input of every block and compute the rest again on the way back: less memory, more time. "auto": of as
-        /// few blocks as the memory allows. "12-blocks": of the first 12. "offload" keeps those inputs in host memory meanwhile, for
-        /// long sequences on a GPU.
+        /// few blocks as the memory allows. "12-blocks": of the first 12, of which what attention gives is kept, too.
+        /// "offload" keeps those inputs in host memory meanwhile, for long sequences on a GPU.
         gradient_checkpointing: GradientCheckpointing = GradientCheckpointing::Auto
             => any("\"auto\", true, false, \"12-blocks\" or \"offload\"", GradientCheckpointing::accept), None,
             ["enable_activation_checkpointing", "activation_checkpointing", "grad_checkpoint",
@@ -131,7 +131,7 @@ pub enum GradientCheckpointing {
     Off,
     /// Only the block's input; the backward computes the rest again.
     On,
-    /// Only the input of so many blocks, the first ones, and everything of the others.
+    /// Only the input of so many blocks, the first ones, and what their attention gives; of the others everything.
     Blocks(usize),
     /// Only the block's input, in host memory until shortly before its backward: for long sequences on a GPU.
     Offload,
@@ -151,14 +151,10 @@ impl GradientCheckpointing {
         }
     }
 
-    /// With which so many blocks, the first ones of `num_blocks`, are computed again.
+    /// Whether what the attention of a block gives is kept where the rest of the block is computed again.
     #[must_use]
-    pub fn of_blocks(num_recomputed: usize, num_blocks: usize) -> Self {
-        match num_recomputed {
-            0 => Self::Off,
-            some if some < num_blocks => Self::Blocks(some),
-            _ => Self::On,
-        }
+    pub fn keeps_attention(self) -> bool {
+        matches!(self, Self::Blocks(_))
     }
 
     /// The value that names a number of blocks.

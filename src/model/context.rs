@@ -138,5 +138,34 @@ impl TokenMixing for InDocuments<'_> {
     }
 }
 
+/// As [`InDocuments`]; what the block's attention gives is remembered, so that a second pass does not compute it again.
+#[derive(Debug)]
+pub struct Remembering<'a> {
+    /// Of the micro-batch.
+    pub layout: &'a Layout,
+    /// From the first pass on, where the block has an attention.
+    pub attended: Option<Attended>,
+}
+
+impl TokenMixing for Remembering<'_> {
+    fn attention(&mut self, qkv: [&Tensor<2>; 3], heads: Heads) -> Attended {
+        self.attended.get_or_insert_with(|| InDocuments(self.layout).attention(qkv, heads)).clone()
+    }
+
+    fn gated_conv(&mut self, bcx: &Tensor<2>, conv: &Tensor<2>) -> Tensor<2> {
+        InDocuments(self.layout).gated_conv(bcx, conv)
+    }
+
+    fn delta_rule(
+        &mut self,
+        qkv: &Tensor<2>,
+        gates: &Gates<Tensor<2>>,
+        conv: &Tensor<2>,
+        heads: DeltaHeads,
+    ) -> Tensor<2> {
+        InDocuments(self.layout).delta_rule(qkv, gates, conv, heads)
+    }
+}
+
 /// Gradients of a block's adapters.
 pub type BlockGrads = PerSite<Matrices<Tensor<2>>>;

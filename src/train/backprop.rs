@@ -16,8 +16,9 @@ use super::references::References;
 use crate::data::batch::Batch;
 use crate::lora::{AdapterSet, Whole};
 use crate::model::block::Activations;
-use crate::model::context::BlockContext;
+use crate::model::context::{BlockContext, Remembering};
 use crate::model::{Carried, Model};
+use crate::ops::attention::Attended;
 use crate::ops::cross_entropy::LossChunk;
 use crate::ops::dropout::{Dropout, mix};
 use crate::ops::layout::Layout;
@@ -30,6 +31,8 @@ use crate::util::stats::as_f64;
 pub struct Options<'a> {
     /// Of so many blocks, the first ones, the forward keeps only the input, and of the others all that their backward needs.
     pub num_recomputed: usize,
+    /// Whether it keeps what their attention gives, too.
+    pub keeps_attention: bool,
     /// Holds the blocks' inputs until their backward, where they are kept in host memory.
     pub parking: Option<&'a HostParking>,
     /// Seed of the run's dropout masks.
@@ -159,8 +162,9 @@ impl MicroBatch {
 }
 
 /// The kept tensors from which a block's backward starts.
+#[expect(clippy::large_enum_variant, reason = "a tensor is a handle of a few hundred bytes")]
 enum Kept {
-    Input(Tensor<2>),
+    Input(Tensor<2>, Option<Attended>),
     InputOnHost(Parked),
     Activations(Box<Activations>),
 }
@@ -205,7 +209,9 @@ pub fn forward(model: &Model, adapters: &AdapterSet, inputs: Vec<Inputs>, option
         let block = model.with_own_norms(layer, &block, adapters);
         for (index, (x, micro_batch)) in xs.iter_mut().zip(&mut micro_batches).enumerate().rev() {
             let context = micro_batch.context(model, adapters, layer);
-            let activations = block.activations(x.clone(), &context);
+            let mut mixing = Remembering { layout: context.layout, attended: None };
+            let activations = block.activations_with(x.clone(), &context, &mut mixing);
+            let attended = mixing.attended.filter(|_| options.keeps_attention);
             let input = std::mem::replace(x, block.output(&activations, &context));
             micro_batch.carried.keep(&model.config, layer, &activations);
             if layer >= first {
@@ -215,7 +221,7 @@ pub fn forward(model: &Model, adapters: &AdapterSet, inputs: Vec<Inputs>, option
                     Some(parking) if (layer + 1, index) != (model.blocks.len(), 0) => {
                         Kept::InputOnHost(parking.park(input))
                     }
-                    _ => Kept::Input(input),
+                    _ => Kept::Input(input, attended),
                 });
             }
         }
@@ -270,7 +276,9 @@ pub fn backward(
                 parking.fetch(next);
             }
             let activations = match this {
-                Kept::Input(input) => block.activations(input, &context),
+                Kept::Input(input, attended) => {
+                    block.activations_with(input, &context, &mut Remembering { layout: context.layout, attended })
+                }
                 Kept::InputOnHost(input) => block.activations(input.tensor(), &context),
                 Kept::Activations(activations) => *activations,
             };

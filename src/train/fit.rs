@@ -1,6 +1,6 @@
 //! Finds settings with which a recipe's step fits into memory, and their sizes.
 
-use std::fmt;
+use std::{fmt, iter};
 
 use serde::Serialize;
 
@@ -83,24 +83,25 @@ pub struct Decision {
 
 impl Decision {
     /// Off for as many blocks as a device of `device_bytes` has room for: beside the rest of a step, half as much again as they
-    /// keep is left. On where it has none, or where its memory is not known.
+    /// keep is left. On where it has not even room for what attention gives, or where its memory is not known.
     #[must_use]
     pub fn new(workload: &Workload<'_>, device_bytes: Option<f64>) -> Self {
-        let num_blocks = workload.config.num_layers();
-        let with = |num_recomputed| GradientCheckpointing::of_blocks(num_recomputed, num_blocks);
-        let peak = |num_recomputed| {
-            let gradient_checkpointing = with(num_recomputed);
-            as_f64(Workload { gradient_checkpointing, ..workload.clone() }.plan().peak_bytes)
-        };
-        let on = peak(num_blocks);
-        let needed = |num_recomputed| (peak(num_recomputed) - on).max(0.0);
+        let peak =
+            |gradient_checkpointing| as_f64(Workload { gradient_checkpointing, ..workload.clone() }.plan().peak_bytes);
+        let on = peak(GradientCheckpointing::On);
+        let needed = |choice| (peak(choice) - on).max(0.0);
         let Some(left) = device_bytes.map(|bytes| bytes * USABLE - on) else {
             return Self { choice: GradientCheckpointing::On, reason: "the device's memory is not known".to_owned() };
         };
         let left_shown = size(left.max(0.0));
-        let reason = format!("without it a step takes up to {} more, and {left_shown} are left", size(needed(0)));
-        let fits = |num_recomputed: &usize| left >= MEMORY_MARGIN * needed(*num_recomputed);
-        Self { choice: (0..num_blocks).find(fits).map_or(GradientCheckpointing::On, with), reason }
+        let reason = format!(
+            "without it a step takes up to {} more, and {left_shown} are left",
+            size(needed(GradientCheckpointing::Off))
+        );
+        let blocks = (1..=workload.config.num_layers()).map(GradientCheckpointing::Blocks);
+        let mut choices = iter::once(GradientCheckpointing::Off).chain(blocks);
+        let choice = choices.find(|choice| left >= MEMORY_MARGIN * needed(*choice));
+        Self { choice: choice.unwrap_or(GradientCheckpointing::On), reason }
     }
 
     /// That of the run that is resumed.
@@ -117,7 +118,7 @@ impl fmt::Display for Decision {
             GradientCheckpointing::Off => f.write_str("off")?,
             GradientCheckpointing::Offload => f.write_str("offload")?,
             GradientCheckpointing::On | GradientCheckpointing::Auto => f.write_str("on")?,
-            GradientCheckpointing::Blocks(blocks) => write!(f, "on for {blocks} blocks")?,
+            GradientCheckpointing::Blocks(blocks) => write!(f, "on for {blocks} blocks, but not their attention")?,
         }
         write!(f, " ({})", self.reason)
     }

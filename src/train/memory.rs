@@ -198,6 +198,14 @@ impl Workload<'_> {
         })
     }
 
+    /// Numbers per token of what the attention gives of those of the first `num_recomputed` blocks that keep it.
+    fn attended(&self, num_recomputed: usize) -> impl Iterator<Item = usize> {
+        let kept = if self.gradient_checkpointing.keeps_attention() { num_recomputed } else { 0 };
+        self.config.blocks.iter().take(kept).map(|block| {
+            block.attention().map_or(0, |attention| attention.heads.query_width() + attention.heads.num_heads)
+        })
+    }
+
     /// Bytes of which token has which trained row, as truths, integers and `f32`.
     fn token_row_bytes(&self) -> usize {
         self.tokens() * self.selection.num_tokens * (1 + 2 * F32)
@@ -255,7 +263,8 @@ impl Workload<'_> {
         let is_offloaded = self.gradient_checkpointing == GradientCheckpointing::Offload && !self.place.is_host();
         let num_recomputed = self.gradient_checkpointing.num_recomputed(layers);
         let whole = blocks().skip(num_recomputed).map(|block| block.kept).sum::<usize>();
-        let of_blocks = if is_offloaded { 0 } else { num_recomputed * hidden + whole * tokens * width };
+        let attended = self.attended(num_recomputed).sum::<usize>();
+        let of_blocks = if is_offloaded { 0 } else { num_recomputed * hidden + (whole + attended) * tokens * width };
         let of_one = of_blocks + self.config.carried_size(num_recomputed) * tokens * width;
         // The inputs of two blocks are in transfer at a time.
         let in_transfer = if of_blocks == 0 { 2 * hidden } else { 0 };

@@ -333,6 +333,7 @@ impl TrainStep {
     fn options(&self) -> Options<'_> {
         Options {
             num_recomputed: self.gradient_checkpointing.num_recomputed(self.model.blocks.len()),
+            keeps_attention: self.gradient_checkpointing.keeps_attention(),
             parking: (self.gradient_checkpointing == GradientCheckpointing::Offload)
                 .then(|| self.parking.get_or_init(|| HostParking::new(self.model.device()))),
             seed: self.seed,

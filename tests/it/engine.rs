@@ -270,7 +270,7 @@ fn neither_recomputed_blocks_nor_layered_accumulation_change_a_bit_of_the_gradie
     // Also with dropout: the masks are recomputed, not kept.
     for dropout in [0.0, 0.3] {
         use GradientCheckpointing::{Blocks, Off, Offload, On};
-        let ways = [Off, On, Blocks(1), Offload];
+        let ways = [Off, On, Blocks(1), Blocks(2), Offload];
         let ways = ways.into_iter().flat_map(|way| [(way, false), (way, true)]);
         let mut results = ways.map(|(gradient_checkpointing, layered_accumulation)| {
             let train = TrainConfig { gradient_checkpointing, layered_accumulation, ..TrainConfig::default() };

@@ -13,7 +13,8 @@ use crate::common::families::{FAMILIES, bits, formula, write_family};
 use crate::common::{run, stderr};
 use burn::tensor::{Device, Tensor};
 use lora_train::config::{
-    InitLoraWeights, LoraConfig, LrScheduler, OptimizerConfig, SchedulerConfig, TargetModules, TrainConfig,
+    GradientCheckpointing, InitLoraWeights, LoraConfig, LrScheduler, OptimizerConfig, SchedulerConfig, TargetModules,
+    TrainConfig,
 };
 use lora_train::data::batch::{Batch, Document, Target};
 use lora_train::device::Dtype;
@@ -221,8 +222,8 @@ pub(crate) fn compare_cases(golden: &Golden, storage: Dtype) -> Worst {
     for (case, expected) in golden.json["cases"].as_object().unwrap() {
         let adapters = Golden::adapters(expected, &model);
         worst.logits = worst.logits.max(compare_logits(golden, case, &model, &adapters, &batch));
-        for gradient_checkpointing in [true, false] {
-            let train = TrainConfig { gradient_checkpointing: gradient_checkpointing.into(), ..TrainConfig::default() };
+        for gradient_checkpointing in [GradientCheckpointing::Blocks(usize::MAX), GradientCheckpointing::Off] {
+            let train = TrainConfig { gradient_checkpointing, ..TrainConfig::default() };
             let mut step =
                 TrainStep::new(model.clone(), adapters.clone(), &train, &OptimizerConfig::default(), None, 0);
             step.forward_backward(&batch);
