@@ -53,6 +53,7 @@ base, adapter, length, prompts = sys.argv[1], sys.argv[2], int(sys.argv[3]), jso
 params = xllamacpp.CommonParams()
 params.model.path, params.n_ctx, params.cpuparams.n_threads = base, 256, 2
 params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
+params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED  # Which computes in f16.
 if adapter:
     lora = xllamacpp.CommonAdapterLoraInfo()
     lora.path, lora.scale = adapter, 1.0
@@ -89,7 +90,7 @@ RANDOM = {"qwen2": {"use_sliding_window": False, "sliding_window": None, "rope_s
           # Layers use the keys and values of the last two that make them.
           "gemma4": {"num_kv_shared_layers": 2, "vocab_size_per_layer_input": 1347, "vocab_size": 1347},
           "gemma4-experts": {}, "lfm2": {}, "nemotron": {"head_dim": 12}, "ernie4_5": {},
-          "qwen3_moe": {}, "qwen2_moe": {}, "mixtral": {"sliding_window": None},
+          "qwen3_moe": {}, "qwen2_moe": {"mlp_only_layers": []}, "mixtral": {"sliding_window": None},
           "smollm3": {"no_rope_layers": None}, "olmo2": {}, "granite": {}, "phi3": {"sliding_window": None}, "glm4": {}, "glm": {"head_dim": 8},
           # llama.cpp chooses the divisors by its own context, of 256 tokens here.
           "phi3-longrope": {"original_max_position_embeddings": 2},
@@ -148,9 +149,11 @@ def random_model(name: str, folder: pathlib.Path, tokenizer: pathlib.Path = REPO
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.2)
-    save_file({key: value.contiguous() for key, value in model.state_dict().items()
-               if not (key == "lm_head.weight" and model.config.tie_word_embeddings)},
-              folder / "model.safetensors", {"format": "pt"})
+        # "<|endoftext|>", at which llama.cpp stops whatever config.json says.
+        model.get_output_embeddings().weight[0] = 0
+    # Under the names of published files.
+    model.save_pretrained(folder)
+    (folder / "config.json").write_text(json.dumps(config))
     for file in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(tokenizer / file, folder)
     return folder

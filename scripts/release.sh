@@ -14,10 +14,10 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-features=() suffix= out="${CARGO_TARGET_DIR:-target}/release-archives" binary=
+features=() suffix= profile=dist out="${CARGO_TARGET_DIR:-target}/release-archives" binary=
 while [ $# -gt 0 ]; do
     case $1 in
-        --cuda) features=(--features cuda) suffix=-cuda ;;
+        --cuda) features=(--features cuda) suffix=-cuda profile=release ;;
         --out) out=$2; shift ;;
         --help | -h) sed -n '2,14s/^# \{0,1\}//p' "$0"; exit 0 ;;
         *) binary=$1 ;;
@@ -26,8 +26,8 @@ while [ $# -gt 0 ]; do
 done
 
 if [ -z "$binary" ]; then
-    cargo build --release --locked "${features[@]}" --bin lora-train
-    binary="${CARGO_TARGET_DIR:-target}/release/lora-train"
+    cargo build --profile "$profile" --locked "${features[@]}" --bin lora-train
+    binary="${CARGO_TARGET_DIR:-target}/$profile/lora-train"
 fi
 target=$(rustc -vV | sed -n 's/^host: //p')
 version=$("$binary" --version | cut -d ' ' -f 2)
