@@ -347,6 +347,8 @@ mod tests {
             ("mistral-small-24b-2501.json", 23_572_403_200),
             ("ministral-3-3b.json", 3_429_006_336),
             ("phi-3-mini-4k.json", 3_821_079_552),
+            ("phi-3.5-mini.json", 3_821_079_552),
+            ("phi-4-mini.json", 3_836_021_760),
             ("glm-4-9b.json", 9_399_951_360),
             ("nemotron-mini-4b.json", 4_190_509_056),
         ] {

@@ -39,6 +39,8 @@ const SHAPES: &[Shape] = &[
     (&["Nemotron-Mini-4B-Instruct"], include_str!("../../configs/nemotron-mini-4b.json")),
     (&["LFM2-1.2B"], include_str!("../../configs/lfm2-1.2b.json")),
     (&["glm-4-9b-hf", "glm-4-9b-chat-hf"], include_str!("../../configs/glm-4-9b.json")),
+    (&["Phi-3.5-mini-instruct"], include_str!("../../configs/phi-3.5-mini.json")),
+    (&["Phi-4-mini-instruct"], include_str!("../../configs/phi-4-mini.json")),
     (&["phi-4"], include_str!("../../configs/phi-4.json")),
     (&["GLM-4-9B-0414"], include_str!("../../configs/glm-4-9b-0414.json")),
     (
