@@ -341,8 +341,8 @@ fn batches_per_epoch(recipe: &Recipe, data: &Dataset) -> usize {
 /// Warns where offloading saves nothing.
 fn offload_warning(recipe: &Recipe, device: &OpenDevice) -> Option<String> {
     (recipe.train.gradient_checkpointing == GradientCheckpointing::Offload && !device.is_gpu()).then(|| {
-        "`train.gradient_checkpointing` = \"offload\" saves nothing here: on the CPU block inputs are in host memory \
-         anyway, and are copied once more\n  hint: set it to true"
+        "`train.gradient_checkpointing` = \"offload\" saves nothing here: on the CPU what is kept of blocks is in host memory \
+         anyway, and is copied once more\n  hint: set it to true"
             .to_owned()
     })
 }

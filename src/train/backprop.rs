@@ -18,7 +18,7 @@ use crate::lora::{AdapterSet, Whole};
 use crate::model::block::Activations;
 use crate::model::context::{BlockContext, Remembering};
 use crate::model::{Carried, Model};
-use crate::ops::attention::Attended;
+use crate::ops::attention::{Attended, LseOrder};
 use crate::ops::cross_entropy::LossChunk;
 use crate::ops::dropout::{Dropout, mix};
 use crate::ops::layout::Layout;
@@ -33,7 +33,7 @@ pub struct Options<'a> {
     pub num_recomputed: usize,
     /// Whether it keeps what their attention gives, too.
     pub keeps_attention: bool,
-    /// Holds the blocks' inputs until their backward, where they are kept in host memory.
+    /// Holds what is kept of blocks until their backward, where that is in host memory.
     pub parking: Option<&'a HostParking>,
     /// Seed of the run's dropout masks.
     pub seed: u64,
@@ -164,9 +164,44 @@ impl MicroBatch {
 /// The kept tensors from which a block's backward starts.
 #[expect(clippy::large_enum_variant, reason = "a tensor is a handle of a few hundred bytes")]
 enum Kept {
-    Input(Tensor<2>, Option<Attended>),
-    InputOnHost(Parked),
+    Input(Held, Option<KeptAttention>),
     Activations(Box<Activations>),
+}
+
+/// What attention gave, see [`Attended`]. Beside its output the rest is small, and stays on the device.
+struct KeptAttention {
+    o: Held,
+    lse: Tensor<1>,
+    order: LseOrder,
+}
+
+/// A tensor on the device or in host memory.
+#[expect(clippy::large_enum_variant, reason = "a tensor is a handle of a few hundred bytes")]
+enum Held {
+    Here(Tensor<2>),
+    OnHost(Parked),
+}
+
+impl Held {
+    fn new(tensor: Tensor<2>, parking: Option<&HostParking>) -> Self {
+        match parking {
+            Some(parking) => Self::OnHost(parking.park(tensor)),
+            None => Self::Here(tensor),
+        }
+    }
+
+    fn fetch(&mut self, parking: &HostParking) {
+        if let Self::OnHost(parked) = self {
+            parking.fetch(parked);
+        }
+    }
+
+    fn tensor(self) -> Tensor<2> {
+        match self {
+            Self::Here(tensor) => tensor,
+            Self::OnHost(parked) => parked.tensor(),
+        }
+    }
 }
 
 /// Forward of micro-batches, with their losses and the gradients of these.
@@ -215,13 +250,14 @@ pub fn forward(model: &Model, adapters: &AdapterSet, inputs: Vec<Inputs>, option
             let input = std::mem::replace(x, block.output(&activations, &context));
             micro_batch.carried.keep(&model.config, layer, &activations);
             if layer >= first {
-                kept.push(match options.parking {
-                    _ if layer >= options.num_recomputed => Kept::Activations(Box::new(activations)),
+                kept.push(if layer >= options.num_recomputed {
+                    Kept::Activations(Box::new(activations))
+                } else {
                     // What the backward begins with stays on the device.
-                    Some(parking) if (layer + 1, index) != (model.blocks.len(), 0) => {
-                        Kept::InputOnHost(parking.park(input))
-                    }
-                    _ => Kept::Input(input, attended),
+                    let parking = options.parking.filter(|_| (layer + 1, index) != (model.blocks.len(), 0));
+                    let hold = |tensor| Held::new(tensor, parking);
+                    let attended = attended.map(|Attended { o, lse, order }| KeptAttention { o: hold(o), lse, order });
+                    Kept::Input(hold(input), attended)
                 });
             }
         }
@@ -272,14 +308,19 @@ pub fn backward(
             let context = micro_batch.context(model, adapters, layer);
             let this = kept.pop()?;
             // The next input is fetched while this one is computed with.
-            if let (Some(parking), Some(Kept::InputOnHost(next))) = (options.parking, kept.last_mut()) {
-                parking.fetch(next);
+            if let (Some(parking), Some(Kept::Input(input, attended))) = (options.parking, kept.last_mut()) {
+                input.fetch(parking);
+                if let Some(attended) = attended {
+                    attended.o.fetch(parking);
+                }
             }
             let activations = match this {
                 Kept::Input(input, attended) => {
-                    block.activations_with(input, &context, &mut Remembering { layout: context.layout, attended })
+                    let attended =
+                        attended.map(|KeptAttention { o, lse, order }| Attended { o: o.tensor(), lse, order });
+                    let mut mixing = Remembering { layout: context.layout, attended };
+                    block.activations_with(input.tensor(), &context, &mut mixing)
                 }
-                Kept::InputOnHost(input) => block.activations(input.tensor(), &context),
                 Kept::Activations(activations) => *activations,
             };
             let grads = block.backward(dx, activations, &context, layer > first || goes_on);

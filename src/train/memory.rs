@@ -198,12 +198,12 @@ impl Workload<'_> {
         })
     }
 
-    /// Numbers per token of what the attention gives of those of the first `num_recomputed` blocks that keep it.
-    fn attended(&self, num_recomputed: usize) -> impl Iterator<Item = usize> {
+    /// Numbers per token that attention gives, its output's and, in `f32`, of its scores, of those of the first `num_recomputed`
+    /// blocks that keep it.
+    fn attended(&self, num_recomputed: usize) -> impl Iterator<Item = [usize; 2]> {
         let kept = if self.gradient_checkpointing.keeps_attention() { num_recomputed } else { 0 };
-        self.config.blocks.iter().take(kept).map(|block| {
-            block.attention().map_or(0, |attention| attention.heads.query_width() + attention.heads.num_heads)
-        })
+        let attentions = self.config.blocks.iter().take(kept).filter_map(|block| block.attention());
+        attentions.map(|attention| [attention.heads.query_width(), attention.heads.num_heads])
     }
 
     /// Bytes of which token has which trained row, as truths, integers and `f32`.
@@ -263,11 +263,14 @@ impl Workload<'_> {
         let is_offloaded = self.gradient_checkpointing == GradientCheckpointing::Offload && !self.place.is_host();
         let num_recomputed = self.gradient_checkpointing.num_recomputed(layers);
         let whole = blocks().skip(num_recomputed).map(|block| block.kept).sum::<usize>();
-        let attended = self.attended(num_recomputed).sum::<usize>();
-        let of_blocks = if is_offloaded { 0 } else { num_recomputed * hidden + (whole + attended) * tokens * width };
+        let attended = || self.attended(num_recomputed);
+        let outputs = attended().map(|[output, _]| output).sum::<usize>();
+        let of_blocks = if is_offloaded { 0 } else { num_recomputed * hidden + (whole + outputs) * tokens * width };
+        let of_blocks = of_blocks + attended().map(|[_, scores]| scores).sum::<usize>() * tokens * F32;
         let of_one = of_blocks + self.config.carried_size(num_recomputed) * tokens * width;
-        // The inputs of two blocks are in transfer at a time.
-        let in_transfer = if of_blocks == 0 { 2 * hidden } else { 0 };
+        // What is kept of two blocks is in transfer at a time.
+        let widest = attended().map(|[output, _]| output).max().unwrap_or(0);
+        let in_transfer = if is_offloaded { 2 * (hidden + widest * tokens * width) } else { 0 };
         // Micro-batches wait between two blocks as hidden states, or their gradient.
         let of_reference = if self.objective.needs_reference() { self.layered() * hidden } else { 0 };
         let kept = self.layered() * of_one + in_transfer + (self.layered() - 1) * hidden + of_reference;
@@ -356,11 +359,10 @@ impl Workload<'_> {
         let loading = COPIES_WHILE_LOADING * largest * self.storage.dtype.num_bytes();
         let tokens = self.tokens();
         let parked = if self.gradient_checkpointing == GradientCheckpointing::Offload {
-            self.layered()
-                * self.config.num_layers()
-                * tokens
-                * self.config.hidden_size
-                * self.precision.dtype().num_bytes()
+            let layers = self.config.num_layers();
+            let outputs = self.attended(layers).map(|[output, _]| output).sum::<usize>();
+            let numbers = layers * self.config.hidden_size + outputs;
+            self.layered() * numbers * tokens * self.precision.dtype().num_bytes()
         } else {
             0
         };
@@ -375,7 +377,7 @@ impl Workload<'_> {
                 queue,
                 "data.prefetch_batches, train.micro_batch_size, data.max_length",
             ),
-            Component::new("parked block inputs", parked, "train.gradient_checkpointing"),
+            Component::new("parked for the backward", parked, "train.gradient_checkpointing"),
             Component::new("blocks of the base", base, "model.residency, model.dtype, model.quantization"),
             Component::new("adapters being saved", saving, "lora.r, lora.target_modules"),
             Component::new("weights being loaded", loading, "model.dtype; before the first step"),
@@ -505,7 +507,9 @@ pub(super) mod tests {
             })
         };
         let [on, offload] = [GradientCheckpointing::On, GradientCheckpointing::Offload].map(gpu);
-        assert_eq!(bytes(&on, "kept for the backward"), 15 * bytes(&offload, "kept for the backward"));
+        // Inputs of all blocks, or of two with the output of attention, as wide as they, and its log-sum-exp.
+        assert_eq!(bytes(&on, "kept for the backward"), 30 * 1024 * 576 * 2);
+        assert_eq!(bytes(&offload, "kept for the backward"), 1024 * (2 * 2 * 576 * 2 + 30 * 9 * 4));
     }
 
     #[test]
@@ -524,15 +528,15 @@ pub(super) mod tests {
         let kept = on_gpu.host_plan().unwrap();
         let offloaded = Workload { gradient_checkpointing: GradientCheckpointing::Offload, ..on_gpu.clone() };
         let parked = offloaded.host_plan().unwrap();
-        assert_eq!(bytes(&kept, "parked block inputs"), 0);
-        // 32 layers, 16,384 tokens, 4,096 numbers of two bytes: 4 GiB, which the device no longer holds.
-        assert_eq!(bytes(&parked, "parked block inputs"), 4 << 30);
-        assert!(on_gpu.plan().peak_bytes - offloaded.plan().peak_bytes >= (4 << 30) * 15 / 16);
+        assert_eq!(bytes(&kept, "parked for the backward"), 0);
+        // 32 layers, 16,384 tokens, 4,096 numbers of two bytes, twice: of these the device holds half without it.
+        assert_eq!(bytes(&parked, "parked for the backward"), 8 << 30);
+        assert!(on_gpu.plan().peak_bytes - offloaded.plan().peak_bytes >= (4 << 30) * 27 / 32);
         assert_eq!(bytes(&parked, "rows in the queue"), 5 * 16_384 * 20);
         // While loading, the process holds only two copies of the embedding: the queue is filled later.
         let loading = 2 * 128_256 * 4096 * 2;
         assert_eq!((bytes(&kept, "weights being loaded"), kept.peak_bytes), (loading, (1 << 30) + loading));
-        let in_steps = bytes(&parked, "rows in the queue") + (4 << 30) + bytes(&parked, "adapters being saved");
+        let in_steps = bytes(&parked, "rows in the queue") + (8 << 30) + bytes(&parked, "adapters being saved");
         assert_eq!(parked.peak_bytes, (1 << 30) + in_steps);
         assert_eq!(Workload { place: kernels::place_on(DeviceKind::Cpu), ..on_gpu }.host_plan(), None);
     }

@@ -1,4 +1,4 @@
-//! Keeps block inputs in host memory between the forward and the backward of their block.
+//! Keeps what a block's backward begins with in host memory, from its forward on.
 //!
 //! A separate thread copies them out of the device, on a separate stream where the backend has streams, so that neither
 //! the loop nor the device's computation waits. The loop may be at most `MAX_LEAVING` tensors ahead of that thread.
@@ -15,10 +15,10 @@ use crate::util::faults;
 use crate::util::panics::guarded;
 
 /// Number of tensors that may be waiting to leave the device when the next one is handed over.
-const MAX_LEAVING: usize = 1;
+const MAX_LEAVING: usize = 2;
 
 /// What is read from the device, to people.
-const WHAT: &str = "the input of a block";
+const WHAT: &str = "what is kept of a block";
 
 /// The thread that copies; it ends when this is dropped.
 #[derive(Debug)]

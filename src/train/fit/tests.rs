@@ -147,9 +147,9 @@ fn too_little_host_memory_beside_a_gpu_is_reported() {
     };
     let memories = Memories { device_bytes: 80.0 * GIB, host_bytes: Some(1.5 * GIB) };
     let text = shortage(&workload, memories, "cuda:0").unwrap();
-    assert!(text.contains(" of host memory (parked block inputs 1.05 GiB, process and driver 1.00 GiB"), "{text}");
+    assert!(text.contains(" of host memory (parked for the backward 2.11 GiB, process and driver 1.00 GiB"), "{text}");
     assert!(text.contains("and this process has 1.50 GiB"), "{text}");
-    assert_eq!(shortage(&workload, Memories { host_bytes: Some(4.0 * GIB), ..memories }, "cuda:0"), None);
+    assert_eq!(shortage(&workload, Memories { host_bytes: Some(5.0 * GIB), ..memories }, "cuda:0"), None);
 }
 
 #[test]
