@@ -27,7 +27,7 @@ RECIPES = [
     (STORIES, 8, 128, 8, False, "bf16"), (STORIES, 2, 32, 8, True, "f32"),
     (SMOLLM2, 2, 512, 16, False, "f32"), (SMOLLM2, 2, 512, 16, False, "bf16"), (SMOLLM2, 1, 256, 128, True, "f32"),
     (SMOLLM2, 1, 1024, 16, True, "bf16"), (SMOLLM2, 1, 1024, 16, False, "f32"), (SMOLLM2, 4, 512, 8, True, "f32"),
-    (SMOLLM2, 1, 2048, 16, True, "f32"), (SMOLLM2, 1, 64, 16, True, "f32"), (SMOLLM2, 1, 2048, 16, True, "bf16"),
+    (SMOLLM2, 1, 2048, 16, True, "f32"), (SMOLLM2, 1, 64, 16, True, "f32"), (SMOLLM2, 1, 2048, 16, "20-blocks", "bf16"),
     (SMOLLM2, 2, 512, 16, True, "f32", 1024),
 ]
 
@@ -66,7 +66,7 @@ def main() -> None:
             bench = benchlib.measure(benchlib.bench_command(args.binary, recipe, settings[1::2], 0), gpu)
             measured, step_seconds = bench["peak_gpu_memory_bytes" if gpu else "peak_memory_bytes"], bench["step_seconds"]
             error = planned["peak_bytes"] / measured - 1
-            name = f"{model} {rows}x{length} r={r} {dtype}{' checkpointed' if checkpointing else ''}"
+            name = f"{model} {rows}x{length} r={r} {dtype}{' checkpointed' if checkpointing is True else f' {checkpointing}' if checkpointing else ''}"
             name += "".join(f", loss chunks of {tokens}" for tokens in loss_chunk)
             figures.append({"recipe": name, "planned_bytes": planned["peak_bytes"], "measured_bytes": measured, "error": error,
                             "planned_step_seconds": planned["step_seconds"], "measured_step_seconds": step_seconds})
