@@ -176,7 +176,6 @@ struct KeptAttention {
 }
 
 /// A tensor on the device or in host memory.
-#[expect(clippy::large_enum_variant, reason = "a tensor is a handle of a few hundred bytes")]
 enum Held {
     Here(Tensor<2>),
     OnHost(Parked),
