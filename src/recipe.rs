@@ -231,12 +231,15 @@ impl Recipe {
             reject("optimizer.name", message, "use \"adamw\", or take `use_dora` out");
         }
 
-        if self.lora.modules_to_save.is_some() && self.optimizer.name == OptimizerName::Muon {
-            let message =
-                "`optimizer.name` = \"muon\" trains matrices of hidden layers, and `lora.modules_to_save` brings \
-                           embeddings or norms"
-                    .to_owned();
-            reject("optimizer.name", message, "use \"adamw\", or take `modules_to_save` out");
+        let brings = [
+            ("modules_to_save", self.lora.modules_to_save.is_some()),
+            ("trainable_token_indices", self.lora.trainable_token_indices.is_some()),
+        ];
+        for (key, _) in brings.into_iter().filter(|(_, is_set)| *is_set && self.optimizer.name == OptimizerName::Muon) {
+            let message = format!(
+                "`optimizer.name` = \"muon\" trains matrices of hidden layers, and `lora.{key}` brings embeddings or norms"
+            );
+            reject("optimizer.name", message, &format!("use \"adamw\", or take `{key}` out"));
         }
 
         let scheduler = &self.scheduler;

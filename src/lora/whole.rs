@@ -1,13 +1,13 @@
 //! What is trained as a whole, beside the adapters: PEFT's `modules_to_save`, rows of tokens, a head that scores.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::OnceLock;
 
 use burn::tensor::Tensor;
 
 use crate::config::LoraConfig;
 use crate::ops::linear::Weight;
-use crate::spec::{ModelConfig, NormKind, in_layer};
+use crate::spec::{ModelConfig, NormKind, in_layer, short_name};
 
 /// A weight that is trained as a whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -128,7 +128,11 @@ impl LoraConfig {
         for name in self.modules_to_save.iter().flatten() {
             let hits = || all.iter().filter(|(module, _)| module.ends_with(&**name));
             if hits().next().is_none() {
-                problems.push(format!("`{name}` is the end of no module's name in this model"));
+                let trained = all.iter().filter(|(_, whole)| whole.is_some());
+                let names: BTreeSet<_> = trained.map(|(module, _)| format!("`{}`", short_name(module))).collect();
+                let names = names.into_iter().collect::<Vec<_>>().join(", ");
+                problems
+                    .push(format!("`{name}` is the end of no module's name that has weights of its own: take {names}"));
             }
             // Every layer has one: the first says it.
             if let Some((module, _)) = hits().find(|(_, whole)| whole.is_none()) {
@@ -213,6 +217,7 @@ mod tests {
     fn what_is_no_such_module_is_named() {
         let error = modules(&["q_proj", "wte"], true).unwrap_err();
         assert!(error.contains("`q_proj` names `model.layers.0.self_attn.q_proj`"), "{error}");
-        assert!(error.contains("`wte` is the end of no module's name"), "{error}");
+        let there_are = "take `embed_tokens`, `input_layernorm`, `lm_head`, `norm`, `post_attention_layernorm`";
+        assert!(error.contains("`wte` is the end of no module's name") && error.contains(there_are), "{error}");
     }
 }

@@ -5,7 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::device_memory::StepMemory;
 use super::prepare::Prepared;
 use crate::config::{
-    GradientCheckpointing, ModelOptions, ObjectiveConfig, ObjectiveName, Precision, Quantization, Residency, RowKind,
+    GradientCheckpointing, LrScheduler, ModelOptions, ObjectiveConfig, ObjectiveName, OptimizerName, Precision,
+    Quantization, Residency, RowKind,
 };
 use crate::data::dataset::Dataset;
 use crate::data::files::FileInfo;
@@ -93,7 +94,18 @@ pub(crate) fn prepared_warnings(
     let codes = config.and_then(|config| codes_warning(recipe, config));
     let half = open.and_then(|open| half_warning(recipe, open));
     let kernels = open.and_then(kernels_warning);
-    [offload, residency, half, kernels, length, codes, rate_warning(recipe)].into_iter().flatten().collect()
+    let of_recipe = [rate_warning(recipe), schedule_warning(recipe)];
+    [offload, residency, half, kernels, length, codes].into_iter().chain(of_recipe).flatten().collect()
+}
+
+/// A rate that falls, with an optimizer whose average takes the place of that.
+fn schedule_warning(recipe: &Recipe) -> Option<String> {
+    let is_free = recipe.optimizer.name == OptimizerName::ScheduleFreeAdamw;
+    (is_free && recipe.scheduler.lr_scheduler != LrScheduler::Constant).then(|| {
+        "`optimizer.name` = \"schedule_free_adamw\" is made for a rate that does not fall\n  hint: set \
+         `scheduler.lr_scheduler` to \"constant\""
+            .to_owned()
+    })
 }
 
 /// Arithmetic that the processor has no kernels for.

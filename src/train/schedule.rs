@@ -85,8 +85,9 @@ impl Schedule {
     /// The share of the peak in the last steps, 1 before them.
     fn decay(&self, done: u64) -> f64 {
         let num_steps = self.config.num_decay_steps.unwrap_or_else(|| self.total_steps.div_ceil(10));
-        let start = self.total_steps.saturating_sub(num_steps).max(self.warmup_steps);
-        let progress = (as_f64(done.saturating_sub(start)) / as_f64(num_steps.max(1))).min(1.0);
+        // More steps than there are after the warm-up have begun during that.
+        let progress =
+            (as_f64((done + num_steps).saturating_sub(self.total_steps)) / as_f64(num_steps.max(1))).min(1.0);
         match self.config.decay_type.unwrap_or_default() {
             DecayType::Cosine => half_cosine(progress),
             DecayType::Linear => 1.0 - progress,
@@ -204,6 +205,7 @@ mod tests {
         let stable = SchedulerConfig { num_decay_steps: Some(3), ..of(LrScheduler::WarmupStableDecay) };
         let with_minimum = SchedulerConfig { min_lr_ratio: 0.1, ..stable.clone() };
         let falling = |decay_type| SchedulerConfig { decay_type: Some(decay_type), ..stable.clone() };
+        let longer = SchedulerConfig { num_decay_steps: Some(6), ..stable.clone() };
         for (config, expected) in [
             (
                 restarts,
@@ -240,6 +242,18 @@ mod tests {
                     0.000_154_919_333_848_296_7,
                     0.000_141_421_356_237_309_5,
                     0.000_130_930_734_141_595_4,
+                ],
+            ),
+            (
+                longer,
+                [
+                    0.0,
+                    1e-4,
+                    0.000_186_602_540_378_443_88,
+                    0.000_150_000_000_000_000_01,
+                    1e-4,
+                    5.000_000_000_000_002e-5,
+                    1.339_745_962_155_613e-5,
                 ],
             ),
             (with_minimum, [2e-5, 1.1e-4, 2e-4, 2e-4, 2e-4, 1.55e-4, 6.5e-5]),
