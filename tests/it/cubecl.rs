@@ -174,7 +174,7 @@ fn rows_of_odd_lengths_give_the_losses_and_gradients_of_the_cpus_kernels_whateve
         ("qwen2", &[On, Off, Blocks(1), Offload][..]),
         ("qwen3_5", &[Blocks(1)]),
         ("qwen2_moe", &[Blocks(1)]),
-        ("gpt_oss", &[Off]),
+        ("gpt_oss", &[Blocks(1)]),
     ];
     for (family, ways) in families {
         let folder = tempfile::tempdir().unwrap();

@@ -167,7 +167,7 @@ fn a_run_is_merged_continued_and_written_with_and_what_it_cannot_be_is_said() {
             "[\"q_proj\"]",
             "`q_proj` names `model.layers.0.self_attn.q_proj`, and only the embedding, the head and the norms",
         ),
-        ("[\"wte\"]", "`wte` is the end of no module's name in this model"),
+        ("[\"wte\"]", "`wte` is the end of no name of a module with weights of its own: take `embed_tokens`, "),
         ("[3]", "expected a name or a list of names"),
     ] {
         let set = format!("lora.modules_to_save={value}");

@@ -133,7 +133,7 @@ fn a_run_starts_at_the_loss_of_the_base_and_is_resumed_to_the_same_bytes() {
         &["lora.lora_dropout=0.1", "train.gradient_accumulation_steps=3", "train.layered_accumulation=true"][..],
         &["lora.lora_dropout=0", "lora.init_lora_weights=\"pissa\"", "data.packing=true"],
         &["lora.layers_to_transform=[1]", "optimizer.name=\"adamw_8bit\"", "optimizer.ema_decay=0.5"],
-        &["train.precision=bf16", "optimizer.name=\"muon\"", "train.gradient_checkpointing=true"],
+        &["train.precision=bf16", "optimizer.name=\"lion\"", "train.gradient_checkpointing=true"],
     ]
     .iter()
     .enumerate()
