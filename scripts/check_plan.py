@@ -27,7 +27,8 @@ RECIPES = [
     (STORIES, 8, 128, 8, False, "bf16"), (STORIES, 2, 32, 8, True, "f32"),
     (SMOLLM2, 2, 512, 16, False, "f32"), (SMOLLM2, 2, 512, 16, False, "bf16"), (SMOLLM2, 1, 256, 128, True, "f32"),
     (SMOLLM2, 1, 1024, 16, True, "bf16"), (SMOLLM2, 1, 1024, 16, False, "f32"), (SMOLLM2, 4, 512, 8, True, "f32"),
-    (SMOLLM2, 1, 2048, 16, True, "f32"), (SMOLLM2, 1, 64, 16, True, "f32"), (SMOLLM2, 1, 2048, 16, "20-blocks", "bf16"),
+    (SMOLLM2, 1, 2048, 16, True, "f32"), (SMOLLM2, 1, 64, 16, True, "f32"), (SMOLLM2, 1, 2048, 16, True, "bf16"),
+    (SMOLLM2, 1, 2048, 16, "20-blocks", "bf16"),
     (SMOLLM2, 2, 512, 16, True, "f32", 1024),
 ]
 

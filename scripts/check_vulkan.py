@@ -88,7 +88,7 @@ CHECKS = [
     Check("f32-odd", training("f32", ODD, "rows of odd lengths")),
     Check("f32-dropout", training("f32", ["lora.lora_dropout=0.1"], "dropout")),
     Check("f32-no-checkpointing", training("f32", ["train.gradient_checkpointing=false"], "all kept")),
-    Check("f32-offload", training("f32", ['train.gradient_checkpointing="offload"'], "inputs in host memory")),
+    Check("f32-offload", training("f32", ['train.gradient_checkpointing="offload"'], "offloaded")),
     Check("f32-nf4", training("f32", ["model.quantization=nf4", "model.double_quantization=true"], "nf4")),
     Check("f32-evaluation", generation("f32")),
     Check("f16", training("f16"), precision="f16"),

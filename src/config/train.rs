@@ -138,11 +138,11 @@ pub enum GradientCheckpointing {
     Offload,
 }
 
-/// Behind the number of blocks of which only the input is kept.
+/// Behind the number of blocks that are computed again.
 const BLOCKS: &str = "-blocks";
 
 impl GradientCheckpointing {
-    /// The blocks of which only the input is kept: the first so many of `num_blocks`.
+    /// The blocks that are computed again: the first so many of `num_blocks`.
     #[must_use]
     pub fn num_recomputed(self, num_blocks: usize) -> usize {
         match self {

@@ -62,8 +62,8 @@ fn earlier_layer(block: &Block) -> Option<usize> {
 }
 
 impl ModelConfig {
-    /// Numbers per token that pass between blocks besides the residual stream, where the first `num_recomputed` blocks keep nothing
-    /// else.
+    /// Numbers per token that pass between blocks besides the residual stream, where the first `num_recomputed` blocks are computed
+    /// again.
     #[must_use]
     pub fn carried_size(&self, num_recomputed: usize) -> usize {
         let layer_inputs = self.layer_inputs.map_or(0, |inputs| inputs.width * self.num_layers());

@@ -119,7 +119,7 @@ impl StepMemory {
     /// The peak in bytes that does not fit, on the device or on the host.
     pub(crate) fn fits(&self, workload: &Workload<'_>) -> Result<(), usize> {
         let device = Some(workload.plan().peak_bytes).zip(self.device_bytes);
-        // Host memory next to a GPU, where block inputs may be offloaded.
+        // Host memory next to a GPU, where what is kept of blocks may be offloaded.
         let host = workload.host_plan().map(|plan| plan.peak_bytes).zip(self.host_bytes);
         let too_large = device.into_iter().chain(host).find(|(peak, bytes)| !fit::is_room(*peak, *bytes));
         too_large.map_or(Ok(()), |(peak, _)| Err(peak))

@@ -1,6 +1,7 @@
 //! Block-wise backpropagation: the graph of the whole model never exists.
 //!
-//! The forward runs the blocks in order and keeps either what each block's backward needs or only the block's input.
+//! The forward runs the blocks in order and keeps what each block's backward needs, or only the block's input
+//! (with it, perhaps what attention gives).
 //! The loss and the gradient of the last hidden states are computed in chunks of target tokens. The backward runs the
 //! blocks in reverse order, and adds the adapters' gradients to the sums block by block. Several micro-batches may go
 //! through a block before the next block is touched; their gradients are added in the order that they have one by one.
@@ -244,8 +245,12 @@ pub fn forward(model: &Model, adapters: &AdapterSet, inputs: Vec<Inputs>, option
         for (index, (x, micro_batch)) in xs.iter_mut().zip(&mut micro_batches).enumerate().rev() {
             let context = micro_batch.context(model, adapters, layer);
             let mut mixing = Remembering { layout: context.layout, attended: None };
-            let activations = block.activations_with(x.clone(), &context, &mut mixing);
-            let attended = mixing.attended.filter(|_| options.keeps_attention);
+            let activations = if options.keeps_attention && (first..options.num_recomputed).contains(&layer) {
+                block.activations_with(x.clone(), &context, &mut mixing)
+            } else {
+                block.activations(x.clone(), &context)
+            };
+            let attended = mixing.attended;
             let input = std::mem::replace(x, block.output(&activations, &context));
             micro_batch.carried.keep(&model.config, layer, &activations);
             if layer >= first {

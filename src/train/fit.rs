@@ -118,7 +118,7 @@ impl fmt::Display for Decision {
             GradientCheckpointing::Off => f.write_str("off")?,
             GradientCheckpointing::Offload => f.write_str("offload")?,
             GradientCheckpointing::On | GradientCheckpointing::Auto => f.write_str("on")?,
-            GradientCheckpointing::Blocks(blocks) => write!(f, "on for {blocks} blocks, but not their attention")?,
+            GradientCheckpointing::Blocks(blocks) => write!(f, "on for {blocks} blocks, whose attention is kept")?,
         }
         write!(f, " ({})", self.reason)
     }

@@ -481,7 +481,7 @@ LANES = {
         Check("f32", training("f32", steps=4)),
         Check("f32-resumed", resumed("f32")),
         Check("f32-no-checkpointing", training("f32", ["train.gradient_checkpointing=false"], "all kept")),
-        Check("f32-offload", training("f32", ['train.gradient_checkpointing="offload"'], "inputs in host memory")),
+        Check("f32-offload", training("f32", ['train.gradient_checkpointing="offload"'], "offloaded")),
         Check("f32-host", in_host_memory("blocks in host memory")),
         Check("f32-host-nf4", in_host_memory("blocks in host memory, nf4", [
             "model.quantization=nf4", "model.double_quantization=true", 'train.gradient_checkpointing="offload"',

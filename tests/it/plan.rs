@@ -166,7 +166,7 @@ fn checkpointing_is_left_off_where_the_memory_holds_what_it_saves() {
     let said = |more: &[&str]| text(&plan(&[&LLAMA_8B[..], &["--device", "L4"], more].concat()).stdout).to_owned();
     assert!(said(&[]).contains("\ngradient checkpointing: on (without it "), "{}", said(&[]));
     assert!(said(&one_row).contains(
-        "\ngradient checkpointing: on for 16 blocks, but not their attention (without it a step takes up to "
+        "\ngradient checkpointing: on for 16 blocks, whose attention is kept (without it a step takes up to "
     ));
     assert!(
         !text(&plan(&[&LLAMA_8B[..], &["--set", "train.gradient_checkpointing=true"]].concat()).stdout)
