@@ -222,8 +222,9 @@ pub(crate) fn compare_cases(golden: &Golden, storage: Dtype) -> Worst {
     for (case, expected) in golden.json["cases"].as_object().unwrap() {
         let adapters = Golden::adapters(expected, &model);
         worst.logits = worst.logits.max(compare_logits(golden, case, &model, &adapters, &batch));
-        use GradientCheckpointing::{Blocks, Off, On};
-        for gradient_checkpointing in [On, Blocks(usize::MAX), Off] {
+        for gradient_checkpointing in
+            [GradientCheckpointing::On, GradientCheckpointing::Blocks(usize::MAX), GradientCheckpointing::Off]
+        {
             let train = TrainConfig { gradient_checkpointing, ..TrainConfig::default() };
             let mut step =
                 TrainStep::new(model.clone(), adapters.clone(), &train, &OptimizerConfig::default(), None, 0);
