@@ -114,16 +114,26 @@ pub trait TokenMixing {
 }
 
 /// Tokens see those of their document in a micro-batch.
-#[derive(Clone, Copy, Debug)]
-pub struct InDocuments<'a>(pub &'a Layout);
+#[derive(Debug)]
+pub struct InDocuments<'a> {
+    /// Of the micro-batch.
+    pub layout: &'a Layout,
+    /// What the block's attention gives, from the first pass on, so that a second pass does not compute it again; absent where it is
+    /// not to be remembered.
+    pub memory: Option<Option<Attended>>,
+}
 
 impl TokenMixing for InDocuments<'_> {
     fn attention(&mut self, [q, k, v]: [&Tensor<2>; 3], heads: Heads) -> Attended {
-        attention(q, k, v, self.0, heads)
+        let attend = || attention(q, k, v, self.layout, heads);
+        match &mut self.memory {
+            Some(memory) => memory.get_or_insert_with(attend).clone(),
+            None => attend(),
+        }
     }
 
     fn gated_conv(&mut self, bcx: &Tensor<2>, conv: &Tensor<2>) -> Tensor<2> {
-        gated_conv(bcx, conv, self.0)
+        gated_conv(bcx, conv, self.layout)
     }
 
     fn delta_rule(
@@ -133,37 +143,8 @@ impl TokenMixing for InDocuments<'_> {
         conv: &Tensor<2>,
         heads: DeltaHeads,
     ) -> Tensor<2> {
-        let qkv = short_conv(qkv, conv, self.0);
-        delta_rule(DeltaInputs { qkv: &qkv, gates }, self.0, heads)
-    }
-}
-
-/// As [`InDocuments`]; what the block's attention gives is remembered, so that a second pass does not compute it again.
-#[derive(Debug)]
-pub struct Remembering<'a> {
-    /// Of the micro-batch.
-    pub layout: &'a Layout,
-    /// From the first pass on, where the block has an attention.
-    pub attended: Option<Attended>,
-}
-
-impl TokenMixing for Remembering<'_> {
-    fn attention(&mut self, qkv: [&Tensor<2>; 3], heads: Heads) -> Attended {
-        self.attended.get_or_insert_with(|| InDocuments(self.layout).attention(qkv, heads)).clone()
-    }
-
-    fn gated_conv(&mut self, bcx: &Tensor<2>, conv: &Tensor<2>) -> Tensor<2> {
-        InDocuments(self.layout).gated_conv(bcx, conv)
-    }
-
-    fn delta_rule(
-        &mut self,
-        qkv: &Tensor<2>,
-        gates: &Gates<Tensor<2>>,
-        conv: &Tensor<2>,
-        heads: DeltaHeads,
-    ) -> Tensor<2> {
-        InDocuments(self.layout).delta_rule(qkv, gates, conv, heads)
+        let qkv = short_conv(qkv, conv, self.layout);
+        delta_rule(DeltaInputs { qkv: &qkv, gates }, self.layout, heads)
     }
 }
 

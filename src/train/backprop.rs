@@ -17,7 +17,7 @@ use super::references::References;
 use crate::data::batch::Batch;
 use crate::lora::{AdapterSet, Whole};
 use crate::model::block::Activations;
-use crate::model::context::{BlockContext, Remembering};
+use crate::model::context::{BlockContext, InDocuments};
 use crate::model::{Carried, Model};
 use crate::ops::attention::{Attended, LseOrder};
 use crate::ops::cross_entropy::LossChunk;
@@ -244,13 +244,10 @@ pub fn forward(model: &Model, adapters: &AdapterSet, inputs: Vec<Inputs>, option
         let block = model.with_own_norms(layer, &block, adapters);
         for (index, (x, micro_batch)) in xs.iter_mut().zip(&mut micro_batches).enumerate().rev() {
             let context = micro_batch.context(model, adapters, layer);
-            let mut mixing = Remembering { layout: context.layout, attended: None };
-            let activations = if options.keeps_attention && (first..options.num_recomputed).contains(&layer) {
-                block.activations_with(x.clone(), &context, &mut mixing)
-            } else {
-                block.activations(x.clone(), &context)
-            };
-            let attended = mixing.attended;
+            let keeps = options.keeps_attention && (first..options.num_recomputed).contains(&layer);
+            let mut mixing = InDocuments { layout: context.layout, memory: keeps.then_some(None) };
+            let activations = block.activations_with(x.clone(), &context, &mut mixing);
+            let attended = mixing.memory.flatten();
             let input = std::mem::replace(x, block.output(&activations, &context));
             micro_batch.carried.keep(&model.config, layer, &activations);
             if layer >= first {
@@ -320,9 +317,9 @@ pub fn backward(
             }
             let activations = match this {
                 Kept::Input(input, attended) => {
-                    let attended =
-                        attended.map(|KeptAttention { o, lse, order }| Attended { o: o.tensor(), lse, order });
-                    let mut mixing = Remembering { layout: context.layout, attended };
+                    let memory =
+                        attended.map(|KeptAttention { o, lse, order }| Some(Attended { o: o.tensor(), lse, order }));
+                    let mut mixing = InDocuments { layout: context.layout, memory };
                     block.activations_with(input.tensor(), &context, &mut mixing)
                 }
                 Kept::Activations(activations) => *activations,
