@@ -117,6 +117,15 @@ impl StepFlops {
         self.per_token * as_f64(len) + self.per_target_token * as_f64(len.saturating_sub(1)) + self.of_attention(len)
     }
 
+    /// FLOPs of a row's second forward through all blocks, which gradient checkpointing makes; without attention, where that is kept.
+    /// Adapters and delta rules count for half, too, though it is a third of them.
+    #[must_use]
+    pub fn of_second_forward(&self, len: usize, keeps_attention: bool) -> f64 {
+        let of_reference = self.of_reference.as_ref().map_or(0.0, |reference| reference.per_token);
+        let products = if keeps_attention { 0.0 } else { 2.0 / as_f64(self.attention_products) };
+        0.5 * (self.per_token - of_reference) * as_f64(len) + products * self.of_attention(len)
+    }
+
     /// FLOPs of all attentions in a document of `len` tokens.
     fn of_attention(&self, len: usize) -> f64 {
         let of_layer = |heads: &Heads| 2 * self.attention_products * heads.query_width() * heads.visible_pairs(len);
@@ -165,6 +174,16 @@ mod tests {
     fn padding_takes_the_products_of_its_places() {
         let padding = StepFlops::new(&config(None), 7).of_padding(2);
         assert!((padding - 2.0 * (4.0 * 288.0 + 6.0 * 7.0)).abs() < 1e-6, "{padding}");
+    }
+
+    #[test]
+    fn a_second_forward_takes_half_of_the_products_and_a_third_of_attention_unless_it_is_kept() {
+        let flops = StepFlops::new(&config(None), 7);
+        let products = 0.5 * 3.0 * (4.0 * 288.0 + 6.0 * 7.0);
+        let [with, without] = [false, true].map(|keeps_attention| flops.of_second_forward(3, keeps_attention));
+        assert!((without - products).abs() < 1e-6, "{without}");
+        // 6 pairs, 2 layers of 2 heads of 2.
+        assert!((with - (products + 6.0 * 4.0 * 8.0)).abs() < 1e-6, "{with}");
     }
 
     #[test]
