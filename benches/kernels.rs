@@ -193,7 +193,9 @@ fn element_wise(bench: &mut Bench<'_>, config: &ModelConfig) {
     let grad = filled(shape, 5, &device);
     let [parameter, m, v] = [6, 7, 8].map(|seed| filled(shape, seed, &device));
     let mut state = Some(State { parameter, m, v: v.square() });
-    bench.run("adamw", || state = state.take().and_then(|state| adamw(place, vec![(state, &grad)], &update).pop()));
+    bench.run("adamw", || {
+        state = state.take().and_then(|state| adamw(place, vec![(state, &grad)], &update, None).pop());
+    });
 }
 
 fn criterion() -> Criterion {

@@ -58,6 +58,8 @@ pub struct Loader<'a> {
     jobs: Option<Sender<(Job, Sender<Made>)>>,
     /// Results of the jobs that were handed out, in order.
     pending: VecDeque<Receiver<Made>>,
+    /// The first of these results, where it was looked at.
+    peeked: Option<Made>,
     is_stopped: Arc<AtomicBool>,
     workers: Vec<JoinHandle<()>>,
     work: WorkerTime,
@@ -145,6 +147,7 @@ impl<'a> Loader<'a> {
             is_endless,
             jobs: None,
             pending: VecDeque::new(),
+            peeked: None,
             is_stopped: Arc::default(),
             workers: Vec::new(),
             work: WorkerTime::default(),
@@ -193,6 +196,14 @@ impl<'a> Loader<'a> {
         }
     }
 
+    /// The next micro-batch, if a worker has made it; it stays the next one.
+    pub fn peek(&mut self) -> Option<&LoadedBatch> {
+        if self.peeked.is_none() {
+            self.peeked = self.pending.front()?.try_recv().ok();
+        }
+        self.peeked.as_ref()?.0.as_ref().ok()
+    }
+
     /// Iterates over the micro-batches; ends early once `is_stopped` is true.
     pub fn until(mut self, is_stopped: impl Fn() -> bool) -> impl Iterator<Item = Result<LoadedBatch, DataError>> {
         std::iter::from_fn(move || self.next_unless(&is_stopped).filter(|_| !is_stopped()))
@@ -211,14 +222,14 @@ impl<'a> Loader<'a> {
             return None;
         }
         let (result, work) = if self.jobs.is_some() {
-            let made = self.pending.pop_front()?;
-            let mut wait = Duration::ZERO;
+            let next = self.pending.pop_front()?;
+            let mut made = self.peeked.take().map_or_else(|| next.recv_timeout(Duration::ZERO), Ok);
             loop {
                 // A signal does not end a wait, so check at intervals whether to stop.
-                match made.recv_timeout(wait) {
+                match made {
                     Ok(made) => break made,
                     Err(RecvTimeoutError::Timeout) if is_stopped() => return None,
-                    Err(RecvTimeoutError::Timeout) => wait = STOP_CHECK,
+                    Err(RecvTimeoutError::Timeout) => made = next.recv_timeout(STOP_CHECK),
                     Err(RecvTimeoutError::Disconnected) => {
                         break (Err(DataError::Worker("a thread panicked".into())), WorkerTime::default());
                     }

@@ -17,10 +17,16 @@ pub struct State {
     pub v: Tensor<2>,
 }
 
-/// The states after one update, each with its gradient, all in `f32` and each of one shape.
+/// The states after one update, each with its gradient, all in `f32` and each of one shape. A `factor` of
+/// [`Kernels::grad_factor`](super::kernels::Kernels::grad_factor) is in the place of the update's.
 #[must_use]
-pub fn adamw(place: Place, states: Vec<(State, &Tensor<2>)>, update: &Update) -> Vec<State> {
-    place.adamw(states, update)
+pub fn adamw(
+    place: Place,
+    states: Vec<(State, &Tensor<2>)>,
+    update: &Update,
+    factor: Option<&Tensor<1>>,
+) -> Vec<State> {
+    place.adamw(states, update, factor)
 }
 
 /// [`adamw`] of one state in plain tensor calls.

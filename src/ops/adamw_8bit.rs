@@ -21,10 +21,10 @@ pub struct Coded {
     pub scales: [Tensor<2>; 2],
 }
 
-/// The state after one update.
+/// The state after one update, as [`adamw`](super::adamw::adamw) takes it.
 #[must_use]
-pub fn adamw_8bit(place: Place, state: Coded, grad: &Tensor<2>, update: &Update) -> Coded {
-    place.adamw_8bit(state, grad, update)
+pub fn adamw_8bit(place: Place, state: Coded, grad: &Tensor<2>, update: &Update, factor: Option<&Tensor<1>>) -> Coded {
+    place.adamw_8bit(state, grad, update, factor)
 }
 
 /// [`adamw_8bit`] in plain tensor calls.
@@ -120,7 +120,7 @@ mod tests {
                 grad_scale: 0.5,
             };
             let grad = drawn(77 * u32::try_from(step).unwrap());
-            states[0] = adamw_8bit(kernels::place_on(DeviceKind::Cpu), states[0].clone(), &grad, &update);
+            states[0] = adamw_8bit(kernels::place_on(DeviceKind::Cpu), states[0].clone(), &grad, &update, None);
             states[1] = plain_adamw_8bit(states[1].clone(), &grad, &update);
             let [kernel, plain] = &states;
             for moment in 0..2 {

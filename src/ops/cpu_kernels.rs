@@ -401,7 +401,7 @@ impl Kernels for Cpu {
         host::tensor(out, x.dims(), &x.device())
     }
 
-    fn adamw(&self, states: Vec<(State, &Tensor<2>)>, update: &Update) -> Vec<State> {
+    fn adamw(&self, states: Vec<(State, &Tensor<2>)>, update: &Update, _: Option<&Tensor<1>>) -> Vec<State> {
         let one = |(State { parameter, m, v }, grad): (State, &Tensor<2>)| {
             let grad = host::view(grad);
             let step = |[parameter, m, v]: [&mut [f32]; 3]| cpu::adamw(parameter, &grad, m, v, update);
@@ -411,7 +411,7 @@ impl Kernels for Cpu {
         states.into_iter().map(one).collect()
     }
 
-    fn adamw_8bit(&self, state: Coded, grad: &Tensor<2>, update: &Update) -> Coded {
+    fn adamw_8bit(&self, state: Coded, grad: &Tensor<2>, update: &Update, _: Option<&Tensor<1>>) -> Coded {
         host_adamw_8bit(state, grad, update)
     }
 

@@ -381,12 +381,21 @@ pub trait Kernels: Debug + Send + Sync {
         plain_dropout(x, settings)
     }
 
-    fn adamw(&self, states: Vec<(State, &Tensor<2>)>, update: &Update) -> Vec<State> {
+    fn adamw(&self, states: Vec<(State, &Tensor<2>)>, update: &Update, factor: Option<&Tensor<1>>) -> Vec<State> {
+        assert!(factor.is_none(), "made by no one");
         states.into_iter().map(|(state, grad)| plain_adamw(state, grad, update)).collect()
     }
 
-    fn adamw_8bit(&self, state: Coded, grad: &Tensor<2>, update: &Update) -> Coded {
+    fn adamw_8bit(&self, state: Coded, grad: &Tensor<2>, update: &Update, factor: Option<&Tensor<1>>) -> Coded {
+        assert!(factor.is_none(), "made by no one");
         plain_adamw_8bit(state, grad, update)
+    }
+
+    /// The factor of the gradients, `[1]`, which clips their mean over `count` to `max_norm`, unless that is 0; `None` where no update
+    /// takes one that the host does not know. `numbers` are losses and the sum of the gradients' squares, `[losses + 1]`; where one of
+    /// them is not finite, updates with the factor leave all as it is.
+    fn grad_factor(&self, _numbers: &Tensor<1>, _max_norm: f64, _count: f64) -> Option<Tensor<1>> {
+        None
     }
 
     /// The numbers of some matrices in `f32`, one after another.

@@ -142,6 +142,7 @@ impl<'a> Started<'a> {
             rollouts,
             sample_steps: recipe.logging.logging_steps.max(10),
             has_warned: false,
+            ahead: None,
             data,
             stop,
             recorder,

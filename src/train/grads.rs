@@ -204,6 +204,13 @@ fn times(grad: Tensor<2>, factor: f64) -> Tensor<2> {
     if (factor - 1.0).abs() < f64::EPSILON { grad } else { grad * factor }
 }
 
+/// Several tensors of one dimension as one in `f32`; `None` without any.
+#[must_use]
+pub fn joined(tensors: Vec<Tensor<1>>) -> Option<Tensor<1>> {
+    let tensors: Vec<_> = tensors.into_iter().map(|tensor| tensor.cast(DType::F32)).collect();
+    (!tensors.is_empty()).then(|| Tensor::cat(tensors, 0))
+}
+
 /// Several tensors of one dimension, read from the device in one transfer as `f32`. `what` names them to people.
 ///
 /// # Panics
@@ -211,11 +218,7 @@ fn times(grad: Tensor<2>, factor: f64) -> Tensor<2> {
 /// As [`faults::read`].
 #[must_use]
 pub fn read(tensors: Vec<Tensor<1>>, what: &str) -> Vec<f32> {
-    let tensors: Vec<_> = tensors.into_iter().map(|tensor| tensor.cast(DType::F32)).collect();
-    if tensors.is_empty() {
-        return Vec::new();
-    }
-    faults::read(Tensor::cat(tensors, 0), what)
+    joined(tensors).map_or_else(Vec::new, |numbers| faults::read(numbers, what))
 }
 
 #[cfg(test)]

@@ -176,7 +176,7 @@ mod tests {
         let start = Instant::now();
         let at = |milliseconds| start + Duration::from_millis(milliseconds);
         let mut laps = Laps::start(start);
-        // Handed over at once. The loop waits where the loss is read, also for the update of the previous step.
+        // Handed over at once. The loop waits where the loss is read, also for an update.
         laps.lap_at(Part::HostToDevice, at(1));
         laps.lap_at(Part::Forward, at(2));
         laps.lap_at(Part::Backward, at(98));

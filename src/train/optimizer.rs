@@ -143,8 +143,36 @@ impl Optimizer {
         self.place
     }
 
+    /// Whether it takes a factor of the device: what it does on the host does not depend on whether there is an update.
+    #[must_use]
+    pub fn can_queue(&self) -> bool {
+        matches!(self.config.name, OptimizerName::Adamw | OptimizerName::Adamw8bit) && self.config.ema_decay.is_none()
+    }
+
+    /// [`update`](Self::update) with a factor of [`Kernels::grad_factor`](crate::ops::kernels::Kernels::grad_factor), if it
+    /// [can](Self::can_queue) take it. Where that turns out to be none, call [`take_back`](Self::take_back).
+    pub fn queue(&mut self, adapters: &mut AdapterSet, grads: &GradSums, learning_rate: f64, factor: &Tensor<1>) {
+        self.update_by(adapters, grads, learning_rate, f64::NAN, Some(factor));
+    }
+
+    /// The last update that was queued was none.
+    pub fn take_back(&mut self) {
+        self.num_updates -= 1;
+    }
+
     /// Updates every adapter that has a gradient with `grad_scale` times it. As in torch, the others and their states stay.
     pub fn update(&mut self, adapters: &mut AdapterSet, grads: &GradSums, learning_rate: f64, grad_scale: f64) {
+        self.update_by(adapters, grads, learning_rate, grad_scale, None);
+    }
+
+    fn update_by(
+        &mut self,
+        adapters: &mut AdapterSet,
+        grads: &GradSums,
+        learning_rate: f64,
+        grad_scale: f64,
+        factor: Option<&Tensor<1>>,
+    ) {
         // Those of A and those of the others, which may be faster.
         const GROUPS: Matrices<usize> = Matrices { a: 0, b: 1, magnitude: Some(1) };
 
@@ -186,7 +214,7 @@ impl Optimizer {
             let rates = [learning_rate, learning_rate * self.loraplus_lr_ratio];
             let mut group = groups.into_iter().zip(rates).map(|(parameters, learning_rate)| {
                 let update = Update { learning_rate, number: self.num_updates, grad_scale, share };
-                self.of_all(parameters, update).into_iter()
+                self.of_all(parameters, update, factor).into_iter()
             });
             [group.next(), group.next()].map(Option::unwrap_or_default)
         };
@@ -215,15 +243,20 @@ impl Optimizer {
     }
 
     /// The rule's update of parameters.
-    fn of_all(&self, mut parameters: Vec<(Parameter, &Tensor<2>)>, update: Update) -> Vec<Parameter> {
+    fn of_all(
+        &self,
+        mut parameters: Vec<(Parameter, &Tensor<2>)>,
+        update: Update,
+        factor: Option<&Tensor<1>>,
+    ) -> Vec<Parameter> {
         let config = &self.config;
         let averages = config.ema_decay.map(|decay| {
             let averages = parameters.iter_mut().filter_map(|(parameter, _)| parameter.states.pop());
             (decay, averages.collect::<Vec<_>>())
         });
         let mut updated = match config.name {
-            OptimizerName::Adamw => adamw::update(self.place, config, parameters, update),
-            OptimizerName::Adamw8bit => adamw_8bit::update(self.place, config, parameters, update),
+            OptimizerName::Adamw => adamw::update(self.place, config, parameters, update, factor),
+            OptimizerName::Adamw8bit => adamw_8bit::update(self.place, config, parameters, update, factor),
             OptimizerName::Lion => each(lion::update, config, parameters, update),
             OptimizerName::Adafactor => each(adafactor::update, config, parameters, update),
             OptimizerName::Sgd => each(sgd::update, config, parameters, update),

@@ -100,8 +100,13 @@ impl<'a> Recorder<'a> {
     pub(super) fn start_step(&mut self, step: u64) {
         let is_due = self.num_steps == 1 || (self.num_steps > 1 && (step + 1).is_multiple_of(SPLIT_STEPS));
         self.is_split = is_due && self.device.is_gpu();
-        // In a split step, this waits for the update of the previous step.
+        // In a split step, this waits for what the previous one has left to do.
         self.part(Part::Other);
+    }
+
+    /// Whether the step in progress waits for the device at the end of every part.
+    pub(super) fn is_split(&self) -> bool {
+        self.is_split
     }
 
     /// Ends a forward. After a step's last forward, all input of the backward exists, so the pools are measured. This

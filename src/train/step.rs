@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::adapters::Trained;
 use super::backprop::{self, Forward, Inputs, Options};
-use super::grads::{GradSums, read};
+use super::grads::{GradSums, joined, read};
 use super::loss::{LossScale, LossSum, MicroBatchLoss, eval_loss, log_probabilities, num_right_tokens};
 use super::objective::{CrossEntropy, Objective};
 use super::offload::HostParking;
@@ -54,6 +54,8 @@ pub struct TrainStep {
     /// Number of micro-batches so far, in all steps; seeds the dropout masks.
     num_micro_batches: u64,
     sums: GradSums,
+    /// Whether the update with them was queued before the host knew their norm.
+    is_queued: bool,
     losses: Vec<MicroBatchLoss>,
     objective: Box<dyn Objective>,
     /// The adapters before training.
@@ -186,6 +188,7 @@ impl TrainStep {
             loss_scale: (model.compute == DType::F16).then(LossScale::default),
             num_micro_batches: 0,
             sums: GradSums::default(),
+            is_queued: false,
             losses: Vec::new(),
             objective: Box::new(CrossEntropy),
             reference: AdapterSet::none(model.blocks.len()),
@@ -354,21 +357,23 @@ impl TrainStep {
     }
 
     fn clear(&mut self) {
-        self.sums = GradSums::default();
+        (self.sums, self.is_queued) = (GradSums::default(), false);
         self.losses.clear();
         (self.num_of_others, self.num_left) = (0, None);
     }
 
     /// Ends the step: averages over its target tokens, clips by the global norm, updates. Reads the device once.
     pub fn update(&mut self, learning_rate: f64) -> StepOutcome {
-        let figures = self.reduce();
+        let figures = self.reduce(Some(learning_rate));
         self.apply(figures, learning_rate)
     }
 
     /// Sums the step in progress over all ranks, and returns its loss and gradient norm. This is the only point of a step
-    /// that waits for the device: after it, all forwards and backwards are finished.
+    /// that waits for the device: after it, all forwards and backwards are finished. With the learning rate of the update, that
+    /// is queued before, where the device can decide by itself whether to make it, so it does not wait for the host in turn; then
+    /// only [`apply`](Self::apply) may follow.
     #[must_use]
-    pub fn reduce(&mut self) -> StepOutcome {
+    pub fn reduce(&mut self, learning_rate: Option<f64>) -> StepOutcome {
         let losses = std::mem::take(&mut self.losses);
         let num_own = losses.len() as u64;
         let mut count = losses.iter().map(|loss| loss.count).sum::<f64>();
@@ -411,7 +416,13 @@ impl TrainStep {
             let squares = || self.sums.sum_of_squares(self.optimizer.place());
             numbers.push(profile::measure("grad_norm", Cost::default, squares));
         }
-        let mut numbers = read(numbers, "the loss");
+        let numbers = joined(numbers);
+        // Of equal rewards there may be no update, which the numbers do not tell.
+        let has_update = has_grads && figures.frac_reward_zero_std.value() != Some(1.0);
+        if let (Some(learning_rate), Some(numbers), true) = (learning_rate, &numbers, has_update) {
+            self.queue_update(numbers, learning_rate, count);
+        }
+        let mut numbers = numbers.map_or_else(Vec::new, |numbers| faults::read(numbers, "the loss"));
         let squares = if has_grads { numbers.pop().map_or(f64::NAN, f64::from) } else { 0.0 };
         let loss = of_ranks.unwrap_or_else(|| numbers.iter().map(|&loss| f64::from(loss)).sum::<f64>()) / count;
         let grad_norm = squares.sqrt() / count;
@@ -426,20 +437,42 @@ impl TrainStep {
         StepOutcome { loss, grad_norm, count, target_tokens, figures, skipped }
     }
 
+    /// Queues the update, where the device can tell from `numbers` whether the gradients are to be used, and how.
+    fn queue_update(&mut self, numbers: &Tensor<1>, learning_rate: f64, count: f64) {
+        if self.is_shared() || !self.optimizer.can_queue() {
+            return;
+        }
+        if let Some(factor) = self.optimizer.place().grad_factor(numbers, self.max_grad_norm, count) {
+            let sums = std::mem::take(&mut self.sums);
+            self.optimizer.queue(self.trained.change(), &sums, learning_rate, &factor);
+            self.is_queued = true;
+            self.flush();
+        }
+    }
+
+    /// A GPU begins with what is queued. What is wrong with a device is said where it is read.
+    fn flush(&self) {
+        drop(self.model.device().flush());
+    }
+
     /// Updates with the gradients that `figures` (from [`reduce`](Self::reduce)) describe, and ends the step. Does not wait:
     /// a GPU may still be updating when this returns.
     pub fn apply(&mut self, figures: StepOutcome, learning_rate: f64) -> StepOutcome {
-        let sums = std::mem::take(&mut self.sums);
+        let (sums, is_queued) = (std::mem::take(&mut self.sums), self.is_queued);
         self.clear();
-        if figures.skipped.is_none() && !sums.is_empty() {
+        if is_queued {
+            if figures.skipped.is_some() {
+                self.optimizer.take_back();
+            }
+        } else if figures.skipped.is_none() && !sums.is_empty() {
             // As in torch.nn.utils.clip_grad_norm_.
             let clip = match self.max_grad_norm {
                 max if max > 0.0 => (max / (figures.grad_norm + 1e-6)).min(1.0),
                 _ => 1.0,
             };
             self.optimizer.update(self.trained.change(), &sums, learning_rate, clip / figures.count);
-            // A GPU begins with it while the next step is prepared. What is wrong with a device is said where it is read.
-            drop(self.model.device().flush());
+            // While the next step is prepared.
+            self.flush();
         }
         if figures.target_tokens > 0 {
             let was_finite =

@@ -100,6 +100,8 @@ pub struct Trainer<'a> {
     pub sample_steps: u64,
     /// Whether a warning has said that nothing can be learned from some of them.
     pub has_warned: bool,
+    /// The first micro-batch of the next step, where it is laid out, or found to be without target tokens.
+    pub ahead: Option<Option<Inputs>>,
     /// The rows.
     pub data: &'a Dataset,
     /// Stop requests.
@@ -193,16 +195,20 @@ impl Trainer<'_> {
             computed?;
             return Ok(None);
         }
-        // The only wait for a GPU in most steps: it ends their forwards and backwards, and the previous step's update.
+        if !self.step.is_shared() && self.rollouts.is_none() && self.state.step + 1 < self.schedule.total_steps() {
+            self.lay_out_ahead(loader);
+        }
+        // The only wait for a GPU in most steps: it ends their forwards and backwards, and an update.
         self.recorder.part(Part::Other);
-        let figures = self.step.reduce();
+        let learning_rate = self.schedule.learning_rate(self.state.step + 1);
+        // Where every part is waited for, the update is one of them.
+        let figures = self.step.reduce((!self.recorder.is_split()).then_some(learning_rate));
         if self.step.said().failed {
             self.step.discard();
             self.step.ranks().end_together();
             return Err(TrainerError::OtherRank);
         }
         self.recorder.part(Part::Backward);
-        let learning_rate = self.schedule.learning_rate(self.state.step + 1);
         let mut outcome = self.step.apply(figures, learning_rate);
         self.recorder.part(Part::Optimizer);
 
@@ -259,13 +265,19 @@ impl Trainer<'_> {
 
     /// Forward and backward of a micro-batch, or of all that wait for the last one. `false` where the run was asked to stop.
     fn compute_one(&mut self, batch: &Batch, waiting: &mut Vec<Inputs>, is_last: bool) -> bool {
-        waiting.extend(self.step.lay_out(batch));
+        waiting.extend(self.ahead.take().unwrap_or_else(|| self.step.lay_out(batch)));
         self.recorder.part(Part::HostToDevice);
         if waiting.is_empty() || !is_last && self.train.layered_accumulation {
             return true;
         }
         let (stop, inputs) = (self.stop, std::mem::take(waiting));
         stop.unless_requested(|| self.forward_backward(inputs, is_last)).is_some()
+    }
+
+    /// Lays out the next step's first micro-batch, if it is ready, while a GPU still computes: it would wait for that otherwise.
+    fn lay_out_ahead(&mut self, loader: &mut Loader) {
+        self.ahead = loader.peek().map(|loaded| self.step.lay_out(&loaded.batch));
+        self.recorder.part(Part::HostToDevice);
     }
 
     fn forward_backward(&mut self, inputs: Vec<Inputs>, is_last: bool) {

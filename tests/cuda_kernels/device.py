@@ -124,7 +124,7 @@ class Device:
         return milliseconds.value / 1000 / repeats
 
     def launch(self, name: str, grid: tuple, threads: int, shared_bytes: int, *values) -> None:
-        """`values`: a Buffer's pointer, an int as int32, a float as f32, an unsigned of numpy as it is, bytes as a struct."""
+        """`values`: a Buffer's pointer, an int as int32, a float as f32, an unsigned or a float64 of numpy as it is, bytes as a struct."""
         if name not in self.functions:
             self.functions[name] = ctypes.c_void_p()
             get = self.driver.cuModuleGetFunction
@@ -132,7 +132,7 @@ class Device:
                 raise RuntimeError(f"no {name}")
         self.call("cuFuncSetAttribute", self.functions[name], MAX_DYNAMIC_SHARED_BYTES, shared_bytes)
         kinds = {Buffer: lambda x: x.pointer, int: ctypes.c_int32, float: ctypes.c_float, bytes: ctypes.create_string_buffer,
-                 np.uint32: ctypes.c_uint32, np.uint64: ctypes.c_uint64}
+                 np.uint32: ctypes.c_uint32, np.uint64: ctypes.c_uint64, np.float64: ctypes.c_double}
         held = [kinds[type(x)](x) for x in values]
         pointers = (ctypes.c_void_p * len(held))(*[ctypes.cast(ctypes.byref(x), ctypes.c_void_p) for x in held])
         self.call("cuLaunchKernel", self.functions[name], *(*grid, 1, 1)[:3], threads, 1, 1, shared_bytes, None, pointers, None)

@@ -39,16 +39,49 @@ def norm(device: cuda.Device, gradients: list[np.ndarray], per_launch: int) -> n
     return result
 
 
-def steps(device: cuda.Device, state: list[list[np.ndarray]], gradients: list[list[np.ndarray]]) -> list[list[np.ndarray]]:
+def steps(device: cuda.Device, state: list[list[np.ndarray]], gradients: list[list[np.ndarray]],
+          factor: float | None = None) -> list[list[np.ndarray]]:
+    """The state after all steps; with `factor`, that is where the kernel reads it, and SCALE is not to be used."""
+    scale = [SCALE, np.uint64(0)] if factor is None else [1e9, device.buffer(np.full(1, factor, np.float32))]
     held = [[device.buffer(x) for x in matrix] for matrix in state]
     for step, of_step in enumerate(gradients, 1):
         entries = [(p, device.buffer(g), m, v, p.shape[0]) for (p, m, v), g in zip(held, of_step)]
         corrections = [1 - beta**step for beta in BETAS]
         device.launch("adamw", (BLOCKS, len(entries)), 256, 0, table(entries, 100), 1 - RATE * DECAY, 1 - BETAS[0], BETAS[1], 1 - BETAS[1],
-                      RATE / corrections[0], corrections[1]**-0.5, EPS, SCALE)
+                      RATE / corrections[0], corrections[1]**-0.5, EPS, *scale)
     results = [[x.read() for x in matrix] for matrix in held]
     device.free()
     return results
+
+
+def factor_of(device: cuda.Device, losses: list[float], squares: float, max_norm: float, count: float) -> np.float32:
+    out = device.buffer(np.zeros(1, np.float32))
+    device.launch("grad_factor", (1,), 256, 0, device.buffer(np.float32([*losses, squares])), out, len(losses), np.float64(max_norm),
+                  np.float64(count))
+    result = out.read()[0]
+    device.free()
+    return result
+
+
+def check_factors(device: cuda.Device) -> list[str]:
+    """Factors that clip as PyTorch does, and none where a number is not finite."""
+    wrong = []
+    for losses, squares, max_norm, count in [([2.5], 9.0, 1.0, 2.0), ([2.5, 1.0], 9.0, 1.0, 3000.0), ([0.0], 0.0, 1.0, 7.0), ([1.0], 1e20, 0.0, 3.0)]:
+        norm = np.sqrt(np.float64(np.float32(squares))) / count
+        expected = np.float32((min(max_norm / (norm + 1e-6), 1.0) if max_norm > 0 else 1.0) / count)
+        found = factor_of(device, losses, squares, max_norm, count)
+        if found != expected:
+            wrong.append(f"factor of {losses}, {squares}: {found}, not {expected}")
+    many = np.linspace(0, 9, 3001)
+    if factor_of(device, many, 9.0, 1.0, 3001.0) != np.float32(1 / 3001):
+        wrong.append("another factor of many")
+    of_others = [(np.where(np.arange(3001) == i, x, many), 1.0) for i, x in [(0, np.nan), (255, np.inf), (1700, np.nan), (3000, -np.inf)]]
+    for losses, squares in [*of_others, ([1.0], np.inf), ([1.0], np.nan)]:
+        if not np.isnan(factor_of(device, losses, squares, 1.0, 2.0)):
+            wrong.append(f"a factor of {losses}, {squares}")
+    if np.isfinite(factor_of(device, [1.0], 1.0, 0.0, 0.0)):
+        wrong.append("a factor of a count of none")
+    return wrong
 
 
 def joined(device: cuda.Device, parts: list[np.ndarray]) -> np.ndarray:
@@ -101,14 +134,17 @@ def check_codes(device: cuda.Device, made: np.random.Generator, size: int) -> li
     moments = [t[c].astype(np.float64) * np.repeat(s, 256)[:size] for t, c, s in zip(tables, codes, scales)]
     expected = reference_step(parameter, gradient, *moments)
     results = []
-    for _ in range(2):
+    for factor in (None, SCALE, np.nan):
+        scale = [SCALE, np.uint64(0)] if factor is None else [1e9, device.buffer(np.full(1, factor, np.float32))]
         held = [device.buffer(x) for x in (parameter, gradient, *codes, *scales)]
         device.launch("adamw_8bit", (min(blocks, 3),), 256, 0, *held, np.concatenate(tables).tobytes(), np.uint64(size), 1 - RATE * DECAY,
-                      1 - BETAS[0], BETAS[1], 1 - BETAS[1], RATE / (1 - BETAS[0]), (1 - BETAS[1])**-0.5, EPS, SCALE)
+                      1 - BETAS[0], BETAS[1], 1 - BETAS[1], RATE / (1 - BETAS[0]), (1 - BETAS[1])**-0.5, EPS, *scale)
         results.append([held[i].read() for i in (0, 2, 3, 4, 5)])
         device.free()
     found, wrong = results[0], []
-    if any(a.tobytes() != b.tobytes() for a, b in zip(*results)):
+    if any(a.tobytes() != b.tobytes() for a, b in zip(results[2], (parameter, *codes, *scales))):
+        wrong.append("codes: a factor that is none changes something")
+    if any(a.tobytes() != b.tobytes() for a, b in zip(*results[:2])):
         wrong.append("codes: a second run differs")
     error = float(np.abs(found[0] - expected[0]).max())
     padded = [np.pad(np.abs(x), (0, blocks * 256 - size)).reshape(blocks, 256).max(1) for x in expected[1:]]
@@ -154,7 +190,11 @@ def main() -> None:
     if joined(device, gradients[0]).tobytes() != np.concatenate(gradients[0]).tobytes():
         wrong.append("joined: other numbers")
     state = [[normal(size), normal(size) / 10, normal(size)**2] for size in SIZES]
-    found, again = steps(device, state, gradients), steps(device, state, gradients)
+    found, again = steps(device, state, gradients), steps(device, state, gradients, SCALE)
+    left = steps(device, state, gradients, np.nan)
+    if any(x.tobytes() != y.tobytes() for xs, ys in zip(left, state) for x, y in zip(xs, ys)):
+        wrong.append("a factor that is none changes something")
+    wrong += check_factors(device)
     worst = dict.fromkeys(("parameter", "m", "v"), 0.0)
     for i, size in enumerate(SIZES):
         for name, x, same, (value, terms) in zip(worst, found[i], again[i], reference(state[i], [of_step[i] for of_step in gradients])):

@@ -424,7 +424,7 @@ fn ranks_share_a_micro_batch_with_the_masks_of_the_whole_and_drop_a_step_of_whic
                         let forward = step.forward(vec![inputs]);
                         step.backward(forward);
                     }
-                    let figures = step.reduce();
+                    let figures = step.reduce(None);
                     let found = (grads(&step), figures.loss, step.said(), step.of_ranks().to_vec());
                     step.discard();
                     (found, step.counters().num_micro_batches)

@@ -83,7 +83,7 @@ fn noise_on_the_embeddings_is_that_of_transformers() {
         let adapters = Golden::adapters(case, &model);
         let mut step = TrainStep::new(model.clone(), adapters, &train, &OptimizerConfig::default(), None, 0);
         step.forward_backward(&batch(&rows(case)));
-        step.reduce()
+        step.reduce(None)
     });
     let [expected, norm] = ["loss", "grad_norm"].map(|figure| case[figure].as_f64().unwrap());
     assert_near(losses[0].loss, expected, 1e-5, "loss with noise");

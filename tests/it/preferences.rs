@@ -105,7 +105,7 @@ fn every_loss_of_preferences_has_trls_value_figures_and_gradients() {
                 assert!((found - expected).abs() <= 1e-3 * expected.max(1e-9), "{name}: {key}: {found} and {expected}");
             }
         }
-        let outcome = step.reduce();
+        let outcome = step.reduce(None);
         let expected = case["loss"].as_f64().unwrap();
         assert_near(outcome.loss, expected, 1e-5, name);
         assert_near(evaluated.mean().unwrap(), expected, 1e-5, &format!("{name}, evaluated"));
@@ -231,7 +231,7 @@ fn rewarded_answers_have_trls_losses_and_gradients() {
                 (format!("base_model.model.{}.lora_", adapter.module), [norm(&grads.a), norm(&grads.b)])
             })
             .collect();
-        let outcome = step.reduce();
+        let outcome = step.reduce(None);
         for (module, norms) in gradients {
             for (letter, found) in ["A", "B"].into_iter().zip(norms) {
                 let expected = case["gradient_norms"][format!("{module}{letter}.weight")].as_f64().unwrap();

@@ -57,7 +57,7 @@ fn scores_of_pairs_have_trls_loss_figures_and_gradients() {
             1e-3,
             &format!("{name}: head"),
         );
-        let outcome = step.reduce();
+        let outcome = step.reduce(None);
         let loss = case["loss"].as_f64().unwrap();
         assert_near(outcome.loss, loss, 1e-5, name);
         assert_near(evaluated.mean().unwrap(), loss, 1e-5, &format!("{name}, evaluated"));

@@ -1,4 +1,5 @@
 use std::collections::BTreeMap;
+use std::time::Instant;
 
 use super::*;
 use crate::config::DataFormat;
@@ -94,6 +95,35 @@ fn the_number_of_workers_does_not_change_the_batches() {
     for (num_workers, prefetch_batches) in [(1, 1), (1, 4), (3, 2), (8, 16)] {
         assert_eq!(batches(num_workers, prefetch_batches), alone, "{num_workers} workers");
     }
+}
+
+#[test]
+fn a_batch_that_is_looked_at_stays_the_next_one() {
+    let files = Files::new();
+    let source = files.write("r.jsonl", &numbered_rows(50));
+    let dataset = |num_workers| open(&DataConfig { shuffle: true, num_workers, ..config(vec![source.clone()]) });
+    let with_workers = dataset(2);
+    let mut loader = with_workers.loader(Cursor::default(), 3).unwrap();
+    for (index, expected) in take(&with_workers, Cursor::default(), 3, 40).into_iter().enumerate() {
+        // Each third is taken without a look.
+        let is_seen = || loader.peek() == Some(&expected);
+        assert!(index % 3 == 0 || soon(is_seen), "batch {index}");
+        assert_eq!(loader.next_batch().unwrap(), expected, "batch {index}");
+    }
+    let alone = dataset(0);
+    assert_eq!(alone.loader(Cursor::default(), 3).unwrap().peek(), None, "no thread makes it ahead");
+}
+
+/// Whether it is so within ten seconds.
+fn soon(mut is_so: impl FnMut() -> bool) -> bool {
+    let start = Instant::now();
+    while !is_so() {
+        if start.elapsed().as_secs() > 10 {
+            return false;
+        }
+        std::thread::yield_now();
+    }
+    true
 }
 
 #[test]

@@ -544,20 +544,24 @@ impl Kernels for Cuda {
         each_backward(self, dys, x, layers, input_grad)
     }
 
-    fn adamw(&self, states: Vec<(State, &Tensor<2>)>, update: &Update) -> Vec<State> {
+    fn adamw(&self, states: Vec<(State, &Tensor<2>)>, update: &Update, factor: Option<&Tensor<1>>) -> Vec<State> {
         if check::is_on("optimizer") && !states.is_empty() {
-            optimizer::adamw(states, update)
+            optimizer::adamw(states, update, factor)
         } else {
-            self.0.adamw(states, update)
+            self.0.adamw(states, update, factor)
         }
     }
 
-    fn adamw_8bit(&self, state: Coded, grad: &Tensor<2>, update: &Update) -> Coded {
+    fn adamw_8bit(&self, state: Coded, grad: &Tensor<2>, update: &Update, factor: Option<&Tensor<1>>) -> Coded {
         if check::is_on("optimizer") {
-            optimizer::adamw_8bit(state, grad, update)
+            optimizer::adamw_8bit(state, grad, update, factor)
         } else {
-            self.0.adamw_8bit(state, grad, update)
+            self.0.adamw_8bit(state, grad, update, factor)
         }
+    }
+
+    fn grad_factor(&self, numbers: &Tensor<1>, max_norm: f64, count: f64) -> Option<Tensor<1>> {
+        check::is_on("optimizer").then(|| optimizer::grad_factor(numbers, max_norm, count))
     }
 
     fn flatten(&self, matrices: Vec<Tensor<2>>) -> Tensor<1> {

@@ -25,12 +25,13 @@ pub(super) fn update(
     config: &OptimizerConfig,
     parameters: Vec<(Parameter, &Tensor<2>)>,
     update: Update,
+    factor: Option<&Tensor<1>>,
 ) -> Vec<Parameter> {
     let states = parameters.into_iter().map(|(Parameter { values, states }, grad)| {
         let [m, v] = numbers(states);
         (adamw::State { parameter: values, m, v }, grad)
     });
-    let updated = adamw::adamw(place, states.collect(), &of_kernels(config, update));
+    let updated = adamw::adamw(place, states.collect(), &of_kernels(config, update), factor);
     let parameter =
         |adamw::State { parameter, m, v }| Parameter { values: parameter, states: [m, v].map(State::Numbers).into() };
     updated.into_iter().map(parameter).collect()

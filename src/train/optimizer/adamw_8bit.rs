@@ -31,19 +31,20 @@ pub(super) fn update(
     config: &OptimizerConfig,
     parameters: Vec<(Parameter, &Tensor<2>)>,
     update: Update,
+    factor: Option<&Tensor<1>>,
 ) -> Vec<Parameter> {
     let of_kernels = adamw::of_kernels(config, update);
     let one = |(Parameter { values, states }, grad)| match <[State; 4]>::try_from(states) {
         Ok([State::Codes(m), State::Numbers(m_scales), State::Codes(v), State::Numbers(v_scales)]) => {
             let state = Coded { parameter: values, codes: [m, v], scales: [m_scales, v_scales] };
             let Coded { parameter, codes: [m, v], scales: [m_scales, v_scales] } =
-                adamw_8bit::adamw_8bit(place, state, grad, &of_kernels);
+                adamw_8bit::adamw_8bit(place, state, grad, &of_kernels, factor);
             let codes_and_scales =
                 [State::Codes(m), State::Numbers(m_scales), State::Codes(v), State::Numbers(v_scales)];
             vec![Parameter { values: parameter, states: codes_and_scales.into() }]
         }
         Ok(_) => unreachable!("as the forms say"),
-        Err(states) => adamw::update(place, config, vec![(Parameter { values, states }, grad)], update),
+        Err(states) => adamw::update(place, config, vec![(Parameter { values, states }, grad)], update, factor),
     };
     parameters.into_iter().flat_map(one).collect()
 }

@@ -60,7 +60,7 @@ impl Trainer<'_> {
 
     /// Ends the run on all ranks with this error of one of them.
     fn fail_together(&mut self, error: TrainerError) -> Result<(), TrainerError> {
-        let _ = self.step.reduce();
+        let _ = self.step.reduce(None);
         self.step.discard();
         self.step.ranks().end_together();
         Err(error)

@@ -73,6 +73,20 @@ extern "C" __global__ void __launch_bounds__(THREADS) join(const __grid_constant
     for (long long i = (long long)blockIdx.x * THREADS + threadIdx.x; i < part.size; i += step) out[part.first + i] = part.values[i];
 }
 
+// *factor = that of the gradients, from what the host reads later: the losses, and behind them the sum of the gradients' squares. It
+// clips their mean over `count` as torch.nn.utils.clip_grad_norm_ does; NaN, of which AdamW makes no step, where a number is not
+// finite. Grid: 1; block: 256.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    grad_factor(const float *figures, float *factor, int num_losses, double max_norm, double count) {
+    double num_others = 0;
+    for (int i = threadIdx.x; i <= num_losses; i += THREADS) num_others += !isfinite(figures[i]);
+    num_others = sum_of_block(num_others);
+    if (threadIdx.x > 0) return;
+    const double norm = sqrt((double)figures[num_losses]) / count;
+    const double clip = max_norm > 0 ? fmin(max_norm / (norm + 1e-6), 1.0) : 1.0;
+    *factor = num_others == 0 ? (float)(clip / count) : __int_as_float(0x7fc00000);
+}
+
 // One step, in place, with the constants that ops/cpu/optimizer.rs has, which are computed in f64:
 //   decay 1 - learning_rate * weight_decay, step_size learning_rate / (1 - beta1^step), root_correction 1 / sqrt(1 - beta2^step)
 struct AdamW {
@@ -86,10 +100,12 @@ struct AdamW {
     }
 };
 
-// Grid: (16, number of matrices); block: 256.
+// With a `factor`, it is in the place of `grad_scale`. Grid: (16, number of matrices); block: 256.
 extern "C" __global__ void __launch_bounds__(THREADS)
     adamw(const __grid_constant__ Parameters parameters, float decay, float one_minus_beta1, float beta2, float one_minus_beta2,
-          float step_size, float root_correction, float eps, float grad_scale) {
+          float step_size, float root_correction, float eps, float grad_scale, const float *factor) {
+    if (factor) grad_scale = *factor;
+    if (!isfinite(grad_scale)) return;
     const AdamW update = {decay, one_minus_beta1, beta2, one_minus_beta2, step_size, root_correction, eps, grad_scale};
     const auto &matrix = parameters.of[blockIdx.y];
     const long long size = matrix.size, step = (long long)gridDim.x * THREADS * 4;
@@ -120,7 +136,10 @@ struct Numbers {
 extern "C" __global__ void __launch_bounds__(THREADS)
     adamw_8bit(float *parameter, const float *gradient, unsigned char *m_codes, unsigned char *v_codes, float *m_scales,
                float *v_scales, const __grid_constant__ Numbers numbers, long long size, float decay, float one_minus_beta1,
-               float beta2, float one_minus_beta2, float step_size, float root_correction, float eps, float grad_scale) {
+               float beta2, float one_minus_beta2, float step_size, float root_correction, float eps, float grad_scale,
+               const float *factor) {
+    if (factor) grad_scale = *factor;
+    if (!isfinite(grad_scale)) return;
     const AdamW update = {decay, one_minus_beta1, beta2, one_minus_beta2, step_size, root_correction, eps, grad_scale};
     // And the middles between neighbours: a number that is not above one has the lower code.
     __shared__ float of[2][256], middles[2][256], largest[2][THREADS / WARP];

@@ -10,7 +10,7 @@ use super::stream::{Launch, Module, Operand};
 use crate::ops::adamw::{State, Update};
 use crate::ops::adamw_8bit::{BLOCK_LEN, Coded};
 use crate::ops::cpu::dynamic_table;
-use crate::ops::custom::{Output, queue, spec};
+use crate::ops::custom::{Output, custom, queue, spec};
 
 pub(super) static MODULE: Module = Module { name: "optimizer", ptx: include_str!("optimizer.ptx") };
 
@@ -28,24 +28,47 @@ const PARTS: usize = 160;
 /// Matrices in a table of parameters.
 const PARAMETERS: usize = 100;
 
+/// [`Kernels::grad_factor`](crate::ops::kernels::Kernels::grad_factor).
+pub(super) fn grad_factor(figures: &Tensor<1>, max_norm: f64, count: f64) -> Tensor<1> {
+    let num_losses = figures.dims()[0] - 1;
+    let [factor] = custom(
+        "grad_factor",
+        [figures.clone().into_dispatch()],
+        [spec(DType::F32, [1])],
+        move |[figures], [factor]| {
+            let launch =
+                Launch::new(&MODULE, "grad_factor", [1; 3], THREADS).read(&into_contiguous(figures)).write(factor);
+            launch.ints([num_losses]).long(max_norm.to_bits()).long(count.to_bits()).launch();
+        },
+    );
+    Tensor::from_dispatch(factor)
+}
+
 /// [`adamw`](crate::ops::adamw::adamw) in place.
-pub(super) fn adamw(states: Vec<(State, &Tensor<2>)>, update: &Update) -> Vec<State> {
+pub(super) fn adamw(states: Vec<(State, &Tensor<2>)>, update: &Update, factor: Option<&Tensor<1>>) -> Vec<State> {
     let (mut states, mut updated) = (states.into_iter().peekable(), Vec::new());
     // A launch at a time: while burn's threads prepare one, the next is queued.
     while states.peek().is_some() {
-        updated.extend(adamw_of_few(states.by_ref().take(PARAMETERS), update));
+        updated.extend(adamw_of_few(states.by_ref().take(PARAMETERS), update, factor));
     }
     updated
 }
 
 /// [`adamw`] of matrices that a table has place for.
-fn adamw_of_few<'a>(states: impl Iterator<Item = (State, &'a Tensor<2>)>, update: &Update) -> Vec<State> {
+fn adamw_of_few<'a>(
+    states: impl Iterator<Item = (State, &'a Tensor<2>)>,
+    update: &Update,
+    factor: Option<&Tensor<1>>,
+) -> Vec<State> {
     let (states, grads): (Vec<_>, Vec<_>) = states.unzip();
     let states = states.into_iter().flat_map(|State { parameter, m, v }| [parameter, m, v]).map(Tensor::into_dispatch);
-    let inputs: Vec<_> = states.chain(grads.into_iter().map(|grad| grad.clone().into_dispatch())).collect();
-    let outputs = (0..inputs.len() / 4 * 3).map(Output::Changed).collect();
+    let num_grads = grads.len();
+    let grads = grads.into_iter().map(|grad| grad.clone().into_dispatch());
+    let inputs = states.chain(grads).chain(factor.map(|factor| factor.clone().into_dispatch())).collect();
+    let outputs = (0..3 * num_grads).map(Output::Changed).collect();
     let constants = update.constants();
-    let updated = queue("adamw", inputs, outputs, move |grads, states| {
+    let updated = queue("adamw", inputs, outputs, move |mut grads, states| {
+        let factor = grads.split_off(num_grads).pop();
         let grads: Vec<_> = grads.into_iter().map(aligned).collect();
         let entries = states.chunks(3).zip(&grads).flat_map(|(state, grad)| {
             let [parameter, m, v] = [0, 1, 2].map(|index| Operand::Change(&state[index]));
@@ -53,7 +76,7 @@ fn adamw_of_few<'a>(states: impl Iterator<Item = (State, &'a Tensor<2>)>, update
         });
         let step = Launch::new(&MODULE, "adamw", [shares(&grads), grads.len(), 1], THREADS);
         let step = step.table(entries, 5 * PARAMETERS);
-        constants.iter().fold(step, |step, value| step.float(f64::from(*value))).launch();
+        with_constants(step, constants, factor.as_ref()).launch();
     });
     let mut updated = updated.into_iter().map(Tensor::from_dispatch);
     let mut next = || updated.next().map(|parameter| (parameter, updated.next(), updated.next()));
@@ -64,14 +87,24 @@ fn adamw_of_few<'a>(states: impl Iterator<Item = (State, &'a Tensor<2>)>, update
     .collect()
 }
 
+/// The last arguments of an update.
+fn with_constants(step: Launch, constants: [f32; 8], factor: Option<&CubeTensor>) -> Launch {
+    let step = constants.iter().fold(step, |step, value| step.float(f64::from(*value)));
+    match factor {
+        Some(factor) => step.read(factor),
+        None => step.long(0),
+    }
+}
+
 /// Most blocks of `adamw_8bit`: each makes the tables of codes, and takes elements of several scales.
 const MOST_BLOCKS: usize = 512;
 
 /// [`adamw_8bit`](crate::ops::adamw_8bit::adamw_8bit) in place.
-pub(super) fn adamw_8bit(state: Coded, grad: &Tensor<2>, update: &Update) -> Coded {
+pub(super) fn adamw_8bit(state: Coded, grad: &Tensor<2>, update: &Update, factor: Option<&Tensor<1>>) -> Coded {
     let Coded { parameter, codes: [m, v], scales: [m_scales, v_scales] } = state;
     let changed = [parameter.into_dispatch(), m.into_dispatch(), v.into_dispatch(), m_scales.into_dispatch()];
-    let inputs = changed.into_iter().chain([v_scales.into_dispatch(), grad.clone().into_dispatch()]).collect();
+    let inputs = changed.into_iter().chain([v_scales.into_dispatch(), grad.clone().into_dispatch()]);
+    let inputs = inputs.chain(factor.map(|factor| factor.clone().into_dispatch())).collect();
     let constants = update.constants();
     // Two numbers to a word, the first in its lower half.
     let numbers = [true, false].map(dynamic_table).concat();
@@ -83,7 +116,7 @@ pub(super) fn adamw_8bit(state: Coded, grad: &Tensor<2>, update: &Update) -> Cod
         let step = Launch::new(&MODULE, "adamw_8bit", [blocks, 1, 1], THREADS).change(&state[0]).read(&grad);
         let step = state[1..].iter().fold(step, Launch::change);
         let step = step.table(words.iter().map(|word| Operand::Word(*word)), words.len()).long(size(&grad) as u64);
-        constants.iter().fold(step, |step, value| step.float(f64::from(*value))).launch();
+        with_constants(step, constants, grads.get(1)).launch();
     });
     let mut updated = updated.into_iter();
     let mut next = || updated.next().unwrap_or_else(|| unreachable!("there are five"));

@@ -464,6 +464,14 @@ fn loss(device: &Device, dtype: DType) -> Result<Results, String> {
     read([("losses", &found.losses.unsqueeze_dim(1)), ("dhidden", &found.grads.dhidden)])
 }
 
+/// What the factor of these numbers makes of some states, where the host knows it.
+fn stepped(place: Place, states: Vec<(State, &Tensor<2>)>, update: &Update, numbers: &[f32]) -> Vec<State> {
+    let [loss, squares] = [0, 1].map(|index| f64::from(numbers[index]));
+    let norm = squares.sqrt() / 2.0;
+    let update = Update { grad_scale: (0.1 / (norm + 1e-6)).min(1.0) / 2.0, ..*update };
+    if loss.is_finite() { adamw(place, states, &update, None) } else { states.into_iter().map(|(it, _)| it).collect() }
+}
+
 /// A step of two matrices in `f32`, and the norm of their gradients.
 fn updated(device: &Device) -> Result<Results, String> {
     let place = place_of(device, DType::F32);
@@ -475,11 +483,21 @@ fn updated(device: &Device) -> Result<Results, String> {
     let grads = shapes.map(|shape| matrix(shape, 4, device));
     let update =
         Update { learning_rate: 0.1, betas: [0.9, 0.99], eps: 1e-8, weight_decay: 0.1, step: 3, grad_scale: 0.5 };
-    let squares = place.sum_of_squares(&[grads.iter().collect()]).unsqueeze_dim(1);
-    let states = adamw(place, shapes.map(state).into_iter().zip(&grads).collect(), &update);
+    let squares = place.sum_of_squares(&[grads.iter().collect()]);
+    let states = || shapes.map(state).into_iter().zip(&grads).collect();
+    let mut updated = adamw(place, states(), &update, None);
+    // By a factor that the device makes, and one step of which it makes none.
+    for loss in [3.0, f32::INFINITY] {
+        let loss = Tensor::from_data([loss], (device, DType::F32));
+        let numbers = Tensor::cat(vec![loss, squares.clone()], 0);
+        updated.extend(match place.grad_factor(&numbers, 0.1, 2.0) {
+            Some(factor) => adamw(place, states(), &update, Some(&factor)),
+            None => stepped(place, states(), &update, &faults::read(numbers, "the norm")),
+        });
+    }
     let flat = place.flatten(grads.to_vec()).unsqueeze_dim(1);
-    let mut results = read([("the sum of squares", &squares), ("all numbers", &flat)])?;
-    for State { parameter, m, v } in &states {
+    let mut results = read([("the sum of squares", &squares.unsqueeze_dim(1)), ("all numbers", &flat)])?;
+    for State { parameter, m, v } in &updated {
         results.extend(read([("a parameter", parameter), ("m", m), ("v", v)])?);
     }
     // The moments of three scales, the last of a part of a block.
@@ -491,7 +509,7 @@ fn updated(device: &Device) -> Result<Results, String> {
     let scales = |seed: usize| matrix([1, 3], seed, device).abs();
     let coded =
         Coded { parameter: matrix(shape, 1, device), codes: [codes(2), codes(3)], scales: [scales(4), scales(5)] };
-    let Coded { parameter, scales: [m, v], .. } = adamw_8bit(place, coded, &matrix(shape, 6, device), &update);
+    let Coded { parameter, scales: [m, v], .. } = adamw_8bit(place, coded, &matrix(shape, 6, device), &update, None);
     results.extend(read([("a parameter of codes", &parameter), ("the scales of m", &m), ("the scales of v", &v)])?);
     Ok(results)
 }
