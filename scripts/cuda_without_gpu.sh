@@ -5,7 +5,7 @@
 # usage: scripts/cuda_without_gpu.sh [--build] [--tests] [--full] [--only NAME...] [--json FILE] [BINARY]
 #
 #   --build   build the binary, also where BINARY is there; without BINARY it is always built
-#   --tests   run the library's own tests of this device first (tests/it/cubecl.rs)
+#   --tests   run the library's own tests of this device first (tests/cubecl.rs)
 #   --full    all checks, also those that take long from nothing: about an hour instead of ten minutes
 #   --only    checks whose name starts with NAME: f32 bf16 f16 fault bench doctor ranks sm_80 sm_120 random
 #   --json    writes every figure, and the registers and spills of the kernels
@@ -68,7 +68,7 @@ if [ -n "$tests" ]; then
     runner+=" STAND_IN_PTXAS=$toolkit/bin/ptxas STAND_IN_DIR=$work/kernels STAND_IN_TIME=first STAND_IN_EXEC=200000"
     runner+=" CUBECL_AUTOTUNE_LEVEL=0 LORA_TRAIN_CACHE=$work/cache/tests"
     (cd "$root" && CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER="$runner" \
-        cargo test --release --locked --features "$features" --test it cubecl -- --ignored --test-threads 1)
+        cargo test --release --locked --features "$features" --test cubecl -- --ignored --test-threads 1)
 fi
 
 exec python3 "$root/tests/cuda_stand_in/check.py" --toolkit "$toolkit" --work "$work" --binary "$binary" "${passed[@]}"

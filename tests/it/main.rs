@@ -7,7 +7,6 @@ mod common;
 mod cli;
 mod combinations;
 mod compare;
-mod cubecl;
 mod dashboard;
 mod diagnosis;
 mod disks;

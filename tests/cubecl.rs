@@ -1,14 +1,21 @@
 //! The GPU path (plain tensor calls, burn's fusion, `CubeCL`'s kernels) against the kernels of the CPU, on the first NVIDIA
-//! GPU or its stand-in (`tests/cuda_stand_in`): `cargo test --features cuda cubecl -- --ignored`.
+//! GPU or its stand-in (`tests/cuda_stand_in`): `cargo test --release --features cuda --test cubecl -- --ignored`. By itself, so that
+//! a build for GPUs need not build all other tests.
 
-#![cfg(feature = "cuda-llvm")]
-#![allow(clippy::cast_possible_truncation, clippy::cast_precision_loss, reason = "small numbers of tests")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::cast_possible_truncation,
+    clippy::cast_precision_loss,
+    reason = "small numbers of tests"
+)]
 
 use std::path::Path;
 use std::sync::Arc;
 
 use burn::tensor::{DType, Device, Tensor};
-use lora_train::config::{GradientCheckpointing, InitLoraWeights, LoraConfig, OptimizerConfig, TrainConfig};
+use lora_train::config::{
+    GradientCheckpointing, InitLoraWeights, LoraConfig, OptimizerConfig, OptimizerName, TrainConfig,
+};
 use lora_train::data::batch::{Batch, Document, Target};
 use lora_train::device::Dtype;
 use lora_train::lora::AdapterSet;
@@ -24,7 +31,11 @@ use lora_train::train::offload::HostParking;
 use lora_train::train::step::TrainStep;
 use serde_json::{Value, json};
 
-use crate::common::families::{write_family, write_model};
+#[path = "it/common/families.rs"]
+#[expect(dead_code, reason = "what other tests need of it")]
+mod families;
+
+use families::{write_family, write_model};
 
 /// Tensor cores round the factors of products in `f32` to TF32, 2^-11.
 const TF32: f32 = 1e-3;
@@ -137,6 +148,54 @@ fn batch() -> Batch {
     let is_last = |position: usize| [19, 36, 47].contains(&position);
     let targets = (0..48).filter(|position| !is_last(*position)).map(target).collect();
     Batch { row_lengths: vec![37, 11], input_ids, documents, targets, ..Batch::default() }
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU or its stand-in"]
+fn an_update_that_is_queued_before_the_loss_is_known_is_the_one_that_the_host_asks_for() {
+    let (device, folder) = (&Device::cuda(0), tempfile::tempdir().unwrap());
+    write_family("qwen2", folder.path());
+    let config = ModelConfig::from_file(&folder.path().join("config.json")).unwrap();
+    let weights = Weights::Files(WeightFiles::open(folder.path()).unwrap());
+    let selection = LoraConfig { r: 64, ..LoraConfig::default() }.select(&config).unwrap();
+    let weights_of = |step: &TrainStep| {
+        let all = step.adapters().iter().flat_map(|adapter| [&adapter.matrices.a, &adapter.matrices.b]);
+        all.map(values).collect::<Vec<_>>()
+    };
+    // In f16 the first steps overflow: their losses are finite, their gradients are not.
+    let cases = [(Dtype::F32, 1.0, 0.0), (Dtype::F32, 1.0, 1e-2), (Dtype::F32, 1.0, 1e6), (Dtype::F16, 300.0, 1.0)];
+    for name in [OptimizerName::Adamw, OptimizerName::Adamw8bit] {
+        for (dtype, scale, max_grad_norm) in cases {
+            let model = load::load(&config, &weights, dtype, dtype, device).unwrap();
+            let [mut queued, mut asked] = [0; 2].map(|_| {
+                let init = InitLoraWeights::Gaussian;
+                let mut adapters = AdapterSet::new(&model.config, &selection, init, 0.0, 2, device);
+                for adapter in adapters.iter_mut() {
+                    adapter.scale *= scale;
+                    adapter.matrices.b = adapter.matrices.b.clone() + 1e-2;
+                }
+                let train = TrainConfig { max_grad_norm, ..TrainConfig::default() };
+                let optimizer = OptimizerConfig { name, ..OptimizerConfig::default() };
+                TrainStep::new(model.clone(), adapters, &train, &optimizer, None, 0)
+            });
+            let (mut num_updates, mut num_skipped) = (0, 0);
+            while num_updates < 3 && num_skipped < 20 {
+                for step in [&mut queued, &mut asked] {
+                    step.forward_backward(&batch());
+                }
+                let figures = [queued.reduce(Some(1e-3)), asked.reduce(None)];
+                assert_eq!(queued.counters().num_updates, num_updates + 1, "it is queued");
+                assert_eq!(asked.counters().num_updates, num_updates, "it is not");
+                let [queued, asked] = [queued.apply(figures[0], 1e-3), asked.apply(figures[1], 1e-3)];
+                assert_eq!(format!("{queued:?}"), format!("{asked:?}"), "{name:?}, {dtype:?}, {max_grad_norm}");
+                num_updates += u64::from(asked.skipped.is_none());
+                num_skipped += u64::from(asked.skipped.is_some());
+            }
+            assert_eq!((num_updates, num_skipped > 0), (3, dtype == Dtype::F16), "{num_skipped} skipped, {dtype:?}");
+            assert_eq!(weights_of(&queued), weights_of(&asked), "{name:?}, {dtype:?}, {max_grad_norm}");
+            assert_eq!(queued.state(), asked.state(), "{name:?}, {dtype:?}, {max_grad_norm}");
+        }
+    }
 }
 
 /// Loss and gradient norm of two steps of the model in `folder`, with weights in the first of two types and products in the second,
