@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
 """Adapters cross over between lora-train and PEFT, in both directions.
 
-usage: check_peft.py load BASE ADAPTER LOGITS.safetensors [--tolerance 1e-4] [--out DIR]
+usage: check_peft.py load [--tolerance 1e-4] BASE ADAPTER LOGITS.safetensors [BASE ADAPTER LOGITS.safetensors]...
        check_peft.py score BASE ADAPTER PAIRS.jsonl SCORES.jsonl
        check_peft.py train BASE ROWS.jsonl OUT_DIR [--r 4] [--steps 30]
 
 `load`: PEFT loads an adapter that we exported and must give our logits. LOGITS.safetensors holds `input_ids` [rows,
 length] (unpadded, any integer type), `logits` f32 [rows, length, columns] and, where only some columns are stored,
 `columns` [columns]. The difference is the largest absolute difference over the largest absolute logit. Prints one JSON
-object; exit status 1 when the difference is above the tolerance. DIR/adapter becomes the adapter as PEFT saves it,
-DIR/merged.safetensors the weights of the linear layers after `merge_and_unload`.
+object for each; exit status 1 when a difference is above the tolerance. Beside LOGITS.safetensors, peft/adapter becomes the
+adapter as PEFT saves it, peft/merged.safetensors the weights of the linear layers after `merge_and_unload`.
 
 `score`: PEFT loads an adapter with a head that scores and must give our scores, those of `lora-train eval --answers`, of pairs of text.
 
@@ -45,9 +45,16 @@ def base_model(folder: pathlib.Path):
 
 
 def load(args) -> None:
-    """Our adapter in PEFT."""
-    stored = load_file(args.logits)
-    model = PeftModel.from_pretrained(base_model(args.base), args.adapter, torch_device="cpu").eval()
+    """Our adapters in PEFT."""
+    triples = list(zip(*[iter(args.paths)] * 3, strict=True))
+    if not all([fits(*triple, args.tolerance) for triple in triples]):
+        sys.exit(1)
+
+
+def fits(base: pathlib.Path, adapter: pathlib.Path, logits: pathlib.Path, tolerance: float) -> bool:
+    """Whether PEFT gives these logits; then it saves what it has."""
+    stored = load_file(logits)
+    model = PeftModel.from_pretrained(base_model(base), adapter, torch_device="cpu").eval()
     with torch.no_grad():
         found = model(input_ids=torch.from_numpy(stored["input_ids"].astype(np.int64))).logits
         with model.disable_adapter():
@@ -57,19 +64,20 @@ def load(args) -> None:
         found, without = found[..., chosen], without[..., chosen]
     expected = torch.from_numpy(stored["logits"])
     if found.shape != expected.shape:
-        sys.exit(f"the stored logits are {tuple(expected.shape)}, PEFT's are {tuple(found.shape)}")
+        sys.exit(f"{base}: the stored logits are {tuple(expected.shape)}, PEFT's are {tuple(found.shape)}")
     scale = expected.abs().max()
     difference = ((found - expected).abs().max() / scale).item()
-    print(json.dumps({"difference": difference, "tolerance": args.tolerance, "largest_logit": scale.item(),
+    print(json.dumps({"model_type": model.config.model_type, "difference": difference, "tolerance": tolerance, "largest_logit": scale.item(),
                       "effect_of_the_adapter": ((found - without).abs().max() / scale).item(),
                       "versions": {m.__name__: m.__version__ for m in (torch, transformers, peft)}}))
-    if not difference <= args.tolerance:
-        sys.exit(1)
-    if args.out:
-        model.save_pretrained(args.out / "adapter")
-        merged = model.merge_and_unload().state_dict()
-        linear = {name: tensor.contiguous().numpy() for name, tensor in merged.items() if ".layers." in name and tensor.dim() == 2}
-        save_file(linear, args.out / "merged.safetensors")
+    if not difference <= tolerance:
+        return False
+    out = logits.parent / "peft"
+    model.save_pretrained(out / "adapter")
+    merged = model.merge_and_unload().state_dict()
+    linear = {name: tensor.contiguous().numpy() for name, tensor in merged.items() if ".layers." in name and tensor.dim() == 2}
+    save_file(linear, out / "merged.safetensors")
+    return True
 
 
 def score(args) -> None:
@@ -124,12 +132,9 @@ def train(args) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     kinds = parser.add_subparsers(required=True)
-    ours = kinds.add_parser("load", help="PEFT loads our adapter")
-    ours.add_argument("base", type=pathlib.Path)
-    ours.add_argument("adapter", type=pathlib.Path)
-    ours.add_argument("logits", type=pathlib.Path)
+    ours = kinds.add_parser("load", help="PEFT loads our adapters")
+    ours.add_argument("paths", type=pathlib.Path, nargs="+", metavar="BASE ADAPTER LOGITS")
     ours.add_argument("--tolerance", type=float, default=1e-4)
-    ours.add_argument("--out", type=pathlib.Path)
     ours.set_defaults(do=load)
     scores = kinds.add_parser("score", help="PEFT scores with our adapter")
     for name in ("base", "adapter", "rows", "scores"):
