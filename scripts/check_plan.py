@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 """Compares the memory that `lora-train plan` estimates with the measured peak, over recipes of several shapes.
 
-usage: check_plan.py [--models models] [--device cpu] [--configs] [--binary target/release/lora-train] [--tolerance 0.1]
-                     [--out benches/results]
+usage: check_plan.py [--models models] [--device cpu] [--configs] [--short] [--binary target/release/lora-train]
+                     [--tolerance 0.1] [--out benches/results]
 
 Every recipe is planned, and then run for two steps by `bench` in a process of its own, whose peak memory is read from
 outside: resident on the CPU (VmHWM), on a GPU the used memory by NVML above what was in use before. The table also has
 the estimated and the measured time of a step. With --configs the models are those of configs/ with random weights, from
-tiny to 1B, so that nothing has to be downloaded. Prints a table and writes JSON with hardware, versions and command line
-to --out. Exit code 1 if the memory of a plan is off by more than --tolerance.
+tiny to 1B, so that nothing has to be downloaded. With --short, only every third. Prints a table and writes JSON with
+hardware, versions and command line to --out. Exit code 1 if the memory of a plan is off by more than --tolerance.
 """
 
 import argparse
@@ -45,6 +45,7 @@ def main() -> None:
     parser.add_argument("--models", type=pathlib.Path, default=pathlib.Path("models"))
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--configs", action="store_true", help="models of configs/ with random weights")
+    parser.add_argument("--short", action="store_true", help="every third recipe")
     parser.add_argument("--binary", type=pathlib.Path, default=benchlib.default_binary())
     parser.add_argument("--tolerance", type=float, default=0.1)
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("benches/results"))
@@ -53,9 +54,10 @@ def main() -> None:
     if args.device != "cpu" and gpu is None:
         sys.exit("error: NVML does not start, so the GPU's memory cannot be read")
     figures, lines = [], []
+    recipes = RANDOM_RECIPES if args.configs else RECIPES
     with tempfile.TemporaryDirectory() as work:
         recipe = pathlib.Path(work) / "recipe.toml"
-        for model, rows, length, r, checkpointing, dtype, *loss_chunk in RANDOM_RECIPES if args.configs else RECIPES:
+        for model, rows, length, r, checkpointing, dtype, *loss_chunk in recipes[2::3] if args.short else recipes:
             # As arguments of plan and bench.
             settings = [word for tokens in loss_chunk for word in ("--set", f"train.loss_chunk_tokens={tokens}")]
             path = pathlib.Path(f"configs/{model}.json") if args.configs else args.models / model
