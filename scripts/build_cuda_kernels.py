@@ -16,7 +16,7 @@ import nvidia.cuda_nvrtc
 
 KERNELS = pathlib.Path(__file__).resolve().parent.parent / "src/ops/cuda/kernels"
 # By the end of the name; what it asks for is of this one alone.
-ARCHITECTURES = {"_hopper": "compute_90a"}
+ARCHITECTURES = {"_hopper": "compute_90a", "twice": "compute_75"}
 OPTIONS = ["--std=c++17", f"--include-path={KERNELS}"]
 nvrtc = ctypes.CDLL(str(pathlib.Path(nvidia.cuda_nvrtc.__path__[0]) / "lib/libnvrtc.so.12"))
 
@@ -46,10 +46,14 @@ parser.add_argument("--check", action="store_true")
 is_check = parser.parse_args().check
 stale = []
 for source in sorted(KERNELS.glob("*.cu")):
-    ptx, target = compile_ptx(source), source.with_suffix(".ptx")
-    if not is_check:
-        target.write_text(ptx)
-    elif not target.exists() or target.read_text() != ptx:
+    target = source.with_suffix(".ptx")
+    committed = target.read_text() if target.exists() else None
+    # Once in a while NVRTC gives another order of the same instructions.
+    if any(compile_ptx(source) == committed for _ in range(3)):
+        continue
+    if is_check:
         stale.append(target.name)
+    else:
+        target.write_text(compile_ptx(source))
 if stale:
     sys.exit(f"not what the sources give: {', '.join(stale)}; run scripts/build_cuda_kernels.py")

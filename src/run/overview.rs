@@ -120,7 +120,9 @@ fn half_warning(recipe: &Recipe, device: &OpenDevice) -> Option<String> {
 /// A GPU that computes without kernels that it should have.
 fn kernels_warning(device: &OpenDevice) -> Option<String> {
     let state = kernel_state(&device.device)?;
-    let off: Vec<_> = state.off.iter().map(|(name, reason)| format!("{name} ({reason})")).collect();
+    let mut by_reason = BTreeMap::<&str, Vec<&str>>::new();
+    state.off.iter().for_each(|(name, reason)| by_reason.entry(reason).or_default().push(name));
+    let off: Vec<_> = by_reason.iter().map(|(reason, names)| format!("{} ({reason})", names.join(", "))).collect();
     (!off.is_empty()).then(|| format!("computes without CUDA kernels that are faster: {}", off.join(", ")))
 }
 

@@ -254,8 +254,8 @@ def adapter(folder: pathlib.Path) -> array.array:
     return array.array("f", data[8 + int.from_bytes(data[:8], "little"):])
 
 
-def kernels(what: str, environment: dict):
-    """Every kernel of ours against the CPU's."""
+def kernels(what: str, environment: dict, least: int):
+    """Every kernel of ours against the CPU's: so many results at least."""
     def check(lab: Lab) -> Verdict:
         run = lab.run(f"kernels-{tidy(what)}", ["doctor", "--kernels", "--json"], environment)
         verdict = Verdict(what, ended(run))
@@ -264,7 +264,7 @@ def kernels(what: str, environment: dict):
             verdict.figures = {"compared": compared}
             verdict.what += f": {len(compared)} results"
             verdict.problems += [f"{row['what']}: {row['problem']}" for row in compared if row["problem"]]
-            verdict.problems += [] if len(compared) > 40 else ["too few"]
+            verdict.problems += [] if len(compared) >= least else ["too few"]
         return verdict
     return check
 
@@ -520,7 +520,8 @@ LANES = {
             "through host memory: NCCL, between the GPUs: it does not connect for 6", '"gradients_summed_by": "Open MPI'])),
     ],
     "half": [
-        Check("bf16-kernels", kernels("every kernel", {}), precision="bf16"),
+        Check("bf16-kernels", kernels("every kernel", {}, 150), precision="bf16"),
+        Check("f16-kernels-old", kernels("products of an old GPU", {"STAND_IN_CC": "7.5"}, 10), precision="f16"),
         Check("bf16", training("bf16"), precision="bf16"),
         Check("bf16-dropout", training("bf16", ["lora.lora_dropout=0.1"], "dropout"), precision="bf16"),
         Check("bf16-plain", training("bf16", what="without kernels of our own", environment={"LORA_TRAIN_CUDA_KERNELS": "none"},
@@ -565,6 +566,7 @@ LANES = {
         Check("doctor-driver-12.4", doctor("driver 12.4", {"STAND_IN_DRIVER": "12040"}, ["12.4"])),
         Check("doctor-driver-13.2", doctor("driver 13.2", {"STAND_IN_DRIVER": "13020"}, ["13.2"])),
     ],
+    "sm_75": [on_another_gpu(75, "f16", FULL)],
     "sm_80": [on_another_gpu(80, "bf16", FULL), on_another_gpu(80, "f32", FULL)],
     "sm_120": [on_another_gpu(120, "bf16", FULL), on_another_gpu(120, "f32", FULL)],
     "random-1": [with_other_winners(1, "f32"), with_other_winners(1, "bf16")],

@@ -55,9 +55,13 @@ pub(super) fn is_decided_on(name: &str) -> bool {
     STATE.get().is_some_and(|state| state.used.contains(&name))
 }
 
-/// Decided once in a process, on the first GPU that computes: `try_out` launches one kernel.
+/// Decided once in a process, on the first GPU that computes: `try_out` launches one kernel. Of an old GPU, which cannot load the
+/// others, only the products are used, which are a library's.
 #[cfg(feature = "cuda-llvm")]
-pub(super) fn decided(is_hopper: bool, try_out: impl FnOnce() -> Result<(), String>) -> &'static KernelState {
+pub(super) fn decided(
+    [is_new, is_hopper]: [bool; 2],
+    try_out: impl FnOnce() -> Result<(), String>,
+) -> &'static KernelState {
     STATE.get_or_init(|| {
         let asked = std::env::var(KERNELS_VARIABLE).unwrap_or_default();
         let hook = if asked == "all" { Ok(()) } else { try_out() };
@@ -65,6 +69,7 @@ pub(super) fn decided(is_hopper: bool, try_out: impl FnOnce() -> Result<(), Stri
         state(&asked, names, |name| match (&hook, PROBLEMS.get().and_then(|problems| problems.get(name))) {
             (Err(problem), _) | (Ok(()), Some(problem)) => Err(problem.clone()),
             (Ok(()), None) if name == "products" => crate::device::cublas_library().map(drop),
+            (Ok(()), None) if !is_new => Err("for compute capability 8.0 and newer".to_owned()),
             _ => Ok(()),
         })
     })

@@ -86,9 +86,18 @@ fn uses_hopper(name: &str, x: &CubeTensor) -> bool {
 
 /// Which kernels are used on a device; `None` unless it is an NVIDIA GPU.
 pub(super) fn state(device: &Device) -> Option<&'static KernelState> {
+    let gpu = gpu_of(device)?;
+    Some(check::decided([stream::major(gpu) >= LEAST_MAJOR, stream::is_hopper(gpu)], || twice::check(device)))
+}
+
+/// The first number of the compute capability for which the kernels in CUDA C++ are compiled, but for that of the check at the start.
+const LEAST_MAJOR: i32 = 8;
+
+/// The ordinal of an NVIDIA GPU.
+fn gpu_of(device: &Device) -> Option<u16> {
     let tensor = Tensor::<1>::zeros([1], (device, DType::F32)).into_dispatch();
     let Some(CubeDevice::Cuda(gpu)) = device_of(&tensor) else { return None };
-    Some(check::decided(u16::try_from(gpu.index).is_ok_and(stream::is_hopper), || twice::check(device)))
+    u16::try_from(gpu.index).ok()
 }
 
 /// NVIDIA GPUs, with kernels of our own and the plain versions.
