@@ -16,7 +16,7 @@ import nvidia.cuda_nvrtc
 
 KERNELS = pathlib.Path(__file__).resolve().parent.parent / "src/ops/cuda/kernels"
 # By the end of the name; what it asks for is of this one alone.
-ARCHITECTURES = {"_hopper": "compute_90a", "twice": "compute_75"}
+ARCHITECTURES = {"_hopper": "compute_90a", "fp8": "compute_89", "twice": "compute_75"}
 OPTIONS = ["--std=c++17", f"--include-path={KERNELS}"]
 nvrtc = ctypes.CDLL(str(pathlib.Path(nvidia.cuda_nvrtc.__path__[0]) / "lib/libnvrtc.so.12"))
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A quantised base: our loss and the gradients of the adapters against PEFT + bitsandbytes.
+"""A quantised base: our loss and the gradients of the adapters against PEFT + bitsandbytes, of fp8 against PyTorch's float8_e4m3fn.
 
 usage: check_quantised.py BASE ROWS.jsonl [--binary target/release/lora-train] [--rows 4] [--kinds nf4 ...]
 
@@ -25,13 +25,22 @@ from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
 import benchlib
 
-KINDS = ("nf4", "nf4-nested", "fp4", "int8")
+KINDS = ("nf4", "nf4-nested", "fp4", "int8", "fp8")
 TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
 def base_model(folder: str, kind: str):
-    """The base as bitsandbytes quantises it from f32."""
+    """The base as bitsandbytes quantises it from f32, or with matrices rounded to E4M3."""
     name, _, nested = kind.partition("-")
+    if name == "fp8":
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        for layer in model.model.layers.modules():
+            if isinstance(layer, torch.nn.Linear):
+                # A number divided by a tensor would be multiplied by its reciprocal.
+                most, largest = layer.weight.data.abs().max(), torch.tensor(448.0)
+                codes = (layer.weight.data * (largest / most)).to(torch.float8_e4m3fn)
+                layer.weight.data = codes.float() * (most / largest)
+        return model
     config = BitsAndBytesConfig(load_in_8bit=True) if name == "int8" else BitsAndBytesConfig(
         load_in_4bit=True, bnb_4bit_quant_type=name, bnb_4bit_use_double_quant=bool(nested), bnb_4bit_compute_dtype=torch.float32)
     model = AutoModelForCausalLM.from_pretrained(folder, quantization_config=config, device_map="cpu", dtype=torch.float32)

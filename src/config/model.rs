@@ -21,7 +21,7 @@ section! {
         /// Storage of the frozen weights: "bf16", "f16" or "f32". Default: train.precision.
         dtype: Option<Dtype> = None => optional_choice() like "bf16", LaterSteps,
             ["torch_dtype", "model_dtype", "weights_dtype", "base_dtype"];
-        /// Quantisation of the frozen linear layers: "none", "nf4", "fp4" or "int8"; embeddings, head and norms stay whole.
+        /// Quantisation of the frozen linear layers: "none", "nf4", "fp4", "int8" or "fp8"; embeddings, head and norms stay whole.
         quantization: Quantization = Quantization::None => choice(), OtherAdapter,
             ["load_in_4bit", "qlora"; "write quantization = \"nf4\""],
             ["load_in_8bit"; "write quantization = \"int8\""],
@@ -52,6 +52,8 @@ pub enum Quantization {
     Fp4,
     /// 8-bit integers, with a scale for each output.
     Int8,
+    /// 8-bit floats (E4M3), with a scale for each matrix: what GPUs multiply.
+    Fp8,
 }
 
 /// Where the frozen weights are.
@@ -80,9 +82,9 @@ pub enum Init {
 
 impl Choice for Quantization {
     const NAMES: &'static [(&'static str, Self)] =
-        &[("none", Self::None), ("nf4", Self::Nf4), ("fp4", Self::Fp4), ("int8", Self::Int8)];
+        &[("none", Self::None), ("nf4", Self::Nf4), ("fp4", Self::Fp4), ("int8", Self::Int8), ("fp8", Self::Fp8)];
     const PEERS: &'static [(&'static str, &'static str)] =
-        &[("4bit", "nf4"), ("bnb", "nf4"), ("8bit", "int8"), ("llm.int8", "int8")];
+        &[("4bit", "nf4"), ("bnb", "nf4"), ("8bit", "int8"), ("llm.int8", "int8"), ("float8", "fp8"), ("e4m3", "fp8")];
     const NOTES: &'static [(&'static [&'static str], &'static str)] = &[
         (&["int4"], "four bits are \"nf4\" or \"fp4\""),
         (
@@ -90,7 +92,7 @@ impl Choice for Quantization {
             "`double_quantization` = true beside \"nf4\" or \"fp4\" quantises the scales",
         ),
         (
-            &["fp8", "mxfp4", "nvfp4", "gptq", "awq", "gguf", "q2", "q3", "q4", "q5", "q6", "q8", "iq"],
+            &["mxfp4", "nvfp4", "gptq", "awq", "gguf", "q2", "q3", "q4", "q5", "q6", "q8", "iq"],
             "leave the key out, and name a base in `model.path` that is stored so",
         ),
     ];

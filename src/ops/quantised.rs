@@ -4,6 +4,7 @@ use std::cell::Cell;
 use std::sync::{Mutex, PoisonError};
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use float8::F8E4M3;
 use rayon::prelude::*;
 
 use super::host::{HostBytes, HostView};
@@ -73,6 +74,20 @@ pub static FP8: [f32; 256] = {
     }
     numbers
 };
+
+/// What numbers whose largest size is `most` are multiplied by to become [`FP8`] numbers, and what these stand for is multiplied
+/// by: the largest becomes 448.
+#[must_use]
+pub fn fp8_factors(most: f32) -> [f32; 2] {
+    // No number whose reciprocal is infinite.
+    [if most < 1e-30 { 0.0 } else { FP8[0x7e] / most }, most / FP8[0x7e]]
+}
+
+/// The code of the nearest of [`FP8`], of two equally near the even one; beyond them, of the largest.
+#[must_use]
+pub const fn fp8_code(x: f32) -> u8 {
+    F8E4M3::from_f32(x).to_bits()
+}
 
 /// What a code stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

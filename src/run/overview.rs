@@ -198,9 +198,19 @@ fn device(recipe: &Recipe, device: &OpenDevice, config: Option<&ModelConfig>) ->
     let precision = match (precision, device.f32_products_are_tf32()) {
         (Precision::F32, true) => "f32 (each product in three of tf32; train.precision = \"tf32\" takes one)",
         (Precision::Tf32, false) => "f32 (this device has no tf32)",
+        (Precision::Bf16, _) if multiplies_eight_bits(&recipe.model, config, device) => {
+            "bf16 (and fp8: the inputs of quantised layers and the gradients of their outputs are rounded to it)"
+        }
         _ => precision.name(),
     };
     ("device", format!("{label} ({reason}); computes in {precision}, base stored in {storage}"))
+}
+
+/// Whether a GPU multiplies with the codes of the base, which are E4M3 numbers.
+fn multiplies_eight_bits(model: &ModelOptions, config: Option<&ModelConfig>, device: &OpenDevice) -> bool {
+    let is_stored = config.is_some_and(|config| config.quantisation.is_some());
+    let is_used = || kernel_state(&device.device).is_some_and(|state| state.used.contains(&"fp8"));
+    model.quantization == Quantization::Fp8 && !is_stored && is_used()
 }
 
 /// How the base is held.

@@ -18,6 +18,7 @@ typedef struct Desc {
     int compute, scale, pointer_mode, trans_a, trans_b, trans_c, fill, epilogue;
     u32 mark;
     int num_sms;
+    u64 scales[2];   /* of A and B */
 } Desc;
 typedef struct Layout {
     u64 rows, cols;
@@ -45,7 +46,7 @@ static int is_asked_to_fail(const char *call) {
     return which && !strcmp(which, call);
 }
 #define IS(object, of) ((object) && (object)->mark == (of))
-static const char *name_of(int type) { return type == R_32F ? "f32" : type == R_16F ? "f16" : "bf16"; }
+static const char *name_of(int type) { return type == R_32F ? "f32" : type == R_16F ? "f16" : type == R_E4M3 ? "e4m3" : "bf16"; }
 
 /* -- what is refused ------------------------------------------------------------------------------------- */
 
@@ -68,11 +69,19 @@ static Status look_at(const Handle *handle, const Desc *op, const Layout *const 
               "matrices of D overlap");
     int is_plain = op->compute == COMPUTE_32F || op->compute == COMPUTE_32F_PEDANTIC;
     int is_fast = op->compute == FAST_16F || op->compute == FAST_16BF || op->compute == FAST_TF32;
-    int is_known = a->type == R_32F || a->type == R_16F || a->type == R_16BF;
+    int is_e4m3 = a->type == R_E4M3, is_known = a->type == R_32F || a->type == R_16F || a->type == R_16BF || is_e4m3;
     REFUSE_IF(!(is_plain || (is_fast && a->type == R_32F)) || op->scale != R_32F, CUBLAS_NOT_SUPPORTED,
               "a compute or scale type that is not f32, or f32 in fewer bits for matrices that are not f32");
-    REFUSE_IF(!is_known || b->type != a->type || c->type != d->type || (d->type != a->type && d->type != R_32F),
-              CUBLAS_NOT_SUPPORTED, "not a combination of types");
+    int is_result = d->type == R_32F || (is_e4m3 ? d->type == R_16BF || d->type == R_16F : d->type == a->type);
+    REFUSE_IF(!is_known || b->type != a->type || c->type != d->type || !is_result, CUBLAS_NOT_SUPPORTED,
+              "not a combination of types");
+    REFUSE_IF((op->scales[0] || op->scales[1]) && !is_e4m3, CUBLAS_NOT_SUPPORTED, "scales of factors that are not e4m3");
+    if (is_e4m3) {
+        REFUSE_IF(stand_in.cfg->major * 10 + stand_in.cfg->minor < 89 || !op->trans_a || op->trans_b, CUBLAS_NOT_SUPPORTED,
+                  "e4m3 before compute capability 8.9, or not of A transposed and B");
+        REFUSE_IF(a->rows % 16 || a->cols % 16 || a->ld % 16 || b->ld % 16 || d->ld % 8, CUBLAS_NOT_SUPPORTED,
+                  "e4m3 whose rows are no multiples of 16 bytes");
+    }
     int is_a_t = op->trans_a != 0, is_b_t = op->trans_b != 0;
     u64 m = is_a_t ? a->cols : a->rows, k = is_a_t ? a->rows : a->cols, n = is_b_t ? b->rows : b->cols;
     REFUSE_IF(k != (is_b_t ? b->cols : b->rows) || m != d->rows || n != d->cols || m != c->rows || n != c->cols,
@@ -82,13 +91,14 @@ static Status look_at(const Handle *handle, const Desc *op, const Layout *const 
     p->row_a = is_a_t ? a->ld : 1; p->k_a = is_a_t ? 1 : a->ld;
     p->col_b = is_b_t ? 1 : b->ld; p->k_b = is_b_t ? b->ld : 1;
     for (int i = 0; i < 4; i++) p->stride[i] = l[i]->stride;
+    memcpy(p->scale, op->scales, sizeof p->scale);
     return SUCCESS;
 }
 
 /* What an algorithm is made for. */
 static u64 kind_of(const Desc *op, const Layout *const l[4]) {
     u64 h = 1469598103934665603ull;
-    for (size_t i = 0; i < sizeof *op; i++) h = (h ^ ((const u8 *)op)[i]) * 1099511628211ull;
+    for (size_t i = 0; i < offsetof(Desc, scales); i++) h = (h ^ ((const u8 *)op)[i]) * 1099511628211ull;
     for (int j = 0; j < 4; j++)
         for (size_t i = 0; i < sizeof *l[j]; i++) h = (h ^ ((const u8 *)l[j])[i]) * 1099511628211ull;
     return h;
@@ -175,6 +185,8 @@ API Status cublasLtMatmul(Handle *handle, Desc *op, const float *alpha, const vo
             snprintf(what, sizeof what, "%c of %s", "ABCD"[i], name);
             if (stand_in.reach(what, at[i], extent(l[i]))) return EXECUTION_FAILED;
         }
+    for (int i = 0; i < 2; i++)
+        if (p.scale[i] && stand_in.reach("scale of cublasLt", p.scale[i], 4)) return EXECUTION_FAILED;
     if (work_bytes && stand_in.reach("workspace of cublasLt", p.work, work_bytes)) return EXECUTION_FAILED;
 
     /* As many threads as a kernel of the usual kind would have: 256 for 128 x 128 elements. */
@@ -270,7 +282,7 @@ typedef struct Attribute { int number; u16 at, size; } Attribute;
 static const Attribute of_desc[] = {
     FIELD(0, Desc, compute), FIELD(1, Desc, scale), FIELD(2, Desc, pointer_mode), FIELD(3, Desc, trans_a),
     FIELD(4, Desc, trans_b), FIELD(5, Desc, trans_c), FIELD(6, Desc, fill), FIELD(7, Desc, epilogue),
-    FIELD(15, Desc, num_sms), {-1, 0, 0}};
+    FIELD(15, Desc, num_sms), FIELD(17, Desc, scales[0]), FIELD(18, Desc, scales[1]), {-1, 0, 0}};
 static const Attribute of_layout[] = {
     FIELD(0, Layout, type), FIELD(1, Layout, order), FIELD(2, Layout, rows), FIELD(3, Layout, cols), FIELD(4, Layout, ld),
     FIELD(5, Layout, batches), FIELD(6, Layout, stride), FIELD(7, Layout, plane), {-1, 0, 0}};

@@ -10,12 +10,13 @@ static inline __attribute__((always_inline)) float number(const u8 *at, int type
     u16 half;
     float f;
     if (type == R_32F) { memcpy(&f, at, 4); return f; }
+    if (type == R_E4M3) return e4m3_to_f(*at);
     memcpy(&half, at, 2);
     return type == R_16F ? h2f(half) : b2f(half);
 }
 static inline __attribute__((always_inline)) void pack_of(float *to, const u8 *from, int type, s64 step, s64 k_step,
                                                           u64 n, u64 depth, u64 width) {
-    s64 size = type == R_32F ? 4 : 2;
+    s64 size = (s64)bytes_of(type);
     for (u64 k = 0; k < depth; k++)
         for (u64 i = 0; i < width; i++)
             to[k * width + i] = i < n ? number(from + ((s64)i * step + (s64)k * k_step) * size, type) : 0;
@@ -23,6 +24,7 @@ static inline __attribute__((always_inline)) void pack_of(float *to, const u8 *f
 /* `n` rows of op(A), or columns of op(B), over `depth` terms, as f32, with zeros up to `width`. */
 static void pack(float *to, const u8 *from, int type, s64 step, s64 k_step, u64 n, u64 depth, u64 width) {
     if (type == R_32F) pack_of(to, from, R_32F, step, k_step, n, depth, width);
+    else if (type == R_E4M3) pack_of(to, from, R_E4M3, step, k_step, n, depth, width);
     else if (type == R_16F) pack_of(to, from, R_16F, step, k_step, n, depth, width);
     else pack_of(to, from, R_16BF, step, k_step, n, depth, width);
 }
@@ -44,6 +46,8 @@ static void add_tile(double *sums, const float *a, const float *b, u64 depth) {
 static void put(const Product *p, u64 batch, u64 i, u64 j, double sum) {
     u8 *at = (u8 *)p->d + ((s64)batch * p->stride[3] + (s64)j * p->ld_d + (s64)i) * (s64)bytes_of(p->out);
     double x = (double)p->alpha * sum;
+    for (int factor = 0; factor < 2; factor++)
+        if (p->scale[factor]) x *= (double)*(const float *)p->scale[factor];
     if (p->beta != 0) {
         const u8 *c = (const u8 *)p->c + ((s64)batch * p->stride[2] + (s64)j * p->ld_c + (s64)i) * (s64)bytes_of(p->out);
         x += (double)p->beta * (double)number(c, p->out);

@@ -447,6 +447,10 @@ class NumberInstructions:
             # The first source is the upper half.
             self.emit(self.write(o[0], "b32", f"((u32){fn}({a}) << 16) | {fn}({b})"))
             return
+        if out == "e4m3x2" and src == "f32" and {"rn", "satfinite"} == set(mods):
+            a, b = (self.read(x, "f32") for x in o[1:3])
+            self.emit(self.write(o[0], "b16", f"((u16)f2e4m3({a}) << 8) | f2e4m3({b})"))
+            return
         if out == "tf32":
             self.emit(self.write(o[0], "b32", f"f2tf32({self.read(o[1], 'f32')})"))
             return

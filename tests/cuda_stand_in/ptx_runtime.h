@@ -118,6 +118,15 @@ static inline float e4m3_to_f(u8 x) {
     return x & 128 ? -f : f;
 }
 static inline u16 f2h(float f) { _Float16 h = (_Float16)f; u16 x; memcpy(&x, &h, 2); return f != f ? 0x7fff : x; }
+/* The largest of either sign where it is beyond that. */
+static inline u8 f2e4m3(float f) {
+    float size = fabsf(f);
+    if (f != f) return 0x7f;
+    int e = size < 0.015625f ? -6 : size < 448 ? ilogbf(size) : 8;
+    /* Eighths of the power of two; a whole one more is the next power's first. */
+    int code = (e + 6) * 8 + (int)nearbyintf(ldexpf(size < 448 ? size : 448, 3 - e));
+    return (u8)((signbit(f) ? 128 : 0) | code);
+}
 static inline u16 f2b(float f) {
     u32 x = fas(f);
     if (f != f) return 0x7fff;

@@ -141,7 +141,7 @@ enum Form {
     Blocks,
 }
 
-const FORMS: [(&str, Form); 9] = [
+const FORMS: [(&str, Form); 10] = [
     ("f32", Form::Held(Dtype::F32, None, Residency::Memory)),
     ("bf16", Form::Held(Dtype::Bf16, None, Residency::Memory)),
     ("f16", Form::Held(Dtype::F16, None, Residency::Memory)),
@@ -149,6 +149,7 @@ const FORMS: [(&str, Form); 9] = [
     ("nf4, nested", Form::Held(Dtype::F32, Some((Coding::Nf4, true)), Residency::Memory)),
     ("fp4", Form::Held(Dtype::F32, Some((Coding::Fp4, false)), Residency::Memory)),
     ("int8", Form::Held(Dtype::F32, Some((Coding::Int8, false)), Residency::Memory)),
+    ("fp8", Form::Held(Dtype::F32, Some((Coding::Fp8, false)), Residency::Memory)),
     ("mapped", Form::Held(Dtype::F32, None, Residency::Mapped)),
     ("q8_0", Form::Blocks),
 ];

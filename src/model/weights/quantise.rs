@@ -1,4 +1,4 @@
-//! Quantises a matrix while it is read, block by block, to the codes of bitsandbytes.
+//! Quantises a matrix while it is read, block by block, to the codes of bitsandbytes, or to E4M3 numbers.
 
 use burn::tensor::{Bytes, Device, Tensor, TensorData, f16};
 use rayon::prelude::*;
@@ -6,7 +6,7 @@ use rayon::prelude::*;
 use super::convert::{BLOCK_ELEMENTS, Overflow};
 use crate::ops::cpu::{NESTED_LEN, Nearest, dynamic_table};
 use crate::ops::host;
-use crate::ops::quantised::{BlockScales, Coding, Quantised, bytes_tensor};
+use crate::ops::quantised::{BlockScales, Coding, Quantised, bytes_tensor, fp8_code, fp8_factors};
 
 /// How the frozen linear layers are quantised.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,7 +30,11 @@ impl Quantisation {
     /// What becomes of a matrix `[out_features, in_features]`.
     #[must_use]
     pub fn form(self, shape: [usize; 2]) -> Quantised<(), ()> {
-        let block_len = if self.coding == Coding::Int8 { shape[1] } else { Self::BLOCK_LEN };
+        let block_len = match self.coding {
+            Coding::Int8 => shape[1],
+            Coding::Fp8 => shape[0] * shape[1],
+            _ => Self::BLOCK_LEN,
+        };
         let scales = if self.is_nested() { BlockScales::NESTED } else { BlockScales::Plain(()) };
         Quantised { shape, coding: self.coding, codes: (), block_len, scales }
     }
@@ -49,19 +53,14 @@ impl Quantisation {
         // Random numbers in a format that is only read: one of the same size.
         let coding = match self.coding {
             Coding::Int4 | Coding::Mxfp4 | Coding::Nvfp4 => Coding::Nf4,
-            Coding::Fp8 => Coding::Int8,
             coding => coding,
         };
-        let (codes, scales, block_len) = match coding.table() {
-            Some(table) => {
-                let (codes, scales) = four_bits(shape[0] * shape[1], table, fill);
-                (codes, scales, Quantisation::BLOCK_LEN)
-            }
-            None => {
-                let (codes, scales) = eight_bits(shape, fill)?;
-                (codes, scales, shape[1])
-            }
+        let (codes, scales) = match coding.table() {
+            Some(table) => four_bits(shape[0] * shape[1], table, fill),
+            None if coding == Coding::Fp8 => fp8(shape[0] * shape[1], fill),
+            None => eight_bits(shape, fill)?,
         };
+        let block_len = self.form(shape).block_len;
         let scales = if self.is_nested() { nest(&scales, device) } else { plain(scales, device) };
         Ok(Quantised { shape, coding, codes: bytes_tensor(Bytes::from_elems(codes), device), block_len, scales })
     }
@@ -134,6 +133,25 @@ fn eight_bits(
     Ok((codes, scales))
 }
 
+/// An E4M3 number for each number, and what 1 stands for in all of them. Each number is read twice.
+fn fp8(len: usize, fill: impl Fn(usize, &mut [f32]) + Sync) -> (Vec<u8>, Vec<f32>) {
+    let piece = |index: usize, len: usize| {
+        let mut wide = [0f32; BLOCK_ELEMENTS];
+        fill(index * BLOCK_ELEMENTS, &mut wide[..len]);
+        wide
+    };
+    let mut codes = vec![0u8; len];
+    let pieces = codes.par_chunks(BLOCK_ELEMENTS).enumerate();
+    let largest =
+        pieces.map(|(index, codes)| piece(index, codes.len()).iter().fold(0.0f32, |most, x| x.abs().max(most)));
+    let [factor, scale] = fp8_factors(largest.reduce(|| 0.0, f32::max));
+    codes.par_chunks_mut(BLOCK_ELEMENTS).enumerate().for_each(|(index, codes)| {
+        let numbers = piece(index, codes.len());
+        codes.iter_mut().zip(numbers).for_each(|(code, x)| *code = fp8_code(x * factor));
+    });
+    (codes, vec![scale])
+}
+
 /// Scales as codes of eight bits of their distance from the mean.
 fn nest(scales: &[f32], device: &Device) -> BlockScales {
     #[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, reason = "a mean of f32 numbers")]
@@ -169,6 +187,7 @@ mod tests {
     use crate::device::Dtype;
     use crate::model::weights::convert;
     use crate::ops::linear::Matrix;
+    use crate::ops::quantised::FP8;
 
     const SHAPE: [usize; 2] = [70, 257];
     const KINDS: [(&str, Coding); 3] = [("nf4", Coding::Nf4), ("fp4", Coding::Fp4), ("int8", Coding::Int8)];
@@ -220,9 +239,31 @@ mod tests {
     }
 
     #[test]
+    fn numbers_of_eight_bits_are_the_nearest_and_their_largest_stays() {
+        let golden = SafeTensors::deserialize(include_bytes!("../../../tests/golden/quantised.safetensors")).unwrap();
+        let weight = golden.tensor("weight").unwrap().data().to_vec();
+        let numbers = convert::to_f32(&weight, Dtype::Bf16);
+        let most = numbers.iter().fold(0.0f32, |most, x| x.abs().max(most));
+        let found = quantised(&weight, Coding::Fp8, false);
+        let BlockScales::Plain(scales) = &found.scales else { panic!("nested") };
+        assert_eq!((floats(scales), found.block_len), (vec![most / 448.0], numbers.len()));
+        for (code, x) in bytes(&found.codes).into_iter().zip(&numbers) {
+            let away = |code: u8| (f64::from(FP8[usize::from(code)]) - f64::from(x * (448.0 / most))).abs();
+            let nearest = (0..=255u8).filter(|code| code & 0x7f != 0x7f).map(away).fold(f64::INFINITY, f64::min);
+            assert_eq!(away(code), nearest, "{code:#x} for {x}");
+        }
+        let decoded: Vec<f32> = found.decoded(Dtype::F32.into()).into_data().try_to_vec().unwrap();
+        assert!(
+            decoded.iter().zip(&numbers).all(|(found, x)| (found - x).abs() <= x.abs() / 16.0 + most / 448.0 / 1024.0)
+        );
+        // Ties go to the even code: 1 is 0x38, and a step after it 1/8.
+        assert_eq!([1.0625, 1.1875, -1.0625, 500.0, 1e-9].map(fp8_code), [0x38, 0x3a, 0xb8, 0x7e, 0]);
+    }
+
+    #[test]
     fn the_bytes_are_those_that_were_announced() {
         let weight = vec![0u8; 2 * SHAPE[0] * SHAPE[1]];
-        for (name, coding) in KINDS {
+        for (name, coding) in KINDS.into_iter().chain([("fp8", Coding::Fp8)]) {
             for nested in [false, true] {
                 let found = quantised(&weight, coding, nested);
                 let parts = Matrix::Quantised(Arc::new(found.clone())).parts();

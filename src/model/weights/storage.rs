@@ -101,6 +101,7 @@ impl ModelOptions {
             Quantization::Nf4 => Coding::Nf4,
             Quantization::Fp4 => Coding::Fp4,
             Quantization::Int8 => Coding::Int8,
+            Quantization::Fp8 => Coding::Fp8,
         };
         Some(Quantisation { coding, nested: self.double_quantization == Some(true) })
     }
@@ -115,6 +116,7 @@ impl ModelOptions {
         let is_stored = |asked: &Quantisation| match (method, asked.coding) {
             (Method::Nf4 { .. }, coding) => coding == Coding::Nf4,
             (Method::Fp4 { .. }, coding) => coding == Coding::Fp4,
+            (Method::Fp8 { .. }, coding) => coding == Coding::Fp8,
             (method, coding) => method == Method::Int8 && coding == Coding::Int8,
         };
         let message = match (self.quantisation().filter(|asked| !is_stored(asked)), method, self.double_quantization) {

@@ -10,7 +10,7 @@ use serde::Serialize;
 pub const KERNELS_VARIABLE: &str = "LORA_TRAIN_CUDA_KERNELS";
 
 /// Kernels of our own, and products by cuBLASLt.
-pub const NAMES: [&str; 14] = [
+pub const NAMES: [&str; 15] = [
     "attention",
     "attention_hopper",
     "cross_entropy",
@@ -18,6 +18,7 @@ pub const NAMES: [&str; 14] = [
     "delta_rule",
     "experts",
     "experts_hopper",
+    "fp8",
     "low_rank",
     "norm",
     "optimizer",
@@ -55,17 +56,18 @@ pub(super) fn is_decided_on(name: &str) -> bool {
     STATE.get().is_some_and(|state| state.used.contains(&name))
 }
 
-/// Decided once in a process, on the first GPU that computes: `try_out` launches one kernel. Of an old GPU, which cannot load the
-/// others, only the products are used, which are a library's.
+/// Decided once in a process, on the first GPU that computes, of the kernels that it `has`: `try_out` launches one. Of an old GPU,
+/// which cannot load the others, only the products are used, which are a library's.
 #[cfg(feature = "cuda-llvm")]
 pub(super) fn decided(
-    [is_new, is_hopper]: [bool; 2],
+    has: impl Fn(&str) -> bool,
+    is_new: bool,
     try_out: impl FnOnce() -> Result<(), String>,
 ) -> &'static KernelState {
     STATE.get_or_init(|| {
         let asked = std::env::var(KERNELS_VARIABLE).unwrap_or_default();
         let hook = if asked == "all" { Ok(()) } else { try_out() };
-        let names = NAMES.into_iter().filter(|name| is_hopper || !name.ends_with("_hopper"));
+        let names = NAMES.into_iter().filter(|name| has(name));
         state(&asked, names, |name| match (&hook, PROBLEMS.get().and_then(|problems| problems.get(name))) {
             (Err(problem), _) | (Ok(()), Some(problem)) => Err(problem.clone()),
             (Ok(()), None) if name == "products" => crate::device::cublas_library().map(drop),

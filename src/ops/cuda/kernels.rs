@@ -6,6 +6,7 @@ mod cross_entropy;
 mod decode;
 mod delta_rule;
 mod experts;
+mod fp8;
 mod low_rank;
 mod matrix;
 #[expect(unsafe_code, reason = "NCCL is a C library")]
@@ -64,6 +65,7 @@ pub fn digest() -> String {
         &experts::MODULE,
         &experts::GROUPED,
         &experts::HOPPER,
+        &fp8::MODULE,
         &low_rank::MODULE,
         &norm::MODULE,
         &optimizer::MODULE,
@@ -87,7 +89,11 @@ fn uses_hopper(name: &str, x: &CubeTensor) -> bool {
 /// Which kernels are used on a device; `None` unless it is an NVIDIA GPU.
 pub(super) fn state(device: &Device) -> Option<&'static KernelState> {
     let gpu = gpu_of(device)?;
-    Some(check::decided([stream::major(gpu) >= LEAST_MAJOR, stream::is_hopper(gpu)], || twice::check(device)))
+    let has = |name: &str| match name {
+        "fp8" => stream::capability(gpu) >= [8, 9],
+        _ => stream::is_hopper(gpu) || !name.ends_with("_hopper"),
+    };
+    Some(check::decided(has, stream::major(gpu) >= LEAST_MAJOR, || twice::check(device)))
 }
 
 /// The first number of the compute capability for which the kernels in CUDA C++ are compiled, but for that of the check at the start.
@@ -194,27 +200,16 @@ impl Cuda {
     }
 
     /// The layers without their updates.
-    fn products(&self, x: &Tensor<2>, weights: &[&Weight], residual: Option<Tensor<2>>) -> Vec<Tensor<2>> {
-        if are_joined(x, weights) {
-            let ys = products::forward(x, weights, residual.as_ref());
-            let biases: Vec<_> = weights.iter().filter_map(|weight| weight.bias.as_ref()).collect();
-            if biases.len() == ys.len() {
-                return bias::add(ys, &biases);
-            } else if biases.is_empty() {
-                return ys;
-            }
-        }
-        let mut residual = residual;
-        let product = |weight: &&Weight| {
-            let residual = residual.take();
-            if has_products(x.dtype(), weight) {
-                let y = products::forward(x, &[weight], residual.as_ref());
-                one(weight.bias.iter().fold(y, |y, bias| bias::add(y, &[bias])))
-            } else {
-                self.0.linear(x, weight, None, residual).0
-            }
+    fn products(&self, x: &Tensor<2>, weights: &[&Weight], mut residual: Option<Tensor<2>>) -> Vec<Tensor<2>> {
+        let biases: Vec<_> = weights.iter().filter_map(|weight| weight.bias.as_ref()).collect();
+        let has_some = !biases.is_empty() && biases.len() < weights.len();
+        let ys = match (fp8::matrices(x, weights), weights) {
+            (Some(matrices), _) if !has_some => fp8::forward(x, &matrices, residual.as_ref()),
+            (None, _) if !has_some && are_joined(x, weights) => products::forward(x, weights, residual.as_ref()),
+            (None, [weight]) => return vec![self.0.linear(x, weight, None, residual).0],
+            _ => return weights.iter().map(|weight| one(self.products(x, &[*weight], residual.take()))).collect(),
         };
-        weights.iter().map(product).collect()
+        if biases.is_empty() { ys } else { bias::add(ys, &biases) }
     }
 
     /// The gradients of [`layers`](Self::layers).
@@ -252,15 +247,15 @@ impl Cuda {
             InputGrad::Fresh => None,
             InputGrad::AddTo(sum) => Some(sum),
         };
-        if are_joined(x, weights) {
-            return Some(products::backward(dys, weights, sum.as_ref()));
+        match (fp8::matrices(x, weights), dys, weights) {
+            (Some(matrices), ..) => Some(fp8::backward(dys, &matrices, sum.as_ref())),
+            _ if are_joined(x, weights) => Some(products::backward(dys, weights, sum.as_ref())),
+            (None, [dy], [weight]) => self.0.linear_backward(dy, x, weight, None, InputGrad::of(true, sum)).0,
+            _ => dys
+                .iter()
+                .zip(weights)
+                .fold(sum, |sum, (dy, weight)| self.products_backward(&[*dy], x, &[*weight], InputGrad::of(true, sum))),
         }
-        dys.iter().zip(weights).fold(sum, |sum, (dy, weight)| {
-            if has_products(x.dtype(), weight) {
-                return Some(products::backward(&[dy], &[weight], sum.as_ref()));
-            }
-            self.0.linear_backward(dy, x, weight, None, InputGrad::of(true, sum)).0
-        })
     }
 }
 

@@ -3,7 +3,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { F32 = 0, F16 = 2, BF16 = 14, COMPUTE_32F = 68, FAST_TF32 = 77, INVALID = 7, FAILED = 13, UNSUPPORTED = 15 };
+enum { F32 = 0, F16 = 2, BF16 = 14, E4M3 = 28, COMPUTE_32F = 68, FAST_TF32 = 77, INVALID = 7, FAILED = 13, UNSUPPORTED = 15 };
 typedef struct Result { unsigned long long algo[8]; size_t workspace; int state; float waves; int reserved[4]; } Result;
 typedef void *Any;
 int cublasLtCreate(Any *), cublasLtDestroy(Any), cublasLtMatmulDescCreate(Any *, int, int), cublasLtMatmulDescDestroy(Any),
@@ -25,7 +25,7 @@ static Any lt, stream;
 static ptr work;
 enum { WORK = 8 << 20 };
 
-static size_t bytes_of(int type) { return type == F32 ? 4 : 2; }
+static size_t bytes_of(int type) { return type == F32 ? 4 : type == E4M3 ? 1 : 2; }
 static void put(void *at, size_t i, int type, float x) {
     uint32_t bits; memcpy(&bits, &x, 4);
     uint16_t half = (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
@@ -126,6 +126,8 @@ static void check(Job j) {
     forget(&j);
 }
 
+#define REFUSED(call, status) \
+    do { int s_ = call; EXPECT(s_ == status, "%s: %s, line %d", cublasLtGetStatusName(s_), #call, __LINE__); } while (0)
 static void check_numbers(void) {
     static const struct { int in, out; } types[] = {{BF16, BF16}, {F16, F16}, {F32, F32}, {BF16, F32}, {F16, F32}};
     static const size_t sizes[][3] = {{1, 1, 1}, {17, 7, 3}, {64, 48, 64}, {257, 5, 300}, {40, 253, 515}};
@@ -150,6 +152,39 @@ static void check_numbers(void) {
     CALL(cuStreamSynchronize, stream);
     CALL(cuMemcpyDtoH_v2, &got, d, 4);
     EXPECT(fabs(got - sum) < 3e-7 * sum, "f32: %.9g, expected %.9g", got, sum);
+}
+
+/* Factors of eight bits, each with a number that it is multiplied by. */
+static void check_e4m3(void) {
+    enum { M = 32, N = 7, K = 48 };
+    unsigned char a[M * K], b[N * K];
+    uint16_t got[M * N];
+    /* Of few exponents, so that sums are exact: 1 to 3.75 of either sign. */
+    for (int i = 0; i < M * K; i++) a[i] = (unsigned char)((i * 2654435761u >> 9 & 0x8f) + 0x38);
+    for (int i = 0; i < N * K; i++) b[i] = (unsigned char)((i * 2246822519u >> 11 & 0x8f) + 0x38);
+    float scales[2] = {0.5f, 4};
+    ptr at[] = {device(a, sizeof a), device(b, sizeof b), device(0, sizeof got)}, of = device(scales, sizeof scales);
+    ptr second = of + 4;
+    Job j = {E4M3, BF16, 1, 0, M, N, K, 0, 1, 0};
+    describe(&j);
+    CALL(cublasLtMatmulDescSetAttribute, j.op, 17, &of, 8);
+    CALL(cublasLtMatmulDescSetAttribute, j.op, 18, &second, 8);
+    CALL(look_for, &j);
+    CALL(multiply, &j, at[0], at[1], 0, at[2]);
+    CALL(cuStreamSynchronize, stream);
+    CALL(cuMemcpyDtoH_v2, got, at[2], sizeof got);
+    for (int i = 0; i < M * N; i++) {
+        double sum = 0;
+#define VALUE(code) (ldexp(8 + ((code) & 7), ((code) >> 3 & 15) - 10) * ((code) & 128 ? -1 : 1))
+        for (int k = 0; k < K; k++) sum += VALUE(a[i % M * K + k]) * VALUE(b[i / M * K + k]);
+        uint16_t want; put(&want, 0, BF16, (float)(2 * sum));
+        EXPECT(got[i] == want, "e4m3: element %d is %x, expected %x", i, got[i], want);
+    }
+    forget(&j);
+    Job other = {E4M3, BF16, 0, 0, M, N, K, 0, 1, 0}, odd = {E4M3, BF16, 1, 0, M, N, K + 8, 0, 1, 0};
+    describe(&other); describe(&odd);
+    REFUSED(look_for(&other), UNSUPPORTED);
+    REFUSED(look_for(&odd), UNSUPPORTED);
 }
 
 /* A is written before the product, D is read after it and then overwritten, all without waiting: by a memset, a kernel,
@@ -190,8 +225,6 @@ static void check_order(int is_lazy) {
     EXPECT(isnan(got[0]) && isnan(got[1]), "workspace: %g %g", got[0], got[1]);
 }
 
-#define REFUSED(call, status) \
-    do { int s_ = call; EXPECT(s_ == status, "%s: %s, line %d", cublasLtGetStatusName(s_), #call, __LINE__); } while (0)
 static void check_refusals(void) {
     Job j = {BF16, BF16, 1, 0, 64, 32, 128, 0, 1, 0}, wrong, wide = {BF16, BF16, 1, 0, 64, 32, 128, 64, 1, 0};
     describe(&j); CALL(look_for, &j);
@@ -323,6 +356,7 @@ int main(void) {
     setenv("STAND_IN_QUIET", "1", 1);
     set_up();
     check_numbers();
+    check_e4m3();
     check_order(getenv("STAND_IN_ORDER") && !strcmp(getenv("STAND_IN_ORDER"), "lazy"));
     check_refusals();
     check_failures();

@@ -91,16 +91,26 @@ pub(super) enum Way {
 /// Multiplies a matrix of `bf16` with a frozen one, with aligned rows, into `y`, which may be `sum`.
 pub(super) fn multiply(way: Way, x: &CubeTensor, weight: &CubeTensor, sum: Option<&CubeTensor>, y: &CubeTensor) {
     let is_transposed = matches!(way, Way::Forward);
-    let stored = |x: &CubeTensor| Stored { dims: dims(x), stride: stride(x), apart: 0 };
-    let product = Product {
-        dtype: DType::BF16,
-        is_transposed: [is_transposed, false],
-        matrices: [stored(weight), stored(x), stored(sum.unwrap_or(y)), stored(y)],
-        batch: 1,
-        alignment_bytes: ALIGNMENT_BYTES,
-        compute: sys::cublasComputeType_t::CUBLAS_COMPUTE_32F,
-    };
-    product.submit([weight, x], sum, y);
+    let matrices = [weight, x, sum.unwrap_or(y), y].map(Stored::new);
+    let kind = sys::cudaDataType::CUDA_R_16BF;
+    Product::of_frozen(kind, [is_transposed, false], matrices).submit(&[weight, x], sum, y);
+}
+
+/// A matrix of E4M3 numbers by rows.
+pub(super) struct EightBits {
+    pub(super) codes: CubeTensor,
+    /// Rows and columns.
+    pub(super) dims: [usize; 2],
+    /// What 1 stands for, one number in `f32`.
+    pub(super) scale: CubeTensor,
+}
+
+/// `x W^T` in `bf16`, with aligned rows, into `y`, which may be `sum`: the only way in which all GPUs multiply eight bits.
+pub(super) fn multiply_eight_bits(weight: &EightBits, x: &EightBits, sum: Option<&CubeTensor>, y: &CubeTensor) {
+    let stored = |EightBits { dims, .. }: &EightBits| Stored { dims: *dims, stride: dims[1], apart: 0 };
+    let matrices = [stored(weight), stored(x), Stored::new(sum.unwrap_or(y)), Stored::new(y)];
+    let product = Product::of_frozen(sys::cudaDataType::CUDA_R_8F_E4M3, [true, false], matrices);
+    product.submit(&[&weight.codes, &x.codes, &weight.scale, &x.scale], sum, y);
 }
 
 /// The product of two matrices of one type, or of batches of them as burn multiplies them, in that type, with sums in `f32`.
@@ -125,8 +135,13 @@ pub(super) fn matmul<const D: usize>(lhs: &Tensor<D>, rhs: &Tensor<D>) -> Tensor
         };
         let are_aligned = is_aligned(&lhs, of_lhs) && is_aligned(&rhs, of_rhs) && is_aligned(y, of_y);
         let (is_f32, has_tf32) = (y.dtype == DType::F32, major(y.client.service_id().device.index_id) >= 8);
+        let kind = match y.dtype {
+            DType::BF16 => sys::cudaDataType::CUDA_R_16BF,
+            DType::F16 => sys::cudaDataType::CUDA_R_16F,
+            _ => sys::cudaDataType::CUDA_R_32F,
+        };
         let product = Product {
-            dtype: y.dtype,
+            kinds: [kind, kind],
             // By columns, the factors change places.
             is_transposed: [is_rhs_turned, is_lhs_turned],
             matrices: [of_rhs, of_lhs, of_y, of_y],
@@ -142,7 +157,7 @@ pub(super) fn matmul<const D: usize>(lhs: &Tensor<D>, rhs: &Tensor<D>) -> Tensor
                 sys::cublasComputeType_t::CUBLAS_COMPUTE_32F
             },
         };
-        product.submit([&rhs, &lhs], None, y);
+        product.submit(&[&rhs, &lhs], None, y);
     };
     let [y] = custom("matmul", inputs, [spec(lhs.dtype(), shape)], run);
     Tensor::from_dispatch(y)
@@ -194,11 +209,18 @@ struct Stored {
     apart: usize,
 }
 
+impl Stored {
+    fn new(x: &CubeTensor) -> Self {
+        Self { dims: dims(x), stride: stride(x), apart: 0 }
+    }
+}
+
 /// A product, by what decides how it is computed. A matrix by rows is its transpose by columns, which the library takes:
 /// `y^T = W x^T`, `dx^T = W^T dy^T`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Product {
-    dtype: DType,
+    /// Of the factors' numbers, and of the result's.
+    kinds: [sys::cudaDataType; 2],
     /// Whether the library takes the transpose of each factor that lies by columns.
     is_transposed: [bool; 2],
     /// The library's factors, what is added, and the result.
@@ -210,10 +232,22 @@ struct Product {
 }
 
 impl Product {
-    /// Puts it into burn's stream.
-    fn submit(self, factors: [&CubeTensor; 2], sum: Option<&CubeTensor>, y: &CubeTensor) {
+    /// With a frozen matrix, the first, in `bf16`.
+    fn of_frozen(of_factors: sys::cudaDataType, is_transposed: [bool; 2], matrices: [Stored; 4]) -> Self {
+        Self {
+            kinds: [of_factors, sys::cudaDataType::CUDA_R_16BF],
+            is_transposed,
+            matrices,
+            batch: 1,
+            alignment_bytes: ALIGNMENT_BYTES,
+            compute: sys::cublasComputeType_t::CUBLAS_COMPUTE_32F,
+        }
+    }
+
+    /// Puts it into burn's stream. `factors`: both, and of eight bits the scales of both.
+    fn submit(self, factors: &[&CubeTensor], sum: Option<&CubeTensor>, y: &CubeTensor) {
         let has_sum = sum.is_some();
-        let inputs: Vec<_> = factors.into_iter().chain(sum).cloned().collect();
+        let inputs: Vec<_> = factors.iter().copied().chain(sum).cloned().collect();
         submit(&inputs, std::slice::from_ref(y), move |loaded, pointers, stream| {
             PRODUCTS.with_borrow_mut(|devices| {
                 let products = match devices.entry(loaded.context as usize) {
@@ -259,15 +293,18 @@ impl Products {
         Ok(Self { handle: lt::create_handle()?, workspace, planned: HashMap::new() })
     }
 
-    /// `pointers`: to the factors, what is added if `has_sum`, and the result.
+    /// `pointers`: to the factors and their scales, what is added if `has_sum`, and the result.
     fn multiply(&mut self, product: Product, pointers: &[u64], has_sum: bool, stream: CUstream) -> Result<(), Failure> {
+        let last = pointers.len() - 1;
+        let scales = &pointers[2..last - usize::from(has_sum)];
         let planned = match self.planned.entry((product, has_sum)) {
             Entry::Occupied(entry) => entry.into_mut(),
-            Entry::Vacant(entry) => entry.insert(Planned::new(self.handle, product)?),
+            Entry::Vacant(entry) => entry.insert(Planned::new(self.handle, product, scales)?),
         };
+        scale(planned.description, scales)?;
         let pointer = |index: usize| pointers[index] as *const c_void;
-        let result = pointer(pointers.len() - 1);
-        let sum = if has_sum { pointer(2) } else { result };
+        let result = pointer(last);
+        let sum = if has_sum { pointer(last - 1) } else { result };
         let (alpha, beta) = (1.0_f32, if has_sum { 1.0_f32 } else { 0.0 });
         let [first, second, of_sum, of_result] = planned.layouts;
         // SAFETY: the layouts are those of the tensors, whose memory is theirs while the product is in the stream, as for a launch.
@@ -295,16 +332,24 @@ impl Products {
     }
 }
 
+/// Has the factors of a product multiplied by the numbers at these places, if there are any.
+fn scale(description: sys::cublasLtMatmulDesc_t, places: &[u64]) -> Result<(), CublasError> {
+    use sys::cublasLtMatmulDescAttributes_t as Description;
+
+    let which = [Description::CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, Description::CUBLASLT_MATMUL_DESC_B_SCALE_POINTER];
+    which.into_iter().zip(places).try_for_each(|(attribute, place)| {
+        // SAFETY: the value has the size that is named with it, and outlives the call.
+        unsafe { lt::set_matmul_desc_attribute(description, attribute, (&raw const *place).cast(), size_of_val(place)) }
+    })
+}
+
 impl Planned {
-    fn new(handle: sys::cublasLtHandle_t, product: Product) -> Result<Self, CublasError> {
-        let Product { dtype, is_transposed, matrices, batch, alignment_bytes, compute } = product;
-        let kind = match dtype {
-            DType::BF16 => sys::cudaDataType::CUDA_R_16BF,
-            DType::F16 => sys::cudaDataType::CUDA_R_16F,
-            _ => sys::cudaDataType::CUDA_R_32F,
-        };
+    fn new(handle: sys::cublasLtHandle_t, product: Product, scales: &[u64]) -> Result<Self, CublasError> {
+        let Product { kinds: [of_factors, of_result], is_transposed, matrices, batch, alignment_bytes, compute } =
+            product;
         let description = lt::create_matmul_desc(compute, sys::cudaDataType::CUDA_R_32F)?;
-        let layout = |stored: Stored| {
+        scale(description, scales)?;
+        let layout = |(stored, kind): (Stored, sys::cudaDataType)| {
             use sys::cublasLtMatrixLayoutAttribute_t as Layout;
 
             let Stored { dims: [rows, columns], stride, apart } = stored;
@@ -327,7 +372,9 @@ impl Planned {
             }
             Ok::<_, CublasError>(layout)
         };
-        let [first, second, sum, result] = matrices.map(layout);
+        let [first, second, sum, result] = matrices;
+        let of = [(first, of_factors), (second, of_factors), (sum, of_result), (result, of_result)];
+        let [first, second, sum, result] = of.map(layout);
         let layouts = [first?, second?, sum?, result?];
         let [first, second, sum, result] = layouts;
         let preference = lt::create_matmul_pref()?;

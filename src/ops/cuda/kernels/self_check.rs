@@ -21,7 +21,7 @@ use crate::ops::layout::{Layout, RotaryTable};
 use crate::ops::linear::{InputGrad, Layer, Matrix, Weight, linear, linear_backward, linears, linears_backward};
 use crate::ops::low_rank::{Lora, LowRank};
 use crate::ops::norm::{rms_norm, rms_norm_backward};
-use crate::ops::quantised::{BlockScales, Coding, Quantised, bytes_tensor};
+use crate::ops::quantised::{BlockScales, Coding, FP8, Quantised, bytes_tensor, fp8_code, fp8_factors};
 use crate::ops::rotary::rotate;
 use crate::ops::routing::{gather, route, scatter_add};
 use crate::ops::short_conv::{gated_conv, gated_conv_backward, short_conv, short_conv_backward};
@@ -69,6 +69,9 @@ pub fn self_check(device: &Device) -> Vec<Compared> {
     compared.extend(of_heads("attention"));
     compared.extend(other(("experts", mixture)));
     IS_HOPPER_ASIDE.store(false, Ordering::Relaxed);
+    if check::is_decided_on("fp8") {
+        compared.extend(other(("fp8", eight_bits)));
+    }
     let others: [(&str, Of); 9] = [
         ("decode", codes),
         ("delta_rule", linear_attention),
@@ -217,6 +220,42 @@ fn codes(device: &Device, dtype: DType) -> Result<Results, String> {
     Ok(results)
 }
 
+/// Layers of one input in eight bits, one of them with a bias. On the CPU the operands are rounded before.
+fn eight_bits(device: &Device, dtype: DType) -> Result<Results, String> {
+    let (tokens, widths, in_features) = (70, [80, 16], 144);
+    let place = place_of(device, dtype);
+    let rounded = |x: Tensor<2>| {
+        if dtype == DType::BF16 {
+            return x.cast(dtype);
+        }
+        let values = host::view(&x.cast(DType::F32)).to_vec();
+        let [factor, scale] = fp8_factors(values.iter().fold(0.0, |most, x| x.abs().max(most)));
+        let value = |x: &f32| FP8[usize::from(fp8_code(x * factor))] * scale;
+        host::tensor(values.iter().map(value).collect(), [tokens, values.len() / tokens], device)
+    };
+    let weight = |(index, width): (usize, usize)| {
+        let (shape, block_len) = ([width, in_features], width * in_features);
+        // Without those that are no numbers.
+        let bytes = (0..block_len).map(|i| (mix((index << 32 | i) as u64) >> 56) as u8 & 0xf7).collect();
+        let codes = bytes_tensor(Bytes::from_bytes_vec(bytes), device);
+        let scales = BlockScales::Plain(numbers([1, 1], 5, device).cast(DType::F32).reshape([1]));
+        let bias = (index == 1).then(|| numbers([1, width], 3, device).cast(DType::F32).reshape([width]));
+        let values = Arc::new(Quantised { shape, coding: Coding::Fp8, codes, block_len, scales });
+        Weight { values: Matrix::Quantised(values), bias, rounds: false }
+    };
+    let weights: Vec<_> = widths.into_iter().enumerate().map(weight).collect();
+    let x = rounded(numbers([tokens, in_features], 4, device));
+    let layers: Vec<_> = weights.iter().map(|weight| Layer { weight, lora: None }).collect();
+    let ys: Vec<_> = linears(place, &x, &layers).into_iter().map(|(y, _)| y).collect();
+    // Of other sizes than the outputs.
+    let dys = widths.map(|width| rounded(numbers([tokens, width], width, device) / 128.0));
+    let without: Vec<_> = layers.iter().map(|layer| (*layer, None)).collect();
+    let (Some(dx), _) = linears_backward(place, dys.into(), &x, &without, true) else {
+        return Err("no gradient".to_owned());
+    };
+    read([("y", &ys[0]), ("y with a bias", &ys[1]), ("dx", &dx)])
+}
+
 /// A layer with a low-rank update and dropout. Rows of matrices that were copied to a GPU have gaps at this rank and width.
 fn update(device: &Device, dtype: DType) -> Result<Results, String> {
     let (tokens, r, [out_features, in_features]) = (70, 24, [80, 144]);
@@ -338,9 +377,8 @@ fn gated(device: &Device, dtype: DType) -> Result<Results, String> {
 
 /// Documents of which one ends within a chunk, with tokens in none behind them.
 fn documents(place: Place) -> Layout {
-    let documents = vec![(0, 70), (70, 5), (75, 64)];
-    let positions = documents.iter().flat_map(|(_, len)| 0..*len).map(|position| position as u32);
-    Layout::new(place, 1, documents.clone(), positions.chain([0; 6]).collect(), [].into())
+    let positions = [0..70, 0..5, 0..64].into_iter().flatten().chain([0; 6]).collect();
+    Layout::new(place, 1, vec![(0, 70), (70, 5), (75, 64)], positions, [].into())
 }
 
 /// Two value heads share a key head.
@@ -393,9 +431,12 @@ fn mixture(device: &Device, dtype: DType) -> Result<Results, String> {
         // Two layers of one input, whose matrices lie one below the other where they are no codes.
         let first = |seed: usize| {
             let whole = tensor([2 * inside, width], seed);
-            [0, 1].map(|layer| match is_coded {
-                true => weight([inside, width], seed + layer, false),
-                false => Weight::new(whole.clone().narrow(0, layer * inside, inside)),
+            [0, 1].map(|layer| {
+                if is_coded {
+                    weight([inside, width], seed + layer, false)
+                } else {
+                    Weight::new(whole.clone().narrow(0, layer * inside, inside))
+                }
             })
         };
         let inner: Vec<_> = (0..num_experts).map(|i| first(10 + 2 * i)).collect();

@@ -241,15 +241,25 @@ impl TileMap {
     }
 }
 
-/// The first number of a GPU's compute capability; 0 if the driver does not say.
+/// A GPU's compute capability; zeros if the driver does not say.
+pub(super) fn capability(device: u16) -> [i32; 2] {
+    use CUdevice_attribute::{
+        CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR as MAJOR, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR as MINOR,
+    };
+
+    let number = |attribute| {
+        let number = result::device::get(i32::from(device)).and_then(|device| {
+            // SAFETY: `device` comes from cuDeviceGet.
+            unsafe { result::device::get_attribute(device, attribute) }
+        });
+        number.unwrap_or(0)
+    };
+    [MAJOR, MINOR].map(number)
+}
+
+/// The first number of a GPU's compute capability.
 pub(super) fn major(device: u16) -> i32 {
-    let major = result::device::get(i32::from(device)).and_then(|device| {
-        // SAFETY: `device` comes from cuDeviceGet.
-        unsafe {
-            result::device::get_attribute(device, CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)
-        }
-    });
-    major.unwrap_or(0)
+    capability(device)[0]
 }
 
 /// Whether a GPU has compute capability 9.0: kernels for it run on no other.

@@ -118,7 +118,7 @@ fn sum(nccl: &'static Nccl, queue: &Receiver<(Receiver<Written>, Duration)>, is_
         let done = match nccl.sum(written) {
             Ok(Some(mut sum)) => wait_for("sum the gradients", limit, || sum.is_done()),
             Ok(None) => return,
-            Err(reason) => Err(failed(reason)),
+            Err(reason) => Err(failed(&reason)),
         };
         if let Err(reason) = done {
             end(&format!("{reason}; {NCCL_VARIABLE}=none takes MPI instead"));
@@ -136,13 +136,13 @@ fn wait_for(what: &str, limit: Duration, mut is_done: impl FnMut() -> Result<boo
         match is_done() {
             Ok(true) => return Ok(()),
             Ok(false) if waited <= limit => pause(waited),
-            Ok(false) => return Err(failed(format!("it does not {what} for {} s", waited.as_secs()))),
-            Err(reason) => return Err(failed(reason)),
+            Ok(false) => return Err(failed(&format!("it does not {what} for {} s", waited.as_secs()))),
+            Err(reason) => return Err(failed(&reason)),
         }
     }
 }
 
-fn failed(reason: String) -> String {
+fn failed(reason: &str) -> String {
     format!("NCCL, between the GPUs: {reason}\n  hint: NCCL_DEBUG=WARN says more")
 }
 
