@@ -25,17 +25,21 @@ pub(crate) fn once(device: &OpenDevice) {
         let library = device::cublas_library().ok();
         let build = (env!("CARGO_PKG_VERSION"), option_env!("LORA_TRAIN_GIT_COMMIT"), cuda::digest());
         let key = serde_json::json!([device.label, gpu.driver_cuda_version, library, build]).to_string();
-        cuda::leave_alone(kept_or(key, || compared(gpu.ordinal)));
+        cuda::leave_alone(kept_or(files::cache_folder().as_deref(), key, || compared(gpu.ordinal)));
     }
     // A plan counts on those that are used.
     let _ = cuda::kernel_state(&device.device);
 }
 
-/// What an earlier run has found, or this one finds now. A process that failed may do so for another reason next time.
-fn kept_or(key: String, compare: impl FnOnce() -> Result<Option<Vec<Compared>>, String>) -> Problems {
-    let folder = files::cache_folder();
-    let mut kept = folder.as_deref().map(read).unwrap_or_default();
-    if let Some(problems) = kept.remove(&key) {
+/// What an earlier run has found and kept in a folder, or this one finds now. A process that failed may do so for another reason next
+/// time.
+fn kept_or(
+    folder: Option<&Path>,
+    key: String,
+    compare: impl FnOnce() -> Result<Option<Vec<Compared>>, String>,
+) -> Problems {
+    let kept = || folder.map(read).unwrap_or_default();
+    if let Some(problems) = kept().remove(&key) {
         return problems;
     }
     let found = match compare() {
@@ -43,10 +47,12 @@ fn kept_or(key: String, compare: impl FnOnce() -> Result<Option<Vec<Compared>>, 
         Ok(None) => return Problems::new(),
         Err(reason) => return cuda::NAMES.map(|name| (name.to_owned(), reason.clone())).into(),
     };
+    // Other processes have written theirs meanwhile.
+    let mut kept = kept();
     kept.insert(key, found.clone());
     // Without the file the next run compares.
     if let (Some(folder), Ok(text)) = (folder, serde_json::to_vec(&kept)) {
-        drop(std::fs::create_dir_all(&folder).and_then(|()| files::write(&folder.join(FILE), text)));
+        drop(std::fs::create_dir_all(folder).and_then(|()| files::write(&folder.join(FILE), text)));
     }
     found
 }
@@ -111,6 +117,21 @@ fn compared(ordinal: u32) -> Result<Option<Vec<Compared>>, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn processes_that_compare_at_the_same_time_keep_what_both_found() {
+        let folder = tempfile::tempdir().unwrap();
+        let kept_or = |key: &str, compare: &dyn Fn() -> _| kept_or(Some(folder.path()), key.to_owned(), compare);
+        let nothing_wrong = || Ok(Some(Vec::new()));
+        kept_or("cuda:0", &|| {
+            kept_or("cuda:1", &nothing_wrong);
+            nothing_wrong()
+        });
+        kept_or("cuda:2", &|| Ok(None));
+        kept_or("cuda:3", &|| Err("killed".to_owned()));
+        assert_eq!(read(folder.path()).into_keys().collect::<Vec<_>>(), ["cuda:0", "cuda:1"]);
+        kept_or("cuda:0", &|| panic!("compared again"));
+    }
 
     #[test]
     fn a_kernel_has_its_first_problem() {

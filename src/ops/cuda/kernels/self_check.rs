@@ -401,16 +401,17 @@ fn linear_attention(device: &Device, dtype: DType) -> Result<Results, String> {
 }
 
 /// Experts of two layers, of which one has a bias, in memory and as codes: their outputs, and gradients of tokens and scores. More
-/// experts than a table has, more rows of one than a block takes, and longer sums than are loaded at a time.
+/// experts than a table has, of which most have no rows, more rows of one than a block takes, and longer sums than are loaded at a
+/// time.
 fn mixture(device: &Device, dtype: DType) -> Result<Results, String> {
     let (tokens, width, inside, num_experts) = (200, 336, 400, 70);
     let place = place_of(device, dtype);
     let tensor = |shape: [usize; 2], seed: usize| numbers(shape, seed, device).cast(dtype);
     let (x, dy) = (tensor([tokens, width], 1), tensor([tokens, width], 2));
     let scores = numbers([tokens, num_experts], 3, device).cast(DType::F32) * 4.0;
-    // Most tokens choose the first.
-    let first = scores.clone().narrow(1, 0, 1) + 4.0;
-    let scores = scores.slice_assign([0..tokens, 0..1], first);
+    // Most tokens choose the first expert, and none those in the middle.
+    let [first, none] = [(0, 1, 4.0), (4, 60, -16.0)].map(|(at, count, by)| scores.clone().narrow(1, at, count) + by);
+    let scores = scores.slice_assign([0..tokens, 0..1], first).slice_assign([0..tokens, 4..64], none);
     let scales = numbers([1, num_experts], 4, device).cast(DType::F32).reshape([num_experts]);
     let coded = |shape: [usize; 2], seed: usize| {
         let bytes = (0..shape[0] * shape[1] / 2).map(|i| (mix((seed << 32 | i) as u64) >> 56) as u8).collect();
