@@ -16,7 +16,7 @@ use crate::model::{Model, Storage};
 use crate::run::dir::{ENVIRONMENT_FILE, RESOLVED_FILE};
 use crate::run::inputs::{ModelSource, WeightsFrom};
 use crate::run::kernel_check;
-use crate::run::overview::held;
+use crate::run::overview::{held, multiplies_eight_bits};
 use crate::save::checkpoint::Checkpoints;
 use crate::save::export::{ExportError, PromptForm, SavedAdapter, is_adapter, read_adapter};
 use crate::schema::{Problem, Section, read_json};
@@ -344,7 +344,9 @@ impl ModelFiles {
         let storage = Storage { dtype, ..base.storage(dtype, Some(&source.config)) };
         let model = source.load(storage, precision.into(), &device)?;
         let held = held(storage, Some(&source.config), device.is_gpu());
-        args.note(&format!("{}: held in {held}, computed in {precision} on {}", base.path, device.label));
+        let is_rounded = precision == Dtype::Bf16 && multiplies_eight_bits(&base, Some(&source.config), &device);
+        let rounding = if is_rounded { " and fp8" } else { "" };
+        args.note(&format!("{}: held in {held}, computed in {precision}{rounding} on {}", base.path, device.label));
         Ok(OpenedModel { source, tokenizer, model, adapters: opened })
     }
 }

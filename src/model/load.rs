@@ -19,11 +19,12 @@ use crate::device::Dtype;
 use crate::ops::kernels::place_of;
 use crate::ops::linear::{Matrix, Weight};
 use crate::ops::norm::Norm;
+use crate::ops::quantised::Coding;
 use crate::schema::Problem;
 use crate::spec::delta_net::{A_LOG, CONV, DT_BIAS, GATED_NORM};
 use crate::spec::{
     self, BESIDE_NORMS, BLOCK_SCALE, EXPERT_SCALES, GATED_CONV, LAYER_INPUT_NORM, LAYER_INPUT_PROJECTION,
-    LAYER_INPUT_TABLE, ModelConfig, NormKind, ROUTER_SCALE, SINKS, SiteId, in_layer,
+    LAYER_INPUT_TABLE, ModelConfig, NormKind, ROUTER_SCALE, Role, SINKS, SiteId, in_layer,
 };
 use crate::util::faults;
 use crate::util::stats::as_f64;
@@ -159,7 +160,13 @@ fn load_block(
     let spec = &config.blocks[layer];
     let linear = |site: &spec::Site| {
         let (name, shape) = (in_layer(layer, &site.name), site.shape);
-        let values = weights.matrix(&format!("{name}.weight"), shape, storage, config, matrices)?;
+        let mut values = weights.matrix(&format!("{name}.weight"), shape, storage, config, matrices)?;
+        // What a GPU multiplies with eight bits it rounds to them, and other experts would be chosen.
+        if let (Role::Router, Matrix::Quantised(matrix)) = (site.role, &values)
+            && matrix.coding == Coding::Fp8
+        {
+            values = Matrix::Dense(matrix.decoded(storage.dtype.into()));
+        }
         let bias =
             site.has_bias.then(|| weights.load(&format!("{name}.bias"), [shape[0]], Dtype::F32, device)).transpose()?;
         Ok(Weight { values, bias, rounds })
@@ -278,5 +285,26 @@ fn stack(linears: &mut [Weight], sites: &[SiteId]) {
         let num_rows = linears[*site].dims()[0];
         linears[*site].values = Matrix::Dense(all.clone().narrow(0, first_row, num_rows));
         first_row += num_rows;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::weights::{Quantisation, RandomWeights};
+
+    #[test]
+    fn in_fp8_all_linear_layers_are_codes_but_routers() {
+        let json = r#"{"model_type": "qwen2_moe", "vocab_size": 64, "hidden_size": 32, "intermediate_size": 32,
+            "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2, "num_experts": 16,
+            "num_experts_per_tok": 2, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16}"#;
+        let config = ModelConfig::from_json(json).unwrap();
+        let quantisation = Some(Quantisation { coding: Coding::Fp8, nested: false });
+        let storage = Storage { quantisation, ..Storage::from(Dtype::F32) };
+        let weights = Weights::Random(RandomWeights::new(&config, 1));
+        let block = load_block(&config, &weights, 0, storage, false, &Device::flex()).unwrap();
+        for (site, Weight { values, .. }) in config.blocks[0].sites.iter().zip(block.linears) {
+            assert_eq!(matches!(values, Matrix::Quantised(_)), site.role != Role::Router, "{}", site.name);
+        }
     }
 }

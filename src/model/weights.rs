@@ -8,8 +8,9 @@ use burn::tensor::{DType, Device, Distribution, Tensor, TensorData};
 use crate::config::Residency;
 use crate::device::Dtype;
 use crate::ops::linear::Matrix;
+use crate::ops::quantised::Coding;
 use crate::schema::Problem;
-use crate::spec::ModelConfig;
+use crate::spec::{ModelConfig, StoredQuantisation};
 use crate::util::gguf::is_gguf;
 
 mod bitsandbytes;
@@ -173,9 +174,15 @@ impl Weights {
         // What is outside of the blocks, and what files of codes leave whole, is in codes only where it is stored so.
         let is_whole =
             !name.starts_with("model.layers.") || config.quantisation.is_some() && matches!(self, Self::Files(_));
-        let Some(quantisation) = storage.quantisation.filter(|_| !is_whole) else {
+        let Some(mut quantisation) = storage.quantisation.filter(|_| !is_whole) else {
             return self.load(name, shape, storage.dtype, device).map(Matrix::Dense);
         };
+        // Random numbers instead of stored ones, whose scales are of rows or tiles.
+        if quantisation.coding == Coding::Fp8
+            && config.quantisation.as_ref().is_some_and(StoredQuantisation::is_in_codes)
+        {
+            quantisation.coding = Coding::Int8;
+        }
         let read = |numbers: &Numbers<'_>| quantisation.quantise(shape, device, |first, to| numbers.read(first, to));
         self.read(name, &shape, Dtype::F16, read).map(|matrix| Matrix::Quantised(Arc::new(matrix)))
     }

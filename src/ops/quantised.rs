@@ -75,8 +75,8 @@ pub static FP8: [f32; 256] = {
     numbers
 };
 
-/// What numbers whose largest size is `most` are multiplied by to become [`FP8`] numbers, and what these stand for is multiplied
-/// by: the largest becomes 448.
+/// The factor that turns numbers of at most `most` in size into [`FP8`] numbers, and the scale that turns those back: the largest
+/// becomes 448.
 #[must_use]
 pub fn fp8_factors(most: f32) -> [f32; 2] {
     // No number whose reciprocal is infinite.

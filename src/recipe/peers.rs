@@ -93,7 +93,7 @@ const NO_KEY: &[(&[&str], &[&str], &str)] = &[
     (&[], &["save_safetensors"], "adapters are safetensors always"),
     (&["excess_length_strategy"], &[], "rows longer than `max_length` are cut, and counted, not dropped"),
     (&["create_new_adapter"], &[], "training goes on in the adapter that `start_from` names; none is added to it"),
-    (&["quantization_method"], &[], "`model.quantization` has bitsandbytes' nf4, fp4 and int8"),
+    (&["quantization_method"], &[], "`model.quantization` has bitsandbytes' nf4, fp4 and int8, and fp8"),
     (
         &[
             "wandb",

@@ -19,7 +19,7 @@ use crate::model::weights::convert::float_dtype;
 use crate::model::weights::{StoredTensor, WeightFiles, Weights};
 use crate::ops::cuda::kernel_state;
 use crate::recipe::Recipe;
-use crate::spec::{Method, ModelConfig};
+use crate::spec::{Method, ModelConfig, StoredQuantisation};
 use crate::train::schedule::{self, Schedule};
 use crate::util::stats::as_f64;
 use crate::util::text::with_commas;
@@ -199,7 +199,7 @@ fn device(recipe: &Recipe, device: &OpenDevice, config: Option<&ModelConfig>) ->
         (Precision::F32, true) => "f32 (each product in three of tf32; train.precision = \"tf32\" takes one)",
         (Precision::Tf32, false) => "f32 (this device has no tf32)",
         (Precision::Bf16, _) if multiplies_eight_bits(&recipe.model, config, device) => {
-            "bf16 (and fp8: the inputs of quantised layers and the gradients of their outputs are rounded to it)"
+            "bf16 (and fp8: what quantised layers are multiplied with is rounded to it)"
         }
         _ => precision.name(),
     };
@@ -207,8 +207,8 @@ fn device(recipe: &Recipe, device: &OpenDevice, config: Option<&ModelConfig>) ->
 }
 
 /// Whether a GPU multiplies with the codes of the base, which are E4M3 numbers.
-fn multiplies_eight_bits(model: &ModelOptions, config: Option<&ModelConfig>, device: &OpenDevice) -> bool {
-    let is_stored = config.is_some_and(|config| config.quantisation.is_some());
+pub(crate) fn multiplies_eight_bits(model: &ModelOptions, config: Option<&ModelConfig>, device: &OpenDevice) -> bool {
+    let is_stored = config.and_then(|config| config.quantisation.as_ref()).is_some_and(StoredQuantisation::is_in_codes);
     let is_used = || kernel_state(&device.device).is_some_and(|state| state.used.contains(&"fp8"));
     model.quantization == Quantization::Fp8 && !is_stored && is_used()
 }

@@ -30,7 +30,7 @@ from lab import BENCH, HERE, ROOT, Lab, Run, tidy
 # Largest relative difference of losses and of gradient norms from the CPU's. f32: products in TF32 would be off by 3e-5
 # and 1e-3. bf16: of the first step alone, since the first update of AdamW goes by the signs of gradients, and small ones
 # are rounding; activations are bf16 between operations, as PyTorch's are and the CPU's are not.
-TOLERANCE = {"f32": (1e-5, 3e-4), "bf16": (4e-3, 5e-2), "f16": (3e-4, 2e-2), "fp8": (5e-2, 0.6)}
+TOLERANCE = {"f32": (1e-5, 3e-4), "bf16": (4e-3, 5e-2), "f16": (3e-4, 2e-2), "fp8": (3e-2, 0.4)}
 # A wait between forward and backward, which a start has in its second step, lets fusion sum in another order.
 RESUMED = 1e-6
 
@@ -115,6 +115,15 @@ def training(precision: str, sets: list = (), what: str = "packed rows", steps: 
         cuda = lab.train(precision, steps=steps, sets=sets, environment=environment, name=name)
         return compare(cuda, lab.train(precision, "cpu", steps=steps, sets=sets), tolerance or precision, what)
     return check
+
+
+def eight_bits(lab: Lab) -> Verdict:
+    """The CPU does not round what codes are multiplied with: the norm is off by 0.27. Decoded matrices would be nearer to it."""
+    sets = ["model.quantization=fp8"]
+    verdict = training("bf16", sets, "fp8", tolerance="fp8")(lab)
+    launched = {kernel["name"] for kernel in lab.train("bf16", sets=sets).log["kernels"] if kernel["launches"]}
+    verdict.problems += [f"{kernel} is not launched" for kernel in ("fp8_rounded", "fp8_transposed") if kernel not in launched]
+    return verdict
 
 
 def generation(precision: str):
@@ -524,8 +533,7 @@ LANES = {
         Check("f16-kernels-old", kernels("products of an old GPU", {"STAND_IN_CC": "7.5"}, 10), precision="f16"),
         Check("bf16", training("bf16"), precision="bf16"),
         Check("bf16-dropout", training("bf16", ["lora.lora_dropout=0.1"], "dropout"), precision="bf16"),
-        # The CPU does not round inputs and gradients to eight bits; this model's gradients are off by a tenth in bf16 already.
-        Check("bf16-fp8", training("bf16", ["model.quantization=fp8"], "fp8", tolerance="fp8"), precision="bf16"),
+        Check("bf16-fp8", eight_bits, precision="bf16"),
         Check("bf16-plain", training("bf16", what="without kernels of our own", environment={"LORA_TRAIN_CUDA_KERNELS": "none"},
                                      name="plain-calls"), FULL, precision="bf16"),
         Check("bf16-without-cublas", warned("bf16", "no handle of cuBLASLt", {"STAND_IN_LT_FAILS": "create"}, "products"),

@@ -34,7 +34,7 @@ pub(super) fn common(from: &Foreign, name: &str, value: &Value) -> Option<Meanin
                 let kind = if text.contains("nf4") { "nf4" } else { "fp4" };
                 Set(vec![("model.quantization".into(), kind.into()), double])
             }
-            _ => Lost("`model.quantization` has nf4, fp4 and int8".into()),
+            _ => Lost("`model.quantization` has nf4, fp4, int8 and fp8".into()),
         },
         "adapter" | "finetuning_type" | "fine_tune_type" => match text {
             "lora" => Nothing,

@@ -100,6 +100,11 @@ fn state(
             Err(reason) => drop(state.off.insert(name, reason)),
         }
     }
+    // A product of cuBLASLt's, too.
+    if let Some(reason) = state.off.get("products").cloned() {
+        let is_on = state.used.iter().position(|name| *name == "fp8");
+        is_on.map(|index| state.off.insert(state.used.remove(index), reason));
+    }
     state
 }
 
@@ -113,13 +118,13 @@ mod tests {
         assert_eq!([used(""), used("all")], [NAMES.to_vec(), NAMES.to_vec()]);
         assert_eq!(
             used(" -attention, -products"),
-            NAMES.into_iter().filter(|n| !["attention", "products"].contains(n)).collect::<Vec<_>>()
+            NAMES.into_iter().filter(|n| !["attention", "products", "fp8"].contains(n)).collect::<Vec<_>>()
         );
         assert!(used("none").is_empty());
         let misspelt = state("-attn", NAMES, |_| Ok(()));
         assert!(misspelt.off["attention"].contains("expected all, none, -attention, "), "{misspelt:?}");
         let found = state("", NAMES, |name| if name == "products" { Err("no library".into()) } else { Ok(()) });
-        assert_eq!(found.used.len(), NAMES.len() - 1);
-        assert_eq!(found.off["products"], "no library");
+        assert_eq!(found.used.len(), NAMES.len() - 2);
+        assert_eq!([&found.off["products"], &found.off["fp8"]], ["no library"; 2]);
     }
 }

@@ -500,7 +500,7 @@ impl Kernels for Cuda {
         if lora.is_none_or(|lora| has_low_rank_of(x, lora)) {
             one(self.layers(x, &[Layer { weight, lora }], residual))
         } else if has_products(x.dtype(), weight) {
-            let base = |sum: Option<Tensor<2>>| (one(products::forward(x, &[weight], sum.as_ref())), None);
+            let base = |sum| (one(self.products(x, &[&weight.without_bias()], sum)), None);
             linear_by(base, self.f32_products(), x, weight, lora, residual)
         } else {
             self.0.linear(x, weight, lora, residual)
@@ -527,7 +527,10 @@ impl Kernels for Cuda {
             let (dx, grads) = self.layers_backward(&[dy], x, &[(Layer { weight, lora: lora_alone }, xa)], input_grad);
             (dx, one(grads))
         } else if has_products(dy.dtype(), weight) {
-            let base = |sum: Option<Tensor<2>>| (products::backward(&[dy], &[weight], sum.as_ref()), None);
+            let base = |sum| {
+                let dx = self.products_backward(&[dy], x, &[weight], InputGrad::of(true, sum));
+                (dx.unwrap_or_else(|| unreachable!("it is asked for")), None)
+            };
             linear_backward_by(base, self.f32_products(), dy, x, weight, lora, input_grad)
         } else {
             self.0.linear_backward(dy, x, weight, lora, input_grad)

@@ -29,7 +29,7 @@ const ALIGNMENT: usize = 16;
 
 /// The matrices of the weights, if they are multiplied so with rows of `bf16`.
 pub(super) fn matrices<'a>(x: &Tensor<2>, weights: &[&'a Weight]) -> Option<Vec<&'a Quantised>> {
-    let is_on = x.dtype() == DType::BF16 && check::is_on("fp8") && check::is_on("products");
+    let is_on = x.dtype() == DType::BF16 && check::is_on("fp8");
     let matrix = |weight: &&'a Weight| match &weight.values {
         Matrix::Quantised(matrix) => Some(&**matrix).filter(|matrix| {
             matrix.coding == Coding::Fp8

@@ -238,7 +238,7 @@ fn eight_bits(device: &Device, dtype: DType) -> Result<Results, String> {
         // Without those that are no numbers.
         let bytes = (0..block_len).map(|i| (mix((index << 32 | i) as u64) >> 56) as u8 & 0xf7).collect();
         let codes = bytes_tensor(Bytes::from_bytes_vec(bytes), device);
-        let scales = BlockScales::Plain(numbers([1, 1], 5, device).cast(DType::F32).reshape([1]));
+        let scales = BlockScales::Plain(numbers([1, 1], 5 + index, device).cast(DType::F32).reshape([1]));
         let bias = (index == 1).then(|| numbers([1, width], 3, device).cast(DType::F32).reshape([width]));
         let values = Arc::new(Quantised { shape, coding: Coding::Fp8, codes, block_len, scales });
         Weight { values: Matrix::Quantised(values), bias, rounds: false }
