@@ -6,6 +6,7 @@
 
 #![allow(missing_docs, reason = "criterion's macros make public functions")]
 #![allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, reason = "small sizes")]
+#![allow(clippy::expect_used, reason = "a benchmark ends where something is missing")]
 
 use std::hint::black_box;
 use std::time::Duration;

@@ -52,6 +52,18 @@ work="$cache/cuda-stand-in"
 mkdir -p "$work/kernels"
 STAND_IN_DIR="$work/kernels" STAND_IN_PTXAS="$toolkit/bin/ptxas" make --silent -C "$root/tests/cuda_stand_in" test >/dev/null
 
+if [ -n "$tests" ]; then
+    # As lab.py sets it up for the binary. Not for cargo: it would build what looks at CUDA_PATH anew.
+    python=$(python3 -c 'import pathlib, sys; print(pathlib.Path(sys.executable).resolve().parent)')
+    runner="env PATH=$python:$PATH LD_LIBRARY_PATH=$root/tests/cuda_stand_in:$toolkit/lib CUDA_PATH=$toolkit"
+    runner+=" STAND_IN_PTXAS=$toolkit/bin/ptxas STAND_IN_DIR=$work/kernels STAND_IN_TIME=first STAND_IN_EXEC=200000"
+    runner+=" CUBECL_AUTOTUNE_LEVEL=0 LORA_TRAIN_CACHE=$work/cache/tests"
+    # On one core; the other tests our own kernels meanwhile.
+    (cd "$root" && CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER="$runner" \
+        cargo test --release --locked --features "$features" --test cubecl -- --ignored --test-threads 1) &
+    tests=$!
+fi
+
 # Our own kernels: their PTX is that of their sources, and right by itself.
 "$venv/bin/python" "$root/scripts/build_cuda_kernels.py" --check
 for test in attention "attention --only hopper --order issue" cross_entropy delta_rule experts fp8 low_rank optimizer rows; do
@@ -60,15 +72,6 @@ for test in attention "attention --only hopper --order issue" cross_entropy delt
     STAND_IN_DIR="$work/kernels" "$venv/bin/python" "$root/tests/cuda_kernels/${arguments[0]}.py" --toolkit "$toolkit" \
         "${arguments[@]:1}" >"$log" || { cat "$log"; exit 1; }
 done
-
-if [ -n "$tests" ]; then
-    # As lab.py sets it up for the binary. Not for cargo: it would build what looks at CUDA_PATH anew.
-    python=$(python3 -c 'import pathlib, sys; print(pathlib.Path(sys.executable).resolve().parent)')
-    runner="env PATH=$python:$PATH LD_LIBRARY_PATH=$root/tests/cuda_stand_in:$toolkit/lib CUDA_PATH=$toolkit"
-    runner+=" STAND_IN_PTXAS=$toolkit/bin/ptxas STAND_IN_DIR=$work/kernels STAND_IN_TIME=first STAND_IN_EXEC=200000"
-    runner+=" CUBECL_AUTOTUNE_LEVEL=0 LORA_TRAIN_CACHE=$work/cache/tests"
-    (cd "$root" && CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER="$runner" \
-        cargo test --release --locked --features "$features" --test cubecl -- --ignored --test-threads 1)
-fi
+[ -z "$tests" ] || wait "$tests"
 
 exec python3 "$root/tests/cuda_stand_in/check.py" --toolkit "$toolkit" --work "$work" --binary "$binary" "${passed[@]}"

@@ -22,6 +22,16 @@
 //! - [`util`] whole files, GGUF files, numbers for people, statistics, failures, the allocator
 //! - [`schema`] strict reading of TOML and JSON
 
+#![cfg_attr(
+    test,
+    allow(
+        clippy::cast_possible_truncation,
+        clippy::cast_precision_loss,
+        clippy::cast_sign_loss,
+        reason = "the numbers of tests are small"
+    )
+)]
+
 pub mod commands;
 pub mod config;
 pub mod data;

@@ -486,6 +486,16 @@ RANKS = {"STAND_IN_GPUS": "2", "LORA_TRAIN_NCCL": str(HERE / "libnccl.so.2"), "R
 # Rows of a lane run one after the other and share what was compiled; lanes run at the same time.
 FULL = True
 LANES = {
+    "ranks": [
+        Check("ranks-nccl", two_ranks("NCCL", {"STAND_IN_ORDER": "lazy"}, ["summed by NCCL 2.27.3", '"gradients_summed_by": "NCCL 2.27.3"'])),
+        # Of a micro-batch that is cut, both halves have the loss scale of the whole.
+        Check("ranks-f16", two_ranks("f16, cut between rows", {"STAND_IN_ORDER": "lazy"}, [], "f16", ("lora.r=64",)), precision="f16"),
+        Check("ranks-one-gpu", two_ranks("two ranks of one GPU", {"CUDA_VISIBLE_DEVICES": "0"}, [
+            "through host memory: ranks 0 and 1 have the same GPU", '"gradients_summed_by": "Open MPI'])),
+        Check("ranks-nccl-fails", ranks_end("a sum that fails", "sum", "remote process exited", 60)),
+        Check("ranks-nccl-hangs", two_ranks("a rank that NCCL does not connect", {"STAND_IN_NCCL_FAILS": "init"}, [
+            "through host memory: NCCL, between the GPUs: it does not connect for 6", '"gradients_summed_by": "Open MPI'])),
+    ],
     "f32": [
         Check("f32", training("f32", steps=4)),
         Check("f32-resumed", resumed("f32")),
@@ -517,16 +527,6 @@ LANES = {
         Check("f32-dropout", training("f32", ["lora.lora_dropout=0.1"], "dropout")),
         Check("f32-nf4", training("f32", ["model.quantization=nf4", "model.double_quantization=true"], "nf4, quantised scales")),
         Check("f32-int8", training("f32", ["model.quantization=int8"], "int8")),
-    ],
-    "ranks": [
-        Check("ranks-nccl", two_ranks("NCCL", {"STAND_IN_ORDER": "lazy"}, ["summed by NCCL 2.27.3", '"gradients_summed_by": "NCCL 2.27.3"'])),
-        # Of a micro-batch that is cut, both halves have the loss scale of the whole.
-        Check("ranks-f16", two_ranks("f16, cut between rows", {"STAND_IN_ORDER": "lazy"}, [], "f16", ("lora.r=64",)), precision="f16"),
-        Check("ranks-one-gpu", two_ranks("two ranks of one GPU", {"CUDA_VISIBLE_DEVICES": "0"}, [
-            "through host memory: ranks 0 and 1 have the same GPU", '"gradients_summed_by": "Open MPI'])),
-        Check("ranks-nccl-fails", ranks_end("a sum that fails", "sum", "remote process exited", 60)),
-        Check("ranks-nccl-hangs", two_ranks("a rank that NCCL does not connect", {"STAND_IN_NCCL_FAILS": "init"}, [
-            "through host memory: NCCL, between the GPUs: it does not connect for 6", '"gradients_summed_by": "Open MPI'])),
     ],
     "half": [
         Check("bf16-kernels", kernels("every kernel", {}, 150), precision="bf16"),

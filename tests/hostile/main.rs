@@ -5,6 +5,7 @@
 //! and replayed here. Each test run draws the same inputs. With `PROPTEST_CASES`, which sets their number, it draws
 //! others.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends where something is missing")]
 #![allow(
     clippy::cast_possible_truncation,
     clippy::cast_precision_loss,

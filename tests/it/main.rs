@@ -1,5 +1,11 @@
 //! The library and the binary from outside, as one test binary, because each would link all crates.
 
+#![allow(
+    clippy::cast_possible_truncation,
+    clippy::cast_precision_loss,
+    clippy::cast_sign_loss,
+    reason = "the numbers of tests are small"
+)]
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends where something is missing")]
 
 mod common;
