@@ -3,7 +3,8 @@
 //! A kernel that writes where it must not would end the process on a GPU, so another process tries them out.
 
 use std::collections::BTreeMap;
-use std::io::Read as _;
+use std::fs::File;
+use std::io::{self, Read as _};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -14,6 +15,8 @@ use crate::util::{faults, files};
 
 /// The results, by GPU, driver and build.
 const FILE: &str = "kernels.json";
+/// Locked while the results are written.
+const LOCK_FILE: &str = "kernels.lock";
 /// The driver compiles the kernels for the GPU first.
 const TIMEOUT: Duration = Duration::from_mins(2);
 
@@ -38,8 +41,7 @@ fn kept_or(
     key: String,
     compare: impl FnOnce() -> Result<Option<Vec<Compared>>, String>,
 ) -> Problems {
-    let kept = || folder.map(read).unwrap_or_default();
-    if let Some(problems) = kept().remove(&key) {
+    if let Some(problems) = folder.and_then(|folder| read(folder).remove(&key)) {
         return problems;
     }
     let found = match compare() {
@@ -47,14 +49,19 @@ fn kept_or(
         Ok(None) => return Problems::new(),
         Err(reason) => return cuda::NAMES.map(|name| (name.to_owned(), reason.clone())).into(),
     };
-    // Other processes have written theirs meanwhile.
-    let mut kept = kept();
-    kept.insert(key, found.clone());
     // Without the file the next run compares.
-    if let (Some(folder), Ok(text)) = (folder, serde_json::to_vec(&kept)) {
-        drop(std::fs::create_dir_all(folder).and_then(|()| files::write(&folder.join(FILE), text)));
-    }
+    folder.map(|folder| keep(folder, key, found.clone()).ok());
     found
+}
+
+fn keep(folder: &Path, key: String, problems: Problems) -> io::Result<()> {
+    std::fs::create_dir_all(folder)?;
+    // Ranks on one machine compare at the same time. Where there are no locks, one of them may compare again.
+    let lock = File::create(folder.join(LOCK_FILE))?;
+    drop(lock.lock());
+    let mut kept = read(folder);
+    kept.insert(key, problems);
+    files::write(&folder.join(FILE), serde_json::to_vec(&kept)?)
 }
 
 /// What is wrong with kernels, by their names.
@@ -119,18 +126,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn processes_that_compare_at_the_same_time_keep_what_both_found() {
+    fn processes_that_compare_at_the_same_time_keep_what_each_found() {
         let folder = tempfile::tempdir().unwrap();
-        let kept_or = |key: &str, compare: &dyn Fn() -> _| kept_or(Some(folder.path()), key.to_owned(), compare);
-        let nothing_wrong = || Ok(Some(Vec::new()));
-        kept_or("cuda:0", &|| {
-            kept_or("cuda:1", &nothing_wrong);
-            nothing_wrong()
+        let kept_or = |key: &str, found| kept_or(Some(folder.path()), key.to_owned(), || found);
+        let keys: Vec<_> = (0..9).map(|ordinal| format!("cuda:{ordinal}")).collect();
+        std::thread::scope(|scope| {
+            for key in &keys {
+                scope.spawn(move || kept_or(key, Ok(Some(Vec::new()))));
+            }
         });
-        kept_or("cuda:2", &|| Ok(None));
-        kept_or("cuda:3", &|| Err("killed".to_owned()));
-        assert_eq!(read(folder.path()).into_keys().collect::<Vec<_>>(), ["cuda:0", "cuda:1"]);
-        kept_or("cuda:0", &|| panic!("compared again"));
+        kept_or("busy", Ok(None));
+        assert_eq!(kept_or("killed", Err("killed".to_owned())).len(), cuda::NAMES.len());
+        assert_eq!(read(folder.path()).into_keys().collect::<Vec<_>>(), keys);
+        assert_eq!(kept_or("cuda:0", Err("compared again".to_owned())), Problems::new());
     }
 
     #[test]
