@@ -43,6 +43,8 @@ const PAUSES: u32 = 20;
 const BUSY: Duration = Duration::from_millis(1);
 /// Absent ranks that a message names.
 const NAMED: usize = 4;
+/// MPICH's launcher drops messages that it has not read when a rank ends all.
+const TO_BE_READ: Duration = Duration::from_millis(200);
 /// `MPI_Abort` waits for what may not answer any more.
 const ABORT_LIMIT: Duration = Duration::from_secs(3);
 
@@ -378,6 +380,7 @@ fn abort(library: &'static Library, code: u8) -> ! {
     });
     #[cfg(feature = "cuda-llvm")]
     nccl::abort();
+    std::thread::sleep(TO_BE_READ);
     library.abort(code);
     system::exit_now(code)
 }
