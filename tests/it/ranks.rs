@@ -122,21 +122,24 @@ fn one_two_and_four_ranks_train_the_same() {
     if !has(OPEN_MPI) {
         return;
     }
-    for (name, settings) in [
-        ("dropout and accumulation", &["--set", "train.gradient_accumulation_steps=4"][..]),
+    for (name, steps, settings) in [
+        ("dropout and accumulation", 50, &["--set", "train.gradient_accumulation_steps=4"][..]),
         (
             "micro-batches cut between rows",
+            25,
             &["--set", "train.micro_batch_size=6", "--set", "train.gradient_accumulation_steps=1"],
         ),
-        ("packing", &["--set", "data.packing=true", "--set", "train.gradient_accumulation_steps=3"]),
+        ("packing", 25, &["--set", "data.packing=true", "--set", "train.gradient_accumulation_steps=3"]),
         (
             "layer by layer, with noise",
+            25,
             &["--set", "train.layered_accumulation=true", "--set", "train.neftune_noise_alpha=5"],
         ),
-        ("a start from the rows", &["--set", "lora.r=4", "--set", "lora.init_lora_weights=\"eva\""]),
+        ("a start from the rows", 25, &["--set", "lora.r=4", "--set", "lora.init_lora_weights=\"eva\""]),
     ] {
         let bench = Bench::new();
-        let args = with(&EVEN, settings);
+        let steps = format!("train.max_steps={steps}");
+        let args = [&EVEN[..], settings, &["--set", &steps]].concat();
         train(&bench.recipe("alone", ""), &args);
         for ranks in [2, 4] {
             let run_dir = bench.path(&ranks.to_string());

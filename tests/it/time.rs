@@ -51,7 +51,8 @@ fn the_parts_of_every_step_add_up_to_its_wall_time_and_the_steps_to_the_runs() {
         if line["step"] == 1 {
             assert!(step < wall - between - 0.05, "{line}");
         } else {
-            assert!((step + between - wall).abs() < 1e-6, "{line}");
+            // A thread may be set aside between two looks at the clock.
+            assert!((step + between - wall).abs() < 1e-3, "{line}");
         }
         let number_of = |line: &Value| line["step"].as_u64().unwrap();
         // Work after a step counts in the wall time of the next one: evaluations after 0, 3 and 6, checkpoints after 2,
