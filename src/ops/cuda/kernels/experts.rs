@@ -7,7 +7,7 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 
 use super::decode::Decoding;
-use super::matrix::{aligned, dims, rows, scratch, stride};
+use super::matrix::{aligned, dims, rows, rows_of_one_stride, scratch, stride};
 use super::stream::{Launch, Module, Operand};
 use super::{Cuda, check, decode, one, uses_hopper};
 use crate::ops::custom::{self, Output, custom, queue, spec};
@@ -61,7 +61,7 @@ impl Factor {
         (Self { decoding, num_inputs: inputs.len() }, inputs)
     }
 
-    /// The matrix of its tensors, which come next, contiguous.
+    /// The matrix of its tensors, which come next.
     fn matrix(&self, inputs: &mut impl Iterator<Item = CubeTensor>, like: &CubeTensor) -> CubeTensor {
         let inputs: Vec<_> = inputs.by_ref().take(self.num_inputs).collect();
         match self.decoding {
@@ -70,7 +70,7 @@ impl Factor {
                 decoding.launch(inputs, &out);
                 out
             }
-            None => aligned(one(inputs)),
+            None => one(inputs),
         }
     }
 }
@@ -102,13 +102,14 @@ impl Factors {
     }
 
     /// Launches a kernel with all experts, by tables of them: `start` gives it its grid, from the number of experts of a table,
-    /// `end` its arguments after them. Tensors of the matrices come next, after them the biases, if there are any.
+    /// `end` its arguments after them, from the first expert, their number, and the stride of the matrices. Tensors of the matrices come
+    /// next, after them the biases, if there are any.
     fn launch(
         &self,
         inputs: impl IntoIterator<Item = CubeTensor>,
         like: &CubeTensor,
         start: impl Fn(usize) -> Launch,
-        end: impl Fn(Launch, [usize; 2]) -> Launch,
+        end: impl Fn(Launch, [usize; 2], usize) -> Launch,
     ) {
         let mut inputs = inputs.into_iter();
         let num_tensors: usize = self.of_experts.iter().flatten().map(|factor| factor.num_inputs).sum();
@@ -117,11 +118,13 @@ impl Factors {
         let (num_layers, mut tensors) = (self.of_experts[0].len(), tensors.drain(..));
         for (index, experts) in self.of_experts.chunks(self.at_a_time).enumerate() {
             // Decoded ones are freed after the launch that reads them.
-            let matrices: Vec<_> = experts.iter().flatten().map(|factor| factor.matrix(&mut tensors, like)).collect();
+            let matrices = experts.iter().flatten().map(|factor| factor.matrix(&mut tensors, like)).collect();
+            let matrices = rows_of_one_stride(matrices);
             let first = index * self.at_a_time;
             let of_biases = biases.get(first * num_layers..(first + experts.len()) * num_layers).unwrap_or_default();
             let table = [by_expert(&matrices, num_layers), by_expert(of_biases, num_layers)].concat();
-            end(start(experts.len()).table(table, 2 * EXPERTS * LAYERS), [first, experts.len()]).launch();
+            let launch = start(experts.len()).table(table, 2 * EXPERTS * LAYERS);
+            end(launch, [first, experts.len()], stride(&matrices[0])).launch();
         }
     }
 }
@@ -227,10 +230,10 @@ impl Experts for Cuda {
                 unreachable!("there are two")
             };
             let start = |num| grouped("forward", &x, [num_layers, width], num);
-            let end = |launch: Launch, experts: [usize; 2]| {
+            let end = |launch: Launch, experts: [usize; 2], weight_stride: usize| {
                 let launch = ys.iter().fold(launch.read(&x).read(&first), Launch::write);
                 let launch = (num_layers..LAYERS).fold(launch, |launch, _| launch.long(0)).ints(experts);
-                launch.ints([stride(&x), depth, stride(&ys[0]), width, depth])
+                launch.ints([stride(&x), weight_stride, stride(&ys[0]), width, depth])
             };
             factors.launch(inputs, &x, start, end);
         };
@@ -245,17 +248,14 @@ impl Experts for Cuda {
         let inputs = dys.iter().map(|dy| dy.clone().into_dispatch()).chain([sorted.first.clone().into_dispatch()]);
         let run = move |inputs: Vec<CubeTensor>, dx: &[CubeTensor]| {
             let mut inputs = inputs.into_iter();
-            let dys: Vec<_> = inputs.by_ref().take(num_layers).map(rows).collect();
-            // The kernel takes one stride.
-            let is_one = dys.iter().all(|dy| stride(dy) == stride(&dys[0]));
-            let dys = if is_one { dys } else { dys.into_iter().map(aligned).collect() };
+            let dys = rows_of_one_stride(inputs.by_ref().take(num_layers).collect());
             let (Some(first), dx) = (inputs.next(), &dx[0]) else { unreachable!("there are rows") };
             let start = |num| grouped("backward", dx, [1, width], num);
-            let end = |launch: Launch, experts: [usize; 2]| {
+            let end = |launch: Launch, experts: [usize; 2], weight_stride: usize| {
                 let launch = dys.iter().fold(launch, Launch::read);
                 let launch = (num_layers..LAYERS).fold(launch, |launch, _| launch.long(0));
                 let launch = launch.read(&first).write(dx).ints(experts);
-                launch.ints([num_layers, stride(&dys[0]), width, stride(dx), width, depth])
+                launch.ints([num_layers, stride(&dys[0]), weight_stride, stride(dx), width, depth])
             };
             factors.launch(inputs, dx, start, end);
         };

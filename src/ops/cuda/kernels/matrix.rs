@@ -23,6 +23,13 @@ pub(super) fn aligned(x: CubeTensor) -> CubeTensor {
     if start(&x).is_multiple_of((ALIGNMENT * size_of::<bf16>()) as u64) { x } else { x.copy() }
 }
 
+/// Matrices of `bf16` whose rows begin at multiples of 16 bytes, and are as far from each other in all of them.
+pub(super) fn rows_of_one_stride(matrices: Vec<CubeTensor>) -> Vec<CubeTensor> {
+    let matrices: Vec<_> = matrices.into_iter().map(rows).collect();
+    let is_one = matrices.iter().all(|matrix| stride(matrix) == stride(&matrices[0]));
+    if is_one { matrices } else { matrices.into_iter().map(aligned).collect() }
+}
+
 /// Numbers from a row to the next.
 pub(super) fn stride(x: &CubeTensor) -> usize {
     x.meta.strides()[0]

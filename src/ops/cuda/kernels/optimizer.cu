@@ -31,7 +31,7 @@ INLINE double sum_of_block(double x) {
     return x;
 }
 
-// sums[y][x] = the part of block (x, y) in the sum of squares of matrix y. Grid: (16, number of matrices); block: 256. Where
+// sums[y][x] = the part of block (x, y) in the sum of squares of matrix y. Grid: (any number, number of matrices); block: 256. Where
 // there are more launches, `sums` of the next begins where that of the last ends.
 extern "C" __global__ void __launch_bounds__(THREADS) sum_of_squares(const __grid_constant__ Gradients gradients, double *sums) {
     const float *x = gradients.of[blockIdx.y].values;
@@ -65,7 +65,7 @@ struct Parts {
     } of[160];
 };
 
-// out[first ..] = the values of every part, one after another. Grid: (16, number of parts); block: 256.
+// out[first ..] = the values of every part, one after another. Grid: (any number, number of parts); block: 256.
 extern "C" __global__ void __launch_bounds__(THREADS) join(const __grid_constant__ Parts parts, float *out) {
     const auto &part = parts.of[blockIdx.y];
     const long long step = (long long)gridDim.x * THREADS;
@@ -100,7 +100,7 @@ struct AdamW {
     }
 };
 
-// With a `factor`, it is in the place of `grad_scale`. Grid: (16, number of matrices); block: 256.
+// With a `factor`, it is in the place of `grad_scale`. Grid: (any number, number of matrices); block: 256.
 extern "C" __global__ void __launch_bounds__(THREADS)
     adamw(const __grid_constant__ Parameters parameters, float decay, float one_minus_beta1, float beta2, float one_minus_beta2,
           float step_size, float root_correction, float eps, float grad_scale, const float *factor) {

@@ -15,10 +15,12 @@ use crate::ops::custom::{Output, custom, queue, spec};
 pub(super) static MODULE: Module = Module { name: "optimizer", ptx: include_str!("optimizer.ptx") };
 
 const THREADS: usize = 256;
-/// Most blocks that share a matrix.
+/// Most blocks that share a matrix of an adapter.
 const MOST_SHARES: usize = 16;
 /// Numbers that a block takes at least.
 const LEAST: usize = 4096;
+/// Numbers that a block takes at most, so that all multiprocessors share an embedding.
+const MOST: usize = 1 << 20;
 /// Matrices in a table of gradients.
 const GRADIENTS: usize = 240;
 
@@ -127,7 +129,8 @@ pub(super) fn adamw_8bit(state: Coded, grad: &Tensor<2>, update: &Update, factor
 
 /// Blocks for each of some matrices.
 fn shares(matrices: &[CubeTensor]) -> usize {
-    matrices.iter().map(size).max().unwrap_or(0).div_ceil(LEAST).clamp(1, MOST_SHARES)
+    let largest = matrices.iter().map(size).max().unwrap_or(0);
+    largest.div_ceil(LEAST).clamp(1, MOST_SHARES).max(largest.div_ceil(MOST))
 }
 
 fn size(matrix: &CubeTensor) -> usize {

@@ -349,7 +349,7 @@ impl Loaded {
             // SAFETY: the context is current, and nothing uses the memory yet.
             Entry::Vacant(entry) => *entry.insert(unsafe {
                 let counters = result::malloc_sync(BYTES)?;
-                result::memset_d8_sync(counters, 0, BYTES)?;
+                result::memset_d8_async(counters, 0, BYTES, stream)?;
                 counters
             }),
         })
