@@ -86,20 +86,25 @@ pub struct MemoryInUse {
 ///
 /// If the name is unknown, the backend is not compiled in, or there is no driver, no such GPU or no working GPU.
 pub fn open(name: &str) -> Result<OpenDevice, DeviceError> {
+    open_after(name, &|_| ())
+}
+
+/// [`open`], with what is done about an NVIDIA GPU before this process opens it: it may admit one process only.
+pub(crate) fn open_after(name: &str, before: &dyn Fn(&CudaGpu)) -> Result<OpenDevice, DeviceError> {
     match name.parse()? {
-        DeviceName::Auto => open_auto(),
+        DeviceName::Auto => open_auto(before),
         DeviceName::Cpu => Ok(open_cpu("asked for".into())),
-        DeviceName::Cuda(ordinal) => open_gpu(DeviceKind::Cuda, ordinal, true),
-        DeviceName::Vulkan => open_gpu(DeviceKind::Vulkan, 0, true),
-        DeviceName::Metal => open_gpu(DeviceKind::Metal, 0, true),
-        DeviceName::Rocm => open_gpu(DeviceKind::Rocm, 0, true),
+        DeviceName::Cuda(ordinal) => open_gpu(DeviceKind::Cuda, ordinal, true, before),
+        DeviceName::Vulkan => open_gpu(DeviceKind::Vulkan, 0, true, before),
+        DeviceName::Metal => open_gpu(DeviceKind::Metal, 0, true, before),
+        DeviceName::Rocm => open_gpu(DeviceKind::Rocm, 0, true, before),
     }
 }
 
-fn open_auto() -> Result<OpenDevice, DeviceError> {
+fn open_auto(before: &dyn Fn(&CudaGpu)) -> Result<OpenDevice, DeviceError> {
     let mut refusals = Vec::new();
     for kind in DeviceKind::ALL.into_iter().filter(|kind| kind.is_gpu() && kind.is_compiled_in()) {
-        match open_gpu(kind, 0, false) {
+        match open_gpu(kind, 0, false, before) {
             Ok(device) => return Ok(device),
             // A GPU that is present but does not work is an error: nobody wants days on the CPU instead.
             Err(error @ (DeviceError::CannotCompute { .. } | DeviceError::Incomplete { .. })) => return Err(error),
@@ -127,7 +132,12 @@ fn open_cpu(reason: String) -> OpenDevice {
 }
 
 /// `is_asked_for`: by its name, not found by `auto`.
-fn open_gpu(kind: DeviceKind, ordinal: u32, is_asked_for: bool) -> Result<OpenDevice, DeviceError> {
+fn open_gpu(
+    kind: DeviceKind,
+    ordinal: u32,
+    is_asked_for: bool,
+    before: &dyn Fn(&CudaGpu),
+) -> Result<OpenDevice, DeviceError> {
     if !kind.is_compiled_in() {
         return Err(DeviceError::NotCompiledIn { kind });
     }
@@ -138,6 +148,7 @@ fn open_gpu(kind: DeviceKind, ordinal: u32, is_asked_for: bool) -> Result<OpenDe
     if let Some(gpu) = &cuda {
         gpu.require_recent()?;
         toolkit::require(gpu)?;
+        before(gpu);
     }
     #[cfg(feature = "kernel-cache")]
     kernel_cache::keep_between_runs();

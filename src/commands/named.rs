@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use super::say;
 use crate::config::{Init, ModelOptions};
 use crate::data::tokenizer::Tokenizer;
-use crate::device::{self, Dtype, OpenDevice};
+use crate::device::{Dtype, OpenDevice};
 use crate::lora::AdapterSet;
 use crate::measure::metrics::SUMMARY_FILE;
 use crate::model::weights::{StoredTensor, Weights};
@@ -327,8 +327,7 @@ impl ModelFiles {
 
     pub(crate) fn load(self, args: &LoadArgs) -> Result<OpenedModel, Failure> {
         let Self { base, source, tokenizer, adapters } = self;
-        let device = device::open(&args.device).map_err(Failure::input)?;
-        kernel_check::once(&device);
+        let device = kernel_check::open(&args.device).map_err(Failure::input)?;
         let (dtype, precision) = dtypes(args.dtype.or(base.dtype), &source, &device);
         let mut opened = Vec::new();
         for (saved, form, NamedAdapter { name, folder, note }) in adapters {

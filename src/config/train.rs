@@ -40,7 +40,7 @@ section! {
             ["iters", "steps", "num_steps", "max_train_steps", "max_steps_per_epoch", "num_iters"];
         /// Keep only the input of every block and compute the rest again on the way back: less memory, more time. "auto": of as
         /// few blocks as the memory allows. "12-blocks": of the first 12, of which what attention gives is kept, too.
-        /// "offload" keeps both of all blocks in host memory meanwhile, for long sequences on a GPU.
+        /// "offload" keeps the inputs in host memory meanwhile, for long sequences on a GPU.
         gradient_checkpointing: GradientCheckpointing = GradientCheckpointing::Auto
             => any("\"auto\", true, false, \"12-blocks\" or \"offload\"", GradientCheckpointing::accept), None,
             ["enable_activation_checkpointing", "activation_checkpointing", "grad_checkpoint",
@@ -133,8 +133,7 @@ pub enum GradientCheckpointing {
     On,
     /// Only the input of so many blocks, the first ones, and what their attention gives; of the others everything.
     Blocks(usize),
-    /// Only the block's input and what its attention gives, in host memory until shortly before its backward: for long sequences on
-    /// a GPU.
+    /// Only the block's input, in host memory until shortly before its backward: for long sequences on a GPU.
     Offload,
 }
 
@@ -152,10 +151,11 @@ impl GradientCheckpointing {
         }
     }
 
-    /// Whether what the attention of a block gives is kept where the rest of the block is computed again.
+    /// Whether what the attention of a block gives is kept where the rest of the block is computed again. To move that to the host's
+    /// memory and back takes longer than to compute it.
     #[must_use]
     pub fn keeps_attention(self) -> bool {
-        matches!(self, Self::Blocks(_) | Self::Offload)
+        matches!(self, Self::Blocks(_))
     }
 
     /// The value that names a number of blocks.

@@ -53,7 +53,7 @@ impl CudaGpu {
     }
 
     /// One line: `cuda:0 (NVIDIA H200, 139.8 GiB, sm_90, driver for CUDA 12.8)`.
-    pub(super) fn label(&self) -> String {
+    pub(crate) fn label(&self) -> String {
         let Self {
             ordinal,
             name,

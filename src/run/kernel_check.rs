@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::device::{self, OpenDevice};
+use crate::device::{self, DeviceError, OpenDevice};
 use crate::ops::cuda::{self, Compared, KERNELS_VARIABLE};
 use crate::util::{faults, files};
 
@@ -18,20 +18,24 @@ const FILE: &str = "kernels.json";
 /// Locked while the results are written.
 const LOCK_FILE: &str = "kernels.lock";
 /// The driver compiles the kernels for the GPU first.
-const TIMEOUT: Duration = Duration::from_mins(2);
+const TIMEOUT: Duration = Duration::from_mins(5);
 
-/// Compares the kernels for a device, unless that was done, and has those left alone that are wrong.
-pub(crate) fn once(device: &OpenDevice) {
-    // Whoever names kernels has decided.
-    let is_named = std::env::var(KERNELS_VARIABLE).is_ok_and(|asked| !asked.is_empty());
-    if let Some(gpu) = device.cuda.as_ref().filter(|_| !is_named) {
+/// Opens a device as [`device::open`] does, after its kernels were compared, unless that was done, and has those left alone that are
+/// wrong.
+pub(crate) fn open(name: &str) -> Result<OpenDevice, DeviceError> {
+    let device = device::open_after(name, &|gpu| {
+        // Whoever names kernels has decided.
+        if std::env::var(KERNELS_VARIABLE).is_ok_and(|asked| !asked.is_empty()) {
+            return;
+        }
         let library = device::cublas_library().ok();
         let build = (env!("CARGO_PKG_VERSION"), option_env!("LORA_TRAIN_GIT_COMMIT"), cuda::digest());
-        let key = serde_json::json!([device.label, gpu.driver_cuda_version, library, build]).to_string();
+        let key = serde_json::json!([gpu.label(), gpu.driver_cuda_version, library, build]).to_string();
         cuda::leave_alone(kept_or(files::cache_folder().as_deref(), key, || compared(gpu.ordinal)));
-    }
+    })?;
     // A plan counts on those that are used.
     let _ = cuda::kernel_state(&device.device);
+    Ok(device)
 }
 
 /// What an earlier run has found and kept in a folder, or this one finds now. A process that failed may do so for another reason next
@@ -84,7 +88,7 @@ fn problems(compared: Vec<Compared>) -> Problems {
 }
 
 /// `lora-train doctor --kernels` in a process of its own; `None` if it could not use the GPU, which may admit one
-/// process only or have no memory left.
+/// process only, another than these, or have no memory left.
 fn compared(ordinal: u32) -> Result<Option<Vec<Compared>>, String> {
     let failed = |error: &dyn std::fmt::Display| format!("the kernels could not be compared: {error}");
     let program = std::env::current_exe().map_err(|error| failed(&error))?;

@@ -5,7 +5,7 @@ use super::inputs::{ModelParts, ModelSource, WeightsFrom, no_weights, require_re
 use super::kernel_check;
 use crate::config::{GradientCheckpointing, LoraConfig};
 use crate::data::dataset::Dataset;
-use crate::device::{self, OpenDevice};
+use crate::device::OpenDevice;
 use crate::lora::targets::Selection;
 use crate::recipe::Recipe;
 use crate::save::export::grow;
@@ -108,9 +108,8 @@ impl PreparedParts {
             parts.failures.extend(fit.err().map(Failure::from));
             parts.model = model;
         }
-        let device = parts.keep(device::open(&recipe.device.name).map_err(Failure::input));
+        let device = parts.keep(kernel_check::open(&recipe.device.name).map_err(Failure::input));
         if let Some(device) = &device {
-            kernel_check::once(device);
             let precision = recipe.train.precision.dtype();
             let storage = recipe.model.dtype.filter(|dtype| *dtype != precision);
             for dtype in [precision].into_iter().chain(storage) {

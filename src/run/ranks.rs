@@ -9,7 +9,7 @@ use super::prepare::Prepared;
 use super::resume::Resumed;
 use crate::config::LoggingConfig;
 use crate::data::dataset::Dataset;
-use crate::device::DeviceName;
+use crate::device::{DeviceName, num_cuda_gpus};
 use crate::recipe::Recipe;
 use crate::schema::Problem;
 use crate::train::ranks::launcher::Launched;
@@ -225,7 +225,8 @@ impl Place {
                 Err(Problem::new(what).hint("\"cuda\" gives each rank a GPU of its own"))
             }
             Ok(DeviceName::Cuda(_)) if !name.contains(':') && number > 0 => Ok(format!("cuda:{number}")),
-            Ok(DeviceName::Auto) if number > 0 && has_gpu(number) => Ok(format!("cuda:{number}")),
+            // That GPU is opened later, after its kernels were compared.
+            Ok(DeviceName::Auto) if (1..num_cuda_gpus() as usize).contains(&number) => Ok(format!("cuda:{number}")),
             _ => Ok(name.to_owned()),
         }
     }
@@ -253,10 +254,6 @@ impl Place {
             bytes * rate
         )
     }
-}
-
-fn has_gpu(number: usize) -> bool {
-    crate::device::open(&format!("cuda:{number}")).is_ok()
 }
 
 #[cfg(test)]

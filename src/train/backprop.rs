@@ -19,7 +19,7 @@ use crate::lora::{AdapterSet, Whole};
 use crate::model::block::Activations;
 use crate::model::context::{BlockContext, InDocuments};
 use crate::model::{Carried, Model};
-use crate::ops::attention::{Attended, LseOrder};
+use crate::ops::attention::Attended;
 use crate::ops::cross_entropy::LossChunk;
 use crate::ops::dropout::{Dropout, mix};
 use crate::ops::layout::Layout;
@@ -165,15 +165,8 @@ impl MicroBatch {
 /// The kept tensors from which a block's backward starts.
 #[expect(clippy::large_enum_variant, reason = "a tensor is a handle of a few hundred bytes")]
 enum Kept {
-    Input(Held, Option<KeptAttention>),
+    Input(Held, Option<Attended>),
     Activations(Box<Activations>),
-}
-
-/// What attention gave, see [`Attended`]. Beside its output the rest is small, and stays on the device.
-struct KeptAttention {
-    o: Held,
-    lse: Tensor<1>,
-    order: LseOrder,
 }
 
 /// A tensor on the device or in host memory.
@@ -256,9 +249,7 @@ pub fn forward(model: &Model, adapters: &AdapterSet, inputs: Vec<Inputs>, option
                 } else {
                     // What the backward begins with stays on the device.
                     let parking = options.parking.filter(|_| (layer + 1, index) != (model.blocks.len(), 0));
-                    let hold = |tensor| Held::new(tensor, parking);
-                    let attended = attended.map(|Attended { o, lse, order }| KeptAttention { o: hold(o), lse, order });
-                    Kept::Input(hold(input), attended)
+                    Kept::Input(Held::new(input, parking), attended)
                 });
             }
         }
@@ -309,17 +300,12 @@ pub fn backward(
             let context = micro_batch.context(model, adapters, layer);
             let this = kept.pop()?;
             // The next input is fetched while this one is computed with.
-            if let (Some(parking), Some(Kept::Input(input, attended))) = (options.parking, kept.last_mut()) {
+            if let (Some(parking), Some(Kept::Input(input, _))) = (options.parking, kept.last_mut()) {
                 input.fetch(parking);
-                if let Some(attended) = attended {
-                    attended.o.fetch(parking);
-                }
             }
             let activations = match this {
                 Kept::Input(input, attended) => {
-                    let memory =
-                        attended.map(|KeptAttention { o, lse, order }| Some(Attended { o: o.tensor(), lse, order }));
-                    let mut mixing = InDocuments { layout: context.layout, memory };
+                    let mut mixing = InDocuments { layout: context.layout, memory: attended.map(Some) };
                     block.activations_with(input.tensor(), &context, &mut mixing)
                 }
                 Kept::Activations(activations) => *activations,

@@ -268,9 +268,8 @@ impl Workload<'_> {
         let of_blocks = if is_offloaded { 0 } else { num_recomputed * hidden + (whole + outputs) * tokens * width };
         let of_blocks = of_blocks + attended().map(|[_, scores]| scores).sum::<usize>() * tokens * F32;
         let of_one = of_blocks + self.config.carried_size(num_recomputed) * tokens * width;
-        // What is kept of two blocks is in transfer at a time.
-        let widest = attended().map(|[output, _]| output).max().unwrap_or(0);
-        let in_transfer = if is_offloaded { 2 * (hidden + widest * tokens * width) } else { 0 };
+        // The inputs of two blocks are in transfer at a time.
+        let in_transfer = if is_offloaded { 2 * hidden } else { 0 };
         // Micro-batches wait between two blocks as hidden states, or their gradient.
         let of_reference = if self.objective.needs_reference() { self.layered() * hidden } else { 0 };
         let kept = self.layered() * of_one + in_transfer + (self.layered() - 1) * hidden + of_reference;
@@ -359,10 +358,8 @@ impl Workload<'_> {
         let loading = COPIES_WHILE_LOADING * largest * self.storage.dtype.num_bytes();
         let tokens = self.tokens();
         let parked = if self.gradient_checkpointing == GradientCheckpointing::Offload {
-            let layers = self.config.num_layers();
-            let outputs = self.attended(layers).map(|[output, _]| output).sum::<usize>();
-            let numbers = layers * self.config.hidden_size + outputs;
-            self.layered() * numbers * tokens * self.precision.dtype().num_bytes()
+            let numbers = self.config.num_layers() * self.config.hidden_size * tokens;
+            self.layered() * numbers * self.precision.dtype().num_bytes()
         } else {
             0
         };
@@ -507,9 +504,9 @@ pub(super) mod tests {
             })
         };
         let [on, offload] = [GradientCheckpointing::On, GradientCheckpointing::Offload].map(gpu);
-        // Inputs of all blocks, or of two with the output of attention, as wide as they, and its log-sum-exp.
+        // Inputs of all blocks, or of two.
         assert_eq!(bytes(&on, "kept for the backward"), 30 * 1024 * 576 * 2);
-        assert_eq!(bytes(&offload, "kept for the backward"), 1024 * (2 * 2 * 576 * 2 + 30 * 9 * 4));
+        assert_eq!(bytes(&offload, "kept for the backward"), 2 * 1024 * 576 * 2);
     }
 
     #[test]
@@ -529,14 +526,14 @@ pub(super) mod tests {
         let offloaded = Workload { gradient_checkpointing: GradientCheckpointing::Offload, ..on_gpu.clone() };
         let parked = offloaded.host_plan().unwrap();
         assert_eq!(bytes(&kept, "parked for the backward"), 0);
-        // 32 layers, 16,384 tokens, 4,096 numbers of two bytes, twice: of these the device holds half without it.
-        assert_eq!(bytes(&parked, "parked for the backward"), 8 << 30);
-        assert!(on_gpu.plan().peak_bytes - offloaded.plan().peak_bytes >= (4 << 30) * 27 / 32);
+        // 32 layers, 16,384 tokens, 4,096 numbers of two bytes.
+        assert_eq!(bytes(&parked, "parked for the backward"), 4 << 30);
+        assert_eq!(on_gpu.plan().peak_bytes - offloaded.plan().peak_bytes, (4 << 30) * 30 / 32);
         assert_eq!(bytes(&parked, "rows in the queue"), 5 * 16_384 * 20);
         // While loading, the process holds only two copies of the embedding: the queue is filled later.
         let loading = 2 * 128_256 * 4096 * 2;
         assert_eq!((bytes(&kept, "weights being loaded"), kept.peak_bytes), (loading, (1 << 30) + loading));
-        let in_steps = bytes(&parked, "rows in the queue") + (8 << 30) + bytes(&parked, "adapters being saved");
+        let in_steps = bytes(&parked, "rows in the queue") + (4 << 30) + bytes(&parked, "adapters being saved");
         assert_eq!(parked.peak_bytes, (1 << 30) + in_steps);
         assert_eq!(Workload { place: kernels::place_on(DeviceKind::Cpu), ..on_gpu }.host_plan(), None);
     }

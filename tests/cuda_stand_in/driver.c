@@ -2,9 +2,12 @@
 #define _GNU_SOURCE
 #include "driver.h"
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <stdlib.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <time.h>
+#include <unistd.h>
 
 /* -- settings -------------------------------------------------------------------------------------------- */
 
@@ -58,6 +61,7 @@ void start(void) {
     cfg.execute = strcmp(env("STAND_IN_EXEC", "1"), "trial") ? atoi(env("STAND_IN_EXEC", "1")) : TRIAL;
     cfg.check = atoi(env("STAND_IN_CHECK", "0"));
     cfg.quiet = atoi(env("STAND_IN_QUIET", "0"));
+    cfg.exclusive = atoi(env("STAND_IN_EXCLUSIVE", "0"));
     cfg.poison = atoi(env("STAND_IN_POISON", "1"));
     simt_poison = cfg.poison == 1 ? 0xff : cfg.poison;
     simt_limit_s = atof(env("STAND_IN_LAUNCH_S", "0"));
@@ -174,7 +178,19 @@ API CUresult cuDeviceGetAttribute(int *v, int a, CUdevice d) {
 }
 static __thread void *current_context;
 static int the_context;
-API CUresult cuDevicePrimaryCtxRetain(void **c, CUdevice d) { (void)d; *c = &the_context; return OK; }
+/* Compute mode EXCLUSIVE_PROCESS: the second process gets CUDA_ERROR_DEVICE_UNAVAILABLE, until the first ends. */
+static CUresult occupy(void) {
+    static int file = -1;
+    if (!cfg.exclusive || file >= 0) return OK;
+    char path[600];
+    snprintf(path, sizeof path, "%s/exclusive", cfg.dir);
+    file = open(path, O_CREAT | O_RDWR | O_CLOEXEC, 0600);
+    if (file >= 0 && flock(file, LOCK_EX | LOCK_NB) == 0) return OK;
+    close(file);
+    file = -1;
+    return 46;
+}
+API CUresult cuDevicePrimaryCtxRetain(void **c, CUdevice d) { (void)d; *c = &the_context; return occupy(); }
 API CUresult cuDevicePrimaryCtxRelease_v2(CUdevice d) { (void)d; return OK; }
 API CUresult cuDevicePrimaryCtxGetState(CUdevice d, unsigned *flags, int *active) {
     (void)d;

@@ -23,7 +23,7 @@ enum {
 
 typedef struct Settings {
     int major, minor, driver, fault_at, fault_code, oom_at, refuse_at, sums, sms, shared_optin, shared_sm;
-    int lazy, execute, check, quiet, poison, num_gpus;
+    int lazy, execute, check, quiet, poison, exclusive, num_gpus;
     u64 memory, seed, tools;
     char home[1024], dir[1024], ptxas[1024], cc[256];
     enum { REAL, RANDOM, CONSTANT, MODEL, FIRST } clock;

@@ -9,8 +9,15 @@ use super::common::{Bench, lora_train, stderr, steps};
 fn trained(bench: &Bench, processor: Option<&str>) -> (Vec<[f64; 2]>, String) {
     let output = processor.unwrap_or("native");
     let recipe = bench.recipe(output, "");
-    let set = ["--set", "train.max_steps=2", "--set", "scheduler.warmup_steps=0"];
-    let mut command = lora_train(&[&[recipe.to_str().unwrap()], &set[..]].concat());
+    // Each row takes minutes where instructions are emulated.
+    let settings = [
+        "--set=train.max_steps=2",
+        "--set=scheduler.warmup_steps=0",
+        "--set=train.micro_batch_size=1",
+        "--set=train.gradient_accumulation_steps=1",
+        "--set=data.eval=[]",
+    ];
+    let mut command = lora_train(&[&[recipe.to_str().unwrap()], &settings[..]].concat());
     if let Some(processor) = processor {
         let mut emulated = Command::new("qemu-x86_64");
         emulated.args(["-cpu", processor]).arg(command.get_program()).args(command.get_args());

@@ -168,7 +168,7 @@ fn memory_text(all: Option<u64>, free: Option<u64>) -> Option<String> {
 /// A backend, opened and measured.
 fn backend(kind: DeviceKind) -> Section {
     let mut section = Section::new(format!("device {}", kind.name()));
-    let device = match device::open(kind.name()) {
+    let device = match kernel_check::open(kind.name()) {
         Ok(device) => device,
         Err(error) => {
             section.figure("usable", false, "no");
@@ -184,7 +184,6 @@ fn backend(kind: DeviceKind) -> Section {
         dtypes.iter().map(|dtype| dtype.name()).collect::<Vec<_>>(),
         dtypes.iter().map(|dtype| dtype.name()).collect::<Vec<_>>().join(", "),
     );
-    kernel_check::once(&device);
     if let Some(state) = kernel_state(&device.device) {
         let off = state.off.iter().map(|(name, reason)| format!("without {name}: {reason}"));
         let text = [state.used.join(", ")].into_iter().chain(off).filter(|text| !text.is_empty());
