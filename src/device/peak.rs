@@ -41,8 +41,12 @@ fn gpu_size(dtype: Dtype, has_room: bool) -> usize {
 
 /// The fastest `f32` product of `gemm` on all threads, in FLOP/s.
 pub(super) fn cpu_gemm_flops() -> Option<f64> {
-    let mut best = 0.0_f64;
+    let (mut best, begun) = (0.0_f64, Instant::now());
     for n in CPU_SIZES {
+        // A processor whose smaller product takes so long, as an emulated one, would take eight times that for the next.
+        if begun.elapsed() > CPU_BUDGET {
+            break;
+        }
         let (a, b, mut c) = (vec![0.5_f32; n * n], vec![0.25_f32; n * n], vec![0.0_f32; n * n]);
         let started = Instant::now();
         // The first round also touches the pages of `c` and wakes the threads, so the best of several rounds counts.
