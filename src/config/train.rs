@@ -152,7 +152,7 @@ impl GradientCheckpointing {
     }
 
     /// Whether what the attention of a block gives is kept where the rest of the block is computed again. To move that to the host's
-    /// memory and back takes longer than to compute it.
+    /// memory and back takes longer than to compute it, by estimate.
     #[must_use]
     pub fn keeps_attention(self) -> bool {
         matches!(self, Self::Blocks(_))

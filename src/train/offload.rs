@@ -141,7 +141,7 @@ fn work(jobs: &Receiver<Job>, device: &Device) {
     }
 }
 
-/// A copy by all cores: one alone, whose pages are new, takes longer than the device for a block.
+/// A copy by all cores: one alone, for which all pages are new, may take longer than the device for a block.
 fn copied(bytes: &[u8]) -> Vec<u8> {
     let mut copy = vec![0; bytes.len()];
     copy.par_chunks_mut(COPIED).zip(bytes.par_chunks(COPIED)).for_each(|(copy, bytes)| copy.copy_from_slice(bytes));
