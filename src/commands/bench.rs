@@ -89,11 +89,8 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
     }
 
     let mut batches = SyntheticBatches::new(recipe, source.config.vocab_size);
-    let flops = StepFlops::of_objective(&source.config, num_trainable, &recipe.objective).with_modules(selection).on(
-        step.model().place(),
-        &source.config,
-        recipe.is_noisy(),
-    );
+    let flops = StepFlops::of_objective(&source.config, num_trainable, selection.first_trained(), &recipe.objective);
+    let flops = flops.with_modules(selection).on(step.model().place(), &source.config, recipe.is_noisy());
     let mut first_step_seconds = 0.0;
     let mut step_seconds = Vec::new();
     let (mut tokens_per_step, mut flops_per_step, mut loss) = (0, 0.0, f64::NAN);

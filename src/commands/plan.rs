@@ -258,7 +258,8 @@ fn forecast(
         refuse_large: true,
         ..OpenOptions::default()
     };
-    let flops = StepFlops::of_objective(workload.config, workload.plan().num_trainable, workload.objective);
+    let (num_trainable, first) = (workload.plan().num_trainable, workload.selection.first_trained());
+    let flops = StepFlops::of_objective(workload.config, num_trainable, first, workload.objective);
     let flops = flops.with_modules(workload.selection).on(workload.place, workload.config, recipe.is_noisy());
     let keeps_reference = is_alone && objective(workload.objective).keeps_reference();
     let Recipe { train, objective, .. } = recipe;

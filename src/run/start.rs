@@ -111,7 +111,8 @@ impl<'a> Started<'a> {
         }
 
         let facts = facts(prepared, data, &telemetry, !step.model().place().pads_rows());
-        let flops = StepFlops::of_objective(&source.config, prepared.num_trainable(), &recipe.objective);
+        let (num_trainable, first) = (prepared.num_trainable(), prepared.selection.first_trained());
+        let flops = StepFlops::of_objective(&source.config, num_trainable, first, &recipe.objective);
         let flops = flops.with_modules(&prepared.selection).on(step.model().place(), &source.config, recipe.is_noisy());
         let precision = recipe.train.precision.dtype();
         let recorder = Recorder::new(flops, device, telemetry, precision, facts, earlier, *process_start);

@@ -6,25 +6,28 @@ use crate::data::batch::{Batch, Document};
 use crate::lora::targets::Selection;
 use crate::ops::delta_rule::CHUNK_TOKENS;
 use crate::ops::kernels::Place;
-use crate::spec::{Block, Heads, ModelConfig};
+use crate::spec::{Block, Heads, ModelConfig, Site};
 use crate::util::stats::as_f64;
 
 /// Model FLOPs of forward and backward, as coefficients.
 ///
 /// A product with a frozen weight of `n` numbers takes `2n` per token in the forward and `2n` for the gradient of its
-/// input. There is no weight gradient, so the sum is `4n`; of the experts, only those that a token passes are counted. The adapters' own products take `6` per parameter. Attention
-/// takes two products in the forward and four in the backward for every visible pair of query and key: `12 * head_dim`
-/// per head. The head is counted only for tokens that carry loss. Recomputation by gradient checkpointing is not
-/// counted (Chowdhery et al., 2022, appendix B). A gated delta rule takes three times its forward, which is counted in chunks:
+/// input. There is no weight gradient, so the sum is `4n`; of the experts, only those that a token passes are counted.
+/// The adapters' own products take `6` per parameter. Attention takes two products in the forward and four in the backward
+/// for every visible pair of query and key: `12 * head_dim` per head. Blocks before the first that is trained have no
+/// backward. The head is counted only for tokens that carry loss. Recomputation by gradient checkpointing is not counted
+/// (Chowdhery et al., 2022, appendix B). A gated delta rule takes three times its forward, which is counted in chunks:
 /// the products of tokens with the state, and with each other in a chunk.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StepFlops {
     per_token: f64,
     per_target_token: f64,
-    /// Products of an attention, in forward and backward.
-    attention_products: usize,
-    /// Of every attention.
-    heads: Vec<Heads>,
+    /// Heads and products, in forward and backward, of every attention.
+    attentions: Vec<(Heads, usize)>,
+    /// Of a second forward, without attention.
+    second_per_token: f64,
+    /// Attentions before it, in blocks that have no backward.
+    num_attentions_once: usize,
     /// Those of a forward of the reference, which are in the others.
     of_reference: Option<Box<Self>>,
     /// See [`longest_sharing`].
@@ -32,16 +35,27 @@ pub struct StepFlops {
 }
 
 impl StepFlops {
-    /// The counts for a model with `num_trainable` parameters in its adapters.
+    /// The counts for a model with `num_trainable` parameters in its adapters, and the first block that has a backward.
     #[must_use]
-    pub fn new(config: &ModelConfig, num_trainable: usize) -> Self {
-        let of_delta_nets = config.blocks.iter().filter_map(Block::delta_net);
-        let of_delta_nets: usize = of_delta_nets.map(|net| net.heads.flops_per_token(CHUNK_TOKENS)).sum();
+    pub fn new(config: &ModelConfig, num_trainable: usize, first_trained: usize) -> Self {
+        let of_blocks = |blocks: &[Block], of_weight: f64, of_rule: usize| {
+            let weights = blocks.iter().flat_map(|block| &block.sites).map(Site::num_active_weights).sum::<f64>();
+            let rules = blocks.iter().filter_map(Block::delta_net).map(|net| net.heads.flops_per_token(CHUNK_TOKENS));
+            of_weight * weights + as_f64(of_rule * rules.sum::<usize>())
+        };
+        let heads =
+            |blocks: &[Block]| blocks.iter().filter_map(|block| Some(block.attention()?.heads)).collect::<Vec<_>>();
+        let (before, trained) = config.blocks.split_at(first_trained.min(config.num_layers()));
+        let of_trained = of_blocks(trained, 4.0, 3) + as_f64(6 * num_trainable);
+        let (once, thrice) = (heads(before), heads(trained));
+        let num_attentions_once = once.len();
+        let once = once.into_iter().map(|heads| (heads, 2));
         Self {
-            per_token: 4.0 * config.num_active_block_weights() + as_f64(6 * num_trainable + 3 * of_delta_nets),
+            per_token: of_blocks(before, 2.0, 1) + of_trained,
             per_target_token: as_f64(4 * config.vocab_size * config.hidden_size),
-            attention_products: 6,
-            heads: config.blocks.iter().filter_map(|block| Some(block.attention()?.heads)).collect(),
+            attentions: once.chain(thrice.into_iter().map(|heads| (heads, 6))).collect(),
+            second_per_token: 0.5 * of_trained,
+            num_attentions_once,
             of_reference: None,
             longest_sharing: 0,
         }
@@ -60,8 +74,10 @@ impl StepFlops {
     pub fn with_modules(self, selection: &Selection) -> Self {
         let head =
             selection.modules.iter().filter(|(whole, _)| whole.is_head()).map(|(_, [rows, columns])| rows * columns);
+        let of_modules = as_f64(6 * selection.num_module_parameters());
         Self {
-            per_token: self.per_token - as_f64(6 * selection.num_module_parameters()),
+            per_token: self.per_token - of_modules,
+            second_per_token: self.second_per_token - 0.5 * of_modules,
             per_target_token: self.per_target_token + as_f64(2 * head.sum::<usize>()),
             ..self
         }
@@ -69,18 +85,22 @@ impl StepFlops {
 
     /// The counts for an objective, which may need a forward of the reference beside.
     #[must_use]
-    pub fn of_objective(config: &ModelConfig, num_trainable: usize, objective: &ObjectiveConfig) -> Self {
-        let mut flops = Self::new(config, num_trainable);
+    pub fn of_objective(
+        config: &ModelConfig,
+        num_trainable: usize,
+        first_trained: usize,
+        objective: &ObjectiveConfig,
+    ) -> Self {
+        let mut flops = Self::new(config, num_trainable, first_trained);
         if objective.scores() {
             flops.per_target_token = 0.0;
         }
         if objective.needs_reference() {
-            let base = Self::new(config, 0);
-            let (per_token, per_target_token) = (0.5 * base.per_token, 0.5 * base.per_target_token);
-            let reference = Self { per_token, per_target_token, attention_products: 2, ..base };
+            let base = Self::new(config, 0, config.num_layers());
+            let reference = Self { per_target_token: 0.5 * base.per_target_token, ..base };
             flops.per_token += reference.per_token;
             flops.per_target_token += reference.per_target_token;
-            flops.attention_products += reference.attention_products;
+            flops.attentions.iter_mut().for_each(|(_, products)| *products += 2);
             flops.of_reference = Some(Box::new(reference));
         }
         flops
@@ -117,20 +137,24 @@ impl StepFlops {
         self.per_token * as_f64(len) + self.per_target_token * as_f64(len.saturating_sub(1)) + self.of_attention(len)
     }
 
-    /// FLOPs of a row's second forward through all blocks, which gradient checkpointing makes; without attention, where that is kept.
-    /// Adapters and delta rules count for half, too, though it is a third of them.
+    /// FLOPs of a row's second forward through all blocks that have a backward, which gradient checkpointing makes; without
+    /// attention, where that is kept. Adapters and delta rules count for half, too, though it is a third of them.
     #[must_use]
     pub fn of_second_forward(&self, len: usize, keeps_attention: bool) -> f64 {
-        let of_reference = self.of_reference.as_ref().map_or(0.0, |reference| reference.per_token);
-        let products = if keeps_attention { 0.0 } else { 2.0 / as_f64(self.attention_products) };
-        0.5 * (self.per_token - of_reference) * as_f64(len) + products * self.of_attention(len)
+        let again = self.attentions.iter().skip(self.num_attentions_once).map(|(heads, _)| of_product(heads, len));
+        let of_attention = if keeps_attention { 0 } else { 2 * again.sum::<usize>() };
+        self.second_per_token * as_f64(len) + as_f64(of_attention)
     }
 
     /// FLOPs of all attentions in a document of `len` tokens.
     fn of_attention(&self, len: usize) -> f64 {
-        let of_layer = |heads: &Heads| 2 * self.attention_products * heads.query_width() * heads.visible_pairs(len);
-        as_f64(self.heads.iter().map(of_layer).sum::<usize>())
+        as_f64(self.attentions.iter().map(|(heads, products)| products * of_product(heads, len)).sum::<usize>())
     }
+}
+
+/// FLOPs of one product of an attention in a document of `len` tokens.
+fn of_product(heads: &Heads, len: usize) -> usize {
+    2 * heads.query_width() * heads.visible_pairs(len)
 }
 
 #[cfg(test)]
@@ -166,24 +190,35 @@ mod tests {
         let head = 2.0 * 4.0 * 40.0;
         // 15 + 6 pairs, 2 layers of 2 heads of 2.
         let attention = 21.0 * 12.0 * 8.0;
-        let flops = StepFlops::new(&config(None), 7).of(&batch());
+        let flops = StepFlops::new(&config(None), 7, 0).of(&batch());
         assert!((flops - (tokens + head + attention)).abs() < 1e-6, "{flops}");
     }
 
     #[test]
     fn padding_takes_the_products_of_its_places() {
-        let padding = StepFlops::new(&config(None), 7).of_padding(2);
+        let padding = StepFlops::new(&config(None), 7, 0).of_padding(2);
         assert!((padding - 2.0 * (4.0 * 288.0 + 6.0 * 7.0)).abs() < 1e-6, "{padding}");
     }
 
     #[test]
     fn a_second_forward_takes_half_of_the_products_and_a_third_of_attention_unless_it_is_kept() {
-        let flops = StepFlops::new(&config(None), 7);
+        let flops = StepFlops::new(&config(None), 7, 0);
         let products = 0.5 * 3.0 * (4.0 * 288.0 + 6.0 * 7.0);
         let [with, without] = [false, true].map(|keeps_attention| flops.of_second_forward(3, keeps_attention));
         assert!((without - products).abs() < 1e-6, "{without}");
         // 6 pairs, 2 layers of 2 heads of 2.
         assert!((with - (products + 6.0 * 4.0 * 8.0)).abs() < 1e-6, "{with}");
+    }
+
+    #[test]
+    fn blocks_before_the_first_trained_have_a_forward_alone() {
+        let flops = StepFlops::new(&config(None), 7, 1);
+        // Of a block 144 numbers, and with 6 pairs 6 times 4 times 2 for a product of its attention.
+        let products = 3.0 * (2.0 * 144.0 + 4.0 * 144.0 + 6.0 * 7.0);
+        let row = products + 2.0 * 4.0 * 40.0 + (2.0 + 6.0) * 48.0;
+        assert!((flops.of_full_row(3) - row).abs() < 1e-6, "{}", flops.of_full_row(3));
+        let second = 0.5 * 3.0 * (4.0 * 144.0 + 6.0 * 7.0) + 2.0 * 48.0;
+        assert!((flops.of_second_forward(3, false) - second).abs() < 1e-6, "{}", flops.of_second_forward(3, false));
     }
 
     #[test]
@@ -193,7 +228,7 @@ mod tests {
             "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8, "layer_types": ["linear_attention", "full_attention"],
             "linear_num_key_heads": 1, "linear_num_value_heads": 2, "linear_key_head_dim": 3, "linear_value_head_dim": 5,
         });
-        let flops = StepFlops::new(&ModelConfig::from_json(&json.to_string()).unwrap(), 0);
+        let flops = StepFlops::new(&ModelConfig::from_json(&json.to_string()).unwrap(), 0, 0);
         // qkv 16, z 10, b 2, a 2 and out 10 by 4; q and its gate 32, k 8, v 8, o 16 by 4; gate, up and down 8 by 4, twice.
         let weights = 4.0 * (40.0 + 64.0 + 48.0);
         // Two states of 3 x 5 in three products, and 65 tokens by keys and values in two each.
@@ -204,7 +239,7 @@ mod tests {
 
     #[test]
     fn a_sliding_window_limits_the_pairs() {
-        let attention = |window, len| StepFlops::new(&config(window), 0).of_attention(len) / (12.0 * 4.0);
+        let attention = |window, len| StepFlops::new(&config(window), 0, 0).of_attention(len) / (12.0 * 4.0);
         assert_eq!((attention(Some(2), 5), attention(Some(2), 1)), (f64::from(2 * (1 + 4 * 2)), 2.0));
         assert_eq!(attention(None, 5), f64::from(2 * 15));
     }

@@ -143,18 +143,20 @@ impl Report {
         });
         let holds = host.as_ref().and_then(|host| host.fits).unwrap_or(true);
         let fits = target.usable_bytes().map(|memory| holds && fit::fits(&plan, memory));
-        let flops = StepFlops::of_objective(workload.config, plan.num_trainable, &recipe.objective);
+        let first = workload.selection.first_trained();
+        let flops = StepFlops::of_objective(workload.config, plan.num_trainable, first, &recipe.objective);
         let flops = flops.with_modules(workload.selection).on(workload.place, workload.config, recipe.is_noisy());
         let row_length = recipe.data.max_length;
         let num_sequences = workload.objective.num_sequences();
         let flops_per_row = as_f64(num_sequences) * flops.of_full_row(row_length);
         let tokens_per_step = workload.rows * num_sequences * row_length * workload.gradient_accumulation_steps;
         // Recomputing the forward does not count as model FLOPs, but takes its time.
-        let num_blocks = workload.config.num_layers();
+        let num_blocks = workload.config.num_layers() - first;
         let checkpointing = workload.gradient_checkpointing;
         let recomputed =
             flops.of_second_forward(row_length, checkpointing.keeps_attention()) / flops.of_full_row(row_length);
-        let recomputation = 1.0 + recomputed * as_f64(checkpointing.num_recomputed(num_blocks)) / as_f64(num_blocks);
+        let num_recomputed = checkpointing.num_recomputed(workload.config.num_layers()).saturating_sub(first);
+        let recomputation = 1.0 + recomputed * as_f64(num_recomputed) / as_f64(num_blocks.max(1));
         // So does a product with a decomposed weight; with dropout, there are three more of them.
         let products = if recipe.lora.lora_dropout > 0.0 { 3.0 } else { 1.0 };
         let recomputation = recomputation + 0.5 * products * workload.share_decomposed();
