@@ -16,6 +16,7 @@ pub mod loss;
 pub mod memory;
 pub mod objective;
 pub mod offload;
+mod operands;
 pub mod optimizer;
 pub mod ranks;
 pub mod recorder;

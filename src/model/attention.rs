@@ -61,8 +61,10 @@ impl spec::Attention {
         let gate = if self.has_output_gate { query } else { 0 };
         // Where they are keys before their norm, these are kept already.
         let of_values = if self.has_value_norm && !matches!(self.qkv, Qkv::ValuesAreKeys(_)) { key_value } else { 0 };
+        // The keys and values keep the memory of the queries and their gate, which are taken apart.
+        let held = if by.joins_outputs { 2 * gate } else { 0 };
         SublayerSizes {
-            kept: 2 * query + 2 * key_value + self.heads.num_heads + of_norms + of_values + gate,
+            kept: 2 * query + 2 * key_value + self.heads.num_heads + of_norms + of_values + gate + held,
             forward: by.hidden_size + gate,
             backward: by.place.attention_backward_numbers(self.heads, by.dtype) + 3 * by.hidden_size,
         }

@@ -15,6 +15,8 @@ pub struct SizedBy {
     pub dtype: Dtype,
     /// What norms compute.
     pub norm_kind: NormKind,
+    /// Whether the outputs of linear layers of one input share memory.
+    pub joins_outputs: bool,
 }
 
 /// Sizes of a sublayer's tensors, or of a block's, as numbers per token.

@@ -53,13 +53,20 @@ impl spec::DeltaNet {
         };
         // By head: the two gates and what they are made of.
         let gates = 4 * self.heads.num_value_heads;
+        // What is done with, but shares memory with what is not: the gradient of the normed output with the gate's and, unless both
+        // are copied out of what is joined, the gate with `qkv`.
+        let held = match self.inputs {
+            _ if !by.joins_outputs => 0,
+            DeltaNetInputs::Apart(_) => 2 * value,
+            DeltaNetInputs::ByKeyHead(_) => value,
+        };
         SublayerSizes {
             kept: qkv + 2 * value + 2 * self.heads.num_value_heads,
             // The output of the convolution; or the product of norm and gate, and the output beside its residual.
             forward: (qkv + gates + rule[0]).max(2 * value).max(joined) + hidden,
             // The output of the convolution and its gradient, where norm and gate are done with as much as their gradients take; or
             // the normed output, the gradients of its product with the gate, and of both.
-            backward: (2 * qkv + gates + rule[1]).max(4 * value).max(2 * joined) + 2 * hidden,
+            backward: (2 * qkv + gates + rule[1] + held).max(4 * value).max(2 * joined) + 2 * hidden,
         }
     }
 }

@@ -12,7 +12,7 @@ pub(super) mod chunk;
 pub mod plain;
 mod sinks;
 
-pub use self::chunk::CHUNK_BYTES;
+pub use self::chunk::chunk_len;
 pub use self::plain::{plain_attention, plain_attention_backward};
 pub use self::sinks::with_sinks;
 pub use crate::spec::Heads;

@@ -74,11 +74,11 @@ impl Kernels for Cpu {
         6 * heads.query_width() + 2 * heads.key_value_width()
     }
 
-    fn score_bytes(&self, _: usize, _: Heads, _: Dtype) -> usize {
+    fn score_bytes(&self, _: [usize; 2], _: Heads, _: Dtype) -> usize {
         0
     }
 
-    fn bytes_per_logit(&self, _: usize) -> usize {
+    fn bytes_per_logit(&self, _: Dtype) -> usize {
         size_of::<f32>()
     }
 

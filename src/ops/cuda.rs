@@ -44,6 +44,18 @@ pub struct Compared {
 /// Memory that a product of cuBLASLt may use beside its operands, one for a device: what NVIDIA recommends for Hopper.
 const WORKSPACE_BYTES: usize = 32 << 20;
 
+/// The largest rank of a low-rank update that kernels take.
+const MOST_RANK: usize = 256;
+
+/// Columns of an output of which a block of threads sums the product with B.
+const RANK_COLUMNS: usize = 256;
+
+/// Ranks in memory are a multiple of this.
+const RANK_MULTIPLE: usize = 8;
+
+/// What the widths of a matrix are multiples of that is multiplied in eight bits.
+const EIGHT_BIT_MULTIPLE: usize = 16;
+
 /// Memory that NCCL takes on a GPU beside a sum's numbers: 544 MiB between two A100 over `NVLink` and 688 MiB between more, by
 /// <https://github.com/NVIDIA/nccl/issues/964>. It grows with the number of channels, whose buffers are of 4 MiB (`NCCL_BUFFSIZE`).
 const NCCL_BYTES: usize = 688 << 20;
@@ -108,8 +120,27 @@ impl Kernels for Sizes {
         2 * heads.query_width() + 2 * heads.key_value_width() + 2 * heads.num_heads
     }
 
-    fn score_bytes(&self, all: usize, heads: Heads, dtype: Dtype) -> usize {
-        if has_attention(heads, dtype.into()) { 0 } else { self.0.score_bytes(all, heads, dtype) }
+    fn score_bytes(&self, rows: [usize; 2], heads: Heads, dtype: Dtype) -> usize {
+        if has_attention(heads, dtype.into()) { 0 } else { self.0.score_bytes(rows, heads, dtype) }
+    }
+
+    /// Sums of the gradient's product with B, in `f32`.
+    fn low_rank_bytes(&self, shape: [usize; 2], tokens: usize, rank: usize, dtype: Dtype) -> Option<usize> {
+        let is_taken = dtype == Dtype::Bf16 && rank <= MOST_RANK && shape.iter().all(|width| width.is_multiple_of(8));
+        let sums = shape[0].div_ceil(RANK_COLUMNS) * tokens * rank.next_multiple_of(RANK_MULTIPLE);
+        (is_taken && check::is_on("low_rank")).then_some(sums * size_of::<f32>())
+    }
+
+    /// The transposed matrix, and the other operand rounded.
+    fn eight_bit_bytes(&self, shape: [usize; 2], tokens: usize, dtype: Dtype) -> Option<usize> {
+        let is_aligned = shape.iter().all(|width| width.is_multiple_of(EIGHT_BIT_MULTIPLE));
+        let [out_features, in_features] = shape;
+        let bytes = out_features * in_features + tokens * out_features.max(in_features);
+        (dtype == Dtype::Bf16 && is_aligned && check::is_on("fp8")).then_some(bytes)
+    }
+
+    fn joins_outputs(&self, dtype: Dtype) -> bool {
+        dtype == Dtype::Bf16 && check::is_on("products")
     }
 
     fn delta_rule_numbers(&self, heads: DeltaHeads, dtype: Dtype) -> [usize; 2] {
@@ -143,12 +174,11 @@ impl Kernels for Sizes {
     }
 
     /// Logits and their gradient are one tensor.
-    fn bytes_per_logit(&self, activation_bytes: usize) -> usize {
-        let is_half = activation_bytes == size_of::<half::bf16>();
-        if is_half && check::is_on("cross_entropy") {
-            activation_bytes
+    fn bytes_per_logit(&self, dtype: Dtype) -> usize {
+        if dtype == Dtype::Bf16 && check::is_on("cross_entropy") {
+            dtype.num_bytes()
         } else {
-            self.0.bytes_per_logit(activation_bytes)
+            self.0.bytes_per_logit(dtype)
         }
     }
 }

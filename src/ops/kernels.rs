@@ -12,7 +12,7 @@ use burn_flex::Flex;
 
 use super::adamw::{State, Update, plain_adamw};
 use super::adamw_8bit::{Coded, plain_adamw_8bit};
-use super::attention::{Attended, CHUNK_BYTES, Heads, plain_attention, plain_attention_backward};
+use super::attention::{Attended, Heads, chunk_len, plain_attention, plain_attention_backward};
 use super::cached_attention::Held;
 use super::cpu_kernels::Cpu;
 use super::cross_entropy::{
@@ -134,6 +134,24 @@ pub trait Kernels: Debug + Send + Sync {
         true
     }
 
+    /// Temporary bytes in the backward of a low-rank update of a layer `[out_features, in_features]`; `None` where its
+    /// gradients are products in `f32`.
+    fn low_rank_bytes(&self, _shape: [usize; 2], _tokens: usize, _rank: usize, _dtype: Dtype) -> Option<usize> {
+        None
+    }
+
+    /// Temporary bytes of products with a matrix of this shape as E4M3 with one scale, as which it is kept; `None` where it is
+    /// decoded.
+    fn eight_bit_bytes(&self, _shape: [usize; 2], _tokens: usize, _dtype: Dtype) -> Option<usize> {
+        None
+    }
+
+    /// Whether the outputs of several layers of one input, and a gate's gradient and that of what it gates, share memory, which is
+    /// free when none of them is kept.
+    fn joins_outputs(&self, _dtype: Dtype) -> bool {
+        false
+    }
+
     /// Temporary numbers for each token in the backward of an attention, beside those of width `hidden_size`.
     fn attention_backward_numbers(&self, heads: Heads, dtype: Dtype) -> usize {
         // By head: operands, and in half precision also in `f32`; the gradients of keys and values are summed in `f32`. By
@@ -142,10 +160,11 @@ pub trait Kernels: Debug + Send + Sync {
         (4 + 2 * as_f32) * heads.query_width() + (2 + 2 * as_f32 + 2 * as_f32.max(1)) * heads.key_value_width()
     }
 
-    /// Temporary bytes for scores of which the matrix would have `all` bytes: a chunk, its exponentials and gradients.
-    fn score_bytes(&self, all: usize, heads: Heads, _dtype: Dtype) -> usize {
+    /// Temporary bytes for scores of rows `[rows, length]`: a chunk, its exponentials and gradients.
+    fn score_bytes(&self, [rows, length]: [usize; 2], heads: Heads, _dtype: Dtype) -> usize {
+        let of_chunk = rows * heads.num_heads * chunk_len([rows, length], heads) * length * size_of::<f32>();
         // The slope of a cap is as large.
-        (4 + usize::from(heads.soft_cap.is_some())) * all.min(CHUNK_BYTES)
+        (4 + usize::from(heads.soft_cap.is_some())) * of_chunk
     }
 
     /// Temporary numbers for each token in the forward and in the backward of a delta rule, beside its inputs and outputs.
@@ -165,8 +184,8 @@ pub trait Kernels: Debug + Send + Sync {
 
     /// Temporary bytes for each logit of a chunk of targets: logits and their gradient in the type of the activations; in f32
     /// the probabilities, those less the targets, and the gradient, which fusion leaves where a product is not fused.
-    fn bytes_per_logit(&self, activation_bytes: usize) -> usize {
-        2 * activation_bytes + 3 * size_of::<f32>()
+    fn bytes_per_logit(&self, dtype: Dtype) -> usize {
+        2 * dtype.num_bytes() + 3 * size_of::<f32>()
     }
 
     /// Target tokens whose logits exist at a time by default, for a head `[vocab_size, hidden_size]`.

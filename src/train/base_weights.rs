@@ -72,7 +72,7 @@ impl Workload<'_> {
     }
 
     /// Times that a step uses every weight: once for each micro-batch, or for all of them.
-    fn passes(&self) -> usize {
+    pub(super) fn passes(&self) -> usize {
         self.gradient_accumulation_steps / self.layered()
     }
 

@@ -220,6 +220,10 @@ fn suggestions(
                 settings.push(format!("train.gradient_checkpointing={gradient_checkpointing}"));
             }
             let (rows, of_rows) = of_rows(most_rows);
+            // Of fewer rows, a chunk of scores may be larger.
+            if !do_fit(rows) {
+                continue;
+            }
             settings.extend(of_rows);
             let suggestion = Suggestion { settings: settings.join(" "), peak_bytes: with_rows(rows).plan().peak_bytes };
             // Smaller weights are no gain unless they allow more rows.

@@ -151,12 +151,10 @@ impl Report {
         let flops_per_row = as_f64(num_sequences) * flops.of_full_row(row_length);
         let tokens_per_step = workload.rows * num_sequences * row_length * workload.gradient_accumulation_steps;
         // Recomputing the forward does not count as model FLOPs, but takes its time.
-        let num_blocks = workload.config.num_layers() - first;
         let checkpointing = workload.gradient_checkpointing;
         let recomputed =
             flops.of_second_forward(row_length, checkpointing.keeps_attention()) / flops.of_full_row(row_length);
-        let num_recomputed = checkpointing.num_recomputed(workload.config.num_layers()).saturating_sub(first);
-        let recomputation = 1.0 + recomputed * as_f64(num_recomputed) / as_f64(num_blocks.max(1));
+        let recomputation = 1.0 + recomputed * workload.share_recomputed();
         // So does a product with a decomposed weight; with dropout, there are three more of them.
         let products = if recipe.lora.lora_dropout > 0.0 { 3.0 } else { 1.0 };
         let recomputation = recomputation + 0.5 * products * workload.share_decomposed();

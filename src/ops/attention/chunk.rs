@@ -8,7 +8,15 @@ use crate::ops::product::{F32Products, matmul};
 use crate::spec::Heads;
 
 /// Bytes of `f32` scores that are made at a time.
-pub const CHUNK_BYTES: usize = 256 << 20;
+const CHUNK_BYTES: usize = 256 << 20;
+
+/// Queries of a row that are computed at a time, for rows `[rows, length]`: as many as [`CHUNK_BYTES`] allow, but 64 at
+/// least, rounded up to a power of two.
+#[must_use]
+pub fn chunk_len([rows, length]: [usize; 2], heads: Heads) -> usize {
+    let bytes_per_query = rows * heads.num_heads * length * size_of::<f32>();
+    (CHUNK_BYTES / bytes_per_query.max(1)).clamp(64.min(length), length).next_power_of_two().min(length)
+}
 
 /// A range of the queries of every row and the keys that any of them can see.
 #[derive(Clone, Debug)]
@@ -26,7 +34,7 @@ pub(in crate::ops) struct Chunk {
 }
 
 impl Chunk {
-    /// The chunks of a layer with such heads, of as many queries as [`CHUNK_BYTES`] allow.
+    /// The chunks of a layer with such heads, of [`chunk_len`] queries.
     ///
     /// `shape` are the number of rows and their length; `documents` are (start, length) in flat tokens.
     pub(in crate::ops) fn of(
@@ -35,10 +43,7 @@ impl Chunk {
         heads: Heads,
         device: &Device,
     ) -> Arc<[Self]> {
-        let [rows, length] = shape;
-        let bytes_per_query = rows * heads.num_heads * length * size_of::<f32>();
-        let len = (CHUNK_BYTES / bytes_per_query.max(1)).clamp(64.min(length), length).next_power_of_two().min(length);
-        Self::of_length(len, shape, documents, heads, device)
+        Self::of_length(chunk_len(shape, heads), shape, documents, heads, device)
     }
 
     pub(super) fn of_length(
@@ -123,4 +128,25 @@ fn first_keys([rows, length]: [usize; 2], documents: &[(usize, usize)], window: 
 fn range(x: &Tensor<4>, start: usize, len: usize) -> Tensor<4> {
     let x = x.clone();
     if len == x.dims()[2] { x } else { x.narrow(2, start, len) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::Dtype;
+    use crate::ops::kernels::plain;
+
+    #[test]
+    fn the_scores_of_a_chunk_are_those_that_are_planned() {
+        let heads =
+            Heads { num_heads: 16, num_kv_heads: 8, head_dim: 256, scale: 1.0, window: None, soft_cap: Some(50.0) };
+        // 341 queries would fill 256 MiB; of rows of 16,384 tokens 32.
+        for ([rows, length], len) in [([3, 4096], 512), ([8, 16_384], 64), ([2, 48], 48)] {
+            let chunks = Chunk::of([rows, length], &[(0, length)], heads, &Device::flex());
+            assert_eq!(chunks.iter().map(|chunk| chunk.len).max(), Some(len));
+            let scores = rows * 16 * len * length * 4;
+            let planned = plain(F32Products::OfDevice).score_bytes([rows, length], heads, Dtype::F32);
+            assert_eq!(planned, 5 * scores);
+        }
+    }
 }

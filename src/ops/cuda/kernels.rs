@@ -31,7 +31,7 @@ use burn_cubecl::tensor::CubeTensor;
 use sha2::{Digest as _, Sha256};
 
 use super::check::{self, KernelState};
-use super::{Sizes, has_attention, has_delta_rule};
+use super::{MOST_RANK, Sizes, has_attention, has_delta_rule};
 use crate::device::Dtype;
 use crate::ops::adamw::{State, Update};
 use crate::ops::adamw_8bit::Coded;
@@ -145,7 +145,7 @@ fn has_low_rank_of(x: &Tensor<2>, lora: Lora<&Tensor<2>>) -> bool {
     let ([rank, _], [out_features, _]) = (lora.matrices.a.dims(), lora.matrices.b.dims());
     // Their masks begin at row 0.
     let has_mask = lora.dropout.is_none_or(|dropout| dropout.first_row == 0);
-    has_mask && has(x, "low_rank") && rank <= low_rank::MOST_RANK && out_features.is_multiple_of(8)
+    has_mask && has(x, "low_rank") && rank <= MOST_RANK && out_features.is_multiple_of(8)
 }
 
 /// Whether cuBLASLt multiplies with a frozen matrix: it wants widths that are multiples of 16 bytes.
@@ -286,8 +286,20 @@ impl Kernels for Cuda {
         self.0.attention_backward_numbers(heads, dtype)
     }
 
-    fn score_bytes(&self, all: usize, heads: Heads, dtype: Dtype) -> usize {
-        self.0.score_bytes(all, heads, dtype)
+    fn score_bytes(&self, rows: [usize; 2], heads: Heads, dtype: Dtype) -> usize {
+        self.0.score_bytes(rows, heads, dtype)
+    }
+
+    fn low_rank_bytes(&self, shape: [usize; 2], tokens: usize, rank: usize, dtype: Dtype) -> Option<usize> {
+        self.0.low_rank_bytes(shape, tokens, rank, dtype)
+    }
+
+    fn eight_bit_bytes(&self, shape: [usize; 2], tokens: usize, dtype: Dtype) -> Option<usize> {
+        self.0.eight_bit_bytes(shape, tokens, dtype)
+    }
+
+    fn joins_outputs(&self, dtype: Dtype) -> bool {
+        self.0.joins_outputs(dtype)
     }
 
     fn delta_rule_numbers(&self, heads: DeltaHeads, dtype: Dtype) -> [usize; 2] {
@@ -306,8 +318,8 @@ impl Kernels for Cuda {
         self.0.most_targets(head)
     }
 
-    fn bytes_per_logit(&self, activation_bytes: usize) -> usize {
-        self.0.bytes_per_logit(activation_bytes)
+    fn bytes_per_logit(&self, dtype: Dtype) -> usize {
+        self.0.bytes_per_logit(dtype)
     }
 
     fn attention(&self, qkv: [&Tensor<2>; 3], layout: &Layout, heads: Heads) -> Attended {

@@ -11,6 +11,7 @@ use super::matrix::{aligned, dims, rows, scratch, stride};
 use super::products::{EightBits, multiply_eight_bits};
 use super::stream::{Launch, Module};
 use super::{check, one};
+use crate::ops::cuda::EIGHT_BIT_MULTIPLE;
 use crate::ops::custom::{Output, queue, side_by_side, spec};
 use crate::ops::linear::{Matrix, Weight};
 use crate::ops::quantised::{BlockScales, Coding, Quantised};
@@ -24,9 +25,6 @@ const NUMBERS: usize = 8;
 const BLOCKS: usize = 1024;
 /// Rows and columns of a block's part of a transpose.
 const TILE: usize = 64;
-/// What widths are multiples of.
-const ALIGNMENT: usize = 16;
-
 /// The matrices of the weights, if they are multiplied so with rows of `bf16`.
 pub(super) fn matrices<'a>(x: &Tensor<2>, weights: &[&'a Weight]) -> Option<Vec<&'a Quantised>> {
     let is_on = x.dtype() == DType::BF16 && check::is_on("fp8");
@@ -35,7 +33,7 @@ pub(super) fn matrices<'a>(x: &Tensor<2>, weights: &[&'a Weight]) -> Option<Vec<
             matrix.coding == Coding::Fp8
                 && matches!(matrix.scales, BlockScales::Plain(_))
                 && matrix.block_len >= matrix.shape[0] * matrix.shape[1]
-                && matrix.shape.iter().all(|width| width.is_multiple_of(ALIGNMENT))
+                && matrix.shape.iter().all(|width| width.is_multiple_of(EIGHT_BIT_MULTIPLE))
         }),
         _ => None,
     };

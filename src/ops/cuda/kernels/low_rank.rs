@@ -11,20 +11,18 @@ use burn_cubecl::tensor::CubeTensor;
 
 use super::matrix::{dims, rows, scratch, side_by_side, stride};
 use super::stream::{Launch, Module};
+use crate::ops::cuda::{MOST_RANK, RANK_COLUMNS, RANK_MULTIPLE};
 use crate::ops::custom::{self, Output, queue, spec};
 use crate::ops::dropout::{Dropout, mix};
 use crate::ops::low_rank::{Lora, LowRank};
 
 pub(super) static MODULE: Module = Module { name: "low_rank", ptx: include_str!("low_rank.ptx") };
 
-/// The largest rank.
-pub(super) const MOST_RANK: usize = 256;
-
 /// Threads of a block.
 const THREADS: usize = 256;
 /// Tokens and columns of a tile, and its bytes.
 const TOKENS: usize = 64;
-const COLUMNS: usize = 256;
+const COLUMNS: usize = RANK_COLUMNS;
 const TILE_BYTES: usize = 2 * TOKENS * COLUMNS;
 /// Columns of a factor that a block of a pass takes.
 const RANKS: usize = 64;
@@ -57,7 +55,7 @@ impl Factor {
 
 /// Columns of `x A^T` in memory: padding is zero.
 fn padded(rank: usize) -> usize {
-    rank.next_multiple_of(8)
+    rank.next_multiple_of(RANK_MULTIPLE)
 }
 
 /// Projections of one input whose matrices a launch takes together: of one rank, and at most three.
