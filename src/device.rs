@@ -32,6 +32,8 @@ use crate::util::panics::guarded;
 
 pub use cpu::{cpu_features, cpu_model_name, has_avx512, has_bf16_products, num_cpu_threads};
 pub use cuda_gpu::{CudaGpu, DriverLibrary};
+#[cfg(all(unix, feature = "cuda-llvm"))]
+pub use cuda_library::take_own_libraries;
 pub use dtype::Dtype;
 pub use error::DeviceError;
 pub use kind::DeviceKind;
@@ -103,11 +105,18 @@ pub(crate) fn open_after(name: &str, before: &dyn Fn(&CudaGpu)) -> Result<OpenDe
 
 fn open_auto(before: &dyn Fn(&CudaGpu)) -> Result<OpenDevice, DeviceError> {
     let mut refusals = Vec::new();
-    for kind in DeviceKind::ALL.into_iter().filter(|kind| kind.is_gpu() && kind.is_compiled_in()) {
-        match open_gpu(kind, 0, false, before) {
+    let kinds = DeviceKind::ALL.into_iter().filter(|kind| kind.is_gpu() && kind.is_compiled_in());
+    // CUDA may number an old GPU first.
+    let num = |kind| if kind == DeviceKind::Cuda { num_cuda_gpus().max(1) } else { 1 };
+    for (kind, ordinal) in kinds.flat_map(|kind| (0..num(kind)).map(move |ordinal| (kind, ordinal))) {
+        match open_gpu(kind, ordinal, false, before) {
             Ok(device) => return Ok(device),
             // A GPU that is present but does not work is an error: nobody wants days on the CPU instead.
-            Err(error @ (DeviceError::CannotCompute { .. } | DeviceError::Incomplete { .. })) => return Err(error),
+            Err(
+                error @ (DeviceError::CannotCompute { .. }
+                | DeviceError::Incomplete { .. }
+                | DeviceError::BrokenCudaDriver { .. }),
+            ) => return Err(error),
             Err(error) => refusals.push(error.short()),
         }
     }
@@ -151,7 +160,7 @@ fn open_gpu(
         before(gpu);
     }
     #[cfg(feature = "kernel-cache")]
-    kernel_cache::keep_between_runs();
+    kernel_cache::keep_between_runs(cuda.as_ref().and_then(|_| toolkit::compiler()));
     let Listed { device, name, is_software } = guarded(|| gpu_handle(kind, ordinal))
         .map_err(|panic| DeviceError::cannot_compute(kind, panic))?
         .filter(|listed| is_asked_for || !listed.is_software)
@@ -187,6 +196,26 @@ pub fn num_cuda_gpus() -> u32 {
     return cuda_driver::num_gpus().unwrap_or(0);
     #[cfg(not(feature = "cuda-llvm"))]
     0
+}
+
+/// UUIDs of the NVIDIA GPUs that this process sees, without a prefix; `None` if it cannot ask their driver.
+pub(crate) fn cuda_uuids() -> Option<Vec<String>> {
+    #[cfg(feature = "cuda-llvm")]
+    return (0..cuda_driver::num_gpus().ok()?).map(|ordinal| Some(cuda_driver::probe(ordinal).ok()?.uuid)).collect();
+    #[cfg(not(feature = "cuda-llvm"))]
+    None
+}
+
+/// Memory of a GPU that nobody uses, by its driver: with this process' context on it, which the GPU is opened for. `None` if the
+/// driver does not say.
+pub(crate) fn free_cuda_memory_bytes(ordinal: u32) -> Option<u64> {
+    #[cfg(feature = "cuda-llvm")]
+    return cuda_driver::free_memory_bytes(ordinal).ok();
+    #[cfg(not(feature = "cuda-llvm"))]
+    {
+        let _ = ordinal;
+        None
+    }
 }
 
 /// Loads NVRTC, which needs no GPU.

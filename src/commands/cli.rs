@@ -77,6 +77,8 @@ pub fn main() -> ExitCode {
     unsafe {
         crate::device::name_toolkit();
     }
+    #[cfg(all(unix, feature = "cuda-llvm"))]
+    crate::device::take_own_libraries();
     match parse(std::env::args_os()) {
         Ok(command) => {
             let code = ended(|| dispatch(&command));

@@ -4,7 +4,7 @@
 //! gives the GPU's UUID. By it NVML finds the same GPU, MIG slices included, for any `CUDA_VISIBLE_DEVICES` and
 //! `CUDA_DEVICE_ORDER`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use cudarc::driver::sys::CUdevice_attribute;
 use cudarc::driver::{DriverError, result, sys};
@@ -21,7 +21,7 @@ const NO_DRIVER_HINT: &str =
 ///
 /// If it cannot be loaded: why, in one line.
 pub(super) fn driver_library() -> Result<DriverLibrary, String> {
-    let cuda_version = ask(cuda_version)?;
+    let cuda_version = ask(cuda_version).map_err(|silence| silence.reason)?;
     Ok(DriverLibrary { path: loaded_from("/libcuda.so"), cuda_version })
 }
 
@@ -37,9 +37,28 @@ pub(super) fn loaded_from(part: &str) -> Option<PathBuf> {
 /// # Errors
 ///
 /// If it is missing or does not start.
-pub(super) fn num_gpus() -> Result<u32, String> {
+pub(super) fn num_gpus() -> Result<u32, DeviceError> {
     let count = ask(|| result::init().and_then(|()| result::device::get_count()))?;
     Ok(u32::try_from(count).unwrap_or(0))
+}
+
+/// Memory of a GPU that nobody uses, as its driver sees it. This process has its context on it already.
+///
+/// # Errors
+///
+/// If the driver does not say.
+pub(super) fn free_memory_bytes(ordinal: u32) -> Result<u64, DeviceError> {
+    let free = ask(|| {
+        let device = result::device::get(ordinal.cast_signed())?;
+        // SAFETY: `device` comes from cuDeviceGet, and what is retained is released.
+        unsafe {
+            result::ctx::set_current(result::primary_ctx::retain(device)?)?;
+            let free = result::mem_get_info();
+            result::primary_ctx::release(device)?;
+            free
+        }
+    })?;
+    Ok(free.0 as u64)
 }
 
 /// Finds a GPU by its number.
@@ -48,8 +67,7 @@ pub(super) fn num_gpus() -> Result<u32, String> {
 ///
 /// If the driver is missing, does not start, or sees no such GPU.
 pub(super) fn probe(ordinal: u32) -> Result<CudaGpu, DeviceError> {
-    let no_driver = |reason| DeviceError::NoCudaDriver { reason, hint: NO_DRIVER_HINT };
-    let num_gpus = num_gpus().map_err(no_driver)?;
+    let num_gpus = num_gpus()?;
     if ordinal >= num_gpus {
         let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok();
         let visible = visible.map(|value| format!(" (CUDA_VISIBLE_DEVICES is `{value}`)")).unwrap_or_default();
@@ -60,16 +78,35 @@ pub(super) fn probe(ordinal: u32) -> Result<CudaGpu, DeviceError> {
         };
         return Err(DeviceError::NoSuchCudaGpu { ordinal, num_gpus, visible, hint });
     }
-    ask(|| describe(ordinal)).map_err(no_driver)
+    Ok(ask(|| describe(ordinal))?)
+}
+
+/// Why the driver gives no answer.
+struct Silence {
+    reason: String,
+    /// It has a GPU, by the system's files.
+    is_broken: bool,
+}
+
+impl From<Silence> for DeviceError {
+    fn from(Silence { reason, is_broken }: Silence) -> Self {
+        if is_broken { Self::BrokenCudaDriver { reason } } else { Self::NoCudaDriver { reason, hint: NO_DRIVER_HINT } }
+    }
 }
 
 /// Calls the driver. cudarc loads it at the first call and panics if it is missing or lacks a function.
-fn ask<T>(call: impl FnOnce() -> Result<T, DriverError>) -> Result<T, String> {
+fn ask<T>(call: impl FnOnce() -> Result<T, DriverError>) -> Result<T, Silence> {
+    let missing = |reason| Silence { reason, is_broken: false };
     // SAFETY: loading NVIDIA's driver library runs its initialisers only.
     if !unsafe { sys::is_culib_present() } {
-        return Err("no CUDA driver on this machine (libcuda.so.1 cannot be loaded)".into());
+        return Err(missing("no CUDA driver on this machine (libcuda.so.1 cannot be loaded)".into()));
     }
-    guarded(call)?.map_err(|error| format!("the CUDA driver does not start: {:?}", error.0))
+    guarded(call).map_err(missing)?.map_err(|DriverError(error)| Silence {
+        reason: format!("the CUDA driver does not start: {error:?}"),
+        // `CUDA_VISIBLE_DEVICES` may hide them all.
+        is_broken: error != sys::CUresult::CUDA_ERROR_NO_DEVICE
+            && ["/dev/nvidiactl", "/dev/dxg"].iter().any(|file| Path::new(file).exists()),
+    })
 }
 
 /// Newest CUDA that the driver supports, major and minor.
@@ -99,6 +136,7 @@ fn describe(ordinal: u32) -> Result<CudaGpu, DriverError> {
         name: result::device::get_name(device)?,
         uuid: format_uuid(uuid),
         memory_bytes,
+        is_integrated: attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_INTEGRATED)? != 0,
         compute_capability: (
             attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
             attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,

@@ -24,6 +24,8 @@ pub struct CudaGpu {
     pub uuid: String,
     /// Its memory.
     pub memory_bytes: u64,
+    /// Whether its memory is the host's.
+    pub is_integrated: bool,
     /// Compute capability, major and minor.
     pub compute_capability: (u32, u32),
     /// Newest CUDA that the driver supports, major and minor.
@@ -90,6 +92,7 @@ pub(super) mod tests {
             ordinal: 1,
             name: "NVIDIA H200".into(),
             uuid: String::new(),
+            is_integrated: false,
             memory_bytes: 150_000_000_000,
             compute_capability: (9, 0),
             driver_cuda_version: (13, 0),

@@ -1,10 +1,15 @@
 //! Libraries of the CUDA toolkit that are not on the loader's path.
 
-use std::ffi::{CStr, CString, c_int, c_void};
+use std::ffi::{CStr, CString, OsStr, c_int, c_void};
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use sha2::{Digest as _, Sha256};
 
 use super::{CublasLibrary, NCCL_VARIABLE, NcclLibrary, cuda_driver, toolkit};
+use crate::util::files;
 use crate::util::panics::guarded;
 
 /// Loads cuBLASLt and asks its version, which needs no GPU.
@@ -78,28 +83,73 @@ impl NcclLibrary {
     }
 }
 
-/// Loads what has such names from the first of the toolkit's folders and pip's that has any. cudarc asks the loader for `libnvrtc.so.13` and
-/// its like, and NVRTC for `libnvrtc-builtins.so.13.0`: libraries with these names that are loaded already are then taken.
+/// Loads what has such names from the first of the toolkit's folders and pip's from which any can be. cudarc asks the loader for
+/// `libnvrtc.so.13` and its like, and NVRTC for `libnvrtc-builtins.so.13.0`: libraries with these names that are loaded already
+/// are then taken.
 pub(super) fn load(names: &[&str]) {
+    found(names).any(|paths| {
+        let handles = paths.iter().filter_map(|path| CString::new(path.as_os_str().as_bytes()).ok()).map(|path| {
+            // SAFETY: `path` ends in a null byte, and loading NVIDIA's library runs its initialisers only.
+            unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_LAZY) }
+        });
+        // All of them.
+        handles.filter(|handle| !handle.is_null()).count() > 0
+    });
+}
+
+/// The files with such names in each of the toolkit's folders and pip's that has any.
+fn found(names: &[&str]) -> impl Iterator<Item = Vec<PathBuf>> {
     let toolkit = super::find_toolkit()
         .into_iter()
         .flat_map(|toolkit| ["lib64", "lib", "targets/*/lib"].map(|folder| (toolkit.path.clone(), folder)));
     // A toolkit may be a compiler alone; pip spreads those before 13 over a folder for each package.
     let pip = toolkit::python_packages().into_iter();
     let pip = pip.flat_map(|packages| ["cu*/lib", "nccl/lib"].map(|folder| (packages.clone(), folder)));
-    toolkit.chain(pip).any(|(root, folder)| load_from(&root, folder, names));
+    let files = toolkit.chain(pip).map(|(root, folder)| {
+        let root = glob::Pattern::escape(&root.to_string_lossy());
+        let of_name = |name: &&str| glob::glob(&format!("{root}/{folder}/{name}")).into_iter().flatten().flatten();
+        names.iter().flat_map(of_name).collect::<Vec<_>>()
+    });
+    files.filter(|paths| !paths.is_empty())
 }
 
-/// Whether any was there.
-fn load_from(root: &Path, folder: &str, names: &[&str]) -> bool {
-    let root = glob::Pattern::escape(&root.to_string_lossy());
-    let mut is_there = false;
-    for name in names {
-        for path in glob::glob(&format!("{root}/{folder}/{name}")).into_iter().flatten().flatten() {
-            let Ok(path) = CString::new(path.as_os_str().as_bytes()) else { continue };
-            // SAFETY: `path` ends in a null byte, and loading NVIDIA's library runs its initialisers only.
-            is_there |= !unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_LAZY) }.is_null();
-        }
+/// Starts this program anew where the loader would take NVRTC or cuBLASLt from elsewhere than from the toolkit that is found, if
+/// that fits the driver: cudarc asks for `libnvrtc.so`, which the development files of another toolkit have, before
+/// `libnvrtc.so.13`.
+pub fn take_own_libraries() {
+    const VARIABLE: &str = "LD_LIBRARY_PATH";
+    const CACHE: &str = "/etc/ld.so.cache";
+
+    if !super::find_toolkit().is_some_and(|toolkit| toolkit.fits(toolkit::newest_cuda())) {
+        return;
     }
-    is_there
+    let own = |name: &'static str| Some((name, found(&[&format!("{name}*")]).next()?.swap_remove(0)));
+    let own: Vec<_> = ["libnvrtc.so", "libcublasLt.so"].into_iter().filter_map(own).collect();
+    let searched = std::env::var_os(VARIABLE).unwrap_or_default();
+    let searched: Vec<_> = std::env::split_paths(&searched).collect();
+    let loader_cache = std::fs::read(CACHE).unwrap_or_default();
+    // The cache has paths that end in null bytes.
+    let of_cache = |name: &str| {
+        let mut paths = loader_cache.split(|byte| *byte == 0).map(|path| Path::new(OsStr::from_bytes(path)));
+        paths.find(|path| path.is_absolute() && path.file_name() == Some(name.as_ref())).map(Path::to_owned)
+    };
+    let is_other = |(name, own): &(&str, PathBuf)| {
+        let first = searched.iter().map(|folder| folder.join(name)).find(|path| path.exists());
+        first.or_else(|| of_cache(name)).is_some_and(|other| other.canonicalize().ok() != own.canonicalize().ok())
+    };
+    let Some(cache) = files::cache_folder().filter(|_| own.iter().any(is_other)) else { return };
+    let digest = format!("{:x}", Sha256::digest(format!("{own:?}")));
+    let links = cache.join("cuda").join(&digest[..16]);
+    if searched.first() == Some(&links) || std::fs::create_dir_all(&links).is_err() {
+        return;
+    }
+    for (name, own) in &own {
+        // Other processes may make them too.
+        drop(std::os::unix::fs::symlink(own, links.join(name)));
+    }
+    let searched = std::env::join_paths(std::iter::once(links).chain(searched)).unwrap_or_default();
+    let (Ok(program), mut arguments) = (std::env::current_exe(), std::env::args_os()) else { return };
+    let name = arguments.next().unwrap_or_default();
+    // Returns only if that failed: what is loaded then, a check says.
+    drop(Command::new(program).arg0(name).args(arguments).env(VARIABLE, searched).exec());
 }

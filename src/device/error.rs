@@ -28,6 +28,15 @@ pub enum DeviceError {
         /// What to check.
         hint: &'static str,
     },
+    /// There is a GPU, and its CUDA driver does not start.
+    #[error(
+        "device `cuda`: {reason}\n  hint: `nvidia-smi` must work (after an update of the driver, start the machine anew); or use \
+         `--device cpu`"
+    )]
+    BrokenCudaDriver {
+        /// What the driver said.
+        reason: String,
+    },
     /// The driver or the CUDA toolkit is too old, does not fit, or lacks a part.
     #[error("device `cuda`: {problem}\n  hint: {remedy}; or use `--device cpu`")]
     Incomplete {

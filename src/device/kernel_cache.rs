@@ -4,11 +4,12 @@
 use cubecl_runtime::config::cache::CacheConfig;
 use cubecl_runtime::config::{CubeClRuntimeConfig, RuntimeConfig};
 
-/// Turns the caches on, in `cubecl` under the user's cache folder (`XDG_CACHE_HOME`, `~/.cache`). A `cubecl.toml` and
-/// `CubeCL`'s environment variables still apply and may name another folder.
+/// Turns the caches on, in `cubecl` under the user's cache folder (`XDG_CACHE_HOME`, `~/.cache`), with kernels of each
+/// `compiler` apart: an older driver refuses what a newer one's NVRTC made. A `cubecl.toml` and `CubeCL`'s environment
+/// variables still apply and may name another folder.
 ///
 /// Must be called before anything is computed on a GPU; later calls have no effect.
-pub(super) fn keep_between_runs() {
+pub(super) fn keep_between_runs(compiler: Option<String>) {
     let mut config = CubeClRuntimeConfig::from_current_dir().override_from_env();
     // Off by default.
     config.compilation.cache = true;
@@ -16,6 +17,11 @@ pub(super) fn keep_between_runs() {
     // started anywhere.
     if matches!(config.environment.path, CacheConfig::Target) {
         config.environment.path = CacheConfig::Global;
+    }
+    if let Some(compiler) =
+        compiler.filter(|_| config.environment.name == CubeClRuntimeConfig::default().environment.name)
+    {
+        config.environment.name = compiler;
     }
     CubeClRuntimeConfig::try_set(config);
 }

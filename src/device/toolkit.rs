@@ -3,6 +3,8 @@
 //! `CubeCL` compiles a kernel when it is first used and, where a part is missing, panics on a thread of its own. So the
 //! parts are looked for before, where people have them; [`name_toolkit`] tells `CubeCL`, which looks in few places.
 
+use std::fs::File;
+use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
@@ -80,6 +82,9 @@ pub struct ToolkitFile {
 pub struct Toolkit {
     /// Its folder.
     pub path: PathBuf,
+    /// The version of CUDA whose headers it has, major and minor.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub version: Option<(u32, u32)>,
     /// What [`KernelCompiler::OF_BUILD`] needs and the folder lacks.
     pub missing: Vec<ToolkitFile>,
 }
@@ -120,7 +125,7 @@ pub struct NcclLibrary {
 }
 
 /// Looks for the toolkit where a run on a GPU looks; `None` if there is none. It is the folder that `CUDA_PATH` names; or the
-/// first that lacks nothing, or else the first, of pip's packages beside this program, of those of distributions, of the
+/// first that lacks nothing and fits the driver, or else the first that lacks nothing, or the first, of pip's packages beside this program, of those of distributions, of the
 /// `nvcc` on the `PATH`, and of pip's packages in other environments of Python.
 #[must_use]
 pub fn find_toolkit() -> Option<Toolkit> {
@@ -135,11 +140,24 @@ pub fn find_toolkit() -> Option<Toolkit> {
     let own = own_packages().into_iter().filter_map(pip);
     let all = own.chain(places.map(|(root, _)| PathBuf::from(root))).chain(of_nvcc.map(Path::to_owned));
     let all = all.chain(python_packages().into_iter().filter_map(pip));
-    best(all.map(|path| toolkit(compiler, path)).collect())
+    best(all.map(|path| toolkit(compiler, path)).collect(), newest_cuda())
 }
 
-fn best(mut found: Vec<Toolkit>) -> Option<Toolkit> {
-    let index = found.iter().position(|toolkit| toolkit.missing.is_empty()).unwrap_or(0);
+impl Toolkit {
+    /// Whether it lacks nothing and is for a driver whose newest CUDA this is, as far as its version is known.
+    pub(super) fn fits(&self, newest: Option<(u32, u32)>) -> bool {
+        let is_new = |version| version >= OLDEST_CUDA && newest.is_none_or(|newest| version <= newest);
+        self.missing.is_empty() && self.version.is_none_or(is_new)
+    }
+}
+
+pub(super) fn newest_cuda() -> Option<(u32, u32)> {
+    super::driver_library().ok().map(|driver| driver.cuda_version)
+}
+
+fn best(mut found: Vec<Toolkit>, newest: Option<(u32, u32)>) -> Option<Toolkit> {
+    let fits = found.iter().position(|toolkit| toolkit.fits(newest));
+    let index = fits.or_else(|| found.iter().position(|toolkit| toolkit.missing.is_empty())).unwrap_or(0);
     (!found.is_empty()).then(|| found.swap_remove(index))
 }
 
@@ -148,7 +166,16 @@ fn toolkit(compiler: KernelCompiler, path: PathBuf) -> Toolkit {
     let (folders, files) = compiler.needs();
     let has = |needed: &ToolkitFile| folders.iter().any(|folder| path.join(folder).join(needed.file).is_file());
     let missing = files.iter().filter(|needed| !has(needed)).copied().collect();
-    Toolkit { path, missing }
+    let version = header_version(&path.join("include/cuda_runtime_api.h"));
+    Toolkit { path, version, missing }
+}
+
+/// The version of CUDA that a header is of.
+fn header_version(header: &Path) -> Option<(u32, u32)> {
+    let lines = BufReader::new(File::open(header).ok()?).lines().map_while(Result::ok);
+    let number =
+        lines.take(1000).find_map(|line| line.strip_prefix("#define CUDART_VERSION")?.trim().parse::<u32>().ok())?;
+    Some((number / 1000, number % 1000 / 10))
 }
 
 /// The first program of this name on the `PATH`.
@@ -190,6 +217,13 @@ pub unsafe fn name_toolkit() {
         // SAFETY: by the caller's promise.
         unsafe { std::env::set_var("CUDA_PATH", toolkit.path) };
     }
+}
+
+/// What compiles kernels, and its version: `nvrtc-13.0`; `None` where `CubeCL` keeps versions apart itself.
+#[cfg(feature = "kernel-cache")]
+pub(super) fn compiler() -> Option<String> {
+    let nvrtc = (KernelCompiler::OF_BUILD == KernelCompiler::Nvrtc).then(super::nvrtc_library)?;
+    nvrtc.ok().map(|nvrtc| format!("nvrtc-{}", dotted(nvrtc.version)))
 }
 
 /// Checks that kernels can be compiled for a GPU.
@@ -250,7 +284,7 @@ fn check(
         }
         Ok(None) => {}
     }
-    let Some(Toolkit { path, missing }) = toolkit else {
+    let Some(Toolkit { path, missing, .. }) = toolkit else {
         let places: Vec<_> = compiler.places().iter().map(|(root, _)| *root).collect();
         let problem = format!(
             "CUDA_PATH is not set, and there is no CUDA toolkit in {}, beside an nvcc on the PATH or in an environment of \
@@ -315,13 +349,19 @@ mod tests {
     }
 
     #[test]
-    fn a_complete_toolkit_is_taken_before_one_that_lacks_a_part() {
+    fn a_toolkit_that_fits_the_driver_is_taken_before_another_and_that_before_one_that_lacks_a_part() {
         let missing = KernelCompiler::Nvrtc.needs().1[..1].to_vec();
-        let [lacking, second, whole] = [("a", missing.clone()), ("b", missing), ("c", Vec::new())]
-            .map(|(path, missing)| Toolkit { path: path.into(), missing });
-        assert_eq!(best(vec![lacking.clone(), second.clone(), whole.clone()]), Some(whole));
-        assert_eq!(best(vec![lacking.clone(), second]), Some(lacking));
-        assert_eq!(best(Vec::new()), None);
+        let toolkit =
+            |path: &str, version, missing: &Vec<_>| Toolkit { path: path.into(), version, missing: missing.clone() };
+        let [lacking, second] = ["a", "b"].map(|path| toolkit(path, None, &missing));
+        let none = Vec::new();
+        let [old, fitting, newer] =
+            [("c", (12, 4)), ("d", (12, 8)), ("e", (13, 0))].map(|(path, version)| toolkit(path, Some(version), &none));
+        let best = |found: &[&Toolkit]| best(found.iter().copied().cloned().collect(), Some((12, 9)));
+        assert_eq!(best(&[&lacking, &second, &old, &newer, &fitting]), Some(fitting));
+        assert_eq!(best(&[&lacking, &newer, &old]), Some(newer));
+        assert_eq!(best(&[&lacking, &second]), Some(lacking));
+        assert_eq!(best(&[]), None);
     }
 
     #[test]

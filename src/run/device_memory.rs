@@ -6,7 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use super::inputs;
 use crate::config::GradientCheckpointing;
-use crate::device::{DeviceKind, OpenDevice};
+use crate::device::{DeviceKind, OpenDevice, free_cuda_memory_bytes};
 use crate::lora::targets::Selection;
 use crate::measure::telemetry::gpus::{self, Gpus};
 use crate::measure::telemetry::{NVML_LIBRARY_VARIABLE, available_host_memory_bytes, total_host_memory_bytes};
@@ -39,21 +39,24 @@ impl Resources {
         let Some(cuda) = &device.cuda else { return Self::default() };
         let library = std::env::var_os(NVML_LIBRARY_VARIABLE);
         let listed = gpus::list(library.as_deref()).unwrap_or_default();
-        Self::of_listed(&listed, &cuda.uuid, cuda.memory_bytes)
+        Self::of_listed(&listed, &cuda.uuid, cuda.memory_bytes, || {
+            if cuda.is_integrated { available_host_memory_bytes() } else { free_cuda_memory_bytes(cuda.ordinal) }
+        })
     }
 
-    /// Resources of the GPU, or of its slice, with this UUID. CUDA gives the UUID without a prefix.
-    fn of_listed(listed: &Gpus, uuid: &str, memory_bytes: u64) -> Self {
+    /// Resources of the GPU, or of its slice, with this UUID. CUDA gives the UUID without a prefix. `free_bytes` are asked for where
+    /// NVML does not list it, or not its memory: there is no NVML in some containers, and the memory may be the host's.
+    fn of_listed(listed: &Gpus, uuid: &str, memory_bytes: u64, free_bytes: impl FnOnce() -> Option<u64>) -> Self {
         let is_it =
             |listed: Option<&String>| listed.and_then(|listed| listed.split_once('-')).is_some_and(|it| it.1 == uuid);
         let gpu = listed.gpus.iter().find(|gpu| is_it(gpu.uuid.as_ref()));
         let slice = listed.gpus.iter().flat_map(|gpu| &gpu.mig_slices).find(|slice| is_it(slice.uuid.as_ref()));
         // This process already has its context on the GPU, and the plan includes that context.
         let free = |bytes: u64| (bytes + GPU_CONTEXT_BYTES as u64).min(memory_bytes);
-        let free_bytes = gpu.map_or_else(|| slice?.free_memory_bytes, |gpu| gpu.free_memory_bytes);
+        let listed_bytes = gpu.map_or_else(|| slice?.free_memory_bytes, |gpu| gpu.free_memory_bytes);
         Self {
             memory_bytes: Some(memory_bytes),
-            free_memory_bytes: free_bytes.map(free),
+            free_memory_bytes: listed_bytes.or_else(free_bytes).map(free),
             power_limit_watts: gpu.and_then(|gpu| gpu.power_limit_watts),
         }
     }
@@ -167,20 +170,21 @@ mod tests {
             ..GpuInfo::default()
         };
         let listed = Gpus { gpus: vec![gpu("GPU-0a", 1 << 30), gpu("GPU-0b", 60 << 30)], ..Gpus::default() };
-        let found = Resources::of_listed(&listed, "0b", 80 << 30);
+        let found = Resources::of_listed(&listed, "0b", 80 << 30, || None);
         let free_memory_bytes = Some((60 << 30) + (500 << 20));
         let expected = Resources { memory_bytes: Some(80 << 30), free_memory_bytes, power_limit_watts: Some(350.0) };
         assert_eq!((found, found.usable_bytes()), (expected, free_memory_bytes));
         // No process uses the GPU: adding the context must not exceed its memory.
         let idle = Gpus { gpus: vec![gpu("GPU-0a", 80 << 30)], ..Gpus::default() };
-        assert_eq!(Resources::of_listed(&idle, "0a", 80 << 30).usable_bytes(), Some(80 << 30));
-        let unknown = Resources::of_listed(&listed, "0c", 10 << 30);
-        assert_eq!((unknown.free_memory_bytes, unknown.usable_bytes()), (None, Some(10 << 30)));
+        assert_eq!(Resources::of_listed(&idle, "0a", 80 << 30, || None).usable_bytes(), Some(80 << 30));
+        let unknown = |free| Resources::of_listed(&listed, "0c", 10 << 30, || free);
+        assert_eq!((unknown(None).free_memory_bytes, unknown(None).usable_bytes()), (None, Some(10 << 30)));
+        assert_eq!(unknown(Some(1 << 30)).usable_bytes(), Some((1 << 30) + (500 << 20)));
         // The power limit is that of the whole card.
         let mig_slices =
             vec![MigSlice { uuid: Some("MIG-0c".into()), free_memory_bytes: Some(4 << 30), ..MigSlice::default() }];
         let sliced = Gpus { gpus: vec![GpuInfo { mig_slices, ..gpu("GPU-0a", 1 << 30) }], ..Gpus::default() };
-        let slice = Resources::of_listed(&sliced, "0c", 10 << 30);
+        let slice = Resources::of_listed(&sliced, "0c", 10 << 30, || None);
         assert_eq!((slice.usable_bytes(), slice.power_limit_watts), (Some((4 << 30) + (500 << 20)), None));
     }
 

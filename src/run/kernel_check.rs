@@ -30,7 +30,9 @@ pub(crate) fn open(name: &str) -> Result<OpenDevice, DeviceError> {
         }
         let library = device::cublas_library().ok();
         let build = (env!("CARGO_PKG_VERSION"), option_env!("LORA_TRAIN_GIT_COMMIT"), cuda::digest());
-        let key = serde_json::json!([gpu.label(), gpu.driver_cuda_version, library, build]).to_string();
+        // Each build of the driver compiles the kernels anew.
+        let driver = std::fs::read_to_string("/proc/driver/nvidia/version").ok();
+        let key = serde_json::json!([gpu.label(), driver, library, build]).to_string();
         cuda::leave_alone(kept_or(files::cache_folder().as_deref(), key, || compared(gpu.ordinal)));
     })?;
     // A plan counts on those that are used.
@@ -87,14 +89,29 @@ fn problems(compared: Vec<Compared>) -> Problems {
     problems
 }
 
-/// `lora-train doctor --kernels` in a process of its own; `None` if it could not use the GPU, which may admit one
-/// process only, another than these, or have no memory left.
+/// What [`compared_by`] finds. After a kernel that ends all computing in its process, the others are compared without it.
 fn compared(ordinal: u32) -> Result<Option<Vec<Compared>>, String> {
+    let (mut asked, mut ended) = ("all".to_owned(), Vec::new());
+    loop {
+        let Some(mut found) = compared_by(ordinal, &asked)? else { return Ok(None) };
+        let last = found.iter().position(|row| row.problem.as_deref().is_some_and(faults::is_lasting));
+        let Some(last) = last.filter(|_| ended.len() < cuda::NAMES.len()) else {
+            ended.extend(found);
+            return Ok(Some(ended));
+        };
+        asked += &format!(",-{}", found[last].kernel);
+        ended.push(found.swap_remove(last));
+    }
+}
+
+/// `lora-train doctor --kernels` in a process of its own, with such kernels; `None` if it could not use the GPU, which may
+/// admit one process only, another than these, or have no memory left.
+fn compared_by(ordinal: u32, kernels: &str) -> Result<Option<Vec<Compared>>, String> {
     let failed = |error: &dyn std::fmt::Display| format!("the kernels could not be compared: {error}");
     let program = std::env::current_exe().map_err(|error| failed(&error))?;
     let mut command = Command::new(program);
     command.args(["doctor", "--json", "--kernels", &format!("cuda:{ordinal}")]);
-    command.env(KERNELS_VARIABLE, "all").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+    command.env(KERNELS_VARIABLE, kernels).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
     let mut child = command.spawn().map_err(|error| failed(&error))?;
     let started = Instant::now();
     let status = loop {
@@ -115,7 +132,8 @@ fn compared(ordinal: u32) -> Result<Option<Vec<Compared>>, String> {
         .map(|mut stdout| stdout.read_to_string(&mut text))
         .transpose()
         .map_err(|error| failed(&error))?;
-    if status.code().is_some_and(|code| code != 0) {
+    // Ended as one whose arguments name no device that it can use.
+    if status.code() == Some(2) {
         return Ok(None);
     }
     let found: Result<Vec<Compared>, _> = serde_json::from_str(&text);

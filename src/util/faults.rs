@@ -147,7 +147,7 @@ fn is_about_device(text: &str) -> bool {
 }
 
 /// Whether the device computes nothing more.
-fn is_lasting(text: &str) -> bool {
+pub(crate) fn is_lasting(text: &str) -> bool {
     let is_named = cuda_error(text).is_some_and(|name| LASTING.iter().any(|(_, lasting)| *lasting == name));
     is_named || numbered_error(text).is_some()
 }

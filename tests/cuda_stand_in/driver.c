@@ -77,6 +77,7 @@ void start(void) {
     if (!strcmp(t, "first")) cfg.clock = FIRST;
     cfg.fault_code = ILLEGAL_ADDRESS;
     sscanf(env("STAND_IN_FAULT_AT", "0"), "%d:%d", &cfg.fault_at, &cfg.fault_code);
+    cfg.fault_in = env("STAND_IN_FAULT_IN", "");
     cfg.sums = atoi(env("STAND_IN_SUMS", "0"));
     cfg.refuse_at = atoi(env("STAND_IN_REFUSE_AT", "0"));
     cfg.oom_at = atoi(env("STAND_IN_OOM_AT", "0"));

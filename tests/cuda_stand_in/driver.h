@@ -25,6 +25,7 @@ typedef struct Settings {
     int major, minor, driver, fault_at, fault_code, oom_at, refuse_at, sums, sms, shared_optin, shared_sm;
     int lazy, execute, check, quiet, poison, exclusive, num_gpus;
     u64 memory, seed, tools;
+    const char *fault_in;
     char home[1024], dir[1024], ptxas[1024], cc[256];
     enum { REAL, RANDOM, CONSTANT, MODEL, FIRST } clock;
     double launch_s;

@@ -79,7 +79,8 @@ void run_kernel(Op *op) {
     if (k->is_probe && cfg.clock != REAL) usleep(20000);
     if (!is_run(op)) return;
     go_first();
-    if (++num_executed == (u64)cfg.fault_at) { fault(cfg.fault_code, "asked for by STAND_IN_FAULT_AT"); return; }
+    int is_bad = *cfg.fault_in && strstr(k->name, cfg.fault_in);
+    if (++num_executed == (u64)cfg.fault_at || is_bad) { fault(cfg.fault_code, "asked for by STAND_IN_FAULT_*"); return; }
     struct sigaction old_segv, old_bus, act;
     memset(&act, 0, sizeof act);
     act.sa_sigaction = on_fault;

@@ -43,7 +43,9 @@ fn driver(listed: &Result<Gpus, String>, visible: Option<&str>) -> Section {
     if let Some((major, minor)) = gpus.cuda_version {
         section.fact("cuda", format!("{major}.{minor}"));
     }
-    let is_visible = |index, gpu: &GpuInfo| visible.is_none_or(|visible| gpu.is_visible(index, visible));
+    let seen = visible.and_then(|_| device::cuda_uuids());
+    let is_visible =
+        |index, gpu: &GpuInfo| visible.is_none_or(|visible| gpu.is_visible(index, visible, seen.as_deref()));
     let values = gpus.gpus.iter().enumerate().map(|(index, gpu)| {
         let mut value = serde_json::to_value(gpu).unwrap_or_default();
         value["visible"] = is_visible(index, gpu).into();
@@ -123,10 +125,11 @@ fn cuda_libraries() -> Section {
         }
     }
     let toolkit = device::find_toolkit();
-    let text = toolkit.as_ref().map_or("not found (CUDA_PATH names one)".into(), |Toolkit { path, missing }| {
-        let missing = missing.iter().map(|missing| format!(", without {} ({})", missing.file, missing.package));
-        path.display().to_string() + &missing.collect::<String>()
-    });
+    let text =
+        toolkit.as_ref().map_or("not found (CUDA_PATH names one)".into(), |Toolkit { path, missing, .. }| {
+            let missing = missing.iter().map(|missing| format!(", without {} ({})", missing.file, missing.package));
+            path.display().to_string() + &missing.collect::<String>()
+        });
     section.figure("toolkit", serde_json::json!(toolkit), text);
     section
 }

@@ -55,16 +55,19 @@ pub struct MigSlice {
 
 impl GpuInfo {
     /// Whether CUDA sees this GPU, NVML's number `index`, or a slice of it when `CUDA_VISIBLE_DEVICES` is `visible`.
-    /// CUDA numbers GPUs as NVML does if `CUDA_DEVICE_ORDER` is `PCI_BUS_ID` or all GPUs are alike.
+    /// `seen` are the UUIDs of those that it sees, without a prefix. Where it cannot be asked, it is taken to number GPUs as
+    /// NVML does, which holds if `CUDA_DEVICE_ORDER` is `PCI_BUS_ID` or all GPUs are alike.
     #[must_use]
-    pub fn is_visible(&self, index: usize, visible: &str) -> bool {
+    pub fn is_visible(&self, index: usize, visible: &str, seen: Option<&[String]>) -> bool {
+        let mut uuids = self.uuid.iter().chain(self.mig_slices.iter().filter_map(|slice| slice.uuid.as_ref()));
+        if let Some(seen) = seen {
+            return uuids.any(|uuid| seen.iter().any(|seen| uuid.split_once('-').is_some_and(|uuid| uuid.1 == seen)));
+        }
         visible.split(',').map(str::trim).any(|name| match name.parse::<usize>() {
             Ok(number) => number == index,
             Err(_) => {
-                self.uuid.iter().chain(self.mig_slices.iter().filter_map(|slice| slice.uuid.as_ref())).any(|uuid| {
-                    let is_uuid = name.starts_with("GPU-") || name.starts_with("MIG-");
-                    is_uuid && uuid.starts_with(name)
-                })
+                let is_uuid = name.starts_with("GPU-") || name.starts_with("MIG-");
+                is_uuid && uuids.clone().any(|uuid| uuid.starts_with(name))
             }
         })
     }
@@ -123,10 +126,15 @@ mod tests {
         let slice = MigSlice { uuid: Some("MIG-0123-4567".into()), ..MigSlice::default() };
         let gpu = GpuInfo { uuid: Some("GPU-ffee-ddcc".into()), mig_slices: vec![slice], ..GpuInfo::default() };
         for visible in ["1", "0,1", "2, 1", "GPU-ffee", "GPU-0011,GPU-ffee-ddcc", "MIG-0123-4567"] {
-            assert!(gpu.is_visible(1, visible), "{visible}");
+            assert!(gpu.is_visible(1, visible, None), "{visible}");
         }
         for visible in ["", "-1", "0", "11", "GPU-0011", "MIG-4567", "none"] {
-            assert!(!gpu.is_visible(1, visible), "{visible}");
+            assert!(!gpu.is_visible(1, visible, None), "{visible}");
         }
+        // What CUDA sees counts, whatever the number.
+        for seen in ["ffee-ddcc", "0123-4567"] {
+            assert!(gpu.is_visible(1, "0", Some(&[seen.to_owned()])), "{seen}");
+        }
+        assert!(!gpu.is_visible(1, "1", Some(&["0011-2233".to_owned()])));
     }
 }

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use burn::tensor::{Bytes, DType, Device, Tensor};
 
-use super::{IS_HOPPER_ASIDE, LEAST_MAJOR, decode, gpu_of, one, stream};
+use super::{IS_HOPPER_ASIDE, LEAST_MAJOR, decode, gpu_of, one, state, stream};
 use crate::ops::adamw::{State, Update, adamw};
 use crate::ops::adamw_8bit::{Coded, adamw_8bit};
 use crate::ops::attention::{Heads, attention, attention_backward};
@@ -42,20 +42,26 @@ pub fn self_check(device: &Device) -> Vec<Compared> {
         heads.into_iter().flat_map(move |(head_dim, window)| {
             let heads = Heads { num_heads: 6, num_kv_heads: 2, head_dim, scale: 0.125, window, soft_cap: None };
             let of = |device: &Device, dtype| attend(device, dtype, heads);
-            let of_gpu = guarded(|| of(device, DType::BF16)).and_then(|found| found);
             let what = format!("heads of {head_dim}, window {window:?}");
-            compare(kernel, &what, of_gpu, &of(cpu, DType::F32).unwrap_or_default())
+            compare(
+                kernel,
+                &what,
+                tried(|| of(device, DType::BF16)),
+                &tried(|| of(cpu, DType::F32)).unwrap_or_default(),
+            )
         })
     };
     // Old GPUs have products alone, and none in bf16.
     let is_old = gpu_of(device).is_some_and(|gpu| stream::major(gpu) < LEAST_MAJOR);
     let half = if is_old { DType::F16 } else { DType::BF16 };
     let other = |(kernel, of): (&str, Of)| {
-        let of_gpu = guarded(|| of(device, half)).and_then(|found| found);
-        compare(kernel, kernel, of_gpu, &of(cpu, DType::F32).unwrap_or_default())
+        compare(kernel, kernel, tried(|| of(device, half)), &tried(|| of(cpu, DType::F32)).unwrap_or_default())
     };
+    // Decides which are used.
+    let _ = state(device);
+    let is_on = |(kernel, _): &(&str, Of)| check::is_on(kernel);
     let products: [(&str, Of); 2] = [("products", layer), ("products", batches)];
-    let mut compared: Vec<_> = products.into_iter().flat_map(other).collect();
+    let mut compared: Vec<_> = products.into_iter().filter(is_on).flat_map(other).collect();
     if is_old {
         return compared;
     }
@@ -66,8 +72,12 @@ pub fn self_check(device: &Device) -> Vec<Compared> {
         compared.extend(other(("experts_hopper", mixture)));
     }
     IS_HOPPER_ASIDE.store(true, Ordering::Relaxed);
-    compared.extend(of_heads("attention"));
-    compared.extend(other(("experts", mixture)));
+    if check::is_on("attention") {
+        compared.extend(of_heads("attention"));
+    }
+    if check::is_on("experts") {
+        compared.extend(other(("experts", mixture)));
+    }
     IS_HOPPER_ASIDE.store(false, Ordering::Relaxed);
     if check::is_decided_on("fp8") {
         compared.extend(other(("fp8", eight_bits)));
@@ -83,14 +93,21 @@ pub fn self_check(device: &Device) -> Vec<Compared> {
         ("swiglu", gated),
         ("cross_entropy", loss),
     ];
-    compared.extend(others.into_iter().flat_map(other));
-    let of_gpu = guarded(|| updated(device)).and_then(|found| found);
-    compared.extend(compare("optimizer", "optimizer", of_gpu, &updated(cpu).unwrap_or_default()));
+    compared.extend(others.into_iter().filter(is_on).flat_map(other));
+    if check::is_on("optimizer") {
+        let [of_gpu, of_cpu] = [device, cpu].map(|device| tried(|| updated(device)));
+        compared.extend(compare("optimizer", "optimizer", of_gpu, &of_cpu.unwrap_or_default()));
+    }
     compared
 }
 
 /// Results with their names.
 type Results = Vec<(&'static str, Vec<f32>)>;
+
+/// Results, or why there are none: the fault of the GPU, rather than what followed from it.
+fn tried(of: impl FnOnce() -> Result<Results, String>) -> Result<Results, String> {
+    guarded(of).and_then(|found| found).map_err(|problem| faults::take().unwrap_or(problem))
+}
 
 /// Results on a device, of activations in a type.
 type Of = fn(&Device, DType) -> Result<Results, String>;
