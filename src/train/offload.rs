@@ -36,8 +36,10 @@ pub struct HostParking {
 #[derive(Debug)]
 enum Job {
     /// Copy from the device. CubeCL's data are a promise to read the tensor's memory, which keeps it from being freed but
-    /// not from being the output of an operation in place. While the tensor itself is held, none takes its memory.
-    Leave(TensorData, Box<Tensor<2>>, Sender<Copied>),
+    /// not from being the output of an operation in place. While the tensor itself is held, none takes its memory. Another
+    /// thread waits for what computes a tensor up to where its memory was taken, which later operations may have written: so
+    /// the promise of a result behind them is read first.
+    Leave(Box<[TensorData; 2]>, Box<Tensor<2>>, Sender<Copied>),
     /// Move to the memory that the device reads fastest.
     Return(Receiver<Copied>, Sender<Copied>),
 }
@@ -72,8 +74,9 @@ impl HostParking {
     pub fn park(&self, tensor: Tensor<2>) -> Parked {
         let (done, data) = mpsc::channel();
         // On a GPU this queues the computation of the tensor, and copies nothing yet.
-        match tensor.clone().try_into_data() {
-            Ok(data) => self.send(Job::Leave(data, Box::new(tensor), done)),
+        let behind = tensor.clone().narrow(0, 0, 1).narrow(1, 0, 1).neg().try_into_data();
+        match behind.and_then(|behind| Ok([behind, tensor.clone().try_into_data()?])) {
+            Ok(promises) => self.send(Job::Leave(Box::new(promises), Box::new(tensor), done)),
             Err(error) => faults::throw(&error.to_string(), WHAT),
         }
         Parked { device: self.device.clone(), data }
@@ -121,10 +124,11 @@ impl Parked {
 fn work(jobs: &Receiver<Job>, device: &Device) {
     for job in jobs {
         match job {
-            Job::Leave(data, tensor, done) => {
+            Job::Leave(promises, tensor, done) => {
+                let [behind, data] = *promises;
                 // CubeCL reads its bytes at the first access and holds the device memory as long as the bytes live. Our
                 // own copy releases it.
-                let copy = guarded(|| copied(data.as_bytes()));
+                let copy = guarded(|| (behind.as_bytes().len(), copied(data.as_bytes())).1);
                 let copy = copy.map(|copy| TensorData::from_bytes_vec(copy, data.shape().clone(), data.dtype()));
                 drop((data, tensor));
                 let _ = done.send(copy);

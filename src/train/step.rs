@@ -310,8 +310,12 @@ impl TrainStep {
     #[must_use]
     pub fn lay_out(&self, batch: &Batch) -> Option<Inputs> {
         self.first_page.get_or_init(|| make_first_page(&self.model, self.loss_chunk, batch.num_tokens()));
-        let is_noisy = self.trained.adapters().dropout > 0.0 || self.neftune_noise_alpha.is_some();
-        Inputs::new(&self.model, batch, is_noisy)
+        Inputs::new(&self.model, batch, self.is_noisy())
+    }
+
+    /// Whether what a token gets depends on its place among those of the micro-batch.
+    fn is_noisy(&self) -> bool {
+        self.trained.adapters().dropout > 0.0 || self.neftune_noise_alpha.is_some()
     }
 
     /// Forward of micro-batches, block by block, with their losses.

@@ -508,8 +508,9 @@ FULL = True
 LANES = {
     "ranks": [
         Check("ranks-nccl", two_ranks("NCCL", {"STAND_IN_ORDER": "lazy"}, ["summed by NCCL 2.27.3", '"gradients_summed_by": "NCCL 2.27.3"'])),
-        # Of a micro-batch that is cut, both halves have the loss scale of the whole.
-        Check("ranks-f16", two_ranks("f16, cut between rows", {"STAND_IN_ORDER": "lazy"}, [], "f16", ("lora.r=64",)), precision="f16"),
+        # Of a micro-batch that is cut, both halves have the loss scale and the dropout of the whole, whose rows are padded.
+        Check("ranks-f16", two_ranks("f16, cut between rows", {"STAND_IN_ORDER": "lazy"}, [], "f16",
+                                     ("lora.r=64", "data.packing=false", "lora.lora_dropout=0.5")), precision="f16"),
         Check("ranks-one-gpu", two_ranks("two ranks of one GPU", {"CUDA_VISIBLE_DEVICES": "0"}, [
             "through host memory: ranks 0 and 1 have the same GPU", '"gradients_summed_by": "Open MPI'])),
         Check("ranks-nccl-fails", ranks_end("a sum that fails", "sum", "remote process exited", 60)),

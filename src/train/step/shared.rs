@@ -1,5 +1,6 @@
 //! A step that several ranks share.
 
+use std::borrow::Cow;
 use std::time::Instant;
 
 use super::TrainStep;
@@ -27,13 +28,16 @@ impl TrainStep {
         let own = shares(&batches, self.ranks.size()).swap_remove(self.ranks.rank());
         let lay_out = |part: &Part| {
             let whole = &batches[part.micro_batch];
+            // With the noise that its tokens have where one rank takes it whole.
+            let is_padded = self.is_noisy() && self.model.place().pads_rows();
+            let placed = if is_padded { Cow::Owned(whole.padded()) } else { Cow::Borrowed(whole) };
             let origin = Origin {
                 number: self.num_micro_batches + part.micro_batch as u64,
-                first_token: whole.row_lengths[..part.rows.start].iter().sum(),
+                first_token: placed.row_lengths[..part.rows.start].iter().sum(),
                 longest_row: whole.row_lengths.iter().copied().max().unwrap_or(0),
                 num_targets: whole.targets.len(),
             };
-            Some(self.lay_out(&whole.part(part.rows.clone()))?.with_origin(origin))
+            Some(self.lay_out(&placed.part(part.rows.clone()))?.with_origin(origin))
         };
         let inputs: Vec<_> = own.iter().filter_map(lay_out).collect();
         self.num_left = Some(inputs.len());
