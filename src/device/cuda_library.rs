@@ -118,6 +118,7 @@ fn found(names: &[&str]) -> impl Iterator<Item = Vec<PathBuf>> {
 /// `libnvrtc.so.13`.
 pub fn take_own_libraries() {
     const VARIABLE: &str = "LD_LIBRARY_PATH";
+    const STARTED_ANEW: &str = "LORA_TRAIN_LIBRARIES";
     const CACHE: &str = "/etc/ld.so.cache";
 
     if !super::find_toolkit().is_some_and(|toolkit| toolkit.fits(toolkit::newest_cuda())) {
@@ -126,7 +127,8 @@ pub fn take_own_libraries() {
     let own = |name: &'static str| Some((name, found(&[&format!("{name}*")]).next()?.swap_remove(0)));
     let own: Vec<_> = ["libnvrtc.so", "libcublasLt.so"].into_iter().filter_map(own).collect();
     let searched = std::env::var_os(VARIABLE).unwrap_or_default();
-    let searched: Vec<_> = std::env::split_paths(&searched).collect();
+    // An empty one would be the current folder.
+    let searched: Vec<_> = std::env::split_paths(&searched).filter(|folder| !folder.as_os_str().is_empty()).collect();
     let loader_cache = std::fs::read(CACHE).unwrap_or_default();
     // The cache has paths that end in null bytes.
     let of_cache = |name: &str| {
@@ -140,16 +142,18 @@ pub fn take_own_libraries() {
     let Some(cache) = files::cache_folder().filter(|_| own.iter().any(is_other)) else { return };
     let digest = format!("{:x}", Sha256::digest(format!("{own:?}")));
     let links = cache.join("cuda").join(&digest[..16]);
-    if searched.first() == Some(&links) || std::fs::create_dir_all(&links).is_err() {
+    // Once: the loader ignores the variable for programs with privileges.
+    let is_done = std::env::var_os(STARTED_ANEW).is_some_and(|by| links == by);
+    if is_done || std::fs::create_dir_all(&links).is_err() {
         return;
     }
     for (name, own) in &own {
         // Other processes may make them too.
         drop(std::os::unix::fs::symlink(own, links.join(name)));
     }
-    let searched = std::env::join_paths(std::iter::once(links).chain(searched)).unwrap_or_default();
+    let searched = std::env::join_paths(std::iter::once(links.clone()).chain(searched)).unwrap_or_default();
     let (Ok(program), mut arguments) = (std::env::current_exe(), std::env::args_os()) else { return };
     let name = arguments.next().unwrap_or_default();
     // Returns only if that failed: what is loaded then, a check says.
-    drop(Command::new(program).arg0(name).args(arguments).env(VARIABLE, searched).exec());
+    drop(Command::new(program).arg0(name).args(arguments).env(VARIABLE, searched).env(STARTED_ANEW, links).exec());
 }

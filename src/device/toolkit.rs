@@ -125,8 +125,8 @@ pub struct NcclLibrary {
 }
 
 /// Looks for the toolkit where a run on a GPU looks; `None` if there is none. It is the folder that `CUDA_PATH` names; or the
-/// first that lacks nothing and fits the driver, or else the first that lacks nothing, or the first, of pip's packages beside this program, of those of distributions, of the
-/// `nvcc` on the `PATH`, and of pip's packages in other environments of Python.
+/// first that lacks nothing and fits the driver, or else the first that lacks nothing, or the first, of pip's packages beside
+/// this program, of those of distributions, of the `nvcc` on the `PATH`, and of pip's packages in other environments of Python.
 #[must_use]
 pub fn find_toolkit() -> Option<Toolkit> {
     let compiler = KernelCompiler::OF_BUILD;
