@@ -10,7 +10,7 @@ use crate::spec::Heads;
 /// Bytes of `f32` scores that are made at a time.
 const CHUNK_BYTES: usize = 256 << 20;
 
-/// Queries of a row that are computed at a time, for rows `[rows, length]`: as many as [`CHUNK_BYTES`] allow, but 64 at
+/// Queries of a row that are computed at a time, for rows `[rows, length]`: as many as fill 256 MiB with scores, but 64 at
 /// least, rounded up to a power of two.
 #[must_use]
 pub fn chunk_len([rows, length]: [usize; 2], heads: Heads) -> usize {
