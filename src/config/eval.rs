@@ -22,7 +22,7 @@ section! {
         /// What makes an evaluation better than another, for adapter-best/ and early stopping: "loss"; "score", that of
         /// [eval.task]; of preferences "accuracy" or "margin"; of "grpo" "reward". Default: "loss", of "grpo" "reward".
         metric_for_best: Option<BestBy> = None => optional_choice() like "loss", ["metric_for_best_model"];
-        /// Stop after so many evaluations that were no better. Default: never.
+        /// Stop after so many evaluations that were no better; adapter/ is then the best one. Default: never.
         early_stopping_patience: Option<usize> = None => optional_count(1..) like 3,
             ["early_stopping", "patience", "early_stop_patience", "early_stopping_rounds"];
         /// Prompts answered at every evaluation, into samples.jsonl.

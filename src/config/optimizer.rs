@@ -14,7 +14,7 @@ section! {
         /// `"schedule_free_adamw"`, for `lr_scheduler = "constant"`, whose average is evaluated and written; or "muon".
         name: OptimizerName = OptimizerName::Adamw => choice(), OtherStates,
             ["optim", "optimizer_type", "type", "_component_", "optimizer_name", "optimizer"];
-        /// Peak learning rate. Where `[objective]` is one of preferences, the default is 1e-5.
+        /// Peak learning rate. Default: 2e-4; of preferences and "grpo" 1e-5, of "reward" 1e-4.
         learning_rate: f64 = 2e-4 => number((Bound::Excluded(0.0), Bound::Included(1.0))),
             ["lr", "max_lr", "peak_lr", "base_lr", "learning_rate_init"];
         /// Decoupled weight decay; of "sgd" it is added to the gradient.

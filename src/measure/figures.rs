@@ -369,9 +369,9 @@ figures! {
         gpu_memory_allocated_bytes: u64, "gpu/memory_allocated";
         /// Bytes that the backend's pools hold.
         gpu_memory_reserved_bytes: u64, "gpu/memory_reserved";
-        /// Bytes of live tensors in the backend's pools, the most that were seen: at the end of the step, and after the forward
-        /// of the last micro-batch, in this step or the last one that asked then (those whose parts are measured, and the
-        /// first). What a block takes for a moment in between is not seen.
+        /// Bytes of live tensors in the backend's pools, the most that were seen: at the end of the step and, with CUDA kernels
+        /// of our own, in it, where logits exist and in each block's backward. Without them: after the forward of the last
+        /// micro-batch, in this step or the last one that asked then (those whose parts are measured, and the first).
         gpu_memory_peak_bytes: u64, "gpu/memory_peak";
         /// What kept the GPU's clocks down during the step, by name; absent where nothing did, or where the driver does not
         /// say.

@@ -19,13 +19,20 @@ use crate::device::Dtype;
 
 pub use check::{KERNELS_VARIABLE, KernelState, NAMES, leave_alone};
 #[cfg(feature = "cuda-llvm")]
-pub use kernels::{Nccl, Written, digest, self_check};
+pub use kernels::{Nccl, Written, digest, self_check, take_noted_bytes};
 
 /// Names the kernels of this build, which has none.
 #[cfg(not(feature = "cuda-llvm"))]
 #[must_use]
 pub fn digest() -> String {
     String::new()
+}
+
+/// The most bytes of live tensors that kernels noted since the last call; `None` without one that does.
+#[cfg(not(feature = "cuda-llvm"))]
+#[must_use]
+pub fn take_noted_bytes() -> Option<u64> {
+    None
 }
 
 /// What a kernel computes, and how far it is off.

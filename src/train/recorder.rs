@@ -12,6 +12,7 @@ use crate::device::{Dtype, MemoryInUse, OpenDevice};
 use crate::insight::diagnosis::{Facts, Figures, Finding, Run, Watch, diagnose};
 use crate::measure::metrics::{StepMetrics, Summary, TimeSpent, Totals};
 use crate::measure::telemetry::{Telemetry, peak_host_memory_bytes};
+use crate::ops::cuda::take_noted_bytes;
 use crate::ops::peak::gemm_peak_flops;
 use crate::util::stats::as_f64;
 
@@ -100,6 +101,8 @@ impl<'a> Recorder<'a> {
     pub(super) fn start_step(&mut self, step: u64) {
         let is_due = self.num_steps == 1 || (self.num_steps > 1 && (step + 1).is_multiple_of(SPLIT_STEPS));
         self.is_split = is_due && self.device.is_gpu();
+        // What an evaluation noted is not the step's.
+        let _ = take_noted_bytes();
         // In a split step, this waits for what the previous one has left to do.
         self.part(Part::Other);
     }
@@ -163,14 +166,15 @@ impl<'a> Recorder<'a> {
         self.diagnose_step(line, work)
     }
 
-    /// Sets the memory of the backend's pools: now, and after the last forward of this step, or of the last step that
-    /// measured it. Returns the higher size of the pools.
+    /// Sets the memory of the backend's pools: now, and the most that kernels noted; where they note none, after the last
+    /// forward of this step, or of the last step that measured it. Returns the higher size of the pools.
     fn set_pools(&self, line: &mut StepMetrics) -> Option<u64> {
         let (at_end, after_forward) = (self.device.memory_in_use(), self.pools_after_forward);
         let most = |bytes: fn(MemoryInUse) -> u64| at_end.map(bytes).max(after_forward.map(bytes));
         line.gpu_memory_allocated_bytes = at_end.map(|pools| pools.allocated_bytes);
         line.gpu_memory_reserved_bytes = at_end.map(|pools| pools.reserved_bytes);
-        line.gpu_memory_peak_bytes = most(|pools| pools.allocated_bytes);
+        let noted = take_noted_bytes().map(|bytes| bytes.max(line.gpu_memory_allocated_bytes.unwrap_or_default()));
+        line.gpu_memory_peak_bytes = noted.or_else(|| most(|pools| pools.allocated_bytes));
         most(|pools| pools.reserved_bytes)
     }
 

@@ -51,6 +51,7 @@ use crate::util::files;
 
 pub use nccl::{Nccl, Written};
 pub use self_check::self_check;
+pub use stream::take_noted_bytes;
 
 /// Names the kernels of this build.
 #[must_use]

@@ -7,7 +7,7 @@ use burn::tensor::{DType, Tensor};
 use burn_cubecl::tensor::CubeTensor;
 
 use super::matrix::{dims, rows, scratch, stride};
-use super::stream::{Launch, Module};
+use super::stream::{Launch, Module, note_memory};
 use super::uses_hopper;
 use crate::ops::attention::{Attended, Heads, LseOrder};
 use crate::ops::custom::{custom, custom_of, side_by_side, spec};
@@ -77,6 +77,7 @@ pub(super) fn backward(
     let run = move |[q, k, v, d_o, o, lse, first_key, last_query]: [CubeTensor; 8], outputs: &[CubeTensor; 3]| {
         let ([q, k, v, d_o], o, [dq, dk, dv]) = ([q, k, v, d_o].map(rows), rows(o), outputs);
         let (Heads { num_heads, num_kv_heads, head_dim, .. }, delta) = (heads, scratch(&lse, lse.shape(), DType::F32));
+        note_memory(&delta);
         let grid = [tokens, num_heads.div_ceil(DELTA_WARPS), 1];
         let sums = Launch::new(&MODULE, "attention_delta", grid, DELTA_WARPS * WARP).read(&d_o).read(&o).write(&delta);
         sums.ints([stride(&d_o), stride(&o), tokens, num_heads, head_dim]).launch();

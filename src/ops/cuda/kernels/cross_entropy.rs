@@ -3,7 +3,7 @@
 use burn::tensor::{DType, Int, Tensor};
 
 use super::matrix::{dims, stride};
-use super::stream::{Launch, Module};
+use super::stream::{Launch, Module, note_memory};
 use crate::ops::custom::{Output, queue, spec};
 
 pub(super) static MODULE: Module = Module { name: "cross_entropy", ptx: include_str!("cross_entropy.ptx") };
@@ -23,6 +23,7 @@ pub(super) fn cross_entropy(
     let queued = queue("cross_entropy", inputs, outputs, move |inputs, outputs| {
         // Without a gradient the logits are an input.
         let (logits, inputs) = if has_grad { (&outputs[1], &inputs[..]) } else { (&inputs[0], &inputs[1..]) };
+        note_memory(logits);
         let loss = Launch::new(&MODULE, "cross_entropy", [rows, 1, 1], THREADS);
         let loss = if has_grad { loss.change(logits) } else { loss.read(logits) }.read(&inputs[0]);
         let loss = loss.write(&outputs[0]).long(stride(logits) as u64).ints([dims(logits)[1]]);

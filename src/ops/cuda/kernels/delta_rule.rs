@@ -5,7 +5,7 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 
 use super::matrix::{rows, scratch, stride};
-use super::stream::{Launch, Module};
+use super::stream::{Launch, Module, note_memory};
 use crate::ops::custom::{columns, custom, spec};
 use crate::ops::delta_rule::{CHUNK_TOKENS, DeltaHeads, DeltaInputs, Gates};
 use crate::ops::layout::{ChunkTable, Layout};
@@ -120,6 +120,7 @@ impl Operands {
         let launch = Launch::new(&MODULE, "delta_rule_backward_keys", grid, MORE_THREADS);
         let launch = launch.read(qkv).read(&d_queries).read(&d_keys).write(dqkv);
         launch.ints([stride(qkv), stride(dqkv), tokens, num_key_heads, num_value_heads]).launch();
+        note_memory(qkv);
     }
 }
 

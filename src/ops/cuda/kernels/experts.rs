@@ -8,7 +8,7 @@ use burn_cubecl::tensor::CubeTensor;
 
 use super::decode::Decoding;
 use super::matrix::{aligned, dims, rows, rows_of_one_stride, scratch, stride};
-use super::stream::{Launch, Module, Operand};
+use super::stream::{Launch, Module, Operand, note_memory};
 use super::{Cuda, check, decode, one, uses_hopper};
 use crate::ops::custom::{self, Output, custom, queue, spec};
 use crate::ops::experts::{DECODED_BYTES, Experts, Sorted};
@@ -250,6 +250,7 @@ impl Experts for Cuda {
             let mut inputs = inputs.into_iter();
             let dys = rows_of_one_stride(inputs.by_ref().take(num_layers).collect());
             let (Some(first), dx) = (inputs.next(), &dx[0]) else { unreachable!("there are rows") };
+            note_memory(dx);
             let start = |num| grouped("backward", dx, [1, width], num);
             let end = |launch: Launch, experts: [usize; 2], weight_stride: usize| {
                 let launch = dys.iter().fold(launch, Launch::read);

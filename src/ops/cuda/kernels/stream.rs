@@ -7,6 +7,7 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::ffi::{CString, c_void};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use burn::backend::fusion::custom::StreamId;
 use burn_cubecl::tensor::CubeTensor;
@@ -16,6 +17,7 @@ use cubecl_environment::backtrace::BackTrace;
 use cubecl_runtime::id::KernelId;
 use cubecl_runtime::runtime::Runtime;
 use cubecl_runtime::server::LaunchError;
+use cubecl_server::server::Server as _;
 use cubecl_server::stream::{ExecuteScope, WriteScoped as _};
 use cudarc::driver::sys::{
     CUcontext, CUdevice_attribute, CUdeviceptr, CUfunction, CUfunction_attribute, CUmodule, CUresult, CUstream,
@@ -305,6 +307,23 @@ pub(super) fn submit(
         // The scope has marked the outputs of work that failed.
         drop(outcome);
     });
+}
+
+/// Bytes of live tensors, the most that were noted; 0 is none.
+static NOTED_BYTES: AtomicU64 = AtomicU64::new(0);
+
+/// Notes how much memory live tensors have when burn's queue comes to what follows: called where a step may have the most.
+pub(super) fn note_memory(like: &CubeTensor) {
+    DeviceHandle::<CudaServer>::new(like.client.service_id().device).submit(|server| {
+        let reports = server.stream_ids().into_iter().filter_map(|stream| server.memory_report(stream));
+        NOTED_BYTES.fetch_max(reports.map(|report| report.usage().bytes_in_use).sum(), Ordering::Relaxed);
+    });
+}
+
+/// The most bytes of live tensors that launches noted since the last call; `None` if none did.
+#[must_use]
+pub fn take_noted_bytes() -> Option<u64> {
+    Some(NOTED_BYTES.swap(0, Ordering::Relaxed)).filter(|bytes| *bytes > 0)
 }
 
 /// Why a launch failed, in the library's words.

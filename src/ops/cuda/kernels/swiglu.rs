@@ -4,7 +4,7 @@ use burn::tensor::{DType, Tensor};
 use burn_cubecl::tensor::CubeTensor;
 
 use super::matrix::{dims, rows, stride};
-use super::stream::{Launch, Module};
+use super::stream::{Launch, Module, note_memory};
 use crate::ops::custom::{custom, custom_of, side_by_side, spec};
 use crate::ops::swiglu::name;
 use crate::spec::Activation;
@@ -44,6 +44,7 @@ pub(super) fn backward(
     let inputs = [dh, gate, up].map(|x| x.clone().into_dispatch());
     let ([tokens, width], [_, name]) = (gate.dims(), name(activation));
     let run = move |inputs: [CubeTensor; 3], outputs: &[CubeTensor; 2]| {
+        note_memory(&outputs[0]);
         let inputs = inputs.map(rows);
         let size = dims(&outputs[0]);
         let gated = inputs.iter().fold(kernel(name, size), Launch::read);
