@@ -203,12 +203,12 @@ fn tensors<'a>(merging: &'a Merging, dtype: GgufType, on_bytes: &'a dyn Fn(usize
 
 /// The numbers of a tensor with rows of `width`, coded and in the order of a file.
 fn in_file(merging: &Merging, tensor: MergedTensor<'_>, dtype: GgufType, width: usize) -> Result<Vec<f32>, Problem> {
-    let mut values = tensor.values()?;
+    let (mut values, update) = tensor.values()?;
     let coding = Coding::of(&merging.config, tensor.name);
     values.iter_mut().for_each(|value| *value = coding.written(*value));
     // A number too large for the type is reported when it is written.
     if let Ok(rounded) = dtype.rounded(tensor.shape, &values) {
-        tensor.note_more_rounding(&values, &rounded)?;
+        tensor.note_rounding(&values, &rounded, &update);
     }
     let order = Order::of(&merging.config, tensor.name);
     Ok(order.map_or_else(|| values.clone(), |order| order.in_file(&values, width)))

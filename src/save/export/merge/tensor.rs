@@ -223,17 +223,13 @@ impl<'a> MergedTensor<'a> {
         self.stored.map(|(stored, _)| stored.shard).or_else(of_codes).unwrap_or_default()
     }
 
-    /// Its numbers, rounded to the tensor's type in the base, if the base stores one.
-    pub(in crate::save::export) fn values(&self) -> Result<Vec<f32>, Problem> {
-        let Some((_, dtype)) = self.stored else {
-            self.report();
-            let (numbers, update) = self.numbers()?;
-            self.note_update(&update);
-            return Ok(numbers);
-        };
-        let values = convert::to_f32(&self.bytes_in(dtype)?, dtype);
+    /// Its numbers, not rounded, and the update that they contain.
+    pub(in crate::save::export) fn values(&self) -> Result<(Vec<f32>, Vec<f32>), Problem> {
+        self.report();
+        let (numbers, update) = self.numbers()?;
+        self.note_update(&update);
         self.release();
-        Ok(values)
+        Ok((numbers, update))
     }
 
     pub(super) fn bytes_in(&self, dtype: Dtype) -> Result<Cow<'a, [u8]>, Problem> {
@@ -258,18 +254,11 @@ impl<'a> MergedTensor<'a> {
     }
 
     /// Notes what rounding `numbers` to `written` takes from an update.
-    fn note_rounding(&self, numbers: &[f32], written: &[f32], update: &[f32]) {
+    pub(in crate::save::export) fn note_rounding(&self, numbers: &[f32], written: &[f32], update: &[f32]) {
         let taken: Vec<f32> = numbers.iter().zip(written).map(|(number, written)| number - written).collect();
         let largest = taken.iter().fold(0.0, |most: f32, taken| most.max(taken.abs()));
         let lost = product(&taken, update);
         self.merging.note(Differences { written: largest, lost, ..Differences::default() });
-    }
-
-    /// Notes that [`values`](Self::values) were rounded once more.
-    pub(in crate::save::export) fn note_more_rounding(&self, values: &[f32], written: &[f32]) -> Result<(), Problem> {
-        let update = if self.update.is_some() { self.numbers()?.1 } else { Vec::new() };
-        self.note_rounding(values, written, &update);
-        Ok(())
     }
 
     /// Its trained numbers, and the update that they contain.
