@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use burn::tensor::{DType, Device, Distribution, Tensor, TensorData};
+use burn::tensor::{DType, Device, Distribution, Tensor};
 
 use crate::config::Residency;
 use crate::device::Dtype;
@@ -41,6 +41,7 @@ pub use storage::Storage;
 
 use convert::Overflow;
 use files::overflow;
+use pages::of_bytes;
 use source::{Drawn, Held, Numbers, Source};
 
 /// The source of a model's tensors.
@@ -112,7 +113,7 @@ impl Weights {
             });
         }
         let buffer = self.read(name, &shape, dtype, |numbers| numbers.buffer(shape.iter().product(), dtype))?;
-        Ok(Tensor::from_data(TensorData::from_bytes(buffer, shape, dtype.into()), options))
+        Ok(of_bytes(buffer, shape, dtype, device))
     }
 
     /// Reads the numbers of a tensor, all of which `dtype` must have room for.

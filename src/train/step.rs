@@ -309,7 +309,8 @@ impl TrainStep {
     /// [`backward`](Self::backward) next.
     #[must_use]
     pub fn lay_out(&self, batch: &Batch) -> Option<Inputs> {
-        self.first_page.get_or_init(|| make_first_page(&self.model, self.loss_chunk, batch.num_tokens()));
+        let tokens = batch.num_tokens() + batch.num_padding_tokens();
+        self.first_page.get_or_init(|| make_first_page(&self.model, self.loss_chunk, tokens));
         Inputs::new(&self.model, batch, self.is_noisy())
     }
 

@@ -41,8 +41,7 @@ impl Pages {
 
     /// A tensor of these bytes, without a copy.
     pub(super) fn tensor<const D: usize>(self, shape: [usize; D], dtype: Dtype, device: &Device) -> Tensor<D> {
-        let dtype = DType::from(dtype);
-        Tensor::from_data(TensorData::from_bytes(self.shared(), shape, dtype), (device, dtype))
+        of_bytes(self.shared(), shape, dtype, device)
     }
 
     /// These bytes, without a copy.
@@ -72,4 +71,11 @@ impl Pages {
         // This is only advice: where the system refuses it, the pages stay until the mapping ends.
         drop(released);
     }
+}
+
+/// A tensor of these bytes, whose rows follow each other: of a matrix burn would make rows of a multiple of 512 bytes on CUDA.
+pub(super) fn of_bytes<const D: usize>(bytes: Bytes, shape: [usize; D], dtype: Dtype, device: &Device) -> Tensor<D> {
+    let dtype = DType::from(dtype);
+    let data = TensorData::from_bytes(bytes, [shape.iter().product::<usize>()], dtype);
+    Tensor::<1>::from_data(data, (device, dtype)).reshape(shape)
 }

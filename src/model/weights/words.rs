@@ -3,12 +3,13 @@
 
 use std::sync::Arc;
 
-use burn::tensor::{Bytes, DType, Device, Tensor, TensorData};
+use burn::tensor::{Bytes, Device, Tensor};
 use rayon::prelude::*;
 use safetensors::Dtype::I32;
 
 use super::convert::{self, Overflow};
 use super::files::{StoredTensor, WeightFiles};
+use super::pages::of_bytes;
 use crate::device::Dtype;
 use crate::ops::host;
 use crate::ops::linear::Matrix;
@@ -225,8 +226,7 @@ impl Unpacked {
                 *x = (number(place) - self.zeros[at]) * self.scales[at];
             }
         })?;
-        let dtype = DType::from(dtype);
-        Ok(Tensor::from_data(TensorData::from_bytes(buffer, self.shape, dtype), (device, dtype)))
+        Ok(of_bytes(buffer, self.shape, dtype, device))
     }
 }
 

@@ -110,7 +110,13 @@ impl Nccl {
     ///
     /// # Errors
     /// What NCCL or the driver says.
-    pub fn start(library: &NcclLibrary, id: &[u8], ordinal: u32, rank: usize, size: usize) -> Result<Self, String> {
+    pub fn start(
+        library: &NcclLibrary,
+        id: &[u8],
+        ordinal: u32,
+        rank: usize,
+        size: usize,
+    ) -> Result<Box<Self>, String> {
         let said = |DriverError(code)| format!("{code:?}");
         let id = UniqueId(id.try_into().map_err(|_| "an id of another length".to_owned())?);
         let device = result::device::get(ordinal.cast_signed()).map_err(said)?;
@@ -132,7 +138,8 @@ impl Nccl {
         };
         // SAFETY: the declarations are those of `nccl.h`. The settings and `comm` outlive the call, which copies the former.
         unsafe {
-            let mut nccl = Self {
+            // NCCL 2.17 writes there once more while it connects.
+            let mut nccl = Box::new(Self {
                 comm: null_mut(),
                 context,
                 stream,
@@ -142,7 +149,7 @@ impl Nccl {
                 abort: transmute::<Comm, CommAbort>(library.symbol(c"ncclCommAbort")?),
                 get_error_string: transmute::<Comm, GetErrorString>(library.symbol(c"ncclGetErrorString")?),
                 get_last_error: transmute::<Comm, GetLastError>(library.symbol(c"ncclGetLastError")?),
-            };
+            });
             let init = transmute::<Comm, CommInitRankConfig>(library.symbol(c"ncclCommInitRankConfig")?);
             let code = init(&raw mut nccl.comm, number(size), id, number(rank), &raw mut config);
             nccl.is_done(code)?;
@@ -234,7 +241,7 @@ impl Written {
             let (all, place) = ([numbers.clone()], numbers.handle.clone().binding());
             submit(&all, &all, move |_, pointers, stream| {
                 let event = result::event::create(CUevent_flags::CU_EVENT_DISABLE_TIMING)?;
-                let written = Self { at: pointers[0], count, event, _place: place };
+                let written = Self { at: pointers[0], count, event, _place: place.clone() };
                 // SAFETY: the stream is burn's, in its context.
                 unsafe { result::event::record(event, stream) }?;
                 // Nobody waits where the process ends.

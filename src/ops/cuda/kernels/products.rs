@@ -250,7 +250,7 @@ impl Product {
         let inputs: Vec<_> = factors.iter().copied().chain(sum).cloned().collect();
         submit(&inputs, std::slice::from_ref(y), move |loaded, pointers, stream| {
             PRODUCTS.with_borrow_mut(|devices| {
-                let products = match devices.entry(loaded.context as usize) {
+                let products = match devices.entry((loaded.context as usize, stream as usize)) {
                     Entry::Occupied(entry) => entry.into_mut(),
                     Entry::Vacant(entry) => entry.insert(Products::new()?),
                 };
@@ -261,8 +261,8 @@ impl Product {
 }
 
 thread_local! {
-    /// By context, like what is loaded for launches.
-    static PRODUCTS: RefCell<HashMap<usize, Products>> = RefCell::default();
+    /// By context and stream: those of two streams may run at a time, and would write into one workspace.
+    static PRODUCTS: RefCell<HashMap<(usize, usize), Products>> = RefCell::default();
 }
 
 impl From<CublasError> for Failure {

@@ -16,7 +16,7 @@ use cubecl_cuda::CudaRuntime;
 use cubecl_environment::backtrace::BackTrace;
 use cubecl_runtime::id::KernelId;
 use cubecl_runtime::runtime::Runtime;
-use cubecl_runtime::server::LaunchError;
+use cubecl_runtime::server::{LaunchError, ServerError};
 use cubecl_server::server::Server as _;
 use cubecl_server::stream::{ExecuteScope, WriteScoped as _};
 use cudarc::driver::sys::{
@@ -273,14 +273,14 @@ pub(super) fn is_hopper(device: u16) -> bool {
 pub(super) fn submit(
     inputs: &[CubeTensor],
     outputs: &[CubeTensor],
-    work: impl FnOnce(&mut Loaded, &[u64], CUstream) -> Result<(), Failure> + Send + 'static,
+    mut work: impl FnMut(&mut Loaded, &[u64], CUstream) -> Result<(), Failure> + Send + 'static,
 ) {
     let bindings = |tensors: &[CubeTensor]| tensors.iter().map(|x| x.handle.clone().binding()).collect::<Vec<_>>();
     let (reads, writes) = (bindings(inputs), bindings(outputs));
     let (device, stream) = (inputs[0].client.service_id().device, StreamId::current());
     DeviceHandle::<CudaServer>::new(device).submit(move |server| {
         let scope = ExecuteScope::launching(server, KernelId::new::<Module>(), stream, reads.iter(), writes.clone());
-        let outcome = scope.execute(|server| {
+        let mut attempt = |server: &mut CudaServer| {
             let mut streams = server.write_streams().resolve(stream, reads.iter().chain(&writes))?;
             let mut pointers = Vec::with_capacity(reads.len() + writes.len());
             for binding in reads.iter().chain(&writes) {
@@ -299,10 +299,17 @@ pub(super) fn submit(
                 unsafe { result::ctx::set_current(loaded.context) }?;
                 work(loaded, &pointers, stream)
             };
+            Ok::<_, ServerError>(LOADED.with_borrow_mut(of_device))
+        };
+        let outcome = scope.execute(|server| {
+            let mut done = attempt(server)?;
+            if done.as_ref().is_err_and(Failure::is_of_memory) {
+                // The first use of a kernel takes memory of the device, and burn's pools keep what they no longer need.
+                server.memory_cleanup(stream)?;
+                done = attempt(server)?;
+            }
             // As burn says that a launch of its own failed.
-            LOADED
-                .with_borrow_mut(of_device)
-                .map_err(|Failure(reason)| LaunchError::Unknown { reason, backtrace: BackTrace::capture() }.into())
+            done.map_err(|Failure(reason)| LaunchError::Unknown { reason, backtrace: BackTrace::capture() }.into())
         });
         // The scope has marked the outputs of work that failed.
         drop(outcome);
@@ -329,6 +336,12 @@ pub fn take_noted_bytes() -> Option<u64> {
 /// Why a launch failed, in the library's words.
 #[derive(Debug)]
 pub(super) struct Failure(pub(super) String);
+
+impl Failure {
+    fn is_of_memory(&self) -> bool {
+        ["CUDA_ERROR_OUT_OF_MEMORY", "CUBLAS_STATUS_ALLOC_FAILED"].iter().any(|name| self.0.contains(name))
+    }
+}
 
 impl From<DriverError> for Failure {
     fn from(error: DriverError) -> Self {

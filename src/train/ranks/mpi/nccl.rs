@@ -53,7 +53,7 @@ impl Mpi {
         let Offer { version, id, .. } = agreed(offers.collect())?;
         let nccl = library.and_then(|library| Nccl::start(&library, &id, ordinal, self.rank, self.size));
         // It lives as long as the process: NCCL's threads may use it.
-        let nccl = nccl.map(|nccl| &*Box::leak(Box::new(nccl)));
+        let nccl = nccl.map(|nccl| &*Box::leak(nccl));
         let connected = nccl.clone().and_then(|nccl| wait_for("connect", self.deadline(), || nccl.is_ready()));
         self.wait_long();
         if self.agree(connected.is_err()) {
