@@ -29,9 +29,9 @@ const HELP: &str = "  /reset          forget the conversation
 /// Arguments of `lora-train chat`.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct ChatArgs {
-    /// A run, an adapter's folder or a model
-    #[arg(value_name = "RUN|MODEL", required_unless_present = "model")]
-    name: Option<String>,
+    /// Runs, adapters' folders, or a model
+    #[arg(value_name = "RUN|MODEL", required_unless_present_any = ["model", "adapter"])]
+    names: Vec<String>,
 
     #[command(flatten)]
     model: ModelArgs,
@@ -58,7 +58,7 @@ pub(crate) struct ChatArgs {
 /// Reads messages and writes answers until the input ends.
 pub(crate) fn run(args: &ChatArgs) -> Result<(), Failure> {
     let options = args.sampling.options(1024)?;
-    let named = Named::find(args.name.as_slice(), &args.model)?;
+    let named = Named::find(&args.names, &args.model)?;
     let opened = named.read(args.load.quiet)?.that_write()?.load(&args.load)?;
     let mut templates = Vec::new();
     for adapter in &opened.adapters {

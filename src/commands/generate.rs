@@ -6,7 +6,7 @@ mod prompts;
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::ops::ControlFlow;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use rand::Rng;
 
@@ -22,11 +22,15 @@ use crate::util::failure::Failure;
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct GenerateArgs {
     /// A run, an adapter's folder or a model
-    #[arg(value_name = "RUN|MODEL", required_unless_present = "model")]
+    #[arg(value_name = "RUN|MODEL", required_unless_present_any = ["model", "adapter"])]
     pub(crate) name: Option<String>,
 
     /// The user's message, or the text to continue where the model is asked without a chat template; - reads it from stdin
-    #[arg(value_name = "PROMPT", conflicts_with = "prompt", required_unless_present_any = ["prompt", "prompts"])]
+    #[arg(
+        value_name = "PROMPT",
+        conflicts_with = "prompt",
+        required_unless_present_any = ["prompt", "prompts", "model", "adapter"]
+    )]
     pub(crate) text: Option<String>,
 
     /// The same, for any prompt
@@ -59,6 +63,19 @@ pub(crate) struct GenerateArgs {
 
     #[command(flatten)]
     pub(crate) load: LoadArgs,
+}
+
+impl GenerateArgs {
+    /// The run or model, and the prompt. Where options name the model, the only word is the prompt.
+    fn named(&self) -> Result<(&[String], &str), Failure> {
+        let names = self.name.as_slice();
+        match (self.prompt.as_deref().or(self.text.as_deref()), names) {
+            (Some(text), _) => Ok((names, text)),
+            (None, _) if self.prompts.is_some() => Ok((names, "")),
+            (None, [text]) if !Path::new(text).exists() => Ok((&[], text)),
+            _ => Err(Problem::new("there is no prompt").hint("lora-train generate RUN \"A question\"").into()),
+        }
+    }
 }
 
 /// Arguments that say how tokens are chosen.
@@ -110,8 +127,9 @@ fn share(text: &str) -> Result<f64, String> {
 pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
     let stop = Stop::on_signals().map_err(Failure::running)?;
     let options = args.sampling.options(256)?;
-    let prompt = prompt(args.prompt.as_deref().or(args.text.as_deref()).unwrap_or_default())?;
-    let named = Named::find(args.name.as_slice(), &args.model)?;
+    let (name, text) = args.named()?;
+    let prompt = prompt(text)?;
+    let named = Named::find(name, &args.model)?;
     named.one_adapter()?;
     let files = named.read(args.load.quiet)?.that_write()?;
     let (template, reason) = template(Asked::by(args.raw, args.chat), files.form(), &files.tokenizer)?;

@@ -49,7 +49,7 @@ const MAX_BODY_BYTES: usize = 2 << 20;
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct ServeArgs {
     /// Runs or adapters of one model, or the model
-    #[arg(value_name = "RUN|MODEL", required_unless_present = "model")]
+    #[arg(value_name = "RUN|MODEL", required_unless_present_any = ["model", "adapter"])]
     names: Vec<String>,
 
     #[command(flatten)]

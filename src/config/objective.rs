@@ -40,7 +40,7 @@ section! {
             ["pref_ftx", "rpo_alpha", "dpo_ftx";
              "the loss of the chosen answer is a loss of its own: loss_type = [\"sigmoid\", \"sft\"], loss_weights = [1.0, 0.5]"];
         /// Share of the rows whose two answers may be the wrong way round: of "sigmoid" (conservative DPO), "robust", "aot",
-        /// "aot_unpaired" and `"exo_pair"`, which needs one above 0.
+        /// `"aot_unpaired"` and `"exo_pair"`, which needs one above 0.
         label_smoothing: f64 = 0.0 => number(0.0..0.5), ["dpo_label_smoothing"];
         /// Divergence from the base that "dpo" penalises: `"reverse_kl"`, `"forward_kl"`, `"js_divergence"` or
         /// `"alpha_divergence"`.

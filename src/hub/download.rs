@@ -65,7 +65,10 @@ impl ModelRequest<'_> {
                 return Ok(folder);
             }
             Some((_, missing)) => format!("the cache lacks {}", missing.join(", ")),
-            None => format!("{} is not in the cache", self.asked),
+            None => {
+                let (asked, folder) = (self.asked, searched_folder(self.asked.as_ref()));
+                format!("there is no folder {asked} in {}, and {asked} is not in the cache", folder.display())
+            }
         };
         Err(HubError::Network { endpoint, reason, cached })
     }

@@ -20,6 +20,7 @@ use super::verify::adapter_reloads;
 use crate::data::dataset::RowCounts;
 use crate::insight::report;
 use crate::measure::metrics::{Outcome, Severity, Summary};
+use crate::save::checkpoint::Checkpoints;
 use crate::save::export::adapter_weights;
 use crate::train::laps::Part;
 use crate::train::saver::{BEST_ADAPTER, Best};
@@ -161,14 +162,18 @@ impl Started<'_> {
             Some(steps) => ("train.max_steps", as_f64(steps)),
             None => ("train.num_epochs", recipe.train.num_epochs.unwrap_or(1.0)),
         };
-        let longer = self.run.args.resume_command_with(key, 2.0 * length);
+        // A full disk may have left none of the last step, and what stopped early stops again.
+        let checkpoints = Checkpoints::new(self.run.dir.path(), &recipe.checkpoint).list().unwrap_or_default();
+        let is_saved = checkpoints.last().is_some_and(|(step, _)| *step == self.trainer.state.step);
+        let longer = (done.outcome == Outcome::Finished && is_saved)
+            .then(|| self.run.args.resume_command_with(key, 2.0 * length));
         let lora = &recipe.lora;
         let has_more = lora.use_dora || lora.trainable_token_indices.is_some() || lora.modules_to_save.is_some();
         let vllm = vllm_options(rank, has_more);
         let commands = if recipe.objective.scores() {
-            next_scores(&self.run.dir, &longer)
+            next_scores(&self.run.dir, longer.as_deref())
         } else {
-            next_commands(&self.run.dir, &recipe.model.path, &source.folder, vllm.as_deref(), &longer)
+            next_commands(&self.run.dir, &recipe.model.path, &source.folder, vllm.as_deref(), longer.as_deref())
         };
         self.trainer.sinks.note(&commands);
         Ok(())

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::dir::{RunDir, has_checkpoints};
+use super::dir::RunDir;
 use crate::util::gguf::is_gguf;
 use crate::util::text::quoted;
 
@@ -12,8 +12,14 @@ const VLLM_RANKS: [usize; 8] = [8, 16, 32, 64, 128, 256, 320, 512];
 const VLLM_DEFAULT_RANK: usize = 16;
 
 /// The adapter of a finished run, the options with which vLLM serves it, if it does, and the commands that use it. `base` is
-/// the user's name of the model in `folder`; `longer` continues the run with more steps.
-pub(super) fn next_commands(dir: &RunDir, base: &str, folder: &Path, vllm: Option<&str>, longer: &str) -> String {
+/// the user's name of the model in `folder`; `longer` continues the run with more steps, if it can be continued.
+pub(super) fn next_commands(
+    dir: &RunDir,
+    base: &str,
+    folder: &Path,
+    vllm: Option<&str>,
+    longer: Option<&str>,
+) -> String {
     let path = dir.path().display().to_string();
     let path = path.trim_end_matches('/');
     let [run, adapter, merged, gguf] =
@@ -33,26 +39,25 @@ pub(super) fn next_commands(dir: &RunDir, base: &str, folder: &Path, vllm: Optio
             format!("{serve}\n  merge it  lora-train merge {run} --out {merged}\n            {whole}")
         }
     };
-    let train_on = train_on(dir, longer);
+    let train_on = train_on(longer);
     format!(
         "adapter: {adapter}\n  try it    lora-train chat {run}\n  serve it  lora-train serve {run}{elsewhere}{train_on}"
     )
 }
 
 /// The same of a run whose model scores texts.
-pub(super) fn next_scores(dir: &RunDir, longer: &str) -> String {
+pub(super) fn next_scores(dir: &RunDir, longer: Option<&str>) -> String {
     let path = dir.path().display().to_string();
     let [run, adapter] = [path.trim_end_matches('/'), &format!("{path}/adapter")].map(quoted);
-    let train_on = train_on(dir, longer);
+    let train_on = train_on(longer);
     format!(
         "adapter: {adapter}\n  try it    lora-train eval {run} --data PAIRS.jsonl --answers scores.jsonl\n  \
          serve it  lora-train serve {run}   # POST /v1/score{train_on}"
     )
 }
 
-fn train_on(dir: &RunDir, longer: &str) -> String {
-    // A full disk may have left none.
-    if has_checkpoints(dir.path()) { format!("\n  train on  {longer}") } else { String::new() }
+fn train_on(longer: Option<&str>) -> String {
+    longer.map(|longer| format!("\n  train on  {longer}")).unwrap_or_default()
 }
 
 /// The options with which vLLM serves an adapter of this rank; `None` for one with more than A and B, which it does not serve.
@@ -70,10 +75,9 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let dir = RunDir::create(&folder.path().join("my run")).unwrap();
         let path = dir.path().display().to_string();
-        let commands = || next_commands(&dir, "owner/base", Path::new("m"), Some(""), "lora-train r.toml --resume");
-        assert!(!commands().contains("--resume"), "there is no checkpoint to continue from");
-        std::fs::create_dir_all(dir.path().join("checkpoints/step-000006")).unwrap();
-        let text = commands();
+        let commands = |longer| next_commands(&dir, "owner/base", Path::new("m"), Some(""), longer);
+        assert!(!commands(None).contains("train on"));
+        let text = commands(Some("lora-train r.toml --resume"));
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines[0], format!("adapter: '{path}/adapter'"));
         assert_eq!(lines[1], format!("  try it    lora-train chat '{path}'"));
@@ -85,13 +89,13 @@ mod tests {
             format!("lora-train merge '{path}' --out '{path}.gguf' && llama-cli -m '{path}.gguf'")
         );
         assert_eq!(lines[6], "  train on  lora-train r.toml --resume");
-        let text = next_commands(&dir, "owner/base:Q4_0", Path::new("m/q4.gguf"), Some(""), "");
+        let text = next_commands(&dir, "owner/base:Q4_0", Path::new("m/q4.gguf"), Some(""), None);
         assert!(text.contains("--adapter-only --out") && !text.contains("vllm") && !text.contains("merged"), "{text}");
         let of_rank =
-            |rank, has_more| next_commands(&dir, "b", Path::new("b"), vllm_options(rank, has_more).as_deref(), "");
+            |rank, has_more| next_commands(&dir, "b", Path::new("b"), vllm_options(rank, has_more).as_deref(), None);
         assert!(of_rank(17, false).contains("--enable-lora --max-lora-rank 32 --lora-modules"));
         assert!(!of_rank(17, true).contains("vllm") && of_rank(17, true).contains("-merged"));
-        let text = next_commands(&dir, "owner/base:Q4_0", Path::new("m/q4.gguf"), None, "");
+        let text = next_commands(&dir, "owner/base:Q4_0", Path::new("m/q4.gguf"), None, None);
         assert!(!text.contains("--adapter-only") && text.contains("&& llama-cli -m"), "{text}");
     }
 }
