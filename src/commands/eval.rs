@@ -1,6 +1,6 @@
 //! `lora-train eval`: the loss of a model on rows, as an evaluation of training computes it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -8,11 +8,12 @@ use indicatif::ProgressBar;
 use serde::Serialize;
 use serde_json::json;
 
-use super::named::{ModelArgs, Named, misfit, recipe_of};
+use super::named::{ModelArgs, Named, misfit, path_of_run, recipe_of};
 use super::{print_figures, say};
-use crate::config::{DataSource, ModelOptions};
+use crate::config::{DataSource, Metric, ModelOptions, TaskConfig};
 use crate::data::cache::CacheSettings;
 use crate::data::dataset::{Dataset, OpenOptions};
+use crate::data::files::FileKind;
 use crate::hub::Progress;
 use crate::lora::AdapterSet;
 use crate::recipe::{Purpose, Recipe};
@@ -20,7 +21,7 @@ use crate::run::dir::REFERENCE;
 use crate::run::inputs::{WeightsFrom, data_failure};
 use crate::run::{Prepared, trainer_failure};
 use crate::save::export::{PromptForm, read_adapter};
-use crate::schema::{Override, Problem};
+use crate::schema::{Choice, Override, Problem, flattened};
 use crate::train::eval::eval_loss;
 use crate::train::loss::score::scores;
 use crate::train::objective::objective;
@@ -102,6 +103,9 @@ struct TaskReport {
 /// Measures, and prints the figures.
 pub(crate) fn run(args: &EvalArgs) -> Result<(), Failure> {
     let stop = Stop::on_signals().map_err(Failure::running)?;
+    if let Some(path) = &args.answers {
+        files::try_writing(path).map_err(|error| Problem::new(format!("--answers {}: {error}", path.display())))?;
+    }
     let named = Named::find(args.name.as_slice(), &args.model)?;
     let adapter = named.one_adapter()?.filter(|_| !args.base);
     let saved = adapter.map(|adapter| read_adapter(&adapter.folder)).transpose()?;
@@ -122,9 +126,7 @@ pub(crate) fn run(args: &EvalArgs) -> Result<(), Failure> {
         OpenOptions { cache: CacheSettings::from_env(), progress, is_stopped: &is_stopped, ..OpenOptions::default() };
     let data = source.open_data(&recipe.data, recipe.seed, &options)?;
     if recipe.objective.scores() {
-        // The file stands for the training file, too.
-        let warnings: BTreeSet<_> = data.row_warnings().iter().collect();
-        warnings.into_iter().for_each(|warning| say(&format!("warning: {warning}")));
+        data.row_warnings().iter().for_each(|warning| say(&format!("warning: {warning}")));
     }
     let task = Task::open(&recipe.eval.task, &data).map_err(data_failure)?;
     if args.answers.is_some() && task.is_none() && !recipe.objective.scores() {
@@ -176,13 +178,11 @@ pub(crate) fn run(args: &EvalArgs) -> Result<(), Failure> {
         return Err(Problem::new("no token of these rows carries loss").into());
     };
     let rows = data.num_eval_rows();
-    if let Some(path) = args.answers.as_ref().filter(|_| recipe.objective.scores()) {
-        let lines = scores_of_rows(&step, &data, recipe)?;
-        files::write(path, lines)
-            .map_err(|error| Failure::running(format!("--answers {}: {error}", path.display())))?;
-    }
-    if let (Some(path), Some(score)) = (&args.answers, &score) {
-        let lines: String = score.answers.iter().map(|answer| format!("{answer}\n")).collect();
+    if let Some(path) = &args.answers {
+        let lines = match &score {
+            Some(score) => score.answers.iter().map(|answer| format!("{answer}\n")).collect(),
+            None => scores_of_rows(&step, &data, recipe)?,
+        };
         files::write(path, lines)
             .map_err(|error| Failure::running(format!("--answers {}: {error}", path.display())))?;
     }
@@ -264,7 +264,9 @@ fn recipe(args: &EvalArgs, named: &Named, scores: bool) -> Result<Recipe, Failur
     // The adapter is read; what it started from may be gone.
     let text = of_run.as_ref().and_then(|path| fs::read_to_string(path).ok()).unwrap_or_default();
     let start = text.contains("\nstart_from = ").then(|| Override::set("lora.start_from="));
-    let overrides: Vec<Override> = args.set.iter().map(Override::set).chain(device).chain(start).collect();
+    let own = of_run.as_ref().map(|path| own_changes(args, &named.adapters[0].folder, path, &text, start.as_slice()));
+    let set = args.set.iter().map(Override::set);
+    let overrides: Vec<Override> = own.into_iter().flatten().chain(set).chain(device).chain(start.clone()).collect();
     let mut recipe = match &of_run {
         Some(path) => Recipe::load(path, &overrides, Purpose::Benchmark)?,
         None => {
@@ -281,13 +283,22 @@ fn recipe(args: &EvalArgs, named: &Named, scores: bool) -> Result<Recipe, Failur
     recipe.model = ModelOptions { path, revision, ..recipe.model };
     let data = &mut recipe.data;
     if let Some(path) = &args.data {
-        data.eval = vec![DataSource { path: path.clone(), ..DataSource::default() }];
+        // Its columns are those of the rows whose place it takes, where all of these have the same.
+        let replaced = if data.eval.is_empty() { &data.train } else { &data.eval };
+        let is_table = FileKind::of(Path::new(path)) != Some(FileKind::Txt);
+        let reading = |source: &DataSource| (source.format, source.columns.clone());
+        let mut readings = replaced.iter().map(reading).filter(|_| is_table);
+        let first = readings.next().filter(|first| readings.all(|other| other == *first));
+        let (format, columns) = first.unwrap_or_default();
+        data.eval = vec![DataSource { path: path.clone(), format, columns, ..DataSource::default() }];
         data.eval_split = None;
         recipe.eval.max_batches = None;
     }
     if !data.eval.is_empty() {
         // The rows that were trained on are of use only as examples, and there may be many.
-        if recipe.eval.task.num_fewshot == 0 || data.train.is_empty() {
+        if recipe.eval.task.num_fewshot == 0 {
+            data.train.clear();
+        } else if data.train.is_empty() {
             data.train = data.eval[..1].to_vec();
         }
     } else if data.eval_split.is_none() {
@@ -295,4 +306,31 @@ fn recipe(args: &EvalArgs, named: &Named, scores: bool) -> Result<Recipe, Failur
         return Err(Problem::new("there are no evaluation rows").hint(hint).into());
     }
     Ok(recipe)
+}
+
+/// What changes in the recipe of a run before the command line changes it: its paths lead to where they did in training,
+/// and of its task those keys go for which another metric has no use.
+fn own_changes(args: &EvalArgs, adapter: &Path, recipe: &Path, text: &str, start: &[Override]) -> Vec<Override> {
+    let table: toml::Table = text.parse().unwrap_or_default();
+    let is_path = |key: &str, value: &str| match key {
+        "data.chat_template" => !["auto", "none"].contains(&value),
+        _ => key.starts_with("data.") && key.ends_with("].path") || key.ends_with("].schema"),
+    };
+    let moved = flattened(&table).into_iter().filter_map(|(key, value)| {
+        let path = value.as_str().filter(|value| is_path(&key, value))?;
+        Some(Override::argument("RUN", &key, &path_of_run(adapter, path)?))
+    });
+    let mut changes: Vec<Override> = moved.collect();
+    let set: Vec<(&str, &str)> = args.set.iter().filter_map(|set| set.split_once('=')).collect();
+    let is_set = |key: &str| set.iter().rfind(|(other, _)| other.trim() == key);
+    if let Some((_, name)) = is_set("eval.task.metric")
+        && let Ok(own) = Recipe::load(recipe, start, Purpose::Benchmark)
+    {
+        let name = name.trim().trim_matches(['"', '\'']);
+        let metric = Metric::NAMES.iter().find(|(other, _)| *other == name).map(|(_, metric)| *metric);
+        let unread = TaskConfig { metric, ..own.eval.task }.unread();
+        let keys = unread.map(|(key, _)| format!("eval.task.{key}")).filter(|key| is_set(key).is_none());
+        changes.extend(keys.map(|key| Override::set(key + "=")));
+    }
+    changes
 }

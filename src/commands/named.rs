@@ -200,19 +200,27 @@ fn adapter_of(text: &str) -> Result<Option<NamedAdapter>, Failure> {
 
 /// The base of an adapter: from the recipe of its run, or else from its own config.
 fn base_of_adapter(adapter: &Path) -> Result<ModelOptions, Failure> {
-    let in_full = adapter.canonicalize().unwrap_or_else(|_| adapter.to_owned());
     let mut base = match recipe_of(adapter) {
         Some(recipe) => base_of_run(&recipe)?,
         None => named(read_adapter(adapter)?.base_model_name_or_path.unwrap_or_default()),
     };
-    // Relative paths start where the run was started; where it was moved from there, usually at a folder above it.
-    let started = in_full.ancestors().find_map(started_in);
-    let folders = started.into_iter().chain(in_full.ancestors().skip(1).map(Path::to_owned));
-    let moved = folders.map(|folder| folder.join(&base.path)).find(|path| path.exists());
-    if let (false, Some(moved)) = (base.path.is_empty() || Path::new(&base.path).exists(), moved) {
-        base.path = moved.display().to_string();
+    let is_elsewhere = !base.path.is_empty() && !Path::new(&base.path).exists();
+    if let Some(moved) = path_of_run(adapter, &base.path).filter(|_| is_elsewhere) {
+        base.path = moved;
     }
     Ok(base)
+}
+
+/// Where a path of the run that an adapter belongs to leads: relative ones start where the run was started; where it was
+/// moved from there, usually at a folder above it. `None` where nothing is found.
+pub(crate) fn path_of_run(adapter: &Path, path: &str) -> Option<String> {
+    let in_full = adapter.canonicalize().unwrap_or_else(|_| adapter.to_owned());
+    let matches = |path: &PathBuf| glob::glob(&path.to_string_lossy()).is_ok_and(|mut found| found.next().is_some());
+    let started = in_full.ancestors().find_map(started_in).map(|folder| folder.join(path));
+    let started = started.filter(|path| path.exists() || matches(path));
+    // Above it, a pattern would match what the run wrote.
+    let above = || in_full.ancestors().skip(1).map(|folder| folder.join(path)).find(|path| path.exists());
+    started.or_else(above).map(|path| path.display().to_string())
 }
 
 /// The base as its run held it; other versions may have other keys in their recipes. Weights of a run in `f32` stay in the

@@ -106,9 +106,7 @@ section! {
 impl TaskConfig {
     fn check(self, section: &mut Section) -> Self {
         let is_wrong = section.is_wrong("metric");
-        for (key, _, _, reader) in
-            self.keys().into_iter().filter(|(_, is_set, is_read, _)| *is_set && !is_read && !is_wrong)
-        {
+        for (key, reader) in self.unread().filter(|_| !is_wrong) {
             section.reject(key, Problem::new(format!("`eval.task.{key}` does nothing here")).hint(reader));
         }
         let patterns = self.regexes_to_ignore.iter().map(|pattern| ("regexes_to_ignore", pattern));
@@ -123,6 +121,12 @@ impl TaskConfig {
             section.reject("prompt", Problem::new(message).hint("{prompt} stands for the prompt of a row"));
         }
         self
+    }
+
+    /// The keys that have been set and that nothing reads, and what would.
+    pub(crate) fn unread(&self) -> impl Iterator<Item = (&'static str, &'static str)> + use<> {
+        let keys = self.keys().into_iter().filter(|(_, is_set, is_read, _)| *is_set && !is_read);
+        keys.map(|(key, _, _, reader)| (key, reader))
     }
 
     /// Keys, whether they have been set, whether anything reads them, and what does. Every key is in the recipe that a
@@ -141,7 +145,12 @@ impl TaskConfig {
             ("max_new_tokens", self.max_new_tokens != default.max_new_tokens, is_written, WRITTEN),
             ("stop", !self.stop.is_empty(), is_written, WRITTEN),
             ("regex_pattern", self.regex_pattern.is_some(), is_compared, COMPARED),
-            ("take", self.take != default.take, self.regex_pattern.is_some(), "it needs `regex_pattern`"),
+            (
+                "take",
+                self.take != default.take,
+                is_compared && self.regex_pattern.is_some(),
+                "`metric` = \"exact_match\" with `regex_pattern` reads it",
+            ),
             ("regexes_to_ignore", !self.regexes_to_ignore.is_empty(), is_compared, COMPARED),
             ("ignore_case", self.ignore_case, is_compared, COMPARED),
             ("ignore_punctuation", self.ignore_punctuation, is_compared, COMPARED),
@@ -149,7 +158,7 @@ impl TaskConfig {
             (
                 "num_fewshot",
                 self.num_fewshot > 0,
-                self.prompt.is_some(),
+                is_asked && self.prompt.is_some(),
                 "it needs `prompt`, in which {prompt} stands for a row's",
             ),
         ]

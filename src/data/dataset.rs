@@ -71,6 +71,8 @@ impl Dataset {
     /// `options` for the next start. Rows that cannot be used, and rows without a token that carries loss, are left
     /// out.
     ///
+    /// Without training files there are the rows to evaluate on alone.
+    ///
     /// `chat_template` and the paths of `config` are used unchanged: relative paths start at the current directory.
     ///
     /// # Errors
@@ -83,7 +85,7 @@ impl Dataset {
         seed: u64,
         options: &OpenOptions<'_>,
     ) -> Result<Self, DataError> {
-        if config.train.is_empty() {
+        if config.train.is_empty() && config.eval.is_empty() {
             return Err(DataError::Config("no training data\n  hint: add `[[data.train]]` with a `path`".into()));
         }
         // Only the opened files show whether the template is needed, but the cached tokens depend on it.
@@ -140,18 +142,21 @@ impl Dataset {
             return Err(DataError::Rows(mistakes));
         }
 
-        let num_file_rows = entries[config.train.len() - 1].end;
+        let num_file_rows = entries[..config.train.len()].last().map_or(0, |rows| rows.end);
         let (mut train_rows, mut eval_rows): (Vec<u32>, Vec<u32>) =
             (0..count(&lengths)).filter(|row| lengths[*row as usize] > 0).partition(|row| *row < num_file_rows);
         let file_warnings: Vec<String> = files.iter().flat_map(DataFile::warnings).collect();
-        if train_rows.is_empty() {
+        let is_measured = config.train.is_empty();
+        let used = if is_measured { &eval_rows } else { &train_rows };
+        if used.is_empty() {
             let reason = file_warnings.into_iter().next().unwrap_or_default().replace('\n', "\n  ");
-            let hint = if train_counts(&files)?.answer_cut > 0 {
+            let purpose = if is_measured { "evaluate" } else { "train" };
+            let hint = if counts(&files, is_measured)?.answer_cut > 0 {
                 "raise `data.max_length`"
             } else {
                 "`data.train_on_inputs = true` puts loss on every token"
             };
-            return Err(DataError::Config(format!("no row is left to train on\n  {reason}\n  hint: {hint}")));
+            return Err(DataError::Config(format!("no row is left to {purpose} on\n  {reason}\n  hint: {hint}")));
         }
         if config.eval.is_empty() {
             let held_out = held_out_rows(config.eval_split, count(&train_rows), seed)?;
@@ -246,7 +251,7 @@ impl Dataset {
     /// # Errors
     /// A row that cannot be read.
     pub fn train_counts(&self) -> Result<RowCounts, DataError> {
-        train_counts(&self.files)
+        counts(&self.files, false)
     }
 
     /// Number of rows to train on: neither left out, nor held out by `eval_split`.
@@ -315,7 +320,7 @@ impl Dataset {
     /// Number of rows in the training files, including rows that are left out or held out.
     #[must_use]
     pub fn num_file_rows(&self) -> usize {
-        self.entries[self.config.train.len() - 1].end as usize
+        self.entries[..self.config.train.len()].last().map_or(0, |rows| rows.end as usize)
     }
 
     /// Row `index` of [`num_file_rows`](Self::num_file_rows). A row that cannot be used has no tokens.
@@ -384,9 +389,9 @@ pub(super) fn read_row(files: &[DataFile], row: u32) -> Result<(RowSource, Encod
     Ok((RowSource { file, row }, files[file].read(row)?))
 }
 
-fn train_counts(files: &[DataFile]) -> Result<RowCounts, DataError> {
+fn counts(files: &[DataFile], is_eval: bool) -> Result<RowCounts, DataError> {
     let mut counts = RowCounts::default();
-    for file in files.iter().filter(|file| !file.info.is_eval) {
+    for file in files.iter().filter(|file| file.info.is_eval == is_eval) {
         counts += file.all_counts()?;
     }
     Ok(counts)

@@ -38,6 +38,22 @@ pub fn write(path: &Path, bytes: impl AsRef<[u8]>) -> io::Result<()> {
     write_with(path, |path| std::fs::write(path, bytes))
 }
 
+/// Tests whether [`write()`] can make a file, and leaves none behind.
+///
+/// # Errors
+/// A path that is a folder; whatever the file system reports.
+pub fn try_writing(path: &Path) -> io::Result<()> {
+    if path.is_dir() {
+        return Err(io::ErrorKind::IsADirectory.into());
+    }
+    let mut is_open = false;
+    let stopped = write_with(path, |_| {
+        is_open = true;
+        Err(io::ErrorKind::Interrupted.into())
+    });
+    if is_open { Ok(()) } else { stopped }
+}
+
 /// Forces the entries of a folder to disk, so that a rename in it survives a power cut.
 ///
 /// # Errors
@@ -120,5 +136,10 @@ mod tests {
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
         write(&path, "new").unwrap();
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "new");
+        try_writing(&path).unwrap();
+        try_writing(&folder.path().join("other")).unwrap();
+        assert!(try_writing(folder.path()).is_err() && try_writing(&folder.path().join("none/file")).is_err());
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "new");
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
     }
 }

@@ -77,6 +77,18 @@ fn a_score_rises_from_that_of_the_base_and_is_in_every_sink_and_its_best_adapter
     let base = run(&["eval", run_dir.to_str().unwrap(), "--base", "--json"]);
     let base: Value = serde_json::from_slice(&base.stdout).unwrap();
     assert_eq!(base["tasks"]["exact_match"]["score"], scores[0].1);
+    // Another metric has no use for the pattern of the run, but for one of the command line it should.
+    let other = ["eval", run_dir.to_str().unwrap(), "--set", "eval.task.metric=json", "--set", "eval.task.rows=2"];
+    let of_other = run(&other);
+    let report: Value = serde_json::from_slice(&of_other.stdout).unwrap_or_else(|_| panic!("{}", stderr(&of_other)));
+    assert_eq!(report["tasks"]["json"]["rows"], 2);
+    for (more, message) in [
+        (["--set", "eval.task.regex_pattern=a"], "`eval.task.regex_pattern` does nothing here"),
+        (["--answers", run_dir.to_str().unwrap()], "is a directory"),
+    ] {
+        let refused = run(&[&other[..], &more].concat());
+        assert!(refused.status.code() == Some(2) && stderr(&refused).contains(message), "{}", stderr(&refused));
+    }
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! What a finished run is good for: `chat`, `serve`, `eval`, `generate` of a file, and that all of them write the same text.
 
+use std::fs;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
 use std::path::PathBuf;
@@ -269,6 +270,36 @@ fn eval_measures_what_training_measured() {
     let output = run(&["eval", model.to_str().unwrap()]);
     assert_eq!(output.status.code(), Some(2));
     assert!(stderr(&output).contains("no evaluation rows\n  hint: --data FILE"), "{}", stderr(&output));
+}
+
+#[test]
+fn eval_finds_the_rows_of_a_run_from_another_folder_and_reads_others_as_the_run_did() {
+    let bench = Bench::new();
+    for name in ["train.jsonl", "eval.jsonl"] {
+        let rows = fs::read_to_string(bench.path(name)).unwrap();
+        fs::write(bench.path(name), rows.replace("\"prompt\"", "\"ask\"").replace("\"completion\"", "\"reply\""))
+            .unwrap();
+    }
+    let recipe = bench.recipe("run", "");
+    let [train, eval] = [("train", "train.jsonl"), ("eval", "ev*.jsonl")].map(|(section, path)| {
+        let columns = "{ prompt = 'ask', completion = 'reply' }";
+        format!("data.{section}=[{{ path = {path:?}, columns = {columns} }}]")
+    });
+    let args = [recipe.to_str().unwrap(), "--set", &train, "--set", &eval, "--set", "train.max_steps=2"];
+    let trained = lora_train(&args).current_dir(&bench.folder).output().unwrap();
+    assert!(trained.status.success(), "{}", stderr(&trained));
+    let (folder, data) = (bench.path("run"), bench.path("eval.jsonl"));
+    let folder = folder.to_str().unwrap();
+    let loss = json(&bench.path("run/summary.json"))["final_eval_loss"].clone();
+    for more in [&[][..], &["--data", data.to_str().unwrap()]] {
+        let found: Value = serde_json::from_str(&stdout(&[&["eval", folder], more].concat())).unwrap();
+        assert_eq!(found["eval_loss"], loss, "{more:?}");
+    }
+    let output = run(&["eval", folder, "--set", "data.max_length=2"]);
+    assert!(stderr(&output).contains("no row is left to evaluate on\n"), "{}", stderr(&output));
+    fs::remove_file(data).unwrap();
+    let output = run(&["eval", folder]);
+    assert!(stderr(&output).contains("`data.eval[0].path` = \"ev*.jsonl\" matches no file"), "{}", stderr(&output));
 }
 
 #[test]

@@ -343,6 +343,10 @@ fn globs_are_sorted_and_what_names_no_file_is_an_error() {
     text.format = DataFormat::Alpaca;
     assert!(error(&config(vec![text])).ends_with("a .txt file has no columns: its `format` is \"text\""));
     assert!(error(&config(vec![])).starts_with("no training data"));
+    let measured = |source| DataConfig { eval: vec![source], ..config(vec![]) };
+    let dataset = open(&measured(files.write("e.jsonl", &numbered_rows(3))));
+    assert_eq!((dataset.num_train_rows(), dataset.num_file_rows(), dataset.num_eval_rows()), (0, 0, 3));
+    assert!(error(&measured(files.source("none.jsonl"))).starts_with("`data.eval[0].path` = "));
 }
 
 #[test]
