@@ -288,7 +288,8 @@ fn recipe(args: &EvalArgs, named: &Named, scores: bool) -> Result<Recipe, Failur
         let is_table = FileKind::of(Path::new(path)) != Some(FileKind::Txt);
         let reading = |source: &DataSource| (source.format, source.columns.clone());
         let mut readings = replaced.iter().map(reading).filter(|_| is_table);
-        let first = readings.next().filter(|first| readings.all(|other| other == *first));
+        // Without named columns they are found by themselves, also another format's.
+        let first = readings.next().filter(|first| !first.1.is_empty() && readings.all(|other| other == *first));
         let (format, columns) = first.unwrap_or_default();
         data.eval = vec![DataSource { path: path.clone(), format, columns, ..DataSource::default() }];
         data.eval_split = None;
@@ -318,7 +319,9 @@ fn own_changes(args: &EvalArgs, adapter: &Path, recipe: &Path, text: &str, start
     };
     let moved = flattened(&table).into_iter().filter_map(|(key, value)| {
         let path = value.as_str().filter(|value| is_path(&key, value))?;
-        Some(Override::argument("RUN", &key, &path_of_run(adapter, path)?))
+        let (moved, place) = (path_of_run(adapter, path)?, |path: &str| Path::new(path).canonicalize().ok());
+        let is_elsewhere = place(path).is_none() || place(path) != place(&moved);
+        is_elsewhere.then(|| Override::argument("RUN", &key, &moved))
     });
     let mut changes: Vec<Override> = moved.collect();
     let set: Vec<(&str, &str)> = args.set.iter().filter_map(|set| set.split_once('=')).collect();
