@@ -112,10 +112,10 @@ fn generate_chat_and_serve_write_the_same_text_alone_and_together() {
     assert_eq!(answers.len(), 4);
     assert!(stderr(&output).contains("there is no /nonsense; /help"), "{}", stderr(&output));
 
-    // A file of prompts, in its order.
+    // A file of prompts, in its order, as Windows writes it.
     let rows = [json!({"id": 7, "prompt": STORY}), json!({"prompt": "Tom saw a cat."}), json!({"prompt": STORY})];
     let file = bench.path("prompts.jsonl");
-    std::fs::write(&file, rows.map(|row| format!("{row}\n")).concat()).unwrap();
+    std::fs::write(&file, format!("\u{feff}{}", rows.map(|row| format!("{row}\r\n")).concat())).unwrap();
     let lines =
         stdout(&["generate", run_dir, "--prompts", file.to_str().unwrap(), "--max-new-tokens", "40", "--quiet"]);
     let lines: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
@@ -124,6 +124,10 @@ fn generate_chat_and_serve_write_the_same_text_alone_and_together() {
         json!({"id": 7, "prompt": STORY, "text": adapted, "tokens": lines[0]["tokens"], "finish_reason": "stop"})
     );
     assert_eq!((&lines[1]["text"], &lines[2]["text"]), (&json!(generate(run_dir, "Tom saw a cat.")), &json!(adapted)));
+
+    std::fs::write(&file, "[\n]\n").unwrap();
+    let refused = run(&["generate", run_dir, "--prompts", file.to_str().unwrap()]);
+    assert!(stderr(&refused).contains("prompts.jsonl:1: expected a JSON object a line"), "{}", stderr(&refused));
 
     let server = Server::start(&[run_dir]);
     let (_, models) = server.ask("/v1/models", "", &Value::Null);

@@ -34,6 +34,7 @@ pub(super) fn read(
 ) -> Result<Vec<Row>, Failure> {
     let text = std::fs::read_to_string(path)
         .map_err(|error| Problem::new(format!("--prompts {}: {error}", path.display())))?;
+    let text = text.strip_prefix('\u{feff}').unwrap_or(&text);
     let is_text = path.extension().is_some_and(|extension| extension == "txt");
     let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
     let rows = lines.map(|(index, line)| {
@@ -52,6 +53,11 @@ pub(super) fn read(
 }
 
 fn json_line(line: &str) -> Result<Value, String> {
+    if line.trim_start().starts_with('[') {
+        return Err(
+            "expected a JSON object a line, not an array\n  hint: `jq -c '.[]' FILE` writes its objects so".to_owned()
+        );
+    }
     serde_json::from_str(line).map_err(|error| format!("not a JSON object: {error}"))
 }
 
