@@ -163,7 +163,7 @@ pub(super) fn matching_files(key: &str, pattern: &str) -> Result<Vec<PathBuf>, D
         return Ok(vec![literal]);
     }
     if literal.is_dir() {
-        return files_of_folder(&literal).map_err(failed);
+        return files_of_folder(&literal, key.starts_with("data.eval")).map_err(failed);
     }
     // For a pattern, the part before the first folder with a wildcard.
     let fixed: PathBuf =
@@ -193,7 +193,7 @@ pub(super) fn matching_files(key: &str, pattern: &str) -> Result<Vec<PathBuf>, D
 }
 
 /// The data files of a folder, sorted; files with other endings are left out, and so are hidden ones.
-fn files_of_folder(folder: &Path) -> Result<Vec<PathBuf>, String> {
+fn files_of_folder(folder: &Path, is_eval: bool) -> Result<Vec<PathBuf>, String> {
     let entries = std::fs::read_dir(folder).and_then(Iterator::collect::<Result<Vec<_>, _>>);
     let entries = entries.map_err(|error| format!("cannot be read: {error}"))?;
     let mut paths: Vec<PathBuf> = entries.iter().map(std::fs::DirEntry::path).collect();
@@ -206,8 +206,14 @@ fn files_of_folder(folder: &Path) -> Result<Vec<PathBuf>, String> {
         let layout = DatasetLayout::of_names(&files.iter().map(name).collect::<Vec<_>>());
         let splits: Vec<&str> = layout.splits().into_iter().collect();
         if splits.len() > 1 {
-            let (splits, last) = (splits.join("`, `"), splits[splits.len() - 1]);
-            return Err(format!("has the splits `{splits}`\n  hint: beside the path, `split = {last:?}` takes one"));
+            let meant = *splits.iter().rfind(|split| (**split == "train") != is_eval).unwrap_or(&splits[0]);
+            let is_of_it = |file: &&PathBuf| DatasetLayout::of_names(&[name(file)]).splits().contains(meant);
+            let file = files.iter().find(is_of_it).unwrap_or(&files[0]).display();
+            return Err(format!(
+                "has the splits `{}`\n  hint: beside the path, `split = {meant:?}` takes one, or name its files, such as \
+                 {file}",
+                splits.join("`, `")
+            ));
         }
         return Ok(files);
     }

@@ -93,13 +93,16 @@ pub(crate) const DATA_MISTAKES: &[(&str, Wrong<'static>, &[&str])] = &[
     ("a folder with nothing", Made(with_an_empty_folder), &["\"d\" is a folder without data files", "it has nothing"]),
     (
         "a folder with rows to test on",
-        Made(with_two_splits),
-        &["\"d\" has the splits `test`, `train`", "`split = \"train\"` takes one"],
+        Made(with_three_splits),
+        &[
+            "\"d\" has the splits `test`, `train`, `validation`",
+            "`split = \"train\"` takes one, or name its files, such as d/train.jsonl",
+        ],
     ),
     (
         "a split that a folder lacks",
         Made(with_another_split),
-        &["the folder has no split `validation`; it has `test`, `train`", "`split = \"...\"`"],
+        &["the folder has no split `unseen`; it has `test`, `train`, `validation`", "`split = \"...\"`"],
     ),
     // Keys of a source.
     (
@@ -227,14 +230,14 @@ fn with_a_folder_of_notes(folder: &Path) {
     fs::write(folder.join("d/notes.md"), "").unwrap();
 }
 
-fn with_two_splits(folder: &Path) {
+fn with_three_splits(folder: &Path) {
     with_an_empty_folder(folder);
-    for name in ["train", "test"] {
+    for name in ["train", "test", "valid"] {
         fs::write(folder.join(format!("d/{name}.jsonl")), ROW).unwrap();
     }
 }
 
 fn with_another_split(folder: &Path) {
-    with_two_splits(folder);
-    train_on(folder, "d", "split = \"validation\"");
+    with_three_splits(folder);
+    train_on(folder, "d", "split = \"unseen\"");
 }
