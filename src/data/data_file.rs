@@ -8,6 +8,7 @@ use super::encode::EncodedRow;
 use super::error::DataError;
 use super::files::{FileInfo, FileKind};
 use super::findings::RowFindings;
+use super::rows::RowFile;
 use crate::config::DataFormat;
 
 mod opened;
@@ -56,8 +57,8 @@ impl DataFile {
         lengths
     }
 
-    /// The lengths of the rows.
-    fn count_rows(&mut self, entries: &[RowEntry]) -> Vec<u32> {
+    /// The lengths of the rows. Without `rows`, which say where they are, only places of odd ones are known.
+    fn count_rows(&mut self, entries: &[RowEntry], rows: Option<&RowFile>) -> Vec<u32> {
         let limit = u32::try_from(self.max_length).unwrap_or(u32::MAX);
         let mut lengths = Vec::with_capacity(entries.len());
         for (row, entry) in entries.iter().enumerate() {
@@ -96,7 +97,9 @@ impl DataFile {
             }
             lengths.push(if is_usable { entry.cut(limit) } else { 0 });
         }
-        self.without_targets.place(|rows| rows.iter().map(|row| format!("row {}", row + 1)).collect());
+        let place = |row: &usize| self.odd_rows.place_of(*row).unwrap_or_else(|| format!("row {}", row + 1));
+        self.without_targets
+            .place(|named| rows.map_or_else(|| named.iter().map(place).collect(), |rows| rows.places(named)));
         lengths
     }
 

@@ -57,6 +57,12 @@ impl RowFindings {
         }
     }
 
+    /// The place of a row that is named.
+    pub(super) fn place_of(&self, row: usize) -> Option<String> {
+        let place = |kind: &Kind| kind.places.get(kind.rows.iter().position(|named| *named == row)?).cloned();
+        self.kinds.iter().find_map(place)
+    }
+
     /// For each kind, the place of its first row, and its message with how many more rows there are and where.
     pub(super) fn messages(&self) -> impl Iterator<Item = (String, String)> {
         self.kinds.iter().map(|kind| (kind.places.first().cloned().unwrap_or_default(), kind.message()))
@@ -116,6 +122,7 @@ mod tests {
             "message 0: its role is \"r0\"\n  and likewise 9 more: line 4, line 7, line 10, line 13, ...\n  hint: rename it"
         );
         assert_eq!((texts.len(), texts[1].0.as_str(), findings.num_rows), (2, "line 2", 20));
+        assert_eq!((findings.place_of(4), findings.place_of(15)), (Some("line 5".into()), None));
     }
 
     #[test]

@@ -82,7 +82,7 @@ fn color_marks_every_line() {
 
 #[test]
 fn what_is_cut_and_what_has_no_answer_is_warned_of_with_the_key_to_change() {
-    let rows = format!("{ROWS}{{\"prompt\": \"</s>\", \"completion\": \"\"}}\n");
+    let rows = format!("{ROWS}\n{{\"prompt\": \"</s>\", \"completion\": \"\"}}\n");
     let (shown, warnings) = inspected(&rows, "max_length = 5", 1, Marks::Brackets);
     assert!(
         shown.contains(
@@ -92,6 +92,10 @@ fn what_is_cut_and_what_has_no_answer_is_warned_of_with_the_key_to_change() {
     );
     assert!(shown.contains("truncated      1 row at `data.max_length` = 5, 1 without any of the answer"), "{shown}");
     assert!(shown.contains("left out       2 rows") && shown.contains("longest 4"), "{shown}");
-    assert!(warnings[0].contains("2 of 3 rows carry no loss and are left out:\n  row 1: of 10 tokens"), "{warnings:?}");
-    assert!(warnings[1].contains("1 of 3 rows are odd:\n  line 3: the completion is empty"), "{warnings:?}");
+    assert!(
+        warnings[0].contains("2 of 3 rows carry no loss and are left out:\n  line 1: of 10 tokens"),
+        "{warnings:?}"
+    );
+    assert!(warnings[0].contains("\n  line 4: nothing carries loss"), "the line, not the row: {warnings:?}");
+    assert!(warnings[1].contains("1 of 3 rows are odd:\n  line 4: the completion is empty"), "{warnings:?}");
 }

@@ -146,9 +146,12 @@ impl OpenedFile {
         warnings: &mut Vec<String>,
     ) -> Result<(DataFile, Vec<u32>), DataError> {
         let limit = self.limit;
-        let (encoded, is_new) = match self.rows {
-            Rows::Kept(encoded) => (*encoded, false),
-            _ => self.encoded(encoder, options, warnings)?,
+        let (encoded, is_new, rows) = match self.rows {
+            Rows::Kept(encoded) => (*encoded, false, None),
+            _ => {
+                let (encoded, is_new) = self.encoded(encoder, options, warnings)?;
+                (encoded, is_new, if let Rows::Objects { file, .. } = self.rows { Some(file) } else { None })
+            }
         };
         let kept_tokens = encoded.tokens.file().map(|(file, _)| {
             // A failure is ignored: only `tidy` uses the time.
@@ -176,7 +179,7 @@ impl OpenedFile {
             let limited = |windows: usize| limit.map_or(windows, |limit| limit.of(windows));
             file.count_windows(&entries, |windows| limited(windows).min(left.unwrap_or(windows)))
         } else {
-            file.count_rows(&entries)
+            file.count_rows(&entries, rows.as_ref())
         };
         file.info.num_rows = lengths.len();
         Ok((file, lengths))

@@ -213,7 +213,7 @@ fn rows_that_lose_their_answer_are_counted_and_left_out() {
         assert_eq!(dataset.train_counts().unwrap(), expected);
         let warnings = dataset.warnings();
         assert!(
-            warnings[0].contains("1 of 3 rows carry no loss and are left out:\n  row 2: of 23 tokens, "),
+            warnings[0].contains("1 of 3 rows carry no loss and are left out:\n  line 2: of 23 tokens, "),
             "{warnings:?}"
         );
         assert!(warnings[1].contains("1 of 3 rows are longer than `data.max_length` = 10 and lose"), "{warnings:?}");
