@@ -217,7 +217,7 @@ section! {
              "completion_feature", "text_feature", "rename";
              "our name first: columns = { prompt = \"question\", completion = \"answer\" }"];
         /// How often the rows of this file are visited in an epoch, relative to the other files.
-        weight: f64 = 1.0 => number((Bound::Excluded(0.0), Bound::Unbounded)),
+        weight: f64 = 1.0 => number((Bound::Excluded(0.0), Bound::Included(1000.0))),
             ["weights", "probability", "interleave_probs", "mix", "ratio", "sampling_weight"];
         /// The first rows alone: a number of them over all files, or a share of each file, "10%".
         rows: Option<RowLimit> = None => any(RowLimit::EXPECTED, RowLimit::accept) like 1000,

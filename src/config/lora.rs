@@ -13,7 +13,7 @@ section! {
     /// Section `[lora]`: names and meaning as in PEFT's `LoraConfig`.
     pub struct LoraConfig then check {
         /// Rank of the update.
-        r: usize = 8 => count(1..), OtherAdapter, ["lora_r", "rank", "lora_rank", "lora_dim", "adapter_rank"];
+        r: usize = 8 => count(1..=65_536), OtherAdapter, ["lora_r", "rank", "lora_rank", "lora_dim", "adapter_rank"];
         /// The update is scaled by `lora_alpha / r`.
         lora_alpha: f64 = 16.0 => number(POSITIVE), OtherAdapter,
             ["alpha", "lora_alphas"],
@@ -56,7 +56,7 @@ section! {
         layers_pattern: Option<Vec<String>> = None => any(LAYERS_PATTERN, accept_names) like ["layers"], OtherAdapter,
             ["lora_layers_pattern", "peft_layers_pattern"];
         /// Another rank for modules whose name ends like this (or matches, as a regular expression); of several the first.
-        rank_pattern: ByName<usize> = ByName::default() => counts_by_name(1..), OtherAdapter,
+        rank_pattern: ByName<usize> = ByName::default() => counts_by_name(1..=65_536), OtherAdapter,
             ["lora_rank_pattern", "ranks"];
         /// Another `lora_alpha` for modules whose name ends like this.
         alpha_pattern: ByName<f64> = ByName::default() => numbers_by_name(POSITIVE), OtherAdapter,

@@ -20,7 +20,7 @@ section! {
             ["tf32"; "write precision = \"tf32\""],
             ["mixed_precision", "compute_dtype", "amp", "bnb_4bit_compute_dtype", "dtype"];
         /// Rows in one forward and backward pass.
-        micro_batch_size: usize = 4 => count(1..), OtherRows + steps,
+        micro_batch_size: usize = 4 => count(1..=65_536), OtherRows + steps,
             ["batch_size", "per_device_train_batch_size", "micro_batch", "train_batch_size", "per_device_batch_size", "mbs",
              "device_batch_size"];
         /// Micro-batches in one step: the update is that of all their rows together.

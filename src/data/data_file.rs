@@ -177,7 +177,7 @@ impl DataFile {
         if self.info.kind != FileKind::Txt {
             return Ok(self.record(row)?.cut(max_length));
         }
-        let mut ids = Vec::with_capacity(max_length);
+        let mut ids = Vec::with_capacity(max_length.min(self.tokens.num_records() * PIECE_TOKENS));
         let mut at = row * max_length;
         while ids.len() < max_length && at / PIECE_TOKENS < self.tokens.num_records() {
             let piece = self.record(at / PIECE_TOKENS)?.ids;

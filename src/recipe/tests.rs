@@ -157,7 +157,7 @@ fn all_problems_are_reported_together_by_place() {
             "r:3:16: `lora.lora_dropout` = 1.2, expected a number in [0, 1)",
             "r:4:1: unknown key `target`\n  hint: did you mean `target_modules`?",
             "r:8:14: `eval.eval_steps` = 0, expected a whole number of at least 1",
-            "--set lora.r=x: `lora.r` = \"x\", expected a whole number of at least 1",
+            "--set lora.r=x: `lora.r` = \"x\", expected a whole number from 1 to 65536",
             "--set optimizer.eps=0: `optimizer.eps` = 0, expected a number above 0",
         ]
     );

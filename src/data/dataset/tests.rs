@@ -290,7 +290,7 @@ fn a_text_is_one_document_cut_into_windows() {
     let files = Files::new();
     let text: String = (0..1500).map(|i| ["xyz", "é", "w "][i % 3]).collect();
     let whole = tokenizer().encode(&text, true).unwrap();
-    for max_length in [3, 7, 1000, 1024, 1025, 4000] {
+    for max_length in [3, 7, 1000, 1024, 1025, 4000, 1 << 40] {
         let dataset = open(&DataConfig { max_length, ..config(vec![files.write("t.txt", &text)]) });
         let windows = (0..dataset.num_file_rows()).map(|row| dataset.file_row(row).unwrap().1);
         let windows: Vec<EncodedRow> = windows.collect();

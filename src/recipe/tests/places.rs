@@ -12,7 +12,7 @@ fn a_problem_is_shown_with_its_line_and_a_caret() {
     assert_eq!(
         shown(parse(&least("[lora]\n\ttarget = \"ä\"\nr = 0 # rank\n"), &["seed=x"])),
         "r:6:2: unknown key `target`\n  |\n6 |     target = \"ä\"\n  |     ^^^^^^\n  hint: did you mean `target_modules`?\n\
-         r:7:5: `lora.r` = 0, expected a whole number of at least 1\n  |\n7 | r = 0 # rank\n  |     ^\n\
+         r:7:5: `lora.r` = 0, expected a whole number from 1 to 65536\n  |\n7 | r = 0 # rank\n  |     ^\n\
          --set seed=x: `seed` = \"x\", expected a whole number from 0 to 9223372036854775807"
     );
     assert_eq!(

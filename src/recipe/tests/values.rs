@@ -2,22 +2,23 @@ use super::*;
 
 /// Values, and what is said of them.
 const WRONG_VALUES: &[(&str, &str)] = &[
-    ("[lora]\nr = 0", "r:6:5: `lora.r` = 0, expected a whole number of at least 1"),
-    ("[lora]\nr = -3", "r:6:5: `lora.r` = -3, expected a whole number of at least 1"),
-    ("[lora]\nr = [8]", "r:6:5: `lora.r` = [8], expected a whole number of at least 1"),
+    ("[lora]\nr = 0", "r:6:5: `lora.r` = 0, expected a whole number from 1 to 65536"),
+    ("[lora]\nr = 65537", "r:6:5: `lora.r` = 65537, expected a whole number from 1 to 65536"),
+    ("[lora]\nr = -3", "r:6:5: `lora.r` = -3, expected a whole number from 1 to 65536"),
+    ("[lora]\nr = [8]", "r:6:5: `lora.r` = [8], expected a whole number from 1 to 65536"),
     (
         "[lora]\nr = 99999999999999999999",
-        "r:6:5: `lora.r` = 99999999999999999999, expected a whole number of at least 1",
+        "r:6:5: `lora.r` = 99999999999999999999, expected a whole number from 1 to 65536",
     ),
     (
         "[lora]\nr = 8.0",
-        "r:6:5: `lora.r` = 8.0, expected a whole number of at least 1\n  hint: write it without a point: 8",
+        "r:6:5: `lora.r` = 8.0, expected a whole number from 1 to 65536\n  hint: write it without a point: 8",
     ),
     (
         "[lora]\nr = \"8\"",
-        "r:6:5: `lora.r` = \"8\", expected a whole number of at least 1\n  hint: write it without quotes: 8",
+        "r:6:5: `lora.r` = \"8\", expected a whole number from 1 to 65536\n  hint: write it without quotes: 8",
     ),
-    ("[lora]\nr = 2020-01-01", "r:6:5: `lora.r` = 2020-01-01, expected a whole number of at least 1"),
+    ("[lora]\nr = 2020-01-01", "r:6:5: `lora.r` = 2020-01-01, expected a whole number from 1 to 65536"),
     ("[lora]\nlora_alpha = nan", "r:6:14: `lora.lora_alpha` = nan, expected a number above 0"),
     ("[lora]\nlora_alpha = inf", "r:6:14: `lora.lora_alpha` = inf, expected a number above 0"),
     ("[lora]\nuse_rslora = 1", "r:6:14: `lora.use_rslora` = 1, expected true or false"),
@@ -27,7 +28,7 @@ const WRONG_VALUES: &[(&str, &str)] = &[
     ),
     (
         "[lora]\nrank_pattern = { q_proj = 0 }",
-        "r:6:27: `lora.rank_pattern.q_proj` = 0, expected a whole number of at least 1",
+        "r:6:27: `lora.rank_pattern.q_proj` = 0, expected a whole number from 1 to 65536",
     ),
     (
         "[lora]\nalpha_pattern = 3",
@@ -83,7 +84,12 @@ const WRONG_VALUES: &[(&str, &str)] = &[
         "[data]\neval_split = 1.0",
         "r:6:14: `data.eval_split` = 1.0, expected a share of the rows in (0, 1) or a number of rows of at least 1",
     ),
-    ("weight = 0", "r:5:10: `data.train[0].weight` = 0, expected a number above 0"),
+    ("weight = 0", "r:5:10: `data.train[0].weight` = 0, expected a number in (0, 1000]"),
+    ("weight = 1001", "r:5:10: `data.train[0].weight` = 1001, expected a number in (0, 1000]"),
+    (
+        "[train]\nmicro_batch_size = 65537",
+        "r:6:20: `train.micro_batch_size` = 65537, expected a whole number from 1 to 65536",
+    ),
     (
         "[eval]\ngenerate = \"hi\"",
         "r:6:12: `eval.generate` = \"hi\", expected a list of texts, none of them empty\n  hint: a list is written in brackets: [...]",

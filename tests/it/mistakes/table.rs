@@ -112,8 +112,12 @@ pub(crate) const MISTAKES: &[(&str, Wrong<'static>, &[&str])] = &[
         Recipe("r = 4", "r = \"4\""),
         &["r.toml:5:5: `lora.r` = \"4\"", "write it without quotes: 4"],
     ),
-    ("half a rank", Recipe("r = 4", "r = 4.5"), &["r.toml:5:5: `lora.r` = 4.5, expected a whole number of at least 1"]),
-    ("no rank", Recipe("r = 4", "r = 0"), &["`lora.r` = 0, expected a whole number of at least 1"]),
+    (
+        "half a rank",
+        Recipe("r = 4", "r = 4.5"),
+        &["r.toml:5:5: `lora.r` = 4.5, expected a whole number from 1 to 65536"],
+    ),
+    ("no rank", Recipe("r = 4", "r = 0"), &["`lora.r` = 0, expected a whole number from 1 to 65536"]),
     ("negative steps", Recipe("= 2", "= -1"), &["r.toml:11:13: `train.max_steps` = -1, expected a whole number"]),
     (
         "all inputs dropped",
