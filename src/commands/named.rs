@@ -13,7 +13,7 @@ use crate::lora::AdapterSet;
 use crate::measure::metrics::SUMMARY_FILE;
 use crate::model::weights::{StoredTensor, Weights};
 use crate::model::{Model, Storage};
-use crate::run::dir::{ENVIRONMENT_FILE, RESOLVED_FILE};
+use crate::run::dir::{RESOLVED_FILE, started_in};
 use crate::run::inputs::{ModelSource, WeightsFrom};
 use crate::run::kernel_check;
 use crate::run::overview::{held, multiplies_eight_bits};
@@ -241,13 +241,6 @@ fn base_of_run(recipe: &Path) -> Result<ModelOptions, Failure> {
 /// A base of which no more than its name is known.
 fn named(path: String) -> ModelOptions {
     ModelOptions { path, ..ModelOptions::default() }
-}
-
-/// The directory in which the run in `folder` was started.
-fn started_in(folder: &Path) -> Option<PathBuf> {
-    let json = std::fs::read(folder.join(ENVIRONMENT_FILE)).ok()?;
-    let environment: serde_json::Value = serde_json::from_slice(&json).ok()?;
-    environment["directory"].as_str().map(PathBuf::from)
 }
 
 /// The recipe, every default filled in, of the run that an adapter belongs to.

@@ -49,8 +49,9 @@ impl fmt::Display for Change {
     }
 }
 
-/// Keys whose values differ between two recipes with every default filled in, except the output folder.
-pub(super) fn changes(earlier: &str, now: &str) -> Vec<Change> {
+/// Keys whose values differ between two recipes with every default filled in, except the output folder. Paths of the earlier
+/// one start at `started`.
+pub(super) fn changes(earlier: &str, started: &Path, now: &str) -> Vec<Change> {
     let (Ok(earlier), Ok(now)) = (earlier.parse::<Table>(), now.parse::<Table>()) else { return Vec::new() };
     let (mut before, mut after) = (Vec::new(), Vec::new());
     flatten("", &Value::Table(earlier), &mut before);
@@ -64,15 +65,22 @@ pub(super) fn changes(earlier: &str, now: &str) -> Vec<Change> {
     keys.into_iter()
         .filter(|key| *key != "output_dir")
         .map(|key| (key, value_of(&before, key), value_of(&after, key)))
-        .filter(|(key, before, after)| before != after && !(key.ends_with(".path") && is_same_place(before, after)))
+        .filter(|(key, before, after)| {
+            before != after && !(key.ends_with(".path") && is_same_place(&started.join(unquoted(before)), after))
+        })
         .map(|(key, before, after)| Change { key: key.clone(), before, after, effect: effect_of(key) })
         .collect()
 }
 
-/// Whether two quoted paths name the same file or folder: the command may run from another directory.
-fn is_same_place(before: &str, after: &str) -> bool {
-    let place = |quoted: &str| Path::new(quoted.trim_matches('"')).canonicalize().ok();
-    place(before).is_some_and(|before| Some(before) == place(after))
+/// Whether a path and a quoted one name the same file or folder: the command may run from another directory.
+fn is_same_place(before: &Path, after: &str) -> bool {
+    before
+        .canonicalize()
+        .is_ok_and(|before| Path::new(unquoted(after)).canonicalize().is_ok_and(|after| before == after))
+}
+
+fn unquoted(value: &str) -> &str {
+    value.trim_matches('"')
 }
 
 /// Lists every key with its value, such as `data.train[0].path`.
@@ -102,12 +110,12 @@ mod tests {
         let earlier = "output_dir = \"a\"\nseed = 1\n[train]\nmax_steps = 2\n[[data.train]]\npath = \"a\"\n";
         let now =
             "output_dir = \"b\"\nseed = 1\n[train]\nmax_steps = 4\nnum_epochs = 1.0\n[[data.train]]\npath = \"b\"\n";
-        let told: Vec<String> = changes(earlier, now).iter().map(ToString::to_string).collect();
+        let told: Vec<String> = changes(earlier, Path::new(""), now).iter().map(ToString::to_string).collect();
         assert_eq!(
             told,
             ["data.train[0].path: \"a\" -> \"b\"", "train.max_steps: 2 -> 4", "train.num_epochs: none -> 1.0"]
         );
-        assert!(changes(now, now).is_empty());
+        assert!(changes(now, Path::new(""), now).is_empty());
     }
 
     #[test]
@@ -130,7 +138,7 @@ mod tests {
         ] {
             assert_eq!(effect_of(key), effect, "{key}");
         }
-        let may_add_steps = |now: &str| changes("", now).iter().all(Change::may_add_steps);
+        let may_add_steps = |now: &str| changes("", Path::new(""), now).iter().all(Change::may_add_steps);
         assert!(may_add_steps("[train]\nmax_steps = 2\n") && may_add_steps("[[data.train]]\npath = \"a\"\n"));
         assert!(!may_add_steps("[optimizer]\nlearning_rate = 1.0\n") && !may_add_steps("seed = 1\n"));
     }
@@ -140,7 +148,9 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         std::fs::create_dir(folder.path().join("model")).unwrap();
         let recipe = |path: &str| format!("[model]\npath = \"{}/{path}\"\n", folder.path().display());
-        assert!(changes(&recipe("model"), &recipe("model/../model")).is_empty());
-        assert_eq!(changes(&recipe("model"), &recipe("other")).len(), 1);
+        let [model, other] = ["model", "other"].map(recipe);
+        assert!(changes(&model, Path::new(""), &recipe("model/../model")).is_empty());
+        assert!(changes("[model]\npath = \"model\"\n", folder.path(), &model).is_empty());
+        assert_eq!(changes(&model, Path::new(""), &other).len(), 1);
     }
 }

@@ -297,6 +297,13 @@ pub(crate) fn has_checkpoints(path: &Path) -> bool {
         .is_ok_and(|entries| entries.flatten().any(|e| is_checkpoint(&e.file_name().to_string_lossy())))
 }
 
+/// The directory in which the run in `folder` was started.
+pub(crate) fn started_in(folder: &Path) -> Option<PathBuf> {
+    let json = fs::read(folder.join(ENVIRONMENT_FILE)).ok()?;
+    let environment: serde_json::Value = serde_json::from_slice(&json).ok()?;
+    environment["directory"].as_str().map(PathBuf::from)
+}
+
 /// The nearest existing path among `path` and the folders above it; it decides whether the rest can be created.
 pub(crate) fn nearest_existing(path: &Path) -> &Path {
     let mut existing = path;

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use super::args::{Resume, TrainArgs};
 use super::changes::{Change, changes};
-use super::dir::{Finished, RunDir};
+use super::dir::{Finished, RunDir, started_in};
 use crate::config::GradientCheckpointing;
 use crate::lora::AdapterSet;
 use crate::measure::metrics::Sinks;
@@ -63,7 +63,8 @@ impl Resumed {
         let checkpointing = earlier.as_deref().and_then(|earlier| kept_checkpointing(earlier, recipe));
         let mut now = recipe.clone();
         now.train.gradient_checkpointing = checkpointing.unwrap_or(recipe.train.gradient_checkpointing);
-        let changes = earlier.map(|earlier| changes(&earlier, &now.to_toml())).unwrap_or_default();
+        let started = checkpoint.ancestors().find_map(started_in).unwrap_or_default();
+        let changes = earlier.map(|earlier| changes(&earlier, &started, &now.to_toml())).unwrap_or_default();
         let is_sound = |path: &Path| {
             let found = checkpoint::load_state::<TrainerState>(path);
             found.is_ok_and(|found| found.trouble.is_none() && found.step <= state.step)
@@ -230,7 +231,9 @@ fn refuse_finished(resume: &Resume, resumed: Option<&Resumed>, dir: &RunDir, rec
         Resume::Latest => true,
         Resume::Checkpoint(_) => resumed.is_some_and(|resumed| resumed.state.step >= finished.steps),
     };
-    let may_add_steps = resumed.is_some() && changes(&dir.recipe(), recipe).iter().any(Change::may_add_steps);
+    let started = started_in(dir.path()).unwrap_or_default();
+    let changed = changes(&dir.recipe(), &started, recipe);
+    let may_add_steps = resumed.is_some() && changed.iter().any(Change::may_add_steps);
     if is_at_its_end && !may_add_steps { Err(nothing_left(dir, &finished, resumed.is_some())) } else { Ok(()) }
 }
 

@@ -99,6 +99,11 @@ fn generate_chat_and_serve_write_the_same_text_alone_and_together() {
     };
     let (adapted, base) = (generate(run_dir, STORY), generate(model.to_str().unwrap(), STORY));
     assert_ne!(adapted, base);
+    // Where options name the model, the only word is the prompt.
+    let by_option = ["generate", "--adapter", run_dir, STORY, "--max-new-tokens", "40", "--quiet"];
+    assert_eq!(stdout(&by_option).trim_end(), adapted);
+    let output = run(&["generate", "--adapter", run_dir]);
+    assert!(output.status.code() == Some(2) && stderr(&output).contains("no prompt"), "{}", stderr(&output));
 
     // One message a line, a conversation, and a switch of adapters.
     let mut chat = lora_train(&["chat", run_dir, "--max-new-tokens", "40", "--quiet"]);
