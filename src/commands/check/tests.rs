@@ -166,7 +166,7 @@ fn rows_that_are_cut_before_their_answers_are_a_problem() {
 #[test]
 fn micro_batches_are_no_larger_than_the_rows_and_learning_rates_far_too_high_are_warned_of() {
     let world = world();
-    let large = ["data.max_length=256", "train.micro_batch_size=1000000"];
+    let large = ["data.max_length=256", "train.micro_batch_size=65536"];
     assert_eq!(findings(world.path(), &large).1, Vec::<String>::new());
     assert_eq!(findings(world.path(), &["optimizer.learning_rate=0.01"]).1, Vec::<String>::new());
     let (_, warnings, _) = findings(world.path(), &["optimizer.learning_rate=0.5"]);
