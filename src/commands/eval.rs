@@ -10,7 +10,7 @@ use serde_json::json;
 
 use super::named::{ModelArgs, Named, misfit, path_of_run, recipe_of};
 use super::{print_figures, say};
-use crate::config::{DataSource, Metric, ModelOptions, TaskConfig};
+use crate::config::{DataConfig, DataSource, Metric, ModelOptions, TaskConfig};
 use crate::data::cache::CacheSettings;
 use crate::data::dataset::{Dataset, OpenOptions};
 use crate::data::files::FileKind;
@@ -124,7 +124,7 @@ pub(crate) fn run(args: &EvalArgs) -> Result<(), Failure> {
     let progress = Progress::detect(false);
     let options =
         OpenOptions { cache: CacheSettings::from_env(), progress, is_stopped: &is_stopped, ..OpenOptions::default() };
-    let data = source.open_data(&recipe.data, recipe.seed, &options)?;
+    let data = open_data(args, &prepared, &options)?;
     if recipe.objective.scores() {
         data.row_warnings().iter().for_each(|warning| say(&format!("warning: {warning}")));
     }
@@ -307,6 +307,18 @@ fn recipe(args: &EvalArgs, named: &Named, scores: bool) -> Result<Recipe, Failur
         return Err(Problem::new("there are no evaluation rows").hint(hint).into());
     }
     Ok(recipe)
+}
+
+/// The rows. A file of `--data` may have other columns than those that the run names.
+fn open_data(args: &EvalArgs, prepared: &Prepared, options: &OpenOptions<'_>) -> Result<Dataset, Failure> {
+    let Prepared { recipe, source, .. } = prepared;
+    let open = |config: &DataConfig| source.open_data(config, recipe.seed, options);
+    open(&recipe.data).or_else(|failure| {
+        let by_itself = |source: &DataSource| DataSource { path: source.path.clone(), ..DataSource::default() };
+        let eval = recipe.data.eval.iter().map(by_itself).collect();
+        let again = args.data.as_ref().and_then(|_| open(&DataConfig { eval, ..recipe.data.clone() }).ok());
+        again.ok_or(failure)
+    })
 }
 
 /// What changes in the recipe of a run before the command line changes it: its paths lead to where they did in training,

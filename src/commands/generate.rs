@@ -72,10 +72,15 @@ impl GenerateArgs {
         match (self.prompt.as_deref().or(self.text.as_deref()), names) {
             (Some(text), _) => Ok((names, text)),
             (None, _) if self.prompts.is_some() => Ok((names, "")),
-            (None, [text]) if !Path::new(text).exists() => Ok((&[], text)),
-            _ => Err(Problem::new("there is no prompt").hint("lora-train generate RUN \"A question\"").into()),
+            (None, [text]) if !is_name(text) => Ok((&[], text)),
+            _ => Err(Problem::new("there is no prompt").hint("--prompt \"A question\"").into()),
         }
     }
+}
+
+/// Whether this is rather the name of a run or a model than a prompt.
+fn is_name(text: &str) -> bool {
+    Path::new(text).exists() || text.contains('/') && !text.contains(char::is_whitespace)
 }
 
 /// Arguments that say how tokens are chosen.

@@ -206,7 +206,8 @@ fn files_of_folder(folder: &Path, is_eval: bool) -> Result<Vec<PathBuf>, String>
         let layout = DatasetLayout::of_names(&files.iter().map(name).collect::<Vec<_>>());
         let splits: Vec<&str> = layout.splits().into_iter().collect();
         if splits.len() > 1 {
-            let meant = *splits.iter().rfind(|split| (**split == "train") != is_eval).unwrap_or(&splits[0]);
+            let meant = splits.iter().rfind(|split| (**split == "train") != is_eval);
+            let meant = meant.unwrap_or(&splits[splits.len() - 1]);
             let is_of_it = |file: &&PathBuf| DatasetLayout::of_names(&[name(file)]).splits().contains(meant);
             let file = files.iter().find(is_of_it).unwrap_or(&files[0]).display();
             return Err(format!(

@@ -65,22 +65,21 @@ pub(super) fn changes(earlier: &str, started: &Path, now: &str) -> Vec<Change> {
     keys.into_iter()
         .filter(|key| *key != "output_dir")
         .map(|key| (key, value_of(&before, key), value_of(&after, key)))
-        .filter(|(key, before, after)| {
-            before != after && !(key.ends_with(".path") && is_same_place(&started.join(unquoted(before)), after))
-        })
+        .filter(|(key, before, after)| before != after && !(is_path(key) && is_same_place(started, before, after)))
         .map(|(key, before, after)| Change { key: key.clone(), before, after, effect: effect_of(key) })
         .collect()
 }
 
-/// Whether a path and a quoted one name the same file or folder: the command may run from another directory.
-fn is_same_place(before: &Path, after: &str) -> bool {
-    before
-        .canonicalize()
-        .is_ok_and(|before| Path::new(unquoted(after)).canonicalize().is_ok_and(|after| before == after))
+fn is_path(key: &str) -> bool {
+    key.ends_with(".path") || key == "data.chat_template"
 }
 
-fn unquoted(value: &str) -> &str {
-    value.trim_matches('"')
+/// Whether two quoted paths name the same file or folder: the command may run from another directory than `started`, or that
+/// may be gone.
+fn is_same_place(started: &Path, before: &str, after: &str) -> bool {
+    let [before, after] = [before, after].map(|quoted| Path::new(quoted.trim_matches('"')));
+    let place = |path: &Path| path.canonicalize().ok();
+    place(after).is_some_and(|after| [place(&started.join(before)), place(before)].contains(&Some(after)))
 }
 
 /// Lists every key with its value, such as `data.train[0].path`.

@@ -304,6 +304,12 @@ fn eval_finds_the_rows_of_a_run_from_another_folder_and_reads_others_as_the_run_
         let found: Value = serde_json::from_str(&stdout(&[&["eval", folder], more].concat())).unwrap();
         assert_eq!(found["eval_loss"], loss, "{more:?}");
     }
+    let usual =
+        fs::read_to_string(&data).unwrap().replace("\"ask\"", "\"prompt\"").replace("\"reply\"", "\"completion\"");
+    let usual = (bench.path("usual.jsonl"), usual);
+    fs::write(&usual.0, usual.1).unwrap();
+    let found: Value = serde_json::from_str(&stdout(&["eval", folder, "--data", usual.0.to_str().unwrap()])).unwrap();
+    assert_eq!(found["eval_loss"], loss, "other columns than the run's are found by themselves");
     let output = run(&["eval", folder, "--set", "data.max_length=2"]);
     assert!(stderr(&output).contains("no row is left to evaluate on\n"), "{}", stderr(&output));
     fs::remove_file(data).unwrap();

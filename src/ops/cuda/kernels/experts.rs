@@ -120,6 +120,7 @@ impl Factors {
             // Decoded ones are freed after the launch that reads them.
             let matrices = experts.iter().flatten().map(|factor| factor.matrix(&mut tensors, like)).collect();
             let matrices = rows_of_one_stride(matrices);
+            note_memory(like);
             let first = index * self.at_a_time;
             let of_biases = biases.get(first * num_layers..(first + experts.len()) * num_layers).unwrap_or_default();
             let table = [by_expert(&matrices, num_layers), by_expert(of_biases, num_layers)].concat();
@@ -250,7 +251,6 @@ impl Experts for Cuda {
             let mut inputs = inputs.into_iter();
             let dys = rows_of_one_stride(inputs.by_ref().take(num_layers).collect());
             let (Some(first), dx) = (inputs.next(), &dx[0]) else { unreachable!("there are rows") };
-            note_memory(dx);
             let start = |num| grouped("backward", dx, [1, width], num);
             let end = |launch: Launch, experts: [usize; 2], weight_stride: usize| {
                 let launch = dys.iter().fold(launch, Launch::read);

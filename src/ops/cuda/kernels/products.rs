@@ -288,9 +288,10 @@ struct Planned {
 
 impl Products {
     fn new() -> Result<Self, Failure> {
+        let handle = lt::create_handle()?;
         // SAFETY: the context is current. Neither is freed before the process ends.
         let workspace = unsafe { cudarc::driver::result::malloc_sync(WORKSPACE_BYTES) }?;
-        Ok(Self { handle: lt::create_handle()?, workspace, planned: HashMap::new() })
+        Ok(Self { handle, workspace, planned: HashMap::new() })
     }
 
     /// `pointers`: to the factors and their scales, what is added if `has_sum`, and the result.

@@ -303,9 +303,8 @@ pub(super) fn submit(
         };
         let outcome = scope.execute(|server| {
             let mut done = attempt(server)?;
-            if done.as_ref().is_err_and(Failure::is_of_memory) {
-                // The first use of a kernel takes memory of the device, and burn's pools keep what they no longer need.
-                server.memory_cleanup(stream)?;
+            // The first use of a kernel takes memory of the device, and burn's pools keep what they no longer need.
+            if done.as_ref().is_err_and(Failure::is_of_memory) && server.memory_cleanup(stream).is_ok() {
                 done = attempt(server)?;
             }
             // As burn says that a launch of its own failed.
