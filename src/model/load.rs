@@ -276,16 +276,14 @@ fn load_conv(
 /// Lays the weights of `sites` one below the other in memory.
 fn stack(linears: &mut [Weight], sites: &[SiteId]) {
     let dense = |site: &SiteId| match &linears[*site].values {
-        Matrix::Dense(values) => Some(values.clone().reshape([-1])),
+        Matrix::Dense(values) => Some(values.clone()),
         _ => None,
     };
-    let Some(parts) = sites.iter().map(dense).collect::<Option<Vec<Tensor<1>>>>() else { return };
-    // As numbers, since burn makes rows of a multiple of 512 bytes on CUDA.
-    let [_, width] = linears[sites[0]].dims();
-    let (all, mut first_row) = (Tensor::cat(parts, 0).reshape([-1, width.cast_signed()]), 0);
+    let Some(parts) = sites.iter().map(dense).collect::<Option<Vec<_>>>() else { return };
+    let (all, mut first_row) = (Tensor::cat(parts, 0), 0);
     for site in sites {
         let num_rows = linears[*site].dims()[0];
-        linears[*site].values = Matrix::Dense(Tensor::<2>::narrow(all.clone(), 0, first_row, num_rows));
+        linears[*site].values = Matrix::Dense(all.clone().narrow(0, first_row, num_rows));
         first_row += num_rows;
     }
 }
