@@ -70,7 +70,7 @@ fn an_adapter_has_the_trained_numbers_and_b_carries_what_alpha_by_rank_does_not_
 
 #[test]
 fn the_merged_file_has_the_merged_folders_numbers_its_tokenizer_and_a_modelfile_beside_it() {
-    // What it is of is rounded to less than what is written.
+    // A base in bf16, of which f32 is written.
     let root = folders(&adapter().config, Dtype::Bf16);
     let form = PromptForm::ChatTemplate { chat_template: Some("{{ mine }}".into()), system: Some("Be.".into()) };
     let [base, adapter, folder, out] = ["base", "adapter", "merged", "a.gguf"].map(|name| root.path().join(name));
