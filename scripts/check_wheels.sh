@@ -29,7 +29,7 @@ site=$(echo "$work"/venv/lib/python3*/site-packages)
 ln -s "$nvidia" "$site/nvidia"
 pip install --no-index --find-links "$work" --no-deps lora-train-cuda
 doctor >"$work/doctor.json"
-for found in '"backends":["cuda"' "\"toolkit\":{\"path\":\"$site/nvidia/cu13\",\"missing\":[]}" "libnvrtc.so"; do
+for found in '"backends":["cuda"' "\"toolkit\":{\"path\":\"$site/nvidia/cu13\",\"version\":[13,0],\"missing\":[]}" "libnvrtc.so"; do
     grep -F -e "$found" "$work/doctor.json" >/dev/null || { echo "error: no $found in"; cat "$work/doctor.json"; exit 1; }
 done
 
