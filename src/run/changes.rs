@@ -109,9 +109,9 @@ mod tests {
         let earlier = "output_dir = \"a\"\nseed = 1\n[train]\nmax_steps = 2\n[[data.train]]\npath = \"a\"\n";
         let now =
             "output_dir = \"b\"\nseed = 1\n[train]\nmax_steps = 4\nnum_epochs = 1.0\n[[data.train]]\npath = \"b\"\n";
-        let told: Vec<String> = changes(earlier, Path::new(""), now).iter().map(ToString::to_string).collect();
+        let reported: Vec<String> = changes(earlier, Path::new(""), now).iter().map(ToString::to_string).collect();
         assert_eq!(
-            told,
+            reported,
             ["data.train[0].path: \"a\" -> \"b\"", "train.max_steps: 2 -> 4", "train.num_epochs: none -> 1.0"]
         );
         assert!(changes(now, Path::new(""), now).is_empty());
