@@ -1,8 +1,10 @@
 //! The processor: its name, threads and vector instructions.
 
 use std::fs;
-#[cfg(target_arch = "x86_64")]
 use std::sync::OnceLock;
+
+#[cfg(target_arch = "x86_64")]
+mod pairs;
 
 /// Model name of the processor, as it calls itself: `AMD EPYC 9654 96-Core Processor`.
 #[must_use]
@@ -32,9 +34,28 @@ pub fn has_avx512() -> bool {
     *HAS_IT.get_or_init(find)
 }
 
-/// Whether they multiply pairs of bfloat16.
+/// Whether they multiply pairs of bfloat16: where the processor has the instruction and is faster with it, which is measured
+/// once in each process. `LORA_TRAIN_NO_BF16_PAIRS` leaves them out, to measure what a processor without them would do.
 #[must_use]
 pub fn has_bf16_products() -> bool {
+    static HAS_THEM: OnceLock<bool> = OnceLock::new();
+    *HAS_THEM.get_or_init(|| std::env::var_os("LORA_TRAIN_NO_BF16_PAIRS").is_none() && bf16_products_pay())
+}
+
+#[cfg(target_arch = "x86_64")]
+#[expect(unsafe_code, reason = "runs instructions after a check of the processor")]
+fn bf16_products_pay() -> bool {
+    // SAFETY: the processor has the instructions.
+    has_bf16_instructions() && unsafe { pairs::are_faster() }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn bf16_products_pay() -> bool {
+    false
+}
+
+/// Whether the processor has instructions for pairs of bfloat16, and AVX-512 is used.
+fn has_bf16_instructions() -> bool {
     #[cfg(target_arch = "x86_64")]
     return has_avx512()
         && std::arch::is_x86_feature_detected!("avx512bf16")
@@ -52,7 +73,7 @@ pub fn cpu_features() -> Vec<&'static str> {
         if has_avx512() {
             features.push("AVX-512");
         }
-        if has_bf16_products() {
+        if has_bf16_instructions() {
             features.push("AVX-512 BF16");
         }
         if std::arch::is_x86_feature_detected!("avx2") {

@@ -53,10 +53,22 @@ pub(super) fn look() -> Section {
             }
         }
     }
+    section.fact("bf16_products", bf16_products(&features));
     let bandwidth = copy_bytes_per_second();
     let text = format!("{:.1} GB/s (measured, reading and writing)", bandwidth / 1e9);
     section.figure("memory_bandwidth_bytes_per_second", bandwidth.round(), text);
     section
+}
+
+/// How the kernels multiply what `train.precision = "bf16"` rounds.
+fn bf16_products(features: &[&str]) -> &'static str {
+    if device::has_bf16_products() {
+        "in pairs, faster than f32"
+    } else if features.contains(&"AVX-512 BF16") {
+        "in f32: this processor's pairs are no faster (measured)"
+    } else {
+        "in f32: this processor has none of its own"
+    }
 }
 
 /// Bytes read and written per second while all threads copy, the best of several rounds.
