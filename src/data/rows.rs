@@ -19,6 +19,7 @@ use crate::util::panics::guarded;
 
 mod cells;
 mod columns;
+mod features;
 mod scan;
 
 use cells::Cells;

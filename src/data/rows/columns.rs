@@ -7,12 +7,17 @@ use parquet::file::reader::{FileReader as _, SerializedFileReader};
 use parquet::record::{Field, Row};
 use serde_json::Value;
 
+use super::features::{self, Features};
+
 /// Decodes a Parquet file into an unnamed temporary file of JSON lines.
 pub(super) fn as_lines(file: File) -> Result<File, String> {
     let reader = SerializedFileReader::new(file)
         .map_err(|error| format!("not a whole Parquet file: {error}\n  hint: write it, or download it, again"))?;
     let spool = tempfile::tempfile().map_err(|error| format!("cannot create a temporary file: {error}"))?;
     let mut lines = BufWriter::new(spool);
+    let mut metadata = reader.metadata().file_metadata().key_value_metadata().into_iter().flatten();
+    let metadata = metadata.find(|pair| pair.key == features::KEY).and_then(|pair| pair.value.as_deref());
+    let features = metadata.and_then(Features::of_metadata);
     for (index, row) in reader.get_row_iter(None).map_err(|error| error.to_string())?.enumerate() {
         let row = row.map_err(|error| {
             let reason = error.to_string();
@@ -20,14 +25,19 @@ pub(super) fn as_lines(file: File) -> Result<File, String> {
             let hint = if is_packed { "\n  hint: write it with compression snappy, zstd or gzip" } else { "" };
             format!("row {}: {reason}{hint}", index + 1)
         })?;
-        serde_json::to_writer(&mut lines, &row_to_json(&row)).map_err(|error| error.to_string())?;
+        let columns = row.get_column_iter().map(|(name, field)| (name.clone(), field_to_json(field)));
+        let mut row = Value::Object(columns.collect());
+        features.iter().for_each(|features| features.apply(&mut row));
+        serde_json::to_writer(&mut lines, &row).map_err(|error| error.to_string())?;
         lines.write_all(b"\n").map_err(|error| format!("cannot write a temporary file: {error}"))?;
     }
     lines.into_inner().map_err(|error| format!("cannot write a temporary file: {error}"))
 }
 
-fn row_to_json(row: &Row) -> Value {
-    Value::Object(row.get_column_iter().map(|(name, field)| (name.clone(), field_to_json(field))).collect())
+/// A struct without its nulls: all structs of a column have the same fields, so null stands for a key that is not there.
+fn struct_to_json(row: &Row) -> Value {
+    let fields = row.get_column_iter().filter(|(_, field)| !matches!(field, Field::Null));
+    Value::Object(fields.map(|(name, field)| (name.clone(), field_to_json(field))).collect())
 }
 
 /// Text, numbers, lists and structs keep their type; dates and decimals become text.
@@ -43,11 +53,13 @@ fn field_to_json(field: &Field) -> Value {
         Field::UShort(value) => (*value).into(),
         Field::UInt(value) => (*value).into(),
         Field::ULong(value) => (*value).into(),
-        Field::Float(value) => f64::from(*value).into(),
+        // As short as it can be written: 0.1, not 0.10000000149011612.
+        Field::Float(value) => value.to_string().parse().map_or(Value::Null, |number: f64| number.into()),
+        Field::Float16(value) => value.to_string().parse().map_or(Value::Null, |number: f64| number.into()),
         Field::Double(value) => (*value).into(),
         Field::Str(value) => value.as_str().into(),
         Field::Bytes(value) => String::from_utf8_lossy(value.data()).into(),
-        Field::Group(row) => row_to_json(row),
+        Field::Group(row) => struct_to_json(row),
         Field::ListInternal(list) => list.elements().iter().map(field_to_json).collect(),
         Field::MapInternal(map) => Value::Object(
             map.entries()

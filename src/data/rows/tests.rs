@@ -1,3 +1,8 @@
+use parquet::data_type::{ByteArrayType, FloatType, Int64Type};
+use parquet::file::metadata::KeyValue;
+use parquet::file::properties::WriterProperties;
+use parquet::file::writer::SerializedFileWriter;
+use parquet::schema::parser::parse_message_type;
 use serde_json::json;
 use tempfile::TempDir;
 
@@ -143,6 +148,41 @@ fn parquet_rows_with_lists_of_structs_are_read() {
     );
     let file = RowFile::open(&path, FileKind::Parquet).unwrap();
     assert!(file.row_error(2, "no".into()).to_string().ends_with("r.parquet:row 3: no"));
+}
+
+#[test]
+fn nulls_of_structs_in_parquet_are_keys_that_are_not_there() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("r.parquet");
+    let schema = "message rows { optional group call { optional binary x (UTF8); optional group y { optional int64 z; } } optional int64 label; optional float f; }";
+    let schema = std::sync::Arc::new(parse_message_type(schema).unwrap());
+    let features =
+        json!({"info": {"features": {"label": {"names": ["no", "yes"], "_type": "ClassLabel"}}}}).to_string();
+    let metadata = vec![KeyValue::new("huggingface".to_owned(), features)];
+    let properties = WriterProperties::builder().set_key_value_metadata(Some(metadata)).build();
+    let mut writer = SerializedFileWriter::new(File::create(&path).unwrap(), schema, properties.into()).unwrap();
+    let mut columns = writer.next_row_group().unwrap();
+    let mut column = columns.next_column().unwrap().unwrap();
+    column.typed::<ByteArrayType>().write_batch(&["a".into()], Some(&[2, 1, 0]), None).unwrap();
+    column.close().unwrap();
+    for (values, defined) in [([5], [1, 3, 0]), ([1], [1, 0, 0])] {
+        let mut column = columns.next_column().unwrap().unwrap();
+        column.typed::<Int64Type>().write_batch(&values, Some(&defined), None).unwrap();
+        column.close().unwrap();
+    }
+    let mut column = columns.next_column().unwrap().unwrap();
+    column.typed::<FloatType>().write_batch(&[0.1, 1.0, 2.0], Some(&[1, 1, 1]), None).unwrap();
+    column.close().unwrap();
+    columns.close().unwrap();
+    writer.close().unwrap();
+    assert_eq!(
+        read_all(&path).unwrap(),
+        [
+            json!({"call": {"x": "a"}, "label": "yes", "f": 0.1}),
+            json!({"call": {"y": {"z": 5}}, "label": null, "f": 1.0}),
+            json!({"call": null, "label": null, "f": 2.0}),
+        ]
+    );
 }
 
 #[test]
