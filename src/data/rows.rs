@@ -14,7 +14,7 @@ use serde_json::Value;
 
 use super::error::DataError;
 use super::files::FileKind;
-use super::unpack;
+use super::unpack::{self, Compression};
 use crate::util::panics::guarded;
 
 mod cells;
@@ -23,6 +23,7 @@ mod features;
 mod scan;
 
 use cells::Cells;
+pub(super) use scan::STARTING_BYTES;
 use scan::Scan;
 
 /// Bytes that are read at a time while searching for rows.
@@ -46,15 +47,20 @@ impl RowFile {
     /// lines, and a .jsonl file with one array as JSON.
     pub(super) fn open(path: &Path, kind: FileKind) -> Result<Self, DataError> {
         let failed = |reason: String| DataError::File { path: path.to_path_buf(), reason };
-        let file = unpack::open(path).map_err(failed)?;
+        let mut scan = kind.delimiter().map_or_else(Scan::default, Scan::of_cells);
+        let is_packed = Compression::of(path).is_some() && kind != FileKind::Parquet;
+        let mut watch = |block: &[u8]| if is_packed { scan.feed(block) } else { Ok(()) };
+        let file = unpack::open(path, &mut watch).map_err(failed)?;
         let file = if kind == FileKind::Parquet {
             let lines = guarded(|| columns::as_lines(file));
             lines.map_err(|panic| failed(format!("a damaged Parquet file: {panic}")))?.map_err(failed)?
         } else {
             file
         };
-        let mut scan = kind.delimiter().map_or_else(Scan::default, Scan::of_cells);
-        for_each_block(&file, 0..u64::MAX, &mut |block| scan.feed(block)).map_err(|error| failed(error.to_string()))?;
+        if !is_packed {
+            let mut feed = |block: &[u8]| scan.feed(block);
+            for_each_block(&file, 0..u64::MAX, &mut feed).map_err(|error| failed(error.to_string()))?;
+        }
         let (is_array, mut bounds) = scan.finish().map_err(failed)?;
         let cells = match kind.delimiter() {
             Some(delimiter) if bounds.len() > 1 => {
@@ -106,6 +112,11 @@ impl RowFile {
 
     fn try_bytes(&self, index: usize) -> io::Result<Vec<u8>> {
         bytes_at(&self.file, self.bounds[index]..self.bounds[index + 1])
+    }
+
+    /// Whether rows are lines of a table.
+    pub(super) fn has_cells(&self) -> bool {
+        self.cells.is_some()
     }
 
     /// The JSON object that a row's `bytes` are, or why the row cannot be used. Its place is not included: finding its

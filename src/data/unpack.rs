@@ -14,6 +14,9 @@ const HARMLESS_BYTES: u64 = 64 << 20;
 /// Largest ratio beyond that. Text packs to a tenth, rarely to a hundredth.
 const MAX_RATIO: u64 = 1000;
 
+/// Bytes that are unpacked at a time.
+const BLOCK_BYTES: u64 = 1 << 17;
+
 /// How a file is compressed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Compression {
@@ -39,8 +42,9 @@ impl Compression {
     }
 }
 
-/// Opens a data file; a compressed one as a temporary file with its content.
-pub(super) fn open(path: &Path) -> Result<File, String> {
+/// Opens a data file; a compressed one as a temporary file with its content, which `watch` sees while it is unpacked and
+/// may refuse.
+pub(super) fn open(path: &Path, watch: &mut dyn FnMut(&[u8]) -> io::Result<()>) -> Result<File, String> {
     let file = File::open(path).map_err(|error| error.to_string())?;
     let Some(compression) = Compression::of(path) else {
         refuse_other_kinds(&file)?;
@@ -57,18 +61,16 @@ pub(super) fn open(path: &Path) -> Result<File, String> {
     };
     let limit = HARMLESS_BYTES.max(num_bytes.saturating_mul(MAX_RATIO));
     let mut whole = tempfile::tempfile().map_err(|error| format!("cannot create a temporary file: {error}"))?;
-    let mut buffer = vec![0; 1 << 17];
+    let mut block = Vec::new();
     let mut unpacked = 0;
-    loop {
-        let length = content.read(&mut buffer).map_err(broken)?;
-        if length == 0 {
-            break;
-        }
-        unpacked += length as u64;
+    while content.by_ref().take(BLOCK_BYTES).read_to_end(&mut block).map_err(broken)? > 0 {
+        watch(&block).map_err(|error| error.to_string())?;
+        unpacked += block.len() as u64;
         if unpacked > limit {
             return Err(format!("unpacks to more than {MAX_RATIO} times its size: not a file of rows"));
         }
-        write_out(&mut whole, &buffer[..length])?;
+        write_out(&mut whole, &block)?;
+        block.clear();
     }
     whole.rewind().map_err(|error| error.to_string())?;
     Ok(whole)

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use rayon::prelude::*;
 
 use super::error::DataError;
-use super::rows::read_exact_at;
+use super::rows::{STARTING_BYTES, read_exact_at};
 use super::tokenizer::{Token, Tokenizer};
 use super::unpack;
 
@@ -52,12 +52,15 @@ struct TextFile {
 impl TextFile {
     fn open(path: &Path) -> Result<Self, DataError> {
         let failed = |reason: String| DataError::File { path: path.to_path_buf(), reason };
-        let file = unpack::open(path).map_err(failed)?;
+        let file = unpack::open(path, &mut |_| Ok(())).map_err(failed)?;
         let size = file.metadata().map_err(|error| failed(error.to_string()))?.len();
         let mut text = Self { path: path.to_path_buf(), file, len: usize::try_from(size).unwrap_or(0), start: 0 };
         let (_, first) = text.read(0..PIECES.bytes.min(text.len))?;
         if first.starts_with('\u{feff}') {
             (text.start, text.len) = ('\u{feff}'.len_utf8(), text.len - '\u{feff}'.len_utf8());
+        }
+        if let Some(at) = first.bytes().take(STARTING_BYTES).position(|byte| byte == 0) {
+            return Err(failed(format!("byte {at} is NUL: this is no text")));
         }
         let is_short = text.len <= PIECES.bytes;
         if is_short && first.trim_start_matches('\u{feff}').trim().is_empty() {

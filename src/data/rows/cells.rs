@@ -1,5 +1,6 @@
 //! Rows of CSV and TSV files (RFC 4180): cells are text, the first row names them.
 
+use std::collections::HashSet;
 use std::io::Read as _;
 
 use csv::{ErrorKind, ReaderBuilder, StringRecord};
@@ -65,9 +66,9 @@ impl Cells {
         if let [only] = &cells.columns[..] {
             refuse_other_separators(only, delimiter)?;
         }
-        let twice = (1..cells.columns.len()).find(|index| cells.columns[..*index].contains(&cells.columns[*index]));
-        match twice {
-            Some(index) => Err(format!("its first line names `{}` twice", cells.columns[index])),
+        let mut seen = HashSet::new();
+        match cells.columns.iter().find(|name| !seen.insert(name.as_str())) {
+            Some(name) => Err(format!("its first line names `{name}` twice")),
             None => Ok(cells),
         }
     }

@@ -41,6 +41,10 @@ struct Nesting {
 }
 
 const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
+/// Bytes at the start of a file that show whether it is text.
+pub(in crate::data) const STARTING_BYTES: usize = 512;
+/// Most bytes of a row: reading one takes several times its memory.
+const MAX_ROW_BYTES: u64 = 64 << 20;
 
 impl Scan {
     /// Searches for rows of cells, which this byte separates.
@@ -50,7 +54,31 @@ impl Scan {
 
     /// Scans the next bytes of the file.
     pub(super) fn feed(&mut self, block: &[u8]) -> io::Result<()> {
+        self.take(block)?;
+        let (is_open, hint) = match &self.layout {
+            Layout::Unknown => (false, ""),
+            Layout::Lines { is_blank, .. } => {
+                (!is_blank, "a row is an object on a line of its own, or one of an array")
+            }
+            Layout::Array(nesting) => (nesting.end.is_none(), "a row is an object of the array"),
+            Layout::Cells { in_row, .. } => (*in_row, "a quote that nothing closes takes in all that follows it"),
+        };
+        match self.starts.last().filter(|start| is_open && self.at - **start > MAX_ROW_BYTES) {
+            Some(start) => {
+                let limit = MAX_ROW_BYTES >> 20;
+                Err(io::Error::other(format!(
+                    "the row that begins at byte {start} has more than {limit} MiB\n  hint: {hint}"
+                )))
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn take(&mut self, block: &[u8]) -> io::Result<()> {
         let mut block = block;
+        if let Some(at) = block.iter().take(STARTING_BYTES).position(|byte| *byte == 0).filter(|_| self.at == 0) {
+            return Err(io::Error::other(format!("byte {at} is NUL: this is no text")));
+        }
         if self.at == 0 && block.starts_with(BYTE_ORDER_MARK) {
             self.at = BYTE_ORDER_MARK.len() as u64;
             block = &block[BYTE_ORDER_MARK.len()..];
@@ -180,6 +208,22 @@ mod tests {
         let mut blocks = std::iter::once(&text.as_bytes()[..first]).chain(text.as_bytes()[first..].chunks(block));
         blocks.try_for_each(|block| scan.feed(block)).map_err(|error| error.to_string())?;
         scan.finish()
+    }
+
+    #[test]
+    fn a_row_that_no_text_has_and_bytes_that_are_no_text_are_refused_early() {
+        let block = vec![b'a'; 1 << 20];
+        for (start, mut scan) in
+            [("[{}, {\"", Scan::default()), ("{\"", Scan::default()), ("a,b\n\"", Scan::of_cells(b','))]
+        {
+            scan.feed(start.as_bytes()).unwrap();
+            let refused = (0..100).find_map(|_| scan.feed(&block).err()).unwrap().to_string();
+            assert!(scan.at < 66 << 20 && refused.contains("has more than 64 MiB\n  hint: "), "{refused}");
+            let lines = "a\n".repeat(1 << 19);
+            let mut scan = Scan::of_cells(b',');
+            assert!((0..70).all(|_| scan.feed(lines.as_bytes()).is_ok()), "short rows");
+        }
+        assert_eq!(scanned("{\"a\0\": 1}", 99).unwrap_err(), "byte 3 is NUL: this is no text");
     }
 
     #[test]
