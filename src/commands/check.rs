@@ -28,7 +28,7 @@ use crate::schema::{Problem, Problems};
 use crate::train::rollouts::Rollouts;
 use crate::train::task::Task;
 use crate::util::failure::Failure;
-use crate::util::text::with_commas;
+use crate::util::text::{counted, with_commas};
 
 /// Arguments of `lora-train check`.
 #[derive(Clone, Debug, clap::Args)]
@@ -322,13 +322,13 @@ fn examine_rows(data: &Dataset, findings: &mut Findings) {
         Err(error) => return findings.error(&error),
     };
     let RowCounts { rows, bad, without_targets, tokens, target_tokens, longest_tokens, .. } = counts;
-    let mut fact = format!("{} rows of up to {} tokens", with_commas(rows), with_commas(longest_tokens));
+    let mut fact = format!("{} of up to {} tokens", counted(rows, "row"), with_commas(longest_tokens));
     // In prompts it is the answers that will.
     if data.files().iter().any(|file| file.format != DataFormat::Prompt) {
         fact.push_str(&format!("; {} of {} tokens carry loss", with_commas(target_tokens), with_commas(tokens)));
     }
     if bad + without_targets > 0 {
-        fact.push_str(&format!("; {} rows left out", with_commas(bad + without_targets)));
+        fact.push_str(&format!("; {} left out", counted(bad + without_targets, "row")));
     }
     findings.fact("rows", fact);
 }
@@ -337,7 +337,7 @@ fn examine_steps(recipe: &Recipe, data: &Dataset, findings: &mut Findings) {
     let train = &recipe.train;
     let (per_epoch, total) = (overview::steps_per_epoch(recipe, data), overview::total_steps(recipe, data));
     let rows = train.micro_batch_size * train.gradient_accumulation_steps;
-    findings.fact("steps", format!("{total} of {rows} rows; an epoch has {per_epoch}"));
+    findings.fact("steps", format!("{total} of {}; an epoch has {per_epoch}", counted(rows, "row")));
     if let Some(warmup) = recipe.scheduler.warmup_steps.filter(|warmup| *warmup >= total) {
         let message = format!("`scheduler.warmup_steps` = {warmup} leaves none of the {total} steps of this run");
         findings.problem(Problem::new(message).hint("make it smaller, or use `warmup_ratio`"));

@@ -31,7 +31,7 @@ use crate::train::stop::Stop;
 use crate::train::task::{Score, Task};
 use crate::util::failure::Failure;
 use crate::util::files;
-use crate::util::text::with_commas;
+use crate::util::text::{counted, with_commas};
 
 /// Arguments of `lora-train eval`.
 #[derive(Clone, Debug, clap::Args)]
@@ -149,7 +149,7 @@ pub(crate) fn run(args: &EvalArgs) -> Result<(), Failure> {
         return Err(Problem::new(what).hint(hint).into());
     }
     let what = adapter.map_or(recipe.model.path.clone(), |adapter| adapter.folder.display().to_string());
-    say(&format!("{what}: {} rows on {}", data.num_eval_rows(), device.label));
+    say(&format!("{what}: {} on {}", counted(data.num_eval_rows(), "row"), device.label));
     let model = source.load(recipe.storage(Some(&source.config)), recipe.train.precision, device)?;
     let mut step = TrainStep::new(model, adapters, &recipe.train, &recipe.optimizer, None, recipe.seed)
         .with_objective(objective(&recipe.objective));
@@ -234,7 +234,7 @@ impl EvalReport {
         let mut text = format!("{} ({tokens} target tokens)", figures.join(", "));
         for (metric, TaskReport { score, score_norm, rows }) in &self.tasks {
             let norm = score_norm.map(|norm| format!(", by length {:.1}%", 100.0 * norm)).unwrap_or_default();
-            text += &format!("\n{metric} {:.1}% of {rows} rows{norm}", 100.0 * score);
+            text += &format!("\n{metric} {:.1}% of {}{norm}", 100.0 * score, counted(rows, "row"));
         }
         text
     }

@@ -14,7 +14,7 @@ use crate::run::overview;
 use crate::save::export::grow;
 use crate::spec::ModelConfig;
 use crate::util::failure::Failure;
-use crate::util::text::has_colors;
+use crate::util::text::{counted, has_colors};
 
 mod model;
 mod row;
@@ -137,8 +137,8 @@ fn inspect(
 fn write_files(recipe: &Recipe, data: &Dataset, out: &mut dyn Write) -> io::Result<()> {
     for file in data.files() {
         let role = if file.is_eval { "evaluation" } else { "training" };
-        let (path, rows) = (file.path.display(), file.num_rows);
-        write!(out, "{role} data: {path} ({rows} rows, {}, format {})", file.kind.name(), file.format.name())?;
+        let (path, rows) = (file.path.display(), counted(file.num_rows, "row"));
+        write!(out, "{role} data: {path} ({rows}, {}, format {})", file.kind.name(), file.format.name())?;
         writeln!(out, "{}{}", data.form_of(file), overview::file_notes(file))?;
     }
     if recipe.data.eval_split.is_some() {

@@ -22,7 +22,7 @@ use crate::recipe::Recipe;
 use crate::spec::{Method, ModelConfig, StoredQuantisation};
 use crate::train::schedule::{self, Schedule};
 use crate::util::stats::as_f64;
-use crate::util::text::with_commas;
+use crate::util::text::{counted, with_commas};
 
 /// The highest learning rate that nobody is warned of: small models learn well at 1e-2.
 const MOST_LEARNING_RATE: f64 = 2e-2;
@@ -299,8 +299,8 @@ fn layers(selection: &Selection, config: &ModelConfig) -> Fact {
 /// A file of rows.
 pub(crate) fn file(data: &Dataset, file: &FileInfo) -> Fact {
     let subject = if file.is_eval { "evaluation data" } else { "training data" };
-    let (path, rows, format) = (file.path.display(), with_commas(file.num_rows), file.format.name());
-    (subject, format!("{path} ({rows} rows, {format}){}", data.form_of(file)))
+    let (path, rows, format) = (file.path.display(), counted(file.num_rows, "row"), file.format.name());
+    (subject, format!("{path} ({rows}, {format}){}", data.form_of(file)))
 }
 
 /// The columns of a file that are not read, and its tokens in the cache.
@@ -317,8 +317,8 @@ pub(crate) fn file_notes(file: &FileInfo) -> String {
 
 /// The rows of `data.eval_split`.
 pub(crate) fn held_out(data: &Dataset) -> Fact {
-    let (held_out, left) = (with_commas(data.num_eval_rows()), with_commas(data.num_train_rows()));
-    ("evaluation data", format!("{held_out} rows held out, {left} rows left to train on"))
+    let (held_out, left) = (counted(data.num_eval_rows(), "row"), counted(data.num_train_rows(), "row"));
+    ("evaluation data", format!("{held_out} held out, {left} left to train on"))
 }
 
 fn batch(recipe: &Recipe) -> Fact {

@@ -16,6 +16,7 @@ use crate::data::error::DataError;
 use crate::data::tokenizer::Tokenizer;
 use crate::generate::{GenerateError, GenerateOptions, NewText, TextBatch, TextRequest};
 use crate::util::stats::{as_f64, as_u64};
+use crate::util::text::counted;
 
 pub mod answers;
 
@@ -148,7 +149,7 @@ impl Task {
     /// What the score counts, and on how many rows.
     #[must_use]
     pub fn about(&self) -> String {
-        format!("{} on {} rows", self.config.metric.map_or("", Metric::name), self.num_rows())
+        format!("{} on {}", self.config.metric.map_or("", Metric::name), counted(self.num_rows(), "row"))
     }
 
     /// The score of what was right.

@@ -66,6 +66,14 @@ pub fn with_commas(count: impl std::fmt::Display) -> String {
     groups.collect::<Vec<_>>().join(",")
 }
 
+/// A count with what is counted: `1 row`, `1,234 rows`.
+#[must_use]
+pub fn counted(count: impl std::fmt::Display, noun: &str) -> String {
+    let count = with_commas(count);
+    let plural = if count == "1" { "" } else { "s" };
+    format!("{count} {noun}{plural}")
+}
+
 /// A size: `812 MiB`, `12.3 GiB`.
 #[allow(clippy::cast_precision_loss, reason = "shown with one decimal")]
 #[must_use]

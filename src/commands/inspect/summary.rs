@@ -8,6 +8,7 @@ use serde_json::json;
 use crate::config::DataConfig;
 use crate::data::dataset::{Cursor, Dataset, RowCounts};
 use crate::data::error::DataError;
+use crate::util::text::counted;
 
 /// Maximum number of rows whose lengths are taken.
 const MAX_ROWS: usize = 10_000;
@@ -68,7 +69,7 @@ impl Summary {
     pub(super) fn write(&self, out: &mut dyn Write) -> io::Result<()> {
         let RowCounts { rows, truncated, answer_cut, without_targets, bad, tokens, target_tokens, .. } = self.counts;
         let (longest, max_length) = (self.percentile(100), self.max_length);
-        writeln!(out, "{rows} training rows:")?;
+        writeln!(out, "{}:", counted(rows, "training row"))?;
         writeln!(
             out,
             "  tokens a row   shortest {}, half up to {}, 90% up to {}, 99% up to {}, longest {longest}",
@@ -80,19 +81,26 @@ impl Summary {
         self.write_histogram(out)?;
         let share = percent(target_tokens, tokens);
         writeln!(out, "  carrying loss  {target_tokens} of {tokens} tokens ({share})")?;
-        let rows = |count: u64| format!("{count} row{}", if count == 1 { "" } else { "s" });
         writeln!(
             out,
             "  truncated      {} at `data.max_length` = {max_length}, {answer_cut} without any of the answer",
-            rows(truncated)
+            counted(truncated, "row")
         )?;
-        writeln!(out, "  left out       {} in which nothing carries loss", rows(without_targets))?;
+        writeln!(out, "  left out       {} in which nothing carries loss", counted(without_targets, "row"))?;
         if bad > 0 {
-            writeln!(out, "  skipped        {bad} rows that cannot be used (`data.on_bad_row` = \"skip\")")?;
+            writeln!(
+                out,
+                "  skipped        {} that cannot be used (`data.on_bad_row` = \"skip\")",
+                counted(bad, "row")
+            )?;
         }
         let padding = percent((self.batched_places - self.batched_tokens) as u64, self.batched_places as u64);
         let packed = if self.packing { "packed" } else { "unpacked: `data.packing = true` fills rows up" };
-        writeln!(out, "  padding        {padding} of a micro-batch of {} rows ({packed})", self.micro_batch_size)
+        writeln!(
+            out,
+            "  padding        {padding} of a micro-batch of {} ({packed})",
+            counted(self.micro_batch_size, "row")
+        )
     }
 
     fn write_histogram(&self, out: &mut dyn Write) -> io::Result<()> {

@@ -96,6 +96,6 @@ fn what_is_cut_and_what_has_no_answer_is_warned_of_with_the_key_to_change() {
         warnings[0].contains("2 of 3 rows carry no loss and are left out:\n  line 1: of 10 tokens"),
         "{warnings:?}"
     );
-    assert!(warnings[0].contains("\n  line 4: nothing carries loss"), "the line, not the row: {warnings:?}");
-    assert!(warnings[1].contains("1 of 3 rows are odd:\n  line 4: the completion is empty"), "{warnings:?}");
+    assert!(warnings[0].contains("\n  line 4: `completion` is empty"), "the line, not the row: {warnings:?}");
+    assert!(!warnings.iter().any(|warning| warning.contains("odd")), "said once: {warnings:?}");
 }

@@ -14,7 +14,7 @@ use ending::summary_text;
 use super::dashboard::Dashboard;
 use super::{EvalMetrics, Finding, Sample, StepMetrics, Summary, remaining_seconds};
 use crate::util::stats::as_f64;
-use crate::util::text::{bytes, duration, has_colors, thousands};
+use crate::util::text::{bytes, counted, duration, has_colors, thousands};
 
 /// Where lines for people go.
 pub(super) struct Console {
@@ -169,7 +169,7 @@ impl Console {
     pub(super) fn eval(&mut self, eval: &EvalMetrics) {
         let rows = eval.eval_score_rows.unwrap_or_default();
         let figures = [
-            eval.eval_score.map(|score| format!("score {:.1}% of {rows} rows", 100.0 * score)),
+            eval.eval_score.map(|score| format!("score {:.1}% of {}", 100.0 * score, counted(rows, "row"))),
             eval.eval_rewards_accuracies.map(|share| format!("accuracy {:.1}%", 100.0 * share)),
             eval.eval_rewards_margins.map(|margin| format!("margin {margin:.3}")),
             eval.eval_reward.map(|reward| format!("reward {reward:.3}")),
