@@ -4,7 +4,7 @@ use rayon::prelude::*;
 
 use super::cache::{RowEntry, TokenStore};
 use super::counts::RowCounts;
-use super::encode::EncodedRow;
+use super::encode::{EncodedRow, NO_ANSWER};
 use super::error::DataError;
 use super::files::{FileInfo, FileKind};
 use super::findings::RowFindings;
@@ -33,11 +33,13 @@ pub(super) struct DataFile {
     /// Rows that are used and whose label says that the answer is bad.
     pub(super) num_bad_answers: usize,
     bad_rows: RowFindings,
+    /// Rows without a token that carries loss, whatever `max_length` is.
+    unanswered_rows: RowFindings,
     odd_rows: RowFindings,
     /// Rows that are cut but still have tokens with loss. `counts` lacks their target tokens.
     cut_rows: Vec<usize>,
-    /// Rows without a token that carries loss: they have no answer, or it is cut off.
-    without_targets: RowFindings,
+    /// Rows of which every token that carries loss is cut off.
+    cut_off_rows: RowFindings,
     tokens: TokenStore,
 }
 
@@ -72,10 +74,10 @@ impl DataFile {
             counts.longest_tokens = counts.longest_tokens.max(length.into());
             if !is_usable && !entry.is_bad() {
                 counts.without_targets += 1;
-                counts.answer_cut += u64::from(entry.has_targets());
-                let reason = if !entry.has_targets() {
-                    "nothing carries loss: there is no answer, an empty one, or one of weight 0".to_owned()
-                } else if is_filled {
+            }
+            if !is_usable && entry.has_targets() {
+                counts.answer_cut += 1;
+                let reason = if is_filled {
                     format!("the prompt has {length} tokens, and `data.max_length` is {limit}: no answer has room")
                 } else if entry.is_pair() {
                     format!(
@@ -84,7 +86,7 @@ impl DataFile {
                 } else {
                     format!("of {length} tokens, none that carries loss is in the first {limit} (`data.max_length`)")
                 };
-                self.without_targets.add(row, &reason);
+                self.cut_off_rows.add(row, &reason);
             }
             if is_usable {
                 self.num_bad_answers += usize::from(entry.is_bad_answer());
@@ -98,7 +100,7 @@ impl DataFile {
             lengths.push(if is_usable { entry.cut(limit) } else { 0 });
         }
         let place = |row: &usize| self.odd_rows.place_of(*row).unwrap_or_else(|| format!("row {}", row + 1));
-        self.without_targets
+        self.cut_off_rows
             .place(|named| rows.map_or_else(|| named.iter().map(place).collect(), |rows| rows.places(named)));
         lengths
     }
@@ -118,6 +120,13 @@ impl DataFile {
         let (_, first) = self.bad_rows.messages().next().unwrap_or_default();
         let reason = format!("none of its {} rows can be used; the first: {first}", self.info.num_rows);
         Err(DataError::File { path: self.info.path.clone(), reason })
+    }
+
+    /// Whether all rows are conversations without an answer.
+    pub(super) fn is_of_prompts(&self) -> bool {
+        let mut reasons = self.unanswered_rows.messages();
+        self.unanswered_rows.num_rows == self.info.num_rows as u64
+            && reasons.all(|(_, text)| text.starts_with(NO_ANSWER))
     }
 
     /// An error for each kind of bad rows.
@@ -148,8 +157,9 @@ impl DataFile {
                 list(&self.bad_rows)
             ));
         }
-        if self.without_targets.num_rows > 0 {
-            let (count, list) = (self.without_targets.num_rows, list(&self.without_targets));
+        let count = self.counts.without_targets;
+        if count > 0 {
+            let list = list(&self.cut_off_rows) + &list(&self.unanswered_rows);
             warnings.push(format!("{path}: {count} of {rows} rows carry no loss and are left out:{list}"));
         }
         let RowCounts { truncated, answer_cut, longest_tokens, .. } = self.counts;

@@ -152,11 +152,13 @@ impl Dataset {
             let reason = file_warnings.into_iter().next().unwrap_or_default().replace('\n', "\n  ");
             let purpose = if is_measured { "evaluate" } else { "train" };
             let hint = if counts(&files, is_measured)?.answer_cut > 0 {
-                "raise `data.max_length`"
+                "\n  hint: raise `data.max_length`"
+            } else if files.iter().all(DataFile::is_of_prompts) {
+                "\n  hint: these are prompts: with `[objective] name = \"grpo\"` the model answers them, for rewards"
             } else {
-                "`data.train_on_inputs = true` puts loss on every token"
+                ""
             };
-            return Err(DataError::Config(format!("no row is left to {purpose} on\n  {reason}\n  hint: {hint}")));
+            return Err(DataError::Config(format!("no row is left to {purpose} on\n  {reason}{hint}")));
         }
         if config.eval.is_empty() {
             let held_out = held_out_rows(config.eval_split, count(&train_rows), seed)?;
@@ -240,6 +242,13 @@ impl Dataset {
         };
         let mut warnings = self.row_warnings().to_vec();
         warnings.extend(both.map(text));
+        if self.train_rows.len() == 1 && self.config.row_kind != RowKind::Prompt {
+            let note =
+                "there is one row to train on: it is learnt by heart, and nothing shows what that does to other texts";
+            warnings.push(note.to_owned());
+        }
+        let unlearnt = |file: &FileInfo| Some(format!("{}: {}", file.path.display(), file.unlearnt.as_ref()?));
+        warnings.extend(self.infos.iter().filter_map(unlearnt));
         if !self.config.eval.is_empty() && self.eval_rows.is_empty() {
             warnings.push("no token of the evaluation rows carries loss: there is no evaluation".to_owned());
         }

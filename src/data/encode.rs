@@ -152,10 +152,15 @@ impl EncodedRow {
 const NO_TEMPLATE: &str = "a conversation needs a chat template and the model has none\n  hint: set `data.chat_template` to a \
                            Jinja file";
 
+/// Why a conversation carries no loss.
+pub(super) const NO_ANSWER: &str = "no message is an answer of the assistant";
+
 /// What is unusual about a row but not wrong.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Notes {
-    /// For the user, one sentence each.
+    /// What is empty, or why nothing carries loss: for the user, one sentence each.
+    pub empty: Vec<String>,
+    /// Whatever else, one sentence each.
     pub odd: Vec<String>,
     /// Keys of messages that the template does not read.
     pub unread: BTreeSet<String>,
@@ -219,13 +224,20 @@ impl Encoder<'_> {
                 } else {
                     template.render_with_answers(messages, tools.as_ref())?
                 };
-                let empty = empty_answer.map(|index| format!("message {index} is an empty answer and carries no loss"));
+                let is_answer = |message: &Value| message["role"] == "assistant";
+                let empty = empty_answer.map(|index| format!("message {} is an empty answer", index + 1));
+                let without_loss = || {
+                    let is_asked = messages.iter().any(is_answer);
+                    if is_asked { "all answers have weight 0".to_owned() } else { NO_ANSWER.to_owned() }
+                };
+                let empty = empty.or_else(|| answers.is_empty().then(without_loss)).filter(|_| !self.train_on_inputs);
                 let special = template.special_token_in(messages).map(|(index, token)| {
-                    format!("message {index} has {token:?} in its text, which becomes the special token")
+                    format!("message {} has {token:?} in its text, which becomes the special token", index + 1)
                 });
                 let is_blank = |message: &Value| message["role"] == "user" && message["content"] == "";
-                let blank = messages.iter().position(is_blank).map(|index| format!("message {index} is empty"));
-                notes = Notes { odd: blank.into_iter().chain(empty).chain(special).collect(), unread };
+                let blank = messages.iter().position(is_blank).map(|index| format!("message {} is empty", index + 1));
+                let empty = blank.into_iter().chain(empty).collect();
+                notes = Notes { empty, odd: special.into_iter().collect(), unread };
                 (self.tokenizer.encode_tokens(&text, false)?, answers)
             }
             Sample::Completion { prompt, completion } => {
@@ -234,10 +246,10 @@ impl Encoder<'_> {
                 let answer = prompt.len()..text.len() + 1;
                 let answers = if completion.is_empty() { vec![] } else { vec![answer] };
                 if prompt.is_empty() {
-                    notes.odd.push("the prompt is empty".to_owned());
+                    notes.empty.push("the prompt is empty".to_owned());
                 }
                 if completion.is_empty() && !self.train_on_inputs {
-                    notes.odd.push("the completion is empty and carries no loss".to_owned());
+                    notes.empty.push("the completion is empty".to_owned());
                 }
                 (self.with_special_tokens(&text)?, answers)
             }
@@ -284,7 +296,13 @@ impl Encoder<'_> {
         if chosen.ids == rejected.ids {
             return Err(DataError::Config("`chosen` and `rejected` are the same tokens".into()));
         }
-        notes.odd.extend(more.odd.into_iter().filter(|note| !notes.odd.contains(note)).collect::<Vec<_>>());
+        for (notes, more) in [(&mut notes.empty, more.empty), (&mut notes.odd, more.odd)] {
+            more.into_iter().for_each(|note| {
+                if !notes.contains(&note) {
+                    notes.push(note);
+                }
+            });
+        }
         notes.unread.extend(more.unread);
         let pair = EncodedRow::pair(chosen, rejected);
         Ok((if self.scores { pair.marked_at_ends() } else { pair }, notes))
@@ -313,8 +331,9 @@ fn refuse_masks(messages: &[Value]) -> Result<(), DataError> {
     let is_masked = |message: &Value| message["weight"] == 0 || !message["train_detail"].is_null();
     messages.iter().position(is_masked).map_or(Ok(()), |index| {
         Err(DataError::Config(format!(
-            "message {index} is to carry no loss, and `data.train_on_inputs` = true puts loss on every token\n  hint: keep \
-             one of the two"
+            "message {} is to carry no loss, and `data.train_on_inputs` = true puts loss on every token\n  hint: keep one \
+             of the two",
+            index + 1
         )))
     })
 }

@@ -129,6 +129,8 @@ pub struct FileInfo {
     pub num_rows: usize,
     /// Columns that are not read.
     pub unused_columns: Vec<String>,
+    /// Says that one of them is, by its name, what the rows are there for, and how to learn it.
+    pub unlearnt: Option<String>,
     /// Whether it comes from `[[data.eval]]`.
     pub is_eval: bool,
     /// Its tokens in the cache, if they are kept there.

@@ -124,6 +124,19 @@ impl RowFormat {
                 unused.insert(name.clone());
             }
         }
+        let prompt = self.name_of("prompt");
+        let keys = row[prompt].as_object().filter(|keys| keys.contains_key("messages")).into_iter().flat_map(Map::keys);
+        unused.extend(
+            keys.filter(|key| !["messages", "tools"].contains(&key.as_str())).map(|key| format!("{prompt}.{key}")),
+        );
+    }
+
+    /// The columns of a question and its answer that `row` has and that are empty.
+    pub(super) fn empty_columns(&self, row: &Value) -> Vec<&str> {
+        let (required, optional) = self.format.columns();
+        let names = ["instruction", "prompt", "output", "completion"];
+        let names = names.into_iter().filter(|name| required.iter().chain(optional).any(|own| own == name));
+        names.map(|name| self.name_of(name)).filter(|column| row[*column] == "").collect()
     }
 
     /// The name of a key of messages for the user: `messages[].key`.
@@ -137,7 +150,7 @@ impl RowFormat {
     /// What is wrong with the row.
     pub fn read(&self, row: &Value, template: Option<&ChatTemplate>) -> Result<Sample, String> {
         let default_system = self.system.as_deref();
-        let question = |system: Option<&str>, question: String, answer: &str| {
+        let question = |system: Option<&str>, question: &str, answer: &str| {
             let mut messages = Vec::new();
             messages.extend(system.or(default_system).map(|system| json!({"role": "system", "content": system})));
             messages.push(json!({"role": "user", "content": question}));
@@ -146,6 +159,9 @@ impl RowFormat {
         };
         if self.is_detected {
             refuse_preferences(row)?;
+            if self.list_column().is_none() {
+                self.refuse_other_media(row)?;
+            }
         }
         match self.format {
             DataFormat::Auto => Err("the format is not known yet".into()),
@@ -153,7 +169,7 @@ impl RowFormat {
                 refuse_media(row)?;
                 let messages = self.list(row, "messages")?;
                 let messages = messages.iter().enumerate().map(|(index, message)| {
-                    chat::message(message, template).map_err(|reason| format!("message {index}: {reason}"))
+                    chat::message(message, template).map_err(|reason| format!("message {}: {reason}", index + 1))
                 });
                 self.chat(messages.collect::<Result<_, _>>()?, row)
             }
@@ -164,7 +180,8 @@ impl RowFormat {
                     messages.push(json!({"role": "system", "content": system}));
                 }
                 for (index, turn) in self.list(row, "conversations")?.iter().enumerate() {
-                    messages.push(chat::turn(turn, template).map_err(|reason| format!("turn {index}: {reason}"))?);
+                    let read = chat::turn(turn, template);
+                    messages.push(read.map_err(|reason| format!("turn {}: {reason}", index + 1))?);
                 }
                 self.chat(messages, row)
             }
@@ -173,23 +190,24 @@ impl RowFormat {
                 let input = self.optional_text(row, "input")?.filter(|input| !input.is_empty());
                 let system = self.optional_text(row, "system")?.filter(|system| !system.is_empty());
                 let output = self.text_of(row, "output")?;
+                let (system, input) = (system.as_deref(), input.as_deref());
                 if template.is_some() {
-                    let text = input.map_or_else(|| instruction.to_owned(), |input| format!("{instruction}\n{input}"));
-                    Ok(question(system, text, output))
+                    let text = input.map_or_else(|| instruction.to_string(), |input| format!("{instruction}\n{input}"));
+                    Ok(question(system, &text, &output))
                 } else {
                     let system = system.or(default_system).map(|system| format!("{system}\n\n")).unwrap_or_default();
-                    let prompt = format!("{system}{}", alpaca_prompt(instruction, input));
-                    Ok(Sample::Completion { prompt, completion: output.to_owned() })
+                    let prompt = format!("{system}{}", alpaca_prompt(&instruction, input));
+                    Ok(Sample::Completion { prompt, completion: output.into_owned() })
                 }
             }
             DataFormat::PromptCompletion => {
                 let (prompt, completion) = (self.text_of(row, "prompt")?, self.completion(row)?);
                 if template.is_some() {
-                    return Ok(question(None, prompt.to_owned(), completion));
+                    return Ok(question(None, &prompt, &completion));
                 }
-                Ok(Sample::Completion { prompt: prompt.to_owned(), completion: completion.to_owned() })
+                Ok(Sample::Completion { prompt: prompt.into_owned(), completion: completion.into_owned() })
             }
-            DataFormat::Text => Ok(Sample::Text(self.text_of(row, "text")?.to_owned())),
+            DataFormat::Text => Ok(Sample::Text(self.text_of(row, "text")?.into_owned())),
             DataFormat::Preference => self.pair(row, template),
             DataFormat::UnpairedPreference => self.labelled(row, template),
             DataFormat::Prompt => self.question(row, template),
@@ -248,10 +266,13 @@ impl RowFormat {
     }
 
     /// The completion of a row; a number stands for one of its `choices`, from 0.
-    fn completion<'a>(&'a self, row: &'a Value) -> Result<&'a str, String> {
-        let number = row.get(self.name_of("completion")).and_then(Value::as_u64);
-        let choice = number.and_then(|number| row.get(self.name_of("choices"))?.get(usize::try_from(number).ok()?));
-        choice.and_then(Value::as_str).map_or_else(|| self.text_of(row, "completion"), Ok)
+    fn completion<'a>(&'a self, row: &'a Value) -> Result<Cow<'a, str>, String> {
+        let [completion, choices] = ["completion", "choices"].map(|name| self.name_of(name));
+        let (Some(number), Some(texts)) = (row[completion].as_u64(), row[choices].as_array()) else {
+            return self.text_of(row, "completion");
+        };
+        let choice = usize::try_from(number).ok().and_then(|number| texts.get(number));
+        choice.and_then(text).ok_or_else(|| format!("`{completion}` = {number} is none of the texts in `{choices}`"))
     }
 
     /// The choices of a row, at least two.
@@ -268,6 +289,15 @@ impl RowFormat {
             format!(
                 "multiple choice needs `{name}`, a list of texts, in rows of a prompt and a completion; it has {keys}"
             )
+        })
+    }
+
+    /// Refuses a row with media beside its texts, unless the recipe names the texts.
+    fn refuse_other_media(&self, row: &Value) -> Result<(), String> {
+        let columns = || self.format.columns().0.iter().map(|name| format!("{name} = {:?}", self.name_of(name)));
+        refuse_media(row).map_err(|reason| {
+            let columns = columns().collect::<Vec<_>>().join(", ");
+            format!("{reason}\n  hint: `columns = {{ {columns} }}` says that the text alone is meant")
         })
     }
 
@@ -300,16 +330,17 @@ impl RowFormat {
         }
     }
 
-    fn text_of<'a>(&self, row: &'a Value, name: &str) -> Result<&'a str, String> {
+    /// The text in a column; numbers, true and false are the text that they are written as, as in a table.
+    fn text_of<'a>(&self, row: &'a Value, name: &str) -> Result<Cow<'a, str>, String> {
         let value = self.column(row, name)?;
-        value.as_str().ok_or_else(|| {
+        text(value).ok_or_else(|| {
             let hint =
                 if value.is_array() { "\n  hint: lists of messages are joined in one column `messages`" } else { "" };
             format!("`{}` must be text, not {}{hint}", self.name_of(name), kind_of(value))
         })
     }
 
-    fn optional_text<'a>(&self, row: &'a Value, name: &str) -> Result<Option<&'a str>, String> {
+    fn optional_text<'a>(&self, row: &'a Value, name: &str) -> Result<Option<Cow<'a, str>>, String> {
         match row.get(self.name_of(name)) {
             None | Some(Value::Null) => Ok(None),
             Some(_) => self.text_of(row, name).map(Some),
@@ -325,6 +356,15 @@ impl RowFormat {
             other => return Err(format!("`{column}` must be a list of objects, not {}", kind_of(&other))),
         };
         if items.is_empty() { Err(format!("`{column}` is empty")) } else { Ok(items) }
+    }
+}
+
+/// A text, or what a number, true or false is written as.
+fn text(value: &Value) -> Option<Cow<'_, str>> {
+    match value {
+        Value::String(text) => Some(text.into()),
+        Value::Number(_) | Value::Bool(_) => Some(value.to_string().into()),
+        _ => None,
     }
 }
 
@@ -370,10 +410,18 @@ fn alpaca_prompt(instruction: &str, input: Option<&str>) -> String {
     }
 }
 
+/// Keys of a row that a message to the user names.
+const MAX_NAMED: usize = 30;
+
 /// The keys of a row or a message, for a message to the user.
 fn keys_of(value: &Value) -> String {
-    let keys: Vec<String> = value.as_object().into_iter().flat_map(Map::keys).map(|key| format!("`{key}`")).collect();
-    if keys.is_empty() { "nothing".to_owned() } else { keys.join(", ") }
+    let keys = || value.as_object().into_iter().flat_map(Map::keys);
+    let named: Vec<String> = keys().take(MAX_NAMED).map(|key| format!("`{key}`")).collect();
+    match keys().count().checked_sub(MAX_NAMED) {
+        _ if named.is_empty() => "nothing".to_owned(),
+        None | Some(0) => named.join(", "),
+        Some(more) => format!("{} and {more} more", named.join(", ")),
+    }
 }
 
 /// JSON's name for the type of a value.

@@ -117,6 +117,7 @@ mod tests {
             format: DataFormat::Text,
             num_rows: 20,
             unused_columns: Vec::new(),
+            unlearnt: None,
             is_eval: false,
             kept_tokens: None,
         };

@@ -40,7 +40,11 @@ pub(in crate::data) struct Details {
     pub(in crate::data) kind: FileKind,
     pub(in crate::data) format: DataFormat,
     pub(in crate::data) unused_columns: Vec<String>,
+    /// What is said of an unused column that is the point of the rows.
+    pub(in crate::data) unlearnt: Option<String>,
     pub(in crate::data) bad_rows: RowFindings,
+    /// Rows without a token that carries loss, whatever their length.
+    pub(in crate::data) unanswered_rows: RowFindings,
     /// Rows that are unusual but not wrong.
     pub(in crate::data) odd_rows: RowFindings,
 }

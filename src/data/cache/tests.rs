@@ -286,7 +286,7 @@ fn what_is_kept_of_a_row_changes_only_with_the_version() {
         .collect();
     records.sort_unstable();
     let records: Vec<u8> = records.iter().flat_map(|crc| crc.to_le_bytes()).collect();
-    assert_eq!((FORMAT_VERSION, crc32fast::hash(&records)), (9, 4_099_099_636));
+    assert_eq!((FORMAT_VERSION, crc32fast::hash(&records)), (10, 4_099_099_636));
 }
 
 #[test]
@@ -294,7 +294,7 @@ fn bad_rows_are_skipped_counted_and_named_kept_or_not() {
     let (files, cache, tokenizer) = (Files::new(), Cache::new(), Arc::new(tokenizer()));
     let mut lines: Vec<String> = numbered_rows(500).lines().map(str::to_owned).collect();
     for row in [3, 200, 201, 202, 203, 204, 499] {
-        lines[row] = ["{\"text\": 1}", "{\"text\"", "[]"][row % 3].into();
+        lines[row] = ["{\"text\": null}", "{\"text\"", "[]"][row % 3].into();
     }
     let source = files.write("r.jsonl", &lines.join("\n"));
     for packing in [false, true] {
@@ -305,10 +305,7 @@ fn bad_rows_are_skipped_counted_and_named_kept_or_not() {
         assert_eq!(bad, [3, 200, 201, 202, 203, 204, 499]);
         let warning = &fresh.warnings()[0];
         assert!(warning.contains("r.jsonl: 7 of 500 rows cannot be used and are skipped:"), "{warning}");
-        assert!(
-            warning.contains("\n  line 4: `text` must be text, not a number\n    and likewise 2 more: "),
-            "{warning}"
-        );
+        assert!(warning.contains("\n  line 4: `text` must be text, not null\n    and likewise 2 more: "), "{warning}");
         assert!(warning.contains("\n  line 201: "), "{warning}");
         for _ in 0..2 {
             let kept = cache.open(&skip, &tokenizer).unwrap();
@@ -322,7 +319,7 @@ fn bad_rows_are_skipped_counted_and_named_kept_or_not() {
             cache.open(&DataConfig { on_bad_row: OnBadRow::Error, packing: true, ..skip }, &tokenizer).unwrap_err();
         assert!(error.to_string().contains("r.jsonl:line 4: `text` must be text"), "{error}");
     }
-    let hopeless = files.write("bad.jsonl", "{\"text\": 1}\n{\"text\": 2}\n");
+    let hopeless = files.write("bad.jsonl", "{\"text\": null}\n{\"text\": []}\n");
     let skip = DataConfig { on_bad_row: OnBadRow::Skip, ..config(vec![hopeless]) };
     let error = cache.open(&skip, &tokenizer).unwrap_err().to_string();
     assert!(error.contains("bad.jsonl: none of its 2 rows can be used; the first: "), "{error}");

@@ -26,6 +26,8 @@ use crate::util::files::tidy;
 
 /// Most characters that a message about a row may have.
 const MAX_MESSAGE_CHARACTERS: usize = 500;
+/// Names of unused columns that are kept.
+const MAX_UNUSED: usize = 50;
 /// Most rows that a thread encodes at a time.
 const CHUNK_ROWS: usize = 128;
 /// Chunks that a thread gets in one round: enough that threads seldom wait for the last chunk.
@@ -159,10 +161,10 @@ impl OpenedFile {
             KeptTokens { bytes: file.metadata().map_or(0, |file| file.len()), is_new }
         });
         let Encoded { tokens, entries, details } = encoded;
-        let Details { kind, format, unused_columns, bad_rows, odd_rows } = details;
+        let Details { kind, format, unused_columns, unlearnt, bad_rows, unanswered_rows, odd_rows } = details;
         let (path, is_eval) = (self.path, self.is_eval);
         let mut file = DataFile {
-            info: FileInfo { path, kind, format, num_rows: 0, unused_columns, is_eval, kept_tokens },
+            info: FileInfo { path, kind, format, num_rows: 0, unused_columns, unlearnt, is_eval, kept_tokens },
             first_row,
             content: self.content,
             max_length,
@@ -170,9 +172,10 @@ impl OpenedFile {
             counts: RowCounts::default(),
             num_bad_answers: 0,
             bad_rows,
+            unanswered_rows,
             odd_rows,
             cut_rows: Vec::new(),
-            without_targets: RowFindings::default(),
+            cut_off_rows: RowFindings::default(),
             tokens,
         };
         let lengths = if kind == FileKind::Txt {
@@ -228,7 +231,9 @@ impl OpenedFile {
             kind: FileKind::Txt,
             format: self.format(),
             unused_columns: Vec::new(),
+            unlearnt: None,
             bad_rows: RowFindings::default(),
+            unanswered_rows: RowFindings::default(),
             odd_rows: RowFindings::default(),
         };
         if let Rows::Objects { file, format } = &self.rows {
@@ -297,6 +302,7 @@ impl OpenedFile {
             round.into_iter().try_for_each(|chunk| {
                 let chunk = chunk?;
                 chunk.bad.iter().for_each(|(row, text)| details.bad_rows.add(*row, text));
+                chunk.unanswered.iter().for_each(|(row, text)| details.unanswered_rows.add(*row, text));
                 chunk.odd.iter().for_each(|(row, text)| details.odd_rows.add(*row, text));
                 unused.extend(chunk.unused);
                 writer.push(&chunk.tokens).map_err(DataError::Store)
@@ -315,8 +321,11 @@ impl OpenedFile {
             (round, at) = (next, end);
         }
         meter.finish();
-        details.unused_columns = unused.into_iter().collect();
-        for findings in [&mut details.bad_rows, &mut details.odd_rows] {
+        details.unlearnt = format.unlearnt(&unused);
+        let more = unused.len().saturating_sub(MAX_UNUSED);
+        details.unused_columns = unused.into_iter().take(MAX_UNUSED).collect();
+        details.unused_columns.extend((more > 0).then(|| format!("and {more} more")));
+        for findings in [&mut details.bad_rows, &mut details.unanswered_rows, &mut details.odd_rows] {
             findings.place(|rows| file.places(rows));
         }
         Ok(())
@@ -328,6 +337,7 @@ impl OpenedFile {
 struct EncodedChunk {
     tokens: Chunk,
     bad: Vec<(usize, String)>,
+    unanswered: Vec<(usize, String)>,
     odd: Vec<(usize, String)>,
     unused: BTreeSet<String>,
 }
@@ -338,15 +348,26 @@ impl EncodedChunk {
         let encoded = file.parse(&bytes).and_then(|value| {
             format.add_unused(&value, &mut self.unused);
             let sample = format.read(&value, encoder.template)?;
-            encoder.encode_with_notes(&sample).map_err(|error| error.to_string())
+            let (row, notes) = encoder.encode_with_notes(&sample).map_err(|error| error.to_string())?;
+            let cell = if file.has_cells() { "the cell " } else { "" };
+            let columns: Vec<String> =
+                format.empty_columns(&value).iter().map(|name| format!("{cell}`{name}` is empty")).collect();
+            Ok((row, if columns.is_empty() { notes.empty } else { columns }, notes.odd, notes.unread))
         });
         match encoded {
-            Ok((encoded, mut notes)) => {
+            Ok((encoded, empty, odd, unread)) => {
                 self.tokens.push(&encoded);
-                self.unused.extend(notes.unread.iter().map(|key| format.name_of_key(key)));
+                self.unused.extend(unread.iter().map(|key| format.name_of_key(key)));
+                if encoded.full_target_tokens == 0 {
+                    let reason =
+                        if empty.is_empty() { "there is nothing to predict".to_owned() } else { empty.join("; ") };
+                    self.unanswered.push((row, reason));
+                    return Ok(());
+                }
                 let double = file.double_key(&bytes);
-                notes.odd.extend(double.map(|key| format!("an object has the key `{key}` twice; the last one counts")));
-                self.odd.extend((!notes.odd.is_empty()).then(|| (row, notes.odd.join("; "))));
+                let double = double.map(|key| format!("an object has the key `{key}` twice; the last one counts"));
+                let odd: Vec<String> = empty.into_iter().chain(odd).chain(double).collect();
+                self.odd.extend((!odd.is_empty()).then(|| (row, odd.join("; "))));
             }
             Err(reason) => {
                 let reason: String = reason.chars().take(MAX_MESSAGE_CHARACTERS).collect();

@@ -265,13 +265,13 @@ fn packed_rows_hold_the_same_documents_and_targets() {
 
 #[test]
 fn bad_rows_are_errors_of_the_start_grouped_and_with_their_places() {
-    let (files, bad) = (Files::new(), "{\"text\": 1}\n");
+    let (files, bad) = (Files::new(), "{\"text\": null}\n");
     let source = files.write("r.jsonl", &(numbered_rows(90) + bad + &numbered_rows(6) + bad + "{\"text\": \n"));
     let other = files.write("s.jsonl", &(numbered_rows(2) + bad));
     let message = error(&config(vec![source.clone(), other]));
     let mistakes: Vec<&str> = message.lines().filter(|line| !line.starts_with(' ')).collect();
     assert_eq!(mistakes.len(), 3, "{message}");
-    assert!(mistakes[0].ends_with("r.jsonl:line 91: `text` must be text, not a number"), "{message}");
+    assert!(mistakes[0].ends_with("r.jsonl:line 91: `text` must be text, not null"), "{message}");
     assert!(message.contains("\n  and likewise 1 more: line 98\n"), "{message}");
     assert!(
         mistakes[1].contains("r.jsonl:99:9: not valid JSON") && mistakes[2].contains("s.jsonl:line 3:"),

@@ -1,6 +1,6 @@
 //! Which format a file's rows have, by the columns of the first.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 
@@ -11,8 +11,10 @@ use crate::config::{DataFormat, RowKind};
 const DETECTION_ORDER: [DataFormat; 5] =
     [DataFormat::Messages, DataFormat::Sharegpt, DataFormat::Alpaca, DataFormat::PromptCompletion, DataFormat::Text];
 
-/// Other common names for columns of preferences.
-const PREFERENCE_NAMES: [(&str, &[&str]); 4] = [
+/// Other common names for columns of preferences; OpenAI's are the second of each pair of answers.
+const PREFERENCE_NAMES: [(&str, &[&str]); 6] = [
+    ("chosen", &["preferred_output"]),
+    ("rejected", &["non_preferred_output"]),
     ("prompt", &["question", "instruction", "query", "input", "problem"]),
     ("label", &["kto_tag"]),
     ("completion", &["response", "output", "answer"]),
@@ -128,14 +130,14 @@ impl RowFormat {
     ) -> Result<Self, String> {
         let is_pair = kind.is_pair();
         let (wanted, needs) = match kind {
-            RowKind::Prompt => (DataFormat::Prompt, "a prompt"),
-            RowKind::Labelled => (DataFormat::UnpairedPreference, "an answer and its label, true or false"),
-            _ => (DataFormat::Preference, "a chosen and a rejected answer"),
+            RowKind::Prompt => (DataFormat::Prompt, "a prompt a row"),
+            RowKind::Labelled => (DataFormat::UnpairedPreference, "an answer a row and its label, true or false"),
+            _ => (DataFormat::Preference, "two answers a row, the chosen and the rejected one"),
         };
         let (required, optional) = wanted.columns();
         if format != DataFormat::Auto && format != wanted {
             return Err(format!(
-                "the objective needs rows with {needs}, and format `{}` has none\n  hint: format `{}`, or name = \"cross_entropy\" in [objective]",
+                "the objective learns from {needs}, and format `{}` has none\n  hint: format `{}`, or name = \"cross_entropy\" in [objective]",
                 format.name(),
                 wanted.name()
             ));
@@ -158,12 +160,18 @@ impl RowFormat {
         if let Some((name, column)) = columns_given.iter().find(|(_, column)| row.get(column.as_str()).is_none()) {
             return Err(format!("`columns` says that `{name}` is column `{column}`; the row has {}", keys_of(row)));
         }
-        if let Some(absent) = required.iter().find(|name| row.get(name_of(name)).is_none()) {
-            let other = if row["chosen"].is_null() || is_pair { "" } else { ", and pairs are for \"dpo\"" };
+        let absent: Vec<String> = required
+            .iter()
+            .filter(|name| row.get(name_of(name)).is_none())
+            .map(|name| format!("{name} = \"...\""))
+            .collect();
+        if !absent.is_empty() {
+            let other = if pair_of(row).is_none() || is_pair { "" } else { ", and pairs are for \"dpo\"" };
             return Err(format!(
-                "the objective needs rows with {needs}{other}; there is no `{}`, the row has {}\n  hint: `columns = {{ {absent} = \"...\" }}` names it",
-                format.name_of(absent),
-                keys_of(row)
+                "the objective learns from {needs}{other}; the row has {}\n  hint: name what it has under another name: \
+                 `columns = {{ {} }}`",
+                keys_of(row),
+                absent.join(", ")
             ));
         }
         Ok(format)
@@ -173,7 +181,9 @@ impl RowFormat {
     fn of_pair(row: &Value, found: &[&str]) -> Result<Self, String> {
         let pairs: Vec<_> =
             PAIRS.iter().filter(|(_, pair, _)| pair.iter().all(|name| named(row, name).is_some())).collect();
-        let [(format, pair, extra)] = pairs[..] else { return Err(unknown_columns(row, found)) };
+        let [(format, pair, extra)] = pairs[..] else {
+            return Err(rows_of_embeddings(row).unwrap_or_else(|| unknown_columns(row, found)));
+        };
         let mut columns: BTreeMap<String, String> = BTreeMap::new();
         let pair = format.columns().0.iter().copied().zip(pair.iter().copied());
         for (name, column) in pair.chain(extra.map(|[name, column]| (name, column))) {
@@ -190,14 +200,44 @@ fn named<'r>(row: &'r Value, name: &str) -> Option<&'r str> {
     names().find(|own| *own == name).or_else(|| alike.next().filter(|_| alike.next().is_none()))
 }
 
+/// The columns of a chosen and a rejected answer.
+fn pair_of(row: &Value) -> Option<[&'static str; 2]> {
+    let pairs = [["chosen", "rejected"], ["preferred_output", "non_preferred_output"]];
+    pairs.into_iter().find(|pair| pair.iter().all(|name| !row[*name].is_null()))
+}
+
 /// Refuses rows with good and bad answers: training on all of them would teach the bad answers.
 pub(super) fn refuse_preferences(row: &Value) -> Result<(), String> {
-    let is_pair = !row["chosen"].is_null() && !row["rejected"].is_null();
-    match ["label", "kto_tag"].into_iter().find(|column| row[column].is_boolean()) {
-        _ if is_pair => Err(preferences(row, "`chosen` and `rejected`")),
-        Some(label) => Err(preferences(row, &format!("`{label}` true or false"))),
-        None => Ok(()),
+    // A label of texts alone is a class.
+    let is_answered = || other_name(row, "messages").or_else(|| other_name(row, "completion")).is_some();
+    let label = ["label", "kto_tag"].into_iter().find(|column| row[column].is_boolean());
+    match (pair_of(row), label) {
+        (Some([chosen, rejected]), _) => Err(preferences(row, &format!("`{chosen}` and `{rejected}`"))),
+        (None, Some(label)) if is_answered() => Err(preferences(row, &format!("`{label}` true or false"))),
+        _ => Ok(()),
     }
+}
+
+/// The column of a row for a column of preferences, whatever it is called.
+fn other_name<'r>(row: &'r Value, name: &str) -> Option<&'r str> {
+    let (_, others) = PREFERENCE_NAMES.iter().find(|(own, _)| *own == name)?;
+    [name].into_iter().chain(others.iter().copied()).find_map(|other| named(row, other))
+}
+
+/// The message for rows of texts that are to be near to each other, or far.
+fn rows_of_embeddings(row: &Value) -> Option<String> {
+    const PAIRS: [[&str; 2]; 5] = [
+        ["anchor", "positive"],
+        ["query", "positive"],
+        ["query", "pos"],
+        ["sentence1", "sentence2"],
+        ["sentence_A", "sentence_B"],
+    ];
+    let [one, other] = PAIRS.iter().find(|pair| pair.iter().all(|name| named(row, name).is_some()))?;
+    Some(format!(
+        "`{one}` and `{other}` are columns of rows for an embedding model, which is not trained here\n  hint: models that \
+         write text are; `columns` names a prompt and its completion where the rows have them"
+    ))
 }
 
 /// Refuses a first row whose label is not a boolean: in tables all values are text. Other rows may have classes there.
@@ -219,23 +259,28 @@ fn refuse_labels(row: &Value) -> Result<(), String> {
 
 /// What is said of a row of preferences.
 fn preferences(row: &Value, what: &str) -> String {
-    let of_names = |name: &str| {
-        let (_, others) = PREFERENCE_NAMES.iter().find(|(own, _)| *own == name)?;
-        let column = [name].into_iter().chain(others.iter().copied()).find_map(|other| named(row, other))?;
-        Some(format!("{name} = \"{column}\""))
-    };
-    let (columns, objective) = match &row["chosen"] {
-        Value::Array(_) => ("messages = \"chosen\"".to_owned(), "dpo"),
-        Value::String(_) => ("completion = \"chosen\"".to_owned(), "dpo"),
+    let of_names = |name: &str| other_name(row, name).map(|column| format!("{name} = \"{column}\""));
+    // An answer alone would be learnt without its question.
+    let is_asked = |message: &Value| message["role"] == "user" || message["from"] == "human";
+    let (columns, objective) = match (pair_of(row), &row["chosen"]) {
+        (_, Value::Array(chosen)) if chosen.iter().any(is_asked) => (Some("messages = \"chosen\"".to_owned()), "dpo"),
+        (_, Value::String(_)) => (Some("completion = \"chosen\"".to_owned()), "dpo"),
+        (Some(_), _) => (None, "dpo"),
         _ => {
             let answer = of_names("messages").or_else(|| of_names("completion")).into_iter();
             let prompt = of_names("prompt").filter(|_| of_names("messages").is_none());
-            (prompt.into_iter().chain(answer).collect::<Vec<_>>().join(", "), "kto")
+            (Some(prompt.into_iter().chain(answer).collect::<Vec<_>>().join(", ")), "kto")
         }
     };
+    let alone = columns.map(|columns| {
+        format!(
+            "; to train on the good answers alone, keep only those rows and name the columns, such as \
+             `columns = {{ {columns} }}`"
+        )
+    });
     format!(
-        "this is preference data ({what})\n  hint: `name = \"{objective}\"` in [objective] learns from it; to train on the good \
-         answers alone, keep only those rows and name the columns, such as `columns = {{ {columns} }}`"
+        "this is preference data ({what})\n  hint: `name = \"{objective}\"` in [objective] learns from it{}",
+        alone.unwrap_or_default()
     )
 }
 
@@ -269,6 +314,39 @@ fn unknown_columns(row: &Value, found: &[&str]) -> String {
         ""
     };
     format!("{found}; known are {}\n  hint: {hint}{answered}", formats.join(", "))
+}
+
+/// Columns for whose sake people have rows of texts.
+const LEARNT: [&str; 16] = [
+    "label",
+    "labels",
+    "label_text",
+    "class",
+    "target",
+    "category",
+    "sentiment",
+    "intent",
+    "emotion",
+    "topic",
+    "stars",
+    "rating",
+    "answer",
+    "summary",
+    "translation",
+    "response",
+];
+
+impl RowFormat {
+    /// Says of rows of texts that were recognised as such that a column of their answers is not learnt, if `unused` has one.
+    pub(in crate::data) fn unlearnt(&self, unused: &BTreeSet<String>) -> Option<String> {
+        let is_answer = |column: &&String| LEARNT.iter().any(|name| column.eq_ignore_ascii_case(name));
+        let column = unused.iter().find(is_answer).filter(|_| self.is_detected && self.format == DataFormat::Text)?;
+        let text = self.name_of("text");
+        Some(format!(
+            "`{column}` is not learnt\n  hint: `columns = {{ prompt = {text:?}, completion = {column:?} }}` teaches to answer \
+             with it; `columns = {{ text = {text:?} }}` says that the texts alone are meant"
+        ))
+    }
 }
 
 /// The first column of a row that holds a list of objects.

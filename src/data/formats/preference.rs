@@ -1,5 +1,7 @@
 //! Rows of preferences: two answers to a prompt, or one with a label.
 
+use std::borrow::Cow;
+
 use serde_json::{Value, json};
 
 use super::{Prompt, RowFormat, Sample, chat, kind_of, list_of, refuse_media};
@@ -19,6 +21,7 @@ impl RowFormat {
         let [chosen, rejected] = ["chosen", "rejected"];
         let (good, bad) = (self.said(row, chosen, template)?, self.said(row, rejected, template)?);
         let (Some(good), Some(bad)) = (good, bad) else {
+            let [chosen, rejected] = [chosen, rejected].map(|name| self.name_of(name));
             return Err(format!("`{chosen}` and `{rejected}` must both be there"));
         };
         let prompt = self.prompt(row, template)?;
@@ -121,12 +124,16 @@ impl RowFormat {
 
     /// Puts the system prompt in front, if the row or the recipe has one and the messages have none; returns the row's tools.
     fn complete(&self, messages: &mut Vec<Value>, row: &Value) -> Result<Option<Value>, String> {
-        let system = self.optional_text(row, "system")?.filter(|system| !system.is_empty()).or(self.system.as_deref());
+        let system = self.optional_text(row, "system")?.filter(|system| !system.is_empty());
+        let system = system.or(self.system.as_deref().map(Cow::from));
         if let Some(system) = system.filter(|_| !messages.iter().any(|message| message["role"] == "system")) {
             messages.insert(0, json!({"role": "system", "content": system}));
         }
         chat::number_calls(messages);
-        chat::tools(row.get(self.name_of("tools"))).map_err(|reason| format!("`tools` {reason}"))
+        // OpenAI's rows have them beside the messages of the prompt.
+        let tools = [&row[self.name_of("tools")], &row[self.name_of("prompt")]["tools"]];
+        let tools = tools.into_iter().find(|tools| !tools.is_null());
+        chat::tools(tools).map_err(|reason| format!("`tools` {reason}"))
     }
 
     /// The prompt, if there is one; an `input` follows its instruction.
@@ -143,10 +150,13 @@ impl RowFormat {
     fn said(&self, row: &Value, name: &str, template: Option<&ChatTemplate>) -> Result<Option<Said>, String> {
         let column = self.name_of(name);
         let Some(value) = row.get(column).filter(|value| !value.is_null()) else { return Ok(None) };
+        // OpenAI's prompts have tools beside their messages.
+        let value = if value["messages"].is_array() { &value["messages"] } else { value };
         let list = list_of(value).map_err(|reason| format!("`{column}` {reason}"))?;
         let one;
         let items = match &*list {
             Value::String(text) => return Ok(Some(Said::Text(text.clone()))),
+            Value::Number(_) | Value::Bool(_) => return Ok(Some(Said::Text(list.to_string()))),
             Value::Array(items) => items,
             object @ Value::Object(_) => {
                 one = vec![object.clone()];
@@ -156,7 +166,7 @@ impl RowFormat {
         };
         let message = |(index, item): (usize, &Value)| {
             let read = if item["from"].is_string() { chat::turn } else { chat::message };
-            read(item, template).map_err(|reason| format!("`{column}`, message {index}: {reason}"))
+            read(item, template).map_err(|reason| format!("`{column}`, message {}: {reason}", index + 1))
         };
         items.iter().enumerate().map(message).collect::<Result<_, _>>().map(|messages| Some(Said::Messages(messages)))
     }

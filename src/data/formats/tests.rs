@@ -101,6 +101,67 @@ fn preference_data_is_called_so() {
 }
 
 #[test]
+fn numbers_and_truth_values_are_the_text_that_they_are_written_as() {
+    let columns = [("prompt", "text"), ("completion", "label")];
+    for (label, expected) in [(json!(1), "1"), (json!(-0.5), "-0.5"), (json!(2.0), "2.0"), (json!(true), "true")] {
+        let row = json!({"text": "q", "label": label});
+        let sample = detect(DataFormat::Auto, &columns, &row).unwrap().read(&row, Some(&template())).unwrap();
+        assert_eq!(sample, chat(&[("user", "q"), ("assistant", expected)]));
+        let row = json!({"instruction": 1, "input": 2, "output": label});
+        assert_eq!(read(&row, true).unwrap(), chat(&[("user", "1\n2"), ("assistant", expected)]));
+        let row = json!({"prompt": 7, "chosen": label, "rejected": "no"});
+        let Sample::Pair(chosen, ..) = preference(RowKind::Pair, &row, true).unwrap() else { panic!() };
+        assert_eq!(turns(&chosen)[1].1, expected);
+    }
+    let row = |completion: u64| json!({"prompt": "q", "completion": completion, "choices": ["a", "b"]});
+    assert_eq!(read(&row(1), true).unwrap(), chat(&[("user", "q"), ("assistant", "b")]));
+    assert_eq!(read(&row(2), true).unwrap_err(), "`completion` = 2 is none of the texts in `choices`");
+}
+
+#[test]
+fn columns_that_are_the_point_of_rows_of_texts_are_named() {
+    let unlearnt = |row: &Value, renames: &[(&str, &str)]| {
+        let format = detect(DataFormat::Auto, renames, row).unwrap();
+        let mut unused = BTreeSet::new();
+        format.add_unused(row, &mut unused);
+        format.unlearnt(&unused)
+    };
+    let said = unlearnt(&json!({"Text": "a", "Label": true, "id": 1}), &[]).unwrap();
+    assert!(said.starts_with("`Label` is not learnt\n"), "{said}");
+    assert!(said.contains("`columns = { prompt = \"Text\", completion = \"Label\" }` teaches"), "{said}");
+    for (row, renames) in [
+        (json!({"text": "a", "label": 1}), &[("text", "text")][..]),
+        (json!({"text": "a", "id": 1}), &[]),
+        (json!({"prompt": "a", "completion": "b", "category": "c"}), &[]),
+    ] {
+        assert_eq!(unlearnt(&row, renames), None, "{row}");
+    }
+    for row in
+        [json!({"text": "a", "audio": "x.wav"}), json!({"prompt": "a", "completion": "b", "image": {"path": "x"}})]
+    {
+        let error = read(&row, true).unwrap_err();
+        assert!(error.contains("this trainer learns from text only\n  hint: `columns = { "), "{error}");
+    }
+    let row = json!({"text": "a", "audio": "x.wav"});
+    assert_eq!(
+        detect(DataFormat::Auto, &[("text", "text")], &row).unwrap().read(&row, None),
+        Ok(Sample::Text("a".into()))
+    );
+    for row in
+        [json!({"anchor": "a", "positive": "b", "negative": "c"}), json!({"query": "a", "pos": ["b"], "neg": ["c"]})]
+    {
+        assert!(read(&row, true).unwrap_err().contains("rows for an embedding model"), "{row}");
+    }
+}
+
+#[test]
+fn a_message_names_some_of_very_many_columns() {
+    let row: Map<String, Value> = (0..1000).map(|index| (format!("c{index}"), json!(1))).collect();
+    let error = read(&row.into(), true).unwrap_err();
+    assert!(error.len() < 1000 && error.contains("`c29` and 970 more"), "{error}");
+}
+
+#[test]
 fn columns_of_no_format_are_listed_with_what_would_help() {
     let error = read(&json!({"user_msg": "a", "bot_msg": "b"}), true).unwrap_err();
     assert!(error.starts_with("the columns `user_msg`, `bot_msg` are those of no format"), "{error}");
@@ -214,9 +275,9 @@ fn roles_have_the_names_of_chat_templates_in_both_formats() {
     assert_eq!(sharegpt, chat(&names.map(|(_, role)| (role, "x"))), "and a role that the template names");
     assert_eq!(read(&json!({"messages": messages}), true).unwrap(), sharegpt);
     let error = read(&json!({"conversations": [{"from": "bob", "value": "x"}]}), true).unwrap_err();
-    assert!(error.starts_with("turn 0: its role is \"bob\"; known are human, user, gpt"), "{error}");
+    assert!(error.starts_with("turn 1: its role is \"bob\"; known are human, user, gpt"), "{error}");
     let error = read(&json!({"messages": [{"role": "bob", "content": "x"}]}), true).unwrap_err();
-    assert!(error.starts_with("message 0: its role is \"bob\"; known are"), "{error}");
+    assert!(error.starts_with("message 1: its role is \"bob\"; known are"), "{error}");
     let error = read(&json!({"messages": [{"role": "User", "content": "x"}]}), true).unwrap_err();
     assert!(error.ends_with("\n  hint: write \"user\""), "{error}");
 }
@@ -309,16 +370,16 @@ fn what_is_wrong_with_a_row_is_said() {
     let cases = [
         (json!({"messages": []}), "`messages` is empty"),
         (json!({"messages": "hi"}), "`messages` must be a list of objects, not text"),
-        (json!({"messages": [{"role": "user"}]}), "message 0: has no `content`; it has `role`"),
-        (json!({"messages": [{"role": "user", "content": null}]}), "message 0: its `content` is null"),
+        (json!({"messages": [{"role": "user"}]}), "message 1: has no `content`; it has `role`"),
+        (json!({"messages": [{"role": "user", "content": null}]}), "message 1: its `content` is null"),
         (json!({"data": [{"prompt": "a", "completion": "b"}]}), "the rows are in `data`: write that list alone"),
         (json!({"messages": [{"from": "human", "value": "a"}]}), "`from` and `value` are format \"sharegpt\""),
         (
             json!({"messages": [{"role": "user", "content": 1}]}),
             "`content` must be text or a list of parts, not a number",
         ),
-        (json!({"messages": ["hi"]}), "message 0: must be an object with `role` and `content`, not text"),
-        (json!({"conversations": [{"from": "human"}]}), "turn 0: needs text in `value`, not null"),
+        (json!({"messages": ["hi"]}), "message 1: must be an object with `role` and `content`, not text"),
+        (json!({"conversations": [{"from": "human"}]}), "turn 1: needs text in `value`, not null"),
         (json!({"prompt": ["a"], "completion": "b"}), "not a list\n  hint: lists of messages are joined"),
         (json!({"text": null}), "`text` must be text, not null"),
         (
@@ -369,14 +430,14 @@ fn a_mask_that_a_person_wrote_is_followed_or_refused() {
         (json!({"train_detail": [part(0, 1, true)], "reasoning": "r"}), "says nothing of calls and reasoning"),
     ] {
         let error = mask(answer).unwrap_err();
-        assert!(error.starts_with("message 1: ") && error.contains(reason), "{error}");
+        assert!(error.starts_with("message 2: ") && error.contains(reason), "{error}");
     }
     let asked = |turn: Value| read(&json!({"conversations": [turn, {"from": "gpt", "value": "a"}]}), true);
     assert!(asked(json!({"from": "human", "value": "q", "train": false})).is_ok());
     let error = asked(json!({"from": "human", "value": "q", "train": true})).unwrap_err();
-    assert!(error.starts_with("turn 0: `train` asks for loss on a message of \"user\"; only an answer"), "{error}");
+    assert!(error.starts_with("turn 1: `train` asks for loss on a message of \"user\"; only an answer"), "{error}");
     let error = asked(json!({"from": "human", "value": "qq", "train_detail": [part(0, 1, true)]})).unwrap_err();
-    assert!(error.starts_with("turn 0: `train_detail` asks for loss"), "{error}");
+    assert!(error.starts_with("turn 1: `train_detail` asks for loss"), "{error}");
 }
 
 #[test]
@@ -443,6 +504,9 @@ fn pairs_in_every_spelling_are_one_prompt_and_two_answers() {
         json!({"prompt": "q", "chosen": [assistant("good")], "rejected": [assistant("bad")]}),
         json!({"conversations": [{"from": "human", "value": "q"}], "chosen": {"from": "gpt", "value": "good"},
                "rejected": {"from": "gpt", "value": "bad"}}),
+        json!({"input": {"messages": [user("q")], "tools": [], "parallel_tool_calls": true}, "preferred_output": [assistant("good")],
+               "non_preferred_output": [assistant("bad")]}),
+        json!({"input": [user("q")], "preferred_output": "good", "non_preferred_output": "bad"}),
     ] {
         let Sample::Pair(chosen, rejected, _) = preference(RowKind::Pair, &row, true).unwrap() else { panic!("{row}") };
         let expected = |answer: &str| {
@@ -450,6 +514,36 @@ fn pairs_in_every_spelling_are_one_prompt_and_two_answers() {
         };
         assert_eq!((turns(&chosen), turns(&rejected)), (expected("good"), expected("bad")), "{row}");
     }
+}
+
+#[test]
+fn rows_of_openai_have_their_tools_beside_their_messages_and_name_what_is_not_read() {
+    let call = json!({"role": "assistant", "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": "{\"x\": 1}"}}]});
+    let tool = json!({"type": "function", "function": {"name": "f", "parameters": {}}});
+    let input = json!({"messages": [{"role": "user", "content": "q"}], "tools": [tool], "parallel_tool_calls": false});
+    let row = json!({"input": input, "preferred_output": [call], "non_preferred_output": [{"role": "assistant", "content": "bad"}]});
+    let format = RowFormat::detect(DataFormat::Auto, &BTreeMap::new(), &row, RowKind::Pair).unwrap();
+    let Sample::Pair(chosen, rejected, _) = format.read(&row, Some(&template())).unwrap() else { panic!() };
+    for (sample, has_call) in [(*chosen, true), (*rejected, false)] {
+        let Sample::Chat { messages, tools } = sample else { panic!() };
+        assert_eq!((tools, messages.len()), (Some(json!([tool])), 2));
+        assert_eq!(messages[1]["tool_calls"][0]["function"]["arguments"] == json!({"x": 1}), has_call);
+    }
+    let mut unused = BTreeSet::new();
+    format.add_unused(&row, &mut unused);
+    assert_eq!(unused.into_iter().collect::<Vec<_>>(), ["input.parallel_tool_calls"]);
+    let prompt = preference(RowKind::Prompt, &row, true).unwrap();
+    assert!(matches!(prompt, Sample::Prompt(Prompt::Chat { messages, tools: Some(_) }) if messages.len() == 1));
+    // An answer alone is never proposed.
+    let error = read(&row, true).unwrap_err();
+    assert!(
+        error.ends_with(
+            "`preferred_output` and `non_preferred_output`)\n  hint: `name = \"dpo\"` in [objective] learns from it"
+        ),
+        "{error}"
+    );
+    let apart = json!({"prompt": input["messages"], "chosen": [call], "rejected": []});
+    assert!(!read(&apart, true).unwrap_err().contains("columns"));
 }
 
 #[test]
@@ -515,7 +609,8 @@ fn rows_that_are_no_preferences_are_refused_with_what_is_missing() {
         (
             RowKind::Pair,
             json!({"prompt": "q", "completion": "a"}),
-            "a chosen and a rejected answer; there is no `chosen`",
+            "two answers a row, the chosen and the rejected one; the row has `prompt`, `completion`\n  hint: name what it \
+             has under another name: `columns = { chosen = \"...\", rejected = \"...\" }`",
         ),
         (RowKind::Pair, json!({"prompt": "q", "chosen": "a", "rejected": "a"}), "are equal"),
         (RowKind::Pair, json!({"prompt": "q", "chosen": "a", "rejected": null}), "must both be there"),
@@ -525,7 +620,11 @@ fn rows_that_are_no_preferences_are_refused_with_what_is_missing() {
             json!({"prompt": "x", "chosen": message("a"), "rejected": message("b")}),
             "`prompt` is not what",
         ),
-        (RowKind::Pair, json!({"prompt": "q", "chosen": 1, "rejected": 2}), "must be text or messages, not a number"),
+        (
+            RowKind::Pair,
+            json!({"prompt": "q", "chosen": [], "rejected": [1]}),
+            "must be an object with `role` and `content`",
+        ),
         (RowKind::Labelled, json!({"prompt": "q", "completion": "a", "label": "good"}), "must be true or false"),
         (RowKind::Labelled, json!({"prompt": "q", "label": true}), "needs a column `completion` or `messages`"),
         (RowKind::Labelled, json!({"prompt": "q", "chosen": "a", "rejected": "b"}), "pairs are for \"dpo\""),

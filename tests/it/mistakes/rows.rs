@@ -57,6 +57,30 @@ pub(crate) const DATA_MISTAKES: &[(&str, Wrong<'static>, &[&str])] = &[
     ),
     ("another encoding", Made(with_latin), &["rows.csv:line 2: not UTF-8", "`iconv`"]),
     (
+        "a row without an end",
+        Made(with_an_endless_row),
+        &["rows.jsonl: the row that begins at byte 0 has more than 64 MiB", "a row is an object on a line of its own"],
+    ),
+    (
+        "bytes that are no text",
+        FileAndSet("rows.txt", "a frog\0", "data.train.0.path=\"rows.txt\""),
+        &["rows.txt: byte 6 is NUL: this is no text"],
+    ),
+    (
+        "rows of OpenAI's preferences",
+        FileAndSet(
+            "rows.jsonl",
+            "{\"input\": {\"messages\": []}, \"preferred_output\": [], \"non_preferred_output\": []}\n",
+            "data.train.0.path=\"rows.jsonl\"",
+        ),
+        &["this is preference data (`preferred_output` and `non_preferred_output`)", "`name = \"dpo\"` in [objective]"],
+    ),
+    (
+        "rows of an embedding model",
+        FileAndSet("rows.csv", "anchor,positive\na,b\n", CSV),
+        &["`anchor` and `positive` are columns of rows for an embedding model, which is not trained here"],
+    ),
+    (
         "pairs of good and bad answers",
         FileAndSet("rows.csv", "prompt,chosen,rejected\na,b,c\n", CSV),
         &["rows.csv:line 2: this is preference data", "`columns = { completion = \"chosen\" }`"],
@@ -199,6 +223,13 @@ fn train_on(folder: &Path, path: &str, more: &str) {
 fn with_latin(folder: &Path) {
     fs::write(folder.join("rows.csv"), b"prompt,completion\nle caf\xe9,b\n").unwrap();
     train_on(folder, "rows.csv", "");
+}
+
+fn with_an_endless_row(folder: &Path) {
+    let file = fs::File::create(folder.join("rows.jsonl")).unwrap();
+    (&file).write_all(&[b"{\"text\": \"".to_vec(), vec![b'a'; 600]].concat()).unwrap();
+    // The rest is a hole, which takes no room.
+    file.set_len(1 << 28).unwrap();
 }
 
 fn with_half_a_gz(folder: &Path) {

@@ -163,8 +163,8 @@ fn what_a_row_says_in_vain_is_said_to_the_user() {
     let warnings = dataset.warnings().join("\n");
     for warning in [
         "3 of 4 rows are odd:",
-        "line 4: message 0 is empty",
-        "line 2: message 0 has \"<|im_end|>\" in its text, which becomes the special token; an object has the key \
+        "line 4: message 1 is empty",
+        "line 2: message 1 has \"<|im_end|>\" in its text, which becomes the special token; an object has the key \
          `content` twice; the last one counts",
         "line 3: an object has the key `messages` twice; the last one counts",
     ] {
@@ -181,5 +181,44 @@ fn a_mask_beside_loss_on_all_tokens_is_refused() {
         r#"{"messages": [{"role": "user", "content": "a", "train": false}, {"role": "assistant", "content": "b"}]}"#;
     let all = DataConfig { train_on_inputs: true, ..config(vec![files.write("r.jsonl", row)]) };
     let error = Dataset::open(&all, chat_tokenizer(), 7, &OpenOptions::default()).unwrap_err().to_string();
-    assert!(error.contains("message 0 is to carry no loss, and `data.train_on_inputs` = true"), "{error}");
+    assert!(error.contains("message 1 is to carry no loss, and `data.train_on_inputs` = true"), "{error}");
+}
+
+#[test]
+fn rows_without_an_answer_are_told_once_and_by_what_they_lack() {
+    let files = Files::new();
+    let opened = |name: &str, content: &str| {
+        let config = config(vec![files.write(name, content)]);
+        Dataset::open(&config, chat_tokenizer(), 7, &OpenOptions::default())
+    };
+    let said = |name: &str, content: &str| {
+        opened(name, content).unwrap().warnings().join("\n").replace(files.path("").to_str().unwrap(), "")
+    };
+    let table = "Question,Answer\na,b\nc,\n,d\ne,f\n";
+    assert_eq!(
+        said("r.csv", table),
+        "r.csv: 1 of 4 rows carry no loss and are left out:\n  line 3: the cell `Answer` is empty\n\
+         r.csv: 1 of 4 rows are odd:\n  line 4: the cell `Question` is empty"
+    );
+    let user = json!({"role": "user", "content": "a"});
+    let row = |answer: Value| json!({"messages": [user, answer]}).to_string() + "\n";
+    let answer = |text: &str, weight: u8| json!({"role": "assistant", "content": text, "weight": weight});
+    let rows = [answer("b", 1), answer("", 1), answer("b", 0), user.clone(), answer("c", 1)].map(row).concat();
+    let said = said("r.jsonl", &rows);
+    for line in
+        ["line 2: message 2 is an empty answer", "line 3: all answers have weight 0", "line 4: no message is an answer"]
+    {
+        assert!(said.contains(line), "{said}");
+    }
+    assert!(said.starts_with("r.jsonl: 3 of 5 rows carry no loss") && !said.contains("odd"), "{said}");
+    let prompts = format!("{}\n", json!({"messages": [user], "reference_answer": "4"})).repeat(3);
+    let message = opened("p.jsonl", &prompts).unwrap_err().to_string();
+    assert!(
+        message.ends_with(
+            "hint: these are prompts: with `[objective] name = \"grpo\"` the model answers them, for rewards"
+        ),
+        "{message}"
+    );
+    let empty = opened("e.csv", "prompt,completion\na,\n").unwrap_err().to_string();
+    assert!(empty.ends_with("line 2: the cell `completion` is empty"), "{empty}");
 }
