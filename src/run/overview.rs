@@ -342,7 +342,8 @@ fn steps(recipe: &Recipe, data: &Dataset, schedule: &Schedule) -> String {
         0 => "no warm-up".to_owned(),
         warmup => format!("warm-up in the first {warmup}"),
     };
-    format!("{total} steps: {epochs:.2} epochs of {per_epoch} steps; {warmup}")
+    let (total, per_epoch) = (counted(total, "step"), counted(per_epoch, "step"));
+    format!("{total}: {epochs:.2} epochs of {per_epoch}; {warmup}")
 }
 
 pub(crate) fn steps_per_epoch(recipe: &Recipe, data: &Dataset) -> u64 {

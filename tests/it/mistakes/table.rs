@@ -348,9 +348,9 @@ pub(crate) const MISTAKES: &[(&str, Wrong<'static>, &[&str])] = &[
         &["rows.jsonl:line 1: `columns` says that `prompt` is column `question`; the row has `prompt`"],
     ),
     (
-        "a number for text",
-        File("rows.jsonl", "{\"prompt\": 5, \"completion\": \"x\"}\n"),
-        &["rows.jsonl:line 1: `prompt` must be text, not a number"],
+        "an object for text",
+        File("rows.jsonl", "{\"prompt\": {}, \"completion\": \"x\"}\n"),
+        &["rows.jsonl:line 1: `prompt` must be text, not an object"],
     ),
     (
         "a format's name",
