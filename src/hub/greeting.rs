@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use hf_hub::HFError;
 
 use super::HubSettings;
-use super::error::root_cause;
+use super::error::unreachable;
 
 /// Result of asking the Hub for the name of the account.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,7 +57,9 @@ pub fn greet(settings: &HubSettings) -> Greeting {
             Greeting::Anonymous { time }
         }
         Err(HFError::AuthRequired { .. } | HFError::Forbidden { .. }) => Greeting::Refused,
-        Err(HFError::Request { source, .. }) => Greeting::Unreachable { reason: settings.redact(&root_cause(&source)) },
+        Err(HFError::Request { source, .. }) => {
+            Greeting::Unreachable { reason: settings.redact(&unreachable(&settings.endpoint, &source)) }
+        }
         Err(error) => Greeting::Trouble { reason: settings.redact(&error.to_string()) },
     }
 }

@@ -14,7 +14,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
-use super::error::{code_and_message, root_cause};
+use super::error::{code_and_message, unreachable};
 use super::progress::{FileMeter, Progress};
 use super::{HubError, HubSettings};
 use crate::schema::{Problem, searched_folder};
@@ -166,7 +166,7 @@ impl Repository<'_> {
             }
             (_, HFError::Request { source, .. }) => HubError::Network {
                 endpoint: endpoint.clone(),
-                reason: settings.redact(&root_cause(&source)),
+                reason: settings.redact(&unreachable(&settings.endpoint, &source)),
                 cached: String::new(),
             },
             (_, HFError::RateLimited { context, .. }) => {

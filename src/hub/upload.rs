@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use hf_hub::repository::{CommitOperation, RepoTypeModel};
 use hf_hub::{HFError, split_id};
 
-use super::error::{code_and_message, root_cause};
+use super::error::{code_and_message, unreachable};
 use super::location::is_repository_id;
 use super::progress::UploadMeter;
 use super::repository::REQUEST_RETRIES;
@@ -132,7 +132,7 @@ fn refused(error: &HFError, id: &str, settings: &HubSettings) -> HubError {
             problem.hint("somebody else changes it, or it is there and hidden from this account").into()
         }
         HFError::Request { source, .. } => {
-            let reason = settings.redact(&root_cause(source));
+            let reason = settings.redact(&unreachable(&settings.endpoint, source));
             let problem = Problem::new(format!("cannot reach {endpoint}: {reason}"));
             HubError::Failed(problem.hint("run the command again: nothing is committed until everything is there"))
         }

@@ -11,7 +11,7 @@ use reqwest::blocking::{Client, Response};
 use reqwest::header::{ETAG, IF_NONE_MATCH};
 use sha2::{Digest as _, Sha256};
 
-use super::error::root_cause;
+use super::error::{root_cause, unreachable};
 use super::{HubError, Progress};
 use crate::schema::Problem;
 use crate::util::files::hex;
@@ -114,7 +114,7 @@ impl<'a> Address<'a> {
     }
 
     fn unreachable(&self, error: &reqwest::Error) -> HubError {
-        self.network(root_cause(error))
+        self.network(unreachable(self.url, error))
     }
 
     fn network(&self, reason: String) -> HubError {
