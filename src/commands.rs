@@ -24,6 +24,7 @@ use std::io::{ErrorKind, IsTerminal as _, Write as _, stderr, stdout};
 use serde::Serialize;
 
 use crate::util::failure::Failure;
+use crate::util::text::for_terminal;
 
 /// Writes a line to stdout. A closed reader, such as `head`, is no failure.
 fn print(text: &str) -> Result<(), Failure> {
@@ -33,12 +34,17 @@ fn print(text: &str) -> Result<(), Failure> {
     }
 }
 
+/// Writes a text for people to stdout.
+fn print_text(text: &str) -> Result<(), Failure> {
+    print(&for_terminal(&stdout(), text))
+}
+
 /// Writes figures to stdout: as one JSON object with `--json` or where stdout is no terminal, else as `text`.
 fn print_figures(figures: &impl Serialize, as_json: bool, text: &str) -> Result<(), Failure> {
     if as_json || !stdout().is_terminal() {
         return print(&serde_json::to_string(figures).map_err(Failure::running)?);
     }
-    print(text)
+    print_text(text)
 }
 
 /// Writes a line to stderr. Errors are ignored: where stderr is closed, nobody reads this.

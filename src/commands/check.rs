@@ -28,7 +28,7 @@ use crate::schema::{Problem, Problems};
 use crate::train::rollouts::Rollouts;
 use crate::train::task::Task;
 use crate::util::failure::Failure;
-use crate::util::text::{counted, with_commas};
+use crate::util::text::{counted, for_terminal, with_commas};
 
 /// Arguments of `lora-train check`.
 #[derive(Clone, Debug, clap::Args)]
@@ -221,9 +221,7 @@ fn examine_prepared(recipe: &Recipe, parts: &PreparedParts, findings: &mut Findi
         findings.warnings.push(warning);
     }
     let tokenizer = config.map_or_else(|| Tokenizer::open(folder), |config| inputs::tokenizer(folder, config));
-    let tokenizer = tokenizer.map_err(|error| findings.failure(of_model(&error))).ok();
-    findings.facts.extend(tokenizer.as_ref().and_then(Tokenizer::class_note).map(|note| ("tokenizer", note)));
-    tokenizer
+    tokenizer.map_err(|error| findings.failure(of_model(&error))).ok()
 }
 
 /// Opens every file, tokenises its rows, at most `max_rows` of each file, and counts steps.
@@ -243,7 +241,7 @@ fn examine_data(
     if let Some(rows) = max_rows {
         // With only some of the rows, nothing is split off.
         config.eval_split = None;
-        findings.fact("looked at", format!("the first {rows} rows of each file"));
+        findings.fact("looked at", format!("the first {} of each file", counted(rows, "row")));
     }
     match Dataset::open(&config, Arc::clone(tokenizer), recipe.seed, &options) {
         Ok(data) => {
@@ -322,7 +320,7 @@ fn examine_rows(data: &Dataset, findings: &mut Findings) {
         Err(error) => return findings.error(&error),
     };
     let RowCounts { rows, bad, without_targets, tokens, target_tokens, longest_tokens, .. } = counts;
-    let mut fact = format!("{} of up to {} tokens", counted(rows, "row"), with_commas(longest_tokens));
+    let mut fact = format!("{} of up to {}", counted(rows, "row"), counted(longest_tokens, "token"));
     // In prompts it is the answers that will.
     if data.files().iter().any(|file| file.format != DataFormat::Prompt) {
         fact.push_str(&format!("; {} of {} tokens carry loss", with_commas(target_tokens), with_commas(tokens)));
@@ -339,14 +337,15 @@ fn examine_steps(recipe: &Recipe, data: &Dataset, findings: &mut Findings) {
     let rows = train.micro_batch_size * train.gradient_accumulation_steps;
     findings.fact("steps", format!("{total} of {}; an epoch has {per_epoch}", counted(rows, "row")));
     if let Some(warmup) = recipe.scheduler.warmup_steps.filter(|warmup| *warmup >= total) {
-        let message = format!("`scheduler.warmup_steps` = {warmup} leaves none of the {total} steps of this run");
+        let message =
+            format!("`scheduler.warmup_steps` = {warmup} leaves none of the {} of this run", counted(total, "step"));
         findings.problem(Problem::new(message).hint("make it smaller, or use `warmup_ratio`"));
     }
     let intervals =
         [("eval.eval_steps", recipe.eval.eval_steps), ("checkpoint.save_steps", recipe.checkpoint.save_steps)];
     for (key, interval) in intervals {
         if let Some(steps) = interval.filter(|steps| *steps > total) {
-            findings.warnings.push(format!("`{key}` = {steps} never comes: the run has {total} steps"));
+            findings.warnings.push(format!("`{key}` = {steps} never comes: the run has {}", counted(total, "step")));
         }
     }
 }
@@ -354,17 +353,16 @@ fn examine_steps(recipe: &Recipe, data: &Dataset, findings: &mut Findings) {
 fn print(findings: &Findings) -> io::Result<()> {
     let mut stdout = io::stdout().lock();
     for (subject, fact) in &findings.facts {
-        writeln!(stdout, "{subject}: {fact}")?;
+        writeln!(stdout, "{}", for_terminal(&stdout, &format!("{subject}: {fact}")))?;
     }
     let mut stderr = io::stderr().lock();
     for warning in &findings.warnings {
-        writeln!(stderr, "warning: {warning}")?;
+        writeln!(stderr, "{}", for_terminal(&stderr, &format!("warning: {warning}")))?;
     }
     if findings.problems.0.is_empty() {
         match findings.warnings.len() {
             0 => writeln!(stdout, "no mistakes found")?,
-            1 => writeln!(stdout, "no mistakes found, 1 warning")?,
-            more => writeln!(stdout, "no mistakes found, {more} warnings")?,
+            more => writeln!(stdout, "no mistakes found, {}", counted(more, "warning"))?,
         }
     }
     Ok(())

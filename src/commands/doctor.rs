@@ -12,7 +12,7 @@ use rand::{RngCore, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use serde_json::{Map, Value, json};
 
-use super::print;
+use super::{print, print_text};
 use crate::data::cache::CacheSettings;
 use crate::device::DeviceKind;
 use crate::hub::{Greeting, HubSettings, greet};
@@ -120,8 +120,7 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<(), Failure> {
     sections.push(ranks());
     sections.push(places());
     sections.push(hub(&HubSettings::from_env()));
-    let text = if args.json { to_json(&sections).to_string() } else { to_text(&sections) };
-    print(&text)
+    if args.json { print(&to_json(&sections).to_string()) } else { print_text(&to_text(&sections)) }
 }
 
 fn program() -> Section {

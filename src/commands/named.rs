@@ -21,6 +21,7 @@ use crate::save::checkpoint::Checkpoints;
 use crate::save::export::{ExportError, PromptForm, SavedAdapter, is_adapter, read_adapter};
 use crate::schema::{Problem, Section, read_json};
 use crate::util::failure::Failure;
+use crate::util::text::counted;
 
 pub(crate) use form::{Asked, template};
 use trained_with::TrainedWith;
@@ -369,7 +370,10 @@ fn dtypes(asked_for: Option<Dtype>, source: &ModelSource, device: &OpenDevice) -
 fn about(saved: &SavedAdapter, folder: &Path) -> String {
     let base = saved.base_model_name_or_path.as_deref();
     let base = base.map(|base| format!(", trained on {base}")).unwrap_or_default();
-    format!("{}: adapter of rank {} on {} layers{base}", folder.display(), saved.config.r, saved.weights.len())
+    {
+        let layers = counted(saved.weights.len(), "layer");
+        format!("{}: adapter of rank {} on {layers}{base}", folder.display(), saved.config.r)
+    }
 }
 
 /// Names the base that an adapter was trained on, if known, where it does not fit.

@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 
-use super::{number, print, say};
+use super::{number, print, print_text, say};
 use crate::config::{CostConfig, DataConfig, GradientCheckpointing};
 use crate::data::cache::CacheSettings;
 use crate::data::dataset::{Dataset, OpenOptions};
@@ -152,12 +152,10 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
         disk_bytes_per_second,
         wants_fit: args.fit,
     });
-    let text = if args.json {
-        serde_json::to_string(&report).map_err(Failure::running)?
-    } else {
-        table(&report, &target, &prices, forecast.as_ref().err().map(String::as_str))
-    };
-    print(&text)
+    if args.json {
+        return print(&serde_json::to_string(&report).map_err(Failure::running)?);
+    }
+    print_text(&table(&report, &target, &prices, forecast.as_ref().err().map(String::as_str)))
 }
 
 /// The ranks that share the steps; `None` for one.

@@ -26,6 +26,7 @@ use crate::schema::{Problem, Problems};
 use crate::train::fit;
 use crate::util::failure::Failure;
 use crate::util::stats::{as_f64, median};
+use crate::util::text::duration;
 use axis::{Axis, Limits, changes};
 use search::{MIN_GAIN, NUM_PAIRS, Paired, Trial, TrialResult};
 use trial::{Length, OUT_OF_TIME, Runner};
@@ -132,9 +133,11 @@ pub(crate) fn run(args: &TuneArgs) -> Result<(), Failure> {
         _ => Failure::running(error),
     })?;
     say(&format!(
-        "the recipe as it is: one run takes {:.1} s; candidates are run up to {} times in turn with the fastest, for at most \
-         {} minutes in all",
-        figures.run_seconds, NUM_PAIRS, args.max_minutes
+        "the recipe as it is: one run takes {:.1} s; candidates are run up to {} times in turn with the fastest, for at most {} \
+         in all",
+        figures.run_seconds,
+        NUM_PAIRS,
+        duration(60.0 * args.max_minutes)
     ));
     let axes = Axis::all(args.keep_numbers);
     let clock = clock(args.max_minutes);
@@ -168,7 +171,7 @@ pub(crate) fn run(args: &TuneArgs) -> Result<(), Failure> {
 
 /// The time that the search has taken, on a terminal.
 fn clock(max_minutes: f64) -> ProgressBar {
-    let clock = ProgressBar::new_spinner().with_message(format!("of at most {max_minutes} minutes"));
+    let clock = ProgressBar::new_spinner().with_message(format!("of at most {}", duration(60.0 * max_minutes)));
     if let Ok(style) = ProgressStyle::with_template("{spinner} {elapsed} {msg}") {
         clock.set_style(style);
     }

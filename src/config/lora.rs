@@ -146,7 +146,7 @@ impl LoraConfig {
         }
         let init = self.init_lora_weights;
         if self.starts_in_base() && self.lora_dropout > 0.0 {
-            let message = "`lora.lora_dropout` would drop parts of the base, which the adapter starts as";
+            let message = "`lora.lora_dropout`: the adapter starts as a part of the base, and dropout would drop that";
             section.reject(
                 "lora_dropout",
                 Problem::new(message).hint("leave it out, or choose another `init_lora_weights`"),

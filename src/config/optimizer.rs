@@ -48,10 +48,7 @@ impl OptimizerConfig {
             }
         }
         if self.name == ScheduleFreeAdamw && self.betas[0] <= 0.0 {
-            section.problem(
-                "betas",
-                "has a first that is not above 0, without which \"schedule_free_adamw\" has no average",
-            );
+            section.problem("betas", "must begin with a number above 0: \"schedule_free_adamw\" averages with it");
         }
         if self.name == ScheduleFreeAdamw && self.ema_decay.is_some() {
             let message = "`optimizer.ema_decay` averages what \"schedule_free_adamw\" averages already";

@@ -134,7 +134,7 @@ pub enum TargetError {
     },
     /// Experts, or what chooses them.
     #[error(
-        "`lora.target_modules`: in this model `{target}` names nothing but experts, or what chooses among them, which stay \
+        "`lora.target_modules`: in this model `{target}` names only experts, or what chooses among them, which stay \
          frozen\n  hint: take it out, or write \"all-linear\", which takes every other linear layer"
     )]
     Experts {
@@ -172,8 +172,8 @@ pub enum TargetError {
     Modules(String),
     /// No layer is left.
     #[error(
-        "`lora.target_modules` less `lora.exclude_modules`, in the layers of `lora.layers_to_transform` and \
-         `lora.layers_pattern`, is empty: no adapter would be trained"
+        "no layer is left to adapt: `lora.target_modules` less `lora.exclude_modules`, in the layers of \
+         `lora.layers_to_transform` and `lora.layers_pattern`"
     )]
     NothingLeft,
     /// A pattern that matches none of the adapted layers.
@@ -261,7 +261,9 @@ impl LoraConfig {
         }
         if config.quantisation.is_some() {
             let hint = "use one in 16 or 32 bits, or init_lora_weights = true";
-            return Some(format!("a part of a quantised base cannot be taken out of it\n  hint: {hint}"));
+            return Some(format!(
+                "the adapter would start as a part of the base, which cannot be taken out of a quantised one\n  hint: {hint}"
+            ));
         }
         let too_large = selection.iter().find_map(|(layer, site, shape)| {
             let site = &config.blocks[layer].sites[site];

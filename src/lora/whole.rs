@@ -132,7 +132,7 @@ impl LoraConfig {
                 let names: BTreeSet<_> = trained.map(|(module, _)| format!("`{}`", short_name(module))).collect();
                 let names = names.into_iter().collect::<Vec<_>>().join(", ");
                 problems
-                    .push(format!("`{name}` is the end of no name of a module with weights of its own: take {names}"));
+                    .push(format!("no module with weights of its own has a name that ends in `{name}`: take {names}"));
             }
             // Every layer has one: the first says it.
             if let Some((module, _)) = hits().find(|(_, whole)| whole.is_none()) {
@@ -219,7 +219,8 @@ mod tests {
         assert!(error.contains("`q_proj` names `model.layers.0.self_attn.q_proj`"), "{error}");
         let there_are = "take `embed_tokens`, `input_layernorm`, `lm_head`, `norm`, `post_attention_layernorm`";
         assert!(
-            error.contains("`wte` is the end of no name of a module with weights") && error.contains(there_are),
+            error.contains("no module with weights of its own has a name that ends in `wte`")
+                && error.contains(there_are),
             "{error}"
         );
     }

@@ -281,12 +281,17 @@ fn parameters(selection: &Selection, config: &ModelConfig, objective: &Objective
 
 /// The adapted modules.
 fn layers(selection: &Selection, config: &ModelConfig) -> Fact {
-    let hits = selection.hits.iter().map(|hits| format!("{} x {}", hits.num_hits, hits.target));
+    let hits = selection.hits.iter().map(|hits| match &*hits.target {
+        "all-linear" => format!("{} (all-linear)", counted(hits.num_hits, "linear layer")),
+        target => format!("{} x {target}", hits.num_hits),
+    });
     let tokens = Some(selection.num_tokens).filter(|tokens| *tokens > 0);
     let tokens = tokens
         .map(|tokens| format!("{tokens} x row of embed_tokens (vLLM and llama.cpp take such an adapter only merged)"));
     let new = Some(config.num_new_rows).filter(|new| *new > 0);
-    let new = new.map(|new| format!("{new} rows that the model's files do not have, at first the mean of the others"));
+    let new = new.map(|new| {
+        format!("{} that the model's files do not have, at first the mean of the others", counted(new, "row"))
+    });
     let named = |whole: &Whole| if let Whole::BlockNorm(_, name) = whole { (*name).to_owned() } else { whole.module() };
     let mut modules = BTreeMap::<String, usize>::new();
     selection.modules.keys().for_each(|whole| *modules.entry(named(whole)).or_default() += 1);
@@ -326,11 +331,11 @@ fn batch(recipe: &Recipe) -> Fact {
     let kind = recipe.data.row_kind;
     let tokens = with_commas(rows * steps * recipe.objective.num_sequences() * recipe.data.max_length);
     let what = match kind {
-        RowKind::Pair | RowKind::PairWithPrompt | RowKind::ScoredPair => "pairs",
-        RowKind::Prompt => "prompts",
-        RowKind::Sequence | RowKind::Labelled => "sequences",
+        RowKind::Pair | RowKind::PairWithPrompt | RowKind::ScoredPair => "pair",
+        RowKind::Prompt => "prompt",
+        RowKind::Sequence | RowKind::Labelled => "sequence",
     };
-    ("effective batch", format!("{} {what} ({rows} x {steps}), at most {tokens} tokens", rows * steps))
+    ("effective batch", format!("{} ({rows} x {steps}), at most {tokens} tokens", counted(rows * steps, what)))
 }
 
 fn steps(recipe: &Recipe, data: &Dataset, schedule: &Schedule) -> String {
@@ -382,7 +387,7 @@ fn codes_warning(recipe: &Recipe, config: &ModelConfig) -> Option<String> {
     (is_four_bits && config.quantisation.is_none() && config.num_parameters() < SMALL_MODEL).then(|| {
         format!(
             "4-bit quantisation costs a model this small much of its quality: it has {} parameters\n  hint: \
-             model.quantization = \"int8\" costs little; docs/quantised.md has figures",
+             model.quantization = \"int8\" costs little; `lora-train help quantised` has figures",
             with_commas(config.num_parameters())
         )
     })

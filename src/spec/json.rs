@@ -160,7 +160,7 @@ fn family(json: &mut Section) -> Option<(&'static Family, bool)> {
         let lacking = starts.filter(|(start, _)| name.starts_with(start)).max_by_key(|(start, _)| start.len());
         let known = FAMILIES.each_ref().map(|family| format!("`{}`", family.model_type)).join(", ");
         let message = match lacking {
-            Some((_, lacking)) => format!("`model_type` {found}: it needs {lacking}"),
+            Some((_, lacking)) => format!("`model_type` {found}: {lacking}"),
             None => format!("`model_type` {found}, expected one of {known}"),
         };
         json.reject("model_type", Problem::new(message).hint(KNOWN_MODELS));
@@ -177,7 +177,7 @@ fn family(json: &mut Section) -> Option<(&'static Family, bool)> {
 
 const KNOWN_MODELS: &str = "Llama 2, 3, 3.1 and 3.2, TinyLlama, SmolLM2 and 3, Mistral, Ministral 3, Mixtral, Qwen2, Qwen2.5, \
                             Qwen3, Qwen3-Next and Qwen3.5, gpt-oss, Gemma 2, 3 and 4, OLMo 2, Granite 3, Phi-3 and 4, GLM-4, \
-                            ERNIE 4.5, LFM2 and Nemotron have types that are supported";
+                            ERNIE 4.5, LFM2 and Nemotron are trained here";
 
 /// A count that must be given, unless the family has a default.
 fn count_or(json: &mut Section, key: &'static str, default: Option<usize>, most: usize) -> usize {

@@ -77,7 +77,7 @@ pub fn is_room(peak_bytes: usize, memory_bytes: f64) -> bool {
 pub struct Decision {
     /// On, off, or on for some blocks; on a resumed run, what the earlier start had.
     pub choice: GradientCheckpointing,
-    /// The reason.
+    /// The reason, with what joins it to the choice.
     pub reason: String,
 }
 
@@ -91,27 +91,31 @@ impl Decision {
         let on = peak(GradientCheckpointing::On);
         let needed = |choice| (peak(choice) - on).max(0.0);
         let Some(left) = device_bytes.map(|bytes| bytes * USABLE - on) else {
-            return Self { choice: GradientCheckpointing::On, reason: "the device's memory is not known".to_owned() };
+            return Self {
+                choice: GradientCheckpointing::On,
+                reason: ", as the device's memory is not known".to_owned(),
+            };
         };
-        let left_shown = size(left.max(0.0));
-        let reason = format!(
-            "without it a step takes up to {} more, and {left_shown} are left",
-            size(needed(GradientCheckpointing::Off))
-        );
         let blocks = (1..=workload.config.num_layers()).map(GradientCheckpointing::Blocks);
         let mut choices = iter::once(GradientCheckpointing::Off).chain(blocks);
         let choice = choices.find(|choice| left >= MEMORY_MARGIN * needed(*choice));
-        Self { choice: choice.unwrap_or(GradientCheckpointing::On), reason }
+        let choice = choice.unwrap_or(GradientCheckpointing::On);
+        let (saved, left) = (size(needed(GradientCheckpointing::Off)), size(left.max(0.0)));
+        let reason = match choice {
+            GradientCheckpointing::Off => format!(", as there is room (it would save up to {saved} of {left})"),
+            _ => format!(": without it a step takes up to {saved} more, and {left} are left"),
+        };
+        Self { choice, reason }
     }
 
     /// That of the run that is resumed.
     #[must_use]
     pub fn kept(choice: GradientCheckpointing) -> Self {
-        Self { choice, reason: "as in the run that is resumed".to_owned() }
+        Self { choice, reason: ", as in the run that is resumed".to_owned() }
     }
 }
 
-/// Shows `off (without it a step takes up to 1.20 GiB more, and 9.00 GiB are left)`.
+/// Shows `off, as there is room (it would save up to 1.20 GiB of 9.00 GiB)`.
 impl fmt::Display for Decision {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.choice {
@@ -120,7 +124,7 @@ impl fmt::Display for Decision {
             GradientCheckpointing::On | GradientCheckpointing::Auto => f.write_str("on")?,
             GradientCheckpointing::Blocks(blocks) => write!(f, "on for {blocks} blocks, whose attention is kept")?,
         }
-        write!(f, " ({})", self.reason)
+        f.write_str(&self.reason)
     }
 }
 

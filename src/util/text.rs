@@ -107,6 +107,26 @@ pub fn lines(items: &[impl std::fmt::Display]) -> String {
     items.iter().map(|item| format!("\n  {item}")).collect()
 }
 
+/// The text with lines that end between words; what follows a break is indented like its line, and further.
+#[must_use]
+pub fn at_words(text: &str, width: usize) -> String {
+    let wrapped = text.lines().map(|line| {
+        let indent = " ".repeat(line.len() - line.trim_start().len() + 4);
+        let breaks = textwrap::WrapAlgorithm::FirstFit;
+        textwrap::fill(line, textwrap::Options::new(width).subsequent_indent(&indent).wrap_algorithm(breaks))
+    });
+    wrapped.collect::<Vec<_>>().join("\n")
+}
+
+/// The text for people on this stream: on a terminal its lines end between words.
+#[must_use]
+pub fn for_terminal(stream: &impl IsTerminal, text: &str) -> String {
+    match terminal_size::terminal_size().filter(|_| stream.is_terminal()) {
+        Some((width, _)) => at_words(text, width.0.into()),
+        None => text.to_owned(),
+    }
+}
+
 /// Columns of equal width: the first aligned left, the others right.
 #[must_use]
 pub fn aligned(rows: &[Vec<String>]) -> Vec<String> {
@@ -134,6 +154,8 @@ mod tests {
         assert_eq!(numbers, ["0", "999", "1,000", "1,234,567", "-4,321"]);
         assert_eq!(thousands(f64::NAN), "NaN");
         assert_eq!([0, 999, 1000, 1_234_567].map(with_commas), ["0", "999", "1,000", "1,234,567"]);
+        let counts = [counted(0, "row"), counted(1, "row"), counted(1234, "row")];
+        assert_eq!(counts, ["0 rows", "1 row", "1,234 rows"]);
         assert_eq!([0, 812 << 20, 1 << 30, 13_200_000_000].map(bytes), ["0 MiB", "812 MiB", "1.0 GiB", "12.3 GiB"]);
     }
 

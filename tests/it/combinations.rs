@@ -184,7 +184,7 @@ fn what_cannot_be_combined_says_why() {
         ),
         (&["four", "also"], &["--weights", "1,1", "--svd-rank", "0"], "--svd-rank 0, expected a rank"),
         (&["four", "eight"], &["--weights", "1,1", "--combination-type", "linear"], "has rank 4 in"),
-        (&["four", "dora"], &["--weights", "1,1"], "`use_dora` changes is no low-rank update"),
+        (&["four", "dora"], &["--weights", "1,1"], "an adapter with `use_dora` cannot be combined"),
         (&["four"], &["--adapter-only"], "--adapter-only is for a GGUF file"),
         (&["four", "four"], &["--weights", "1,1"], "two adapters are called `four`"),
     ] {

@@ -129,7 +129,7 @@ fn a_run_that_computes_most_of_the_time_is_healthy_and_says_what_it_took() {
     let busy = number("mean_cpu_utilization_percent");
     assert!(busy > 0.0 && busy <= 100.0, "{summary:#}");
     assert!(!said.contains("GPU") && !said.contains("no energy"), "{said}");
-    for text in [" tokens, ", "a million take ", "CPU ", "\n  time: ", "\n  try it    lora-train chat "] {
+    for text in [" tokens, ", "1M tokens: ", "CPU ", "\n  time: ", "\n  try it    lora-train chat "] {
         assert!(said.contains(text), "`{text}` in {said}");
     }
 }

@@ -153,7 +153,7 @@ fn a_run_is_merged_continued_and_written_with_and_what_it_cannot_be_is_said() {
     let start = format!("lora.start_from={:?}", bench.path("run"));
     train(&bench.recipe("next", ""), &set(&[&start, "train.max_steps=2"]));
     let both = ["merge", "run", "next", "--weights", "1,1", "--out", "both"];
-    refused(&both, "take the place of the model's, and have no weighted sum");
+    refused(&both, "replaces rows or modules of the model, which cannot be added up");
     let losses = ["run", "next"].map(|run| {
         let metrics = metrics(&bench.path(run));
         let losses: Vec<f64> = metrics.iter().filter_map(|line: &Value| line["eval_loss"].as_f64()).collect();
@@ -167,7 +167,7 @@ fn a_run_is_merged_continued_and_written_with_and_what_it_cannot_be_is_said() {
             "[\"q_proj\"]",
             "`q_proj` names `model.layers.0.self_attn.q_proj`, and only the embedding, the head and the norms",
         ),
-        ("[\"wte\"]", "`wte` is the end of no name of a module with weights of its own: take `embed_tokens`, "),
+        ("[\"wte\"]", "no module with weights of its own has a name that ends in `wte`: take `embed_tokens`, "),
         ("[3]", "expected a name or a list of names"),
     ] {
         let set = format!("lora.modules_to_save={value}");

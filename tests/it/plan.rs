@@ -164,9 +164,9 @@ fn checkpointing_is_left_off_where_the_memory_holds_what_it_saves() {
     let again = on("B200", &settings.split(' ').flat_map(|setting| ["--set", setting]).collect::<Vec<_>>());
     assert_eq!((&again["fits"], &again["peak_bytes"]), (&true.into(), &suggestion["peak_bytes"]));
     let said = |more: &[&str]| text(&plan(&[&LLAMA_8B[..], &["--device", "L4"], more].concat()).stdout).to_owned();
-    assert!(said(&[]).contains("\ngradient checkpointing: on (without it "), "{}", said(&[]));
+    assert!(said(&[]).contains("\ngradient checkpointing: on: without it "), "{}", said(&[]));
     assert!(said(&one_row).contains(
-        "\ngradient checkpointing: on for 16 blocks, whose attention is kept (without it a step takes up to "
+        "\ngradient checkpointing: on for 16 blocks, whose attention is kept: without it a step takes up to "
     ));
     assert!(
         !text(&plan(&[&LLAMA_8B[..], &["--set", "train.gradient_checkpointing=true"]].concat()).stdout)

@@ -192,9 +192,9 @@ fn a_part_of_a_base_that_cannot_be_taken_out_is_refused() {
     for (settings, expected) in [
         (
             &["lora.init_lora_weights=\"pissa\"", "model.quantization=\"nf4\"", "lora.lora_dropout=0"][..],
-            "a quantised base",
+            "out of a quantised one",
         ),
-        (&["lora.init_lora_weights=\"pissa\""], "`lora.lora_dropout` would drop parts of the base"),
+        (&["lora.init_lora_weights=\"pissa\""], "`lora.lora_dropout`: the adapter starts as a part of the base"),
         (&["lora.init_lora_weights=\"pissa\"", "lora.lora_dropout=0", "lora.r=129"], "rank 129 is larger than the"),
         (&["lora.init_lora_weights=\"orthogonal\"", "lora.r=5"], "needs an even rank"),
         (&["lora.init_lora_weights=\"corda\""], "\"corda\" is not available"),

@@ -175,7 +175,7 @@ fn a_run_is_merged_continued_and_written_with_and_its_adapter_alone_is_no_gguf()
     let start = format!("lora.start_from={folder:?}");
     train(&bench.recipe("next", ""), &set(&[&start, "train.max_steps=2"]));
     let both = ["merge", "run", "next", "--weights", "1,1", "--out", "both"];
-    refused(&both, "take the place of the model's, and have no weighted sum");
+    refused(&both, "replaces rows or modules of the model, which cannot be added up");
     let losses = ["run", "next"].map(|run| {
         let metrics = metrics(&bench.path(run));
         let losses: Vec<f64> = metrics.iter().filter_map(|line: &Value| line["eval_loss"].as_f64()).collect();

@@ -54,8 +54,12 @@ fn a_recipe_without_mistakes_is_summed_up_and_nothing_is_written() {
     assert!(facts[2].starts_with("model: model (llama, ") && facts[2].ends_with("parameters, stored as bf16)"));
     let trainable = crate::util::text::with_commas(num_trainable);
     assert!(facts[3].starts_with(&format!("trainable params: {trainable} || all params: ")), "{}", facts[3]);
-    assert_eq!(facts[4], format!("adapted modules: {} x all-linear", 7 * config.num_layers()));
-    assert!(facts[5].starts_with("gradient checkpointing: off (without it a step takes up to "), "{}", facts[5]);
+    assert_eq!(facts[4], format!("adapted modules: {} linear layers (all-linear)", 7 * config.num_layers()));
+    assert!(
+        facts[5].starts_with("gradient checkpointing: off, as there is room (it would save up to "),
+        "{}",
+        facts[5]
+    );
     assert_eq!(
         facts[6],
         "training data: rows.jsonl (10 rows, prompt_completion); prompt and completion joined as they are"

@@ -65,7 +65,7 @@ pub(super) fn listed(from: &Foreign, list: &str, section: &str, below: &str, val
         "type" => match format(text) {
             Some(format) => Set(vec![(ours("format"), format.into())]),
             None if text.starts_with("chat_template") => Nothing,
-            None => Lost("a form of its trainer's own; README.md has those that rows can have here".into()),
+            None => Lost("a form of its trainer's own; `lora-train help data.md` has those of rows here".into()),
         },
         "split" => split(section, index.parse().ok()?, text),
         "name" => Set(vec![(ours("name"), text.into())]),
@@ -331,7 +331,10 @@ fn of_class(path: &str, is_named: bool) -> Meaning {
     let is_alpaca = on_inputs.is_some();
     let settings = rows.into_iter().chain(on_inputs).collect();
     if is_alpaca {
-        return Near(settings, "a question is Alpaca's prompt, in the chat template, there; here it is without".into());
+        return Near(
+            settings,
+            "torchtune wraps each question in Alpaca's prompt; here the question stands alone".into(),
+        );
     }
     Set(settings)
 }

@@ -8,7 +8,7 @@ use indicatif::HumanBytes;
 use serde_json::{Value, json};
 
 use super::InspectArgs;
-use crate::commands::print;
+use crate::commands::{print, print_text};
 use crate::config::ModelOptions;
 use crate::data::tokenizer::Tokenizer;
 use crate::hub::Location;
@@ -46,7 +46,11 @@ pub(super) fn run(name: &str, args: &InspectArgs) -> Result<(), Failure> {
     let mut failures: Vec<Failure> = failure.into_iter().collect();
     let tokenizer = tokenizer(&folder, &config).map_err(|error| failures.push(Failure::input(error))).ok();
     let model = Shown { name, types: types(&folder, weights.as_ref()), is_downloaded, folder, config, tokenizer };
-    print(&if args.json { model.json().to_string() } else { model.text() })?;
+    if args.json {
+        print(&model.json().to_string())?;
+    } else {
+        print_text(&model.text())?;
+    }
     failures.into_iter().reduce(Failure::and).map_or(Ok(()), Err)
 }
 

@@ -13,7 +13,7 @@ use crate::train::forecast::Forecast;
 use crate::train::memory::{Component, HostPlan, MemoryPlan, Workload};
 use crate::train::schedule::{repeated, total_steps};
 use crate::util::stats::as_f64;
-use crate::util::text::{thousands, with_commas};
+use crate::util::text::{counted, thousands, with_commas};
 
 /// The inputs of a plan.
 pub(super) struct Basis<'a> {
@@ -398,7 +398,7 @@ fn times(report: &Report, without_rows: Option<&str>) -> Vec<String> {
         return lines;
     };
     let (about, steps, tokens) =
-        (if report.is_at_most { "at most" } else { "about" }, with_commas(steps), with_commas(tokens));
+        (if report.is_at_most { "at most" } else { "about" }, counted(steps, "step"), with_commas(tokens));
     let time = report.seconds.map(|seconds| format!("{} for ", duration(seconds))).unwrap_or_default();
     let without = match report.answer_tokens {
         Some(tokens) if !report.is_at_most => {
@@ -408,7 +408,7 @@ fn times(report: &Report, without_rows: Option<&str>) -> Vec<String> {
         None => String::new(),
     };
     lines.push(format!(
-        "estimated: {about} {time}{steps} steps of {} tokens, {tokens} in all, without evaluations{without}",
+        "estimated: {about} {time}{steps} of {} tokens, {tokens} in all, without evaluations{without}",
         with_commas(whole(report.mean_step_tokens))
     ));
     if let Some(why) = without_rows {

@@ -34,17 +34,6 @@ impl Tokenizer {
     /// tokenizer again, which takes as long as opening it.
     #[must_use]
     pub fn class_warning(&self) -> Option<String> {
-        let note = self.class_note()?;
-        let config = self.folder.join("tokenizer_config.json");
-        Some(format!(
-            "{note}\n  hint: for the same ids set `tokenizer_class` to \"PreTrainedTokenizerFast\" in {}",
-            config.display()
-        ))
-    }
-
-    /// The warning without its hint. Only who serves the model with transformers needs to act on it.
-    #[must_use]
-    pub fn class_note(&self) -> Option<String> {
         let (class, rebuilt) = self.rebuilt_by_class()?;
         let differs = |sample: &&str| {
             let ids = guarded(|| rebuilt.encode(*sample, false)).ok().and_then(Result::ok);
@@ -53,10 +42,12 @@ impl Tokenizer {
         let differing: Vec<&str> = SAMPLES.into_iter().filter(differs).collect();
         let example = differing.first()?;
         Some(format!(
-            "training follows tokenizer.json, and transformers 5 does not where `tokenizer_class` is {class:?}: {} of {} \
-             sample texts get other token ids, such as {example:?}",
+            "transformers 5 gives other token ids to {} of {} sample texts, such as {example:?}: it follows \
+             `tokenizer_class` = {class:?}, training followed tokenizer.json\n  hint: for the same ids set \
+             `tokenizer_class` to \"PreTrainedTokenizerFast\" in {}",
             differing.len(),
             SAMPLES.len(),
+            self.folder.join("tokenizer_config.json").display()
         ))
     }
 
@@ -158,8 +149,13 @@ mod tests {
         // The class does not build this normalizer.
         let lower_case = |tokenizer: &mut Value| tokenizer["normalizer"] = json!({"type": "Lowercase"});
         let warned = warning("GPT2TokenizerFast", "llama", lower_case).unwrap();
-        assert!(warned.contains("`tokenizer_class` is \"GPT2TokenizerFast\": 4 of 16 sample texts"), "{warned}");
-        assert!(warned.contains("such as \"Hello world\"") && warned.contains("tokenizer_config.json"), "{warned}");
+        assert!(
+            warned.contains(
+                "to 4 of 16 sample texts, such as \"Hello world\": it follows `tokenizer_class` = \"GPT2TokenizerFast\""
+            ),
+            "{warned}"
+        );
+        assert!(warned.contains("tokenizer_config.json"), "{warned}");
         assert!(warning("Qwen2Tokenizer", "llama", as_it_is).is_some_and(|warned| warned.contains("such as \"naïve")));
         for (class, model_type) in [("PreTrainedTokenizerFast", "llama"), ("GPT2Tokenizer", "mistral")] {
             assert_eq!(warning(class, model_type, lower_case), None, "{class}");

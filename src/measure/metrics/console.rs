@@ -14,7 +14,7 @@ use ending::summary_text;
 use super::dashboard::Dashboard;
 use super::{EvalMetrics, Finding, Sample, StepMetrics, Summary, remaining_seconds};
 use crate::util::stats::as_f64;
-use crate::util::text::{bytes, counted, duration, has_colors, thousands};
+use crate::util::text::{at_words, bytes, counted, duration, has_colors, thousands};
 
 /// Where lines for people go.
 pub(super) struct Console {
@@ -269,16 +269,6 @@ fn bar_message(step: &StepMetrics, remaining: Option<&str>) -> String {
 
 fn terminal_width() -> usize {
     terminal_size::terminal_size_of(std::io::stderr()).map_or(80, |(width, _)| usize::from(width.0))
-}
-
-/// The text with lines that end between words; what follows a break is indented like its line, and further.
-fn at_words(text: &str, width: usize) -> String {
-    let wrapped = text.lines().map(|line| {
-        let indent = " ".repeat(line.len() - line.trim_start().len() + 4);
-        let breaks = textwrap::WrapAlgorithm::FirstFit;
-        textwrap::fill(line, textwrap::Options::new(width).subsequent_indent(&indent).wrap_algorithm(breaks))
-    });
-    wrapped.collect::<Vec<_>>().join("\n")
 }
 
 /// The text, cut to one line.

@@ -39,12 +39,12 @@ pub fn combine(adapters: &[Weighted], combination: &Combination, model: &ModelCo
         let saved = read_adapter(folder)?.that_writes(folder)?;
         if saved.config.use_dora {
             let message =
-                "what an adapter with `use_dora` changes is no low-rank update, of which others could be made";
+                "an adapter with `use_dora` cannot be combined with others: what it changes is not of low rank";
             let hint = "merge it alone into its model";
             return Err(Problem::new(message).at(folder.display()).hint(hint).into());
         }
         if saved.weights.replaces_weights() {
-            let message = "the rows or modules in this adapter take the place of the model's, and have no weighted sum";
+            let message = "this adapter replaces rows or modules of the model, which cannot be added up";
             let hint = "merge it alone into its model";
             return Err(Problem::new(message).at(folder.display()).hint(hint).into());
         }

@@ -176,14 +176,15 @@ fn other_families_and_heads_are_refused_with_the_list_of_known_ones() {
         "= \"new\" is not supported, expected one of `llama`, `mistral`, `ministral3`, `qwen2`, `qwen3`, `qwen2_moe`";
     assert!(refused("new").contains(expected), "{}", refused("new"));
     for (name, lacking) in [
-        ("kimi_linear", "linear attention of another kind"),
-        ("granitemoe", "a mixture of experts of another kind"),
-        ("granitemoehybrid", "state-space layers and a mixture of experts"),
-        ("falcon_mamba", "state-space layers"),
-        ("mpt", "LayerNorm and scores that fall with distance"),
-        ("qwen3_vl", "its language model read out of a model for images"),
+        ("kimi_linear", "it needs linear attention of another kind"),
+        ("granitemoe", "it needs a mixture of experts of another kind"),
+        ("granitemoehybrid", "it needs state-space layers and a mixture of experts"),
+        ("falcon_mamba", "it needs state-space layers"),
+        ("mpt", "it needs LayerNorm and scores that fall with distance"),
+        ("qwen3_vl", "it reads images; of such models only the text part is trained here"),
+        ("bert", "it is an encoder, for embeddings and labels"),
     ] {
-        let expected = format!("= \"{name}\" is not supported: it needs {lacking}");
+        let expected = format!("= \"{name}\" is not supported: {lacking}");
         assert!(refused(name).contains(&expected), "{}", refused(name));
     }
     let nested = refusal(r#", "rope_parameters": {"full_attention": {"rope_type": "yarn", "factor": 4.0}}"#);

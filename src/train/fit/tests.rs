@@ -97,8 +97,10 @@ fn checkpointing_is_off_where_half_as_much_again_as_it_saves_is_left() {
     assert_eq!(some(0.9 * attended), GradientCheckpointing::On);
     assert_eq!(choice(None), GradientCheckpointing::On);
     let text = Decision::new(&workload, Some(64.0 * GIB)).to_string();
-    assert!(text.starts_with("off (without it a step takes up to 9.") && text.ends_with(" GiB are left)"), "{text}");
-    assert_eq!(Decision::kept(GradientCheckpointing::Offload).to_string(), "offload (as in the run that is resumed)");
+    assert!(text.starts_with("off, as there is room (it would save up to 9."), "{text}");
+    let text = Decision::new(&workload, Some(1.0)).to_string();
+    assert!(text.starts_with("on: without it a step takes up to 9.") && text.ends_with(" are left"), "{text}");
+    assert_eq!(Decision::kept(GradientCheckpointing::Offload).to_string(), "offload, as in the run that is resumed");
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use crate::measure::metrics::{Evaluations, Severity, Summary};
 use crate::util::stats::as_f64;
-use crate::util::text::{bytes, duration, thousands};
+use crate::util::text::{bytes, counted, duration, thousands};
 
 /// Findings that are shown; summary.json has all.
 const MAX_FINDINGS: usize = 4;
@@ -14,7 +14,7 @@ pub(super) fn summary_text(summary: &Summary) -> String {
     let starts = if totals.num_starts > 1 { format!(" ({} starts)", totals.num_starts) } else { String::new() };
     let seconds = format!("{}{starts}", duration(totals.wall_seconds));
     let mut first = vec![if summary.outcome.is_finished() {
-        format!("{outcome} after {} steps in {seconds}", summary.steps)
+        format!("{outcome} after {} in {seconds}", counted(summary.steps, "step"))
     } else {
         let of = summary.total_steps.map(|total| format!(" of {total}")).unwrap_or_default();
         format!("{outcome} at step {}{of}, after {seconds}", summary.steps)
@@ -22,7 +22,7 @@ pub(super) fn summary_text(summary: &Summary) -> String {
     first.extend(totals.tokens_per_second().map(|rate| format!("{} tokens/s", thousands(rate))));
     first.extend(totals.mfu.get().map(|mfu| format!("mfu {:.1}%", 100.0 * mfu)));
     if totals.skipped_steps > 0 {
-        first.push(format!("{} steps skipped", totals.skipped_steps));
+        first.push(format!("{} skipped", counted(totals.skipped_steps, "step")));
     }
     let mut lines = vec![first.join(", ")];
     let mut losses = Vec::new();
@@ -97,7 +97,7 @@ fn trend(evaluations: &Evaluations) -> Option<String> {
         .then(|| format!("the evaluation loss still falls: by {} since the evaluation before", percent(last, previous)))
 }
 
-/// Tokens, energy and cost, and what a million tokens took.
+/// Tokens, energy and cost, and what a million tokens take.
 fn price_line(summary: &Summary) -> Option<String> {
     let price = |energy: Option<f64>, cost: Option<f64>| {
         let cost = cost.zip(summary.currency.as_deref());
@@ -108,7 +108,7 @@ fn price_line(summary: &Summary) -> Option<String> {
     let all = std::iter::once(format!("{} tokens", thousands(as_f64(summary.totals.tokens))));
     let all: Vec<String> = all.chain(price(summary.energy_kwh, summary.cost)).collect();
     let each = std::iter::once(duration(million.seconds)).chain(price(million.energy_kwh, million.cost));
-    Some(format!("  {}; a million take {}", all.join(", "), each.collect::<Vec<_>>().join(", ")))
+    Some(format!("  {}; 1M tokens: {}", all.join(", "), each.collect::<Vec<_>>().join(", ")))
 }
 
 /// `12.34`, and three digits of less.
@@ -166,10 +166,10 @@ mod tests {
         let prices = CostConfig { price_per_hour: Some(3.6), ..CostConfig::default() };
         let summary = summary.with_cost(&prices);
         let text = summary_text(&summary);
-        let expected = "finished after 20 steps in 10s, 1,234 tokens/s, 1 steps skipped\n  \
+        let expected = "finished after 20 steps in 10s, 1,234 tokens/s, 1 step skipped\n  \
                         loss 1.2500, eval loss 4.0000 -> 3.0000 (-25.0%), best 2.9000 at step 15\n  \
                         peak host memory 1.0 GiB, CPU 91%\n  \
-                        20,000 tokens, 0.50 Wh, 1.00e-2 USD; a million take 8m20s, 25.00 Wh, 0.50 USD\n  \
+                        20,000 tokens, 0.50 Wh, 1.00e-2 USD; 1M tokens: 8m20s, 25.00 Wh, 0.50 USD\n  \
                         time: startup 10%, forward+backward 80%, other 10%\n  \
                         INPUT-BOUND: waited\n    CPU at 96%\n    try `data.num_workers` 1 -> 4: about 1.50x\n  PADDING: some";
         assert_eq!(text, expected);

@@ -135,7 +135,8 @@ fn step(step: &Json) -> Option<&str> {
 
 fn unknown_split(path: &Path) -> Problem {
     let names: Vec<&str> = SPLITS.iter().map(|(name, ..)| *name).collect();
-    let message = format!("the `pre_tokenizer` is none that llama.cpp is known to have ({})", names.join(", "));
+    let message =
+        format!("this `pre_tokenizer` is not one of those that llama.cpp is known to have ({})", names.join(", "));
     let hint = "--adapter-only needs no tokenizer; or merge into a folder, and try llama.cpp's own converter on it";
     Problem::new(message).at(path.display()).hint(hint)
 }
