@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs the wheels of two built programs in a fresh environment of Python, without a network: the one for the CPU, then CUDA's
-# beside it, which must start in its place and find NVIDIA's packages there; and takes CUDA's away again.
+# beside it, which must start in its place and find NVIDIA's packages there; and takes CUDA's away again. The demo must train.
 #
 # usage: scripts/check_wheels.sh CPU_PROGRAM CUDA_PROGRAM NVIDIA
 #
@@ -24,6 +24,10 @@ on_cpu() { doctor | grep -F '"backends":["cpu"]' >/dev/null || { echo "error: $1
 
 pip install --no-index --find-links "$work" lora-train
 on_cpu "pip install lora-train"
+
+# Whoever has the wheel alone has a quickstart and the reference.
+(cd "$work" && venv/bin/lora-train demo 2>demo.log && venv/bin/lora-train help lora.r >/dev/null) || { cat "$work/demo.log"; exit 1; }
+[ -f "$work/lora-train-demo/run/adapter/adapter_model.safetensors" ] || { echo "error: the demo has trained no adapter"; exit 1; }
 
 site=$(echo "$work"/venv/lib/python3*/site-packages)
 ln -s "$nvidia" "$site/nvidia"

@@ -5,6 +5,7 @@ pub(crate) mod chat;
 pub(crate) mod check;
 pub mod cli;
 pub(crate) mod compare;
+pub(crate) mod demo;
 pub(crate) mod doctor;
 pub(crate) mod eval;
 pub(crate) mod generate;

@@ -3,6 +3,7 @@
 mod args;
 mod flags;
 mod peers;
+mod reference;
 mod start_from;
 
 use std::fs;
@@ -24,6 +25,7 @@ pub use args::RecipeArgs;
 pub use flags::{Flag, flag};
 pub(crate) use peers::asks_for_nothing;
 pub use peers::peers;
+pub use reference::{Meant, explained, key_names, look_up, reference};
 
 section! {
     /// Everything that configures a run: one TOML file, every default filled in.
@@ -213,7 +215,7 @@ impl Recipe {
         }
 
         if self.lora.starts_in_base() && self.model.quantization != Quantization::None {
-            let message = "`lora.init_lora_weights`: a part of a quantised base cannot be taken out of it".to_owned();
+            let message = "`lora.init_lora_weights`: the adapter would start as a part of the base, which cannot be taken out of a quantised one".to_owned();
             reject(
                 "lora.init_lora_weights",
                 message,
@@ -270,7 +272,7 @@ impl Recipe {
         }
         if self.lora.starts_from_rows() && (self.objective.scores() || self.objective.name == ObjectiveName::Grpo) {
             let message = format!(
-                "`lora.init_lora_weights` = \"eva\" reads answers, and \"{objective}\" learns from none of the rows'"
+                "`lora.init_lora_weights` = \"eva\" starts from the answers of the rows, and \"{objective}\" does not train on them"
             );
             reject("lora.init_lora_weights", message, "take it out");
         }

@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use clap::{Args, FromArgMatches, Subcommand};
 
 use crate::commands::{
-    bench, chat, check, compare, doctor, eval, generate, init, inspect, merge, plan, push, report, serve, tune,
+    bench, chat, check, compare, demo, doctor, eval, generate, init, inspect, merge, plan, push, report, serve, tune,
 };
 use crate::run::{self, TrainArgs};
 use crate::schema::Problem;
@@ -20,17 +20,21 @@ use crate::util::faults::{Fault, backend_log};
 use crate::util::panics;
 use crate::util::text::has_colors;
 use help::CompletionsArgs;
+use topics::HelpArgs;
 
 #[cfg(all(unix, not(feature = "cuda-llvm")))]
 mod cuda_build;
 mod help;
 mod mistakes;
+mod topics;
 
 /// What can be done.
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Train, which the recipe alone does too
     Train(TrainArgs),
+    /// Train a small model that comes with this program, in seconds
+    Demo(demo::DemoArgs),
     /// Write a recipe: for a model and rows, or from another trainer's configuration
     Init(init::InitArgs),
     /// Find every mistake that can be known before training, all at once
@@ -63,6 +67,8 @@ enum Command {
     Doctor(doctor::DoctorArgs),
     /// Print completions for bash, zsh or fish, or the manual page (man)
     Completions(CompletionsArgs),
+    /// Show options of a command, a key of a recipe, all keys (reference), or a page of the documentation
+    Help(HelpArgs),
 }
 
 /// Parses the command line, does what it asks for and reports how that ended.
@@ -141,6 +147,7 @@ fn definition() -> clap::Command {
         .subcommand_required(false)
         .subcommand_negates_reqs(true)
         .arg_required_else_help(true)
+        .disable_help_subcommand(true)
 }
 
 /// Why there is nothing to do.
@@ -166,23 +173,21 @@ fn parse(args: impl Iterator<Item = OsString>) -> Result<Command, Refusal> {
 /// Puts `train` before arguments without a command.
 fn with_command(mut args: Vec<OsString>, definition: &clap::Command) -> Result<Vec<OsString>, Refusal> {
     let word = |index: usize| args.get(index).map(|word| word.to_string_lossy().into_owned());
-    let is_question = |word: &String| ["help", "--help", "-h", "--version", "-V"].contains(&word.as_str());
-    let first = if word(1).as_deref() == Some("help") { word(2) } else { word(1) };
-    let Some(first) = first.filter(|word| !is_question(word) && definition.find_subcommand(word).is_none()) else {
+    let is_question = |word: &String| ["--help", "-h", "--version", "-V"].contains(&word.as_str());
+    let Some(first) = word(1).filter(|word| !is_question(word) && definition.find_subcommand(word).is_none()) else {
         return Ok(args);
     };
     if let Some(problem) = mistakes::unknown_command(&first, definition) {
         return Err(Refusal::Mistake(Box::new(problem)));
     }
-    if word(1).as_deref() != Some("help") {
-        args.insert(1, "train".into());
-    }
+    args.insert(1, "train".into());
     Ok(args)
 }
 
 fn dispatch(command: &Command) -> Result<(), Failure> {
     match command {
         Command::Train(args) => run::train(args),
+        Command::Demo(args) => demo::run(args),
         Command::Init(args) => init::run(args),
         Command::Check(args) => check::run(args),
         Command::Inspect(args) => inspect::run(args),
@@ -199,6 +204,7 @@ fn dispatch(command: &Command) -> Result<(), Failure> {
         Command::Tune(args) => tune::run(args),
         Command::Doctor(args) => doctor::run(args),
         Command::Completions(args) => help::print(definition(), args.format),
+        Command::Help(args) => topics::show(args, definition()),
     }
 }
 
@@ -309,12 +315,13 @@ mod tests {
             ("dry-run r.toml", "this trainer calls it `check`"),
             ("finetune x.yml", "this trainer calls it `train`"),
             ("quickstart", "did you mean the recipe recipes/quickstart.toml?"),
-            ("xyz", "a recipe is a TOML file, such as recipes/quickstart.toml; `lora-train --help` lists the commands"),
+            ("tutorial", "this trainer calls it `demo`"),
+            ("explain lora.r", "this trainer calls it `help`"),
+            ("xyz", "a recipe is a TOML file: `lora-train init` writes one; `lora-train --help` lists the commands"),
         ] {
             let word = line.split(' ').next().unwrap();
             assert_eq!(mistake(line), format!("no command `{word}`\n  hint: {hint}"));
         }
-        assert_eq!(mistake("help inspec"), "no command `inspec`\n  hint: did you mean `inspect`?");
         assert_eq!(train_args("lora-train absent.toml").recipe.recipe, Path::new("absent.toml"));
     }
 
@@ -337,8 +344,8 @@ mod tests {
             (
                 "train --config x.yml",
                 "no option `--config`",
-                "the recipe is a bare argument, and a TOML file: lora-train RECIPE.toml; recipes/reference.toml shows every \
-                 key",
+                "the recipe is a bare argument, and a TOML file: lora-train RECIPE.toml; `lora-train help \
+                 reference` shows every key",
             ),
             ("r.toml --sett a=b", "no option `--sett`", "did you mean `--set`?"),
             ("r.toml --cpu", "no option `--cpu`", "`--device cpu` does that"),
@@ -393,7 +400,7 @@ mod tests {
         ] {
             assert_eq!(code(&format!("lora-train{line}")), 2, "{line}");
         }
-        for line in ["--help", "--version", "help", "help inspect", "train --help", "r.toml --help"] {
+        for line in ["--help", "--version", "help --help", "train --help", "r.toml --help"] {
             assert_eq!(code(&format!("lora-train {line}")), 0, "{line}");
         }
     }

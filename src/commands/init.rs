@@ -117,7 +117,7 @@ fn report(path: &Path, draft: &Draft) {
     if missing.is_empty() {
         say(&format!("      lora-train {path}         trains"));
         if let gpus @ 2.. = num_cuda_gpus() {
-            say(&format!("      mpirun -n {gpus} lora-train {path}   trains on {gpus} GPUs; see docs/cluster.md"));
+            say(&format!("      mpirun -n {gpus} lora-train {path}   trains on {gpus} GPUs: lora-train help cluster"));
         }
     }
 }

@@ -8,7 +8,7 @@ use crate::schema::{Override, Problems};
 /// A recipe on the command line, and changes to it.
 #[derive(Clone, Debug, clap::Args)]
 pub struct RecipeArgs {
-    /// The recipe, a TOML file, or - for standard input; recipes/reference.toml shows every key
+    /// The recipe, a TOML file, or - for standard input; `lora-train help reference` shows every key
     #[arg(value_name = "RECIPE.toml")]
     pub recipe: PathBuf,
 

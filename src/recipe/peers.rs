@@ -111,7 +111,7 @@ const NO_KEY: &[(&[&str], &[&str], &str)] = &[
             "trackio_project_name",
         ],
         &[],
-        "figures go to metrics.jsonl, TensorBoard and MLflow; docs/telemetry.md has the way to W&B",
+        "figures go to metrics.jsonl, TensorBoard and MLflow; `lora-train help telemetry` has the way to W&B",
     ),
     (&["use_mlflow"], &[], "`mlflow_tracking_uri`, in [logging], names a server"),
     (&["logging_dir", "log_dir", "tensorboard_dir"], &[], "figures are written below `output_dir`"),

@@ -98,7 +98,7 @@ fn another_language(text: &str) -> Option<(Place, Problem)> {
     };
     let start = text.find(line).unwrap_or_default();
     let problem = Problem::new(format!("not valid TOML: this looks like {language}, and recipes are TOML"));
-    Some(((start..start + line.len()).into(), problem.hint("`lora-train init --from FILE` makes a recipe of another trainer's configuration; recipes/reference.toml shows every key")))
+    Some(((start..start + line.len()).into(), problem.hint("`lora-train init --from FILE` makes a recipe of another trainer's configuration; `lora-train help reference` shows every key")))
 }
 
 /// Offset of the innermost list or table in brackets that is still open at `offset`.

@@ -95,7 +95,7 @@ fn usage_errors_end_with_2_and_help_and_version_with_0() {
     assert_eq!(text(&version.stdout), format!("lora-train {}\n", env!("CARGO_PKG_VERSION")));
     let help = text(&lora_train(folder.path(), &["--help"]).stdout);
     assert!(help.starts_with(env!("CARGO_PKG_DESCRIPTION")), "{help}");
-    let places = ["\nBefore training:\n  init ", "\nTraining:\n  train ", "\nAfter training:\n  chat ", "\n  doctor "];
+    let places = ["\nBefore training:\n  demo ", "\nTraining:\n  train ", "\nAfter training:\n  chat ", "\n  doctor "];
     let places = places.map(|text| help.find(text).unwrap_or_else(|| panic!("no {text} in {help}")));
     assert!(places.is_sorted() && help.contains("\n      --resume ") && !help.contains('\u{1b}'), "{help}");
     assert_eq!(text(&lora_train(folder.path(), &["help"]).stdout), help);

@@ -2,76 +2,20 @@
 
 use std::path::{Path, PathBuf};
 
-use lora_train::recipe::{Purpose, Recipe, peers};
-use lora_train::schema::{Keys, Row, rows_to};
+use lora_train::recipe::{Purpose, Recipe, key_names, peers};
+use lora_train::schema::{Keys, rows_to};
 use toml::Value;
-
-/// Text above the keys in `recipes/reference.toml`.
-const HEADER: &str = "\
-# Every key of a recipe, with its default and what it means. Keys without a default are commented out with an
-# example. tests/it/recipes.rs writes this file, of the keys' rows in the program.
-#
-# A recipe needs `path` in [model] and one [[data.train]]; everything else can be left out.
-
-";
 
 fn recipes() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("recipes")
 }
 
-/// A list of sections that most recipes do not have.
-const REWARDS: &str = "objective.reward";
-
 fn reference() -> String {
     std::fs::read_to_string(recipes().join("reference.toml")).unwrap()
 }
 
-/// Keys and sections, `data.train.path`.
-fn names(section: &str, rows: &[Row]) -> Vec<String> {
-    let of = |row: &Row| {
-        let name = full(section, row.name);
-        let below = names(&name, row.keys);
-        std::iter::once(name).chain(below)
-    };
-    rows.iter().flat_map(of).collect()
-}
-
 fn full(section: &str, key: &str) -> String {
     if section.is_empty() { key.to_owned() } else { format!("{section}.{key}") }
-}
-
-/// The keys of a table as shown in the reference, and the tables below it. Keys that two lists share are explained
-/// once.
-fn write_table(section: &str, rows: &[Row], entry: Option<&Value>, text: &mut String) {
-    let explain = |row: &Row, text: &mut String| {
-        let lines: String = row.sentence.lines().map(|line| format!("# {}\n", line.trim())).collect();
-        let lines = lines.replace('`', "");
-        if !text.contains(&lines) {
-            text.push_str(&lines);
-        }
-    };
-    for row in rows.iter().filter(|row| row.keys.is_empty()) {
-        explain(row, text);
-        let default = (row.default)();
-        let mark = if default.is_some() && section != REWARDS { "" } else { "# " };
-        let example = entry.and_then(|entry| entry.get(row.name)).map(Value::to_string);
-        let value = match (example.or(row.example.map(str::to_owned)), default) {
-            (Some(example), _) => example,
-            (None, Some(Value::Float(small))) if small != 0.0 && small.abs() < 1e-3 => format!("{small:e}"),
-            (None, default) => default.unwrap_or_else(|| panic!("{section}.{} has no example", row.name)).to_string(),
-        };
-        text.push_str(&format!("{mark}{} = {value}\n", row.name));
-    }
-    for row in rows.iter().filter(|row| !row.keys.is_empty()) {
-        let name = full(section, row.name);
-        text.push('\n');
-        explain(row, text);
-        let is_list = matches!((row.default)(), Some(Value::Array(_)));
-        let mark = if name == REWARDS { "# " } else { "" };
-        text.push_str(&if is_list { format!("{mark}[[{name}]]\n") } else { format!("[{name}]\n") });
-        let entry = row.example.map(|example| example.parse::<Value>().unwrap());
-        write_table(&name, row.keys, entry.as_ref(), text);
-    }
 }
 
 /// The text with its commented-out keys enabled: `# key = value`.
@@ -101,21 +45,20 @@ fn every_recipe_of_the_repository_can_be_read() {
 
 #[test]
 fn the_reference_shows_every_key_and_no_other() {
-    let mut text = HEADER.to_owned();
-    write_table("", Recipe::ROWS, None, &mut text);
+    let text = lora_train::recipe::reference();
     if std::env::var_os("LORA_TRAIN_REWRITE").is_some() {
         std::fs::write(recipes().join("reference.toml"), &text).unwrap();
     }
     assert!(
         reference() == text,
         "recipes/reference.toml is not what the rows say; this rewrites it:\n\
-         LORA_TRAIN_REWRITE=1 cargo test --test recipes shows_every_key"
+         LORA_TRAIN_REWRITE=1 cargo test --test it shows_every_key"
     );
 }
 
 #[test]
 fn every_key_says_what_another_value_does_to_a_continued_run() {
-    for key in names("", Recipe::ROWS) {
+    for key in key_names() {
         let path = rows_to(Recipe::ROWS, &key);
         let is_section = path.last().is_some_and(|row| !row.keys.is_empty());
         assert!(is_section || path.iter().any(|row| row.effect.is_some()), "{key}");
@@ -165,7 +108,7 @@ fn the_examples_of_the_reference_are_valid() {
 
 #[test]
 fn names_of_other_trainers_lead_to_keys_that_exist() {
-    let exist = names("", Recipe::ROWS);
+    let exist = key_names();
     for peer in peers() {
         match peer.key {
             Some(key) => assert!(exist.contains(&full(&peer.section, key)), "{key} does not exist"),

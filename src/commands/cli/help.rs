@@ -15,7 +15,7 @@ use crate::util::failure::Failure;
 
 /// The commands, in the order of `--help`.
 const GROUPS: [(&str, &[&str]); 4] = [
-    ("Before training", &["init", "check", "inspect", "plan", "tune"]),
+    ("Before training", &["demo", "init", "check", "inspect", "plan", "tune"]),
     ("Training", &["train"]),
     ("After training", &["chat", "generate", "serve", "eval", "merge", "push", "report", "compare"]),
     ("This machine", &["doctor", "bench", "completions", "help"]),
@@ -28,18 +28,24 @@ Changes to a recipe:
   An element of a list has its number: --set data.train.0.path=rows.jsonl
 
 Examples:
-  lora-train recipes/quickstart.toml                       train
-  lora-train recipes/llama.toml --set lora.r=32 --set output_dir=runs/r32
-  lora-train recipes/llama.toml --resume                   continue an interrupted run
-  lora-train check recipes/llama.toml                      find mistakes before any weight is read
-  lora-train plan recipes/llama.toml --device \"RTX 4090\"   memory and time on a GPU elsewhere
-  lora-train chat runs/llama                               talk with what was trained
+  lora-train demo                                    try it: seconds, and nothing to download
+  lora-train init --model MODEL --data rows.csv      write recipe.toml for a model and rows of yours
+  lora-train recipe.toml                             train
+  lora-train recipe.toml --set lora.r=32 --set output_dir=runs/r32
+  lora-train recipe.toml --resume                    continue an interrupted run
+  lora-train plan recipe.toml --device \"RTX 4090\"    memory and time on a GPU elsewhere
+  lora-train chat runs/recipe                        talk with what was trained
 
 Exit codes:
   0 done   1 failed while running   2 wrong recipe, arguments or input files
   130 stopped by SIGINT or SIGTERM after saving a checkpoint
 
-A recipe with the name of a command is given with its folder: lora-train ./check";
+A recipe with the name of a command is given with its folder: lora-train ./check
+
+More help:
+  lora-train help reference   every key of a recipe with its default
+  lora-train help lora.r      a key, and what it takes; help lora: a section
+  lora-train help PAGE        a page of the documentation: ";
 
 /// The definition with its commands in groups, which clap does not have, and the text below them.
 pub(super) fn grouped(definition: Command) -> Command {
@@ -49,15 +55,14 @@ pub(super) fn grouped(definition: Command) -> Command {
         let _ = writeln!(groups, "\n{heading}{title}:{heading:#}");
         for name in names {
             let about = definition.find_subcommand(name).and_then(Command::get_about).map(ToString::to_string);
-            let about = about.unwrap_or_else(|| "Show this, or the options of a command".to_owned());
-            let _ = writeln!(groups, "  {name:<13}{about}");
+            let _ = writeln!(groups, "  {name:<13}{}", about.unwrap_or_default());
         }
     }
     let template = format!(
         "{{about}}\n\n{{usage-heading}} {{usage}}\n{groups}\n\
          {heading}Options of training:{heading:#}\n{{options}}{{after-help}}"
     );
-    definition.help_template(template).after_help(MORE)
+    definition.help_template(template).after_help(format!("{MORE}{}", super::topics::page_names()))
 }
 
 /// Arguments of `lora-train completions`.
@@ -110,8 +115,7 @@ fn describe(mut definition: Command, format: Format, text: &mut Vec<u8>) -> Resu
     } else {
         // One file with the pages of all commands, because the first page refers to the others.
         definition.build();
-        let commands = definition.get_subcommands().filter(|command| command.get_name() != "help");
-        for (index, command) in std::iter::once(&definition).chain(commands).enumerate() {
+        for (index, command) in std::iter::once(&definition).chain(definition.get_subcommands()).enumerate() {
             let mut page = Vec::new();
             clap_mangen::Man::new(command.clone()).render(&mut page).map_err(Failure::running)?;
             // The last of several titles would be that of the whole.
@@ -128,9 +132,11 @@ fn with_values(definition: Command) -> Command {
     let devices: Vec<&str> = std::iter::once("auto").chain(kinds).collect();
     // These live until the process ends, which is soon.
     let keys: Vec<&str> = settings(Recipe::ROWS, "").into_iter().map(|key| &*format!("{key}=").leak()).collect();
+    let topics: Vec<&str> = super::topics::all(&definition).into_iter().map(|topic| &*topic.leak()).collect();
     let values = |arg: Arg| match arg.get_long() {
         Some("device") => arg.value_parser(PossibleValuesParser::new(&devices)),
         Some("set") => arg.value_parser(PossibleValuesParser::new(&keys)),
+        None if arg.get_id() == "topic" => arg.value_parser(PossibleValuesParser::new(&topics)),
         _ => arg,
     };
     definition.mut_args(values).mut_subcommands(|command| command.mut_args(values))
@@ -155,7 +161,7 @@ mod tests {
     fn every_command_is_in_one_group_of_the_help() {
         let mut grouped: Vec<&str> = GROUPS.iter().flat_map(|(_, names)| *names).copied().collect();
         let definition = definition();
-        let mut names: Vec<&str> = definition.get_subcommands().map(Command::get_name).chain(["help"]).collect();
+        let mut names: Vec<&str> = definition.get_subcommands().map(Command::get_name).collect();
         grouped.sort_unstable();
         names.sort_unstable();
         assert_eq!(grouped, names);

@@ -15,7 +15,9 @@ const PEERS: &[(&str, &[&str])] = &[
     ("bench", &["benchmark"]),
     ("check", &["dry_run", "validate", "lint", "preflight"]),
     ("compare", &["diff"]),
+    ("demo", &["quickstart", "example", "tutorial"]),
     ("doctor", &["info", "env", "devices", "list_devices"]),
+    ("help", &["explain", "docs", "reference", "keys", "man"]),
     ("generate", &["inference", "predict", "infer", "complete"]),
     ("init", &["new", "create", "cp", "wizard"]),
     ("inspect", &["preprocess", "preview", "tokenize"]),
@@ -42,11 +44,11 @@ pub(super) fn unknown_command(word: &str, definition: &Command) -> Option<Proble
     let hint = match (peer(word), recipe) {
         _ if word == "version" => "`lora-train --version` does that".to_owned(),
         _ if word == "resume" => "`lora-train RECIPE.toml --resume` does that".to_owned(),
-        (Some(command), _) => format!("this trainer calls it `{command}`"),
-        (None, Some(recipe)) => format!("did you mean the recipe {recipe}?"),
+        (_, Some(recipe)) => format!("did you mean the recipe {recipe}?"),
+        (Some(command), None) => format!("this trainer calls it `{command}`"),
         (None, None) => match near() {
             Some(command) => format!("did you mean `{command}`?"),
-            None => "a recipe is a TOML file, such as recipes/quickstart.toml; `lora-train --help` lists the commands"
+            None => "a recipe is a TOML file: `lora-train init` writes one; `lora-train --help` lists the commands"
                 .to_owned(),
         },
     };
@@ -54,7 +56,7 @@ pub(super) fn unknown_command(word: &str, definition: &Command) -> Option<Proble
 }
 
 /// Our command for another program's.
-fn peer(word: &str) -> Option<&'static str> {
+pub(super) fn peer(word: &str) -> Option<&'static str> {
     let word = plain(word);
     PEERS.iter().find(|(_, names)| names.contains(&word.as_str())).map(|(command, _)| *command)
 }
@@ -142,8 +144,8 @@ fn of_recipe_option(command: &Command, value: Option<&str>) -> String {
     };
     match value {
         Some(file) if !file.ends_with(".toml") => format!(
-            "the recipe is a bare argument, and a TOML file: lora-train {command}RECIPE.toml; recipes/reference.toml shows \
-             every key"
+            "the recipe is a bare argument, and a TOML file: lora-train {command}RECIPE.toml; `lora-train help \
+             reference` shows every key"
         ),
         file => format!("the recipe is a bare argument: lora-train {command}{}", file.unwrap_or("RECIPE.toml")),
     }

@@ -226,6 +226,7 @@ fn header(draft: &Draft, rows: &Rows, prepared: &Prepared) -> Vec<String> {
     vec![
         format!("Written by `lora-train init` for {}{}.", prepared.device.label, peak.unwrap_or_default()),
         format!("{} parameters; {count} rows of format `{}`.", with_commas(config.num_parameters()), rows.format),
-        "Every key: recipes/reference.toml. Changes for one run: --set lora.r=32".into(),
+        "Every key: `lora-train help reference`; one: `lora-train help lora.r`. Changes for one run: --set lora.r=32"
+            .into(),
     ]
 }

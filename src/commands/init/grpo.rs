@@ -25,7 +25,7 @@ pub(super) fn of_key(from: &Foreign, path: &str, value: &Value) -> Option<Meanin
         "rl" => one(NAME, value, from),
         "reward_funcs" | "reward_model_name_or_path" if !is_off(value) => Lost(
             "rewards are no Python functions here: a program that judges stands in their place in [[objective.reward]], \
-             and is yours to write or to replace by a rule; docs/preferences.md has both"
+             and is yours to write or to replace by a rule; `lora-train help preferences` has both"
                 .into(),
         ),
         "reward_weights" => READ,

@@ -35,7 +35,7 @@ pub(super) fn draft(path: &Path, args: &InitArgs) -> Result<Draft, Failure> {
     let (trainer, shown) = (foreign.trainer.name(), path.display());
     draft.header = vec![
         format!("From {shown}, a configuration of {trainer}: after a key, its name there."),
-        "Every key: recipes/reference.toml".into(),
+        "Every key: `lora-train help reference`; one: `lora-train help lora.r`".into(),
     ];
     (draft.footer, draft.last) = (footer, last);
     Ok(draft)

@@ -164,9 +164,10 @@ fn torchtune(from: &Foreign, path: &str, value: &Value) -> Option<Meaning> {
             "steps of each epoch there, of the whole run here".into(),
         ),
         "device" if text == "cpu" => one("device.name", value, from),
-        "metric_logger._component_" if text.contains("WandB") || text.contains("Comet") => {
-            Lost("figures go to metrics.jsonl, TensorBoard and MLflow; docs/telemetry.md has the way to W&B".into())
-        }
+        "metric_logger._component_" if text.contains("WandB") || text.contains("Comet") => Lost(
+            "figures go to metrics.jsonl, TensorBoard and MLflow; `lora-train help telemetry` has the way to W&B"
+                .into(),
+        ),
         "quantizer._component_" => Lost("training that foresees a later quantisation is not available".into()),
         "checkpointer.output_dir" if from.get("output_dir").is_none() => one("output_dir", value, from),
         "device"

@@ -166,7 +166,7 @@ fn trackers(value: &Value) -> Meaning {
     let mut names = text.split(',').map(str::trim);
     match names.find(|name| !matches!(*name, "" | "none" | "csv" | "tensorboard" | "all" | "mlflow")) {
         Some(name) => Lost(format!(
-            "figures go to metrics.jsonl, TensorBoard and MLflow, not to {name}; docs/telemetry.md has the way to W&B"
+            "figures go to metrics.jsonl, TensorBoard and MLflow, not to {name}; `lora-train help telemetry` has the way to W&B"
         )),
         None => Nothing,
     }

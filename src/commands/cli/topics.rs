@@ -1,0 +1,220 @@
+//! `lora-train help`: commands, keys of a recipe, and pages of the documentation, which the program carries.
+
+use std::io::ErrorKind;
+
+use clap::Command;
+
+use super::mistakes::peer;
+use crate::commands::{print, print_text};
+use crate::recipe::{Meant, explained, key_names, look_up, reference};
+use crate::schema::{Problem, closest};
+use crate::util::failure::Failure;
+
+/// Name and text of a page.
+macro_rules! pages {
+    ($($name:literal),+) => {
+        &[$(($name, include_str!(concat!("../../../docs/", $name, ".md")))),+]
+    };
+}
+
+/// The pages of docs/ for users.
+const PAGES: &[(&str, &str)] = pages![
+    "adapters",
+    "cluster",
+    "cuda",
+    "data",
+    "models",
+    "plan-and-tune",
+    "preferences",
+    "quantised",
+    "scores",
+    "serve",
+    "telemetry"
+];
+
+/// The word for all keys.
+const REFERENCE: &str = "reference";
+
+/// Arguments of `lora-train help`.
+#[derive(Clone, Debug, clap::Args)]
+pub(super) struct HelpArgs {
+    /// A command, a key or section of a recipe (lora.r, lora), reference, or a page (data.md)
+    #[arg(value_name = "TOPIC")]
+    pub(super) topic: Option<String>,
+}
+
+/// Prints what was asked about.
+pub(super) fn show(args: &HelpArgs, mut definition: Command) -> Result<(), Failure> {
+    let Some(topic) = args.topic.as_deref() else {
+        return printed(&mut definition);
+    };
+    definition.build();
+    if let Some(command) = definition.find_subcommand_mut(topic) {
+        printed(command)?;
+        return more(topic, true);
+    }
+    if topic == REFERENCE {
+        return print(reference().trim_end());
+    }
+    if let Some(text) = topic.strip_suffix(".md").and_then(page) {
+        return print(text.trim_end());
+    }
+    match look_up(topic) {
+        Meant::Ours(names) => {
+            let texts: Vec<String> = names.iter().map(|name| explained(name)).collect();
+            print(texts.join("\n").trim_end())?;
+            more(topic, false)
+        }
+        _ if page(topic).is_some() => print(page(topic).unwrap_or_default().trim_end()),
+        _ if peer(topic).is_some() => {
+            let ours = peer(topic).unwrap_or_default();
+            print(&format!("`{topic}` is `{ours}` here.\n"))?;
+            definition.find_subcommand_mut(ours).map_or(Ok(()), printed)
+        }
+        Meant::Theirs(name) => print(&format!("`{topic}` is `{name}` here.\n\n{}", explained(&name).trim_end())),
+        Meant::Nothing(note) => print_text(&format!("A recipe has no `{topic}`: {note}.")),
+        Meant::Unknown => Err(unknown(topic, &definition).into()),
+    }
+}
+
+/// The options of a command, as `--help` shows them.
+fn printed(command: &mut Command) -> Result<(), Failure> {
+    match command.print_long_help() {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(Failure::running(error)),
+        _ => Ok(()),
+    }
+}
+
+/// What else a word names: the keys of a section that is called like a command, the page of both.
+fn more(topic: &str, is_command: bool) -> Result<(), Failure> {
+    let start = format!("{topic}.");
+    let keys: Vec<String> = key_names().into_iter().filter(|name| name.starts_with(&start)).collect();
+    if is_command && !keys.is_empty() {
+        print_text(&format!(
+            "\nKeys of [{topic}] in a recipe, each with `lora-train help KEY`:\n  {}",
+            keys.join(", ")
+        ))?;
+    }
+    match page(topic.trim_matches(['[', ']'])) {
+        Some(_) => print(&format!("\nMore: lora-train help {topic}.md")),
+        None => Ok(()),
+    }
+}
+
+/// The text of a page: `data`, `docs/data`.
+fn page(name: &str) -> Option<&'static str> {
+    let name = name.rsplit('/').next().unwrap_or(name);
+    PAGES.iter().find(|(page, _)| *page == name).map(|(_, text)| *text)
+}
+
+fn unknown(topic: &str, definition: &Command) -> Problem {
+    let all = all(definition);
+    let ends = all.iter().filter_map(|name| Some(name.rsplit_once('.')?.1));
+    let near = closest(topic, all.iter().map(String::as_str)).or_else(|| closest(topic, ends));
+    let hint = near.map_or_else(
+        || "`lora-train help reference` shows every key, `lora-train help` the commands and pages".to_owned(),
+        |near| format!("did you mean `{near}`?"),
+    );
+    Problem::new(format!("no command, key or page `{topic}`")).hint(hint)
+}
+
+/// Everything that there is help for.
+pub(super) fn all(definition: &Command) -> Vec<String> {
+    let commands = definition.get_subcommands().map(|command| command.get_name().to_owned());
+    let pages = PAGES.iter().map(|(name, _)| shown(name));
+    commands.chain([REFERENCE.to_owned()]).chain(key_names()).chain(pages).collect()
+}
+
+/// The pages' names, for a line of text.
+pub(super) fn page_names() -> String {
+    PAGES.iter().map(|(name, _)| shown(name)).collect::<Vec<_>>().join(", ")
+}
+
+/// How a page is asked for: with its ending where a section or a command has the name.
+fn shown(name: &str) -> String {
+    let is_taken = ["data", "serve"].contains(&name);
+    if is_taken { format!("{name}.md") } else { name.to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::Path;
+
+    use super::*;
+    use crate::commands::cli::definition;
+
+    fn root() -> &'static Path {
+        Path::new(env!("CARGO_MANIFEST_DIR"))
+    }
+
+    /// Whether `lora-train help WORD` has something to say.
+    fn is_known(word: &str) -> bool {
+        let of_key = !matches!(look_up(word), Meant::Unknown);
+        let of_page = page(word.trim_end_matches(".md")).is_some();
+        word == REFERENCE || of_key || of_page || definition().find_subcommand(word).is_some()
+    }
+
+    #[test]
+    fn every_page_for_users_is_carried_and_shown_under_the_name_that_is_listed() {
+        // How the project is built, and what was measured.
+        let others = ["house", "benchmarks"];
+        let mut pages: Vec<String> = fs::read_dir(root().join("docs"))
+            .unwrap()
+            .filter_map(|entry| entry.unwrap().file_name().to_str()?.strip_suffix(".md").map(str::to_owned))
+            .filter(|name| !others.contains(&name.as_str()))
+            .collect();
+        pages.sort_unstable();
+        assert_eq!(PAGES.iter().map(|(name, _)| *name).collect::<Vec<_>>(), pages);
+        for (name, _) in PAGES {
+            let is_taken = definition().find_subcommand(name).is_some() || matches!(look_up(name), Meant::Ours(_));
+            assert_eq!(shown(name).ends_with(".md"), is_taken, "{name}");
+        }
+        assert!(page("docs/data").is_some() && page("house").is_none());
+    }
+
+    #[test]
+    fn no_message_points_to_a_file_of_the_repository_or_to_help_that_there_is_not() {
+        fn look(folder: &Path, count: &mut usize) {
+            for entry in fs::read_dir(folder).unwrap() {
+                let path = entry.unwrap().path();
+                if path.is_dir() {
+                    look(&path, count);
+                    continue;
+                }
+                let text = fs::read_to_string(&path).unwrap();
+                let text = text.split("#[cfg(test)]").next().unwrap_or_default().replace("\\\n", " ");
+                for line in text.lines().filter(|line| !line.trim_start().starts_with(['/', '#'])) {
+                    let is_included = line.contains("include_") || line.contains("concat!(");
+                    for file in ["docs/", "reference.toml", "README.md has"] {
+                        assert!(is_included || !line.contains(file), "{}: {line}", path.display());
+                    }
+                    let words = line.split_whitespace().collect::<Vec<_>>().join(" ");
+                    for after in words.split("lora-train help ").skip(1) {
+                        let word = after.split([' ', '`', '"', ';', ',', ':']).next().unwrap_or_default();
+                        let word = word.trim_end_matches('.');
+                        assert!(
+                            ["PAGE", "KEY", "{topic}.md"].contains(&word) || is_known(word),
+                            "{}: {word}: {line}",
+                            path.display()
+                        );
+                        *count += 1;
+                    }
+                }
+            }
+        }
+        let mut count = 0;
+        look(&root().join("src"), &mut count);
+        assert!(count > 5, "{count}");
+    }
+
+    #[test]
+    fn what_is_unknown_is_answered_with_what_is_near() {
+        let hint = |word: &str| unknown(word, &definition()).to_string();
+        assert_eq!(hint("inspec"), "no command, key or page `inspec`\n  hint: did you mean `inspect`?");
+        assert!(hint("telemtry").ends_with("did you mean `telemetry`?"), "{}", hint("telemtry"));
+        assert!(hint("lora.lora_alhpa").ends_with("did you mean `lora.lora_alpha`?"));
+        assert!(hint("gradient_chekpointing").ends_with("did you mean `train.gradient_checkpointing`?"));
+        assert!(hint("zzz").contains("`lora-train help reference`"));
+    }
+}
