@@ -117,7 +117,7 @@ fn every_file_with_a_mistake_is_named() {
 fn a_bad_row_among_the_first_is_named_with_its_line() {
     let world = world();
     let good = "{\"prompt\": \"a\", \"completion\": \"b\"}\n";
-    fs::write(world.path().join("rows.jsonl"), format!("{good}{{\"prompt\": \"a\", \"completion\": 3}}\n{good}"))
+    fs::write(world.path().join("rows.jsonl"), format!("{good}{{\"prompt\": \"a\", \"completion\": [3]}}\n{good}"))
         .unwrap();
     let (_, _, problems) = findings(world.path(), &[]);
     assert_eq!(problems.len(), 1, "{problems:#?}");
