@@ -16,7 +16,7 @@ pub mod error;
 pub mod files;
 mod findings;
 #[cfg(test)]
-mod fixture;
+pub(crate) mod fixture;
 pub mod formats;
 mod jinja;
 pub mod loader;

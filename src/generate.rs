@@ -9,6 +9,7 @@ use std::time::Instant;
 
 use serde_json::{Value, json};
 
+use crate::data::formats::conversation;
 use crate::data::template::{ChatTemplate, TemplateError};
 use crate::data::tokenizer::{Tokenizer, TokenizerError};
 use crate::lora::AdapterSet;
@@ -19,7 +20,7 @@ use crate::util::faults;
 use writing::{Next, Writing};
 
 pub use sampler::Logprobs;
-pub use together::{NewText, TextBatch, TextRequest};
+pub use together::{NewText, ShownToken, TextBatch, TextRequest};
 
 /// Length of the texts that are sampled at evaluations, in tokens.
 const SAMPLE_TOKENS: usize = 96;
@@ -61,6 +62,9 @@ pub enum GenerateError {
     /// The chat template failed.
     #[error(transparent)]
     Template(#[from] TemplateError),
+    /// A message or a tool that templates do not get.
+    #[error("{0}")]
+    Conversation(String),
     /// There is a system message, but no chat template to format it.
     #[error(
         "a system message needs a chat template, and the prompt is taken as it is\n  hint: put it into the prompt, or give --chat"
@@ -194,7 +198,7 @@ impl Generator<'_> {
         let prompt_seconds = start.elapsed().as_secs_f64();
         let decode_start = Instant::now();
         let ending = loop {
-            let Next { text, then } = writing.next(&logits, is_full(self.model, sequence))?;
+            let Next { text, then, .. } = writing.next(&logits, is_full(self.model, sequence))?;
             if on_text(&text).is_break() {
                 break Ending::Stopped;
             }
@@ -282,23 +286,24 @@ pub fn encode_prompt(
             None => Ok(tokenizer.encode(prompt, true)?),
         };
     };
-    let system = system.map(|content| json!({"role": "system", "content": content}));
-    let user = json!({"role": "user", "content": prompt});
-    encode_messages(tokenizer, template, &system.into_iter().chain([user]).collect::<Vec<_>>())
+    encode_messages(tokenizer, template, &[json!({"role": "user", "content": prompt})], system)
 }
 
-/// Token ids of a conversation, up to where the next answer starts.
+/// Token ids of a conversation, up to where the next answer starts. Roles, parts and calls are read as in training; `system`
+/// is the system message of conversations without one.
 ///
 /// # Errors
 ///
-/// Errors of tokenizer and template.
+/// A message that training does not read either; what leaves no trace in the template's text; errors of tokenizer and template.
 pub fn encode_messages(
     tokenizer: &Tokenizer,
     template: &ChatTemplate,
     messages: &[Value],
+    system: Option<&str>,
 ) -> Result<Vec<u32>, GenerateError> {
+    let (messages, tools) = conversation(messages, None, system, template).map_err(GenerateError::Conversation)?;
     // The template writes BOS.
-    Ok(tokenizer.encode(&template.render(messages, None, true)?, false)?)
+    Ok(tokenizer.encode(&template.render_prompt(&messages, tools.as_ref())?, false)?)
 }
 
 #[cfg(test)]

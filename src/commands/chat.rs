@@ -171,7 +171,7 @@ impl Chat<'_> {
             Some(template) => {
                 let user = json!({"role": "user", "content": message});
                 let messages: Vec<Value> = self.system.iter().chain(&self.messages).cloned().chain([user]).collect();
-                encode_messages(&self.opened.tokenizer, template, &messages)
+                encode_messages(&self.opened.tokenizer, template, &messages, None)
             }
             None => Ok(self.opened.tokenizer.encode(&format!("{}{message}", self.text), true)?),
         }

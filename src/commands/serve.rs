@@ -2,6 +2,7 @@
 
 mod api;
 mod error;
+mod prompt;
 mod reply;
 mod texts;
 
@@ -9,11 +10,12 @@ use std::convert::Infallible;
 use std::future::ready;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
-use axum::extract::{Request, State};
-use axum::http::{HeaderMap, header};
+use axum::extract::{Path, Request, State};
+use axum::http::{HeaderMap, HeaderName, Uri, header};
 use axum::middleware::{self, Next};
 use axum::response::sse::{KeepAlive, Sse};
 use axum::response::{Html, IntoResponse, Json, Response};
@@ -35,15 +37,30 @@ use crate::util::failure::Failure;
 
 use api::{Asking, Kind};
 use error::ApiError;
+use prompt::Prompting;
 use reply::Reply;
 use texts::{Event, Job, ToScore, Work, write_texts};
 
 /// A page to talk with the model and to compare adapters side by side.
 const PAGE: &str = include_str!("serve/page.html");
+/// What the page may do: ask this server, and no more; and no other page may show it.
+const PAGE_HEADERS: [(HeaderName, &str); 2] = [
+    (
+        header::CONTENT_SECURITY_POLICY,
+        "default-src 'none'; connect-src 'self'; img-src data:; script-src 'unsafe-inline'; style-src 'unsafe-inline'; \
+         base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    ),
+    (header::X_FRAME_OPTIONS, "DENY"),
+];
+/// What is answered.
+const PATHS: &str = "GET /v1/models, GET /v1/models/ID, POST /v1/chat/completions, POST /v1/completions, POST /v1/score, \
+                     GET /health";
 /// What a request is answered where the model has failed.
 const STOPPED: &str = "the model has stopped";
 /// Longest body of a request.
 const MAX_BODY_BYTES: usize = 2 << 20;
+/// How long a body may take to arrive.
+const MAX_BODY_TIME: Duration = Duration::from_mins(1);
 
 /// Arguments of `lora-train serve`.
 #[derive(Clone, Debug, clap::Args)]
@@ -92,6 +109,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     let (jobs, queue) = mpsc::channel();
     let server = Server {
         templates: templates.collect(),
+        max_bytes: opened.model.config.max_position_embeddings.saturating_mul(opened.tokenizer.longest_token()),
         base,
         token: args.token.clone(),
         jobs: Mutex::new(jobs),
@@ -117,6 +135,8 @@ struct Server {
     opened: Arc<OpenedModel>,
     /// By adapter.
     templates: Vec<Option<ChatTemplate>>,
+    /// Bytes of the longest text that the model has positions for.
+    max_bytes: usize,
     /// The base model, as the user named it.
     base: String,
     token: Option<String>,
@@ -127,49 +147,53 @@ fn router(server: Server) -> Router {
     let server = Arc::new(server);
     Router::new()
         .route("/v1/models", get(models))
+        .route("/v1/models/{*id}", get(model))
         .route("/v1/chat/completions", post(chat))
         .route("/v1/completions", post(completions))
         .route("/v1/score", post(score))
         .route_layer(middleware::from_fn_with_state(Arc::clone(&server), admit))
-        .route("/", get(|| ready(Html(PAGE))))
+        .route("/", get(|| ready((PAGE_HEADERS, Html(PAGE)))))
         // For those who watch over servers, who have no token.
         .route("/health", get(|| ready(Json(json!({"status": "ok"})))))
-        .fallback(|| ready(ApiError::not_found("there is no such page")))
+        .fallback(|uri: Uri| ready(ApiError::not_found(&format!("there is no {} here; there are {PATHS}", uri.path()))))
         .method_not_allowed_fallback(|| ready(ApiError::wrong_method()))
         .with_state(server)
 }
 
 async fn admit(State(server): State<Arc<Server>>, request: Request, next: Next) -> Response {
+    if http::names_several_hosts(request.headers()) {
+        return ApiError::wrong("the request has several `Host` headers", None).into_response();
+    }
     if server.lets_in(request.headers()) { next.run(request).await } else { ApiError::not_admitted().into_response() }
 }
 
 async fn models(State(server): State<Arc<Server>>) -> Json<Value> {
-    let model = |(adapter, template): (&String, &Option<ChatTemplate>)| {
-        let is_base = adapter == BASE;
-        json!({
-            "id": adapter, "object": "model", "created": 0, "owned_by": "lora-train",
-            "root": is_base.then_some(&server.base), "parent": (!is_base).then_some(BASE),
-            "has_chat_template": template.is_some(),
-        })
-    };
-    let names = server.opened.adapters.iter().map(|adapter| &adapter.name);
-    Json(json!({ "object": "list", "data": names.zip(&server.templates).map(model).collect::<Vec<_>>() }))
+    let models: Vec<Value> = (0..server.templates.len()).map(|adapter| server.model(adapter)).collect();
+    Json(json!({ "object": "list", "data": models }))
+}
+
+async fn model(State(server): State<Arc<Server>>, Path(id): Path<String>) -> Result<Json<Value>, ApiError> {
+    Ok(Json(server.model(server.adapter(Some(&id))?)))
 }
 
 async fn chat(State(server): State<Arc<Server>>, headers: HeaderMap, body: Body) -> Result<Response, ApiError> {
-    server.answer(Kind::Chat, &headers, &read(body).await?).await
+    server.answer(Kind::Chat, &headers, body).await
 }
 
 async fn completions(State(server): State<Arc<Server>>, headers: HeaderMap, body: Body) -> Result<Response, ApiError> {
-    server.answer(Kind::Completion, &headers, &read(body).await?).await
+    server.answer(Kind::Completion, &headers, body).await
 }
 
 async fn score(State(server): State<Arc<Server>>, headers: HeaderMap, body: Body) -> Result<Response, ApiError> {
-    server.answer(Kind::Score, &headers, &read(body).await?).await
+    server.answer(Kind::Score, &headers, body).await
 }
 
 /// Reads a body to its end even where it is too long: a client reads no answer while it sends.
 async fn read(body: Body) -> Result<Vec<u8>, ApiError> {
+    tokio::time::timeout(MAX_BODY_TIME, read_parts(body)).await.unwrap_or_else(|_| Err(ApiError::too_slow()))
+}
+
+async fn read_parts(body: Body) -> Result<Vec<u8>, ApiError> {
     let (mut parts, mut bytes, mut num_bytes) = (body.into_data_stream(), Vec::new(), 0_usize);
     while let Some(part) = parts.next().await {
         let part = part.map_err(|_| ApiError::wrong("the body ends too early", None))?;
@@ -194,24 +218,51 @@ impl Server {
         }
     }
 
-    async fn answer(&self, kind: Kind, headers: &HeaderMap, body: &[u8]) -> Result<Response, ApiError> {
-        // Pages of other sites can send other types without asking.
-        if !http::text(headers, &header::CONTENT_TYPE).starts_with("application/json") {
-            return Err(ApiError::wrong("the content type is not application/json", None));
-        }
+    fn model(&self, adapter: usize) -> Value {
+        let name = &self.opened.adapters[adapter].name;
+        let is_base = name == BASE;
+        json!({
+            "id": name, "object": "model", "created": 0, "owned_by": "lora-train",
+            "root": is_base.then_some(&self.base), "parent": (!is_base).then_some(BASE),
+            "has_chat_template": self.templates[adapter].is_some(),
+        })
+    }
+
+    /// What a request asks for, of which adapter, and the tokens of its prompts.
+    fn prepare(&self, kind: Kind, body: &[u8]) -> Result<(Asking, usize, Vec<Vec<u32>>), ApiError> {
+        let OpenedModel { model, tokenizer, adapters, .. } = &*self.opened;
         let asking = Asking::parse(kind, body)?;
         let adapter = self.adapter(asking.model.as_deref())?;
-        let system = self.opened.adapters[adapter].form.as_ref().and_then(PromptForm::system);
-        let prompt_ids = asking.prompt_ids(&self.opened.tokenizer, self.templates[adapter].as_ref(), system)?;
-        for ids in &prompt_ids {
-            check(&self.opened.model, ids).map_err(|error| ApiError::of_prompt(&error))?;
-        }
-        let model = asking.model.clone().unwrap_or_else(|| self.id(adapter));
-        if self.opened.adapters[adapter].set.score.is_some() != (kind == Kind::Score) {
+        if adapters[adapter].set.score.is_some() != (kind == Kind::Score) {
             let scores = "scores texts: ask /v1/score";
             let is = if kind == Kind::Score { "writes texts, and has no head that scores" } else { scores };
-            return Err(ApiError::wrong(format!("`{model}` {is}"), Some("model")));
+            return Err(ApiError::wrong(format!("`{}` {is}", adapters[adapter].name), Some("model")));
         }
+        let prompting = Prompting {
+            tokenizer,
+            template: self.templates[adapter].as_ref(),
+            system: adapters[adapter].form.as_ref().and_then(PromptForm::system),
+            max_tokens: model.config.max_position_embeddings,
+            max_bytes: self.max_bytes,
+        };
+        let prompt_ids = prompting.ids(&asking)?;
+        for ids in &prompt_ids {
+            check(model, ids).map_err(|error| ApiError::of_prompt(&error))?;
+        }
+        Ok((asking, adapter, prompt_ids))
+    }
+
+    async fn answer(self: Arc<Self>, kind: Kind, headers: &HeaderMap, body: Body) -> Result<Response, ApiError> {
+        // Pages of other sites can send other types without asking.
+        if !http::is_json(headers) {
+            return Err(ApiError::wrong("the content type is not application/json", None));
+        }
+        let body = read(body).await?;
+        let server = Arc::clone(&self);
+        // A template and a tokenizer may take seconds: other requests do not wait.
+        let prepared = tokio::task::spawn_blocking(move || server.prepare(kind, &body)).await;
+        let (asking, adapter, prompt_ids) = prepared.map_err(|error| ApiError::failed(&error.to_string()))??;
+        let model = asking.model.clone().unwrap_or_else(|| self.id(adapter));
         if kind == Kind::Score {
             return self.score(model, adapter, prompt_ids).await;
         }
@@ -262,7 +313,7 @@ impl Server {
         let Some(name) = model else { return Ok(0) };
         let name = if name == self.base { BASE } else { name };
         self.opened.adapter(name).ok_or_else(|| {
-            ApiError::no_model(&format!("there is no model `{name}`; there are {}", self.opened.names()))
+            ApiError::no_model(&format!("there is no model `{name}`; this server has: {}", self.opened.names()))
         })
     }
 

@@ -87,7 +87,7 @@ pub(super) fn tokenizer() -> Tokenizer {
 }
 
 /// The tokenizer of a chat model: turns end with `<|im_end|>`, which also pads, as in `SmolLM2`.
-pub(super) fn chat_tokenizer() -> Arc<Tokenizer> {
+pub(crate) fn chat_tokenizer() -> Arc<Tokenizer> {
     let config = json!({"bos_token": "<|im_start|>", "eos_token": "<|im_end|>", "pad_token": "<|im_end|>",
                         "add_bos_token": false, "chat_template": CHATML});
     Arc::new(Tokenizer::open(model_folder(&config).path()).unwrap())

@@ -368,6 +368,24 @@ fn text(value: &Value) -> Option<Cow<'_, str>> {
     }
 }
 
+/// A conversation and its tools as a row of training reads them: the roles, the parts and the calls that a template gets.
+/// `system` is the system message of conversations without one.
+///
+/// # Errors
+/// What is wrong with a message or a tool.
+pub fn conversation(
+    messages: &[Value],
+    tools: Option<&Value>,
+    system: Option<&str>,
+    template: &ChatTemplate,
+) -> Result<(Vec<Value>, Option<Value>), String> {
+    let format = RowFormat { format: DataFormat::Messages, system: system.map(str::to_owned), ..RowFormat::default() };
+    match format.read(&json!({"messages": messages, "tools": tools}), Some(template))? {
+        Sample::Chat { messages, tools } => Ok((messages, tools)),
+        _ => Err("is no conversation".into()),
+    }
+}
+
 /// The list of a conversation. Where cells are text (CSV), it is the list's JSON.
 fn list_of(value: &Value) -> Result<Cow<'_, Value>, String> {
     match value {

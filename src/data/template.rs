@@ -177,6 +177,16 @@ impl ChatTemplate {
         self.render_values(&values(messages), tools, if add_generation_prompt { Prompt::Answer } else { Prompt::None })
     }
 
+    /// The text of a conversation up to where the next answer starts.
+    ///
+    /// # Errors
+    /// The errors of [`render`](Self::render); a role, a tool or a call that leaves no trace in the text. Texts may be left
+    /// out: templates leave out the thoughts of earlier answers.
+    pub fn render_prompt(&self, messages: &[Value], tools: Option<&Value>) -> Result<String, TemplateError> {
+        Conversation::new(self, messages, tools)?.check_names()?;
+        self.render(messages, tools, true)
+    }
+
     /// The text of a conversation, and the parts of it that the assistant writes.
     ///
     /// The parts are found by rendering prefixes of the conversation: up to an assistant's message, with the generation

@@ -262,6 +262,31 @@ impl Tokenizer {
         self.inner.id_to_token(id)
     }
 
+    /// The bytes that a token adds to a text after other words: a part of a character, for some; nothing for a special
+    /// token, which texts are shown without.
+    #[must_use]
+    pub fn bytes_in_text(&self, id: u32) -> Vec<u8> {
+        let decoded = |ids: &[u32]| self.decode(ids, true).unwrap_or_default();
+        // At the start of a text, decoders drop a space.
+        let word = self.inner.token_to_id("a");
+        let (before, all) =
+            (word.map(|word| decoded(&[word])), decoded(&word.into_iter().chain([id]).collect::<Vec<_>>()));
+        let text = before.as_deref().and_then(|before| all.strip_prefix(before)).unwrap_or(&all);
+        if !text.contains('\u{fffd}') {
+            return text.as_bytes().to_vec();
+        }
+        let spelling = self.token_text(id).unwrap_or_default();
+        let code = spelling.strip_prefix("<0x").and_then(|code| u8::from_str_radix(code.strip_suffix('>')?, 16).ok());
+        let spelled = || spelling.chars().map(byte_of).collect();
+        code.map(|byte| vec![byte]).or_else(spelled).unwrap_or_else(|| text.as_bytes().to_vec())
+    }
+
+    /// Bytes of the longest spelling of a token: no token stands for more.
+    #[must_use]
+    pub fn longest_token(&self) -> usize {
+        self.inner.get_vocab(true).keys().map(String::len).max().unwrap_or(0)
+    }
+
     /// Text of the tokens that are marked as special.
     #[must_use]
     pub fn special_texts(&self) -> Vec<String> {
@@ -330,6 +355,16 @@ impl Tokenizer {
     #[must_use]
     pub fn digest(&self) -> [u8; 32] {
         self.digest
+    }
+}
+
+/// The byte that a character stands for in the vocabularies of byte-level tokenizers, since GPT-2: printable ones for
+/// themselves, the others by their number from U+0100 on.
+fn byte_of(character: char) -> Option<u8> {
+    let is_printable = |byte: &u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
+    match u32::from(character) {
+        code @ 0..=0xff => u8::try_from(code).ok().filter(is_printable),
+        code => (0..=u8::MAX).filter(|byte| !is_printable(byte)).nth(usize::try_from(code - 0x100).ok()?),
     }
 }
 

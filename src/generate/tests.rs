@@ -173,7 +173,7 @@ fn a_text_ends_before_a_string_to_stop_at_and_never_shows_its_start() {
         for &id in &letters {
             let mut logits = vec![0.0; 259];
             logits[id as usize] = 1.0;
-            let Next { text, then } = writing.next(&logits, false).unwrap();
+            let Next { text, then, .. } = writing.next(&logits, false).unwrap();
             shown.push(text);
             if let Err(ending) = then {
                 assert_eq!(writing.text, shown.concat());
@@ -193,6 +193,38 @@ fn a_text_ends_before_a_string_to_stop_at_and_never_shows_its_start() {
         shown(&[]),
         (letters.iter().map(|id| tokenizer.decode(&[*id], true).unwrap()).collect(), Ending::MaxNewTokens)
     );
+}
+
+#[test]
+fn the_bytes_of_the_tokens_are_the_text_that_is_shown() {
+    let folder = tempfile::tempdir().unwrap();
+    let tokenizer = write_tokenizer(folder.path(), PLAIN, "{}");
+    let bytes = |ids: &[u32], stop: &[&str]| {
+        let options = GenerateOptions { max_new_tokens: ids.len(), ..GenerateOptions::default() };
+        let stop = stop.iter().map(|&stop| stop.to_owned()).collect();
+        let mut writing = Writing::new(&tokenizer, &[], &options, stop).unwrap();
+        let mut tokens: Vec<Vec<u8>> = Vec::new();
+        for &id in ids {
+            let mut logits = vec![0.0; 259];
+            logits[id as usize] = 1.0;
+            let Next { shown, then, .. } = writing.next(&logits, false).unwrap();
+            tokens.extend(shown);
+            assert!(tokens.concat().len() <= writing.text.len());
+            if then.is_err() {
+                break;
+            }
+        }
+        (tokens, writing.text)
+    };
+    let ids = tokenizer.encode("é <b>🦀ab ac", false).unwrap();
+    let (tokens, text) = bytes(&ids, &[]);
+    assert_eq!((tokens.len(), text.as_str()), (ids.len(), "é 🦀ab ac"));
+    assert_eq!((tokens.concat(), &tokens[3]), (text.into_bytes(), &Vec::new()));
+    let (tokens, text) = bytes(&ids, &["b ac"]);
+    assert_eq!((tokens.concat(), text.as_str()), (text.clone().into_bytes(), "é 🦀a"));
+    // Half a character: the token has its byte, and the text what stands for it.
+    let (tokens, text) = bytes(&ids[..1], &[]);
+    assert_eq!((tokens.concat(), text.as_str()), ("\u{fffd}".as_bytes().to_vec(), "\u{fffd}"));
 }
 
 #[test]
@@ -223,8 +255,7 @@ fn texts_that_are_written_together_are_those_written_alone() {
         for id in 0..7 {
             let adapters = if id % 3 == 0 { &others } else { &adapters };
             let (prompt_ids, options) = (prompt(id), options(id));
-            let request = TextRequest { prompt_ids, adapters, options, stop: Vec::new(), top_logprobs: None };
-            batch.add(id, request, &mut on_text).unwrap();
+            batch.add(id, TextRequest::new(prompt_ids, adapters, options), &mut on_text).unwrap();
             batch.step(&mut on_text).unwrap();
         }
         while !batch.is_empty() {

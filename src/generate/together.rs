@@ -1,5 +1,6 @@
 //! Several texts that are written together: each pass over the weights gives every text its next token.
 
+use std::collections::VecDeque;
 use std::ops::ControlFlow;
 
 use super::sampler::{Logprobs, logprobs};
@@ -35,10 +36,29 @@ pub struct NewText {
     pub token: Option<u32>,
     /// The token that ended the text, if one did.
     pub end_token: Option<u32>,
-    /// Logarithms of the token's probabilities, if they were requested.
-    pub logprobs: Option<Logprobs>,
+    /// The tokens whose text ends in `text`, if logarithms of their probabilities were requested.
+    pub shown: Vec<ShownToken>,
     /// Why the text has ended, if it has.
     pub ending: Option<Ending>,
+}
+
+/// A token of a text.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ShownToken {
+    /// The token.
+    pub id: u32,
+    /// Its part of the text, which may end within a character.
+    pub bytes: Vec<u8>,
+    /// Logarithms of its probabilities.
+    pub logprobs: Logprobs,
+}
+
+impl<'a> TextRequest<'a> {
+    /// The text goes on until the model ends it.
+    #[must_use]
+    pub fn new(prompt_ids: Vec<u32>, adapters: &'a AdapterSet, options: GenerateOptions) -> Self {
+        Self { prompt_ids, adapters, options, stop: Vec::new(), top_logprobs: None }
+    }
 }
 
 /// The texts that are being written.
@@ -59,6 +79,8 @@ struct Text<'a> {
     adapters: &'a AdapterSet,
     writing: Writing<'a>,
     top_logprobs: Option<usize>,
+    /// The tokens whose text has not been shown, if their logarithms are wanted.
+    unshown: VecDeque<(u32, Logprobs)>,
     /// The token that the model sees next.
     token: u32,
 }
@@ -105,7 +127,7 @@ impl<'a> TextBatch<'a> {
         let writing = Writing::new(self.tokenizer, &prompt_ids, &options, stop)?;
         let mut sequence = self.before.clone().unwrap_or_else(|| Sequence::new(self.model));
         let kept = sequence.keep_start_of(&prompt_ids);
-        let mut text = Text { id, sequence, adapters, writing, top_logprobs, token: 0 };
+        let mut text = Text { id, sequence, adapters, writing, top_logprobs, unshown: VecDeque::new(), token: 0 };
         let part = Part { sequence: &mut text.sequence, adapters, token_ids: &prompt_ids[kept..] };
         let logits: Vec<f32> = faults::read(next_logits(self.model, &mut [part]), LOGITS);
         self.before = self.before.take().map(|_| text.sequence.clone());
@@ -149,12 +171,14 @@ impl Text<'_> {
         on_text: &mut impl FnMut(u64, NewText) -> ControlFlow<()>,
     ) -> Result<bool, GenerateError> {
         let before = self.writing.token_ids.len();
-        let Next { text, then } = self.writing.next(logits, is_full(model, &self.sequence))?;
+        let Next { text, shown, then } = self.writing.next(logits, is_full(model, &self.sequence))?;
         let token = self.writing.token_ids.get(before).copied();
-        let logprobs = token.zip(self.top_logprobs).map(|(token, top)| logprobs(logits, token, top));
-        let goes_on =
-            on_text(self.id, NewText { text, token, end_token: self.writing.end_token, logprobs, ending: then.err() })
-                .is_continue();
+        let chosen = token.zip(self.top_logprobs);
+        self.unshown.extend(chosen.map(|(token, top)| (token, logprobs(logits, token, top))));
+        let shown = shown.into_iter().zip(std::iter::from_fn(|| self.unshown.pop_front()));
+        let shown = shown.map(|(bytes, (id, logprobs))| ShownToken { id, bytes, logprobs }).collect();
+        let end_token = self.writing.end_token;
+        let goes_on = on_text(self.id, NewText { text, token, end_token, shown, ending: then.err() }).is_continue();
         self.token = then.unwrap_or_default();
         Ok(goes_on && then.is_ok())
     }

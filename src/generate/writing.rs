@@ -1,5 +1,7 @@
 //! One text in the making: its tokens are chosen, decoded, and ended.
 
+use std::collections::VecDeque;
+
 use super::sampler::Sampler;
 use super::{Ending, GenerateOptions};
 use crate::data::tokenizer::{DecodeStream, Tokenizer, TokenizerError};
@@ -17,6 +19,12 @@ pub(super) struct Writing<'a> {
     stop: Vec<String>,
     /// Text that may turn out to be the start of a string to stop at.
     held: String,
+    /// The last tokens, whose text is not whole yet.
+    unfinished: Vec<u32>,
+    /// The tokens of `held`, the first of which may have begun before it.
+    held_tokens: VecDeque<TokenText>,
+    /// How much of the first token's text has been passed on.
+    passed_on: usize,
     /// The tokens so far, without the one that ended the text.
     pub(super) token_ids: Vec<u32>,
     /// The token that ended the text, if one did.
@@ -30,8 +38,18 @@ pub(super) struct Writing<'a> {
 pub(super) struct Next {
     /// Text that can be shown now; empty while a character is incomplete.
     pub(super) text: String,
+    /// For each of the next tokens whose text has now been shown whole, its bytes.
+    pub(super) shown: Vec<Vec<u8>>,
     /// The token to go on with, or why the text has ended.
     pub(super) then: Result<u32, Ending>,
+}
+
+/// What a token has added to a text.
+#[derive(Debug)]
+struct TokenText {
+    bytes: Vec<u8>,
+    /// How many bytes of the text it ends; other than `bytes` where these are no text, which then has U+FFFD.
+    length: usize,
 }
 
 impl<'a> Writing<'a> {
@@ -54,6 +72,9 @@ impl<'a> Writing<'a> {
             max_new_tokens: options.max_new_tokens,
             stop,
             held: String::new(),
+            unfinished: Vec::new(),
+            held_tokens: VecDeque::new(),
+            passed_on: 0,
             token_ids: Vec::new(),
             end_token: None,
             text: String::new(),
@@ -70,26 +91,65 @@ impl<'a> Writing<'a> {
             }
             Some(token) => {
                 self.token_ids.push(token);
+                self.unfinished.push(token);
                 let text = self.stream.push(token)?;
-                self.held.push_str(&text);
+                if !text.is_empty() {
+                    self.hold(&text);
+                }
                 if is_full {
                     Ending::MaxPositions
                 } else if self.token_ids.len() >= self.max_new_tokens {
                     Ending::MaxNewTokens
                 } else {
-                    let (text, is_stopped) = self.release(false);
-                    return Ok(Next { text, then: if is_stopped { Err(Ending::EndOfText) } else { Ok(token) } });
+                    let (text, shown, is_stopped) = self.release(false);
+                    return Ok(Next { text, shown, then: if is_stopped { Err(Ending::EndOfText) } else { Ok(token) } });
                 }
             }
         };
         let rest = self.stream.finish()?;
-        self.held.push_str(&rest);
-        let (text, is_stopped) = self.release(true);
-        Ok(Next { text, then: Err(if is_stopped { Ending::EndOfText } else { ending }) })
+        self.hold(&rest);
+        let (text, shown, is_stopped) = self.release(true);
+        Ok(Next { text, shown, then: Err(if is_stopped { Ending::EndOfText } else { ending }) })
     }
 
-    /// The text that can be shown, and whether it ends at a string to stop at.
-    fn release(&mut self, is_end: bool) -> (String, bool) {
+    /// Takes the text that the unfinished tokens make together.
+    fn hold(&mut self, text: &str) {
+        self.held.push_str(text);
+        let mut tokens = std::mem::take(&mut self.unfinished).into_iter();
+        if tokens.len() <= 1 {
+            let token = |_| TokenText { bytes: text.as_bytes().to_vec(), length: text.len() };
+            self.held_tokens.extend(tokens.next().map(token));
+            return;
+        }
+        let bytes: Vec<Vec<u8>> = tokens.map(|token| self.tokenizer.bytes_in_text(token)).collect();
+        let is_text = bytes.concat() == text.as_bytes();
+        let last = bytes.len() - 1;
+        let length = |at: usize, bytes: &[u8]| match (is_text, at == last) {
+            (true, _) => bytes.len(),
+            (false, true) => text.len(),
+            (false, false) => 0,
+        };
+        let tokens = bytes.into_iter().enumerate();
+        self.held_tokens.extend(tokens.map(|(at, bytes)| TokenText { length: length(at, &bytes), bytes }));
+    }
+
+    /// The tokens of the next `length` bytes of text, where it `ends` with that of which only a part is shown.
+    fn tokens_of(&mut self, length: usize, ends: bool) -> Vec<Vec<u8>> {
+        let (mut shown, mut left) = (Vec::new(), self.passed_on + length);
+        while let Some(token) = self.held_tokens.pop_front_if(|token| token.length <= left) {
+            left -= token.length;
+            shown.push(token.bytes);
+        }
+        self.passed_on = left;
+        if ends && left > 0 {
+            let cut = self.held_tokens.pop_front();
+            shown.extend(cut.map(|token| token.bytes.into_iter().take(left).collect()));
+        }
+        shown
+    }
+
+    /// The text that can be shown, its tokens, and whether it ends at a string to stop at.
+    fn release(&mut self, is_end: bool) -> (String, Vec<Vec<u8>>, bool) {
         let stop = self.stop.iter().filter_map(|stop| self.held.find(stop.as_str())).min();
         let may_start_one = |at: &usize| self.stop.iter().any(|stop| stop.starts_with(&self.held[*at..]));
         let end = match stop {
@@ -100,6 +160,7 @@ impl<'a> Writing<'a> {
         let held = self.held.split_off(end);
         let text = std::mem::replace(&mut self.held, held);
         self.text.push_str(&text);
-        (text, stop.is_some())
+        let shown = self.tokens_of(text.len(), stop.is_some());
+        (text, shown, stop.is_some())
     }
 }

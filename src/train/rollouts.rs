@@ -252,14 +252,8 @@ impl Rollouts {
                     min_p: self.objective.min_p,
                     seed,
                 };
-                let request = TextRequest {
-                    prompt_ids: prompts.input_ids[document.start..][..document.len].to_vec(),
-                    adapters,
-                    options,
-                    stop: Vec::new(),
-                    top_logprobs: None,
-                };
-                texts.add(index as u64, request, &mut on_text)?;
+                let prompt_ids = prompts.input_ids[document.start..][..document.len].to_vec();
+                texts.add(index as u64, TextRequest::new(prompt_ids, adapters, options), &mut on_text)?;
             }
             if is_stopped() {
                 return Ok(None);

@@ -230,12 +230,10 @@ impl Task {
         }
         while !is_stopped() {
             let next = prompts.get(texts.len()).filter(|_| batch.has_room());
-            let next = next.filter(|_| goes_on(texts.len(), prompts.len())).map(|prompt_ids| TextRequest {
-                prompt_ids: prompt_ids.to_vec(),
-                adapters: step.adapters(),
-                options: GenerateOptions { max_new_tokens: *max_new_tokens, ..GenerateOptions::default() },
-                stop: stop.clone(),
-                top_logprobs: None,
+            let next = next.filter(|_| goes_on(texts.len(), prompts.len())).map(|prompt_ids| {
+                let options = GenerateOptions { max_new_tokens: *max_new_tokens, ..GenerateOptions::default() };
+                let request = TextRequest::new(prompt_ids.to_vec(), step.adapters(), options);
+                TextRequest { stop: stop.clone(), ..request }
             });
             let id = texts.len() as u64;
             texts.extend(next.is_some().then(String::new));

@@ -5,6 +5,7 @@ use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
@@ -139,6 +140,7 @@ fn generate_chat_and_serve_write_the_same_text_alone_and_together() {
     let (adapter, base_model) = (&models["data"][0], &models["data"][1]);
     assert_eq!((&adapter["id"], &adapter["parent"]), (&json!("run"), &json!("base")));
     assert_eq!((&base_model["id"], &base_model["root"]), (&json!("base"), &json!(model.to_str().unwrap())));
+    assert_eq!(server.ask("/v1/models/base", "", &Value::Null), (200, base_model.clone()));
     let texts: Vec<String> = std::thread::scope(|scope| {
         let server = &server;
         let ask = |index: usize| scope.spawn(move || server.answer(["run", "base"][index % 2]));
@@ -197,12 +199,18 @@ fn requests_that_are_wrong_or_from_elsewhere_are_refused_in_openais_form() {
     }
     for (path, body, status) in [
         ("/v1/nothing", Value::Null, 404),
+        ("/v1/models/nobody", Value::Null, 404),
         ("/v1/completions", Value::Null, 405),
         ("/v1/completions", json!("x".repeat(3 << 20)), 413),
     ] {
         let (found, answer) = server.ask(path, "", &body);
         assert_eq!((found, &answer["error"]["type"]), (status, &json!("invalid_request_error")), "{answer}");
     }
+    let message = |path: &str| server.ask(path, "", &Value::Null).1["error"]["message"].as_str().unwrap().to_owned();
+    assert!(message("/v1/nothing").starts_with("there is no /v1/nothing here; there are GET /v1/models, "));
+    assert_eq!(message("/v1/models/nobody"), "there is no model `nobody`; this server has: base");
+    let twice = server.ask("/v1/completions", "Host: localhost\r\nHost: evil.example\r\n", &completion(json!({})));
+    assert_eq!(twice.0, 400, "{}", twice.1);
     // A page of another site that has its name point here.
     assert_eq!(server.ask("/v1/completions", "Host: evil.example\r\n", &completion(json!({}))).0, 401);
     drop(server);
@@ -215,6 +223,32 @@ fn requests_that_are_wrong_or_from_elsewhere_are_refused_in_openais_form() {
     let output = run(&["serve", "--model", quickstart_model().to_str().unwrap(), "--host", "0.0.0.0"]);
     assert_eq!(output.status.code(), Some(2));
     assert!(stderr(&output).contains("`--host 0.0.0.0` without `--token`"), "{}", stderr(&output));
+}
+
+#[test]
+fn one_client_keeps_no_other_waiting() {
+    let server = Server::start(&[quickstart_model().to_str().unwrap()]);
+    let mut idle = TcpStream::connect(&server.address).unwrap();
+    write!(idle, "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n").unwrap();
+    let started = Instant::now();
+    let slow = [
+        json!({"prompt": "a".repeat(1_900_000)}),
+        json!({"messages": vec![json!({"role": "user", "content": "a"}); 50_000]}),
+    ];
+    std::thread::scope(|scope| {
+        let server = &server;
+        for (path, body) in ["/v1/completions", "/v1/chat/completions"].into_iter().zip(&slow) {
+            scope.spawn(move || {
+                let (status, answer) = server.ask(path, "", body);
+                assert_eq!((status, &answer["error"]["code"]), (400, &json!("context_length_exceeded")), "{answer}");
+            });
+        }
+        assert_eq!(server.ask("/health", "", &Value::Null).0, 200);
+    });
+    assert!(started.elapsed() < Duration::from_secs(4), "{:?}", started.elapsed());
+    idle.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    // The server ends it: a read that waits longer is an error.
+    idle.read_to_end(&mut Vec::new()).unwrap();
 }
 
 #[test]

@@ -42,7 +42,9 @@ pub(super) fn read(
         let fields = if is_text { json!({"prompt": line}) } else { json_line(line).map_err(&wrong)? };
         let encoded = match (fields.get("prompt"), fields.get("messages"), template) {
             (Some(Value::String(prompt)), None, _) => encode_prompt(tokenizer, template, system, prompt),
-            (None, Some(Value::Array(messages)), Some(template)) => encode_messages(tokenizer, template, messages),
+            (None, Some(Value::Array(messages)), Some(template)) => {
+                encode_messages(tokenizer, template, messages, system)
+            }
             (None, Some(_), None) => return Err(wrong("`messages` need a chat template".to_owned())),
             _ => return Err(wrong("expected `prompt`, a text, or `messages`, a list".to_owned())),
         };
@@ -76,13 +78,8 @@ pub(super) fn write(
         while batch.has_room()
             && let Some((id, row)) = waiting.next()
         {
-            let request = TextRequest {
-                prompt_ids: row.prompt_ids,
-                adapters: &opened.adapters[0].set,
-                options: GenerateOptions { seed: options.seed.wrapping_add(id), ..options },
-                stop: Vec::new(),
-                top_logprobs: None,
-            };
+            let options = GenerateOptions { seed: options.seed.wrapping_add(id), ..options };
+            let request = TextRequest::new(row.prompt_ids, &opened.adapters[0].set, options);
             texts.unprinted.insert(id, Written { fields: row.fields, ..Written::default() });
             batch.add(id, request, |id, text| texts.take(id, &text)).map_err(Failure::input)?;
         }

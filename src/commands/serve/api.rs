@@ -3,22 +3,34 @@
 use rand::Rng as _;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
 use super::error::ApiError;
-use crate::data::encode::Encoder;
-use crate::data::formats::Sample;
-use crate::data::template::ChatTemplate;
-use crate::data::tokenizer::Tokenizer;
-use crate::generate::{GenerateError, GenerateOptions, encode_messages};
+use crate::generate::GenerateOptions;
 
 /// Length of a completion whose request does not say it, as in OpenAI's interface.
 const COMPLETION_TOKENS: usize = 16;
 /// Most of the likely tokens that are shown.
 const MAX_TOP_LOGPROBS: usize = 20;
+/// Most strings to stop at; every token is compared with them.
+const MAX_STOPS: usize = 16;
+/// Most prompts of a request.
+const MAX_PROMPTS: usize = 2048;
+/// Longest value of a parameter that is repeated to the user, in bytes.
+const MAX_REPEATED: usize = 60;
 /// Parameters that change nothing in the text.
-const WITHOUT_EFFECT: [&str; 7] =
-    ["user", "metadata", "store", "service_tier", "parallel_tool_calls", "prompt_cache_key", "safety_identifier"];
+const WITHOUT_EFFECT: [&str; 10] = [
+    "user",
+    "metadata",
+    "store",
+    "service_tier",
+    "parallel_tool_calls",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "safety_identifier",
+    "priority",
+    "request_id",
+];
 
 /// Which of the endpoints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,9 +46,9 @@ pub(super) enum Kind {
 /// A request that is understood.
 #[derive(Debug)]
 pub(super) struct Asking {
-    kind: Kind,
+    pub(super) kind: Kind,
     pub(super) model: Option<String>,
-    content: Content,
+    pub(super) content: Content,
     max_new_tokens: usize,
     temperature: f64,
     top_p: f64,
@@ -48,8 +60,10 @@ pub(super) struct Asking {
     pub(super) include_usage: bool,
 }
 
+/// What is continued or scored.
 #[derive(Debug)]
-enum Content {
+pub(super) enum Content {
+    /// As the request has them.
     Messages(Vec<Value>),
     Prompts(Prompts),
 }
@@ -57,7 +71,7 @@ enum Content {
 /// What `prompt` may be: a text or its tokens, or a list of either.
 #[derive(Debug, Deserialize)]
 #[serde(untagged)]
-enum Prompts {
+pub(super) enum Prompts {
     Text(String),
     Texts(Vec<String>),
     Tokens(Vec<u32>),
@@ -92,6 +106,16 @@ fn unexpected(name: &str, expected: &str) -> ApiError {
     ApiError::wrong(format!("`{name}`: expected {expected}"), Some(name))
 }
 
+impl Prompts {
+    fn len(&self) -> usize {
+        match self {
+            Self::Text(_) | Self::Tokens(_) => 1,
+            Self::Texts(texts) => texts.len(),
+            Self::ManyTokens(prompts) => prompts.len(),
+        }
+    }
+}
+
 impl Asking {
     /// Reads the body of a request.
     pub(super) fn parse(kind: Kind, body: &[u8]) -> Result<Self, ApiError> {
@@ -99,19 +123,25 @@ impl Asking {
         const TEMPERATURE: &str = "a number from 0 to 2";
         const TOP_P: &str = "a number above 0, at most 1";
         const MIN_P: &str = "a number from 0 to 1";
-        const STOP: &str = "a text that is not empty, or a list of such";
+        const STOP: &str = "a text that is not empty, or a list of at most 16 such";
         let body = serde_json::from_slice(body).map_err(|_| ApiError::wrong("the body is not a JSON object", None))?;
         let mut body = Body(body);
         let within = |name: &str, is_allowed: bool, expected: &str| {
             if is_allowed { Ok(()) } else { Err(unexpected(name, expected)) }
         };
-        let messages = body.take("messages", "a list of messages")?;
+        let messages: Option<Vec<Value>> = body.take("messages", "a list of messages")?;
         let texts = if kind == Kind::Score { "input" } else { "prompt" };
         let prompt = body.take(texts, "a text, a list of texts, or tokens of a text or of several")?;
         let content = match (kind, messages, prompt) {
-            (Kind::Chat | Kind::Score, Some(messages), None) => Content::Messages(self::messages(messages)?),
+            (Kind::Chat | Kind::Score, Some(messages), None) if messages.is_empty() => {
+                return Err(ApiError::wrong("`messages` is empty", Some("messages")));
+            }
+            (Kind::Chat | Kind::Score, Some(messages), None) => Content::Messages(messages),
             (Kind::Completion | Kind::Score, None, Some(Prompts::Texts(list))) if list.is_empty() => {
                 return Err(ApiError::wrong(format!("`{texts}` is empty"), Some(texts)));
+            }
+            (Kind::Completion | Kind::Score, None, Some(prompts)) if prompts.len() > MAX_PROMPTS => {
+                return Err(ApiError::wrong(format!("`{texts}` has more than {MAX_PROMPTS} texts"), Some(texts)));
             }
             (Kind::Completion | Kind::Score, None, Some(prompts)) => Content::Prompts(prompts),
             (Kind::Score, ..) => {
@@ -143,7 +173,7 @@ impl Asking {
             Some(Stop::One(stop)) => vec![stop],
             Some(Stop::Several(stops)) => stops,
         };
-        within("stop", stop.iter().all(|stop| !stop.is_empty()), STOP)?;
+        within("stop", stop.len() <= MAX_STOPS && stop.iter().all(|stop| !stop.is_empty()), STOP)?;
         let logprobs = body.take("logprobs", "true, false or a number")?;
         let top_logprobs = top_logprobs(kind, logprobs.as_ref(), body.take("top_logprobs", COUNT)?)?;
         within("top_logprobs", top_logprobs.is_none_or(|top| top <= MAX_TOP_LOGPROBS), "at most 20")?;
@@ -194,90 +224,13 @@ impl Asking {
             seed: self.seed.map_or_else(|| rand::rng().random(), i64::cast_unsigned),
         }
     }
-
-    /// The tokens to continue, of each prompt. `system` is the system message of conversations that have none.
-    pub(super) fn prompt_ids(
-        &self,
-        tokenizer: &Tokenizer,
-        template: Option<&ChatTemplate>,
-        system: Option<&str>,
-    ) -> Result<Vec<Vec<u32>>, ApiError> {
-        let is_scored = self.kind == Kind::Score;
-        let encode = |text: &String| {
-            // A text is scored behind its end.
-            let encoder = Encoder { tokenizer, template: None, train_on_inputs: false, scores: true };
-            let ids = if is_scored {
-                encoder.encode(&Sample::Text(text.clone())).map(|row| row.ids).map_err(|error| error.to_string())
-            } else {
-                tokenizer.encode(text, true).map_err(|error| error.to_string())
-            };
-            ids.map_err(|error| ApiError::wrong(error, Some(if is_scored { "input" } else { "prompt" })))
-        };
-        match (&self.content, template) {
-            (Content::Prompts(Prompts::Text(text)), _) => Ok(vec![encode(text)?]),
-            (Content::Prompts(Prompts::Tokens(ids)), _) => Ok(vec![ids.clone()]),
-            (Content::Prompts(Prompts::Texts(texts)), _) => texts.iter().map(encode).collect(),
-            (Content::Prompts(Prompts::ManyTokens(prompts)), _) => Ok(prompts.clone()),
-            (Content::Messages(_), None) => {
-                let other = if is_scored { "`input` takes a text" } else { "/v1/completions continues a text" };
-                Err(ApiError::wrong(format!("this model has no chat template; {other}"), Some("model")))
-            }
-            (Content::Messages(messages), Some(template)) => {
-                let is_unknown = |role: &&str| *role != "user" && *role != "assistant" && !template.names_role(role);
-                let mut roles = messages.iter().filter_map(|message| message["role"].as_str());
-                if let Some(role) = roles.find(|role| is_unknown(role) && *role != "system") {
-                    return Err(ApiError::wrong(format!("the chat template has no role `{role}`"), Some("messages")));
-                }
-                let has_system = messages.iter().any(|message| message["role"] == "system");
-                let system = system.filter(|_| !has_system).map(|text| json!({"role": "system", "content": text}));
-                let messages: Vec<Value> = system.into_iter().chain(messages.iter().cloned()).collect();
-                let encode = || -> Result<_, GenerateError> {
-                    if is_scored {
-                        return Ok(tokenizer.encode(&template.render(&messages, None, false)?, false)?);
-                    }
-                    encode_messages(tokenizer, template, &messages)
-                };
-                encode().map(|ids| vec![ids]).map_err(|error| ApiError::of_prompt(&error))
-            }
-        }
-    }
-}
-
-/// Messages with text: parts of text are joined, and what a template would leave out is refused.
-fn messages(messages: Vec<Map<String, Value>>) -> Result<Vec<Value>, ApiError> {
-    let wrong =
-        |index: usize, what: &str| Err(ApiError::wrong(format!("`messages[{index}]` {what}"), Some("messages")));
-    let mut texts = Vec::with_capacity(messages.len());
-    for (index, mut message) in messages.into_iter().enumerate() {
-        let Some(role) = message.remove("role").filter(Value::is_string) else { return wrong(index, "has no role") };
-        let content = match message.remove("content") {
-            Some(Value::String(text)) => text,
-            Some(Value::Array(parts)) => {
-                let texts: Option<Vec<&str>> =
-                    parts.iter().map(|part| part["text"].as_str().filter(|_| part["type"] == "text")).collect();
-                match texts {
-                    Some(texts) => texts.concat(),
-                    None => return wrong(index, "has parts that are no text"),
-                }
-            }
-            _ => return wrong(index, "has no content"),
-        };
-        if let Some(key) = message.iter().find(|(_, value)| !is_off(value)).map(|(key, _)| key) {
-            return wrong(index, &format!("has `{key}`, which is not supported"));
-        }
-        texts.push(json!({"role": role, "content": content}));
-    }
-    if texts.is_empty() {
-        return Err(ApiError::wrong("`messages` is empty", Some("messages")));
-    }
-    Ok(texts)
 }
 
 /// How many of the likely tokens to show; the two endpoints ask differently.
 fn top_logprobs(kind: Kind, logprobs: Option<&Value>, top: Option<usize>) -> Result<Option<usize>, ApiError> {
     let wrong = |name: &str, text: &str| Err(ApiError::wrong(format!("`{name}`: {text}"), Some(name)));
     match (kind, logprobs, top) {
-        (_, None | Some(Value::Bool(false) | Value::Null), None) => Ok(None),
+        (_, None | Some(Value::Bool(false)), None | Some(0)) => Ok(None),
         (Kind::Chat, Some(Value::Bool(true)), top) => Ok(Some(top.unwrap_or(0))),
         (Kind::Chat, None | Some(_), Some(_)) => wrong("top_logprobs", "needs `logprobs` = true"),
         (Kind::Chat, Some(_), None) => wrong("logprobs", "expected true or false"),
@@ -290,7 +243,7 @@ fn top_logprobs(kind: Kind, logprobs: Option<&Value>, top: Option<usize>) -> Res
 }
 
 /// A value that asks for nothing.
-fn is_off(value: &Value) -> bool {
+pub(super) fn is_off(value: &Value) -> bool {
     match value {
         Value::Null | Value::Bool(false) => true,
         Value::Number(number) => number.as_f64() == Some(0.0),
@@ -303,20 +256,42 @@ fn is_off(value: &Value) -> bool {
 
 /// Refuses parameters that would change the text and are not there.
 fn refuse_unknown(rest: &Map<String, Value>) -> Result<(), ApiError> {
-    let is_default = |key: &str, value: &Value| match key {
-        "n" | "best_of" => *value == 1,
-        "response_format" => value["type"] == "text",
-        "tool_choice" | "function_call" => value == "none" || value == "auto",
-        _ => WITHOUT_EFFECT.contains(&key),
-    };
-    match rest.iter().find(|(key, value)| !is_off(value) && !is_default(key, value)) {
-        Some((key, value)) => Err(ApiError::wrong(format!("`{key}` = {value} is not supported"), Some(key))),
+    match rest.iter().find(|(key, value)| !value.is_null() && !is_default(key, value)) {
+        Some((key, value)) => {
+            let value = value.to_string();
+            let value = if value.len() <= MAX_REPEATED { format!(" = {value}") } else { String::new() };
+            Err(ApiError::wrong(format!("`{key}`{value} is not supported"), Some(key)))
+        }
         None => Ok(()),
+    }
+}
+
+/// Whether a parameter asks for what happens anyway. The names beyond OpenAI's are those of vLLM, llama.cpp and transformers.
+fn is_default(key: &str, value: &Value) -> bool {
+    let is = |number: f64| value.as_f64() == Some(number);
+    match key {
+        "n" | "best_of" | "num_beams" | "repetition_penalty" | "repeat_penalty" | "length_penalty" | "typical_p"
+        | "tfs_z" | "dynatemp_exponent" => is(1.0),
+        "top_k" => is(-1.0) || is(0.0),
+        "skip_special_tokens"
+        | "spaces_between_special_tokens"
+        | "add_generation_prompt"
+        | "detokenize"
+        | "clean_up_tokenization_spaces"
+        | "include_reasoning" => *value == true,
+        "modalities" => *value == serde_json::json!(["text"]),
+        "response_format" => value["type"] == "text",
+        "verbosity" => value == "medium",
+        "truncation" => value == "disabled",
+        "tool_choice" | "function_call" => value == "none" || value == "auto",
+        _ => is_off(value) || WITHOUT_EFFECT.contains(&key),
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     fn parse(kind: Kind, body: &Value) -> Result<Asking, Value> {
@@ -352,12 +327,20 @@ mod tests {
         for fine in [
             json!({"n": 1, "user": "me", "presence_penalty": 0, "tools": [], "logit_bias": null}),
             json!({"response_format": {"type": "text"}, "frequency_penalty": 0.0, "tool_choice": "none"}),
+            json!({"top_k": -1, "repetition_penalty": 1, "length_penalty": 1.0, "skip_special_tokens": true}),
+            json!({"top_k": 0, "logprobs": false, "top_logprobs": 0, "modalities": ["text"], "verbosity": "medium"}),
+            json!({"add_generation_prompt": true, "ignore_eos": false, "spaces_between_special_tokens": true}),
         ] {
             chat(&fine).unwrap();
         }
         for (wrong, param) in [
             (json!({"n": 2}), "n"),
+            (json!({"n": 0}), "n"),
             (json!({"presence_penalty": 0.5}), "presence_penalty"),
+            (json!({"repetition_penalty": 0}), "repetition_penalty"),
+            (json!({"skip_special_tokens": false}), "skip_special_tokens"),
+            (json!({"top_k": 5}), "top_k"),
+            (json!({"modalities": ["text", "audio"]}), "modalities"),
             (json!({"tools": [{"type": "function"}]}), "tools"),
             (json!({"response_format": {"type": "json_object"}}), "response_format"),
             (json!({"max_tokens": 0}), "max_tokens"),
@@ -365,12 +348,11 @@ mod tests {
             (json!({"top_p": 0}), "top_p"),
             (json!({"min_p": 1.5}), "min_p"),
             (json!({"stop": [""]}), "stop"),
+            (json!({"stop": vec!["x"; 17]}), "stop"),
             (json!({"top_logprobs": 2}), "top_logprobs"),
             (json!({"logprobs": true, "top_logprobs": 21}), "top_logprobs"),
             (json!({"prompt": "x"}), "messages"),
             (json!({"messages": []}), "messages"),
-            (json!({"messages": [{"role": "user", "content": "x", "tool_calls": [1]}]}), "messages"),
-            (json!({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}), "messages"),
         ] {
             let error = chat(&wrong).unwrap_err();
             assert_eq!((&error["param"], &error["type"]), (&json!(param), &json!("invalid_request_error")), "{error}");
@@ -382,7 +364,7 @@ mod tests {
         for (wrong, message) in [
             (json!({"messages": "x"}), "`messages`: expected a list of messages"),
             (json!({"max_tokens": "5"}), "`max_tokens`: expected a whole number"),
-            (json!({"stop": 3}), "`stop`: expected a text that is not empty, or a list of such"),
+            (json!({"stop": 3}), "`stop`: expected a text that is not empty, or a list of at most 16 such"),
             (json!({"stream": "yes"}), "`stream`: expected true or false"),
         ] {
             assert_eq!(chat(&wrong).unwrap_err()["message"], message);
@@ -403,13 +385,5 @@ mod tests {
         assert_ne!(asking.options().seed, asking.options().seed);
         let asking = parse(Kind::Completion, &json!({"prompt": ["a", "a"], "seed": 7})).unwrap();
         assert_eq!((asking.options().seed, asking.options().seed), (7, 7));
-    }
-
-    #[test]
-    fn parts_of_text_are_joined() {
-        let parts = json!([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]);
-        let asking = chat(&json!({"messages": [{"role": "user", "content": parts, "name": null}]})).unwrap();
-        let Content::Messages(messages) = asking.content else { panic!("{:?}", asking.content) };
-        assert_eq!(messages, [json!({"role": "user", "content": "ab"})]);
     }
 }

@@ -47,6 +47,17 @@ impl ApiError {
         Self::new(StatusCode::PAYLOAD_TOO_LARGE, message, None)
     }
 
+    /// A body that does not arrive.
+    pub(super) fn too_slow() -> Self {
+        Self::new(StatusCode::REQUEST_TIMEOUT, "the body has not arrived in time", None)
+    }
+
+    /// A prompt that is too long, whatever its tokens are.
+    pub(super) fn beyond_context(what: &str, max_tokens: usize) -> Self {
+        let message = format!("{what}, and the model was made for {max_tokens} tokens");
+        Self::new(StatusCode::BAD_REQUEST, message, Some("context_length_exceeded"))
+    }
+
     /// A request without the token, or for another host.
     pub(super) fn not_admitted() -> Self {
         let message =

@@ -4,13 +4,13 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use axum::response::sse::Event;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::api::Kind;
 use super::error::ApiError;
 use crate::commands::generate::NON_FINITE;
 use crate::commands::named::OpenedModel;
-use crate::generate::{Ending, Logprobs, NewText};
+use crate::generate::{Ending, NewText, ShownToken};
 
 /// What an answer says besides its text.
 pub(super) struct Reply {
@@ -98,7 +98,7 @@ impl Reply {
             }
         };
         self.completion_tokens += usize::from(text.token.is_some());
-        if text.text.is_empty() && text.logprobs.is_none() && reason.is_none() {
+        if text.text.is_empty() && text.shown.is_empty() && reason.is_none() {
             return Vec::new();
         }
         let logprobs = self.logprobs(index, std::slice::from_ref(&text));
@@ -133,42 +133,58 @@ impl Reply {
         json!({"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion})
     }
 
-    /// The logarithms of probabilities of new tokens; null where they were not asked for.
+    /// The logarithms of probabilities of the tokens of a text; null where they were not asked for.
     fn logprobs(&mut self, index: usize, texts: &[NewText]) -> Value {
-        let tokens = texts.iter().filter_map(|text| Some((text.token?, text.logprobs.as_ref()?)));
-        let tokens: Vec<(u32, &Logprobs)> = tokens.collect();
+        let tokens: Vec<&ShownToken> = texts.iter().flat_map(|text| &text.shown).collect();
         if tokens.is_empty() {
             return Value::Null;
         }
-        let text_of = |id: u32| self.opened.tokenizer.decode(&[id], false).unwrap_or_default();
         if self.kind == Kind::Chat {
-            let of = |id: u32, logprob: f64| {
-                let token = text_of(id);
-                json!({"bytes": token.as_bytes(), "token": token, "logprob": logprob})
-            };
-            let content = tokens.iter().map(|(id, logprobs)| {
-                let mut token = of(*id, logprobs.chosen);
-                token["top_logprobs"] = logprobs.top.iter().map(|(id, logprob)| of(*id, *logprob)).collect();
+            let of =
+                |bytes: &[u8], text: &str, logprob: f64| json!({"bytes": bytes, "token": text, "logprob": logprob});
+            let content = tokens.iter().map(|ShownToken { bytes, logprobs, .. }| {
+                let mut token = of(bytes, &String::from_utf8_lossy(bytes), logprobs.chosen);
+                let top =
+                    logprobs.top.iter().map(|(id, logprob)| of(&self.bytes_of(*id), &self.text_of(*id), *logprob));
+                token["top_logprobs"] = top.collect();
                 token
             });
             return json!({"content": content.collect::<Vec<_>>(), "refusal": null});
         }
-        let words: Vec<String> = tokens.iter().map(|(id, _)| text_of(*id)).collect();
-        let top = tokens.iter().map(|(_, logprobs)| {
-            let top = logprobs.top.iter().map(|(id, logprob)| (text_of(*id), json!(logprob)));
-            Value::Object(top.collect())
+        let top = tokens.iter().map(|token| {
+            let mut top = Map::new();
+            for (id, logprob) in &token.logprobs.top {
+                // Of tokens that read alike, the most likely one.
+                top.entry(self.text_of(*id)).or_insert(json!(logprob));
+            }
+            Value::Object(top)
         });
         let top: Vec<Value> = top.collect();
-        let offset_after = |word: &String| {
-            let start = self.text_offsets[index];
-            self.text_offsets[index] += word.chars().count();
+        let is_first = |byte: &&u8| **byte & 0b1100_0000 != 0b1000_0000;
+        let offset = |token: &&ShownToken| {
+            let within = token.bytes.first().is_some_and(|byte| !is_first(&byte));
+            let start = self.text_offsets[index] - usize::from(within && self.text_offsets[index] > 0);
+            self.text_offsets[index] += token.bytes.iter().filter(is_first).count();
             start
         };
-        let offsets: Vec<usize> = words.iter().map(offset_after).collect();
+        let offsets: Vec<usize> = tokens.iter().map(offset).collect();
+        let words: Vec<_> = tokens.iter().map(|token| String::from_utf8_lossy(&token.bytes)).collect();
         json!({
-            "tokens": words, "token_logprobs": tokens.iter().map(|(_, logprobs)| logprobs.chosen).collect::<Vec<_>>(),
+            "tokens": words, "token_logprobs": tokens.iter().map(|token| token.logprobs.chosen).collect::<Vec<_>>(),
             "top_logprobs": top, "text_offset": offsets,
         })
+    }
+
+    fn bytes_of(&self, id: u32) -> Vec<u8> {
+        self.opened.tokenizer.bytes_in_text(id)
+    }
+
+    /// A token as text; one that adds no text by its name.
+    fn text_of(&self, id: u32) -> String {
+        match self.bytes_of(id) {
+            bytes if bytes.is_empty() => self.opened.tokenizer.token_text(id).unwrap_or_default(),
+            bytes => String::from_utf8_lossy(&bytes).into_owned(),
+        }
     }
 }
 

@@ -33,23 +33,13 @@ const OWN_KEYS: [&str; 10] = [
     "train_detail",
 ];
 
-impl Conversation<'_> {
+impl<'a> Conversation<'a> {
     /// Refuses the conversation unless all of it leaves a trace in its text.
     pub(super) fn traced(mut self) -> Result<Self, TemplateError> {
         self.check_tools()?;
-        let last_user = self.messages.iter().rposition(|message| message["role"] == "user");
-        let role_at = |at: Option<usize>| at.and_then(|at| self.messages.get(at)?["role"].as_str());
-        let mut cursor = 0;
+        let (mut cursor, last_user) = (0, self.last_user());
         for (index, message) in self.messages.iter().enumerate() {
-            let place = Place {
-                role: message["role"].as_str().unwrap_or_default(),
-                around: [role_at(index.checked_sub(1)), role_at(Some(index + 1))],
-                from_start: index.min(2),
-                from_end: (self.messages.len() - index).min(3),
-                before_last_user: Some(index) < last_user,
-                has_tools: self.tools.is_some(),
-                calls: message["tool_calls"].as_array().map_or(0, Vec::len).min(2),
-            };
+            let place = self.place(index, last_user);
             self.check_role(index, &place)?;
             self.check_calls(index, &place)?;
             self.unread.extend(self.unread_keys(index, &place));
@@ -58,6 +48,34 @@ impl Conversation<'_> {
             }
         }
         Ok(self)
+    }
+
+    /// Refuses the conversation unless its roles, tools and calls leave a trace in its text.
+    pub(super) fn check_names(&self) -> Result<(), TemplateError> {
+        self.check_tools()?;
+        let last_user = self.last_user();
+        (0..self.messages.len()).try_for_each(|index| {
+            let place = self.place(index, last_user);
+            self.check_role(index, &place)?;
+            self.check_calls(index, &place)
+        })
+    }
+
+    fn last_user(&self) -> Option<usize> {
+        self.messages.iter().rposition(|message| message["role"] == "user")
+    }
+
+    fn place(&self, index: usize, last_user: Option<usize>) -> Place<'a> {
+        let role_at = |at: Option<usize>| at.and_then(|at| self.messages.get(at)?["role"].as_str());
+        Place {
+            role: role_at(Some(index)).unwrap_or_default(),
+            around: [role_at(index.checked_sub(1)), role_at(Some(index + 1))],
+            from_start: index.min(2),
+            from_end: (self.messages.len() - index).min(3),
+            before_last_user: Some(index) < last_user,
+            has_tools: self.tools.is_some(),
+            calls: self.messages[index]["tool_calls"].as_array().map_or(0, Vec::len).min(2),
+        }
     }
 
     /// Checks the text under `key` of message `index`. The texts of earlier messages end before `cursor`.

@@ -75,6 +75,19 @@ fn tokens_know_their_bytes() {
 }
 
 #[test]
+fn tokens_know_what_they_add_to_a_text() {
+    let tokenizer = tokenizer();
+    let of_text = |text: &str| {
+        let ids = tokenizer.encode(text, false).unwrap();
+        ids.into_iter().map(|id| tokenizer.bytes_in_text(id)).collect::<Vec<_>>()
+    };
+    assert_eq!(of_text("ab é</s>"), [&b"ab"[..], b" ", b"\xc3", b"\xa9", b""]);
+    assert_eq!(tokenizer.longest_token(), "<|im_start|>".len());
+    let all: Vec<Vec<u8>> = (0..=255).map(|id| tokenizer.bytes_in_text(id)).collect();
+    assert_eq!(all, (0..=255).map(|byte| vec![byte]).collect::<Vec<_>>());
+}
+
+#[test]
 fn ids_beyond_a_models_vocabulary_can_be_seen() {
     assert_eq!(tokenizer().max_id(), 260);
 }
