@@ -12,14 +12,17 @@ section! {
     /// One `[[objective.reward]]`.
     pub struct RewardConfig then check {
         /// What an answer gets, mostly 1 or 0. "exact": it is the text in `column`; "number": its last number is the last one
-        /// in `column`; "contains": it has the text in `column` in it; "regex": `regex_pattern` finds something in it; "json": it
-        /// is a JSON object or list, with `schema` what satisfies that; "length": 0, and less down to -1 over the last quarter of
+        /// in `column`; "contains": it has the text in `column` in it; "similarity": the share, from 0 to 1, of its characters
+        /// and those in `column` that both have in the same order; "regex": `regex_pattern` finds something in it; "json": it is a
+        /// JSON object or list, with `schema` what satisfies that; "length": 0, and less down to -1 over the last quarter of
         /// `max_completion_length`; "command": what a program of yours says.
         kind: Option<RewardKind> = None => optional_choice() like "exact";
-        /// Factor of the reward.
+        /// Factor of the reward; below 0 for what shall not be.
         weight: f64 = 1.0 => number(..), ["reward_weights"];
         /// Column of the rows with what is right.
         column: String = "answer".into() => string(), ["answer_column"];
+        /// Compare with `column` without the difference of upper and lower case.
+        ignore_case: bool = false => boolean();
         /// What "regex" looks for.
         regex_pattern: Option<String> = None => optional_string() like "<answer>.*</answer>";
         /// JSON Schema that an answer of "json" satisfies: a file.
@@ -48,6 +51,10 @@ impl RewardConfig {
                 section.problem(key, format!("is missing: \"{word}\" needs it"));
             }
         }
+        let is_compared = is(RewardKind::Exact) || is(RewardKind::Contains) || is(RewardKind::Similarity);
+        if self.ignore_case && !is_compared && self.kind.is_some() {
+            section.problem("ignore_case", "is of \"exact\", \"contains\" and \"similarity\" alone: leave it out");
+        }
         if self.schema.is_some() && !is(RewardKind::Json) && self.kind.is_some() {
             section.problem("schema", "is of \"json\" alone: leave it out");
         }
@@ -69,6 +76,8 @@ pub enum RewardKind {
     Number,
     /// It has the text of a column in it.
     Contains,
+    /// How much of it is the text of a column.
+    Similarity,
     /// A pattern finds something in it.
     Regex,
     /// It is JSON.
@@ -92,9 +101,20 @@ impl Choice for RewardKind {
         ("exact", Self::Exact),
         ("number", Self::Number),
         ("contains", Self::Contains),
+        ("similarity", Self::Similarity),
         ("regex", Self::Regex),
         ("json", Self::Json),
         ("length", Self::Length),
         ("command", Self::Command),
+    ];
+    const PEERS: &'static [(&'static str, &'static str)] = &[
+        ("string_check", "exact"),
+        ("eq", "exact"),
+        ("like", "contains"),
+        ("ilike", "contains"),
+        ("text_similarity", "similarity"),
+        ("fuzzy_match", "similarity"),
+        ("python", "command"),
+        ("score_model", "command"),
     ];
 }

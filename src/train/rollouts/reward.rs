@@ -66,7 +66,9 @@ impl Reward {
     /// A row without what the answers to it are compared with.
     pub(super) fn check(&self, row: &Value) -> Result<(), String> {
         match self.config.kind {
-            Some(RewardKind::Exact | RewardKind::Contains) => right_answer(&self.config, row).map(drop),
+            Some(RewardKind::Exact | RewardKind::Contains | RewardKind::Similarity) => {
+                right_answer(&self.config, row).map(drop)
+            }
             Some(RewardKind::Number) => right_number(&self.config, row).map(drop),
             _ => Ok(()),
         }
@@ -81,8 +83,16 @@ impl Reward {
         let said = judged.text.trim();
         let one_if = |is_right: bool| Some(f64::from(u8::from(is_right)));
         let reward = match config.kind {
-            Some(RewardKind::Exact) => one_if(said == right_answer(config, judged.row)?.trim()),
-            Some(RewardKind::Contains) => one_if(said.contains(right_answer(config, judged.row)?.trim())),
+            Some(kind @ (RewardKind::Exact | RewardKind::Contains | RewardKind::Similarity)) => {
+                let right = right_answer(config, judged.row)?;
+                let same_case = |text: &str| if config.ignore_case { text.to_lowercase() } else { text.to_owned() };
+                let (said, right) = (same_case(said), same_case(right.trim()));
+                match kind {
+                    RewardKind::Exact => one_if(said == right),
+                    RewardKind::Contains => one_if(said.contains(&right)),
+                    _ => Some(similarity(&said, &right)),
+                }
+            }
             Some(RewardKind::Number) => {
                 let right = right_number(config, judged.row)?;
                 one_if(last_number(said).is_some_and(|number| (number - right).abs() <= 1e-9 * right.abs()))
@@ -126,6 +136,26 @@ fn right_answer(config: &RewardConfig, row: &Value) -> Result<String, String> {
             config.column
         )),
     }
+}
+
+/// The share of the characters of two texts that both have in the same order: 1 where they are equal, 0 where they have none in
+/// common. It is `fuzz.ratio` of rapidfuzz, over 100.
+fn similarity(one: &str, other: &str) -> f64 {
+    let [one, other] = [one, other].map(|text| text.chars().collect::<Vec<_>>());
+    if one.is_empty() && other.is_empty() {
+        return 1.0;
+    }
+    // Lengths of the longest common subsequence of what was seen of `one` and of each start of `other`.
+    let mut lengths = vec![0; other.len() + 1];
+    for character in &one {
+        let mut diagonal = 0;
+        for (at, also) in other.iter().enumerate() {
+            let above = lengths[at + 1];
+            lengths[at + 1] = if character == also { diagonal + 1 } else { above.max(lengths[at]) };
+            diagonal = above;
+        }
+    }
+    2.0 * as_f64(lengths[other.len()]) / as_f64(one.len() + other.len())
 }
 
 /// The last number in the column of what is right.
@@ -243,6 +273,7 @@ mod tests {
     #[test]
     fn answers_get_what_the_rules_say() {
         let of = |kind: RewardKind| RewardConfig { kind: Some(kind), ..RewardConfig::default() };
+        let any_case = |kind: RewardKind| RewardConfig { ignore_case: true, ..of(kind) };
         let number = RewardConfig { column: "n".into(), weight: 0.5, ..of(RewardKind::Number) };
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(&file, r#"{"type": "array", "items": {"type": "integer"}, "minItems": 1}"#).unwrap();
@@ -252,6 +283,15 @@ mod tests {
             (of(RewardKind::Exact), " so 1,002\n", 1.0),
             (of(RewardKind::Exact), "1,002", 0.0),
             (of(RewardKind::Contains), "well, so 1,002!", 1.0),
+            (of(RewardKind::Contains), "So 1,002", 0.0),
+            (any_case(RewardKind::Contains), "Well, SO 1,002!", 1.0),
+            (any_case(RewardKind::Exact), "So 1,002", 1.0),
+            (RewardConfig { weight: -1.0, ..of(RewardKind::Exact) }, "so 1,002", -1.0),
+            (of(RewardKind::Similarity), "so 1,002", 1.0),
+            // 6 of 7 and 8 characters in order.
+            (of(RewardKind::Similarity), "So 1002", 12.0 / 15.0),
+            (any_case(RewardKind::Similarity), "So 1002", 14.0 / 15.0),
+            (of(RewardKind::Similarity), "x", 0.0),
             (of(RewardKind::Number), "it is 5, or 1002.", 1.0),
             (of(RewardKind::Number), "1002 or 5", 0.0),
             (number.clone(), "three is 3", 0.5),
