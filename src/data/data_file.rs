@@ -10,6 +10,7 @@ use super::files::{FileInfo, FileKind};
 use super::findings::RowFindings;
 use super::rows::RowFile;
 use crate::config::DataFormat;
+use crate::util::stats::as_f64;
 
 mod opened;
 
@@ -36,6 +37,8 @@ pub(super) struct DataFile {
     /// Rows without a token that carries loss, whatever `max_length` is.
     unanswered_rows: RowFindings,
     odd_rows: RowFindings,
+    /// Letters beyond ASCII, the tokens of them, and all tokens.
+    letters: [u64; 3],
     /// Rows that are cut but still have tokens with loss. `counts` lacks their target tokens.
     cut_rows: Vec<usize>,
     /// Rows of which every token that carries loss is cut off.
@@ -176,6 +179,15 @@ impl DataFile {
                 "{path}: {} of {rows} rows are odd:{}",
                 self.odd_rows.num_rows,
                 list(&self.odd_rows)
+            ));
+        }
+        let [letters, of_letters, tokens] = self.letters.map(as_f64);
+        // Scripts that a tokenizer knows take half a token a letter and less, the Chinese two thirds.
+        if letters >= 50.0 && of_letters > 0.9 * letters && of_letters > tokens / 3.0 {
+            warnings.push(format!(
+                "{path}: {:.1} tokens a letter: the tokenizer hardly knows the script of these rows\n  hint: a model made for \
+                 the language writes them in a fraction of the tokens",
+                of_letters / letters
             ));
         }
         warnings

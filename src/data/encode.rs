@@ -164,6 +164,8 @@ pub struct Notes {
     pub odd: Vec<String>,
     /// Keys of messages that the template does not read.
     pub unread: BTreeSet<String>,
+    /// Letters beyond ASCII, the tokens that stand for them or for parts of them, and all tokens.
+    pub(super) letters: [u64; 3],
 }
 
 /// Turns samples into tokens, with the settings that all rows share.
@@ -236,9 +238,13 @@ impl Encoder<'_> {
                 });
                 let is_blank = |message: &Value| message["role"] == "user" && message["content"] == "";
                 let blank = messages.iter().position(is_blank).map(|index| format!("message {} is empty", index + 1));
+                let is_open = !self.train_on_inputs && messages.last().is_some_and(|message| message["role"] == "user");
+                let open = is_open.then(|| "it ends with a message of the user, which nothing answers".to_owned());
                 let empty = blank.into_iter().chain(empty).collect();
-                notes = Notes { empty, odd: special.into_iter().collect(), unread };
-                (self.tokenizer.encode_tokens(&text, false)?, answers)
+                let tokens = self.tokenizer.encode_tokens(&text, false)?;
+                let odd = special.into_iter().chain(open).collect();
+                notes = Notes { empty, odd, unread, letters: letters(&text, &tokens) };
+                (tokens, answers)
             }
             Sample::Completion { prompt, completion } => {
                 let text = format!("{prompt}{completion}");
@@ -251,11 +257,15 @@ impl Encoder<'_> {
                 if completion.is_empty() && !self.train_on_inputs {
                     notes.empty.push("the completion is empty".to_owned());
                 }
-                (self.with_special_tokens(&text)?, answers)
+                let tokens = self.with_special_tokens(&text)?;
+                notes.letters = letters(&text, &tokens);
+                (tokens, answers)
             }
             Sample::Text(text) => {
                 let everything = 0..text.len() + 1;
-                (self.with_special_tokens(text)?, vec![everything])
+                let tokens = self.with_special_tokens(text)?;
+                notes.letters = letters(text, &tokens);
+                (tokens, vec![everything])
             }
         };
         let carries_loss = loss_mask(&tokens, &answers, self.train_on_inputs);
@@ -304,6 +314,7 @@ impl Encoder<'_> {
             });
         }
         notes.unread.extend(more.unread);
+        notes.letters.iter_mut().zip(more.letters).for_each(|(sum, count)| *sum += count);
         let pair = EncodedRow::pair(chosen, rejected);
         Ok((if self.scores { pair.marked_at_ends() } else { pair }, notes))
     }
@@ -324,6 +335,15 @@ impl Encoder<'_> {
         }
         Ok(tokens)
     }
+}
+
+/// Letters of a text beyond ASCII, its tokens that stand for them or for parts of them, and all its tokens.
+fn letters(text: &str, tokens: &[Token]) -> [u64; 3] {
+    let is_letter = |c: char| !c.is_ascii() && c.is_alphabetic();
+    let has_letter = |token: &&Token| text.get(token.start..token.end).is_some_and(|part| part.contains(is_letter));
+    let letters = if text.is_ascii() { 0 } else { text.chars().filter(|c| is_letter(*c)).count() };
+    let of_letters = if letters == 0 { 0 } else { tokens.iter().filter(has_letter).count() };
+    [letters, of_letters, tokens.len()].map(|count| count as u64)
 }
 
 /// Refuses a conversation with a loss mask where every token carries loss.

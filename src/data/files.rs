@@ -102,15 +102,27 @@ impl FileKind {
     }
 }
 
+/// What makes Parquet of a folder that `save_to_disk` has written.
+const TO_PARQUET: &str = "\n  hint: in Python, `datasets.load_from_disk(FOLDER).to_parquet(\"rows.parquet\")` writes what is; a split of \
+                          a `DatasetDict` is a folder of its own";
+
+/// Refuses a folder that `save_to_disk` has written: its rows are in Arrow files, beside notes in JSON.
+pub(super) fn refuse_saved(folder: &Path) -> Result<(), String> {
+    let has = |note: &str| folder.join(note).is_file();
+    if has("dataset_dict.json") || (has("dataset_info.json") && has("state.json")) {
+        return Err(format!("is a folder of `save_to_disk`, and Arrow files are not read{TO_PARQUET}"));
+    }
+    Ok(())
+}
+
 /// What to do with a file of another kind.
 pub(super) fn unsupported(path: &Path) -> String {
     let ending = path.extension().map(|ending| ending.to_string_lossy().to_ascii_lowercase()).unwrap_or_default();
     let hint = match ending.as_str() {
         "xlsx" | "xls" | "ods" => "\n  hint: save the sheet as CSV",
         "zip" | "xz" | "bz2" | "tar" | "tgz" | "7z" => "\n  hint: unpack it",
-        "arrow" | "feather" | "pkl" | "pickle" => {
-            "\n  hint: `datasets` and pandas write it as Parquet with `to_parquet`"
-        }
+        "arrow" => return format!("Arrow files are not read{TO_PARQUET}"),
+        "feather" | "pkl" | "pickle" => "\n  hint: pandas writes it as Parquet with `to_parquet`",
         _ => "",
     };
     format!("files end in {ENDINGS}{hint}")
@@ -196,6 +208,7 @@ pub(super) fn matching_files(key: &str, pattern: &str) -> Result<Vec<PathBuf>, D
 
 /// The data files of a folder, sorted; files with other endings are left out, and so are hidden ones.
 fn files_of_folder(folder: &Path, is_eval: bool) -> Result<Vec<PathBuf>, String> {
+    refuse_saved(folder)?;
     let entries = std::fs::read_dir(folder).and_then(Iterator::collect::<Result<Vec<_>, _>>);
     let entries = entries.map_err(|error| format!("cannot be read: {error}"))?;
     let mut paths: Vec<PathBuf> = entries.iter().map(std::fs::DirEntry::path).collect();

@@ -53,6 +53,7 @@ pub fn source_files(key: &str, source: &DataSource, options: &OpenOptions<'_>) -
 /// The files of a split, in a folder that is laid out as a data set of the Hub.
 fn files_of_split(source: &DataSource) -> Result<Vec<PathBuf>, String> {
     let folder = Path::new(&source.path);
+    files::refuse_saved(folder)?;
     let pattern = format!("{}/**/*", glob::Pattern::escape(source.path.trim_end_matches('/')));
     let paths = glob::glob(&pattern).map_err(|error| error.to_string())?.flatten().filter(|path| path.is_file());
     let name = |path: PathBuf| path.strip_prefix(folder).ok().and_then(Path::to_str).map(str::to_owned);

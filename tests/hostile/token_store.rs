@@ -12,7 +12,7 @@ use crate::folder::Folder;
 use crate::targets::{check_rows, data_config, quickstart_tokenizer, with_cache};
 
 const ROWS: &[u8] =
-    b"{\"text\": \"a frog\"}\n{\"text\": 1}\n{\"text\": \"\"}\n{\"text\": \"At the beach, Clara met a frog.\"}\n";
+    b"{\"text\": \"a frog\"}\n{\"text\": []}\n{\"text\": \"\"}\n{\"text\": \"At the beach, Clara met a frog.\"}\n";
 const HEADER_BYTES: usize = 128;
 /// Positions of the header's numbers: rows, bytes of records, bytes of details.
 const NUMBERS: [usize; 3] = [48, 56, 64];

@@ -144,7 +144,7 @@ fn skipped_rows_are_named_at_the_start_and_counted_in_the_summary() {
     let bench = Bench::new();
     let rows = fs::read_to_string(bench.path("train.jsonl")).unwrap();
     let mut lines: Vec<&str> = rows.lines().collect();
-    lines[4] = "{\"prompt\": 3, \"completion\": \"x\"}";
+    lines[4] = "{\"prompt\": [], \"completion\": \"x\"}";
     fs::write(bench.path("train.jsonl"), lines.join("\n")).unwrap();
     let recipe = bench.recipe("run", "");
     let train = |set: &str| run(&[recipe.to_str().unwrap(), "--set", set]);

@@ -47,6 +47,8 @@ pub(in crate::data) struct Details {
     pub(in crate::data) unanswered_rows: RowFindings,
     /// Rows that are unusual but not wrong.
     pub(in crate::data) odd_rows: RowFindings,
+    /// Letters beyond ASCII, the tokens of them, and all tokens.
+    pub(in crate::data) letters: [u64; 3],
 }
 
 /// The table's entry for a row.

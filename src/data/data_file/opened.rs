@@ -161,7 +161,7 @@ impl OpenedFile {
             KeptTokens { bytes: file.metadata().map_or(0, |file| file.len()), is_new }
         });
         let Encoded { tokens, entries, details } = encoded;
-        let Details { kind, format, unused_columns, unlearnt, bad_rows, unanswered_rows, odd_rows } = details;
+        let Details { kind, format, unused_columns, unlearnt, bad_rows, unanswered_rows, odd_rows, letters } = details;
         let (path, is_eval) = (self.path, self.is_eval);
         let mut file = DataFile {
             info: FileInfo { path, kind, format, num_rows: 0, unused_columns, unlearnt, is_eval, kept_tokens },
@@ -174,6 +174,7 @@ impl OpenedFile {
             bad_rows,
             unanswered_rows,
             odd_rows,
+            letters,
             cut_rows: Vec::new(),
             cut_off_rows: RowFindings::default(),
             tokens,
@@ -235,6 +236,7 @@ impl OpenedFile {
             bad_rows: RowFindings::default(),
             unanswered_rows: RowFindings::default(),
             odd_rows: RowFindings::default(),
+            letters: [0; 3],
         };
         if let Rows::Objects { file, format } = &self.rows {
             details.kind = file.kind();
@@ -305,6 +307,7 @@ impl OpenedFile {
                 chunk.unanswered.iter().for_each(|(row, text)| details.unanswered_rows.add(*row, text));
                 chunk.odd.iter().for_each(|(row, text)| details.odd_rows.add(*row, text));
                 unused.extend(chunk.unused);
+                details.letters.iter_mut().zip(chunk.letters).for_each(|(sum, count)| *sum += count);
                 writer.push(&chunk.tokens).map_err(DataError::Store)
             })
         };
@@ -340,6 +343,7 @@ struct EncodedChunk {
     unanswered: Vec<(usize, String)>,
     odd: Vec<(usize, String)>,
     unused: BTreeSet<String>,
+    letters: [u64; 3],
 }
 
 impl EncodedChunk {
@@ -352,6 +356,7 @@ impl EncodedChunk {
             let cell = if file.has_cells() { "the cell " } else { "" };
             let columns: Vec<String> =
                 format.empty_columns(&value).iter().map(|name| format!("{cell}`{name}` is empty")).collect();
+            self.letters.iter_mut().zip(notes.letters).for_each(|(sum, count)| *sum += count);
             Ok((row, if columns.is_empty() { notes.empty } else { columns }, notes.odd, notes.unread))
         });
         match encoded {

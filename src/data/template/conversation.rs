@@ -67,8 +67,9 @@ impl<'a> Conversation<'a> {
         let found = text.find(said).filter(|at| text.rfind(said) == Some(*at));
         let start = answer.start + found.ok_or_else(|| {
             TemplateError(format!(
-                "message {index}: the chat template of {} does not write its `content` as it is, so `train_detail` names \
-                 no characters of the text",
+                "message {}: the chat template of {} does not write its `content` as it is, so `train_detail` names no \
+                 characters of the text",
+                index + 1,
                 self.template.origin
             ))
         })?;

@@ -93,7 +93,7 @@ fn what_a_template_drops_is_an_error_that_says_what_and_why() {
         // Checked twice; the dropped `a` also appears elsewhere in the text.
         assert_eq!(
             error(&turns, None),
-            "message 0 (system): \"a\" of its `content` leaves no trace in the text that the chat template of the \
+            "message 1 (system): \"a\" of its `content` leaves no trace in the text that the chat template of the \
              test writes"
         );
     }
@@ -104,7 +104,7 @@ fn what_a_template_drops_is_an_error_that_says_what_and_why() {
     let call = json!([{"type": "function", "function": {"name": "f", "arguments": {}}}]);
     let call = json!({"role": "assistant", "content": "", "tool_calls": call});
     let message = error(&[turns[1].clone(), call], None);
-    assert!(message.contains("message 1: the call of `f` leaves no trace"), "{message}");
+    assert!(message.contains("message 2: the call of `f` leaves no trace"), "{message}");
     let message = error(&[turns[1].clone(), json!({"role": "tool", "content": "x"})], None);
     assert!(message.contains("leaves no trace"), "{message}");
 }
@@ -115,7 +115,7 @@ fn a_part_of_a_text_that_is_dropped_is_named() {
                   {% if add_generation_prompt %}assistant:{% endif %}";
     let turns = [("user", "a thought"), ("assistant", "<think>a thought</think>yes")];
     let message = answers(source, &turns).unwrap_err().to_string();
-    assert!(message.contains("message 1 (assistant): \"<think>a thought</think>yes\" of its `content`"), "{message}");
+    assert!(message.contains("message 2 (assistant): \"<think>a thought</think>yes\" of its `content`"), "{message}");
     let escaped = "{% for m in messages %}{{ m.role }}:{{ m.content | tojson }};{% endfor %}\
                    {% if add_generation_prompt %}assistant:{% endif %}";
     assert_eq!(answers(escaped, &[("user", "a\nb"), ("assistant", "\"c\"\nd")]).unwrap(), ["\"\\\"c\\\"\\nd\";"]);
@@ -135,7 +135,7 @@ fn a_thought_that_is_dropped_is_named_where_a_later_message_has_the_same_text() 
     assert_eq!(repeated("<think></think>say").unwrap(), 2);
     let message = repeated("<think>muse</think>say").unwrap_err().to_string();
     assert!(
-        message.contains("message 1 (assistant): \"<think>muse</think>say\" of its `content` leaves no trace"),
+        message.contains("message 2 (assistant): \"<think>muse</think>say\" of its `content` leaves no trace"),
         "{message}"
     );
 }

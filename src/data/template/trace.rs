@@ -111,7 +111,7 @@ impl<'a> Conversation<'a> {
             };
             if self.is_same_after(index, change) {
                 let (role, excerpt) = (place.role, line.chars().take(EXCERPT).collect::<String>());
-                let what = format!("message {index} ({role}): {excerpt:?} of its `{key}` leaves no trace");
+                let what = format!("message {} ({role}): {excerpt:?} of its `{key}` leaves no trace", index + 1);
                 return Err(self.dropped(&what, self.why_text(place)));
             }
         }
@@ -148,7 +148,7 @@ impl<'a> Conversation<'a> {
         }
         for other in ["user", "assistant"] {
             if self.is_same_after(index, |message| message["role"] = other.into()) {
-                let what = format!("message {index}: its role `{role}` leaves no trace");
+                let what = format!("message {}: its role `{role}` leaves no trace", index + 1);
                 return Err(self.dropped(&what, &format!(": it is written as `{other}`, or not at all")));
             }
         }
@@ -165,7 +165,7 @@ impl<'a> Conversation<'a> {
             }
             let has_calls = self.template.mentions("tool_calls");
             let why = if has_calls { "" } else { ": this model's template has no tool calls" };
-            let what = format!("message {index}: the call of `{name}` leaves no trace");
+            let what = format!("message {}: the call of `{name}` leaves no trace", index + 1);
             let is_same_after = |change: &dyn Fn(&mut Value)| {
                 self.is_same_after(index, |message| change(&mut message["tool_calls"][at]["function"]))
             };

@@ -74,6 +74,19 @@ fn a_folder_stands_for_its_data_files() {
     let empty = Files::new();
     let error_of = |source: DataSource| error(&config(vec![source]));
     assert!(error_of(empty.source("")).ends_with("and .gz or .zst behind it; it has nothing"));
+    // As `save_to_disk` writes it.
+    let saved = Files::new();
+    std::fs::create_dir(saved.path("train")).unwrap();
+    saved.write("dataset_dict.json", "{\"splits\": [\"train\"]}");
+    saved.write("train/state.json", "{\n}");
+    saved.write("train/dataset_info.json", "{\n}");
+    saved.write("train/data-00000-of-00001.arrow", "");
+    for folder in ["", "train"] {
+        let message = error_of(saved.source(folder));
+        assert!(message.contains("is a folder of `save_to_disk`, and Arrow files are not read\n  hint: "), "{message}");
+    }
+    assert!(error_of(DataSource { split: Some("train".into()), ..saved.source("") }).contains("of `save_to_disk`"));
+    assert!(error_of(saved.source("train/*.arrow")).contains("`datasets.load_from_disk(FOLDER).to_parquet"));
     empty.write("x.md", "");
     std::fs::create_dir(empty.path("data")).unwrap();
     let message = error_of(empty.source(""));
@@ -211,6 +224,9 @@ fn rows_without_an_answer_are_told_once_and_by_what_they_lack() {
         assert!(said.contains(line), "{said}");
     }
     assert!(said.starts_with("r.jsonl: 3 of 5 rows carry no loss") && !said.contains("odd"), "{said}");
+    let open = json!({"messages": [user, answer("b", 1), user], "reference_answer": "c"}).to_string();
+    let dataset = opened("o.jsonl", &open).unwrap();
+    assert!(dataset.warnings().join("").contains("line 1: it ends with a message of the user, which nothing answers"));
     let prompts = format!("{}\n", json!({"messages": [user], "reference_answer": "4"})).repeat(3);
     let message = opened("p.jsonl", &prompts).unwrap_err().to_string();
     assert!(
@@ -221,4 +237,18 @@ fn rows_without_an_answer_are_told_once_and_by_what_they_lack() {
     );
     let empty = opened("e.csv", "prompt,completion\na,\n").unwrap_err().to_string();
     assert!(empty.ends_with("line 2: the cell `completion` is empty"), "{empty}");
+}
+
+#[test]
+fn a_script_that_the_tokenizer_hardly_knows_is_said() {
+    let files = Files::new();
+    let warned = |name: &str, question: &str, answer: &str| {
+        let row = json!({"prompt": question, "completion": answer}).to_string() + "\n";
+        let config = config(vec![files.write(name, &row.repeat(4))]);
+        let dataset = Dataset::open(&config, chat_tokenizer(), 7, &OpenOptions::default()).unwrap();
+        dataset.warnings().join("\n").contains(": 3.0 tokens a letter: the tokenizer hardly knows the script")
+    };
+    assert!(warned("zh.jsonl", "\u{4f60}\u{597d}".repeat(20).as_str(), "\u{597d}"));
+    assert!(!warned("en.jsonl", &"a question of some length ".repeat(9), "\u{4f60}\u{597d}"));
+    assert!(!warned("short.jsonl", "\u{4f60}", "\u{597d}"));
 }
