@@ -310,6 +310,7 @@ pub(super) static FAMILIES: [Family; 25] = [
         model_type: "smollm3",
         architecture: "SmolLM3ForCausalLM",
         no_rope_interval: Some(4),
+        rope_theta: 2e6,
         num_key_value_heads: Some(4),
         max_position_embeddings: 32_768,
         tie_word_embeddings: true,

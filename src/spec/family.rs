@@ -40,7 +40,8 @@ pub(super) struct Family {
     pub(super) partial_rotary_factor: Option<f64>,
     /// Which numbers of a head turn together.
     pub(super) rope_pairs: RopePairs,
-    /// Values of `attn_logit_softcapping` and `final_logit_softcapping` where absent; absent: the family has no such keys.
+    /// Values of `attn_logit_softcapping` and `final_logit_softcapping` where absent; absent: the family has no such keys. Without
+    /// a value of the first, its configs may have the key, and transformers caps no scores.
     pub(super) soft_caps: Option<[Option<f64>; 2]>,
     pub(super) windows: Windows,
     /// The heads of layers with linear attention where the config has none: all but the last of each `full_attention_interval`,

@@ -58,7 +58,12 @@ fn read(json: &mut Section) -> Option<ModelConfig> {
     if !is_nested {
         return Some(decoder(json, family));
     }
-    let mut config = decoder(&mut json.below("text_config", "an object"), family);
+    let mut text = json.below("text_config", "an object");
+    if family.model_type == "gemma3_text" {
+        let null = "null: transformers caps the logits of this language model alone, and not inside a multimodal one";
+        text.only("final_logit_softcapping", null, |_| false);
+    }
+    let mut config = decoder(&mut text, family);
     config.is_nested = true;
     config.tie_word_embeddings = json.boolean("tie_word_embeddings", config.tie_word_embeddings);
     if json.value("eos_token_id").is_some() {
@@ -257,6 +262,10 @@ fn multipliers(json: &mut Section, family: &Family, hidden: usize) -> [Option<f6
 /// The caps of attention scores and of logits.
 fn soft_caps(json: &mut Section, family: &Family) -> [Option<f64>; 2] {
     let Some([of_scores, of_logits]) = family.soft_caps else { return [None; 2] };
+    if of_scores.is_none() {
+        let null = "null: transformers caps no scores of attention in this model, whatever its config says";
+        json.only("attn_logit_softcapping", null, |_| false);
+    }
     [("attn_logit_softcapping", of_scores), ("final_logit_softcapping", of_logits)].map(|(key, default)| {
         let is_null = json.has(key) && json.value(key).is_none();
         let is_given = json.value(key).is_some();
@@ -303,6 +312,11 @@ fn activation(json: &mut Section, family: &Family) -> Activation {
     }
     if default == Activation::Clamped {
         json.only(key, "\"silu\"", |value| matches!(value.text(), Some("silu" | "swish")));
+        return default;
+    }
+    if family.delta_heads.is_some() {
+        let silu = "\"silu\", which linear attention has behind its convolution";
+        json.only(key, silu, |value| matches!(value.text(), Some("silu" | "swish")));
         return default;
     }
     let expected = "\"silu\", \"gelu\", \"gelu_pytorch_tanh\" or \"relu\"";

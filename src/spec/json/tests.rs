@@ -289,7 +289,15 @@ fn gemma_3_of_transformers_4_and_5_read_the_same_also_within_a_multimodal_model(
     assert_eq!(nested.expected_tensors()[0].0, "model.embed_tokens.weight");
     let refused = ModelConfig::from_json(&format!(r#"{around}, "text_config": {{"vocab_size": 0}}}}"#)).unwrap_err();
     assert!(refused.to_string().contains("`text_config.vocab_size` = 0"), "{refused}");
+    // As transformers has it: the language model alone caps its logits, and scores of attention are not capped in either.
+    assert_eq!(ModelConfig::from_json(&format!("{{{}}}", text(CAP))).unwrap().logit_soft_cap, Some(2.0));
+    let capped = ModelConfig::from_json(&format!(r#"{around}, "text_config": {{{}}}}}"#, text(CAP))).unwrap_err();
+    assert!(capped.to_string().contains("`text_config.final_logit_softcapping` = 2.0 is not supported"), "{capped}");
+    let capped = ModelConfig::from_json(&format!("{{{}}}", text(r#", "attn_logit_softcapping": 3.0"#))).unwrap_err();
+    assert!(capped.to_string().contains("`attn_logit_softcapping` = 3.0 is not supported"), "{capped}");
 }
+
+const CAP: &str = r#", "final_logit_softcapping": 2.0, "attn_logit_softcapping": null"#;
 
 #[test]
 fn gemma_4_has_heads_keys_and_embeddings_by_layer_where_its_config_says() {
@@ -405,7 +413,7 @@ fn fused_layers_and_layers_without_rope_are_where_the_family_has_them() {
     assert_eq!((glm.ropes[0].width, glm.ropes[0].head_dim, biases_of(&glm).len()), (64, 128, 3));
     let smol = of("smollm3", r#", "no_rope_layers": [0, 1]"#).unwrap();
     let ropes: Vec<_> = smol.blocks.iter().map(|block| block.attention().unwrap().rope).collect();
-    assert_eq!(ropes, [None, Some(0)]);
+    assert_eq!((ropes, smol.ropes[0].theta), (vec![None, Some(0)], 2e6));
     let refused = of("smollm3", r#", "use_sliding_window": true"#).unwrap_err().to_string();
     assert!(refused.contains("`use_sliding_window` = true is not supported"), "{refused}");
     let granite = of("granite", r#", "residual_multiplier": 0.2, "attention_multiplier": 0.1"#).unwrap();
@@ -453,6 +461,9 @@ fn qwen3_5_has_linear_attention_where_its_config_says() {
     let message = refused(r#", "linear_num_value_heads": 24"#);
     assert!(message.contains("`text_config.linear_num_value_heads` = 24 is not a multiple of"), "{message}");
     assert!(refused(r#", "attn_output_gate": false"#).contains("attn_output_gate"));
+    let message = refused(r#", "hidden_act": "gelu_pytorch_tanh""#);
+    assert!(message.contains("expected \"silu\", which linear attention has behind its convolution"), "{message}");
+    assert!(read(r#", "hidden_act": "silu""#).is_ok());
     assert!(refused(&types.replacen("full_attention", "sliding_attention", 1)).contains("names \"sliding_attention\""));
     let others = r#", "layer_types": ["linear_attention", "full_attention"]"#;
     assert!(refusal(others).contains("names \"linear_attention\" for layer 0"), "{}", refusal(others));
