@@ -270,19 +270,18 @@ fn null_is_nan<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<f32>, D
     Ok(numbers.into_iter().map(|number| number.unwrap_or(f32::NAN)).collect())
 }
 
-/// Every prompt with the answer of the row before, the first with that of the last, as in TRL; at most `max_length` tokens
-/// each.
+/// Every prompt with the whole answer of the row before, the first with that of the last, as in TRL; then at most `max_length`
+/// tokens each.
 fn mismatched(rows: &[Vec<(RowSource, EncodedRow)>], max_length: usize) -> Option<Batch> {
     let rows: Vec<_> =
         rows.iter().flatten().filter_map(|(source, row)| Some((source, row, row.first_target()?))).collect();
     let mut batch = Batch::default();
     for (index, (source, row, first)) in rows.iter().enumerate() {
         let (_, other, answer) = rows[(index + rows.len() - 1) % rows.len()];
-        let join = |own: &[bool], others: &[bool]| [own, others].concat();
-        let mut ids = [&row.ids[..*first], &other.ids[answer..]].concat();
-        let mut carries_loss = join(&vec![false; *first], &other.carries_loss[answer..]);
-        ids.truncate(max_length);
-        carries_loss.truncate(max_length);
+        let prompt = row.ids[..*first].iter().map(|id| (*id, false));
+        let kept = other.ids.iter().copied().zip(other.carries_loss.iter().copied()).skip(answer);
+        let joined = prompt.chain(kept).chain(other.rest.iter().copied()).take(max_length);
+        let (ids, carries_loss): (Vec<u32>, Vec<bool>) = joined.unzip();
         batch.push(**source, &ids, &carries_loss);
         batch.row_lengths.push(ids.len());
     }
@@ -371,5 +370,10 @@ mod tests {
         let mismatched = batch.mismatched.unwrap();
         assert_eq!((mismatched.row_lengths, mismatched.input_ids), (vec![3, 3], vec![1, 10, 21, 1, 20, 11]));
         assert_eq!(mismatched.targets.iter().map(|target| target.token).collect::<Vec<_>>(), [21, 11]);
+        // An answer that was cut behind its own prompt is whole behind a shorter one.
+        let rows = [row(&[1, 9, 9, 30, 31, 32], 3).cut(4), row(&[1, 40], 1)].map(|row| vec![(source, row)]);
+        let mismatched = Batch::of_kind(RowKind::Labelled, &rows, 4).mismatched.unwrap();
+        assert_eq!((mismatched.row_lengths, mismatched.input_ids), (vec![4, 4], vec![1, 9, 9, 40, 1, 30, 31, 32]));
+        assert_eq!(mismatched.targets.iter().map(|target| target.token).collect::<Vec<_>>(), [40, 30, 31, 32]);
     }
 }

@@ -18,6 +18,8 @@ pub struct EncodedRow {
     /// For each of `ids`, whether it carries loss, that is, is to be predicted from the tokens before it. Not shifted.
     /// The first token never carries loss: nothing precedes it.
     pub carries_loss: Vec<bool>,
+    /// What [`cut`](Self::cut) took off a single sequence, at most as much as it left, each token with whether it carries loss.
+    pub rest: Vec<(u32, bool)>,
     /// Where the rejected answer's sequence begins, behind that of the chosen one; 0 where there is one sequence.
     pub second: usize,
     /// Whether the label says that the answer is bad.
@@ -120,6 +122,10 @@ impl EncodedRow {
     #[must_use]
     pub fn cut(mut self, max_length: usize) -> Self {
         let end = self.second + max_length;
+        if self.second == 0 {
+            let tokens = self.ids.iter().copied().zip(self.carries_loss.iter().copied());
+            self.rest = tokens.skip(end).take(max_length).collect();
+        }
         self.ids.truncate(end);
         self.carries_loss.truncate(end);
         if self.second > max_length {
