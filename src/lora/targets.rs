@@ -13,6 +13,9 @@ use crate::config::{LoraConfig, TargetModules, meant_layer};
 use crate::spec::{LINEAR_NAMES, ModelConfig, PerSite, Role, Site, SiteId, in_layer, short_name};
 use crate::util::stats::{as_f64, as_u64};
 
+/// Names or patterns of one key that are more than any model has modules.
+const MANY_PATTERNS: usize = 4096;
+
 /// Rank and scale of the adapter on one linear layer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdapterShape {
@@ -170,12 +173,33 @@ pub enum TargetError {
     /// Modules that cannot be trained as a whole.
     #[error("`lora.modules_to_save`: {0}")]
     Modules(String),
+    /// More names or patterns than anybody means.
+    #[error("`lora.{key}` has {count} entries, expected at most {most}: the model has fewer modules")]
+    TooMany {
+        /// The recipe key.
+        key: &'static str,
+        /// How many there are.
+        count: usize,
+        /// How many there may be.
+        most: usize,
+    },
     /// No layer is left.
     #[error(
         "no layer is left to adapt: `lora.target_modules` less `lora.exclude_modules`, in the layers of \
          `lora.layers_to_transform` and `lora.layers_pattern`"
     )]
     NothingLeft,
+    /// A pattern of which earlier ones have taken every layer.
+    #[error(
+        "`lora.{key}`: `{pattern}` matches no adapted layer that an earlier one has not taken: the first that matches counts\n  \
+         hint: put it before the others, or take it out"
+    )]
+    PatternTaken {
+        /// The recipe key.
+        key: &'static str,
+        /// The pattern.
+        pattern: String,
+    },
     /// A pattern that matches none of the adapted layers.
     #[error("`lora.{key}`: `{pattern}` matches none of the adapted layers")]
     PatternNoMatch {
@@ -292,11 +316,25 @@ impl LoraConfig {
         }
         let mut targets = Patterns::of_modules("target_modules", Some(&self.target_modules), &mut errors);
         let mut excluded = Patterns::of_modules("exclude_modules", self.exclude_modules.as_ref(), &mut errors);
+        let most = MANY_PATTERNS.max(names.iter().map(Vec::len).sum());
+        let counts = [
+            (targets.key, targets.len()),
+            (excluded.key, excluded.len()),
+            ("layers_pattern", self.layers_pattern.as_ref().map_or(0, Vec::len)),
+            ("rank_pattern", self.rank_pattern.len()),
+            ("alpha_pattern", self.alpha_pattern.len()),
+        ];
+        let too_many = counts.into_iter().filter(|(_, count)| *count > most);
+        let too_many: Vec<_> = too_many.map(|(key, count)| TargetError::TooMany { key, count, most }).collect();
+        if !too_many.is_empty() {
+            return Err(too_many);
+        }
         let layers = Patterns::of_layers(self.layers_pattern.as_deref(), &mut errors);
         let mut ranks = Patterns::of_ends("rank_pattern", self.rank_pattern.keys(), &mut errors);
         let mut alphas = Patterns::of_ends("alpha_pattern", self.alpha_pattern.keys(), &mut errors);
         let kind = if self.use_dora { Kind::Dora } else { Kind::Lora };
         let mut shapes = vec![PerSite::new(); num_layers];
+        let mut adapted = Vec::new();
         for (layer, shapes) in shapes.iter_mut().enumerate() {
             for (site, (module, role)) in names[layer].iter().enumerate() {
                 if *role != Role::Linear {
@@ -311,6 +349,7 @@ impl LoraConfig {
                 let r = ranks.first(module).map_or(self.r, |key| self.rank_pattern[key]);
                 let alpha = alphas.first(module).map_or(self.lora_alpha, |key| self.alpha_pattern[key]);
                 shapes.insert(site, AdapterShape { kind, r, scale: self.scale(r, alpha) });
+                adapted.push(&**module);
             }
         }
         let frozen = || names.iter().flatten().filter(|(_, role)| *role != Role::Linear).map(|(module, _)| &**module);
@@ -333,12 +372,12 @@ impl LoraConfig {
         }
         if errors.is_empty() {
             for patterns in [&excluded, &ranks, &alphas] {
-                errors.extend(
-                    patterns
-                        .unused()
-                        .filter(|pattern| !patterns.matches(pattern, frozen()))
-                        .map(|pattern| TargetError::PatternNoMatch { key: patterns.key, pattern }),
-                );
+                errors.extend(patterns.unused().filter(|pattern| !patterns.matches(pattern, frozen())).map(
+                    |pattern| match (patterns.key, patterns.matches(&pattern, adapted.iter().copied())) {
+                        (key, true) => TargetError::PatternTaken { key, pattern },
+                        (key, false) => TargetError::PatternNoMatch { key, pattern },
+                    },
+                ));
             }
         }
         if errors.is_empty() {
@@ -478,6 +517,14 @@ mod tests {
             [("v_proj", 2), (r".*\.0\..*", 3), ("[qv]_proj", 4)].map(|(key, r)| (key.into(), r)).into_iter().collect();
         let shapes = config.select_of_any(2).unwrap().shapes;
         assert_eq!([(0, 0), (0, 2), (1, 0), (1, 2)].map(|(layer, site)| shapes[layer][&site].r), [3, 2, 4, 2]);
+        config.alpha_pattern = [("self_attn.[qv]_proj", 2.0), ("q_proj", 3.0), ("k_proj", 4.0)]
+            .map(|(key, alpha)| (key.into(), alpha))
+            .into_iter()
+            .collect();
+        let [key, taken, none] = ["alpha_pattern", "q_proj", "k_proj"];
+        let taken = TargetError::PatternTaken { key, pattern: taken.into() };
+        let none = TargetError::PatternNoMatch { key, pattern: none.into() };
+        assert_eq!(config.select_of_any(2).unwrap_err(), [taken, none]);
     }
 
     #[test]

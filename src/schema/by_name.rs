@@ -37,9 +37,15 @@ impl<T> ByName<T> {
         self.0.iter().map(|(_, value)| value)
     }
 
-    /// Takes a name out.
-    pub fn remove(&mut self, name: &str) {
-        self.0.retain(|(other, _)| other != name);
+    /// Leaves the names that `keeps` says.
+    pub fn retain(&mut self, keeps: impl Fn(&String) -> bool) {
+        self.0.retain(|(name, _)| keeps(name));
+    }
+
+    /// The same values by other names.
+    #[must_use]
+    pub fn renamed(self, change: impl Fn(&String) -> String) -> Self {
+        Self(self.0.into_iter().map(|(name, value)| (change(&name), value)).collect())
     }
 
     /// `change` of each value.
