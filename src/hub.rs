@@ -6,7 +6,7 @@
 //! are theirs: `HF_HOME`, `HF_HUB_CACHE`, `HF_TOKEN`, `HF_TOKEN_PATH`, `HF_ENDPOINT`, `HF_HUB_OFFLINE`. [`upload`] writes
 //! files to a repository.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::schema::Problem;
 use crate::util::gguf::only_gguf;
@@ -64,7 +64,10 @@ pub fn resolve(
 ) -> Result<PathBuf, HubError> {
     match Location::parse(path_or_id)? {
         Location::Folder(folder) => match revision {
-            None => Ok(only_gguf(&folder)?.unwrap_or(folder)),
+            None => {
+                refuse_adapter(&folder)?;
+                Ok(only_gguf(&folder)?.unwrap_or(folder))
+            }
             Some(revision) => {
                 let message = format!("revision `{revision}` was given, but {} is a local folder", folder.display());
                 Err(Problem::new(message).hint("leave `model.revision` out").into())
@@ -77,6 +80,39 @@ pub fn resolve(
             if settings.offline { request.find() } else { request.download(progress) }
         }
     }
+}
+
+/// The local folder of an adapter in a repository of the Hub, with its files; `None` where the name is of no repository, or the
+/// repository holds no adapter.
+///
+/// # Errors
+/// As [`resolve`].
+pub fn resolve_adapter(
+    name: &str,
+    revision: Option<&str>,
+    settings: &HubSettings,
+    progress: Progress,
+) -> Result<Option<PathBuf>, HubError> {
+    let Ok(Location::Repository { id, file: None }) = Location::parse(name) else { return Ok(None) };
+    if !id.contains('/') {
+        return Ok(None);
+    }
+    let repository = Repository { kind: Kind::Model, id: &id, revision: revision.unwrap_or("main"), settings };
+    ModelRequest { repository, asked: name, file: None, wanted: Wanted::Model }.adapter(progress)
+}
+
+/// A folder that holds an adapter, or a run with one, and no model.
+fn refuse_adapter(folder: &Path) -> Result<(), Problem> {
+    let has = |name: &&str| folder.join(name).is_file();
+    let configs = ["adapter_config.json", "adapter/adapter_config.json"];
+    let Some(config) = configs.iter().find(|name| has(name)).filter(|_| !has(&"config.json")) else { return Ok(()) };
+    let json: Option<serde_json::Value> =
+        std::fs::read(folder.join(config)).ok().and_then(|content| serde_json::from_slice(&content).ok());
+    let base = json.as_ref().and_then(|json| json["base_model_name_or_path"].as_str()).filter(|base| !base.is_empty());
+    let of = base.map_or_else(String::new, |base| format!(" of {base}"));
+    let problem = Problem::new(format!("{}: an adapter{of}, not a model", folder.display()));
+    let base = base.unwrap_or("the model that it was trained on");
+    Err(problem.hint(format!("`model.path` is {base}, and this is `lora.start_from`")))
 }
 
 #[cfg(test)]
@@ -302,6 +338,50 @@ mod tests {
         });
         let error = case.resolve(None).unwrap_err().to_string();
         assert!(error.contains("no config.json") && error.contains("this is an adapter"), "{error}");
+    }
+
+    #[test]
+    fn a_repository_that_holds_an_adapter_alone_is_one_and_a_model_is_none() {
+        let names =
+            ["adapter_config.json", "adapter_model.safetensors", "prompt_form.json", "tokenizer.json", "loss.svg"];
+        let files = names.map(|name| (name.to_owned(), name.as_bytes().to_vec()));
+        let case = case(Behaviour { files: files.into(), ..Behaviour::default() });
+        let adapter = |name: &str, settings: &HubSettings| resolve_adapter(name, None, settings, Progress::Quiet);
+        let offline = HubSettings { offline: true, ..case.settings.clone() };
+        assert_eq!(adapter("org/model", &offline).unwrap(), None);
+        let folder = adapter("org/model", &case.settings).unwrap().unwrap();
+        let found = |name: &&str| folder.join(name).is_file();
+        assert_eq!(names.iter().filter(|name| found(name)).collect::<Vec<_>>(), names[..4].iter().collect::<Vec<_>>());
+        assert_eq!(adapter("org/model", &offline).unwrap(), Some(folder.clone()));
+        let gone = HubSettings { endpoint: "http://127.0.0.1:9".into(), ..case.settings.clone() };
+        assert_eq!(adapter("org/model", &gone).unwrap(), Some(folder));
+        assert!(adapter("org/nothing", &case.settings).unwrap_err().to_string().contains("was not found at"));
+        assert_eq!(adapter("src", &case.settings).unwrap(), None);
+
+        let case = super::tests::case(served());
+        assert_eq!(adapter("org/model", &case.settings).unwrap(), None);
+        case.resolve(None).unwrap();
+        case.hub.take_seen();
+        assert_eq!(adapter("org/model", &case.settings).unwrap(), None);
+        assert_eq!(case.hub.take_seen(), []);
+    }
+
+    #[test]
+    fn the_folder_of_an_adapter_is_no_model_and_names_the_one_that_it_belongs_to() {
+        let folder = tempfile::tempdir().unwrap();
+        let adapter = folder.path().join("adapter");
+        std::fs::create_dir(&adapter).unwrap();
+        std::fs::write(adapter.join("adapter_config.json"), r#"{"base_model_name_or_path": "org/base"}"#).unwrap();
+        let case = case(Behaviour::default());
+        for path in [folder.path(), &adapter] {
+            let error = case.resolve_id(path.to_str().unwrap(), None).unwrap_err().to_string();
+            assert!(
+                error.contains(": an adapter of org/base, not a model\n  hint: `model.path` is org/base, and"),
+                "{error}"
+            );
+        }
+        std::fs::write(adapter.join("config.json"), "{}").unwrap();
+        assert!(case.resolve_id(adapter.to_str().unwrap(), None).is_ok());
     }
 
     #[test]

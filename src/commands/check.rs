@@ -197,8 +197,12 @@ fn examine_output(output_dir: &Path, findings: &mut Findings) {
 /// Looks at what a run prepares, and opens the tokenizer.
 fn examine_prepared(recipe: &Recipe, parts: &PreparedParts, findings: &mut Findings) -> Option<Tokenizer> {
     let memory = parts.memory(recipe);
-    let PreparedParts { model: ModelParts { folder, config, weights, is_downloaded, .. }, selection, device, .. } =
-        parts;
+    let PreparedParts {
+        model: ModelParts { folder, tokenizer_folder, config, weights, is_downloaded, .. },
+        selection,
+        device,
+        ..
+    } = parts;
     let (config, device) = (config.as_ref(), device.as_ref());
     let stored = match weights {
         Some(weights) => overview::weights(weights, config, recipe),
@@ -220,6 +224,7 @@ fn examine_prepared(recipe: &Recipe, parts: &PreparedParts, findings: &mut Findi
         let warning = format!("the weights of {path} are not in the cache: training begins with their download");
         findings.warnings.push(warning);
     }
+    let folder = tokenizer_folder.as_ref().unwrap_or(folder);
     let tokenizer = config.map_or_else(|| Tokenizer::open(folder), |config| inputs::tokenizer(folder, config));
     tokenizer.map_err(|error| findings.failure(of_model(&error))).ok()
 }

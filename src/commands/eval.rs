@@ -111,9 +111,8 @@ pub(crate) fn run(args: &EvalArgs) -> Result<(), Failure> {
     let saved = adapter.map(|adapter| read_adapter(&adapter.folder)).transpose()?;
     let scores = saved.as_ref().is_some_and(|saved| saved.weights.score.is_some());
     let mut prepared = Prepared::new(recipe(args, &named, scores)?, None, WeightsFrom::Hub, false)?;
-    if let Some(saved) = &saved {
-        let source = &mut prepared.source;
-        saved.grow(&mut source.config, &source.folder);
+    if let Some((saved, adapter)) = saved.as_ref().zip(adapter) {
+        prepared.source.grow(saved, &adapter.folder);
     }
     let Prepared { recipe, source, device, .. } = &prepared;
     if adapter.is_some() {

@@ -71,10 +71,11 @@ fn run_recipe(args: &InspectArgs, recipe: &Recipe) -> Result<(), Failure> {
         .and_then(|FoundModel { folder, config, .. }| {
             // What is wrong with the config is another command's to say.
             let config = ModelConfig::from_file(&config).ok().map(|mut config| {
-                grow(&mut config, &folder, &recipe.lora);
-                config
+                let beside = grow(&mut config, &folder, &recipe.lora);
+                (beside.unwrap_or_else(|| folder.clone()), config)
             });
-            let opened = config.map_or_else(|| Tokenizer::open(&folder), |config| inputs::tokenizer(&folder, &config));
+            let opened =
+                config.map_or_else(|| Tokenizer::open(&folder), |(folder, config)| inputs::tokenizer(&folder, &config));
             opened.map_err(Failure::input)
         })
         .map_err(|failure| failure.about("model.path"))?;

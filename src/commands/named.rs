@@ -9,6 +9,7 @@ use super::say;
 use crate::config::{Init, ModelOptions};
 use crate::data::tokenizer::Tokenizer;
 use crate::device::{Dtype, OpenDevice};
+use crate::hub::{self, HubError, HubSettings, Progress};
 use crate::lora::AdapterSet;
 use crate::measure::metrics::SUMMARY_FILE;
 use crate::model::weights::{StoredTensor, Weights};
@@ -40,7 +41,8 @@ pub(crate) struct ModelArgs {
     #[arg(long, value_name = "REVISION", requires = "model")]
     pub(crate) revision: Option<String>,
 
-    /// An adapter: the output folder of a run, a checkpoint, or a folder that PEFT wrote; NAME=DIR names it
+    /// An adapter: the output folder of a run, a checkpoint, a folder that PEFT wrote, or the id of a Hub repository; NAME=DIR
+    /// names it
     #[arg(long, value_name = "DIR")]
     pub(crate) adapter: Vec<String>,
 }
@@ -99,19 +101,41 @@ impl Named {
     /// # Errors
     /// No model; several models; a run without an adapter; two adapters of one name.
     pub(crate) fn find(names: &[String], args: &ModelArgs) -> Result<Self, Failure> {
+        Self::find_with(names, args, &|name, revision| {
+            hub::resolve_adapter(name, revision, &HubSettings::from_env(), Progress::detect(false))
+        })
+    }
+
+    /// The same of what is on this machine: names of other adapters and models stay names.
+    pub(crate) fn find_here(names: &[String], args: &ModelArgs) -> Result<Self, Failure> {
+        Self::find_with(names, args, &|_, _| Ok(None))
+    }
+
+    /// The same; `on_hub` finds the adapter in a repository.
+    fn find_with(names: &[String], args: &ModelArgs, on_hub: &OnHub<'_>) -> Result<Self, Failure> {
         let (mut adapters, mut bases) = (Vec::new(), Vec::new());
+        let find = |name: &str, revision: Option<&str>| match adapter_of(name)? {
+            Some(adapter) => Ok(Some(adapter)),
+            None => NamedAdapter::of_hub(name, revision, on_hub),
+        };
         for name in names {
-            match adapter_of(name)? {
+            match find(name, None)? {
                 Some(adapter) => adapters.push(adapter),
                 None => bases.push(named(name.clone())),
             }
         }
         for name in &args.adapter {
             // Whatever is wrong with the folder is said when it is read.
-            adapters.push(adapter_of(name)?.unwrap_or_else(|| NamedAdapter::new(name)));
+            adapters.push(find(name, None)?.unwrap_or_else(|| NamedAdapter::new(name)));
         }
-        let revision = args.revision.clone();
-        bases.extend(args.model.iter().map(|path| ModelOptions { revision: revision.clone(), ..named(path.clone()) }));
+        if let Some(path) = &args.model {
+            let revision = args.revision.clone();
+            let is_model = Path::new(path).join("config.json").is_file();
+            match if is_model { None } else { find(path, revision.as_deref())? } {
+                Some(adapter) => adapters.push(adapter),
+                None => bases.push(ModelOptions { revision, ..named(path.clone()) }),
+            }
+        }
         let trained_with = TrainedWith::of(if bases.is_empty() { &adapters } else { &[] });
         let base = if bases.is_empty() { base_of(&adapters)? } else { one_of(&bases)? };
         if let Some((index, twice)) =
@@ -144,8 +168,8 @@ impl Named {
         };
         let adapters = self.adapters.into_iter().map(read).collect::<Result<Vec<_>, _>>()?;
         let mut source = ModelSource::open(&self.base, 0, WeightsFrom::Hub, quiet)?;
-        for (saved, ..) in &adapters {
-            saved.grow(&mut source.config, &source.folder);
+        for (saved, _, adapter) in &adapters {
+            source.grow(saved, &adapter.folder);
         }
         self.trained_with.warn_if_changed(&source.weights);
         let tokenizer = source.tokenizer()?;
@@ -153,7 +177,20 @@ impl Named {
     }
 }
 
+/// Finds the adapter in a repository of the Hub at a revision.
+type OnHub<'a> = dyn Fn(&str, Option<&str>) -> Result<Option<PathBuf>, HubError> + 'a;
+
 impl NamedAdapter {
+    /// An adapter on the Hub, called after its repository, or `NAME=OWNER/NAME`; `None` where there is none.
+    fn of_hub(text: &str, revision: Option<&str>, on_hub: &OnHub<'_>) -> Result<Option<Self>, Failure> {
+        let Self { name, folder, .. } = Self::new(text);
+        let id = folder.display().to_string();
+        if folder.exists() {
+            return Ok(None);
+        }
+        Ok(on_hub(&id, revision)?.map(|folder| Self { name, folder, note: None }))
+    }
+
     /// `NAME=DIR`, or a folder, which is called after the run that it belongs to.
     fn new(text: &str) -> Self {
         let named = text.split_once('=').filter(|(name, _)| !name.contains('/') && !Path::new(text).exists());

@@ -12,6 +12,9 @@ use crate::schema::{Problem, searched_folder};
 use crate::util::gguf::is_gguf;
 
 const CONFIG: &str = "config.json";
+const ADAPTER_CONFIG: &str = "adapter_config.json";
+/// Files of an adapter, beside those of a tokenizer.
+const ADAPTER_FILES: [&str; 3] = [ADAPTER_CONFIG, "adapter_model.safetensors", "prompt_form.json"];
 const SINGLE: &str = "model.safetensors";
 /// Lists which tensor is in which shard.
 const INDEX: &str = "model.safetensors.index.json";
@@ -50,6 +53,54 @@ impl ModelRequest<'_> {
                 Err(Problem::new(message).hint(hint).into())
             }
         }
+    }
+
+    /// The folder in the cache of the adapter that the repository holds, with its files; `None` where it holds none. Of a
+    /// repository that is in the cache as a model, nobody is asked.
+    pub(super) fn adapter(&self, progress: Progress) -> Result<Option<PathBuf>, HubError> {
+        let commit = self.repository.known_commit();
+        let cached = commit.map(|commit| self.repository.snapshot(&commit)).filter(|snapshot| snapshot.is_dir());
+        let names = cached.iter().flat_map(std::fs::read_dir).flatten().flatten().map(|entry| entry.path());
+        let is_model = names.into_iter().any(|path| path.ends_with(CONFIG) || is_gguf(&path));
+        let cached = cached.filter(|snapshot| ADAPTER_FILES[..2].iter().all(|name| snapshot.join(name).is_file()));
+        if is_model || self.repository.settings.offline {
+            return Ok(cached.filter(|_| !is_model));
+        }
+        match self.download_adapter(progress) {
+            Err(HubError::Network { endpoint, reason, .. }) if cached.is_some() => {
+                progress.note(&format!("cannot reach {endpoint} ({reason}); using {} from the cache", self.asked));
+                Ok(cached)
+            }
+            // A model that is in the cache in part; what it lacks is said where it is opened.
+            Err(HubError::Network { .. }) if self.repository.folder().is_dir() => Ok(None),
+            Err(HubError::Network { endpoint, reason, .. }) => {
+                let (asked, folder) = (self.asked, searched_folder(self.asked.as_ref()));
+                let folder = folder.display();
+                let cached = format!("there is no folder {asked} in {folder}, and {asked} is not in the cache");
+                Err(HubError::Network { endpoint, reason, cached })
+            }
+            other => other,
+        }
+    }
+
+    fn download_adapter(&self, progress: Progress) -> Result<Option<PathBuf>, HubError> {
+        let repository = &self.repository;
+        let explain = |error| repository.explain(error);
+        let client = repository.settings.client(REQUEST_RETRIES).map_err(explain)?;
+        let (owner, name) = split_id(repository.id);
+        let client = client.model(owner, name);
+        let info = client.info().revision(repository.revision).send().map_err(explain)?;
+        let commit = repository.checked_commit(info.sha)?;
+        let entries = client.list_tree().revision(&*commit).recursive(false).send().map_err(explain)?;
+        let mut files = RemoteFile::list(&entries);
+        let has = |name: &str| files.iter().any(|file| file.name == name);
+        if has(CONFIG) || !has(ADAPTER_CONFIG) {
+            return Ok(None);
+        }
+        files.retain(|file| ADAPTER_FILES.contains(&&*file.name) || is_beside(&file.name));
+        repository.write_ref(&commit)?;
+        repository.download(&client, &files, &commit, progress)?;
+        Ok(Some(repository.snapshot(&commit)))
     }
 
     /// Downloads the missing files and returns the model's folder in the cache; if the Hub cannot be reached, returns
@@ -130,8 +181,8 @@ impl ModelRequest<'_> {
         let has = |test: &dyn Fn(&str) -> bool| files.iter().any(|file| test(&file.name));
         if !has(&|name| name == CONFIG) {
             let problem = Problem::new(format!("{id} has no {CONFIG}"));
-            return Err(HubError::Input(if has(&|name| name == "adapter_config.json") {
-                problem.hint("this is an adapter; `model.path` is the model that it was trained on")
+            return Err(HubError::Input(if has(&|name| name == ADAPTER_CONFIG) {
+                problem.hint(HINT_OF_ADAPTER)
             } else {
                 problem
             }));
@@ -179,6 +230,10 @@ impl ModelRequest<'_> {
         })
     }
 }
+
+/// What to do with an adapter that is named as a model.
+pub(super) const HINT_OF_ADAPTER: &str =
+    "this is an adapter: the model that it was trained on is `model.path`, and this `lora.start_from`";
 
 /// Whether a file in the top folder belongs to every model that has it.
 fn is_beside(name: &str) -> bool {

@@ -93,6 +93,9 @@ pub fn upload(
             let problem = Problem::new(format!("{id} is there, and everybody can read it"));
             return Err(problem.hint("--public writes to it; another name makes a private repository").into());
         }
+        Ok(info) if info.private == Some(true) && is_public => {
+            progress.note(&format!("{id} is there and private: it stays private; its page on the Hub makes it public"));
+        }
         Ok(_) => progress.note(&format!("{id} is there: this is a new commit, and who can read it stays as it is")),
         Err(HFError::RepoNotFound { .. }) => {
             client

@@ -71,7 +71,7 @@ pub struct Combination {
     pub density: f64,
     /// What the sign is that most have.
     pub majority_sign: MajoritySign,
-    /// Most singular values; without it, the largest rank.
+    /// Most singular values; without it, the largest rank of the parts.
     pub svd_rank: Option<usize>,
     /// Of the draws.
     pub seed: u64,

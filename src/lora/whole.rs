@@ -73,7 +73,10 @@ pub(crate) const HEAD: &str = "lm_head";
 /// The modules that take the place of the base's, in `f32`; of norms `[1, width]`, as files have them.
 #[derive(Clone, Debug, Default)]
 pub struct Modules {
+    /// Those that are trained.
     values: BTreeMap<Whole, Tensor<2>>,
+    /// Those that lie beside a saved adapter and stay as they are.
+    beside: BTreeMap<Whole, Tensor<2>>,
     /// The head among them in the type of the computation.
     head: OnceLock<Weight>,
 }
@@ -82,15 +85,32 @@ impl Modules {
     /// A module, if it is among them.
     #[must_use]
     pub fn get(&self, whole: Whole) -> Option<&Tensor<2>> {
-        self.values.get(&whole)
+        self.values.get(&whole).or_else(|| self.beside.get(&whole))
     }
 
-    /// Every module.
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.values.is_empty() && self.beside.is_empty()
+    }
+
+    /// Those that stay as they are.
+    pub fn beside(&self) -> impl Iterator<Item = (Whole, &Tensor<2>)> {
+        self.beside.iter().map(|(whole, values)| (*whole, values))
+    }
+
+    /// The same with these, which stay as they are.
+    #[must_use]
+    pub fn with_beside(self, beside: BTreeMap<Whole, Tensor<2>>) -> Self {
+        Self { beside, head: OnceLock::new(), ..self }
+    }
+
+    /// Every module that is trained.
     pub fn iter(&self) -> impl Iterator<Item = (Whole, &Tensor<2>)> {
         self.values.iter().map(|(whole, values)| (*whole, values))
     }
 
-    /// Every module, to be changed.
+    /// The same, to be changed.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = (Whole, &mut Tensor<2>)> {
         self.head = OnceLock::new();
         self.values.iter_mut().map(|(whole, values)| (*whole, values))
@@ -105,7 +125,7 @@ impl Modules {
 
 impl FromIterator<(Whole, Tensor<2>)> for Modules {
     fn from_iter<I: IntoIterator<Item = (Whole, Tensor<2>)>>(modules: I) -> Self {
-        Self { values: modules.into_iter().collect(), head: OnceLock::new() }
+        Self { values: modules.into_iter().collect(), ..Self::default() }
     }
 }
 
@@ -125,6 +145,9 @@ impl LoraConfig {
     pub(super) fn modules(&self, config: &ModelConfig) -> Result<BTreeMap<Whole, [usize; 2]>, Vec<String>> {
         let (mut found, mut problems) = (BTreeMap::new(), Vec::new());
         let all = whole_modules(config);
+        if let Some(names) = self.modules_to_save.as_ref().filter(|names| names.len() > all.len()) {
+            return Err(vec![format!("{} entries, and the model has {} modules", names.len(), all.len())]);
+        }
         for name in self.modules_to_save.iter().flatten() {
             let hits = || all.iter().filter(|(module, _)| module.ends_with(&**name));
             if hits().next().is_none() {

@@ -81,7 +81,7 @@ pub struct Part<'a> {
 pub fn next_logits(model: &Model, parts: &mut [Part<'_>]) -> Tensor<2> {
     // Modules in place of the model's are those of all texts in a pass.
     let is_one = parts.windows(2).all(|pair| std::ptr::eq(pair[0].adapters, pair[1].adapters));
-    let have_modules = parts.iter().any(|part| part.adapters.modules.iter().next().is_some());
+    let have_modules = parts.iter().any(|part| !part.adapters.modules.is_empty());
     if model.config.ropes.iter().all(|rope| rope.reach(usize::MAX) == 0) && (is_one || !have_modules) {
         return kernels::run(model.place(), || logits_of_last(model, parts));
     }

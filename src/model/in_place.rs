@@ -56,9 +56,10 @@ impl Model {
 
     /// Gives adapters the model's own of these modules, where they have none.
     pub fn start_modules(&self, adapters: &mut AdapterSet, modules: impl Iterator<Item = Whole>) {
-        let start = |whole| (whole, adapters.modules.get(whole).cloned().unwrap_or_else(|| self.module(whole)));
+        let own = std::mem::take(&mut adapters.modules);
+        let start = |whole| (whole, own.get(whole).cloned().unwrap_or_else(|| self.module(whole)));
         let started: Modules = modules.map(start).collect();
-        adapters.modules = started;
+        adapters.modules = started.with_beside(own.beside().map(|(whole, values)| (whole, values.clone())).collect());
     }
 
     /// The model's own values of a module, in `f32`.

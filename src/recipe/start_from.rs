@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use crate::config::{LoraConfig, ModelOptions, ObjectiveConfig, TargetModules};
+use crate::hub::{self, HubSettings, Progress};
 use crate::lora::Whole;
 use crate::lora::targets::AdapterShape;
 use crate::save::checkpoint::Checkpoints;
@@ -42,8 +43,19 @@ pub(super) fn take_over(
     root: &mut Section<'_>,
     resumed: Option<&Path>,
 ) {
+    let of_checkpoint = resumed.and_then(of_checkpoint);
+    if let Some(name) = lora.start_from.clone().filter(|folder| !folder.exists() && of_checkpoint.is_none()) {
+        let settings = HubSettings::from_env();
+        match hub::resolve_adapter(&name.display().to_string(), None, &settings, Progress::detect(true)) {
+            Ok(found) => lora.start_from = Some(found.unwrap_or(name)),
+            Err(error) => {
+                root.reject("lora.start_from", Problem::new(format!("`lora.start_from`: {error}")));
+                return;
+            }
+        }
+    }
     let Some(folder) = lora.start_from.as_deref().map(find_adapter) else { return };
-    let read = read_adapter(&folder).or_else(|error| resumed.and_then(of_checkpoint).ok_or(error));
+    let read = read_adapter(&folder).or_else(|error| of_checkpoint.ok_or(error));
     let read = read.and_then(|saved| if objective.scores() { Ok(saved) } else { Ok(saved.that_writes(&folder)?) });
     let read = match read {
         Ok(read) => read,
@@ -57,7 +69,8 @@ pub(super) fn take_over(
     };
     let path = Path::new(&model.path);
     let mut model = path.exists().then(|| ModelConfig::from_model(path).ok()).flatten();
-    model.iter_mut().for_each(|model| read.grow(model, path));
+    let read = model.as_ref().map_or_else(|| read.clone(), |model| read.clone().named_for(model));
+    model.iter_mut().for_each(|model| drop(read.grow(model, path, &folder)));
     let saved = model.as_ref().map_or_else(|| read.config.clone(), |model| read.config.known_in(model));
     let of_saved = shapes(&saved, model.as_ref());
     let whole = |lora: &LoraConfig| {

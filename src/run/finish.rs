@@ -116,7 +116,7 @@ impl Started<'_> {
     }
 
     /// Writes the adapter; returns whether it gives the same logits when it is read back.
-    fn export(&self) -> Result<bool, Failure> {
+    fn export(&mut self) -> Result<bool, Failure> {
         let (Run { dir, prepared, .. }, step) = (self.run, &self.trainer.step);
         let folder = dir.adapter();
         dir.clear_leftovers();
@@ -134,6 +134,11 @@ impl Started<'_> {
                 ),
             }));
         }
+        if let Err(error) = self.trainer.saver.adapter_files().write_tokenizer(&folder) {
+            let hint = "the adapter is complete; other programs need the tokenizer of its model";
+            self.trainer.sinks.warn(&format!("{error}\n  hint: {hint}"));
+        }
+        let step = &self.trainer.step;
         adapter_reloads(&folder, step.model(), step.adapters(), prepared.device.is_gpu()).map_err(Failure::running)
     }
 

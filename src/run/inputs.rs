@@ -20,7 +20,7 @@ use crate::model::{Model, Storage, load};
 use crate::ops::kernels::Place;
 use crate::ops::product::F32Products;
 use crate::recipe::Recipe;
-use crate::save::export::grow;
+use crate::save::export::{SavedAdapter, check_written, grow};
 use crate::schema::{Problem, Problems};
 use crate::spec::ModelConfig;
 use crate::train::memory::Workload;
@@ -42,6 +42,8 @@ pub(crate) enum WeightsFrom {
 #[derive(Debug, Default)]
 pub(crate) struct ModelParts {
     pub(crate) folder: Option<PathBuf>,
+    /// Where its tokenizer is, if not there: beside an adapter that has more tokens.
+    pub(crate) tokenizer_folder: Option<PathBuf>,
     pub(crate) config: Option<ModelConfig>,
     /// Its weights; also absent where they are not downloaded.
     pub(crate) weights: Option<Weights>,
@@ -80,12 +82,20 @@ impl ModelParts {
         }
         let failure = (!problems.0.is_empty()).then_some(Failure::Input(problems));
         let weights = weights.filter(|_| is_downloaded);
-        (Self { folder: Some(folder), config, weights, is_downloaded, quiet }, failure)
+        (Self { folder: Some(folder), tokenizer_folder: None, config, weights, is_downloaded, quiet }, failure)
     }
 
     /// The model, if every part is there.
     pub(crate) fn whole(self) -> Option<ModelSource> {
-        Some(ModelSource { folder: self.folder?, config: self.config?, weights: self.weights?, quiet: self.quiet })
+        let Self { folder, tokenizer_folder, config, weights, quiet, .. } = self;
+        Some(ModelSource { folder: folder?, tokenizer_folder, config: config?, weights: weights?, quiet })
+    }
+
+    /// Gives the model the rows that a `[lora]` section needs.
+    pub(crate) fn grow(&mut self, lora: &LoraConfig) {
+        if let (Some(config), Some(folder)) = (&mut self.config, &self.folder) {
+            self.tokenizer_folder = grow(config, folder, lora);
+        }
     }
 }
 
@@ -129,6 +139,8 @@ pub(crate) fn find_model(options: &ModelOptions, from: WeightsFrom, quiet: bool)
 pub(crate) struct ModelSource {
     /// Its folder, or its GGUF file.
     pub(crate) folder: PathBuf,
+    /// Where its tokenizer is, if not there: beside an adapter that has more tokens.
+    tokenizer_folder: Option<PathBuf>,
     pub(crate) config: ModelConfig,
     pub(crate) weights: Weights,
     quiet: bool,
@@ -147,7 +159,7 @@ impl ModelSource {
         source
             .and_then(|mut source| {
                 recipe.model.fit(&source.config)?;
-                grow(&mut source.config, &source.folder, &recipe.lora);
+                source.tokenizer_folder = grow(&mut source.config, &source.folder, &recipe.lora);
                 select(&recipe.lora, &source.config).map(|selection| (source, selection))
             })
             .map_err(|failure| failure.located(&recipe.places))
@@ -182,13 +194,24 @@ impl ModelSource {
         written.map(drop)
     }
 
-    /// The tokenizer in the model's folder or file.
+    /// The tokenizer in the model's folder or file, or beside the adapter that it [grew](Self::grow) for.
     ///
     /// # Errors
     ///
     /// Files that cannot be read or understood; a tokenizer that belongs to another model.
     pub(crate) fn tokenizer(&self) -> Result<Tokenizer, Failure> {
-        tokenizer(&self.folder, &self.config).map_err(Failure::input)
+        tokenizer(self.tokenizer_source(), &self.config).map_err(Failure::input)
+    }
+
+    /// The folder or GGUF file that it is in.
+    pub(crate) fn tokenizer_source(&self) -> &Path {
+        self.tokenizer_folder.as_ref().unwrap_or(&self.folder)
+    }
+
+    /// Gives the model the rows that the adapter in `folder` has.
+    pub(crate) fn grow(&mut self, saved: &SavedAdapter, folder: &Path) {
+        let found = saved.grow(&mut self.config, &self.folder, folder);
+        self.tokenizer_folder = found.or(self.tokenizer_folder.take());
     }
 
     /// The tokenizer and the rows.
@@ -248,6 +271,13 @@ pub(crate) fn select(lora: &LoraConfig, config: &ModelConfig) -> Result<Selectio
     lora.select(config).map_err(|errors| {
         Failure::Input(Problems(errors.iter().map(|error| Problem::new(error.to_string())).collect()))
     })
+}
+
+/// The same of adapters that are trained: what is written at the end must select them again.
+pub(crate) fn select_written(lora: &LoraConfig, config: &ModelConfig, scores: bool) -> Result<Selection, Failure> {
+    let selection = select(lora, config)?;
+    check_written(&lora.written(), config, scores)?;
+    Ok(selection)
 }
 
 /// Failure of a command that cannot read its rows. A failed worker is not counted as a mistake in the inputs.

@@ -189,7 +189,8 @@ pub(super) fn read_set(prepared: &Prepared, folder: &Path) -> Result<AdapterSet,
     let Prepared { recipe, source, lora, device, .. } = prepared;
     let selection = select(&lora.written(), &source.config)?;
     let ids = recipe.lora.trainable_token_indices.as_deref();
-    let weights = read_adapter(folder)?.named_for(&source.config).weights;
+    let saved = read_adapter(folder)?.named_for(&source.config);
+    let weights = saved.without_equal_tables(&source.weights, &source.config).weights;
     adapter_set(folder, weights, (&selection, ids), &source.config, recipe.lora.lora_dropout, &device.device)
         .map_err(Failure::input)
 }

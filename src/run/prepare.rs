@@ -1,14 +1,14 @@
 //! What a recipe asks for, looked up before any weight is read and any row is tokenised.
 
 use super::device_memory::StepMemory;
-use super::inputs::{ModelParts, ModelSource, WeightsFrom, no_weights, require_residency, select};
+use super::inputs::{ModelParts, ModelSource, WeightsFrom, no_weights, require_residency, select_written};
 use super::kernel_check;
 use crate::config::{GradientCheckpointing, LoraConfig};
 use crate::data::dataset::Dataset;
 use crate::device::OpenDevice;
 use crate::lora::targets::Selection;
 use crate::recipe::Recipe;
-use crate::save::export::grow;
+use crate::spec::ModelConfig;
 use crate::train::fit::Decision;
 use crate::util::failure::Failure;
 
@@ -53,7 +53,9 @@ impl Prepared {
 
     /// Takes the ranks that adapters have which start from the rows.
     pub(super) fn take_ranks(&mut self, lora: LoraConfig) -> Result<(), Failure> {
-        let Selection { hits, .. } = std::mem::replace(&mut self.selection, select(&lora, &self.source.config)?);
+        let scores = self.recipe.objective.scores();
+        let selection = select_written(&lora, &self.source.config, scores)?;
+        let Selection { hits, .. } = std::mem::replace(&mut self.selection, selection);
         (self.selection.hits, self.lora) = (hits, lora);
         Ok(())
     }
@@ -100,10 +102,10 @@ impl PreparedParts {
         if !recipe.model.path.is_empty() {
             let (mut model, failure) = ModelParts::read(&recipe.model, recipe.seed, from, quiet);
             parts.failures.extend(failure.map(|failure| failure.about("model.path")));
-            if let (Some(config), Some(folder)) = (&mut model.config, &model.folder) {
-                grow(config, folder, &recipe.lora);
-            }
-            parts.selection = model.config.as_ref().and_then(|config| parts.keep(select(&recipe.lora, config)));
+            model.grow(&recipe.lora);
+            let scores = recipe.objective.scores();
+            let selected = |config: &ModelConfig| select_written(&recipe.lora, config, scores);
+            parts.selection = model.config.as_ref().and_then(|config| parts.keep(selected(config)));
             let fit = model.config.as_ref().map_or(Ok(()), |config| recipe.model.fit(config));
             parts.failures.extend(fit.err().map(Failure::from));
             parts.model = model;

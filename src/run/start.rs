@@ -120,6 +120,7 @@ impl<'a> Started<'a> {
             lora: prepared.lora.written(),
             base_model_name_or_path: recipe.model.path.clone(),
             prompt_form: prompt_form(recipe, data),
+            tokenizer: Some(source.tokenizer_source().to_owned()).filter(|folder| folder.is_dir()),
         };
         let mut saver = Saver::new(recipe.checkpoint.clone(), checkpoints, adapter_files, recipe.to_toml());
         if !place.is_first() {

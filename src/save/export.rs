@@ -19,8 +19,9 @@ mod gguf;
 mod merge;
 mod new_rows;
 mod prompt_form;
+mod tokenizer_files;
 
-pub use adapter_check::check_adapter;
+pub use adapter_check::{check_adapter, check_written};
 pub use adapter_file::{SavedAdapter, find_adapter, is_adapter, read_adapter, write_adapter};
 pub use adapter_set::{adapter_set, adapter_weights};
 pub use combine::{Combined, Weighted, combine, write_combined};
@@ -29,6 +30,7 @@ pub use gguf::{GgufType, adapter_gguf, merge_gguf, modelfile};
 pub use merge::{Differences, MergeOptions, MergeSummary, merge};
 pub use new_rows::grow;
 pub use prompt_form::{PROMPT_FORM_FILE, PromptForm};
+pub use tokenizer_files::{TOKENIZER_FILES, write_tokenizer};
 
 /// The numbers of an adapter.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -43,13 +45,20 @@ pub struct AdapterWeights {
     pub modules: BTreeMap<String, HostMatrix>,
     /// Whether the embedding among them is the head too.
     pub is_tied: bool,
+    /// Embedding and head that lie beside the adapter as they are, by the same names: PEFT's `save_embedding_layers`.
+    pub beside: BTreeMap<String, HostMatrix>,
 }
 
 impl AdapterWeights {
     /// Whether parts of the model are in it that no server takes beside its base, but merged.
     #[must_use]
     pub fn replaces_weights(&self) -> bool {
-        self.tokens.is_some() || !self.modules.is_empty()
+        self.tokens.is_some() || !self.modules.is_empty() || !self.beside.is_empty()
+    }
+
+    /// What takes the place of a module of the model, but for rows of tokens.
+    fn whole(&self, module: &str) -> Option<&HostMatrix> {
+        self.modules.get(module).or_else(|| self.beside.get(module))
     }
 }
 

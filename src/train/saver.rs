@@ -9,7 +9,7 @@ use super::state::TrainerState;
 use super::step::TrainStep;
 use crate::config::{CheckpointConfig, LoraConfig};
 use crate::save::checkpoint::{CheckpointError, Checkpoints, HostTensor};
-use crate::save::export::{AdapterWeights, ExportError, PromptForm, adapter_weights, write_adapter};
+use crate::save::export::{AdapterWeights, ExportError, PromptForm, adapter_weights, write_adapter, write_tokenizer};
 use crate::util::files;
 
 /// What is written beside an adapter's weights.
@@ -20,6 +20,8 @@ pub struct AdapterFiles {
     pub base_model_name_or_path: String,
     /// The form in which rows are passed to the model.
     pub prompt_form: PromptForm,
+    /// The folder with the tokenizer's files; absent where they are in a GGUF file.
+    pub tokenizer: Option<PathBuf>,
 }
 
 impl AdapterFiles {
@@ -31,6 +33,15 @@ impl AdapterFiles {
     pub fn write(&self, folder: &Path, weights: &AdapterWeights) -> Result<(), ExportError> {
         write_adapter(folder, weights, &self.lora, &self.base_model_name_or_path)?;
         self.prompt_form.write(folder)
+    }
+
+    /// Puts the tokenizer beside an adapter that other programs are to use; checkpoints are smaller without.
+    ///
+    /// # Errors
+    ///
+    /// Files that cannot be read or written.
+    pub fn write_tokenizer(&self, folder: &Path) -> Result<(), ExportError> {
+        self.tokenizer.iter().try_for_each(|from| write_tokenizer(from, folder, &self.prompt_form))
     }
 }
 
@@ -168,7 +179,8 @@ impl Saver {
         self.adapter_files.write(&folder, &adapter_weights(step.adapters()))?;
         let path = folder.join(BEST_FILE);
         let json = serde_json::to_string(&best).unwrap_or_default();
-        files::write(&path, format!("{json}\n")).map_err(ExportError::io("write", &path))
+        files::write(&path, format!("{json}\n")).map_err(ExportError::io("write", &path))?;
+        self.adapter_files.write_tokenizer(&folder)
     }
 
     pub(super) fn newest_good(&self) -> Option<PathBuf> {

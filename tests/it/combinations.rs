@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use clap::ValueEnum as _;
-use lora_train::config::LoraConfig;
+use lora_train::config::{LoraConfig, TargetModules};
 use lora_train::device::Dtype;
 use lora_train::lora::Matrices;
 use lora_train::lora::combine::{Combination, CombinationType, MajoritySign};
@@ -87,7 +87,7 @@ fn every_type_makes_of_two_adapters_what_peft_makes_of_them() {
     let all = golden["combinations"].as_object().unwrap();
     assert_eq!(all.len(), 9);
     for (index, (name, expected)) in all.iter().enumerate() {
-        let combined = combine(&adapters, &combination(name, &expected["settings"]), &model()).unwrap();
+        let combined = combine(&adapters, &combination(name, &expected["settings"]), &quickstart_model()).unwrap();
         let r = usize::try_from(expected["r"].as_u64().unwrap()).unwrap();
         let (tensors, mut num_found) = (expected["tensors"].as_object().unwrap(), 0);
         for (module, pair) in &*combined.adapter.weights {
@@ -113,6 +113,33 @@ fn every_type_makes_of_two_adapters_what_peft_makes_of_them() {
         assert_eq!(read.weights, combined.adapter.weights, "{name}");
         for (_, _, shape) in read.config.select(&model()).unwrap().iter() {
             assert!((shape.scale - 1.0).abs() < 1e-12, "{name}");
+        }
+    }
+}
+
+#[test]
+fn the_largest_rank_of_all_adapters_is_that_of_every_module_as_in_peft() {
+    let folder = tempfile::tempdir().unwrap();
+    let of = |name: &str, r: usize, modules: &[&str], rank_pattern: &[(&str, usize)]| {
+        let target_modules = TargetModules::Names(modules.iter().map(ToString::to_string).collect());
+        let rank_pattern = rank_pattern.iter().map(|(name, r)| ((*name).to_owned(), *r)).collect();
+        write(folder.path(), name, &LoraConfig { r, target_modules, rank_pattern, ..LoraConfig::default() })
+    };
+    let two = ["q_proj", "down_proj"];
+    for (name, first, rank) in [
+        ("plain", of("first", 5, &["q_proj"], &[]), 5),
+        ("pattern", of("second", 2, &["q_proj", "k_proj"], &[("k_proj", 6)]), 6),
+    ] {
+        let adapters = [(first, 1.0), (of("third", 2, &two, &[]), 1.0), (of("fourth", 3, &two, &[]), 1.0)];
+        let settings = serde_json::json!({});
+        let all =
+            |kind| combine(&adapters, &combination(kind, &settings), &quickstart_model()).unwrap().adapter.weights;
+        let (svd, exact) = (all("svd"), all("cat"));
+        assert!(svd.values().all(|pair| pair.a.num_rows == rank), "{name}");
+        // Five ranks are enough for the sum of two and three.
+        for (found, sum) in svd.iter().zip(exact.iter()).filter(|((module, _), _)| module.ends_with("down_proj")) {
+            let far = product(found.1).iter().zip(product(sum.1)).fold(0.0_f32, |far, (a, b)| far.max((a - b).abs()));
+            assert!(far < 1e-4, "{name} {}: {far}", found.0);
         }
     }
 }

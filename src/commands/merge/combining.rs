@@ -9,7 +9,6 @@ use crate::commands::say;
 use crate::lora::combine::{Combination, CombinationType, MajoritySign};
 use crate::save::export::{self, Combined};
 use crate::schema::Problem;
-use crate::spec::ModelConfig;
 use crate::util::failure::Failure;
 
 /// Arguments about several adapters, with the words of PEFT's `add_weighted_adapter`.
@@ -130,8 +129,7 @@ impl Source {
     ) -> Result<Self, Failure> {
         let combination = args.combination(named.adapters.len())?;
         let weighted = named.adapters.iter().map(|adapter| adapter.folder.clone()).zip(args.weights.iter().copied());
-        let config = ModelConfig::from_model(model)?;
-        let combined = export::combine(&weighted.collect::<Vec<_>>(), &combination, &config)?;
+        let combined = export::combine(&weighted.collect::<Vec<_>>(), &combination, model)?;
         if combined.has_forms {
             say("warning: these adapters were trained with different prompts; how theirs look is not written");
         }

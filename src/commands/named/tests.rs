@@ -23,7 +23,8 @@ fn find(names: &[&Path], model: Option<&str>, adapter: &[&str]) -> Result<Named,
     let names: Vec<String> = names.iter().map(|name| name.display().to_string()).collect();
     let adapter = adapter.iter().map(|&name| name.to_owned()).collect();
     let args = ModelArgs { model: model.map(str::to_owned), revision: None, adapter };
-    Named::find(&names, &args).map_err(|failure| failure.messages().join("\n"))
+    let on_hub = |id: &str, _: Option<&str>| Ok((id == "me/mine").then(|| std::env::temp_dir().join("snapshot")));
+    Named::find_with(&names, &args, &on_hub).map_err(|failure| failure.messages().join("\n"))
 }
 
 #[test]
@@ -85,6 +86,19 @@ fn what_is_neither_run_nor_adapter_is_a_model() {
     let folder = runs();
     let found = find(&[Path::new("owner/name")], None, &["nowhere"]).unwrap();
     assert_eq!((&found.base.path[..], found.adapters[0].folder.as_path()), ("owner/name", Path::new("nowhere")));
+    for (names, model, adapter) in [
+        (&[Path::new("me/mine")][..], Some("base"), &[][..]),
+        (&[], Some("base"), &["me/mine"][..]),
+        (&[Path::new("base")], Some("me/mine"), &[]),
+    ] {
+        let found = find(names, model, adapter).unwrap();
+        let [NamedAdapter { name, folder, .. }] = &found.adapters[..] else { panic!("{:?}", found.adapters) };
+        assert_eq!((&found.base.path[..], &name[..], folder.ends_with("snapshot")), ("base", "mine", true));
+    }
+    let called = find(&[], Some("base"), &["other=me/mine"]).unwrap();
+    assert_eq!(called.adapters[0].name, "other");
+    let of_run = find(&[], Some(folder.path().join("runs/a").to_str().unwrap()), &[]).unwrap();
+    assert_eq!((of_run.adapters.len(), of_run.base.path.ends_with("/base")), (1, true));
     assert!(find(&[Path::new("owner/name")], Some("other/name"), &[]).unwrap_err().starts_with("two base models"));
     assert!(find(&[], None, &[]).unwrap_err().starts_with("no model\n  hint: name a run"));
     let run = folder.path().join("runs/a");

@@ -3,10 +3,14 @@
 use std::collections::HashSet;
 use std::path::Path;
 
+use super::adapter_config;
 use super::adapter_file::{SavedAdapter, TOKENS};
 use super::{AdapterWeights, ExportError, HostMatrix};
-use crate::lora::targets::Selection;
+use crate::config::LoraConfig;
+use crate::lora::targets::{AdapterShape, Selection};
+use crate::lora::whole::HEAD;
 use crate::lora::{Matrices, Whole};
+use crate::schema::Problem;
 use crate::spec::ModelConfig;
 
 /// Number of mismatched matrices that an error lists.
@@ -36,6 +40,47 @@ pub fn check_adapter(folder: &Path, adapter: &SavedAdapter, model: &ModelConfig)
             Err(ExportError::AdapterTensors { path: folder.to_owned(), expected_by: "this model", problems })
         }
     }
+}
+
+/// Checks that the config which is written for a section, read again, selects exactly what the section does, so that a finished
+/// run's adapter is found complete. `scores`: with a head that scores.
+///
+/// # Errors
+/// The first layers that it takes otherwise. A section that selects nothing is reported elsewhere.
+pub fn check_written(lora: &LoraConfig, model: &ModelConfig, scores: bool) -> Result<(), Problem> {
+    let Ok(selection) = lora.select(model) else { return Ok(()) };
+    let none = || HostMatrix { num_rows: 0, num_columns: 0, values: Vec::new() };
+    let names = selection.iter().map(|(layer, site, _)| model.module_name(layer, site));
+    let pair = || Matrices { a: none(), b: none(), magnitude: None };
+    let weights = AdapterWeights {
+        adapters: names.map(|name| (name, pair())).collect(),
+        score: scores.then(none),
+        modules: selection.modules.keys().map(|whole| (whole.module(), none())).collect(),
+        is_tied: selection.modules.contains_key(&Whole::Tied),
+        ..AdapterWeights::default()
+    };
+    let text = adapter_config::to_json(lora, &weights, "").to_string();
+    let read = adapter_config::from_json("adapter_config.json", &text, weights.keys(), scores);
+    let problems: Vec<String> = match read.map(|(config, ..)| config.select(model)) {
+        Err(problems) => vec![problems.to_string()],
+        Ok(Err(errors)) => errors.iter().map(ToString::to_string).collect(),
+        Ok(Ok(written)) => {
+            let shapes = |selection: &Selection| {
+                let shapes = selection.iter().map(|(layer, site, shape)| (model.module_name(layer, site), shape));
+                shapes.collect::<Vec<_>>()
+            };
+            let (ours, theirs) = (shapes(&selection), shapes(&written));
+            let others = |these: &[(String, AdapterShape)], those: &[(String, AdapterShape)]| -> Vec<String> {
+                these.iter().filter(|shape| !those.contains(shape)).map(|(name, _)| format!("`{name}`")).collect()
+            };
+            let modules = (written.modules != selection.modules).then(|| "`modules_to_save`".to_owned());
+            others(&ours, &theirs).into_iter().chain(others(&theirs, &ours)).chain(modules).collect()
+        }
+    };
+    let Some(first) = problems.first() else { return Ok(()) };
+    let message = format!("adapter_config.json cannot say which layers these are: of {first} it says something else");
+    Err(Problem::new(message)
+        .hint("name layers by the ends of their names, such as `q_proj`, and `layers_to_transform`"))
 }
 
 /// Every matrix that is missing, unexpected or misshapen, compared with what `selection` and `tokens` expect.
@@ -78,6 +123,14 @@ pub(super) fn matrix_problems(
         (Some(_), None) => Some(format!("unexpected: `{TOKENS}` without `trainable_token_indices`")),
         (None, Some(_)) => Some(format!("missing: `{TOKENS}`, of `trainable_token_indices`")),
     });
+    let table = [model.vocab_size, width];
+    problems.extend(weights.beside.iter().filter_map(|(module, values)| match values.shape() {
+        shape if shape != table => Some(format!("`{module}` is {shape:?}, expected {table:?}")),
+        _ if module == HEAD && model.tie_word_embeddings => {
+            Some(format!("`{HEAD}` and the embedding differ, and they are one in this model"))
+        }
+        _ => None,
+    }));
     let mut modules: HashSet<_> = weights.modules.keys().cloned().collect();
     for (whole, wanted) in &selection.modules {
         let module = whole.module();
@@ -116,6 +169,15 @@ mod tests {
         listed.config.target_modules = TargetModules::Names(["down_proj", "q_proj", "w1"].map(str::to_owned).into());
         listed.config.rank_pattern = [("layers.9.down_proj".to_owned(), 7)].into_iter().collect();
         check_adapter(Path::new("a"), &listed, &tiny_config()).unwrap();
+        // Also where they are very many, which are one when they are the same.
+        let mut many = vec!["q_proj".to_owned(); 100_000];
+        many.push("down_proj".to_owned());
+        listed.config.target_modules = TargetModules::Names(many);
+        check_adapter(Path::new("a"), &listed, &tiny_config()).unwrap();
+        let others = (0..100_000).map(|index| format!("w{index}")).collect();
+        listed.config.target_modules = TargetModules::Names(others);
+        let many = check_adapter(Path::new("a"), &listed, &tiny_config()).unwrap_err().to_string();
+        assert!(many.contains("`lora.target_modules` has 100000 entries, expected at most 4096"), "{many}");
         listed.config.target_modules = TargetModules::Names(vec!["w1".to_owned()]);
         let none = check_adapter(Path::new("a"), &listed, &tiny_config()).unwrap_err().to_string();
         assert!(none.contains("`w1` matches no linear layer"), "{none}");

@@ -94,9 +94,12 @@ pub(super) fn to_json(
     json
 }
 
-/// A regular expression for the layers of these names in the language model of a multimodal model.
+/// A regular expression for the layers of these names in the language model of a multimodal model. Names may begin within
+/// [`NESTED`], as PEFT shortens them.
 fn nested<'a>(names: impl Iterator<Item = &'a str>) -> String {
-    let names: BTreeSet<String> = names.map(|name| regex::escape(name.strip_prefix(NESTED).unwrap_or(name))).collect();
+    let inner =
+        |name: &'a str| name.strip_prefix(NESTED).or_else(|| name.strip_prefix("language_model.")).unwrap_or(name);
+    let names: BTreeSet<String> = names.map(|name| regex::escape(inner(name))).collect();
     let names: Vec<String> = names.into_iter().collect();
     format!("{}(?:.*\\.)?(?:{})", regex::escape(NESTED), names.join("|"))
 }
@@ -286,6 +289,7 @@ fn accept_targets(value: &Value) -> Result<Option<TargetModules>, Option<String>
             let mut names = names.ok_or(None)?;
             // PEFT writes a set, in random order.
             names.sort();
+            names.dedup();
             Ok(Some(TargetModules::Names(names)))
         }
         _ => Err(None),
@@ -346,6 +350,41 @@ mod tests {
         assert!(keys.is_sorted() && keys.len() == 18, "{keys:?}");
         assert!(text.contains("\"lora_alpha\": 24.5") && text.contains("\"v_proj\": 2\n"), "{text}");
         assert_eq!(json["base_model_name_or_path"], "base");
+    }
+
+    #[test]
+    fn names_that_begin_within_that_of_the_language_model_come_back_as_the_same_layers() {
+        let json = include_str!("../../../tests/golden/gemma3-multimodal/config.json");
+        let model = crate::spec::ModelConfig::from_json(json).unwrap();
+        let names = |names: &[&str]| TargetModules::Names(names.iter().map(ToString::to_string).collect());
+        let layer = |layer: usize, site| model.module_name(layer, site);
+        for target_modules in [
+            names(&["language_model.layers.0.self_attn.q_proj", "1.self_attn.q_proj", "layers.2.mlp.up_proj"]),
+            names(&[&layer(0, 0), "language_model.layers.1.self_attn.q_proj", "v_proj"]),
+            TargetModules::Regex(r".*language_model.*\.q_proj".into()),
+        ] {
+            for change in [
+                (|_| ()) as fn(&mut LoraConfig),
+                |config| config.layers_to_transform = Some(vec![0, 1]),
+                |config| config.exclude_modules = Some(TargetModules::Regex(r".*layers\.1\..*".into())),
+                |config| {
+                    config.rank_pattern = [("language_model.layers.0.self_attn.q_proj".into(), 3)].into_iter().collect()
+                },
+                |config| config.modules_to_save = Some(vec!["language_model.norm".into(), "lm_head".into()]),
+            ] {
+                let mut config = LoraConfig { target_modules: target_modules.clone(), ..LoraConfig::default() };
+                change(&mut config);
+                crate::save::export::check_written(&config, &model, false).unwrap();
+            }
+        }
+        let mut modules: Vec<String> = vec![layer(0, 0), layer(1, 0)];
+        let config = LoraConfig {
+            target_modules: names(&["language_model.layers.0.self_attn.q_proj"]),
+            ..LoraConfig::default()
+        };
+        modules.truncate(1);
+        let json = to_json(&config, &weights(&modules), "base");
+        assert_eq!(json["target_modules"], r"model\.language_model\.(?:.*\.)?(?:layers\.0\.self_attn\.q_proj)");
     }
 
     #[test]

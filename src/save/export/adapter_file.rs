@@ -24,6 +24,8 @@ const PREFIX: &str = "base_model.model.";
 pub(super) const SCORE: &str = "score.weight";
 /// Name in a language model alone of rows of the embedding.
 pub(super) const TOKENS: &str = "model.embed_tokens.token_adapter.trainable_tokens_delta";
+/// Name within the embedding of all its rows, behind those that are trained.
+const BEHIND_TOKENS: &str = "token_adapter.base_layer.weight";
 
 /// An adapter from disk.
 #[derive(Clone, Debug, PartialEq)]
@@ -71,12 +73,15 @@ pub fn write_adapter(
     let is_nested = weights.keys().any(|module| module.starts_with(NESTED));
     let tokens = if is_nested { nested_name(TOKENS) } else { TOKENS.to_owned() };
     let of_tokens = weights.tokens.iter().map(|rows| (format!("{PREFIX}{tokens}"), rows.shape().to_vec(), rows));
-    let of_modules = weights.modules.iter().flat_map(|(module, values)| {
+    let of_modules = weights.modules.iter().chain(&weights.beside).flat_map(|(module, values)| {
         // As PEFT does it, of one that is two it has both.
         let head = Some(HEAD.to_owned()).filter(|_| weights.is_tied && values.num_rows > 1);
         let names = [Some(if is_nested { nested_name(module) } else { module.clone() }), head];
         let shape = if values.num_rows == 1 { vec![values.num_columns] } else { values.shape().to_vec() };
-        names.into_iter().flatten().map(move |name| (format!("{PREFIX}{name}.weight"), shape.clone(), values))
+        // Where rows of it are trained, PEFT has it behind them.
+        let is_behind = weights.tokens.is_some() && *module == Whole::Embedding.module();
+        let weight = if is_behind { BEHIND_TOKENS } else { "weight" };
+        names.into_iter().flatten().map(move |name| (format!("{PREFIX}{name}.{weight}"), shape.clone(), values))
     });
     for (name, shape, matrix) in of_adapters.chain(of_score).chain(of_tokens).chain(of_modules) {
         let path = folder.join(WEIGHTS);
@@ -145,6 +150,14 @@ pub fn read_adapter(folder: &Path) -> Result<SavedAdapter, ExportError> {
     let (config, base_model_name_or_path, is_tied) =
         adapter_config::from_json(&config_path.display().to_string(), &text, modules, has_score)?;
     let mut weights = weights?;
+    let named = config.modules_to_save.as_deref().unwrap_or_default();
+    // PEFT's names are ends, of names within the whole of a multimodal model.
+    let is_named =
+        |module: &str| named.iter().any(|name| module.ends_with(name) || nested_name(module).ends_with(name));
+    let tables = [Whole::Embedding.module(), HEAD.to_owned()];
+    for module in tables.into_iter().filter(|module| !is_tied && !is_named(module)) {
+        weights.beside.extend(weights.modules.remove_entry(&module));
+    }
     weights.is_tied = is_tied && weights.modules.contains_key(&Whole::Tied.module());
     if weights.is_tied {
         // The embedding by its other name.
@@ -163,7 +176,7 @@ fn read_tensors(path: &Path) -> Result<AdapterWeights, ExportError> {
     let mut problems = Vec::new();
     let mut matrices: BTreeMap<String, [Option<HostMatrix>; 3]> = BTreeMap::new();
     let mut weights = AdapterWeights::default();
-    for (name, view) in tensors.iter() {
+    for (name, view) in tensors.iter().filter(|(name, _)| !is_copy(&tensors, name)) {
         if let (Some(SCORE), [1, num_columns], Some(dtype)) =
             (name.strip_prefix(PREFIX), view.shape(), convert::float_dtype(view.dtype()))
         {
@@ -231,9 +244,25 @@ fn read_tensors(path: &Path) -> Result<AdapterWeights, ExportError> {
     Err(ExportError::AdapterTensors { path: path.to_owned(), expected_by: "the format of LoRA adapters", problems })
 }
 
+/// Whether PEFT reads over it: what a module that is trained as a whole was before, and that module by a second name. With
+/// `save_embedding_layers` it writes both; and of a head that is tied to an embedding with trained rows, the same rows again.
+fn is_copy(tensors: &SafeTensors<'_>, name: &str) -> bool {
+    let ends = [".original_module.weight", ".modules_to_save.weight"];
+    let of_module = ends.iter().find_map(|end| name.strip_suffix(end));
+    let of_head = || {
+        let rows = name.strip_prefix(PREFIX)?.strip_prefix(HEAD)?;
+        let names = ["model", "model.language_model"].map(|model| format!("{PREFIX}{model}.embed_tokens{rows}"));
+        let embedding = names.iter().find_map(|name| tensors.tensor(name).ok())?;
+        let same = || tensors.tensor(name).is_ok_and(|head| head.data() == embedding.data());
+        (rows.starts_with(".token_adapter.") && same()).then_some(())
+    };
+    of_module.is_some_and(|module| tensors.tensor(&format!("{module}.weight")).is_ok()) || of_head().is_some()
+}
+
 /// The module of a weight that may be trained as a whole; names are those of a language model alone.
 fn whole_module(name: &str) -> Option<&str> {
-    let module = name.strip_suffix(".weight")?;
+    let whole = name.strip_suffix(BEHIND_TOKENS).and_then(|module| module.strip_suffix('.'));
+    let module = whole.or_else(|| name.strip_suffix(".weight"))?;
     let is_known = [&*Whole::Embedding.module(), HEAD].contains(&module) || module.ends_with("norm");
     is_known.then_some(module)
 }
@@ -297,7 +326,7 @@ pub(super) mod tests {
     use super::*;
     use crate::config::TargetModules;
     use crate::model::weights::fixture::tiny_config;
-    use crate::spec::in_layer;
+    use crate::spec::{ModelConfig, in_layer};
 
     /// Adapters on `q_proj` and `down_proj` of both layers of the tiny model.
     pub(in crate::save::export) fn adapter() -> SavedAdapter {
@@ -355,6 +384,61 @@ pub(super) mod tests {
         assert_eq!(header.info(name).unwrap().shape, [3, 176]);
         assert_eq!(header.info(&name.replace("lora_A", "lora_B")).unwrap().shape, [64, 3]);
         assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 2);
+    }
+
+    #[test]
+    fn what_peft_writes_of_embedding_and_head_beside_an_adapter_is_told_apart() {
+        let folder = tempfile::tempdir().unwrap();
+        let model = tiny_config();
+        let mut adapter = adapter();
+        let table = |value: f32| HostMatrix {
+            num_rows: model.vocab_size,
+            num_columns: model.hidden_size,
+            values: vec![value; model.vocab_size * model.hidden_size],
+        };
+        adapter.config.modules_to_save = Some(vec!["lm_head".to_owned()]);
+        adapter.weights.modules = [("lm_head".to_owned(), table(1.0))].into();
+        adapter.weights.beside = [("model.embed_tokens".to_owned(), table(2.0))].into();
+        write(folder.path(), &adapter);
+        assert_eq!(read_adapter(folder.path()).unwrap(), adapter);
+
+        // The embedding behind rows of tokens, and copies of what is trained as a whole.
+        let path = folder.path().join(WEIGHTS);
+        let content = std::fs::read(&path).unwrap();
+        let tensors = SafeTensors::deserialize(&content).unwrap();
+        let behind = |name: &str| name.replace("embed_tokens.weight", &format!("embed_tokens.{BEHIND_TOKENS}"));
+        let head = tensors.tensor("base_model.model.lm_head.weight").unwrap();
+        let copies = ["original_module", "modules_to_save"];
+        let copies = copies.map(|copy| (format!("base_model.model.lm_head.{copy}.weight"), head.clone()));
+        let all = tensors.iter().map(|(name, view)| (behind(name), view)).chain(copies);
+        safetensors::serialize_to_file(all, None, &path).unwrap();
+        assert_eq!(read_adapter(folder.path()).unwrap(), adapter);
+
+        // So it is written beside such rows.
+        adapter.config.trainable_token_indices = Some(vec![3]);
+        adapter.weights.tokens = Some(HostMatrix { num_rows: 1, num_columns: 2, values: vec![5.0, 6.0] });
+        write(folder.path(), &adapter);
+        let content = std::fs::read(&path).unwrap();
+        let name = format!("base_model.model.model.embed_tokens.{BEHIND_TOKENS}");
+        assert!(SafeTensors::deserialize(&content).unwrap().tensor(&name).is_ok());
+        assert_eq!(read_adapter(folder.path()).unwrap(), adapter);
+
+        // Where the two are one, either name is that of both.
+        let one = ModelConfig { tie_word_embeddings: true, ..model };
+        let of = |tables: &[(&str, f32)]| {
+            let mut adapter = super::tests::adapter();
+            adapter.weights.beside = tables.iter().map(|(name, value)| ((*name).to_owned(), table(*value))).collect();
+            let named = adapter.named_for(&one);
+            crate::save::export::check_adapter(Path::new("a"), &named, &one).map(|_| named.weights.beside)
+        };
+        let tied = [("model.embed_tokens".to_owned(), table(3.0))].into();
+        for tables in
+            [&[("lm_head", 3.0)][..], &[("model.embed_tokens", 3.0)], &[("lm_head", 3.0), ("model.embed_tokens", 3.0)]]
+        {
+            assert_eq!(of(tables).unwrap(), tied);
+        }
+        let error = of(&[("lm_head", 3.0), ("model.embed_tokens", 4.0)]).unwrap_err().to_string();
+        assert!(error.contains("`lm_head` and the embedding differ, and they are one in this model"), "{error}");
     }
 
     #[test]

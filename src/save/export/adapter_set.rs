@@ -7,8 +7,11 @@ use burn::tensor::{Device, Tensor};
 use super::adapter_check::{check_adapter, matrix_problems};
 use super::adapter_file::SavedAdapter;
 use super::{AdapterWeights, ExportError, HostMatrix};
+use crate::config::TargetModules;
 use crate::lora::targets::Selection;
-use crate::lora::{Adapter, AdapterSet, RowNorms, Whole};
+use crate::lora::whole::HEAD;
+use crate::lora::{Adapter, AdapterSet, Modules, RowNorms, Whole};
+use crate::model::weights::Weights;
 use crate::ops::host;
 use crate::ops::token_rows::TokenRows;
 use crate::spec::{ModelConfig, NESTED};
@@ -23,7 +26,8 @@ pub fn adapter_weights(adapters: &AdapterSet) -> AdapterWeights {
         score: adapters.score.as_ref().map(host_matrix),
         tokens: adapters.tokens.as_ref().map(|tokens| host_matrix(&tokens.values)),
         modules: adapters.modules.iter().map(|(whole, values)| (whole.module(), host_matrix(values))).collect(),
-        is_tied: adapters.modules.get(Whole::Tied).is_some(),
+        is_tied: adapters.modules.iter().any(|(whole, _)| whole == Whole::Tied),
+        beside: adapters.modules.beside().map(|(whole, values)| (whole.module(), host_matrix(values))).collect(),
     }
 }
 
@@ -59,7 +63,16 @@ pub fn adapter_set(
     let score = weights.score.map(|score| on_device(score, device));
     let tokens = weights.tokens.zip(ids).map(|(rows, ids)| TokenRows::new(ids, on_device(rows, device)));
     let modules = selection.modules.keys().filter_map(|whole| Some((*whole, weights.modules.remove(&whole.module())?)));
-    let modules = modules.map(|(whole, values)| (whole, on_device(values, device))).collect();
+    let modules: Modules = modules.map(|(whole, values)| (whole, on_device(values, device))).collect();
+    let beside = weights.beside.into_iter().map(|(module, values)| {
+        let whole = match (config.tie_word_embeddings, &*module) {
+            (true, _) => Whole::Tied,
+            (false, HEAD) => Whole::Head,
+            (false, _) => Whole::Embedding,
+        };
+        (whole, on_device(values, device))
+    });
+    let modules = modules.with_beside(beside.collect());
     Ok(AdapterSet { blocks, dropout, score, tokens, modules })
 }
 
@@ -81,11 +94,53 @@ impl SavedAdapter {
     }
 
     /// The adapter under the names that modules have in this model. `AutoModelForCausalLM` makes the language model alone of some
-    /// multimodal models, and PEFT then writes the names that it has alone.
+    /// multimodal models, and PEFT then writes the names that it has alone; before transformers 4.52 the decoder was elsewhere.
+    /// A head that is the embedding goes by the embedding's name.
     #[must_use]
     pub fn named_for(mut self, config: &ModelConfig) -> Self {
         let named = |name: String| if name.starts_with(NESTED) { name } else { config.module_of(&name) };
         self.weights.adapters = self.weights.adapters.into_iter().map(|(name, pair)| (named(name), pair)).collect();
+        if config.is_nested {
+            // Names, and beginnings of expressions.
+            let current = |name: &String| {
+                let decoder =
+                    ["language_model.model.", r"language_model\.model\.", "model.layers.", r"model\.layers\."];
+                let start = decoder.iter().find(|start| name.starts_with(**start));
+                start.map_or_else(
+                    || name.clone(),
+                    |start| {
+                        let rest = &name[start.len()..];
+                        if start.contains("layers") {
+                            format!("{NESTED}layers.{rest}")
+                        } else {
+                            format!("{NESTED}{rest}")
+                        }
+                    },
+                )
+            };
+            if let TargetModules::Names(names) = &mut self.config.target_modules {
+                names.iter_mut().for_each(|name| *name = current(name));
+            }
+            self.config.rank_pattern = self.config.rank_pattern.renamed(current);
+            self.config.alpha_pattern = self.config.alpha_pattern.renamed(current);
+        }
+        if let Some(head) = self.weights.beside.remove(HEAD) {
+            let embedding = self.weights.beside.get(&Whole::Tied.module());
+            let is_one = config.tie_word_embeddings && embedding.is_none_or(|embedding| *embedding == head);
+            let module = if is_one { Whole::Tied.module() } else { HEAD.to_owned() };
+            self.weights.beside.insert(module, head);
+        }
+        self
+    }
+
+    /// The same without an embedding or a head beside it that are the base's own.
+    #[must_use]
+    pub fn without_equal_tables(mut self, base: &Weights, config: &ModelConfig) -> Self {
+        let Weights::Files(files) = base else { return self };
+        self.weights.beside.retain(|module, values| {
+            let own = files.load_f32(&format!("{module}.weight"), &values.shape());
+            values.shape() != [config.vocab_size, config.hidden_size] || own.map_or(true, |own| own != values.values)
+        });
         self
     }
 }

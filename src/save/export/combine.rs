@@ -11,6 +11,7 @@ use crate::config::{InitLoraWeights, LoraConfig, TargetModules};
 use crate::lora::combine::{Combination, Part};
 use crate::lora::targets::AdapterShape;
 use crate::lora::{Matrices, combine::CombinationType};
+use crate::model::weights::Weights;
 use crate::ops::low_rank::LowRank;
 use crate::schema::Problem;
 use crate::spec::ModelConfig;
@@ -29,14 +30,23 @@ pub struct Combined {
 /// An adapter's folder with its weight in the combination.
 pub type Weighted = (PathBuf, f64);
 
-/// Combines adapters of one model.
+/// Combines adapters of the model in a folder or file.
 ///
 /// # Errors
 /// An adapter that cannot be read, does not fit the model or is no low-rank update; ranks that differ where the type needs one.
-pub fn combine(adapters: &[Weighted], combination: &Combination, model: &ModelConfig) -> Result<Combined, ExportError> {
+pub fn combine(
+    adapters: &[Weighted],
+    combination: &Combination,
+    folder_of_model: &Path,
+) -> Result<Combined, ExportError> {
+    let model = &ModelConfig::from_model(folder_of_model)?;
+    let base = Weights::open(folder_of_model, model);
     let (mut read, mut forms) = (Vec::new(), Vec::new());
     for (folder, weight) in adapters {
-        let saved = read_adapter(folder)?.that_writes(folder)?;
+        let mut saved = read_adapter(folder)?.that_writes(folder)?.named_for(model);
+        if let Ok(base) = &base {
+            saved = saved.without_equal_tables(base, model);
+        }
         if saved.config.use_dora {
             let message =
                 "an adapter with `use_dora` cannot be combined with others: what it changes is not of low rank";
@@ -54,6 +64,11 @@ pub fn combine(adapters: &[Weighted], combination: &Combination, model: &ModelCo
         forms.push(PromptForm::read(folder)?);
         read.push((folder.as_path(), saved, shapes, *weight));
     }
+    // As PEFT has it, the largest rank of all, also where a module is in some of them alone.
+    let of_all = read
+        .iter()
+        .flat_map(|(_, saved, ..)| [saved.config.r].into_iter().chain(saved.config.rank_pattern.values().copied()));
+    let combination = &Combination { svd_rank: combination.svd_rank.or(of_all.max()), ..*combination };
     let modules: BTreeSet<&String> = read.iter().flat_map(|(_, saved, ..)| saved.weights.keys()).collect();
     let (mut weights, mut rng) = (AdapterWeights::default(), combination.rng());
     for module in modules {

@@ -54,7 +54,7 @@ pub fn merge_gguf(
     let config = &merging.config;
     names::check_family(config)?;
     let form = PromptForm::read(adapter)?;
-    let tokenizer = Tokenizer::open(model).map_err(|error| Problem::new(error.to_string()))?;
+    let tokenizer = Tokenizer::open(&merging.tokenizer).map_err(|error| Problem::new(error.to_string()))?;
     let dtype = dtype.unwrap_or_else(|| default_dtype(&merging));
     let factors = match &merging.base {
         Weights::Gguf(base) => stored_rope_factors(base.file()),
@@ -72,7 +72,7 @@ pub fn merge_gguf(
         let mut metadata = names::general(config, "model", &stem(out), num_parameters);
         metadata.extend(sampling(model));
         metadata.extend(names::shape(config, dtype)?);
-        metadata.extend(vocabulary::vocabulary(model, config, &tokenizer)?);
+        metadata.extend(vocabulary::vocabulary(&merging.tokenizer, config, &tokenizer)?);
         metadata
     };
     let template = match &form {
@@ -112,16 +112,23 @@ pub fn adapter_gguf(model: &Path, adapter: &Path, out: &Path) -> Result<usize, E
     require_absent(&[out])?;
     let mut config = ModelConfig::from_model(model)?;
     names::check_family(&config)?;
-    let saved = super::read_adapter(adapter)?.that_writes(adapter)?;
-    saved.grow(&mut config, model);
+    let mut saved = super::read_adapter(adapter)?.that_writes(adapter)?.named_for(&config);
+    saved.grow(&mut config, model, adapter);
+    if let Ok(base) = Weights::open(model, &config) {
+        saved = saved.without_equal_tables(&base, &config);
+    }
     let selection = super::check_adapter(adapter, &saved, &config)?;
     if saved.config.use_dora {
         let problem = Problem::new("llama.cpp has no adapters with `use_dora`").at(adapter.display());
         return Err(problem.hint("leave --adapter-only out: the merged model needs none").into());
     }
     if saved.weights.replaces_weights() {
-        let key = if saved.weights.tokens.is_some() { "trainable_token_indices" } else { "modules_to_save" };
-        let problem = Problem::new(format!("llama.cpp has no adapters with `{key}`")).at(adapter.display());
+        let what = match (&saved.weights.tokens, saved.weights.modules.is_empty()) {
+            (Some(_), _) => "`trainable_token_indices`",
+            (None, false) => "`modules_to_save`",
+            (None, true) => "an embedding or a head of their own",
+        };
+        let problem = Problem::new(format!("llama.cpp has no adapters with {what}")).at(adapter.display());
         return Err(problem.hint("leave --adapter-only out: the merged model has these weights").into());
     }
     let mut layers: Vec<_> =

@@ -7,6 +7,7 @@ use std::sync::OnceLock;
 use serde_json::{Value, json};
 
 use self::written::{ToWrite, Written, torch_name};
+use super::tokenizer_files::{CHAT_TEMPLATE, TOKENIZER_FILES, copy};
 use super::{ExportError, PromptForm};
 use crate::device::Dtype;
 use crate::model::weights::{Quantisation, WeightFiles, Weights};
@@ -21,24 +22,9 @@ mod written;
 pub use tensor::Differences;
 pub(super) use tensor::{MergedTensor, Merging};
 
-/// The chat template file, which takes precedence over the template in `tokenizer_config.json`.
-const CHAT_TEMPLATE: &str = "chat_template.jinja";
-/// Files of a model besides its weights; copied where the base has them.
-const SIDE_FILES: [&str; 13] = [
-    "config.json",
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer.model",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    CHAT_TEMPLATE,
-    "chat_template.json",
-    "preprocessor_config.json",
-    "processor_config.json",
-];
+/// Files of a model besides its weights and its tokenizer; copied where the base has them.
+const SIDE_FILES: [&str; 4] =
+    ["config.json", "generation_config.json", "preprocessor_config.json", "processor_config.json"];
 /// Which tensor is in which shard; copied unchanged into the merged model.
 const INDEX: &str = "model.safetensors.index.json";
 
@@ -116,8 +102,10 @@ pub fn merge(
             (tensors.collect::<Vec<_>>(), joined.collect(), base.shard_metadata(shard).cloned());
         merging.write_shard(&tensors, joined, metadata, &unfinished.0.join(name), options, &mut index)?;
     }
-    for name in SIDE_FILES.into_iter().filter(|name| model.join(name).is_file()) {
-        copy(&model.join(name), &unfinished.0.join(name))?;
+    for (folder, names) in [(model, &SIDE_FILES[..]), (&*merging.tokenizer, &TOKENIZER_FILES)] {
+        for name in names.iter().filter(|name| folder.join(name).is_file()) {
+            copy(&folder.join(name), &unfinished.0.join(name))?;
+        }
     }
     if model.join(INDEX).is_file() {
         let map = json!({"metadata": {"total_size": index.num_bytes}, "weight_map": index.files});
@@ -273,12 +261,6 @@ pub(super) fn require_absent_or_empty(out: &Path) -> Result<(), ExportError> {
             Err(problem.hint("give a folder that does not exist yet; nothing is overwritten").into())
         }
     }
-}
-
-fn copy(from: &Path, to: &Path) -> Result<(), ExportError> {
-    // Copy only the content, not the permissions: files of a cache are often links to write-protected files.
-    let content = std::fs::read(from).map_err(ExportError::io("read", from))?;
-    files::write(to, content).map_err(ExportError::io("write", to))
 }
 
 #[cfg(test)]

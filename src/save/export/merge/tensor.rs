@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
 use burn::tensor::Device;
@@ -46,6 +46,8 @@ impl Differences {
 pub(in crate::save::export) struct Merging {
     pub(in crate::save::export) config: ModelConfig,
     pub(in crate::save::export) base: Weights,
+    /// The folder or file with the tokenizer.
+    pub(in crate::save::export) tokenizer: PathBuf,
     /// Names and shapes of the model's tensors, and of the other parts of a multimodal model, sorted.
     tensors: Vec<(String, Vec<usize>)>,
     /// Bytes of all of them.
@@ -70,9 +72,10 @@ impl Merging {
     ) -> Result<Self, ExportError> {
         let mut config = ModelConfig::from_model(model)?;
         let saved = read_adapter(adapter)?.that_writes(adapter)?.named_for(&config);
-        saved.grow(&mut config, model);
+        let tokenizer = saved.grow(&mut config, model, adapter).unwrap_or_else(|| model.to_owned());
         let base = Weights::open(model, &config)?;
         base.check(&config)?;
+        let saved = saved.without_equal_tables(&base, &config);
         let selection = check_adapter(adapter, &saved, &config)?;
         let shapes = selection.iter().map(|(layer, site, shape)| (config.module_name(layer, site), shape)).collect();
         let weight = |(name, _): (String, &Site)| format!("{name}.weight");
@@ -88,6 +91,7 @@ impl Merging {
         let mut merging = Self {
             config,
             base,
+            tokenizer,
             tensors,
             num_bytes: 0,
             adapter: saved,
@@ -111,10 +115,11 @@ impl Merging {
             let shape_of = self.shapes.get(&module).copied();
             let difference = self.adapter.weights.get(&module).zip(shape_of);
             let rows = self.adapter.config.trainable_token_indices.as_deref().zip(self.adapter.weights.tokens.as_ref());
-            let rows = rows.filter(|_| name == EMBEDDING).map(|(ids, rows)| Update::Rows(ids, rows));
-            let name_alone = name.strip_suffix(".weight").unwrap_or(name);
-            let whole = self.adapter.weights.modules.get(name_alone).map(|values| Update::Whole(&values.values));
-            let update = difference.map(|(matrices, shape)| Update::Difference(matrices, shape)).or(rows).or(whole);
+            let rows = rows.filter(|_| name == EMBEDDING);
+            let whole = self.adapter.weights.whole(name.strip_suffix(".weight").unwrap_or(name));
+            let whole = whole.map(|values| &*values.values);
+            let replaced = (rows.is_some() || whole.is_some()).then_some(Update::Replaced { whole, rows });
+            let update = difference.map(|(matrices, shape)| Update::Difference(matrices, shape)).or(replaced);
             let decoded = self.decoded.filter(|_| self.linears.contains(name));
             MergedTensor { merging: self, name, shape, stored: self.stored(name, shape), update, decoded, on_bytes }
         })
@@ -177,10 +182,21 @@ impl Merging {
 enum Update<'a> {
     /// Adds the difference that these matrices make in this shape.
     Difference(&'a Matrices<HostMatrix>, AdapterShape),
-    /// Puts these rows in the place of others.
-    Rows(&'a [usize], &'a HostMatrix),
-    /// Puts these numbers in the place of all.
-    Whole(&'a [f32]),
+    /// Puts numbers in the place of all, then rows of tokens in the place of some.
+    Replaced { whole: Option<&'a [f32]>, rows: Option<(&'a [usize], &'a HostMatrix)> },
+}
+
+impl Update<'_> {
+    /// Puts what takes the place of a weight's numbers there.
+    fn put(self, weight: &mut [f32]) {
+        let Self::Replaced { whole, rows } = self else { return };
+        whole.iter().for_each(|whole| weight.copy_from_slice(whole));
+        if let Some((ids, rows)) = rows {
+            for (id, row) in ids.iter().zip(rows.values.chunks(rows.num_columns)) {
+                weight[id * rows.num_columns..][..rows.num_columns].copy_from_slice(row);
+            }
+        }
+    }
 }
 
 /// A tensor of the merged model.
@@ -271,12 +287,8 @@ impl<'a> MergedTensor<'a> {
             weight = decoded;
         }
         let update = self.update(&weight);
-        if let Some(Update::Rows(ids, rows)) = self.update {
-            for (id, row) in ids.iter().zip(rows.values.chunks(rows.num_columns)) {
-                weight[id * rows.num_columns..][..rows.num_columns].copy_from_slice(row);
-            }
-        } else if let Some(Update::Whole(values)) = self.update {
-            weight.copy_from_slice(values);
+        if let Some(replaced @ Update::Replaced { .. }) = self.update {
+            replaced.put(&mut weight);
         } else {
             weight.iter_mut().zip(&update).for_each(|(weight, update)| *weight += update);
         }
@@ -291,15 +303,11 @@ impl<'a> MergedTensor<'a> {
                 let matrices = matrices.as_ref().map(|matrix| &*matrix.values);
                 kind.difference(matrices, scale, weight, [self.shape[0], self.shape[1]])
             }
-            Some(Update::Whole(values)) => values.iter().zip(weight).map(|(value, weight)| value - weight).collect(),
-            Some(Update::Rows(ids, rows)) => {
-                let mut update = vec![0.0; weight.len()];
-                for (id, row) in ids.iter().zip(rows.values.chunks(rows.num_columns)) {
-                    let at = id * rows.num_columns..(id + 1) * rows.num_columns;
-                    let of_row = update[at.clone()].iter_mut().zip(row).zip(&weight[at]);
-                    of_row.for_each(|((update, row), weight)| *update = row - weight);
-                }
-                update
+            Some(replaced @ Update::Replaced { .. }) => {
+                let mut values = weight.to_vec();
+                replaced.put(&mut values);
+                values.iter_mut().zip(weight).for_each(|(value, weight)| *value -= weight);
+                values
             }
         }
     }

@@ -205,6 +205,27 @@ fn codes_of_every_packer_are_decoded_and_layers_that_are_stored_whole_stay() {
 }
 
 #[test]
+fn an_embedding_and_a_head_beside_the_adapter_take_the_place_of_the_bases_and_equal_ones_are_read_over() {
+    let config = tiny_config();
+    let shape = [config.vocab_size, config.hidden_size];
+    let mut with_head = adapter();
+    #[expect(clippy::cast_precision_loss, reason = "small numbers")]
+    let values = (0..shape[0] * shape[1]).map(|at| (at % 97) as f32).collect();
+    let table = HostMatrix { num_rows: shape[0], num_columns: shape[1], values };
+    with_head.weights.beside.insert("lm_head".to_owned(), table.clone());
+    let root = folders(1, Dtype::F32, &with_head);
+    merge_in(root.path()).unwrap();
+    let [base, merged] = ["base", "out"].map(|name| WeightFiles::open(&root.path().join(name)).unwrap());
+    // The head is the embedding here.
+    assert_eq!(merged.load_f32("model.embed_tokens.weight", &shape).unwrap(), table.values);
+    let values = base.load_f32("model.embed_tokens.weight", &shape).unwrap();
+    let base = Weights::Files(base);
+    with_head.weights.beside.insert("lm_head".to_owned(), HostMatrix { values, ..table.clone() });
+    assert!(with_head.weights.replaces_weights());
+    assert_eq!(with_head.named_for(&config).without_equal_tables(&base, &config), adapter());
+}
+
+#[test]
 fn written_as_codes_a_linear_layer_has_the_names_of_bitsandbytes() {
     let root = folders(2, Dtype::Bf16, &adapter());
     for (coding, extra) in

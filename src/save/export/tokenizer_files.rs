@@ -1,0 +1,47 @@
+//! The files of a tokenizer, in a model's folder, and beside an adapter.
+
+use std::path::Path;
+
+use super::{ExportError, PromptForm};
+use crate::util::files;
+
+/// The chat template file, which takes precedence over the template in `tokenizer_config.json`.
+pub(super) const CHAT_TEMPLATE: &str = "chat_template.jinja";
+
+/// The names that a tokenizer's files have.
+pub const TOKENIZER_FILES: [&str; 9] = [
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    CHAT_TEMPLATE,
+    "chat_template.json",
+];
+
+/// Copies the content, not the permissions: files of a cache are often links to write-protected files.
+pub(super) fn copy(from: &Path, to: &Path) -> Result<(), ExportError> {
+    let content = std::fs::read(from).map_err(ExportError::io("read", from))?;
+    files::write(to, content).map_err(ExportError::io("write", to))
+}
+
+/// Puts the tokenizer in `from` beside an adapter, where other programs look for it, with the chat template of the training if it
+/// was none of the tokenizer's.
+///
+/// # Errors
+/// Files that cannot be read or written.
+pub fn write_tokenizer(from: &Path, folder: &Path, form: &PromptForm) -> Result<(), ExportError> {
+    let num_bytes = |path: &Path| std::fs::metadata(path).map(|metadata| metadata.len()).ok();
+    for name in TOKENIZER_FILES.iter().filter(|name| from.join(name).is_file()) {
+        let (from, to) = (from.join(name), folder.join(name));
+        // The best adapter is written again and again.
+        if *name == CHAT_TEMPLATE || num_bytes(&from) != num_bytes(&to) {
+            copy(&from, &to)?;
+        }
+    }
+    let PromptForm::ChatTemplate { chat_template: Some(template), .. } = form else { return Ok(()) };
+    let path = folder.join(CHAT_TEMPLATE);
+    files::write(&path, template).map_err(ExportError::io("write", &path))
+}
