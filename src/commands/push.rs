@@ -14,7 +14,7 @@ use super::{print, say};
 use crate::hub::{self, Content, HubSettings, Location, Progress, Upload};
 use crate::insight::report::{Published, model_card};
 use crate::run::next_commands::vllm_options;
-use crate::save::export::{PROMPT_FORM_FILE, read_adapter};
+use crate::save::export::{PROMPT_FORM_FILE, TOKENIZER_FILES, read_adapter};
 use crate::schema::Problem;
 use crate::util::failure::Failure;
 
@@ -74,7 +74,7 @@ fn files(args: &PushArgs) -> Result<Vec<Upload>, Failure> {
     let name =
         if args.best { Path::new(&args.run).join("adapter-best").display().to_string() } else { args.run.clone() };
     let model = ModelArgs { model: args.base.clone(), revision: None, adapter: Vec::new() };
-    let named = Named::find(slice::from_ref(&name), &model)?;
+    let named = Named::find_here(slice::from_ref(&name), &model)?;
     let Some(adapter) = named.one_adapter()? else {
         return Err(Problem::new(format!("{name}: there is no adapter"))
             .hint("name the output folder of a run")
@@ -136,7 +136,8 @@ fn adapter_files(folder: &Path, base: &str) -> Result<Vec<Upload>, Failure> {
     let mut config: Value = serde_json::from_slice(&config).map_err(Failure::input)?;
     config[BASE_KEY] = base.into();
     let config = serde_json::to_string_pretty(&config).map_err(Failure::running)? + "\n";
-    let as_it_is = [weights, PROMPT_FORM_FILE].into_iter().filter(|name| folder.join(name).is_file());
+    let names = [weights, PROMPT_FORM_FILE].into_iter().chain(TOKENIZER_FILES);
+    let as_it_is = names.filter(|name| folder.join(name).is_file());
     let file = |name: &str| Upload { name: name.to_owned(), content: Content::File(folder.join(name)) };
     let config = Upload { name: ADAPTER_CONFIG.to_owned(), content: Content::Text(config) };
     Ok(as_it_is.map(file).chain([config]).collect())

@@ -73,8 +73,8 @@ section! {
         /// Learning rate of B over that of A (LoRA+). Default: both the same.
         loraplus_lr_ratio: Option<f64> = None => optional_number(POSITIVE) like 16.0, LaterSteps,
             ["lora_plus_lr_ratio", "loraplus_ratio", "loraplus", "lora_plus"];
-        /// An adapter to continue from: the folder of a run, of a checkpoint, or one that PEFT wrote. Its rank, scale and
-        /// layers are taken. Default: a new adapter, which changes nothing yet.
+        /// An adapter to continue from: the folder of a run, of a checkpoint, or one that PEFT wrote, or the id of a repository on
+        /// the Hub. Its rank, scale and layers are taken. Default: a new adapter, which changes nothing yet.
         start_from: Option<PathBuf> = None => optional_path() like "runs/first",
             // Of no meaning once training goes on from a checkpoint.
             None, ["lora_model_dir", "adapter_name_or_path", "adapter_path", "resume_adapter_file", "lora_weights",

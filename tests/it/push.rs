@@ -19,9 +19,13 @@ fn the_card_says_how_the_adapter_was_made_and_names_no_path_of_this_machine() {
     assert_eq!(code, Some(0), "{said}");
     assert!(shown.starts_with("would write to me/adapter, private where it is made:\n"), "{shown}");
     let (files, card) = shown.split_once("\n\n---\n").unwrap();
-    for file in ["adapter_model.safetensors", "adapter_config.json", "prompt_form.json", "loss.svg", "README.md"] {
+    let of_adapter = ["adapter_model.safetensors", "adapter_config.json", "prompt_form.json"];
+    // Other programs look for the tokenizer beside the adapter.
+    for file in of_adapter.into_iter().chain(["tokenizer.json", "tokenizer_config.json", "loss.svg", "README.md"]) {
         assert!(files.contains(&format!("  {file}")), "{file}: {files}");
     }
+    let recipe = card.split_once("```toml\n").unwrap().1;
+    assert!(recipe.lines().count() < 40 && !recipe.contains("num_generations"), "{recipe}");
     let loss = crate::common::json(&folder.join("summary.json"))["final_eval_loss"].as_f64().unwrap();
     for part in [
         "base_model: \"org/base\"\nbase_model_relation: adapter\nlibrary_name: peft\n",

@@ -4,6 +4,7 @@
 use std::path::Path;
 
 use minijinja::{Environment, context};
+use serde::Serialize;
 use toml::{Table, Value};
 
 use super::ReportError;
@@ -11,6 +12,9 @@ use super::axis::Unit;
 use super::chart::stretches;
 use super::charts;
 use super::record::Record;
+use crate::config::{
+    DataConfig, EvalConfig, LoraConfig, ModelOptions, ObjectiveConfig, OptimizerConfig, SchedulerConfig, TrainConfig,
+};
 use crate::data::sources::dataset_of;
 use crate::hub::HubSettings;
 use crate::util::stats::as_f64;
@@ -173,9 +177,58 @@ fn training(record: &Record) -> Vec<(&'static str, String)> {
     present(rows)
 }
 
-/// The recipe as TOML, paths shortened to names.
+/// What readers look for, also where it is the default.
+const LOOKED_FOR: [&str; 10] = [
+    "r",
+    "lora_alpha",
+    "target_modules",
+    "max_length",
+    "micro_batch_size",
+    "gradient_accumulation_steps",
+    "num_epochs",
+    "learning_rate",
+    "lr_scheduler",
+    "warmup_ratio",
+];
+
+/// Sections that say nothing about how the adapter came to be.
+const ABOUT_THE_RUN: [&str; 6] = ["checkpoint", "watchdog", "logging", "cost", "device", "output_dir"];
+
+/// The defaults of the sections.
+fn defaults() -> Table {
+    fn of<T: Serialize + Default>(name: &str) -> (String, Value) {
+        (name.to_owned(), Value::try_from(T::default()).unwrap_or_else(|_| Table::new().into()))
+    }
+    let sections = [
+        of::<ModelOptions>("model"),
+        of::<LoraConfig>("lora"),
+        of::<DataConfig>("data"),
+        of::<TrainConfig>("train"),
+        of::<ObjectiveConfig>("objective"),
+        of::<OptimizerConfig>("optimizer"),
+        of::<SchedulerConfig>("scheduler"),
+        of::<EvalConfig>("eval"),
+    ];
+    sections.into_iter().collect()
+}
+
+/// Takes out what is as in `defaults`.
+fn without_defaults(settings: &mut Table, defaults: &Table) {
+    settings.retain(|key, value| {
+        let default = defaults.get(key);
+        if let (Value::Table(table), Some(Value::Table(default))) = (&mut *value, default) {
+            without_defaults(table, default);
+            return !table.is_empty();
+        }
+        LOOKED_FOR.contains(&key) || default != Some(value)
+    });
+}
+
+/// The recipe as TOML without most of its defaults, paths shortened to names.
 fn recipe(record: &Record, base: &str) -> String {
     let mut settings = record.settings.clone();
+    settings.retain(|section, _| !ABOUT_THE_RUN.contains(&section));
+    without_defaults(&mut settings, &defaults());
     shorten(record, &mut settings);
     if let Some(model) = settings.get_mut("model").and_then(Value::as_table_mut) {
         model.insert("path".to_owned(), base.into());
