@@ -1,19 +1,24 @@
 //! `lora-train compare`: runs side by side, a verdict, and an exit code for checks.
 
+use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::insight::report::compare::{Comparison, Limit};
+use crate::schema::Problem;
 use crate::util::failure::Failure;
 
 use super::report::failure;
 use super::{print, say};
 
+/// A run's folder has it from its first step on.
+const METRICS_FILE: &str = "metrics.jsonl";
+
 /// Arguments of `lora-train compare`.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct CompareArgs {
-    /// Output folders of runs; the first is the one that the others are compared with. Several runs of one side are
-    /// joined by commas: `a1,a2,a3 b1,b2,b3`
-    #[arg(value_name = "RUN", required = true, num_args = 2..)]
+    /// Output folders of runs, or a folder that holds some; the first is the one that the others are compared with. Several
+    /// runs of one side are joined by commas: `a1,a2,a3 b1,b2,b3`
+    #[arg(value_name = "RUN", required = true, num_args = 1..)]
     pub(crate) runs: Vec<PathBuf>,
 
     /// Print one JSON object instead of a table
@@ -27,7 +32,11 @@ pub(crate) struct CompareArgs {
 }
 
 pub(crate) fn run(args: &CompareArgs) -> Result<(), Failure> {
-    let sides: Vec<Vec<PathBuf>> = args.runs.iter().map(|runs| side(runs)).collect();
+    let sides: Vec<Vec<PathBuf>> = args.runs.iter().flat_map(|runs| sides(runs)).collect();
+    if let [runs] = &sides[..] {
+        let problem = Problem::new(format!("{}: one run, expected two or more", shown(runs)));
+        return Err(problem.hint("name another, or a folder that holds several").into());
+    }
     let (comparison, no_runs) = Comparison::of(&sides).map_err(failure)?;
     let checked = comparison.check(&args.max_regression).map_err(Failure::input)?;
     let text = if args.json {
@@ -48,6 +57,23 @@ pub(crate) fn run(args: &CompareArgs) -> Result<(), Failure> {
         return Err(Failure::running(format!("regression\n  {}", texts.join("\n  "))));
     }
     no_runs.into_iter().map(failure).reduce(Failure::and).map_or(Ok(()), Err)
+}
+
+/// The sides that an argument names: one, or each run in a folder of runs.
+fn sides(runs: &Path) -> Vec<Vec<PathBuf>> {
+    let is_run = |folder: &PathBuf| folder.join(METRICS_FILE).is_file();
+    if runs.join(METRICS_FILE).exists() {
+        return vec![side(runs)];
+    }
+    let mut within: Vec<PathBuf> =
+        fs::read_dir(runs).into_iter().flatten().flatten().map(|entry| entry.path()).collect();
+    within.retain(is_run);
+    within.sort();
+    if within.is_empty() { vec![side(runs)] } else { within.into_iter().map(|run| vec![run]).collect() }
+}
+
+fn shown(runs: &[PathBuf]) -> String {
+    runs.iter().map(|run| run.display().to_string()).collect::<Vec<_>>().join(",")
 }
 
 /// The folders of one side.

@@ -1,10 +1,11 @@
 //! Runs side by side: differences in their recipes and in their results.
 //!
 //! A side is one run or several; the first side is the baseline. The speed of a run is the median over its steps after
-//! warm-up, and a figure of a side is the median over its runs. Two starts of one recipe differ, too: a difference only
-//! counts where both sides have several runs whose ranges do not overlap.
+//! warm-up, and a figure of a side is the median over its runs. Two starts of one recipe differ in speed, too: such a
+//! difference only counts where both sides have several runs whose ranges do not overlap. Their losses hardly differ.
 
 mod limits;
+mod ranking;
 mod samples;
 mod text;
 
@@ -22,6 +23,7 @@ use crate::util::stats::{as_f64, quantile};
 use crate::util::text::Mark;
 
 pub use limits::{Checked, Limit, Regression};
+use ranking::{Best, Ranked, ranking};
 use samples::Samples;
 
 /// Whether answers that the model writes itself are rewarded: their loss says nothing.
@@ -74,6 +76,8 @@ const FIGURES: [Row; 26] = [
 /// Several runs side by side.
 #[derive(Debug, Serialize)]
 pub struct Comparison {
+    /// The best first.
+    ranking: Vec<Ranked>,
     #[serde(rename = "runs")]
     sides: Vec<Side>,
     /// Keys of the resolved recipes whose values differ, with the value of each side's first run.
@@ -90,6 +94,9 @@ struct Side {
     name: String,
     paths: Vec<PathBuf>,
     device: String,
+    /// Of its first run.
+    #[serde(skip)]
+    best: Option<Best>,
     figures: Vec<Figure>,
     /// Section `[objective]` of its first run's recipe, where it has one.
     #[serde(skip)]
@@ -173,7 +180,8 @@ impl Comparison {
         let firsts: Vec<&Record> = records.iter().map(|of_side| &of_side[0]).collect();
         let (recipe_differences, samples) = (differences(&firsts), samples::of(&firsts));
         let verdicts = sides.iter().skip(1).map(|side| text::verdict(&sides[0], side)).collect();
-        Ok((Self { sides, recipe_differences, verdicts, samples }, no_runs))
+        let ranking = ranking(&sides);
+        Ok((Self { ranking, sides, recipe_differences, verdicts, samples }, no_runs))
     }
 }
 
@@ -192,6 +200,7 @@ impl Side {
             name: if records.len() > 1 { format!("{name} and {} more", records.len() - 1) } else { name },
             paths: records.iter().map(|record| record.folder.clone()).collect(),
             device: records[0].device().unwrap_or_default().to_owned(),
+            best: Best::of(&records[0]),
             figures: figures.collect(),
             objective: records[0]
                 .settings

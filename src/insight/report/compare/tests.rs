@@ -57,9 +57,9 @@ fn one_run_a_side_gives_percentages_and_is_not_called_faster() {
     assert_eq!((key.as_str(), values), ("lora.r", &vec![Some("8".to_owned()), Some("4".to_owned())]));
     let Verdict { text, notes, .. } = &comparison.verdicts[0];
     let expected = "tokens/s 1,000 -> 1,250 (+25.0 %); peak memory 977 KiB -> 977 KiB (+0.0 %); \
-                    evaluation loss 2.0000 -> 1.9000 (-5.0 %)";
+                    evaluation loss 2.0000 -> 1.9000, 5.0 % lower";
     assert_eq!(text, expected);
-    assert!(notes.len() == 1 && notes[0].contains("two starts of one recipe differ"), "{notes:?}");
+    assert!(notes.len() == 1 && notes[0].starts_with("speed: one run each"), "{notes:?}");
     let table = comparison.text();
     assert!(table.contains("lora.r") && table.contains("1,250 (+25.0 %)") && !table.contains("faster"), "{table}");
 }
@@ -186,4 +186,47 @@ fn losses_of_different_objectives_are_not_compared() {
     assert!(one_a_side(&[&older, &newer]).verdicts[0].text.contains("evaluation loss"));
     let error = comparison.check(&[limit("eval_loss=5")]).unwrap_err();
     assert!(error.contains("has another objective"), "{error}");
+}
+
+#[test]
+fn many_runs_are_ranked_by_their_best_evaluation_with_the_keys_that_differ_and_one_warning() {
+    let folder = tempfile::tempdir().unwrap();
+    let of = |name: &str, loss: f64, r: u32| {
+        run(folder.path(), name, 1.0, loss, &RECIPE.replace("r = 8", &format!("r = {r}")))
+    };
+    let runs = [("a", 3.0, 8), ("b", 2.0, 16), ("c", 2.5, 4), ("d", 5.0, 2), ("e", 1.0, 32)]
+        .map(|(name, loss, r)| of(name, loss, r));
+    // Of other rows, so that its loss says nothing here.
+    edit(&runs[4], "1700", "900");
+    let comparison = one_a_side(&runs.each_ref());
+    let text = comparison.text();
+    let lines: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
+    assert_eq!(lines[0][..8], ["rank", "run", "eval", "loss", "best", "at", "r", "tokens/s"]);
+    let ranked: Vec<_> = lines[1..6].iter().map(|line| (line[0], line[1], line[2], line[4], line[5])).collect();
+    let expected = [
+        ("1", "b", "2.0000", "100", "16"),
+        ("2", "c", "2.5000", "100", "4"),
+        ("3", "a", "3.0000", "100", "8"),
+        // The one before the first step.
+        ("4", "d", "4.0000", "0", "2"),
+        ("-", "e", "1.0000", "100", "32"),
+    ];
+    assert_eq!(ranked, expected);
+    assert_eq!((text.matches("one run each").count(), text.contains("against")), (1, false), "{text}");
+    let json = serde_json::to_value(&comparison).unwrap();
+    assert_eq!(json["ranking"][0], json!({"rank": 1, "run": "b", "figure": "eval_loss", "value": 2.0, "step": 100.0}));
+    assert_eq!((&json["ranking"][4]["rank"], json["runs"].as_array().unwrap().len()), (&json!(null), 5));
+}
+
+#[test]
+fn runs_are_ranked_by_what_they_keep_their_best_adapter_by() {
+    let folder = tempfile::tempdir().unwrap();
+    let scored = |name: &str, score: f64, loss: f64| {
+        let path = run(folder.path(), name, 1.0, loss, "[eval]\nmetric_for_best = \"score\"\n");
+        edit(&path, &format!("\"eval_loss\":{loss}"), &format!("\"eval_loss\":{loss},\"eval_score\":{score}"));
+        path
+    };
+    let text = one_a_side(&[&scored("low", 0.25, 1.5), &scored("high", 0.75, 2.5)]).text();
+    let first: Vec<&str> = text.lines().nth(1).unwrap().split_whitespace().collect();
+    assert!(text.starts_with("rank") && text.contains("eval score") && first[..3] == ["1", "high", "0.7500"], "{text}");
 }

@@ -1,11 +1,15 @@
 //! The comparison in words and as a table.
 
 use super::super::axis::Unit;
-use super::{Comparison, FIGURES, Side, Verdict};
+use super::{Comparison, FIGURES, Side, Verdict, ranking};
 use crate::util::text::{Mark, aligned, thousands};
 
 /// Most characters of a recipe's value in the table.
 const MAX_VALUE: usize = 40;
+/// Of more runs than these, the ranking alone is shown.
+const MAX_SIDES: usize = 4;
+/// The loss of one run tells more than chance from this change on, in percent: its rows and their order come from the seed.
+const CLEAR_LOSS: f64 = 1.0;
 
 /// A side compared with the baseline.
 pub(super) fn verdict(baseline: &Side, side: &Side) -> Verdict {
@@ -42,8 +46,8 @@ pub(super) fn verdict(baseline: &Side, side: &Side) -> Verdict {
     }
     if baseline.paths.len().min(side.paths.len()) == 1 {
         notes.push(
-            "one run does not tell a difference from chance: two starts of one recipe differ by a few percent in speed, on \
-             a busy machine by 20 %; give several runs a side, joined by commas"
+            "speed: one run each shows nothing below 20 %, as two starts of one recipe differ; give several a side: compare \
+             a1,a2 b1,b2"
                 .to_owned(),
         );
     }
@@ -67,7 +71,8 @@ fn part(
     let change = figure.change_percent?;
     let values = format!("{label} {} -> {}", show(baseline.value(name)?), show(figure.value?));
     let open = if change.abs() < 0.05 { Mark::Equal } else { Mark::Open };
-    Some(match figure.is_clear {
+    let is_clear_loss = name == "final_eval_loss" && change.abs() >= CLEAR_LOSS;
+    Some(match figure.is_clear.or(is_clear_loss.then_some(true)) {
         None => (open, format!("{values} ({change:+.1} %)")),
         Some(false) => (open, format!("{values} ({change:+.1} %; the ranges of the runs overlap)")),
         Some(true) => {
@@ -80,16 +85,28 @@ fn part(
 }
 
 impl Comparison {
-    /// The comparison for people: verdicts, then tables of figures and recipe differences.
+    /// The comparison for people: the ranking; of a few runs also verdicts, and tables of figures and recipe differences.
     #[must_use]
     pub fn text(&self) -> String {
-        let mut lines = Vec::new();
+        let mut lines = ranking::lines(&self.ranking, &self.sides, &self.recipe_differences);
+        lines.push(String::new());
+        // What holds for all is said once.
+        let is_of_all = |note: &&String| self.verdicts.iter().all(|verdict| verdict.notes.contains(note));
+        let of_all: Vec<&String> =
+            self.verdicts.first().into_iter().flat_map(|one| &one.notes).filter(is_of_all).collect();
+        if self.sides.len() > MAX_SIDES {
+            lines.extend(of_all.iter().map(|note| format!("{} {note}", Mark::Note)));
+            lines.push("side by side: `lora-train compare` with a few of them; --json has all figures".to_owned());
+            return lines.join("\n");
+        }
         for Verdict { run, baseline, parts, notes, .. } in &self.verdicts {
             lines.push(format!("{run} against {baseline}"));
             lines.extend(parts.iter().map(|(mark, part)| format!("  {mark} {part}")));
-            lines.extend(notes.iter().map(|note| format!("  {} {note}", Mark::Note)));
-            lines.push(String::new());
+            let own = notes.iter().filter(|note| !of_all.contains(note));
+            lines.extend(own.map(|note| format!("  {} {note}", Mark::Note)));
         }
+        lines.extend(of_all.iter().map(|note| format!("  {} {note}", Mark::Note)));
+        lines.push(String::new());
         let header = |title: &str| self.row(title, |side| side.name.clone());
         let mut rows = vec![header("figure")];
         for (name, label, unit, _) in FIGURES {
@@ -112,7 +129,8 @@ impl Comparison {
         if !self.recipe_differences.is_empty() {
             let mut rows = vec![header("recipe")];
             for difference in &self.recipe_differences {
-                let values = difference.values.iter().map(|value| shortened(value.as_deref().unwrap_or("-")));
+                let values =
+                    difference.values.iter().map(|value| shortened(value.as_deref().unwrap_or("-"), MAX_VALUE));
                 rows.push(std::iter::once(difference.key.clone()).chain(values).collect());
             }
             lines.extend(aligned(&rows));
@@ -127,9 +145,9 @@ impl Comparison {
     }
 }
 
-fn shortened(value: &str) -> String {
-    match value.char_indices().nth(MAX_VALUE) {
-        Some(_) => value.chars().take(MAX_VALUE - 1).chain(['…']).collect(),
+pub(super) fn shortened(value: &str, most: usize) -> String {
+    match value.char_indices().nth(most) {
+        Some(_) => value.chars().take(most - 1).chain(['…']).collect(),
         None => value.to_owned(),
     }
 }
@@ -153,9 +171,9 @@ mod tests {
 
     #[test]
     fn a_long_value_does_not_widen_the_table() {
-        assert_eq!(shortened("4"), "4");
-        assert_eq!(shortened(&"x".repeat(40)).chars().count(), 40);
-        let long = shortened(&"ä".repeat(200));
+        assert_eq!(shortened("4", MAX_VALUE), "4");
+        assert_eq!(shortened(&"x".repeat(40), MAX_VALUE).chars().count(), 40);
+        let long = shortened(&"ä".repeat(200), MAX_VALUE);
         assert!(long.chars().count() == 40 && long.ends_with('…'), "{long}");
     }
 }
