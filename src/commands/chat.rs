@@ -2,6 +2,8 @@
 //!
 //! Answers go to stdout as they are generated, everything else to stderr. Lines are edited by the terminal itself.
 
+mod input;
+
 use std::io::{self, BufRead as _, IsTerminal as _, Write as _};
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -11,6 +13,9 @@ use serde_json::{Value, json};
 use signal_hook::consts::SIGINT;
 use signal_hook::flag;
 
+#[cfg(unix)]
+use self::input::Pasting;
+use self::input::{Message, next_message};
 use super::generate::{NON_FINITE, Output, SamplingArgs};
 use super::named::{Asked, LoadArgs, ModelArgs, Named, OpenedModel, template};
 use super::say;
@@ -24,7 +29,8 @@ use crate::util::failure::Failure;
 const HELP: &str = "  /reset          forget the conversation
   /system TEXT    set the system message and forget the conversation; without TEXT, take it away
   /adapter NAME   go on with another adapter; without NAME, list them
-  /quit           end; so does Ctrl-D. Ctrl-C ends an answer";
+  /quit           end; so does Ctrl-D. Ctrl-C ends an answer
+  \"\"\"             begins and ends a message of several lines; a pasted text is one message";
 
 /// Arguments of `lora-train chat`.
 #[derive(Clone, Debug, clap::Args)]
@@ -90,9 +96,15 @@ pub(crate) fn run(args: &ChatArgs) -> Result<(), Failure> {
         if is_terminal {
             drop(write!(io::stderr(), "> "));
         }
-        let Some(line) = lines.next() else { return Ok(()) };
-        let line = line.map_err(Failure::input)?;
-        if chat.take(&line)?.is_break() {
+        let Some(message) = next_message(&mut lines) else { return Ok(()) };
+        let Message { text, may_be_cut } = message.map_err(Failure::input)?;
+        if is_terminal && may_be_cut {
+            say(
+                "warning: a terminal hands over 4,095 bytes of a line, and the rest is lost\n  hint: break the line, or \
+                 pipe the text: `lora-train chat RUN < letter.txt`",
+            );
+        }
+        if chat.take(&text)?.is_break() {
             return Ok(());
         }
     }
@@ -119,6 +131,8 @@ impl Chat<'_> {
     fn take(&mut self, line: &str) -> Result<ControlFlow<()>, Failure> {
         let (word, rest) = line.trim().split_once(char::is_whitespace).unwrap_or((line.trim(), ""));
         match word {
+            // A command is a line of its own.
+            _ if line.trim().contains('\n') => return self.answer(line.trim()),
             "" => {}
             "/quit" | "/exit" => return Ok(ControlFlow::Break(())),
             "/help" => say(HELP),
@@ -226,14 +240,43 @@ impl Chat<'_> {
 struct Interrupt {
     requested: Arc<AtomicBool>,
     is_waiting: Arc<AtomicBool>,
+    #[cfg(unix)]
+    pasting: Option<Pasting>,
+}
+
+#[cfg(unix)]
+impl Drop for Interrupt {
+    fn drop(&mut self) {
+        self.pasting.into_iter().for_each(Pasting::give_back);
+    }
 }
 
 impl Interrupt {
+    #[cfg_attr(unix, expect(unsafe_code, reason = "a signal handler gives the terminal back"))]
     fn install() -> io::Result<Self> {
         let (requested, is_waiting) = (Arc::default(), Arc::new(AtomicBool::new(true)));
+        #[cfg(unix)]
+        let pasting = Pasting::start();
+        #[cfg(unix)]
+        if let Some(pasting) = pasting {
+            let is_waiting = Arc::clone(&is_waiting);
+            let give_back = move || {
+                if is_waiting.load(Ordering::Relaxed) {
+                    pasting.give_back();
+                }
+            };
+            // SAFETY: the action reads an atomic and makes only system calls that are allowed in a handler. The next one ends
+            // the program.
+            unsafe { signal_hook::low_level::register(SIGINT, give_back) }?;
+        }
         flag::register_conditional_shutdown(SIGINT, i32::from(EXIT_INTERRUPTED), Arc::clone(&is_waiting))?;
         flag::register(SIGINT, Arc::clone(&requested))?;
-        Ok(Self { requested, is_waiting })
+        Ok(Self {
+            requested,
+            is_waiting,
+            #[cfg(unix)]
+            pasting,
+        })
     }
 
     fn wait_for_answer(&self) {
