@@ -202,11 +202,13 @@ impl Rollouts {
         if self.objective.reuses_answers() && draw.is_for_training() {
             batch.written = step.log_probabilities(&batch);
         }
-        let sample = prompts.documents.first().zip(written.first()).map(|(document, written)| {
+        // The first answer that was judged.
+        let first = rewards.iter().take(size).position(Option::is_some).unwrap_or(0);
+        let sample = prompts.documents.first().zip(written.get(first)).map(|(document, written)| {
             let prompt = &prompts.input_ids[document.start..][..document.len];
             // What a tokenizer cannot decode it has not encoded.
             let prompt = data.tokenizer().decode(prompt, true).unwrap_or_default();
-            let reward = rewards.first().copied().flatten();
+            let reward = rewards.get(first).copied().flatten();
             Sample { prompt, text: written.text.clone(), reward, ..Sample::default() }
         });
         Ok(Some(Answered { batch, figures, sample }))

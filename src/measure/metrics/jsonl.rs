@@ -10,18 +10,26 @@ use super::append::AppendLog;
 use crate::util::files;
 
 /// Starts a new file or, in a resumed run, continues after the lines that are kept. When a line has been appended, the
-/// operating system has it, so a crash of the process loses no line.
-pub(super) fn open(name: &'static str, path: &Path, resume: Option<KeepUpTo>) -> io::Result<AppendLog> {
+/// operating system has it, so a crash of the process loses no line. Returns also a warning about what could not be read.
+pub(super) fn open(
+    name: &'static str,
+    path: &Path,
+    resume: Option<KeepUpTo>,
+) -> io::Result<(AppendLog, Option<String>)> {
+    let mut num_lost = 0;
     match resume {
         // A pipe or a device has no lines to drop, and perhaps no end.
-        Some(keep) if path.is_file() => keep.trim(path)?,
+        Some(keep) if path.is_file() => num_lost = keep.trim(path)?,
         Some(_) => {}
         None => match std::fs::remove_file(path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
         },
     }
-    AppendLog::open(name, path)
+    let lost = || {
+        format!("{name}: {num_lost} bytes of earlier steps could not be read, as after a power cut, and are left out")
+    };
+    Ok((AppendLog::open(name, path)?, (num_lost > 0).then(lost)))
 }
 
 pub(super) fn line(record: &impl Serialize) -> Vec<u8> {
@@ -40,25 +48,30 @@ pub(super) struct KeepUpTo {
 }
 
 impl KeepUpTo {
-    /// Drops the lines that the resumed run writes again, and lines that a crash cut off.
-    fn trim(self, path: &Path) -> io::Result<()> {
+    /// Drops the lines that the resumed run writes again, and lines that a crash cut off. Returns the length of what no
+    /// process has written so.
+    fn trim(self, path: &Path) -> io::Result<usize> {
         let text = std::fs::read(path)?;
         let is_due = |line: &Value| {
-            // Only steps have a learning rate; evaluations and samples have none.
-            let is_step = line["learning_rate"].is_number();
+            // Steps have a learning rate, and answers that were trained on a reward; evaluations and their samples have neither.
+            let is_of_step = line["learning_rate"].is_number() || line["reward"].is_number();
             let step = line["step"].as_u64();
-            step.is_some_and(|step| step < self.step || step == self.step && (self.has_evaluated || is_step))
+            step.is_some_and(|step| step < self.step || step == self.step && (self.has_evaluated || is_of_step))
         };
-        // Each line is parsed whole, because later readers do so too.
-        let is_kept = |line: &&[u8]| {
-            line.ends_with(b"\n") && serde_json::from_slice::<Value>(line).is_ok_and(|line| is_due(&line))
-        };
-        let kept: Vec<&[u8]> = text.split_inclusive(|&byte| byte == b'\n').filter(is_kept).collect();
-        if kept.iter().map(|line| line.len()).sum::<usize>() == text.len() {
-            return Ok(());
+        let (mut kept, mut num_lost) = (Vec::new(), 0);
+        for line in text.split_inclusive(|&byte| byte == b'\n') {
+            let is_whole = line.ends_with(b"\n");
+            // Each line is parsed whole, because later readers do so too.
+            match serde_json::from_slice::<Value>(line) {
+                Ok(value) if is_whole && is_due(&value) => kept.push(line),
+                Err(_) if is_whole || line.contains(&0) => num_lost += line.len(),
+                _ => {}
+            }
         }
-        files::write(path, kept.concat())?;
-        Ok(())
+        if kept.iter().map(|line| line.len()).sum::<usize>() < text.len() {
+            files::write(path, kept.concat())?;
+        }
+        Ok(num_lost)
     }
 }
 
@@ -77,7 +90,7 @@ mod tests {
     }
 
     fn open(path: &Path, resume: Option<u64>) -> AppendLog {
-        super::open("metrics.jsonl", path, resume.map(|step| KeepUpTo { step, has_evaluated: true })).unwrap()
+        super::open("metrics.jsonl", path, resume.map(|step| KeepUpTo { step, has_evaluated: true })).unwrap().0
     }
 
     #[test]
@@ -96,6 +109,11 @@ mod tests {
         assert_eq!(steps(&path), [1, 1, 1, 2, 2, 2]);
         super::open("metrics.jsonl", &path, Some(KeepUpTo { step: 2, has_evaluated: false })).unwrap();
         assert_eq!(steps(&path), [1, 1, 1, 2]);
+        // The answer that step 2 was trained on is not written again.
+        let answers = [1, 2, 3].map(|step| line(&Sample { step, reward: Some(0.5), ..Sample::default() }));
+        std::fs::write(&path, answers.concat()).unwrap();
+        super::open("samples.jsonl", &path, Some(KeepUpTo { step: 2, has_evaluated: false })).unwrap();
+        assert_eq!(steps(&path), [1, 2]);
         std::fs::remove_file(&path).unwrap();
         open(&path, Some(4)).append(step(5));
         assert_eq!(steps(&path), [5], "a resumed run may find none");
@@ -116,12 +134,25 @@ mod tests {
 
     /// A reader of the whole line would stop there.
     #[test]
-    fn a_line_with_a_number_that_cannot_be_read_is_dropped() {
+    fn a_line_that_cannot_be_read_is_dropped_with_a_warning_unless_a_crash_has_cut_it() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("metrics.jsonl");
-        let lines = "{\"step\":1}\n{\"step\":2,\"loss\":1e999}\n{\"step\":3,\"x\":\"\\ud800\"}\n{\"step\":4}\n";
-        std::fs::write(&path, lines).unwrap();
-        open(&path, Some(9));
-        assert_eq!(steps(&path), [1, 4]);
+        let numbers = "{\"step\":1}\n{\"step\":2,\"loss\":1e999}\n{\"step\":3,\"x\":\"\\ud800\"}\n{\"step\":4}\n";
+        for (lines, kept, lost) in [
+            (numbers, &[1, 4][..], Some("48 bytes")),
+            ("{\"step\":1}\n{\"st", &[1], None),
+            // What a power cut may leave of a file.
+            ("{\"step\":1}\n\0\0\0\0", &[1], Some("4 bytes")),
+            ("\0\0\0\0", &[], Some("4 bytes")),
+        ] {
+            std::fs::write(&path, lines).unwrap();
+            let keep = KeepUpTo { step: 9, has_evaluated: true };
+            let (_, warning) = super::open("metrics.jsonl", &path, Some(keep)).unwrap();
+            assert_eq!(steps(&path), kept);
+            assert!(
+                warning.as_deref().map_or(lost.is_none(), |warning| warning.contains(lost.unwrap_or("?"))),
+                "{lines:?}: {warning:?}"
+            );
+        }
     }
 }

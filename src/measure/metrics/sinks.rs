@@ -78,7 +78,7 @@ impl Sinks {
             let path = run_dir.join(name);
             jsonl::open(name, &path, resume).map_err(|source| MetricsError { path, action: "open", source })
         };
-        let (metrics, samples) = (open("metrics.jsonl")?, open("samples.jsonl")?);
+        let ((metrics, lost), (samples, lost_samples)) = (open("metrics.jsonl")?, open("samples.jsonl")?);
         let tensorboard = config.tensorboard.then(|| {
             let path = run_dir.join("tensorboard");
             TensorBoard::open(&path, resume_step).map_err(|source| MetricsError { path, action: "open", source })
@@ -113,6 +113,7 @@ impl Sinks {
         if let Some(reason) = refusal {
             sinks.warn(&format!("no dashboard: {reason}"));
         }
+        sinks.warn_all(lost.into_iter().chain(lost_samples));
         backend_log::hold();
         Ok(sinks)
     }
