@@ -11,6 +11,12 @@ const MAX_COMPARED: usize = 10_000;
 
 /// The path with a leading `~` and every `${VARIABLE}` replaced.
 pub(super) fn expand(path: &str) -> Result<String, Problem> {
+    if path.chars().any(char::is_control) {
+        let problem = Problem::new("a path with a line end, a tab or the like in it");
+        return Err(
+            problem.hint(r"in double quotes `\n` and `\t` are such: write 'D:\new\table.jsonl' in single quotes")
+        );
+    }
     expand_with(path, |name| match name {
         "HOME" => env::home_dir().and_then(|home| home.into_os_string().into_string().ok()),
         _ => env::var(name).ok(),
@@ -133,6 +139,15 @@ mod tests {
         for (path, expected) in cases {
             assert_eq!(expanded(path), Err(expected.to_owned()), "{path}");
         }
+    }
+
+    #[test]
+    fn a_path_of_windows_in_double_quotes_is_told_to_be_in_single_ones() {
+        for path in ["D:\new\table.jsonl", "C:\runs\u{8}est", "a\r"] {
+            let error = expand(path).unwrap_err().to_string();
+            assert!(error.contains("single quotes"), "{error}");
+        }
+        assert!(expand(r"D:\new\table.jsonl").is_ok());
     }
 
     #[test]
