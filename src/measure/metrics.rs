@@ -40,6 +40,18 @@ pub fn give_terminal_back() {
     dashboard::give_back_in_handler();
 }
 
+/// Most characters of a prompt that stand before its answer on a line.
+const MAX_PROMPT: usize = 30;
+
+/// A sample on one line: the end of its prompt, if that is long, and its text, which is what people look for.
+fn on_a_line(sample: &Sample) -> String {
+    let [prompt, text] =
+        [&sample.prompt, &sample.text].map(|text| text.split_whitespace().collect::<Vec<_>>().join(" "));
+    let left_out = prompt.chars().count().saturating_sub(MAX_PROMPT);
+    let dots = if left_out > 0 { "…" } else { "" };
+    format!("{dots}{} > {text}", prompt.chars().skip(left_out).collect::<String>())
+}
+
 /// Seconds until the last step, at the pace of the steps since `started`. Steps of earlier starts do not count: they may
 /// have run on another machine.
 fn remaining_seconds(started: Instant, [first_step, step, total_steps]: [u64; 3]) -> Option<f64> {

@@ -15,6 +15,9 @@ pub struct Facts {
     /// `train.gradient_checkpointing` is `"auto"` in the recipe.
     pub(crate) decides_checkpointing: bool,
 
+    /// Steps of the whole run.
+    pub(crate) total_steps: Option<u64>,
+
     // Model and rows.
     /// Positions of the model: no row can be longer.
     pub(crate) max_positions: u64,

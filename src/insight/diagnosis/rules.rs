@@ -36,6 +36,7 @@ pub(super) const RULES: &[(Rule, When)] = &[
     (weights::weights_from_disk, DuringTheRun),
     (ranks::straggler, DuringTheRun),
     (ranks::exchange_bound, DuringTheRun),
+    (compute::shared_cpu, DuringTheRun),
     (compute::host_to_device, DuringTheRun),
     (compute::launch_overhead, DuringTheRun),
     (compute::small_batches, AtTheEnd),

@@ -3,7 +3,7 @@
 mod averages;
 mod ending;
 
-use std::io::{IsTerminal, Write};
+use std::io::Write;
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -12,8 +12,9 @@ use averages::Averages;
 use ending::summary_text;
 
 use super::dashboard::Dashboard;
-use super::{EvalMetrics, Finding, Sample, StepMetrics, Summary, remaining_seconds};
+use super::{EvalMetrics, Finding, Sample, StepMetrics, Summary, on_a_line, remaining_seconds};
 use crate::util::stats::as_f64;
+use crate::util::terminal::redraws;
 use crate::util::text::{at_words, bytes, counted, duration, has_colors, thousands};
 
 /// Where lines for people go.
@@ -48,7 +49,7 @@ impl Console {
         first_step: u64,
         total_steps: u64,
     ) -> Self {
-        let terminal = std::io::stderr().is_terminal() && std::env::var_os("TERM").is_none_or(|term| term != "dumb");
+        let terminal = redraws(&std::io::stderr());
         let colors = terminal && has_colors(&std::io::stderr());
         let view = match dashboard {
             Some(dashboard) => View::Dashboard(dashboard, Vec::new()),
@@ -195,8 +196,8 @@ impl Console {
             View::Bar(_) | View::Dashboard(..) if index > 0 => {}
             View::Dashboard(dashboard, _) => dashboard.sample(sample),
             View::Bar(_) => {
-                let line = format!("sample at step {}: {prompt} > {text}", sample.step);
-                self.note(&shortened(&line.split_whitespace().collect::<Vec<_>>().join(" "), terminal_width()));
+                let line = format!("sample at step {}: {}", sample.step, on_a_line(sample));
+                self.note(&shortened(&line, terminal_width()));
             }
             _ => {
                 let [prompt, text] = [prompt, text].map(|text| text.replace('\n', "\n    "));
@@ -300,6 +301,10 @@ mod tests {
         assert_eq!(at_words(text, 80), text);
         assert_eq!(shortened("one two three", 8), "one two…");
         assert_eq!(shortened("one", 8), "one");
+        let sample =
+            |prompt: &str| on_a_line(&Sample { prompt: prompt.into(), text: " so\nbe it".into(), ..Sample::default() });
+        assert_eq!(sample("Dear Sir,\n"), "Dear Sir, > so be it");
+        assert_eq!(sample(&"letter ".repeat(50)), "…er letter letter letter letter > so be it");
     }
 
     #[test]

@@ -20,6 +20,8 @@ const LOW_MFU: f64 = 0.3;
 const BUSY_MEMORY_PERCENT: f64 = 60.0;
 /// Arithmetic activity, in percent, from which arithmetic limits a GPU.
 const BUSY_ARITHMETIC_PERCENT: f64 = 60.0;
+/// Threads that are busy at the least where a CPU computes all the time: this many, and this share of each further one.
+const BUSY_THREADS: [f64; 2] = [0.9, 0.05];
 /// A smaller gain is not worth a change.
 pub(super) const MIN_GAIN: f64 = 0.05;
 
@@ -86,6 +88,29 @@ pub(super) fn unfilled(run: &Run) -> (Option<f64>, Option<f64>) {
     let pauses = launch_share(run).map(|share| share * run.figures.mean_step_seconds());
     let seconds = pauses.into_iter().chain(fixed_seconds(run)).reduce(f64::max);
     (seconds, half_empty(run).map(|percent| percent / 100.0))
+}
+
+/// What computes all the time keeps one thread busy at the least: where a CPU gave this process less, others had it.
+pub(super) fn shared_cpu(run: &Run) -> Option<Finding> {
+    let Run { facts, figures } = run;
+    let share = figures.counted.cpu_utilization_percent.get()? / 100.0;
+    let threads = as_f64(facts.num_cpu_threads.max(1));
+    let (used, compute) = (share * threads, figures.share_of_steps(figures.compute_seconds()));
+    // Or it waited for weights.
+    let waits_for_disk = facts.weights_read_bytes.is_some() || figures.major_page_faults > figures.num_steps();
+    let is_short = used < BUSY_THREADS[0] + BUSY_THREADS[1] * (threads - 1.0);
+    if facts.is_gpu || compute < 0.8 || !is_short || waits_for_disk || !figures.are_enough() {
+        return None;
+    }
+    let evidence = vec![
+        format!(
+            "this process computed {} of step time, and had {used:.1} of {threads} threads meanwhile",
+            percent(compute)
+        ),
+        "`top` shows what else runs; in a container, its limit of processors may be lower".to_owned(),
+    ];
+    let verdict = format!("SHARED CPU: training got {} of the processors; others use this machine", percent(share));
+    Some(Finding { evidence, ..finding("shared_cpu", Severity::Problem, Some(1.0 - share), verdict) })
 }
 
 /// Building and copying micro-batches takes a noticeable part of the steps.
@@ -261,6 +286,25 @@ mod tests {
         ];
         finds(host_to_device(&slow), &halved);
         finds(host_to_device(&run(|_| {})), &[]);
+    }
+
+    #[test]
+    fn a_cpu_that_gives_a_run_less_than_one_thread_while_it_computes_is_shared_with_others() {
+        let of = |percent: f64, threads: u64| {
+            let mut run = run(move |line| line.cpu_utilization_percent = Some(percent));
+            run.facts.num_cpu_threads = threads;
+            run
+        };
+        let shared = "SHARED CPU: training got 17% of the processors; others use this machine";
+        finds(shared_cpu(&of(17.0, 2)), &["shared_cpu problem", shared, "0.3 of 2 threads"]);
+        assert!(diagnose(&of(17.0, 2)).iter().all(|finding| finding.rule != "healthy"));
+        for (percent, threads) in [(91.0, 2), (50.0, 2), (17.0, 64)] {
+            finds(shared_cpu(&of(percent, threads)), &[]);
+        }
+        let mut reading = of(17.0, 2);
+        reading.facts.weights_read_bytes = Some(1 << 30);
+        finds(shared_cpu(&reading), &[]);
+        finds(shared_cpu(&gpu_run(|line| line.cpu_utilization_percent = Some(5.0))), &[]);
     }
 
     #[test]

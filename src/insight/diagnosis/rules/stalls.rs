@@ -11,6 +11,8 @@ const MIN_CHECKPOINT: f64 = 0.05;
 const MIN_LOGGING: f64 = 0.03;
 /// Share from which writing figures is a problem: a disk this slow costs more than most settings.
 const GRAVE_LOGGING: f64 = 0.25;
+/// Fewest evaluations of a run to propose: fewer are no curve, and leave the best adapter to chance.
+const MIN_EVALUATIONS: u64 = 3;
 /// Fewest micro-batches of an evaluation to propose: the loss of fewer says little.
 const MIN_EVAL_BATCHES: u64 = 10;
 /// Shares of the time to aim for.
@@ -44,8 +46,11 @@ pub(super) fn evaluation(run: &Run) -> Option<Finding> {
     let mut changes = Vec::new();
     let between = as_f64(count.saturating_sub(figures.num_edge_evaluations));
     if let Some(eval_steps) = facts.eval.eval_steps.filter(|_| between > 0.0) {
-        let after = all - each * between * (1.0 - 1.0 / as_f64(times));
-        changes.push(change("eval.eval_steps", eval_steps, eval_steps * times, whole(all, after)));
+        let to = (eval_steps * times).min(facts.total_steps.map_or(u64::MAX, |steps| steps / MIN_EVALUATIONS));
+        if to > eval_steps {
+            let after = all - each * between * (1.0 - as_f64(eval_steps) / as_f64(to));
+            changes.push(change("eval.eval_steps", eval_steps, to, whole(all, after)));
+        }
     }
     if let Some(batches) = facts.eval_batches.filter(|batches| *batches > MIN_EVAL_BATCHES) {
         let to = (batches / times).max(MIN_EVAL_BATCHES);
@@ -175,6 +180,12 @@ mod tests {
         let after = whole(211.0, 211.0 - 100.0 * (1.0 - 1.0 / 21.0));
         let rarer = format!("`eval.eval_steps` 50 -> 1050: {after}");
         finds(evaluation(&busy), &["evaluation problem", &rarer, "`eval.max_batches` 40 -> 10: about "]);
+        // Three are left of any run.
+        busy.facts.total_steps = Some(170);
+        finds(evaluation(&busy), &["`eval.eval_steps` 50 -> 56: "]);
+        busy.facts.total_steps = Some(101);
+        assert_eq!(evaluation(&busy).unwrap().changes[0].key, "eval.max_batches");
+        busy.facts.total_steps = None;
         busy.facts.eval.generate = vec!["Hi".into()];
         finds(evaluation(&busy), &["`eval.max_batches` 40 -> 10: shorter evaluations"]);
         // Making the two in the middle of a run rarer pays; the ones before and after it are always made.

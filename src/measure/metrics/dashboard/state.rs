@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use super::super::{EvalMetrics, Sample, StepMetrics, remaining_seconds};
+use super::super::{EvalMetrics, Sample, StepMetrics, on_a_line, remaining_seconds};
 
 /// Points of the loss that are kept; those of a longer run are thinned.
 const MAX_POINTS: usize = 1024;
@@ -127,7 +127,7 @@ impl State {
 
     /// The sample of the first prompt of an evaluation.
     pub(super) fn sample(&mut self, sample: &Sample) {
-        self.sample = Some((sample.step, format!("{} > {}", sample.prompt.trim(), sample.text.trim())));
+        self.sample = Some((sample.step, on_a_line(sample)));
     }
 
     pub(super) fn warning(&mut self, text: &str) {
