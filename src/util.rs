@@ -9,4 +9,5 @@ pub mod gguf;
 pub mod json_schema;
 pub mod panics;
 pub mod stats;
+pub mod terminal;
 pub mod text;

@@ -23,6 +23,7 @@ use crate::train::objective::objective;
 use crate::train::step::TrainStep;
 use crate::util::failure::Failure;
 use crate::util::stats::{as_u64, median};
+use crate::util::terminal;
 use report::{BenchReport, Scatter, profile_table};
 
 /// Measured steps where the recipe has no `train.max_steps`.
@@ -166,7 +167,7 @@ struct BenchProgress {
 
 impl BenchProgress {
     fn new(args: &BenchArgs, num_steps: u64) -> Self {
-        let bar = ProgressBar::new(args.seconds.map_or(num_steps, |seconds| as_u64(seconds * 1e3).max(1)));
+        let bar = terminal::bar(args.seconds.map_or(num_steps, |seconds| as_u64(seconds * 1e3).max(1)));
         if let Ok(style) = ProgressStyle::with_template("[{bar:24}] {percent}% {wide_msg}") {
             bar.set_style(style.progress_chars("=> "));
         }

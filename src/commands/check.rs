@@ -180,10 +180,10 @@ fn examine_output(output_dir: &Path, findings: &mut Findings) {
     if has_checkpoints(output_dir) {
         return findings.fact("output", format!("{shown} (an unfinished run, which `--resume` continues)"));
     }
-    let existing = nearest_existing(output_dir);
-    if !existing.is_dir() {
-        return findings.problem(not_a_folder(output_dir, existing));
+    if let Some(problem) = not_a_folder(output_dir) {
+        return findings.problem(problem);
     }
+    let existing = nearest_existing(output_dir);
     // An unnamed file: it disappears when its handle is closed.
     match tempfile::tempfile_in(existing) {
         Ok(_) => findings.fact("output", format!("{shown}{}", if existing == output_dir { "" } else { " (new)" })),

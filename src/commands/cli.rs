@@ -4,19 +4,22 @@ use std::any::Any;
 use std::ffi::OsString;
 use std::io::{self, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
 use std::process::ExitCode;
 
+use clap::error::ErrorKind;
 use clap::{Args, FromArgMatches, Subcommand};
 
 use crate::commands::{
     bench, chat, check, compare, demo, doctor, eval, generate, init, inspect, merge, plan, push, report, serve, tune,
 };
+use crate::recipe::of_run::run_of;
 use crate::run::{self, TrainArgs};
 use crate::schema::Problem;
 #[cfg(unix)]
 use crate::train::ranks;
 use crate::util::failure::Failure;
-use crate::util::faults::{Fault, backend_log};
+use crate::util::faults::{Fault, backend_log, panic_text};
 use crate::util::panics;
 use crate::util::text::has_colors;
 use help::CompletionsArgs;
@@ -115,6 +118,10 @@ pub fn ended(work: impl FnOnce() -> Result<(), Failure>) -> u8 {
     )
 }
 
+/// What to say where a thread cannot be started.
+const TOO_FEW_THREADS: &str = "the system allows this process no more threads\n  hint: raise `ulimit -u`, or the limit of the \
+                               container (--pids-limit), or end what else runs there";
+
 /// What to say after a panic. A bug has already printed where it was.
 fn of_panic(panic: &(dyn Any + Send)) -> String {
     match Fault::of_panic(panic) {
@@ -124,6 +131,7 @@ fn of_panic(panic: &(dyn Any + Send)) -> String {
                 .to_owned();
         }
         Some(fault) => return fault.to_string(),
+        None if panics::is_for_want_of_threads(panic_text(panic)) => return TOO_FEW_THREADS.to_owned(),
         None => {}
     }
     let commit = option_env!("LORA_TRAIN_GIT_COMMIT").map(|commit| format!(", commit {commit}")).unwrap_or_default();
@@ -161,11 +169,13 @@ enum Refusal {
 fn parse(args: impl Iterator<Item = OsString>) -> Result<Command, Refusal> {
     let mut definition = definition();
     let args = with_command(resume_before_recipe(args), &definition)?;
-    let matches = definition.try_get_matches_from_mut(&args).map_err(|error| {
-        match mistakes::unknown_argument(&error, &args, &definition) {
-            Some(problem) => Refusal::Mistake(Box::new(problem)),
-            None => Refusal::Usage(error),
-        }
+    let matches = definition.try_get_matches_from_mut(&args).or_else(|error| match resumed_run(&error, &args) {
+        Some(args) => definition.try_get_matches_from_mut(args),
+        None => Err(error),
+    });
+    let matches = matches.map_err(|error| match mistakes::unknown_argument(&error, &args, &definition) {
+        Some(problem) => Refusal::Mistake(Box::new(problem)),
+        None => Refusal::Usage(error),
     })?;
     Command::from_arg_matches(&matches).map_err(|error| Refusal::Usage(error.format(&mut definition)))
 }
@@ -208,6 +218,18 @@ fn dispatch(command: &Command) -> Result<(), Failure> {
     }
 }
 
+/// The arguments of `--resume runs/mine` alone, with that folder as the recipe too.
+fn resumed_run(error: &clap::Error, args: &[OsString]) -> Option<Vec<OsString>> {
+    let is_train = args.get(1).is_some_and(|word| word == "train");
+    if error.kind() != ErrorKind::MissingRequiredArgument || !is_train {
+        return None;
+    }
+    let at = args.iter().position(|word| word.to_string_lossy().starts_with("--resume"))?;
+    let after = |word: &OsString| word.to_str()?.strip_prefix("--resume=").map(OsString::from);
+    let folder = after(&args[at]).or_else(|| args.get(at + 1).cloned()).filter(|it| run_of(Path::new(it)).is_some())?;
+    Some([&args[..2], &[folder], &args[2..]].concat())
+}
+
 /// `--resume recipe.toml` means the recipe, not a checkpoint of that name.
 fn resume_before_recipe(args: impl Iterator<Item = OsString>) -> Vec<OsString> {
     let mut args: Vec<OsString> = args.collect();
@@ -231,7 +253,11 @@ fn report_failure(failure: &Failure) {
     let rank = "";
     let resume = "\n  hint: after a checkpoint, `--resume` continues, on any number of ranks";
     let resume = if rank.is_empty() || failure.exit_code() != 1 { "" } else { resume };
-    for message in failure.shown(!is_plain) {
+    for mut message in failure.shown(!is_plain) {
+        // As the C library says it of a thread or a process.
+        if message.ends_with("Resource temporarily unavailable (os error 11)") {
+            message += &format!(": {TOO_FEW_THREADS}");
+        }
         let message = message + resume;
         let message = message.replace("\n  hint:", &format!("\n  {hint}"));
         // With stderr closed there is nobody to report to.
@@ -241,9 +267,8 @@ fn report_failure(failure: &Failure) {
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-
     use super::*;
+    use crate::recipe::of_run::{ENVIRONMENT_FILE, RESOLVED_FILE};
     use crate::run::args::Resume;
 
     fn parsed(line: &str) -> Result<Command, Refusal> {
@@ -292,6 +317,23 @@ mod tests {
     }
 
     #[test]
+    fn a_run_is_trained_and_resumed_by_its_folder() {
+        let folder = tempfile::tempdir().unwrap();
+        let run = folder.path().join("mine");
+        let checkpoint = run.join("checkpoints/step-000010");
+        std::fs::create_dir_all(&checkpoint).unwrap();
+        for name in [RESOLVED_FILE, ENVIRONMENT_FILE] {
+            std::fs::write(run.join(name), "").unwrap();
+        }
+        for (folder, resume) in [(&run, "--resume "), (&run, "--resume="), (&checkpoint, "--resume ")] {
+            let args = train_args(&format!("lora-train {resume}{} --set seed=1", folder.display()));
+            assert_eq!((&args.recipe.recipe, args.resume), (folder, Some(Resume::Checkpoint(folder.clone()))));
+        }
+        assert_eq!(train_args(&format!("lora-train {} --resume", run.display())).resume, Some(Resume::Latest));
+        assert!(matches!(parsed("lora-train --resume absent"), Err(Refusal::Usage(_))));
+    }
+
+    #[test]
     fn a_recipe_named_like_a_command_is_reached_by_its_folder() {
         assert_eq!(train_args("lora-train ./check").recipe.recipe, Path::new("./check"));
         assert!(matches!(parsed("lora-train check r.toml"), Ok(Command::Check(_))));
@@ -311,7 +353,7 @@ mod tests {
             ("chekc r.toml", "did you mean `check`?"),
             ("gen", "did you mean `generate`?"),
             ("version", "`lora-train --version` does that"),
-            ("resume runs/x", "`lora-train RECIPE.toml --resume` does that"),
+            ("resume runs/x", "`lora-train RUN --resume` does that, or RECIPE.toml --resume"),
             ("dry-run r.toml", "this trainer calls it `check`"),
             ("finetune x.yml", "this trainer calls it `train`"),
             ("quickstart", "did you mean the recipe recipes/quickstart.toml?"),
@@ -377,6 +419,8 @@ mod tests {
         }
         let memory = of_panic(&"DriverError(CUDA_ERROR_OUT_OF_MEMORY, \"out of memory\")");
         assert!(memory.contains("no memory left") && memory.contains("`train.micro_batch_size`"), "{memory}");
+        let threads = of_panic(&"failed to spawn thread: Os { code: 11, kind: WouldBlock }");
+        assert!(threads.contains("`ulimit -u`"), "{threads}");
         let fault = of_panic(&"DriverError(CUDA_ERROR_LAUNCH_FAILED, \"x\")");
         assert!(fault.starts_with("the GPU stopped: CUDA_ERROR_LAUNCH_FAILED, x\n"), "{fault}");
     }

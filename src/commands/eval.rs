@@ -4,11 +4,10 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use indicatif::ProgressBar;
 use serde::Serialize;
 use serde_json::json;
 
-use super::named::{ModelArgs, Named, misfit, path_of_run, recipe_of};
+use super::named::{ModelArgs, Named, misfit, recipe_of};
 use super::{print_figures, say};
 use crate::config::{DataConfig, DataSource, Metric, ModelOptions, TaskConfig};
 use crate::data::cache::CacheSettings;
@@ -16,12 +15,13 @@ use crate::data::dataset::{Dataset, OpenOptions};
 use crate::data::files::FileKind;
 use crate::hub::Progress;
 use crate::lora::AdapterSet;
+use crate::recipe::of_run::moved_paths;
 use crate::recipe::{Purpose, Recipe};
 use crate::run::dir::REFERENCE;
 use crate::run::inputs::{WeightsFrom, data_failure};
 use crate::run::{Prepared, trainer_failure};
 use crate::save::export::{PromptForm, read_adapter};
-use crate::schema::{Choice, Override, Problem, flattened};
+use crate::schema::{Choice, Override, Problem};
 use crate::train::eval::eval_loss;
 use crate::train::loss::score::scores;
 use crate::train::objective::objective;
@@ -30,8 +30,8 @@ use crate::train::step::TrainStep;
 use crate::train::stop::Stop;
 use crate::train::task::{Score, Task};
 use crate::util::failure::Failure;
-use crate::util::files;
 use crate::util::text::{counted, with_commas};
+use crate::util::{files, terminal};
 
 /// Arguments of `lora-train eval`.
 #[derive(Clone, Debug, clap::Args)]
@@ -63,6 +63,10 @@ pub(crate) struct EvalArgs {
     /// lines
     #[arg(long, value_name = "FILE")]
     answers: Option<PathBuf>,
+
+    /// Start the programs of `[[objective.reward]]` that the run's recipe names: a folder may be somebody else's
+    #[arg(long)]
+    allow_command: bool,
 
     /// Write one JSON object also on a terminal
     #[arg(long)]
@@ -158,7 +162,7 @@ pub(crate) fn run(args: &EvalArgs) -> Result<(), Failure> {
         let reference = saved.into_set(&kept, &source.config, &device.device).map_err(|error| misfit(&error, None))?;
         step = step.with_reference(reference);
     }
-    let bar = ProgressBar::new(0);
+    let bar = terminal::bar(0);
     let on_progress = |done: usize, total: usize| {
         bar.set_length(total as u64);
         bar.set_position(done as u64);
@@ -261,13 +265,22 @@ fn recipe(args: &EvalArgs, named: &Named, scores: bool) -> Result<Recipe, Failur
     let device = args.device.iter().map(|name| Override::argument("--device", "device.name", name));
     let of_run = named.adapters.first().and_then(|adapter| recipe_of(&adapter.folder));
     // The adapter is read; what it started from may be gone.
-    let text = of_run.as_ref().and_then(|path| fs::read_to_string(path).ok()).unwrap_or_default();
+    let read = |path: &PathBuf| {
+        fs::read_to_string(path).map_err(|error| Failure::input(format!("{}: {error}", path.display())))
+    };
+    let text = of_run.as_ref().map(read).transpose()?.unwrap_or_default();
     let start = text.contains("\nstart_from = ").then(|| Override::set("lora.start_from="));
     let own = of_run.as_ref().map(|path| own_changes(args, &named.adapters[0].folder, path, &text, start.as_slice()));
     let set = args.set.iter().map(Override::set);
     let overrides: Vec<Override> = own.into_iter().flatten().chain(set).chain(device).chain(start.clone()).collect();
     let mut recipe = match &of_run {
-        Some(path) => Recipe::load(path, &overrides, Purpose::Benchmark)?,
+        Some(path) => {
+            let recipe = Recipe::parse(path, &text, &overrides, Purpose::Benchmark)?;
+            if !args.allow_command {
+                recipe.refuse_programs_of(path, &text)?;
+            }
+            recipe
+        }
         None => {
             let form = named.adapters.first().map(|adapter| PromptForm::read(&adapter.folder)).transpose()?.flatten();
             let is_raw = form == Some(PromptForm::Raw);
@@ -323,18 +336,7 @@ fn open_data(args: &EvalArgs, prepared: &Prepared, options: &OpenOptions<'_>) ->
 /// What changes in the recipe of a run before the command line changes it: its paths lead to where they did in training,
 /// and of its task those keys go for which another metric has no use.
 fn own_changes(args: &EvalArgs, adapter: &Path, recipe: &Path, text: &str, start: &[Override]) -> Vec<Override> {
-    let table: toml::Table = text.parse().unwrap_or_default();
-    let is_path = |key: &str, value: &str| match key {
-        "data.chat_template" => !["auto", "none"].contains(&value),
-        _ => key.starts_with("data.") && key.ends_with("].path") || key.ends_with("].schema"),
-    };
-    let moved = flattened(&table).into_iter().filter_map(|(key, value)| {
-        let path = value.as_str().filter(|value| is_path(&key, value))?;
-        let (moved, place) = (path_of_run(adapter, path)?, |path: &str| Path::new(path).canonicalize().ok());
-        let is_elsewhere = place(path).is_none() || place(path) != place(&moved);
-        is_elsewhere.then(|| Override::argument("RUN", &key, &moved))
-    });
-    let mut changes: Vec<Override> = moved.collect();
+    let mut changes = moved_paths(adapter, text);
     let set: Vec<(&str, &str)> = args.set.iter().filter_map(|set| set.split_once('=')).collect();
     let is_set = |key: &str| set.iter().rfind(|(other, _)| other.trim() == key);
     if let Some((_, name)) = is_set("eval.task.metric")

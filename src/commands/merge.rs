@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::ProgressStyle;
 
 use self::combining::{CombineArgs, Source};
 use super::named::{ModelArgs, Named, misfit};
@@ -20,8 +20,8 @@ use crate::save::export::{self, Differences, ExportError, GgufType, MergeOptions
 use crate::schema::Problem;
 use crate::spec::{ModelConfig, StoredQuantisation};
 use crate::util::failure::Failure;
-use crate::util::files;
 use crate::util::text::{bytes, quoted};
+use crate::util::{files, terminal};
 
 /// Arguments of `lora-train merge`.
 #[derive(Clone, Debug, clap::Args)]
@@ -195,7 +195,7 @@ fn written(
     adapter: &Path,
     decoded: Option<Quantisation>,
 ) -> Result<MergeSummary, ExportError> {
-    let bar = ProgressBar::new(0);
+    let bar = terminal::bar(0);
     if let Ok(style) = ProgressStyle::with_template("merging [{bar:24}] {binary_bytes}/{binary_total_bytes} {eta}") {
         bar.set_style(style.progress_chars("=> "));
     }

@@ -14,7 +14,7 @@ use crate::lora::AdapterSet;
 use crate::measure::metrics::SUMMARY_FILE;
 use crate::model::weights::{StoredTensor, Weights};
 use crate::model::{Model, Storage};
-use crate::run::dir::{RESOLVED_FILE, started_in};
+use crate::recipe::of_run::{RESOLVED_FILE, path_of_run};
 use crate::run::inputs::{ModelSource, WeightsFrom};
 use crate::run::kernel_check;
 use crate::run::overview::{held, multiplies_eight_bits};
@@ -247,18 +247,6 @@ fn base_of_adapter(adapter: &Path) -> Result<ModelOptions, Failure> {
         base.path = moved;
     }
     Ok(base)
-}
-
-/// Where a path of the run that an adapter belongs to leads: relative ones start where the run was started; where it was
-/// moved from there, usually at a folder above it. `None` where nothing is found.
-pub(crate) fn path_of_run(adapter: &Path, path: &str) -> Option<String> {
-    let in_full = adapter.canonicalize().unwrap_or_else(|_| adapter.to_owned());
-    let matches = |path: &PathBuf| glob::glob(&path.to_string_lossy()).is_ok_and(|mut found| found.next().is_some());
-    let started = in_full.ancestors().find_map(started_in).map(|folder| folder.join(path));
-    let started = started.filter(|path| path.exists() || matches(path));
-    // Above it, a pattern would match what the run wrote.
-    let above = || in_full.ancestors().skip(1).map(|folder| folder.join(path)).find(|path| path.exists());
-    started.or_else(above).map(|path| path.display().to_string())
 }
 
 /// The base as its run held it; other versions may have other keys in their recipes. Weights of a run in `f32` stay in the

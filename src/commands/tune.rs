@@ -26,6 +26,7 @@ use crate::schema::{Problem, Problems};
 use crate::train::fit;
 use crate::util::failure::Failure;
 use crate::util::stats::{as_f64, median};
+use crate::util::terminal::redraws;
 use crate::util::text::duration;
 use axis::{Axis, Limits, changes};
 use search::{MIN_GAIN, NUM_PAIRS, Paired, Trial, TrialResult};
@@ -171,7 +172,8 @@ pub(crate) fn run(args: &TuneArgs) -> Result<(), Failure> {
 
 /// The time that the search has taken, on a terminal.
 fn clock(max_minutes: f64) -> ProgressBar {
-    let clock = ProgressBar::new_spinner().with_message(format!("of at most {}", duration(60.0 * max_minutes)));
+    let clock = if redraws(&io::stderr()) { ProgressBar::new_spinner() } else { ProgressBar::hidden() };
+    let clock = clock.with_message(format!("of at most {}", duration(60.0 * max_minutes)));
     if let Ok(style) = ProgressStyle::with_template("{spinner} {elapsed} {msg}") {
         clock.set_style(style);
     }

@@ -124,6 +124,11 @@ fn accept_weights(value: &Value) -> Result<Option<Vec<f64>>, Option<String>> {
 }
 
 impl ObjectiveConfig {
+    /// The programs that it starts.
+    pub fn commands(&self) -> impl Iterator<Item = &[String]> {
+        self.reward.iter().map(|reward| &*reward.command).filter(|command| !command.is_empty())
+    }
+
     fn check(self, section: &mut Section) -> Self {
         use LossType::{Aot, AotUnpaired, Discopop, ExoPair, Robust, Sigmoid};
         use ObjectiveName::{Cpo, CrossEntropy, Dpo, Grpo, Kto, Orpo, Reward, Simpo};

@@ -1,11 +1,13 @@
 //! How the progress of a download is shown on standard error.
 
-use std::io::{IsTerminal, Write};
+use std::io::Write;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use hf_hub::progress::{DownloadEvent, FileStatus, ProgressEvent, ProgressHandler, UploadEvent};
 use indicatif::{HumanBytes, ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+use crate::util::terminal::redraws;
 
 /// Time between two lines about the same file.
 const LINE_INTERVAL: Duration = Duration::from_secs(10);
@@ -27,7 +29,7 @@ impl Progress {
     pub fn detect(quiet: bool) -> Self {
         if quiet {
             Self::Quiet
-        } else if std::io::stderr().is_terminal() {
+        } else if redraws(&std::io::stderr()) {
             Self::Bar
         } else {
             Self::Lines

@@ -12,17 +12,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::insight::report::REPORT_FILE;
 use crate::measure::metrics::{Outcome, SUMMARY_FILE, UNFINISHED_FILE};
+use crate::recipe::of_run::{ENVIRONMENT_FILE, RECIPE_FILE, RESOLVED_FILE};
 use crate::schema::Problem;
 use crate::train::saver::BEST_ADAPTER;
 use crate::util::failure::Failure;
 use crate::util::files;
 use lock::lock;
 use superseded::WRITTEN;
-
-/// Facts about the process that trains.
-pub(crate) const ENVIRONMENT_FILE: &str = "environment.json";
-/// The recipe of the latest start, every default filled in.
-pub(crate) const RESOLVED_FILE: &str = "resolved.toml";
 
 /// The adapter that a run of preferences started from, to which it compares: a resumed run needs it again.
 pub(crate) const REFERENCE: &str = "reference";
@@ -38,14 +34,20 @@ pub(crate) fn finished(path: &Path) -> Problem {
 }
 
 /// The folder's name with the first number from 2 on that is not taken.
-fn free_name(path: &str) -> String {
+pub(super) fn free_name(path: &str) -> String {
     let names = (2..).map(|number| format!("{path}-{number}"));
     names.into_iter().find(|name| !Path::new(name).exists()).unwrap_or_default()
 }
 
-/// The mistake of a folder below `file`.
-pub(crate) fn not_a_folder(path: &Path, file: &Path) -> Problem {
-    Problem::new(format!("`output_dir` = {}: {} is a file, expected a folder", path.display(), file.display()))
+/// The mistake of a folder that cannot be made: it is a file, or below one, or a link that leads nowhere.
+pub(crate) fn not_a_folder(path: &Path) -> Option<Problem> {
+    let nearest = path.ancestors().find(|path| path.symlink_metadata().is_ok()).filter(|path| !path.is_dir())?;
+    let shown = nearest.display();
+    let what = match fs::read_link(nearest) {
+        Ok(to) if !nearest.exists() => format!("{shown} is a link to {}, which is not there", to.display()),
+        _ => format!("{shown} is a file, expected a folder"),
+    };
+    Some(Problem::new(format!("`output_dir` = {}: {what}", path.display())))
 }
 
 fn unfinished(path: &Path) -> Problem {
@@ -97,11 +99,10 @@ impl RunDir {
         if path.is_dir() {
             return Self::locked(path).map(Some);
         }
-        let nearest = nearest_existing(path);
-        if nearest.exists() && !nearest.is_dir() {
-            return Err(not_a_folder(path, nearest).into());
+        match not_a_folder(path) {
+            Some(problem) => Err(problem.into()),
+            None => Ok(None),
         }
-        Ok(None)
     }
 
     /// Creates the folder and locks it.
@@ -233,16 +234,9 @@ impl RunDir {
         Ok(())
     }
 
-    /// Writes `resolved.toml`, and `recipe.toml`: the user's own text below comments with the arguments that change it.
-    pub(crate) fn write_recipe(&self, given: &str, changes: &[String], resolved: &str) -> Result<(), Failure> {
-        let mut text = String::new();
-        for entry in changes {
-            text.push_str("# ");
-            text.push_str(&entry.replace('\n', " "));
-            text.push('\n');
-        }
-        text.push_str(given);
-        self.write("recipe.toml", text.as_bytes())?;
+    /// Writes `resolved.toml`, and `recipe.toml`, which alone trains the same.
+    pub(crate) fn write_recipe(&self, recipe: &str, resolved: &str) -> Result<(), Failure> {
+        self.write(RECIPE_FILE, recipe.as_bytes())?;
         self.write(RESOLVED_FILE, resolved.as_bytes())
     }
 
@@ -297,13 +291,6 @@ pub(crate) fn has_checkpoints(path: &Path) -> bool {
         .is_ok_and(|entries| entries.flatten().any(|e| is_checkpoint(&e.file_name().to_string_lossy())))
 }
 
-/// The directory in which the run in `folder` was started.
-pub(crate) fn started_in(folder: &Path) -> Option<PathBuf> {
-    let json = fs::read(folder.join(ENVIRONMENT_FILE)).ok()?;
-    let environment: serde_json::Value = serde_json::from_slice(&json).ok()?;
-    environment["directory"].as_str().map(PathBuf::from)
-}
-
 /// The nearest existing path among `path` and the folders above it; it decides whether the rest can be created.
 pub(crate) fn nearest_existing(path: &Path) -> &Path {
     let mut existing = path;
@@ -330,6 +317,12 @@ mod tests {
         fs::write(folder.path().join("file"), "").unwrap();
         let error = RunDir::open(&folder.path().join("file/a/b")).unwrap_err();
         assert!(error.to_string().ends_with("file is a file, expected a folder"), "{error}");
+        #[cfg(unix)]
+        for below in ["gone", "gone/a/b"] {
+            drop(std::os::unix::fs::symlink("nowhere", folder.path().join("gone")));
+            let error = RunDir::open(&folder.path().join(below)).unwrap_err();
+            assert!(error.to_string().ends_with("gone is a link to nowhere, which is not there"), "{error}");
+        }
         let run = RunDir::create(&path).unwrap();
         assert_eq!(run.warning(), None);
         run.refuse_other_runs().unwrap();
@@ -387,12 +380,12 @@ mod tests {
     }
 
     #[test]
-    fn the_recipe_is_kept_as_given_with_its_changes() {
+    fn a_recipe_that_is_deleted_is_written_again() {
         let folder = tempfile::tempdir().unwrap();
         let run = RunDir::create(folder.path()).unwrap();
-        run.write_recipe("seed = 1\n", &["--set train.max_steps=5".into()], "seed = 1\nall = true\n").unwrap();
+        run.write_recipe("seed = 1\n", "seed = 1\nall = true\n").unwrap();
         let given = fs::read_to_string(folder.path().join("recipe.toml")).unwrap();
-        assert_eq!(given, "# --set train.max_steps=5\nseed = 1\n");
+        assert_eq!(given, "seed = 1\n");
         let resolved = fs::read_to_string(folder.path().join("resolved.toml")).unwrap();
         assert_eq!(resolved, "seed = 1\nall = true\n");
         fs::remove_file(folder.path().join("recipe.toml")).unwrap();

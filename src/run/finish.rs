@@ -171,7 +171,7 @@ impl Started<'_> {
         let checkpoints = Checkpoints::new(self.run.dir.path(), &recipe.checkpoint).list().unwrap_or_default();
         let is_saved = checkpoints.last().is_some_and(|(step, _)| *step == self.trainer.state.step);
         let longer = (done.outcome == Outcome::Finished && is_saved)
-            .then(|| self.run.args.resume_command_with(key, 2.0 * length));
+            .then(|| self.run.args.resume_command_with(key, 2.0 * length, self.run.dir.path()));
         let lora = &recipe.lora;
         let has_more = lora.use_dora || lora.trainable_token_indices.is_some() || lora.modules_to_save.is_some();
         let vllm = vllm_options(rank, has_more);
@@ -212,7 +212,7 @@ impl Started<'_> {
     }
 
     fn how_to_continue(&self) -> String {
-        let (step, command) = (self.trainer.state.step, self.run.args.resume_command());
+        let (step, command) = (self.trainer.state.step, self.run.args.resume_command(self.run.dir.path()));
         let ranks = if self.run.place.size > 1 { " (on any number of ranks)" } else { "" };
         format!("stopped after step {step}, with a checkpoint; to continue{ranks}: {command}")
     }

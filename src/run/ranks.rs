@@ -81,6 +81,11 @@ pub(super) struct Joined {
     pub(super) ranks: Box<dyn Ranks>,
 }
 
+/// Whether no launcher has started this process together with others.
+pub(super) fn is_alone() -> bool {
+    Launched::find(|name| std::env::var(name).ok()).is_ok_and(|launched| launched.is_none())
+}
+
 impl Joined {
     /// Connects to the processes that the launcher started together with this one.
     ///

@@ -4,16 +4,21 @@ use std::path::{Path, PathBuf};
 
 use super::args::{Resume, TrainArgs};
 use super::changes::{Change, changes};
-use super::dir::{Finished, RunDir, started_in};
+use super::dir::{Finished, RunDir, free_name};
+use super::overview::total_steps;
 use crate::config::GradientCheckpointing;
+use crate::data::dataset::Dataset;
 use crate::lora::AdapterSet;
 use crate::measure::metrics::Sinks;
-use crate::recipe::Recipe;
+use crate::recipe::of_run::{RESOLVED_FILE, started_in};
+use crate::recipe::{Purpose, Recipe};
 use crate::save::checkpoint::{self, Checkpoints};
 use crate::schema::{Effect, Problem, Problems};
+use crate::train::schedule::Schedule;
 use crate::train::state::{Inputs, RowOrder, TrainerState};
 use crate::train::step::{StepState, TrainStep};
 use crate::util::failure::Failure;
+use crate::util::text::quoted;
 
 /// A checkpoint to continue from.
 #[derive(Debug)]
@@ -26,11 +31,16 @@ pub(super) struct Resumed {
     changes: Vec<Change>,
     /// What the checkpoint was trained with, where the recipe has `train.gradient_checkpointing` = "auto".
     pub(super) checkpointing: Option<GradientCheckpointing>,
+    /// The recipe of the checkpoint.
+    earlier: Option<String>,
     /// Errors of newer checkpoints, which are damaged.
     damaged: Vec<String>,
     /// The newest checkpoint of the run, up to this one, that was saved while the watchdog found nothing wrong.
     pub(super) sound: Option<PathBuf>,
 }
+
+/// How many times higher a learning rate is after a jump.
+const JUMP: f64 = 1.5;
 
 /// How many micro-batches a step has.
 const ACCUMULATION: &str = "train.gradient_accumulation_steps";
@@ -64,7 +74,7 @@ impl Resumed {
         let mut now = recipe.clone();
         now.train.gradient_checkpointing = checkpointing.unwrap_or(recipe.train.gradient_checkpointing);
         let started = checkpoint.ancestors().find_map(started_in).unwrap_or_default();
-        let changes = earlier.map(|earlier| changes(&earlier, &started, &now.to_toml())).unwrap_or_default();
+        let changes = earlier.as_ref().map(|earlier| changes(earlier, &started, &now.to_toml())).unwrap_or_default();
         let is_sound = |path: &Path| {
             let found = checkpoint::load_state::<TrainerState>(path);
             found.is_ok_and(|found| found.trouble.is_none() && found.step <= state.step)
@@ -75,7 +85,7 @@ impl Resumed {
         if changes.iter().any(weighs) {
             state.round = None;
         }
-        let resumed = Self { checkpoint, state, changes, checkpointing, damaged, sound };
+        let resumed = Self { checkpoint, state, changes, checkpointing, earlier, damaged, sound };
         resumed.refuse_unsound_changes()?;
         Ok(Some(resumed))
     }
@@ -174,6 +184,25 @@ impl Resumed {
         Ok(())
     }
 
+    /// A warning where the learning rate jumps up from the checkpoint on, as the schedule is another one now.
+    pub(super) fn jump(&self, schedule: &Schedule, data: &Dataset) -> Option<String> {
+        let text = self.earlier.as_deref().filter(|_| !self.changes.is_empty())?;
+        let earlier = Recipe::parse(Path::new(RESOLVED_FILE), text, &[], Purpose::Resuming).ok()?;
+        let steps = total_steps(&earlier, data);
+        let step = self.state.step;
+        let before = Schedule::new(&earlier.scheduler, earlier.optimizer.learning_rate, steps).learning_rate(step);
+        let now = schedule.learning_rate(step + 1);
+        let text = || {
+            format!(
+                "the learning rate goes up from {before:.1e} to {now:.1e} here: the schedule is that of {} steps now, and \
+                 was of {steps}\n  hint: `--set scheduler.lr_scheduler=constant` and a low `optimizer.learning_rate` go on \
+                 without that",
+                schedule.total_steps()
+            )
+        };
+        (step > 0 && now > JUMP * before).then(text)
+    }
+
     /// Whether the checkpoint belongs to this run.
     fn is_within(&self, output_dir: &Path) -> bool {
         match (self.checkpoint.canonicalize(), output_dir.canonicalize()) {
@@ -240,14 +269,25 @@ fn refuse_finished(resume: &Resume, resumed: Option<&Resumed>, dir: &RunDir, rec
 fn nothing_left(dir: &RunDir, finished: &Finished, has_checkpoint: bool) -> Failure {
     let (folder, adapter) = (dir.path().display(), dir.adapter());
     let Finished { steps, outcome } = finished;
+    let left = if has_checkpoint { "nothing is left to do" } else { "its checkpoints are gone" };
     let problem = Problem::new(format!(
-        "--resume: the run in {folder} has {} after {steps} steps, nothing is left to do; its adapter is in {}",
+        "--resume: the run in {folder} has {} after {steps} steps, {left}; its adapter is in {}",
         outcome.name(),
         adapter.display()
     ));
-    let longer = if has_checkpoint { "to train on, raise `train.max_steps` or `train.num_epochs`; " } else { "" };
-    let hint = "for a new run, choose another folder with `--set output_dir=...`, or delete this one";
-    problem.hint(format!("{longer}{hint}")).into()
+    let hint = if has_checkpoint {
+        "to train on, raise `train.max_steps` or `train.num_epochs`; for a new run, choose another folder with `--set \
+         output_dir=...`, or delete this one"
+            .to_owned()
+    } else {
+        let run = dir.path().display().to_string();
+        let set = [format!("lora.start_from={run}"), format!("output_dir={}", free_name(&run))].map(|set| quoted(&set));
+        format!(
+            "in place of --resume, `--set {}` trains on from its adapter, with a fresh optimizer, in a new folder",
+            set.join(" --set ")
+        )
+    };
+    problem.hint(hint).into()
 }
 
 /// The error when all checkpoints are damaged.

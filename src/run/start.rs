@@ -4,7 +4,7 @@
 use burn::tensor::{DType, Device, Tensor};
 
 use super::Run;
-use super::dir::{ENVIRONMENT_FILE, Start};
+use super::dir::Start;
 use super::environment::environment;
 use super::inputs::{data_failure, nvml_selector, workload};
 use super::load::row_order;
@@ -22,6 +22,7 @@ use crate::measure::metrics::{Shows, SinkOptions, Sinks};
 use crate::measure::telemetry::{Telemetry, total_host_memory_bytes};
 use crate::ops::kernels::place_on;
 use crate::recipe::Recipe;
+use crate::recipe::of_run::ENVIRONMENT_FILE;
 use crate::save::checkpoint::Checkpoints;
 use crate::save::export::{PromptForm, find_adapter};
 use crate::train::flops::StepFlops;
@@ -82,7 +83,11 @@ impl<'a> Started<'a> {
         }
         let mut sinks =
             open_sinks(run, resumed.as_ref(), earlier.num_starts + 1, schedule.total_steps(), between_gpus)?;
-        write_recipe(run)?;
+        if run.is_in_notebook {
+            let command = args.resume_command(dir.path());
+            sinks.note(&format!("stopping the cell saves a checkpoint, from which this goes on: {command}"));
+        }
+        dir.write_recipe(&run.given, &prepared.recipe.to_toml())?;
         if let Some(folder) = recipe.lora.start_from.as_deref().filter(|_| resumed.is_none() && step.needs_reference())
         {
             dir.keep_reference(&find_adapter(folder))?;
@@ -103,6 +108,7 @@ impl<'a> Started<'a> {
             // The first one reports, and changes what is in the folder.
         } else if let Some(resumed) = &resumed {
             resumed.report(&inputs, &checkpoints, &recipe.output_dir, &mut sinks)?;
+            resumed.jump(&schedule, data).iter().for_each(|jump| sinks.warn(jump));
         } else if args.resume.is_some() {
             let folder = checkpoints.folder().display();
             sinks.warn(&format!(
@@ -199,14 +205,6 @@ fn open_sinks(
     Ok(sinks)
 }
 
-/// Writes the recipe into the run's folder as it was read: its file may have changed while the model was loaded.
-fn write_recipe(run: &Run<'_>) -> Result<(), Failure> {
-    let args = &run.args.recipe;
-    let device = args.device.iter().map(|name| format!("--device {name}"));
-    let changes: Vec<String> = args.set.iter().map(|change| format!("--set {change}")).chain(device).collect();
-    run.dir.write_recipe(&run.given, &changes, &run.prepared.recipe.to_toml())
-}
-
 /// Starts sampling the machine; reports what is sampled and what is not.
 fn start_telemetry(prepared: &Prepared, sinks: &mut Sinks) -> Telemetry {
     let interval = prepared.recipe.logging.gpu_sample_ms;
@@ -293,6 +291,7 @@ fn facts(prepared: &Prepared, data: &Dataset, telemetry: &Telemetry, leaves_padd
         is_gpu: device.is_gpu(),
         leaves_padding_out,
         num_cpu_threads: num_cpu_threads() as u64,
+        total_steps: Some(overview::total_steps(recipe, data)),
         max_positions: config.max_position_embeddings as u64,
         data_bytes: sizes.sum(),
         weights_read_bytes: own.read_bytes_per_step.map(|bytes| bytes as u64),

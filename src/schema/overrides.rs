@@ -30,6 +30,45 @@ impl Override {
         Self { shown: format!("{flag} {text}"), assignment: format!("{key}={}", toml::Value::from(text)) }
     }
 
+    /// The text of a recipe with changes in it: what they do not touch stays as it is, comments too. `None` where one does
+    /// not fit the text; whoever asks reads the text again.
+    #[must_use]
+    pub fn write_all(changes: &[Self], text: &str) -> Option<String> {
+        changes.iter().try_fold(text.to_owned(), |text, change| change.write(text))
+    }
+
+    fn write(&self, mut text: String) -> Option<String> {
+        let (key, value) = self.assignment.split_once('=')?;
+        let (names, value) = (names(key.trim()).ok()?, value.trim());
+        if value.is_empty() {
+            return None;
+        }
+        let is_toml = DeTable::parse(&format!("value = {value}")).is_ok_and(|table| table.get_ref().len() == 1);
+        let value = if is_toml { value.to_owned() } else { toml::Value::from(value).to_string() };
+        let mut node = Node { place: Place::File, value: Value::Table(syntax::parse(&text).0) };
+        let mut depth = 0;
+        while let Some(child) = names.get(depth).and_then(|name| node.child(name)) {
+            (node, depth) = (child.clone(), depth + 1);
+        }
+        let is_bare = |name: &str| name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '-');
+        let name = |name: &String| if is_bare(name) { name.clone() } else { toml::Value::from(&**name).to_string() };
+        let shown = |names: &[String]| names.iter().map(name).collect::<Vec<_>>().join(".");
+        match (&names[depth..], node.place) {
+            ([], Place::Span { start, end }) => text.replace_range(start..end, &value),
+            ([key], Place::File) => text.insert_str(0, &format!("{} = {value}\n", name(key))),
+            ([sections @ .., key], Place::File) => {
+                text = format!("{}\n\n[{}]\n{} = {value}\n", text.trim_end(), shown(sections), name(key));
+            }
+            (rest, Place::Span { end, .. }) => {
+                // Below the header of the section.
+                let line_end = text.get(end..)?.find('\n').map_or(text.len(), |at| end + at);
+                text.insert_str(line_end, &format!("\n{} = {value}", shown(rest)));
+            }
+            _ => return None,
+        }
+        Some(text)
+    }
+
     /// Applies the change to `root`; `index` is the argument's position among the changes.
     pub(super) fn apply(&self, root: &mut Node, index: usize) -> Result<(), (Place, Problem)> {
         let place = Place::Argument { index, text: self.shown.as_str().into() };
@@ -166,4 +205,28 @@ fn empty_for(rest: &[String], place: &Place) -> Node {
         _ => Value::Table(Table::default()),
     };
     Node { place: place.clone(), value }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn changes_are_written_into_a_text_whose_comments_stay() {
+        let text = "# mine\n[lora]   # adapters\nr = 8  # rank\n[[data.train]]\npath = \"a\"\n";
+        for (change, expected) in [
+            ("lora.r=16", text.replace("8", "16")),
+            ("data.train.0.path=b.jsonl", text.replace("\"a\"", "\"b.jsonl\"")),
+            ("data.train[0].path=b.jsonl", text.replace("\"a\"", "\"b.jsonl\"")),
+            ("lora.rank_pattern={q_proj = 4}", text.replace("adapters", "adapters\nrank_pattern = {q_proj = 4}")),
+            ("seed=3", format!("seed = 3\n{text}")),
+            ("train.max_steps=2", format!("{text}\n[train]\nmax_steps = 2\n")),
+            ("lora.rank_pattern.\"a.b\"=4", text.replace("adapters", "adapters\nrank_pattern.\"a.b\" = 4")),
+        ] {
+            assert_eq!(Override::write_all(&[Override::set(change)], text), Some(expected), "{change}");
+        }
+        assert_eq!(Override::write_all(&[Override::set("lora.r=")], text), None);
+        let twice = [Override::set("train.max_steps=2"), Override::set("train.num_epochs=1.5")];
+        assert!(Override::write_all(&twice, text).unwrap().ends_with("[train]\nnum_epochs = 1.5\nmax_steps = 2\n"));
+    }
 }

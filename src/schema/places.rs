@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::overrides::names;
 use super::problem::{Excerpt, Problem, line_at};
-use super::tree::{Node, Place, Value};
+use super::tree::{Node, Place};
 
 /// The places of a recipe's keys, in its file and on the command line. A problem that is found after the recipe was
 /// read can thus be reported where the key was written.
@@ -49,11 +49,7 @@ impl Places {
 
     /// The value of a key such as `data.train[0].path`.
     fn node(&self, key: &str) -> Option<&Node> {
-        names(key).ok()?.iter().try_fold(self.root.as_deref()?, |node, name| match &node.value {
-            Value::Table(table) => table.get(name),
-            Value::Array(items) => items.get(name.parse::<usize>().ok()?),
-            _ => None,
-        })
+        names(key).ok()?.iter().try_fold(self.root.as_deref()?, |node, name| node.child(name))
     }
 }
 

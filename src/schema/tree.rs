@@ -163,6 +163,15 @@ impl Node {
         }
     }
 
+    /// The value of a key of a table, or of an element of a list.
+    pub(super) fn child(&self, name: &str) -> Option<&Self> {
+        match &self.value {
+            Value::Table(table) => table.get(name),
+            Value::Array(items) => items.get(name.parse::<usize>().ok()?),
+            _ => None,
+        }
+    }
+
     fn from_toml(value: Spanned<DeValue<'_>>, place: Option<&Place>) -> Self {
         let own_place = place.cloned().unwrap_or_else(|| value.span().into());
         let value = match value.into_inner() {

@@ -119,7 +119,7 @@ impl Stop {
 }
 
 /// SIGINT, SIGTERM, and, unless `nohup` has turned it off, SIGHUP, which a closed terminal sends.
-fn stop_signals() -> Vec<i32> {
+pub(crate) fn stop_signals() -> Vec<i32> {
     #[cfg(unix)]
     if !is_ignored(signal_hook::consts::SIGHUP) {
         return vec![SIGINT, SIGTERM, signal_hook::consts::SIGHUP];
@@ -130,20 +130,25 @@ fn stop_signals() -> Vec<i32> {
 #[cfg(unix)]
 #[expect(unsafe_code, reason = "signal handlers are made with system calls")]
 mod handler {
-    use std::io::{self, IsTerminal as _};
+    use std::io;
     use std::sync::atomic::{AtomicBool, Ordering};
     use std::sync::{Arc, OnceLock};
 
     use signal_hook::consts::SIGABRT;
     use signal_hook::low_level;
 
+    use crate::util::terminal::{is_notebook, redraws};
+
     static ADVICE: OnceLock<String> = OnceLock::new();
 
-    /// On a terminal it replaces the bar.
-    const ANSWERS: [&str; 2] = [
-        "stopping; a second signal ends the run at once\n",
-        "\r\x1b[Kstopping; a second signal ends the run at once\n",
-    ];
+    /// What a signal is answered with. On a terminal it replaces the bar, and in a notebook a second signal does nothing.
+    fn text_of_answer() -> &'static str {
+        match (is_notebook(), redraws(&io::stderr())) {
+            (true, _) => "stopping: a checkpoint is being saved, also after the cell has ended\n",
+            (_, false) => "stopping; a second signal ends the run at once\n",
+            (_, true) => "\r\x1b[Kstopping; a second signal ends the run at once\n",
+        }
+    }
 
     /// Lets a signal end the process while `ends` is set. Two signals may be handled by two threads at the same time: the
     /// terminal is given back here too, because the handler of the first may not have come to it yet.
@@ -161,7 +166,7 @@ mod handler {
 
     /// Answers a signal while `answers` is set.
     pub(super) fn answer(signal: i32, answers: &Arc<AtomicBool>) -> io::Result<()> {
-        let (answers, text) = (answers.clone(), ANSWERS[usize::from(io::stderr().is_terminal())]);
+        let (answers, text) = (answers.clone(), text_of_answer());
         let say = move || {
             if answers.swap(false, Ordering::Relaxed) {
                 write(text);

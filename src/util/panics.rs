@@ -15,11 +15,21 @@ fn is_guarded() -> bool {
     IS_GUARDED.get()
 }
 
-/// Whether a panic is to be printed: it is not one that is caught, and none of a device's backend.
+/// Whether a panic says, in the words of the standard library, of rayon or of tokio, that the system allows no more threads.
+#[must_use]
+pub fn is_for_want_of_threads(text: &str) -> bool {
+    ["failed to spawn thread", "global thread pool has not been initialized", "can't spawn worker thread"]
+        .iter()
+        .any(|words| text.contains(words))
+}
+
+/// Whether a panic is to be printed: it is not one that is caught, and says no more than the message that ends the command:
+/// the backend of a device failed, or there are too few threads.
 #[must_use]
 pub fn is_printed(panic: &PanicHookInfo<'_>) -> bool {
     let thread = std::thread::current();
-    !is_guarded() && faults::is_printed(thread.name(), panic.payload_as_str().unwrap_or_default())
+    let text = panic.payload_as_str().unwrap_or_default();
+    !is_guarded() && !is_for_want_of_threads(text) && faults::is_printed(thread.name(), text)
 }
 
 /// From now on only such panics are printed as [`is_printed`] says.

@@ -187,6 +187,52 @@ fn a_terminal_that_is_closed_stops_the_run_unless_nohup_has_turned_that_off() {
 }
 
 #[test]
+fn a_cell_of_a_notebook_that_is_killed_leaves_a_checkpoint() {
+    let bench = Bench::new();
+    // What the kernel sends within half a second, and what the system does where memory runs out.
+    for (name, signals) in [
+        ("stopped", &[libc::SIGINT, libc::SIGHUP, libc::SIGCONT, libc::SIGINT, libc::SIGKILL][..]),
+        ("killed", &[libc::SIGKILL]),
+    ] {
+        let recipe = bench.recipe(name, "");
+        let file = fs::File::create(bench.path("log")).unwrap();
+        let mut command = lora_train(&[recipe.to_str().unwrap(), "--set", "train.max_steps=5000"]);
+        let command = command.env("JPY_PARENT_PID", "1").stdout(Stdio::null()).stderr(file);
+        let mut cell = command.spawn().unwrap();
+        wait_until("a step", || steps(&bench.path(name)).len() > 1);
+        signals.iter().for_each(|which| signal(&cell, *which));
+        assert_eq!(wait(&mut cell).code(), None);
+        wait_until("the end of the run", || bench.path(name).join("report.html").exists());
+        assert!(log(&bench).contains("stopping the cell saves a checkpoint"), "{}", log(&bench));
+        assert_eq!(fs::read_dir(bench.path(name).join("checkpoints")).unwrap().count(), 1);
+        // Whoever asks for it at once finds it still locked.
+        let more = format!("train.max_steps={}", steps(&bench.path(name)).len() + 2);
+        let resumed = || run(&[bench.path(name).to_str().unwrap(), "--resume", "--set", &more]);
+        wait_until("the folder", || !stderr(&resumed()).contains("is writing into it"));
+        assert!(bench.path(name).join("summary.json").is_file());
+    }
+    // One that ends by itself ends the cell with its exit code.
+    let recipe = bench.recipe("whole", "");
+    let code = |set: &str| {
+        let mut command = lora_train(&[recipe.to_str().unwrap(), "--set", set]);
+        command.env("COLAB_GPU", "").output().unwrap().status.code()
+    };
+    assert_eq!([code("train.max_steps=2"), code("lora.r=0")], [Some(0), Some(2)]);
+}
+
+#[test]
+#[ignore = "needs LORA_TRAIN_PYTHON, a Python with nbclient (scripts/setup_python.sh)"]
+fn a_notebook_keeps_the_lines_of_a_run_and_the_work_of_a_cell_that_is_stopped() {
+    let bench = Bench::new();
+    let python = std::env::var("LORA_TRAIN_PYTHON").expect("LORA_TRAIN_PYTHON names a Python with nbclient");
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/scripts/check_notebook.py");
+    let mut command = Command::new(python);
+    command.args([script, "--binary", env!("CARGO_BIN_EXE_lora-train"), "--out"]).arg(bench.path("runs"));
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+}
+
+#[test]
 fn a_run_goes_on_when_nobody_reads_what_it_says() {
     let bench = Bench::new();
     let recipe = bench.recipe("run", "");

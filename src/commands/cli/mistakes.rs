@@ -6,6 +6,7 @@ use std::path::Path;
 use clap::Command;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
+use crate::recipe::of_run::run_of;
 use crate::recipe::{Flag, flag};
 use crate::schema::{Problem, closest};
 use crate::util::text::quoted;
@@ -35,7 +36,8 @@ const RECIPE_OPTIONS: &[&str] = &["config", "config_file", "config_path", "cfg",
 /// The mistake in the first word where it is neither a command nor a file and has no ending: a mistyped command.
 pub(super) fn unknown_command(word: &str, definition: &Command) -> Option<Problem> {
     let path = Path::new(word);
-    if word.starts_with('-') || path.extension().is_some() || path.components().count() != 1 || path.is_file() {
+    let is_there = path.is_file() || run_of(path).is_some();
+    if word.starts_with('-') || path.extension().is_some() || path.components().count() != 1 || is_there {
         return None;
     }
     let recipe =
@@ -43,7 +45,7 @@ pub(super) fn unknown_command(word: &str, definition: &Command) -> Option<Proble
     let near = || closest(word, definition.get_subcommands().map(Command::get_name));
     let hint = match (peer(word), recipe) {
         _ if word == "version" => "`lora-train --version` does that".to_owned(),
-        _ if word == "resume" => "`lora-train RECIPE.toml --resume` does that".to_owned(),
+        _ if word == "resume" => "`lora-train RUN --resume` does that, or RECIPE.toml --resume".to_owned(),
         (_, Some(recipe)) => format!("did you mean the recipe {recipe}?"),
         (Some(command), None) => format!("this trainer calls it `{command}`"),
         (None, None) => match near() {

@@ -12,6 +12,7 @@ use crate::measure::metrics::{Finding, StepMetrics};
 use crate::recipe::{Recipe, RecipeArgs};
 use crate::util::failure::Failure;
 use crate::util::stats::median;
+use crate::util::terminal::NOTEBOOK;
 
 /// Time granted to every trial, for tokenising or compiling anew.
 const GRACE: Duration = Duration::from_mins(1);
@@ -160,6 +161,8 @@ impl Runner {
         let log = self.folder.path().join("log");
         let mut command = Command::new(&self.program);
         command.arg(&self.recipe.recipe).arg("--quiet").stdin(Stdio::null()).stdout(Stdio::null());
+        // It is ended here, and saves nothing.
+        command.env(NOTEBOOK, "0");
         command.stderr(File::create(&log).map_err(|error| error.to_string())?);
         if let Some(device) = &self.recipe.device {
             command.args(["--device", device]);

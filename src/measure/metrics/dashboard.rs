@@ -18,6 +18,7 @@ use terminal::Terminal;
 pub(super) use terminal::give_back_in_handler;
 
 use super::{EvalMetrics, Sample, StepMetrics};
+use crate::util::terminal::is_notebook;
 
 /// Time between two checks of the keyboard.
 const POLL: Duration = Duration::from_millis(50);
@@ -41,6 +42,9 @@ impl Dashboard {
         label: &str,
     ) -> Result<Self, String> {
         needs_terminal(std::io::stdin().is_terminal(), std::io::stdout().is_terminal())?;
+        if is_notebook() {
+            return Err("a cell of a notebook does not show it".into());
+        }
         let terminal = Terminal::take().map_err(|error| error.to_string())?;
         let state = Arc::new(Mutex::new(State::new(label, first_step, total_steps)));
         let shared = Arc::clone(&state);

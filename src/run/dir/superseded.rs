@@ -4,9 +4,10 @@ use std::fs::{self, File};
 use std::io::{self, BufRead as _, Read as _};
 use std::path::{Path, PathBuf};
 
-use super::{ENVIRONMENT_FILE, REFERENCE, RESOLVED_FILE, RunDir, io_error};
+use super::{REFERENCE, RunDir, io_error};
 use crate::insight::report::REPORT_FILE;
 use crate::measure::metrics::UNFINISHED_FILE;
+use crate::recipe::of_run::{ENVIRONMENT_FILE, RECIPE_FILE, RESOLVED_FILE};
 use crate::util::failure::Failure;
 
 /// Bytes of a metrics.jsonl that are searched for a step: evaluations before the first step are few and short.
@@ -18,7 +19,7 @@ pub(super) const WRITTEN: [&str; 11] = [
     ENVIRONMENT_FILE,
     "memory_plan.json",
     "metrics.jsonl",
-    "recipe.toml",
+    RECIPE_FILE,
     REFERENCE,
     REPORT_FILE,
     RESOLVED_FILE,
