@@ -374,9 +374,7 @@ fn read_text(path: &Path) -> Result<String, Problem> {
             let missing = problem(format!("there is no such file in {}", searched_folder(path).display()));
             did_you_mean(path).into_iter().fold(missing, Problem::hint)
         }
-        io::ErrorKind::IsADirectory => {
-            problem("this folder is no run, expected a recipe file, or a run's folder".to_owned())
-        }
+        io::ErrorKind::IsADirectory => problem("this is a folder, expected a recipe file".to_owned()),
         _ => problem(format!("cannot read the recipe: {error}")),
     };
     if let Some((kind, hint)) = other_kind(path).filter(|_| path.is_file()) {

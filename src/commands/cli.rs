@@ -255,7 +255,7 @@ fn report_failure(failure: &Failure) {
     let resume = if rank.is_empty() || failure.exit_code() != 1 { "" } else { resume };
     for mut message in failure.shown(!is_plain) {
         // As the C library says it of a thread or a process.
-        if message.ends_with("Resource temporarily unavailable (os error 11)") {
+        if message.contains("Resource temporarily unavailable") {
             message += &format!(": {TOO_FEW_THREADS}");
         }
         let message = message + resume;

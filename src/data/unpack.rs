@@ -9,6 +9,8 @@ use std::path::Path;
 
 use flate2::read::MultiGzDecoder;
 
+use crate::util::files;
+
 /// Bytes that a file of any size may unpack to.
 const HARMLESS_BYTES: u64 = 64 << 20;
 /// Largest ratio beyond that. Text packs to a tenth, rarely to a hundredth.
@@ -60,7 +62,7 @@ pub(super) fn open(path: &Path, watch: &mut dyn FnMut(&[u8]) -> io::Result<()>) 
         Compression::Zstd => Box::new(zstd::Decoder::new(packed).map_err(broken)?),
     };
     let limit = HARMLESS_BYTES.max(num_bytes.saturating_mul(MAX_RATIO));
-    let mut whole = tempfile::tempfile().map_err(|error| format!("cannot create a temporary file: {error}"))?;
+    let mut whole = files::temporary()?;
     let mut block = Vec::new();
     let mut unpacked = 0;
     while content.by_ref().take(BLOCK_BYTES).read_to_end(&mut block).map_err(broken)? > 0 {

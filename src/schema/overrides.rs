@@ -215,7 +215,7 @@ mod tests {
     fn changes_are_written_into_a_text_whose_comments_stay() {
         let text = "# mine\n[lora]   # adapters\nr = 8  # rank\n[[data.train]]\npath = \"a\"\n";
         for (change, expected) in [
-            ("lora.r=16", text.replace("8", "16")),
+            ("lora.r=16", text.replace('8', "16")),
             ("data.train.0.path=b.jsonl", text.replace("\"a\"", "\"b.jsonl\"")),
             ("data.train[0].path=b.jsonl", text.replace("\"a\"", "\"b.jsonl\"")),
             ("lora.rank_pattern={q_proj = 4}", text.replace("adapters", "adapters\nrank_pattern = {q_proj = 4}")),

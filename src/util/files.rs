@@ -5,6 +5,17 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
+/// An unnamed file that is gone once it is closed.
+///
+/// # Errors
+/// The folder of temporary files, and why there can be none in it.
+pub fn temporary() -> Result<File, String> {
+    tempfile::tempfile().map_err(|error| {
+        let folder = std::env::temp_dir();
+        format!("cannot create a temporary file in {}: {error}\n  hint: TMPDIR names another folder", folder.display())
+    })
+}
+
 /// Writes a file through a temporary file beside it: `write` fills the path that it is given, then the content is
 /// forced to disk and replaces `path` in one step.
 ///

@@ -2,7 +2,7 @@
 
 use std::io::{IsTerminal, stderr};
 
-use indicatif::ProgressBar;
+use indicatif::{ProgressBar, ProgressDrawTarget};
 
 /// "0" where the variables of a notebook are set and what is shown is a terminal all the same.
 pub const NOTEBOOK: &str = "LORA_TRAIN_NOTEBOOK";
@@ -32,7 +32,8 @@ pub fn redraws(stream: &impl IsTerminal) -> bool {
 /// A bar on standard error, where that [`redraws`].
 #[must_use]
 pub fn bar(length: u64) -> ProgressBar {
-    if redraws(&stderr()) { ProgressBar::new(length) } else { ProgressBar::hidden() }
+    let target = if redraws(&stderr()) { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
+    ProgressBar::with_draw_target(Some(length), target)
 }
 
 #[cfg(test)]

@@ -74,6 +74,12 @@ pub fn counted(count: impl std::fmt::Display, noun: &str) -> String {
     format!("{count} {noun}{plural}")
 }
 
+/// The text, or as much of it as so many characters hold.
+#[must_use]
+pub fn shortened(text: &str, most: usize) -> String {
+    if text.chars().count() <= most { text.to_owned() } else { text.chars().take(most - 1).chain(['…']).collect() }
+}
+
 /// A size: `812 MiB`, `12.3 GiB`.
 #[allow(clippy::cast_precision_loss, reason = "shown with one decimal")]
 #[must_use]

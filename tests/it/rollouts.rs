@@ -152,6 +152,19 @@ fn a_program_that_judges_is_asked_with_the_row_and_its_failure_names_the_row() {
     let judge = "kind = 'command'\ncommand = ['sh', '-c', 'while read -r line; do case $line in *prompt*completion*She*) echo 1;; \
                  *prompt*completion*) echo 0;; *) exit 1;; esac; done']";
     train(&answering(&bench, "judged", judge), &["--set", "train.max_steps=2"]);
+    // A folder may be somebody else's: what it names is started once it is allowed.
+    let (folder, rows) = (bench.path("judged"), bench.path("train.jsonl"));
+    let folder = folder.to_str().unwrap();
+    for command in [
+        &["eval", folder, "--data", rows.to_str().unwrap(), "--json"][..],
+        &[folder, "--resume", "--set", "train.max_steps=3"],
+    ] {
+        let refused = run(command);
+        let said = stderr(&refused);
+        assert!(refused.status.code() == Some(2) && said.contains("sh -c 'while read"), "{said}");
+        let allowed = run(&[command, &["--allow-command"]].concat());
+        assert!(allowed.status.success(), "{}", stderr(&allowed));
+    }
     let recipe = answering(&bench, "alike", "kind = 'regex'\nregex_pattern = '[ -~]'");
     let output = run(&[recipe.to_str().unwrap()]);
     let text = stderr(&output);

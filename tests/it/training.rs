@@ -298,6 +298,37 @@ fn a_longer_recipe_continues_a_finished_run_and_says_what_changed() {
 }
 
 #[test]
+fn a_run_goes_on_by_its_folder_with_what_it_was_trained_with() {
+    let bench = Bench::new();
+    let recipe = bench.recipe("run", "");
+    train(&recipe, &["--set", "train.max_steps=6", "--set", "lora.r=2", "--set", "optimizer.learning_rate=2e-3"]);
+    fs::remove_file(&recipe).unwrap();
+    fs::rename(bench.path("run"), bench.path("moved")).unwrap();
+    let folder = bench.path("moved");
+    let resumed = |words: &[&str], steps: u64| {
+        let set = format!("train.max_steps={steps}");
+        let output = run(&[words, &["--set", &set]].concat());
+        assert!(output.status.success(), "{}", stderr(&output));
+        assert_eq!(json(&folder.join("summary.json"))["steps"].as_u64(), Some(steps));
+        stderr(&output)
+    };
+    let name = folder.to_str().unwrap();
+    let said = resumed(&[name, "--resume"], 12);
+    assert!(said.contains("the recipe has changed: train.max_steps: 6 -> 12") && !said.contains("lora.r:"), "{said}");
+    assert!(said.contains("the learning rate goes up from "), "{said}");
+    resumed(&["--resume", name], 14);
+    // Its own file is enough, too: what the command line changed is in it.
+    resumed(&[folder.join("recipe.toml").to_str().unwrap(), "--resume"], 16);
+    fs::remove_dir_all(folder.join("checkpoints")).unwrap();
+    let gone = run(&[name, "--resume", "--set", "train.max_steps=18"]);
+    let (said, hint) = (stderr(&gone), format!("--set lora.start_from={name} --set output_dir={name}-2"));
+    assert!(said.contains("its checkpoints are gone") && said.contains(&hint), "{said}");
+    let on = [name, "--set", "train.max_steps=1", "--set", &format!("lora.start_from={name}"), "--set"];
+    let on = run(&[&on[..], &[&format!("output_dir={name}-2")]].concat());
+    assert!(on.status.success(), "{}", stderr(&on));
+}
+
+#[test]
 fn a_finished_run_is_deleted_only_where_that_is_asked_for() {
     let bench = Bench::new();
     let recipe = bench.recipe("run", "");
@@ -488,7 +519,7 @@ fn a_recipe_that_changes_while_it_is_trained_or_comes_from_a_pipe_is_kept_as_it_
     let output = run.wait_with_output().unwrap();
     assert!(output.status.success(), "{}", stderr(&output));
     let kept = fs::read_to_string(bench.path("run/recipe.toml")).unwrap();
-    assert_eq!(kept, text.replace("\n[optimizer]", "max_steps = 2\n\n[optimizer]"));
+    assert_eq!(kept, text.replace("[train]\n", "[train]\nmax_steps = 2\n"));
 }
 
 #[cfg(target_os = "linux")]

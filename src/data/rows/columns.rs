@@ -8,12 +8,13 @@ use parquet::record::{Field, Row};
 use serde_json::Value;
 
 use super::features::{self, Features};
+use crate::util::files;
 
 /// Decodes a Parquet file into an unnamed temporary file of JSON lines.
 pub(super) fn as_lines(file: File) -> Result<File, String> {
     let reader = SerializedFileReader::new(file)
         .map_err(|error| format!("not a whole Parquet file: {error}\n  hint: write it, or download it, again"))?;
-    let spool = tempfile::tempfile().map_err(|error| format!("cannot create a temporary file: {error}"))?;
+    let spool = files::temporary()?;
     let mut lines = BufWriter::new(spool);
     let mut metadata = reader.metadata().file_metadata().key_value_metadata().into_iter().flatten();
     let metadata = metadata.find(|pair| pair.key == features::KEY).and_then(|pair| pair.value.as_deref());

@@ -15,7 +15,7 @@ use super::dashboard::Dashboard;
 use super::{EvalMetrics, Finding, Sample, StepMetrics, Summary, on_a_line, remaining_seconds};
 use crate::util::stats::as_f64;
 use crate::util::terminal::redraws;
-use crate::util::text::{at_words, bytes, counted, duration, has_colors, thousands};
+use crate::util::text::{at_words, bytes, counted, duration, has_colors, shortened, thousands};
 
 /// Where lines for people go.
 pub(super) struct Console {
@@ -270,11 +270,6 @@ fn bar_message(step: &StepMetrics, remaining: Option<&str>) -> String {
 
 fn terminal_width() -> usize {
     terminal_size::terminal_size_of(std::io::stderr()).map_or(80, |(width, _)| usize::from(width.0))
-}
-
-/// The text, cut to one line.
-fn shortened(text: &str, width: usize) -> String {
-    if text.chars().count() <= width { text.to_owned() } else { text.chars().take(width - 1).chain(['…']).collect() }
 }
 
 fn gpu_text(utilization_percent: Option<f64>, memory_bytes: Option<u64>) -> Option<String> {

@@ -5,7 +5,7 @@ use serde::Serialize;
 use super::super::axis::Unit;
 use super::super::record::Record;
 use super::{Difference, Side};
-use crate::util::text::aligned;
+use crate::util::text::{aligned, shortened};
 
 /// Most keys of recipes that the table has as columns.
 const MAX_KEYS: usize = 8;
@@ -115,8 +115,7 @@ pub(super) fn lines(ranking: &[Ranked], sides: &[Side], differences: &[Differenc
             best.map_or_else(|| "-".to_owned(), |best| format!("{:.4}", best.value)),
             best.and_then(|best| best.step).map_or_else(|| "-".to_owned(), |step| format!("step {step}")),
         ];
-        let keys =
-            keys.iter().map(|one| super::text::shortened(one.values[index].as_deref().unwrap_or("-"), MAX_VALUE));
+        let keys = keys.iter().map(|one| shortened(one.values[index].as_deref().unwrap_or("-"), MAX_VALUE));
         let figures = [
             value("tokens_per_second", Unit::Count),
             value(side.peak_figure(side), Unit::Bytes),

@@ -2,7 +2,7 @@
 
 use super::super::axis::Unit;
 use super::{Comparison, FIGURES, Side, Verdict, ranking};
-use crate::util::text::{Mark, aligned, thousands};
+use crate::util::text::{Mark, aligned, shortened, thousands};
 
 /// Most characters of a recipe's value in the table.
 const MAX_VALUE: usize = 40;
@@ -142,13 +142,6 @@ impl Comparison {
 
     fn row(&self, label: &str, cell: impl Fn(&Side) -> String) -> Vec<String> {
         std::iter::once(label.to_owned()).chain(self.sides.iter().map(cell)).collect()
-    }
-}
-
-pub(super) fn shortened(value: &str, most: usize) -> String {
-    match value.char_indices().nth(most) {
-        Some(_) => value.chars().take(most - 1).chain(['…']).collect(),
-        None => value.to_owned(),
     }
 }
 
