@@ -49,7 +49,7 @@ pub(crate) fn run(args: &DemoArgs) -> Result<(), Failure> {
         quoted(&recipe.display().to_string())
     ));
     let recipe = RecipeArgs { recipe, set: Vec::new(), device: None };
-    run::train(&TrainArgs { recipe, resume: None, overwrite: false, tui: false, quiet: false })?;
+    run::train(&TrainArgs { recipe, resume: None, overwrite: false, allow_command: false, tui: false, quiet: false })?;
     say("  your own  lora-train init --model MODEL --data rows.csv   # MODEL: a folder, or a name on the Hub");
     Ok(())
 }
