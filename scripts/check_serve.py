@@ -1,8 +1,9 @@
 """Holds `lora-train serve` against OpenAI's own client and, with --chromium, its page against a browser.
 
-    scripts/check_serve.py http://127.0.0.1:8000 [--chromium] [--speed]
+    scripts/check_serve.py http://127.0.0.1:8000 [--chromium] [--speed] [--tools]
 
-Prints one JSON object: the greedy texts of every model, and with --speed the tokens a second of one and of eight requests.
+Prints one JSON object: the greedy texts of every model, or with --speed the tokens a second of one and of eight requests. With
+--tools only calls are tried, and the first model must have learned to call `find` with the city of Bern.
 """
 
 import argparse
@@ -10,8 +11,11 @@ import json
 import math
 import time
 from concurrent.futures import ThreadPoolExecutor
+from typing import Literal
 
 import openai
+import pydantic
+from pydantic import conint, conlist
 
 PROMPT = "Once upon a time"
 MESSAGES = [{"role": "user", "content": "Max saw a snail on the hill. Olga gave him a brown basket."}]
@@ -61,16 +65,63 @@ def interface(client, models):
     check("".join(part.choices[0].delta.content or "" for part in streamed) == answer.message.content, "stream of a chat")
     check(streamed[-1].choices[0].finish_reason == answer.finish_reason, "finish_reason")
     tokens = answer.logprobs.content
-    check(bytes(byte for token in tokens for byte in token.bytes).decode().strip() == answer.message.content.strip(),
+    check(bytes(byte for token in tokens for byte in token.bytes).decode() == answer.message.content,
           "the bytes of the tokens are not the text")
     check(all(len(token.top_logprobs) == 2 for token in tokens), "top_logprobs")
 
+    check(client.models.retrieve(first).id == first, "retrieve")
+    error = refused(openai.NotFoundError, client.embeddings.create, model=first, input="x")
+    check("/v1/chat/completions" in error.body["message"], f"{error.body}")
     error = refused(openai.NotFoundError, client.completions.create, **{**completion, "model": "nobody"})
     check(error.code == "model_not_found" and first in error.body["message"], f"{error.body}")
     error = refused(openai.BadRequestError, client.completions.create, n=2, **completion)
     check(error.param == "n" and error.type == "invalid_request_error", f"{error.body}")
     error = refused(openai.BadRequestError, client.completions.create, **{**completion, "prompt": "word " * 20_000})
     check(error.code == "context_length_exceeded", f"{error.body}")
+
+
+def held_to_json(client, model):
+    """Whatever the model would write, the text is JSON of the schema, whole and in parts."""
+    class Snail(pydantic.BaseModel):
+        kind: Literal["red", "blue"]
+        sizes: conlist(conint(ge=1, le=9), min_length=1, max_length=3)
+
+    chat = {"model": model, "messages": MESSAGES, "seed": 3, "max_tokens": 400}
+    answer = client.chat.completions.parse(response_format=Snail, **chat).choices[0]
+    check(answer.finish_reason == "stop" and answer.message.parsed.sizes, f"{answer}")
+    with client.chat.completions.stream(response_format=Snail, **chat) as stream:
+        streamed = stream.get_final_completion().choices[0].message
+    check(streamed.content == answer.message.content, "a stream has other JSON")
+    answer = client.chat.completions.create(response_format={"type": "json_object"}, **chat).choices[0]
+    check(answer.message.content.startswith("{"), f"{answer}")
+    check(answer.finish_reason == "length" or isinstance(json.loads(answer.message.content), dict), f"{answer}")
+    wrong = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "string", "format": "nonsense"}}}
+    error = refused(openai.BadRequestError, client.chat.completions.create, response_format=wrong, **chat)
+    check(error.param == "response_format" and "nonsense" in error.body["message"], f"{error.body}")
+
+
+def calls_tools(client, model):
+    """A call, whole and in parts, and the answer to its result."""
+    city = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    find = {"type": "function", "function": {"name": "find", "description": "Finds a city.", "parameters": city}}
+    chat = {"model": model, "messages": MESSAGES, "temperature": 0, "max_tokens": 60}
+    answer = client.chat.completions.create(tools=[find], **chat).choices[0]
+    check(answer.finish_reason == "tool_calls" and len(answer.message.tool_calls) == 1, f"{answer}")
+    call = answer.message.tool_calls[0]
+    check((call.function.name, json.loads(call.function.arguments)) == ("find", {"city": "Bern"}), f"{call}")
+    parts = [part.choices[0] for part in client.chat.completions.create(tools=[find], stream=True, **chat)]
+    check("".join(part.delta.content or "" for part in parts) == (answer.message.content or ""), f"{parts}")
+    new = [call for part in parts for call in part.delta.tool_calls or []]
+    check("".join(call.function.arguments for call in new) == call.function.arguments, f"{parts}")
+    check(new[0].function.name == "find" and parts[-1].finish_reason == "tool_calls", f"{parts}")
+    result = {"role": "tool", "tool_call_id": call.id, "content": "Bern is in the west."}
+    more = {**chat, "messages": [*MESSAGES, answer.message.model_dump(), result]}
+    after = client.chat.completions.create(tools=[find], **more)
+    check(after.usage.prompt_tokens > 0, f"{after}")
+    without = client.chat.completions.create(tools=[find], tool_choice="none", **chat)
+    check(not without.choices[0].message.tool_calls, f"{without}")
+    error = refused(openai.BadRequestError, client.chat.completions.create, tools=[find], tool_choice="required", **chat)
+    check(error.param == "tool_choice", f"{error.body}")
 
 
 def together(client, models):
@@ -121,15 +172,19 @@ def main():
     parser.add_argument("address")
     parser.add_argument("--chromium", action="store_true")
     parser.add_argument("--speed", action="store_true")
+    parser.add_argument("--tools", action="store_true")
     args = parser.parse_args()
     client = openai.OpenAI(base_url=f"{args.address}/v1", api_key="none", max_retries=0)
     models = [model.id for model in client.models.list()]
     result = {"models": models}
-    if args.speed:
+    if args.tools:
+        calls_tools(client, models[0])
+    elif args.speed:
         speed(client, models[0], 1, 16)
         result["tokens_per_second"] = {number: round(speed(client, models[0], number), 1) for number in (1, 8, 1, 8)}
     else:
         interface(client, models)
+        held_to_json(client, models[0])
         together(client, models)
         ask = lambda model: client.chat.completions.create(model=model, messages=MESSAGES, temperature=0, max_tokens=40)
         result["texts"] = {model: ask(model).choices[0].message.content for model in models}

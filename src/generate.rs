@@ -1,5 +1,6 @@
 //! Text generation: the model continues an encoded prompt token by token, and the text is passed on as it is made.
 
+mod grammar;
 mod sampler;
 mod together;
 mod writing;
@@ -19,6 +20,7 @@ use crate::util::faults;
 
 use writing::{Next, Writing};
 
+pub use grammar::{Grammar, GrammarError, Grammars};
 pub use sampler::Logprobs;
 pub use together::{NewText, ShownToken, TextBatch, TextRequest};
 
@@ -110,6 +112,8 @@ pub enum Ending {
     Stopped,
     /// The logits were not finite numbers.
     NonFiniteLogits,
+    /// What its grammar allows next could not be computed.
+    OutOfGrammar,
 }
 
 impl Ending {
@@ -119,7 +123,7 @@ impl Ending {
         match self {
             Self::EndOfText | Self::Stopped => Some("stop"),
             Self::MaxNewTokens | Self::MaxPositions => Some("length"),
-            Self::NonFiniteLogits => None,
+            Self::NonFiniteLogits | Self::OutOfGrammar => None,
         }
     }
 }
@@ -191,7 +195,7 @@ impl Generator<'_> {
         mut on_text: impl FnMut(&str) -> ControlFlow<()>,
     ) -> Result<Generated, GenerateError> {
         check(self.model, prompt_ids)?;
-        let mut writing = Writing::new(self.tokenizer, prompt_ids, options, Vec::new())?;
+        let mut writing = Writing::new(self.tokenizer, prompt_ids, options, Vec::new(), false)?;
         let start = Instant::now();
         let kept = sequence.keep_start_of(prompt_ids);
         let mut logits = self.logits(sequence, &prompt_ids[kept..]);

@@ -219,7 +219,7 @@ impl Chat<'_> {
         let is_closed = output.is_closed();
         output.finish().map_err(Failure::running)?;
         match generated.ending {
-            Ending::NonFiniteLogits => return Err(Failure::running(NON_FINITE)),
+            Ending::NonFiniteLogits | Ending::OutOfGrammar => return Err(Failure::running(NON_FINITE)),
             Ending::MaxNewTokens => {
                 say("(--max-new-tokens N sets more)");
             }

@@ -1,6 +1,7 @@
 //! `lora-train serve`: a model and its adapters behind OpenAI's HTTP interface, with a page to try them.
 
 mod api;
+mod calls;
 mod error;
 mod prompt;
 mod reply;
@@ -9,7 +10,7 @@ mod texts;
 use std::convert::Infallible;
 use std::future::ready;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, mpsc};
 use std::time::Duration;
 
 use axum::Router;
@@ -29,13 +30,14 @@ use tokio::sync::oneshot;
 use super::named::{Asked, BASE, LoadArgs, ModelArgs, Named, OpenedModel, template};
 use super::{http, say};
 use crate::data::template::ChatTemplate;
-use crate::generate::{NewText, check};
+use crate::generate::{Grammar, Grammars, NewText, check};
 use crate::save::export::PromptForm;
 use crate::schema::Problem;
 use crate::train::stop::Stop;
 use crate::util::failure::Failure;
 
 use api::{Asking, Kind};
+use calls::{CallForm, CallReader};
 use error::ApiError;
 use prompt::Prompting;
 use reply::Reply;
@@ -108,6 +110,8 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     });
     let (jobs, queue) = mpsc::channel();
     let server = Server {
+        call_forms: opened.adapters.iter().map(|_| OnceLock::new()).collect(),
+        grammars: OnceLock::new(),
         templates: templates.collect(),
         max_bytes: opened.model.config.max_position_embeddings.saturating_mul(opened.tokenizer.longest_token()),
         base,
@@ -135,6 +139,9 @@ struct Server {
     opened: Arc<OpenedModel>,
     /// By adapter.
     templates: Vec<Option<ChatTemplate>>,
+    /// How each template writes calls, where that is understood.
+    call_forms: Vec<OnceLock<Option<CallForm>>>,
+    grammars: OnceLock<Result<Grammars, String>>,
     /// Bytes of the longest text that the model has positions for.
     max_bytes: usize,
     /// The base model, as the user named it.
@@ -208,6 +215,16 @@ async fn read_parts(body: Body) -> Result<Vec<u8>, ApiError> {
 /// What is written, as it is written.
 type Texts = UnboundedReceiver<Event>;
 
+/// A request that is ready for the model.
+struct Prepared {
+    asking: Asking,
+    adapter: usize,
+    prompt_ids: Vec<Vec<u32>>,
+    grammar: Option<Grammar>,
+    /// Finds the calls in the answer, where there may be any.
+    reader: Option<CallReader>,
+}
+
 impl Server {
     /// With a token, whether a request has it; without one, whether it means this machine, so that no page of another site
     /// reaches the model through a name of its own.
@@ -228,8 +245,7 @@ impl Server {
         })
     }
 
-    /// What a request asks for, of which adapter, and the tokens of its prompts.
-    fn prepare(&self, kind: Kind, body: &[u8]) -> Result<(Asking, usize, Vec<Vec<u32>>), ApiError> {
+    fn prepare(&self, kind: Kind, body: &[u8]) -> Result<Prepared, ApiError> {
         let OpenedModel { model, tokenizer, adapters, .. } = &*self.opened;
         let asking = Asking::parse(kind, body)?;
         let adapter = self.adapter(asking.model.as_deref())?;
@@ -249,7 +265,26 @@ impl Server {
         for ids in &prompt_ids {
             check(model, ids).map_err(|error| ApiError::of_prompt(&error))?;
         }
-        Ok((asking, adapter, prompt_ids))
+        let grammar = asking.schema.as_ref().map(|schema| self.grammar(schema)).transpose()?;
+        let reader = asking.tools.as_ref().map(|tools| self.reader(adapter, tools, asking.one_call)).transpose()?;
+        Ok(Prepared { asking, adapter, prompt_ids, grammar, reader })
+    }
+
+    fn grammar(&self, schema: &Value) -> Result<Grammar, ApiError> {
+        let OpenedModel { model, tokenizer, .. } = &*self.opened;
+        let grammars = || Grammars::new(tokenizer, model.config.vocab_size).map_err(|error| error.to_string());
+        let grammars = self.grammars.get_or_init(grammars).as_ref();
+        let grammar =
+            grammars.map_err(Clone::clone).and_then(|all| all.of_schema(schema).map_err(|error| error.to_string()));
+        grammar.map_err(|error| ApiError::wrong(format!("`response_format`: {error}"), Some("response_format")))
+    }
+
+    fn reader(&self, adapter: usize, tools: &Value, one_call: bool) -> Result<CallReader, ApiError> {
+        let of_template = || CallForm::of(self.templates[adapter].as_ref()?, &self.opened.tokenizer);
+        let form = self.call_forms[adapter].get_or_init(of_template).clone();
+        let unknown = "`tools`: the form in which this model's chat template writes calls is not understood";
+        let form = form.ok_or_else(|| ApiError::wrong(unknown, Some("tools")))?;
+        Ok(CallReader::new(form, tools, one_call))
     }
 
     async fn answer(self: Arc<Self>, kind: Kind, headers: &HeaderMap, body: Body) -> Result<Response, ApiError> {
@@ -261,12 +296,13 @@ impl Server {
         let server = Arc::clone(&self);
         // A template and a tokenizer may take seconds: other requests do not wait.
         let prepared = tokio::task::spawn_blocking(move || server.prepare(kind, &body)).await;
-        let (asking, adapter, prompt_ids) = prepared.map_err(|error| ApiError::failed(&error.to_string()))??;
+        let prepared = prepared.map_err(|error| ApiError::failed(&error.to_string()))??;
+        let Prepared { asking, adapter, prompt_ids, grammar, reader } = prepared;
         let model = asking.model.clone().unwrap_or_else(|| self.id(adapter));
         if kind == Kind::Score {
             return self.score(model, adapter, prompt_ids).await;
         }
-        let reply = Reply::new(kind, model, &prompt_ids, &self.opened);
+        let mut reply = Reply::new(kind, model, &prompt_ids, &self.opened);
         let num_texts = prompt_ids.len();
         let (events, mut texts) = tokio::sync::mpsc::unbounded_channel();
         for (index, prompt_ids) in prompt_ids.into_iter().enumerate() {
@@ -276,6 +312,8 @@ impl Server {
                 options: asking.options(),
                 stop: asking.stop.clone(),
                 top_logprobs: asking.top_logprobs,
+                special_tokens: reader.is_some(),
+                grammar: grammar.clone(),
                 index,
                 events: events.clone(),
             };
@@ -283,6 +321,7 @@ impl Server {
         }
         // The stream ends with the last text.
         drop(events);
+        reply.reader = reader;
         // A prompt that is refused is refused before anything is streamed.
         let first = next_of(&mut texts).await?;
         if asking.stream {

@@ -78,8 +78,9 @@ impl Sampler {
     /// The tokens to draw from. Without top-k, top-p and min-p: all tokens, in the order of their ids.
     fn candidates(&self, logits: &[f32], max: f32) -> Vec<Candidate> {
         let weight = |logit: f32| ((f64::from(logit) - f64::from(max)) / self.temperature).exp();
-        let mut candidates: Vec<Candidate> =
-            (0..).zip(logits).map(|(id, &logit)| Candidate { id, weight: weight(logit) }).collect();
+        let candidates = (0..).zip(logits).map(|(id, &logit)| Candidate { id, weight: weight(logit) });
+        // What is ruled out is never drawn, be it as the last where rounding leaves none.
+        let mut candidates: Vec<Candidate> = candidates.filter(|candidate| candidate.weight > 0.0).collect();
         if let Some(k) = self.top_k.filter(|&k| k < candidates.len()) {
             let (_, last, _) = candidates.select_nth_unstable_by(k.max(1) - 1, by_weight);
             let least = last.weight;

@@ -168,7 +168,7 @@ fn a_text_ends_before_a_string_to_stop_at_and_never_shows_its_start() {
     let shown = |stop: &[&str]| {
         let options = GenerateOptions { max_new_tokens: 18, ..GenerateOptions::default() };
         let stop = stop.iter().map(|&stop| stop.to_owned()).collect();
-        let mut writing = Writing::new(&tokenizer, &[], &options, stop).unwrap();
+        let mut writing = Writing::new(&tokenizer, &[], &options, stop, false).unwrap();
         let mut shown = Vec::new();
         for &id in &letters {
             let mut logits = vec![0.0; 259];
@@ -202,7 +202,7 @@ fn the_bytes_of_the_tokens_are_the_text_that_is_shown() {
     let bytes = |ids: &[u32], stop: &[&str]| {
         let options = GenerateOptions { max_new_tokens: ids.len(), ..GenerateOptions::default() };
         let stop = stop.iter().map(|&stop| stop.to_owned()).collect();
-        let mut writing = Writing::new(&tokenizer, &[], &options, stop).unwrap();
+        let mut writing = Writing::new(&tokenizer, &[], &options, stop, false).unwrap();
         let mut tokens: Vec<Vec<u8>> = Vec::new();
         for &id in ids {
             let mut logits = vec![0.0; 259];
@@ -225,6 +225,47 @@ fn the_bytes_of_the_tokens_are_the_text_that_is_shown() {
     // Half a character: the token has its byte, and the text what stands for it.
     let (tokens, text) = bytes(&ids[..1], &[]);
     assert_eq!((tokens.concat(), text.as_str()), ("\u{fffd}".as_bytes().to_vec(), "\u{fffd}"));
+}
+
+#[test]
+fn a_text_that_is_held_to_a_schema_is_json_of_it_whatever_the_model_would_write() {
+    let folder = tempfile::tempdir().unwrap();
+    let properties = serde_json::json!({"name": {"type": "string", "maxLength": 5}, "kind": {"enum": ["é", "b"]}});
+    let schema = serde_json::json!({"type": "object", "properties": properties, "required": ["name", "kind"],
+        "additionalProperties": false});
+    let (model, adapters) = (model(256), AdapterSet::none(2));
+    // With and without a token that ends texts.
+    for config in ["{}", r#"{"eos_token": "<b>"}"#] {
+        let tokenizer = write_tokenizer(folder.path(), PLAIN, config);
+        let grammars = Grammars::new(&tokenizer, 259).unwrap();
+        let write = |schema: &Value, temperature: f64, seed: u64| {
+            let options = GenerateOptions { temperature, seed, ..GenerateOptions::default() };
+            let grammar = Some(grammars.of_schema(schema).unwrap());
+            let request = TextRequest { grammar, ..TextRequest::new(vec![5, 6], &adapters, options) };
+            let mut batch = TextBatch::new(&model, &tokenizer);
+            let (mut text, mut ending) = (String::new(), None);
+            let mut take = |_: u64, new: NewText| {
+                text.push_str(&new.text);
+                ending = new.ending;
+                ControlFlow::Continue(())
+            };
+            batch.add(0, request, &mut take).unwrap();
+            while !batch.is_empty() {
+                batch.step(&mut take).unwrap();
+            }
+            assert_eq!(ending, Some(Ending::EndOfText), "{text}");
+            serde_json::from_str::<Value>(&text).unwrap()
+        };
+        for (temperature, seed) in [(0.0, 0), (1.0, 1), (2.0, 2)] {
+            let found = write(&schema, temperature, seed);
+            assert!(found["name"].as_str().unwrap().chars().count() <= 5, "{found}");
+            assert!(found["kind"] == "é" || found["kind"] == "b", "{found}");
+        }
+        let number = write(&serde_json::json!({"type": "integer", "minimum": 10, "maximum": 12}), 1.0, 3);
+        assert!((10..=12).contains(&number.as_i64().unwrap()), "{number}");
+        let error = grammars.of_schema(&serde_json::json!({"type": "string", "format": "nonsense"})).unwrap_err();
+        assert!(error.to_string().contains("nonsense"), "{error}");
+    }
 }
 
 #[test]

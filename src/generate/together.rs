@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
 
+use super::grammar::Grammar;
 use super::sampler::{Logprobs, logprobs};
 use super::writing::{Next, Writing};
 use super::{Ending, GenerateError, GenerateOptions, LOGITS, check, is_full};
@@ -25,6 +26,10 @@ pub struct TextRequest<'a> {
     pub stop: Vec<String>,
     /// Whether to give logarithms of probabilities, and of how many of the most likely tokens.
     pub top_logprobs: Option<usize>,
+    /// Whether special tokens are part of the text.
+    pub special_tokens: bool,
+    /// What the text may become.
+    pub grammar: Option<Grammar>,
 }
 
 /// What a pass has added to a text.
@@ -57,7 +62,8 @@ impl<'a> TextRequest<'a> {
     /// The text goes on until the model ends it.
     #[must_use]
     pub fn new(prompt_ids: Vec<u32>, adapters: &'a AdapterSet, options: GenerateOptions) -> Self {
-        Self { prompt_ids, adapters, options, stop: Vec::new(), top_logprobs: None }
+        let (stop, grammar) = (Vec::new(), None);
+        Self { prompt_ids, adapters, options, stop, top_logprobs: None, special_tokens: false, grammar }
     }
 }
 
@@ -122,9 +128,9 @@ impl<'a> TextBatch<'a> {
         request: TextRequest<'a>,
         mut on_text: impl FnMut(u64, NewText) -> ControlFlow<()>,
     ) -> Result<(), GenerateError> {
-        let TextRequest { prompt_ids, adapters, options, stop, top_logprobs } = request;
+        let TextRequest { prompt_ids, adapters, options, stop, top_logprobs, special_tokens, grammar } = request;
         check(self.model, &prompt_ids)?;
-        let writing = Writing::new(self.tokenizer, &prompt_ids, &options, stop)?;
+        let writing = Writing::new(self.tokenizer, &prompt_ids, &options, stop, special_tokens)?.within(grammar);
         let mut sequence = self.before.clone().unwrap_or_else(|| Sequence::new(self.model));
         let kept = sequence.keep_start_of(&prompt_ids);
         let mut text = Text { id, sequence, adapters, writing, top_logprobs, unshown: VecDeque::new(), token: 0 };

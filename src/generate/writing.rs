@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 
+use super::grammar::Grammar;
 use super::sampler::Sampler;
 use super::{Ending, GenerateOptions};
 use crate::data::tokenizer::{DecodeStream, Tokenizer, TokenizerError};
@@ -14,6 +15,7 @@ const DECODE_CONTEXT: usize = 8;
 pub(super) struct Writing<'a> {
     tokenizer: &'a Tokenizer,
     sampler: Sampler,
+    grammar: Option<Grammar>,
     stream: DecodeStream<'a>,
     max_new_tokens: usize,
     stop: Vec<String>,
@@ -53,14 +55,15 @@ struct TokenText {
 }
 
 impl<'a> Writing<'a> {
-    /// An empty text after a prompt, which ends at the first of `stop`.
+    /// An empty text after a prompt, which ends at the first of `stop`; with `special_tokens`, these are part of it.
     pub(super) fn new(
         tokenizer: &'a Tokenizer,
         prompt_ids: &[u32],
         options: &GenerateOptions,
         stop: Vec<String>,
+        special_tokens: bool,
     ) -> Result<Self, TokenizerError> {
-        let mut stream = tokenizer.decode_stream(true);
+        let mut stream = tokenizer.decode_stream(!special_tokens);
         // A word after the prompt starts with a space.
         for &id in &prompt_ids[prompt_ids.len().saturating_sub(DECODE_CONTEXT)..] {
             let _ = stream.push(id)?;
@@ -68,6 +71,7 @@ impl<'a> Writing<'a> {
         Ok(Self {
             tokenizer,
             sampler: Sampler::new(options),
+            grammar: None,
             stream,
             max_new_tokens: options.max_new_tokens,
             stop,
@@ -81,28 +85,37 @@ impl<'a> Writing<'a> {
         })
     }
 
+    /// Holds the text to a grammar.
+    pub(super) fn within(self, grammar: Option<Grammar>) -> Self {
+        Self { grammar, ..self }
+    }
+
     /// Chooses the next token by its logits. `is_full`: there is no position for it.
     pub(super) fn next(&mut self, logits: &[f32], is_full: bool) -> Result<Next, TokenizerError> {
-        let ending = match self.sampler.next(logits) {
-            None => Ending::NonFiniteLogits,
-            Some(token) if self.tokenizer.eos_ids().contains(&token) => {
+        let ending = match self.choose(logits) {
+            Err(ending) => ending,
+            Ok(token) if self.tokenizer.eos_ids().contains(&token) => {
                 self.end_token = Some(token);
                 Ending::EndOfText
             }
-            Some(token) => {
+            Ok(token) => {
+                let taken = self.grammar.as_mut().map(|grammar| grammar.take(token));
                 self.token_ids.push(token);
                 self.unfinished.push(token);
                 let text = self.stream.push(token)?;
                 if !text.is_empty() {
                     self.hold(&text);
                 }
-                if is_full {
-                    Ending::MaxPositions
-                } else if self.token_ids.len() >= self.max_new_tokens {
-                    Ending::MaxNewTokens
-                } else {
-                    let (text, shown, is_stopped) = self.release(false);
-                    return Ok(Next { text, shown, then: if is_stopped { Err(Ending::EndOfText) } else { Ok(token) } });
+                match taken {
+                    Some(Err(_)) => Ending::OutOfGrammar,
+                    Some(Ok(true)) => Ending::EndOfText,
+                    _ if is_full => Ending::MaxPositions,
+                    _ if self.token_ids.len() >= self.max_new_tokens => Ending::MaxNewTokens,
+                    _ => {
+                        let (text, shown, is_stopped) = self.release(false);
+                        let then = if is_stopped { Err(Ending::EndOfText) } else { Ok(token) };
+                        return Ok(Next { text, shown, then });
+                    }
                 }
             }
         };
@@ -110,6 +123,17 @@ impl<'a> Writing<'a> {
         self.hold(&rest);
         let (text, shown, is_stopped) = self.release(true);
         Ok(Next { text, shown, then: Err(if is_stopped { Ending::EndOfText } else { ending }) })
+    }
+
+    fn choose(&mut self, logits: &[f32]) -> Result<u32, Ending> {
+        let token = match &mut self.grammar {
+            None => self.sampler.next(logits),
+            Some(grammar) => {
+                let allowed = grammar.mask(logits).map_err(|_| Ending::OutOfGrammar)?.ok_or(Ending::EndOfText)?;
+                self.sampler.next(&allowed)
+            }
+        };
+        token.ok_or(Ending::NonFiniteLogits)
     }
 
     /// Takes the text that the unfinished tokens make together.

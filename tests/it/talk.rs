@@ -3,7 +3,7 @@
 use std::fs;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -12,6 +12,13 @@ use serde_json::{Value, json};
 use crate::common::{Bench, json, lora_train, quickstart_model, run, signal, stderr, train, wait};
 
 const STORY: &str = "Max saw a snail on the hill. Olga gave him a brown basket.";
+
+/// ChatML with tools, and calls as Hermes and Qwen write them.
+const TOOL_TEMPLATE: &str = "{% if tools %}{{ '<|im_start|>system\\nTools:' }}{% for tool in tools %}{{ '\\n' + tool | tojson }}\
+    {% endfor %}{{ '<|im_end|>\\n' }}{% endif %}{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content }}\
+    {% for call in m.tool_calls %}{{ '<tool_call>\\n{\"name\": \"' + call.function.name + '\", \"arguments\": ' }}\
+    {{ call.function.arguments | tojson }}{{ '}\\n</tool_call>' }}{% endfor %}{{ '<|im_end|>\\n' }}{% endfor %}\
+    {% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}";
 
 /// A run of some steps on conversations, and its folder.
 fn chat_run(bench: &Bench) -> PathBuf {
@@ -356,13 +363,38 @@ fn eval_finds_the_rows_of_a_run_from_another_folder_and_reads_others_as_the_run_
 fn openais_client_and_a_browser_get_along_with_the_server() {
     let bench = Bench::new();
     let folder = chat_run(&bench);
+    let found = check_serve(&folder, "--chromium");
+    assert_eq!(found["models"], json!(["run", "base"]));
+    assert_eq!(found["page"], json!([found["texts"]["run"], found["texts"]["base"]]));
+}
+
+/// What `scripts/check_serve.py` finds of the server of a run.
+fn check_serve(folder: &Path, option: &str) -> Value {
     let server = Server::start(&[folder.to_str().unwrap()]);
     let python = std::env::var("LORA_TRAIN_PYTHON").expect("LORA_TRAIN_PYTHON names a Python with openai");
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/scripts/check_serve.py");
     let address = format!("http://{}", server.address);
-    let output = Command::new(python).args([script, &address, "--chromium"]).output().unwrap();
+    let output = Command::new(python).args([script, &address, option]).output().unwrap();
     assert!(output.status.success(), "{}", stderr(&output));
-    let found: Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!(found["models"], json!(["run", "base"]));
-    assert_eq!(found["page"], json!([found["texts"]["run"], found["texts"]["base"]]));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+#[test]
+#[ignore = "needs LORA_TRAIN_PYTHON, a Python with openai (scripts/setup_python.sh)"]
+fn openais_client_gets_calls_of_tools_from_a_run_that_has_learned_them() {
+    let bench = Bench::new();
+    std::fs::write(bench.path("tools.jinja"), TOOL_TEMPLATE).unwrap();
+    let city = json!({"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]});
+    let find = json!({"name": "find", "description": "Finds a city.", "parameters": city});
+    let call = json!({"function": {"name": "find", "arguments": {"city": "Bern"}}});
+    let messages = json!([{"role": "user", "content": STORY}, {"role": "assistant", "tool_calls": [call]}]);
+    let row = json!({"messages": messages, "tools": [{"type": "function", "function": find}]});
+    std::fs::write(bench.path("calls.jsonl"), format!("{row}\n").repeat(8)).unwrap();
+    let data = format!("data.train=[{{path={:?}}}]", bench.path("calls.jsonl").to_str().unwrap());
+    let template = format!("data.chat_template={:?}", bench.path("tools.jinja").to_str().unwrap());
+    let set = ["--set", &data, "--set", &template, "--set", "data.eval=[]", "--set", "data.max_length=512"];
+    let rate =
+        ["--set", "optimizer.learning_rate=0.01", "--set", "scheduler.warmup_steps=0", "--set", "train.max_steps=40"];
+    train(&bench.recipe("run", ""), &[&set[..], &rate].concat());
+    check_serve(&bench.path("run"), "--tools");
 }

@@ -3,7 +3,7 @@
 use rand::Rng as _;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use super::error::ApiError;
 use crate::generate::GenerateOptions;
@@ -19,12 +19,11 @@ const MAX_PROMPTS: usize = 2048;
 /// Longest value of a parameter that is repeated to the user, in bytes.
 const MAX_REPEATED: usize = 60;
 /// Parameters that change nothing in the text.
-const WITHOUT_EFFECT: [&str; 10] = [
+const WITHOUT_EFFECT: [&str; 9] = [
     "user",
     "metadata",
     "store",
     "service_tier",
-    "parallel_tool_calls",
     "prompt_cache_key",
     "prompt_cache_retention",
     "safety_identifier",
@@ -58,6 +57,12 @@ pub(super) struct Asking {
     pub(super) top_logprobs: Option<usize>,
     pub(super) stream: bool,
     pub(super) include_usage: bool,
+    /// What the model may call.
+    pub(super) tools: Option<Value>,
+    /// Whether an answer has at most one call.
+    pub(super) one_call: bool,
+    /// What the text is held to.
+    pub(super) schema: Option<Value>,
 }
 
 /// What is continued or scored.
@@ -177,6 +182,11 @@ impl Asking {
         let logprobs = body.take("logprobs", "true, false or a number")?;
         let top_logprobs = top_logprobs(kind, logprobs.as_ref(), body.take("top_logprobs", COUNT)?)?;
         within("top_logprobs", top_logprobs.is_none_or(|top| top <= MAX_TOP_LOGPROBS), "at most 20")?;
+        let tools = if kind == Kind::Chat { tools(&mut body)? } else { None };
+        let schema = schema(&mut body)?;
+        if tools.is_some() && schema.is_some() {
+            return Err(ApiError::wrong("`response_format` beside `tools` is not supported", Some("response_format")));
+        }
         let stream_options: Option<StreamOptions> = body.take("stream_options", "an object")?;
         let asking = Self {
             kind,
@@ -191,6 +201,9 @@ impl Asking {
             top_logprobs,
             stream: body.take("stream", "true or false")?.unwrap_or_default(),
             include_usage: stream_options.is_some_and(|options| options.include_usage),
+            tools,
+            one_call: body.take("parallel_tool_calls", "true or false")? == Some(false),
+            schema,
         };
         refuse_unknown(&body.0)?;
         Ok(asking)
@@ -210,6 +223,9 @@ impl Asking {
             top_logprobs: None,
             stream: false,
             include_usage: false,
+            tools: None,
+            one_call: false,
+            schema: None,
         }
     }
 
@@ -223,6 +239,31 @@ impl Asking {
             min_p: self.min_p,
             seed: self.seed.map_or_else(|| rand::rng().random(), i64::cast_unsigned),
         }
+    }
+}
+
+/// The tools that the model may call.
+fn tools(body: &mut Body) -> Result<Option<Value>, ApiError> {
+    let tools: Option<Vec<Value>> = body.take("tools", "a list of tools")?;
+    let choice: Option<Value> = body.take("tool_choice", "\"auto\" or \"none\"")?;
+    match choice.as_ref().map(|choice| choice.as_str().unwrap_or_default()) {
+        None | Some("auto") => Ok(tools.filter(|tools| !tools.is_empty()).map(Value::Array)),
+        Some("none") => Ok(None),
+        Some(_) => Err(ApiError::wrong("`tool_choice` is \"auto\" or \"none\" here", Some("tool_choice"))),
+    }
+}
+
+/// The schema that `response_format` holds the text to.
+fn schema(body: &mut Body) -> Result<Option<Value>, ApiError> {
+    const EXPECTED: &str = "\"text\", \"json_object\", or \"json_schema\" with `json_schema.schema`";
+    let Some(mut format) = body.take::<Value>("response_format", EXPECTED)? else { return Ok(None) };
+    match format["type"].as_str() {
+        Some("text") => Ok(None),
+        Some("json_object") => Ok(Some(json!({"type": "object"}))),
+        Some("json_schema") if format["json_schema"]["schema"].is_object() => {
+            Ok(Some(format["json_schema"]["schema"].take()))
+        }
+        _ => Err(ApiError::wrong(format!("`response_format`: its `type` is {EXPECTED}"), Some("response_format"))),
     }
 }
 
@@ -279,8 +320,7 @@ fn is_default(key: &str, value: &Value) -> bool {
         | "detokenize"
         | "clean_up_tokenization_spaces"
         | "include_reasoning" => *value == true,
-        "modalities" => *value == serde_json::json!(["text"]),
-        "response_format" => value["type"] == "text",
+        "modalities" => *value == json!(["text"]),
         "verbosity" => value == "medium",
         "truncation" => value == "disabled",
         "tool_choice" | "function_call" => value == "none" || value == "auto",
@@ -290,8 +330,6 @@ fn is_default(key: &str, value: &Value) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     fn parse(kind: Kind, body: &Value) -> Result<Asking, Value> {
@@ -341,8 +379,12 @@ mod tests {
             (json!({"skip_special_tokens": false}), "skip_special_tokens"),
             (json!({"top_k": 5}), "top_k"),
             (json!({"modalities": ["text", "audio"]}), "modalities"),
-            (json!({"tools": [{"type": "function"}]}), "tools"),
-            (json!({"response_format": {"type": "json_object"}}), "response_format"),
+            (json!({"tools": "find"}), "tools"),
+            (json!({"tool_choice": "required"}), "tool_choice"),
+            (json!({"tool_choice": {"type": "function", "function": {"name": "find"}}}), "tool_choice"),
+            (json!({"response_format": {"type": "json_schema"}}), "response_format"),
+            (json!({"response_format": "json"}), "response_format"),
+            (json!({"response_format": {"type": "json_object"}, "tools": [{"name": "find"}]}), "response_format"),
             (json!({"max_tokens": 0}), "max_tokens"),
             (json!({"temperature": 2.5}), "temperature"),
             (json!({"top_p": 0}), "top_p"),

@@ -52,7 +52,7 @@ impl Prompting<'_> {
                 Err(ApiError::wrong(format!("this model has no chat template; {other}"), Some("model")))
             }
             (Content::Messages(messages), Some(template)) => {
-                Ok(vec![self.conversation_ids(messages, template, is_scored)?])
+                Ok(vec![self.conversation_ids(messages, asking.tools.as_ref(), template, is_scored)?])
             }
         }
     }
@@ -72,12 +72,15 @@ impl Prompting<'_> {
     fn conversation_ids(
         &self,
         messages: &[Value],
+        tools: Option<&Value>,
         template: &ChatTemplate,
         is_scored: bool,
     ) -> Result<Vec<u32>, ApiError> {
         let wrong = |error: &dyn std::fmt::Display| {
             let text = error.to_string();
-            ApiError::wrong(text.split("\n  hint:").next().unwrap_or_default(), Some("messages"))
+            let is_of_tools = ["`tools`", "tool "].iter().any(|start| text.starts_with(start));
+            let param = if is_of_tools { "tools" } else { "messages" };
+            ApiError::wrong(text.split("\n  hint:").next().unwrap_or_default(), Some(param))
         };
         // A template writes a token for each, at least.
         if messages.len() > self.max_tokens {
@@ -85,7 +88,7 @@ impl Prompting<'_> {
         }
         let messages = messages.iter().enumerate().map(|(index, message)| cleaned(index, message));
         let messages = messages.collect::<Result<Vec<Value>, _>>()?;
-        let (messages, tools) = conversation(&messages, None, self.system, template).map_err(|error| wrong(&error))?;
+        let (messages, tools) = conversation(&messages, tools, self.system, template).map_err(|error| wrong(&error))?;
         let tools = tools.as_ref();
         let text = template.render_prompt(&messages, tools).map_err(|error| wrong(&error))?;
         refuse_names(&messages, tools, template, &text)?;

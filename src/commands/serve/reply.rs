@@ -7,6 +7,7 @@ use axum::response::sse::Event;
 use serde_json::{Map, Value, json};
 
 use super::api::Kind;
+use super::calls::CallReader;
 use super::error::ApiError;
 use crate::commands::generate::NON_FINITE;
 use crate::commands::named::OpenedModel;
@@ -24,6 +25,8 @@ pub(super) struct Reply {
     text_offsets: Vec<usize>,
     /// Texts that have not ended.
     num_open: usize,
+    /// Finds the calls in the text of a chat.
+    pub(super) reader: Option<CallReader>,
     opened: Arc<OpenedModel>,
 }
 
@@ -41,6 +44,7 @@ impl Reply {
             completion_tokens: 0,
             text_offsets: vec![0; prompts.len()],
             num_open: prompts.len(),
+            reader: None,
             opened: Arc::clone(opened),
         }
     }
@@ -63,10 +67,22 @@ impl Reply {
         let logprobs = self.logprobs(index, texts);
         self.completion_tokens += texts.iter().filter(|text| text.token.is_some()).count();
         Ok(match self.kind {
-            Kind::Chat => json!({
-                "index": index, "message": {"role": "assistant", "content": text, "refusal": null},
-                "logprobs": logprobs, "finish_reason": finish_reason,
-            }),
+            Kind::Chat => {
+                let mut message = json!({"role": "assistant", "content": text, "refusal": null});
+                let mut finish_reason = finish_reason;
+                if let Some(reader) = &mut self.reader {
+                    let content = reader.push(&text);
+                    let (rest, calls) = reader.end();
+                    let content = format!("{content}{rest}");
+                    message["content"] =
+                        if content.is_empty() && !calls.is_empty() { Value::Null } else { content.into() };
+                    if !calls.is_empty() {
+                        message["tool_calls"] = calls.into();
+                        finish_reason = of_calls(finish_reason);
+                    }
+                }
+                json!({"index": index, "message": message, "logprobs": logprobs, "finish_reason": finish_reason})
+            }
             Kind::Completion | Kind::Score => {
                 json!({"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason})
             }
@@ -102,15 +118,33 @@ impl Reply {
             return Vec::new();
         }
         let logprobs = self.logprobs(index, std::slice::from_ref(&text));
-        let choice = match self.kind {
-            Kind::Chat => json!({"delta": {"content": text.text}}),
-            Kind::Completion | Kind::Score => json!({"text": text.text}),
+        let (mut content, mut calls) = (text.text, Vec::new());
+        if let Some(reader) = &mut self.reader {
+            content = reader.push(&content);
+            if reason.is_some() {
+                let (rest, found) = reader.end();
+                content.push_str(&rest);
+                calls = found;
+            }
+        }
+        let finish_reason = if calls.is_empty() { reason } else { of_calls(reason) };
+        let new = match self.kind {
+            Kind::Chat => json!({"delta": {"content": content}}),
+            Kind::Completion | Kind::Score => json!({"text": content}),
         };
-        let mut choice = choice;
-        choice["index"] = json!(index);
-        choice["logprobs"] = logprobs;
-        choice["finish_reason"] = json!(reason);
-        let mut events = vec![self.chunk(&json!([choice]), None)];
+        let mut new = vec![(new, logprobs)];
+        for (index, mut call) in calls.into_iter().enumerate() {
+            call["index"] = json!(index);
+            new.push((json!({"delta": {"tool_calls": [call]}}), Value::Null));
+        }
+        let last = new.len() - 1;
+        let chunks = new.into_iter().enumerate().map(|(at, (mut choice, logprobs))| {
+            choice["index"] = json!(index);
+            choice["logprobs"] = logprobs;
+            choice["finish_reason"] = json!(finish_reason.filter(|_| at == last));
+            self.chunk(&json!([choice]), None)
+        });
+        let mut events: Vec<Event> = chunks.collect();
         self.num_open -= usize::from(reason.is_some());
         if self.num_open == 0 {
             events.extend(include_usage.then(|| self.chunk(&json!([]), Some(&self.usage()))));
@@ -190,6 +224,15 @@ impl Reply {
 
 /// Why a text ended, in OpenAI's words; `None` where it goes on.
 fn finish_reason(ending: Option<Ending>) -> Result<Option<&'static str>, ApiError> {
-    let reason = |ending: Ending| ending.finish_reason().ok_or_else(|| ApiError::failed(NON_FINITE));
+    let failure = |ending: Ending| match ending {
+        Ending::OutOfGrammar => "what the schema allows next is too much to compute",
+        _ => NON_FINITE,
+    };
+    let reason = |ending: Ending| ending.finish_reason().ok_or_else(|| ApiError::failed(failure(ending)));
     ending.map(reason).transpose()
+}
+
+/// Why an answer with calls ended.
+fn of_calls(reason: Option<&'static str>) -> Option<&'static str> {
+    reason.map(|reason| if reason == "stop" { "tool_calls" } else { reason })
 }

@@ -8,7 +8,7 @@ use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::oneshot;
 
 use crate::commands::named::OpenedModel;
-use crate::generate::{GenerateError, GenerateOptions, NewText, TextBatch, TextRequest};
+use crate::generate::{GenerateError, GenerateOptions, Grammar, NewText, TextBatch, TextRequest};
 use crate::train::loss::score::score;
 use crate::util::failure::Failure;
 
@@ -23,6 +23,8 @@ pub(super) struct Job {
     pub(super) options: GenerateOptions,
     pub(super) stop: Vec<String>,
     pub(super) top_logprobs: Option<usize>,
+    pub(super) special_tokens: bool,
+    pub(super) grammar: Option<Grammar>,
     /// Its place among the prompts of its request.
     pub(super) index: usize,
     pub(super) events: UnboundedSender<Event>,
@@ -56,9 +58,11 @@ pub(super) fn write_texts(opened: &OpenedModel, queue: &Receiver<Work>) -> Resul
                 drop(reply.send(scores));
             }
             Ok(Work::Write(job)) => {
-                let Job { adapter, prompt_ids, options, stop, top_logprobs, index, events } = job;
+                let Job { adapter, prompt_ids, options, stop, top_logprobs, special_tokens, grammar, index, events } =
+                    job;
                 let adapters = &opened.adapters[adapter].set;
-                let request = TextRequest { prompt_ids, adapters, options, stop, top_logprobs };
+                let request =
+                    TextRequest { prompt_ids, adapters, options, stop, top_logprobs, special_tokens, grammar };
                 readers.insert(id, (index, events));
                 if let Err(error) = batch.add(id, request, |id, text| pass_on(&mut readers, id, text))
                     && let Some((index, events)) = readers.remove(&id)
