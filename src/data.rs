@@ -12,6 +12,7 @@ pub mod counts;
 mod data_file;
 pub mod dataset;
 pub mod encode;
+mod encoding;
 pub mod error;
 pub mod files;
 mod findings;

@@ -122,7 +122,7 @@ impl DataFile {
         }
         let (_, first) = self.bad_rows.messages().next().unwrap_or_default();
         let reason = format!("none of its {} rows can be used; the first: {first}", self.info.num_rows);
-        Err(DataError::File { path: self.info.path.clone(), reason })
+        Err(DataError::Rows(vec![DataError::File { path: self.info.path.clone(), reason }]))
     }
 
     /// Whether all rows are conversations without an answer.
@@ -152,7 +152,7 @@ impl DataFile {
             let texts = findings.messages().map(|(place, text)| (place, text.replace('\n', "\n  ")));
             texts.map(|(place, text)| format!("\n  {place}: {text}")).collect()
         };
-        let mut warnings = Vec::new();
+        let mut warnings: Vec<String> = self.info.note.iter().map(|note| format!("{path}: {note}")).collect();
         if self.bad_rows.num_rows > 0 {
             let count = self.bad_rows.num_rows;
             warnings.push(format!(

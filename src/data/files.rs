@@ -139,10 +139,14 @@ pub struct FileInfo {
     pub format: DataFormat,
     /// Number of rows; for a .txt file, of windows of `max_length` tokens.
     pub num_rows: usize,
+    /// Number of rows that the file has, where only the first are read; of a .txt file, those that are read.
+    pub num_rows_in_file: usize,
     /// Columns that are not read.
     pub unused_columns: Vec<String>,
     /// Says that one of them is, by its name, what the rows are there for, and how to learn it.
     pub unlearnt: Option<String>,
+    /// What was taken for granted of its encoding, for the user.
+    pub note: Option<String>,
     /// Whether it comes from `[[data.eval]]`.
     pub is_eval: bool,
     /// Its tokens in the cache, if they are kept there.

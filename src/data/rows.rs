@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
+use super::encoding::Utf8;
 use super::error::DataError;
 use super::files::FileKind;
 use super::unpack::{self, Compression};
@@ -28,6 +29,8 @@ use scan::Scan;
 
 /// Bytes that are read at a time while searching for rows.
 const BLOCK_BYTES: usize = 1 << 20;
+/// Bytes at the start of a file of cells that show what separates them.
+const SAMPLE_BYTES: u64 = 1 << 16;
 
 /// The rows of one file.
 #[derive(Debug)]
@@ -38,33 +41,41 @@ pub(super) struct RowFile {
     file: File,
     /// The columns of a CSV or TSV file.
     cells: Option<Cells>,
+    /// What was taken for granted of its encoding, for the user.
+    pub(super) note: Option<String>,
     /// Offsets in `file` where every row starts, and the offset where the last one ends.
     bounds: Vec<u64>,
 }
 
 impl RowFile {
     /// Finds the rows of `path`, whose extension says `kind`. A .json file with one object a line is read as JSON
-    /// lines, and a .jsonl file with one array as JSON.
+    /// lines, and a .jsonl file with one array as JSON. Cells are separated by what separates them in the first rows.
     pub(super) fn open(path: &Path, kind: FileKind) -> Result<Self, DataError> {
         let failed = |reason: String| DataError::File { path: path.to_path_buf(), reason };
-        let mut scan = kind.delimiter().map_or_else(Scan::default, Scan::of_cells);
+        let usual = kind.delimiter();
+        let mut scan = usual.map_or_else(Scan::default, |usual| Scan::of_cells(0, usual));
         let is_packed = Compression::of(path).is_some() && kind != FileKind::Parquet;
         let mut watch = |block: &[u8]| if is_packed { scan.feed(block) } else { Ok(()) };
         let file = unpack::open(path, &mut watch).map_err(failed)?;
-        let file = if kind == FileKind::Parquet {
+        let Utf8 { file, note } = if kind == FileKind::Parquet {
             let lines = guarded(|| columns::as_lines(file));
-            lines.map_err(|panic| failed(format!("a damaged Parquet file: {panic}")))?.map_err(failed)?
+            let file = lines.map_err(|panic| failed(format!("a damaged Parquet file: {panic}")))?.map_err(failed)?;
+            Utf8 { file, note: None }
         } else {
-            file
+            // JSON is UTF-8.
+            Utf8::of(file, usual.is_some()).map_err(failed)?
         };
-        if !is_packed {
-            let mut feed = |block: &[u8]| scan.feed(block);
-            for_each_block(&file, 0..u64::MAX, &mut feed).map_err(|error| failed(error.to_string()))?;
+        let unreadable = |error: io::Error| failed(error.to_string());
+        let separators = usual.map(|usual| separators(&file, usual)).transpose().map_err(unreadable)?;
+        if !is_packed || separators.is_some() {
+            let (start, delimiter) = separators.unwrap_or_default();
+            scan = if separators.is_some() { Scan::of_cells(start, delimiter) } else { Scan::default() };
+            for_each_block(&file, start..u64::MAX, &mut |block| scan.feed(block)).map_err(unreadable)?;
         }
         let (is_array, mut bounds) = scan.finish().map_err(failed)?;
-        let cells = match kind.delimiter() {
-            Some(delimiter) if bounds.len() > 1 => {
-                let header = bytes_at(&file, bounds.remove(0)..bounds[0]).map_err(|error| failed(error.to_string()))?;
+        let cells = match separators {
+            Some((_, delimiter)) if bounds.len() > 1 => {
+                let header = bytes_at(&file, bounds.remove(0)..bounds[0]).map_err(unreadable)?;
                 Some(Cells::of_header(&header, delimiter).map_err(failed)?)
             }
             _ => None,
@@ -77,7 +88,7 @@ impl RowFile {
         if bounds.len() < 2 {
             return Err(failed("the file has no rows".into()));
         }
-        let rows = Self { path: path.to_path_buf(), kind, file, cells, bounds };
+        let rows = Self { path: path.to_path_buf(), kind, file, cells, note, bounds };
         rows.refuse_open_quote()?;
         Ok(rows)
     }
@@ -87,6 +98,15 @@ impl RowFile {
         let Some(cells) = &self.cells else { return Ok(()) };
         let last = self.num_rows() - 1;
         cells.refuse_open_quote(&self.bytes(last)?).map_err(|reason| self.row_error(last, reason))
+    }
+
+    /// The first rows of a file, as far as they can be read.
+    pub(super) fn first_rows(path: &Path, count: usize) -> Vec<Value> {
+        let file = FileKind::of(path).and_then(|kind| Self::open(path, kind).ok());
+        let rows = file
+            .iter()
+            .flat_map(|file| (0..file.num_rows().min(count)).map(|row| file.parse(&file.bytes(row).ok()?).ok()));
+        rows.flatten().collect()
     }
 
     pub(super) fn kind(&self) -> FileKind {
@@ -255,8 +275,22 @@ fn bytes_at(file: &File, range: Range<u64>) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
+/// Where the rows of a file of cells begin, and what separates the cells.
+fn separators(file: &File, usual: u8) -> io::Result<(u64, u8)> {
+    first_bytes(file, SAMPLE_BYTES).map(|start| cells::separators(&start, usual))
+}
+
+/// At most so many bytes at the start of a file.
+pub(super) fn first_bytes(file: &File, most: u64) -> io::Result<Vec<u8>> {
+    bytes_at(file, 0..most.min(file.metadata()?.len()))
+}
+
 /// Hands the bytes of a file in `range` to `sink`, a block at a time; stops early at the end of the file.
-fn for_each_block(file: &File, range: Range<u64>, sink: &mut dyn FnMut(&[u8]) -> io::Result<()>) -> io::Result<()> {
+pub(super) fn for_each_block(
+    file: &File,
+    range: Range<u64>,
+    sink: &mut dyn FnMut(&[u8]) -> io::Result<()>,
+) -> io::Result<()> {
     let mut block = vec![0; BLOCK_BYTES];
     let mut at = range.start;
     let end = range.end.min(file.metadata()?.len());

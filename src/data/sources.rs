@@ -2,9 +2,12 @@
 
 use std::path::{Path, PathBuf};
 
+use serde_json::Value;
+
 use super::cache::CacheSettings;
 use super::error::DataError;
 use super::files::{self, FileKind, OpenOptions};
+use super::rows::RowFile;
 use crate::config::DataSource;
 use crate::hub::{self, DatasetId, DatasetLayout, HubError, HubSettings};
 
@@ -48,6 +51,13 @@ pub fn source_files(key: &str, source: &DataSource, options: &OpenOptions<'_>) -
         return Err(failed(format!("is no file of data: {}", files::unsupported(Path::new(without_query(path))))));
     };
     hub::download_url(path, &folder, settings.offline, options.progress).map(|file| vec![file]).map_err(of_hub)
+}
+
+/// The first rows of the first file of a source, as far as they can be read.
+#[must_use]
+pub fn first_rows(source: &DataSource, count: usize) -> Vec<Value> {
+    let files = source_files("data.train", source, &OpenOptions::default()).unwrap_or_default();
+    files.first().map(|file| RowFile::first_rows(file, count)).unwrap_or_default()
 }
 
 /// The files of a split, in a folder that is laid out as a data set of the Hub.

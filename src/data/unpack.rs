@@ -86,7 +86,6 @@ fn refuse_other_kinds(mut file: &File) -> Result<(), String> {
     Err(match start[..] {
         [0x1f, 0x8b, ..] => "is packed by gzip\n  hint: end its name in .gz",
         [0x28, 0xb5, 0x2f, 0xfd] => "is packed by zstd\n  hint: end its name in .zst",
-        [0xff, 0xfe, ..] | [0xfe, 0xff, ..] => "is UTF-16\n  hint: `iconv -f UTF-16 -t UTF-8` converts it",
         _ => return Ok(()),
     }
     .to_owned())

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use rayon::prelude::*;
 
+use super::encoding::Utf8;
 use super::error::DataError;
 use super::rows::{STARTING_BYTES, read_exact_at};
 use super::tokenizer::{Token, Tokenizer};
@@ -23,6 +24,7 @@ struct Pieces {
 const PIECES: Pieces = Pieces { bytes: 256 * 1024, overlap: 8 * 1024, at_once: 16 };
 
 /// Tokenises the text file `path`: BOS if the tokenizer adds it, the text, EOS. Hands the tokens to `sink`, in order.
+/// Returns what was taken for granted of its encoding.
 ///
 /// # Errors
 /// A file that cannot be read, or is not UTF-8; an error of `sink`.
@@ -30,13 +32,15 @@ pub(super) fn tokenise(
     path: &Path,
     tokenizer: &Tokenizer,
     sink: &mut dyn FnMut(u32) -> Result<(), DataError>,
-) -> Result<(), DataError> {
+) -> Result<Option<String>, DataError> {
     let mut last = None;
-    for_each_token(&TextFile::open(path)?, tokenizer, PIECES, &mut |id| {
+    let text = TextFile::open(path)?;
+    for_each_token(&text, tokenizer, PIECES, &mut |id| {
         last = Some(id);
         sink(id)
     })?;
-    tokenizer.eos().filter(|eos| last != Some(eos.id)).map_or(Ok(()), |eos| sink(eos.id))
+    tokenizer.eos().filter(|eos| last != Some(eos.id)).map_or(Ok(()), |eos| sink(eos.id))?;
+    Ok(text.note)
 }
 
 /// A UTF-8 file that is read in pieces.
@@ -47,14 +51,18 @@ struct TextFile {
     len: usize,
     /// Offset where the text starts: after a byte order mark.
     start: usize,
+    /// What was taken for granted of its encoding, for the user.
+    note: Option<String>,
 }
 
 impl TextFile {
     fn open(path: &Path) -> Result<Self, DataError> {
         let failed = |reason: String| DataError::File { path: path.to_path_buf(), reason };
-        let file = unpack::open(path, &mut |_| Ok(())).map_err(failed)?;
+        let unpacked = unpack::open(path, &mut |_| Ok(()));
+        let Utf8 { file, note } = unpacked.and_then(|file| Utf8::of(file, true)).map_err(failed)?;
         let size = file.metadata().map_err(|error| failed(error.to_string()))?.len();
-        let mut text = Self { path: path.to_path_buf(), file, len: usize::try_from(size).unwrap_or(0), start: 0 };
+        let len = usize::try_from(size).unwrap_or(0);
+        let mut text = Self { path: path.to_path_buf(), file, len, start: 0, note };
         let (_, first) = text.read(0..PIECES.bytes.min(text.len))?;
         if first.starts_with('\u{feff}') {
             (text.start, text.len) = ('\u{feff}'.len_utf8(), text.len - '\u{feff}'.len_utf8());
@@ -201,12 +209,20 @@ mod tests {
     }
 
     #[test]
-    fn files_without_text_or_in_another_encoding_are_refused() {
+    fn files_without_text_or_in_two_encodings_are_refused() {
         let files = Files::new();
+        std::fs::write(files.path("two.txt"), b"caf\xc3\xa9 caf\xe9").unwrap();
         std::fs::write(files.path("latin.txt"), b"caf\xe9").unwrap();
+        files.write("utf8.txt", "café");
         files.write("empty.txt", " \n");
         let error = |name: &str| tokenise(&files.path(name), &tokenizer(), &mut |_| Ok(())).unwrap_err().to_string();
-        assert!(error("latin.txt").contains("not UTF-8 at byte 3\n  hint: `iconv`"), "{}", error("latin.txt"));
+        assert!(error("two.txt").contains("not UTF-8 at byte 9\n  hint: `iconv`"), "{}", error("two.txt"));
         assert!(error("empty.txt").ends_with("the file has no text"));
+        let read = |name: &str| {
+            let mut ids = Vec::new();
+            let note = tokenise(&files.path(name), &tokenizer(), &mut |id| Ok(ids.push(id))).unwrap();
+            (ids, note.is_some())
+        };
+        assert_eq!(read("latin.txt"), (read("utf8.txt").0, true));
     }
 }

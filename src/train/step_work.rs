@@ -116,8 +116,10 @@ mod tests {
             kind: FileKind::Json,
             format: DataFormat::Text,
             num_rows: 20,
+            num_rows_in_file: 20,
             unused_columns: Vec::new(),
             unlearnt: None,
+            note: None,
             is_eval: false,
             kept_tokens: None,
         };

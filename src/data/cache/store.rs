@@ -42,6 +42,9 @@ pub(in crate::data) struct Details {
     pub(in crate::data) unused_columns: Vec<String>,
     /// What is said of an unused column that is the point of the rows.
     pub(in crate::data) unlearnt: Option<String>,
+    /// What was taken for granted of its encoding, for the user.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(in crate::data) note: Option<String>,
     pub(in crate::data) bad_rows: RowFindings,
     /// Rows without a token that carries loss, whatever their length.
     pub(in crate::data) unanswered_rows: RowFindings,

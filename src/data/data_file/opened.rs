@@ -147,7 +147,7 @@ impl OpenedFile {
         options: &OpenOptions<'_>,
         warnings: &mut Vec<String>,
     ) -> Result<(DataFile, Vec<u32>), DataError> {
-        let limit = self.limit;
+        let (limit, num_rows_in_file) = (self.limit, self.num_rows());
         let (encoded, is_new, rows) = match self.rows {
             Rows::Kept(encoded) => (*encoded, false, None),
             _ => {
@@ -161,10 +161,22 @@ impl OpenedFile {
             KeptTokens { bytes: file.metadata().map_or(0, |file| file.len()), is_new }
         });
         let Encoded { tokens, entries, details } = encoded;
-        let Details { kind, format, unused_columns, unlearnt, bad_rows, unanswered_rows, odd_rows, letters } = details;
+        let Details { kind, format, unused_columns, unlearnt, note, bad_rows, unanswered_rows, odd_rows, letters } =
+            details;
         let (path, is_eval) = (self.path, self.is_eval);
         let mut file = DataFile {
-            info: FileInfo { path, kind, format, num_rows: 0, unused_columns, unlearnt, is_eval, kept_tokens },
+            info: FileInfo {
+                path,
+                kind,
+                format,
+                num_rows: 0,
+                num_rows_in_file: 0,
+                unused_columns,
+                unlearnt,
+                note,
+                is_eval,
+                kept_tokens,
+            },
             first_row,
             content: self.content,
             max_length,
@@ -186,6 +198,7 @@ impl OpenedFile {
             file.count_rows(&entries, rows.as_ref())
         };
         file.info.num_rows = lengths.len();
+        file.info.num_rows_in_file = num_rows_in_file.unwrap_or(lengths.len());
         Ok((file, lengths))
     }
 
@@ -233,16 +246,17 @@ impl OpenedFile {
             format: self.format(),
             unused_columns: Vec::new(),
             unlearnt: None,
+            note: None,
             bad_rows: RowFindings::default(),
             unanswered_rows: RowFindings::default(),
             odd_rows: RowFindings::default(),
             letters: [0; 3],
         };
         if let Rows::Objects { file, format } = &self.rows {
-            details.kind = file.kind();
+            (details.kind, details.note) = (file.kind(), file.note.clone());
             self.write_objects(file, format, &mut writer, &mut details, encoder, options)?;
         } else {
-            self.write_text(&mut writer, encoder.tokenizer, options)?;
+            details.note = self.write_text(&mut writer, encoder.tokenizer, options)?;
         }
         if !Signature::of(&self.path).is_ok_and(|now| now == self.signature) {
             let reason = "changes while it is read\n  hint: start again once it is complete".to_owned();
@@ -256,7 +270,7 @@ impl OpenedFile {
         writer: &mut StoreWriter,
         tokenizer: &Tokenizer,
         options: &OpenOptions<'_>,
-    ) -> Result<(), DataError> {
+    ) -> Result<Option<String>, DataError> {
         let mut piece = Vec::with_capacity(PIECE_TOKENS);
         let mut push = |ids: Vec<u32>| {
             let mut chunk = Chunk::default();
@@ -267,11 +281,14 @@ impl OpenedFile {
                 writer.push(&chunk).map_err(DataError::Store)
             }
         };
-        windows::tokenise(&self.path, tokenizer, &mut |id| {
+        let note = windows::tokenise(&self.path, tokenizer, &mut |id| {
             piece.push(id);
             if piece.len() == PIECE_TOKENS { push(std::mem::take(&mut piece)) } else { Ok(()) }
         })?;
-        if piece.is_empty() { Ok(()) } else { push(piece) }
+        if !piece.is_empty() {
+            push(piece)?;
+        }
+        Ok(note)
     }
 
     /// Encodes the rows of `file` on all cores, in rounds, so that only a bounded part of them is in memory.

@@ -69,18 +69,16 @@ pub(super) fn needed_template(
     let template = opened?;
     let needs = |file: &&&OpenedFile| matches!(file.format(), DataFormat::Messages | DataFormat::Sharegpt);
     match files.iter().find(needs) {
-        Some(file) if template.is_none() => Err(DataError::File {
-            path: file.path().to_path_buf(),
-            reason: format!(
-                "format `{}` needs a chat template, and {}\n  hint: set `data.chat_template` to a Jinja file, or put chat_template.jinja beside the model",
-                file.format().name(),
-                if config.chat_template == "none" {
-                    "`data.chat_template` = \"none\" turns it off"
-                } else {
-                    "the model has none"
-                }
-            ),
-        }),
+        Some(file) if template.is_none() => Err(DataError::Config(format!(
+            "{}: format `{}` needs a chat template, and {}\n  hint: set `data.chat_template` to a Jinja file, or put chat_template.jinja beside the model",
+            file.path().display(),
+            file.format().name(),
+            if config.chat_template == "none" {
+                "`data.chat_template` = \"none\" turns it off"
+            } else {
+                "the model has none"
+            }
+        ))),
         _ => Ok(template),
     }
 }

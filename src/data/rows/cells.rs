@@ -63,9 +63,6 @@ impl Cells {
             name => name.to_owned(),
         };
         cells.columns = names.iter().enumerate().map(name).collect();
-        if let [only] = &cells.columns[..] {
-            refuse_other_separators(only, delimiter)?;
-        }
         let mut seen = HashSet::new();
         match cells.columns.iter().find(|name| !seen.insert(name.as_str())) {
             Some(name) => Err(format!("its first line names `{name}` twice")),
@@ -122,16 +119,25 @@ impl Cells {
     }
 }
 
-/// Refuses a first line that is one cell, with another separator in it.
-fn refuse_other_separators(header: &str, delimiter: u8) -> Result<(), String> {
-    match header.bytes().find(|byte| matches!(byte, b',' | b';' | b'\t' | b'|')) {
-        Some(other) => Err(format!(
-            "its first line has a {} and no {}\n  hint: .csv files have commas between columns, .tsv files tabs",
-            name_of(other),
-            name_of(delimiter)
-        )),
-        None => Ok(()),
+/// What separates cells; a first line of `sep=;` is Excel's, and says it.
+const DELIMITERS: &[u8] = b",;\t|";
+
+/// Where the rows begin in a file that starts with these bytes, and what separates their cells: what divides the most of
+/// the first rows into as many cells as the first line has, the `usual` one where several do.
+pub(super) fn separators(start: &[u8], usual: u8) -> (u64, u8) {
+    let marked = start.strip_prefix(b"\xef\xbb\xbf").unwrap_or(start);
+    if let Some([delimiter, b'\r' | b'\n', ..]) = marked.strip_prefix(b"sep=") {
+        return ((start.len() - marked.len() + b"sep=;".len()) as u64, *delimiter);
     }
+    let num_alike = |delimiter: u8| {
+        let mut builder = ReaderBuilder::new();
+        let reader = builder.has_headers(false).flexible(true).delimiter(delimiter).from_reader(marked);
+        let mut lengths = reader.into_byte_records().map_while(Result::ok).map(|cells| cells.len());
+        let columns = lengths.next().filter(|columns| *columns > 1)?;
+        Some((lengths.filter(|length| *length == columns).count(), delimiter == usual))
+    };
+    let best = DELIMITERS.iter().copied().filter_map(|delimiter| Some((num_alike(delimiter)?, delimiter))).max();
+    (0, best.map_or(usual, |(_, delimiter)| delimiter))
 }
 
 fn name_of(delimiter: u8) -> &'static str {

@@ -47,9 +47,9 @@ pub(in crate::data) const STARTING_BYTES: usize = 512;
 const MAX_ROW_BYTES: u64 = 64 << 20;
 
 impl Scan {
-    /// Searches for rows of cells, which this byte separates.
-    pub(super) fn of_cells(delimiter: u8) -> Self {
-        Self { layout: Layout::Cells { quotes: Quotes::new(delimiter), in_row: false }, ..Self::default() }
+    /// Searches for rows of cells, which this byte separates, from the offset `at`.
+    pub(super) fn of_cells(at: u64, delimiter: u8) -> Self {
+        Self { at, layout: Layout::Cells { quotes: Quotes::new(delimiter), in_row: false }, ..Self::default() }
     }
 
     /// Scans the next bytes of the file.
@@ -214,13 +214,13 @@ mod tests {
     fn a_row_that_no_text_has_and_bytes_that_are_no_text_are_refused_early() {
         let block = vec![b'a'; 1 << 20];
         for (start, mut scan) in
-            [("[{}, {\"", Scan::default()), ("{\"", Scan::default()), ("a,b\n\"", Scan::of_cells(b','))]
+            [("[{}, {\"", Scan::default()), ("{\"", Scan::default()), ("a,b\n\"", Scan::of_cells(0, b','))]
         {
             scan.feed(start.as_bytes()).unwrap();
             let refused = (0..100).find_map(|_| scan.feed(&block).err()).unwrap().to_string();
             assert!(scan.at < 66 << 20 && refused.contains("has more than 64 MiB\n  hint: "), "{refused}");
             let lines = "a\n".repeat(1 << 19);
-            let mut scan = Scan::of_cells(b',');
+            let mut scan = Scan::of_cells(0, b',');
             assert!((0..70).all(|_| scan.feed(lines.as_bytes()).is_ok()), "short rows");
         }
         assert_eq!(scanned("{\"a\0\": 1}", 99).unwrap_err(), "byte 3 is NUL: this is no text");
@@ -235,7 +235,7 @@ mod tests {
             assert_eq!(scanned(array, block).unwrap(), (true, vec![2, 16, 20, 22, 25]), "{block}");
             assert_eq!(scanned("[] ]", block).unwrap_err(), "text follows the end of the array, at byte 3");
             assert_eq!(scanned(" \n ", block).unwrap(), (false, vec![3]));
-            let mut cells = Scan::of_cells(b',');
+            let mut cells = Scan::of_cells(0, b',');
             let text = b"\r\na,b\n\n\"x\n\"\"\n\",5\" y\r\n ,\n";
             text.chunks(block).try_for_each(|block| cells.feed(block)).unwrap();
             assert_eq!(cells.finish().unwrap().1, [2, 7, 21, 24], "{block}");

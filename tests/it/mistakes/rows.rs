@@ -35,9 +35,9 @@ pub(crate) const DATA_MISTAKES: &[(&str, Wrong<'static>, &[&str])] = &[
         &["rows.csv:line 2: has text after a closing quote", "a quote in a quoted cell is doubled"],
     ),
     (
-        "semicolons",
-        FileAndSet("rows.csv", "prompt;completion\na;b\n", CSV),
-        &["rows.csv: its first line has a semicolon and no comma", ".tsv files tabs"],
+        "a semicolon too few",
+        FileAndSet("rows.csv", "prompt;completion\na;b, c\na, b\n", CSV),
+        &["rows.csv:line 3: has 1 cells, and the first line names 2 columns", "a cell with a semicolon"],
     ),
     (
         "a column twice",
@@ -55,7 +55,7 @@ pub(crate) const DATA_MISTAKES: &[(&str, Wrong<'static>, &[&str])] = &[
         FileAndSet("rows.csv", "messages\n\"[{'role': 'user', 'content': 'a'}]\"\n", CSV),
         &["rows.csv:line 2: `messages` must be a list of objects in JSON", "`json.dumps`"],
     ),
-    ("another encoding", Made(with_latin), &["rows.csv:line 2: not UTF-8", "`iconv`"]),
+    ("two encodings", Made(with_latin), &["rows.csv:line 3: not UTF-8", "`iconv`"]),
     (
         "a row without an end",
         Made(with_an_endless_row),
@@ -221,7 +221,7 @@ fn train_on(folder: &Path, path: &str, more: &str) {
 }
 
 fn with_latin(folder: &Path) {
-    fs::write(folder.join("rows.csv"), b"prompt,completion\nle caf\xe9,b\n").unwrap();
+    fs::write(folder.join("rows.csv"), b"prompt,completion\nle caf\xc3\xa9,b\nle caf\xe9,b\n").unwrap();
     train_on(folder, "rows.csv", "");
 }
 
