@@ -23,7 +23,7 @@ pub use checkpoint::CheckpointConfig;
 pub use cost::CostConfig;
 pub use data::{DataConfig, DataFormat, DataSource, EvalSplit, OnBadRow, RowLimit, TrainOnTurns};
 pub use device::DeviceConfig;
-pub use eval::{BestBy, EvalConfig, Metric, Take, TaskConfig};
+pub use eval::{BestBy, EvalConfig, Metric, Take, TaskConfig, num_evaluations};
 pub use logging::LoggingConfig;
 pub use lora::{InitLoraWeights, LoraConfig, TargetModules};
 pub(crate) use lora::{layers_regex, meant_layer};

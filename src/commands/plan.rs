@@ -19,7 +19,7 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 
 use super::{number, print, print_text, say};
-use crate::config::{CostConfig, DataConfig, GradientCheckpointing};
+use crate::config::{CostConfig, GradientCheckpointing};
 use crate::data::cache::CacheSettings;
 use crate::data::dataset::{Dataset, OpenOptions};
 use crate::device::DeviceKind;
@@ -249,7 +249,6 @@ fn forecast(
         return Err("the recipe names no training data".into());
     }
     let tokenizer = source.tokenizer().map_err(|failure| first_line(&failure))?;
-    let config = DataConfig { eval: Vec::new(), ..recipe.data.clone() };
     let options = OpenOptions {
         cache: CacheSettings::from_env(),
         progress: Progress::detect(false),
@@ -260,10 +259,14 @@ fn forecast(
     let flops = StepFlops::of_objective(workload.config, num_trainable, first, workload.objective);
     let flops = flops.with_modules(workload.selection).on(workload.place, workload.config, recipe.is_noisy());
     let keeps_reference = is_alone && objective(workload.objective).keeps_reference();
-    let Recipe { train, objective, .. } = recipe;
-    let max_length = config.max_length;
-    Dataset::open(&config, Arc::new(tokenizer), recipe.seed, &options)
-        .and_then(|data| Forecast::new(&data, train, objective, max_length, &flops, is_padded, keeps_reference))
+    let Recipe { train, objective, eval, .. } = recipe;
+    let max_length = recipe.data.max_length;
+    let (tokenizer, rows) = (Arc::new(tokenizer), train.micro_batch_size);
+    Dataset::open(&recipe.data, tokenizer, recipe.seed, &options)
+        .and_then(|data| {
+            let steps = Forecast::new(&data, train, objective, max_length, &flops, is_padded, keeps_reference)?;
+            steps.with_evaluations(&data, rows, eval, &flops, is_padded)
+        })
         .map_err(|error| first_line(&Failure::input(error)))
 }
 

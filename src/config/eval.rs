@@ -33,6 +33,13 @@ section! {
     }
 }
 
+/// Evaluations of a run of `total` steps behind its step `after`: one every `eval_steps`, and one at the end.
+#[must_use]
+pub fn num_evaluations(eval_steps: Option<u64>, after: u64, total: u64) -> u64 {
+    let between = eval_steps.map_or(0, |every| total / every - after.min(total) / every);
+    between + u64::from(after < total && eval_steps.is_none_or(|every| !total.is_multiple_of(every)))
+}
+
 /// What makes an evaluation better than another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]

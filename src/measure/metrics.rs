@@ -16,15 +16,13 @@ mod dashboard;
 mod finding;
 mod jsonl;
 mod mlflow;
+mod pace;
 mod sinks;
 mod summary;
 mod tensorboard;
 mod totals;
 
 use std::path::PathBuf;
-use std::time::Instant;
-
-use crate::util::stats::as_f64;
 
 pub use crate::measure::figures::{EvalMetrics, Sample, StepMetrics};
 pub use finding::{Change, Finding, Severity};
@@ -50,13 +48,6 @@ fn on_a_line(sample: &Sample) -> String {
     let left_out = prompt.chars().count().saturating_sub(MAX_PROMPT);
     let dots = if left_out > 0 { "…" } else { "" };
     format!("{dots}{} > {text}", prompt.chars().skip(left_out).collect::<String>())
-}
-
-/// Seconds until the last step, at the pace of the steps since `started`. Steps of earlier starts do not count: they may
-/// have run on another machine.
-fn remaining_seconds(started: Instant, [first_step, step, total_steps]: [u64; 3]) -> Option<f64> {
-    let done = step.checked_sub(first_step).filter(|&done| done > 0)?;
-    Some(started.elapsed().as_secs_f64() / as_f64(done) * as_f64(total_steps.saturating_sub(step)))
 }
 
 /// A file for figures cannot be opened. During training, a file that fails is a warning instead.

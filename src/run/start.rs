@@ -187,6 +187,7 @@ fn open_sinks(
         resume_step: resumed.map(|resumed| resumed.state.step),
         has_evaluated: resumed.is_some_and(|resumed| resumed.state.evaluations.last_step == Some(resumed.state.step)),
         total_steps,
+        eval_steps: recipe.eval.eval_steps,
         shows: match args {
             _ if !place.is_first() => Shows::Nothing,
             args if args.quiet => Shows::Warnings,

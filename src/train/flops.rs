@@ -125,6 +125,19 @@ impl StepFlops {
             + batch.documents.iter().enumerate().map(of_document).sum::<f64>()
     }
 
+    /// The counts of an evaluation: forwards alone.
+    #[must_use]
+    pub fn of_evaluation(&self) -> Self {
+        let products = |index: usize| if index < self.num_attentions_once { 0 } else { 4 };
+        let attentions = self.attentions.iter().enumerate();
+        Self {
+            per_token: self.per_token - self.second_per_token,
+            per_target_token: 0.5 * self.per_target_token,
+            attentions: attentions.map(|(index, (heads, all))| (*heads, all - products(index))).collect(),
+            ..self.clone()
+        }
+    }
+
     /// FLOPs spent on tokens of padding, in addition to those that a micro-batch [needs](Self::of).
     #[must_use]
     pub fn of_padding(&self, num_tokens: usize) -> f64 {
@@ -192,6 +205,19 @@ mod tests {
         let attention = 21.0 * 12.0 * 8.0;
         let flops = StepFlops::new(&config(None), 7, 0).of(&batch());
         assert!((flops - (tokens + head + attention)).abs() < 1e-6, "{flops}");
+    }
+
+    #[test]
+    fn an_evaluation_takes_a_third_of_attention_and_half_of_what_else_a_step_takes() {
+        for first_trained in [0, 1] {
+            let flops = StepFlops::new(&config(None), 0, first_trained);
+            let once = 15.0 + 6.0;
+            let (tokens, head) = (8.0 * 2.0 * 288.0, 2.0 * 2.0 * 40.0);
+            // Two products, 2 layers of 2 heads of 2.
+            let attention = once * 2.0 * 2.0 * 2.0 * 4.0;
+            let found = flops.of_evaluation().of(&batch());
+            assert!((found - (tokens + head + attention)).abs() < 1e-6, "{found}");
+        }
     }
 
     #[test]

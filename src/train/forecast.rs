@@ -2,7 +2,7 @@
 
 use super::flops::StepFlops;
 use super::schedule::{repeated, steps_per_epoch, total_steps};
-use crate::config::{ObjectiveConfig, ObjectiveName, TrainConfig};
+use crate::config::{EvalConfig, ObjectiveConfig, ObjectiveName, TrainConfig, num_evaluations};
 use crate::data::batch::Batch;
 use crate::data::dataset::{Cursor, Dataset};
 use crate::data::error::DataError;
@@ -19,6 +19,8 @@ pub struct Forecast {
     pub step_tokens: f64,
     /// Mean FLOPs of a step, including those of padding.
     pub step_flops: f64,
+    /// Evaluations of the whole run, and FLOPs of each, without those of samples and scores.
+    pub evaluations: (u64, f64),
 }
 
 impl Forecast {
@@ -56,7 +58,32 @@ impl Forecast {
         }
         let num_steps = as_f64(steps_per_epoch(num_batches, accumulated).max(1));
         let (step_tokens, step_flops) = (as_f64(tokens) / num_steps, computed / num_steps);
-        Ok(Self { rows_per_epoch: data.rows_per_epoch(), steps, step_tokens, step_flops })
+        let evaluations = (0, 0.0);
+        Ok(Self { rows_per_epoch: data.rows_per_epoch(), steps, step_tokens, step_flops, evaluations })
+    }
+
+    /// The same with the evaluations that the recipe asks for.
+    ///
+    /// # Errors
+    /// A row that cannot be read.
+    pub fn with_evaluations(
+        self,
+        data: &Dataset,
+        micro_batch_size: usize,
+        eval: &EvalConfig,
+        flops: &StepFlops,
+        is_padded: bool,
+    ) -> Result<Self, DataError> {
+        if data.num_eval_rows() == 0 {
+            return Ok(self);
+        }
+        let (flops, mut computed) = (flops.of_evaluation(), 0.0);
+        for loaded in data.eval_batches(micro_batch_size, eval.max_batches)?.until(|| false) {
+            let batch = loaded?.batch;
+            computed += flops.of(&batch) + if is_padded { flops.of_padding(batch.num_padding_tokens()) } else { 0.0 };
+        }
+        let number = num_evaluations(eval.eval_steps, 0, self.steps) + u64::from(eval.eval_on_start);
+        Ok(Self { evaluations: (number, computed), ..self })
     }
 }
 

@@ -429,6 +429,7 @@ impl Trainer<'_> {
         for (index, sample) in samples.iter().enumerate() {
             self.sinks.sample(index, sample);
         }
+        self.sinks.evaluated(step, eval_start.elapsed().as_secs_f64());
         self.saver.is_saved = false;
         self.recorder.pause(Part::Logging);
         Ok(true)

@@ -183,8 +183,9 @@ fn steps_are_counted_from_the_rows_and_timed_where_asked() {
     assert_eq!((planned["steps"].as_u64(), planned["is_calibrated"].as_bool()), (Some(150), Some(false)));
     let measured = quickstart(&[&two_epochs[..], &["--calibrate"]].concat());
     assert_eq!(measured["is_calibrated"], true);
-    let (seconds, step) = (measured["seconds"].as_f64().unwrap(), measured["mean_step_seconds"].as_f64().unwrap());
-    assert!((seconds - 150.0 * step).abs() < 1e-6 * seconds && step > 1e-4, "{measured}");
+    let [seconds, step, evaluations] =
+        ["seconds", "mean_step_seconds", "evaluation_seconds"].map(|key| measured[key].as_f64().unwrap());
+    assert!((seconds - 150.0 * step - evaluations).abs() < 1e-6 * seconds && step > 1e-4, "{measured}");
     assert!(step < 0.5 * measured["step_seconds"].as_f64().unwrap(), "rows are short: {measured}");
 
     let elsewhere = plan(&["recipes/quickstart.toml", "--device", "l4", "--calibrate"]);
@@ -206,7 +207,14 @@ fn the_run_is_planned_by_the_lengths_of_its_rows() {
     // Short rows take even less time than their tokens suggest: attention is cheaper still.
     let share = number(&planned, "mean_step_seconds") / number(&planned, "step_seconds");
     assert!(share < tokens / 2048.0 && share > 0.5 * tokens / 2048.0, "{planned}");
-    assert_eq!(number(&planned, "seconds"), 200.0 * number(&planned, "mean_step_seconds"));
+    // An evaluation at the start and every 50 steps: forwards of 48 rows, as 6 steps have.
+    let of_evaluations = number(&planned, "evaluation_seconds");
+    assert_eq!(planned["evaluations"], 5);
+    let in_steps = of_evaluations / 5.0 / number(&planned, "mean_step_seconds");
+    assert!((0.3 * 6.0..0.5 * 6.0).contains(&in_steps), "{planned}");
+    let table = plan(&["recipes/quickstart.toml", "--device", "cpu", "--set", "eval.eval_on_start=false"]);
+    assert!(text(&table.stdout).contains(" of it for 4 evaluations"), "{}", text(&table.stdout));
+    assert_eq!(number(&planned, "seconds"), 200.0 * number(&planned, "mean_step_seconds") + of_evaluations);
 
     // As many tokens, in fewer steps of full rows.
     let packed =

@@ -92,9 +92,18 @@ pub(super) struct Report {
     /// Tokens of the whole run, without padding.
     #[serde(skip_serializing_if = "Option::is_none")]
     total_tokens: Option<u64>,
-    /// Time of all steps.
+    /// Time of all steps and evaluations, without the samples and scores of these.
     #[serde(skip_serializing_if = "Option::is_none")]
     seconds: Option<f64>,
+    /// Evaluations of the whole run; absent where the rows cannot be read.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    evaluations: Option<u64>,
+    /// The part of the time that is theirs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    evaluation_seconds: Option<f64>,
+    /// Whether evaluations take more than that, for samples or scores.
+    #[serde(skip)]
+    writes: bool,
     /// Tokens, time, energy and cost of the run assume rows of full length.
     is_at_most: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -131,11 +140,7 @@ impl Report {
         let Basis { recipe, workload, target, prices, decision, forecast, most_rows, calibrated, wants_fit, .. } =
             *basis;
         let plan = workload.plan();
-        let mut layered = Workload { layered_accumulation: true, ..workload.clone() };
-        if decision.is_some() {
-            layered.gradient_checkpointing = Decision::new(&layered, target.usable_bytes()).choice;
-        }
-        let layered = layered.plan();
+        let layered = layered(basis);
         let host = workload.host_plan().map(|plan| Host {
             free_memory_bytes: target.host_free_bytes.map(whole),
             fits: target.host_free_bytes.map(|memory| fit::is_room(plan.peak_bytes, memory)),
@@ -161,13 +166,8 @@ impl Report {
         let computed_per_row = flops_per_row + flops.of_padding(num_sequences * (workload.row_length - row_length));
         let flops_per_step = computed_per_row * as_f64(workload.rows * workload.gradient_accumulation_steps);
         let estimated = target.flops_per_second.map(|rate| flops_per_step * recomputation / rate);
-        // Copies and reading go beside the computation. What memory is left is page cache.
-        let in_memory = Storage { residency: Residency::Memory, ..workload.storage };
-        let in_memory = Workload { storage: in_memory, ..workload.clone() }.plan().peak_bytes;
-        let is_cached = target.usable_bytes().is_none_or(|bytes| as_f64(in_memory) <= bytes);
-        let reading = if is_cached { None } else { seconds_of_reading(&plan, basis.disk_bytes_per_second) };
-        let bringing = plan.seconds_of_copies().or(reading).unwrap_or(0.0);
-        let estimated = estimated.map(|seconds| seconds.max(bringing));
+        // Copies and reading go beside the computation.
+        let estimated = estimated.map(|seconds| seconds.max(seconds_of_bringing(basis, &plan)));
         let step_seconds = calibrated.or(estimated);
 
         let rows_per_epoch = forecast.map(|forecast| forecast.rows_per_epoch).or(most_rows);
@@ -189,7 +189,13 @@ impl Report {
         let mean_step_seconds = ranks.as_ref().map(|step| step.step_seconds).or(mean_step_seconds);
         #[expect(clippy::cast_precision_loss, reason = "far below 2^53 steps")]
         let of_all_steps = |of_step: f64| steps.map(|steps| of_step * steps as f64);
+        // Ranks share evaluations, too; a forward is not made again.
+        let evaluation_seconds =
+            forecast.zip(step_seconds).map(|(Forecast { evaluations: (number, flops), .. }, step)| {
+                as_f64(*number) * flops / (flops_per_step * recomputation) * step / num_ranks
+            });
         let seconds = mean_step_seconds.and_then(of_all_steps);
+        let seconds = seconds.map(|seconds| seconds + evaluation_seconds.unwrap_or(0.0));
         let energy_kwh =
             seconds.zip(target.watts).map(|(seconds, watts)| num_ranks * seconds / 3600.0 * watts / 1000.0);
         let cost = seconds.and_then(|seconds| prices.price(num_nodes * seconds, energy_kwh));
@@ -227,6 +233,9 @@ impl Report {
             ranks,
             total_tokens: of_all_steps(mean_step_tokens).map(whole),
             seconds,
+            evaluations: forecast.map(|forecast| forecast.evaluations.0),
+            evaluation_seconds,
+            writes: !recipe.eval.generate.is_empty() || recipe.eval.task.metric.is_some(),
             is_at_most: forecast.is_none(),
             energy_kwh,
             cost,
@@ -239,6 +248,25 @@ impl Report {
 /// Frozen weights that a step reads from disk, or copies from host memory.
 fn bytes_brought(plan: &MemoryPlan) -> Option<usize> {
     plan.read_bytes_per_step.or(plan.moved_bytes_per_step)
+}
+
+/// The plan with `train.layered_accumulation`.
+fn layered(basis: &Basis<'_>) -> MemoryPlan {
+    let mut layered = Workload { layered_accumulation: true, ..basis.workload.clone() };
+    if basis.decision.is_some() {
+        layered.gradient_checkpointing = Decision::new(&layered, basis.target.usable_bytes()).choice;
+    }
+    layered.plan()
+}
+
+/// Seconds of a step's copies of weights, or of reading them. What memory is left is page cache.
+fn seconds_of_bringing(basis: &Basis<'_>, plan: &MemoryPlan) -> f64 {
+    let Basis { workload, target, disk_bytes_per_second, .. } = *basis;
+    let in_memory = Storage { residency: Residency::Memory, ..workload.storage };
+    let in_memory = Workload { storage: in_memory, ..workload.clone() }.plan().peak_bytes;
+    let is_cached = target.usable_bytes().is_none_or(|bytes| as_f64(in_memory) <= bytes);
+    let reading = if is_cached { None } else { seconds_of_reading(plan, disk_bytes_per_second) };
+    plan.seconds_of_copies().or(reading).unwrap_or(0.0)
 }
 
 fn seconds_of_reading(plan: &MemoryPlan, disk_bytes_per_second: Option<f64>) -> Option<f64> {
@@ -400,15 +428,28 @@ fn times(report: &Report, without_rows: Option<&str>) -> Vec<String> {
     let (about, steps, tokens) =
         (if report.is_at_most { "at most" } else { "about" }, counted(steps, "step"), with_commas(tokens));
     let time = report.seconds.map(|seconds| format!("{} for ", duration(seconds))).unwrap_or_default();
-    let without = match report.answer_tokens {
+    let of_answers = match report.answer_tokens {
         Some(tokens) if !report.is_at_most => {
-            format!(" and without writing the answers, each taken to be of {} tokens", with_commas(tokens))
+            Some(format!("writing the answers, each taken to be of {} tokens", with_commas(tokens)))
         }
-        Some(_) => " and without writing the answers".to_owned(),
-        None => String::new(),
+        Some(_) => Some("writing the answers".to_owned()),
+        None => None,
+    };
+    let of_evaluations = match report.evaluations {
+        None => Some("evaluations"),
+        Some(_) if report.writes => Some("the samples and scores of evaluations"),
+        Some(_) => None,
+    };
+    let without: Vec<String> = of_evaluations.map(str::to_owned).into_iter().chain(of_answers).collect();
+    let without = if without.is_empty() { String::new() } else { format!(", without {}", without.join(" and ")) };
+    let evaluations = match (report.evaluations, report.evaluation_seconds) {
+        (Some(number @ 1..), Some(seconds)) => {
+            format!(", {} of it for {}", duration(seconds), counted(number, "evaluation"))
+        }
+        _ => String::new(),
     };
     lines.push(format!(
-        "estimated: {about} {time}{steps} of {} tokens, {tokens} in all, without evaluations{without}",
+        "estimated: {about} {time}{steps} of {} tokens, {tokens} in all{evaluations}{without}",
         with_commas(whole(report.mean_step_tokens))
     ));
     if let Some(why) = without_rows {

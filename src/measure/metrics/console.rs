@@ -4,7 +4,7 @@ mod averages;
 mod ending;
 
 use std::io::Write;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
@@ -12,7 +12,8 @@ use averages::Averages;
 use ending::summary_text;
 
 use super::dashboard::Dashboard;
-use super::{EvalMetrics, Finding, Sample, StepMetrics, Summary, on_a_line, remaining_seconds};
+use super::pace::Pace;
+use super::{EvalMetrics, Finding, Sample, StepMetrics, Summary, on_a_line};
 use crate::util::stats::as_f64;
 use crate::util::terminal::redraws;
 use crate::util::text::{at_words, bytes, counted, duration, has_colors, shortened, thousands};
@@ -23,9 +24,8 @@ pub(super) struct Console {
     quiet: bool,
     colors: bool,
     total_steps: u64,
-    first_step: u64,
     logging_steps: u64,
-    started: Instant,
+    pace: Pace,
     since_last_line: Averages,
 }
 
@@ -46,8 +46,8 @@ impl Console {
         quiet: bool,
         dashboard: Option<Dashboard>,
         logging_steps: u64,
-        first_step: u64,
-        total_steps: u64,
+        [first_step, total_steps]: [u64; 2],
+        pace: Pace,
     ) -> Self {
         let terminal = redraws(&std::io::stderr());
         let colors = terminal && has_colors(&std::io::stderr());
@@ -62,9 +62,8 @@ impl Console {
             quiet,
             colors,
             total_steps,
-            first_step,
             logging_steps: logging_steps.max(1),
-            started: Instant::now(),
+            pace,
             since_last_line: Averages::default(),
         }
     }
@@ -110,8 +109,7 @@ impl Console {
 
     pub(super) fn step(&mut self, step: &StepMetrics) {
         self.since_last_line.add(step);
-        let steps = [self.first_step, step.step, self.total_steps];
-        let remaining = remaining_seconds(self.started, steps).map(duration);
+        let remaining = self.pace.remaining_seconds(step.step).map(duration);
         match &self.view {
             View::Bar(bar) => {
                 bar.set_position(step.step);
@@ -157,6 +155,14 @@ impl Console {
             View::Bar(bar) => bar.set_message(format!("evaluating {done}/{total}")),
             View::Dashboard(dashboard, _) => dashboard.evaluating(done, total),
             View::Lines | View::Quiet | View::Nothing => {}
+        }
+    }
+
+    /// An evaluation after `step` has ended: it took so long, samples and score included.
+    pub(super) fn evaluated(&mut self, step: u64, seconds: f64) {
+        self.pace.evaluated(step, seconds);
+        if let View::Dashboard(dashboard, _) = &self.view {
+            dashboard.evaluated(step, seconds);
         }
     }
 
@@ -226,9 +232,9 @@ impl Console {
         }
     }
 
-    /// The first step begins. The time before it is start-up and says nothing about the time left.
+    /// The first step begins.
     pub(super) fn start(&mut self) {
-        self.started = Instant::now();
+        self.pace.start();
         if let View::Dashboard(dashboard, _) = &self.view {
             dashboard.start();
         }
@@ -304,16 +310,8 @@ mod tests {
 
     #[test]
     fn lines_are_due_every_logging_steps_and_at_the_end() {
-        let console = Console::new(true, None, 10, 0, 25);
+        let console = Console::new(true, None, 10, [0, 25], Pace::default());
         let due: Vec<_> = (1..=25).filter(|&step| console.is_due(step)).collect();
         assert_eq!(due, [10, 20, 25]);
-    }
-
-    #[test]
-    fn the_time_left_comes_from_the_steps_of_this_start() {
-        let started = Instant::now().checked_sub(Duration::from_secs(50)).unwrap();
-        assert_eq!(remaining_seconds(started, [100, 100, 200]), None);
-        let left = remaining_seconds(started, [100, 150, 200]).unwrap();
-        assert!((left - 50.0).abs() < 1.0, "{left}");
     }
 }

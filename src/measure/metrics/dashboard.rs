@@ -17,6 +17,7 @@ use terminal::Terminal;
 #[cfg(unix)]
 pub(super) use terminal::give_back_in_handler;
 
+use super::pace::Pace;
 use super::{EvalMetrics, Sample, StepMetrics};
 use crate::util::terminal::is_notebook;
 
@@ -35,18 +36,13 @@ pub(super) struct Dashboard {
 
 impl Dashboard {
     /// Takes the terminal over.
-    pub(super) fn open(
-        interrupter: Interrupter,
-        first_step: u64,
-        total_steps: u64,
-        label: &str,
-    ) -> Result<Self, String> {
+    pub(super) fn open(interrupter: Interrupter, steps: [u64; 2], pace: Pace, label: &str) -> Result<Self, String> {
         needs_terminal(std::io::stdin().is_terminal(), std::io::stdout().is_terminal())?;
         if is_notebook() {
             return Err("a cell of a notebook does not show it".into());
         }
         let terminal = Terminal::take().map_err(|error| error.to_string())?;
-        let state = Arc::new(Mutex::new(State::new(label, first_step, total_steps)));
+        let state = Arc::new(Mutex::new(State { pace, ..State::new(label, steps) }));
         let shared = Arc::clone(&state);
         let drawing = std::thread::Builder::new()
             .name("dashboard".into())
@@ -56,7 +52,7 @@ impl Dashboard {
     }
 
     pub(super) fn start(&self) {
-        self.change(|state| state.started = Some(Instant::now()));
+        self.change(|state| state.pace.start());
     }
 
     pub(super) fn step(&self, step: &StepMetrics) {
@@ -65,6 +61,10 @@ impl Dashboard {
 
     pub(super) fn evaluating(&self, done: usize, total: usize) {
         self.change(|state| state.evaluating = Some((done, total)));
+    }
+
+    pub(super) fn evaluated(&self, step: u64, seconds: f64) {
+        self.change(|state| state.pace.evaluated(step, seconds));
     }
 
     pub(super) fn eval(&self, eval: &EvalMetrics) {

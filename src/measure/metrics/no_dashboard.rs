@@ -4,12 +4,13 @@ use std::convert::Infallible;
 
 use burn_train::Interrupter;
 
+use super::pace::Pace;
 use super::{EvalMetrics, Sample, StepMetrics};
 
 pub(super) struct Dashboard(Infallible);
 
 impl Dashboard {
-    pub(super) fn open(_: Interrupter, _: u64, _: u64, _: &str) -> Result<Self, String> {
+    pub(super) fn open(_: Interrupter, _: [u64; 2], _: Pace, _: &str) -> Result<Self, String> {
         Err("this binary was built without it; build it with `--features tui`".into())
     }
 
@@ -22,6 +23,10 @@ impl Dashboard {
     }
 
     pub(super) fn evaluating(&self, _: usize, _: usize) {
+        match self.0 {}
+    }
+
+    pub(super) fn evaluated(&self, _: u64, _: f64) {
         match self.0 {}
     }
 

@@ -10,6 +10,7 @@ use super::console::Console;
 use super::dashboard::Dashboard;
 use super::jsonl::{self, KeepUpTo};
 use super::mlflow::MlFlow;
+use super::pace::Pace;
 use super::tensorboard::TensorBoard;
 use super::{EvalMetrics, Finding, MetricsError, SUMMARY_FILE, Sample, StepMetrics, Summary, UNFINISHED_FILE};
 use crate::config::LoggingConfig;
@@ -42,6 +43,8 @@ pub struct SinkOptions<'a> {
     pub has_evaluated: bool,
     /// Steps of the whole run.
     pub total_steps: u64,
+    /// Steps between evaluations; at its end alone where absent.
+    pub eval_steps: Option<u64>,
     /// What people see.
     pub shows: Shows,
     /// Where the dashboard's user asks training to stop.
@@ -72,7 +75,7 @@ impl Sinks {
     ///
     /// If one of the files cannot be opened. This is an error, since nothing has been computed yet.
     pub fn open(config: &LoggingConfig, options: SinkOptions<'_>) -> Result<Self, MetricsError> {
-        let SinkOptions { run_dir, resume_step, has_evaluated, total_steps, shows, interrupter } = options;
+        let SinkOptions { run_dir, resume_step, has_evaluated, total_steps, eval_steps, shows, interrupter } = options;
         let resume = resume_step.map(|step| KeepUpTo { step, has_evaluated });
         let open = |name| {
             let path = run_dir.join(name);
@@ -89,14 +92,14 @@ impl Sinks {
             mlflow.map_err(|source| MetricsError { path: run_dir.to_owned(), action: "use MLflow", source })?;
         // Before the console: its bar would leave traces on the dashboard's terminal.
         let first_step = resume_step.unwrap_or(0);
-        let label = run_dir.display().to_string();
-        let dashboard =
-            (shows == Shows::Dashboard).then(|| Dashboard::open(interrupter.clone(), first_step, total_steps, &label));
+        let (steps, pace) = ([first_step, total_steps], Pace::new(first_step, total_steps, eval_steps));
+        let dashboard = (shows == Shows::Dashboard)
+            .then(|| Dashboard::open(interrupter.clone(), steps, pace.clone(), &run_dir.display().to_string()));
         let (dashboard, refusal) = match dashboard.transpose() {
             Ok(dashboard) => (dashboard, None),
             Err(reason) => (None, Some(reason)),
         };
-        let console = Console::new(shows == Shows::Warnings, dashboard, config.logging_steps, first_step, total_steps);
+        let console = Console::new(shows == Shows::Warnings, dashboard, config.logging_steps, steps, pace);
         let mut sinks = Self {
             console: if shows == Shows::Nothing { console.silent() } else { console },
             metrics,
@@ -161,6 +164,11 @@ impl Sinks {
     /// Shows that an evaluation has done a number of its micro-batches.
     pub fn evaluating(&mut self, done: usize, total: usize) {
         self.console.evaluating(done, total);
+    }
+
+    /// An evaluation after `step` has ended: it took so long, samples and score included.
+    pub fn evaluated(&mut self, step: u64, seconds: f64) {
+        self.console.evaluated(step, seconds);
     }
 
     /// Writes the figures of an evaluation everywhere.
@@ -315,6 +323,7 @@ mod tests {
             resume_step,
             has_evaluated: true,
             total_steps: 10,
+            eval_steps: None,
             shows: Shows::Warnings,
             interrupter: Interrupter::new(),
         };

@@ -291,8 +291,8 @@ mod tests {
     }
 
     fn run() -> State {
-        let mut state = State::new("runs/quickstart", 0, 200);
-        state.started = Instant::now().checked_sub(Duration::from_mins(1));
+        let mut state = State::new("runs/quickstart", [0, 200]);
+        state.pace.started = Instant::now().checked_sub(Duration::from_mins(1));
         state.eval(&EvalMetrics { step: 0, eval_loss: 4.0, ..EvalMetrics::default() });
         for step in 1..=50 {
             state.step(&full_step(step));
@@ -337,7 +337,7 @@ mod tests {
 
     #[test]
     fn a_loss_that_falls_far_has_a_logarithmic_axis() {
-        let mut state = State::new("run", 0, 1000);
+        let mut state = State::new("run", [0, 1000]);
         for step in 1..=800_u32 {
             let loss = 11.56 * (-f64::from(step) / 200.0).exp();
             state.step(&StepMetrics { step: step.into(), loss, ..StepMetrics::default() });
@@ -375,7 +375,7 @@ mod tests {
 
     #[test]
     fn without_a_gpu_the_processor_takes_its_place() {
-        let mut state = State::new("run", 0, 10);
+        let mut state = State::new("run", [0, 10]);
         let on_cpu = StepMetrics {
             step: 1,
             host_memory_bytes: Some(45 << 20),
@@ -389,7 +389,7 @@ mod tests {
 
     #[test]
     fn any_window_can_be_drawn_in_any_state() {
-        let mut nothing = State::new("run", 0, 0);
+        let mut nothing = State::new("run", [0, 0]);
         let mut full = run();
         full.losses.push(51.0, 2.5);
         for question in [Question::None, Question::Stop, Question::Stopping] {

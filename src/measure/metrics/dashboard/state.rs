@@ -1,8 +1,7 @@
 //! What the dashboard knows of the run.
 
-use std::time::Instant;
-
-use super::super::{EvalMetrics, Sample, StepMetrics, on_a_line, remaining_seconds};
+use super::super::pace::Pace;
+use super::super::{EvalMetrics, Sample, StepMetrics, on_a_line};
 
 /// Points of the loss that are kept; those of a longer run are thinned.
 const MAX_POINTS: usize = 1024;
@@ -24,7 +23,7 @@ pub(super) struct State {
     pub(super) label: String,
     pub(super) first_step: u64,
     pub(super) total_steps: u64,
-    pub(super) started: Option<Instant>,
+    pub(super) pace: Pace,
     pub(super) last: Option<StepMetrics>,
     pub(super) last_eval: Option<EvalMetrics>,
     /// Step and loss of the best evaluation.
@@ -83,8 +82,9 @@ fn mean(points: &[(f64, f64)]) -> (f64, f64) {
 }
 
 impl State {
-    pub(super) fn new(label: &str, first_step: u64, total_steps: u64) -> Self {
-        Self { label: label.to_owned(), first_step, total_steps, is_changed: true, ..Self::default() }
+    pub(super) fn new(label: &str, [first_step, total_steps]: [u64; 2]) -> Self {
+        let pace = Pace::new(first_step, total_steps, None);
+        Self { label: label.to_owned(), first_step, total_steps, pace, is_changed: true, ..Self::default() }
     }
 
     #[expect(clippy::cast_precision_loss, reason = "drawn")]
@@ -141,7 +141,7 @@ impl State {
     }
 
     pub(super) fn remaining_seconds(&self) -> Option<f64> {
-        remaining_seconds(self.started?, [self.first_step, self.done(), self.total_steps])
+        self.pace.remaining_seconds(self.done())
     }
 
     /// Shares of the time of the last steps, in percent.
@@ -182,7 +182,7 @@ mod tests {
 
     #[test]
     fn the_shares_of_the_time_add_up() {
-        let mut state = State::new("run", 0, 10);
+        let mut state = State::new("run", [0, 10]);
         state.step(&StepMetrics {
             step: 1,
             step_seconds: 2.0,
