@@ -1,13 +1,21 @@
 //! `lora-train init`: a commented recipe that runs here, from a model and rows, or from another trainer's configuration.
 
 mod choices;
+mod columns;
+mod command_line;
 mod draft;
 mod foreign;
 mod grpo;
+mod images;
 mod mapping;
 mod objective;
+mod openai;
+mod program;
+mod rows;
 mod rules;
+mod said;
 mod sources;
+mod swift;
 mod values;
 
 use std::fs::File;
@@ -35,9 +43,14 @@ pub(crate) struct InitArgs {
     #[arg(long, value_name = "RECIPE.toml", default_value = "recipe.toml")]
     pub(crate) out: PathBuf,
 
-    /// Take over a configuration of axolotl, LLaMA-Factory, torchtune, litgpt, mlx-lm or TRL, or PEFT's `adapter_config.json`
+    /// Take over a configuration of axolotl, LLaMA-Factory, torchtune, litgpt, mlx-lm, TRL or ms-swift, PEFT's
+    /// `adapter_config.json`, a notebook, a program, a command line, or a job of OpenAI's
     #[arg(long, value_name = "CONFIG")]
     pub(crate) from: Option<PathBuf>,
+
+    /// Set a key of the recipe; can be given several times
+    #[arg(long, value_name = "SECTION.KEY=VALUE")]
+    pub(crate) set: Vec<String>,
 
     /// Where it will be computed: auto, cpu, cuda, cuda:N
     #[arg(long, value_name = "DEVICE")]
@@ -114,7 +127,7 @@ fn report(path: &Path, draft: &Draft) {
         ));
     }
     say(&format!("next: lora-train check {path}   finds every mistake in recipe and rows"));
-    if missing.is_empty() {
+    if missing.is_empty() && !draft.has_mistakes {
         say(&format!("      lora-train {path}         trains"));
         if let gpus @ 2.. = num_cuda_gpus() {
             say(&format!("      mpirun -n {gpus} lora-train {path}   trains on {gpus} GPUs: lora-train help cluster"));

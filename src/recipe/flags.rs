@@ -193,7 +193,10 @@ mod tests {
             Some(Flag::Note(key, note)) => (key, note),
             other => panic!("{name}: {other:?}"),
         };
-        assert_eq!(note("--deepspeed"), (None, "this trainer runs on one device".into()));
+        assert_eq!(
+            note("--deepspeed"),
+            (None, "each GPU holds the whole model: `mpirun -n N lora-train RECIPE`; `lora-train help cluster`".into())
+        );
         assert!(note("--adapter").1.starts_with("LoRA is what"));
         for (name, value, part) in [
             ("--optim", "adamw_torch", "this trainer calls it `adamw`"),

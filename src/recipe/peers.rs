@@ -129,7 +129,7 @@ const NO_KEY: &[(&[&str], &[&str], &str)] = &[
             "nproc_per_node",
         ],
         &["ddp_timeout"],
-        "this trainer runs on one device",
+        "each GPU holds the whole model: `mpirun -n N lora-train RECIPE`; `lora-train help cluster`",
     ),
     (
         &[],
@@ -163,7 +163,11 @@ const NO_KEY: &[(&[&str], &[&str], &str)] = &[
         &[],
         "adapters start as `init_lora_weights`, in [lora], says",
     ),
-    (&["processor_type", "image_max_pixels", "freeze_vision_tower"], &[], "texts alone are trained on, not images"),
+    (
+        &["processor_type", "image_max_pixels", "image_min_pixels", "image_size", "freeze_vision_tower"],
+        &[],
+        "texts alone are trained on, not images",
+    ),
 ];
 
 /// Keys of other trainers that ask for nothing, and of which there is nothing to say: they do not change what is trained,

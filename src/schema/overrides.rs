@@ -69,6 +69,16 @@ impl Override {
         Some(text)
     }
 
+    /// The names of its key, and the value; no value where it takes the key out. `None` where it is no change.
+    #[must_use]
+    pub fn parts(&self) -> Option<(Vec<String>, Option<toml::Value>)> {
+        let (key, value) = self.assignment.split_once('=')?;
+        let text = value.trim();
+        let table = toml::from_str::<toml::Table>(&format!("value = {text}")).ok().filter(|table| table.len() == 1);
+        let value = table.and_then(|mut table| table.remove("value")).unwrap_or_else(|| text.into());
+        Some((names(key.trim()).ok()?, (!text.is_empty()).then_some(value)))
+    }
+
     /// Applies the change to `root`; `index` is the argument's position among the changes.
     pub(super) fn apply(&self, root: &mut Node, index: usize) -> Result<(), (Place, Problem)> {
         let place = Place::Argument { index, text: self.shown.as_str().into() };

@@ -57,8 +57,34 @@ fn mistakes_of_init_name_the_argument_and_write_nothing() {
     fs::write(folder.path().join("ppo.yml"), "base_model: m/x\nadapter: lora\nrl: ppo\n").unwrap();
     fs::write(folder.path().join("other.yml"), "method: ties\n").unwrap();
     fs::write(folder.path().join("rows.json"), "[{\"text\": \"a\"}]").unwrap();
-    let mistakes: [(&[&str], &str); 10] = [
-        (&["init", "--from", "a.ipynb"], "lora-train init --model MODEL --data FILE"),
+    fs::write(folder.path().join("images.yml"), "base_model: m/x\nadapter: lora\nimage_size: 512\n").unwrap();
+    fs::write(folder.path().join("vl.sh"), "swift sft --model Qwen/Qwen2.5-VL-3B-Instruct --dataset a#5\n").unwrap();
+    fs::write(
+        folder.path().join("full.py"),
+        "model = AutoModelForCausalLM.from_pretrained('m/x')\nSFTConfig(seed=1)\n",
+    )
+    .unwrap();
+    fs::write(folder.path().join("triples.jsonl"), "{\"anchor\": \"a\", \"positive\": \"b\", \"negative\": \"c\"}\n")
+        .unwrap();
+    fs::create_dir(folder.path().join("adapter")).unwrap();
+    let adapter = "{\"base_model_name_or_path\": \"org/base\"}";
+    fs::write(folder.path().join("adapter/adapter_config.json"), adapter).unwrap();
+    let mistakes: [(&[&str], &str); 18] = [
+        (
+            &["init", "--from", "images.yml"],
+            "images.yml: this trains on images, which lora-train does not: `image_size`",
+        ),
+        (
+            &["init", "--from", "vl.sh"],
+            "this trains on images, which lora-train does not: `Qwen/Qwen2.5-VL-3B-Instruct`",
+        ),
+        (&["init", "--from", "full.py"], "the program trains all weights"),
+        (&["init", "--model", &model, "--data", "triples.jsonl"], "rows of a model of embeddings"),
+        (&["init", "--model", "adapter", "--data", "rows.jsonl"], "adapter is an adapter of org/base"),
+        (&["init", "--model", "mlx-community/X-4bit", "--data", "rows.jsonl"], "quantised in MLX's form"),
+        (&["init", "--model", &model, "--data", "rows.jsonl", "--set", "lora.rr=4"], "--set lora.rr=4: "),
+        (&["init", "--from", "ppo.yml", "--set", "lora.rr=4"], "ppo.yml: `rl: ppo`"),
+        (&["init", "--from", "a.ipynb"], "a.ipynb: has no call of a training"),
         (&["init", "--from", "ppo.yml"], "ppo.yml: `rl: ppo`: this is PPO"),
         (&["init", "--from", "other.yml"], "no key in it is one of a training with LoRA"),
         (&["init", "--data", "rows.jsonl"], "--model is missing"),
@@ -139,6 +165,190 @@ fn what_is_written_of_any_trainer_s_configuration_passes_check() {
             let output = run(folder.path(), arguments);
             assert!(output.status.success(), "{config}: {}", stderr(&output));
         }
+        fs::remove_file(folder.path().join("recipe.toml")).unwrap();
+    }
+}
+
+/// Runs `init` on rows, and returns what it says and the recipe.
+fn written(folder: &Path, rows: &str, more: &[&str]) -> (String, String) {
+    let model = quickstart_model().display().to_string();
+    let path = folder.join("recipe.toml");
+    drop(fs::remove_file(&path));
+    let output = run(folder, &[&["init", "--model", &model, "--data", rows, "--device", "cpu"], more].concat());
+    assert!(output.status.success(), "{rows}: {}", stderr(&output));
+    (stderr(&output), fs::read_to_string(path).unwrap())
+}
+
+#[test]
+fn a_recipe_is_written_of_rows_that_need_a_word_about_them() {
+    let folder = folder();
+    let path = |name: &str| folder.path().join(name);
+    let passes = || run(folder.path(), &["check", "recipe.toml"]).status.success();
+    let cells = "Datum;Betreff;Anfrage;Antwort;Status\r\n2026-01-02;F\u{f6}n;Wo bleibt er, bitte?;Er kommt.;zu\r\n";
+    let latin: Vec<u8> = cells.chars().map(|character| u8::try_from(u32::from(character)).unwrap()).collect();
+    fs::write(path("mails.csv"), latin).unwrap();
+    let (said, recipe) = written(folder.path(), "mails.csv", &[]);
+    for part in [
+        "columns: Anfrage -> prompt, Antwort -> completion (guessed",
+        "columns not read: Betreff, Datum, Status",
+        "\"F\u{f6}n\"",
+    ] {
+        assert!(said.contains(part) && recipe.contains(part), "{part}: {said}{recipe}");
+    }
+    assert!(recipe.contains("columns = { prompt = \"Anfrage\", completion = \"Antwort\" }") && passes(), "{recipe}");
+
+    fs::write(path("films.csv"), "text,label\nfine,good\nbad,poor\n").unwrap();
+    let (said, recipe) = written(folder.path(), "films.csv", &[]);
+    let columns = "columns = { prompt = \"text\", completion = \"label\" }";
+    assert!(said.contains(&format!("`label` is not learnt; `{columns}`")) && passes(), "{said}");
+    assert!(recipe.contains(columns), "{recipe}");
+
+    let row = "{\"prompt\": \"a?\", \"completion\": \"b\"}\n";
+    fs::write(path("bad.jsonl"), row.repeat(4) + "{\"prompt\": null, \"completion\": \"b\"}\n" + row).unwrap();
+    let (said, recipe) = written(folder.path(), "bad.jsonl", &[]);
+    assert!(said.contains("bad.jsonl:line 5: `prompt` must be text, not null") && !said.contains("trains"), "{said}");
+    assert!(recipe.contains("\n# on_bad_row = \"skip\"") && !passes(), "{recipe}");
+    fs::write(path("recipe.toml"), recipe.replace("# on_bad_row", "on_bad_row")).unwrap();
+    assert!(passes());
+
+    // Longer than any guess, and than the model reads.
+    let long = format!("{{\"prompt\": \"{}\", \"completion\": \"b\"}}\n", "a word ".repeat(2000));
+    fs::write(path("long.jsonl"), row.to_owned() + &long).unwrap();
+    let (said, _) = written(folder.path(), "long.jsonl", &[]);
+    assert!(said.contains("this model reads ") && passes(), "{said}");
+
+    // Nothing that can be read: it is said, and the recipe is there.
+    fs::write(path("numbers.jsonl"), "{\"a\": 1, \"b\": 2}\n").unwrap();
+    let (said, recipe) = written(folder.path(), "numbers.jsonl", &[]);
+    assert!(said.contains("are those of no format") && recipe.contains("[lora]\nr = 16"), "{said}{recipe}");
+}
+
+#[test]
+fn few_rows_are_held_out_and_the_command_line_goes_before_every_choice() {
+    let folder = folder();
+    let rows: String = (0..20_000).map(|row| format!("question {row},answer {row}\n")).collect();
+    fs::write(folder.path().join("many.csv"), format!("prompt,completion\n{rows}")).unwrap();
+    let (_, recipe) = written(folder.path(), "many.csv", &[]);
+    // 19,744 rows in steps of 16.
+    for part in [
+        "eval_split = 256 ",
+        "eval_steps = 100 ",
+        "; 20,000 rows of format",
+        "num_epochs = 1\n",
+        "learning_rate = 2e-4\n",
+    ] {
+        assert!(recipe.contains(part), "{part}: {recipe}");
+    }
+    let set = [
+        "--set",
+        "lora.r=4",
+        "--set",
+        "train.max_steps=30",
+        "--set",
+        "data.eval_split=9",
+        "--set",
+        "optimizer.learning_rate=0.00001",
+    ];
+    let (_, recipe) = written(folder.path(), "many.csv", &set);
+    for part in ["\nr = 4\n", "max_steps = 30\n", "eval_split = 9\n", "eval_steps = 3 ", "learning_rate = 1e-5\n"] {
+        assert!(recipe.contains(part) && !recipe.contains("num_epochs"), "{part}: {recipe}");
+    }
+}
+
+#[test]
+fn notebooks_programs_commands_and_jobs_become_recipes_that_pass_check() {
+    let folder = folder();
+    let model = quickstart_model().display().to_string();
+    fs::write(
+        folder.path().join("asked.jsonl"),
+        "{\"messages\": [{\"role\": \"user\", \"content\": \"a?\"}], \"right\": \"b\"}\n",
+    )
+    .unwrap();
+    let program = "model, tokenizer = FastLanguageModel.from_pretrained('M', load_in_4bit=True)\nmodel = \
+                   FastLanguageModel.get_peft_model(model, r=4, lora_alpha=8)\nrows = load_dataset('json', data_files='rows.jsonl', \
+                   split='train')\nSFTTrainer(model=model, args=SFTConfig(max_steps=9, learning_rate=1e-4, bf16=is_bfloat16_supported()))\n\
+                   model.save_pretrained_gguf('m', tokenizer, quantization_method='q4_k_m')\n";
+    let cell = serde_json::json!({"cells": [{"cell_type": "code", "source": program}]}).to_string();
+    let swift = "CUDA_VISIBLE_DEVICES=0 \\\nswift sft \\\n  --model M --tuner_type lora --dataset rows.jsonl#100 --target_modules all-linear \\\n  \
+                 --lora_rank 4 --split_dataset_ratio 0.1 --quant_bits 4 --deepspeed zero2\n";
+    let args = "{\"model\": \"M\", \"tuner_type\": \"lora\", \"dataset\": [\"rows.jsonl#100\"], \"target_modules\": [\"all-linear\"], \
+                \"quant_method\": \"bnb\", \"quant_bits\": 4, \"split_dataset_ratio\": 0.1, \"lora_rank\": 4, \"deepspeed\": null}";
+    let job = |method: &str| {
+        format!(
+            "{{\"model\": \"gpt-4o-mini-2024-07-18\", \"training_file\": \"file-abc\", \"seed\": 7, \"suffix\": \"mails\", \"method\": {method}}}"
+        )
+    };
+    let supervised = job(
+        "{\"type\": \"supervised\", \"supervised\": {\"hyperparameters\": {\"n_epochs\": 2, \"batch_size\": 4, \"learning_rate_multiplier\": \"auto\"}}}",
+    );
+    let check = "{\"type\": \"string_check\", \"name\": \"c\", \"input\": \"{{sample.output_text}}\", \"reference\": \"{{ item.right }}\", \"operation\": \"eq\"}";
+    let reinforced = job(&format!(
+        "{{\"type\": \"reinforcement\", \"reinforcement\": {{\"grader\": {{\"type\": \"multi\", \"graders\": {{\"c\": {check}}}, \"calculate_output\": \"0.5 * c\"}}}}}}"
+    ));
+    let own = ["--model", &model, "--data", "rows.jsonl"];
+    let asked = ["--model", &model, "--data", "asked.jsonl"];
+    let cases: [(&str, &str, &[&str], &[&str]); 7] = [
+        (
+            "a.ipynb",
+            &cell,
+            &[],
+            &["r = 4", "quantization = \"nf4\"", "path = \"rows.jsonl\"", "max_steps = 9", "llama-quantize"],
+        ),
+        ("a.py", program, &[], &["lora_alpha = 8", "precision = \"bf16\"", "learning_rate = 1e-4"]),
+        (
+            "a.sh",
+            swift,
+            &[],
+            &[
+                "rows = 100",
+                "r = 4",
+                "eval_split = 0.1",
+                "quantization = \"nf4\"",
+                "deepspeed: each GPU holds the whole model",
+            ],
+        ),
+        (
+            "args.json",
+            args,
+            &[],
+            &["rows = 100", "target_modules = \"all-linear\"", "of 9 keys, 7 are taken over, 0 lost"],
+        ),
+        (
+            "job.json",
+            &supervised,
+            &own,
+            &[
+                "num_epochs = 2",
+                "micro_batch_size = 4",
+                "seed = 7",
+                "output_dir = \"runs/mails\"",
+                "model: that model cannot be had",
+            ],
+        ),
+        (
+            "rft.json",
+            &reinforced,
+            &asked,
+            &["name = \"grpo\"", "kind = \"exact\"", "column = \"right\"", "weight = 0.5"],
+        ),
+        ("grader.json", check, &asked, &["name = \"grpo\"", "column = \"right\""]),
+    ];
+    for (name, text, arguments, parts) in cases {
+        fs::write(
+            folder.path().join(name),
+            text.replace("'M'", &format!("'{model}'"))
+                .replace("\"M\"", &format!("\"{model}\""))
+                .replace(" M ", &format!(" {model} ")),
+        )
+        .unwrap();
+        let output = run(folder.path(), &[&["init", "--from", name], arguments].concat());
+        assert!(output.status.success(), "{name}: {}", stderr(&output));
+        let recipe = fs::read_to_string(folder.path().join("recipe.toml")).unwrap();
+        for part in parts {
+            assert!(recipe.contains(part), "{name}: {part} in\n{recipe}");
+        }
+        let output = run(folder.path(), &["check", "recipe.toml"]);
+        assert!(output.status.success(), "{name}: {}\n{recipe}", stderr(&output));
         fs::remove_file(folder.path().join("recipe.toml")).unwrap();
     }
 }

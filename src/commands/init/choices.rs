@@ -1,36 +1,37 @@
 //! Settings for a model and rows, by what the machine, the model and the first rows are.
 
 use std::path::Path;
-use std::sync::Arc;
-
-use rayon::prelude::*;
 
 use super::InitArgs;
 use super::draft::Draft;
-use crate::data::cache::CacheSettings;
-use crate::data::dataset::{Dataset, OpenOptions};
-use crate::data::error::DataError;
+use super::images;
+use super::rows::{Rows, look};
 use crate::device::{Dtype, OpenDevice};
-use crate::hub::Progress;
 use crate::measure::telemetry::available_host_memory_bytes;
 use crate::ops::kernels::place_on;
 use crate::recipe::{Purpose, Recipe};
 use crate::run::device_memory::{Resources, StepMemory};
-use crate::run::inputs::{self, WeightsFrom, data_failure};
+use crate::run::inputs::{self, WeightsFrom};
 use crate::run::prepare::Prepared;
 use crate::schema::{Override, Problem, Problems};
 use crate::train::fit::{self, Memories};
+use crate::train::schedule::{repeated, total_steps};
 use crate::util::failure::Failure;
-use crate::util::text::{bytes, with_commas};
+use crate::util::text::{bytes, counted, with_commas};
 
-/// Rows of each file that are looked at.
-const MAX_ROWS: usize = 1000;
 /// A sequence length that most models and machines take: longer only where rows need it.
 const USUAL_LENGTH: usize = 2048;
 /// Tokens of a micro-batch beyond which a GPU gains no speed.
 const ENOUGH_TOKENS: usize = 16_384;
+/// Rows from which on one epoch is enough to begin with.
+const MANY_ROWS: usize = 1000;
+/// Rows of an evaluation: with more, a figure that is hardly more exact takes longer.
+const EVALUATED_ROWS: usize = 256;
+/// Evaluations of a run, besides those at its ends.
+const NUM_EVALUATIONS: u64 = 10;
 
-/// A recipe for a model and rows that fits the device.
+/// A recipe for a model and rows that fits the device. Rows that cannot be used as they are do not hinder it: it then says
+/// what they lack.
 pub(super) fn draft(model: &str, data: &str, args: &InitArgs) -> Result<Draft, Failure> {
     let mut draft = Draft::default();
     draft.set("model.path", model, "");
@@ -38,23 +39,48 @@ pub(super) fn draft(model: &str, data: &str, args: &InitArgs) -> Result<Draft, F
     if let Some(device) = &args.device {
         draft.set("device.name", device.as_str(), "");
     }
+    let changes: Vec<Override> = args.set.iter().map(Override::set).collect();
+    Recipe::parse(Path::new("recipe.toml"), &draft.text(), &changes, Purpose::Training)
+        .map_err(|problems| of_arguments(problems.into()))?;
+    changes.iter().for_each(|change| draft.give(change));
+    if let Some(problem) = of_other_form(draft.get("model.path").and_then(toml::Value::as_str).unwrap_or(model)) {
+        return Err(problem.into());
+    }
     let mut prepared = prepared(&draft).map_err(of_arguments)?;
-    let rows = match Rows::look(&prepared) {
-        Ok(rows) => rows,
-        Err(failure) => Rows::of_preferences(&mut draft, &mut prepared).ok_or_else(|| of_arguments(failure))?,
-    };
+    let rows = look(&mut draft, &mut prepared)?;
     let stem = args.out.file_stem().map_or_else(|| "run".into(), |stem| stem.to_string_lossy());
     draft.set("output_dir", format!("runs/{stem}"), "");
     draft.set("lora.r", 16, "");
     draft.set("lora.lora_alpha", 32, "updates are scaled by lora_alpha / r");
     draft.set("optimizer.learning_rate", prepared.recipe.objective.learning_rate().unwrap_or(2e-4), "");
-    draft.set("scheduler.warmup_ratio", 0.03, "");
-    choose_length(&mut draft, &rows, &prepared);
-    choose_steps(&mut draft, &rows);
+    if !draft.is_given("scheduler.warmup_steps") {
+        draft.set("scheduler.warmup_ratio", 0.03, "");
+    }
+    if let Some(rows) = &rows {
+        choose_length(&mut draft, rows, &prepared);
+    }
+    choose_steps(&mut draft, rows.as_ref());
     choose_precision(&mut draft, &prepared.device);
     fit_memory(&mut draft, &prepared)?;
-    draft.header = header(&draft, &rows, &prepared);
+    if let Some(rows) = &rows {
+        choose_evaluations(&mut draft, rows)?;
+    }
+    draft.header = header(&draft, rows.as_ref(), &prepared);
     Ok(draft)
+}
+
+/// Why a model is none to begin with: an adapter of one, or a form of weights that is not read.
+fn of_other_form(model: &str) -> Option<Problem> {
+    if let Some(text) = images::of_mlx(model) {
+        return Some(Problem::new(text));
+    }
+    let folder = Path::new(model);
+    let config =
+        std::fs::read(folder.join("adapter_config.json")).ok().filter(|_| !folder.join("config.json").exists())?;
+    let config: serde_json::Value = serde_json::from_slice(&config).ok()?;
+    let base = config.get("base_model_name_or_path")?.as_str()?;
+    let problem = Problem::new(format!("--model: {model} is an adapter of {base}"));
+    Some(problem.hint(format!("--model {base} --set lora.start_from={model} goes on from it")))
 }
 
 /// What a draft asks for.
@@ -64,12 +90,13 @@ fn prepared(draft: &Draft) -> Result<Prepared, Failure> {
 }
 
 /// Mistakes in keys that arguments gave name the arguments.
-fn of_arguments(failure: Failure) -> Failure {
+pub(super) fn of_arguments(failure: Failure) -> Failure {
     let Failure::Input(Problems(problems)) = failure else { return failure };
     let renamed = problems.into_iter().map(|problem| {
         let message = problem.message.replace("`model.path`", "--model").replace("`data.train[0].path`", "--data");
         let message = message.replace("`device.name`", "--device");
-        Problem { place: None, message, excerpt: None, ..problem }
+        let place = problem.place.filter(|place| place.starts_with("--"));
+        Problem { place, message, excerpt: None, ..problem }
     });
     Failure::Input(Problems(renamed.collect()))
 }
@@ -84,81 +111,59 @@ fn without_weights(failure: Failure, draft: &Draft) -> Result<Prepared, Failure>
     }
 }
 
-/// What the first rows show.
-struct Rows {
-    /// Rows that were looked at.
-    count: usize,
-    /// Whether there are more.
-    is_part: bool,
-    /// Tokens a row, ascending.
-    lengths: Vec<usize>,
-    format: &'static str,
-}
-
-impl Rows {
-    /// Tokenises the first rows of each file.
-    fn look(prepared: &Prepared) -> Result<Self, Failure> {
-        let tokenizer = prepared.source.tokenizer().map_err(|failure| failure.about("model.path"))?;
-        let options = OpenOptions {
-            cache: CacheSettings::default(),
-            progress: Progress::Quiet,
-            max_rows: Some(MAX_ROWS),
-            ..OpenOptions::default()
-        };
-        let data = Dataset::open(&prepared.recipe.data, Arc::new(tokenizer), 0, &options).map_err(data_failure)?;
-        let length = |index: usize| data.train_row(index).map(|(_, row)| row.full_length);
-        let lengths = (0..data.num_train_rows()).into_par_iter().map(length).collect::<Result<Vec<_>, DataError>>();
-        let mut lengths = lengths.map_err(data_failure)?;
-        lengths.sort_unstable();
-        let format = data.files().first().map_or("", |file| file.format.name());
-        Ok(Self { count: lengths.len(), is_part: lengths.len() >= MAX_ROWS, lengths, format })
-    }
-
-    /// The first rows where they are those of preferences, with the objective for them in `draft` and `prepared`.
-    fn of_preferences(draft: &mut Draft, prepared: &mut Prepared) -> Option<Self> {
-        [("dpo", "the rows have a chosen and a rejected answer"), ("kto", "the rows have answers with a label")]
-            .into_iter()
-            .find_map(|(name, reason)| {
-                let changes = [Override::set(format!("objective.name={name}"))];
-                let recipe =
-                    Recipe::parse(Path::new("recipe.toml"), &draft.text(), &changes, Purpose::Training).ok()?;
-                prepared.recipe = recipe;
-                let rows = Self::look(prepared).ok()?;
-                draft.set("objective.name", name, reason);
-                Some(rows)
-            })
-    }
-
-    /// Length that `percent` of the rows do not exceed.
-    fn percentile(&self, percent: usize) -> usize {
-        let rank = (self.lengths.len() * percent).div_ceil(100).max(1);
-        self.lengths.get(rank - 1).copied().unwrap_or(0)
-    }
-}
-
 /// A length that the rows have, and packing where it saves a GPU half of its work.
 fn choose_length(draft: &mut Draft, rows: &Rows, prepared: &Prepared) {
     let (longest, most) = (rows.percentile(100), rows.percentile(99));
     let covered = if longest <= USUAL_LENGTH { longest } else { most.max(USUAL_LENGTH) };
-    let length = covered.next_multiple_of(128).min(prepared.source.config.max_position_embeddings);
-    let seen = if rows.is_part { format!("the first {} rows", rows.count) } else { "the rows".into() };
+    let most_of_model = prepared.source.config.max_position_embeddings;
+    let length = covered.next_multiple_of(128).min(most_of_model);
+    let seen = if rows.is_part() { format!("the first {} rows", rows.count) } else { "the rows".into() };
     let reason = format!("{seen} have up to {longest} tokens, 99 % of them up to {most}");
+    if longest > most_of_model {
+        draft
+            .footer
+            .push(format!("{seen} have up to {longest} tokens: this model reads {most_of_model}, and they are cut"));
+    }
     draft.set("data.max_length", integer(length), reason);
     if prepared.device.is_gpu() && rows.percentile(50) * 2 <= length {
         draft.set("data.packing", true, "most rows are short: several in one sequence, none of which sees another");
     }
 }
 
-/// Rows of a step, epochs and evaluations. Few rows are seen three times, in small steps.
-fn choose_steps(draft: &mut Draft, rows: &Rows) {
-    let is_many = rows.is_part;
+/// Rows of a step, and epochs. Few rows are seen three times, in small steps.
+fn choose_steps(draft: &mut Draft, rows: Option<&Rows>) {
+    let is_many = rows.is_some_and(|rows| rows.total >= MANY_ROWS);
     draft.set("train.micro_batch_size", if is_many { 16 } else { 8 }, "");
-    draft.set("train.num_epochs", if is_many { 1 } else { 3 }, "");
-    if rows.count >= 100 {
-        let reason = "rows held out to measure the loss on what was not trained on";
-        draft.set("data.eval_split", if is_many { toml::Value::Float(0.02) } else { toml::Value::Float(0.1) }, reason);
-        draft.set("eval.eval_steps", 50, "");
+    if !draft.is_given("train.max_steps") {
+        draft.set("train.num_epochs", if is_many { 1 } else { 3 }, "");
     }
+}
+
+/// Rows that are held out, and steps between evaluations of them: these take a tenth of a run, or somewhat more.
+fn choose_evaluations(draft: &mut Draft, rows: &Rows) -> Result<(), Failure> {
+    if rows.total < 100 || draft.get("data.eval.0.path").is_some() {
+        return Ok(());
+    }
+    let held_out = if rows.total < MANY_ROWS { rows.total / 10 } else { (rows.total / 50).clamp(50, EVALUATED_ROWS) };
+    draft.set("data.eval_split", integer(held_out), "rows held out to measure the loss on what was not trained on");
+    let recipe = Recipe::parse(Path::new("recipe.toml"), &draft.text(), &[], Purpose::Training)?;
+    let Recipe { train, data, objective, .. } = recipe;
+    let mut visited = rows.total - held_out;
+    if data.packing {
+        visited = (visited * rows.mean_length(data.max_length)).div_ceil(data.max_length);
+    }
+    let passes = train.gradient_accumulation_steps;
+    let batches = repeated(visited.div_ceil(train.micro_batch_size), passes, objective.num_iterations);
+    let steps = total_steps(batches, passes, train.num_epochs, train.max_steps);
+    draft.set("eval.eval_steps", integer(round(steps / NUM_EVALUATIONS)), "about ten evaluations");
+    Ok(())
+}
+
+/// A number of steps with one digit that counts, or two.
+fn round(steps: u64) -> usize {
+    let unit = (0..steps.max(1).ilog10()).fold(1, |unit, _| unit * 10) / 2;
+    let unit = unit.max(1);
+    usize::try_from((steps / unit * unit).max(1)).unwrap_or(usize::MAX)
 }
 
 fn choose_precision(draft: &mut Draft, device: &OpenDevice) {
@@ -173,18 +178,22 @@ fn fit_memory(draft: &mut Draft, prepared: &Prepared) -> Result<(), Failure> {
     let place = place_on(prepared.device.kind);
     let mut workload = inputs::workload(&recipe, &prepared.source.config, &prepared.selection, place);
     let rows = workload.rows;
-    let at_once = (ENOUGH_TOKENS / workload.row_length).clamp(1, rows);
-    let at_once = (1..=at_once).rev().find(|at_once| rows.is_multiple_of(*at_once)).unwrap_or(1);
-    workload.rows = at_once;
-    workload.gradient_accumulation_steps = rows / at_once;
-    set_rows(draft, at_once, rows / at_once);
+    if !["train.micro_batch_size", "train.gradient_accumulation_steps"].iter().any(|key| draft.is_given(key)) {
+        let at_once = (ENOUGH_TOKENS / workload.row_length).clamp(1, rows);
+        let at_once = (1..=at_once).rev().find(|at_once| rows.is_multiple_of(*at_once)).unwrap_or(1);
+        workload.rows = at_once;
+        workload.gradient_accumulation_steps = rows / at_once;
+        set_rows(draft, at_once, rows / at_once);
+    }
     let Some(memories) = memories(&prepared.device) else { return Ok(()) };
     if fit::shortage(&workload, memories, "").is_none() {
         return Ok(());
     }
     let Some(change) = fit::that_fit(&workload, memories).into_iter().next() else {
         let text = fit::shortage(&workload, memories, &prepared.device.label).unwrap_or_default();
-        return Err(Failure::input(text));
+        draft.has_mistakes = true;
+        draft.footer.push(text.replace("\n  hint: ", "; "));
+        return Ok(());
     };
     for setting in change.settings.split(' ') {
         if let Some((key, value)) = setting.split_once('=') {
@@ -215,17 +224,17 @@ fn integer(number: usize) -> i64 {
 }
 
 /// The facts that the choices rest on.
-fn header(draft: &Draft, rows: &Rows, prepared: &Prepared) -> Vec<String> {
+fn header(draft: &Draft, rows: Option<&Rows>, prepared: &Prepared) -> Vec<String> {
     let recipe = Recipe::parse(Path::new("recipe.toml"), &draft.text(), &[], Purpose::Training);
     let config = &prepared.source.config;
     let peak = recipe.ok().map(|recipe| {
         let memory = StepMemory::estimate(&recipe, config, &prepared.selection, &prepared.device, None);
         format!(", about {} of memory", bytes(memory.plan.peak_bytes as u64))
     });
-    let count = if rows.is_part { format!("more than {}", with_commas(rows.count)) } else { with_commas(rows.count) };
+    let about_rows = rows.map(|rows| format!("; {} of format `{}`", counted(rows.total, "row"), rows.format));
     vec![
         format!("Written by `lora-train init` for {}{}.", prepared.device.label, peak.unwrap_or_default()),
-        format!("{} parameters; {count} rows of format `{}`.", with_commas(config.num_parameters()), rows.format),
+        format!("{} parameters{}.", with_commas(config.num_parameters()), about_rows.unwrap_or_default()),
         "Every key: `lora-train help reference`; one: `lora-train help lora.r`. Changes for one run: --set lora.r=32"
             .into(),
     ]

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use crate::recipe::{Purpose, Recipe};
-use crate::schema::{Keys as _, Problem, Row};
+use crate::schema::{Keys as _, Override, Problem, Row};
 
 /// Widest line with a comment at its end.
 const MAX_COLUMNS: usize = 110;
@@ -17,6 +17,8 @@ pub(super) struct Setting {
     pub(super) value: toml::Value,
     /// May be empty.
     pub(super) comment: String,
+    /// Whether its line is a comment, too: a setting that the user may want.
+    pub(super) is_offered: bool,
 }
 
 /// A recipe that is being written.
@@ -25,25 +27,94 @@ pub(super) struct Draft {
     /// Lines of comment at the top.
     pub(super) header: Vec<String>,
     pub(super) settings: Vec<Setting>,
+    /// Keys that the user has given on the command line.
+    given: Vec<String>,
     /// Lines of comment at the end, which the console shows too.
     pub(super) footer: Vec<String>,
     /// The last line of comment, where it is too long for the console.
     pub(super) last: Option<String>,
+    /// Whether its rows cannot be trained on as they are.
+    pub(super) has_mistakes: bool,
 }
 
 impl Draft {
-    /// Sets a key; a value that is there already is replaced.
+    /// Sets a key; a value that is there already is replaced, but none that the user has given.
     pub(super) fn set(&mut self, key: impl Into<String>, value: impl Into<toml::Value>, comment: impl Into<String>) {
-        let setting = Setting { key: key.into(), value: value.into(), comment: comment.into() };
+        let setting = Setting { key: key.into(), value: value.into(), comment: comment.into(), is_offered: false };
+        if !self.is_given(&setting.key) {
+            self.put(setting);
+        }
+    }
+
+    /// Writes a setting as a comment, where the key has no value.
+    pub(super) fn offer(&mut self, key: &str, value: impl Into<toml::Value>, comment: impl Into<String>) {
+        if self.get(key).is_none() {
+            self.put(Setting { key: key.into(), value: value.into(), comment: comment.into(), is_offered: true });
+        }
+    }
+
+    fn put(&mut self, setting: Setting) {
         match self.settings.iter_mut().find(|known| known.key == setting.key) {
             Some(known) => *known = setting,
             None => self.settings.push(setting),
         }
     }
 
+    /// Sets, or takes out, what the user gives, which a recipe has taken already: nothing else replaces it.
+    pub(super) fn give(&mut self, change: &Override) {
+        if let Some((names, value)) = change.parts() {
+            self.give_below(Recipe::ROWS, "", &names, value);
+        }
+    }
+
+    /// The same below a section.
+    fn give_below(&mut self, rows: &[Row], path: &str, names: &[String], value: Option<toml::Value>) {
+        let [name, rest @ ..] = names else {
+            match value {
+                Some(toml::Value::Table(table)) => {
+                    table.into_iter().for_each(|(name, value)| self.give_below(rows, path, &[name], Some(value)));
+                }
+                Some(toml::Value::Array(items)) => items
+                    .into_iter()
+                    .enumerate()
+                    .for_each(|(index, item)| self.give_below(rows, path, &[index.to_string()], Some(item))),
+                _ => self.settings.retain(|setting| !setting.key.starts_with(&format!("{path}."))),
+            }
+            return;
+        };
+        let path = below(path, name);
+        if name.parse::<usize>().is_ok() {
+            return self.give_below(rows, &path, rest, value);
+        }
+        let Some(row) = rows.iter().find(|row| row.name == name) else { return };
+        if !row.keys.is_empty() {
+            return self.give_below(row.keys, &path, rest, value);
+        }
+        let inner = rest
+            .iter()
+            .rev()
+            .fold(value, |value, name| Some(toml::Value::Table(toml::Table::from_iter([(name.clone(), value?)]))));
+        self.given.push(path.clone());
+        match (inner, self.settings.iter_mut().find(|setting| setting.key == path)) {
+            (Some(toml::Value::Table(more)), Some(Setting { value: toml::Value::Table(table), .. }))
+                if !rest.is_empty() =>
+            {
+                table.extend(more);
+            }
+            (Some(value), _) => self.put(Setting { key: path, value, comment: String::new(), is_offered: false }),
+            (None, _) => self.settings.retain(|setting| setting.key != path),
+        }
+    }
+
+    /// Whether the user has given a key.
+    pub(super) fn is_given(&self, key: &str) -> bool {
+        self.given.iter().any(|given| given == key)
+    }
+
     /// The value of a key.
     pub(super) fn get(&self, key: &str) -> Option<&toml::Value> {
-        self.settings.iter().find(|setting| setting.key == key).map(|setting| &setting.value)
+        let mut set = self.settings.iter().filter(|setting| !setting.is_offered);
+        set.find(|setting| setting.key == key).map(|setting| &setting.value)
     }
 
     /// The recipe's file.
@@ -117,14 +188,23 @@ impl Setting {
     /// `key = value  # comment`, or the comment above it where that is too wide.
     fn lines(&self) -> Vec<(Option<String>, String)> {
         let name = self.key.rsplit('.').next().unwrap_or_default();
-        let line = format!("{name} = {}", self.value);
-        let key = Some(self.key.clone());
+        let mark = if self.is_offered { "# " } else { "" };
+        let line = format!("{mark}{name} = {}", shown(&self.value));
+        let key = (!self.is_offered).then(|| self.key.clone());
         let columns = line.chars().count() + self.comment.chars().count() + 4;
         match self.comment.as_str() {
             "" => vec![(key, line)],
             comment if columns <= MAX_COLUMNS => vec![(key, format!("{line:<32}  # {comment}"))],
             text => vec![comment(text), (key, line)],
         }
+    }
+}
+
+/// A value in TOML; a small number as 1e-5, not as 0.00001.
+fn shown(value: &toml::Value) -> String {
+    match value {
+        toml::Value::Float(number) if *number != 0.0 && number.abs() < 1e-3 => format!("{number:e}"),
+        value => value.to_string(),
     }
 }
 
@@ -169,6 +249,39 @@ mod tests {
             "a rank ".repeat(20).trim_end()
         );
         assert_eq!(draft().text(), expected);
+    }
+
+    #[test]
+    fn what_the_user_gives_stays_and_what_is_offered_is_a_comment() {
+        let mut draft = draft();
+        let changes = [
+            "lora.r=4",
+            "data.train[0].columns={ prompt = \"a\", completion = \"b\" }",
+            "lora.rank_pattern.q_proj=2",
+            "lora.rank_pattern.\"layers.0\"=3",
+            "optimizer.learning_rate=0.00001",
+            "data.max_length=",
+            "eval={ eval_steps = 5, generate = [\"x\"] }",
+        ];
+        changes.iter().for_each(|change| draft.give(&Override::set(*change)));
+        draft.set("lora.r", 16, "");
+        draft.set("data.max_length", 128, "");
+        draft.offer("lora.r", 1, "");
+        draft.offer("data.on_bad_row", "skip", "leaves rows out");
+        let text = draft.text();
+        for line in [
+            "r = 4",
+            "rank_pattern = { q_proj = 2, \"layers.0\" = 3 }",
+            "columns = { prompt = \"a\", completion = \"b\" }",
+            "learning_rate = 1e-5",
+            "# on_bad_row = \"skip\"             # leaves rows out",
+            "eval_steps = 5",
+            "generate = [\"x\"]",
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line} in\n{text}");
+        }
+        assert!(!text.contains("max_length") && draft.get("data.on_bad_row").is_none(), "{text}");
+        assert_eq!(draft.refused(), Default::default());
     }
 
     #[test]

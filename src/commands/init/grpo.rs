@@ -11,7 +11,8 @@ pub(super) fn is_asked(from: &Foreign) -> bool {
     let has = |key: &str| from.get(key).is_some_and(|value| !is_off(value));
     match from.trainer {
         Trainer::Axolotl => from.get("rl").is_some_and(|name| name == "grpo"),
-        Trainer::Trl | Trainer::Unknown => ["num_generations", "reward_funcs"].into_iter().any(has),
+        _ if from.said.objective.is_some() => from.said.objective == Some("grpo"),
+        trainer if trainer.is_of_trl() => ["num_generations", "reward_funcs"].into_iter().any(has),
         _ => false,
     }
 }

@@ -10,18 +10,25 @@ use super::draft::{Draft, Setting};
 use super::foreign::{Foreign, Meaning, Trainer, as_toml, is_off};
 use super::rules::of_trainer;
 use super::values::{common, last_layers};
-use super::{grpo, objective};
+use super::{grpo, images, objective, openai};
 use crate::data::sources::names_files;
 use crate::hub::HubSettings;
-use crate::recipe::{Recipe, asks_for_nothing, peers};
-use crate::schema::{Counterpart, Keys as _, Peer, Problem, counterpart, rows_to};
+use crate::recipe::{Purpose, Recipe, asks_for_nothing, peers};
+use crate::schema::{Counterpart, Keys as _, Override, Peer, Problem, Problems, counterpart, rows_to};
 use crate::util::failure::Failure;
 
 /// A recipe that does what a configuration says, as far as that is possible here; the rest is listed at its end.
 pub(super) fn draft(path: &Path, args: &InitArgs) -> Result<Draft, Failure> {
     let foreign = Foreign::read(path)?;
-    if let Some(problem) = objective::refusal(&foreign) {
+    if let Some(problem) = images::refusal(&foreign, args.model.is_some()).or_else(|| objective::refusal(&foreign)) {
         return Err(problem.into());
+    }
+    let changes: Vec<Override> = args.set.iter().map(Override::set).collect();
+    if let Err(Problems(mut problems)) = Recipe::parse(Path::new("recipe.toml"), "", &changes, Purpose::Training) {
+        problems.retain(|problem| problem.place.as_ref().is_some_and(|place| place.starts_with("--set")));
+        if !problems.is_empty() {
+            return Err(Failure::Input(Problems(problems)));
+        }
     }
     let mapping = Mapping::of(&foreign, args);
     let footer = mapping.footer();
@@ -34,7 +41,7 @@ pub(super) fn draft(path: &Path, args: &InitArgs) -> Result<Draft, Failure> {
     }
     let (trainer, shown) = (foreign.trainer.name(), path.display());
     draft.header = vec![
-        format!("From {shown}, a configuration of {trainer}: after a key, its name there."),
+        format!("From {shown} ({trainer}): after a key, its name there."),
         "Every key: `lora-train help reference`; one: `lora-train help lora.r`".into(),
     ];
     (draft.footer, draft.last) = (footer, last);
@@ -75,9 +82,15 @@ impl<'a> Mapping<'a> {
             differences: Vec::new(),
         };
         mapping.table(&foreign.root, "", "", None);
+        for name in &foreign.said.unknown {
+            mapping.put(name, Meaning::Lost("no value is written there, but an expression: set it yourself".into()));
+        }
         mapping.fill(args);
         mapping.drop_splits();
         mapping.settle();
+        let model = mapping.draft.get("model.path").and_then(toml::Value::as_str);
+        let of_mlx = model.and_then(images::of_mlx).map(|text| ("model.path".to_owned(), text));
+        mapping.differences.extend(of_mlx);
         mapping
     }
 
@@ -243,11 +256,15 @@ impl<'a> Mapping<'a> {
         if let Some(device) = &args.device {
             self.draft.set("device.name", device.as_str(), "");
         }
+        args.set.iter().for_each(|change| self.draft.give(&Override::set(change)));
         let trainer = self.foreign.trainer;
         if grpo::is_asked(self.foreign) {
             grpo::fill(self.foreign, &mut self.draft);
         }
         objective::fill(self.foreign, &mut self.draft);
+        if trainer == Trainer::OpenAi {
+            openai::fill(self.foreign, &mut self.draft);
+        }
         for (key, value) in trainer.defaults() {
             // Keys that exclude each other, or of which one is of no use without another.
             let excluding: &[&str] = match *key {
@@ -262,8 +279,9 @@ impl<'a> Mapping<'a> {
             if !is_said(key) && !excluding.iter().any(|key| is_said(key)) {
                 let objective = self.draft.get("objective.name").and_then(toml::Value::as_str);
                 let value = match (trainer, *key, objective) {
-                    (Trainer::Trl, "optimizer.learning_rate", Some("reward")) => "1e-4",
-                    (Trainer::Trl, "optimizer.learning_rate", Some(_)) => "1e-6",
+                    (_, "optimizer.learning_rate", None) if self.foreign.said.is_sft_config => "2e-5",
+                    (of_trl, "optimizer.learning_rate", Some("reward")) if of_trl.is_of_trl() => "1e-4",
+                    (of_trl, "optimizer.learning_rate", Some(_)) if of_trl.is_of_trl() => "1e-6",
                     _ => value,
                 };
                 let value: Option<toml::Value> = value.parse().ok();
@@ -323,6 +341,10 @@ impl<'a> Mapping<'a> {
                 let Some(index) = self.draft.settings.iter().position(|setting| setting.key == key) else { continue };
                 match problem.instead {
                     Some(word) => self.draft.settings[index].value = (*word).into(),
+                    None if self.draft.is_given(&key) => {
+                        self.draft.settings.remove(index);
+                        self.differences.push((format!("--set {key}"), problem.message.replace('\n', " ")));
+                    }
                     None => {
                         // A default that has no place here asks for nothing.
                         if self.draft.settings.remove(index).comment == default_of(self.foreign.trainer) {
@@ -360,6 +382,7 @@ impl<'a> Mapping<'a> {
             }
         }
         lines.extend(self.differences.iter().map(|(key, text)| format!("differs: {key}: {text}")));
+        lines.extend(self.foreign.said.asides.iter().map(|(name, text)| format!("{name}: {text}")));
         lines
     }
 }

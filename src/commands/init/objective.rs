@@ -17,6 +17,7 @@ const KEYS: &[(&str, &[&str])] = &[
     ("finetuning_type", &["lora"]),
     ("fine_tune_type", &["lora", "dora"]),
     ("train_type", &["lora", "qlora"]),
+    ("tuner_type", &["lora"]),
     ("peft_type", &["LORA"]),
     ("task_type", &["CAUSAL_LM", "causal_lm"]),
     ("lora_task_type", &["CAUSAL_LM"]),
@@ -45,8 +46,13 @@ const KEYS: &[(&str, &[&str])] = &[
 /// The objective of preferences that a configuration asks for, and its loss where the objective's name says it.
 fn preferences(from: &Foreign) -> Option<(&'static str, Option<&'static str>)> {
     let word = |key: &str| from.get(key).and_then(Value::as_str);
+    if let Some(said) = from.said.objective {
+        let known = ["dpo", "kto", "orpo", "cpo", "simpo", "reward"].into_iter().find(|known| *known == said)?;
+        return Some((if word("loss_type") == Some("simpo") { "simpo" } else { known }, None));
+    }
+    let trainer = if from.trainer.is_of_trl() { Trainer::Trl } else { from.trainer };
     let has = |key: &str| from.get(key).is_some_and(|value| !value.is_null());
-    Some(match (from.trainer, word("rl").or_else(|| word("stage")), word("pref_loss")) {
+    Some(match (trainer, word("rl").or_else(|| word("stage")), word("pref_loss")) {
         (Trainer::Axolotl, Some("ipo"), _) | (Trainer::LlamaFactory, Some("dpo"), Some("ipo")) => ("dpo", Some("ipo")),
         (Trainer::Axolotl, Some("orpo"), _) | (Trainer::LlamaFactory, Some("dpo"), Some("orpo")) => ("orpo", None),
         (Trainer::Axolotl, Some("simpo"), _) | (Trainer::LlamaFactory, Some("dpo"), Some("simpo")) => ("simpo", None),
@@ -54,18 +60,16 @@ fn preferences(from: &Foreign) -> Option<(&'static str, Option<&'static str>)> {
         (Trainer::Axolotl | Trainer::LlamaFactory, Some("kto"), _) => ("kto", None),
         (Trainer::LlamaFactory, Some("rm"), _) => ("reward", None),
         (Trainer::Axolotl, None, _) if from.get("reward_model").is_some_and(|value| !is_off(value)) => ("reward", None),
-        (Trainer::Trl | Trainer::Unknown, None, None) if word("lora_task_type") == Some("SEQ_CLS") => ("reward", None),
+        (Trainer::Trl, None, None) if word("lora_task_type") == Some("SEQ_CLS") => ("reward", None),
         (Trainer::LlamaFactory, Some("dpo"), Some("sigmoid") | None) | (Trainer::Axolotl, Some("dpo"), _) => {
             ("dpo", None)
         }
         // TRL's classes of configurations are not in their files; these keys are.
-        (Trainer::Trl | Trainer::Unknown, None, None) if word("loss_type") == Some("simpo") => ("simpo", None),
-        (Trainer::Trl | Trainer::Unknown, None, None) if has("desirable_weight") || has("undesirable_weight") => {
-            ("kto", None)
-        }
-        (Trainer::Trl | Trainer::Unknown, None, None) if has("center_rewards_coefficient") => ("reward", None),
+        (Trainer::Trl, None, None) if word("loss_type") == Some("simpo") => ("simpo", None),
+        (Trainer::Trl, None, None) if has("desirable_weight") || has("undesirable_weight") => ("kto", None),
+        (Trainer::Trl, None, None) if has("center_rewards_coefficient") => ("reward", None),
         // GRPO has a beta, too.
-        (Trainer::Trl | Trainer::Unknown, None, None) if from.get("beta").is_some() => ("dpo", None),
+        (Trainer::Trl, None, None) if from.get("beta").is_some() => ("dpo", None),
         _ => return None,
     })
 }
@@ -83,7 +87,7 @@ pub(super) fn of_key(from: &Foreign, path: &str, value: &Value) -> Option<Meanin
     Some(match path {
         "rl" | "stage" | "reward_model" | "lora_task_type" => Meaning::Set(named()),
         "beta" => match one("objective.beta", value, from) {
-            Meaning::Set(beta) if name == "dpo" => {
+            Meaning::Set(beta) if name == "dpo" && from.said.objective.is_none() => {
                 let why = "a configuration with a beta is taken for one of DPO".to_owned();
                 Meaning::Near([named(), beta].concat(), why)
             }
@@ -133,13 +137,30 @@ pub(super) fn fill(from: &Foreign, draft: &mut Draft) {
     }
 }
 
+const DONE: &str = "LoRA on answers, preferences and rewards is what is done here";
+const ALONE: &str = "nothing is written; for its model and rows alone: lora-train init --model MODEL --data FILE";
+
 /// Why no recipe is made of a configuration.
 pub(super) fn refusal(from: &Foreign) -> Option<Problem> {
     let known: &[&str] = match (grpo::is_asked(from), preferences(from)) {
-        (true, _) => &["rl", "beta", "loss_type", "reward_funcs", "num_generations", "max_prompt_length"],
-        (_, Some(_)) => &["rl", "stage", "beta", "loss_type", "reward_model", "lora_task_type", "max_prompt_length"],
+        (true, _) => &["rl", "rlhf_type", "beta", "loss_type", "reward_funcs", "num_generations", "max_prompt_length"],
+        (_, Some(_)) => &[
+            "rl",
+            "rlhf_type",
+            "stage",
+            "beta",
+            "loss_type",
+            "reward_model",
+            "lora_task_type",
+            "task_type",
+            "max_prompt_length",
+        ],
         _ => &[],
     };
+    if let Some(objective) = from.said.objective.filter(|_| known.is_empty()) {
+        let problem = Problem::new(format!("this is {}; {DONE}", objective.to_uppercase())).at(from.path.display());
+        return Some(problem.hint(ALONE));
+    }
     let asked = KEYS.iter().find_map(|(key, ours)| {
         if known.contains(key) {
             return None;
@@ -158,12 +179,10 @@ pub(super) fn refusal(from: &Foreign) -> Option<Problem> {
         }
     });
     let (why, hint) = match asked {
-        Some(asked) => {
-            (asked, "nothing is written; for its model and rows alone: lora-train init --model MODEL --data FILE")
-        }
+        Some(asked) => (asked, ALONE),
         None => (absent(from)?, "nothing is written; what its command line said besides, add to the file"),
     };
-    let problem = Problem::new(format!("{why}; LoRA on answers, preferences and rewards is what is done here"));
+    let problem = Problem::new(format!("{why}; {DONE}"));
     Some(problem.at(from.path.display()).hint(hint))
 }
 
@@ -181,6 +200,9 @@ fn absent(from: &Foreign) -> Option<String> {
         }
         Trainer::LlamaFactory if is_on("do_predict") && !is_on("do_train") => {
             Some("without `do_train` LLaMA-Factory trains nothing".into())
+        }
+        Trainer::Python if !from.said.has_lora => {
+            Some("without LoraConfig or FastLanguageModel.get_peft_model the program trains all weights".into())
         }
         Trainer::Litgpt if !has_lora("lora_") => Some("without `lora_r` litgpt trains all weights".into()),
         Trainer::Trl if !has_lora("lora_") && !["use_peft", "load_in_4bit", "load_in_8bit"].into_iter().any(is_on) => {

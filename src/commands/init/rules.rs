@@ -8,14 +8,21 @@ use super::values::{
     OWN_TEMPLATE, accumulation, last_layers, last_part, mlx_schedule, optimizer, quantised, scale, shape, targets,
     targets_of_litgpt, targets_of_torchtune,
 };
-use super::{objective, sources};
+use super::{objective, openai, sources, swift};
+
+/// What stands in the place of several devices that share a model.
+const ON_SEVERAL: &str = "each GPU holds the whole model: `mpirun -n N lora-train RECIPE`; `lora-train help cluster`";
 
 /// The rule of a trainer for the key of this path, if it has one.
 pub(super) fn of_trainer(from: &Foreign, path: &str, value: &Value) -> Option<Meaning> {
+    if from.trainer == Trainer::OpenAi {
+        return Some(openai::of_key(from, path, value));
+    }
     if let Some(meaning) = objective::of_key(from, path, value) {
         return Some(meaning);
     }
     match from.trainer {
+        Trainer::Swift => swift::of_key(from, path, value),
         Trainer::Axolotl => axolotl(from, path, value),
         Trainer::LlamaFactory => llama_factory(from, path, value),
         Trainer::MlxLm => mlx_lm(from, path, value),
@@ -25,8 +32,8 @@ pub(super) fn of_trainer(from: &Foreign, path: &str, value: &Value) -> Option<Me
         Trainer::Peft if path == "base_model_name_or_path" => Some(one("model.path", value, from)),
         Trainer::Peft if path.starts_with("rank_pattern.") => pattern(from, "rank_pattern"),
         Trainer::Peft if path.starts_with("alpha_pattern.") => pattern(from, "alpha_pattern"),
-        Trainer::Trl | Trainer::Unknown => trl(from, path, value),
-        Trainer::Peft => None,
+        Trainer::Trl | Trainer::Unsloth | Trainer::Python | Trainer::Unknown => trl(from, path, value),
+        Trainer::OpenAi | Trainer::Peft => None,
     }
 }
 
@@ -191,9 +198,7 @@ fn litgpt(from: &Foreign, path: &str, value: &Value) -> Option<Meaning> {
         "lora_head" if value == true => Lost("the head stays frozen here".into()),
         "train.global_batch_size" => accumulation(from, value),
         "eval.initial_validation" => Set(vec![("eval.eval_on_start".into(), (value == true).into())]),
-        "devices" if value.as_u64().is_some_and(|devices| devices > 1) => {
-            Lost("this trainer runs on one device".into())
-        }
+        "devices" if value.as_u64().is_some_and(|devices| devices > 1) => Lost(ON_SEVERAL.into()),
         // litgpt's fine-tuning decays to 0, whatever min_lr says.
         "lora_head" | "train.min_lr" | "devices" => Nothing,
         "data" => sources::of_litgpt_class(from, value),

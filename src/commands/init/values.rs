@@ -87,6 +87,7 @@ pub(super) fn common(from: &Foreign, name: &str, value: &Value) -> Option<Meanin
         | "lora_target_linear"
         | "val_set_size"
         | "val_size" => Nothing,
+        "train_on_responses_only" if is_on => Set(vec![("data.train_on_inputs".into(), false.into())]),
         "mask_prompt" => Set(vec![("data.train_on_inputs".into(), (!is_on).into())]),
         // transformers counts steps alone where both are given.
         "num_epochs" | "num_train_epochs"
@@ -128,7 +129,7 @@ pub(super) fn quantised(name: &str) -> Meaning {
 
 /// Four bits, of the kind that another key names. Where no key says whether scales are codes too, they are in
 /// LLaMA-Factory, and for the `qlora` of axolotl.
-fn four_bits(from: &Foreign) -> Meaning {
+pub(super) fn four_bits(from: &Foreign) -> Meaning {
     let kind = from.anywhere(&["bnb_4bit_quant_type", "quantization_type"]).and_then(Value::as_str).unwrap_or("nf4");
     let by_default = from.trainer == Trainer::LlamaFactory || from.get("adapter").is_some_and(|name| name == "qlora");
     let says_nothing = from.anywhere(&["bnb_4bit_use_double_quant", "double_quantization"]).is_none();
@@ -217,7 +218,10 @@ pub(super) fn targets(value: &Value) -> Meaning {
         Value::String(text) if text == "all" || text == "all-linear" => Set(vec![(key(), "all-linear".into())]),
         Value::String(text) if text.contains(['*', '(', '|', '\\', '^']) => Set(vec![(key(), text.as_str().into())]),
         Value::String(text) => Set(vec![(key(), names(text.split(',')))]),
-        Value::Array(items) => Set(vec![(key(), names(items.iter().filter_map(Value::as_str)))]),
+        Value::Array(items) => match &items[..] {
+            [Value::String(only)] if only == "all" || only == "all-linear" => Set(vec![(key(), "all-linear".into())]),
+            _ => Set(vec![(key(), names(items.iter().filter_map(Value::as_str)))]),
+        },
         _ => Nothing,
     }
 }

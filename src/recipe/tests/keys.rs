@@ -28,7 +28,10 @@ fn unknown_keys_lead_to_the_right_name_or_the_right_section() {
             "[train]\nbf16 = true",
             "r:6:1: unknown key `bf16`; this trainer calls it `precision`\n  hint: write precision = \"bf16\"",
         ),
-        ("[train]\ndeepspeed = \"x\"", "r:6:1: unknown key `deepspeed`\n  hint: this trainer runs on one device"),
+        (
+            "[train]\ndeepspeed = \"x\"",
+            "r:6:1: unknown key `deepspeed`\n  hint: each GPU holds the whole model: `mpirun -n N lora-train RECIPE`; `lora-train help cluster`",
+        ),
         ("[adapter]\nr = 8", "r:5:2: unknown section [adapter]; this trainer calls it [lora]"),
         ("[peft]\nr = 8", "r:5:2: unknown section [peft]; this trainer calls it [lora]"),
         ("[dataset]\npath = \"a\"", "r:5:2: unknown section [dataset]; this trainer calls it [[data.train]]"),

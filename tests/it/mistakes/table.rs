@@ -83,7 +83,11 @@ pub(crate) const MISTAKES: &[(&str, Wrong<'static>, &[&str])] = &[
         Recipe("[model]", "overwrite_output_dir = true\n[model]"),
         &["r.toml:2:1: unknown key `overwrite_output_dir`", "`--overwrite` on the command line deletes it"],
     ),
-    ("several GPUs", Set(&["gpus=2"]), &["--set gpus=2: unknown key `gpus`", "this trainer runs on one device"]),
+    (
+        "several GPUs",
+        Set(&["gpus=2"]),
+        &["--set gpus=2: unknown key `gpus`", "each GPU holds the whole model: `mpirun -n N"],
+    ),
     (
         "another stage",
         Set(&["train.stage=dpo"]),

@@ -5,7 +5,8 @@ use std::path::PathBuf;
 
 use super::*;
 
-const ARGS: InitArgs = InitArgs { model: None, data: None, out: PathBuf::new(), from: None, device: None };
+const ARGS: InitArgs =
+    InitArgs { model: None, data: None, out: PathBuf::new(), from: None, set: Vec::new(), device: None };
 
 fn read(name: &str, text: &str) -> Foreign {
     let folder = tempfile::tempdir().unwrap();
