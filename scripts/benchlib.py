@@ -91,8 +91,8 @@ class GpuMemory:
         return info.used
 
 
-def measure(command: list[str], gpu: GpuMemory | None = None, log: TextIO | None = None) -> dict:
-    """The last line of a process's stdout as JSON, and its peak memory: resident (VmHWM) and, with `gpu`, the GPU's used
+def measure(command: list[str], gpu: GpuMemory | None = None, log: TextIO | None = None, written: pathlib.Path | None = None) -> dict:
+    """The last line of a process's stdout, or of the file `written`, as JSON, and its peak memory: resident (VmHWM) and, with `gpu`, the GPU's used
     memory above what was in use before. `log` gets its stderr as it is written."""
     before = gpu.used_bytes() if gpu else 0
     peak_gpu, done = before, threading.Event()
@@ -118,7 +118,8 @@ def measure(command: list[str], gpu: GpuMemory | None = None, log: TextIO | None
             watcher.join()
         stdout.seek(0)
         stderr.seek(0)
-        lines = stdout.read().strip().splitlines()
+        source = written.read_text() if written and not process.returncode else stdout.read()
+        lines = source.strip().splitlines()
         if process.returncode or not lines:
             raise Failed(f"{shlex.join(command)} ended with status {process.returncode}:\n{stderr.read()[-4000:]}")
     figures = json.loads(lines[-1])

@@ -4,16 +4,18 @@
 usage: check_plan.py [--models models] [--device cpu] [--configs] [--short] [--binary target/release/lora-train]
                      [--tolerance 0.1] [--out benches/results]
 
-Every recipe is planned, and then run for two steps by `bench` in a process of its own, whose peak memory is read from
+Every recipe is planned, and then trains two steps on a made text of a megabyte in a process of its own, whose peak memory is read from
 outside: resident on the CPU (VmHWM), on a GPU the used memory by NVML above what was in use before. The table also has
 the estimated and the measured time of a step. With --configs the models are those of configs/ with random weights, from
-tiny to 1B, so that nothing has to be downloaded. With --short, only every third. Prints a table and writes JSON with
+tiny to 1B, so that nothing has to be downloaded; `bench` takes the steps of these, which have no tokenizer. With --short, only every third. Prints a table and writes JSON with
 hardware, versions and command line to --out. Exit code 1 if the memory of a plan is off by more than --tolerance.
 """
 
 import argparse
 import json
 import pathlib
+import random
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -40,6 +42,13 @@ RANDOM_RECIPES = [
 ]
 
 
+def write_rows(path: pathlib.Path) -> None:
+    """A megabyte of made words."""
+    draw = random.Random(1)
+    words = ["".join(draw.choices("abcdefghijklmnopqrstuvwxyz", k=draw.randint(2, 9))) for _ in range(3000)]
+    path.write_text(" ".join(draw.choices(words, k=160_000)))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--models", type=pathlib.Path, default=pathlib.Path("models"))
@@ -56,18 +65,24 @@ def main() -> None:
     figures, lines = [], []
     recipes = RANDOM_RECIPES if args.configs else RECIPES
     with tempfile.TemporaryDirectory() as work:
-        recipe = pathlib.Path(work) / "recipe.toml"
+        recipe, rows_file, run = (pathlib.Path(work) / name for name in ("recipe.toml", "rows.txt", "run"))
+        write_rows(rows_file)
         for model, rows, length, r, checkpointing, dtype, *loss_chunk in recipes[2::3] if args.short else recipes:
             # As arguments of plan and bench.
             settings = [word for tokens in loss_chunk for word in ("--set", f"train.loss_chunk_tokens={tokens}")]
             path = pathlib.Path(f"configs/{model}.json") if args.configs else args.models / model
             task = {"model": path.resolve(), "init": "random" if args.configs else "pretrained", "rows": rows, "length": length, "r": r,
                     "checkpointing": checkpointing, "dtype": dtype, "steps": 2, "device": args.device}
-            recipe.write_text(benchlib.recipe(task, pathlib.Path(work) / "run"))
+            recipe.write_text(f'{benchlib.recipe(task, run)}[[data.train]]\npath = "{rows_file}"\n')
             command = [str(args.binary), "plan", str(recipe), "--json", *settings]
             planned = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
-            bench = benchlib.measure(benchlib.bench_command(args.binary, recipe, settings[1::2], 0), gpu)
-            measured, step_seconds = bench["peak_gpu_memory_bytes" if gpu else "peak_memory_bytes"], bench["step_seconds"]
+            if args.configs:
+                found = benchlib.measure(benchlib.bench_command(args.binary, recipe, settings[1::2], 0), gpu)
+                planned["peak_bytes"] = found["planned_peak_bytes"]
+            else:
+                shutil.rmtree(run, ignore_errors=True)
+                found = benchlib.measure([str(args.binary), str(recipe), *settings], gpu, written=run / "metrics.jsonl")
+            measured, step_seconds = found["peak_gpu_memory_bytes" if gpu else "peak_memory_bytes"], found["step_seconds"]
             error = planned["peak_bytes"] / measured - 1
             name = f"{model} {rows}x{length} r={r} {dtype}{' checkpointed' if checkpointing is True else f' {checkpointing}' if checkpointing else ''}"
             name += "".join(f", loss chunks of {tokens}" for tokens in loss_chunk)

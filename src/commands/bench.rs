@@ -140,7 +140,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
         gemm_peak_gflops: peak.map(|peak| peak / 1e9),
         peak_host_memory_bytes,
         peak_gpu_memory_bytes,
-        planned_peak_bytes: memory.plan.peak_bytes as u64,
+        planned_peak_bytes: memory.plan.steps_bytes() as u64,
         device: device.label.clone(),
         precision: recipe.train.precision.name(),
         gradient_checkpointing: recipe.train.gradient_checkpointing,

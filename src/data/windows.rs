@@ -21,7 +21,8 @@ struct Pieces {
     at_once: usize,
 }
 
-const PIECES: Pieces = Pieces { bytes: 256 * 1024, overlap: 8 * 1024, at_once: 16 };
+// Tokenising takes some 200 bytes for each of the text.
+const PIECES: Pieces = Pieces { bytes: 64 * 1024, overlap: 8 * 1024, at_once: 16 };
 
 /// Tokenises the text file `path`: BOS if the tokenizer adds it, the text, EOS. Hands the tokens to `sink`, in order.
 /// Returns what was taken for granted of its encoding.

@@ -25,6 +25,7 @@ use crate::train::objective::objective;
 use crate::train::state::RowOrder;
 use crate::train::step::TrainStep;
 use crate::train::stop::Stop;
+use crate::util::allocator;
 use crate::util::failure::Failure;
 
 /// How long tokenising may continue after a stop request.
@@ -113,6 +114,7 @@ fn read_rows_and_model(run: &Run<'_>, joined: &mut Joined) -> Result<(Dataset, M
     let options =
         OpenOptions { cache: CacheSettings::from_env(), progress, is_stopped: &is_stopped, ..OpenOptions::default() };
     joined.first_of_node(|| {
+        allocator::give_back_freed_memory();
         // Dropped once the rows are read.
         let (reading, is_read) = mpsc::channel::<Infallible>();
         let (data, model) = std::thread::scope(|scope| {
@@ -125,6 +127,7 @@ fn read_rows_and_model(run: &Run<'_>, joined: &mut Joined) -> Result<(Dataset, M
                 if stop.requested() {
                     Stop::end(STOPPED);
                 }
+                allocator::give_back_now();
                 data
             });
             scope.spawn(move || {
@@ -139,6 +142,8 @@ fn read_rows_and_model(run: &Run<'_>, joined: &mut Joined) -> Result<(Dataset, M
             let model = loaded.map_or_else(load, Ok);
             (data.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)), model)
         });
+        rayon::broadcast(|_| allocator::give_back_now());
+        allocator::keep_freed_memory();
         Ok((data?, model?))
     })
 }

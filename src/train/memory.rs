@@ -101,6 +101,15 @@ pub struct HostPlan {
     pub peak_bytes: usize,
 }
 
+impl MemoryPlan {
+    /// Peak memory of steps alone, without the rows and the tokenizer of a run.
+    #[must_use]
+    pub fn steps_bytes(&self) -> usize {
+        let of_run = self.components.iter().find(|component| component.name == OF_A_RUN);
+        self.peak_bytes - of_run.map_or(0, |component| component.bytes)
+    }
+}
+
 impl Workload<'_> {
     pub(super) fn tokens(&self) -> usize {
         self.sequences() * self.row_length
@@ -307,7 +316,10 @@ impl Workload<'_> {
             Component::new("logits of a chunk", loss, "train.loss_chunk_tokens, the vocabulary"),
             Component::new("process and libraries", overhead, "the device"),
         ];
-        if !self.place.is_host() {
+        if self.place.is_host() {
+            let tokenizer = self.config.vocab_size * TOKENIZER_BYTES_A_TOKEN;
+            components.push(Component::new(OF_A_RUN, RUN_BYTES + tokenizer, "the vocabulary"));
+        } else {
             // Pools keep what the loss or a block has freed, in sizes of which the other uses only some: of the smaller of the
             // two 0.5 for Qwen3 0.6B, 1.0 for Llama 3.1 8B and 1.3 for Llama 3.2 1B, on the stand-in for the driver.
             let pools = (logits + in_loss).min(in_blocks) * 8 / 10;
@@ -371,6 +383,13 @@ impl Workload<'_> {
 /// The binary, its threads, and memory that the two allocators keep. With this value, `scripts/check_plan.py` errs by
 /// about as much upwards as downwards in its smallest recipes.
 const HOST_PROCESS_BYTES: usize = 38 << 20;
+
+/// What a run has besides its steps.
+const OF_A_RUN: &str = "tokenizer, rows, reports";
+/// Rows, reports, and the code that makes them. With these two values `scripts/check_plan.py` errs as with the one above.
+const RUN_BYTES: usize = 8 << 20;
+/// A token of the vocabulary in the tokenizer: its text twice, its merge, and what reading them has left.
+const TOKENIZER_BYTES_A_TOKEN: usize = 320;
 
 /// CUDA's context and loaded kernels. An estimate: this project has not measured it; drivers take 300 to 600 MiB.
 pub const GPU_CONTEXT_BYTES: usize = 500 << 20;
