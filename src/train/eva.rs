@@ -1,6 +1,6 @@
 //! The memory of adapters that start from the rows.
 
-use super::memory::{Component, F32, MemoryPlan, Workload};
+use super::memory::{Component, F32, MemoryPlan, OF_A_RUN, Workload};
 use crate::spec::SiteId;
 use crate::util::stats::{as_f64, as_u64};
 
@@ -10,7 +10,7 @@ impl Workload<'_> {
     pub(super) fn plan_from_rows(&self, rho: f64) -> MemoryPlan {
         let selection = self.selection.with_most_parameters(self.config, rho);
         let mut plan = Workload { selection: &selection, ..self.clone() }.step_plan();
-        let of_both = ["base weights", "process and libraries"];
+        let of_both = ["base weights", "process and libraries", OF_A_RUN];
         let of_step = plan.components.iter().filter(|part| !of_both.contains(&part.name)).map(|part| part.bytes);
         let more = self.start_bytes(rho).saturating_sub(of_step.sum());
         if more > 0 {

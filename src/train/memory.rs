@@ -385,7 +385,7 @@ impl Workload<'_> {
 const HOST_PROCESS_BYTES: usize = 38 << 20;
 
 /// What a run has besides its steps.
-const OF_A_RUN: &str = "tokenizer, rows, reports";
+pub(super) const OF_A_RUN: &str = "tokenizer, rows, reports";
 /// Rows, reports, and the code that makes them. With these two values `scripts/check_plan.py` errs as with the one above.
 const RUN_BYTES: usize = 8 << 20;
 /// A token of the vocabulary in the tokenizer: its text twice, its merge, and what reading them has left.
