@@ -21,7 +21,7 @@ fn write_pages() -> io::Result<()> {
     let mut paths: Vec<PathBuf> = fs::read_dir(folder)?.map(|entry| Ok(entry?.path())).collect::<io::Result<_>>()?;
     paths.sort();
     let name = |path: &Path| Some(path.file_name()?.to_str()?.strip_suffix(".md")?.to_owned());
-    let pages = paths.iter().filter_map(|path| Some((name(path)?, path)));
+    let pages = paths.iter().filter_map(|path| Some((name(path)?, path.to_str()?)));
     let pages = pages.filter(|(name, _)| !OTHER_PAGES.contains(&&**name));
     let list: String = pages.map(|(name, path)| format!("({name:?}, include_str!({path:?})),\n")).collect();
     let out = env::var_os("OUT_DIR").ok_or_else(|| io::Error::other("OUT_DIR is not set"))?;
