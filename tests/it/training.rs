@@ -323,7 +323,7 @@ fn a_run_goes_on_by_its_folder_with_what_it_was_trained_with() {
     let gone = run(&[name, "--resume", "--set", "train.max_steps=18"]);
     let (said, hint) = (stderr(&gone), format!("--set lora.start_from={name} --set output_dir={name}-2"));
     assert!(said.contains("its checkpoints are gone") && said.contains(&hint), "{said}");
-    let on = [name, "--set", "train.max_steps=1", "--set", &format!("lora.start_from={name}"), "--set"];
+    let on = [name, "--set", "train.max_steps=2", "--set", &format!("lora.start_from={name}"), "--set"];
     let on = run(&[&on[..], &[&format!("output_dir={name}-2")]].concat());
     assert!(on.status.success(), "{}", stderr(&on));
 }
