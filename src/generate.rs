@@ -11,7 +11,7 @@ use std::time::Instant;
 use serde_json::{Value, json};
 
 use crate::data::formats::conversation;
-use crate::data::template::{ChatTemplate, TemplateError};
+use crate::data::template::{ChatTemplate, Stops, TemplateError};
 use crate::data::tokenizer::{Tokenizer, TokenizerError};
 use crate::lora::AdapterSet;
 use crate::model::Model;
@@ -163,6 +163,8 @@ pub struct Generator<'a> {
     pub adapters: &'a AdapterSet,
     /// The model's tokenizer.
     pub tokenizer: &'a Tokenizer,
+    /// Where texts end.
+    pub stops: &'a Stops,
 }
 
 impl Generator<'_> {
@@ -195,7 +197,8 @@ impl Generator<'_> {
         mut on_text: impl FnMut(&str) -> ControlFlow<()>,
     ) -> Result<Generated, GenerateError> {
         check(self.model, prompt_ids)?;
-        let mut writing = Writing::new(self.tokenizer, prompt_ids, options, Vec::new(), false)?;
+        let (ids, texts) = (&self.stops.ids, self.stops.texts.clone());
+        let mut writing = Writing::new(self.tokenizer, prompt_ids, options, ids, texts, false)?;
         let start = Instant::now();
         let kept = sequence.keep_start_of(prompt_ids);
         let mut logits = self.logits(sequence, &prompt_ids[kept..]);

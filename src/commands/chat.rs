@@ -17,9 +17,9 @@ use signal_hook::flag;
 use self::input::Pasting;
 use self::input::{Message, next_message};
 use super::generate::{NON_FINITE, Output, SamplingArgs};
-use super::named::{Asked, LoadArgs, ModelArgs, Named, OpenedModel, template};
+use super::named::{Asked, LoadArgs, ModelArgs, Named, OpenedModel, stops, template, warn_of};
 use super::say;
-use crate::data::template::ChatTemplate;
+use crate::data::template::{ChatTemplate, Stops};
 use crate::generate::{Ending, GenerateError, GenerateOptions, Generator, encode_messages};
 use crate::model::decode::Sequence;
 use crate::save::export::PromptForm;
@@ -71,9 +71,14 @@ pub(crate) fn run(args: &ChatArgs) -> Result<(), Failure> {
         templates.push(template(Asked::by(args.raw, args.chat), adapter.form.as_ref(), &opened.tokenizer)?);
     }
     args.load.note(&templates[0].1);
-    let templates = templates.into_iter().map(|(template, _)| template).collect();
+    let templates: Vec<Option<ChatTemplate>> = templates.into_iter().map(|(template, _)| template).collect();
+    warn_of(templates[0].as_ref());
+    let adapters = opened.adapters.iter().zip(&templates);
+    let stops = adapters.map(|(adapter, template)| stops(template.as_ref(), adapter.form.as_ref(), &opened.tokenizer));
+    let stops = stops.collect();
     let mut chat = Chat {
         opened: &opened,
+        stops,
         templates,
         active: 0,
         options,
@@ -114,6 +119,8 @@ struct Chat<'a> {
     opened: &'a OpenedModel,
     /// By adapter.
     templates: Vec<Option<ChatTemplate>>,
+    /// Where answers end, by adapter.
+    stops: Vec<Stops>,
     /// The adapter that answers.
     active: usize,
     options: GenerateOptions,
@@ -194,7 +201,8 @@ impl Chat<'_> {
     /// Writes the answer to a message. One that does not fit is refused, and the conversation goes on.
     fn answer(&mut self, message: &str) -> Result<ControlFlow<()>, Failure> {
         let OpenedModel { model, tokenizer, adapters, .. } = self.opened;
-        let generator = Generator { model, adapters: &adapters[self.active].set, tokenizer };
+        let (adapters, stops) = (&adapters[self.active].set, &self.stops[self.active]);
+        let generator = Generator { model, adapters, tokenizer, stops };
         let mut output = Output::default();
         let interrupt = &self.interrupt;
         let on_text = |text: &str| {

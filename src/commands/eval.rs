@@ -172,7 +172,7 @@ pub(crate) fn run(args: &EvalArgs) -> Result<(), Failure> {
     let total = eval_loss(&step, &data, rollouts.as_mut(), &recipe.train, &recipe.eval, &stop, on_progress);
     let total = total.map_err(|error| trainer_failure(error.into()))?.ok_or(Failure::Interrupted)?;
     let score_of = |task: Task| {
-        let count = task.count(&step, data.tokenizer(), is_stopped, on_progress).map_err(Failure::input)?;
+        let count = task.count(&step, &data, is_stopped, on_progress).map_err(Failure::input)?;
         Ok::<_, Failure>(task.score(count.ok_or(Failure::Interrupted)?))
     };
     let score = task.map(score_of).transpose()?;

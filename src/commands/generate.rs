@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use rand::Rng;
 
-use super::named::{Asked, LoadArgs, ModelArgs, Named, template};
+use super::named::{Asked, LoadArgs, ModelArgs, Named, stops, template, warn_of};
 use super::{number, print, say};
 use crate::generate::{Ending, GenerateOptions, Generated, Generator, encode_prompt};
 use crate::save::export::PromptForm;
@@ -138,13 +138,15 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
     named.one_adapter()?;
     let files = named.read(args.load.quiet)?.that_write()?;
     let (template, reason) = template(Asked::by(args.raw, args.chat), files.form(), &files.tokenizer)?;
+    let stops = stops(template.as_ref(), files.form(), &files.tokenizer);
+    warn_of(template.as_ref());
     let trained_with = files.form().and_then(PromptForm::system).filter(|_| template.is_some());
     let system = args.system.as_deref().or(trained_with);
     if let Some(path) = &args.prompts {
         let rows = prompts::read(path, system, template.as_ref(), &files.tokenizer)?;
         let opened = files.load(&args.load)?;
         args.load.note(&reason);
-        return prompts::write(rows, &opened, options, &args.load);
+        return prompts::write(rows, &opened, options, &stops, &args.load);
     }
     let prompt_ids = encode_prompt(&files.tokenizer, template.as_ref(), system, &prompt).map_err(Failure::input)?;
     let opened = files.load(&args.load)?;
@@ -156,7 +158,8 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
         return Err(Failure::Interrupted);
     }
 
-    let generator = Generator { model: &opened.model, adapters: &opened.adapters[0].set, tokenizer: &opened.tokenizer };
+    let (model, adapters, tokenizer) = (&opened.model, &opened.adapters[0].set, &opened.tokenizer);
+    let generator = Generator { model, adapters, tokenizer, stops: &stops };
     let mut output = Output::default();
     let on_text = |text: &str| {
         if stop.requested() || !output.write(text) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }

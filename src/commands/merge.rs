@@ -122,6 +122,9 @@ pub(crate) fn run(args: &MergeArgs) -> Result<(), Failure> {
     {
         let _ = write!(text, "\nnote: the adapter says that it was trained on {trained_on}");
     }
+    if let Some(about) = &summary.about_ends {
+        let _ = write!(text, "\n{about}");
+    }
     if let Some(quantisation) = trained_on {
         text.push_str(&onto(quantisation, args.original, summary.differences));
     }

@@ -24,7 +24,7 @@ use crate::schema::{Problem, Section, read_json};
 use crate::util::failure::Failure;
 use crate::util::text::counted;
 
-pub(crate) use form::{Asked, template};
+pub(crate) use form::{Asked, stops, template, warn_of};
 use trained_with::TrainedWith;
 
 /// The name of the model without an adapter.

@@ -27,9 +27,9 @@ use serde_json::{Value, json};
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::sync::oneshot;
 
-use super::named::{Asked, BASE, LoadArgs, ModelArgs, Named, OpenedModel, template};
+use super::named::{Asked, BASE, LoadArgs, ModelArgs, Named, OpenedModel, stops, template, warn_of};
 use super::{http, say};
-use crate::data::template::ChatTemplate;
+use crate::data::template::{ChatTemplate, Stops};
 use crate::generate::{Grammar, Grammars, NewText, check};
 use crate::save::export::PromptForm;
 use crate::schema::Problem;
@@ -108,12 +108,18 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     let templates = opened.adapters.iter().map(|adapter| {
         template(Asked::Chat, adapter.form.as_ref(), &opened.tokenizer).ok().and_then(|(template, _)| template)
     });
+    let templates: Vec<Option<ChatTemplate>> = templates.collect();
+    warn_of(templates[0].as_ref());
+    let adapters = opened.adapters.iter().zip(&templates);
+    let stops = adapters.map(|(adapter, template)| stops(template.as_ref(), adapter.form.as_ref(), &opened.tokenizer));
+    let stops: Arc<Vec<Stops>> = Arc::new(stops.collect());
     let (jobs, queue) = mpsc::channel();
     let server = Server {
         call_forms: opened.adapters.iter().map(|_| OnceLock::new()).collect(),
         grammars: OnceLock::new(),
-        templates: templates.collect(),
         max_bytes: opened.model.config.max_position_embeddings.saturating_mul(opened.tokenizer.longest_token()),
+        templates,
+        stops: Arc::clone(&stops),
         base,
         token: args.token.clone(),
         jobs: Mutex::new(jobs),
@@ -127,7 +133,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     };
     std::thread::Builder::new().name("http".into()).spawn(answer).map_err(Failure::running)?;
     // On this thread, so that a failing device ends the program.
-    write_texts(&opened, &queue)
+    write_texts(&opened, &stops, &queue)
 }
 
 fn ready_line(address: SocketAddr, opened: &OpenedModel) -> String {
@@ -144,6 +150,8 @@ struct Server {
     grammars: OnceLock<Result<Grammars, String>>,
     /// Bytes of the longest text that the model has positions for.
     max_bytes: usize,
+    /// Where texts end, by adapter.
+    stops: Arc<Vec<Stops>>,
     /// The base model, as the user named it.
     base: String,
     token: Option<String>,
@@ -304,13 +312,16 @@ impl Server {
         }
         let mut reply = Reply::new(kind, model, &prompt_ids, &self.opened);
         let num_texts = prompt_ids.len();
+        // What is continued as it is goes through no template.
+        let of_template = if kind == Kind::Chat { &self.stops[adapter].texts[..] } else { &[] };
+        let stop = [&asking.stop[..], of_template].concat();
         let (events, mut texts) = tokio::sync::mpsc::unbounded_channel();
         for (index, prompt_ids) in prompt_ids.into_iter().enumerate() {
             let job = Job {
                 adapter,
                 prompt_ids,
                 options: asking.options(),
-                stop: asking.stop.clone(),
+                stop: stop.clone(),
                 top_logprobs: asking.top_logprobs,
                 special_tokens: reader.is_some(),
                 grammar: grammar.clone(),

@@ -16,14 +16,14 @@ use super::files::FileInfo;
 use super::order::{self, Order, Purpose, num_visits, shuffle};
 use super::packing::best_fit;
 use super::sources::source_files;
-use super::template::ChatTemplate;
+use super::template::{ChatTemplate, Stops};
 use super::tokenizer::Tokenizer;
 use crate::config::{DataConfig, DataFormat, DataSource, EvalSplit, OnBadRow, RowKind, RowLimit};
 
 mod opening;
 mod questions;
 
-use opening::{needed_template, opened_files, unmoved_by_system};
+use opening::{needed_template, opened_files, unmoved_by_system, without_ends};
 
 pub use super::counts::RowCounts;
 pub use super::files::OpenOptions;
@@ -104,6 +104,7 @@ impl Dataset {
         let all: Vec<&OpenedFile> = opened.iter().flat_map(|(_, files)| files).collect();
         let template = needed_template(config, template, &all)?;
         let mut warnings = unmoved_by_system(config, template.is_some(), &all)?;
+        warnings.extend(without_ends(config, template.as_ref(), &tokenizer, &all));
         drop(all);
 
         let encoder = Encoder {
@@ -218,6 +219,12 @@ impl Dataset {
     #[must_use]
     pub fn template(&self) -> Option<&ChatTemplate> {
         self.template.as_ref()
+    }
+
+    /// Where texts end that the model writes.
+    #[must_use]
+    pub fn stops(&self) -> Stops {
+        Stops::of(&self.tokenizer, self.template())
     }
 
     /// Warnings about rows.

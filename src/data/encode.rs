@@ -195,7 +195,7 @@ impl Encoder<'_> {
     /// All tokens of a sample, untruncated.
     ///
     /// - A conversation is rendered by the chat template and tokenised with nothing added: the template writes BOS
-    ///   itself. The assistant's messages carry loss, including the token that ends their turn.
+    ///   itself. The assistant's messages carry loss, including what ends their turn: also where a last answer lacks it.
     /// - A prompt and its completion are joined as they are and tokenised together. BOS goes in front where the
     ///   tokenizer adds it, EOS goes behind; the completion and EOS carry loss.
     /// - A text gets BOS and EOS in the same way; all of it carries loss.
@@ -226,7 +226,7 @@ impl Encoder<'_> {
             }
             Sample::Chat { messages, tools } => {
                 let template = self.template.ok_or_else(|| DataError::Config(NO_TEMPLATE.to_owned()))?;
-                let Rendered { text, answers, empty_answer, unread } = if self.train_on_inputs {
+                let Rendered { mut text, mut answers, unwritten_end, empty_answer, unread } = if self.train_on_inputs {
                     refuse_masks(messages)?;
                     template.render_traced(messages, tools.as_ref())?
                 } else {
@@ -239,6 +239,11 @@ impl Encoder<'_> {
                     if is_asked { "all answers have weight 0".to_owned() } else { NO_ANSWER.to_owned() }
                 };
                 let empty = empty.or_else(|| answers.is_empty().then(without_loss)).filter(|_| !self.train_on_inputs);
+                // A score is read behind what the template writes.
+                if let Some(end) = unwritten_end.filter(|_| !self.scores) {
+                    answers.push(text.len()..text.len() + end.len());
+                    text.push_str(&end);
+                }
                 let special = template.special_token_in(messages).map(|(index, token)| {
                     format!("message {} has {token:?} in its text, which becomes the special token", index + 1)
                 });
@@ -472,6 +477,31 @@ mod tests {
         let row = encoder.encode(&Sample::Chat { messages, tools: None }).unwrap();
         assert_eq!(ids(&row).1, [121, IM_END], "the line end behind it does not");
         assert_eq!(row.ids[0], IM_START);
+    }
+
+    #[test]
+    fn a_last_answer_has_the_end_that_its_template_writes_before_another_message_alone() {
+        let tokenizer = chat_tokenizer();
+        let source = "{% for m in messages %}{{ m.role[0] + m.content }}{{ '' if loop.last and m.role == 'assistant' else '<|im_end|>' }}\
+                      {% endfor %}";
+        let template = ChatTemplate::new(source, "the test", &tokenizer).unwrap();
+        let plain = Encoder { template: Some(&template), ..encoder(&tokenizer) };
+        let chat = |answer: &str| {
+            let turns = [("user", "x"), ("assistant", "y"), ("user", "z"), ("assistant", answer)];
+            let messages = turns.map(|(role, content)| json!({"role": role, "content": content})).to_vec();
+            Sample::Chat { messages, tools: None }
+        };
+        // The template has no generation prompt, so that the role is a part of the answer.
+        let answers = [vec![97, 121, IM_END, 97, 119, IM_END], vec![97, 121, IM_END, 97, 118, IM_END]];
+        assert_eq!(ids(&plain.encode(&chat("w")).unwrap()).1, answers[0]);
+        let everything = Encoder { train_on_inputs: true, ..plain }.encode(&chat("w")).unwrap();
+        assert_eq!(everything.ids[everything.ids.len() - 2..], [119, IM_END]);
+        let plain = Encoder { train_on_inputs: false, ..plain };
+        let pair = Sample::Pair(Box::new(chat("w")), Box::new(chat("v")), 0.0);
+        assert_eq!(ids(&plain.encode(&pair).unwrap()).1, answers.concat());
+        // Scores are read behind what the template writes.
+        let scored = Encoder { scores: true, ..plain }.encode(&pair).unwrap();
+        assert_eq!(ids(&scored).1, [119, 118]);
     }
 
     #[test]

@@ -15,9 +15,12 @@ use super::tokenizer::Tokenizer;
 use crate::util::panics::guarded;
 
 mod conversation;
+mod ends;
 mod trace;
 
 use conversation::Conversation;
+use ends::Vocabulary;
+pub use ends::{Stops, TurnEnds};
 
 /// Why a chat template could not be used.
 #[derive(Debug, thiserror::Error)]
@@ -30,9 +33,11 @@ pub struct Rendered {
     /// The whole conversation.
     pub text: String,
     /// Byte ranges of `text` that the assistant writes, ascending. Each starts after the generation prompt and ends
-    /// with the token that ends the turn (`<|im_end|>`, `<|eot_id|>`). Empty answers, answers of `weight` 0 and what
-    /// `train_detail` does not name are left out.
+    /// with what ends the turn (`<|im_end|>`, `<|eot_id|>`; in GLM's the token of the next role). Empty answers, answers of
+    /// `weight` 0 and what `train_detail` does not name are left out.
     pub answers: Vec<Range<usize>>,
+    /// The token that ends the last answer, where the template writes it only before another message.
+    pub unwritten_end: Option<String>,
     /// Index of the first message that is an empty assistant answer.
     pub empty_answer: Option<usize>,
     /// Keys of messages that leave no trace in the text.
@@ -48,13 +53,12 @@ pub struct ChatTemplate {
     /// `bos_token` and the other special tokens, by name.
     special_tokens: BTreeMap<&'static str, String>,
     identity: Option<[u8; 32]>,
-    special_texts: Vec<String>,
-    /// Any of `special_texts`.
+    vocabulary: Vocabulary,
+    /// Any of the special tokens.
     special: Option<Regex>,
     /// The strings in the tags of `source`.
     strings: HashSet<String>,
-    /// Text of the tokens that end a turn.
-    turn_ends: Vec<String>,
+    ends: OnceLock<TurnEnds>,
     reads_parts: OnceLock<bool>,
     /// Hashes of the kinds of places in a conversation that the template is known to write.
     traced: Mutex<HashSet<u64>>,
@@ -106,18 +110,18 @@ impl ChatTemplate {
             .collect();
         let identity = jinja::date(source, now)
             .map(|date| Sha256::digest(format!("{:?}", (source, date, &special_tokens))).into());
-        let special_texts = tokenizer.special_texts();
-        let special: Vec<String> = special_texts.iter().map(|text| regex::escape(text)).collect();
+        let vocabulary = Vocabulary::of(tokenizer);
+        let special: Vec<String> = vocabulary.special.iter().map(|text| regex::escape(text)).collect();
         Ok(Self {
             environment,
             source: source.to_owned(),
             origin: origin.to_owned(),
             special_tokens,
             identity,
-            special_texts,
+            vocabulary,
             special: (!special.is_empty()).then(|| Regex::new(&special.join("|")).ok()).flatten(),
             strings: jinja::strings(source),
-            turn_ends: tokenizer.turn_ends(),
+            ends: OnceLock::new(),
             reads_parts: OnceLock::new(),
             traced: Mutex::default(),
         })
@@ -148,6 +152,12 @@ impl ChatTemplate {
             let text = self.render(&[json!({"role": "user", "content": parts})], None, false).unwrap_or_default();
             text.contains("qxa") && text.contains("qxb") && !text.contains("'type'") && !text.contains("\"type\"")
         })
+    }
+
+    /// What ends the assistant's turns.
+    #[must_use]
+    pub fn ends(&self) -> &TurnEnds {
+        self.ends.get_or_init(|| TurnEnds::of(self))
     }
 
     /// SHA-256 of everything besides the messages that decides the template's text: its source, the special tokens, and
@@ -204,8 +214,10 @@ impl ChatTemplate {
     /// # Errors
     /// The errors of [`render`](Self::render); a part of the conversation that leaves no trace in the text.
     pub fn render_traced(&self, messages: &[Value], tools: Option<&Value>) -> Result<Rendered, TemplateError> {
-        let Conversation { text, unread, .. } = Conversation::new(self, messages, tools)?.traced()?;
-        Ok(Rendered { text, answers: Vec::new(), empty_answer: None, unread })
+        let conversation = Conversation::new(self, messages, tools)?.traced()?;
+        let unwritten_end = conversation.unwritten_end(&conversation.text);
+        let Conversation { text, unread, .. } = conversation;
+        Ok(Rendered { text, answers: Vec::new(), unwritten_end, empty_answer: None, unread })
     }
 
     /// The first message with a special token in its text, and the token.
@@ -217,27 +229,6 @@ impl ChatTemplate {
             let mut texts = texts.chain(content.as_str()).chain(message["reasoning_content"].as_str());
             Some((index, texts.find_map(|text| special.find(text))?.as_str()))
         })
-    }
-
-    /// Length of an answer up to the end of the token that ends the turn. Whatever follows that token is never
-    /// generated.
-    ///
-    /// Only special tokens and white space follow the answer's own text. The first of these tokens at which generation
-    /// stops ends the turn, or else the last of them. An answer without special tokens is taken whole.
-    fn turn_length(&self, answer: &str) -> usize {
-        let mut rest = answer;
-        let mut turn_end = None;
-        loop {
-            let trimmed = rest.trim_end();
-            let special = self.special_texts.iter().filter(|special| trimmed.ends_with(special.as_str()));
-            let Some(special) = special.max_by_key(|special| special.len()) else { break };
-            let stops = self.turn_ends.contains(special);
-            if stops || turn_end.is_none() {
-                turn_end = Some(trimmed.len());
-            }
-            rest = &trimmed[..trimmed.len() - special.len()];
-        }
-        turn_end.unwrap_or(answer.len())
     }
 
     fn render_values(

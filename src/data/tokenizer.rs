@@ -14,7 +14,8 @@ mod files;
 pub mod gguf;
 mod stream;
 
-use files::{Files, token_ids, token_text};
+pub(crate) use files::token_ids;
+use files::{Files, token_text};
 pub use stream::DecodeStream;
 
 /// Tokens that chat models write at the end of a turn. Generation stops at those that the vocabulary has, but for gpt-oss's
@@ -188,8 +189,9 @@ impl Tokenizer {
         Ok(self)
     }
 
-    /// Token ids of `text`. `add_special_tokens` adds the ids that the tokenizer puts around a text (BOS); text from a
-    /// chat template already has them. Special tokens that are spelled out in the text become their ids.
+    /// Token ids of `text`. `add_special_tokens` adds the ids that the tokenizer puts around a text (BOS), but none at which
+    /// texts end, behind which nothing goes on; text from a chat template already has them. Special tokens that are spelled
+    /// out in the text become their ids.
     ///
     /// # Errors
     /// A text that the tokenizer refuses, such as a character that the vocabulary cannot express, or a token without a
@@ -227,6 +229,13 @@ impl Tokenizer {
                 (_, false) => Token { id, start: 0, end: 0 },
                 (_, true) => Token::behind(id, text.len()),
             });
+        }
+        // The post-processor of some tokenizers (`add_eos_token`) ends every text.
+        while let [.., _, last] = &tokens[..]
+            && added.get(tokens.len() - 1) == Some(&1)
+            && self.eos_ids.contains(&last.id)
+        {
+            tokens.pop();
         }
         if let Some(bos) = self.bos.as_ref().filter(|_| add_special_tokens) {
             let has_bos = added.first() == Some(&1) && tokens.first().is_some_and(|token| token.id == bos.id);
@@ -294,6 +303,13 @@ impl Tokenizer {
         added.filter(|token| token.special).map(|token| token.content).collect()
     }
 
+    /// The tokens that were added to the vocabulary, special or not.
+    #[must_use]
+    pub fn added_tokens(&self) -> Vec<SpecialToken> {
+        let added = self.inner.get_added_tokens_decoder().into_iter();
+        added.map(|(id, token)| SpecialToken { text: token.content, id }).collect()
+    }
+
     /// Texts of the tokens that end a turn in a conversation: those at which generation stops, and gpt-oss's `<|end|>`.
     #[must_use]
     pub fn turn_ends(&self) -> Vec<String> {
@@ -326,7 +342,8 @@ impl Tokenizer {
     }
 
     /// Ids at which generation stops, ascending: EOS, the ids in `generation_config.json` and `config.json`, and the
-    /// end of a turn in chat models (`<|im_end|>`, `<|eot_id|>`, ...).
+    /// end of a turn in chat models (`<|im_end|>`, `<|eot_id|>`, ...). Answers through a template may end otherwise:
+    /// [`Stops`](super::template::Stops).
     #[must_use]
     pub fn eos_ids(&self) -> &[u32] {
         &self.eos_ids

@@ -71,7 +71,8 @@ fn greedy_text_is_that_of_full_passes_and_streams_as_a_whole() {
     let folder = tempfile::tempdir().unwrap();
     let tokenizer = write_tokenizer(folder.path(), PLAIN, "{}");
     let (model, adapters) = (model(256), AdapterSet::none(2));
-    let generator = Generator { model: &model, adapters: &adapters, tokenizer: &tokenizer };
+    let generator =
+        Generator { model: &model, adapters: &adapters, tokenizer: &tokenizer, stops: &Stops::of(&tokenizer, None) };
     let prompt_ids = encode_prompt(&tokenizer, None, None, "Once upon").unwrap();
     assert_eq!(prompt_ids.len(), 9);
     let streamed = RefCell::new(String::new());
@@ -95,7 +96,8 @@ fn it_ends_at_the_tokenizers_eos_and_leaves_it_out() {
     let ids = greedy_without_cache(&model, &[5, 6], 12);
     let eos = tokenizer.token_text(ids[7]).unwrap();
     let tokenizer = write_tokenizer(folder.path(), PLAIN, &serde_json::json!({ "eos_token": eos }).to_string());
-    let generator = Generator { model: &model, adapters: &adapters, tokenizer: &tokenizer };
+    let generator =
+        Generator { model: &model, adapters: &adapters, tokenizer: &tokenizer, stops: &Stops::of(&tokenizer, None) };
     let generated = generator.generate(&[5, 6], &GenerateOptions::default(), go_on).unwrap();
     let first = ids.iter().position(|id| *id == ids[7]).unwrap();
     assert_eq!(generated.token_ids, ids[..first]);
@@ -107,7 +109,8 @@ fn positions_that_the_model_was_not_made_for_are_never_used() {
     let folder = tempfile::tempdir().unwrap();
     let tokenizer = write_tokenizer(folder.path(), PLAIN, "{}");
     let (model, adapters) = (model(16), AdapterSet::none(2));
-    let generator = Generator { model: &model, adapters: &adapters, tokenizer: &tokenizer };
+    let generator =
+        Generator { model: &model, adapters: &adapters, tokenizer: &tokenizer, stops: &Stops::of(&tokenizer, None) };
     let generate = |prompt_ids: &[u32]| generator.generate(prompt_ids, &GenerateOptions::default(), go_on);
     // The last of 16 positions gives one more token, which needs no position.
     let generated = generate(&[1; 10]).unwrap();
@@ -126,7 +129,8 @@ fn whoever_listens_can_break_off() {
     let folder = tempfile::tempdir().unwrap();
     let tokenizer = write_tokenizer(folder.path(), TURNS, CHAT);
     let (model, adapters) = (model(256), AdapterSet::none(2));
-    let generator = Generator { model: &model, adapters: &adapters, tokenizer: &tokenizer };
+    let generator =
+        Generator { model: &model, adapters: &adapters, tokenizer: &tokenizer, stops: &Stops::of(&tokenizer, None) };
     let calls = RefCell::new(0);
     let on_text = |_: &str| {
         *calls.borrow_mut() += 1;
@@ -168,7 +172,7 @@ fn a_text_ends_before_a_string_to_stop_at_and_never_shows_its_start() {
     let shown = |stop: &[&str]| {
         let options = GenerateOptions { max_new_tokens: 18, ..GenerateOptions::default() };
         let stop = stop.iter().map(|&stop| stop.to_owned()).collect();
-        let mut writing = Writing::new(&tokenizer, &[], &options, stop, false).unwrap();
+        let mut writing = Writing::new(&tokenizer, &[], &options, &[], stop, false).unwrap();
         let mut shown = Vec::new();
         for &id in &letters {
             let mut logits = vec![0.0; 259];
@@ -202,7 +206,7 @@ fn the_bytes_of_the_tokens_are_the_text_that_is_shown() {
     let bytes = |ids: &[u32], stop: &[&str]| {
         let options = GenerateOptions { max_new_tokens: ids.len(), ..GenerateOptions::default() };
         let stop = stop.iter().map(|&stop| stop.to_owned()).collect();
-        let mut writing = Writing::new(&tokenizer, &[], &options, stop, false).unwrap();
+        let mut writing = Writing::new(&tokenizer, &[], &options, &[], stop, false).unwrap();
         let mut tokens: Vec<Vec<u8>> = Vec::new();
         for &id in ids {
             let mut logits = vec![0.0; 259];
@@ -283,7 +287,9 @@ fn texts_that_are_written_together_are_those_written_alone() {
         seed: index,
         ..GenerateOptions::default()
     };
-    let generator = Generator { model: &model, adapters: &adapters, tokenizer: &tokenizer };
+    let generator =
+        Generator { model: &model, adapters: &adapters, tokenizer: &tokenizer, stops: &Stops::of(&tokenizer, None) };
+    let endless = Stops::default();
     let batches = [TextBatch::new(&model, &tokenizer), TextBatch::new(&model, &tokenizer).of_equal_starts()];
     for mut batch in batches {
         let mut texts = vec![(String::new(), None); 7];
@@ -296,7 +302,7 @@ fn texts_that_are_written_together_are_those_written_alone() {
         for id in 0..7 {
             let adapters = if id % 3 == 0 { &others } else { &adapters };
             let (prompt_ids, options) = (prompt(id), options(id));
-            batch.add(id, TextRequest::new(prompt_ids, adapters, options), &mut on_text).unwrap();
+            batch.add(id, TextRequest::new(prompt_ids, adapters, options, &endless), &mut on_text).unwrap();
             batch.step(&mut on_text).unwrap();
         }
         while !batch.is_empty() {

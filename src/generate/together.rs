@@ -7,6 +7,7 @@ use super::grammar::Grammar;
 use super::sampler::{Logprobs, logprobs};
 use super::writing::{Next, Writing};
 use super::{Ending, GenerateError, GenerateOptions, LOGITS, check, is_full};
+use crate::data::template::Stops;
 use crate::data::tokenizer::Tokenizer;
 use crate::lora::AdapterSet;
 use crate::model::Model;
@@ -22,6 +23,8 @@ pub struct TextRequest<'a> {
     pub adapters: &'a AdapterSet,
     /// How the prompt is continued.
     pub options: GenerateOptions,
+    /// The text ends at the first of these tokens.
+    pub stop_ids: &'a [u32],
     /// The text ends before the first of these strings.
     pub stop: Vec<String>,
     /// Whether to give logarithms of probabilities, and of how many of the most likely tokens.
@@ -59,11 +62,11 @@ pub struct ShownToken {
 }
 
 impl<'a> TextRequest<'a> {
-    /// The text goes on until the model ends it.
+    /// The text goes on until the model ends it at one of `stops`.
     #[must_use]
-    pub fn new(prompt_ids: Vec<u32>, adapters: &'a AdapterSet, options: GenerateOptions) -> Self {
-        let (stop, grammar) = (Vec::new(), None);
-        Self { prompt_ids, adapters, options, stop, top_logprobs: None, special_tokens: false, grammar }
+    pub fn new(prompt_ids: Vec<u32>, adapters: &'a AdapterSet, options: GenerateOptions, stops: &'a Stops) -> Self {
+        let (stop_ids, stop, grammar) = (&stops.ids, stops.texts.clone(), None);
+        Self { prompt_ids, adapters, options, stop_ids, stop, top_logprobs: None, special_tokens: false, grammar }
     }
 }
 
@@ -128,9 +131,11 @@ impl<'a> TextBatch<'a> {
         request: TextRequest<'a>,
         mut on_text: impl FnMut(u64, NewText) -> ControlFlow<()>,
     ) -> Result<(), GenerateError> {
-        let TextRequest { prompt_ids, adapters, options, stop, top_logprobs, special_tokens, grammar } = request;
+        let TextRequest { prompt_ids, adapters, options, stop_ids, stop, top_logprobs, special_tokens, grammar } =
+            request;
         check(self.model, &prompt_ids)?;
-        let writing = Writing::new(self.tokenizer, &prompt_ids, &options, stop, special_tokens)?.within(grammar);
+        let writing = Writing::new(self.tokenizer, &prompt_ids, &options, stop_ids, stop, special_tokens)?;
+        let writing = writing.within(grammar);
         let mut sequence = self.before.clone().unwrap_or_else(|| Sequence::new(self.model));
         let kept = sequence.keep_start_of(&prompt_ids);
         let mut text = Text { id, sequence, adapters, writing, top_logprobs, unshown: VecDeque::new(), token: 0 };

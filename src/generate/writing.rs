@@ -18,6 +18,7 @@ pub(super) struct Writing<'a> {
     grammar: Option<Grammar>,
     stream: DecodeStream<'a>,
     max_new_tokens: usize,
+    stop_ids: &'a [u32],
     stop: Vec<String>,
     /// Text that may turn out to be the start of a string to stop at.
     held: String,
@@ -55,11 +56,13 @@ struct TokenText {
 }
 
 impl<'a> Writing<'a> {
-    /// An empty text after a prompt, which ends at the first of `stop`; with `special_tokens`, these are part of it.
+    /// An empty text after a prompt, which ends at the first of `stop_ids` and `stop`; with `special_tokens`, these are part of
+    /// it.
     pub(super) fn new(
         tokenizer: &'a Tokenizer,
         prompt_ids: &[u32],
         options: &GenerateOptions,
+        stop_ids: &'a [u32],
         stop: Vec<String>,
         special_tokens: bool,
     ) -> Result<Self, TokenizerError> {
@@ -74,6 +77,7 @@ impl<'a> Writing<'a> {
             grammar: None,
             stream,
             max_new_tokens: options.max_new_tokens,
+            stop_ids,
             stop,
             held: String::new(),
             unfinished: Vec::new(),
@@ -94,7 +98,7 @@ impl<'a> Writing<'a> {
     pub(super) fn next(&mut self, logits: &[f32], is_full: bool) -> Result<Next, TokenizerError> {
         let ending = match self.choose(logits) {
             Err(ending) => ending,
-            Ok(token) if self.tokenizer.eos_ids().contains(&token) => {
+            Ok(token) if self.stop_ids.contains(&token) => {
                 self.end_token = Some(token);
                 Ending::EndOfText
             }

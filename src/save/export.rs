@@ -29,7 +29,7 @@ pub use error::ExportError;
 pub use gguf::{GgufType, adapter_gguf, merge_gguf, modelfile};
 pub use merge::{Differences, MergeOptions, MergeSummary, merge};
 pub use new_rows::grow;
-pub use prompt_form::{PROMPT_FORM_FILE, PromptForm};
+pub use prompt_form::{Ends, PROMPT_FORM_FILE, PromptForm};
 pub use tokenizer_files::{TOKENIZER_FILES, write_tokenizer};
 
 /// The numbers of an adapter.

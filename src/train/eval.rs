@@ -109,7 +109,8 @@ pub(super) fn samples(
     prompts: &[String],
     is_stopped: impl Fn() -> bool,
 ) -> Result<Option<Vec<Sample>>, GenerateError> {
-    let generator = Generator { model: step.model(), adapters: step.adapters(), tokenizer: data.tokenizer() };
+    let (tokenizer, stops) = (data.tokenizer(), data.stops());
+    let generator = Generator { model: step.model(), adapters: step.adapters(), tokenizer, stops: &stops };
     let texts = generator.samples(prompts, data.template(), is_stopped)?;
     let sample = |(prompt, text): (&String, String)| Sample {
         step: num_steps,

@@ -240,6 +240,7 @@ impl Rollouts {
         };
         // The answers to a prompt share what the model has computed of it.
         let mut texts = TextBatch::new(step.model(), data.tokenizer()).of_equal_starts();
+        let stops = data.stops();
         let mut next = (0..prompts.documents.len() * size).peekable();
         while next.peek().is_some() || !texts.is_empty() {
             while let Some(index) = next.next_if(|_| texts.has_room()) {
@@ -255,7 +256,7 @@ impl Rollouts {
                     seed,
                 };
                 let prompt_ids = prompts.input_ids[document.start..][..document.len].to_vec();
-                texts.add(index as u64, TextRequest::new(prompt_ids, adapters, options), &mut on_text)?;
+                texts.add(index as u64, TextRequest::new(prompt_ids, adapters, options, &stops), &mut on_text)?;
             }
             if is_stopped() {
                 return Ok(None);

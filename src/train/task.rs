@@ -173,7 +173,7 @@ impl Task {
     pub fn count(
         &self,
         step: &TrainStep,
-        tokenizer: &Tokenizer,
+        data: &Dataset,
         is_stopped: impl Fn() -> bool,
         mut progress: impl FnMut(usize, usize),
     ) -> Result<Option<Count>, GenerateError> {
@@ -187,7 +187,7 @@ impl Task {
         let own: Vec<usize> = (rank..self.num_rows()).step_by(num_ranks).collect();
         if let Rows::Prompts(prompts, answers) = &self.rows {
             let prompts: Vec<&[u32]> = own.iter().map(|row| &*prompts[*row]).collect();
-            let texts = self.texts(&prompts, step, tokenizer, &is_stopped, goes_on)?;
+            let texts = self.texts(&prompts, step, data, &is_stopped, goes_on)?;
             for (row, text) in own.into_iter().zip(texts) {
                 let (is_right, answer) = answers.judge(row, &text);
                 count.add(usize::from(is_right), 1);
@@ -218,13 +218,17 @@ impl Task {
         &self,
         prompts: &[&[u32]],
         step: &TrainStep,
-        tokenizer: &Tokenizer,
+        data: &Dataset,
         is_stopped: &impl Fn() -> bool,
         mut goes_on: impl FnMut(usize, usize) -> bool,
     ) -> Result<Vec<String>, GenerateError> {
-        let TaskConfig { max_new_tokens, stop, num_fewshot, .. } = &self.config;
+        let TaskConfig { max_new_tokens, stop, num_fewshot, prompt, .. } = &self.config;
+        let stops = data.stops();
+        // A prompt of plain text goes through no template.
+        let of_template = if prompt.is_some() { &[] } else { &stops.texts[..] };
+        let stop = [&stop[..], of_template].concat();
         let mut texts: Vec<String> = Vec::new();
-        let mut batch = TextBatch::new(step.model(), tokenizer);
+        let mut batch = TextBatch::new(step.model(), data.tokenizer());
         if *num_fewshot > 0 {
             batch = batch.of_equal_starts();
         }
@@ -232,7 +236,7 @@ impl Task {
             let next = prompts.get(texts.len()).filter(|_| batch.has_room());
             let next = next.filter(|_| goes_on(texts.len(), prompts.len())).map(|prompt_ids| {
                 let options = GenerateOptions { max_new_tokens: *max_new_tokens, ..GenerateOptions::default() };
-                let request = TextRequest::new(prompt_ids.to_vec(), step.adapters(), options);
+                let request = TextRequest::new(prompt_ids.to_vec(), step.adapters(), options, &stops);
                 TextRequest { stop: stop.clone(), ..request }
             });
             let id = texts.len() as u64;

@@ -371,7 +371,7 @@ impl Trainer<'_> {
     fn score(&mut self) -> Result<Option<Score>, TrainerError> {
         let Some(task) = &self.task else { return Ok(None) };
         let progress = |done, num_rows| self.sinks.evaluating(done, num_rows);
-        let count = task.count(&self.step, self.data.tokenizer(), || self.stop.requested(), progress);
+        let count = task.count(&self.step, self.data, || self.stop.requested(), progress);
         let Some(count) = self.agree_on(count.map_err(TrainerError::Task))? else { return Ok(None) };
         let count = count.of_all(self.step.ranks());
         let score = self.task.as_ref().map(|task| task.score(count));

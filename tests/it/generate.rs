@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use burn::tensor::Device;
-use lora_train::data::template::ChatTemplate;
+use lora_train::data::template::{ChatTemplate, Stops};
 use lora_train::data::tokenizer::Tokenizer;
 use lora_train::device::Dtype;
 use lora_train::generate::{Ending, GenerateOptions, Generated, Generator, encode_prompt};
@@ -34,7 +34,8 @@ fn greedy(folder: &Path, storage: Dtype, prompt: &str, chat: bool, max_new_token
     let template = ChatTemplate::open(if chat { "auto" } else { "none" }, &tokenizer).unwrap();
     let prompt_ids = encode_prompt(&tokenizer, template.as_ref(), None, prompt).unwrap();
     let adapters = AdapterSet::none(config.num_layers());
-    let generator = Generator { model: &model, adapters: &adapters, tokenizer: &tokenizer };
+    let stops = Stops::of(&tokenizer, template.as_ref());
+    let generator = Generator { model: &model, adapters: &adapters, tokenizer: &tokenizer, stops: &stops };
     let options = GenerateOptions { max_new_tokens, ..GenerateOptions::default() };
     let generated = generator.generate(&prompt_ids, &options, |_| ControlFlow::Continue(())).unwrap();
     (prompt_ids, generated)

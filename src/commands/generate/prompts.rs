@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 
 use super::{NON_FINITE, print};
 use crate::commands::named::{LoadArgs, OpenedModel};
-use crate::data::template::ChatTemplate;
+use crate::data::template::{ChatTemplate, Stops};
 use crate::data::tokenizer::Tokenizer;
 use crate::generate::{Ending, GenerateOptions, NewText, TextBatch, TextRequest, encode_messages, encode_prompt};
 use crate::schema::Problem;
@@ -68,6 +68,7 @@ pub(super) fn write(
     rows: Vec<Row>,
     opened: &OpenedModel,
     options: GenerateOptions,
+    stops: &Stops,
     args: &LoadArgs,
 ) -> Result<(), Failure> {
     let (count, start) = (rows.len(), Instant::now());
@@ -79,7 +80,7 @@ pub(super) fn write(
             && let Some((id, row)) = waiting.next()
         {
             let options = GenerateOptions { seed: options.seed.wrapping_add(id), ..options };
-            let request = TextRequest::new(row.prompt_ids, &opened.adapters[0].set, options);
+            let request = TextRequest::new(row.prompt_ids, &opened.adapters[0].set, options, stops);
             texts.unprinted.insert(id, Written { fields: row.fields, ..Written::default() });
             batch.add(id, request, |id, text| texts.take(id, &text)).map_err(Failure::input)?;
         }

@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use super::InspectArgs;
 use crate::commands::{print, print_text};
 use crate::config::ModelOptions;
+use crate::data::template::{ChatTemplate, Stops};
 use crate::data::tokenizer::Tokenizer;
 use crate::hub::Location;
 use crate::model::weights::Weights;
@@ -225,7 +226,7 @@ impl Shown<'_> {
             "tokenizer": self.tokenizer.as_ref().map(|tokenizer| json!({
                 "tokens": tokenizer.max_id() + 1,
                 "special_tokens": special(tokenizer).into_iter().collect::<BTreeMap<_, _>>(),
-                "eos_token_ids": tokenizer.eos_ids(),
+                "eos_token_ids": stops(tokenizer).ids,
                 "chat_template": tokenizer.chat_template(),
             })),
         })
@@ -239,12 +240,19 @@ fn special(tokenizer: &Tokenizer) -> Vec<(&'static str, &str)> {
     tokens.into_iter().filter_map(|(name, token)| Some((name, token?.text.as_str()))).collect()
 }
 
+/// Where texts end, answers through the model's template among them.
+fn stops(tokenizer: &Tokenizer) -> Stops {
+    Stops::of(tokenizer, ChatTemplate::open("auto", tokenizer).ok().flatten().as_ref())
+}
+
 fn about(tokenizer: &Tokenizer) -> String {
     let mut text = format!("tokenizer: {} tokens", with_commas(tokenizer.max_id() + 1));
     for (name, token) in special(tokenizer) {
         let _ = write!(text, ", {name} {token:?}");
     }
-    let ends: Vec<String> = tokenizer.eos_ids().iter().filter_map(|id| tokenizer.token_text(*id)).collect();
+    let Stops { ids, texts } = stops(tokenizer);
+    let texts = texts.iter().map(|text| format!("{text:?}"));
+    let ends: Vec<String> = ids.iter().filter_map(|id| tokenizer.token_text(*id)).chain(texts).collect();
     let template = match tokenizer.chat_template() {
         Some(template) => format!("{} characters", with_commas(template.chars().count())),
         None => "none".to_owned(),

@@ -1,6 +1,7 @@
 //! The form in which prompts are passed to the model: as it was trained, unless the user wants another one.
 
-use crate::data::template::ChatTemplate;
+use crate::commands::say;
+use crate::data::template::{ChatTemplate, Stops};
 use crate::data::tokenizer::Tokenizer;
 use crate::save::export::PromptForm;
 use crate::schema::Problem;
@@ -44,12 +45,8 @@ pub(crate) fn template(
         _ => {}
     }
     let is_known = matches!(form, Some(PromptForm::ChatTemplate { .. }));
-    let template = match form {
-        Some(PromptForm::ChatTemplate { chat_template: Some(source), .. }) => {
-            ChatTemplate::new(source, "the adapter", tokenizer).map(Some)
-        }
-        _ => ChatTemplate::open("auto", tokenizer),
-    };
+    // Asked for, the chat template is the model's own where the adapter was trained without one.
+    let template = PromptForm::template(form.filter(|_| is_known), tokenizer);
     let Some(template) = template.map_err(Failure::input)? else {
         return match (asked, is_known) {
             (Asked::Chat, _) => Err(Problem::new("`--chat`: the model has no chat template").into()),
@@ -64,4 +61,21 @@ pub(crate) fn template(
     };
     let line = format!("the prompt goes through the chat template of {}: {reason}", template.origin());
     Ok((Some(template), line))
+}
+
+/// Where the texts of an adapter end: those through `template`, or others, of which the tokens that end its answers are known.
+pub(crate) fn stops(template: Option<&ChatTemplate>, form: Option<&PromptForm>, tokenizer: &Tokenizer) -> Stops {
+    if template.is_some() {
+        return Stops::of(tokenizer, template);
+    }
+    // A template that cannot be used is not used.
+    let own = PromptForm::template(form, tokenizer).ok().flatten();
+    Stops { texts: Vec::new(), ..Stops::of(tokenizer, own.as_ref()) }
+}
+
+/// Says what is wrong with the prompts of a template.
+pub(crate) fn warn_of(template: Option<&ChatTemplate>) {
+    if let Some(problem) = template.and_then(|template| template.ends().bad_prompt.as_ref()) {
+        say(&format!("warning: {problem}"));
+    }
 }

@@ -8,6 +8,7 @@ use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::oneshot;
 
 use crate::commands::named::OpenedModel;
+use crate::data::template::Stops;
 use crate::generate::{GenerateError, GenerateOptions, Grammar, NewText, TextBatch, TextRequest};
 use crate::train::loss::score::score;
 use crate::util::failure::Failure;
@@ -46,7 +47,7 @@ pub(super) enum Work {
 }
 
 /// Writes and scores texts until nobody can ask for one any more. A text whose reader has gone is dropped.
-pub(super) fn write_texts(opened: &OpenedModel, queue: &Receiver<Work>) -> Result<(), Failure> {
+pub(super) fn write_texts(opened: &OpenedModel, stops: &[Stops], queue: &Receiver<Work>) -> Result<(), Failure> {
     let mut batch = TextBatch::new(&opened.model, &opened.tokenizer);
     let mut readers = HashMap::new();
     for id in 0.. {
@@ -60,9 +61,17 @@ pub(super) fn write_texts(opened: &OpenedModel, queue: &Receiver<Work>) -> Resul
             Ok(Work::Write(job)) => {
                 let Job { adapter, prompt_ids, options, stop, top_logprobs, special_tokens, grammar, index, events } =
                     job;
-                let adapters = &opened.adapters[adapter].set;
-                let request =
-                    TextRequest { prompt_ids, adapters, options, stop, top_logprobs, special_tokens, grammar };
+                let (adapters, stop_ids) = (&opened.adapters[adapter].set, &stops[adapter].ids);
+                let request = TextRequest {
+                    prompt_ids,
+                    adapters,
+                    options,
+                    stop_ids,
+                    stop,
+                    top_logprobs,
+                    special_tokens,
+                    grammar,
+                };
                 readers.insert(id, (index, events));
                 if let Err(error) = batch.add(id, request, |id, text| pass_on(&mut readers, id, text))
                     && let Some((index, events)) = readers.remove(&id)

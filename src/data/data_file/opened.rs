@@ -413,5 +413,5 @@ fn key(content: [u8; 32], kind: FileKind, limit: Option<RowLimit>, reading: &Rea
     let limit = limit.filter(|_| kind != FileKind::Txt);
     let rows = (content, kind, source.format, &source.columns, limit);
     let loss = (&config.system, config.train_on_turns, config.train_on_inputs, config.row_kind);
-    Some(CacheKey::new(&(rows, tokenizer.digest(), template, loss)))
+    Some(CacheKey::new(&(rows, tokenizer.digest(), tokenizer.eos_ids(), template, loss)))
 }

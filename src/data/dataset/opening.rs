@@ -2,10 +2,11 @@
 
 use std::path::PathBuf;
 
-use crate::config::{DataConfig, DataFormat, RowLimit};
+use crate::config::{DataConfig, DataFormat, RowKind, RowLimit};
 use crate::data::data_file::{OpenedFile, Reading};
 use crate::data::error::DataError;
 use crate::data::template::{ChatTemplate, TemplateError};
+use crate::data::tokenizer::Tokenizer;
 
 /// Opens the files of a source, as many as its `rows` need.
 pub(super) fn opened_files(paths: Vec<PathBuf>, reading: &Reading<'_>) -> Result<Vec<OpenedFile>, DataError> {
@@ -50,6 +51,27 @@ pub(super) fn unmoved_by_system(
         format!("{}: `data.system` does not change these rows, which are plain text", file.path().display())
     };
     Ok(unmoved.iter().map(warning).collect())
+}
+
+/// Warnings about answers that end nowhere, and prompts behind which none begins.
+pub(super) fn without_ends(
+    config: &DataConfig,
+    template: Option<&ChatTemplate>,
+    tokenizer: &Tokenizer,
+    files: &[&OpenedFile],
+) -> Vec<String> {
+    let ends = template.map(ChatTemplate::ends);
+    let is_answered = !matches!(config.row_kind, RowKind::Prompt | RowKind::ScoredPair);
+    let without_end = ends.and_then(|ends| ends.without_end.clone()).filter(|_| is_answered);
+    let bad_prompt = ends.and_then(|ends| ends.bad_prompt.clone()).filter(|_| config.row_kind != RowKind::ScoredPair);
+    let is_joined = |file: &&OpenedFile| matches!(file.format(), DataFormat::PromptCompletion | DataFormat::Alpaca);
+    let no_eos = template.is_none() && is_answered && tokenizer.eos().is_none() && files.iter().any(is_joined);
+    let no_eos = no_eos.then(|| {
+        "the tokenizer has no `eos_token` that could end a completion: the model does not learn where one ends\n  hint: name \
+         one in tokenizer_config.json"
+            .to_owned()
+    });
+    [without_end, bad_prompt, no_eos].into_iter().flatten().collect()
 }
 
 /// The chat template, if a file needs one. `opened` is the result of opening the template that the recipe names.

@@ -13,7 +13,7 @@ use crate::data::error::DataError;
 use crate::data::files::FileKind;
 use crate::data::formats::{RowFormat, Sample};
 use crate::data::rows::RowFile;
-use crate::data::template::Rendered;
+use crate::data::template::{ChatTemplate, Rendered};
 use crate::data::tokenizer::{Tokenizer, TokenizerError};
 
 /// What stands for the prompt of a row in [`Asking::prompt`].
@@ -153,7 +153,7 @@ impl Dataset {
         match (sample, template) {
             (Sample::Chat { messages, tools }, Some(template)) => {
                 let rendered = template.render_with_answers(&messages, tools.as_ref());
-                self.last_answer(&rendered.map_err(|error| error.to_string())?)
+                last_answer(template, &rendered.map_err(|error| error.to_string())?)
             }
             (Sample::Completion { prompt, completion }, _) => {
                 let answer = completion.trim();
@@ -174,17 +174,6 @@ impl Dataset {
             (Sample::Prompt(_), _) => Err("is a prompt without an answer to compare with".to_owned()),
             (Sample::Text(_), _) => Err("is plain text, without an answer to compare with".to_owned()),
         }
-    }
-
-    /// A conversation up to its last answer.
-    fn last_answer(&self, conversation: &Rendered) -> Result<Question, String> {
-        let Rendered { text, answers, .. } = conversation;
-        let place = answers.last().ok_or("has no answer")?;
-        let (special, mut answer) = (self.tokenizer.special_texts(), text[place.clone()].trim());
-        while let Some(rest) = special.iter().find_map(|special| answer.strip_suffix(special.as_str())) {
-            answer = rest.trim_end();
-        }
-        Ok(Question { prompt: text[..place.start].to_owned(), answer: answer.to_owned(), ..Question::default() })
     }
 
     /// Reads rows as they are written in their files.
@@ -223,4 +212,12 @@ impl Dataset {
         let format = RowFormat::detect(source.format, &source.columns, &rows.first_row()?, self.config.row_kind);
         Ok((rows, format.map_err(|reason| failed(&reason))?.under(&self.config)))
     }
+}
+
+/// A conversation up to its last answer.
+fn last_answer(template: &ChatTemplate, conversation: &Rendered) -> Result<Question, String> {
+    let Rendered { text, answers, .. } = conversation;
+    let place = answers.last().ok_or("has no answer")?;
+    let answer = template.ends().without_end(&text[place.clone()]).to_owned();
+    Ok(Question { prompt: text[..place.start].to_owned(), answer, ..Question::default() })
 }

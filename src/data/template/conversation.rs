@@ -37,7 +37,7 @@ impl<'a> Conversation<'a> {
 
     /// The text with the byte ranges of the answers.
     pub(super) fn with_answers(self) -> Result<Rendered, TemplateError> {
-        let (mut answers, mut empty_answer) = (Vec::new(), None);
+        let (mut answers, mut unwritten_end, mut empty_answer) = (Vec::new(), None, None);
         for (index, message) in self.messages.iter().enumerate() {
             if message["role"] != "assistant" || message["weight"] == 0 {
                 continue;
@@ -51,10 +51,18 @@ impl<'a> Conversation<'a> {
                 return Err(self.not_found(index));
             }
             let end = self.answer_end(start, index)?;
+            unwritten_end = self.unwritten_end(&self.text[start..end]).filter(|_| index + 1 == self.messages.len());
             let parts = self.with_loss(start..end, index)?;
             answers.extend(parts.into_iter().filter(|part| part.start < part.end));
         }
-        Ok(Rendered { text: self.text, answers, empty_answer, unread: self.unread })
+        Ok(Rendered { text: self.text, answers, unwritten_end, empty_answer, unread: self.unread })
+    }
+
+    /// The token that ends the last answer, which ends with `text`, where the template does not write it.
+    pub(super) fn unwritten_end(&self, text: &str) -> Option<String> {
+        let last = self.messages.last().filter(|last| last["role"] == "assistant" && !is_empty(last))?;
+        let ends = self.template.ends();
+        ends.unwritten(last).filter(|_| !ends.is_ended(text)).map(ToOwned::to_owned)
     }
 
     /// The parts of answer `index` that carry loss: all of it, or of its content the characters that `train_detail`
@@ -132,7 +140,7 @@ impl<'a> Conversation<'a> {
         let asked = asked()?;
         Ok(prompts.iter().find_map(|prompt| {
             let common = &text[..common_prefix(text, prompt)];
-            let end = last_end(&self.template.special_texts, common)?;
+            let end = last_end(&self.template.vocabulary.special, common)?;
             let has_start = common.starts_with(&asked) && end > asked.len();
             has_start.then(|| self.first_word(index).map_or(from + end, |word| word.min(from + common.len())))
         }))
@@ -172,26 +180,28 @@ impl<'a> Conversation<'a> {
         }
     }
 
-    /// Offset in `text` where answer `index`, which starts at `start`, ends: after the token that ends the turn.
+    /// Offset in `text` where answer `index`, which starts at `start`, ends: after what ends the turn.
     fn answer_end(&self, start: usize, index: usize) -> Result<usize, TemplateError> {
-        let (template, text) = (self.template, self.text.as_str());
+        let (template, text, ends) = (self.template, self.text.as_str(), self.template.ends());
         if index + 1 == self.messages.len() {
-            return Ok(start + template.turn_length(&text[start..]));
+            return Ok(start + ends.turn_length(&text[start..]));
         }
         let answered = template.render_values(&self.values[..=index], self.tools, Prompt::None);
         if let Ok(answered) = &answered
             && text.starts_with(answered)
             && start <= answered.len()
         {
-            return Ok(start + template.turn_length(&text[start..answered.len()]));
+            let end = start + ends.turn_length(&text[start..answered.len()]);
+            let next = if ends.is_ended(&text[start..end]) { 0 } else { ends.length_in(&text[answered.len()..]) };
+            return Ok(if next > 0 { answered.len() + next } else { end });
         }
         // The template adds something to the last answer only. This answer ends at the last end of a turn before the
         // content of the next message.
         let (_, altered) = self.altered(index + 1);
         let upto = text.get(start..common_prefix(text, &altered)).filter(|_| altered != text).unwrap_or_default();
-        let end = last_end(&template.turn_ends, upto)
+        let end = last_end(&ends.marks, upto)
             .ok_or_else(|| answered.map_or_else(|error| error, |answered| self.not_a_prefix(&answered, index)))?;
-        Ok(start + template.turn_length(&upto[..end]))
+        Ok(start + ends.turn_length(&upto[..end]))
     }
 
     /// The messages and their text with the words of message `index` replaced: the content by one with another first and
@@ -285,7 +295,7 @@ fn is_empty(message: &Value) -> bool {
 }
 
 /// Number of bytes, in whole characters, that two texts have in common at the start.
-fn common_prefix(one: &str, other: &str) -> usize {
+pub(super) fn common_prefix(one: &str, other: &str) -> usize {
     let differs = one.char_indices().zip(other.chars()).find(|((_, a), b)| a != b);
     differs.map_or(one.len().min(other.len()), |((at, _), _)| at)
 }

@@ -4,6 +4,7 @@ use serde_json::json;
 use super::*;
 use crate::data::fixture::{CHATML, tokenizer};
 
+mod ends;
 mod stock;
 
 fn template(source: &str) -> ChatTemplate {

@@ -116,7 +116,7 @@ pub(super) fn token_text(value: &Value) -> Option<String> {
 }
 
 /// Token ids, which are written as a number or a list of numbers.
-pub(super) fn token_ids(value: &Value) -> impl Iterator<Item = u32> {
+pub(crate) fn token_ids(value: &Value) -> impl Iterator<Item = u32> {
     let list = value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice);
     list.iter().filter_map(|id| id.as_u64().and_then(|id| u32::try_from(id).ok()))
 }

@@ -1,7 +1,9 @@
 use serde_json::{Value, json};
 
 use super::*;
+use crate::data::encode::Encoder;
 use crate::data::fixture::{BOS, EOS, IM_END, model_folder, tokenizer};
+use crate::data::formats::{Prompt, Sample};
 
 fn open(config: &Value, files: &[(&str, Value)]) -> Result<Tokenizer, TokenizerError> {
     let folder = model_folder(config);
@@ -64,6 +66,30 @@ fn bos_is_added_as_the_configuration_says_and_truncation_and_padding_are_not_use
     let other = json!({"bos_token": "</s>", "add_bos_token": true});
     assert_eq!(ids(other)[..2], [EOS, BOS], "what tokenizer.json puts in front is no BOS here, so it stays");
     assert_eq!(tokenizer().encode("abcdefgh", false).unwrap().len(), 7);
+}
+
+#[test]
+fn a_post_processor_that_ends_texts_ends_no_prompt_and_a_row_once() {
+    let config = json!({"bos_token": "<s>", "eos_token": "</s>", "add_eos_token": true});
+    let folder = model_folder(&config);
+    let text = std::fs::read_to_string(folder.path().join("tokenizer.json")).unwrap();
+    let mut json: Value = serde_json::from_str(&text).unwrap();
+    let processor = &mut json["post_processor"];
+    processor["single"].as_array_mut().unwrap().push(json!({"SpecialToken": {"id": "</s>", "type_id": 0}}));
+    processor["special_tokens"]["</s>"] = json!({"id": "</s>", "ids": [EOS], "tokens": ["</s>"]});
+    let tokenizer = open(&config, &[("tokenizer.json", json)]).unwrap();
+    assert_eq!(tokenizer.inner.encode("x", true).unwrap().get_ids(), [BOS, 120, EOS]);
+    assert_eq!(tokenizer.encode("x", true).unwrap(), [BOS, 120]);
+    assert_eq!(tokenizer.encode("", true).unwrap(), [BOS]);
+    // What the text itself has stays.
+    assert_eq!(tokenizer.encode("x</s>", true).unwrap(), [BOS, 120, EOS]);
+    let encoder = Encoder { tokenizer: &tokenizer, template: None, train_on_inputs: false, scores: false };
+    let ids = |sample: Sample| encoder.encode(&sample).unwrap().ids;
+    for text in ["x", "x</s>", "<s>x"] {
+        assert_eq!(ids(Sample::Text(text.into())), [BOS, 120, EOS], "{text}");
+    }
+    assert_eq!(ids(Sample::Completion { prompt: "x".into(), completion: "y</s>".into() }), [BOS, 120, 121, EOS]);
+    assert_eq!(ids(Sample::Prompt(Prompt::Text("xy".into()))), [BOS, 120, 121]);
 }
 
 #[test]

@@ -3,13 +3,13 @@
 //! Names, order and numbers are those that llama.cpp's own converter writes (`scripts/check_gguf.py` compares).
 
 use std::cell::Cell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use super::merge::{MergedTensor, Merging};
-use super::{ExportError, HostMatrix, MergeSummary, PromptForm};
+use super::{Ends, ExportError, HostMatrix, MergeSummary, PromptForm};
 use crate::data::tokenizer::Tokenizer;
 use crate::device::Dtype;
 use crate::lora::Matrices;
@@ -55,6 +55,7 @@ pub fn merge_gguf(
     names::check_family(config)?;
     let form = PromptForm::read(adapter)?;
     let tokenizer = Tokenizer::open(&merging.tokenizer).map_err(|error| Problem::new(error.to_string()))?;
+    let ends = form.as_ref().map(|form| form.ends(&tokenizer)).unwrap_or_default();
     let dtype = dtype.unwrap_or_else(|| default_dtype(&merging));
     let factors = match &merging.base {
         Weights::Gguf(base) => stored_rope_factors(base.file()),
@@ -80,10 +81,31 @@ pub fn merge_gguf(
         _ => tokenizer.chat_template(),
     };
     metadata.extend(template.map(|template| named((CHAT_TEMPLATE, text(template)))));
+    add_ends(&mut metadata, &ends);
     create_parent(out)?;
     let num_bytes = Gguf { metadata, tensors }.write(out)?;
-    write_modelfile(out, form.as_ref(), &tokenizer)?;
-    Ok(merging.summary(1, num_bytes))
+    write_modelfile(out, form.as_ref(), &tokenizer, &ends)?;
+    let about = |text: &String| format!("answers end with the text {text:?}: for llama-cli, --reverse-prompt {text:?}");
+    Ok(MergeSummary { about_ends: ends.text.as_ref().map(about), ..merging.summary(1, num_bytes) })
+}
+
+/// Names the tokens that end the answers of the training: llama.cpp stops at the end of a text, of a turn and of a message.
+fn add_ends(metadata: &mut Vec<(String, Value)>, ends: &Ends) {
+    let [end_of_text, end_of_turn, end_of_message] =
+        ["eos", "eot", "eom"].map(|name| format!("tokenizer.ggml.{name}_token_id"));
+    for token in &ends.tokens {
+        let is_known = |(key, value): &(String, Value)| {
+            [&end_of_text, &end_of_turn, &end_of_message].contains(&key)
+                && matches!(value, Value::U32(id) if *id == token.id)
+        };
+        if metadata.iter().any(is_known) {
+            continue;
+        }
+        let is_free = |key: &&String| metadata.iter().all(|(other, _)| other != *key);
+        let key = [&end_of_turn, &end_of_message].into_iter().find(is_free).unwrap_or(&end_of_turn);
+        metadata.retain(|(other, _)| other != key);
+        metadata.push((key.clone(), Value::U32(token.id)));
+    }
 }
 
 /// The metadata of a base that is a file, but for its template and what says how its tensors are stored.
@@ -243,7 +265,12 @@ pub fn modelfile(gguf: &Path) -> PathBuf {
 }
 
 /// Ollama finds the template of a chat model itself, by the one in the file, where it knows it.
-fn write_modelfile(gguf: &Path, form: Option<&PromptForm>, tokenizer: &Tokenizer) -> Result<(), ExportError> {
+fn write_modelfile(
+    gguf: &Path,
+    form: Option<&PromptForm>,
+    tokenizer: &Tokenizer,
+    ends: &Ends,
+) -> Result<(), ExportError> {
     let mut text = format!("FROM ./{}\n", gguf.file_name().unwrap_or_default().to_string_lossy());
     if form == Some(&PromptForm::Raw) {
         text.push_str("TEMPLATE {{ .Prompt }}\n");
@@ -251,7 +278,10 @@ fn write_modelfile(gguf: &Path, form: Option<&PromptForm>, tokenizer: &Tokenizer
     if let Some(system) = form.and_then(PromptForm::system).filter(|system| !system.contains("\"\"\"")) {
         let _ = writeln!(text, "SYSTEM \"\"\"{system}\"\"\"");
     }
-    for stop in tokenizer.eos_ids().iter().filter_map(|id| tokenizer.token_text(*id)) {
+    let stops: BTreeSet<u32> =
+        ends.tokens.iter().map(|token| token.id).chain(tokenizer.eos_ids().iter().copied()).collect();
+    let stops = stops.into_iter().filter_map(|id| tokenizer.token_text(id));
+    for stop in stops.chain(ends.text.iter().map(|text| text.trim().to_owned())) {
         let _ = writeln!(text, "PARAMETER stop \"{stop}\"");
     }
     let path = modelfile(gguf);

@@ -8,7 +8,8 @@ use serde_json::{Value, json};
 
 use self::written::{ToWrite, Written, torch_name};
 use super::tokenizer_files::{CHAT_TEMPLATE, TOKENIZER_FILES, copy};
-use super::{ExportError, PromptForm};
+use super::{Ends, ExportError, PromptForm};
+use crate::data::tokenizer::{Tokenizer, token_ids};
 use crate::device::Dtype;
 use crate::model::weights::{Quantisation, WeightFiles, Weights};
 use crate::ops::quantised::Coding;
@@ -22,9 +23,10 @@ mod written;
 pub use tensor::Differences;
 pub(super) use tensor::{MergedTensor, Merging};
 
+/// What `generate` of transformers and servers go by.
+const GENERATION_CONFIG: &str = "generation_config.json";
 /// Files of a model besides its weights and its tokenizer; copied where the base has them.
-const SIDE_FILES: [&str; 4] =
-    ["config.json", "generation_config.json", "preprocessor_config.json", "processor_config.json"];
+const SIDE_FILES: [&str; 4] = ["config.json", GENERATION_CONFIG, "preprocessor_config.json", "processor_config.json"];
 /// Which tensor is in which shard; copied unchanged into the merged model.
 const INDEX: &str = "model.safetensors.index.json";
 
@@ -52,6 +54,8 @@ pub struct MergeSummary {
     pub trained_on: Option<String>,
     /// How far the weights are from those that were trained.
     pub differences: Differences,
+    /// What is to be known about the ends of answers, for people.
+    pub about_ends: Option<String>,
 }
 
 /// Writes `W + scale B A` for every adapted layer, and copies the rest of the model unchanged. Layers that the base stores
@@ -112,11 +116,16 @@ pub fn merge(
         write_json(&unfinished.0.join(INDEX), &map)?;
     }
     describe(&unfinished.0.join("config.json"), &merging.config, options, is_decoded)?;
-    if let Some(PromptForm::ChatTemplate { chat_template: Some(template), .. }) = PromptForm::read(adapter)? {
+    let form = PromptForm::read(adapter)?;
+    if let Some(PromptForm::ChatTemplate { chat_template: Some(template), .. }) = &form {
         // The adapter was trained with this template.
         let path = unfinished.0.join(CHAT_TEMPLATE);
         files::write(&path, template).map_err(ExportError::io("write", &path))?;
     }
+    // Of an adapter of another program, or of a model without a tokenizer, nothing is known.
+    let tokenizer = Tokenizer::open(&unfinished.0).ok();
+    let ends = form.zip(tokenizer.as_ref()).map(|(form, tokenizer)| form.ends(tokenizer)).unwrap_or_default();
+    let about_ends = write_ends(&unfinished.0, &ends, &merging.config)?;
     let config = ModelConfig::from_file(&unfinished.0.join("config.json"))?;
     Weights::open(&unfinished.0, &config)?.check(&config)?;
     // Replace an empty folder. A folder with files was refused above; if files were added since, it is refused here.
@@ -125,7 +134,8 @@ pub fn merge(
     }
     std::fs::rename(&unfinished.0, out).map_err(ExportError::io("write", out))?;
     files::sync_folder(parent).map_err(ExportError::io("write", parent))?;
-    Ok(merging.summary(index.files.values().collect::<BTreeSet<_>>().len(), index.num_bytes))
+    let summary = merging.summary(index.files.values().collect::<BTreeSet<_>>().len(), index.num_bytes);
+    Ok(MergeSummary { about_ends, ..summary })
 }
 
 /// Refuses what tensors that are copied do not allow. `is_decoded`: other tensors are written that the base has as codes.
@@ -200,8 +210,41 @@ impl Merging {
     pub(super) fn summary(&self, num_files: usize, num_bytes: usize) -> MergeSummary {
         let trained_on = self.adapter.base_model_name_or_path.clone();
         let differences = self.differences();
-        MergeSummary { num_modules: self.adapter.weights.len(), num_files, num_bytes, trained_on, differences }
+        let num_modules = self.adapter.weights.len();
+        MergeSummary { num_modules, num_files, num_bytes, trained_on, differences, about_ends: None }
     }
+}
+
+/// Lets generation stop where the answers of the training end, besides where it stops already; says what it did.
+fn write_ends(folder: &Path, ends: &Ends, model: &ModelConfig) -> Result<Option<String>, ExportError> {
+    let path = folder.join(GENERATION_CONFIG);
+    let read = |path: &Path| -> Result<Value, ExportError> {
+        let content = std::fs::read(path).map_err(ExportError::io("read", path))?;
+        serde_json::from_slice(&content).map_err(|error| Problem::new(error.to_string()).at(path.display()).into())
+    };
+    let (mut config, has_file) = if path.is_file() { (read(&path)?, true) } else { (json!({}), false) };
+    let own: Vec<u32> = token_ids(&config["eos_token_id"]).collect();
+    // Without the file, transformers goes by config.json.
+    let stops = if has_file { &own } else { &model.eos_token_ids };
+    let missing: Vec<_> = ends.tokens.iter().filter(|token| !stops.contains(&token.id)).collect();
+    if missing.is_empty() {
+        let about = |text: &String| {
+            format!("answers end with the text {text:?}: other programs stop there where it is their `stop`")
+        };
+        return Ok(ends.text.as_ref().map(about));
+    }
+    if !has_file {
+        let of_model = read(&folder.join("config.json"))?;
+        let of_text = if model.is_nested { &of_model["text_config"] } else { &of_model };
+        for key in ["bos_token_id", "pad_token_id"].into_iter().filter(|key| !of_text[*key].is_null()) {
+            config[key] = of_text[key].clone();
+        }
+    }
+    let old = if own.is_empty() { &model.eos_token_ids } else { &own };
+    config["eos_token_id"] = old.iter().copied().chain(missing.iter().map(|token| token.id)).collect();
+    write_json(&path, &config)?;
+    let missing: Vec<&str> = missing.iter().map(|token| &*token.text).collect();
+    Ok(Some(format!("answers end with {}: {GENERATION_CONFIG} stops there now, too", missing.join(" or "))))
 }
 
 /// Says in config.json in which types the weights are, and how many rows the embedding has. `is_decoded`: it says that they are

@@ -7,6 +7,8 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use super::ExportError;
+use crate::data::template::{ChatTemplate, TemplateError};
+use crate::data::tokenizer::{SpecialToken, Tokenizer};
 use crate::util::files;
 
 /// The file's name, in the folder of an adapter.
@@ -29,6 +31,15 @@ pub enum PromptForm {
     },
 }
 
+/// What ends answers.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Ends {
+    /// Tokens.
+    pub tokens: Vec<SpecialToken>,
+    /// A text, where no token does.
+    pub text: Option<String>,
+}
+
 impl PromptForm {
     /// The system message of rows that have none.
     #[must_use]
@@ -36,6 +47,31 @@ impl PromptForm {
         match self {
             Self::Raw => None,
             Self::ChatTemplate { system, .. } => system.as_deref(),
+        }
+    }
+
+    /// The template that prompts went through in training, or by default the model's own; `None` where they went through none.
+    ///
+    /// # Errors
+    /// A template that is not valid.
+    pub fn template(form: Option<&Self>, tokenizer: &Tokenizer) -> Result<Option<ChatTemplate>, TemplateError> {
+        match form {
+            Some(Self::Raw) => Ok(None),
+            Some(Self::ChatTemplate { chat_template: Some(source), .. }) => {
+                ChatTemplate::new(source, "the adapter", tokenizer).map(Some)
+            }
+            _ => ChatTemplate::open("auto", tokenizer),
+        }
+    }
+
+    /// What ends the answers that were trained on.
+    #[must_use]
+    pub fn ends(&self, tokenizer: &Tokenizer) -> Ends {
+        // Of a template that cannot be used nothing is known.
+        match (self, Self::template(Some(self), tokenizer).ok().flatten()) {
+            (_, Some(template)) => Ends { tokens: template.ends().tokens.clone(), text: template.ends().text.clone() },
+            (Self::Raw, None) => Ends { tokens: tokenizer.eos().cloned().into_iter().collect(), text: None },
+            (Self::ChatTemplate { .. }, None) => Ends::default(),
         }
     }
 

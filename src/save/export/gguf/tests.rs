@@ -6,6 +6,7 @@ use super::file::tests::{Read, read};
 use super::*;
 use crate::spec::gguf::tensor_name;
 use burn::tensor::Device;
+use serde_json::json;
 
 use crate::config::LoraConfig;
 use crate::model::Storage;
@@ -101,6 +102,50 @@ fn the_merged_file_has_the_merged_folders_numbers_its_tokenizer_and_a_modelfile_
     merge_gguf(&base, &adapter, &out, Some(GgufType::Q8), None, &|_, _| {}).unwrap();
     assert_eq!(read(&out).tensors["token_embd.weight"].0, 8);
     assert!(std::fs::read_to_string(modelfile(&out)).unwrap().contains("\nTEMPLATE {{ .Prompt }}\n"));
+}
+
+#[test]
+fn where_answers_end_is_known_to_a_merged_folder_and_to_a_merged_file() {
+    let root = folders(&adapter().config, Dtype::F32);
+    let [base, adapter] = ["base", "adapter"].map(|name| root.path().join(name));
+    let chat = |end: &str| PromptForm::ChatTemplate {
+        chat_template: Some(format!("{{% for m in messages %}}<|im_start|>{{{{ m.content }}}}{end}{{% endfor %}}")),
+        system: None,
+    };
+    // By config.json generation stops at token 7; the tokenizer's EOS is <|im_end|>, 2.
+    let config = std::fs::read_to_string(base.join("config.json")).unwrap();
+    let config = config.replace("\"eos_token_id\": 2", "\"eos_token_id\": 7, \"pad_token_id\": 3");
+    std::fs::write(base.join("config.json"), config).unwrap();
+    for (index, (form, ids, eot, stops)) in [
+        (chat("<|endoftext|>"), Some(json!([7, 0])), Some(0), &["<|endoftext|>", "<|im_end|>"][..]),
+        (chat("<|im_end|>"), Some(json!([7, 2])), None, &["<|im_end|>"]),
+        (PromptForm::Raw, Some(json!([7, 2])), None, &["<|im_end|>"]),
+        (chat("\n### End\n"), None, None, &["<|im_end|>", "### End"]),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        form.write(&adapter).unwrap();
+        let [folder, file] = ["", ".gguf"].map(|end| root.path().join(format!("{index}{end}")));
+        let summary = super::super::merge(&base, &adapter, &folder, MergeOptions::default(), &|_, _| {}).unwrap();
+        assert!(summary.about_ends.is_some());
+        let written = std::fs::read_to_string(folder.join("generation_config.json")).ok();
+        let written = written.map(|text| serde_json::from_str::<serde_json::Value>(&text).unwrap());
+        assert_eq!(written, ids.map(|ids| json!({"bos_token_id": 1, "pad_token_id": 3, "eos_token_id": ids})));
+        merge_gguf(&base, &adapter, &file, None, None, &|_, _| {}).unwrap();
+        let metadata = read(&file).metadata;
+        let id = |name: &str| metadata.get(&format!("tokenizer.ggml.{name}_token_id")).map(|bytes| bytes[0]);
+        assert_eq!([id("eos"), id("eot"), id("eom")], [Some(2), eot, None]);
+        let modelfile = std::fs::read_to_string(modelfile(&file)).unwrap();
+        for stop in stops {
+            assert!(modelfile.contains(&format!("PARAMETER stop \"{stop}\"\n")), "{modelfile}");
+        }
+        // What is there already stays as it is.
+        std::fs::write(folder.join("generation_config.json"), "{\"eos_token_id\":[0,2]}").unwrap();
+        let again = root.path().join(format!("{index}-again"));
+        super::super::merge(&folder, &adapter, &again, MergeOptions::default(), &|_, _| {}).unwrap();
+        assert_eq!(std::fs::read_to_string(again.join("generation_config.json")).unwrap(), "{\"eos_token_id\":[0,2]}");
+    }
 }
 
 fn loaded<const D: usize>(tensor: Result<burn::tensor::Tensor<D>, Problem>) -> Vec<f32> {
