@@ -90,6 +90,7 @@ impl<'a> Mapping<'a> {
         mapping.settle();
         let model = mapping.draft.get("model.path").and_then(toml::Value::as_str);
         let of_mlx = model.and_then(images::of_mlx).map(|text| ("model.path".to_owned(), text));
+        mapping.draft.has_mistakes |= of_mlx.is_some();
         mapping.differences.extend(of_mlx);
         mapping
     }
@@ -388,6 +389,9 @@ impl<'a> Mapping<'a> {
 }
 
 fn default_of(trainer: Trainer) -> String {
+    if trainer == Trainer::OpenAi {
+        return "chosen here".into();
+    }
     format!("{}'s default", trainer.name())
 }
 

@@ -26,6 +26,8 @@ use crate::util::failure::Failure;
 pub(super) const MAX_ROWS: usize = 1000;
 /// Rows from which columns are guessed.
 const GUESSED_ROWS: usize = 50;
+/// More tokens than a row has that is trained on.
+const WHOLE: usize = 1 << 24;
 /// Tokens of a window of text.
 const WINDOW_TOKENS: usize = 1024;
 const OBJECTIVE: &str = "objective.name";
@@ -81,7 +83,7 @@ pub(super) fn look(draft: &mut Draft, prepared: &mut Prepared) -> Result<Option<
     let tokenizer = prepared.source.tokenizer().map_err(|failure| of_arguments(failure.about("model.path")))?;
     let (tokenizer, mut on_bad_row) = (Arc::new(tokenizer), prepared.recipe.data.on_bad_row);
     let opened = loop {
-        let error = match opened(&prepared.recipe.data, on_bad_row, prepared, &tokenizer) {
+        let error = match opened(&prepared.recipe.data, on_bad_row, &tokenizer) {
             Ok(opened) => break opened,
             Err(error) => error,
         };
@@ -99,6 +101,8 @@ pub(super) fn look(draft: &mut Draft, prepared: &mut Prepared) -> Result<Option<
             }
             DataError::Row { .. } | DataError::Config(_) if finds_objective(draft, prepared, &tokenizer) => {}
             DataError::Row { .. } if !is_named && guess(draft, prepared)? => {}
+            // Said already.
+            DataError::Rows(_) if draft.has_mistakes => return Ok(None),
             DataError::Row { .. } | DataError::Rows(_) | DataError::Config(_) | DataError::Template(_) => {
                 draft.has_mistakes = true;
                 draft.footer.push(one_line(&error.to_string()));
@@ -114,15 +118,9 @@ pub(super) fn look(draft: &mut Draft, prepared: &mut Prepared) -> Result<Option<
     Rows::of(&opened).map(Some).map_err(data_failure)
 }
 
-/// The first rows, as long as the model reads them.
-fn opened(
-    data: &DataConfig,
-    on_bad_row: OnBadRow,
-    prepared: &Prepared,
-    tokenizer: &Arc<Tokenizer>,
-) -> Result<Dataset, DataError> {
-    let max_length = prepared.source.config.max_position_embeddings.max(WINDOW_TOKENS);
-    let config = DataConfig { max_length, on_bad_row, eval: Vec::new(), eval_split: None, ..data.clone() };
+/// The first rows, in whole: how long they are is a question here.
+fn opened(data: &DataConfig, on_bad_row: OnBadRow, tokenizer: &Arc<Tokenizer>) -> Result<Dataset, DataError> {
+    let config = DataConfig { max_length: WHOLE, on_bad_row, eval: Vec::new(), eval_split: None, ..data.clone() };
     let options = OpenOptions {
         cache: CacheSettings::default(),
         progress: Progress::Quiet,
@@ -134,7 +132,7 @@ fn opened(
 
 /// A message of several lines as one.
 fn one_line(text: &str) -> String {
-    text.replace("\n  hint: ", "; ").replace('\n', "").replace("    ", " ").replace("  ", " ")
+    text.replace("\n  hint: ", "; ").split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
 /// Takes a change into `draft` and `prepared`.
@@ -158,7 +156,7 @@ fn finds_objective(draft: &mut Draft, prepared: &mut Prepared, tokenizer: &Arc<T
     objectives.into_iter().any(|(name, reason)| {
         let changes = [Override::set(format!("{OBJECTIVE}={name}"))];
         let recipe = Recipe::parse(Path::new("recipe.toml"), &draft.text(), &changes, Purpose::Training);
-        recipe.is_ok_and(|recipe| opened(&recipe.data, OnBadRow::Skip, prepared, tokenizer).is_ok())
+        recipe.is_ok_and(|recipe| opened(&recipe.data, OnBadRow::Skip, tokenizer).is_ok())
             && take(draft, prepared, OBJECTIVE, name, reason)
     })
 }
@@ -183,7 +181,7 @@ fn guess(draft: &mut Draft, prepared: &mut Prepared) -> Result<bool, Failure> {
         && take(draft, prepared, COLUMNS, toml::Value::Table(table), "guessed");
     if is_taken {
         let columns: Vec<String> = columns.iter().map(|(ours, theirs)| format!("{theirs} -> {ours}")).collect();
-        draft.footer.push(format!("columns: {} (guessed; change them in `columns` above)", columns.join(", ")));
+        draft.footer.push(format!("columns: {} (guessed; change them in the recipe)", columns.join(", ")));
     }
     Ok(is_taken)
 }
