@@ -3,7 +3,7 @@
     scripts/check_serve.py http://127.0.0.1:8000 [--chromium] [--speed] [--tools]
 
 Prints one JSON object: the greedy texts of every model, or with --speed the tokens a second of one and of eight requests. With
---tools only calls are tried, and the first model must have learned to call `find` with the city of Bern.
+--tools only calls are tried, and the first model must answer by calling `met` with a snail on the hill.
 """
 
 import argparse
@@ -102,25 +102,25 @@ def held_to_json(client, model):
 
 def calls_tools(client, model):
     """A call, whole and in parts, and the answer to its result."""
-    city = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
-    find = {"type": "function", "function": {"name": "find", "description": "Finds a city.", "parameters": city}}
+    snail = {"type": "object", "properties": {"snail": {"type": "string"}}, "required": ["snail"]}
+    met = {"type": "function", "function": {"name": "met", "description": "Meets a snail.", "parameters": snail}}
     chat = {"model": model, "messages": MESSAGES, "temperature": 0, "max_tokens": 60}
-    answer = client.chat.completions.create(tools=[find], **chat).choices[0]
+    answer = client.chat.completions.create(tools=[met], **chat).choices[0]
     check(answer.finish_reason == "tool_calls" and len(answer.message.tool_calls) == 1, f"{answer}")
     call = answer.message.tool_calls[0]
-    check((call.function.name, json.loads(call.function.arguments)) == ("find", {"city": "Bern"}), f"{call}")
-    parts = [part.choices[0] for part in client.chat.completions.create(tools=[find], stream=True, **chat)]
+    check((call.function.name, json.loads(call.function.arguments)) == ("met", {"snail": "hill"}), f"{call}")
+    parts = [part.choices[0] for part in client.chat.completions.create(tools=[met], stream=True, **chat)]
     check("".join(part.delta.content or "" for part in parts) == (answer.message.content or ""), f"{parts}")
     new = [call for part in parts for call in part.delta.tool_calls or []]
     check("".join(call.function.arguments for call in new) == call.function.arguments, f"{parts}")
-    check(new[0].function.name == "find" and parts[-1].finish_reason == "tool_calls", f"{parts}")
-    result = {"role": "tool", "tool_call_id": call.id, "content": "Bern is in the west."}
+    check(new[0].function.name == "met" and parts[-1].finish_reason == "tool_calls", f"{parts}")
+    result = {"role": "tool", "tool_call_id": call.id, "content": "It was red."}
     more = {**chat, "messages": [*MESSAGES, answer.message.model_dump(), result]}
-    after = client.chat.completions.create(tools=[find], **more)
+    after = client.chat.completions.create(tools=[met], **more)
     check(after.usage.prompt_tokens > 0, f"{after}")
-    without = client.chat.completions.create(tools=[find], tool_choice="none", **chat)
+    without = client.chat.completions.create(tools=[met], tool_choice="none", **chat)
     check(not without.choices[0].message.tool_calls, f"{without}")
-    error = refused(openai.BadRequestError, client.chat.completions.create, tools=[find], tool_choice="required", **chat)
+    error = refused(openai.BadRequestError, client.chat.completions.create, tools=[met], tool_choice="required", **chat)
     check(error.param == "tool_choice", f"{error.body}")
 
 

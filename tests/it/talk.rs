@@ -13,11 +13,11 @@ use crate::common::{Bench, json, lora_train, quickstart_model, run, signal, stde
 
 const STORY: &str = "Max saw a snail on the hill. Olga gave him a brown basket.";
 
-/// ChatML with tools, and calls as Hermes and Qwen write them.
-const TOOL_TEMPLATE: &str = "{% if tools %}{{ '<|im_start|>system\\nTools:' }}{% for tool in tools %}{{ '\\n' + tool | tojson }}\
-    {% endfor %}{{ '<|im_end|>\\n' }}{% endif %}{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content }}\
-    {% for call in m.tool_calls %}{{ '<tool_call>\\n{\"name\": \"' + call.function.name + '\", \"arguments\": ' }}\
-    {{ call.function.arguments | tojson }}{{ '}\\n</tool_call>' }}{% endfor %}{{ '<|im_end|>\\n' }}{% endfor %}\
+/// ChatML with tools, whose calls are what the quickstart's model writes anyway.
+const TOOL_TEMPLATE: &str = "{% if tools %}{{ '<|im_start|>system\\nTools:' }}{% for tool in tools %}{{ ' ' + tool.function.name }}\
+    {% endfor %}{{ '.<|im_end|>\\n' }}{% endif %}{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content }}\
+    {% for call in m.tool_calls %}{{ 'Max ' + call.function.name }}{% for key, value in call.function.arguments.items() %}\
+    {{ ' a ' + key + ' on the ' + value + '.' }}{% endfor %}{% endfor %}{{ '<|im_end|>\\n' }}{% endfor %}\
     {% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}";
 
 /// A run of some steps on conversations, and its folder.
@@ -381,20 +381,14 @@ fn check_serve(folder: &Path, option: &str) -> Value {
 
 #[test]
 #[ignore = "needs LORA_TRAIN_PYTHON, a Python with openai (scripts/setup_python.sh)"]
-fn openais_client_gets_calls_of_tools_from_a_run_that_has_learned_them() {
+fn openais_client_gets_calls_of_tools() {
     let bench = Bench::new();
-    std::fs::write(bench.path("tools.jinja"), TOOL_TEMPLATE).unwrap();
-    let city = json!({"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]});
-    let find = json!({"name": "find", "description": "Finds a city.", "parameters": city});
-    let call = json!({"function": {"name": "find", "arguments": {"city": "Bern"}}});
-    let messages = json!([{"role": "user", "content": STORY}, {"role": "assistant", "tool_calls": [call]}]);
-    let row = json!({"messages": messages, "tools": [{"type": "function", "function": find}]});
-    std::fs::write(bench.path("calls.jsonl"), format!("{row}\n").repeat(8)).unwrap();
-    let data = format!("data.train=[{{path={:?}}}]", bench.path("calls.jsonl").to_str().unwrap());
-    let template = format!("data.chat_template={:?}", bench.path("tools.jinja").to_str().unwrap());
-    let set = ["--set", &data, "--set", &template, "--set", "data.eval=[]", "--set", "data.max_length=512"];
-    let rate =
-        ["--set", "optimizer.learning_rate=0.01", "--set", "scheduler.warmup_steps=0", "--set", "train.max_steps=40"];
-    train(&bench.recipe("run", ""), &[&set[..], &rate].concat());
-    check_serve(&bench.path("run"), "--tools");
+    let folder = bench.path("model");
+    fs::create_dir(&folder).unwrap();
+    for file in fs::read_dir(quickstart_model()).unwrap() {
+        let file = file.unwrap();
+        fs::copy(file.path(), folder.join(file.file_name())).unwrap();
+    }
+    fs::write(folder.join("chat_template.jinja"), TOOL_TEMPLATE).unwrap();
+    check_serve(&folder, "--tools");
 }

@@ -302,8 +302,8 @@ impl Probe {
         if close.trim().is_empty() || before_key.trim().is_empty() {
             return None;
         }
-        let blank_before = if before_value.ends_with('\n') { r"\n?" } else { "" };
-        let blank_after = if close.starts_with('\n') { r"\n?" } else { "" };
+        let blank_before = if before_value.ends_with(char::is_whitespace) { r"\s?" } else { "" };
+        let blank_after = if close.starts_with(char::is_whitespace) { r"\s?" } else { "" };
         let argument = format!(
             r"(?s){}\s*(?<key>\S+?)\s*{}{blank_before}(?<value>.*?){blank_after}{}",
             pattern(before_key.trim()),
@@ -447,6 +447,13 @@ mod tests {
                 )),
                 "Yes.\n<tool_call>find\n<arg_key>city</arg_key>\n<arg_value>Bern</arg_value>\n<arg_key>days</arg_key>\n\
                  <arg_value>3</arg_value>\n</tool_call>",
+                1,
+            ),
+            (
+                each(&format!(
+                    "{{{{ 'Go ' + f.name }}}}{arguments}{{{{ ' a ' + k + ' is ' + v | string + '.' }}}}{{% endfor %}}"
+                )),
+                "Yes. Go find a city is Bern. a days is 3.",
                 1,
             ),
         ]
