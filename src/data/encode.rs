@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::error::DataError;
 use super::formats::{Prompt, Sample};
-use super::template::{ChatTemplate, Rendered};
+use super::template::{ChatTemplate, Rendered, TemplateError};
 use super::tokenizer::{Token, Tokenizer, TokenizerError};
 
 /// A row as token ids with its loss mask.
@@ -191,11 +191,15 @@ pub struct Encoder<'a> {
     pub scores: bool,
 }
 
+/// Renders a conversation and finds what carries loss in it.
+type Render = fn(&ChatTemplate, &[Value], Option<&Value>) -> Result<Rendered, TemplateError>;
+
 impl Encoder<'_> {
     /// All tokens of a sample, untruncated.
     ///
     /// - A conversation is rendered by the chat template and tokenised with nothing added: the template writes BOS
-    ///   itself. The assistant's messages carry loss, including what ends their turn: also where a last answer lacks it.
+    ///   itself. The assistant's messages carry loss, including what ends their turn: also where a last answer lacks it. Or
+    ///   what the template marks as generated does; in preference data, always the messages.
     /// - A prompt and its completion are joined as they are and tokenised together. BOS goes in front where the
     ///   tokenizer adds it, EOS goes behind; the completion and EOS carry loss.
     /// - A text gets BOS and EOS in the same way; all of it carries loss.
@@ -213,6 +217,10 @@ impl Encoder<'_> {
     /// # Errors
     /// As [`encode`](Self::encode).
     pub fn encode_with_notes(&self, sample: &Sample) -> Result<(EncodedRow, Notes), DataError> {
+        self.encode_by(ChatTemplate::render_with_marks, sample)
+    }
+
+    fn encode_by(&self, with_answers: Render, sample: &Sample) -> Result<(EncodedRow, Notes), DataError> {
         let mut notes = Notes::default();
         let (tokens, answers) = match sample {
             Sample::Pair(chosen, rejected, margin) => {
@@ -221,7 +229,7 @@ impl Encoder<'_> {
             }
             Sample::Prompt(prompt) => return Ok((self.encode_prompt(prompt)?, notes)),
             Sample::Labelled(sample, is_good) => {
-                let (row, notes) = self.encode_with_notes(sample)?;
+                let (row, notes) = self.encode_by(ChatTemplate::render_with_answers, sample)?;
                 return Ok((EncodedRow { is_bad_answer: !is_good, ..row }, notes));
             }
             Sample::Chat { messages, tools } => {
@@ -230,7 +238,7 @@ impl Encoder<'_> {
                     refuse_masks(messages)?;
                     template.render_traced(messages, tools.as_ref())?
                 } else {
-                    template.render_with_answers(messages, tools.as_ref())?
+                    with_answers(template, messages, tools.as_ref())?
                 };
                 let is_answer = |message: &Value| message["role"] == "assistant";
                 let empty = empty_answer.map(|index| format!("message {} is an empty answer", index + 1));
@@ -303,8 +311,8 @@ impl Encoder<'_> {
     /// The sequences of two answers, which differ and both carry loss. They begin at the same token: where the last of the
     /// prompt is merged with the start of one answer, it carries loss before the other, too.
     fn encode_pair(&self, chosen: &Sample, rejected: &Sample) -> Result<(EncodedRow, Notes), DataError> {
-        let (mut chosen, mut notes) = self.encode_with_notes(chosen)?;
-        let (mut rejected, more) = self.encode_with_notes(rejected)?;
+        let (mut chosen, mut notes) = self.encode_by(ChatTemplate::render_with_answers, chosen)?;
+        let (mut rejected, more) = self.encode_by(ChatTemplate::render_with_answers, rejected)?;
         let empty = |name: &str| {
             DataError::Config(format!("`{name}` has nothing of its own behind the prompt: there is nothing to compare"))
         };

@@ -1,55 +1,192 @@
 //! Jinja as Hugging Face's chat templates use it.
 
-use std::collections::HashSet;
-use std::io;
-use std::sync::LazyLock;
+use std::collections::{BTreeMap, HashSet};
+use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{LazyLock, Mutex, PoisonError};
 
-use minijinja::value::{Kwargs, ValueKind};
-use minijinja::{Environment, Error, ErrorKind, Output, State, Value};
+use minijinja::machinery::{CodeGenerator, Instructions, Vm, WhitespaceConfig, make_string_output, parse};
+use minijinja::syntax::SyntaxConfig;
+use minijinja::{AutoEscape, Environment, Error, ErrorKind, Output, State, Value};
 use regex::Regex;
 use time::OffsetDateTime;
 use time::format_description::parse_strftime_owned;
 
-/// Name under which [`compile`] keeps its template.
-pub(super) const TEMPLATE_NAME: &str = "chat_template";
-/// Longest text of one rendering; a conversation of a million tokens has some megabytes.
-const MAX_RENDERED_BYTES: usize = 64_000_000;
-/// Most steps for one rendering; a long conversation needs some ten thousand.
-const FUEL_PER_RENDERING: u64 = 5_000_000;
+use crate::util::panics::guarded;
+
+mod bounds;
+mod python;
+
+/// What the engine calls a template in errors.
+const NAME: &str = "chat_template";
+/// Longest message of an error, in characters.
+const MAX_MESSAGE: usize = 1_000;
+/// A template that so often took too long is not asked again.
+const MAX_OVERRUNS: usize = 2;
+/// Stack of the thread that compiles: the compiler recurs along chains of operators, of which a tag may have some thousands.
+const STACK_BYTES: usize = 128 << 20;
+const WHITESPACE: WhitespaceConfig =
+    WhitespaceConfig { keep_trailing_newline: false, lstrip_blocks: true, trim_blocks: true };
+/// Stand around marked text: two code points that are no characters and that no text has.
+const MARKS: [char; 2] = ['\u{fdd0}', '\u{fdd1}'];
 
 /// `{% generation %}` and `{% endgeneration %}`, with their white-space marks.
 static GENERATION_TAG: LazyLock<Option<Regex>> =
     LazyLock::new(|| Regex::new(r"\{%([-+]?)\s*(end)?generation\s*([-+]?)%\}").ok());
 
-/// An environment with transformers' settings and functions, in which `source` is compiled as [`TEMPLATE_NAME`].
+/// A compiled template.
 ///
-/// It has `trim_blocks`, `lstrip_blocks`, loop controls, Python's methods on strings, lists and dicts,
-/// `raise_exception`, `strftime_now` (always of `now`, so that all rows see one date) and `tojson` as
-/// `json.dumps(ensure_ascii=False)`. It has no loader, so a template cannot read files. `{% generation %}` does not
-/// change the text; it is replaced.
-///
-/// # Errors
-/// A syntax error, with its line.
-pub(super) fn compile(source: &str, now: OffsetDateTime) -> Result<Environment<'static>, Error> {
-    let mut env = Environment::new();
-    env.set_trim_blocks(true);
-    env.set_lstrip_blocks(true);
-    env.set_fuel(Some(FUEL_PER_RENDERING));
-    env.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
-    env.set_formatter(write_as_python);
-    env.set_unknown_method_callback(python_method);
-    env.add_filter("tojson", tojson);
-    env.add_filter("string", |value: &Value| str(value));
-    env.add_filter("trim", |text: &str, chars: Option<&str>| match chars {
-        Some(chars) => text.trim_matches(|c| chars.contains(c)).to_owned(),
-        None => text.trim_matches(is_python_space).to_owned(),
-    });
-    env.add_function("raise_exception", |message: String| -> Result<Value, Error> {
-        Err(Error::new(ErrorKind::InvalidOperation, message))
-    });
-    env.add_function("strftime_now", move |format: &str| strftime(format, now));
-    env.add_template_owned(TEMPLATE_NAME, without_generation_tags(&with_tags_as_jinja(source)))?;
-    Ok(env)
+/// It has transformers' settings and functions: `trim_blocks`, `lstrip_blocks`, loop controls, Python's methods on strings,
+/// lists and dicts, `raise_exception`, `strftime_now` (always of the same time, so that all rows see one date) and `tojson` as
+/// `json.dumps(ensure_ascii=False)`. It cannot read files or other templates, and what it may take is [bounded](bounds).
+#[derive(Debug)]
+pub(super) struct Jinja {
+    environment: Environment<'static>,
+    plain: Program,
+    /// Writes [`MARKS`] around what `{% generation %}` tags enclose, where there are such tags.
+    marked: Option<Program>,
+    overruns: AtomicUsize,
+}
+
+/// A text, and the parts of it that are marked, ascending.
+pub(super) type Marked = (String, Vec<Range<usize>>);
+
+#[derive(Debug)]
+struct Program {
+    instructions: Instructions<'static>,
+    blocks: BTreeMap<&'static str, Instructions<'static>>,
+}
+
+impl Jinja {
+    /// Compiles `source`, whose `strftime_now` is of `now`.
+    ///
+    /// # Errors
+    /// A syntax error, with its line.
+    pub(super) fn compile(source: &str, now: OffsetDateTime) -> Result<Self, String> {
+        let mut environment = Environment::new();
+        environment.set_auto_escape_callback(|_| AutoEscape::None);
+        environment.set_formatter(write_as_python);
+        python::add_to(&mut environment);
+        bounds::add_to(&mut environment);
+        environment.add_filter("generation", |text: &str| format!("{}{text}{}", MARKS[0], MARKS[1]));
+        environment.add_function("raise_exception", |message: String| -> Result<Value, Error> {
+            Err(bounds::refused(message))
+        });
+        environment.add_function("strftime_now", move |format: &str| strftime(format, now));
+        let source = with_tags_as_jinja(source);
+        let is_marked = GENERATION_TAG.as_ref().is_some_and(|tag| tag.is_match(&source));
+        let marked = || Program::compile(&with_generation_tags_as(["filter generation", "endfilter"], &source));
+        Ok(Self {
+            environment,
+            plain: Program::compile(&with_generation_tags_as(["if true", "endif"], &source))?,
+            marked: is_marked.then(marked).transpose()?,
+            overruns: AtomicUsize::new(0),
+        })
+    }
+
+    /// The text that the template writes.
+    ///
+    /// # Errors
+    /// An exception that the template raises, and whatever it does that is not bounded.
+    pub(super) fn render(&self, variables: Value) -> Result<String, String> {
+        self.run(&self.plain, variables)
+    }
+
+    /// The text that the template writes, and the parts of it that its `{% generation %}` tags enclose, ascending; `None` where
+    /// it has no such tags.
+    ///
+    /// # Errors
+    /// As [`render`](Self::render).
+    pub(super) fn render_marked(&self, variables: Value) -> Result<Option<Marked>, String> {
+        let Some(marked) = &self.marked else { return Ok(None) };
+        Ok(Some(split_marks(&self.run(marked, variables)?)))
+    }
+
+    fn run(&self, program: &Program, variables: Value) -> Result<String, String> {
+        if self.overruns.load(Ordering::Relaxed) >= MAX_OVERRUNS {
+            return Err("it took too long for others".to_owned());
+        }
+        bounds::begin();
+        let mut text = String::new();
+        let mut out = make_string_output(&mut text);
+        let Program { instructions, blocks } = program;
+        // minijinja panics on some formats.
+        guarded(|| {
+            let vm = Vm::new(&self.environment);
+            vm.eval(instructions, variables, blocks, &mut out, AutoEscape::None).map(drop)
+        })?
+        .map_err(|error| {
+            if error.kind() != ErrorKind::OutOfFuel {
+                return full_message(&error);
+            }
+            self.overruns.fetch_add(1, Ordering::Relaxed);
+            error.detail().map_or_else(bounds::too_many_steps, ToOwned::to_owned)
+        })?;
+        Ok(text)
+    }
+}
+
+impl Program {
+    fn compile(source: &str) -> Result<Self, String> {
+        let compile = || -> Result<Self, Error> {
+            bounds::begin();
+            let source = kept(bounds::checked_source(source, WHITESPACE)?);
+            let tree = parse(source, NAME, SyntaxConfig, WHITESPACE)?;
+            let mut generator = CodeGenerator::new(NAME, source);
+            generator.compile_stmt(&tree);
+            let (instructions, blocks) = generator.finish();
+            let blocks = blocks.iter().map(|(name, block)| (*name, bounds::bounded(block)));
+            Ok(Self { instructions: bounds::bounded(&instructions), blocks: blocks.collect() })
+        };
+        let compile = || compile().map_err(|error| full_message(&error));
+        std::thread::scope(|scope| {
+            let thread = std::thread::Builder::new().stack_size(STACK_BYTES).spawn_scoped(scope, compile);
+            let thread = thread.map_err(|error| format!("cannot start a thread: {error}"))?;
+            thread.join().unwrap_or_else(|_| Err("the compiler failed".to_owned()))
+        })
+    }
+}
+
+/// A source that is kept for ever, as its instructions name parts of it. A process has few templates; each is kept once.
+fn kept(source: String) -> &'static str {
+    static SOURCES: Mutex<BTreeMap<String, &'static str>> = Mutex::new(BTreeMap::new());
+    let mut sources = SOURCES.lock().unwrap_or_else(PoisonError::into_inner);
+    let kept: &mut &'static str =
+        sources.entry(source).or_insert_with_key(|source| Box::leak(source.clone().into_boxed_str()));
+    kept
+}
+
+/// A template's error with its causes and its line.
+fn full_message(error: &Error) -> String {
+    let mut message = error.to_string();
+    let mut source = std::error::Error::source(error);
+    while let Some(cause) = source {
+        message = format!("{message}: {cause}");
+        source = cause.source();
+    }
+    match message.char_indices().nth(MAX_MESSAGE) {
+        Some((end, _)) => format!("{}…", &message[..end]),
+        None => message,
+    }
+}
+
+/// The text without [`MARKS`], and what they enclose, ascending.
+fn split_marks(marked: &str) -> Marked {
+    let (mut text, mut parts, mut open) = (String::with_capacity(marked.len()), Vec::new(), Vec::new());
+    for piece in marked.split_inclusive(MARKS) {
+        let mark = piece.chars().next_back().filter(|last| MARKS.contains(last));
+        text.push_str(piece.trim_end_matches(MARKS));
+        match (mark, open.last()) {
+            (Some(mark), _) if mark == MARKS[0] => open.push(text.len()),
+            (Some(_), Some(start)) => {
+                // Of marks in marks, the outer ones count.
+                parts.extend((open.len() == 1 && *start < text.len()).then_some(*start..text.len()));
+                open.pop();
+            }
+            _ => {}
+        }
+    }
+    (text, parts)
 }
 
 /// The date that a template can see, empty where it asks for none. `None` where it asks for the time of day, so that its
@@ -79,29 +216,6 @@ pub(super) fn strings(source: &str) -> HashSet<String> {
     let tags = tag.find_iter(source).map(|tag| tag.as_str()).filter(|tag| !tag.starts_with("{#"));
     let strings = tags.flat_map(|tag| string.captures_iter(tag));
     strings.filter_map(|found| Some(found.get(1).or(found.get(2))?.as_str().to_owned())).collect()
-}
-
-/// The text that a template writes, with a limit on its length.
-#[derive(Debug, Default)]
-pub(super) struct BoundedText(Vec<u8>);
-
-impl BoundedText {
-    pub(super) fn into_text(self) -> Result<String, String> {
-        String::from_utf8(self.0).map_err(|error| error.to_string())
-    }
-}
-
-impl io::Write for BoundedText {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        if self.0.len() + bytes.len() > MAX_RENDERED_BYTES {
-            return Err(io::Error::other(format!("it writes more than {} MB", MAX_RENDERED_BYTES / 1_000_000)));
-        }
-        self.0.write(bytes)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
 }
 
 /// `source` with plain line ends, and without line ends after a backslash in a string of a tag: Jinja2 reads both this
@@ -136,12 +250,11 @@ fn with_tags_as_jinja(source: &str) -> String {
     out
 }
 
-/// Replaces `{% generation %}...{% endgeneration %}` with a condition that is always true, which keeps text and white
-/// space.
-fn without_generation_tags(source: &str) -> String {
+/// Replaces `{% generation %}` and `{% endgeneration %}` with other tags, which keeps text and white space.
+fn with_generation_tags_as(tags: [&str; 2], source: &str) -> String {
     let Some(tag) = GENERATION_TAG.as_ref() else { return source.to_owned() };
     tag.replace_all(source, |captures: &regex::Captures<'_>| {
-        let keyword = if captures.get(2).is_some() { "endif" } else { "if true" };
+        let keyword = tags[usize::from(captures.get(2).is_some())];
         format!("{{%{} {keyword} {}%}}", &captures[1], &captures[3])
     })
     .into_owned()
@@ -149,172 +262,17 @@ fn without_generation_tags(source: &str) -> String {
 
 /// Writes a value as Python's `str()` would.
 fn write_as_python(out: &mut Output<'_>, _state: &State<'_, '_>, value: &Value) -> Result<(), Error> {
-    out.write_str(&str(value)?).map_err(|_| Error::from(ErrorKind::WriteFailure))
-}
-
-/// Python's `str()` of JSON-like values.
-fn str(value: &Value) -> Result<String, Error> {
-    Ok(match value.kind() {
-        ValueKind::Undefined => String::new(),
-        ValueKind::String => value.as_str().unwrap_or_default().to_owned(),
-        _ => repr(value)?,
-    })
-}
-
-/// Python's `repr()` of JSON-like values.
-fn repr(value: &Value) -> Result<String, Error> {
-    Ok(match value.kind() {
-        ValueKind::None | ValueKind::Undefined => "None".to_owned(),
-        ValueKind::Bool => if value.is_true() { "True" } else { "False" }.to_owned(),
-        ValueKind::String => quoted(value.as_str().unwrap_or_default()),
-        ValueKind::Seq | ValueKind::Iterable => {
-            let items = value.try_iter()?.map(|item| repr(&item)).collect::<Result<Vec<_>, _>>()?;
-            format!("[{}]", items.join(", "))
-        }
-        ValueKind::Map => {
-            let item = |key: Value| Ok::<_, Error>(format!("{}: {}", repr(&key)?, repr(&value.get_item(&key)?)?));
-            format!("{{{}}}", value.try_iter()?.map(item).collect::<Result<Vec<_>, _>>()?.join(", "))
-        }
-        ValueKind::Number if !value.is_integer() => float(f64::try_from(value.clone())?),
-        _ => value.to_string(),
-    })
-}
-
-fn quoted(text: &str) -> String {
-    let quote = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
-    let mut out = String::from(quote);
-    for character in text.chars() {
-        match character {
-            '\n' => out.push_str("\\n"),
-            '\r' => out.push_str("\\r"),
-            '\t' => out.push_str("\\t"),
-            '\\' => out.push_str("\\\\"),
-            c if c == quote => out.extend(['\\', c]),
-            c => out.push(c),
-        }
-    }
-    out.push(quote);
-    out
-}
-
-/// Characters that Python's `str.strip` treats as white space: four control characters more than Rust.
-fn is_python_space(character: char) -> bool {
-    character.is_whitespace() || ('\x1c'..='\x1f').contains(&character)
-}
-
-/// The methods of `minijinja_contrib::pycompat`, and some methods that it lacks.
-fn python_method(state: &State<'_, '_>, value: &Value, method: &str, args: &[Value]) -> Result<Value, Error> {
-    let argument = args.first().and_then(Value::as_str);
-    if let (Some(text), [], "strip" | "lstrip" | "rstrip") = (value.as_str(), args, method) {
-        let text = if method == "rstrip" { text } else { text.trim_start_matches(is_python_space) };
-        return Ok(if method == "lstrip" { text } else { text.trim_end_matches(is_python_space) }.into());
-    }
-    let list = |parts: &[&str]| Ok(parts.iter().map(|part| Value::from(*part)).collect());
-    match (value.as_str(), method, argument) {
-        (Some(text), "removeprefix", Some(prefix)) => Ok(text.strip_prefix(prefix).unwrap_or(text).into()),
-        (Some(text), "removesuffix", Some(suffix)) => Ok(text.strip_suffix(suffix).unwrap_or(text).into()),
-        (Some(text), "partition", Some(separator)) if !separator.is_empty() => match text.split_once(separator) {
-            Some((head, tail)) => list(&[head, separator, tail]),
-            None => list(&[text, "", ""]),
-        },
-        (Some(text), "rpartition", Some(separator)) if !separator.is_empty() => match text.rsplit_once(separator) {
-            Some((head, tail)) => list(&[head, separator, tail]),
-            None => list(&["", "", text]),
-        },
-        (Some(text), "rsplit", Some(separator)) if !separator.is_empty() => {
-            let limit = args.get(1).and_then(|limit| usize::try_from(limit.clone()).ok());
-            let mut parts: Vec<&str> = match limit {
-                Some(limit) => text.rsplitn(limit.saturating_add(1), separator).collect(),
-                None => text.rsplit(separator).collect(),
-            };
-            parts.reverse();
-            list(&parts)
-        }
-        _ => minijinja_contrib::pycompat::unknown_method_callback(state, value, method, args),
-    }
-}
-
-/// `json.dumps(value, ensure_ascii=False, indent=..., separators=..., sort_keys=...)`, as in transformers: no HTML
-/// escaping; on one line, items are separated by `", "` and `": "`.
-#[expect(clippy::needless_pass_by_value, reason = "minijinja passes keyword arguments so")]
-fn tojson(value: &Value, options: Kwargs) -> Result<Value, Error> {
-    let indent: Option<usize> = options.get("indent")?;
-    let sort_keys: Option<bool> = options.get("sort_keys")?;
-    let separators: Option<Vec<String>> = options.get("separators")?;
-    let _: Option<bool> = options.get("ensure_ascii")?;
-    options.assert_all_used()?;
-    let failed = |error: serde_json::Error| {
-        Error::new(ErrorKind::InvalidOperation, "cannot serialize to JSON").with_source(error)
+    let text = match value.as_str() {
+        Some(text) => text.into(),
+        None => std::borrow::Cow::from(python::str(value)?),
     };
-    let mut json = serde_json::to_value(value).map_err(failed)?;
-    if sort_keys == Some(true) {
-        json.sort_all_objects();
-    }
-    let mut separators = separators.unwrap_or_default().into_iter();
-    let item = separators.next().unwrap_or_else(|| if indent.is_some() { "," } else { ", " }.to_owned());
-    let style = JsonStyle { item, key: separators.next().unwrap_or_else(|| ": ".to_owned()), indent };
-    let mut out = String::new();
-    style.write(&mut out, &json, 0);
-    Ok(out.into())
-}
-
-/// How `json.dumps` separates values.
-struct JsonStyle {
-    item: String,
-    key: String,
-    /// Spaces per level; everything on one line where absent.
-    indent: Option<usize>,
-}
-
-impl JsonStyle {
-    fn write(&self, out: &mut String, json: &serde_json::Value, level: usize) {
-        use serde_json::Value as Json;
-        let (brackets, items): ([char; 2], Vec<(Option<&String>, &Json)>) = match json {
-            Json::Array(items) => (['[', ']'], items.iter().map(|item| (None, item)).collect()),
-            Json::Object(items) => (['{', '}'], items.iter().map(|(key, item)| (Some(key), item)).collect()),
-            Json::Number(number) if number.is_f64() => {
-                return out.push_str(&float(number.as_f64().unwrap_or_default()));
-            }
-            scalar => return out.push_str(&scalar.to_string()),
-        };
-        let new_line = |out: &mut String, level: usize| {
-            if let Some(indent) = self.indent {
-                out.push('\n');
-                out.extend(std::iter::repeat_n(' ', indent * level));
-            }
-        };
-        out.push(brackets[0]);
-        for (index, (key, item)) in items.iter().enumerate() {
-            if index > 0 {
-                out.push_str(&self.item);
-            }
-            new_line(out, level + 1);
-            if let Some(key) = key {
-                out.push_str(&Json::from(key.as_str()).to_string());
-                out.push_str(&self.key);
-            }
-            self.write(out, item, level + 1);
-        }
-        if !items.is_empty() {
-            new_line(out, level);
-        }
-        out.push(brackets[1]);
-    }
-}
-
-/// Python writes `1e+16` and `1e-05` where Rust writes `1e16` and `1e-5`.
-fn float(value: f64) -> String {
-    let text = format!("{value:?}");
-    let Some((number, exponent)) = text.split_once('e') else { return text };
-    let (sign, digits) = exponent.strip_prefix('-').map_or(('+', exponent), |digits| ('-', digits));
-    format!("{number}e{sign}{digits:0>2}")
+    bounds::written(text.len())?;
+    out.write_str(&text).map_err(|_| Error::from(ErrorKind::WriteFailure))
 }
 
 /// `datetime.strftime` in the C locale.
 fn strftime(format: &str, now: OffsetDateTime) -> Result<String, Error> {
-    let failed = |reason: String| {
-        Error::new(ErrorKind::InvalidOperation, format!("strftime_now: {format:?} is not supported: {reason}"))
-    };
+    let failed = |reason: String| bounds::refused(format!("strftime_now: {format:?} is not supported: {reason}"));
     if format.contains("%w") {
         return Err(failed("`%w` counts weekdays from another day here".to_owned()));
     }
@@ -324,6 +282,8 @@ fn strftime(format: &str, now: OffsetDateTime) -> Result<String, Error> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Instant;
+
     use super::*;
     use minijinja::context;
 
@@ -332,9 +292,12 @@ mod tests {
     }
 
     fn render(source: &str) -> String {
-        let env = compile(source, now()).unwrap();
+        rendered(source).unwrap()
+    }
+
+    fn rendered(source: &str) -> Result<String, String> {
         let value = serde_json::json!({"b": "<é'>", "a": [1, 2.5, true, null]});
-        env.get_template(TEMPLATE_NAME).unwrap().render(context! { value, text => "  a-b-c " }).unwrap()
+        Jinja::compile(source, now())?.render(context! { value, text => "  a-b-c " })
     }
 
     #[test]
@@ -401,6 +364,9 @@ mod tests {
     fn generation_tags_leave_text_and_white_space_as_they_are() {
         let source = "a\n  {% generation %}\nb\n{%- endgeneration -%}\n c";
         assert_eq!(render(source), "a\nbc");
+        let marked = Jinja::compile(source, now()).unwrap().render_marked(context! {}).unwrap();
+        assert_eq!(marked, Some(("a\nbc".to_owned(), vec![2..3])));
+        assert_eq!(split_marks("\u{fdd0}a\u{fdd0}b\u{fdd1}\u{fdd1}\u{fdd0}\u{fdd1}c"), ("abc".to_owned(), vec![0..2]));
     }
 
     #[test]
@@ -411,24 +377,139 @@ mod tests {
     }
 
     #[test]
-    fn a_template_cannot_run_for_ever_nor_read_files() {
-        let endless = "{% for a in range(9999) %}{% for b in range(9999) %}{{ a }}{% endfor %}{% endfor %}";
-        let env = compile(endless, now()).unwrap();
-        let error = env.get_template(TEMPLATE_NAME).unwrap().render(context! {}).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::OutOfFuel);
-        let env = compile("{% include '/etc/passwd' %}", now()).unwrap();
-        let error = env.get_template(TEMPLATE_NAME).unwrap().render(context! {}).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::TemplateNotFound);
+    fn a_template_reads_no_files_and_no_templates() {
+        for tag in ["include", "extends"] {
+            let error = rendered(&format!("{{% {tag} '/etc/passwd' %}}")).unwrap_err();
+            assert!(error.starts_with("template not found"), "{error}");
+        }
     }
 
     #[test]
-    fn a_template_that_writes_without_end_is_stopped() {
+    fn a_template_that_takes_too_much_ends_with_an_error_in_seconds() {
+        let ns = "{% set ns = namespace(x='a,', l=[1, 2, 3]) %}";
+        let times =
+            |count: usize, body: &str| format!("{ns}{{% for i in range({count}) %}}{body}{{% endfor %}}{{{{ ns.x }}}}");
+        let chain = |part: &str, count: usize, last: &str| format!("{{{{ {}{last} }}}}", part.repeat(count));
         let text = "a frog ".repeat(2_000);
-        let source =
-            format!("{{% for a in range(9999) %}}{{% for b in range(99) %}}{text}{{% endfor %}}{{% endfor %}}");
-        let env = compile(&source, now()).unwrap();
-        let template = env.get_template(TEMPLATE_NAME).unwrap();
-        let error = template.render_captured_to(context! {}, &mut BoundedText::default()).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::WriteFailure);
+        let cases = [
+            // Cycles and depth.
+            (format!("{ns}{{% set ns.x = ns %}}{{{{ ns }}}}"), "cannot be put into"),
+            (format!("{ns}{{% set ns.x = [ns] %}}{{{{ ns | tojson }}}}"), "cannot be put into"),
+            (format!("{ns}{{% set o = namespace(x={{'a': ns}}) %}}{{{{ o == ns }}}}"), "cannot be put into"),
+            (times(99_999, "{% set ns.x = [ns.x] %}"), "more than 160 levels"),
+            (times(99_999, "{% set ns.x = {'a': ns.x} %}"), "more than 160 levels"),
+            (times(99_999, "{% set ns.l = ns.l | batch(9) %}"), "more than 160 levels"),
+            ("{% macro f(n) %}{{ f(n + 1) }}{{ f(n) }}{% endmacro %}{{ f(0) }}".to_owned(), "recursion limit"),
+            (chain("'x' | string | ", 50_000, "upper"), "words and marks"),
+            (chain("not ", 50_000, "1"), "words and marks"),
+            (chain("'a' ~ ", 50_000, "'a'"), "words and marks"),
+            (chain("1 and ", 50_000, "1"), "words and marks"),
+            (chain("1 if 0 else ", 50_000, "1"), "words and marks"),
+            (chain("x.a.a.a.", 50_000, "a"), "words and marks"),
+            (format!("{{% if 0 %}}{}{{% endif %}}", "{% elif 0 %}".repeat(50_000)), "`elif`"),
+            // Widths.
+            ("{{ '%10000000000d' | format(5) }}".to_owned(), "more than 8 MB"),
+            ("{{ '%10000000000d' % 5 }}".to_owned(), "more than 8 MB"),
+            ("{{ '%*d' % (10000000000, 5) }}".to_owned(), "more than 8 MB"),
+            ("{{ '{:>10000000000}'.format(5) }}".to_owned(), "more than 8 MB"),
+            ("{{ '%.100000000f' % 1.5 }}".to_owned(), "more than 8 MB"),
+            ("{{ [1] | batch(10000000000) }}".to_owned(), "more than 8 MB"),
+            ("{{ [1] | slice(10000000000) }}".to_owned(), "more than 8 MB"),
+            ("{{ {'a': {'b': 1}} | tojson(indent=10000000) }}".to_owned(), "more than 8 MB"),
+            ("{{ 'a\n' | indent(1000000000) }}".to_owned(), "more than 8 MB"),
+            ("{{ 'a'.ljust(1000000000) }}{{ 'a'.zfill(10) }}".to_owned(), "more than 8 MB"),
+            // Growth.
+            (times(40, "{% set ns.x = ns.x ~ ns.x %}"), "more than 8 MB"),
+            (times(40, "{% set ns.x = ns.x + ns.x %}"), "more than 8 MB"),
+            (times(40, "{% set ns.l = ns.l + ns.l %}"), "more than 8 MB"),
+            (times(40, "{% set ns.l = [ns.l, ns.l] %}"), "more than 8 MB"),
+            (times(40, "{% set ns.x = ns.x | replace(',', ns.x) %}"), "more than 8 MB"),
+            (times(40, "{% set ns.x = ns.x.replace('', ns.x) %}"), "more than 8 MB"),
+            (times(40, "{% set ns.x = [ns.x, ns.x] | join(ns.x) %}"), "more than 8 MB"),
+            (times(40, "{% set ns.x = ns.x.join([ns.x, ns.x]) %}"), "more than 8 MB"),
+            (times(40, "{% set ns.x %}{{ ns.x }}{{ ns.x }}{% endset %}"), "more than 8 MB"),
+            (times(9_999, &format!("{{% for j in range(99) %}}{text}{{% endfor %}}")), "writes more than 64 MB"),
+            ("{{ range(1000) | map('indent', 7000000, true) | list }}".to_owned(), "more than 400 MB"),
+            ("{{ [1] * 10000000000 }}".to_owned(), "more than 8 MB"),
+            (format!("{{{{ {} }}}}", "'a' * 99999999 ~ ".repeat(60) + "1"), "more than 8 MB"),
+            ("{{ [1] * 1000000000000 == [1] * 1000000000000 }}".to_owned(), "more than 8 MB"),
+        ];
+        for (source, reason) in cases {
+            let (start, shown) = (Instant::now(), source.chars().take(80).collect::<String>());
+            let error = rendered(&source).expect_err(&shown);
+            assert!(error.contains(reason), "{shown}: {error}");
+            assert!(start.elapsed().as_secs() < 5, "{shown}: {:?}", start.elapsed());
+        }
+        let error = rendered("{{ raise_exception('x' * 5000000) }}").unwrap_err();
+        assert!(error.starts_with("invalid operation: xxx") && error.len() < 2_000, "{}", error.len());
+    }
+
+    #[test]
+    fn a_template_that_took_too_long_twice_is_not_asked_again() {
+        let source = "{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}";
+        let template = Jinja::compile(source, now()).unwrap();
+        for reason in ["it takes more than", "it takes more than", "it took too long for others"] {
+            let error = template.render(context! {}).unwrap_err();
+            assert!(error.contains(reason), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_long_conversation_stays_within_the_bounds() {
+        let messages: Vec<_> =
+            (0..3_000).map(|i| serde_json::json!({"role": "user", "content": format!("{i} ").repeat(200)})).collect();
+        let source = "{% set ns = namespace(l=[]) %}{% for m in messages %}{% set ns.l = ns.l + [m] %}{% endfor %}\
+                      {% for m in ns.l %}{{ '<' ~ m.role ~ '>' + m['content'] | trim }}{% endfor %}{{ ns.l[0] | tojson }}";
+        let text = Jinja::compile(source, now()).unwrap().render(context! { messages }).unwrap();
+        assert!(text.len() > 2_000_000 && text.ends_with("0 \"}"));
+    }
+
+    #[test]
+    fn expressions_are_as_in_jinja2() {
+        let cases = [
+            ("{{ 'a\\nb\\n' | indent(2) }}|{{ 'a\\n\\nb' | indent('>', true) }}", "a\n  b\n|>a\n\n>b"),
+            ("{{ (1, 'a') }}{{ (1,) }}{{ [(1, [2])] }}{{ ((1)) }}", "(1, 'a')(1,)[(1, [2])]1"),
+            (
+                "{{ {'b': 1, 'a': 2} | dictsort }}{{ {'b': 1}.items() | list }}{{ 'x=1'.partition('=') }}",
+                "[('a', 2), ('b', 1)][('b', 1)]('x', '=', '1')",
+            ),
+            ("{% for a, b in [(1, 2), (3, 4)] %}{{ a + b }}{% endfor %}{% set (c, d) = (5, 6) %}{{ d }}", "376"),
+            (
+                "{{ 'a' in ('a', 'b') }}{{ 'abc'.endswith(('x', 'c')) }}{% if 'c' not in ('a',) %}y{% endif %}",
+                "TrueTruey",
+            ),
+            (
+                "{{ 2.5 | round }} {{ 3.5 | round }} {{ 2.675 | round(2) }} {{ 7 | round }} {{ 2.1 | round(0, 'ceil') }}",
+                "2.0 4.0 2.67 7 3.0",
+            ),
+            ("{{ 'a' is sequence }}{{ {} is sequence }}{{ [] is sequence }}{{ 1 is sequence }}", "TrueTrueTrueFalse"),
+            (
+                "{{ 'é😀' | tojson(ensure_ascii=true) }}{{ {'a': [1]} | tojson(indent='-') }}",
+                "\"\\u00e9\\ud83d\\ude00\"{\n-\"a\": [\n--1\n-]\n}",
+            ),
+            (
+                "{{ 'ǆ'.title() }}{{ 'it\\'s a'.title() }}|{{ \"it's a-b\" | title }}{{ 'ß'.capitalize() }}",
+                "ǅIt'S A|It's A-BSs",
+            ),
+            ("{{ '%s-%d' % ('a', 3) }}{{ '%s' % 'b' }}{{ 7 % 3 }}{{ -7 % 3 }}{{ 7 % -3 }}{{ 7 // -2 }}", "a-3b12-2-4"),
+            (
+                "{{ '7'.zfill(3) }}{{ '-7'.zfill(4) }}{{ 'a b, c' | wordcount }}{{ 'ab'.center(5, '*') }}",
+                "007-0073**ab*",
+            ),
+            (
+                "{{ 'hello' | replace('l', 'L', 1) }}{{ 'aXbX'.replace('X', '-', 1) }}{{ 'ab'.replace('', '.') }}",
+                "heLloa-bX.a.b.",
+            ),
+            ("{{ 'é-'.find('-') }}{{ 'abc'.count('') }}{{ ''.isdigit() }}{{ 'ab1'.islower() }}", "14FalseTrue"),
+            (
+                "{{ 'a\\rb\\u000cc\\n'.splitlines() | length }}{{ ', '.join(['a', 'b']) }}{% set l = ['a'] %}{{ 'x' ~ l }}",
+                "3a, bx['a']",
+            ),
+            ("{{ 2 * 3 }}{{ '=' * 3 }}{{ 6 / 2 * 3 }}{{ [1] * 2 }}{{ 2 ** 3 }}", "6===9.0[1, 1]8"),
+            ("{% raw %}{{ (1, 2) * 3 }}{% endraw %}", "{{ (1, 2) * 3 }}"),
+        ];
+        for (source, expected) in cases {
+            assert_eq!(rendered(source).as_deref(), Ok(expected), "{source}");
+        }
     }
 }

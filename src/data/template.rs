@@ -4,15 +4,14 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::ops::Range;
 use std::sync::{Mutex, OnceLock};
 
-use minijinja::{Environment, context};
+use minijinja::context;
 use regex::Regex;
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 use time::OffsetDateTime;
 
-use super::jinja;
+use super::jinja::{self, Jinja};
 use super::tokenizer::Tokenizer;
-use crate::util::panics::guarded;
 
 mod conversation;
 mod ends;
@@ -47,11 +46,13 @@ pub struct Rendered {
 /// A compiled chat template.
 #[derive(Debug)]
 pub struct ChatTemplate {
-    environment: Environment<'static>,
+    jinja: Jinja,
     source: String,
     origin: String,
     /// `bos_token` and the other special tokens, by name.
-    special_tokens: BTreeMap<&'static str, String>,
+    special_tokens: BTreeMap<String, String>,
+    /// The one for conversations with tools.
+    with_tools: Option<Box<Self>>,
     identity: Option<[u8; 32]>,
     vocabulary: Vocabulary,
     /// Any of the special tokens.
@@ -73,7 +74,14 @@ impl ChatTemplate {
     pub fn open(setting: &str, tokenizer: &Tokenizer) -> Result<Option<Self>, TemplateError> {
         match setting {
             "none" => Ok(None),
-            "auto" => tokenizer.chat_template().map(|source| Self::new(source, "the model", tokenizer)).transpose(),
+            "auto" => {
+                let Some(source) = tokenizer.chat_template() else { return Ok(None) };
+                let mut template = Self::new(source, "the model", tokenizer)?;
+                if let Some(source) = tokenizer.tool_template() {
+                    template.use_with_tools(Self::new(source, "the model (`tool_use`)", tokenizer)?);
+                }
+                Ok(Some(template))
+            }
             file => {
                 let source = std::fs::read_to_string(file).map_err(|error| {
                     TemplateError(format!(
@@ -92,31 +100,22 @@ impl ChatTemplate {
     /// A syntax error, with its line.
     pub fn new(source: &str, origin: &str, tokenizer: &Tokenizer) -> Result<Self, TemplateError> {
         let now = OffsetDateTime::now_local().unwrap_or_else(|_| OffsetDateTime::now_utc());
-        let environment = jinja::compile(source, now).map_err(|error| {
+        let jinja = Jinja::compile(source, now).map_err(|reason| {
             TemplateError(format!(
-                "chat template of {origin}: {}\n  hint: `data.chat_template` can name a file with another one",
-                full_message(&error)
+                "chat template of {origin}: {reason}\n  hint: `data.chat_template` can name a file with another one"
             ))
         })?;
-        let special_tokens = [
-            ("bos_token", tokenizer.bos()),
-            ("eos_token", tokenizer.eos()),
-            ("pad_token", tokenizer.pad()),
-            ("unk_token", tokenizer.unk()),
-        ];
-        let special_tokens = special_tokens
-            .into_iter()
-            .filter_map(|(key, token)| token.map(|token| (key, token.text.clone())))
-            .collect();
+        let special_tokens = tokenizer.named_tokens().clone();
         let identity = jinja::date(source, now)
             .map(|date| Sha256::digest(format!("{:?}", (source, date, &special_tokens))).into());
         let vocabulary = Vocabulary::of(tokenizer);
         let special: Vec<String> = vocabulary.special.iter().map(|text| regex::escape(text)).collect();
         Ok(Self {
-            environment,
+            jinja,
             source: source.to_owned(),
             origin: origin.to_owned(),
             special_tokens,
+            with_tools: None,
             identity,
             vocabulary,
             special: (!special.is_empty()).then(|| Regex::new(&special.join("|")).ok()).flatten(),
@@ -125,6 +124,18 @@ impl ChatTemplate {
             reads_parts: OnceLock::new(),
             traced: Mutex::default(),
         })
+    }
+
+    /// Takes another template for conversations with tools.
+    fn use_with_tools(&mut self, other: Self) {
+        let both = |one: [u8; 32], other: [u8; 32]| Sha256::digest([one, other].concat()).into();
+        self.identity = self.identity.zip(other.identity).map(|(one, other)| both(one, other));
+        self.with_tools = Some(Box::new(other));
+    }
+
+    /// The template for a conversation with these tools.
+    fn for_tools(&self, tools: Option<&Value>) -> &Self {
+        self.with_tools.as_deref().filter(|_| tools.is_some()).unwrap_or(self)
     }
 
     /// Its Jinja source.
@@ -141,7 +152,7 @@ impl ChatTemplate {
     /// Whether an expression of the template has this role as a string.
     #[must_use]
     pub fn names_role(&self, role: &str) -> bool {
-        self.strings.contains(role)
+        self.strings.contains(role) || self.with_tools.as_ref().is_some_and(|other| other.names_role(role))
     }
 
     /// Whether the template reads a `content` that is a list of parts. Other templates would print the list itself.
@@ -150,7 +161,9 @@ impl ChatTemplate {
         *self.reads_parts.get_or_init(|| {
             let parts = json!([{"type": "text", "text": "qxa"}, {"type": "text", "text": "qxb"}]);
             let text = self.render(&[json!({"role": "user", "content": parts})], None, false).unwrap_or_default();
-            text.contains("qxa") && text.contains("qxb") && !text.contains("'type'") && !text.contains("\"type\"")
+            let reads =
+                text.contains("qxa") && text.contains("qxb") && !text.contains("'type'") && !text.contains("\"type\"");
+            reads && self.with_tools.as_ref().is_none_or(|other| other.reads_parts())
         })
     }
 
@@ -184,7 +197,12 @@ impl ChatTemplate {
         tools: Option<&Value>,
         add_generation_prompt: bool,
     ) -> Result<String, TemplateError> {
-        self.render_values(&values(messages), tools, if add_generation_prompt { Prompt::Answer } else { Prompt::None })
+        let template = self.for_tools(tools);
+        template.render_values(
+            &values(messages),
+            tools,
+            if add_generation_prompt { Prompt::Answer } else { Prompt::None },
+        )
     }
 
     /// The text of a conversation up to where the next answer starts.
@@ -193,7 +211,7 @@ impl ChatTemplate {
     /// The errors of [`render`](Self::render); a role, a tool or a call that leaves no trace in the text. Texts may be left
     /// out: templates leave out the thoughts of earlier answers.
     pub fn render_prompt(&self, messages: &[Value], tools: Option<&Value>) -> Result<String, TemplateError> {
-        Conversation::new(self, messages, tools)?.check_names()?;
+        Conversation::new(self.for_tools(tools), messages, tools)?.check_names()?;
         self.render(messages, tools, true)
     }
 
@@ -206,7 +224,16 @@ impl ChatTemplate {
     /// The errors of [`render`](Self::render); a part of the conversation that leaves no trace in the text; a template
     /// that writes the start of a conversation differently once more messages follow.
     pub fn render_with_answers(&self, messages: &[Value], tools: Option<&Value>) -> Result<Rendered, TemplateError> {
-        Conversation::new(self, messages, tools)?.traced()?.with_answers()
+        Conversation::new(self.for_tools(tools), messages, tools)?.traced()?.with_answers()
+    }
+
+    /// As [`render_with_answers`](Self::render_with_answers). Where the template marks with `{% generation %}` what the
+    /// assistant generates, the answers are what it marks.
+    ///
+    /// # Errors
+    /// Those of [`render_with_answers`](Self::render_with_answers); a conversation of which nothing is marked.
+    pub fn render_with_marks(&self, messages: &[Value], tools: Option<&Value>) -> Result<Rendered, TemplateError> {
+        Conversation::new(self.for_tools(tools), messages, tools)?.traced()?.with_marks()
     }
 
     /// The text of a whole conversation, checked to contain all of it, without its answers.
@@ -214,7 +241,7 @@ impl ChatTemplate {
     /// # Errors
     /// The errors of [`render`](Self::render); a part of the conversation that leaves no trace in the text.
     pub fn render_traced(&self, messages: &[Value], tools: Option<&Value>) -> Result<Rendered, TemplateError> {
-        let conversation = Conversation::new(self, messages, tools)?.traced()?;
+        let conversation = Conversation::new(self.for_tools(tools), messages, tools)?.traced()?;
         let unwritten_end = conversation.unwritten_end(&conversation.text);
         let Conversation { text, unread, .. } = conversation;
         Ok(Rendered { text, answers: Vec::new(), unwritten_end, empty_answer: None, unread })
@@ -237,10 +264,19 @@ impl ChatTemplate {
         tools: Option<&Value>,
         prompt: Prompt,
     ) -> Result<String, TemplateError> {
+        self.jinja.render(self.variables(messages, tools, prompt)).map_err(|reason| self.failed(&reason))
+    }
+
+    fn failed(&self, reason: &str) -> TemplateError {
+        TemplateError(format!("the chat template of {} failed: {reason}", self.origin))
+    }
+
+    /// What a template gets.
+    fn variables(&self, messages: &[minijinja::Value], tools: Option<&Value>, prompt: Prompt) -> minijinja::Value {
         // Set only where needed: templates test whether the variable is defined.
         let thinking: BTreeMap<&str, bool> =
             (prompt == Prompt::WithoutThinking).then_some(("enable_thinking", false)).into_iter().collect();
-        let variables = context! {
+        context! {
             messages => messages.to_vec(),
             tools => tools.map_or_else(|| ().into(), minijinja::Value::from_serialize),
             documents => (),
@@ -249,15 +285,7 @@ impl ChatTemplate {
                 minijinja::Value::from_serialize(&self.special_tokens),
                 minijinja::Value::from_serialize(&thinking),
             ])
-        };
-        let mut out = jinja::BoundedText::default();
-        let template = self.environment.get_template(jinja::TEMPLATE_NAME);
-        let render = || template?.render_captured_to(variables, &mut out).map(drop);
-        // minijinja panics on some formats.
-        guarded(render)
-            .and_then(|rendered| rendered.map_err(|error| full_message(&error)))
-            .and_then(|()| out.into_text())
-            .map_err(|reason| TemplateError(format!("the chat template of {} failed: {reason}", self.origin)))
+        }
     }
 }
 
@@ -281,17 +309,6 @@ enum Prompt {
     Answer,
     /// The generation prompt for an answer without thinking.
     WithoutThinking,
-}
-
-/// A template's error with its causes and its line.
-fn full_message(error: &minijinja::Error) -> String {
-    let mut message = error.to_string();
-    let mut source = std::error::Error::source(error);
-    while let Some(cause) = source {
-        message = format!("{message}: {cause}");
-        source = cause.source();
-    }
-    message
 }
 
 #[cfg(test)]

@@ -1,21 +1,21 @@
 //! The tokenizer of a Hugging Face model folder: text to token ids and back.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use serde::de::IgnoredAny;
 use sha2::{Digest as _, Sha256};
 
 use crate::util::panics::guarded;
 
+mod added;
 mod class;
 mod files;
 pub mod gguf;
 mod stream;
 
 pub(crate) use files::token_ids;
-use files::{Files, token_text};
+use files::{Files, Templates};
 pub use stream::DecodeStream;
 
 /// Tokens that chat models write at the end of a turn. Generation stops at those that the vocabulary has, but for gpt-oss's
@@ -73,20 +73,26 @@ pub struct Tokenizer {
     eos: Option<SpecialToken>,
     pad: Option<SpecialToken>,
     unk: Option<SpecialToken>,
+    /// Texts of all special tokens that have a name.
+    named: BTreeMap<String, String>,
     /// Whether `encode(.., true)` starts with BOS: as `tokenizer_config.json` says, otherwise as `tokenizer.json` does.
     add_bos: bool,
     eos_ids: Vec<u32>,
     max_id: u32,
     /// Texts with a larger id are refused.
     last_row: u32,
-    chat_template: Option<String>,
+    templates: Templates,
     digest: [u8; 32],
 }
 
 impl Tokenizer {
     /// Reads `tokenizer.json` and the small files beside it in `model_dir`: `tokenizer_config.json`,
-    /// `special_tokens_map.json`, `chat_template.jinja`, `generation_config.json`, `config.json`. Only `tokenizer.json`
-    /// is required. Its truncation and padding settings are not used.
+    /// `special_tokens_map.json`, `added_tokens.json`, `chat_template.jinja`, `additional_chat_templates`,
+    /// `generation_config.json`, `config.json`. Only `tokenizer.json` is required. Its truncation and padding settings are not
+    /// used.
+    ///
+    /// Where two files differ, that counts which counts in transformers: the added tokens of `tokenizer_config.json` go before
+    /// those of `tokenizer.json`, and `special_tokens_map.json` counts before `tokenizer_config.json` where that has none.
     ///
     /// `model_dir` may be a GGUF file: then what is not beside it comes from its metadata.
     ///
@@ -94,30 +100,27 @@ impl Tokenizer {
     /// A missing `tokenizer.json`, an invalid file, a special token that is not in the vocabulary.
     pub fn open(model_dir: &Path) -> Result<Self, TokenizerError> {
         let files = Files::read(model_dir)?;
-        let Files { path, content, config, map, generation_config, model_config, chat_template } = files;
-        let failed = |reason: String| TokenizerError::of_file(&path, reason);
+        let named = files.named_tokens();
+        let Files { path, content, generation_config, model_config, templates, .. } = &files;
+        let failed = |reason: String| TokenizerError::of_file(path, reason);
         // The library unwraps in some places on invalid JSON, and panics on other unexpected values.
         let refused = |reason: String| failed(format!("{reason}\n  hint: put the model's own tokenizer.json there"));
-        serde_json::from_slice::<IgnoredAny>(&content).map_err(|error| refused(error.to_string()))?;
-        let mut inner = guarded(|| tokenizers::Tokenizer::from_bytes(&content))
+        let described = serde_json::from_slice::<added::Described>(content);
+        described.map_err(|error| refused(error.to_string()))?.check().map_err(refused)?;
+        let mut inner = guarded(|| tokenizers::Tokenizer::from_bytes(content))
             .map_err(|panic| refused(format!("not a tokenizer: {panic}")))?
             .map_err(|error| refused(error.to_string()))?;
         inner.with_padding(None);
         inner.with_truncation(None).map_err(|error| failed(error.to_string()))?;
 
-        let special = |key: &'static str| -> Result<Option<SpecialToken>, TokenizerError> {
-            for (path, file) in [&config, &map] {
-                if let Some(text) = token_text(&file[key]) {
-                    return match inner.token_to_id(&text) {
-                        Some(id) => Ok(Some(SpecialToken { text, id })),
-                        None => Err(TokenizerError::of_file(
-                            path,
-                            format!("`{key}` is {text:?}, which the vocabulary of tokenizer.json does not have"),
-                        )),
-                    };
-                }
-            }
-            Ok(None)
+        added::add(&mut inner, &files, &named).map_err(failed)?;
+        let special = |key: &str| -> Result<Option<SpecialToken>, TokenizerError> {
+            let Some((path, text)) = named.get(key) else { return Ok(None) };
+            let id = inner.token_to_id(text).ok_or_else(|| {
+                let reason = format!("`{key}` is {text:?}, which the vocabulary of tokenizer.json does not have");
+                TokenizerError::of_file(path, reason)
+            })?;
+            Ok(Some(SpecialToken { text: text.clone(), id }))
         };
         // Where the tokenizer's files name no BOS or EOS, use the ids of the model's config.
         let of_model = |key: &str| {
@@ -141,16 +144,21 @@ impl Tokenizer {
             guarded(|| inner.encode("a", true))
                 .is_ok_and(|encoded| encoded.is_ok_and(|encoding| encoding.get_ids().first() == Some(&bos.id)))
         });
-        let add_bos = bos.is_some() && config.1["add_bos_token"].as_bool().unwrap_or(starts_with_bos);
+        let add_bos = bos.is_some() && files.config.1["add_bos_token"].as_bool().unwrap_or(starts_with_bos);
 
-        let mut digest = Sha256::new_with_prefix(&content);
-        digest.update(format!("{:?}", (&bos, &eos, &pad, &unk, add_bos)));
+        let mut named: BTreeMap<String, String> = named.into_iter().map(|(name, (_, text))| (name, text)).collect();
+        // Those that the model's config names.
+        for (name, token) in [("bos_token", &bos), ("eos_token", &eos)] {
+            named.extend(token.iter().map(|token| (name.to_owned(), token.text.clone())));
+        }
+        let mut digest = Sha256::new_with_prefix(content);
+        digest.update(format!("{:?}", (&bos, &eos, &named, add_bos, added::described(&files))));
 
         Ok(Self {
             digest: digest.finalize().into(),
             max_id: inner.get_vocab(true).into_values().max().unwrap_or(0),
             last_row: u32::MAX,
-            chat_template,
+            templates: templates.clone(),
             eos_ids: eos_ids.into_iter().collect(),
             inner,
             folder: model_dir.to_owned(),
@@ -158,6 +166,7 @@ impl Tokenizer {
             eos,
             pad,
             unk,
+            named,
             add_bos,
         })
     }
@@ -170,11 +179,12 @@ impl Tokenizer {
     pub fn for_rows(mut self, vocab_size: usize) -> Result<Self, TokenizerError> {
         let Some(first) = u32::try_from(vocab_size).ok().filter(|first| *first <= self.max_id) else { return Ok(self) };
         let added = self.inner.get_added_tokens_decoder();
-        if (first..=self.max_id).any(|id| !added.contains_key(&id) && self.inner.id_to_token(id).is_some()) {
+        // A vocabulary may have any ids.
+        let beyond = |(_, id): &(String, u32)| *id >= first && !added.contains_key(id);
+        if let Some((text, id)) = self.inner.get_vocab(false).into_iter().filter(beyond).max_by_key(|(_, id)| *id) {
             let reason = format!(
-                "the tokenizer has ids up to {}, and the model has embeddings for {vocab_size}\n  \
-                 hint: tokenizer.json and config.json are of different models",
-                self.max_id
+                "token {id} ({text:?}) is beyond the {vocab_size} tokens of config.json\n  \
+                 hint: tokenizer.json and config.json are of different models"
             );
             return Err(TokenizerError::of_file(&self.folder, reason));
         }
@@ -349,16 +359,34 @@ impl Tokenizer {
         &self.eos_ids
     }
 
-    /// The model's chat template: `chat_template.jinja`, else the one in `tokenizer_config.json`.
+    /// The special tokens that have a name, such as `eos_token`, by name.
+    #[must_use]
+    pub fn named_tokens(&self) -> &BTreeMap<String, String> {
+        &self.named
+    }
+
+    /// The model's chat template: `chat_template.jinja`, else the one in `tokenizer_config.json`; of several, `default`.
     #[must_use]
     pub fn chat_template(&self) -> Option<&str> {
-        self.chat_template.as_deref()
+        self.templates.default.as_deref()
+    }
+
+    /// The model's chat template for conversations with tools, `tool_use`, where it has one of its own.
+    #[must_use]
+    pub fn tool_template(&self) -> Option<&str> {
+        self.templates.with_tools.as_deref()
     }
 
     /// Largest id that [`encode`](Self::encode) can return.
     #[must_use]
     pub fn max_id(&self) -> u32 {
         self.max_id.min(self.last_row)
+    }
+
+    /// The tokens that were added to the vocabulary: id, text, and whether they are special.
+    pub fn added(&self) -> impl Iterator<Item = (u32, &str, bool)> {
+        let added = self.inner.get_added_vocabulary().get_added_tokens_decoder().iter();
+        added.map(|(id, token)| (*id, token.content.as_str(), token.special))
     }
 
     /// Whether the token was added to the vocabulary.

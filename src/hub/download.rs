@@ -237,7 +237,9 @@ pub(super) const HINT_OF_ADAPTER: &str =
 
 /// Whether a file in the top folder belongs to every model that has it.
 fn is_beside(name: &str) -> bool {
-    SIDE_FILES.contains(&name) || (name.starts_with("tokenizer") && name.ends_with(".json"))
+    SIDE_FILES.contains(&name)
+        || (name.starts_with("tokenizer") && name.ends_with(".json"))
+        || (name.starts_with("additional_chat_templates/") && name.ends_with(".jinja"))
 }
 
 /// The files of the tokenizer that is used instead of a GGUF file's own, if there are any.

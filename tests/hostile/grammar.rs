@@ -122,7 +122,8 @@ pub(crate) fn toml() -> impl Strategy<Value = Vec<u8>> {
 
 /// A template: nested loops, growing texts, and every filter that turns little into much.
 pub(crate) fn template() -> impl Strategy<Value = Vec<u8>> {
-    let big = || prop_oneof![Just("1000000000"), Just("99999"), Just("3"), Just("-1"), Just("1e18")];
+    let big =
+        || prop_oneof![Just("1000000000"), Just("99999"), Just("3"), Just("-1"), Just("1e18"), Just("10000000000")];
     let value = || {
         proptest::sample::select(
             &["messages", "'ab'", "x", "messages[0].content", "loop.index", "ns.x", "[1, 2]", "{'a': 1}", "tools", "7"]
@@ -163,6 +164,16 @@ pub(crate) fn template() -> impl Strategy<Value = Vec<u8>> {
         big().prop_map(|b| format!("range({b})")),
         big().prop_map(|b| format!("'%0{b}d' | format(1)")),
         big().prop_map(|b| format!("'%{b}s'.format('a')")),
+        big().prop_map(|b| format!("'%{b}d %*d' % (5, {b}, 5)")),
+        // Chains, along which the compiler recurs.
+        (proptest::sample::select(&["not ", "'a' ~ ", "1 if 0 else ", "1 and ", "-"][..]), 1..20_000_usize)
+            .prop_map(|(part, count)| format!("{}1", part.repeat(count))),
+        (proptest::sample::select(&[" | string", ".a", "[0]", " ~ x", "()"][..]), 1..20_000_usize)
+            .prop_map(|(part, count)| format!("x{}", part.repeat(count))),
+        Just("x.replace('', x)".to_owned()),
+        Just("x.join([x, x])".to_owned()),
+        Just("x.split('a')".to_owned()),
+        Just("(ns, [ns], {'a': ns})".to_owned()),
         (value(), big()).prop_map(|(a, b)| format!("{a}.ljust({b})")),
         (value(), big()).prop_map(|(a, b)| format!("{a}[{b}:]")),
         big().prop_map(|b| format!("'{{:>{b}}}'.format('a')")),
@@ -177,6 +188,11 @@ pub(crate) fn template() -> impl Strategy<Value = Vec<u8>> {
         expression.clone().prop_map(|e| format!("{{% set ns.x = {e} %}}")),
         Just("{% set x = x ~ x %}".to_owned()),
         Just("{% set ns.x = ns.x ~ ns.x %}".to_owned()),
+        Just("{% set ns.x = ns %}{{ ns }}".to_owned()),
+        Just("{% set ns.x = [ns.x] %}".to_owned()),
+        Just("{% set ns.x = [ns.x, ns.x] %}".to_owned()),
+        Just("{% set ns.x = {'a': ns.x} %}".to_owned()),
+        Just("{{ ns | tojson }}{{ ns == ns }}".to_owned()),
         Just("{% include '/etc/passwd' %}".to_owned()),
         Just("{% import 'chat_template' as t %}".to_owned()),
         Just("{% include 'chat_template' %}".to_owned()),

@@ -228,6 +228,7 @@ impl Shown<'_> {
                 "special_tokens": special(tokenizer).into_iter().collect::<BTreeMap<_, _>>(),
                 "eos_token_ids": stops(tokenizer).ids,
                 "chat_template": tokenizer.chat_template(),
+                "tool_template": tokenizer.tool_template(),
             })),
         })
     }
@@ -253,10 +254,11 @@ fn about(tokenizer: &Tokenizer) -> String {
     let Stops { ids, texts } = stops(tokenizer);
     let texts = texts.iter().map(|text| format!("{text:?}"));
     let ends: Vec<String> = ids.iter().filter_map(|id| tokenizer.token_text(*id)).chain(texts).collect();
-    let template = match tokenizer.chat_template() {
-        Some(template) => format!("{} characters", with_commas(template.chars().count())),
-        None => "none".to_owned(),
-    };
+    let characters = |template: &str| format!("{} characters", with_commas(template.chars().count()));
+    let mut template = tokenizer.chat_template().map_or("none".to_owned(), characters);
+    if let Some(with_tools) = tokenizer.tool_template() {
+        let _ = write!(template, ", with tools {}", characters(with_tools));
+    }
     let _ = write!(text, "; a text ends with {}\nchat template: {template}", ends.join(" or "));
     text
 }

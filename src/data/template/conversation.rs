@@ -35,6 +35,40 @@ impl<'a> Conversation<'a> {
         Ok(Self { template, messages, values, tools, text, unread: BTreeSet::new() })
     }
 
+    /// The text with what the template's `{% generation %}` tags enclose, where it has such tags. Of messages that carry no
+    /// loss, or only a part of which does, it counts where the answers carry loss.
+    pub(super) fn with_marks(self) -> Result<Rendered, TemplateError> {
+        let (template, origin) = (self.template, &self.template.origin);
+        let variables = template.variables(&self.values, self.tools, Prompt::None);
+        let marked = template.jinja.render_marked(variables).map_err(|reason| template.failed(&reason))?;
+        let Some((text, marks)) = marked else { return self.with_answers() };
+        if text != self.text {
+            let what =
+                format!("the chat template of {origin} changes what its `{{% generation %}}` tags enclose afterwards");
+            return Err(TemplateError(format!("{what}, or reads it\n  hint: put them where the text is written")));
+        }
+        let answers = || self.messages.iter().filter(|message| message["role"] == "assistant");
+        let is_whole =
+            |message: &Value| message["weight"] != 0 && message["train_detail"].is_null() && !is_empty(message);
+        if marks.is_empty() && answers().any(is_whole) {
+            return Err(TemplateError(format!(
+                "the chat template of {origin} has `{{% generation %}}` tags, which say what carries loss, and writes none of \
+                 them here\n  hint: give a template without them, or with others, in `data.chat_template`"
+            )));
+        }
+        if answers().all(is_whole) {
+            // The marks say what carries loss: no end is added that the template does not write.
+            return Ok(Rendered { text, answers: marks, unwritten_end: None, empty_answer: None, unread: self.unread });
+        }
+        let rendered = self.with_answers()?;
+        let both = |mark: &Range<usize>| {
+            let mark = mark.clone();
+            rendered.answers.iter().map(move |answer| mark.start.max(answer.start)..mark.end.min(answer.end))
+        };
+        let answers = marks.iter().flat_map(both).filter(|part| part.start < part.end).collect();
+        Ok(Rendered { answers, unwritten_end: None, ..rendered })
+    }
+
     /// The text with the byte ranges of the answers.
     pub(super) fn with_answers(self) -> Result<Rendered, TemplateError> {
         let (mut answers, mut unwritten_end, mut empty_answer) = (Vec::new(), None, None);

@@ -193,6 +193,66 @@ fn answers_of_weight_0_carry_no_loss() {
     assert_eq!(rendered.answers.iter().map(|range| &rendered.text[range.clone()]).collect::<Vec<_>>(), ["d<|im_end|>"]);
 }
 
+/// What carries loss where the assistant's turn is written so, and the error of the row.
+fn marked(turn: &str, turns: &[Value]) -> Result<Vec<String>, String> {
+    let source = CHATML.replace(
+        "{{ '<|im_start|>' + message.role",
+        "{% if message.role == 'assistant' %}TURN{% else %}{{ '<|im_start|>' + message.role",
+    );
+    let source = source
+        .replace("<|im_end|>\n' }}{% endfor %}", "<|im_end|>\n' }}{% endif %}{% endfor %}")
+        .replace("TURN", &format!("{{{{ '<|im_start|>assistant\\n' }}}}{turn}"));
+    let rendered = template(&source).render_with_marks(turns, None).map_err(|error| error.to_string())?;
+    assert!(!rendered.text.contains('\u{fdd0}'));
+    Ok(rendered.answers.iter().map(|range| rendered.text[range.clone()].to_owned()).collect())
+}
+
+#[test]
+fn what_a_template_marks_as_generated_carries_loss_and_nothing_else() {
+    let turns = conversation(&[("user", "?"), ("assistant", "a/b"), ("user", "!"), ("assistant", "c/d")]);
+    let whole = "{% generation %}{{ message.content + ';' }}{% endgeneration %}";
+    assert_eq!(marked(whole, &turns).unwrap(), ["a/b;", "c/d;"]);
+    let without_end = "{% generation %}{{ message.content }}{% endgeneration %}{{ ';' }}";
+    assert_eq!(marked(without_end, &turns).unwrap(), ["a/b", "c/d"]);
+    let without_thought = "{% set parts = message.content.split('/') %}{{ parts[0] }}/{%- generation -%} \n\
+                           {{ parts[1] }};{%- endgeneration %}";
+    assert_eq!(marked(without_thought, &turns).unwrap(), ["b;", "d;"]);
+    let last = "{% if loop.last %}{% generation %}{{ message.content }};{% endgeneration %}{% else %}{{ message.content }}{% endif %}";
+    assert_eq!(marked(last, &turns).unwrap(), ["c/d;"]);
+    // A turn's own mask holds, too.
+    let mut masked = turns.clone();
+    masked[3]["weight"] = json!(0);
+    assert_eq!(marked(whole, &masked).unwrap(), ["a/b;"]);
+    masked[1]["train_detail"] = json!([[2, 3]]);
+    assert_eq!(marked(without_end, &masked).unwrap(), ["b"]);
+}
+
+#[test]
+fn marks_that_mark_nothing_or_text_that_changes_are_errors_of_the_row() {
+    let turns = conversation(&[("user", "?"), ("assistant", "yes")]);
+    let nothing = "{% if message.name %}{% generation %}{{ message.content }}{% endgeneration %}{% else %}{{ message.content }}{% endif %}";
+    assert!(marked(nothing, &turns).unwrap_err().contains("writes none of them here\n  hint: "));
+    assert!(marked(nothing, &turns[..1]).unwrap().is_empty(), "a prompt alone has nothing to mark");
+    let counted =
+        "{% set x %}{% generation %}{{ message.content }}{% endgeneration %}{% endset %}{{ x }}{{ x | length }}";
+    assert!(marked(counted, &turns).unwrap_err().contains("changes what its `{% generation %}` tags enclose"));
+}
+
+#[test]
+fn conversations_with_tools_are_written_by_the_template_for_them() {
+    let named = json!([{"name": "default", "template": CHATML}, {"name": "tool_use", "template": format!("{{{{ tools | tojson }}}}{CHATML}")}]);
+    let open = |template: &Value| {
+        let folder = crate::data::fixture::model_folder(&json!({"chat_template": template}));
+        let tokenizer = Tokenizer::open(folder.path()).unwrap();
+        ChatTemplate::open("auto", &tokenizer).unwrap().unwrap()
+    };
+    let (template, turns) = (open(&named), conversation(&[("user", "a"), ("assistant", "b")]));
+    let tools = json!([{"type": "function", "function": {"name": "tide"}}]);
+    let text = |tools: Option<&Value>| template.render_with_answers(&turns, tools).unwrap().text;
+    assert!(text(Some(&tools)).starts_with("[{\"type\"") && text(None).starts_with("<|im_start|>"));
+    assert!(template.identity().is_some() && template.identity() != open(&json!(CHATML)).identity());
+}
+
 #[test]
 fn what_a_template_raises_is_what_the_user_reads() {
     let source =

@@ -5,8 +5,8 @@
 
 use serde_json::{Value, json};
 
-use super::Tokenizer;
-use super::files::read_json;
+use super::files::{Files, read_json};
+use super::{Tokenizer, added};
 use crate::util::panics::guarded;
 
 /// Texts on which tokenizers differ: spaces, digits, line ends, composed letters, scripts, special tokens.
@@ -74,7 +74,9 @@ impl Tokenizer {
         for (key, value) in model.as_object()? {
             tokenizer["model"][key] = value.clone();
         }
-        let rebuilt = guarded(|| tokenizers::Tokenizer::from_bytes(tokenizer.to_string())).ok()?.ok()?;
+        let mut rebuilt = guarded(|| tokenizers::Tokenizer::from_bytes(tokenizer.to_string())).ok()?.ok()?;
+        let files = Files::read(&self.folder).ok()?;
+        added::add(&mut rebuilt, &files, &files.named_tokens()).ok()?;
         Some((class.to_owned(), rebuilt))
     }
 }

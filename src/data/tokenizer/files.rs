@@ -7,8 +7,10 @@ use serde_json::{Value, json};
 use super::{TokenizerError, gguf};
 use crate::util::gguf::{GgufFile, is_gguf};
 
-/// Name of the template to use where `tokenizer_config.json` lists several.
-const DEFAULT_TEMPLATE_NAME: &str = "default";
+/// Name of the template to use where there are several.
+const DEFAULT_TEMPLATE: &str = "default";
+/// Name of the template for conversations with tools.
+const TOOL_TEMPLATE: &str = "tool_use";
 
 /// What describes a tokenizer.
 pub(super) struct Files {
@@ -19,9 +21,19 @@ pub(super) struct Files {
     pub(super) config: (PathBuf, Value),
     /// `special_tokens_map.json`.
     pub(super) map: (PathBuf, Value),
+    /// `added_tokens.json`.
+    pub(super) added: Value,
     pub(super) generation_config: Value,
     pub(super) model_config: Value,
-    pub(super) chat_template: Option<String>,
+    pub(super) templates: Templates,
+}
+
+/// The chat templates of a model.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Templates {
+    pub(super) default: Option<String>,
+    /// That for conversations with tools, where it is one of its own.
+    pub(super) with_tools: Option<String>,
 }
 
 impl Files {
@@ -39,12 +51,13 @@ impl Files {
         Ok(Self {
             path: model.to_owned(),
             content: tokenizer.to_string().into_bytes(),
-            chat_template: match config["chat_template"].as_str() {
-                Some(template) => Some(template.to_owned()),
-                None => read_text(&folder.join(CHAT_TEMPLATE))?,
+            templates: match Templates::of_gguf(&config) {
+                Templates { default: None, .. } => Templates::of_files(folder)?,
+                templates => templates,
             },
             config: (model.to_owned(), config),
             map: (model.to_owned(), Value::Null),
+            added: Value::Null,
             generation_config: ends(&file),
             model_config: Value::Null,
         })
@@ -54,7 +67,9 @@ impl Files {
     fn completed(mut self, file: &GgufFile) -> Self {
         if self.config.1.is_null() {
             let config = gguf::config(file, false);
-            self.chat_template = self.chat_template.or(config["chat_template"].as_str().map(ToOwned::to_owned));
+            if self.templates.default.is_none() {
+                self.templates = Templates::of_gguf(&config);
+            }
             self.config = (file.path().to_owned(), config);
         }
         if self.generation_config.is_null() {
@@ -82,9 +97,10 @@ impl Files {
             path,
             content,
             map: read("special_tokens_map.json")?,
+            added: read("added_tokens.json")?.1,
             generation_config: read("generation_config.json")?.1,
             model_config: read("config.json")?.1,
-            chat_template: read_chat_template(folder, &config.1, &config.0)?,
+            templates: Templates::of_folder(folder, &config.1, &config.0)?,
             config,
         })
     }
@@ -122,31 +138,54 @@ pub(crate) fn token_ids(value: &Value) -> impl Iterator<Item = u32> {
 }
 
 const CHAT_TEMPLATE: &str = "chat_template.jinja";
+/// Where the templates are that have names.
+const NAMED_TEMPLATES: &str = "additional_chat_templates";
 
-/// The chat template: `chat_template.jinja` if it exists, else `tokenizer_config.json`, as in transformers. The latter
-/// has a string or a list of `{name, template}`.
-fn read_chat_template(dir: &Path, config: &Value, config_path: &Path) -> Result<Option<String>, TokenizerError> {
-    if let Some(text) = read_text(&dir.join(CHAT_TEMPLATE))? {
-        return Ok(Some(text));
-    }
-    match &config["chat_template"] {
-        Value::Null => Ok(None),
-        Value::String(template) => Ok(Some(template.clone())),
-        Value::Array(named) => {
-            let template = named.iter().find(|entry| entry["name"] == DEFAULT_TEMPLATE_NAME);
-            if let Some(template) = template.and_then(|entry| entry["template"].as_str()) {
-                return Ok(Some(template.to_owned()));
+impl Templates {
+    /// Those of a folder's own files if there are any, else those of `tokenizer_config.json`, as in transformers. The latter
+    /// has a string or a list of `{name, template}`.
+    fn of_folder(folder: &Path, config: &Value, config_path: &Path) -> Result<Self, TokenizerError> {
+        let files = Self::of_files(folder)?;
+        if files.default.is_some() {
+            return Ok(files);
+        }
+        let named = match &config["chat_template"] {
+            Value::Null => return Ok(files),
+            Value::String(template) => return Ok(Self { default: Some(template.clone()), ..files }),
+            Value::Array(named) => named,
+            _ => {
+                let reason = "`chat_template` must be a string or a list of {name, template}";
+                return Err(TokenizerError::of_file(config_path, reason));
             }
+        };
+        let template = |name: &str| {
+            let entry = named.iter().find(|entry| entry["name"] == name)?;
+            entry["template"].as_str().map(ToOwned::to_owned)
+        };
+        let Some(default) = template(DEFAULT_TEMPLATE) else {
             let found: Vec<&str> = named.iter().filter_map(|entry| entry["name"].as_str()).collect();
             let reason = format!(
-                "`chat_template` lists {found:?}, and none is \"{DEFAULT_TEMPLATE_NAME}\"\n  hint: write the one to \
+                "`chat_template` lists {found:?}, and none is \"{DEFAULT_TEMPLATE}\"\n  hint: write the one to \
                  use to a file and set `data.chat_template` to its path"
             );
-            Err(TokenizerError::of_file(config_path, reason))
-        }
-        _ => {
-            let reason = "`chat_template` must be a string or a list of {name, template}";
-            Err(TokenizerError::of_file(config_path, reason))
-        }
+            return Err(TokenizerError::of_file(config_path, reason));
+        };
+        Ok(Self { default: Some(default), with_tools: files.with_tools.or_else(|| template(TOOL_TEMPLATE)) })
+    }
+
+    /// `chat_template.jinja`, and in the folder beside it `tool_use.jinja`.
+    fn of_files(folder: &Path) -> Result<Self, TokenizerError> {
+        let named = |name: &str| read_text(&folder.join(NAMED_TEMPLATES).join(format!("{name}.jinja")));
+        let default = match named(DEFAULT_TEMPLATE)? {
+            None => read_text(&folder.join(CHAT_TEMPLATE))?,
+            template => template,
+        };
+        Ok(Self { default, with_tools: named(TOOL_TEMPLATE)? })
+    }
+
+    /// Those that the metadata of a GGUF file have.
+    fn of_gguf(config: &Value) -> Self {
+        let template = |key: &str| config[key].as_str().map(ToOwned::to_owned);
+        Self { default: template("chat_template"), with_tools: template("tool_template") }
     }
 }

@@ -90,6 +90,7 @@ pub(super) fn config(file: &GgufFile, adds_bos: bool) -> Value {
         "unk_token": token("unknown"),
         "add_bos_token": file.flag("tokenizer.ggml.add_bos_token").unwrap_or(adds_bos),
         "chat_template": file.text("tokenizer.chat_template"),
+        "tool_template": file.text("tokenizer.chat_template.tool_use"),
     })
 }
 

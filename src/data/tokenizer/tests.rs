@@ -19,7 +19,7 @@ fn special_tokens_are_read_in_every_spelling_and_from_every_file() {
     let tokenizer = open(
         &json!({"bos_token": {"content": "<s>", "lstrip": false}, "pad_token": null}),
         &[
-            ("special_tokens_map.json", json!({"bos_token": "</s>", "unk_token": {"content": "!"}})),
+            ("special_tokens_map.json", json!({"unk_token": {"content": "!"}})),
             ("generation_config.json", json!({"eos_token_id": [7, 8]})),
             ("config.json", json!({"eos_token_id": 257, "bos_token_id": 257})),
         ],
@@ -30,6 +30,77 @@ fn special_tokens_are_read_in_every_spelling_and_from_every_file() {
     assert_eq!(tokenizer.eos().unwrap(), &SpecialToken { text: "</s>".into(), id: EOS });
     assert!(tokenizer.pad().is_none());
     assert_eq!(tokenizer.eos_ids(), [7, 8, EOS, IM_END]);
+}
+
+#[test]
+fn of_two_files_that_name_a_token_that_counts_which_counts_in_transformers() {
+    let bos = |config: Value| {
+        let map = [("special_tokens_map.json", json!({"bos_token": "</s>", "cls_token": "<s>"}))];
+        open(&config, &map).unwrap().bos().unwrap().text.clone()
+    };
+    assert_eq!(bos(json!({"bos_token": "<s>"})), "</s>");
+    assert_eq!(bos(json!({"bos_token": "<s>", "added_tokens_decoder": {}})), "<s>");
+}
+
+#[test]
+fn special_tokens_have_the_names_that_the_files_give_them() {
+    let config = json!({"eos_token": "</s>", "sep_token": {"content": "<s>"}, "image_token": "<|im_start|>", "add_bos_token": true,
+                        "mask_token": null, "extra_special_tokens": {"turn_token": "<|im_end|>", "boi": "!"}});
+    let tokenizer = open(&config, &[("special_tokens_map.json", json!({"cls_token": "#"}))]).unwrap();
+    let named: Vec<_> = tokenizer.named_tokens().iter().map(|(name, text)| (name.as_str(), text.as_str())).collect();
+    let expected = [
+        ("boi", "!"),
+        ("cls_token", "#"),
+        ("eos_token", "</s>"),
+        ("image_token", "<|im_start|>"),
+        ("sep_token", "<s>"),
+        ("turn_token", "<|im_end|>"),
+    ];
+    assert_eq!(named, expected);
+    assert!(tokenizer.special_texts().contains(&"#".to_owned()), "what has a name is special");
+}
+
+#[test]
+fn tokens_are_added_by_the_files_beside_as_transformers_adds_them() {
+    let token = |text: &str, special: bool| json!({"content": text, "special": special, "normalized": false});
+    let ids =
+        |config: Value, files: &[(&str, Value)], text: &str| open(&config, files).unwrap().encode(text, false).unwrap();
+    let decoder = json!({"added_tokens_decoder": {"270": token("<note>", true), "261": token("<think>", false)}});
+    // Their ids follow those that there are, in the order of the numbers.
+    assert_eq!(ids(decoder.clone(), &[], "<think>x<note>"), [261, 120, 262]);
+    assert_eq!(open(&decoder, &[]).unwrap().special_texts().iter().filter(|text| *text == "<note>").count(), 1);
+    let file = [("added_tokens.json", json!({"<think>": 261, "<s>": BOS}))];
+    assert_eq!(ids(json!({}), &file, "<think><s>"), [261, BOS]);
+    assert_eq!(ids(decoder.clone(), &file, "<think><s>"), [261, BOS]);
+    for key in ["extra_special_tokens", "additional_special_tokens"] {
+        assert_eq!(ids(json!({key: ["<a>", {"content": "<b>"}]}), &[], "<a><b>"), [261, 262], "{key}");
+    }
+    // The flags of the configuration go before those of tokenizer.json.
+    let strips = json!({"added_tokens_decoder": {"257": {"content": "</s>", "special": true, "rstrip": true}}});
+    assert_eq!(ids(strips, &[], "</s>  x"), [EOS, 120]);
+    let end = json!({"eos_token": "<end>", "added_tokens_decoder": {"261": token("<end>", false)}});
+    assert_eq!(open(&end, &[]).unwrap().eos().unwrap().id, 261);
+}
+
+#[test]
+fn an_id_far_beyond_the_model_is_refused_at_once() {
+    let folder = model_folder(&json!({}));
+    let text = std::fs::read_to_string(folder.path().join("tokenizer.json")).unwrap();
+    let text = text.replace("\"ab\":260", "\"ab\":2147483648");
+    let tokenizer = open(&json!({}), &[("tokenizer.json", text.into())]).unwrap();
+    let error = tokenizer.for_rows(300).unwrap_err().to_string();
+    assert!(error.contains("token 2147483648 (\"ab\") is beyond the 300 tokens of config.json"), "{error}");
+}
+
+#[test]
+fn added_tokens_of_great_length_are_refused_at_once() {
+    let long = |i: usize| format!("t{i}").repeat(200);
+    let tokens: serde_json::Map<String, Value> = (300..3300).map(|i| (long(i), json!(i))).collect();
+    let error = open(&json!({}), &[("added_tokens.json", tokens.into())]).unwrap_err().to_string();
+    assert!(error.contains("its added tokens have 2") && error.contains("at most 4000000 and 256000"), "{error}");
+    let tokens: Vec<Value> = (0..3000).map(|i| json!({"content": long(i)})).collect();
+    let error = open(&json!({}), &[("tokenizer.json", json!({"added_tokens": tokens}))]).unwrap_err().to_string();
+    assert!(error.contains("its added tokens have 2"), "{error}");
 }
 
 #[test]
@@ -141,6 +212,13 @@ fn the_template_file_goes_before_the_configuration() {
     let file = [("chat_template.jinja", json!("F"))];
     assert_eq!(open(&named, &file).unwrap().chat_template(), Some("F"));
     assert_eq!(open(&json!({}), &[]).unwrap().chat_template(), None);
+    let with_tools = |files: &[(&str, Value)]| open(&named, files).unwrap().tool_template().map(ToOwned::to_owned);
+    assert_eq!((with_tools(&[]).as_deref(), with_tools(&file)), (Some("T"), None));
+    let folder = model_folder(&named);
+    std::fs::create_dir(folder.path().join("additional_chat_templates")).unwrap();
+    std::fs::write(folder.path().join("additional_chat_templates/tool_use.jinja"), "U").unwrap();
+    let tokenizer = Tokenizer::open(folder.path()).unwrap();
+    assert_eq!((tokenizer.chat_template(), tokenizer.tool_template()), (Some("D"), Some("U")));
     let error = open(&json!({"chat_template": [{"name": "rag", "template": "R"}]}), &[]).unwrap_err().to_string();
     assert!(
         error.contains("lists [\"rag\"], and none is \"default\"") && error.contains("data.chat_template"),

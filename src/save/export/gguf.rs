@@ -30,6 +30,7 @@ use file::{Gguf, Tensor, text};
 
 /// The key of the chat template.
 const CHAT_TEMPLATE: &str = "tokenizer.chat_template";
+const TOOL_TEMPLATE: &str = "tokenizer.chat_template.tool_use";
 /// What stays in full precision: what chooses among experts, and the convolutions of a delta rule.
 const IN_F32: [&str; 3] = [".ffn_gate_inp.", ".ssm_conv1d.", ".shortconv.conv."];
 /// Settings of a generation in `generation_config.json`, and their names here.
@@ -76,11 +77,13 @@ pub fn merge_gguf(
         metadata.extend(vocabulary::vocabulary(&merging.tokenizer, config, &tokenizer)?);
         metadata
     };
-    let template = match &form {
-        Some(PromptForm::ChatTemplate { chat_template: Some(template), .. }) => Some(template.as_str()),
-        _ => tokenizer.chat_template(),
+    let templates = match &form {
+        Some(PromptForm::ChatTemplate { chat_template: Some(template), .. }) => {
+            [(CHAT_TEMPLATE, Some(template.as_str())), (TOOL_TEMPLATE, None)]
+        }
+        _ => [(CHAT_TEMPLATE, tokenizer.chat_template()), (TOOL_TEMPLATE, tokenizer.tool_template())],
     };
-    metadata.extend(template.map(|template| named((CHAT_TEMPLATE, text(template)))));
+    metadata.extend(templates.into_iter().filter_map(|(key, template)| Some(named((key, text(template?))))));
     add_ends(&mut metadata, &ends);
     create_parent(out)?;
     let num_bytes = Gguf { metadata, tensors }.write(out)?;
@@ -111,7 +114,7 @@ fn add_ends(metadata: &mut Vec<(String, Value)>, ends: &Ends) {
 /// The metadata of a base that is a file, but for its template and what says how its tensors are stored.
 fn of_base(file: &GgufFile, dtype: GgufType) -> Vec<(String, Value)> {
     let stays = |key: &str| {
-        key != CHAT_TEMPLATE
+        ![CHAT_TEMPLATE, TOOL_TEMPLATE].contains(&key)
             && key != "general.alignment"
             && !key.starts_with("split.")
             && !key.starts_with("quantize.")

@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 use serde_json::{Value, json};
 
 use self::written::{ToWrite, Written, torch_name};
-use super::tokenizer_files::{CHAT_TEMPLATE, TOKENIZER_FILES, copy};
+use super::tokenizer_files::{CHAT_TEMPLATE, TOKENIZER_FILES, copy, copy_named_templates};
 use super::{Ends, ExportError, PromptForm};
 use crate::data::tokenizer::{Tokenizer, token_ids};
 use crate::device::Dtype;
@@ -121,6 +121,8 @@ pub fn merge(
         // The adapter was trained with this template.
         let path = unfinished.0.join(CHAT_TEMPLATE);
         files::write(&path, template).map_err(ExportError::io("write", &path))?;
+    } else {
+        copy_named_templates(&merging.tokenizer, &unfinished.0)?;
     }
     // Of an adapter of another program, or of a model without a tokenizer, nothing is known.
     let tokenizer = Tokenizer::open(&unfinished.0).ok();

@@ -8,6 +8,9 @@ use crate::util::files;
 /// The chat template file, which takes precedence over the template in `tokenizer_config.json`.
 pub(super) const CHAT_TEMPLATE: &str = "chat_template.jinja";
 
+/// The folder of further templates, such as that for conversations with tools.
+const NAMED_TEMPLATES: &str = "additional_chat_templates";
+
 /// The names that a tokenizer's files have.
 pub const TOKENIZER_FILES: [&str; 9] = [
     "tokenizer.json",
@@ -27,6 +30,16 @@ pub(super) fn copy(from: &Path, to: &Path) -> Result<(), ExportError> {
     files::write(to, content).map_err(ExportError::io("write", to))
 }
 
+/// Copies the templates that have names, if there are any.
+pub(super) fn copy_named_templates(from: &Path, to: &Path) -> Result<(), ExportError> {
+    let Ok(entries) = std::fs::read_dir(from.join(NAMED_TEMPLATES)) else { return Ok(()) };
+    let folder = to.join(NAMED_TEMPLATES);
+    std::fs::create_dir_all(&folder).map_err(ExportError::io("create", &folder))?;
+    let paths = entries.flatten().map(|entry| entry.path());
+    let mut templates = paths.filter(|path| path.extension().is_some_and(|extension| extension == "jinja"));
+    templates.try_for_each(|path| copy(&path, &folder.join(path.file_name().unwrap_or_default())))
+}
+
 /// Puts the tokenizer in `from` beside an adapter, where other programs look for it, with the chat template of the training if it
 /// was none of the tokenizer's.
 ///
@@ -41,7 +54,9 @@ pub fn write_tokenizer(from: &Path, folder: &Path, form: &PromptForm) -> Result<
             copy(&from, &to)?;
         }
     }
-    let PromptForm::ChatTemplate { chat_template: Some(template), .. } = form else { return Ok(()) };
+    let PromptForm::ChatTemplate { chat_template: Some(template), .. } = form else {
+        return copy_named_templates(from, folder);
+    };
     let path = folder.join(CHAT_TEMPLATE);
     files::write(&path, template).map_err(ExportError::io("write", &path))
 }

@@ -292,7 +292,7 @@ pub(crate) const MISTAKES: &[(&str, Wrong<'static>, &[&str])] = &[
     (
         "a tokenizer of another model",
         Made(with_another_token),
-        &["model: the tokenizer has ids up to 1344, and the model has embeddings for 1344", "of different models"],
+        &["model: token 1344 (", "is beyond the 1344 tokens of config.json", "of different models"],
     ),
     (
         "no weights",

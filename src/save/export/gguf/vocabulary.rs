@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use serde_json::Value as Json;
+use serde_json::{Value as Json, json};
 
 use super::super::ExportError;
 use super::file::{list, text};
@@ -27,9 +27,12 @@ pub(super) fn vocabulary(
     tokenizer: &Tokenizer,
 ) -> Result<Vec<(String, Value)>, ExportError> {
     let path = folder.join("tokenizer.json");
-    let json: Json = std::fs::read(&path)
+    let mut json: Json = std::fs::read(&path)
         .and_then(|content| Ok(serde_json::from_slice(&content)?))
         .map_err(ExportError::io("read", &path))?;
+    // The files beside it may add more.
+    let added = tokenizer.added().map(|(id, text, special)| json!({"id": id, "content": text, "special": special}));
+    json["added_tokens"] = added.collect();
     let is_sentencepiece = json["model"]["byte_fallback"] == true;
     let (mut tokens, types) =
         tokens(&json, config.vocab_size, is_sentencepiece).map_err(|problem| problem.at(path.display()))?;
