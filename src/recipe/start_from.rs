@@ -44,10 +44,12 @@ pub(super) fn take_over(
     resumed: Option<&Path>,
 ) {
     let of_checkpoint = resumed.and_then(of_checkpoint);
-    if let Some(name) = lora.start_from.clone().filter(|folder| !folder.exists() && of_checkpoint.is_none()) {
+    if let Some(name) = lora.start_from.clone().filter(|folder| !folder.exists()) {
         let settings = HubSettings::from_env();
         match hub::resolve_adapter(&name.display().to_string(), None, &settings, Progress::detect(true)) {
             Ok(found) => lora.start_from = Some(found.unwrap_or(name)),
+            // The checkpoint has everything.
+            Err(_) if of_checkpoint.is_some() => {}
             Err(error) => {
                 root.reject("lora.start_from", Problem::new(format!("`lora.start_from`: {error}")));
                 return;
