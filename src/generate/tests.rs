@@ -241,11 +241,11 @@ fn a_text_that_is_held_to_a_schema_is_json_of_it_whatever_the_model_would_write(
     // With and without a token that ends texts.
     for config in ["{}", r#"{"eos_token": "<b>"}"#] {
         let tokenizer = write_tokenizer(folder.path(), PLAIN, config);
-        let grammars = Grammars::new(&tokenizer, 259).unwrap();
+        let (grammars, stops) = (Grammars::new(&tokenizer, 259).unwrap(), Stops::of(&tokenizer, None));
         let write = |schema: &Value, temperature: f64, seed: u64| {
             let options = GenerateOptions { temperature, seed, ..GenerateOptions::default() };
             let grammar = Some(grammars.of_schema(schema).unwrap());
-            let request = TextRequest { grammar, ..TextRequest::new(vec![5, 6], &adapters, options) };
+            let request = TextRequest { grammar, ..TextRequest::new(vec![5, 6], &adapters, options, &stops) };
             let mut batch = TextBatch::new(&model, &tokenizer);
             let (mut text, mut ending) = (String::new(), None);
             let mut take = |_: u64, new: NewText| {
