@@ -221,7 +221,11 @@ mod tests {
         assert!(error("empty.txt").ends_with("the file has no text"));
         let read = |name: &str| {
             let mut ids = Vec::new();
-            let note = tokenise(&files.path(name), &tokenizer(), &mut |id| Ok(ids.push(id))).unwrap();
+            let note = tokenise(&files.path(name), &tokenizer(), &mut |id| {
+                ids.push(id);
+                Ok(())
+            });
+            let note = note.unwrap();
             (ids, note.is_some())
         };
         assert_eq!(read("latin.txt"), (read("utf8.txt").0, true));

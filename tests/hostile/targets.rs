@@ -356,6 +356,7 @@ pub(crate) fn logs(data: &[u8]) {
         resume_step: Some(step),
         has_evaluated: false,
         total_steps: 300,
+        eval_steps: None,
         shows: Shows::Warnings,
         interrupter: burn_train::Interrupter::new(),
     };

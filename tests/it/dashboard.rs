@@ -44,6 +44,7 @@ fn train(mode: &str) -> Result<(), Failure> {
         resume_step: None,
         has_evaluated: false,
         total_steps: NUM_STEPS,
+        eval_steps: None,
         shows: Shows::Dashboard,
         interrupter: Interrupter::new(),
     };

@@ -14,8 +14,15 @@ use serde_json::{Value, json};
 
 fn open(run_dir: &Path, resume_step: Option<u64>) -> Sinks {
     let interrupter = Interrupter::new();
-    let options =
-        SinkOptions { run_dir, resume_step, has_evaluated: true, total_steps: 20, shows: Shows::Warnings, interrupter };
+    let options = SinkOptions {
+        run_dir,
+        resume_step,
+        has_evaluated: true,
+        total_steps: 20,
+        eval_steps: None,
+        shows: Shows::Warnings,
+        interrupter,
+    };
     Sinks::open(&LoggingConfig::default(), options).unwrap()
 }
 

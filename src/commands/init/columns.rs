@@ -156,8 +156,8 @@ mod tests {
 
     use super::*;
 
-    fn columns(names: &[(&'static str, &str)]) -> Option<Guess> {
-        Some(Guess::Columns(names.iter().map(|(ours, theirs)| (*ours, (*theirs).to_owned())).collect()))
+    fn columns(names: &[(&'static str, &str)]) -> Guess {
+        Guess::Columns(names.iter().map(|(ours, theirs)| (*ours, (*theirs).to_owned())).collect())
     }
 
     #[test]
@@ -166,25 +166,25 @@ mod tests {
             "Datum": "2026-01-03", "Betreff": "Mein Toaster, der von gestern", "Anfrage": "Er raucht", "Antwort": "Ja",
             "Status": "zu",
         });
-        assert_eq!(Guess::of(&[mail]), columns(&[("prompt", "Anfrage"), ("completion", "Antwort")]));
+        assert_eq!(Guess::of(&[mail]), Some(columns(&[("prompt", "Anfrage"), ("completion", "Antwort")])));
         let swapped = json!({"id": "a1", "Respuesta": "Sí", "Pregunta": "¿Va?"});
-        assert_eq!(Guess::of(&[swapped]), columns(&[("prompt", "Pregunta"), ("completion", "Respuesta")]));
+        assert_eq!(Guess::of(&[swapped]), Some(columns(&[("prompt", "Pregunta"), ("completion", "Respuesta")])));
         let one = json!({"n": "17", "customer_question": "Why?", "note": "Because it is so.", "x": 3});
-        assert_eq!(Guess::of(&[one]), columns(&[("prompt", "customer_question"), ("completion", "note")]));
+        assert_eq!(Guess::of(&[one]), Some(columns(&[("prompt", "customer_question"), ("completion", "note")])));
         // The first row alone would mislead.
         let unnamed = [
             json!({"k": "aaaaaaaa", "a": "?", "b": "!"}),
             json!({"k": "b", "a": "is it so?".repeat(9), "b": "it is".repeat(9)}),
         ];
-        assert_eq!(Guess::of(&unnamed), columns(&[("prompt", "a"), ("completion", "b")]));
-        assert_eq!(Guess::of(&[json!({"review": "fine", "year": 3})]), columns(&[("text", "review")]));
+        assert_eq!(Guess::of(&unnamed), Some(columns(&[("prompt", "a"), ("completion", "b")])));
+        assert_eq!(Guess::of(&[json!({"review": "fine", "year": 3})]), Some(columns(&[("text", "review")])));
         assert_eq!(
             Guess::of(&[json!({"dialogue": [{"role": "user", "content": "a"}]})]),
-            columns(&[("messages", "dialogue")])
+            Some(columns(&[("messages", "dialogue")]))
         );
         assert_eq!(
             Guess::of(&[json!({"turns": [{"from": "human", "value": "a"}]})]),
-            columns(&[("conversations", "turns")])
+            Some(columns(&[("conversations", "turns")]))
         );
         assert_eq!(Guess::of(&[json!({"a": 1, "b": null})]), None);
     }

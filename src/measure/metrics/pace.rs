@@ -72,7 +72,7 @@ mod tests {
         pace.started = Instant::now().checked_sub(Duration::from_secs(110));
         assert_eq!(left(&pace, 150), 50.0 + 2.0 * 60.0);
         // One is due after the step, and then done.
-        pace.started = Instant::now().checked_sub(Duration::from_secs(120));
+        pace.started = Instant::now().checked_sub(Duration::from_mins(2));
         assert_eq!(left(&pace, 160), 40.0 + 2.0 * 60.0);
         pace.evaluated(160, 30.0);
         pace.started = Instant::now().checked_sub(Duration::from_secs(150));

@@ -368,7 +368,8 @@ mod tests {
                 |config| config.layers_to_transform = Some(vec![0, 1]),
                 |config| config.exclude_modules = Some(TargetModules::Regex(r".*layers\.1\..*".into())),
                 |config| {
-                    config.rank_pattern = [("language_model.layers.0.self_attn.q_proj".into(), 3)].into_iter().collect()
+                    config.rank_pattern =
+                        [("language_model.layers.0.self_attn.q_proj".into(), 3)].into_iter().collect();
                 },
                 |config| config.modules_to_save = Some(vec!["language_model.norm".into(), "lm_head".into()]),
             ] {
