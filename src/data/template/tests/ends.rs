@@ -125,7 +125,8 @@ fn nothing_behind_the_ending_token_carries_loss_where_that_is_not_special() {
     let text = std::fs::read_to_string(&path).unwrap().replace("\"special\":true", "\"special\":false");
     std::fs::write(&path, text).unwrap();
     let tokenizer = Tokenizer::open(folder.path()).unwrap();
-    assert!(tokenizer.special_texts().is_empty() && tokenizer.added_tokens().len() == 4);
+    // The one that the configuration names is special to transformers, as it is here.
+    assert!(!tokenizer.special_texts().contains(&"</s>".to_owned()) && tokenizer.added_tokens().len() == 4);
     for (source, end) in [(CHATML, "<|im_end|>"), (&CHATML.replace("<|im_end|>", "</s>"), "</s>")] {
         let template = ChatTemplate::new(source, "the test", &tokenizer).unwrap();
         let turns = conversation(&[("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d")]);
