@@ -7,6 +7,7 @@
 //! asked to; [`loader`] makes a [`batch`] of them ahead, on its own threads.
 
 pub mod batch;
+mod blocks;
 pub mod cache;
 pub mod counts;
 mod data_file;

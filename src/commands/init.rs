@@ -16,6 +16,7 @@ mod rules;
 mod said;
 mod sources;
 mod swift;
+mod trainer;
 mod values;
 
 use std::fs::File;

@@ -8,7 +8,7 @@ use std::io::{self, BufWriter, Write as _};
 
 use encoding_rs::{Decoder, Encoding, WINDOWS_1252};
 
-use super::rows::{first_bytes, for_each_block};
+use super::blocks::{first_bytes, for_each_block};
 
 /// A file in UTF-8.
 #[derive(Debug)]

@@ -14,8 +14,9 @@ use time::format_description::parse_strftime_owned;
 
 use crate::util::panics::guarded;
 
-mod bounds;
 mod python;
+
+use python::bounds;
 
 /// What the engine calls a template in errors.
 const NAME: &str = "chat_template";

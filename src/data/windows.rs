@@ -6,9 +6,10 @@ use std::path::{Path, PathBuf};
 
 use rayon::prelude::*;
 
+use super::blocks::read_exact_at;
 use super::encoding::Utf8;
 use super::error::DataError;
-use super::rows::{STARTING_BYTES, read_exact_at};
+use super::rows::STARTING_BYTES;
 use super::tokenizer::{Token, Tokenizer};
 use super::unpack;
 

@@ -27,11 +27,11 @@ pub(super) struct HelpArgs {
 /// Prints what was asked about.
 pub(super) fn show(args: &HelpArgs, mut definition: Command) -> Result<(), Failure> {
     let Some(topic) = args.topic.as_deref() else {
-        return printed(&mut definition);
+        return printed(definition.print_help());
     };
     definition.build();
     if let Some(command) = definition.find_subcommand_mut(topic) {
-        printed(command)?;
+        printed(command.print_long_help())?;
         return more(topic, true);
     }
     if topic == REFERENCE {
@@ -50,7 +50,7 @@ pub(super) fn show(args: &HelpArgs, mut definition: Command) -> Result<(), Failu
         _ if peer(topic).is_some() => {
             let ours = peer(topic).unwrap_or_default();
             print(&format!("`{topic}` is `{ours}` here.\n"))?;
-            definition.find_subcommand_mut(ours).map_or(Ok(()), printed)
+            definition.find_subcommand_mut(ours).map_or(Ok(()), |command| printed(command.print_long_help()))
         }
         Meant::Theirs(name) => print(&format!("`{topic}` is `{name}` here.\n\n{}", explained(&name).trim_end())),
         Meant::Nothing(note) => print_text(&format!("A recipe has no `{topic}`: {note}.")),
@@ -58,9 +58,9 @@ pub(super) fn show(args: &HelpArgs, mut definition: Command) -> Result<(), Failu
     }
 }
 
-/// The options of a command, as `--help` shows them.
-fn printed(command: &mut Command) -> Result<(), Failure> {
-    match command.print_long_help() {
+/// Whether the options of a command were printed, as `--help` does.
+fn printed(outcome: std::io::Result<()>) -> Result<(), Failure> {
+    match outcome {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(Failure::running(error)),
         _ => Ok(()),
     }

@@ -5,7 +5,7 @@ use std::path::Path;
 use super::InitArgs;
 use super::draft::Draft;
 use super::images;
-use super::rows::{Rows, look};
+use super::rows::{Rows, look, of_arguments};
 use crate::device::{Dtype, OpenDevice};
 use crate::measure::telemetry::available_host_memory_bytes;
 use crate::ops::kernels::place_on;
@@ -13,7 +13,7 @@ use crate::recipe::{Purpose, Recipe};
 use crate::run::device_memory::{Resources, StepMemory};
 use crate::run::inputs::{self, WeightsFrom};
 use crate::run::prepare::Prepared;
-use crate::schema::{Override, Problem, Problems};
+use crate::schema::{Override, Problem};
 use crate::train::fit::{self, Memories};
 use crate::train::schedule::{repeated, total_steps};
 use crate::util::failure::Failure;
@@ -87,18 +87,6 @@ fn of_other_form(model: &str) -> Option<Problem> {
 fn prepared(draft: &Draft) -> Result<Prepared, Failure> {
     let recipe = Recipe::parse(Path::new("recipe.toml"), &draft.text(), &[], Purpose::Training)?;
     Prepared::new(recipe, None, WeightsFrom::Disk, false).or_else(|failure| without_weights(failure, draft))
-}
-
-/// Mistakes in keys that arguments gave name the arguments.
-pub(super) fn of_arguments(failure: Failure) -> Failure {
-    let Failure::Input(Problems(problems)) = failure else { return failure };
-    let renamed = problems.into_iter().map(|problem| {
-        let message = problem.message.replace("`model.path`", "--model").replace("`data.train[0].path`", "--data");
-        let message = message.replace("`device.name`", "--device");
-        let place = problem.place.filter(|place| place.starts_with("--"));
-        Problem { place, message, excerpt: None, ..problem }
-    });
-    Failure::Input(Problems(renamed.collect()))
 }
 
 /// A model of the Hub whose weights are not there yet: its configuration is enough.

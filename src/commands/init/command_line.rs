@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use serde_json::{Number, Value};
 
-use super::foreign::Trainer;
 use super::said::Said;
+use super::trainer::Trainer;
 
 /// Programs that train nothing, and sub-commands of those that do.
 const OTHERS: &[&str] = &[

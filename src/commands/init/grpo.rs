@@ -4,7 +4,8 @@ use serde_json::Value;
 
 use super::draft::Draft;
 use super::foreign::Meaning::{self, Lost, Near, Nothing, Set};
-use super::foreign::{Foreign, READ, Trainer, is_off, one};
+use super::foreign::{Foreign, READ, is_off, one};
+use super::trainer::Trainer;
 
 /// Whether it is one.
 pub(super) fn is_asked(from: &Foreign) -> bool {

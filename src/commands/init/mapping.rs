@@ -7,8 +7,9 @@ use serde_json::{Map, Value};
 
 use super::InitArgs;
 use super::draft::{Draft, Setting};
-use super::foreign::{Foreign, Meaning, Trainer, as_toml, is_off};
+use super::foreign::{Foreign, Meaning, as_toml, is_off};
 use super::rules::of_trainer;
+use super::trainer::Trainer;
 use super::values::{common, last_layers};
 use super::{grpo, images, objective, openai};
 use crate::data::sources::names_files;

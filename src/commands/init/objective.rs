@@ -3,8 +3,9 @@
 use serde_json::Value;
 
 use super::draft::Draft;
-use super::foreign::{Foreign, Meaning, READ, Trainer, is_off, one};
+use super::foreign::{Foreign, Meaning, READ, is_off, one};
 use super::grpo;
+use super::trainer::Trainer;
 use crate::schema::Problem;
 
 /// Keys of other objectives and of commands that train nothing, each with the values that are ours.

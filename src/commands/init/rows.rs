@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use rayon::prelude::*;
 
-use super::choices::of_arguments;
 use super::columns::{Guess, media};
 use super::draft::Draft;
 use crate::config::{DataConfig, DataFormat, OnBadRow};
@@ -19,7 +18,7 @@ use crate::hub::Progress;
 use crate::recipe::{Purpose, Recipe};
 use crate::run::inputs::data_failure;
 use crate::run::prepare::Prepared;
-use crate::schema::Override;
+use crate::schema::{Override, Problem, Problems};
 use crate::util::failure::Failure;
 
 /// Rows of each file that are looked at.
@@ -197,4 +196,16 @@ fn tell_unread(draft: &mut Draft, file: &FileInfo) {
         draft.footer.push(format!("`{media}` is not learnt: texts alone are trained on"));
     }
     draft.footer.extend(file.unlearnt.as_deref().map(one_line));
+}
+
+/// Mistakes in keys that arguments gave name the arguments.
+pub(super) fn of_arguments(failure: Failure) -> Failure {
+    let Failure::Input(Problems(problems)) = failure else { return failure };
+    let renamed = problems.into_iter().map(|problem| {
+        let message = problem.message.replace("`model.path`", "--model").replace("`data.train[0].path`", "--data");
+        let message = message.replace("`device.name`", "--device");
+        let place = problem.place.filter(|place| place.starts_with("--"));
+        Problem { place, message, excerpt: None, ..problem }
+    });
+    Failure::Input(Problems(renamed.collect()))
 }

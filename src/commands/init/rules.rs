@@ -3,7 +3,8 @@
 use serde_json::Value;
 
 use super::foreign::Meaning::{self, Lost, Near, Nothing, Set};
-use super::foreign::{Foreign, Trainer, as_toml, is_off, one};
+use super::foreign::{Foreign, as_toml, is_off, one};
+use super::trainer::Trainer;
 use super::values::{
     OWN_TEMPLATE, accumulation, last_layers, last_part, mlx_schedule, optimizer, quantised, scale, shape, targets,
     targets_of_litgpt, targets_of_torchtune,

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use super::foreign::Trainer;
+use super::trainer::Trainer;
 
 /// Keys with their values, and what is said besides.
 #[derive(Debug, Default)]

@@ -5,7 +5,8 @@ use std::path::Path;
 use serde_json::Value;
 
 use super::foreign::Meaning::{self, Lost, Near, Nothing, Set};
-use super::foreign::{Foreign, READ, Trainer, is_off, one};
+use super::foreign::{Foreign, READ, is_off, one};
+use super::trainer::Trainer;
 
 /// What becomes of the name of a chat template.
 pub(super) const OWN_TEMPLATE: &str =

@@ -20,10 +20,10 @@ use tempfile::TempPath;
 
 use super::CacheKey;
 use crate::config::DataFormat;
+use crate::data::blocks::read_exact_at;
 use crate::data::encode::EncodedRow;
 use crate::data::files::FileKind;
 use crate::data::findings::RowFindings;
-use crate::data::rows::read_exact_at;
 use crate::util::files::UNFINISHED_SUFFIX;
 
 const MAGIC: [u8; 8] = *b"LTTOKENS";

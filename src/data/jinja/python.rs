@@ -5,7 +5,9 @@ use std::fmt::Write as _;
 use minijinja::value::{Kwargs, Rest, ValueKind};
 use minijinja::{Environment, Error, FormatStyle, State, Value, filters, format_filter, tests};
 
-use super::bounds::{self, Measured, fits, refused};
+pub(super) mod bounds;
+
+use bounds::{Measured, fits, refused};
 
 /// Adds filters and tests. The engine's own write lists, dicts and `None` in its way.
 pub(super) fn add_to(env: &mut Environment<'_>) {
@@ -46,6 +48,8 @@ pub(super) fn add_to(env: &mut Environment<'_>) {
     });
     env.add_filter("items", |dict: &Value| tuples(&filters::items(dict)?));
     env.add_filter("dictsort", |dict: &Value, options: Kwargs| tuples(&filters::dictsort(dict, options)?));
+    env.add_test("number", |value: &Value| matches!(value.kind(), ValueKind::Number | ValueKind::Bool));
+    env.add_test("number", |value: &Value| matches!(value.kind(), ValueKind::Number | ValueKind::Bool));
     env.add_test("sequence", |value: &Value| {
         matches!(value.kind(), ValueKind::String | ValueKind::Seq | ValueKind::Map)
     });

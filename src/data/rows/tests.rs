@@ -131,7 +131,7 @@ fn what_excel_writes_is_read_in_its_encoding() {
     let folder = TempDir::new().unwrap();
     let path = folder.path().join("r.csv");
     // A sequence of UTF-8 may lie across two blocks, and one is no more than the bytes that stand alone.
-    let filling = "x".repeat(BLOCK_BYTES - 8);
+    let filling = "x".repeat(crate::data::blocks::BLOCK_BYTES - 8);
     let latin = [b"a;b\r\nF\xf6n;80 \x80\r\n", filling.as_bytes(), b";Gr\xfc\xdf\xc3\xa9\r\n"].concat();
     std::fs::write(&path, &latin).unwrap();
     assert_eq!(read_all(&path).unwrap(), [json!({"a": "Fön", "b": "80 €"}), json!({"a": filling, "b": "GrüßÃ©"})]);

@@ -13,7 +13,8 @@ use super::chart::stretches;
 use super::charts;
 use super::record::Record;
 use crate::config::{
-    DataConfig, EvalConfig, LoraConfig, ModelOptions, ObjectiveConfig, OptimizerConfig, SchedulerConfig, TrainConfig,
+    DataConfig, DataSource, EvalConfig, LoraConfig, ModelOptions, ObjectiveConfig, OptimizerConfig, SchedulerConfig,
+    TrainConfig,
 };
 use crate::data::sources::dataset_of;
 use crate::hub::HubSettings;
@@ -194,10 +195,14 @@ const LOOKED_FOR: [&str; 10] = [
 /// Sections that say nothing about how the adapter came to be.
 const ABOUT_THE_RUN: [&str; 6] = ["checkpoint", "watchdog", "logging", "cost", "device", "output_dir"];
 
+fn default_of<T: Serialize + Default>() -> Table {
+    Table::try_from(T::default()).unwrap_or_default()
+}
+
 /// The defaults of the sections.
 fn defaults() -> Table {
     fn of<T: Serialize + Default>(name: &str) -> (String, Value) {
-        (name.to_owned(), Value::try_from(T::default()).unwrap_or_else(|_| Table::new().into()))
+        (name.to_owned(), default_of::<T>().into())
     }
     let sections = [
         of::<ModelOptions>("model"),
@@ -229,6 +234,9 @@ fn recipe(record: &Record, base: &str) -> String {
     let mut settings = record.settings.clone();
     settings.retain(|section, _| !ABOUT_THE_RUN.contains(&section));
     without_defaults(&mut settings, &defaults());
+    let files = settings.get_mut("data").and_then(Value::as_table_mut).into_iter().flatten();
+    let files = files.filter_map(|(_, value)| value.as_array_mut()).flatten().filter_map(Value::as_table_mut);
+    files.for_each(|file| without_defaults(file, &default_of::<DataSource>()));
     shorten(record, &mut settings);
     if let Some(model) = settings.get_mut("model").and_then(Value::as_table_mut) {
         model.insert("path".to_owned(), base.into());

@@ -214,4 +214,28 @@ mod tests {
         let text = error(&adapter, &tiny_config());
         assert!(text.contains("q_proj.lora_B` is [64, 3], expected [64, 4]"), "{text}");
     }
+
+    #[test]
+    fn where_embedding_and_head_are_one_either_name_is_that_of_both() {
+        let one = ModelConfig { tie_word_embeddings: true, ..tiny_config() };
+        let table = |value: f32| HostMatrix {
+            num_rows: one.vocab_size,
+            num_columns: one.hidden_size,
+            values: vec![value; one.vocab_size * one.hidden_size],
+        };
+        let of = |tables: &[(&str, f32)]| {
+            let mut adapter = adapter();
+            adapter.weights.beside = tables.iter().map(|(name, value)| ((*name).to_owned(), table(*value))).collect();
+            let named = adapter.named_for(&one);
+            check_adapter(Path::new("a"), &named, &one).map(|_| named.weights.beside)
+        };
+        let tied = [("model.embed_tokens".to_owned(), table(3.0))].into();
+        for tables in
+            [&[("lm_head", 3.0)][..], &[("model.embed_tokens", 3.0)], &[("lm_head", 3.0), ("model.embed_tokens", 3.0)]]
+        {
+            assert_eq!(of(tables).unwrap(), tied);
+        }
+        let error = of(&[("lm_head", 3.0), ("model.embed_tokens", 4.0)]).unwrap_err().to_string();
+        assert!(error.contains("`lm_head` and the embedding differ, and they are one in this model"), "{error}");
+    }
 }

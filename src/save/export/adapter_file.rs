@@ -326,7 +326,7 @@ pub(super) mod tests {
     use super::*;
     use crate::config::TargetModules;
     use crate::model::weights::fixture::tiny_config;
-    use crate::spec::{ModelConfig, in_layer};
+    use crate::spec::in_layer;
 
     /// Adapters on `q_proj` and `down_proj` of both layers of the tiny model.
     pub(in crate::save::export) fn adapter() -> SavedAdapter {
@@ -422,23 +422,6 @@ pub(super) mod tests {
         let name = format!("base_model.model.model.embed_tokens.{BEHIND_TOKENS}");
         assert!(SafeTensors::deserialize(&content).unwrap().tensor(&name).is_ok());
         assert_eq!(read_adapter(folder.path()).unwrap(), adapter);
-
-        // Where the two are one, either name is that of both.
-        let one = ModelConfig { tie_word_embeddings: true, ..model };
-        let of = |tables: &[(&str, f32)]| {
-            let mut adapter = super::tests::adapter();
-            adapter.weights.beside = tables.iter().map(|(name, value)| ((*name).to_owned(), table(*value))).collect();
-            let named = adapter.named_for(&one);
-            crate::save::export::check_adapter(Path::new("a"), &named, &one).map(|_| named.weights.beside)
-        };
-        let tied = [("model.embed_tokens".to_owned(), table(3.0))].into();
-        for tables in
-            [&[("lm_head", 3.0)][..], &[("model.embed_tokens", 3.0)], &[("lm_head", 3.0), ("model.embed_tokens", 3.0)]]
-        {
-            assert_eq!(of(tables).unwrap(), tied);
-        }
-        let error = of(&[("lm_head", 3.0), ("model.embed_tokens", 4.0)]).unwrap_err().to_string();
-        assert!(error.contains("`lm_head` and the embedding differ, and they are one in this model"), "{error}");
     }
 
     #[test]

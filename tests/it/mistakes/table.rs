@@ -369,7 +369,7 @@ pub(crate) const MISTAKES: &[(&str, Wrong<'static>, &[&str])] = &[
     (
         "conversations without an answer",
         File("rows.jsonl", "{\"messages\": [{\"role\": \"user\", \"content\": \"x\"}]}\n"),
-        &["nothing carries loss", "`data.train_on_inputs = true`"],
+        &["line 1: no message is an answer of the assistant", "these are prompts: with `[objective] name = \"grpo\"`"],
     ),
     (
         "no template for conversations",

@@ -14,14 +14,14 @@ use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Enumerator, Object, ObjectRepr, Rest, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, Value};
 
-use super::python;
+use super::{floor_division, remainder, repr};
 
 /// Longest source; templates have some ten kilobytes.
 const MAX_SOURCE_BYTES: usize = 1_000_000;
 /// Most words and marks between the ends of one tag, and most `elif`. The compiler recurs along chains of operators.
 const MAX_TAG_TOKENS: usize = 5_000;
 /// Largest value, with all that it holds; a conversation of a million tokens has some megabytes.
-pub(super) const MAX_VALUE_BYTES: usize = 8_000_000;
+pub(in crate::data::jinja) const MAX_VALUE_BYTES: usize = 8_000_000;
 /// What one place in a list or a dict counts.
 const PLACE_BYTES: usize = 24;
 /// Deepest value. JSON has at most 127 levels.
@@ -54,18 +54,18 @@ thread_local! {
 }
 
 /// Begins a rendering on this thread.
-pub(super) fn begin() {
+pub(in crate::data::jinja) fn begin() {
     END.set(Some(Instant::now() + MAX_TIME));
     MAKES.set(MAX_MADE_BYTES);
     WRITES.set(MAX_WRITTEN_BYTES);
 }
 
-pub(super) fn refused(reason: impl Into<std::borrow::Cow<'static, str>>) -> Error {
+pub(in crate::data::jinja) fn refused(reason: impl Into<std::borrow::Cow<'static, str>>) -> Error {
     Error::new(ErrorKind::InvalidOperation, reason)
 }
 
 /// Refuses to go on once the time is up.
-pub(super) fn in_time() -> Result<(), Error> {
+pub(in crate::data::jinja) fn in_time() -> Result<(), Error> {
     match END.get() {
         Some(end) if Instant::now() > end => {
             Err(Error::new(ErrorKind::OutOfFuel, format!("it takes more than {} seconds", MAX_TIME.as_secs())))
@@ -75,12 +75,12 @@ pub(super) fn in_time() -> Result<(), Error> {
 }
 
 /// Why a rendering ends that the engine ends.
-pub(super) fn too_many_steps() -> String {
+pub(in crate::data::jinja) fn too_many_steps() -> String {
     format!("it takes more than {} million steps", MAX_STEPS / 1_000_000)
 }
 
 /// Asks whether a text or list of so many bytes can be made.
-pub(super) fn fits(num_bytes: usize) -> Result<(), Error> {
+pub(in crate::data::jinja) fn fits(num_bytes: usize) -> Result<(), Error> {
     in_time()?;
     if num_bytes > MAX_VALUE_BYTES {
         return Err(refused(format!("it makes a value of more than {} MB", MAX_VALUE_BYTES / 1_000_000)));
@@ -89,14 +89,14 @@ pub(super) fn fits(num_bytes: usize) -> Result<(), Error> {
 }
 
 /// Counts text that was made.
-pub(super) fn made(num_bytes: usize) -> Result<(), Error> {
+pub(in crate::data::jinja) fn made(num_bytes: usize) -> Result<(), Error> {
     let left = MAKES.get().checked_sub(num_bytes);
     MAKES.set(left.ok_or_else(|| refused(format!("it makes more than {} MB of text", MAX_MADE_BYTES / 1_000_000)))?);
     Ok(())
 }
 
 /// Counts text that is written.
-pub(super) fn written(num_bytes: usize) -> Result<(), Error> {
+pub(in crate::data::jinja) fn written(num_bytes: usize) -> Result<(), Error> {
     in_time()?;
     let left = WRITES.get().checked_sub(num_bytes);
     WRITES.set(left.ok_or_else(|| refused(format!("it writes more than {} MB", MAX_WRITTEN_BYTES / 1_000_000)))?);
@@ -104,14 +104,14 @@ pub(super) fn written(num_bytes: usize) -> Result<(), Error> {
 }
 
 /// Adds what [`bounded`] calls.
-pub(super) fn add_to(env: &mut Environment<'_>) {
+pub(in crate::data::jinja) fn add_to(env: &mut Environment<'_>) {
     env.set_fuel(Some(MAX_STEPS));
     env.set_recursion_limit(100);
     env.add_filter(HELD, held);
     env.add_filter(STORED, |value: Value| if is_live(&value) { Err(unstored()) } else { Ok(value) });
     env.add_filter(READ, |value: Value| in_time().map(|()| value));
-    env.add_filter(REMAINDER, python::remainder);
-    env.add_filter(FLOOR_DIVISION, python::floor_division);
+    env.add_filter(REMAINDER, remainder);
+    env.add_filter(FLOOR_DIVISION, floor_division);
     env.add_global(ONE, 1);
     env.add_function(TUPLE, |items: Rest<Value>| Measured::of(Value::from(items.0), true));
     // They write what a template holds in a form of the engine's own.
@@ -203,7 +203,7 @@ impl Size {
 
 /// A list, a tuple or a dict whose size is known.
 #[derive(Debug)]
-pub(super) struct Measured {
+pub(in crate::data::jinja) struct Measured {
     content: Content,
     size: Size,
 }
@@ -218,7 +218,7 @@ enum Content {
 
 impl Measured {
     /// A list or dict with its size, or any other value as it is. Lists that are made while they are read are made here.
-    pub(super) fn of(value: Value, is_tuple: bool) -> Result<Value, Error> {
+    pub(in crate::data::jinja) fn of(value: Value, is_tuple: bool) -> Result<Value, Error> {
         let (content, size) = match value.kind() {
             ValueKind::Seq | ValueKind::Iterable => {
                 let (mut items, mut size) = (Vec::new(), Size::default());
@@ -242,7 +242,7 @@ impl Measured {
         Ok(Value::from_object(Self { content, size }))
     }
 
-    pub(super) fn is_tuple(&self) -> bool {
+    pub(in crate::data::jinja) fn is_tuple(&self) -> bool {
         matches!(self.content, Content::Tuple(_))
     }
 }
@@ -267,7 +267,7 @@ impl Object for Measured {
     }
 
     fn render(self: &Arc<Self>, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.write_str(&python::repr(&Value::from_dyn_object(self.clone())).map_err(|_| fmt::Error)?)
+        out.write_str(&repr(&Value::from_dyn_object(self.clone())).map_err(|_| fmt::Error)?)
     }
 }
 
@@ -281,7 +281,7 @@ const TUPLE: &str = "__tuple";
 ///
 /// # Errors
 /// A source that is too long, or a tag with too many parts.
-pub(super) fn checked_source(source: &str, whitespace: WhitespaceConfig) -> Result<String, Error> {
+pub(in crate::data::jinja) fn checked_source(source: &str, whitespace: WhitespaceConfig) -> Result<String, Error> {
     let syntax = |reason: String| Error::new(ErrorKind::SyntaxError, reason);
     if source.len() > MAX_SOURCE_BYTES {
         return Err(syntax(format!("it has more than {} kB", MAX_SOURCE_BYTES / 1_000)));
@@ -341,7 +341,7 @@ pub(super) fn checked_source(source: &str, whitespace: WhitespaceConfig) -> Resu
 }
 
 /// The instructions, with those that keep the bounds.
-pub(super) fn bounded(instructions: &Instructions<'static>) -> Instructions<'static> {
+pub(in crate::data::jinja) fn bounded(instructions: &Instructions<'static>) -> Instructions<'static> {
     let mut out = Instructions::new(instructions.name(), instructions.source());
     let mut places = Vec::new();
     let position = |out: &Instructions<'_>| u32::try_from(out.len()).unwrap_or(u32::MAX);
