@@ -27,11 +27,10 @@ pub(super) struct HelpArgs {
 /// Prints what was asked about.
 pub(super) fn show(args: &HelpArgs, mut definition: Command) -> Result<(), Failure> {
     let Some(topic) = args.topic.as_deref() else {
-        return printed(definition.print_help());
+        return print_options(&mut definition, &[]);
     };
-    definition.build();
-    if let Some(command) = definition.find_subcommand_mut(topic) {
-        printed(command.print_long_help())?;
+    if definition.find_subcommand(topic).is_some() {
+        print_options(&mut definition, &[topic])?;
         return more(topic, true);
     }
     if topic == REFERENCE {
@@ -50,7 +49,7 @@ pub(super) fn show(args: &HelpArgs, mut definition: Command) -> Result<(), Failu
         _ if peer(topic).is_some() => {
             let ours = peer(topic).unwrap_or_default();
             print(&format!("`{topic}` is `{ours}` here.\n"))?;
-            definition.find_subcommand_mut(ours).map_or(Ok(()), |command| printed(command.print_long_help()))
+            print_options(&mut definition, &[ours])
         }
         Meant::Theirs(name) => print(&format!("`{topic}` is `{name}` here.\n\n{}", explained(&name).trim_end())),
         Meant::Nothing(note) => print_text(&format!("A recipe has no `{topic}`: {note}.")),
@@ -58,10 +57,11 @@ pub(super) fn show(args: &HelpArgs, mut definition: Command) -> Result<(), Failu
     }
 }
 
-/// Whether the options of a command were printed, as `--help` does.
-fn printed(outcome: std::io::Result<()>) -> Result<(), Failure> {
-    match outcome {
-        Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(Failure::running(error)),
+/// The options of a command, or without one of training, as `--help` shows them.
+fn print_options(definition: &mut Command, command: &[&str]) -> Result<(), Failure> {
+    let words = [&["lora-train"], command, &["--help"]].concat();
+    match definition.try_get_matches_from_mut(words).map_err(|help| help.print()) {
+        Err(Err(error)) if error.kind() != ErrorKind::BrokenPipe => Err(Failure::running(error)),
         _ => Ok(()),
     }
 }

@@ -22,7 +22,7 @@ pub fn grow(config: &mut ModelConfig, model: &Path, lora: &LoraConfig) -> Option
     // What is wrong with it is said where rows are read.
     let tokenizer = Tokenizer::open(model).ok()?;
     let of_all = if lora.trains_tables(config) { tokenizer.max_id() as usize + 1 } else { trained };
-    if has_tokens(&tokenizer, config.vocab_size, of_all) {
+    if of_all <= tokenizer.max_id() as usize + 1 && has_tokens(&tokenizer, config.vocab_size, of_all) {
         config.grow(of_all);
     }
     None
