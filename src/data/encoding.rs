@@ -43,15 +43,17 @@ impl Utf8 {
     }
 }
 
-/// Whether bytes above ASCII stand alone in a file rather than in sequences of UTF-8: more of them than of such sequences.
+/// Whether bytes above ASCII stand alone in a file rather than in sequences of UTF-8: more of them than of such sequences, and
+/// among letters of ASCII, as in the languages that Windows-1252 is for.
 fn is_of_single_bytes(file: &File) -> io::Result<bool> {
-    let (mut alone, mut in_sequences) = (0_u64, 0_u64);
+    let (mut alone, mut in_sequences, mut letters) = (0_u64, 0_u64, 0_u64);
     // A sequence that a block cuts waits for the next one.
     let mut waiting: Vec<u8> = Vec::new();
     let mut count = |bytes: &[u8]| {
         for chunk in bytes.utf8_chunks() {
             in_sequences += chunk.valid().bytes().filter(|byte| *byte >= 0xc0).count() as u64;
             alone += u64::from(!chunk.invalid().is_empty());
+            letters += chunk.valid().bytes().filter(u8::is_ascii_alphabetic).count() as u64;
         }
     };
     for_each_block(file, 0..u64::MAX, &mut |block| {
@@ -63,7 +65,7 @@ fn is_of_single_bytes(file: &File) -> io::Result<bool> {
         Ok(())
     })?;
     count(&waiting);
-    Ok(alone > in_sequences)
+    Ok(alone > in_sequences && 2 * alone < letters)
 }
 
 /// The file in UTF-8, and its first word that has more than ASCII.

@@ -478,6 +478,10 @@ mod tests {
                 "{{ {'b': 1, 'a': 2} | dictsort }}{{ {'b': 1}.items() | list }}{{ 'x=1'.partition('=') }}",
                 "[('a', 2), ('b', 1)][('b', 1)]('x', '=', '1')",
             ),
+            (
+                "{{ none is iterable }}{{ nope | length }}{{ ['a'] | upper }}{{ 5 | trim }}{{ \"it's\" | e }}{{ true is number }}",
+                "False0['A']5it&#39;sTrue",
+            ),
             ("{% for a, b in [(1, 2), (3, 4)] %}{{ a + b }}{% endfor %}{% set (c, d) = (5, 6) %}{{ d }}", "376"),
             (
                 "{{ 'a' in ('a', 'b') }}{{ 'abc'.endswith(('x', 'c')) }}{% if 'c' not in ('a',) %}y{% endif %}",

@@ -41,10 +41,19 @@ impl TrainArgs {
     /// Where training continues: a run's folder stands for its latest checkpoint.
     pub(super) fn resume_in(&self, output_dir: &Path) -> Option<Resume> {
         let resume = self.resume.clone()?;
-        let Resume::Checkpoint(folder) = &resume else { return Some(resume) };
+        let Resume::Checkpoint(folder) = &resume else {
+            return Some(self.checkpoint().map_or(resume, |folder| Resume::Checkpoint(folder.to_owned())));
+        };
         let is_own = folder.canonicalize().is_ok_and(|folder| Some(folder) == output_dir.canonicalize().ok());
         let newest = || Checkpoints::of_folder(&folder.join("checkpoints")).newest_good().ok()?.checkpoint;
         Some(if is_own { Resume::Latest } else { newest().map_or(resume, Resume::Checkpoint) })
+    }
+
+    /// The folder of a checkpoint that is named in place of a recipe.
+    fn checkpoint(&self) -> Option<&Path> {
+        let folder = &*self.recipe.recipe;
+        let holder = folder.parent().and_then(Path::file_name);
+        (folder.is_dir() && holder.is_some_and(|holder| holder == "checkpoints")).then_some(folder)
     }
 
     /// The command line that continues this run with another value of a key.
@@ -59,7 +68,7 @@ impl TrainArgs {
     pub(crate) fn resume_command(&self, folder: &Path) -> String {
         // A pipe is read once.
         let is_gone = !self.recipe.recipe.is_file() && self.recipe.run().is_none();
-        let recipe = if is_gone { folder } else { &self.recipe.recipe };
+        let recipe = if is_gone || self.checkpoint().is_some() { folder } else { &self.recipe.recipe };
         let mut words = vec!["lora-train".to_owned(), recipe.display().to_string()];
         words.extend(self.recipe.set.iter().flat_map(|change| ["--set".to_owned(), change.clone()]));
         words.extend(self.recipe.device.iter().flat_map(|name| ["--device".to_owned(), name.clone()]));

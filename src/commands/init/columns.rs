@@ -54,6 +54,10 @@ const ANSWERS: &[&str] = &[
 /// Parts of the names of answers that were preferred, and of those that were not, which are looked for first.
 const REJECTED: &[&str] = &["rejected", "dispreferred", "non_preferred", "loser", "worse"];
 const CHOSEN: &[&str] = &["chosen", "preferred", "accepted", "winner", "better"];
+/// Parts of the names of columns that stand beside a question and its answer, and are neither.
+const BESIDE: &[&str] = &["context", "title", "passage", "document", "source", "url", "category"];
+/// Names of columns beside which a pair of texts is no question and its answer.
+const CHOSEN_AMONG: &[&str] = &["label", "labels", "choices", "options"];
 /// Names of columns that hold no text.
 const MEDIA: &[&str] = &["audio", "image", "video", "images", "audios", "videos", "speech"];
 
@@ -76,11 +80,17 @@ impl Guess {
         if ["positive", "negative"].into_iter().all(has) && ["anchor", "query"].into_iter().any(has) {
             return Some(Self::Embeddings);
         }
+        let is_of_pair = |name: &String| {
+            let name = name.to_lowercase();
+            REJECTED.iter().chain(CHOSEN).any(|word| name.contains(word))
+        };
+        let is_pair = first.keys().any(is_of_pair);
         let is_talk = |name: &&String| {
             let message = rows[0][name.as_str()].get(0);
             message.is_some_and(|message| !message["role"].is_null() || !message["from"].is_null())
         };
-        if let Some(talk) = first.keys().find(is_talk) {
+        // An answer that was preferred is none without its question.
+        if let Some(talk) = first.keys().find(is_talk).filter(|_| !is_pair) {
             let ours = if rows[0][talk][0]["role"].is_null() { "conversations" } else { "messages" };
             return Some(Self::Columns(vec![(ours, talk.clone())]));
         }
@@ -92,7 +102,7 @@ impl Guess {
         let longest = |but: &[&Column]| {
             let others = texts.iter().filter(|column| !but.contains(column));
             // Of equal ones the first.
-            others.rev().max_by_key(|column| column.bytes)
+            others.filter(|column| !column.is_named(BESIDE)).rev().max_by_key(|column| column.bytes)
         };
         let pair = |names: [(&'static str, &Column); 2]| names.map(|(ours, column)| (ours, column.name.to_owned()));
         if let Some(rejected) = named(REJECTED, &[]) {
@@ -101,6 +111,15 @@ impl Guess {
             let prompt = prompt.map(|prompt| ("prompt", prompt.name.to_owned()));
             let answers = pair([("chosen", chosen), ("rejected", rejected)]);
             return Some(Self::Preferences(prompt.into_iter().chain(answers).collect()));
+        }
+        // An answer that is no text, or is one of several.
+        let is_other = |name: &String| {
+            let lower = name.to_lowercase();
+            ANSWERS.iter().any(|word| lower.contains(word)) && texts.iter().all(|column| column.name != name)
+        };
+        let is_among = texts.len() > 1 && CHOSEN_AMONG.iter().any(|name| has(name));
+        if is_pair || is_among || first.keys().any(is_other) {
+            return None;
         }
         let answer = named(ANSWERS, &[]);
         let question = named(QUESTIONS, &answer.into_iter().collect::<Vec<_>>());
@@ -187,6 +206,16 @@ mod tests {
             Some(columns(&[("conversations", "turns")]))
         );
         assert_eq!(Guess::of(&[json!({"a": 1, "b": null})]), None);
+        // What would be trained on is not what the rows are for.
+        for other in [
+            json!({"title": "T", "context": "Long text.", "question": "Who?", "answers": {"text": ["He"]}}),
+            json!({"context": "Long text.", "question": "Who?"}),
+            json!({"sentence1": "It rains.", "sentence2": "It is wet.", "label": 0}),
+            json!({"question": "Which?", "choices": {"text": ["a", "b"]}, "answerKey": "B"}),
+            json!({"input": {"messages": []}, "preferred_output": [{"role": "assistant", "content": "a"}]}),
+        ] {
+            assert_eq!(Guess::of(std::slice::from_ref(&other)), None, "{other}");
+        }
     }
 
     #[test]

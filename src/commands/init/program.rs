@@ -92,6 +92,13 @@ impl Reader {
                     self.known.insert((*name).to_owned(), value);
                 }
                 at += after;
+            } else if is_start
+                && let ([_, name], Some(value)) = (&path[..], assigned(rest))
+                && self.said.root.contains_key(*name)
+            {
+                // What an object of settings is given later.
+                self.keys(&[(*name, value)], &[]);
+                at += after;
             } else if !path.is_empty() && rest.first() == Some(&Token::Sign('(')) {
                 self.call(&path, arguments(&rest[1..]));
                 at += after + 1;
@@ -128,15 +135,19 @@ impl Reader {
                 }
                 self.said.is_unsloth |= class.starts_with("Fast");
                 let path = argument("pretrained_model_name_or_path").and_then(|value| self.literal(value));
-                if let Some(model) = first.or(path) {
-                    self.said.key("model_name", model);
+                // Programs load again what they have trained.
+                if !self.said.root.contains_key("model_name") {
+                    if let Some(model) = first.or(path) {
+                        self.said.key("model_name", model);
+                    }
+                    self.keys(&named, &["pretrained_model_name_or_path"]);
                 }
-                self.keys(&named, &["pretrained_model_name_or_path"]);
             }
             "get_peft_model" | "LoraConfig" => {
                 self.said.is_unsloth |= class.starts_with("Fast");
                 self.said.has_lora |= function == "LoraConfig" || class.starts_with("Fast");
                 self.keys(&named, &[]);
+                self.spread(&unnamed);
             }
             "load_dataset" => self.rows(first, unnamed.get(1).and_then(|value| self.literal(value)), &named),
             "from_json" | "from_csv" | "from_parquet" | "read_csv" | "read_json" | "read_parquet" => {
@@ -177,6 +188,7 @@ impl Reader {
                 self.said.objective_of(function);
                 self.said.is_sft_config |= function == "SFTConfig";
                 self.keys(&named, &[]);
+                self.spread(&unnamed);
             }
             _ => {}
         }
@@ -195,6 +207,19 @@ impl Reader {
                 }
                 None if OBJECTS.contains(name) => {}
                 None => self.said.unknown.push((*name).to_owned()),
+            }
+        }
+    }
+
+    /// Takes the arguments that a dict gives by `**`.
+    fn spread(&mut self, unnamed: &[&[Token]]) {
+        for value in unnamed.iter().filter_map(|value| value.strip_prefix(&[Token::Sign('*'), Token::Sign('*')])) {
+            match (self.literal(value), value) {
+                (Some(Value::Object(keys)), _) => {
+                    keys.iter().for_each(|(name, value)| self.said.key(name, value.clone()));
+                }
+                (_, [Token::Name(name), ..]) => self.said.unknown.push(format!("**{name}")),
+                _ => self.said.unknown.push("**".to_owned()),
             }
         }
     }
@@ -255,6 +280,15 @@ impl Reader {
                 let asks =
                     path.last().is_some_and(|name| matches!(*name, "is_bfloat16_supported" | "is_bf16_supported"));
                 (asks && after + 2 == tokens.len()).then_some(Value::Bool(true))
+            }
+            [Token::Name(name), Token::Sign('('), items @ .., Token::Sign(')')] if name == "dict" => {
+                let pair = |item: &[Token]| match item {
+                    [Token::Name(name), Token::Sign('='), value @ ..] => Some((name.clone(), self.literal(value)?)),
+                    _ => None,
+                };
+                let pairs: Option<Map<String, Value>> =
+                    arguments(&[items, &[Token::Sign(')')]].concat()).into_iter().map(pair).collect();
+                pairs.map(Value::Object)
             }
             [Token::Sign('{'), .., Token::Sign('}')] => {
                 let pair = |item: &[Token]| {

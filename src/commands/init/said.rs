@@ -39,9 +39,18 @@ const OBJECTIVES: &[(&str, &str)] = &[
 ];
 
 impl Said {
-    /// Notes a key; of one that is said twice, the first counts: programs load again what they have trained.
+    /// Notes a key; of one that is said twice, the first counts, and the other is told of.
     pub(super) fn key(&mut self, name: &str, value: Value) {
-        self.root.entry(name).or_insert(value);
+        match self.root.get(name) {
+            Some(known) if *known != value => {
+                let text = format!("said more than once: {known} is taken, not {value}");
+                self.aside(name, text);
+            }
+            Some(_) => {}
+            None => {
+                self.root.insert(name.to_owned(), value);
+            }
+        }
     }
 
     /// Notes what is done after the training, once.

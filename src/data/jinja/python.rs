@@ -14,10 +14,24 @@ pub(super) fn add_to(env: &mut Environment<'_>) {
     env.set_unknown_method_callback(method);
     env.add_filter("tojson", tojson);
     env.add_filter("string", |value: &Value| str(value));
-    env.add_filter("trim", |text: &str, chars: Option<&str>| match chars {
-        Some(chars) => text.trim_matches(|c| chars.contains(c)).to_owned(),
-        None => text.trim_matches(is_space).to_owned(),
+    env.add_filter("upper", |text: &Value| Ok::<_, Error>(str(text)?.to_uppercase()));
+    env.add_filter("lower", |text: &Value| Ok::<_, Error>(str(text)?.to_lowercase()));
+    env.add_filter("trim", |text: &Value, chars: Option<&str>| {
+        let text = str(text)?;
+        Ok::<_, Error>(match chars {
+            Some(chars) => text.trim_matches(|c| chars.contains(c)).to_owned(),
+            None => text.trim_matches(is_space).to_owned(),
+        })
     });
+    for name in ["escape", "e"] {
+        env.add_filter(name, escaped);
+    }
+    for name in ["length", "count"] {
+        env.add_filter(name, |value: &Value| match value.len() {
+            None if value.is_undefined() => Ok(0),
+            len => len.ok_or_else(|| refused(format!("cannot calculate length of value of type {}", value.kind()))),
+        });
+    }
     env.add_filter("replace", |text: &Value, from: &Value, to: &Value, count: Option<i64>, options: Kwargs| {
         let named: Option<i64> = options.get("count")?;
         options.assert_all_used()?;
@@ -49,7 +63,7 @@ pub(super) fn add_to(env: &mut Environment<'_>) {
     env.add_filter("items", |dict: &Value| tuples(&filters::items(dict)?));
     env.add_filter("dictsort", |dict: &Value, options: Kwargs| tuples(&filters::dictsort(dict, options)?));
     env.add_test("number", |value: &Value| matches!(value.kind(), ValueKind::Number | ValueKind::Bool));
-    env.add_test("number", |value: &Value| matches!(value.kind(), ValueKind::Number | ValueKind::Bool));
+    env.add_test("iterable", |value: &Value| value.is_undefined() || !value.is_none() && value.try_iter().is_ok());
     env.add_test("sequence", |value: &Value| {
         matches!(value.kind(), ValueKind::String | ValueKind::Seq | ValueKind::Map)
     });
@@ -58,6 +72,24 @@ pub(super) fn add_to(env: &mut Environment<'_>) {
         bounds::in_time()?;
         tests::is_in(state, value, other)
     });
+}
+
+/// A text as it stands in HTML.
+fn escaped(value: &Value) -> Result<String, Error> {
+    let text = str(value)?;
+    fits(text.len().saturating_mul(2))?;
+    let mut out = String::with_capacity(text.len());
+    for character in text.chars() {
+        match character {
+            '&' => out.push_str("&amp;"),
+            '<' => out.push_str("&lt;"),
+            '>' => out.push_str("&gt;"),
+            '\'' => out.push_str("&#39;"),
+            '"' => out.push_str("&#34;"),
+            other => out.push(other),
+        }
+    }
+    Ok(out)
 }
 
 /// Python's `str()` of JSON-like values.

@@ -138,6 +138,11 @@ fn what_excel_writes_is_read_in_its_encoding() {
     let note = RowFile::open(&path, FileKind::Csv).unwrap().note.unwrap();
     assert!(note.starts_with("not UTF-8: read as Windows-1252") && note.contains("\"Fön\""), "{note}");
 
+    // Hardly a letter is ASCII: Russian in Windows-1251.
+    assert!(
+        rows("r.csv", b"a;b\r\n\xc2\xee\xef\xf0\xee\xf1;\xce\xf2\xe2\xe5\xf2\r\n").unwrap_err().contains("not UTF-8")
+    );
+
     let utf8 = format!("a,b\nö,é{filling}ü,ß\n").replacen("ü,", "ü", 1);
     std::fs::write(&path, &utf8).unwrap();
     assert_eq!(RowFile::open(&path, FileKind::Csv).unwrap().note, None);

@@ -101,7 +101,10 @@ fn what_a_template_drops_is_an_error_that_says_what_and_why() {
     assert!(template.render_with_answers(&turns[1..], None).is_ok());
     let tools = json!([{"type": "function", "function": {"name": "f"}}]);
     let message = error(&turns[1..], Some(&tools));
-    assert!(message.starts_with("tool `f` leaves no trace") && message.ends_with("template has no tools"), "{message}");
+    assert!(
+        message.starts_with("tool `f` leaves no trace") && message.contains("template has no tools\n  hint: take"),
+        "{message}"
+    );
     let call = json!([{"type": "function", "function": {"name": "f", "arguments": {}}}]);
     let call = json!({"role": "assistant", "content": "", "tool_calls": call});
     let message = error(&[turns[1].clone(), call], None);

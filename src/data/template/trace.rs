@@ -15,6 +15,9 @@ use super::conversation::{Conversation, TEXT_KEYS, text_of, without_empty_though
 
 /// Text that is inserted to see whether the rendering changes.
 const MARK: &str = "qzxj";
+/// Why tools are dropped by a template that does not know of any.
+const NO_TOOLS: &str = ": this model's template has no tools\n  hint: take a model whose template has them, such as Qwen3 or \
+                        Llama 3.1, or one by `data.chat_template`";
 /// How many lines are searched for one by one when the whole text is not found.
 const MAX_LINES: usize = 8;
 /// Characters of an excerpt.
@@ -133,7 +136,7 @@ impl<'a> Conversation<'a> {
             altered[index]["function"]["name"] = marked(name).into();
             let altered = self.template.render(self.messages, Some(&altered.into()), false);
             if altered.is_ok_and(|altered| altered == self.text) {
-                let why = if self.template.mentions("tools") { "" } else { ": this model's template has no tools" };
+                let why = if self.template.mentions("tools") { "" } else { NO_TOOLS };
                 return Err(self.dropped(&format!("tool `{name}` leaves no trace"), why));
             }
             self.remember(&place);
@@ -204,7 +207,7 @@ impl<'a> Conversation<'a> {
                 "\n  hint: a template that drops the thoughts of earlier answers wants one row for each answer"
             }
             "assistant" if place.calls > 0 => ": this model's template writes the calls alone",
-            "tool" if !self.template.names_role("tool") => ": this model's template has no tools",
+            "tool" if !self.template.names_role("tool") => NO_TOOLS,
             "system" if !self.template.names_role("system") => ": this model's template has no system prompt",
             _ => "",
         }

@@ -42,6 +42,16 @@ impl Files {
         named
     }
 
+    /// What a file says of a token with a name, and its place among those of `extra_special_tokens`.
+    fn description(&self, name: &str) -> (&Value, usize) {
+        let found = self.naming().into_iter().find_map(|(_, file)| {
+            let extra = file["extra_special_tokens"].as_object();
+            let place = extra.and_then(|extra| extra.keys().position(|key| key == name));
+            file.get(name).or_else(|| extra?.get(name)).map(|token| (token, place.unwrap_or(0)))
+        });
+        found.unwrap_or((&Value::Null, 0))
+    }
+
     /// The special tokens without a name.
     fn unnamed_tokens(&self) -> impl Iterator<Item = &Value> {
         let lists = self.naming().into_iter().flat_map(|(_, file)| LIST_KEYS.map(|key| file[key].as_array()));
@@ -123,9 +133,12 @@ pub(super) fn add(
     let mut known: HashSet<String> = tokens.iter().map(|token| token.content.clone()).collect();
     let is_found = |key: &str, text: &str| !REQUIRED.contains(&key) || tokenizer.token_to_id(text).is_some();
     let mut named: Vec<_> = named.iter().filter(|(key, (_, text))| is_found(key, text)).collect();
-    named.sort_by_key(|(key, _)| NAMES.iter().position(|name| name == key).unwrap_or(NAMES.len()));
-    let named = named.into_iter().map(|(_, (_, text))| {
-        there.get(text.as_str()).map_or_else(|| AddedToken::from(text.clone(), true), |token| (*token).clone())
+    named.sort_by_key(|(key, _)| {
+        (NAMES.iter().position(|name| name == key).unwrap_or(NAMES.len()), files.description(key).1)
+    });
+    let named = named.into_iter().map(|(key, (_, text))| {
+        let new = || added_token(text.clone(), files.description(key).0, true);
+        there.get(text.as_str()).map_or_else(new, |token| (*token).clone())
     });
     tokens.extend(named.chain(unnamed).filter(|token| known.insert(token.content.clone())));
     tokens.iter_mut().filter(|token| names.contains(token.content.as_str())).for_each(|token| token.special = true);

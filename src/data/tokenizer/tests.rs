@@ -75,6 +75,12 @@ fn tokens_are_added_by_the_files_beside_as_transformers_adds_them() {
     for key in ["extra_special_tokens", "additional_special_tokens"] {
         assert_eq!(ids(json!({key: ["<a>", {"content": "<b>"}]}), &[], "<a><b>"), [261, 262], "{key}");
     }
+    let extra = json!({"z_token": "<note>", "a_token": {"content": "<tool>", "lstrip": true}});
+    assert_eq!(
+        ids(json!({"extra_special_tokens": extra}), &[], "<note>x  <tool>"),
+        [261, 120, 262],
+        "as the file has them"
+    );
     // The flags of the configuration go before those of tokenizer.json.
     let strips = json!({"added_tokens_decoder": {"257": {"content": "</s>", "special": true, "rstrip": true}}});
     assert_eq!(ids(strips, &[], "</s>  x"), [EOS, 120]);

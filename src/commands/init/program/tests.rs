@@ -99,3 +99,21 @@ fn the_code_of_a_notebook_is_apart_from_its_commands() {
         ("x = 1\n".to_owned(), "pip install \\\ntrl\n%%bash\nswift sft --model m\n".to_owned())
     );
 }
+
+#[test]
+fn what_a_dict_gives_is_read_or_named_and_what_is_said_twice_is_told() {
+    let said = of_program(
+        "common = dict(lora_alpha=32, bias='none')\nlora = LoraConfig(**{'r': 24}, **common, **kwargs)\n\
+         args = SFTConfig(learning_rate=1e-4, max_steps=5)\nargs.learning_rate = 1e-3\nother = SFTConfig(max_steps=7)\n",
+    );
+    assert_eq!((&said.root["r"], &said.root["lora_alpha"]), (&json!(24), &json!(32)));
+    assert_eq!(said.unknown, ["**kwargs"]);
+    let asides: Vec<_> = said.asides.iter().map(|(name, text)| format!("{name}: {text}")).collect();
+    assert_eq!(
+        asides,
+        [
+            "learning_rate: said more than once: 0.0001 is taken, not 0.001",
+            "max_steps: said more than once: 5 is taken, not 7"
+        ]
+    );
+}
