@@ -111,8 +111,11 @@ fn a_run_that_computes_most_of_the_time_is_healthy_and_says_what_it_took() {
         (bench, findings, said)
     };
     // If other work takes the processors, that finding is correct: try once more.
-    let is_disturbed = |findings: &[Value]| findings[0]["rule"] == "uneven_steps";
-    let mut attempts = (0..3).map(|_| attempt());
+    let is_disturbed = |findings: &[Value]| {
+        let is_shared = |finding: &Value| finding["rule"] == "shared_cpu";
+        findings[0]["rule"] == "uneven_steps" || findings.iter().any(is_shared)
+    };
+    let mut attempts = (0..6).map(|_| attempt());
     let (bench, findings, said) = attempts.find(|(_, findings, _)| !is_disturbed(findings)).unwrap_or_else(attempt);
     assert_eq!(findings[0]["rule"], "healthy", "{findings:#?}");
     assert!(findings.iter().skip(1).all(|finding| finding["severity"] == "note"), "{findings:#?}");

@@ -21,7 +21,7 @@ const BUSY_MEMORY_PERCENT: f64 = 60.0;
 /// Arithmetic activity, in percent, from which arithmetic limits a GPU.
 const BUSY_ARITHMETIC_PERCENT: f64 = 60.0;
 /// Threads that are busy at the least where a CPU computes all the time: this many, and this share of each further one.
-const BUSY_THREADS: [f64; 2] = [0.9, 0.05];
+const BUSY_THREADS: [f64; 2] = [0.7, 0.05];
 /// A smaller gain is not worth a change.
 pub(super) const MIN_GAIN: f64 = 0.05;
 
