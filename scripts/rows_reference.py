@@ -136,7 +136,7 @@ TEMPLATES = [
     Template("aya_expanse", "7872e59fb81c1019b348ab20402d78f069478211551f2399758530a42450f7cd", "<|END_OF_TURN_TOKEN|>", [
         ("{{ '<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>'  + content.strip() + '<|END_OF_TURN_TOKEN|>' }}",
          "{{ '<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>' }}" + G + "{{ content.strip() + '<|END_OF_TURN_TOKEN|>' }}" + E),
-    ], {**NO_TOOLS, "reasoning": "reasoning"}),
+    ], {**NO_TOOLS, "tools": "tools|`tool_use`", "reasoning": "reasoning"}),
     Template("gptoss", "c96bd71f681401990116cf005a7525a21c6ae8f175ac6383ef00194b9d35e014", "<|return|>", [
         ("{%- if \"tool_calls\" in message %}", "{{- '<|start|>assistant' }}" + G + "{%- if \"tool_calls\" in message %}"),
         ("\"<|start|>assistant<|channel|>", "\"<|channel|>", 5),

@@ -236,9 +236,9 @@ impl TurnEnds {
     /// Length of an answer up to the end of what ends the turn; whatever follows is never generated. An answer without an end
     /// is taken whole.
     pub(super) fn turn_length(&self, answer: &str) -> usize {
-        if let Some((tail, end)) = self.tail.as_ref().filter(|(tail, _)| answer.ends_with(tail)) {
-            return answer.len() - tail.len() + end;
-        }
+        let tail = self.tail.as_ref().filter(|(tail, _)| answer.ends_with(tail));
+        let answer = tail.map_or(answer, |(tail, end)| &answer[..answer.len() - tail.len() + end]);
+        // An answer's own text may end with an end, too.
         closing(answer, &self.closers, &self.marks).unwrap_or(answer.len())
     }
 
