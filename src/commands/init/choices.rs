@@ -69,7 +69,7 @@ pub(super) fn draft(model: &str, data: &str, args: &InitArgs) -> Result<Draft, F
     Ok(draft)
 }
 
-/// Why a model is none to begin with: an adapter of one, or a form of weights that is not read.
+/// Why training cannot start from `model`: it is an adapter, or weights in a form that is not read.
 fn of_other_form(model: &str) -> Option<Problem> {
     if let Some(text) = images::of_mlx(model) {
         return Some(Problem::new(text));

@@ -39,7 +39,7 @@ const OBJECTIVES: &[(&str, &str)] = &[
 ];
 
 impl Said {
-    /// Notes a key; of one that is said twice, the first counts, and the other is told of.
+    /// Notes a key. The first value counts; another is reported.
     pub(super) fn key(&mut self, name: &str, value: Value) {
         match self.root.get(name) {
             Some(known) if *known != value => {
