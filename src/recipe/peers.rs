@@ -175,6 +175,7 @@ const NO_KEY: &[(&[&str], &[&str], &str)] = &[
 const NOTHING: &[&[&str]] = &[
     &["model_type", "is_llama_derived_model", "is_mistral_derived_model", "is_qwen_derived_model"],
     &["auto_mapping", "base_model_class", "inference_mode", "peft_version", "peft_type", "checkpoint_files"],
+    &["fast_inference", "max_lora_rank", "gpu_memory_utilization", "peft", "padding", "merge_adapter"],
     &["test_batches", "eval_sample_packing", "final_validation", "max_new_tokens", "save_first_step"],
     &["recipe_checkpoint", "should_load_recipe_state", "download_dir", "resume_download", "keep_last_n_checkpoints"],
     &["metric_logger", "logging_first_step", "log_peak_memory_stats", "profiler", "project_name"],

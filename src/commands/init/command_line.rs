@@ -59,6 +59,14 @@ pub(super) fn of_commands(text: &str) -> Option<(Said, Option<String>)> {
     let commands = commands(text);
     let words = commands.iter().filter(is_training).rev().max_by_key(|words| words.iter().filter(is_flag).count())?;
     let mut said = Said::default();
+    let others =
+        commands.iter().filter(is_training).filter(|other| *other != words && other.iter().any(|word| is_flag(&word)));
+    let begin = |words: &Vec<String>| format!("`{} ...`", words[..words.len().min(3)].join(" "));
+    let others: Vec<String> = others.map(begin).collect();
+    if !others.is_empty() {
+        let text = format!("of several commands this one, with the most options, is taken, not {}", others.join(", "));
+        said.aside(&begin(words), text);
+    }
     let mut config = None;
     let mut is_llama_cpp = false;
     let mut flag: Option<(String, Vec<Value>)> = None;
@@ -226,6 +234,11 @@ mod tests {
         let expected =
             json!({"model": "b.gguf", "train_data": "a.txt", "lora_r": 4, "max_length": 64, "max_steps": 30});
         assert_eq!(Value::Object(said.root), expected);
+        let (said, _) =
+            of_commands("swift sft --model m --seed 1\nswift rlhf --model m\nswift infer --adapters a --stream\n")
+                .unwrap();
+        let expected = "of several commands this one, with the most options, is taken, not `swift rlhf --model ...`";
+        assert_eq!(said.asides, [("`swift sft --model ...`".to_owned(), expected.to_owned())]);
         assert!(of_commands("ls\npip install --upgrade x\nswift export --model y").is_none());
     }
 }

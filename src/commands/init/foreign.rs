@@ -24,6 +24,9 @@ pub(super) struct Foreign {
     pub(super) root: Map<String, Value>,
     /// What a program or a command line says besides keys.
     pub(super) said: Said,
+    /// Whether the command line names the model, and the rows, that are trained on.
+    pub(super) has_model: bool,
+    pub(super) has_data: bool,
 }
 
 impl Foreign {
@@ -31,10 +34,6 @@ impl Foreign {
         let problem = |message: String| Problem::new(message).at(path.display());
         let shown = path.display();
         let extension = path.extension().and_then(OsStr::to_str).unwrap_or_default();
-        if extension == "toml" {
-            return Err(problem("a recipe already: no other trainer's TOML is read".into())
-                .hint(format!("lora-train check {shown}")));
-        }
         let rows = || {
             problem("rows, and no configuration".into()).hint(format!("lora-train init --model MODEL --data {shown}"))
         };
@@ -55,6 +54,14 @@ impl Foreign {
             }
             "py" => return Self::of_program(of_program(&text), "", path),
             "json" => json()?,
+            "toml" => {
+                let root: Value =
+                    toml::from_str(&text).map_err(|error| problem(format!("not valid TOML: {}", error.message())))?;
+                if root["model"]["path"].is_string() || root["data"]["train"].is_array() {
+                    return Err(problem("a recipe already".into()).hint(format!("lora-train check {shown}")));
+                }
+                root
+            }
             "sh" | "bash" | "zsh" | "txt" | "slurm" | "sbatch" | "cmd" => return Self::of_commands(&text, path),
             _ => match serde_saphyr::from_str(&text) {
                 Ok(root @ (Value::Object(_) | Value::Array(_))) => root,
@@ -71,13 +78,18 @@ impl Foreign {
     }
 
     fn of_keys(root: Map<String, Value>, path: &Path) -> Self {
-        let trainer = Trainer::of(&root);
         let mut said = Said::default();
+        let root = if root.contains_key("task") && root.get("params").is_some_and(Value::is_object) {
+            of_auto_train(&root, &mut said)
+        } else {
+            root
+        };
+        let trainer = Trainer::of(&root);
         if trainer == Trainer::Swift {
             let kind = root.get("rlhf_type").and_then(Value::as_str);
             said.objective_of(if kind == Some("rm") { "reward" } else { kind.unwrap_or_default() });
         }
-        Self { trainer, path: path.to_owned(), root, said }
+        Self { trainer, path: path.to_owned(), root, said, has_model: false, has_data: false }
     }
 
     /// What the calls of a program say, or, where it has none of a training, its commands.
@@ -92,7 +104,8 @@ impl Foreign {
                         another program says, write into a YAML file as `name: value`";
             return Err(Problem::new("has no call of a training that is known").at(path.display()).hint(hint));
         }
-        Ok(Self { trainer, path: path.to_owned(), root: std::mem::take(&mut said.root), said })
+        let root = std::mem::take(&mut said.root);
+        Ok(Self { trainer, said, ..Self::of_keys(root, path) })
     }
 
     /// The flags of a command, over the configuration that it names.
@@ -150,6 +163,21 @@ impl Foreign {
         }
         expanded
     }
+}
+
+/// The parameters of a configuration of Hugging Face's `AutoTrain`, with its model and rows by TRL's names.
+fn of_auto_train(root: &Map<String, Value>, said: &mut Said) -> Map<String, Value> {
+    said.objective_of(root["task"].as_str().unwrap_or_default());
+    let mut flat = root["params"].as_object().cloned().unwrap_or_default();
+    let data = root.get("data").unwrap_or(&Value::Null);
+    let others = [
+        ("model_name", root.get("base_model")),
+        ("output_dir", root.get("project_name")),
+        ("dataset_name", data.get("path")),
+        ("dataset_train_split", data.get("train_split")),
+    ];
+    flat.extend(others.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?.clone()))));
+    flat
 }
 
 /// What a key of a configuration is in a recipe.

@@ -20,7 +20,8 @@ use crate::util::failure::Failure;
 
 /// A recipe that does what a configuration says, as far as that is possible here; the rest is listed at its end.
 pub(super) fn draft(path: &Path, args: &InitArgs) -> Result<Draft, Failure> {
-    let foreign = Foreign::read(path)?;
+    let mut foreign = Foreign::read(path)?;
+    (foreign.has_model, foreign.has_data) = (args.model.is_some(), args.data.is_some());
     if let Some(problem) = images::refusal(&foreign, args.model.is_some()).or_else(|| objective::refusal(&foreign)) {
         return Err(problem.into());
     }
@@ -91,9 +92,23 @@ impl<'a> Mapping<'a> {
         mapping.settle();
         let model = mapping.draft.get("model.path").and_then(toml::Value::as_str);
         let of_mlx = model.and_then(images::of_mlx).map(|text| ("model.path".to_owned(), text));
-        mapping.draft.has_mistakes |= of_mlx.is_some();
+        mapping.draft.has_mistakes |= of_mlx.is_some() || mapping.lacks_files();
         mapping.differences.extend(of_mlx);
         mapping
+    }
+
+    /// Whether rows, or programs that judge, are not there: the recipe does not train before.
+    fn lacks_files(&self) -> bool {
+        self.draft.settings.iter().any(|Setting { key, value, .. }| match value {
+            // An id of the Hub has a slash.
+            toml::Value::String(path) if key.starts_with("data.") && key.ends_with(".path") => {
+                !path.contains(['/', '*']) && !Path::new(path).exists()
+            }
+            toml::Value::Array(words) if key.ends_with(".command") => {
+                words.last().and_then(toml::Value::as_str).is_some_and(|file| !Path::new(file).exists())
+            }
+            _ => false,
+        })
     }
 
     /// The keys of a table, whose counterpart is the section `section`. `of_table` is what its name alone says of them.
@@ -185,7 +200,14 @@ impl<'a> Mapping<'a> {
 
     /// Notes what becomes of a key. A setting's comment is what it is called there, where that is another name.
     fn put(&mut self, path: &str, meaning: Meaning) {
+        let is_of_rows = |settings: &[(String, toml::Value)]| {
+            !settings.is_empty() && settings.iter().all(|(key, _)| key.starts_with("data.train."))
+        };
         let (settings, fate) = match meaning {
+            // Rows of the command line stand in their place.
+            Meaning::Set(settings) | Meaning::Near(settings, _) if self.foreign.has_data && is_of_rows(&settings) => {
+                (Vec::new(), Fate::NoEffect)
+            }
             Meaning::Set(settings) => (settings, Fate::Taken),
             Meaning::Near(settings, difference) => {
                 match self.differences.last_mut().filter(|other| other.1 == difference) {

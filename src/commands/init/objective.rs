@@ -75,6 +75,11 @@ fn preferences(from: &Foreign) -> Option<(&'static str, Option<&'static str>)> {
     })
 }
 
+/// Whether it learns from preferences or rewards.
+pub(super) fn learns_otherwise(from: &Foreign) -> bool {
+    grpo::is_asked(from) || preferences(from).is_some()
+}
+
 /// What a key of preferences means.
 pub(super) fn of_key(from: &Foreign, path: &str, value: &Value) -> Option<Meaning> {
     if grpo::is_asked(from) {

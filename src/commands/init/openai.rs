@@ -8,6 +8,19 @@ use super::draft::Draft;
 use super::foreign::Meaning::{self, Lost, Near, Nothing, Set};
 use super::foreign::{Foreign, READ, is_off, one};
 
+/// What its server notes of a job.
+const OF_ITS_SERVER: [&str; 10] = [
+    "metadata",
+    "integrations",
+    "object",
+    "id",
+    "created_at",
+    "finished_at",
+    "organization_id",
+    "status",
+    "fine_tuned_model",
+    "result_files",
+];
 /// A model that many have begun with.
 const SUCH_AS: &str = "that model cannot be had: name one by --model, such as Qwen/Qwen2.5-1.5B-Instruct";
 
@@ -27,12 +40,15 @@ pub(super) fn of_key(from: &Foreign, path: &str, value: &Value) -> Meaning {
         }
     }
     let file = |key: &str| match text {
+        _ if from.has_data && key == "data.train.0.path" => Nothing,
         _ if text.contains(['/', '.']) || Path::new(text).exists() => one(key, value, from),
-        _ => Lost("a file of OpenAI's, by its id: name yours by --data FILE".into()),
+        _ if key == "data.train.0.path" => Lost("a file of OpenAI's, by its id: name yours by --data FILE".into()),
+        _ => Lost("a file of OpenAI's, by its id: write yours as path in [[data.eval]]".into()),
     };
     match path.rsplit('.').next().unwrap_or(path) {
         "training_file" => file("data.train.0.path"),
         "validation_file" => file("data.eval.0.path"),
+        "model" if from.has_model => Nothing,
         "model" if text.contains('/') || Path::new(text).exists() => one("model.path", value, from),
         "model" => Lost(SUCH_AS.into()),
         "seed" => one("seed", value, from),
@@ -52,7 +68,7 @@ pub(super) fn of_key(from: &Foreign, path: &str, value: &Value) -> Meaning {
                 .into(),
         ),
         "type" if text == "supervised" => Nothing,
-        _ if is_off(value) || ["metadata", "integrations"].iter().any(|part| path.starts_with(part)) => Nothing,
+        _ if is_off(value) || OF_ITS_SERVER.iter().any(|part| path.starts_with(part)) => Nothing,
         _ => Lost("there is no such key here".into()),
     }
 }
@@ -83,13 +99,18 @@ fn judged(grader: &Map<String, Value>) -> Meaning {
     let text = |key: &str| grader.get(key).and_then(Value::as_str).unwrap_or_default();
     if text("type") == "multi" {
         let graders = grader.get("graders").and_then(Value::as_object);
-        let weights = weights(text("calculate_output"));
+        let formula = text("calculate_output");
+        let weights = weights(formula);
         if weights.is_none() {
-            differences.push("calculate_output is no weighted sum: rewards are added here".to_owned());
+            differences.push(format!("`{formula}` is no weighted sum: the rewards are added here"));
         }
-        for (index, (name, grader)) in graders.into_iter().flatten().enumerate() {
-            let weight = weights.as_ref().and_then(|weights| weights.iter().find(|(own, _)| own == name));
-            let weight = weight.map_or(1.0, |(_, weight)| *weight);
+        // What the formula leaves out does not count.
+        let weight = |name: &str| match &weights {
+            Some(weights) => weights.iter().find(|(own, _)| own == name).map(|(_, weight)| *weight),
+            None => Some(1.0),
+        };
+        let counted = graders.into_iter().flatten().filter_map(|(name, grader)| Some((grader, weight(name)?)));
+        for (index, (grader, weight)) in counted.enumerate() {
             let grader = grader.as_object().cloned().unwrap_or_default();
             reward(&grader, index, weight, &mut settings, &mut differences);
         }
@@ -111,7 +132,8 @@ fn reward(
     let mut set = |key: &str, value: toml::Value| settings.push((format!("objective.reward.{index}.{key}"), value));
     let (kind, operation, reference) = (text("type"), text("operation"), text("reference"));
     let is_of_answer = within_braces(text("input")) == Some("sample.output_text");
-    let column = within_braces(reference).and_then(|path| path.strip_prefix("item."));
+    let column =
+        within_braces(reference).and_then(|path| path.strip_prefix("item.")).filter(|path| !path.contains('.'));
     let mut weight = weight;
     match (kind, operation, column) {
         ("string_check", "eq" | "ne", Some(column)) if is_of_answer => {
@@ -132,9 +154,7 @@ fn reward(
             set("kind", "similarity".into());
             set("column", column.into());
         }
-        ("string_check", "eq" | "ne" | "like" | "ilike", None)
-            if is_of_answer && within_braces(reference).is_none() =>
-        {
+        ("string_check", "eq" | "ne" | "like" | "ilike", None) if is_of_answer && !reference.contains("{{") => {
             let (pattern, case) = (regex::escape(reference), if operation == "ilike" { "(?i)" } else { "" });
             let pattern = if operation.ends_with("like") { pattern } else { format!("^{pattern}$") };
             set("kind", "regex".into());
@@ -148,9 +168,15 @@ fn reward(
             let name: String = name.chars().map(|c| if c.is_alphanumeric() { c } else { '_' }).collect();
             set("kind", "command".into());
             set("command", toml::Value::Array(vec!["python3".into(), format!("{name}.py").into()]));
+            // A rule compares with a whole column.
+            let compared = if is_of_answer && reference.contains("{{") && column.is_none() {
+                format!(" with `{reference}`")
+            } else {
+                String::new()
+            };
             differences.push(format!(
-                "{kind}: a program stands in its place, which is yours to write: it reads a JSON line and writes a number; \
-                 `lora-train help preferences` shows one"
+                "{kind}{compared}: a program stands in its place, which is yours to write: it reads a JSON line and writes a \
+                 number; `lora-train help preferences` shows one"
             ));
         }
     }
@@ -165,20 +191,83 @@ fn within_braces(text: &str) -> Option<&str> {
     (!inside.contains(['{', '}'])).then(|| inside.trim())
 }
 
-/// The factors of a weighted sum, `0.5 * a + b`.
+/// The factors of a weighted sum, `0.5 * a - b + 1`. Constants make no answer likelier.
 fn weights(formula: &str) -> Option<Vec<(String, f64)>> {
     let term = |term: &str| {
         let (mut name, mut weight) = (None, 1.0);
+        let term = term.trim();
+        let term = term.strip_prefix('-').map_or(term, |rest| {
+            weight = -1.0;
+            rest
+        });
         for factor in term.split('*').map(str::trim) {
             match factor.parse::<f64>() {
                 Ok(number) => weight *= number,
-                Err(_) if name.is_none() && factor.chars().all(|c| c.is_alphanumeric() || c == '_') => {
+                Err(_)
+                    if name.is_none()
+                        && factor.starts_with(|c: char| c.is_alphabetic() || c == '_')
+                        && factor.chars().all(|c| c.is_alphanumeric() || c == '_') =>
+                {
                     name = Some(factor);
                 }
                 Err(_) => return None,
             }
         }
-        Some((name?.to_owned(), weight))
+        Some(name.map(|name: &str| (name.to_owned(), weight)))
     };
-    formula.split('+').map(term).collect()
+    let terms: Option<Vec<Option<_>>> =
+        formula.replace('-', "+-").trim_start_matches('+').split('+').map(term).collect();
+    terms.map(|terms| terms.into_iter().flatten().collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_formula_of_graders_is_their_weights_where_it_is_a_sum() {
+        let of = |formula: &str| {
+            weights(formula).map(|all| all.iter().map(|(name, weight)| format!("{name} {weight}")).collect::<Vec<_>>())
+        };
+        for (formula, expected) in
+            [("0.5 * a + b", &["a 0.5", "b 1"][..]), ("a - 2 * b_2 + 1", &["a 1", "b_2 -2"]), ("-a * 0.5", &["a -0.5"])]
+        {
+            assert_eq!(of(formula).unwrap(), expected, "{formula}");
+        }
+        for formula in ["max(a, b)", "(a + b) / 2", "a * b", "1e-5 * a", ""] {
+            assert_eq!(of(formula), None, "{formula}");
+        }
+    }
+
+    #[test]
+    fn a_rule_compares_with_a_whole_column_and_everything_else_is_named() {
+        let check = |reference: &str| {
+            let grader = json!({"type": "string_check", "name": "c", "input": "{{sample.output_text}}", "operation": "eq",
+                "reference": reference});
+            let (mut settings, mut differences) = (Vec::new(), Vec::new());
+            reward(grader.as_object().unwrap(), 0, 1.0, &mut settings, &mut differences);
+            let kind = settings
+                .iter()
+                .find(|(key, _)| key.ends_with("kind"))
+                .map(|(_, kind)| kind.as_str().unwrap().to_owned());
+            (kind.unwrap(), differences.join("; "))
+        };
+        assert_eq!(check("{{ item.x }}"), ("exact".into(), String::new()));
+        assert_eq!(check("yes"), ("regex".into(), String::new()));
+        for reference in ["The answer is {{item.x}}", "{{item.a.b}}"] {
+            let (kind, difference) = check(reference);
+            let begin = format!("string_check with `{reference}`: a program stands in its place");
+            assert!(kind == "command" && difference.starts_with(&begin), "{difference}");
+        }
+        // A grader that the formula leaves out does not count.
+        let graders = json!({"type": "multi", "calculate_output": "b", "graders": {
+            "a": {"type": "string_check", "operation": "eq", "input": "{{sample.output_text}}", "reference": "x"},
+            "b": {"type": "string_check", "operation": "eq", "input": "{{sample.output_text}}", "reference": "y"}}});
+        let Set(settings) = judged(graders.as_object().unwrap()) else { panic!() };
+        let patterns: Vec<&toml::Value> =
+            settings.iter().filter(|(key, _)| key.ends_with("regex_pattern")).map(|(_, pattern)| pattern).collect();
+        assert_eq!(patterns, [&toml::Value::from("^y$")]);
+    }
 }

@@ -309,6 +309,7 @@ impl Reader {
                     items.into_iter().map(|item| self.literal(item)).collect()
                 }
             }
+            _ if tokens.len() > 2 && self.whole(tokens).is_some() => self.whole(tokens).map(Value::from),
             _ => {
                 let (path, after) = path_at(tokens);
                 let last = path.last().filter(|_| after == tokens.len() && path.len() > 1)?;
@@ -317,6 +318,22 @@ impl Reader {
                     last => self.known.get(last).cloned(),
                 }
             }
+        }
+    }
+
+    /// A sum, difference or product of whole numbers, without brackets: `max_seq_length - max_prompt_length`.
+    fn whole(&self, tokens: &[Token]) -> Option<i64> {
+        let at = |signs: [char; 2]| {
+            tokens.iter().rposition(|token| matches!(token, Token::Sign(sign) if signs.contains(sign)))
+        };
+        let Some(at) = at(['+', '-']).or_else(|| at(['*', '*'])) else {
+            return self.literal(tokens.get(..1).filter(|one| one.len() == tokens.len())?)?.as_i64();
+        };
+        let (left, right) = (self.whole(&tokens[..at])?, self.whole(&tokens[at + 1..])?);
+        match tokens[at] {
+            Token::Sign('+') => left.checked_add(right),
+            Token::Sign('-') => left.checked_sub(right),
+            _ => left.checked_mul(right),
         }
     }
 

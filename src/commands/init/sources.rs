@@ -6,6 +6,7 @@ use serde_json::{Map, Value};
 
 use super::foreign::Meaning::{self, Lost, Near, Nothing, Set};
 use super::foreign::{Foreign, READ, is_off, one};
+use super::objective::learns_otherwise;
 
 /// A folder of rows to train and to evaluate on, or a file, or the id of a data set.
 pub(super) fn folder(from: &Foreign, value: &Value, names: [&str; 2]) -> Meaning {
@@ -74,7 +75,7 @@ pub(super) fn listed(from: &Foreign, list: &str, section: &str, below: &str, val
         "message_property_mappings.content" | "message_field_content" if matches!(text, "content" | "value") => Nothing,
         "type.format" | "type.no_input_format" => Lost("a prompt of one's own: write it into the rows".into()),
         key if COLUMNS.iter().any(|(theirs, _)| *theirs == key.trim_start_matches("type.")) => {
-            columns(source).map_or(Nothing, |columns| Set(vec![(ours("columns"), columns)]))
+            columns(from, source).map_or(Nothing, |columns| Set(vec![(ours("columns"), columns)]))
         }
         key if key.starts_with("roles.") => {
             let known = ["system", "user", "human", "assistant", "gpt", "model", "tool"];
@@ -130,7 +131,9 @@ pub(super) fn split(section: &str, index: usize, split: &str) -> Meaning {
 }
 
 /// Names of columns, with ours.
-const COLUMNS: [(&str, &str); 11] = [
+const COLUMNS: [(&str, &str); 13] = [
+    ("field_chosen", "chosen"),
+    ("field_rejected", "rejected"),
     ("field_messages", "messages"),
     ("field_instruction", "instruction"),
     ("field_input", "input"),
@@ -145,10 +148,12 @@ const COLUMNS: [(&str, &str); 11] = [
 ];
 
 /// Columns that have other names than the format expects.
-fn columns(source: &Map<String, Value>) -> Option<toml::Value> {
+fn columns(from: &Foreign, source: &Map<String, Value>) -> Option<toml::Value> {
+    // Of preferences the conversation is what is asked.
+    let of_kind = |ours| if ours == "messages" && learns_otherwise(from) { "prompt" } else { ours };
     let below = source.get("type").and_then(Value::as_object);
     let column = |key: &str| source.get(key).or_else(|| below?.get(key)).and_then(Value::as_str);
-    let renamed = COLUMNS.into_iter().filter_map(|(key, ours)| Some((ours, column(key)?)));
+    let renamed = COLUMNS.into_iter().filter_map(|(key, ours)| Some((of_kind(ours), column(key)?)));
     let renamed = renamed.filter(|(ours, column)| ours != column && *column != "conversations");
     let columns: toml::Table = renamed.map(|(ours, column)| (ours.to_owned(), column.into())).collect();
     (!columns.is_empty()).then_some(toml::Value::Table(columns))
@@ -170,7 +175,7 @@ pub(super) fn hugging_face(from: &Foreign, path: &str, value: &Value) -> Meaning
             (other, _) => other,
         },
         key if COLUMNS.iter().any(|(theirs, _)| *theirs == key) => {
-            let columns = source.and_then(columns);
+            let columns = source.and_then(|source| columns(from, source));
             columns.map_or(Nothing, |columns| Set(vec![("data.train.0.columns".into(), columns)]))
         }
         _ if is_off(value) => Nothing,

@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::foreign::Meaning::{self, Lost, Nothing, Set};
 use super::foreign::{Foreign, READ, is_off, one};
-use super::values::{four_bits, quantised};
+use super::values::{OWN_TEMPLATE, four_bits, quantised};
 
 /// The meaning of a key that only it has, or whose values are its own.
 pub(super) fn of_key(from: &Foreign, path: &str, value: &Value) -> Option<Meaning> {
@@ -22,6 +22,10 @@ pub(super) fn of_key(from: &Foreign, path: &str, value: &Value) -> Option<Meanin
         "quant_method" if text == "bnb" => READ,
         "train_type" | "tuner_type" | "sft_type" if text == "lora" => Nothing,
         "rlhf_type" => READ,
+        "template" if !is_off(value) => Lost(OWN_TEMPLATE.into()),
+        // How its inference draws answers.
+        "temperature" | "top_k" | "top_p" | "repetition_penalty" if from.said.objective != Some("grpo") => Nothing,
+        "local_rank" if value.as_i64() == Some(-1) => Nothing,
         "lorap_lr_ratio" if !is_off(value) => one("lora.loraplus_lr_ratio", value, from),
         "init_weights" if *value == true || text == "true" => Nothing,
         "init_weights" => one("lora.init_lora_weights", value, from),

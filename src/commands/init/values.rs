@@ -19,12 +19,12 @@ pub(super) fn common(from: &Foreign, name: &str, value: &Value) -> Option<Meanin
     let outcome = match name {
         "bf16" | "bfloat16" => precision(is_on, "bf16"),
         "fp16" | "float16" => precision(is_on, "f16"),
-        "dtype" | "precision" | "torch_dtype" | "mixed_precision" => match text {
+        "dtype" | "precision" | "torch_dtype" | "mixed_precision" | "bnb_4bit_compute_dtype" => match text {
             text if text.contains("bf16") || text.contains("bfloat16") => precision(true, "bf16"),
             text if text.contains("16") => precision(true, "f16"),
             _ => Nothing,
         },
-        "load_in_4bit" if is_on => four_bits(from),
+        "load_in_4bit" | "quantization" if is_on && (name == "load_in_4bit" || text == "int4") => four_bits(from),
         "load_in_8bit" if is_on => quantised("int8"),
         // litgpt's bnb.nf4, bnb.fp4-dq, bnb.int8-training.
         "quantization_bit" | "quantize" if is_on => match (value.as_u64(), text.strip_prefix("bnb.").unwrap_or(text)) {

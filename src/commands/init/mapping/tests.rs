@@ -505,6 +505,18 @@ fn keys_mean_what_they_mean_to_their_trainer() {
             "checkpointer: {output_dir: o}\ndataset: {conversation_column: c, conversation_style: openai}\n",
             "output_dir = 'o'\n'data.train.0.columns' = {messages = 'c'}",
         ),
+        (
+            axolotl,
+            "rl: dpo\ndatasets: [{path: a.jsonl, field_messages: talk, field_chosen: good, field_rejected: rejected}]\n",
+            "'data.train.0.columns' = {prompt = 'talk', chosen = 'good'}",
+        ),
+        (
+            "",
+            "task: llm-orpo\nbase_model: m/x\ndata: {path: a/b}\nparams: {peft: true, quantization: int4, \
+             epochs: 2, lr: 1e-5}\n",
+            "'model.path' = 'm/x'\n'data.train.0.path' = 'a/b'\n'model.quantization' = 'nf4'\n'train.num_epochs' = 2\n\
+             'objective.name' = 'orpo'",
+        ),
         // Files have no splits.
         (trl, "dataset_name: a.jsonl\ndataset_train_split: train\n", "'data.train.0.path' = 'a.jsonl'"),
         (axolotl, "datasets: [{path: src, data_files: a.jsonl}]\n", "'data.train.0.path' = 'src/a.jsonl'"),

@@ -33,7 +33,7 @@ trainer = SFTTrainer(
         fp16 = not is_bfloat16_supported(), bf16 = is_bfloat16_supported(),
         warmup_steps = compute(5), report_to = ("none"), betas = (0.9, 0.95,),
         run_name = "a" "b", num_train_epochs == 3, output_dir = args.output_dir),
-    packing = False, note = "x = 1, r = 99 # no",
+    packing = False, max_length = max_seq_length - 2 * 256, note = "x = 1, r = 99 # no",
 )
 trainer = train_on_responses_only(trainer, instruction_part = "<|user|>", response_part = "<|assistant|>")
 model.generate(input_ids, temperature = 1.5, max_new_tokens = 64)
@@ -49,7 +49,7 @@ FastLanguageModel.from_pretrained(model_name = "lora_model", load_in_4bit = Fals
         "model_name": "unsloth/Llama-3.2-1B", "max_seq_length": 2048, "dtype": null, "load_in_4bit": true,
         "r": 8, "target_modules": ["q_proj", "k_proj", "v_proj"], "lora_alpha": 16, "use_gradient_checkpointing": "unsloth",
         "random_state": 3407, "loftq_config": null, "chat_template": "llama-3.1", "train_file": "rows.jsonl",
-        "eval_file": "held.jsonl", "packing": false, "note": "x = 1, r = 99 # no", "per_device_train_batch_size": 2,
+        "eval_file": "held.jsonl", "packing": false, "max_length": 1536, "note": "x = 1, r = 99 # no", "per_device_train_batch_size": 2,
         "learning_rate": 2e-4, "weight_decay": -0.01, "fp16": false, "bf16": true, "report_to": "none", "betas": [0.9, 0.95],
         "run_name": "ab", "train_on_responses_only": true,
     });
