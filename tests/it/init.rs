@@ -69,6 +69,7 @@ fn mistakes_of_init_name_the_argument_and_write_nothing() {
     fs::create_dir(folder.path().join("adapter")).unwrap();
     let adapter = "{\"base_model_name_or_path\": \"org/base\"}";
     fs::write(folder.path().join("adapter/adapter_config.json"), adapter).unwrap();
+    fs::write(folder.path().join("mine.toml"), "[model]\npath = \"m/x\"\n").unwrap();
     let mistakes: [(&[&str], &str); 18] = [
         (
             &["init", "--from", "images.yml"],
@@ -217,10 +218,24 @@ fn a_recipe_is_written_of_rows_that_need_a_word_about_them() {
     let (said, _) = written(folder.path(), "long.jsonl", &[]);
     assert!(said.contains("this model reads ") && passes(), "{said}");
 
-    // Nothing that can be read: it is said, and the recipe is there.
+    // Nothing that can be read: it is said, and the recipe is there, with a length that the model reads.
     fs::write(path("numbers.jsonl"), "{\"a\": 1, \"b\": 2}\n").unwrap();
     let (said, recipe) = written(folder.path(), "numbers.jsonl", &[]);
     assert!(said.contains("are those of no format") && recipe.contains("[lora]\nr = 16"), "{said}{recipe}");
+    assert!(recipe.contains("max_length = 512 "), "{recipe}");
+
+    // A first row that names no columns, and names that are none of a row.
+    fs::write(path("headless.csv"), "Where is my order?,It is on its way.\nWhy so late?,It snows.\n").unwrap();
+    let (said, _) = written(folder.path(), "headless.csv", &[]);
+    assert!(said.contains("such as \"Where is my order?\": if it is a row, write a line of names above it"), "{said}");
+    fs::write(path("names.csv"), "What they wrote,Our reply to it (final)\nWhy so late?,It snows.\n").unwrap();
+    let (said, _) = written(folder.path(), "names.csv", &[]);
+    assert!(!said.contains("if it is a row") && said.contains("Our reply to it (final) -> completion"), "{said}");
+
+    fs::write(path("about.csv"), "question,context,answer\nWho?,Ann came.,Ann\n").unwrap();
+    let (said, _) = written(folder.path(), "about.csv", &[]);
+    let columns = "columns = { instruction = \"question\", input = \"context\", output = \"answer\" }";
+    assert!(said.contains(&format!("`context` is not read; `{columns}` puts it below the question")), "{said}");
 }
 
 #[test]
@@ -287,7 +302,7 @@ fn notebooks_programs_commands_and_jobs_become_recipes_that_pass_check() {
     ));
     let own = ["--model", &model, "--data", "rows.jsonl"];
     let asked = ["--model", &model, "--data", "asked.jsonl"];
-    let cases: [(&str, &str, &[&str], &[&str]); 7] = [
+    let cases: [(&str, &str, &[&str], &[&str]); 8] = [
         (
             "a.ipynb",
             &cell,
@@ -322,8 +337,14 @@ fn notebooks_programs_commands_and_jobs_become_recipes_that_pass_check() {
                 "micro_batch_size = 4",
                 "seed = 7",
                 "output_dir = \"runs/mails\"",
-                "model: that model cannot be had",
+                "of 8 keys, 4 are taken over, 0 lost, 4 without effect here",
             ],
+        ),
+        (
+            "flat.toml",
+            "model_name_or_path = \"M\"\nuse_peft = true\nlora_r = 4\ndataset_name = \"rows.jsonl\"\n",
+            &[],
+            &["\nr = 4 ", "of 4 keys, 3 are taken over, 0 lost"],
         ),
         (
             "rft.json",

@@ -56,8 +56,14 @@ pub(super) fn draft(model: &str, data: &str, args: &InitArgs) -> Result<Draft, F
     if !draft.is_given("scheduler.warmup_steps") {
         draft.set("scheduler.warmup_ratio", 0.03, "");
     }
-    if let Some(rows) = &rows {
-        choose_length(&mut draft, rows, &prepared);
+    match &rows {
+        Some(rows) => choose_length(&mut draft, rows, &prepared),
+        None => {
+            let most = prepared.source.config.max_position_embeddings;
+            if prepared.recipe.data.max_length > most && !draft.is_given("data.max_length") {
+                draft.set("data.max_length", integer(most), "what this model reads");
+            }
+        }
     }
     choose_steps(&mut draft, rows.as_ref());
     choose_precision(&mut draft, &prepared.device);

@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use rayon::prelude::*;
+use serde_json::Value;
 
 use super::columns::{Guess, media};
 use super::draft::Draft;
@@ -20,6 +21,7 @@ use crate::run::inputs::data_failure;
 use crate::run::prepare::Prepared;
 use crate::schema::{Override, Problem, Problems};
 use crate::util::failure::Failure;
+use crate::util::text::shortened;
 
 /// Rows of each file that are looked at.
 pub(super) const MAX_ROWS: usize = 1000;
@@ -29,6 +31,8 @@ const GUESSED_ROWS: usize = 50;
 const WHOLE: usize = 1 << 24;
 /// Tokens of a window of text.
 const WINDOW_TOKENS: usize = 1024;
+/// Characters of a text that are shown; no name of a column has more.
+const MAX_SHOWN: usize = 60;
 const OBJECTIVE: &str = "objective.name";
 /// Columns of the first source.
 const COLUMNS: &str = "data.train.0.columns";
@@ -163,6 +167,14 @@ fn finds_objective(draft: &mut Draft, prepared: &mut Prepared, tokenizer: &Arc<T
 /// Sets the columns of rows whose names are those of no format. `false` where there is nothing to guess.
 fn guess(draft: &mut Draft, prepared: &mut Prepared) -> Result<bool, Failure> {
     let rows = first_rows(&prepared.recipe.data.train[0], GUESSED_ROWS);
+    let cell = rows.first().and_then(Value::as_object).and_then(|row| row.keys().find(|name| is_cell(name)));
+    if let Some(cell) = cell {
+        draft.footer.push(format!(
+            "the first line is read as names of columns, such as {:?}: if it is a row, write a line of names above it, such as \
+             prompt,completion",
+            shortened(cell, MAX_SHOWN)
+        ));
+    }
     let (columns, objective) = match Guess::of(&rows) {
         Some(Guess::Columns(columns)) => (columns, None),
         Some(Guess::Preferences(columns)) => (columns, Some("dpo")),
@@ -183,6 +195,12 @@ fn guess(draft: &mut Draft, prepared: &mut Prepared) -> Result<bool, Failure> {
         draft.footer.push(format!("columns: {} (guessed; change them in the recipe)", columns.join(", ")));
     }
     Ok(is_taken)
+}
+
+/// Whether a name of a column reads like what is in one: a number, a sentence, a whole text.
+fn is_cell(name: &str) -> bool {
+    let is_sentence = name.ends_with(['.', '?', '!', '。', '？', '！']) && name.split_whitespace().count() >= 3;
+    is_sentence || name.chars().count() > MAX_SHOWN || name.parse::<f64>().is_ok()
 }
 
 /// Names the columns that are not read, and asks about one that may be the point of the rows.

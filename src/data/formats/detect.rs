@@ -336,9 +336,24 @@ const LEARNT: [&str; 16] = [
     "response",
 ];
 
+/// Columns that belong to a question, with Alpaca's name for them.
+const ASKED: [(&str, &str); 5] =
+    [("input", "input"), ("context", "input"), ("passage", "input"), ("document", "input"), ("system", "system")];
+
 impl RowFormat {
-    /// Says of rows of texts that were recognised as such that a column of their answers is not learnt, if `unused` has one.
+    /// Says of rows that were recognised as such that a column which is the point of them is not read, if `unused` has one: of
+    /// texts their answers, of questions what they are about.
     pub(in crate::data) fn unlearnt(&self, unused: &BTreeSet<String>) -> Option<String> {
+        if self.is_detected && self.format == DataFormat::PromptCompletion {
+            let is_named = |name: &str| unused.iter().find(|column| column.eq_ignore_ascii_case(name));
+            let (column, ours) = ASKED.iter().find_map(|(name, ours)| Some((is_named(name)?, *ours)))?;
+            let (prompt, completion) = (self.name_of("prompt"), self.name_of("completion"));
+            let place = if ours == "system" { "makes it the system prompt" } else { "puts it below the question" };
+            return Some(format!(
+                "`{column}` is not read\n  hint: `columns = {{ instruction = {prompt:?}, {ours} = {column:?}, output = \
+                 {completion:?} }}` {place}"
+            ));
+        }
         let is_answer = |column: &&String| LEARNT.iter().any(|name| column.eq_ignore_ascii_case(name));
         let column = unused.iter().find(is_answer).filter(|_| self.is_detected && self.format == DataFormat::Text)?;
         let text = self.name_of("text");

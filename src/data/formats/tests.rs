@@ -137,8 +137,25 @@ fn columns_that_are_the_point_of_rows_of_texts_are_named() {
         (json!({"text": "a", "label": 1}), &[("text", "text")][..]),
         (json!({"text": "a", "id": 1}), &[]),
         (json!({"prompt": "a", "completion": "b", "category": "c"}), &[]),
+        (
+            json!({"prompt": "a", "completion": "b", "context": "c"}),
+            &[("prompt", "prompt"), ("completion", "completion")],
+        ),
     ] {
         assert_eq!(unlearnt(&row, renames), None, "{row}");
+    }
+    // What a question is about; the columns that it names are read.
+    for (column, ours, place) in [("Context", "input", "below the question"), ("system", "system", "the system prompt")]
+    {
+        let row = json!({"question": "q", "answer": "a", column: "c", "id": 1});
+        let said = unlearnt(&row, &[]).unwrap();
+        let columns = format!("{{ instruction = \"question\", {ours} = \"{column}\", output = \"answer\" }}");
+        assert!(said.contains(&columns) && said.ends_with(place), "{said}");
+        let named = [("instruction", "question"), (ours, column), ("output", "answer")];
+        let format = detect(DataFormat::Auto, &named, &row).unwrap();
+        let mut unused = BTreeSet::new();
+        format.add_unused(&row, &mut unused);
+        assert_eq!(unused.into_iter().collect::<Vec<_>>(), ["id"]);
     }
     for row in
         [json!({"text": "a", "audio": "x.wav"}), json!({"prompt": "a", "completion": "b", "image": {"path": "x"}})]

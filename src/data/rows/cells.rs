@@ -65,7 +65,10 @@ impl Cells {
         cells.columns = names.iter().enumerate().map(name).collect();
         let mut seen = HashSet::new();
         match cells.columns.iter().find(|name| !seen.insert(name.as_str())) {
-            Some(name) => Err(format!("its first line names `{name}` twice")),
+            Some(name) => Err(format!(
+                "its first line names `{name}` twice\n  hint: if that line is a row, write a line of names above it, such as \
+                 `prompt,completion`"
+            )),
             None => Ok(cells),
         }
     }
