@@ -33,11 +33,11 @@ pub(crate) struct CompareArgs {
 
 pub(crate) fn run(args: &CompareArgs) -> Result<(), Failure> {
     let sides: Vec<Vec<PathBuf>> = args.runs.iter().flat_map(|runs| sides(runs)).collect();
+    let (comparison, no_runs) = Comparison::of(&sides).map_err(failure)?;
     if let [runs] = &sides[..] {
         let problem = Problem::new(format!("{}: one run, expected two or more", shown(runs)));
         return Err(problem.hint("name another, or a folder that holds several").into());
     }
-    let (comparison, no_runs) = Comparison::of(&sides).map_err(failure)?;
     let checked = comparison.check(&args.max_regression).map_err(Failure::input)?;
     let text = if args.json {
         let mut json = serde_json::to_value(&comparison).map_err(Failure::running)?;

@@ -405,7 +405,7 @@ fn about(saved: &SavedAdapter, folder: &Path) -> String {
 pub(crate) fn misfit(error: &ExportError, base: Option<&str>) -> Failure {
     let problem = Problem::new(error.to_string());
     match base {
-        Some(base) => problem.hint(format!("the adapter was trained on {base}; give that as --model")).into(),
+        Some(base) => problem.hint(format!("the adapter was trained on {base}: it fits that model alone")).into(),
         None => problem.into(),
     }
 }

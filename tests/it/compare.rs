@@ -117,7 +117,8 @@ fn what_cannot_be_compared_is_refused_with_2() {
     let (code, stdout, said) = compare(&[&base, &nowhere, &base, &empty], &[]);
     assert!(code == Some(2) && said.contains("nowhere: there is") && said.contains("empty: not a run"), "{said}");
     assert!(stdout.contains("base against"), "{stdout}");
-    let cases: [(&[&Path], &[&str], &str); 6] = [
+    let cases: [(&[&Path], &[&str], &str); 7] = [
+        (&[&nowhere], &[], "nowhere: there is no such folder"),
         (&[&base, &nowhere], &[], "nowhere: there is no such folder"),
         (&[&base, &empty], &[], "empty: not a run"),
         (&[&base, &no_step], &[], "no-step: metrics.jsonl holds no step"),

@@ -289,7 +289,10 @@ fn differences(records: &[&Record]) -> Vec<Difference> {
             pairs.iter().find(|(other, _)| other == key).map(|(_, value)| value.clone())
         };
         let values: Vec<Option<String>> = flat.iter().map(value).collect();
-        let is_equal = values.iter().all(|value| *value == values[0]);
+        // Where no recipe could be read, nothing differs from it.
+        let mut known = values.iter().zip(records).filter(|(_, record)| !record.settings.is_empty());
+        let first = known.next();
+        let is_equal = known.all(|(value, _)| first.is_some_and(|(first, _)| value == first));
         (!is_equal).then(|| Difference { key: key.clone(), values })
     };
     keys.into_iter().filter_map(difference).collect()

@@ -48,6 +48,20 @@ fn found(comparison: &Comparison, limits: &[&str]) -> Vec<(&'static str, Option<
 }
 
 #[test]
+fn a_run_without_a_recipe_differs_in_no_key() {
+    let folder = tempfile::tempdir().unwrap();
+    let base = run(folder.path(), "base", 1.0, 2.0, RECIPE);
+    let other = run(folder.path(), "other", 1.0, 1.9, &RECIPE.replace("r = 8", "r = 4"));
+    let lost = run(folder.path(), "lost", 1.0, 1.8, "");
+    let comparison = one_a_side(&[&lost, &base]);
+    assert!(comparison.recipe_differences.is_empty(), "{comparison:?}");
+    assert!(comparison.text().contains("no recipe to compare: no resolved.toml can be read of lost"));
+    let comparison = one_a_side(&[&base, &lost, &other]);
+    let [Difference { key, values }] = &comparison.recipe_differences[..] else { panic!("{comparison:?}") };
+    assert_eq!((key.as_str(), values), ("lora.r", &vec![Some("8".to_owned()), None, Some("4".to_owned())]));
+}
+
+#[test]
 fn one_run_a_side_gives_percentages_and_is_not_called_faster() {
     let folder = tempfile::tempdir().unwrap();
     let base = run(folder.path(), "base", 1.0, 2.0, RECIPE);
