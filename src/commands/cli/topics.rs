@@ -19,16 +19,17 @@ const REFERENCE: &str = "reference";
 /// Arguments of `lora-train help`.
 #[derive(Clone, Debug, clap::Args)]
 pub(super) struct HelpArgs {
-    /// A command, a key or section of a recipe (lora.r, lora), reference, or a page (data.md)
+    /// A command, a key or section of a recipe (lora.r, lora), reference, a page (data.md), or a word to look for in all
     #[arg(value_name = "TOPIC")]
-    pub(super) topic: Option<String>,
+    pub(super) topic: Vec<String>,
 }
 
 /// Prints what was asked about.
 pub(super) fn show(args: &HelpArgs, mut definition: Command) -> Result<(), Failure> {
-    let Some(topic) = args.topic.as_deref() else {
+    if args.topic.is_empty() {
         return print_options(&mut definition, &[]);
-    };
+    }
+    let topic = &*args.topic.join(" ");
     if definition.find_subcommand(topic).is_some() {
         print_options(&mut definition, &[topic])?;
         return more(topic, true);
@@ -53,7 +54,10 @@ pub(super) fn show(args: &HelpArgs, mut definition: Command) -> Result<(), Failu
         }
         Meant::Theirs(name) => print(&format!("`{topic}` is `{name}` here.\n\n{}", explained(&name).trim_end())),
         Meant::Nothing(note) => print_text(&format!("A recipe has no `{topic}`: {note}.")),
-        Meant::Unknown => Err(unknown(topic, &definition).into()),
+        Meant::Unknown => match places(topic) {
+            Some(places) => print(&places),
+            None => Err(unknown(topic, &definition).into()),
+        },
     }
 }
 
@@ -80,6 +84,57 @@ fn more(topic: &str, is_command: bool) -> Result<(), Failure> {
         Some(_) => print(&format!("\nMore: lora-train help {topic}.md")),
         None => Ok(()),
     }
+}
+
+/// How a page or a key is asked for.
+const HELP: &str = "lora-train help";
+/// Most pages, and most keys, that are named of those in which a word stands.
+const MAX_PLACES: usize = 5;
+/// Most sections of a page.
+const MAX_SECTIONS: usize = 3;
+/// As many times as this a word counts in a heading.
+const HEADING_COUNTS: usize = 20;
+
+/// Where the pages and what is said of keys have a word, or words that follow each other: most of it first.
+fn places(topic: &str) -> Option<String> {
+    let words = regex::escape(topic).replace(['_', ' '], "[-_ ]");
+    let pattern = regex::RegexBuilder::new(&format!(r"\b{words}s?\b")).case_insensitive(true).build().ok()?;
+    let count = |text: &str| pattern.find_iter(text).count();
+    let mut pages = Vec::new();
+    for (name, text) in PAGES {
+        let mut found: Vec<(usize, &str)> = sections(text)
+            .map(|(heading, below)| (count(heading) * HEADING_COUNTS + count(below), heading))
+            .filter(|(count, _)| *count > 0)
+            .collect();
+        found.sort_by_key(|(count, _)| std::cmp::Reverse(*count));
+        let total: usize = found.iter().map(|(count, _)| count).sum();
+        let headings: Vec<&str> = found.iter().take(MAX_SECTIONS).map(|(_, heading)| *heading).collect();
+        pages.extend((total > 0).then(|| (total, format!("{HELP} {}", shown(name)), headings.join("; "))));
+    }
+    pages.sort_by_key(|(count, ..)| std::cmp::Reverse(*count));
+    let names = key_names();
+    let is_section = |name: &String| names.iter().any(|other| other.starts_with(&format!("{name}.")));
+    let keys = names.iter().filter(|name| !is_section(name) && pattern.is_match(&explained(name)));
+    let keys = keys.take(MAX_PLACES).map(|name| format!("\n  {HELP} {name}"));
+    let pages = pages.into_iter().take(MAX_PLACES).map(|(_, page, headings)| format!("\n  {page}: {headings}"));
+    let lines: String = pages.chain(keys).collect();
+    (!lines.is_empty()).then(|| format!("`{topic}` stands in{lines}"))
+}
+
+/// The headings of a page with what stands below each.
+fn sections(text: &str) -> impl Iterator<Item = (&str, &str)> {
+    // In blocks of code `#` begins a comment.
+    let mut is_code = false;
+    let mut starts = Vec::new();
+    let mut at = 0;
+    for line in text.split_inclusive('\n') {
+        is_code ^= line.starts_with("```");
+        starts.extend((!is_code && line.starts_with('#')).then_some(at));
+        at += line.len();
+    }
+    let ends: Vec<usize> = starts.iter().skip(1).copied().chain([text.len()]).collect();
+    let section = move |(start, end): (usize, usize)| text[start..end].split_once('\n').unwrap_or_default();
+    starts.into_iter().zip(ends).map(section).map(|(heading, below)| (heading.trim_start_matches(['#', ' ']), below))
 }
 
 /// The text of a page: `data`, `docs/data`.
@@ -182,6 +237,31 @@ mod tests {
         let mut count = 0;
         look(&root().join("src"), &mut count);
         assert!(count > 5, "{count}");
+    }
+
+    #[test]
+    fn words_that_are_no_key_lead_to_the_pages_and_keys_that_have_them() {
+        for (word, place) in [
+            ("gguf", "lora-train help quantised"),
+            ("gguf", "GGUF"),
+            ("GGUF", "llama.cpp and Ollama"),
+            ("dpo", "lora-train help preferences"),
+            ("dpo", "lora-train help objective.name"),
+            ("oom", "lora-train help plan-and-tune"),
+            ("out of memory", "lora-train help plan-and-tune"),
+            ("csv", "lora-train help data.md"),
+            ("jupyter", "In a notebook"),
+            ("colab", "In a notebook"),
+            ("system prompt", "lora-train help data.system"),
+            ("unsloth", "lora-train help commands"),
+        ] {
+            let found = places(word).unwrap_or_else(|| panic!("{word}"));
+            assert!(found.contains(place) && found.lines().count() <= 1 + 2 * MAX_PLACES, "{word}: {found}");
+            assert!(matches!(look_up(word), Meant::Unknown) && page(word).is_none(), "{word}");
+        }
+        assert_eq!(places("telemtry"), None);
+        // The comments of an example are no headings.
+        assert!(places("double_quantization").unwrap().contains("quantised: Quantised base models"));
     }
 
     #[test]
