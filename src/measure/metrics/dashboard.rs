@@ -55,6 +55,11 @@ impl Dashboard {
         self.change(|state| state.pace.start());
     }
 
+    /// Shows the losses of a resumed run from its first step on.
+    pub(super) fn earlier(&self, metrics: &str) {
+        self.change(|state| state.earlier(metrics));
+    }
+
     pub(super) fn step(&self, step: &StepMetrics) {
         self.change(|state| state.step(step));
     }

@@ -99,6 +99,9 @@ impl Sinks {
             Ok(dashboard) => (dashboard, None),
             Err(reason) => (None, Some(reason)),
         };
+        if let (Some(dashboard), Some(_)) = (&dashboard, resume_step) {
+            dashboard.earlier(&std::fs::read_to_string(run_dir.join("metrics.jsonl")).unwrap_or_default());
+        }
         let console = Console::new(shows == Shows::Warnings, dashboard, config.logging_steps, steps, pace);
         let mut sinks = Self {
             console: if shows == Shows::Nothing { console.silent() } else { console },

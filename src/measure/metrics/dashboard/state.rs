@@ -1,5 +1,7 @@
 //! What the dashboard knows of the run.
 
+use serde_json::Value;
+
 use super::super::pace::Pace;
 use super::super::{EvalMetrics, Sample, StepMetrics, on_a_line};
 
@@ -87,6 +89,16 @@ impl State {
         Self { label: label.to_owned(), first_step, total_steps, pace, is_changed: true, ..Self::default() }
     }
 
+    /// Takes the losses of an earlier start from lines of its metrics.jsonl.
+    #[expect(clippy::cast_precision_loss, reason = "drawn")]
+    pub(super) fn earlier(&mut self, metrics: &str) {
+        for line in metrics.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok()) {
+            let Some(step) = line["step"].as_u64() else { continue };
+            line["loss"].as_f64().into_iter().for_each(|loss| self.losses.push(step as f64, loss));
+            line["eval_loss"].as_f64().into_iter().for_each(|loss| self.evaluated(step, loss));
+        }
+    }
+
     #[expect(clippy::cast_precision_loss, reason = "drawn")]
     pub(super) fn step(&mut self, step: &StepMetrics) {
         self.evaluating = None;
@@ -113,16 +125,20 @@ impl State {
         self.last = Some(step.clone());
     }
 
-    #[expect(clippy::cast_precision_loss, reason = "drawn")]
     pub(super) fn eval(&mut self, eval: &EvalMetrics) {
         self.evaluating = None;
         if eval.eval_loss.is_finite() {
-            self.eval_losses.push(eval.step as f64, eval.eval_loss);
-            if self.best_eval.is_none_or(|(_, best)| eval.eval_loss < best) {
-                self.best_eval = Some((eval.step, eval.eval_loss));
-            }
+            self.evaluated(eval.step, eval.eval_loss);
         }
         self.last_eval = Some(eval.clone());
+    }
+
+    #[expect(clippy::cast_precision_loss, reason = "drawn")]
+    fn evaluated(&mut self, step: u64, loss: f64) {
+        self.eval_losses.push(step as f64, loss);
+        if self.best_eval.is_none_or(|(_, best)| loss < best) {
+            self.best_eval = Some((step, loss));
+        }
     }
 
     /// The sample of the first prompt of an evaluation.
@@ -132,7 +148,7 @@ impl State {
 
     pub(super) fn warning(&mut self, text: &str) {
         self.num_warnings += 1;
-        self.last_warning = text.lines().next().map(ToOwned::to_owned);
+        self.last_warning = text.lines().next().map(|line| line.trim_end_matches(':').to_owned());
         self.finding = None;
     }
 
@@ -178,6 +194,17 @@ mod tests {
         assert!(curve.points.is_sorted_by(|a, b| a.0 < b.0));
         let mean = curve.points.iter().map(|point| point.1).sum::<f64>() / curve.points.len() as f64;
         assert!((mean - 4.5).abs() < 0.05, "{mean}");
+    }
+
+    #[test]
+    fn a_resumed_run_has_the_curve_from_its_first_step_on() {
+        let mut state = State::new("runs/a", [2, 9]);
+        state.earlier("{\"step\":0,\"eval_loss\":3.0}\n{\"step\":1,\"loss\":2.5}\n{\"step\":2,\"loss\":2.25}\n{\"st");
+        state.step(&StepMetrics { step: 3, loss: 2.0, ..StepMetrics::default() });
+        assert_eq!(state.losses.points, [(1.0, 2.5), (2.0, 2.25), (3.0, 2.0)]);
+        assert_eq!((state.eval_losses.points.len(), state.best_eval, state.done()), (1, Some((0, 3.0)), 3));
+        state.warning("rows.csv: 2 of 300 rows are odd:\n  line 3: empty");
+        assert_eq!(state.last_warning.as_deref(), Some("rows.csv: 2 of 300 rows are odd"));
     }
 
     #[test]
