@@ -133,7 +133,11 @@ pub(crate) fn run(args: &MergeArgs) -> Result<(), Failure> {
     }
     let differences = summary.differences;
     if !args.original {
-        let _ = write!(text, "\nwhat is written is up to {:.1e} from the weights in training", differences.written);
+        let _ = write!(
+            text,
+            "\nthe weights that are written differ from those in training by up to {:.1e}",
+            differences.written
+        );
     }
     if differences.share_lost() > SHARE_LOST {
         let hint = match (args.quantize, args.dtype) {

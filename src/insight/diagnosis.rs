@@ -57,7 +57,7 @@ fn healthy(run: &Run) -> Finding {
     let (verdict, time) = if figures.steps.is_empty() {
         ("HEALTHY: nothing stands out; there were too few steps to say more".into(), between)
     } else if !figures.deserve_advice() {
-        ("HEALTHY: nothing stands out; advice takes 50 steps or a minute".into(), step_time)
+        ("HEALTHY: nothing stands out; advice needs a run of 50 steps or a minute".into(), step_time)
     } else {
         (format!("HEALTHY: {} of step time goes into forward, backward and update", percent(compute)), step_time)
     };

@@ -91,7 +91,7 @@ fn a_trial_of_a_few_steps_gets_no_advice() {
     let bench = Bench::new();
     let (findings, said) = diagnosed(&bench, &["train.max_steps=12", "eval.eval_steps=1", "checkpoint.save_steps=1"]);
     assert_eq!((findings.len(), &findings[0]["rule"]), (1, &"healthy".into()), "{findings:#?}");
-    assert!(said.contains("HEALTHY: nothing stands out; advice takes 50 steps or a minute"), "{said}");
+    assert!(said.contains("HEALTHY: nothing stands out; advice needs a run of 50 steps or a minute"), "{said}");
 }
 
 #[test]

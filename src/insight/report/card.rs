@@ -162,7 +162,7 @@ fn sources(record: &Record) -> (Vec<String>, Vec<String>) {
 fn training(record: &Record) -> Vec<(&'static str, String)> {
     let started = record.environment.get("started_at").and_then(serde_json::Value::as_str);
     let parameters = record.figure("trainable_parameters").zip(record.figure("all_parameters"));
-    let epochs = record.steps.last("epoch").map(|epochs| format!(" ({} epochs)", Unit::Plain.text(epochs)));
+    let epochs = record.epochs_text().map(|epochs| format!(" ({epochs})"));
     let precision = record.setting("train.precision").and_then(Value::as_str);
     let rows = [
         ("steps", record.steps.last("step").map(|steps| thousands(steps) + &epochs.unwrap_or_default())),

@@ -123,8 +123,7 @@ fn tiles(record: &Record) -> Vec<(&'static str, String, String)> {
     let loss = record.steps.latest("loss").map(|last| if last.is_finite() { record.final_loss() } else { Some(last) });
     tile("Training loss", loss.flatten().map(loss_text), Some("mean of the last tenth".to_owned()));
 
-    let epochs = record.steps.last("epoch").map(|epochs| format!("{} epochs", Unit::Plain.text(epochs)));
-    tile("Steps", record.steps.last("step").map(thousands), epochs);
+    tile("Steps", record.steps.last("step").map(thousands), record.epochs_text());
     tile("Throughput", rate(record).map(thousands), Some("tokens/s".to_owned()));
     let step_seconds =
         |share| quantile(record.steps.steady("step_seconds"), share).map(|value| Unit::Seconds.text(value));

@@ -9,6 +9,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 use super::ReportError;
+use super::axis::Unit;
 use super::columns::Columns;
 use crate::measure::metrics::{Outcome, SUMMARY_FILE, Sample, UNFINISHED_FILE};
 use crate::util::stats::{mean, median};
@@ -83,6 +84,13 @@ impl Record {
             n => format!(", and {n} lines that cannot be read"),
         };
         Err(ReportError::NoRun { path: self.folder, why: format!("metrics.jsonl holds no step{torn}") })
+    }
+
+    /// How many epochs the run took: `1 epoch`, `0.5 epochs`.
+    pub(super) fn epochs_text(&self) -> Option<String> {
+        let epochs = Unit::Plain.text(self.steps.last("epoch")?);
+        let plural = if epochs == "1" { "" } else { "s" };
+        Some(format!("{epochs} epoch{plural}"))
     }
 
     /// The last part of the folder's name, for headings.
