@@ -253,7 +253,6 @@ mod tests {
             ("jupyter", "In a notebook"),
             ("colab", "In a notebook"),
             ("system prompt", "lora-train help data.system"),
-            ("unsloth", "lora-train help commands"),
         ] {
             let found = places(word).unwrap_or_else(|| panic!("{word}"));
             assert!(found.contains(place) && found.lines().count() <= 1 + 2 * MAX_PLACES, "{word}: {found}");
