@@ -374,7 +374,12 @@ fn read_text(path: &Path) -> Result<String, Problem> {
             let missing = problem(format!("there is no such file in {}", searched_folder(path).display()));
             did_you_mean(path).into_iter().fold(missing, Problem::hint)
         }
-        io::ErrorKind::IsADirectory => problem("this is a folder, expected a recipe file".to_owned()),
+        io::ErrorKind::IsADirectory => {
+            let folder = problem("this is a folder, expected a recipe file".to_owned());
+            let is_model = path.join("config.json").is_file();
+            let hint = || format!("`lora-train init --model {} --data FILE` writes one for this model", path.display());
+            if is_model { folder.hint(hint()) } else { folder }
+        }
         _ => problem(format!("cannot read the recipe: {error}")),
     };
     if let Some((kind, hint)) = other_kind(path).filter(|_| path.is_file()) {

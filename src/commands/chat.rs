@@ -23,8 +23,10 @@ use crate::data::template::{ChatTemplate, Stops};
 use crate::generate::{Ending, GenerateError, GenerateOptions, Generator, encode_messages};
 use crate::model::decode::Sequence;
 use crate::save::export::PromptForm;
+use crate::schema::Problem;
 use crate::train::stop::EXIT_INTERRUPTED;
 use crate::util::failure::Failure;
+use crate::util::terminal::is_notebook;
 
 const HELP: &str = "  /reset          forget the conversation
   /system TEXT    set the system message and forget the conversation; without TEXT, take it away
@@ -63,6 +65,12 @@ pub(crate) struct ChatArgs {
 
 /// Reads messages and writes answers until the input ends.
 pub(crate) fn run(args: &ChatArgs) -> Result<(), Failure> {
+    if is_notebook() && io::stdin().is_terminal() {
+        let problem = Problem::new("a cell of a notebook gives chat nothing to read");
+        return Err(problem
+            .hint("ask by `lora-train generate RUN \"...\"`, or `!echo \"...\" | lora-train chat RUN`")
+            .into());
+    }
     let options = args.sampling.options(1024)?;
     let named = Named::find(&args.names, &args.model)?;
     let opened = named.read(args.load.quiet)?.that_write()?.load(&args.load)?;

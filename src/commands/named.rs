@@ -231,7 +231,13 @@ fn adapter_of(text: &str) -> Result<Option<NamedAdapter>, Failure> {
         None if is_adapter(&last) => Ok(Some(NamedAdapter { folder: last, ..adapter })),
         None => {
             let problem = Problem::new(format!("{}: this run has no adapter and no checkpoint yet", folder.display()));
-            Err(problem.hint("`checkpoint.save_steps` saves one while it trains").into())
+            let best = folder.join("adapter-best");
+            let hint = if is_adapter(&best) {
+                format!("{} is that of its best evaluation so far: name it", best.display())
+            } else {
+                "`checkpoint.save_steps` saves one while it trains".to_owned()
+            };
+            Err(problem.hint(hint).into())
         }
     }
 }

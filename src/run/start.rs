@@ -109,6 +109,12 @@ impl<'a> Started<'a> {
         } else if let Some(resumed) = &resumed {
             resumed.report(&inputs, &checkpoints, &recipe.output_dir, &mut sinks)?;
             resumed.jump(&schedule, data).iter().for_each(|jump| sinks.warn(jump));
+            let (done, asked) = (resumed.state.step, schedule.total_steps());
+            if done >= asked {
+                sinks.warn(&format!(
+                    "{done} steps are made and the recipe asks for {asked}: the adapter is written as it is"
+                ));
+            }
         } else if args.resume.is_some() {
             let folder = checkpoints.folder().display();
             sinks.warn(&format!(

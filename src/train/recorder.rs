@@ -145,7 +145,9 @@ impl<'a> Recorder<'a> {
         line.tokens_per_second = as_f64(work.tokens) / line.step_seconds;
         // Of this rank, as the watts are.
         let share = 1.0 / as_f64(line.ranks.unwrap_or(1));
-        line.mfu = peak.map(|peak| share * work.flops / line.step_seconds / peak);
+        let flops_per_second = share * work.flops / line.step_seconds;
+        // A step that is faster shows that others used the device while its peak was measured.
+        line.mfu = peak.map(|peak| flops_per_second / peak.max(flops_per_second));
         if loading.num_batches > 0 {
             line.worker_busy_seconds = Some(loading.busy.as_secs_f64());
             line.worker_cpu_seconds = loading.cpu.map(|cpu| cpu.as_secs_f64());

@@ -40,20 +40,25 @@ impl Stop {
     ///
     /// Where the operating system refuses the handlers.
     pub fn on_signals() -> io::Result<Self> {
-        let (mut stop, second) = (Self::default(), Arc::new(AtomicBool::new(false)));
+        let (mut stop, first) = (Self::default(), Arc::default());
+        #[cfg(unix)]
+        let start = std::time::Instant::now();
         stop.at_once.store(true, Ordering::Relaxed);
         for signal in stop_signals() {
-            // The order matters: at the second signal the flag is already set, and the second handler ends the process.
-            for ends in [&stop.at_once, &second] {
-                #[cfg(unix)]
-                handler::end_if(signal, ends)?;
-                #[cfg(not(unix))]
-                flag::register_conditional_shutdown(signal, i32::from(EXIT_INTERRUPTED), ends.clone())?;
+            #[cfg(unix)]
+            {
+                handler::end_if(signal, &stop.at_once)?;
+                stop.at_second.push(handler::end_at_second(signal, &first, start)?);
+                handler::answer(signal, &stop.answers)?;
+            }
+            #[cfg(not(unix))]
+            {
+                // At the second signal the flag is already set.
+                flag::register_conditional_shutdown(signal, i32::from(EXIT_INTERRUPTED), stop.at_once.clone())?;
+                flag::register_conditional_shutdown(signal, i32::from(EXIT_INTERRUPTED), first.clone())?;
+                stop.at_second.push(flag::register(signal, first.clone())?);
             }
             flag::register(signal, stop.signal.clone())?;
-            stop.at_second.push(flag::register(signal, second.clone())?);
-            #[cfg(unix)]
-            handler::answer(signal, &stop.answers)?;
         }
         #[cfg(unix)]
         flag::register(signal_hook::consts::SIGXFSZ, Arc::default())?;
@@ -131,13 +136,17 @@ pub(crate) fn stop_signals() -> Vec<i32> {
 #[expect(unsafe_code, reason = "signal handlers are made with system calls")]
 mod handler {
     use std::io;
-    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
     use std::sync::{Arc, OnceLock};
+    use std::time::{Duration, Instant};
 
     use signal_hook::consts::SIGABRT;
-    use signal_hook::low_level;
+    use signal_hook::{SigId, low_level};
 
     use crate::util::terminal::{is_notebook, redraws};
+
+    /// Milliseconds within which signals are one wish: `timeout` sends one to the process and one to its group.
+    pub(super) const SAME_WISH: u64 = 500;
 
     static ADVICE: OnceLock<String> = OnceLock::new();
 
@@ -154,14 +163,29 @@ mod handler {
     /// terminal is given back here too, because the handler of the first may not have come to it yet.
     pub(super) fn end_if(signal: i32, ends: &Arc<AtomicBool>) -> io::Result<()> {
         let ends = ends.clone();
-        let end = move || {
-            if ends.load(Ordering::Relaxed) {
-                crate::measure::metrics::give_terminal_back();
-                low_level::exit(i32::from(super::EXIT_INTERRUPTED));
-            }
-        };
         // SAFETY: the action reads atomics and makes only system calls that are allowed in a handler.
-        unsafe { low_level::register(signal, end) }.map(drop)
+        unsafe { low_level::register(signal, move || end_process_if(ends.load(Ordering::Relaxed))) }.map(drop)
+    }
+
+    /// Lets a signal end the process where the first one, of any kind, came [some time](SAME_WISH) before it.
+    pub(super) fn end_at_second(signal: i32, first: &Arc<AtomicU64>, start: Instant) -> io::Result<SigId> {
+        let first = first.clone();
+        // SAFETY: as above; reading the clock is allowed there too.
+        unsafe { low_level::register(signal, move || end_process_if(is_another(&first, start.elapsed()))) }
+    }
+
+    /// Whether a signal is another wish than the first, whose time in milliseconds is kept, from 1.
+    pub(super) fn is_another(first: &AtomicU64, now: Duration) -> bool {
+        let now = u64::try_from(now.as_millis()).unwrap_or(u64::MAX).max(1);
+        let first = first.compare_exchange(0, now, Ordering::Relaxed, Ordering::Relaxed);
+        first.is_err_and(|first| now - first.min(now) >= SAME_WISH)
+    }
+
+    fn end_process_if(ends: bool) {
+        if ends {
+            crate::measure::metrics::give_terminal_back();
+            low_level::exit(i32::from(super::EXIT_INTERRUPTED));
+        }
     }
 
     /// Answers a signal while `answers` is set.
@@ -226,5 +250,14 @@ mod tests {
         let stop = Stop::default();
         stop.signal.store(true, Ordering::Relaxed);
         assert!(stop.clone().requested());
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn signals_within_half_a_second_of_the_first_are_one_wish() {
+        let first = std::sync::atomic::AtomicU64::new(0);
+        let seen =
+            [0, 0, 20, 499, 501, 502].map(|ms| handler::is_another(&first, std::time::Duration::from_millis(ms)));
+        assert_eq!(seen, [false, false, false, false, true, true]);
     }
 }

@@ -137,15 +137,28 @@ fn a_second_signal_ends_the_process_at_once_and_the_run_can_be_continued() {
     let slow = ["--set", "train.max_steps=9", "--set", "checkpoint.save_steps=1", "--set", "train.micro_batch_size=24"];
     let mut child = start(&bench, &recipe, &slow);
     wait_until("a checkpoint", || bench.path("run/checkpoints/step-000001").is_dir());
-    for _ in 0..2 {
-        signal(&child, libc::SIGINT);
-    }
+    signal(&child, libc::SIGINT);
+    std::thread::sleep(Duration::from_millis(600));
+    signal(&child, libc::SIGTERM);
     let sent = Instant::now();
     assert_eq!(wait(&mut child).code(), Some(130));
     assert!(sent.elapsed() < Duration::from_secs(1), "{:?}", sent.elapsed());
     finishes(&bench, &recipe, &slow);
     let seen: Vec<_> = steps(&bench.path("run")).iter().map(|line| line["step"].as_u64().unwrap()).collect();
     assert_eq!(seen, (1..=9).collect::<Vec<_>>());
+}
+
+#[test]
+fn two_signals_at_once_are_one_as_timeout_sends_them() {
+    let bench = Bench::new();
+    let recipe = bench.recipe("run", "");
+    let mut child = start(&bench, &recipe, &["--set", "train.max_steps=5000"]);
+    wait_until("a step", || !steps(&bench.path("run")).is_empty());
+    for kind in [libc::SIGTERM, libc::SIGTERM, libc::SIGINT] {
+        signal(&child, kind);
+    }
+    assert_eq!(wait(&mut child).code(), Some(130));
+    assert_eq!(fs::read_dir(bench.path("run/checkpoints")).unwrap().count(), 1, "{}", log(&bench));
 }
 
 #[test]

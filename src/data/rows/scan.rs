@@ -77,7 +77,9 @@ impl Scan {
     fn take(&mut self, block: &[u8]) -> io::Result<()> {
         let mut block = block;
         if let Some(at) = block.iter().take(STARTING_BYTES).position(|byte| *byte == 0).filter(|_| self.at == 0) {
-            return Err(io::Error::other(format!("byte {at} is NUL: this is no text")));
+            let is_archive = block.starts_with(b"PK\x03\x04");
+            let hint = if is_archive { " but an archive, such as .xlsx\n  hint: save the sheet as CSV" } else { "" };
+            return Err(io::Error::other(format!("byte {at} is NUL: this is no text{hint}")));
         }
         if self.at == 0 && block.starts_with(BYTE_ORDER_MARK) {
             self.at = BYTE_ORDER_MARK.len() as u64;
@@ -224,6 +226,8 @@ mod tests {
             assert!((0..70).all(|_| scan.feed(lines.as_bytes()).is_ok()), "short rows");
         }
         assert_eq!(scanned("{\"a\0\": 1}", 99).unwrap_err(), "byte 3 is NUL: this is no text");
+        let error = scanned("PK\u{3}\u{4}\u{14}\0", 99).unwrap_err();
+        assert!(error.starts_with("byte 5 is NUL: this is no text but an archive, such as .xlsx\n  hint:"), "{error}");
     }
 
     #[test]

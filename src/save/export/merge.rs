@@ -84,7 +84,9 @@ pub fn merge(
     let parent = out.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     std::fs::create_dir_all(parent).map_err(ExportError::io("create", parent))?;
     let name = out.file_name().unwrap_or_default().to_string_lossy();
-    let unfinished = Unfinished(parent.join(format!(".{name}.{}.tmp", std::process::id())));
+    // A fixed name: the next merge overwrites what a signal left behind.
+    let unfinished = Unfinished(parent.join(format!(".{name}.partial")));
+    drop(std::fs::remove_dir_all(&unfinished.0));
     std::fs::create_dir(&unfinished.0).map_err(ExportError::io("create", &unfinished.0))?;
 
     // Experts have no adapters: where one tensor holds all of a layer, it is copied as it is.
