@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""Compiles src/ops/cuda/kernels/NAME.cu to NAME.ptx beside it, for compute capability 8.0 and newer, or as `ARCHITECTURES` says.
+"""Compiles src/ops/cuda/kernels/NAME.cu to PTX, for compute capability 8.0 and newer, or as `ARCHITECTURES` says, and packs all of it
+into src/ops/cuda/kernels.zst, from which the program loads it: zstd over every NAME and its text, each with a zero behind it.
 
-usage: build_cuda_kernels.py [--check]
+usage: build_cuda_kernels.py [--check | --unpack FOLDER]
 
-With --check nothing is written: exits 1 if a .ptx that is committed is not what its source gives. Wants libnvrtc of
-nvidia-cuda-nvrtc-cu12 of requirements-kernels.txt in the Python that runs it; other versions give other PTX.
+With --check nothing is written: exits 1 if the archive that is committed is not what the sources give. With --unpack its texts are
+written to FOLDER/NAME.ptx, and nothing is compiled. Wants libnvrtc of nvidia-cuda-nvrtc-cu12 and zstandard of
+requirements-kernels.txt in the Python that runs it; other versions give other PTX, and other bytes of it.
 """
 import argparse
 import ctypes
@@ -13,47 +15,72 @@ import re
 import sys
 
 import nvidia.cuda_nvrtc
+import zstandard
 
 KERNELS = pathlib.Path(__file__).resolve().parent.parent / "src/ops/cuda/kernels"
+ARCHIVE = KERNELS.with_suffix(".zst")
+LEVEL = 19
 # By the end of the name; what it asks for is of this one alone.
 ARCHITECTURES = {"_hopper": "compute_90a", "fp8": "compute_89", "twice": "compute_75"}
 OPTIONS = ["--std=c++17", f"--include-path={KERNELS}"]
 nvrtc = ctypes.CDLL(str(pathlib.Path(nvidia.cuda_nvrtc.__path__[0]) / "lib/libnvrtc.so.12"))
 
 
-def text_of(program: ctypes.c_void_p, what: str) -> str:
+def text_of(program: ctypes.c_void_p, what: str) -> bytes:
     size = ctypes.c_size_t()
     getattr(nvrtc, f"nvrtcGet{what}Size")(program, ctypes.byref(size))
     text = ctypes.create_string_buffer(size.value)
     getattr(nvrtc, f"nvrtcGet{what}")(program, text)
-    return text.value.decode()
+    return text.value
 
 
-def compile_ptx(source: pathlib.Path) -> str:
+def compile_ptx(source: pathlib.Path) -> bytes:
     program = ctypes.c_void_p()
     nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.read_bytes(), source.name.encode(), 0, None, None)
     architecture = next((name for end, name in ARCHITECTURES.items() if source.stem.endswith(end)), "compute_80")
     texts = [f"--gpu-architecture={architecture}", *OPTIONS]
     options = (ctypes.c_char_p * len(texts))(*[text.encode() for text in texts])
     if nvrtc.nvrtcCompileProgram(program, len(options), options):
-        sys.exit(text_of(program, "ProgramLog"))
+        sys.exit(text_of(program, "ProgramLog").decode())
     # Comments name the compiler's build.
-    return re.sub(r"\n\s*\n+", "\n", re.sub(r"^\s*//.*", "", text_of(program, "PTX"), flags=re.M)).lstrip()
+    return re.sub(rb"\n\s*\n+", b"\n", re.sub(rb"^\s*//.*", b"", text_of(program, "PTX"), flags=re.M)).lstrip()
 
 
-parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-parser.add_argument("--check", action="store_true")
-is_check = parser.parse_args().check
-stale = []
-for source in sorted(KERNELS.glob("*.cu")):
-    target = source.with_suffix(".ptx")
-    committed = target.read_text() if target.exists() else None
-    # Once in a while NVRTC gives another order of the same instructions.
-    if any(compile_ptx(source) == committed for _ in range(3)):
-        continue
-    if is_check:
-        stale.append(target.name)
-    else:
-        target.write_text(compile_ptx(source))
-if stale:
-    sys.exit(f"not what the sources give: {', '.join(stale)}; run scripts/build_cuda_kernels.py")
+def packed(texts: dict[str, bytes]) -> bytes:
+    return zstandard.ZstdCompressor(level=LEVEL).compress(b"".join(b"%b\0%b\0" % (name.encode(), texts[name]) for name in sorted(texts)))
+
+
+def unpacked(archive: bytes) -> dict[str, bytes]:
+    parts = zstandard.ZstdDecompressor().decompress(archive).split(b"\0")
+    return {name.decode(): text for name, text in zip(parts[::2], parts[1::2])}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    choice = parser.add_mutually_exclusive_group()
+    choice.add_argument("--check", action="store_true")
+    choice.add_argument("--unpack", type=pathlib.Path)
+    options = parser.parse_args()
+    archive = ARCHIVE.read_bytes() if ARCHIVE.exists() else b""
+    committed = unpacked(archive) if archive else {}
+    if options.unpack:
+        options.unpack.mkdir(parents=True, exist_ok=True)
+        for name, text in committed.items():
+            (options.unpack / f"{name}.ptx").write_bytes(text)
+        return
+    texts, stale = {}, []
+    for source in sorted(KERNELS.glob("*.cu")):
+        # Once in a while NVRTC gives another order of the same instructions.
+        is_same = any(compile_ptx(source) == committed.get(source.stem) for _ in range(3))
+        texts[source.stem] = committed[source.stem] if is_same else compile_ptx(source)
+        stale += [] if is_same else [source.stem]
+    stale += committed.keys() - texts.keys()
+    if packed(texts) == archive:
+        return
+    if options.check:
+        sys.exit(f"{ARCHIVE.name} is not what the sources give: {', '.join(sorted(stale)) or 'it is packed otherwise'}; run scripts/build_cuda_kernels.py")
+    ARCHIVE.write_bytes(packed(texts))
+
+
+if __name__ == "__main__":
+    main()

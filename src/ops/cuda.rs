@@ -6,6 +6,8 @@
 mod check;
 #[cfg(feature = "cuda-llvm")]
 mod kernels;
+#[cfg(any(test, feature = "cuda-llvm"))]
+mod ptx;
 
 use burn::tensor::{DType, Device, Tensor};
 use serde::{Deserialize, Serialize};

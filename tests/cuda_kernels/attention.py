@@ -9,9 +9,11 @@ operands, and of what is written. More than 1.15 of it (sums in f32, the exponen
 way), or a largest difference of more than twice its own, is a failure; so is a bit that differs in a second run, or that changes
 beside the rows. Exits 1 then.
 """
+import pathlib
 import re
 import subprocess
 import sys
+import tempfile
 
 import numpy as np
 
@@ -224,9 +226,11 @@ class Attention:
 
 
 def assembled(toolkit: str) -> list[str]:
-    """What is wrong with the code that ptxas makes of attention_hopper.ptx: spills, or products that wait for each other."""
-    command = [f"{toolkit}/bin/ptxas", "-v", "-arch", "sm_90a", cuda.KERNELS / "attention_hopper.ptx", "-o", "/dev/null"]
-    told = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=True).stderr
+    """What is wrong with the code that ptxas makes of attention_hopper.cu: spills, or products that wait for each other."""
+    with tempfile.NamedTemporaryFile(suffix=".ptx") as file:
+        pathlib.Path(file.name).write_bytes(cuda.ptx("attention_hopper"))
+        command = [f"{toolkit}/bin/ptxas", "-v", "-arch", "sm_90a", file.name, "-o", "/dev/null"]
+        told = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=True).stderr
     return [line.strip() for line in told.splitlines() if "serialized" in line or re.search(r"[1-9]\d* bytes spill", line)]
 
 

@@ -7,6 +7,7 @@ import os
 import pathlib
 
 import numpy as np
+import zstandard
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 KERNELS = ROOT / "src/ops/cuda/kernels"
@@ -23,6 +24,12 @@ def arguments(description: str) -> argparse.ArgumentParser:
     parser.add_argument("--order", default="lazy", choices=("lazy", "issue"), help="issue: the stand-in's copies happen at once, which "
                         "shows what they overwrite too early")
     return parser
+
+
+def ptx(module: str) -> bytes:
+    """What scripts/build_cuda_kernels.py has packed."""
+    parts = zstandard.ZstdDecompressor().decompress(KERNELS.with_suffix(".zst").read_bytes()).split(b"\0")
+    return parts[parts.index(module.encode()) + 1]
 
 
 def to_bf16(x: np.ndarray) -> np.ndarray:
@@ -72,7 +79,7 @@ class Device:
 
     def load(self, module: str) -> None:
         self.modules.append(ctypes.c_void_p())
-        self.call("cuModuleLoadData", ctypes.byref(self.modules[-1]), (KERNELS / f"{module}.ptx").read_bytes() + b"\0")
+        self.call("cuModuleLoadData", ctypes.byref(self.modules[-1]), ptx(module) + b"\0")
 
     def is_hopper(self) -> bool:
         return self.attribute(COMPUTE_CAPABILITY_MAJOR) == 9

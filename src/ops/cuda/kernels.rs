@@ -31,7 +31,7 @@ use burn_cubecl::tensor::CubeTensor;
 use sha2::{Digest as _, Sha256};
 
 use super::check::{self, KernelState};
-use super::{MOST_RANK, Sizes, has_attention, has_delta_rule};
+use super::{MOST_RANK, Sizes, has_attention, has_delta_rule, ptx};
 use crate::device::Dtype;
 use crate::ops::adamw::{State, Update};
 use crate::ops::adamw_8bit::Coded;
@@ -56,26 +56,7 @@ pub use stream::take_noted_bytes;
 /// Names the kernels of this build.
 #[must_use]
 pub fn digest() -> String {
-    let modules = [
-        &attention::MODULE,
-        &attention::HOPPER,
-        &bias::MODULE,
-        &cross_entropy::MODULE,
-        &decode::MODULE,
-        &delta_rule::MODULE,
-        &experts::MODULE,
-        &experts::GROUPED,
-        &experts::HOPPER,
-        &fp8::MODULE,
-        &low_rank::MODULE,
-        &norm::MODULE,
-        &optimizer::MODULE,
-        &rotary::MODULE,
-        &short_conv::MODULE,
-        &swiglu::MODULE,
-        &twice::MODULE,
-    ];
-    files::hex(&Sha256::digest(modules.map(|module| module.ptx).concat()))
+    files::hex(&Sha256::digest(ptx::ARCHIVE))
 }
 
 /// While the other kernels are compared on a Hopper, too.

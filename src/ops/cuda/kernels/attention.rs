@@ -7,15 +7,15 @@ use burn::tensor::{DType, Tensor};
 use burn_cubecl::tensor::CubeTensor;
 
 use super::matrix::{dims, rows, scratch, stride};
-use super::stream::{Launch, Module, note_memory};
+use super::stream::{Launch, note_memory};
 use super::uses_hopper;
 use crate::ops::attention::{Attended, Heads, LseOrder};
 use crate::ops::custom::{custom, custom_of, side_by_side, spec};
 use crate::ops::layout::Layout;
 
-pub(super) static MODULE: Module = Module { name: "attention", ptx: include_str!("attention.ptx") };
+const MODULE: &str = "attention";
 
-pub(super) static HOPPER: Module = Module { name: "attention_hopper", ptx: include_str!("attention_hopper.ptx") };
+const HOPPER: &str = "attention_hopper";
 
 /// Threads of a warp.
 const WARP: usize = 32;
@@ -79,7 +79,7 @@ pub(super) fn backward(
         let (Heads { num_heads, num_kv_heads, head_dim, .. }, delta) = (heads, scratch(&lse, lse.shape(), DType::F32));
         note_memory(&delta);
         let grid = [tokens, num_heads.div_ceil(DELTA_WARPS), 1];
-        let sums = Launch::new(&MODULE, "attention_delta", grid, DELTA_WARPS * WARP).read(&d_o).read(&o).write(&delta);
+        let sums = Launch::new(MODULE, "attention_delta", grid, DELTA_WARPS * WARP).read(&d_o).read(&o).write(&delta);
         sums.ints([stride(&d_o), stride(&o), tokens, num_heads, head_dim]).launch();
 
         let (_, _, by_query, by_key) = tiles(head_dim);
@@ -101,7 +101,7 @@ pub(super) fn backward(
 /// A kernel for tiles of rows of each of the heads.
 fn kernel(name: &str, num_heads: usize, num_tiles: usize, tiles: Tiles, heads: Heads) -> Launch {
     let function = format!("attention_{name}_{}", heads.head_dim);
-    Launch::new(&MODULE, function, [num_heads, num_tiles, 1], tiles.warps * WARP)
+    Launch::new(MODULE, function, [num_heads, num_tiles, 1], tiles.warps * WARP)
 }
 
 /// Rows of a block's tile in `attention_hopper.cu`.
@@ -144,7 +144,7 @@ impl Kernel {
             "backward_q" => ([blocks, 1, 1], 2 * head_dim * (384 + slots * tile) + 16 * slots + 32),
             _ => ([num_heads, num_tiles, 1], 2 * head_dim * (256 + 2 * slots * tile) + (16 + 8 * tile) * slots + 8),
         };
-        let launch = Launch::new(&HOPPER, format!("attention_hopper_{name}_{head_dim}"), grid, HOPPER_THREADS);
+        let launch = Launch::new(HOPPER, format!("attention_hopper_{name}_{head_dim}"), grid, HOPPER_THREADS);
         let tile_columns = if head_dim.is_multiple_of(64) { 64 } else { 32 };
         Self { launch: launch.shared(shared), tile_columns: Some(tile_columns) }
     }

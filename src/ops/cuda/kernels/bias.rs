@@ -4,10 +4,10 @@ use burn::tensor::Tensor;
 use burn_cubecl::tensor::CubeTensor;
 
 use super::matrix::{dims, side_by_side, stride};
-use super::stream::{Launch, Module};
+use super::stream::Launch;
 use crate::ops::custom::{Output, queue};
 
-pub(super) static MODULE: Module = Module { name: "bias", ptx: include_str!("bias.ptx") };
+const MODULE: &str = "bias";
 
 const THREADS: usize = 128;
 /// Outputs that a launch takes, where they lie side by side.
@@ -29,7 +29,7 @@ pub(super) fn add(ys: Vec<Tensor<2>>, biases: &[&Tensor<1>]) -> Vec<Tensor<2>> {
 /// Adds biases to outputs that lie side by side in `y`.
 pub(super) fn launch(y: &CubeTensor, biases: &[CubeTensor]) {
     let [tokens, width] = dims(y);
-    let launch = Launch::new(&MODULE, "add_bias", [tokens, width.div_ceil(8 * THREADS), 1], THREADS).change(y);
+    let launch = Launch::new(MODULE, "add_bias", [tokens, width.div_ceil(8 * THREADS), 1], THREADS).change(y);
     let launch = biases.iter().fold(launch, Launch::read);
     let launch = (biases.len()..MOST_JOINED).fold(launch, |launch, _| launch.long(0)).ints([stride(y)]);
     let widths = (0..MOST_JOINED).map(|index| biases.get(index).map_or(0, |bias| bias.meta.shape()[0]));

@@ -3,10 +3,10 @@
 use burn::tensor::{DType, Int, Tensor};
 
 use super::matrix::{dims, stride};
-use super::stream::{Launch, Module, note_memory};
+use super::stream::{Launch, note_memory};
 use crate::ops::custom::{Output, queue, spec};
 
-pub(super) static MODULE: Module = Module { name: "cross_entropy", ptx: include_str!("cross_entropy.ptx") };
+const MODULE: &str = "cross_entropy";
 
 const THREADS: usize = 1024;
 
@@ -24,7 +24,7 @@ pub(super) fn cross_entropy(
         // Without a gradient the logits are an input.
         let (logits, inputs) = if has_grad { (&outputs[1], &inputs[..]) } else { (&inputs[0], &inputs[1..]) };
         note_memory(logits);
-        let loss = Launch::new(&MODULE, "cross_entropy", [rows, 1, 1], THREADS);
+        let loss = Launch::new(MODULE, "cross_entropy", [rows, 1, 1], THREADS);
         let loss = if has_grad { loss.change(logits) } else { loss.read(logits) }.read(&inputs[0]);
         let loss = loss.write(&outputs[0]).long(stride(logits) as u64).ints([dims(logits)[1]]);
         loss.float(scale.unwrap_or_default()).ints([usize::from(has_grad)]).launch();

@@ -6,11 +6,11 @@ use burn_cubecl::tensor::CubeTensor;
 
 use super::matrix::aligned;
 use super::one;
-use super::stream::{Launch, Module};
+use super::stream::Launch;
 use crate::ops::custom::{Output, queue, spec};
 use crate::ops::quantised::{BlockScales, Quantised, table};
 
-pub(super) static MODULE: Module = Module { name: "decode", ptx: include_str!("decode.ptx") };
+const MODULE: &str = "decode";
 
 const THREADS: usize = 256;
 /// Numbers of a thread.
@@ -61,7 +61,7 @@ impl Decoding {
     pub(super) fn launch(&self, inputs: Vec<CubeTensor>, out: &CubeTensor) {
         let len = self.shape[0] * self.shape[1];
         let inputs: Vec<_> = inputs.into_iter().map(aligned).collect();
-        let launch = Launch::new(&MODULE, self.kernel, [len.div_ceil(NUMBERS * THREADS), 1, 1], THREADS);
+        let launch = Launch::new(MODULE, self.kernel, [len.div_ceil(NUMBERS * THREADS), 1, 1], THREADS);
         let mut of_blocks = inputs[2..].iter();
         let scales = |launch: Launch, is_there: &bool| match is_there.then(|| of_blocks.next()).flatten() {
             Some(input) => launch.read(input),

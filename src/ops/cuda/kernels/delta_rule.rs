@@ -5,12 +5,12 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 
 use super::matrix::{rows, scratch, stride};
-use super::stream::{Launch, Module, note_memory};
+use super::stream::{Launch, note_memory};
 use crate::ops::custom::{columns, custom, spec};
 use crate::ops::delta_rule::{CHUNK_TOKENS, DeltaHeads, DeltaInputs, Gates};
 use crate::ops::layout::{ChunkTable, Layout};
 
-pub(super) static MODULE: Module = Module { name: "delta_rule", ptx: include_str!("delta_rule.ptx") };
+const MODULE: &str = "delta_rule";
 
 /// Columns of a state that a block has, as the kernels were compiled.
 const SLICE: usize = 32;
@@ -60,7 +60,7 @@ impl Operands {
         let [inverse, weights] = [0, 1].map(|_| of_values(CHUNK_TOKENS * CHUNK_TOKENS, DType::BF16));
         let prepared = Prepared { sums: of_values(CHUNK_TOKENS, DType::F32), factors, inverse, weights };
         let grid = [self.num_chunks, num_key_heads, 1];
-        let launch = Launch::new(&MODULE, "delta_rule_prepare", grid, THREADS).shared(OF_PREPARE);
+        let launch = Launch::new(MODULE, "delta_rule_prepare", grid, THREADS).shared(OF_PREPARE);
         let launch = launch.read(&self.qkv).read(&self.decay).read(&self.strength).read(&self.chunks);
         let Prepared { sums, factors, inverse, weights } = &prepared;
         let launch = [sums, factors, inverse, weights].into_iter().fold(launch, Launch::write);
@@ -71,7 +71,7 @@ impl Operands {
     /// A kernel whose blocks go along documents.
     fn along(&self, name: &str, shared: usize) -> Launch {
         let grid = [self.heads.value_width() / SLICE, self.num_documents, 1];
-        Launch::new(&MODULE, name, grid, THREADS).shared(shared)
+        Launch::new(MODULE, name, grid, THREADS).shared(shared)
     }
 
     /// With what most of them read.
@@ -109,7 +109,7 @@ impl Operands {
         let by_head = || scratch(qkv, [tokens, num_value_heads * key_head_dim], DType::F32);
         let (d_queries, d_keys) = (by_head(), by_head());
         let grid = [self.num_chunks, num_value_heads, 1];
-        let launch = Launch::new(&MODULE, "delta_rule_backward_chunks", grid, MORE_THREADS).shared(OF_BACKWARD_CHUNKS);
+        let launch = Launch::new(MODULE, "delta_rule_backward_chunks", grid, MORE_THREADS).shared(OF_BACKWARD_CHUNKS);
         let read =
             [&self.strength, &self.chunks, &prepared.sums, &prepared.factors, &written, &d_known, &states, &d_states];
         let launch = read.into_iter().fold(launch.read(d_o).read(qkv), Launch::read);
@@ -117,7 +117,7 @@ impl Operands {
         launch.ints([stride(d_o), stride(qkv)]).ints(self.sizes()).launch();
 
         let grid = [(tokens * num_key_heads * 2).div_ceil(WARPS), 1, 1];
-        let launch = Launch::new(&MODULE, "delta_rule_backward_keys", grid, MORE_THREADS);
+        let launch = Launch::new(MODULE, "delta_rule_backward_keys", grid, MORE_THREADS);
         let launch = launch.read(qkv).read(&d_queries).read(&d_keys).write(dqkv);
         launch.ints([stride(qkv), stride(dqkv), tokens, num_key_heads, num_value_heads]).launch();
         note_memory(qkv);

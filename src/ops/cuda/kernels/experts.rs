@@ -8,16 +8,16 @@ use burn_cubecl::tensor::CubeTensor;
 
 use super::decode::Decoding;
 use super::matrix::{aligned, dims, rows, rows_of_one_stride, scratch, stride};
-use super::stream::{Launch, Module, Operand, note_memory};
+use super::stream::{Launch, Operand, note_memory};
 use super::{Cuda, check, decode, one, uses_hopper};
 use crate::ops::custom::{self, Output, custom, queue, spec};
 use crate::ops::experts::{DECODED_BYTES, Experts, Sorted};
 use crate::ops::linear::{Matrix, Weight};
 use crate::spec::Probabilities;
 
-pub(super) static MODULE: Module = Module { name: "experts", ptx: include_str!("experts.ptx") };
-pub(super) static GROUPED: Module = Module { name: "grouped", ptx: include_str!("grouped.ptx") };
-pub(super) static HOPPER: Module = Module { name: "grouped_hopper", ptx: include_str!("grouped_hopper.ptx") };
+const MODULE: &str = "experts";
+const GROUPED: &str = "grouped";
+const HOPPER: &str = "grouped_hopper";
 
 const THREADS: usize = 128;
 /// Rows, or tokens, of a block that has a warp for each.
@@ -34,12 +34,12 @@ const LAYERS: usize = 2;
 const SIZE: usize = 128;
 
 fn kernel(name: &str, [rows, width]: [usize; 2]) -> Launch {
-    Launch::new(&MODULE, name, [rows, width.div_ceil(8 * THREADS), 1], THREADS)
+    Launch::new(MODULE, name, [rows, width.div_ceil(8 * THREADS), 1], THREADS)
 }
 
 /// A kernel that has a warp for each row.
 fn by_warps(name: &str, rows: usize) -> Launch {
-    Launch::new(&MODULE, name, [rows.div_ceil(ROWS), 1, 1], 32 * ROWS)
+    Launch::new(MODULE, name, [rows.div_ceil(ROWS), 1, 1], 32 * ROWS)
 }
 
 /// A frozen matrix as products take it: as it lies in memory, or decoded for them.
@@ -182,7 +182,7 @@ impl Experts for Cuda {
         let (probabilities, chosen, weights) = (Tensor::from_dispatch(next()), next(), Tensor::from_dispatch(next()));
         let outputs = [spec(DType::I32, [num_experts + 1]), ints.clone(), ints];
         let [first, of_rows, places] = custom("experts_sort", [chosen.clone()], outputs, move |[chosen], outputs| {
-            let launch = Launch::new(&MODULE, "experts_sort", [num_experts, 1, 1], SORTERS).read(&chosen);
+            let launch = Launch::new(MODULE, "experts_sort", [num_experts, 1, 1], SORTERS).read(&chosen);
             outputs.iter().fold(launch, Launch::write).ints([slots]).launch();
         });
         let [chosen, first, slots, places] = [chosen, first, of_rows, places].map(Tensor::from_dispatch);
@@ -317,10 +317,10 @@ impl Experts for Cuda {
 /// A launch of products of `num_experts`, which have some of the rows of `x`, or all, for results of these layers and columns.
 fn grouped(name: &str, x: &CubeTensor, [num_layers, width]: [usize; 2], num_experts: usize) -> Launch {
     let is_hopper = uses_hopper("experts_hopper", x);
-    let (module, columns, threads) = if is_hopper { (&HOPPER, 256, 256) } else { (&GROUPED, SIZE, 128) };
+    let (module, columns, threads) = if is_hopper { (HOPPER, 256, 256) } else { (GROUPED, SIZE, 128) };
     let shared = if is_hopper { 4 * (SIZE + columns) * 64 * 2 } else { 3 * (SIZE + columns) * 32 * 2 };
     let grid = [num_layers * width.div_ceil(columns), dims(x)[0].div_ceil(SIZE) + num_experts, 1];
-    Launch::new(module, format!("{}_{name}", module.name), grid, threads).shared(shared)
+    Launch::new(module, format!("{module}_{name}"), grid, threads).shared(shared)
 }
 
 fn weights_of(sorted: &Sorted, weighted: bool) -> Option<DispatchTensor> {

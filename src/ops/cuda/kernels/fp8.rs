@@ -9,14 +9,14 @@ use burn_cubecl::tensor::CubeTensor;
 
 use super::matrix::{aligned, dims, rows, scratch, stride};
 use super::products::{EightBits, multiply_eight_bits};
-use super::stream::{Launch, Module};
+use super::stream::Launch;
 use super::{check, one};
 use crate::ops::cuda::EIGHT_BIT_MULTIPLE;
 use crate::ops::custom::{Output, queue, side_by_side, spec};
 use crate::ops::linear::{Matrix, Weight};
 use crate::ops::quantised::{BlockScales, Coding, Quantised};
 
-pub(super) static MODULE: Module = Module { name: "fp8", ptx: include_str!("fp8.ptx") };
+const MODULE: &str = "fp8";
 
 const THREADS: usize = 256;
 /// Numbers of a thread at a time.
@@ -100,7 +100,7 @@ fn rounded(x: &CubeTensor) -> EightBits {
     let blocks = len.div_ceil(NUMBERS * THREADS).min(BLOCKS);
     let largest = scratch(x, [blocks], DType::U32);
     let (codes, scale) = (scratch(x, [len], DType::U8), scratch(x, [1], DType::F32));
-    let kernel = |name: &str| Launch::new(&MODULE, name, [blocks, 1, 1], THREADS).read(x);
+    let kernel = |name: &str| Launch::new(MODULE, name, [blocks, 1, 1], THREADS).read(x);
     kernel("fp8_largest").write(&largest).ints([stride(x), dims[0], dims[1]]).launch();
     let rounding = kernel("fp8_rounded").read(&largest).write(&codes).write(&scale);
     rounding.ints([blocks, stride(x), dims[0], dims[1]]).launch();
@@ -111,6 +111,6 @@ fn transposed(matrix: EightBits) -> EightBits {
     let EightBits { codes: before, dims: [rows, columns], scale } = matrix;
     let codes = scratch(&before, [rows * columns], DType::U8);
     let grid = [columns.div_ceil(TILE), rows.div_ceil(TILE), 1];
-    Launch::new(&MODULE, "fp8_transposed", grid, THREADS).read(&before).write(&codes).ints([rows, columns]).launch();
+    Launch::new(MODULE, "fp8_transposed", grid, THREADS).read(&before).write(&codes).ints([rows, columns]).launch();
     EightBits { codes, dims: [columns, rows], scale }
 }

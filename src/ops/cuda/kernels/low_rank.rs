@@ -10,13 +10,13 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 
 use super::matrix::{dims, rows, scratch, side_by_side, stride};
-use super::stream::{Launch, Module};
+use super::stream::Launch;
 use crate::ops::cuda::{MOST_RANK, RANK_COLUMNS, RANK_MULTIPLE};
 use crate::ops::custom::{self, Output, queue, spec};
 use crate::ops::dropout::{Dropout, mix};
 use crate::ops::low_rank::{Lora, LowRank};
 
-pub(super) static MODULE: Module = Module { name: "low_rank", ptx: include_str!("low_rank.ptx") };
+const MODULE: &str = "low_rank";
 
 /// Threads of a block.
 const THREADS: usize = 256;
@@ -285,7 +285,7 @@ impl Pass {
 
     fn launch(&self, name: &str, shared_bytes: usize) -> Launch {
         let grid = [self.num_blocks + self.num_sums, 1, 1];
-        Launch::new(&MODULE, name, grid, THREADS).shared(shared_bytes)
+        Launch::new(MODULE, name, grid, THREADS).shared(shared_bytes)
     }
 
     /// With the memory for sums of blocks: of products (0) or of gradients (1).
@@ -345,7 +345,7 @@ fn add(left: &CubeTensor, group: &Group<'_>, y: &CubeTensor, scale: f64, dropout
         if columns <= 64 { ("low_rank_add_64", 256, 32) } else { ("low_rank_add_256", 128, 16) };
     let across = group.blocks(tile_width).iter().sum::<usize>();
     let down = (2 * THREADS / across).clamp(1, tokens.div_ceil(tile_tokens).max(1));
-    let pass = group.read(Launch::new(&MODULE, name, [across, down, 1], THREADS).read(left));
+    let pass = group.read(Launch::new(MODULE, name, [across, down, 1], THREADS).read(left));
     let pass = pass.change(y).ints([stride(left), stride(y)]).ints(group.strides()).ints([tokens]).ints(group.widths);
     with_mask(pass.ints([group.rank, columns]).float(scale), dropout).launch();
 }

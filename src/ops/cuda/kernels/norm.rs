@@ -4,10 +4,10 @@ use burn::tensor::{DType, Tensor};
 use burn_cubecl::tensor::CubeTensor;
 
 use super::matrix::{dims, rows, stride};
-use super::stream::{Launch, Module};
+use super::stream::Launch;
 use crate::ops::custom::{change, custom, spec};
 
-pub(super) static MODULE: Module = Module { name: "norm", ptx: include_str!("norm.ptx") };
+const MODULE: &str = "norm";
 
 const THREADS: usize = 256;
 /// Up to this width a warp has a row, beyond a block.
@@ -16,7 +16,7 @@ const NARROW: usize = 512;
 fn kernel(name: &str, x: &CubeTensor) -> Launch {
     let [tokens, width] = dims(x);
     let (kind, blocks) = if width <= NARROW { ("narrow", tokens.div_ceil(THREADS / 32)) } else { ("wide", tokens) };
-    Launch::new(&MODULE, format!("{name}_{kind}"), [blocks, 1, 1], THREADS)
+    Launch::new(MODULE, format!("{name}_{kind}"), [blocks, 1, 1], THREADS)
 }
 
 /// [`rms_norm`](crate::ops::norm::rms_norm) of `bf16`.

@@ -6,13 +6,13 @@ use burn_cubecl::tensor::CubeTensor;
 
 use super::matrix::{aligned, scratch};
 use super::one;
-use super::stream::{Launch, Module, Operand};
+use super::stream::{Launch, Operand};
 use crate::ops::adamw::{State, Update};
 use crate::ops::adamw_8bit::{BLOCK_LEN, Coded};
 use crate::ops::cpu::dynamic_table;
 use crate::ops::custom::{Output, custom, queue, spec};
 
-pub(super) static MODULE: Module = Module { name: "optimizer", ptx: include_str!("optimizer.ptx") };
+const MODULE: &str = "optimizer";
 
 const THREADS: usize = 256;
 /// Most blocks that share a matrix of an adapter.
@@ -39,7 +39,7 @@ pub(super) fn grad_factor(figures: &Tensor<1>, max_norm: f64, count: f64) -> Ten
         [spec(DType::F32, [1])],
         move |[figures], [factor]| {
             let launch =
-                Launch::new(&MODULE, "grad_factor", [1; 3], THREADS).read(&into_contiguous(figures)).write(factor);
+                Launch::new(MODULE, "grad_factor", [1; 3], THREADS).read(&into_contiguous(figures)).write(factor);
             launch.ints([num_losses]).long(max_norm.to_bits()).long(count.to_bits()).launch();
         },
     );
@@ -76,7 +76,7 @@ fn adamw_of_few<'a>(
             let [parameter, m, v] = [0, 1, 2].map(|index| Operand::Change(&state[index]));
             [parameter, Operand::Read(grad), m, v, Operand::Value(size(grad))]
         });
-        let step = Launch::new(&MODULE, "adamw", [shares(&grads), grads.len(), 1], THREADS);
+        let step = Launch::new(MODULE, "adamw", [shares(&grads), grads.len(), 1], THREADS);
         let step = step.table(entries, 5 * PARAMETERS);
         with_constants(step, constants, factor.as_ref()).launch();
     });
@@ -115,7 +115,7 @@ pub(super) fn adamw_8bit(state: Coded, grad: &Tensor<2>, update: &Update, factor
     let updated = queue("adamw_8bit", inputs, (0..5).map(Output::Changed).collect(), move |grads, state| {
         let grad = into_contiguous(grads[0].clone());
         let blocks = size(&grad).div_ceil(BLOCK_LEN).min(MOST_BLOCKS);
-        let step = Launch::new(&MODULE, "adamw_8bit", [blocks, 1, 1], THREADS).change(&state[0]).read(&grad);
+        let step = Launch::new(MODULE, "adamw_8bit", [blocks, 1, 1], THREADS).change(&state[0]).read(&grad);
         let step = state[1..].iter().fold(step, Launch::change);
         let step = step.table(words.iter().map(|word| Operand::Word(*word)), words.len()).long(size(&grad) as u64);
         with_constants(step, constants, grads.get(1)).launch();
@@ -149,7 +149,7 @@ pub(super) fn flatten(matrices: Vec<Tensor<2>>) -> Tensor<1> {
                 first += size(matrix);
                 [Operand::Read(matrix), Operand::Value(size(matrix)), Operand::Value(first - size(matrix))]
             });
-            let join = Launch::new(&MODULE, "join", [shares(chunk), chunk.len(), 1], THREADS).table(entries, 3 * PARTS);
+            let join = Launch::new(MODULE, "join", [shares(chunk), chunk.len(), 1], THREADS).table(entries, 3 * PARTS);
             // A later launch leaves alone what an earlier one has written.
             if index == 0 { join.write(&flat[0]) } else { join.change(&flat[0]) }.launch();
         }
@@ -170,10 +170,10 @@ pub(super) fn sum_of_squares(grads: impl Iterator<Item = Tensor<2>>) -> Tensor<1
             let offset = index * GRADIENTS * shares * size_of::<f64>();
             let part = CubeTensor { handle: sums.handle.clone().offset_start(offset as u64), ..sums.clone() };
             let entries = chunk.iter().flat_map(|grad| [Operand::Read(grad), Operand::Value(size(grad))]);
-            let kernel = Launch::new(&MODULE, "sum_of_squares", [shares, chunk.len(), 1], THREADS);
+            let kernel = Launch::new(MODULE, "sum_of_squares", [shares, chunk.len(), 1], THREADS);
             kernel.table(entries, 2 * GRADIENTS).write(&part).launch();
         }
-        let sum = Launch::new(&MODULE, "sum_of_sums", [1; 3], THREADS).read(&sums).write(&outputs[0]);
+        let sum = Launch::new(MODULE, "sum_of_sums", [1; 3], THREADS).read(&sums).write(&outputs[0]);
         sum.ints([num_sums]).launch();
     });
     Tensor::from_dispatch(queued.remove(0))

@@ -5,14 +5,14 @@ use burn::tensor::Tensor;
 use burn_cubecl::tensor::CubeTensor;
 
 use super::matrix::{dims, rows, side_by_side, stride};
-use super::stream::{Launch, Module};
+use super::stream::Launch;
 use crate::ops::attention::Heads;
 use crate::ops::custom::{self, change_columns, custom_of};
 use crate::ops::head_norm::{HeadNorms, QueriesKeys};
 use crate::ops::layout::Layout;
 use crate::spec::RopePairs;
 
-pub(super) static MODULE: Module = Module { name: "rotary", ptx: include_str!("rotary.ptx") };
+const MODULE: &str = "rotary";
 
 const THREADS: usize = 128;
 /// Pairs that a thread turns.
@@ -28,7 +28,7 @@ pub(super) fn rotate(qk: [Tensor<2>; 2], layout: &Layout, rope: usize, heads: He
         let turn = |x: &CubeTensor| {
             let ([tokens, width], head_dim) = (dims(x), heads.head_dim);
             let grid = [tokens, (width / head_dim * half).div_ceil(PAIRS * THREADS), 1];
-            let rotary = Launch::new(&MODULE, "rotary", grid, THREADS).change(x).read(&cos).read(&sin).read(&rows);
+            let rotary = Launch::new(MODULE, "rotary", grid, THREADS).change(x).read(&cos).read(&sin).read(&rows);
             let sizes = [stride(x), width / head_dim, head_dim, half];
             rotary.ints(sizes).ints([are_neighbours, inverse].map(usize::from)).launch();
         };
@@ -78,7 +78,7 @@ fn norm(function: &str, operands: &[&[CubeTensor; 2]], others: &[CubeTensor; 5],
         let Some((written, read)) = operands.split_last() else { return };
         let tokens = dims(written)[0];
         let threads = tokens * widths.iter().sum::<usize>() / head_dim * (head_dim / 16).next_power_of_two();
-        let norm = Launch::new(&MODULE, function, [threads.div_ceil(THREADS), 1, 1], THREADS);
+        let norm = Launch::new(MODULE, function, [threads.div_ceil(THREADS), 1, 1], THREADS);
         let norm = weights.iter().fold(read.iter().fold(norm, Launch::read), |norm, index| norm.read(&others[*index]));
         let norm = others[2..].iter().fold(norm, Launch::read).write(written).ints(operands.iter().map(stride));
         norm.ints([tokens, widths[0] / head_dim, widths[1] / head_dim, head_dim]).float(eps).launch();

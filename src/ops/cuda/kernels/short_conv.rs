@@ -4,11 +4,11 @@ use burn::tensor::{DType, Tensor};
 use burn_cubecl::kernel::into_contiguous;
 
 use super::matrix::{dims, rows, stride};
-use super::stream::{Launch, Module};
+use super::stream::Launch;
 use crate::ops::custom::{custom, spec};
 use crate::ops::layout::Layout;
 
-pub(super) static MODULE: Module = Module { name: "short_conv", ptx: include_str!("short_conv.ptx") };
+const MODULE: &str = "short_conv";
 
 /// Tokens that a token is computed from, as the kernels were compiled.
 pub(super) const TAPS: usize = 4;
@@ -18,7 +18,7 @@ const RUN: usize = 32;
 const CHANNELS: usize = 8;
 
 fn kernel(name: &str, [tokens, channels]: [usize; 2]) -> Launch {
-    Launch::new(&MODULE, name, [channels.div_ceil(CHANNELS * THREADS), tokens.div_ceil(RUN), 1], THREADS)
+    Launch::new(MODULE, name, [channels.div_ceil(CHANNELS * THREADS), tokens.div_ceil(RUN), 1], THREADS)
 }
 
 /// [`short_conv`](crate::ops::short_conv::short_conv) of `bf16`.

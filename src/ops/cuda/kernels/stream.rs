@@ -27,19 +27,14 @@ use cudarc::driver::sys::{
 use cudarc::driver::{DriverError, result};
 
 use super::matrix;
+use crate::ops::cuda::ptx;
 
 type CudaServer = <CudaRuntime as Runtime>::Server;
 
-/// A file of kernels.
-#[derive(Debug)]
-pub(super) struct Module {
-    pub(super) name: &'static str,
-    pub(super) ptx: &'static str,
-}
-
 /// A launch of a kernel, put together argument by argument.
 pub(super) struct Launch {
-    module: &'static Module,
+    /// The file of the kernel.
+    module: &'static str,
     function: String,
     grid: [usize; 3],
     threads: usize,
@@ -92,7 +87,7 @@ pub(super) enum Operand<'a> {
 }
 
 impl Launch {
-    pub(super) fn new(module: &'static Module, function: impl Into<String>, grid: [usize; 3], threads: usize) -> Self {
+    pub(super) fn new(module: &'static str, function: impl Into<String>, grid: [usize; 3], threads: usize) -> Self {
         let (arguments, reads, writes) = Default::default();
         Self { module, function: function.into(), grid, threads, shared_bytes: 0, arguments, reads, writes }
     }
@@ -279,7 +274,7 @@ pub(super) fn submit(
     let (reads, writes) = (bindings(inputs), bindings(outputs));
     let (device, stream) = (inputs[0].client.service_id().device, StreamId::current());
     DeviceHandle::<CudaServer>::new(device).submit(move |server| {
-        let scope = ExecuteScope::launching(server, KernelId::new::<Module>(), stream, reads.iter(), writes.clone());
+        let scope = ExecuteScope::launching(server, KernelId::new::<Launch>(), stream, reads.iter(), writes.clone());
         let mut attempt = |server: &mut CudaServer| {
             let mut streams = server.write_streams().resolve(stream, reads.iter().chain(&writes))?;
             let mut pointers = Vec::with_capacity(reads.len() + writes.len());
@@ -387,25 +382,25 @@ impl Loaded {
     }
 
     /// A kernel, which may use `shared_bytes` of dynamic shared memory.
-    fn function(&mut self, module: &Module, name: &str, shared_bytes: usize) -> Result<CUfunction, DriverError> {
+    fn function(&mut self, module: &'static str, name: &str, shared_bytes: usize) -> Result<CUfunction, DriverError> {
         if let Some(&(function, allowed)) = self.functions.get(name)
             && shared_bytes <= allowed
         {
             return Ok(function);
         }
-        let text = |text: &str| CString::new(text).map_err(|_| DriverError(CUresult::CUDA_ERROR_INVALID_VALUE));
-        let handle = match self.modules.entry(module.name) {
+        let handle = match self.modules.entry(module) {
             Entry::Occupied(entry) => *entry.get(),
             Entry::Vacant(entry) => {
-                let ptx = text(module.ptx)?;
+                let ptx = ptx::text(module).ok_or(DriverError(CUresult::CUDA_ERROR_NOT_FOUND))?;
                 // SAFETY: the text ends with a zero and outlives the call; the context is current.
                 *entry.insert(unsafe { result::module::load_data(ptx.as_ptr().cast()) }?)
             }
         };
         let attribute = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        let text = CString::new(name).map_err(|_| DriverError(CUresult::CUDA_ERROR_INVALID_VALUE))?;
         // SAFETY: the module is loaded, and never unloaded.
         let function = unsafe {
-            let function = result::module::get_function(handle, text(name)?)?;
+            let function = result::module::get_function(handle, text)?;
             result::function::set_function_attribute(function, attribute, u32(shared_bytes)?.cast_signed())?;
             function
         };

@@ -4,12 +4,12 @@ use burn::tensor::{DType, Tensor};
 use burn_cubecl::tensor::CubeTensor;
 
 use super::matrix::{dims, rows, stride};
-use super::stream::{Launch, Module, note_memory};
+use super::stream::{Launch, note_memory};
 use crate::ops::custom::{custom, custom_of, side_by_side, spec};
 use crate::ops::swiglu::name;
 use crate::spec::Activation;
 
-pub(super) static MODULE: Module = Module { name: "swiglu", ptx: include_str!("swiglu.ptx") };
+const MODULE: &str = "swiglu";
 
 const THREADS: usize = 128;
 
@@ -19,7 +19,7 @@ pub(super) fn has(activation: Activation) -> bool {
 }
 
 fn kernel(name: &str, [tokens, width]: [usize; 2]) -> Launch {
-    Launch::new(&MODULE, name, [tokens, width.div_ceil(8 * THREADS), 1], THREADS)
+    Launch::new(MODULE, name, [tokens, width.div_ceil(8 * THREADS), 1], THREADS)
 }
 
 /// [`gated`](crate::ops::swiglu::gated) of `bf16`.

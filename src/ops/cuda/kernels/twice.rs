@@ -2,12 +2,12 @@
 
 use burn::tensor::{DType, Device, Tensor};
 
-use super::stream::{Launch, Module};
+use super::stream::Launch;
 use crate::ops::custom::{custom, spec};
 use crate::util::faults;
 use crate::util::panics::guarded;
 
-pub(super) static MODULE: Module = Module { name: "twice", ptx: include_str!("twice.ptx") };
+const MODULE: &str = "twice";
 
 const LEN: u16 = 1000;
 const THREADS: usize = 128;
@@ -21,11 +21,7 @@ pub(super) fn check(device: &Device) -> Result<(), String> {
         let ones = Tensor::<1>::ones([usize::from(LEN)], (device, DType::F32)).into_dispatch();
         let [doubled] = custom("twice", [ones], [spec(DType::F32, [usize::from(LEN)])], |inputs, outputs| {
             let grid = [usize::from(LEN).div_ceil(THREADS), 1, 1];
-            Launch::new(&MODULE, "twice", grid, THREADS)
-                .read(&inputs[0])
-                .write(&outputs[0])
-                .ints([LEN.into()])
-                .launch();
+            Launch::new(MODULE, "twice", grid, THREADS).read(&inputs[0]).write(&outputs[0]).ints([LEN.into()]).launch();
         });
         let sum = Tensor::<1>::from_dispatch(doubled) + 1.0;
         sum.try_into_data().map(|data| data.iter::<f32>().all(|value| value == 3.0))
