@@ -66,7 +66,8 @@ fi
 
 # Our own kernels: their PTX is that of their sources, and right by itself.
 "$venv/bin/python" "$root/scripts/build_cuda_kernels.py" --check
-for test in attention "attention --only hopper --order issue" cross_entropy delta_rule experts fp8 low_rank optimizer rows; do
+mapfile -t programs < <(basename --suffix .py "$root"/tests/cuda_kernels/*.py | grep -vx device)
+for test in "${programs[@]}" "attention --only hopper --order issue"; do
     read -ra arguments <<<"$test"
     log="$work/${test// /}.log"
     STAND_IN_DIR="$work/kernels" "$venv/bin/python" "$root/tests/cuda_kernels/${arguments[0]}.py" --toolkit "$toolkit" \

@@ -8,6 +8,7 @@ mod check;
 mod kernels;
 #[cfg(any(test, feature = "cuda-llvm"))]
 mod ptx;
+mod table;
 
 use burn::tensor::{DType, Device, Tensor};
 use serde::{Deserialize, Serialize};
@@ -19,9 +20,12 @@ use super::kernels::{Kernels, Place, Plain};
 use super::product::F32Products;
 use crate::device::Dtype;
 
-pub use check::{KERNELS_VARIABLE, KernelState, NAMES, leave_alone};
+use table::Kernel;
+
+pub use check::{KERNELS_VARIABLE, KernelState, leave_alone};
 #[cfg(feature = "cuda-llvm")]
 pub use kernels::{Nccl, Written, digest, self_check, take_noted_bytes};
+pub use table::names;
 
 /// Names the kernels of this build, which has none.
 #[cfg(not(feature = "cuda-llvm"))]
@@ -137,7 +141,7 @@ impl Kernels for Sizes {
     fn low_rank_bytes(&self, shape: [usize; 2], tokens: usize, rank: usize, dtype: Dtype) -> Option<usize> {
         let is_taken = dtype == Dtype::Bf16 && rank <= MOST_RANK && shape.iter().all(|width| width.is_multiple_of(8));
         let sums = shape[0].div_ceil(RANK_COLUMNS) * tokens * rank.next_multiple_of(RANK_MULTIPLE);
-        (is_taken && check::is_on("low_rank")).then_some(sums * size_of::<f32>())
+        (is_taken && check::is_on(Kernel::LowRank)).then_some(sums * size_of::<f32>())
     }
 
     /// The transposed matrix, and the other operand rounded.
@@ -145,11 +149,11 @@ impl Kernels for Sizes {
         let is_aligned = shape.iter().all(|width| width.is_multiple_of(EIGHT_BIT_MULTIPLE));
         let [out_features, in_features] = shape;
         let bytes = out_features * in_features + tokens * out_features.max(in_features);
-        (dtype == Dtype::Bf16 && is_aligned && check::is_on("fp8")).then_some(bytes)
+        (dtype == Dtype::Bf16 && is_aligned && check::is_on(Kernel::Fp8)).then_some(bytes)
     }
 
     fn joins_outputs(&self, dtype: Dtype) -> bool {
-        dtype == Dtype::Bf16 && check::is_on("products")
+        dtype == Dtype::Bf16 && check::is_on(Kernel::Products)
     }
 
     fn delta_rule_numbers(&self, heads: DeltaHeads, dtype: Dtype) -> [usize; 2] {
@@ -165,7 +169,7 @@ impl Kernels for Sizes {
     }
 
     fn has_experts(&self, dtype: Dtype) -> bool {
-        dtype == Dtype::Bf16 && check::is_on("experts")
+        dtype == Dtype::Bf16 && check::is_on(Kernel::Experts)
     }
 
     fn exchange_bytes(&self) -> usize {
@@ -173,7 +177,7 @@ impl Kernels for Sizes {
     }
 
     fn library_bytes(&self) -> usize {
-        if check::is_on("products") { WORKSPACE_BYTES } else { 0 }
+        if check::is_on(Kernel::Products) { WORKSPACE_BYTES } else { 0 }
     }
 
     /// No more than fill 128 MiB: about as much as the largest activations, whose memory they take.
@@ -184,7 +188,7 @@ impl Kernels for Sizes {
 
     /// Logits and their gradient are one tensor.
     fn bytes_per_logit(&self, dtype: Dtype) -> usize {
-        if dtype == Dtype::Bf16 && check::is_on("cross_entropy") {
+        if dtype == Dtype::Bf16 && check::is_on(Kernel::CrossEntropy) {
             dtype.num_bytes()
         } else {
             self.0.bytes_per_logit(dtype)
@@ -197,7 +201,7 @@ fn has_attention(heads: Heads, dtype: DType) -> bool {
     dtype == DType::BF16
         && heads.soft_cap.is_none()
         && matches!(heads.head_dim, 32 | 64 | 96 | 128 | 256)
-        && check::is_on("attention")
+        && check::is_on(Kernel::Attention)
 }
 
 /// Whether kernels compute the delta rule with such heads.
@@ -205,5 +209,5 @@ fn has_delta_rule(heads: DeltaHeads, dtype: DType) -> bool {
     dtype == DType::BF16
         && heads.key_head_dim == 128
         && heads.value_head_dim.is_multiple_of(32)
-        && check::is_on("delta_rule")
+        && check::is_on(Kernel::DeltaRule)
 }

@@ -53,7 +53,7 @@ fn kept_or(
     let found = match compare() {
         Ok(Some(compared)) => problems(compared),
         Ok(None) => return Problems::new(),
-        Err(reason) => return cuda::NAMES.map(|name| (name.to_owned(), reason.clone())).into(),
+        Err(reason) => return cuda::names().into_iter().map(|name| (name.to_owned(), reason.clone())).collect(),
     };
     // Without the file the next run compares.
     folder.map(|folder| keep(folder, key, found.clone()).ok());
@@ -95,7 +95,7 @@ fn compared(ordinal: u32) -> Result<Option<Vec<Compared>>, String> {
     loop {
         let Some(mut found) = compared_by(ordinal, &asked)? else { return Ok(None) };
         let last = found.iter().position(|row| row.problem.as_deref().is_some_and(faults::is_lasting));
-        let Some(last) = last.filter(|_| ended.len() < cuda::NAMES.len()) else {
+        let Some(last) = last.filter(|_| ended.len() < cuda::names().len()) else {
             ended.extend(found);
             return Ok(Some(ended));
         };
@@ -158,7 +158,7 @@ mod tests {
             }
         });
         kept_or("busy", Ok(None));
-        assert_eq!(kept_or("killed", Err("killed".to_owned())).len(), cuda::NAMES.len());
+        assert_eq!(kept_or("killed", Err("killed".to_owned())).len(), cuda::names().len());
         assert_eq!(read(folder.path()).into_keys().collect::<Vec<_>>(), keys);
         assert_eq!(kept_or("cuda:0", Err("compared again".to_owned())), Problems::new());
     }

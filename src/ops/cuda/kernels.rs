@@ -31,6 +31,7 @@ use burn_cubecl::tensor::CubeTensor;
 use sha2::{Digest as _, Sha256};
 
 use super::check::{self, KernelState};
+use super::table::{self, Kernel};
 use super::{MOST_RANK, Sizes, has_attention, has_delta_rule, ptx};
 use crate::device::Dtype;
 use crate::ops::adamw::{State, Update};
@@ -63,23 +64,16 @@ pub fn digest() -> String {
 static IS_HOPPER_ASIDE: AtomicBool = AtomicBool::new(false);
 
 /// Whether these kernels for Hopper are used on the GPU of `x`.
-fn uses_hopper(name: &str, x: &CubeTensor) -> bool {
+fn uses_hopper(kernel: Kernel, x: &CubeTensor) -> bool {
     let device = x.client.service_id().device.index_id;
-    check::is_on(name) && stream::is_hopper(device) && !IS_HOPPER_ASIDE.load(Ordering::Relaxed)
+    check::is_on(kernel) && stream::is_hopper(device) && !IS_HOPPER_ASIDE.load(Ordering::Relaxed)
 }
 
 /// Which kernels are used on a device; `None` unless it is an NVIDIA GPU.
 pub(super) fn state(device: &Device) -> Option<&'static KernelState> {
     let gpu = gpu_of(device)?;
-    let has = |name: &str| match name {
-        "fp8" => stream::capability(gpu) >= [8, 9],
-        _ => stream::is_hopper(gpu) || !name.ends_with("_hopper"),
-    };
-    Some(check::decided(has, stream::major(gpu) >= LEAST_MAJOR, || twice::check(device)))
+    Some(check::decided(stream::capability(gpu), || twice::check(device)))
 }
-
-/// The first number of the compute capability for which the kernels in CUDA C++ are compiled, but for that of the check at the start.
-const LEAST_MAJOR: i32 = 8;
 
 /// The ordinal of an NVIDIA GPU.
 fn gpu_of(device: &Device) -> Option<u16> {
@@ -100,26 +94,30 @@ pub(super) fn cuda(products: F32Products) -> Place {
 }
 
 /// Whether a kernel for matrices in `bf16` is used on one.
-fn has(x: &Tensor<2>, name: &str) -> bool {
-    x.dtype() == DType::BF16 && x.dims()[1].is_multiple_of(8) && check::is_on(name)
+fn has(x: &Tensor<2>, kernel: Kernel) -> bool {
+    x.dtype() == DType::BF16 && x.dims()[1].is_multiple_of(8) && check::is_on(kernel)
 }
 
 /// Whether a kernel norms and rotates heads.
 fn has_head_norms(q: &Tensor<2>, norms: HeadNorms<'_>) -> bool {
     let head_dim = norms.heads.head_dim;
     let is_of_heads = norms.weights[0].dims() == [head_dim] && norms.layout.table(norms.rope).turns_halves();
-    is_of_heads && has(q, "rotary") && check::is_on("norm") && head_dim.is_multiple_of(16) && head_dim <= 256
+    is_of_heads
+        && has(q, Kernel::Rotary)
+        && check::is_on(Kernel::Norm)
+        && head_dim.is_multiple_of(16)
+        && head_dim <= 256
 }
 
 /// Whether kernels compute a convolution with as many taps.
 fn has_short_conv(x: &Tensor<2>, weight: &Tensor<2>) -> bool {
-    has(x, "short_conv") && weight.dims()[0] == short_conv::TAPS
+    has(x, Kernel::ShortConv) && weight.dims()[0] == short_conv::TAPS
 }
 
 /// Whether there is a kernel for this gated convolution.
 fn has_gated_conv(bcx: &Tensor<2>, weight: &Tensor<2>) -> bool {
     let [taps, channels] = weight.dims();
-    has(bcx, "short_conv") && taps <= short_conv::TAPS && channels.is_multiple_of(8)
+    has(bcx, Kernel::ShortConv) && taps <= short_conv::TAPS && channels.is_multiple_of(8)
 }
 
 /// Whether the kernels of low-rank updates take this one.
@@ -127,7 +125,7 @@ fn has_low_rank_of(x: &Tensor<2>, lora: Lora<&Tensor<2>>) -> bool {
     let ([rank, _], [out_features, _]) = (lora.matrices.a.dims(), lora.matrices.b.dims());
     // Their masks begin at row 0.
     let has_mask = lora.dropout.is_none_or(|dropout| dropout.first_row == 0);
-    has_mask && has(x, "low_rank") && rank <= MOST_RANK && out_features.is_multiple_of(8)
+    has_mask && has(x, Kernel::LowRank) && rank <= MOST_RANK && out_features.is_multiple_of(8)
 }
 
 /// Whether cuBLASLt multiplies with a frozen matrix: it wants widths that are multiples of 16 bytes.
@@ -138,7 +136,7 @@ fn has_products(dtype: DType, weight: &Weight) -> bool {
         Matrix::Blocks(_) => false,
     };
     let is_aligned = weight.dims().iter().all(|width| width.is_multiple_of(8));
-    dtype == DType::BF16 && is_bf16 && is_aligned && check::is_on("products")
+    dtype == DType::BF16 && is_bf16 && is_aligned && check::is_on(Kernel::Products)
 }
 
 /// The product of two matrices, or of batches of them, by cuBLASLt; `None` where it does not multiply.
@@ -149,7 +147,8 @@ pub(super) fn matmul<const D: usize>(lhs: &Tensor<D>, rhs: &Tensor<D>) -> Option
             && x.dims().iter().all(|size| *size > 0)
             && matches!(device_of(&x.clone().into_dispatch()), Some(CubeDevice::Cuda(_)))
     };
-    let is_used = check::is_decided_on("products") && is_taken(lhs) && is_taken(rhs) && lhs.dtype() == rhs.dtype();
+    let is_used =
+        check::is_decided_on(Kernel::Products) && is_taken(lhs) && is_taken(rhs) && lhs.dtype() == rhs.dtype();
     is_used.then(|| products::matmul(lhs, rhs))
 }
 
@@ -249,7 +248,7 @@ fn are_joined(x: &Tensor<2>, weights: &[&Weight]) -> bool {
 
 impl Kernels for Cuda {
     fn stacks_weights(&self) -> bool {
-        check::is_on("products")
+        check::is_on(Kernel::Products)
     }
 
     fn f32_products(&self) -> F32Products {
@@ -337,7 +336,7 @@ impl Kernels for Cuda {
     }
 
     fn cross_entropy(&self, logits: Tensor<2>, targets: &[u32], scale: Option<f64>) -> (Tensor<1>, Option<Tensor<2>>) {
-        if logits.dtype() != DType::BF16 || !check::is_on("cross_entropy") {
+        if logits.dtype() != DType::BF16 || !check::is_on(Kernel::CrossEntropy) {
             return self.0.cross_entropy(logits, targets, scale);
         }
         let targets = target_ids(targets, &logits);
@@ -345,7 +344,7 @@ impl Kernels for Cuda {
     }
 
     fn rms_norm(&self, x: &Tensor<2>, weight: &Tensor<1>, eps: f64) -> (Tensor<2>, Tensor<1>) {
-        if has(x, "norm") { norm::forward(x, weight, eps) } else { self.0.rms_norm(x, weight, eps) }
+        if has(x, Kernel::Norm) { norm::forward(x, weight, eps) } else { self.0.rms_norm(x, weight, eps) }
     }
 
     fn rms_norm_backward(
@@ -356,7 +355,7 @@ impl Kernels for Cuda {
         rstd: &Tensor<1>,
         residual: Tensor<2>,
     ) -> Tensor<2> {
-        if has(x, "norm") {
+        if has(x, Kernel::Norm) {
             norm::backward(dy, x, weight, rstd, residual)
         } else {
             self.0.rms_norm_backward(dy, x, weight, rstd, residual)
@@ -364,7 +363,7 @@ impl Kernels for Cuda {
     }
 
     fn gated(&self, activation: Activation, gate: &Tensor<2>, up: &Tensor<2>) -> Tensor<2> {
-        if has(gate, "swiglu") && swiglu::has(activation) {
+        if has(gate, Kernel::Swiglu) && swiglu::has(activation) {
             swiglu::forward(activation, gate, up)
         } else {
             self.0.gated(activation, gate, up)
@@ -378,7 +377,7 @@ impl Kernels for Cuda {
         gate: &Tensor<2>,
         up: &Tensor<2>,
     ) -> (Tensor<2>, Tensor<2>) {
-        if has(gate, "swiglu") && swiglu::has(activation) {
+        if has(gate, Kernel::Swiglu) && swiglu::has(activation) {
             swiglu::backward(activation, dh, gate, up)
         } else {
             self.0.gated_backward(activation, dh, gate, up)
@@ -455,7 +454,7 @@ impl Kernels for Cuda {
 
     fn rotate(&self, qk: [Tensor<2>; 2], layout: &Layout, rope: usize, heads: Heads, inverse: bool) -> [Tensor<2>; 2] {
         let [head_dim, pairs] = [heads.head_dim, layout.table(rope).half()];
-        if has(&qk[0], "rotary") && [head_dim, pairs].iter().all(|size| size.is_multiple_of(rotary::PAIRS)) {
+        if has(&qk[0], Kernel::Rotary) && [head_dim, pairs].iter().all(|size| size.is_multiple_of(rotary::PAIRS)) {
             rotary::rotate(qk, layout, rope, heads, inverse)
         } else {
             self.0.rotate(qk, layout, rope, heads, inverse)
@@ -546,7 +545,7 @@ impl Kernels for Cuda {
     }
 
     fn adamw(&self, states: Vec<(State, &Tensor<2>)>, update: &Update, factor: Option<&Tensor<1>>) -> Vec<State> {
-        if check::is_on("optimizer") && !states.is_empty() {
+        if check::is_on(Kernel::Optimizer) && !states.is_empty() {
             optimizer::adamw(states, update, factor)
         } else {
             self.0.adamw(states, update, factor)
@@ -554,7 +553,7 @@ impl Kernels for Cuda {
     }
 
     fn adamw_8bit(&self, state: Coded, grad: &Tensor<2>, update: &Update, factor: Option<&Tensor<1>>) -> Coded {
-        if check::is_on("optimizer") {
+        if check::is_on(Kernel::Optimizer) {
             optimizer::adamw_8bit(state, grad, update, factor)
         } else {
             self.0.adamw_8bit(state, grad, update, factor)
@@ -562,15 +561,15 @@ impl Kernels for Cuda {
     }
 
     fn grad_factor(&self, numbers: &Tensor<1>, max_norm: f64, count: f64) -> Option<Tensor<1>> {
-        check::is_on("optimizer").then(|| optimizer::grad_factor(numbers, max_norm, count))
+        check::is_on(Kernel::Optimizer).then(|| optimizer::grad_factor(numbers, max_norm, count))
     }
 
     fn flatten(&self, matrices: Vec<Tensor<2>>) -> Tensor<1> {
-        if check::is_on("optimizer") { optimizer::flatten(matrices) } else { self.0.flatten(matrices) }
+        if check::is_on(Kernel::Optimizer) { optimizer::flatten(matrices) } else { self.0.flatten(matrices) }
     }
 
     fn sum_of_squares(&self, blocks: &[Vec<&Tensor<2>>]) -> Tensor<1> {
-        if check::is_on("optimizer") {
+        if check::is_on(Kernel::Optimizer) {
             return optimizer::sum_of_squares(blocks.iter().flatten().map(|grad| (*grad).clone()));
         }
         self.0.sum_of_squares(blocks)

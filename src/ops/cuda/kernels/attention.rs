@@ -8,7 +8,7 @@ use burn_cubecl::tensor::CubeTensor;
 
 use super::matrix::{dims, rows, scratch, stride};
 use super::stream::{Launch, note_memory};
-use super::uses_hopper;
+use super::{table, uses_hopper};
 use crate::ops::attention::{Attended, Heads, LseOrder};
 use crate::ops::custom::{custom, custom_of, side_by_side, spec};
 use crate::ops::layout::Layout;
@@ -132,7 +132,7 @@ impl Kernel {
     /// The kernel for `num_heads` heads on the GPU of `q`: `other` where there is none for Hopper.
     fn new(name: &str, q: &CubeTensor, num_heads: usize, heads: Heads, other: impl FnOnce() -> Launch) -> Self {
         let (tokens, head_dim) = (dims(q)[0], heads.head_dim);
-        let is_used = uses_hopper("attention_hopper", q);
+        let is_used = uses_hopper(table::Kernel::AttentionHopper, q);
         let Some([tile, slots]) = hopper_tiles(name, head_dim).filter(|_| is_used) else {
             return Self { launch: other(), tile_columns: None };
         };

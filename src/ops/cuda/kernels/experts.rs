@@ -9,7 +9,7 @@ use burn_cubecl::tensor::CubeTensor;
 use super::decode::Decoding;
 use super::matrix::{aligned, dims, rows, rows_of_one_stride, scratch, stride};
 use super::stream::{Launch, Operand, note_memory};
-use super::{Cuda, check, decode, one, uses_hopper};
+use super::{Cuda, Kernel, check, decode, one, uses_hopper};
 use crate::ops::custom::{self, Output, custom, queue, spec};
 use crate::ops::experts::{DECODED_BYTES, Experts, Sorted};
 use crate::ops::linear::{Matrix, Weight};
@@ -146,7 +146,9 @@ impl Experts for Cuda {
             let is_read = match &weight.values {
                 Matrix::Dense(values) => values.dtype() == DType::BF16,
                 // All are decoded, also those that no token chose.
-                Matrix::Quantised(matrix) => check::is_on("decode") && decode::takes(matrix) && slots >= weights.len(),
+                Matrix::Quantised(matrix) => {
+                    check::is_on(Kernel::Decode) && decode::takes(matrix) && slots >= weights.len()
+                }
                 Matrix::Blocks(_) => false,
             };
             is_read && weight.dims() == first.dims() && weight.bias.is_some() == first.bias.is_some()
@@ -154,7 +156,7 @@ impl Experts for Cuda {
         let is_one_shape = weights.iter().all(|weights| weights.len() <= LAYERS && weights.iter().all(is_taken));
         let is_aligned = first.dims().iter().all(|width| width.is_multiple_of(8));
         let is_small = weights.len() <= MOST_EXPERTS;
-        check::is_on("experts") && x.dtype() == DType::BF16 && is_small && is_aligned && is_one_shape
+        check::is_on(Kernel::Experts) && x.dtype() == DType::BF16 && is_small && is_aligned && is_one_shape
     }
 
     fn route(
@@ -316,7 +318,7 @@ impl Experts for Cuda {
 
 /// A launch of products of `num_experts`, which have some of the rows of `x`, or all, for results of these layers and columns.
 fn grouped(name: &str, x: &CubeTensor, [num_layers, width]: [usize; 2], num_experts: usize) -> Launch {
-    let is_hopper = uses_hopper("experts_hopper", x);
+    let is_hopper = uses_hopper(Kernel::ExpertsHopper, x);
     let (module, columns, threads) = if is_hopper { (HOPPER, 256, 256) } else { (GROUPED, SIZE, 128) };
     let shared = if is_hopper { 4 * (SIZE + columns) * 64 * 2 } else { 3 * (SIZE + columns) * 32 * 2 };
     let grid = [num_layers * width.div_ceil(columns), dims(x)[0].div_ceil(SIZE) + num_experts, 1];

@@ -10,7 +10,7 @@ use burn_cubecl::tensor::CubeTensor;
 use super::matrix::{aligned, dims, rows, scratch, stride};
 use super::products::{EightBits, multiply_eight_bits};
 use super::stream::Launch;
-use super::{check, one};
+use super::{Kernel, check, one};
 use crate::ops::cuda::EIGHT_BIT_MULTIPLE;
 use crate::ops::custom::{Output, queue, side_by_side, spec};
 use crate::ops::linear::{Matrix, Weight};
@@ -27,7 +27,7 @@ const BLOCKS: usize = 1024;
 const TILE: usize = 64;
 /// The matrices of the weights, if they are multiplied so with rows of `bf16`.
 pub(super) fn matrices<'a>(x: &Tensor<2>, weights: &[&'a Weight]) -> Option<Vec<&'a Quantised>> {
-    let is_on = x.dtype() == DType::BF16 && check::is_on("fp8");
+    let is_on = x.dtype() == DType::BF16 && check::is_on(Kernel::Fp8);
     let matrix = |weight: &&'a Weight| match &weight.values {
         Matrix::Quantised(matrix) => Some(&**matrix).filter(|matrix| {
             matrix.coding == Coding::Fp8

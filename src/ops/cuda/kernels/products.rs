@@ -17,7 +17,7 @@ use cudarc::driver::sys::{CUdeviceptr, CUstream};
 
 use super::matrix::{self, dims, rows, stacked, start, stride};
 use super::stream::{Failure, major, submit};
-use super::{check, decode, one};
+use super::{Kernel, check, decode, one};
 use crate::ops::cuda::WORKSPACE_BYTES;
 use crate::ops::custom::{Output, custom, queue, side_by_side, spec};
 use crate::ops::linear::{Matrix, Weight};
@@ -71,7 +71,7 @@ pub(super) fn backward(dys: &[&Tensor<2>], weights: &[&Weight], sum: Option<&Ten
 
 fn dense<'a>(weights: &[&'a Weight]) -> Vec<Cow<'a, Tensor<2>>> {
     let dense = |weight: &&'a Weight| match &weight.values {
-        Matrix::Quantised(matrix) if check::is_on("decode") && decode::takes(matrix) => {
+        Matrix::Quantised(matrix) if check::is_on(Kernel::Decode) && decode::takes(matrix) => {
             Cow::Owned(decode::decoded(matrix))
         }
         values => values.dense_in(DType::BF16),

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use burn::tensor::{Bytes, DType, Device, Tensor};
 
-use super::{IS_HOPPER_ASIDE, LEAST_MAJOR, decode, gpu_of, one, state, stream};
+use super::{IS_HOPPER_ASIDE, Kernel, decode, gpu_of, one, state, stream, table::Gpus};
 use crate::ops::adamw::{State, Update, adamw};
 use crate::ops::adamw_8bit::{Coded, adamw_8bit};
 use crate::ops::attention::{Heads, attention, attention_backward};
@@ -36,68 +36,22 @@ const TOLERANCE: f64 = 1e-2;
 /// Compares all kernels that are used on a device.
 #[must_use]
 pub fn self_check(device: &Device) -> Vec<Compared> {
-    let cpu = &Device::flex();
-    let of_heads = |kernel: &'static str| {
-        let heads = [(32, None), (64, None), (96, Some(3)), (128, None), (256, Some(20))];
-        heads.into_iter().flat_map(move |(head_dim, window)| {
-            let heads = Heads { num_heads: 6, num_kv_heads: 2, head_dim, scale: 0.125, window, soft_cap: None };
-            let of = |device: &Device, dtype| attend(device, dtype, heads);
-            let what = format!("heads of {head_dim}, window {window:?}");
-            compare(
-                kernel,
-                &what,
-                tried(|| of(device, DType::BF16)),
-                &tried(|| of(cpu, DType::F32)).unwrap_or_default(),
-            )
-        })
-    };
-    // Old GPUs have products alone, and none in bf16.
-    let is_old = gpu_of(device).is_some_and(|gpu| stream::major(gpu) < LEAST_MAJOR);
-    let half = if is_old { DType::F16 } else { DType::BF16 };
-    let other = |(kernel, of): (&str, Of)| {
-        compare(kernel, kernel, tried(|| of(device, half)), &tried(|| of(cpu, DType::F32)).unwrap_or_default())
-    };
     // Decides which are used.
     let _ = state(device);
-    let is_on = |(kernel, _): &(&str, Of)| check::is_on(kernel);
-    let products: [(&str, Of); 2] = [("products", layer), ("products", batches)];
-    let mut compared: Vec<_> = products.into_iter().filter(is_on).flat_map(other).collect();
-    if is_old {
-        return compared;
-    }
-    if check::is_on("attention_hopper") {
-        compared.extend(of_heads("attention_hopper"));
-    }
-    if check::is_on("experts_hopper") {
-        compared.extend(other(("experts_hopper", mixture)));
-    }
-    IS_HOPPER_ASIDE.store(true, Ordering::Relaxed);
-    if check::is_on("attention") {
-        compared.extend(of_heads("attention"));
-    }
-    if check::is_on("experts") {
-        compared.extend(other(("experts", mixture)));
+    // Old GPUs have products alone, and none in bf16.
+    let is_old = gpu_of(device).is_some_and(|gpu| stream::major(gpu) < check::LEAST_MAJOR);
+    let half = if is_old { DType::F16 } else { DType::BF16 };
+    let mut compared = Vec::new();
+    for kernel in Kernel::ALL.iter().copied().filter(|kernel| check::is_on(*kernel)) {
+        // On a Hopper the other kernels are compared, too.
+        IS_HOPPER_ASIDE.store(kernel.row().gpus != Gpus::Hopper, Ordering::Relaxed);
+        for (what, of) in comparisons(kernel) {
+            let [found, expected] =
+                [(device, half), (&Device::flex(), DType::F32)].map(|(on, dtype)| tried(|| of(on, dtype)));
+            compared.extend(compare(kernel.name(), what, found, &expected.unwrap_or_default()));
+        }
     }
     IS_HOPPER_ASIDE.store(false, Ordering::Relaxed);
-    if check::is_decided_on("fp8") {
-        compared.extend(other(("fp8", eight_bits)));
-    }
-    let others: [(&str, Of); 9] = [
-        ("decode", codes),
-        ("delta_rule", linear_attention),
-        ("low_rank", update),
-        ("low_rank", projections),
-        ("norm", norms),
-        ("rotary", turned),
-        ("short_conv", convolved),
-        ("swiglu", gated),
-        ("cross_entropy", loss),
-    ];
-    compared.extend(others.into_iter().filter(is_on).flat_map(other));
-    if check::is_on("optimizer") {
-        let [of_gpu, of_cpu] = [device, cpu].map(|device| tried(|| updated(device)));
-        compared.extend(compare("optimizer", "optimizer", of_gpu, &of_cpu.unwrap_or_default()));
-    }
     compared
 }
 
@@ -109,8 +63,34 @@ fn tried(of: impl FnOnce() -> Result<Results, String>) -> Result<Results, String
     guarded(of).and_then(|found| found).map_err(|problem| faults::take().unwrap_or(problem))
 }
 
-/// Results on a device, of activations in a type.
-type Of = fn(&Device, DType) -> Result<Results, String>;
+/// What is computed, and its results on a device, of activations in a type.
+type Comparison = (&'static str, fn(&Device, DType) -> Result<Results, String>);
+
+/// What is compared of kernels.
+fn comparisons(kernel: Kernel) -> &'static [Comparison] {
+    match kernel {
+        Kernel::Products => &[("products", layer), ("products", batches)],
+        Kernel::Attention | Kernel::AttentionHopper => &[
+            ("heads of 32, window None", |device, dtype| attend(device, dtype, 32, None)),
+            ("heads of 64, window None", |device, dtype| attend(device, dtype, 64, None)),
+            ("heads of 96, window Some(3)", |device, dtype| attend(device, dtype, 96, Some(3))),
+            ("heads of 128, window None", |device, dtype| attend(device, dtype, 128, None)),
+            ("heads of 256, window Some(20)", |device, dtype| attend(device, dtype, 256, Some(20))),
+        ],
+        Kernel::ExpertsHopper => &[("experts_hopper", mixture)],
+        Kernel::Experts => &[("experts", mixture)],
+        Kernel::Fp8 => &[("fp8", eight_bits)],
+        Kernel::Decode => &[("decode", codes)],
+        Kernel::DeltaRule => &[("delta_rule", linear_attention)],
+        Kernel::LowRank => &[("low_rank", update), ("low_rank", projections)],
+        Kernel::Norm => &[("norm", norms)],
+        Kernel::Rotary => &[("rotary", turned)],
+        Kernel::ShortConv => &[("short_conv", convolved)],
+        Kernel::Swiglu => &[("swiglu", gated)],
+        Kernel::CrossEntropy => &[("cross_entropy", loss)],
+        Kernel::Optimizer => &[("optimizer", updated)],
+    }
+}
 
 fn compare(kernel: &str, what: &str, found: Result<Results, String>, expected: &Results) -> Vec<Compared> {
     let compared = |what: String, error, problem| Compared { kernel: kernel.to_owned(), what, error, problem };
@@ -153,8 +133,9 @@ fn read<const N: usize>(results: [(&'static str, &Tensor<2>); N]) -> Result<Resu
 }
 
 /// Output and gradients of an attention of two rows, the second of which has two documents.
-fn attend(device: &Device, dtype: DType, heads: Heads) -> Result<Results, String> {
+fn attend(device: &Device, dtype: DType, head_dim: usize, window: Option<usize>) -> Result<Results, String> {
     const ROW: u32 = 137;
+    let heads = Heads { num_heads: 6, num_kv_heads: 2, head_dim, scale: 0.125, window, soft_cap: None };
     let table = Arc::from([RotaryTable::new(vec![1.0; ROW as usize], vec![0.0; ROW as usize], 1)]);
     let positions: Vec<_> = (0..ROW).chain(0..70).chain(0..ROW - 70).collect();
     let (row, tokens) = (ROW as usize, positions.len());
@@ -229,7 +210,7 @@ fn codes(device: &Device, dtype: DType) -> Result<Results, String> {
         let (scales, zeros) = (floats(num_blocks, 5), floats(num_blocks, 6));
         for scales in [BlockScales::Plain(scales.clone()), BlockScales::Shifted { scales, zeros }, nested] {
             let matrix = Quantised { shape, coding, codes: codes.clone(), block_len, scales };
-            let is_ours = dtype == DType::BF16 && check::is_decided_on("decode");
+            let is_ours = dtype == DType::BF16 && check::is_decided_on(Kernel::Decode);
             let decoded = if is_ours { decode::decoded(&matrix) } else { matrix.decoded(dtype) };
             results.extend(read([("numbers", &decoded)])?);
         }
@@ -240,6 +221,10 @@ fn codes(device: &Device, dtype: DType) -> Result<Results, String> {
 /// Layers of one input in eight bits, one of them with a bias. On the CPU the operands are rounded before.
 fn eight_bits(device: &Device, dtype: DType) -> Result<Results, String> {
     let (tokens, widths, in_features) = (70, [80, 16], 144);
+    // The CPU of a build for GPUs has none.
+    if !check::is_decided_on(Kernel::Fp8) {
+        return Ok(Results::new());
+    }
     let place = place_of(device, dtype);
     let rounded = |x: Tensor<2>| {
         if dtype == DType::BF16 {
@@ -540,7 +525,7 @@ fn stepped(place: Place, states: Vec<(State, &Tensor<2>)>, update: &Update, numb
 }
 
 /// A step of two matrices in `f32`, and the norm of their gradients.
-fn updated(device: &Device) -> Result<Results, String> {
+fn updated(device: &Device, _: DType) -> Result<Results, String> {
     let place = place_of(device, DType::F32);
     let shapes = [[24, 144], [80, 24]];
     let state = |shape| {

@@ -1,0 +1,141 @@
+//! The kernels of NVIDIA GPUs, a row each.
+
+/// GPUs that kernels are compiled for.
+#[cfg(any(test, feature = "cuda-llvm"))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Gpus {
+    /// All that the program runs on: they are a library's.
+    All,
+    /// Compute capability 8.0 and newer.
+    Ampere,
+    /// 8.9 and newer.
+    Ada,
+    /// 9.0 alone.
+    Hopper,
+}
+
+#[cfg(feature = "cuda-llvm")]
+impl Gpus {
+    /// Whether the kernels are for such a GPU. Where those of Ampere cannot run, they are said to be off.
+    pub(super) fn include(self, capability: [i32; 2]) -> bool {
+        match self {
+            Self::All | Self::Ampere => true,
+            Self::Ada => capability >= [8, 9],
+            Self::Hopper => capability[0] == 9,
+        }
+    }
+}
+
+/// What the table says of kernels.
+pub(super) struct Row {
+    /// The name by which they are switched off.
+    pub(super) name: &'static str,
+    #[cfg(any(test, feature = "cuda-llvm"))]
+    pub(super) gpus: Gpus,
+    /// Their files of CUDA C++, and the program in tests/cuda_kernels that holds these against `float64`.
+    #[cfg(test)]
+    files: (&'static [&'static str], Option<&'static str>),
+}
+
+macro_rules! kernels {
+    ($($kernel:ident $name:literal $gpus:ident $files:tt $tested:expr;)+) => {
+        /// Kernels that are switched off together, in the order in which they are compared with the CPU's.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub(super) enum Kernel { $($kernel),+ }
+
+        impl Kernel {
+            pub(super) const ALL: &[Self] = &[$(Self::$kernel),+];
+
+            pub(super) const fn row(self) -> Row {
+                match self {
+                    $(Self::$kernel => Row {
+                        name: $name,
+                        #[cfg(any(test, feature = "cuda-llvm"))]
+                        gpus: Gpus::$gpus,
+                        #[cfg(test)]
+                        files: (&$files, $tested),
+                    },)+
+                }
+            }
+        }
+    };
+}
+
+kernels! {
+    Products         "products"         All    ["bias"]               Some("rows");
+    AttentionHopper  "attention_hopper" Hopper ["attention_hopper"]   Some("attention");
+    ExpertsHopper    "experts_hopper"   Hopper ["grouped_hopper"]     Some("experts");
+    Attention        "attention"        Ampere ["attention"]          Some("attention");
+    Experts          "experts"          Ampere ["experts", "grouped"] Some("experts");
+    Fp8              "fp8"              Ada    ["fp8"]                Some("fp8");
+    Decode           "decode"           Ampere ["decode"]             None;
+    DeltaRule        "delta_rule"       Ampere ["delta_rule"]         Some("delta_rule");
+    LowRank          "low_rank"         Ampere ["low_rank"]           Some("low_rank");
+    Norm             "norm"             Ampere ["norm"]               Some("rows");
+    Rotary           "rotary"           Ampere ["rotary"]             Some("rows");
+    ShortConv        "short_conv"       Ampere ["short_conv"]         Some("delta_rule");
+    Swiglu           "swiglu"           Ampere ["swiglu"]             Some("rows");
+    CrossEntropy     "cross_entropy"    Ampere ["cross_entropy"]      Some("cross_entropy");
+    Optimizer        "optimizer"        Ampere ["optimizer"]          Some("optimizer");
+}
+
+impl Kernel {
+    pub(super) fn name(self) -> &'static str {
+        self.row().name
+    }
+
+    /// All, by name.
+    pub(super) fn by_name() -> Vec<Self> {
+        let mut all = Self::ALL.to_vec();
+        all.sort_unstable_by_key(|kernel| kernel.name());
+        all
+    }
+}
+
+/// The names of all kernels.
+#[must_use]
+pub fn names() -> Vec<&'static str> {
+    Kernel::by_name().into_iter().map(Kernel::name).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::Path;
+
+    use super::*;
+    use crate::ops::cuda::ptx;
+
+    const ROOT: &str = env!("CARGO_MANIFEST_DIR");
+
+    #[test]
+    fn every_source_is_of_one_row_and_compiled_for_its_gpus() {
+        let files = |kernel: Kernel| kernel.row().files.0.iter().map(move |file| (kernel.row().gpus, *file));
+        // That of the check at the start is no row's.
+        let mut files: Vec<_> = Kernel::ALL.iter().copied().flat_map(files).chain([(Gpus::All, "twice")]).collect();
+        files.sort_unstable_by_key(|(_, file)| *file);
+        assert_eq!(ptx::names(), files.iter().map(|(_, file)| *file).collect::<Vec<_>>());
+        for (gpus, file) in files {
+            assert!(Path::new(ROOT).join(format!("src/ops/cuda/kernels/{file}.cu")).is_file(), "{file}");
+            let target = match gpus {
+                Gpus::All => ".target sm_",
+                Gpus::Ampere => ".target sm_80\n",
+                Gpus::Ada => ".target sm_89\n",
+                Gpus::Hopper => ".target sm_90a\n",
+            };
+            let text = ptx::text(file).unwrap().to_str().unwrap();
+            assert!(text.starts_with(".version ") && text.contains(target), "{file}: {}", &text[..80]);
+        }
+    }
+
+    #[test]
+    fn every_row_is_documented_and_held_against_float64_by_the_program_that_it_names() {
+        let docs = fs::read_to_string(Path::new(ROOT).join("docs/cuda.md")).unwrap();
+        for Row { name, files: (files, tested), .. } in Kernel::ALL.iter().map(|kernel| kernel.row()) {
+            assert!(docs.contains(&format!("`{name}`")) || docs.contains(&format!("`-{name}`")), "{name}");
+            let Some(program) = tested else { continue };
+            let text = fs::read_to_string(Path::new(ROOT).join(format!("tests/cuda_kernels/{program}.py"))).unwrap();
+            assert!(files.iter().all(|file| text.contains(&format!("\"{file}\""))), "{files:?} in {program}.py");
+        }
+    }
+}
