@@ -15,13 +15,14 @@ use burn::tensor::{DType, Device, Tensor};
 use criterion::measurement::WallTime;
 use criterion::{BenchmarkGroup, Criterion, criterion_group, criterion_main};
 use lora_train::ops::adamw::{State, Update, adamw};
-use lora_train::ops::attention::{Heads, attention, attention_backward};
+use lora_train::ops::attention::{AttentionInputs, Heads, attention, attention_backward};
 use lora_train::ops::cross_entropy::{Head, LossChunk, linear_cross_entropy};
-use lora_train::ops::kernels::{Place, place_of};
+use lora_train::ops::kernels::Place;
 use lora_train::ops::layout::Layout;
 use lora_train::ops::linear::{InputGrad, Weight, linear, linear_backward};
 use lora_train::ops::low_rank::{Lora, LowRank};
 use lora_train::ops::norm::{rms_norm, rms_norm_backward};
+use lora_train::ops::place::place_of;
 use lora_train::ops::rotary::rotate;
 use lora_train::ops::swiglu::{gated, gated_backward};
 use lora_train::ops::{host, linear};
@@ -144,27 +145,26 @@ fn head(bench: &mut Bench<'_>, config: &ModelConfig) {
     bench.run("linear_cross_entropy", loss);
 }
 
-fn layout(config: &ModelConfig, rows: usize, length: usize, device: &Device) -> Layout {
+fn layout(config: &ModelConfig, rows: usize, length: usize) -> Layout {
     let documents = (0..rows).map(|row| (row * length, length)).collect();
     let positions = (0..rows).flat_map(|_| 0..length as u32).collect();
-    let place = place_of(device, DType::F32);
-    Layout::new(place, rows, documents, positions, config.rotary_tables(length, &[]))
+    Layout::new(rows, documents, positions, config.rotary_tables(length, &[]))
 }
 
 fn attention_layers(bench: &mut Bench<'_>, config: &ModelConfig) {
-    let device = bench.version.device();
+    let (device, place) = (bench.version.device(), bench.version.place());
     let heads: Heads = config.blocks[0].attention().expect("an attention").heads;
     let (q_width, kv_width) = (heads.query_width(), heads.key_value_width());
     for (rows, length) in [(2, 512), (1, 2048)] {
         let tokens = rows * length;
-        let layout = layout(config, rows, length, &device);
+        let layout = layout(config, rows, length);
         let [q, d_o] = [1, 4].map(|seed| filled([tokens, q_width], seed, &device));
         let [k, v] = [2, 3].map(|seed| filled([tokens, kv_width], seed, &device));
-        let attended = attention(&q, &k, &v, &layout, heads);
-        bench.run(&format!("attention {rows}x{length}"), || attention(&q, &k, &v, &layout, heads));
-        bench.run(&format!("attention_backward {rows}x{length}"), || {
-            attention_backward(&d_o, [&q, &k, &v], &attended, &layout, heads)
-        });
+        let inputs = AttentionInputs { qkv: [&q, &k, &v], layout: &layout, heads };
+        let attended = attention(place, inputs);
+        bench.run(&format!("attention {rows}x{length}"), || attention(place, inputs));
+        let backward = || attention_backward(place, &d_o, &attended, inputs);
+        bench.run(&format!("attention_backward {rows}x{length}"), backward);
     }
 }
 
@@ -183,10 +183,10 @@ fn element_wise(bench: &mut Bench<'_>, config: &ModelConfig) {
     // In a block, nothing else uses the residual; here each run makes a new one, which both versions pay for.
     bench.run("rms_norm_backward", || rms_norm_backward(place, &dy, &x, &weight, &rstd, dy.clone() * 1.0));
 
-    let layout = layout(config, 1, TOKENS, &device);
+    let layout = layout(config, 1, TOKENS);
     let heads = config.blocks[0].attention().expect("an attention").heads;
     let [q, k] = [heads.query_width(), heads.key_value_width()].map(|width| filled([TOKENS, width], 4, &device));
-    bench.run("rotate", || rotate([q.clone() * 1.0, k.clone() * 1.0], &layout, 0, heads, false));
+    bench.run("rotate", || rotate(place, [q.clone() * 1.0, k.clone() * 1.0], &layout, 0, heads, false));
 
     let shape = [2048, 1024];
     let update =

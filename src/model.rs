@@ -11,10 +11,11 @@ use self::block::Block;
 use self::host::HostBlocks;
 use self::pager::Pager;
 use crate::lora::AdapterSet;
-use crate::ops::kernels::{Place, place_of};
+use crate::ops::kernels::Place;
 use crate::ops::layout::RotaryTable;
 use crate::ops::linear::{Weight, linear};
 use crate::ops::norm::{Norm, rms_norm};
+use crate::ops::place::place_of;
 use crate::ops::product::F32Products;
 use crate::spec::{ModelConfig, SiteId};
 use crate::util::faults;
@@ -102,7 +103,8 @@ impl Model {
         lm_head: Weight,
     ) -> Self {
         let rotary = Arc::new(Mutex::new(Rotary { reaches: Vec::new(), tables: config.rotary_tables(0, &[]) }));
-        let place = place_of(&norm.weight.device(), compute).with_rounding(lm_head.rounds);
+        let place = place_of(&norm.weight.device(), compute);
+        let place = place.with_rounding(lm_head.rounds).unwrap_or(place);
         let embedding_scale = config.embedding_scale;
         let mut model = Self {
             config,
@@ -130,7 +132,7 @@ impl Model {
     /// The model with these products of operands in `f32`; the kernels of the CPU have only one kind.
     #[must_use]
     pub fn with_f32_products(self, products: F32Products) -> Self {
-        Self { place: self.place.with_f32_products(products), ..self }
+        Self { place: self.place.with_f32_products(products).unwrap_or(self.place), ..self }
     }
 
     /// The device that the weights are on.

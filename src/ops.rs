@@ -1,8 +1,9 @@
 //! The operations of a step, each with its forward and backward.
 //!
-//! Every operation is written twice: in plain tensor calls, which run on any backend, and, in [`cpu`], as kernels
+//! Every operation is written twice: in [`plain`], in tensor calls, which run on any backend, and, in [`cpu`], as kernels
 //! on slices of host memory; in [`cuda`], some are kernels for NVIDIA GPUs. The [`Place`](kernels::Place) of the model picks
-//! one of them. The plain version is the kernels' oracle, and burn's autodiff is the oracle of the plain version's backward.
+//! one of them, and the other files are the doors: what an operation computes and costs. The plain version is the kernels'
+//! oracle, and burn's autodiff is the oracle of the plain version's backward.
 //!
 //! Tokens are flat: a micro-batch is a matrix `[tokens, width]` whose rows are the tokens of all sequences, end to
 //! end. [`Layout`](layout::Layout) knows where a sequence begins.
@@ -32,7 +33,6 @@ mod custom;
 pub mod delta_rule;
 pub mod dropout;
 pub mod experts;
-mod grad_norm;
 pub mod head_norm;
 pub mod host;
 pub mod kernels;
@@ -43,6 +43,8 @@ pub mod noise;
 pub mod norm;
 pub mod output_gate;
 pub mod peak;
+pub mod place;
+pub mod plain;
 pub mod product;
 pub mod profile;
 pub mod quantised;

@@ -21,11 +21,11 @@ use lora_train::device::Dtype;
 use lora_train::lora::AdapterSet;
 use lora_train::model::load;
 use lora_train::model::weights::{WeightFiles, Weights};
-use lora_train::ops::attention::{Heads, attention, attention_backward};
+use lora_train::ops::attention::{AttentionInputs, Heads, attention, attention_backward};
 use lora_train::ops::cuda::{kernel_state, self_check};
 use lora_train::ops::host;
-use lora_train::ops::kernels::place_of;
 use lora_train::ops::layout::{Layout, RotaryTable};
+use lora_train::ops::place::place_of;
 use lora_train::spec::ModelConfig;
 use lora_train::train::offload::HostParking;
 use lora_train::train::step::TrainStep;
@@ -65,7 +65,7 @@ fn attend(device: &Device, dtype: DType, heads: Heads) -> [Vec<f32>; 4] {
     let table = Arc::from([RotaryTable::new(vec![1.0; 70 * 16], vec![0.0; 70 * 16], 16)]);
     let positions = (0..70).chain(0..30).chain(0..40).collect();
     let place = place_of(device, dtype);
-    let layout = Layout::new(place, 2, vec![(0, 70), (70, 30), (100, 40)], positions, table);
+    let layout = Layout::new(2, vec![(0, 70), (70, 30), (100, 40)], positions, table);
     let tensor = |num_heads: usize, seed: usize| {
         let shape = [TOKENS, num_heads * heads.head_dim];
         let data = host::tensor::<2>(numbers(shape[0] * shape[1], seed), shape, device);
@@ -74,8 +74,9 @@ fn attend(device: &Device, dtype: DType, heads: Heads) -> [Vec<f32>; 4] {
     };
     let (q, d_o) = (tensor(heads.num_heads, 1), tensor(heads.num_heads, 2));
     let (k, v) = (tensor(heads.num_kv_heads, 3), tensor(heads.num_kv_heads, 4));
-    let attended = attention(&q, &k, &v, &layout, heads);
-    let [dq, dk, dv] = attention_backward(&d_o, [&q, &k, &v], &attended, &layout, heads);
+    let inputs = AttentionInputs { qkv: [&q, &k, &v], layout: &layout, heads };
+    let attended = attention(place, inputs);
+    let [dq, dk, dv] = attention_backward(place, &d_o, &attended, inputs);
     [&attended.o, &dq, &dk, &dv].map(values)
 }
 

@@ -26,7 +26,7 @@ use crate::device::DeviceKind;
 use crate::hub::Progress;
 use crate::lora::targets::Selection;
 use crate::measure::telemetry::disk_read_bytes_per_second;
-use crate::ops::kernels::place_on;
+use crate::ops::place::place_on;
 use crate::recipe::{Recipe, RecipeArgs};
 use crate::run::inputs::{self, ModelSource, WeightsFrom};
 use crate::schema::Problem;

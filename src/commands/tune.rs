@@ -18,7 +18,7 @@ use serde::Serialize;
 
 use super::{number, print, say};
 use crate::device::{Dtype, num_cpu_threads};
-use crate::ops::kernels::place_on;
+use crate::ops::place::place_on;
 use crate::recipe::{Purpose, Recipe, RecipeArgs, is_stdin};
 use crate::run::Prepared;
 use crate::run::inputs::{WeightsFrom, workload};

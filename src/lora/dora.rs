@@ -133,8 +133,8 @@ mod tests {
     use crate::model::weights::Quantisation;
     use crate::ops::dropout::Dropout;
     use crate::ops::host;
-    use crate::ops::kernels::place_of;
     use crate::ops::linear::Matrix;
+    use crate::ops::place::place_of;
     use crate::ops::quantised::Coding;
 
     const SCALE: f64 = 1.5;

@@ -5,9 +5,9 @@ use burn::tensor::Tensor;
 use super::budget::{SizedBy, SublayerSizes};
 use super::context::{BlockContext, KeyValues, TokenMixing};
 use super::linears::Linears;
-use crate::ops::attention::{Attended, attention_backward, with_sinks};
+use crate::ops::attention::{Attended, AttentionInputs, attention_backward, with_sinks};
 use crate::ops::head_norm::{
-    Factors, HeadNorms, QueriesKeys, norm_and_rotate, norm_and_rotate_backward, norm_values, norm_values_backward,
+    Factors, HeadNorms, norm_and_rotate, norm_and_rotate_backward, norm_values, norm_values_backward,
 };
 use crate::ops::host;
 use crate::ops::linear::InputGrad;
@@ -37,7 +37,7 @@ pub(super) struct Kept {
     k: Tensor<2>,
     v: Tensor<2>,
     /// Queries and keys before their norms, and what the backward of these needs, where the family has them.
-    before_head_norms: Option<(QueriesKeys<Tensor<2>>, Factors)>,
+    before_head_norms: Option<([Tensor<2>; 2], Factors)>,
     /// Values before their norm, where the family has one and they are no other layer's.
     before_value_norm: Option<Tensor<2>>,
     /// Of the output, where the family has one, `[tokens, num_heads * head_dim]`.
@@ -77,13 +77,13 @@ impl Attention {
         let context = linears.context;
         let [q, k, v] = self.projected(x, linears);
         let (q, gate) = if self.spec.has_output_gate { apart(&q, heads.head_dim) } else { (q, None) };
-        let ([q, k], before_head_norms) = match self.norms(context) {
+        let ([q, k], before_head_norms) = match self.norms(context, [&q, &k]) {
             None => match rope {
-                Some(rope) => (rotate([q, k], context.layout, rope, heads, false), None),
+                Some(rope) => (rotate(context.place(), [q, k], context.layout, rope, heads, false), None),
                 None => ([q, k], None),
             },
             Some(norms) => {
-                let (normed, factors) = norm_and_rotate([&q, &k], norms);
+                let (normed, factors) = norm_and_rotate(context.place(), norms);
                 (normed, Some(([q, k], factors)))
             }
         };
@@ -150,7 +150,8 @@ impl Attention {
                 (d_o, Some(d_gate))
             }
         };
-        let [dq, dk, dv] = attention_backward(&d_o, [&q, &k, &v], &attended, context.layout, heads);
+        let inputs = AttentionInputs { qkv: [&q, &k, &v], layout: context.layout, heads };
+        let [dq, dk, dv] = attention_backward(context.place(), &d_o, &attended, inputs);
         drop((d_o, attended, q, k, v));
         let dq = self.grown(dq, context);
         let ([dk, dv], of_earlier) = match (self.spec.qkv, context.inputs.key_value_grads) {
@@ -162,12 +163,13 @@ impl Attention {
             (Some(weight), Some(v)) => norm_values_backward(context.place(), dv, &v, weight, context.eps),
             _ => dv,
         };
-        let [dq, dk] = match (self.norms(context), before_head_norms) {
-            (Some(norms), Some(([q, k], factors))) => norm_and_rotate_backward([dq, dk], [&q, &k], factors, norms),
-            _ => match rope {
-                Some(rope) => rotate([dq, dk], context.layout, rope, heads, true),
+        let [dq, dk] = match (before_head_norms, rope) {
+            (Some(([q, k], factors)), _) => match self.norms(context, [&q, &k]) {
+                Some(norms) => norm_and_rotate_backward(context.place(), [dq, dk], factors, norms),
                 None => [dq, dk],
             },
+            (None, Some(rope)) => rotate(context.place(), [dq, dk], context.layout, rope, heads, true),
+            (None, None) => [dq, dk],
         };
         let dq = match d_gate {
             None => dq,
@@ -193,10 +195,10 @@ impl Attention {
         q.clone() * host::tensor(factors, [positions.len(), 1], &q.device()).cast(q.dtype())
     }
 
-    fn norms<'a>(&'a self, context: &BlockContext<'a>) -> Option<HeadNorms<'a>> {
+    fn norms<'a>(&'a self, context: &BlockContext<'a>, qk: [&'a Tensor<2>; 2]) -> Option<HeadNorms<'a>> {
         let spec::Attention { rope, heads, .. } = self.spec;
         let [q, k] = self.head_norms.as_ref()?;
-        Some(HeadNorms { weights: [q, k], eps: context.eps, layout: context.layout, rope: rope?, heads })
+        Some(HeadNorms { qk, weights: [q, k], eps: context.eps, layout: context.layout, rope: rope?, heads })
     }
 }
 

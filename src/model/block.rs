@@ -236,7 +236,8 @@ impl Block {
     /// `x`: `[tokens, hidden_size]`.
     #[must_use]
     pub fn activations(&self, x: Tensor<2>, context: &BlockContext<'_>) -> Activations {
-        self.activations_with(x, context, &mut InDocuments { layout: context.layout, memory: None })
+        let mixing = &mut InDocuments { place: context.place, layout: context.layout, memory: None };
+        self.activations_with(x, context, mixing)
     }
 
     /// [`activations`](Self::activations) with another way for tokens to see those before them, such as a cache.

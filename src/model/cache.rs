@@ -4,7 +4,7 @@ use burn::tensor::{DType, Device, Tensor};
 
 use super::Model;
 use super::context::TokenMixing;
-use crate::ops::attention::{Attended, attention};
+use crate::ops::attention::{Attended, AttentionInputs, attention};
 use crate::ops::cached_attention::{KeyValueCache, append_each, attend_each};
 use crate::ops::delta_rule::{DeltaInputs, Gates, delta_rule_from};
 use crate::ops::kernels::Place;
@@ -55,17 +55,18 @@ impl DeltaState {
     /// The outputs for the next tokens.
     fn next(
         &mut self,
+        place: Place,
         qkv: Tensor<2>,
         gates: &Gates<Tensor<2>>,
         conv: &Tensor<2>,
         heads: DeltaHeads,
         layouts: &TextLayouts,
     ) -> Tensor<2> {
-        let convolved = behind(&mut self.inputs, qkv, layouts, |qkv, layout| short_conv(qkv, conv, layout));
+        let convolved = behind(&mut self.inputs, qkv, layouts, |qkv, layout| short_conv(place, qkv, conv, layout));
         // Taken out, so that nothing else holds it and it is changed in place.
         let state = std::mem::replace(&mut self.state, Tensor::zeros([0; 3], (&convolved.device(), DType::F32)));
-        let inputs = DeltaInputs { qkv: &convolved, gates };
-        let (o, state) = delta_rule_from(state, inputs, &layouts.own, heads);
+        let inputs = DeltaInputs { qkv: &convolved, gates, layout: &layouts.own, heads };
+        let (o, state) = delta_rule_from(place, state, inputs);
         self.state = state;
         o
     }
@@ -144,20 +145,19 @@ impl TextLayouts {
             of_net.or_else(|| block.short_conv().map(|conv| conv.kernel_size))
         };
         let Some(kernel_size) = model.config.blocks.iter().find_map(kernel_size) else { return Vec::new() };
-        let layout = |place: Place, len: usize| {
+        let layout = |len: usize| {
             let positions = (0..len).map(|position| u32::try_from(position).unwrap_or(u32::MAX)).collect();
-            Layout::new(place, 1, vec![(0, len)], positions, [].into())
+            Layout::new(1, vec![(0, len)], positions, [].into())
         };
-        let of_text = |len: &usize| Self {
-            own: layout(model.place(), *len),
-            with_before: layout(model.place(), len + kernel_size - 1),
-        };
+        let of_text = |len: &usize| Self { own: layout(*len), with_before: layout(len + kernel_size - 1) };
         lengths.iter().map(of_text).collect()
     }
 }
 
 /// Tokens see those of their text in its cache.
 pub(super) struct InCaches<'a> {
+    /// Where the operations run.
+    pub(super) place: Place,
     /// Of one layer, by text.
     pub(super) caches: Vec<&'a mut LayerCache>,
     /// New tokens by text.
@@ -173,7 +173,7 @@ pub(super) struct InCaches<'a> {
 }
 
 impl TokenMixing for InCaches<'_> {
-    fn attention(&mut self, [q, k, v]: [&Tensor<2>; 3], heads: Heads) -> Attended {
+    fn attention(&mut self, qkv @ [q, k, v]: [&Tensor<2>; 3], heads: Heads) -> Attended {
         let caches = self.caches.iter_mut().filter_map(|cache| match &mut **cache {
             LayerCache::KeyValues(cache) => Some(cache),
             LayerCache::State(_) | LayerCache::Inputs(_) | LayerCache::OfEarlier => None,
@@ -183,19 +183,19 @@ impl TokenMixing for InCaches<'_> {
             append_each(&mut caches, self.lengths, [k, v]);
         }
         if self.is_start {
-            return attention(q, k, v, self.layout, heads);
+            return attention(self.place, AttentionInputs { qkv, layout: self.layout, heads });
         }
         attend_each(&caches, self.lengths, q)
     }
 
     fn gated_conv(&mut self, bcx: &Tensor<2>, conv: &Tensor<2>) -> Tensor<2> {
-        let mut end = 0;
+        let (place, mut end) = (self.place, 0);
         let texts = self.caches.iter_mut().zip(self.lengths).zip(self.layouts);
         let outputs = texts.filter_map(|((cache, length), layouts)| {
             end += length;
             let LayerCache::Inputs(inputs) = &mut **cache else { return None };
             let next = bcx.clone().narrow(0, end - length, *length);
-            Some(behind(inputs, next, layouts, |bcx, layout| gated_conv(bcx, conv, layout)))
+            Some(behind(inputs, next, layouts, |bcx, layout| gated_conv(place, bcx, conv, layout)))
         });
         Tensor::cat(outputs.collect(), 0)
     }
@@ -207,14 +207,14 @@ impl TokenMixing for InCaches<'_> {
         conv: &Tensor<2>,
         heads: DeltaHeads,
     ) -> Tensor<2> {
-        let mut end = 0;
+        let (place, mut end) = (self.place, 0);
         let texts = self.caches.iter_mut().zip(self.lengths).zip(self.layouts);
         let outputs = texts.filter_map(|((cache, length), layouts)| {
             end += length;
             let LayerCache::State(state) = &mut **cache else { return None };
             let part = |x: &Tensor<2>| x.clone().narrow(0, end - length, *length);
             let gates = Gates { decay: part(&gates.decay), strength: part(&gates.strength) };
-            Some(state.next(part(qkv), &gates, conv, heads, layouts))
+            Some(state.next(place, part(qkv), &gates, conv, heads, layouts))
         });
         Tensor::cat(outputs.collect(), 0)
     }

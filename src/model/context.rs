@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use burn::tensor::Tensor;
 
 use crate::lora::{BlockAdapters, Matrices};
-use crate::ops::attention::{Attended, attention};
+use crate::ops::attention::{Attended, AttentionInputs, attention};
 use crate::ops::delta_rule::{DeltaInputs, Gates, delta_rule};
 use crate::ops::dropout::Dropout;
 use crate::ops::kernels::Place;
@@ -17,6 +17,8 @@ use crate::spec::{DeltaHeads, Heads, ModelConfig, PerSite, SiteId};
 /// The inputs of a block besides its weights and activations.
 #[derive(Clone, Copy, Debug)]
 pub struct BlockContext<'a> {
+    /// Where the operations run.
+    pub place: Place,
     /// Positions of the sequences.
     pub layout: &'a Layout,
     /// Added to the mean square in the norms.
@@ -79,18 +81,19 @@ impl<'a> BlockContext<'a> {
     /// The context of a micro-batch.
     #[must_use]
     pub fn new(
+        place: Place,
         config: &ModelConfig,
         layout: &'a Layout,
         adapters: &'a BlockAdapters,
         dropout: Option<Dropout>,
     ) -> Self {
         let inputs = BlockInputs::default();
-        Self { layout, eps: config.rms_norm_eps, inputs, adapters, dropout, by_rows: &[], watch: None }
+        Self { place, layout, eps: config.rms_norm_eps, inputs, adapters, dropout, by_rows: &[], watch: None }
     }
 
     /// Where the operations run.
     pub(super) fn place(&self) -> Place {
-        self.layout.place()
+        self.place
     }
 }
 
@@ -116,6 +119,8 @@ pub trait TokenMixing {
 /// Tokens see those of their document in a micro-batch.
 #[derive(Debug)]
 pub struct InDocuments<'a> {
+    /// Where the operations run.
+    pub place: Place,
     /// Of the micro-batch.
     pub layout: &'a Layout,
     /// What the block's attention gives, from the first pass on, so that a second pass does not compute it again; absent where it is
@@ -124,8 +129,8 @@ pub struct InDocuments<'a> {
 }
 
 impl TokenMixing for InDocuments<'_> {
-    fn attention(&mut self, [q, k, v]: [&Tensor<2>; 3], heads: Heads) -> Attended {
-        let attend = || attention(q, k, v, self.layout, heads);
+    fn attention(&mut self, qkv: [&Tensor<2>; 3], heads: Heads) -> Attended {
+        let attend = || attention(self.place, AttentionInputs { qkv, layout: self.layout, heads });
         match &mut self.memory {
             Some(memory) => memory.get_or_insert_with(attend).clone(),
             None => attend(),
@@ -133,7 +138,7 @@ impl TokenMixing for InDocuments<'_> {
     }
 
     fn gated_conv(&mut self, bcx: &Tensor<2>, conv: &Tensor<2>) -> Tensor<2> {
-        gated_conv(bcx, conv, self.layout)
+        gated_conv(self.place, bcx, conv, self.layout)
     }
 
     fn delta_rule(
@@ -143,8 +148,8 @@ impl TokenMixing for InDocuments<'_> {
         conv: &Tensor<2>,
         heads: DeltaHeads,
     ) -> Tensor<2> {
-        let qkv = short_conv(qkv, conv, self.layout);
-        delta_rule(DeltaInputs { qkv: &qkv, gates }, self.layout, heads)
+        let qkv = &short_conv(self.place, qkv, conv, self.layout);
+        delta_rule(self.place, DeltaInputs { qkv, gates, layout: self.layout, heads })
     }
 }
 

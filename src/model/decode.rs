@@ -132,7 +132,7 @@ fn last_block(model: &Model, parts: &mut [Part<'_>], lengths: &[usize]) -> Tenso
         parts.iter().flat_map(position_of).map(|position| u32::try_from(position).unwrap_or(u32::MAX)).collect();
     let longest = positions.iter().max().map_or(0, |&last| last as usize + 1);
     let tables = model.rotary_tables(longest);
-    let layout = Layout::new(model.place(), 1, vec![(0, token_ids.len())], positions, tables);
+    let (place, layout) = (model.place(), Layout::new(1, vec![(0, token_ids.len())], positions, tables));
     for part in &mut *parts {
         part.sequence.token_ids.extend(part.token_ids);
     }
@@ -153,11 +153,12 @@ fn last_block(model: &Model, parts: &mut [Part<'_>], lengths: &[usize]) -> Tenso
             several => (&none, several),
         };
         let inputs = carried.inputs(&model.config, layer);
-        let context = BlockContext { inputs, by_rows, ..BlockContext::new(&model.config, &layout, adapters, None) };
+        let context =
+            BlockContext { inputs, by_rows, ..BlockContext::new(place, &model.config, &layout, adapters, None) };
         let earlier = model.config.blocks[layer].attention().and_then(Attention::key_value_layer);
         let caches = parts.iter_mut().map(|part| &mut part.sequence.caches[earlier.unwrap_or(layer)]).collect();
         let is_appended = earlier.is_some();
-        let mut mixing = InCaches { caches, lengths, layout: &layout, layouts: &layouts, is_start, is_appended };
+        let mut mixing = InCaches { place, caches, lengths, layout: &layout, layouts: &layouts, is_start, is_appended };
         let activations = block.activations_with(x, &context, &mut mixing);
         x = block.output(&activations, &context);
         carried.keep(&model.config, layer, &activations);

@@ -149,11 +149,11 @@ impl DeltaNet {
         drop((d_normed, o));
         let d_o = d_o.reshape(dz.dims());
         let gates = self.gates(&[b, a.clone()]);
-        let convolved = short_conv(&qkv, &self.conv, layout);
-        let inputs = DeltaInputs { qkv: &convolved, gates: &gates };
-        let (d_convolved, d_gates) = delta_rule_backward(&d_o, inputs, layout, heads);
+        let convolved = short_conv(place, &qkv, &self.conv, layout);
+        let inputs = DeltaInputs { qkv: &convolved, gates: &gates, layout, heads };
+        let (d_convolved, d_gates) = delta_rule_backward(place, &d_o, inputs);
         drop((convolved, d_o));
-        let dqkv = short_conv_backward(&d_convolved, &qkv, &self.conv, layout);
+        let dqkv = short_conv_backward(place, &d_convolved, &qkv, &self.conv, layout);
         drop((d_convolved, qkv));
         let [db, da] = gates.backward(d_gates, &a, &self.a_log, &self.dt_bias);
         match self.spec.inputs {

@@ -57,7 +57,8 @@ impl ShortConv {
     ) -> Option<Tensor<2>> {
         let dy = linears.backward(self.spec.output, dout, &y, InputGrad::Fresh).unwrap_or_else(|| y.zeros_like());
         drop(y);
-        let d_bcx = gated_conv_backward(&dy, &bcx, &self.conv, linears.context.layout);
+        let context = linears.context;
+        let d_bcx = gated_conv_backward(context.place(), &dy, &bcx, &self.conv, context.layout);
         drop((dy, bcx));
         linears.backward(self.spec.input, &d_bcx, &x(), InputGrad::of(input_grad, None))
     }

@@ -8,11 +8,9 @@ use rayon::prelude::*;
 
 use super::attention::{Attended, Heads, LseOrder};
 use super::kernels::Place;
-use super::product::{F32Products, Operand, matmul, product};
+use super::plain::cached_attention::{CHUNK_TOKENS, Held, plain_attention_of_last};
+use super::product::F32Products;
 use super::{cpu, host};
-
-/// Tokens by which the memory of a cache grows.
-const CHUNK_TOKENS: usize = 256;
 
 /// Keys and values of one layer for the tokens of one sequence, on the device where they are used.
 ///
@@ -23,28 +21,6 @@ pub struct KeyValueCache {
     heads: Heads,
     num_tokens: usize,
     held: Held,
-}
-
-/// The memory of a cache.
-#[derive(Clone, Debug)]
-pub enum Held {
-    /// For the kernels; `values`: `[tokens, num_kv_heads * head_dim]`.
-    Host {
-        /// Keys in the order in which the kernels read them.
-        keys: cpu::CachedKeys,
-        /// Values, row by row.
-        values: Vec<f32>,
-    },
-    /// For plain tensor calls: `[num_kv_heads, capacity, head_dim]` each.
-    Device(Box<[Tensor<3>; 2]>, F32Products),
-}
-
-impl Held {
-    /// Empty memory for plain tensor calls.
-    pub(super) fn on_device(heads: Heads, device: &Device, dtype: DType, products: F32Products) -> Self {
-        let empty = || Tensor::zeros([heads.num_kv_heads, CHUNK_TOKENS, heads.head_dim], (device, dtype));
-        Self::Device(Box::new([empty(), empty()]), products)
-    }
 }
 
 impl KeyValueCache {
@@ -183,12 +159,6 @@ fn joined(mut parts: Vec<Attended>) -> Attended {
     Attended { o: Tensor::cat(o, 0), lse: Tensor::cat(lse, 0), order: LseOrder::ByToken }
 }
 
-impl Default for Held {
-    fn default() -> Self {
-        Self::Host { keys: cpu::CachedKeys::default(), values: Vec::new() }
-    }
-}
-
 /// The tensor, enlarged if needed, with room for at least `num_tokens` tokens.
 fn with_room_for(all: Tensor<3>, num_tokens: usize) -> Tensor<3> {
     let [num_kv_heads, capacity, head_dim] = all.dims();
@@ -198,27 +168,4 @@ fn with_room_for(all: Tensor<3>, num_tokens: usize) -> Tensor<3> {
     let more = num_tokens.next_multiple_of(CHUNK_TOKENS) - capacity;
     let room = Tensor::zeros([num_kv_heads, more, head_dim], (&all.device(), all.dtype()));
     Tensor::cat(vec![all, room], 1)
-}
-
-/// In plain tensor calls; `k` and `v` are the tokens that the query sees, `[num_kv_heads, tokens, head_dim]`.
-fn plain_attention_of_last(
-    q: &Tensor<2>,
-    k: &Tensor<3>,
-    v: &Tensor<3>,
-    heads: Heads,
-    products: F32Products,
-) -> Attended {
-    let Heads { num_heads, num_kv_heads, head_dim, .. } = heads;
-    let dtype = q.dtype();
-    // As in `attention`, from operands in f32.
-    let in_f32 = |x: &Tensor<3>| Operand::new(x, DType::F32, products);
-    let q = in_f32(&q.clone().reshape([num_kv_heads, num_heads / num_kv_heads, head_dim]));
-    let scores = product(&q, &in_f32(k).transpose()) * heads.scale; // [num_kv_heads, group, tokens]
-    let scores = if let Some(cap) = heads.soft_cap { (scores / cap).tanh() * cap } else { scores };
-    let max = scores.clone().max_dim(2);
-    let weights = (scores - max.clone()).exp();
-    let sum = weights.clone().sum_dim(2);
-    let o = matmul(&(weights / sum.clone()).cast(dtype), v, products);
-    let lse = (max + sum.log()).reshape([num_heads]);
-    Attended { o: o.reshape([1, num_heads * head_dim]), lse, order: LseOrder::ByToken }
 }

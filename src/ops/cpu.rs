@@ -22,6 +22,7 @@ mod over_tokens;
 mod pack;
 mod product;
 mod rope;
+mod round;
 mod short_conv;
 mod simd;
 mod swiglu;

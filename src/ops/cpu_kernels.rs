@@ -5,28 +5,28 @@ use std::ops::Range;
 use burn::tensor::{DType, Device, Tensor};
 use half::bf16;
 
+mod adamw_8bit;
+mod delta_rule;
 mod host_weight;
 
 use host_weight::HostWeight;
 
-use super::adamw::{State, Update};
-use super::adamw_8bit::{Coded, host_adamw_8bit};
-use super::attention::{Attended, Heads, LseOrder};
-use super::cached_attention::Held;
-use super::cpu;
-use super::cross_entropy::{Head, HeadGrads, most_cpu_targets};
-use super::delta_rule::host::{host_delta_rule, host_delta_rule_backward};
-use super::delta_rule::{CHUNK_TOKENS, DeltaHeads, DeltaInputs, Gates};
-use super::dropout::Dropout;
+use super::cpu::{self, Dropout};
 use super::host;
-use super::kernels::{Kernels, Place};
+use super::kernels::{Attention, Linears, Losses, Norms, Place, Properties, Recurrent, Updates};
 use super::layout::Layout;
-use super::linear::{InputGrad, Weight, rank};
 use super::low_rank::{Lora, LowRank};
-use super::product::F32Products;
-use super::routing::Rows;
+use super::plain::attention::{Attended, AttentionInputs, LseOrder};
+use super::plain::cached_attention::Held;
+use super::plain::cross_entropy::{HeadGrads, LossInputs, most_cpu_targets};
+use super::plain::delta_rule::chunks::CHUNK_TOKENS;
+use super::plain::delta_rule::{DeltaInputs, Gates};
+use super::plain::linear::{Applied, InputGrad, Layer, LayerGrads, LayerOutput, rank};
+use super::plain::norms::Normed;
+use super::plain::routing::Rows;
+use super::plain::updates::{Coded, State, Update};
 use crate::device::{Dtype, has_bf16_products};
-use crate::spec::Activation;
+use crate::spec::{Activation, DeltaHeads, Heads};
 use crate::util::cancel;
 
 /// The kernels of the CPU: activations are `f32` in host memory, and autodiff does not track them.
@@ -36,13 +36,9 @@ pub(super) struct Cpu {
     pub(super) rounds: bool,
 }
 
-impl Kernels for Cpu {
-    fn with_f32_products(&'static self, _: F32Products) -> Place {
-        self
-    }
-
-    fn with_rounding(&'static self, rounds: bool) -> Place {
-        if rounds { &Self { rounds: true } } else { &Self { rounds: false } }
+impl Properties for Cpu {
+    fn with_rounding(&self, rounds: bool) -> Option<Place> {
+        Some(if rounds { &Self { rounds: true } } else { &Self { rounds: false } })
     }
 
     fn is_host(&self) -> bool {
@@ -90,180 +86,16 @@ impl Kernels for Cpu {
         1
     }
 
-    fn rms_norm(&self, x: &Tensor<2>, weight: &Tensor<1>, eps: f64) -> (Tensor<2>, Tensor<1>) {
-        let [tokens, width] = x.dims();
-        let (mut y, mut rstd) = (vec![0.0; tokens * width], vec![0.0; tokens]);
-        cpu::rms_norm(&host::view(x), &host::view(weight), eps, &mut y, &mut rstd);
-        (host::tensor(y, [tokens, width], &x.device()), host::tensor(rstd, [tokens], &x.device()))
-    }
-
-    fn rms_norm_backward(
-        &self,
-        dy: &Tensor<2>,
-        x: &Tensor<2>,
-        weight: &Tensor<1>,
-        rstd: &Tensor<1>,
-        residual: Tensor<2>,
-    ) -> Tensor<2> {
-        let (dy, x, weight, rstd) = (host::view(dy), host::view(x), host::view(weight), host::view(rstd));
-        host::update(residual, |dx| cpu::rms_norm_backward(&dy, &x, &weight, &rstd, dx, true))
-    }
-
-    fn gated(&self, activation: Activation, gate: &Tensor<2>, up: &Tensor<2>) -> Tensor<2> {
-        gated(activation, gate, up)
-    }
-
-    fn gated_backward(
-        &self,
-        activation: Activation,
-        dh: &Tensor<2>,
-        gate: &Tensor<2>,
-        up: &Tensor<2>,
-    ) -> (Tensor<2>, Tensor<2>) {
-        gated_backward(activation, dh, gate, up)
-    }
-
-    fn gather(&self, x: &Tensor<2>, rows: &Rows, weighted: bool) -> Tensor<2> {
-        let (values, width, weights) = (host::view(x), x.dims()[1], weighted.then(|| host::view(&rows.weights)));
-        let mut found = Vec::with_capacity(rows.tokens().count() * width);
-        for (row, token) in rows.tokens().enumerate() {
-            let (from, weight) =
-                (&values[token * width..][..width], weights.as_ref().map_or(1.0, |weights| weights[row]));
-            found.extend(from.iter().map(|number| weight * number));
-        }
-        let shape = [found.len() / width, width];
-        host::tensor(found, shape, &x.device())
-    }
-
-    fn scatter_add(&self, y: Tensor<2>, rows: &Rows, update: &Tensor<2>, weighted: bool) -> Tensor<2> {
-        let (update, width) = (host::view(update), y.dims()[1]);
-        let weights = weighted.then(|| host::view(&rows.weights));
-        host::update(y, |y| {
-            for (row, (token, from)) in rows.tokens().zip(update.chunks_exact(width)).enumerate() {
-                let weight = weights.as_ref().map_or(1.0, |weights| weights[row]);
-                let to = &mut y[token * width..][..width];
-                to.iter_mut().zip(from).for_each(|(to, from)| *to += weight * from);
-            }
-        })
-    }
-
-    fn rotate(&self, qk: [Tensor<2>; 2], layout: &Layout, rope: usize, heads: Heads, inverse: bool) -> [Tensor<2>; 2] {
-        let (head_dim, table) = (heads.head_dim, layout.table(rope));
-        qk.map(|x| {
-            let num_heads = x.dims()[1] / head_dim;
-            let shape = cpu::RopeShape { num_heads, head_dim, half: table.half(), pairs: table.pairs() };
-            host::update(x, |x| cpu::rope(x, table.values(), layout.positions(), shape, inverse))
-        })
-    }
-
-    fn attention(&self, [q, k, v]: [&Tensor<2>; 3], layout: &Layout, heads: Heads) -> Attended {
-        let [tokens, width] = q.dims();
-        let (mut o, mut lse) = (vec![0.0; tokens * width], vec![0.0; tokens * heads.num_heads]);
-        let (host_q, k, v) = (host::view(q), host::view(k), host::view(v));
-        cpu::attention(&host_q, &k, &v, layout.stretches(), &heads, self.rounds, &mut o, &mut lse);
-        let (lse_shape, device) = ([lse.len()], q.device());
-        Attended {
-            o: host::tensor(o, [tokens, width], &device),
-            lse: host::tensor(lse, lse_shape, &device),
-            order: LseOrder::ByHead,
-        }
-    }
-
-    fn attention_backward(
-        &self,
-        d_o: &Tensor<2>,
-        qkv: [&Tensor<2>; 3],
-        attended: &Attended,
-        layout: &Layout,
-        heads: Heads,
-    ) -> [Tensor<2>; 3] {
-        let views = qkv.map(host::view);
-        let (d_o, o, lse) = (host::view(d_o), host::view(&attended.o), host::view(&attended.lse));
-        let mut grads = views.each_ref().map(|x| vec![0.0; x.len()]);
-        let grads_mut = grads.each_mut().map(Vec::as_mut_slice);
-        let views = views.each_ref().map(|x| &**x);
-        cpu::attention_backward(&d_o, views, &o, &lse, layout.stretches(), &heads, self.rounds, grads_mut);
-        let [dq, dk, dv] = grads;
-        let [q, k, v] = qkv;
-        [(q, dq), (k, dk), (v, dv)].map(|(x, dx)| host::tensor(dx, x.dims(), &x.device()))
-    }
-
-    fn gate_output(&self, o: &Tensor<2>, gate: &Tensor<2>) -> Tensor<2> {
-        let mut y = vec![0.0; o.shape().num_elements()];
-        cpu::gate_output(&host::view(o), &host::view(gate), &mut y);
-        host::tensor(y, o.dims(), &o.device())
-    }
-
-    fn gate_output_backward(&self, dy: Tensor<2>, o: &Tensor<2>, gate: Tensor<2>) -> [Tensor<2>; 2] {
-        let o = host::view(o);
-        host::update_all([dy, gate], |[d_o, d_gate]| cpu::gate_output_backward(&o, d_o, d_gate))
-    }
-
-    fn short_conv(&self, x: &Tensor<2>, weight: &Tensor<2>, layout: &Layout) -> Tensor<2> {
-        let (values, [_, channels]) = (host::view(x), x.dims());
-        let mut y = vec![0.0; values.len()];
-        cpu::short_conv(&values, &host::view(weight), channels, layout.documents(), &mut y);
-        host::tensor(y, x.dims(), &x.device())
-    }
-
-    fn short_conv_backward(&self, dy: &Tensor<2>, x: &Tensor<2>, weight: &Tensor<2>, layout: &Layout) -> Tensor<2> {
-        let ([dy, values, weight], [_, channels]) = ([dy, x, weight].map(host::view), x.dims());
-        let mut dx = vec![0.0; values.len()];
-        cpu::short_conv_backward(&dy, &values, &weight, channels, layout.documents(), &mut dx);
-        host::tensor(dx, x.dims(), &x.device())
-    }
-
-    fn gated_conv(&self, bcx: &Tensor<2>, weight: &Tensor<2>, layout: &Layout) -> Tensor<2> {
-        let ([tokens, _], [_, channels]) = (bcx.dims(), weight.dims());
-        let mut y = vec![0.0; tokens * channels];
-        cpu::gated_conv(&host::view(bcx), &host::view(weight), channels, layout.documents(), &mut y);
-        host::tensor(y, [tokens, channels], &bcx.device())
-    }
-
-    fn gated_conv_backward(&self, dy: &Tensor<2>, bcx: &Tensor<2>, weight: &Tensor<2>, layout: &Layout) -> Tensor<2> {
-        let ([dy, values, host_weight], [_, channels]) = ([dy, bcx, weight].map(host::view), weight.dims());
-        let mut d_bcx = vec![0.0; values.len()];
-        cpu::gated_conv_backward(&dy, &values, &host_weight, channels, layout.documents(), &mut d_bcx);
-        host::tensor(d_bcx, bcx.dims(), &bcx.device())
-    }
-
     fn delta_rule_numbers(&self, heads: DeltaHeads, _: Dtype) -> [usize; 2] {
         // The states before all chunks and what each writes, of the heads that are computed at a time.
         let of_head = heads.state_len() / CHUNK_TOKENS + heads.value_head_dim;
         [0, heads.num_key_heads.min(rayon::current_num_threads()) * of_head]
     }
+}
 
-    fn delta_rule(
-        &self,
-        inputs: DeltaInputs<'_>,
-        layout: &Layout,
-        heads: DeltaHeads,
-        state: Option<Tensor<3>>,
-    ) -> (Tensor<2>, Option<Tensor<3>>) {
-        host_delta_rule(inputs, layout, heads, state)
-    }
-
-    fn delta_rule_backward(
-        &self,
-        d_o: &Tensor<2>,
-        inputs: DeltaInputs<'_>,
-        layout: &Layout,
-        heads: DeltaHeads,
-    ) -> (Tensor<2>, Gates<Tensor<2>>) {
-        host_delta_rule_backward(d_o, inputs, layout, heads)
-    }
-
-    fn cache(&self, _: Heads, _: &Device, _: DType) -> Held {
-        Held::default()
-    }
-
-    fn linear(
-        &self,
-        x: &Tensor<2>,
-        weight: &Weight,
-        lora: Option<Lora<&Tensor<2>>>,
-        residual: Option<Tensor<2>>,
-    ) -> (Tensor<2>, Option<Tensor<2>>) {
+impl Linears for Cpu {
+    fn linear(&self, x: &Tensor<2>, layer: Layer<'_>, residual: Option<Tensor<2>>) -> LayerOutput {
+        let Layer { weight, lora } = layer;
         let ([tokens, in_features], [out_features, _], device) = (x.dims(), weight.dims(), x.device());
         let (x, w) = (host::view(x), HostWeight::new(weight));
         let accumulate = residual.is_some() || weight.bias.is_some();
@@ -290,14 +122,8 @@ impl Kernels for Cpu {
         (y, xa)
     }
 
-    fn linear_backward(
-        &self,
-        dy: &Tensor<2>,
-        x: &Tensor<2>,
-        weight: &Weight,
-        lora: Option<(Lora<&Tensor<2>>, &Tensor<2>)>,
-        input_grad: InputGrad,
-    ) -> (Option<Tensor<2>>, Option<LowRank<Tensor<2>>>) {
+    fn linear_backward(&self, dy: &Tensor<2>, x: &Tensor<2>, layer: Applied<'_>, input_grad: InputGrad) -> LayerGrads {
+        let (Layer { weight, lora }, xa) = layer;
         let ([tokens, in_features], [out_features, _], device) = (x.dims(), weight.dims(), x.device());
         let (dy, x, w) = (host::view(dy), host::view(x), HostWeight::new(weight));
         let (sum, accumulate) = match input_grad {
@@ -306,7 +132,7 @@ impl Kernels for Cpu {
             InputGrad::AddTo(sum) => (Some(sum), true),
         };
         let mut grads = None;
-        let mut run = |dx: Option<&mut [f32]>| match lora {
+        let mut run = |dx: Option<&mut [f32]>| match lora.zip(xa) {
             None => {
                 if let Some(dx) = dx {
                     cpu::linear_backward_input(&dy, w.get(), in_features, out_features, dx, accumulate);
@@ -335,14 +161,8 @@ impl Kernels for Cpu {
         (dx, grads)
     }
 
-    fn add_low_rank(
-        &self,
-        y: Tensor<2>,
-        x: &Tensor<2>,
-        weight: &Weight,
-        lora: Lora<&Tensor<2>>,
-        rows: Range<usize>,
-    ) -> Tensor<2> {
+    fn add_low_rank(&self, y: Tensor<2>, x: &Tensor<2>, layer: Layer<'_>, rows: Range<usize>) -> Tensor<2> {
+        let Layer { weight, lora: Some(lora) } = layer else { return y };
         let ([out_features, in_features], x) = (weight.dims(), host::view(x));
         let x = &x[rows.start * in_features..rows.end * in_features];
         host::update(y, |y| {
@@ -351,14 +171,159 @@ impl Kernels for Cpu {
         })
     }
 
-    fn linear_cross_entropy(
-        &self,
-        hidden: &Tensor<2>,
-        head: Head<'_>,
-        targets: &[u32],
-        scale: Option<f64>,
-        chunk_len: usize,
-    ) -> (Tensor<1>, Option<HeadGrads>) {
+    fn dropout(&self, x: &Tensor<2>, settings: Dropout) -> Tensor<2> {
+        let mut out = vec![0.0; x.shape().num_elements()];
+        cpu::dropout(&host::view(x), x.dims()[1], settings, &mut out);
+        host::tensor(out, x.dims(), &x.device())
+    }
+
+    fn gated(&self, activation: Activation, gate: &Tensor<2>, up: &Tensor<2>) -> Tensor<2> {
+        let mut h = vec![0.0; gate.shape().num_elements()];
+        cpu::gated(activation, &host::view(gate), &host::view(up), &mut h);
+        host::tensor(h, gate.dims(), &gate.device())
+    }
+
+    fn gated_backward(&self, activation: Activation, dh: &Tensor<2>, [gate, up]: [&Tensor<2>; 2]) -> [Tensor<2>; 2] {
+        let len = gate.shape().num_elements();
+        let (mut dgate, mut dup) = (vec![0.0; len], vec![0.0; len]);
+        cpu::gated_backward(activation, &host::view(dh), &host::view(gate), &host::view(up), &mut dgate, &mut dup);
+        [(dgate, gate), (dup, up)].map(|(grad, like)| host::tensor(grad, like.dims(), &like.device()))
+    }
+
+    fn gather(&self, x: &Tensor<2>, rows: &Rows, weighted: bool) -> Tensor<2> {
+        let (values, width, weights) = (host::view(x), x.dims()[1], weighted.then(|| host::view(&rows.weights)));
+        let mut found = Vec::with_capacity(rows.tokens().count() * width);
+        for (row, token) in rows.tokens().enumerate() {
+            let (from, weight) =
+                (&values[token * width..][..width], weights.as_ref().map_or(1.0, |weights| weights[row]));
+            found.extend(from.iter().map(|number| weight * number));
+        }
+        let shape = [found.len() / width, width];
+        host::tensor(found, shape, &x.device())
+    }
+
+    fn scatter_add(&self, y: Tensor<2>, rows: &Rows, update: &Tensor<2>, weighted: bool) -> Tensor<2> {
+        let (update, width) = (host::view(update), y.dims()[1]);
+        let weights = weighted.then(|| host::view(&rows.weights));
+        host::update(y, |y| {
+            for (row, (token, from)) in rows.tokens().zip(update.chunks_exact(width)).enumerate() {
+                let weight = weights.as_ref().map_or(1.0, |weights| weights[row]);
+                let to = &mut y[token * width..][..width];
+                to.iter_mut().zip(from).for_each(|(to, from)| *to += weight * from);
+            }
+        })
+    }
+}
+
+impl Norms for Cpu {
+    fn rms_norm(&self, x: &Tensor<2>, weight: &Tensor<1>, eps: f64) -> (Tensor<2>, Tensor<1>) {
+        let [tokens, width] = x.dims();
+        let (mut y, mut rstd) = (vec![0.0; tokens * width], vec![0.0; tokens]);
+        cpu::rms_norm(&host::view(x), &host::view(weight), eps, &mut y, &mut rstd);
+        (host::tensor(y, [tokens, width], &x.device()), host::tensor(rstd, [tokens], &x.device()))
+    }
+
+    fn rms_norm_backward(&self, dy: &Tensor<2>, normed: Normed<'_>, residual: Tensor<2>) -> Tensor<2> {
+        let Normed { x, weight, rstd } = normed;
+        let (dy, x, weight, rstd) = (host::view(dy), host::view(x), host::view(weight), host::view(rstd));
+        host::update(residual, |dx| cpu::rms_norm_backward(&dy, &x, &weight, &rstd, dx, true))
+    }
+
+    fn rotate(&self, qk: [Tensor<2>; 2], layout: &Layout, rope: usize, heads: Heads, inverse: bool) -> [Tensor<2>; 2] {
+        let (head_dim, table) = (heads.head_dim, layout.table(rope));
+        qk.map(|x| {
+            let num_heads = x.dims()[1] / head_dim;
+            let shape = cpu::RopeShape { num_heads, head_dim, half: table.half(), pairs: table.pairs() };
+            host::update(x, |x| cpu::rope(x, table.values(), layout.positions(), shape, inverse))
+        })
+    }
+}
+
+impl Attention for Cpu {
+    fn attention(&self, inputs: AttentionInputs<'_>) -> Attended {
+        let AttentionInputs { qkv: [q, k, v], layout, heads } = inputs;
+        let [tokens, width] = q.dims();
+        let (mut o, mut lse) = (vec![0.0; tokens * width], vec![0.0; tokens * heads.num_heads]);
+        let (host_q, k, v) = (host::view(q), host::view(k), host::view(v));
+        cpu::attention(&host_q, &k, &v, layout.stretches(), &heads, self.rounds, &mut o, &mut lse);
+        let (lse_shape, device) = ([lse.len()], q.device());
+        Attended {
+            o: host::tensor(o, [tokens, width], &device),
+            lse: host::tensor(lse, lse_shape, &device),
+            order: LseOrder::ByHead,
+        }
+    }
+
+    fn attention_backward(&self, d_o: &Tensor<2>, attended: &Attended, inputs: AttentionInputs<'_>) -> [Tensor<2>; 3] {
+        let AttentionInputs { qkv, layout, heads } = inputs;
+        let views = qkv.map(host::view);
+        let (d_o, o, lse) = (host::view(d_o), host::view(&attended.o), host::view(&attended.lse));
+        let mut grads = views.each_ref().map(|x| vec![0.0; x.len()]);
+        let grads_mut = grads.each_mut().map(Vec::as_mut_slice);
+        let views = views.each_ref().map(|x| &**x);
+        cpu::attention_backward(&d_o, views, &o, &lse, layout.stretches(), &heads, self.rounds, grads_mut);
+        let [dq, dk, dv] = grads;
+        let [q, k, v] = qkv;
+        [(q, dq), (k, dk), (v, dv)].map(|(x, dx)| host::tensor(dx, x.dims(), &x.device()))
+    }
+
+    fn gate_output(&self, o: &Tensor<2>, gate: &Tensor<2>) -> Tensor<2> {
+        let mut y = vec![0.0; o.shape().num_elements()];
+        cpu::gate_output(&host::view(o), &host::view(gate), &mut y);
+        host::tensor(y, o.dims(), &o.device())
+    }
+
+    fn gate_output_backward(&self, dy: Tensor<2>, o: &Tensor<2>, gate: Tensor<2>) -> [Tensor<2>; 2] {
+        let o = host::view(o);
+        host::update_all([dy, gate], |[d_o, d_gate]| cpu::gate_output_backward(&o, d_o, d_gate))
+    }
+
+    fn cache(&self, _: Heads, _: &Device, _: DType) -> Held {
+        Held::default()
+    }
+}
+
+impl Recurrent for Cpu {
+    fn short_conv(&self, x: &Tensor<2>, weight: &Tensor<2>, layout: &Layout) -> Tensor<2> {
+        let (values, [_, channels]) = (host::view(x), x.dims());
+        let mut y = vec![0.0; values.len()];
+        cpu::short_conv(&values, &host::view(weight), channels, layout.documents(), &mut y);
+        host::tensor(y, x.dims(), &x.device())
+    }
+
+    fn short_conv_backward(&self, dy: &Tensor<2>, x: &Tensor<2>, weight: &Tensor<2>, layout: &Layout) -> Tensor<2> {
+        let ([dy, values, weight], [_, channels]) = ([dy, x, weight].map(host::view), x.dims());
+        let mut dx = vec![0.0; values.len()];
+        cpu::short_conv_backward(&dy, &values, &weight, channels, layout.documents(), &mut dx);
+        host::tensor(dx, x.dims(), &x.device())
+    }
+
+    fn gated_conv(&self, bcx: &Tensor<2>, weight: &Tensor<2>, layout: &Layout) -> Tensor<2> {
+        let ([tokens, _], [_, channels]) = (bcx.dims(), weight.dims());
+        let mut y = vec![0.0; tokens * channels];
+        cpu::gated_conv(&host::view(bcx), &host::view(weight), channels, layout.documents(), &mut y);
+        host::tensor(y, [tokens, channels], &bcx.device())
+    }
+
+    fn gated_conv_backward(&self, dy: &Tensor<2>, bcx: &Tensor<2>, weight: &Tensor<2>, layout: &Layout) -> Tensor<2> {
+        let ([dy, values, host_weight], [_, channels]) = ([dy, bcx, weight].map(host::view), weight.dims());
+        let mut d_bcx = vec![0.0; values.len()];
+        cpu::gated_conv_backward(&dy, &values, &host_weight, channels, layout.documents(), &mut d_bcx);
+        host::tensor(d_bcx, bcx.dims(), &bcx.device())
+    }
+
+    fn delta_rule(&self, inputs: DeltaInputs<'_>, state: Option<Tensor<3>>) -> (Tensor<2>, Option<Tensor<3>>) {
+        delta_rule::forward(inputs, state)
+    }
+
+    fn delta_rule_backward(&self, d_o: &Tensor<2>, inputs: DeltaInputs<'_>) -> (Tensor<2>, Gates<Tensor<2>>) {
+        delta_rule::backward(d_o, inputs)
+    }
+}
+
+impl Losses for Cpu {
+    fn linear_cross_entropy(&self, inputs: LossInputs<'_>) -> (Tensor<1>, Option<HeadGrads>) {
+        let LossInputs { hidden, head, targets, scale, chunk_len } = inputs;
         let (values, weight, width) = (host::view(hidden), HostWeight::new(head.weight), hidden.dims()[1]);
         let rows_weight = head.rows.map(|rows| HostWeight::new(&rows.weight));
         let own = head.rows.zip(rows_weight.as_ref()).map(|(rows, weight)| (&*rows.ids, weight.get()));
@@ -394,13 +359,9 @@ impl Kernels for Cpu {
         });
         (losses, grads)
     }
+}
 
-    fn dropout(&self, x: &Tensor<2>, settings: Dropout) -> Tensor<2> {
-        let mut out = vec![0.0; x.shape().num_elements()];
-        cpu::dropout(&host::view(x), x.dims()[1], settings, &mut out);
-        host::tensor(out, x.dims(), &x.device())
-    }
-
+impl Updates for Cpu {
     fn adamw(&self, states: Vec<(State, &Tensor<2>)>, update: &Update, _: Option<&Tensor<1>>) -> Vec<State> {
         let one = |(State { parameter, m, v }, grad): (State, &Tensor<2>)| {
             let grad = host::view(grad);
@@ -412,7 +373,7 @@ impl Kernels for Cpu {
     }
 
     fn adamw_8bit(&self, state: Coded, grad: &Tensor<2>, update: &Update, _: Option<&Tensor<1>>) -> Coded {
-        host_adamw_8bit(state, grad, update)
+        adamw_8bit::update(state, grad, update)
     }
 
     fn sum_of_squares(&self, blocks: &[Vec<&Tensor<2>>]) -> Tensor<1> {
@@ -420,20 +381,6 @@ impl Kernels for Cpu {
         let sum = blocks.iter().flatten().map(|grad| cpu::sum_of_squares(&host::view(grad))).sum::<f64>() as f32;
         host::tensor(vec![sum], [1], &Device::flex())
     }
-}
-
-fn gated(activation: Activation, gate: &Tensor<2>, up: &Tensor<2>) -> Tensor<2> {
-    let mut h = vec![0.0; gate.shape().num_elements()];
-    cpu::gated(activation, &host::view(gate), &host::view(up), &mut h);
-    host::tensor(h, gate.dims(), &gate.device())
-}
-
-fn gated_backward(activation: Activation, dh: &Tensor<2>, gate: &Tensor<2>, up: &Tensor<2>) -> (Tensor<2>, Tensor<2>) {
-    let len = gate.shape().num_elements();
-    let (mut dgate, mut dup) = (vec![0.0; len], vec![0.0; len]);
-    cpu::gated_backward(activation, &host::view(dh), &host::view(gate), &host::view(up), &mut dgate, &mut dup);
-    let device = gate.device();
-    (host::tensor(dgate, gate.dims(), &device), host::tensor(dup, up.dims(), &device))
 }
 
 /// Runs a kernel on the elements of A and B.

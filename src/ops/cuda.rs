@@ -5,41 +5,56 @@
 
 mod check;
 #[cfg(feature = "cuda-llvm")]
-mod kernels;
+pub(super) mod kernels;
+#[cfg(not(feature = "cuda-llvm"))]
+#[expect(missing_docs, clippy::must_use_candidate, reason = "as with GPUs")]
+mod kernels {
+    use burn::tensor::Device;
+
+    use super::{Cuda, KernelState};
+    use crate::ops::kernels::{Attention, Linears, Losses, Norms, Recurrent, Updates};
+
+    impl Linears for Cuda {}
+    impl Norms for Cuda {}
+    impl Attention for Cuda {}
+    impl Recurrent for Cuda {}
+    impl Losses for Cuda {}
+    impl Updates for Cuda {}
+
+    pub fn digest() -> String {
+        String::new()
+    }
+
+    pub fn take_noted_bytes() -> Option<u64> {
+        None
+    }
+
+    pub fn kernel_state(_: &Device) -> Option<&'static KernelState> {
+        None
+    }
+}
 #[cfg(any(test, feature = "cuda-llvm"))]
 mod ptx;
 mod table;
 
-use burn::tensor::{DType, Device, Tensor};
+use burn::tensor::DType;
 use serde::{Deserialize, Serialize};
 
-use super::attention::Heads;
-use super::cross_entropy::PLAIN_MULTIPLE;
-use super::delta_rule::{CHUNK_TOKENS, DeltaHeads, plain_delta_rule_numbers};
-use super::kernels::{Kernels, Place, Plain};
+use super::kernels::{Place, Plain, Properties};
+use super::plain::cross_entropy::PLAIN_MULTIPLE;
+use super::plain::delta_rule::chunks::CHUNK_TOKENS;
+use super::plain::delta_rule::plain_delta_rule_numbers;
 use super::product::F32Products;
 use crate::device::Dtype;
+use crate::spec::{DeltaHeads, Heads};
 
 use table::Kernel;
 
 pub use check::{KERNELS_VARIABLE, KernelState, leave_alone};
 #[cfg(feature = "cuda-llvm")]
-pub use kernels::{Nccl, Written, digest, self_check, take_noted_bytes};
+pub use kernels::{Nccl, Written, self_check};
+pub use kernels::{digest, kernel_state, take_noted_bytes};
 pub use table::names;
-
-/// Names the kernels of this build, which has none.
-#[cfg(not(feature = "cuda-llvm"))]
-#[must_use]
-pub fn digest() -> String {
-    String::new()
-}
-
-/// The most bytes of live tensors that kernels noted since the last call; `None` without one that does.
-#[cfg(not(feature = "cuda-llvm"))]
-#[must_use]
-pub fn take_noted_bytes() -> Option<u64> {
-    None
-}
 
 /// What a kernel computes, and how far it is off.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -76,53 +91,26 @@ const NCCL_BYTES: usize = 688 << 20;
 /// Bytes of logits in `bf16` that are made at a time by default.
 const LOGITS_BYTES: usize = 128 << 20;
 
+/// NVIDIA GPUs, with kernels of our own, where this build has some, and the plain versions.
+#[derive(Debug)]
+pub(super) struct Cuda(Plain);
+
 /// NVIDIA GPUs, with these products of operands in `f32`.
 pub(super) fn cuda(products: F32Products) -> Place {
-    #[cfg(feature = "cuda-llvm")]
-    return kernels::cuda(products);
-    #[cfg(not(feature = "cuda-llvm"))]
     match products {
-        F32Products::OfDevice => &Sizes(Plain(F32Products::OfDevice)),
-        F32Products::Split => &Sizes(Plain(F32Products::Split)),
+        F32Products::OfDevice => &Cuda(Plain(F32Products::OfDevice)),
+        F32Products::Split => &Cuda(Plain(F32Products::Split)),
     }
-}
-
-/// Whether kernels of our own are used on `device`; `None` unless it is an NVIDIA GPU. The first call tries one out.
-#[must_use]
-pub fn kernel_state(device: &Device) -> Option<&'static KernelState> {
-    #[cfg(feature = "cuda-llvm")]
-    return kernels::state(device);
-    #[cfg(not(feature = "cuda-llvm"))]
-    {
-        let _ = device;
-        None
-    }
-}
-
-/// The product of two matrices, or of batches of them, by cuBLASLt; `None` on other devices, and where it was not found.
-#[cfg_attr(not(feature = "cuda-llvm"), expect(unused_variables, reason = "no GPU in this build"))]
-pub(super) fn matmul<const D: usize>(lhs: &Tensor<D>, rhs: &Tensor<D>) -> Option<Tensor<D>> {
-    #[cfg(feature = "cuda-llvm")]
-    return kernels::matmul(lhs, rhs);
-    #[cfg(not(feature = "cuda-llvm"))]
-    None
 }
 
 /// What NVIDIA GPUs are like, for a plan also without one.
-#[derive(Debug)]
-struct Sizes(Plain);
-
-impl Kernels for Sizes {
+impl Properties for Cuda {
     fn f32_products(&self) -> F32Products {
         self.0.f32_products()
     }
 
-    fn with_f32_products(&'static self, products: F32Products) -> Place {
-        cuda(products)
-    }
-
-    fn with_rounding(&'static self, _: bool) -> Place {
-        self
+    fn with_f32_products(&self, products: F32Products) -> Option<Place> {
+        Some(cuda(products))
     }
 
     fn attention_backward_numbers(&self, heads: Heads, dtype: Dtype) -> usize {
@@ -150,6 +138,10 @@ impl Kernels for Sizes {
         let [out_features, in_features] = shape;
         let bytes = out_features * in_features + tokens * out_features.max(in_features);
         (dtype == Dtype::Bf16 && is_aligned && check::is_on(Kernel::Fp8)).then_some(bytes)
+    }
+
+    fn stacks_weights(&self) -> bool {
+        cfg!(feature = "cuda-llvm") && check::is_on(Kernel::Products)
     }
 
     fn joins_outputs(&self, dtype: Dtype) -> bool {

@@ -64,9 +64,6 @@ pub(super) fn custom<const N: usize, const M: usize>(
 }
 
 /// [`custom`] with results of any kind.
-///
-/// # Panics
-/// As [`custom`].
 pub(super) fn custom_of<const N: usize, const M: usize>(
     name: &'static str,
     inputs: [DispatchTensor; N],
@@ -76,43 +73,37 @@ pub(super) fn custom_of<const N: usize, const M: usize>(
     array(queue(name, inputs.into(), outputs, move |inputs, outputs| run(array(inputs), reference(outputs))))
 }
 
-/// Queues an operation that gives `changed` other values, in place where nothing else uses them: `run` gets them contiguous.
-///
-/// # Panics
-/// As [`custom`].
+/// Queues an operation that gives `changed` other values: `as_changed` is [`Output::Changed`] or [`Output::ChangedColumns`].
 pub(super) fn change<const N: usize, const M: usize>(
     name: &'static str,
+    as_changed: fn(usize) -> Output,
     changed: [DispatchTensor; M],
     inputs: [DispatchTensor; N],
     run: impl Fn(&[CubeTensor; M], [CubeTensor; N]) + Send + Sync + 'static,
 ) -> [DispatchTensor; M] {
-    let outputs = (0..M).map(Output::Changed).collect();
+    let outputs = (0..M).map(as_changed).collect();
     let inputs = changed.into_iter().chain(inputs).collect();
     array(queue(name, inputs, outputs, move |inputs, outputs| run(reference(outputs), array(inputs))))
 }
 
-/// [`change`] of matrices whose rows may have gaps, as [`Output::ChangedColumns`].
-///
-/// # Panics
-/// As [`custom`].
-pub(super) fn change_columns<const N: usize, const M: usize>(
+/// Queues an operation with any number of inputs: `run` gets those that are not changed, the first of them apart, and the outputs.
+pub(super) fn launch<const N: usize, const M: usize>(
     name: &'static str,
-    changed: [DispatchTensor; M],
-    inputs: [DispatchTensor; N],
-    run: impl Fn(&[CubeTensor; M], [CubeTensor; N]) + Send + Sync + 'static,
+    inputs: impl IntoIterator<Item = DispatchTensor>,
+    outputs: [Output; M],
+    run: impl Fn([CubeTensor; N], Vec<CubeTensor>, &[CubeTensor; M]) + Send + Sync + 'static,
 ) -> [DispatchTensor; M] {
-    let outputs = (0..M).map(Output::ChangedColumns).collect();
-    let inputs = changed.into_iter().chain(inputs).collect();
-    array(queue(name, inputs, outputs, move |inputs, outputs| run(reference(outputs), array(inputs))))
+    let run = move |inputs: Vec<CubeTensor>, outputs: &[CubeTensor]| {
+        let (first, others) = first_of(inputs);
+        run(first, others, reference(outputs));
+    };
+    array(queue(name, inputs.into_iter().collect(), outputs.into(), run))
 }
 
-/// Queues an operation: `run` gets the inputs that are not changed, and the outputs.
+/// Queues an operation with any number of outputs, too: `run` gets the inputs that are not changed, and the outputs.
 ///
 /// A result that is [`Output::ChangedColumns`] is changed in place if nothing uses the tensor afterwards. Nothing else may have
 /// a view of it.
-///
-/// # Panics
-/// As [`custom`].
 pub(super) fn queue(
     name: &'static str,
     inputs: Vec<DispatchTensor>,
@@ -222,6 +213,12 @@ pub(super) fn columns(matrix: &CubeTensor, first: usize, width: usize) -> CubeTe
     part.handle.offset_end = Some(behind);
     part.meta.shape = Shape::new([rows, width]);
     part
+}
+
+/// The first of some, and the others.
+pub(super) fn first_of<T, const N: usize>(mut all: Vec<T>) -> ([T; N], Vec<T>) {
+    let others = all.split_off(N);
+    (array(all), others)
 }
 
 fn array<T, const N: usize>(all: Vec<T>) -> [T; N] {

@@ -7,7 +7,7 @@ use std::fmt::Debug;
 
 use burn::tensor::{Int, Tensor};
 
-use super::linear::Weight;
+use super::plain::linear::Weight;
 use super::profile::{self, Cost};
 use crate::spec::Probabilities;
 

@@ -8,9 +8,8 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 
-use super::attention::chunk::Chunk;
-use super::delta_rule::chunks::Chunks;
-use super::kernels::Place;
+use super::plain::attention::chunk::Chunk;
+use super::plain::delta_rule::chunks::Chunks;
 use crate::spec::{Heads, QueryGrowth, RopePairs};
 
 pub use chunk_table::ChunkTable;
@@ -85,13 +84,8 @@ impl RotaryTable {
 
     /// The same on a device, each in one dimension.
     fn on(&self, device: &Device) -> [Tensor<1>; 2] {
-        let mut copies = self.copies.all();
-        if let Some((_, copy)) = copies.iter().find(|(on, _)| on == device) {
-            return copy.clone();
-        }
-        let copy = [&self.cos, &self.sin].map(|values| Tensor::from_data(values.as_slice(), (device, DType::F32)));
-        copies.push((device.clone(), copy.clone()));
-        copy
+        let copy = |values: &Vec<f32>| Tensor::from_data(values.as_slice(), (device, DType::F32));
+        self.copies.of(device.clone(), || [&self.cos, &self.sin].map(copy))
     }
 
     /// Number of positions.
@@ -118,6 +112,19 @@ impl<T> Made<T> {
     }
 }
 
+impl<K: PartialEq, V: Clone> Made<(K, V)> {
+    /// What belongs to `key`: made when it is first asked for.
+    fn of(&self, key: K, make: impl FnOnce() -> V) -> V {
+        let mut all = self.all();
+        if let Some((_, made)) = all.iter().find(|(of, _)| *of == key) {
+            return made.clone();
+        }
+        let made = make();
+        all.push((key, made.clone()));
+        made
+    }
+}
+
 impl<T> Default for Made<T> {
     fn default() -> Self {
         Self(Mutex::default())
@@ -133,7 +140,6 @@ impl<T: Clone> Clone for Made<T> {
 /// Where the sequences of a micro-batch lie: what attention and rotary embedding need to know.
 #[derive(Clone, Debug)]
 pub struct Layout {
-    place: Place,
     rows: usize,
     row_length: usize,
     documents: Vec<(usize, usize)>,
@@ -192,18 +198,11 @@ impl Layout {
     ///
     /// `positions` are the tokens' positions within their documents, `[rows * row_length]`.
     #[must_use]
-    pub fn new(
-        place: Place,
-        rows: usize,
-        documents: Vec<(usize, usize)>,
-        positions: Vec<u32>,
-        tables: Arc<[RotaryTable]>,
-    ) -> Self {
+    pub fn new(rows: usize, documents: Vec<(usize, usize)>, positions: Vec<u32>, tables: Arc<[RotaryTable]>) -> Self {
         let row_length = positions.len() / rows.max(1);
         let (angles, turns) = (vec![OnceLock::new(); tables.len()], vec![OnceLock::new(); tables.len()]);
         let (chunks, delta_chunks, chunk_table, within, spans) = Default::default();
         Self {
-            place,
             rows,
             row_length,
             stretches: Stretch::of(&documents, &[]),
@@ -257,12 +256,6 @@ impl Layout {
         &self.positions
     }
 
-    /// Where the model's operations run.
-    #[must_use]
-    pub fn place(&self) -> Place {
-        self.place
-    }
-
     /// The angles of every position in a rotary embedding.
     #[must_use]
     pub fn table(&self, rope: usize) -> &RotaryTable {
@@ -284,13 +277,7 @@ impl Layout {
     /// The chunks in which plain tensor calls compute attention: made by the first layer that has such heads, and kept
     /// for the others.
     pub(super) fn chunks(&self, heads: Heads, device: &Device) -> Arc<[Chunk]> {
-        let mut all = self.chunks.all();
-        if let Some((_, chunks)) = all.iter().find(|(of, _)| *of == heads) {
-            return Arc::clone(chunks);
-        }
-        let chunks = Chunk::of([self.rows, self.row_length], &self.documents, heads, device);
-        all.push((heads, Arc::clone(&chunks)));
-        chunks
+        self.chunks.of(heads, || Chunk::of([self.rows, self.row_length], &self.documents, heads, device))
     }
 
     /// The chunks in which plain tensor calls compute the delta rule, likewise.
@@ -318,13 +305,7 @@ impl Layout {
     /// How far tokens see with such a window: made by the first layer that has it, and kept for the others.
     #[must_use]
     pub fn spans(&self, window: Option<usize>, device: &Device) -> Spans {
-        let mut all = self.spans.all();
-        if let Some((_, spans)) = all.iter().find(|(of, _)| *of == window) {
-            return spans.clone();
-        }
-        let spans = Spans::new(self.positions.len(), &self.documents, window, device);
-        all.push((window, spans.clone()));
-        spans
+        self.spans.of(window, || Spans::new(self.positions.len(), &self.documents, window, device))
     }
 }
 

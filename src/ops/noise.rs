@@ -2,7 +2,8 @@
 
 use burn::tensor::{DType, Tensor};
 
-use super::dropout::{Dropout, PlainDropout};
+use super::dropout::Dropout;
+use super::plain::dropout::PlainDropout;
 use super::profile::{self, Cost};
 
 /// `x` with noise, uniform in ±`bound`; its first row is row `first_row` of the noise.

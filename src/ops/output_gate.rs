@@ -1,6 +1,6 @@
 //! The gate of an attention's output (Qiu et al., 2025): `o sigmoid(gate)`.
 
-use burn::tensor::{DType, Tensor, activation};
+use burn::tensor::Tensor;
 
 use super::kernels::Place;
 use super::profile;
@@ -20,22 +20,4 @@ pub fn gate_output_backward(place: Place, dy: Tensor<2>, o: &Tensor<2>, gate: Te
     let cost = profile::passes(o, 5);
     let work = || place.gate_output_backward(dy, o, gate);
     profile::measure("output_gate_backward", || cost, work)
-}
-
-/// [`gate_output`] in plain tensor calls.
-#[must_use]
-pub fn plain_gate_output(o: &Tensor<2>, gate: &Tensor<2>) -> Tensor<2> {
-    let sigmoid = activation::sigmoid(gate.clone().cast(DType::F32));
-    (o.clone().cast(DType::F32) * sigmoid).cast(o.dtype())
-}
-
-/// [`gate_output_backward`] in plain tensor calls.
-#[must_use]
-pub fn plain_gate_output_backward(dy: Tensor<2>, o: &Tensor<2>, gate: Tensor<2>) -> [Tensor<2>; 2] {
-    let dtype = o.dtype();
-    let [dy, o, gate] = [dy, o.clone(), gate].map(|x| x.cast(DType::F32));
-    let sigmoid = activation::sigmoid(gate);
-    let d_o = dy * sigmoid.clone();
-    let d_gate = d_o.clone() * o * (sigmoid.neg() + 1.0);
-    [d_o, d_gate].map(|grad| grad.cast(dtype))
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use half::bf16;
 
 use super::cpu::{self, Weight};
-use super::kernels::device_product;
+use super::product::device_product;
 use crate::device::{Dtype, OpenDevice};
 
 /// Time that the measurement of the CPU's `bf16` products may take.

@@ -7,8 +7,6 @@
 
 use burn::tensor::{DType, Tensor};
 
-use super::kernels::device_product;
-
 /// How operands in `f32` are multiplied. Operands of fewer bits, `bf16` and `f16`, are exact in both.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum F32Products {
@@ -51,6 +49,17 @@ impl<const D: usize> Operand<D> {
 
 /// Moves a number of 24 bits by 13, so that 11 are left.
 const SHIFT: f64 = 8192.0;
+
+/// The product as a device computes it, in the operands' type: on an NVIDIA GPU by cuBLASLt where it is found, which takes no
+/// time to choose among kernels and to compile them; else burn's.
+#[must_use]
+pub fn device_product<const D: usize>(lhs: Tensor<D>, rhs: Tensor<D>) -> Tensor<D> {
+    #[cfg(feature = "cuda-llvm")]
+    if let Some(product) = super::cuda::kernels::products::matmul(&lhs, &rhs) {
+        return product;
+    }
+    lhs.matmul(rhs)
+}
 
 /// The product of two operands of one type.
 #[must_use]

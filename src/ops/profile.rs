@@ -134,8 +134,8 @@ pub fn count(count: usize) -> f64 {
 mod tests {
     use super::*;
     use crate::device::DeviceKind;
-    use crate::ops::kernels::place_on;
     use crate::ops::linear::{Weight, linear};
+    use crate::ops::place::place_on;
     use crate::ops::swiglu::gated;
     use crate::spec::Activation;
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use burn::tensor::{Bool, DType, Device, IndexingUpdateOp, Int, Tensor};
 
-use super::linear::{Matrix, Weight};
+use super::plain::linear::{Matrix, Weight};
 use super::product::{F32Products, matmul};
 
 /// Token ids on a device, `[ids]`.

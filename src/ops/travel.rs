@@ -6,7 +6,7 @@ use std::sync::Arc;
 use burn::tensor::{DType, Device, Int, StreamId, Tensor, TensorData};
 
 use super::host;
-use super::linear::Matrix;
+use super::plain::linear::Matrix;
 
 /// Where the tensors of a matrix in host memory go. It stays where it is, too.
 #[derive(Clone, Copy, Debug)]

@@ -10,7 +10,7 @@ use crate::device::{DeviceKind, OpenDevice, free_cuda_memory_bytes};
 use crate::lora::targets::Selection;
 use crate::measure::telemetry::gpus::{self, Gpus};
 use crate::measure::telemetry::{NVML_LIBRARY_VARIABLE, available_host_memory_bytes, total_host_memory_bytes};
-use crate::ops::kernels::place_on;
+use crate::ops::place::place_on;
 use crate::recipe::Recipe;
 use crate::spec::ModelConfig;
 use crate::train::fit::{self, Decision, Memories};

@@ -20,7 +20,7 @@ use crate::device::num_cpu_threads;
 use crate::insight::diagnosis::Facts;
 use crate::measure::metrics::{Shows, SinkOptions, Sinks};
 use crate::measure::telemetry::{Telemetry, total_host_memory_bytes};
-use crate::ops::kernels::place_on;
+use crate::ops::place::place_on;
 use crate::recipe::Recipe;
 use crate::recipe::of_run::ENVIRONMENT_FILE;
 use crate::save::checkpoint::Checkpoints;

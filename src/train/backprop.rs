@@ -157,7 +157,7 @@ impl MicroBatch {
             seed: mix(self.dropout_seed ^ mix(layer as u64 + 1)),
             first_row: self.first_row,
         });
-        let context = BlockContext::new(&model.config, &self.layout, &adapters.blocks[layer], dropout);
+        let context = BlockContext::new(model.place(), &model.config, &self.layout, &adapters.blocks[layer], dropout);
         BlockContext { inputs: self.carried.inputs(&model.config, layer), ..context }
     }
 }
@@ -238,7 +238,8 @@ pub fn forward(model: &Model, adapters: &AdapterSet, inputs: Vec<Inputs>, option
         for (index, (x, micro_batch)) in xs.iter_mut().zip(&mut micro_batches).enumerate().rev() {
             let context = micro_batch.context(model, adapters, layer);
             let keeps = options.keeps_attention && (first..options.num_recomputed).contains(&layer);
-            let mut mixing = InDocuments { layout: context.layout, memory: keeps.then_some(None) };
+            let mut mixing =
+                InDocuments { place: context.place, layout: context.layout, memory: keeps.then_some(None) };
             let activations = block.activations_with(x.clone(), &context, &mut mixing);
             let attended = mixing.memory.flatten();
             let input = std::mem::replace(x, block.output(&activations, &context));
@@ -305,7 +306,8 @@ pub fn backward(
             }
             let activations = match this {
                 Kept::Input(input, attended) => {
-                    let mut mixing = InDocuments { layout: context.layout, memory: attended.map(Some) };
+                    let mut mixing =
+                        InDocuments { place: context.place, layout: context.layout, memory: attended.map(Some) };
                     block.activations_with(input.tensor(), &context, &mut mixing)
                 }
                 Kept::Activations(activations) => *activations,

@@ -129,7 +129,7 @@ mod tests {
     use crate::device::DeviceKind;
     use crate::device::Dtype;
     use crate::model::Storage;
-    use crate::ops::kernels;
+    use crate::ops::place::place_on;
     use crate::spec::PerSite;
     use crate::train::memory::tests::{model, workload};
 
@@ -156,7 +156,7 @@ mod tests {
         let storage = Storage { residency: Residency::Host, ..Dtype::F32.into() };
         let on_gpu = Workload {
             storage,
-            place: kernels::place_on(DeviceKind::Cuda),
+            place: place_on(DeviceKind::Cuda),
             gradient_accumulation_steps: 4,
             ..workload(&config, &selection)
         };
@@ -174,7 +174,7 @@ mod tests {
         assert_eq!(moved, Some(4 * (30 + 19) * block));
         let layered = Workload { layered_accumulation: true, ..on_gpu.clone() }.plan();
         assert_eq!(layered.moved_bytes_per_step, Some(58 * block));
-        let on_cpu = Workload { place: kernels::place_on(DeviceKind::Cpu), ..on_gpu };
-        assert_eq!(on_cpu.plan(), Workload { place: kernels::place_on(DeviceKind::Cpu), ..resident }.plan());
+        let on_cpu = Workload { place: place_on(DeviceKind::Cpu), ..on_gpu };
+        assert_eq!(on_cpu.plan(), Workload { place: place_on(DeviceKind::Cpu), ..resident }.plan());
     }
 }

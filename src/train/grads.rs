@@ -231,7 +231,7 @@ mod tests {
     use crate::config::{InitLoraWeights, LoraConfig};
     use crate::device::DeviceKind;
     use crate::model::weights::fixture::{tiny_config, tiny_with};
-    use crate::ops::kernels::place_on;
+    use crate::ops::place::place_on;
     use crate::spec::PerSite;
 
     /// This rank, and one that has the same.

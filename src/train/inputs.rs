@@ -38,7 +38,7 @@ impl Model {
         let documents = batch.documents.iter().map(|document| (document.start, document.len)).collect();
         let tables = self.rotary_tables(longest);
         let num_rows = if self.place().pads_rows() { batch.num_rows() } else { 1 };
-        Layout::new(self.place(), num_rows, documents, positions, tables).with_prefixes(&batch.prefixes)
+        Layout::new(num_rows, documents, positions, tables).with_prefixes(&batch.prefixes)
     }
 
     /// The output of the last block, `[tokens, hidden_size]`, for evaluation: without dropout, and nothing is kept.
@@ -123,7 +123,7 @@ impl Passing {
         watch: Option<&Watch>,
     ) {
         let block = &*model.with_own_norms(layer, block, adapters);
-        let context = BlockContext::new(&model.config, layout, &adapters.blocks[layer], None);
+        let context = BlockContext::new(model.place(), &model.config, layout, &adapters.blocks[layer], None);
         let context = BlockContext { inputs: self.carried.inputs(&model.config, layer), watch, ..context };
         let activations = block.activations(self.x.clone(), &context);
         self.x = block.output(&activations, &context);

@@ -412,7 +412,7 @@ pub(super) mod tests {
     use crate::device::DeviceKind;
     use crate::device::Dtype;
     use crate::lora::Whole;
-    use crate::ops::kernels;
+    use crate::ops::place::place_on;
 
     static CROSS_ENTROPY: LazyLock<ObjectiveConfig> = LazyLock::new(ObjectiveConfig::default);
     static ADAMW: LazyLock<OptimizerConfig> = LazyLock::new(OptimizerConfig::default);
@@ -441,7 +441,7 @@ pub(super) mod tests {
             eva_rho: None,
             optimizer: &ADAMW,
             objective: &CROSS_ENTROPY,
-            place: kernels::place_on(DeviceKind::Cpu),
+            place: place_on(DeviceKind::Cpu),
             num_ranks: 1,
         }
     }
@@ -506,7 +506,7 @@ pub(super) mod tests {
         let gpu = |checkpointing| {
             plan(|w| {
                 (w.place, w.precision, w.gradient_checkpointing) =
-                    (kernels::place_on(DeviceKind::Cuda), Precision::Bf16, checkpointing);
+                    (place_on(DeviceKind::Cuda), Precision::Bf16, checkpointing);
             })
         };
         let [on, offload] = [GradientCheckpointing::On, GradientCheckpointing::Offload].map(gpu);
@@ -520,7 +520,7 @@ pub(super) mod tests {
         let (config, all) = model(include_str!("../../configs/smollm2-135m.json"), 16);
         let mut upper = all.clone();
         upper.shapes[..20].fill(PerSite::new());
-        for place in [DeviceKind::Cpu, DeviceKind::Cuda].map(kernels::place_on) {
+        for place in [DeviceKind::Cpu, DeviceKind::Cuda].map(place_on) {
             let kept = |selection, gradient_checkpointing| {
                 let plan = Workload { gradient_checkpointing, place, ..workload(&config, selection) }.plan();
                 bytes(&plan, "kept for the backward")
@@ -534,7 +534,7 @@ pub(super) mod tests {
         assert_eq!(some.share_recomputed(), 0.5);
         let gpu = Workload {
             gradient_checkpointing: GradientCheckpointing::Offload,
-            place: kernels::place_on(DeviceKind::Cuda),
+            place: place_on(DeviceKind::Cuda),
             ..some
         };
         assert_eq!(part(&gpu.host_plan().unwrap().components, "parked for the backward"), 10 * 1024 * 576 * 4);
@@ -544,7 +544,7 @@ pub(super) mod tests {
     fn logits_in_f16_and_their_gradient_have_memory_of_their_own() {
         let logits = |precision| {
             let (config, selection) = model(include_str!("../../configs/smollm2-135m.json"), 16);
-            let place = kernels::place_on(DeviceKind::Cuda);
+            let place = place_on(DeviceKind::Cuda);
             Workload { precision, place, ..workload(&config, &selection) }.logits_bytes() / 49_152
         };
         let [bf16, f16] = [Precision::Bf16, Precision::F16].map(logits);
@@ -555,7 +555,7 @@ pub(super) mod tests {
     fn what_sums_of_gradients_keep_from_use_is_planned_on_gpus_that_accumulate() {
         let pools = |gradient_accumulation_steps, layered_accumulation| {
             let plan = plan(|w| {
-                (w.place, w.gradient_checkpointing) = (kernels::place_on(DeviceKind::Cuda), GradientCheckpointing::On);
+                (w.place, w.gradient_checkpointing) = (place_on(DeviceKind::Cuda), GradientCheckpointing::On);
                 (w.gradient_accumulation_steps, w.layered_accumulation) =
                     (gradient_accumulation_steps, layered_accumulation);
             });
@@ -574,7 +574,7 @@ pub(super) mod tests {
             rows: 4,
             row_length: 4096,
             gradient_checkpointing: GradientCheckpointing::On,
-            place: kernels::place_on(DeviceKind::Cuda),
+            place: place_on(DeviceKind::Cuda),
             ..workload(&config, &selection)
         };
         let bytes = |plan: &HostPlan, name: &str| part(&plan.components, name);
@@ -591,6 +591,6 @@ pub(super) mod tests {
         assert_eq!((bytes(&kept, "weights being loaded"), kept.peak_bytes), (loading, (1 << 30) + loading));
         let in_steps = bytes(&parked, "rows in the queue") + (4 << 30) + bytes(&parked, "adapters being saved");
         assert_eq!(parked.peak_bytes, (1 << 30) + in_steps);
-        assert_eq!(Workload { place: kernels::place_on(DeviceKind::Cpu), ..on_gpu }.host_plan(), None);
+        assert_eq!(Workload { place: place_on(DeviceKind::Cpu), ..on_gpu }.host_plan(), None);
     }
 }

@@ -79,7 +79,7 @@ mod tests {
     use crate::device::{DeviceKind, Dtype};
     use crate::model::Storage;
     use crate::model::weights::Quantisation;
-    use crate::ops::kernels;
+    use crate::ops::place::place_on;
     use crate::ops::quantised::Coding;
     use crate::train::memory::Workload;
     use crate::train::memory::tests::{model, workload};
@@ -94,7 +94,7 @@ mod tests {
         let bf16 = Workload {
             storage: Dtype::Bf16.into(),
             precision: Precision::Bf16,
-            place: kernels::place_on(DeviceKind::Cuda),
+            place: place_on(DeviceKind::Cuda),
             ..workload(&config, &selection)
         };
         let with = |storage| Workload { storage, ..bf16.clone() };
@@ -122,7 +122,7 @@ mod tests {
         let dense = Workload {
             storage: Dtype::Bf16.into(),
             precision: Precision::Bf16,
-            place: kernels::place_on(DeviceKind::Cuda),
+            place: place_on(DeviceKind::Cuda),
             ..workload(&config, &selection)
         };
         let decoded = Workload { storage: in_codes(Coding::Nf4), ..dense.clone() };

@@ -149,7 +149,7 @@ impl Optimizer {
         matches!(self.config.name, OptimizerName::Adamw | OptimizerName::Adamw8bit) && self.config.ema_decay.is_none()
     }
 
-    /// [`update`](Self::update) with a factor of [`Kernels::grad_factor`](crate::ops::kernels::Kernels::grad_factor), if it
+    /// [`update`](Self::update) with a factor of [`Updates::grad_factor`](crate::ops::kernels::Updates::grad_factor), if it
     /// [can](Self::can_queue) take it. Where that turns out to be none, call [`take_back`](Self::take_back).
     pub fn queue(&mut self, adapters: &mut AdapterSet, grads: &GradSums, learning_rate: f64, factor: &Tensor<1>) {
         self.update_by(adapters, grads, learning_rate, f64::NAN, Some(factor));

@@ -7,7 +7,7 @@ use crate::device::{self, DeviceKind, Dtype, KernelCompiler, OpenDevice, Toolkit
 use crate::measure::telemetry::NVML_LIBRARY_VARIABLE;
 use crate::measure::telemetry::gpus::{self, GpuInfo, Gpus, MigSlice};
 use crate::ops::cuda::{self, Compared, kernel_state};
-use crate::ops::kernels::device_product;
+use crate::ops::product::device_product;
 use crate::run::kernel_check;
 use crate::util::failure::Failure;
 use crate::util::text;

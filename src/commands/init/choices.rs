@@ -8,7 +8,7 @@ use super::images;
 use super::rows::{Rows, look, of_arguments};
 use crate::device::{Dtype, OpenDevice};
 use crate::measure::telemetry::available_host_memory_bytes;
-use crate::ops::kernels::place_on;
+use crate::ops::place::place_on;
 use crate::recipe::{Purpose, Recipe};
 use crate::run::device_memory::{Resources, StepMemory};
 use crate::run::inputs::{self, WeightsFrom};

@@ -3,7 +3,7 @@
 use super::trial::Figures;
 use crate::config::{GradientCheckpointing, Precision};
 use crate::device::{DeviceKind, Dtype};
-use crate::ops::kernels::place_on;
+use crate::ops::place::place_on;
 use crate::recipe::Recipe;
 
 /// Below this share of data wait in a step, another worker is not worth it.

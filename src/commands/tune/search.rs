@@ -178,7 +178,7 @@ mod tests {
     use super::*;
     use crate::config::{GradientCheckpointing, Precision};
     use crate::device::DeviceKind;
-    use crate::ops::kernels::place_on;
+    use crate::ops::place::place_on;
     use crate::recipe::Purpose;
 
     const LIMITS: Limits = Limits { threads: 8, kind: DeviceKind::Cpu, has_bf16: true, head: [49_152, 576] };

@@ -15,8 +15,8 @@ use crate::model::beside::Beside;
 use crate::model::context::BlockInputs;
 use crate::model::weights::fixture::windowed;
 use crate::ops::dropout::Dropout;
-use crate::ops::kernels::place_of;
 use crate::ops::layout::Layout;
+use crate::ops::place::place_of;
 use crate::spec::ModelConfig;
 
 /// Grouped queries, heads narrower than the hidden size, an odd number of tokens. The block has every option of any
@@ -223,11 +223,10 @@ fn fixture(
 }
 
 /// Two rows of 11 tokens: the first holds two documents, the second holds one document and two tokens of padding.
-fn layout(config: &ModelConfig, device: &Device) -> Layout {
+fn layout(config: &ModelConfig) -> Layout {
     let documents = vec![(0, 4), (4, 7), (11, 9)];
     let positions = [0..4, 0..7, 0..9, 0..2].into_iter().flatten().collect();
-    let place = place_of(device, DType::F32);
-    Layout::new(place, 2, documents, positions, config.rotary_tables(16, &[]))
+    Layout::new(2, documents, positions, config.rotary_tables(16, &[]))
 }
 
 fn values(tensor: &Tensor<2>) -> Vec<f32> {
@@ -259,10 +258,11 @@ fn by_autodiff(config: &ModelConfig, use_dora: bool, dropout: Option<Dropout>) -
         (site, Adapter { matrices: adapter.matrices.map(Tensor::require_grad), ..adapter })
     };
     let tracked: BlockAdapters = adapters.blocks[0].clone().into_iter().map(leaf).collect();
-    let layout = layout(config, &device);
+    let (place, layout) = (place_of(&device, DType::F32), layout(config));
     let mut given = Given::new(config, &device);
     given.key_values = given.key_values.map(|pair| pair.map(Tensor::require_grad));
-    let context = BlockContext { inputs: given.inputs(), ..BlockContext::new(config, &layout, &tracked, dropout) };
+    let context =
+        BlockContext { inputs: given.inputs(), ..BlockContext::new(place, config, &layout, &tracked, dropout) };
     let activations = block.activations(x.clone(), &context);
     let y = block.output(&activations, &context);
     // Padding carries no gradient in training.
@@ -294,10 +294,12 @@ fn by_hand(
     dropout: Option<Dropout>,
 ) -> Vec<Tensor<2>> {
     let (block, adapters, x, dy) = fixture(config, use_dora, device, rounds);
-    let layout = layout(config, device);
+    let (place, layout) = (place_of(device, DType::F32), layout(config));
     let given = Given::new(config, device);
-    let context =
-        BlockContext { inputs: given.inputs(), ..BlockContext::new(config, &layout, &adapters.blocks[0], dropout) };
+    let context = BlockContext {
+        inputs: given.inputs(),
+        ..BlockContext::new(place, config, &layout, &adapters.blocks[0], dropout)
+    };
     let activations = block.activations(x, &context);
     let y = block.output(&activations, &context);
     let grads = block.backward(masked(dy), activations, &context, true);

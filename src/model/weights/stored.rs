@@ -86,7 +86,7 @@ mod tests {
     use crate::device::DeviceKind;
     use crate::model::weights::convert;
     use crate::model::weights::fixture::tiny_config;
-    use crate::ops::kernels::place_on;
+    use crate::ops::place::place_on;
     use crate::ops::quantised::{BlockScales, Coding, FP8};
     use crate::spec::{ModelConfig, Packer, StoredQuantisation, Words};
 

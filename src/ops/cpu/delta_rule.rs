@@ -9,7 +9,8 @@ pub use forward::delta_rule;
 use super::pack::pack_columns;
 use super::product::{Left, ProductInto};
 use super::simd::{arch, dot, exp, vectorised};
-use crate::ops::delta_rule::{CHUNK_TOKENS as CHUNK, NORM_EPS};
+use crate::ops::plain::delta_rule::NORM_EPS;
+use crate::ops::plain::delta_rule::chunks::CHUNK_TOKENS as CHUNK;
 use crate::spec::DeltaHeads;
 
 /// Queries, keys and values side by side, and the gates, of all tokens.

@@ -14,6 +14,7 @@ pub(super) use panel::widen;
 
 use super::pack::{PANEL, Word};
 use super::product::{Left, ProductInto};
+use super::round::round;
 use super::simd::{SharedMut, arch, vectorised, with_scratch};
 use super::weight::Weight;
 use crate::device::{has_avx512, has_bf16_products};
@@ -89,14 +90,6 @@ pub(super) fn round_in_place<'a, S>(_simd, x: &'a mut [f32]) {
         *x = f32::from_bits(u32::from(round(*x)) << 16);
     }
 } }
-
-/// The nearest bfloat16, ties to even; a NaN stays a NaN.
-#[inline(always)]
-pub(super) fn round(x: f32) -> u16 {
-    let bits = x.to_bits();
-    let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1));
-    (if x.is_nan() { bits | 0x0040_0000 } else { rounded } >> 16) as u16
-}
 
 /// Pairs of neighbours, rounded to bfloat16, the first in the low half; an odd last one is paired with zero.
 pub(super) fn round_to_pairs(x: &[f32], words: &mut [u32]) {

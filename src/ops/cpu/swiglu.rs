@@ -4,7 +4,7 @@ use pulp::Simd;
 use rayon::prelude::*;
 
 use super::simd::{CHUNK, exp, sigmoid, vectorised};
-use crate::ops::swiglu::{CLAMP, CLAMPED_SCALE, GELU_CUBE, GELU_SCALE};
+use crate::ops::plain::gates::{CLAMP, CLAMPED_SCALE, GELU_CUBE, GELU_SCALE};
 use crate::spec::Activation;
 
 /// What the gate is multiplied by, and the slope of the product.

@@ -5,7 +5,7 @@ use burn_flex::FlexTensor;
 use half::{bf16, f16};
 
 use crate::ops::blocks::HostBlocks;
-use crate::ops::linear::{Matrix, Weight};
+use crate::ops::plain::linear::{Matrix, Weight};
 use crate::ops::quantised::HostCodes;
 use crate::ops::{cpu, host};
 

@@ -6,7 +6,9 @@ use rand_chacha::ChaCha8Rng;
 
 use super::*;
 use crate::ops::host;
-use crate::ops::kernels::place_of;
+use crate::ops::layout::Layout;
+use crate::ops::place::place_of;
+use crate::ops::plain::delta_rule::NORM_EPS;
 
 /// Value heads share key heads; widths are no multiples of a vector.
 const HEADS: DeltaHeads = DeltaHeads { num_key_heads: 2, num_value_heads: 4, key_head_dim: 12, value_head_dim: 20 };
@@ -40,12 +42,20 @@ fn fixture(device: &Device) -> Fixture {
     Fixture { qkv: Tensor::cat(parts, 1), gates: Gates { decay, strength }, d_o }
 }
 
-fn layout(device: &Device, documents: &[(usize, usize)], num_tokens: usize) -> Layout {
+fn place(device: &Device) -> Place {
+    place_of(device, DType::F32)
+}
+
+fn inputs<'a>(qkv: &'a Tensor<2>, gates: &'a Gates<Tensor<2>>, layout: &'a Layout) -> DeltaInputs<'a> {
+    DeltaInputs { qkv, gates, layout, heads: HEADS }
+}
+
+fn layout(documents: &[(usize, usize)], num_tokens: usize) -> Layout {
     let mut positions = vec![0; num_tokens];
     for &(start, len) in documents {
         positions[start..start + len].iter_mut().zip(0..).for_each(|(position, index)| *position = index);
     }
-    Layout::new(place_of(device, DType::F32), 1, documents.to_vec(), positions, [].into())
+    Layout::new(1, documents.to_vec(), positions, [].into())
 }
 
 fn values<const D: usize>(tensor: &Tensor<D>) -> Vec<f32> {
@@ -100,8 +110,8 @@ fn one_by_one(fixture: &Fixture, documents: &[(usize, usize)]) -> Vec<f32> {
 fn chunks_give_what_a_loop_over_tokens_gives() {
     for device in PLACES.map(|place| place()) {
         let fixture = fixture(&device);
-        let inputs = DeltaInputs { qkv: &fixture.qkv, gates: &fixture.gates };
-        let found = delta_rule(inputs, &layout(&device, &DOCUMENTS, TOKENS), HEADS);
+        let layout = layout(&DOCUMENTS, TOKENS);
+        let found = delta_rule(place(&device), inputs(&fixture.qkv, &fixture.gates, &layout));
         let error = error(&values(&found), &one_by_one(&fixture, &DOCUMENTS));
         assert!(error < 1e-6, "{error}");
     }
@@ -114,7 +124,7 @@ fn by_autodiff() -> [Vec<f32>; 3] {
     let [qkv, decay] = [qkv, gates.decay].map(Tensor::require_grad);
     let log_strength = gates.strength.log().require_grad();
     let gates = Gates { decay: decay.clone(), strength: log_strength.clone().exp() };
-    let o = delta_rule(DeltaInputs { qkv: &qkv, gates: &gates }, &layout(&device, &DOCUMENTS, TOKENS), HEADS);
+    let o = delta_rule(place(&device), inputs(&qkv, &gates, &layout(&DOCUMENTS, TOKENS)));
     let grads = (o * d_o).sum().backward();
     [qkv, decay, log_strength].map(|x| values(&x.grad(&grads).unwrap()))
 }
@@ -124,8 +134,8 @@ fn the_backward_is_the_derivative_of_the_plain_forward() {
     let expected = by_autodiff();
     for device in PLACES.map(|place| place()) {
         let Fixture { qkv, gates, d_o } = fixture(&device);
-        let inputs = DeltaInputs { qkv: &qkv, gates: &gates };
-        let (dqkv, grads) = delta_rule_backward(&d_o, inputs, &layout(&device, &DOCUMENTS, TOKENS), HEADS);
+        let layout = layout(&DOCUMENTS, TOKENS);
+        let (dqkv, grads) = delta_rule_backward(place(&device), &d_o, inputs(&qkv, &gates, &layout));
         for (found, expected) in [dqkv, grads.decay, grads.strength].iter().zip(&expected) {
             let error = error(&values(found), expected);
             assert!(error < 5e-6, "{error}");
@@ -138,9 +148,10 @@ fn packed_documents_are_those_of_each_alone() {
     for device in PLACES.map(|place| place()) {
         let Fixture { qkv, gates, d_o } = fixture(&device);
         let run = |qkv: &Tensor<2>, gates: &Gates<Tensor<2>>, d_o: &Tensor<2>, documents: &[(usize, usize)]| {
-            let (inputs, layout) = (DeltaInputs { qkv, gates }, layout(&device, documents, qkv.dims()[0]));
-            let (dqkv, grads) = delta_rule_backward(d_o, inputs, &layout, HEADS);
-            [delta_rule(inputs, &layout, HEADS), dqkv, grads.decay, grads.strength]
+            let (place, layout) = (place(&device), layout(documents, qkv.dims()[0]));
+            let inputs = inputs(qkv, gates, &layout);
+            let (dqkv, grads) = delta_rule_backward(place, d_o, inputs);
+            [delta_rule(place, inputs), dqkv, grads.decay, grads.strength]
         };
         let packed = run(&qkv, &gates, &d_o, &DOCUMENTS);
         for (start, len) in DOCUMENTS {
@@ -161,15 +172,14 @@ fn packed_documents_are_those_of_each_alone() {
 fn a_text_goes_on_from_its_state() {
     for device in PLACES.map(|place| place()) {
         let Fixture { qkv, gates, .. } = fixture(&device);
-        let at_once =
-            values(&delta_rule(DeltaInputs { qkv: &qkv, gates: &gates }, &layout(&device, &[(0, 290)], 290), HEADS));
+        let at_once = values(&delta_rule(place(&device), inputs(&qkv, &gates, &layout(&[(0, 290)], 290))));
         let mut state = Tensor::zeros([4, 12, 20], (&device, DType::F32));
         let (mut first, mut found) = (0, Vec::new());
         for len in [100, 1, 1, 128, 60] {
             let part = |x: &Tensor<2>| x.clone().narrow(0, first, len);
             let gates = Gates { decay: part(&gates.decay), strength: part(&gates.strength) };
-            let inputs = DeltaInputs { qkv: &part(&qkv), gates: &gates };
-            let (o, next) = delta_rule_from(state, inputs, &layout(&device, &[(0, len)], len), HEADS);
+            let (qkv, layout) = (part(&qkv), layout(&[(0, len)], len));
+            let (o, next) = delta_rule_from(place(&device), state, inputs(&qkv, &gates, &layout));
             found.extend(values(&o));
             (first, state) = (first + len, next);
         }
@@ -187,8 +197,8 @@ fn equal_keys_that_overwrite_each_other_stay_exact() {
         let noise = fixture.qkv.clone().narrow(1, keys, keys) * 1e-3;
         fixture.qkv = fixture.qkv.slice_assign([0..TOKENS, keys..2 * keys], first + noise);
         fixture.gates = Gates { decay: fixture.gates.decay * 1e-3, strength: fixture.gates.strength * 1e-3 + 0.999 };
-        let inputs = DeltaInputs { qkv: &fixture.qkv, gates: &fixture.gates };
-        let found = delta_rule(inputs, &layout(&device, &DOCUMENTS, TOKENS), HEADS);
+        let layout = layout(&DOCUMENTS, TOKENS);
+        let found = delta_rule(place(&device), inputs(&fixture.qkv, &fixture.gates, &layout));
         let error = error(&values(&found), &one_by_one(&fixture, &DOCUMENTS));
         assert!(error < 1e-5, "{error}");
     }

@@ -2,7 +2,7 @@ use super::*;
 use crate::config::Precision;
 use crate::device::DeviceKind;
 use crate::lora::targets::Selection;
-use crate::ops::kernels;
+use crate::ops::place::place_on;
 use crate::spec::ModelConfig;
 use crate::train::memory::tests as memory;
 
@@ -123,7 +123,7 @@ fn logits_of_more_tokens_than_it_takes_are_the_first_to_go() {
 #[test]
 fn block_inputs_are_offloaded_only_where_the_host_holds_them() {
     let (config, selection) = model();
-    let workload = Workload { place: kernels::place_on(DeviceKind::Cuda), rows: 16, ..workload(&config, &selection) };
+    let workload = Workload { place: place_on(DeviceKind::Cuda), rows: 16, ..workload(&config, &selection) };
     let offloads = |host_bytes: Option<f64>| {
         let found = largest_that_fit(&workload, Memories { device_bytes: 8.0 * GIB, host_bytes });
         let rows = |setting: &str| setting.strip_prefix("train.micro_batch_size=").map(|rows| rows.parse().unwrap());
@@ -142,11 +142,8 @@ fn block_inputs_are_offloaded_only_where_the_host_holds_them() {
 fn too_little_host_memory_beside_a_gpu_is_reported() {
     let (config, selection) = model();
     let gradient_checkpointing = GradientCheckpointing::Offload;
-    let workload = Workload {
-        place: kernels::place_on(DeviceKind::Cuda),
-        gradient_checkpointing,
-        ..workload(&config, &selection)
-    };
+    let workload =
+        Workload { place: place_on(DeviceKind::Cuda), gradient_checkpointing, ..workload(&config, &selection) };
     let memories = Memories { device_bytes: 80.0 * GIB, host_bytes: Some(1.5 * GIB) };
     let text = shortage(&workload, memories, "cuda:0").unwrap();
     assert!(text.contains(" of host memory (parked for the backward 1.05 GiB, process and driver 1.00 GiB"), "{text}");
@@ -168,7 +165,7 @@ fn weights_elsewhere_are_suggested_where_nothing_else_fits() {
     let mapped = Some("mapped".to_owned());
     assert_eq!([3.0, 4.0, 8.0, 20.0].map(|gib| residency(&on_cpu, of(gib))), [mapped.clone(), mapped, None, None]);
     assert_eq!(residency(&Workload { is_random: true, ..on_cpu.clone() }, of(4.0)), None, "no file to stay in");
-    let on_gpu = Workload { place: kernels::place_on(DeviceKind::Cuda), ..on_cpu.clone() };
+    let on_gpu = Workload { place: place_on(DeviceKind::Cuda), ..on_cpu.clone() };
     assert_eq!([6.0, 12.0].map(|gib| residency(&on_gpu, of(gib))), [Some("host".to_owned()), None]);
     // The blocks take 13 GiB of the host's memory, in codes 4.
     let beside = |host: f64| that_fit(&on_gpu, Memories { host_bytes: Some(host * GIB), ..of(6.0) });

@@ -5,7 +5,7 @@ use burn::tensor::Tensor;
 use super::states::{StateForm, numbers};
 use super::{Parameter, State, Update};
 use crate::config::OptimizerConfig;
-use crate::ops::kernels::device_product;
+use crate::ops::product::device_product;
 use crate::util::stats::as_f64;
 
 /// Momentum by default.

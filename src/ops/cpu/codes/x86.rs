@@ -7,7 +7,7 @@ use std::arch::x86_64::{
     _mm512_storeu_ps, _mm512_storeu_si512, _mm512_sub_ps,
 };
 
-use super::super::gemm::round;
+use super::super::round::round;
 use super::Scale;
 use crate::device::has_avx512;
 

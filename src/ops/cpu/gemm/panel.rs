@@ -4,6 +4,7 @@ use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
 use super::super::pack::{PANEL, pack_columns};
+use super::super::round::round;
 use super::super::simd::{vectorised, with_scratch};
 use super::super::weight::{Values, Weight};
 use super::{Right, round_to_pairs};
@@ -137,7 +138,7 @@ pub(super) fn pack_pairs(
                         high.fill(0.0);
                     }
                     for ((word, low), high) in words.iter_mut().zip(&*low).zip(&*high) {
-                        let (low, high) = (super::round(low * b.factor), super::round(high * b.factor));
+                        let (low, high) = (round(low * b.factor), round(high * b.factor));
                         *word = u32::from(low) | u32::from(high) << 16;
                     }
                 }

@@ -9,9 +9,9 @@ use burn_cubecl::tensor::CubeTensor;
 use super::matrix::{dims, rows, scratch, stride};
 use super::stream::{Launch, note_memory};
 use super::{table, uses_hopper};
-use crate::ops::attention::{Attended, Heads, LseOrder};
 use crate::ops::custom::{custom, custom_of, side_by_side, spec};
-use crate::ops::layout::Layout;
+use crate::ops::plain::attention::{Attended, AttentionInputs, LseOrder};
+use crate::spec::Heads;
 
 const MODULE: &str = "attention";
 
@@ -42,7 +42,7 @@ fn tiles(head_dim: usize) -> (Tiles, usize, Tiles, Tiles) {
 }
 
 /// [`attention`](crate::ops::attention::attention) of `bf16`; log-sum-exps are `[num_heads, tokens]`.
-pub(super) fn forward([q, k, v]: [&Tensor<2>; 3], layout: &Layout, heads: Heads) -> Attended {
+pub(super) fn forward(AttentionInputs { qkv: [q, k, v], layout, heads }: AttentionInputs<'_>) -> Attended {
     let [tokens, width] = q.dims();
     let outputs = [spec(DType::BF16, [tokens, width]), spec(DType::F32, [heads.num_heads * tokens])];
     let first_key = layout.spans(heads.window, &q.device()).first_key.into_dispatch();
@@ -63,10 +63,8 @@ pub(super) fn forward([q, k, v]: [&Tensor<2>; 3], layout: &Layout, heads: Heads)
 /// [`attention_backward`](crate::ops::attention::attention_backward) of what [`forward`] has made.
 pub(super) fn backward(
     d_o: &Tensor<2>,
-    [q, k, v]: [&Tensor<2>; 3],
     attended: &Attended,
-    layout: &Layout,
-    heads: Heads,
+    AttentionInputs { qkv: [q, k, v], layout, heads }: AttentionInputs<'_>,
 ) -> [Tensor<2>; 3] {
     let [tokens, _] = q.dims();
     let outputs = side_by_side(tokens, [q, k, v].map(|x| x.dims()[1]));

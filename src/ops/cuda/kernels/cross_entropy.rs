@@ -4,7 +4,7 @@ use burn::tensor::{DType, Int, Tensor};
 
 use super::matrix::{dims, stride};
 use super::stream::{Launch, note_memory};
-use crate::ops::custom::{Output, queue, spec};
+use crate::ops::custom::{Output, first_of, queue, spec};
 
 const MODULE: &str = "cross_entropy";
 
@@ -29,7 +29,6 @@ pub(super) fn cross_entropy(
         let loss = loss.write(&outputs[0]).long(stride(logits) as u64).ints([dims(logits)[1]]);
         loss.float(scale.unwrap_or_default()).ints([usize::from(has_grad)]).launch();
     });
-    let mut queued = queued.into_iter();
-    let Some(losses) = queued.next() else { unreachable!("there are losses") };
-    (Tensor::from_dispatch(losses), queued.next().map(Tensor::from_dispatch))
+    let ([losses], grad) = first_of(queued);
+    (Tensor::from_dispatch(losses), grad.into_iter().next().map(Tensor::from_dispatch))
 }

@@ -5,9 +5,8 @@ use burn::tensor::{DType, Tensor};
 use burn_cubecl::tensor::CubeTensor;
 
 use super::matrix::aligned;
-use super::one;
 use super::stream::Launch;
-use crate::ops::custom::{Output, queue, spec};
+use crate::ops::custom::{Output, launch, spec};
 use crate::ops::quantised::{BlockScales, Quantised, table};
 
 const MODULE: &str = "decode";
@@ -23,8 +22,9 @@ pub(super) fn takes(matrix: &Quantised) -> bool {
 /// The matrix rounded to `bf16`, `[out_features, in_features]`.
 pub(super) fn decoded(matrix: &Quantised) -> Tensor<2> {
     let (decoding, inputs) = Decoding::new(matrix);
-    let run = move |inputs: Vec<CubeTensor>, out: &[CubeTensor]| decoding.launch(inputs, &out[0]);
-    Tensor::from_dispatch(one(queue("decode", inputs, vec![Output::New(spec(DType::BF16, matrix.shape))], run)))
+    let output = Output::New(spec(DType::BF16, matrix.shape));
+    let [out] = launch("decode", inputs, [output], move |[], inputs, [out]| decoding.launch(inputs, out));
+    Tensor::from_dispatch(out)
 }
 
 /// How a matrix is decoded.

@@ -7,8 +7,10 @@ use burn_cubecl::tensor::CubeTensor;
 use super::matrix::{rows, scratch, stride};
 use super::stream::{Launch, note_memory};
 use crate::ops::custom::{columns, custom, spec};
-use crate::ops::delta_rule::{CHUNK_TOKENS, DeltaHeads, DeltaInputs, Gates};
-use crate::ops::layout::{ChunkTable, Layout};
+use crate::ops::layout::ChunkTable;
+use crate::ops::plain::delta_rule::chunks::CHUNK_TOKENS;
+use crate::ops::plain::delta_rule::{DeltaInputs, Gates};
+use crate::spec::DeltaHeads;
 
 const MODULE: &str = "delta_rule";
 
@@ -125,9 +127,10 @@ impl Operands {
 }
 
 /// [`delta_rule`](crate::ops::delta_rule::delta_rule) of `bf16`.
-pub(super) fn forward(inputs: DeltaInputs<'_>, layout: &Layout, heads: DeltaHeads) -> Tensor<2> {
+pub(super) fn forward(inputs: DeltaInputs<'_>) -> Tensor<2> {
+    let heads = inputs.heads;
     let ChunkTable { chunks, documents, num_chunks, num_documents } =
-        layout.chunk_table(CHUNK_TOKENS, &inputs.qkv.device());
+        inputs.layout.chunk_table(CHUNK_TOKENS, &inputs.qkv.device());
     let outputs = [spec(DType::BF16, [inputs.qkv.dims()[0], heads.value_width()])];
     let [qkv, decay, strength] =
         [inputs.qkv, &inputs.gates.decay, &inputs.gates.strength].map(|x| x.clone().into_dispatch());
@@ -139,14 +142,10 @@ pub(super) fn forward(inputs: DeltaInputs<'_>, layout: &Layout, heads: DeltaHead
 }
 
 /// [`delta_rule_backward`](crate::ops::delta_rule::delta_rule_backward) of `bf16`.
-pub(super) fn backward(
-    d_o: &Tensor<2>,
-    inputs: DeltaInputs<'_>,
-    layout: &Layout,
-    heads: DeltaHeads,
-) -> (Tensor<2>, Gates<Tensor<2>>) {
+pub(super) fn backward(d_o: &Tensor<2>, inputs: DeltaInputs<'_>) -> (Tensor<2>, Gates<Tensor<2>>) {
+    let heads = inputs.heads;
     let ChunkTable { chunks, documents, num_chunks, num_documents } =
-        layout.chunk_table(CHUNK_TOKENS, &inputs.qkv.device());
+        inputs.layout.chunk_table(CHUNK_TOKENS, &inputs.qkv.device());
     let of_gates = spec(DType::F32, inputs.gates.decay.dims());
     let outputs = [spec(DType::BF16, inputs.qkv.dims()), of_gates.clone(), of_gates];
     let [d_o, qkv, decay, strength] =

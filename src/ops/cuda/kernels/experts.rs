@@ -1,6 +1,8 @@
 //! The experts of a mixture together: rows by the kernels of `experts.cu`, their products by those of `grouped.cu`, on Hopper of
 //! `grouped_hopper.cu`.
 
+use std::iter::once;
+
 use burn::backend::DispatchTensor;
 use burn::tensor::{DType, Tensor};
 use burn_cubecl::kernel::into_contiguous;
@@ -10,9 +12,9 @@ use super::decode::Decoding;
 use super::matrix::{aligned, dims, rows, rows_of_one_stride, scratch, stride};
 use super::stream::{Launch, Operand, note_memory};
 use super::{Cuda, Kernel, check, decode, one, uses_hopper};
-use crate::ops::custom::{self, Output, custom, queue, spec};
+use crate::ops::custom::{self, Output, custom, first_of, launch, queue, spec};
 use crate::ops::experts::{DECODED_BYTES, Experts, Sorted};
-use crate::ops::linear::{Matrix, Weight};
+use crate::ops::plain::linear::{Matrix, Weight};
 use crate::spec::Probabilities;
 
 const MODULE: &str = "experts";
@@ -169,19 +171,18 @@ impl Experts for Cuda {
         let [tokens, num_experts] = scores.dims();
         let slots = tokens * per_token;
         let [ints, floats] = [DType::I32, DType::F32].map(|dtype| spec(dtype, [slots]));
-        let outputs = [spec(DType::F32, [tokens, num_experts]), ints.clone(), floats].map(Output::New).into();
-        let inputs = [scores.clone().cast(DType::F32)].into_iter().map(Tensor::into_dispatch);
-        let inputs = inputs.chain(scales.map(|scales| scales.clone().into_dispatch())).collect();
+        let outputs = [spec(DType::F32, [tokens, num_experts]), ints.clone(), floats].map(Output::New);
+        let inputs = [scores.clone().cast(DType::F32).into_dispatch()];
+        let inputs = inputs.into_iter().chain(scales.map(|scales| scales.clone().into_dispatch()));
         let is_of_chosen = usize::from(probabilities == Probabilities::OfChosen);
-        let mut routed = queue("experts_route", inputs, outputs, move |inputs, outputs| {
-            let mut inputs = inputs.into_iter().map(into_contiguous);
-            let launch = optional(by_warps("experts_route", tokens), inputs.next());
-            let launch = outputs.iter().fold(optional(launch, inputs.next()), Launch::write);
-            launch.ints([tokens, num_experts, per_token, is_of_chosen]).launch();
-        })
-        .into_iter();
-        let mut next = || routed.next().unwrap_or_else(|| unreachable!("there are three"));
-        let (probabilities, chosen, weights) = (Tensor::from_dispatch(next()), next(), Tensor::from_dispatch(next()));
+        let [probabilities, chosen, weights] =
+            launch("experts_route", inputs, outputs, move |[scores], scales, outputs| {
+                let launch = by_warps("experts_route", tokens).read(&into_contiguous(scores));
+                let launch = optional(launch, scales.into_iter().next().map(into_contiguous));
+                let launch = outputs.iter().fold(launch, Launch::write);
+                launch.ints([tokens, num_experts, per_token, is_of_chosen]).launch();
+            });
+        let (probabilities, weights) = (Tensor::from_dispatch(probabilities), Tensor::from_dispatch(weights));
         let outputs = [spec(DType::I32, [num_experts + 1]), ints.clone(), ints];
         let [first, of_rows, places] = custom("experts_sort", [chosen.clone()], outputs, move |[chosen], outputs| {
             let launch = Launch::new(MODULE, "experts_sort", [num_experts, 1, 1], SORTERS).read(&chosen);
@@ -196,30 +197,25 @@ impl Experts for Cuda {
         let output = Output::New(spec(DType::BF16, [sorted.num_rows(), x.dims()[1]]));
         let inputs = [x.clone().into_dispatch(), sorted.slots.clone().into_dispatch()];
         let inputs = inputs.into_iter().chain(weights_of(sorted, weighted));
-        let run = move |inputs: Vec<CubeTensor>, y: &[CubeTensor]| {
-            let mut inputs = inputs.into_iter();
-            let (Some(x), Some(slots)) = (inputs.next().map(rows), inputs.next()) else {
-                unreachable!("there are two")
-            };
-            let launch = optional(kernel("experts_gather", dims(&y[0])).read(&x).read(&slots), inputs.next());
-            launch.write(&y[0]).ints([stride(&x), stride(&y[0]), dims(&y[0])[1], per_token]).launch();
-        };
-        Tensor::from_dispatch(one(queue("experts_gather", inputs.collect(), vec![output], run)))
+        let [y] = launch("experts_gather", inputs, [output], move |[x, slots], weights, [y]| {
+            let x = rows(x);
+            let launch = optional(kernel("experts_gather", dims(y)).read(&x).read(&slots), weights.into_iter().next());
+            launch.write(y).ints([stride(&x), stride(y), dims(y)[1], per_token]).launch();
+        });
+        Tensor::from_dispatch(y)
     }
 
     fn combine(&self, sum: Tensor<2>, y: &Tensor<2>, sorted: &Sorted, weighted: bool) -> Tensor<2> {
         let per_token = sorted.per_token;
         let inputs = [y.clone().into_dispatch(), sorted.places.clone().into_dispatch()];
         let inputs = [sum.into_dispatch()].into_iter().chain(inputs).chain(weights_of(sorted, weighted));
-        let run = move |inputs: Vec<CubeTensor>, sum: &[CubeTensor]| {
-            let mut inputs = inputs.into_iter();
-            let (Some(y), Some(places)) = (inputs.next().map(rows), inputs.next()) else {
-                unreachable!("there are two")
-            };
-            let launch = optional(kernel("experts_combine", dims(&sum[0])).read(&y).read(&places), inputs.next());
-            launch.change(&sum[0]).ints([stride(&y), stride(&sum[0]), dims(&sum[0])[1], per_token]).launch();
-        };
-        Tensor::from_dispatch(one(queue("experts_combine", inputs.collect(), vec![Output::Changed(0)], run)))
+        let [sum] = launch("experts_combine", inputs, [Output::Changed(0)], move |[y, places], weights, [sum]| {
+            let y = rows(y);
+            let launch = kernel("experts_combine", dims(sum)).read(&y).read(&places);
+            let launch = optional(launch, weights.into_iter().next()).change(sum);
+            launch.ints([stride(&y), stride(sum), dims(sum)[1], per_token]).launch();
+        });
+        Tensor::from_dispatch(sum)
     }
 
     fn forward(&self, x: &Tensor<2>, weights: &[Vec<&Weight>], sorted: &Sorted) -> Vec<Tensor<2>> {
@@ -228,10 +224,8 @@ impl Experts for Cuda {
         let biases = weights.iter().flatten().filter_map(|weight| Some(weight.bias.clone()?.into_dispatch()));
         let inputs = [x.clone().into_dispatch(), sorted.first.clone().into_dispatch()];
         let run = move |inputs: Vec<CubeTensor>, ys: &[CubeTensor]| {
-            let mut inputs = inputs.into_iter();
-            let (Some(x), Some(first)) = (inputs.next().map(rows), inputs.next()) else {
-                unreachable!("there are two")
-            };
+            let ([x, first], inputs) = first_of(inputs);
+            let x = rows(x);
             let start = |num| grouped("forward", &x, [num_layers, width], num);
             let end = |launch: Launch, experts: [usize; 2], weight_stride: usize| {
                 let launch = ys.iter().fold(launch.read(&x).read(&first), Launch::write);
@@ -248,11 +242,11 @@ impl Experts for Cuda {
     fn backward(&self, dys: &[Tensor<2>], weights: &[Vec<&Weight>], sorted: &Sorted) -> Tensor<2> {
         let (factors, tensors) = Factors::new(weights);
         let ([depth, width], num_rows, num_layers) = (factors.shape, sorted.num_rows(), dys.len());
-        let inputs = dys.iter().map(|dy| dy.clone().into_dispatch()).chain([sorted.first.clone().into_dispatch()]);
-        let run = move |inputs: Vec<CubeTensor>, dx: &[CubeTensor]| {
-            let mut inputs = inputs.into_iter();
-            let dys = rows_of_one_stride(inputs.by_ref().take(num_layers).collect());
-            let (Some(first), dx) = (inputs.next(), &dx[0]) else { unreachable!("there are rows") };
+        let inputs = once(sorted.first.clone().into_dispatch()).chain(dys.iter().map(|dy| dy.clone().into_dispatch()));
+        let output = Output::New(spec(DType::BF16, [num_rows, width]));
+        let [dx] = launch("experts_backward", inputs.chain(tensors), [output], move |[first], mut dys, [dx]| {
+            let matrices = dys.split_off(num_layers);
+            let dys = rows_of_one_stride(dys);
             let start = |num| grouped("backward", dx, [1, width], num);
             let end = |launch: Launch, experts: [usize; 2], weight_stride: usize| {
                 let launch = dys.iter().fold(launch, Launch::read);
@@ -260,10 +254,9 @@ impl Experts for Cuda {
                 let launch = launch.read(&first).write(dx).ints(experts);
                 launch.ints([num_layers, stride(&dys[0]), weight_stride, stride(dx), width, depth])
             };
-            factors.launch(inputs, dx, start, end);
-        };
-        let output = Output::New(spec(DType::BF16, [num_rows, width]));
-        Tensor::from_dispatch(one(queue("experts_backward", inputs.chain(tensors).collect(), vec![output], run)))
+            factors.launch(matrices, dx, start, end);
+        });
+        Tensor::from_dispatch(dx)
     }
 
     fn products(
@@ -287,20 +280,18 @@ impl Experts for Cuda {
         }
         let tables = [&sorted.slots, &sorted.chosen].map(|table| table.clone().into_dispatch());
         let inputs = [of_rows, dy.clone().into_dispatch()].into_iter().chain(tables).chain(biases);
-        let run = move |inputs: Vec<CubeTensor>, out: &[CubeTensor]| {
-            let mut inputs = inputs.into_iter();
-            let (Some(dy), Some(slots), Some(chosen)) = (inputs.next().map(rows), inputs.next(), inputs.next()) else {
-                unreachable!("there are three")
-            };
-            let ([num_rows, width], biases) = (dims(&dy), inputs.map(aligned).collect::<Vec<_>>());
+        let run = move |[dy, slots, chosen]: [CubeTensor; 3], biases: Vec<CubeTensor>, [out]: &[CubeTensor; 1]| {
+            let (dy, biases) = (rows(dy), biases.into_iter().map(aligned).collect::<Vec<_>>());
+            let [num_rows, width] = dims(&dy);
             for (index, biases) in biases.chunks(BIASES).enumerate() {
                 let launch =
                     by_warps("experts_bias_products", num_rows).table(biases.iter().map(Operand::Read), BIASES);
-                let launch = launch.read(&dy).read(&slots).read(&chosen).change(&out[0]);
+                let launch = launch.read(&dy).read(&slots).read(&chosen).change(out);
                 launch.ints([index * BIASES, biases.len(), stride(&dy), num_rows, width]).launch();
             }
         };
-        Tensor::from_dispatch(one(queue("experts_products", inputs.collect(), vec![Output::Changed(0)], run)))
+        let [out] = launch("experts_products", inputs, [Output::Changed(0)], run);
+        Tensor::from_dispatch(out)
     }
 
     fn scores_backward(&self, products: Tensor<1>, sorted: &Sorted) -> Tensor<2> {

@@ -10,10 +10,10 @@ use burn_cubecl::tensor::CubeTensor;
 use super::matrix::{aligned, dims, rows, scratch, stride};
 use super::products::{EightBits, multiply_eight_bits};
 use super::stream::Launch;
-use super::{Kernel, check, one};
+use super::{Kernel, check};
 use crate::ops::cuda::EIGHT_BIT_MULTIPLE;
-use crate::ops::custom::{Output, queue, side_by_side, spec};
-use crate::ops::linear::{Matrix, Weight};
+use crate::ops::custom::{Output, launch, queue, side_by_side, spec};
+use crate::ops::plain::linear::{Matrix, Weight};
 use crate::ops::quantised::{BlockScales, Coding, Quantised};
 
 const MODULE: &str = "fp8";
@@ -59,20 +59,16 @@ pub(super) fn backward(dys: &[&Tensor<2>], matrices: &[&Quantised], sum: Option<
     let shapes: Vec<_> = matrices.iter().map(|matrix| matrix.shape).collect();
     let floats = dys.iter().copied().chain(sum).map(|x| x.clone().into_dispatch());
     let inputs = parts(matrices).into_iter().chain(floats);
-    let run = move |inputs: Vec<CubeTensor>, dx: &[CubeTensor]| {
+    let output = Output::New(spec(DType::BF16, shape));
+    let [dx] = launch("products_backward", inputs, [output], move |[], inputs, [dx]| {
         let (weights, floats) = split(&shapes, inputs);
         let mut sum = floats.get(shapes.len());
         for (weight, dy) in weights.into_iter().zip(&floats) {
-            multiply_eight_bits(&transposed(weight), &rounded(dy), sum, &dx[0]);
-            sum = Some(&dx[0]);
+            multiply_eight_bits(&transposed(weight), &rounded(dy), sum, dx);
+            sum = Some(dx);
         }
-    };
-    Tensor::from_dispatch(one(queue(
-        "products_backward",
-        inputs.collect(),
-        vec![Output::New(spec(DType::BF16, shape))],
-        run,
-    )))
+    });
+    Tensor::from_dispatch(dx)
 }
 
 /// Codes and scale of each matrix.

@@ -11,9 +11,9 @@ use burn_cubecl::tensor::CubeTensor;
 
 use super::matrix::{dims, rows, scratch, side_by_side, stride};
 use super::stream::Launch;
+use crate::ops::cpu::{Dropout, mix};
 use crate::ops::cuda::{MOST_RANK, RANK_COLUMNS, RANK_MULTIPLE};
 use crate::ops::custom::{self, Output, queue, spec};
-use crate::ops::dropout::{Dropout, mix};
 use crate::ops::low_rank::{Lora, LowRank};
 
 const MODULE: &str = "low_rank";

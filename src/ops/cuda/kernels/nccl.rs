@@ -19,7 +19,7 @@ use cudarc::driver::{DriverError, result};
 
 use super::stream::submit;
 use crate::device::NcclLibrary;
-use crate::ops::custom::change;
+use crate::ops::custom::{Output, change};
 
 type Comm = *mut c_void;
 /// `ncclResult_t`.
@@ -236,7 +236,7 @@ impl Written {
         let (device, count) = (numbers.device(), numbers.dims()[0]);
         let (sender, written) = channel();
         let sender = Mutex::new(Some(sender));
-        let [numbers] = change("nccl", [numbers.into_dispatch()], [], move |[numbers], []| {
+        let [numbers] = change("nccl", Output::Changed, [numbers.into_dispatch()], [], move |[numbers], []| {
             let Some(sender) = sender.lock().unwrap_or_else(PoisonError::into_inner).take() else { return };
             let (all, place) = ([numbers.clone()], numbers.handle.clone().binding());
             submit(&all, &all, move |_, pointers, stream| {

@@ -5,7 +5,8 @@ use burn_cubecl::tensor::CubeTensor;
 
 use super::matrix::{dims, rows, stride};
 use super::stream::Launch;
-use crate::ops::custom::{change, custom, spec};
+use crate::ops::custom::{Output, change, custom, spec};
+use crate::ops::plain::norms::Normed;
 
 const MODULE: &str = "norm";
 
@@ -33,21 +34,17 @@ pub(super) fn forward(x: &Tensor<2>, weight: &Tensor<1>, eps: f64) -> (Tensor<2>
 }
 
 /// [`rms_norm_backward`](crate::ops::norm::rms_norm_backward) of `bf16`.
-pub(super) fn backward(
-    dy: &Tensor<2>,
-    x: &Tensor<2>,
-    weight: &Tensor<1>,
-    rstd: &Tensor<1>,
-    residual: Tensor<2>,
-) -> Tensor<2> {
+pub(super) fn backward(dy: &Tensor<2>, normed: Normed<'_>, residual: Tensor<2>) -> Tensor<2> {
+    let Normed { x, weight, rstd } = normed;
     let [tokens, width] = x.dims();
     let [dy, x] = [dy, x].map(|x| x.clone().into_dispatch());
     let inputs = [dy, x, weight.clone().into_dispatch(), rstd.clone().into_dispatch()];
-    let [dx] = change("rms_norm_backward", [residual.into_dispatch()], inputs, move |[dx], [dy, x, weight, rstd]| {
+    let run = move |[dx]: &[CubeTensor; 1], [dy, x, weight, rstd]: [CubeTensor; 4]| {
         let (dy, x) = (rows(dy), rows(x));
-        let norm =
-            kernel("rms_norm_backward", &x).read(&dy).read(&x).read(&weight).read(&rstd).read(dx).change(dx).long(0);
+        let norm = [&dy, &x, &weight, &rstd, dx].into_iter().fold(kernel("rms_norm_backward", &x), Launch::read);
+        let norm = norm.change(dx).long(0);
         norm.ints([stride(&dy), stride(&x), stride(dx), stride(dx), 0, tokens, width, 1]).launch();
-    });
+    };
+    let [dx] = change("rms_norm_backward", Output::Changed, [residual.into_dispatch()], inputs, run);
     Tensor::from_dispatch(dx)
 }

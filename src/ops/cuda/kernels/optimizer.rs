@@ -5,12 +5,10 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 
 use super::matrix::{aligned, scratch};
-use super::one;
 use super::stream::{Launch, Operand};
-use crate::ops::adamw::{State, Update};
-use crate::ops::adamw_8bit::{BLOCK_LEN, Coded};
-use crate::ops::cpu::dynamic_table;
-use crate::ops::custom::{Output, custom, queue, spec};
+use crate::ops::cpu::{BLOCK_LEN, dynamic_table};
+use crate::ops::custom::{Output, custom, launch, queue, spec};
+use crate::ops::plain::updates::{Coded, State, Update};
 
 const MODULE: &str = "optimizer";
 
@@ -30,19 +28,14 @@ const PARTS: usize = 160;
 /// Matrices in a table of parameters.
 const PARAMETERS: usize = 100;
 
-/// [`Kernels::grad_factor`](crate::ops::kernels::Kernels::grad_factor).
+/// [`Updates::grad_factor`](crate::ops::kernels::Updates::grad_factor).
 pub(super) fn grad_factor(figures: &Tensor<1>, max_norm: f64, count: f64) -> Tensor<1> {
     let num_losses = figures.dims()[0] - 1;
-    let [factor] = custom(
-        "grad_factor",
-        [figures.clone().into_dispatch()],
-        [spec(DType::F32, [1])],
-        move |[figures], [factor]| {
-            let launch =
-                Launch::new(MODULE, "grad_factor", [1; 3], THREADS).read(&into_contiguous(figures)).write(factor);
-            launch.ints([num_losses]).long(max_norm.to_bits()).long(count.to_bits()).launch();
-        },
-    );
+    let (figures, output) = (figures.clone().into_dispatch(), spec(DType::F32, [1]));
+    let [factor] = custom("grad_factor", [figures], [output], move |[figures], [factor]| {
+        let launch = Launch::new(MODULE, "grad_factor", [1; 3], THREADS).read(&into_contiguous(figures)).write(factor);
+        launch.ints([num_losses]).long(max_norm.to_bits()).long(count.to_bits()).launch();
+    });
     Tensor::from_dispatch(factor)
 }
 
@@ -106,25 +99,27 @@ pub(super) fn adamw_8bit(state: Coded, grad: &Tensor<2>, update: &Update, factor
     let Coded { parameter, codes: [m, v], scales: [m_scales, v_scales] } = state;
     let changed = [parameter.into_dispatch(), m.into_dispatch(), v.into_dispatch(), m_scales.into_dispatch()];
     let inputs = changed.into_iter().chain([v_scales.into_dispatch(), grad.clone().into_dispatch()]);
-    let inputs = inputs.chain(factor.map(|factor| factor.clone().into_dispatch())).collect();
+    let inputs = inputs.chain(factor.map(|factor| factor.clone().into_dispatch()));
     let constants = update.constants();
     // Two numbers to a word, the first in its lower half.
     let numbers = [true, false].map(dynamic_table).concat();
     let words: Vec<u64> =
         numbers.chunks_exact(2).map(|pair| u64::from(pair[0].to_bits()) | u64::from(pair[1].to_bits()) << 32).collect();
-    let updated = queue("adamw_8bit", inputs, (0..5).map(Output::Changed).collect(), move |grads, state| {
-        let grad = into_contiguous(grads[0].clone());
+    let outputs = [0, 1, 2, 3, 4].map(Output::Changed);
+    let updated = launch("adamw_8bit", inputs, outputs, move |[grad], factor, state| {
+        let grad = into_contiguous(grad);
         let blocks = size(&grad).div_ceil(BLOCK_LEN).min(MOST_BLOCKS);
         let step = Launch::new(MODULE, "adamw_8bit", [blocks, 1, 1], THREADS).change(&state[0]).read(&grad);
         let step = state[1..].iter().fold(step, Launch::change);
         let step = step.table(words.iter().map(|word| Operand::Word(*word)), words.len()).long(size(&grad) as u64);
-        with_constants(step, constants, grads.get(1)).launch();
+        with_constants(step, constants, factor.first()).launch();
     });
-    let mut updated = updated.into_iter();
-    let mut next = || updated.next().unwrap_or_else(|| unreachable!("there are five"));
-    let parameter = Tensor::from_dispatch(next());
-    let codes = [Tensor::from_dispatch(next()), Tensor::from_dispatch(next())];
-    Coded { parameter, codes, scales: [Tensor::from_dispatch(next()), Tensor::from_dispatch(next())] }
+    let [parameter, m, v, m_scales, v_scales] = updated;
+    Coded {
+        parameter: Tensor::from_dispatch(parameter),
+        codes: [m, v].map(Tensor::from_dispatch),
+        scales: [m_scales, v_scales].map(Tensor::from_dispatch),
+    }
 }
 
 /// Blocks for each of some matrices.
@@ -140,8 +135,9 @@ fn size(matrix: &CubeTensor) -> usize {
 /// The numbers of matrices in `f32`, one after another.
 pub(super) fn flatten(matrices: Vec<Tensor<2>>) -> Tensor<1> {
     let total = matrices.iter().map(|matrix| matrix.shape().num_elements()).sum::<usize>();
-    let inputs = matrices.into_iter().map(|matrix| matrix.cast(DType::F32).into_dispatch()).collect();
-    let run = |matrices: Vec<CubeTensor>, flat: &[CubeTensor]| {
+    let inputs = matrices.into_iter().map(|matrix| matrix.cast(DType::F32).into_dispatch());
+    let output = Output::New(spec(DType::F32, [total]));
+    let [flat] = launch("flatten", inputs, [output], |[], matrices, [flat]| {
         let matrices: Vec<_> = matrices.into_iter().map(into_contiguous).collect();
         let mut first = 0;
         for (index, chunk) in matrices.chunks(PARTS).enumerate() {
@@ -151,17 +147,16 @@ pub(super) fn flatten(matrices: Vec<Tensor<2>>) -> Tensor<1> {
             });
             let join = Launch::new(MODULE, "join", [shares(chunk), chunk.len(), 1], THREADS).table(entries, 3 * PARTS);
             // A later launch leaves alone what an earlier one has written.
-            if index == 0 { join.write(&flat[0]) } else { join.change(&flat[0]) }.launch();
+            if index == 0 { join.write(flat) } else { join.change(flat) }.launch();
         }
-    };
-    Tensor::from_dispatch(one(queue("flatten", inputs, vec![Output::New(spec(DType::F32, [total]))], run)))
+    });
+    Tensor::from_dispatch(flat)
 }
 
 /// The sum of the squares of matrices in `f32`, `[1]`, by way of `f64`.
 pub(super) fn sum_of_squares(grads: impl Iterator<Item = Tensor<2>>) -> Tensor<1> {
-    let grads: Vec<_> = grads.map(Tensor::into_dispatch).collect();
-    let output = vec![Output::New(spec(DType::F32, [1]))];
-    let mut queued = queue("sum_of_squares", grads, output, |grads, outputs| {
+    let (grads, output) = (grads.map(Tensor::into_dispatch), Output::New(spec(DType::F32, [1])));
+    let [sum] = launch("sum_of_squares", grads, [output], |[], grads, [sum]| {
         let grads: Vec<_> = grads.into_iter().map(aligned).collect();
         let shares = shares(&grads);
         let num_sums = grads.len() * shares;
@@ -173,8 +168,7 @@ pub(super) fn sum_of_squares(grads: impl Iterator<Item = Tensor<2>>) -> Tensor<1
             let kernel = Launch::new(MODULE, "sum_of_squares", [shares, chunk.len(), 1], THREADS);
             kernel.table(entries, 2 * GRADIENTS).write(&part).launch();
         }
-        let sum = Launch::new(MODULE, "sum_of_sums", [1; 3], THREADS).read(&sums).write(&outputs[0]);
-        sum.ints([num_sums]).launch();
+        Launch::new(MODULE, "sum_of_sums", [1; 3], THREADS).read(&sums).write(sum).ints([num_sums]).launch();
     });
-    Tensor::from_dispatch(queued.remove(0))
+    Tensor::from_dispatch(sum)
 }

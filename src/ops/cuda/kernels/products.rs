@@ -1,13 +1,12 @@
 //! Matrix products by cuBLASLt, on burn's stream. It is loaded where it lies, and not shipped; without it, burn's products remain.
 
-use std::borrow::Cow;
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::ffi::c_void;
-use std::iter::once;
 
 use burn::tensor::{DType, Tensor};
+use burn_cubecl::CubeDevice;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cudarc::cublaslt::result as lt;
@@ -15,12 +14,11 @@ use cudarc::cublaslt::result::CublasError;
 use cudarc::cublaslt::sys;
 use cudarc::driver::sys::{CUdeviceptr, CUstream};
 
-use super::matrix::{self, dims, rows, stacked, start, stride};
+use super::matrix::{dims, start, stride};
 use super::stream::{Failure, major, submit};
-use super::{Kernel, check, decode, one};
-use crate::ops::cuda::WORKSPACE_BYTES;
-use crate::ops::custom::{Output, custom, queue, side_by_side, spec};
-use crate::ops::linear::{Matrix, Weight};
+use crate::ops::cuda::table::Kernel;
+use crate::ops::cuda::{WORKSPACE_BYTES, check};
+use crate::ops::custom::{custom, device_of, spec};
 
 /// `CUBLAS_OP_N`.
 const AS_IT_IS: i32 = 0;
@@ -28,56 +26,6 @@ const AS_IT_IS: i32 = 0;
 const TRANSPOSED: i32 = 1;
 /// What pointers and rows are multiples of.
 const ALIGNMENT_BYTES: u32 = 16;
-
-/// `x W^T` for each of the weights, side by side; added to `sum` if there is one, which is for one weight. Rounded once.
-pub(super) fn forward(x: &Tensor<2>, weights: &[&Weight], sum: Option<&Tensor<2>>) -> Vec<Tensor<2>> {
-    let outputs = side_by_side(x.dims()[0], weights.iter().map(|weight| weight.dims()[0]));
-    let (num_weights, weights) = (weights.len(), dense(weights));
-    let inputs = once(x).chain(weights.iter().map(AsRef::as_ref)).chain(sum).map(|x| x.clone().into_dispatch());
-    let run = move |inputs: Vec<CubeTensor>, ys: &[CubeTensor]| {
-        let inputs: Vec<_> = inputs.into_iter().map(rows).collect();
-        let (x, weights, sum) = (&inputs[0], &inputs[1..=num_weights], inputs.get(num_weights + 1));
-        match (stacked(weights), matrix::side_by_side(ys)) {
-            (Some(weight), Some(y)) => multiply(Way::Forward, x, &weight, sum, &y),
-            _ => weights.iter().zip(ys).for_each(|(weight, y)| multiply(Way::Forward, x, weight, sum, y)),
-        }
-    };
-    queue("products", inputs.collect(), outputs, run).into_iter().map(Tensor::from_dispatch).collect()
-}
-
-/// The sum of `dy W` over the weights, added to `sum` if there is one. Rounded once where the gradients are side by side and the
-/// weights one below the other, else after each weight.
-pub(super) fn backward(dys: &[&Tensor<2>], weights: &[&Weight], sum: Option<&Tensor<2>>) -> Tensor<2> {
-    let ([tokens, _], [_, width]) = (dys[0].dims(), weights[0].dims());
-    let (num_weights, weights) = (weights.len(), dense(weights));
-    let inputs =
-        dys.iter().copied().chain(weights.iter().map(AsRef::as_ref)).chain(sum).map(|x| x.clone().into_dispatch());
-    let run = move |inputs: Vec<CubeTensor>, dx: &[CubeTensor]| {
-        let inputs: Vec<_> = inputs.into_iter().map(rows).collect();
-        let ((dys, rest), dx) = (inputs.split_at(num_weights), &dx[0]);
-        let (weights, sum) = (&rest[..num_weights], rest.get(num_weights));
-        if let (Some(dy), Some(weight)) = (matrix::side_by_side(dys), stacked(weights)) {
-            return multiply(Way::Backward, &dy, &weight, sum, dx);
-        }
-        let mut sum = sum;
-        for (dy, weight) in dys.iter().zip(weights) {
-            multiply(Way::Backward, dy, weight, sum, dx);
-            sum = Some(dx);
-        }
-    };
-    let output = vec![Output::New(spec(DType::BF16, [tokens, width]))];
-    Tensor::from_dispatch(one(queue("products_backward", inputs.collect(), output, run)))
-}
-
-fn dense<'a>(weights: &[&'a Weight]) -> Vec<Cow<'a, Tensor<2>>> {
-    let dense = |weight: &&'a Weight| match &weight.values {
-        Matrix::Quantised(matrix) if check::is_on(Kernel::Decode) && decode::takes(matrix) => {
-            Cow::Owned(decode::decoded(matrix))
-        }
-        values => values.dense_in(DType::BF16),
-    };
-    weights.iter().map(dense).collect()
-}
 
 /// How the frozen matrix `[out_features, in_features]` is multiplied.
 #[derive(Clone, Copy)]
@@ -113,9 +61,22 @@ pub(super) fn multiply_eight_bits(weight: &EightBits, x: &EightBits, sum: Option
     product.submit(&[&weight.codes, &x.codes, &weight.scale, &x.scale], sum, y);
 }
 
+/// The product of two matrices, or of batches of them, by cuBLASLt; `None` where it does not multiply.
+pub(in crate::ops) fn matmul<const D: usize>(lhs: &Tensor<D>, rhs: &Tensor<D>) -> Option<Tensor<D>> {
+    let is_taken = |x: &Tensor<D>| {
+        let is_float = matches!(x.dtype(), DType::F32 | DType::BF16 | DType::F16);
+        is_float
+            && x.dims().iter().all(|size| *size > 0)
+            && matches!(device_of(&x.clone().into_dispatch()), Some(CubeDevice::Cuda(_)))
+    };
+    let is_used =
+        check::is_decided_on(Kernel::Products) && is_taken(lhs) && is_taken(rhs) && lhs.dtype() == rhs.dtype();
+    is_used.then(|| batches(lhs, rhs))
+}
+
 /// The product of two matrices of one type, or of batches of them as burn multiplies them, in that type, with sums in `f32`.
 /// Operands in `f32` are rounded to TF32 on tensor cores that have it, as burn's products do.
-pub(super) fn matmul<const D: usize>(lhs: &Tensor<D>, rhs: &Tensor<D>) -> Tensor<D> {
+fn batches<const D: usize>(lhs: &Tensor<D>, rhs: &Tensor<D>) -> Tensor<D> {
     let mut shape = lhs.dims();
     shape[D - 1] = rhs.dims()[D - 1];
     let (mut of_lhs, mut of_rhs) = (lhs.dims(), rhs.dims());

@@ -6,10 +6,10 @@ use burn_cubecl::tensor::CubeTensor;
 
 use super::matrix::{dims, rows, side_by_side, stride};
 use super::stream::Launch;
-use crate::ops::attention::Heads;
-use crate::ops::custom::{self, change_columns, custom_of};
-use crate::ops::head_norm::{HeadNorms, QueriesKeys};
+use crate::ops::custom::{self, Output, change, custom_of};
 use crate::ops::layout::Layout;
+use crate::ops::plain::norms::HeadNorms;
+use crate::spec::Heads;
 use crate::spec::RopePairs;
 
 const MODULE: &str = "rotary";
@@ -37,35 +37,33 @@ pub(super) fn rotate(qk: [Tensor<2>; 2], layout: &Layout, rope: usize, heads: He
             None => qk.iter().for_each(turn),
         }
     };
-    change_columns("rotate", qk.map(Tensor::into_dispatch), inputs, run).map(Tensor::from_dispatch)
+    change("rotate", Output::ChangedColumns, qk.map(Tensor::into_dispatch), inputs, run).map(Tensor::from_dispatch)
 }
 
 /// [`norm_and_rotate`](crate::ops::head_norm::norm_and_rotate) of `bf16`. The results are side by side; nothing else is kept.
-pub(super) fn norm_and_rotate(qk: QueriesKeys<&Tensor<2>>, norms: HeadNorms<'_>) -> QueriesKeys<Tensor<2>> {
+pub(super) fn norm_and_rotate(norms: HeadNorms<'_>) -> [Tensor<2>; 2] {
+    let HeadNorms { qk, eps, heads, .. } = norms;
     let outputs = custom::side_by_side(qk[0].dims()[0], qk.map(|x| x.dims()[1]));
-    let HeadNorms { eps, heads, .. } = norms;
     let run = move |[q, k, others @ ..]: [CubeTensor; 7], ys: &[CubeTensor; 2]| {
         norm("head_norm_rotary", &[&[q, k].map(rows), ys], &others, heads.head_dim, eps);
     };
-    custom_of("norm_and_rotate", inputs(qk, norms), outputs, run).map(Tensor::from_dispatch)
+    custom_of("norm_and_rotate", inputs(norms), outputs, run).map(Tensor::from_dispatch)
 }
 
 /// [`norm_and_rotate_backward`](crate::ops::head_norm::norm_and_rotate_backward) of `bf16`.
-pub(super) fn norm_and_rotate_backward(
-    dqk: QueriesKeys<Tensor<2>>,
-    qk: QueriesKeys<&Tensor<2>>,
-    norms: HeadNorms<'_>,
-) -> QueriesKeys<Tensor<2>> {
+pub(super) fn norm_and_rotate_backward(dqk: [Tensor<2>; 2], norms: HeadNorms<'_>) -> [Tensor<2>; 2] {
     let (HeadNorms { eps, heads, .. }, dqk) = (norms, dqk.map(Tensor::into_dispatch));
     let run = move |dqk: &[CubeTensor; 2], [q, k, others @ ..]: [CubeTensor; 7]| {
         norm("head_norm_rotary_backward", &[dqk, &[q, k].map(rows), dqk], &others, heads.head_dim, eps);
     };
-    change_columns("norm_and_rotate_backward", dqk, inputs(qk, norms), run).map(Tensor::from_dispatch)
+    change("norm_and_rotate_backward", Output::ChangedColumns, dqk, inputs(norms), run).map(Tensor::from_dispatch)
 }
 
 /// Queries, keys, the weights of both, and the angles: cosines, sines and their rows.
-fn inputs([q, k]: QueriesKeys<&Tensor<2>>, norms: HeadNorms<'_>) -> [DispatchTensor; 7] {
-    let (turns, [q_weight, k_weight]) = (norms.layout.turns(norms.rope, &q.device()), norms.weights);
+fn inputs(
+    HeadNorms { qk: [q, k], weights: [q_weight, k_weight], layout, rope, .. }: HeadNorms<'_>,
+) -> [DispatchTensor; 7] {
+    let turns = layout.turns(rope, &q.device());
     let [q, k] = [q, k].map(|x| x.clone().into_dispatch());
     let [q_weight, k_weight] = [q_weight, k_weight].map(|x| x.clone().into_dispatch());
     [q, k, q_weight, k_weight, turns.cos.into_dispatch(), turns.sin.into_dispatch(), turns.rows.into_dispatch()]

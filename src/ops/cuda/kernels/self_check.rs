@@ -5,10 +5,10 @@ use std::sync::atomic::Ordering;
 
 use burn::tensor::{Bytes, DType, Device, Tensor};
 
-use super::{IS_HOPPER_ASIDE, Kernel, decode, gpu_of, one, state, stream, table::Gpus};
+use super::{IS_HOPPER_ASIDE, Kernel, decode, gpu_of, kernel_state, one, stream, table::Gpus};
 use crate::ops::adamw::{State, Update, adamw};
 use crate::ops::adamw_8bit::{Coded, adamw_8bit};
-use crate::ops::attention::{Heads, attention, attention_backward};
+use crate::ops::attention::{AttentionInputs, Heads, attention, attention_backward};
 use crate::ops::cross_entropy::{Head, LossChunk, linear_cross_entropy};
 use crate::ops::cuda::{Compared, check};
 use crate::ops::delta_rule::{DeltaHeads, DeltaInputs, Gates, delta_rule, delta_rule_backward};
@@ -16,11 +16,13 @@ use crate::ops::dropout::{Dropout, mix};
 use crate::ops::experts::Experts;
 use crate::ops::head_norm::{HeadNorms, norm_and_rotate, norm_and_rotate_backward};
 use crate::ops::host;
-use crate::ops::kernels::{Place, device_product, place_of};
+use crate::ops::kernels::Place;
 use crate::ops::layout::{Layout, RotaryTable};
 use crate::ops::linear::{InputGrad, Layer, Matrix, Weight, linear, linear_backward, linears, linears_backward};
 use crate::ops::low_rank::{Lora, LowRank};
 use crate::ops::norm::{rms_norm, rms_norm_backward};
+use crate::ops::place::place_of;
+use crate::ops::product::device_product;
 use crate::ops::quantised::{BlockScales, Coding, FP8, Quantised, bytes_tensor, fp8_code, fp8_factors};
 use crate::ops::rotary::rotate;
 use crate::ops::routing::{gather, route, scatter_add};
@@ -37,7 +39,7 @@ const TOLERANCE: f64 = 1e-2;
 #[must_use]
 pub fn self_check(device: &Device) -> Vec<Compared> {
     // Decides which are used.
-    let _ = state(device);
+    let _ = kernel_state(device);
     // Old GPUs have products alone, and none in bf16.
     let is_old = gpu_of(device).is_some_and(|gpu| stream::major(gpu) < check::LEAST_MAJOR);
     let half = if is_old { DType::F16 } else { DType::BF16 };
@@ -140,12 +142,13 @@ fn attend(device: &Device, dtype: DType, head_dim: usize, window: Option<usize>)
     let positions: Vec<_> = (0..ROW).chain(0..70).chain(0..ROW - 70).collect();
     let (row, tokens) = (ROW as usize, positions.len());
     let documents = vec![(0, row), (row, 70), (row + 70, row - 70)];
-    let layout = Layout::new(place_of(device, dtype), 2, documents, positions, table);
+    let (place, layout) = (place_of(device, dtype), Layout::new(2, documents, positions, table));
     let tensor = |width: usize, seed: usize| numbers([tokens, width], seed, device).cast(dtype);
     let (q, d_o) = (tensor(heads.query_width(), 1), tensor(heads.query_width(), 2));
     let (k, v) = (tensor(heads.key_value_width(), 3), tensor(heads.key_value_width(), 4));
-    let attended = attention(&q, &k, &v, &layout, heads);
-    let [dq, dk, dv] = attention_backward(&d_o, [&q, &k, &v], &attended, &layout, heads);
+    let inputs = AttentionInputs { qkv: [&q, &k, &v], layout: &layout, heads };
+    let attended = attention(place, inputs);
+    let [dq, dk, dv] = attention_backward(place, &d_o, &attended, inputs);
     read([("o", &attended.o), ("dq", &dq), ("dk", &dk), ("dv", &dv)])
 }
 
@@ -342,15 +345,15 @@ fn turned(device: &Device, dtype: DType) -> Result<Results, String> {
     {
         let (tables, positions) =
             (Arc::from([table().within(head_dim, pairs)]), (0..u32::from(tokens)).rev().collect());
-        let layout = Layout::new(place, 1, vec![(0, tokens.into())], positions, tables);
+        let layout = Layout::new(1, vec![(0, tokens.into())], positions, tables);
         let heads = Heads { num_heads, num_kv_heads: 1, head_dim, scale: 1.0, window: None, soft_cap: None };
         let x = |num_heads| numbers([tokens.into(), head_dim * num_heads], 1, device).cast(dtype);
-        let turned = |inverse| rotate([x(num_heads), x(1)], &layout, 0, heads, inverse);
+        let turned = |inverse| rotate(place, [x(num_heads), x(1)], &layout, 0, heads, inverse);
         let weight = numbers([1, head_dim], 2, device).cast(DType::F32).reshape([head_dim]);
-        let norms = HeadNorms { weights: [&weight, &weight], eps: 1e-5, layout: &layout, rope: 0, heads };
-        let (queries, keys) = (x(num_heads), x(1));
-        let ([q_normed, k_normed], factors) = norm_and_rotate([&queries, &keys], norms);
-        let [dq, dk] = norm_and_rotate_backward([x(num_heads), x(1)], [&queries, &keys], factors, norms);
+        let (weights, qk) = ([&weight, &weight], [&x(num_heads), &x(1)]);
+        let norms = HeadNorms { qk, weights, eps: 1e-5, layout: &layout, rope: 0, heads };
+        let ([q_normed, k_normed], factors) = norm_and_rotate(place, norms);
+        let [dq, dk] = norm_and_rotate_backward(place, [x(num_heads), x(1)], factors, norms);
         let ([q, k], [q_back, k_back]) = (turned(false), turned(true));
         results.extend(read([
             ("queries", &q),
@@ -378,15 +381,15 @@ fn gated(device: &Device, dtype: DType) -> Result<Results, String> {
 }
 
 /// Documents of which one ends within a chunk, with tokens in none behind them.
-fn documents(place: Place) -> Layout {
+fn documents() -> Layout {
     let positions = [0..70, 0..5, 0..64].into_iter().flatten().chain([0; 6]).collect();
-    Layout::new(place, 1, vec![(0, 70), (70, 5), (75, 64)], positions, [].into())
+    Layout::new(1, vec![(0, 70), (70, 5), (75, 64)], positions, [].into())
 }
 
 /// Two value heads share a key head.
 fn linear_attention(device: &Device, dtype: DType) -> Result<Results, String> {
     let heads = DeltaHeads { num_key_heads: 1, num_value_heads: 2, key_head_dim: 128, value_head_dim: 64 };
-    let layout = documents(place_of(device, dtype));
+    let (place, layout) = (place_of(device, dtype), documents());
     let tokens = layout.positions().len();
     let tensor = |width: usize, seed: usize| numbers([tokens, width], seed, device).cast(dtype);
     let gate = |seed: usize| numbers([tokens, heads.num_value_heads], seed, device).cast(DType::F32).abs();
@@ -396,9 +399,9 @@ fn linear_attention(device: &Device, dtype: DType) -> Result<Results, String> {
     let rows = tokens - 6..tokens;
     let zeros = d_o.clone().narrow(0, rows.start, rows.len()).zeros_like();
     let (qkv, d_o) = (tensor(heads.qkv_width(), 1), d_o.slice_assign([rows, 0..heads.value_width()], zeros));
-    let inputs = DeltaInputs { qkv: &qkv, gates: &gates };
-    let o = delta_rule(inputs, &layout, heads);
-    let (dqkv, Gates { decay, strength }) = delta_rule_backward(&d_o, inputs, &layout, heads);
+    let inputs = DeltaInputs { qkv: &qkv, gates: &gates, layout: &layout, heads };
+    let o = delta_rule(place, inputs);
+    let (dqkv, Gates { decay, strength }) = delta_rule_backward(place, &d_o, inputs);
     read([("o", &o), ("dqkv", &dqkv), ("the gradient of decays", &decay), ("the gradient of strengths", &strength)])
 }
 
@@ -490,15 +493,15 @@ fn mixture(device: &Device, dtype: DType) -> Result<Results, String> {
 }
 
 fn convolved(device: &Device, dtype: DType) -> Result<Results, String> {
-    let (layout, channels) = (documents(place_of(device, dtype)), 1032);
+    let (place, layout, channels) = (place_of(device, dtype), documents(), 1032);
     let [x, dy] = [1, 2].map(|seed| numbers([layout.positions().len(), channels], seed, device).cast(dtype));
     let weight = numbers([4, channels], 3, device).cast(DType::F32);
-    let dx = short_conv_backward(&dy, &x, &weight, &layout);
+    let dx = short_conv_backward(place, &dy, &x, &weight, &layout);
     let bcx = numbers([layout.positions().len(), 3 * channels], 4, device).cast(dtype);
     let weight_of_gated = weight.clone().narrow(0, 1, 3);
-    let d_bcx = gated_conv_backward(&dy, &bcx, &weight_of_gated, &layout);
-    let gated = gated_conv(&bcx, &weight_of_gated, &layout);
-    read([("y", &short_conv(&x, &weight, &layout)), ("dx", &dx), ("gated", &gated), ("its dx", &d_bcx)])
+    let d_bcx = gated_conv_backward(place, &dy, &bcx, &weight_of_gated, &layout);
+    let gated = gated_conv(place, &bcx, &weight_of_gated, &layout);
+    read([("y", &short_conv(place, &x, &weight, &layout)), ("dx", &dx), ("gated", &gated), ("its dx", &d_bcx)])
 }
 
 fn loss(device: &Device, dtype: DType) -> Result<Results, String> {

@@ -6,7 +6,7 @@ use burn_cubecl::tensor::CubeTensor;
 use super::matrix::{dims, rows, stride};
 use super::stream::{Launch, note_memory};
 use crate::ops::custom::{custom, custom_of, side_by_side, spec};
-use crate::ops::swiglu::name;
+use crate::ops::plain::gates::name;
 use crate::spec::Activation;
 
 const MODULE: &str = "swiglu";
@@ -35,12 +35,7 @@ pub(super) fn forward(activation: Activation, gate: &Tensor<2>, up: &Tensor<2>) 
 }
 
 /// [`gated_backward`](crate::ops::swiglu::gated_backward) of `bf16`; the results are side by side.
-pub(super) fn backward(
-    activation: Activation,
-    dh: &Tensor<2>,
-    gate: &Tensor<2>,
-    up: &Tensor<2>,
-) -> (Tensor<2>, Tensor<2>) {
+pub(super) fn backward(activation: Activation, dh: &Tensor<2>, [gate, up]: [&Tensor<2>; 2]) -> [Tensor<2>; 2] {
     let inputs = [dh, gate, up].map(|x| x.clone().into_dispatch());
     let ([tokens, width], [_, name]) = (gate.dims(), name(activation));
     let run = move |inputs: [CubeTensor; 3], outputs: &[CubeTensor; 2]| {
@@ -51,6 +46,5 @@ pub(super) fn backward(
         let gated = outputs.iter().fold(gated, Launch::write).long(0);
         gated.ints(inputs.iter().chain(outputs).map(stride)).ints([0, size[1]]).launch();
     };
-    let [dgate, dup] = custom_of(name, inputs, side_by_side(tokens, [width; 2]), run);
-    (Tensor::from_dispatch(dgate), Tensor::from_dispatch(dup))
+    custom_of(name, inputs, side_by_side(tokens, [width; 2]), run).map(Tensor::from_dispatch)
 }

@@ -10,10 +10,46 @@
 
 use burn::tensor::{DType, Tensor};
 
-use super::chunk::Chunk;
-use super::{Attended, Heads, LseOrder};
+use self::chunk::Chunk;
 use crate::ops::layout::Layout;
 use crate::ops::product::{F32Products, matmul};
+use crate::spec::Heads;
+
+pub mod chunk;
+pub mod sinks;
+
+/// What attention computes with.
+#[derive(Clone, Copy, Debug)]
+pub struct AttentionInputs<'a> {
+    /// Queries, `[tokens, num_heads * head_dim]`, keys and values, `[tokens, num_kv_heads * head_dim]` each.
+    pub qkv: [&'a Tensor<2>; 3],
+    /// Where the documents are.
+    pub layout: &'a Layout,
+    /// The heads.
+    pub heads: Heads,
+}
+
+/// Output of attention, and what its backward needs.
+#[derive(Clone, Debug)]
+pub struct Attended {
+    /// `[tokens, num_heads * head_dim]`.
+    pub o: Tensor<2>,
+    /// Log-sum-exp of every row of scores, in `f32`, `[num_heads * tokens]`.
+    pub lse: Tensor<1>,
+    /// Its order, which is the implementation's.
+    pub order: LseOrder,
+}
+
+/// How the rows of scores of all heads follow each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LseOrder {
+    /// Head by head: `[num_heads, tokens]`.
+    ByHead,
+    /// Token by token: `[tokens, num_heads]`.
+    ByToken,
+    /// `[rows, num_kv_heads, row_length, heads of a group]`.
+    Grouped,
+}
 
 /// The parts of a matrix, end to end.
 fn joined(mut parts: Vec<Tensor<4>>) -> Tensor<4> {
@@ -35,16 +71,14 @@ fn join_heads(x: Tensor<4>, layout: &Layout) -> Tensor<2> {
     by_head.swap_dims(1, 2).reshape([rows * length, num_kv_heads * group * head_dim])
 }
 
-/// [`attention`](super::attention) in plain tensor calls.
-#[must_use]
-pub fn plain_attention(qkv: [&Tensor<2>; 3], layout: &Layout, heads: Heads) -> Attended {
-    in_chunks(qkv, layout, heads, &layout.chunks(heads, &qkv[0].device()))
+pub(crate) fn plain_attention(products: F32Products, inputs: AttentionInputs<'_>) -> Attended {
+    in_chunks(products, inputs, &inputs.layout.chunks(inputs.heads, &inputs.qkv[0].device()))
 }
 
-fn in_chunks(operands: [&Tensor<2>; 3], layout: &Layout, heads: Heads, chunks: &[Chunk]) -> Attended {
-    let dtype = operands[0].dtype();
-    let products = layout.place().f32_products();
-    let [q, k, v] = operands.map(|x| split_heads(x.clone(), layout, heads));
+fn in_chunks(products: F32Products, inputs: AttentionInputs<'_>, chunks: &[Chunk]) -> Attended {
+    let AttentionInputs { qkv, layout, heads } = inputs;
+    let dtype = qkv[0].dtype();
+    let [q, k, v] = qkv.map(|x| split_heads(x.clone(), layout, heads));
     let [q, k] = [q, k].map(|x| x.cast(DType::F32));
     let (mut outputs, mut maxima, mut sums) = (Vec::new(), Vec::new(), Vec::new());
     for chunk in chunks {
@@ -62,31 +96,27 @@ fn in_chunks(operands: [&Tensor<2>; 3], layout: &Layout, heads: Heads, chunks: &
     Attended { o: join_heads(joined(outputs), layout), lse: lse.reshape([num_lse]), order: LseOrder::Grouped }
 }
 
-/// [`attention_backward`](super::attention_backward) in plain tensor calls.
-#[must_use]
-pub fn plain_attention_backward(
+pub(crate) fn plain_attention_backward(
+    products: F32Products,
     d_o: &Tensor<2>,
-    operands: [&Tensor<2>; 3],
     attended: &Attended,
-    layout: &Layout,
-    heads: Heads,
+    inputs: AttentionInputs<'_>,
 ) -> [Tensor<2>; 3] {
-    backward_in_chunks(d_o, operands, attended, layout, heads, &layout.chunks(heads, &d_o.device()))
+    let chunks = inputs.layout.chunks(inputs.heads, &d_o.device());
+    backward_in_chunks(products, d_o, attended, inputs, &chunks)
 }
 
 fn backward_in_chunks(
+    products: F32Products,
     d_o: &Tensor<2>,
-    operands: [&Tensor<2>; 3],
     attended: &Attended,
-    layout: &Layout,
-    heads: Heads,
+    AttentionInputs { qkv, layout, heads }: AttentionInputs<'_>,
     chunks: &[Chunk],
 ) -> [Tensor<2>; 3] {
     let (dtype, group) = (d_o.dtype(), heads.num_heads / heads.num_kv_heads);
-    let products = layout.place().f32_products();
     let delta = row_sums(d_o, &attended.o, layout, heads);
     let lse = attended.lse.clone().reshape(delta.dims());
-    let [q, k, v] = operands.map(|x| split_heads(x.clone(), layout, heads));
+    let [q, k, v] = qkv.map(|x| split_heads(x.clone(), layout, heads));
     let d_o = split_heads(d_o.clone(), layout, heads);
     // Operands of the products that give scores and their gradients.
     let [exact_q, exact_k, exact_v, exact_d_o] = [&q, &k, &v, &d_o].map(|x| x.clone().cast(DType::F32));
@@ -141,16 +171,16 @@ mod tests {
     use crate::device::DeviceKind;
     use crate::ops::attention::{attention, attention_backward};
     use crate::ops::host;
-    use crate::ops::kernels::{self, Place};
     use crate::ops::layout::RotaryTable;
+    use crate::ops::place::place_on;
 
     const HEADS: Heads = Heads { num_heads: 6, num_kv_heads: 2, head_dim: 8, scale: 0.3, window: None, soft_cap: None };
 
     /// Two rows of 11 tokens: two documents, then one document and two tokens of padding.
-    fn layout(place: Place) -> Layout {
+    fn layout() -> Layout {
         let positions = [0..4, 0..7, 0..9, 0..2].into_iter().flatten().collect();
         let tables = Arc::new([RotaryTable::new(vec![1.0; 44], vec![0.0; 44], 4)]);
-        Layout::new(place, 2, vec![(0, 4), (4, 7), (11, 9)], positions, tables)
+        Layout::new(2, vec![(0, 4), (4, 7), (11, 9)], positions, tables)
     }
 
     /// Queries, keys, values and the gradient of the output, exact in `bf16`; the gradient is zero for padding.
@@ -171,18 +201,20 @@ mod tests {
     }
 
     fn by_kernels([q, k, v, d_o]: &[Tensor<2>; 4], heads: Heads) -> Vec<Vec<f32>> {
-        let layout = layout(kernels::place_on(DeviceKind::Cpu));
-        let attended = attention(q, k, v, &layout, heads);
-        let gradients = attention_backward(d_o, [q, k, v], &attended, &layout, heads);
+        let place = place_on(DeviceKind::Cpu);
+        let inputs = AttentionInputs { qkv: [q, k, v], layout: &layout(), heads };
+        let attended = attention(place, inputs);
+        let gradients = attention_backward(place, d_o, &attended, inputs);
         results(attended.o, gradients)
     }
 
     fn by_chunks(operands: &[Tensor<2>; 4], heads: Heads, chunk: usize, dtype: DType) -> Vec<Vec<f32>> {
-        let layout = layout(kernels::place_on(DeviceKind::Cuda));
+        let (layout, products) = (layout(), F32Products::OfDevice);
         let [q, k, v, d_o] = operands.clone().map(|x| x.cast(dtype));
         let chunks = Chunk::of_length(chunk, [2, 11], layout.documents(), heads, &Device::flex());
-        let attended = in_chunks([&q, &k, &v], &layout, heads, &chunks);
-        let gradients = backward_in_chunks(&d_o, [&q, &k, &v], &attended, &layout, heads, &chunks);
+        let inputs = AttentionInputs { qkv: [&q, &k, &v], layout: &layout, heads };
+        let attended = in_chunks(products, inputs, &chunks);
+        let gradients = backward_in_chunks(products, &d_o, &attended, inputs, &chunks);
         results(attended.o, gradients)
     }
 

@@ -2,17 +2,13 @@
 
 use burn::tensor::Tensor;
 
-use super::{DeltaHeads, DeltaInputs, Gates};
-use crate::ops::layout::Layout;
+use crate::ops::plain::delta_rule::{DeltaInputs, Gates};
 use crate::ops::{cpu, host};
 
-/// [`delta_rule`](super::delta_rule), or with a state [`delta_rule_from`](super::delta_rule_from).
-pub(in crate::ops) fn host_delta_rule(
-    inputs: DeltaInputs<'_>,
-    layout: &Layout,
-    heads: DeltaHeads,
-    state: Option<Tensor<3>>,
-) -> (Tensor<2>, Option<Tensor<3>>) {
+/// [`delta_rule`](crate::ops::delta_rule::delta_rule), or with a state
+/// [`delta_rule_from`](crate::ops::delta_rule::delta_rule_from).
+pub(super) fn forward(inputs: DeltaInputs<'_>, state: Option<Tensor<3>>) -> (Tensor<2>, Option<Tensor<3>>) {
+    let DeltaInputs { layout, heads, .. } = inputs;
     let (tokens, device) = (inputs.qkv.dims()[0], inputs.qkv.device());
     let mut o = vec![0.0; tokens * heads.value_width()];
     let [qkv, decay, strength] = [inputs.qkv, &inputs.gates.decay, &inputs.gates.strength].map(host::view);
@@ -28,13 +24,9 @@ pub(in crate::ops) fn host_delta_rule(
     (host::tensor(o, [tokens, heads.value_width()], &device), state)
 }
 
-/// [`delta_rule_backward`](super::delta_rule_backward).
-pub(in crate::ops) fn host_delta_rule_backward(
-    d_o: &Tensor<2>,
-    inputs: DeltaInputs<'_>,
-    layout: &Layout,
-    heads: DeltaHeads,
-) -> (Tensor<2>, Gates<Tensor<2>>) {
+/// [`delta_rule_backward`](crate::ops::delta_rule::delta_rule_backward).
+pub(super) fn backward(d_o: &Tensor<2>, inputs: DeltaInputs<'_>) -> (Tensor<2>, Gates<Tensor<2>>) {
+    let DeltaInputs { layout, heads, .. } = inputs;
     let tensors = [inputs.qkv, &inputs.gates.decay, &inputs.gates.strength];
     let views = tensors.map(host::view);
     let mut grads = views.each_ref().map(|values| vec![0.0; values.len()]);

@@ -2,12 +2,13 @@
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 
-use super::CHUNK_TOKENS;
+/// Tokens in a chunk.
+pub const CHUNK_TOKENS: usize = 64;
 
 /// The chunks of a micro-batch: first those that start a document, then the second ones, and so on. Tokens that a document
 /// lacks in its last chunk are zeros.
 #[derive(Clone, Debug)]
-pub(in crate::ops) struct Chunks {
+pub(crate) struct Chunks {
     /// Tokens in a chunk.
     pub(super) len: usize,
     /// How many documents have a first chunk, a second one, and so on: the longest documents come first.
@@ -25,7 +26,7 @@ pub(in crate::ops) struct Chunks {
 }
 
 impl Chunks {
-    pub(in crate::ops) fn new(num_tokens: usize, documents: &[(usize, usize)], device: &Device) -> Self {
+    pub(crate) fn new(num_tokens: usize, documents: &[(usize, usize)], device: &Device) -> Self {
         let longest = documents.iter().map(|(_, len)| *len).max().unwrap_or(0);
         let len = CHUNK_TOKENS.min(longest.max(1));
         let mut by_length: Vec<_> = documents.iter().filter(|(_, len)| *len > 0).collect();

@@ -20,7 +20,7 @@ pub fn chunk_len([rows, length]: [usize; 2], heads: Heads) -> usize {
 
 /// A range of the queries of every row and the keys that any of them can see.
 #[derive(Clone, Debug)]
-pub(in crate::ops) struct Chunk {
+pub(crate) struct Chunk {
     /// In tokens of a row.
     start: usize,
     len: usize,
@@ -37,12 +37,7 @@ impl Chunk {
     /// The chunks of a layer with such heads, of [`chunk_len`] queries.
     ///
     /// `shape` are the number of rows and their length; `documents` are (start, length) in flat tokens.
-    pub(in crate::ops) fn of(
-        shape: [usize; 2],
-        documents: &[(usize, usize)],
-        heads: Heads,
-        device: &Device,
-    ) -> Arc<[Self]> {
+    pub(crate) fn of(shape: [usize; 2], documents: &[(usize, usize)], heads: Heads, device: &Device) -> Arc<[Self]> {
         Self::of_length(chunk_len(shape, heads), shape, documents, heads, device)
     }
 

@@ -2,8 +2,9 @@
 
 use burn::tensor::{DType, Tensor};
 
-use super::{Attended, Heads, LseOrder};
+use super::{Attended, LseOrder};
 use crate::ops::layout::Layout;
+use crate::spec::Heads;
 
 /// The attention whose rows of scores had one more, the head's sink. What the backward of an attention needs of its result is
 /// right for one with sinks, too.

@@ -4,12 +4,74 @@
 //! tokens: with the inverse `T` of the blocks on the diagonal and the part `L` between two neighbours, `T - T L T` is the inverse
 //! of twice as large blocks. Powers of the whole matrix would overflow where keys are alike.
 
-use burn::tensor::{DType, Tensor};
+use burn::tensor::{DType, Tensor, activation};
 
-use super::chunks::Chunks;
-use super::{DeltaHeads, DeltaInputs, Gates, NORM_EPS};
+use self::chunks::{CHUNK_TOKENS, Chunks};
+use crate::device::Dtype;
 use crate::ops::layout::Layout;
 use crate::ops::product::{F32Products, matmul};
+use crate::spec::DeltaHeads;
+
+pub mod chunks;
+
+/// Added to the squares of a query or key before the root.
+pub const NORM_EPS: f64 = 1e-6;
+
+/// What the rule computes with.
+#[derive(Clone, Copy, Debug)]
+pub struct DeltaInputs<'a> {
+    /// Queries, keys and values side by side, `[tokens, qkv_width]`.
+    pub qkv: &'a Tensor<2>,
+    /// Decay `g` and strength `b` of every value head.
+    pub gates: &'a Gates<Tensor<2>>,
+    /// Where the documents are.
+    pub layout: &'a Layout,
+    /// The heads.
+    pub heads: DeltaHeads,
+}
+
+/// Decay and strength of every value head, `[tokens, num_value_heads]` each, in `f32`; or their gradients.
+#[derive(Clone, Debug)]
+pub struct Gates<T> {
+    /// `g`, the logarithm of what the state is multiplied by.
+    pub decay: T,
+    /// `b`, how much of the difference is written; as a gradient, that of its logarithm.
+    pub strength: T,
+}
+
+impl Gates<Tensor<2>> {
+    /// `g = -exp(a_log) softplus(a + dt_bias)` and `b = sigmoid(b)` of the projections `a` and `b`, `[tokens, num_value_heads]`.
+    #[must_use]
+    pub fn new([b, a]: [&Tensor<2>; 2], a_log: &Tensor<1>, dt_bias: &Tensor<1>) -> Self {
+        let a = a.clone().cast(DType::F32) + dt_bias.clone().unsqueeze();
+        // Without overflow: max(x, 0) + ln(1 + exp(-|x|)).
+        let softplus = activation::relu(a.clone()) + a.abs().neg().exp().log1p();
+        let decay = softplus * a_log.clone().exp().neg().unsqueeze();
+        Self { decay, strength: activation::sigmoid(b.clone().cast(DType::F32)) }
+    }
+
+    /// The gradients of the projections `b` and `a` from those of decay and strength.
+    #[must_use]
+    pub fn backward(&self, grads: Self, a: &Tensor<2>, a_log: &Tensor<1>, dt_bias: &Tensor<1>) -> [Tensor<2>; 2] {
+        let dtype = a.dtype();
+        let slope = activation::sigmoid(a.clone().cast(DType::F32) + dt_bias.clone().unsqueeze());
+        let da = grads.decay * slope * a_log.clone().exp().neg().unsqueeze();
+        let db = grads.strength * (self.strength.clone().neg() + 1.0);
+        [db, da].map(|grad| grad.cast(dtype))
+    }
+}
+
+/// Temporary numbers for each token in plain tensor calls, in the type of the activations: in the forward and in the backward.
+pub(crate) fn plain_delta_rule_numbers(heads: DeltaHeads, dtype: Dtype) -> [usize; 2] {
+    let in_f32 = size_of::<f32>() / dtype.num_bytes();
+    let (keys, values) = (heads.num_value_heads * heads.key_head_dim, heads.value_width());
+    let states = heads.num_value_heads * heads.state_len() / CHUNK_TOKENS;
+    // Queries, keys, values and outputs by head. Then the states before and after every chunk, what each writes, its copies of
+    // queries, keys and values, its matrices of pairs of tokens, and the gradients.
+    let by_head = 2 * keys + 2 * values;
+    let pairs = 4 * heads.num_value_heads * CHUNK_TOKENS;
+    [by_head, 2 * by_head + 2 * states + values + pairs + by_head].map(|numbers| numbers * in_f32)
+}
 
 /// All chunks, `[chunks, value_heads, len, width]`.
 struct Split {
@@ -67,7 +129,8 @@ fn summed(x: Tensor<4>, group: usize) -> Tensor<4> {
 }
 
 /// Queries, keys and values of all chunks.
-fn qkv(inputs: DeltaInputs<'_>, chunks: &Chunks, heads: DeltaHeads) -> [Tensor<4>; 3] {
+fn qkv(inputs: DeltaInputs<'_>, chunks: &Chunks) -> [Tensor<4>; 3] {
+    let heads = inputs.heads;
     let DeltaHeads { num_key_heads, num_value_heads, .. } = heads;
     let (width, x) = (heads.key_width(), inputs.qkv);
     let part = |first, width, heads| chunks.split(&x.clone().narrow(1, first, width), heads);
@@ -83,8 +146,8 @@ fn scale(heads: DeltaHeads) -> f64 {
 }
 
 impl Split {
-    fn new(inputs: DeltaInputs<'_>, chunks: &Chunks, heads: DeltaHeads) -> Self {
-        let [q, k, v] = qkv(inputs, chunks, heads);
+    fn new(inputs: DeltaInputs<'_>, chunks: &Chunks) -> Self {
+        let ([q, k, v], heads) = (qkv(inputs, chunks), inputs.heads);
         let gate = |x: &Tensor<2>| chunks.split(x, heads.num_value_heads);
         let (q, k) = (normed(q).0 * scale(heads), normed(k).0);
         let [q, k] = [q, k].map(|x| repeated(x, heads.group()));
@@ -160,24 +223,22 @@ fn going_on(state: Tensor<3>, count: usize) -> Tensor<3> {
 }
 
 /// The states before the first tokens.
-fn zero_state(layout: &Layout, heads: DeltaHeads, chunks: &Chunks, x: &Tensor<2>) -> Tensor<3> {
+fn zero_state(DeltaInputs { qkv, layout, heads, .. }: DeltaInputs<'_>, chunks: &Chunks) -> Tensor<3> {
     debug_assert!(layout.documents().len() >= chunks.counts.first().copied().unwrap_or(0));
     let count = chunks.counts.first().copied().unwrap_or(0) * heads.num_value_heads;
-    Tensor::zeros([count, heads.key_head_dim, heads.value_head_dim], (&x.device(), DType::F32))
+    Tensor::zeros([count, heads.key_head_dim, heads.value_head_dim], (&qkv.device(), DType::F32))
 }
 
-/// [`delta_rule`](super::delta_rule), or with a state [`delta_rule_from`](super::delta_rule_from), in plain tensor calls.
-#[must_use]
-pub fn plain_delta_rule(
+/// [`delta_rule`](crate::ops::delta_rule::delta_rule), or with a state [`delta_rule_from`](crate::ops::delta_rule::delta_rule_from), in plain tensor calls.
+pub(crate) fn plain_delta_rule(
+    products: F32Products,
     inputs: DeltaInputs<'_>,
-    layout: &Layout,
-    heads: DeltaHeads,
     state: Option<Tensor<3>>,
 ) -> (Tensor<2>, Option<Tensor<3>>) {
-    let (products, chunks) = (layout.place().f32_products(), layout.delta_chunks(&inputs.qkv.device()));
-    let split = Split::new(inputs, &chunks, heads);
+    let (heads, chunks) = (inputs.heads, inputs.layout.delta_chunks(&inputs.qkv.device()));
+    let split = Split::new(inputs, &chunks);
     let goes_on = state.is_some();
-    let mut state = state.unwrap_or_else(|| zero_state(layout, heads, &chunks, inputs.qkv));
+    let mut state = state.unwrap_or_else(|| zero_state(inputs, &chunks));
     let mut outputs = Vec::with_capacity(chunks.counts.len());
     for step in chunks.steps() {
         state = going_on(state, step.1 * heads.num_value_heads);
@@ -262,17 +323,14 @@ fn normed_backward(dy: Tensor<4>, y: &Tensor<4>, factor: Tensor<4>) -> Tensor<4>
     (dy - y.clone() * along) * factor
 }
 
-/// [`delta_rule_backward`](super::delta_rule_backward) in plain tensor calls.
-#[must_use]
-pub fn plain_delta_rule_backward(
+pub(crate) fn plain_delta_rule_backward(
+    products: F32Products,
     d_o: &Tensor<2>,
     inputs: DeltaInputs<'_>,
-    layout: &Layout,
-    heads: DeltaHeads,
 ) -> (Tensor<2>, Gates<Tensor<2>>) {
-    let (products, chunks) = (layout.place().f32_products(), layout.delta_chunks(&inputs.qkv.device()));
+    let (heads, chunks) = (inputs.heads, inputs.layout.delta_chunks(&inputs.qkv.device()));
     let DeltaHeads { num_value_heads, .. } = heads;
-    let split = Split::new(inputs, &chunks, heads);
+    let split = Split::new(inputs, &chunks);
     let d_o = chunks.split(d_o, num_value_heads);
     let steps = chunks.steps();
     if steps.is_empty() {
@@ -281,7 +339,7 @@ pub fn plain_delta_rule_backward(
         return (zeros(inputs.qkv), Gates { decay: zeros(decay), strength: zeros(strength) });
     }
     // The states before every chunk, what it writes, and the states after it.
-    let mut state = zero_state(layout, heads, &chunks, inputs.qkv);
+    let mut state = zero_state(inputs, &chunks);
     let mut passed = Vec::with_capacity(steps.len());
     for step in &steps {
         state = going_on(state, step.1 * num_value_heads);
@@ -313,7 +371,7 @@ pub fn plain_delta_rule_backward(
         all.iter_mut().zip(grads).for_each(|(all, grad)| all.push(grad));
     }
     let [dq, dk, dv, decay, strength] = all.map(|parts| Tensor::cat(parts, 0));
-    let [q, k, _] = qkv(inputs, &chunks, heads);
+    let [q, k, _] = qkv(inputs, &chunks);
     let (q, of_q) = normed(q);
     let (k, of_k) = normed(k);
     let dq = normed_backward(summed(dq, heads.group()) * scale(heads), &q, of_q);

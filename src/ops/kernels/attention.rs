@@ -1,0 +1,35 @@
+//! Attention, the gate of its output, and its memory of earlier tokens.
+
+use burn::tensor::{DType, Device, Tensor};
+
+use super::Properties;
+use crate::ops::plain::attention::{Attended, AttentionInputs, plain_attention, plain_attention_backward};
+use crate::ops::plain::cached_attention::Held;
+use crate::ops::plain::gates::{plain_gate_output, plain_gate_output_backward};
+use crate::spec::Heads;
+
+/// Attention, as in [`attention`](crate::ops::attention), [`output_gate`](crate::ops::output_gate) and
+/// [`cached_attention`](crate::ops::cached_attention).
+#[expect(missing_docs, reason = "the doors describe the operations")]
+pub trait Attention: Properties {
+    fn attention(&self, inputs: AttentionInputs<'_>) -> Attended {
+        plain_attention(self.f32_products(), inputs)
+    }
+
+    fn attention_backward(&self, d_o: &Tensor<2>, attended: &Attended, inputs: AttentionInputs<'_>) -> [Tensor<2>; 3] {
+        plain_attention_backward(self.f32_products(), d_o, attended, inputs)
+    }
+
+    fn gate_output(&self, o: &Tensor<2>, gate: &Tensor<2>) -> Tensor<2> {
+        plain_gate_output(o, gate)
+    }
+
+    fn gate_output_backward(&self, dy: Tensor<2>, o: &Tensor<2>, gate: Tensor<2>) -> [Tensor<2>; 2] {
+        plain_gate_output_backward(dy, o, gate)
+    }
+
+    /// Memory for keys and values of a text.
+    fn cache(&self, heads: Heads, device: &Device, dtype: DType) -> Held {
+        Held::on_device(heads, device, dtype, self.f32_products())
+    }
+}

@@ -1,0 +1,146 @@
+//! Which tokens go to which experts, and what carries them there and back in plain tensor calls.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use burn::tensor::{DType, IndexingUpdateOp, Int, Tensor, TensorData, activation};
+use rayon::prelude::*;
+
+use crate::ops::layout::indices;
+use crate::spec::Probabilities;
+use crate::util::faults;
+
+/// Where the tokens of a micro-batch go.
+#[derive(Clone, Debug)]
+pub struct Routing {
+    /// The experts that have tokens, each with these.
+    pub groups: Vec<(usize, Rows)>,
+    /// Probabilities of the experts, `[tokens, experts]` in `f32`.
+    probabilities: Tensor<2>,
+    /// Where those of the groups' tokens are in them, group after group.
+    places: Tensor<1, Int>,
+}
+
+/// The tokens of one expert.
+#[derive(Clone, Debug)]
+pub struct Rows {
+    /// Tokens of all experts, expert after expert.
+    all: Arc<[i32]>,
+    /// Those of this one, in their order.
+    range: Range<usize>,
+    /// Likewise on the device, `[tokens of this one]`.
+    on_device: Tensor<1, Int>,
+    /// Weights of the outputs, `[tokens of this one]` in `f32`.
+    pub weights: Tensor<1>,
+}
+
+impl Rows {
+    /// The tokens.
+    pub(crate) fn tokens(&self) -> impl Iterator<Item = usize> {
+        self.all[self.range.clone()].iter().map(|&token| usize::try_from(token).unwrap_or_default())
+    }
+}
+
+/// [`route`](crate::ops::routing::route), not measured.
+#[expect(clippy::cast_possible_truncation, clippy::cast_possible_wrap, reason = "far below 2^31")]
+pub(crate) fn route_now(
+    scores: &Tensor<2>,
+    num_per_token: usize,
+    probabilities: Probabilities,
+    scales: Option<&Tensor<1>>,
+) -> Routing {
+    let ([num_tokens, num_experts], device) = (scores.dims(), scores.device());
+    let scores = scores.clone().cast(DType::F32);
+    let mut values = faults::read(scores.clone(), "the scores of experts");
+    let chosen: Vec<usize> =
+        values.par_chunks_exact_mut(num_experts).flat_map_iter(|row| choose(row, num_per_token)).collect();
+    let probabilities = match probabilities {
+        Probabilities::OfAll => activation::softmax(scores, 1),
+        Probabilities::OfChosen => {
+            let mask = TensorData::new(values, [num_tokens, num_experts]);
+            activation::softmax(scores + Tensor::from_data(mask, (&device, DType::F32)), 1)
+        }
+    };
+    let weights = match scales {
+        None => probabilities.clone(),
+        Some(scales) => probabilities.clone() * scales.clone().unsqueeze(),
+    };
+    let weights = weights.reshape([num_tokens * num_experts]);
+    let mut tokens_of = vec![Vec::new(); num_experts];
+    chosen.iter().enumerate().for_each(|(slot, expert)| tokens_of[*expert].push((slot / num_per_token) as i32));
+    let all: Arc<[i32]> = tokens_of.iter().flatten().copied().collect();
+    let experts = tokens_of.iter().enumerate().flat_map(|(expert, tokens)| tokens.iter().map(move |_| expert));
+    let places = experts.zip(all.iter()).map(|(expert, &token)| token * num_experts as i32 + expert as i32);
+    let (places, on_device) = (indices(places, &device), indices(all.iter().copied(), &device));
+    let weights = weights.select(0, places.clone());
+    let (mut groups, mut first) = (Vec::new(), 0);
+    for (expert, tokens) in tokens_of.iter().enumerate().filter(|(_, tokens)| !tokens.is_empty()) {
+        let len = tokens.len();
+        let rows = Rows {
+            all: Arc::clone(&all),
+            range: first..first + len,
+            on_device: on_device.clone().narrow(0, first, len),
+            weights: weights.clone().narrow(0, first, len),
+        };
+        groups.push((expert, rows));
+        first += len;
+    }
+    Routing { groups, probabilities, places }
+}
+
+/// The experts with the highest scores of a token; of equal ones, the first. Their scores become 0, those of the others -infinity.
+fn choose(scores: &mut [f32], num: usize) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..scores.len()).collect();
+    let before = |a: &usize, b: &usize| scores[*b].total_cmp(&scores[*a]).then(a.cmp(b));
+    if num < order.len() {
+        order.select_nth_unstable_by(num, before);
+        order.truncate(num);
+    }
+    order.sort_unstable_by(before);
+    scores.fill(f32::NEG_INFINITY);
+    order.iter().for_each(|expert| scores[*expert] = 0.0);
+    order
+}
+
+impl Routing {
+    /// Number of tokens of the micro-batch.
+    #[must_use]
+    pub fn num_tokens(&self) -> usize {
+        self.probabilities.dims()[0]
+    }
+
+    /// The gradient of the scores from the products of every weight and its gradient, group after group.
+    ///
+    /// # Shapes
+    /// Each of `products`: `[tokens of the group]`. Returns `[tokens, experts]` in `f32`.
+    #[must_use]
+    pub fn backward(&self, products: Vec<Tensor<1>>) -> Tensor<2> {
+        let shape @ [num_tokens, num_experts] = self.probabilities.dims();
+        let device = self.probabilities.device();
+        let zeros = |len| Tensor::<1>::zeros([len], (&device, DType::F32));
+        // No `cat`: fusion makes one kernel of it, with as many inputs, and compiles another wherever tokens go elsewhere.
+        let joined = |(all, first): (Tensor<1>, usize), product: Tensor<1>| {
+            let end = first + product.dims()[0];
+            (all.slice_assign(first..end, product.cast(DType::F32)), end)
+        };
+        let products = products.into_iter().fold((zeros(self.places.dims()[0]), 0), joined).0;
+        let zeros = zeros(num_tokens * num_experts);
+        let all = zeros.select_assign(0, self.places.clone(), products, IndexingUpdateOp::Add).reshape(shape);
+        let sums = all.clone().sum_dim(1);
+        all - self.probabilities.clone() * sums
+    }
+}
+
+pub(crate) fn plain_gather(x: &Tensor<2>, rows: &Rows, weighted: bool) -> Tensor<2> {
+    scaled(x.clone().select(0, rows.on_device.clone()), rows, weighted)
+}
+
+pub(crate) fn plain_scatter_add(y: Tensor<2>, rows: &Rows, update: &Tensor<2>, weighted: bool) -> Tensor<2> {
+    let update = scaled(update.clone(), rows, weighted);
+    y.select_assign(0, rows.on_device.clone(), update, IndexingUpdateOp::Add)
+}
+
+fn scaled(x: Tensor<2>, rows: &Rows, weighted: bool) -> Tensor<2> {
+    let dtype = x.dtype();
+    if weighted { x * rows.weights.clone().cast(dtype).unsqueeze_dim::<2>(1) } else { x }
+}
