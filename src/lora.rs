@@ -9,10 +9,10 @@ pub mod matrices;
 mod row_norms;
 pub(crate) mod start;
 pub mod targets;
-pub mod whole;
+pub mod trained;
 
 pub use adapters::{Adapter, AdapterSet, BlockAdapters};
 pub use matrices::Matrices;
 pub use row_norms::RowNorms;
 pub use start::Directions;
-pub use whole::{Modules, Whole};
+pub use trained::{FullTensor, FullTensors, TensorId};

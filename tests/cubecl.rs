@@ -218,7 +218,7 @@ fn train(
     for _ in 0..2 {
         step.forward_backward(&batch());
         if grads.is_empty() {
-            grads = step.grads().iter().flat_map(|grad| [values(&grad.a), values(&grad.b)]).flatten().collect();
+            grads = step.grads().iter().flat_map(|(_, grad)| values(grad)).collect();
         }
         let outcome = step.update(1e-3);
         figures.extend([outcome.loss as f32, outcome.grad_norm as f32]);

@@ -76,7 +76,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
     let mut adapters = source.new_adapters(selection, &recipe.lora, recipe.seed, device);
     model.start_magnitudes(&mut adapters);
     recipe.lora.trainable_token_indices.iter().for_each(|ids| model.start_tokens(&mut adapters, ids));
-    model.start_modules(&mut adapters, selection.modules.keys().copied());
+    model.start_modules(&mut adapters, selection.modules().map(|(module, _)| module));
     if recipe.objective.scores() {
         adapters = adapters.with_score(source.config.hidden_size, recipe.seed, &device.device);
     }
@@ -90,8 +90,8 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
     }
 
     let mut batches = SyntheticBatches::new(recipe, source.config.vocab_size);
-    let flops = StepFlops::of_objective(&source.config, num_trainable, selection.first_trained(), &recipe.objective);
-    let flops = flops.with_modules(selection).on(step.model().place(), &source.config, recipe.is_noisy());
+    let flops = StepFlops::of_objective(&source.config, selection, &recipe.objective);
+    let flops = flops.on(step.model().place(), &source.config, recipe.is_noisy());
     let mut first_step_seconds = 0.0;
     let mut step_seconds = Vec::new();
     let (mut tokens_per_step, mut flops_per_step, mut loss) = (0, 0.0, f64::NAN);

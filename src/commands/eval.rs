@@ -113,7 +113,7 @@ pub(crate) fn run(args: &EvalArgs) -> Result<(), Failure> {
     let named = Named::find(args.name.as_slice(), &args.model)?;
     let adapter = named.one_adapter()?.filter(|_| !args.base);
     let saved = adapter.map(|adapter| read_adapter(&adapter.folder)).transpose()?;
-    let scores = saved.as_ref().is_some_and(|saved| saved.weights.score.is_some());
+    let scores = saved.as_ref().is_some_and(|saved| saved.weights.scores());
     let mut prepared = Prepared::new(recipe(args, &named, scores)?, None, WeightsFrom::Hub, false)?;
     if let Some((saved, adapter)) = saved.as_ref().zip(adapter) {
         prepared.source.grow(saved, &adapter.folder);
@@ -143,8 +143,8 @@ pub(crate) fn run(args: &EvalArgs) -> Result<(), Failure> {
             set.map_err(|error| misfit(&error, base.as_deref()))?
         }
     };
-    if recipe.objective.scores() != adapters.score.is_some() {
-        let (what, hint) = match (adapters.score.is_some(), args.base) {
+    if recipe.objective.scores() != adapters.score().is_some() {
+        let (what, hint) = match (adapters.score().is_some(), args.base) {
             (true, _) => ("this adapter scores texts", "`--set objective.name=reward` measures on pairs of answers"),
             (_, true) => ("a run of \"reward\" has a head that scores, which the base lacks", "leave --base out"),
             (_, false) => ("this adapter has no head that scores", "take objective.name = \"reward\" out"),

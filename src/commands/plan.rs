@@ -255,9 +255,8 @@ fn forecast(
         refuse_large: true,
         ..OpenOptions::default()
     };
-    let (num_trainable, first) = (workload.plan().num_trainable, workload.selection.first_trained());
-    let flops = StepFlops::of_objective(workload.config, num_trainable, first, workload.objective);
-    let flops = flops.with_modules(workload.selection).on(workload.place, workload.config, recipe.is_noisy());
+    let flops = StepFlops::of_objective(workload.config, workload.selection, workload.objective);
+    let flops = flops.on(workload.place, workload.config, recipe.is_noisy());
     let keeps_reference = is_alone && objective(workload.objective).keeps_reference();
     let Recipe { train, objective, eval, .. } = recipe;
     let max_length = recipe.data.max_length;

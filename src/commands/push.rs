@@ -94,7 +94,7 @@ fn files(args: &PushArgs) -> Result<Vec<Upload>, Failure> {
             "PEFT and vLLM do not read the GGUF files of {base}: --base OWNER/NAME says what they were made of"
         ));
     }
-    let scores = saved.weights.score.is_some();
+    let scores = saved.weights.scores();
     let vllm_options =
         vllm_options(saved.config.r, saved.config.use_dora || saved.weights.replaces_weights()).filter(|_| !scores);
     let published = Published {

@@ -257,7 +257,7 @@ impl Server {
         let OpenedModel { model, tokenizer, adapters, .. } = &*self.opened;
         let asking = Asking::parse(kind, body)?;
         let adapter = self.adapter(asking.model.as_deref())?;
-        if adapters[adapter].set.score.is_some() != (kind == Kind::Score) {
+        if adapters[adapter].set.score().is_some() != (kind == Kind::Score) {
             let scores = "scores texts: ask /v1/score";
             let is = if kind == Kind::Score { "writes texts, and has no head that scores" } else { scores };
             return Err(ApiError::wrong(format!("`{}` {is}", adapters[adapter].name), Some("model")));

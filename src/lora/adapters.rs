@@ -1,7 +1,5 @@
 //! The adapters of a model: its trained weights.
 
-use std::ops::Range;
-
 use burn::tensor::{DType, Device, Tensor};
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
@@ -11,7 +9,7 @@ use super::matrices::{Applied, Matrices};
 use super::row_norms::RowNorms;
 use super::start::{normal, start};
 use super::targets::{AdapterShape, Selection};
-use super::whole::{Modules, Whole};
+use super::trained::{FullTensor, FullTensors, TensorId};
 use crate::config::InitLoraWeights;
 use crate::ops::dropout::{Dropout, mix};
 use crate::ops::host;
@@ -19,7 +17,6 @@ use crate::ops::kernels::{Place, plain};
 use crate::ops::linear::Weight;
 use crate::ops::place::place_of;
 use crate::ops::product::F32Products;
-use crate::ops::token_rows::TokenRows;
 use crate::spec::{ModelConfig, PerSite, SiteId};
 
 /// The adapter of one linear layer.
@@ -55,12 +52,6 @@ impl Adapter {
         let norms = &self.norms;
         self.matrices.magnitude.iter_mut().for_each(|magnitude| *magnitude = norms.of_weight(weight));
     }
-
-    /// Number of its parameters.
-    #[must_use]
-    pub fn num_parameters(&self) -> usize {
-        self.matrices.as_ref().values().map(|matrix| matrix.shape().num_elements()).sum()
-    }
 }
 
 /// The adapters of one block.
@@ -73,12 +64,8 @@ pub struct AdapterSet {
     pub blocks: Vec<BlockAdapters>,
     /// Dropout on the input of every A while training, in `[0, 1)`.
     pub dropout: f64,
-    /// The head of a model that scores texts, `[1, hidden_size]`, in `f32`: trained as a whole, beside the adapters.
-    pub score: Option<Tensor<2>>,
-    /// Rows of the embedding that are trained in place of the base's.
-    pub tokens: Option<TokenRows>,
-    /// Modules that are trained in place of the base's.
-    pub modules: Modules,
+    /// What is trained in full, beside the adapters.
+    pub full: FullTensors,
 }
 
 impl AdapterSet {
@@ -102,55 +89,68 @@ impl AdapterSet {
             };
             shapes.iter().map(new).collect()
         });
-        Self { blocks: blocks.collect(), dropout, score: None, tokens: None, modules: Modules::default() }
+        Self { blocks: blocks.collect(), dropout, full: FullTensors::default() }
     }
 
     /// No adapters: the base model.
     #[must_use]
     pub fn none(num_layers: usize) -> Self {
-        let blocks = vec![BlockAdapters::new(); num_layers];
-        Self { blocks, dropout: 0.0, score: None, tokens: None, modules: Modules::default() }
+        Self { blocks: vec![BlockAdapters::new(); num_layers], dropout: 0.0, full: FullTensors::default() }
     }
 
     /// The same with a head that scores: its own, or a new one from `seed`, drawn as transformers does.
     #[must_use]
     pub fn with_score(mut self, hidden_size: usize, seed: u64, device: &Device) -> Self {
         const STANDARD_DEVIATION: f32 = 0.02;
-        let mut rng = ChaCha8Rng::seed_from_u64(mix(seed));
-        let new = || {
+        self.full.start(FullTensor::Score, || {
+            let mut rng = ChaCha8Rng::seed_from_u64(mix(seed));
             let values = (0..hidden_size).map(|_| STANDARD_DEVIATION * normal(&mut rng)).collect();
             host::tensor(values, [1, hidden_size], device)
-        };
-        self.score = Some(self.score.unwrap_or_else(new));
+        });
         self
     }
 
-    /// What is trained as a whole.
-    pub fn whole(&self) -> impl Iterator<Item = (Whole, &Tensor<2>)> {
-        let tokens = self.tokens.iter().map(|tokens| (Whole::Tokens, &tokens.values));
-        self.score.iter().map(|score| (Whole::Score, score)).chain(tokens).chain(self.modules.iter())
+    /// The head of a model that scores texts, `[1, hidden_size]`.
+    #[must_use]
+    pub fn score(&self) -> Option<&Tensor<2>> {
+        self.full.get(FullTensor::Score)
+    }
+
+    /// Every tensor that is trained, in the order of their ids.
+    pub fn tensors(&self) -> impl Iterator<Item = (TensorId, &Tensor<2>)> {
+        let of_adapters =
+            self.by_site().flat_map(|((layer, site), adapter)| adapter.matrices.as_ref().tensors(layer, site));
+        of_adapters.chain(self.full.iter().map(|(full, values)| (full.into(), values)))
     }
 
     /// The same, to be changed.
-    pub fn whole_mut(&mut self) -> impl Iterator<Item = (Whole, &mut Tensor<2>)> {
-        let tokens = self.tokens.iter_mut().map(|tokens| (Whole::Tokens, &mut tokens.values));
-        self.score.iter_mut().map(|score| (Whole::Score, score)).chain(tokens).chain(self.modules.iter_mut())
+    pub fn tensors_mut(&mut self) -> impl Iterator<Item = (TensorId, &mut Tensor<2>)> {
+        let of_blocks = self.blocks.iter_mut().enumerate().flat_map(|(layer, block)| {
+            let adapters = block.iter_mut();
+            adapters.flat_map(move |(&site, adapter)| adapter.before_change().matrices.as_mut().tensors(layer, site))
+        });
+        of_blocks.chain(self.full.iter_mut().map(|(full, values)| (full.into(), values)))
+    }
+
+    /// The name of one of these tensors in the file of the optimizer's states.
+    #[must_use]
+    pub fn name(&self, id: TensorId) -> String {
+        match id {
+            TensorId::Adapter(layer, site, matrix) => format!("{}.{matrix}", self.blocks[layer][&site].module),
+            TensorId::Full(full) => full.name(),
+        }
     }
 
     /// Whether embeddings are trained.
     #[must_use]
     pub fn trains_embeddings(&self) -> bool {
-        self.whole().any(|(whole, _)| whole.embeds())
+        self.full.iter().any(|(full, _)| full.embeds())
     }
 
     /// The first layer whose backward something needs; the number of layers where nothing does.
     #[must_use]
     pub fn first_trained(&self) -> usize {
-        let has_norms =
-            |layer| self.modules.iter().any(|(whole, _)| matches!(whole, Whole::BlockNorm(of, _) if of == layer));
-        let is_trained = |layer: &usize| !self.blocks[*layer].is_empty() || has_norms(*layer);
-        let all = 0..self.blocks.len();
-        if self.trains_embeddings() { 0 } else { all.clone().find(is_trained).unwrap_or(all.end) }
+        TensorId::first_trained(self.tensors().map(|(id, _)| id), self.blocks.len())
     }
 
     /// Where the optimizer runs: the matrices are in `f32`, whatever the type of the activations.
@@ -163,8 +163,7 @@ impl AdapterSet {
     /// Number of trained parameters.
     #[must_use]
     pub fn num_parameters(&self) -> usize {
-        let whole = self.whole().map(|(_, whole)| whole.shape().num_elements());
-        self.iter().map(Adapter::num_parameters).chain(whole).sum()
+        self.tensors().map(|(_, values)| values.shape().num_elements()).sum()
     }
 
     /// Every adapter, in the order of the forward pass.
@@ -174,12 +173,8 @@ impl AdapterSet {
 
     /// Every adapter with its layer and site, in the order of the forward pass.
     pub fn by_site(&self) -> impl Iterator<Item = ((usize, SiteId), &Adapter)> {
-        self.of_blocks(0..self.blocks.len())
-    }
-
-    /// The same of some blocks.
-    pub fn of_blocks(&self, blocks: Range<usize>) -> impl Iterator<Item = ((usize, SiteId), &Adapter)> {
-        blocks.flat_map(|layer| self.blocks[layer].iter().map(move |(&site, adapter)| ((layer, site), adapter)))
+        let blocks = self.blocks.iter().enumerate();
+        blocks.flat_map(|(layer, block)| block.iter().map(move |(&site, adapter)| ((layer, site), adapter)))
     }
 
     /// Every adapter, mutable, in the order of [`iter`](Self::iter).
@@ -219,6 +214,25 @@ mod tests {
             assert!(adapter.matrices.b.to_data().try_to_vec::<f32>().unwrap().iter().all(|&b| b == 0.0));
         }
         assert_eq!(set.num_parameters(), 14 * 8 * 800);
+    }
+
+    #[test]
+    fn tensors_are_in_the_order_of_their_ids_and_keep_the_names_of_their_modules() {
+        let lora = LoraConfig { use_dora: true, ..LoraConfig::default() };
+        let selection = lora.select(&config()).unwrap();
+        let mut set = AdapterSet::new(&config(), &selection, InitLoraWeights::Kaiming, 0.0, 7, &Device::flex());
+        for full in [FullTensor::BlockNorm(0, "input_layernorm"), FullTensor::Head, FullTensor::Score] {
+            set.full.start(full, || Tensor::zeros([1, 400], &Device::flex()));
+        }
+        let ids: Vec<_> = set.tensors().map(|(id, _)| id).collect();
+        assert!(ids.len() == 14 * 3 + 3 && ids.is_sorted());
+        assert!(set.tensors_mut().map(|(id, _)| id).eq(ids.iter().copied()));
+        let names = [0, 41, 42, 43, 44].map(|at| set.name(ids[at]));
+        assert_eq!(
+            names[..2],
+            ["model.layers.0.self_attn.q_proj.lora_A", "model.layers.1.mlp.down_proj.lora_magnitude_vector"]
+        );
+        assert_eq!(names[2..], ["score.weight", "lm_head.weight", "model.layers.0.input_layernorm.weight"]);
     }
 
     #[test]

@@ -3,8 +3,10 @@
 use burn::tensor::Tensor;
 
 use super::row_norms::RowNorms;
+use super::trained::TensorId;
 use crate::ops::dropout::Dropout;
 use crate::ops::low_rank::{Lora, LowRank};
+use crate::spec::SiteId;
 
 /// The matrices of an adapter, or what belongs to each of them: its name, its gradient, its moments, its elements.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -34,6 +36,11 @@ impl<T> Matrices<T> {
         Matrices { a: &self.a, b: &self.b, magnitude: self.magnitude.as_ref() }
     }
 
+    /// The same, to be changed.
+    pub fn as_mut(&mut self) -> Matrices<&mut T> {
+        Matrices { a: &mut self.a, b: &mut self.b, magnitude: self.magnitude.as_mut() }
+    }
+
     /// A and B.
     pub fn low_rank(self) -> LowRank<T> {
         LowRank { a: self.a, b: self.b }
@@ -50,15 +57,6 @@ impl<T> Matrices<T> {
         Matrices { a: (self.a, other.a), b: (self.b, other.b), magnitude }
     }
 
-    /// `change` of each, until one fails.
-    ///
-    /// # Errors
-    /// That of the first that fails.
-    pub fn try_map<U, E>(self, mut change: impl FnMut(T) -> Result<U, E>) -> Result<Matrices<U>, E> {
-        let (a, b) = (change(self.a)?, change(self.b)?);
-        Ok(Matrices { a, b, magnitude: self.magnitude.map(change).transpose()? })
-    }
-
     /// Each with its name in PEFT.
     pub fn named(self) -> impl Iterator<Item = (&'static str, T)> {
         let names = Matrices::NAMES;
@@ -66,17 +64,14 @@ impl<T> Matrices<T> {
         [(names.a, self.a), (names.b, self.b)].into_iter().chain(magnitude)
     }
 
+    /// Each as one of all tensors that are trained; of the adapter at this place.
+    pub fn tensors(self, layer: usize, site: SiteId) -> impl Iterator<Item = (TensorId, T)> {
+        self.named().map(move |(name, value)| (TensorId::Adapter(layer, site, name), value))
+    }
+
     /// Each, A first.
     pub fn values(self) -> impl Iterator<Item = T> {
         self.named().map(|(_, value)| value)
-    }
-}
-
-impl<T, U> Matrices<(T, U)> {
-    /// The inverse of [`Matrices::zip`].
-    pub fn unzip(self) -> (Matrices<T>, Matrices<U>) {
-        let (of_t, of_u) = self.magnitude.unzip();
-        (Matrices { a: self.a.0, b: self.b.0, magnitude: of_t }, Matrices { a: self.a.1, b: self.b.1, magnitude: of_u })
     }
 }
 

@@ -8,7 +8,8 @@ use std::collections::BTreeMap;
 use patterns::Patterns;
 
 use super::kind::Kind;
-use super::whole::Whole;
+use super::matrices::Matrices;
+use super::trained::{FullTensor, TensorId};
 use crate::config::{LoraConfig, TargetModules, meant_layer};
 use crate::spec::{LINEAR_NAMES, ModelConfig, PerSite, Role, Site, SiteId, in_layer, short_name};
 use crate::util::stats::{as_f64, as_u64};
@@ -27,14 +28,6 @@ pub struct AdapterShape {
     pub scale: f64,
 }
 
-impl AdapterShape {
-    /// Number of trained parameters on a weight of shape `[out_features, in_features]`.
-    #[must_use]
-    pub fn num_parameters(self, weight: [usize; 2]) -> usize {
-        self.kind.shapes(self.r, weight).values().map(|[rows, columns]| rows * columns).sum()
-    }
-}
-
 /// How often a target matched.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TargetHits {
@@ -51,10 +44,8 @@ pub struct Selection {
     pub shapes: Vec<PerSite<AdapterShape>>,
     /// Every target with its number of hits.
     pub hits: Vec<TargetHits>,
-    /// Tokens whose rows of the embedding are trained.
-    pub num_tokens: usize,
-    /// Modules that are trained as a whole, with their shapes.
-    pub modules: BTreeMap<Whole, [usize; 2]>,
+    /// What is trained in full in a model whose shape is known, but for the head that scores, with their shapes.
+    pub full: BTreeMap<FullTensor, [usize; 2]>,
 }
 
 impl Selection {
@@ -81,37 +72,48 @@ impl Selection {
         largest
     }
 
-    /// Number of parameters of modules that are trained as a whole.
+    /// Every tensor that is trained, but for the head that scores, with its shape.
+    pub fn tensors(&self, config: &ModelConfig) -> impl Iterator<Item = (TensorId, [usize; 2])> {
+        let of_adapters = self.iter().flat_map(|(layer, site, AdapterShape { kind, r, .. })| {
+            kind.shapes(r, config.blocks[layer].sites[site].shape).tensors(layer, site)
+        });
+        of_adapters.chain(self.full.iter().map(|(&full, &shape)| (full.into(), shape)))
+    }
+
+    /// The modules that are trained in full, with their shapes.
+    pub fn modules(&self) -> impl Iterator<Item = (FullTensor, [usize; 2])> {
+        self.full.iter().filter(|(full, _)| full.is_module()).map(|(&full, &shape)| (full, shape))
+    }
+
+    /// Number of their parameters.
     #[must_use]
     pub fn num_module_parameters(&self) -> usize {
-        self.modules.values().map(|[rows, columns]| rows * columns).sum()
+        self.modules().map(|(_, [rows, columns])| rows * columns).sum()
+    }
+
+    /// Tokens whose rows of the embedding are trained.
+    #[must_use]
+    pub fn num_tokens(&self) -> usize {
+        self.full.get(&FullTensor::Tokens).map_or(0, |[tokens, _]| *tokens)
     }
 
     /// The first layer whose backward something needs; the number of layers where nothing does.
     #[must_use]
     pub fn first_trained(&self) -> usize {
-        let whole = self.modules.keys();
-        let norms =
-            whole.clone().filter_map(|whole| if let Whole::BlockNorm(layer, _) = whole { Some(*layer) } else { None });
-        let embeds = self.num_tokens > 0 || whole.clone().any(|whole| whole.embeds());
-        let adapted = self.shapes.iter().position(|block| !block.is_empty());
-        let first = adapted.into_iter().chain(norms).chain(embeds.then_some(0)).min();
-        first.unwrap_or(self.shapes.len())
+        let adapters = self.iter().map(|(layer, site, _)| TensorId::Adapter(layer, site, Matrices::NAMES.a));
+        TensorId::first_trained(adapters.chain(self.full.keys().map(|&full| full.into())), self.shapes.len())
     }
 
-    /// Whether the head is trained as a whole.
+    /// Whether the head is trained in full.
     #[must_use]
     pub fn trains_head(&self) -> bool {
-        self.modules.keys().any(|whole| whole.is_head())
+        self.full.keys().any(|full| full.is_head())
     }
 
     /// Number of trained parameters in a model of this shape.
     #[must_use]
     pub fn num_parameters(&self, config: &ModelConfig) -> usize {
-        let parameters = |(layer, site, shape): (usize, SiteId, AdapterShape)| {
-            shape.num_parameters(config.blocks[layer].sites[site].shape)
-        };
-        self.iter().map(parameters).sum::<usize>() + self.num_tokens * config.hidden_size + self.num_module_parameters()
+        self.tensors(config).map(|(_, [rows, columns])| rows * columns).sum()
     }
 }
 
@@ -221,7 +223,9 @@ impl LoraConfig {
             sites.map(|(site, Site { role, .. })| (config.module_name(layer, site), *role)).collect()
         });
         let mut selection = self.select_of(&names.collect::<Vec<_>>())?;
-        let modules = self.modules(config).map(|modules| selection.modules = modules).err();
+        let modules = self.modules(config).map(|modules| selection.full = modules).err();
+        let rows = self.trainable_token_indices.as_ref().map(|ids| [ids.len(), config.hidden_size]);
+        selection.full.extend(rows.map(|shape| (FullTensor::Tokens, shape)));
         let start = self.start_problem(config, &selection).map(TargetError::Start);
         let tokens = self.tokens_problem(config).map(TargetError::Tokens);
         let modules = modules.into_iter().flatten().map(TargetError::Modules);
@@ -381,12 +385,7 @@ impl LoraConfig {
             }
         }
         if errors.is_empty() {
-            Ok(Selection {
-                shapes,
-                hits: targets.hits(),
-                num_tokens: self.trainable_token_indices.iter().flatten().count(),
-                modules: BTreeMap::new(),
-            })
+            Ok(Selection { shapes, hits: targets.hits(), full: BTreeMap::new() })
         } else {
             Err(errors)
         }

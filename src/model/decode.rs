@@ -81,7 +81,7 @@ pub struct Part<'a> {
 pub fn next_logits(model: &Model, parts: &mut [Part<'_>]) -> Tensor<2> {
     // Modules in place of the model's are those of all texts in a pass.
     let is_one = parts.windows(2).all(|pair| std::ptr::eq(pair[0].adapters, pair[1].adapters));
-    let have_modules = parts.iter().any(|part| !part.adapters.modules.is_empty());
+    let have_modules = parts.iter().any(|part| part.adapters.full.replaces_modules());
     if model.config.ropes.iter().all(|rope| rope.reach(usize::MAX) == 0) && (is_one || !have_modules) {
         return kernels::run(model.place(), || logits_of_last(model, parts));
     }
@@ -171,7 +171,7 @@ fn by_token_rows<'a>(parts: &[Part<'a>], lengths: &[usize]) -> Vec<(Range<usize>
     let mut all: Vec<(Range<usize>, &AdapterSet)> = Vec::new();
     for (rows, adapters) in by_rows(parts, lengths) {
         match all.last_mut() {
-            Some((before, of)) if of.tokens.is_none() && adapters.tokens.is_none() => before.end = rows.end,
+            Some((before, of)) if [*of, adapters].iter().all(|it| it.full.tokens().is_none()) => before.end = rows.end,
             _ => all.push((rows, adapters)),
         }
     }
@@ -225,7 +225,7 @@ mod tests {
         model.start_magnitudes(&mut adapters);
         // Every other token of the texts below has a row of its own.
         model.start_tokens(&mut adapters, &(0..config.vocab_size).step_by(2).collect::<Vec<_>>());
-        adapters.tokens.iter_mut().for_each(|tokens| tokens.values = tokens.values.clone() * 1.1);
+        adapters.full.iter_mut().for_each(|(_, tokens)| *tokens = tokens.clone() * 1.1);
         (model, adapters)
     }
 

@@ -6,12 +6,12 @@ use burn::tensor::{DType, IndexingUpdateOp, Int, Tensor};
 
 use super::Model;
 use super::block::Block;
-use crate::lora::{AdapterSet, Modules, Whole};
+use crate::lora::{AdapterSet, FullTensor};
 use crate::ops::cross_entropy::Head;
 use crate::ops::linear::{Matrix, Weight};
 use crate::ops::norm::Norm;
 use crate::ops::profile::{self, Cost};
-use crate::ops::token_rows::{HeadRows, TokenRows};
+use crate::ops::token_rows::HeadRows;
 use crate::spec::{self, ModelConfig};
 
 /// The head that adapters give a model.
@@ -49,25 +49,21 @@ impl ModelConfig {
 impl Model {
     /// Gives adapters the rows of the embedding of these tokens, if they have none.
     pub fn start_tokens(&self, adapters: &mut AdapterSet, ids: &[usize]) {
-        let ids: Vec<u32> = ids.iter().map(|&id| u32::try_from(id).unwrap_or(u32::MAX)).collect();
-        let values = || self.embed_tokens.clone().select(0, self.token_ids(&ids)).cast(DType::F32);
-        adapters.tokens.get_or_insert_with(|| TokenRows { ids: ids.as_slice().into(), values: values() });
+        let rows = |ids: &[u32]| self.embed_tokens.clone().select(0, self.token_ids(ids)).cast(DType::F32);
+        adapters.full.start_tokens(ids, rows);
     }
 
     /// Gives adapters the model's own of these modules, where they have none.
-    pub fn start_modules(&self, adapters: &mut AdapterSet, modules: impl Iterator<Item = Whole>) {
-        let own = std::mem::take(&mut adapters.modules);
-        let start = |whole| (whole, own.get(whole).cloned().unwrap_or_else(|| self.module(whole)));
-        let started: Modules = modules.map(start).collect();
-        adapters.modules = started.with_beside(own.beside().map(|(whole, values)| (whole, values.clone())).collect());
+    pub fn start_modules(&self, adapters: &mut AdapterSet, modules: impl Iterator<Item = FullTensor>) {
+        modules.for_each(|module| adapters.full.start(module, || self.module(module)));
     }
 
     /// The model's own values of a module, in `f32`.
-    fn module(&self, whole: Whole) -> Tensor<2> {
-        match whole {
-            Whole::Head => self.lm_head.values.dense().into_owned().cast(DType::F32),
-            Whole::Norm(_) => self.config.norm_in_file(self.norm.weight.clone() * self.config.logit_divisor),
-            Whole::BlockNorm(layer, name) => {
+    fn module(&self, module: FullTensor) -> Tensor<2> {
+        match module {
+            FullTensor::Head => self.lm_head.values.dense().into_owned().cast(DType::F32),
+            FullTensor::Norm(_) => self.config.norm_in_file(self.norm.weight.clone() * self.config.logit_divisor),
+            FullTensor::BlockNorm(layer, name) => {
                 let sublayers = self.blocks[layer].sublayers.iter().zip(&self.config.blocks[layer].sublayers);
                 let norms = sublayers.flat_map(|(sublayer, spec)| {
                     [(spec.norm_before, &sublayer.norm_before), (spec.norm_after, &sublayer.norm_after)]
@@ -77,7 +73,7 @@ impl Model {
                 self.config
                     .norm_in_file(found.unwrap_or_else(|| unreachable!("norms are named after those of the model")))
             }
-            Whole::Embedding | Whole::Tied | Whole::Score | Whole::Tokens => self.embed_tokens.clone().cast(DType::F32),
+            _ => self.embed_tokens.clone().cast(DType::F32),
         }
     }
 
@@ -89,8 +85,8 @@ impl Model {
             bias: None,
             rounds: self.lm_head.rounds,
         };
-        let weight = adapters.modules.head(cast).unwrap_or(&self.lm_head).clone();
-        let tokens = adapters.tokens.as_ref().filter(|_| self.config.tie_word_embeddings);
+        let weight = adapters.full.head(cast).unwrap_or(&self.lm_head).clone();
+        let tokens = adapters.full.tokens().filter(|_| self.config.tie_word_embeddings);
         let rows = tokens.map(|tokens| tokens.of_head(&self.lm_head, self.rounding_dtype()));
         OwnHead { weight, rows, soft_cap: self.config.logit_soft_cap }
     }
@@ -98,7 +94,7 @@ impl Model {
     /// The norm before the head.
     #[must_use]
     pub fn own_norm(&self, adapters: &AdapterSet) -> Norm {
-        match adapters.modules.get(Whole::Norm(self.config.last_norm)) {
+        match adapters.full.get(FullTensor::Norm(self.config.last_norm)) {
             Some(values) => Norm { weight: self.config.norm_of(values) / self.config.logit_divisor, bias: None },
             None => self.norm.clone(),
         }
@@ -109,7 +105,7 @@ impl Model {
     pub fn with_own_norms<'a>(&self, layer: usize, block: &'a Block, adapters: &AdapterSet) -> Cow<'a, Block> {
         let own = |name: Option<&'static str>| {
             let name = name?;
-            Some((name, self.config.norm_of(adapters.modules.get(Whole::BlockNorm(layer, name))?)))
+            Some((name, self.config.norm_of(adapters.full.get(FullTensor::BlockNorm(layer, name))?)))
         };
         let of = |spec: &spec::Sublayer| [own(spec.norm_before), own(spec.norm_after)];
         let own: Vec<_> = self.config.blocks[layer].sublayers.iter().map(of).collect();
@@ -132,14 +128,14 @@ impl Model {
     pub fn embed_ids(&self, ids: Tensor<1, Int>, adapters: &AdapterSet) -> Tensor<2> {
         let num_tokens = ids.dims()[0];
         let embed = || {
-            let own = adapters.modules.get(Whole::Embedding).or_else(|| adapters.modules.get(Whole::Tied));
+            let own = adapters.full.get(FullTensor::Embedding).or_else(|| adapters.full.get(FullTensor::Tied));
             let x = match own {
                 Some(own) => own.clone().select(0, ids.clone()).cast(self.rounding_dtype()),
                 None => self.embed_tokens.clone().select(0, ids.clone()),
             };
             let x = x.cast(self.compute);
             let x = if let Some(scale) = self.embedding_scale { x * scale } else { x };
-            match &adapters.tokens {
+            match adapters.full.tokens() {
                 Some(rows) => rows.embedded(ids, x, self.embedding_scale, self.rounding_dtype()),
                 None => x,
             }
@@ -155,19 +151,19 @@ impl Model {
         ids: Tensor<1, Int>,
         adapters: &AdapterSet,
         dx: Tensor<2>,
-    ) -> Option<(Whole, Tensor<2>)> {
+    ) -> Option<(FullTensor, Tensor<2>)> {
         let scale = self.embedding_scale;
-        if let Some(rows) = &adapters.tokens {
-            return Some((Whole::Tokens, rows.embedded_backward(ids, dx, scale, self.place.f32_products())));
+        if let Some(rows) = adapters.full.tokens() {
+            return Some((FullTensor::Tokens, rows.embedded_backward(ids, dx, scale, self.place.f32_products())));
         }
-        let (whole, own) = adapters.modules.iter().find(|(whole, _)| whole.embeds())?;
+        let (full, own) = adapters.full.iter().find(|(full, _)| full.embeds())?;
         let work = || {
             let dx = dx.cast(DType::F32);
             let dx = if let Some(scale) = scale { dx * scale } else { dx };
             own.zeros_like().select_assign(0, ids, dx, IndexingUpdateOp::Add)
         };
         let bytes = profile::bytes(own);
-        Some((whole, profile::measure("embedding_backward", || Cost { bytes, ..Cost::default() }, work)))
+        Some((full, profile::measure("embedding_backward", || Cost { bytes, ..Cost::default() }, work)))
     }
 
     /// The gradient of the norm before the head as its file has it, from that of the norm's output, `[1, hidden_size]`.

@@ -23,12 +23,6 @@ pub struct TokenRows {
 }
 
 impl TokenRows {
-    /// Rows of these tokens.
-    #[must_use]
-    pub fn new(ids: &[usize], values: Tensor<2>) -> Self {
-        Self { ids: ids.iter().map(|&id| u32::try_from(id).unwrap_or(u32::MAX)).collect(), values }
-    }
-
     /// On the device, `[ids]`.
     fn ids_on_device(&self) -> Tensor<1, Int> {
         ids_on(&self.ids, &self.values.device())

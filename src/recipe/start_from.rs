@@ -5,7 +5,7 @@ use std::path::Path;
 
 use crate::config::{LoraConfig, ModelOptions, ObjectiveConfig, TargetModules};
 use crate::hub::{self, HubSettings, Progress};
-use crate::lora::Whole;
+use crate::lora::FullTensor;
 use crate::lora::targets::AdapterShape;
 use crate::save::checkpoint::Checkpoints;
 use crate::save::export::{SavedAdapter, find_adapter, read_adapter};
@@ -107,12 +107,12 @@ fn of_checkpoint(run: &Path) -> Option<SavedAdapter> {
 
 /// What a section selects in the model, or in some model where it is not on this machine; `None` where it is wrong, which is
 /// reported elsewhere.
-fn shapes(lora: &LoraConfig, model: Option<&ModelConfig>) -> Option<(Vec<PerSite<AdapterShape>>, Vec<Whole>)> {
+fn shapes(lora: &LoraConfig, model: Option<&ModelConfig>) -> Option<(Vec<PerSite<AdapterShape>>, Vec<FullTensor>)> {
     let selection = match model {
         Some(model) => lora.select(model),
         None => lora.select_of_any(MANY_LAYERS),
     };
-    selection.ok().map(|selection| (selection.shapes, selection.modules.into_keys().collect()))
+    selection.ok().map(|selection| (selection.shapes, selection.full.into_keys().collect()))
 }
 
 /// The value of a key, as TOML.

@@ -69,7 +69,7 @@ impl Loaded {
         let (mut adapters, taken) = adapters(run, resumed, &model)?;
         start.iter().for_each(|values| adapters.start_a(values));
         recipe.lora.trainable_token_indices.iter().for_each(|ids| model.start_tokens(&mut adapters, ids));
-        model.start_modules(&mut adapters, prepared.selection.modules.keys().copied());
+        model.start_modules(&mut adapters, prepared.selection.modules().map(|(module, _)| module));
         if recipe.objective.scores() {
             adapters = adapters.with_score(model.config.hidden_size, recipe.seed, &model.device());
         }

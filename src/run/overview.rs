@@ -11,7 +11,7 @@ use crate::config::{
 use crate::data::dataset::Dataset;
 use crate::data::files::FileInfo;
 use crate::device::OpenDevice;
-use crate::lora::Whole;
+use crate::lora::FullTensor;
 use crate::lora::targets::Selection;
 use crate::measure::metrics::Sinks;
 use crate::model::Storage;
@@ -285,16 +285,16 @@ fn layers(selection: &Selection, config: &ModelConfig) -> Fact {
         "all-linear" => format!("{} (all-linear)", counted(hits.num_hits, "linear layer")),
         target => format!("{} x {target}", hits.num_hits),
     });
-    let tokens = Some(selection.num_tokens).filter(|tokens| *tokens > 0);
+    let tokens = Some(selection.num_tokens()).filter(|tokens| *tokens > 0);
     let tokens = tokens
         .map(|tokens| format!("{tokens} x row of embed_tokens (vLLM and llama.cpp take such an adapter only merged)"));
     let new = Some(config.num_new_rows).filter(|new| *new > 0);
     let new = new.map(|new| {
         format!("{} that the model's files do not have, at first the mean of the others", counted(new, "row"))
     });
-    let named = |whole: &Whole| if let Whole::BlockNorm(_, name) = whole { (*name).to_owned() } else { whole.module() };
+    let named = |full| if let FullTensor::BlockNorm(_, name) = full { name.to_owned() } else { full.module() };
     let mut modules = BTreeMap::<String, usize>::new();
-    selection.modules.keys().for_each(|whole| *modules.entry(named(whole)).or_default() += 1);
+    selection.modules().for_each(|(full, _)| *modules.entry(named(full)).or_default() += 1);
     let modules = modules.into_iter().map(|(name, count)| {
         format!("{count} x {name} as a whole (vLLM and llama.cpp take such an adapter only merged)")
     });

@@ -123,9 +123,8 @@ impl<'a> Started<'a> {
         }
 
         let facts = facts(prepared, data, &telemetry, !step.model().place().pads_rows());
-        let (num_trainable, first) = (prepared.num_trainable(), prepared.selection.first_trained());
-        let flops = StepFlops::of_objective(&source.config, num_trainable, first, &recipe.objective);
-        let flops = flops.with_modules(&prepared.selection).on(step.model().place(), &source.config, recipe.is_noisy());
+        let flops = StepFlops::of_objective(&source.config, &prepared.selection, &recipe.objective);
+        let flops = flops.on(step.model().place(), &source.config, recipe.is_noisy());
         let precision = recipe.train.precision.dtype();
         let recorder = Recorder::new(flops, device, telemetry, precision, facts, earlier, *process_start);
         let adapter_files = AdapterFiles {

@@ -7,6 +7,8 @@
 use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};
 
+use adapter_file::{SCORE, TOKENS, module_of_weight};
+
 use crate::lora::Matrices;
 
 mod adapter_check;
@@ -37,12 +39,8 @@ pub use tokenizer_files::{TOKENIZER_FILES, write_tokenizer};
 pub struct AdapterWeights {
     /// The matrices by module, for example `model.layers.0.self_attn.q_proj`.
     pub adapters: BTreeMap<String, Matrices<HostMatrix>>,
-    /// The head of a model that scores texts, `[1, hidden_size]`.
-    pub score: Option<HostMatrix>,
-    /// Rows of the embedding, `[tokens, hidden_size]`, of the tokens that the adapter's config names.
-    pub tokens: Option<HostMatrix>,
-    /// Modules in place of the model's, by the names that a language model alone has; of norms `[1, width]`.
-    pub modules: BTreeMap<String, HostMatrix>,
+    /// What is trained in full, by the names that a language model alone has: see [`FullTensor`](crate::lora::FullTensor).
+    pub full: BTreeMap<String, HostMatrix>,
     /// Whether the embedding among them is the head too.
     pub is_tied: bool,
     /// Embedding and head that lie beside the adapter as they are, by the same names: PEFT's `save_embedding_layers`.
@@ -53,12 +51,24 @@ impl AdapterWeights {
     /// Whether parts of the model are in it that no server takes beside its base, but merged.
     #[must_use]
     pub fn replaces_weights(&self) -> bool {
-        self.tokens.is_some() || !self.modules.is_empty() || !self.beside.is_empty()
+        self.full.keys().any(|name| name != SCORE) || !self.beside.is_empty()
     }
 
-    /// What takes the place of a module of the model, but for rows of tokens.
-    fn whole(&self, module: &str) -> Option<&HostMatrix> {
-        self.modules.get(module).or_else(|| self.beside.get(module))
+    /// Whether there is a head that scores.
+    #[must_use]
+    pub fn scores(&self) -> bool {
+        self.full.contains_key(SCORE)
+    }
+
+    /// The modules of the model among what is trained in full.
+    fn modules(&self) -> impl Iterator<Item = &str> {
+        let modules = self.full.keys().filter(|name| ![SCORE, TOKENS].contains(&name.as_str()));
+        modules.map(|name| module_of_weight(name))
+    }
+
+    /// What takes the place of a weight of the model, but for rows of tokens.
+    fn replaced(&self, name: &str) -> Option<&HostMatrix> {
+        self.full.get(name).or_else(|| self.beside.get(name))
     }
 }
 

@@ -62,7 +62,7 @@ impl Trained {
             [taken.matrices.a, taken.matrices.b] = part(r, both - r);
             trained.matrices.magnitude.clone_from(&all.matrices.magnitude);
         }
-        (trained.score, trained.tokens, trained.modules) = (written.score, written.tokens, written.modules);
+        trained.full = written.full;
         trained
     }
 }

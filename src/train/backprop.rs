@@ -15,7 +15,7 @@ use super::objective::Objective;
 use super::offload::{HostParking, Parked};
 use super::references::References;
 use crate::data::batch::Batch;
-use crate::lora::{AdapterSet, Whole};
+use crate::lora::{AdapterSet, FullTensor};
 use crate::model::block::Activations;
 use crate::model::context::{BlockContext, InDocuments};
 use crate::model::{Carried, Model};
@@ -286,10 +286,10 @@ pub fn backward(
     for (loss, micro_batch) in losses.iter_mut().zip(&micro_batches) {
         // A micro-batch's gradient of an embedding that is the head, too, is one sum.
         let all = std::mem::take(&mut loss.grads).into_iter();
-        let (of_head, others): (Vec<_>, Vec<_>) = all.partition(|(whole, _)| whole.embeds());
-        for (whole, grad) in others {
-            let factor = if whole == Whole::Score { 1.0 } else { micro_batch.grad_scale.recip() };
-            sums.add_whole(whole, grad, factor);
+        let (of_head, others): (Vec<_>, Vec<_>) = all.partition(|(full, _)| full.embeds());
+        for (full, grad) in others {
+            let factor = if full == FullTensor::Score { 1.0 } else { micro_batch.grad_scale.recip() };
+            sums.add(full.into(), grad, factor);
         }
         of_heads.push(of_head.into_iter().next().map(|(_, grad)| grad));
     }
@@ -315,10 +315,12 @@ pub fn backward(
             let grads = block.backward(dx, activations, &context, layer > first || goes_on);
             micro_batch.carried.add_grads(&model.config, layer, grads.key_values);
             let factor = 1.0 / micro_batch.grad_scale;
-            profile::measure("gradient_sums", Cost::default, || sums.add(layer, grads.adapters, factor));
-            for (name, grad) in grads.norms {
-                sums.add_whole(Whole::BlockNorm(layer, name), grad, factor);
-            }
+            let of_adapters = grads.adapters.into_iter().flat_map(|(site, grads)| grads.tensors(layer, site));
+            let of_norms =
+                grads.norms.into_iter().map(|(name, grad)| (FullTensor::BlockNorm(layer, name).into(), grad));
+            profile::measure("gradient_sums", Cost::default, || {
+                of_adapters.chain(of_norms).for_each(|(id, grad)| sums.add(id, grad, factor));
+            });
             grads.dx
         };
         dx = dx.into_iter().zip(&mut micro_batches).filter_map(through_block).collect();
@@ -328,12 +330,12 @@ pub fn backward(
         }
     }
     for ((dx, micro_batch), of_head) in dx.into_iter().zip(micro_batches).zip(of_heads) {
-        if let Some((whole, grad)) = model.embed_backward(micro_batch.input_ids, adapters, dx) {
+        if let Some((full, grad)) = model.embed_backward(micro_batch.input_ids, adapters, dx) {
             let grad = match of_head {
                 Some(of_head) => of_head + grad,
                 None => grad,
             };
-            sums.add_whole(whole, grad, 1.0 / micro_batch.grad_scale);
+            sums.add(full.into(), grad, 1.0 / micro_batch.grad_scale);
         }
     }
     losses

@@ -36,8 +36,7 @@ pub struct StepFlops {
 
 impl StepFlops {
     /// The counts for a model with `num_trainable` parameters in its adapters, and the first block that has a backward.
-    #[must_use]
-    pub fn new(config: &ModelConfig, num_trainable: usize, first_trained: usize) -> Self {
+    fn new(config: &ModelConfig, num_trainable: usize, first_trained: usize) -> Self {
         let of_blocks = |blocks: &[Block], of_weight: f64, of_rule: usize| {
             let weights = blocks.iter().flat_map(|block| &block.sites).map(Site::num_active_weights).sum::<f64>();
             let rules = blocks.iter().filter_map(Block::delta_net).map(|net| net.heads.flops_per_token(CHUNK_TOKENS));
@@ -68,30 +67,13 @@ impl StepFlops {
         Self { longest_sharing: longest_sharing(place, config, is_noisy), of_reference, ..self }
     }
 
-    /// The same where modules are trained as a whole, whose parameters were counted as those of adapters: the gradient of the head
-    /// takes as much as its output, embeddings and norms next to nothing.
+    /// The counts for what is trained by an objective, which may need a forward of the reference beside. Of the modules among it,
+    /// the gradient of the head takes as much as its output, embeddings and norms next to nothing.
     #[must_use]
-    pub fn with_modules(self, selection: &Selection) -> Self {
-        let head =
-            selection.modules.iter().filter(|(whole, _)| whole.is_head()).map(|(_, [rows, columns])| rows * columns);
-        let of_modules = as_f64(6 * selection.num_module_parameters());
-        Self {
-            per_token: self.per_token - of_modules,
-            second_per_token: self.second_per_token - 0.5 * of_modules,
-            per_target_token: self.per_target_token + as_f64(2 * head.sum::<usize>()),
-            ..self
-        }
-    }
-
-    /// The counts for an objective, which may need a forward of the reference beside.
-    #[must_use]
-    pub fn of_objective(
-        config: &ModelConfig,
-        num_trainable: usize,
-        first_trained: usize,
-        objective: &ObjectiveConfig,
-    ) -> Self {
-        let mut flops = Self::new(config, num_trainable, first_trained);
+    pub fn of_objective(config: &ModelConfig, selection: &Selection, objective: &ObjectiveConfig) -> Self {
+        let of_adapters = selection.num_parameters(config) - selection.num_module_parameters();
+        let num_trainable = of_adapters + objective.num_score_parameters(config.hidden_size);
+        let mut flops = Self::new(config, num_trainable, selection.first_trained());
         if objective.scores() {
             flops.per_target_token = 0.0;
         }
@@ -103,6 +85,8 @@ impl StepFlops {
             flops.attentions.iter_mut().for_each(|(_, products)| *products += 2);
             flops.of_reference = Some(Box::new(reference));
         }
+        let head = selection.modules().filter(|(full, _)| full.is_head()).map(|(_, [rows, columns])| rows * columns);
+        flops.per_target_token += as_f64(2 * head.sum::<usize>());
         flops
     }
 

@@ -6,10 +6,8 @@ use std::ops::Range;
 use burn::tensor::{DType, Tensor};
 
 use super::ranks::{RankFigures, Ranks};
-use crate::lora::{Adapter, AdapterSet, BlockAdapters, Matrices, Whole};
-use crate::model::context::BlockGrads;
+use crate::lora::{AdapterSet, TensorId};
 use crate::ops::kernels::Place;
-use crate::spec::SiteId;
 use crate::util::faults;
 
 /// Numbers of a bucket of gradients at least: fewer would leave a link idle between the ranks' messages.
@@ -23,15 +21,12 @@ pub fn bucket_numbers(of_all: usize) -> usize {
     LEAST_BUCKET.max(of_all / MOST_BUCKETS)
 }
 
-/// Gradients of adapters, summed over tokens and micro-batches, in `f32`.
+/// Gradients of what is trained, summed over tokens and micro-batches, in `f32`.
 #[derive(Clone, Debug, Default)]
 pub struct GradSums {
-    /// By layer and site.
-    sums: BTreeMap<(usize, SiteId), Matrices<Tensor<2>>>,
-    /// Of what is trained as a whole.
-    whole: BTreeMap<Whole, Tensor<2>>,
+    sums: BTreeMap<TensorId, Tensor<2>>,
     /// Buckets that are summed over the ranks, the last blocks first: the first block of each, and whether there were gradients here,
-    /// by adapter.
+    /// by tensor.
     begun: Vec<(usize, Vec<f64>)>,
 }
 
@@ -47,46 +42,28 @@ pub struct Exchange<'a> {
 }
 
 impl GradSums {
-    /// Adds `factor` times the gradients of one block.
-    pub fn add(&mut self, layer: usize, grads: BlockGrads, factor: f64) {
-        for (site, grad) in grads {
-            let grad = grad.map(|grad| times(grad, factor));
-            let grad = match self.sums.remove(&(layer, site)) {
-                None => grad,
-                Some(sum) => sum.zip(grad).map(|(sum, grad)| sum + grad),
-            };
-            self.sums.insert((layer, site), grad);
-        }
-    }
-
-    /// Adds `factor` times the gradient of something that is trained as a whole.
-    pub fn add_whole(&mut self, whole: Whole, grad: Tensor<2>, factor: f64) {
+    /// Adds `factor` times a gradient.
+    pub fn add(&mut self, id: TensorId, grad: Tensor<2>, factor: f64) {
         let grad = times(grad, factor);
-        let sum = match self.whole.remove(&whole) {
+        let sum = match self.sums.remove(&id) {
             None => grad,
             Some(sum) => sum + grad,
         };
-        self.whole.insert(whole, sum);
+        self.sums.insert(id, sum);
     }
 
-    /// The gradient of something that is trained as a whole; absent where nothing reached it.
+    /// The gradient of a tensor; absent where nothing reached it.
     #[must_use]
-    pub fn whole(&self, whole: Whole) -> Option<&Tensor<2>> {
-        self.whole.get(&whole)
-    }
-
-    /// The gradient of an adapter; absent where nothing reached it.
-    #[must_use]
-    pub fn get(&self, layer: usize, site: SiteId) -> Option<&Matrices<Tensor<2>>> {
-        self.sums.get(&(layer, site))
+    pub fn get(&self, id: TensorId) -> Option<&Tensor<2>> {
+        self.sums.get(&id)
     }
 
     /// Keeps what belongs to the first rows of A, and columns of B, as many as these adapters have: what follows them in
     /// what was applied is not trained.
     pub fn keep_like(&mut self, adapters: &AdapterSet) {
-        for (site, adapter) in adapters.by_site() {
-            if let Some(grad) = self.sums.get_mut(&site) {
-                keep_first(grad, adapter.matrices.a.dims()[0]);
+        for (id, like) in adapters.tensors() {
+            if let Some(grad) = self.sums.remove(&id) {
+                self.sums.insert(id, keep_first(grad, like));
             }
         }
     }
@@ -96,10 +73,13 @@ impl GradSums {
     pub fn begin(&mut self, layer: usize, exchange: Exchange<'_>) {
         let Exchange { ranks, adapters, place } = exchange;
         let blocks = layer..self.first_begun(adapters);
-        let numbers = adapters.blocks[blocks.clone()].iter().flat_map(BlockAdapters::values);
-        let numbers = numbers.map(Adapter::num_parameters).sum::<usize>();
-        let of_all = adapters.iter().map(Adapter::num_parameters).sum();
-        if numbers < bucket_numbers(of_all) || !ranks.sum_beside(place.is_host()) {
+        let numbers = |blocks: Range<usize>| -> usize {
+            let of_adapters = of_bucket(adapters, blocks).filter(|(id, _)| id.block().is_some());
+            of_adapters.map(|(_, like)| like.shape().num_elements()).sum()
+        };
+        if numbers(blocks.clone()) < bucket_numbers(numbers(0..adapters.blocks.len()))
+            || !ranks.sum_beside(place.is_host())
+        {
             return;
         }
         let (grads, have_it) = self.take(blocks, adapters);
@@ -112,17 +92,13 @@ impl GradSums {
         self.begun.last().map_or(adapters.blocks.len(), |(layer, _)| *layer)
     }
 
-    /// Takes the gradients of these blocks, zeros where there are none, and says of each adapter whether there are: 1, or 0.
+    /// Takes the gradients of a bucket, zeros where there are none, and says of each tensor whether there are: 1, or 0.
     fn take(&mut self, blocks: Range<usize>, adapters: &AdapterSet) -> (Vec<Tensor<2>>, Vec<f64>) {
-        let (mut grads, mut have_it) = (Vec::new(), Vec::new());
-        for (site, adapter) in adapters.of_blocks(blocks) {
-            let grad = self.sums.remove(&site);
-            have_it.push(f64::from(u8::from(grad.is_some())));
-            let mut grad = grad.unwrap_or_else(|| adapter.matrices.as_ref().map(Tensor::zeros_like));
-            keep_first(&mut grad, adapter.matrices.a.dims()[0]);
-            grads.extend(grad.as_ref().values().cloned());
-        }
-        (grads, have_it)
+        let grads = of_bucket(adapters, blocks).map(|(id, like)| match self.sums.remove(&id) {
+            Some(grad) => (keep_first(grad, like), 1.0),
+            None => (like.zeros_like(), 0.0),
+        });
+        grads.unzip()
     }
 
     /// Sums over all ranks; `figures` are summed with them. What no rank has stays absent. `own` is asked once the gradients are
@@ -139,12 +115,9 @@ impl GradSums {
         for layer in (adapters.first_trained() + 1..self.first_begun(adapters)).rev() {
             self.begin(layer, Exchange { ranks, adapters, place });
         }
-        let (mut flat, have_it) = self.take(0..self.first_begun(adapters), adapters);
+        let (flat, have_it) = self.take(0..self.first_begun(adapters), adapters);
         let mut buckets = std::mem::take(&mut self.begun);
         buckets.push((0, have_it));
-        for (whole, like) in adapters.whole() {
-            flat.push(self.whole.remove(&whole).unwrap_or_else(|| like.zeros_like()));
-        }
         let mut numbers = figures.to_vec();
         buckets.iter().for_each(|(_, have_it)| numbers.extend(have_it));
         let (flat, of_ranks) = RankFigures::sum(ranks, place.flatten(flat), &mut numbers, own());
@@ -153,17 +126,12 @@ impl GradSums {
         let (mut have_it, mut end) = (have_it.iter(), adapters.blocks.len());
         for ((layer, _), flat) in buckets.into_iter().zip(flat) {
             let mut start = 0;
-            let mut of_all = |like: &Tensor<2>| {
+            for ((id, like), have_it) in of_bucket(adapters, layer..end).zip(&mut have_it) {
                 let count = like.shape().num_elements();
+                if *have_it > 0.0 {
+                    self.sums.insert(id, flat.clone().narrow(0, start, count).reshape(like.dims()));
+                }
                 start += count;
-                flat.clone().narrow(0, start - count, count).reshape(like.dims())
-            };
-            let sums = adapters
-                .of_blocks(layer..end)
-                .map(|(site, adapter)| (site, adapter.matrices.as_ref().map(&mut of_all)));
-            self.sums.extend(sums.zip(&mut have_it).filter(|(_, have_it)| **have_it > 0.0).map(|(sum, _)| sum));
-            if layer == 0 {
-                self.whole = adapters.whole().map(|(whole, like)| (whole, of_all(like))).collect();
             }
             end = layer;
         }
@@ -173,31 +141,36 @@ impl GradSums {
     /// Sum of the squares of all gradients, `[1]`, on the device; there is at least one.
     #[must_use]
     pub fn sum_of_squares(&self, place: Place) -> Tensor<1> {
-        let mut blocks = BTreeMap::<usize, Vec<&Tensor<2>>>::new();
-        for ((layer, _), grad) in &self.sums {
-            blocks.entry(*layer).or_default().extend(grad.as_ref().values());
-        }
-        let whole = self.whole.values().map(|grad| vec![grad]);
-        place.sum_of_squares(&blocks.into_values().chain(whole).collect::<Vec<_>>())
+        let all: Vec<_> = self.sums.iter().collect();
+        let blocks = all.chunk_by(|(a, _), (b, _)| a.block().is_some() && a.block() == b.block());
+        let blocks = blocks.map(|grads| grads.iter().map(|(_, grad)| *grad).collect());
+        place.sum_of_squares(&blocks.collect::<Vec<_>>())
     }
 
-    /// Every gradient, in the order of [`AdapterSet::iter`](crate::lora::AdapterSet::iter).
-    pub fn iter(&self) -> impl Iterator<Item = &Matrices<Tensor<2>>> {
-        self.sums.values()
+    /// Every gradient, in the order of [`AdapterSet::tensors`].
+    pub fn iter(&self) -> impl Iterator<Item = (TensorId, &Tensor<2>)> {
+        self.sums.iter().map(|(id, grad)| (*id, grad))
     }
 
     /// Whether no gradient was added yet.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.sums.is_empty() && self.whole.is_empty()
+        self.sums.is_empty()
     }
 }
 
-/// The first rows of A, and columns of B.
-fn keep_first(grad: &mut Matrices<Tensor<2>>, r: usize) {
-    if grad.a.dims()[0] > r {
-        (grad.a, grad.b) = (grad.a.clone().narrow(0, 0, r), grad.b.clone().narrow(1, 0, r));
-    }
+/// The tensors of a bucket: of the adapters of these blocks, and in the one that begins with the first block, those that are
+/// trained in full.
+fn of_bucket(adapters: &AdapterSet, blocks: Range<usize>) -> impl Iterator<Item = (TensorId, &Tensor<2>)> {
+    adapters.tensors().filter(move |(id, _)| id.block().map_or(blocks.start == 0, |block| blocks.contains(&block)))
+}
+
+/// The first rows and columns.
+fn keep_first(grad: Tensor<2>, like: &Tensor<2>) -> Tensor<2> {
+    let keep = |grad: Tensor<2>, (dim, length)| {
+        if grad.dims()[dim] > length { grad.narrow(dim, 0, length) } else { grad }
+    };
+    like.dims().into_iter().enumerate().fold(grad, keep)
 }
 
 fn times(grad: Tensor<2>, factor: f64) -> Tensor<2> {
@@ -232,7 +205,6 @@ mod tests {
     use crate::device::DeviceKind;
     use crate::model::weights::fixture::{tiny_config, tiny_with};
     use crate::ops::place::place_on;
-    use crate::spec::PerSite;
 
     /// This rank, and one that has the same.
     #[derive(Debug, Default)]
@@ -280,13 +252,13 @@ mod tests {
         let selection = LoraConfig::default().select(&config).unwrap();
         let adapters = AdapterSet::new(&config, &selection, InitLoraWeights::Kaiming, 0.0, 1, &Device::flex());
         let mut sums = GradSums::default();
-        let grad = adapters.blocks[1][&2].matrices.as_ref().map(|like| like.zeros_like() + 3.0);
-        sums.add(1, PerSite::from([(2, grad)]), 1.0);
+        let (id, like) = adapters.tensors().nth(17).unwrap();
+        sums.add(id, like.zeros_like() + 3.0, 1.0);
         let mut figures = [5.0];
         let own = || RankFigures { busy_seconds: 1.0, data_wait_seconds: 2.0, tokens: 3.0 };
         let of_ranks = sums.reduce(&adapters, place_on(DeviceKind::Cpu), &mut Twice::default(), &mut figures, own);
         assert_eq!((of_ranks.len(), of_ranks[0].tokens), (2, 6.0));
-        let summed = sums.get(1, 2).unwrap().a.to_data().try_to_vec::<f32>().unwrap();
+        let summed = sums.get(id).unwrap().to_data().try_to_vec::<f32>().unwrap();
         assert!(summed.iter().all(|gradient| *gradient == 6.0));
         assert_eq!((sums.iter().count(), figures), (1, [10.0]));
     }
@@ -298,15 +270,11 @@ mod tests {
         let selection = lora.select(&config).unwrap();
         let adapters = AdapterSet::new(&config, &selection, InitLoraWeights::Kaiming, 0.0, 1, &Device::flex());
         let place = place_on(DeviceKind::Cpu);
+        let is_without = |id| matches!(id, TensorId::Adapter(3, 1, _));
         let reduced = |sums_beside: bool, has_rows: bool, layers_begun: Range<usize>| {
             let (mut sums, mut ranks) = (GradSums::default(), Twice { sums_beside, ..Twice::default() });
-            for layer in (0..5).rev() {
-                for (&site, adapter) in
-                    adapters.blocks[layer].iter().filter(|(site, _)| has_rows && (layer, **site) != (3, 1))
-                {
-                    let grad = adapter.matrices.as_ref().map(|like| like.random_like(Distribution::Default));
-                    sums.add(layer, PerSite::from([(site, grad)]), 1.0);
-                }
+            for (id, like) in adapters.tensors().filter(|(id, _)| has_rows && !is_without(*id)) {
+                sums.add(id, like.random_like(Distribution::Default), 1.0);
             }
             let own = sums.clone();
             for layer in layers_begun.rev() {
@@ -315,13 +283,9 @@ mod tests {
             let begun = ranks.begun.borrow().len();
             let mut figures = [1.0];
             sums.reduce(&adapters, place, &mut ranks, &mut figures, RankFigures::default);
-            for (site, _) in adapters.by_site() {
-                let numbers = |sums: &GradSums, factor: f64| {
-                    let grads =
-                        sums.get(site.0, site.1)?.as_ref().values().map(|x| (x.clone() * factor).to_data()).collect();
-                    Some::<Vec<_>>(grads)
-                };
-                assert_eq!(numbers(&sums, 1.0), numbers(&own, 2.0), "{site:?}");
+            for (id, _) in adapters.tensors() {
+                let numbers = |sums: &GradSums, factor: f64| Some((sums.get(id)?.clone() * factor).to_data());
+                assert_eq!(numbers(&sums, 1.0), numbers(&own, 2.0), "{id:?}");
             }
             assert_eq!(figures, [2.0]);
             begun

@@ -13,7 +13,7 @@ use super::objective::{Objective, Rows};
 use super::references::{References, digests};
 use crate::config::TrainConfig;
 use crate::data::batch::{Answer, Batch, Target};
-use crate::lora::{AdapterSet, Whole};
+use crate::lora::{AdapterSet, FullTensor};
 use crate::measure::figures::ObjectiveFigures;
 use crate::model::Model;
 use crate::ops::cross_entropy::{
@@ -246,7 +246,7 @@ pub struct MicroBatchLoss {
     pub figures: ObjectiveFigures,
     /// Gradients of what is trained as a whole behind the last block, the embedding there as the head. That of the head that
     /// scores is that of the loss; the others are `grad_scale` times it.
-    pub grads: Vec<(Whole, Tensor<2>)>,
+    pub grads: Vec<(FullTensor, Tensor<2>)>,
 }
 
 /// What a micro-batch's losses are computed with, beside the model.
@@ -304,7 +304,7 @@ pub fn loss_and_grad(
         })
     };
     // The gradient of the whole head is a sum over the targets, whose weights are known before it.
-    let trained_head = adapters.modules.iter().map(|(whole, _)| whole).find(|whole| whole.is_head());
+    let trained_head = adapters.full.iter().map(|(full, _)| full).find(|full| full.is_head());
     let weighed = trained_head.map(|_| {
         let losses = || linear_cross_entropy_loss(place, &scaled, scaled_head, tokens, chunk);
         weigh(&if objective.needs_log_probabilities() {
@@ -318,7 +318,7 @@ pub fn loss_and_grad(
     });
     let scaled_head = Head { inputs: inputs.as_ref(), ..scaled_head };
     // Every token's own gradient, which its weight multiplies once it is known: the head's products run once.
-    let LossAndGrad { losses, grads } = match &adapters.score {
+    let LossAndGrad { losses, grads } = match adapters.score() {
         Some(score) => negative_scores(&normed, score, grad_scale),
         None => linear_cross_entropy(place, &scaled, scaled_head, tokens, grad_scale, chunk),
     };
@@ -332,22 +332,23 @@ pub fn loss_and_grad(
     let dhidden = weigh(dhidden);
     // What fills up goes nowhere here either.
     let of_targets = |x: Tensor<2>| x.narrow(0, 0, num_tokens).cast(DType::F32);
-    let mut grads: Vec<(Whole, Tensor<2>)> = trained_head.zip(dweight).into_iter().collect();
+    let mut grads: Vec<(FullTensor, Tensor<2>)> = trained_head.zip(dweight).into_iter().collect();
     grads.extend(drows.map(|drows| {
         let drows = of_targets(weigh(drows)).transpose();
-        (Whole::Tokens, matmul(&drows, &of_targets(scaled), place.f32_products()))
+        (FullTensor::Tokens, matmul(&drows, &of_targets(scaled), place.f32_products()))
     }));
-    if let (Some(_), Some(weights)) = (&adapters.score, &weighed.weights) {
-        grads.push((Whole::Score, vector_grad(&normed, weights)));
+    if let (Some(_), Some(weights)) = (adapters.score(), &weighed.weights) {
+        grads.push((FullTensor::Score, vector_grad(&normed, weights)));
     }
     let dhidden = match temperature {
         Some(temperature) => dhidden / temperature,
         None => dhidden,
     };
-    grads.extend(adapters.modules.get(Whole::Norm(model.config.last_norm)).map(|_| {
+    let last_norm = FullTensor::Norm(model.config.last_norm);
+    grads.extend(adapters.full.get(last_norm).map(|_| {
         let all = [&dhidden, &hidden].map(|x| x.clone().narrow(0, 0, num_tokens));
         let grad = rms_norm_weight_grad(&all[0], &all[1], &rstd.clone().narrow(0, 0, num_tokens));
-        (Whole::Norm(model.config.last_norm), model.own_norm_backward(grad))
+        (last_norm, model.own_norm_backward(grad))
     }));
     let dhidden = norm.backward(place, &dhidden, &hidden, &rstd, hidden.zeros_like());
     let scatter = || match targets.of_rows.clone() {
@@ -462,7 +463,7 @@ pub fn eval_loss(
     }
     let (normed, targets) = normed_targets(model, adapters, batch);
     let temperature = objective.temperature();
-    let of_targets = match &adapters.score {
+    let of_targets = match adapters.score() {
         Some(score) => of_normed(&normed, &targets, score),
         None => targets.log_probabilities(model, adapters, &normed, temperature, chunk),
     };

@@ -160,15 +160,7 @@ impl Workload<'_> {
 
     /// Bytes of the optimizer's states.
     fn state_bytes(&self) -> usize {
-        let matrices = self.selection.iter().flat_map(|(layer, site, shape)| {
-            shape.kind.shapes(shape.r, self.config.blocks[layer].sites[site].shape).values()
-        });
-        let tokens = Some([self.selection.num_tokens, self.config.hidden_size]).filter(|[tokens, _]| *tokens > 0);
-        matrices
-            .chain(tokens)
-            .chain(self.selection.modules.values().copied())
-            .map(|shape| self.optimizer.state_bytes(shape))
-            .sum()
+        self.selection.tensors(self.config).map(|(_, shape)| self.optimizer.state_bytes(shape)).sum()
     }
 
     /// The sizes of every block, whose adapters have this sum of ranks.
@@ -194,13 +186,13 @@ impl Workload<'_> {
 
     /// Bytes of which token has which trained row, as truths, integers and `f32`.
     fn token_row_bytes(&self) -> usize {
-        self.tokens() * self.selection.num_tokens * (1 + 2 * F32)
+        self.tokens() * self.selection.num_tokens() * (1 + 2 * F32)
     }
 
     /// Bytes of the gradient of the largest module that is trained as a whole, of a micro-batch: of every one that goes through a
     /// block before the next, and of the sum over the chunks of targets beside it.
     fn module_grad_bytes(&self) -> usize {
-        let largest = self.selection.modules.values().map(|[rows, columns]| rows * columns * F32).max().unwrap_or(0);
+        let largest = self.selection.modules().map(|(_, [rows, columns])| rows * columns * F32).max().unwrap_or(0);
         let of_chunks = usize::from(!self.place.is_host());
         largest * if self.selection.trains_head() { self.layered() + of_chunks } else { 1 }
     }
@@ -411,7 +403,7 @@ pub(super) mod tests {
     use crate::config::{LoraConfig, Residency};
     use crate::device::DeviceKind;
     use crate::device::Dtype;
-    use crate::lora::Whole;
+    use crate::lora::FullTensor;
     use crate::ops::place::place_on;
 
     static CROSS_ENTROPY: LazyLock<ObjectiveConfig> = LazyLock::new(ObjectiveConfig::default);
@@ -475,7 +467,7 @@ pub(super) mod tests {
     fn a_head_that_is_trained_takes_itself_its_gradients_and_moments() {
         let (config, plain) = model(include_str!("../../configs/smollm2-135m.json"), 16);
         let mut selection = plain.clone();
-        selection.modules.insert(Whole::Tied, [49_152, 576]);
+        selection.full.insert(FullTensor::Tied, [49_152, 576]);
         let [with, without] = [&selection, &plain].map(|selection| workload(&config, selection).plan());
         // Itself, the sum of its gradients, that of a micro-batch, two moments, and two copies when it is written.
         assert_eq!(with.peak_bytes - without.peak_bytes, 7 * 4 * 49_152 * 576);

@@ -1,4 +1,4 @@
-//! The optimizer over all adapters: its rules, each in a file of its own, and their states.
+//! The optimizer over all that is trained: its rules, each in a file of its own, and their states.
 
 mod adafactor;
 mod adamw;
@@ -16,11 +16,10 @@ use burn::tensor::Tensor;
 
 use super::grads::GradSums;
 use crate::config::{OptimizerConfig, OptimizerName};
-use crate::lora::{Adapter, AdapterSet, Matrices, Whole};
+use crate::lora::{AdapterSet, Matrices, TensorId};
 use crate::ops::kernels::Place;
 use crate::ops::profile::{self, Cost};
 use crate::save::checkpoint::{HostTensor, HostValues};
-use crate::spec::SiteId;
 use crate::util::faults;
 
 pub use schedule_free::StepWeights;
@@ -82,7 +81,7 @@ pub struct Update {
     pub share: f64,
 }
 
-/// Updates all adapters by the rule of the recipe.
+/// Updates all that is trained by the rule of the recipe.
 #[derive(Clone, Debug)]
 pub struct Optimizer {
     config: OptimizerConfig,
@@ -90,10 +89,8 @@ pub struct Optimizer {
     loraplus_lr_ratio: f64,
     num_updates: u64,
     step_weights: StepWeights,
-    /// By layer and site; of each matrix in the order of [`OptimizerConfig::states`].
-    states: BTreeMap<(usize, SiteId), Matrices<Vec<State>>>,
-    /// Of what is trained as a whole.
-    whole: BTreeMap<Whole, Vec<State>>,
+    /// Of each tensor, in the order of [`OptimizerConfig::states`].
+    states: BTreeMap<TensorId, Vec<State>>,
     place: Place,
 }
 
@@ -118,11 +115,10 @@ impl Optimizer {
     #[must_use]
     pub fn new(config: OptimizerConfig, loraplus_lr_ratio: Option<f64>, adapters: &AdapterSet) -> Self {
         let start = |like: &Tensor<2>| config.states(like.dims()).iter().map(|form| form.start(like)).collect();
-        let states = adapters.by_site().map(|(site, adapter)| (site, adapter.matrices.as_ref().map(start))).collect();
-        let whole = adapters.whole().map(|(whole, like)| (whole, start(like))).collect();
+        let states = adapters.tensors().map(|(id, like)| (id, start(like))).collect();
         let loraplus_lr_ratio = loraplus_lr_ratio.unwrap_or(1.0);
         let (num_updates, step_weights) = (0, StepWeights::default());
-        Self { config, loraplus_lr_ratio, num_updates, step_weights, states, whole, place: adapters.place() }
+        Self { config, loraplus_lr_ratio, num_updates, step_weights, states, place: adapters.place() }
     }
 
     /// Number of updates done.
@@ -160,7 +156,7 @@ impl Optimizer {
         self.num_updates -= 1;
     }
 
-    /// Updates every adapter that has a gradient with `grad_scale` times it. As in torch, the others and their states stay.
+    /// Updates every tensor that has a gradient with `grad_scale` times it. As in torch, the others and their states stay.
     pub fn update(&mut self, adapters: &mut AdapterSet, grads: &GradSums, learning_rate: f64, grad_scale: f64) {
         self.update_by(adapters, grads, learning_rate, grad_scale, None);
     }
@@ -173,67 +169,33 @@ impl Optimizer {
         grad_scale: f64,
         factor: Option<&Tensor<1>>,
     ) {
-        // Those of A and those of the others, which may be faster.
-        const GROUPS: Matrices<usize> = Matrices { a: 0, b: 1, magnitude: Some(1) };
-
-        // PEFT gives vectors B's rate.
-        let group_of = |whole: Whole| if whole.is_norm() { GROUPS.b } else { GROUPS.a };
         self.num_updates += 1;
         let share = self.step_weights.add(learning_rate);
-        let (mut groups, mut waiting, mut bytes) = ([Vec::new(), Vec::new()], Vec::new(), 0.0);
-        for (layer, block) in adapters.blocks.iter_mut().enumerate() {
-            // Tensors are moved through the update: a second owner would force a copy.
-            for (site, Adapter { module, kind, matrices, scale, norms }) in std::mem::take(block) {
-                let Some((grad, states)) =
-                    grads.get(layer, site).and_then(|grad| Some((grad, self.states.remove(&(layer, site))?)))
-                else {
-                    block.insert(site, Adapter { module, kind, matrices, scale, norms });
-                    continue;
-                };
-                bytes += matrices.as_ref().map(|matrix| self.update_bytes(matrix)).values().sum::<f64>();
-                let all = matrices.zip(states).zip(grad.as_ref()).zip(GROUPS);
-                let group_of = all.map(|(((values, states), grad), group)| {
-                    groups[group].push((Parameter { values, states }, grad));
-                    group
-                });
-                let norms = norms.before_change();
-                waiting.push((layer, site, group_of, move |matrices| Adapter { module, kind, matrices, scale, norms }));
-            }
-        }
-        for (whole, values) in adapters.whole_mut() {
-            let Some((grad, states)) = grads.whole(whole).and_then(|grad| Some((grad, self.whole.remove(&whole)?)))
-            else {
+        let (mut groups, mut bytes) = ([Vec::new(), Vec::new()], 0.0);
+        for (id, values) in adapters.tensors_mut() {
+            let Some((grad, states)) = grads.get(id).and_then(|grad| Some((grad, self.states.remove(&id)?))) else {
                 continue;
             };
             bytes += self.update_bytes(values);
-            // Nothing else owns it while it is updated.
+            // Tensors are moved through the update: a second owner would force a copy.
             let values = std::mem::replace(values, grad.clone());
-            groups[group_of(whole)].push((Parameter { values, states }, grad));
+            groups[usize::from(is_of_b(id))].push((id, (Parameter { values, states }, grad)));
         }
         let step = || {
             let rates = [learning_rate, learning_rate * self.loraplus_lr_ratio];
-            let mut group = groups.into_iter().zip(rates).map(|(parameters, learning_rate)| {
+            let of_group = |(group, learning_rate): (Vec<_>, f64)| {
+                let (ids, parameters): (Vec<TensorId>, Vec<_>) = group.into_iter().unzip();
                 let update = Update { learning_rate, number: self.num_updates, grad_scale, share };
-                self.of_all(parameters, update, factor).into_iter()
-            });
-            [group.next(), group.next()].map(Option::unwrap_or_default)
+                ids.into_iter().zip(self.of_all(parameters, update, factor))
+            };
+            groups.into_iter().zip(rates).flat_map(of_group).collect::<BTreeMap<_, _>>()
         };
         let mut updated = profile::measure(self.config.name.word(), || Cost { bytes, ..Cost::default() }, step);
-        for (layer, site, group_of, adapter) in waiting {
-            let next = |group: usize| match updated[group].next() {
-                Some(Parameter { values, states }) => (values, states),
-                None => unreachable!("as many as went in"),
-            };
-            let (matrices, states) = group_of.map(next).unzip();
-            self.states.insert((layer, site), states);
-            adapters.blocks[layer].insert(site, adapter(matrices));
-        }
-        // They were the last ones, in this order.
-        let with_grad = adapters.whole_mut().filter(|(whole, _)| grads.whole(*whole).is_some());
-        for (whole, place) in with_grad {
-            let Some(Parameter { values, states }) = updated[group_of(whole)].next() else { continue };
-            *place = values;
-            self.whole.insert(whole, states);
+        for (id, place) in adapters.tensors_mut() {
+            if let Some(Parameter { values, states }) = updated.remove(&id) {
+                *place = values;
+                self.states.insert(id, states);
+            }
         }
     }
 
@@ -275,15 +237,8 @@ impl Optimizer {
     #[must_use]
     pub fn averaged(&self, adapters: &AdapterSet) -> AdapterSet {
         let mut averaged = adapters.clone();
-        for (layer, block) in averaged.blocks.iter_mut().enumerate() {
-            for (site, adapter) in block {
-                let Some(states) = self.states.get(&(layer, *site)) else { continue };
-                adapter.matrices =
-                    adapter.matrices.as_ref().zip(states.as_ref()).map(|(values, states)| self.average(values, states));
-            }
-        }
-        for (whole, values) in averaged.whole_mut() {
-            if let Some(states) = self.whole.get(&whole) {
+        for (id, values) in averaged.tensors_mut() {
+            if let Some(states) = self.states.get(&id) {
                 *values = self.average(values, states);
             }
         }
@@ -302,25 +257,15 @@ impl Optimizer {
     #[must_use]
     pub fn state(&self, adapters: &AdapterSet) -> Vec<HostTensor> {
         let mut tensors = Vec::new();
-        let mut save = |parameter: &str, values: &Tensor<2>, states: &[State]| {
-            let forms = self.config.states(values.dims());
+        for (id, values) in adapters.tensors() {
+            let Some(states) = self.states.get(&id) else { continue };
+            let (parameter, forms) = (adapters.name(id), self.config.states(values.dims()));
             let save = |(form, state): (&StateForm, &State)| form.save(state, format!("{parameter}.{}", form.name));
             tensors.extend(forms.iter().zip(states).map(save));
             if self.config.averages() {
                 let (name, shape) = (format!("{parameter}.{TRAINED}"), values.dims().to_vec());
                 let values = HostValues::F32(faults::read(values.clone(), &name));
                 tensors.push(HostTensor { name, shape, values });
-            }
-        };
-        for (site, Adapter { module, matrices, .. }) in adapters.by_site() {
-            let Some(states) = self.states.get(&site) else { continue };
-            for (matrix, (values, states)) in matrices.as_ref().zip(states.as_ref()).named() {
-                save(&format!("{module}.{matrix}"), values, states);
-            }
-        }
-        for (whole, values) in adapters.whole() {
-            if let Some(states) = self.whole.get(&whole) {
-                save(&whole.name(), values, states);
             }
         }
         tensors
@@ -342,40 +287,28 @@ impl Optimizer {
             let found = || tensor.shape.clone();
             form.restore(tensor, &like.device()).ok_or_else(|| OptimizerStateError::Form { name, found: found() })
         };
-        let of_parameter = |parameter: &str, like: &Tensor<2>| {
-            let forms = self.config.states(like.dims());
-            forms
-                .iter()
-                .map(|form| find(form, format!("{parameter}.{}", form.name), like))
-                .collect::<Result<Vec<_>, _>>()
-        };
-        let trained = |parameter: &str, like: &Tensor<2>| {
-            let form = StateForm::zeros(TRAINED, like.dims());
-            let [values] = numbers(vec![find(&form, format!("{parameter}.{TRAINED}"), like)?]);
-            Ok(values)
-        };
+        let names: Vec<_> = adapters.tensors().map(|(id, _)| adapters.name(id)).collect();
         let mut restored = BTreeMap::new();
-        for (layer, block) in adapters.blocks.iter_mut().enumerate() {
-            for (site, Adapter { module, matrices, .. }) in block {
-                let named = |matrix: &str| format!("{module}.{matrix}");
-                let of_matrix = |(matrix, like): (&str, &Tensor<2>)| of_parameter(&named(matrix), like);
-                restored.insert((layer, *site), Matrices::NAMES.zip(matrices.as_ref()).try_map(of_matrix)?);
-                if self.config.averages() {
-                    let of_matrix = |(matrix, like): (&str, &Tensor<2>)| trained(&named(matrix), like);
-                    *matrices = Matrices::NAMES.zip(matrices.as_ref()).try_map(of_matrix)?;
-                }
-            }
-        }
-        let mut whole_states = BTreeMap::new();
-        for (whole, values) in adapters.whole_mut() {
-            whole_states.insert(whole, of_parameter(&whole.name(), values)?);
+        for ((id, values), parameter) in adapters.tensors_mut().zip(names) {
+            let forms = self.config.states(values.dims());
+            let state = |form: &StateForm| find(form, format!("{parameter}.{}", form.name), values);
+            restored.insert(id, forms.iter().map(state).collect::<Result<Vec<_>, _>>()?);
             if self.config.averages() {
-                *values = trained(&whole.name(), values)?;
+                let form = StateForm::zeros(TRAINED, values.dims());
+                [*values] = numbers(vec![find(&form, format!("{parameter}.{TRAINED}"), values)?]);
             }
         }
-        (self.states, self.whole) = (restored, whole_states);
+        self.states = restored;
         (self.num_updates, self.step_weights) = (num_updates, step_weights.unwrap_or_default());
         Ok(adapters)
+    }
+}
+
+/// Whether it is trained with B's learning rate: of adapters all but A, and the vectors among the others, as in PEFT.
+fn is_of_b(id: TensorId) -> bool {
+    match id {
+        TensorId::Adapter(.., matrix) => matrix != Matrices::NAMES.a,
+        TensorId::Full(full) => full.is_norm(),
     }
 }
 
@@ -398,7 +331,6 @@ mod tests {
     use super::*;
     use crate::config::{InitLoraWeights, LoraConfig};
     use crate::model::weights::fixture::tiny_config;
-    use crate::spec::PerSite;
 
     #[test]
     fn an_adapter_without_a_gradient_stays_and_no_other_gets_its_neighbours() {
@@ -408,10 +340,12 @@ mod tests {
         let before = adapters.clone();
         let mut optimizer = Optimizer::new(OptimizerConfig::default(), None, &adapters);
         let mut grads = GradSums::default();
-        let grad = |like: &Tensor<2>, value: f64| like.zeros_like() + value;
         for (site, value) in [(1, 1.0), (4, -1.0)] {
-            let grad = adapters.blocks[1][&site].matrices.as_ref().map(|like| grad(like, value));
-            grads.add(1, PerSite::from([(site, grad)]), 1.0);
+            for (id, like) in
+                adapters.tensors().filter(|(id, _)| matches!(id, TensorId::Adapter(1, of, _) if *of == site))
+            {
+                grads.add(id, like.zeros_like() + value, 1.0);
+            }
         }
         optimizer.update(&mut adapters, &grads, 1e-2, 1.0);
         for ((place, before), (_, after)) in before.by_site().zip(adapters.by_site()) {

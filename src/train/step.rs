@@ -19,7 +19,7 @@ use super::ranks::{Alone, RankFigures, Ranks};
 use super::references::{References, digests};
 use crate::config::{GradientCheckpointing, OptimizerConfig, TrainConfig};
 use crate::data::batch::Batch;
-use crate::lora::{AdapterSet, Whole};
+use crate::lora::AdapterSet;
 use crate::measure::figures::ObjectiveFigures;
 use crate::model::Model;
 use crate::ops::cross_entropy::LossChunk;
@@ -276,15 +276,14 @@ impl TrainStep {
         self.trained.applied()
     }
 
-    /// Digest of B of the first and the last adapter, and of what else is small and trained as a whole: every update changes them. Reads
+    /// Digest of B of the first and the last adapter, and of what else is small and trained in full: every update changes them. Reads
     /// the device.
     #[must_use]
     pub fn adapters_digest(&self) -> u64 {
         let mut all = self.trained.adapters().iter().map(|adapter| &adapter.matrices.b);
         let (first, last) = (all.next(), all.last());
-        let whole = self.trained.adapters().whole().filter(|(whole, _)| matches!(whole, Whole::Score | Whole::Tokens));
-        let whole = whole.map(|(_, whole)| whole);
-        let numbers = first.into_iter().chain(last).chain(whole).flat_map(|b| faults::read(b.clone(), "an adapter"));
+        let full = self.trained.adapters().full.iter().filter(|(full, _)| !full.is_module()).map(|(_, values)| values);
+        let numbers = first.into_iter().chain(last).chain(full).flat_map(|b| faults::read(b.clone(), "an adapter"));
         digest(numbers.map(f32::to_bits))
     }
 

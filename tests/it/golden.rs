@@ -18,7 +18,7 @@ use lora_train::config::{
 };
 use lora_train::data::batch::{Batch, Document, Target};
 use lora_train::device::Dtype;
-use lora_train::lora::{Adapter, AdapterSet, Matrices, Whole};
+use lora_train::lora::{AdapterSet, FullTensor, TensorId};
 use lora_train::model::Model;
 use lora_train::model::decode::{Part, Sequence, next_logits};
 use lora_train::model::load;
@@ -127,18 +127,13 @@ impl Golden {
         }
         let score = |bound| matrix("base_model.model.score.weight", [1, config.hidden_size], bound, &model.device());
         lora.trainable_token_indices.iter().for_each(|ids| model.start_tokens(&mut set, ids));
-        if let Some(tokens) = &mut set.tokens {
-            let factor =
-                matrix(&whole_name(Whole::Tokens), tokens.values.dims(), b_bound, &model.device()) * 10.0 + 1.0;
-            tokens.values = tokens.values.clone() * factor;
-        }
-        model.start_modules(&mut set, selection.modules.keys().copied());
-        for (whole, values) in set.modules.iter_mut() {
+        model.start_modules(&mut set, selection.modules().map(|(module, _)| module));
+        for (full, values) in set.full.iter_mut() {
             // A vector's formula is that of its row.
-            let factor = matrix(&whole_name(whole), values.dims(), b_bound, &model.device()) * 10.0 + 1.0;
+            let factor = matrix(&full_name(full), values.dims(), b_bound, &model.device()) * 10.0 + 1.0;
             *values = values.clone() * factor;
         }
-        set.score = case["score_bound"].as_f64().map(score);
+        case["score_bound"].as_f64().iter().for_each(|&bound| set.full.start(FullTensor::Score, || score(bound)));
         set
     }
 }
@@ -247,20 +242,23 @@ pub(crate) fn compare_cases(golden: &Golden, storage: Dtype) -> Worst {
     worst
 }
 
-/// The name of something that is trained as a whole in PEFT's files.
-pub(crate) fn whole_name(whole: Whole) -> String {
-    format!("base_model.model.{}", whole.name())
+/// The name of a tensor that is trained in full in PEFT's files.
+fn full_name(full: FullTensor) -> String {
+    format!("base_model.model.{}", full.name())
+}
+
+/// The name of a tensor that is trained in PEFT's files.
+pub(crate) fn name_in_file(adapters: &AdapterSet, id: TensorId) -> String {
+    match id {
+        TensorId::Adapter(layer, site, matrix) => tensor_name(&adapters.blocks[layer][&site].module, matrix),
+        TensorId::Full(full) => full_name(full),
+    }
 }
 
 /// The largest relative error.
 pub(crate) fn compare_gradients(step: &TrainStep, divisor: f64, expected: &Value) -> f64 {
     let (adapters, grads) = (step.trained_adapters(), step.grads());
-    let of_module = |(adapter, grad): (&Adapter, &Matrices<Tensor<2>>)| {
-        let named = grad.as_ref().named().map(|(name, grad)| (tensor_name(&adapter.module, name), values(grad)));
-        named.collect::<Vec<_>>()
-    };
-    let whole = adapters.whole().map(|(whole, _)| (whole_name(whole), values(grads.whole(whole).unwrap())));
-    let found: Vec<_> = adapters.iter().zip(grads.iter()).flat_map(of_module).chain(whole).collect();
+    let found: Vec<_> = grads.iter().map(|(id, grad)| (name_in_file(adapters, id), values(grad))).collect();
     assert_eq!(expected.as_object().unwrap().len(), found.len());
     let errors = found.iter().map(|(key, grad)| compare_projections(key, grad, divisor, &expected[key], 1e-3));
     errors.fold(0.0, f64::max)
@@ -350,8 +348,8 @@ pub(crate) fn compare_curve(golden: &Golden) {
             compare_projections(&key, &values(magnitude), 1.0, &curve["final_magnitudes"][&key], 1e-5);
         }
     }
-    for (whole, tensor) in step.adapters().whole() {
-        compare_projections(&whole_name(whole), &values(tensor), 1.0, &curve["final_whole"][whole_name(whole)], 1e-4);
+    for (full, tensor) in step.adapters().full.iter() {
+        compare_projections(&full_name(full), &values(tensor), 1.0, &curve["final_whole"][full_name(full)], 1e-4);
     }
 }
 
@@ -678,7 +676,7 @@ fn a_base_in_codes_gives_the_gradients_of_the_decoded_base_to_the_bit() {
             let mut step =
                 TrainStep::new(model, adapters, &TrainConfig::default(), &OptimizerConfig::default(), None, 0);
             step.forward_backward(&batch);
-            let grads: Vec<_> = step.grads().iter().flat_map(|grad| [values(&grad.a), values(&grad.b)]).collect();
+            let grads: Vec<_> = step.grads().iter().map(|(_, grad)| values(grad)).collect();
             grads
         });
         assert!(coded == dense, "{name}");

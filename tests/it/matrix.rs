@@ -228,7 +228,7 @@ fn compute(model: &Model, lora: &LoraConfig, batch: &Batch, checkpointing: Gradi
     let train = TrainConfig { gradient_checkpointing: checkpointing, ..TrainConfig::default() };
     let mut adapters = with_b(fresh(&model.config, lora, &model.device()));
     model.start_magnitudes(&mut adapters);
-    model.start_modules(&mut adapters, lora.select(&model.config).unwrap().modules.into_keys());
+    model.start_modules(&mut adapters, lora.select(&model.config).unwrap().full.into_keys());
     let mut step = step(model, adapters, &train);
     step.forward_backward(batch);
     let grads = grads(&step);

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use lora_train::config::OptimizerConfig;
 use lora_train::device::Dtype;
-use lora_train::lora::Whole;
+use lora_train::lora::FullTensor;
 use lora_train::model::weights::WeightFiles;
 use lora_train::save::export::{MergeOptions, adapter_weights, merge, read_adapter, write_adapter};
 use lora_train::train::objective::objective;
@@ -85,13 +85,13 @@ fn the_embedding_has_the_gradients_of_every_objective_that_its_rows_have_alone()
         let mut with_rows = adapters.clone();
         model.start_tokens(&mut with_rows, &ids);
         let mut with_all = adapters;
-        model.start_modules(&mut with_all, std::iter::once(Whole::Tied));
-        let [rows, all] = [(with_rows, Whole::Tokens), (with_all, Whole::Tied)].map(|(adapters, whole)| {
+        model.start_modules(&mut with_all, std::iter::once(FullTensor::Tied));
+        let [rows, all] = [(with_rows, FullTensor::Tokens), (with_all, FullTensor::Tied)].map(|(adapters, full)| {
             let optimizer = OptimizerConfig::default();
             let step = TrainStep::new(model.clone(), adapters, &recipe.train, &optimizer, None, 0);
             let mut step = step.with_objective(objective(&recipe.objective));
             step.forward_backward(&batch);
-            values(step.grads().whole(whole).unwrap())
+            values(step.grads().get(full.into()).unwrap())
         });
         let width = model.config.hidden_size;
         let of_all = ids.iter().flat_map(|id| &all[id * width..(id + 1) * width]);

@@ -18,7 +18,7 @@ use lora_train::train::step::TrainStep;
 use serde_json::{Value, json as value};
 
 use crate::common::{Bench, json, metrics, run, stderr, train};
-use crate::golden::{Golden, assert_near, quickstart};
+use crate::golden::{Golden, assert_near, name_in_file, quickstart};
 
 /// The recipe of a case: our keys have TRL's names, and `SimPO` is an objective of its own.
 pub(crate) fn recipe(case: &Value, golden: &Value, folder: &Path, micro_batch_size: u64) -> Recipe {
@@ -98,12 +98,10 @@ fn every_loss_of_preferences_has_trls_value_figures_and_gradients() {
         let is_kept = step.needs_reference() && recipe.objective.ld_alpha.is_none();
         assert_eq!((step.knows_reference(&batch), fresh().knows_reference(&batch)), (is_kept, false), "{name}");
         assert_eq!(step.eval_loss(&batch), evaluated, "{name}");
-        for (adapter, grads) in step.adapters().iter().zip(step.grads().iter()) {
-            for (letter, grad) in [('A', &grads.a), ('B', &grads.b)] {
-                let key = format!("base_model.model.{}.lora_{letter}.weight", adapter.module);
-                let (expected, found) = (case["gradient_norms"][&key].as_f64().unwrap(), norm(grad) / 4.0);
-                assert!((found - expected).abs() <= 1e-3 * expected.max(1e-9), "{name}: {key}: {found} and {expected}");
-            }
+        for (id, grad) in step.grads().iter() {
+            let key = name_in_file(step.adapters(), id);
+            let (expected, found) = (case["gradient_norms"][&key].as_f64().unwrap(), norm(grad) / 4.0);
+            assert!((found - expected).abs() <= 1e-3 * expected.max(1e-9), "{name}: {key}: {found} and {expected}");
         }
         let outcome = step.reduce(None);
         let expected = case["loss"].as_f64().unwrap();
@@ -223,20 +221,12 @@ fn rewarded_answers_have_trls_losses_and_gradients() {
         // A ratio is that of two log-probabilities in f32, whose last digits are millionths.
         let least = if written.is_empty() { 0.1 } else { 1.0 };
         step.forward_backward(&Batch { written, ..batch.clone() });
-        let gradients: Vec<_> = step
-            .adapters()
-            .iter()
-            .zip(step.grads().iter())
-            .map(|(adapter, grads)| {
-                (format!("base_model.model.{}.lora_", adapter.module), [norm(&grads.a), norm(&grads.b)])
-            })
-            .collect();
+        let of_tensor = |(id, grad)| (name_in_file(step.adapters(), id), norm(grad));
+        let gradients: Vec<_> = step.grads().iter().map(of_tensor).collect();
         let outcome = step.reduce(None);
-        for (module, norms) in gradients {
-            for (letter, found) in ["A", "B"].into_iter().zip(norms) {
-                let expected = case["gradient_norms"][format!("{module}{letter}.weight")].as_f64().unwrap();
-                assert_near(found / outcome.count, expected, 1e-3, &format!("{name}: {module}{letter}"));
-            }
+        for (key, found) in gradients {
+            let expected = case["gradient_norms"][&key].as_f64().unwrap();
+            assert_near(found / outcome.count, expected, 1e-3, &format!("{name}: {key}"));
         }
         let (found, expected) = (outcome.loss, case["loss"].as_f64().unwrap());
         assert!((found - expected).abs() <= 1e-5 * expected.abs().max(least), "{name}: {found} and {expected}");

@@ -148,9 +148,8 @@ impl Report {
         });
         let holds = host.as_ref().and_then(|host| host.fits).unwrap_or(true);
         let fits = target.usable_bytes().map(|memory| holds && fit::fits(&plan, memory));
-        let first = workload.selection.first_trained();
-        let flops = StepFlops::of_objective(workload.config, plan.num_trainable, first, &recipe.objective);
-        let flops = flops.with_modules(workload.selection).on(workload.place, workload.config, recipe.is_noisy());
+        let flops = StepFlops::of_objective(workload.config, workload.selection, &recipe.objective);
+        let flops = flops.on(workload.place, workload.config, recipe.is_noisy());
         let row_length = recipe.data.max_length;
         let num_sequences = workload.objective.num_sequences();
         let flops_per_row = as_f64(num_sequences) * flops.of_full_row(row_length);

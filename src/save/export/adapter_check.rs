@@ -1,15 +1,14 @@
 //! Whether an adapter fits a model.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::path::Path;
 
 use super::adapter_config;
-use super::adapter_file::{SavedAdapter, TOKENS};
+use super::adapter_file::{HEAD, SavedAdapter, TOKENS, module_of_weight};
 use super::{AdapterWeights, ExportError, HostMatrix};
 use crate::config::LoraConfig;
 use crate::lora::targets::{AdapterShape, Selection};
-use crate::lora::whole::HEAD;
-use crate::lora::{Matrices, Whole};
+use crate::lora::{FullTensor, Matrices};
 use crate::schema::Problem;
 use crate::spec::ModelConfig;
 
@@ -24,10 +23,7 @@ const MAX_PROBLEMS: usize = 8;
 pub fn check_adapter(folder: &Path, adapter: &SavedAdapter, model: &ModelConfig) -> Result<Selection, ExportError> {
     let selection = adapter.config.known_in(model).select(model);
     let mut problems = match &selection {
-        Ok(selection) => {
-            let tokens = adapter.config.trainable_token_indices.as_deref();
-            matrix_problems(&adapter.weights, (selection, tokens), model)
-        }
+        Ok(selection) => matrix_problems(&adapter.weights, selection, model),
         Err(errors) => errors.iter().map(ToString::to_string).collect(),
     };
     match selection {
@@ -52,12 +48,12 @@ pub fn check_written(lora: &LoraConfig, model: &ModelConfig, scores: bool) -> Re
     let none = || HostMatrix { num_rows: 0, num_columns: 0, values: Vec::new() };
     let names = selection.iter().map(|(layer, site, _)| model.module_name(layer, site));
     let pair = || Matrices { a: none(), b: none(), magnitude: None };
+    let full = selection.full.keys().copied().chain(scores.then_some(FullTensor::Score));
     let weights = AdapterWeights {
         adapters: names.map(|name| (name, pair())).collect(),
-        score: scores.then(none),
-        modules: selection.modules.keys().map(|whole| (whole.module(), none())).collect(),
-        is_tied: selection.modules.contains_key(&Whole::Tied),
-        ..AdapterWeights::default()
+        full: full.map(|full| (full.name(), none())).collect(),
+        is_tied: selection.full.contains_key(&FullTensor::Tied),
+        beside: BTreeMap::new(),
     };
     let text = adapter_config::to_json(lora, &weights, "").to_string();
     let read = adapter_config::from_json("adapter_config.json", &text, weights.keys(), scores);
@@ -73,7 +69,7 @@ pub fn check_written(lora: &LoraConfig, model: &ModelConfig, scores: bool) -> Re
             let others = |these: &[(String, AdapterShape)], those: &[(String, AdapterShape)]| -> Vec<String> {
                 these.iter().filter(|shape| !those.contains(shape)).map(|(name, _)| format!("`{name}`")).collect()
             };
-            let modules = (written.modules != selection.modules).then(|| "`modules_to_save`".to_owned());
+            let modules = (written.full != selection.full).then(|| "`modules_to_save`".to_owned());
             others(&ours, &theirs).into_iter().chain(others(&theirs, &ours)).chain(modules).collect()
         }
     };
@@ -83,12 +79,8 @@ pub fn check_written(lora: &LoraConfig, model: &ModelConfig, scores: bool) -> Re
         .hint("name layers by the ends of their names, such as `q_proj`, and `layers_to_transform`"))
 }
 
-/// Every matrix that is missing, unexpected or misshapen, compared with what `selection` and `tokens` expect.
-pub(super) fn matrix_problems(
-    weights: &AdapterWeights,
-    (selection, tokens): (&Selection, Option<&[usize]>),
-    model: &ModelConfig,
-) -> Vec<String> {
+/// Every matrix that is missing, unexpected or misshapen, compared with what `selection` expects.
+pub(super) fn matrix_problems(weights: &AdapterWeights, selection: &Selection, model: &ModelConfig) -> Vec<String> {
     let mut problems = Vec::new();
     let mut expected = HashSet::new();
     for (layer, site, shape) in selection.iter() {
@@ -114,38 +106,35 @@ pub(super) fn matrix_problems(
         expected.insert(module);
     }
     let width = model.hidden_size;
-    let misshapen = weights.score.as_ref().filter(|score| score.shape() != [1, width]);
-    problems.extend(misshapen.map(|score| format!("`score` is {:?}, expected {:?}", score.shape(), [1, width])));
-    problems.extend(match (&weights.tokens, tokens.map(|ids| [ids.len(), width])) {
-        (Some(rows), Some(wanted)) if rows.shape() == wanted => None,
-        (None, None) => None,
-        (Some(rows), Some(wanted)) => Some(format!("`{TOKENS}` is {:?}, expected {wanted:?}", rows.shape())),
-        (Some(_), None) => Some(format!("unexpected: `{TOKENS}` without `trainable_token_indices`")),
-        (None, Some(_)) => Some(format!("missing: `{TOKENS}`, of `trainable_token_indices`")),
-    });
-    let table = [model.vocab_size, width];
-    problems.extend(weights.beside.iter().filter_map(|(module, values)| match values.shape() {
-        shape if shape != table => Some(format!("`{module}` is {shape:?}, expected {table:?}")),
-        _ if module == HEAD && model.tie_word_embeddings => {
-            Some(format!("`{HEAD}` and the embedding differ, and they are one in this model"))
-        }
-        _ => None,
-    }));
-    let mut modules: HashSet<_> = weights.modules.keys().cloned().collect();
-    for (whole, wanted) in &selection.modules {
-        let module = whole.module();
-        problems.extend(match weights.modules.get(&module).map(HostMatrix::shape) {
-            Some(shape) if shape == *wanted => None,
-            Some(shape) => Some(format!("`{module}` is {shape:?}, expected {wanted:?}")),
-            None => Some(format!("missing: `{module}`, of `modules_to_save`")),
+    let score = weights.scores().then_some((FullTensor::Score, [1, width]));
+    let mut others: BTreeSet<_> = weights.full.keys().map(String::as_str).collect();
+    for (full, wanted) in score.into_iter().chain(selection.full.iter().map(|(&full, &shape)| (full, shape))) {
+        let name = full.name();
+        let (shown, key) =
+            (module_of_weight(&name), if full.is_module() { "modules_to_save" } else { "trainable_token_indices" });
+        problems.extend(match weights.full.get(&name).map(HostMatrix::shape) {
+            Some(shape) if shape == wanted => None,
+            Some(shape) => Some(format!("`{shown}` is {shape:?}, expected {wanted:?}")),
+            None => Some(format!("missing: `{shown}`, of `{key}`")),
         });
-        modules.remove(&module);
-        if *whole == Whole::Tied && !weights.is_tied {
+        others.remove(&*name);
+        if full == FullTensor::Tied && !weights.is_tied {
             let reason = "they are one in this model; PEFT trains them as one with `ensure_weight_tying`";
             problems.push(format!("embedding and head were trained apart: {reason}"));
         }
     }
-    problems.extend(modules.into_iter().map(|module| format!("unexpected: `{module}`, which no key names")));
+    let table = [model.vocab_size, width];
+    problems.extend(weights.beside.iter().filter_map(|(name, values)| match values.shape() {
+        shape if shape != table => Some(format!("`{}` is {shape:?}, expected {table:?}", module_of_weight(name))),
+        _ if name == HEAD && model.tie_word_embeddings => {
+            Some("`lm_head` and the embedding differ, and they are one in this model".to_owned())
+        }
+        _ => None,
+    }));
+    problems.extend(others.into_iter().map(|name| match name {
+        TOKENS => format!("unexpected: `{TOKENS}` without `trainable_token_indices`"),
+        _ => format!("unexpected: `{}`, which no key names", module_of_weight(name)),
+    }));
     let unexpected = weights.keys().filter(|module| !expected.contains(*module));
     problems.extend(unexpected.map(|module| format!("unexpected: `{module}.lora_A` and `.lora_B`")));
     problems
@@ -155,6 +144,7 @@ pub(super) fn matrix_problems(
 mod tests {
     use burn::tensor::Device;
 
+    use super::super::adapter_file::EMBEDDING;
     use super::super::adapter_file::tests::adapter;
     use super::*;
     use crate::config::TargetModules;
@@ -229,13 +219,11 @@ mod tests {
             let named = adapter.named_for(&one);
             check_adapter(Path::new("a"), &named, &one).map(|_| named.weights.beside)
         };
-        let tied = [("model.embed_tokens".to_owned(), table(3.0))].into();
-        for tables in
-            [&[("lm_head", 3.0)][..], &[("model.embed_tokens", 3.0)], &[("lm_head", 3.0), ("model.embed_tokens", 3.0)]]
-        {
+        let tied = [(EMBEDDING.to_owned(), table(3.0))].into();
+        for tables in [&[(HEAD, 3.0)][..], &[(EMBEDDING, 3.0)], &[(HEAD, 3.0), (EMBEDDING, 3.0)]] {
             assert_eq!(of(tables).unwrap(), tied);
         }
-        let error = of(&[("lm_head", 3.0), ("model.embed_tokens", 4.0)]).unwrap_err().to_string();
+        let error = of(&[(HEAD, 3.0), (EMBEDDING, 4.0)]).unwrap_err().to_string();
         assert!(error.contains("`lm_head` and the embedding differ, and they are one in this model"), "{error}");
     }
 }

@@ -32,7 +32,7 @@ pub(super) fn to_json(
     weights: &AdapterWeights,
     base_model_name_or_path: &str,
 ) -> serde_json::Value {
-    let (mut modules, has_score) = (weights.keys().peekable(), weights.score.is_some());
+    let (mut modules, has_score) = (weights.keys().peekable(), weights.scores());
     // Names of layers are in the other parts of a multimodal model, too.
     let is_nested = modules.peek().is_some_and(|module| module.starts_with(NESTED));
     // PEFT cannot combine a regular expression with `layers_to_transform`, and has had `exclude_modules` not for long: the
@@ -59,7 +59,7 @@ pub(super) fn to_json(
         _ => json!(true),
     };
     // Other parts of a multimodal model have norms, too.
-    let whole_names = || weights.modules.keys().map(|module| nested_name(module)).collect();
+    let whole_names = || weights.modules().map(nested_name).collect();
     let saved: Vec<String> = if is_nested { whole_names() } else { config.modules_to_save.clone().unwrap_or_default() };
     let saved: Vec<String> = has_score.then(|| "score".to_owned()).into_iter().chain(saved).collect();
     let modules_to_save = (!saved.is_empty()).then_some(saved);

@@ -9,8 +9,7 @@ use safetensors::tensor::TensorView;
 use super::adapter_config;
 use super::{AdapterWeights, ExportError, HostMatrix};
 use crate::config::LoraConfig;
-use crate::lora::whole::HEAD;
-use crate::lora::{Matrices, Whole};
+use crate::lora::Matrices;
 use crate::model::weights::{convert, layout};
 use crate::schema::Problem;
 use crate::spec::{NESTED, name_alone, nested_name};
@@ -24,8 +23,11 @@ const PREFIX: &str = "base_model.model.";
 pub(super) const SCORE: &str = "score.weight";
 /// Name in a language model alone of rows of the embedding.
 pub(super) const TOKENS: &str = "model.embed_tokens.token_adapter.trainable_tokens_delta";
-/// Name within the embedding of all its rows, behind those that are trained.
-const BEHIND_TOKENS: &str = "token_adapter.base_layer.weight";
+/// Names in a language model alone of the embedding and the head.
+pub(super) const EMBEDDING: &str = "model.embed_tokens.weight";
+pub(super) const HEAD: &str = "lm_head.weight";
+/// In place of `.weight`, where rows of it are trained.
+const BEHIND_TOKENS: &str = ".token_adapter.base_layer.weight";
 
 /// An adapter from disk.
 #[derive(Clone, Debug, PartialEq)]
@@ -44,7 +46,7 @@ impl SavedAdapter {
     /// # Errors
     /// An adapter with a head that scores.
     pub fn that_writes(self, folder: &Path) -> Result<Self, Problem> {
-        if self.weights.score.is_none() {
+        if !self.weights.scores() {
             return Ok(self);
         }
         let problem = Problem::new("this adapter scores texts, and writes none").at(folder.display());
@@ -69,21 +71,20 @@ pub fn write_adapter(
         let named = pair.as_ref().named();
         named.map(move |(name, matrix)| (tensor_name(module, name), shape_in_file(name, matrix), matrix))
     });
-    let of_score = weights.score.iter().map(|score| (format!("{PREFIX}{SCORE}"), score.shape().to_vec(), score));
     let is_nested = weights.keys().any(|module| module.starts_with(NESTED));
-    let tokens = if is_nested { nested_name(TOKENS) } else { TOKENS.to_owned() };
-    let of_tokens = weights.tokens.iter().map(|rows| (format!("{PREFIX}{tokens}"), rows.shape().to_vec(), rows));
-    let of_modules = weights.modules.iter().chain(&weights.beside).flat_map(|(module, values)| {
+    let has_rows = weights.full.contains_key(TOKENS);
+    let of_full = weights.full.iter().chain(&weights.beside).flat_map(|(name, values)| {
         // As PEFT does it, of one that is two it has both.
-        let head = Some(HEAD.to_owned()).filter(|_| weights.is_tied && values.num_rows > 1);
-        let names = [Some(if is_nested { nested_name(module) } else { module.clone() }), head];
-        let shape = if values.num_rows == 1 { vec![values.num_columns] } else { values.shape().to_vec() };
+        let head = (weights.is_tied && name == EMBEDDING).then_some(HEAD);
+        let is_vector = values.num_rows == 1 && ![SCORE, TOKENS].contains(&name.as_str());
+        let shape = if is_vector { vec![values.num_columns] } else { values.shape().to_vec() };
         // Where rows of it are trained, PEFT has it behind them.
-        let is_behind = weights.tokens.is_some() && *module == Whole::Embedding.module();
-        let weight = if is_behind { BEHIND_TOKENS } else { "weight" };
-        names.into_iter().flatten().map(move |name| (format!("{PREFIX}{name}.{weight}"), shape.clone(), values))
+        let is_behind = has_rows && name == EMBEDDING;
+        let name = if is_behind { format!("{}{BEHIND_TOKENS}", module_of_weight(name)) } else { name.clone() };
+        let in_file = move |name: String| format!("{PREFIX}{}", if is_nested { nested_name(&name) } else { name });
+        [name].into_iter().chain(head.map(str::to_owned)).map(move |name| (in_file(name), shape.clone(), values))
     });
-    for (name, shape, matrix) in of_adapters.chain(of_score).chain(of_tokens).chain(of_modules) {
+    for (name, shape, matrix) in of_adapters.chain(of_full) {
         let path = folder.join(WEIGHTS);
         let view = TensorView::new(safetensors::Dtype::F32, shape, bytemuck::cast_slice(&matrix.values))
             .map_err(|error| ExportError::io("write", &path)(std::io::Error::other(error)))?;
@@ -145,7 +146,7 @@ pub fn read_adapter(folder: &Path) -> Result<SavedAdapter, ExportError> {
     let text = std::fs::read_to_string(&config_path).map_err(ExportError::io("read", &config_path))?;
     let weights = read_tensors(&weights_path);
     // Problems of the config come first: its method explains unexpected tensors better than their names do.
-    let has_score = weights.as_ref().is_ok_and(|weights| weights.score.is_some());
+    let has_score = weights.as_ref().is_ok_and(AdapterWeights::scores);
     let modules = weights.iter().flat_map(|weights| weights.keys());
     let (config, base_model_name_or_path, is_tied) =
         adapter_config::from_json(&config_path.display().to_string(), &text, modules, has_score)?;
@@ -154,16 +155,15 @@ pub fn read_adapter(folder: &Path) -> Result<SavedAdapter, ExportError> {
     // PEFT's names are ends, of names within the whole of a multimodal model.
     let is_named =
         |module: &str| named.iter().any(|name| module.ends_with(name) || nested_name(module).ends_with(name));
-    let tables = [Whole::Embedding.module(), HEAD.to_owned()];
-    for module in tables.into_iter().filter(|module| !is_tied && !is_named(module)) {
-        weights.beside.extend(weights.modules.remove_entry(&module));
+    for table in [EMBEDDING, HEAD].into_iter().filter(|table| !is_tied && !is_named(module_of_weight(table))) {
+        weights.beside.extend(weights.full.remove_entry(table));
     }
-    weights.is_tied = is_tied && weights.modules.contains_key(&Whole::Tied.module());
+    weights.is_tied = is_tied && weights.full.contains_key(EMBEDDING);
     if weights.is_tied {
         // The embedding by its other name.
-        let head = weights.modules.remove(HEAD);
-        if head.is_some_and(|head| Some(&head) != weights.modules.get(&Whole::Tied.module())) {
-            let message = format!("`{HEAD}` differs from the embedding that `ensure_weight_tying` makes it");
+        let head = weights.full.remove(HEAD);
+        if head.is_some_and(|head| Some(&head) != weights.full.get(EMBEDDING)) {
+            let message = "`lm_head` differs from the embedding that `ensure_weight_tying` makes it";
             return Err(Problem::new(message).at(weights_path.display()).into());
         }
     }
@@ -177,26 +177,11 @@ fn read_tensors(path: &Path) -> Result<AdapterWeights, ExportError> {
     let mut matrices: BTreeMap<String, [Option<HostMatrix>; 3]> = BTreeMap::new();
     let mut weights = AdapterWeights::default();
     for (name, view) in tensors.iter().filter(|(name, _)| !is_copy(&tensors, name)) {
-        if let (Some(SCORE), [1, num_columns], Some(dtype)) =
-            (name.strip_prefix(PREFIX), view.shape(), convert::float_dtype(view.dtype()))
+        if let Some(((name, [num_rows, num_columns]), dtype)) =
+            full_tensor(name, view.shape()).zip(convert::float_dtype(view.dtype()))
         {
             let values = convert::to_f32(view.data(), dtype);
-            weights.score = Some(HostMatrix { num_rows: 1, num_columns: *num_columns, values });
-            continue;
-        }
-        let alone = name.strip_prefix(PREFIX).map(|name| name_alone(name).unwrap_or_else(|| name.to_owned()));
-        if let (Some(TOKENS), &[num_rows, num_columns], Some(dtype)) =
-            (alone.as_deref(), view.shape(), convert::float_dtype(view.dtype()))
-        {
-            let values = convert::to_f32(view.data(), dtype);
-            weights.tokens = Some(HostMatrix { num_rows, num_columns, values });
-            continue;
-        }
-        if let (Some(module), Some(dtype), Some([num_rows, num_columns])) =
-            (alone.as_deref().and_then(whole_module), convert::float_dtype(view.dtype()), row_or_matrix(view.shape()))
-        {
-            let values = convert::to_f32(view.data(), dtype);
-            weights.modules.insert(module.to_owned(), HostMatrix { num_rows, num_columns, values });
+            weights.full.insert(name, HostMatrix { num_rows, num_columns, values });
             continue;
         }
         let Some((module, index)) = module_of(name).map(|(module, index)| (current_name(module), index)) else {
@@ -250,7 +235,7 @@ fn is_copy(tensors: &SafeTensors<'_>, name: &str) -> bool {
     let ends = [".original_module.weight", ".modules_to_save.weight"];
     let of_module = ends.iter().find_map(|end| name.strip_suffix(end));
     let of_head = || {
-        let rows = name.strip_prefix(PREFIX)?.strip_prefix(HEAD)?;
+        let rows = name.strip_prefix(PREFIX)?.strip_prefix(module_of_weight(HEAD))?;
         let names = ["model", "model.language_model"].map(|model| format!("{PREFIX}{model}.embed_tokens{rows}"));
         let embedding = names.iter().find_map(|name| tensors.tensor(name).ok())?;
         let same = || tensors.tensor(name).is_ok_and(|head| head.data() == embedding.data());
@@ -259,21 +244,25 @@ fn is_copy(tensors: &SafeTensors<'_>, name: &str) -> bool {
     of_module.is_some_and(|module| tensors.tensor(&format!("{module}.weight")).is_ok()) || of_head().is_some()
 }
 
-/// The module of a weight that may be trained as a whole; names are those of a language model alone.
-fn whole_module(name: &str) -> Option<&str> {
-    let whole = name.strip_suffix(BEHIND_TOKENS).and_then(|module| module.strip_suffix('.'));
-    let module = whole.or_else(|| name.strip_suffix(".weight"))?;
-    let is_known = [&*Whole::Embedding.module(), HEAD].contains(&module) || module.ends_with("norm");
-    is_known.then_some(module)
+/// The module of a weight, by the weight's name.
+pub(super) fn module_of_weight(name: &str) -> &str {
+    name.strip_suffix(".weight").unwrap_or(name)
 }
 
-/// Of a vector, a row.
-fn row_or_matrix(shape: &[usize]) -> Option<[usize; 2]> {
-    match *shape {
-        [width] if width > 0 => Some([1, width]),
-        [rows, width] if rows > 1 && width > 0 => Some([rows, width]),
-        _ => None,
-    }
+/// The name that a language model alone has for a tensor that may be trained in full, and its shape; of a vector, a row.
+fn full_tensor(name: &str, shape: &[usize]) -> Option<(String, [usize; 2])> {
+    let name = name.strip_prefix(PREFIX)?;
+    let alone = name_alone(name).unwrap_or_else(|| name.to_owned());
+    let alone = alone.strip_suffix(BEHIND_TOKENS).map_or(alone.clone(), |module| format!("{module}.weight"));
+    let is_module = [EMBEDDING, HEAD].contains(&&*alone) || alone.ends_with("norm.weight");
+    let shape = match *shape {
+        [1, width] if name == SCORE => [1, width],
+        [rows, width] if alone == TOKENS => [rows, width],
+        [width] if is_module && width > 0 => [1, width],
+        [rows, width] if is_module && rows > 1 && width > 0 => [rows, width],
+        _ => return None,
+    };
+    Some((alone, shape))
 }
 
 /// Module name, and 0 for A, 1 for B or 2 for magnitudes.
@@ -397,8 +386,8 @@ pub(super) mod tests {
             values: vec![value; model.vocab_size * model.hidden_size],
         };
         adapter.config.modules_to_save = Some(vec!["lm_head".to_owned()]);
-        adapter.weights.modules = [("lm_head".to_owned(), table(1.0))].into();
-        adapter.weights.beside = [("model.embed_tokens".to_owned(), table(2.0))].into();
+        adapter.weights.full = [(HEAD.to_owned(), table(1.0))].into();
+        adapter.weights.beside = [(EMBEDDING.to_owned(), table(2.0))].into();
         write(folder.path(), &adapter);
         assert_eq!(read_adapter(folder.path()).unwrap(), adapter);
 
@@ -406,7 +395,7 @@ pub(super) mod tests {
         let path = folder.path().join(WEIGHTS);
         let content = std::fs::read(&path).unwrap();
         let tensors = SafeTensors::deserialize(&content).unwrap();
-        let behind = |name: &str| name.replace("embed_tokens.weight", &format!("embed_tokens.{BEHIND_TOKENS}"));
+        let behind = |name: &str| name.replace("embed_tokens.weight", &format!("embed_tokens{BEHIND_TOKENS}"));
         let head = tensors.tensor("base_model.model.lm_head.weight").unwrap();
         let copies = ["original_module", "modules_to_save"];
         let copies = copies.map(|copy| (format!("base_model.model.lm_head.{copy}.weight"), head.clone()));
@@ -416,10 +405,11 @@ pub(super) mod tests {
 
         // So it is written beside such rows.
         adapter.config.trainable_token_indices = Some(vec![3]);
-        adapter.weights.tokens = Some(HostMatrix { num_rows: 1, num_columns: 2, values: vec![5.0, 6.0] });
+        let rows = HostMatrix { num_rows: 1, num_columns: 2, values: vec![5.0, 6.0] };
+        adapter.weights.full.insert(TOKENS.to_owned(), rows);
         write(folder.path(), &adapter);
         let content = std::fs::read(&path).unwrap();
-        let name = format!("base_model.model.model.embed_tokens.{BEHIND_TOKENS}");
+        let name = format!("base_model.model.model.embed_tokens{BEHIND_TOKENS}");
         assert!(SafeTensors::deserialize(&content).unwrap().tensor(&name).is_ok());
         assert_eq!(read_adapter(folder.path()).unwrap(), adapter);
     }

@@ -5,15 +5,13 @@ use std::path::Path;
 use burn::tensor::{Device, Tensor};
 
 use super::adapter_check::{check_adapter, matrix_problems};
-use super::adapter_file::SavedAdapter;
+use super::adapter_file::{EMBEDDING, HEAD, SavedAdapter};
 use super::{AdapterWeights, ExportError, HostMatrix};
 use crate::config::TargetModules;
 use crate::lora::targets::Selection;
-use crate::lora::whole::HEAD;
-use crate::lora::{Adapter, AdapterSet, Modules, RowNorms, Whole};
+use crate::lora::{Adapter, AdapterSet, FullTensor, FullTensors, RowNorms};
 use crate::model::weights::Weights;
 use crate::ops::host;
-use crate::ops::token_rows::TokenRows;
 use crate::spec::{ModelConfig, NESTED};
 use crate::util::faults;
 
@@ -23,11 +21,9 @@ pub fn adapter_weights(adapters: &AdapterSet) -> AdapterWeights {
     let by_module = adapters.iter().map(|adapter| (adapter.module.clone(), adapter.matrices.as_ref().map(host_matrix)));
     AdapterWeights {
         adapters: by_module.collect(),
-        score: adapters.score.as_ref().map(host_matrix),
-        tokens: adapters.tokens.as_ref().map(|tokens| host_matrix(&tokens.values)),
-        modules: adapters.modules.iter().map(|(whole, values)| (whole.module(), host_matrix(values))).collect(),
-        is_tied: adapters.modules.iter().any(|(whole, _)| whole == Whole::Tied),
-        beside: adapters.modules.beside().map(|(whole, values)| (whole.module(), host_matrix(values))).collect(),
+        full: adapters.full.iter().map(|(full, values)| (full.name(), host_matrix(values))).collect(),
+        is_tied: adapters.full.iter().any(|(full, _)| full == FullTensor::Tied),
+        beside: adapters.full.beside().map(|(full, values)| (full.name(), host_matrix(values))).collect(),
     }
 }
 
@@ -44,7 +40,7 @@ pub fn adapter_set(
     dropout: f64,
     device: &Device,
 ) -> Result<AdapterSet, ExportError> {
-    let problems = matrix_problems(&weights, (selection, ids), config);
+    let problems = matrix_problems(&weights, selection, config);
     if !problems.is_empty() {
         return Err(ExportError::AdapterTensors {
             path: folder.to_owned(),
@@ -60,20 +56,18 @@ pub fn adapter_set(
         let adapter = Adapter { module, kind: shape.kind, matrices, scale: shape.scale, norms: RowNorms::default() };
         blocks[layer].insert(site, adapter);
     }
-    let score = weights.score.map(|score| on_device(score, device));
-    let tokens = weights.tokens.zip(ids).map(|(rows, ids)| TokenRows::new(ids, on_device(rows, device)));
-    let modules = selection.modules.keys().filter_map(|whole| Some((*whole, weights.modules.remove(&whole.module())?)));
-    let modules: Modules = modules.map(|(whole, values)| (whole, on_device(values, device))).collect();
-    let beside = weights.beside.into_iter().map(|(module, values)| {
-        let whole = match (config.tie_word_embeddings, &*module) {
-            (true, _) => Whole::Tied,
-            (false, HEAD) => Whole::Head,
-            (false, _) => Whole::Embedding,
+    let full = selection.full.keys().copied().chain([FullTensor::Score]);
+    let full = full.filter_map(|full| Some((full, on_device(weights.full.remove(&full.name())?, device)))).collect();
+    let beside = weights.beside.into_iter().map(|(name, values)| {
+        let full = match (config.tie_word_embeddings, &*name) {
+            (true, _) => FullTensor::Tied,
+            (false, HEAD) => FullTensor::Head,
+            (false, _) => FullTensor::Embedding,
         };
-        (whole, on_device(values, device))
+        (full, on_device(values, device))
     });
-    let modules = modules.with_beside(beside.collect());
-    Ok(AdapterSet { blocks, dropout, score, tokens, modules })
+    let full = FullTensors::new(full, ids.unwrap_or_default(), beside.collect());
+    Ok(AdapterSet { blocks, dropout, full })
 }
 
 fn on_device(matrix: HostMatrix, device: &Device) -> Tensor<2> {
@@ -125,10 +119,9 @@ impl SavedAdapter {
             self.config.alpha_pattern = self.config.alpha_pattern.renamed(current);
         }
         if let Some(head) = self.weights.beside.remove(HEAD) {
-            let embedding = self.weights.beside.get(&Whole::Tied.module());
+            let embedding = self.weights.beside.get(EMBEDDING);
             let is_one = config.tie_word_embeddings && embedding.is_none_or(|embedding| *embedding == head);
-            let module = if is_one { Whole::Tied.module() } else { HEAD.to_owned() };
-            self.weights.beside.insert(module, head);
+            self.weights.beside.insert(if is_one { EMBEDDING } else { HEAD }.to_owned(), head);
         }
         self
     }
@@ -137,8 +130,8 @@ impl SavedAdapter {
     #[must_use]
     pub fn without_equal_tables(mut self, base: &Weights, config: &ModelConfig) -> Self {
         let Weights::Files(files) = base else { return self };
-        self.weights.beside.retain(|module, values| {
-            let own = files.load_f32(&format!("{module}.weight"), &values.shape());
+        self.weights.beside.retain(|name, values| {
+            let own = files.load_f32(name, &values.shape());
             values.shape() != [config.vocab_size, config.hidden_size] || own.map_or(true, |own| own != values.values)
         });
         self

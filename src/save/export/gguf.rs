@@ -148,10 +148,10 @@ pub fn adapter_gguf(model: &Path, adapter: &Path, out: &Path) -> Result<usize, E
         return Err(problem.hint("leave --adapter-only out: the merged model needs none").into());
     }
     if saved.weights.replaces_weights() {
-        let what = match (&saved.weights.tokens, saved.weights.modules.is_empty()) {
-            (Some(_), _) => "`trainable_token_indices`",
-            (None, false) => "`modules_to_save`",
-            (None, true) => "an embedding or a head of their own",
+        let what = match saved.weights.modules().next() {
+            _ if saved.config.trainable_token_indices.is_some() => "`trainable_token_indices`",
+            Some(_) => "`modules_to_save`",
+            None => "an embedding or a head of their own",
         };
         let problem = Problem::new(format!("llama.cpp has no adapters with {what}")).at(adapter.display());
         return Err(problem.hint("leave --adapter-only out: the merged model has these weights").into());

@@ -52,7 +52,7 @@ impl SavedAdapter {
     /// Rows of the embedding or the head that the adapter knows of.
     fn num_rows(&self) -> usize {
         let tokens = self.config.trainable_token_indices.iter().flatten().map(|id| id + 1);
-        let tables = self.weights.modules.values().chain(self.weights.beside.values());
+        let tables = self.weights.full.values().chain(self.weights.beside.values());
         tables.map(|values| values.num_rows).chain(tokens).max().unwrap_or(0)
     }
 }

@@ -26,7 +26,7 @@ pub(super) fn vector_grad(hidden: &Tensor<2>, weights: &[f32]) -> Tensor<2> {
 /// The scores of the micro-batch's targets, the last tokens of texts, without dropout; `None` without a head that scores.
 #[must_use]
 pub fn scores(model: &Model, adapters: &AdapterSet, batch: &Batch) -> Option<Vec<f32>> {
-    let score = adapters.score.as_ref()?;
+    let score = adapters.score()?;
     let (normed, targets) = normed_targets(model, adapters, batch);
     Some(of_normed(&normed, &targets, score))
 }

@@ -13,13 +13,11 @@ use crate::lora::targets::AdapterShape;
 use crate::model::weights::{Quantisation, StoredTensor, WeightFiles, Weights, convert};
 use crate::ops::linear::Matrix;
 use crate::ops::quantised::Quantised;
+use crate::save::export::adapter_file::{EMBEDDING, HEAD, TOKENS};
 use crate::save::export::{ExportError, HostMatrix, SavedAdapter, check_adapter, read_adapter};
 use crate::schema::Problem;
 use crate::spec::{ModelConfig, Role, Site};
 use crate::util::faults;
-
-const HEAD: &str = "lm_head.weight";
-const EMBEDDING: &str = "model.embed_tokens.weight";
 
 /// Differences between weights.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -114,10 +112,10 @@ impl Merging {
             let module = self.config.module_of(name.strip_suffix(".weight").unwrap_or(name));
             let shape_of = self.shapes.get(&module).copied();
             let difference = self.adapter.weights.get(&module).zip(shape_of);
-            let rows = self.adapter.config.trainable_token_indices.as_deref().zip(self.adapter.weights.tokens.as_ref());
+            let rows =
+                self.adapter.config.trainable_token_indices.as_deref().zip(self.adapter.weights.full.get(TOKENS));
             let rows = rows.filter(|_| name == EMBEDDING);
-            let whole = self.adapter.weights.whole(name.strip_suffix(".weight").unwrap_or(name));
-            let whole = whole.map(|values| &*values.values);
+            let whole = self.adapter.weights.replaced(name).map(|values| &*values.values);
             let replaced = (rows.is_some() || whole.is_some()).then_some(Update::Replaced { whole, rows });
             let update = difference.map(|(matrices, shape)| Update::Difference(matrices, shape)).or(replaced);
             let decoded = self.decoded.filter(|_| self.linears.contains(name));

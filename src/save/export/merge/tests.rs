@@ -212,7 +212,7 @@ fn an_embedding_and_a_head_beside_the_adapter_take_the_place_of_the_bases_and_eq
     #[expect(clippy::cast_precision_loss, reason = "small numbers")]
     let values = (0..shape[0] * shape[1]).map(|at| (at % 97) as f32).collect();
     let table = HostMatrix { num_rows: shape[0], num_columns: shape[1], values };
-    with_head.weights.beside.insert("lm_head".to_owned(), table.clone());
+    with_head.weights.beside.insert("lm_head.weight".to_owned(), table.clone());
     let root = folders(1, Dtype::F32, &with_head);
     merge_in(root.path()).unwrap();
     let [base, merged] = ["base", "out"].map(|name| WeightFiles::open(&root.path().join(name)).unwrap());
@@ -220,7 +220,7 @@ fn an_embedding_and_a_head_beside_the_adapter_take_the_place_of_the_bases_and_eq
     assert_eq!(merged.load_f32("model.embed_tokens.weight", &shape).unwrap(), table.values);
     let values = base.load_f32("model.embed_tokens.weight", &shape).unwrap();
     let base = Weights::Files(base);
-    with_head.weights.beside.insert("lm_head".to_owned(), HostMatrix { values, ..table.clone() });
+    with_head.weights.beside.insert("lm_head.weight".to_owned(), HostMatrix { values, ..table.clone() });
     assert!(with_head.weights.replaces_weights());
     assert_eq!(with_head.named_for(&config).without_equal_tables(&base, &config), adapter());
 }
