@@ -1,20 +1,19 @@
 //! A decoder model: embedding, blocks, norm and head. The training and generation code runs the blocks one by one.
 
 use std::borrow::Cow;
-use std::f64::consts::FRAC_1_SQRT_2;
 use std::sync::{Arc, Mutex};
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
-use half::{bf16, f16};
 
 use self::block::Block;
+use self::embed::{LayerInputWeights, rounded};
 use self::host::HostBlocks;
 use self::pager::Pager;
 use crate::lora::AdapterSet;
 use crate::ops::kernels::Place;
 use crate::ops::layout::RotaryTable;
-use crate::ops::linear::{Weight, linear};
-use crate::ops::norm::{Norm, rms_norm};
+use crate::ops::linear::Weight;
+use crate::ops::norm::Norm;
 use crate::ops::place::place_of;
 use crate::ops::product::F32Products;
 use crate::spec::{ModelConfig, SiteId};
@@ -29,6 +28,7 @@ mod carried;
 pub mod context;
 pub mod decode;
 pub mod delta_net;
+mod embed;
 mod gated;
 mod host;
 mod in_place;
@@ -42,6 +42,7 @@ pub mod short_conv;
 pub mod weights;
 
 pub use carried::Carried;
+pub use embed::{Embedded, Tokens};
 pub use in_place::OwnHead;
 pub use weights::Storage;
 
@@ -71,17 +72,6 @@ pub struct Model {
     pager: Option<Arc<Pager>>,
     /// Where the matrices of the blocks are in host memory, and the device is a GPU.
     host: Option<Arc<HostBlocks>>,
-}
-
-/// What makes the layers' own embeddings of the tokens.
-#[derive(Clone, Debug)]
-struct LayerInputWeights {
-    /// `[vocab_size, num_layers * width]`
-    table: Tensor<2>,
-    /// Of the embeddings of the tokens, `[num_layers * width, hidden_size]`.
-    projection: Weight,
-    /// Of what the projection makes for a layer, `[width]`.
-    norm: Tensor<1>,
 }
 
 /// Angles of every rotary embedding, for texts of these reaches.
@@ -203,60 +193,5 @@ impl Model {
         let ids: Vec<i32> = input_ids.iter().map(|&id| id.cast_signed()).collect();
         let shape = [ids.len()];
         Tensor::from_data(TensorData::new(ids, shape), (&self.device(), DType::I32))
-    }
-
-    /// What passes between the blocks besides the residual stream, for tokens with these ids and embeddings.
-    #[must_use]
-    pub fn carried(&self, ids: Tensor<1, Int>, x: &Tensor<2>) -> Carried {
-        Carried::new(
-            self.layer_inputs.as_ref().map(|weights| self.layer_inputs_of(weights, ids, x)).unwrap_or_default(),
-        )
-    }
-
-    /// By layer, `[tokens, width]`.
-    #[expect(clippy::cast_precision_loss, reason = "widths")]
-    fn layer_inputs_of(&self, weights: &LayerInputWeights, ids: Tensor<1, Int>, x: &Tensor<2>) -> Vec<Tensor<2>> {
-        let ([tokens, hidden], [width]) = (x.dims(), weights.norm.dims());
-        let own = weights.table.clone().select(0, ids).cast(self.compute) * self.scale_of(width);
-        let projected = linear(self.place, x, &weights.projection, None, None).0 * (hidden as f64).sqrt().recip();
-        let num_layers = self.config.num_layers();
-        let in_rows = |x: Tensor<2>| x.reshape([tokens * num_layers, width]);
-        let (normed, _) = rms_norm(self.place, &in_rows(projected), &weights.norm, self.config.rms_norm_eps);
-        let all = (normed + in_rows(own)) * FRAC_1_SQRT_2;
-        let all = all.reshape([tokens, num_layers * width]);
-        // Copies: views of one tensor have gaps between their rows.
-        let of_layer = |layer: usize| {
-            let part = all.clone().narrow(1, layer * width, width);
-            part.zeros_like().slice_assign([0..tokens, 0..width], part)
-        };
-        (0..num_layers).map(of_layer).collect()
-    }
-
-    /// The root of the width of embeddings, as the computation has it.
-    #[expect(clippy::cast_precision_loss, reason = "a width")]
-    fn scale_of(&self, width: usize) -> f64 {
-        rounded((width as f64).sqrt(), self.rounding_dtype())
-    }
-}
-
-/// A number as `dtype` has it.
-#[expect(clippy::cast_possible_truncation, reason = "the nearest number in f32")]
-fn rounded(number: f64, dtype: DType) -> f64 {
-    match dtype {
-        DType::BF16 => bf16::from_f64(number).to_f64(),
-        DType::F16 => f16::from_f64(number).to_f64(),
-        _ => f64::from(number as f32),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_scale_of_embeddings_is_rounded_to_the_type_of_the_computation() {
-        let scale = 3072.0_f64.sqrt();
-        let types = [DType::BF16, DType::F16, DType::F32];
-        assert_eq!(types.map(|dtype| rounded(scale, dtype)), [55.5, 55.4375, f64::from(55.425_625_f32)]);
     }
 }

@@ -1,17 +1,23 @@
-//! What passes between the blocks of a model besides the residual stream (Gemma 4): the layers' own embeddings of the tokens, and
-//! keys and values that later layers use.
+//! What passes between the blocks of a model besides the residual stream: where tokens are and what they see and, in Gemma 4, the
+//! layers' own embeddings of the tokens, and keys and values that later layers use.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use burn::tensor::Tensor;
 
 use super::block::Activations;
-use super::context::{BlockInputs, KeyValues};
+use super::context::{BlockContext, BlockInputs, KeyValues};
+use crate::lora::BlockAdapters;
+use crate::ops::dropout::Dropout;
+use crate::ops::kernels::Place;
+use crate::ops::layout::Layout;
 use crate::spec::{Attention, Block, ModelConfig};
 
 /// What passes between the blocks for some tokens.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Carried {
+    layout: Arc<Layout>,
     /// By layer, `[tokens, width]`; none where the model has none.
     layer_inputs: Vec<Tensor<2>>,
     /// By the layer that makes them.
@@ -21,19 +27,27 @@ pub struct Carried {
 }
 
 impl Carried {
-    pub(super) fn new(layer_inputs: Vec<Tensor<2>>) -> Self {
-        Self { layer_inputs, ..Self::default() }
+    pub(super) fn new(layout: Arc<Layout>, layer_inputs: Vec<Tensor<2>>) -> Self {
+        Self { layout, layer_inputs, key_values: BTreeMap::new(), key_value_grads: BTreeMap::new() }
     }
 
-    /// What the block of `layer` is given.
+    /// The context of the block of `layer`.
     #[must_use]
-    pub fn inputs(&self, config: &ModelConfig, layer: usize) -> BlockInputs<'_> {
+    pub fn context<'a>(
+        &'a self,
+        place: Place,
+        config: &ModelConfig,
+        layer: usize,
+        adapters: &'a BlockAdapters,
+        dropout: Option<Dropout>,
+    ) -> BlockContext<'a> {
         let earlier = earlier_layer(&config.blocks[layer]);
-        BlockInputs {
+        let inputs = BlockInputs {
             layer_input: self.layer_inputs.get(layer),
             key_values: earlier.and_then(|earlier| self.key_values.get(&earlier)),
             key_value_grads: self.key_value_grads.get(&layer),
-        }
+        };
+        BlockContext { inputs, ..BlockContext::new(place, config, &self.layout, adapters, dropout) }
     }
 
     /// Keeps what later layers use of `layer`.

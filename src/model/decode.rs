@@ -8,11 +8,10 @@ use burn::tensor::Tensor;
 use super::Model;
 use super::cache::{InCaches, LayerCache, TextLayouts};
 use super::context::BlockContext;
-
+use super::embed::{Embedded, Tokens};
 use crate::lora::{AdapterSet, BlockAdapters};
 use crate::ops::cpu::FEW_TOKENS;
 use crate::ops::kernels;
-use crate::ops::layout::Layout;
 use crate::spec::Attention;
 
 /// Most texts that are written in one pass; with more, the products of a pass would not be those of each text alone.
@@ -130,18 +129,13 @@ fn last_block(model: &Model, parts: &mut [Part<'_>], lengths: &[usize]) -> Tenso
     };
     let positions: Vec<u32> =
         parts.iter().flat_map(position_of).map(|position| u32::try_from(position).unwrap_or(u32::MAX)).collect();
-    let longest = positions.iter().max().map_or(0, |&last| last as usize + 1);
-    let tables = model.rotary_tables(longest);
-    let (place, layout) = (model.place(), Layout::new(1, vec![(0, token_ids.len())], positions, tables));
+    let tokens = Tokens::new(model, &token_ids, 1, vec![(0, token_ids.len())], positions, &[]);
     for part in &mut *parts {
         part.sequence.token_ids.extend(part.token_ids);
     }
     let layouts = TextLayouts::of(model, lengths);
     let (by_rows, none) = (by_rows(parts, lengths), BlockAdapters::default());
-    let ids = model.token_ids(&token_ids);
-    let of_rows = |(rows, adapters): (Range<usize>, _)| model.embed_ids(ids.clone().slice([rows]), adapters);
-    let mut x = Tensor::cat(by_token_rows(parts, lengths).into_iter().map(of_rows).collect(), 0);
-    let mut carried = model.carried(ids, &x);
+    let Embedded { mut x, mut carried } = model.embed_by_rows(&tokens, by_token_rows(parts, lengths));
     for (layer, block) in model.walk(0..model.blocks.len()) {
         let block = match parts.first() {
             Some(part) => model.with_own_norms(layer, &block, part.adapters),
@@ -152,13 +146,12 @@ fn last_block(model: &Model, parts: &mut [Part<'_>], lengths: &[usize]) -> Tenso
             [(_, adapters)] => (*adapters, &[][..]),
             several => (&none, several),
         };
-        let inputs = carried.inputs(&model.config, layer);
-        let context =
-            BlockContext { inputs, by_rows, ..BlockContext::new(place, &model.config, &layout, adapters, None) };
+        let context = BlockContext { by_rows, ..carried.context(place, &model.config, layer, adapters, None) };
         let earlier = model.config.blocks[layer].attention().and_then(Attention::key_value_layer);
         let caches = parts.iter_mut().map(|part| &mut part.sequence.caches[earlier.unwrap_or(layer)]).collect();
         let is_appended = earlier.is_some();
-        let mut mixing = InCaches { place, caches, lengths, layout: &layout, layouts: &layouts, is_start, is_appended };
+        let layout = context.layout;
+        let mut mixing = InCaches { place, caches, lengths, layout, layouts: &layouts, is_start, is_appended };
         let activations = block.activations_with(x, &context, &mut mixing);
         x = block.output(&activations, &context);
         carried.keep(&model.config, layer, &activations);

@@ -1,8 +1,8 @@
-//! What adapters have in place of a model's own weights: embeddings, head, norms.
+//! What adapters have in place of a model's own weights: head and norms.
 
 use std::borrow::Cow;
 
-use burn::tensor::{DType, IndexingUpdateOp, Int, Tensor};
+use burn::tensor::{DType, Tensor};
 
 use super::Model;
 use super::block::Block;
@@ -10,7 +10,6 @@ use crate::lora::{AdapterSet, FullTensor};
 use crate::ops::cross_entropy::Head;
 use crate::ops::linear::{Matrix, Weight};
 use crate::ops::norm::Norm;
-use crate::ops::profile::{self, Cost};
 use crate::ops::token_rows::HeadRows;
 use crate::spec::{self, ModelConfig};
 
@@ -121,49 +120,6 @@ impl Model {
             sublayer.trained_norms = names;
         }
         Cow::Owned(block)
-    }
-
-    /// The embeddings of token ids that are on the device, with what adapters have in place of the model's, `[tokens, hidden_size]`.
-    #[must_use]
-    pub fn embed_ids(&self, ids: Tensor<1, Int>, adapters: &AdapterSet) -> Tensor<2> {
-        let num_tokens = ids.dims()[0];
-        let embed = || {
-            let own = adapters.full.get(FullTensor::Embedding).or_else(|| adapters.full.get(FullTensor::Tied));
-            let x = match own {
-                Some(own) => own.clone().select(0, ids.clone()).cast(self.rounding_dtype()),
-                None => self.embed_tokens.clone().select(0, ids.clone()),
-            };
-            let x = x.cast(self.compute);
-            let x = if let Some(scale) = self.embedding_scale { x * scale } else { x };
-            match adapters.full.tokens() {
-                Some(rows) => rows.embedded(ids, x, self.embedding_scale, self.rounding_dtype()),
-                None => x,
-            }
-        };
-        let bytes = profile::count(2 * num_tokens * self.config.hidden_size * self.compute.size());
-        profile::measure("embedding", || Cost { bytes, ..Cost::default() }, embed)
-    }
-
-    /// The gradient of what adapters have in place of embeddings, from that of the embeddings, in `f32`; `None` where they have none.
-    #[must_use]
-    pub fn embed_backward(
-        &self,
-        ids: Tensor<1, Int>,
-        adapters: &AdapterSet,
-        dx: Tensor<2>,
-    ) -> Option<(FullTensor, Tensor<2>)> {
-        let scale = self.embedding_scale;
-        if let Some(rows) = adapters.full.tokens() {
-            return Some((FullTensor::Tokens, rows.embedded_backward(ids, dx, scale, self.place.f32_products())));
-        }
-        let (full, own) = adapters.full.iter().find(|(full, _)| full.embeds())?;
-        let work = || {
-            let dx = dx.cast(DType::F32);
-            let dx = if let Some(scale) = scale { dx * scale } else { dx };
-            own.zeros_like().select_assign(0, ids, dx, IndexingUpdateOp::Add)
-        };
-        let bytes = profile::bytes(own);
-        Some((full, profile::measure("embedding_backward", || Cost { bytes, ..Cost::default() }, work)))
     }
 
     /// The gradient of the norm before the head as its file has it, from that of the norm's output, `[1, hidden_size]`.

@@ -6,12 +6,23 @@ use super::dropout::Dropout;
 use super::plain::dropout::PlainDropout;
 use super::profile::{self, Cost};
 
-/// `x` with noise, uniform in ±`bound`; its first row is row `first_row` of the noise.
+/// Noise, uniform in ±`bound`.
+#[derive(Clone, Copy, Debug)]
+pub struct Noise {
+    /// Its largest size.
+    pub bound: f64,
+    /// What names it.
+    pub seed: u64,
+    /// The row of the noise that the first row of a tensor gets.
+    pub first_row: usize,
+}
+
+/// `x` with noise.
 ///
 /// # Shapes
 /// `x`: `[tokens, width]`. Returns the same, in the type of `x`.
 #[must_use]
-pub fn with_noise(x: &Tensor<2>, bound: f64, seed: u64, first_row: usize) -> Tensor<2> {
+pub fn with_noise(x: &Tensor<2>, Noise { bound, seed, first_row }: Noise) -> Tensor<2> {
     let add = || {
         let hash = PlainDropout::new(x, Dropout { probability: 0.0, seed, first_row }).hash();
         let noise = hash.float().cast(DType::F32) * (bound / 2f64.powi(31));
@@ -29,7 +40,8 @@ mod tests {
     #[test]
     fn noise_is_uniform_within_its_bound_and_named_by_its_seed() {
         let x = Tensor::<2>::ones([128, 256], (&Device::flex(), DType::F32));
-        let values = |seed| with_noise(&x, 0.25, seed, 0).to_data().try_to_vec::<f32>().unwrap();
+        let values =
+            |seed| with_noise(&x, Noise { bound: 0.25, seed, first_row: 0 }).to_data().try_to_vec::<f32>().unwrap();
         let noise: Vec<f64> = values(1).iter().map(|value| f64::from(value - 1.0)).collect();
         let mean = |power| noise.iter().map(|value| value.powi(power)).sum::<f64>() / (128.0 * 256.0);
         assert!(noise.iter().all(|value| value.abs() <= 0.25) && noise.iter().any(|value| value.abs() > 0.2499));

@@ -6,10 +6,9 @@
 //! blocks in reverse order, and adds the adapters' gradients to the sums block by block. Several micro-batches may go
 //! through a block before the next block is touched; their gradients are added in the order that they have one by one.
 
-use burn::tensor::{Int, Tensor};
+use burn::tensor::Tensor;
 
 use super::grads::{Exchange, GradSums};
-use super::inputs::Passing;
 use super::loss::{Compared, MicroBatchLoss, Targets, divergence, loss_and_grad};
 use super::objective::Objective;
 use super::offload::{HostParking, Parked};
@@ -18,12 +17,11 @@ use crate::data::batch::Batch;
 use crate::lora::{AdapterSet, FullTensor};
 use crate::model::block::Activations;
 use crate::model::context::{BlockContext, InDocuments};
-use crate::model::{Carried, Model};
+use crate::model::{Carried, Embedded, Model, Tokens};
 use crate::ops::attention::Attended;
 use crate::ops::cross_entropy::LossChunk;
 use crate::ops::dropout::{Dropout, mix};
-use crate::ops::layout::Layout;
-use crate::ops::noise::with_noise;
+use crate::ops::noise::Noise;
 use crate::ops::profile::{self, Cost};
 use crate::util::stats::as_f64;
 
@@ -71,8 +69,7 @@ pub struct Origin {
 /// A micro-batch on the device.
 #[derive(Debug)]
 pub struct Inputs {
-    layout: Layout,
-    input_ids: Tensor<1, Int>,
+    tokens: Tokens,
     targets: Targets,
     /// Tokens of the longest row, without padding.
     longest_row: usize,
@@ -96,8 +93,7 @@ impl Inputs {
             longest_row,
             mismatched: batch.mismatched.clone(),
             origin: None,
-            layout: model.layout(batch),
-            input_ids: model.token_ids(&batch.input_ids),
+            tokens: model.tokens(batch),
             targets: Targets::new(model, batch),
         })
     }
@@ -130,8 +126,7 @@ impl Forward {
 
 /// What the blocks' forward and backward know of a micro-batch.
 struct MicroBatch {
-    layout: Layout,
-    input_ids: Tensor<1, Int>,
+    tokens: Tokens,
     dropout_seed: u64,
     first_row: usize,
     /// What passes between the blocks besides the residual stream.
@@ -141,13 +136,24 @@ struct MicroBatch {
 }
 
 impl MicroBatch {
-    fn new(layout: Layout, input_ids: Tensor<1, Int>, origin: Origin, options: Options<'_>) -> Self {
+    /// With its embeddings.
+    fn new(
+        model: &Model,
+        adapters: &AdapterSet,
+        tokens: Tokens,
+        origin: Origin,
+        options: Options<'_>,
+    ) -> (Self, Tensor<2>) {
         // The gradient of the mean loss is what fits the range of f16.
-        #[expect(clippy::cast_precision_loss, reason = "far below 2^53 tokens")]
-        let grad_scale = options.loss_scale.map_or(1.0, |scale| scale / origin.num_targets as f64);
-        let dropout_seed = mix(options.seed ^ mix(origin.number));
-        let (first_row, carried) = (origin.first_token, Carried::default());
-        Self { layout, input_ids, dropout_seed, first_row, carried, grad_scale }
+        let grad_scale = options.loss_scale.map_or(1.0, |scale| scale / as_f64(origin.num_targets));
+        let (dropout_seed, first_row) = (mix(options.seed ^ mix(origin.number)), origin.first_token);
+        let noise = options.neftune_noise_alpha.map(|alpha| Noise {
+            bound: alpha / as_f64(origin.longest_row * model.config.hidden_size).sqrt(),
+            seed: mix(dropout_seed),
+            first_row,
+        });
+        let Embedded { x, carried } = model.embed(&tokens, adapters, noise);
+        (Self { tokens, dropout_seed, first_row, carried, grad_scale }, x)
     }
 
     /// The context of a block; its forward and the recomputation use the same one.
@@ -157,8 +163,7 @@ impl MicroBatch {
             seed: mix(self.dropout_seed ^ mix(layer as u64 + 1)),
             first_row: self.first_row,
         });
-        let context = BlockContext::new(model.place(), &model.config, &self.layout, &adapters.blocks[layer], dropout);
-        BlockContext { inputs: self.carried.inputs(&model.config, layer), ..context }
+        self.carried.context(model.place(), &model.config, layer, &adapters.blocks[layer], dropout)
     }
 }
 
@@ -207,32 +212,20 @@ pub fn forward(model: &Model, adapters: &AdapterSet, inputs: Vec<Inputs>, option
         let num_targets = inputs.targets.num_tokens();
         let origin = Origin { number, first_token: 0, longest_row: inputs.longest_row, num_targets };
         let origin = inputs.origin.unwrap_or(origin);
-        let mut micro_batch = MicroBatch::new(inputs.layout, inputs.input_ids, origin, options);
-        let ids = || micro_batch.input_ids.clone();
         let is_passed = options.objective.needs_reference() && !inputs.targets.are_known(options.references);
-        references.push(is_passed.then(|| Passing::new(model, ids(), options.reference)));
+        references.push(is_passed.then(|| model.embed(&inputs.tokens, options.reference, None)));
         let mismatched = inputs.mismatched.filter(|_| options.objective.needs_divergence());
         let divergence = |batch: &Batch| divergence(model, adapters, options.reference, batch, options.loss_chunk);
         divergences.push(mismatched.map_or(0.0, |batch| divergence(&batch)));
-        let x = model.embed_ids(ids(), adapters);
-        let x = match options.neftune_noise_alpha {
-            Some(alpha) => {
-                let width = as_f64(origin.longest_row * model.config.hidden_size);
-                with_noise(&x, alpha / width.sqrt(), mix(micro_batch.dropout_seed), origin.first_token)
-            }
-            None => x,
-        };
-        micro_batch.carried = model.carried(ids(), &x);
+        let (micro_batch, x) = MicroBatch::new(model, adapters, inputs.tokens, origin, options);
         xs.push(x);
         micro_batches.push(micro_batch);
         targets.push(inputs.targets);
     }
     let mut kept = Vec::with_capacity(model.blocks.len() * xs.len());
     for (layer, block) in model.walk(0..model.blocks.len()) {
-        for (reference, micro_batch) in references.iter_mut().zip(&micro_batches) {
-            if let Some(reference) = reference {
-                reference.through(model, (layer, &block), &micro_batch.layout, options.reference);
-            }
+        for reference in references.iter_mut().flatten() {
+            reference.through(model, (layer, &block), options.reference, None);
         }
         let block = model.with_own_norms(layer, &block, adapters);
         for (index, (x, micro_batch)) in xs.iter_mut().zip(&mut micro_batches).enumerate().rev() {
@@ -255,9 +248,10 @@ pub fn forward(model: &Model, adapters: &AdapterSet, inputs: Vec<Inputs>, option
             }
         }
     }
-    let compared = references.into_iter().zip(divergences).map(|(passing, divergence)| {
-        let reference = passing.map(|passing| passing.x);
-        Compared { reference, references: options.references, divergence }
+    let compared = references.into_iter().zip(divergences).map(|(reference, divergence)| Compared {
+        reference: reference.map(|embedded| embedded.x),
+        references: options.references,
+        divergence,
     });
     let of_each = xs.into_iter().zip(targets).zip(compared).zip(&micro_batches);
     let (losses, dx) = of_each
@@ -330,7 +324,7 @@ pub fn backward(
         }
     }
     for ((dx, micro_batch), of_head) in dx.into_iter().zip(micro_batches).zip(of_heads) {
-        if let Some((full, grad)) = model.embed_backward(micro_batch.input_ids, adapters, dx) {
+        if let Some((full, grad)) = model.embed_backward(micro_batch.tokens, adapters, dx) {
             let grad = match of_head {
                 Some(of_head) => of_head + grad,
                 None => grad,
