@@ -19,26 +19,20 @@ use crate::ops::product::F32Products;
 use crate::spec::{ModelConfig, SiteId};
 use crate::util::faults;
 
-mod attention;
-mod beside;
 pub mod block;
 pub mod budget;
-mod cache;
 mod carried;
 pub mod context;
 pub mod decode;
-pub mod delta_net;
 mod embed;
-mod gated;
 mod host;
 mod in_place;
-mod layer_input;
 mod linears;
 pub mod load;
-mod mixture;
+pub mod mixing;
 mod pager;
 pub mod rope;
-pub mod short_conv;
+mod sublayers;
 pub mod weights;
 
 pub use carried::Carried;

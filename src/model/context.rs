@@ -6,13 +6,10 @@ use std::sync::{Mutex, PoisonError};
 use burn::tensor::Tensor;
 
 use crate::lora::{BlockAdapters, Matrices};
-use crate::ops::attention::{Attended, AttentionInputs, attention};
-use crate::ops::delta_rule::{DeltaInputs, Gates, delta_rule};
 use crate::ops::dropout::Dropout;
 use crate::ops::kernels::Place;
 use crate::ops::layout::Layout;
-use crate::ops::short_conv::{gated_conv, short_conv};
-use crate::spec::{DeltaHeads, Heads, ModelConfig, PerSite, SiteId};
+use crate::spec::{ModelConfig, PerSite, SiteId};
 
 /// The inputs of a block besides its weights and activations.
 #[derive(Clone, Copy, Debug)]
@@ -97,61 +94,18 @@ impl<'a> BlockContext<'a> {
     }
 }
 
-/// How tokens see those before them.
-pub trait TokenMixing {
-    /// Attention of queries, keys (both after the rotary embedding) and values.
-    fn attention(&mut self, qkv: [&Tensor<2>; 3], heads: Heads) -> Attended;
-
-    /// The gated convolution of `bcx`, `[tokens, 3 * channels]`, with the weight `conv`, `[kernel_size, channels]`.
-    fn gated_conv(&mut self, bcx: &Tensor<2>, conv: &Tensor<2>) -> Tensor<2>;
-
-    /// The gated delta rule of queries, keys and values side by side, `[tokens, qkv_width]`, after their convolution with the weight
-    /// `conv`, `[kernel_size, qkv_width]`.
-    fn delta_rule(
-        &mut self,
-        qkv: &Tensor<2>,
-        gates: &Gates<Tensor<2>>,
-        conv: &Tensor<2>,
-        heads: DeltaHeads,
-    ) -> Tensor<2>;
-}
-
-/// Tokens see those of their document in a micro-batch.
-#[derive(Debug)]
-pub struct InDocuments<'a> {
-    /// Where the operations run.
-    pub place: Place,
-    /// Of the micro-batch.
-    pub layout: &'a Layout,
-    /// What the block's attention gives, from the first pass on, so that a second pass does not compute it again; absent where it is
-    /// not to be remembered.
-    pub memory: Option<Option<Attended>>,
-}
-
-impl TokenMixing for InDocuments<'_> {
-    fn attention(&mut self, qkv: [&Tensor<2>; 3], heads: Heads) -> Attended {
-        let attend = || attention(self.place, AttentionInputs { qkv, layout: self.layout, heads });
-        match &mut self.memory {
-            Some(memory) => memory.get_or_insert_with(attend).clone(),
-            None => attend(),
-        }
-    }
-
-    fn gated_conv(&mut self, bcx: &Tensor<2>, conv: &Tensor<2>) -> Tensor<2> {
-        gated_conv(self.place, bcx, conv, self.layout)
-    }
-
-    fn delta_rule(
-        &mut self,
-        qkv: &Tensor<2>,
-        gates: &Gates<Tensor<2>>,
-        conv: &Tensor<2>,
-        heads: DeltaHeads,
-    ) -> Tensor<2> {
-        let qkv = &short_conv(self.place, qkv, conv, self.layout);
-        delta_rule(self.place, DeltaInputs { qkv, gates, layout: self.layout, heads })
-    }
-}
-
 /// Gradients of a block's adapters.
 pub type BlockGrads = PerSite<Matrices<Tensor<2>>>;
+
+/// What a block's backward makes.
+#[derive(Debug, Default)]
+pub struct BlockBackward {
+    /// The gradient of the block's input, where it was asked for.
+    pub dx: Option<Tensor<2>>,
+    /// Of the keys and values of an earlier layer, where it uses such.
+    pub key_values: Option<KeyValues>,
+    /// Of its adapters.
+    pub adapters: BlockGrads,
+    /// Of those of its norms that are trained, `[1, hidden_size]`, in `f32`.
+    pub norms: Vec<(&'static str, Tensor<2>)>,
+}

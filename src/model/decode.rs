@@ -6,13 +6,13 @@ use std::ops::Range;
 use burn::tensor::Tensor;
 
 use super::Model;
-use super::cache::{InCaches, LayerCache, TextLayouts};
 use super::context::BlockContext;
 use super::embed::{Embedded, Tokens};
+use super::mixing::{InCaches, LayerCache, TextLayouts};
 use crate::lora::{AdapterSet, BlockAdapters};
 use crate::ops::cpu::FEW_TOKENS;
 use crate::ops::kernels;
-use crate::spec::Attention;
+use crate::spec::{Attention, Block};
 
 /// Most texts that are written in one pass; with more, the products of a pass would not be those of each text alone.
 pub const MAX_TEXTS: usize = FEW_TOKENS;
@@ -31,7 +31,9 @@ impl Sequence {
     /// An empty text.
     #[must_use]
     pub fn new(model: &Model) -> Self {
-        Self { caches: LayerCache::of_layers(model), token_ids: Vec::new(), reaches: Vec::new() }
+        let of_block = |block: &Block| block.sublayers.iter().find_map(|sublayer| sublayer.cache(model));
+        let caches = model.config.blocks.iter().map(|block| of_block(block).unwrap_or(LayerCache::Nothing)).collect();
+        Self { caches, token_ids: Vec::new(), reaches: Vec::new() }
     }
 
     /// Number of tokens so far.
@@ -129,11 +131,13 @@ fn last_block(model: &Model, parts: &mut [Part<'_>], lengths: &[usize]) -> Tenso
     };
     let positions: Vec<u32> =
         parts.iter().flat_map(position_of).map(|position| u32::try_from(position).unwrap_or(u32::MAX)).collect();
+    let place = model.place();
     let tokens = Tokens::new(model, &token_ids, 1, vec![(0, token_ids.len())], positions, &[]);
     for part in &mut *parts {
         part.sequence.token_ids.extend(part.token_ids);
     }
-    let layouts = TextLayouts::of(model, lengths);
+    let caches = parts.first().map_or(&[][..], |part| &part.sequence.caches);
+    let layouts = TextLayouts::of(caches, lengths);
     let (by_rows, none) = (by_rows(parts, lengths), BlockAdapters::default());
     let Embedded { mut x, mut carried } = model.embed_by_rows(&tokens, by_token_rows(parts, lengths));
     for (layer, block) in model.walk(0..model.blocks.len()) {

@@ -34,8 +34,7 @@ impl OwnHead {
 impl ModelConfig {
     /// The weight of a norm as its file has it, `[1, width]`, as the norm computes with it, `[width]`.
     fn norm_of(&self, values: &Tensor<2>) -> Tensor<1> {
-        let weight = values.clone().squeeze_dim(0);
-        if self.has_norms_less_one { weight + 1.0 } else { weight }
+        self.norm_weight(values.clone().squeeze_dim(0))
     }
 
     /// The opposite.

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use burn::tensor::Tensor;
 
-use super::context::{BlockContext, BlockGrads};
+use super::context::{BlockBackward, BlockContext};
 use crate::lora::BlockAdapters;
 use crate::lora::kind::Kind;
 use crate::lora::matrices::Applied;
@@ -14,22 +14,20 @@ use crate::ops::linear::{
 };
 use crate::spec::{PerSite, Projections, SiteId};
 
-/// The linear layers of a block in one of its passes.
+/// The linear layers of a block in one of its passes, and what its backward gives.
 pub(super) struct Linears<'a> {
     weights: &'a [Weight],
     pub(super) context: &'a BlockContext<'a>,
     /// What an adapter's backward needs of its forward.
     pub(super) kept: PerSite<Tensor<2>>,
-    /// Gradients of the adapters.
-    pub(super) grads: BlockGrads,
-    /// Gradients of trained norms.
-    pub(super) norm_grads: Vec<(&'static str, Tensor<2>)>,
+    /// What the backward has made so far.
+    pub(super) grads: BlockBackward,
 }
 
 impl<'a> Linears<'a> {
     /// Before a pass; a backward takes what its forward has kept.
     pub(super) fn new(weights: &'a [Weight], context: &'a BlockContext<'a>, kept: PerSite<Tensor<2>>) -> Self {
-        Self { weights, context, kept, grads: BlockGrads::new(), norm_grads: Vec::new() }
+        Self { weights, context, kept, grads: BlockBackward::default() }
     }
 
     /// Makes the linear layers of experts, which have no adapters.
@@ -152,7 +150,7 @@ impl<'a> Linears<'a> {
             }
             None => (linear_backward(place, dy, x, weight, None, input_grad).0, None),
         };
-        self.grads.extend(grad.map(|grad| (site, grad)));
+        self.grads.adapters.extend(grad.map(|grad| (site, grad)));
         dx
     }
 
@@ -182,7 +180,7 @@ impl<'a> Linears<'a> {
         let layers: Vec<_> = layers.into_iter().zip(kept.iter().map(Option::as_ref)).collect();
         let (dx, grads) = linears_backward(place, dys.into(), x, &layers, input_grad);
         let grads = sites.into_iter().zip(grads).filter_map(|(site, grad)| Some((site, grad?.into())));
-        self.grads.extend(grads);
+        self.grads.adapters.extend(grads);
         dx
     }
 }

@@ -5,15 +5,11 @@ use std::sync::Arc;
 use burn::tensor::{DType, Device, Tensor};
 use rayon::prelude::*;
 
-use super::attention::Attention;
-use super::beside::Beside;
-use super::block::{Block, Sublayer, SublayerKind};
-use super::delta_net::DeltaNet;
+use super::block::{Block, Sublayer};
 use super::embed::LayerInputWeights;
 use super::host::HostBlocks;
 use super::pager::Pager;
-use super::short_conv::ShortConv;
-use super::weights::Weights;
+use super::weights::{LayerWeights, Weights};
 use super::{Model, Storage};
 use crate::config::Residency;
 use crate::device::Dtype;
@@ -22,13 +18,11 @@ use crate::ops::norm::Norm;
 use crate::ops::place::place_of;
 use crate::ops::quantised::Coding;
 use crate::schema::Problem;
-use crate::spec::delta_net::{A_LOG, CONV, DT_BIAS, GATED_NORM};
 use crate::spec::{
-    self, BESIDE_NORMS, BLOCK_SCALE, EXPERT_SCALES, GATED_CONV, LAYER_INPUT_NORM, LAYER_INPUT_PROJECTION,
-    LAYER_INPUT_TABLE, ModelConfig, NormKind, ROUTER_SCALE, Role, SINKS, SiteId, in_layer,
+    self, BLOCK_SCALE, LAYER_INPUT_NORM, LAYER_INPUT_PROJECTION, LAYER_INPUT_TABLE, ModelConfig, NormKind, Role,
+    SiteId, in_layer,
 };
 use crate::util::faults;
-use crate::util::stats::as_f64;
 
 /// Loads a model. `storage` says how its linear layers and embeddings are held, `compute` is the type of the arithmetic.
 /// Weights of norms and biases are kept in `f32`: they are small, and `f32` holds every stored type exactly.
@@ -117,7 +111,7 @@ fn load_layer_inputs(
     Ok(Some(LayerInputWeights {
         table: weights.table(LAYER_INPUT_TABLE, [vocab_size, all], storage, device)?,
         projection: Weight { values, bias: None, rounds },
-        norm: norm(config, weights, LAYER_INPUT_NORM, width, device)?,
+        norm: config.norm_weight(weights.load(&format!("{LAYER_INPUT_NORM}.weight"), [width], Dtype::F32, device)?),
     }))
 }
 
@@ -126,7 +120,7 @@ fn load_norm(config: &ModelConfig, weights: &Weights, name: &str, device: &Devic
     let width = config.hidden_size;
     let bias = || weights.load(&format!("{name}.bias"), [width], Dtype::F32, device);
     Ok(Norm {
-        weight: norm(config, weights, name, width, device)?,
+        weight: config.norm_weight(weights.load(&format!("{name}.weight"), [width], Dtype::F32, device)?),
         bias: (config.norm_kind == NormKind::Layer).then(bias).transpose()?,
     })
 }
@@ -136,19 +130,7 @@ pub(super) fn over(norm: Norm, divisor: f64) -> Norm {
     Norm { weight: norm.weight / divisor, bias: norm.bias.map(|bias| bias / divisor) }
 }
 
-/// The weight of a norm, `[width]`.
-fn norm(
-    config: &ModelConfig,
-    weights: &Weights,
-    name: &str,
-    width: usize,
-    device: &Device,
-) -> Result<Tensor<1>, Problem> {
-    let weight = weights.load(&format!("{name}.weight"), [width], Dtype::F32, device)?;
-    Ok(if config.has_norms_less_one { weight + 1.0 } else { weight })
-}
-
-fn load_block(
+pub(super) fn load_block(
     config: &ModelConfig,
     weights: &Weights,
     layer: usize,
@@ -156,7 +138,6 @@ fn load_block(
     rounds: bool,
     device: &Device,
 ) -> Result<Block, Problem> {
-    let norm = |part: &str, width| norm(config, weights, &in_layer(layer, part), width, device);
     let matrices = if storage.residency == Residency::Host { &Device::flex() } else { device };
     let spec = &config.blocks[layer];
     let linear = |site: &spec::Site| {
@@ -176,37 +157,9 @@ fn load_block(
         name.map(|name| load_norm(config, weights, &in_layer(layer, name), device)).transpose()
     };
     let sublayer = |spec: &spec::Sublayer| {
-        let kind = match &spec.kind {
-            spec::SublayerKind::Attention(spec) => {
-                let [of_q, of_k] = spec.norm_names;
-                // Keys of an earlier layer are normed there; what stands for them here is zero.
-                let of_k = if spec.key_value_layer().is_some() { of_q } else { of_k };
-                let norms = spec.norm_widths().map(|[q, k]| Ok([norm(of_q, q)?, norm(of_k, k)?]));
-                let head_norms = norms.transpose()?;
-                let sinks = spec.has_sinks.then(|| {
-                    let name = in_layer(layer, SINKS);
-                    weights.load(&name, [spec.heads.num_heads], Dtype::F32, device)
-                });
-                let value_norm = spec.has_value_norm.then(|| Tensor::ones([spec.heads.head_dim], (device, DType::F32)));
-                let sinks = sinks.transpose()?;
-                SublayerKind::Attention(Attention { spec: spec.clone(), head_norms, value_norm, sinks })
-            }
-            spec::SublayerKind::DeltaNet(spec) => SublayerKind::DeltaNet(load_delta_net(weights, layer, spec, device)?),
-            spec::SublayerKind::ShortConv(spec) => {
-                let conv =
-                    load_conv(weights, &in_layer(layer, GATED_CONV), config.hidden_size, spec.kernel_size, device)?;
-                SublayerKind::ShortConv(ShortConv { spec: *spec, conv })
-            }
-            spec::SublayerKind::Gated(spec) => SublayerKind::Gated(spec.clone()),
-            spec::SublayerKind::Mixture(spec) => SublayerKind::Mixture(spec.clone()),
-            spec::SublayerKind::Beside(spec) => {
-                SublayerKind::Beside(Box::new(load_beside(config, weights, layer, spec, device)?))
-            }
-            spec::SublayerKind::LayerInput(spec) => SublayerKind::LayerInput(*spec),
-        };
         let [norm_before, norm_after] = [around(spec.norm_before)?, around(spec.norm_after)?];
-        let (output_scale, trained_norms) = (spec.output_scale, [None; 2]);
-        Ok(Sublayer { norm_before, norm_after, output_scale, kind, trained_norms })
+        let inner = spec.load(LayerWeights { config, weights, layer, device })?;
+        Ok(Sublayer { norm_before, norm_after, output_scale: spec.output_scale, inner, trained_norms: [None; 2] })
     };
     let mut linears = spec.sites.iter().map(linear).collect::<Result<Vec<_>, Problem>>()?;
     if storage.residency == Residency::Memory && place_of(device, DType::F32).stacks_weights() {
@@ -219,59 +172,6 @@ fn load_block(
     });
     let sublayers = spec.sublayers.iter().map(sublayer).collect::<Result<_, Problem>>()?;
     Ok(Block { linears, sublayers, scale: scale.transpose()? })
-}
-
-/// The weights of a feed-forward layer with experts beside it that are no linear layers, in `f32`.
-fn load_beside(
-    config: &ModelConfig,
-    weights: &Weights,
-    layer: usize,
-    spec: &spec::Beside,
-    device: &Device,
-) -> Result<Beside, Problem> {
-    let hidden = config.hidden_size;
-    let norm = |part: &str| norm(config, weights, &in_layer(layer, part), hidden, device);
-    let vector = |part, width| weights.load(&in_layer(layer, part), [width], Dtype::F32, device);
-    let [[of_gated, of_experts], [after_gated, after_experts]] = BESIDE_NORMS;
-    let of_router = vector(ROUTER_SCALE, hidden)? / as_f64(hidden).sqrt();
-    Ok(Beside {
-        spec: spec.clone(),
-        norms_before: [norm(of_gated)?, norm(of_experts)?, of_router],
-        norms_after: [norm(after_gated)?, norm(after_experts)?],
-        scales: vector(EXPERT_SCALES, spec.mixture.experts.len())?,
-    })
-}
-
-/// The weights of a linear attention that are no linear layers, in `f32`.
-fn load_delta_net(
-    weights: &Weights,
-    layer: usize,
-    spec: &spec::DeltaNet,
-    device: &Device,
-) -> Result<DeltaNet, Problem> {
-    let (channels, heads) = (spec.heads.qkv_width(), spec.heads);
-    let vector = |part, width| weights.load(&in_layer(layer, part), [width], Dtype::F32, device);
-    Ok(DeltaNet {
-        spec: spec.clone(),
-        conv: load_conv(weights, &in_layer(layer, CONV), channels, spec.kernel_size, device)?,
-        a_log: vector(A_LOG, heads.num_value_heads)?,
-        dt_bias: vector(DT_BIAS, heads.num_value_heads)?,
-        norm: vector(GATED_NORM, heads.value_head_dim)?,
-    })
-}
-
-/// The weight of a short convolution, `[kernel_size, channels]`.
-fn load_conv(
-    weights: &Weights,
-    name: &str,
-    channels: usize,
-    kernel_size: usize,
-    device: &Device,
-) -> Result<Tensor<2>, Problem> {
-    let conv = weights.load(name, [channels, 1, kernel_size], Dtype::F32, device)?;
-    let by_channel: Tensor<2> = conv.reshape([channels, kernel_size]);
-    // A row for each shift, whose numbers lie beside each other.
-    Ok(Tensor::cat(by_channel.transpose().split(1, 0), 0))
 }
 
 /// Lays the weights of `sites` one below the other in memory.

@@ -22,6 +22,7 @@ mod floats;
 mod form;
 mod gguf;
 mod kept;
+mod layer;
 pub(crate) mod layout;
 mod pages;
 pub mod quantise;
@@ -34,6 +35,7 @@ mod words;
 
 pub use files::{StoredTensor, WeightFiles};
 pub use gguf::GgufWeights;
+pub(super) use layer::LayerWeights;
 pub(super) use pages::Pages;
 pub use quantise::Quantisation;
 pub use random::RandomWeights;

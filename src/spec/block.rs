@@ -306,31 +306,26 @@ pub struct LayerInput {
 }
 
 impl Block {
+    fn find<'a, T>(&'a self, of: impl Fn(&'a SublayerKind) -> Option<&'a T>) -> Option<&'a T> {
+        self.sublayers.iter().find_map(|sublayer| of(&sublayer.kind))
+    }
+
     /// The attention; the first one, if there were several.
     #[must_use]
     pub fn attention(&self) -> Option<&Attention> {
-        self.sublayers.iter().find_map(|sublayer| match &sublayer.kind {
-            SublayerKind::Attention(attention) => Some(attention),
-            _ => None,
-        })
+        self.find(|kind| if let SublayerKind::Attention(it) = kind { Some(it) } else { None })
     }
 
     /// The gated delta rule, likewise.
     #[must_use]
     pub fn delta_net(&self) -> Option<&DeltaNet> {
-        self.sublayers.iter().find_map(|sublayer| match &sublayer.kind {
-            SublayerKind::DeltaNet(net) => Some(net),
-            _ => None,
-        })
+        self.find(|kind| if let SublayerKind::DeltaNet(it) = kind { Some(it) } else { None })
     }
 
     /// The gated short convolution, likewise.
     #[must_use]
     pub fn short_conv(&self) -> Option<&ShortConv> {
-        self.sublayers.iter().find_map(|sublayer| match &sublayer.kind {
-            SublayerKind::ShortConv(conv) => Some(conv),
-            _ => None,
-        })
+        self.find(|kind| if let SublayerKind::ShortConv(it) = kind { Some(it) } else { None })
     }
 
     /// Its tensors that are neither linear layers nor norms around sublayers or of heads, with their shapes.
@@ -349,7 +344,7 @@ impl Block {
     /// The gated feed-forward layer, likewise.
     #[must_use]
     pub fn gated(&self) -> Option<&Gated> {
-        self.sublayers.iter().find_map(|sublayer| match &sublayer.kind {
+        self.find(|kind| match kind {
             SublayerKind::Gated(gated) | SublayerKind::Beside(Beside { gated, .. }) => Some(gated),
             _ => None,
         })
@@ -358,7 +353,7 @@ impl Block {
     /// The mixture of experts, likewise.
     #[must_use]
     pub fn mixture(&self) -> Option<&Mixture> {
-        self.sublayers.iter().find_map(|sublayer| match &sublayer.kind {
+        self.find(|kind| match kind {
             SublayerKind::Mixture(mixture) | SublayerKind::Beside(Beside { mixture, .. }) => Some(mixture),
             _ => None,
         })
@@ -383,10 +378,7 @@ impl Block {
     /// The feed-forward layer that has a mixture of experts beside it, with that, likewise.
     #[must_use]
     pub fn beside(&self) -> Option<&Beside> {
-        self.sublayers.iter().find_map(|sublayer| match &sublayer.kind {
-            SublayerKind::Beside(beside) => Some(beside),
-            _ => None,
-        })
+        self.find(|kind| if let SublayerKind::Beside(it) = kind { Some(it) } else { None })
     }
 
     /// The norms of a block with their widths.

@@ -4,9 +4,8 @@ use super::inputs::longest_sharing;
 use crate::config::ObjectiveConfig;
 use crate::data::batch::{Batch, Document};
 use crate::lora::targets::Selection;
-use crate::ops::delta_rule::CHUNK_TOKENS;
 use crate::ops::kernels::Place;
-use crate::spec::{Block, Heads, ModelConfig, Site};
+use crate::spec::{Block, Heads, ModelConfig, Site, Sublayer};
 use crate::util::stats::as_f64;
 
 /// Model FLOPs of forward and backward, as coefficients.
@@ -37,10 +36,10 @@ pub struct StepFlops {
 impl StepFlops {
     /// The counts for a model with `num_trainable` parameters in its adapters, and the first block that has a backward.
     fn new(config: &ModelConfig, num_trainable: usize, first_trained: usize) -> Self {
-        let of_blocks = |blocks: &[Block], of_weight: f64, of_rule: usize| {
+        let of_blocks = |blocks: &[Block], of_weight: f64, of_others: usize| {
             let weights = blocks.iter().flat_map(|block| &block.sites).map(Site::num_active_weights).sum::<f64>();
-            let rules = blocks.iter().filter_map(Block::delta_net).map(|net| net.heads.flops_per_token(CHUNK_TOKENS));
-            of_weight * weights + as_f64(of_rule * rules.sum::<usize>())
+            let others = blocks.iter().flat_map(|block| &block.sublayers).map(Sublayer::flops_per_token);
+            of_weight * weights + as_f64(of_others * others.sum::<usize>())
         };
         let heads =
             |blocks: &[Block]| blocks.iter().filter_map(|block| Some(block.attention()?.heads)).collect::<Vec<_>>();

@@ -5,7 +5,7 @@ use crate::config::Precision;
 use crate::model::weights::Quantisation;
 use crate::ops::experts::DECODED_BYTES;
 use crate::ops::quantised::Coding;
-use crate::spec::{Site, StoredQuantisation, SublayerKind};
+use crate::spec::{Site, StoredQuantisation};
 
 impl Workload<'_> {
     /// Bytes of the copies of the head, which is never quantised.
@@ -62,10 +62,8 @@ impl Workload<'_> {
             of_weight.unwrap_or_else(|| self.copied_weight_bytes(site.shape, self.storage.quantisation))
                 + of_update(site)
         };
-        let mut sublayers = self.config.blocks.iter().flat_map(|block| &block.sublayers);
         let has_codes = self.storage.quantisation.is_some() && self.place.has_experts(self.precision.dtype());
-        let has_experts = has_codes
-            && sublayers.any(|sublayer| matches!(sublayer.kind, SublayerKind::Mixture(_) | SublayerKind::Beside(_)));
+        let has_experts = has_codes && self.config.blocks.iter().any(|block| block.mixture().is_some());
         // Those of an expert at least, which are two of one shape.
         let largest = self.config.sites().map(|(_, site)| 2 * site.shape.iter().product::<usize>()).max().unwrap_or(0);
         let of_experts = if has_experts { DECODED_BYTES.max(2 * largest) } else { 0 };

@@ -6,18 +6,19 @@ use rand_chacha::ChaCha8Rng;
 
 use super::*;
 use crate::config::LoraConfig;
-use crate::device::has_bf16_products;
+use crate::device::{Dtype, has_bf16_products};
 use crate::lora::BlockAdapters;
 use crate::lora::Matrices;
 use crate::lora::start::normal;
 use crate::lora::{Adapter, AdapterSet};
-use crate::model::beside::Beside;
 use crate::model::context::BlockInputs;
-use crate::model::weights::fixture::windowed;
+use crate::model::load::load_block;
+use crate::model::weights::Weights;
+use crate::model::weights::fixture::{Tensors, windowed, write_tensors};
 use crate::ops::dropout::Dropout;
 use crate::ops::layout::Layout;
 use crate::ops::place::place_of;
-use crate::spec::ModelConfig;
+use crate::spec::{self, ModelConfig};
 
 /// Grouped queries, heads narrower than the hidden size, an odd number of tokens. The block has every option of any
 /// family: biases everywhere, and head norms.
@@ -167,50 +168,17 @@ fn fixture(
     rounds: bool,
 ) -> (Block, AdapterSet, Tensor<2>, Tensor<2>) {
     let rng = &mut ChaCha8Rng::seed_from_u64(5);
-    let spec::Block { sites, sublayers, has_scale } = &config.blocks[0];
-    let mut linears = Vec::new();
-    for site in sites {
-        let bias = site.has_bias.then(|| random([site.shape[0]], 0.2, rng, device));
-        linears.push(Weight { bias, rounds, ..Weight::new(random(site.shape, 0.2, rng, device)) });
-    }
-    let mut norm = |width| random([width], 0.3, rng, device) + 1.0;
-    let sublayer = |spec: &spec::Sublayer| Sublayer {
-        norm_before: spec.norm_before.map(|_| Norm { weight: norm(40), bias: None }),
-        norm_after: spec.norm_after.map(|_| Norm { weight: norm(40), bias: None }),
-        output_scale: spec.output_scale,
-        trained_norms: [None; 2],
-        kind: match &spec.kind {
-            spec::SublayerKind::Attention(spec) => {
-                let head_norms = spec.norm_widths().map(|widths| widths.map(&mut norm));
-                let sinks = spec.has_sinks.then(|| norm(4) - 1.0);
-                let width = spec.heads.head_dim;
-                let value_norm = spec.has_value_norm.then(|| Tensor::ones([width], (device, DType::F32)));
-                SublayerKind::Attention(Attention { spec: spec.clone(), head_norms, value_norm, sinks })
-            }
-            spec::SublayerKind::DeltaNet(spec) => {
-                let [channels, heads] = [spec.heads.qkv_width(), spec.heads.num_value_heads];
-                let conv = norm(spec.kernel_size * channels).reshape([spec.kernel_size, channels]);
-                let [a_log, dt_bias] = [0, 1].map(|_| norm(heads));
-                let norm = norm(spec.heads.value_head_dim);
-                SublayerKind::DeltaNet(DeltaNet { spec: spec.clone(), conv, a_log, dt_bias, norm })
-            }
-            spec::SublayerKind::ShortConv(spec) => {
-                let conv = norm(spec.kernel_size * 40).reshape([spec.kernel_size, 40]);
-                SublayerKind::ShortConv(ShortConv { spec: *spec, conv })
-            }
-            spec::SublayerKind::Gated(spec) => SublayerKind::Gated(spec.clone()),
-            spec::SublayerKind::Mixture(spec) => SublayerKind::Mixture(spec.clone()),
-            spec::SublayerKind::Beside(spec) => SublayerKind::Beside(Box::new(Beside {
-                spec: spec.clone(),
-                norms_before: [0, 1, 2].map(|_| norm(40)),
-                norms_after: [0, 1].map(|_| norm(40)),
-                scales: norm(spec.mixture.experts.len()),
-            })),
-            spec::SublayerKind::LayerInput(spec) => SublayerKind::LayerInput(*spec),
-        },
+    let draw = |(name, shape): (String, Vec<usize>)| {
+        let is_matrix = shape.len() == 2 || name.ends_with("bias");
+        let (mean, scale) = if is_matrix { (0.0, 0.2) } else { (1.0, 0.3) };
+        let numbers = (0..shape.iter().product()).map(|_| mean + scale * normal(rng)).collect();
+        (name, (shape, numbers))
     };
-    let sublayers = sublayers.iter().map(sublayer).collect();
-    let block = Block { linears, sublayers, scale: has_scale.then_some(0.7) };
+    let tensors: Tensors = config.expected_tensors().into_iter().map(draw).collect();
+    let folder = tempfile::tempdir().unwrap();
+    write_tensors(&folder.path().join("model.safetensors"), &tensors, Dtype::F32);
+    let weights = Weights::open(folder.path(), config).unwrap();
+    let block = load_block(config, &weights, 0, Dtype::F32.into(), rounds, device).unwrap();
     let selection = LoraConfig { r: 3, lora_alpha: 5.0, use_dora, ..LoraConfig::default() }.select(config).unwrap();
     let init = crate::config::InitLoraWeights::Kaiming;
     let mut adapters = AdapterSet::new(config, &selection, init, 0.0, 3, device);

@@ -1,41 +1,55 @@
 //! A feed-forward layer with a mixture of experts beside it (Gemma 4). Both take the residual stream, each through norms of its own;
 //! so does the router.
 
+use std::sync::Arc;
+
 use burn::tensor::Tensor;
 
-use super::budget::{SizedBy, SublayerSizes};
-use super::context::BlockContext;
-use super::linears::Linears;
-use super::{gated, mixture};
+use super::{
+    Backward, BlockContext, Compute, LayerWeights, Linears, Loaded, Mixing, Shape, SizedBy, SublayerSizes, gated,
+    mixture,
+};
 use crate::ops::linear::InputGrad;
 use crate::ops::norm::{rms_norm, rms_norm_backward};
-use crate::spec;
+use crate::spec::{self, BESIDE_NORMS, EXPERT_SCALES, ROUTER_SCALE};
+use crate::util::stats::as_f64;
 
 /// Both, and their own frozen weights in `f32`.
-#[derive(Clone, Debug)]
-pub struct Beside {
-    /// Its shape.
-    pub spec: spec::Beside,
+#[derive(Debug)]
+struct Beside {
+    spec: spec::Beside,
     /// Norms of the inputs of the feed-forward layer, the experts and the router, `[hidden_size]` each.
-    pub norms_before: [Tensor<1>; 3],
+    norms_before: [Tensor<1>; 3],
     /// Norms of the outputs of the feed-forward layer and of the experts, likewise.
-    pub norms_after: [Tensor<1>; 2],
+    norms_after: [Tensor<1>; 2],
     /// What the outputs of experts are multiplied by, `[experts]`.
-    pub scales: Tensor<1>,
+    scales: Tensor<1>,
 }
 
 /// What the backward needs of the forward; norms of inputs are cheaper to compute again.
-#[derive(Clone, Debug)]
-pub(super) struct Kept {
+#[derive(Debug)]
+struct Kept {
     gated: gated::Kept,
     mixture: mixture::Kept,
     /// Before their norms.
     outputs: [Tensor<2>; 2],
 }
 
-impl spec::Beside {
-    /// Sizes of its tensors.
-    pub(super) fn sizes(&self, by: SizedBy) -> SublayerSizes {
+impl Shape for spec::Beside {
+    fn load(&self, weights: LayerWeights<'_>) -> Loaded {
+        let hidden = weights.config.hidden_size;
+        let norm = |part| weights.norm(part, hidden);
+        let [[of_gated, of_experts], [after_gated, after_experts]] = BESIDE_NORMS;
+        let of_router = weights.vector(ROUTER_SCALE, hidden)? / as_f64(hidden).sqrt();
+        Ok(Arc::new(Beside {
+            spec: self.clone(),
+            norms_before: [norm(of_gated)?, norm(of_experts)?, of_router],
+            norms_after: [norm(after_gated)?, norm(after_experts)?],
+            scales: weights.vector(EXPERT_SCALES, self.mixture.experts.len())?,
+        }))
+    }
+
+    fn sizes(&self, by: SizedBy) -> SublayerSizes {
         let both = self.gated.sizes(by).and(self.mixture.sizes(by));
         let hidden = by.hidden_size;
         SublayerSizes {
@@ -46,40 +60,36 @@ impl spec::Beside {
     }
 }
 
-impl Beside {
-    pub(super) fn activations(&self, x: &Tensor<2>, linears: &mut Linears<'_>) -> Kept {
+impl Compute for Beside {
+    type Kept = Kept;
+
+    fn activations(&self, x: &Tensor<2>, linears: &mut Linears<'_>, _: Mixing<'_>) -> Kept {
         let spec::Beside { gated, mixture } = &self.spec;
         let [of_gated, of_experts, of_router] =
             self.norms_before.each_ref().map(|weight| normed(x, weight, linears.context));
-        let of_gated = gated.activations(&of_gated, linears);
+        let of_gated = gated.inside(&of_gated, linears);
         let of_mixture = mixture.activations_with(&of_experts, &of_router, Some(&self.scales), linears);
         let outputs = [gated.output(&of_gated, None, linears), mixture.output(&of_mixture, None, linears)];
         Kept { gated: of_gated, mixture: of_mixture, outputs }
     }
 
-    pub(super) fn output(&self, kept: &Kept, residual: Option<Tensor<2>>, linears: &Linears<'_>) -> Tensor<2> {
+    fn output(&self, kept: &Kept, residual: Option<Tensor<2>>, linears: &mut Linears<'_>) -> Tensor<2> {
         let [gated, experts] =
             [0, 1].map(|which| normed(&kept.outputs[which], &self.norms_after[which], linears.context));
         let both = gated + experts;
         residual.map_or(both.clone(), |residual| residual + both)
     }
 
-    /// The gradient of the input if `input_grad`. `x` computes the input again.
-    pub(super) fn backward(
-        &self,
-        dy: &Tensor<2>,
-        kept: Kept,
-        x: impl FnOnce() -> Tensor<2>,
-        linears: &mut Linears<'_>,
-        input_grad: bool,
-    ) -> Option<Tensor<2>> {
+    fn backward(&self, kept: Kept, given: Backward<'_>, linears: &mut Linears<'_>) -> Option<Tensor<2>> {
+        let Backward { dy, x, input_grad } = given;
         let (spec::Beside { gated, mixture }, context, x) = (&self.spec, linears.context, x());
         let [before_gated, before_experts, before_router] = &self.norms_before;
         let [d_gated, d_mixture] = [0, 1].map(|which| {
             let y = &kept.outputs[which];
             normed_backward(dy, y, &self.norms_after[which], context, y.zeros_like())
         });
-        let d_gated = gated.backward(&d_gated, kept.gated, || normed(&x, before_gated, context), linears, input_grad);
+        let of_gated = Backward { dy: &d_gated, x: &|| normed(&x, before_gated, context), input_grad };
+        let d_gated = gated.backward(kept.gated, of_gated, linears);
         let of_experts = normed(&x, before_experts, context);
         let (d_experts, d_scores) =
             mixture.backward_to_scores(&d_mixture, kept.mixture, &of_experts, linears, input_grad)?;

@@ -1,11 +1,15 @@
 //! The attention of a block: projections, norms of heads, rotary embedding, attention.
 
-use burn::tensor::Tensor;
+use std::sync::Arc;
 
-use super::budget::{SizedBy, SublayerSizes};
-use super::context::{BlockContext, KeyValues, TokenMixing};
-use super::linears::Linears;
+use burn::tensor::{DType, Tensor};
+
+use super::{
+    Backward, BlockContext, Compute, KeyValues, LayerCache, LayerWeights, Linears, Loaded, Mixing, Model, Shape,
+    SizedBy, SublayerSizes,
+};
 use crate::ops::attention::{Attended, AttentionInputs, attention_backward, with_sinks};
+use crate::ops::cached_attention::KeyValueCache;
 use crate::ops::head_norm::{
     Factors, HeadNorms, norm_and_rotate, norm_and_rotate_backward, norm_values, norm_values_backward,
 };
@@ -13,24 +17,23 @@ use crate::ops::host;
 use crate::ops::linear::InputGrad;
 use crate::ops::output_gate::{gate_output, gate_output_backward};
 use crate::ops::rotary::rotate;
-use crate::spec::{self, Qkv};
+use crate::spec::{self, Qkv, SINKS};
 
 /// An attention and its own frozen weights.
-#[derive(Clone, Debug)]
-pub struct Attention {
-    /// Its shape.
-    pub spec: spec::Attention,
+#[derive(Debug)]
+struct Attention {
+    spec: spec::Attention,
     /// Weights of the norms of queries and keys, where the family has them; such have a rotary embedding, too.
-    pub head_norms: Option<[Tensor<1>; 2]>,
+    head_norms: Option<[Tensor<1>; 2]>,
     /// Ones, `[head_dim]`, where values are normed.
-    pub value_norm: Option<Tensor<1>>,
+    value_norm: Option<Tensor<1>>,
     /// `[num_heads]` in `f32`, where the family has them.
-    pub sinks: Option<Tensor<1>>,
+    sinks: Option<Tensor<1>>,
 }
 
 /// What the backward needs of the forward.
-#[derive(Clone, Debug)]
-pub(super) struct Kept {
+#[derive(Debug)]
+struct Kept {
     /// After the rotary embedding, `[tokens, num_heads * head_dim]`.
     q: Tensor<2>,
     /// After the rotary embedding, `[tokens, num_kv_heads * head_dim]`.
@@ -45,15 +48,27 @@ pub(super) struct Kept {
     attended: Attended,
 }
 
-impl Kept {
-    pub(super) fn key_values(&self) -> KeyValues {
-        [self.k.clone(), self.v.clone()]
+impl Shape for spec::Attention {
+    fn load(&self, weights: LayerWeights<'_>) -> Loaded {
+        let [of_q, of_k] = self.norm_names;
+        // Keys of an earlier layer are normed there; what stands for them here is zero.
+        let of_k = if self.key_value_layer().is_some() { of_q } else { of_k };
+        let head_norms = self.norm_widths().map(|[q, k]| Ok([weights.norm(of_q, q)?, weights.norm(of_k, k)?]));
+        let ones = || Tensor::ones([self.heads.head_dim], (weights.device, DType::F32));
+        Ok(Arc::new(Attention {
+            spec: self.clone(),
+            head_norms: head_norms.transpose()?,
+            value_norm: self.has_value_norm.then(ones),
+            sinks: self.has_sinks.then(|| weights.vector(SINKS, self.heads.num_heads)).transpose()?,
+        }))
     }
-}
 
-impl spec::Attention {
-    /// Sizes of its tensors.
-    pub(super) fn sizes(&self, by: SizedBy) -> SublayerSizes {
+    fn cache(&self, model: &Model) -> Option<LayerCache> {
+        let new = || KeyValueCache::new(model.place(), self.heads, &model.device(), model.compute);
+        self.key_value_layer().is_none().then(|| LayerCache::KeyValues(new()))
+    }
+
+    fn sizes(&self, by: SizedBy) -> SublayerSizes {
         let (query, key_value) = (self.heads.query_width(), self.own_key_value_width());
         // Queries and keys before their norms, and a factor for each.
         let of_norms = self.norm_widths().map_or(0, |[q, k]| query + key_value + query / q + key_value / k);
@@ -71,8 +86,10 @@ impl spec::Attention {
     }
 }
 
-impl Attention {
-    pub(super) fn activations(&self, x: &Tensor<2>, linears: &mut Linears<'_>, mixing: &mut dyn TokenMixing) -> Kept {
+impl Compute for Attention {
+    type Kept = Kept;
+
+    fn activations(&self, x: &Tensor<2>, linears: &mut Linears<'_>, mixing: Mixing<'_>) -> Kept {
         let spec::Attention { heads, rope, .. } = self.spec;
         let context = linears.context;
         let [q, k, v] = self.projected(x, linears);
@@ -101,6 +118,69 @@ impl Attention {
         Kept { q, k, v, before_head_norms, before_value_norm, gate, attended }
     }
 
+    fn output(&self, kept: &Kept, residual: Option<Tensor<2>>, linears: &mut Linears<'_>) -> Tensor<2> {
+        let gated = kept.gate.as_ref().map(|gate| gate_output(linears.context.place(), &kept.attended.o, gate));
+        linears.forward(self.spec.output, gated.as_ref().unwrap_or(&kept.attended.o), residual)
+    }
+
+    fn backward(&self, kept: Kept, given: Backward<'_>, linears: &mut Linears<'_>) -> Option<Tensor<2>> {
+        let Backward { dy, x, input_grad } = given;
+        let spec::Attention { heads, rope, output, .. } = self.spec;
+        let context = linears.context;
+        let Kept { q, k, v, before_head_norms, before_value_norm, gate, attended } = kept;
+        let gated = gate.as_ref().map(|gate| gate_output(context.place(), &attended.o, gate));
+        let d_o = linears.backward(output, dy, gated.as_ref().unwrap_or(&attended.o), InputGrad::Fresh);
+        drop(gated);
+        let d_o = d_o.unwrap_or_else(|| q.zeros_like());
+        let (d_o, d_gate) = match gate {
+            None => (d_o, None),
+            Some(gate) => {
+                let [d_o, d_gate] = gate_output_backward(context.place(), d_o, &attended.o, gate);
+                (d_o, Some(d_gate))
+            }
+        };
+        let inputs = AttentionInputs { qkv: [&q, &k, &v], layout: context.layout, heads };
+        let [dq, dk, dv] = attention_backward(context.place(), &d_o, &attended, inputs);
+        drop((d_o, attended, q, k, v));
+        let dq = self.grown(dq, context);
+        let [dk, dv] = match (self.spec.qkv, context.inputs.key_value_grads) {
+            (Qkv::OfLayer { .. }, _) => {
+                linears.grads.key_values = Some([dk, dv]);
+                [0, 1].map(|_| self.no_keys(&dq))
+            }
+            (_, Some([of_k, of_v])) => [dk + of_k.clone(), dv + of_v.clone()],
+            _ => [dk, dv],
+        };
+        let dv = match (&self.value_norm, before_value_norm) {
+            (Some(weight), Some(v)) => norm_values_backward(context.place(), dv, &v, weight, context.eps),
+            _ => dv,
+        };
+        let [dq, dk] = match (before_head_norms, rope) {
+            (Some(([q, k], factors)), _) => match self.norms(context, [&q, &k]) {
+                Some(norms) => norm_and_rotate_backward(context.place(), [dq, dk], factors, norms),
+                None => [dq, dk],
+            },
+            (None, Some(rope)) => rotate(context.place(), [dq, dk], context.layout, rope, heads, true),
+            (None, None) => [dq, dk],
+        };
+        let dq = match d_gate {
+            None => dq,
+            Some(d_gate) => beside(dq, d_gate, heads.head_dim),
+        };
+        let x = &x();
+        match self.spec.qkv {
+            Qkv::All(projections) => linears.project_backward(projections, [dq, dk, dv], x, input_grad),
+            Qkv::ValuesAreKeys(projections) => linears.project_backward(projections, [dq, dk + dv], x, input_grad),
+            Qkv::OfLayer { queries, .. } => linears.backward(queries, &dq, x, InputGrad::of(input_grad, None)),
+        }
+    }
+
+    fn key_values(kept: &Kept) -> Option<KeyValues> {
+        Some([kept.k.clone(), kept.v.clone()])
+    }
+}
+
+impl Attention {
     /// Queries, keys and values before norms and rotary embedding. Where keys and values are those of an earlier layer, there is one
     /// head of zeros for them: norm and rotary embedding take queries and keys together.
     fn projected(&self, x: &Tensor<2>, linears: &mut Linears<'_>) -> [Tensor<2>; 3] {
@@ -120,68 +200,6 @@ impl Attention {
 
     fn no_keys(&self, q: &Tensor<2>) -> Tensor<2> {
         Tensor::zeros([q.dims()[0], self.spec.heads.head_dim], (&q.device(), q.dtype()))
-    }
-
-    pub(super) fn output(&self, kept: &Kept, residual: Option<Tensor<2>>, linears: &mut Linears<'_>) -> Tensor<2> {
-        let gated = kept.gate.as_ref().map(|gate| gate_output(linears.context.place(), &kept.attended.o, gate));
-        linears.forward(self.spec.output, gated.as_ref().unwrap_or(&kept.attended.o), residual)
-    }
-
-    /// The gradient of the input if `input_grad`, and of the keys and values of an earlier layer. `x` computes the input again.
-    pub(super) fn backward(
-        &self,
-        dy: &Tensor<2>,
-        kept: Kept,
-        x: impl FnOnce() -> Tensor<2>,
-        linears: &mut Linears<'_>,
-        input_grad: bool,
-    ) -> (Option<Tensor<2>>, Option<KeyValues>) {
-        let spec::Attention { heads, rope, output, .. } = self.spec;
-        let context = linears.context;
-        let Kept { q, k, v, before_head_norms, before_value_norm, gate, attended } = kept;
-        let gated = gate.as_ref().map(|gate| gate_output(context.place(), &attended.o, gate));
-        let d_o = linears.backward(output, dy, gated.as_ref().unwrap_or(&attended.o), InputGrad::Fresh);
-        drop(gated);
-        let d_o = d_o.unwrap_or_else(|| q.zeros_like());
-        let (d_o, d_gate) = match gate {
-            None => (d_o, None),
-            Some(gate) => {
-                let [d_o, d_gate] = gate_output_backward(context.place(), d_o, &attended.o, gate);
-                (d_o, Some(d_gate))
-            }
-        };
-        let inputs = AttentionInputs { qkv: [&q, &k, &v], layout: context.layout, heads };
-        let [dq, dk, dv] = attention_backward(context.place(), &d_o, &attended, inputs);
-        drop((d_o, attended, q, k, v));
-        let dq = self.grown(dq, context);
-        let ([dk, dv], of_earlier) = match (self.spec.qkv, context.inputs.key_value_grads) {
-            (Qkv::OfLayer { .. }, _) => ([0, 1].map(|_| self.no_keys(&dq)), Some([dk, dv])),
-            (_, Some([of_k, of_v])) => ([dk + of_k.clone(), dv + of_v.clone()], None),
-            _ => ([dk, dv], None),
-        };
-        let dv = match (&self.value_norm, before_value_norm) {
-            (Some(weight), Some(v)) => norm_values_backward(context.place(), dv, &v, weight, context.eps),
-            _ => dv,
-        };
-        let [dq, dk] = match (before_head_norms, rope) {
-            (Some(([q, k], factors)), _) => match self.norms(context, [&q, &k]) {
-                Some(norms) => norm_and_rotate_backward(context.place(), [dq, dk], factors, norms),
-                None => [dq, dk],
-            },
-            (None, Some(rope)) => rotate(context.place(), [dq, dk], context.layout, rope, heads, true),
-            (None, None) => [dq, dk],
-        };
-        let dq = match d_gate {
-            None => dq,
-            Some(d_gate) => beside(dq, d_gate, heads.head_dim),
-        };
-        let x = &x();
-        let dx = match self.spec.qkv {
-            Qkv::All(projections) => linears.project_backward(projections, [dq, dk, dv], x, input_grad),
-            Qkv::ValuesAreKeys(projections) => linears.project_backward(projections, [dq, dk + dv], x, input_grad),
-            Qkv::OfLayer { queries, .. } => linears.backward(queries, &dq, x, InputGrad::of(input_grad, None)),
-        };
-        (dx, of_earlier)
     }
 
     /// Queries, or their gradient, times what their positions make of them.

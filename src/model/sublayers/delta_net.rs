@@ -1,36 +1,39 @@
 //! The linear attention of a block: projections, short convolution, gated delta rule, gated norm.
 
+use std::sync::Arc;
+
 use burn::tensor::Tensor;
 
-use super::budget::{SizedBy, SublayerSizes};
-use super::context::TokenMixing;
-use super::linears::Linears;
-use crate::ops::delta_rule::{DeltaInputs, Gates, delta_rule_backward};
+use super::{
+    Backward, Compute, LayerCache, LayerWeights, Linears, Loaded, Mixing, Model, Shape, SizedBy, SublayerSizes,
+};
+use crate::ops::delta_rule::{CHUNK_TOKENS, DeltaInputs, Gates, delta_rule, delta_rule_backward, delta_rule_from};
 use crate::ops::kernels::Place;
+use crate::ops::layout::Layout;
 use crate::ops::linear::InputGrad;
 use crate::ops::norm::{rms_norm, rms_norm_backward};
 use crate::ops::short_conv::{short_conv, short_conv_backward};
 use crate::ops::swiglu::{gated, gated_backward};
+use crate::spec::delta_net::{A_LOG, CONV, DT_BIAS, GATED_NORM};
 use crate::spec::{self, Activation, DeltaNetInputs, Projections};
 
 /// A linear attention and its own frozen weights, in `f32`.
-#[derive(Clone, Debug)]
-pub struct DeltaNet {
-    /// Its shape.
-    pub spec: spec::DeltaNet,
+#[derive(Debug)]
+struct DeltaNet {
+    spec: spec::DeltaNet,
     /// Of the convolution, `[kernel_size, qkv_width]`.
-    pub conv: Tensor<2>,
+    conv: Tensor<2>,
     /// Logarithm of the decay's rate, `[num_value_heads]`.
-    pub a_log: Tensor<1>,
+    a_log: Tensor<1>,
     /// Added to the decay's projection, `[num_value_heads]`.
-    pub dt_bias: Tensor<1>,
+    dt_bias: Tensor<1>,
     /// Weight of the norm of a value head, `[value_head_dim]`.
-    pub norm: Tensor<1>,
+    norm: Tensor<1>,
 }
 
 /// What the backward needs of the forward; the convolution, the gates and the norm are cheaper to compute again.
-#[derive(Clone, Debug)]
-pub(super) struct Kept {
+#[derive(Debug)]
+struct Kept {
     /// Before the convolution, `[tokens, qkv_width]`.
     qkv: Tensor<2>,
     /// Gate of the output, `[tokens, value_width]`.
@@ -41,9 +44,28 @@ pub(super) struct Kept {
     o: Tensor<2>,
 }
 
-impl spec::DeltaNet {
-    /// Sizes of its tensors.
-    pub(super) fn sizes(&self, by: SizedBy) -> SublayerSizes {
+impl Shape for spec::DeltaNet {
+    fn load(&self, weights: LayerWeights<'_>) -> Loaded {
+        Ok(Arc::new(DeltaNet {
+            spec: self.clone(),
+            conv: weights.conv(CONV, self.heads.qkv_width(), self.kernel_size)?,
+            a_log: weights.vector(A_LOG, self.heads.num_value_heads)?,
+            dt_bias: weights.vector(DT_BIAS, self.heads.num_value_heads)?,
+            norm: weights.vector(GATED_NORM, self.heads.value_head_dim)?,
+        }))
+    }
+
+    fn cache(&self, model: &Model) -> Option<LayerCache> {
+        let heads = self.heads;
+        let memory = [heads.num_value_heads, heads.key_head_dim, heads.value_head_dim];
+        Some(LayerCache::state(model, [self.kernel_size - 1, heads.qkv_width()], memory))
+    }
+
+    fn flops_per_token(&self) -> usize {
+        self.heads.flops_per_token(CHUNK_TOKENS)
+    }
+
+    fn sizes(&self, by: SizedBy) -> SublayerSizes {
         let (qkv, value, hidden) = (self.heads.qkv_width(), self.heads.value_width(), by.hidden_size);
         let rule = by.place.delta_rule_numbers(self.heads, by.dtype);
         // What is joined for the linear layers, or was.
@@ -92,31 +114,30 @@ fn by_key_head(parts: Vec<Tensor<2>>, num_key_heads: usize) -> Tensor<2> {
     joined.reshape([tokens, heads * width])
 }
 
-impl DeltaNet {
-    fn gates(&self, kept: &[Tensor<2>; 2]) -> Gates<Tensor<2>> {
-        Gates::new(kept.each_ref(), &self.a_log, &self.dt_bias)
-    }
+impl Compute for DeltaNet {
+    type Kept = Kept;
 
-    pub(super) fn activations(&self, x: &Tensor<2>, linears: &mut Linears<'_>, mixing: &mut dyn TokenMixing) -> Kept {
+    fn activations(&self, x: &Tensor<2>, linears: &mut Linears<'_>, mixing: Mixing<'_>) -> Kept {
         let [qkv, z, b, a] = self.projected(x, linears);
         let gates = [b, a];
-        let o = mixing.delta_rule(&qkv, &self.gates(&gates), &self.conv, self.spec.heads);
+        let (place, heads, of_rule) = (linears.context.place(), self.spec.heads, self.gates(&gates));
+        let convolve = |qkv: &Tensor<2>, layout: &Layout| short_conv(place, qkv, &self.conv, layout);
+        let whole = |layout: &Layout| {
+            delta_rule(place, DeltaInputs { qkv: &convolve(&qkv, layout), gates: &of_rule, layout, heads })
+        };
+        let o = mixing.recurrent(&whole, &|rows, state, layouts| {
+            let part = |x: &Tensor<2>| x.clone().slice([rows.clone()]);
+            let gates = Gates { decay: part(&of_rule.decay), strength: part(&of_rule.strength) };
+            let qkv = state.behind(part(&qkv), layouts, convolve);
+            let inputs = DeltaInputs { qkv: &qkv, gates: &gates, layout: &layouts.own, heads };
+            let (o, memory) = delta_rule_from(place, state.take_memory(), inputs);
+            state.memory = memory;
+            o
+        });
         Kept { qkv, z, gates, o }
     }
 
-    /// The output of the norm and the factor of every head, `[tokens * num_value_heads, value_head_dim]`.
-    fn normed(&self, place: Place, o: &Tensor<2>, eps: f64) -> (Tensor<2>, Tensor<1>) {
-        rms_norm(place, &self.by_head(o), &self.norm, eps)
-    }
-
-    /// A row for every head.
-    fn by_head(&self, x: &Tensor<2>) -> Tensor<2> {
-        let [tokens, _] = x.dims();
-        let heads = self.spec.heads;
-        x.clone().reshape([tokens * heads.num_value_heads, heads.value_head_dim])
-    }
-
-    pub(super) fn output(&self, kept: &Kept, residual: Option<Tensor<2>>, linears: &mut Linears<'_>) -> Tensor<2> {
+    fn output(&self, kept: &Kept, residual: Option<Tensor<2>>, linears: &mut Linears<'_>) -> Tensor<2> {
         let (place, eps) = (linears.context.place(), linears.context.eps);
         let normed = self.normed(place, &kept.o, eps).0.reshape(kept.z.dims());
         let h = gated(place, Activation::Silu, &kept.z, &normed);
@@ -124,15 +145,8 @@ impl DeltaNet {
         linears.forward(self.spec.output, &h, residual)
     }
 
-    /// The gradient of the input if `input_grad`. `x` computes the input again.
-    pub(super) fn backward(
-        &self,
-        dy: &Tensor<2>,
-        kept: Kept,
-        x: impl FnOnce() -> Tensor<2>,
-        linears: &mut Linears<'_>,
-        input_grad: bool,
-    ) -> Option<Tensor<2>> {
+    fn backward(&self, kept: Kept, given: Backward<'_>, linears: &mut Linears<'_>) -> Option<Tensor<2>> {
+        let Backward { dy, x, input_grad } = given;
         let context = linears.context;
         let (place, layout, heads) = (context.place(), context.layout, self.spec.heads);
         let Kept { qkv, z, gates: [b, a], o } = kept;
@@ -168,6 +182,24 @@ impl DeltaNet {
                 linears.project_backward(Projections::Apart(sites), joined, &x(), input_grad)
             }
         }
+    }
+}
+
+impl DeltaNet {
+    fn gates(&self, kept: &[Tensor<2>; 2]) -> Gates<Tensor<2>> {
+        Gates::new(kept.each_ref(), &self.a_log, &self.dt_bias)
+    }
+
+    /// The output of the norm and the factor of every head, `[tokens * num_value_heads, value_head_dim]`.
+    fn normed(&self, place: Place, o: &Tensor<2>, eps: f64) -> (Tensor<2>, Tensor<1>) {
+        rms_norm(place, &self.by_head(o), &self.norm, eps)
+    }
+
+    /// A row for every head.
+    fn by_head(&self, x: &Tensor<2>) -> Tensor<2> {
+        let [tokens, _] = x.dims();
+        let heads = self.spec.heads;
+        x.clone().reshape([tokens * heads.num_value_heads, heads.value_head_dim])
     }
 
     /// Queries, keys and values side by side, the gate of the output, strength and decay.

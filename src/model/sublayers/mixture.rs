@@ -2,12 +2,12 @@
 
 mod together;
 
+use std::sync::Arc;
+
 use burn::tensor::{Tensor, activation};
 use rayon::prelude::*;
 
-use super::budget::{SizedBy, SublayerSizes};
-use super::gated;
-use super::linears::Linears;
+use super::{Backward, Compute, LayerWeights, Linears, Loaded, Mixing, Shape, SizedBy, SublayerSizes, gated};
 use crate::ops::experts::{self, Experts, Sorted};
 use crate::ops::kernels::Place;
 use crate::ops::linear::InputGrad;
@@ -18,23 +18,27 @@ use crate::spec::{self, SharedExpert};
 const MOST_OF_MEAN: usize = 4;
 
 /// What the backward needs of the forward.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(super) struct Kept {
     experts: KeptExperts,
     /// Of the shared expert, with the sigmoid that its output is multiplied by, `[tokens, 1]`.
     shared: Option<(gated::Kept, Tensor<2>)>,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 enum KeptExperts {
     /// Of each that has tokens.
     Apart(Routing, Vec<gated::Kept>),
     Together(Box<Sorted>, gated::Kept),
 }
 
-impl spec::Mixture {
-    /// Sizes of its tensors, where no expert gets more than [`MOST_OF_MEAN`] times the mean number of tokens.
-    pub(super) fn sizes(&self, by: SizedBy) -> SublayerSizes {
+impl Shape for spec::Mixture {
+    fn load(&self, _: LayerWeights<'_>) -> Loaded {
+        Ok(Arc::new(self.clone()))
+    }
+
+    /// Where no expert gets more than [`MOST_OF_MEAN`] times the mean number of tokens.
+    fn sizes(&self, by: SizedBy) -> SublayerSizes {
         let (num_experts, hidden) = (self.experts.len(), by.hidden_size);
         let of_expert = self.experts.first().map_or(SublayerSizes::default(), |gated| gated.sizes(by));
         let shared = self.shared.as_ref().map(|shared| shared.gated.sizes(by)).unwrap_or_default();
@@ -55,42 +59,16 @@ impl spec::Mixture {
             backward: 3 * hidden + of_one(of_expert.backward).max(shared.backward),
         }
     }
+}
 
-    pub(super) fn activations(&self, x: &Tensor<2>, linears: &mut Linears<'_>) -> Kept {
+impl Compute for spec::Mixture {
+    type Kept = Kept;
+
+    fn activations(&self, x: &Tensor<2>, linears: &mut Linears<'_>, _: Mixing<'_>) -> Kept {
         self.activations_with(x, x, None, linears)
     }
 
-    /// With another input `router_x` of the router, and numbers by which what experts make is multiplied, `[experts]`.
-    pub(super) fn activations_with(
-        &self,
-        x: &Tensor<2>,
-        router_x: &Tensor<2>,
-        scales: Option<&Tensor<1>>,
-        linears: &mut Linears<'_>,
-    ) -> Kept {
-        let place = linears.context.place();
-        let scores = linears.forward(self.router, router_x, None);
-        let experts = if let Some(together) = self.together(x, linears) {
-            let sorted = experts::route(together, &scores, self.num_per_token, self.probabilities, scales);
-            let kept = self.activations_together(together, x, &sorted, linears);
-            KeptExperts::Together(Box::new(sorted), kept)
-        } else {
-            let routing = route(&scores, self.num_per_token, self.probabilities, scales);
-            let (alone, mut experts) = (linears.alone(), Vec::with_capacity(routing.groups.len()));
-            let activations = |(expert, rows): &(usize, Rows)| {
-                self.experts[*expert].activations(&gather(place, x, rows, false), &mut alone())
-            };
-            some_at_a_time(place, &routing.groups, activations, |kept| experts.push(kept));
-            KeptExperts::Apart(routing, experts)
-        };
-        let shared = self.shared.as_ref().map(|SharedExpert { gated, gate }| {
-            let kept = gated.activations(x, linears);
-            (kept, activation::sigmoid(linears.forward(*gate, x, None)))
-        });
-        Kept { experts, shared }
-    }
-
-    pub(super) fn output(&self, kept: &Kept, residual: Option<Tensor<2>>, linears: &mut Linears<'_>) -> Tensor<2> {
+    fn output(&self, kept: &Kept, residual: Option<Tensor<2>>, linears: &mut Linears<'_>) -> Tensor<2> {
         let place = linears.context.place();
         let shared = self.shared.as_ref().zip(kept.shared.as_ref());
         let shared = shared.map(|(shared, (kept, sigmoid))| shared.gated.output(kept, None, linears) * sigmoid.clone());
@@ -120,18 +98,44 @@ impl spec::Mixture {
         y.unwrap_or_else(|| unreachable!("every token has an expert"))
     }
 
-    /// The gradient of the input if `input_grad`. `x` computes the input again.
-    pub(super) fn backward(
-        &self,
-        dy: &Tensor<2>,
-        kept: Kept,
-        x: impl FnOnce() -> Tensor<2>,
-        linears: &mut Linears<'_>,
-        input_grad: bool,
-    ) -> Option<Tensor<2>> {
+    fn backward(&self, kept: Kept, given: Backward<'_>, linears: &mut Linears<'_>) -> Option<Tensor<2>> {
+        let Backward { dy, x, input_grad } = given;
         let x = x();
         let (dx, d_scores) = self.backward_to_scores(dy, kept, &x, linears, input_grad)?;
         linears.backward(self.router, &d_scores, &x, InputGrad::of(true, dx))
+    }
+}
+
+impl spec::Mixture {
+    /// [`activations`](Compute::activations) with another input `router_x` of the router, and numbers by which what experts make is
+    /// multiplied, `[experts]`.
+    pub(super) fn activations_with(
+        &self,
+        x: &Tensor<2>,
+        router_x: &Tensor<2>,
+        scales: Option<&Tensor<1>>,
+        linears: &mut Linears<'_>,
+    ) -> Kept {
+        let place = linears.context.place();
+        let scores = linears.forward(self.router, router_x, None);
+        let experts = if let Some(together) = self.together(x, linears) {
+            let sorted = experts::route(together, &scores, self.num_per_token, self.probabilities, scales);
+            let kept = self.activations_together(together, x, &sorted, linears);
+            KeptExperts::Together(Box::new(sorted), kept)
+        } else {
+            let routing = route(&scores, self.num_per_token, self.probabilities, scales);
+            let (alone, mut experts) = (linears.alone(), Vec::with_capacity(routing.groups.len()));
+            let activations = |(expert, rows): &(usize, Rows)| {
+                self.experts[*expert].inside(&gather(place, x, rows, false), &mut alone())
+            };
+            some_at_a_time(place, &routing.groups, activations, |kept| experts.push(kept));
+            KeptExperts::Apart(routing, experts)
+        };
+        let shared = self.shared.as_ref().map(|SharedExpert { gated, gate }| {
+            let kept = gated.inside(x, linears);
+            (kept, activation::sigmoid(linears.forward(*gate, x, None)))
+        });
+        Kept { experts, shared }
     }
 
     /// The gradient of the input without what goes through the router, and that of the router's scores, if `input_grad`.
@@ -147,7 +151,8 @@ impl spec::Mixture {
         let mut dx = None;
         if let Some((SharedExpert { gated, gate }, (kept, sigmoid))) = self.shared.as_ref().zip(shared) {
             let d_output = dy.clone() * sigmoid.clone();
-            let (d_gated, product) = gated.backward_with_product(&d_output, kept, || x.clone(), linears, input_grad);
+            let given = Backward { dy: &d_output, x: &|| x.clone(), input_grad };
+            let (d_gated, product) = gated.backward_with_product(kept, given, linears);
             // The product is of the output times the sigmoid, whose slope is the sigmoid times this.
             let d_number = product.unsqueeze_dim::<2>(1) * (1.0 - sigmoid);
             let sum = d_gated.map_or(InputGrad::of(input_grad, None), InputGrad::AddTo);
@@ -174,8 +179,8 @@ impl spec::Mixture {
             routing.groups.iter().zip(experts),
             |((expert, rows), kept)| {
                 let d_output = gather(place, dy, rows, true);
-                let input = || gather(place, x, rows, false);
-                (rows, self.experts[*expert].backward_with_product(&d_output, kept, input, &mut alone(), true))
+                let given = Backward { dy: &d_output, x: &|| gather(place, x, rows, false), input_grad: true };
+                (rows, self.experts[*expert].backward_with_product(kept, given, &mut alone()))
             },
             |(rows, (d_input, product))| {
                 products.push(product);

@@ -1,0 +1,47 @@
+//! The weights of a layer that are no linear layers, in `f32`.
+
+use burn::tensor::{Device, Tensor};
+
+use super::Weights;
+use crate::device::Dtype;
+use crate::schema::Problem;
+use crate::spec::{ModelConfig, in_layer};
+
+/// Loads them to a device by their names in the layer.
+#[derive(Clone, Copy)]
+pub(in crate::model) struct LayerWeights<'a> {
+    pub(in crate::model) config: &'a ModelConfig,
+    pub(in crate::model) weights: &'a Weights,
+    pub(in crate::model) layer: usize,
+    pub(in crate::model) device: &'a Device,
+}
+
+impl LayerWeights<'_> {
+    fn load<const D: usize>(&self, part: &str, shape: [usize; D]) -> Result<Tensor<D>, Problem> {
+        self.weights.load(&in_layer(self.layer, part), shape, Dtype::F32, self.device)
+    }
+
+    pub(in crate::model) fn vector(&self, part: &str, width: usize) -> Result<Tensor<1>, Problem> {
+        self.load(part, [width])
+    }
+
+    /// The weight of a norm, as it computes with it.
+    pub(in crate::model) fn norm(&self, part: &str, width: usize) -> Result<Tensor<1>, Problem> {
+        let weight = self.load(&format!("{part}.weight"), [width])?;
+        Ok(self.config.norm_weight(weight))
+    }
+
+    /// The weight of a short convolution, `[kernel_size, channels]`.
+    pub(in crate::model) fn conv(&self, part: &str, channels: usize, kernel_size: usize) -> Result<Tensor<2>, Problem> {
+        let by_channel: Tensor<2> = self.load(part, [channels, 1, kernel_size])?.reshape([channels, kernel_size]);
+        // A row for each shift, whose numbers lie beside each other.
+        Ok(Tensor::cat(by_channel.transpose().split(1, 0), 0))
+    }
+}
+
+impl ModelConfig {
+    /// The weight of a norm from that in its file.
+    pub(in crate::model) fn norm_weight(&self, stored: Tensor<1>) -> Tensor<1> {
+        if self.has_norms_less_one { stored + 1.0 } else { stored }
+    }
+}
