@@ -3,13 +3,16 @@
 //!
 //! A family whose decoder block is a variation of the common one is a row in `families`.
 
+use families::FAMILIES;
+use family::Family;
+
 use crate::util::stats::as_u64;
 use crate::util::text::with_commas;
 
 mod block;
 pub mod delta_net;
 mod families;
-mod family;
+pub(crate) mod family;
 pub mod gguf;
 mod json;
 mod rope;
@@ -94,6 +97,13 @@ pub struct LayerInputs {
 }
 
 impl ModelConfig {
+    /// The row of its family.
+    pub(crate) fn family(&self) -> &'static Family {
+        let known = FAMILIES.iter().find(|family| family.model_type == self.model_type);
+        // A configuration is only ever made by a row.
+        known.unwrap_or(&FAMILIES[0])
+    }
+
     /// Number of parameters; a tied head is counted once.
     #[must_use]
     pub fn num_parameters(&self) -> usize {

@@ -2,8 +2,10 @@
 
 use super::block::Activation;
 use super::block::attention::QueryKeyNorms;
-use super::family::{Biases, Experts, Extra, Family, Names, Scales, Windows};
+use super::family::{Biases, Experts, Extra, Family, Gguf, GgufWindows, Names, OwnRopes, Scales, Windows};
 use super::{DeltaHeads, LFM2_NAMES, NormKind, RopePairs, SITE_NAMES};
+
+const LLAMA_GGUF: Gguf = Gguf { interleaved: true, rope_factors: true, ..Gguf::named("llama") };
 
 const LLAMA: Family = Family {
     model_type: "llama",
@@ -24,6 +26,7 @@ const LLAMA: Family = Family {
     fused: [false; 3],
     partial_rotary_factor: None,
     rope_pairs: RopePairs::Halves,
+    own_ropes: OwnRopes::None,
     soft_caps: None,
     windows: Windows::Never,
     delta_heads: None,
@@ -39,6 +42,7 @@ const LLAMA: Family = Family {
     tie_word_embeddings: false,
     bos_token_id: Some(1),
     eos_token_id: Some(2),
+    gguf: LLAMA_GGUF,
 };
 
 const MISTRAL: Family = Family {
@@ -61,6 +65,7 @@ const QWEN2: Family = Family {
     max_position_embeddings: 32_768,
     bos_token_id: None,
     eos_token_id: None,
+    gguf: Gguf::named("qwen2"),
     ..LLAMA
 };
 
@@ -70,6 +75,7 @@ const QWEN3: Family = Family {
     biases: Biases::AttentionKey,
     qk_norms: Some(QueryKeyNorms::Heads),
     head_dim: Some(128),
+    gguf: Gguf::named("qwen3"),
     ..QWEN2
 };
 
@@ -90,6 +96,7 @@ const QWEN3_5: Family = Family {
     max_position_embeddings: 32_768,
     bos_token_id: None,
     eos_token_id: None,
+    gguf: Gguf { post_attention_norm: true, ..Gguf::named("qwen35") },
     ..LLAMA
 };
 
@@ -98,7 +105,7 @@ const QWEN2_EXPERTS: Experts = Experts {
     num_per_token: 4,
     intermediate_size: Some(1408),
     shared: Some(5632),
-    has_keys: true,
+    norm_topk_prob: Some(false),
     has_biases: false,
     names: ["mlp.gate", "mlp.experts", "gate_proj", "up_proj", "down_proj"],
 };
@@ -124,6 +131,11 @@ const GEMMA2: Family = Family {
     tie_word_embeddings: true,
     bos_token_id: Some(2),
     eos_token_id: Some(1),
+    gguf: Gguf {
+        windows: GgufWindows::AllButEvery { pattern: 2, largest: Some(46) },
+        tied_head: Some(true),
+        ..Gguf::named("gemma2")
+    },
     ..LLAMA
 };
 
@@ -138,6 +150,11 @@ const GEMMA3: Family = Family {
     local_rope_theta: Some(10_000.0),
     vocab_size: Some(262_208),
     max_position_embeddings: 131_072,
+    gguf: Gguf {
+        windows: GgufWindows::AllButEvery { pattern: 6, largest: Some(62) },
+        tied_head: Some(true),
+        ..Gguf::named("gemma3")
+    },
     ..GEMMA2
 };
 
@@ -153,12 +170,13 @@ const GEMMA4: Family = Family {
         num_per_token: 8,
         intermediate_size: Some(704),
         shared: None,
-        has_keys: false,
+        norm_topk_prob: None,
         has_biases: false,
         names: ["router.proj", "experts", "gate_proj", "up_proj", "down_proj"],
     }),
     windows: Windows::AllButEvery { default: 512, pattern: 6 },
     vocab_size: Some(262_144),
+    gguf: Gguf::named("gemma4"),
     ..GEMMA3
 };
 
@@ -175,6 +193,7 @@ const GLM: Family = Family {
     max_position_embeddings: 131_072,
     bos_token_id: None,
     eos_token_id: None,
+    gguf: Gguf::named("chatglm"),
     ..LLAMA
 };
 
@@ -190,6 +209,8 @@ pub(super) static FAMILIES: [Family; 25] = [
         rope_theta: 1e6,
         head_dim: Some(128),
         max_position_embeddings: 262_144,
+        gguf: Gguf { interleaved: true, ..Gguf::named("mistral3") },
+        own_ropes: OwnRopes::Ministral,
         ..MISTRAL
     },
     QWEN2,
@@ -200,6 +221,7 @@ pub(super) static FAMILIES: [Family; 25] = [
         experts: Some(QWEN2_EXPERTS),
         windows: Windows::Never,
         num_key_value_heads: Some(16),
+        gguf: Gguf { experts_sum_to_one: false, ..Gguf::named("qwen2moe") },
         ..QWEN2
     },
     Family {
@@ -215,6 +237,7 @@ pub(super) static FAMILIES: [Family; 25] = [
         windows: Windows::Never,
         num_key_value_heads: Some(4),
         head_dim: None,
+        gguf: Gguf::named("qwen3moe"),
         ..QWEN3
     },
     Family {
@@ -226,7 +249,7 @@ pub(super) static FAMILIES: [Family; 25] = [
             num_per_token: 2,
             intermediate_size: None,
             shared: None,
-            has_keys: false,
+            norm_topk_prob: None,
             has_biases: false,
             names: ["block_sparse_moe.gate", "block_sparse_moe.experts", "w1", "w3", "w2"],
         }),
@@ -235,6 +258,7 @@ pub(super) static FAMILIES: [Family; 25] = [
         rope_theta: 1e6,
         num_key_value_heads: Some(8),
         max_position_embeddings: 131_072,
+        gguf: Gguf { expert_width: false, ..LLAMA_GGUF },
         ..LLAMA
     },
     Family {
@@ -248,7 +272,7 @@ pub(super) static FAMILIES: [Family; 25] = [
             num_per_token: 4,
             intermediate_size: None,
             shared: None,
-            has_keys: false,
+            norm_topk_prob: None,
             has_biases: true,
             names: ["mlp.router", "mlp.experts", "gate_proj", "up_proj", "down_proj"],
         }),
@@ -260,6 +284,12 @@ pub(super) static FAMILIES: [Family; 25] = [
         max_position_embeddings: 131_072,
         bos_token_id: None,
         eos_token_id: None,
+        gguf: Gguf {
+            post_attention_norm: true,
+            windows: GgufWindows::AllButEvery { pattern: 2, largest: None },
+            ..Gguf::named("gpt-oss")
+        },
+        own_ropes: OwnRopes::GptOss,
         ..LLAMA
     },
     QWEN3_5,
@@ -272,10 +302,11 @@ pub(super) static FAMILIES: [Family; 25] = [
             num_per_token: 8,
             intermediate_size: Some(512),
             shared: Some(512),
-            has_keys: false,
+            norm_topk_prob: None,
             ..QWEN2_EXPERTS
         }),
         num_key_value_heads: Some(2),
+        gguf: Gguf { post_attention_norm: true, ..Gguf::named("qwen35moe") },
         ..QWEN3_5
     },
     Family {
@@ -287,11 +318,13 @@ pub(super) static FAMILIES: [Family; 25] = [
             num_per_token: 10,
             intermediate_size: Some(512),
             shared: Some(512),
+            norm_topk_prob: Some(true),
             ..QWEN2_EXPERTS
         }),
         fused: [false, false, true],
         vocab_size: Some(151_936),
         num_key_value_heads: Some(2),
+        gguf: Gguf { post_attention_norm: true, ..Gguf::named("qwen3next") },
         ..QWEN3_5
     },
     GEMMA2,
@@ -316,6 +349,7 @@ pub(super) static FAMILIES: [Family; 25] = [
         tie_word_embeddings: true,
         bos_token_id: Some(128_000),
         eos_token_id: Some(128_001),
+        gguf: Gguf { interleaved: true, ..Gguf::named("smollm3") },
         ..LLAMA
     },
     Family {
@@ -327,9 +361,16 @@ pub(super) static FAMILIES: [Family; 25] = [
         rms_norm_eps: 1e-5,
         bos_token_id: None,
         eos_token_id: Some(50_279),
+        gguf: Gguf::named("olmo2"),
         ..LLAMA
     },
-    Family { model_type: "granite", architecture: "GraniteForCausalLM", scales: Scales::Multipliers, ..LLAMA },
+    Family {
+        model_type: "granite",
+        architecture: "GraniteForCausalLM",
+        scales: Scales::Multipliers,
+        gguf: Gguf { interleaved: true, ..Gguf::named("granite") },
+        ..LLAMA
+    },
     Family {
         model_type: "phi3",
         architecture: "Phi3ForCausalLM",
@@ -340,6 +381,8 @@ pub(super) static FAMILIES: [Family; 25] = [
         rms_norm_eps: 1e-5,
         max_position_embeddings: 4096,
         eos_token_id: Some(32_000),
+        gguf: Gguf { windows: GgufWindows::Everywhere, ..Gguf::named("phi3") },
+        own_ropes: OwnRopes::Phi,
         ..LLAMA
     },
     GLM,
@@ -350,6 +393,7 @@ pub(super) static FAMILIES: [Family; 25] = [
             [Some("input_layernorm"), Some("post_self_attn_layernorm")],
             [Some("post_attention_layernorm"), Some("post_mlp_layernorm")],
         ],
+        gguf: Gguf::named("glm4"),
         ..GLM
     },
     Family {
@@ -363,6 +407,7 @@ pub(super) static FAMILIES: [Family; 25] = [
         num_key_value_heads: Some(2),
         max_position_embeddings: 131_072,
         tie_word_embeddings: true,
+        gguf: Gguf::named("ernie4_5"),
         ..LLAMA
     },
     Family {
@@ -380,6 +425,7 @@ pub(super) static FAMILIES: [Family; 25] = [
         max_position_embeddings: 4096,
         bos_token_id: Some(2),
         eos_token_id: Some(3),
+        gguf: Gguf { tied_head: Some(false), ..Gguf::named("nemotron") },
         ..LLAMA
     },
     Family {
@@ -405,6 +451,7 @@ pub(super) static FAMILIES: [Family; 25] = [
         num_key_value_heads: Some(8),
         max_position_embeddings: 128_000,
         tie_word_embeddings: true,
+        gguf: Gguf::named("lfm2"),
         ..LLAMA
     },
 ];

@@ -6,7 +6,7 @@ use super::{DeltaHeads, HEAD_NORMS, NormKind, RopePairs, SITE_NAMES};
 
 /// What varies between families, and the values that transformers assumes if a config lacks a key.
 #[expect(clippy::struct_excessive_bools, reason = "a row of a table")]
-pub(super) struct Family {
+pub(crate) struct Family {
     pub(super) model_type: &'static str,
     pub(super) architecture: &'static str,
     /// `model_type` and architecture of the multimodal models that have it as their language model.
@@ -17,16 +17,16 @@ pub(super) struct Family {
     pub(super) qk_norms: Option<QueryKeyNorms>,
     /// Value of `no_rope_layer_interval` where absent: the last of as many layers has no rotary embedding, unless
     /// `no_rope_layers` says otherwise. Absent: all layers have one.
-    pub(super) no_rope_interval: Option<usize>,
+    pub(crate) no_rope_interval: Option<usize>,
     /// The norms before and after the attention, and before and after the feed-forward layer.
     pub(super) norms: [[Option<&'static str>; 2]; 2],
     /// What those norms compute.
-    pub(super) norm_kind: NormKind,
+    pub(crate) norm_kind: NormKind,
     /// Files have the weights of norms less 1.
     pub(super) norms_less_one: bool,
     /// The key that names the activation, and what it means where it is absent. Without a gate, `Relu` means its square.
-    pub(super) activation: (&'static str, Activation),
-    pub(super) scales: Scales,
+    pub(crate) activation: (&'static str, Activation),
+    pub(crate) scales: Scales,
     /// Feed-forward layers have a gate.
     pub(super) gated: bool,
     /// What its attention has besides.
@@ -40,9 +40,10 @@ pub(super) struct Family {
     pub(super) partial_rotary_factor: Option<f64>,
     /// Which numbers of a head turn together.
     pub(super) rope_pairs: RopePairs,
+    pub(crate) own_ropes: OwnRopes,
     /// Values of `attn_logit_softcapping` and `final_logit_softcapping` where absent; absent: the family has no such keys. Without
     /// a value of the first, its configs may have the key, and transformers caps no scores.
-    pub(super) soft_caps: Option<[Option<f64>; 2]>,
+    pub(crate) soft_caps: Option<[Option<f64>; 2]>,
     pub(super) windows: Windows,
     /// The heads of layers with linear attention where the config has none: all but the last of each `full_attention_interval`,
     /// unless `layer_types` says otherwise. Absent: no layer has it.
@@ -66,6 +67,81 @@ pub(super) struct Family {
     pub(super) tie_word_embeddings: bool,
     pub(super) bos_token_id: Option<u32>,
     pub(super) eos_token_id: Option<u32>,
+    pub(crate) gguf: Gguf,
+}
+
+impl Family {
+    pub(crate) fn is_gemma4(&self) -> bool {
+        matches!(self.extra, Extra::Gemma4 { .. })
+    }
+
+    /// Whether GGUF files of it may have what frequencies of long and of short texts are divided by.
+    pub(crate) fn has_long_ropes(&self) -> bool {
+        self.own_ropes == OwnRopes::Phi || self.gguf.rope_factors
+    }
+}
+
+/// Scalings of rotary frequencies that one family has, or has in its own way.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum OwnRopes {
+    None,
+    /// Frequencies for long and for short texts, which its first configs call otherwise.
+    Phi,
+    /// Always a yarn, whose ramp is between fractions.
+    GptOss,
+    /// Always a yarn, with queries that grow.
+    Ministral,
+}
+
+/// What GGUF files call a family, and what llama.cpp takes for granted of it.
+#[derive(Clone, Copy)]
+#[expect(clippy::struct_excessive_bools, reason = "a row of a table")]
+pub(crate) struct Gguf {
+    /// `general.architecture`.
+    pub(crate) architecture: &'static str,
+    /// Rows of queries and keys that turn together are side by side.
+    pub(crate) interleaved: bool,
+    /// Rotary frequencies may be divided by those of Llama 3, or by some for long and others for short texts.
+    pub(crate) rope_factors: bool,
+    /// The norm between attention and feed-forward layer is called that after the attention.
+    pub(crate) post_attention_norm: bool,
+    pub(crate) windows: GgufWindows,
+    /// The head must be the embedding, or must not; absent: either.
+    pub(crate) tied_head: Option<bool>,
+    /// The weights of a token's experts sum to 1.
+    pub(crate) experts_sum_to_one: bool,
+    /// A file says how wide experts are.
+    pub(crate) expert_width: bool,
+}
+
+impl Gguf {
+    /// What most have.
+    pub(super) const fn named(architecture: &'static str) -> Self {
+        Self {
+            architecture,
+            interleaved: false,
+            rope_factors: false,
+            post_attention_norm: false,
+            windows: GgufWindows::Never,
+            tied_head: None,
+            experts_sum_to_one: true,
+            expert_width: true,
+        }
+    }
+}
+
+/// Which layers have a sliding window in llama.cpp.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum GgufWindows {
+    Never,
+    /// All, with a width in the file.
+    Everywhere,
+    /// All but the last of each `pattern`. Scores are over the root of the width of a head; in a model of as many layers as the
+    /// largest, of the mean width.
+    AllButEvery {
+        pattern: usize,
+        largest: Option<usize>,
+    },
 }
 
 /// What families call the parts that all have.
@@ -114,9 +190,9 @@ pub(super) struct Experts {
     pub(super) intermediate_size: Option<usize>,
     /// `shared_expert_intermediate_size`; absent: there is no shared expert.
     pub(super) shared: Option<usize>,
-    /// Whether `norm_topk_prob` (of `qwen3_next`, true where absent) decides that the weights of a token's experts sum to 1, and whether `decoder_sparse_step` and
-    /// `mlp_only_layers` decide which layers are mixtures. Otherwise they do, and all are.
-    pub(super) has_keys: bool,
+    /// `norm_topk_prob` decides whether the weights of a token's experts sum to 1, this where absent; `decoder_sparse_step` and
+    /// `mlp_only_layers` decide which layers are mixtures. Absent: they do, and all are.
+    pub(super) norm_topk_prob: Option<bool>,
     /// Whether router and experts add biases.
     pub(super) has_biases: bool,
     /// Names within the block of the router and of what holds the experts, and within an expert of gate, up and down.
@@ -125,7 +201,7 @@ pub(super) struct Experts {
 
 /// What scores of attention, embeddings, outputs of sublayers and logits are multiplied by.
 #[derive(Clone, Copy, PartialEq)]
-pub(super) enum Scales {
+pub(crate) enum Scales {
     /// Scores: over the root of the width of a head. Others: by 1.
     HeadWidth,
     /// Scores: over the root of `query_pre_attn_scalar`, whose value is this where absent. Embeddings: by the root of

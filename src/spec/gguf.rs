@@ -9,16 +9,18 @@ use std::collections::BTreeMap;
 use serde_json::{Map, json};
 
 use super::delta_net::{A_LOG, DELTA_NET_FUSED_NAMES, DELTA_NET_NAMES, DT_BIAS, GATED_NORM};
+use super::families::FAMILIES;
+use super::family::{Biases, Family, GgufWindows, OwnRopes, Scales};
 use super::{
-    BLOCK_SCALE, Block, EXPERT_SCALES, Method, ModelConfig, ROUTER_SCALE, RopeScaling, SINKS, StoredQuantisation,
-    name_alone,
+    BLOCK_SCALE, Block, EXPERT_SCALES, Method, ModelConfig, NormKind, ROUTER_SCALE, RopeScaling, SINKS,
+    StoredQuantisation, name_alone,
 };
 use crate::schema::{Problem, Problems};
 use crate::util::gguf::GgufFile;
 use crate::util::stats::as_f64;
 
 pub use order::Order;
-pub use rope::{LONG_ROPES, MINISTRAL_YARN, rope_factors, stored_rope_factors};
+pub use rope::{MINISTRAL_YARN, rope_factors, stored_rope_factors};
 use rope::{scaling, scaling_of_factors};
 
 /// Modules of a block, in Hugging Face's files and in GGUF.
@@ -95,35 +97,6 @@ const OF_EXPERT: [(&str, &str); 6] = [
 /// The norm after the attention, which in most families is that before the feed-forward layer.
 const POST_ATTENTION: [&str; 2] = ["post_attention_layernorm", "post_attention_norm"];
 
-/// Architectures that are read, and the families that they are.
-const ARCHITECTURES: [(&str, &str); 22] = [
-    ("llama", "llama"),
-    ("qwen2", "qwen2"),
-    ("qwen3", "qwen3"),
-    ("gemma2", "gemma2"),
-    ("gemma3", "gemma3_text"),
-    ("smollm3", "smollm3"),
-    ("olmo2", "olmo2"),
-    ("granite", "granite"),
-    ("phi3", "phi3"),
-    ("glm4", "glm4"),
-    ("chatglm", "glm"),
-    ("mistral3", "ministral3"),
-    ("qwen2moe", "qwen2_moe"),
-    ("qwen3moe", "qwen3_moe"),
-    ("gpt-oss", "gpt_oss"),
-    ("qwen35", "qwen3_5_text"),
-    ("qwen35moe", "qwen3_5_moe_text"),
-    ("qwen3next", "qwen3_next"),
-    ("lfm2", "lfm2"),
-    ("ernie4_5", "ernie4_5"),
-    ("nemotron", "nemotron"),
-    (gemma4::NAME, "gemma4_text"),
-];
-
-/// Architectures of which a part of each head turns.
-const PARTIAL: [&str; 7] = ["nemotron", "phi3", "glm4", "chatglm", "qwen35", "qwen35moe", "qwen3next"];
-
 /// Counts of the delta rules of `config.json`, and their keys behind the architecture.
 const OF_DELTA_NETS: [(&str, &str); 6] = [
     ("linear_conv_kernel_dim", "ssm.conv_kernel"),
@@ -180,8 +153,7 @@ pub fn tensor_name(config: &ModelConfig, name: &str) -> Option<String> {
                 return Some(format!("blk.{layer}.{theirs}.{index}.{part}"));
             }
             let is_after = || {
-                config.model_type == "gpt_oss"
-                    || config.blocks.iter().any(|block| block.delta_net().is_some())
+                config.family().gguf.post_attention_norm
                     || config.blocks[0].sublayers.iter().any(|sublayer| sublayer.norm_after == Some(module))
             };
             let module = match MODULES.iter().find(|(theirs, _)| *theirs == module)? {
@@ -220,15 +192,9 @@ pub fn stored_shape(shape: &[usize]) -> Vec<usize> {
     }
 }
 
-/// The family's name: Mistral and Mixtral are Llamas there, and all of Gemma 4 is one. `None`: it has none.
-#[must_use]
-pub fn architecture(config: &ModelConfig) -> Option<&'static str> {
-    let family = match &*config.model_type {
-        "mistral" | "mixtral" => "llama",
-        "gemma4_unified_text" => "gemma4_text",
-        family => family,
-    };
-    ARCHITECTURES.iter().find(|(_, known)| *known == family).map(|(name, _)| *name)
+/// The families of an architecture: Mistral and Mixtral are Llamas there, and all of Gemma 4 is one.
+fn families(architecture: &str) -> impl Iterator<Item = &'static Family> {
+    FAMILIES.iter().filter(move |family| family.gguf.architecture == architecture)
 }
 
 /// What the numbers of a tensor are there.
@@ -288,21 +254,15 @@ pub struct Implied {
 /// The same for a family and its shape; `None` for families without such.
 #[must_use]
 #[expect(clippy::cast_precision_loss, reason = "widths")]
-pub fn implied(
-    model_type: &str,
+pub(crate) fn implied(
+    family: &Family,
     num_layers: usize,
     hidden: usize,
     num_heads: usize,
     head_dim: usize,
 ) -> Option<Implied> {
-    // The largest model of each family has the mean width of a head, not that of its heads.
-    let (pattern, largest) = match model_type {
-        "gemma2" => (2, 46),
-        "gemma3_text" => (6, 62),
-        "gpt_oss" => (2, usize::MAX),
-        _ => return None,
-    };
-    let scalar = if num_layers == largest { hidden / num_heads.max(1) } else { head_dim };
+    let GgufWindows::AllButEvery { pattern, largest } = family.gguf.windows else { return None };
+    let scalar = if largest == Some(num_layers) { hidden / num_heads.max(1) } else { head_dim };
     Some(Implied { pattern, query_scalar: scalar as f64, local_theta: 10_000.0 })
 }
 
@@ -314,9 +274,9 @@ impl ModelConfig {
     pub fn from_gguf(file: &GgufFile) -> Result<Self, Problems> {
         let json = config_json(file)?;
         let mut config = Self::from_text(&file.path().display().to_string(), &json)?;
-        let rope = &mut config.ropes[0];
+        let (family, rope) = (config.family(), &mut config.ropes[0]);
         if matches!(rope.scaling, None | Some(RopeScaling::Proportional { .. })) {
-            rope.scaling = scaling_of_factors(file, rope)?;
+            rope.scaling = scaling_of_factors(file, family, rope)?;
         }
         config.quantisation =
             Some(StoredQuantisation { method: Method::Gguf, whole: Vec::new(), blocks: blocks(file, &config) });
@@ -342,18 +302,24 @@ fn blocks(file: &GgufFile, config: &ModelConfig) -> BTreeMap<String, usize> {
 /// The `config.json` of a file.
 fn config_json(file: &GgufFile) -> Result<String, Problem> {
     let architecture = file.text("general.architecture").unwrap_or("unnamed");
-    let Some((_, family)) = ARCHITECTURES.iter().find(|(name, _)| *name == architecture) else {
-        let known = ARCHITECTURES.map(|(name, _)| format!("`{name}`")).join(", ");
+    let Some(family) = families(architecture).next() else {
+        let mut known: Vec<String> = Vec::new();
+        for name in FAMILIES.each_ref().map(|family| format!("`{}`", family.gguf.architecture)) {
+            known.extend((!known.contains(&name)).then_some(name));
+        }
+        let known = known.join(", ");
         let message = format!("`general.architecture` = \"{architecture}\" is not supported, expected one of {known}");
         return Err(file.problem(message));
     };
     let key = |name: &str| format!("{architecture}.{name}");
     let has_experts = file.integer(&key("expert_count"))?.is_some_and(|count| count > 0);
-    let family = if has_experts && *family == "llama" { "mixtral" } else { family };
+    // Llama's is also that of Mixtral.
+    let family = families(architecture).find(|family| family.experts.is_some() == has_experts).unwrap_or(family);
+    let [is_partial, is_gemma4] = [family.partial_rotary_factor.is_some(), family.is_gemma4()];
     let missing = |name: &str| file.problem(format!("`{}` is missing", key(name)));
-    let mut json = Map::from_iter([("model_type".to_owned(), json!(family))]);
+    let mut json = Map::from_iter([("model_type".to_owned(), json!(family.model_type))]);
     for (ours, theirs, is_required) in COUNTS {
-        let by_layer = file.integers(&key(theirs)).filter(|_| [gemma4::NAME, "lfm2"].contains(&architecture));
+        let by_layer = file.integers(&key(theirs)).filter(|_| is_gemma4 || family.has_short_convs);
         // Layers of LFM2 without attention have no heads.
         let of_first = by_layer.and_then(|layers| u64::try_from(*layers.iter().find(|count| **count > 0)?).ok());
         match of_first.map_or_else(|| file.integer(&key(theirs)), |count| Ok(Some(count)))? {
@@ -363,22 +329,22 @@ fn config_json(file: &GgufFile) -> Result<String, Problem> {
             None => {}
         }
     }
-    let norm = norm_key(family);
+    let norm = norm_key(family.norm_kind);
     json.insert("rms_norm_eps".to_owned(), json!(file.number(&key(norm)).ok_or_else(|| missing(norm))?));
     json.insert("norm_eps".to_owned(), json["rms_norm_eps"].clone());
     json.insert("rope_theta".to_owned(), json!(file.number(&key("rope.freq_base")).unwrap_or(10_000.0)));
     let [hidden, heads] = ["hidden_size", "num_attention_heads"].map(|key| json[key].as_u64().unwrap_or(0));
     let head_dim = json.entry("head_dim").or_insert(json!(hidden / heads.max(1))).as_u64();
     json.entry("num_key_value_heads").or_insert(json!(heads));
-    refuse_unsupported(file, &key, head_dim.filter(|_| !PARTIAL.contains(&architecture)))?;
-    if PARTIAL.contains(&architecture) {
+    refuse_unsupported(file, &key, head_dim.filter(|_| !is_partial))?;
+    if is_partial {
         let turning = file.integer(&key("rope.dimension_count"))?.or(head_dim).unwrap_or(0);
         json.insert("partial_rotary_factor".to_owned(), json!(as_f64(turning) / as_f64(head_dim.unwrap_or(1).max(1))));
     }
-    if architecture != gemma4::NAME {
-        windows_and_caps(file, &key, &mut json)?;
+    if !is_gemma4 {
+        windows_and_caps(file, family, &key, &mut json)?;
     }
-    if architecture.starts_with("qwen35") || architecture == "qwen3next" {
+    if family.delta_heads.is_some() {
         for (ours, theirs) in OF_DELTA_NETS {
             json.extend(file.integer(&key(theirs))?.map(|count| (ours.to_owned(), json!(count))));
         }
@@ -386,33 +352,35 @@ fn config_json(file: &GgufFile) -> Result<String, Problem> {
         let layers = json["num_hidden_layers"].as_u64().unwrap_or(0);
         json.insert("num_hidden_layers".to_owned(), json!(layers.saturating_sub(num_predicting(file))));
     }
-    if architecture == "lfm2" {
+    if family.has_short_convs {
         lfm2(file, &key, &mut json)?;
     }
     if has_experts {
         experts(file, &key, &mut json)?;
+        // What llama.cpp does, whatever the file says.
+        json.insert("norm_topk_prob".to_owned(), json!(family.gguf.experts_sum_to_one));
     }
-    if architecture == gemma4::NAME {
+    if is_gemma4 {
         gemma4::read(file, &key, &mut json)?;
     }
-    if architecture == "granite" {
+    if family.scales == Scales::Multipliers {
         let of_file = MULTIPLIERS.map(|(ours, theirs)| Some((ours.to_owned(), json!(file.number(&key(theirs))?))));
         json.extend(of_file.into_iter().flatten());
     }
-    match scaling(file, &key)? {
+    match scaling(file, family, &key)? {
         Some(scaling) => drop(json.insert("rope_scaling".to_owned(), scaling)),
-        // Those before Ministral 3.
-        None if architecture == "gpt-oss" => {
-            json.insert("rope_scaling".to_owned(), json!({"rope_type": "default"}));
-        }
-        None if architecture == "mistral3" => drop(json.insert("model_type".to_owned(), json!("mistral"))),
-        None => {}
+        None => match family.own_ropes {
+            OwnRopes::GptOss => drop(json.insert("rope_scaling".to_owned(), json!({"rope_type": "default"}))),
+            // Those before Ministral 3.
+            OwnRopes::Ministral => drop(json.insert("model_type".to_owned(), json!("mistral"))),
+            OwnRopes::None | OwnRopes::Phi => {}
+        },
     }
     let tensors = file.tensors();
     let embedding = tensors.get("token_embd.weight").ok_or_else(|| file.problem("no tensor `token_embd.weight`"))?;
     json.insert("vocab_size".to_owned(), json!(embedding.shape.first()));
     json.insert("tie_word_embeddings".to_owned(), json!(!tensors.contains_key("output.weight")));
-    if !architecture.starts_with("qwen2") {
+    if family.biases != Biases::QueryKeyValue {
         json.insert("attention_bias".to_owned(), json!(tensors.contains_key("blk.0.attn_q.bias")));
         json.insert("mlp_bias".to_owned(), json!(tensors.contains_key("blk.0.ffn_up.bias")));
     }
@@ -423,8 +391,11 @@ fn config_json(file: &GgufFile) -> Result<String, Problem> {
 
 /// The key of what norms add to the mean square, behind the architecture.
 #[must_use]
-pub fn norm_key(model_type: &str) -> &'static str {
-    if model_type == "nemotron" { "attention.layer_norm_epsilon" } else { "attention.layer_norm_rms_epsilon" }
+pub fn norm_key(kind: NormKind) -> &'static str {
+    match kind {
+        NormKind::Layer => "attention.layer_norm_epsilon",
+        NormKind::Rms => "attention.layer_norm_rms_epsilon",
+    }
 }
 
 /// Layers at the end that predict more tokens, which are not used.
@@ -467,20 +438,13 @@ fn experts(
     json.extend(of_experts.clone().map(|width| ("moe_intermediate_size".to_owned(), width)));
     json.entry("intermediate_size").or_insert(of_experts.unwrap_or_default());
     json.extend(width("blk.0.ffn_up_shexp.weight").map(|width| ("shared_expert_intermediate_size".to_owned(), width)));
-    // What llama.cpp does, whatever the file says.
-    json.insert("norm_topk_prob".to_owned(), json!(sums_to_one(json["model_type"].as_str().unwrap_or_default())));
     Ok(())
-}
-
-/// Whether the weights of a token's experts sum to 1 in llama.cpp.
-#[must_use]
-pub fn sums_to_one(model_type: &str) -> bool {
-    model_type != "qwen2_moe"
 }
 
 /// Windows, caps and what goes with them, in families that have such.
 fn windows_and_caps(
     file: &GgufFile,
+    family: &Family,
     key: &dyn Fn(&str) -> String,
     json: &mut Map<String, serde_json::Value>,
 ) -> Result<(), Problem> {
@@ -488,10 +452,9 @@ fn windows_and_caps(
     let count = |name: &str| json[name].as_u64().and_then(|count| usize::try_from(count).ok()).unwrap_or(0);
     let [layers, hidden, heads, head_dim] =
         ["num_hidden_layers", "hidden_size", "num_attention_heads", "head_dim"].map(count);
-    let family = json["model_type"].as_str().unwrap_or_default();
     let Some(implied) = implied(family, layers, hidden, heads, head_dim) else {
         return match window.filter(|window| *window != 0) {
-            Some(window) if family == "phi3" => {
+            Some(window) if family.gguf.windows == GgufWindows::Everywhere => {
                 json.insert("sliding_window".to_owned(), json!(window));
                 Ok(())
             }

@@ -80,8 +80,8 @@ fn decoder(json: &mut Section, family: &Family) -> ModelConfig {
     let vocab_size = count_or(json, "vocab_size", family.vocab_size, 1 << 24);
     let hidden = json.required_count("hidden_size", 1..=1 << 20);
     // Where all feed-forward layers are mixtures with a key of their own, it means nothing.
-    let is_needed = |experts: Experts| experts.has_keys || experts.intermediate_size.is_none();
-    let is_needed = family.experts.is_none_or(is_needed) || matches!(family.extra, Extra::Gemma4 { .. });
+    let is_needed = |experts: Experts| experts.norm_topk_prob.is_some() || experts.intermediate_size.is_none();
+    let is_needed = family.experts.is_none_or(is_needed) || family.is_gemma4();
     let intermediate = if family.has_short_convs {
         lfm2_width(json)
     } else {

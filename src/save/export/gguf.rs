@@ -53,7 +53,6 @@ pub fn merge_gguf(
     require_absent(&[out, &modelfile(out)])?;
     let merging = Merging::open(model, adapter, decoded)?;
     let config = &merging.config;
-    names::check_family(config)?;
     let form = PromptForm::read(adapter)?;
     let tokenizer = Tokenizer::open(&merging.tokenizer).map_err(|error| Problem::new(error.to_string()))?;
     let ends = form.as_ref().map(|form| form.ends(&tokenizer)).unwrap_or_default();
@@ -136,7 +135,6 @@ fn of_base(file: &GgufFile, dtype: GgufType) -> Vec<(String, Value)> {
 pub fn adapter_gguf(model: &Path, adapter: &Path, out: &Path) -> Result<usize, ExportError> {
     require_absent(&[out])?;
     let mut config = ModelConfig::from_model(model)?;
-    names::check_family(&config)?;
     let mut saved = super::read_adapter(adapter)?.that_writes(adapter)?.named_for(&config);
     saved.grow(&mut config, model, adapter);
     if let Ok(base) = Weights::open(model, &config) {

@@ -5,9 +5,6 @@ use serde_json::{Map, Value, json};
 use crate::schema::Problem;
 use crate::util::gguf::GgufFile;
 
-/// Its architecture.
-pub const NAME: &str = "gemma4";
-
 /// Adds its keys to those that `config.json` shares with other families.
 pub(super) fn read(
     file: &GgufFile,

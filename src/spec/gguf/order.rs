@@ -1,11 +1,7 @@
 //! Rows and columns of tensors that lie in another order in GGUF files than in Hugging Face's.
 
-use super::architecture;
 use crate::spec::delta_net::{A_LOG, CONV, DELTA_NET_FUSED_NAMES, DELTA_NET_NAMES, DT_BIAS};
 use crate::spec::{Block, DeltaHeads, DeltaNetInputs, ModelConfig};
-
-/// Architectures whose queries and keys have their rows in another order.
-const INTERLEAVED: [&str; 4] = ["llama", "mistral3", "smollm3", "granite"];
 
 /// Where the rows of a tensor lie, or its columns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,8 +35,7 @@ impl Order {
                 }
             };
         }
-        let is_interleaved = architecture(config).is_some_and(|name| INTERLEAVED.contains(&name))
-            && (name.contains("q_proj") || name.contains("k_proj"));
+        let is_interleaved = config.family().gguf.interleaved && (name.contains("q_proj") || name.contains("k_proj"));
         let kind = Kind::Halves { head_dim: config.ropes[0].head_dim };
         is_interleaved.then_some(Self { is_of_columns: false, kind })
     }

@@ -2,13 +2,10 @@
 
 use serde_json::json;
 
-use super::gemma4;
 use crate::schema::Problem;
+use crate::spec::family::{Family, OwnRopes};
 use crate::spec::{ModelConfig, Rope, RopeScaling};
 use crate::util::gguf::{GgufFile, ROPE_FACTORS, ROPE_FREQS, ROPE_LONG, ROPE_SHORT, decimal};
-
-/// Architectures with divisors for texts within the original context, and others for longer ones.
-pub const LONG_ROPES: [&str; 2] = ["llama", "phi3"];
 
 /// What the frequency of a pair that does not turn is divided by.
 const STILL: f32 = 1e30;
@@ -51,7 +48,11 @@ pub const MINISTRAL_YARN: [(&str, &str); 4] = [
 ];
 
 /// What positions or frequencies are divided by.
-pub(super) fn scaling(file: &GgufFile, key: &dyn Fn(&str) -> String) -> Result<Option<serde_json::Value>, Problem> {
+pub(super) fn scaling(
+    file: &GgufFile,
+    family: &Family,
+    key: &dyn Fn(&str) -> String,
+) -> Result<Option<serde_json::Value>, Problem> {
     let old = file.number(&key("rope.scale_linear"));
     let factor = file.number(&key("rope.scaling.factor")).or(old);
     let linear = |factor| json!({"rope_type": "linear", "factor": factor});
@@ -62,7 +63,7 @@ pub(super) fn scaling(file: &GgufFile, key: &dyn Fn(&str) -> String) -> Result<O
         Some("none") => Ok(None),
         Some("linear") => Ok(factor.map(linear)),
         Some("yarn") => {
-            let is_ministral = file.text("general.architecture") == Some("mistral3");
+            let is_ministral = family.own_ropes == OwnRopes::Ministral;
             let is_read = |name: &str| is_ministral && MINISTRAL_YARN.iter().any(|(_, read)| *read == name);
             for (name, usual) in YARN.into_iter().filter(|(name, _)| !is_read(name)) {
                 let found = file.number(&key(name)).filter(|found| (found - usual).abs() > 1e-4);
@@ -73,7 +74,7 @@ pub(super) fn scaling(file: &GgufFile, key: &dyn Fn(&str) -> String) -> Result<O
             }
             let original = file.integer(&key("rope.scaling.original_context_length"))?;
             let mut yarn = json!({"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original});
-            if file.text("general.architecture") == Some("gpt-oss") {
+            if family.own_ropes == OwnRopes::GptOss {
                 // Its makers' ramp is between fractions, which llama.cpp rounds.
                 yarn["truncate"] = json!(false);
             }
@@ -109,25 +110,29 @@ pub fn stored_rope_factors(file: &GgufFile) -> Vec<(&'static str, Vec<f32>)> {
 }
 
 /// The scaling that is in these tensors.
-pub(super) fn scaling_of_factors(file: &GgufFile, rope: &Rope) -> Result<Option<RopeScaling>, Problem> {
+pub(super) fn scaling_of_factors(
+    file: &GgufFile,
+    family: &Family,
+    rope: &Rope,
+) -> Result<Option<RopeScaling>, Problem> {
     let architecture = file.text("general.architecture").unwrap_or_default();
     let scaling = match &stored_rope_factors(file)[..] {
         [] => return Ok(None),
-        [(ROPE_FREQS, factors)] if architecture == gemma4::NAME => Some(RopeScaling::Proportional {
+        [(ROPE_FREQS, factors)] if family.is_gemma4() => Some(RopeScaling::Proportional {
             num_turning: factors.iter().take_while(|factor| **factor < STILL).count(),
             factor: factors.first().copied().filter(|factor| *factor < STILL).map_or(1.0, decimal),
         }),
         [(ROPE_FREQS, factors)] if factors.iter().all(|factor| *factor == 1.0) => return Ok(None),
         [(ROPE_FREQS, factors)] => llama3(factors, rope),
-        [(ROPE_LONG, long), (ROPE_SHORT, short)] if LONG_ROPES.contains(&architecture) => {
+        [(ROPE_LONG, long), (ROPE_SHORT, short)] if family.has_long_ropes() => {
             longrope(file, architecture, [long, short])?
                 .filter(|_| [long, short].iter().all(|it| it.len() == rope.width / 2))
         }
         _ => None,
     };
     let problem = || {
-        let message = "has rotary factors that are neither those of Llama 3.1 or 3.2 nor for long and short texts of";
-        let problem = file.problem(format!("{message} {}", LONG_ROPES.join(" and ")));
+        let message = "has rotary factors that are neither those of Llama 3.1 or 3.2 nor for long and short texts of llama and phi3";
+        let problem = file.problem(message);
         problem.hint("use the model's original safetensors")
     };
     scaling.map(Some).ok_or_else(problem)

@@ -3,7 +3,7 @@
 use crate::schema::{Section, Value};
 use crate::spec::Activation;
 use crate::spec::block::{Gated, Mixture, Probabilities, Projections, Role, SHARED_GATE, SharedExpert, Site, SiteId};
-use crate::spec::family::{Biases, Experts, Extra, Family};
+use crate::spec::family::{Biases, Experts, Family};
 use crate::util::gguf::MAX_EXPERTS;
 
 /// Experts of all layers.
@@ -29,8 +29,9 @@ pub(super) fn mixtures(
     intermediate: usize,
     num_layers: usize,
 ) -> Option<Mixtures> {
-    let Experts { count, num_per_token, intermediate_size, shared, has_keys, has_biases, names } = family.experts?;
-    let is_gemma4 = matches!(family.extra, Extra::Gemma4 { .. });
+    let Experts { count, num_per_token, intermediate_size, shared, norm_topk_prob, has_biases, names } =
+        family.experts?;
+    let is_gemma4 = family.is_gemma4();
     if is_gemma4 && !json.boolean("enable_moe_block", false) {
         return None;
     }
@@ -55,8 +56,8 @@ pub(super) fn mixtures(
     }
     let mut is_in = vec![true; num_layers];
     let mut is_normalised = true;
-    if has_keys {
-        is_normalised = json.boolean("norm_topk_prob", family.model_type == "qwen3_next");
+    if let Some(default) = norm_topk_prob {
+        is_normalised = json.boolean("norm_topk_prob", default);
         let every = json.count("decoder_sparse_step", 1, 1..=1 << 16);
         let dense = json.any("mlp_only_layers", Vec::new(), "a list of layers, or null", layers);
         for (layer, is_in) in is_in.iter_mut().enumerate() {

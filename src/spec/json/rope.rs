@@ -1,7 +1,7 @@
 //! Rotary embeddings: `rope_parameters` (transformers 5), or `rope_theta` and `rope_scaling` (before).
 
 use crate::schema::{Section, Value};
-use crate::spec::family::{Extra, Family};
+use crate::spec::family::{Family, OwnRopes};
 use crate::spec::{QueryGrowth, Rope, RopeScaling};
 
 const THETA: std::ops::RangeInclusive<f64> = 1.0..=1e15;
@@ -49,15 +49,11 @@ pub(super) fn ropes(json: &mut Section, around: Around<'_>) -> Vec<Rope> {
     }
     let local = json.number("rope_local_base_freq", local, THETA);
     let local = rope(local, None, partial, around.local());
-    if is_gemma4(around.family) {
+    if around.family.is_gemma4() {
         let scaling = RopeScaling::Proportional { num_turning: around.head_dims[0] / 8, factor: 1.0 };
         return vec![rope(theta, Some(scaling), partial, around), local];
     }
     vec![of_all(json, theta, partial, around), local]
-}
-
-fn is_gemma4(family: &Family) -> bool {
-    matches!(family.extra, Extra::Gemma4 { .. })
 }
 
 impl Around<'_> {
@@ -91,7 +87,7 @@ fn of_all(json: &mut Section, theta: f64, partial: f64, around: Around<'_>) -> R
     if old.is_some() && new.is_some() && old != new {
         json.problem("rope_parameters", "and `rope_scaling` differ; keep one of them");
     }
-    if new.is_none() && old.is_none() && matches!(around.family.model_type, "gpt_oss" | "ministral3") {
+    if new.is_none() && old.is_none() && matches!(around.family.own_ropes, OwnRopes::GptOss | OwnRopes::Ministral) {
         json.problem("rope_parameters", "is missing, as is `rope_scaling`: models of this type are scaled");
     }
     let name = if new.is_some() { "rope_parameters" } else { "rope_scaling" };
@@ -117,8 +113,7 @@ fn parameters(section: &mut Section, outer: Option<f64>, theta: f64, partial: f6
         section.problem("rope_type", format!("= \"{kind}\" and `type` = \"{old}\" differ; keep one of them"));
     }
     let kind = kind.or(old_kind);
-    // Phi 3 had other names for it.
-    let is_phi = around.family.model_type == "phi3";
+    let is_phi = around.family.own_ropes == OwnRopes::Phi;
     let kind = kind.as_deref().map(|kind| if is_phi && matches!(kind, "su" | "yarn") { "longrope" } else { kind });
     let scaling = match kind {
         None | Some("default") => None,
@@ -127,7 +122,7 @@ fn parameters(section: &mut Section, outer: Option<f64>, theta: f64, partial: f6
             factor: section.required_number("factor", FACTOR),
             original_max_position_embeddings: around.longest,
         }),
-        Some("proportional") if is_gemma4(around.family) => Some(proportional(section, plain.head_dim)),
+        Some("proportional") if around.family.is_gemma4() => Some(proportional(section, plain.head_dim)),
         Some("llama3") => Some(llama3(section, around)),
         Some("yarn") => Some(yarn(section, around)),
         Some("longrope") => longrope(section, plain.width / 2, around),
@@ -137,7 +132,7 @@ fn parameters(section: &mut Section, outer: Option<f64>, theta: f64, partial: f6
             None
         }
     };
-    let growth = around.family.model_type == "ministral3" && section.value("llama_4_scaling_beta").is_some();
+    let growth = around.family.own_ropes == OwnRopes::Ministral && section.value("llama_4_scaling_beta").is_some();
     let query_growth = growth.then(|| QueryGrowth {
         beta: section.number("llama_4_scaling_beta", 0.0, 0.0..=1e3),
         period: original(section, around),

@@ -1,8 +1,8 @@
 //! The layers of Gemma 4 as llama.cpp describes them.
 
 use super::file::list;
+use super::names::refused;
 use crate::schema::Problem;
-use crate::spec::gguf::{architecture, gemma4::NAME};
 use crate::spec::{Attention, Block, ModelConfig};
 use crate::util::gguf::{List, Value};
 
@@ -12,13 +12,9 @@ use crate::util::gguf::{List, Value};
 /// What llama.cpp computes otherwise, whatever the file says.
 #[expect(clippy::cast_possible_truncation, reason = "the file has f32, and counts below 2^32")]
 pub(super) fn keys(config: &ModelConfig) -> Result<Vec<(&'static str, Value)>, Problem> {
-    if architecture(config) != Some(NAME) {
+    if !config.family().is_gemma4() {
         return Ok(Vec::new());
     }
-    let refused = |what: &str| {
-        let problem = Problem::new(format!("GGUF has no place for {what} in a model of type {}", config.model_type));
-        Err(problem.hint("merge into a folder: --out DIR"))
-    };
     let attentions: Vec<&Attention> = config.blocks.iter().filter_map(Block::attention).collect();
     let is_local: Vec<bool> = attentions.iter().map(|attention| attention.rope == Some(1)).collect();
     let num_sharing = attentions.iter().filter(|attention| attention.key_value_layer().is_some()).count();
@@ -28,14 +24,14 @@ pub(super) fn keys(config: &ModelConfig) -> Result<Vec<(&'static str, Value)>, P
         attention.key_value_layer().is_none_or(|layer| layer + 1 + usize::from(*local) == first)
     };
     if !attentions.iter().zip(&is_local).all(as_taken) {
-        return refused("keys and values of other layers than the last two that make them");
+        return refused(config, "keys and values of other layers than the last two that make them");
     }
     if config.layer_inputs.is_some_and(|inputs| inputs.vocab_size != config.vocab_size) {
-        return refused("a `vocab_size_per_layer_input` that is not `vocab_size`");
+        return refused(config, "a `vocab_size_per_layer_input` that is not `vocab_size`");
     }
     let local = attentions.iter().find(|attention| attention.rope == Some(1)).map(|attention| attention.heads);
     let Some((local, window)) = local.and_then(|heads| Some((heads, heads.window?))) else {
-        return refused("no layers with a window");
+        return refused(config, "no layers with a window");
     };
     let counts = [
         ("attention.shared_kv_layers", num_sharing),

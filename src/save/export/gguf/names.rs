@@ -3,24 +3,23 @@
 use super::file::{GgufType, list, text};
 use super::gemma4;
 use crate::schema::Problem;
-use crate::spec::gguf::{self, Order, architecture};
-use crate::spec::{Activation, Attention, Block, Heads, Mixture, ModelConfig, Probabilities, Projections, RopeScaling};
+use crate::spec::family::{GgufWindows, OwnRopes, Scales};
+use crate::spec::gguf::{self, Order};
+use crate::spec::{
+    Attention, Block, DeltaNetInputs, Heads, Mixture, ModelConfig, Probabilities, Projections, RopeScaling,
+};
 use crate::util::gguf::{List, Value};
 
-/// Whether llama.cpp has a place for the family.
-///
-/// # Errors
-/// If it has none that is known here.
-pub(super) fn check_family(config: &ModelConfig) -> Result<(), Problem> {
-    let message = || format!("models of type {} are not written to GGUF files", config.model_type);
-    let refused = || Problem::new(message()).hint("merge into a folder: --out DIR");
-    architecture(config).map(drop).ok_or_else(refused)
+/// The problem that a file has no place for something.
+pub(super) fn refused<T>(config: &ModelConfig, what: &str) -> Result<T, Problem> {
+    let problem = Problem::new(format!("GGUF has no place for {what} in a model of type {}", config.model_type));
+    Err(problem.hint("merge into a folder: --out DIR"))
 }
 
 /// The metadata that every file starts with; `kind` is `model` or `adapter`.
 pub(super) fn general(config: &ModelConfig, kind: &str, name: &str, num_parameters: usize) -> Vec<(String, Value)> {
     [
-        ("general.architecture", text(architecture(config).unwrap_or_default())),
+        ("general.architecture", text(config.family().gguf.architecture)),
         ("general.type", text(kind)),
         ("general.name", text(name)),
         ("general.size_label", text(&size_label(num_parameters))),
@@ -46,6 +45,7 @@ fn size_label(num_parameters: usize) -> String {
 /// Shape and constants of the model.
 #[expect(clippy::cast_possible_truncation, reason = "the file has f32, and counts below 2^32")]
 pub(super) fn shape(config: &ModelConfig, dtype: GgufType) -> Result<Vec<(String, Value)>, Problem> {
+    let family = config.family();
     let count = |value: usize| Value::U32(value as u32);
     let rope = &config.ropes[0];
     let (attention, gated) = (config.blocks.iter().find_map(Block::attention), config.blocks[0].all_gated().next());
@@ -68,7 +68,7 @@ pub(super) fn shape(config: &ModelConfig, dtype: GgufType) -> Result<Vec<(String
         ("feed_forward_length", of_layers(&widths)),
         ("attention.head_count", heads(|heads| heads.num_heads)),
         ("attention.head_count_kv", of_layers(&num_kv_heads)),
-        (gguf::norm_key(&config.model_type), Value::F32(config.rms_norm_eps as f32)),
+        (gguf::norm_key(config.norm_kind), Value::F32(config.rms_norm_eps as f32)),
         ("attention.key_length", head_dim.clone()),
         ("attention.value_length", head_dim.clone()),
         ("rope.freq_base", Value::F32(rope.theta as f32)),
@@ -82,7 +82,7 @@ pub(super) fn shape(config: &ModelConfig, dtype: GgufType) -> Result<Vec<(String
     {
         keys.push(("rope.dimension_count", count(rope.width)));
     }
-    if config.model_type == "phi3" {
+    if family.gguf.windows == GgufWindows::Everywhere {
         let window = attention.and_then(|attention| attention.heads.window);
         keys.push(("attention.sliding_window", count(window.unwrap_or(0))));
     }
@@ -97,7 +97,7 @@ pub(super) fn shape(config: &ModelConfig, dtype: GgufType) -> Result<Vec<(String
             ("rope.scaling.factor", Value::F32(*factor as f32)),
             ("rope.scaling.original_context_length", count(*original_max_position_embeddings)),
         ]);
-        if is_ministral(config) {
+        if family.own_ropes == OwnRopes::Ministral {
             let growth = rope.query_growth.map_or(0.0, |growth| growth.beta);
             // The third: cosines and sines have no factor.
             let numbers = gguf::MINISTRAL_YARN.iter().zip([*beta_fast, *beta_slow, 1.0, growth]);
@@ -108,7 +108,7 @@ pub(super) fn shape(config: &ModelConfig, dtype: GgufType) -> Result<Vec<(String
         &rope.scaling
     {
         // Phi-3's goes without saying.
-        keys.extend((config.model_type != "phi3").then(|| ("rope.scaling.type", text("longrope"))));
+        keys.extend((family.own_ropes != OwnRopes::Phi).then(|| ("rope.scaling.type", text("longrope"))));
         keys.push(("rope.scaling.original_context_length", count(*original)));
         keys.push(("rope.scaling.attn_factor", Value::F32(*attention_factor as f32)));
     }
@@ -120,23 +120,17 @@ pub(super) fn shape(config: &ModelConfig, dtype: GgufType) -> Result<Vec<(String
     keys.extend(multipliers(config));
     check_ropes(config)?;
     check_implied(config)?;
-    let of_family =
-        keys.into_iter().map(|(key, value)| (format!("{}.{key}", architecture(config).unwrap_or_default()), value));
-    Ok(of_family.chain([("general.file_type".to_owned(), Value::U32(dtype.file_code()))]).collect())
+    let named = keys.into_iter().map(|(key, value)| (format!("{}.{key}", family.gguf.architecture), value));
+    Ok(named.chain([("general.file_type".to_owned(), Value::U32(dtype.file_code()))]).collect())
 }
 
 /// What goes without saying there.
 fn check_implied(config: &ModelConfig) -> Result<(), Problem> {
-    let implied = match &*config.model_type {
-        "gpt_oss" => Activation::Clamped,
-        "nemotron" => Activation::Relu,
-        family if family.starts_with("gemma") => Activation::GeluTanh,
-        _ => Activation::Silu,
-    };
+    let (_, implied) = config.family().activation;
     let convs = || config.blocks.iter().filter_map(Block::short_conv);
     let what = if config.blocks.iter().flat_map(Block::all_gated).any(|gated| gated.activation != implied) {
         "this activation"
-    } else if config.model_type == "nemotron" && config.tie_word_embeddings {
+    } else if config.tie_word_embeddings && config.family().gguf.tied_head == Some(false) {
         "a head that is the embedding"
     } else if convs().any(|conv| conv.kernel_size == 1) {
         "convolutions over one token"
@@ -145,8 +139,7 @@ fn check_implied(config: &ModelConfig) -> Result<(), Problem> {
     } else {
         return Ok(());
     };
-    let problem = Problem::new(format!("GGUF has no place for {what} in a model of type {}", config.model_type));
-    Err(problem.hint("merge into a folder: --out DIR"))
+    refused(config, what)
 }
 
 /// What layers have: one number where it is that of all.
@@ -165,18 +158,14 @@ fn of_layers(counts: &[usize]) -> Value {
 #[expect(clippy::cast_possible_truncation, reason = "counts below 2^32")]
 fn delta_nets(config: &ModelConfig) -> Result<Vec<(&'static str, Value)>, Problem> {
     let Some(net) = config.blocks.iter().find_map(Block::delta_net) else { return Ok(Vec::new()) };
-    let refused = |what: &str| {
-        let problem = Problem::new(format!("GGUF has no place for {what} in a model of type {}", config.model_type));
-        Err(problem.hint("merge into a folder: --out DIR"))
-    };
     let interval = config.blocks.iter().position(|block| block.attention().is_some()).map_or(0, |first| first + 1);
     let is_attention = |layer: usize| interval > 0 && (layer + 1).is_multiple_of(interval);
     if !config.blocks.iter().enumerate().all(|(layer, block)| block.attention().is_some() == is_attention(layer)) {
-        return refused("attention in other layers than every so many");
+        return refused(config, "attention in other layers than every so many");
     }
     let heads = net.heads;
     if heads.key_head_dim != heads.value_head_dim {
-        return refused("heads of keys and values of different widths");
+        return refused(config, "heads of keys and values of different widths");
     }
     let counts = [
         ("ssm.conv_kernel", net.kernel_size),
@@ -188,7 +177,7 @@ fn delta_nets(config: &ModelConfig) -> Result<Vec<(&'static str, Value)>, Proble
     ];
     // Positions of text are the same in all of them.
     let sections = ("rope.dimension_sections", list(List::I32(vec![11, 11, 10, 0])));
-    let sections = Some(sections).filter(|_| config.model_type != "qwen3_next");
+    let sections = Some(sections).filter(|_| matches!(net.inputs, DeltaNetInputs::Apart(_)));
     Ok(counts.map(|(key, count)| (key, Value::U32(count as u32))).into_iter().chain(sections).collect())
 }
 
@@ -200,18 +189,15 @@ fn delta_nets(config: &ModelConfig) -> Result<Vec<(&'static str, Value)>, Proble
 fn experts(config: &ModelConfig) -> Result<Vec<(&'static str, Value)>, Problem> {
     let mixtures: Vec<&Mixture> = config.blocks.iter().filter_map(Block::mixture).collect();
     let Some(mixture) = mixtures.first() else { return Ok(Vec::new()) };
-    let refused = |what: &str| {
-        let problem = Problem::new(format!("GGUF has no place for {what} in a model of type {}", config.model_type));
-        Err(problem.hint("merge into a folder: --out DIR"))
-    };
     if mixtures.len() < config.num_layers() {
-        return refused("layers without experts");
+        return refused(config, "layers without experts");
     }
-    if gguf::sums_to_one(&config.model_type) != (mixture.probabilities == Probabilities::OfChosen) {
-        return refused("this `norm_topk_prob`");
+    let of_family = config.family().gguf;
+    if of_family.experts_sum_to_one != (mixture.probabilities == Probabilities::OfChosen) {
+        return refused(config, "this `norm_topk_prob`");
     }
     let mut keys = vec![("expert_count", mixture.experts.len()), ("expert_used_count", mixture.num_per_token)];
-    if config.model_type != "mixtral" {
+    if of_family.expert_width {
         keys.extend(mixture.experts.first().map(|gated| ("expert_feed_forward_length", gated.intermediate_size)));
     }
     let shared = mixture.shared.as_ref();
@@ -222,7 +208,7 @@ fn experts(config: &ModelConfig) -> Result<Vec<(&'static str, Value)>, Problem> 
 /// The multipliers of Granite.
 #[expect(clippy::cast_possible_truncation, reason = "the file has f32")]
 fn multipliers(config: &ModelConfig) -> Vec<(&'static str, Value)> {
-    if config.model_type != "granite" {
+    if config.family().scales != Scales::Multipliers {
         return Vec::new();
     }
     let scale = config.blocks[0].attention().map_or(1.0, |attention| attention.heads.scale);
@@ -231,24 +217,21 @@ fn multipliers(config: &ModelConfig) -> Vec<(&'static str, Value)> {
     gguf::MULTIPLIERS.iter().zip(found).map(|((_, key), number)| (*key, Value::F32(number as f32))).collect()
 }
 
-/// Whose yarn has further numbers in a file.
-fn is_ministral(config: &ModelConfig) -> bool {
-    config.model_type == "ministral3"
-}
-
 /// Layers without a rotary embedding are where llama.cpp expects them, and frequencies have no scaling that is not written.
 fn check_ropes(config: &ModelConfig) -> Result<(), Problem> {
+    let family = config.family();
+    let is_ministral = family.own_ropes == OwnRopes::Ministral;
     let is_written = |scaling: &RopeScaling| match scaling {
         RopeScaling::Linear { .. } => true,
-        RopeScaling::Llama3 { .. } => architecture(config) == Some("llama"),
-        RopeScaling::Proportional { .. } => architecture(config) == Some(gguf::gemma4::NAME),
-        RopeScaling::LongRope { .. } => architecture(config).is_some_and(|name| gguf::LONG_ROPES.contains(&name)),
+        RopeScaling::Llama3 { .. } => family.gguf.rope_factors,
+        RopeScaling::Proportional { .. } => family.is_gemma4(),
+        RopeScaling::LongRope { .. } => family.has_long_ropes(),
         // What llama.cpp takes for granted.
         RopeScaling::Yarn { factor, beta_fast, beta_slow, truncate, attention_factor, .. } => {
-            let has_usual_ramp = is_ministral(config) || [*beta_fast, *beta_slow] == [32.0, 1.0];
-            let usual = if is_ministral(config) { 1.0 } else { 1.0 + 0.1 * factor.ln() };
+            let has_usual_ramp = is_ministral || [*beta_fast, *beta_slow] == [32.0, 1.0];
+            let usual = if is_ministral { 1.0 } else { 1.0 + 0.1 * factor.ln() };
             // A file does not say it.
-            let truncates = *truncate != (config.model_type == "gpt_oss");
+            let truncates = *truncate != (family.own_ropes == OwnRopes::GptOss);
             has_usual_ramp && truncates && (attention_factor - usual).abs() < 1e-4
         }
         RopeScaling::Dynamic { .. } => false,
@@ -256,11 +239,10 @@ fn check_ropes(config: &ModelConfig) -> Result<(), Problem> {
     let mut scalings = config.ropes.iter().map(|rope| rope.scaling.as_ref());
     let is_written = scalings.next().flatten().is_none_or(is_written) && scalings.all(|local| local.is_none());
     if !is_written {
-        let message = format!("GGUF has no place for this `rope_scaling` in a model of type {}", config.model_type);
-        return Err(Problem::new(message).hint("merge into a folder: --out DIR"));
+        return refused(config, "this `rope_scaling`");
     }
     let has_rope = |block: &Block| block.attention().is_none_or(|attention| attention.rope.is_some());
-    let expected = |layer: usize| config.model_type != "smollm3" || !(layer + 1).is_multiple_of(4);
+    let expected = |layer: usize| family.no_rope_interval.is_none_or(|every| !(layer + 1).is_multiple_of(every));
     if config.blocks.iter().enumerate().all(|(layer, block)| has_rope(block) == expected(layer)) {
         return Ok(());
     }
@@ -277,12 +259,9 @@ fn windows_and_caps(config: &ModelConfig) -> Result<Vec<(&'static str, Value)>, 
     let attentions: Vec<_> = config.blocks.iter().filter_map(Block::attention).collect();
     let Some(first) = attentions.first() else { return Ok(Vec::new()) };
     let Heads { num_heads, head_dim, scale, soft_cap, .. } = first.heads;
-    let implied = gguf::implied(&config.model_type, config.num_layers(), config.hidden_size, num_heads, head_dim);
+    let family = config.family();
+    let implied = gguf::implied(family, config.num_layers(), config.hidden_size, num_heads, head_dim);
     let Some(implied) = implied else { return Ok(Vec::new()) };
-    let refused = |what: &str| {
-        let problem = Problem::new(format!("GGUF has no place for {what} in a model of type {}", config.model_type));
-        Err(problem.hint("merge into a folder: --out DIR"))
-    };
     let window = first.heads.window;
     let has_window = |layer: usize| !(layer + 1).is_multiple_of(implied.pattern);
     let as_implied = |(layer, attention): (usize, &&Attention)| {
@@ -290,20 +269,21 @@ fn windows_and_caps(config: &ModelConfig) -> Result<Vec<(&'static str, Value)>, 
             && attention.rope == Some(usize::from(has_window(layer) && config.ropes.len() > 1))
     };
     if !attentions.iter().enumerate().all(as_implied) {
-        return refused("windows in other layers than the family's");
+        return refused(config, "windows in other layers than the family's");
     }
     if (scale * implied.query_scalar.sqrt() - 1.0).abs() > 1e-6 {
-        return refused("this `query_pre_attn_scalar`");
+        return refused(config, "this `query_pre_attn_scalar`");
     }
-    let is_gemma = config.model_type.starts_with("gemma");
-    if is_gemma && !config.tie_word_embeddings {
-        return refused("a head of its own");
+    let is_tied = family.gguf.tied_head == Some(true);
+    if is_tied && !config.tie_word_embeddings {
+        return refused(config, "a head of its own");
     }
-    if !is_gemma && window.is_none() {
-        return refused("no window");
+    if !is_tied && window.is_none() {
+        return refused(config, "no window");
     }
-    if config.model_type == "gemma3_text" && (soft_cap.is_some() || config.logit_soft_cap.is_some()) {
-        return refused("caps of scores and logits");
+    let has_caps = family.soft_caps.is_none_or(|caps| caps.iter().any(Option::is_some));
+    if !has_caps && (soft_cap.is_some() || config.logit_soft_cap.is_some()) {
+        return refused(config, "caps of scores and logits");
     }
     let caps = [("attn_logit_softcapping", soft_cap), ("final_logit_softcapping", config.logit_soft_cap)];
     let caps = caps.into_iter().filter_map(|(key, cap)| Some((key, Value::F32(cap? as f32))));

@@ -296,8 +296,8 @@ fn a_file_that_cannot_be_a_base_says_why_and_a_tokenizer_beside_it_goes_before_i
         (
             "llama",
             "gemma",
-            "`general.architecture` = \"gemma\" is not supported, expected one of `llama`, `qwen2`, `qwen3`, \
-             `gemma2`, `gemma3`, `smollm3`, `olmo2`, `granite`, `phi3`, `glm4`",
+            "`general.architecture` = \"gemma\" is not supported, expected one of `llama`, `mistral3`, \
+             `qwen2`, `qwen3`, `qwen2moe`, `qwen3moe`, `gpt-oss`, `qwen35`",
         ),
         ("llama.block_count", "llama.block_cOunt", "`llama.block_count` is missing"),
         ("llama.attention.head_count", "llama.attention.head_cOunt", "`llama.attention.head_count` is missing"),

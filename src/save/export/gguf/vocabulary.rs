@@ -10,7 +10,6 @@ use crate::data::tokenizer::Tokenizer;
 use crate::data::tokenizer::gguf::{BYTE, CONTROL, NORMAL, SPLITS, UNUSED, USER_DEFINED};
 use crate::schema::Problem;
 use crate::spec::ModelConfig;
-use crate::spec::gguf::{architecture, gemma4};
 use crate::util::gguf::{List, Value};
 
 /// Tokens of Gemma 4 that llama.cpp shows, as it looks for them in an answer.
@@ -41,14 +40,11 @@ pub(super) fn vocabulary(
         let scores = ("scores", list(List::F32(scores(&tokens, &merges))));
         // Texts begin with no space of their own there.
         let begins_with_space = json["normalizer"].to_string().contains("Prepend");
-        match architecture(config) {
-            Some(gemma4::NAME) if !begins_with_space => {
-                vec![("model", text(gemma4::NAME)), scores, ("merges", list(List::String(merges)))]
-            }
-            _ => {
-                with_spaces(&mut tokens, &types);
-                vec![("model", text("llama")), ("pre", text("default")), scores]
-            }
+        if config.family().is_gemma4() && !begins_with_space {
+            vec![("model", text("gemma4")), scores, ("merges", list(List::String(merges)))]
+        } else {
+            with_spaces(&mut tokens, &types);
+            vec![("model", text("llama")), ("pre", text("default")), scores]
         }
     } else {
         let split = split(&json).ok_or_else(|| unknown_split(&path))?;
