@@ -288,8 +288,8 @@ fn largest_parts(components: &[Component]) -> String {
 /// What makes it fit where no setting that leaves the result as it is does. `is_answered`: the model answers prompts itself.
 #[must_use]
 pub fn smaller(plan: &MemoryPlan, is_answered: bool) -> &'static str {
-    let of_rank = plan.components.iter().filter(|part| part.depends_on.starts_with("lora.r"));
-    if 2 * of_rank.map(|part| part.bytes).sum::<usize>() > plan.peak_bytes {
+    let of_adapters = plan.components.iter().filter(|part| part.is_of_adapters);
+    if 2 * of_adapters.map(|part| part.bytes).sum::<usize>() > plan.peak_bytes {
         "most of it is for the adapters: take a smaller lora.r, or fewer lora.target_modules"
     } else if is_answered {
         "nothing else in the recipe makes it fit: take fewer objective.num_generations, a shorter data.max_length, a smaller \

@@ -67,11 +67,18 @@ pub struct Component {
     pub bytes: usize,
     /// What it depends on.
     pub depends_on: &'static str,
+    /// Whether it is there for what is trained, and grows with the rank.
+    #[serde(skip)]
+    pub(super) is_of_adapters: bool,
 }
 
 impl Component {
     pub(super) fn new(name: &'static str, bytes: usize, depends_on: &'static str) -> Self {
-        Self { name, bytes, depends_on }
+        Self { name, bytes, depends_on, is_of_adapters: false }
+    }
+
+    fn of_adapters(self) -> Self {
+        Self { is_of_adapters: true, ..self }
     }
 }
 
@@ -300,9 +307,10 @@ impl Workload<'_> {
                 "adapters",
                 adapters * if self.is_part_of_base { 4 } else { 1 } + self.norm_bytes() + self.cast_head_bytes(),
                 "lora.r, lora.target_modules",
-            ),
-            Component::new("gradients", adapters + accumulated / layers.max(1), "lora.r"),
-            Component::new("optimizer state", self.state_bytes(), "lora.r, optimizer.name"),
+            )
+            .of_adapters(),
+            Component::new("gradients", adapters + accumulated / layers.max(1), "lora.r").of_adapters(),
+            Component::new("optimizer state", self.state_bytes(), "lora.r, optimizer.name").of_adapters(),
             Component::new("kept for the backward", kept, of_kept),
             Component::new("inside a block", inside, of_rows),
             Component::new("logits of a chunk", loss, "train.loss_chunk_tokens, the vocabulary"),
@@ -325,7 +333,7 @@ impl Workload<'_> {
         if self.num_ranks > 1 {
             // Flat, beside the gradients that they are made of, or that are taken out of them.
             let sums = adapters + self.place.exchange_bytes();
-            components.push(Component::new("sums over the ranks", sums, "lora.r, the device"));
+            components.push(Component::new("sums over the ranks", sums, "lora.r, the device").of_adapters());
         }
         let peak_bytes = components.iter().map(|component| component.bytes).sum();
         MemoryPlan {

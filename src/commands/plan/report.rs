@@ -355,7 +355,7 @@ pub(super) fn table(report: &Report, target: &Target, prices: &CostConfig, witho
 
 fn rows(components: &[Component]) -> impl Iterator<Item = String> {
     let taken = components.iter().filter(|component| component.bytes > 0);
-    taken.map(|Component { name, bytes, depends_on }| {
+    taken.map(|Component { name, bytes, depends_on, .. }| {
         format!("  {name:<24} {:>10}   {depends_on}", size(as_f64(*bytes)))
     })
 }
