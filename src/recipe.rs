@@ -18,7 +18,9 @@ use crate::config::{
 };
 use crate::data::files::FileKind;
 use crate::model::Storage;
-use crate::schema::{self, Keys, Override, Places, Problem, Problems, Section, did_you_mean, searched_folder, section};
+use crate::schema::{
+    self, Choice, Keys, Override, Places, Problem, Problems, Section, did_you_mean, searched_folder, section,
+};
 use crate::spec::ModelConfig;
 use crate::util::gguf::is_gguf;
 
@@ -186,33 +188,23 @@ impl Recipe {
             reject("eval.early_stopping_patience", message, "set `eval_steps` in [eval]");
         }
 
-        if eval.metric_for_best == Some(BestBy::Score) && eval.task.metric.is_none() {
-            let message = "`eval.metric_for_best` = \"score\" needs a task, and there is none".to_owned();
-            reject("eval.metric_for_best", message, "set `metric` in [eval.task]");
-        }
-
-        let reward = match eval.metric_for_best {
-            Some(BestBy::Accuracy) if !self.objective.rows().is_pair() => Some("accuracy"),
-            Some(BestBy::Margin)
-                if matches!(self.objective.name, ObjectiveName::CrossEntropy | ObjectiveName::Grpo) =>
-            {
-                Some("margin")
+        let is_grpo = self.objective.name == ObjectiveName::Grpo;
+        let has_pairs = self.objective.name != ObjectiveName::CrossEntropy && !is_grpo;
+        let of_pairs = ("is measured on pairs of answers", "set `name = \"dpo\"` in [objective], or leave it out");
+        let wrong = match eval.metric_for_best {
+            Some(BestBy::Score) if eval.task.metric.is_none() => {
+                Some(("needs a task, and there is none", "set `metric` in [eval.task]"))
             }
+            Some(BestBy::Reward) if !is_grpo => Some(("is that of the answers of \"grpo\"", "use \"loss\"")),
+            Some(BestBy::Loss) if is_grpo => {
+                Some(("says nothing of \"grpo\", whose loss is about 0", "use \"reward\""))
+            }
+            Some(BestBy::Accuracy) if !self.objective.rows().is_pair() => Some(of_pairs),
+            Some(BestBy::Margin) if !has_pairs => Some(of_pairs),
             _ => None,
         };
-        let is_grpo = self.objective.name == ObjectiveName::Grpo;
-        if eval.metric_for_best == Some(BestBy::Reward) && !is_grpo {
-            let message = "`eval.metric_for_best` = \"reward\" is that of the answers of \"grpo\"".to_owned();
-            reject("eval.metric_for_best", message, "use \"loss\"");
-        }
-        if eval.metric_for_best == Some(BestBy::Loss) && is_grpo {
-            let message =
-                "`eval.metric_for_best` = \"loss\" says nothing of \"grpo\", whose loss is about 0".to_owned();
-            reject("eval.metric_for_best", message, "use \"reward\"");
-        }
-        if let Some(reward) = reward {
-            let message = format!("`eval.metric_for_best` = \"{reward}\" is measured on pairs of answers");
-            reject("eval.metric_for_best", message, "set `name = \"dpo\"` in [objective], or leave it out");
+        if let (Some((message, hint)), Some(by)) = (wrong, eval.metric_for_best) {
+            reject("eval.metric_for_best", format!("`eval.metric_for_best` = \"{}\" {message}", by.word()), hint);
         }
 
         if self.lora.starts_in_base() && self.model.quantization != Quantization::None {

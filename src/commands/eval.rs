@@ -191,7 +191,7 @@ pub(crate) fn run(args: &EvalArgs) -> Result<(), Failure> {
     }
     let tasks = recipe.eval.task.metric.zip(score).map(|(metric, score)| {
         let Score { score, score_norm, num_rows, .. } = score;
-        (metric.name(), TaskReport { score, score_norm, rows: num_rows })
+        (metric.word(), TaskReport { score, score_norm, rows: num_rows })
     });
     let tasks = tasks.into_iter().collect();
     let report = EvalReport {

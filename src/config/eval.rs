@@ -186,14 +186,6 @@ pub enum Metric {
     TokenAccuracy,
 }
 
-impl Metric {
-    /// Its name in a recipe.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        Self::NAMES.iter().find(|(_, metric)| *metric == self).map_or("", |(name, _)| name)
-    }
-}
-
 impl Choice for Metric {
     const NAMES: &'static [(&'static str, Self)] = &[
         ("exact_match", Self::ExactMatch),

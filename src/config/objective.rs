@@ -4,12 +4,13 @@ mod choices;
 
 use std::ops::Bound;
 
+use ObjectiveName::{Cpo, Dpo, Grpo, Kto, Orpo, Reward, Simpo};
 use choices::LossTypes;
 pub use choices::{Divergence, ImportanceSamplingLevel, LossType, ObjectiveName, OrpoNll, RowKind, ScaleRewards};
 
 use super::POSITIVE;
 use super::reward::RewardConfig;
-use crate::schema::{Problem, Section, Value, section};
+use crate::schema::{Choice, Problem, Section, Value, section};
 
 /// A share of all tokens that is not none.
 const TOP_P: (Bound<f64>, Bound<f64>) = (Bound::Excluded(0.0), Bound::Included(1.0));
@@ -24,7 +25,7 @@ section! {
             ["rl", "stage"];
         /// How much a difference of log-probabilities counts: a higher one keeps "dpo" and "kto" nearer to the base.
         /// Of "grpo" the weight of the divergence from the base. Default: 0.1, of "simpo" 2, of "grpo" 0.
-        beta: Option<f64> = None => optional_number(0.0..) like 0.1,
+        beta: Option<f64> = None => optional_number(0.0..) like 0.1 for [Dpo, Orpo, Cpo, Simpo, Kto, Grpo],
             ["pref_beta", "rl_beta", "orpo_alpha", "dpo_beta", "kto_beta", "orpo_beta", "simpo_beta"];
         /// The loss, or a list of losses that are added. Of "dpo": "sigmoid", "hinge", "ipo", "robust", `"exo_pair"`,
         /// `"nca_pair"`, `"bco_pair"`, `"sppo_hard"`, "aot", `"aot_unpaired"`, `"apo_zero"`, `"apo_down"`, "discopop",
@@ -33,81 +34,82 @@ section! {
         /// "grpo" by those of its answer, `"dr_grpo"` by the most that an answer may have, "luspo" by none;
         /// "cispo" (as "dapo") and "sapo" (as "grpo") bound what is used again in other ways.
         /// Default: "sigmoid"; of "kto" "kto", of "grpo" "dapo".
-        loss_type: Option<LossTypes> = None => any(LossTypes::EXPECTED, LossTypes::accept) like "sigmoid",
+        loss_type: Option<LossTypes> = None => any(LossTypes::EXPECTED, LossTypes::accept)
+            like "sigmoid" for [Dpo, Cpo, Kto, Grpo],
             ["pref_loss", "dpo_loss_type", "dpo_loss", "dpo_cpo_loss_type"];
         /// Weights of the losses of `loss_type`. Default: 1 each.
-        loss_weights: Option<Vec<f64>> = None => any("a list of numbers", accept_weights) like [1.0, 0.5],
+        loss_weights: Option<Vec<f64>> = None => any("a list of numbers", accept_weights) like [1.0, 0.5] for [Dpo],
             ["pref_ftx", "rpo_alpha", "dpo_ftx";
              "the loss of the chosen answer is a loss of its own: loss_type = [\"sigmoid\", \"sft\"], loss_weights = [1.0, 0.5]"];
         /// Share of the rows whose two answers may be the wrong way round: of "sigmoid" (conservative DPO), "robust", "aot",
         /// `"aot_unpaired"` and `"exo_pair"`, which needs one above 0.
-        label_smoothing: f64 = 0.0 => number(0.0..0.5), ["dpo_label_smoothing"];
+        label_smoothing: f64 = 0.0 => number(0.0..0.5) for [Dpo, Cpo, Simpo], ["dpo_label_smoothing"];
         /// Divergence from the base that "dpo" penalises: `"reverse_kl"`, `"forward_kl"`, `"js_divergence"` or
         /// `"alpha_divergence"`.
-        f_divergence_type: Divergence = Divergence::ReverseKl => choice();
+        f_divergence_type: Divergence = Divergence::ReverseKl => choice() for [Dpo];
         /// The alpha of `"alpha_divergence"`.
-        f_alpha_divergence_coef: f64 = 0.5 => number(..);
+        f_alpha_divergence_coef: f64 = 0.5 => number(..) for [Dpo];
         /// Weight of the tokens by which one answer of "dpo" is longer than the other. Default: 1.
-        ld_alpha: Option<f64> = None => optional_number(0.0..=1.0) like 0.5;
+        ld_alpha: Option<f64> = None => optional_number(0.0..=1.0) like 0.5 for [Dpo];
         /// Pairs of "dpo" count by how likely the model is to write both answers (weighted preference optimisation).
-        use_weighting: bool = false => boolean(), ["dpo_use_weighting", "wpo"];
+        use_weighting: bool = false => boolean() for [Dpo], ["dpo_use_weighting", "wpo"];
         /// Temperature of "discopop".
-        discopop_tau: f64 = 0.05 => number(POSITIVE);
+        discopop_tau: f64 = 0.05 => number(POSITIVE) for [Dpo];
         /// Weight of the chosen answer's cross-entropy in "cpo" and "simpo". Default: 1, of "simpo" 0.
-        cpo_alpha: Option<f64> = None => optional_number(0.0..) like 1.0;
+        cpo_alpha: Option<f64> = None => optional_number(0.0..) like 1.0 for [Cpo, Simpo];
         /// Margin that "simpo" asks of the mean log-probabilities, times `beta`.
-        simpo_gamma: f64 = 1.0 => number(0.0..), ["simpo_gamma_beta_ratio"; "it is their ratio times beta"];
+        simpo_gamma: f64 = 1.0 => number(0.0..) for [Simpo], ["simpo_gamma_beta_ratio"; "it is their ratio times beta"];
         /// Another reward of "cpo" and "simpo" (`AlphaPO`): (1 - p^-alpha) / alpha.
-        alpha: f64 = 0.0 => number(..), ["alphapo_alpha"];
+        alpha: f64 = 0.0 => number(..) for [Cpo, Simpo], ["alphapo_alpha"];
         /// The tokens of "orpo"'s cross-entropy: "all" of the prompt and the chosen answer, as in TRL, or those of the
         /// "completion" alone.
-        orpo_nll: OrpoNll = OrpoNll::All => choice();
+        orpo_nll: OrpoNll = OrpoNll::All => choice() for [Orpo];
         /// Weight of the good answers of "kto".
-        desirable_weight: f64 = 1.0 => number(0.0..), ["kto_chosen_weight", "kto_desirable_weight"];
+        desirable_weight: f64 = 1.0 => number(0.0..) for [Kto], ["kto_chosen_weight", "kto_desirable_weight"];
         /// Weight of the bad answers of "kto". Such that good and bad ones have about the same in all.
-        undesirable_weight: f64 = 1.0 => number(0.0..), ["kto_rejected_weight", "kto_undesirable_weight"];
+        undesirable_weight: f64 = 1.0 => number(0.0..) for [Kto], ["kto_rejected_weight", "kto_undesirable_weight"];
         /// Of "reward", weight of the square of a pair's summed scores, which keeps scores around 0; TRL advises 0.01.
-        center_rewards_coefficient: f64 = 0.0 => number(0.0..);
+        center_rewards_coefficient: f64 = 0.0 => number(0.0..) for [Reward];
         /// Answers that "grpo" draws to each prompt, and compares with one another.
-        num_generations: usize = 8 => count(2..=1024), ["group_size", "num_return_sequences"];
+        num_generations: usize = 8 => count(2..=1024) for [Grpo], ["group_size", "num_return_sequences"];
         /// The same in an evaluation. Default: `num_generations`.
-        num_generations_eval: Option<usize> = None => optional_count(1..=1024) like 1;
+        num_generations_eval: Option<usize> = None => optional_count(1..=1024) like 1 for [Grpo];
         /// Divisor of the logits from which answers of "grpo" are drawn, and of those in its loss: a higher one draws from
         /// more different tokens.
-        temperature: f64 = 1.0 => number(POSITIVE);
+        temperature: f64 = 1.0 => number(POSITIVE) for [Grpo];
         /// Answers of "grpo" are drawn only from the most likely tokens that together have this probability.
-        top_p: f64 = 1.0 => number(TOP_P);
+        top_p: f64 = 1.0 => number(TOP_P) for [Grpo];
         /// Answers of "grpo" are drawn only from this many most likely tokens. Default: all.
-        top_k: Option<usize> = None => optional_count(1..) like 20;
+        top_k: Option<usize> = None => optional_count(1..) like 20 for [Grpo];
         /// Answers of "grpo" are drawn only from tokens at least this share as likely as the most likely one. Default: all.
-        min_p: Option<f64> = None => optional_number(0.0..=1.0) like 0.05;
+        min_p: Option<f64> = None => optional_number(0.0..=1.0) like 0.05 for [Grpo];
         /// Steps of "grpo" that train on the same answers.
-        num_iterations: usize = 1 => count(1..=1024);
+        num_iterations: usize = 1 => count(1..=1024) for [Grpo];
         /// Micro-batches of prompts that "grpo" answers together: a multiple of `train.gradient_accumulation_steps`, which is
         /// the default.
-        steps_per_generation: Option<usize> = None => optional_count(1..) like 4;
+        steps_per_generation: Option<usize> = None => optional_count(1..) like 4 for [Grpo];
         /// By how much a token of "grpo" may become less likely, or likelier, than when it was written, as a share: nothing
         /// drives it further.
-        epsilon: f64 = 0.2 => number(0.0..1.0), ["cliprange"];
+        epsilon: f64 = 0.2 => number(0.0..1.0) for [Grpo], ["cliprange"];
         /// The same for likelier ones alone; of "cispo" the most that a ratio counts. Default: `epsilon`; of "cispo" 5.
-        epsilon_high: Option<f64> = None => optional_number(0.0..) like 0.28;
+        epsilon_high: Option<f64> = None => optional_number(0.0..) like 0.28 for [Grpo];
         /// The most that a ratio of "grpo" counts in answers that are worse than others. Default: no such bound.
-        delta: Option<f64> = None => optional_number(1.0..) like 2.0;
+        delta: Option<f64> = None => optional_number(1.0..) like 2.0 for [Grpo];
         /// What becomes likelier in "grpo": each "token", or the "sequence", a token of it in the mean (GSPO).
-        importance_sampling_level: ImportanceSamplingLevel = ImportanceSamplingLevel::Token => choice();
+        importance_sampling_level: ImportanceSamplingLevel = ImportanceSamplingLevel::Token => choice() for [Grpo];
         /// Sharpness of the gate by which "sapo" follows tokens of answers that are better than others.
-        sapo_temperature_pos: f64 = 1.0 => number(POSITIVE);
+        sapo_temperature_pos: f64 = 1.0 => number(POSITIVE) for [Grpo];
         /// The same of the other answers.
-        sapo_temperature_neg: f64 = 1.05 => number(POSITIVE);
+        sapo_temperature_neg: f64 = 1.05 => number(POSITIVE) for [Grpo];
         /// Most tokens of an answer of "grpo"; prompt and answer together have at most `data.max_length`.
-        max_completion_length: usize = 256 => count(1..), ["max_response_length"];
+        max_completion_length: usize = 256 => count(1..) for [Grpo], ["max_response_length"];
         /// What "grpo" divides rewards by, less their mean: the standard deviation of the "group" of answers to a prompt, of
         /// the "batch", or "none".
-        scale_rewards: ScaleRewards = ScaleRewards::Group => choice();
+        scale_rewards: ScaleRewards = ScaleRewards::Group => choice() for [Grpo];
         /// Answers of "grpo" that do not end by themselves carry no loss.
-        mask_truncated_completions: bool = false => boolean();
+        mask_truncated_completions: bool = false => boolean() for [Grpo];
         /// How answers of "grpo" are judged; the sum counts.
-        reward: Vec<RewardConfig> = Vec::new() => sections() like { kind = "exact" } of RewardConfig,
+        reward: Vec<RewardConfig> = Vec::new() => sections() like { kind = "exact" } for [Grpo] of RewardConfig,
             ["rewards", "reward_funcs", "reward_functions"];
     }
 }
@@ -131,53 +133,9 @@ impl ObjectiveConfig {
 
     fn check(self, section: &mut Section) -> Self {
         use LossType::{Aot, AotUnpaired, Discopop, ExoPair, Robust, Sigmoid};
-        use ObjectiveName::{Cpo, CrossEntropy, Dpo, Grpo, Kto, Orpo, Reward, Simpo};
+        use ObjectiveName::CrossEntropy;
         let default = Self::default();
         let is_other = |own: f64, default: f64| own.to_bits() != default.to_bits();
-        for (key, is_set, of) in [
-            ("beta", self.beta.is_some(), &[Dpo, Orpo, Cpo, Simpo, Kto, Grpo][..]),
-            ("loss_type", self.loss_type.is_some(), &[Dpo, Cpo, Kto, Grpo]),
-            ("loss_weights", self.loss_weights.is_some(), &[Dpo]),
-            ("label_smoothing", self.label_smoothing > 0.0, &[Dpo, Cpo, Simpo]),
-            ("f_divergence_type", self.f_divergence_type != default.f_divergence_type, &[Dpo]),
-            (
-                "f_alpha_divergence_coef",
-                is_other(self.f_alpha_divergence_coef, default.f_alpha_divergence_coef),
-                &[Dpo],
-            ),
-            ("ld_alpha", self.ld_alpha.is_some(), &[Dpo]),
-            ("use_weighting", self.use_weighting, &[Dpo]),
-            ("discopop_tau", is_other(self.discopop_tau, default.discopop_tau), &[Dpo]),
-            ("cpo_alpha", self.cpo_alpha.is_some(), &[Cpo, Simpo]),
-            ("simpo_gamma", is_other(self.simpo_gamma, default.simpo_gamma), &[Simpo]),
-            ("alpha", is_other(self.alpha, default.alpha), &[Cpo, Simpo]),
-            ("orpo_nll", self.orpo_nll != default.orpo_nll, &[Orpo]),
-            ("desirable_weight", is_other(self.desirable_weight, default.desirable_weight), &[Kto]),
-            ("center_rewards_coefficient", self.center_rewards_coefficient > 0.0, &[Reward]),
-            ("num_generations", self.num_generations != default.num_generations, &[Grpo]),
-            ("num_generations_eval", self.num_generations_eval.is_some(), &[Grpo]),
-            ("temperature", is_other(self.temperature, default.temperature), &[Grpo]),
-            ("top_p", is_other(self.top_p, default.top_p), &[Grpo]),
-            ("top_k", self.top_k.is_some(), &[Grpo]),
-            ("min_p", self.min_p.is_some(), &[Grpo]),
-            ("num_iterations", self.num_iterations != default.num_iterations, &[Grpo]),
-            ("steps_per_generation", self.steps_per_generation.is_some(), &[Grpo]),
-            ("epsilon", is_other(self.epsilon, default.epsilon), &[Grpo]),
-            ("epsilon_high", self.epsilon_high.is_some(), &[Grpo]),
-            ("delta", self.delta.is_some(), &[Grpo]),
-            ("importance_sampling_level", self.importance_sampling_level != default.importance_sampling_level, &[Grpo]),
-            ("sapo_temperature_pos", is_other(self.sapo_temperature_pos, default.sapo_temperature_pos), &[Grpo]),
-            ("sapo_temperature_neg", is_other(self.sapo_temperature_neg, default.sapo_temperature_neg), &[Grpo]),
-            ("max_completion_length", self.max_completion_length != default.max_completion_length, &[Grpo]),
-            ("scale_rewards", self.scale_rewards != default.scale_rewards, &[Grpo]),
-            ("mask_truncated_completions", self.mask_truncated_completions, &[Grpo]),
-            ("reward", !self.reward.is_empty(), &[Grpo]),
-            ("undesirable_weight", is_other(self.undesirable_weight, default.undesirable_weight), &[Kto]),
-        ] {
-            if is_set && !of.contains(&self.name) && !section.is_wrong("name") {
-                section.problem(key, format!("is of no use to \"{}\": leave it out", self.name.word()));
-            }
-        }
         if self.name != Grpo && self.beta.is_some_and(|beta| beta <= 0.0) {
             section.problem("beta", format!("must be above 0 for \"{}\"", self.name.word()));
         }

@@ -86,14 +86,6 @@ pub enum OptimizerName {
     Muon,
 }
 
-impl OptimizerName {
-    /// The name in a recipe.
-    #[must_use]
-    pub fn word(self) -> &'static str {
-        Self::NAMES.iter().find(|(_, name)| *name == self).map_or("", |(word, _)| word)
-    }
-}
-
 impl Choice for OptimizerName {
     const NAMES: &'static [(&'static str, Self)] = &[
         ("adamw", Self::Adamw),

@@ -88,14 +88,6 @@ pub enum RewardKind {
     Command,
 }
 
-impl RewardKind {
-    /// The name in a recipe.
-    #[must_use]
-    pub fn word(self) -> &'static str {
-        Self::NAMES.iter().find(|(_, kind)| *kind == self).map_or("", |(word, _)| word)
-    }
-}
-
 impl Choice for RewardKind {
     const NAMES: &'static [(&'static str, Self)] = &[
         ("exact", Self::Exact),

@@ -103,12 +103,6 @@ impl Choice for LrScheduler {
     ];
 }
 
-impl LrScheduler {
-    fn word(self) -> &'static str {
-        Self::NAMES.iter().find(|(_, shape)| *shape == self).map_or("", |(word, _)| word)
-    }
-}
-
 /// How the last steps of [`LrScheduler::WarmupStableDecay`] fall.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub enum DecayType {

@@ -7,7 +7,7 @@ use toml::{Table, Value};
 
 use crate::config::ObjectiveName;
 use crate::recipe::Recipe;
-use crate::schema::{Effect, Keys, rows_to};
+use crate::schema::{Choice, Effect, Keys, rows_to};
 
 /// A recipe key whose value has changed.
 #[derive(Clone, Debug, PartialEq)]

@@ -82,8 +82,8 @@ pub fn peers(rows: &'static [Row], section: &str) -> Vec<Peer> {
 
 /// Generates a section of a recipe from its rows. A row has the sentence, which is also the comment in
 /// recipes/reference.toml; name, type and default; the method of [`Section`](super::Section) that reads the key, and the
-/// method's arguments after name and default; `like` with an example, where the default does not show one; `of` with the
-/// type of a section below; the effect of another value on a continued run (see [`Effect`]), with `+ steps` where it may
+/// method's arguments after name and default; `like` with an example, where the default does not show one; `for` with
+/// the values of the section's key `name` that use it, where some do not; `of` with the type of a section below; the effect of another value on a continued run (see [`Effect`]), with `+ steps` where it may
 /// add steps; names in other trainers, some with a note.
 ///
 /// `then check` names a method that checks the values after reading, and `with` adds fields that are not keys.
@@ -92,7 +92,7 @@ macro_rules! section {
         $(#[$meta:meta])*
         pub struct $Section:ident $(then $check:ident)? {
             $($(#[doc = $doc:literal])+ $name:ident: $type:ty = $default:expr => $reader:ident($($argument:expr),*)
-                $(like $example:tt)? $(of $below:ty)?
+                $(like $example:tt)? $(for $of:tt)? $(of $below:ty)?
                 $(, $effect:ident $(+ $steps:ident)?)?
                 $(, [$($peer:literal),+ $(; $note:literal)?])*;)+
         }
@@ -123,11 +123,18 @@ macro_rules! section {
                 peers: &[$((&[$($peer),+], $crate::schema::section!(@option $($note)?))),*],
             }),+];
 
+            #[allow(clippy::float_cmp, reason = "whether a number is the default")]
             fn read(section: &mut $crate::schema::Section<'_>, default: Self) -> Self {
                 let read = Self {
                     $($name: section.$reader(stringify!($name), default.$name $(, $argument)*),)+
                     $($($more: default.$more,)+)?
                 };
+                $($({
+                    let default: $type = $default;
+                    if read.$name != default && !$of.contains(&read.name) {
+                        section.of_no_use(stringify!($name), $crate::schema::Choice::word(read.name));
+                    }
+                })?)+
                 read$(.$check(section))?
             }
         }

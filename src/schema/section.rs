@@ -19,6 +19,12 @@ pub trait Choice: Copy + PartialEq + 'static {
     const PEERS: &'static [(&'static str, &'static str)] = &[];
     /// How words of other trainers begin that have none here, in lower case, and what to do instead.
     const NOTES: &'static [(&'static [&'static str], &'static str)] = &[];
+
+    /// Its word in a recipe.
+    #[must_use]
+    fn word(self) -> &'static str {
+        Self::NAMES.iter().find(|(_, value)| *value == self).map_or("", |(word, _)| word)
+    }
 }
 
 /// Results of reading.
@@ -135,6 +141,13 @@ impl<'a> Section<'a> {
     /// Records a problem of a key of this table; the message follows the key's name.
     pub fn problem(&mut self, key: &str, message: impl Display) {
         self.reject(key, Problem::new(format!("`{}` {message}", self.full_name(key))));
+    }
+
+    /// Records that a key is of no use to the `name` of this table, unless that is wrong itself.
+    pub(crate) fn of_no_use(&mut self, key: &str, name: &str) {
+        if !self.is_wrong("name") {
+            self.problem(key, format!("is of no use to \"{name}\": leave it out"));
+        }
     }
 
     /// Records that a value is not supported, unless it is absent or `is_supported`.

@@ -20,6 +20,7 @@ use crate::lora::{AdapterSet, Matrices, TensorId};
 use crate::ops::kernels::Place;
 use crate::ops::profile::{self, Cost};
 use crate::save::checkpoint::{HostTensor, HostValues};
+use crate::schema::Choice;
 use crate::util::faults;
 
 pub use schedule_free::StepWeights;

@@ -15,6 +15,7 @@ use crate::data::dataset::{Asking, Dataset, Question};
 use crate::data::error::DataError;
 use crate::data::tokenizer::Tokenizer;
 use crate::generate::{GenerateError, GenerateOptions, NewText, TextBatch, TextRequest};
+use crate::schema::Choice;
 use crate::util::stats::{as_f64, as_u64};
 use crate::util::text::counted;
 
@@ -149,7 +150,7 @@ impl Task {
     /// What the score counts, and on how many rows.
     #[must_use]
     pub fn about(&self) -> String {
-        format!("{} on {}", self.config.metric.map_or("", Metric::name), counted(self.num_rows(), "row"))
+        format!("{} on {}", self.config.metric.map_or("", Metric::word), counted(self.num_rows(), "row"))
     }
 
     /// The score of what was right.

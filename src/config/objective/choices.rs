@@ -27,19 +27,6 @@ pub enum ObjectiveName {
     Grpo,
 }
 
-impl ObjectiveName {
-    /// The name in a recipe.
-    #[must_use]
-    pub fn word(self) -> &'static str {
-        word(self)
-    }
-}
-
-/// The word of a value in a recipe.
-fn word<T: Choice>(value: T) -> &'static str {
-    T::NAMES.iter().find(|(_, name)| *name == value).map_or("", |(word, _)| word)
-}
-
 impl Choice for ObjectiveName {
     const NAMES: &'static [(&'static str, Self)] = &[
         ("cross_entropy", Self::CrossEntropy),
@@ -129,12 +116,6 @@ pub enum LossType {
 }
 
 impl LossType {
-    /// The name in a recipe.
-    #[must_use]
-    pub fn word(self) -> &'static str {
-        word(self)
-    }
-
     /// Whether it is a loss of pairs of answers.
     pub(super) fn is_of_pairs(self) -> bool {
         !matches!(self, Self::Kto | Self::ApoZeroUnpaired) && !self.is_of_rewards()
