@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 use serde::Serialize;
-use serde_json::json;
+use serde_json::{Map, Value, json};
 
 use super::named::{ModelArgs, Named, misfit, recipe_of};
 use super::{print_figures, say};
@@ -15,6 +16,7 @@ use crate::data::dataset::{Dataset, OpenOptions};
 use crate::data::files::FileKind;
 use crate::hub::Progress;
 use crate::lora::AdapterSet;
+use crate::measure::figures::evaluation::{EvalFigure, Group};
 use crate::recipe::of_run::moved_paths;
 use crate::recipe::{Purpose, Recipe};
 use crate::run::dir::REFERENCE;
@@ -22,7 +24,7 @@ use crate::run::inputs::{WeightsFrom, data_failure};
 use crate::run::{Prepared, trainer_failure};
 use crate::save::export::{PromptForm, read_adapter};
 use crate::schema::{Choice, Override, Problem};
-use crate::train::eval::eval_loss;
+use crate::train::eval::{eval_loss, figures};
 use crate::train::loss::score::scores;
 use crate::train::objective::objective;
 use crate::train::rollouts::Rollouts;
@@ -76,18 +78,9 @@ pub(crate) struct EvalArgs {
 /// The last line of stdout.
 #[derive(Clone, Debug, Serialize)]
 struct EvalReport {
-    /// Mean loss of the target tokens, in nats.
-    eval_loss: f64,
-    /// `None` where the loss is not a cross-entropy.
-    eval_perplexity: Option<f64>,
-    /// Share of the pairs whose chosen answer has the higher reward, and by how much it is higher, of preferences.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    eval_rewards_accuracies: Option<f64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    eval_rewards_margins: Option<f64>,
-    /// Mean reward of the answers that the model wrote, of "grpo".
-    #[serde(skip_serializing_if = "Option::is_none")]
-    eval_reward: Option<f64>,
+    /// Without the score.
+    #[serde(flatten)]
+    figures: Map<String, Value>,
     target_tokens: u64,
     rows: usize,
     /// By metric.
@@ -177,7 +170,7 @@ pub(crate) fn run(args: &EvalArgs) -> Result<(), Failure> {
     };
     let score = task.map(score_of).transpose()?;
     bar.finish_and_clear();
-    let Some(eval_loss) = total.mean() else {
+    let Some(metrics) = figures((0, 0.0), &total, None, Instant::now()) else {
         return Err(Problem::new("no token of these rows carries loss").into());
     };
     let rows = data.num_eval_rows();
@@ -194,17 +187,10 @@ pub(crate) fn run(args: &EvalArgs) -> Result<(), Failure> {
         (metric.word(), TaskReport { score, score_norm, rows: num_rows })
     });
     let tasks = tasks.into_iter().collect();
-    let report = EvalReport {
-        eval_loss,
-        eval_perplexity: total.perplexity(),
-        eval_rewards_accuracies: total.figures.rewards_accuracies.value(),
-        eval_rewards_margins: total.figures.margin(),
-        eval_reward: total.figures.reward.value(),
-        target_tokens: total.target_tokens,
-        rows,
-        tasks,
-    };
-    print_figures(&report, args.json, &report.text())
+    let groups = [Group::Loss, Group::Pairs, Group::Answers];
+    let figures = metrics.by_name(EvalFigure::of_groups(&groups));
+    let report = EvalReport { figures, target_tokens: total.target_tokens, rows, tasks };
+    print_figures(&report, args.json, &report.text(&metrics.texts(&groups)))
 }
 
 /// The scores of the answers of every evaluation row, as JSON lines.
@@ -224,16 +210,8 @@ fn scores_of_rows(step: &TrainStep, data: &Dataset, recipe: &Recipe) -> Result<S
 }
 
 impl EvalReport {
-    fn text(&self) -> String {
-        let (loss, tokens) = (self.eval_loss, with_commas(self.target_tokens));
-        let figures = [
-            Some(format!("loss {loss:.4}")),
-            self.eval_perplexity.map(|perplexity| format!("perplexity {perplexity:.3}")),
-            self.eval_rewards_accuracies.map(|share| format!("accuracy {:.1}%", 100.0 * share)),
-            self.eval_rewards_margins.map(|margin| format!("margin {margin:.3}")),
-            self.eval_reward.map(|reward| format!("reward {reward:.3}")),
-        ];
-        let figures: Vec<String> = figures.into_iter().flatten().collect();
+    fn text(&self, figures: &[String]) -> String {
+        let tokens = with_commas(self.target_tokens);
         let mut text = format!("{} ({tokens} target tokens)", figures.join(", "));
         for (metric, TaskReport { score, score_norm, rows }) in &self.tasks {
             let norm = score_norm.map(|norm| format!(", by length {:.1}%", 100.0 * norm)).unwrap_or_default();

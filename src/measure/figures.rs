@@ -1,12 +1,16 @@
-//! Every figure of a step, one row each. The rows determine the lines of metrics.jsonl, TensorBoard's tags and their
+//! Every figure of a step, one row each; those of an evaluation are in [`evaluation`]. The rows determine the lines of metrics.jsonl, TensorBoard's tags and their
 //! descriptions, and how samples of the machine become one figure of the step.
 //!
 //! To add a figure, add a row here and the code that measures it.
+
+pub(crate) mod evaluation;
 
 use std::collections::BTreeMap;
 use std::ops::AddAssign;
 
 use serde::{Deserialize, Deserializer, Serialize};
+
+pub use evaluation::EvalMetrics;
 
 /// How the samples taken during a step become its figure.
 #[derive(Clone, Copy)]
@@ -252,15 +256,6 @@ macro_rules! figures {
             $((stringify!($name_if), concat!("" $(, $tag_if)?), concat!($($doc_if),+)),)+
             $((stringify!($name_ob), $tag_ob, concat!($($doc_ob),+)),)+
             $((stringify!($name_of), concat!("" $(, $tag_of)?), concat!($($doc_of),+)),)+
-            ("eval_loss", "eval/loss", "Mean loss of all target tokens of the evaluation rows, in nats."),
-            ("eval_perplexity", "eval/perplexity", "exp of the evaluation loss."),
-            ("eval_rewards_accuracies", "eval/rewards/accuracies", "Share of the evaluation rows whose chosen answer has the higher reward."),
-            ("eval_rewards_margins", "eval/rewards/margins", "Reward of the chosen answers of the evaluation rows over that of the rejected ones."),
-            ("eval_reward", "eval/reward", "Reward of an answer of grpo to the evaluation rows, mean."),
-            ("eval_reward_std", "eval/reward_std", "Standard deviation of the rewards of the answers to an evaluation row, mean."),
-            ("eval_completion_length", "eval/completion_length", "Tokens of an answer to the evaluation rows, mean."),
-            ("eval_score", "eval/score", "Score of the task on the evaluation rows, from 0 to 1."),
-            ("eval_score_norm", "eval/score_norm", "Score of multiple choice by likelihood over length, from 0 to 1."),
         ];
     };
 }
@@ -471,50 +466,6 @@ figures! {
     }
 }
 
-/// The figures of one evaluation, in one line of metrics.jsonl.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct EvalMetrics {
-    /// Optimizer updates before this evaluation; 0 before the first.
-    pub step: u64,
-    /// Passes over the training rows so far.
-    pub epoch: f64,
-    /// Mean loss of all target tokens of the evaluation rows, in nats.
-    #[serde(deserialize_with = "null_is_nan")]
-    pub eval_loss: f64,
-    /// `exp(eval_loss)`.
-    #[serde(deserialize_with = "null_is_nan")]
-    pub eval_perplexity: f64,
-    /// Share of the pairs whose chosen answer has the higher reward.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub eval_rewards_accuracies: Option<f64>,
-    /// Reward of the chosen answers over that of the rejected ones, mean.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub eval_rewards_margins: Option<f64>,
-    /// Reward of an answer of "grpo" to the evaluation rows, mean.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub eval_reward: Option<f64>,
-    /// Standard deviation of the rewards of the answers to a row, mean.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub eval_reward_std: Option<f64>,
-    /// Tokens of an answer, mean.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub eval_completion_length: Option<f64>,
-    /// Tokens of the evaluation rows that carry loss.
-    pub eval_target_tokens: u64,
-    /// Wall time of the evaluation, the task among it.
-    pub eval_seconds: f64,
-    /// Score of `eval.task`, from 0 to 1.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub eval_score: Option<f64>,
-    /// Of multiple choice: the same with likelihoods over the lengths of the choices.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub eval_score_norm: Option<f64>,
-    /// Rows that were scored.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub eval_score_rows: Option<u64>,
-}
-
 /// Text that the model wrote: a line of samples.jsonl.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Sample {
@@ -531,7 +482,8 @@ pub struct Sample {
 
 /// Figures that TensorBoard gets: the name, the tag, a sentence with the unit.
 pub fn tags() -> impl Iterator<Item = (&'static str, &'static str, &'static str)> {
-    ROWS.iter().filter(|(_, tag, _)| !tag.is_empty()).map(|(name, tag, sentence)| (*name, *tag, sentence.trim()))
+    let rows = ROWS.iter().chain(evaluation::ROWS);
+    rows.filter(|(_, tag, _)| !tag.is_empty()).map(|(name, tag, sentence)| (*name, *tag, sentence.trim()))
 }
 
 /// The tagged figures of a record, in the order of its fields. Numbers that are not finite come as NaN.

@@ -19,11 +19,12 @@ use super::start::Started;
 use super::verify::adapter_reloads;
 use crate::data::dataset::RowCounts;
 use crate::insight::report;
-use crate::measure::metrics::{Outcome, Severity, Summary};
+use crate::measure::figures::evaluation::{EvalFigure, Group};
+use crate::measure::metrics::{Evaluations, Outcome, Severity, Summary};
 use crate::save::checkpoint::Checkpoints;
 use crate::save::export::adapter_weights;
 use crate::train::laps::Part;
-use crate::train::saver::{BEST_ADAPTER, Best};
+use crate::train::saver::{self, BEST_ADAPTER};
 use crate::train::trainer::TrainerError;
 use crate::util::failure::Failure;
 use crate::util::panics::guarded;
@@ -103,14 +104,14 @@ impl Started<'_> {
     /// Goes back to the adapter of the best evaluation, after which early stopping waited in vain.
     fn take_best(&mut self) -> Result<(), Failure> {
         let folder = self.run.dir.path().join(BEST_ADAPTER);
-        let best = Best::read(&folder).filter(|best| Some(best.step) == self.trainer.state.evaluations.best_step);
-        let Some(Best { step, eval_loss, eval_score, eval_reward }) = best else { return Ok(()) };
+        let Evaluations { best, best_step, .. } = &self.trainer.state.evaluations;
+        let Some(step) = best_step.filter(|step| saver::best_step(&folder) == Some(*step)) else { return Ok(()) };
         self.trainer.step.replace_adapters(read_set(&self.run.prepared, &folder)?);
-        let loss = eval_loss.map(|loss| format!("evaluation loss {loss:.4}"));
-        let score = eval_score.map(|score| format!("score {:.1}%", 100.0 * score));
-        // The loss of rewarded answers is about 0.
-        let loss = eval_reward.map(|reward| format!("reward {reward:.3}")).or(loss);
-        let figures: Vec<String> = loss.into_iter().chain(score).collect();
+        let figures = EvalFigure::headlines(&[Group::Loss, Group::Answers, Group::Score]).filter_map(|figure| {
+            let label = figure.label(if figure.group == Group::Loss { "evaluation " } else { "" });
+            Some(format!("{label} {}", figure.text((figure.of)(best)?)))
+        });
+        let figures: Vec<String> = figures.collect();
         self.trainer.sinks.note(&format!("the adapter is the best one, of step {step} ({})", figures.join(", ")));
         Ok(())
     }
@@ -206,7 +207,7 @@ impl Started<'_> {
             self.trainer.sinks.warn(&error.to_string());
         }
         // Before the first evaluation or step there is nothing to draw.
-        if summary.steps > 0 || summary.evaluations.first_loss.is_some() {
+        if summary.steps > 0 || summary.evaluations.first.eval_loss.is_some() {
             self.write_report();
         }
     }

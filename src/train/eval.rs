@@ -76,7 +76,8 @@ pub fn eval_loss(
 }
 
 /// The figures of an evaluation that began at `start`; `None` where no token carries loss.
-pub(super) fn figures(
+#[must_use]
+pub fn figures(
     (step, epoch): (u64, f64),
     total: &LossSum,
     score: Option<&Score>,
@@ -85,8 +86,8 @@ pub(super) fn figures(
     total.mean().map(|eval_loss| EvalMetrics {
         step,
         epoch,
-        eval_loss,
-        eval_perplexity: total.perplexity().unwrap_or(f64::NAN),
+        eval_loss: Some(eval_loss),
+        eval_perplexity: total.perplexity(),
         eval_rewards_accuracies: total.figures.rewards_accuracies.value(),
         eval_rewards_margins: total.figures.margin(),
         eval_reward: total.figures.reward.value(),

@@ -3,11 +3,13 @@
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
 
 use super::state::TrainerState;
 use super::step::TrainStep;
 use crate::config::{CheckpointConfig, LoraConfig};
+use crate::measure::figures::evaluation::{EvalFigure, Group};
+use crate::measure::metrics::Evaluations;
 use crate::save::checkpoint::{CheckpointError, Checkpoints, HostTensor};
 use crate::save::export::{AdapterWeights, ExportError, PromptForm, adapter_weights, write_adapter, write_tokenizer};
 use crate::util::files;
@@ -49,27 +51,11 @@ impl AdapterFiles {
 pub const BEST_ADAPTER: &str = "adapter-best";
 const BEST_FILE: &str = "best.json";
 
-/// The evaluation that an adapter is the best by; beside it in `best.json`.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Best {
-    /// Step after which it was measured.
-    pub step: u64,
-    /// The evaluation loss.
-    pub eval_loss: Option<f64>,
-    /// The score of the task.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub eval_score: Option<f64>,
-    /// The mean reward of the model's answers.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub eval_reward: Option<f64>,
-}
-
-impl Best {
-    /// Reads `best.json`; `None` where there is none.
-    #[must_use]
-    pub fn read(folder: &Path) -> Option<Self> {
-        serde_json::from_slice(&std::fs::read(folder.join(BEST_FILE)).ok()?).ok()
-    }
+/// The step of the evaluation that an adapter is the best by, of its `best.json`; `None` where there is none.
+#[must_use]
+pub fn best_step(folder: &Path) -> Option<u64> {
+    let best: Value = serde_json::from_slice(&std::fs::read(folder.join(BEST_FILE)).ok()?).ok()?;
+    best["step"].as_u64()
 }
 
 /// Saves checkpoints.
@@ -170,16 +156,18 @@ impl Saver {
         self.checkpoints.rotate(&keep.into_iter().flatten().collect::<Vec<_>>())
     }
 
-    /// Writes the best adapter so far.
-    pub(super) fn keep_best(&self, step: &TrainStep, best: Best) -> Result<(), ExportError> {
+    /// Writes the best adapter so far, and the evaluation that it is the best by.
+    pub(super) fn keep_best(&self, step: &TrainStep, evaluations: &Evaluations) -> Result<(), ExportError> {
         if !self.writes {
             return Ok(());
         }
         let folder = self.checkpoints.folder().with_file_name(BEST_ADAPTER);
         self.adapter_files.write(&folder, &adapter_weights(step.adapters()))?;
         let path = folder.join(BEST_FILE);
-        let json = serde_json::to_string(&best).unwrap_or_default();
-        files::write(&path, format!("{json}\n")).map_err(ExportError::io("write", &path))?;
+        let mut best = Map::from_iter([("step".to_owned(), json!(evaluations.best_step))]);
+        let figures = EvalFigure::headlines(&[Group::Loss, Group::Score, Group::Answers]);
+        best.extend(evaluations.best.by_name(figures));
+        files::write(&path, format!("{}\n", Value::Object(best))).map_err(ExportError::io("write", &path))?;
         self.adapter_files.write_tokenizer(&folder)
     }
 

@@ -7,11 +7,12 @@ use serde::{Deserialize, Serialize};
 use super::rollouts::Round;
 use super::step::StepCounters;
 use super::step_work::StepWork;
-use super::task::Score;
 use super::watchdog::Watchdog;
 use crate::config::BestBy;
 use crate::data::dataset::Cursor;
+use crate::measure::figures::evaluation::EvalFigure;
 use crate::measure::metrics::{EvalMetrics, Evaluations, Totals};
+use crate::schema::Choice;
 use crate::util::files::hex;
 
 /// `trainer_state.json`: the state of training after a whole number of steps.
@@ -151,39 +152,27 @@ impl Inputs {
 }
 
 impl Evaluations {
-    /// Records an evaluation after `step`; its figures and score are absent where there are no evaluation rows and only text
-    /// was sampled.
-    pub fn record(&mut self, step: u64, figures: Option<&EvalMetrics>, score: Option<&Score>, by: BestBy) {
+    /// Records an evaluation after `step`; its figures are absent where there are no evaluation rows and only text was sampled.
+    /// A score `of_all_rows` can be compared with others, one of fewer cannot.
+    pub fn record(&mut self, step: u64, figures: Option<&EvalMetrics>, of_all_rows: bool, by: BestBy) {
         self.last_step = Some(step);
         let Some(figures) = figures else { return };
+        let mut last = figures.clone();
         // That of rewarded answers is about 0, whatever they are like.
-        let loss = figures.eval_reward.is_none().then_some(figures.eval_loss);
-        self.last_rewards = [figures.eval_rewards_accuracies, figures.eval_rewards_margins];
-        self.last_reward = figures.eval_reward;
-        let share = score.map(|score| score.score);
+        last.eval_loss = last.eval_loss.filter(|_| last.eval_reward.is_none());
         if step == 0 {
-            (self.first_loss, self.first_score, self.first_reward) = (loss, share, figures.eval_reward);
+            self.first = last.clone();
         }
-        self.previous_loss = self.last_loss;
-        (self.last_loss, self.last_score) = (loss, share);
-        let is_higher = |last: f64, best: Option<f64>| last.is_finite() && best.is_none_or(|best| last > best);
-        let is_better = match by {
-            // A loss that is not a number is never an improvement.
-            BestBy::Loss => loss.is_some_and(|loss| self.best_loss.is_none_or(|best| loss < best) && loss.is_finite()),
-            BestBy::Accuracy | BestBy::Margin => {
-                let index = usize::from(by == BestBy::Margin);
-                self.last_rewards[index].is_some_and(|last| is_higher(last, self.best_rewards[index]))
-            }
-            BestBy::Reward => self.last_reward.is_some_and(|last| is_higher(last, self.best_reward)),
-            // A score of fewer rows cannot be compared with others.
-            BestBy::Score => {
-                score.is_some_and(|score| score.is_complete && self.best_score.is_none_or(|best| score.score > best))
-            }
-        };
+        self.previous = std::mem::replace(&mut self.last, last);
+        // A figure that is not a number is never an improvement.
+        let is_better = EvalFigure::deciding(by.word()).is_some_and(|figure| {
+            let best = (figure.of)(&self.best);
+            let improves = |last| best.is_none_or(|best| figure.is_better(last, best));
+            let last = (figure.of)(&self.last).filter(|last| last.is_finite() && (by != BestBy::Score || of_all_rows));
+            last.is_some_and(improves)
+        });
         if is_better {
-            (self.best_loss, self.best_score, self.best_step) = (loss, share, Some(step));
-            (self.best_rewards, self.best_reward) = (self.last_rewards, self.last_reward);
-            self.since_best = 0;
+            (self.best, self.best_step, self.since_best) = (self.last.clone(), Some(step), 0);
         } else {
             self.since_best += 1;
         }
@@ -233,7 +222,7 @@ mod tests {
     }
 
     fn of_loss(eval_loss: f64) -> EvalMetrics {
-        EvalMetrics { eval_loss, ..EvalMetrics::default() }
+        EvalMetrics { eval_loss: Some(eval_loss), ..EvalMetrics::default() }
     }
 
     #[test]
@@ -243,32 +232,33 @@ mod tests {
             let rewards = (Some(accuracy), Some(margin));
             let mut figures = of_loss(loss);
             (figures.eval_rewards_accuracies, figures.eval_rewards_margins) = rewards;
-            evaluations.record(step, Some(&figures), None, BestBy::Margin);
+            evaluations.record(step, Some(&figures), true, BestBy::Margin);
         }
-        assert_eq!((evaluations.best_step, evaluations.best_rewards), (Some(1), [Some(0.7), Some(0.3)]));
-        assert_eq!(evaluations.last_rewards, [Some(0.9), Some(0.2)]);
+        let rewards = |figures: &EvalMetrics| [figures.eval_rewards_accuracies, figures.eval_rewards_margins];
+        assert_eq!((evaluations.best_step, rewards(&evaluations.best)), (Some(1), [Some(0.7), Some(0.3)]));
+        assert_eq!(rewards(&evaluations.last), [Some(0.9), Some(0.2)]);
     }
 
     #[test]
     fn patience_counts_evaluations_without_a_better_loss() {
         let mut evaluations = Evaluations::default();
         for (step, loss) in [(0, 3.0), (10, 2.5), (20, 2.5), (30, f64::NAN)] {
-            evaluations.record(step, Some(&of_loss(loss)), None, BestBy::Loss);
+            evaluations.record(step, Some(&of_loss(loss)), true, BestBy::Loss);
         }
-        assert_eq!((evaluations.best_loss, evaluations.best_step), (Some(2.5), Some(10)));
+        assert_eq!((evaluations.best.eval_loss, evaluations.best_step), (Some(2.5), Some(10)));
         assert_eq!(evaluations.since_best, 2);
         assert!(evaluations.patience_is_over(Some(2)) && !evaluations.patience_is_over(Some(3)));
         assert!(!evaluations.patience_is_over(None));
-        evaluations.record(40, Some(&of_loss(2.4)), None, BestBy::Loss);
-        assert_eq!((evaluations.since_best, evaluations.first_loss), (0, Some(3.0)));
+        evaluations.record(40, Some(&of_loss(2.4)), true, BestBy::Loss);
+        assert_eq!((evaluations.since_best, evaluations.first.eval_loss), (0, Some(3.0)));
     }
 
     #[test]
     fn a_first_loss_that_is_not_a_number_is_not_the_best() {
         let mut evaluations = Evaluations::default();
-        evaluations.record(0, Some(&of_loss(f64::NAN)), None, BestBy::Loss);
-        assert_eq!(evaluations.best_loss, None);
-        evaluations.record(1, Some(&of_loss(9.0)), None, BestBy::Loss);
+        evaluations.record(0, Some(&of_loss(f64::NAN)), true, BestBy::Loss);
+        assert_eq!(evaluations.best.eval_loss, None);
+        evaluations.record(1, Some(&of_loss(9.0)), true, BestBy::Loss);
         assert_eq!(evaluations.best_step, Some(1));
     }
 
@@ -276,15 +266,15 @@ mod tests {
     fn by_score_the_highest_is_the_best_and_one_that_ran_out_of_time_is_none() {
         let mut evaluations = Evaluations::default();
         for (step, loss, score, is_complete) in [(0, 3.0, 0.1, true), (1, 4.0, 0.3, true), (2, 2.0, 0.9, false)] {
-            let score = Score { score, is_complete, ..Score::default() };
-            evaluations.record(step, Some(&of_loss(loss)), Some(&score), BestBy::Score);
+            let figures = EvalMetrics { eval_score: Some(score), ..of_loss(loss) };
+            evaluations.record(step, Some(&figures), is_complete, BestBy::Score);
         }
         assert_eq!(
-            (evaluations.best_step, evaluations.best_score, evaluations.best_loss),
+            (evaluations.best_step, evaluations.best.eval_score, evaluations.best.eval_loss),
             (Some(1), Some(0.3), Some(4.0))
         );
         assert_eq!(
-            (evaluations.first_score, evaluations.last_score, evaluations.since_best),
+            (evaluations.first.eval_score, evaluations.last.eval_score, evaluations.since_best),
             (Some(0.1), Some(0.9), 1)
         );
     }

@@ -11,7 +11,7 @@ use super::eval::{EvalError, eval_loss, figures, samples};
 use super::laps::Part;
 use super::recorder::Recorder;
 use super::rollouts::{RolloutError, Rollouts, Round};
-use super::saver::{Best, Saver};
+use super::saver::Saver;
 use super::schedule::Schedule;
 use super::state::TrainerState;
 use super::step::{SkipReason, StepOutcome, StepState, TrainStep};
@@ -411,15 +411,17 @@ impl Trainer<'_> {
         let samples = samples(step, &self.step, self.data, prompts, || self.stop_requested());
         let Some(samples) = self.agree_on(samples.map_err(TrainerError::from))? else { return Ok(false) };
 
-        if let Some(EvalMetrics { eval_loss, .. }) = &metrics {
+        if let Some(EvalMetrics { eval_loss, eval_perplexity, .. }) = &metrics {
+            let eval_loss = eval_loss.unwrap_or(f64::NAN);
             if !eval_loss.is_finite() {
                 self.sinks.warn(&format!("step {step}: the evaluation loss is not a finite number"));
             }
-            if step == 0 && metrics.as_ref().is_some_and(|metrics| metrics.eval_perplexity.is_finite()) {
-                self.state.watchdog.start_at(*eval_loss);
+            if step == 0 && eval_perplexity.is_some_and(f64::is_finite) {
+                self.state.watchdog.start_at(eval_loss);
             }
         }
-        self.state.evaluations.record(step, metrics.as_ref(), score.as_ref(), self.best_by);
+        let of_all_rows = score.is_none_or(|score| score.is_complete);
+        self.state.evaluations.record(step, metrics.as_ref(), of_all_rows, self.best_by);
         self.keep_if_best();
         self.recorder.evaluated(self.is_at_an_edge());
         // Written only when complete, so that an interruption leaves no partial evaluation behind.
@@ -441,9 +443,7 @@ impl Trainer<'_> {
         if step == 0 || evaluations.best_step != Some(step) {
             return;
         }
-        let (eval_loss, eval_score) = (evaluations.best_loss, evaluations.best_score);
-        let best = Best { step, eval_loss, eval_score, eval_reward: evaluations.best_reward };
-        if let Err(error) = self.saver.keep_best(&self.step, best) {
+        if let Err(error) = self.saver.keep_best(&self.step, evaluations) {
             self.sinks.warn(&format!("step {step}: the best adapter was not saved: {error}"));
         }
     }

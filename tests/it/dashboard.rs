@@ -54,7 +54,7 @@ fn train(mode: &str) -> Result<(), Failure> {
         assert!(guarded(|| panic!("caught before")).is_err());
     }
     let mut sinks = Sinks::open(&LoggingConfig::default(), options).unwrap();
-    sinks.eval(&EvalMetrics { eval_loss: 2.0, ..EvalMetrics::default() });
+    sinks.eval(&EvalMetrics { eval_loss: Some(2.0), ..EvalMetrics::default() });
     sinks.start();
     let mut steps = 0;
     while steps < NUM_STEPS && !sinks.stop_requested() && !signal.load(Ordering::Relaxed) {

@@ -62,8 +62,8 @@ fn tensorboard_reads_every_tag_and_value_and_forgets_what_a_resumed_run_wrote_ag
     sinks.recipe(0, "seed = 1");
     let eval = |step, eval_loss: f64| EvalMetrics {
         step,
-        eval_loss,
-        eval_perplexity: eval_loss.exp(),
+        eval_loss: Some(eval_loss),
+        eval_perplexity: Some(eval_loss.exp()),
         eval_score: Some(0.5),
         eval_score_norm: Some(0.25),
         eval_rewards_accuracies: Some(0.75),

@@ -7,6 +7,7 @@ use super::axis::Unit;
 use super::bars;
 use super::charts::Charts;
 use super::record::Record;
+use crate::measure::figures::evaluation::{EvalFigure, Group, Shown};
 use crate::util::stats::quantile;
 use crate::util::text::{duration, quoted, thousands};
 
@@ -103,22 +104,25 @@ fn about(record: &Record) -> Vec<String> {
 }
 
 /// The headline figures: label, value, note. Figures that were not measured have no tile.
-fn tiles(record: &Record) -> Vec<(&'static str, String, String)> {
+fn tiles(record: &Record) -> Vec<(String, String, String)> {
     let mut tiles = Vec::new();
-    let mut tile = |label, value: Option<String>, note: Option<String>| {
-        tiles.extend(value.map(|value| (label, value, note.unwrap_or_default())));
+    let mut tile = |label: &str, value: Option<String>, note: Option<String>| {
+        tiles.extend(value.map(|value| (label.to_owned(), value, note.unwrap_or_default())));
     };
     let loss_text = |loss: f64| if loss.is_finite() { Unit::Plain.text(loss) } else { "not a number".to_owned() };
-    let losses = record.evaluations.get("eval_loss").unwrap_or_default();
-    let first_loss = losses.first().filter(|loss| losses.len() > 1 && loss.is_finite());
-    let from_loss = first_loss.map(|loss| format!("from {}", Unit::Plain.text(*loss)));
-    tile("Evaluation loss", record.evaluations.latest("eval_loss").map(loss_text), from_loss);
-    tile("Evaluation reward", record.evaluations.latest("eval_reward").map(|reward| Unit::Plain.text(reward)), None);
-    let score = record.evaluations.latest("eval_score").filter(|score| score.is_finite());
-    let scores = record.evaluations.get("eval_score").unwrap_or_default();
-    let from_score = scores.first().filter(|score| scores.len() > 1 && score.is_finite());
-    let percent = |score: f64| Unit::Percent.text(100.0 * score);
-    tile("Score", score.map(percent), from_score.map(|score| format!("from {}", percent(*score))));
+    let evaluated = |figure: &EvalFigure, value: f64| match figure.shown {
+        Shown::Percent => Unit::Percent.text(100.0 * value),
+        Shown::Decimals(_) => loss_text(value),
+    };
+    for figure in EvalFigure::headlines(&[Group::Loss, Group::Answers, Group::Score]) {
+        let values = record.evaluations.get(figure.name).unwrap_or_default();
+        let first = values.first().filter(|first| values.len() > 1 && first.is_finite());
+        let from =
+            first.filter(|_| figure.group != Group::Answers).map(|first| format!("from {}", evaluated(figure, *first)));
+        let last = record.evaluations.latest(figure.name).map(|last| evaluated(figure, last));
+        let label = figure.label("evaluation ");
+        tile(&(label[..1].to_uppercase() + &label[1..]), last, from);
+    }
     // The last step alone is noise, unless it has no number.
     let loss = record.steps.latest("loss").map(|last| if last.is_finite() { record.final_loss() } else { Some(last) });
     tile("Training loss", loss.flatten().map(loss_text), Some("mean of the last tenth".to_owned()));

@@ -14,6 +14,7 @@ use ending::summary_text;
 use super::dashboard::Dashboard;
 use super::pace::Pace;
 use super::{EvalMetrics, Finding, Sample, StepMetrics, Summary, on_a_line};
+use crate::measure::figures::evaluation::Group;
 use crate::util::stats::as_f64;
 use crate::util::terminal::redraws;
 use crate::util::text::{at_words, bytes, counted, duration, has_colors, shortened, thousands};
@@ -174,19 +175,16 @@ impl Console {
     }
 
     pub(super) fn eval(&mut self, eval: &EvalMetrics) {
+        let mut figures = eval.clone();
+        figures.eval_perplexity = figures.eval_perplexity.filter(|perplexity| perplexity.is_finite());
+        let mut score = figures.texts(&[Group::Score]);
         let rows = eval.eval_score_rows.unwrap_or_default();
-        let figures = [
-            eval.eval_score.map(|score| format!("score {:.1}% of {}", 100.0 * score, counted(rows, "row"))),
-            eval.eval_rewards_accuracies.map(|share| format!("accuracy {:.1}%", 100.0 * share)),
-            eval.eval_rewards_margins.map(|margin| format!("margin {margin:.3}")),
-            eval.eval_reward.map(|reward| format!("reward {reward:.3}")),
-            Some(format!("loss {:.4}", eval.eval_loss)),
-            eval.eval_perplexity.is_finite().then(|| format!("perplexity {:.3}", eval.eval_perplexity)),
-        ];
+        score.iter_mut().for_each(|score| *score += &format!(" of {}", counted(rows, "row")));
+        let figures = [score, figures.texts(&[Group::Pairs, Group::Answers, Group::Loss])].concat();
         self.note(&format!(
             "eval at step {}: {}, {} target tokens in {}",
             eval.step,
-            figures.into_iter().flatten().collect::<Vec<_>>().join(", "),
+            figures.join(", "),
             thousands(as_f64(eval.eval_target_tokens)),
             duration(eval.eval_seconds),
         ));

@@ -338,7 +338,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let mut sinks = open(folder.path(), None).unwrap();
         sinks.recipe(0, "seed = 1");
-        sinks.eval(&EvalMetrics { eval_loss: 2.0, ..EvalMetrics::default() });
+        sinks.eval(&EvalMetrics { eval_loss: Some(2.0), ..EvalMetrics::default() });
         sinks.sample(0, &Sample { step: 0, prompt: "Hi".into(), text: " there\nyou".into(), reward: None });
         sinks.step(&full_step(1));
         sinks.warn("two rows were cut");

@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize, Serializer};
 
 use super::finding::Finding;
 use super::totals::{Evaluations, Totals};
+use crate::measure::figures::evaluation::kept;
 
 /// The final figures of a run that finished; the file exists only then.
 pub const SUMMARY_FILE: &str = "summary.json";
@@ -106,23 +107,14 @@ impl Serialize for Summary {
         file.add("anomalous_steps", Some(totals.anomalous_steps))?;
         file.add("epochs", Some(self.epochs))?;
         file.add("final_loss", totals.last_loss)?;
-        file.add("initial_eval_loss", evaluations.first_loss)?;
-        file.add("final_eval_loss", evaluations.last_loss)?;
-        file.add("best_eval_loss", evaluations.best_loss)?;
-        file.add("best_eval_step", evaluations.best_step)?;
-        file.add("initial_eval_score", evaluations.first_score)?;
-        file.add("final_eval_score", evaluations.last_score)?;
-        file.add("best_eval_score", evaluations.best_score)?;
-        for (names, rewards) in [
-            (["final_eval_rewards_accuracies", "final_eval_rewards_margins"], evaluations.last_rewards),
-            (["best_eval_rewards_accuracies", "best_eval_rewards_margins"], evaluations.best_rewards),
-        ] {
-            file.add(names[0], rewards[0])?;
-            file.add(names[1], rewards[1])?;
+        let mut own = evaluations.clone();
+        for (moment, figure, _, _, name) in kept() {
+            let Some(name) = name else { continue };
+            file.add(&name, *own.place(moment, figure))?;
+            if name == "best_eval_loss" {
+                file.add("best_eval_step", evaluations.best_step)?;
+            }
         }
-        file.add("initial_eval_reward", evaluations.first_reward)?;
-        file.add("final_eval_reward", evaluations.last_reward)?;
-        file.add("best_eval_reward", evaluations.best_reward)?;
         file.add("tokens", Some(totals.tokens))?;
         file.add("target_tokens", Some(totals.target_tokens))?;
         file.add("tokens_per_second", totals.tokens_per_second())?;
@@ -188,6 +180,17 @@ mod tests {
         let run = ["device", "precision", "trainable_parameters", "all_parameters", "warnings"];
         let always = [&["outcome", "steps", "starts"][..], &counts, &run].concat();
         assert_eq!((names, &empty["steps"]), (always, &3.into()));
+        let evaluations = r#"{"first_loss":4,"last_loss":3,"best_loss":2,"best_step":4,"first_score":0,"last_score":1,
+            "best_score":1,"last_rewards":[1,2],"best_rewards":[1,2],"first_reward":0,"last_reward":1,"best_reward":1,
+            "since_best":0}"#;
+        let evaluations = serde_json::from_str(evaluations).unwrap();
+        let evaluated = serde_json::to_value(Summary { evaluations, ..Summary::default() }).unwrap();
+        let names: Vec<&str> = evaluated.as_object().unwrap().keys().map(String::as_str).collect();
+        let expected = "initial_eval_loss final_eval_loss best_eval_loss best_eval_step initial_eval_score final_eval_score \
+                        best_eval_score final_eval_rewards_accuracies final_eval_rewards_margins \
+                        best_eval_rewards_accuracies best_eval_rewards_margins initial_eval_reward final_eval_reward \
+                        best_eval_reward";
+        assert!(names.join(" ").contains(&format!("epochs {expected} tokens")), "{names:?}");
         let totals = Totals {
             tokens: 30,
             padding_tokens: 10,

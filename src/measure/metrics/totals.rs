@@ -2,9 +2,11 @@
 
 use std::ops::Add;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde_json::{Map, Value, json};
 
 use super::StepMetrics;
+use crate::measure::figures::evaluation::{EvalFigure, EvalMetrics, Moment, kept};
 use crate::util::stats::{MeanOverTime, as_f64};
 
 /// Figures of all starts of a run. The steps of a killed process after its last checkpoint are not included: they are
@@ -169,49 +171,97 @@ impl TimeSpent {
 }
 
 /// Results of the evaluations so far, and the count for early stopping.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Evaluations {
     /// Step after which the last evaluation ran.
     pub last_step: Option<u64>,
-    /// Loss before the first step.
-    pub first_loss: Option<f64>,
-    /// Loss of the last evaluation.
-    pub last_loss: Option<f64>,
-    /// Loss of the evaluation before it.
-    #[serde(default)]
-    pub previous_loss: Option<f64>,
-    /// Loss of the best evaluation: the lowest, where the loss decides.
-    pub best_loss: Option<f64>,
+    /// Figures before the first step.
+    pub first: EvalMetrics,
+    /// Those of the last evaluation.
+    pub last: EvalMetrics,
+    /// Those of the evaluation before it.
+    pub previous: EvalMetrics,
+    /// Those of the best evaluation.
+    pub best: EvalMetrics,
     /// Step of the best evaluation.
     pub best_step: Option<u64>,
-    /// Score before the first step.
-    pub first_score: Option<f64>,
-    /// Score of the last evaluation.
-    pub last_score: Option<f64>,
-    /// Score of the best evaluation.
-    pub best_score: Option<f64>,
-    /// Share of the pairs whose chosen answer has the higher reward, and by how much it is higher, of the last evaluation.
-    #[serde(default)]
-    pub last_rewards: [Option<f64>; 2],
-    /// The same of the best evaluation.
-    #[serde(default)]
-    pub best_rewards: [Option<f64>; 2],
-    /// Mean reward of the model's answers before the first step.
-    #[serde(default)]
-    pub first_reward: Option<f64>,
-    /// The same of the last evaluation.
-    #[serde(default)]
-    pub last_reward: Option<f64>,
-    /// The same of the best evaluation.
-    #[serde(default)]
-    pub best_reward: Option<f64>,
     /// Number of evaluations since then.
     pub since_best: usize,
+}
+
+impl Evaluations {
+    /// One of the figures. Those that their rows do not keep are lost where a run is resumed.
+    pub(crate) fn place(&mut self, moment: Moment, figure: &EvalFigure) -> &mut Option<f64> {
+        (figure.place)(match moment {
+            Moment::First => &mut self.first,
+            Moment::Last => &mut self.last,
+            Moment::Previous => &mut self.previous,
+            Moment::Best => &mut self.best,
+        })
+    }
+}
+
+impl Serialize for Evaluations {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut own = self.clone();
+        let mut file = Map::from_iter([("last_step".to_owned(), json!(self.last_step))]);
+        for (moment, figure, name, index, _) in kept() {
+            let value = json!(own.place(moment, figure));
+            if let Value::Array(list) = file.entry(&name).or_insert(json!([]))
+                && index.is_some()
+            {
+                list.push(value);
+            } else {
+                file.insert(name.clone(), value);
+            }
+            if name == "best_loss" {
+                file.insert("best_step".to_owned(), json!(self.best_step));
+            }
+        }
+        file.insert("since_best".to_owned(), json!(self.since_best));
+        file.serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for Evaluations {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        struct Stored {
+            last_step: Option<u64>,
+            best_step: Option<u64>,
+            since_best: usize,
+            #[serde(flatten)]
+            figures: Map<String, Value>,
+        }
+        let Stored { last_step, best_step, since_best, figures } = Stored::deserialize(deserializer)?;
+        let mut evaluations = Self { last_step, best_step, since_best, ..Self::default() };
+        for (moment, figure, name, index, _) in kept() {
+            let stored = figures.get(&name).and_then(|stored| index.map_or(Some(stored), |index| stored.get(index)));
+            *evaluations.place(moment, figure) = stored.and_then(Value::as_f64);
+        }
+        Ok(evaluations)
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::BestBy;
+    use crate::schema::Choice;
+
+    #[test]
+    fn results_of_evaluations_are_in_a_checkpoint_under_the_names_that_they_have_always_had() {
+        let text = r#"{"last_step":8,"first_loss":4.5,"last_loss":3.5,"previous_loss":3.75,"best_loss":3.25,"best_step":4,
+            "first_score":0.1,"last_score":0.2,"best_score":0.3,"last_rewards":[0.9,0.25],"best_rewards":[null,0.5],
+            "first_reward":null,"last_reward":-1.0,"best_reward":1.0,"since_best":1}"#;
+        let evaluations: Evaluations = serde_json::from_str(text).unwrap();
+        assert_eq!(serde_json::to_string(&evaluations).unwrap(), text.replace(char::is_whitespace, ""));
+        assert_eq!((evaluations.best.eval_rewards_margins, evaluations.last.eval_reward), (Some(0.5), Some(-1.0)));
+        // Earlier ones had no rewards.
+        let text = r#"{"last_step":null,"first_loss":4.5,"best_step":null,"since_best":0}"#;
+        assert_eq!(serde_json::from_str::<Evaluations>(text).unwrap().first.eval_loss, Some(4.5));
+        assert!(BestBy::NAMES.iter().all(|(name, _)| EvalFigure::deciding(name).is_some()));
+    }
 
     #[test]
     fn the_parts_of_the_time_sum_to_the_wall_time() {

@@ -5,21 +5,13 @@ use serde::Serialize;
 use super::super::axis::Unit;
 use super::super::record::Record;
 use super::{Difference, Side};
+use crate::measure::figures::evaluation::EvalFigure;
 use crate::util::text::{aligned, shortened};
 
 /// Most keys of recipes that the table has as columns.
 const MAX_KEYS: usize = 8;
 /// Most characters of a value of one.
 const MAX_VALUE: usize = 24;
-
-/// What runs are ranked by: the name in a recipe's `eval.metric_for_best`, that of the figure, and whether more is better.
-const METRICS: [(&str, &str, bool); 5] = [
-    ("loss", "eval_loss", false),
-    ("reward", "eval_reward", true),
-    ("score", "eval_score", true),
-    ("accuracy", "eval_rewards_accuracies", true),
-    ("margin", "eval_rewards_margins", true),
-];
 
 /// The best evaluation of a run.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -28,7 +20,7 @@ pub(super) struct Best {
     pub(super) value: f64,
     pub(super) step: Option<f64>,
     #[serde(skip)]
-    is_more_better: bool,
+    is_higher_better: bool,
 }
 
 impl Best {
@@ -37,15 +29,13 @@ impl Best {
         let asked = run.setting("eval.metric_for_best").and_then(toml::Value::as_str);
         let rewarded = || if super::is_rewarded(run) { "reward" } else { "loss" };
         let name = asked.unwrap_or_else(rewarded);
-        let (_, figure, is_more_better) = *METRICS.iter().find(|(metric, ..)| *metric == name)?;
-        let values = run.evaluations.get(figure)?.iter().enumerate().filter(|(_, value)| value.is_finite());
+        let figure = EvalFigure::deciding(name)?;
+        let values = run.evaluations.get(figure.name)?.iter().enumerate().filter(|(_, value)| value.is_finite());
         // Of equal ones the first, as training has it.
-        let (index, value) = values.reduce(|best, next| {
-            let is_better = if is_more_better { next.1 > best.1 } else { next.1 < best.1 };
-            if is_better { next } else { best }
-        })?;
+        let (index, value) =
+            values.reduce(|best, next| if figure.is_better(*next.1, *best.1) { next } else { best })?;
         let step = run.evaluations.get("step").and_then(|steps| steps.get(index)).copied();
-        Some(Self { figure, value: *value, step, is_more_better })
+        Some(Self { figure: figure.name, value: *value, step, is_higher_better: figure.is_higher_better })
     }
 }
 
@@ -74,7 +64,7 @@ pub(super) fn ranking(sides: &[Side]) -> Vec<Ranked> {
     let place = |index: &usize| {
         let side = &sides[*index];
         let best = side.best.as_ref().filter(|_| most.is_some_and(|most| is_alike(most, side)));
-        best.map_or(f64::INFINITY, |best| if best.is_more_better { -best.value } else { best.value })
+        best.map_or(f64::INFINITY, |best| if best.is_higher_better { -best.value } else { best.value })
     };
     order.sort_by(|a, b| place(a).total_cmp(&place(b)));
     let ranked = order.into_iter().enumerate().map(|(index, side)| Ranked {

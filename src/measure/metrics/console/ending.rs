@@ -1,5 +1,6 @@
 //! What the console says at the end of a run.
 
+use crate::measure::figures::evaluation::{EvalFigure, Group};
 use crate::measure::metrics::{Evaluations, Severity, Summary};
 use crate::util::stats::as_f64;
 use crate::util::text::{bytes, counted, duration, thousands};
@@ -29,26 +30,20 @@ pub(super) fn summary_text(summary: &Summary) -> String {
     losses.extend(totals.last_loss.map(|loss| format!("loss {loss:.4}")));
     // A run that was cut short may have evaluated only once.
     let has_evaluated_again = summary.outcome.is_finished()
-        || evaluations.first_loss != evaluations.last_loss
-        || evaluations.first_reward != evaluations.last_reward;
-    if let (Some(initial), Some(last)) = (evaluations.first_loss, evaluations.last_loss)
-        && has_evaluated_again
-    {
-        losses.push(format!("eval loss {initial:.4} -> {last:.4} ({:+.1}%)", 100.0 * (last / initial - 1.0)));
-    }
-    if let (Some(best), Some(step)) = (evaluations.best_loss, evaluations.best_step) {
-        losses.push(format!("best {best:.4} at step {step}"));
-    }
-    if let (Some(last), true) = (evaluations.last_reward, has_evaluated_again) {
-        let initial = evaluations.first_reward.map(|initial| format!("{initial:.3} -> ")).unwrap_or_default();
-        losses.push(format!("eval reward {initial}{last:.3}"));
-    }
-    if let (Some(best), Some(step)) = (evaluations.best_reward, evaluations.best_step) {
-        losses.push(format!("best {best:.3} at step {step}"));
-    }
-    if let (Some(last), true) = (evaluations.last_score, has_evaluated_again) {
-        let initial = evaluations.first_score.map(|initial| format!("{:.1}% -> ", 100.0 * initial));
-        losses.push(format!("score {}{:.1}%", initial.unwrap_or_default(), 100.0 * last));
+        || evaluations.first.eval_loss != evaluations.last.eval_loss
+        || evaluations.first.eval_reward != evaluations.last.eval_reward;
+    for figure in EvalFigure::headlines(&[Group::Loss, Group::Answers, Group::Score]) {
+        let [first, last, best] = [&evaluations.first, &evaluations.last, &evaluations.best].map(figure.of);
+        let is_loss = figure.group == Group::Loss;
+        if let Some(last) = last.filter(|_| has_evaluated_again && (first.is_some() || !is_loss)) {
+            let initial = first.map(|first| format!("{} -> ", figure.text(first))).unwrap_or_default();
+            let change = first.filter(|_| is_loss).map(|first| format!(" ({:+.1}%)", 100.0 * (last / first - 1.0)));
+            let change = change.unwrap_or_default();
+            losses.push(format!("{} {initial}{}{change}", figure.label("eval "), figure.text(last)));
+        }
+        if let (Some(best), Some(step)) = (best.filter(|_| figure.group != Group::Score), evaluations.best_step) {
+            losses.push(format!("best {} at step {step}", figure.text(best)));
+        }
     }
     if !losses.is_empty() {
         lines.push(format!("  {}", losses.join(", ")));
@@ -86,8 +81,11 @@ pub(super) fn summary_text(summary: &Summary) -> String {
 
 /// Whether the evaluation loss still falls or has turned; `None` where the score decides which adapter is the best.
 fn trend(evaluations: &Evaluations) -> Option<String> {
-    let Evaluations { best_loss, last_loss, previous_loss, best_score: None, .. } = *evaluations else { return None };
-    let (best, last, previous) = (best_loss?, last_loss?, previous_loss?);
+    let Evaluations { best, last, previous, .. } = evaluations;
+    if best.eval_score.is_some() {
+        return None;
+    }
+    let (best, last, previous) = (best.eval_loss?, last.eval_loss?, previous.eval_loss?);
     let percent = |of: f64, to: f64| format!("{:.1}%", 100.0 * (of / to - 1.0).abs());
     if last > 1.01 * best {
         return Some(format!("the evaluation loss has turned: it is {} above its best", percent(last, best)));
@@ -120,8 +118,12 @@ fn money(amount: f64) -> String {
 mod tests {
     use super::*;
     use crate::config::CostConfig;
-    use crate::measure::metrics::{Change, Finding, Outcome, TimeSpent, Totals};
+    use crate::measure::metrics::{Change, EvalMetrics, Finding, Outcome, TimeSpent, Totals};
     use crate::util::stats::MeanOverTime;
+
+    fn of_loss(loss: f64) -> EvalMetrics {
+        EvalMetrics { eval_loss: Some(loss), ..EvalMetrics::default() }
+    }
 
     #[test]
     fn the_summary_says_how_it_went_in_a_few_lines() {
@@ -145,9 +147,9 @@ mod tests {
                 ..Totals::default()
             },
             evaluations: Evaluations {
-                first_loss: Some(4.0),
-                last_loss: Some(3.0),
-                best_loss: Some(2.9),
+                first: of_loss(4.0),
+                last: of_loss(3.0),
+                best: of_loss(2.9),
                 best_step: Some(15),
                 ..Evaluations::default()
             },
@@ -191,9 +193,9 @@ mod tests {
     fn a_loss_that_falls_and_one_that_has_turned_are_said() {
         let of = |best, previous, last| {
             trend(&Evaluations {
-                best_loss: Some(best),
-                previous_loss: Some(previous),
-                last_loss: Some(last),
+                best: of_loss(best),
+                previous: of_loss(previous),
+                last: of_loss(last),
                 ..Evaluations::default()
             })
         };

@@ -8,6 +8,7 @@ use ratatui::text::{Line, Span};
 use ratatui::widgets::{Axis, Block, Chart, Clear, Dataset, GraphType, Paragraph, Sparkline, Wrap};
 
 use super::state::{PARTS, Question, State};
+use crate::measure::figures::evaluation::{EvalFigure, Group};
 use crate::util::text::{bytes, duration, thousands};
 
 const TRAIN: Color = Color::Cyan;
@@ -158,21 +159,23 @@ fn draw_figures(frame: &mut Frame<'_>, area: Rect, state: &State) {
 }
 
 /// Names and values, the most important first: a small window cuts off the last ones.
-fn figures(state: &State) -> Vec<(&'static str, String)> {
+fn figures(state: &State) -> Vec<(String, String)> {
     let (step, eval) = (state.last.as_ref(), state.last_eval.as_ref());
     let mut figures = Vec::new();
     if let Some(step) = step {
-        figures.push(("loss", format!("{:.4}", step.loss)));
+        figures.push(("loss".to_owned(), format!("{:.4}", step.loss)));
     }
     if let Some(eval) = eval {
-        if let Some(reward) = eval.eval_reward {
-            figures.push(("eval reward", format!("{reward:.3} @ {}", eval.step)));
-        } else {
-            figures.push(("eval loss", format!("{:.4} @ {}", eval.eval_loss, eval.step)));
-            let best = state.best_eval.filter(|(step, _)| *step != eval.step);
-            figures.extend(best.map(|(step, loss)| ("best eval loss", format!("{loss:.4} @ {step}"))));
+        // The loss of rewarded answers is about 0.
+        let has_loss = eval.eval_reward.is_none();
+        for figure in EvalFigure::headlines(&[Group::Loss, Group::Answers, Group::Score]) {
+            let is_loss = figure.group == Group::Loss;
+            let Some(value) = (figure.of)(eval).filter(|_| has_loss || !is_loss) else { continue };
+            let at = |value, step| format!("{} @ {step}", figure.text(value).replace('%', " %"));
+            figures.push((figure.label("eval "), at(value, eval.step)));
+            let best = state.best_eval.filter(|(step, _)| is_loss && *step != eval.step);
+            figures.extend(best.map(|(step, loss)| (format!("best {}", figure.label("eval ")), at(loss, step))));
         }
-        figures.extend(eval.eval_score.map(|score| ("score", format!("{:.1} % @ {}", 100.0 * score, eval.step))));
     }
     let Some(step) = step else { return figures };
     let percent = |value: f64| format!("{value:.0} %");
@@ -190,7 +193,7 @@ fn figures(state: &State) -> Vec<(&'static str, String)> {
         ("GPU temperature", step.gpu_temperature_celsius.map(|degrees| format!("{degrees:.0} °C"))),
         ("epoch", Some(format!("{:.2}", step.epoch))),
     ];
-    figures.extend(optional.into_iter().filter_map(|(name, value)| Some((name, value?))));
+    figures.extend(optional.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))));
     figures
 }
 
@@ -293,7 +296,7 @@ mod tests {
     fn run() -> State {
         let mut state = State::new("runs/quickstart", [0, 200]);
         state.pace.started = Instant::now().checked_sub(Duration::from_mins(1));
-        state.eval(&EvalMetrics { step: 0, eval_loss: 4.0, ..EvalMetrics::default() });
+        state.eval(&EvalMetrics { step: 0, eval_loss: Some(4.0), ..EvalMetrics::default() });
         for step in 1..=50 {
             state.step(&full_step(step));
         }
@@ -354,7 +357,7 @@ mod tests {
     fn a_large_window_shows_the_best_evaluation_and_the_last_sample() {
         let mut state = run();
         for (step, eval_loss) in [(20, 2.0), (40, 2.5)] {
-            state.eval(&EvalMetrics { step, eval_loss, ..EvalMetrics::default() });
+            state.eval(&EvalMetrics { step, eval_loss: Some(eval_loss), ..EvalMetrics::default() });
         }
         state.sample(&Sample { step: 40, prompt: "Once".into(), text: "upon a time".into(), reward: None });
         let large = shown(&state, 200, 50).join("\n");

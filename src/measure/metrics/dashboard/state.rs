@@ -127,8 +127,8 @@ impl State {
 
     pub(super) fn eval(&mut self, eval: &EvalMetrics) {
         self.evaluating = None;
-        if eval.eval_loss.is_finite() {
-            self.evaluated(eval.step, eval.eval_loss);
+        if let Some(loss) = eval.eval_loss.filter(|loss| loss.is_finite()) {
+            self.evaluated(eval.step, loss);
         }
         self.last_eval = Some(eval.clone());
     }
