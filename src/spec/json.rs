@@ -161,7 +161,7 @@ fn family(json: &mut Section) -> Option<(&'static Family, bool)> {
     };
     let Some(family) = alone.or_else(nested) else {
         let found = model_type.map_or("is missing".to_owned(), |kind| format!("= {} is not supported", kind.shown()));
-        let starts = LACKING.iter().flat_map(|(lacking, types)| types.iter().map(move |start| (*start, *lacking)));
+        let starts = LACKING.iter().flat_map(|(lacking, types)| types.split(' ').map(move |start| (start, *lacking)));
         let lacking = starts.filter(|(start, _)| name.starts_with(start)).max_by_key(|(start, _)| start.len());
         let known = FAMILIES.each_ref().map(|family| format!("`{}`", family.model_type)).join(", ");
         let message = match lacking {
