@@ -32,7 +32,7 @@ pub(super) struct Row {
     pub(super) name: &'static str,
     #[cfg(any(test, feature = "cuda-llvm"))]
     pub(super) gpus: Gpus,
-    /// Their files of CUDA C++, and the program in tests/cuda_kernels that holds these against `float64`.
+    /// Their files of CUDA C++, and the program in `tests/cuda_kernels` that holds these against `float64`.
     #[cfg(test)]
     files: (&'static [&'static str], Option<&'static str>),
 }
