@@ -14,7 +14,8 @@ use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Enumerator, Object, ObjectRepr, Rest, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, Value};
 
-use super::{floor_division, remainder, repr};
+use super::object::{METHODS, Method};
+use super::{concatenation, floor_division, remainder, repr};
 
 /// Longest source; templates have some ten kilobytes.
 const MAX_SOURCE_BYTES: usize = 1_000_000;
@@ -32,6 +33,7 @@ const MAX_MADE_BYTES: usize = 400_000_000;
 const MAX_WRITTEN_BYTES: usize = 64_000_000;
 /// Longest time of one rendering; a long conversation takes milliseconds.
 const MAX_TIME: Duration = Duration::from_secs(4);
+const MAX_UNTIMED_BYTES: usize = 50_000;
 /// Most steps of one rendering; a long conversation needs some ten thousand.
 const MAX_STEPS: u64 = 5_000_000;
 
@@ -39,6 +41,9 @@ const MAX_STEPS: u64 = 5_000_000;
 const HELD: &str = "~held";
 const STORED: &str = "~stored";
 const READ: &str = "~read";
+const JOINED: &str = "~joined";
+const ITEM: &str = "~item";
+const LOOPED: &str = "~looped";
 const REMAINDER: &str = "~remainder";
 const FLOOR_DIVISION: &str = "~quotient";
 /// The engine finds a filter by its number again; the last ones are for those above.
@@ -51,6 +56,8 @@ thread_local! {
     /// How much more text it may make, and write.
     static MAKES: Cell<usize> = const { Cell::new(0) };
     static WRITES: Cell<usize> = const { Cell::new(0) };
+    /// Bytes that were made since it looked at the clock.
+    static UNTIMED: Cell<usize> = const { Cell::new(0) };
 }
 
 /// Begins a rendering on this thread.
@@ -74,6 +81,13 @@ pub(in crate::data::jinja) fn in_time() -> Result<(), Error> {
     }
 }
 
+/// As [`in_time`], after some work on so many bytes: to look at the clock takes as long as some hundred.
+fn in_time_after(num_bytes: usize) -> Result<(), Error> {
+    let num_bytes = UNTIMED.get() + num_bytes + 1_000;
+    UNTIMED.set(if num_bytes < MAX_UNTIMED_BYTES { num_bytes } else { 0 });
+    if num_bytes < MAX_UNTIMED_BYTES { Ok(()) } else { in_time() }
+}
+
 /// Why a rendering ends that the engine ends.
 pub(in crate::data::jinja) fn too_many_steps() -> String {
     format!("it takes more than {} million steps", MAX_STEPS / 1_000_000)
@@ -81,7 +95,7 @@ pub(in crate::data::jinja) fn too_many_steps() -> String {
 
 /// Asks whether a text or list of so many bytes can be made.
 pub(in crate::data::jinja) fn fits(num_bytes: usize) -> Result<(), Error> {
-    in_time()?;
+    in_time_after(num_bytes)?;
     if num_bytes > MAX_VALUE_BYTES {
         return Err(refused(format!("it makes a value of more than {} MB", MAX_VALUE_BYTES / 1_000_000)));
     }
@@ -97,7 +111,7 @@ pub(in crate::data::jinja) fn made(num_bytes: usize) -> Result<(), Error> {
 
 /// Counts text that is written.
 pub(in crate::data::jinja) fn written(num_bytes: usize) -> Result<(), Error> {
-    in_time()?;
+    in_time_after(num_bytes)?;
     let left = WRITES.get().checked_sub(num_bytes);
     WRITES.set(left.ok_or_else(|| refused(format!("it writes more than {} MB", MAX_WRITTEN_BYTES / 1_000_000)))?);
     Ok(())
@@ -110,9 +124,18 @@ pub(in crate::data::jinja) fn add_to(env: &mut Environment<'_>) {
     env.add_filter(HELD, held);
     env.add_filter(STORED, |value: Value| if is_live(&value) { Err(unstored()) } else { Ok(value) });
     env.add_filter(READ, |value: Value| in_time().map(|()| value));
+    env.add_filter(JOINED, concatenation);
+    env.add_filter(ITEM, item);
+    env.add_filter(LOOPED, |value: Value| refuse_none(&value).map(|()| value));
+    for (name, filter) in METHODS {
+        env.add_filter(filter, move |value: &Value| {
+            if is_dict(value) { Ok(Value::from_object(Method(name))) } else { value.get_attr(name) }
+        });
+    }
     env.add_filter(REMAINDER, remainder);
     env.add_filter(FLOOR_DIVISION, floor_division);
     env.add_global(ONE, 1);
+    env.add_global(NO_TEXT, "");
     env.add_function(TUPLE, |items: Rest<Value>| Measured::of(Value::from(items.0), true));
     // They write what a template holds in a form of the engine's own.
     env.remove_filter("pprint");
@@ -124,13 +147,38 @@ fn unstored() -> Error {
 }
 
 /// Whether a value can change, or hold what changes.
-fn is_live(value: &Value) -> bool {
-    let kinds = ["Namespace", "Macro", "Loop", "Closure", "Module", "KwargsValues"];
+pub(super) fn is_live(value: &Value) -> bool {
+    is_any(value, &["Namespace", "Macro", "Loop", "Closure", "Module", "KwargsValues", "Cycler"])
+}
+
+pub(super) fn is_macro(value: &Value) -> bool {
+    is_any(value, &["Macro"])
+}
+
+fn is_any(value: &Value, kinds: &[&str]) -> bool {
     value.as_object().is_some_and(|object| kinds.iter().any(|kind| object.type_name().ends_with(kind)))
 }
 
+fn is_dict(value: &Value) -> bool {
+    value.kind() == ValueKind::Map && !is_live(value)
+}
+
+pub(super) fn refuse_none(value: &Value) -> Result<(), Error> {
+    if value.is_none() { Err(refused("`none` cannot be iterated")) } else { Ok(()) }
+}
+
+/// `value[key]`.
+fn item(value: &Value, key: &Value) -> Result<Value, Error> {
+    if value.as_str().is_some() {
+        in_time()?;
+    }
+    let item = value.get_item(key)?;
+    let method = |name: &str| METHODS.iter().find(|(known, _)| *known == name && item.is_undefined() && is_dict(value));
+    Ok(key.as_str().and_then(method).map_or(item.clone(), |(name, _)| Value::from_object(Method(name))))
+}
+
 /// A value as it may be held: a list or dict becomes a [`Measured`].
-fn held(value: Value) -> Result<Value, Error> {
+pub(super) fn held(value: Value) -> Result<Value, Error> {
     if let Some(text) = value.as_str() {
         fits(text.len())?;
         return Ok(value);
@@ -212,6 +260,8 @@ pub(in crate::data::jinja) struct Measured {
 enum Content {
     List(Vec<Value>),
     Tuple(Vec<Value>),
+    /// What `groupby` gives: a tuple of a key and a list, which have names.
+    Group(Vec<Value>),
     /// The dict as the engine has it.
     Dict(Value),
 }
@@ -242,8 +292,16 @@ impl Measured {
         Ok(Value::from_object(Self { content, size }))
     }
 
+    /// A group of `groupby`.
+    pub(in crate::data::jinja) fn of_group(group: &Value) -> Result<Value, Error> {
+        let (key, list) = (group.get_item_by_index(0)?, Self::of(group.get_item_by_index(1)?, false)?);
+        let mut size = Size::of(&key, 1)?;
+        size.add(Size::of(&list, 1)?)?;
+        Ok(Value::from_object(Self { content: Content::Group(vec![key, list]), size }))
+    }
+
     pub(in crate::data::jinja) fn is_tuple(&self) -> bool {
-        matches!(self.content, Content::Tuple(_))
+        matches!(self.content, Content::Tuple(_) | Content::Group(_))
     }
 }
 
@@ -254,6 +312,10 @@ impl Object for Measured {
 
     fn get_value(self: &Arc<Self>, key: &Value) -> Option<Value> {
         match &self.content {
+            Content::Group(items) => match key.as_str() {
+                Some(name) => items.get(["grouper", "list"].iter().position(|known| *known == name)?).cloned(),
+                None => items.get(key.as_usize()?).cloned(),
+            },
             Content::List(items) | Content::Tuple(items) => items.get(key.as_usize()?).cloned(),
             Content::Dict(dict) => dict.as_object()?.get_value(key),
         }
@@ -261,7 +323,7 @@ impl Object for Measured {
 
     fn enumerate(self: &Arc<Self>) -> Enumerator {
         match &self.content {
-            Content::List(items) | Content::Tuple(items) => Enumerator::Seq(items.len()),
+            Content::List(items) | Content::Tuple(items) | Content::Group(items) => Enumerator::Seq(items.len()),
             Content::Dict(dict) => Enumerator::Values(dict.try_iter().into_iter().flatten().collect()),
         }
     }
@@ -273,6 +335,8 @@ impl Object for Measured {
 
 /// The factor behind every `*`, and what makes tuples; see [`checked_source`].
 const ONE: &str = "__one";
+/// The text behind every `~`.
+const NO_TEXT: &str = "__none";
 const TUPLE: &str = "__tuple";
 
 /// The source of a template with calls of [`TUPLE`] in front of its tuples, which the engine would read as lists, and [`ONE`].
@@ -290,7 +354,7 @@ pub(in crate::data::jinja) fn checked_source(source: &str, whitespace: Whitespac
     let (mut edits, mut num_tokens, mut num_elif): (Vec<(usize, &str)>, _, _) = (Vec::new(), 0, 0);
     // For each open bracket: the place, if it may begin a tuple.
     let mut open: Vec<Option<usize>> = Vec::new();
-    let (mut is_value, mut follows_call) = (false, false);
+    let (mut is_value, mut follows_call, mut is_empty) = (false, false, false);
     for token in tokenize(source, false, SyntaxConfig, whitespace) {
         // The parser says what is wrong.
         let Ok((token, span)) = token else { break };
@@ -304,6 +368,7 @@ pub(in crate::data::jinja) fn checked_source(source: &str, whitespace: Whitespac
             // Behind a bracket or a comma it unpacks a list.
             Token::Mul if follows_call => {}
             Token::Mul | Token::Mod | Token::FloorDiv => edits.push((span.start_offset as usize, "* __one ")),
+            Token::Tilde => edits.push((span.start_offset as usize, "~ __none ")),
             Token::ParenOpen => open.push((!is_value).then_some(span.start_offset as usize)),
             Token::BracketOpen | Token::BraceOpen => open.push(None),
             Token::Comma => {
@@ -312,11 +377,14 @@ pub(in crate::data::jinja) fn checked_source(source: &str, whitespace: Whitespac
                 }
             }
             Token::ParenClose | Token::BracketClose | Token::BraceClose => {
-                open.pop();
+                if let (Some(Some(place)), true) = (open.pop(), is_empty) {
+                    edits.push((place, TUPLE));
+                }
             }
             _ => {}
         }
-        follows_call = matches!(token, Token::ParenOpen | Token::Comma);
+        is_empty = matches!(token, Token::ParenOpen);
+        follows_call = is_empty || matches!(token, Token::Comma);
         // What is called, or lists the targets of a loop or a `set`.
         is_value = match token {
             Token::Ident(word) => !["in", "not", "and", "or", "if", "else", "elif", "is"].contains(&word),
@@ -373,7 +441,7 @@ pub(in crate::data::jinja) fn bounded(instructions: &Instructions<'static>) -> I
 fn with_bounds(instruction: &Instruction<'static>) -> Vec<Instruction<'static>> {
     use Instruction as I;
     let own = |name, number| I::ApplyFilter(name, Some(1), FIRST_OWN_NUMBER + number);
-    let (held, stored, read) = (own(HELD, 0), own(STORED, 1), own(READ, 2));
+    let (held, looped, read) = (own(HELD, 0), own(LOOPED, 1), own(READ, 2));
     let same = instruction.clone();
     match instruction {
         I::EmitRaw(text) => vec![I::LoadConst(Value::from(*text)), I::Emit],
@@ -383,31 +451,30 @@ fn with_bounds(instruction: &Instruction<'static>) -> Vec<Instruction<'static>> 
         I::Rem => vec![I::ApplyFilter(REMAINDER, Some(2), UNNUMBERED), held],
         I::IntDiv => vec![I::ApplyFilter(FLOOR_DIVISION, Some(2), UNNUMBERED)],
         // The namespace lies above the value.
-        I::SetAttr(_) => vec![I::Swap, stored, I::Swap, held, same],
+        I::SetAttr(_) => vec![I::Swap, I::ApplyFilter(STORED, Some(1), UNNUMBERED), I::Swap, held, same],
         I::ApplyFilter(name, count, number) => {
             let number = if *number < FIRST_OWN_NUMBER { *number } else { UNNUMBERED };
             vec![I::ApplyFilter(name, *count, number), held]
         }
+        I::StringConcat => vec![I::ApplyFilter(JOINED, Some(2), FIRST_OWN_NUMBER + 3)],
+        I::GetItem => vec![I::ApplyFilter(ITEM, Some(2), FIRST_OWN_NUMBER + 4)],
+        I::GetAttr(name) => {
+            let method = METHODS.iter().find(|(known, _)| known == name);
+            vec![method.map_or(same, |(_, filter)| I::ApplyFilter(filter, Some(1), UNNUMBERED))]
+        }
+        I::PushLoop(_) => vec![looped, same],
         I::Slice
         | I::Add
         | I::Mul
-        | I::StringConcat
         | I::BuildList(_)
         | I::BuildMap(_)
         | I::CallFunction(..)
         | I::CallMethod(..)
         | I::CallObject(_)
         | I::EndCapture => vec![same, held],
-        I::In
-        | I::Eq
-        | I::Ne
-        | I::Lt
-        | I::Lte
-        | I::Gt
-        | I::Gte
-        | I::CompareAndPreserve(_)
-        | I::GetItem
-        | I::PerformTest(..) => vec![same, read],
+        I::In | I::Eq | I::Ne | I::Lt | I::Lte | I::Gt | I::Gte | I::CompareAndPreserve(_) | I::PerformTest(..) => {
+            vec![same, read]
+        }
         _ => vec![same],
     }
 }
