@@ -92,12 +92,13 @@ impl Tokenizer {
     /// used.
     ///
     /// Where two files differ, that counts which counts in transformers: the added tokens of `tokenizer_config.json` go before
-    /// those of `tokenizer.json`, and `special_tokens_map.json` counts before `tokenizer_config.json` where that has none.
+    /// those of `tokenizer.json`, and `special_tokens_map.json` is read where that has none, before its other keys. A special
+    /// token that no vocabulary has is added behind it.
     ///
     /// `model_dir` may be a GGUF file: then what is not beside it comes from its metadata.
     ///
     /// # Errors
-    /// A missing `tokenizer.json`, an invalid file, a special token that is not in the vocabulary.
+    /// A missing `tokenizer.json`, an invalid file.
     pub fn open(model_dir: &Path) -> Result<Self, TokenizerError> {
         let files = Files::read(model_dir)?;
         let named = files.named_tokens();
@@ -146,11 +147,8 @@ impl Tokenizer {
         });
         let add_bos = bos.is_some() && files.config.1["add_bos_token"].as_bool().unwrap_or(starts_with_bos);
 
-        let mut named: BTreeMap<String, String> = named.into_iter().map(|(name, (_, text))| (name, text)).collect();
-        // Those that the model's config names.
-        for (name, token) in [("bos_token", &bos), ("eos_token", &eos)] {
-            named.extend(token.iter().map(|token| (name.to_owned(), token.text.clone())));
-        }
+        // Templates know of none that the model's config alone names.
+        let named: BTreeMap<String, String> = named.into_iter().map(|(name, (_, text))| (name, text)).collect();
         let mut digest = Sha256::new_with_prefix(content);
         digest.update(format!("{:?}", (&bos, &eos, &named, add_bos, added::described(&files))));
 

@@ -2,6 +2,7 @@
 //! exports and warnings ask.
 
 use std::collections::BTreeSet;
+use std::iter;
 
 use serde_json::{Value, json};
 
@@ -29,10 +30,13 @@ impl Stops {
     /// The ends of texts, and those of answers through `template`.
     #[must_use]
     pub fn of(tokenizer: &Tokenizer, template: Option<&ChatTemplate>) -> Self {
-        let ends = template.map(ChatTemplate::ends);
-        let tokens = ends.into_iter().flat_map(|ends| &ends.tokens).map(|token| token.id);
+        let templates =
+            template.into_iter().flat_map(|template| iter::once(template).chain(template.with_tools.as_deref()));
+        let ends: Vec<&TurnEnds> = templates.map(ChatTemplate::ends).collect();
+        let tokens = ends.iter().flat_map(|ends| &ends.tokens).map(|token| token.id);
         let ids: BTreeSet<u32> = tokens.chain(tokenizer.eos_ids().iter().copied()).collect();
-        Self { ids: ids.into_iter().collect(), texts: ends.and_then(|ends| ends.text.clone()).into_iter().collect() }
+        let texts: BTreeSet<String> = ends.iter().filter_map(|ends| ends.text.clone()).collect();
+        Self { ids: ids.into_iter().collect(), texts: texts.into_iter().collect() }
     }
 }
 

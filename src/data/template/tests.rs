@@ -257,6 +257,21 @@ fn conversations_with_tools_are_written_by_the_template_for_them() {
 }
 
 #[test]
+fn a_list_of_templates_without_a_default_is_for_rows_with_tools_alone() {
+    let source = format!("{{{{ tools | tojson }}}}{CHATML}");
+    let named = json!([{"name": "tool_use", "template": source}, {"name": "rag", "template": "R"}]);
+    let config = json!({"eos_token": "</s>", "chat_template": named});
+    let tokenizer = Tokenizer::open(crate::data::fixture::model_folder(&config).path()).unwrap();
+    let template = ChatTemplate::open("auto", &tokenizer).unwrap().unwrap();
+    let messages = conversation(&[("user", "x"), ("assistant", "y")]);
+    let text = template.render(&messages, Some(&json!([])), false).unwrap();
+    assert!(text.starts_with("[]<|im_start|>"), "{text}");
+    let error = template.render(&messages, None, false).unwrap_err().to_string();
+    assert!(error.contains("has [\"rag\", \"tool_use\"], and none is \"default\"\n  hint: write"), "{error}");
+    assert_eq!(Stops::of(&tokenizer, Some(&template)).ids, [257, 259], "where the answers of that template end");
+}
+
+#[test]
 fn what_a_template_raises_is_what_the_user_reads() {
     let source =
         "{% for m in messages %}\n{% if m.role == 'tool' %}\n{{ raise_exception('no tools') }}{% endif %}{% endfor %}";

@@ -14,16 +14,16 @@ use crate::util::panics::guarded;
 const LIST_KEYS: [&str; 2] = ["extra_special_tokens", "additional_special_tokens"];
 /// The names that every tokenizer has, in the order in which transformers adds them; the names of others follow.
 const NAMES: [&str; 7] = ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
-/// A text that is named so and that no vocabulary has is refused, and not added.
-const REQUIRED: [&str; 4] = ["bos_token", "eos_token", "pad_token", "unk_token"];
 
 impl Files {
     /// The files that name special tokens, those that count first.
-    fn naming(&self) -> [&(PathBuf, Value); 2] {
-        match &self.config.1["added_tokens_decoder"] {
-            Value::Null => [&self.map, &self.config],
-            _ => [&self.config, &self.map],
-        }
+    fn naming(&self) -> impl Iterator<Item = &(PathBuf, Value)> {
+        self.old_map().into_iter().chain([&self.config])
+    }
+
+    /// `special_tokens_map.json`, where it counts.
+    fn old_map(&self) -> Option<&(PathBuf, Value)> {
+        self.config.1["added_tokens_decoder"].is_null().then_some(&self.map)
     }
 
     /// The special tokens that have a name, with the file that names them: the keys that end with `_token`, and those of
@@ -44,7 +44,7 @@ impl Files {
 
     /// What a file says of a token with a name, and its place among those of `extra_special_tokens`.
     fn description(&self, name: &str) -> (&Value, usize) {
-        let found = self.naming().into_iter().find_map(|(_, file)| {
+        let found = self.naming().find_map(|(_, file)| {
             let extra = file["extra_special_tokens"].as_object();
             let place = extra.and_then(|extra| extra.keys().position(|key| key == name));
             file.get(name).or_else(|| extra?.get(name)).map(|token| (token, place.unwrap_or(0)))
@@ -52,11 +52,18 @@ impl Files {
         found.unwrap_or((&Value::Null, 0))
     }
 
-    /// The special tokens without a name.
-    fn unnamed_tokens(&self) -> impl Iterator<Item = &Value> {
-        let lists = self.naming().into_iter().flat_map(|(_, file)| LIST_KEYS.map(|key| file[key].as_array()));
-        lists.flatten().flatten()
+    /// The special tokens without a name: those of the new key, or else those of the old one.
+    fn unnamed_tokens(&self) -> Vec<&Value> {
+        let [new, old] = LIST_KEYS;
+        let own = of(&self.config, new).or_else(|| of(&self.config, old));
+        let others = self.old_map().and_then(|map| of(map, new).or_else(|| of(map, old).filter(|_| own.is_none())));
+        own.into_iter().chain(others).flatten().collect()
     }
+}
+
+/// The items of a list under `key`, if it has any.
+fn of<'a>((_, file): &'a (PathBuf, Value), key: &str) -> Option<&'a Vec<Value>> {
+    file[key].as_array().filter(|items| !items.is_empty())
 }
 
 /// Most bytes of all added tokens, and of those that are long: the library takes seconds for more.
@@ -100,8 +107,7 @@ fn check<'a>(tokens: impl Iterator<Item = &'a str>) -> Result<(), String> {
 
 /// Everything that decides which tokens are added.
 pub(super) fn described(files: &Files) -> String {
-    let unnamed: Vec<&Value> = files.unnamed_tokens().collect();
-    format!("{:?}", (&files.config.1["added_tokens_decoder"], &files.added, unnamed))
+    format!("{:?}", (&files.config.1["added_tokens_decoder"], &files.added, files.unnamed_tokens()))
 }
 
 /// Adds the tokens of `added_tokens_decoder`, or else of `added_tokens.json`, and the special tokens. The flags of
@@ -114,7 +120,8 @@ pub(super) fn add(
     let by_id = tokenizer.get_added_tokens_decoder();
     let there: HashMap<&str, &AddedToken> = by_id.values().map(|token| (token.content.as_str(), token)).collect();
     let names: HashSet<&str> = named.values().map(|(_, text)| text.as_str()).collect();
-    let unnamed = files.unnamed_tokens().filter_map(|token| Some(added_token(token_text(token)?, token, true)));
+    let unnamed =
+        files.unnamed_tokens().into_iter().filter_map(|token| Some(added_token(token_text(token)?, token, true)));
     let unnamed: Vec<AddedToken> = unnamed.filter(|token| !there.contains_key(token.content.as_str())).collect();
     // By id, which is the order in which they are added.
     let mut numbered: BTreeMap<u64, AddedToken> = BTreeMap::new();
@@ -131,8 +138,7 @@ pub(super) fn add(
     }
     let mut tokens: Vec<AddedToken> = numbered.into_values().collect();
     let mut known: HashSet<String> = tokens.iter().map(|token| token.content.clone()).collect();
-    let is_found = |key: &str, text: &str| !REQUIRED.contains(&key) || tokenizer.token_to_id(text).is_some();
-    let mut named: Vec<_> = named.iter().filter(|(key, (_, text))| is_found(key, text)).collect();
+    let mut named: Vec<_> = named.iter().collect();
     named.sort_by_key(|(key, _)| {
         (NAMES.iter().position(|name| name == key).unwrap_or(NAMES.len()), files.description(key).1)
     });

@@ -1,5 +1,6 @@
 //! Reads `tokenizer.json` and the small files beside it, or what a GGUF file has in their place.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
@@ -143,34 +144,38 @@ const NAMED_TEMPLATES: &str = "additional_chat_templates";
 
 impl Templates {
     /// Those of a folder's own files if there are any, else those of `tokenizer_config.json`, as in transformers. The latter
-    /// has a string or a list of `{name, template}`.
+    /// has a string, a list of `{name, template}` or an object of names. Where none is `default`, that raises.
     fn of_folder(folder: &Path, config: &Value, config_path: &Path) -> Result<Self, TokenizerError> {
         let files = Self::of_files(folder)?;
         if files.default.is_some() {
             return Ok(files);
         }
-        let named = match &config["chat_template"] {
+        let named: BTreeMap<&str, &Value> = match &config["chat_template"] {
             Value::Null => return Ok(files),
             Value::String(template) => return Ok(Self { default: Some(template.clone()), ..files }),
-            Value::Array(named) => named,
+            Value::Array(named) => {
+                named.iter().filter_map(|entry| Some((entry["name"].as_str()?, &entry["template"]))).collect()
+            }
+            Value::Object(named) => named.iter().map(|(name, template)| (name.as_str(), template)).collect(),
             _ => {
-                let reason = "`chat_template` must be a string or a list of {name, template}";
+                let reason = "`chat_template` must be a string, a list of {name, template} or an object of names";
                 return Err(TokenizerError::of_file(config_path, reason));
             }
         };
-        let template = |name: &str| {
-            let entry = named.iter().find(|entry| entry["name"] == name)?;
-            entry["template"].as_str().map(ToOwned::to_owned)
-        };
-        let Some(default) = template(DEFAULT_TEMPLATE) else {
-            let found: Vec<&str> = named.iter().filter_map(|entry| entry["name"].as_str()).collect();
+        let template = |name: &str| Some((*named.get(name)?).as_str()?.to_owned());
+        // Which rows need it shows when they are read.
+        let missing = || {
+            let found: Vec<&&str> = named.keys().collect();
             let reason = format!(
-                "`chat_template` lists {found:?}, and none is \"{DEFAULT_TEMPLATE}\"\n  hint: write the one to \
-                 use to a file and set `data.chat_template` to its path"
+                "`chat_template` of tokenizer_config.json has {found:?}, and none is \"{DEFAULT_TEMPLATE}\"\n  hint: write \
+                 the one to use to a file and set `data.chat_template` to its path"
             );
-            return Err(TokenizerError::of_file(config_path, reason));
+            format!("{{{{ raise_exception({}) }}}}", Value::from(reason))
         };
-        Ok(Self { default: Some(default), with_tools: files.with_tools.or_else(|| template(TOOL_TEMPLATE)) })
+        Ok(Self {
+            default: Some(template(DEFAULT_TEMPLATE).unwrap_or_else(missing)),
+            with_tools: files.with_tools.or_else(|| template(TOOL_TEMPLATE)),
+        })
     }
 
     /// `chat_template.jinja`, and in the folder beside it `tool_use.jinja`.

@@ -39,7 +39,13 @@ fn of_two_files_that_name_a_token_that_counts_which_counts_in_transformers() {
         open(&config, &map).unwrap().bos().unwrap().text.clone()
     };
     assert_eq!(bos(json!({"bos_token": "<s>"})), "</s>");
-    assert_eq!(bos(json!({"bos_token": "<s>", "added_tokens_decoder": {}})), "<s>");
+    let new = json!({"bos_token": "<s>", "added_tokens_decoder": {}});
+    assert_eq!(bos(new.clone()), "<s>");
+    let map = json!({"cls_token": "<s>", "additional_special_tokens": ["<a>"]});
+    let tokenizer = open(&new, &[("special_tokens_map.json", map)]).unwrap();
+    assert!(!tokenizer.named_tokens().contains_key("cls_token") && tokenizer.max_id() == 260);
+    let both = json!({"extra_special_tokens": ["<a>"], "additional_special_tokens": ["<b>"]});
+    assert_eq!(open(&both, &[]).unwrap().encode("<a><b>", false).unwrap(), [261, 60, 98, 62]);
 }
 
 #[test]
@@ -125,12 +131,19 @@ fn generation_does_not_stop_at_the_end_of_a_thought_of_gpt_oss() {
 }
 
 #[test]
-fn a_special_token_that_does_not_exist_is_an_error() {
-    let error = open(&json!({"eos_token": "<eos>"}), &[]).unwrap_err().to_string();
+fn a_special_token_that_no_vocabulary_has_is_added_and_needs_a_row() {
+    let named = |key: &str| open(&json!({key: "<new>"}), &[]).unwrap();
+    assert_eq!(named("eos_token").eos().unwrap().id, 261);
+    assert_eq!(named("bos_token").for_rows(262).unwrap().bos().unwrap().id, 261);
+    let error = named("eos_token").for_rows(261).unwrap_err().to_string();
     assert!(
-        error.ends_with("`eos_token` is \"<eos>\", which the vocabulary of tokenizer.json does not have"),
+        error.contains("no row for \"<new>\", token 261\n  hint: `lora.trainable_token_indices` = [261]"),
         "{error}"
     );
+    // Only a text that has it needs its row.
+    let padded = named("pad_token").for_rows(261).unwrap();
+    assert_eq!(padded.encode("x", false).unwrap(), [120]);
+    assert!(padded.encode("<new>", false).is_err());
     let empty = tempfile::TempDir::new().unwrap();
     assert!(Tokenizer::open(empty.path()).unwrap_err().to_string().contains(": no tokenizer.json\n  hint: "));
 }
@@ -225,11 +238,8 @@ fn the_template_file_goes_before_the_configuration() {
     std::fs::write(folder.path().join("additional_chat_templates/tool_use.jinja"), "U").unwrap();
     let tokenizer = Tokenizer::open(folder.path()).unwrap();
     assert_eq!((tokenizer.chat_template(), tokenizer.tool_template()), (Some("D"), Some("U")));
-    let error = open(&json!({"chat_template": [{"name": "rag", "template": "R"}]}), &[]).unwrap_err().to_string();
-    assert!(
-        error.contains("lists [\"rag\"], and none is \"default\"") && error.contains("data.chat_template"),
-        "{error}"
-    );
+    let of_names = open(&json!({"chat_template": {"default": "D", "tool_use": "T"}}), &[]).unwrap();
+    assert_eq!((of_names.chat_template(), of_names.tool_template()), (Some("D"), Some("T")));
 }
 
 /// The library reads these parts twice, and unwraps on the second read.
