@@ -223,7 +223,8 @@ impl RowFormat {
             [false, true] => name = "functions",
             _ => {}
         }
-        let tools = chat::tools(row.get(name)).map_err(|reason| format!("`{name}` {reason}"))?;
+        let mut tools = chat::tools(row.get(name)).map_err(|reason| format!("`{name}` {reason}"))?;
+        chat::drop_nulls_of_arrow(&mut messages, &mut tools);
         let is_system = |message: &Value| message["role"] == "system" || message["role"] == "developer";
         if let Some(system) = self.system.as_ref().filter(|_| !messages.iter().any(is_system)) {
             messages.insert(0, json!({"role": "system", "content": system}));

@@ -156,6 +156,8 @@ impl RowFile {
                     "\n  hint: the file is not UTF-8; `iconv` converts other encodings"
                 } else if error.is_eof() && self.kind == FileKind::JsonLines {
                     "\n  hint: every row is an object on a line of its own, or all rows are in one array"
+                } else if reason.contains("trailing characters") && self.kind == FileKind::JsonLines {
+                    "\n  hint: nothing follows a row on its line, such as a comma"
                 } else {
                     ""
                 };

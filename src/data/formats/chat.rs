@@ -336,6 +336,30 @@ pub(super) fn tools(tools: Option<&Value>) -> Result<Option<Value>, String> {
         tool if tool["name"].is_string() => Ok(json!({"type": "function", "function": tool})),
         _ => Err("has a tool without the `name` of its function".to_owned()),
     });
-    let tools = framed.collect::<Result<Vec<Value>, String>>()?;
-    Ok((!tools.is_empty()).then(|| tools.into()))
+    // An empty list is given to the template, as by transformers.
+    framed.collect::<Result<Value, String>>().map(Some)
+}
+
+/// Drops the nulls of a row that `datasets` wrote as JSON. It gives every tool the properties of all tools, and every call the
+/// arguments of all calls, as null; a property that is null is no schema, so that such a row shows it.
+pub(super) fn drop_nulls_of_arrow(messages: &mut [Value], tools: &mut Option<Value>) {
+    let Some(Value::Array(tools)) = tools else { return };
+    let properties = tools.iter().filter_map(|tool| tool["function"]["parameters"]["properties"].as_object());
+    if !properties.flat_map(Map::values).any(Value::is_null) {
+        return;
+    }
+    tools.iter_mut().for_each(drop_nulls);
+    let calls = messages.iter_mut().filter_map(|message| message.get_mut("tool_calls")?.as_array_mut());
+    calls.flatten().for_each(|call| drop_nulls(&mut call["function"]["arguments"]));
+}
+
+fn drop_nulls(value: &mut Value) {
+    match value {
+        Value::Object(fields) => {
+            fields.retain(|_, value| !value.is_null());
+            fields.values_mut().for_each(drop_nulls);
+        }
+        Value::Array(items) => items.iter_mut().for_each(drop_nulls),
+        _ => {}
+    }
 }

@@ -133,7 +133,9 @@ impl RowFormat {
         // OpenAI's rows have them beside the messages of the prompt.
         let tools = [&row[self.name_of("tools")], &row[self.name_of("prompt")]["tools"]];
         let tools = tools.into_iter().find(|tools| !tools.is_null());
-        chat::tools(tools).map_err(|reason| format!("`tools` {reason}"))
+        let mut tools = chat::tools(tools).map_err(|reason| format!("`tools` {reason}"))?;
+        chat::drop_nulls_of_arrow(messages, &mut tools);
+        Ok(tools)
     }
 
     /// The prompt, if there is one; an `input` follows its instruction.

@@ -340,6 +340,27 @@ fn calls_of_tools_have_one_form() {
 }
 
 #[test]
+fn nulls_that_datasets_writes_as_json_are_left_out_where_a_property_shows_them() {
+    let row = |properties: &Value, arguments: &Value| {
+        let call = json!({"type": "function", "function": {"name": "tide", "arguments": arguments}});
+        let tool = json!({"type": "function", "function": {"name": "tide", "parameters": {"properties": properties}}});
+        json!({"messages": [{"role": "assistant", "content": "", "tool_calls": [call]}], "tools": [tool]})
+    };
+    let (port, of_all) =
+        (json!({"port": {"type": "string"}}), json!({"port": {"type": "string", "enum": null}, "fruit": null}));
+    let plain = read(&row(&port, &json!({"port": "a", "at": [null, {}]})), true).unwrap();
+    let written = row(&of_all, &json!({"port": "a", "fruit": null, "at": [null, {"x": null}]}));
+    assert_eq!(read(&written, true).unwrap(), plain);
+    // Elsewhere a null may be meant.
+    let meant = row(&json!({"port": {"default": null}}), &json!({"port": null}));
+    let Sample::Chat { messages, tools } = read(&meant, true).unwrap() else { panic!("a conversation") };
+    assert_eq!(messages[0]["tool_calls"][0]["function"]["arguments"], json!({"port": null}));
+    assert_eq!(tools, Some(meant["tools"].clone()));
+    let none = json!({"messages": messages, "tools": []});
+    assert!(matches!(read(&none, true).unwrap(), Sample::Chat { tools: Some(tools), .. } if tools == json!([])));
+}
+
+#[test]
 fn contents_of_text_parts_are_joined_and_others_are_refused_by_name() {
     let row = |parts: Value| json!({"messages": [{"role": "user", "content": parts}]});
     let parts = json!([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]);
