@@ -20,7 +20,7 @@ use crate::util::faults;
 
 use writing::{Next, Writing};
 
-pub use grammar::{Grammar, GrammarError, Grammars};
+pub use grammar::{Grammar, GrammarError, Grammars, json_of, quoted};
 pub use sampler::Logprobs;
 pub use together::{NewText, ShownToken, TextBatch, TextRequest};
 

@@ -273,6 +273,30 @@ fn a_text_that_is_held_to_a_schema_is_json_of_it_whatever_the_model_would_write(
 }
 
 #[test]
+fn what_ends_a_turn_ends_json_that_is_complete_and_is_never_within_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let tokenizer = write_tokenizer(folder.path(), PLAIN, "{}");
+    let grammars = Grammars::new(&tokenizer, 259).unwrap();
+    // A letter is also text, as is a token that is not marked as special.
+    let ends = tokenizer.encode("b<c>", false).unwrap();
+    let where_it_may_end = |schema: Value, text: &str| {
+        let mut grammar = grammars.of_schema(&schema).unwrap();
+        let may_end = |grammar: &mut Grammar| {
+            let mask = grammar.mask(&[0.0; 259], &ends).unwrap().unwrap();
+            let may = ends.iter().map(|end| mask[*end as usize] == 0.0).collect::<Vec<_>>();
+            assert_eq!(may[0], may[1], "{text}");
+            may[0]
+        };
+        let before = may_end(&mut grammar);
+        let tokens = tokenizer.encode(text, false).unwrap().into_iter();
+        let behind = tokens.map(|token| grammar.take(token).is_ok() && may_end(&mut grammar));
+        std::iter::once(before).chain(behind).collect::<Vec<_>>()
+    };
+    assert_eq!(where_it_may_end(serde_json::json!({"type": "string"}), "\"a\""), [false, false, false, true]);
+    assert_eq!(where_it_may_end(serde_json::json!({"type": "integer"}), "-12"), [false, false, true, true]);
+}
+
+#[test]
 fn texts_that_are_written_together_are_those_written_alone() {
     let folder = tempfile::tempdir().unwrap();
     let tokenizer = write_tokenizer(folder.path(), PLAIN, "{}");

@@ -133,8 +133,8 @@ impl<'a> Writing<'a> {
         let token = match &mut self.grammar {
             None => self.sampler.next(logits),
             Some(grammar) => {
-                let allowed = grammar.mask(logits).map_err(|_| Ending::OutOfGrammar)?.ok_or(Ending::EndOfText)?;
-                self.sampler.next(&allowed)
+                let allowed = grammar.mask(logits, self.stop_ids).map_err(|_| Ending::OutOfGrammar)?;
+                self.sampler.next(&allowed.ok_or(Ending::EndOfText)?)
             }
         };
         token.ok_or(Ending::NonFiniteLogits)
