@@ -88,6 +88,8 @@ def held_to_json(client, model):
 
     chat = {"model": model, "messages": MESSAGES, "seed": 3, "max_tokens": 400}
     answer = client.chat.completions.parse(response_format=Snail, **chat).choices[0]
+    blanks = answer.message.content.replace(", ", ",").replace(": ", ":")
+    check(not any(blank in blanks for blank in " \n\t"), f"white space: {answer.message.content!r}")
     check(answer.finish_reason == "stop" and answer.message.parsed.sizes, f"{answer}")
     with client.chat.completions.stream(response_format=Snail, **chat) as stream:
         streamed = stream.get_final_completion().choices[0].message
@@ -120,8 +122,77 @@ def calls_tools(client, model):
     check(after.usage.prompt_tokens > 0, f"{after}")
     without = client.chat.completions.create(tools=[met], tool_choice="none", **chat)
     check(not without.choices[0].message.tool_calls, f"{without}")
-    error = refused(openai.BadRequestError, client.chat.completions.create, tools=[met], tool_choice="required", **chat)
-    check(error.param == "tool_choice", f"{error.body}")
+    must_call(client, chat, met)
+
+    def flat(tool):
+        return {"type": "function", **tool["function"]}
+
+    asked = {"model": model, "input": MESSAGES, "temperature": 0, "max_output_tokens": 60, "tools": [flat(met)]}
+    output = client.responses.create(**asked).output
+    made = output[-1]
+    check((made.type, made.name, made.arguments) == ("function_call", "met", call.function.arguments), f"{output}")
+    with client.responses.stream(**asked) as stream:
+        last = stream.get_final_response().output[-1]
+    check((last.name, last.arguments) == (made.name, made.arguments), f"{last}")
+    result = {"type": "function_call_output", "call_id": made.call_id, "output": "It was red."}
+    after_it = client.responses.create(**{**asked, "input": [*MESSAGES, *output, result]})
+    check(after_it.usage.input_tokens == after.usage.prompt_tokens, f"{after_it.usage}, {after.usage}")
+
+
+def must_call(client, chat, met):
+    """Whatever the model would write, the answer is a call, or beside a schema one or the other."""
+    number = {"type": "object", "properties": {"n": {"type": "integer", "minimum": 1, "maximum": 9}}, "required": ["n"]}
+    count = {"type": "function", "function": {"name": "count", "parameters": number}}
+    named = {"type": "function", "function": {"name": "count"}}
+    for seed in range(8):
+        asked = {**chat, "tools": [count, met], "temperature": 1.0, "seed": seed, "max_tokens": 200}
+        for choice in ("required", named):
+            answer = client.chat.completions.create(tool_choice=choice, **asked).choices[0]
+            calls = answer.message.tool_calls or []
+            check(answer.finish_reason == "length" or calls and not answer.message.content, f"{answer}")
+            check(choice == "required" or [call.function.name for call in calls] == ["count"], f"{answer}")
+            parts = client.chat.completions.create(tool_choice=choice, stream=True, **asked)
+            parts = [call for part in parts for call in part.choices[0].delta.tool_calls or []]
+            words = lambda calls: [(call.function.name, call.function.arguments) for call in calls]
+            check(words(parts) == words(calls), f"{parts}, {calls}")
+            numbers = [json.loads(call.function.arguments)["n"] for call in calls if call.function.name == "count"]
+            check(all(1 <= number <= 9 for number in numbers), f"{calls}")
+        only = {"type": "json_schema", "json_schema": {"name": "n", "schema": number}}
+        either = client.chat.completions.create(response_format=only, **asked).choices[0]
+        check(either.finish_reason in ("tool_calls", "length") or json.loads(either.message.content)["n"], f"{either}")
+    for wrong in ("sometimes", {"type": "function", "function": {"name": "nobody"}}):
+        arguments = {**chat, "tools": [met], "tool_choice": wrong}
+        error = refused(openai.BadRequestError, client.chat.completions.create, **arguments)
+        check(error.param == "tool_choice", f"{error.body}")
+
+
+def responses(client, model):
+    """A response has the text of a chat, whole and in parts, and of a schema."""
+    class Snail(pydantic.BaseModel):
+        kind: Literal["red", "blue"]
+
+    system = {"role": "developer", "content": "Be brief."}
+    chat = {"model": model, "temperature": 0}
+    of_chat = client.chat.completions.create(messages=[system, *MESSAGES], max_tokens=24, **chat)
+    asked = {**chat, "instructions": "Be brief.", "input": MESSAGES[0]["content"], "max_output_tokens": 24}
+    answer = client.responses.create(**asked)
+    check(answer.output_text == of_chat.choices[0].message.content, f"{answer}, {of_chat}")
+    check(answer.usage.output_tokens == of_chat.usage.completion_tokens, f"{answer.usage}")
+    is_cut = of_chat.choices[0].finish_reason == "length"
+    check(answer.status == ("incomplete" if is_cut else "completed"), f"{answer}")
+    parts = list(client.responses.create(stream=True, **asked))
+    deltas = [part.delta for part in parts if part.type == "response.output_text.delta"]
+    check(parts[0].type == "response.created" and "".join(deltas) == answer.output_text, f"{parts}")
+    check(parts[-1].type == f"response.{answer.status}" and parts[-1].response.usage == answer.usage, f"{parts[-1]}")
+    with client.responses.stream(**asked) as stream:
+        check(stream.get_final_response().output_text == answer.output_text, "responses.stream")
+    parsed = client.responses.parse(text_format=Snail, **{**asked, "max_output_tokens": 60})
+    check(parsed.output_parsed.kind in ("red", "blue"), f"{parsed}")
+    more = [*MESSAGES, *answer.output, {"role": "user", "content": [{"type": "input_text", "text": "And then?"}]}]
+    check(client.responses.create(**{**asked, "input": more}).usage.input_tokens > answer.usage.input_tokens, "turns")
+    for wrong in ({"previous_response_id": answer.id}, {"tools": [{"type": "web_search"}]}, {"input": []}):
+        error = refused(openai.BadRequestError, client.responses.create, **{**asked, **wrong})
+        check(error.param == [*wrong][0], f"{error.body}")
 
 
 def together(client, models):
@@ -185,6 +256,7 @@ def main():
     else:
         interface(client, models)
         held_to_json(client, models[0])
+        responses(client, models[0])
         together(client, models)
         ask = lambda model: client.chat.completions.create(model=model, messages=MESSAGES, temperature=0, max_tokens=40)
         result["texts"] = {model: ask(model).choices[0].message.content for model in models}

@@ -3,8 +3,10 @@
 mod api;
 mod calls;
 mod error;
+mod held;
 mod prompt;
 mod reply;
+mod responses;
 mod texts;
 
 use std::convert::Infallible;
@@ -18,7 +20,7 @@ use axum::body::Body;
 use axum::extract::{Path, Request, State};
 use axum::http::{HeaderMap, HeaderName, Uri, header};
 use axum::middleware::{self, Next};
-use axum::response::sse::{KeepAlive, Sse};
+use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{Html, IntoResponse, Json, Response};
 use axum::routing::{get, post};
 use futures_util::StreamExt as _;
@@ -36,12 +38,14 @@ use crate::schema::Problem;
 use crate::train::stop::Stop;
 use crate::util::failure::Failure;
 
-use api::{Asking, Kind};
-use calls::{CallForm, CallReader};
+use api::{Asking, Kind, ToolChoice};
+use calls::{CallForm, CallReader, functions};
 use error::ApiError;
+use held::Allowed;
 use prompt::Prompting;
 use reply::Reply;
-use texts::{Event, Job, ToScore, Work, write_texts};
+use responses::AsResponse;
+use texts::{Job, NewOf, ToScore, Work, write_texts};
 
 /// A page to talk with the model and to compare adapters side by side.
 const PAGE: &str = include_str!("serve/page.html");
@@ -55,8 +59,8 @@ const PAGE_HEADERS: [(HeaderName, &str); 2] = [
     (header::X_FRAME_OPTIONS, "DENY"),
 ];
 /// What is answered.
-const PATHS: &str = "GET /v1/models, GET /v1/models/ID, POST /v1/chat/completions, POST /v1/completions, POST /v1/score, \
-                     GET /health";
+const PATHS: &str = "GET /v1/models, GET /v1/models/ID, POST /v1/chat/completions, POST /v1/responses, \
+                     POST /v1/completions, POST /v1/score, GET /health";
 /// What a request is answered where the model has failed.
 const STOPPED: &str = "the model has stopped";
 /// Longest body of a request.
@@ -164,6 +168,7 @@ fn router(server: Server) -> Router {
         .route("/v1/models", get(models))
         .route("/v1/models/{*id}", get(model))
         .route("/v1/chat/completions", post(chat))
+        .route("/v1/responses", post(responses))
         .route("/v1/completions", post(completions))
         .route("/v1/score", post(score))
         .route_layer(middleware::from_fn_with_state(Arc::clone(&server), admit))
@@ -195,6 +200,10 @@ async fn chat(State(server): State<Arc<Server>>, headers: HeaderMap, body: Body)
     server.answer(Kind::Chat, &headers, body).await
 }
 
+async fn responses(State(server): State<Arc<Server>>, headers: HeaderMap, body: Body) -> Result<Response, ApiError> {
+    server.answer(Kind::Response, &headers, body).await.map_err(ApiError::of_response)
+}
+
 async fn completions(State(server): State<Arc<Server>>, headers: HeaderMap, body: Body) -> Result<Response, ApiError> {
     server.answer(Kind::Completion, &headers, body).await
 }
@@ -221,7 +230,7 @@ async fn read_parts(body: Body) -> Result<Vec<u8>, ApiError> {
 }
 
 /// What is written, as it is written.
-type Texts = UnboundedReceiver<Event>;
+type Texts = UnboundedReceiver<NewOf>;
 
 /// A request that is ready for the model.
 struct Prepared {
@@ -231,6 +240,8 @@ struct Prepared {
     grammar: Option<Grammar>,
     /// Finds the calls in the answer, where there may be any.
     reader: Option<CallReader>,
+    /// The form of the answer, where it is that of `/v1/responses`.
+    as_response: Option<AsResponse>,
 }
 
 impl Server {
@@ -255,7 +266,7 @@ impl Server {
 
     fn prepare(&self, kind: Kind, body: &[u8]) -> Result<Prepared, ApiError> {
         let OpenedModel { model, tokenizer, adapters, .. } = &*self.opened;
-        let asking = Asking::parse(kind, body)?;
+        let (asking, as_response) = Asking::parse(kind, body)?;
         let adapter = self.adapter(asking.model.as_deref())?;
         if adapters[adapter].set.score().is_some() != (kind == Kind::Score) {
             let scores = "scores texts: ask /v1/score";
@@ -273,26 +284,51 @@ impl Server {
         for ids in &prompt_ids {
             check(model, ids).map_err(|error| ApiError::of_prompt(&error))?;
         }
-        let grammar = asking.schema.as_ref().map(|schema| self.grammar(schema)).transpose()?;
-        let reader = asking.tools.as_ref().map(|tools| self.reader(adapter, tools, asking.one_call)).transpose()?;
-        Ok(Prepared { asking, adapter, prompt_ids, grammar, reader })
+        let form = asking.tools.as_ref().map(|_| self.call_form(adapter)).transpose()?;
+        let grammar = self.grammar(&asking, form)?;
+        let tools = asking.tools.as_ref().zip(form);
+        let reader = tools.map(|(tools, form)| CallReader::new(form.clone(), tools, asking.one_call));
+        Ok(Prepared { asking, adapter, prompt_ids, grammar, reader, as_response })
     }
 
-    fn grammar(&self, schema: &Value) -> Result<Grammar, ApiError> {
+    /// What the answer is held to.
+    fn grammar(&self, asking: &Asking, form: Option<&CallForm>) -> Result<Option<Grammar>, ApiError> {
+        let Asking { tools, tool_choice, schema, one_call, .. } = asking;
+        let is_call = *tool_choice != ToolChoice::Auto;
+        if !is_call && schema.is_none() {
+            return Ok(None);
+        }
         let OpenedModel { model, tokenizer, .. } = &*self.opened;
         let grammars = || Grammars::new(tokenizer, model.config.vocab_size).map_err(|error| error.to_string());
         let grammars = self.grammars.get_or_init(grammars).as_ref();
-        let grammar =
-            grammars.map_err(Clone::clone).and_then(|all| all.of_schema(schema).map_err(|error| error.to_string()));
-        grammar.map_err(|error| ApiError::wrong(format!("`response_format`: {error}"), Some("response_format")))
+        let param = if is_call { "tool_choice" } else { "response_format" };
+        let wrong = |error: String| ApiError::wrong(format!("`{param}`: {error}"), Some(param));
+        let grammars = grammars.map_err(|error| wrong(error.clone()))?;
+        let (Some(tools), Some(form)) = (tools, form) else {
+            let schema = schema.as_ref().map(|schema| grammars.of_schema(schema));
+            return schema.transpose().map_err(|error| wrong(error.to_string()));
+        };
+        let unknown = "an answer cannot be held to the form in which this model's chat template writes calls: leave it out, or \
+                       `tools`";
+        let written = form.written.as_ref().ok_or_else(|| wrong(unknown.to_owned()))?;
+        let is_meant = |function: &&Value| match tool_choice {
+            ToolChoice::Function(name) => function["name"] == name.as_str(),
+            _ => true,
+        };
+        let allowed = Allowed {
+            functions: &functions(tools).filter(is_meant).collect::<Vec<_>>(),
+            several: !one_call && !matches!(tool_choice, ToolChoice::Function(_)),
+            content: schema.as_ref().filter(|_| !is_call),
+        };
+        written.grammar(allowed, grammars).map(Some).map_err(wrong)
     }
 
-    fn reader(&self, adapter: usize, tools: &Value, one_call: bool) -> Result<CallReader, ApiError> {
+    /// The form of calls.
+    fn call_form(&self, adapter: usize) -> Result<&CallForm, ApiError> {
         let of_template = || CallForm::of(self.templates[adapter].as_ref()?, &self.opened.tokenizer);
-        let form = self.call_forms[adapter].get_or_init(of_template).clone();
+        let form = self.call_forms[adapter].get_or_init(of_template).as_ref();
         let unknown = "`tools`: the form in which this model's chat template writes calls is not understood";
-        let form = form.ok_or_else(|| ApiError::wrong(unknown, Some("tools")))?;
-        Ok(CallReader::new(form, tools, one_call))
+        form.ok_or_else(|| ApiError::wrong(unknown, Some("tools")))
     }
 
     async fn answer(self: Arc<Self>, kind: Kind, headers: &HeaderMap, body: Body) -> Result<Response, ApiError> {
@@ -305,15 +341,16 @@ impl Server {
         // A template and a tokenizer may take seconds: other requests do not wait.
         let prepared = tokio::task::spawn_blocking(move || server.prepare(kind, &body)).await;
         let prepared = prepared.map_err(|error| ApiError::failed(&error.to_string()))??;
-        let Prepared { asking, adapter, prompt_ids, grammar, reader } = prepared;
+        let Prepared { asking, adapter, prompt_ids, grammar, reader, as_response } = prepared;
         let model = asking.model.clone().unwrap_or_else(|| self.id(adapter));
         if kind == Kind::Score {
             return self.score(model, adapter, prompt_ids).await;
         }
-        let mut reply = Reply::new(kind, model, &prompt_ids, &self.opened);
+        let mut reply = Reply::new(asking.kind, model, &prompt_ids, &self.opened);
         let num_texts = prompt_ids.len();
-        // What is continued as it is goes through no template.
-        let of_template = if kind == Kind::Chat { &self.stops[adapter].texts[..] } else { &[] };
+        // What is continued as it is goes through no template, and JSON ends by itself and may have any text in it.
+        let is_free = asking.kind == Kind::Chat && grammar.is_none();
+        let of_template = if is_free { &self.stops[adapter].texts[..] } else { &[] };
         let stop = [&asking.stop[..], of_template].concat();
         let (events, mut texts) = tokio::sync::mpsc::unbounded_channel();
         for (index, prompt_ids) in prompt_ids.into_iter().enumerate() {
@@ -336,9 +373,10 @@ impl Server {
         // A prompt that is refused is refused before anything is streamed.
         let first = next_of(&mut texts).await?;
         if asking.stream {
-            Ok(stream_of(reply, first, texts, asking.include_usage))
+            Ok(stream_of(reply, first, texts, asking.include_usage, as_response))
         } else {
-            whole(reply, num_texts, first, texts).await
+            let whole = whole(reply, num_texts, first, texts).await?;
+            Ok(Json(as_response.map_or_else(|| whole.clone(), |form| form.whole(&whole))).into_response())
         }
     }
 
@@ -384,7 +422,7 @@ async fn whole(
     num_texts: usize,
     first: (usize, NewText),
     mut texts: Texts,
-) -> Result<Response, ApiError> {
+) -> Result<Value, ApiError> {
     let mut all = vec![Vec::new(); num_texts];
     let (mut num_open, mut next) = (num_texts, first);
     loop {
@@ -392,18 +430,36 @@ async fn whole(
         num_open -= usize::from(text.ending.is_some());
         all[index].push(text);
         if num_open == 0 {
-            return Ok(Json(reply.whole(&all)?).into_response());
+            return reply.whole(&all);
         }
         next = next_of(&mut texts).await?;
     }
 }
 
-fn stream_of(mut reply: Reply, (index, first): (usize, NewText), mut texts: Texts, include_usage: bool) -> Response {
+fn stream_of(
+    mut reply: Reply,
+    (index, first): (usize, NewText),
+    mut texts: Texts,
+    include_usage: bool,
+    mut as_response: Option<AsResponse>,
+) -> Response {
     let rest = stream::poll_fn(move |context| texts.poll_recv(context));
-    let start = stream::iter(reply.start());
+    let mut start = reply.start();
     let events = stream::iter([(index, Ok(first))]).chain(rest).flat_map(move |(index, text)| {
         let text = text.map_err(|error| ApiError::of_prompt(&error));
-        stream::iter(reply.events((index, text), include_usage))
+        let was_open = !reply.has_ended();
+        let parts = start.take().into_iter().chain(reply.parts((index, text), include_usage));
+        let is_last = was_open && reply.has_ended();
+        let mut events: Vec<Event> = match &mut as_response {
+            Some(form) => parts.flat_map(|part| form.events(&part)).collect(),
+            None => parts.map(|part| Event::default().data(part.to_string())).collect(),
+        };
+        match &mut as_response {
+            Some(form) if is_last => events.extend(form.end()),
+            None if is_last => events.push(Event::default().data("[DONE]")),
+            _ => {}
+        }
+        stream::iter(events)
     });
-    Sse::new(start.chain(events).map(Ok::<_, Infallible>)).keep_alive(KeepAlive::default()).into_response()
+    Sse::new(events.map(Ok::<_, Infallible>)).keep_alive(KeepAlive::default()).into_response()
 }

@@ -5,7 +5,9 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 
+use super::calls::functions;
 use super::error::ApiError;
+use super::responses::AsResponse;
 use crate::generate::GenerateOptions;
 
 /// Length of a completion whose request does not say it, as in OpenAI's interface.
@@ -36,6 +38,8 @@ const WITHOUT_EFFECT: [&str; 9] = [
 pub(super) enum Kind {
     /// `/v1/chat/completions`
     Chat,
+    /// `/v1/responses`, which is asked as a chat
+    Response,
     /// `/v1/completions`
     Completion,
     /// `/v1/score`
@@ -59,10 +63,23 @@ pub(super) struct Asking {
     pub(super) include_usage: bool,
     /// What the model may call.
     pub(super) tools: Option<Value>,
+    pub(super) tool_choice: ToolChoice,
     /// Whether an answer has at most one call.
     pub(super) one_call: bool,
     /// What the text is held to.
     pub(super) schema: Option<Value>,
+}
+
+/// Whether an answer is a call.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) enum ToolChoice {
+    /// As the model will.
+    #[default]
+    Auto,
+    /// It is one.
+    Required,
+    /// It is one of this function.
+    Function(String),
 }
 
 /// What is continued or scored.
@@ -122,14 +139,22 @@ impl Prompts {
 }
 
 impl Asking {
-    /// Reads the body of a request.
-    pub(super) fn parse(kind: Kind, body: &[u8]) -> Result<Self, ApiError> {
+    /// Reads the body of a request, and how it is answered where that is not the form of its kind.
+    pub(super) fn parse(kind: Kind, body: &[u8]) -> Result<(Self, Option<AsResponse>), ApiError> {
+        let body = serde_json::from_slice(body).map_err(|_| ApiError::wrong("the body is not a JSON object", None))?;
+        if kind == Kind::Response {
+            let (chat, form) = AsResponse::read(body)?;
+            return Ok((Self::read(Kind::Chat, chat)?, Some(form)));
+        }
+        Ok((Self::read(kind, body)?, None))
+    }
+
+    fn read(kind: Kind, body: Map<String, Value>) -> Result<Self, ApiError> {
         const COUNT: &str = "a whole number";
         const TEMPERATURE: &str = "a number from 0 to 2";
         const TOP_P: &str = "a number above 0, at most 1";
         const MIN_P: &str = "a number from 0 to 1";
         const STOP: &str = "a text that is not empty, or a list of at most 16 such";
-        let body = serde_json::from_slice(body).map_err(|_| ApiError::wrong("the body is not a JSON object", None))?;
         let mut body = Body(body);
         let within = |name: &str, is_allowed: bool, expected: &str| {
             if is_allowed { Ok(()) } else { Err(unexpected(name, expected)) }
@@ -152,7 +177,7 @@ impl Asking {
             (Kind::Score, ..) => {
                 return Err(ApiError::wrong("`messages` or `input` is wanted here", Some("messages")));
             }
-            (Kind::Chat, ..) => {
+            (Kind::Chat | Kind::Response, ..) => {
                 return Err(ApiError::wrong("`messages` is wanted here, and no `prompt`", Some("messages")));
             }
             (Kind::Completion, ..) => {
@@ -182,11 +207,8 @@ impl Asking {
         let logprobs = body.take("logprobs", "true, false or a number")?;
         let top_logprobs = top_logprobs(kind, logprobs.as_ref(), body.take("top_logprobs", COUNT)?)?;
         within("top_logprobs", top_logprobs.is_none_or(|top| top <= MAX_TOP_LOGPROBS), "at most 20")?;
-        let tools = if kind == Kind::Chat { tools(&mut body)? } else { None };
+        let (tools, tool_choice) = if kind == Kind::Chat { tools(&mut body)? } else { (None, ToolChoice::Auto) };
         let schema = schema(&mut body)?;
-        if tools.is_some() && schema.is_some() {
-            return Err(ApiError::wrong("`response_format` beside `tools` is not supported", Some("response_format")));
-        }
         let stream_options: Option<StreamOptions> = body.take("stream_options", "an object")?;
         let asking = Self {
             kind,
@@ -202,6 +224,7 @@ impl Asking {
             stream: body.take("stream", "true or false")?.unwrap_or_default(),
             include_usage: stream_options.is_some_and(|options| options.include_usage),
             tools,
+            tool_choice,
             one_call: body.take("parallel_tool_calls", "true or false")? == Some(false),
             schema,
         };
@@ -224,6 +247,7 @@ impl Asking {
             stream: false,
             include_usage: false,
             tools: None,
+            tool_choice: ToolChoice::Auto,
             one_call: false,
             schema: None,
         }
@@ -242,14 +266,28 @@ impl Asking {
     }
 }
 
-/// The tools that the model may call.
-fn tools(body: &mut Body) -> Result<Option<Value>, ApiError> {
+/// The tools that the model may call, and whether it must.
+fn tools(body: &mut Body) -> Result<(Option<Value>, ToolChoice), ApiError> {
+    const CHOICES: &str =
+        "\"auto\", \"none\", \"required\", or {\"type\": \"function\", \"function\": {\"name\": ...}}";
     let tools: Option<Vec<Value>> = body.take("tools", "a list of tools")?;
-    let choice: Option<Value> = body.take("tool_choice", "\"auto\" or \"none\"")?;
-    match choice.as_ref().map(|choice| choice.as_str().unwrap_or_default()) {
-        None | Some("auto") => Ok(tools.filter(|tools| !tools.is_empty()).map(Value::Array)),
-        Some("none") => Ok(None),
-        Some(_) => Err(ApiError::wrong("`tool_choice` is \"auto\" or \"none\" here", Some("tool_choice"))),
+    let tools = tools.filter(|tools| !tools.is_empty()).map(Value::Array);
+    let choice: Value = body.take("tool_choice", CHOICES)?.unwrap_or_else(|| json!("auto"));
+    let wrong = |text: String| Err(ApiError::wrong(text, Some("tool_choice")));
+    let choice = match (choice.as_str(), choice["function"]["name"].as_str()) {
+        (Some("auto"), _) => ToolChoice::Auto,
+        (Some("none"), _) => return Ok((None, ToolChoice::Auto)),
+        (Some("required"), _) => ToolChoice::Required,
+        (None, Some(name)) => ToolChoice::Function(name.to_owned()),
+        _ => return wrong(format!("`tool_choice`: expected {CHOICES}")),
+    };
+    let names: Vec<&str> = tools.iter().flat_map(functions).filter_map(|function| function["name"].as_str()).collect();
+    match &choice {
+        ToolChoice::Required if names.is_empty() => wrong("`tool_choice` = \"required\" without `tools`".to_owned()),
+        ToolChoice::Function(name) if !names.contains(&name.as_str()) => {
+            wrong(format!("`tool_choice` names `{name}`; `tools` has: {}", names.join(", ")))
+        }
+        _ => Ok((tools, choice)),
     }
 }
 
@@ -333,7 +371,8 @@ mod tests {
     use super::*;
 
     fn parse(kind: Kind, body: &Value) -> Result<Asking, Value> {
-        Asking::parse(kind, body.to_string().as_bytes()).map_err(|error| error.json()["error"].clone())
+        let asking = Asking::parse(kind, body.to_string().as_bytes());
+        asking.map(|(asking, _)| asking).map_err(|error| error.json()["error"].clone())
     }
 
     fn chat(more: &Value) -> Result<Asking, Value> {
@@ -371,6 +410,9 @@ mod tests {
         ] {
             chat(&fine).unwrap();
         }
+        let named = json!({"type": "function", "function": {"name": "find"}});
+        let asking = chat(&json!({"tools": [named, {"name": "other"}], "tool_choice": named})).unwrap();
+        assert_eq!(asking.tool_choice, ToolChoice::Function("find".to_owned()));
         for (wrong, param) in [
             (json!({"n": 2}), "n"),
             (json!({"n": 0}), "n"),
@@ -381,10 +423,11 @@ mod tests {
             (json!({"modalities": ["text", "audio"]}), "modalities"),
             (json!({"tools": "find"}), "tools"),
             (json!({"tool_choice": "required"}), "tool_choice"),
+            (json!({"tool_choice": "find", "tools": [{"name": "find"}]}), "tool_choice"),
             (json!({"tool_choice": {"type": "function", "function": {"name": "find"}}}), "tool_choice"),
+            (json!({"tool_choice": {"type": "allowed_tools"}, "tools": [{"name": "find"}]}), "tool_choice"),
             (json!({"response_format": {"type": "json_schema"}}), "response_format"),
             (json!({"response_format": "json"}), "response_format"),
-            (json!({"response_format": {"type": "json_object"}, "tools": [{"name": "find"}]}), "response_format"),
             (json!({"max_tokens": 0}), "max_tokens"),
             (json!({"temperature": 2.5}), "temperature"),
             (json!({"top_p": 0}), "top_p"),

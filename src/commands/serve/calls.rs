@@ -8,13 +8,14 @@ use rand::distr::Alphanumeric;
 use regex::Regex;
 use serde_json::{Map, Value, json};
 
-use crate::data::template::ChatTemplate;
+use super::held::CallText;
+use crate::data::template::{ChatTemplate, Stops};
 use crate::data::tokenizer::Tokenizer;
 
 /// Words of the calls that are rendered to see their form.
-const NAMES: [&str; 2] = ["qzname", "qzother"];
-const KEYS: [&str; 2] = ["qzfirst", "qzsecond"];
-const VALUES: [&str; 2] = ["qzone", "qztwo"];
+pub(super) const NAMES: [&str; 2] = ["qzname", "qzother"];
+pub(super) const KEYS: [&str; 2] = ["qzfirst", "qzsecond"];
+pub(super) const VALUES: [&str; 2] = ["qzone", "qztwo"];
 
 /// A call of a tool.
 #[derive(Clone, Debug, PartialEq)]
@@ -33,6 +34,8 @@ pub(super) struct CallForm {
     shape: Shape,
     /// Texts of special tokens, which are no content.
     special: Vec<String>,
+    /// How they are written, where a text can be held to it.
+    pub(super) written: Option<CallText>,
 }
 
 #[derive(Clone, Debug)]
@@ -41,22 +44,37 @@ enum Shape {
     Json { name: String, arguments: String },
     /// A name, and somewhere behind it the arguments as a JSON object.
     Named,
-    /// A name, and behind it each argument between marks: `key` and `value` are groups.
-    Marked(Regex),
+    /// A name, and behind it each argument between marks: `key` and `value` are groups of the pattern.
+    Marked(Regex, Marks),
+}
+
+/// What stands around the words of an argument.
+#[derive(Clone, Debug)]
+pub(super) struct Marks {
+    pub(super) before_key: String,
+    pub(super) before_value: String,
+    pub(super) after_value: String,
 }
 
 impl CallForm {
     /// The form in which `template` writes calls; `None` where it writes none, or in a way that is not understood.
     pub(super) fn of(template: &ChatTemplate, tokenizer: &Tokenizer) -> Option<Self> {
         let special = tokenizer.special_texts();
+        let probes = [2, 1].map(|num_calls| Probe::of(template, num_calls));
         // Some templates allow one call in an answer.
-        [2, 1].into_iter().find_map(|num_calls| {
-            let probe = Probe::of(template, num_calls)?;
+        let form = probes.iter().flatten().find_map(|probe| {
             let form = Self { special: special.clone(), ..probe.form()? };
             // What was written is what is read.
             let (_, calls) = form.read(&probe.answer, &probe.tools)?;
             (calls == probe.calls).then_some(form)
-        })
+        })?;
+        let marks = if let Shape::Marked(_, marks) = &form.shape { Some(marks) } else { None };
+        let stops = Stops::of(tokenizer, Some(template));
+        let ends: Vec<String> =
+            stops.ids.iter().filter_map(|id| tokenizer.token_text(*id)).chain(stops.texts).collect();
+        let [two, one] = probes.map(|probe| probe.map(|probe| probe.answer));
+        let written = one.and_then(|one| CallText::of(&one, two.as_deref(), marks, &ends));
+        Some(Self { written, ..form })
     }
 
     /// The calls in what a model wrote, and where the text ends that stands before them; `None` where there are none.
@@ -155,7 +173,7 @@ impl CallForm {
                 let Value::Object(arguments) = value else { return None };
                 Some((vec![Call { name, arguments }], text.len() - rest.len() + at + length))
             }
-            Shape::Marked(argument) => {
+            Shape::Marked(argument, _) => {
                 let (name, rest) = name_at(text)?;
                 let end = rest.find(&self.opening).unwrap_or(rest.len());
                 let schema =
@@ -185,11 +203,8 @@ pub(super) struct CallReader {
 
 impl CallReader {
     pub(super) fn new(form: CallForm, tools: &Value, one_call: bool) -> Self {
-        let tools = tools.as_array().into_iter().flatten().map(|tool| {
-            // Some clients leave the frame of a function out.
-            if tool["function"].is_object() { tool.clone() } else { json!({"function": tool}) }
-        });
-        Self { form, tools: tools.collect(), one_call, text: String::new(), shown: 0 }
+        let tools = functions(tools).map(|function| json!({"function": function})).collect();
+        Self { form, tools, one_call, text: String::new(), shown: 0 }
     }
 
     /// Takes more of the text; returns what of its content can be shown now.
@@ -238,9 +253,9 @@ impl Probe {
             KEYS.into_iter().zip(VALUES).map(|(key, value)| (key.to_owned(), json!(value))).collect();
         let call = |name: &&str| Call { name: (*name).to_owned(), arguments: arguments.clone() };
         let calls: Vec<Call> = NAMES.iter().take(num_calls).map(call).collect();
-        let called = calls.iter().enumerate().map(|(index, Call { name, arguments })| {
-            json!({"id": format!("call{index:05}"), "type": "function",
-                   "function": {"name": name, "arguments": arguments}})
+        // Nothing that differs between two calls but their words: an id may be written.
+        let called = calls.iter().map(|Call { name, arguments }| {
+            json!({"id": "call00000", "type": "function", "function": {"name": name, "arguments": arguments}})
         });
         let messages = [
             json!({"role": "user", "content": "Hi"}),
@@ -268,7 +283,7 @@ impl Probe {
             // Not the end of the mark before it.
             let opening = &opening[opening.find(['<', '[']).unwrap_or(0)..];
             let before_first = before[..before.len() - opening.len()].trim_start().to_owned();
-            CallForm { opening: opening.trim().to_owned(), before_first, shape, special: Vec::new() }
+            CallForm { opening: opening.trim().to_owned(), before_first, shape, special: Vec::new(), written: None }
         };
         let second = find(text, NAMES[1], name.end);
         let whole = text[..name.start].match_indices(['{', '[']).map(|(at, _)| at);
@@ -310,9 +325,19 @@ impl Probe {
             pattern(before_value.trim()),
             pattern(close.trim()),
         );
-        let shape = Shape::Marked(Regex::new(&argument).ok()?);
+        let [before_key, before_value, after_value] = [before_key, before_value, close].map(str::to_owned);
+        let shape = Shape::Marked(Regex::new(&argument).ok()?, Marks { before_key, before_value, after_value });
         Some(form(&text[..name.start], before_second(other_value.end), shape))
     }
+}
+
+/// The definitions of the functions; some clients leave the frame around one out.
+pub(super) fn functions(tools: &Value) -> impl Iterator<Item = &Value> {
+    tools
+        .as_array()
+        .into_iter()
+        .flatten()
+        .map(|tool| if tool["function"].is_object() { &tool["function"] } else { tool })
 }
 
 /// The definition of a function.
@@ -321,7 +346,7 @@ fn function<'a>(tools: &'a Value, name: &str) -> Option<&'a Value> {
 }
 
 /// The JSON at the start of a text, after white space, and where it ends.
-fn json_at(text: &str) -> Option<(Value, usize)> {
+pub(super) fn json_at(text: &str) -> Option<(Value, usize)> {
     let mut values = serde_json::Deserializer::from_str(text).into_iter::<Value>();
     let value = values.next()?.ok()?;
     Some((value, values.byte_offset()))
@@ -346,7 +371,7 @@ fn place_of(object: &Value, value: &Value) -> Option<String> {
     object.as_object()?.iter().find_map(|(key, inner)| Some(format!("/{key}{}", place_of(inner, value)?)))
 }
 
-fn find(text: &str, word: &str, from: usize) -> Option<Range<usize>> {
+pub(super) fn find(text: &str, word: &str, from: usize) -> Option<Range<usize>> {
     let at = from + text[from..].find(word)?;
     Some(at..at + word.len())
 }
@@ -366,149 +391,4 @@ fn common_suffix(one: &str, other: &str) -> usize {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::data::fixture::chat_tokenizer;
-
-    /// A template that writes a turn's calls as `calls` does.
-    fn form(calls: &str) -> Option<CallForm> {
-        let source = format!(
-            "{{% if tools %}}{{{{ tools | tojson }}}}{{% endif %}}{{% for m in messages %}}\
-             {{{{ '<|im_start|>' + m.role + '\n' + m.content }}}}{{% if m.tool_calls %}}{calls}{{% endif %}}\
-             {{{{ '<|im_end|>\n' }}}}{{% endfor %}}{{% if add_generation_prompt %}}{{{{ '<|im_start|>assistant\n' }}}}{{% endif %}}"
-        );
-        let tokenizer = chat_tokenizer();
-        CallForm::of(&ChatTemplate::new(&source, "the test", &tokenizer).unwrap(), &tokenizer)
-    }
-
-    const EACH: &str = "{% for call in m.tool_calls %}{% set f = call.function %}";
-    const ONE: &str = "{% if m.tool_calls | length > 1 %}{{ raise_exception('one call') }}{% endif %}\
-        {% set f = m.tool_calls[0].function %}";
-
-    /// The forms of well-known families, an answer in each with content, and whether it has two calls.
-    fn families() -> Vec<(String, &'static str, usize)> {
-        let each = |call: &str| format!("{EACH}{call}{{% endfor %}}");
-        let arguments = "{% for k, v in f.arguments.items() %}";
-        vec![
-            (
-                each(
-                    "{{ '\n<tool_call>\n{\"name\": \"' + f.name + '\", \"arguments\": ' + f.arguments | tojson + '}\n</tool_call>' }}",
-                ),
-                "Yes.\n<tool_call>\n{\"name\": \"find\", \"arguments\": {\"city\": \"Bern\", \"days\": 3}}\n</tool_call>\n\
-                 <tool_call>{\"name\": \"find\", \"arguments\": {\"city\": \"Bern\", \"days\": 3}}</tool_call>",
-                2,
-            ),
-            (
-                format!(
-                    "{ONE}{{{{ '{{\"name\": \"' + f.name + '\", \"parameters\": ' + f.arguments | tojson + '}}' }}}}"
-                ),
-                "{\"name\": \"find\", \"parameters\": {\"city\": \"Bern\", \"days\": 3}}",
-                1,
-            ),
-            (
-                format!(
-                    "{{{{ '[TOOL_CALLS] [' }}}}{EACH}{{{{ '{{\"name\": \"' + f.name + '\", \"arguments\": ' + f.arguments | tojson \
-                     + ', \"id\": \"' + call.id + '\"}}' }}}}{{{{ '' if loop.last else ', ' }}}}{{% endfor %}}{{{{ ']' }}}}"
-                ),
-                "Yes.[TOOL_CALLS][{\"name\": \"find\", \"arguments\": {\"city\": \"Bern\", \"days\": 3}}, \
-                 {\"name\": \"find\", \"arguments\": {\"city\": \"Bern\", \"days\": 3}}]",
-                2,
-            ),
-            (
-                each("{{ '[TOOL_CALLS]' + f.name + '[ARGS]' + f.arguments | tojson }}"),
-                "Yes. [TOOL_CALLS]find[ARGS]{\"city\": \"Bern\", \"days\": 3}[TOOL_CALLS]find[ARGS]{\"city\": \"Bern\", \"days\": 3}",
-                2,
-            ),
-            (
-                format!(
-                    "{{{{ '<calls>' }}}}{}{{{{ '</calls>' }}}}",
-                    each(
-                        "{{ '<call>function<sep>' + f.name + '\n```json\n' + f.arguments | tojson + '\n```</call>' }}"
-                    )
-                ),
-                "Yes.<calls><call>function<sep>find\n```json\n{\"city\": \"Bern\", \"days\": 3}\n```</call>\
-                 <call>function<sep>find\n```json\n{\"city\": \"Bern\", \"days\": 3}\n```</call></calls>",
-                2,
-            ),
-            (
-                each(&format!(
-                    "{{{{ '\n<tool_call>\n<function=' + f.name + '>\n' }}}}{arguments}\
-                     {{{{ '<parameter=' + k + '>\n' + v | string + '\n</parameter>\n' }}}}{{% endfor %}}\
-                     {{{{ '</function>\n</tool_call>' }}}}"
-                )),
-                "Yes.\n\n<tool_call>\n<function=find>\n<parameter=city>\nBern\n</parameter>\n<parameter=days>\n3\n</parameter>\n\
-                 </function>\n</tool_call>",
-                1,
-            ),
-            (
-                each(&format!(
-                    "{{{{ '\n<tool_call>' + f.name }}}}{arguments}{{{{ '\n<arg_key>' + k + '</arg_key>\n<arg_value>' + v | string \
-                     + '</arg_value>' }}}}{{% endfor %}}{{{{ '\n</tool_call>' }}}}"
-                )),
-                "Yes.\n<tool_call>find\n<arg_key>city</arg_key>\n<arg_value>Bern</arg_value>\n<arg_key>days</arg_key>\n\
-                 <arg_value>3</arg_value>\n</tool_call>",
-                1,
-            ),
-            (
-                each(&format!(
-                    "{{{{ 'Go ' + f.name }}}}{arguments}{{{{ ' a ' + k + ' is ' + v | string + '.' }}}}{{% endfor %}}"
-                )),
-                "Yes. Go find a city is Bern. a days is 3.",
-                1,
-            ),
-        ]
-    }
-
-    fn tools() -> Value {
-        let properties = json!({"city": {"type": "string"}, "days": {"type": "integer"}});
-        json!([{"type": "function", "function": {"name": "find", "parameters": {"type": "object", "properties": properties}}}])
-    }
-
-    #[test]
-    fn calls_are_read_as_each_template_writes_them_and_are_no_content() {
-        let arguments = json!({"city": "Bern", "days": 3});
-        let call = Call { name: "find".to_owned(), arguments: arguments.as_object().unwrap().clone() };
-        for (template, text, num_calls) in families() {
-            let form = form(&template).unwrap_or_else(|| panic!("{template}"));
-            let (content, calls) = form.read(text, &tools()).unwrap_or_else(|| panic!("{form:?}: {text}"));
-            assert_eq!(calls, vec![call.clone(); num_calls], "{form:?}");
-            let content = text[..content].to_owned();
-            assert_eq!(content, if text.starts_with('{') { "" } else { "Yes." });
-            // As it is written, piece by piece.
-            for size in [1, 7] {
-                let mut reader = CallReader::new(form.clone(), &tools(), false);
-                let letters: Vec<char> = text.chars().collect();
-                let shown: String =
-                    letters.chunks(size).map(|part| reader.push(&part.iter().collect::<String>())).collect();
-                let (rest, calls) = reader.end();
-                assert_eq!((format!("{shown}{rest}"), calls.len()), (content.clone(), num_calls), "{form:?}");
-                assert_eq!(calls[0]["function"]["name"], "find");
-                assert_eq!(calls[0]["function"]["arguments"], r#"{"city":"Bern","days":3}"#);
-            }
-            assert!(form.read("Yes. It is 3.", &tools()).is_none());
-        }
-    }
-
-    #[test]
-    fn what_is_no_call_stays_text() {
-        let whole = |form: &CallForm, text: &str| {
-            let mut reader = CallReader::new(form.clone(), &tools(), true);
-            let shown = reader.push(text);
-            let (rest, calls) = reader.end();
-            (format!("{shown}{rest}"), calls.len())
-        };
-        let [tags, bare, ..] = &families()[..] else { panic!() };
-        let (tags, bare) = (form(&tags.0).unwrap(), form(&bare.0).unwrap());
-        for text in ["<tool_call>\n{\"name\": \"find\", \"argu", "Is 1 <tool 2? ", "<tool_call>no</tool_call>"] {
-            assert_eq!(whole(&tags, text), (text.to_owned(), 0));
-        }
-        for text in ["{\"name\": \"other\", \"parameters\": {}}", "[1, 2]", "{\"a\": 1}", "Yes."] {
-            assert_eq!(whole(&bare, text), (text.to_owned(), 0));
-        }
-        let call = "{\"name\": \"find\", \"parameters\": {\"city\": \"Bern\"}}";
-        assert_eq!(whole(&bare, &format!("<|im_start|> {call}; {call}")), (String::new(), 1));
-        // A template without calls has no form, nor one that writes other things than it is given.
-        assert!(form("{{ 'called' }}").is_none());
-        assert!(form("{{ '<call>' + m.tool_calls[0].function.name }}").is_none());
-    }
-}
+mod tests;

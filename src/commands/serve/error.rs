@@ -78,6 +78,15 @@ impl ApiError {
         Self { code, ..Self::wrong(message, None) }
     }
 
+    /// In the words of `/v1/responses`, whose requests are read as a chat's.
+    pub(super) fn of_response(mut self) -> Self {
+        for (of_chat, here) in [("response_format", "text.format"), ("max_tokens", "max_output_tokens")] {
+            self.message = self.message.replace(&format!("`{of_chat}`"), &format!("`{here}`"));
+            self.param = self.param.map(|param| if param == of_chat { here.to_owned() } else { param });
+        }
+        self
+    }
+
     /// The body of the answer.
     pub(super) fn json(&self) -> Value {
         let is_ours = self.status.is_server_error();

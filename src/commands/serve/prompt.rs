@@ -157,7 +157,8 @@ mod tests {
             max_tokens: 600,
             max_bytes: 600 * tokenizer.longest_token(),
         };
-        let asking = Asking::parse(Kind::Chat, json!({"messages": messages}).to_string().as_bytes()).unwrap();
+        let body = json!({"messages": messages}).to_string();
+        let (asking, _) = Asking::parse(Kind::Chat, body.as_bytes()).unwrap();
         let refused = |error: ApiError| error.json()["error"]["message"].as_str().unwrap().to_owned();
         let ids = prompting.ids(&asking).map_err(refused)?;
         Ok(tokenizer.decode(&ids[0], false).unwrap())

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use axum::response::sse::Event;
 use serde_json::{Map, Value, json};
 
 use super::api::Kind;
@@ -83,34 +82,38 @@ impl Reply {
                 }
                 json!({"index": index, "message": message, "logprobs": logprobs, "finish_reason": finish_reason})
             }
-            Kind::Completion | Kind::Score => {
+            Kind::Response | Kind::Completion | Kind::Score => {
                 json!({"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason})
             }
         })
     }
 
-    /// The first event of a stream.
-    pub(super) fn start(&self) -> Option<Event> {
+    /// The first part of a stream.
+    pub(super) fn start(&self) -> Option<Value> {
         let delta =
             json!({"index": 0, "delta": {"role": "assistant", "content": ""}, "logprobs": null, "finish_reason": null});
         (self.kind == Kind::Chat).then(|| self.chunk(&json!([delta]), None))
     }
 
-    /// The events of new text: none where there is nothing to show or after a failure, and several at the end.
-    pub(super) fn events(
+    /// Whether every text has ended, or one has failed.
+    pub(super) fn has_ended(&self) -> bool {
+        self.num_open == 0
+    }
+
+    /// The parts of a stream with new text: none where there is nothing to show or after a failure, and several at the end.
+    pub(super) fn parts(
         &mut self,
         (index, text): (usize, Result<NewText, ApiError>),
         include_usage: bool,
-    ) -> Vec<Event> {
+    ) -> Vec<Value> {
         if self.num_open == 0 {
             return Vec::new();
         }
-        let done = || Event::default().data("[DONE]");
         let (text, reason) = match text.and_then(|text| Ok((finish_reason(text.ending)?, text))) {
             Ok((reason, text)) => (text, reason),
             Err(error) => {
                 self.num_open = 0;
-                return vec![Event::default().data(error.json().to_string()), done()];
+                return vec![error.json()];
             }
         };
         self.completion_tokens += usize::from(text.token.is_some());
@@ -130,7 +133,7 @@ impl Reply {
         let finish_reason = if calls.is_empty() { reason } else { of_calls(reason) };
         let new = match self.kind {
             Kind::Chat => json!({"delta": {"content": content}}),
-            Kind::Completion | Kind::Score => json!({"text": content}),
+            Kind::Response | Kind::Completion | Kind::Score => json!({"text": content}),
         };
         let mut new = vec![(new, logprobs)];
         for (index, mut call) in calls.into_iter().enumerate() {
@@ -144,22 +147,18 @@ impl Reply {
             choice["finish_reason"] = json!(finish_reason.filter(|_| at == last));
             self.chunk(&json!([choice]), None)
         });
-        let mut events: Vec<Event> = chunks.collect();
+        let mut parts: Vec<Value> = chunks.collect();
         self.num_open -= usize::from(reason.is_some());
-        if self.num_open == 0 {
-            events.extend(include_usage.then(|| self.chunk(&json!([]), Some(&self.usage()))));
-            events.push(done());
-        }
-        events
+        parts.extend((self.has_ended() && include_usage).then(|| self.chunk(&json!([]), Some(&self.usage()))));
+        parts
     }
 
-    fn chunk(&self, choices: &Value, usage: Option<&Value>) -> Event {
+    fn chunk(&self, choices: &Value, usage: Option<&Value>) -> Value {
         let object = if self.kind == Kind::Chat { "chat.completion.chunk" } else { "text_completion" };
-        let chunk = json!({
+        json!({
             "id": self.id, "object": object, "created": self.created, "model": self.model, "choices": choices,
             "usage": usage,
-        });
-        Event::default().data(chunk.to_string())
+        })
     }
 
     fn usage(&self) -> Value {

@@ -14,7 +14,7 @@ use crate::train::loss::score::score;
 use crate::util::failure::Failure;
 
 /// What a text has got: its place among the prompts of its request, and what is new.
-pub(super) type Event = (usize, Result<NewText, GenerateError>);
+pub(super) type NewOf = (usize, Result<NewText, GenerateError>);
 
 /// A text to write, and who gets it.
 #[derive(Debug)]
@@ -28,7 +28,7 @@ pub(super) struct Job {
     pub(super) grammar: Option<Grammar>,
     /// Its place among the prompts of its request.
     pub(super) index: usize,
-    pub(super) events: UnboundedSender<Event>,
+    pub(super) events: UnboundedSender<NewOf>,
 }
 
 /// Texts to score, as tokens, and who gets the scores.
@@ -101,7 +101,7 @@ fn next_job(queue: &Receiver<Work>, batch: &TextBatch<'_>) -> Result<Work, TryRe
 }
 
 /// Sends new text to its reader; breaks it off where nobody reads.
-fn pass_on(readers: &mut HashMap<u64, (usize, UnboundedSender<Event>)>, id: u64, text: NewText) -> ControlFlow<()> {
+fn pass_on(readers: &mut HashMap<u64, (usize, UnboundedSender<NewOf>)>, id: u64, text: NewText) -> ControlFlow<()> {
     let has_ended = text.ending.is_some();
     let is_read = readers.get(&id).is_some_and(|(index, events)| events.send((*index, Ok(text))).is_ok());
     if has_ended || !is_read {
