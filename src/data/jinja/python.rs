@@ -183,3 +183,14 @@ fn format_args(format: &Value, args: &[Value]) -> Result<Vec<Value>, Error> {
     fits(text.len().saturating_add(num_fields.saturating_mul(width.saturating_add(of_args))))?;
     args.iter().map(|arg| bounds::held(arg.clone())).collect()
 }
+
+/// The keys and values of a dict.
+pub(super) fn pairs(dict: &Value) -> Result<Value, Error> {
+    tuples(&filters::items(dict)?)
+}
+
+/// A list of pairs as a list of tuples.
+pub(super) fn tuples(pairs: &Value) -> Result<Value, Error> {
+    let pairs = pairs.try_iter()?.map(|pair| Measured::of(pair, true));
+    Ok(Value::from(pairs.collect::<Result<Vec<_>, _>>()?))
+}

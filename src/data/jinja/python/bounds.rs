@@ -14,7 +14,6 @@ use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Enumerator, Object, ObjectRepr, Rest, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, Value};
 
-use super::object::{METHODS, Method};
 use super::{concatenation, floor_division, remainder, repr};
 
 /// Longest source; templates have some ten kilobytes.
@@ -42,13 +41,29 @@ const HELD: &str = "~held";
 const STORED: &str = "~stored";
 const READ: &str = "~read";
 const JOINED: &str = "~joined";
-const ITEM: &str = "~item";
+pub(super) const ITEM: &str = "~item";
 const LOOPED: &str = "~looped";
 const REMAINDER: &str = "~remainder";
 const FLOOR_DIVISION: &str = "~quotient";
 /// The engine finds a filter by its number again; the last ones are for those above.
 const UNNUMBERED: u8 = u8::MAX;
 const FIRST_OWN_NUMBER: u8 = 45;
+
+/// Names of a dict's methods: `dict.items` is the method in Jinja2 whatever keys there are, and `dict['items']` where there is
+/// no such key. With the names of the filters that give them.
+pub(super) const METHODS: [(&str, &str); 11] = [
+    ("clear", "~clear"),
+    ("copy", "~copy"),
+    ("fromkeys", "~fromkeys"),
+    ("get", "~get"),
+    ("items", "~items"),
+    ("keys", "~keys"),
+    ("pop", "~pop"),
+    ("popitem", "~popitem"),
+    ("setdefault", "~setdefault"),
+    ("update", "~update"),
+    ("values", "~values"),
+];
 
 thread_local! {
     /// Until when this thread's rendering may last.
@@ -125,13 +140,7 @@ pub(in crate::data::jinja) fn add_to(env: &mut Environment<'_>) {
     env.add_filter(STORED, |value: Value| if is_live(&value) { Err(unstored()) } else { Ok(value) });
     env.add_filter(READ, |value: Value| in_time().map(|()| value));
     env.add_filter(JOINED, concatenation);
-    env.add_filter(ITEM, item);
     env.add_filter(LOOPED, |value: Value| refuse_none(&value).map(|()| value));
-    for (name, filter) in METHODS {
-        env.add_filter(filter, move |value: &Value| {
-            if is_dict(value) { Ok(Value::from_object(Method(name))) } else { value.get_attr(name) }
-        });
-    }
     env.add_filter(REMAINDER, remainder);
     env.add_filter(FLOOR_DIVISION, floor_division);
     env.add_global(ONE, 1);
@@ -159,22 +168,12 @@ fn is_any(value: &Value, kinds: &[&str]) -> bool {
     value.as_object().is_some_and(|object| kinds.iter().any(|kind| object.type_name().ends_with(kind)))
 }
 
-fn is_dict(value: &Value) -> bool {
+pub(super) fn is_dict(value: &Value) -> bool {
     value.kind() == ValueKind::Map && !is_live(value)
 }
 
 pub(super) fn refuse_none(value: &Value) -> Result<(), Error> {
     if value.is_none() { Err(refused("`none` cannot be iterated")) } else { Ok(()) }
-}
-
-/// `value[key]`.
-fn item(value: &Value, key: &Value) -> Result<Value, Error> {
-    if value.as_str().is_some() {
-        in_time()?;
-    }
-    let item = value.get_item(key)?;
-    let method = |name: &str| METHODS.iter().find(|(known, _)| *known == name && item.is_undefined() && is_dict(value));
-    Ok(key.as_str().and_then(method).map_or(item.clone(), |(name, _)| Value::from_object(Method(name))))
 }
 
 /// A value as it may be held: a list or dict becomes a [`Measured`].

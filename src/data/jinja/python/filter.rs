@@ -8,7 +8,7 @@ use minijinja::{Environment, Error, State, Value, filters, tests};
 
 use super::bounds::{self, Measured, fits, refused};
 use super::method::{capitalized, lines, padded, replaced};
-use super::{arguments, format_args, is_space, str};
+use super::{arguments, format_args, is_space, pairs, str, tuples};
 
 pub(super) fn add_to(env: &mut Environment<'_>) {
     // Jinja2 has none of these.
@@ -292,15 +292,4 @@ fn title_of_words(text: &str) -> String {
         is_first = starts_word(character);
     }
     out
-}
-
-/// The keys and values of a dict.
-pub(super) fn pairs(dict: &Value) -> Result<Value, Error> {
-    tuples(&filters::items(dict)?)
-}
-
-/// A list of pairs as a list of tuples.
-fn tuples(pairs: &Value) -> Result<Value, Error> {
-    let pairs = pairs.try_iter()?.map(|pair| Measured::of(pair, true));
-    Ok(Value::from(pairs.collect::<Result<Vec<_>, _>>()?))
 }

@@ -4,8 +4,7 @@ use minijinja::value::ValueKind;
 use minijinja::{Error, FormatStyle, State, Value, format_filter};
 
 use super::bounds::{self, Measured, fits, refused};
-use super::filter::pairs;
-use super::{arguments, format_args, is_space};
+use super::{arguments, format_args, is_space, pairs};
 
 /// Python's methods: those of `minijinja_contrib::pycompat`, and others.
 pub(super) fn call(state: &State<'_, '_>, value: &Value, name: &str, args: &[Value]) -> Result<Value, Error> {

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use minijinja::value::{Object, ObjectRepr, Rest, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, State, Value};
 
-use super::bounds::{Measured, refused};
+use super::bounds::{ITEM, METHODS, Measured, in_time, is_dict, refused};
 use super::{arguments, str};
 
 pub(super) fn add_to(env: &mut Environment<'_>) {
@@ -44,6 +44,22 @@ pub(super) fn add_to(env: &mut Environment<'_>) {
         }
         Ok(dict.into_iter().collect::<Value>())
     });
+    env.add_filter(ITEM, item);
+    for (name, filter) in METHODS {
+        env.add_filter(filter, move |value: &Value| {
+            if is_dict(value) { Ok(Value::from_object(Method(name))) } else { value.get_attr(name) }
+        });
+    }
+}
+
+/// `value[key]`.
+fn item(value: &Value, key: &Value) -> Result<Value, Error> {
+    if value.as_str().is_some() {
+        in_time()?;
+    }
+    let item = value.get_item(key)?;
+    let method = |name: &str| METHODS.iter().find(|(known, _)| *known == name && item.is_undefined() && is_dict(value));
+    Ok(key.as_str().and_then(method).map_or(item.clone(), |(name, _)| Value::from_object(Method(name))))
 }
 
 /// Nothing when it is called first, then what stands between items.
@@ -102,22 +118,6 @@ impl Object for Cycler {
         }
     }
 }
-
-/// Names of a dict's methods: `dict.items` is the method in Jinja2 whatever keys there are, and `dict['items']` where there is
-/// no such key.
-pub(super) const METHODS: [(&str, &str); 11] = [
-    ("clear", "~clear"),
-    ("copy", "~copy"),
-    ("fromkeys", "~fromkeys"),
-    ("get", "~get"),
-    ("items", "~items"),
-    ("keys", "~keys"),
-    ("pop", "~pop"),
-    ("popitem", "~popitem"),
-    ("setdefault", "~setdefault"),
-    ("update", "~update"),
-    ("values", "~values"),
-];
 
 /// A method that is named and not called. It is true, and has nothing.
 #[derive(Debug)]

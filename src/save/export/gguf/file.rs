@@ -14,6 +14,7 @@ use super::super::ExportError;
 use crate::device::Dtype;
 use crate::model::weights::convert;
 use crate::schema::Problem;
+use crate::spec::ModelConfig;
 use crate::util::files;
 use crate::util::gguf::{List, Value};
 
@@ -123,6 +124,12 @@ fn quantised(block: &[f32]) -> impl Iterator<Item = u8> + use<> {
 /// A text of the metadata.
 pub(super) fn text(text: &str) -> Value {
     Value::String(text.to_owned())
+}
+
+/// The problem that a file has no place for something.
+pub(super) fn refused<T>(config: &ModelConfig, what: &str) -> Result<T, Problem> {
+    let problem = Problem::new(format!("GGUF has no place for {what} in a model of type {}", config.model_type));
+    Err(problem.hint("merge into a folder: --out DIR"))
 }
 
 /// A list of the metadata.

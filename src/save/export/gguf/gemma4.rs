@@ -1,7 +1,6 @@
 //! The layers of Gemma 4 as llama.cpp describes them.
 
-use super::file::list;
-use super::names::refused;
+use super::file::{list, refused};
 use crate::schema::Problem;
 use crate::spec::{Attention, Block, ModelConfig};
 use crate::util::gguf::{List, Value};

@@ -1,6 +1,6 @@
 //! A model's shape and tensors as llama.cpp names them.
 
-use super::file::{GgufType, list, text};
+use super::file::{GgufType, list, refused, text};
 use super::gemma4;
 use crate::schema::Problem;
 use crate::spec::family::{GgufWindows, OwnRopes, Scales};
@@ -9,12 +9,6 @@ use crate::spec::{
     Attention, Block, DeltaNetInputs, Heads, Mixture, ModelConfig, Probabilities, Projections, RopeScaling,
 };
 use crate::util::gguf::{List, Value};
-
-/// The problem that a file has no place for something.
-pub(super) fn refused<T>(config: &ModelConfig, what: &str) -> Result<T, Problem> {
-    let problem = Problem::new(format!("GGUF has no place for {what} in a model of type {}", config.model_type));
-    Err(problem.hint("merge into a folder: --out DIR"))
-}
 
 /// The metadata that every file starts with; `kind` is `model` or `adapter`.
 pub(super) fn general(config: &ModelConfig, kind: &str, name: &str, num_parameters: usize) -> Vec<(String, Value)> {
