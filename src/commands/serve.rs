@@ -3,7 +3,6 @@
 mod api;
 mod calls;
 mod error;
-mod held;
 mod prompt;
 mod reply;
 mod responses;
@@ -39,9 +38,9 @@ use crate::train::stop::Stop;
 use crate::util::failure::Failure;
 
 use api::{Asking, Kind, ToolChoice};
+use calls::held::Allowed;
 use calls::{CallForm, CallReader, functions};
 use error::ApiError;
-use held::Allowed;
 use prompt::Prompting;
 use reply::Reply;
 use responses::AsResponse;

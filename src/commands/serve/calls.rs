@@ -1,6 +1,8 @@
 //! Calls of tools in what a model writes. How they are written is the template's choice, so it is asked: a call with known
 //! words is rendered, and what stands around the words is the form.
 
+pub(super) mod held;
+
 use std::ops::Range;
 
 use rand::Rng as _;
@@ -8,7 +10,7 @@ use rand::distr::Alphanumeric;
 use regex::Regex;
 use serde_json::{Map, Value, json};
 
-use super::held::CallText;
+use self::held::CallText;
 use crate::data::template::{ChatTemplate, Stops};
 use crate::data::tokenizer::Tokenizer;
 

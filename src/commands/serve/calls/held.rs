@@ -4,12 +4,12 @@ use std::fmt::Write as _;
 
 use serde_json::{Value, json};
 
-use super::calls::{KEYS, Marks, NAMES, VALUES, find, json_at};
+use super::{KEYS, Marks, NAMES, VALUES, find, json_at};
 use crate::generate::{Grammar, Grammars, json_of, quoted};
 
 /// The text around the names and the arguments of calls.
 #[derive(Clone, Debug)]
-pub(super) struct CallText {
+pub(in crate::commands::serve) struct CallText {
     before: String,
     /// From a name to its arguments.
     middle: String,
@@ -22,18 +22,23 @@ pub(super) struct CallText {
 
 /// What an answer may be.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Allowed<'a> {
+pub(in crate::commands::serve) struct Allowed<'a> {
     /// The functions that may be called.
-    pub(super) functions: &'a [&'a Value],
+    pub(in crate::commands::serve) functions: &'a [&'a Value],
     /// Whether several may.
-    pub(super) several: bool,
+    pub(in crate::commands::serve) several: bool,
     /// The schema of what may be said instead.
-    pub(super) content: Option<&'a Value>,
+    pub(in crate::commands::serve) content: Option<&'a Value>,
 }
 
 impl CallText {
-    /// That of answers with `one` and with `two` calls of the words of [`calls`](super::calls), before the first of `ends`.
-    pub(super) fn of(one: &str, two: Option<&str>, marks: Option<&Marks>, ends: &[String]) -> Option<Self> {
+    /// That of answers with `one` and with `two` calls of the words of [`calls`](super), before the first of `ends`.
+    pub(in crate::commands::serve) fn of(
+        one: &str,
+        two: Option<&str>,
+        marks: Option<&Marks>,
+        ends: &[String],
+    ) -> Option<Self> {
         let first = Place::of(one, 0, 0, marks)?;
         let after = |from: usize, text: &str| {
             let rest = &text[from..];
@@ -60,7 +65,11 @@ impl CallText {
     ///
     /// # Errors
     /// The function whose parameters cannot be followed, and why.
-    pub(super) fn grammar(&self, allowed: Allowed<'_>, grammars: &Grammars) -> Result<Grammar, String> {
+    pub(in crate::commands::serve) fn grammar(
+        &self,
+        allowed: Allowed<'_>,
+        grammars: &Grammars,
+    ) -> Result<Grammar, String> {
         let literal = |text: &str| grammars.literal(text);
         let mut rules = format!("start: calls{}\n", if allowed.content.is_some() { " | content" } else { "" });
         if let Some(schema) = allowed.content {
