@@ -213,6 +213,9 @@ mod tests {
                     look(&path, count);
                     continue;
                 }
+                if path.extension().is_some_and(|extension| extension == "zst") {
+                    continue;
+                }
                 let text = fs::read_to_string(&path).unwrap();
                 let text = text.split("#[cfg(test)]").next().unwrap_or_default().replace("\\\n", " ");
                 for line in text.lines().filter(|line| !line.trim_start().starts_with(['/', '#'])) {
