@@ -18,6 +18,7 @@ use super::ReportError;
 use super::axis::Unit;
 use super::record::Record;
 use crate::config::ObjectiveConfig;
+use crate::measure::metrics::Outcome;
 use crate::schema::flattened;
 use crate::util::stats::{as_f64, quantile};
 use crate::util::text::Mark;
@@ -103,6 +104,9 @@ struct Side {
     objective: toml::Table,
     #[serde(skip)]
     has_recipe: bool,
+    /// Whether its first run ended at its last step, or where its evaluations ended it.
+    #[serde(skip)]
+    is_finished: bool,
     /// Whether its runs have different recipes.
     #[serde(skip)]
     is_mixed: bool,
@@ -208,6 +212,7 @@ impl Side {
                 .and_then(toml::Value::as_table)
                 .cloned()
                 .unwrap_or_default(),
+            is_finished: records[0].outcome().is_some_and(Outcome::is_finished),
             has_recipe: records.iter().all(|record| !record.settings.is_empty()),
             is_mixed: differences(&records.iter().collect::<Vec<_>>())
                 .iter()

@@ -101,7 +101,7 @@ pub(super) fn lines(ranking: &[Ranked], sides: &[Side], differences: &[Differenc
         let best = best.as_ref();
         let own = [
             rank.map_or_else(|| "-".to_owned(), |rank| rank.to_string()),
-            run.clone(),
+            format!("{run}{}", if side.is_finished { "" } else { " (unfinished)" }),
             best.map_or_else(|| "-".to_owned(), |best| format!("{:.4}", best.value)),
             best.and_then(|best| best.step).map_or_else(|| "-".to_owned(), |step| format!("step {step}")),
         ];

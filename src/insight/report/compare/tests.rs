@@ -23,6 +23,7 @@ fn run(folder: &Path, name: &str, step_seconds: f64, eval_loss: f64, recipe: &st
     metrics.push_str(&format!("{{\"step\":100,\"eval_loss\":{eval_loss},\"eval_target_tokens\":1700}}\n"));
     fs::write(path.join("metrics.jsonl"), metrics).unwrap();
     fs::write(path.join("resolved.toml"), recipe).unwrap();
+    fs::write(path.join("summary.json"), r#"{"outcome":"finished"}"#).unwrap();
     path
 }
 
@@ -240,7 +241,10 @@ fn runs_are_ranked_by_what_they_keep_their_best_adapter_by() {
         edit(&path, &format!("\"eval_loss\":{loss}"), &format!("\"eval_loss\":{loss},\"eval_score\":{score}"));
         path
     };
-    let text = one_a_side(&[&scored("low", 0.25, 1.5), &scored("high", 0.75, 2.5)]).text();
+    let [low, high] = [scored("low", 0.25, 1.5), scored("high", 0.75, 2.5)];
+    fs::write(high.join("summary.json"), r#"{"outcome":"interrupted"}"#).unwrap();
+    let text = one_a_side(&[&low, &high]).text();
     let first: Vec<&str> = text.lines().nth(1).unwrap().split_whitespace().collect();
-    assert!(text.starts_with("rank") && text.contains("eval score") && first[..3] == ["1", "high", "0.7500"], "{text}");
+    assert!(text.starts_with("rank") && text.contains("eval score"), "{text}");
+    assert_eq!(first[..4], ["1", "high", "(unfinished)", "0.7500"], "{text}");
 }
