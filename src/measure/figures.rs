@@ -1,5 +1,5 @@
-//! Every figure of a step, one row each; those of an evaluation are in [`evaluation`]. The rows determine the lines of metrics.jsonl, TensorBoard's tags and their
-//! descriptions, and how samples of the machine become one figure of the step.
+//! Every figure of a step, one row each; those of an evaluation are in `evaluation`. The rows determine the lines of
+//! metrics.jsonl, TensorBoard's tags and their descriptions, and how samples of the machine become one figure of the step.
 //!
 //! To add a figure, add a row here and the code that measures it.
 

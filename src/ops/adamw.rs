@@ -7,7 +7,7 @@ use super::kernels::Place;
 pub use super::plain::updates::{State, Update};
 
 /// The states after one update, each with its gradient, all in `f32` and each of one shape. A `factor` of
-/// [`Kernels::grad_factor`](super::kernels::Kernels::grad_factor) is in the place of the update's.
+/// [`Updates::grad_factor`](super::kernels::Updates::grad_factor) is in the place of the update's.
 #[must_use]
 pub fn adamw(
     place: Place,
