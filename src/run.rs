@@ -1,6 +1,7 @@
 //! A training run, from start to end.
 
 pub(crate) mod args;
+mod assemble;
 mod changes;
 pub(crate) mod device_memory;
 pub(crate) mod dir;

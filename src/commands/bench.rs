@@ -18,8 +18,6 @@ use crate::ops::profile::{self, Row};
 use crate::recipe::{Purpose, Recipe, RecipeArgs};
 use crate::run::Prepared;
 use crate::run::inputs::{WeightsFrom, nvml_selector};
-use crate::train::flops::StepFlops;
-use crate::train::objective::objective;
 use crate::train::step::TrainStep;
 use crate::util::failure::Failure;
 use crate::util::stats::{as_u64, median};
@@ -70,28 +68,15 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
     let recipe = args.recipe.load(Purpose::Benchmark)?;
     let num_steps = args.steps.or(recipe.train.max_steps).unwrap_or(DEFAULT_NUM_STEPS);
     let prepared = Prepared::new(recipe, None, WeightsFrom::Hub, false)?;
-    let Prepared { recipe, source, selection, device, memory, .. } = &prepared;
+    let Prepared { recipe, source, device, memory, .. } = &prepared;
     let telemetry = Telemetry::start(recipe.logging.gpu_sample_ms, nvml_selector(device));
-    let model = source.load(recipe.storage(Some(&source.config)), recipe.train.precision, device)?;
-    let mut adapters = source.new_adapters(selection, &recipe.lora, recipe.seed, device);
-    model.start_magnitudes(&mut adapters);
-    recipe.lora.trainable_token_indices.iter().for_each(|ids| model.start_tokens(&mut adapters, ids));
-    model.start_modules(&mut adapters, selection.modules().map(|(module, _)| module));
-    if recipe.objective.scores() {
-        adapters = adapters.with_score(source.config.hidden_size, recipe.seed, &device.device);
-    }
-    let num_trainable = adapters.num_parameters();
-    let loraplus_lr_ratio = recipe.lora.loraplus_lr_ratio;
-    let taken = recipe.lora.starts_in_base().then(|| adapters.clone());
-    let step = TrainStep::new(model, adapters, &recipe.train, &recipe.optimizer, loraplus_lr_ratio, recipe.seed);
-    let mut step = step.with_objective(objective(&recipe.objective));
-    if let Some(taken) = taken {
-        step = step.with_taken(taken);
-    }
+    let model = prepared.load_model()?;
+    let mut adapters = prepared.unstarted_adapters();
+    model.start_magnitudes(&mut adapters.trained);
+    let mut step = prepared.step(model, adapters);
 
     let mut batches = SyntheticBatches::new(recipe, source.config.vocab_size);
-    let flops = StepFlops::of_objective(&source.config, selection, &recipe.objective);
-    let flops = flops.on(step.model().place(), &source.config, recipe.is_noisy());
+    let flops = prepared.flops(step.model());
     let mut first_step_seconds = 0.0;
     let mut step_seconds = Vec::new();
     let (mut tokens_per_step, mut flops_per_step, mut loss) = (0, 0.0, f64::NAN);
@@ -146,8 +131,8 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
         gradient_checkpointing: recipe.train.gradient_checkpointing,
         measured_steps,
         tokens_per_step,
-        trainable_parameters: num_trainable,
-        all_parameters: source.config.num_parameters() + num_trainable,
+        trainable_parameters: prepared.num_trainable(),
+        all_parameters: prepared.num_parameters(),
         loss,
         profile,
     };

@@ -26,8 +26,6 @@ use crate::save::export::{PromptForm, read_adapter};
 use crate::schema::{Choice, Override, Problem};
 use crate::train::eval::{eval_loss, figures};
 use crate::train::loss::score::scores;
-use crate::train::objective::objective;
-use crate::train::rollouts::Rollouts;
 use crate::train::step::TrainStep;
 use crate::train::stop::Stop;
 use crate::train::task::{Score, Task};
@@ -146,9 +144,7 @@ pub(crate) fn run(args: &EvalArgs) -> Result<(), Failure> {
     }
     let what = adapter.map_or(recipe.model.path.clone(), |adapter| adapter.folder.display().to_string());
     say(&format!("{what}: {} on {}", counted(data.num_eval_rows(), "row"), device.label));
-    let model = source.load(recipe.storage(Some(&source.config)), recipe.train.precision, device)?;
-    let mut step = TrainStep::new(model, adapters, &recipe.train, &recipe.optimizer, None, recipe.seed)
-        .with_objective(objective(&recipe.objective));
+    let mut step = prepared.step_of(prepared.load_model()?, adapters);
     let kept = step.needs_reference().then(|| kept_reference(args, &named)).transpose()?.flatten();
     if let Some(kept) = kept {
         let saved = read_adapter(&kept)?;
@@ -160,9 +156,8 @@ pub(crate) fn run(args: &EvalArgs) -> Result<(), Failure> {
         bar.set_length(total as u64);
         bar.set_position(done as u64);
     };
-    let mut rollouts =
-        Rollouts::open(&recipe.objective, &data, recipe.data.max_length, recipe.seed).map_err(data_failure)?;
-    let total = eval_loss(&step, &data, rollouts.as_mut(), &recipe.train, &recipe.eval, &stop, on_progress);
+    let mut rollouts = prepared.rollouts(&data)?;
+    let total = eval_loss(&step, &data, rollouts.as_mut(), &recipe.eval, &stop, on_progress);
     let total = total.map_err(|error| trainer_failure(error.into()))?.ok_or(Failure::Interrupted)?;
     let score_of = |task: Task| {
         let count = task.count(&step, &data, is_stopped, on_progress).map_err(Failure::input)?;

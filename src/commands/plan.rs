@@ -32,7 +32,6 @@ use crate::run::inputs::{self, ModelSource, WeightsFrom};
 use crate::schema::Problem;
 use crate::spec::{ModelConfig, shipped_config};
 use crate::train::fit::Decision;
-use crate::train::flops::StepFlops;
 use crate::train::forecast::Forecast;
 use crate::train::memory::Workload;
 use crate::train::objective::objective;
@@ -255,8 +254,7 @@ fn forecast(
         refuse_large: true,
         ..OpenOptions::default()
     };
-    let flops = StepFlops::of_objective(workload.config, workload.selection, workload.objective);
-    let flops = flops.on(workload.place, workload.config, recipe.is_noisy());
+    let flops = workload.flops();
     let keeps_reference = is_alone && objective(workload.objective).keeps_reference();
     let Recipe { train, objective, eval, .. } = recipe;
     let max_length = recipe.data.max_length;

@@ -160,12 +160,6 @@ impl AdapterSet {
         first.map_or_else(|| plain(F32Products::OfDevice), |device| place_of(&device, DType::F32))
     }
 
-    /// Number of trained parameters.
-    #[must_use]
-    pub fn num_parameters(&self) -> usize {
-        self.tensors().map(|(_, values)| values.shape().num_elements()).sum()
-    }
-
     /// Every adapter, in the order of the forward pass.
     pub fn iter(&self) -> impl Iterator<Item = &Adapter> {
         self.blocks.iter().flat_map(BlockAdapters::values)
@@ -213,7 +207,7 @@ mod tests {
             assert!((variance / (0.05 * 0.05 / 3.0) - 1.0).abs() < 0.1, "variance {variance}");
             assert!(adapter.matrices.b.to_data().try_to_vec::<f32>().unwrap().iter().all(|&b| b == 0.0));
         }
-        assert_eq!(set.num_parameters(), 14 * 8 * 800);
+        assert_eq!(set.tensors().map(|(_, values)| values.shape().num_elements()).sum::<usize>(), 14 * 8 * 800);
     }
 
     #[test]

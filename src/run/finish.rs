@@ -12,7 +12,6 @@ use super::Run;
 use super::device_memory::panic_reason;
 use super::dir::RunDir;
 use super::inputs::data_failure;
-use super::load::read_set;
 use super::next_commands::{next_commands, next_scores, vllm_options};
 use super::prepare::Prepared;
 use super::start::Started;
@@ -106,7 +105,7 @@ impl Started<'_> {
         let folder = self.run.dir.path().join(BEST_ADAPTER);
         let Evaluations { best, best_step, .. } = &self.trainer.state.evaluations;
         let Some(step) = best_step.filter(|step| saver::best_step(&folder) == Some(*step)) else { return Ok(()) };
-        self.trainer.step.replace_adapters(read_set(&self.run.prepared, &folder)?);
+        self.trainer.step.replace_adapters(self.run.prepared.read_adapters(&folder)?);
         let figures = EvalFigure::headlines(&[Group::Loss, Group::Answers, Group::Score]).filter_map(|figure| {
             let label = figure.label(if figure.group == Group::Loss { "evaluation " } else { "" });
             Some(format!("{label} {}", figure.text((figure.of)(best)?)))

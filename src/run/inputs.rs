@@ -12,7 +12,6 @@ use crate::data::progress::{Meter, Work};
 use crate::data::tokenizer::{Tokenizer, TokenizerError};
 use crate::device::OpenDevice;
 use crate::hub::{self, HubError, HubSettings, Location, Progress, Wanted};
-use crate::lora::AdapterSet;
 use crate::lora::targets::Selection;
 use crate::measure::telemetry::NvmlSelector;
 use crate::model::weights::{RandomWeights, WeightFiles, Weights};
@@ -232,18 +231,6 @@ impl ModelSource {
             error => data_failure(error),
         })
     }
-
-    /// New adapters, which leave the model's output unchanged.
-    pub(crate) fn new_adapters(
-        &self,
-        selection: &Selection,
-        lora: &LoraConfig,
-        seed: u64,
-        device: &OpenDevice,
-    ) -> AdapterSet {
-        let init = lora.init_lora_weights;
-        AdapterSet::new(&self.config, selection, init, lora.lora_dropout, seed, &device.device)
-    }
 }
 
 /// Refuses weights on disk for a GPU, the label of which is `gpu`.
@@ -310,6 +297,7 @@ pub(crate) fn workload<'a>(
         eva_rho: recipe.lora.starts_from_rows().then(|| recipe.lora.rho()),
         optimizer: &recipe.optimizer,
         objective: &recipe.objective,
+        is_noisy: recipe.is_noisy(),
         place,
         num_ranks: 1,
     }

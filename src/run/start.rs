@@ -25,17 +25,15 @@ use crate::recipe::Recipe;
 use crate::recipe::of_run::ENVIRONMENT_FILE;
 use crate::save::checkpoint::Checkpoints;
 use crate::save::export::{PromptForm, find_adapter};
-use crate::train::flops::StepFlops;
 use crate::train::memory::Workload;
 use crate::train::ranks::Ranks;
 use crate::train::recorder::Recorder;
-use crate::train::rollouts::Rollouts;
 use crate::train::saver::{AdapterFiles, Saver};
 use crate::train::schedule::Schedule;
 use crate::train::state::{Inputs, TrainerState};
 use crate::train::step::TrainStep;
 use crate::train::task::Task;
-use crate::train::trainer::Trainer;
+use crate::train::trainer::{Evaluator, Trainer};
 use crate::util::failure::Failure;
 use crate::util::stats::{as_f64, as_u64};
 
@@ -61,8 +59,7 @@ impl<'a> Started<'a> {
         let Prepared { recipe, source, device, memory, .. } = prepared;
         let checkpoints = Checkpoints::new(&recipe.output_dir, &recipe.checkpoint);
         let task = Task::open(&recipe.eval.task, data).map_err(data_failure)?;
-        let rollouts =
-            Rollouts::open(&recipe.objective, data, recipe.data.max_length, recipe.seed).map_err(data_failure)?;
+        let rollouts = prepared.rollouts(data)?;
         let inputs = inputs(prepared, data);
         let mut earlier = resumed.as_ref().map(|resumed| resumed.state.totals).unwrap_or_default();
         // Count starts that ended without a checkpoint too.
@@ -123,8 +120,7 @@ impl<'a> Started<'a> {
         }
 
         let facts = facts(prepared, data, &telemetry, !step.model().place().pads_rows());
-        let flops = StepFlops::of_objective(&source.config, &prepared.selection, &recipe.objective);
-        let flops = flops.on(step.model().place(), &source.config, recipe.is_noisy());
+        let flops = prepared.flops(step.model());
         let precision = recipe.train.precision.dtype();
         let recorder = Recorder::new(flops, device, telemetry, precision, facts, earlier, *process_start);
         let adapter_files = AdapterFiles {
@@ -142,26 +138,10 @@ impl<'a> Started<'a> {
             state = TrainerState { order: state.order, inputs: state.inputs, trouble: None, ..resumed };
             saver = saver.resumed(sound);
         }
-        let (train, eval, watchdog) = (recipe.train.clone(), recipe.eval.clone(), recipe.watchdog);
-        let trainer = Trainer {
-            step,
-            state,
-            train,
-            eval,
-            best_by: recipe.best_by(),
-            watchdog,
-            schedule,
-            task,
-            rollouts,
-            sample_steps: recipe.logging.logging_steps.max(10),
-            has_warned: false,
-            ahead: None,
-            data,
-            stop,
-            recorder,
-            saver,
-            sinks,
-        };
+        let evaluator = Evaluator { config: recipe.eval.clone(), task, best_by: recipe.best_by() };
+        let watchdog = recipe.watchdog;
+        let trainer =
+            Trainer { step, state, evaluator, watchdog, schedule, rollouts, data, stop, recorder, saver, sinks };
         Ok(Self { run, trainer })
     }
 }

@@ -1,17 +1,24 @@
-//! The adapters of a training step: what is trained, what is applied, and what is evaluated and written.
+//! The adapters of a training step: what is trained and updated, what is applied, and what is evaluated and written.
 
 use std::cell::OnceCell;
 
 use burn::tensor::Tensor;
 
+use super::optimizer::Optimizer;
+use crate::config::OptimizerConfig;
 use crate::lora::{AdapterSet, Matrices};
+use crate::util::faults;
+use crate::util::stats::digest;
 
-/// Adapters in training.
+/// Adapters in training, and what updates them.
 #[derive(Debug)]
 pub(super) struct Trained {
     adapters: AdapterSet,
     /// What takes the part of the base out of it that they started as.
     taken: Option<AdapterSet>,
+    pub(super) optimizer: Optimizer,
+    /// Whether the average that it makes is evaluated and written.
+    averages: bool,
     /// The adapters with what they started as, made when they are asked for.
     applied: OnceCell<AdapterSet>,
     /// Their average with the same.
@@ -19,8 +26,14 @@ pub(super) struct Trained {
 }
 
 impl Trained {
-    pub(super) fn new(adapters: AdapterSet, taken: Option<AdapterSet>) -> Self {
-        Self { adapters, taken, applied: OnceCell::new(), averaged: OnceCell::new() }
+    pub(super) fn new(adapters: AdapterSet, config: &OptimizerConfig, loraplus_lr_ratio: Option<f64>) -> Self {
+        let (averages, optimizer) = (config.averages(), Optimizer::new(config.clone(), loraplus_lr_ratio, &adapters));
+        Self { adapters, taken: None, optimizer, averages, applied: OnceCell::new(), averaged: OnceCell::new() }
+    }
+
+    /// The same where `taken` takes a part out of the base, as which the adapters started.
+    pub(super) fn with_taken(self, taken: Option<AdapterSet>) -> Self {
+        Self { taken, ..self }
     }
 
     /// The trained matrices.
@@ -28,10 +41,10 @@ impl Trained {
         &self.adapters
     }
 
-    /// The same, to be changed.
-    pub(super) fn change(&mut self) -> &mut AdapterSet {
+    /// The adapters and what updates them, to be changed.
+    pub(super) fn change(&mut self) -> (&mut Optimizer, &mut AdapterSet) {
         (self.applied, self.averaged) = (OnceCell::new(), OnceCell::new());
-        &mut self.adapters
+        (&mut self.optimizer, &mut self.adapters)
     }
 
     /// What a layer's input goes through in training.
@@ -42,12 +55,30 @@ impl Trained {
         }
     }
 
-    /// What is evaluated and written where that is an average.
-    pub(super) fn averaged(&self, average: impl FnOnce(&AdapterSet) -> AdapterSet) -> &AdapterSet {
+    /// What is evaluated and written.
+    pub(super) fn evaluated(&self) -> &AdapterSet {
+        if !self.averages {
+            return self.applied();
+        }
         self.averaged.get_or_init(|| {
-            let average = average(&self.adapters);
+            let average = self.optimizer.averaged(&self.adapters);
             self.taken.as_ref().map_or(average.clone(), |taken| joined(&average, taken))
         })
+    }
+
+    /// Puts others in their place, also in that of their average; the optimizer's states stay those of the former.
+    pub(super) fn replace(&mut self, adapters: AdapterSet) {
+        *self.change().1 = adapters;
+        (self.taken, self.averages) = (None, false);
+    }
+
+    /// Digest of B of the first and the last adapter, and of what else is small and trained in full. Reads the device.
+    pub(super) fn digest(&self) -> u64 {
+        let mut all = self.adapters.iter().map(|adapter| &adapter.matrices.b);
+        let (first, last) = (all.next(), all.last());
+        let full = self.adapters.full.iter().filter(|(full, _)| !full.is_module()).map(|(_, values)| values);
+        let numbers = first.into_iter().chain(last).chain(full).flat_map(|b| faults::read(b.clone(), "an adapter"));
+        digest(numbers.map(f32::to_bits))
     }
 
     /// The trained matrices of those that were written.

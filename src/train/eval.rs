@@ -7,7 +7,7 @@ use super::rollouts::{Draw, RolloutError, Rollouts};
 use super::step::TrainStep;
 use super::stop::Stop;
 use super::task::Score;
-use crate::config::{EvalConfig, TrainConfig};
+use crate::config::EvalConfig;
 use crate::data::dataset::Dataset;
 use crate::data::error::DataError;
 use crate::generate::{GenerateError, Generator};
@@ -36,13 +36,12 @@ pub fn eval_loss(
     step: &TrainStep,
     data: &Dataset,
     rollouts: Option<&mut Rollouts>,
-    train: &TrainConfig,
     eval: &EvalConfig,
     stop: &Stop,
     mut progress: impl FnMut(usize, usize),
 ) -> Result<Option<LossSum>, EvalError> {
     let mut rollouts = rollouts;
-    let (micro_batch_size, max_batches) = (train.micro_batch_size, eval.max_batches);
+    let (micro_batch_size, max_batches) = (step.config().micro_batch_size, eval.max_batches);
     let num_batches = data.num_eval_batches(micro_batch_size, max_batches);
     let batches = data.eval_batches(micro_batch_size, max_batches)?.until(|| stop.requested());
     let mut total = LossSum::default();

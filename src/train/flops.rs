@@ -1,10 +1,8 @@
 //! Floating-point operations that a step of LoRA needs, however it is computed: the numerator of MFU.
 
 use super::inputs::longest_sharing;
-use crate::config::ObjectiveConfig;
+use super::memory::Workload;
 use crate::data::batch::{Batch, Document};
-use crate::lora::targets::Selection;
-use crate::ops::kernels::Place;
 use crate::spec::{Block, Heads, ModelConfig, Site, Sublayer};
 use crate::util::stats::as_f64;
 
@@ -33,6 +31,38 @@ pub struct StepFlops {
     longest_sharing: usize,
 }
 
+impl Workload<'_> {
+    /// The FLOPs of its steps: of what is trained by its objective, which may need a forward of the reference beside, on its place,
+    /// which may compute once what documents begin with alike. Of the modules among what is trained, the gradient of the head takes
+    /// as much as its output, embeddings and norms next to nothing.
+    #[must_use]
+    pub fn flops(&self) -> StepFlops {
+        let Self { config, selection, objective, .. } = self;
+        let longest_sharing = longest_sharing(self.place, config, self.is_noisy);
+        let counts = |num_trainable, first_trained| StepFlops {
+            longest_sharing,
+            ..StepFlops::new(config, num_trainable, first_trained)
+        };
+        let of_adapters = selection.num_parameters(config) - selection.num_module_parameters();
+        let num_trainable = of_adapters + objective.num_score_parameters(config.hidden_size);
+        let mut flops = counts(num_trainable, selection.first_trained());
+        if objective.scores() {
+            flops.per_target_token = 0.0;
+        }
+        if objective.needs_reference() {
+            let base = counts(0, config.num_layers());
+            let reference = StepFlops { per_target_token: 0.5 * base.per_target_token, ..base };
+            flops.per_token += reference.per_token;
+            flops.per_target_token += reference.per_target_token;
+            flops.attentions.iter_mut().for_each(|(_, products)| *products += 2);
+            flops.of_reference = Some(Box::new(reference));
+        }
+        let head = selection.modules().filter(|(full, _)| full.is_head()).map(|(_, [rows, columns])| rows * columns);
+        flops.per_target_token += as_f64(2 * head.sum::<usize>());
+        flops
+    }
+}
+
 impl StepFlops {
     /// The counts for a model with `num_trainable` parameters in its adapters, and the first block that has a backward.
     fn new(config: &ModelConfig, num_trainable: usize, first_trained: usize) -> Self {
@@ -57,36 +87,6 @@ impl StepFlops {
             of_reference: None,
             longest_sharing: 0,
         }
-    }
-
-    /// The same on a place, which may compute once what documents begin with alike, but where tokens are noisy.
-    #[must_use]
-    pub fn on(self, place: Place, config: &ModelConfig, is_noisy: bool) -> Self {
-        let of_reference = self.of_reference.map(|reference| Box::new(reference.on(place, config, is_noisy)));
-        Self { longest_sharing: longest_sharing(place, config, is_noisy), of_reference, ..self }
-    }
-
-    /// The counts for what is trained by an objective, which may need a forward of the reference beside. Of the modules among it,
-    /// the gradient of the head takes as much as its output, embeddings and norms next to nothing.
-    #[must_use]
-    pub fn of_objective(config: &ModelConfig, selection: &Selection, objective: &ObjectiveConfig) -> Self {
-        let of_adapters = selection.num_parameters(config) - selection.num_module_parameters();
-        let num_trainable = of_adapters + objective.num_score_parameters(config.hidden_size);
-        let mut flops = Self::new(config, num_trainable, selection.first_trained());
-        if objective.scores() {
-            flops.per_target_token = 0.0;
-        }
-        if objective.needs_reference() {
-            let base = Self::new(config, 0, config.num_layers());
-            let reference = Self { per_target_token: 0.5 * base.per_target_token, ..base };
-            flops.per_token += reference.per_token;
-            flops.per_target_token += reference.per_target_token;
-            flops.attentions.iter_mut().for_each(|(_, products)| *products += 2);
-            flops.of_reference = Some(Box::new(reference));
-        }
-        let head = selection.modules().filter(|(full, _)| full.is_head()).map(|(_, [rows, columns])| rows * columns);
-        flops.per_target_token += as_f64(2 * head.sum::<usize>());
-        flops
     }
 
     /// FLOPs of the reference's forward of a micro-batch, which are among [its own](Self::of).

@@ -52,6 +52,8 @@ pub struct Workload<'a> {
     pub optimizer: &'a OptimizerConfig,
     /// What is minimised.
     pub objective: &'a ObjectiveConfig,
+    /// Whether every token gets masks or noise of its own.
+    pub is_noisy: bool,
     /// Where it is computed.
     pub place: Place,
     /// Processes that share a step.
@@ -441,6 +443,7 @@ pub(super) mod tests {
             eva_rho: None,
             optimizer: &ADAMW,
             objective: &CROSS_ENTROPY,
+            is_noisy: false,
             place: place_on(DeviceKind::Cpu),
             num_ranks: 1,
         }

@@ -5,6 +5,7 @@ pub mod launcher;
 mod mpi;
 pub mod same;
 pub mod share;
+pub mod sums;
 
 use std::fmt::Debug;
 use std::time::Duration;
@@ -15,6 +16,7 @@ use crate::measure::metrics::StepMetrics;
 use crate::ops::host;
 use crate::util::faults;
 use crate::util::stats::{as_f64, as_u64};
+use sums::Summed;
 
 #[cfg(unix)]
 pub use mpi::{Mpi, host, leave, mpi_libraries, reporter};
@@ -122,26 +124,19 @@ pub struct RankFigures {
     pub tokens: f64,
 }
 
+impl Summed for RankFigures {
+    fn pack(&self) -> Vec<f64> {
+        let Self { busy_seconds, data_wait_seconds, tokens } = *self;
+        vec![busy_seconds, data_wait_seconds, tokens]
+    }
+
+    fn unpack(numbers: &mut dyn Iterator<Item = f64>) -> Self {
+        let mut next = || numbers.next().unwrap_or_default();
+        Self { busy_seconds: next(), data_wait_seconds: next(), tokens: next() }
+    }
+}
+
 impl RankFigures {
-    /// Count of figures.
-    const NUM: usize = 3;
-
-    /// Writes them into the place of a rank among those of all.
-    fn slots(self, rank: usize, num_ranks: usize) -> Vec<f64> {
-        let mut slots = vec![0.0; Self::NUM * num_ranks];
-        slots[Self::NUM * rank..][..Self::NUM].copy_from_slice(&[
-            self.busy_seconds,
-            self.data_wait_seconds,
-            self.tokens,
-        ]);
-        slots
-    }
-
-    fn of_slots(slots: &[f64]) -> Vec<Self> {
-        let of = |slot: &[f64]| Self { busy_seconds: slot[0], data_wait_seconds: slot[1], tokens: slot[2] };
-        slots.chunks_exact(Self::NUM).map(of).collect()
-    }
-
     /// [`Ranks::sum_all`], which also brings these figures of all ranks to each.
     pub fn sum(
         ranks: &mut dyn Ranks,
@@ -149,12 +144,16 @@ impl RankFigures {
         figures: &mut [f64],
         own: Self,
     ) -> (Vec<Tensor<1>>, Vec<Self>) {
+        let own = own.pack();
         let mut all = figures.to_vec();
-        all.extend(own.slots(ranks.rank(), ranks.size()));
+        // Each in its own place among those of all.
+        all.resize(figures.len() + own.len() * ranks.size(), 0.0);
+        all[figures.len() + own.len() * ranks.rank()..][..own.len()].copy_from_slice(&own);
         let gradients = ranks.sum_all(gradients, &mut all);
-        let (sums, slots) = all.split_at(figures.len());
+        let (sums, of_ranks) = all.split_at(figures.len());
         figures.copy_from_slice(sums);
-        (gradients, Self::of_slots(slots))
+        let of_rank = |numbers: &[f64]| Self::unpack(&mut numbers.iter().copied());
+        (gradients, of_ranks.chunks_exact(own.len()).map(of_rank).collect())
     }
 }
 

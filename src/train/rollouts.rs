@@ -50,6 +50,10 @@ pub struct Rollouts {
     rewards: Vec<Reward>,
     /// The rows of the prompts.
     rows: BTreeMap<RowSource, Value>,
+    /// After how many steps one of the answers is shown.
+    sample_steps: u64,
+    /// Whether a warning has said that nothing can be learned from some of them.
+    has_warned: bool,
 }
 
 /// A micro-batch of answers, and the [numbers](ObjectiveFigures::numbers) of their rewards.
@@ -142,7 +146,24 @@ impl Rollouts {
         }
         let rewards = Reward::all(objective).map_err(DataError::Config)?;
         let rows = data.values(|row| rewards.iter().try_for_each(|reward| reward.check(row)))?;
-        Ok(Some(Self { objective: objective.clone(), max_length, seed, rewards, rows }))
+        let objective = objective.clone();
+        Ok(Some(Self { objective, max_length, seed, rewards, rows, sample_steps: 1, has_warned: false }))
+    }
+
+    /// The same with one of the answers shown every so many steps.
+    #[must_use]
+    pub fn with_sample_steps(self, sample_steps: u64) -> Self {
+        Self { sample_steps, ..self }
+    }
+
+    /// Whether one of the answers is shown that are for `num_steps` steps after `done`.
+    pub(super) fn is_sample_due(&self, done: u64, num_steps: u64) -> bool {
+        done == 0 || (done + num_steps) / self.sample_steps > done / self.sample_steps
+    }
+
+    /// Whether a step of equal rewards is the first: of a task that is solved, or too hard, every step says so in its figures.
+    pub(super) fn warns_of_equal_rewards(&mut self) -> bool {
+        !std::mem::replace(&mut self.has_warned, true)
     }
 
     /// How many micro-batches of prompts are answered together where a step has `per_step`, and how often each is used.

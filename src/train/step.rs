@@ -1,9 +1,8 @@
 //! One training step: computes gradients from micro-batches and updates the adapters. No input or output.
 
+mod outcome;
+mod pools;
 mod shared;
-
-use std::cell::OnceCell;
-use std::time::Instant;
 
 use burn::tensor::{DType, Tensor};
 use serde::{Deserialize, Serialize};
@@ -13,114 +12,54 @@ use super::backprop::{self, Forward, Inputs, Options};
 use super::grads::{GradSums, joined, read};
 use super::loss::{LossScale, LossSum, MicroBatchLoss, eval_loss, log_probabilities, num_right_tokens};
 use super::objective::{CrossEntropy, Objective};
-use super::offload::HostParking;
-use super::optimizer::{Optimizer, OptimizerStateError, StepWeights};
-use super::ranks::{Alone, RankFigures, Ranks};
+use super::optimizer::{OptimizerStateError, StepWeights};
+use super::ranks::{Alone, Ranks};
 use super::references::{References, digests};
 use crate::config::{GradientCheckpointing, OptimizerConfig, TrainConfig};
 use crate::data::batch::Batch;
 use crate::lora::AdapterSet;
 use crate::measure::figures::ObjectiveFigures;
 use crate::model::Model;
-use crate::ops::cross_entropy::LossChunk;
 use crate::ops::profile::{self, Cost};
 use crate::save::checkpoint::HostTensor;
 use crate::util::faults;
-use crate::util::stats::{as_f64, as_u64, digest};
 
-pub use shared::Says;
-
-/// Larger logits would take memory that a small micro-batch does not need.
-const MOST_LOGITS_BYTES: usize = 256 << 20;
+use outcome::has_equal_rewards;
+pub use outcome::{SkipReason, StepOutcome};
+use pools::Pools;
+use shared::Shared;
 
 /// Model, adapters and optimizer, and the step in progress.
 #[derive(Debug)]
 pub struct TrainStep {
     model: Model,
     trained: Trained,
-    /// Whether their average is evaluated and written.
-    averages: bool,
-    optimizer: Optimizer,
-    gradient_checkpointing: GradientCheckpointing,
-    layered_accumulation: bool,
-    loss_chunk: LossChunk,
-    neftune_noise_alpha: Option<f64>,
-    first_page: OnceCell<()>,
-    /// Started when the first block input is moved to host memory.
-    parking: OnceCell<HostParking>,
-    max_grad_norm: f64,
-    seed: u64,
-    loss_scale: Option<LossScale>,
-    /// Number of micro-batches so far, in all steps; seeds the dropout masks.
-    num_micro_batches: u64,
-    sums: GradSums,
-    /// Whether the update with them was queued before the host knew their norm.
-    is_queued: bool,
-    losses: Vec<MicroBatchLoss>,
+    train: TrainConfig,
     objective: Box<dyn Objective>,
     /// The adapters before training.
     reference: AdapterSet,
     /// What is known of the model with these.
     references: References,
-    ranks: Box<dyn Ranks>,
-    /// Micro-batches of the step in progress that are not this rank's.
-    num_of_others: u64,
-    /// Of this rank's, those that have had no backward, where several ranks share the step.
-    num_left: Option<usize>,
-    says: Says,
-    /// What is reported of the answers of the step in progress, where the model has written them.
+    seed: u64,
+    loss_scale: Option<LossScale>,
+    /// Number of micro-batches so far, in all steps; seeds the dropout masks.
+    num_micro_batches: u64,
+    accumulated: Accumulated,
+    shared: Shared,
+    pools: Pools,
+    /// The first micro-batch of the next step, where it is laid out, or found to be without target tokens.
+    ahead: Option<Option<Inputs>>,
+}
+
+/// What the micro-batches of the step in progress have left.
+#[derive(Debug, Default)]
+struct Accumulated {
+    grads: GradSums,
+    losses: Vec<MicroBatchLoss>,
+    /// What is reported of the answers, where the model has written them.
     rewards: ObjectiveFigures,
-    /// Start of the step in progress.
-    start: Instant,
-    own: RankFigures,
-    of_ranks: Vec<RankFigures>,
-}
-
-/// The result of a step.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct StepOutcome {
-    /// Mean loss of what the step counts; of target tokens in nats.
-    pub loss: f64,
-    /// Global norm of the gradient of the mean loss, before clipping.
-    pub grad_norm: f64,
-    /// What its sums were divided by.
-    pub count: f64,
-    /// Number of tokens that carried loss.
-    pub target_tokens: u64,
-    /// What else the objective reports.
-    pub figures: ObjectiveFigures,
-    /// Why there was no update, if it was skipped.
-    pub skipped: Option<SkipReason>,
-}
-
-/// Why a step made no update.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum SkipReason {
-    /// The loss was not a finite number.
-    NonFiniteLoss,
-    /// The gradient was not finite. In `f16` the loss scale was too high, and has been halved.
-    NonFiniteGradient,
-    /// No token carried loss.
-    NoTargetTokens,
-    /// All answers to each prompt had the same reward.
-    EqualRewards,
-}
-
-impl SkipReason {
-    /// The reason as text for the user.
-    #[must_use]
-    pub fn text(self) -> &'static str {
-        match self {
-            Self::NonFiniteLoss => "no update, its loss is not a finite number",
-            Self::NonFiniteGradient => "no update, its gradient is not finite",
-            Self::NoTargetTokens => "no update, none of its tokens carries loss",
-            Self::EqualRewards => {
-                "no update, all answers to each of its prompts have the same reward\n  hint: other prompts, a larger \
-                 `num_generations`, or a reward that some answers get in part"
-            }
-        }
-    }
+    /// Whether the update with the gradients was queued before the host knew their norm.
+    is_queued: bool,
 }
 
 /// State of a [`TrainStep`] for a checkpoint, without the adapters.
@@ -146,23 +85,6 @@ pub struct StepCounters {
     pub loss_scale: Option<LossScale>,
 }
 
-/// The pools of a GPU make pages as large as the largest tensor so far: were that one of a later block or the logits, the pages until
-/// then would be of no use to it.
-fn make_first_page(model: &Model, chunk: LossChunk, tokens: usize) {
-    let (place, head) = (model.place(), model.lm_head.dims());
-    let rows = chunk.most_tokens(place, head).min(LossChunk::Auto.most_tokens(place, head));
-    let logits = Some(rows * head[0]).filter(|numbers| numbers * model.compute.size() <= MOST_LOGITS_BYTES);
-    let widest = model.config.blocks.iter().map(|block| block.widest_activation(place.stacks_weights())).max();
-    let numbers = (tokens * widest.unwrap_or_default()).max(logits.unwrap_or_default());
-    if place.is_host() {
-        return;
-    }
-    let largest = Tensor::<1>::zeros([numbers], (&model.device(), model.compute));
-    // Else it is dropped before it is made. What fails here fails again where a result is read.
-    drop(model.device().sync());
-    drop(largest);
-}
-
 impl TrainStep {
     /// A step without micro-batches. `seed` determines the dropout masks.
     #[must_use]
@@ -175,42 +97,26 @@ impl TrainStep {
         seed: u64,
     ) -> Self {
         Self {
-            averages: optimizer.averages(),
-            optimizer: Optimizer::new(optimizer.clone(), loraplus_lr_ratio, &adapters),
-            gradient_checkpointing: train.gradient_checkpointing,
-            layered_accumulation: train.layered_accumulation,
-            loss_chunk: train.loss_chunk(),
-            neftune_noise_alpha: train.neftune_noise_alpha,
-            first_page: OnceCell::new(),
-            parking: OnceCell::new(),
-            max_grad_norm: train.max_grad_norm,
-            seed,
-            loss_scale: (model.compute == DType::F16).then(LossScale::default),
-            num_micro_batches: 0,
-            sums: GradSums::default(),
-            is_queued: false,
-            losses: Vec::new(),
+            trained: Trained::new(adapters, optimizer, loraplus_lr_ratio),
+            train: train.clone(),
             objective: Box::new(CrossEntropy),
             reference: AdapterSet::none(model.blocks.len()),
             references: References::default(),
-            ranks: Box::new(Alone),
-            num_of_others: 0,
-            num_left: None,
-            says: Says::default(),
-            rewards: ObjectiveFigures::default(),
-            start: Instant::now(),
-            own: RankFigures::default(),
-            of_ranks: Vec::new(),
+            seed,
+            loss_scale: (model.compute == DType::F16).then(LossScale::default),
+            num_micro_batches: 0,
+            accumulated: Accumulated::default(),
+            shared: Shared::new(Box::new(Alone)),
+            pools: Pools::default(),
+            ahead: None,
             model,
-            trained: Trained::new(adapters, None),
         }
     }
 
     /// The same where `taken` takes a part out of the base, as which the adapters started.
     #[must_use]
-    pub fn with_taken(mut self, taken: AdapterSet) -> Self {
-        self.trained = Trained::new(self.trained.adapters().clone(), Some(taken));
-        self
+    pub fn with_taken(self, taken: Option<AdapterSet>) -> Self {
+        Self { trained: self.trained.with_taken(taken), ..self }
     }
 
     /// The same with another objective than the cross-entropy.
@@ -227,7 +133,7 @@ impl TrainStep {
 
     /// Reports the rewards of the answers of the step in progress, which all ranks know.
     pub fn say_rewards(&mut self, rewards: ObjectiveFigures) {
-        self.rewards = if self.ranks.rank() == 0 { rewards } else { ObjectiveFigures::default() };
+        self.accumulated.rewards = if self.rank().0 == 0 { rewards } else { ObjectiveFigures::default() };
     }
 
     /// Whether the objective compares with the model before training.
@@ -251,7 +157,13 @@ impl TrainStep {
     /// The same as one of several ranks.
     #[must_use]
     pub fn with_ranks(self, ranks: Box<dyn Ranks>) -> Self {
-        Self { ranks, ..self }
+        Self { shared: Shared::new(ranks), ..self }
+    }
+
+    /// Section `[train]` of the recipe.
+    #[must_use]
+    pub fn config(&self) -> &TrainConfig {
+        &self.train
     }
 
     /// The frozen model.
@@ -263,11 +175,7 @@ impl TrainStep {
     /// The adapters that are evaluated and written: those in training, or their average.
     #[must_use]
     pub fn adapters(&self) -> &AdapterSet {
-        if self.averages {
-            self.trained.averaged(|adapters| self.optimizer.averaged(adapters))
-        } else {
-            self.trained.applied()
-        }
+        self.trained.evaluated()
     }
 
     /// The adapters in training.
@@ -280,11 +188,7 @@ impl TrainStep {
     /// the device.
     #[must_use]
     pub fn adapters_digest(&self) -> u64 {
-        let mut all = self.trained.adapters().iter().map(|adapter| &adapter.matrices.b);
-        let (first, last) = (all.next(), all.last());
-        let full = self.trained.adapters().full.iter().filter(|(full, _)| !full.is_module()).map(|(_, values)| values);
-        let numbers = first.into_iter().chain(last).chain(full).flat_map(|b| faults::read(b.clone(), "an adapter"));
-        digest(numbers.map(f32::to_bits))
+        self.trained.digest()
     }
 
     /// Forward and backward of one micro-batch, added to the step in progress. Reads nothing from the device.
@@ -295,7 +199,7 @@ impl TrainStep {
     /// Forward and backward of micro-batches, as the recipe orders them, added to the step in progress. Reads nothing
     /// from the device.
     pub fn accumulate(&mut self, batches: &[Batch]) {
-        for batches in batches.chunks(if self.layered_accumulation { batches.len().max(1) } else { 1 }) {
+        for batches in batches.chunks(if self.train.layered_accumulation { batches.len().max(1) } else { 1 }) {
             let inputs: Vec<_> = batches.iter().filter_map(|batch| self.lay_out(batch)).collect();
             if !inputs.is_empty() {
                 let forward = self.forward(inputs);
@@ -309,13 +213,23 @@ impl TrainStep {
     #[must_use]
     pub fn lay_out(&self, batch: &Batch) -> Option<Inputs> {
         let tokens = batch.num_tokens() + batch.num_padding_tokens();
-        self.first_page.get_or_init(|| make_first_page(&self.model, self.loss_chunk, tokens));
+        self.pools.make_first_page(&self.model, self.train.loss_chunk(), tokens);
         Inputs::new(&self.model, batch, self.is_noisy())
+    }
+
+    /// The same ahead of the step that [`lay_out_next`](Self::lay_out_next) will ask for it.
+    pub(super) fn lay_out_ahead(&mut self, batch: Option<&Batch>) {
+        self.ahead = batch.map(|batch| self.lay_out(batch));
+    }
+
+    /// The same, if it was not laid out ahead.
+    pub(super) fn lay_out_next(&mut self, batch: &Batch) -> Option<Inputs> {
+        self.ahead.take().unwrap_or_else(|| self.lay_out(batch))
     }
 
     /// Whether what a token gets depends on its place among those of the micro-batch.
     fn is_noisy(&self) -> bool {
-        self.trained.adapters().dropout > 0.0 || self.neftune_noise_alpha.is_some()
+        self.trained.adapters().dropout > 0.0 || self.train.neftune_noise_alpha.is_some()
     }
 
     /// Forward of micro-batches, block by block, with their losses.
@@ -326,44 +240,43 @@ impl TrainStep {
 
     /// Backward of the micro-batches of the last forward, added to the step in progress.
     pub fn backward(&mut self, forward: Forward) {
-        let mut sums = std::mem::take(&mut self.sums);
-        let exchange = (self.num_left == Some(forward.num_micro_batches())).then(|| self.exchange());
+        let mut grads = std::mem::take(&mut self.accumulated.grads);
+        let exchange = self.shared.exchange(forward.num_micro_batches(), &self.trained);
         let (adapters, options) = (self.trained.applied(), self.options());
-        let losses = backprop::backward(&self.model, adapters, forward, options, &mut sums, exchange);
-        self.num_left = self.num_left.map(|left| left - losses.len());
-        self.sums = sums;
+        let losses = backprop::backward(&self.model, adapters, forward, options, &mut grads, exchange);
+        self.shared.count(losses.len());
+        self.accumulated.grads = grads;
         self.num_micro_batches += losses.len() as u64;
-        self.losses.extend(losses);
+        self.accumulated.losses.extend(losses);
     }
 
     /// Options for the next micro-batches.
     fn options(&self) -> Options<'_> {
+        let TrainConfig { gradient_checkpointing: checkpointing, neftune_noise_alpha, .. } = self.train;
         Options {
-            num_recomputed: self.gradient_checkpointing.num_recomputed(self.model.blocks.len()),
-            keeps_attention: self.gradient_checkpointing.keeps_attention(),
-            parking: (self.gradient_checkpointing == GradientCheckpointing::Offload)
-                .then(|| self.parking.get_or_init(|| HostParking::new(self.model.device()))),
+            num_recomputed: checkpointing.num_recomputed(self.model.blocks.len()),
+            keeps_attention: checkpointing.keeps_attention(),
+            parking: (checkpointing == GradientCheckpointing::Offload).then(|| self.pools.parking(&self.model)),
             seed: self.seed,
             first_number: self.num_micro_batches,
             loss_scale: self.loss_scale.map(|loss_scale| loss_scale.scale()),
             objective: &*self.objective,
             reference: &self.reference,
             references: self.references(),
-            loss_chunk: self.loss_chunk,
-            neftune_noise_alpha: self.neftune_noise_alpha,
+            loss_chunk: self.train.loss_chunk(),
+            neftune_noise_alpha,
         }
     }
 
     /// Discards the micro-batches of the step in progress and does not count them.
     pub fn discard(&mut self) {
-        self.num_micro_batches -= self.losses.len() as u64;
+        self.num_micro_batches -= self.accumulated.losses.len() as u64;
         self.clear();
     }
 
     fn clear(&mut self) {
-        (self.sums, self.is_queued) = (GradSums::default(), false);
-        self.losses.clear();
-        (self.num_of_others, self.num_left) = (0, None);
+        self.accumulated = Accumulated::default();
+        self.shared.clear();
     }
 
     /// Ends the step: averages over its target tokens, clips by the global norm, updates. Reads the device once.
@@ -378,78 +291,54 @@ impl TrainStep {
     /// only [`apply`](Self::apply) may follow.
     #[must_use]
     pub fn reduce(&mut self, learning_rate: Option<f64>) -> StepOutcome {
-        let losses = std::mem::take(&mut self.losses);
+        let Accumulated { losses, rewards, .. } = &mut self.accumulated;
+        let (losses, mut total) = (std::mem::take(losses), LossSum { figures: *rewards, ..LossSum::default() });
         let num_own = losses.len() as u64;
-        let mut count = losses.iter().map(|loss| loss.count).sum::<f64>();
-        let mut target_tokens = losses.iter().map(|loss| loss.target_tokens).sum::<u64>();
-        let mut figures = std::mem::take(&mut self.rewards);
-        losses.iter().for_each(|loss| figures += loss.figures);
-        let mut numbers: Vec<_> = losses.into_iter().map(|loss| loss.losses).collect();
-        let mut of_ranks = None;
-        if self.ranks.size() > 1 {
-            let loss = read(std::mem::take(&mut numbers), "the loss").iter().map(|&loss| f64::from(loss)).sum();
-            let says = [self.says.stop, self.says.failed].map(|says| f64::from(u8::from(says)));
-            let mut sums = [vec![loss, count, as_f64(target_tokens), says[0], says[1]], figures.numbers()].concat();
-            let (start, mut own) = (self.start, self.own);
-            let own = || {
-                own.busy_seconds = start.elapsed().as_secs_f64();
-                own
-            };
-            let (adapters, place) = (self.trained.adapters(), self.optimizer.place());
-            self.of_ranks = self.sums.reduce(adapters, place, &mut *self.ranks, &mut sums, own);
-            (count, target_tokens) = (sums[1], as_u64(sums[2]));
-            of_ranks = Some(sums[0]);
-            self.says = Says { stop: sums[3] > 0.0, failed: sums[4] > 0.0 };
-            figures = ObjectiveFigures::of_numbers(&sums[5..]);
-            // A step that is dropped is made again.
-            let others = std::mem::take(&mut self.num_of_others);
-            if self.says.failed {
-                self.num_micro_batches -= num_own;
-            } else {
-                self.num_micro_batches += others;
-            }
+        let mut numbers = Vec::new();
+        for MicroBatchLoss { losses, count, target_tokens, figures, .. } in losses {
+            total += LossSum { sum: 0.0, count, target_tokens, figures };
+            numbers.push(losses);
+        }
+        if self.is_shared() {
+            total.sum = sum(&read(std::mem::take(&mut numbers), "the loss"));
+            total = self.sum_over_ranks(total, num_own);
         } else {
-            self.sums.keep_like(self.trained.adapters());
+            self.accumulated.grads.keep_like(self.trained.adapters());
         }
-        if target_tokens == 0 {
-            let skipped = Some(SkipReason::NoTargetTokens);
-            return StepOutcome { loss: 0.0, grad_norm: 0.0, count, target_tokens, figures, skipped };
+        if total.target_tokens == 0 {
+            return StepOutcome::new(total, 0.0);
         }
-        let has_grads = !self.sums.is_empty();
+        let grads = &self.accumulated.grads;
+        let has_grads = !grads.is_empty();
         if has_grads {
-            let squares = || self.sums.sum_of_squares(self.optimizer.place());
+            let squares = || grads.sum_of_squares(self.trained.optimizer.place());
             numbers.push(profile::measure("grad_norm", Cost::default, squares));
         }
         let numbers = joined(numbers);
         // Of equal rewards there may be no update, which the numbers do not tell.
-        let has_update = has_grads && figures.frac_reward_zero_std.value() != Some(1.0);
+        let has_update = has_grads && !has_equal_rewards(&total.figures);
         if let (Some(learning_rate), Some(numbers), true) = (learning_rate, &numbers, has_update) {
-            self.queue_update(numbers, learning_rate, count);
+            self.queue_update(numbers, learning_rate, total.count);
         }
         let mut numbers = numbers.map_or_else(Vec::new, |numbers| faults::read(numbers, "the loss"));
         let squares = if has_grads { numbers.pop().map_or(f64::NAN, f64::from) } else { 0.0 };
-        let loss = of_ranks.unwrap_or_else(|| numbers.iter().map(|&loss| f64::from(loss)).sum::<f64>()) / count;
-        let grad_norm = squares.sqrt() / count;
-        let skipped = match (loss.is_finite(), grad_norm.is_finite()) {
-            (false, _) => Some(SkipReason::NonFiniteLoss),
-            (_, false) => Some(SkipReason::NonFiniteGradient),
-            _ if grad_norm <= 0.0 && figures.frac_reward_zero_std.value() == Some(1.0) => {
-                Some(SkipReason::EqualRewards)
-            }
-            _ => None,
-        };
-        StepOutcome { loss, grad_norm, count, target_tokens, figures, skipped }
+        if !self.is_shared() {
+            total.sum = sum(&numbers);
+        }
+        StepOutcome::new(total, squares)
     }
 
     /// Queues the update, where the device can tell from `numbers` whether the gradients are to be used, and how.
     fn queue_update(&mut self, numbers: &Tensor<1>, learning_rate: f64, count: f64) {
-        if self.is_shared() || !self.optimizer.can_queue() {
+        let optimizer = &self.trained.optimizer;
+        if self.is_shared() || !optimizer.can_queue() {
             return;
         }
-        if let Some(factor) = self.optimizer.place().grad_factor(numbers, self.max_grad_norm, count) {
-            let sums = std::mem::take(&mut self.sums);
-            self.optimizer.queue(self.trained.change(), &sums, learning_rate, &factor);
-            self.is_queued = true;
+        if let Some(factor) = optimizer.place().grad_factor(numbers, self.train.max_grad_norm, count) {
+            let grads = std::mem::take(&mut self.accumulated.grads);
+            let (optimizer, adapters) = self.trained.change();
+            optimizer.queue(adapters, &grads, learning_rate, &factor);
+            self.accumulated.is_queued = true;
             self.flush();
         }
     }
@@ -462,19 +351,20 @@ impl TrainStep {
     /// Updates with the gradients that `figures` (from [`reduce`](Self::reduce)) describe, and ends the step. Does not wait:
     /// a GPU may still be updating when this returns.
     pub fn apply(&mut self, figures: StepOutcome, learning_rate: f64) -> StepOutcome {
-        let (sums, is_queued) = (std::mem::take(&mut self.sums), self.is_queued);
+        let Accumulated { grads, is_queued, .. } = std::mem::take(&mut self.accumulated);
         self.clear();
         if is_queued {
             if figures.skipped.is_some() {
-                self.optimizer.take_back();
+                self.trained.optimizer.take_back();
             }
-        } else if figures.skipped.is_none() && !sums.is_empty() {
+        } else if figures.skipped.is_none() && !grads.is_empty() {
             // As in torch.nn.utils.clip_grad_norm_.
-            let clip = match self.max_grad_norm {
+            let clip = match self.train.max_grad_norm {
                 max if max > 0.0 => (max / (figures.grad_norm + 1e-6)).min(1.0),
                 _ => 1.0,
             };
-            self.optimizer.update(self.trained.change(), &sums, learning_rate, clip / figures.count);
+            let (optimizer, adapters) = self.trained.change();
+            optimizer.update(adapters, &grads, learning_rate, clip / figures.count);
             // While the next step is prepared.
             self.flush();
         }
@@ -489,14 +379,14 @@ impl TrainStep {
     /// The gradient sums of the step in progress.
     #[must_use]
     pub fn grads(&self) -> &GradSums {
-        &self.sums
+        &self.accumulated.grads
     }
 
     /// What the objective makes of a micro-batch without dropout and without gradients.
     #[must_use]
     pub fn eval_loss(&self, batch: &Batch) -> LossSum {
         let adapters = [self.adapters(), &self.reference];
-        eval_loss(&self.model, adapters, self.references(), batch, &*self.objective, self.loss_chunk)
+        eval_loss(&self.model, adapters, self.references(), batch, &*self.objective, self.train.loss_chunk())
     }
 
     /// Log-probability of every target token of a micro-batch in nats, as the objective sees it, by the adapters in training
@@ -504,26 +394,26 @@ impl TrainStep {
     #[must_use]
     pub fn log_probabilities(&self, batch: &Batch) -> Vec<f32> {
         let temperature = self.objective.temperature();
-        log_probabilities(&self.model, self.trained_adapters(), batch, temperature, self.loss_chunk)
+        log_probabilities(&self.model, self.trained_adapters(), batch, temperature, self.train.loss_chunk())
     }
 
     /// Logarithm of the probability of a text's target tokens.
     #[must_use]
     pub fn log_likelihood(&self, text: &Batch) -> f64 {
-        let of_tokens = log_probabilities(&self.model, self.adapters(), text, None, self.loss_chunk);
+        let of_tokens = log_probabilities(&self.model, self.adapters(), text, None, self.train.loss_chunk());
         of_tokens.iter().map(|&log_probability| f64::from(log_probability)).sum()
     }
 
     /// Number of target tokens of a micro-batch that are the most likely ones.
     #[must_use]
     pub fn num_right_tokens(&self, batch: &Batch) -> usize {
-        num_right_tokens(&self.model, self.adapters(), batch, self.loss_chunk)
+        num_right_tokens(&self.model, self.adapters(), batch, self.train.loss_chunk())
     }
 
     /// State for a checkpoint, without the adapters.
     #[must_use]
     pub fn state(&self) -> StepState {
-        let mut moments = self.optimizer.state(self.trained.adapters());
+        let mut moments = self.trained.optimizer.state(self.trained.adapters());
         moments.extend(self.references.state());
         StepState { moments, counters: self.counters() }
     }
@@ -531,9 +421,10 @@ impl TrainStep {
     /// The part of [`state`](Self::state) that is in host memory.
     #[must_use]
     pub fn counters(&self) -> StepCounters {
+        let optimizer = &self.trained.optimizer;
         StepCounters {
-            num_updates: self.optimizer.num_updates(),
-            step_weights: self.optimizer.step_weights(),
+            num_updates: optimizer.num_updates(),
+            step_weights: optimizer.step_weights(),
             num_micro_batches: self.num_micro_batches,
             loss_scale: self.loss_scale,
         }
@@ -541,7 +432,7 @@ impl TrainStep {
 
     /// Replaces the adapters, also their average, by others of the same shape; the optimizer's states stay those of the former.
     pub fn replace_adapters(&mut self, adapters: AdapterSet) {
-        (self.trained, self.averages) = (Trained::new(adapters, None), false);
+        self.trained.replace(adapters);
     }
 
     /// Continues from a checkpoint's adapters and state.
@@ -550,14 +441,19 @@ impl TrainStep {
     /// Moments that do not belong to these adapters.
     pub fn restore(&mut self, adapters: AdapterSet, state: &StepState) -> Result<(), OptimizerStateError> {
         let StepCounters { num_updates, step_weights, .. } = state.counters;
-        let adapters = self.trained.of_written(adapters);
         let mut moments = state.moments.clone();
         self.references = References::restored(&mut moments);
-        *self.trained.change() = self.optimizer.restore(adapters, &moments, (num_updates, step_weights))?;
+        let adapters = self.trained.of_written(adapters);
+        let (optimizer, trained) = self.trained.change();
+        *trained = optimizer.restore(adapters, &moments, (num_updates, step_weights))?;
         self.num_micro_batches = state.counters.num_micro_batches;
         // A run that switches to f16 from another precision starts with a new scale.
         self.loss_scale = self.loss_scale.map(|fresh| state.counters.loss_scale.unwrap_or(fresh));
         self.clear();
         Ok(())
     }
+}
+
+fn sum(numbers: &[f32]) -> f64 {
+    numbers.iter().map(|&number| f64::from(number)).sum()
 }

@@ -1,13 +1,13 @@
 //! The training loop, which counts only in steps. It calls evaluation, samples, checkpoints and figures by name.
 
 mod answers;
+mod evaluation;
 mod shared;
 
 use std::path::{Path, PathBuf};
-use std::time::Instant;
 
 use super::backprop::Inputs;
-use super::eval::{EvalError, eval_loss, figures, samples};
+use super::eval::EvalError;
 use super::laps::Part;
 use super::recorder::Recorder;
 use super::rollouts::{RolloutError, Rollouts, Round};
@@ -17,17 +17,18 @@ use super::state::TrainerState;
 use super::step::{SkipReason, StepOutcome, StepState, TrainStep};
 use super::step_work::StepWork;
 use super::stop::Stop;
-use super::task::{Score, Task};
 use super::watchdog::{self, Observation, Verdict};
-use crate::config::{BestBy, EvalConfig, TrainConfig, WatchdogConfig};
+use crate::config::WatchdogConfig;
 use crate::data::batch::Batch;
 use crate::data::dataset::Dataset;
 use crate::data::error::DataError;
 use crate::data::loader::{LoadedBatch, Loader};
 use crate::generate::GenerateError;
 use crate::measure::figures::ObjectiveFigures;
-use crate::measure::metrics::{EvalMetrics, Outcome, Sinks, StepMetrics};
+use crate::measure::metrics::{Outcome, Sinks, StepMetrics};
 use crate::save::checkpoint::CheckpointError;
+
+pub use evaluation::Evaluator;
 
 /// Why training failed.
 #[derive(Debug, thiserror::Error)]
@@ -82,26 +83,14 @@ pub struct Trainer<'a> {
     pub step: TrainStep,
     /// State of training.
     pub state: TrainerState,
-    /// Section `[train]` of the recipe.
-    pub train: TrainConfig,
-    /// Section `[eval]` of the recipe.
-    pub eval: EvalConfig,
-    /// What makes an evaluation better than another.
-    pub best_by: BestBy,
+    /// When and what is evaluated.
+    pub evaluator: Evaluator,
     /// Section `[watchdog]` of the recipe.
     pub watchdog: WatchdogConfig,
     /// Learning rate by step, and the number of steps.
     pub schedule: Schedule,
-    /// What `[eval.task]` of the recipe scores.
-    pub task: Option<Task>,
     /// Writes the answers that GRPO trains on.
     pub rollouts: Option<Rollouts>,
-    /// After how many steps one of these answers is shown.
-    pub sample_steps: u64,
-    /// Whether a warning has said that nothing can be learned from some of them.
-    pub has_warned: bool,
-    /// The first micro-batch of the next step, where it is laid out, or found to be without target tokens.
-    pub ahead: Option<Option<Inputs>>,
     /// The rows.
     pub data: &'a Dataset,
     /// Stop requests.
@@ -149,7 +138,7 @@ impl Trainer<'_> {
     }
 
     fn run_steps(&mut self) -> Result<Outcome, TrainerError> {
-        let mut loader = self.data.loader(self.state.cursor, self.train.micro_batch_size)?;
+        let mut loader = self.data.loader(self.state.cursor, self.step.config().micro_batch_size)?;
         self.recorder.start();
         self.saver.start();
         self.sinks.start();
@@ -164,7 +153,7 @@ impl Trainer<'_> {
                     self.sinks.start();
                 }
             }
-            if self.state.evaluations.patience_is_over(self.eval.early_stopping_patience) {
+            if self.state.evaluations.patience_is_over(self.evaluator.config.early_stopping_patience) {
                 return Ok(Outcome::StoppedEarly);
             }
             if self.saver.is_due(self.state.step) {
@@ -196,7 +185,9 @@ impl Trainer<'_> {
             return Ok(None);
         }
         if !self.step.is_shared() && self.rollouts.is_none() && self.state.step + 1 < self.schedule.total_steps() {
-            self.lay_out_ahead(loader);
+            // While a GPU still computes: it would wait for that otherwise.
+            self.step.lay_out_ahead(loader.peek().map(|loaded| &loaded.batch));
+            self.recorder.part(Part::HostToDevice);
         }
         // The only wait for a GPU in most steps: it ends their forwards and backwards, and an update.
         self.recorder.part(Part::Other);
@@ -246,7 +237,7 @@ impl Trainer<'_> {
             }
             return Ok(true);
         }
-        let num_micro_batches = self.train.gradient_accumulation_steps;
+        let num_micro_batches = self.step.config().gradient_accumulation_steps;
         for index in 1..=num_micro_batches {
             let Some(loaded) = self.next_micro_batch(loader)? else { return Ok(false) };
             // The last step of an epoch has only the remaining micro-batches.
@@ -265,19 +256,13 @@ impl Trainer<'_> {
 
     /// Forward and backward of a micro-batch, or of all that wait for the last one. `false` where the run was asked to stop.
     fn compute_one(&mut self, batch: &Batch, waiting: &mut Vec<Inputs>, is_last: bool) -> bool {
-        waiting.extend(self.ahead.take().unwrap_or_else(|| self.step.lay_out(batch)));
+        waiting.extend(self.step.lay_out_next(batch));
         self.recorder.part(Part::HostToDevice);
-        if waiting.is_empty() || !is_last && self.train.layered_accumulation {
+        if waiting.is_empty() || !is_last && self.step.config().layered_accumulation {
             return true;
         }
         let (stop, inputs) = (self.stop, std::mem::take(waiting));
         stop.unless_requested(|| self.forward_backward(inputs, is_last)).is_some()
-    }
-
-    /// Lays out the next step's first micro-batch, if it is ready, while a GPU still computes: it would wait for that otherwise.
-    fn lay_out_ahead(&mut self, loader: &mut Loader) {
-        self.ahead = loader.peek().map(|loaded| self.step.lay_out(&loaded.batch));
-        self.recorder.part(Part::HostToDevice);
     }
 
     fn forward_backward(&mut self, inputs: Vec<Inputs>, is_last: bool) {
@@ -303,8 +288,7 @@ impl Trainer<'_> {
         let has_loss_scale = self.step.counters().loss_scale.is_some_and(|loss_scale| loss_scale.scale() > 1.0);
         let is_look_due = step.is_multiple_of(watchdog::LOOK_STEPS);
         if outcome.skipped == Some(SkipReason::EqualRewards) {
-            // A task that is solved, or too hard: every step of it says so in its figures.
-            if !std::mem::replace(&mut self.has_warned, true) {
+            if self.rollouts.as_mut().is_some_and(Rollouts::warns_of_equal_rewards) {
                 self.sinks.warn(&format!("step {step}: {}", SkipReason::EqualRewards.text()));
             }
             return Verdict::default();
@@ -352,100 +336,6 @@ impl Trainer<'_> {
     /// Whether a signal or the dashboard's user asked to stop.
     fn stop_requested(&self) -> bool {
         self.stop.requested() || self.sinks.stop_requested()
-    }
-
-    /// Before the first step if `eval_on_start`, after the last one, and every `eval_steps`; never twice after a step.
-    fn is_evaluation_due(&self) -> bool {
-        let (step, eval) = (self.state.step, &self.eval);
-        let every = eval.eval_steps.is_some_and(|every| step.is_multiple_of(every));
-        let is_left_out = step == 0 && !eval.eval_on_start;
-        (every || self.is_at_an_edge()) && !is_left_out && self.state.evaluations.last_step != Some(step)
-    }
-
-    /// Whether training is before the run's first step or after its last one.
-    fn is_at_an_edge(&self) -> bool {
-        self.state.step == 0 || self.state.step >= self.schedule.total_steps()
-    }
-
-    /// The score of the task by the rows of all ranks. `None` where the run was asked to stop.
-    fn score(&mut self) -> Result<Option<Score>, TrainerError> {
-        let Some(task) = &self.task else { return Ok(None) };
-        let progress = |done, num_rows| self.sinks.evaluating(done, num_rows);
-        let count = task.count(&self.step, self.data, || self.stop.requested(), progress);
-        let Some(count) = self.agree_on(count.map_err(TrainerError::Task))? else { return Ok(None) };
-        let count = count.of_all(self.step.ranks());
-        let score = self.task.as_ref().map(|task| task.score(count));
-        if let Some(Score { num_rows, is_complete: false, .. }) = &score {
-            let text = format!("step {}: the score is that of {num_rows} rows", self.state.step);
-            self.sinks.warn(&format!("{text}\n  hint: `eval.task.max_seconds` leaves no time for all `rows`"));
-        }
-        Ok(score)
-    }
-
-    /// Measures the evaluation loss and the score, and samples text. `false` where the run was asked to stop: nothing is
-    /// recorded.
-    fn evaluate(&mut self) -> Result<bool, TrainerError> {
-        self.recorder.part(Part::Other);
-        let (eval_start, step, epoch) = (Instant::now(), self.state.step, self.state.epochs());
-        let (mut metrics, mut score) = (None, None);
-        if self.data.num_eval_rows() > 0 {
-            let progress = |done, num_batches| self.sinks.evaluating(done, num_batches);
-            let rollouts = self.rollouts.as_mut();
-            let total = eval_loss(&self.step, self.data, rollouts, &self.train, &self.eval, self.stop, progress);
-            let total = self.sum_over_ranks(total.map_err(TrainerError::from))?;
-            let Some(total) = total else { return Ok(false) };
-            if self.task.is_some() {
-                score = self.score()?;
-                if score.is_none() {
-                    return Ok(false);
-                }
-            }
-            metrics = figures((step, epoch), &total, score.as_ref(), eval_start);
-            if metrics.is_none() {
-                self.sinks.warn(&format!(
-                    "step {step}: there is no evaluation loss, no token of the evaluation rows carries loss"
-                ));
-            }
-        }
-        let prompts = if self.step.rank().0 == 0 { &self.eval.generate[..] } else { &[] };
-        let samples = samples(step, &self.step, self.data, prompts, || self.stop_requested());
-        let Some(samples) = self.agree_on(samples.map_err(TrainerError::from))? else { return Ok(false) };
-
-        if let Some(EvalMetrics { eval_loss, eval_perplexity, .. }) = &metrics {
-            let eval_loss = eval_loss.unwrap_or(f64::NAN);
-            if !eval_loss.is_finite() {
-                self.sinks.warn(&format!("step {step}: the evaluation loss is not a finite number"));
-            }
-            if step == 0 && eval_perplexity.is_some_and(f64::is_finite) {
-                self.state.watchdog.start_at(eval_loss);
-            }
-        }
-        let of_all_rows = score.is_none_or(|score| score.is_complete);
-        self.state.evaluations.record(step, metrics.as_ref(), of_all_rows, self.best_by);
-        self.keep_if_best();
-        self.recorder.evaluated(self.is_at_an_edge());
-        // Written only when complete, so that an interruption leaves no partial evaluation behind.
-        if let Some(metrics) = &metrics {
-            self.sinks.eval(metrics);
-        }
-        for (index, sample) in samples.iter().enumerate() {
-            self.sinks.sample(index, sample);
-        }
-        self.sinks.evaluated(step, eval_start.elapsed().as_secs_f64());
-        self.saver.is_saved = false;
-        self.recorder.pause(Part::Logging);
-        Ok(true)
-    }
-
-    /// Writes the adapter of an evaluation that was the best so far. That of the first step is the base model's.
-    fn keep_if_best(&mut self) {
-        let (step, evaluations) = (self.state.step, &self.state.evaluations);
-        if step == 0 || evaluations.best_step != Some(step) {
-            return;
-        }
-        if let Err(error) = self.saver.keep_best(&self.step, evaluations) {
-            self.sinks.warn(&format!("step {step}: the best adapter was not saved: {error}"));
-        }
     }
 
     /// Saves a checkpoint of the finished steps, marked with `trouble`; returns its folder.

@@ -20,7 +20,8 @@ use lora_train::ops::product::F32Products;
 use lora_train::spec::ModelConfig;
 use lora_train::train::objective::{Objective, Rows, Weighed};
 use lora_train::train::ranks::Ranks;
-use lora_train::train::step::{Says, SkipReason, TrainStep};
+use lora_train::train::ranks::sums::Says;
+use lora_train::train::step::{SkipReason, TrainStep};
 
 fn config() -> ModelConfig {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("configs/tiny.json");
@@ -384,7 +385,7 @@ fn two_ranks_with_half_of_the_micro_batches_each_update_as_one_rank_with_all() {
             scope.spawn(move || {
                 let step = step(&model, adapters(&model, 0.0), &TrainConfig::default());
                 let mut step = step.with_ranks(Box::new(of_two));
-                assert!(step.agree(rank == 1) && !step.agree(false));
+                assert!(step.ranks().agree(rank == 1) && !step.ranks().agree(false));
                 step.forward_backward(&batch);
                 (step.update(1e-2), weights_of(step.adapters()))
             })

@@ -77,7 +77,7 @@ fn parts_of_the_base_their_curves_and_what_they_make_of_the_weights_are_those_of
         }
         let step = |optimizer: &OptimizerConfig| {
             let train = TrainConfig::default();
-            TrainStep::new(model.clone(), adapters.clone(), &train, optimizer, None, 0).with_taken(taken.clone())
+            TrainStep::new(model.clone(), adapters.clone(), &train, optimizer, None, 0).with_taken(Some(taken.clone()))
         };
         let step = after_the_curve(step, case, &rows, name);
         for adapter in step.adapters().iter() {

@@ -8,7 +8,6 @@ use crate::config::{CostConfig, GradientCheckpointing, ObjectiveName, Residency}
 use crate::model::Storage;
 use crate::recipe::Recipe;
 use crate::train::fit::{self, Decision, Suggestion, USABLE, size};
-use crate::train::flops::StepFlops;
 use crate::train::forecast::Forecast;
 use crate::train::memory::{Component, HostPlan, MemoryPlan, Workload};
 use crate::train::schedule::{repeated, total_steps};
@@ -148,8 +147,7 @@ impl Report {
         });
         let holds = host.as_ref().and_then(|host| host.fits).unwrap_or(true);
         let fits = target.usable_bytes().map(|memory| holds && fit::fits(&plan, memory));
-        let flops = StepFlops::of_objective(workload.config, workload.selection, &recipe.objective);
-        let flops = flops.on(workload.place, workload.config, recipe.is_noisy());
+        let flops = workload.flops();
         let row_length = recipe.data.max_length;
         let num_sequences = workload.objective.num_sequences();
         let flops_per_row = as_f64(num_sequences) * flops.of_full_row(row_length);

@@ -5,19 +5,58 @@ use std::time::Instant;
 
 use super::TrainStep;
 use crate::data::batch::Batch;
+use crate::train::adapters::Trained;
 use crate::train::backprop::{Inputs, Origin};
 use crate::train::grads::Exchange;
+use crate::train::loss::LossSum;
 use crate::train::ranks::share::{Part, shares};
+use crate::train::ranks::sums::{Says, StepSums, Summed};
 use crate::train::ranks::{RankFigures, Ranks};
 use crate::util::stats::as_f64;
 
-/// What a rank tells the others with its gradients; after that, whether any rank said so.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Says {
-    /// It was asked to stop.
-    pub stop: bool,
-    /// It has failed, and its gradients are of no use.
-    pub failed: bool,
+/// The ranks that share the steps, and what is theirs of the step in progress.
+#[derive(Debug)]
+pub(super) struct Shared {
+    ranks: Box<dyn Ranks>,
+    says: Says,
+    /// Micro-batches of the step that are not this rank's.
+    num_of_others: u64,
+    /// Of this rank's, those that have had no backward, where several ranks share the step.
+    num_left: Option<usize>,
+    /// Start of the step.
+    start: Instant,
+    own: RankFigures,
+    of_ranks: Vec<RankFigures>,
+}
+
+impl Shared {
+    pub(super) fn new(ranks: Box<dyn Ranks>) -> Self {
+        Self {
+            ranks,
+            says: Says::default(),
+            num_of_others: 0,
+            num_left: None,
+            start: Instant::now(),
+            own: RankFigures::default(),
+            of_ranks: Vec::new(),
+        }
+    }
+
+    /// Where the gradients go of a backward of so many micro-batches, if it is this rank's last of the step.
+    pub(super) fn exchange<'a>(&'a self, num_micro_batches: usize, trained: &'a Trained) -> Option<Exchange<'a>> {
+        let (adapters, place) = (trained.adapters(), trained.optimizer.place());
+        (self.num_left == Some(num_micro_batches)).then(|| Exchange { ranks: &*self.ranks, adapters, place })
+    }
+
+    /// Counts micro-batches that have had their backward.
+    pub(super) fn count(&mut self, num_micro_batches: usize) {
+        self.num_left = self.num_left.map(|left| left - num_micro_batches);
+    }
+
+    /// Forgets the step in progress.
+    pub(super) fn clear(&mut self) {
+        (self.num_of_others, self.num_left) = (0, None);
+    }
 }
 
 impl TrainStep {
@@ -25,7 +64,8 @@ impl TrainStep {
     #[must_use]
     pub fn lay_out_share(&mut self, mut batches: Vec<Batch>) -> Vec<Inputs> {
         batches.retain(|batch| !batch.targets.is_empty());
-        let own = shares(&batches, self.ranks.size()).swap_remove(self.ranks.rank());
+        let (rank, num_ranks) = self.rank();
+        let own = shares(&batches, num_ranks).swap_remove(rank);
         let lay_out = |part: &Part| {
             let whole = &batches[part.micro_batch];
             // With the noise that its tokens have where one rank takes it whole.
@@ -40,61 +80,71 @@ impl TrainStep {
             Some(self.lay_out(&placed.part(part.rows.clone()))?.with_origin(origin))
         };
         let inputs: Vec<_> = own.iter().filter_map(lay_out).collect();
-        self.num_left = Some(inputs.len());
-        self.num_of_others = (batches.len() as u64).saturating_sub(inputs.len() as u64);
+        self.shared.num_left = Some(inputs.len());
+        self.shared.num_of_others = (batches.len() as u64).saturating_sub(inputs.len() as u64);
         let rows = own.iter().flat_map(|part| &batches[part.micro_batch].row_lengths[part.rows.clone()]);
-        self.own.tokens = as_f64(rows.sum::<usize>());
+        self.shared.own.tokens = as_f64(rows.sum::<usize>());
         inputs
-    }
-
-    /// Whether any rank says so.
-    pub fn agree(&mut self, says_so: bool) -> bool {
-        self.ranks.agree(says_so)
     }
 
     /// The ranks of the run.
     pub fn ranks(&mut self) -> &mut dyn Ranks {
-        &mut *self.ranks
+        &mut *self.shared.ranks
     }
 
     /// Whether there are other ranks.
     #[must_use]
     pub fn is_shared(&self) -> bool {
-        self.ranks.size() > 1
+        self.shared.ranks.size() > 1
     }
 
     /// Number of this rank and of all.
     #[must_use]
     pub fn rank(&self) -> (usize, usize) {
-        (self.ranks.rank(), self.ranks.size())
+        (self.shared.ranks.rank(), self.shared.ranks.size())
     }
 
-    /// Where the gradients of a step go that several ranks share.
-    pub(super) fn exchange(&self) -> Exchange<'_> {
-        Exchange { ranks: &*self.ranks, adapters: self.trained.adapters(), place: self.optimizer.place() }
+    /// Sums the gradients and the loss of the step in progress over all ranks, and what each says. `num_own` of its micro-batches are
+    /// this rank's.
+    pub(super) fn sum_over_ranks(&mut self, loss: LossSum, num_own: u64) -> LossSum {
+        let Shared { ranks, says, num_of_others, start, own, of_ranks, .. } = &mut self.shared;
+        let mut numbers = StepSums { says: *says, loss }.pack();
+        let own = || RankFigures { busy_seconds: start.elapsed().as_secs_f64(), ..*own };
+        let (adapters, place) = (self.trained.adapters(), self.trained.optimizer.place());
+        *of_ranks = self.accumulated.grads.reduce(adapters, place, &mut **ranks, &mut numbers, own);
+        let sums = StepSums::unpack(&mut numbers.into_iter());
+        *says = sums.says;
+        // A step that is dropped is made again.
+        let others = std::mem::take(num_of_others);
+        if says.failed {
+            self.num_micro_batches -= num_own;
+        } else {
+            self.num_micro_batches += others;
+        }
+        sums.loss
     }
 
     /// Begins a step that several ranks share.
     pub fn start(&mut self) {
-        (self.start, self.own) = (Instant::now(), RankFigures::default());
+        (self.shared.start, self.shared.own) = (Instant::now(), RankFigures::default());
     }
 
     /// What this rank tells the others in the next [`reduce`](Self::reduce), also that all it did since the start of the step
     /// was to wait for data.
     pub fn say(&mut self, says: Says) {
-        self.says = says;
-        self.own.data_wait_seconds = self.start.elapsed().as_secs_f64();
+        self.shared.says = says;
+        self.shared.own.data_wait_seconds = self.shared.start.elapsed().as_secs_f64();
     }
 
     /// The figures of all ranks in the last [`reduce`](Self::reduce); none where there is one rank.
     #[must_use]
     pub fn of_ranks(&self) -> &[RankFigures] {
-        &self.of_ranks
+        &self.shared.of_ranks
     }
 
     /// What any rank said in the last [`reduce`](Self::reduce); nothing where there is one rank.
     #[must_use]
     pub fn said(&self) -> Says {
-        if self.is_shared() { self.says } else { Says::default() }
+        if self.is_shared() { self.shared.says } else { Says::default() }
     }
 }

@@ -16,7 +16,7 @@ impl Trainer<'_> {
         if self.state.round.is_some() {
             return Ok(self.state.round.clone());
         }
-        let per_step = self.train.gradient_accumulation_steps;
+        let per_step = self.step.config().gradient_accumulation_steps;
         let (size, num_iterations) = self.rollouts.as_ref().map_or((0, 0), |rollouts| rollouts.size(per_step));
         let own = self.own_answers(loader, work, size, (size / per_step * num_iterations) as u64);
         let Some(mut answered) = self.agree_on(own)? else { return Ok(None) };
@@ -65,15 +65,14 @@ impl Trainer<'_> {
     /// the run was asked to stop.
     fn answered(&mut self, prompts: &Batch, index: usize, num_steps: u64) -> Result<Option<Answers>, TrainerError> {
         let Some(rollouts) = &mut self.rollouts else { return Ok(None) };
-        let number = self.state.step * self.train.gradient_accumulation_steps as u64 + index as u64 + 1;
+        let number = self.state.step * self.step.config().gradient_accumulation_steps as u64 + index as u64 + 1;
         let (stop, sinks) = (self.stop, &self.sinks);
         let is_stopped = || stop.requested() || sinks.stop_requested();
         let answered = rollouts.answer(&self.step, self.data, prompts, Draw::Training(number), &is_stopped);
         self.recorder.part(Part::Rollout);
         let Some(Answered { batch, figures, sample }) = answered? else { return Ok(None) };
         let done = self.state.step;
-        let is_shown = done == 0 || (done + num_steps) / self.sample_steps > done / self.sample_steps;
-        if let Some(sample) = sample.filter(|_| index == 0 && is_shown) {
+        if let Some(sample) = sample.filter(|_| index == 0 && rollouts.is_sample_due(done, num_steps)) {
             self.sinks.sample(0, &Sample { step: done + 1, ..sample });
         }
         Ok(Some((batch, figures.numbers())))

@@ -4,12 +4,9 @@ use super::{Trainer, TrainerError};
 use crate::data::batch::Batch;
 use crate::data::error::DataError;
 use crate::data::loader::Loader;
-use crate::measure::figures::ObjectiveFigures;
 use crate::train::laps::Part;
-use crate::train::loss::LossSum;
-use crate::train::step::Says;
+use crate::train::ranks::sums::{Says, Summed};
 use crate::train::step_work::StepWork;
-use crate::util::stats::{as_f64, as_u64};
 
 impl Trainer<'_> {
     /// Forward and backward of this rank's share of a step's micro-batches, all of which every rank has. A stop request ends
@@ -32,7 +29,7 @@ impl Trainer<'_> {
         self.step.say(Says { stop: self.stop_requested(), failed: error.is_some() });
         let mut inputs = if error.is_none() { self.step.lay_out_share(batches) } else { Vec::new() };
         self.recorder.part(Part::HostToDevice);
-        let together = if self.train.layered_accumulation { inputs.len().max(1) } else { 1 };
+        let together = if self.step.config().layered_accumulation { inputs.len().max(1) } else { 1 };
         while !inputs.is_empty() {
             let rest = inputs.split_off(together.min(inputs.len()));
             self.forward_backward(std::mem::replace(&mut inputs, rest), inputs.is_empty());
@@ -43,7 +40,7 @@ impl Trainer<'_> {
     /// All micro-batches of a step, or those before one that cannot be read.
     fn read_all(&mut self, loader: &mut Loader, work: &mut StepWork) -> (Vec<Batch>, Option<DataError>) {
         let mut batches = Vec::new();
-        while batches.len() < self.train.gradient_accumulation_steps {
+        while batches.len() < self.step.config().gradient_accumulation_steps {
             let loaded = match loader.next_batch() {
                 Ok(loaded) => loaded,
                 Err(failed) => return (batches, Some(failed)),
@@ -66,31 +63,18 @@ impl Trainer<'_> {
         Err(error)
     }
 
-    /// The loss of the evaluation rows of all ranks; `None` where one of them was asked to stop.
-    pub(super) fn sum_over_ranks(
-        &mut self,
-        own: Result<Option<LossSum>, TrainerError>,
-    ) -> Result<Option<LossSum>, TrainerError> {
-        let Some(own) = self.agree_on(own)? else { return Ok(None) };
-        let mut sums = [vec![own.sum, own.count, as_f64(own.target_tokens)], own.figures.numbers()].concat();
-        self.step.ranks().sum(&mut [], &mut sums);
-        let figures = ObjectiveFigures::of_numbers(&sums[3..]);
-        Ok(Some(LossSum { sum: sums[0], count: sums[1], target_tokens: as_u64(sums[2]), figures }))
-    }
-
     /// A result that every rank has: `None` where one of them was asked to stop, an error where one of them failed.
     pub(super) fn agree_on<T>(&mut self, own: Result<Option<T>, TrainerError>) -> Result<Option<T>, TrainerError> {
         if !self.step.is_shared() {
             return own;
         }
-        let says = [matches!(own, Ok(None)), own.is_err()];
+        let says = Says { stop: matches!(own, Ok(None)), failed: own.is_err() };
         self.step.ranks().wait_long();
-        let mut figures = says.map(|says| f64::from(u8::from(says)));
-        self.step.ranks().sum(&mut [], &mut figures);
-        if figures[1] > 0.0 {
+        let said = says.over(self.step.ranks());
+        if said.failed {
             self.step.ranks().end_together();
             return own.and(Err(TrainerError::OtherRank));
         }
-        own.map(|own| own.filter(|_| figures[0] == 0.0))
+        own.map(|own| own.filter(|_| !said.stop))
     }
 }
