@@ -30,7 +30,9 @@ use burn::tensor::{Device, Tensor};
 use crate::util::files;
 use crate::util::panics::guarded;
 
-pub use cpu::{cpu_features, cpu_model_name, has_avx512, has_bf16_products, num_cpu_threads};
+pub use cpu::{
+    cpu_features, cpu_model_name, has_avx512, has_bf16_pairs, has_bf16_products, has_bf16_tiles, num_cpu_threads,
+};
 pub use cuda_gpu::{CudaGpu, DriverLibrary};
 #[cfg(all(unix, feature = "cuda-llvm"))]
 pub use cuda_library::take_own_libraries;

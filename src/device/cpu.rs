@@ -5,6 +5,8 @@ use std::sync::OnceLock;
 
 #[cfg(target_arch = "x86_64")]
 mod pairs;
+#[cfg(target_arch = "x86_64")]
+mod tiles;
 
 /// Model name of the processor, as it calls itself: `AMD EPYC 9654 96-Core Processor`.
 #[must_use]
@@ -34,37 +36,58 @@ pub fn has_avx512() -> bool {
     *HAS_IT.get_or_init(find)
 }
 
-/// Whether they multiply pairs of bfloat16: where the processor has the instruction and is faster with it, which is measured
-/// once in each process. `LORA_TRAIN_NO_BF16_PAIRS` leaves them out, to measure what a processor without them would do.
+/// Whether they multiply what is rounded to bfloat16 as such, in [pairs](has_bf16_pairs) or in [tiles](has_bf16_tiles).
+/// Elsewhere it is multiplied in `f32`.
 #[must_use]
 pub fn has_bf16_products() -> bool {
+    has_bf16_pairs() || has_bf16_tiles()
+}
+
+/// Whether pairs of bfloat16 are multiplied by AVX-512 BF16: where the processor has the instruction and is faster with it,
+/// which is measured once in each process. `LORA_TRAIN_NO_BF16_PAIRS` leaves them out, and with them tiles, to measure
+/// what a processor without them would do.
+#[must_use]
+pub fn has_bf16_pairs() -> bool {
     static HAS_THEM: OnceLock<bool> = OnceLock::new();
-    *HAS_THEM.get_or_init(|| std::env::var_os("LORA_TRAIN_NO_BF16_PAIRS").is_none() && bf16_products_pay())
+    *HAS_THEM.get_or_init(|| has_bf16_instructions() && bf16_pairs_pay())
+}
+
+/// Whether the kernels multiply tiles of such pairs (AMX), unless `LORA_TRAIN_NO_AMX` is set. What is no whole tile is
+/// left to the instruction for pairs, so there are no tiles without it.
+#[must_use]
+pub fn has_bf16_tiles() -> bool {
+    static HAS_THEM: OnceLock<bool> = OnceLock::new();
+    #[cfg(target_arch = "x86_64")]
+    let find = || std::env::var_os("LORA_TRAIN_NO_AMX").is_none() && has_bf16_instructions() && tiles::are_usable();
+    #[cfg(not(target_arch = "x86_64"))]
+    let find = || false;
+    *HAS_THEM.get_or_init(find)
 }
 
 #[cfg(target_arch = "x86_64")]
 #[expect(unsafe_code, reason = "runs instructions after a check of the processor")]
-fn bf16_products_pay() -> bool {
+fn bf16_pairs_pay() -> bool {
     // SAFETY: the processor has the instructions.
-    has_bf16_instructions() && unsafe { pairs::are_faster() }
+    unsafe { pairs::are_faster() }
 }
 
 #[cfg(not(target_arch = "x86_64"))]
-fn bf16_products_pay() -> bool {
+fn bf16_pairs_pay() -> bool {
     false
 }
 
 /// Whether the processor has instructions for pairs of bfloat16, and AVX-512 is used.
 fn has_bf16_instructions() -> bool {
     #[cfg(target_arch = "x86_64")]
-    return has_avx512()
+    return std::env::var_os("LORA_TRAIN_NO_BF16_PAIRS").is_none()
+        && has_avx512()
         && std::arch::is_x86_feature_detected!("avx512bf16")
         && std::arch::is_x86_feature_detected!("avx512bw");
     #[cfg(not(target_arch = "x86_64"))]
     false
 }
 
-/// Vector instructions that matter to matrix products, widest first: `AVX-512`, `AVX-512 BF16`, `AVX2`, `FMA`, `NEON`.
+/// Vector instructions that matter to matrix products, widest first: `AVX-512`, `AVX-512 BF16`, `AMX BF16`, `AVX2`, `FMA`, `NEON`.
 #[must_use]
 pub fn cpu_features() -> Vec<&'static str> {
     let mut features = Vec::new();
@@ -75,6 +98,9 @@ pub fn cpu_features() -> Vec<&'static str> {
         }
         if has_bf16_instructions() {
             features.push("AVX-512 BF16");
+        }
+        if has_bf16_tiles() {
+            features.push("AMX BF16");
         }
         if std::arch::is_x86_feature_detected!("avx2") {
             features.push("AVX2");

@@ -6,7 +6,7 @@ use super::InitArgs;
 use super::draft::Draft;
 use super::images;
 use super::rows::{Rows, look, of_arguments};
-use crate::device::{Dtype, OpenDevice};
+use crate::device::{Dtype, OpenDevice, has_bf16_products};
 use crate::measure::telemetry::available_host_memory_bytes;
 use crate::ops::place::place_on;
 use crate::recipe::{Purpose, Recipe};
@@ -160,8 +160,10 @@ fn round(steps: u64) -> usize {
     usize::try_from((steps / unit * unit).max(1)).unwrap_or(usize::MAX)
 }
 
+/// What the device multiplies fastest.
 fn choose_precision(draft: &mut Draft, device: &OpenDevice) {
-    if device.is_gpu() && device.supports(Dtype::Bf16) {
+    let is_faster = if device.is_gpu() { device.supports(Dtype::Bf16) } else { has_bf16_products() };
+    if is_faster {
         draft.set("train.precision", "bf16", "");
     }
 }

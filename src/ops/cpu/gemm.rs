@@ -7,6 +7,8 @@
 #[cfg(target_arch = "x86_64")]
 pub(super) mod bf16;
 mod panel;
+#[cfg(target_arch = "x86_64")]
+mod tiles;
 
 use rayon::prelude::*;
 

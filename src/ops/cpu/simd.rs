@@ -211,31 +211,11 @@ pub(super) fn with_scratch<R>(len: usize, work: impl FnOnce(&mut [f32]) -> R) ->
     });
     if buffer.len() < len + CACHE_LINE_FLOATS {
         buffer = vec![0.0; len + CACHE_LINE_FLOATS];
-        use_huge_pages(&mut buffer);
     }
     let start = buffer.as_ptr().align_offset(4 * CACHE_LINE_FLOATS).min(CACHE_LINE_FLOATS);
     let result = work(&mut buffer[start..start + len]);
     SCRATCH.with_borrow_mut(|pool| pool.push(buffer));
     result
-}
-
-/// Asks for pages of 2 MiB under a buffer of many of them: this saves thousands of page faults, and rows that lie far
-/// apart miss less in the TLB. A refusal changes nothing.
-fn use_huge_pages(buffer: &mut [f32]) {
-    #[cfg(target_os = "linux")]
-    {
-        const PAGE_BYTES: usize = 2 << 20;
-        let bytes = size_of_val(buffer);
-        let start = buffer.as_mut_ptr().cast::<u8>();
-        let skipped = start.align_offset(PAGE_BYTES);
-        if bytes >= 4 * PAGE_BYTES && skipped < bytes {
-            let whole = (bytes - skipped) / PAGE_BYTES * PAGE_BYTES;
-            // SAFETY: whole pages inside the buffer, which this call neither reads nor writes.
-            unsafe { libc::madvise(start.add(skipped).cast(), whole, libc::MADV_HUGEPAGE) };
-        }
-    }
-    #[cfg(not(target_os = "linux"))]
-    let _ = buffer;
 }
 
 #[cfg(test)]

@@ -54,9 +54,8 @@ impl<'a> Weight<'a> {
         Self { values: Values::Blocks(values), rounds: false }
     }
 
-    /// With `rounds`, both operands of a product are rounded to bfloat16 where the processor [multiplies pairs of
-    /// them](has_bf16_products), at twice the rate of `f32`; sums stay in `f32`. Elsewhere rounding would only cost time
-    /// and digits.
+    /// With `rounds`, both operands of a product are rounded to bfloat16 where the processor [multiplies such
+    /// numbers](has_bf16_products) faster than `f32`; sums stay in `f32`. Elsewhere rounding would only cost time and digits.
     #[must_use]
     pub fn rounding(self, rounds: bool) -> Self {
         Self { rounds: rounds && has_bf16_products(), ..self }

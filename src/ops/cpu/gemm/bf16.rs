@@ -7,8 +7,8 @@ use std::arch::x86_64::{
 };
 
 use super::super::product::{Left, ProductInto};
-use super::{Arithmetic, Term, panel};
-use crate::device::has_bf16_products;
+use super::{Arithmetic, Term, panel, tiles};
+use crate::device::{has_bf16_products, has_bf16_tiles};
 
 /// Words of a vector.
 const LANES: usize = 16;
@@ -46,7 +46,13 @@ pub(in crate::ops::cpu) unsafe fn multiply(product: ProductInto<'_, u32>) {
     assert!(depth == 0 || (depth - 1) * product.b_stride + n <= product.b.len());
     // SAFETY: the machine has the instructions; the assertions keep the reads inside the operands, and the caller promises
     // that the writes stay inside the result.
-    unsafe { columns(product) };
+    unsafe {
+        if has_bf16_tiles() && m >= tiles::SIDE && depth > 0 {
+            tiles::multiply(product);
+        } else {
+            columns(product);
+        }
+    }
 }
 
 /// All columns, a few vectors at a time.
@@ -146,28 +152,35 @@ unsafe fn register_tile<const ROWS: usize, const VECTORS: usize>(product: &Produ
 
 /// The whole vectors of [`round_to_pairs`](super::round_to_pairs); returns the number of words.
 pub(super) fn round_to_pairs(x: &[f32], words: &mut [u32]) -> usize {
+    #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+    fn vectors(x: &[f32], words: &mut [u32]) {
+        for (x, words) in x.chunks_exact(2 * LANES).zip(words.chunks_exact_mut(LANES)) {
+            let (low, high) = x.split_at(LANES);
+            store(words, round_both(low, high));
+        }
+    }
     if !has_bf16_products() {
         return 0;
     }
-    let num_vectors = (x.len() / (2 * LANES)).min(words.len() / LANES);
-    for (x, words) in x.chunks_exact(2 * LANES).zip(words.chunks_exact_mut(LANES)) {
-        let (low, high) = x.split_at(LANES);
-        // SAFETY: the machine has the instructions.
-        unsafe { store(words, round_both(low, high)) };
-    }
-    num_vectors * LANES
+    // SAFETY: the machine has the instructions.
+    unsafe { vectors(x, words) };
+    (x.len() / (2 * LANES)).min(words.len() / LANES) * LANES
 }
 
 /// Words of two rows, each number rounded to bfloat16, those of `low` in the low halves.
 pub(in crate::ops::cpu) fn stack(low: &[f32], high: &[f32], words: &mut [u32]) {
+    #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+    fn vectors(low: &[f32], high: &[f32], words: &mut [u32]) {
+        let rows = low.chunks_exact(LANES).zip(high.chunks_exact(LANES));
+        for ((low, high), words) in rows.zip(words.chunks_exact_mut(LANES)) {
+            store(words, interleave(round_both(low, high)));
+        }
+    }
     assert!(
         has_bf16_products() && low.len().is_multiple_of(LANES) && low.len() == high.len() && low.len() == words.len()
     );
-    for ((low, high), words) in low.chunks_exact(LANES).zip(high.chunks_exact(LANES)).zip(words.chunks_exact_mut(LANES))
-    {
-        // SAFETY: the machine has the instructions.
-        unsafe { store(words, interleave(round_both(low, high))) };
-    }
+    // SAFETY: the machine has the instructions.
+    unsafe { vectors(low, high, words) };
 }
 
 /// [`LANES`] numbers of each, rounded, those of `low` in the lower half.
