@@ -253,10 +253,8 @@ fn a_signal_to_a_run_under_its_dashboard_saves_a_checkpoint_and_gives_the_termin
         let bench = crate::common::Bench::new();
         let terminal = training(&bench, &["train.max_steps=5000"]);
         crate::common::signal(&terminal.program, signal);
-        let sent = Instant::now();
         let (status, after) = terminal.end();
         assert_eq!(status.code(), Some(130), "{after}");
-        assert!(sent.elapsed() < Duration::from_secs(10), "{:?}", sent.elapsed());
         let step = crate::common::json(&bench.path("run/unfinished.json"))["steps"].as_u64().unwrap();
         assert!(bench.path(&format!("run/checkpoints/step-{step:06}/trainer_state.json")).is_file(), "{after}");
         let said = format!("stopped after step {step}, with a checkpoint; to continue: lora-train ");
@@ -267,24 +265,23 @@ fn a_signal_to_a_run_under_its_dashboard_saves_a_checkpoint_and_gives_the_termin
 #[test]
 fn a_second_signal_to_a_run_under_its_dashboard_ends_it_at_once_with_its_terminal_given_back() {
     let bench = crate::common::Bench::new();
-    // A signal ends an evaluation after a batch and a step after a micro-batch; this micro-batch takes seconds.
-    let slow = ["train.max_steps=9", "checkpoint.save_steps=1", "train.micro_batch_size=24"];
+    // All steps take many times what the end is waited for.
+    let slow = ["train.max_steps=5000", "checkpoint.save_steps=1", "train.micro_batch_size=24"];
     let terminal = training(&bench, &slow);
     for _ in 0..2 {
         crate::common::signal(&terminal.program, libc::SIGINT);
     }
-    let sent = Instant::now();
     let (status, after) = terminal.end();
     assert_eq!(status.code(), Some(130), "{after}");
-    assert!(sent.elapsed() < Duration::from_secs(2), "{:?}", sent.elapsed());
-    let recipe = bench.path("run.toml");
-    let changes = slow.iter().flat_map(|change| ["--set", change]);
+    let steps = || crate::common::steps(&bench.path("run"));
+    let more = steps().len() as u64 + 2;
+    let (recipe, max_steps) = (bench.path("run.toml"), format!("train.max_steps={more}"));
+    let changes = [&max_steps, slow[1], slow[2]].into_iter().flat_map(|change| ["--set", change]);
     let args: Vec<&str> = [recipe.to_str().unwrap(), "--resume"].into_iter().chain(changes).collect();
     let output = crate::common::run(&args);
     assert!(output.status.success(), "{}", crate::common::stderr(&output));
-    let seen: Vec<_> =
-        crate::common::steps(&bench.path("run")).iter().map(|line| line["step"].as_u64().unwrap()).collect();
-    assert_eq!(seen, (1..=9).collect::<Vec<_>>());
+    let seen: Vec<_> = steps().iter().map(|line| line["step"].as_u64().unwrap()).collect();
+    assert_eq!(seen, (1..=more).collect::<Vec<_>>());
 }
 
 #[test]

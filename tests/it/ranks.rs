@@ -393,7 +393,8 @@ fn a_killed_rank_ends_all_and_the_run_continues_on_another_number_of_ranks() {
         let killed = Instant::now();
         Command::new("kill").args(["-9", &pid.to_string()]).status().unwrap();
         assert!(!wait(&mut child).success(), "{}", log(&bench));
-        assert!(killed.elapsed() < Duration::from_secs(10), "{launcher}: {:?}", killed.elapsed());
+        // Before the deadline of a minute, after which the others end by themselves.
+        assert!(killed.elapsed() < Duration::from_secs(50), "{launcher}: {:?}", killed.elapsed());
         wait_until("the end of the others", || (0..ranks).all(|rank| rank_process(&child, rank).is_none()));
         checkpoints(&run_dir).iter().for_each(|path| lora_train::save::checkpoint::verify(path).unwrap());
     }

@@ -290,13 +290,16 @@ fn asking_for_a_window_costs_the_training_loop_next_to_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let telemetry =
         Telemetry::start_with_library(10, Some(NvmlSelector::Index(0)), Some(stand_in(folder.path(), None)));
-    let rounds = 1_000;
-    let started = Instant::now();
-    for _ in 0..rounds {
-        std::hint::black_box(telemetry.window());
-    }
-    let per_call = started.elapsed() / rounds;
-    assert!(per_call < Duration::from_micros(200), "{per_call:?} a call");
+    let mut calls: Vec<Duration> = (0..1_000)
+        .map(|_| {
+            let started = Instant::now();
+            std::hint::black_box(telemetry.window());
+            started.elapsed()
+        })
+        .collect();
+    // On a loaded machine, some of them lose their processor.
+    calls.sort();
+    assert!(calls[500] < Duration::from_micros(200), "{:?} a call", calls[500]);
 }
 
 #[test]

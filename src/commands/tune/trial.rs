@@ -278,10 +278,10 @@ mod tests {
 
     #[test]
     fn a_trial_is_ended_at_its_limit() {
-        let child = Command::new("sleep").arg("60").spawn().unwrap();
+        let child = Command::new("sleep").arg("600").spawn().unwrap();
         let started = Instant::now();
         assert_eq!(wait(child, Some((started, OUT_OF_TIME))), Err(OUT_OF_TIME.to_owned()));
-        assert!(started.elapsed() < Duration::from_secs(30));
+        assert!(started.elapsed() < Duration::from_mins(1));
     }
 
     fn steps(count: u64, seconds: impl Fn(u64) -> f64) -> Vec<StepMetrics> {
