@@ -25,7 +25,6 @@ use crate::run::{Prepared, trainer_failure};
 use crate::save::export::{PromptForm, read_adapter};
 use crate::schema::{Choice, Override, Problem};
 use crate::train::eval::{eval_loss, figures};
-use crate::train::loss::score::scores;
 use crate::train::step::TrainStep;
 use crate::train::stop::Stop;
 use crate::train::task::{Score, Task};
@@ -194,7 +193,7 @@ fn scores_of_rows(step: &TrainStep, data: &Dataset, recipe: &Recipe) -> Result<S
     let batches = data.eval_batches(recipe.train.micro_batch_size, recipe.eval.max_batches).map_err(data_failure)?;
     for loaded in batches.until(|| false) {
         let batch = loaded.map_err(data_failure)?.batch;
-        let scores = scores(step.model(), step.adapters(), &batch).unwrap_or_default();
+        let scores = step.model().scores(&batch, step.adapters()).unwrap_or_default();
         for (scores, sources) in scores.chunks(2).zip(batch.sources.chunks(2)) {
             let file = data.files().get(sources[0].file).map(|file| file.path.display().to_string());
             let line = json!({"file": file, "row": sources[0].row + 1, "chosen": scores[0], "rejected": scores[1]});

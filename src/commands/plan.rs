@@ -34,7 +34,7 @@ use crate::spec::{ModelConfig, shipped_config};
 use crate::train::fit::Decision;
 use crate::train::forecast::Forecast;
 use crate::train::memory::Workload;
-use crate::train::objective::objective;
+use crate::train::objective::{OfReference, needs};
 use crate::util::failure::Failure;
 use crate::util::stats::as_f64;
 use ranks::Cluster;
@@ -255,7 +255,7 @@ fn forecast(
         ..OpenOptions::default()
     };
     let flops = workload.flops();
-    let keeps_reference = is_alone && objective(workload.objective).keeps_reference();
+    let keeps_reference = is_alone && needs(workload.objective).reference == Some(OfReference::Documents);
     let Recipe { train, objective, eval, .. } = recipe;
     let max_length = recipe.data.max_length;
     let (tokenizer, rows) = (Arc::new(tokenizer), train.micro_batch_size);

@@ -249,20 +249,13 @@ impl ObjectiveConfig {
         self.loss_type.as_ref().map_or_else(|| vec![default], |losses| losses.0.clone())
     }
 
-    /// Whether it compares with the model before training.
-    #[must_use]
-    pub fn needs_reference(&self) -> bool {
-        matches!(self.name, ObjectiveName::Dpo | ObjectiveName::Kto)
-            || (self.name == ObjectiveName::Grpo && self.beta() > 0.0)
-    }
-
     /// Number of sequences of a row.
     #[must_use]
     pub fn num_sequences(&self) -> usize {
         if self.name == ObjectiveName::Grpo { self.num_generations } else { self.rows().num_sequences() }
     }
 
-    /// Whether it measures how far the model is from that on answers to other prompts.
+    /// Whether it measures how far the model is from that before training on answers to other prompts.
     #[must_use]
     pub fn needs_divergence(&self) -> bool {
         self.name == ObjectiveName::Kto && self.losses() == [LossType::Kto]

@@ -49,16 +49,8 @@ impl Head<'_> {
     }
 }
 
-/// Losses of tokens, and their gradients.
-#[derive(Debug)]
-pub struct LossAndGrad {
-    /// Negative log-likelihood of each target, in nats, `f32`, `[targets]`.
-    pub losses: Tensor<1>,
-    /// Their gradients.
-    pub grads: HeadGrads,
-}
-
-/// Cross-entropy of `softmax(hidden head^T)` at `targets`, and its gradient times `scale`.
+/// Cross-entropy of `softmax(hidden head^T)` at `targets`, and its gradient times `scale`: the negative log-likelihood of each
+/// target in nats, `[targets]` in `f32`, and [`HeadGrads`].
 ///
 /// # Shapes
 /// `hidden`: `[targets, hidden_size]`, `targets`: as many ids as `hidden` has rows.
@@ -70,7 +62,7 @@ pub fn linear_cross_entropy(
     targets: &[u32],
     scale: f64,
     chunk: LossChunk,
-) -> LossAndGrad {
+) -> (Tensor<1>, HeadGrads) {
     let [vocab_size, width] = head.weight.dims();
     let cost = || Cost {
         shape: format!("{width} -> {vocab_size}"),
@@ -82,7 +74,7 @@ pub fn linear_cross_entropy(
         let inputs = LossInputs { hidden, head, targets, scale: Some(scale), chunk_len };
         let (losses, grads) = place.linear_cross_entropy(inputs);
         let none = || HeadGrads { dhidden: hidden.zeros_like(), drows: None, dweight: None };
-        LossAndGrad { losses, grads: grads.unwrap_or_else(none) }
+        (losses, grads.unwrap_or_else(none))
     };
     profile::measure("linear_cross_entropy", cost, work)
 }
@@ -136,7 +128,7 @@ mod tests {
         let rows =
             HeadRows { ids: OWN.into(), weight: Weight::new(values(OWN.len() * WIDTH, -1.5, device, OWN.len())) };
         let head = Head { weight: &head, rows: own.then_some(&rows), inputs: None, soft_cap };
-        let LossAndGrad { losses, grads: HeadGrads { dhidden, drows, .. } } =
+        let (losses, HeadGrads { dhidden, drows, .. }) =
             linear_cross_entropy(place, &hidden, head, &targets, 2.0, chunk);
         let without_gradient = linear_cross_entropy_loss(place, &hidden, head, &targets, chunk);
         let of_rows = drows.map(|drows| drows.transpose().matmul(hidden).into_data().try_to_vec().unwrap());
@@ -188,7 +180,7 @@ mod tests {
                     let weight = Weight::new(values(VOCAB * WIDTH, 1.0, &device, VOCAB));
                     let head = Head { weight: &weight, rows: None, inputs: Some(&inputs), soft_cap };
                     let place = place_of(&device, DType::F32);
-                    let grad = linear_cross_entropy(place, &hidden, head, &targets, 2.0, chunk).grads.dweight.unwrap();
+                    let grad = linear_cross_entropy(place, &hidden, head, &targets, 2.0, chunk).1.dweight.unwrap();
                     assert_close(&grad.into_data().try_to_vec::<f32>().unwrap(), &expected);
                 }
             }

@@ -9,10 +9,8 @@
 use burn::tensor::Tensor;
 
 use super::grads::{Exchange, GradSums};
-use super::loss::{Compared, MicroBatchLoss, Targets, divergence, loss_and_grad};
-use super::objective::Objective;
+use super::loss::{LossContext, MicroBatchLoss, Targets};
 use super::offload::{HostParking, Parked};
-use super::references::References;
 use crate::data::batch::Batch;
 use crate::lora::{AdapterSet, FullTensor};
 use crate::model::block::Activations;
@@ -20,7 +18,6 @@ use crate::model::context::BlockContext;
 use crate::model::mixing::InDocuments;
 use crate::model::{Carried, Embedded, Model, Tokens};
 use crate::ops::attention::Attended;
-use crate::ops::cross_entropy::LossChunk;
 use crate::ops::dropout::{Dropout, mix};
 use crate::ops::noise::Noise;
 use crate::ops::profile::{self, Cost};
@@ -41,14 +38,8 @@ pub struct Options<'a> {
     pub first_number: u64,
     /// Loss scale, in `f16`.
     pub loss_scale: Option<f64>,
-    /// What is minimised.
-    pub objective: &'a dyn Objective,
-    /// The adapters before training, with which an objective may compare.
-    pub reference: &'a AdapterSet,
-    /// What is known of the model with these, where the objective needs no more.
-    pub references: Option<&'a References>,
-    /// Number of target tokens whose logits exist at a time.
-    pub loss_chunk: LossChunk,
+    /// Model and adapters, and what is minimised.
+    pub loss: LossContext<'a>,
     /// Noise on the embeddings (Jain et al., 2023): this over the root of their number in the longest row is its bound.
     pub neftune_noise_alpha: Option<f64>,
 }
@@ -205,7 +196,9 @@ impl Held {
 
 /// Forward of micro-batches, with their losses and the gradients of these.
 #[must_use]
-pub fn forward(model: &Model, adapters: &AdapterSet, inputs: Vec<Inputs>, options: Options<'_>) -> Forward {
+pub fn forward(inputs: Vec<Inputs>, options: Options<'_>) -> Forward {
+    let LossContext { model, adapters, reference: before, references: known, objective, .. } = options.loss;
+    let needs = objective.needs();
     let first = adapters.first_trained();
     let (mut micro_batches, mut xs, mut targets) = (Vec::new(), Vec::new(), Vec::new());
     let (mut references, mut divergences) = (Vec::new(), Vec::new());
@@ -213,11 +206,10 @@ pub fn forward(model: &Model, adapters: &AdapterSet, inputs: Vec<Inputs>, option
         let num_targets = inputs.targets.num_tokens();
         let origin = Origin { number, first_token: 0, longest_row: inputs.longest_row, num_targets };
         let origin = inputs.origin.unwrap_or(origin);
-        let is_passed = options.objective.needs_reference() && !inputs.targets.are_known(options.references);
-        references.push(is_passed.then(|| model.embed(&inputs.tokens, options.reference, None)));
-        let mismatched = inputs.mismatched.filter(|_| options.objective.needs_divergence());
-        let divergence = |batch: &Batch| divergence(model, adapters, options.reference, batch, options.loss_chunk);
-        divergences.push(mismatched.map_or(0.0, |batch| divergence(&batch)));
+        let is_passed = needs.reference.is_some() && !inputs.targets.are_known(known);
+        references.push(is_passed.then(|| model.embed(&inputs.tokens, before, None)));
+        let mismatched = inputs.mismatched.filter(|_| needs.divergence);
+        divergences.push(mismatched.map_or(0.0, |batch| options.loss.divergence(&batch)));
         let (micro_batch, x) = MicroBatch::new(model, adapters, inputs.tokens, origin, options);
         xs.push(x);
         micro_batches.push(micro_batch);
@@ -226,7 +218,7 @@ pub fn forward(model: &Model, adapters: &AdapterSet, inputs: Vec<Inputs>, option
     let mut kept = Vec::with_capacity(model.blocks.len() * xs.len());
     for (layer, block) in model.walk(0..model.blocks.len()) {
         for reference in references.iter_mut().flatten() {
-            reference.through(model, (layer, &block), options.reference, None);
+            reference.through(model, (layer, &block), before, None);
         }
         let block = model.with_own_norms(layer, &block, adapters);
         for (index, (x, micro_batch)) in xs.iter_mut().zip(&mut micro_batches).enumerate().rev() {
@@ -249,18 +241,12 @@ pub fn forward(model: &Model, adapters: &AdapterSet, inputs: Vec<Inputs>, option
             }
         }
     }
-    let compared = references.into_iter().zip(divergences).map(|(reference, divergence)| Compared {
-        reference: reference.map(|embedded| embedded.x),
-        references: options.references,
-        divergence,
+    let compared = targets.iter().zip(references).zip(divergences).map(|((targets, reference), divergence)| {
+        options.loss.compared(targets, reference.map(|embedded| embedded.x), divergence)
     });
-    let of_each = xs.into_iter().zip(targets).zip(compared).zip(&micro_batches);
+    let of_each = xs.into_iter().zip(&targets).zip(compared).zip(&micro_batches);
     let (losses, dx) = of_each
-        .map(|(((x, targets), compared), of)| {
-            let (objective, chunk) = (options.objective, options.loss_chunk);
-            let adapters = [adapters, options.reference];
-            loss_and_grad(model, adapters, x, &targets, compared, objective, of.grad_scale, chunk)
-        })
+        .map(|(((x, targets), compared), of)| options.loss.loss_and_grad(x, targets, &compared, of.grad_scale))
         .unzip();
     Forward { micro_batches, kept, losses, dx }
 }
@@ -269,13 +255,12 @@ pub fn forward(model: &Model, adapters: &AdapterSet, inputs: Vec<Inputs>, option
 /// returns the losses. With an `exchange`, these are the last of the step, and what has all its gradients begins to be summed.
 #[must_use]
 pub fn backward(
-    model: &Model,
-    adapters: &AdapterSet,
     forward: Forward,
     options: Options<'_>,
     sums: &mut GradSums,
     exchange: Option<Exchange<'_>>,
 ) -> Vec<MicroBatchLoss> {
+    let LossContext { model, adapters, .. } = options.loss;
     let Forward { mut micro_batches, mut kept, mut losses, mut dx } = forward;
     let mut of_heads = Vec::with_capacity(losses.len());
     for (loss, micro_batch) in losses.iter_mut().zip(&micro_batches) {

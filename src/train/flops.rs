@@ -2,6 +2,7 @@
 
 use super::inputs::longest_sharing;
 use super::memory::Workload;
+use super::objective::needs;
 use crate::data::batch::{Batch, Document};
 use crate::spec::{Block, Heads, ModelConfig, Site, Sublayer};
 use crate::util::stats::as_f64;
@@ -49,7 +50,7 @@ impl Workload<'_> {
         if objective.scores() {
             flops.per_target_token = 0.0;
         }
-        if objective.needs_reference() {
+        if needs(objective).reference.is_some() {
             let base = counts(0, config.num_layers());
             let reference = StepFlops { per_target_token: 0.5 * base.per_target_token, ..base };
             flops.per_token += reference.per_token;

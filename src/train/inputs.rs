@@ -4,13 +4,19 @@ use std::borrow::Cow;
 
 use burn::tensor::{DType, Tensor};
 
-use crate::data::batch::Batch;
+use crate::data::batch::{Batch, RowSource};
 use crate::lora::{AdapterSet, Directions};
 use crate::model::context::Watch;
 use crate::model::{Model, Tokens};
 use crate::ops::kernels::Place;
 use crate::spec::{ModelConfig, SiteId};
 use crate::util::faults;
+
+/// The score of each row of `hidden`, `[rows, hidden_size]`, by the vector `score`, `[1, hidden_size]`, in `f32`: their product,
+/// as `...ForSequenceClassification` of transformers has it with one label.
+pub(super) fn scores_of(hidden: &Tensor<2>, score: &Tensor<2>) -> Tensor<1> {
+    (hidden.clone().cast(DType::F32) * score.clone()).sum_dim(1).squeeze_dim(1)
+}
 
 /// Tokens up to which documents share what they begin with alike; 0 where each is computed by itself.
 pub(super) fn longest_sharing(place: Place, config: &ModelConfig, is_noisy: bool) -> usize {
@@ -69,6 +75,28 @@ impl Model {
             directions.see(layer, batch.targets.len(), watch.seen().into_iter().map(read).collect());
         }
         directions.share_out();
+    }
+
+    /// The scores of the micro-batch's targets, the last tokens of texts, without dropout; `None` without a head that scores.
+    #[must_use]
+    pub fn scores(&self, batch: &Batch, adapters: &AdapterSet) -> Option<Vec<f32>> {
+        let score = adapters.score()?;
+        let batch = &*self.arranged(batch, false);
+        let mut rows: Vec<u32> = batch.targets.iter().filter_map(|it| u32::try_from(it.position).ok()).collect();
+        // As many rows as in training, which are rounded alike.
+        rows.resize(rows.len().next_multiple_of(self.place().target_multiple()), rows.first().copied().unwrap_or(0));
+        let hidden = self.hidden(batch, adapters).select(0, self.token_ids(&rows));
+        let (normed, _) = self.own_norm(adapters).forward(self.place(), &hidden, self.config.rms_norm_eps);
+        Some(faults::read(scores_of(&normed, score).narrow(0, 0, batch.targets.len()), "the scores"))
+    }
+
+    /// The score of a text, without dropout; `None` without a head that scores.
+    #[must_use]
+    pub fn score(&self, ids: &[u32], adapters: &AdapterSet) -> Option<f32> {
+        let mut batch = Batch::default();
+        batch.push_scored(RowSource { file: 0, row: 0 }, ids);
+        batch.row_lengths.push(ids.len());
+        self.scores(&batch, adapters)?.first().copied()
     }
 
     /// The logits of every token of the [`arranged`](Self::arranged) batch, `[tokens, vocab_size]`, in `f32`: for tests and

@@ -6,6 +6,7 @@
 
 use serde::Serialize;
 
+use super::objective::needs;
 use crate::config::{GradientCheckpointing, ObjectiveConfig, OptimizerConfig, Precision};
 use crate::lora::targets::{AdapterShape, Selection};
 use crate::model::Storage;
@@ -258,7 +259,7 @@ impl Workload<'_> {
         // The inputs of two blocks are in transfer at a time.
         let in_transfer = if is_offloaded { 2 * hidden } else { 0 };
         // Micro-batches wait between two blocks as hidden states, or their gradient.
-        let of_reference = if self.objective.needs_reference() { self.layered() * hidden } else { 0 };
+        let of_reference = if needs(self.objective).reference.is_some() { self.layered() * hidden } else { 0 };
         let kept = self.layered() * of_one + in_transfer + (self.layered() - 1) * hidden + of_reference;
         // When the first block is computed again, those that kept everything have freed it.
         let recomputed = blocks().take(num_recomputed).skip(first).map(|block| block.kept).max();

@@ -21,7 +21,7 @@ use crate::measure::figures::ObjectiveFigures;
 
 /// The rows of a micro-batch, as an objective sees them.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Rows<'a> {
+pub struct LossRows<'a> {
     /// The target tokens of each document, as a range of all of the micro-batch.
     pub targets: &'a [Range<usize>],
     /// What preferences know of each document; empty for other rows.
@@ -40,7 +40,7 @@ pub struct Rows<'a> {
     pub divergence: f64,
 }
 
-impl Rows<'_> {
+impl LossRows<'_> {
     /// Number of target tokens.
     #[must_use]
     pub fn num_targets(&self) -> usize {
@@ -61,40 +61,39 @@ pub struct Weighed {
     pub figures: ObjectiveFigures,
 }
 
+/// What an objective needs of heads.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Needs {
+    /// The log-probability of every target token, which is then read from the device.
+    pub log_probabilities: bool,
+    /// Those of the reference: the model as it was before training.
+    pub reference: Option<OfReference>,
+    /// The divergence from the reference.
+    pub divergence: bool,
+    /// The sums of squared probabilities.
+    pub squares: bool,
+    /// What logits are divided by before their softmax; `None` for 1.
+    pub temperature: Option<f64>,
+}
+
+/// What is needed of the reference.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OfReference {
+    /// The log-probability of every target token.
+    Tokens,
+    /// That of each document alone, and documents come again.
+    Documents,
+}
+
 /// A loss.
 pub trait Objective: Debug + Send + Sync {
-    /// Whether the weights depend on the log-probabilities, which are then read from the device.
-    fn needs_log_probabilities(&self) -> bool {
-        true
-    }
-
-    /// Whether they depend on those of the reference: the model as it was before training.
-    fn needs_reference(&self) -> bool {
-        false
-    }
-
-    /// Whether all that they need of it is the log-probability of each document, and documents come again.
-    fn keeps_reference(&self) -> bool {
-        false
-    }
-
-    /// Whether they depend on the divergence from the reference.
-    fn needs_divergence(&self) -> bool {
-        false
-    }
-
-    /// Whether they depend on the sums of squared probabilities.
-    fn needs_squares(&self) -> bool {
-        false
-    }
-
-    /// What logits are divided by before their softmax; `None` for 1.
-    fn temperature(&self) -> Option<f64> {
-        None
+    /// What its weights depend on.
+    fn needs(&self) -> Needs {
+        Needs { log_probabilities: true, ..Needs::default() }
     }
 
     /// Weighs the target tokens of a micro-batch.
-    fn weigh(&self, rows: &Rows<'_>) -> Weighed;
+    fn weigh(&self, rows: &LossRows<'_>) -> Weighed;
 }
 
 /// What a recipe minimises.
@@ -109,4 +108,10 @@ pub fn objective(config: &ObjectiveConfig) -> Box<dyn Objective> {
         ObjectiveName::Kto => Box::new(kto::Kto::new(config)),
         ObjectiveName::Grpo => Box::new(grpo::Grpo::new(config)),
     }
+}
+
+/// What a recipe's objective needs.
+#[must_use]
+pub fn needs(config: &ObjectiveConfig) -> Needs {
+    objective(config).needs()
 }

@@ -10,8 +10,8 @@ use serde::{Deserialize, Serialize};
 use super::adapters::Trained;
 use super::backprop::{self, Forward, Inputs, Options};
 use super::grads::{GradSums, joined, read};
-use super::loss::{LossScale, LossSum, MicroBatchLoss, eval_loss, log_probabilities, num_right_tokens};
-use super::objective::{CrossEntropy, Objective};
+use super::loss::{LossContext, LossScale, LossSum, MicroBatchLoss};
+use super::objective::{CrossEntropy, Objective, OfReference};
 use super::optimizer::{OptimizerStateError, StepWeights};
 use super::ranks::{Alone, Ranks};
 use super::references::{References, digests};
@@ -139,13 +139,14 @@ impl TrainStep {
     /// Whether the objective compares with the model before training.
     #[must_use]
     pub fn needs_reference(&self) -> bool {
-        self.objective.needs_reference()
+        self.objective.needs().reference.is_some()
     }
 
     /// What is known of the reference, where no more of it is needed. Several ranks keep nothing: which rows each of them
     /// has seen is in no checkpoint.
     fn references(&self) -> Option<&References> {
-        (self.objective.keeps_reference() && !self.is_shared()).then_some(&self.references)
+        let is_kept = self.objective.needs().reference == Some(OfReference::Documents) && !self.is_shared();
+        is_kept.then_some(&self.references)
     }
 
     /// Whether the next forward of a micro-batch needs none of the reference beside it.
@@ -235,15 +236,14 @@ impl TrainStep {
     /// Forward of micro-batches, block by block, with their losses.
     #[must_use]
     pub fn forward(&self, inputs: Vec<Inputs>) -> Forward {
-        backprop::forward(&self.model, self.trained.applied(), inputs, self.options())
+        backprop::forward(inputs, self.options())
     }
 
     /// Backward of the micro-batches of the last forward, added to the step in progress.
     pub fn backward(&mut self, forward: Forward) {
         let mut grads = std::mem::take(&mut self.accumulated.grads);
         let exchange = self.shared.exchange(forward.num_micro_batches(), &self.trained);
-        let (adapters, options) = (self.trained.applied(), self.options());
-        let losses = backprop::backward(&self.model, adapters, forward, options, &mut grads, exchange);
+        let losses = backprop::backward(forward, self.options(), &mut grads, exchange);
         self.shared.count(losses.len());
         self.accumulated.grads = grads;
         self.num_micro_batches += losses.len() as u64;
@@ -260,11 +260,20 @@ impl TrainStep {
             seed: self.seed,
             first_number: self.num_micro_batches,
             loss_scale: self.loss_scale.map(|loss_scale| loss_scale.scale()),
-            objective: &*self.objective,
+            loss: self.loss(self.trained.applied()),
+            neftune_noise_alpha,
+        }
+    }
+
+    /// What losses with these adapters are computed with.
+    fn loss<'a>(&'a self, adapters: &'a AdapterSet) -> LossContext<'a> {
+        LossContext {
+            model: &self.model,
+            adapters,
             reference: &self.reference,
             references: self.references(),
-            loss_chunk: self.train.loss_chunk(),
-            neftune_noise_alpha,
+            objective: &*self.objective,
+            chunk: self.train.loss_chunk(),
         }
     }
 
@@ -385,29 +394,27 @@ impl TrainStep {
     /// What the objective makes of a micro-batch without dropout and without gradients.
     #[must_use]
     pub fn eval_loss(&self, batch: &Batch) -> LossSum {
-        let adapters = [self.adapters(), &self.reference];
-        eval_loss(&self.model, adapters, self.references(), batch, &*self.objective, self.train.loss_chunk())
+        self.loss(self.adapters()).eval_loss(batch)
     }
 
     /// Log-probability of every target token of a micro-batch in nats, as the objective sees it, by the adapters in training
     /// without dropout.
     #[must_use]
     pub fn log_probabilities(&self, batch: &Batch) -> Vec<f32> {
-        let temperature = self.objective.temperature();
-        log_probabilities(&self.model, self.trained_adapters(), batch, temperature, self.train.loss_chunk())
+        self.loss(self.trained_adapters()).log_probabilities(batch)
     }
 
     /// Logarithm of the probability of a text's target tokens.
     #[must_use]
     pub fn log_likelihood(&self, text: &Batch) -> f64 {
-        let of_tokens = log_probabilities(&self.model, self.adapters(), text, None, self.train.loss_chunk());
+        let of_tokens = LossContext { objective: &CrossEntropy, ..self.loss(self.adapters()) }.log_probabilities(text);
         of_tokens.iter().map(|&log_probability| f64::from(log_probability)).sum()
     }
 
     /// Number of target tokens of a micro-batch that are the most likely ones.
     #[must_use]
     pub fn num_right_tokens(&self, batch: &Batch) -> usize {
-        num_right_tokens(&self.model, self.adapters(), batch, self.train.loss_chunk())
+        self.loss(self.adapters()).num_right_tokens(batch)
     }
 
     /// State for a checkpoint, without the adapters.

@@ -18,7 +18,7 @@ use lora_train::model::weights::{RandomWeights, Weights};
 use lora_train::ops::host;
 use lora_train::ops::product::F32Products;
 use lora_train::spec::ModelConfig;
-use lora_train::train::objective::{Objective, Rows, Weighed};
+use lora_train::train::objective::{LossRows, Objective, Weighed};
 use lora_train::train::ranks::Ranks;
 use lora_train::train::ranks::sums::Says;
 use lora_train::train::step::{SkipReason, TrainStep};
@@ -295,11 +295,7 @@ fn weight_of(row: usize) -> f64 {
 }
 
 impl Objective for ByRow {
-    fn needs_log_probabilities(&self) -> bool {
-        true
-    }
-
-    fn weigh(&self, rows: &Rows<'_>) -> Weighed {
+    fn weigh(&self, rows: &LossRows<'_>) -> Weighed {
         let of_row = |(row, targets): (usize, &Range<usize>)| {
             let sum: f64 = rows.log_probabilities[targets.clone()].iter().map(|&value| f64::from(value)).sum();
             (-sum * weight_of(row), vec![weight_of(row) as f32; targets.len()])

@@ -10,7 +10,6 @@ use tokio::sync::oneshot;
 use crate::commands::named::OpenedModel;
 use crate::data::template::Stops;
 use crate::generate::{GenerateError, GenerateOptions, Grammar, NewText, TextBatch, TextRequest};
-use crate::train::loss::score::score;
 use crate::util::failure::Failure;
 
 /// What a text has got: its place among the prompts of its request, and what is new.
@@ -54,7 +53,7 @@ pub(super) fn write_texts(opened: &OpenedModel, stops: &[Stops], queue: &Receive
         match next_job(queue, &batch) {
             Ok(Work::Score(ToScore { adapter, texts, reply })) => {
                 let adapters = &opened.adapters[adapter].set;
-                let scores = texts.iter().filter_map(|ids| score(&opened.model, adapters, ids)).collect();
+                let scores = texts.iter().filter_map(|ids| opened.model.score(ids, adapters)).collect();
                 // Where nobody listens, nobody has to know.
                 drop(reply.send(scores));
             }

@@ -2,7 +2,7 @@
 //! (Meng et al., 2024), and the rewards of `AlphaPO` (Gupta et al., 2025).
 
 use super::pairs::{Pair, Sequence, Weights, figures, sigmoid, softplus_of_minus};
-use super::{Objective, Rows, Weighed};
+use super::{LossRows, Objective, Weighed};
 use crate::config::{LossType, ObjectiveConfig, ObjectiveName};
 use crate::measure::figures::Mean;
 use crate::util::stats::as_f64;
@@ -49,7 +49,7 @@ impl Contrastive {
 }
 
 impl Objective for Contrastive {
-    fn weigh(&self, rows: &Rows<'_>) -> Weighed {
+    fn weigh(&self, rows: &LossRows<'_>) -> Weighed {
         let pairs = Pair::all(rows, None);
         let (beta, smoothing) = (self.beta, self.label_smoothing);
         let (mut weights, mut total) = (Weights::new(rows), 0.0);

@@ -1,6 +1,6 @@
 //! The mean cross-entropy of all target tokens of a step.
 
-use super::{Objective, Rows, Weighed};
+use super::{LossRows, Needs, Objective, Weighed};
 use crate::measure::figures::ObjectiveFigures;
 use crate::util::stats::as_f64;
 
@@ -9,11 +9,11 @@ use crate::util::stats::as_f64;
 pub struct CrossEntropy;
 
 impl Objective for CrossEntropy {
-    fn needs_log_probabilities(&self) -> bool {
-        false
+    fn needs(&self) -> Needs {
+        Needs::default()
     }
 
-    fn weigh(&self, rows: &Rows<'_>) -> Weighed {
+    fn weigh(&self, rows: &LossRows<'_>) -> Weighed {
         let count = as_f64(rows.num_targets());
         Weighed { loss: None, count, weights: None, figures: ObjectiveFigures::default() }
     }

@@ -2,7 +2,7 @@
 //! likes a chosen and a rejected answer.
 
 use super::pairs::{Pair, Weights, figures, sigmoid, softplus_of_minus};
-use super::{Objective, Rows, Weighed};
+use super::{LossRows, Needs, Objective, OfReference, Weighed};
 use crate::config::{Divergence, LossType, ObjectiveConfig};
 use crate::util::stats::as_f64;
 
@@ -153,19 +153,13 @@ impl Dpo {
 }
 
 impl Objective for Dpo {
-    fn needs_reference(&self) -> bool {
-        true
+    fn needs(&self) -> Needs {
+        let of_reference = if self.ld_alpha.is_none() { OfReference::Documents } else { OfReference::Tokens };
+        let (reference, squares) = (Some(of_reference), self.is_weighted);
+        Needs { log_probabilities: true, reference, squares, ..Needs::default() }
     }
 
-    fn keeps_reference(&self) -> bool {
-        self.ld_alpha.is_none()
-    }
-
-    fn needs_squares(&self) -> bool {
-        self.is_weighted
-    }
-
-    fn weigh(&self, rows: &Rows<'_>) -> Weighed {
+    fn weigh(&self, rows: &LossRows<'_>) -> Weighed {
         let pairs = Pair::all(rows, self.ld_alpha);
         let weight = |pair: &Pair| pair.chosen.weight(rows) * pair.rejected.weight(rows);
         let of_pairs: Vec<f64> = pairs.iter().map(|pair| if self.is_weighted { weight(pair) } else { 1.0 }).collect();

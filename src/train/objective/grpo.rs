@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use super::pairs::{Weights, sigmoid};
-use super::{Objective, Rows, Weighed};
+use super::{LossRows, Needs, Objective, OfReference, Weighed};
 use crate::config::{ImportanceSamplingLevel, LossType, ObjectiveConfig};
 use crate::measure::figures::{Mean, ObjectiveFigures};
 use crate::util::stats::as_f64;
@@ -71,7 +71,7 @@ impl Grpo {
     }
 
     /// How much likelier each token of an answer is than when it was written.
-    fn ratios(&self, rows: &Rows<'_>, targets: Range<usize>) -> Vec<f64> {
+    fn ratios(&self, rows: &LossRows<'_>, targets: Range<usize>) -> Vec<f64> {
         let Some(written) = rows.written.get(targets.clone()) else { return vec![1.0; targets.len()] };
         let now = &rows.log_probabilities[targets];
         let logs: Vec<f64> = now.iter().zip(written).map(|(now, then)| f64::from(*now) - f64::from(*then)).collect();
@@ -96,19 +96,13 @@ impl Grpo {
 }
 
 impl Objective for Grpo {
-    fn needs_log_probabilities(&self) -> bool {
-        self.needs_reference() || self.reuses || self.loss == LossType::Cispo
+    fn needs(&self) -> Needs {
+        let reference = (self.beta > 0.0).then_some(OfReference::Tokens);
+        let log_probabilities = reference.is_some() || self.reuses || self.loss == LossType::Cispo;
+        Needs { log_probabilities, reference, temperature: self.temperature, ..Needs::default() }
     }
 
-    fn needs_reference(&self) -> bool {
-        self.beta > 0.0
-    }
-
-    fn temperature(&self) -> Option<f64> {
-        self.temperature
-    }
-
-    fn weigh(&self, rows: &Rows<'_>) -> Weighed {
+    fn weigh(&self, rows: &LossRows<'_>) -> Weighed {
         let num_tokens = as_f64(rows.num_targets());
         let count = match self.loss {
             LossType::Bnpo => 1.0,

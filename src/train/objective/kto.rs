@@ -1,8 +1,8 @@
 //! Kahneman-Tversky optimisation (Ethayarajh et al., 2024): answers that are good or bad, without pairs.
 
 use super::pairs::{Sequence, Weights, sigmoid};
-use super::{Objective, Rows, Weighed};
-use crate::config::{LossType, ObjectiveConfig};
+use super::{LossRows, Needs, Objective, OfReference, Weighed};
+use crate::config::ObjectiveConfig;
 use crate::measure::figures::{Mean, ObjectiveFigures};
 
 /// How far an answer is above or below the divergence from the reference.
@@ -19,7 +19,7 @@ impl Kto {
     pub(super) fn new(config: &ObjectiveConfig) -> Self {
         Self {
             beta: config.beta(),
-            has_divergence: config.losses() == [LossType::Kto],
+            has_divergence: config.needs_divergence(),
             desirable_weight: config.desirable_weight,
             undesirable_weight: config.undesirable_weight,
         }
@@ -27,19 +27,12 @@ impl Kto {
 }
 
 impl Objective for Kto {
-    fn needs_reference(&self) -> bool {
-        true
+    fn needs(&self) -> Needs {
+        let (reference, divergence) = (Some(OfReference::Documents), self.has_divergence);
+        Needs { log_probabilities: true, reference, divergence, ..Needs::default() }
     }
 
-    fn keeps_reference(&self) -> bool {
-        true
-    }
-
-    fn needs_divergence(&self) -> bool {
-        self.has_divergence
-    }
-
-    fn weigh(&self, rows: &Rows<'_>) -> Weighed {
+    fn weigh(&self, rows: &LossRows<'_>) -> Weighed {
         let divergence = if self.has_divergence { rows.divergence.max(0.0) } else { 0.0 };
         let (mut weights, mut total) = (Weights::new(rows), 0.0);
         let mut figures = ObjectiveFigures { kl: Mean::of(divergence), ..ObjectiveFigures::default() };

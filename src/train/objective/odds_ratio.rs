@@ -2,7 +2,7 @@
 //! odds are than the rejected one's.
 
 use super::pairs::{Pair, Weights, figures, sigmoid, softplus_of_minus};
-use super::{Objective, Rows, Weighed};
+use super::{LossRows, Objective, Weighed};
 use crate::measure::figures::Mean;
 use crate::util::stats::as_f64;
 
@@ -18,7 +18,7 @@ fn log_of_rest(x: f64) -> f64 {
 }
 
 impl Objective for OddsRatio {
-    fn weigh(&self, rows: &Rows<'_>) -> Weighed {
+    fn weigh(&self, rows: &LossRows<'_>) -> Weighed {
         let pairs = Pair::all(rows, None);
         let mut weights = Weights::new(rows);
         let chosen: Vec<_> = pairs.iter().map(|pair| pair.chosen.with_prompt.clone()).collect();

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::{Rows, Weighed};
+use super::{LossRows, Weighed};
 use crate::measure::figures::{Mean, ObjectiveFigures};
 use crate::util::stats::as_f64;
 
@@ -36,7 +36,7 @@ pub(super) struct Sequence {
 
 impl Sequence {
     /// Document `index`; its tokens beyond the first `head` weigh `tail_weight`.
-    fn new(rows: &Rows<'_>, index: usize, (head, tail_weight): (usize, f64)) -> Self {
+    fn new(rows: &LossRows<'_>, index: usize, (head, tail_weight): (usize, f64)) -> Self {
         let with_prompt = rows.targets[index].clone();
         let prompt = rows.answers.get(index).map_or(0, |answer| answer.prompt_targets);
         let targets = with_prompt.start + prompt..with_prompt.end;
@@ -59,7 +59,7 @@ impl Sequence {
     }
 
     /// The sequence of every document.
-    pub(super) fn all(rows: &Rows<'_>) -> Vec<Self> {
+    pub(super) fn all(rows: &LossRows<'_>) -> Vec<Self> {
         (0..rows.targets.len()).map(|index| Self::new(rows, index, (usize::MAX, 1.0))).collect()
     }
 
@@ -74,7 +74,7 @@ impl Sequence {
     }
 
     /// How likely the model is to write the answer, a token of it in the mean, over how likely it is to write anything twice.
-    pub(super) fn weight(&self, rows: &Rows<'_>) -> f64 {
+    pub(super) fn weight(&self, rows: &LossRows<'_>) -> f64 {
         let sum = |numbers: &[f32]| numbers[self.targets.clone()].iter().map(|number| f64::from(*number)).sum::<f64>();
         ((sum(rows.log_probabilities) - sum(rows.log_sums_of_squares)) / self.count).exp()
     }
@@ -95,7 +95,7 @@ pub(super) struct Pair {
 
 impl Pair {
     /// The pairs of a micro-batch. Tokens by which one answer is longer than the other weigh `ld_alpha`.
-    pub(super) fn all(rows: &Rows<'_>, ld_alpha: Option<f64>) -> Vec<Self> {
+    pub(super) fn all(rows: &LossRows<'_>, ld_alpha: Option<f64>) -> Vec<Self> {
         let pair = |index: usize| {
             let length = |index: usize| Sequence::new(rows, index, (usize::MAX, 1.0)).targets.len();
             let tail = ld_alpha.map_or((usize::MAX, 1.0), |alpha| (length(index).min(length(index + 1)), alpha));
@@ -109,7 +109,7 @@ impl Pair {
 pub(super) struct Weights(Vec<f32>);
 
 impl Weights {
-    pub(super) fn new(rows: &Rows<'_>) -> Self {
+    pub(super) fn new(rows: &LossRows<'_>) -> Self {
         Self(vec![0.0; rows.num_targets()])
     }
 
@@ -120,7 +120,7 @@ impl Weights {
     }
 
     /// Adds `factor` times the mean cross-entropy of some tokens; returns the mean.
-    pub(super) fn add_cross_entropy(&mut self, rows: &Rows<'_>, targets: &[Range<usize>], factor: f64) -> f64 {
+    pub(super) fn add_cross_entropy(&mut self, rows: &LossRows<'_>, targets: &[Range<usize>], factor: f64) -> f64 {
         let count = as_f64(targets.iter().map(ExactSizeIterator::len).sum::<usize>().max(1));
         let mut sum = 0.0;
         for range in targets {

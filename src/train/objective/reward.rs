@@ -1,7 +1,7 @@
 //! Scores of answers (Bradley and Terry, 1952; Ouyang et al., 2022): the chosen one shall have the higher.
 
 use super::pairs::{Pair, Weights, figures, sigmoid, softplus_of_minus};
-use super::{Objective, Rows, Weighed};
+use super::{LossRows, Objective, Weighed};
 
 /// Compares the scores of both answers. They stand where other objectives have log-probabilities.
 #[derive(Clone, Debug)]
@@ -11,7 +11,7 @@ pub(super) struct Reward {
 }
 
 impl Objective for Reward {
-    fn weigh(&self, rows: &Rows<'_>) -> Weighed {
+    fn weigh(&self, rows: &LossRows<'_>) -> Weighed {
         let pairs = Pair::all(rows, None);
         let (mut weights, mut total) = (Weights::new(rows), 0.0);
         for (Pair { chosen, rejected }, answers) in pairs.iter().zip(rows.answers.chunks(2)) {
