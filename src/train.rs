@@ -2,21 +2,14 @@
 
 mod adapters;
 pub mod backprop;
-mod base_weights;
-mod decomposed;
-mod eva;
+pub mod budget;
 pub mod eval;
-pub mod fit;
-pub mod flops;
-pub mod forecast;
 pub mod grads;
 mod inputs;
 pub(crate) mod laps;
 pub mod loss;
-pub mod memory;
 pub mod objective;
 pub mod offload;
-mod operands;
 pub mod optimizer;
 pub mod ranks;
 pub mod recorder;

@@ -5,8 +5,8 @@
 //! every row at full length. Time follows from the FLOPs of the steps of an epoch ([`forecast`]) and a fraction of the
 //! device's matrix-product rate.
 //!
-//! [`memory`]: crate::train::memory
-//! [`forecast`]: crate::train::forecast
+//! [`memory`]: crate::train::budget::memory
+//! [`forecast`]: crate::train::budget::forecast
 
 mod gpus;
 mod ranks;
@@ -31,9 +31,9 @@ use crate::recipe::{Recipe, RecipeArgs};
 use crate::run::inputs::{self, ModelSource, WeightsFrom};
 use crate::schema::Problem;
 use crate::spec::{ModelConfig, shipped_config};
-use crate::train::fit::Decision;
-use crate::train::forecast::Forecast;
-use crate::train::memory::Workload;
+use crate::train::budget::fit::Decision;
+use crate::train::budget::forecast::Forecast;
+use crate::train::budget::workload::Workload;
 use crate::train::objective::{OfReference, needs};
 use crate::util::failure::Failure;
 use crate::util::stats::as_f64;

@@ -23,7 +23,7 @@ use crate::recipe::{Purpose, Recipe, RecipeArgs, is_stdin};
 use crate::run::Prepared;
 use crate::run::inputs::{WeightsFrom, workload};
 use crate::schema::{Problem, Problems};
-use crate::train::fit;
+use crate::train::budget::fit;
 use crate::util::failure::Failure;
 use crate::util::stats::{as_f64, median};
 use crate::util::terminal::redraws;

@@ -9,13 +9,12 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
 use super::batch::RowSource;
-use super::data_file::{DataFile, OpenedFile, Reading};
+use super::data_file::{DataFile, OpenedFile};
 use super::encode::{EncodedRow, Encoder};
 use super::error::DataError;
 use super::files::FileInfo;
 use super::order::{self, Order, Purpose, num_visits, shuffle};
 use super::packing::best_fit;
-use super::sources::source_files;
 use super::template::{ChatTemplate, Stops};
 use super::tokenizer::Tokenizer;
 use crate::config::{DataConfig, DataFormat, DataSource, EvalSplit, OnBadRow, RowKind, RowLimit};
@@ -23,7 +22,7 @@ use crate::config::{DataConfig, DataFormat, DataSource, EvalSplit, OnBadRow, Row
 mod opening;
 mod questions;
 
-use opening::{needed_template, opened_files, unmoved_by_system, without_ends};
+use opening::{all_opened, needed_template, unmoved_by_system, without_ends};
 
 pub use super::counts::RowCounts;
 pub use super::files::OpenOptions;
@@ -92,15 +91,7 @@ impl Dataset {
         let template = ChatTemplate::open(&config.chat_template, &tokenizer);
         let kept_with = template.as_ref().ok().and_then(Option::as_ref);
         // All are opened before the first is tokenised, which may take long.
-        let mut opened = Vec::new();
-        for (section, sources) in [("train", &config.train), ("eval", &config.eval)] {
-            for (index, source) in sources.iter().enumerate() {
-                let paths = source_files(&format!("data.{section}[{index}].path"), source, options)?;
-                let (is_eval, template) = (section == "eval", kept_with);
-                let reading = Reading { is_eval, source, config, tokenizer: &tokenizer, template, options };
-                opened.push((source.rows, opened_files(paths, &reading)?));
-            }
-        }
+        let opened = all_opened(config, &tokenizer, kept_with, options)?;
         let all: Vec<&OpenedFile> = opened.iter().flat_map(|(_, files)| files).collect();
         let template = needed_template(config, template, &all)?;
         let mut warnings = unmoved_by_system(config, template.is_some(), &all)?;
@@ -113,36 +104,8 @@ impl Dataset {
             train_on_inputs: config.train_on_inputs,
             scores: config.row_kind == RowKind::ScoredPair,
         };
-        let (mut files, mut entries) = (Vec::<DataFile>::new(), Vec::new());
-        let (mut lengths, mut mistakes) = (Vec::new(), Vec::new());
-        let count = |lengths: &Vec<u32>| u32::try_from(lengths.len()).unwrap_or(u32::MAX);
-        for (limit, opened) in opened {
-            let first_row = count(&lengths);
-            let mut left = RowLimit::number(limit);
-            for opened in opened {
-                if left == Some(0) {
-                    break;
-                }
-                let place = (count(&lengths), left);
-                let (file, rows) = opened.encode(place, config.max_length, &encoder, options, &mut warnings)?;
-                left = left.map(|left| left.saturating_sub(rows.len()));
-                lengths.extend(rows);
-                if lengths.len() > u32::MAX as usize {
-                    let reason = format!("more than {} rows in all are not supported", u32::MAX);
-                    return Err(DataError::File { path: file.info.path, reason });
-                }
-                match config.on_bad_row {
-                    OnBadRow::Error => mistakes.extend(file.mistakes()),
-                    OnBadRow::Skip => file.refuse_if_no_row_is_usable()?,
-                }
-                files.push(file);
-            }
-            entries.push(first_row..count(&lengths));
-        }
-        if !mistakes.is_empty() {
-            return Err(DataError::Rows(mistakes));
-        }
-
+        let EncodedFiles { files, entries, lengths } =
+            EncodedFiles::new(opened, config, &encoder, options, &mut warnings)?;
         let num_file_rows = entries[..config.train.len()].last().map_or(0, |rows| rows.end);
         let (mut train_rows, mut eval_rows): (Vec<u32>, Vec<u32>) =
             (0..count(&lengths)).filter(|row| lengths[*row as usize] > 0).partition(|row| *row < num_file_rows);
@@ -150,16 +113,7 @@ impl Dataset {
         let is_measured = config.train.is_empty();
         let used = if is_measured { &eval_rows } else { &train_rows };
         if used.is_empty() {
-            let reason = file_warnings.into_iter().next().unwrap_or_default().replace('\n', "\n  ");
-            let purpose = if is_measured { "evaluate" } else { "train" };
-            let hint = if counts(&files, is_measured)?.answer_cut > 0 {
-                "\n  hint: raise `data.max_length`"
-            } else if files.iter().all(DataFile::is_of_prompts) {
-                "\n  hint: these are prompts: with `[objective] name = \"grpo\"` the model answers them, for rewards"
-            } else {
-                ""
-            };
-            return Err(DataError::Config(format!("no row is left to {purpose} on\n  {reason}{hint}")));
+            return Err(nothing_left(&files, is_measured, file_warnings.first().map_or("", String::as_str)));
         }
         if config.eval.is_empty() {
             let held_out = held_out_rows(config.eval_split, count(&train_rows), seed)?;
@@ -403,6 +357,71 @@ pub(super) fn read_row(files: &[DataFile], row: u32) -> Result<(RowSource, Encod
     let file = files.partition_point(|file| file.first_row <= row) - 1;
     let row = (row - files[file].first_row) as usize;
     Ok((RowSource { file, row }, files[file].read(row)?))
+}
+
+/// The rows of all files as tokens.
+struct EncodedFiles {
+    files: Vec<DataFile>,
+    entries: Vec<Range<u32>>,
+    lengths: Vec<u32>,
+}
+
+impl EncodedFiles {
+    fn new(
+        opened: Vec<(Option<RowLimit>, Vec<OpenedFile>)>,
+        config: &DataConfig,
+        encoder: &Encoder<'_>,
+        options: &OpenOptions<'_>,
+        warnings: &mut Vec<String>,
+    ) -> Result<Self, DataError> {
+        let (mut files, mut entries) = (Vec::<DataFile>::new(), Vec::new());
+        let (mut lengths, mut mistakes) = (Vec::new(), Vec::new());
+        for (limit, opened) in opened {
+            let first_row = count(&lengths);
+            let mut left = RowLimit::number(limit);
+            for opened in opened {
+                if left == Some(0) {
+                    break;
+                }
+                let place = (count(&lengths), left);
+                let (file, rows) = opened.encode(place, config.max_length, encoder, options, warnings)?;
+                left = left.map(|left| left.saturating_sub(rows.len()));
+                lengths.extend(rows);
+                if lengths.len() > u32::MAX as usize {
+                    let reason = format!("more than {} rows in all are not supported", u32::MAX);
+                    return Err(DataError::File { path: file.info.path, reason });
+                }
+                match config.on_bad_row {
+                    OnBadRow::Error => mistakes.extend(file.mistakes()),
+                    OnBadRow::Skip => file.refuse_if_no_row_is_usable()?,
+                }
+                files.push(file);
+            }
+            entries.push(first_row..count(&lengths));
+        }
+        if mistakes.is_empty() { Ok(Self { files, entries, lengths }) } else { Err(DataError::Rows(mistakes)) }
+    }
+}
+
+fn count(rows: &[u32]) -> u32 {
+    u32::try_from(rows.len()).unwrap_or(u32::MAX)
+}
+
+/// Why there is no row: `reason` is the first warning about a file.
+fn nothing_left(files: &[DataFile], is_measured: bool, reason: &str) -> DataError {
+    let purpose = if is_measured { "evaluate" } else { "train" };
+    let counts = match counts(files, is_measured) {
+        Ok(counts) => counts,
+        Err(error) => return error,
+    };
+    let hint = if counts.answer_cut > 0 {
+        "\n  hint: raise `data.max_length`"
+    } else if files.iter().all(DataFile::is_of_prompts) {
+        "\n  hint: these are prompts: with `[objective] name = \"grpo\"` the model answers them, for rewards"
+    } else {
+        ""
+    };
+    DataError::Config(format!("no row is left to {purpose} on\n  {}{hint}", reason.replace('\n', "\n  ")))
 }
 
 fn counts(files: &[DataFile], is_eval: bool) -> Result<RowCounts, DataError> {

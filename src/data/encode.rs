@@ -232,39 +232,7 @@ impl Encoder<'_> {
                 let (row, notes) = self.encode_by(ChatTemplate::render_with_answers, sample)?;
                 return Ok((EncodedRow { is_bad_answer: !is_good, ..row }, notes));
             }
-            Sample::Chat { messages, tools } => {
-                let template = self.template.ok_or_else(|| DataError::Config(NO_TEMPLATE.to_owned()))?;
-                let Rendered { mut text, mut answers, unwritten_end, empty_answer, unread } = if self.train_on_inputs {
-                    refuse_masks(messages)?;
-                    template.render_traced(messages, tools.as_ref())?
-                } else {
-                    with_answers(template, messages, tools.as_ref())?
-                };
-                let is_answer = |message: &Value| message["role"] == "assistant";
-                let empty = empty_answer.map(|index| format!("message {} is an empty answer", index + 1));
-                let without_loss = || {
-                    let is_asked = messages.iter().any(is_answer);
-                    if is_asked { "all answers have weight 0".to_owned() } else { NO_ANSWER.to_owned() }
-                };
-                let empty = empty.or_else(|| answers.is_empty().then(without_loss)).filter(|_| !self.train_on_inputs);
-                // A score is read behind what the template writes.
-                if let Some(end) = unwritten_end.filter(|_| !self.scores) {
-                    answers.push(text.len()..text.len() + end.len());
-                    text.push_str(&end);
-                }
-                let special = template.special_token_in(messages).map(|(index, token)| {
-                    format!("message {} has {token:?} in its text, which becomes the special token", index + 1)
-                });
-                let is_blank = |message: &Value| message["role"] == "user" && message["content"] == "";
-                let blank = messages.iter().position(is_blank).map(|index| format!("message {} is empty", index + 1));
-                let is_open = !self.train_on_inputs && messages.last().is_some_and(|message| message["role"] == "user");
-                let open = is_open.then(|| "it ends with a message of the user, which nothing answers".to_owned());
-                let empty = blank.into_iter().chain(empty).collect();
-                let tokens = self.tokenizer.encode_tokens(&text, false)?;
-                let odd = special.into_iter().chain(open).collect();
-                notes = Notes { empty, odd, unread, letters: letters(&text, &tokens) };
-                (tokens, answers)
-            }
+            Sample::Chat { messages, tools } => return self.encode_chat(with_answers, messages, tools.as_ref()),
             Sample::Completion { prompt, completion } => {
                 let text = format!("{prompt}{completion}");
                 // One byte more than the text, for EOS.
@@ -287,9 +255,52 @@ impl Encoder<'_> {
                 (tokens, vec![everything])
             }
         };
-        let carries_loss = loss_mask(&tokens, &answers, self.train_on_inputs);
-        let row = EncodedRow::of_parts(tokens.iter().map(|token| token.id).collect(), carries_loss);
-        Ok((row, notes))
+        Ok((self.row(&tokens, &answers), notes))
+    }
+
+    /// A row of tokens, of which those in these parts of the text are answers.
+    fn row(&self, tokens: &[Token], answers: &[Range<usize>]) -> EncodedRow {
+        let carries_loss = loss_mask(tokens, answers, self.train_on_inputs);
+        EncodedRow::of_parts(tokens.iter().map(|token| token.id).collect(), carries_loss)
+    }
+
+    fn encode_chat(
+        &self,
+        with_answers: Render,
+        messages: &[Value],
+        tools: Option<&Value>,
+    ) -> Result<(EncodedRow, Notes), DataError> {
+        let template = self.template.ok_or_else(|| DataError::Config(NO_TEMPLATE.to_owned()))?;
+        let Rendered { mut text, mut answers, unwritten_end, empty_answer, unread } = if self.train_on_inputs {
+            refuse_masks(messages)?;
+            template.render_traced(messages, tools)?
+        } else {
+            with_answers(template, messages, tools)?
+        };
+        let is_answer = |message: &Value| message["role"] == "assistant";
+        let empty = empty_answer.map(|index| format!("message {} is an empty answer", index + 1));
+        let without_loss = || {
+            let is_asked = messages.iter().any(is_answer);
+            if is_asked { "all answers have weight 0".to_owned() } else { NO_ANSWER.to_owned() }
+        };
+        let empty = empty.or_else(|| answers.is_empty().then(without_loss)).filter(|_| !self.train_on_inputs);
+        // A score is read behind what the template writes.
+        if let Some(end) = unwritten_end.filter(|_| !self.scores) {
+            answers.push(text.len()..text.len() + end.len());
+            text.push_str(&end);
+        }
+        let special = template.special_token_in(messages).map(|(index, token)| {
+            format!("message {} has {token:?} in its text, which becomes the special token", index + 1)
+        });
+        let is_blank = |message: &Value| message["role"] == "user" && message["content"] == "";
+        let blank = messages.iter().position(is_blank).map(|index| format!("message {} is empty", index + 1));
+        let is_open = !self.train_on_inputs && messages.last().is_some_and(|message| message["role"] == "user");
+        let open = is_open.then(|| "it ends with a message of the user, which nothing answers".to_owned());
+        let empty = blank.into_iter().chain(empty).collect();
+        let tokens = self.tokenizer.encode_tokens(&text, false)?;
+        let odd = special.into_iter().chain(open).collect();
+        let notes = Notes { empty, odd, unread, letters: letters(&text, &tokens) };
+        Ok((self.row(&tokens, &answers), notes))
     }
 
     /// A prompt up to where the answer starts. Its last token is marked: behind it, the answer carries loss.

@@ -149,14 +149,6 @@ impl RowFormat {
     /// # Errors
     /// What is wrong with the row.
     pub fn read(&self, row: &Value, template: Option<&ChatTemplate>) -> Result<Sample, String> {
-        let default_system = self.system.as_deref();
-        let question = |system: Option<&str>, question: &str, answer: &str| {
-            let mut messages = Vec::new();
-            messages.extend(system.or(default_system).map(|system| json!({"role": "system", "content": system})));
-            messages.push(json!({"role": "user", "content": question}));
-            messages.push(json!({"role": "assistant", "content": answer}));
-            Sample::Chat { messages, tools: None }
-        };
         if self.is_detected {
             refuse_preferences(row)?;
             if self.list_column().is_none() {
@@ -185,25 +177,11 @@ impl RowFormat {
                 }
                 self.chat(messages, row)
             }
-            DataFormat::Alpaca => {
-                let instruction = self.text_of(row, "instruction")?;
-                let input = self.optional_text(row, "input")?.filter(|input| !input.is_empty());
-                let system = self.optional_text(row, "system")?.filter(|system| !system.is_empty());
-                let output = self.text_of(row, "output")?;
-                let (system, input) = (system.as_deref(), input.as_deref());
-                if template.is_some() {
-                    let text = input.map_or_else(|| instruction.to_string(), |input| format!("{instruction}\n{input}"));
-                    Ok(question(system, &text, &output))
-                } else {
-                    let system = system.or(default_system).map(|system| format!("{system}\n\n")).unwrap_or_default();
-                    let prompt = format!("{system}{}", alpaca_prompt(&instruction, input));
-                    Ok(Sample::Completion { prompt, completion: output.into_owned() })
-                }
-            }
+            DataFormat::Alpaca => self.alpaca(row, template.is_some()),
             DataFormat::PromptCompletion => {
                 let (prompt, completion) = (self.text_of(row, "prompt")?, self.completion(row)?);
                 if template.is_some() {
-                    return Ok(question(None, &prompt, &completion));
+                    return Ok(self.asked(None, &prompt, &completion));
                 }
                 Ok(Sample::Completion { prompt: prompt.into_owned(), completion: completion.into_owned() })
             }
@@ -212,6 +190,28 @@ impl RowFormat {
             DataFormat::UnpairedPreference => self.labelled(row, template),
             DataFormat::Prompt => self.question(row, template),
         }
+    }
+
+    /// A question, its answer, and what goes before them.
+    fn asked(&self, system: Option<&str>, question: &str, answer: &str) -> Sample {
+        let system = system.or(self.system.as_deref()).map(|system| json!({"role": "system", "content": system}));
+        let turns = [json!({"role": "user", "content": question}), json!({"role": "assistant", "content": answer})];
+        Sample::Chat { messages: system.into_iter().chain(turns).collect(), tools: None }
+    }
+
+    fn alpaca(&self, row: &Value, has_template: bool) -> Result<Sample, String> {
+        let instruction = self.text_of(row, "instruction")?;
+        let input = self.optional_text(row, "input")?.filter(|input| !input.is_empty());
+        let system = self.optional_text(row, "system")?.filter(|system| !system.is_empty());
+        let output = self.text_of(row, "output")?;
+        let (system, input) = (system.as_deref(), input.as_deref());
+        if has_template {
+            let text = input.map_or_else(|| instruction.to_string(), |input| format!("{instruction}\n{input}"));
+            return Ok(self.asked(system, &text, &output));
+        }
+        let system = system.or(self.system.as_deref()).map(|system| format!("{system}\n\n")).unwrap_or_default();
+        let prompt = format!("{system}{}", alpaca_prompt(&instruction, input));
+        Ok(Sample::Completion { prompt, completion: output.into_owned() })
     }
 
     fn chat(&self, mut messages: Vec<Value>, row: &Value) -> Result<Sample, String> {

@@ -104,13 +104,8 @@ impl Tokenizer {
         let named = files.named_tokens();
         let Files { path, content, generation_config, model_config, templates, .. } = &files;
         let failed = |reason: String| TokenizerError::of_file(path, reason);
-        // The library unwraps in some places on invalid JSON, and panics on other unexpected values.
-        let refused = |reason: String| failed(format!("{reason}\n  hint: put the model's own tokenizer.json there"));
-        let described = serde_json::from_slice::<added::Described>(content);
-        described.map_err(|error| refused(error.to_string()))?.check().map_err(refused)?;
-        let mut inner = guarded(|| tokenizers::Tokenizer::from_bytes(content))
-            .map_err(|panic| refused(format!("not a tokenizer: {panic}")))?
-            .map_err(|error| refused(error.to_string()))?;
+        let mut inner = read(content)
+            .map_err(|reason| failed(format!("{reason}\n  hint: put the model's own tokenizer.json there")))?;
         inner.with_padding(None);
         inner.with_truncation(None).map_err(|error| failed(error.to_string()))?;
 
@@ -135,12 +130,7 @@ impl Tokenizer {
         let mut eos_ids: BTreeSet<u32> = eos.iter().map(|token| token.id).collect();
         eos_ids.extend(token_ids(&generation_config["eos_token_id"]));
         eos_ids.extend(token_ids(&model_config["eos_token_id"]));
-        let added = inner.get_added_tokens_decoder();
-        // In answers of gpt-oss `<|end|>` ends a thought, and more follows.
-        let has_return = added.values().any(|token| token.content == "<|return|>");
-        let ends = |text: &str| TURN_END_TOKENS.contains(&text) && !(has_return && text == "<|end|>");
-        eos_ids.extend(added.iter().filter(|(_, token)| ends(&token.content)).map(|(id, _)| *id));
-
+        eos_ids.extend(turn_end_ids(&inner));
         let starts_with_bos = bos.as_ref().is_some_and(|bos| {
             guarded(|| inner.encode("a", true))
                 .is_ok_and(|encoded| encoded.is_ok_and(|encoding| encoding.get_ids().first() == Some(&bos.id)))
@@ -399,6 +389,24 @@ impl Tokenizer {
     pub fn digest(&self) -> [u8; 32] {
         self.digest
     }
+}
+
+/// Reads a `tokenizer.json`; otherwise why it is none.
+fn read(content: &[u8]) -> Result<tokenizers::Tokenizer, String> {
+    // The library unwraps in some places on invalid JSON, and panics on other unexpected values.
+    serde_json::from_slice::<added::Described>(content).map_err(|error| error.to_string())?.check()?;
+    guarded(|| tokenizers::Tokenizer::from_bytes(content))
+        .map_err(|panic| format!("not a tokenizer: {panic}"))?
+        .map_err(|error| error.to_string())
+}
+
+/// The added tokens that end turns.
+fn turn_end_ids(inner: &tokenizers::Tokenizer) -> impl Iterator<Item = u32> {
+    let added = inner.get_added_tokens_decoder();
+    // In answers of gpt-oss `<|end|>` ends a thought, and more follows.
+    let has_return = added.values().any(|token| token.content == "<|return|>");
+    let ends = move |text: &str| TURN_END_TOKENS.contains(&text) && !(has_return && text == "<|end|>");
+    added.into_iter().filter(move |(_, token)| ends(&token.content)).map(|(id, _)| id)
 }
 
 /// The byte that a character stands for in the vocabularies of byte-level tokenizers, since GPT-2: printable ones for

@@ -13,7 +13,7 @@ use crate::lora::AdapterSet;
 use crate::model::Model;
 use crate::recipe::Recipe;
 use crate::save::export::{adapter_set, find_adapter, read_adapter};
-use crate::train::flops::StepFlops;
+use crate::train::budget::flops::StepFlops;
 use crate::train::objective::objective;
 use crate::train::rollouts::Rollouts;
 use crate::train::step::TrainStep;

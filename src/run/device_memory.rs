@@ -13,8 +13,9 @@ use crate::measure::telemetry::{NVML_LIBRARY_VARIABLE, available_host_memory_byt
 use crate::ops::place::place_on;
 use crate::recipe::Recipe;
 use crate::spec::ModelConfig;
-use crate::train::fit::{self, Decision, Memories};
-use crate::train::memory::{GPU_CONTEXT_BYTES, MemoryPlan, Workload};
+use crate::train::budget::fit::{self, Decision, Memories};
+use crate::train::budget::memory::{GPU_CONTEXT_BYTES, MemoryPlan};
+use crate::train::budget::workload::Workload;
 use crate::util::failure::Failure;
 use crate::util::faults::{Fault, panic_text};
 

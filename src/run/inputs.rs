@@ -22,7 +22,7 @@ use crate::recipe::Recipe;
 use crate::save::export::{SavedAdapter, check_written, grow};
 use crate::schema::{Problem, Problems};
 use crate::spec::ModelConfig;
-use crate::train::memory::Workload;
+use crate::train::budget::workload::Workload;
 use crate::util::failure::Failure;
 use crate::util::gguf::is_gguf;
 

@@ -9,7 +9,7 @@ use crate::device::OpenDevice;
 use crate::lora::targets::Selection;
 use crate::recipe::Recipe;
 use crate::spec::ModelConfig;
-use crate::train::fit::Decision;
+use crate::train::budget::fit::Decision;
 use crate::util::failure::Failure;
 
 /// A recipe, and the model, layers and device that it names: `check` prints it, training continues from it.

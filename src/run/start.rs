@@ -25,7 +25,7 @@ use crate::recipe::Recipe;
 use crate::recipe::of_run::ENVIRONMENT_FILE;
 use crate::save::checkpoint::Checkpoints;
 use crate::save::export::{PromptForm, find_adapter};
-use crate::train::memory::Workload;
+use crate::train::budget::workload::Workload;
 use crate::train::ranks::Ranks;
 use crate::train::recorder::Recorder;
 use crate::train::saver::{AdapterFiles, Saver};

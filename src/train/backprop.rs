@@ -262,17 +262,8 @@ pub fn backward(
 ) -> Vec<MicroBatchLoss> {
     let LossContext { model, adapters, .. } = options.loss;
     let Forward { mut micro_batches, mut kept, mut losses, mut dx } = forward;
-    let mut of_heads = Vec::with_capacity(losses.len());
-    for (loss, micro_batch) in losses.iter_mut().zip(&micro_batches) {
-        // A micro-batch's gradient of an embedding that is the head, too, is one sum.
-        let all = std::mem::take(&mut loss.grads).into_iter();
-        let (of_head, others): (Vec<_>, Vec<_>) = all.partition(|(full, _)| full.embeds());
-        for (full, grad) in others {
-            let factor = if full == FullTensor::Score { 1.0 } else { micro_batch.grad_scale.recip() };
-            sums.add(full.into(), grad, factor);
-        }
-        of_heads.push(of_head.into_iter().next().map(|(_, grad)| grad));
-    }
+    let of_heads: Vec<_> =
+        losses.iter_mut().zip(&micro_batches).map(|(loss, of)| add_head_grads(loss, of.grad_scale, sums)).collect();
     let first = adapters.first_trained();
     let goes_on = adapters.trains_embeddings();
     for (layer, block) in model.walk((first..model.blocks.len()).rev()) {
@@ -319,4 +310,16 @@ pub fn backward(
         }
     }
     losses
+}
+
+/// Adds a micro-batch's gradients of what is trained in full behind the last block, but for that of an embedding that is the head,
+/// too, which is returned: with the embedding's it is one sum.
+fn add_head_grads(loss: &mut MicroBatchLoss, grad_scale: f64, sums: &mut GradSums) -> Option<Tensor<2>> {
+    let all = std::mem::take(&mut loss.grads).into_iter();
+    let (of_head, others): (Vec<_>, Vec<_>) = all.partition(|(full, _)| full.embeds());
+    for (full, grad) in others {
+        let factor = if full == FullTensor::Score { 1.0 } else { grad_scale.recip() };
+        sums.add(full.into(), grad, factor);
+    }
+    of_head.into_iter().next().map(|(_, grad)| grad)
 }

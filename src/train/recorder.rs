@@ -3,7 +3,7 @@
 
 use std::time::Instant;
 
-use super::flops::StepFlops;
+use super::budget::flops::StepFlops;
 use super::laps::{Laps, Part};
 use super::state::TrainerState;
 use super::step_work::StepWork;

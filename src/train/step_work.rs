@@ -3,7 +3,7 @@
 use std::fs;
 use std::io::{BufRead, BufReader};
 
-use super::flops::StepFlops;
+use super::budget::flops::StepFlops;
 use super::rollouts::Round;
 use crate::data::batch::{Batch, RowSource};
 use crate::data::dataset::{Cursor, RowCounts};

@@ -42,7 +42,7 @@ EVALUATION = [f'data.eval=[{{path="{ROOT}/quickstart/eval.jsonl"}}]', "eval.max_
 # A model of real size is not computed: launches are only counted, and every number is zero.
 # Kernels are not tried out, which needs more results than one.
 RECORDED = {"STAND_IN_EXEC": "trial", "STAND_IN_POISON": "0", "LORA_TRAIN_CUDA_KERNELS": "all"}
-# What is planned for the driver (`GPU_CONTEXT_BYTES` in src/train/memory.rs), which the stand-in takes none for, and how many times
+# What is planned for the driver (`GPU_CONTEXT_BYTES` in src/train/budget/memory.rs), which the stand-in takes none for, and how many times
 # the rest of the plan the device's memory may be, and the reverse.
 CONTEXT_BYTES = 500 << 20
 PLANNED = {"over_plan": 1.05, "under_plan": 1.075}

@@ -14,7 +14,7 @@ use crate::run::device_memory::{Resources, StepMemory};
 use crate::run::inputs::{self, WeightsFrom};
 use crate::run::prepare::Prepared;
 use crate::schema::{Override, Problem};
-use crate::train::fit::{self, Memories};
+use crate::train::budget::fit::{self, Memories};
 use crate::train::schedule::{repeated, total_steps};
 use crate::util::failure::Failure;
 use crate::util::text::{bytes, counted, with_commas};

@@ -9,7 +9,7 @@ use crate::ops::peak::gemm_peak_flops;
 use crate::recipe::{Purpose, Recipe, RecipeArgs};
 use crate::run::device_memory::Resources;
 use crate::schema::Problem;
-use crate::train::fit::Memories;
+use crate::train::budget::fit::Memories;
 use crate::util::failure::Failure;
 
 /// Fraction of the measured product rate that a step reaches on the CPU: between 0.57 and 0.74 on the models of

@@ -5,11 +5,31 @@ use std::path::PathBuf;
 use crate::config::{DataConfig, DataFormat, RowKind, RowLimit};
 use crate::data::data_file::{OpenedFile, Reading};
 use crate::data::error::DataError;
+use crate::data::files::OpenOptions;
+use crate::data::sources::source_files;
 use crate::data::template::{ChatTemplate, TemplateError};
 use crate::data::tokenizer::Tokenizer;
 
+/// Opens the files of all sources, those to train on first, each with its limit of rows.
+pub(super) fn all_opened(
+    config: &DataConfig,
+    tokenizer: &Tokenizer,
+    template: Option<&ChatTemplate>,
+    options: &OpenOptions<'_>,
+) -> Result<Vec<(Option<RowLimit>, Vec<OpenedFile>)>, DataError> {
+    let mut opened = Vec::new();
+    for (section, sources) in [("train", &config.train), ("eval", &config.eval)] {
+        for (index, source) in sources.iter().enumerate() {
+            let paths = source_files(&format!("data.{section}[{index}].path"), source, options)?;
+            let reading = Reading { is_eval: section == "eval", source, config, tokenizer, template, options };
+            opened.push((source.rows, opened_files(paths, &reading)?));
+        }
+    }
+    Ok(opened)
+}
+
 /// Opens the files of a source, as many as its `rows` need.
-pub(super) fn opened_files(paths: Vec<PathBuf>, reading: &Reading<'_>) -> Result<Vec<OpenedFile>, DataError> {
+fn opened_files(paths: Vec<PathBuf>, reading: &Reading<'_>) -> Result<Vec<OpenedFile>, DataError> {
     let (mut limit, mut opened) = (reading.source.rows, Vec::<OpenedFile>::new());
     for path in paths {
         if limit == Some(RowLimit::Rows(0)) {

@@ -74,8 +74,8 @@ impl Scan {
         }
     }
 
-    fn take(&mut self, block: &[u8]) -> io::Result<()> {
-        let mut block = block;
+    /// Finds out what the file is; returns what of its next bytes is not before the first row.
+    fn begin<'a>(&mut self, mut block: &'a [u8]) -> io::Result<&'a [u8]> {
         if let Some(at) = block.iter().take(STARTING_BYTES).position(|byte| *byte == 0).filter(|_| self.at == 0) {
             let is_archive = block.starts_with(b"PK\x03\x04");
             let hint = if is_archive { " but an archive, such as .xlsx\n  hint: save the sheet as CSV" } else { "" };
@@ -88,7 +88,7 @@ impl Scan {
         if matches!(self.layout, Layout::Unknown) {
             let Some(blanks) = block.iter().position(|byte| !byte.is_ascii_whitespace()) else {
                 self.at += block.len() as u64;
-                return Ok(());
+                return Ok(&[]);
             };
             self.at += blanks as u64;
             block = &block[blanks..];
@@ -103,6 +103,11 @@ impl Scan {
                 }
             };
         }
+        Ok(block)
+    }
+
+    fn take(&mut self, block: &[u8]) -> io::Result<()> {
+        let block = self.begin(block)?;
         match &mut self.layout {
             Layout::Lines { line, is_blank } => {
                 for part in block.split_inclusive(|byte| *byte == b'\n') {

@@ -1,6 +1,6 @@
 //! What linear layers take in a step beside their inputs, outputs and weights.
 
-use super::memory::{F32, Workload};
+use super::workload::{F32, Workload};
 use crate::config::Precision;
 use crate::model::weights::Quantisation;
 use crate::ops::experts::DECODED_BYTES;
@@ -79,8 +79,8 @@ mod tests {
     use crate::model::weights::Quantisation;
     use crate::ops::place::place_on;
     use crate::ops::quantised::Coding;
-    use crate::train::memory::Workload;
-    use crate::train::memory::tests::{model, workload};
+    use crate::train::budget::workload::Workload;
+    use crate::train::budget::workload::tests::{model, workload};
 
     fn in_codes(coding: Coding) -> Storage {
         Storage { quantisation: Some(Quantisation { coding, nested: false }), ..Dtype::Bf16.into() }
@@ -88,7 +88,7 @@ mod tests {
 
     #[test]
     fn what_nvidia_gpus_take_beside_a_layer_depends_on_how_it_is_multiplied() {
-        let (config, selection) = model(include_str!("../../configs/llama-3.1-8b.json"), 64);
+        let (config, selection) = model(include_str!("../../../configs/llama-3.1-8b.json"), 64);
         let bf16 = Workload {
             storage: Dtype::Bf16.into(),
             precision: Precision::Bf16,
@@ -109,14 +109,14 @@ mod tests {
         let f16 = Workload { precision: Precision::F16, ..with(Dtype::F16.into()) };
         assert_eq!(f16.operand_bytes(), in_f32);
         // Kernels take no ranks above 256, which are twice as many beside what takes the start out of the base.
-        let (_, selection) = model(include_str!("../../configs/llama-3.1-8b.json"), 136);
+        let (_, selection) = model(include_str!("../../../configs/llama-3.1-8b.json"), 136);
         let of_base = Workload { selection: &selection, is_part_of_base: true, ..bf16.clone() };
         assert_eq!(of_base.operand_bytes(), in_f32);
     }
 
     #[test]
     fn what_shares_memory_with_what_is_kept_is_not_free() {
-        let (config, selection) = model(include_str!("../../configs/qwen3.5-4b.json"), 16);
+        let (config, selection) = model(include_str!("../../../configs/qwen3.5-4b.json"), 16);
         let dense = Workload {
             storage: Dtype::Bf16.into(),
             precision: Precision::Bf16,

@@ -1,6 +1,6 @@
 //! What decomposed weights take in a step beside their matrices.
 
-use super::memory::{F32, Workload};
+use super::workload::{F32, Workload};
 use crate::lora::kind::Kind;
 use crate::spec::Site;
 use crate::util::stats::as_f64;
@@ -36,7 +36,7 @@ impl Workload<'_> {
 #[cfg(test)]
 mod tests {
     use crate::config::{LoraConfig, TargetModules};
-    use crate::train::memory::tests::{model, workload};
+    use crate::train::budget::workload::tests::{model, workload};
 
     #[test]
     fn their_norms_and_outputs_are_planned_and_their_share_is_of_the_blocks() {

@@ -1,6 +1,7 @@
 //! The frozen weights in the memory of a step, and what is read or copied of them where they stay on disk or in host memory.
 
-use super::memory::{MemoryPlan, Workload};
+use super::memory::MemoryPlan;
+use super::workload::Workload;
 use crate::config::Residency;
 use crate::spec::{Block, LAYER_INPUT_PROJECTION, LAYER_INPUT_TABLE, is_of_expert};
 use crate::util::stats::{as_f64, as_u64};
@@ -131,7 +132,7 @@ mod tests {
     use crate::model::Storage;
     use crate::ops::place::place_on;
     use crate::spec::PerSite;
-    use crate::train::memory::tests::{model, workload};
+    use crate::train::budget::workload::tests::{model, workload};
 
     #[test]
     fn of_a_mixture_on_disk_the_experts_that_tokens_use_are_read() {
@@ -152,7 +153,7 @@ mod tests {
 
     #[test]
     fn blocks_that_stay_in_host_memory_are_planned_there_and_on_the_bus() {
-        let (config, selection) = model(include_str!("../../configs/smollm2-135m.json"), 16);
+        let (config, selection) = model(include_str!("../../../configs/smollm2-135m.json"), 16);
         let storage = Storage { residency: Residency::Host, ..Dtype::F32.into() };
         let on_gpu = Workload {
             storage,

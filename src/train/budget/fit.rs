@@ -4,7 +4,8 @@ use std::{fmt, iter};
 
 use serde::Serialize;
 
-use super::memory::{Component, MemoryPlan, Workload};
+use super::memory::{Component, MemoryPlan};
+use super::workload::Workload;
 use crate::config::{GradientCheckpointing, ObjectiveName, Residency};
 use crate::device::Dtype;
 use crate::insight::diagnosis::MEMORY_MARGIN;
@@ -155,6 +156,35 @@ pub fn that_fit(workload: &Workload<'_>, memories: Memories) -> Vec<Suggestion> 
     })
 }
 
+/// Ways to hold the base, the recipe's own first. Fewer bits change the model, and disks and buses are slow: these come last, and
+/// only where nothing else fits.
+fn storages(workload: &Workload<'_>, memories: Memories) -> impl Iterator<Item = Storage> {
+    let bf16 = (workload.storage == Dtype::F32.into()).then(|| Dtype::Bf16.into());
+    let nf4 = Quantisation { coding: Coding::Nf4, nested: false };
+    let is_whole = workload.storage.quantisation.is_none() && workload.config.quantisation.is_none();
+    let nf4 = is_whole.then_some(Storage { quantisation: Some(nf4), ..workload.storage });
+    let residency = if workload.place.is_host() { Residency::Mapped } else { Residency::Host };
+    let can_leave =
+        workload.storage.residency == Residency::Memory && !(workload.is_random && workload.place.is_host());
+    let elsewhere = can_leave.then_some(Storage { residency, ..workload.storage });
+    let both = nf4.zip(elsewhere).map(|(nf4, _)| Storage { residency, ..nf4 });
+    let parked_bytes = |storage| as_f64(Workload { storage, ..workload.clone() }.parked_base_bytes());
+    let has_room = |storage: &Storage| {
+        memories.host_bytes.is_some() || parked_bytes(*storage) <= USUAL_HOST_MEMORY * memories.device_bytes
+    };
+    let elsewhere = elsewhere.filter(has_room);
+    [Some(workload.storage), bf16, nf4, elsewhere, both].into_iter().flatten()
+}
+
+/// What is set for another storage.
+fn storage_settings(from: Storage, to: Storage) -> impl Iterator<Item = String> {
+    let residency = if to.residency == Residency::Mapped { "mapped" } else { "host" };
+    let dtype = (to.dtype != from.dtype).then(|| format!("model.dtype={}", to.dtype));
+    let quantisation = (to.quantisation != from.quantisation).then(|| "model.quantization=nf4".to_owned());
+    let residency = (to.residency != from.residency).then(|| format!("model.residency={residency}"));
+    [dtype, quantisation, residency].into_iter().flatten()
+}
+
 /// Combinations of storage and checkpointing. For each, `of_rows` turns the largest fitting number of rows into the
 /// number to use and its settings.
 fn suggestions(
@@ -166,43 +196,23 @@ fn suggestions(
         GradientCheckpointing::Auto => GradientCheckpointing::Off,
         given => given,
     };
-    let checkpointing = [own, GradientCheckpointing::On, GradientCheckpointing::Offload];
+    let is_useful = |choice: &_| *choice != GradientCheckpointing::Offload || !workload.place.is_host();
+    let others = [GradientCheckpointing::On, GradientCheckpointing::Offload].into_iter().filter(|other| *other != own);
+    let checkpointing: Vec<_> = iter::once(own).chain(others).filter(is_useful).collect();
     // A large chunk of logits only adds speed, so it is the first setting to reduce.
     let most_tokens = |chunk: LossChunk| chunk.most_tokens(workload.place, workload.head());
     let most = most_tokens(LossChunk::Auto);
     let has_large_chunk = most_tokens(workload.loss_chunk) > most;
     let loss_chunk = if has_large_chunk { LossChunk::Auto } else { workload.loss_chunk };
-    let bf16 = (workload.storage == Dtype::F32.into()).then(|| Dtype::Bf16.into());
-    let nf4 = Quantisation { coding: Coding::Nf4, nested: false };
-    let is_whole = workload.storage.quantisation.is_none() && workload.config.quantisation.is_none();
-    let nf4 = is_whole.then_some(Storage { quantisation: Some(nf4), ..workload.storage });
-    let (residency, name) =
-        if workload.place.is_host() { (Residency::Mapped, "mapped") } else { (Residency::Host, "host") };
-    let can_leave =
-        workload.storage.residency == Residency::Memory && !(workload.is_random && workload.place.is_host());
-    let elsewhere = can_leave.then_some(Storage { residency, ..workload.storage });
-    let both = nf4.zip(elsewhere).map(|(nf4, _)| Storage { residency, ..nf4 });
-    let parked_bytes = |storage| as_f64(Workload { storage, ..workload.clone() }.parked_base_bytes());
-    let has_room = |storage: &Storage| {
-        memories.host_bytes.is_some() || parked_bytes(*storage) <= USUAL_HOST_MEMORY * memories.device_bytes
-    };
-    let elsewhere = elsewhere.filter(has_room);
-    // Fewer bits change the model, and disks and buses are slow: these come last, and only where nothing else fits.
-    let storages = [Some(workload.storage), bf16, nf4, elsewhere, both];
     let rows_of_step = workload.rows * workload.gradient_accumulation_steps;
     let (mut found, mut seen) = (Vec::new(), Vec::new());
-    for storage in storages.into_iter().flatten() {
+    for storage in storages(workload, memories) {
         let is_last_resort =
             (storage.quantisation, storage.residency) != (workload.storage.quantisation, workload.storage.residency);
         if is_last_resort && !found.is_empty() {
             break;
         }
-        for (index, gradient_checkpointing) in checkpointing.into_iter().enumerate() {
-            let is_repeated = checkpointing[..index].contains(&gradient_checkpointing);
-            let is_useless = gradient_checkpointing == GradientCheckpointing::Offload && workload.place.is_host();
-            if is_repeated || is_useless {
-                continue;
-            }
+        for &gradient_checkpointing in &checkpointing {
             let with_rows = |rows| {
                 // Fewer rows at a time are as many in a step.
                 let passes = rows_of_step.div_ceil(rows).max(workload.gradient_accumulation_steps);
@@ -216,10 +226,7 @@ fn suggestions(
             let Some(most_rows) = largest(do_fit) else { continue };
             let mut settings = Vec::new();
             settings.extend(has_large_chunk.then(|| format!("train.loss_chunk_tokens={most}")));
-            let Storage { dtype, quantisation, residency } = workload.storage;
-            settings.extend((storage.dtype != dtype).then(|| format!("model.dtype={}", storage.dtype)));
-            settings.extend((storage.quantisation != quantisation).then(|| "model.quantization=nf4".to_owned()));
-            settings.extend((storage.residency != residency).then(|| format!("model.residency={name}")));
+            settings.extend(storage_settings(workload.storage, storage));
             if gradient_checkpointing != workload.gradient_checkpointing {
                 settings.push(format!("train.gradient_checkpointing={gradient_checkpointing}"));
             }

@@ -4,12 +4,12 @@ use crate::device::DeviceKind;
 use crate::lora::targets::Selection;
 use crate::ops::place::place_on;
 use crate::spec::ModelConfig;
-use crate::train::memory::tests as memory;
+use crate::train::budget::workload::tests as memory;
 
 const GIB: f64 = 1_073_741_824.0;
 
 fn model() -> (ModelConfig, Selection) {
-    memory::model(include_str!("../../../configs/smollm2-135m.json"), 8)
+    memory::model(include_str!("../../../../configs/smollm2-135m.json"), 8)
 }
 
 fn workload<'a>(config: &'a ModelConfig, selection: &'a Selection) -> Workload<'a> {
@@ -153,7 +153,7 @@ fn too_little_host_memory_beside_a_gpu_is_reported() {
 
 #[test]
 fn weights_elsewhere_are_suggested_where_nothing_else_fits() {
-    let (config, selection) = memory::model(include_str!("../../../configs/llama-3.1-8b.json"), 8);
+    let (config, selection) = memory::model(include_str!("../../../../configs/llama-3.1-8b.json"), 8);
     let on_cpu = Workload { rows: 1, row_length: 256, ..memory::workload(&config, &selection) };
     let on_cpu = Workload { storage: Dtype::Bf16.into(), precision: Precision::Bf16, ..on_cpu };
     let residency = |workload: &Workload<'_>, memories| {
@@ -171,7 +171,7 @@ fn weights_elsewhere_are_suggested_where_nothing_else_fits() {
     let beside = |host: f64| that_fit(&on_gpu, Memories { host_bytes: Some(host * GIB), ..of(6.0) });
     assert!(beside(8.0)[0].settings.starts_with("model.quantization=nf4 model.residency=host"), "{:?}", beside(8.0));
     assert_eq!(beside(4.0), []);
-    let (config, selection) = memory::model(include_str!("../../../configs/llama-3.1-70b.json"), 8);
+    let (config, selection) = memory::model(include_str!("../../../../configs/llama-3.1-70b.json"), 8);
     let on_gpu = Workload { config: &config, selection: &selection, ..on_gpu };
     // 129 GiB of blocks beside a GPU of 24 are not usual.
     let first = |host_bytes| that_fit(&on_gpu, Memories { host_bytes, ..of(24.0) }).remove(0).settings;
@@ -187,7 +187,7 @@ fn where_nothing_helps_that_is_said() {
     let (config, selection) = model();
     let text = shortage(&workload(&config, &selection), Memories::of_device(1e8), "this machine").unwrap();
     assert!(text.ends_with("a shorter data.max_length, a smaller model or a larger device"), "{text}");
-    let (config, selection) = memory::model(include_str!("../../../configs/smollm2-135m.json"), 100_000);
+    let (config, selection) = memory::model(include_str!("../../../../configs/smollm2-135m.json"), 100_000);
     let short = Workload { rows: 1, row_length: 64, ..workload(&config, &selection) };
     let text = shortage(&short, Memories::of_device(1e8), "this machine").unwrap();
     assert!(text.ends_with("take a smaller lora.r, or fewer lora.target_modules"), "{text}");

@@ -1,6 +1,7 @@
 //! The memory of adapters that start from the rows.
 
-use super::memory::{Component, F32, MemoryPlan, OF_A_RUN, Workload};
+use super::memory::{Component, MemoryPlan, OF_A_RUN};
+use super::workload::{F32, Workload};
 use crate::spec::SiteId;
 use crate::util::stats::{as_f64, as_u64};
 
@@ -38,7 +39,7 @@ impl Workload<'_> {
 mod tests {
     use super::*;
     use crate::config::GradientCheckpointing;
-    use crate::train::memory::tests::{model, workload};
+    use crate::train::budget::workload::tests::{model, workload};
 
     #[test]
     fn ranks_that_are_shared_out_are_counted_where_they_are_largest_and_a_start_where_it_is_larger_than_a_step() {
@@ -47,7 +48,7 @@ mod tests {
             let workload = workload(&config, &selection);
             Workload { eva_rho, gradient_checkpointing: GradientCheckpointing::On, ..workload }.plan()
         };
-        let smollm2 = include_str!("../../configs/smollm2-135m.json");
+        let smollm2 = include_str!("../../../configs/smollm2-135m.json");
         let [plain, equal, shared] = [None, Some(1.0), Some(2.0)].map(|rho| plan(smollm2, rho));
         assert_eq!(plain.components, equal.components);
         // Twice the rank for all feed-forward layers, and for half of those of queries and outputs.

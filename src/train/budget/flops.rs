@@ -1,10 +1,10 @@
 //! Floating-point operations that a step of LoRA needs, however it is computed: the numerator of MFU.
 
-use super::inputs::longest_sharing;
-use super::memory::Workload;
-use super::objective::needs;
+use super::workload::Workload;
 use crate::data::batch::{Batch, Document};
 use crate::spec::{Block, Heads, ModelConfig, Site, Sublayer};
+use crate::train::inputs::longest_sharing;
+use crate::train::objective::needs;
 use crate::util::stats::as_f64;
 
 /// Model FLOPs of forward and backward, as coefficients.

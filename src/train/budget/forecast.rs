@@ -1,11 +1,11 @@
 //! The number of steps of a run, and the mean size of a step.
 
 use super::flops::StepFlops;
-use super::schedule::{repeated, steps_per_epoch, total_steps};
 use crate::config::{EvalConfig, ObjectiveConfig, ObjectiveName, TrainConfig, num_evaluations};
 use crate::data::batch::Batch;
 use crate::data::dataset::{Cursor, Dataset};
 use crate::data::error::DataError;
+use crate::train::schedule::{repeated, steps_per_epoch, total_steps};
 use crate::util::stats::as_f64;
 
 /// The steps of a run, before it starts.
