@@ -47,8 +47,8 @@ pub struct TrainStep {
     accumulated: Accumulated,
     shared: Shared,
     pools: Pools,
-    /// The first micro-batch of the next step, where it is laid out, or found to be without target tokens.
-    ahead: Option<Option<Inputs>>,
+    /// The first micro-batch of the next step, where it is laid out.
+    ahead: Option<Inputs>,
 }
 
 /// What the micro-batches of the step in progress have left.
@@ -220,12 +220,12 @@ impl TrainStep {
 
     /// The same ahead of the step that [`lay_out_next`](Self::lay_out_next) will ask for it.
     pub(super) fn lay_out_ahead(&mut self, batch: Option<&Batch>) {
-        self.ahead = batch.map(|batch| self.lay_out(batch));
+        self.ahead = batch.and_then(|batch| self.lay_out(batch));
     }
 
     /// The same, if it was not laid out ahead.
     pub(super) fn lay_out_next(&mut self, batch: &Batch) -> Option<Inputs> {
-        self.ahead.take().unwrap_or_else(|| self.lay_out(batch))
+        self.ahead.take().or_else(|| self.lay_out(batch))
     }
 
     /// Whether what a token gets depends on its place among those of the micro-batch.
@@ -310,12 +310,12 @@ impl TrainStep {
         }
         if self.is_shared() {
             total.sum = sum(&read(std::mem::take(&mut numbers), "the loss"));
-            total = self.sum_over_ranks(total, num_own);
+            total = self.sum_over_ranks(&total, num_own);
         } else {
             self.accumulated.grads.keep_like(self.trained.adapters());
         }
         if total.target_tokens == 0 {
-            return StepOutcome::new(total, 0.0);
+            return StepOutcome::new(&total, 0.0);
         }
         let grads = &self.accumulated.grads;
         let has_grads = !grads.is_empty();
@@ -334,7 +334,7 @@ impl TrainStep {
         if !self.is_shared() {
             total.sum = sum(&numbers);
         }
-        StepOutcome::new(total, squares)
+        StepOutcome::new(&total, squares)
     }
 
     /// Queues the update, where the device can tell from `numbers` whether the gradients are to be used, and how.

@@ -10,13 +10,16 @@ use crate::data::sources::source_files;
 use crate::data::template::{ChatTemplate, TemplateError};
 use crate::data::tokenizer::Tokenizer;
 
+/// The files of a source, with its limit of rows.
+pub(super) type OpenedSource = (Option<RowLimit>, Vec<OpenedFile>);
+
 /// Opens the files of all sources, those to train on first, each with its limit of rows.
 pub(super) fn all_opened(
     config: &DataConfig,
     tokenizer: &Tokenizer,
     template: Option<&ChatTemplate>,
     options: &OpenOptions<'_>,
-) -> Result<Vec<(Option<RowLimit>, Vec<OpenedFile>)>, DataError> {
+) -> Result<Vec<OpenedSource>, DataError> {
     let mut opened = Vec::new();
     for (section, sources) in [("train", &config.train), ("eval", &config.eval)] {
         for (index, source) in sources.iter().enumerate() {

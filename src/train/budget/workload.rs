@@ -13,6 +13,7 @@ pub(super) const F32: usize = 4;
 
 /// The settings that determine the memory of a step.
 #[derive(Clone, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "settings, one by one")]
 pub struct Workload<'a> {
     /// Shape of the model.
     pub config: &'a ModelConfig,

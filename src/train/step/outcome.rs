@@ -24,8 +24,8 @@ pub struct StepOutcome {
 
 impl StepOutcome {
     /// The result of a step of this loss, with the sum of the squares of its gradient.
-    pub(super) fn new(loss: LossSum, squares: f64) -> Self {
-        let LossSum { sum, count, target_tokens, figures } = loss;
+    pub(super) fn new(loss: &LossSum, squares: f64) -> Self {
+        let LossSum { sum, count, target_tokens, figures } = *loss;
         if target_tokens == 0 {
             let skipped = Some(SkipReason::NoTargetTokens);
             return Self { loss: 0.0, grad_norm: 0.0, count, target_tokens, figures, skipped };

@@ -45,7 +45,7 @@ impl Shared {
     /// Where the gradients go of a backward of so many micro-batches, if it is this rank's last of the step.
     pub(super) fn exchange<'a>(&'a self, num_micro_batches: usize, trained: &'a Trained) -> Option<Exchange<'a>> {
         let (adapters, place) = (trained.adapters(), trained.optimizer.place());
-        (self.num_left == Some(num_micro_batches)).then(|| Exchange { ranks: &*self.ranks, adapters, place })
+        (self.num_left == Some(num_micro_batches)).then_some(Exchange { ranks: &*self.ranks, adapters, place })
     }
 
     /// Counts micro-batches that have had their backward.
@@ -106,9 +106,9 @@ impl TrainStep {
 
     /// Sums the gradients and the loss of the step in progress over all ranks, and what each says. `num_own` of its micro-batches are
     /// this rank's.
-    pub(super) fn sum_over_ranks(&mut self, loss: LossSum, num_own: u64) -> LossSum {
+    pub(super) fn sum_over_ranks(&mut self, loss: &LossSum, num_own: u64) -> LossSum {
         let Shared { ranks, says, num_of_others, start, own, of_ranks, .. } = &mut self.shared;
-        let mut numbers = StepSums { says: *says, loss }.pack();
+        let mut numbers = StepSums { says: *says, loss: *loss }.pack();
         let own = || RankFigures { busy_seconds: start.elapsed().as_secs_f64(), ..*own };
         let (adapters, place) = (self.trained.adapters(), self.trained.optimizer.place());
         *of_ranks = self.accumulated.grads.reduce(adapters, place, &mut **ranks, &mut numbers, own);

@@ -105,7 +105,7 @@ impl Tiles {
             (0x4b, prefix) => {
                 let (height, width) = (self.height(tile), self.width(tile));
                 for (i, row) in self.rows[tile].iter_mut().enumerate().take(height) {
-                    let memory = address + stride * i as i64;
+                    let memory = address + stride * i.cast_signed() as i64;
                     // SAFETY: a row of the tile lies there.
                     unsafe {
                         if prefix == 3 {
@@ -119,7 +119,7 @@ impl Tiles {
             (0x5c, 2) => self.multiply(tile, usize::from(low), other),
             _ => std::process::abort(),
         }
-        start + at as i64
+        start + at.cast_signed() as i64
     }
 
     /// `tdpbf16ps`.
