@@ -113,7 +113,7 @@ unsafe impl GlobalAlloc for BySize {
                 if is_small(layout) {
                     MiMalloc.realloc(pointer, layout, size)
                 } else {
-                    System.realloc(pointer, layout, size)
+                    in_huge_pages(System.realloc(pointer, layout, size), new)
                 }
             };
         }

@@ -63,7 +63,7 @@ pub(super) fn look() -> Section {
 /// How the kernels multiply what `train.precision = "bf16"` rounds.
 fn bf16_products(features: &[&str]) -> &'static str {
     if device::has_bf16_tiles() {
-        "in tiles (AMX), faster than f32"
+        "in tiles (AMX)"
     } else if device::has_bf16_pairs() {
         "in pairs, faster than f32"
     } else if features.contains(&"AVX-512 BF16") {

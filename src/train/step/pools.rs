@@ -23,18 +23,20 @@ impl Pools {
     /// Before a micro-batch of so many tokens. The pools of a GPU make pages as large as the largest tensor so far: were that one of
     /// a later block or the logits, the pages until then would be of no use to it.
     pub(super) fn make_first_page(&self, model: &Model, chunk: LossChunk, tokens: usize) {
-        if self.first_page.set(()).is_err() || model.place().is_host() {
+        if model.place().is_host() {
             return;
         }
-        let (place, head) = (model.place(), model.lm_head.dims());
-        let rows = chunk.most_tokens(place, head).min(LossChunk::Auto.most_tokens(place, head));
-        let logits = Some(rows * head[0]).filter(|numbers| numbers * model.compute.size() <= MOST_LOGITS_BYTES);
-        let widest = model.config.blocks.iter().map(|block| block.widest_activation(place.stacks_weights())).max();
-        let numbers = (tokens * widest.unwrap_or_default()).max(logits.unwrap_or_default());
-        let largest = Tensor::<1>::zeros([numbers], (&model.device(), model.compute));
-        // Else it is dropped before it is made. What fails here fails again where a result is read.
-        drop(model.device().sync());
-        drop(largest);
+        self.first_page.get_or_init(|| {
+            let (place, head) = (model.place(), model.lm_head.dims());
+            let rows = chunk.most_tokens(place, head).min(LossChunk::Auto.most_tokens(place, head));
+            let logits = Some(rows * head[0]).filter(|numbers| numbers * model.compute.size() <= MOST_LOGITS_BYTES);
+            let widest = model.config.blocks.iter().map(|block| block.widest_activation(place.stacks_weights())).max();
+            let numbers = (tokens * widest.unwrap_or_default()).max(logits.unwrap_or_default());
+            let largest = Tensor::<1>::zeros([numbers], (&model.device(), model.compute));
+            // Else it is dropped before it is made. What fails here fails again where a result is read.
+            drop(model.device().sync());
+            drop(largest);
+        });
     }
 
     /// The host memory in which block inputs wait.

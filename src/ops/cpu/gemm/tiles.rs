@@ -71,7 +71,7 @@ pub(super) unsafe fn multiply(product: ProductInto<'_, u32>) {
         from += k;
     }
     // SAFETY: the machine has tiles.
-    unsafe { asm!("tilerelease", options(nomem, nostack, preserves_flags)) };
+    unsafe { asm!("tilerelease", options(nostack, preserves_flags)) };
 }
 
 /// All rows and columns, for `steps` times the depth of the shape. The right operand of two tiles' width stays in the
@@ -178,6 +178,14 @@ impl Block {
                 b_bytes = in(reg) self.b_bytes,
                 b_step = in(reg) SIDE * self.b_bytes,
                 steps = inout(reg) self.steps => _,
+                out("tmm0") _,
+                out("tmm1") _,
+                out("tmm2") _,
+                out("tmm3") _,
+                out("tmm4") _,
+                out("tmm5") _,
+                out("tmm6") _,
+                out("tmm7") _,
                 options(nostack),
             );
         }
@@ -216,6 +224,9 @@ impl Block {
                 b_bytes = in(reg) self.b_bytes,
                 b_step = in(reg) SIDE * self.b_bytes,
                 steps = inout(reg) self.steps => _,
+                out("tmm0") _,
+                out("tmm4") _,
+                out("tmm6") _,
                 options(nostack),
             );
         }
