@@ -20,10 +20,10 @@ const MAPPED: i32 = 32 << 20;
 #[cfg(target_env = "gnu")]
 const MAPPED_WHILE_READING: i32 = 128 << 10;
 
-/// Pieces from this size on should lie in [`HUGE_PAGE`]s: a product of a few milliseconds otherwise waits for the addresses of
-/// hundreds of small pages, longest in a virtual machine.
+/// Pieces from this size on lie in [`HUGE_PAGE`]s, but for their ends: a product of a few milliseconds otherwise waits for the
+/// addresses of hundreds of small pages, longest in a virtual machine. Smaller ones would take memory that no plan counts.
 #[cfg(target_os = "linux")]
-const LARGE: usize = 1 << 20;
+const LARGE: usize = 4 << 20;
 
 #[cfg(target_os = "linux")]
 const HUGE_PAGE: usize = 2 << 20;
@@ -73,14 +73,14 @@ fn is_small(layout: Layout) -> bool {
     layout.size() <= SMALL
 }
 
-/// Asks for huge pages under a large piece, and for what else lies in the first and the last of them. A refusal changes nothing.
+/// Asks for huge pages inside a large piece. A refusal changes nothing.
 fn in_huge_pages(piece: *mut u8, layout: Layout) -> *mut u8 {
     #[cfg(target_os = "linux")]
     if layout.size() >= LARGE && !piece.is_null() {
-        let before = piece.addr() % HUGE_PAGE;
-        let len = (before + layout.size()).next_multiple_of(HUGE_PAGE);
-        // SAFETY: advice on pages changes no content, whoever has them.
-        unsafe { libc::madvise(piece.wrapping_sub(before).cast(), len, libc::MADV_HUGEPAGE) };
+        let skipped = piece.align_offset(HUGE_PAGE);
+        let whole = layout.size().saturating_sub(skipped) / HUGE_PAGE * HUGE_PAGE;
+        // SAFETY: whole pages inside the piece, whose content advice does not change.
+        unsafe { libc::madvise(piece.wrapping_add(skipped).cast(), whole, libc::MADV_HUGEPAGE) };
     }
     piece
 }
