@@ -30,6 +30,8 @@ use burn::tensor::{Device, Tensor};
 use crate::util::files;
 use crate::util::panics::guarded;
 
+#[cfg(all(test, target_arch = "x86_64"))]
+pub(crate) use cpu::processor_has_tiles;
 pub use cpu::{
     cpu_features, cpu_model_name, has_avx512, has_bf16_pairs, has_bf16_products, has_bf16_tiles, num_cpu_threads,
 };

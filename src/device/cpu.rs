@@ -76,6 +76,12 @@ fn bf16_pairs_pay() -> bool {
     false
 }
 
+/// Whether the processor has tiles that this process may use, whatever is left out.
+#[cfg(all(test, target_arch = "x86_64"))]
+pub(crate) fn processor_has_tiles() -> bool {
+    tiles::are_usable()
+}
+
 /// Whether the processor has instructions for pairs of bfloat16, and AVX-512 is used.
 fn has_bf16_instructions() -> bool {
     #[cfg(target_arch = "x86_64")]

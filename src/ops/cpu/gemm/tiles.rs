@@ -242,7 +242,7 @@ mod tests {
 
     use super::super::super::reference::{assert_close, matmul_f64, random};
     use super::*;
-    use crate::device::has_bf16_tiles;
+    use crate::device::processor_has_tiles;
 
     /// Numbers and their pairs along a row, in rows of `words`.
     fn rows_of_pairs(rows: usize, words: usize, seed: u64) -> (Vec<f32>, Vec<u32>) {
@@ -258,7 +258,7 @@ mod tests {
     /// Every remainder of rows, columns and depths, both ways of laying out the left operand, with and without a second one.
     #[test]
     fn tiles_multiply_ragged_shapes_as_f64_does() {
-        if !has_bf16_tiles() {
+        if !processor_has_tiles() {
             emulator::install();
         }
         for [m, n, k, then_k] in
