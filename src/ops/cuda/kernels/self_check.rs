@@ -508,7 +508,7 @@ fn loss(device: &Device, dtype: DType) -> Result<Results, String> {
     let head = Weight::new(numbers([1000, 64], 1, device).cast(dtype));
     let hidden = numbers([64, 64], 2, device).cast(dtype);
     let targets: Vec<_> = (0..64).map(|i| i * 13).collect();
-    let found = linear_cross_entropy(
+    let (losses, grads) = linear_cross_entropy(
         place_of(device, dtype),
         &hidden,
         Head { weight: &head, rows: None, inputs: None, soft_cap: None },
@@ -516,7 +516,7 @@ fn loss(device: &Device, dtype: DType) -> Result<Results, String> {
         0.5,
         LossChunk::Auto,
     );
-    read([("losses", &found.losses.unsqueeze_dim(1)), ("dhidden", &found.grads.dhidden)])
+    read([("losses", &losses.unsqueeze_dim(1)), ("dhidden", &grads.dhidden)])
 }
 
 /// What the factor of these numbers makes of some states, where the host knows it.
