@@ -2,8 +2,9 @@
 # Runs the CUDA build on a machine without a GPU, on a stand-in for the driver that executes its kernels on the processor
 # (tests/cuda_stand_in), and holds what it computes against the CPU's, and what it asks of the driver against bounds.
 #
-# usage: scripts/cuda_without_gpu.sh [--build] [--tests] [--full] [--only NAME...] [--json FILE] [BINARY]
+# usage: scripts/cuda_without_gpu.sh [--prepare] [--build] [--tests] [--full] [--only NAME...] [--json FILE] [BINARY]
 #
+#   --prepare  only fetch what the checks need
 #   --build   build the binary, also where BINARY is there; without BINARY it is always built
 #   --tests   run the library's own tests of this device first (tests/cubecl.rs)
 #   --full    all checks, also those that take long from nothing: about an hour instead of ten minutes
@@ -23,28 +24,31 @@ requirements=("$root"/scripts/requirements-{cuda,kernels}.txt)
 venv="$cache/cuda-venv"
 
 features=${LORA_TRAIN_GPU_FEATURES:-cuda}
-build= tests= binary= passed=()
+prepare= build= tests= binary= passed=()
 while [ $# -gt 0 ]; do
     case $1 in
+        --prepare) prepare=yes ;;
         --build) build=yes ;;
         --tests) tests=yes ;;
         --json) passed+=("$1" "$(realpath -m "$2")"); shift ;;
-        --help | -h) sed -n '2,17s/^# \{0,1\}//p' "$0"; exit 0 ;;
+        --help | -h) sed -n '2,18s/^# \{0,1\}//p' "$0"; exit 0 ;;
         *) if [ -f "$1" ]; then binary=$(realpath "$1"); else passed+=("$1"); fi ;;
     esac
     shift
 done
-
-if [ -n "$build" ] || [ -z "$binary" ]; then
-    (cd "$root" && cargo build --release --locked --features "$features" --bin lora-train)
-    binary=${binary:-${CARGO_TARGET_DIR:-$root/target}/release/lora-train}
-fi
 
 if ! cmp -s <(cat "${requirements[@]}") "$venv/installed-requirements"; then
     python3 -m venv "$venv"
     "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "${requirements[@]/#/--requirement=}"
     cat "${requirements[@]}" >"$venv/installed-requirements"
 fi
+[ -z "$prepare" ] || exit 0
+
+if [ -n "$build" ] || [ -z "$binary" ]; then
+    (cd "$root" && cargo build --release --locked --features "$features" --bin lora-train)
+    binary=${binary:-${CARGO_TARGET_DIR:-$root/target}/release/lora-train}
+fi
+
 toolkit=$(echo "$venv"/lib/python3*/site-packages/nvidia/cu13)
 
 # The stand-in itself, on small kernels with known results.
