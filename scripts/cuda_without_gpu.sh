@@ -13,7 +13,7 @@
 #
 # Compiled kernels, and NVIDIA's packages from PyPI (half a gigabyte), are kept in $LORA_TRAIN_CI_CACHE
 # (default: ~/.cache/lora-train-ci). Needs Python with venv, a C compiler, and Open MPI's mpirun for two ranks.
-# $LORA_TRAIN_GPU_FEATURES (default: cuda) names the features of builds.
+# $LORA_TRAIN_GPU_BUILD (default: --features cuda) is what cargo is told of builds.
 #
 # Exit code: 0 if every check held, 1 if one did not.
 set -euo pipefail
@@ -23,7 +23,7 @@ cache="${LORA_TRAIN_CI_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/lora-train-ci}"
 requirements=("$root"/scripts/requirements-{cuda,kernels}.txt)
 venv="$cache/cuda-venv"
 
-features=${LORA_TRAIN_GPU_FEATURES:-cuda}
+read -ra asked <<<"${LORA_TRAIN_GPU_BUILD:---features cuda}"
 prepare= build= tests= binary= passed=()
 while [ $# -gt 0 ]; do
     case $1 in
@@ -45,7 +45,7 @@ fi
 [ -z "$prepare" ] || exit 0
 
 if [ -n "$build" ] || [ -z "$binary" ]; then
-    (cd "$root" && cargo build --release --locked --features "$features" --bin lora-train)
+    (cd "$root" && cargo build --release --locked "${asked[@]}" --bin lora-train)
     binary=${binary:-${CARGO_TARGET_DIR:-$root/target}/release/lora-train}
 fi
 
@@ -64,7 +64,7 @@ if [ -n "$tests" ]; then
     runner+=" CUBECL_AUTOTUNE_LEVEL=0 LORA_TRAIN_CACHE=$work/cache/tests"
     # On one core; the other tests our own kernels meanwhile.
     (cd "$root" && CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER="$runner" \
-        cargo test --release --locked --features "$features" --test cubecl -- --ignored --test-threads 1) &
+        cargo test --release --locked "${asked[@]}" --test cubecl -- --ignored --test-threads 1) &
     tests=$!
 fi
 
