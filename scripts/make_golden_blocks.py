@@ -38,7 +38,7 @@ def library() -> ctypes.CDLL:
     return found
 
 
-def rows(draw: np.random.Generator) -> np.ndarray:
+def rows(draw: np.random.Generator, importance: np.ndarray) -> np.ndarray:
     """A row of each kind."""
 
     def normal(scale=1.0):
@@ -47,12 +47,22 @@ def rows(draw: np.random.Generator) -> np.ndarray:
     def by_groups(of, length):
         return np.repeat(of, length)
 
+    def by_columns(small):
+        made = np.full((16, 32), -0.0)
+        for group, weights in zip(made, importance.reshape(16, 32)):
+            some, none = np.flatnonzero(weights), np.flatnonzero(weights == 0)
+            group[draw.choice(none, 1)] = -draw.uniform(1, 2)
+            group[draw.choice(some, min(1, len(some)))] = small * draw.uniform(0.5, 2)
+        return made.reshape(-1)
+
     some = draw.random(WIDTH)
     kinds = [
         normal(0.02), normal(0.02), draw.standard_t(2, WIDTH) * 0.02, draw.uniform(-1, 1, WIDTH),
         # Few large numbers, few numbers, groups of zeros, zeros of either sign, nothing.
         np.where(some < 0.01, normal(50.0), normal(0.02)), np.where(some < 0.05, normal(), 0.0),
         normal() * by_groups(draw.random(32) < 0.5, 16), np.where(some < 0.5, -0.0, np.where(some > 0.99, normal(), 0.0)), np.zeros(WIDTH),
+        # Zeros below 0, a small number, and a large one in a column without importance.
+        by_columns(-0.002), by_columns(-0.03), np.where(some < 0.04, -np.abs(normal()) * 10.0 ** draw.uniform(-5, 1, WIDTH), -0.0),
         # Of one sign, nearly constant, constant.
         -np.abs(normal()), np.abs(normal()), -1 - normal(1e-6) ** 2, by_groups(normal()[:16], 32) + normal(1e-6), by_groups(normal()[:16], 32),
         # Ties.
@@ -71,10 +81,10 @@ def main() -> None:
     if len(sys.argv) != 2:
         sys.exit(__doc__)
     draw, ggml = np.random.default_rng(7), library()
-    numbers = rows(draw)
-    importance = (np.exp(draw.normal(size=WIDTH)) * (draw.random(WIDTH) < 0.9)).astype(np.float32)
+    importance = (np.exp(draw.normal(size=WIDTH)) * (draw.random(WIDTH) < 0.7)).astype(np.float32)
     # A group of columns that no input reaches.
     importance[96:128] = 0
+    numbers = rows(draw, importance)
 
     def encoded(kind, weights):
         code, length, size = TYPES[kind]

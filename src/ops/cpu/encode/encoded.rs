@@ -142,12 +142,11 @@ impl Encoded {
     pub(super) fn decoded(&self, num_groups: usize) -> [OfGroups; 2] {
         let mut decoded = [[[0.0; MAX_LANES]; MAX_GROUPS]; 2];
         let units = self.units_at().map(|at| self.floats(at));
-        for group in 0..num_groups {
+        let [scales, minimums] = &mut decoded;
+        for (group, (scales, minimums)) in scales.iter_mut().zip(minimums).enumerate().take(num_groups) {
             for lane in 0..self.lanes {
-                let integers = self.integers(group, lane);
-                for i in 0..2 {
-                    decoded[i][group][lane] = units[i][lane] * integers[i];
-                }
+                let [scale, minimum] = self.integers(group, lane);
+                (scales[lane], minimums[lane]) = (units[0][lane] * scale, units[1][lane] * minimum);
             }
         }
         decoded

@@ -17,17 +17,19 @@ const MAX_GROUP_LEN: usize = 32;
 /// Encodes the blocks of a tile; with `keep_scales` under the scales and minimums that are encoded already.
 #[inline(always)]
 pub(super) fn encode<S: Simd>(tile: &Tile<S>, to: &mut Encoded, keep_scales: bool) {
-    let num_groups = LEN / group_len(to.kind);
-    let exact = if keep_scales {
-        None
-    } else {
-        match to.kind {
-            GgufType::Q2_K | GgufType::Q4_K | GgufType::Q5_K => with_minimums(tile, to),
-            GgufType::Q3_K | GgufType::Q6_K => signed(tile, to),
-            _ => of_table(tile, to),
+    let exact = match to.kind {
+        _ if keep_scales => None,
+        GgufType::IQ4_XS => Some(of_table(tile, to)),
+        GgufType::Q3_K | GgufType::Q6_K => {
+            signed(tile, to);
+            None
+        }
+        _ => {
+            with_minimums(tile, to);
+            None
         }
     };
-    let [scales, minimums] = to.decoded(num_groups);
+    let [scales, minimums] = to.decoded(LEN / group_len(to.kind));
     choose_codes(tile, to, exact.as_ref().unwrap_or(&scales), &minimums);
     to.pack();
 }
@@ -62,17 +64,18 @@ fn store<S: Simd>(simd: S, codes: &[Row<S>], to: &mut [Bytes]) {
 
 /// `x = scale * code - minimum`: `Q2_K`, `Q4_K`, `Q5_K`.
 #[inline(always)]
-fn with_minimums<S: Simd>(tile: &Tile<S>, to: &mut Encoded) -> Option<OfGroups> {
+fn with_minimums<S: Simd>(tile: &Tile<S>, to: &mut Encoded) {
     let simd = tile.simd;
     let len = group_len(to.kind);
     let num = LEN / len;
     let is_q2 = to.kind == GgufType::Q2_K;
-    let (top, top_scale, candidates) = match to.kind {
-        GgufType::Q2_K => (3.0, 15, Candidates { start: -0.5, step: 0.1, num_steps: 15, absolute: true }),
-        GgufType::Q4_K => (15.0, 63, Candidates { start: -1.0, step: 0.1, num_steps: 20, absolute: false }),
-        _ => (31.0, 63, Candidates { start: -0.5, step: 0.1, num_steps: 15, absolute: false }),
+    let (top, top_scale, (start, num_steps, absolute)) = match to.kind {
+        GgufType::Q2_K => (3.0, 15, (-0.5, 15, true)),
+        GgufType::Q4_K => (15.0, 63, (-1.0, 20, false)),
+        _ => (31.0, 63, (-0.5, 15, false)),
     };
-    let candidates = if tile.is_weighted { MANY } else { candidates };
+    let few = Candidates { start, step: 0.1, num_steps, absolute, bounded: false };
+    let candidates = if tile.is_weighted { MANY } else { few };
     let mean_square = mean_square(tile, if is_q2 { 1.0 } else { 2.0 });
     let [mut scales, mut minimums, mut sums] = [[Row::<S>::zeroed(); MAX_GROUPS]; 3];
     let [mut weights, mut codes] = [[Row::<S>::zeroed(); MAX_GROUP_LEN]; 2];
@@ -101,7 +104,11 @@ fn with_minimums<S: Simd>(tile: &Tile<S>, to: &mut Encoded) -> Option<OfGroups> 
         let unit = if tile.is_weighted {
             let codes = &mut codes[..num];
             let unit = scale_of_scales(simd, &found[..num], &sums[..num], f32::from(top_scale), codes);
-            store(simd, codes, integers);
+            // Some fields have no room for what is beyond their top; ggml looks after those of one type.
+            let bound = Lanes::splat(simd, if to.kind == GgufType::Q5_K { 63.0 } else { 255.0 });
+            for (to, code) in integers.iter_mut().zip(codes.iter()) {
+                *to = Lanes::new(simd, *code).min(bound).bytes();
+            }
             unit.numbers()
         } else {
             largest_is_top(&found.map(|row| Lanes::new(simd, row).numbers()), top_scale, to.lanes, integers)
@@ -109,7 +116,6 @@ fn with_minimums<S: Simd>(tile: &Tile<S>, to: &mut Encoded) -> Option<OfGroups> 
         to.set_floats(at, &unit);
     }
     to.set_integers(&integers[0], &integers[1]);
-    None
 }
 
 /// Scales as multiples of a unit, of which the largest has `top`.
@@ -131,7 +137,7 @@ fn largest_is_top(scales: &OfGroups, top: u8, lanes: usize, integers: &mut [Byte
 
 /// `x = scale * (code - half)`, scales of either sign: `Q3_K`, `Q6_K`.
 #[inline(always)]
-fn signed<S: Simd>(tile: &Tile<S>, to: &mut Encoded) -> Option<OfGroups> {
+fn signed<S: Simd>(tile: &Tile<S>, to: &mut Encoded) {
     const GROUP_LEN: usize = 16;
     let simd = tile.simd;
     let is_q3 = to.kind == GgufType::Q3_K;
@@ -166,7 +172,6 @@ fn signed<S: Simd>(tile: &Tile<S>, to: &mut Encoded) -> Option<OfGroups> {
     };
     to.set_floats(to.units_at()[0], &unit);
     to.set_integers(&integers, &integers);
-    None
 }
 
 /// The scale of largest magnitude, the first of several.
@@ -203,15 +208,15 @@ fn largest_is_lowest(scales: &OfGroups, to: &mut Encoded, integers: &mut [Bytes;
 /// `x = scale * entry of a table`: `IQ4_XS`. Gives the scales of the groups before their unit is rounded, under which ggml chooses
 /// the codes.
 #[inline(always)]
-fn of_table<S: Simd>(tile: &Tile<S>, to: &mut Encoded) -> Option<OfGroups> {
+fn of_table<S: Simd>(tile: &Tile<S>, to: &mut Encoded) -> OfGroups {
     let simd = tile.simd;
     let mean_square = mean_square(tile, 2.0);
     let mut scales = [[0.0; MAX_LANES]; MAX_GROUPS];
     let mut weights = [Row::<S>::zeroed(); MAX_GROUP_LEN];
-    for group in 0..LEN / MAX_GROUP_LEN {
+    for (group, scale) in scales[..LEN / MAX_GROUP_LEN].iter_mut().enumerate() {
         let first = group * MAX_GROUP_LEN;
         tile.weigh(first, mean_square, &mut weights);
-        scales[group] = table_scale(simd, &tile.x[first..][..MAX_GROUP_LEN], &weights).numbers();
+        *scale = table_scale(simd, &tile.x[first..][..MAX_GROUP_LEN], &weights).numbers();
     }
     let mut integers = [[0; MAX_LANES]; MAX_GROUPS];
     let mut units = [0.0; MAX_LANES];
@@ -227,7 +232,7 @@ fn of_table<S: Simd>(tile: &Tile<S>, to: &mut Encoded) -> Option<OfGroups> {
     }
     to.set_floats(0, &units);
     to.set_integers(&integers, &integers);
-    Some(scales)
+    scales
 }
 
 /// The codes nearest to the numbers under the scales of their groups; under a scale of 0 those that are there stay.

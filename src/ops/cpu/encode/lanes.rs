@@ -28,6 +28,9 @@ pub(super) type Numbers = [f32; MAX_LANES];
 /// 1.5 * 2^23: its sum with a small number holds the nearest integer, ties to even, in its lowest bits.
 const ROUND: f32 = 12_582_912.0;
 
+/// 2^23: from here on, the bits of a float are those of an integer.
+const UNIT: f32 = 8_388_608.0;
+
 /// The nearest integer in the lowest 23 bits of the sum with [`ROUND`], whatever the number, as ggml takes it.
 #[inline(always)]
 pub(super) fn nearest(x: f32) -> i32 {
@@ -116,8 +119,8 @@ impl<S: Simd> Lanes<S> {
     #[inline(always)]
     pub(super) fn less(self, other: Self) -> Mask<S> {
         let mut mask = [self.simd.less_than_f32s(self.row[0], other.row[0]); VECTORS];
-        for i in 1..VECTORS {
-            mask[i] = self.simd.less_than_f32s(self.row[i], other.row[i]);
+        for (mask, (one, other)) in mask.iter_mut().zip(self.row.into_iter().zip(other.row)) {
+            *mask = self.simd.less_than_f32s(one, other);
         }
         Mask(self.simd, mask)
     }
@@ -125,8 +128,8 @@ impl<S: Simd> Lanes<S> {
     #[inline(always)]
     pub(super) fn equal(self, other: Self) -> Mask<S> {
         let mut mask = [self.simd.equal_f32s(self.row[0], other.row[0]); VECTORS];
-        for i in 1..VECTORS {
-            mask[i] = self.simd.equal_f32s(self.row[i], other.row[i]);
+        for (mask, (one, other)) in mask.iter_mut().zip(self.row.into_iter().zip(other.row)) {
+            *mask = self.simd.equal_f32s(one, other);
         }
         Mask(self.simd, mask)
     }
@@ -146,13 +149,25 @@ impl<S: Simd> Lanes<S> {
     /// As [`nearest`], as a float.
     #[inline(always)]
     pub(super) fn near(self) -> Self {
+        self.low_bits(0x7f_ffff) - Self::splat(self.simd, ROUND)
+    }
+
+    /// The lowest byte of an integer.
+    #[inline(always)]
+    pub(super) fn low_byte(self) -> Self {
+        self.low_bits(0xff) - Self::splat(self.simd, UNIT)
+    }
+
+    /// [`UNIT`] plus those of the lowest bits of the sum with [`ROUND`] that are in `mask`.
+    #[inline(always)]
+    fn low_bits(self, mask: u32) -> Self {
         let simd = self.simd;
         let mut sum = self + Self::splat(simd, ROUND);
         for vector in &mut sum.row {
-            let bits = simd.and_u32s(simd.transmute_u32s_f32s(*vector), simd.splat_u32s(0x7f_ffff));
-            *vector = simd.transmute_f32s_u32s(simd.or_u32s(bits, simd.splat_u32s(0x4b00_0000)));
+            let bits = simd.and_u32s(simd.transmute_u32s_f32s(*vector), simd.splat_u32s(mask));
+            *vector = simd.transmute_f32s_u32s(simd.or_u32s(bits, simd.splat_u32s(UNIT.to_bits())));
         }
-        sum - Self::splat(simd, ROUND)
+        sum
     }
 
     /// The lowest bytes of integers.

@@ -41,10 +41,14 @@ pub(super) struct Candidates {
     pub(super) num_steps: usize,
     /// Errors are absolute ones instead of squares.
     pub(super) absolute: bool,
+    /// Codes of candidates are brought between their bounds before they are rounded, not after. It makes a difference where the
+    /// best offset so far is the largest number: what is beyond all bounds is no integer.
+    pub(super) bounded: bool,
 }
 
 /// With an importance of each column.
-pub(super) const MANY: Candidates = Candidates { start: -0.9, step: 0.05, num_steps: 36, absolute: false };
+pub(super) const MANY: Candidates =
+    Candidates { start: -0.9, step: 0.05, num_steps: 36, absolute: false, bounded: true };
 
 /// The number of largest magnitude, the first of several.
 #[inline(always)]
@@ -61,6 +65,12 @@ pub(super) fn largest<S: Simd>(simd: S, x: &[Row<S>]) -> Lanes<S> {
 #[inline(always)]
 fn code<S: Simd>(inverse: Lanes<S>, x: Lanes<S>, [lowest, highest]: [Lanes<S>; 2]) -> Lanes<S> {
     (inverse * x).near().max(lowest).min(highest)
+}
+
+/// As [`code`], for a candidate of several.
+#[inline(always)]
+fn candidate_code<S: Simd>(inverse: Lanes<S>, x: Lanes<S>, bounds: [Lanes<S>; 2], bounded: bool) -> Lanes<S> {
+    if bounded { bounds[0].max(inverse * x).min(bounds[1]).near() } else { code(inverse, x, bounds) }
 }
 
 #[inline(always)]
@@ -115,13 +125,13 @@ search! {
             let x = row(x);
             best = best + row(w) * penalty(scale * code(inverse, x - low, bounds) + low - x, candidates);
         }
-        let mut offset = low;
+        let (mut offset, mut is_candidate) = (low, zero.less(zero));
         for step in 0..=candidates.num_steps {
             let tried = splat(candidates.start + candidates.step * step as f32 + top) / (high - low);
             let (mut sum_l, mut sum_ll, mut sum_lx) = (zero, zero, zero);
             for ((x, w), l) in x.iter().zip(weights).zip(codes.iter_mut()) {
                 let x = row(x);
-                let code = code(tried, x - low, bounds);
+                let code = candidate_code(tried, x - low, bounds, candidates.bounded);
                 let weighted = row(w) * code;
                 sum_l = sum_l + weighted;
                 sum_ll = sum_ll + weighted * code;
@@ -143,9 +153,12 @@ search! {
             scale = better.select(slope, scale);
             (inverse, offset) = (better.select(tried, inverse), better.select(low, offset));
             low = better.select(start, low);
+            is_candidate = is_candidate.or(better);
         }
         for (x, l) in x.iter().zip(codes) {
-            *l = spread.select(code(inverse, row(x) - offset, bounds), zero).row;
+            let x = row(x) - offset;
+            let found = candidate_code(inverse, x, bounds, candidates.bounded);
+            *l = spread.select(is_candidate.select(found, code(inverse, x, bounds)), zero).row;
         }
         let minimum = spread.select(low, lowest);
         [spread.select(scale, zero), minimum.negated()]
@@ -212,6 +225,7 @@ search! {
 
 search! {
     /// `scale` with the least weighted squares of `x = scale * code` for numbers from 0 on, codes from 0 to `top` (`make_qp_quants`).
+    /// ggml keeps them in bytes: the code of a negative number, which a search of scales rarely gives, is beyond `top`.
     fn scale_of_scales<S>(
         simd,
         x: &'a [Row<S>],
@@ -234,7 +248,7 @@ search! {
                 let x = Lanes::new(simd, *x);
                 // The first of these codes is a byte before it meets its bound.
                 let code = (tried * x).near();
-                let code = if step == 0 { byte(simd, code) } else { code.min(splat(top)) };
+                let code = if step == 0 { code.low_byte() } else { code.min(splat(top)) };
                 let error = x - scale * code;
                 sum = sum + Lanes::new(simd, *w) * error * error;
             }
@@ -254,12 +268,6 @@ search! {
         }
         scale
     }
-}
-
-/// A negative code, which only a negative number of a [`scale_of_scales`] has, as a byte.
-#[inline(always)]
-fn byte<S: Simd>(simd: S, code: Lanes<S>) -> Lanes<S> {
-    code.less(Lanes::splat(simd, 0.0)).select(code + Lanes::splat(simd, 256.0), code)
 }
 
 /// What [`settle`] moves.
@@ -287,7 +295,7 @@ fn settle<S: Simd>(
         let (x, w, code) = (Lanes::new(simd, *x), Lanes::new(simd, *w), Lanes::new(simd, *l));
         (sum_lx, sum_ll) = (sum_lx + w * x * code, sum_ll + w * code * code);
         if kind == Codes::Bytes {
-            *l = byte(simd, code).row;
+            *l = code.low_byte().row;
         }
     }
     let mut live = zeros.not();
@@ -301,7 +309,7 @@ fn settle<S: Simd>(
             let some = zero.less(if kind == Codes::Bytes { ll } else { new_ll });
             let better = (sum_lx * sum_lx * new_ll).less(new_lx * new_lx * sum_ll).and(new.equal(old).not());
             let better = live.and(zero.less(lx)).and(some).and(better);
-            let stored = if kind == Codes::Bytes { byte(simd, new) } else { new };
+            let stored = if kind == Codes::Bytes { new.low_byte() } else { new };
             *l = better.select(stored, old).row;
             (sum_lx, sum_ll) = (better.select(new_lx, sum_lx), better.select(new_ll, sum_ll));
             changed = changed.or(better);
