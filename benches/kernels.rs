@@ -14,7 +14,7 @@ use std::time::Duration;
 use burn::tensor::{DType, Device, Tensor};
 use criterion::measurement::WallTime;
 use criterion::{BenchmarkGroup, Criterion, criterion_group, criterion_main};
-use lora_train::ops::adamw::{State, Update, adamw};
+use lora_train::ops::adamw::{AdamState, Update, adamw};
 use lora_train::ops::attention::{AttentionInputs, Heads, attention, attention_backward};
 use lora_train::ops::cross_entropy::{Head, LossChunk, linear_cross_entropy};
 use lora_train::ops::kernels::Place;
@@ -193,7 +193,7 @@ fn element_wise(bench: &mut Bench<'_>, config: &ModelConfig) {
         Update { learning_rate: 1e-4, betas: [0.9, 0.999], eps: 1e-8, weight_decay: 0.0, step: 3, grad_scale: 1.0 };
     let grad = filled(shape, 5, &device);
     let [parameter, m, v] = [6, 7, 8].map(|seed| filled(shape, seed, &device));
-    let mut state = Some(State { parameter, m, v: v.square() });
+    let mut state = Some(AdamState { parameter, m, v: v.square() });
     bench.run("adamw", || {
         state = state.take().and_then(|state| adamw(place, vec![(state, &grad)], &update, None).pop());
     });

@@ -89,7 +89,6 @@ pub struct MemoryInUse {
 /// computes one small sum here, so that a GPU that does not work fails now.
 ///
 /// # Errors
-///
 /// If the name is unknown, the backend is not compiled in, or there is no driver, no such GPU or no working GPU.
 pub fn open(name: &str) -> Result<OpenDevice, DeviceError> {
     open_after(name, &|_| ())
@@ -184,7 +183,6 @@ fn open_gpu(
 /// Loads the CUDA driver's library and asks its version, which needs no GPU.
 ///
 /// # Errors
-///
 /// If it cannot be loaded: why, in one line.
 pub fn driver_library() -> Result<DriverLibrary, String> {
     #[cfg(feature = "cuda-llvm")]
@@ -225,7 +223,6 @@ pub(crate) fn free_cuda_memory_bytes(ordinal: u32) -> Option<u64> {
 /// Loads NVRTC, which needs no GPU.
 ///
 /// # Errors
-///
 /// If it cannot be loaded: why, in one line.
 pub fn nvrtc_library() -> Result<NvrtcLibrary, String> {
     #[cfg(feature = "cuda-llvm")]
@@ -237,7 +234,6 @@ pub fn nvrtc_library() -> Result<NvrtcLibrary, String> {
 /// Loads cuBLASLt and asks the version of CUDA that it is of, which needs no GPU.
 ///
 /// # Errors
-///
 /// If it cannot be loaded: why, in one line.
 pub fn cublas_library() -> Result<CublasLibrary, String> {
     #[cfg(feature = "cuda-llvm")]
@@ -249,7 +245,6 @@ pub fn cublas_library() -> Result<CublasLibrary, String> {
 /// Loads NCCL and asks its version, which needs no GPU.
 ///
 /// # Errors
-///
 /// If it cannot be loaded, or [`NCCL_VARIABLE`] says not to: why, in one line.
 pub fn nccl_library() -> Result<NcclLibrary, String> {
     #[cfg(feature = "cuda-llvm")]
@@ -332,7 +327,6 @@ impl OpenDevice {
     /// Checks that tensors of a type can be stored and computed with.
     ///
     /// # Errors
-    ///
     /// If they cannot; the error lists the types that can.
     pub fn require_dtype(&self, dtype: Dtype) -> Result<(), DeviceError> {
         if self.supports(dtype) {

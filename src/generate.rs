@@ -15,7 +15,7 @@ use crate::data::template::{ChatTemplate, Stops, TemplateError};
 use crate::data::tokenizer::{Tokenizer, TokenizerError};
 use crate::lora::AdapterSet;
 use crate::model::Model;
-use crate::model::decode::{Part, Sequence, next_logits};
+use crate::model::decode::{NextTokens, Sequence, next_logits};
 use crate::util::faults;
 
 use writing::{Next, Writing};
@@ -172,7 +172,6 @@ impl Generator<'_> {
     /// incomplete) and can stop the generation. Dropout is off.
     ///
     /// # Errors
-    ///
     /// A prompt without tokens, with tokens that the model does not have, or longer than `max_position_embeddings`.
     pub fn generate(
         &self,
@@ -187,7 +186,6 @@ impl Generator<'_> {
     /// with it is not computed again. Afterwards it has seen the prompt and what it wrote.
     ///
     /// # Errors
-    ///
     /// Those of [`generate`](Self::generate).
     pub fn go_on(
         &self,
@@ -221,7 +219,7 @@ impl Generator<'_> {
     }
 
     fn logits(&self, sequence: &mut Sequence, token_ids: &[u32]) -> Vec<f32> {
-        let logits = next_logits(self.model, &mut [Part { sequence, adapters: self.adapters, token_ids }]);
+        let logits = next_logits(self.model, &mut [NextTokens { sequence, adapters: self.adapters, token_ids }]);
         faults::read(logits, LOGITS)
     }
 
@@ -231,7 +229,6 @@ impl Generator<'_> {
     /// With `template`, a prompt is a user's turn and the text is the answer; without, the prompt itself is continued.
     ///
     /// # Errors
-    ///
     /// Those of [`generate`](Self::generate), and those of the tokenizer and the template.
     pub fn samples(
         &self,
@@ -279,7 +276,6 @@ fn is_full(model: &Model, sequence: &Sequence) -> bool {
 /// Without: the plain text, after BOS where the tokenizer adds one.
 ///
 /// # Errors
-///
 /// Errors of tokenizer and template; `system` without `template`.
 pub fn encode_prompt(
     tokenizer: &Tokenizer,
@@ -300,7 +296,6 @@ pub fn encode_prompt(
 /// is the system message of conversations without one.
 ///
 /// # Errors
-///
 /// A message that training does not read either; what leaves no trace in the template's text; errors of tokenizer and template.
 pub fn encode_messages(
     tokenizer: &Tokenizer,

@@ -31,8 +31,8 @@ pub use error::HubError;
 pub use greeting::{Greeting, greet};
 pub use location::Location;
 pub use progress::Progress;
-use repository::{Kind, Repository};
-pub use settings::{HubSettings, Token};
+use repository::{Repository, RepositoryKind};
+pub use settings::{AccessToken, HubSettings};
 pub use upload::{Content, Upload, check_target, upload};
 pub use url::download_url;
 
@@ -75,7 +75,7 @@ pub fn resolve(
         },
         Location::Repository { id, file } => {
             let revision = revision.unwrap_or("main");
-            let repository = Repository { kind: Kind::Model, id: &id, revision, settings };
+            let repository = Repository { kind: RepositoryKind::Model, id: &id, revision, settings };
             let request = ModelRequest { repository, asked: path_or_id, file: file.as_deref(), wanted };
             if settings.offline { request.find() } else { request.download(progress) }
         }
@@ -97,7 +97,8 @@ pub fn resolve_adapter(
     if !id.contains('/') {
         return Ok(None);
     }
-    let repository = Repository { kind: Kind::Model, id: &id, revision: revision.unwrap_or("main"), settings };
+    let repository =
+        Repository { kind: RepositoryKind::Model, id: &id, revision: revision.unwrap_or("main"), settings };
     ModelRequest { repository, asked: name, file: None, wanted: Wanted::Model }.adapter(progress)
 }
 
@@ -161,7 +162,7 @@ mod tests {
             endpoint: hub.endpoint.clone(),
             cache: cache.path().to_owned(),
             // Set, so that the client does not read the token of the user who runs this test.
-            token: Some(Token::new("hf_secret")),
+            token: Some(AccessToken::new("hf_secret")),
             offline: false,
         };
         Case { hub, settings, _cache: cache }

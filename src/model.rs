@@ -19,9 +19,9 @@ use crate::ops::product::F32Products;
 use crate::spec::{ModelConfig, SiteId};
 use crate::util::faults;
 
+mod between_blocks;
 pub mod block;
 pub mod budget;
-mod carried;
 pub mod context;
 pub mod decode;
 mod embed;
@@ -35,7 +35,7 @@ pub mod rope;
 mod sublayers;
 pub mod weights;
 
-pub use carried::Carried;
+pub use between_blocks::BetweenBlocks;
 pub use embed::{Embedded, Tokens};
 pub use in_place::OwnHead;
 pub use weights::Storage;

@@ -1,6 +1,7 @@
 //! The recipe: all sections together.
 
 mod args;
+mod contradictions;
 mod flags;
 pub(crate) mod of_run;
 mod peers;
@@ -12,15 +13,12 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use crate::config::{
-    BestBy, CheckpointConfig, CostConfig, DataConfig, DeviceConfig, EvalConfig, LoggingConfig, LoraConfig, LrScheduler,
-    ModelOptions, ObjectiveConfig, ObjectiveName, OptimizerConfig, OptimizerName, Quantization, SchedulerConfig,
-    TrainConfig, WatchdogConfig,
+    BestBy, CheckpointConfig, CostConfig, DataConfig, DeviceConfig, EvalConfig, LoggingConfig, LoraConfig,
+    ModelOptions, ObjectiveConfig, ObjectiveName, OptimizerConfig, SchedulerConfig, TrainConfig, WatchdogConfig,
 };
 use crate::data::files::FileKind;
 use crate::model::Storage;
-use crate::schema::{
-    self, Choice, Keys, Override, Places, Problem, Problems, Section, did_you_mean, searched_folder, section,
-};
+use crate::schema::{self, Keys, Override, Places, Problem, Problems, Section, did_you_mean, searched_folder, section};
 use crate::spec::ModelConfig;
 use crate::util::gguf::is_gguf;
 
@@ -114,7 +112,6 @@ impl Recipe {
     /// Reads a recipe file, with the changes of the command line.
     ///
     /// # Errors
-    ///
     /// A file that cannot be read, or all mistakes in it, sorted by place.
     pub fn load(path: &Path, overrides: &[Override], purpose: Purpose) -> Result<Self, Problems> {
         let text = read_text(path)?;
@@ -124,7 +121,6 @@ impl Recipe {
     /// Reads a recipe from its text. `path` is its name in messages, and gives `output_dir` its default.
     ///
     /// # Errors
-    ///
     /// All mistakes in it, sorted by place.
     pub fn parse(path: &Path, text: &str, overrides: &[Override], purpose: Purpose) -> Result<Self, Problems> {
         match Self::read(path, text, overrides, purpose) {
@@ -149,165 +145,10 @@ impl Recipe {
             recipe.objective.steps_per_generation =
                 recipe.objective.steps_per_generation.filter(|size| !is_default(size));
             recipe.hold_together(root, purpose);
-            recipe.hold_objective(root);
             recipe
         };
         let (read, problems) = schema::read(&path.display().to_string(), text, overrides, Self::ROWS, &peers(), read);
         (read.map(|(recipe, places)| Self { places, ..recipe }), problems)
-    }
-
-    /// Checks that the sections do not contradict each other.
-    fn hold_together(&self, root: &mut Section, purpose: Purpose) {
-        // A wrong value has its own problem already, so it does not count as absent here.
-        let has_train = !self.data.train.is_empty() || root.is_wrong("data.train");
-        let has_eval_split = self.data.eval_split.is_some() || root.is_wrong("data.eval_split");
-        // `eval` names rows on its command line.
-        let is_training = purpose != Purpose::Benchmark;
-        let has_eval = !self.data.eval.is_empty() || root.is_wrong("data.eval") || has_eval_split || !is_training;
-        let has_eval_steps = self.eval.eval_steps.is_some() || root.is_wrong("eval.eval_steps");
-        let mut reject = |key: &str, message: String, hint: &str| root.reject(key, Problem::new(message).hint(hint));
-
-        if is_training && !has_train {
-            let message = "there is no training data".to_owned();
-            reject("data", message, "add [[data.train]] with the `path` of a file");
-        }
-
-        let eval = &self.eval;
-        let need_rows = [
-            ("eval_steps", eval.eval_steps.is_some() && eval.generate.is_empty()),
-            ("max_batches", eval.max_batches.is_some()),
-            ("early_stopping_patience", eval.early_stopping_patience.is_some()),
-            ("task.metric", eval.task.metric.is_some()),
-        ];
-        for (key, _) in need_rows.into_iter().filter(|(_, is_set)| *is_set && !has_eval) {
-            let message = format!("`eval.{key}` needs evaluation data, and there is none");
-            reject(&format!("eval.{key}"), message, "add [[data.eval]], or `eval_split` in [data]");
-        }
-        if eval.early_stopping_patience.is_some() && has_eval && !has_eval_steps {
-            let message = "`eval.early_stopping_patience` needs evaluations during training".to_owned();
-            reject("eval.early_stopping_patience", message, "set `eval_steps` in [eval]");
-        }
-
-        let is_grpo = self.objective.name == ObjectiveName::Grpo;
-        let has_pairs = self.objective.name != ObjectiveName::CrossEntropy && !is_grpo;
-        let of_pairs = ("is measured on pairs of answers", "set `name = \"dpo\"` in [objective], or leave it out");
-        let wrong = match eval.metric_for_best {
-            Some(BestBy::Score) if eval.task.metric.is_none() => {
-                Some(("needs a task, and there is none", "set `metric` in [eval.task]"))
-            }
-            Some(BestBy::Reward) if !is_grpo => Some(("is that of the answers of \"grpo\"", "use \"loss\"")),
-            Some(BestBy::Loss) if is_grpo => {
-                Some(("says nothing of \"grpo\", whose loss is about 0", "use \"reward\""))
-            }
-            Some(BestBy::Accuracy) if !self.objective.rows().is_pair() => Some(of_pairs),
-            Some(BestBy::Margin) if !has_pairs => Some(of_pairs),
-            _ => None,
-        };
-        if let (Some((message, hint)), Some(by)) = (wrong, eval.metric_for_best) {
-            reject("eval.metric_for_best", format!("`eval.metric_for_best` = \"{}\" {message}", by.word()), hint);
-        }
-
-        if self.lora.starts_in_base() && self.model.quantization != Quantization::None {
-            let message = "`lora.init_lora_weights`: the adapter would start as a part of the base, which cannot be taken out of a quantised one".to_owned();
-            reject(
-                "lora.init_lora_weights",
-                message,
-                "leave `model.quantization` out, or use init_lora_weights = true",
-            );
-        }
-
-        if self.objective.scores() && self.lora.modules_to_save.is_some() {
-            let message = "`lora.modules_to_save`: a model that scores texts has a head of its own for that".to_owned();
-            reject("lora.modules_to_save", message, "take it out: that head is trained, and saved, without it");
-        }
-
-        if self.lora.use_dora && self.optimizer.name == OptimizerName::Muon {
-            let message = "`optimizer.name` = \"muon\" trains matrices, and `lora.use_dora` brings vectors".to_owned();
-            reject("optimizer.name", message, "use \"adamw\", or take `use_dora` out");
-        }
-
-        let brings = [
-            ("modules_to_save", self.lora.modules_to_save.is_some()),
-            ("trainable_token_indices", self.lora.trainable_token_indices.is_some()),
-        ];
-        for (key, _) in brings.into_iter().filter(|(_, is_set)| *is_set && self.optimizer.name == OptimizerName::Muon) {
-            let message = format!(
-                "`optimizer.name` = \"muon\" trains matrices of hidden layers, and `lora.{key}` brings embeddings or norms"
-            );
-            reject("optimizer.name", message, &format!("use \"adamw\", or take `{key}` out"));
-        }
-
-        let scheduler = &self.scheduler;
-        if matches!(scheduler.lr_scheduler, LrScheduler::Constant | LrScheduler::InverseSqrt)
-            && scheduler.min_lr_ratio > 0.0
-        {
-            let is_constant = scheduler.lr_scheduler == LrScheduler::Constant;
-            let name = if is_constant { "constant" } else { "inverse_sqrt" };
-            let message = format!("`scheduler.min_lr_ratio` has no meaning with `lr_scheduler` = \"{name}\"");
-            reject("scheduler.min_lr_ratio", message, "take it out, or use `cosine` or `linear`");
-        }
-        if let (Some(warmup), Some(steps)) = (scheduler.warmup_steps, self.train.max_steps)
-            && warmup >= steps
-        {
-            let message = format!("`scheduler.warmup_steps` = {warmup} leaves none of `train.max_steps` = {steps}");
-            reject("scheduler.warmup_steps", message, "make it smaller, or use `warmup_ratio`");
-        }
-    }
-
-    /// Checks that the rows and the other sections are what the objective learns from.
-    fn hold_objective(&self, root: &mut Section) {
-        let mut reject = |key: &str, message: String, hint: &str| root.reject(key, Problem::new(message).hint(hint));
-        let objective = self.objective.name.word();
-        if self.objective.name != ObjectiveName::CrossEntropy && self.data.train_on_inputs {
-            let message =
-                format!("`data.train_on_inputs` = true puts loss on prompts, and \"{objective}\" compares answers");
-            reject("data.train_on_inputs", message, "take it out");
-        }
-        if self.lora.starts_from_rows() && (self.objective.scores() || self.objective.name == ObjectiveName::Grpo) {
-            let message = format!(
-                "`lora.init_lora_weights` = \"eva\" starts from the answers of the rows, and \"{objective}\" does not train on them"
-            );
-            reject("lora.init_lora_weights", message, "take it out");
-        }
-        let scores = "a model that scores answers writes no text";
-        for (key, is_set) in
-            [("eval.generate", !self.eval.generate.is_empty()), ("eval.task.metric", self.eval.task.metric.is_some())]
-        {
-            if self.objective.scores() && is_set {
-                reject(key, format!("`{key}`: {scores}"), "take it out");
-            }
-        }
-        if self.objective.scores() && self.optimizer.name == OptimizerName::Muon {
-            let message = "`optimizer.name` = \"muon\" trains matrices, and \"reward\" brings a vector".to_owned();
-            reject("optimizer.name", message, "use \"adamw\"");
-        }
-        let (size, per_step) = (self.objective.steps_per_generation, self.train.gradient_accumulation_steps);
-        if let Some(size) = size.filter(|size| !size.is_multiple_of(per_step)) {
-            let message = format!(
-                "`objective.steps_per_generation` = {size} is no multiple of `train.gradient_accumulation_steps` = {per_step}"
-            );
-            reject("objective.steps_per_generation", message, "answers are written for whole steps");
-        }
-        if self.objective.name == ObjectiveName::Grpo && self.data.packing {
-            let message = "`data.packing` packs rows, and \"grpo\" has prompts alone".to_owned();
-            reject("data.packing", message, "take it out");
-        }
-        if self.objective.needs_divergence() && self.data.packing {
-            let message =
-                "`data.packing`: \"kto\" asks about the answers to other prompts too, which are not packed".to_owned();
-            reject("data.packing", message, "take it out, or use `loss_type = \"apo_zero_unpaired\"`");
-        }
-        if self.objective.needs_divergence() && self.train.micro_batch_size < 2 {
-            let message =
-                "`train.micro_batch_size` = 1: \"kto\" measures how far the model has moved on the answers to the \
-                           other prompts of a micro-batch"
-                    .to_owned();
-            reject(
-                "train.micro_batch_size",
-                message,
-                "use 4 or more, or `loss_type = \"apo_zero_unpaired\"`, which does not",
-            );
-        }
     }
 
     /// What makes an evaluation better than another.
@@ -320,7 +161,6 @@ impl Recipe {
     /// The recipe as TOML, with every default filled in: `resolved.toml`. Reading it gives an equal recipe.
     ///
     /// # Panics
-    ///
     /// Never: TOML can express everything in a recipe.
     #[must_use]
     #[expect(clippy::expect_used, reason = "every field is text, a number, a list or a table: TOML holds them all")]

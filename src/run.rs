@@ -39,7 +39,7 @@ use device_memory::with_advice;
 use dir::RunDir;
 use inputs::WeightsFrom;
 use load::Loaded;
-use ranks::{Joined, Place};
+use ranks::{Joined, RankPlace};
 use start::Started;
 
 /// What was asked for, and the folder it goes to.
@@ -53,7 +53,7 @@ struct Run<'a> {
     /// The recipe as all ranks have it.
     common_recipe: String,
     dir: RunDir,
-    place: Place,
+    place: RankPlace,
     stop: Stop,
     process_start: Instant,
 }

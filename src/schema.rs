@@ -1,11 +1,12 @@
 //! Strict reading of a TOML table or a JSON object.
 //!
 //! A [`Section`] returns values key by key. Mistakes are recorded, not returned, so that all of them are reported
-//! together. In a recipe, each key is a row of its section's table ([`Row`]), which describes it completely, problems are
+//! together. In a recipe, each key is a row of its section's table ([`KeyRow`]), which describes it completely, problems are
 //! sorted by place, and a key that no section declares is an error with a suggestion.
 
 mod accept;
 mod by_name;
+mod choice;
 mod keys;
 mod overrides;
 mod path;
@@ -19,19 +20,21 @@ mod tree;
 use std::sync::Arc;
 
 pub use by_name::ByName;
+pub use choice::Choice;
+pub(crate) use choice::choice;
 pub(crate) use keys::section;
-pub use keys::{Effect, Names, Peer, Row, peers, rows_to};
+pub use keys::{Effect, KeyRow, Names, Peer, peers, rows_to};
 pub use overrides::Override;
 pub use path::{did_you_mean, near_path, searched_folder};
 pub use places::Places;
 pub use problem::{Excerpt, Problem, Problems};
-pub use section::{Choice, Keys, Section};
+pub use section::{Keys, Section};
 pub use suggest::{Counterpart, closest, counterpart};
 pub use tree::{Node, Table, Value};
 
-use section::Record;
+use section::SectionRecord;
 use suggest::Known;
-use tree::Place;
+use tree::ValuePlace;
 
 /// The keys of a table and of those below it, dotted (`data.train[0].path`), with their values.
 #[must_use]
@@ -64,17 +67,17 @@ pub fn read<T>(
     file: &str,
     text: &str,
     overrides: &[Override],
-    rows: &[Row],
+    rows: &[KeyRow],
     peers: &[Peer],
     read: impl FnOnce(&mut Section<'_>) -> T,
 ) -> (Option<(T, Places)>, Problems) {
     let (table, mut problems, is_toml) = syntax::parse(text);
-    let mut root = Node { place: Place::File, value: Value::Table(table) };
+    let mut root = Node { place: ValuePlace::File, value: Value::Table(table) };
     let mut value = None;
     if is_toml {
         problems
             .extend(overrides.iter().enumerate().filter_map(|(index, change)| change.apply(&mut root, index).err()));
-        let mut record = Record { problems, unknown: Vec::new() };
+        let mut record = SectionRecord { problems, unknown: Vec::new() };
         let mut section = Section::root(&root, &mut record);
         value = Some(read(&mut section));
         section.finish();
@@ -92,7 +95,6 @@ pub fn read<T>(
 /// Reads a JSON object using `read`, which returns `None` only after a problem. `file` is its name in messages.
 ///
 /// # Errors
-///
 /// All problems, in the order in which they were found.
 pub fn read_json<T>(file: &str, text: &str, read: impl FnOnce(&mut Section<'_>) -> Option<T>) -> Result<T, Problems> {
     let refused = |message: String| Problem::new(message).at(file);
@@ -101,7 +103,7 @@ pub fn read_json<T>(file: &str, text: &str, read: impl FnOnce(&mut Section<'_>) 
     if !value.is_object() {
         return Err(refused("not a JSON object".to_owned()).into());
     }
-    let mut record = Record::default();
+    let mut record = SectionRecord::default();
     match read(&mut Section::root(&value.into(), &mut record)) {
         Some(value) if record.problems.is_empty() => Ok(value),
         _ => Err(Problems(record.problems.into_iter().map(|(_, problem)| problem.at(file)).collect())),

@@ -22,9 +22,9 @@ mod stored;
 pub use block::attention::{Attention, Heads, Qkv, QueryKeyNorms};
 pub use block::short_conv::{GATED_CONV, SHORT_CONV_NAMES, ShortConv};
 pub use block::{
-    Activation, BESIDE_NORMS, BLOCK_SCALE, Beside, Block, DeltaNet, DeltaNetInputs, EXPERT_SCALES, FUSED_NAMES, Gated,
+    Activation, BLOCK_SCALE, BRANCH_NORMS, Block, DeltaNet, DeltaNetInputs, EXPERT_SCALES, FUSED_NAMES, Gated,
     HEAD_NORMS, LAYER_INPUT_NAMES, LFM2_NAMES, LayerInput, Mixture, PerSite, Probabilities, Projections, ROUTER_SCALE,
-    Role, SHARED_GATE, SINKS, SITE_NAMES, SharedExpert, Site, SiteId, Sublayer, SublayerKind, short_name,
+    Role, SHARED_GATE, SINKS, SITE_NAMES, SharedExpert, Site, SiteId, Sublayer, SublayerKind, TwoBranches, short_name,
 };
 pub use delta_net::{DELTA_NET_FUSED_NAMES, DELTA_NET_NAMES, DeltaHeads};
 pub use rope::{QueryGrowth, Rope, RopePairs, RopeScaling};

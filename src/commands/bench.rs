@@ -14,7 +14,7 @@ use crate::data::batch::{Answer, Batch, Document, Target};
 use crate::device::OpenDevice;
 use crate::measure::telemetry::{Telemetry, peak_host_memory_bytes};
 use crate::ops::peak::gemm_peak_flops;
-use crate::ops::profile::{self, Row};
+use crate::ops::profile::{self, ProfileRow};
 use crate::recipe::{Purpose, Recipe, RecipeArgs};
 use crate::run::Prepared;
 use crate::run::inputs::{WeightsFrom, nvml_selector};
@@ -64,7 +64,7 @@ fn seconds(text: &str) -> Result<f64, String> {
 
 /// Runs `max_steps` steps on synthetic full-length batches, after some unmeasured ones, and prints the figures.
 pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
-    let process_start = Instant::now();
+    let start = Instant::now();
     let recipe = args.recipe.load(Purpose::Benchmark)?;
     let num_steps = args.steps.or(recipe.train.max_steps).unwrap_or(DEFAULT_NUM_STEPS);
     let prepared = Prepared::new(recipe, None, WeightsFrom::Hub, false)?;
@@ -76,33 +76,9 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
     let mut step = prepared.step(model, adapters);
 
     let mut batches = SyntheticBatches::new(recipe, source.config.vocab_size);
-    let flops = prepared.flops(step.model());
-    let mut first_step_seconds = 0.0;
-    let mut step_seconds = Vec::new();
-    let (mut tokens_per_step, mut flops_per_step, mut loss) = (0, 0.0, f64::NAN);
-    let (mut number, mut progress) = (0, BenchProgress::new(args, num_steps));
-    while number < args.warmup || !progress.is_done(&step_seconds) {
-        number += 1;
-        let batches: Vec<Batch> = batches.by_ref().take(recipe.train.gradient_accumulation_steps).collect();
-        let step_start = Instant::now();
-        step.accumulate(&batches);
-        // As in training: the loop waits for a GPU when it reads the step's loss, and a step lasts from one such point
-        // to the next.
-        let outcome = step.update(recipe.optimizer.learning_rate);
-        let seconds = step_start.elapsed().as_secs_f64();
-        if number == 1 {
-            device.wait();
-            first_step_seconds = process_start.elapsed().as_secs_f64();
-        }
-        if number > args.warmup {
-            step_seconds.push(seconds);
-        }
-        tokens_per_step = batches.iter().map(|batch| batch.num_tokens() as u64).sum();
-        flops_per_step = batches.iter().map(|batch| flops.of(batch)).sum();
-        loss = outcome.loss;
-        progress.show(&step_seconds);
-    }
-    progress.bar.finish_and_clear();
+    let progress = BenchProgress::new(args, num_steps);
+    let measured = measure(&prepared, &mut step, &mut batches, (start, args.warmup), progress);
+    let Measured { first_step_seconds, step_seconds, tokens_per_step, flops_per_step, loss } = measured;
 
     let measured_steps = step_seconds.len();
     let scatter = Scatter::of(&step_seconds);
@@ -140,6 +116,60 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
         say(&profile_table(&report.profile, step_seconds));
     }
     print_figures(&report, args.json, &report.text())
+}
+
+/// What the steps took.
+struct Measured {
+    /// From the start of the program to the end of the first step.
+    first_step_seconds: f64,
+    /// Of each step after the warm-up.
+    step_seconds: Vec<f64>,
+    tokens_per_step: u64,
+    flops_per_step: f64,
+    /// Of the last step.
+    loss: f64,
+}
+
+/// Makes steps and measures them. `start` is that of the program, and the first `warmup` steps are not counted.
+fn measure(
+    prepared: &Prepared,
+    step: &mut TrainStep,
+    batches: &mut SyntheticBatches,
+    (start, warmup): (Instant, u64),
+    mut progress: BenchProgress,
+) -> Measured {
+    let (recipe, flops) = (&prepared.recipe, prepared.flops(step.model()));
+    let mut measured = Measured {
+        first_step_seconds: 0.0,
+        step_seconds: Vec::new(),
+        tokens_per_step: 0,
+        flops_per_step: 0.0,
+        loss: f64::NAN,
+    };
+    let mut number = 0;
+    while number < warmup || !progress.is_done(&measured.step_seconds) {
+        number += 1;
+        let batches: Vec<Batch> = batches.by_ref().take(recipe.train.gradient_accumulation_steps).collect();
+        let step_start = Instant::now();
+        step.accumulate(&batches);
+        // As in training: the loop waits for a GPU when it reads the step's loss, and a step lasts from one such point
+        // to the next.
+        let outcome = step.update(recipe.optimizer.learning_rate);
+        let seconds = step_start.elapsed().as_secs_f64();
+        if number == 1 {
+            prepared.device.wait();
+            measured.first_step_seconds = start.elapsed().as_secs_f64();
+        }
+        if number > warmup {
+            measured.step_seconds.push(seconds);
+        }
+        measured.tokens_per_step = batches.iter().map(|batch| batch.num_tokens() as u64).sum();
+        measured.flops_per_step = batches.iter().map(|batch| flops.of(batch)).sum();
+        measured.loss = outcome.loss;
+        progress.show(&measured.step_seconds);
+    }
+    progress.bar.finish_and_clear();
+    measured
 }
 
 /// How far the measurement is.
@@ -189,7 +219,7 @@ fn profile_step(
     batches: &mut SyntheticBatches,
     recipe: &Recipe,
     device: &OpenDevice,
-) -> Vec<Row> {
+) -> Vec<ProfileRow> {
     profile::start(&device.device);
     for _ in 0..NUM_PROFILED_STEPS {
         step.accumulate(&batches.by_ref().take(recipe.train.gradient_accumulation_steps).collect::<Vec<_>>());

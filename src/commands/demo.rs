@@ -19,14 +19,8 @@ macro_rules! quickstart {
 }
 
 const FILES: &[(&str, &[u8])] = quickstart![
-    "README.md",
-    "model/config.json",
-    "model/generation_config.json",
-    "model/model.safetensors",
-    "model/tokenizer.json",
-    "model/tokenizer_config.json",
-    "train.jsonl",
-    "eval.jsonl"
+    "README.md", "model/config.json", "model/generation_config.json", "model/model.safetensors",
+    "model/tokenizer.json", "model/tokenizer_config.json", "train.jsonl", "eval.jsonl"
 ];
 
 /// Trains from the root of a checkout.

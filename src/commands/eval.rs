@@ -8,7 +8,7 @@ use std::time::Instant;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use super::named::{ModelArgs, Named, misfit, recipe_of};
+use super::named::{ModelArgs, Named, NamedAdapter, misfit, recipe_of};
 use super::{print_figures, say};
 use crate::config::{DataConfig, DataSource, Metric, ModelOptions, TaskConfig};
 use crate::data::cache::CacheSettings;
@@ -22,7 +22,7 @@ use crate::recipe::{Purpose, Recipe};
 use crate::run::dir::REFERENCE;
 use crate::run::inputs::{WeightsFrom, data_failure};
 use crate::run::{Prepared, trainer_failure};
-use crate::save::export::{PromptForm, read_adapter};
+use crate::save::export::{PromptForm, SavedAdapter, read_adapter};
 use crate::schema::{Choice, Override, Problem};
 use crate::train::eval::{eval_loss, figures};
 use crate::train::step::TrainStep;
@@ -94,6 +94,12 @@ struct TaskReport {
     rows: usize,
 }
 
+impl From<Score> for TaskReport {
+    fn from(Score { score, score_norm, num_rows: rows, .. }: Score) -> Self {
+        Self { score, score_norm, rows }
+    }
+}
+
 /// Measures, and prints the figures.
 pub(crate) fn run(args: &EvalArgs) -> Result<(), Failure> {
     let stop = Stop::on_signals().map_err(Failure::running)?;
@@ -102,21 +108,12 @@ pub(crate) fn run(args: &EvalArgs) -> Result<(), Failure> {
     }
     let named = Named::find(args.name.as_slice(), &args.model)?;
     let adapter = named.one_adapter()?.filter(|_| !args.base);
-    let saved = adapter.map(|adapter| read_adapter(&adapter.folder)).transpose()?;
-    let scores = saved.as_ref().is_some_and(|saved| saved.weights.scores());
-    let mut prepared = Prepared::new(recipe(args, &named, scores)?, None, WeightsFrom::Hub, false)?;
-    if let Some((saved, adapter)) = saved.as_ref().zip(adapter) {
-        prepared.source.grow(saved, &adapter.folder);
-    }
-    let Prepared { recipe, source, device, .. } = &prepared;
-    if adapter.is_some() {
-        named.trained_with.warn_if_changed(&source.weights);
-    }
+    let (prepared, saved) = prepare(args, &named, adapter)?;
+    let Prepared { recipe, device, .. } = &prepared;
 
     let is_stopped = || stop.requested();
-    let progress = Progress::detect(false);
-    let options =
-        OpenOptions { cache: CacheSettings::from_env(), progress, is_stopped: &is_stopped, ..OpenOptions::default() };
+    let (cache, progress) = (CacheSettings::from_env(), Progress::detect(false));
+    let options = OpenOptions { cache, progress, is_stopped: &is_stopped, ..OpenOptions::default() };
     let data = open_data(args, &prepared, &options)?;
     if recipe.objective.scores() {
         data.row_warnings().iter().for_each(|warning| say(&format!("warning: {warning}")));
@@ -125,31 +122,10 @@ pub(crate) fn run(args: &EvalArgs) -> Result<(), Failure> {
     if args.answers.is_some() && task.is_none() && !recipe.objective.scores() {
         return Err(Problem::new("--answers has nothing to write: these rows are no task, and are not scored").into());
     }
-    let adapters = match adapter.zip(saved) {
-        None => AdapterSet::none(source.config.num_layers()),
-        Some((adapter, saved)) => {
-            let base = saved.base_model_name_or_path.clone();
-            let set = saved.into_set(&adapter.folder, &source.config, &device.device);
-            set.map_err(|error| misfit(&error, base.as_deref()))?
-        }
-    };
-    if recipe.objective.scores() != adapters.score().is_some() {
-        let (what, hint) = match (adapters.score().is_some(), args.base) {
-            (true, _) => ("this adapter scores texts", "`--set objective.name=reward` measures on pairs of answers"),
-            (_, true) => ("a run of \"reward\" has a head that scores, which the base lacks", "leave --base out"),
-            (_, false) => ("this adapter has no head that scores", "take objective.name = \"reward\" out"),
-        };
-        return Err(Problem::new(what).hint(hint).into());
-    }
+    let adapters = open_adapters(adapter.zip(saved), &prepared, args.base)?;
     let what = adapter.map_or(recipe.model.path.clone(), |adapter| adapter.folder.display().to_string());
     say(&format!("{what}: {} on {}", counted(data.num_eval_rows(), "row"), device.label));
-    let mut step = prepared.step_of(prepared.load_model()?, adapters);
-    let kept = step.needs_reference().then(|| kept_reference(args, &named)).transpose()?.flatten();
-    if let Some(kept) = kept {
-        let saved = read_adapter(&kept)?;
-        let reference = saved.into_set(&kept, &source.config, &device.device).map_err(|error| misfit(&error, None))?;
-        step = step.with_reference(reference);
-    }
+    let step = open_step(args, &named, &prepared, adapters)?;
     let bar = terminal::bar(0);
     let on_progress = |done: usize, total: usize| {
         bar.set_length(total as u64);
@@ -176,15 +152,65 @@ pub(crate) fn run(args: &EvalArgs) -> Result<(), Failure> {
         files::write(path, lines)
             .map_err(|error| Failure::running(format!("--answers {}: {error}", path.display())))?;
     }
-    let tasks = recipe.eval.task.metric.zip(score).map(|(metric, score)| {
-        let Score { score, score_norm, num_rows, .. } = score;
-        (metric.word(), TaskReport { score, score_norm, rows: num_rows })
-    });
+    let tasks = recipe.eval.task.metric.zip(score).map(|(metric, score)| (metric.word(), TaskReport::from(score)));
     let tasks = tasks.into_iter().collect();
     let groups = [Group::Loss, Group::Pairs, Group::Answers];
     let figures = metrics.by_name(EvalFigure::of_groups(&groups));
     let report = EvalReport { figures, target_tokens: total.target_tokens, rows, tasks };
     print_figures(&report, args.json, &report.text(&metrics.texts(&groups)))
+}
+
+/// The recipe with its model and device, and the adapter as it was saved.
+fn prepare(
+    args: &EvalArgs,
+    named: &Named,
+    adapter: Option<&NamedAdapter>,
+) -> Result<(Prepared, Option<SavedAdapter>), Failure> {
+    let saved = adapter.map(|adapter| read_adapter(&adapter.folder)).transpose()?;
+    let scores = saved.as_ref().is_some_and(|saved| saved.weights.scores());
+    let mut prepared = Prepared::new(recipe(args, named, scores)?, None, WeightsFrom::Hub, false)?;
+    if let Some((saved, adapter)) = saved.as_ref().zip(adapter) {
+        prepared.source.grow(saved, &adapter.folder);
+        named.trained_with.warn_if_changed(&prepared.source.weights);
+    }
+    Ok((prepared, saved))
+}
+
+/// The adapter on its device, or none; a head that scores must be there where the recipe asks for scores, and only there.
+fn open_adapters(
+    saved: Option<(&NamedAdapter, SavedAdapter)>,
+    prepared: &Prepared,
+    is_base: bool,
+) -> Result<AdapterSet, Failure> {
+    let Prepared { recipe, source, device, .. } = prepared;
+    let adapters = match saved {
+        None => AdapterSet::none(source.config.num_layers()),
+        Some((adapter, saved)) => {
+            let base = saved.base_model_name_or_path.clone();
+            let set = saved.into_set(&adapter.folder, &source.config, &device.device);
+            set.map_err(|error| misfit(&error, base.as_deref()))?
+        }
+    };
+    let has_head = adapters.score().is_some();
+    if recipe.objective.scores() == has_head {
+        return Ok(adapters);
+    }
+    let (what, hint) = match (has_head, is_base) {
+        (true, _) => ("this adapter scores texts", "`--set objective.name=reward` measures on pairs of answers"),
+        (_, true) => ("a run of \"reward\" has a head that scores, which the base lacks", "leave --base out"),
+        (_, false) => ("this adapter has no head that scores", "take objective.name = \"reward\" out"),
+    };
+    Err(Problem::new(what).hint(hint).into())
+}
+
+/// The step that measures, with what its objective compares with.
+fn open_step(args: &EvalArgs, named: &Named, prepared: &Prepared, adapters: AdapterSet) -> Result<TrainStep, Failure> {
+    let step = prepared.step_of(prepared.load_model()?, adapters);
+    let kept = step.needs_reference().then(|| kept_reference(args, named)).transpose()?.flatten();
+    let Some(kept) = kept else { return Ok(step) };
+    let (config, device) = (&prepared.source.config, &prepared.device.device);
+    let reference = read_adapter(&kept)?.into_set(&kept, config, device).map_err(|error| misfit(&error, None))?;
+    Ok(step.with_reference(reference))
 }
 
 /// The scores of the answers of every evaluation row, as JSON lines.

@@ -100,13 +100,7 @@ mod tests {
     #[test]
     fn only_names_of_this_machine_are_let_in_without_a_token() {
         for own in [
-            "localhost",
-            "localhost:8000",
-            "127.0.0.1:80",
-            "[::1]:8000",
-            "[::1]",
-            "127.9.9.9",
-            "LocalHost:1",
+            "localhost", "localhost:8000", "127.0.0.1:80", "[::1]:8000", "[::1]", "127.9.9.9", "LocalHost:1",
             "localhost.",
         ] {
             assert!(is_own_name(own), "{own}");

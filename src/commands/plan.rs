@@ -109,7 +109,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
     let cluster = cluster(args, target.kind)?;
     inputs::require_residency(recipe.model.residency, target.kind.is_gpu().then_some(&*target.label))
         .map_err(|problem| recipe.places.locate(problem))?;
-    let Shape { config, selection, source } = Shape::of_recipe(&recipe)?;
+    let PlannedModel { config, selection, source } = PlannedModel::of_recipe(&recipe)?;
     let mut workload = inputs::workload(&recipe, &config, &selection, place_on(target.kind));
     workload.num_ranks = args.ranks as usize;
     let decision = (workload.gradient_checkpointing == GradientCheckpointing::Auto)
@@ -168,14 +168,14 @@ fn cluster(args: &PlanArgs, kind: DeviceKind) -> Result<Option<Cluster>, Problem
 }
 
 /// What a plan needs of a model.
-struct Shape {
+struct PlannedModel {
     config: ModelConfig,
     selection: Selection,
     /// The model's files; else why there is only its shape, from [`shipped_config`].
     source: Result<ModelSource, String>,
 }
 
-impl Shape {
+impl PlannedModel {
     /// The recipe's model; if the Hub does not hand it out, the shape that this program ships.
     fn of_recipe(recipe: &Recipe) -> Result<Self, Failure> {
         let path = &recipe.model.path;

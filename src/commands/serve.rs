@@ -37,14 +37,14 @@ use crate::schema::Problem;
 use crate::train::stop::Stop;
 use crate::util::failure::Failure;
 
-use api::{Asking, Kind, ToolChoice};
+use api::{Asking, Endpoint, ToolChoice};
 use calls::held::Allowed;
 use calls::{CallForm, CallReader, functions};
 use error::ApiError;
 use prompt::Prompting;
 use reply::Reply;
 use responses::AsResponse;
-use texts::{Job, NewOf, ToScore, Work, write_texts};
+use texts::{NewOf, TextJob, ToScore, Work, write_texts};
 
 /// A page to talk with the model and to compare adapters side by side.
 const PAGE: &str = include_str!("serve/page.html");
@@ -196,19 +196,19 @@ async fn model(State(server): State<Arc<Server>>, Path(id): Path<String>) -> Res
 }
 
 async fn chat(State(server): State<Arc<Server>>, headers: HeaderMap, body: Body) -> Result<Response, ApiError> {
-    server.answer(Kind::Chat, &headers, body).await
+    server.answer(Endpoint::Chat, &headers, body).await
 }
 
 async fn responses(State(server): State<Arc<Server>>, headers: HeaderMap, body: Body) -> Result<Response, ApiError> {
-    server.answer(Kind::Response, &headers, body).await.map_err(ApiError::of_response)
+    server.answer(Endpoint::Response, &headers, body).await.map_err(ApiError::of_response)
 }
 
 async fn completions(State(server): State<Arc<Server>>, headers: HeaderMap, body: Body) -> Result<Response, ApiError> {
-    server.answer(Kind::Completion, &headers, body).await
+    server.answer(Endpoint::Completion, &headers, body).await
 }
 
 async fn score(State(server): State<Arc<Server>>, headers: HeaderMap, body: Body) -> Result<Response, ApiError> {
-    server.answer(Kind::Score, &headers, body).await
+    server.answer(Endpoint::Score, &headers, body).await
 }
 
 /// Reads a body to its end even where it is too long: a client reads no answer while it sends.
@@ -232,7 +232,7 @@ async fn read_parts(body: Body) -> Result<Vec<u8>, ApiError> {
 type Texts = UnboundedReceiver<NewOf>;
 
 /// A request that is ready for the model.
-struct Prepared {
+struct PreparedRequest {
     asking: Asking,
     adapter: usize,
     prompt_ids: Vec<Vec<u32>>,
@@ -263,13 +263,13 @@ impl Server {
         })
     }
 
-    fn prepare(&self, kind: Kind, body: &[u8]) -> Result<Prepared, ApiError> {
+    fn prepare(&self, endpoint: Endpoint, body: &[u8]) -> Result<PreparedRequest, ApiError> {
         let OpenedModel { model, tokenizer, adapters, .. } = &*self.opened;
-        let (asking, as_response) = Asking::parse(kind, body)?;
+        let (asking, as_response) = Asking::parse(endpoint, body)?;
         let adapter = self.adapter(asking.model.as_deref())?;
-        if adapters[adapter].set.score().is_some() != (kind == Kind::Score) {
+        if adapters[adapter].set.score().is_some() != (endpoint == Endpoint::Score) {
             let scores = "scores texts: ask /v1/score";
-            let is = if kind == Kind::Score { "writes texts, and has no head that scores" } else { scores };
+            let is = if endpoint == Endpoint::Score { "writes texts, and has no head that scores" } else { scores };
             return Err(ApiError::wrong(format!("`{}` {is}", adapters[adapter].name), Some("model")));
         }
         let prompting = Prompting {
@@ -287,7 +287,7 @@ impl Server {
         let grammar = self.grammar(&asking, form)?;
         let tools = asking.tools.as_ref().zip(form);
         let reader = tools.map(|(tools, form)| CallReader::new(form.clone(), tools, asking.one_call));
-        Ok(Prepared { asking, adapter, prompt_ids, grammar, reader, as_response })
+        Ok(PreparedRequest { asking, adapter, prompt_ids, grammar, reader, as_response })
     }
 
     /// What the answer is held to.
@@ -330,7 +330,12 @@ impl Server {
         form.ok_or_else(|| ApiError::wrong(unknown, Some("tools")))
     }
 
-    async fn answer(self: Arc<Self>, kind: Kind, headers: &HeaderMap, body: Body) -> Result<Response, ApiError> {
+    async fn answer(
+        self: Arc<Self>,
+        endpoint: Endpoint,
+        headers: &HeaderMap,
+        body: Body,
+    ) -> Result<Response, ApiError> {
         // Pages of other sites can send other types without asking.
         if !http::is_json(headers) {
             return Err(ApiError::wrong("the content type is not application/json", None));
@@ -338,22 +343,22 @@ impl Server {
         let body = read(body).await?;
         let server = Arc::clone(&self);
         // A template and a tokenizer may take seconds: other requests do not wait.
-        let prepared = tokio::task::spawn_blocking(move || server.prepare(kind, &body)).await;
+        let prepared = tokio::task::spawn_blocking(move || server.prepare(endpoint, &body)).await;
         let prepared = prepared.map_err(|error| ApiError::failed(&error.to_string()))??;
-        let Prepared { asking, adapter, prompt_ids, grammar, reader, as_response } = prepared;
+        let PreparedRequest { asking, adapter, prompt_ids, grammar, reader, as_response } = prepared;
         let model = asking.model.clone().unwrap_or_else(|| self.id(adapter));
-        if kind == Kind::Score {
+        if endpoint == Endpoint::Score {
             return self.score(model, adapter, prompt_ids).await;
         }
-        let mut reply = Reply::new(asking.kind, model, &prompt_ids, &self.opened);
+        let mut reply = Reply::new(asking.endpoint, model, &prompt_ids, &self.opened);
         let num_texts = prompt_ids.len();
         // What is continued as it is goes through no template, and JSON ends by itself and may have any text in it.
-        let is_free = asking.kind == Kind::Chat && grammar.is_none();
+        let is_free = asking.endpoint == Endpoint::Chat && grammar.is_none();
         let of_template = if is_free { &self.stops[adapter].texts[..] } else { &[] };
         let stop = [&asking.stop[..], of_template].concat();
         let (events, mut texts) = tokio::sync::mpsc::unbounded_channel();
         for (index, prompt_ids) in prompt_ids.into_iter().enumerate() {
-            let job = Job {
+            let job = TextJob {
                 adapter,
                 prompt_ids,
                 options: asking.options(),

@@ -6,7 +6,7 @@ use std::ops::Bound;
 use serde::{Deserialize, Serialize, Serializer};
 
 use super::RowKind;
-use crate::schema::{Choice, Problem, Section, Value, section};
+use crate::schema::{Choice, Problem, Section, Value, choice, section};
 
 section! {
     /// Section `[data]`. Whether training rows are needed is not decided here.
@@ -82,38 +82,29 @@ impl DataConfig {
     }
 }
 
-/// The answers of a conversation that carry loss.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum TrainOnTurns {
-    /// All of them.
-    #[default]
-    All,
-    /// The last one.
-    Last,
+choice! {
+    /// The answers of a conversation that carry loss.
+    #[derive(Default)]
+    pub enum TrainOnTurns {
+        /// All of them.
+        #[default]
+        All = "all", ["assistant"];
+        /// The last one.
+        Last = "last", ["final"];
+    }
 }
 
-impl Choice for TrainOnTurns {
-    const NAMES: &'static [(&'static str, Self)] = &[("all", Self::All), ("last", Self::Last)];
-    const PEERS: &'static [(&'static str, &'static str)] = &[("assistant", "all"), ("final", "last")];
-}
-
-/// What to do with a row that cannot be used: invalid JSON, a column that is missing or has another type, a
-/// conversation that the chat template refuses.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum OnBadRow {
-    /// End the command and name the row.
-    #[default]
-    Error,
-    /// Leave the row out, count it, and name the first such rows.
-    Skip,
-}
-
-impl Choice for OnBadRow {
-    const NAMES: &'static [(&'static str, Self)] = &[("error", Self::Error), ("skip", Self::Skip)];
-    const PEERS: &'static [(&'static str, &'static str)] =
-        &[("raise", "error"), ("fail", "error"), ("ignore", "skip"), ("drop", "skip")];
+choice! {
+    /// What to do with a row that cannot be used: invalid JSON, a column that is missing or has another type, a
+    /// conversation that the chat template refuses.
+    #[derive(Default)]
+    pub enum OnBadRow {
+        /// End the command and name the row.
+        #[default]
+        Error = "error", ["raise", "fail"];
+        /// Leave the row out, count it, and name the first such rows.
+        Skip = "skip", ["ignore", "drop"];
+    }
 }
 
 /// How many rows are held out for evaluation.
@@ -232,67 +223,37 @@ section! {
     }
 }
 
-/// How a row is read.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum DataFormat {
-    /// Decided by the columns of the first row.
-    #[default]
-    Auto,
-    /// `messages`: a list of `{role, content}`.
-    Messages,
-    /// `conversations`: a list of `{from, value}`.
-    Sharegpt,
-    /// `instruction`, `input`, `output`.
-    Alpaca,
-    /// `prompt`, `completion`.
-    PromptCompletion,
-    /// `text`, or a .txt file.
-    Text,
-    /// `chosen`, `rejected` and mostly `prompt`.
-    Preference,
-    /// `prompt`, `completion`, `label`; or a conversation and `label`.
-    UnpairedPreference,
-    /// `prompt` and any columns.
-    Prompt,
-}
-
-impl Choice for DataFormat {
-    const NAMES: &'static [(&'static str, Self)] = &[
-        ("auto", Self::Auto),
-        ("messages", Self::Messages),
-        ("sharegpt", Self::Sharegpt),
-        ("alpaca", Self::Alpaca),
-        ("prompt_completion", Self::PromptCompletion),
-        ("text", Self::Text),
-        ("preference", Self::Preference),
-        ("unpaired_preference", Self::UnpairedPreference),
-        ("prompt", Self::Prompt),
-    ];
-    const PEERS: &'static [(&'static str, &'static str)] = &[
-        ("ranking", "preference"),
-        ("dpo", "preference"),
-        ("kto", "unpaired_preference"),
-        ("chat_template", "messages"),
-        ("chat", "messages"),
-        ("openai", "messages"),
-        ("chatml", "messages"),
-        ("conversational", "messages"),
-        ("conversation", "sharegpt"),
-        ("instruct", "alpaca"),
-        ("instruction", "alpaca"),
-        ("completions", "prompt_completion"),
-        ("input_output", "prompt_completion"),
-        ("completion", "text"),
-        ("pretrain", "text"),
-    ];
+choice! {
+    /// How a row is read.
+    #[derive(Default, Deserialize)]
+    pub enum DataFormat {
+        /// Decided by the columns of the first row.
+        #[default]
+        Auto = "auto";
+        /// `messages`: a list of `{role, content}`.
+        Messages = "messages", ["chat_template", "chat", "openai", "chatml", "conversational"];
+        /// `conversations`: a list of `{from, value}`.
+        Sharegpt = "sharegpt", ["conversation"];
+        /// `instruction`, `input`, `output`.
+        Alpaca = "alpaca", ["instruct", "instruction"];
+        /// `prompt`, `completion`.
+        PromptCompletion = "prompt_completion", ["completions", "input_output"];
+        /// `text`, or a .txt file.
+        Text = "text", ["completion", "pretrain"];
+        /// `chosen`, `rejected` and mostly `prompt`.
+        Preference = "preference", ["ranking", "dpo"];
+        /// `prompt`, `completion`, `label`; or a conversation and `label`.
+        UnpairedPreference = "unpaired_preference", ["kto"];
+        /// `prompt` and any columns.
+        Prompt = "prompt";
+    }
 }
 
 impl DataFormat {
     /// The format's name in a recipe.
     #[must_use]
     pub fn name(self) -> &'static str {
-        Self::NAMES.iter().find(|(_, format)| *format == self).map_or("", |(name, _)| name)
+        self.word()
     }
 
     /// The required columns, then the optional ones.

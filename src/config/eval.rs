@@ -1,10 +1,9 @@
 //! Sections `[eval]` and `[eval.task]` of a recipe.
 
 use regex::Regex;
-use serde::Serialize;
 
 use super::last_line;
-use crate::schema::{Choice, Problem, Section, section};
+use crate::schema::{Problem, Section, choice, section};
 
 section! {
     /// Section `[eval]`.
@@ -40,37 +39,20 @@ pub fn num_evaluations(eval_steps: Option<u64>, after: u64, total: u64) -> u64 {
     between + u64::from(after < total && eval_steps.is_none_or(|every| !total.is_multiple_of(every)))
 }
 
-/// What makes an evaluation better than another.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum BestBy {
-    /// A lower loss.
-    Loss,
-    /// A higher score.
-    Score,
-    /// More pairs whose chosen answer has the higher reward.
-    Accuracy,
-    /// A higher reward of the chosen answers over the rejected ones.
-    Margin,
-    /// A higher reward of what the model writes.
-    Reward,
-}
-
-impl Choice for BestBy {
-    const NAMES: &'static [(&'static str, Self)] = &[
-        ("loss", Self::Loss),
-        ("score", Self::Score),
-        ("accuracy", Self::Accuracy),
-        ("margin", Self::Margin),
-        ("reward", Self::Reward),
-    ];
-    const PEERS: &'static [(&'static str, &'static str)] = &[
-        ("eval_loss", "loss"),
-        ("eval_score", "score"),
-        ("eval_rewards/accuracies", "accuracy"),
-        ("eval_rewards/margins", "margin"),
-        ("eval_reward", "reward"),
-    ];
+choice! {
+    /// What makes an evaluation better than another.
+    pub enum BestBy {
+        /// A lower loss.
+        Loss = "loss", ["eval_loss"];
+        /// A higher score.
+        Score = "score", ["eval_score"];
+        /// More pairs whose chosen answer has the higher reward.
+        Accuracy = "accuracy", ["eval_rewards/accuracies"];
+        /// A higher reward of the chosen answers over the rejected ones.
+        Margin = "margin", ["eval_rewards/margins"];
+        /// A higher reward of what the model writes.
+        Reward = "reward", ["eval_reward"];
+    }
 }
 
 section! {
@@ -172,49 +154,26 @@ impl TaskConfig {
     }
 }
 
-/// What a score counts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Metric {
-    /// Answers that are those of the rows.
-    ExactMatch,
-    /// Rows whose right choice is the likeliest.
-    MultipleChoice,
-    /// Answers that are JSON.
-    Json,
-    /// Tokens of the rows' answers that are the likeliest.
-    TokenAccuracy,
+choice! {
+    /// What a score counts.
+    pub enum Metric {
+        /// Answers that are those of the rows.
+        ExactMatch = "exact_match", ["regex", "em", "accuracy", "generate_until"];
+        /// Rows whose right choice is the likeliest.
+        MultipleChoice = "multiple_choice", ["acc", "acc_norm"];
+        /// Answers that are JSON.
+        Json = "json", ["json_valid"];
+        /// Tokens of the rows' answers that are the likeliest.
+        TokenAccuracy = "token_accuracy", ["mean_token_accuracy"];
+    }
 }
 
-impl Choice for Metric {
-    const NAMES: &'static [(&'static str, Self)] = &[
-        ("exact_match", Self::ExactMatch),
-        ("multiple_choice", Self::MultipleChoice),
-        ("json", Self::Json),
-        ("token_accuracy", Self::TokenAccuracy),
-    ];
-    const PEERS: &'static [(&'static str, &'static str)] = &[
-        ("regex", "exact_match"),
-        ("em", "exact_match"),
-        ("accuracy", "exact_match"),
-        ("generate_until", "exact_match"),
-        ("acc", "multiple_choice"),
-        ("acc_norm", "multiple_choice"),
-        ("json_valid", "json"),
-        ("mean_token_accuracy", "token_accuracy"),
-    ];
-}
-
-/// Which find of a pattern is compared.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Take {
-    /// The first.
-    First,
-    /// The last.
-    Last,
-}
-
-impl Choice for Take {
-    const NAMES: &'static [(&'static str, Self)] = &[("first", Self::First), ("last", Self::Last)];
+choice! {
+    /// Which find of a pattern is compared.
+    pub enum Take {
+        /// The first.
+        First = "first";
+        /// The last.
+        Last = "last";
+    }
 }

@@ -1,9 +1,7 @@
 //! Section `[model]` of a recipe.
 
-use serde::Serialize;
-
 use crate::device::Dtype;
-use crate::schema::{Choice, Problem, Section, section};
+use crate::schema::{Problem, Section, choice, section};
 
 section! {
     /// Section `[model]` of a recipe.
@@ -39,53 +37,23 @@ section! {
     }
 }
 
-/// Quantisation of the frozen linear layers.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Quantization {
-    /// Weights stay as stored.
-    #[default]
-    None,
-    /// 4-bit `NormalFloat`, in blocks of 64.
-    Nf4,
-    /// 4-bit float, in blocks of 64.
-    Fp4,
-    /// 8-bit integers, with a scale for each output.
-    Int8,
-    /// 8-bit floats (E4M3), with a scale for each matrix: what GPUs multiply.
-    Fp8,
-}
-
-/// Where the frozen weights are.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Residency {
-    /// In the memory of the device that computes.
-    #[default]
-    Memory,
-    /// In files, which are memory-mapped.
-    Mapped,
-    /// Blocks in host memory, which a GPU copies them from; the same as [`Memory`](Self::Memory) on the CPU.
-    Host,
-}
-
-/// The source of the base weights.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Init {
-    /// The safetensors files of the model folder.
-    #[default]
-    Pretrained,
-    /// Random weights, from config.json alone, for benchmarks.
-    Random,
-}
-
-impl Choice for Quantization {
-    const NAMES: &'static [(&'static str, Self)] =
-        &[("none", Self::None), ("nf4", Self::Nf4), ("fp4", Self::Fp4), ("int8", Self::Int8), ("fp8", Self::Fp8)];
-    const PEERS: &'static [(&'static str, &'static str)] =
-        &[("4bit", "nf4"), ("bnb", "nf4"), ("8bit", "int8"), ("llm.int8", "int8"), ("float8", "fp8"), ("e4m3", "fp8")];
-    const NOTES: &'static [(&'static [&'static str], &'static str)] = &[
+choice! {
+    /// Quantisation of the frozen linear layers.
+    #[derive(Default)]
+    pub enum Quantization {
+        /// Weights stay as stored.
+        #[default]
+        None = "none";
+        /// 4-bit `NormalFloat`, in blocks of 64.
+        Nf4 = "nf4", ["4bit", "bnb"];
+        /// 4-bit float, in blocks of 64.
+        Fp4 = "fp4";
+        /// 8-bit integers, with a scale for each output.
+        Int8 = "int8", ["8bit", "llm.int8"];
+        /// 8-bit floats (E4M3), with a scale for each matrix: what GPUs multiply.
+        Fp8 = "fp8", ["float8", "e4m3"];
+    }
+    notes [
         (&["int4"], "four bits are \"nf4\" or \"fp4\""),
         (
             &["nf4_", "nf4-", "fp4_", "fp4-"],
@@ -95,18 +63,33 @@ impl Choice for Quantization {
             &["mxfp4", "nvfp4", "gptq", "awq", "gguf", "q2", "q3", "q4", "q5", "q6", "q8", "iq"],
             "leave the key out, and name a base in `model.path` that is stored so",
         ),
-    ];
+    ]
 }
 
-impl Choice for Residency {
-    const NAMES: &'static [(&'static str, Self)] =
-        &[("memory", Self::Memory), ("mapped", Self::Mapped), ("host", Self::Host)];
-    const PEERS: &'static [(&'static str, &'static str)] =
-        &[("mmap", "mapped"), ("disk", "mapped"), ("device", "memory"), ("cpu", "host")];
+choice! {
+    /// Where the frozen weights are.
+    #[derive(Default)]
+    pub enum Residency {
+        /// In the memory of the device that computes.
+        #[default]
+        Memory = "memory", ["device"];
+        /// In files, which are memory-mapped.
+        Mapped = "mapped", ["mmap", "disk"];
+        /// Blocks in host memory, which a GPU copies them from; the same as [`Memory`](Self::Memory) on the CPU.
+        Host = "host", ["cpu"];
+    }
 }
 
-impl Choice for Init {
-    const NAMES: &'static [(&'static str, Self)] = &[("pretrained", Self::Pretrained), ("random", Self::Random)];
+choice! {
+    /// The source of the base weights.
+    #[derive(Default)]
+    pub enum Init {
+        /// The safetensors files of the model folder.
+        #[default]
+        Pretrained = "pretrained";
+        /// Random weights, from config.json alone, for benchmarks.
+        Random = "random";
+    }
 }
 
 impl ModelOptions {

@@ -2,10 +2,8 @@
 
 use std::ops::Bound;
 
-use serde::Serialize;
-
 use super::POSITIVE;
-use crate::schema::{Choice, Problem, Section, section};
+use crate::schema::{Choice as _, Problem, Section, choice, section};
 
 section! {
     /// Section `[optimizer]`.
@@ -64,52 +62,25 @@ impl OptimizerConfig {
     }
 }
 
-/// The optimizer's name.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum OptimizerName {
-    /// Adam with decoupled weight decay (Loshchilov and Hutter, 2019).
-    #[default]
-    Adamw,
-    /// The same with moments in codes of eight bits (Dettmers et al., 2022).
-    #[serde(rename = "adamw_8bit")]
-    Adamw8bit,
-    /// The sign of a momentum (Chen et al., 2023).
-    Lion,
-    /// Adam with a second moment in rows and columns (Shazeer and Stern, 2018).
-    Adafactor,
-    /// Stochastic gradient descent.
-    Sgd,
-    /// Adam with an average in the place of a schedule (Defazio et al., 2024).
-    ScheduleFreeAdamw,
-    /// An orthogonalised momentum (Jordan et al., 2024).
-    Muon,
-}
-
-impl Choice for OptimizerName {
-    const NAMES: &'static [(&'static str, Self)] = &[
-        ("adamw", Self::Adamw),
-        ("adamw_8bit", Self::Adamw8bit),
-        ("lion", Self::Lion),
-        ("adafactor", Self::Adafactor),
-        ("sgd", Self::Sgd),
-        ("schedule_free_adamw", Self::ScheduleFreeAdamw),
-        ("muon", Self::Muon),
-    ];
-    const PEERS: &'static [(&'static str, &'static str)] = &[
-        ("adam", "adamw"),
-        ("adamw_torch", "adamw"),
-        ("adamw_torch_fused", "adamw"),
-        ("adamw_hf", "adamw"),
-        ("torch.optim.adamw", "adamw"),
-        ("paged_adamw_32bit", "adamw"),
-        ("adamw8bit", "adamw_8bit"),
-        ("adamw_bnb_8bit", "adamw_8bit"),
-        ("paged_adamw_8bit", "adamw_8bit"),
-        ("lion_32bit", "lion"),
-        ("paged_lion_32bit", "lion"),
-        ("lion_pytorch", "lion"),
-        ("adamwschedulefree", "schedule_free_adamw"),
-        ("torch.optim.sgd", "sgd"),
-    ];
+choice! {
+    /// The optimizer's name.
+    #[derive(Default)]
+    pub enum OptimizerName {
+        /// Adam with decoupled weight decay (Loshchilov and Hutter, 2019).
+        #[default]
+        Adamw = "adamw",
+            ["adam", "adamw_torch", "adamw_torch_fused", "adamw_hf", "torch.optim.adamw", "paged_adamw_32bit"];
+        /// The same with moments in codes of eight bits (Dettmers et al., 2022).
+        Adamw8bit = "adamw_8bit", ["adamw8bit", "adamw_bnb_8bit", "paged_adamw_8bit"];
+        /// The sign of a momentum (Chen et al., 2023).
+        Lion = "lion", ["lion_32bit", "paged_lion_32bit", "lion_pytorch"];
+        /// Adam with a second moment in rows and columns (Shazeer and Stern, 2018).
+        Adafactor = "adafactor";
+        /// Stochastic gradient descent.
+        Sgd = "sgd", ["torch.optim.sgd"];
+        /// Adam with an average in the place of a schedule (Defazio et al., 2024).
+        ScheduleFreeAdamw = "schedule_free_adamw", ["adamwschedulefree"];
+        /// An orthogonalised momentum (Jordan et al., 2024).
+        Muon = "muon";
+    }
 }

@@ -3,10 +3,9 @@
 use std::path::PathBuf;
 
 use regex::Regex;
-use serde::Serialize;
 
 use super::last_line;
-use crate::schema::{Choice, Problem, Section, section};
+use crate::schema::{Problem, Section, choice, section};
 
 section! {
     /// One `[[objective.reward]]`.
@@ -66,47 +65,24 @@ impl RewardConfig {
     }
 }
 
-/// How an answer is judged.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum RewardKind {
-    /// It is the text of a column.
-    Exact,
-    /// Its last number is that of a column.
-    Number,
-    /// It has the text of a column in it.
-    Contains,
-    /// How much of it is the text of a column.
-    Similarity,
-    /// A pattern finds something in it.
-    Regex,
-    /// It is JSON.
-    Json,
-    /// It is not too long.
-    Length,
-    /// What a program says.
-    Command,
-}
-
-impl Choice for RewardKind {
-    const NAMES: &'static [(&'static str, Self)] = &[
-        ("exact", Self::Exact),
-        ("number", Self::Number),
-        ("contains", Self::Contains),
-        ("similarity", Self::Similarity),
-        ("regex", Self::Regex),
-        ("json", Self::Json),
-        ("length", Self::Length),
-        ("command", Self::Command),
-    ];
-    const PEERS: &'static [(&'static str, &'static str)] = &[
-        ("string_check", "exact"),
-        ("eq", "exact"),
-        ("like", "contains"),
-        ("ilike", "contains"),
-        ("text_similarity", "similarity"),
-        ("fuzzy_match", "similarity"),
-        ("python", "command"),
-        ("score_model", "command"),
-    ];
+choice! {
+    /// How an answer is judged.
+    pub enum RewardKind {
+        /// It is the text of a column.
+        Exact = "exact", ["string_check", "eq"];
+        /// Its last number is that of a column.
+        Number = "number";
+        /// It has the text of a column in it.
+        Contains = "contains", ["like", "ilike"];
+        /// How much of it is the text of a column.
+        Similarity = "similarity", ["text_similarity", "fuzzy_match"];
+        /// A pattern finds something in it.
+        Regex = "regex";
+        /// It is JSON.
+        Json = "json";
+        /// It is not too long.
+        Length = "length";
+        /// What a program says.
+        Command = "command", ["python", "score_model"];
+    }
 }

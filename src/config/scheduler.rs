@@ -1,9 +1,7 @@
 //! Section `[scheduler]` of a recipe.
 
-use serde::Serialize;
-
 use super::POSITIVE;
-use crate::schema::{Choice, Problem, Section, section};
+use crate::schema::{Choice as _, Problem, Section, choice, section};
 
 section! {
     /// Section `[scheduler]`.
@@ -62,63 +60,38 @@ impl SchedulerConfig {
     }
 }
 
-/// Shape of the learning rate after warm-up.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum LrScheduler {
-    /// Half a cosine down to `min_lr_ratio`.
-    #[default]
-    Cosine,
-    /// A straight line down to `min_lr_ratio`.
-    Linear,
-    /// The peak to the end.
-    Constant,
-    /// Several half cosines down to `min_lr_ratio`, each from the peak.
-    CosineWithRestarts,
-    /// A power of a straight line down to `min_lr_ratio`.
-    Polynomial,
-    /// One over the root of the step.
-    InverseSqrt,
-    /// The peak, and in the last steps down to `min_lr_ratio`, from where the warm-up starts too.
-    WarmupStableDecay,
+choice! {
+    /// Shape of the learning rate after warm-up.
+    #[derive(Default)]
+    pub enum LrScheduler {
+        /// Half a cosine down to `min_lr_ratio`.
+        #[default]
+        Cosine = "cosine", ["cosine_with_min_lr", "cosine_decay"];
+        /// A straight line down to `min_lr_ratio`.
+        Linear = "linear", ["linear_schedule"];
+        /// The peak to the end.
+        Constant = "constant", ["constant_with_warmup"];
+        /// Several half cosines down to `min_lr_ratio`, each from the peak.
+        CosineWithRestarts = "cosine_with_restarts";
+        /// A power of a straight line down to `min_lr_ratio`.
+        Polynomial = "polynomial";
+        /// One over the root of the step.
+        InverseSqrt = "inverse_sqrt", ["rsqrt"];
+        /// The peak, and in the last steps down to `min_lr_ratio`, from where the warm-up starts too.
+        WarmupStableDecay = "warmup_stable_decay", ["wsd"];
+    }
 }
 
-impl Choice for LrScheduler {
-    const NAMES: &'static [(&'static str, Self)] = &[
-        ("cosine", Self::Cosine),
-        ("linear", Self::Linear),
-        ("constant", Self::Constant),
-        ("cosine_with_restarts", Self::CosineWithRestarts),
-        ("polynomial", Self::Polynomial),
-        ("inverse_sqrt", Self::InverseSqrt),
-        ("warmup_stable_decay", Self::WarmupStableDecay),
-    ];
-    const PEERS: &'static [(&'static str, &'static str)] = &[
-        ("constant_with_warmup", "constant"),
-        ("cosine_with_min_lr", "cosine"),
-        ("cosine_decay", "cosine"),
-        ("linear_schedule", "linear"),
-        ("wsd", "warmup_stable_decay"),
-        ("rsqrt", "inverse_sqrt"),
-    ];
-}
-
-/// How the last steps of [`LrScheduler::WarmupStableDecay`] fall.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub enum DecayType {
-    /// Half a cosine.
-    #[default]
-    #[serde(rename = "cosine")]
-    Cosine,
-    /// A straight line.
-    #[serde(rename = "linear")]
-    Linear,
-    /// One less the root of the progress.
-    #[serde(rename = "1-sqrt")]
-    OneMinusSqrt,
-}
-
-impl Choice for DecayType {
-    const NAMES: &'static [(&'static str, Self)] =
-        &[("cosine", Self::Cosine), ("linear", Self::Linear), ("1-sqrt", Self::OneMinusSqrt)];
+choice! {
+    /// How the last steps of [`LrScheduler::WarmupStableDecay`] fall.
+    #[derive(Default)]
+    pub enum DecayType {
+        /// Half a cosine.
+        #[default]
+        Cosine = "cosine";
+        /// A straight line.
+        Linear = "linear";
+        /// One less the root of the progress.
+        OneMinusSqrt = "1-sqrt";
+    }
 }

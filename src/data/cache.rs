@@ -19,7 +19,7 @@ mod store;
 use crate::util::files::{MAX_CACHE_BYTES, cache_folder, hex};
 
 pub(super) use content::{Signature, content_hash, hash_of};
-pub(super) use store::{Chunk, Details, Encoded, RowEntry, StoreWriter, TokenStore};
+pub(super) use store::{Details, Encoded, RowChunk, RowEntry, StoreWriter, TokenStore};
 
 /// Smallest data file whose tokens are kept. Tokenising a smaller file takes less time than looking its tokens up.
 pub const LARGE_FILE_BYTES: u64 = 16 << 20;

@@ -12,12 +12,12 @@ const MAX_NAMED: usize = 5;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct RowFindings {
     pub(super) num_rows: u64,
-    kinds: Vec<Kind>,
+    kinds: Vec<AlikeRows>,
 }
 
 /// Rows whose messages differ only in names and numbers.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-struct Kind {
+struct AlikeRows {
     /// The message for the first row.
     text: String,
     shape: String,
@@ -35,7 +35,7 @@ impl RowFindings {
         let index = match self.kinds.iter().position(|kind| kind.shape == shape) {
             Some(index) => index,
             None if self.kinds.len() < MAX_KINDS => {
-                self.kinds.push(Kind { text: text.to_owned(), shape, ..Kind::default() });
+                self.kinds.push(AlikeRows { text: text.to_owned(), shape, ..AlikeRows::default() });
                 self.kinds.len() - 1
             }
             None => return,
@@ -59,7 +59,7 @@ impl RowFindings {
 
     /// The place of a row that is named.
     pub(super) fn place_of(&self, row: usize) -> Option<String> {
-        let place = |kind: &Kind| kind.places.get(kind.rows.iter().position(|named| *named == row)?).cloned();
+        let place = |kind: &AlikeRows| kind.places.get(kind.rows.iter().position(|named| *named == row)?).cloned();
         self.kinds.iter().find_map(place)
     }
 
@@ -74,7 +74,7 @@ impl RowFindings {
     }
 }
 
-impl Kind {
+impl AlikeRows {
     fn message(&self) -> String {
         let Self { text, num_rows, places, .. } = self;
         if *num_rows < 2 {

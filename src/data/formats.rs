@@ -58,12 +58,7 @@ pub enum Prompt {
 
 /// Keys of a row by which people say which parts of a conversation carry loss; most are settings of other trainers.
 const LOSS_KEYS: [&str; 7] = [
-    "train_on_turns",
-    "mask_history",
-    "train_on_inputs",
-    "train_on_input",
-    "train_on_eos",
-    "train_on_eot",
+    "train_on_turns", "mask_history", "train_on_inputs", "train_on_input", "train_on_eos", "train_on_eot",
     "roles_to_train",
 ];
 

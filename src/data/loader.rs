@@ -55,7 +55,7 @@ pub struct Loader<'a> {
     micro_batch_size: usize,
     is_endless: bool,
     /// Jobs for the workers; `None` where there are no workers.
-    jobs: Option<Sender<(Job, Sender<Made>)>>,
+    jobs: Option<Sender<(MicroBatchJob, Sender<Made>)>>,
     /// Results of the jobs that were handed out, in order.
     pending: VecDeque<Receiver<Made>>,
     /// The first of these results, where it was looked at.
@@ -67,7 +67,7 @@ pub struct Loader<'a> {
 
 /// A micro-batch to make.
 #[derive(Debug)]
-struct Job {
+struct MicroBatchJob {
     order: Arc<Order>,
     rows: Range<usize>,
     micro_batch_size: usize,
@@ -77,7 +77,7 @@ struct Job {
     max_length: usize,
 }
 
-impl Job {
+impl MicroBatchJob {
     fn run(&self, files: &[DataFile], is_stopped: &dyn Fn() -> bool) -> Result<LoadedBatch, DataError> {
         // A panic is printed where it happens, with its place.
         catch_unwind(AssertUnwindSafe(|| self.make(files, is_stopped)))
@@ -152,7 +152,7 @@ impl<'a> Loader<'a> {
             workers: Vec::new(),
             work: WorkerTime::default(),
         };
-        let (sender, receiver) = mpsc::channel::<(Job, Sender<Made>)>();
+        let (sender, receiver) = mpsc::channel::<(MicroBatchJob, Sender<Made>)>();
         let receiver = Arc::new(Mutex::new(receiver));
         for index in 0..dataset.config.num_workers {
             let (receiver, files) = (Arc::clone(&receiver), Arc::clone(&dataset.files));
@@ -259,7 +259,7 @@ impl<'a> Loader<'a> {
     }
 
     /// The next micro-batch to make, `None` at the end.
-    fn next_job(&mut self) -> Option<Job> {
+    fn next_job(&mut self) -> Option<MicroBatchJob> {
         let size = self.micro_batch_size;
         let start_of = |batch: u64| usize::try_from(batch).unwrap_or(usize::MAX).saturating_mul(size);
         if start_of(self.cursor.batch) >= self.order.1.num_rows() && self.order.0 == self.cursor.epoch {
@@ -280,7 +280,7 @@ impl<'a> Loader<'a> {
             Cursor { epoch, batch: batch + 1 }
         };
         let DataConfig { row_kind: kind, max_length, .. } = self.dataset.config;
-        Some(Job {
+        Some(MicroBatchJob {
             order,
             rows: start..end,
             micro_batch_size: size,
@@ -324,7 +324,7 @@ mod tests {
         let dataset = open(&files, &numbered_rows(2), |_| {});
         let order = Arc::new(dataset.train_order(0));
         let (cursor_after, kind) = (Cursor::default(), RowKind::Sequence);
-        let job = Job { order, rows: 0..3, micro_batch_size: 3, epoch: 0, cursor_after, kind, max_length: 8 };
+        let job = MicroBatchJob { order, rows: 0..3, micro_batch_size: 3, epoch: 0, cursor_after, kind, max_length: 8 };
         let error = job.run(&dataset.files, &|| false).unwrap_err().to_string();
         assert_eq!(error, "a data worker failed: a thread panicked");
     }

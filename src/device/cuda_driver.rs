@@ -18,7 +18,6 @@ const NO_DRIVER_HINT: &str =
 /// Loads the driver's library and asks its version, which needs no GPU.
 ///
 /// # Errors
-///
 /// If it cannot be loaded: why, in one line.
 pub(super) fn driver_library() -> Result<DriverLibrary, String> {
     let cuda_version = ask(cuda_version).map_err(|silence| silence.reason)?;
@@ -35,7 +34,6 @@ pub(super) fn loaded_from(part: &str) -> Option<PathBuf> {
 /// How many GPUs the driver shows.
 ///
 /// # Errors
-///
 /// If it is missing or does not start.
 pub(super) fn num_gpus() -> Result<u32, DeviceError> {
     let count = ask(|| result::init().and_then(|()| result::device::get_count()))?;
@@ -45,7 +43,6 @@ pub(super) fn num_gpus() -> Result<u32, DeviceError> {
 /// Memory of a GPU that nobody uses, as its driver sees it. This process has its context on it already.
 ///
 /// # Errors
-///
 /// If the driver does not say.
 pub(super) fn free_memory_bytes(ordinal: u32) -> Result<u64, DeviceError> {
     let free = ask(|| {
@@ -64,7 +61,6 @@ pub(super) fn free_memory_bytes(ordinal: u32) -> Result<u64, DeviceError> {
 /// Finds a GPU by its number.
 ///
 /// # Errors
-///
 /// If the driver is missing, does not start, or sees no such GPU.
 pub(super) fn probe(ordinal: u32) -> Result<CudaGpu, DeviceError> {
     let num_gpus = num_gpus()?;

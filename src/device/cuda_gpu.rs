@@ -36,7 +36,6 @@ impl CudaGpu {
     /// Checks that the GPU and its driver are recent enough.
     ///
     /// # Errors
-    ///
     /// If one of them is not.
     pub(super) fn require_recent(&self) -> Result<(), DeviceError> {
         if self.compute_capability < OLDEST_COMPUTE_CAPABILITY {

@@ -4,20 +4,20 @@ use std::fmt;
 use std::str::FromStr;
 
 use burn::tensor::{DType, FloatDType};
-use serde::Serialize;
 
-use crate::schema::Choice;
+use crate::schema::{Choice, choice};
 
-/// Floating-point formats that a recipe can name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Dtype {
-    /// IEEE single precision, 4 bytes.
-    F32,
-    /// bfloat16, 2 bytes: the range of `f32`, 8 bits of mantissa.
-    Bf16,
-    /// IEEE half precision, 2 bytes.
-    F16,
+choice! {
+    /// Floating-point formats that a recipe can name.
+    #[derive(Hash)]
+    pub enum Dtype {
+        /// IEEE single precision, 4 bytes.
+        F32 = "f32", ["fp32", "float32", "float", "32", "no"];
+        /// bfloat16, 2 bytes: the range of `f32`, 8 bits of mantissa.
+        Bf16 = "bf16", ["bfloat16"];
+        /// IEEE half precision, 2 bytes.
+        F16 = "f16", ["fp16", "float16", "half"];
+    }
 }
 
 impl Dtype {
@@ -27,11 +27,7 @@ impl Dtype {
     /// The name in recipes.
     #[must_use]
     pub fn name(self) -> &'static str {
-        match self {
-            Self::F32 => "f32",
-            Self::Bf16 => "bf16",
-            Self::F16 => "f16",
-        }
+        self.word()
     }
 
     /// Bytes of one number.
@@ -42,21 +38,6 @@ impl Dtype {
             Self::Bf16 | Self::F16 => 2,
         }
     }
-}
-
-impl Choice for Dtype {
-    const NAMES: &'static [(&'static str, Self)] = &[("f32", Self::F32), ("bf16", Self::Bf16), ("f16", Self::F16)];
-    const PEERS: &'static [(&'static str, &'static str)] = &[
-        ("fp32", "f32"),
-        ("float32", "f32"),
-        ("float", "f32"),
-        ("32", "f32"),
-        ("no", "f32"),
-        ("bfloat16", "bf16"),
-        ("fp16", "f16"),
-        ("float16", "f16"),
-        ("half", "f16"),
-    ];
 }
 
 impl fmt::Display for Dtype {
@@ -71,7 +52,6 @@ impl FromStr for Dtype {
     /// Reads a recipe name.
     ///
     /// # Errors
-    ///
     /// If it is not the name of one of [`Dtype::ALL`]; the caller adds where the name stands.
     fn from_str(name: &str) -> Result<Self, ()> {
         Self::ALL.into_iter().find(|dtype| dtype.name() == name).ok_or(())
@@ -104,7 +84,6 @@ impl TryFrom<DType> for Dtype {
     /// The recipe's format of a tensor's type.
     ///
     /// # Errors
-    ///
     /// Returns the type if recipes have no name for it.
     fn try_from(dtype: DType) -> Result<Self, DType> {
         match dtype {

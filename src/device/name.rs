@@ -25,7 +25,6 @@ impl std::str::FromStr for DeviceName {
     /// Reads a device name.
     ///
     /// # Errors
-    ///
     /// If the name is not one of `auto`, `cpu`, `cuda`, `cuda:N`, `vulkan`, `metal`, `rocm`. Only [`open`](super::open) finds out
     /// whether that device exists.
     fn from_str(name: &str) -> Result<Self, DeviceError> {

@@ -9,7 +9,6 @@ use crate::util::panics::guarded;
 /// Loads the library and asks what it is.
 ///
 /// # Errors
-///
 /// If it cannot be loaded or does not answer: why, in one line.
 pub(super) fn library() -> Result<NvrtcLibrary, String> {
     #[cfg(unix)]

@@ -229,12 +229,24 @@ pub(super) fn compiler() -> Option<String> {
 /// Checks that kernels can be compiled for a GPU.
 ///
 /// # Errors
-///
 /// If a part of the toolkit is missing or does not fit the driver or the GPU; the error says what to install.
 pub(super) fn require(gpu: &CudaGpu) -> Result<(), DeviceError> {
     let compiler = KernelCompiler::OF_BUILD;
     let nvrtc = (compiler == KernelCompiler::Nvrtc).then(super::nvrtc_library).transpose();
     check(compiler, gpu, nvrtc, find_toolkit().as_ref())
+}
+
+/// How a toolkit for a driver of CUDA `newest` is installed, also with these packages of pip.
+fn installation(newest: (u32, u32), packages: Option<&str>) -> String {
+    let [oldest, newest] = [OLDEST_CUDA, newest].map(dotted);
+    let toolkit = format!("install NVIDIA's CUDA toolkit, {oldest} to {newest}");
+    match packages {
+        Some(packages) => format!(
+            "{toolkit}, or {packages} by pip (scripts/requirements-cuda.txt), and set CUDA_PATH to its folder (pip's is \
+             site-packages/nvidia/cu13)"
+        ),
+        None => format!("{toolkit} and set CUDA_PATH to its folder"),
+    }
 }
 
 /// `nvrtc`: the library, or why it cannot be loaded; `None` if kernels do not go through it.
@@ -247,18 +259,8 @@ fn check(
     let newest = gpu.driver_cuda_version;
     let lacking = |problem: String, packages: &str| {
         // pip's toolkits before 13.0 are spread over several folders, of which CUDA_PATH could name one only.
-        let pip = if newest >= (13, 0) || compiler == KernelCompiler::Llvm {
-            format!(", or {packages} by pip (scripts/requirements-cuda.txt),")
-        } else {
-            String::new()
-        };
-        let remedy = format!(
-            "install NVIDIA's CUDA toolkit, {} to {}{pip} and set CUDA_PATH to its folder{}",
-            dotted(OLDEST_CUDA),
-            dotted(newest),
-            if pip.is_empty() { "" } else { " (pip's is site-packages/nvidia/cu13)" },
-        );
-        Err(DeviceError::Incomplete { problem, remedy })
+        let pip = (newest >= (13, 0) || compiler == KernelCompiler::Llvm).then_some(packages);
+        Err(DeviceError::Incomplete { problem, remedy: installation(newest, pip) })
     };
     match nvrtc {
         Err(reason) => return lacking(format!("{reason}; it compiles the kernels"), "nvidia-cuda-nvrtc"),

@@ -11,7 +11,7 @@ use crate::data::template::Stops;
 use crate::data::tokenizer::Tokenizer;
 use crate::lora::AdapterSet;
 use crate::model::Model;
-use crate::model::decode::{MAX_TEXTS, Part, Sequence, next_logits};
+use crate::model::decode::{MAX_TEXTS, NextTokens, Sequence, next_logits};
 use crate::util::faults;
 
 /// A text to write.
@@ -139,7 +139,7 @@ impl<'a> TextBatch<'a> {
         let mut sequence = self.before.clone().unwrap_or_else(|| Sequence::new(self.model));
         let kept = sequence.keep_start_of(&prompt_ids);
         let mut text = Text { id, sequence, adapters, writing, top_logprobs, unshown: VecDeque::new(), token: 0 };
-        let part = Part { sequence: &mut text.sequence, adapters, token_ids: &prompt_ids[kept..] };
+        let part = NextTokens { sequence: &mut text.sequence, adapters, token_ids: &prompt_ids[kept..] };
         let logits: Vec<f32> = faults::read(next_logits(self.model, &mut [part]), LOGITS);
         self.before = self.before.take().map(|_| text.sequence.clone());
         if text.next(self.model, &logits, &mut on_text)? {
@@ -159,7 +159,7 @@ impl<'a> TextBatch<'a> {
         }
         let mut parts = Vec::with_capacity(self.texts.len());
         for Text { sequence, adapters, token, .. } in &mut self.texts {
-            parts.push(Part { sequence, adapters, token_ids: std::slice::from_ref(token) });
+            parts.push(NextTokens { sequence, adapters, token_ids: std::slice::from_ref(token) });
         }
         let logits: Vec<f32> = faults::read(next_logits(self.model, &mut parts), LOGITS);
         let mut kept = Vec::with_capacity(self.texts.len());
@@ -189,8 +189,8 @@ impl Text<'_> {
         let shown = shown.into_iter().zip(std::iter::from_fn(|| self.unshown.pop_front()));
         let shown = shown.map(|(bytes, (id, logprobs))| ShownToken { id, bytes, logprobs }).collect();
         let end_token = self.writing.end_token;
-        let goes_on = on_text(self.id, NewText { text, token, end_token, shown, ending: then.err() }).is_continue();
+        let wants_more = on_text(self.id, NewText { text, token, end_token, shown, ending: then.err() }).is_continue();
         self.token = then.unwrap_or_default();
-        Ok(goes_on && then.is_ok())
+        Ok(wants_more && then.is_ok())
     }
 }

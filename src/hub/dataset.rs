@@ -10,7 +10,7 @@ use hf_hub::split_id;
 use serde::{Deserialize, Serialize};
 
 use super::location::is_repository_id;
-use super::repository::{Kind, REQUEST_RETRIES, RemoteFile, Repository, is_below};
+use super::repository::{REQUEST_RETRIES, RemoteFile, Repository, RepositoryKind, is_below};
 use super::{HubError, HubSettings, Progress};
 use crate::schema::Problem;
 
@@ -86,7 +86,7 @@ pub fn dataset_files(
     progress: Progress,
 ) -> Result<Vec<PathBuf>, HubError> {
     let revision = dataset.revision.as_deref().unwrap_or("main");
-    let repository = Repository { kind: Kind::Dataset, id: &dataset.id, revision, settings };
+    let repository = Repository { kind: RepositoryKind::Dataset, id: &dataset.id, revision, settings };
     let request = SplitRequest { repository, files: dataset.files.as_deref(), name, split, is_data };
     if settings.offline { request.find() } else { request.download(progress) }
 }
@@ -201,7 +201,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::hub::Token;
+    use crate::hub::AccessToken;
     use crate::hub::fixture::{Behaviour, CONVERTED, Hub};
 
     fn files(names: &[&str]) -> BTreeMap<String, Vec<u8>> {
@@ -209,7 +209,7 @@ mod tests {
     }
 
     fn settings(hub: &Hub, cache: &Path) -> HubSettings {
-        let token = Some(Token::new("hf_secret"));
+        let token = Some(AccessToken::new("hf_secret"));
         HubSettings { endpoint: hub.endpoint.clone(), cache: cache.to_owned(), token, offline: false }
     }
 

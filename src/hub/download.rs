@@ -83,7 +83,8 @@ impl ModelRequest<'_> {
         }
     }
 
-    fn download_adapter(&self, progress: Progress) -> Result<Option<PathBuf>, HubError> {
+    /// A client of the repository, its commit, and the files that it has there, also those in folders or not.
+    fn listed(&self, recursive: bool) -> Result<(HFRepositorySync<RepoTypeModel>, String, Vec<RemoteFile>), HubError> {
         let repository = &self.repository;
         let explain = |error| repository.explain(error);
         let client = repository.settings.client(REQUEST_RETRIES).map_err(explain)?;
@@ -91,8 +92,13 @@ impl ModelRequest<'_> {
         let client = client.model(owner, name);
         let info = client.info().revision(repository.revision).send().map_err(explain)?;
         let commit = repository.checked_commit(info.sha)?;
-        let entries = client.list_tree().revision(&*commit).recursive(false).send().map_err(explain)?;
-        let mut files = RemoteFile::list(&entries);
+        let entries = client.list_tree().revision(&*commit).recursive(recursive).send().map_err(explain)?;
+        Ok((client, commit, RemoteFile::list(&entries)))
+    }
+
+    fn download_adapter(&self, progress: Progress) -> Result<Option<PathBuf>, HubError> {
+        let repository = &self.repository;
+        let (client, commit, mut files) = self.listed(false)?;
         let has = |name: &str| files.iter().any(|file| file.name == name);
         if has(CONFIG) || !has(ADAPTER_CONFIG) {
             return Ok(None);
@@ -126,14 +132,7 @@ impl ModelRequest<'_> {
 
     fn download_missing(&self, progress: Progress) -> Result<PathBuf, HubError> {
         let repository = &self.repository;
-        let explain = |error| repository.explain(error);
-        let client = repository.settings.client(REQUEST_RETRIES).map_err(explain)?;
-        let (owner, name) = split_id(repository.id);
-        let client = client.model(owner, name);
-        let info = client.info().revision(repository.revision).send().map_err(explain)?;
-        let commit = repository.checked_commit(info.sha)?;
-        let entries = client.list_tree().revision(&*commit).recursive(true).send().map_err(explain)?;
-        let files = RemoteFile::list(&entries);
+        let (client, commit, files) = self.listed(true)?;
         if let Some(file) = gguf::choose(repository.id, self.file, &files)? {
             return self.download_gguf(&client, &file, &beside_gguf(files), &commit, progress);
         }

@@ -188,7 +188,7 @@ impl Seek for Remote<'_> {
 mod tests {
     use super::*;
     use crate::hub::fixture::{Behaviour, COMMIT, Hub};
-    use crate::hub::{HubSettings, Progress, Token, Wanted, resolve};
+    use crate::hub::{AccessToken, HubSettings, Progress, Wanted, resolve};
 
     fn chosen(asked: Option<&str>, names: &[&str]) -> Result<Option<String>, String> {
         let file = |name: &&str| RemoteFile { name: (*name).to_owned(), num_bytes: 5 << 30 };
@@ -199,12 +199,7 @@ mod tests {
     #[test]
     fn a_file_is_meant_by_its_name_its_quantisation_or_by_being_the_only_one() {
         let names = [
-            "config.json",
-            "m-BF16.gguf",
-            "m-F16.gguf",
-            "m-Q4_K_M.gguf",
-            "IQ1/m.IQ1_S.gguf",
-            "mmproj-F16.gguf",
+            "config.json", "m-BF16.gguf", "m-F16.gguf", "m-Q4_K_M.gguf", "IQ1/m.IQ1_S.gguf", "mmproj-F16.gguf",
             "imatrix.gguf",
         ];
         for (asked, expected) in [
@@ -268,7 +263,7 @@ mod tests {
         let files = names.iter().map(|name| ((*name).to_owned(), model())).collect();
         let hub = Hub::start(Behaviour { files, ..Behaviour::default() });
         let cache = tempfile::tempdir().unwrap();
-        let token = Some(Token::new("hf_secret"));
+        let token = Some(AccessToken::new("hf_secret"));
         let settings =
             HubSettings { endpoint: hub.endpoint.clone(), cache: cache.path().to_owned(), token, offline: false };
         (hub, cache, settings)

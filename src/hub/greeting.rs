@@ -67,14 +67,14 @@ pub fn greet(settings: &HubSettings) -> Greeting {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::hub::Token;
+    use crate::hub::AccessToken;
     use crate::hub::fixture::{Behaviour, Hub};
 
     fn settings(endpoint: &str, token: Option<&str>) -> HubSettings {
         HubSettings {
             endpoint: endpoint.to_owned(),
             cache: std::env::temp_dir(),
-            token: token.map(Token::new),
+            token: token.map(AccessToken::new),
             offline: false,
         }
     }

@@ -121,14 +121,7 @@ mod tests {
     #[test]
     fn what_looks_like_a_path_must_exist() {
         for path in [
-            "./nope",
-            "/nope/model",
-            "../nope",
-            "~/models/x",
-            "a/b/c",
-            "nope/",
-            "C:\\models",
-            "src/nope",
+            "./nope", "/nope/model", "../nope", "~/models/x", "a/b/c", "nope/", "C:\\models", "src/nope",
             "o/n/../f.gguf",
         ] {
             let error = Location::parse(path).unwrap_err().to_string();

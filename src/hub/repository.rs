@@ -27,7 +27,7 @@ const ATTEMPTS: usize = 4;
 
 /// What a repository holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum RepositoryKind {
     Model,
     Dataset,
 }
@@ -35,7 +35,7 @@ pub(super) enum Kind {
 /// A repository at a revision, with the Hub's and the cache's location.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Repository<'a> {
-    pub(super) kind: Kind,
+    pub(super) kind: RepositoryKind,
     pub(super) id: &'a str,
     pub(super) revision: &'a str,
     pub(super) settings: &'a HubSettings,
@@ -73,8 +73,8 @@ impl Repository<'_> {
     /// The repository's folder in the cache.
     pub(super) fn folder(&self) -> PathBuf {
         let kind = match self.kind {
-            Kind::Model => "models",
-            Kind::Dataset => "datasets",
+            RepositoryKind::Model => "models",
+            RepositoryKind::Dataset => "datasets",
         };
         self.settings.cache.join(format!("{kind}--{}", self.id.replace('/', "--")))
     }
@@ -117,6 +117,19 @@ impl Repository<'_> {
         written.map_err(|error| self.cache_error(&error))
     }
 
+    /// It is only for those who accepted its licence.
+    fn gated(&self) -> Problem {
+        let Self { kind, id, settings, .. } = *self;
+        let prefix = if kind == RepositoryKind::Model { "" } else { "datasets/" };
+        let page = format!("accept its licence at {}/{prefix}{id}, then", settings.endpoint);
+        if settings.token.is_some() {
+            let message = format!("{id} is gated, and the token that was sent gives no access to it");
+            Problem::new(message).hint(format!("{page} check that HF_TOKEN belongs to that account"))
+        } else {
+            Problem::new(format!("{id} is gated")).hint(format!("{page} set HF_TOKEN to a token of that account"))
+        }
+    }
+
     /// The user's view of an error of the client. It contains neither addresses with a query nor the token.
     pub(super) fn explain(&self, error: HFError) -> HubError {
         let Self { kind, id, revision, settings } = *self;
@@ -124,10 +137,9 @@ impl Repository<'_> {
         let (endpoint, has_token) = (&settings.endpoint, settings.token.is_some());
         let detail =
             if message.is_empty() { String::new() } else { settings.redact(&format!(": {}", message.trim_end())) };
-        let prefix = if kind == Kind::Model { "" } else { "datasets/" };
         let no_repository = || {
             let folder = searched_folder(id.as_ref());
-            let what = if kind == Kind::Model { "folder" } else { "file or folder" };
+            let what = if kind == RepositoryKind::Model { "folder" } else { "file or folder" };
             let message =
                 format!("{id} was not found at {endpoint}, and there is no such {what} in {}", folder.display());
             let whose = if has_token { "to an account without access" } else { "without HF_TOKEN" };
@@ -139,16 +151,7 @@ impl Repository<'_> {
             HubError::Failed(Problem::new(format!("{endpoint} answered {status}{detail}")).hint(hint))
         };
         match (code.as_str(), error) {
-            ("GatedRepo", _) | (_, HFError::Forbidden { .. }) => {
-                let page = format!("accept its licence at {endpoint}/{prefix}{id}, then");
-                let (message, hint) = if has_token {
-                    let message = format!("{id} is gated, and the token that was sent gives no access to it");
-                    (message, format!("{page} check that HF_TOKEN belongs to that account"))
-                } else {
-                    (format!("{id} is gated"), format!("{page} set HF_TOKEN to a token of that account"))
-                };
-                Problem::new(message).hint(hint).into()
-            }
+            ("GatedRepo", _) | (_, HFError::Forbidden { .. }) => self.gated().into(),
             (_, HFError::AuthRequired { .. }) if message.contains("Invalid credentials") => {
                 let hint = format!(
                     "set HF_TOKEN to a valid one (made at {endpoint}/settings/tokens), or unset it for what is public"
@@ -161,7 +164,7 @@ impl Repository<'_> {
             ("", HFError::RevisionNotFound { .. }) if revision == "main" => no_repository(),
             ("RevisionNotFound", _) | (_, HFError::RevisionNotFound { .. }) => {
                 let problem = Problem::new(format!("{id} has no revision `{revision}`"));
-                let key = if kind == Kind::Model { "`model.revision`" } else { "what follows the `@`" };
+                let key = if kind == RepositoryKind::Model { "`model.revision`" } else { "what follows the `@`" };
                 problem.hint(format!("{key} is a branch, a tag or a commit")).into()
             }
             (_, HFError::Request { source, .. }) => HubError::Network {

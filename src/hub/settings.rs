@@ -13,16 +13,16 @@ pub struct HubSettings {
     /// Folder in which repositories are cached.
     pub cache: PathBuf,
     /// Access token.
-    pub token: Option<Token>,
+    pub token: Option<AccessToken>,
     /// Whether to never use the network.
     pub offline: bool,
 }
 
 /// An access token; no message ever shows it.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Token(String);
+pub struct AccessToken(String);
 
-impl Token {
+impl AccessToken {
     /// Wraps a token.
     #[must_use]
     pub fn new(token: impl Into<String>) -> Self {
@@ -30,7 +30,7 @@ impl Token {
     }
 }
 
-impl fmt::Debug for Token {
+impl fmt::Debug for AccessToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Token(***)")
     }
@@ -73,7 +73,7 @@ impl HubSettings {
             cache: folder("HF_HUB_CACHE")
                 .or_else(|| folder("HUGGINGFACE_HUB_CACHE"))
                 .unwrap_or_else(|| home.join("hub")),
-            token: token.map(Token),
+            token: token.map(AccessToken),
             offline: is_set("HF_HUB_OFFLINE") || is_set("TRANSFORMERS_OFFLINE"),
         }
     }
@@ -120,9 +120,9 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("token"), "hf_file\n").unwrap();
         let home = folder.path().to_str().unwrap();
-        assert_eq!(settings(&[("HF_HOME", home)]).token, Some(Token::new("hf_file")));
+        assert_eq!(settings(&[("HF_HOME", home)]).token, Some(AccessToken::new("hf_file")));
         let both = settings(&[("HF_HOME", home), ("HF_TOKEN", "hf_variable")]);
-        assert_eq!(both.token, Some(Token::new("hf_variable")));
+        assert_eq!(both.token, Some(AccessToken::new("hf_variable")));
         assert!(!format!("{both:?}").contains("hf_variable"));
         assert_eq!(both.redact("Bearer hf_variable"), "Bearer ***");
         let off = settings(&[("HF_HOME", home), ("HF_TOKEN", "x"), ("HF_HUB_DISABLE_IMPLICIT_TOKEN", "1")]);

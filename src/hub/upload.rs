@@ -152,12 +152,12 @@ mod tests {
     use base64::engine::general_purpose::STANDARD;
     use serde_json::{Value, json};
 
-    use super::super::Token;
+    use super::super::AccessToken;
     use super::super::fixture::{Behaviour, Hub};
     use super::*;
 
     fn settings(hub: &Hub) -> HubSettings {
-        let token = Some(Token::new("hf_secret"));
+        let token = Some(AccessToken::new("hf_secret"));
         HubSettings { endpoint: hub.endpoint.clone(), cache: std::env::temp_dir(), token, offline: false }
     }
 

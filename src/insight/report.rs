@@ -79,7 +79,6 @@ impl ReportError {
 /// Makes report.html from a run's files, in its folder or elsewhere, and returns its path.
 ///
 /// # Errors
-///
 /// A folder that holds no run, or a file that cannot be read or written.
 pub fn write(folder: &Path, out: Option<&Path>) -> Result<PathBuf, ReportError> {
     let page = page(folder)?;
@@ -100,7 +99,6 @@ fn rendered(record: &Record, is_watched: bool) -> Result<String, ReportError> {
 /// page that waits for them.
 ///
 /// # Errors
-///
 /// A file that cannot be read.
 pub fn watched_page(folder: &Path) -> Result<String, ReportError> {
     match Record::read(folder) {
@@ -120,7 +118,6 @@ pub fn has_begun(folder: &Path) -> bool {
 /// become impatient meanwhile.
 ///
 /// # Errors
-///
 /// Those of [`write()`], and an exceeded limit.
 pub fn write_within(folder: &Path, limit: impl Fn() -> Duration) -> Result<PathBuf, ReportError> {
     let (sender, receiver) = mpsc::channel();

@@ -4,7 +4,7 @@ use burn::tensor::{DType, Device, Tensor};
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 
-use super::kind::Kind;
+use super::kind::AdapterKind;
 use super::matrices::{Applied, Matrices};
 use super::row_norms::RowNorms;
 use super::start::{normal, start};
@@ -25,7 +25,7 @@ pub struct Adapter {
     /// Name of the linear layer within the model.
     pub module: String,
     /// Its kind.
-    pub kind: Kind,
+    pub kind: AdapterKind,
     /// Its matrices, in `f32`.
     pub matrices: Matrices<Tensor<2>>,
     /// Scale of the update.

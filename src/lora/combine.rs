@@ -3,7 +3,7 @@
 use rand::{Rng, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
 
-use super::start::{Rows, Singular, as_f32};
+use super::start::{Singular, StartRows, as_f32};
 use crate::ops::low_rank::LowRank;
 
 /// How updates are combined, by PEFT's names.
@@ -79,7 +79,7 @@ pub struct Combination {
 
 /// An update on one module, with its share in the combination times its scale.
 #[derive(Clone, Copy, Debug)]
-pub struct Part<'a> {
+pub struct ScaledUpdate<'a> {
     /// A, `[r, in_features]`, and B, `[out_features, r]`.
     pub matrices: LowRank<&'a [f32]>,
     /// Its rank.
@@ -97,7 +97,7 @@ impl Combination {
 
     /// A and B of the combination on one module, whose product is to be multiplied by nothing, and their rank.
     #[must_use]
-    pub fn of(&self, parts: &[Part<'_>], rng: &mut ChaCha8Rng) -> (usize, LowRank<Vec<f32>>) {
+    pub fn of(&self, parts: &[ScaledUpdate<'_>], rng: &mut ChaCha8Rng) -> (usize, LowRank<Vec<f32>>) {
         let ranks = parts.iter().map(|part| part.r);
         match self.kind {
             CombinationType::Cat => (ranks.sum(), cat(parts).map(|rows| rows.values)),
@@ -112,17 +112,17 @@ impl Combination {
                 let count = singular.values.iter().take(r).filter(|value| **value > least).count();
                 let singular = singular.first(count);
                 let left = singular.left.scaled(&singular.values);
-                let padded = |rows: Rows, length: usize| {
+                let padded = |rows: StartRows, length: usize| {
                     let mut values = rows.values;
                     values.resize(r * length, 0.0);
-                    Rows { values, length }
+                    StartRows { values, length }
                 };
                 let (length, b) = (left.length, left);
                 let b = padded(b, length).transposed().values;
                 (r, LowRank { a: padded(singular.right, in_features).values, b })
             }
             _ => {
-                let root = |part: &Part<'_>| as_f32(part.factor.abs().sqrt());
+                let root = |part: &ScaledUpdate<'_>| as_f32(part.factor.abs().sqrt());
                 // The sign is in one of the two.
                 let of_a: Vec<f32> = parts.iter().map(|part| root(part) * as_f32(part.factor.signum())).collect();
                 let of_b: Vec<f32> = parts.iter().map(root).collect();
@@ -189,17 +189,17 @@ impl Combination {
 const NOISE: f32 = 1e-6;
 
 /// All A with their factors, and all B, beside each other.
-fn cat(parts: &[Part<'_>]) -> LowRank<Rows> {
-    let scaled = |part: &Part<'_>| {
+fn cat(parts: &[ScaledUpdate<'_>]) -> LowRank<StartRows> {
+    let scaled = |part: &ScaledUpdate<'_>| {
         let factor = as_f32(part.factor);
         part.matrices.a.iter().map(move |value| value * factor).collect::<Vec<_>>()
     };
     let in_features = parts.first().map_or(1, |part| part.matrices.a.len() / part.r);
-    let columns = |part: &Part<'_>| Rows { values: part.matrices.b.to_vec(), length: part.r }.transposed();
-    let rows: Vec<Rows> = parts.iter().map(columns).collect();
+    let columns = |part: &ScaledUpdate<'_>| StartRows { values: part.matrices.b.to_vec(), length: part.r }.transposed();
+    let rows: Vec<StartRows> = parts.iter().map(columns).collect();
     let out_features = rows.first().map_or(1, |rows| rows.length);
-    let b = Rows { values: rows.into_iter().flat_map(|rows| rows.values).collect(), length: out_features };
-    LowRank { a: Rows { values: parts.iter().flat_map(scaled).collect(), length: in_features }, b: b.transposed() }
+    let b = StartRows { values: rows.into_iter().flat_map(|rows| rows.values).collect(), length: out_features };
+    LowRank { a: StartRows { values: parts.iter().flat_map(scaled).collect(), length: in_features }, b: b.transposed() }
 }
 
 #[cfg(test)]
@@ -239,12 +239,15 @@ mod tests {
             (0..count).map(|i| ((i * 37 + key * 11) % 101) as f32 / 50.0 - 1.0).collect()
         };
         let (a, b) = ([numbers(2 * 7, 1), numbers(3 * 7, 2)], [numbers(5 * 2, 3), numbers(5 * 3, 4)]);
-        let part =
-            |index: usize, r: usize, factor| Part { matrices: LowRank { a: &a[index], b: &b[index] }, r, factor };
+        let part = |index: usize, r: usize, factor| ScaledUpdate {
+            matrices: LowRank { a: &a[index], b: &b[index] },
+            r,
+            factor,
+        };
         let parts = [part(0, 2, 0.5), part(1, 3, -1.5)];
         let product = |(r, LowRank { a, b }): (usize, LowRank<Vec<f32>>)| {
             assert_eq!((a.len(), b.len()), (r * 7, 5 * r));
-            Rows { values: b, length: r }.times(&Rows { values: a, length: 7 }).values
+            StartRows { values: b, length: r }.times(&StartRows { values: a, length: 7 }).values
         };
         let [exact, found] = [CombinationType::Cat, CombinationType::Svd].map(|kind| {
             let combination = Combination { svd_rank: Some(9), ..combination(kind, 1.0) };

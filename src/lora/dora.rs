@@ -129,7 +129,7 @@ mod tests {
 
     use super::*;
     use crate::lora::RowNorms;
-    use crate::lora::kind::Kind;
+    use crate::lora::kind::AdapterKind;
     use crate::model::weights::Quantisation;
     use crate::ops::dropout::Dropout;
     use crate::ops::host;
@@ -151,7 +151,7 @@ mod tests {
     fn fixture(device: &Device) -> ([Tensor<2>; 3], Matrices<Tensor<2>>) {
         let [out_features, in_features] = SHAPE;
         let wide = |key| numbers([TOKENS, out_features], key, device);
-        let matrices = Kind::Dora.shapes(3, SHAPE).zip(Matrices { a: 4, b: 5, magnitude: Some(6) });
+        let matrices = AdapterKind::Dora.shapes(3, SHAPE).zip(Matrices { a: 4, b: 5, magnitude: Some(6) });
         let matrices = matrices.map(|(shape, key)| numbers(shape, key, device) + if key == 6 { 2.0 } else { 0.0 });
         ([numbers([TOKENS, in_features], 1, device), wide(2), wide(3)], matrices)
     }
@@ -258,7 +258,7 @@ mod tests {
         let adapter = Applied { matrices: matrices.as_ref(), scale: SCALE, dropout: None, norms: &norms };
         let host = |x: &Tensor<2>| x.to_data().try_to_vec::<f32>().unwrap();
         let (values, on_host) = (host(&weight.values.dense()), matrices.as_ref().map(host));
-        let added = Kind::Dora.difference(on_host.as_ref().map(|x| &**x), SCALE, &values, SHAPE);
+        let added = AdapterKind::Dora.difference(on_host.as_ref().map(|x| &**x), SCALE, &values, SHAPE);
         let sum = values.iter().zip(&added).map(|(weight, added)| weight + added).collect();
         let merged = Weight { values: Matrix::Dense(host::tensor(sum, SHAPE, &device)), ..weight.clone() };
         let expected = forward(place, &x, &weight, adapter, None);

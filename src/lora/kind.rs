@@ -13,14 +13,14 @@ use crate::ops::low_rank::LowRank;
 
 /// The kind of an adapter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum AdapterKind {
     /// `scale B A` is added to the weight (Hu et al., 2021).
     Lora,
     /// The rows of the sum are brought to trained lengths besides (Liu et al., 2024).
     Dora,
 }
 
-impl Kind {
+impl AdapterKind {
     /// Shapes of the matrices of rank `r` on a weight `[out_features, in_features]`.
     #[must_use]
     pub fn shapes(self, r: usize, [out_features, in_features]: [usize; 2]) -> Matrices<[usize; 2]> {

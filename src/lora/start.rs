@@ -16,7 +16,7 @@ use crate::ops::host;
 
 pub(super) use decomposition::Singular;
 pub use eva::Directions;
-pub(super) use rows::{Rows, as_f32};
+pub(super) use rows::{StartRows, as_f32};
 
 /// New matrices with which the model's output is the base model's: A drawn as PEFT does and B zero, or such that their product
 /// is; and ones for magnitudes, until the model is there. Numbers are drawn on the host, so that a seed gives the same matrices on every device.

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use patterns::Patterns;
 
-use super::kind::Kind;
+use super::kind::AdapterKind;
 use super::matrices::Matrices;
 use super::trained::{FullTensor, TensorId};
 use crate::config::{LoraConfig, TargetModules, meant_layer};
@@ -21,7 +21,7 @@ const MANY_PATTERNS: usize = 4096;
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdapterShape {
     /// Kind of the adapter.
-    pub kind: Kind,
+    pub kind: AdapterKind,
     /// Rank.
     pub r: usize,
     /// Scale of the update.
@@ -320,31 +320,20 @@ impl LoraConfig {
         }
         let mut targets = Patterns::of_modules("target_modules", Some(&self.target_modules), &mut errors);
         let mut excluded = Patterns::of_modules("exclude_modules", self.exclude_modules.as_ref(), &mut errors);
-        let most = MANY_PATTERNS.max(names.iter().map(Vec::len).sum());
-        let counts = [
-            (targets.key, targets.len()),
-            (excluded.key, excluded.len()),
-            ("layers_pattern", self.layers_pattern.as_ref().map_or(0, Vec::len)),
-            ("rank_pattern", self.rank_pattern.len()),
-            ("alpha_pattern", self.alpha_pattern.len()),
-        ];
-        let too_many = counts.into_iter().filter(|(_, count)| *count > most);
-        let too_many: Vec<_> = too_many.map(|(key, count)| TargetError::TooMany { key, count, most }).collect();
+        let too_many = self.too_many([&targets, &excluded], names.iter().map(Vec::len).sum());
         if !too_many.is_empty() {
             return Err(too_many);
         }
         let layers = Patterns::of_layers(self.layers_pattern.as_deref(), &mut errors);
         let mut ranks = Patterns::of_ends("rank_pattern", self.rank_pattern.keys(), &mut errors);
         let mut alphas = Patterns::of_ends("alpha_pattern", self.alpha_pattern.keys(), &mut errors);
-        let kind = if self.use_dora { Kind::Dora } else { Kind::Lora };
+        let kind = if self.use_dora { AdapterKind::Dora } else { AdapterKind::Lora };
         let mut shapes = vec![PerSite::new(); num_layers];
         let mut adapted = Vec::new();
         for (layer, shapes) in shapes.iter_mut().enumerate() {
             for (site, (module, role)) in names[layer].iter().enumerate() {
-                if *role != Role::Linear {
-                    continue;
-                }
-                if !self.is_in_layers(layer, module, &layers)
+                if *role != Role::Linear
+                    || !self.is_in_layers(layer, module, &layers)
                     || targets.count(module) == 0
                     || excluded.count(module) > 0
                 {
@@ -357,12 +346,7 @@ impl LoraConfig {
             }
         }
         let frozen = || names.iter().flatten().filter(|(_, role)| *role != Role::Linear).map(|(module, _)| &**module);
-        let mut linear = Vec::new();
-        for (module, _) in names.iter().flatten().filter(|(_, role)| *role == Role::Linear) {
-            if !linear.contains(&short_name(module)) {
-                linear.push(short_name(module));
-            }
-        }
+        let linear = short_names(names);
         let all_layers_exist = !errors.iter().any(|error| matches!(error, TargetError::NoLayer { .. }));
         for target in targets.unused().filter(|_| all_layers_exist) {
             errors.push(match target.rsplit('.').next() {
@@ -391,6 +375,20 @@ impl LoraConfig {
         }
     }
 
+    /// The keys that have more patterns than a model has use for, which has `num_modules` modules.
+    fn too_many(&self, [targets, excluded]: [&Patterns; 2], num_modules: usize) -> Vec<TargetError> {
+        let most = MANY_PATTERNS.max(num_modules);
+        let counts = [
+            (targets.key, targets.len()),
+            (excluded.key, excluded.len()),
+            ("layers_pattern", self.layers_pattern.as_ref().map_or(0, Vec::len)),
+            ("rank_pattern", self.rank_pattern.len()),
+            ("alpha_pattern", self.alpha_pattern.len()),
+        ];
+        let too_many = counts.into_iter().filter(|(_, count)| *count > most);
+        too_many.map(|(key, count)| TargetError::TooMany { key, count, most }).collect()
+    }
+
     /// Whether a module is in one of the layers, or listed with its whole name.
     fn is_in_layers(&self, layer: usize, module: &str, patterns: &Patterns) -> bool {
         let Some(layers) = &self.layers_to_transform else { return true };
@@ -404,6 +402,17 @@ impl LoraConfig {
     fn scale(&self, r: usize, alpha: f64) -> f64 {
         if self.use_rslora { alpha / (r as f64).sqrt() } else { alpha / r as f64 }
     }
+}
+
+/// What the linear layers are called within their blocks, in the order of the first of each name.
+fn short_names(names: &[Vec<(String, Role)>]) -> Vec<&str> {
+    let mut linear = Vec::new();
+    for (module, _) in names.iter().flatten().filter(|(_, role)| *role == Role::Linear) {
+        if !linear.contains(&short_name(module)) {
+            linear.push(short_name(module));
+        }
+    }
+    linear
 }
 
 #[cfg(test)]
@@ -420,7 +429,7 @@ mod tests {
     fn all_linear_takes_the_layers_of_every_block_of_every_family() {
         let selection = LoraConfig::default().select_of_any(3).unwrap();
         let of_layer: PerSite<_> =
-            (0..25).map(|site| (site, AdapterShape { kind: Kind::Lora, r: 8, scale: 2.0 })).collect();
+            (0..25).map(|site| (site, AdapterShape { kind: AdapterKind::Lora, r: 8, scale: 2.0 })).collect();
         assert_eq!(selection.shapes, vec![of_layer; 3]);
         assert_eq!(selection.hits[0].num_hits, 75);
     }
@@ -454,14 +463,14 @@ mod tests {
         let mut config = LoraConfig { r: 16, lora_alpha: 32.0, use_rslora: true, ..LoraConfig::default() };
         assert_eq!(
             config.select_of_any(1).unwrap().shapes[0][&0],
-            AdapterShape { kind: Kind::Lora, r: 16, scale: 8.0 }
+            AdapterShape { kind: AdapterKind::Lora, r: 16, scale: 8.0 }
         );
         config.use_rslora = false;
         config.rank_pattern = [("down_proj".into(), 4)].into_iter().collect();
         config.alpha_pattern = [("down_proj".into(), 2.0)].into_iter().collect();
         let shapes = config.select_of_any(1).unwrap().shapes;
-        assert_eq!(shapes[0][&0], AdapterShape { kind: Kind::Lora, r: 16, scale: 2.0 });
-        assert_eq!(shapes[0][&6], AdapterShape { kind: Kind::Lora, r: 4, scale: 0.5 });
+        assert_eq!(shapes[0][&0], AdapterShape { kind: AdapterKind::Lora, r: 16, scale: 2.0 });
+        assert_eq!(shapes[0][&6], AdapterShape { kind: AdapterKind::Lora, r: 4, scale: 0.5 });
     }
 
     /// Checked against `check_target_module_exists` and `get_pattern_key` of PEFT 0.21.

@@ -44,14 +44,14 @@ pub struct Sublayer {
 /// The tensors that a block's forward keeps for its backward.
 #[derive(Debug)]
 pub struct Activations {
-    sublayers: Vec<Kept>,
+    sublayers: Vec<SublayerKept>,
     /// What the adapters' backwards need, but for the block's last linear layer, whose is computed in the backward.
     of_adapters: PerSite<Tensor<2>>,
 }
 
 /// The tensors that a sublayer's forward keeps.
 #[derive(Debug)]
-struct Kept {
+struct SublayerKept {
     /// The residual stream before it, `[tokens, hidden_size]`.
     x: Tensor<2>,
     /// Factor of each token in the norm of its input.
@@ -69,16 +69,16 @@ impl Sublayer {
         (normed, Some(rstd))
     }
 
-    fn activations(&self, x: Tensor<2>, linears: &mut Linears<'_>, mixing: Mixing<'_>) -> Kept {
+    fn activations(&self, x: Tensor<2>, linears: &mut Linears<'_>, mixing: Mixing<'_>) -> SublayerKept {
         let (normed, rstd) = self.normed(&x, linears.context);
         let inner = Arc::clone(&self.inner).activations(&normed, linears, mixing);
         drop(normed);
         let after = self.norm_after.as_ref().map(|_| inner.output(None, linears));
-        Kept { x, rstd, inner, after }
+        SublayerKept { x, rstd, inner, after }
     }
 
     /// The residual stream after it.
-    fn output(&self, kept: &Kept, linears: &mut Linears<'_>) -> Tensor<2> {
+    fn output(&self, kept: &SublayerKept, linears: &mut Linears<'_>) -> Tensor<2> {
         match (&self.norm_after, &kept.after) {
             (Some(norm), Some(y)) => kept.x.clone() + norm.forward(linears.context.place(), y, linears.context.eps).0,
             _ => match self.output_scale {
@@ -89,8 +89,14 @@ impl Sublayer {
     }
 
     /// The gradient of the residual stream before it, if `input_grad`, from that after it.
-    fn backward(&self, dy: Tensor<2>, kept: Kept, linears: &mut Linears<'_>, goes_on: bool) -> Option<Tensor<2>> {
-        let (place, Kept { x, rstd, inner, after }) = (linears.context.place(), kept);
+    fn backward(
+        &self,
+        dy: Tensor<2>,
+        kept: SublayerKept,
+        linears: &mut Linears<'_>,
+        passes_gradient: bool,
+    ) -> Option<Tensor<2>> {
+        let (place, SublayerKept { x, rstd, inner, after }) = (linears.context.place(), kept);
         let context = linears.context;
         let [trained_before, trained_after] = self.trained_norms;
         let before_norm = self.norm_after.as_ref().zip(after).map(|(norm, y)| {
@@ -100,13 +106,13 @@ impl Sublayer {
             norm.backward(place, &dy, &y, &rstd, y.zeros_like())
         });
         let before_norm = before_norm.or_else(|| Some(dy.clone() * self.output_scale?));
-        let (again, input_grad) = (|| self.normed(&x, context).0, goes_on || trained_before.is_some());
+        let (again, input_grad) = (|| self.normed(&x, context).0, passes_gradient || trained_before.is_some());
         let given = Backward { dy: before_norm.as_ref().unwrap_or(&dy), x: &again, input_grad };
         let dnormed = inner.backward(given, linears);
         if let ((Some(name), Some(dnormed)), Some(rstd)) = ((trained_before, &dnormed), &rstd) {
             linears.grads.norms.push((name, rms_norm_weight_grad(dnormed, &x, rstd)));
         }
-        dnormed.filter(|_| goes_on).map(|dnormed| match (&self.norm_before, rstd) {
+        dnormed.filter(|_| passes_gradient).map(|dnormed| match (&self.norm_before, rstd) {
             (Some(norm), Some(rstd)) => norm.backward(place, &dnormed, &x, &rstd, dy),
             _ => dy + dnormed,
         })
@@ -136,7 +142,7 @@ impl Block {
     #[must_use]
     pub fn activations_with(&self, x: Tensor<2>, context: &BlockContext<'_>, mixing: Mixing<'_>) -> Activations {
         let mut linears = Linears::new(&self.linears, context, PerSite::new());
-        let mut sublayers: Vec<Kept> = Vec::with_capacity(self.sublayers.len());
+        let mut sublayers: Vec<SublayerKept> = Vec::with_capacity(self.sublayers.len());
         let mut input = Some(x);
         for (index, sublayer) in self.sublayers.iter().enumerate() {
             let Some(x) = input.take() else { break };

@@ -66,7 +66,7 @@ impl Sequence {
 
 /// The next tokens of a text, and the adapters (unmerged) that it is written with.
 #[derive(Debug)]
-pub struct Part<'a> {
+pub struct NextTokens<'a> {
     /// The text so far; the caller keeps it within `max_position_embeddings`.
     pub sequence: &'a mut Sequence,
     /// The adapters; [`AdapterSet::none`] for the base model alone.
@@ -79,7 +79,7 @@ pub struct Part<'a> {
 ///
 /// On the CPU the logits of a text are the same to the bit whatever other texts are in the pass.
 #[must_use]
-pub fn next_logits(model: &Model, parts: &mut [Part<'_>]) -> Tensor<2> {
+pub fn next_logits(model: &Model, parts: &mut [NextTokens<'_>]) -> Tensor<2> {
     // Modules in place of the model's are those of all texts in a pass.
     let is_one = parts.windows(2).all(|pair| std::ptr::eq(pair[0].adapters, pair[1].adapters));
     let have_modules = parts.iter().any(|part| part.adapters.full.replaces_modules());
@@ -97,13 +97,13 @@ pub fn next_logits(model: &Model, parts: &mut [Part<'_>]) -> Tensor<2> {
         }
         let token_ids = [&part.sequence.token_ids, part.token_ids].concat();
         part.sequence.truncate(0);
-        let part = Part { sequence: part.sequence, adapters: part.adapters, token_ids: &token_ids };
+        let part = NextTokens { sequence: part.sequence, adapters: part.adapters, token_ids: &token_ids };
         kernels::run(model.place(), || logits_of_last(model, &mut [part]))
     });
     Tensor::cat(each.collect(), 0)
 }
 
-fn logits_of_last(model: &Model, parts: &mut [Part<'_>]) -> Tensor<2> {
+fn logits_of_last(model: &Model, parts: &mut [NextTokens<'_>]) -> Tensor<2> {
     let lengths: Vec<usize> = parts.iter().map(|part| part.token_ids.len()).collect();
     let x = last_block(model, parts, &lengths);
     let mut end = 0;
@@ -122,10 +122,10 @@ fn logits_of_last(model: &Model, parts: &mut [Part<'_>]) -> Tensor<2> {
 }
 
 /// The output of the last block for the new tokens, `[tokens, hidden_size]`.
-fn last_block(model: &Model, parts: &mut [Part<'_>], lengths: &[usize]) -> Tensor<2> {
+fn last_block(model: &Model, parts: &mut [NextTokens<'_>], lengths: &[usize]) -> Tensor<2> {
     let is_start = matches!(parts, [part] if part.sequence.num_tokens() == 0);
     let token_ids: Vec<u32> = parts.iter().flat_map(|part| part.token_ids).copied().collect();
-    let position_of = |part: &Part<'_>| {
+    let position_of = |part: &NextTokens<'_>| {
         let start = part.sequence.num_tokens();
         start..start + part.token_ids.len()
     };
@@ -139,7 +139,7 @@ fn last_block(model: &Model, parts: &mut [Part<'_>], lengths: &[usize]) -> Tenso
     let caches = parts.first().map_or(&[][..], |part| &part.sequence.caches);
     let layouts = TextLayouts::of(caches, lengths);
     let (by_rows, none) = (by_rows(parts, lengths), BlockAdapters::default());
-    let Embedded { mut x, mut carried } = model.embed_by_rows(&tokens, by_token_rows(parts, lengths));
+    let Embedded { mut x, mut between_blocks } = model.embed_by_rows(&tokens, by_token_rows(parts, lengths));
     for (layer, block) in model.walk(0..model.blocks.len()) {
         let block = match parts.first() {
             Some(part) => model.with_own_norms(layer, &block, part.adapters),
@@ -150,7 +150,7 @@ fn last_block(model: &Model, parts: &mut [Part<'_>], lengths: &[usize]) -> Tenso
             [(_, adapters)] => (*adapters, &[][..]),
             several => (&none, several),
         };
-        let context = BlockContext { by_rows, ..carried.context(place, &model.config, layer, adapters, None) };
+        let context = BlockContext { by_rows, ..between_blocks.context(place, &model.config, layer, adapters, None) };
         let earlier = model.config.blocks[layer].attention().and_then(Attention::key_value_layer);
         let caches = parts.iter_mut().map(|part| &mut part.sequence.caches[earlier.unwrap_or(layer)]).collect();
         let is_appended = earlier.is_some();
@@ -158,13 +158,13 @@ fn last_block(model: &Model, parts: &mut [Part<'_>], lengths: &[usize]) -> Tenso
         let mut mixing = InCaches { place, caches, lengths, layout, layouts: &layouts, is_start, is_appended };
         let activations = block.activations_with(x, &context, &mut mixing);
         x = block.output(&activations, &context);
-        carried.keep(&model.config, layer, &activations);
+        between_blocks.keep(&model.config, layer, &activations);
     }
     x
 }
 
 /// The adapters whose embeddings and head texts have, by rows of tokens: neighbours without rows of the embedding are one.
-fn by_token_rows<'a>(parts: &[Part<'a>], lengths: &[usize]) -> Vec<(Range<usize>, &'a AdapterSet)> {
+fn by_token_rows<'a>(parts: &[NextTokens<'a>], lengths: &[usize]) -> Vec<(Range<usize>, &'a AdapterSet)> {
     let mut all: Vec<(Range<usize>, &AdapterSet)> = Vec::new();
     for (rows, adapters) in by_rows(parts, lengths) {
         match all.last_mut() {
@@ -176,7 +176,7 @@ fn by_token_rows<'a>(parts: &[Part<'a>], lengths: &[usize]) -> Vec<(Range<usize>
 }
 
 /// The adapters of the parts, by rows of tokens: neighbours with the same adapters are one.
-fn by_rows<'a>(parts: &[Part<'a>], lengths: &[usize]) -> Vec<(Range<usize>, &'a AdapterSet)> {
+fn by_rows<'a>(parts: &[NextTokens<'a>], lengths: &[usize]) -> Vec<(Range<usize>, &'a AdapterSet)> {
     let mut by_rows: Vec<(Range<usize>, &AdapterSet)> = Vec::new();
     for (part, length) in parts.iter().zip(lengths) {
         match by_rows.last_mut() {
@@ -232,7 +232,7 @@ mod tests {
 
     /// The logits after more tokens of one text.
     fn one(model: &Model, sequence: &mut Sequence, adapters: &AdapterSet, token_ids: &[u32]) -> Vec<f32> {
-        values(next_logits(model, &mut [Part { sequence, adapters, token_ids }]))
+        values(next_logits(model, &mut [NextTokens { sequence, adapters, token_ids }]))
     }
 
     /// Largest difference from the logits of the full pass, relative to the largest logit, over all splits.
@@ -397,7 +397,7 @@ mod tests {
             let mut sequences = start();
             let parts = sequences.iter_mut().zip(sets);
             let mut parts: Vec<_> =
-                parts.map(|(sequence, adapters)| Part { sequence, adapters, token_ids: &[11] }).collect();
+                parts.map(|(sequence, adapters)| NextTokens { sequence, adapters, token_ids: &[11] }).collect();
             let together = values(next_logits(&model, &mut parts));
             let rows = together.chunks(model.config.vocab_size);
             for (((sequence, adapters), together), prompt) in start().iter_mut().zip(sets).zip(rows).zip(prompts) {

@@ -8,8 +8,8 @@ use burn::tensor::{DType, IndexingUpdateOp, Int, Tensor};
 use half::{bf16, f16};
 
 use super::Model;
+use super::between_blocks::BetweenBlocks;
 use super::block::Block;
-use super::carried::Carried;
 use super::context::{BlockContext, Watch};
 use crate::lora::{AdapterSet, FullTensor};
 use crate::ops::layout::Layout;
@@ -32,7 +32,7 @@ pub struct Embedded {
     /// Hidden states, `[tokens, hidden_size]`: embeddings, then what the blocks so far make of them.
     pub x: Tensor<2>,
     /// Positions, what sees what, and what else every block is given.
-    pub carried: Carried,
+    pub between_blocks: BetweenBlocks,
 }
 
 /// What makes the layers' own embeddings of the tokens.
@@ -75,11 +75,11 @@ impl Embedded {
         watch: Option<&Watch>,
     ) {
         let block = &*model.with_own_norms(layer, block, adapters);
-        let context = self.carried.context(model.place(), &model.config, layer, &adapters.blocks[layer], None);
+        let context = self.between_blocks.context(model.place(), &model.config, layer, &adapters.blocks[layer], None);
         let context = BlockContext { watch, ..context };
         let activations = block.activations(self.x.clone(), &context);
         self.x = block.output(&activations, &context);
-        self.carried.keep(&model.config, layer, &activations);
+        self.between_blocks.keep(&model.config, layer, &activations);
     }
 }
 
@@ -105,7 +105,7 @@ impl Model {
     fn embedded(&self, tokens: &Tokens, x: Tensor<2>) -> Embedded {
         let of_layers = |weights| self.layer_inputs_of(weights, tokens.ids.clone(), &x);
         let layer_inputs = self.layer_inputs.as_ref().map(of_layers).unwrap_or_default();
-        Embedded { carried: Carried::new(Arc::clone(&tokens.layout), layer_inputs), x }
+        Embedded { between_blocks: BetweenBlocks::new(Arc::clone(&tokens.layout), layer_inputs), x }
     }
 
     /// The embeddings of token ids, with what adapters have in place of the model's, `[tokens, hidden_size]`.

@@ -6,7 +6,7 @@ use burn::tensor::Tensor;
 
 use super::context::{BlockBackward, BlockContext};
 use crate::lora::BlockAdapters;
-use crate::lora::kind::Kind;
+use crate::lora::kind::AdapterKind;
 use crate::lora::matrices::Applied;
 use crate::ops::dropout::{Dropout, mix};
 use crate::ops::linear::{
@@ -31,12 +31,12 @@ impl<'a> Linears<'a> {
     }
 
     /// Makes the linear layers of experts, which have no adapters.
-    pub(super) fn alone(&self) -> impl Fn() -> Self + use<'a> {
+    pub(super) fn without_adapters(&self) -> impl Fn() -> Self + use<'a> {
         let (weights, context) = (self.weights, self.context);
         move || Self::new(weights, context, PerSite::new())
     }
 
-    fn adapter(&self, site: SiteId) -> Option<(Kind, Applied<'a>)> {
+    fn adapter(&self, site: SiteId) -> Option<(AdapterKind, Applied<'a>)> {
         let adapter = self.context.adapters.get(&site)?;
         let dropout = self.context.dropout.map(|dropout| Dropout { seed: mix(dropout.seed ^ site as u64), ..dropout });
         Some((adapter.kind, adapter.applied(dropout)))

@@ -12,7 +12,7 @@ use crate::ops::layout::Layout;
 use crate::spec::Heads;
 
 /// What a sublayer makes of the next tokens of a text, in these rows, from its state.
-pub type Next<'a> = &'a dyn Fn(Range<usize>, &mut State, &TextLayouts) -> Tensor<2>;
+pub type Next<'a> = &'a dyn Fn(Range<usize>, &mut RecurrentState, &TextLayouts) -> Tensor<2>;
 
 /// A way in which they do.
 pub type Mixing<'a> = &'a mut dyn TokenMixing;
@@ -58,21 +58,21 @@ pub(super) enum LayerCache {
     /// Of an attention.
     KeyValues(KeyValueCache),
     /// As much, however long the text is.
-    State(Box<State>),
+    State(Box<RecurrentState>),
     /// Nothing: its attention uses the keys and values of an earlier layer.
     Nothing,
 }
 
 /// What a sublayer without attention keeps.
 #[derive(Clone, Debug)]
-pub struct State {
+pub struct RecurrentState {
     /// The last inputs of its convolution, `[kernel_size - 1, channels]`.
     inputs: Tensor<2>,
     /// Of all tokens, in `f32`; empty where it has only a convolution.
     pub(super) memory: Tensor<3>,
 }
 
-impl State {
+impl RecurrentState {
     /// Taken out, so that nothing else holds it and it is changed in place.
     pub(super) fn take_memory(&mut self) -> Tensor<3> {
         let empty = Tensor::zeros([0; 3], (&self.memory.device(), DType::F32));
@@ -102,7 +102,7 @@ impl LayerCache {
     /// A state of no tokens.
     pub(super) fn state(model: &Model, inputs: [usize; 2], memory: [usize; 3]) -> Self {
         let (device, inputs) = (&model.device(), Tensor::zeros(inputs, (&model.device(), model.compute)));
-        Self::State(Box::new(State { inputs, memory: Tensor::zeros(memory, (device, DType::F32)) }))
+        Self::State(Box::new(RecurrentState { inputs, memory: Tensor::zeros(memory, (device, DType::F32)) }))
     }
 
     /// Whether it can only forget all tokens.

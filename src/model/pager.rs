@@ -13,7 +13,7 @@ const MAX_AHEAD: usize = 1;
 
 /// The pages of a part of a model.
 #[derive(Clone, Debug, Default)]
-struct Part {
+struct PagedPart {
     /// Those of which it is known that they will be used.
     read: Vec<Pages>,
     /// Those of experts.
@@ -42,7 +42,7 @@ impl Pager {
     /// Starts the thread for the weights of these files.
     pub(super) fn new(config: &ModelConfig, weights: &Weights) -> Self {
         let num_blocks = config.num_layers();
-        let mut parts = vec![Part::default(); num_blocks + 1 + usize::from(!config.tie_word_embeddings)];
+        let mut parts = vec![PagedPart::default(); num_blocks + 1 + usize::from(!config.tie_word_embeddings)];
         let num_parts = parts.len();
         for (name, _) in config.expected_tensors() {
             let of_block = name.strip_prefix("model.layers.").and_then(|rest| rest.split('.').next()?.parse().ok());
@@ -52,7 +52,7 @@ impl Pager {
                 (None, "model.embed_tokens.weight") => num_parts - 1,
                 _ => continue,
             };
-            let Part { read, experts } = &mut parts[part];
+            let PagedPart { read, experts } = &mut parts[part];
             if is_of_expert(&name) { experts } else { read }.extend(weights.pages(&name));
         }
         let (turns, queue) = mpsc::sync_channel(MAX_AHEAD);
@@ -90,7 +90,7 @@ impl Drop for Pager {
     }
 }
 
-fn work(turns: &Receiver<Turn>, parts: &[Part]) {
+fn work(turns: &Receiver<Turn>, parts: &[PagedPart]) {
     for Turn { release, read } in turns {
         let release = release.into_iter().map(|part| &parts[part]);
         release.flat_map(|part| part.read.iter().chain(&part.experts)).for_each(Pages::release);

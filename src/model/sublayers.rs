@@ -2,12 +2,12 @@
 //! This file is their list.
 
 mod attention;
-mod beside;
 mod delta_net;
 mod gated;
 mod layer_input;
 mod mixture;
 mod short_conv;
+mod two_branches;
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -24,24 +24,24 @@ use crate::device::Dtype;
 use crate::schema::Problem;
 use crate::spec::{NormKind, Sublayer, SublayerKind};
 
-fn shape(kind: &SublayerKind) -> &dyn Shape {
+fn shape(kind: &SublayerKind) -> &dyn SublayerShape {
     match kind {
         SublayerKind::Attention(it) => it,
         SublayerKind::DeltaNet(it) => it,
         SublayerKind::ShortConv(it) => it,
         SublayerKind::Gated(it) => it,
         SublayerKind::Mixture(it) => it,
-        SublayerKind::Beside(it) => it,
+        SublayerKind::TwoBranches(it) => it,
         SublayerKind::LayerInput(it) => it,
     }
 }
 
-type Loaded = Result<Arc<dyn Forward>, Problem>;
+type LoadedSublayer = Result<Arc<dyn Forward>, Problem>;
 
 /// What is known of a sublayer without its weights.
-trait Shape {
+trait SublayerShape {
     /// With its frozen weights that are no linear layers.
-    fn load(&self, weights: LayerWeights<'_>) -> Loaded;
+    fn load(&self, weights: LayerWeights<'_>) -> LoadedSublayer;
 
     /// Sizes of its tensors.
     fn sizes(&self, by: SizedBy) -> SublayerSizes;
@@ -124,7 +124,7 @@ impl<C: Compute> Passed for Of<C> {
 }
 
 impl Sublayer {
-    pub(super) fn load(&self, weights: LayerWeights<'_>) -> Loaded {
+    pub(super) fn load(&self, weights: LayerWeights<'_>) -> LoadedSublayer {
         shape(&self.kind).load(weights)
     }
 

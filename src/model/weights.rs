@@ -44,7 +44,7 @@ pub use storage::Storage;
 use convert::Overflow;
 use files::overflow;
 use pages::of_bytes;
-use source::{Drawn, Held, Numbers, Source};
+use source::{Drawn, MatrixStorage, Numbers, Source};
 
 /// The source of a model's tensors.
 #[derive(Clone, Debug)]
@@ -171,7 +171,7 @@ impl Weights {
         config: &ModelConfig,
         device: &Device,
     ) -> Result<Matrix, Problem> {
-        if let Some(matrix) = self.source().as_stored(name, shape, &Held { storage, config, device })? {
+        if let Some(matrix) = self.source().as_stored(name, shape, &MatrixStorage { storage, config, device })? {
             return Ok(matrix);
         }
         // What is outside of the blocks, and what files of codes leave whole, is in codes only where it is stored so.

@@ -4,16 +4,16 @@ use burn::tensor::Tensor;
 
 use super::kernels::Place;
 
-pub use super::plain::updates::{State, Update};
+pub use super::plain::updates::{AdamState, Update};
 
 /// The states after one update, each with its gradient, all in `f32` and each of one shape. A `factor` of
 /// [`Updates::grad_factor`](super::kernels::Updates::grad_factor) is in the place of the update's.
 #[must_use]
 pub fn adamw(
     place: Place,
-    states: Vec<(State, &Tensor<2>)>,
+    states: Vec<(AdamState, &Tensor<2>)>,
     update: &Update,
     factor: Option<&Tensor<1>>,
-) -> Vec<State> {
+) -> Vec<AdamState> {
     place.adamw(states, update, factor)
 }

@@ -8,7 +8,7 @@ use rayon::prelude::*;
 
 use super::attention::{Attended, Heads, LseOrder};
 use super::kernels::Place;
-use super::plain::cached_attention::{CHUNK_TOKENS, Held, plain_attention_of_last};
+use super::plain::cached_attention::{CHUNK_TOKENS, CachedKeyValues, plain_attention_of_last};
 use super::product::F32Products;
 use super::{cpu, host};
 
@@ -20,7 +20,7 @@ use super::{cpu, host};
 pub struct KeyValueCache {
     heads: Heads,
     num_tokens: usize,
-    held: Held,
+    held: CachedKeyValues,
 }
 
 impl KeyValueCache {
@@ -34,7 +34,7 @@ impl KeyValueCache {
     pub fn truncate(&mut self, num_tokens: usize) {
         self.num_tokens = num_tokens.min(self.num_tokens);
         // On a device, what follows is written over.
-        if let Held::Host { keys, values } = &mut self.held {
+        if let CachedKeyValues::Host { keys, values } = &mut self.held {
             keys.truncate(self.num_tokens);
             values.truncate(self.num_tokens * self.heads.num_kv_heads * self.heads.head_dim);
         }
@@ -49,12 +49,12 @@ impl KeyValueCache {
         let end = self.num_tokens + count;
         // Taken out, so that nothing else holds the tensors and they are written in place.
         self.held = match std::mem::take(&mut self.held) {
-            Held::Host { mut keys, mut values } => {
+            CachedKeyValues::Host { mut keys, mut values } => {
                 keys.append(&host::view(k), self.heads.num_kv_heads * self.heads.head_dim);
                 values.extend_from_slice(&host::view(v));
-                Held::Host { keys, values }
+                CachedKeyValues::Host { keys, values }
             }
-            Held::Device(held, products) => {
+            CachedKeyValues::Device(held, products) => {
                 let Heads { num_kv_heads, head_dim, .. } = self.heads;
                 let range = [0..num_kv_heads, self.num_tokens..end, 0..head_dim];
                 let [keys, values] = *held;
@@ -62,7 +62,7 @@ impl KeyValueCache {
                     let new = new.clone().reshape([count, num_kv_heads, head_dim]).swap_dims(0, 1);
                     with_room_for(held, end).slice_assign(range.clone(), new)
                 });
-                Held::Device(Box::new(appended), products)
+                CachedKeyValues::Device(Box::new(appended), products)
             }
         };
         self.num_tokens = end;
@@ -112,18 +112,19 @@ pub fn attend_each(caches: &[&mut KeyValueCache], lengths: &[usize], q: &Tensor<
     let rows: Vec<Range<usize>> = rows_of(lengths).collect();
     let end = rows.last().map_or(0, |last| last.end);
     let num_heads = caches.first().map_or(0, |cache| cache.heads.num_heads);
-    let host_q = matches!(caches, [KeyValueCache { held: Held::Host { .. }, .. }, ..]).then(|| host::view(q));
+    let host_q =
+        matches!(caches, [KeyValueCache { held: CachedKeyValues::Host { .. }, .. }, ..]).then(|| host::view(q));
     let Some(host_q) = host_q else {
         let parts = caches.iter().zip(&rows).filter_map(|(cache, rows)| match &cache.held {
-            Held::Device(held, products) => Some(cache.plain_attend(&part(q, rows), held, *products)),
-            Held::Host { .. } => None,
+            CachedKeyValues::Device(held, products) => Some(cache.plain_attend(&part(q, rows), held, *products)),
+            CachedKeyValues::Host { .. } => None,
         });
         return joined(parts.collect());
     };
     let (mut o, mut lse) = (vec![0.0; host_q.len()], vec![0.0; end * num_heads]);
     let (mut rest, mut tasks) = ((&*host_q, o.as_mut_slice(), lse.as_mut_slice()), Vec::with_capacity(caches.len()));
     for (cache, rows) in caches.iter().zip(&rows) {
-        let Held::Host { keys, values } = &cache.held else { continue };
+        let CachedKeyValues::Host { keys, values } = &cache.held else { continue };
         let width = rest.0.len() / (end - rows.start);
         let (q, q_rest) = rest.0.split_at(rows.len() * width);
         let (o, o_rest) = rest.1.split_at_mut(rows.len() * width);

@@ -17,14 +17,14 @@ use super::kernels::{Attention, Linears, Losses, Norms, Place, Properties, Recur
 use super::layout::Layout;
 use super::low_rank::{Lora, LowRank};
 use super::plain::attention::{Attended, AttentionInputs, LseOrder};
-use super::plain::cached_attention::Held;
+use super::plain::cached_attention::CachedKeyValues;
 use super::plain::cross_entropy::{HeadGrads, LossInputs, most_cpu_targets};
 use super::plain::delta_rule::chunks::CHUNK_TOKENS;
 use super::plain::delta_rule::{DeltaInputs, Gates};
 use super::plain::linear::{Applied, InputGrad, Layer, LayerGrads, LayerOutput, rank};
 use super::plain::norms::Normed;
-use super::plain::routing::Rows;
-use super::plain::updates::{Coded, State, Update};
+use super::plain::routing::ExpertRows;
+use super::plain::updates::{AdamState, Coded, Update};
 use crate::device::{Dtype, has_bf16_products};
 use crate::spec::{Activation, DeltaHeads, Heads};
 use crate::util::cancel;
@@ -190,7 +190,7 @@ impl Linears for Cpu {
         [(dgate, gate), (dup, up)].map(|(grad, like)| host::tensor(grad, like.dims(), &like.device()))
     }
 
-    fn gather(&self, x: &Tensor<2>, rows: &Rows, weighted: bool) -> Tensor<2> {
+    fn gather(&self, x: &Tensor<2>, rows: &ExpertRows, weighted: bool) -> Tensor<2> {
         let (values, width, weights) = (host::view(x), x.dims()[1], weighted.then(|| host::view(&rows.weights)));
         let mut found = Vec::with_capacity(rows.tokens().count() * width);
         for (row, token) in rows.tokens().enumerate() {
@@ -202,7 +202,7 @@ impl Linears for Cpu {
         host::tensor(found, shape, &x.device())
     }
 
-    fn scatter_add(&self, y: Tensor<2>, rows: &Rows, update: &Tensor<2>, weighted: bool) -> Tensor<2> {
+    fn scatter_add(&self, y: Tensor<2>, rows: &ExpertRows, update: &Tensor<2>, weighted: bool) -> Tensor<2> {
         let (update, width) = (host::view(update), y.dims()[1]);
         let weights = weighted.then(|| host::view(&rows.weights));
         host::update(y, |y| {
@@ -278,8 +278,8 @@ impl Attention for Cpu {
         host::update_all([dy, gate], |[d_o, d_gate]| cpu::gate_output_backward(&o, d_o, d_gate))
     }
 
-    fn cache(&self, _: Heads, _: &Device, _: DType) -> Held {
-        Held::default()
+    fn cache(&self, _: Heads, _: &Device, _: DType) -> CachedKeyValues {
+        CachedKeyValues::default()
     }
 }
 
@@ -362,12 +362,12 @@ impl Losses for Cpu {
 }
 
 impl Updates for Cpu {
-    fn adamw(&self, states: Vec<(State, &Tensor<2>)>, update: &Update, _: Option<&Tensor<1>>) -> Vec<State> {
-        let one = |(State { parameter, m, v }, grad): (State, &Tensor<2>)| {
+    fn adamw(&self, states: Vec<(AdamState, &Tensor<2>)>, update: &Update, _: Option<&Tensor<1>>) -> Vec<AdamState> {
+        let one = |(AdamState { parameter, m, v }, grad): (AdamState, &Tensor<2>)| {
             let grad = host::view(grad);
             let step = |[parameter, m, v]: [&mut [f32]; 3]| cpu::adamw(parameter, &grad, m, v, update);
             let [parameter, m, v] = host::update_all([parameter, m, v], step);
-            State { parameter, m, v }
+            AdamState { parameter, m, v }
         };
         states.into_iter().map(one).collect()
     }

@@ -52,7 +52,7 @@ use table::Kernel;
 
 pub use check::{KERNELS_VARIABLE, KernelState, leave_alone};
 #[cfg(feature = "cuda-llvm")]
-pub use kernels::{Nccl, Written, self_check};
+pub use kernels::{Nccl, WrittenNumbers, self_check};
 pub use kernels::{digest, kernel_state, take_noted_bytes};
 pub use table::names;
 

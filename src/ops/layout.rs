@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 
-use super::plain::attention::chunk::Chunk;
+use super::plain::attention::chunk::QueryChunk;
 use super::plain::delta_rule::chunks::Chunks;
 use crate::spec::{Heads, QueryGrowth, RopePairs};
 
@@ -151,7 +151,7 @@ pub struct Layout {
     angles: Vec<OnceLock<Angles>>,
     /// By table, for kernels of GPUs: likewise.
     turns: Vec<OnceLock<Turns>>,
-    chunks: Made<(Heads, Arc<[Chunk]>)>,
+    chunks: Made<(Heads, Arc<[QueryChunk]>)>,
     /// For the delta rule in plain tensor calls.
     delta_chunks: OnceLock<Arc<Chunks>>,
     /// For kernels of GPUs.
@@ -276,8 +276,8 @@ impl Layout {
 
     /// The chunks in which plain tensor calls compute attention: made by the first layer that has such heads, and kept
     /// for the others.
-    pub(super) fn chunks(&self, heads: Heads, device: &Device) -> Arc<[Chunk]> {
-        self.chunks.of(heads, || Chunk::of([self.rows, self.row_length], &self.documents, heads, device))
+    pub(super) fn chunks(&self, heads: Heads, device: &Device) -> Arc<[QueryChunk]> {
+        self.chunks.of(heads, || QueryChunk::of([self.rows, self.row_length], &self.documents, heads, device))
     }
 
     /// The chunks in which plain tensor calls compute the delta rule, likewise.

@@ -38,7 +38,7 @@ impl Cost {
 
 /// All calls of one operation at one shape.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub struct Row {
+pub struct ProfileRow {
     /// Name of the operation.
     pub operation: &'static str,
     /// As in [`Cost`].
@@ -56,7 +56,7 @@ pub struct Row {
 #[derive(Debug)]
 struct Profile {
     device: Device,
-    rows: BTreeMap<(&'static str, String), Row>,
+    rows: BTreeMap<(&'static str, String), ProfileRow>,
 }
 
 static IS_ON: AtomicBool = AtomicBool::new(false);
@@ -74,9 +74,10 @@ pub fn start(device: &Device) {
 
 /// Stops counting and returns what was counted since [`start`], the longest first.
 #[must_use]
-pub fn finish() -> Vec<Row> {
+pub fn finish() -> Vec<ProfileRow> {
     IS_ON.store(false, Ordering::Relaxed);
-    let mut rows: Vec<Row> = profile().take().map_or_else(Vec::new, |profile| profile.rows.into_values().collect());
+    let mut rows: Vec<ProfileRow> =
+        profile().take().map_or_else(Vec::new, |profile| profile.rows.into_values().collect());
     rows.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
     rows
 }
@@ -99,7 +100,7 @@ pub fn measure<R>(operation: &'static str, cost: impl FnOnce() -> Cost, work: im
     let seconds = start.elapsed().as_secs_f64();
     if let Some(profile) = profile().as_mut() {
         let row = profile.rows.entry((operation, shape.clone())).or_default();
-        *row = Row {
+        *row = ProfileRow {
             operation,
             shape,
             calls: row.calls + 1,

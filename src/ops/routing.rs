@@ -7,7 +7,7 @@ use super::plain::routing::route_now;
 use super::profile::{self, Cost};
 use crate::spec::Probabilities;
 
-pub use super::plain::routing::{Routing, Rows};
+pub use super::plain::routing::{ExpertRows, Routing};
 
 /// Sends every token to the `num_per_token` experts with the highest scores; of equal ones, to the first. What experts make is
 /// multiplied by `scales` too, where there are such.
@@ -30,7 +30,7 @@ pub fn route(
 /// # Shapes
 /// `x`: `[tokens, width]`. Returns `[tokens of the expert, width]`.
 #[must_use]
-pub fn gather(place: Place, x: &Tensor<2>, rows: &Rows, weighted: bool) -> Tensor<2> {
+pub fn gather(place: Place, x: &Tensor<2>, rows: &ExpertRows, weighted: bool) -> Tensor<2> {
     profile::measure("gather", || cost(x, rows, 2), || place.gather(x, rows, weighted))
 }
 
@@ -39,11 +39,11 @@ pub fn gather(place: Place, x: &Tensor<2>, rows: &Rows, weighted: bool) -> Tenso
 /// # Shapes
 /// `y`: `[tokens, width]`, `update`: `[tokens of the expert, width]`.
 #[must_use]
-pub fn scatter_add(place: Place, y: Tensor<2>, rows: &Rows, update: &Tensor<2>, weighted: bool) -> Tensor<2> {
+pub fn scatter_add(place: Place, y: Tensor<2>, rows: &ExpertRows, update: &Tensor<2>, weighted: bool) -> Tensor<2> {
     profile::measure("scatter", || cost(update, rows, 3), || place.scatter_add(y, rows, update, weighted))
 }
 
-fn cost(x: &Tensor<2>, rows: &Rows, num_passes: usize) -> Cost {
+fn cost(x: &Tensor<2>, rows: &ExpertRows, num_passes: usize) -> Cost {
     let width = x.dims()[1];
     let bytes = profile::count(num_passes * rows.tokens().count() * width * x.dtype().size());
     Cost { shape: width.to_string(), flops: 0.0, bytes }

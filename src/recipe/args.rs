@@ -26,7 +26,6 @@ impl RecipeArgs {
     /// Reads the recipe with its changes.
     ///
     /// # Errors
-    ///
     /// All mistakes in the file and the changes, sorted by place.
     pub fn load(&self, purpose: Purpose) -> Result<Recipe, Problems> {
         self.load_with_text(purpose).map(|(recipe, _)| recipe)
@@ -36,7 +35,6 @@ impl RecipeArgs {
     /// pipe is read only once.
     ///
     /// # Errors
-    ///
     /// As [`load`](Self::load).
     pub fn load_with_text(&self, purpose: Purpose) -> Result<(Recipe, String), Problems> {
         let (path, text, overrides) = self.read()?;

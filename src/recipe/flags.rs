@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use super::{Purpose, Recipe, peers};
-use crate::schema::{Keys, Override, Problem, Row, rows_to};
+use crate::schema::{KeyRow, Keys, Override, Problem, rows_to};
 
 /// What an option means here.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -90,8 +90,8 @@ fn candidates(name: &str) -> Vec<Candidate> {
 }
 
 /// The keys of this name, as `--set` writes them.
-fn own_keys(name: &str, rows: &[Row], section: &str) -> Vec<String> {
-    let of = |row: &Row| {
+fn own_keys(name: &str, rows: &[KeyRow], section: &str) -> Vec<String> {
+    let of = |row: &KeyRow| {
         let path = child(section, row.name);
         let own = if row.name == name { leaf(&path) } else { None };
         own.into_iter().chain(own_keys(name, row.keys, &path)).collect::<Vec<_>>()
@@ -106,8 +106,8 @@ fn leaf(path: &str) -> Option<String> {
     while let Some(first) = rows.last().and_then(|row| row.keys.first()) {
         rows.push(first);
     }
-    let is_list = |row: &Row| (row.default)().is_some_and(|default| default.is_array()) && !row.keys.is_empty();
-    let name = |row: &&Row| if is_list(row) { format!("{}.0", row.name) } else { row.name.to_owned() };
+    let is_list = |row: &KeyRow| (row.default)().is_some_and(|default| default.is_array()) && !row.keys.is_empty();
+    let name = |row: &&KeyRow| if is_list(row) { format!("{}.0", row.name) } else { row.name.to_owned() };
     let is_it = is_key || rows.last().is_some_and(|row| row.name == "path");
     is_it.then(|| rows.iter().map(name).collect::<Vec<_>>().join("."))
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 use toml::Value;
 
 use super::{Purpose, Recipe, peers};
-use crate::schema::{Counterpart, Effect, Keys as _, Override, Row, counterpart, rows_to};
+use crate::schema::{Counterpart, Effect, KeyRow, Keys as _, Override, counterpart, rows_to};
 use crate::util::text::quoted;
 
 /// Text above all keys.
@@ -34,7 +34,7 @@ pub fn reference() -> String {
 /// The names of all keys and sections: `lora`, `lora.r`, `data.train.path`.
 #[must_use]
 pub fn key_names() -> Vec<String> {
-    fn below(section: &str, rows: &[Row], names: &mut Vec<String>) {
+    fn below(section: &str, rows: &[KeyRow], names: &mut Vec<String>) {
         for row in rows {
             let name = full(section, row.name);
             names.push(name.clone());
@@ -145,7 +145,7 @@ fn on_resume(effect: Effect) -> &'static str {
     }
 }
 
-fn row(name: &str) -> Option<&'static Row> {
+fn row(name: &str) -> Option<&'static KeyRow> {
     rows_to(Recipe::ROWS, name).pop()
 }
 
@@ -153,22 +153,22 @@ fn full(section: &str, key: &str) -> String {
     if section.is_empty() { key.to_owned() } else { format!("{section}.{key}") }
 }
 
-fn is_list(row: &Row) -> bool {
+fn is_list(row: &KeyRow) -> bool {
     matches!((row.default)(), Some(Value::Array(_)))
 }
 
 /// How a section begins.
-fn header(name: &str, row: &Row) -> String {
+fn header(name: &str, row: &KeyRow) -> String {
     if is_list(row) { format!("[[{name}]]\n") } else { format!("[{name}]\n") }
 }
 
 /// The keys of an example of a list of sections.
-fn entry(row: &Row) -> Option<Value> {
+fn entry(row: &KeyRow) -> Option<Value> {
     row.example?.parse().ok()
 }
 
 /// The keys of a table as shown in the reference, and the tables below it.
-fn write_table(section: &str, rows: &[Row], entry: Option<&Value>, text: &mut String) {
+fn write_table(section: &str, rows: &[KeyRow], entry: Option<&Value>, text: &mut String) {
     for row in rows.iter().filter(|row| row.keys.is_empty()) {
         write_key(section, row, entry, text);
     }
@@ -177,7 +177,7 @@ fn write_table(section: &str, rows: &[Row], entry: Option<&Value>, text: &mut St
     }
 }
 
-fn write_section(name: &str, row: &Row, text: &mut String) {
+fn write_section(name: &str, row: &KeyRow, text: &mut String) {
     text.push('\n');
     explain(row, text);
     let mark = if name == REWARDS { "# " } else { "" };
@@ -186,7 +186,7 @@ fn write_section(name: &str, row: &Row, text: &mut String) {
 }
 
 /// A key with its value; returns the value.
-fn write_key(section: &str, row: &Row, entry: Option<&Value>, text: &mut String) -> String {
+fn write_key(section: &str, row: &KeyRow, entry: Option<&Value>, text: &mut String) -> String {
     explain(row, text);
     let default = (row.default)();
     let mark = if default.is_some() && section != REWARDS { "" } else { "# " };
@@ -201,7 +201,7 @@ fn write_key(section: &str, row: &Row, entry: Option<&Value>, text: &mut String)
 }
 
 /// What a key means, as comments. Keys that two lists share are explained once.
-fn explain(row: &Row, text: &mut String) {
+fn explain(row: &KeyRow, text: &mut String) {
     let lines: String = row.sentence.lines().map(|line| format!("# {}\n", line.trim())).collect();
     let lines = lines.replace('`', "");
     if !text.contains(&lines) {

@@ -1,7 +1,7 @@
 //! The adapter that training starts from, and what a recipe may say beside it.
 
 use std::collections::BTreeSet;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::config::{LoraConfig, ModelOptions, ObjectiveConfig, TargetModules};
 use crate::hub::{self, HubSettings, Progress};
@@ -43,32 +43,7 @@ pub(super) fn take_over(
     root: &mut Section<'_>,
     resumed: Option<&Path>,
 ) {
-    let of_checkpoint = resumed.and_then(of_checkpoint);
-    if let Some(name) = lora.start_from.clone().filter(|folder| !folder.exists()) {
-        let settings = HubSettings::from_env();
-        match hub::resolve_adapter(&name.display().to_string(), None, &settings, Progress::detect(true)) {
-            Ok(found) => lora.start_from = Some(found.unwrap_or(name)),
-            // The checkpoint has everything.
-            Err(_) if of_checkpoint.is_some() => {}
-            Err(error) => {
-                root.reject("lora.start_from", Problem::new(format!("`lora.start_from`: {error}")));
-                return;
-            }
-        }
-    }
-    let Some(folder) = lora.start_from.as_deref().map(find_adapter) else { return };
-    let read = read_adapter(&folder).or_else(|error| of_checkpoint.ok_or(error));
-    let read = read.and_then(|saved| if objective.scores() { Ok(saved) } else { Ok(saved.that_writes(&folder)?) });
-    let read = match read {
-        Ok(read) => read,
-        Err(error) => {
-            for problem in Problem::list(&error) {
-                let message = format!("`lora.start_from`: {}", problem.message);
-                root.reject("lora.start_from", Problem { message, ..problem });
-            }
-            return;
-        }
-    };
+    let Some((folder, read)) = read(lora, objective, root, resumed) else { return };
     let path = Path::new(&model.path);
     let mut model = path.exists().then(|| ModelConfig::from_model(path).ok()).flatten();
     let read = model.as_ref().map_or_else(|| read.clone(), |model| read.clone().named_for(model));
@@ -96,6 +71,41 @@ pub(super) fn take_over(
     }
     if !root.has("lora.lora_dropout") {
         lora.lora_dropout = saved.lora_dropout;
+    }
+}
+
+/// The adapter of `lora.start_from`, which is found first where it is on the Hub, and its folder.
+fn read(
+    lora: &mut LoraConfig,
+    objective: &ObjectiveConfig,
+    root: &mut Section<'_>,
+    resumed: Option<&Path>,
+) -> Option<(PathBuf, SavedAdapter)> {
+    let of_checkpoint = resumed.and_then(of_checkpoint);
+    if let Some(name) = lora.start_from.clone().filter(|folder| !folder.exists()) {
+        let settings = HubSettings::from_env();
+        match hub::resolve_adapter(&name.display().to_string(), None, &settings, Progress::detect(true)) {
+            Ok(found) => lora.start_from = Some(found.unwrap_or(name)),
+            // The checkpoint has everything.
+            Err(_) if of_checkpoint.is_some() => {}
+            Err(error) => {
+                root.reject("lora.start_from", Problem::new(format!("`lora.start_from`: {error}")));
+                return None;
+            }
+        }
+    }
+    let folder = lora.start_from.as_deref().map(find_adapter)?;
+    let read = read_adapter(&folder).or_else(|error| of_checkpoint.ok_or(error));
+    let read = read.and_then(|saved| if objective.scores() { Ok(saved) } else { Ok(saved.that_writes(&folder)?) });
+    match read {
+        Ok(read) => Some((folder, read)),
+        Err(error) => {
+            for problem in Problem::list(&error) {
+                let message = format!("`lora.start_from`: {}", problem.message);
+                root.reject("lora.start_from", Problem { message, ..problem });
+            }
+            None
+        }
     }
 }
 

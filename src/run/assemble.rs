@@ -24,7 +24,7 @@ use crate::util::failure::Failure;
 pub(crate) struct Adapters {
     pub(crate) trained: AdapterSet,
     /// What takes the part of the base out of it that they start as.
-    taken: Option<AdapterSet>,
+    negated_start: Option<AdapterSet>,
 }
 
 impl Prepared {
@@ -39,8 +39,8 @@ impl Prepared {
         let Self { recipe: Recipe { lora, seed, .. }, source, selection, device, .. } = self;
         let (init, dropout) = (lora.init_lora_weights, lora.lora_dropout);
         let trained = AdapterSet::new(&source.config, selection, init, dropout, *seed, &device.device);
-        let taken = lora.starts_in_base().then(|| trained.clone());
-        Adapters { trained, taken }
+        let negated_start = lora.starts_in_base().then(|| trained.clone());
+        Adapters { trained, negated_start }
     }
 
     /// Fresh adapters, of which the rows may say the A (`of_rows`), or those that the recipe starts from.
@@ -55,26 +55,26 @@ impl Prepared {
         stop: &Stop,
     ) -> Result<Adapters, Failure> {
         if let Some(folder) = &self.recipe.lora.start_from {
-            return Ok(Adapters { trained: self.read_adapters(&find_adapter(folder))?, taken: None });
+            return Ok(Adapters { trained: self.read_adapters(&find_adapter(folder))?, negated_start: None });
         }
-        let Adapters { mut trained, taken } = self.unstarted_adapters();
+        let Adapters { mut trained, negated_start } = self.unstarted_adapters();
         model.start_magnitudes(&mut trained);
         of_rows.into_iter().for_each(|values| trained.start_a(values));
-        let taken = taken.map(|_| {
+        let negated_start = negated_start.map(|_| {
             let (progress, all) = (Progress::detect(quiet), trained.iter().count());
             let mut meter = Meter::start(progress, Work::Decomposing, "the base".to_owned(), all);
             let weight = |layer, site| model.weight_values(layer, site);
             let (init, seed) = (self.recipe.lora.init_lora_weights, self.recipe.seed);
-            let taken = trained.take_from_base(init, seed, weight, |num_parts| {
+            let negated_start = trained.take_from_base(init, seed, weight, |num_parts| {
                 meter.advance(num_parts);
                 if stop.requested() {
                     Stop::end(STOPPED);
                 }
             });
             meter.finish();
-            taken
+            negated_start
         });
-        Ok(Adapters { trained, taken })
+        Ok(Adapters { trained, negated_start })
     }
 
     /// The adapters in a folder, in the form in which this recipe writes them.
@@ -94,13 +94,13 @@ impl Prepared {
     /// The step that trains adapters and what the recipe trains in full beside them.
     pub(crate) fn step(&self, model: Model, adapters: Adapters) -> TrainStep {
         let Self { recipe, selection, .. } = self;
-        let Adapters { mut trained, taken } = adapters;
+        let Adapters { mut trained, negated_start } = adapters;
         recipe.lora.trainable_token_indices.iter().for_each(|ids| model.start_tokens(&mut trained, ids));
         model.start_modules(&mut trained, selection.modules().map(|(module, _)| module));
         if recipe.objective.scores() {
             trained = trained.with_score(model.config.hidden_size, recipe.seed, &model.device());
         }
-        self.step_of(model, trained).with_taken(taken)
+        self.step_of(model, trained).with_negated_start(negated_start)
     }
 
     /// The step of adapters to which nothing is added.

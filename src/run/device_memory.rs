@@ -119,7 +119,6 @@ impl StepMemory {
     /// Whether the memory suffices for the steps of another recipe, as far as it is known.
     ///
     /// # Errors
-    ///
     /// The peak in bytes that does not fit, on the device or on the host.
     pub(crate) fn fits(&self, workload: &Workload<'_>) -> Result<(), usize> {
         let device = Some(workload.plan().peak_bytes).zip(self.device_bytes);
@@ -134,7 +133,6 @@ impl StepMemory {
 /// with the advice that is set by then.
 ///
 /// # Errors
-///
 /// Those of `work`, and an out-of-memory failure.
 pub(super) fn with_advice<T>(
     advice: &OnceCell<String>,

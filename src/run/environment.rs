@@ -9,12 +9,7 @@ const BURN_VERSION: &str = "0.22.1";
 
 /// Environment variables that change how a run computes.
 const VARIABLES: [&str; 7] = [
-    "RAYON_NUM_THREADS",
-    "CUDA_VISIBLE_DEVICES",
-    KERNELS_VARIABLE,
-    NCCL_VARIABLE,
-    "NCCL_ALGO",
-    "HF_HUB_OFFLINE",
+    "RAYON_NUM_THREADS", "CUDA_VISIBLE_DEVICES", KERNELS_VARIABLE, NCCL_VARIABLE, "NCCL_ALGO", "HF_HUB_OFFLINE",
     "HF_HOME",
 ];
 

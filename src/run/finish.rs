@@ -22,7 +22,7 @@ use crate::measure::figures::evaluation::{EvalFigure, Group};
 use crate::measure::metrics::{Evaluations, Outcome, Severity, Summary};
 use crate::save::checkpoint::Checkpoints;
 use crate::save::export::adapter_weights;
-use crate::train::laps::Part;
+use crate::train::laps::StepPart;
 use crate::train::saver::{self, BEST_ADAPTER};
 use crate::train::trainer::TrainerError;
 use crate::util::failure::Failure;
@@ -96,7 +96,7 @@ impl Started<'_> {
             self.take_best().map_err(|failure| Cut::Failed { outcome: Outcome::Failed, failure })?;
         }
         let adapter_verified = self.export().map_err(|failure| Cut::Failed { outcome: Outcome::Failed, failure })?;
-        self.trainer.recorder.part(Part::Checkpoint);
+        self.trainer.recorder.part(StepPart::Checkpoint);
         Ok(Some(Done { outcome, adapter_verified }))
     }
 

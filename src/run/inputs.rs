@@ -167,7 +167,6 @@ impl ModelSource {
     /// Reads the weights onto a device.
     ///
     /// # Errors
-    ///
     /// A type that the device does not support, or weights that do not fit the type.
     pub(crate) fn load(&self, storage: Storage, precision: Precision, device: &OpenDevice) -> Result<Model, Failure> {
         let compute = precision.dtype();
@@ -196,7 +195,6 @@ impl ModelSource {
     /// The tokenizer in the model's folder or file, or beside the adapter that it [grew](Self::grow) for.
     ///
     /// # Errors
-    ///
     /// Files that cannot be read or understood; a tokenizer that belongs to another model.
     pub(crate) fn tokenizer(&self) -> Result<Tokenizer, Failure> {
         tokenizer(self.tokenizer_source(), &self.config).map_err(Failure::input)
@@ -216,7 +214,6 @@ impl ModelSource {
     /// The tokenizer and the rows.
     ///
     /// # Errors
-    ///
     /// Files that cannot be read or understood; a tokenizer that belongs to another model; a stop request while rows
     /// are tokenised.
     pub(crate) fn open_data(

@@ -40,7 +40,6 @@ impl Loaded {
     /// Reads the rows and the model.
     ///
     /// # Errors
-    ///
     /// Files that cannot be read or understood; a checkpoint that does not fit or has no steps left.
     pub(super) fn read(run: &mut Run<'_>, resumed: Option<&Resumed>, mut joined: Joined) -> Result<Self, Failure> {
         let starts_from_rows = run.prepared.recipe.lora.starts_from_rows();

@@ -21,7 +21,7 @@ use crate::util::stats::as_f64;
 
 /// This process among those of its run.
 #[derive(Clone, Debug)]
-pub(super) struct Place {
+pub(super) struct RankPlace {
     /// Number of this process, from 0: the first writes the run's folder.
     pub(super) rank: usize,
     /// Number of processes.
@@ -69,7 +69,7 @@ const PULSE: Duration = Duration::from_secs(1);
 
 /// What became of work that other ranks wait for.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum State {
+enum WorkState {
     Working,
     Done,
     Failed,
@@ -77,7 +77,7 @@ enum State {
 
 /// The ranks of a run, before it trains.
 pub(super) struct Joined {
-    pub(super) place: Place,
+    pub(super) place: RankPlace,
     pub(super) ranks: Box<dyn Ranks>,
 }
 
@@ -94,7 +94,7 @@ impl Joined {
     pub(super) fn join() -> Result<Self, Failure> {
         let launched = Launched::find(|name| std::env::var(name).ok()).map_err(Failure::input)?;
         let Some(Launched { local_rank, local_size, .. }) = launched else {
-            let place = Place { rank: 0, size: 1, local_rank: 0, local_size: 1, library: String::new() };
+            let place = RankPlace { rank: 0, size: 1, local_rank: 0, local_size: 1, library: String::new() };
             return Ok(Self { place, ranks: Box::new(Alone) });
         };
         #[cfg(unix)]
@@ -106,7 +106,7 @@ impl Joined {
                 Failure::input(error)
             })?;
             let (rank, size, library) = (mpi.rank(), mpi.size(), mpi.version());
-            let place = Place { rank, size, local_rank, local_size, library };
+            let place = RankPlace { rank, size, local_rank, local_size, library };
             Ok(Self { place, ranks: Box::new(mpi) })
         }
         #[cfg(not(unix))]
@@ -116,21 +116,21 @@ impl Joined {
     /// What leaves files for the other ranks of a node, which do it once the first has; they hear meanwhile that it is still at it.
     pub(super) fn first_of_node<T>(&mut self, work: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
         if self.place.local_rank > 0 {
-            self.meet(|_| State::Done);
+            self.meet(|_| WorkState::Done);
             return work();
         }
         // Where the library takes calls of one thread only, they hear of the end alone.
         if !self.ranks.sum_beside(true) {
             let done = work()?;
-            self.meet(|_| State::Done);
+            self.meet(|_| WorkState::Done);
             return Ok(done);
         }
         let (end, is_done) = mpsc::channel();
         std::thread::scope(|scope| {
             let state = move |pulse| match is_done.recv_timeout(pulse) {
-                Ok(()) => State::Done,
-                Err(RecvTimeoutError::Timeout) => State::Working,
-                Err(RecvTimeoutError::Disconnected) => State::Failed,
+                Ok(()) => WorkState::Done,
+                Err(RecvTimeoutError::Timeout) => WorkState::Working,
+                Err(RecvTimeoutError::Disconnected) => WorkState::Failed,
             };
             scope.spawn(|| self.meet(state));
             let end = end;
@@ -142,15 +142,15 @@ impl Joined {
 
     /// Waits until all ranks are here, however long one works whose sign of life comes. `state_after` at most so long: of the work of
     /// this one.
-    fn meet(&mut self, state_after: impl Fn(Duration) -> State) {
-        let mut state = State::Working;
+    fn meet(&mut self, state_after: impl Fn(Duration) -> WorkState) {
+        let mut state = WorkState::Working;
         loop {
-            if state == State::Working {
+            if state == WorkState::Working {
                 state = state_after(PULSE);
             }
             self.ranks.wait_long();
             // Who has failed ends the others.
-            if state == State::Failed || !self.ranks.agree(state == State::Working) {
+            if state == WorkState::Failed || !self.ranks.agree(state == WorkState::Working) {
                 return;
             }
         }
@@ -191,7 +191,7 @@ impl Joined {
     }
 }
 
-impl Place {
+impl RankPlace {
     /// Whether this process writes the run's folder and speaks to people.
     pub(super) fn is_first(&self) -> bool {
         self.rank == 0
@@ -267,7 +267,7 @@ mod tests {
 
     #[test]
     fn each_rank_of_a_node_takes_a_gpu_of_its_own() {
-        let place = |local_rank| Place { rank: 5, size: 8, local_rank, local_size: 4, library: String::new() };
+        let place = |local_rank| RankPlace { rank: 5, size: 8, local_rank, local_size: 4, library: String::new() };
         assert_eq!(place(0).device("cuda", None).unwrap(), "cuda");
         assert_eq!(place(3).device("cuda", Some(4)).unwrap(), "cuda:3");
         // SLURM may show each task its own GPU alone.
@@ -275,13 +275,13 @@ mod tests {
         assert_eq!(place(3).device("cpu", None).unwrap(), "cpu");
         let error = place(1).device("cuda:2", None).unwrap_err().to_string();
         assert!(error.contains("GPU 2 for all 4 ranks"), "{error}");
-        let alone = Place { local_size: 1, local_rank: 0, ..place(0) };
+        let alone = RankPlace { local_size: 1, local_rank: 0, ..place(0) };
         assert_eq!(alone.device("cuda:2", None).unwrap(), "cuda:2");
     }
 
     #[test]
     fn ranks_are_counted_by_node() {
-        let place = Place { rank: 0, size: 3, local_rank: 0, local_size: 2, library: "Open MPI v4.1.4".into() };
+        let place = RankPlace { rank: 0, size: 3, local_rank: 0, local_size: 2, library: "Open MPI v4.1.4".into() };
         let measured = |interface| MeasuredSum { bytes: 30_000_000, seconds: 0.5, interface };
         let text = |interface| place.about(&["a".into(), "a".into(), "b".into()], None, &measured(interface));
         let expected = "ranks: 3 (2 on a, 1 on b) by Open MPI v4.1.4; the gradients, 30.0 MB, are summed in 500.0 ms (0.64 Gbit/s \

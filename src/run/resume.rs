@@ -49,7 +49,6 @@ impl Resumed {
     /// Finds and reads the checkpoint that `--resume` names; `None` where the run has not saved any yet.
     ///
     /// # Errors
-    ///
     /// No checkpoint is undamaged, the named folder is no checkpoint, or the recipe has changed so that the checkpoint
     /// cannot be continued.
     fn find(resume: &Resume, checkpoints: &Checkpoints, recipe: &Recipe) -> Result<Option<Self>, Failure> {
@@ -121,7 +120,6 @@ impl Resumed {
     /// Loads the checkpoint's adapters and moments into a step. `order` is the row order of the current recipe.
     ///
     /// # Errors
-    ///
     /// A checkpoint that is damaged, that belongs to other adapters, or that is within an epoch of other data.
     pub(super) fn restore(&self, step: &mut TrainStep, adapters: AdapterSet, order: &RowOrder) -> Result<(), Failure> {
         let shown = self.checkpoint.display();
@@ -215,7 +213,6 @@ impl Resumed {
 /// Locks `output_dir` if it exists and this process `writes` to it, and finds the checkpoint that `--resume` names.
 ///
 /// # Errors
-///
 /// Another run in the folder, also a finished one; files of others that would be replaced; errors of [`Resumed::find`].
 pub(super) fn open_folder(
     args: &TrainArgs,

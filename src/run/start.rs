@@ -56,7 +56,7 @@ impl<'a> Started<'a> {
         resumed: Option<Resumed>,
     ) -> Result<Self, Failure> {
         let Run { args, prepared, dir, place, stop, process_start, .. } = run;
-        let Prepared { recipe, source, device, memory, .. } = prepared;
+        let Prepared { recipe, device, memory, .. } = prepared;
         let checkpoints = Checkpoints::new(&recipe.output_dir, &recipe.checkpoint);
         let task = Task::open(&recipe.eval.task, data).map_err(data_failure)?;
         let rollouts = prepared.rollouts(data)?;
@@ -80,11 +80,7 @@ impl<'a> Started<'a> {
         }
         let mut sinks =
             open_sinks(run, resumed.as_ref(), earlier.num_starts + 1, schedule.total_steps(), between_gpus)?;
-        if run.is_in_notebook {
-            let command = args.resume_command(dir.path());
-            sinks.note(&format!("stopping the cell saves a checkpoint, from which this goes on: {command}"));
-        }
-        dir.write_recipe(&run.given, &prepared.recipe.to_toml())?;
+        dir.write_recipe(&run.given, &recipe.to_toml())?;
         if let Some(folder) = recipe.lora.start_from.as_deref().filter(|_| resumed.is_none() && step.needs_reference())
         {
             dir.keep_reference(&find_adapter(folder))?;
@@ -101,34 +97,16 @@ impl<'a> Started<'a> {
         }
         dir.warning().into_iter().for_each(|warning| sinks.warn(warning));
         let telemetry = start_telemetry(prepared, &mut sinks);
-        if !place.is_first() {
-            // The first one reports, and changes what is in the folder.
-        } else if let Some(resumed) = &resumed {
-            resumed.report(&inputs, &checkpoints, &recipe.output_dir, &mut sinks)?;
-            resumed.jump(&schedule, data).iter().for_each(|jump| sinks.warn(jump));
-            let (done, asked) = (resumed.state.step, schedule.total_steps());
-            if done >= asked {
-                sinks.warn(&format!(
-                    "{done} steps are made and the recipe asks for {asked}: the adapter is written as it is"
-                ));
-            }
-        } else if args.resume.is_some() {
-            let folder = checkpoints.folder().display();
-            sinks.warn(&format!(
-                "--resume: there is no checkpoint in {folder} yet, so training starts at the beginning"
-            ));
+        // The first one reports, and changes what is in the folder.
+        if place.is_first() {
+            report_resumed(run, resumed.as_ref(), (&inputs, &checkpoints), (&schedule, data), &mut sinks)?;
         }
 
         let facts = facts(prepared, data, &telemetry, !step.model().place().pads_rows());
         let flops = prepared.flops(step.model());
         let precision = recipe.train.precision.dtype();
         let recorder = Recorder::new(flops, device, telemetry, precision, facts, earlier, *process_start);
-        let adapter_files = AdapterFiles {
-            lora: prepared.lora.written(),
-            base_model_name_or_path: recipe.model.path.clone(),
-            prompt_form: prompt_form(recipe, data),
-            tokenizer: Some(source.tokenizer_source().to_owned()).filter(|folder| folder.is_dir()),
-        };
+        let adapter_files = adapter_files(prepared, data);
         let mut saver = Saver::new(recipe.checkpoint.clone(), checkpoints, adapter_files, recipe.to_toml());
         if !place.is_first() {
             saver = saver.silent();
@@ -188,7 +166,46 @@ fn open_sinks(
     }
     sinks.delete_with_first_step(dir.earlier_end());
     sinks.recipe(resumed.map_or(0, |resumed| resumed.state.step), &recipe.to_toml());
+    if run.is_in_notebook {
+        let command = args.resume_command(dir.path());
+        sinks.note(&format!("stopping the cell saves a checkpoint, from which this goes on: {command}"));
+    }
     Ok(sinks)
+}
+
+/// Reports from where the run goes on, if it was asked to.
+fn report_resumed(
+    run: &Run<'_>,
+    resumed: Option<&Resumed>,
+    (inputs, checkpoints): (&Inputs, &Checkpoints),
+    (schedule, data): (&Schedule, &Dataset),
+    sinks: &mut Sinks,
+) -> Result<(), Failure> {
+    if let Some(resumed) = resumed {
+        resumed.report(inputs, checkpoints, &run.prepared.recipe.output_dir, sinks)?;
+        resumed.jump(schedule, data).iter().for_each(|jump| sinks.warn(jump));
+        let (done, asked) = (resumed.state.step, schedule.total_steps());
+        if done >= asked {
+            sinks.warn(&format!(
+                "{done} steps are made and the recipe asks for {asked}: the adapter is written as it is"
+            ));
+        }
+    } else if run.args.resume.is_some() {
+        let folder = checkpoints.folder().display();
+        sinks.warn(&format!("--resume: there is no checkpoint in {folder} yet, so training starts at the beginning"));
+    }
+    Ok(())
+}
+
+/// What is written beside the numbers of an adapter.
+fn adapter_files(prepared: &Prepared, data: &Dataset) -> AdapterFiles {
+    let Prepared { recipe, source, lora, .. } = prepared;
+    AdapterFiles {
+        lora: lora.written(),
+        base_model_name_or_path: recipe.model.path.clone(),
+        prompt_form: prompt_form(recipe, data),
+        tokenizer: Some(source.tokenizer_source().to_owned()).filter(|folder| folder.is_dir()),
+    }
 }
 
 /// Starts sampling the machine; reports what is sampled and what is not.

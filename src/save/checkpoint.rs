@@ -151,7 +151,6 @@ impl Checkpoints {
     /// Steps and folders of all complete checkpoints, oldest first.
     ///
     /// # Errors
-    ///
     /// Where the folder exists and cannot be read.
     pub fn list(&self) -> Result<Vec<(u64, PathBuf)>, CheckpointError> {
         let entries = match fs::read_dir(&self.folder) {
@@ -174,7 +173,6 @@ impl Checkpoints {
     /// The undamaged checkpoint with the highest step.
     ///
     /// # Errors
-    ///
     /// Where the folder exists and cannot be read.
     pub fn newest_good(&self) -> Result<NewestGood, CheckpointError> {
         let mut found = NewestGood::default();
@@ -197,7 +195,6 @@ impl Checkpoints {
     /// is the recipe with every default filled in. Older checkpoints stay: [`rotate`](Self::rotate) deletes them.
     ///
     /// # Errors
-    ///
     /// Where the file system refuses. The partial checkpoint is then deleted, and all older checkpoints stay.
     pub fn save<E: ToString>(
         &self,
@@ -257,7 +254,6 @@ impl Checkpoints {
     /// deletes what interrupted saves and deletions left behind. Returns the new names.
     ///
     /// # Errors
-    ///
     /// Where the file system refuses.
     pub fn set_aside_after(&self, step: u64) -> Result<Vec<PathBuf>, CheckpointError> {
         self.remove_partial()?;
@@ -274,7 +270,6 @@ impl Checkpoints {
     /// Deletes the oldest checkpoints beyond `save_total_limit`, but none that is in `keep`.
     ///
     /// # Errors
-    ///
     /// Where the file system refuses.
     pub fn rotate(&self, keep: &[&Path]) -> Result<(), CheckpointError> {
         let Some(limit) = self.save_total_limit else { return Ok(()) };
@@ -287,7 +282,6 @@ impl Checkpoints {
     /// The newest complete checkpoint for which `is_sound` returns true.
     ///
     /// # Errors
-    ///
     /// Where the folder cannot be read.
     pub fn newest_that(&self, is_sound: impl Fn(&Path) -> bool) -> Result<Option<PathBuf>, CheckpointError> {
         let all = self.list()?;
@@ -298,7 +292,6 @@ impl Checkpoints {
 /// Checks the files of a checkpoint against their checksums.
 ///
 /// # Errors
-///
 /// Where the folder is no checkpoint, or a file is missing or has changed.
 pub fn verify(checkpoint: &Path) -> Result<(), CheckpointError> {
     if !checkpoint.join(STATE_FILE).exists() && !checkpoint.join(checksums::SUMS_FILE).exists() {
@@ -316,7 +309,6 @@ pub fn load_recipe(checkpoint: &Path) -> Option<String> {
 /// Reads `trainer_state.json` of a checkpoint.
 ///
 /// # Errors
-///
 /// Where the folder is no checkpoint, or the file cannot be read or does not have this program's format.
 pub fn load_state<S: DeserializeOwned>(checkpoint: &Path) -> Result<S, CheckpointError> {
     let file = checkpoint.join(STATE_FILE);
@@ -332,7 +324,6 @@ pub fn load_state<S: DeserializeOwned>(checkpoint: &Path) -> Result<S, Checkpoin
 /// Reads `optimizer.safetensors` of a checkpoint, sorted by name.
 ///
 /// # Errors
-///
 /// Where the file cannot be read or does not have this program's format.
 pub fn load_moments(checkpoint: &Path) -> Result<Vec<HostTensor>, CheckpointError> {
     let file = checkpoint.join(OPTIMIZER_FILE);

@@ -24,7 +24,7 @@ pub type Names = (&'static [&'static str], Option<&'static str>);
 
 /// A key of a section.
 #[derive(Clone, Copy, Debug)]
-pub struct Row {
+pub struct KeyRow {
     /// Its name.
     pub name: &'static str,
     /// What it means, one or more lines.
@@ -35,7 +35,7 @@ pub struct Row {
     /// table.
     pub example: Option<&'static str>,
     /// The keys below it, if it is a section or a list of sections.
-    pub keys: &'static [Row],
+    pub keys: &'static [KeyRow],
     /// The effect of another value on a continued run; if absent, the row of its section or the rows of its keys have it.
     pub effect: Option<Effect>,
     /// Whether another value may give a finished run more steps.
@@ -59,7 +59,7 @@ pub struct Peer {
 
 /// The rows from the top down to a key: for `data.train[0].path`, the rows of `data`, `train` and `path`.
 #[must_use]
-pub fn rows_to(rows: &'static [Row], key: &str) -> Vec<&'static Row> {
+pub fn rows_to(rows: &'static [KeyRow], key: &str) -> Vec<&'static KeyRow> {
     let mut below = rows;
     let row = |part: &str| {
         let name = part.split('[').next().unwrap_or(part);
@@ -72,11 +72,11 @@ pub fn rows_to(rows: &'static [Row], key: &str) -> Vec<&'static Row> {
 
 /// Other trainers' names for the keys of a section; its own keys come before those of the sections below it.
 #[must_use]
-pub fn peers(rows: &'static [Row], section: &str) -> Vec<Peer> {
+pub fn peers(rows: &'static [KeyRow], section: &str) -> Vec<Peer> {
     let peer =
-        |row: &Row, (names, note): &Names| Peer { names, section: section.into(), key: Some(row.name), note: *note };
+        |row: &KeyRow, (names, note): &Names| Peer { names, section: section.into(), key: Some(row.name), note: *note };
     let own = rows.iter().flat_map(|row| row.peers.iter().map(move |names| peer(row, names)));
-    let name = |row: &Row| if section.is_empty() { row.name.to_owned() } else { format!("{section}.{}", row.name) };
+    let name = |row: &KeyRow| if section.is_empty() { row.name.to_owned() } else { format!("{section}.{}", row.name) };
     own.chain(rows.iter().flat_map(|row| peers(row.keys, &name(row)))).collect()
 }
 
@@ -112,7 +112,7 @@ macro_rules! section {
         }
 
         impl $crate::schema::Keys for $Section {
-            const ROWS: &'static [$crate::schema::Row] = &[$($crate::schema::Row {
+            const ROWS: &'static [$crate::schema::KeyRow] = &[$($crate::schema::KeyRow {
                 name: stringify!($name),
                 sentence: concat!($($doc, "\n"),+),
                 default: || toml::Value::try_from::<$type>($default).ok(),

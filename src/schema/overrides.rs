@@ -4,7 +4,7 @@ use toml::de::DeTable;
 
 use super::problem::Problem;
 use super::syntax;
-use super::tree::{Entry, Node, Place, Table, Value};
+use super::tree::{Entry, Node, Table, Value, ValuePlace};
 
 /// One change to a recipe from the command line: `--set lora.r=16`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,7 +45,7 @@ impl Override {
         }
         let is_toml = DeTable::parse(&format!("value = {value}")).is_ok_and(|table| table.get_ref().len() == 1);
         let value = if is_toml { value.to_owned() } else { toml::Value::from(value).to_string() };
-        let mut node = Node { place: Place::File, value: Value::Table(syntax::parse(&text).0) };
+        let mut node = Node { place: ValuePlace::File, value: Value::Table(syntax::parse(&text).0) };
         let mut depth = 0;
         while let Some(child) = names.get(depth).and_then(|name| node.child(name)) {
             (node, depth) = (child.clone(), depth + 1);
@@ -54,12 +54,12 @@ impl Override {
         let name = |name: &String| if is_bare(name) { name.clone() } else { toml::Value::from(&**name).to_string() };
         let shown = |names: &[String]| names.iter().map(name).collect::<Vec<_>>().join(".");
         match (&names[depth..], node.place) {
-            ([], Place::Span { start, end }) => text.replace_range(start..end, &value),
-            ([key], Place::File) => text.insert_str(0, &format!("{} = {value}\n", name(key))),
-            ([sections @ .., key], Place::File) => {
+            ([], ValuePlace::Span { start, end }) => text.replace_range(start..end, &value),
+            ([key], ValuePlace::File) => text.insert_str(0, &format!("{} = {value}\n", name(key))),
+            ([sections @ .., key], ValuePlace::File) => {
                 text = format!("{}\n\n[{}]\n{} = {value}\n", text.trim_end(), shown(sections), name(key));
             }
-            (rest, Place::Span { end, .. }) => {
+            (rest, ValuePlace::Span { end, .. }) => {
                 // Below the header of the section.
                 let line_end = text.get(end..)?.find('\n').map_or(text.len(), |at| end + at);
                 text.insert_str(line_end, &format!("\n{} = {value}", shown(rest)));
@@ -80,12 +80,12 @@ impl Override {
     }
 
     /// Applies the change to `root`; `index` is the argument's position among the changes.
-    pub(super) fn apply(&self, root: &mut Node, index: usize) -> Result<(), (Place, Problem)> {
-        let place = Place::Argument { index, text: self.shown.as_str().into() };
+    pub(super) fn apply(&self, root: &mut Node, index: usize) -> Result<(), (ValuePlace, Problem)> {
+        let place = ValuePlace::Argument { index, text: self.shown.as_str().into() };
         self.apply_at(root, &place).map_err(|problem| (place, problem))
     }
 
-    fn apply_at(&self, root: &mut Node, place: &Place) -> Result<(), Problem> {
+    fn apply_at(&self, root: &mut Node, place: &ValuePlace) -> Result<(), Problem> {
         let no_value = || Problem::new("expected section.key=value").hint("for example --set lora.r=16");
         let (key, value) = self.assignment.split_once('=').ok_or_else(no_value)?;
         let names = names(key.trim())?;
@@ -134,7 +134,7 @@ pub(super) fn names(path: &str) -> Result<Vec<String>, Problem> {
     }
 }
 
-fn parse_value(text: &str, place: &Place) -> Result<Node, Problem> {
+fn parse_value(text: &str, place: &ValuePlace) -> Result<Node, Problem> {
     let document = format!("value = {text}");
     match DeTable::parse(&document) {
         Ok(table) if table.get_ref().len() == 1 => {
@@ -153,7 +153,13 @@ fn parse_value(text: &str, place: &Place) -> Result<Node, Problem> {
 }
 
 /// Puts `value` where `names` lead, or takes out what is there; `walked` is the path to `node`.
-fn change(node: &mut Node, names: &[String], value: Option<Node>, place: &Place, walked: &str) -> Result<(), Problem> {
+fn change(
+    node: &mut Node,
+    names: &[String],
+    value: Option<Node>,
+    place: &ValuePlace,
+    walked: &str,
+) -> Result<(), Problem> {
     let [name, rest @ ..] = names else {
         if let Some(value) = value {
             *node = value;
@@ -209,7 +215,7 @@ fn change(node: &mut Node, names: &[String], value: Option<Node>, place: &Place,
 }
 
 /// The value of a new key before the change: a list where the next name is a number, a table otherwise.
-fn empty_for(rest: &[String], place: &Place) -> Node {
+fn empty_for(rest: &[String], place: &ValuePlace) -> Node {
     let value = match rest.first() {
         Some(name) if name.parse::<usize>().is_ok() => Value::Array(Vec::new()),
         _ => Value::Table(Table::default()),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::overrides::names;
 use super::problem::{Excerpt, Problem, line_at};
-use super::tree::{Node, Place};
+use super::tree::{Node, ValuePlace};
 
 /// The places of a recipe's keys, in its file and on the command line. A problem that is found after the recipe was
 /// read can thus be reported where the key was written.
@@ -33,12 +33,12 @@ impl Places {
     }
 
     /// Adds `place` to the problem.
-    pub(super) fn put(&self, problem: Problem, place: &Place) -> Problem {
+    pub(super) fn put(&self, problem: Problem, place: &ValuePlace) -> Problem {
         let file = &self.file;
         match *place {
-            Place::File => problem.at(file),
-            Place::Argument { ref text, .. } => problem.at(text),
-            Place::Span { start, end } => {
+            ValuePlace::File => problem.at(file),
+            ValuePlace::Argument { ref text, .. } => problem.at(text),
+            ValuePlace::Span { start, end } => {
                 let (number, line_start) = line_at(&self.text, start);
                 let column = self.text.get(line_start..start).unwrap_or_default().chars().count() + 1;
                 let excerpt = Excerpt::new(&self.text[line_start..], number, start - line_start..end - line_start);

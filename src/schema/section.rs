@@ -6,38 +6,22 @@ use std::fmt::Display;
 
 use serde::Serialize;
 
-use super::keys::Row;
+use super::keys::KeyRow;
 use super::problem::Problem;
 use super::suggest::Unknown;
-use super::tree::{Entry, Node, Place, Table, Value};
-
-/// A type whose values recipes write as one of a few words.
-pub trait Choice: Copy + PartialEq + 'static {
-    /// The words and their values.
-    const NAMES: &'static [(&'static str, Self)];
-    /// Words of other trainers, with our words for the same value.
-    const PEERS: &'static [(&'static str, &'static str)] = &[];
-    /// How words of other trainers begin that have none here, in lower case, and what to do instead.
-    const NOTES: &'static [(&'static [&'static str], &'static str)] = &[];
-
-    /// Its word in a recipe.
-    #[must_use]
-    fn word(self) -> &'static str {
-        Self::NAMES.iter().find(|(_, value)| *value == self).map_or("", |(word, _)| word)
-    }
-}
+use super::tree::{Entry, Node, Table, Value, ValuePlace};
 
 /// Results of reading.
 #[derive(Default)]
-pub(super) struct Record {
-    pub(super) problems: Vec<(Place, Problem)>,
+pub(super) struct SectionRecord {
+    pub(super) problems: Vec<(ValuePlace, Problem)>,
     pub(super) unknown: Vec<Unknown>,
 }
 
 /// A table of a recipe; `section!` generates it from rows.
 pub trait Keys: Default + Serialize {
     /// Its keys.
-    const ROWS: &'static [Row];
+    const ROWS: &'static [KeyRow];
 
     /// Reads every key. A key that is absent or wrong gets its value from `default`.
     fn read(section: &mut Section<'_>, default: Self) -> Self;
@@ -51,19 +35,19 @@ pub trait Keys: Default + Serialize {
 pub struct Section<'a> {
     /// `lora`, `data.train[0]`; empty at the top.
     path: String,
-    place: Place,
+    place: ValuePlace,
     table: Option<&'a Table>,
     asked: Vec<&'static str>,
-    record: &'a mut Record,
+    record: &'a mut SectionRecord,
 }
 
 impl<'a> Section<'a> {
     /// The table at the top of a file.
-    pub(super) fn root(node: &'a Node, record: &'a mut Record) -> Self {
+    pub(super) fn root(node: &'a Node, record: &'a mut SectionRecord) -> Self {
         Self::new(String::new(), node.place.clone(), node.table(), record)
     }
 
-    fn new(path: String, place: Place, table: Option<&'a Table>, record: &'a mut Record) -> Self {
+    fn new(path: String, place: ValuePlace, table: Option<&'a Table>, record: &'a mut SectionRecord) -> Self {
         Self { path, place, table, asked: vec![], record }
     }
 

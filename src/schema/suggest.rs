@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use super::keys::{Peer, Row};
+use super::keys::{KeyRow, Peer};
 use super::problem::Problem;
-use super::tree::Place;
+use super::tree::ValuePlace;
 
 /// Longest word that may be a typing mistake: none of our keys is nearly as long.
 const MAX_MISTYPED_BYTES: usize = 64;
@@ -43,7 +43,7 @@ pub enum Counterpart {
 
 /// Finds our key for a key that another trainer, or we, call `name`, in the section that is `section` here.
 #[must_use]
-pub fn counterpart(name: &str, section: &str, is_section: bool, rows: &[Row], peers: &[Peer]) -> Counterpart {
+pub fn counterpart(name: &str, section: &str, is_section: bool, rows: &[KeyRow], peers: &[Peer]) -> Counterpart {
     let known = Known::new(rows);
     let own = |home: &str| known.keys.iter().any(|(section, key)| section == home && *key == name);
     // `optimizer = "adamw"` is not our section of this name.
@@ -69,7 +69,7 @@ pub fn counterpart(name: &str, section: &str, is_section: bool, rows: &[Row], pe
 
 /// A key that no section declares.
 pub(super) struct Unknown {
-    pub(super) place: Place,
+    pub(super) place: ValuePlace,
     /// Name of its section: `lora`, `data.train`; empty at the top.
     pub(super) section: String,
     pub(super) key: String,
@@ -86,13 +86,13 @@ pub(super) struct Known {
 }
 
 impl Known {
-    pub(super) fn new(rows: &[Row]) -> Self {
+    pub(super) fn new(rows: &[KeyRow]) -> Self {
         let mut known = Self { keys: Vec::new(), headers: BTreeMap::new() };
         known.add(rows, "");
         known
     }
 
-    fn add(&mut self, rows: &[Row], section: &str) {
+    fn add(&mut self, rows: &[KeyRow], section: &str) {
         for row in rows {
             self.keys.push((section.to_owned(), row.name));
             if !row.keys.is_empty() {

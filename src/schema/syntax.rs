@@ -5,11 +5,11 @@ use std::collections::HashMap;
 use toml::de::{DeTable, Error};
 
 use super::problem::{Problem, line_at};
-use super::tree::{Node, Place, Table, Value};
+use super::tree::{Node, Table, Value, ValuePlace};
 
 /// Parses a TOML text. Returns its table, its problems, and whether the table can be trusted: a key given twice is a
 /// mistake, but the rest is valid.
-pub(super) fn parse(text: &str) -> (Table, Vec<(Place, Problem)>, bool) {
+pub(super) fn parse(text: &str) -> (Table, Vec<(ValuePlace, Problem)>, bool) {
     let (table, mut errors) = DeTable::parse_recoverable(text);
     let table = Table::from_toml(table.into_inner(), None);
     let is_toml = errors.iter().all(is_duplicate);
@@ -84,7 +84,7 @@ pub(super) fn in_words(error: &Error, text: &str) -> String {
 }
 
 /// Recognises a file in another language by its first line.
-fn another_language(text: &str) -> Option<(Place, Problem)> {
+fn another_language(text: &str) -> Option<(ValuePlace, Problem)> {
     let line = text.trim_start_matches('\u{feff}').lines().map(str::trim);
     let line = line.clone().find(|line| !line.is_empty() && !line.starts_with('#'))?;
     let is_key = |key: &str| !key.is_empty() && key.chars().all(|c| c.is_alphanumeric() || "_-\"'".contains(c));
@@ -114,7 +114,7 @@ fn last_opening(table: &Table, offset: usize) -> Option<usize> {
 /// Offset where a list or table in brackets begins, if `offset` is in it or at its end.
 fn own_opening(node: &Node, offset: usize) -> Option<usize> {
     match (&node.value, &node.place) {
-        (Value::Array(_) | Value::Table(_), &Place::Span { start, end }) => {
+        (Value::Array(_) | Value::Table(_), &ValuePlace::Span { start, end }) => {
             (start < offset && offset <= end).then_some(start)
         }
         _ => None,

@@ -9,7 +9,7 @@ use toml::de::{DeTable, DeValue};
 
 /// Where a value was written.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Place {
+pub(super) enum ValuePlace {
     /// The file as a whole.
     File,
     /// A byte range of the file's text.
@@ -18,7 +18,7 @@ pub(super) enum Place {
     Argument { index: usize, text: Arc<str> },
 }
 
-impl From<Range<usize>> for Place {
+impl From<Range<usize>> for ValuePlace {
     fn from(Range { start, end }: Range<usize>) -> Self {
         Self::Span { start, end }
     }
@@ -27,7 +27,7 @@ impl From<Range<usize>> for Place {
 /// A value and the place where it was written.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Node {
-    pub(super) place: Place,
+    pub(super) place: ValuePlace,
     pub(super) value: Value,
 }
 
@@ -69,7 +69,7 @@ impl PartialEq for Table {
 #[derive(Clone, Debug)]
 pub(super) struct Entry {
     pub(super) key: String,
-    pub(super) key_place: Place,
+    pub(super) key_place: ValuePlace,
     pub(super) node: Node,
 }
 
@@ -138,7 +138,7 @@ impl Table {
     }
 
     /// Converts a table of TOML's parser. Everything in it gets `place`; if absent, its place in the file.
-    pub(super) fn from_toml(table: DeTable<'_>, place: Option<&Place>) -> Self {
+    pub(super) fn from_toml(table: DeTable<'_>, place: Option<&ValuePlace>) -> Self {
         let entry = |(key, value): (Spanned<Cow<'_, str>>, Spanned<DeValue<'_>>)| Entry {
             key_place: place.cloned().unwrap_or_else(|| key.span().into()),
             key: key.into_inner().into_owned(),
@@ -172,7 +172,7 @@ impl Node {
         }
     }
 
-    fn from_toml(value: Spanned<DeValue<'_>>, place: Option<&Place>) -> Self {
+    fn from_toml(value: Spanned<DeValue<'_>>, place: Option<&ValuePlace>) -> Self {
         let own_place = place.cloned().unwrap_or_else(|| value.span().into());
         let value = match value.into_inner() {
             DeValue::String(text) => Value::String(text.into_owned()),
@@ -204,10 +204,10 @@ impl From<serde_json::Value> for Node {
             serde_json::Value::String(text) => Value::String(text),
             serde_json::Value::Array(items) => Value::Array(items.into_iter().map(Self::from).collect()),
             serde_json::Value::Object(object) => {
-                let entry = |(key, value)| Entry { key, key_place: Place::File, node: Self::from(value) };
+                let entry = |(key, value)| Entry { key, key_place: ValuePlace::File, node: Self::from(value) };
                 Value::Table(Table { entries: object.into_iter().map(entry).collect() })
             }
         };
-        Self { place: Place::File, value }
+        Self { place: ValuePlace::File, value }
     }
 }

@@ -103,7 +103,7 @@ pub enum SublayerKind {
     /// A mixture of experts.
     Mixture(Mixture),
     /// A feed-forward layer with a mixture of experts beside it.
-    Beside(Beside),
+    TwoBranches(TwoBranches),
     /// What the layer makes of its own embedding of the tokens.
     LayerInput(LayerInput),
 }
@@ -118,7 +118,7 @@ impl SublayerKind {
             Self::ShortConv(conv) => vec![std::slice::from_ref(&conv.input)],
             Self::Gated(gated) => vec![gated.gate_up.sites()],
             Self::Mixture(mixture) => mixture.all().map(|gated| gated.gate_up.sites()).collect(),
-            Self::Beside(Beside { gated, mixture }) => {
+            Self::TwoBranches(TwoBranches { gated, mixture }) => {
                 [gated].into_iter().chain(mixture.all()).map(|gated| gated.gate_up.sites()).collect()
             }
             Self::LayerInput(input) => vec![std::slice::from_ref(&input.gate)],
@@ -272,10 +272,10 @@ impl Mixture {
 }
 
 /// A feed-forward layer with a mixture of experts beside it: both take the residual stream, through norms of their own
-/// ([`BESIDE_NORMS`]), and their sum is the output (Gemma 4). The router's input is normed too, and what experts make is multiplied by
+/// ([`BRANCH_NORMS`]), and their sum is the output (Gemma 4). The router's input is normed too, and what experts make is multiplied by
 /// a number for each.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Beside {
+pub struct TwoBranches {
     /// The feed-forward layer.
     pub gated: Gated,
     /// The mixture.
@@ -283,7 +283,7 @@ pub struct Beside {
 }
 
 /// Names of the norms of a feed-forward layer and of the experts beside it: of their inputs, and of their outputs.
-pub const BESIDE_NORMS: [[&str; 2]; 2] = [
+pub const BRANCH_NORMS: [[&str; 2]; 2] = [
     ["pre_feedforward_layernorm", "pre_feedforward_layernorm_2"],
     ["post_feedforward_layernorm_1", "post_feedforward_layernorm_2"],
 ];
@@ -334,18 +334,18 @@ impl Block {
         let sinks = sinks.map(|attention| (SINKS, vec![attention.heads.num_heads]));
         let of_net = self.delta_net().into_iter().flat_map(DeltaNet::tensors);
         let of_conv = self.short_conv().map(|conv| conv.tensor(hidden_size));
-        let beside = self.beside().into_iter().flat_map(move |beside| {
-            [(ROUTER_SCALE, vec![hidden_size]), (EXPERT_SCALES, vec![beside.mixture.experts.len()])]
+        let branches = self.two_branches().into_iter().flat_map(move |branches| {
+            [(ROUTER_SCALE, vec![hidden_size]), (EXPERT_SCALES, vec![branches.mixture.experts.len()])]
         });
         let scale = self.has_scale.then(|| (BLOCK_SCALE, vec![1]));
-        sinks.into_iter().chain(of_net).chain(of_conv).chain(beside).chain(scale)
+        sinks.into_iter().chain(of_net).chain(of_conv).chain(branches).chain(scale)
     }
 
     /// The gated feed-forward layer, likewise.
     #[must_use]
     pub fn gated(&self) -> Option<&Gated> {
         self.find(|kind| match kind {
-            SublayerKind::Gated(gated) | SublayerKind::Beside(Beside { gated, .. }) => Some(gated),
+            SublayerKind::Gated(gated) | SublayerKind::TwoBranches(TwoBranches { gated, .. }) => Some(gated),
             _ => None,
         })
     }
@@ -354,7 +354,7 @@ impl Block {
     #[must_use]
     pub fn mixture(&self) -> Option<&Mixture> {
         self.find(|kind| match kind {
-            SublayerKind::Mixture(mixture) | SublayerKind::Beside(Beside { mixture, .. }) => Some(mixture),
+            SublayerKind::Mixture(mixture) | SublayerKind::TwoBranches(TwoBranches { mixture, .. }) => Some(mixture),
             _ => None,
         })
     }
@@ -377,8 +377,8 @@ impl Block {
 
     /// The feed-forward layer that has a mixture of experts beside it, with that, likewise.
     #[must_use]
-    pub fn beside(&self) -> Option<&Beside> {
-        self.find(|kind| if let SublayerKind::Beside(it) = kind { Some(it) } else { None })
+    pub fn two_branches(&self) -> Option<&TwoBranches> {
+        self.find(|kind| if let SublayerKind::TwoBranches(it) = kind { Some(it) } else { None })
     }
 
     /// The norms of a block with their widths.
@@ -392,8 +392,8 @@ impl Block {
                 .flat_map(move |widths| attention.norm_names.into_iter().zip(widths).take(num_norms))
         });
         let around = self.sublayers.iter().flat_map(|sublayer| [sublayer.norm_before, sublayer.norm_after]);
-        let beside = self.beside().map(|_| BESIDE_NORMS).into_iter().flatten().flatten();
-        of_heads.chain(around.flatten().chain(beside).map(move |name| (name, hidden_size)))
+        let branches = self.two_branches().map(|_| BRANCH_NORMS).into_iter().flatten().flatten();
+        of_heads.chain(around.flatten().chain(branches).map(move |name| (name, hidden_size)))
     }
 }
 
@@ -411,12 +411,7 @@ pub const HEAD_NORMS: [&str; 2] = ["self_attn.q_norm", "self_attn.k_norm"];
 
 /// The names that linear layers have in a family, in the order of the forward pass.
 pub const SITE_NAMES: [&str; 7] = [
-    "self_attn.q_proj",
-    "self_attn.k_proj",
-    "self_attn.v_proj",
-    "self_attn.o_proj",
-    "mlp.gate_proj",
-    "mlp.up_proj",
+    "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj",
     "mlp.down_proj",
 ];
 

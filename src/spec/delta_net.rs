@@ -68,9 +68,6 @@ pub const DELTA_NET_FUSED_NAMES: [&str; 2] = ["linear_attn.in_proj_qkvz", "linea
 
 /// Names of its linear layers, in the order of the forward pass.
 pub const DELTA_NET_NAMES: [&str; 5] = [
-    "linear_attn.in_proj_qkv",
-    "linear_attn.in_proj_z",
-    "linear_attn.in_proj_b",
-    "linear_attn.in_proj_a",
+    "linear_attn.in_proj_qkv", "linear_attn.in_proj_z", "linear_attn.in_proj_b", "linear_attn.in_proj_a",
     "linear_attn.out_proj",
 ];

@@ -2,7 +2,9 @@
 
 use super::block::Activation;
 use super::block::attention::QueryKeyNorms;
-use super::family::{Biases, Experts, Extra, Family, Gguf, GgufWindows, Names, OwnRopes, Scales, Windows};
+use super::family::{
+    AttentionExtra, Biases, Experts, Family, FamilyNames, Gguf, GgufWindows, OwnRopes, Scales, Windows,
+};
 use super::{DeltaHeads, LFM2_NAMES, NormKind, RopePairs, SITE_NAMES};
 
 const LLAMA_GGUF: Gguf = Gguf { interleaved: true, rope_factors: true, ..Gguf::named("llama") };
@@ -11,7 +13,7 @@ const LLAMA: Family = Family {
     model_type: "llama",
     architecture: "LlamaForCausalLM",
     nested_in: None,
-    names: Names::COMMON,
+    names: FamilyNames::COMMON,
     biases: Biases::AttentionAndMlpKeys,
     qk_norms: None,
     no_rope_interval: None,
@@ -21,7 +23,7 @@ const LLAMA: Family = Family {
     activation: ("hidden_act", Activation::Silu),
     scales: Scales::HeadWidth,
     gated: true,
-    extra: Extra::None,
+    attention_extra: AttentionExtra::None,
     experts: None,
     fused: [false; 3],
     partial_rotary_factor: None,
@@ -87,7 +89,7 @@ const QWEN3_5: Family = Family {
     qk_norms: Some(QueryKeyNorms::Heads),
     norms_less_one: true,
     partial_rotary_factor: Some(0.25),
-    extra: Extra::OutputGate,
+    attention_extra: AttentionExtra::OutputGate,
     delta_heads: Some(DeltaHeads { num_key_heads: 16, num_value_heads: 32, key_head_dim: 128, value_head_dim: 128 }),
     vocab_size: Some(248_320),
     num_attention_heads: Some(16),
@@ -164,7 +166,7 @@ const GEMMA4: Family = Family {
     nested_in: Some(("gemma4", "Gemma4ForConditionalGeneration")),
     norms_less_one: false,
     scales: Scales::Embeddings,
-    extra: Extra::Gemma4 { layer_input_width: 256 },
+    attention_extra: AttentionExtra::Gemma4 { layer_input_width: 256 },
     experts: Some(Experts {
         count: 128,
         num_per_token: 8,
@@ -266,7 +268,7 @@ pub(super) static FAMILIES: [Family; 25] = [
         architecture: "GptOssForCausalLM",
         biases: Biases::AttentionKey,
         activation: ("hidden_act", Activation::Clamped),
-        extra: Extra::Sinks,
+        attention_extra: AttentionExtra::Sinks,
         experts: Some(Experts {
             count: 128,
             num_per_token: 4,
@@ -334,7 +336,7 @@ pub(super) static FAMILIES: [Family; 25] = [
         model_type: "gemma4_unified_text",
         architecture: "Gemma4UnifiedForCausalLM",
         nested_in: Some(("gemma4_unified", "Gemma4UnifiedForConditionalGeneration")),
-        extra: Extra::Gemma4 { layer_input_width: 0 },
+        attention_extra: AttentionExtra::Gemma4 { layer_input_width: 0 },
         windows: Windows::AllButEvery { default: 1024, pattern: 6 },
         max_position_embeddings: 262_144,
         ..GEMMA4
@@ -413,7 +415,7 @@ pub(super) static FAMILIES: [Family; 25] = [
     Family {
         model_type: "nemotron",
         architecture: "NemotronForCausalLM",
-        names: Names { norm_eps: "norm_eps", ..Names::COMMON },
+        names: FamilyNames { norm_eps: "norm_eps", ..FamilyNames::COMMON },
         norm_kind: NormKind::Layer,
         norms_less_one: true,
         activation: ("hidden_act", Activation::Relu),
@@ -431,7 +433,7 @@ pub(super) static FAMILIES: [Family; 25] = [
     Family {
         model_type: "lfm2",
         architecture: "Lfm2ForCausalLM",
-        names: Names {
+        names: FamilyNames {
             sites: {
                 let ([q, k, v, ..], [output, gate, up, down]) = (SITE_NAMES, LFM2_NAMES);
                 [q, k, v, output, gate, up, down]

@@ -11,7 +11,7 @@ pub(crate) struct Family {
     pub(super) architecture: &'static str,
     /// `model_type` and architecture of the multimodal models that have it as their language model.
     pub(super) nested_in: Option<(&'static str, &'static str)>,
-    pub(super) names: Names,
+    pub(super) names: FamilyNames,
     pub(super) biases: Biases,
     /// How queries and keys are normed before the rotary embedding.
     pub(super) qk_norms: Option<QueryKeyNorms>,
@@ -30,7 +30,7 @@ pub(crate) struct Family {
     /// Feed-forward layers have a gate.
     pub(super) gated: bool,
     /// What its attention has besides.
-    pub(super) extra: Extra,
+    pub(super) attention_extra: AttentionExtra,
     /// The feed-forward layers are mixtures of experts; of Gemma 4, they have such beside them where `enable_moe_block` says so.
     pub(super) experts: Option<Experts>,
     /// Whether the layers of queries, keys and values are one, whether those of gate and up are, and whether those of a linear
@@ -72,7 +72,7 @@ pub(crate) struct Family {
 
 impl Family {
     pub(crate) fn is_gemma4(&self) -> bool {
-        matches!(self.extra, Extra::Gemma4 { .. })
+        matches!(self.attention_extra, AttentionExtra::Gemma4 { .. })
     }
 
     /// Whether GGUF files of it may have what frequencies of long and of short texts are divided by.
@@ -146,7 +146,7 @@ pub(crate) enum GgufWindows {
 
 /// What families call the parts that all have.
 #[derive(Clone, Copy)]
-pub(super) struct Names {
+pub(super) struct FamilyNames {
     /// The linear layers of a block.
     pub(super) sites: [&'static str; 7],
     /// The norms of query and key heads.
@@ -157,7 +157,7 @@ pub(super) struct Names {
     pub(super) norm_eps: &'static str,
 }
 
-impl Names {
+impl FamilyNames {
     /// Those of nearly all families.
     pub(super) const COMMON: Self =
         Self { sites: SITE_NAMES, head_norms: HEAD_NORMS, last_norm: "model.norm", norm_eps: "rms_norm_eps" };
@@ -165,7 +165,7 @@ impl Names {
 
 /// What an attention may have besides.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Extra {
+pub(super) enum AttentionExtra {
     None,
     /// Every head has one more score, without a value (gpt-oss).
     Sinks,

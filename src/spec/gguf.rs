@@ -299,38 +299,71 @@ fn blocks(file: &GgufFile, config: &ModelConfig) -> BTreeMap<String, usize> {
     sizes.collect()
 }
 
-/// The `config.json` of a file.
-fn config_json(file: &GgufFile) -> Result<String, Problem> {
-    let architecture = file.text("general.architecture").unwrap_or("unnamed");
-    let Some(family) = families(architecture).next() else {
-        let mut known: Vec<String> = Vec::new();
-        for name in FAMILIES.each_ref().map(|family| format!("`{}`", family.gguf.architecture)) {
-            known.extend((!known.contains(&name)).then_some(name));
-        }
-        let known = known.join(", ");
-        let message = format!("`general.architecture` = \"{architecture}\" is not supported, expected one of {known}");
-        return Err(file.problem(message));
-    };
-    let key = |name: &str| format!("{architecture}.{name}");
-    let has_experts = file.integer(&key("expert_count"))?.is_some_and(|count| count > 0);
-    // Llama's is also that of Mixtral.
-    let family = families(architecture).find(|family| family.experts.is_some() == has_experts).unwrap_or(family);
-    let [is_partial, is_gemma4] = [family.partial_rotary_factor.is_some(), family.is_gemma4()];
-    let missing = |name: &str| file.problem(format!("`{}` is missing", key(name)));
-    let mut json = Map::from_iter([("model_type".to_owned(), json!(family.model_type))]);
+/// Names the architectures that are.
+fn unknown_architecture(file: &GgufFile, architecture: &str) -> Problem {
+    let mut known: Vec<String> = Vec::new();
+    for name in FAMILIES.each_ref().map(|family| format!("`{}`", family.gguf.architecture)) {
+        known.extend((!known.contains(&name)).then_some(name));
+    }
+    let known = known.join(", ");
+    file.problem(format!("`general.architecture` = \"{architecture}\" is not supported, expected one of {known}"))
+}
+
+fn missing(file: &GgufFile, key: &str) -> Problem {
+    file.problem(format!("`{key}` is missing"))
+}
+
+/// The numbers of layers, heads and the like.
+fn counts(
+    file: &GgufFile,
+    family: &Family,
+    key: &dyn Fn(&str) -> String,
+    has_experts: bool,
+    json: &mut Map<String, serde_json::Value>,
+) -> Result<(), Problem> {
     for (ours, theirs, is_required) in COUNTS {
-        let by_layer = file.integers(&key(theirs)).filter(|_| is_gemma4 || family.has_short_convs);
+        let by_layer = file.integers(&key(theirs)).filter(|_| family.is_gemma4() || family.has_short_convs);
         // Layers of LFM2 without attention have no heads.
         let of_first = by_layer.and_then(|layers| u64::try_from(*layers.iter().find(|count| **count > 0)?).ok());
         match of_first.map_or_else(|| file.integer(&key(theirs)), |count| Ok(Some(count)))? {
             Some(count) => drop(json.insert(ours.to_owned(), json!(count))),
             // Where all feed-forward layers are mixtures, some families have no other width.
-            None if is_required && !(has_experts && ours == "intermediate_size") => return Err(missing(theirs)),
+            None if is_required && !(has_experts && ours == "intermediate_size") => {
+                return Err(missing(file, &key(theirs)));
+            }
             None => {}
         }
     }
+    Ok(())
+}
+
+/// What the tensors say: the size of the vocabulary, and which ones there are.
+fn of_tensors(file: &GgufFile, family: &Family, json: &mut Map<String, serde_json::Value>) -> Result<(), Problem> {
+    let tensors = file.tensors();
+    let embedding = tensors.get("token_embd.weight").ok_or_else(|| file.problem("no tensor `token_embd.weight`"))?;
+    json.insert("vocab_size".to_owned(), json!(embedding.shape.first()));
+    json.insert("tie_word_embeddings".to_owned(), json!(!tensors.contains_key("output.weight")));
+    if family.biases != Biases::QueryKeyValue {
+        json.insert("attention_bias".to_owned(), json!(tensors.contains_key("blk.0.attn_q.bias")));
+        json.insert("mlp_bias".to_owned(), json!(tensors.contains_key("blk.0.ffn_up.bias")));
+    }
+    Ok(())
+}
+
+/// The `config.json` of a file.
+fn config_json(file: &GgufFile) -> Result<String, Problem> {
+    let architecture = file.text("general.architecture").unwrap_or("unnamed");
+    let family = families(architecture).next().ok_or_else(|| unknown_architecture(file, architecture))?;
+    let key = |name: &str| format!("{architecture}.{name}");
+    let has_experts = file.integer(&key("expert_count"))?.is_some_and(|count| count > 0);
+    // Llama's is also that of Mixtral.
+    let family = families(architecture).find(|family| family.experts.is_some() == has_experts).unwrap_or(family);
+    let [is_partial, is_gemma4] = [family.partial_rotary_factor.is_some(), family.is_gemma4()];
+    let mut json = Map::from_iter([("model_type".to_owned(), json!(family.model_type))]);
+    counts(file, family, &key, has_experts, &mut json)?;
     let norm = norm_key(family.norm_kind);
-    json.insert("rms_norm_eps".to_owned(), json!(file.number(&key(norm)).ok_or_else(|| missing(norm))?));
+    let norm_eps = file.number(&key(norm)).ok_or_else(|| missing(file, &key(norm)))?;
+    json.insert("rms_norm_eps".to_owned(), json!(norm_eps));
     json.insert("norm_eps".to_owned(), json["rms_norm_eps"].clone());
     json.insert("rope_theta".to_owned(), json!(file.number(&key("rope.freq_base")).unwrap_or(10_000.0)));
     let [hidden, heads] = ["hidden_size", "num_attention_heads"].map(|key| json[key].as_u64().unwrap_or(0));
@@ -376,14 +409,7 @@ fn config_json(file: &GgufFile) -> Result<String, Problem> {
             OwnRopes::None | OwnRopes::Phi => {}
         },
     }
-    let tensors = file.tensors();
-    let embedding = tensors.get("token_embd.weight").ok_or_else(|| file.problem("no tensor `token_embd.weight`"))?;
-    json.insert("vocab_size".to_owned(), json!(embedding.shape.first()));
-    json.insert("tie_word_embeddings".to_owned(), json!(!tensors.contains_key("output.weight")));
-    if family.biases != Biases::QueryKeyValue {
-        json.insert("attention_bias".to_owned(), json!(tensors.contains_key("blk.0.attn_q.bias")));
-        json.insert("mlp_bias".to_owned(), json!(tensors.contains_key("blk.0.ffn_up.bias")));
-    }
+    of_tensors(file, family, &mut json)?;
     json.insert("bos_token_id".to_owned(), json!(file.token_id("bos")?));
     json.insert("eos_token_id".to_owned(), json!(file.end_ids()?));
     Ok(serde_json::Value::Object(json).to_string())

@@ -6,7 +6,7 @@ use self::layers::Widths;
 use super::block::Activation;
 use super::block::attention::Heads;
 use super::families::{FAMILIES, LACKING};
-use super::family::{Biases, Experts, Extra, Family, Scales};
+use super::family::{AttentionExtra, Biases, Experts, Family, Scales};
 use super::{ModelConfig, stored};
 use crate::schema::{Problem, Problems, Section, Value, read_json};
 use crate::util::gguf::{self, GgufFile};
@@ -100,8 +100,8 @@ fn decoder(json: &mut Section, family: &Family) -> ModelConfig {
     let mut layers = layers::layers(json, family, num_hidden_layers);
     let gemma4 = layers::gemma4::read(json, family, &mut layers, heads);
     let head_dims = [gemma4.as_ref().map_or(heads.head_dim, |gemma4| gemma4.full.head_dim), heads.head_dim];
-    let around = rope::Around { family, head_dims, longest: max_position_embeddings, original };
-    let ropes = rope::ropes(json, around);
+    let facts = rope::RopeFacts { family, head_dims, longest: max_position_embeddings, original };
+    let ropes = rope::ropes(json, facts);
     let layer_inputs = gemma4.as_ref().and_then(|gemma4| gemma4.layer_inputs(json, vocab_size));
     let widths = Widths {
         hidden,
@@ -282,7 +282,7 @@ fn refuse_unsupported(json: &mut Section, family: &Family) {
     for key in ["attention_dropout", "resid_pdrop", "embd_pdrop"] {
         json.only(key, "0.0", |value| value.number() == Some(0.0));
     }
-    if family.extra == Extra::OutputGate {
+    if family.attention_extra == AttentionExtra::OutputGate {
         json.only("attn_output_gate", "true", |value| *value == Value::Boolean(true));
     }
     // Gemma 4's "vision" is about images, which are not trained on here.

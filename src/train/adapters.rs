@@ -15,7 +15,7 @@ use crate::util::stats::digest;
 pub(super) struct Trained {
     adapters: AdapterSet,
     /// What takes the part of the base out of it that they started as.
-    taken: Option<AdapterSet>,
+    negated_start: Option<AdapterSet>,
     pub(super) optimizer: Optimizer,
     /// Whether the average that it makes is evaluated and written.
     averages: bool,
@@ -28,12 +28,12 @@ pub(super) struct Trained {
 impl Trained {
     pub(super) fn new(adapters: AdapterSet, config: &OptimizerConfig, loraplus_lr_ratio: Option<f64>) -> Self {
         let (averages, optimizer) = (config.averages(), Optimizer::new(config.clone(), loraplus_lr_ratio, &adapters));
-        Self { adapters, taken: None, optimizer, averages, applied: OnceCell::new(), averaged: OnceCell::new() }
+        Self { adapters, negated_start: None, optimizer, averages, applied: OnceCell::new(), averaged: OnceCell::new() }
     }
 
-    /// The same where `taken` takes a part out of the base, as which the adapters started.
-    pub(super) fn with_taken(self, taken: Option<AdapterSet>) -> Self {
-        Self { taken, ..self }
+    /// The same where `negated_start` takes a part out of the base, as which the adapters started.
+    pub(super) fn with_negated_start(self, negated_start: Option<AdapterSet>) -> Self {
+        Self { negated_start, ..self }
     }
 
     /// The trained matrices.
@@ -49,8 +49,8 @@ impl Trained {
 
     /// What a layer's input goes through in training.
     pub(super) fn applied(&self) -> &AdapterSet {
-        match &self.taken {
-            Some(taken) => self.applied.get_or_init(|| joined(&self.adapters, taken)),
+        match &self.negated_start {
+            Some(negated_start) => self.applied.get_or_init(|| joined(&self.adapters, negated_start)),
             None => &self.adapters,
         }
     }
@@ -62,14 +62,14 @@ impl Trained {
         }
         self.averaged.get_or_init(|| {
             let average = self.optimizer.averaged(&self.adapters);
-            self.taken.as_ref().map_or(average.clone(), |taken| joined(&average, taken))
+            self.negated_start.as_ref().map_or(average.clone(), |negated_start| joined(&average, negated_start))
         })
     }
 
     /// Puts others in their place, also in that of their average; the optimizer's states stay those of the former.
     pub(super) fn replace(&mut self, adapters: AdapterSet) {
         *self.change().1 = adapters;
-        (self.taken, self.averages) = (None, false);
+        (self.negated_start, self.averages) = (None, false);
     }
 
     /// Digest of B of the first and the last adapter, and of what else is small and trained in full. Reads the device.
@@ -83,14 +83,14 @@ impl Trained {
 
     /// The trained matrices of those that were written.
     pub(super) fn of_written(&mut self, written: AdapterSet) -> AdapterSet {
-        let Some(taken) = &mut self.taken else { return written };
+        let Some(negated_start) = &mut self.negated_start else { return written };
         let mut trained = self.adapters.clone();
-        for ((trained, taken), all) in trained.iter_mut().zip(taken.iter_mut()).zip(written.iter()) {
+        for ((trained, negated_start), all) in trained.iter_mut().zip(negated_start.iter_mut()).zip(written.iter()) {
             let Matrices { a, b, .. } = &all.matrices;
             let ([r, _], [both, _]) = (trained.matrices.a.dims(), a.dims());
             let part = |start, length| [a.clone().narrow(0, start, length), b.clone().narrow(1, start, length)];
             [trained.matrices.a, trained.matrices.b] = part(0, r);
-            [taken.matrices.a, taken.matrices.b] = part(r, both - r);
+            [negated_start.matrices.a, negated_start.matrices.b] = part(r, both - r);
             trained.matrices.magnitude.clone_from(&all.matrices.magnitude);
         }
         trained.full = written.full;

@@ -16,7 +16,7 @@ use crate::lora::{AdapterSet, FullTensor};
 use crate::model::block::Activations;
 use crate::model::context::BlockContext;
 use crate::model::mixing::InDocuments;
-use crate::model::{Carried, Embedded, Model, Tokens};
+use crate::model::{BetweenBlocks, Embedded, Model, Tokens};
 use crate::ops::attention::Attended;
 use crate::ops::dropout::{Dropout, mix};
 use crate::ops::noise::Noise;
@@ -47,7 +47,7 @@ pub struct Options<'a> {
 /// Where the rows of a micro-batch are in the run, which names their dropout masks: also those of a part of it have the
 /// masks, and in `f16` the loss scale, that they have in the whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Origin {
+pub struct MaskOrigin {
     /// Number of the whole micro-batch, over the whole run.
     pub number: u64,
     /// Tokens before these in the whole micro-batch.
@@ -68,7 +68,7 @@ pub struct Inputs {
     /// Answers to other prompts, see [`Batch::mismatched`].
     mismatched: Option<Box<Batch>>,
     /// Absent for whole micro-batches that are numbered in the order of their forwards.
-    origin: Option<Origin>,
+    origin: Option<MaskOrigin>,
 }
 
 impl Inputs {
@@ -92,7 +92,7 @@ impl Inputs {
 
     /// The same as a part of a step that several ranks share.
     #[must_use]
-    pub(super) fn with_origin(self, origin: Origin) -> Self {
+    pub(super) fn with_origin(self, origin: MaskOrigin) -> Self {
         Self { origin: Some(origin), ..self }
     }
 }
@@ -102,7 +102,7 @@ pub struct Forward {
     micro_batches: Vec<MicroBatch>,
     /// Kept tensors of each block and, in a block, of each micro-batch, the first one last; from the first block with an
     /// adapter on.
-    kept: Vec<Kept>,
+    kept: Vec<BlockKept>,
     losses: Vec<MicroBatchLoss>,
     /// Gradients of the last block's output.
     dx: Vec<Tensor<2>>,
@@ -122,7 +122,7 @@ struct MicroBatch {
     dropout_seed: u64,
     first_row: usize,
     /// What passes between the blocks besides the residual stream.
-    carried: Carried,
+    between_blocks: BetweenBlocks,
     /// Scale of the gradients inside the backward, against underflow in `f16`; it is removed before they are summed.
     grad_scale: f64,
 }
@@ -133,7 +133,7 @@ impl MicroBatch {
         model: &Model,
         adapters: &AdapterSet,
         tokens: Tokens,
-        origin: Origin,
+        origin: MaskOrigin,
         options: Options<'_>,
     ) -> (Self, Tensor<2>) {
         // The gradient of the mean loss is what fits the range of f16.
@@ -144,8 +144,8 @@ impl MicroBatch {
             seed: mix(dropout_seed),
             first_row,
         });
-        let Embedded { x, carried } = model.embed(&tokens, adapters, noise);
-        (Self { tokens, dropout_seed, first_row, carried, grad_scale }, x)
+        let Embedded { x, between_blocks } = model.embed(&tokens, adapters, noise);
+        (Self { tokens, dropout_seed, first_row, between_blocks, grad_scale }, x)
     }
 
     /// The context of a block; its forward and the recomputation use the same one.
@@ -155,13 +155,13 @@ impl MicroBatch {
             seed: mix(self.dropout_seed ^ mix(layer as u64 + 1)),
             first_row: self.first_row,
         });
-        self.carried.context(model.place(), &model.config, layer, &adapters.blocks[layer], dropout)
+        self.between_blocks.context(model.place(), &model.config, layer, &adapters.blocks[layer], dropout)
     }
 }
 
 /// The kept tensors from which a block's backward starts.
 #[expect(clippy::large_enum_variant, reason = "a tensor is a handle of a few hundred bytes")]
-enum Kept {
+enum BlockKept {
     Input(Held, Option<Attended>),
     Activations(Box<Activations>),
 }
@@ -204,7 +204,7 @@ pub fn forward(inputs: Vec<Inputs>, options: Options<'_>) -> Forward {
     let (mut references, mut divergences) = (Vec::new(), Vec::new());
     for (number, inputs) in (options.first_number..).zip(inputs) {
         let num_targets = inputs.targets.num_tokens();
-        let origin = Origin { number, first_token: 0, longest_row: inputs.longest_row, num_targets };
+        let origin = MaskOrigin { number, first_token: 0, longest_row: inputs.longest_row, num_targets };
         let origin = inputs.origin.unwrap_or(origin);
         let is_passed = needs.reference.is_some() && !inputs.targets.are_known(known);
         references.push(is_passed.then(|| model.embed(&inputs.tokens, before, None)));
@@ -229,14 +229,14 @@ pub fn forward(inputs: Vec<Inputs>, options: Options<'_>) -> Forward {
             let activations = block.activations_with(x.clone(), &context, &mut mixing);
             let attended = mixing.memory.flatten();
             let input = std::mem::replace(x, block.output(&activations, &context));
-            micro_batch.carried.keep(&model.config, layer, &activations);
+            micro_batch.between_blocks.keep(&model.config, layer, &activations);
             if layer >= first {
                 kept.push(if layer >= options.num_recomputed {
-                    Kept::Activations(Box::new(activations))
+                    BlockKept::Activations(Box::new(activations))
                 } else {
                     // What the backward begins with stays on the device.
                     let parking = options.parking.filter(|_| (layer + 1, index) != (model.blocks.len(), 0));
-                    Kept::Input(Held::new(input, parking), attended)
+                    BlockKept::Input(Held::new(input, parking), attended)
                 });
             }
         }
@@ -265,26 +265,26 @@ pub fn backward(
     let of_heads: Vec<_> =
         losses.iter_mut().zip(&micro_batches).map(|(loss, of)| add_head_grads(loss, of.grad_scale, sums)).collect();
     let first = adapters.first_trained();
-    let goes_on = adapters.trains_embeddings();
+    let trains_embeddings = adapters.trains_embeddings();
     for (layer, block) in model.walk((first..model.blocks.len()).rev()) {
         let block = model.with_own_norms(layer, &block, adapters);
         let through_block = |(dx, micro_batch): (Tensor<2>, &mut MicroBatch)| {
             let context = micro_batch.context(model, adapters, layer);
             let this = kept.pop()?;
             // The next input is fetched while this one is computed with.
-            if let (Some(parking), Some(Kept::Input(input, _))) = (options.parking, kept.last_mut()) {
+            if let (Some(parking), Some(BlockKept::Input(input, _))) = (options.parking, kept.last_mut()) {
                 input.fetch(parking);
             }
             let activations = match this {
-                Kept::Input(input, attended) => {
+                BlockKept::Input(input, attended) => {
                     let mut mixing =
                         InDocuments { place: context.place, layout: context.layout, memory: attended.map(Some) };
                     block.activations_with(input.tensor(), &context, &mut mixing)
                 }
-                Kept::Activations(activations) => *activations,
+                BlockKept::Activations(activations) => *activations,
             };
-            let grads = block.backward(dx, activations, &context, layer > first || goes_on);
-            micro_batch.carried.add_grads(&model.config, layer, grads.key_values);
+            let grads = block.backward(dx, activations, &context, layer > first || trains_embeddings);
+            micro_batch.between_blocks.add_grads(&model.config, layer, grads.key_values);
             let factor = 1.0 / micro_batch.grad_scale;
             let of_adapters = grads.adapters.into_iter().flat_map(|(site, grads)| grads.tensors(layer, site));
             let of_norms =

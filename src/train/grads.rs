@@ -187,7 +187,6 @@ pub fn joined(tensors: Vec<Tensor<1>>) -> Option<Tensor<1>> {
 /// Several tensors of one dimension, read from the device in one transfer as `f32`. `what` names them to people.
 ///
 /// # Panics
-///
 /// As [`faults::read`].
 #[must_use]
 pub fn read(tensors: Vec<Tensor<1>>, what: &str) -> Vec<f32> {

@@ -6,7 +6,7 @@ use crate::measure::metrics::{StepMetrics, TimeSpent};
 
 /// The purpose of a lap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Part {
+pub(crate) enum StepPart {
     DataWait,
     /// Answers that the model writes to be trained on.
     Rollout,
@@ -26,28 +26,28 @@ pub(crate) enum Part {
 }
 
 /// Parts that the device computes, and the transfer of its input.
-const OF_DEVICE: [Part; 4] = [Part::HostToDevice, Part::Forward, Part::Backward, Part::Optimizer];
+const OF_DEVICE: [StepPart; 4] = [StepPart::HostToDevice, StepPart::Forward, StepPart::Backward, StepPart::Optimizer];
 
-const NUM_PARTS: usize = Part::Other as usize + 1;
+const NUM_PARTS: usize = StepPart::Other as usize + 1;
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Parts([Duration; NUM_PARTS]);
 
 impl Parts {
-    fn seconds(&self, part: Part) -> f64 {
+    fn seconds(&self, part: StepPart) -> f64 {
         self.0[part as usize].as_secs_f64()
     }
 
     /// Seconds in parts that have no name in a step's figures.
     fn other_seconds(&self) -> f64 {
-        self.seconds(Part::Other) + self.seconds(Part::Measuring)
+        self.seconds(StepPart::Other) + self.seconds(StepPart::Measuring)
     }
 
     fn forward_backward_seconds(&self) -> f64 {
-        self.seconds(Part::Forward) + self.seconds(Part::Backward)
+        self.seconds(StepPart::Forward) + self.seconds(StepPart::Backward)
     }
 
-    fn add(&mut self, part: Part, time: Duration) {
+    fn add(&mut self, part: StepPart, time: Duration) {
         self.0[part as usize] += time;
     }
 }
@@ -69,12 +69,12 @@ impl Laps {
     }
 
     /// Ends a lap now: the time since the last lap belongs to `part`.
-    pub(super) fn lap(&mut self, part: Part) {
+    pub(super) fn lap(&mut self, part: StepPart) {
         self.lap_at(part, Instant::now());
     }
 
     /// Ends a lap at a moment that has just passed.
-    pub(super) fn lap_at(&mut self, part: Part, end: Instant) {
+    pub(super) fn lap_at(&mut self, part: StepPart, end: Instant) {
         let time = end.saturating_duration_since(self.last);
         self.step.add(part, time);
         self.total.add(part, time);
@@ -91,19 +91,19 @@ impl Laps {
         let wall_seconds = self.last.duration_since(self.step_start).as_secs_f64();
         self.step_start = self.last;
         let seconds = |part| parts.seconds(part);
-        let between = [Part::Evaluation, Part::Checkpoint, Part::Measuring];
+        let between = [StepPart::Evaluation, StepPart::Checkpoint, StepPart::Measuring];
         line.step_seconds = wall_seconds - between.into_iter().map(seconds).sum::<f64>();
         line.wall_seconds = Some(wall_seconds);
-        line.data_wait_seconds = seconds(Part::DataWait);
-        line.host_to_device_seconds = Some(seconds(Part::HostToDevice));
-        line.rollout_seconds = Some(seconds(Part::Rollout)).filter(|seconds| *seconds > 0.0);
-        line.forward_seconds = is_split.then(|| seconds(Part::Forward));
-        line.backward_seconds = is_split.then(|| seconds(Part::Backward));
+        line.data_wait_seconds = seconds(StepPart::DataWait);
+        line.host_to_device_seconds = Some(seconds(StepPart::HostToDevice));
+        line.rollout_seconds = Some(seconds(StepPart::Rollout)).filter(|seconds| *seconds > 0.0);
+        line.forward_seconds = is_split.then(|| seconds(StepPart::Forward));
+        line.backward_seconds = is_split.then(|| seconds(StepPart::Backward));
         line.forward_backward_seconds = parts.forward_backward_seconds();
-        line.optimizer_seconds = seconds(Part::Optimizer);
-        line.logging_seconds = Some(seconds(Part::Logging));
-        line.evaluation_seconds = Some(seconds(Part::Evaluation));
-        line.checkpoint_seconds = Some(seconds(Part::Checkpoint));
+        line.optimizer_seconds = seconds(StepPart::Optimizer);
+        line.logging_seconds = Some(seconds(StepPart::Logging));
+        line.evaluation_seconds = Some(seconds(StepPart::Evaluation));
+        line.checkpoint_seconds = Some(seconds(StepPart::Checkpoint));
         line.other_seconds = Some(parts.other_seconds());
     }
 
@@ -111,7 +111,7 @@ impl Laps {
     /// there is no such step.
     pub(super) fn forward_share(&self) -> Option<f64> {
         let both = self.split.forward_backward_seconds();
-        (both > 0.0).then(|| self.split.seconds(Part::Forward) / both)
+        (both > 0.0).then(|| self.split.seconds(StepPart::Forward) / both)
     }
 
     /// Time of all laps so far, including those after the last step, plus `startup_seconds` before the first lap. On an
@@ -124,14 +124,14 @@ impl Laps {
         let (of_device, scale) = if is_asynchronous && split > 0.0 { (&self.split, scale) } else { (&self.total, 1.0) };
         TimeSpent {
             startup_seconds,
-            data_wait_seconds: self.total.seconds(Part::DataWait),
-            rollout_seconds: self.total.seconds(Part::Rollout),
-            host_to_device_seconds: scale * of_device.seconds(Part::HostToDevice),
+            data_wait_seconds: self.total.seconds(StepPart::DataWait),
+            rollout_seconds: self.total.seconds(StepPart::Rollout),
+            host_to_device_seconds: scale * of_device.seconds(StepPart::HostToDevice),
             forward_backward_seconds: scale * of_device.forward_backward_seconds(),
-            optimizer_seconds: scale * of_device.seconds(Part::Optimizer),
-            evaluation_seconds: self.total.seconds(Part::Evaluation),
-            checkpoint_seconds: self.total.seconds(Part::Checkpoint),
-            logging_seconds: self.total.seconds(Part::Logging),
+            optimizer_seconds: scale * of_device.seconds(StepPart::Optimizer),
+            evaluation_seconds: self.total.seconds(StepPart::Evaluation),
+            checkpoint_seconds: self.total.seconds(StepPart::Checkpoint),
+            logging_seconds: self.total.seconds(StepPart::Logging),
             other_seconds: self.total.other_seconds(),
         }
     }
@@ -146,14 +146,14 @@ mod tests {
         let start = Instant::now();
         let at = |milliseconds| start + Duration::from_millis(milliseconds);
         let mut laps = Laps::start(start);
-        laps.lap_at(Part::Evaluation, at(100));
-        laps.lap_at(Part::DataWait, at(130));
-        laps.lap_at(Part::Forward, at(200));
-        laps.lap_at(Part::DataWait, at(210));
-        laps.lap_at(Part::Backward, at(400));
-        laps.lap_at(Part::Measuring, at(450));
+        laps.lap_at(StepPart::Evaluation, at(100));
+        laps.lap_at(StepPart::DataWait, at(130));
+        laps.lap_at(StepPart::Forward, at(200));
+        laps.lap_at(StepPart::DataWait, at(210));
+        laps.lap_at(StepPart::Backward, at(400));
+        laps.lap_at(StepPart::Measuring, at(450));
         // A moment before the last lap's end changes nothing.
-        laps.lap_at(Part::Other, at(440));
+        laps.lap_at(StepPart::Other, at(440));
         let close = |seconds: f64, expected: f64| assert!((seconds - expected).abs() < 1e-12, "{seconds}");
         let mut line = StepMetrics::default();
         laps.end_step(true, &mut line);
@@ -162,11 +162,11 @@ mod tests {
         close(line.data_wait_seconds, 0.04);
         close(line.forward_backward_seconds, 0.26);
         assert!(line.forward_seconds.is_some());
-        laps.lap_at(Part::Logging, at(460));
+        laps.lap_at(StepPart::Logging, at(460));
         laps.end_step(false, &mut line);
         close(line.wall_seconds.unwrap(), 0.01);
         assert_eq!((line.data_wait_seconds, line.forward_seconds), (0.0, None));
-        laps.lap_at(Part::Checkpoint, at(500));
+        laps.lap_at(StepPart::Checkpoint, at(500));
         close(laps.time_spent(2.0, false).total_seconds(), 2.5);
         close(laps.forward_share().unwrap(), 0.07 / 0.26);
     }
@@ -177,19 +177,19 @@ mod tests {
         let at = |milliseconds| start + Duration::from_millis(milliseconds);
         let mut laps = Laps::start(start);
         // Handed over at once. The loop waits where the loss is read, also for an update.
-        laps.lap_at(Part::HostToDevice, at(1));
-        laps.lap_at(Part::Forward, at(2));
-        laps.lap_at(Part::Backward, at(98));
-        laps.lap_at(Part::Optimizer, at(100));
+        laps.lap_at(StepPart::HostToDevice, at(1));
+        laps.lap_at(StepPart::Forward, at(2));
+        laps.lap_at(StepPart::Backward, at(98));
+        laps.lap_at(StepPart::Optimizer, at(100));
         let mut line = StepMetrics::default();
         laps.end_step(false, &mut line);
         assert_eq!(laps.forward_share(), None);
         let unknown = laps.time_spent(0.0, true);
         assert!((unknown.forward_backward_seconds - 0.097).abs() < 1e-12, "as it was: {unknown:?}");
-        laps.lap_at(Part::HostToDevice, at(110));
-        laps.lap_at(Part::Forward, at(140));
-        laps.lap_at(Part::Backward, at(190));
-        laps.lap_at(Part::Optimizer, at(200));
+        laps.lap_at(StepPart::HostToDevice, at(110));
+        laps.lap_at(StepPart::Forward, at(140));
+        laps.lap_at(StepPart::Backward, at(190));
+        laps.lap_at(StepPart::Optimizer, at(200));
         laps.end_step(true, &mut line);
         // 200 ms, divided into a tenth, eight tenths and a tenth.
         let time = laps.time_spent(0.0, true);

@@ -68,7 +68,6 @@ impl HostParking {
     /// Waits while earlier tensors are still leaving.
     ///
     /// # Panics
-    ///
     /// As [`faults::read`].
     #[must_use]
     pub fn park(&self, tensor: Tensor<2>) -> Parked {
@@ -110,7 +109,6 @@ impl Parked {
     /// The tensor, back on the device.
     ///
     /// # Panics
-    ///
     /// As [`faults::read`].
     #[must_use]
     pub fn tensor(self) -> Tensor<2> {

@@ -4,7 +4,7 @@
 use std::time::Instant;
 
 use super::budget::flops::StepFlops;
-use super::laps::{Laps, Part};
+use super::laps::{Laps, StepPart};
 use super::state::TrainerState;
 use super::step_work::StepWork;
 use crate::data::worker_time::WorkerTime;
@@ -84,7 +84,7 @@ impl<'a> Recorder<'a> {
     }
 
     /// Ends a part of the loop; in a split step, after the device has finished it.
-    pub(crate) fn part(&mut self, part: Part) {
+    pub(crate) fn part(&mut self, part: StepPart) {
         if self.is_split {
             self.device.wait();
         }
@@ -92,7 +92,7 @@ impl<'a> Recorder<'a> {
     }
 
     /// Ends a part between two steps. Samples of the machine during it count for neither step.
-    pub(super) fn pause(&mut self, part: Part) {
+    pub(super) fn pause(&mut self, part: StepPart) {
         let _ = self.telemetry.window();
         self.part(part);
     }
@@ -104,7 +104,7 @@ impl<'a> Recorder<'a> {
         // What an evaluation noted is not the step's.
         let _ = take_noted_bytes();
         // In a split step, this waits for what the previous one has left to do.
-        self.part(Part::Other);
+        self.part(StepPart::Other);
     }
 
     /// Whether the step in progress waits for the device at the end of every part.
@@ -115,7 +115,7 @@ impl<'a> Recorder<'a> {
     /// Ends a forward. After a step's last forward, all input of the backward exists, so the pools are measured. This
     /// is not done in every step, since it ends the host's lead over the device.
     pub(super) fn forward(&mut self, is_last: bool) {
-        self.part(Part::Forward);
+        self.part(StepPart::Forward);
         if is_last && (self.is_split || self.pools_after_forward.is_none()) {
             self.pools_after_forward = self.device.memory_in_use();
         }
@@ -130,14 +130,14 @@ impl<'a> Recorder<'a> {
         totals: &mut Totals,
     ) -> Vec<Finding> {
         let machine = self.telemetry.window();
-        self.part(Part::Other);
+        self.part(StepPart::Other);
         // Measured once, after the first step; the time for it is not counted as the step's.
         let peak = gemm_peak_flops(self.device, self.precision);
         if self.num_steps == 0 {
             // Samples of the machine during the measurement do not belong to the next step.
             let _ = self.telemetry.window();
         }
-        self.part(Part::Measuring);
+        self.part(StepPart::Measuring);
         self.num_steps += 1;
         let is_split = std::mem::take(&mut self.is_split) || !self.device.is_gpu();
 
@@ -203,7 +203,7 @@ impl<'a> Recorder<'a> {
     pub(super) fn evaluated(&mut self, is_at_an_edge: bool) {
         self.num_evaluations[0] += 1;
         self.num_evaluations[1] += u64::from(is_at_an_edge);
-        self.part(Part::Evaluation);
+        self.part(StepPart::Evaluation);
     }
 
     pub(super) fn saved(&mut self) {

@@ -124,7 +124,7 @@ impl Draw {
 
 /// An answer in the making.
 #[derive(Clone, Debug, Default)]
-struct Written {
+struct WrittenAnswer {
     ids: Vec<u32>,
     text: String,
     ending: Option<Ending>,
@@ -243,14 +243,14 @@ impl Rollouts {
         prompts: &Batch,
         draw: Draw,
         is_stopped: &dyn Fn() -> bool,
-    ) -> Result<Option<Vec<Written>>, GenerateError> {
+    ) -> Result<Option<Vec<WrittenAnswer>>, GenerateError> {
         let size = self.num_answers(draw);
         let (adapters, number) = match draw {
             Draw::Training(number) => (step.trained_adapters(), number),
             // From the other end: no answer is drawn as one in training.
             Draw::Evaluation(number) => (step.adapters(), u64::MAX - number),
         };
-        let mut written = vec![Written::default(); prompts.documents.len() * size];
+        let mut written = vec![WrittenAnswer::default(); prompts.documents.len() * size];
         let mut on_text = |id: u64, new: NewText| {
             if let Some(written) = usize::try_from(id).ok().and_then(|id| written.get_mut(id)) {
                 written.ids.extend(new.token.or(new.end_token));
@@ -288,7 +288,12 @@ impl Rollouts {
     }
 
     /// The sum of all rewards of an answer; `None` where none of them judges it.
-    fn reward(&mut self, written: &Written, source: RowSource, data: &Dataset) -> Result<Option<f64>, RolloutError> {
+    fn reward(
+        &mut self,
+        written: &WrittenAnswer,
+        source: RowSource,
+        data: &Dataset,
+    ) -> Result<Option<f64>, RolloutError> {
         let row = self.rows.get(&source).unwrap_or(&Value::Null);
         let judged = Judged { row, text: &written.text, num_tokens: written.ids.len() };
         let mut sum = None;
@@ -304,7 +309,7 @@ impl Rollouts {
     }
 }
 
-impl Written {
+impl WrittenAnswer {
     /// Whether it did not end by itself.
     fn is_clipped(&self) -> bool {
         self.ending != Some(Ending::EndOfText)

@@ -30,7 +30,6 @@ impl AdapterFiles {
     /// Writes an adapter.
     ///
     /// # Errors
-    ///
     /// Files that cannot be written.
     pub fn write(&self, folder: &Path, weights: &AdapterWeights) -> Result<(), ExportError> {
         write_adapter(folder, weights, &self.lora, &self.base_model_name_or_path)?;
@@ -40,7 +39,6 @@ impl AdapterFiles {
     /// Puts the tokenizer beside an adapter that other programs are to use; checkpoints are smaller without.
     ///
     /// # Errors
-    ///
     /// Files that cannot be read or written.
     pub fn write_tokenizer(&self, folder: &Path) -> Result<(), ExportError> {
         self.tokenizer.iter().try_for_each(|from| write_tokenizer(from, folder, &self.prompt_form))

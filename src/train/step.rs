@@ -113,10 +113,10 @@ impl TrainStep {
         }
     }
 
-    /// The same where `taken` takes a part out of the base, as which the adapters started.
+    /// The same where `negated_start` takes a part out of the base, as which the adapters started.
     #[must_use]
-    pub fn with_taken(self, taken: Option<AdapterSet>) -> Self {
-        Self { trained: self.trained.with_taken(taken), ..self }
+    pub fn with_negated_start(self, negated_start: Option<AdapterSet>) -> Self {
+        Self { trained: self.trained.with_negated_start(negated_start), ..self }
     }
 
     /// The same with another objective than the cross-entropy.

@@ -37,7 +37,6 @@ impl Stop {
     /// Writing beyond the file size limit becomes an error, like that of a full disk, instead of a deadly signal.
     ///
     /// # Errors
-    ///
     /// Where the operating system refuses the handlers.
     pub fn on_signals() -> io::Result<Self> {
         let (mut stop, first) = (Self::default(), Arc::default());

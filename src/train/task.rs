@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use self::answers::Comparison;
+use self::answers::AnswerComparison;
 use super::ranks::Ranks;
 use super::step::TrainStep;
 use crate::config::{Metric, TaskConfig};
@@ -25,12 +25,12 @@ pub mod answers;
 #[derive(Debug)]
 pub struct Task {
     config: TaskConfig,
-    rows: Rows,
+    rows: TaskRows,
 }
 
 /// What is asked of the model, a row each.
 #[derive(Debug)]
-enum Rows {
+enum TaskRows {
     /// Prompts to answer.
     Prompts(Vec<Vec<u32>>, Answers),
     Choices(Vec<Choices>),
@@ -42,7 +42,7 @@ enum Rows {
 #[derive(Debug)]
 enum Answers {
     /// The same part as in the row's answer.
-    Same(Box<Comparison>, Vec<String>),
+    Same(Box<AnswerComparison>, Vec<String>),
     Json,
 }
 
@@ -122,28 +122,28 @@ impl Task {
         let tokenizer = data.tokenizer();
         let rows = match metric {
             Metric::ExactMatch => {
-                let comparison = Comparison::new(config).map_err(|error| DataError::Config(error.to_string()))?;
+                let comparison = AnswerComparison::new(config).map_err(|error| DataError::Config(error.to_string()))?;
                 let rows = data.questions(&asking, |question| comparison.question(&question, tokenizer))?;
                 let (prompts, answers) = rows.into_iter().unzip();
-                Rows::Prompts(prompts, Answers::Same(Box::new(comparison), answers))
+                TaskRows::Prompts(prompts, Answers::Same(Box::new(comparison), answers))
             }
             Metric::Json => {
                 let ids = |question: Question| question.prompt_ids(tokenizer).map_err(|error| error.to_string());
-                Rows::Prompts(data.questions(&asking, ids)?, Answers::Json)
+                TaskRows::Prompts(data.questions(&asking, ids)?, Answers::Json)
             }
             Metric::MultipleChoice => {
-                Rows::Choices(data.questions(&asking, |question| Choices::new(&question, tokenizer))?)
+                TaskRows::Choices(data.questions(&asking, |question| Choices::new(&question, tokenizer))?)
             }
-            Metric::TokenAccuracy => Rows::Tokens(data.first_eval_rows(config.rows)?),
+            Metric::TokenAccuracy => TaskRows::Tokens(data.first_eval_rows(config.rows)?),
         };
         Ok(Some(Self { config: config.clone(), rows }))
     }
 
     fn num_rows(&self) -> usize {
         match &self.rows {
-            Rows::Prompts(prompts, _) => prompts.len(),
-            Rows::Choices(rows) => rows.len(),
-            Rows::Tokens(rows) => rows.len(),
+            TaskRows::Prompts(prompts, _) => prompts.len(),
+            TaskRows::Choices(rows) => rows.len(),
+            TaskRows::Tokens(rows) => rows.len(),
         }
     }
 
@@ -159,7 +159,7 @@ impl Task {
         let share = |right: usize| as_f64(right) / as_f64(count.all.max(1));
         Score {
             score: share(count.right),
-            score_norm: matches!(self.rows, Rows::Choices(_)).then(|| share(count.right_norm)),
+            score_norm: matches!(self.rows, TaskRows::Choices(_)).then(|| share(count.right_norm)),
             num_rows: count.num_rows,
             is_complete: count.num_rows == self.num_rows(),
             answers: count.answers.into_iter().map(|(_, answer)| answer).collect(),
@@ -180,15 +180,15 @@ impl Task {
     ) -> Result<Option<Count>, GenerateError> {
         let (start, limit) = (Instant::now(), Duration::from_secs(self.config.max_seconds));
         // The first row is scored in any case.
-        let mut goes_on = |done: usize, all: usize| {
+        let mut may_continue = |done: usize, all: usize| {
             progress(done, all);
             !is_stopped() && (done == 0 || start.elapsed() < limit)
         };
         let (mut count, (rank, num_ranks)) = (Count::default(), step.rank());
         let own: Vec<usize> = (rank..self.num_rows()).step_by(num_ranks).collect();
-        if let Rows::Prompts(prompts, answers) = &self.rows {
+        if let TaskRows::Prompts(prompts, answers) = &self.rows {
             let prompts: Vec<&[u32]> = own.iter().map(|row| &*prompts[*row]).collect();
-            let texts = self.texts(&prompts, step, data, &is_stopped, goes_on)?;
+            let texts = self.texts(&prompts, step, data, &is_stopped, may_continue)?;
             for (row, text) in own.into_iter().zip(texts) {
                 let (is_right, answer) = answers.judge(row, &text);
                 count.add(usize::from(is_right), 1);
@@ -197,31 +197,31 @@ impl Task {
             return Ok((!is_stopped()).then_some(count));
         }
         for row in &own {
-            if !goes_on(count.num_rows, own.len()) {
+            if !may_continue(count.num_rows, own.len()) {
                 break;
             }
             match &self.rows {
-                Rows::Choices(rows) => {
+                TaskRows::Choices(rows) => {
                     let ([is_right, is_right_norm], answer) = rows[*row].judge(step);
                     count.add(usize::from(is_right), 1);
                     count.right_norm += usize::from(is_right_norm);
                     count.answers.push((*row, answer));
                 }
-                Rows::Tokens(rows) => count.add(step.num_right_tokens(&rows[*row]), rows[*row].num_target_tokens()),
-                Rows::Prompts(..) => {}
+                TaskRows::Tokens(rows) => count.add(step.num_right_tokens(&rows[*row]), rows[*row].num_target_tokens()),
+                TaskRows::Prompts(..) => {}
             }
         }
         Ok((!is_stopped()).then_some(count))
     }
 
-    /// What the model writes after the first prompts, those that were begun while `goes_on`.
+    /// What the model writes after the first prompts, those that were begun while `may_continue`.
     fn texts(
         &self,
         prompts: &[&[u32]],
         step: &TrainStep,
         data: &Dataset,
         is_stopped: &impl Fn() -> bool,
-        mut goes_on: impl FnMut(usize, usize) -> bool,
+        mut may_continue: impl FnMut(usize, usize) -> bool,
     ) -> Result<Vec<String>, GenerateError> {
         let TaskConfig { max_new_tokens, stop, num_fewshot, prompt, .. } = &self.config;
         let stops = data.stops();
@@ -235,7 +235,7 @@ impl Task {
         }
         while !is_stopped() {
             let next = prompts.get(texts.len()).filter(|_| batch.has_room());
-            let next = next.filter(|_| goes_on(texts.len(), prompts.len())).map(|prompt_ids| {
+            let next = next.filter(|_| may_continue(texts.len(), prompts.len())).map(|prompt_ids| {
                 let options = GenerateOptions { max_new_tokens: *max_new_tokens, ..GenerateOptions::default() };
                 let request = TextRequest::new(prompt_ids.to_vec(), step.adapters(), options, &stops);
                 TextRequest { stop: stop.clone(), ..request }
@@ -256,7 +256,7 @@ impl Task {
     }
 }
 
-impl Comparison {
+impl AnswerComparison {
     /// The prompt of a question, and the part of its answer that is compared.
     fn question(&self, question: &Question, tokenizer: &Tokenizer) -> Result<(Vec<u32>, String), String> {
         let part = self.part_of(&question.answer).ok_or_else(|| {

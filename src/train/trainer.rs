@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use super::backprop::Inputs;
 use super::eval::EvalError;
-use super::laps::Part;
+use super::laps::StepPart;
 use super::recorder::Recorder;
 use super::rollouts::{RolloutError, Rollouts, Round};
 use super::saver::Saver;
@@ -108,7 +108,6 @@ impl Trainer<'_> {
     /// checkpoint has been saved.
     ///
     /// # Errors
-    ///
     /// A row that cannot be read; figures with which training should not continue; a stop whose checkpoint cannot be
     /// written. Where possible, a checkpoint of the finished steps is saved first.
     pub fn run(&mut self) -> Result<Outcome, TrainerError> {
@@ -163,7 +162,7 @@ impl Trainer<'_> {
                 return Ok(Outcome::Finished);
             }
             let Some(verdict) = self.take_step(&mut loader)? else { return self.interrupt() };
-            if self.step.said().stop {
+            if self.step.flags_of_ranks().stop {
                 return self.interrupt();
             }
             if let Some(reason) = verdict.stop {
@@ -187,21 +186,21 @@ impl Trainer<'_> {
         if !self.step.is_shared() && self.rollouts.is_none() && self.state.step + 1 < self.schedule.total_steps() {
             // While a GPU still computes: it would wait for that otherwise.
             self.step.lay_out_ahead(loader.peek().map(|loaded| &loaded.batch));
-            self.recorder.part(Part::HostToDevice);
+            self.recorder.part(StepPart::HostToDevice);
         }
         // The only wait for a GPU in most steps: it ends their forwards and backwards, and an update.
-        self.recorder.part(Part::Other);
+        self.recorder.part(StepPart::Other);
         let learning_rate = self.schedule.learning_rate(self.state.step + 1);
         // Where every part is waited for, the update is one of them.
         let figures = self.step.reduce((!self.recorder.is_split()).then_some(learning_rate));
-        if self.step.said().failed {
+        if self.step.flags_of_ranks().failed {
             self.step.discard();
             self.step.ranks().end_together();
             return Err(TrainerError::OtherRank);
         }
-        self.recorder.part(Part::Backward);
+        self.recorder.part(StepPart::Backward);
         let mut outcome = self.step.apply(figures, learning_rate);
-        self.recorder.part(Part::Optimizer);
+        self.recorder.part(StepPart::Optimizer);
 
         if outcome.target_tokens == 0 {
             // A mean over no tokens: no point of a curve.
@@ -220,7 +219,7 @@ impl Trainer<'_> {
         for finding in &findings {
             self.sinks.finding(line.step, finding);
         }
-        self.recorder.part(Part::Logging);
+        self.recorder.part(StepPart::Logging);
         Ok(Some(verdict))
     }
 
@@ -257,7 +256,7 @@ impl Trainer<'_> {
     /// Forward and backward of a micro-batch, or of all that wait for the last one. `false` where the run was asked to stop.
     fn compute_one(&mut self, batch: &Batch, waiting: &mut Vec<Inputs>, is_last: bool) -> bool {
         waiting.extend(self.step.lay_out_next(batch));
-        self.recorder.part(Part::HostToDevice);
+        self.recorder.part(StepPart::HostToDevice);
         if waiting.is_empty() || !is_last && self.step.config().layered_accumulation {
             return true;
         }
@@ -269,15 +268,15 @@ impl Trainer<'_> {
         let forward = self.step.forward(inputs);
         self.recorder.forward(is_last);
         self.step.backward(forward);
-        self.recorder.part(Part::Backward);
+        self.recorder.part(StepPart::Backward);
     }
 
     /// Waits for a micro-batch. `None` where the run was asked to stop: the step's micro-batches are then dropped.
     fn next_micro_batch(&mut self, loader: &mut Loader) -> Result<Option<LoadedBatch>, TrainerError> {
-        self.recorder.part(Part::Other);
+        self.recorder.part(StepPart::Other);
         let loaded = if self.stop_requested() { Ok(None) } else { loader.next_batch_unless(&|| self.stop_requested()) };
         if matches!(loaded, Ok(Some(_))) {
-            self.recorder.part(Part::DataWait);
+            self.recorder.part(StepPart::DataWait);
         }
         Ok(loaded?)
     }
@@ -340,7 +339,7 @@ impl Trainer<'_> {
 
     /// Saves a checkpoint of the finished steps, marked with `trouble`; returns its folder.
     fn save(&mut self, trouble: Option<String>) -> Result<PathBuf, CheckpointError> {
-        self.recorder.part(Part::Other);
+        self.recorder.part(StepPart::Other);
         if !self.saver.writes {
             return Ok(self.saver.leave_to_first());
         }
@@ -355,7 +354,7 @@ impl Trainer<'_> {
             self.sinks.note(&format!("step {}: checkpoint saved", self.state.step));
             self.recorder.saved();
         }
-        self.recorder.pause(Part::Checkpoint);
+        self.recorder.pause(StepPart::Checkpoint);
         saved
     }
 
@@ -372,7 +371,7 @@ impl Trainer<'_> {
         if let Some(warning) = warning {
             self.sinks.warn(&warning);
         }
-        self.recorder.part(Part::Checkpoint);
+        self.recorder.part(StepPart::Checkpoint);
     }
 
     /// Saves a checkpoint without deleting an older one, which may be better.

@@ -74,7 +74,6 @@ impl Fault {
 /// The numbers of a tensor, in host memory. `what` names it to people, in the singular.
 ///
 /// # Panics
-///
 /// If it cannot be read, or if the device has lost work before, with a [`Fault`]; nothing is printed.
 #[must_use]
 pub fn read<const D: usize>(tensor: Tensor<D>, what: &str) -> Vec<f32> {
@@ -84,7 +83,6 @@ pub fn read<const D: usize>(tensor: Tensor<D>, what: &str) -> Vec<f32> {
 /// The values of a tensor of bytes; `what` names it to people.
 ///
 /// # Panics
-///
 /// As [`read`].
 #[must_use]
 pub fn read_bytes(tensor: Tensor<1, Int>, what: &str) -> Vec<u8> {
@@ -103,7 +101,6 @@ fn checked<T>(values: Result<Vec<T>, impl ToString>, what: &str) -> Vec<T> {
 /// Ends the command since `what` cannot be read: `said` is the error, and the first fault, if there was one, its cause.
 ///
 /// # Panics
-///
 /// Always, with a [`Fault`]; nothing is printed.
 pub fn throw(said: &str, what: &str) -> ! {
     let said = first().unwrap_or_else(|| said.to_owned());
@@ -157,11 +154,7 @@ pub(crate) fn is_out_of_memory(text: &str) -> bool {
     let text = text.to_lowercase();
     // The last: a tensor larger than any buffer of the device, which a smaller step need not make.
     [
-        "out of memory",
-        "out of device memory",
-        "out-of-memory",
-        "outofmemory",
-        "out_of_memory",
+        "out of memory", "out of device memory", "out-of-memory", "outofmemory", "out_of_memory",
         "can't allocate buffer of size",
     ]
     .iter()

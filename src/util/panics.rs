@@ -50,7 +50,6 @@ pub fn install() {
 /// After a panic, do not use anything that `call` worked on, unless it cannot be left half changed.
 ///
 /// # Errors
-///
 /// If `call` panics.
 pub fn guarded<T>(call: impl FnOnce() -> T) -> Result<T, String> {
     install();

@@ -20,7 +20,7 @@ use lora_train::ops::product::F32Products;
 use lora_train::spec::ModelConfig;
 use lora_train::train::objective::{LossRows, Objective, Weighed};
 use lora_train::train::ranks::Ranks;
-use lora_train::train::ranks::sums::Says;
+use lora_train::train::ranks::sums::RankFlags;
 use lora_train::train::step::{SkipReason, TrainStep};
 
 fn config() -> ModelConfig {
@@ -411,29 +411,29 @@ fn ranks_share_a_micro_batch_with_the_masks_of_the_whole_and_drop_a_step_of_whic
             let (model, batch, train) = (model.clone(), batch.clone(), train.clone());
             scope.spawn(move || {
                 let mut step = step(&model, adapters(&model, 0.3), &train).with_ranks(Box::new(of_two));
-                let mut share = |says| {
+                let mut share = |flags| {
                     step.start();
-                    step.say(says);
+                    step.set_flags(flags);
                     let inputs = step.lay_out_share(vec![batch.clone()]);
                     for inputs in inputs {
                         let forward = step.forward(vec![inputs]);
                         step.backward(forward);
                     }
                     let figures = step.reduce(None);
-                    let found = (grads(&step), figures.loss, step.said(), step.of_ranks().to_vec());
+                    let found = (grads(&step), figures.loss, step.flags_of_ranks(), step.of_ranks().to_vec());
                     step.discard();
                     (found, step.counters().num_micro_batches)
                 };
-                let failed = share(Says { stop: false, failed: rank == 1 });
-                (failed, share(Says { stop: rank == 0, failed: false }))
+                let failed = share(RankFlags { stop: false, failed: rank == 1 });
+                (failed, share(RankFlags { stop: rank == 0, failed: false }))
             })
         };
         let ranks = [run(0), run(1)];
         ranks.map(|rank| rank.join().unwrap())
     });
-    for (((_, _, failed, _), num_before), ((grads, loss, said, of_ranks), num_after)) in ranks {
-        assert_eq!((failed, num_before), (Says { stop: false, failed: true }, 0));
-        assert_eq!((said, num_after), (Says { stop: true, failed: false }, 1));
+    for (((_, _, failed, _), num_before), ((grads, loss, flags, of_ranks), num_after)) in ranks {
+        assert_eq!((failed, num_before), (RankFlags { stop: false, failed: true }, 0));
+        assert_eq!((flags, num_after), (RankFlags { stop: true, failed: false }, 1));
         assert!(relative_error(&grads, &expected.0) < 1e-5, "{}", relative_error(&grads, &expected.0));
         assert!((loss - expected.1).abs() < 1e-6);
         let tokens: f64 = of_ranks.iter().map(|rank| rank.tokens).sum();

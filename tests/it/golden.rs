@@ -20,7 +20,7 @@ use lora_train::data::batch::{Batch, Document, Target};
 use lora_train::device::Dtype;
 use lora_train::lora::{AdapterSet, FullTensor, TensorId};
 use lora_train::model::Model;
-use lora_train::model::decode::{Part, Sequence, next_logits};
+use lora_train::model::decode::{NextTokens, Sequence, next_logits};
 use lora_train::model::load;
 use lora_train::model::weights::{WeightFiles, Weights};
 use lora_train::ops::host;
@@ -561,7 +561,7 @@ fn every_family_continues_a_text_as_transformers_does() {
         let (mut next, mut found) = (ids("prompt"), Vec::new());
         let mut sequence = Sequence::new(&model);
         while found.len() < ids("text").len() {
-            let part = Part { sequence: &mut sequence, adapters: &adapters, token_ids: &next };
+            let part = NextTokens { sequence: &mut sequence, adapters: &adapters, token_ids: &next };
             let logits = values(&next_logits(&model, &mut [part]));
             let likeliest = (0..logits.len()).max_by(|&a, &b| logits[a].total_cmp(&logits[b])).unwrap();
             next = vec![likeliest as u32];

@@ -246,10 +246,7 @@ fn few_rows_are_held_out_and_the_command_line_goes_before_every_choice() {
     let (_, recipe) = written(folder.path(), "many.csv", &[]);
     // 19,744 rows in steps of 16.
     for part in [
-        "eval_split = 256 ",
-        "eval_steps = 100 ",
-        "; 20,000 rows of format",
-        "num_epochs = 1\n",
+        "eval_split = 256 ", "eval_steps = 100 ", "; 20,000 rows of format", "num_epochs = 1\n",
         "learning_rate = 2e-4\n",
     ] {
         assert!(recipe.contains(part), "{part}: {recipe}");

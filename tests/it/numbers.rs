@@ -36,13 +36,7 @@ fn weights_that_are_no_numbers_skip_every_step_name_its_rows_and_stop_the_run() 
     let model = format!("model.path={}", broken_model(&bench).display());
     let recipe = bench.recipe("run", "");
     let set = [
-        "--set",
-        &model,
-        "--set",
-        "watchdog.max_skipped_steps=5",
-        "--set",
-        "data.shuffle=false",
-        "--set",
+        "--set", &model, "--set", "watchdog.max_skipped_steps=5", "--set", "data.shuffle=false", "--set",
         "train.max_steps=100",
     ];
     let mut args = vec![recipe.to_str().unwrap()];
@@ -91,16 +85,8 @@ fn a_loss_that_runs_away_is_told_at_once_and_stops_the_run_with_a_checkpoint() {
     fs::write(bench.path("eval.jsonl"), &rows).unwrap();
     let recipe = bench.recipe("run", "");
     let set = [
-        "--set",
-        "optimizer.learning_rate=1.0",
-        "--set",
-        "train.max_grad_norm=0",
-        "--set",
-        "train.max_steps=100",
-        "--set",
-        "watchdog.patience=10",
-        "--set",
-        "watchdog.max_skipped_steps=10",
+        "--set", "optimizer.learning_rate=1.0", "--set", "train.max_grad_norm=0", "--set", "train.max_steps=100",
+        "--set", "watchdog.patience=10", "--set", "watchdog.max_skipped_steps=10",
     ];
     let mut args = vec![recipe.to_str().unwrap()];
     args.extend(set);
@@ -173,13 +159,8 @@ fn while_a_run_goes_wrong_the_last_checkpoint_from_before_is_kept_and_offered() 
     fs::remove_file(dir.join("summary.json")).unwrap();
     let mut args = vec![recipe.to_str().unwrap(), "--resume"];
     for setting in [
-        "optimizer.learning_rate=1.0",
-        "train.max_grad_norm=0",
-        "train.max_steps=200",
-        "watchdog.patience=20",
-        "watchdog.max_skipped_steps=20",
-        "checkpoint.save_steps=2",
-        "checkpoint.save_total_limit=2",
+        "optimizer.learning_rate=1.0", "train.max_grad_norm=0", "train.max_steps=200", "watchdog.patience=20",
+        "watchdog.max_skipped_steps=20", "checkpoint.save_steps=2", "checkpoint.save_total_limit=2",
     ] {
         args.extend(["--set", setting]);
     }

@@ -323,14 +323,7 @@ fn the_reference_is_the_adapter_that_training_started_from_also_where_that_is_go
     let start = format!("lora.start_from={}", bench.path("first").display());
     let mut settings: Vec<&str> = settings.iter().map(String::as_str).collect();
     settings.extend([
-        "--set",
-        "lora.r=",
-        "--set",
-        "lora.lora_dropout=",
-        "--set",
-        &start,
-        "--set",
-        "eval.metric_for_best=margin",
+        "--set", "lora.r=", "--set", "lora.lora_dropout=", "--set", &start, "--set", "eval.metric_for_best=margin",
     ]);
     let second = bench.recipe("second", "");
     train(&second, &settings);

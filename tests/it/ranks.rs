@@ -96,18 +96,8 @@ fn assert_same(found: &Path, expected: &Path, what: &str) {
 
 /// Settings under which rounding does not grow over the steps, and with which gradients are summed in several buckets.
 const EVEN: [&str; 12] = [
-    "--set",
-    "lora.r=64",
-    "--set",
-    "optimizer.learning_rate=2e-4",
-    "--set",
-    "train.precision=f32",
-    "--set",
-    "train.max_steps=50",
-    "--set",
-    "eval.eval_steps=20",
-    "--set",
-    "eval.generate=[\"Once\"]",
+    "--set", "lora.r=64", "--set", "optimizer.learning_rate=2e-4", "--set", "train.precision=f32", "--set",
+    "train.max_steps=50", "--set", "eval.eval_steps=20", "--set", "eval.generate=[\"Once\"]",
 ];
 
 /// So many that a signal comes before the last, at rates that do not depend on their number.

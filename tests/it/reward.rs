@@ -79,15 +79,9 @@ fn scored() -> (Bench, Vec<&'static str>) {
     fs::write(bench.path("train.jsonl"), &rows).unwrap();
     fs::write(bench.path("eval.jsonl"), rows).unwrap();
     let settings = [
-        "objective.name=reward",
-        "data.chat_template=none",
-        "data.max_length=96",
-        "train.max_steps=12",
-        "checkpoint.save_steps=6",
-        "eval.eval_steps=6",
-        "eval.metric_for_best=accuracy",
-        "optimizer.learning_rate=0.003",
-        "scheduler.warmup_steps=0",
+        "objective.name=reward", "data.chat_template=none", "data.max_length=96", "train.max_steps=12",
+        "checkpoint.save_steps=6", "eval.eval_steps=6", "eval.metric_for_best=accuracy",
+        "optimizer.learning_rate=0.003", "scheduler.warmup_steps=0",
     ];
     (bench, settings.into_iter().flat_map(|setting| ["--set", setting]).collect())
 }
@@ -190,16 +184,8 @@ fn what_a_model_that_scores_cannot_do_is_said() {
     let output = run(&[&[bench.recipe("run", "").to_str().unwrap()], &settings[..settings.len() - 2], &other].concat());
     assert!(stderr(&output).contains("its adapter is of that shape"), "{}", stderr(&output));
     // A run of scores goes on from one.
-    settings.extend([
-        "--set",
-        "data.max_length=96",
-        "--set",
-        &start,
-        "--set",
-        "lora.r=",
-        "--set",
-        "lora.lora_dropout=",
-    ]);
+    settings
+        .extend(["--set", "data.max_length=96", "--set", &start, "--set", "lora.r=", "--set", "lora.lora_dropout="]);
     train(Path::new(recipe), &settings);
     let initial = json(&bench.path("next/summary.json"))["initial_eval_loss"].as_f64().unwrap();
     let last = json(&bench.path("run/summary.json"))["final_eval_loss"].as_f64().unwrap();

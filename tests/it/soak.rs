@@ -22,13 +22,8 @@ use serde_json::{Map, Value};
 /// Settings that all runs share.
 const SETTINGS: [&str; 7] = [
     // Two and a half epochs, and a multiple of `save_steps`, so that the last checkpoint is that of the last step.
-    "train.max_steps=18",
-    "checkpoint.save_steps=3",
-    "checkpoint.save_total_limit=2",
-    "eval.eval_steps=4",
-    "eval.generate=[\"Once\"]",
-    "data.num_workers=2",
-    "logging.gpu_sample_ms=50",
+    "train.max_steps=18", "checkpoint.save_steps=3", "checkpoint.save_total_limit=2", "eval.eval_steps=4",
+    "eval.generate=[\"Once\"]", "data.num_workers=2", "logging.gpu_sample_ms=50",
 ];
 
 /// Whether a figure of metrics.jsonl depends on the machine rather than on the computation.

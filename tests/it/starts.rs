@@ -65,7 +65,7 @@ fn parts_of_the_base_their_curves_and_what_they_make_of_the_weights_are_those_of
         let lora = LoraConfig { init_lora_weights: init, ..lora_config(&case["lora"]) };
         let selection = lora.select(&model.config).unwrap();
         let mut adapters = AdapterSet::new(&model.config, &selection, init, 0.0, 0, &model.device());
-        let taken = adapters.take_from_base(init, 7, |layer, site| model.weight_values(layer, site), |_| ());
+        let negated_start = adapters.take_from_base(init, 7, |layer, site| model.weight_values(layer, site), |_| ());
         for adapter in adapters.iter() {
             let key = format!("base_model.model.{}", adapter.module);
             compare_projections(&key, &product(adapter, 0, lora.r), 1.0, &case["start"][&key], 1e-4);
@@ -77,7 +77,8 @@ fn parts_of_the_base_their_curves_and_what_they_make_of_the_weights_are_those_of
         }
         let step = |optimizer: &OptimizerConfig| {
             let train = TrainConfig::default();
-            TrainStep::new(model.clone(), adapters.clone(), &train, optimizer, None, 0).with_taken(Some(taken.clone()))
+            TrainStep::new(model.clone(), adapters.clone(), &train, optimizer, None, 0)
+                .with_negated_start(Some(negated_start.clone()))
         };
         let step = after_the_curve(step, case, &rows, name);
         for adapter in step.adapters().iter() {

@@ -5,14 +5,8 @@ use serde_json::Value;
 
 /// The parts of a step's wall time.
 const PARTS: [&str; 8] = [
-    "data_wait_seconds",
-    "host_to_device_seconds",
-    "forward_backward_seconds",
-    "optimizer_seconds",
-    "logging_seconds",
-    "evaluation_seconds",
-    "checkpoint_seconds",
-    "other_seconds",
+    "data_wait_seconds", "host_to_device_seconds", "forward_backward_seconds", "optimizer_seconds", "logging_seconds",
+    "evaluation_seconds", "checkpoint_seconds", "other_seconds",
 ];
 
 fn number(line: &Value, name: &str) -> f64 {
@@ -22,10 +16,7 @@ fn number(line: &Value, name: &str) -> f64 {
 /// Evaluations with samples every third step, checkpoints every second one.
 fn busy_run(bench: &Bench) -> std::path::PathBuf {
     let settings = [
-        "train.max_steps=8",
-        "eval.eval_steps=3",
-        "eval.generate=[\"Once\"]",
-        "checkpoint.save_steps=2",
+        "train.max_steps=8", "eval.eval_steps=3", "eval.generate=[\"Once\"]", "checkpoint.save_steps=2",
         "logging.gpu_sample_ms=10",
     ];
     train(&bench.recipe("run", ""), &settings.iter().flat_map(|set| ["--set", set]).collect::<Vec<_>>());

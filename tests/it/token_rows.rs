@@ -5,7 +5,7 @@ use std::path::Path;
 
 use lora_train::device::Dtype;
 use lora_train::lora::AdapterSet;
-use lora_train::model::decode::{Part, Sequence, next_logits};
+use lora_train::model::decode::{NextTokens, Sequence, next_logits};
 use lora_train::model::weights::convert::float_dtype;
 use lora_train::model::weights::{WeightFiles, convert};
 use lora_train::save::export::{MergeOptions, adapter_weights, merge, read_adapter};
@@ -78,11 +78,11 @@ fn texts_with_and_without_such_rows_are_continued_in_one_pass() {
         let mut parts: Vec<_> = together
             .iter_mut()
             .zip(&adapters)
-            .map(|(sequence, adapters)| Part { sequence, adapters, token_ids: std::slice::from_ref(&id) })
+            .map(|(sequence, adapters)| NextTokens { sequence, adapters, token_ids: std::slice::from_ref(&id) })
             .collect();
         let all = values(&next_logits(&model, &mut parts));
         let each = alone.iter_mut().zip(&adapters).flat_map(|(sequence, adapters)| {
-            values(&next_logits(&model, &mut [Part { sequence, adapters, token_ids: &[id] }]))
+            values(&next_logits(&model, &mut [NextTokens { sequence, adapters, token_ids: &[id] }]))
         });
         assert!(all == each.collect::<Vec<_>>());
         let [with, without] = [0, 1].map(|text| &all[text * model.config.vocab_size..][..model.config.vocab_size]);

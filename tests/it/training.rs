@@ -34,13 +34,7 @@ fn a_short_run_writes_every_file_of_the_contract() {
     let output = train(
         &recipe,
         &[
-            "--set",
-            "train.max_steps=5",
-            "--set",
-            "checkpoint.save_steps=2",
-            "--set",
-            "eval.eval_steps=2",
-            "--set",
+            "--set", "train.max_steps=5", "--set", "checkpoint.save_steps=2", "--set", "eval.eval_steps=2", "--set",
             "eval.generate=[\"Once\"]",
         ],
     );
@@ -102,20 +96,9 @@ fn every_step_has_one_line_with_the_figures_that_exist_without_a_gpu() {
     assert_eq!(lines.iter().map(|line| line["step"].as_u64().unwrap()).collect::<Vec<_>>(), [1, 2, 3, 4]);
     for line in &lines {
         for figure in [
-            "epoch",
-            "loss",
-            "learning_rate",
-            "grad_norm",
-            "tokens",
-            "target_tokens",
-            "tokens_per_second",
-            "step_seconds",
-            "data_wait_seconds",
-            "forward_backward_seconds",
-            "optimizer_seconds",
-            "mfu",
-            "host_memory_bytes",
-            "cpu_utilization_percent",
+            "epoch", "loss", "learning_rate", "grad_norm", "tokens", "target_tokens", "tokens_per_second",
+            "step_seconds", "data_wait_seconds", "forward_backward_seconds", "optimizer_seconds", "mfu",
+            "host_memory_bytes", "cpu_utilization_percent",
         ] {
             let value = line[figure].as_f64().unwrap_or_else(|| panic!("`{figure}` is missing in {line}"));
             assert!(value.is_finite() && value >= 0.0, "{figure} = {value}");
@@ -388,14 +371,8 @@ fn training_stops_early_when_the_evaluation_loss_does_not_improve() {
     train(
         &bench.recipe("run", ""),
         &[
-            "--set",
-            "optimizer.learning_rate=1e-30",
-            "--set",
-            "train.max_steps=50",
-            "--set",
-            "eval.eval_steps=2",
-            "--set",
-            "eval.early_stopping_patience=2",
+            "--set", "optimizer.learning_rate=1e-30", "--set", "train.max_steps=50", "--set", "eval.eval_steps=2",
+            "--set", "eval.early_stopping_patience=2",
         ],
     );
     let summary = json(&bench.path("run/summary.json"));
@@ -483,12 +460,7 @@ fn bench_prints_one_json_object_with_the_figures_of_the_contract() {
     let stdout = String::from_utf8(output.stdout).unwrap();
     let figures: Value = serde_json::from_str(stdout.lines().last().unwrap()).unwrap();
     for figure in [
-        "tokens_per_second",
-        "step_seconds",
-        "first_step_seconds",
-        "mfu",
-        "gflops",
-        "gemm_peak_gflops",
+        "tokens_per_second", "step_seconds", "first_step_seconds", "mfu", "gflops", "gemm_peak_gflops",
         "peak_host_memory_bytes",
     ] {
         assert!(figures[figure].as_f64().is_some_and(|value| value > 0.0), "{figure} in {figures}");

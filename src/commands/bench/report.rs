@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use crate::config::GradientCheckpointing;
-use crate::ops::profile::Row;
+use crate::ops::profile::ProfileRow;
 use crate::util::stats::{as_f64, median, quantile};
 use crate::util::text::{Mark, aligned, bytes, thousands, with_commas};
 
@@ -55,7 +55,7 @@ pub(super) struct BenchReport {
     pub(super) loss: f64,
     /// Operations of a step, the longest first; `seconds` are per step.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub(super) profile: Vec<Row>,
+    pub(super) profile: Vec<ProfileRow>,
 }
 
 impl Scatter {
@@ -128,13 +128,13 @@ impl BenchReport {
 }
 
 /// The rows as a table. The last row is the sum, relative to a step that was not profiled.
-pub(super) fn profile_table(rows: &[Row], step_seconds: f64) -> String {
+pub(super) fn profile_table(rows: &[ProfileRow], step_seconds: f64) -> String {
     let rate = |amount: f64, seconds: f64| {
         if amount > 0.0 { format!("{:.0}", amount / seconds.max(1e-9) * 1e-9) } else { String::new() }
     };
     let time = |seconds: f64| [format!("{:.1}", seconds * 1e3), format!("{:.1} %", 100.0 * seconds / step_seconds)];
     let mut table = vec![["operation", "shape", "calls", "ms", "share", "GFLOP/s", "GB/s"].map(str::to_owned).to_vec()];
-    for Row { operation, shape, calls, seconds, flops, bytes } in rows {
+    for ProfileRow { operation, shape, calls, seconds, flops, bytes } in rows {
         let [milliseconds, share] = time(*seconds);
         let (flops, bytes) = (rate(*flops, *seconds), rate(*bytes, *seconds));
         table.push(vec![(*operation).to_string(), shape.clone(), calls.to_string(), milliseconds, share, flops, bytes]);

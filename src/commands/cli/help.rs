@@ -10,7 +10,7 @@ use clap_complete::{Shell, generate};
 
 use crate::device::DeviceKind;
 use crate::recipe::Recipe;
-use crate::schema::{Keys as _, Row};
+use crate::schema::{KeyRow, Keys as _};
 use crate::util::failure::Failure;
 
 /// The commands, in the order of `--help`.
@@ -143,9 +143,9 @@ fn with_values(definition: Command) -> Command {
 }
 
 /// The keys below a section, as `--set` takes them; of a list of sections those of its first.
-fn settings(rows: &[Row], section: &str) -> Vec<String> {
-    let key = |row: &Row| format!("{section}{}", row.name);
-    let below = |row: &Row| {
+fn settings(rows: &[KeyRow], section: &str) -> Vec<String> {
+    let key = |row: &KeyRow| format!("{section}{}", row.name);
+    let below = |row: &KeyRow| {
         let first = if (row.default)().is_some_and(|default| default.is_array()) { ".0" } else { "" };
         settings(row.keys, &format!("{}{first}.", key(row)))
     };

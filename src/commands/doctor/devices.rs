@@ -24,6 +24,22 @@ pub(super) fn look() -> Vec<Section> {
     sections
 }
 
+/// Says of a GPU, or of its slices, that most of the memory is in use.
+fn memory_in_use(section: &mut Section, gpu: &GpuInfo) {
+    let whole = gpu.mig_slices.is_empty().then_some((&gpu.name, gpu.memory_bytes, gpu.free_memory_bytes));
+    let slices = gpu.mig_slices.iter().map(|slice| (&slice.name, slice.memory_bytes, slice.free_memory_bytes));
+    for (name, all, free) in whole.into_iter().chain(slices) {
+        if let Some((all, free)) = all.zip(free)
+            && free < all / 2
+        {
+            section.problem(
+                format!("{} of the {} of {name} are in use", text::bytes(all - free), text::bytes(all)),
+                "`nvidia-smi` lists the processes that hold it; or take another GPU by `--device cuda:N`",
+            );
+        }
+    }
+}
+
 /// The GPUs that NVML lists, with `CUDA_VISIBLE_DEVICES` set to `visible`.
 fn driver(listed: &Result<Gpus, String>, visible: Option<&str>) -> Section {
     let mut section = Section::new("nvidia driver");
@@ -59,20 +75,7 @@ fn driver(listed: &Result<Gpus, String>, visible: Option<&str>) -> Section {
     section.figure("gpus", values.collect::<Vec<_>>(), texts.collect::<Vec<_>>().join("\n                       "));
     // GPUs that a run cannot use do not count as missing; of a divided GPU, a run uses a slice.
     let visible_gpus = gpus.gpus.iter().enumerate().filter(|(index, gpu)| is_visible(*index, gpu));
-    for (_, gpu) in visible_gpus {
-        let whole = gpu.mig_slices.is_empty().then_some((&gpu.name, gpu.memory_bytes, gpu.free_memory_bytes));
-        let slices = gpu.mig_slices.iter().map(|slice| (&slice.name, slice.memory_bytes, slice.free_memory_bytes));
-        for (name, all, free) in whole.into_iter().chain(slices) {
-            if let Some((all, free)) = all.zip(free)
-                && free < all / 2
-            {
-                section.problem(
-                    format!("{} of the {} of {name} are in use", text::bytes(all - free), text::bytes(all)),
-                    "`nvidia-smi` lists the processes that hold it; or take another GPU by `--device cuda:N`",
-                );
-            }
-        }
-    }
+    visible_gpus.for_each(|(_, gpu)| memory_in_use(&mut section, gpu));
     if let Some(visible) = visible {
         section.fact("CUDA_VISIBLE_DEVICES", visible);
     }

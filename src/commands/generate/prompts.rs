@@ -17,7 +17,7 @@ use crate::util::failure::Failure;
 
 /// A prompt of the file.
 #[derive(Debug)]
-pub(super) struct Row {
+pub(super) struct PromptRow {
     fields: Map<String, Value>,
     prompt_ids: Vec<u32>,
 }
@@ -31,7 +31,7 @@ pub(super) fn read(
     system: Option<&str>,
     template: Option<&ChatTemplate>,
     tokenizer: &Tokenizer,
-) -> Result<Vec<Row>, Failure> {
+) -> Result<Vec<PromptRow>, Failure> {
     let text = std::fs::read_to_string(path)
         .map_err(|error| Problem::new(format!("--prompts {}: {error}", path.display())))?;
     let text = text.strip_prefix('\u{feff}').unwrap_or(&text);
@@ -49,7 +49,7 @@ pub(super) fn read(
             _ => return Err(wrong("expected `prompt`, a text, or `messages`, a list".to_owned())),
         };
         let prompt_ids = encoded.map_err(|error| wrong(error.to_string()))?;
-        Ok(Row { fields: fields.as_object().cloned().unwrap_or_default(), prompt_ids })
+        Ok(PromptRow { fields: fields.as_object().cloned().unwrap_or_default(), prompt_ids })
     });
     rows.collect()
 }
@@ -65,7 +65,7 @@ fn json_line(line: &str) -> Result<Value, String> {
 
 /// Writes a text for every row.
 pub(super) fn write(
-    rows: Vec<Row>,
+    rows: Vec<PromptRow>,
     opened: &OpenedModel,
     options: GenerateOptions,
     stops: &Stops,
@@ -81,7 +81,7 @@ pub(super) fn write(
         {
             let options = GenerateOptions { seed: options.seed.wrapping_add(id), ..options };
             let request = TextRequest::new(row.prompt_ids, &opened.adapters[0].set, options, stops);
-            texts.unprinted.insert(id, Written { fields: row.fields, ..Written::default() });
+            texts.unprinted.insert(id, WrittenText { fields: row.fields, ..WrittenText::default() });
             batch.add(id, request, |id, text| texts.take(id, &text)).map_err(Failure::input)?;
         }
         texts.print()?;
@@ -100,12 +100,12 @@ pub(super) fn write(
 /// The texts that are not printed yet, by their place in the file.
 #[derive(Default)]
 struct Texts {
-    unprinted: BTreeMap<u64, Written>,
+    unprinted: BTreeMap<u64, WrittenText>,
     num_tokens: usize,
 }
 
 #[derive(Default)]
-struct Written {
+struct WrittenText {
     fields: Map<String, Value>,
     text: String,
     num_tokens: usize,
@@ -127,7 +127,7 @@ impl Texts {
         while let Some(first) = self.unprinted.first_entry()
             && let Some(ending) = first.get().ending
         {
-            let Written { mut fields, text, num_tokens, .. } = first.remove();
+            let WrittenText { mut fields, text, num_tokens, .. } = first.remove();
             let reason = ending.finish_reason().ok_or_else(|| Failure::running(NON_FINITE))?;
             self.num_tokens += num_tokens;
             for (key, value) in [("text", json!(text)), ("tokens", json!(num_tokens)), ("finish_reason", json!(reason))]

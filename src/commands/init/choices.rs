@@ -5,7 +5,7 @@ use std::path::Path;
 use super::InitArgs;
 use super::draft::Draft;
 use super::images;
-use super::rows::{Rows, look, of_arguments};
+use super::rows::{FirstRows, look, of_arguments};
 use crate::device::{Dtype, OpenDevice, has_bf16_products};
 use crate::measure::telemetry::available_host_memory_bytes;
 use crate::ops::place::place_on;
@@ -106,7 +106,7 @@ fn without_weights(failure: Failure, draft: &Draft) -> Result<Prepared, Failure>
 }
 
 /// A length that the rows have, and packing where it saves a GPU half of its work.
-fn choose_length(draft: &mut Draft, rows: &Rows, prepared: &Prepared) {
+fn choose_length(draft: &mut Draft, rows: &FirstRows, prepared: &Prepared) {
     let (longest, most) = (rows.percentile(100), rows.percentile(99));
     let covered = if longest <= USUAL_LENGTH { longest } else { most.max(USUAL_LENGTH) };
     let most_of_model = prepared.source.config.max_position_embeddings;
@@ -125,7 +125,7 @@ fn choose_length(draft: &mut Draft, rows: &Rows, prepared: &Prepared) {
 }
 
 /// Rows of a step, and epochs. Few rows are seen three times, in small steps.
-fn choose_steps(draft: &mut Draft, rows: Option<&Rows>) {
+fn choose_steps(draft: &mut Draft, rows: Option<&FirstRows>) {
     let is_many = rows.is_some_and(|rows| rows.total >= MANY_ROWS);
     draft.set("train.micro_batch_size", if is_many { 16 } else { 8 }, "");
     if !draft.is_given("train.max_steps") {
@@ -134,7 +134,7 @@ fn choose_steps(draft: &mut Draft, rows: Option<&Rows>) {
 }
 
 /// Rows that are held out, and steps between evaluations of them: these take a tenth of a run, or somewhat more.
-fn choose_evaluations(draft: &mut Draft, rows: &Rows) -> Result<(), Failure> {
+fn choose_evaluations(draft: &mut Draft, rows: &FirstRows) -> Result<(), Failure> {
     if rows.total < 100 || draft.get("data.eval.0.path").is_some() {
         return Ok(());
     }
@@ -220,7 +220,7 @@ fn integer(number: usize) -> i64 {
 }
 
 /// The facts that the choices rest on.
-fn header(draft: &Draft, rows: Option<&Rows>, prepared: &Prepared) -> Vec<String> {
+fn header(draft: &Draft, rows: Option<&FirstRows>, prepared: &Prepared) -> Vec<String> {
     let recipe = Recipe::parse(Path::new("recipe.toml"), &draft.text(), &[], Purpose::Training);
     let config = &prepared.source.config;
     let peak = recipe.ok().map(|recipe| {

@@ -4,51 +4,13 @@ use serde_json::Value;
 
 /// Parts of the names of columns that are asked, and of those that answer.
 const QUESTIONS: &[&str] = &[
-    "prompt",
-    "question",
-    "query",
-    "instruction",
-    "request",
-    "input",
-    "inquiry",
-    "user",
-    "frage",
-    "eingabe",
-    "aufgabe",
-    "demande",
-    "requête",
-    "pregunta",
-    "consulta",
-    "pergunta",
-    "domanda",
-    "richiesta",
-    "vraag",
-    "pytanie",
-    "вопрос",
-    "问题",
-    "質問",
+    "prompt", "question", "query", "instruction", "request", "input", "inquiry", "user", "frage", "eingabe", "aufgabe",
+    "demande", "requête", "pregunta", "consulta", "pergunta", "domanda", "richiesta", "vraag", "pytanie", "вопрос",
+    "问题", "質問",
 ];
 const ANSWERS: &[&str] = &[
-    "completion",
-    "answer",
-    "response",
-    "reply",
-    "output",
-    "solution",
-    "assistant",
-    "target",
-    "antwort",
-    "ausgabe",
-    "lösung",
-    "réponse",
-    "reponse",
-    "respuesta",
-    "resposta",
-    "risposta",
-    "antwoord",
-    "odpowiedź",
-    "ответ",
-    "答案",
+    "completion", "answer", "response", "reply", "output", "solution", "assistant", "target", "antwort", "ausgabe",
+    "lösung", "réponse", "reponse", "respuesta", "resposta", "risposta", "antwoord", "odpowiedź", "ответ", "答案",
     "回答",
 ];
 /// Parts of the names of answers that were preferred, and of those that were not, which are looked for first.
@@ -85,10 +47,7 @@ impl Guess {
             REJECTED.iter().chain(CHOSEN).any(|word| name.contains(word))
         };
         let is_pair = first.keys().any(is_of_pair);
-        let is_talk = |name: &&String| {
-            let message = rows[0][name.as_str()].get(0);
-            message.is_some_and(|message| !message["role"].is_null() || !message["from"].is_null())
-        };
+        let is_talk = |name: &&String| is_conversation(&rows[0][name.as_str()]);
         // An answer that was preferred is none without its question.
         if let Some(talk) = first.keys().find(is_talk).filter(|_| !is_pair) {
             let ours = if rows[0][talk][0]["role"].is_null() { "conversations" } else { "messages" };
@@ -132,9 +91,8 @@ impl Guess {
                 let Some(other) = longest(&[one]) else {
                     return Some(Self::Columns(vec![("text", one.name.to_owned())]));
                 };
-                let is_before =
-                    texts.iter().position(|column| column == one) < texts.iter().position(|column| column == other);
-                if is_before { (one, other) } else { (other, one) }
+                let [at, at_other] = [one, other].map(|of| texts.iter().position(|column| column == of));
+                if at < at_other { (one, other) } else { (other, one) }
             }
         };
         Some(Self::Columns(pair([("prompt", prompt), ("completion", completion)]).to_vec()))
@@ -167,6 +125,11 @@ impl<'r> Column<'r> {
 /// The columns of sound or pictures among those that are not read.
 pub(super) fn media(unread: &[String]) -> Option<&String> {
     unread.iter().find(|name| MEDIA.contains(&name.to_lowercase().as_str()))
+}
+
+/// Whether a column begins with a message.
+fn is_conversation(value: &Value) -> bool {
+    value.get(0).is_some_and(|message| !message["role"].is_null() || !message["from"].is_null())
 }
 
 #[cfg(test)]

@@ -9,29 +9,8 @@ use super::trainer::Trainer;
 
 /// Programs that train nothing, and sub-commands of those that do.
 const OTHERS: &[&str] = &[
-    "pip",
-    "pip3",
-    "uv",
-    "apt",
-    "apt-get",
-    "conda",
-    "git",
-    "wget",
-    "curl",
-    "vllm",
-    "hf",
-    "huggingface-cli",
-    "docker",
-    "echo",
-    "infer",
-    "export",
-    "deploy",
-    "app",
-    "eval",
-    "chat",
-    "api",
-    "webchat",
-    "merge",
+    "pip", "pip3", "uv", "apt", "apt-get", "conda", "git", "wget", "curl", "vllm", "hf", "huggingface-cli", "docker",
+    "echo", "infer", "export", "deploy", "app", "eval", "chat", "api", "webchat", "merge",
 ];
 /// Names of llama.cpp with those that others have.
 const LLAMA_CPP: &[(&str, &str)] = &[
@@ -48,6 +27,19 @@ const LLAMA_CPP: &[(&str, &str)] = &[
     ("adam_alpha", "learning_rate"),
     ("lora_out", "output_dir"),
 ];
+
+/// The trainer whose program has this name.
+fn started_by(name: &str) -> Option<Trainer> {
+    match name.trim_end_matches(".lora") {
+        "swift" => Some(Trainer::Swift),
+        "llamafactory-cli" | "llamafactory" => Some(Trainer::LlamaFactory),
+        "trl" => Some(Trainer::Trl),
+        "mlx_lm" => Some(Trainer::MlxLm),
+        "axolotl" => Some(Trainer::Axolotl),
+        "litgpt" => Some(Trainer::Litgpt),
+        _ => None,
+    }
+}
 
 /// What the commands of a script say, and the configuration that they name.
 pub(super) fn of_commands(text: &str) -> Option<(Said, Option<String>)> {
@@ -86,15 +78,7 @@ pub(super) fn of_commands(text: &str) -> Option<(Said, Option<String>)> {
             let name = word.rsplit('/').next().unwrap_or(word);
             said.objective_of(name);
             is_llama_cpp |= name.ends_with("finetune");
-            said.trainer = said.trainer.or(match name.trim_end_matches(".lora") {
-                "swift" => Some(Trainer::Swift),
-                "llamafactory-cli" | "llamafactory" => Some(Trainer::LlamaFactory),
-                "trl" => Some(Trainer::Trl),
-                "mlx_lm" => Some(Trainer::MlxLm),
-                "axolotl" => Some(Trainer::Axolotl),
-                "litgpt" => Some(Trainer::Litgpt),
-                _ => None,
-            });
+            said.trainer = said.trainer.or(started_by(name));
             if [".yaml", ".yml", ".json"].iter().any(|end| name.ends_with(end)) {
                 config = Some(word.clone());
             }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use crate::recipe::{Purpose, Recipe};
-use crate::schema::{Keys as _, Override, Problem, Row};
+use crate::schema::{KeyRow, Keys as _, Override, Problem};
 
 /// Widest line with a comment at its end.
 const MAX_COLUMNS: usize = 110;
@@ -68,7 +68,7 @@ impl Draft {
     }
 
     /// The same below a section.
-    fn give_below(&mut self, rows: &[Row], path: &str, names: &[String], value: Option<toml::Value>) {
+    fn give_below(&mut self, rows: &[KeyRow], path: &str, names: &[String], value: Option<toml::Value>) {
         let [name, rest @ ..] = names else {
             match value {
                 Some(toml::Value::Table(table)) => {
@@ -153,7 +153,7 @@ impl Draft {
     }
 
     /// The keys of a section in the order of its rows, then the sections below.
-    fn table(&self, lines: &mut Vec<(Option<String>, String)>, rows: &[Row], path: &str) {
+    fn table(&self, lines: &mut Vec<(Option<String>, String)>, rows: &[KeyRow], path: &str) {
         let own = rows.iter().filter(|row| row.keys.is_empty());
         let own = own.filter_map(|row| self.settings.iter().find(|setting| setting.key == below(path, row.name)));
         let own: Vec<&Setting> = own.collect();

@@ -10,23 +10,9 @@ use crate::schema::Problem;
 
 /// Keys that only images have.
 const KEYS: &[&str] = &[
-    "image_max_pixels",
-    "image_min_pixels",
-    "image_size",
-    "image_resize_algorithm",
-    "image_folder",
-    "image_dir",
-    "media_dir",
-    "processor_type",
-    "freeze_vision_tower",
-    "freeze_multi_modal_projector",
-    "train_mm_proj_only",
-    "video_max_pixels",
-    "video_maxlen",
-    "video_fps",
-    "finetune_vision_layers",
-    "max_pixels",
-    "vision_tower",
+    "image_max_pixels", "image_min_pixels", "image_size", "image_resize_algorithm", "image_folder", "image_dir",
+    "media_dir", "processor_type", "freeze_vision_tower", "freeze_multi_modal_projector", "train_mm_proj_only",
+    "video_max_pixels", "video_maxlen", "video_fps", "finetune_vision_layers", "max_pixels", "vision_tower",
 ];
 
 /// Models that read images, by a part of their name.

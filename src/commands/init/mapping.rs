@@ -289,29 +289,7 @@ impl<'a> Mapping<'a> {
         if trainer == Trainer::OpenAi {
             openai::fill(self.foreign, &mut self.draft);
         }
-        for (key, value) in trainer.defaults() {
-            // Keys that exclude each other, or of which one is of no use without another.
-            let excluding: &[&str] = match *key {
-                "train.max_steps" => &["train.num_epochs"],
-                "train.num_epochs" => &["train.max_steps"],
-                "scheduler.warmup_steps" => &["scheduler.warmup_ratio"],
-                "scheduler.warmup_ratio" => &["scheduler.warmup_steps"],
-                _ => &[],
-            };
-            let is_off = *key == "train.precision" && self.foreign.get("bf16") == Some(&Value::Bool(false));
-            let is_said = |key: &str| self.draft.get(key).is_some() || is_off;
-            if !is_said(key) && !excluding.iter().any(|key| is_said(key)) {
-                let objective = self.draft.get("objective.name").and_then(toml::Value::as_str);
-                let value = match (trainer, *key, objective) {
-                    (_, "optimizer.learning_rate", None) if self.foreign.said.is_sft_config => "2e-5",
-                    (of_trl, "optimizer.learning_rate", Some("reward")) if of_trl.is_of_trl() => "1e-4",
-                    (of_trl, "optimizer.learning_rate", Some(_)) if of_trl.is_of_trl() => "1e-6",
-                    _ => value,
-                };
-                let value: Option<toml::Value> = value.parse().ok();
-                value.into_iter().for_each(|value| self.draft.set(*key, value, default_of(trainer)));
-            }
-        }
+        self.fill_defaults(trainer);
         let has_alpha = self.draft.get("lora.lora_alpha").is_some();
         let rank = self.draft.get("lora.r").and_then(toml::Value::as_integer);
         match (trainer, rank) {
@@ -329,6 +307,33 @@ impl<'a> Mapping<'a> {
         for (keys, difference) in trainer.differences() {
             if keys.iter().all(|key| self.foreign.get(key).is_none()) {
                 self.differences.push((keys[0].to_owned(), (*difference).to_owned()));
+            }
+        }
+    }
+
+    /// The trainer's defaults where nothing else is said.
+    fn fill_defaults(&mut self, trainer: Trainer) {
+        for (key, value) in trainer.defaults() {
+            // Keys that exclude each other, or of which one is of no use without another.
+            let excluding: &[&str] = match key {
+                "train.max_steps" => &["train.num_epochs"],
+                "train.num_epochs" => &["train.max_steps"],
+                "scheduler.warmup_steps" => &["scheduler.warmup_ratio"],
+                "scheduler.warmup_ratio" => &["scheduler.warmup_steps"],
+                _ => &[],
+            };
+            let is_off = key == "train.precision" && self.foreign.get("bf16") == Some(&Value::Bool(false));
+            let is_said = |key: &str| self.draft.get(key).is_some() || is_off;
+            if !is_said(key) && !excluding.iter().any(|key| is_said(key)) {
+                let objective = self.draft.get("objective.name").and_then(toml::Value::as_str);
+                let value = match (trainer, key, objective) {
+                    (_, "optimizer.learning_rate", None) if self.foreign.said.is_sft_config => "2e-5",
+                    (of_trl, "optimizer.learning_rate", Some("reward")) if of_trl.is_of_trl() => "1e-4",
+                    (of_trl, "optimizer.learning_rate", Some(_)) if of_trl.is_of_trl() => "1e-6",
+                    _ => value,
+                };
+                let value: Option<toml::Value> = value.parse().ok();
+                value.into_iter().for_each(|value| self.draft.set(key, value, default_of(trainer)));
             }
         }
     }

@@ -151,14 +151,7 @@ pub(super) fn refusal(from: &Foreign) -> Option<Problem> {
     let known: &[&str] = match (grpo::is_asked(from), preferences(from)) {
         (true, _) => &["rl", "rlhf_type", "beta", "loss_type", "reward_funcs", "num_generations", "max_prompt_length"],
         (_, Some(_)) => &[
-            "rl",
-            "rlhf_type",
-            "stage",
-            "beta",
-            "loss_type",
-            "reward_model",
-            "lora_task_type",
-            "task_type",
+            "rl", "rlhf_type", "stage", "beta", "loss_type", "reward_model", "lora_task_type", "task_type",
             "max_prompt_length",
         ],
         _ => &[],

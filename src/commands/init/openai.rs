@@ -10,16 +10,8 @@ use super::foreign::{Foreign, READ, is_off, one};
 
 /// What its server notes of a job.
 const OF_ITS_SERVER: [&str; 10] = [
-    "metadata",
-    "integrations",
-    "object",
-    "id",
-    "created_at",
-    "finished_at",
-    "organization_id",
-    "status",
-    "fine_tuned_model",
-    "result_files",
+    "metadata", "integrations", "object", "id", "created_at", "finished_at", "organization_id", "status",
+    "fine_tuned_model", "result_files",
 ];
 /// A model that many have begun with.
 const SUCH_AS: &str = "that model cannot be had: name one by --model, such as Qwen/Qwen2.5-1.5B-Instruct";
@@ -120,6 +112,13 @@ fn judged(grader: &Map<String, Value>) -> Meaning {
     if differences.is_empty() { Set(settings) } else { Near(settings, differences.join("; ")) }
 }
 
+/// The command of a program that stands in the place of a grader of this name.
+fn program_of(name: &str) -> toml::Value {
+    let name = if name.is_empty() { "judge" } else { name };
+    let name: String = name.chars().map(|c| if c.is_alphanumeric() { c } else { '_' }).collect();
+    toml::Value::Array(vec!["python3".into(), format!("{name}.py").into()])
+}
+
 /// One grader as the reward of a number, with what differs.
 fn reward(
     grader: &Map<String, Value>,
@@ -164,16 +163,11 @@ fn reward(
             }
         }
         _ => {
-            let name = Some(text("name")).filter(|name| !name.is_empty()).unwrap_or("judge");
-            let name: String = name.chars().map(|c| if c.is_alphanumeric() { c } else { '_' }).collect();
             set("kind", "command".into());
-            set("command", toml::Value::Array(vec!["python3".into(), format!("{name}.py").into()]));
+            set("command", program_of(text("name")));
             // A rule compares with a whole column.
-            let compared = if is_of_answer && reference.contains("{{") && column.is_none() {
-                format!(" with `{reference}`")
-            } else {
-                String::new()
-            };
+            let is_compared = is_of_answer && reference.contains("{{") && column.is_none();
+            let compared = is_compared.then(|| format!(" with `{reference}`")).unwrap_or_default();
             differences.push(format!(
                 "{kind}{compared}: a program stands in its place, which is yours to write: it reads a JSON line and writes a \
                  number; `lora-train help preferences` shows one"

@@ -11,26 +11,9 @@ use tokens::{Token, tokens};
 
 /// Arguments that are objects of a program: they say nothing that a recipe has.
 const OBJECTS: &[&str] = &[
-    "model",
-    "tokenizer",
-    "processing_class",
-    "train_dataset",
-    "eval_dataset",
-    "args",
-    "peft_config",
-    "data_collator",
-    "callbacks",
-    "formatting_func",
-    "quantization_config",
-    "compute_metrics",
-    "optimizers",
-    "ref_model",
-    "model_init",
-    "preprocess_logits_for_metrics",
-    "token",
-    "config",
-    "model_init_kwargs",
-    "features",
+    "model", "tokenizer", "processing_class", "train_dataset", "eval_dataset", "args", "peft_config", "data_collator",
+    "callbacks", "formatting_func", "quantization_config", "compute_metrics", "optimizers", "ref_model", "model_init",
+    "preprocess_logits_for_metrics", "token", "config", "model_init_kwargs", "features",
 ];
 
 /// What is said in a program.
@@ -51,11 +34,11 @@ pub(super) fn of_notebook(notebook: &Value) -> (String, String) {
     for cell in cells.map(text) {
         let is_shell = cell.trim_start().starts_with("%%bash") || cell.trim_start().starts_with("%%sh");
         // A command goes on where its line ends in a backslash.
-        let mut goes_on = false;
+        let mut is_continued = false;
         for line in cell.lines() {
             let start = line.trim_start();
-            let is_command = is_shell || goes_on || start.starts_with('!');
-            goes_on = is_command && line.trim_end().ends_with('\\');
+            let is_command = is_shell || is_continued || start.starts_with('!');
+            is_continued = is_command && line.trim_end().ends_with('\\');
             if is_command {
                 shell.extend([start.trim_start_matches('!'), "\n"]);
             } else if !start.starts_with('%') {
@@ -286,9 +269,8 @@ impl Reader {
                     [Token::Name(name), Token::Sign('='), value @ ..] => Some((name.clone(), self.literal(value)?)),
                     _ => None,
                 };
-                let pairs: Option<Map<String, Value>> =
-                    arguments(&[items, &[Token::Sign(')')]].concat()).into_iter().map(pair).collect();
-                pairs.map(Value::Object)
+                let items = [items, &[Token::Sign(')')]].concat();
+                arguments(&items).into_iter().map(pair).collect::<Option<_>>().map(Value::Object)
             }
             [Token::Sign('{'), .., Token::Sign('}')] => {
                 let pair = |item: &[Token]| {
@@ -296,28 +278,30 @@ impl Reader {
                     let name = self.literal(&item[..at])?;
                     Some((name.as_str()?.to_owned(), self.literal(&item[at + 1..])?))
                 };
-                let pairs: Option<Map<String, Value>> = elements(tokens)?.into_iter().map(pair).collect();
-                pairs.map(Value::Object)
+                elements(tokens)?.into_iter().map(pair).collect::<Option<_>>().map(Value::Object)
             }
             [Token::Sign('[' | '('), .., Token::Sign(']' | ')')] => {
                 let items = elements(tokens)?;
-                let is_group =
-                    tokens[0] == Token::Sign('(') && items.len() == 1 && tokens[tokens.len() - 2] != Token::Sign(',');
-                if is_group {
-                    self.literal(items[0])
-                } else {
-                    items.into_iter().map(|item| self.literal(item)).collect()
+                match &items[..] {
+                    // A group, and no tuple.
+                    [item] if tokens[0] == Token::Sign('(') && tokens[tokens.len() - 2] != Token::Sign(',') => {
+                        self.literal(item)
+                    }
+                    _ => items.iter().map(|item| self.literal(item)).collect(),
                 }
             }
             _ if tokens.len() > 2 && self.whole(tokens).is_some() => self.whole(tokens).map(Value::from),
-            _ => {
-                let (path, after) = path_at(tokens);
-                let last = path.last().filter(|_| after == tokens.len() && path.len() > 1)?;
-                match *last {
-                    "bfloat16" | "float16" | "float32" | "half" if path[0] == "torch" => Some((*last).into()),
-                    last => self.known.get(last).cloned(),
-                }
-            }
+            _ => self.named(tokens),
+        }
+    }
+
+    /// The value of a name behind others: a type of torch's, or what that name is known for.
+    fn named(&self, tokens: &[Token]) -> Option<Value> {
+        let (path, after) = path_at(tokens);
+        let last = path.last().filter(|_| after == tokens.len() && path.len() > 1)?;
+        match *last {
+            "bfloat16" | "float16" | "float32" | "half" if path[0] == "torch" => Some((*last).into()),
+            last => self.known.get(last).cloned(),
         }
     }
 

@@ -38,7 +38,7 @@ const OBJECTIVE: &str = "objective.name";
 const COLUMNS: &str = "data.train.0.columns";
 
 /// What the first rows show.
-pub(super) struct Rows {
+pub(super) struct FirstRows {
     /// Rows that were looked at.
     pub(super) count: usize,
     /// Rows that there are.
@@ -48,7 +48,7 @@ pub(super) struct Rows {
     pub(super) format: &'static str,
 }
 
-impl Rows {
+impl FirstRows {
     /// Length that `percent` of the rows do not exceed.
     pub(super) fn percentile(&self, percent: usize) -> usize {
         let rank = (self.lengths.len() * percent).div_ceil(100).max(1);
@@ -82,7 +82,7 @@ impl Rows {
 
 /// Looks at the first rows. What they need is set or offered in `draft`; where they cannot be read even so, it says why, and
 /// there is nothing to tell.
-pub(super) fn look(draft: &mut Draft, prepared: &mut Prepared) -> Result<Option<Rows>, Failure> {
+pub(super) fn look(draft: &mut Draft, prepared: &mut Prepared) -> Result<Option<FirstRows>, Failure> {
     let tokenizer = prepared.source.tokenizer().map_err(|failure| of_arguments(failure.about("model.path")))?;
     let (tokenizer, mut on_bad_row) = (Arc::new(tokenizer), prepared.recipe.data.on_bad_row);
     let opened = loop {
@@ -118,7 +118,7 @@ pub(super) fn look(draft: &mut Draft, prepared: &mut Prepared) -> Result<Option<
         opened.files().iter().filter_map(|file| Some(format!("{}: {}", file.path.display(), file.note.as_ref()?)));
     draft.footer.extend(notes.map(|note| one_line(&note)));
     opened.files().iter().for_each(|file| tell_unread(draft, file));
-    Rows::of(&opened).map(Some).map_err(data_failure)
+    FirstRows::of(&opened).map(Some).map_err(data_failure)
 }
 
 /// The first rows, in whole: how long they are is a question here.

@@ -25,6 +25,16 @@ pub(super) fn folder(from: &Foreign, value: &Value, names: [&str; 2]) -> Meaning
     one("data.train.0.path", value, from)
 }
 
+/// A file of a data set or folder, if the source names one.
+fn file_of(source: &Map<String, Value>, file: &str) -> String {
+    let folder = source.get("path").and_then(Value::as_str);
+    let folder = folder.filter(|path| path.contains('/') || Path::new(path).is_dir());
+    folder.map_or(file.to_owned(), |folder| {
+        let home = if Path::new(folder).is_dir() { "" } else { "hf://datasets/" };
+        format!("{home}{folder}/{file}")
+    })
+}
+
 /// A key of axolotl's list of data sets, `0.path`; none where it means what it means elsewhere.
 pub(super) fn listed(from: &Foreign, list: &str, section: &str, below: &str, value: &Value) -> Option<Meaning> {
     let texts = list == "pretraining_dataset";
@@ -42,15 +52,7 @@ pub(super) fn listed(from: &Foreign, list: &str, section: &str, below: &str, val
             Set([(ours("path"), text.into())].into_iter().chain(format).collect())
         }
         "data_files" => match (value.as_array().map(Vec::as_slice), value.get(0).unwrap_or(value).as_str()) {
-            (None | Some([_]), Some(file)) => {
-                let folder = source.get("path").and_then(Value::as_str);
-                let folder = folder.filter(|path| path.contains('/') || Path::new(path).is_dir());
-                let file = folder.map_or(file.to_owned(), |folder| {
-                    let home = if Path::new(folder).is_dir() { "" } else { "hf://datasets/" };
-                    format!("{home}{folder}/{file}")
-                });
-                Set(vec![(ours("path"), file.into())])
-            }
+            (None | Some([_]), Some(file)) => Set(vec![(ours("path"), file_of(source, file).into())]),
             _ => Lost("several files: write a [[data.train]] for each".into()),
         },
         "type" if ALPACA.contains(&text) => {

@@ -6,6 +6,16 @@ use super::foreign::Meaning::{self, Lost, Nothing, Set};
 use super::foreign::{Foreign, READ, is_off, one};
 use super::values::{OWN_TEMPLATE, four_bits, quantised};
 
+/// Keys that change no result here, or of which the values above are all that do.
+const WITHOUT_EFFECT: &[&str] = &[
+    "split_dataset_ratio", "quant_bits", "quant_method", "lorap_lr_ratio", "adapters", "truncation_strategy",
+    "loss_scale", "freeze_vit", "freeze_aligner", "freeze_llm", "freeze_parameters_ratio", "use_hf", "check_model",
+    "lazy_tokenize", "load_from_cache_file", "add_version", "create_checkpoint_symlink", "attn_impl", "tuner_backend",
+    "model_author", "model_name", "model_type", "model_suffix", "model_info", "model_meta", "hub", "rank",
+    "global_world_size", "local_world_size", "task_type", "dataset_shuffle", "ignore_args_error", "use_chat_template",
+    "template_backend", "padding_side", "vit_gradient_checkpointing", "logprobs", "swift_version", "training_args",
+];
+
 /// The meaning of a key that only it has, or whose values are its own.
 pub(super) fn of_key(from: &Foreign, path: &str, value: &Value) -> Option<Meaning> {
     let text = value.as_str().unwrap_or_default();
@@ -36,45 +46,7 @@ pub(super) fn of_key(from: &Foreign, path: &str, value: &Value) -> Option<Meanin
         "loss_scale" if text != "default" && !is_off(value) => {
             Lost("every token of an answer counts alike here; `weight` = 0 in a message takes its loss away".into())
         }
-        "split_dataset_ratio"
-        | "quant_bits"
-        | "quant_method"
-        | "lorap_lr_ratio"
-        | "adapters"
-        | "truncation_strategy"
-        | "loss_scale"
-        | "freeze_vit"
-        | "freeze_aligner"
-        | "freeze_llm"
-        | "freeze_parameters_ratio"
-        | "use_hf"
-        | "check_model"
-        | "lazy_tokenize"
-        | "load_from_cache_file"
-        | "add_version"
-        | "create_checkpoint_symlink"
-        | "attn_impl"
-        | "tuner_backend"
-        | "model_author"
-        | "model_name"
-        | "model_type"
-        | "model_suffix"
-        | "model_info"
-        | "model_meta"
-        | "hub"
-        | "rank"
-        | "global_world_size"
-        | "local_world_size"
-        | "task_type"
-        | "dataset_shuffle"
-        | "ignore_args_error"
-        | "use_chat_template"
-        | "template_backend"
-        | "padding_side"
-        | "vit_gradient_checkpointing"
-        | "logprobs"
-        | "swift_version"
-        | "training_args" => Nothing,
+        _ if WITHOUT_EFFECT.contains(&path) => Nothing,
         _ => return None,
     })
 }

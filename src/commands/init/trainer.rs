@@ -64,105 +64,57 @@ impl Trainer {
     }
 
     /// What it does where its configuration says nothing, and we do something else.
-    pub(super) fn defaults(self) -> &'static [(&'static str, &'static str)] {
-        match self {
+    pub(super) fn defaults(self) -> impl Iterator<Item = (&'static str, &'static str)> {
+        // As on a command line.
+        let settings = match self {
             // A job there says next to nothing: what `init` writes anyway.
-            Self::Unknown => &[],
-            Self::OpenAi => &[
-                ("lora.r", "16"),
-                ("lora.lora_alpha", "32"),
-                ("train.num_epochs", "3"),
-                ("scheduler.warmup_ratio", "0.03"),
-            ],
-            Self::Swift => &[
-                ("lora.r", "8"),
-                ("lora.lora_alpha", "32"),
-                ("lora.lora_dropout", "0.05"),
-                ("train.micro_batch_size", "1"),
-                ("train.num_epochs", "3.0"),
-                ("train.precision", "\"bf16\""),
-                ("optimizer.learning_rate", "1e-4"),
-                ("optimizer.weight_decay", "0.1"),
-                ("optimizer.betas", "[0.9, 0.95]"),
-                ("scheduler.warmup_ratio", "0.05"),
-            ],
-            Self::Unsloth => &[
-                ("lora.r", "16"),
-                ("lora.lora_alpha", "16"),
-                ("train.micro_batch_size", "8"),
-                ("train.num_epochs", "3.0"),
-                ("optimizer.learning_rate", "5e-5"),
-                ("scheduler.lr_scheduler", "\"linear\""),
-            ],
-            Self::Python => &[
-                ("lora.r", "8"),
-                ("lora.lora_alpha", "8"),
-                QUERY_AND_VALUE,
-                ("train.micro_batch_size", "8"),
-                ("train.num_epochs", "3.0"),
-                ("optimizer.learning_rate", "5e-5"),
-                ("scheduler.lr_scheduler", "\"linear\""),
-            ],
-            Self::Peft => &[("lora.lora_alpha", "8"), QUERY_AND_VALUE],
-            Self::Trl => &[
-                ("lora.r", "16"),
-                ("lora.lora_alpha", "32"),
-                ("lora.lora_dropout", "0.05"),
-                QUERY_AND_VALUE,
-                ("train.micro_batch_size", "8"),
-                ("train.num_epochs", "3.0"),
-                ("train.precision", "\"bf16\""),
-                ("optimizer.learning_rate", "2e-5"),
-                ("scheduler.lr_scheduler", "\"linear\""),
-            ],
-            Self::Axolotl => &[
-                QUERY_AND_VALUE,
-                ("data.max_length", "512"),
-                ("train.micro_batch_size", "1"),
-                ("train.precision", "\"bf16\""),
-                ("scheduler.warmup_ratio", "0.03"),
-            ],
-            Self::LlamaFactory => &[
-                ("lora.r", "8"),
-                ("data.max_length", "2048"),
-                ("train.micro_batch_size", "8"),
-                ("train.num_epochs", "3.0"),
-                ("optimizer.learning_rate", "5e-5"),
-                ("scheduler.lr_scheduler", "\"linear\""),
-            ],
-            Self::Torchtune => &[
-                ("train.max_grad_norm", "0.0"),
-                ("optimizer.weight_decay", "0.01"),
-                ("scheduler.lr_scheduler", "\"constant\""),
-            ],
-            Self::Litgpt => &[
-                ("lora.lora_dropout", "0.05"),
-                QUERY_AND_VALUE,
-                ("data.train_on_inputs", "true"),
-                ("train.micro_batch_size", "1"),
-                ("train.gradient_accumulation_steps", "16"),
-                ("train.num_epochs", "5"),
-                ("train.max_grad_norm", "0.0"),
-                ("optimizer.learning_rate", "1e-3"),
-                ("optimizer.weight_decay", "0.01"),
-                ("scheduler.warmup_steps", "100"),
-            ],
-            Self::MlxLm => &[
-                ("lora.r", "8"),
-                ("data.max_length", "2048"),
-                ("data.train_on_inputs", "true"),
-                ("train.micro_batch_size", "4"),
-                ("train.max_steps", "1000"),
-                ("train.gradient_checkpointing", "false"),
-                ("train.max_grad_norm", "0.0"),
-                ("optimizer.learning_rate", "1e-5"),
-                ("scheduler.lr_scheduler", "\"constant\""),
-                ("eval.eval_steps", "200"),
-                ("eval.max_batches", "25"),
-                ("checkpoint.save_steps", "100"),
-                ("logging.logging_steps", "10"),
-            ],
-        }
+            Self::Unknown => "",
+            // A job there says next to nothing: what `init` writes anyway.
+            Self::OpenAi => "lora.r=16 lora.lora_alpha=32 train.num_epochs=3 scheduler.warmup_ratio=0.03",
+            Self::Swift => {
+                r#"lora.r=8 lora.lora_alpha=32 lora.lora_dropout=0.05 train.micro_batch_size=1 train.num_epochs=3.0
+                train.precision="bf16" optimizer.learning_rate=1e-4 optimizer.weight_decay=0.1
+                optimizer.betas=[0.9,0.95] scheduler.warmup_ratio=0.05"#
+            }
+            Self::Unsloth => {
+                r#"lora.r=16 lora.lora_alpha=16 train.micro_batch_size=8 train.num_epochs=3.0
+                optimizer.learning_rate=5e-5 scheduler.lr_scheduler="linear""#
+            }
+            Self::Python => {
+                r#"lora.r=8 lora.lora_alpha=8 lora.target_modules=["q_proj","v_proj"] train.micro_batch_size=8
+                train.num_epochs=3.0 optimizer.learning_rate=5e-5 scheduler.lr_scheduler="linear""#
+            }
+            Self::Peft => r#"lora.lora_alpha=8 lora.target_modules=["q_proj","v_proj"]"#,
+            Self::Trl => {
+                r#"lora.r=16 lora.lora_alpha=32 lora.lora_dropout=0.05 lora.target_modules=["q_proj","v_proj"]
+                train.micro_batch_size=8 train.num_epochs=3.0 train.precision="bf16" optimizer.learning_rate=2e-5
+                scheduler.lr_scheduler="linear""#
+            }
+            Self::Axolotl => {
+                r#"lora.target_modules=["q_proj","v_proj"] data.max_length=512 train.micro_batch_size=1
+                train.precision="bf16" scheduler.warmup_ratio=0.03"#
+            }
+            Self::LlamaFactory => {
+                r#"lora.r=8 data.max_length=2048 train.micro_batch_size=8 train.num_epochs=3.0
+                optimizer.learning_rate=5e-5 scheduler.lr_scheduler="linear""#
+            }
+            Self::Torchtune => {
+                r#"train.max_grad_norm=0.0 optimizer.weight_decay=0.01 scheduler.lr_scheduler="constant""#
+            }
+            Self::Litgpt => {
+                r#"lora.lora_dropout=0.05 lora.target_modules=["q_proj","v_proj"] data.train_on_inputs=true
+                train.micro_batch_size=1 train.gradient_accumulation_steps=16 train.num_epochs=5
+                train.max_grad_norm=0.0 optimizer.learning_rate=1e-3 optimizer.weight_decay=0.01
+                scheduler.warmup_steps=100"#
+            }
+            Self::MlxLm => {
+                r#"lora.r=8 data.max_length=2048 data.train_on_inputs=true train.micro_batch_size=4
+                train.max_steps=1000 train.gradient_checkpointing=false train.max_grad_norm=0.0
+                optimizer.learning_rate=1e-5 scheduler.lr_scheduler="constant" eval.eval_steps=200
+                eval.max_batches=25 checkpoint.save_steps=100 logging.logging_steps=10"#
+            }
+        };
+        settings.split_whitespace().filter_map(|setting| setting.split_once('='))
     }
 
     /// What it does by default that no setting here does: keys that say otherwise, and what it is.
@@ -174,12 +126,8 @@ impl Trainer {
             )],
             Self::Trl | Self::Unsloth | Self::Python => &[(
                 &[
-                    "assistant_only_loss",
-                    "completion_only_loss",
-                    "train_on_responses_only",
-                    "beta",
-                    "num_generations",
-                    "reward_funcs",
+                    "assistant_only_loss", "completion_only_loss", "train_on_responses_only", "beta",
+                    "num_generations", "reward_funcs",
                 ],
                 "TRL puts loss on whole conversations; here on the answers, or data.train_on_inputs = true",
             )],
@@ -201,9 +149,6 @@ impl Trainer {
         matches!(self, Self::Trl | Self::Unsloth | Self::Python | Self::Unknown)
     }
 }
-
-/// PEFT's default for a Llama.
-const QUERY_AND_VALUE: (&str, &str) = ("lora.target_modules", "[\"q_proj\", \"v_proj\"]");
 
 /// Whether an object is one of OpenAI's graders.
 fn is_grader(root: &Map<String, Value>) -> bool {

@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::ranks::{Cluster, OneRank, SharedStep};
-use super::target::Target;
+use super::target::PlanTarget;
 use crate::config::{CostConfig, GradientCheckpointing, ObjectiveName, Residency};
 use crate::model::Storage;
 use crate::recipe::Recipe;
@@ -19,7 +19,7 @@ use crate::util::text::{counted, thousands, with_commas};
 pub(super) struct Basis<'a> {
     pub(super) recipe: &'a Recipe,
     pub(super) workload: &'a Workload<'a>,
-    pub(super) target: &'a Target,
+    pub(super) target: &'a PlanTarget,
     pub(super) prices: &'a CostConfig,
     /// What became of `train.gradient_checkpointing` = "auto".
     pub(super) decision: Option<&'a Decision>,
@@ -73,7 +73,7 @@ pub(super) struct Report {
     is_calibrated: bool,
     /// Absent where the training rows cannot be read.
     #[serde(skip_serializing_if = "Option::is_none")]
-    rows: Option<Rows>,
+    rows: Option<PlannedRows>,
     rows_per_step: usize,
     /// Tokens that every answer is taken to have, where the model writes them; the time that this takes is not in the plan.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -130,39 +130,18 @@ struct Host {
 }
 
 #[derive(Clone, Copy, Debug, Serialize)]
-struct Rows {
+struct PlannedRows {
     /// Rows visited per epoch.
     per_epoch: usize,
 }
 
 impl Report {
     pub(super) fn new(basis: &Basis<'_>) -> Self {
-        let Basis { recipe, workload, target, prices, decision, forecast, most_rows, calibrated, wants_fit, .. } =
-            *basis;
-        let plan = workload.plan();
-        let layered = layered(basis);
-        let host = workload.host_plan().map(|plan| Host {
-            free_memory_bytes: target.host_free_bytes.map(whole),
-            fits: target.host_free_bytes.map(|memory| fit::is_room(plan.peak_bytes, memory)),
-            plan,
-        });
+        let Basis { recipe, workload, target, prices, decision, forecast, most_rows, calibrated, .. } = *basis;
+        let (plan, layered, host) = (workload.plan(), layered(basis), Host::of(basis));
         let holds = host.as_ref().and_then(|host| host.fits).unwrap_or(true);
         let fits = target.usable_bytes().map(|memory| holds && fit::fits(&plan, memory));
-        let flops = workload.flops();
-        let row_length = recipe.data.max_length;
-        let num_sequences = workload.objective.num_sequences();
-        let flops_per_row = as_f64(num_sequences) * flops.of_full_row(row_length);
-        let tokens_per_step = workload.rows * num_sequences * row_length * workload.gradient_accumulation_steps;
-        // Recomputing the forward does not count as model FLOPs, but takes its time.
-        let checkpointing = workload.gradient_checkpointing;
-        let recomputed =
-            flops.of_second_forward(row_length, checkpointing.keeps_attention()) / flops.of_full_row(row_length);
-        let recomputation = 1.0 + recomputed * workload.share_recomputed();
-        // So does a product with a decomposed weight; with dropout, there are three more of them.
-        let products = if recipe.lora.lora_dropout > 0.0 { 3.0 } else { 1.0 };
-        let recomputation = recomputation + 0.5 * products * workload.share_decomposed();
-        let computed_per_row = flops_per_row + flops.of_padding(num_sequences * (workload.row_length - row_length));
-        let flops_per_step = computed_per_row * as_f64(workload.rows * workload.gradient_accumulation_steps);
+        let FullStep { flops_per_row, tokens_per_step, flops_per_step, recomputation } = FullStep::of(basis);
         let estimated = target.flops_per_second.map(|rate| flops_per_step * recomputation / rate);
         // Copies and reading go beside the computation.
         let estimated = estimated.map(|seconds| seconds.max(seconds_of_bringing(basis, &plan)));
@@ -174,16 +153,7 @@ impl Report {
         let of_full_step = forecast.map_or(1.0, |forecast| forecast.step_flops / flops_per_step);
         let mean_step_seconds = step_seconds.map(|seconds| seconds * of_full_step);
         let (num_ranks, num_nodes) = basis.cluster.map_or((1.0, 1.0), |of| (as_f64(of.ranks), as_f64(of.nodes)));
-        let ranks = basis.cluster.zip(mean_step_seconds).map(|(cluster, seconds)| {
-            cluster.share(OneRank {
-                seconds,
-                rows: workload.rows * workload.gradient_accumulation_steps,
-                backwards: workload.gradient_accumulation_steps / workload.layered(),
-                tokens: mean_step_tokens,
-                gradient_bytes: 4.0 * as_f64(plan.num_trainable),
-                of_blocks: plan.num_trainable - workload.selection.num_module_parameters(),
-            })
-        });
+        let ranks = mean_step_seconds.and_then(|seconds| shared(basis, &plan, seconds, mean_step_tokens));
         let mean_step_seconds = ranks.as_ref().map(|step| step.step_seconds).or(mean_step_seconds);
         #[expect(clippy::cast_precision_loss, reason = "far below 2^53 steps")]
         let of_all_steps = |of_step: f64| steps.map(|steps| of_step * steps as f64);
@@ -197,15 +167,6 @@ impl Report {
         let energy_kwh =
             seconds.zip(target.watts).map(|(seconds, watts)| num_ranks * seconds / 3600.0 * watts / 1000.0);
         let cost = seconds.and_then(|seconds| prices.price(num_nodes * seconds, energy_kwh));
-        let suggestions = match target.memories() {
-            Some(memories) if fits == Some(false) => fit::largest_that_fit(workload, memories),
-            Some(memories) if wants_fit => {
-                // What "auto" became may change with the rows, so it is named.
-                let gradient_checkpointing = recipe.train.gradient_checkpointing;
-                fit::largest_that_fit(&Workload { gradient_checkpointing, ..workload.clone() }, memories)
-            }
-            _ => Vec::new(),
-        };
         Self {
             device: target.label.clone(),
             memory_bytes: target.memory_bytes.map(whole),
@@ -217,11 +178,11 @@ impl Report {
             layered: (bytes_brought(&layered) < bytes_brought(&plan)).then_some(layered),
             disk_bytes_per_second: basis.disk_bytes_per_second,
             plan,
-            flops_per_token: flops_per_row / as_f64(row_length.max(1)),
+            flops_per_token: flops_per_row / as_f64(recipe.data.max_length.max(1)),
             tokens_per_step,
             step_seconds,
             is_calibrated: calibrated.is_some(),
-            rows: rows_per_epoch.map(|per_epoch| Rows { per_epoch }),
+            rows: rows_per_epoch.map(|per_epoch| PlannedRows { per_epoch }),
             rows_per_step: workload.rows * workload.gradient_accumulation_steps,
             answer_tokens: (recipe.objective.name == ObjectiveName::Grpo)
                 .then_some(recipe.objective.max_completion_length),
@@ -238,8 +199,78 @@ impl Report {
             energy_kwh,
             cost,
             currency: cost.map(|_| prices.currency.clone()),
-            suggestions,
+            suggestions: suggestions(basis, fits),
         }
+    }
+}
+
+impl Host {
+    fn of(basis: &Basis<'_>) -> Option<Self> {
+        let free = basis.target.host_free_bytes;
+        let plan = basis.workload.host_plan()?;
+        let fits = free.map(|memory| fit::is_room(plan.peak_bytes, memory));
+        Some(Self { plan, free_memory_bytes: free.map(whole), fits })
+    }
+}
+
+/// A step whose rows are all of full length.
+struct FullStep {
+    /// Model FLOPs of a row.
+    flops_per_row: f64,
+    tokens_per_step: usize,
+    /// With those of padding.
+    flops_per_step: f64,
+    /// What is computed over what counts as model FLOPs.
+    recomputation: f64,
+}
+
+impl FullStep {
+    fn of(basis: &Basis<'_>) -> Self {
+        let Basis { recipe, workload, .. } = *basis;
+        let flops = workload.flops();
+        let row_length = recipe.data.max_length;
+        let num_sequences = workload.objective.num_sequences();
+        let flops_per_row = as_f64(num_sequences) * flops.of_full_row(row_length);
+        // Recomputing the forward does not count as model FLOPs, but takes its time.
+        let keeps_attention = workload.gradient_checkpointing.keeps_attention();
+        let recomputed = flops.of_second_forward(row_length, keeps_attention) / flops.of_full_row(row_length);
+        let recomputation = 1.0 + recomputed * workload.share_recomputed();
+        // So does a product with a decomposed weight; with dropout, there are three more of them.
+        let products = if recipe.lora.lora_dropout > 0.0 { 3.0 } else { 1.0 };
+        let computed_per_row = flops_per_row + flops.of_padding(num_sequences * (workload.row_length - row_length));
+        Self {
+            flops_per_row,
+            tokens_per_step: workload.rows * num_sequences * row_length * workload.gradient_accumulation_steps,
+            flops_per_step: computed_per_row * as_f64(workload.rows * workload.gradient_accumulation_steps),
+            recomputation: recomputation + 0.5 * products * workload.share_decomposed(),
+        }
+    }
+}
+
+/// A step of so many seconds and tokens as the ranks share it, where there are several.
+fn shared(basis: &Basis<'_>, plan: &MemoryPlan, seconds: f64, tokens: f64) -> Option<SharedStep> {
+    let workload = basis.workload;
+    Some(basis.cluster?.share(OneRank {
+        seconds,
+        rows: workload.rows * workload.gradient_accumulation_steps,
+        backwards: workload.gradient_accumulation_steps / workload.layered(),
+        tokens,
+        gradient_bytes: 4.0 * as_f64(plan.num_trainable),
+        of_blocks: plan.num_trainable - workload.selection.num_module_parameters(),
+    }))
+}
+
+/// Settings with which it fits where it does not, or the largest micro-batch, if that is asked for.
+fn suggestions(basis: &Basis<'_>, fits: Option<bool>) -> Vec<Suggestion> {
+    let workload = basis.workload;
+    match basis.target.memories() {
+        Some(memories) if fits == Some(false) => fit::largest_that_fit(workload, memories),
+        Some(memories) if basis.wants_fit => {
+            // What "auto" became may change with the rows, so it is named.
+            let gradient_checkpointing = basis.recipe.train.gradient_checkpointing;
+            fit::largest_that_fit(&Workload { gradient_checkpointing, ..workload.clone() }, memories)
+        }
+        _ => Vec::new(),
     }
 }
 
@@ -286,36 +317,13 @@ fn whole(count: f64) -> u64 {
 }
 
 /// The whole text. `without_rows`: why the training rows cannot be read.
-pub(super) fn table(report: &Report, target: &Target, prices: &CostConfig, without_rows: Option<&str>) -> String {
+pub(super) fn table(report: &Report, target: &PlanTarget, prices: &CostConfig, without_rows: Option<&str>) -> String {
     let mut lines = vec![format!("device: {}", report.device)];
     lines.extend(report.decision.as_ref().map(|decision| format!("gradient checkpointing: {decision}")));
     lines.extend(rows(&report.plan.components));
     let peak = as_f64(report.plan.peak_bytes);
     lines.push(format!("  {:<24} {:>10}   with every row at data.max_length", "peak", size(peak)));
-    if let Some(read) = report.plan.read_bytes_per_step {
-        let read = size(as_f64(read));
-        let rate = report.disk_bytes_per_second;
-        let seconds = seconds_of_reading(&report.plan, rate).zip(rate).map(|(seconds, rate)| {
-            format!(" ({} at the disk's {:.1} GB/s, measured now)", duration(seconds), rate / 1e9)
-        });
-        lines.push(format!(
-            "  reads {read} of weights in a step{} where the page cache does not hold them",
-            seconds.unwrap_or_default()
-        ));
-    }
-    if let Some((moved, seconds)) = report.plan.moved_bytes_per_step.zip(report.plan.seconds_of_copies()) {
-        let (moved, seconds) = (size(as_f64(moved)), duration(seconds));
-        lines.push(format!(
-            "  copies {moved} of weights to the GPU in a step: {seconds} at 25 GB/s, a rate assumed for the bus"
-        ));
-    }
-    if let Some((layered, brought)) = report.layered.as_ref().and_then(|plan| Some((plan, bytes_brought(plan)?))) {
-        lines.push(format!(
-            "  train.layered_accumulation=true makes it {}, with a peak of {}",
-            size(as_f64(brought)),
-            size(as_f64(layered.peak_bytes))
-        ));
-    }
+    lines.extend(bringing(report));
     lines.extend(verdict(peak, target));
     lines.extend(host(report));
     for suggestion in &report.suggestions {
@@ -326,21 +334,7 @@ pub(super) fn table(report: &Report, target: &Target, prices: &CostConfig, witho
         lines.push(format!("  {}", fit::smaller(&report.plan, report.answer_tokens.is_some())));
     }
     lines.extend(times(report, without_rows));
-    let estimated = if report.is_at_most { "estimated: at most" } else { "estimated:" };
-    let power = if target.is_here { "the GPU's power limit" } else { "the board's full power" };
-    if let Some(kwh) = report.energy_kwh {
-        lines.push(format!("{estimated} {kwh:.2} kWh at {power}"));
-    }
-    let knows_energy = report.energy_kwh.is_some();
-    if let Some(cost) = report.cost {
-        let hour = prices.price_per_hour.map(|price| format!("{price} an hour"));
-        let kwh = prices.price_per_kwh.filter(|_| knows_energy).map(|price| format!("{price} a kWh"));
-        let at: Vec<String> = hour.into_iter().chain(kwh).collect();
-        lines.push(format!("{estimated} {cost:.2} {} at {}", prices.currency, at.join(" and ")));
-    }
-    if prices.price_per_kwh.is_some() && report.seconds.is_some() && !knows_energy {
-        lines.push("note: the power of this device is not known, so its energy is in no cost".to_owned());
-    }
+    lines.extend(costs(report, target.is_here, prices));
     if report.step_seconds.is_none() {
         lines.push("note: no rate of this device is known in train.precision, so no time is estimated".to_owned());
     }
@@ -374,8 +368,54 @@ fn host(report: &Report) -> Vec<String> {
     lines
 }
 
+/// What a step reads from disk, or copies from host memory.
+fn bringing(report: &Report) -> Vec<String> {
+    let (plan, rate) = (&report.plan, report.disk_bytes_per_second);
+    let mut lines = Vec::new();
+    if let Some(read) = plan.read_bytes_per_step {
+        let read = size(as_f64(read));
+        let seconds = seconds_of_reading(plan, rate).zip(rate).map(|(seconds, rate)| {
+            format!(" ({} at the disk's {:.1} GB/s, measured now)", duration(seconds), rate / 1e9)
+        });
+        let seconds = seconds.unwrap_or_default();
+        lines.push(format!("  reads {read} of weights in a step{seconds} where the page cache does not hold them"));
+    }
+    if let Some((moved, seconds)) = plan.moved_bytes_per_step.zip(plan.seconds_of_copies()) {
+        let (moved, seconds) = (size(as_f64(moved)), duration(seconds));
+        lines.push(format!(
+            "  copies {moved} of weights to the GPU in a step: {seconds} at 25 GB/s, a rate assumed for the bus"
+        ));
+    }
+    if let Some((layered, brought)) = report.layered.as_ref().and_then(|plan| Some((plan, bytes_brought(plan)?))) {
+        let [brought, peak] = [brought, layered.peak_bytes].map(|bytes| size(as_f64(bytes)));
+        lines.push(format!("  train.layered_accumulation=true makes it {brought}, with a peak of {peak}"));
+    }
+    lines
+}
+
+/// Energy and cost of the run.
+fn costs(report: &Report, is_here: bool, prices: &CostConfig) -> Vec<String> {
+    let mut lines = Vec::new();
+    let estimated = if report.is_at_most { "estimated: at most" } else { "estimated:" };
+    let power = if is_here { "the GPU's power limit" } else { "the board's full power" };
+    if let Some(kwh) = report.energy_kwh {
+        lines.push(format!("{estimated} {kwh:.2} kWh at {power}"));
+    }
+    let knows_energy = report.energy_kwh.is_some();
+    if let Some(cost) = report.cost {
+        let hour = prices.price_per_hour.map(|price| format!("{price} an hour"));
+        let kwh = prices.price_per_kwh.filter(|_| knows_energy).map(|price| format!("{price} a kWh"));
+        let at: Vec<String> = hour.into_iter().chain(kwh).collect();
+        lines.push(format!("{estimated} {cost:.2} {} at {}", prices.currency, at.join(" and ")));
+    }
+    if prices.price_per_kwh.is_some() && report.seconds.is_some() && !knows_energy {
+        lines.push("note: the power of this device is not known, so its energy is in no cost".to_owned());
+    }
+    lines
+}
+
 /// Whether the peak fits into the memory.
-fn verdict(peak: f64, target: &Target) -> Vec<String> {
+fn verdict(peak: f64, target: &PlanTarget) -> Vec<String> {
     let Some((memory, usable)) = target.memory_bytes.zip(target.usable_bytes()) else {
         return vec!["the device's memory is not known: give it by --memory".to_owned()];
     };
@@ -412,7 +452,7 @@ fn times(report: &Report, without_rows: Option<&str>) -> Vec<String> {
         ));
     }
     lines.extend(report.ranks.iter().flat_map(|step| step.lines(duration)));
-    if let Some(Rows { per_epoch }) = report.rows {
+    if let Some(PlannedRows { per_epoch }) = report.rows {
         let at_most = if report.is_at_most { "at most " } else { "" };
         lines.push(format!("rows: {at_most}{} an epoch", with_commas(per_epoch)));
     }

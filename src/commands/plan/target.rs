@@ -25,7 +25,7 @@ const GPU_EFFICIENCY_OF_PRODUCTS: f64 = 0.63;
 
 /// The target of a plan.
 #[derive(Debug)]
-pub(super) struct Target {
+pub(super) struct PlanTarget {
     pub(super) label: String,
     /// The device's memory, or that given on the command line.
     pub(super) memory_bytes: Option<f64>,
@@ -42,7 +42,7 @@ pub(super) struct Target {
     pub(super) watts: Option<f64>,
 }
 
-impl Target {
+impl PlanTarget {
     /// The device memory that a step must fit into.
     pub(super) fn usable_bytes(&self) -> Option<f64> {
         self.free_bytes.or(self.memory_bytes)
@@ -55,7 +55,7 @@ impl Target {
 }
 
 /// The device to plan for, and the recipe without a device that is not present.
-pub(super) fn open(args: &PlanArgs) -> Result<(Target, Recipe), Failure> {
+pub(super) fn open(args: &PlanArgs) -> Result<(PlanTarget, Recipe), Failure> {
     let memory_bytes = args.memory.map(|gib| gib * 1024.0 * MIB);
     if let Some(name) = args.recipe.device.as_deref().filter(|name| name.parse::<device::DeviceName>().is_err()) {
         let gpu = elsewhere(name)?;
@@ -85,10 +85,10 @@ fn elsewhere(name: &str) -> Result<Gpu, Problem> {
     }
 }
 
-fn of_gpu(gpu: &Gpu, precision: Precision, memory_bytes: Option<f64>) -> Target {
+fn of_gpu(gpu: &Gpu, precision: Precision, memory_bytes: Option<f64>) -> PlanTarget {
     #[expect(clippy::cast_precision_loss, reason = "a few hundred thousand MiB")]
     let own = gpu.memory_mib as f64 * MIB;
-    Target {
+    PlanTarget {
         label: gpu.name.to_owned(),
         memory_bytes: memory_bytes.or(Some(own)),
         free_bytes: None,
@@ -100,7 +100,7 @@ fn of_gpu(gpu: &Gpu, precision: Precision, memory_bytes: Option<f64>) -> Target 
     }
 }
 
-fn of_device(device: &OpenDevice, precision: Precision, memory_bytes: Option<f64>) -> Target {
+fn of_device(device: &OpenDevice, precision: Precision, memory_bytes: Option<f64>) -> PlanTarget {
     let is_cpu = device.kind == DeviceKind::Cpu;
     // Before measuring the rate, which takes memory.
     let own = Resources::of(device);
@@ -114,7 +114,7 @@ fn of_device(device: &OpenDevice, precision: Precision, memory_bytes: Option<f64
         true => CPU_EFFICIENCY,
         false => GPU_EFFICIENCY_OF_PRODUCTS,
     };
-    Target {
+    PlanTarget {
         label: device.label.clone(),
         free_bytes: if memory_bytes.is_some() { None } else { free_bytes },
         memory_bytes: memory_bytes.or(own_bytes),

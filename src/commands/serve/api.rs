@@ -22,20 +22,13 @@ const MAX_PROMPTS: usize = 2048;
 const MAX_REPEATED: usize = 60;
 /// Parameters that change nothing in the text.
 const WITHOUT_EFFECT: [&str; 9] = [
-    "user",
-    "metadata",
-    "store",
-    "service_tier",
-    "prompt_cache_key",
-    "prompt_cache_retention",
-    "safety_identifier",
-    "priority",
-    "request_id",
+    "user", "metadata", "store", "service_tier", "prompt_cache_key", "prompt_cache_retention", "safety_identifier",
+    "priority", "request_id",
 ];
 
 /// Which of the endpoints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum Endpoint {
     /// `/v1/chat/completions`
     Chat,
     /// `/v1/responses`, which is asked as a chat
@@ -49,9 +42,9 @@ pub(super) enum Kind {
 /// A request that is understood.
 #[derive(Debug)]
 pub(super) struct Asking {
-    pub(super) kind: Kind,
+    pub(super) endpoint: Endpoint,
     pub(super) model: Option<String>,
-    pub(super) content: Content,
+    pub(super) content: AskedContent,
     max_new_tokens: usize,
     temperature: f64,
     top_p: f64,
@@ -84,7 +77,7 @@ pub(super) enum ToolChoice {
 
 /// What is continued or scored.
 #[derive(Debug)]
-pub(super) enum Content {
+pub(super) enum AskedContent {
     /// As the request has them.
     Messages(Vec<Value>),
     Prompts(Prompts),
@@ -105,6 +98,15 @@ pub(super) enum Prompts {
 enum Stop {
     One(String),
     Several(Vec<String>),
+}
+
+impl Stop {
+    fn texts(self) -> Vec<String> {
+        match self {
+            Self::One(text) => vec![text],
+            Self::Several(texts) => texts,
+        }
+    }
 }
 
 #[derive(Deserialize)]
@@ -139,17 +141,17 @@ impl Prompts {
 }
 
 impl Asking {
-    /// Reads the body of a request, and how it is answered where that is not the form of its kind.
-    pub(super) fn parse(kind: Kind, body: &[u8]) -> Result<(Self, Option<AsResponse>), ApiError> {
+    /// Reads the body of a request, and how it is answered where that is not the form of its endpoint.
+    pub(super) fn parse(endpoint: Endpoint, body: &[u8]) -> Result<(Self, Option<AsResponse>), ApiError> {
         let body = serde_json::from_slice(body).map_err(|_| ApiError::wrong("the body is not a JSON object", None))?;
-        if kind == Kind::Response {
+        if endpoint == Endpoint::Response {
             let (chat, form) = AsResponse::read(body)?;
-            return Ok((Self::read(Kind::Chat, chat)?, Some(form)));
+            return Ok((Self::read(Endpoint::Chat, chat)?, Some(form)));
         }
-        Ok((Self::read(kind, body)?, None))
+        Ok((Self::read(endpoint, body)?, None))
     }
 
-    fn read(kind: Kind, body: Map<String, Value>) -> Result<Self, ApiError> {
+    fn read(endpoint: Endpoint, body: Map<String, Value>) -> Result<Self, ApiError> {
         const COUNT: &str = "a whole number";
         const TEMPERATURE: &str = "a number from 0 to 2";
         const TOP_P: &str = "a number above 0, at most 1";
@@ -159,32 +161,8 @@ impl Asking {
         let within = |name: &str, is_allowed: bool, expected: &str| {
             if is_allowed { Ok(()) } else { Err(unexpected(name, expected)) }
         };
-        let messages: Option<Vec<Value>> = body.take("messages", "a list of messages")?;
-        let texts = if kind == Kind::Score { "input" } else { "prompt" };
-        let prompt = body.take(texts, "a text, a list of texts, or tokens of a text or of several")?;
-        let content = match (kind, messages, prompt) {
-            (Kind::Chat | Kind::Score, Some(messages), None) if messages.is_empty() => {
-                return Err(ApiError::wrong("`messages` is empty", Some("messages")));
-            }
-            (Kind::Chat | Kind::Score, Some(messages), None) => Content::Messages(messages),
-            (Kind::Completion | Kind::Score, None, Some(Prompts::Texts(list))) if list.is_empty() => {
-                return Err(ApiError::wrong(format!("`{texts}` is empty"), Some(texts)));
-            }
-            (Kind::Completion | Kind::Score, None, Some(prompts)) if prompts.len() > MAX_PROMPTS => {
-                return Err(ApiError::wrong(format!("`{texts}` has more than {MAX_PROMPTS} texts"), Some(texts)));
-            }
-            (Kind::Completion | Kind::Score, None, Some(prompts)) => Content::Prompts(prompts),
-            (Kind::Score, ..) => {
-                return Err(ApiError::wrong("`messages` or `input` is wanted here", Some("messages")));
-            }
-            (Kind::Chat | Kind::Response, ..) => {
-                return Err(ApiError::wrong("`messages` is wanted here, and no `prompt`", Some("messages")));
-            }
-            (Kind::Completion, ..) => {
-                return Err(ApiError::wrong("`prompt` is wanted here, and no `messages`", Some("prompt")));
-            }
-        };
-        if kind == Kind::Score {
+        let content = content(endpoint, &mut body)?;
+        if endpoint == Endpoint::Score {
             let model = body.take("model", "a text")?;
             refuse_unknown(&body.0)?;
             return Ok(Self::to_score(model, content));
@@ -198,23 +176,24 @@ impl Asking {
         within("top_p", top_p > 0.0 && top_p <= 1.0, TOP_P)?;
         let min_p = body.take("min_p", MIN_P)?;
         within("min_p", min_p.is_none_or(|min_p| (0.0..=1.0).contains(&min_p)), MIN_P)?;
-        let stop = match body.take("stop", STOP)? {
-            None => Vec::new(),
-            Some(Stop::One(stop)) => vec![stop],
-            Some(Stop::Several(stops)) => stops,
-        };
+        let stop = body.take("stop", STOP)?.map_or_else(Vec::new, Stop::texts);
         within("stop", stop.len() <= MAX_STOPS && stop.iter().all(|stop| !stop.is_empty()), STOP)?;
         let logprobs = body.take("logprobs", "true, false or a number")?;
-        let top_logprobs = top_logprobs(kind, logprobs.as_ref(), body.take("top_logprobs", COUNT)?)?;
+        let top_logprobs = top_logprobs(endpoint, logprobs.as_ref(), body.take("top_logprobs", COUNT)?)?;
         within("top_logprobs", top_logprobs.is_none_or(|top| top <= MAX_TOP_LOGPROBS), "at most 20")?;
-        let (tools, tool_choice) = if kind == Kind::Chat { tools(&mut body)? } else { (None, ToolChoice::Auto) };
+        let (tools, tool_choice) =
+            if endpoint == Endpoint::Chat { tools(&mut body)? } else { (None, ToolChoice::Auto) };
         let schema = schema(&mut body)?;
         let stream_options: Option<StreamOptions> = body.take("stream_options", "an object")?;
         let asking = Self {
-            kind,
+            endpoint,
             model: body.take("model", "a text")?,
             content,
-            max_new_tokens: max_tokens.unwrap_or(if kind == Kind::Chat { usize::MAX } else { COMPLETION_TOKENS }),
+            max_new_tokens: max_tokens.unwrap_or(if endpoint == Endpoint::Chat {
+                usize::MAX
+            } else {
+                COMPLETION_TOKENS
+            }),
             temperature,
             top_p,
             min_p,
@@ -232,9 +211,9 @@ impl Asking {
         Ok(asking)
     }
 
-    fn to_score(model: Option<String>, content: Content) -> Self {
+    fn to_score(model: Option<String>, content: AskedContent) -> Self {
         Self {
-            kind: Kind::Score,
+            endpoint: Endpoint::Score,
             model,
             content,
             max_new_tokens: 0,
@@ -305,14 +284,41 @@ fn schema(body: &mut Body) -> Result<Option<Value>, ApiError> {
     }
 }
 
+/// What an endpoint is asked to continue or to score.
+fn content(endpoint: Endpoint, body: &mut Body) -> Result<AskedContent, ApiError> {
+    let messages: Option<Vec<Value>> = body.take("messages", "a list of messages")?;
+    let texts = if endpoint == Endpoint::Score { "input" } else { "prompt" };
+    let prompt = body.take(texts, "a text, a list of texts, or tokens of a text or of several")?;
+    match (endpoint, messages, prompt) {
+        (Endpoint::Chat | Endpoint::Score, Some(messages), None) if messages.is_empty() => {
+            Err(ApiError::wrong("`messages` is empty", Some("messages")))
+        }
+        (Endpoint::Chat | Endpoint::Score, Some(messages), None) => Ok(AskedContent::Messages(messages)),
+        (Endpoint::Completion | Endpoint::Score, None, Some(Prompts::Texts(list))) if list.is_empty() => {
+            Err(ApiError::wrong(format!("`{texts}` is empty"), Some(texts)))
+        }
+        (Endpoint::Completion | Endpoint::Score, None, Some(prompts)) if prompts.len() > MAX_PROMPTS => {
+            Err(ApiError::wrong(format!("`{texts}` has more than {MAX_PROMPTS} texts"), Some(texts)))
+        }
+        (Endpoint::Completion | Endpoint::Score, None, Some(prompts)) => Ok(AskedContent::Prompts(prompts)),
+        (Endpoint::Score, ..) => Err(ApiError::wrong("`messages` or `input` is wanted here", Some("messages"))),
+        (Endpoint::Chat | Endpoint::Response, ..) => {
+            Err(ApiError::wrong("`messages` is wanted here, and no `prompt`", Some("messages")))
+        }
+        (Endpoint::Completion, ..) => {
+            Err(ApiError::wrong("`prompt` is wanted here, and no `messages`", Some("prompt")))
+        }
+    }
+}
+
 /// How many of the likely tokens to show; the two endpoints ask differently.
-fn top_logprobs(kind: Kind, logprobs: Option<&Value>, top: Option<usize>) -> Result<Option<usize>, ApiError> {
+fn top_logprobs(endpoint: Endpoint, logprobs: Option<&Value>, top: Option<usize>) -> Result<Option<usize>, ApiError> {
     let wrong = |name: &str, text: &str| Err(ApiError::wrong(format!("`{name}`: {text}"), Some(name)));
-    match (kind, logprobs, top) {
+    match (endpoint, logprobs, top) {
         (_, None | Some(Value::Bool(false)), None | Some(0)) => Ok(None),
-        (Kind::Chat, Some(Value::Bool(true)), top) => Ok(Some(top.unwrap_or(0))),
-        (Kind::Chat, None | Some(_), Some(_)) => wrong("top_logprobs", "needs `logprobs` = true"),
-        (Kind::Chat, Some(_), None) => wrong("logprobs", "expected true or false"),
+        (Endpoint::Chat, Some(Value::Bool(true)), top) => Ok(Some(top.unwrap_or(0))),
+        (Endpoint::Chat, None | Some(_), Some(_)) => wrong("top_logprobs", "needs `logprobs` = true"),
+        (Endpoint::Chat, Some(_), None) => wrong("logprobs", "expected true or false"),
         (_, Some(number), None) => match number.as_u64().and_then(|top| usize::try_from(top).ok()) {
             Some(top) => Ok(Some(top)),
             None => wrong("logprobs", "expected a number of tokens"),
@@ -370,22 +376,22 @@ fn is_default(key: &str, value: &Value) -> bool {
 mod tests {
     use super::*;
 
-    fn parse(kind: Kind, body: &Value) -> Result<Asking, Value> {
-        let asking = Asking::parse(kind, body.to_string().as_bytes());
+    fn parse(endpoint: Endpoint, body: &Value) -> Result<Asking, Value> {
+        let asking = Asking::parse(endpoint, body.to_string().as_bytes());
         asking.map(|(asking, _)| asking).map_err(|error| error.json()["error"].clone())
     }
 
     fn chat(more: &Value) -> Result<Asking, Value> {
         let mut body = json!({"model": "m", "messages": [{"role": "user", "content": "Hi"}]});
         body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-        parse(Kind::Chat, &body)
+        parse(Endpoint::Chat, &body)
     }
 
     #[test]
     fn parameters_have_openais_defaults_and_names() {
         let asking = chat(&json!({})).unwrap();
         assert_eq!((asking.options().temperature, asking.options().max_new_tokens), (1.0, usize::MAX));
-        let asking = parse(Kind::Completion, &json!({"prompt": ["Once"], "logprobs": 2, "stop": null})).unwrap();
+        let asking = parse(Endpoint::Completion, &json!({"prompt": ["Once"], "logprobs": 2, "stop": null})).unwrap();
         assert_eq!((asking.options().max_new_tokens, asking.top_logprobs), (16, Some(2)));
         let more = json!({"max_completion_tokens": 5, "stop": "x", "seed": -1, "logprobs": true, "top_logprobs": 3,
             "temperature": 0, "top_p": 0.5, "min_p": 0.1, "stream": true, "stream_options": {"include_usage": true}});
@@ -454,21 +460,21 @@ mod tests {
         ] {
             assert_eq!(chat(&wrong).unwrap_err()["message"], message);
         }
-        let asked = |prompt: Value| parse(Kind::Completion, &json!({"prompt": prompt}));
+        let asked = |prompt: Value| parse(Endpoint::Completion, &json!({"prompt": prompt}));
         for wrong in [json!(["a", 1]), json!({"a": 1}), json!([[1], "a"])] {
             let expected = "`prompt`: expected a text, a list of texts, or tokens of a text or of several";
             assert_eq!(asked(wrong).unwrap_err()["message"], expected);
         }
         assert_eq!(asked(json!([])).unwrap_err()["message"], "`prompt` is empty");
-        let error = Asking::parse(Kind::Chat, b"{").unwrap_err().json();
+        let error = Asking::parse(Endpoint::Chat, b"{").unwrap_err().json();
         assert_eq!(error["error"]["message"], "the body is not a JSON object");
     }
 
     #[test]
     fn each_prompt_of_a_list_has_a_seed_of_its_own_unless_the_request_has_one() {
-        let asking = parse(Kind::Completion, &json!({"prompt": ["a", "a"]})).unwrap();
+        let asking = parse(Endpoint::Completion, &json!({"prompt": ["a", "a"]})).unwrap();
         assert_ne!(asking.options().seed, asking.options().seed);
-        let asking = parse(Kind::Completion, &json!({"prompt": ["a", "a"], "seed": 7})).unwrap();
+        let asking = parse(Endpoint::Completion, &json!({"prompt": ["a", "a"], "seed": 7})).unwrap();
         assert_eq!((asking.options().seed, asking.options().seed), (7, 7));
     }
 }

@@ -33,7 +33,7 @@ pub(super) struct CallForm {
     opening: String,
     /// What more stands before the first.
     before_first: String,
-    shape: Shape,
+    shape: CallShape,
     /// Texts of special tokens, which are no content.
     special: Vec<String>,
     /// How they are written, where a text can be held to it.
@@ -41,7 +41,7 @@ pub(super) struct CallForm {
 }
 
 #[derive(Clone, Debug)]
-enum Shape {
+enum CallShape {
     /// JSON: an object or a list of objects, with the name and the arguments at these places of each.
     Json { name: String, arguments: String },
     /// A name, and somewhere behind it the arguments as a JSON object.
@@ -70,7 +70,7 @@ impl CallForm {
             let (_, calls) = form.read(&probe.answer, &probe.tools)?;
             (calls == probe.calls).then_some(form)
         })?;
-        let marks = if let Shape::Marked(_, marks) = &form.shape { Some(marks) } else { None };
+        let marks = if let CallShape::Marked(_, marks) = &form.shape { Some(marks) } else { None };
         let stops = Stops::of(tokenizer, Some(template));
         let ends: Vec<String> =
             stops.ids.iter().filter_map(|id| tokenizer.token_text(*id)).chain(stops.texts).collect();
@@ -152,7 +152,7 @@ impl CallForm {
     /// The calls at the start of a text, and where they end.
     fn one(&self, text: &str, tools: &Value) -> Option<(Vec<Call>, usize)> {
         match &self.shape {
-            Shape::Json { name, arguments } => {
+            CallShape::Json { name, arguments } => {
                 let (value, end) = json_at(text)?;
                 let objects = if let Value::Array(list) = value { list } else { vec![value] };
                 let call = |object: Value| {
@@ -167,7 +167,7 @@ impl CallForm {
                 };
                 Some((objects.into_iter().map(call).collect::<Option<_>>()?, end))
             }
-            Shape::Named => {
+            CallShape::Named => {
                 let (name, rest) = name_at(text)?;
                 let upto = rest.find(&self.opening).unwrap_or(rest.len());
                 let at = rest[..upto].find('{')?;
@@ -175,7 +175,7 @@ impl CallForm {
                 let Value::Object(arguments) = value else { return None };
                 Some((vec![Call { name, arguments }], text.len() - rest.len() + at + length))
             }
-            Shape::Marked(argument, _) => {
+            CallShape::Marked(argument, _) => {
                 let (name, rest) = name_at(text)?;
                 let end = rest.find(&self.opening).unwrap_or(rest.len());
                 let schema =
@@ -279,7 +279,7 @@ impl Probe {
     fn form(&self) -> Option<CallForm> {
         let text = self.answer.as_str();
         let name = find(text, NAMES[0], 0)?;
-        let form = |before: &str, second: Option<&str>, shape: Shape| {
+        let form = |before: &str, second: Option<&str>, shape: CallShape| {
             let opening = second.map_or(before, |second| &before[before.len() - common_suffix(before, second)..]);
             let opening = if opening.trim().is_empty() { before } else { opening };
             // Not the end of the mark before it.
@@ -299,14 +299,14 @@ impl Probe {
                     let between = &text[name_end(text, at)?..second.start];
                     Some(&between[..between.rfind('{')?])
                 });
-                return Some(form(&text[..at], second, Shape::Json { name, arguments }));
+                return Some(form(&text[..at], second, CallShape::Json { name, arguments }));
             }
         }
         let key = find(text, KEYS[0], name.end)?;
         let arguments = text[name.end..key.start].find('{').and_then(|at| json_at(&text[name.end + at..]));
         let before_second = |from: usize| second.as_ref().map(|second| &text[from..second.start]);
         if arguments.is_some_and(|(value, _)| value == json!(self.calls[0].arguments)) {
-            return Some(form(&text[..name.start], before_second(key.end), Shape::Named));
+            return Some(form(&text[..name.start], before_second(key.end), CallShape::Named));
         }
         let value = find(text, VALUES[0], key.end)?;
         let other_key = find(text, KEYS[1], value.end)?;
@@ -328,7 +328,7 @@ impl Probe {
             pattern(close.trim()),
         );
         let [before_key, before_value, after_value] = [before_key, before_value, close].map(str::to_owned);
-        let shape = Shape::Marked(Regex::new(&argument).ok()?, Marks { before_key, before_value, after_value });
+        let shape = CallShape::Marked(Regex::new(&argument).ok()?, Marks { before_key, before_value, after_value });
         Some(form(&text[..name.start], before_second(other_value.end), shape))
     }
 }

@@ -3,7 +3,7 @@
 
 use serde_json::{Map, Value};
 
-use super::api::{Asking, Content, Kind, Prompts, is_off};
+use super::api::{AskedContent, Asking, Endpoint, Prompts, is_off};
 use super::error::ApiError;
 use crate::data::encode::Encoder;
 use crate::data::formats::{Sample, conversation};
@@ -12,17 +12,8 @@ use crate::data::tokenizer::Tokenizer;
 
 /// Keys of messages that training reads.
 const KEYS: [&str; 11] = [
-    "role",
-    "content",
-    "name",
-    "tool_calls",
-    "tool_call_id",
-    "function_call",
-    "reasoning_content",
-    "reasoning",
-    "thinking",
-    "weight",
-    "refusal",
+    "role", "content", "name", "tool_calls", "tool_call_id", "function_call", "reasoning_content", "reasoning",
+    "thinking", "weight", "refusal",
 ];
 
 /// What prompts are made with.
@@ -40,18 +31,18 @@ pub(super) struct Prompting<'a> {
 impl Prompting<'_> {
     /// The tokens to continue or to score, of each prompt.
     pub(super) fn ids(&self, asking: &Asking) -> Result<Vec<Vec<u32>>, ApiError> {
-        let is_scored = asking.kind == Kind::Score;
+        let is_scored = asking.endpoint == Endpoint::Score;
         let text_ids = |text: &String| self.text_ids(text, is_scored);
         match (&asking.content, self.template) {
-            (Content::Prompts(Prompts::Text(text)), _) => Ok(vec![text_ids(text)?]),
-            (Content::Prompts(Prompts::Tokens(ids)), _) => Ok(vec![ids.clone()]),
-            (Content::Prompts(Prompts::Texts(texts)), _) => texts.iter().map(text_ids).collect(),
-            (Content::Prompts(Prompts::ManyTokens(prompts)), _) => Ok(prompts.clone()),
-            (Content::Messages(_), None) => {
+            (AskedContent::Prompts(Prompts::Text(text)), _) => Ok(vec![text_ids(text)?]),
+            (AskedContent::Prompts(Prompts::Tokens(ids)), _) => Ok(vec![ids.clone()]),
+            (AskedContent::Prompts(Prompts::Texts(texts)), _) => texts.iter().map(text_ids).collect(),
+            (AskedContent::Prompts(Prompts::ManyTokens(prompts)), _) => Ok(prompts.clone()),
+            (AskedContent::Messages(_), None) => {
                 let other = if is_scored { "`input` takes a text" } else { "/v1/completions continues a text" };
                 Err(ApiError::wrong(format!("this model has no chat template; {other}"), Some("model")))
             }
-            (Content::Messages(messages), Some(template)) => {
+            (AskedContent::Messages(messages), Some(template)) => {
                 Ok(vec![self.conversation_ids(messages, asking.tools.as_ref(), template, is_scored)?])
             }
         }
@@ -158,7 +149,7 @@ mod tests {
             max_bytes: 600 * tokenizer.longest_token(),
         };
         let body = json!({"messages": messages}).to_string();
-        let (asking, _) = Asking::parse(Kind::Chat, body.as_bytes()).unwrap();
+        let (asking, _) = Asking::parse(Endpoint::Chat, body.as_bytes()).unwrap();
         let refused = |error: ApiError| error.json()["error"]["message"].as_str().unwrap().to_owned();
         let ids = prompting.ids(&asking).map_err(refused)?;
         Ok(tokenizer.decode(&ids[0], false).unwrap())

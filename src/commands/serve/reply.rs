@@ -5,7 +5,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde_json::{Map, Value, json};
 
-use super::api::Kind;
+use super::api::Endpoint;
 use super::calls::CallReader;
 use super::error::ApiError;
 use crate::commands::generate::NON_FINITE;
@@ -14,7 +14,7 @@ use crate::generate::{Ending, NewText, ShownToken};
 
 /// What an answer says besides its text.
 pub(super) struct Reply {
-    kind: Kind,
+    endpoint: Endpoint,
     id: String,
     created: u64,
     model: String,
@@ -31,11 +31,11 @@ pub(super) struct Reply {
 
 impl Reply {
     /// An answer without text to these prompts, of the model that the request names.
-    pub(super) fn new(kind: Kind, model: String, prompts: &[Vec<u32>], opened: &Arc<OpenedModel>) -> Self {
+    pub(super) fn new(endpoint: Endpoint, model: String, prompts: &[Vec<u32>], opened: &Arc<OpenedModel>) -> Self {
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let prefix = if kind == Kind::Chat { "chatcmpl" } else { "cmpl" };
+        let prefix = if endpoint == Endpoint::Chat { "chatcmpl" } else { "cmpl" };
         Self {
-            kind,
+            endpoint,
             id: format!("{prefix}-{:x}", since.as_nanos()),
             created: since.as_secs(),
             model,
@@ -52,7 +52,7 @@ impl Reply {
     pub(super) fn whole(&mut self, texts: &[Vec<NewText>]) -> Result<Value, ApiError> {
         let choices = texts.iter().enumerate().map(|(index, texts)| self.choice(index, texts));
         let choices = choices.collect::<Result<Vec<_>, _>>()?;
-        let object = if self.kind == Kind::Chat { "chat.completion" } else { "text_completion" };
+        let object = if self.endpoint == Endpoint::Chat { "chat.completion" } else { "text_completion" };
         Ok(json!({
             "id": self.id, "object": object, "created": self.created, "model": self.model, "choices": choices,
             "usage": self.usage(),
@@ -65,8 +65,8 @@ impl Reply {
         let text: String = texts.iter().map(|text| text.text.as_str()).collect();
         let logprobs = self.logprobs(index, texts);
         self.completion_tokens += texts.iter().filter(|text| text.token.is_some()).count();
-        Ok(match self.kind {
-            Kind::Chat => {
+        Ok(match self.endpoint {
+            Endpoint::Chat => {
                 let mut message = json!({"role": "assistant", "content": text, "refusal": null});
                 let mut finish_reason = finish_reason;
                 if let Some(reader) = &mut self.reader {
@@ -82,7 +82,7 @@ impl Reply {
                 }
                 json!({"index": index, "message": message, "logprobs": logprobs, "finish_reason": finish_reason})
             }
-            Kind::Response | Kind::Completion | Kind::Score => {
+            Endpoint::Response | Endpoint::Completion | Endpoint::Score => {
                 json!({"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason})
             }
         })
@@ -92,7 +92,7 @@ impl Reply {
     pub(super) fn start(&self) -> Option<Value> {
         let delta =
             json!({"index": 0, "delta": {"role": "assistant", "content": ""}, "logprobs": null, "finish_reason": null});
-        (self.kind == Kind::Chat).then(|| self.chunk(&json!([delta]), None))
+        (self.endpoint == Endpoint::Chat).then(|| self.chunk(&json!([delta]), None))
     }
 
     /// Whether every text has ended, or one has failed.
@@ -131,9 +131,9 @@ impl Reply {
             }
         }
         let finish_reason = if calls.is_empty() { reason } else { of_calls(reason) };
-        let new = match self.kind {
-            Kind::Chat => json!({"delta": {"content": content}}),
-            Kind::Response | Kind::Completion | Kind::Score => json!({"text": content}),
+        let new = match self.endpoint {
+            Endpoint::Chat => json!({"delta": {"content": content}}),
+            Endpoint::Response | Endpoint::Completion | Endpoint::Score => json!({"text": content}),
         };
         let mut new = vec![(new, logprobs)];
         for (index, mut call) in calls.into_iter().enumerate() {
@@ -154,7 +154,7 @@ impl Reply {
     }
 
     fn chunk(&self, choices: &Value, usage: Option<&Value>) -> Value {
-        let object = if self.kind == Kind::Chat { "chat.completion.chunk" } else { "text_completion" };
+        let object = if self.endpoint == Endpoint::Chat { "chat.completion.chunk" } else { "text_completion" };
         json!({
             "id": self.id, "object": object, "created": self.created, "model": self.model, "choices": choices,
             "usage": usage,
@@ -172,7 +172,7 @@ impl Reply {
         if tokens.is_empty() {
             return Value::Null;
         }
-        if self.kind == Kind::Chat {
+        if self.endpoint == Endpoint::Chat {
             let of =
                 |bytes: &[u8], text: &str, logprob: f64| json!({"bytes": bytes, "token": text, "logprob": logprob});
             let content = tokens.iter().map(|ShownToken { bytes, logprobs, .. }| {

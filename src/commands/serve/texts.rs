@@ -17,7 +17,7 @@ pub(super) type NewOf = (usize, Result<NewText, GenerateError>);
 
 /// A text to write, and who gets it.
 #[derive(Debug)]
-pub(super) struct Job {
+pub(super) struct TextJob {
     pub(super) adapter: usize,
     pub(super) prompt_ids: Vec<u32>,
     pub(super) options: GenerateOptions,
@@ -41,7 +41,7 @@ pub(super) struct ToScore {
 /// What the model is to do.
 #[derive(Debug)]
 pub(super) enum Work {
-    Write(Job),
+    Write(TextJob),
     Score(ToScore),
 }
 
@@ -58,8 +58,17 @@ pub(super) fn write_texts(opened: &OpenedModel, stops: &[Stops], queue: &Receive
                 drop(reply.send(scores));
             }
             Ok(Work::Write(job)) => {
-                let Job { adapter, prompt_ids, options, stop, top_logprobs, special_tokens, grammar, index, events } =
-                    job;
+                let TextJob {
+                    adapter,
+                    prompt_ids,
+                    options,
+                    stop,
+                    top_logprobs,
+                    special_tokens,
+                    grammar,
+                    index,
+                    events,
+                } = job;
                 let (adapters, stop_ids) = (&opened.adapters[adapter].set, &stops[adapter].ids);
                 let request = TextRequest {
                     prompt_ids,

@@ -138,17 +138,7 @@ impl Axis {
                 is_tried.then(|| with(&|recipe| recipe.train.micro_batch_size *= 2)).into_iter().collect()
             }
             Self::LossChunk => {
-                let targets = figures.target_tokens_per_second * figures.step_seconds;
-                #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "tokens of a step")]
-                let targets = targets.ceil() as usize / best.train.gradient_accumulation_steps.max(1);
-                let most = |recipe: &Recipe| recipe.train.loss_chunk().most_tokens(place_on(limits.kind), limits.head);
-                let [most, of_recipe] = [best, base].map(most);
-                // Fewer passes over the head, where there is more than one; or logits that stay in a cache. Once one
-                // direction was better, skip the other: its next size has lost already.
-                let more = (most < targets && most >= of_recipe).then_some(LOSS_CHUNK_FACTOR * most);
-                let fewer = Some(most.min(targets) / LOSS_CHUNK_FACTOR);
-                let fewer = fewer.filter(|tokens| *tokens >= MIN_LOSS_CHUNK && most <= of_recipe);
-                let tried = more.into_iter().chain(fewer);
+                let tried = loss_chunks(base, best, figures, limits);
                 tried.map(|tokens| with(&|recipe| recipe.train.loss_chunk_tokens = Some(tokens))).collect()
             }
             Self::Workers | Self::Prefetch if figures.data_wait_share < DATA_WAIT => Vec::new(),
@@ -217,4 +207,23 @@ pub(super) fn rows_of_step(recipe: &Recipe) -> usize {
 pub(super) fn have_same_numbers(base: &Recipe, recipe: &Recipe) -> bool {
     let numbers = |of: &Recipe| (rows_of_step(of), of.data.packing, of.train.precision, of.model.dtype);
     numbers(base) == numbers(recipe)
+}
+
+/// Other numbers of target tokens whose logits exist at a time.
+fn loss_chunks(
+    base: &Recipe,
+    best: &Recipe,
+    figures: &Figures,
+    limits: &Limits,
+) -> impl Iterator<Item = usize> + use<> {
+    let targets = figures.target_tokens_per_second * figures.step_seconds;
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "tokens of a step")]
+    let targets = targets.ceil() as usize / best.train.gradient_accumulation_steps.max(1);
+    let most = |recipe: &Recipe| recipe.train.loss_chunk().most_tokens(place_on(limits.kind), limits.head);
+    let [most, of_recipe] = [best, base].map(most);
+    // Fewer passes over the head, where there is more than one; or logits that stay in a cache. Once one direction was
+    // better, skip the other: its next size has lost already.
+    let more = (most < targets && most >= of_recipe).then_some(LOSS_CHUNK_FACTOR * most);
+    let fewer = Some(most.min(targets) / LOSS_CHUNK_FACTOR);
+    more.into_iter().chain(fewer.filter(|tokens| *tokens >= MIN_LOSS_CHUNK && most <= of_recipe))
 }

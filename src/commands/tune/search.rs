@@ -47,7 +47,6 @@ impl Paired {
 /// of the candidate's median run.
 ///
 /// # Errors
-///
 /// Why one of them did not run.
 pub(super) fn run_pairs(
     best: &Recipe,

@@ -135,7 +135,6 @@ impl Runner {
     /// Runs the original recipe, which decides how many steps a trial has and how long it may take.
     ///
     /// # Errors
-    ///
     /// The last lines of the run's output.
     pub(super) fn start(&mut self) -> Result<Figures, String> {
         let mut figures = self.measure(&[], None)?;
@@ -152,7 +151,6 @@ impl Runner {
     /// as the original recipe, or lasts beyond `deadline`.
     ///
     /// # Errors
-    ///
     /// The last lines of the run's output, or why it was ended.
     pub(super) fn measure(&mut self, changes: &[String], deadline: Option<Instant>) -> Result<Figures, String> {
         let packs = changes.iter().any(|change| change == "data.packing=true");

@@ -2,53 +2,34 @@
 
 use serde::Serialize;
 
-use crate::schema::{Choice, Value};
+use crate::schema::{Choice, Value, choice};
 
-/// What training minimises.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum ObjectiveName {
-    /// The cross-entropy of the target tokens.
-    #[default]
-    CrossEntropy,
-    /// Direct preference optimisation (Rafailov et al., 2023).
-    Dpo,
-    /// Odds ratio preference optimisation (Hong et al., 2024).
-    Orpo,
-    /// Contrastive preference optimisation (Xu et al., 2024).
-    Cpo,
-    /// Simple preference optimisation (Meng et al., 2024).
-    Simpo,
-    /// Kahneman-Tversky optimisation (Ethayarajh et al., 2024).
-    Kto,
-    /// Scores of answers (Ouyang et al., 2022).
-    Reward,
-    /// Group relative policy optimisation (Shao et al., 2024).
-    Grpo,
-}
-
-impl Choice for ObjectiveName {
-    const NAMES: &'static [(&'static str, Self)] = &[
-        ("cross_entropy", Self::CrossEntropy),
-        ("dpo", Self::Dpo),
-        ("orpo", Self::Orpo),
-        ("cpo", Self::Cpo),
-        ("simpo", Self::Simpo),
-        ("kto", Self::Kto),
-        ("reward", Self::Reward),
-        ("grpo", Self::Grpo),
-    ];
-    const PEERS: &'static [(&'static str, &'static str)] = &[
-        ("sft", "cross_entropy"),
-        ("ce", "cross_entropy"),
-        ("nll", "cross_entropy"),
-        ("rm", "reward"),
-        ("bradley_terry", "reward"),
-    ];
-    const NOTES: &'static [(&'static [&'static str], &'static str)] = &[
+choice! {
+    /// What training minimises.
+    #[derive(Default)]
+    pub enum ObjectiveName {
+        /// The cross-entropy of the target tokens.
+        #[default]
+        CrossEntropy = "cross_entropy", ["sft", "ce", "nll"];
+        /// Direct preference optimisation (Rafailov et al., 2023).
+        Dpo = "dpo";
+        /// Odds ratio preference optimisation (Hong et al., 2024).
+        Orpo = "orpo";
+        /// Contrastive preference optimisation (Xu et al., 2024).
+        Cpo = "cpo";
+        /// Simple preference optimisation (Meng et al., 2024).
+        Simpo = "simpo";
+        /// Kahneman-Tversky optimisation (Ethayarajh et al., 2024).
+        Kto = "kto";
+        /// Scores of answers (Ouyang et al., 2022).
+        Reward = "reward", ["rm", "bradley_terry"];
+        /// Group relative policy optimisation (Shao et al., 2024).
+        Grpo = "grpo";
+    }
+    notes [
         (&["ppo", "rloo"], "this trainer does not have it yet"),
         (&["ipo"], "a loss of \"dpo\": write loss_type = \"ipo\""),
-    ];
+    ]
 }
 
 /// What a row of the data trains on.
@@ -84,35 +65,17 @@ impl RowKind {
     }
 }
 
-/// A loss of preferences.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-#[expect(missing_docs, reason = "names of the field; docs/preferences.md has their formulas")]
-pub enum LossType {
-    Sigmoid,
-    Hinge,
-    Ipo,
-    Robust,
-    ExoPair,
-    NcaPair,
-    BcoPair,
-    SppoHard,
-    Aot,
-    AotUnpaired,
-    ApoZero,
-    ApoDown,
-    Discopop,
-    SigmoidNorm,
-    Sft,
-    Kto,
-    ApoZeroUnpaired,
-    Dapo,
-    Bnpo,
-    Grpo,
-    DrGrpo,
-    Luspo,
-    Cispo,
-    Sapo,
+choice! {
+    /// A loss of preferences.
+    #[expect(missing_docs, reason = "names of the field; docs/preferences.md has their formulas")]
+    pub enum LossType {
+        Sigmoid = "sigmoid"; Hinge = "hinge"; Ipo = "ipo"; Robust = "robust"; ExoPair = "exo_pair";
+        NcaPair = "nca_pair"; BcoPair = "bco_pair"; SppoHard = "sppo_hard"; Aot = "aot";
+        AotUnpaired = "aot_unpaired"; ApoZero = "apo_zero"; ApoDown = "apo_down"; Discopop = "discopop";
+        SigmoidNorm = "sigmoid_norm"; Sft = "sft"; Kto = "kto"; ApoZeroUnpaired = "apo_zero_unpaired";
+        Dapo = "dapo"; Bnpo = "bnpo"; Grpo = "grpo"; DrGrpo = "dr_grpo"; Luspo = "luspo"; Cispo = "cispo";
+        Sapo = "sapo";
+    }
 }
 
 impl LossType {
@@ -132,35 +95,6 @@ impl LossType {
         use LossType::{Discopop, ExoPair, Hinge, Ipo, Robust, Sft, Sigmoid, SigmoidNorm};
         matches!(self, Sigmoid | SigmoidNorm | Hinge | Ipo | ExoPair | Robust | Discopop | Sft)
     }
-}
-
-impl Choice for LossType {
-    const NAMES: &'static [(&'static str, Self)] = &[
-        ("sigmoid", Self::Sigmoid),
-        ("hinge", Self::Hinge),
-        ("ipo", Self::Ipo),
-        ("robust", Self::Robust),
-        ("exo_pair", Self::ExoPair),
-        ("nca_pair", Self::NcaPair),
-        ("bco_pair", Self::BcoPair),
-        ("sppo_hard", Self::SppoHard),
-        ("aot", Self::Aot),
-        ("aot_unpaired", Self::AotUnpaired),
-        ("apo_zero", Self::ApoZero),
-        ("apo_down", Self::ApoDown),
-        ("discopop", Self::Discopop),
-        ("sigmoid_norm", Self::SigmoidNorm),
-        ("sft", Self::Sft),
-        ("kto", Self::Kto),
-        ("apo_zero_unpaired", Self::ApoZeroUnpaired),
-        ("dapo", Self::Dapo),
-        ("bnpo", Self::Bnpo),
-        ("grpo", Self::Grpo),
-        ("dr_grpo", Self::DrGrpo),
-        ("luspo", Self::Luspo),
-        ("cispo", Self::Cispo),
-        ("sapo", Self::Sapo),
-    ];
 }
 
 /// `objective.loss_type`: one loss or several.
@@ -196,67 +130,45 @@ impl Serialize for LossTypes {
     }
 }
 
-/// A divergence of two models.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-#[expect(missing_docs, reason = "names of the field")]
-pub enum Divergence {
-    ReverseKl,
-    ForwardKl,
-    JsDivergence,
-    AlphaDivergence,
+choice! {
+    /// A divergence of two models.
+    #[expect(missing_docs, reason = "names of the field")]
+    pub enum Divergence {
+        ReverseKl = "reverse_kl";
+        ForwardKl = "forward_kl";
+        JsDivergence = "js_divergence";
+        AlphaDivergence = "alpha_divergence";
+    }
 }
 
-impl Choice for Divergence {
-    const NAMES: &'static [(&'static str, Self)] = &[
-        ("reverse_kl", Self::ReverseKl),
-        ("forward_kl", Self::ForwardKl),
-        ("js_divergence", Self::JsDivergence),
-        ("alpha_divergence", Self::AlphaDivergence),
-    ];
+choice! {
+    /// What rewards, less their mean, are divided by.
+    pub enum ScaleRewards {
+        /// The standard deviation of the answers to a prompt.
+        Group = "group";
+        /// That of all answers of a micro-batch.
+        Batch = "batch";
+        /// Nothing (Liu et al., 2025).
+        None = "none";
+    }
 }
 
-/// What rewards, less their mean, are divided by.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum ScaleRewards {
-    /// The standard deviation of the answers to a prompt.
-    Group,
-    /// That of all answers of a micro-batch.
-    Batch,
-    /// Nothing (Liu et al., 2025).
-    None,
+choice! {
+    /// What is likelier, or less likely, than it was when it was written.
+    pub enum ImportanceSamplingLevel {
+        /// A token.
+        Token = "token";
+        /// An answer, by the mean of its tokens (Zheng et al., 2025).
+        Sequence = "sequence";
+    }
 }
 
-impl Choice for ScaleRewards {
-    const NAMES: &'static [(&'static str, Self)] =
-        &[("group", Self::Group), ("batch", Self::Batch), ("none", Self::None)];
-}
-
-/// What is likelier, or less likely, than it was when it was written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum ImportanceSamplingLevel {
-    /// A token.
-    Token,
-    /// An answer, by the mean of its tokens (Zheng et al., 2025).
-    Sequence,
-}
-
-impl Choice for ImportanceSamplingLevel {
-    const NAMES: &'static [(&'static str, Self)] = &[("token", Self::Token), ("sequence", Self::Sequence)];
-}
-
-/// The tokens of ORPO's cross-entropy.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum OrpoNll {
-    /// Prompt and answer.
-    All,
-    /// The answer.
-    Completion,
-}
-
-impl Choice for OrpoNll {
-    const NAMES: &'static [(&'static str, Self)] = &[("all", Self::All), ("completion", Self::Completion)];
+choice! {
+    /// The tokens of ORPO's cross-entropy.
+    pub enum OrpoNll {
+        /// Prompt and answer.
+        All = "all";
+        /// The answer.
+        Completion = "completion";
+    }
 }

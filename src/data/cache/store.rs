@@ -157,12 +157,12 @@ impl RowEntry {
 
 /// Consecutive rows, encoded by one thread.
 #[derive(Debug, Default)]
-pub(in crate::data) struct Chunk {
+pub(in crate::data) struct RowChunk {
     bytes: Vec<u8>,
     entries: Vec<RowEntry>,
 }
 
-impl Chunk {
+impl RowChunk {
     pub(in crate::data) fn push(&mut self, row: &EncodedRow) {
         let start = self.bytes.len();
         self.bytes.extend([0; CRC_BYTES]);
@@ -258,7 +258,7 @@ impl StoreWriter {
         Self { out: Out::Memory(Vec::new()), entries: Vec::new() }
     }
 
-    pub(in crate::data) fn push(&mut self, chunk: &Chunk) -> io::Result<()> {
+    pub(in crate::data) fn push(&mut self, chunk: &RowChunk) -> io::Result<()> {
         self.entries.extend_from_slice(&chunk.entries);
         match &mut self.out {
             Out::File { file, .. } => file.write_all(&chunk.bytes),

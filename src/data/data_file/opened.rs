@@ -10,7 +10,7 @@ use rayon::prelude::*;
 
 use super::{DataFile, PIECE_TOKENS};
 use crate::config::{DataConfig, DataFormat, DataSource, RowLimit};
-use crate::data::cache::{self, CacheKey, Chunk, Details, Encoded, Signature, StoreWriter};
+use crate::data::cache::{self, CacheKey, Details, Encoded, RowChunk, Signature, StoreWriter};
 use crate::data::counts::RowCounts;
 use crate::data::encode::{EncodedRow, Encoder};
 use crate::data::error::DataError;
@@ -42,7 +42,7 @@ pub(in crate::data) struct OpenedFile {
     is_eval: bool,
     content: [u8; 32],
     signature: Signature,
-    rows: Rows,
+    rows: TokenSource,
     /// The key in the cache, if the tokens are to be kept.
     key: Option<CacheKey>,
     limit: Option<RowLimit>,
@@ -61,13 +61,21 @@ pub(in crate::data) struct Reading<'a> {
 
 /// Where the tokens of a file come from.
 #[derive(Debug)]
-enum Rows {
+enum TokenSource {
     /// JSON objects.
     Objects { file: RowFile, format: RowFormat },
     /// A .txt file.
     Text,
     /// Tokens from the cache.
     Kept(Box<Encoded>),
+}
+
+/// The tokens in the cache, if that has them, which are used now.
+fn used_now(encoded: &Encoded, is_new: bool) -> Option<KeptTokens> {
+    let (file, _) = encoded.tokens.file()?;
+    // A failure is ignored: only `tidy` uses the time.
+    drop(file.set_modified(SystemTime::now()));
+    Some(KeptTokens { bytes: file.metadata().map_or(0, |file| file.len()), is_new })
 }
 
 impl OpenedFile {
@@ -94,18 +102,18 @@ impl OpenedFile {
         let key = folder.is_some().then(|| key(content, kind, limit, reading)).flatten();
         let kept = key.zip(folder).and_then(|(key, folder)| Encoded::open(&key.path(folder), key));
         let rows = match kept {
-            Some(kept) => Rows::Kept(Box::new(kept)),
+            Some(kept) => TokenSource::Kept(Box::new(kept)),
             None if is_large && options.refuse_large => {
                 return Err(failed("large, and its tokens are not kept yet: `lora-train check` makes them".into()));
             }
-            None if kind == FileKind::Txt => Rows::Text,
+            None if kind == FileKind::Txt => TokenSource::Text,
             None => {
                 let file = RowFile::open(&path, kind)?;
                 let first = file.first_row()?;
                 let header = if kind.delimiter().is_some() { "; the first line names the columns" } else { "" };
                 let format = RowFormat::detect(source.format, &source.columns, &first, config.row_kind)
                     .map_err(|reason| file.row_error(0, reason + header))?;
-                Rows::Objects { file, format: format.under(config) }
+                TokenSource::Objects { file, format: format.under(config) }
             }
         };
         Ok(Self { path, is_eval, content, signature, rows, key, limit })
@@ -114,9 +122,9 @@ impl OpenedFile {
     /// Number of rows that are read; `None` for text, whose windows are not known yet.
     pub(in crate::data) fn num_rows(&self) -> Option<usize> {
         match &self.rows {
-            Rows::Objects { file, .. } => Some(self.limited(file.num_rows())),
-            Rows::Kept(kept) if kept.details.kind != FileKind::Txt => Some(kept.entries.len()),
-            Rows::Text | Rows::Kept(_) => None,
+            TokenSource::Objects { file, .. } => Some(self.limited(file.num_rows())),
+            TokenSource::Kept(kept) if kept.details.kind != FileKind::Txt => Some(kept.entries.len()),
+            TokenSource::Text | TokenSource::Kept(_) => None,
         }
     }
 
@@ -130,9 +138,9 @@ impl OpenedFile {
 
     pub(in crate::data) fn format(&self) -> DataFormat {
         match &self.rows {
-            Rows::Objects { format, .. } => format.format(),
-            Rows::Text => DataFormat::Text,
-            Rows::Kept(kept) => kept.details.format,
+            TokenSource::Objects { format, .. } => format.format(),
+            TokenSource::Text => DataFormat::Text,
+            TokenSource::Kept(kept) => kept.details.format,
         }
     }
 
@@ -149,17 +157,13 @@ impl OpenedFile {
     ) -> Result<(DataFile, Vec<u32>), DataError> {
         let (limit, num_rows_in_file) = (self.limit, self.num_rows());
         let (encoded, is_new, rows) = match self.rows {
-            Rows::Kept(encoded) => (*encoded, false, None),
+            TokenSource::Kept(encoded) => (*encoded, false, None),
             _ => {
                 let (encoded, is_new) = self.encoded(encoder, options, warnings)?;
-                (encoded, is_new, if let Rows::Objects { file, .. } = self.rows { Some(file) } else { None })
+                (encoded, is_new, if let TokenSource::Objects { file, .. } = self.rows { Some(file) } else { None })
             }
         };
-        let kept_tokens = encoded.tokens.file().map(|(file, _)| {
-            // A failure is ignored: only `tidy` uses the time.
-            drop(file.set_modified(SystemTime::now()));
-            KeptTokens { bytes: file.metadata().map_or(0, |file| file.len()), is_new }
-        });
+        let kept_tokens = used_now(&encoded, is_new);
         let Encoded { tokens, entries, details } = encoded;
         let Details { kind, format, unused_columns, unlearnt, note, bad_rows, unanswered_rows, odd_rows, letters } =
             details;
@@ -252,7 +256,7 @@ impl OpenedFile {
             odd_rows: RowFindings::default(),
             letters: [0; 3],
         };
-        if let Rows::Objects { file, format } = &self.rows {
+        if let TokenSource::Objects { file, format } = &self.rows {
             (details.kind, details.note) = (file.kind(), file.note.clone());
             self.write_objects(file, format, &mut writer, &mut details, encoder, options)?;
         } else {
@@ -273,7 +277,7 @@ impl OpenedFile {
     ) -> Result<Option<String>, DataError> {
         let mut piece = Vec::with_capacity(PIECE_TOKENS);
         let mut push = |ids: Vec<u32>| {
-            let mut chunk = Chunk::default();
+            let mut chunk = RowChunk::default();
             chunk.push(&EncodedRow::window(ids));
             if (options.is_stopped)() {
                 Err(DataError::Interrupted)
@@ -355,7 +359,7 @@ impl OpenedFile {
 /// Consecutive rows, encoded by one thread, with messages about some of them.
 #[derive(Default)]
 struct EncodedChunk {
-    tokens: Chunk,
+    tokens: RowChunk,
     bad: Vec<(usize, String)>,
     unanswered: Vec<(usize, String)>,
     odd: Vec<(usize, String)>,

@@ -84,11 +84,11 @@ pub(super) fn without_ends(
     files: &[&OpenedFile],
 ) -> Vec<String> {
     let ends = template.map(ChatTemplate::ends);
-    let is_answered = !matches!(config.row_kind, RowKind::Prompt | RowKind::ScoredPair);
-    let without_end = ends.and_then(|ends| ends.without_end.clone()).filter(|_| is_answered);
+    let has_answers = !matches!(config.row_kind, RowKind::Prompt | RowKind::ScoredPair);
+    let without_end = ends.and_then(|ends| ends.without_end.clone()).filter(|_| has_answers);
     let bad_prompt = ends.and_then(|ends| ends.bad_prompt.clone()).filter(|_| config.row_kind != RowKind::ScoredPair);
     let is_joined = |file: &&OpenedFile| matches!(file.format(), DataFormat::PromptCompletion | DataFormat::Alpaca);
-    let no_eos = template.is_none() && is_answered && tokenizer.eos().is_none() && files.iter().any(is_joined);
+    let no_eos = template.is_none() && has_answers && tokenizer.eos().is_none() && files.iter().any(is_joined);
     let no_eos = no_eos.then(|| {
         "the tokenizer has no `eos_token` that could end a completion: the model does not learn where one ends\n  hint: name \
          one in tokenizer_config.json"

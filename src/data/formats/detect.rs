@@ -50,25 +50,9 @@ impl RowFormat {
         if kind != RowKind::Sequence {
             return Self::of_preferences(format, columns, first_row, kind);
         }
-        if matches!(format, DataFormat::Preference | DataFormat::UnpairedPreference | DataFormat::Prompt) {
-            let name = match format {
-                DataFormat::Preference => "dpo",
-                DataFormat::Prompt => "grpo",
-                _ => "kto",
-            };
-            return Err(format!(
-                "format `{}` is for objectives that learn from preferences\n  hint: set `name = \"{name}\"` in [objective]",
-                format.name()
-            ));
-        }
+        refuse_formats_of_objectives(format)?;
         let found: Vec<&str> =
             first_row.as_object().map(|row| row.keys().map(String::as_str).collect()).unwrap_or_default();
-        let absent = |columns: &BTreeMap<String, String>, is_needed: &dyn Fn(&str) -> bool| {
-            let is_absent = |column: &str| first_row.get(column).is_none();
-            let (name, column) = columns.iter().find(|(name, column)| is_needed(name) && is_absent(column))?;
-            let found = keys_of(first_row);
-            Some(format!("`columns` says that `{name}` is column `{column}`; the row has {found}"))
-        };
         let mut columns = columns.clone();
         let is_detected = format == DataFormat::Auto && columns.is_empty();
         if is_detected {
@@ -83,19 +67,14 @@ impl RowFormat {
                 columns.insert("messages".into(), name);
             }
         }
-        let has = |format: DataFormat| {
-            let column = |name: &&str| match columns.get(*name) {
-                Some(column) => first_row.get(column).is_some(),
-                None => named(first_row, name).is_some(),
-            };
-            format.columns().0.iter().all(column)
-        };
+        let is_there = |format: &DataFormat| has_columns(first_row, &columns, format.columns().0);
         let resolved = match format {
-            DataFormat::Auto => match DETECTION_ORDER.into_iter().find(|format| has(*format)) {
+            DataFormat::Auto => match DETECTION_ORDER.into_iter().find(is_there) {
                 Some(format) => format,
                 None if columns.is_empty() => return Self::of_pair(first_row, &found),
                 None => {
-                    return Err(absent(&columns, &|_| true).unwrap_or_else(|| unknown_columns(first_row, &found)));
+                    let absent = absent(first_row, &columns, |_| true);
+                    return Err(absent.unwrap_or_else(|| unknown_columns(first_row, &found)));
                 }
             },
             given => given,
@@ -106,7 +85,7 @@ impl RowFormat {
             let (format, used) = (resolved.name(), used.join(", "));
             return Err(format!("`columns` has `{name}`, which format `{format}` does not use; it uses {used}"));
         }
-        if let Some(reason) = absent(&columns, &|name| required.contains(&name)) {
+        if let Some(reason) = absent(first_row, &columns, |name| required.contains(&name)) {
             return Err(reason);
         }
         for name in used {
@@ -193,6 +172,35 @@ impl RowFormat {
     }
 }
 
+/// Refuses formats that the cross-entropy has no use for.
+fn refuse_formats_of_objectives(format: DataFormat) -> Result<(), String> {
+    let objective = match format {
+        DataFormat::Preference => "dpo",
+        DataFormat::Prompt => "grpo",
+        DataFormat::UnpairedPreference => "kto",
+        _ => return Ok(()),
+    };
+    Err(format!(
+        "format `{}` is for objectives that learn from preferences\n  hint: set `name = \"{objective}\"` in [objective]",
+        format.name()
+    ))
+}
+
+/// Whether a row has the columns of these names, or those in their places.
+fn has_columns(row: &Value, columns: &BTreeMap<String, String>, names: &[&str]) -> bool {
+    names.iter().all(|name| match columns.get(*name) {
+        Some(column) => row.get(column).is_some(),
+        None => named(row, name).is_some(),
+    })
+}
+
+/// Says which of the columns that are needed a row lacks.
+fn absent(row: &Value, columns: &BTreeMap<String, String>, is_needed: impl Fn(&str) -> bool) -> Option<String> {
+    let is_absent = |column: &str| row.get(column).is_none();
+    let (name, column) = columns.iter().find(|(name, column)| is_needed(name) && is_absent(column))?;
+    Some(format!("`columns` says that `{name}` is column `{column}`; the row has {}", keys_of(row)))
+}
+
 /// The column of this name, or the only one that differs in capitals alone.
 fn named<'r>(row: &'r Value, name: &str) -> Option<&'r str> {
     let names = || row.as_object().into_iter().flat_map(|row| row.keys().map(String::as_str));
@@ -209,11 +217,11 @@ fn pair_of(row: &Value) -> Option<[&'static str; 2]> {
 /// Refuses rows with good and bad answers: training on all of them would teach the bad answers.
 pub(super) fn refuse_preferences(row: &Value) -> Result<(), String> {
     // A label of texts alone is a class.
-    let is_answered = || other_name(row, "messages").or_else(|| other_name(row, "completion")).is_some();
+    let has_answer = || other_name(row, "messages").or_else(|| other_name(row, "completion")).is_some();
     let label = ["label", "kto_tag"].into_iter().find(|column| row[column].is_boolean());
     match (pair_of(row), label) {
         (Some([chosen, rejected]), _) => Err(preferences(row, &format!("`{chosen}` and `{rejected}`"))),
-        (None, Some(label)) if is_answered() => Err(preferences(row, &format!("`{label}` true or false"))),
+        (None, Some(label)) if has_answer() => Err(preferences(row, &format!("`{label}` true or false"))),
         _ => Ok(()),
     }
 }
@@ -318,22 +326,8 @@ fn unknown_columns(row: &Value, found: &[&str]) -> String {
 
 /// Columns for whose sake people have rows of texts.
 const LEARNT: [&str; 16] = [
-    "label",
-    "labels",
-    "label_text",
-    "class",
-    "target",
-    "category",
-    "sentiment",
-    "intent",
-    "emotion",
-    "topic",
-    "stars",
-    "rating",
-    "answer",
-    "summary",
-    "translation",
-    "response",
+    "label", "labels", "label_text", "class", "target", "category", "sentiment", "intent", "emotion", "topic", "stars",
+    "rating", "answer", "summary", "translation", "response",
 ];
 
 /// Columns that belong to a question, with Alpaca's name for them.

@@ -119,6 +119,64 @@ fn closing<T: AsRef<str>>(text: &str, tokens: &[T], ends: &[String]) -> Option<u
     }
 }
 
+/// Short conversations under a template; what it refuses is `None`.
+struct Conversations<'a> {
+    template: &'a ChatTemplate,
+    /// It reads nothing but lists of parts.
+    reads_parts_alone: bool,
+}
+
+impl<'a> Conversations<'a> {
+    fn of(template: &'a ChatTemplate) -> Self {
+        let reads = |reads_parts_alone: bool| {
+            Self { template, reads_parts_alone }.asked(false).is_some_and(|text| text.contains(QUESTION))
+        };
+        Self { template, reads_parts_alone: !reads(false) && reads(true) }
+    }
+
+    fn render(&self, messages: &[Value], prompt: bool) -> Option<String> {
+        self.template.render(messages, None, prompt).ok()
+    }
+
+    fn message(&self, role: &str, word: &str) -> Value {
+        if self.reads_parts_alone {
+            json!({"role": role, "content": [{"type": "text", "text": word}]})
+        } else {
+            json!({"role": role, "content": word})
+        }
+    }
+
+    fn user(&self) -> Value {
+        self.message("user", QUESTION)
+    }
+
+    /// A question.
+    fn asked(&self, prompt: bool) -> Option<String> {
+        self.render(&[self.user()], prompt)
+    }
+
+    /// With its answer, and a question behind it or not.
+    fn with_answer(&self, is_followed: bool) -> Option<String> {
+        let mut messages = vec![self.user(), self.message("assistant", ANSWER)];
+        messages.extend(is_followed.then(|| self.user()));
+        self.render(&messages, false)
+    }
+
+    /// With an answer of so many calls of a function, and what the first gives behind it or not.
+    fn with_calls(&self, count: usize, is_followed: bool) -> Option<String> {
+        let function = json!({"name": FUNCTION, "arguments": {}});
+        let calls: Vec<Value> = (0..count)
+            .map(|index| json!({"id": format!("call0000{index}"), "type": "function", "function": function}))
+            .collect();
+        let mut call = self.message("assistant", "");
+        call["tool_calls"] = calls.into();
+        let result = json!({"role": "tool", "content": "1", "tool_call_id": "call00000", "name": FUNCTION});
+        let mut messages = vec![self.user(), call];
+        messages.extend(is_followed.then_some(result));
+        self.render(&messages, false)
+    }
+}
+
 /// What ends the assistant's turns under a template.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TurnEnds {
@@ -144,49 +202,14 @@ impl TurnEnds {
     /// Renders short conversations. What the template refuses stays unknown.
     pub(super) fn of(template: &ChatTemplate) -> Self {
         let vocabulary = &template.vocabulary;
-        let render = |messages: &[&Value], prompt| {
-            let messages: Vec<Value> = messages.iter().map(|message| (*message).clone()).collect();
-            template.render(&messages, None, prompt).ok()
-        };
-        let text = |role: &str, word: &str| json!({"role": role, "content": word});
-        let parts = |role: &str, word: &str| json!({"role": role, "content": [{"type": "text", "text": word}]});
-        // Some templates read nothing but lists of parts.
-        let is_read = |message: &Value| render(&[message], false).is_some_and(|text| text.contains(QUESTION));
-        let reads_parts_alone = !is_read(&text("user", QUESTION)) && is_read(&parts("user", QUESTION));
-        let message = |role: &str, word: &str| if reads_parts_alone { parts(role, word) } else { text(role, word) };
-        let (user, answer) = (message("user", QUESTION), message("assistant", ANSWER));
-        let call = |count: usize| {
-            let function = json!({"name": FUNCTION, "arguments": {}});
-            let calls: Vec<Value> = (0..count)
-                .map(|index| json!({"id": format!("call0000{index}"), "type": "function", "function": function}))
-                .collect();
-            let mut call = message("assistant", "");
-            call["tool_calls"] = calls.into();
-            call
-        };
-        let result = json!({"role": "tool", "content": "1", "tool_call_id": "call00000", "name": FUNCTION});
-
+        let conversations = Conversations::of(template);
         let of_template = format!("the chat template of {}", template.origin);
         let mut ends = Self::default();
-        let asked = render(&[&user], false).unwrap_or_default();
+        let asked = conversations.asked(false).unwrap_or_default();
         let head = asked.split(QUESTION).next().unwrap_or_default();
-        let answered = render(&[&user, &answer], false).filter(|text| text.contains(ANSWER));
+        let answered = conversations.with_answer(false).filter(|text| text.contains(ANSWER));
         if let Some(answered) = &answered {
-            let behind = |text: &str| text.rfind(ANSWER).map(|at| text[at + ANSWER.len()..].to_owned());
-            let tail = behind(answered).unwrap_or_default();
-            let followed = render(&[&user, &answer, &user], false).and_then(|text| behind(&text)).unwrap_or_default();
-            // What stands behind every answer goes before what stands behind the last one alone.
-            let every = &tail[..common_prefix(&tail, &followed)];
-            if let Some((end, token)) = vocabulary.end_in(every).or_else(|| vocabulary.end_in(&tail)) {
-                ends.tokens.push(token.clone());
-                ends.tail = Some((tail, end));
-            } else if tail.trim().is_empty() {
-                ends.unwritten[0] = vocabulary.start_of(&followed, head);
-            } else if tail.trim().chars().count() >= MIN_END_TEXT {
-                let text = tail.trim_end().to_owned();
-                ends.tail = Some((tail, text.len()));
-                ends.text = Some(text);
-            }
+            ends.of_answer(answered, head, &conversations);
             if ends.tail.is_none() && ends.unwritten[0].is_none() {
                 ends.without_end = Some(format!(
                     "{of_template} writes nothing behind an answer at which generation stops: the model does not learn where \
@@ -195,16 +218,8 @@ impl TurnEnds {
                 ));
             }
         }
-        if let Some(called) = render(&[&user, &call(1)], false).filter(|text| text.contains(FUNCTION)) {
-            // A token that each call has closes the call.
-            let twice = render(&[&user, &call(2)], false).unwrap_or_default();
-            let own = vocabulary.end_of(&called, |token| twice.matches(token).count() <= called.matches(token).count());
-            let followed = render(&[&user, &call(1), &result], false).unwrap_or_default();
-            let followed = followed.strip_prefix(called.trim_end()).unwrap_or_default();
-            if own.is_none() && ends.text.as_ref().is_none_or(|text| !called.trim_end().ends_with(text)) {
-                ends.unwritten[1] = vocabulary.start_of(followed, head);
-            }
-            ends.tokens.extend(own);
+        if let Some(called) = conversations.with_calls(1, false).filter(|text| text.contains(FUNCTION)) {
+            ends.of_call(&called, head, &conversations);
         }
         for token in ends.unwritten.iter().flatten() {
             if !ends.tokens.contains(token) {
@@ -216,12 +231,46 @@ impl TurnEnds {
         let own = ends.tokens.iter().map(|token| &token.text).chain(&ends.text);
         ends.marks = vocabulary.turn_ends.iter().chain(own).cloned().collect();
         ends.closers = vocabulary.special.iter().chain(&ends.marks).cloned().collect();
-        if let (Some(prompt), Some(answered)) = (render(&[&user], true), answered) {
+        if let (Some(prompt), Some(answered)) = (conversations.asked(true), answered) {
             let problem = ends.problem_of(&asked, &prompt, &answered);
             let hint = "\n  hint: `data.chat_template` can name one that begins the answer for `add_generation_prompt`";
             ends.bad_prompt = problem.map(|problem| format!("{of_template} {problem}{hint}"));
         }
         ends
+    }
+
+    /// What ends an answer, which `answered` has as the last one.
+    fn of_answer(&mut self, answered: &str, head: &str, conversations: &Conversations<'_>) {
+        let vocabulary = &conversations.template.vocabulary;
+        let behind = |text: &str| text.rfind(ANSWER).map(|at| text[at + ANSWER.len()..].to_owned());
+        let tail = behind(answered).unwrap_or_default();
+        let followed = conversations.with_answer(true).and_then(|text| behind(&text)).unwrap_or_default();
+        // What stands behind every answer goes before what stands behind the last one alone.
+        let every = &tail[..common_prefix(&tail, &followed)];
+        if let Some((end, token)) = vocabulary.end_in(every).or_else(|| vocabulary.end_in(&tail)) {
+            self.tokens.push(token.clone());
+            self.tail = Some((tail, end));
+        } else if tail.trim().is_empty() {
+            self.unwritten[0] = vocabulary.start_of(&followed, head);
+        } else if tail.trim().chars().count() >= MIN_END_TEXT {
+            let text = tail.trim_end().to_owned();
+            self.tail = Some((tail, text.len()));
+            self.text = Some(text);
+        }
+    }
+
+    /// What ends an answer that calls a function, which `called` has as the last one.
+    fn of_call(&mut self, called: &str, head: &str, conversations: &Conversations<'_>) {
+        let vocabulary = &conversations.template.vocabulary;
+        // A token that each call has closes the call.
+        let twice = conversations.with_calls(2, false).unwrap_or_default();
+        let own = vocabulary.end_of(called, |token| twice.matches(token).count() <= called.matches(token).count());
+        let followed = conversations.with_calls(1, true).unwrap_or_default();
+        let followed = followed.strip_prefix(called.trim_end()).unwrap_or_default();
+        if own.is_none() && self.text.as_ref().is_none_or(|text| !called.trim_end().ends_with(text)) {
+            self.unwritten[1] = vocabulary.start_of(followed, head);
+        }
+        self.tokens.extend(own);
     }
 
     /// Why `prompt` is not what an answer follows: the question alone is `asked`, with an answer `answered`.

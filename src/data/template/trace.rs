@@ -24,15 +24,7 @@ const MAX_LINES: usize = 8;
 const EXCERPT: usize = 40;
 /// Keys of a message that are not searched for with [`MARK`] as a value.
 const OWN_KEYS: [&str; 10] = [
-    "role",
-    "content",
-    "reasoning_content",
-    "thinking",
-    "tool_calls",
-    "tool_call_id",
-    "id",
-    "type",
-    "weight",
+    "role", "content", "reasoning_content", "thinking", "tool_calls", "tool_call_id", "id", "type", "weight",
     "train_detail",
 ];
 
@@ -68,9 +60,9 @@ impl<'a> Conversation<'a> {
         self.messages.iter().rposition(|message| message["role"] == "user")
     }
 
-    fn place(&self, index: usize, last_user: Option<usize>) -> Place<'a> {
+    fn place(&self, index: usize, last_user: Option<usize>) -> MessagePlace<'a> {
         let role_at = |at: Option<usize>| at.and_then(|at| self.messages.get(at)?["role"].as_str());
-        Place {
+        MessagePlace {
             role: role_at(Some(index)).unwrap_or_default(),
             around: [role_at(index.checked_sub(1)), role_at(Some(index + 1))],
             from_start: index.min(2),
@@ -82,7 +74,13 @@ impl<'a> Conversation<'a> {
     }
 
     /// Checks the text under `key` of message `index`. The texts of earlier messages end before `cursor`.
-    fn check_text(&self, index: usize, key: &str, place: &Place<'_>, cursor: &mut usize) -> Result<(), TemplateError> {
+    fn check_text(
+        &self,
+        index: usize,
+        key: &str,
+        place: &MessagePlace<'_>,
+        cursor: &mut usize,
+    ) -> Result<(), TemplateError> {
         let content = text_of(&self.messages[index][key]);
         // Unchanged, or without an empty thought.
         let (whole, rest) = (content.trim(), &self.text[*cursor..]);
@@ -144,7 +142,7 @@ impl<'a> Conversation<'a> {
         Ok(())
     }
 
-    fn check_role(&self, index: usize, place: &Place<'_>) -> Result<(), TemplateError> {
+    fn check_role(&self, index: usize, place: &MessagePlace<'_>) -> Result<(), TemplateError> {
         let role = place.role;
         if matches!(role, "user" | "assistant") || self.is_known(&("role", place)) {
             return Ok(());
@@ -159,7 +157,7 @@ impl<'a> Conversation<'a> {
         Ok(())
     }
 
-    fn check_calls(&self, index: usize, place: &Place<'_>) -> Result<(), TemplateError> {
+    fn check_calls(&self, index: usize, place: &MessagePlace<'_>) -> Result<(), TemplateError> {
         for (at, call) in self.messages[index]["tool_calls"].as_array().into_iter().flatten().enumerate() {
             let name = call["function"]["name"].as_str().unwrap_or_default();
             let place = ("call", place, at.min(1));
@@ -185,7 +183,7 @@ impl<'a> Conversation<'a> {
 
     /// The keys of message `index` that leave no trace, besides those that are checked one by one or only tell messages
     /// apart.
-    fn unread_keys(&self, index: usize, place: &Place<'_>) -> Vec<String> {
+    fn unread_keys(&self, index: usize, place: &MessagePlace<'_>) -> Vec<String> {
         let keys = self.messages[index].as_object().into_iter().flat_map(|message| message.keys());
         let is_unread = |key: &&String| {
             if OWN_KEYS.contains(&key.as_str()) || self.is_known(&("key", key, place)) {
@@ -201,7 +199,7 @@ impl<'a> Conversation<'a> {
     }
 
     /// Why the template drops a text, as far as the template's source shows it.
-    fn why_text(&self, place: &Place<'_>) -> &'static str {
+    fn why_text(&self, place: &MessagePlace<'_>) -> &'static str {
         match place.role {
             "assistant" if place.before_last_user && self.template.mentions("think") => {
                 "\n  hint: a template that drops the thoughts of earlier answers wants one row for each answer"
@@ -229,7 +227,7 @@ impl<'a> Conversation<'a> {
 
 /// The features of a message that a template's choice to write it may depend on.
 #[derive(Hash)]
-struct Place<'a> {
+struct MessagePlace<'a> {
     role: &'a str,
     /// Roles of the previous and the next message.
     around: [Option<&'a str>; 2],

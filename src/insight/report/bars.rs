@@ -70,7 +70,7 @@ pub(super) fn time(record: &Record) -> Vec<Bar> {
             TIME_PARTS.iter().filter_map(piece).collect()
         }
         None => {
-            let piece = |part: &time::Part| (part.name.to_owned(), part.class, part.total());
+            let piece = |part: &time::TimePart| (part.name.to_owned(), part.class, part.total());
             time::parts(&record.steps).iter().map(piece).collect()
         }
     };
@@ -85,14 +85,7 @@ pub(super) fn time(record: &Record) -> Vec<Bar> {
 }
 
 const MEMORY_CLASSES: [&str; 9] = [
-    "p-backward",
-    "p-optimizer",
-    "p-data",
-    "p-evaluation",
-    "p-transfer",
-    "p-logging",
-    "p-forward",
-    "p-other",
+    "p-backward", "p-optimizer", "p-data", "p-evaluation", "p-transfer", "p-logging", "p-forward", "p-other",
     "p-checkpoint",
 ];
 

@@ -46,7 +46,6 @@ pub struct Published<'a> {
 /// The card, and its picture of the losses as SVG, which it calls `loss.svg`.
 ///
 /// # Errors
-///
 /// A folder that holds no run, or a file that cannot be read.
 pub fn model_card(run: &Path, published: &Published<'_>) -> Result<(String, Option<String>), ReportError> {
     let record = Record::read(run)?;
@@ -180,16 +179,8 @@ fn training(record: &Record) -> Vec<(&'static str, String)> {
 
 /// What readers look for, also where it is the default.
 const LOOKED_FOR: [&str; 10] = [
-    "r",
-    "lora_alpha",
-    "target_modules",
-    "max_length",
-    "micro_batch_size",
-    "gradient_accumulation_steps",
-    "num_epochs",
-    "learning_rate",
-    "lr_scheduler",
-    "warmup_ratio",
+    "r", "lora_alpha", "target_modules", "max_length", "micro_batch_size", "gradient_accumulation_steps", "num_epochs",
+    "learning_rate", "lr_scheduler", "warmup_ratio",
 ];
 
 /// Sections that say nothing about how the adapter came to be.

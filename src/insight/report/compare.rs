@@ -25,7 +25,7 @@ use crate::util::text::Mark;
 
 pub use limits::{Checked, Limit, Regression};
 use ranking::{Best, Ranked, ranking};
-use samples::Samples;
+use samples::PromptSamples;
 
 /// Whether answers that the model writes itself are rewarded: their loss says nothing.
 fn is_rewarded(run: &Record) -> bool {
@@ -33,9 +33,9 @@ fn is_rewarded(run: &Record) -> bool {
 }
 
 /// A compared figure: name, label, unit, and its value in a run.
-type Row = (&'static str, &'static str, Unit, fn(&Record) -> Option<f64>);
+type ComparedFigure = (&'static str, &'static str, Unit, fn(&Record) -> Option<f64>);
 
-const FIGURES: [Row; 26] = [
+const FIGURES: [ComparedFigure; 26] = [
     ("final_eval_loss", "evaluation loss, last", Unit::Plain, |run| {
         run.evaluations.latest("eval_loss").filter(|_| !is_rewarded(run))
     }),
@@ -86,7 +86,7 @@ pub struct Comparison {
     /// For each side but the first, in words.
     verdicts: Vec<Verdict>,
     /// Texts of the last evaluations for the prompts that runs have in common.
-    samples: Vec<Samples>,
+    samples: Vec<PromptSamples>,
 }
 
 /// One run, or several compared as one.
@@ -153,7 +153,6 @@ impl Comparison {
     /// that hold no run, or a run without steps.
     ///
     /// # Errors
-    ///
     /// A file that cannot be read; no run at all.
     pub fn of(sides: &[Vec<PathBuf>]) -> Result<(Self, Vec<ReportError>), ReportError> {
         let (mut records, mut no_runs) = (Vec::new(), Vec::new());

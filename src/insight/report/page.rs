@@ -7,7 +7,7 @@ use super::axis::Unit;
 use super::bars;
 use super::charts::Charts;
 use super::record::Record;
-use crate::measure::figures::evaluation::{EvalFigure, Group, Shown};
+use crate::measure::figures::evaluation::{EvalFigure, Group, ShownAs};
 use crate::util::stats::quantile;
 use crate::util::text::{duration, quoted, thousands};
 
@@ -22,7 +22,6 @@ const MAX_RECIPE: usize = 60_000;
 /// The page of a run.
 ///
 /// # Errors
-///
 /// A template that does not fit, which would be a bug in this program.
 pub(super) fn render(record: &Record, is_watched: bool) -> Result<String, minijinja::Error> {
     let (memory_bars, memory_notes) = bars::memory(record).unwrap_or_default();
@@ -111,8 +110,8 @@ fn tiles(record: &Record) -> Vec<(String, String, String)> {
     };
     let loss_text = |loss: f64| if loss.is_finite() { Unit::Plain.text(loss) } else { "not a number".to_owned() };
     let evaluated = |figure: &EvalFigure, value: f64| match figure.shown {
-        Shown::Percent => Unit::Percent.text(100.0 * value),
-        Shown::Decimals(_) => loss_text(value),
+        ShownAs::Percent => Unit::Percent.text(100.0 * value),
+        ShownAs::Decimals(_) => loss_text(value),
     };
     for figure in EvalFigure::headlines(&[Group::Loss, Group::Answers, Group::Score]) {
         let values = record.evaluations.get(figure.name).unwrap_or_default();

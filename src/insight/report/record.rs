@@ -44,7 +44,6 @@ impl Record {
     /// Reads a run's folder.
     ///
     /// # Errors
-    ///
     /// A folder that does not exist or holds no run; files that cannot be read. Except for metrics.jsonl, a file with
     /// unexpected content counts as absent.
     pub(super) fn read(folder: &Path) -> Result<Self, ReportError> {

@@ -15,7 +15,7 @@ const CUT_ABOVE: f64 = 4.0;
 
 /// A part of the time.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Part {
+pub(super) struct TimePart {
     pub(super) name: &'static str,
     /// Colour class.
     pub(super) class: &'static str,
@@ -41,24 +41,24 @@ const PARTS: [(&str, &str, &str); 10] = [
 const OF_DEVICE: [&str; 4] = ["host_to_device_seconds", "forward_seconds", "backward_seconds", "optimizer_seconds"];
 
 /// The parts of each step's wall time, which add up to `wall_seconds`.
-pub(super) fn parts(steps: &Columns) -> Vec<Part> {
+pub(super) fn parts(steps: &Columns) -> Vec<TimePart> {
     let of_device = of_device(steps);
     let seconds = |figure: &str| {
         let at = OF_DEVICE.iter().position(|part| *part == figure);
         of_device.as_ref().zip(at).map_or_else(|| steps.or_zero(figure), |(parts, at)| parts[at].clone())
     };
-    let mut parts: Vec<Part> =
-        PARTS.iter().map(|&(figure, name, class)| Part { name, class, seconds: seconds(figure) }).collect();
+    let mut parts: Vec<TimePart> =
+        PARTS.iter().map(|&(figure, name, class)| TimePart { name, class, seconds: seconds(figure) }).collect();
     if of_device.is_none() {
         // Forward and backward together, where they cannot be told apart.
         let seconds = steps.or_zero("forward_backward_seconds");
-        parts.insert(0, Part { name: "forward + backward", class: "p-passes", seconds });
+        parts.insert(0, TimePart { name: "forward + backward", class: "p-passes", seconds });
     }
     parts.retain(|part| part.total() > 0.0);
     parts
 }
 
-impl Part {
+impl TimePart {
     /// Seconds of all steps.
     pub(super) fn total(&self) -> f64 {
         self.seconds.iter().sum()
@@ -102,6 +102,34 @@ fn split_note(steps: &Columns) -> Option<String> {
     })
 }
 
+/// What a column stands for, if not for a step.
+fn each_note(least: usize, most: usize) -> Option<String> {
+    match (least, most) {
+        (_, 1) => None,
+        (least, most) if least == most => Some(format!("Each column is the mean of {most} steps.")),
+        (least, most) => Some(format!("Each column is the mean of {least} to {most} steps.")),
+    }
+}
+
+/// The paths of parts, of each of which a column has a mean, on top of those before it. `sides`: where a column begins and ends.
+fn stacked(means: &[Vec<f64>], sides: &[[f64; 2]], y: &Axis) -> Vec<String> {
+    let mut floors = vec![0.0; sides.len()];
+    let path_of = |means: &Vec<f64>| {
+        let mut path = String::new();
+        for ((sides, floor), mean) in sides.iter().zip(&mut floors).zip(means) {
+            let [left, right] = sides.map(|position| WIDTH * position);
+            let bottom = HEIGHT * (1.0 - y.position(*floor).min(1.0));
+            *floor += mean;
+            let top = HEIGHT * (1.0 - y.position(*floor).min(1.0));
+            if bottom - top > 0.05 {
+                let _ = write!(path, "M{left:.1} {bottom:.1}V{top:.1}H{right:.1}V{bottom:.1}z");
+            }
+        }
+        path
+    };
+    means.iter().map(path_of).collect()
+}
+
 /// Columns over the steps, each the mean of its steps.
 pub(super) fn over_steps(record: &Columns, x: &Axis) -> Option<Drawing> {
     let (steps, parts) = (record.get("step")?, parts(record));
@@ -109,7 +137,7 @@ pub(super) fn over_steps(record: &Columns, x: &Axis) -> Option<Drawing> {
         return None;
     }
     let columns: Vec<(usize, usize)> = stretches(steps.len(), MAX_COLUMNS).collect();
-    let mean = |part: &Part, &(start, end): &(usize, usize)| {
+    let mean = |part: &TimePart, &(start, end): &(usize, usize)| {
         part.seconds[start..end].iter().sum::<f64>() / as_f64(end - start)
     };
     let means: Vec<Vec<f64>> =
@@ -124,20 +152,9 @@ pub(super) fn over_steps(record: &Columns, x: &Axis) -> Option<Drawing> {
     let edges = |&(start, end): &(usize, usize)| [steps[start] - 1.0, steps[end - 1]].map(|step| x.position(step));
 
     let mut shapes = vec![grid(&y)];
-    let mut floors = vec![0.0; columns.len()];
-    for (part, means) in parts.iter().zip(&means) {
-        let mut path = String::new();
-        for ((column, floor), mean) in columns.iter().zip(&mut floors).zip(means) {
-            let [left, right] = edges(column).map(|position| WIDTH * position);
-            let bottom = HEIGHT * (1.0 - y.position(*floor).min(1.0));
-            *floor += mean;
-            let top = HEIGHT * (1.0 - y.position(*floor).min(1.0));
-            if bottom - top > 0.05 {
-                let _ = write!(path, "M{left:.1} {bottom:.1}V{top:.1}H{right:.1}V{bottom:.1}z");
-            }
-        }
-        shapes.push((format!("stack {}", part.class), path));
-    }
+    let sides: Vec<[f64; 2]> = columns.iter().map(&edges).collect();
+    let classes = parts.iter().map(|part| format!("stack {}", part.class));
+    shapes.extend(classes.zip(stacked(&means, &sides, &y)));
     let is_beyond = columns.iter().zip(&totals).filter(|(_, total)| **total > y.high);
     let beyond: Vec<(f64, String)> = is_beyond
         .map(|(column, total)| {
@@ -146,18 +163,14 @@ pub(super) fn over_steps(record: &Columns, x: &Axis) -> Option<Drawing> {
         })
         .collect();
     let num_steps = || columns.iter().map(|(start, end)| end - start);
-    let each = match (num_steps().min()?, num_steps().max()?) {
-        (_, 1) => None,
-        (least, most) if least == most => Some(format!("Each column is the mean of {most} steps.")),
-        (least, most) => Some(format!("Each column is the mean of {least} to {most} steps.")),
-    };
+    let each = each_note(num_steps().min()?, num_steps().max()?);
     let cut = (!beyond.is_empty()).then(|| {
         let highest = Unit::Seconds.text(highest);
         format!("▲ marks columns that reach beyond the chart; the highest is {highest} a step.")
     });
-    let whole: f64 = parts.iter().map(Part::total).sum();
+    let whole: f64 = parts.iter().map(TimePart::total).sum();
     let shares = parts.iter().map(|part| format!("{} {:.1} %", part.name, 100.0 * part.total() / whole));
-    let row = |part: &Part| {
+    let row = |part: &TimePart| {
         let [median, p95, highest] = [0.5, 0.95, 1.0].map(|share| quantile(&part.seconds, share).unwrap_or(f64::NAN));
         let cells = [median, p95, highest, part.total()].map(|value| Unit::Seconds.text(value));
         (part.name.to_owned(), cells.to_vec())
@@ -213,7 +226,7 @@ mod tests {
         let names: Vec<_> = parts.iter().map(|part| part.name).collect();
         let expected = ["forward", "backward", "optimizer", "waiting for data", "logging", "evaluation", "other"];
         assert_eq!(names, expected);
-        assert!((parts.iter().map(Part::total).sum::<f64>() - 1.0).abs() < 1e-12);
+        assert!((parts.iter().map(TimePart::total).sum::<f64>() - 1.0).abs() < 1e-12);
     }
 
     #[test]

@@ -3,16 +3,16 @@
 use rand_chacha::ChaCha8Rng;
 use rayon::prelude::*;
 
-use super::rows::{Rows, as_f32, dot};
+use super::rows::{StartRows, as_f32, dot};
 
 /// Largest singular values, descending, with their vectors.
 #[derive(Clone, Debug)]
 pub(in crate::lora) struct Singular {
     pub(in crate::lora) values: Vec<f32>,
     /// `[count, out_features]`.
-    pub(in crate::lora) left: Rows,
+    pub(in crate::lora) left: StartRows,
     /// `[count, in_features]`.
-    pub(in crate::lora) right: Rows,
+    pub(in crate::lora) right: StartRows,
 }
 
 /// Products of a block with the matrix before its vectors are taken from the space that they span.
@@ -26,10 +26,10 @@ const MOST_ROUNDS: usize = 20;
 impl Singular {
     /// The `count` largest of `w`, `[out_features, in_features]`: blocks of a Krylov space (Musco and Musco, 2015), restarted
     /// from the vectors found until the values stay.
-    pub(in crate::lora) fn largest(w: &Rows, count: usize, rng: &mut ChaCha8Rng) -> Self {
+    pub(in crate::lora) fn largest(w: &StartRows, count: usize, rng: &mut ChaCha8Rng) -> Self {
         let most = w.count().min(w.length);
         let width = (count + SPARE).min(most);
-        let mut block = Rows::normal(width, w.count(), rng).orthonormal();
+        let mut block = StartRows::normal(width, w.count(), rng).orthonormal();
         let mut found = Self::within(w, &block);
         for _ in 0..MOST_ROUNDS {
             let mut space = block.clone();
@@ -51,7 +51,7 @@ impl Singular {
 
     /// The largest as `torch.svd_lowrank` estimates them with this number of iterations, as many as there are vectors to start
     /// from, `[count, in_features]`.
-    pub(in crate::lora) fn estimated(w: &Rows, start: &Rows, num_iterations: usize) -> Self {
+    pub(in crate::lora) fn estimated(w: &StartRows, start: &StartRows, num_iterations: usize) -> Self {
         let mut block = start.times_transposed(w).orthonormal();
         for _ in 0..num_iterations {
             block = block.times(w).orthonormal().times_transposed(w).orthonormal();
@@ -60,18 +60,18 @@ impl Singular {
     }
 
     /// All within the space of some orthonormal vectors `[count, out_features]`.
-    fn within(w: &Rows, space: &Rows) -> Self {
+    fn within(w: &StartRows, space: &StartRows) -> Self {
         Self::of_images(&space.times(w), space)
     }
 
     /// All of a product `b a`, of `b` transposed, `[r, out_features]`, and `a`, `[r, in_features]`.
-    pub(in crate::lora) fn of_product(b: &Rows, a: &Rows) -> Self {
+    pub(in crate::lora) fn of_product(b: &StartRows, a: &StartRows) -> Self {
         let space = b.clone().first(b.length).orthonormal();
         Self::of_images(&space.times_transposed(b).times(a), &space)
     }
 
     /// All of a matrix whose products with these orthonormal vectors are `images`.
-    fn of_images(images: &Rows, space: &Rows) -> Self {
+    fn of_images(images: &StartRows, space: &StartRows) -> Self {
         let (squares, vectors) = symmetric_eigen(images);
         let values: Vec<f32> = squares.iter().map(|square| as_f32(square.max(0.0).sqrt())).collect();
         let inverse: Vec<f32> = values.iter().map(|value| 1.0 / value.max(f32::MIN_POSITIVE)).collect();
@@ -85,7 +85,7 @@ impl Singular {
 }
 
 /// The eigenvalues of the products of rows with each other, descending, and the eigenvectors as rows: Jacobi's method.
-fn symmetric_eigen(rows: &Rows) -> (Vec<f64>, Rows) {
+fn symmetric_eigen(rows: &StartRows) -> (Vec<f64>, StartRows) {
     let size = rows.count();
     let of: Vec<&[f32]> = rows.iter().collect();
     let mut matrix: Vec<Vec<f64>> = of.par_iter().map(|a| of.iter().map(|b| dot(a, b)).collect()).collect();
@@ -119,7 +119,7 @@ fn symmetric_eigen(rows: &Rows) -> (Vec<f64>, Rows) {
     order.sort_by(|a, b| matrix[*b][*b].total_cmp(&matrix[*a][*a]));
     let values = order.iter().map(|index| matrix[*index][*index]).collect();
     let vectors = order.iter().flat_map(|index| vectors[*index].iter().map(|value| as_f32(*value))).collect();
-    (values, Rows { values: vectors, length: size })
+    (values, StartRows { values: vectors, length: size })
 }
 
 const MOST_SWEEPS: usize = 30;

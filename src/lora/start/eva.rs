@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use rayon::prelude::*;
 
 use super::decomposition::Singular;
-use super::rows::{Rows, as_f32, dot};
+use super::rows::{StartRows, as_f32, dot};
 use crate::lora::AdapterSet;
 use crate::lora::targets::{AdapterShape, Selection};
 use crate::ops::dropout::mix;
@@ -101,7 +101,7 @@ impl Directions {
             return;
         }
         let mut unseen = std::mem::take(&mut self.unseen[block]);
-        let mut rows: Vec<(SiteId, Rows)> = Vec::new();
+        let mut rows: Vec<(SiteId, StartRows)> = Vec::new();
         for (site, values) in inputs {
             let length = values.len() / num_tokens;
             match rows.iter().find(|(_, other)| other.values == values) {
@@ -117,11 +117,11 @@ impl Directions {
                         let ranks = PerSite::from([(site, most)]);
                         self.inputs.push(Input { layer: block, ranks, most, seen: None });
                     }
-                    rows.push((site, Rows { values, length }));
+                    rows.push((site, StartRows { values, length }));
                 }
             }
         }
-        let mut rows: PerSite<Rows> = rows.into_iter().collect();
+        let mut rows: PerSite<StartRows> = rows.into_iter().collect();
         let open: Vec<_> = self
             .inputs
             .iter_mut()
@@ -198,7 +198,7 @@ impl Input {
         rank == 0 || self.seen.as_ref().is_some_and(|seen| seen.is_stable[..rank].iter().all(|stable| *stable))
     }
 
-    fn see(&mut self, rows: Rows) {
+    fn see(&mut self, rows: StartRows) {
         if rows.count() >= self.most {
             self.seen = Some(Seen::and(self.seen.take(), rows, self.most));
         }
@@ -207,7 +207,7 @@ impl Input {
 
 impl Seen {
     /// With rows that were not seen before.
-    fn and(before: Option<Self>, mut rows: Rows, most: usize) -> Self {
+    fn and(before: Option<Self>, mut rows: StartRows, most: usize) -> Self {
         let (count, length) = (as_f64(rows.count()), rows.length);
         let mut mean = vec![0.0; length];
         for row in rows.iter() {
@@ -257,14 +257,14 @@ impl Seen {
 }
 
 /// The largest singular values and directions, as `torch.svd_lowrank` estimates them: as there, of a tall matrix.
-fn estimated(w: &Rows, count: usize) -> Singular {
+fn estimated(w: &StartRows, count: usize) -> Singular {
     let count = count.min(w.count()).min(w.length);
     let is_flat = w.count() < w.length;
     let tall = if is_flat { Cow::Owned(w.transposed()) } else { Cow::Borrowed(w) };
     let number =
         |row: usize, column: usize| as_f32(as_f64(mix((column * count + row) as u64) >> 11) / 2_f64.powi(52) - 1.0);
     let start = (0..count).flat_map(|row| (0..tall.length).map(move |column| number(row, column)));
-    let start = Rows { values: start.collect(), length: tall.length };
+    let start = StartRows { values: start.collect(), length: tall.length };
     let Singular { values, left, right } = Singular::estimated(&tall, &start, NUM_ITERATIONS);
     if is_flat { Singular { values, left: right, right: left } } else { Singular { values, left, right } }
 }

@@ -4,7 +4,7 @@ use rand::SeedableRng as _;
 use rand_chacha::ChaCha8Rng;
 
 use super::decomposition::Singular;
-use super::rows::{Rows, as_f32};
+use super::rows::{StartRows, as_f32};
 use crate::config::InitLoraWeights;
 use crate::lora::AdapterSet;
 use crate::ops::host;
@@ -25,30 +25,30 @@ impl AdapterSet {
         mut on_part: impl FnMut(usize),
     ) -> Self {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
-        let (mut taken, mut num_parts) = (self.clone(), 0);
-        for (layer, (block, taken)) in self.blocks.iter_mut().zip(&mut taken.blocks).enumerate() {
-            for ((&site, adapter), taken) in block.iter_mut().zip(taken.values_mut()) {
+        let (mut negated, mut num_parts) = (self.clone(), 0);
+        for (layer, (block, negated)) in self.blocks.iter_mut().zip(&mut negated.blocks).enumerate() {
+            for ((&site, adapter), negated) in block.iter_mut().zip(negated.values_mut()) {
                 let ([r, in_features], device) = (adapter.matrices.a.dims(), adapter.matrices.a.device());
-                let w = Rows { values: weight(layer, site), length: in_features };
+                let w = StartRows { values: weight(layer, site), length: in_features };
                 let (a, b) = part(&w, r, init, adapter.scale, &mut rng);
                 adapter.matrices.a = host::tensor(a.values, [r, in_features], &device);
                 adapter.matrices.b = host::tensor(b.transposed().values, [w.count(), r], &device);
-                taken.matrices.a = adapter.matrices.a.clone();
-                taken.matrices.b = -adapter.matrices.b.clone();
+                negated.matrices.a = adapter.matrices.a.clone();
+                negated.matrices.b = -adapter.matrices.b.clone();
                 num_parts += 1;
                 on_part(num_parts);
             }
         }
-        taken
+        negated
     }
 }
 
 /// A, `[r, in_features]`, and the transpose of B, `[r, out_features]`.
-fn part(w: &Rows, r: usize, init: InitLoraWeights, scale: f64, rng: &mut ChaCha8Rng) -> (Rows, Rows) {
+fn part(w: &StartRows, r: usize, init: InitLoraWeights, scale: f64, rng: &mut ChaCha8Rng) -> (StartRows, StartRows) {
     let singular = match init {
         InitLoraWeights::Pissa => Singular::largest(w, r, rng),
         InitLoraWeights::PissaNiter(num_iterations) => {
-            Singular::estimated(w, &Rows::normal(r, w.length, rng), num_iterations)
+            Singular::estimated(w, &StartRows::normal(r, w.length, rng), num_iterations)
         }
         _ => {
             // OLoRA: the first columns of Q and rows of R.

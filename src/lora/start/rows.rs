@@ -8,12 +8,12 @@ use crate::ops::cpu::{Weight, linear, linear_backward_input};
 
 /// Vectors of one length, one after the other.
 #[derive(Clone, Debug, PartialEq)]
-pub(in crate::lora) struct Rows {
+pub(in crate::lora) struct StartRows {
     pub(in crate::lora) values: Vec<f32>,
     pub(in crate::lora) length: usize,
 }
 
-impl Rows {
+impl StartRows {
     pub(in crate::lora) fn normal(count: usize, length: usize, rng: &mut ChaCha8Rng) -> Self {
         Self { values: (0..count * length).map(|_| normal(rng)).collect(), length }
     }

@@ -40,7 +40,7 @@ pub(crate) enum Group {
 
 /// How people see a figure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Shown {
+pub(crate) enum ShownAs {
     Percent,
     /// As it is, with so many decimals.
     Decimals(usize),
@@ -52,7 +52,7 @@ pub(crate) struct EvalFigure {
     pub(crate) name: &'static str,
     label: &'static str,
     pub(crate) group: Group,
-    pub(crate) shown: Shown,
+    pub(crate) shown: ShownAs,
     pub(crate) is_higher_better: bool,
     kept: &'static [Moment],
     pub(crate) of: fn(&EvalMetrics) -> Option<f64>,
@@ -99,21 +99,21 @@ evaluation! {
     epoch: f64;
     /// Mean loss of all target tokens of the evaluation rows, in nats.
     eval_loss: Option<f64>, "eval/loss"
-        => "loss", Loss, Shown::Decimals(4), LOWER, [Moment::First, Moment::Last, Moment::Previous, Moment::Best];
+        => "loss", Loss, ShownAs::Decimals(4), LOWER, [Moment::First, Moment::Last, Moment::Previous, Moment::Best];
     /// exp of the evaluation loss.
-    eval_perplexity: Option<f64>, "eval/perplexity" => "perplexity", Loss, Shown::Decimals(3), LOWER, [];
+    eval_perplexity: Option<f64>, "eval/perplexity" => "perplexity", Loss, ShownAs::Decimals(3), LOWER, [];
     /// Share of the evaluation rows whose chosen answer has the higher reward.
     #[serde(skip_serializing_if = "Option::is_none")]
     eval_rewards_accuracies: Option<f64>, "eval/rewards/accuracies"
-        => "accuracy", Pairs, Shown::Percent, HIGHER, [Moment::Last, Moment::Best];
+        => "accuracy", Pairs, ShownAs::Percent, HIGHER, [Moment::Last, Moment::Best];
     /// Reward of the chosen answers of the evaluation rows over that of the rejected ones.
     #[serde(skip_serializing_if = "Option::is_none")]
     eval_rewards_margins: Option<f64>, "eval/rewards/margins"
-        => "margin", Pairs, Shown::Decimals(3), HIGHER, [Moment::Last, Moment::Best];
+        => "margin", Pairs, ShownAs::Decimals(3), HIGHER, [Moment::Last, Moment::Best];
     /// Reward of an answer of grpo to the evaluation rows, mean.
     #[serde(skip_serializing_if = "Option::is_none")]
     eval_reward: Option<f64>, "eval/reward"
-        => "reward", Answers, Shown::Decimals(3), HIGHER, [Moment::First, Moment::Last, Moment::Best];
+        => "reward", Answers, ShownAs::Decimals(3), HIGHER, [Moment::First, Moment::Last, Moment::Best];
     /// Standard deviation of the rewards of the answers to an evaluation row, mean.
     #[serde(skip_serializing_if = "Option::is_none")]
     eval_reward_std: Option<f64>, "eval/reward_std";
@@ -127,7 +127,7 @@ evaluation! {
     /// Score of the task on the evaluation rows, from 0 to 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     eval_score: Option<f64>, "eval/score"
-        => "score", Score, Shown::Percent, HIGHER, [Moment::First, Moment::Last, Moment::Best];
+        => "score", Score, ShownAs::Percent, HIGHER, [Moment::First, Moment::Last, Moment::Best];
     /// Score of multiple choice by likelihood over length, from 0 to 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     eval_score_norm: Option<f64>, "eval/score_norm";
@@ -166,8 +166,8 @@ impl EvalFigure {
     /// A value as people see it.
     pub(crate) fn text(&self, value: f64) -> String {
         match self.shown {
-            Shown::Percent => format!("{:.1}%", 100.0 * value),
-            Shown::Decimals(decimals) => format!("{value:.decimals$}"),
+            ShownAs::Percent => format!("{:.1}%", 100.0 * value),
+            ShownAs::Decimals(decimals) => format!("{value:.decimals$}"),
         }
     }
 }
@@ -188,10 +188,10 @@ impl EvalMetrics {
 }
 
 /// A kept figure: of which evaluation, its name in a checkpoint, its place in that name's list (of pairs), its name in summary.json.
-pub(crate) type Kept = (Moment, &'static EvalFigure, String, Option<usize>, Option<String>);
+pub(crate) type KeptFigure = (Moment, &'static EvalFigure, String, Option<usize>, Option<String>);
 
 /// What is kept of evaluations, in the order of files.
-pub(crate) fn kept() -> Vec<Kept> {
+pub(crate) fn kept() -> Vec<KeptFigure> {
     let mut all = Vec::new();
     for group in [Group::Loss, Group::Score, Group::Pairs, Group::Answers] {
         for (moment, stored, summed) in MOMENTS {

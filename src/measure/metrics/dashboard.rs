@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use burn_train::Interrupter;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind};
 
-use state::{Question, State};
+use state::{DashboardState, Question};
 use terminal::Terminal;
 #[cfg(unix)]
 pub(super) use terminal::give_back_in_handler;
@@ -30,7 +30,7 @@ const MAX_REDRAW: Duration = Duration::from_secs(1);
 
 /// The dashboard. Dropping it gives the terminal back.
 pub(super) struct Dashboard {
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<DashboardState>>,
     drawing: Option<JoinHandle<()>>,
 }
 
@@ -42,7 +42,7 @@ impl Dashboard {
             return Err("a cell of a notebook does not show it".into());
         }
         let terminal = Terminal::take().map_err(|error| error.to_string())?;
-        let state = Arc::new(Mutex::new(State { pace, ..State::new(label, steps) }));
+        let state = Arc::new(Mutex::new(DashboardState { pace, ..DashboardState::new(label, steps) }));
         let shared = Arc::clone(&state);
         let drawing = std::thread::Builder::new()
             .name("dashboard".into())
@@ -89,7 +89,7 @@ impl Dashboard {
         self.change(|state| state.finding = Some(verdict.to_owned()));
     }
 
-    fn change(&self, change: impl FnOnce(&mut State)) {
+    fn change(&self, change: impl FnOnce(&mut DashboardState)) {
         let mut state = lock(&self.state);
         change(&mut state);
         state.is_changed = true;
@@ -107,7 +107,7 @@ impl Drop for Dashboard {
 }
 
 /// After a panic elsewhere the figures can still be shown.
-fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
+fn lock(state: &Mutex<DashboardState>) -> MutexGuard<'_, DashboardState> {
     state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -119,7 +119,7 @@ fn needs_terminal(stdin: bool, stdout: bool) -> Result<(), String> {
     }
 }
 
-fn draw_until_closed(mut terminal: Terminal, shared: &Mutex<State>, interrupter: &Interrupter) {
+fn draw_until_closed(mut terminal: Terminal, shared: &Mutex<DashboardState>, interrupter: &Interrupter) {
     let mut drawn: Option<Instant> = None;
     loop {
         let is_pressed = answer_keys(shared, interrupter);
@@ -140,7 +140,7 @@ fn draw_until_closed(mut terminal: Terminal, shared: &Mutex<State>, interrupter:
 }
 
 /// Waits a moment for keys. Returns whether a key was pressed or the window changed.
-fn answer_keys(shared: &Mutex<State>, interrupter: &Interrupter) -> bool {
+fn answer_keys(shared: &Mutex<DashboardState>, interrupter: &Interrupter) -> bool {
     // If the keyboard is gone, only wait.
     let Ok(is_ready) = event::poll(POLL) else {
         std::thread::sleep(POLL);

@@ -72,7 +72,6 @@ impl Sinks {
     /// Opens `metrics.jsonl`, `samples.jsonl` and `tensorboard/` in the run's folder, and the console.
     ///
     /// # Errors
-    ///
     /// If one of the files cannot be opened. This is an error, since nothing has been computed yet.
     pub fn open(config: &LoggingConfig, options: SinkOptions<'_>) -> Result<Self, MetricsError> {
         let SinkOptions { run_dir, resume_step, has_evaluated, total_steps, eval_steps, shows, interrupter } = options;
@@ -231,7 +230,6 @@ impl Sinks {
     /// not finish. Gives the terminal back and shows the figures.
     ///
     /// # Errors
-    ///
     /// If the file cannot be written.
     pub fn finish(&mut self, summary: &Summary) -> Result<(), MetricsError> {
         self.console.release();

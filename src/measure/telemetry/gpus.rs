@@ -76,7 +76,6 @@ impl GpuInfo {
 /// Asks NVML, or another library that stands in for it.
 ///
 /// # Errors
-///
 /// One line that says why there is no NVML.
 pub fn list(library: Option<&OsStr>) -> Result<Gpus, String> {
     let nvml = nvml::open(library)?;

@@ -14,7 +14,7 @@ use crate::lora::{Adapter, AdapterSet};
 use crate::model::context::BlockInputs;
 use crate::model::load::load_block;
 use crate::model::weights::Weights;
-use crate::model::weights::fixture::{Tensors, windowed, write_tensors};
+use crate::model::weights::fixture::{FixtureTensors, windowed, write_tensors};
 use crate::ops::dropout::Dropout;
 use crate::ops::layout::Layout;
 use crate::ops::place::place_of;
@@ -174,7 +174,7 @@ fn fixture(
         let numbers = (0..shape.iter().product()).map(|_| mean + scale * normal(rng)).collect();
         (name, (shape, numbers))
     };
-    let tensors: Tensors = config.expected_tensors().into_iter().map(draw).collect();
+    let tensors: FixtureTensors = config.expected_tensors().into_iter().map(draw).collect();
     let folder = tempfile::tempdir().unwrap();
     write_tensors(&folder.path().join("model.safetensors"), &tensors, Dtype::F32);
     let weights = Weights::open(folder.path(), config).unwrap();

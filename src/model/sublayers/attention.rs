@@ -5,8 +5,8 @@ use std::sync::Arc;
 use burn::tensor::{DType, Tensor};
 
 use super::{
-    Backward, BlockContext, Compute, KeyValues, LayerCache, LayerWeights, Linears, Loaded, Mixing, Model, Shape,
-    SizedBy, SublayerSizes,
+    Backward, BlockContext, Compute, KeyValues, LayerCache, LayerWeights, Linears, LoadedSublayer, Mixing, Model,
+    SizedBy, SublayerShape, SublayerSizes,
 };
 use crate::ops::attention::{Attended, AttentionInputs, attention_backward, with_sinks};
 use crate::ops::cached_attention::KeyValueCache;
@@ -21,7 +21,7 @@ use crate::spec::{self, Qkv, SINKS};
 
 /// An attention and its own frozen weights.
 #[derive(Debug)]
-struct Attention {
+struct AttentionWeights {
     spec: spec::Attention,
     /// Weights of the norms of queries and keys, where the family has them; such have a rotary embedding, too.
     head_norms: Option<[Tensor<1>; 2]>,
@@ -33,7 +33,7 @@ struct Attention {
 
 /// What the backward needs of the forward.
 #[derive(Debug)]
-struct Kept {
+struct AttentionKept {
     /// After the rotary embedding, `[tokens, num_heads * head_dim]`.
     q: Tensor<2>,
     /// After the rotary embedding, `[tokens, num_kv_heads * head_dim]`.
@@ -48,14 +48,14 @@ struct Kept {
     attended: Attended,
 }
 
-impl Shape for spec::Attention {
-    fn load(&self, weights: LayerWeights<'_>) -> Loaded {
+impl SublayerShape for spec::Attention {
+    fn load(&self, weights: LayerWeights<'_>) -> LoadedSublayer {
         let [of_q, of_k] = self.norm_names;
         // Keys of an earlier layer are normed there; what stands for them here is zero.
         let of_k = if self.key_value_layer().is_some() { of_q } else { of_k };
         let head_norms = self.norm_widths().map(|[q, k]| Ok([weights.norm(of_q, q)?, weights.norm(of_k, k)?]));
         let ones = || Tensor::ones([self.heads.head_dim], (weights.device, DType::F32));
-        Ok(Arc::new(Attention {
+        Ok(Arc::new(AttentionWeights {
             spec: self.clone(),
             head_norms: head_norms.transpose()?,
             value_norm: self.has_value_norm.then(ones),
@@ -86,10 +86,10 @@ impl Shape for spec::Attention {
     }
 }
 
-impl Compute for Attention {
-    type Kept = Kept;
+impl Compute for AttentionWeights {
+    type Kept = AttentionKept;
 
-    fn activations(&self, x: &Tensor<2>, linears: &mut Linears<'_>, mixing: Mixing<'_>) -> Kept {
+    fn activations(&self, x: &Tensor<2>, linears: &mut Linears<'_>, mixing: Mixing<'_>) -> AttentionKept {
         let spec::Attention { heads, rope, .. } = self.spec;
         let context = linears.context;
         let [q, k, v] = self.projected(x, linears);
@@ -115,19 +115,19 @@ impl Compute for Attention {
             Some(sinks) => with_sinks(attended, sinks, context.layout, heads),
             None => attended,
         };
-        Kept { q, k, v, before_head_norms, before_value_norm, gate, attended }
+        AttentionKept { q, k, v, before_head_norms, before_value_norm, gate, attended }
     }
 
-    fn output(&self, kept: &Kept, residual: Option<Tensor<2>>, linears: &mut Linears<'_>) -> Tensor<2> {
+    fn output(&self, kept: &AttentionKept, residual: Option<Tensor<2>>, linears: &mut Linears<'_>) -> Tensor<2> {
         let gated = kept.gate.as_ref().map(|gate| gate_output(linears.context.place(), &kept.attended.o, gate));
         linears.forward(self.spec.output, gated.as_ref().unwrap_or(&kept.attended.o), residual)
     }
 
-    fn backward(&self, kept: Kept, given: Backward<'_>, linears: &mut Linears<'_>) -> Option<Tensor<2>> {
+    fn backward(&self, kept: AttentionKept, given: Backward<'_>, linears: &mut Linears<'_>) -> Option<Tensor<2>> {
         let Backward { dy, x, input_grad } = given;
         let spec::Attention { heads, rope, output, .. } = self.spec;
         let context = linears.context;
-        let Kept { q, k, v, before_head_norms, before_value_norm, gate, attended } = kept;
+        let AttentionKept { q, k, v, before_head_norms, before_value_norm, gate, attended } = kept;
         let gated = gate.as_ref().map(|gate| gate_output(context.place(), &attended.o, gate));
         let d_o = linears.backward(output, dy, gated.as_ref().unwrap_or(&attended.o), InputGrad::Fresh);
         drop(gated);
@@ -175,12 +175,12 @@ impl Compute for Attention {
         }
     }
 
-    fn key_values(kept: &Kept) -> Option<KeyValues> {
+    fn key_values(kept: &AttentionKept) -> Option<KeyValues> {
         Some([kept.k.clone(), kept.v.clone()])
     }
 }
 
-impl Attention {
+impl AttentionWeights {
     /// Queries, keys and values before norms and rotary embedding. Where keys and values are those of an earlier layer, there is one
     /// head of zeros for them: norm and rotary embedding take queries and keys together.
     fn projected(&self, x: &Tensor<2>, linears: &mut Linears<'_>) -> [Tensor<2>; 3] {

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use burn::tensor::Tensor;
 
 use super::{
-    Backward, Compute, LayerCache, LayerWeights, Linears, Loaded, Mixing, Model, Shape, SizedBy, SublayerSizes,
+    Backward, Compute, LayerCache, LayerWeights, Linears, LoadedSublayer, Mixing, Model, SizedBy, SublayerShape,
+    SublayerSizes,
 };
 use crate::ops::delta_rule::{CHUNK_TOKENS, DeltaInputs, Gates, delta_rule, delta_rule_backward, delta_rule_from};
 use crate::ops::kernels::Place;
@@ -33,7 +34,7 @@ struct DeltaNet {
 
 /// What the backward needs of the forward; the convolution, the gates and the norm are cheaper to compute again.
 #[derive(Debug)]
-struct Kept {
+struct DeltaNetKept {
     /// Before the convolution, `[tokens, qkv_width]`.
     qkv: Tensor<2>,
     /// Gate of the output, `[tokens, value_width]`.
@@ -44,8 +45,8 @@ struct Kept {
     o: Tensor<2>,
 }
 
-impl Shape for spec::DeltaNet {
-    fn load(&self, weights: LayerWeights<'_>) -> Loaded {
+impl SublayerShape for spec::DeltaNet {
+    fn load(&self, weights: LayerWeights<'_>) -> LoadedSublayer {
         Ok(Arc::new(DeltaNet {
             spec: self.clone(),
             conv: weights.conv(CONV, self.heads.qkv_width(), self.kernel_size)?,
@@ -115,9 +116,9 @@ fn by_key_head(parts: Vec<Tensor<2>>, num_key_heads: usize) -> Tensor<2> {
 }
 
 impl Compute for DeltaNet {
-    type Kept = Kept;
+    type Kept = DeltaNetKept;
 
-    fn activations(&self, x: &Tensor<2>, linears: &mut Linears<'_>, mixing: Mixing<'_>) -> Kept {
+    fn activations(&self, x: &Tensor<2>, linears: &mut Linears<'_>, mixing: Mixing<'_>) -> DeltaNetKept {
         let [qkv, z, b, a] = self.projected(x, linears);
         let gates = [b, a];
         let (place, heads, of_rule) = (linears.context.place(), self.spec.heads, self.gates(&gates));
@@ -134,10 +135,10 @@ impl Compute for DeltaNet {
             state.memory = memory;
             o
         });
-        Kept { qkv, z, gates, o }
+        DeltaNetKept { qkv, z, gates, o }
     }
 
-    fn output(&self, kept: &Kept, residual: Option<Tensor<2>>, linears: &mut Linears<'_>) -> Tensor<2> {
+    fn output(&self, kept: &DeltaNetKept, residual: Option<Tensor<2>>, linears: &mut Linears<'_>) -> Tensor<2> {
         let (place, eps) = (linears.context.place(), linears.context.eps);
         let normed = self.normed(place, &kept.o, eps).0.reshape(kept.z.dims());
         let h = gated(place, Activation::Silu, &kept.z, &normed);
@@ -145,11 +146,11 @@ impl Compute for DeltaNet {
         linears.forward(self.spec.output, &h, residual)
     }
 
-    fn backward(&self, kept: Kept, given: Backward<'_>, linears: &mut Linears<'_>) -> Option<Tensor<2>> {
+    fn backward(&self, kept: DeltaNetKept, given: Backward<'_>, linears: &mut Linears<'_>) -> Option<Tensor<2>> {
         let Backward { dy, x, input_grad } = given;
         let context = linears.context;
         let (place, layout, heads) = (context.place(), context.layout, self.spec.heads);
-        let Kept { qkv, z, gates: [b, a], o } = kept;
+        let DeltaNetKept { qkv, z, gates: [b, a], o } = kept;
         let (normed, rstd) = self.normed(place, &o, context.eps);
         let normed = normed.reshape(z.dims());
         let h = gated(place, Activation::Silu, &z, &normed);

@@ -4,20 +4,20 @@ use std::sync::Arc;
 
 use burn::tensor::Tensor;
 
-use super::{Backward, Compute, LayerWeights, Linears, Loaded, Mixing, Shape, SizedBy, SublayerSizes};
+use super::{Backward, Compute, LayerWeights, Linears, LoadedSublayer, Mixing, SizedBy, SublayerShape, SublayerSizes};
 use crate::ops::linear::InputGrad;
 use crate::ops::swiglu::{gated, gated_backward};
 use crate::spec::{self, Projections};
 
 /// What the backward needs of the forward, each `[tokens, intermediate_size]`; their product is cheaper to compute again.
 #[derive(Debug)]
-pub(super) struct Kept {
+pub(super) struct GatedKept {
     pub(super) gate: Tensor<2>,
     pub(super) up: Tensor<2>,
 }
 
-impl Shape for spec::Gated {
-    fn load(&self, _: LayerWeights<'_>) -> Loaded {
+impl SublayerShape for spec::Gated {
+    fn load(&self, _: LayerWeights<'_>) -> LoadedSublayer {
         Ok(Arc::new(self.clone()))
     }
 
@@ -30,32 +30,32 @@ impl Shape for spec::Gated {
 }
 
 impl Compute for spec::Gated {
-    type Kept = Kept;
+    type Kept = GatedKept;
 
-    fn activations(&self, x: &Tensor<2>, linears: &mut Linears<'_>, _: Mixing<'_>) -> Kept {
+    fn activations(&self, x: &Tensor<2>, linears: &mut Linears<'_>, _: Mixing<'_>) -> GatedKept {
         self.inside(x, linears)
     }
 
-    fn output(&self, kept: &Kept, residual: Option<Tensor<2>>, linears: &mut Linears<'_>) -> Tensor<2> {
+    fn output(&self, kept: &GatedKept, residual: Option<Tensor<2>>, linears: &mut Linears<'_>) -> Tensor<2> {
         let h = gated(linears.context.place(), self.activation, &kept.gate, &kept.up);
         linears.forward(self.down, &h, residual)
     }
 
-    fn backward(&self, kept: Kept, given: Backward<'_>, linears: &mut Linears<'_>) -> Option<Tensor<2>> {
+    fn backward(&self, kept: GatedKept, given: Backward<'_>, linears: &mut Linears<'_>) -> Option<Tensor<2>> {
         self.backward_and(kept, given, linears, |_, _| ()).0
     }
 }
 
 impl spec::Gated {
-    pub(super) fn inside(&self, x: &Tensor<2>, linears: &mut Linears<'_>) -> Kept {
+    pub(super) fn inside(&self, x: &Tensor<2>, linears: &mut Linears<'_>) -> GatedKept {
         let [gate, up] = linears.project(self.gate_up, x);
-        Kept { gate, up }
+        GatedKept { gate, up }
     }
 
     /// [`backward`](Compute::backward), and the scalar product of every token's output and `dy`, `[tokens]`.
     pub(super) fn backward_with_product(
         &self,
-        kept: Kept,
+        kept: GatedKept,
         given: Backward<'_>,
         linears: &mut Linears<'_>,
     ) -> (Option<Tensor<2>>, Tensor<1>) {
@@ -69,7 +69,7 @@ impl spec::Gated {
 
     fn backward_and<R>(
         &self,
-        Kept { gate, up }: Kept,
+        GatedKept { gate, up }: GatedKept,
         Backward { dy, x, input_grad }: Backward<'_>,
         linears: &mut Linears<'_>,
         look: impl FnOnce(Tensor<2>, &Tensor<2>) -> R,

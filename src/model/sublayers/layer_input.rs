@@ -4,20 +4,20 @@ use std::sync::Arc;
 
 use burn::tensor::Tensor;
 
-use super::{Backward, Compute, LayerWeights, Linears, Loaded, Mixing, Shape, SizedBy, SublayerSizes};
+use super::{Backward, Compute, LayerWeights, Linears, LoadedSublayer, Mixing, SizedBy, SublayerShape, SublayerSizes};
 use crate::ops::linear::InputGrad;
 use crate::ops::swiglu::{gated, gated_backward};
 use crate::spec;
 
 /// What the backward needs of the forward.
 #[derive(Debug)]
-pub(super) struct Kept {
+pub(super) struct LayerInputKept {
     /// `[tokens, width]`
     gate: Tensor<2>,
 }
 
-impl Shape for spec::LayerInput {
-    fn load(&self, _: LayerWeights<'_>) -> Loaded {
+impl SublayerShape for spec::LayerInput {
+    fn load(&self, _: LayerWeights<'_>) -> LoadedSublayer {
         Ok(Arc::new(*self))
     }
 
@@ -31,18 +31,23 @@ impl Shape for spec::LayerInput {
 }
 
 impl Compute for spec::LayerInput {
-    type Kept = Kept;
+    type Kept = LayerInputKept;
 
-    fn activations(&self, x: &Tensor<2>, linears: &mut Linears<'_>, _: Mixing<'_>) -> Kept {
-        Kept { gate: linears.forward(self.gate, x, None) }
+    fn activations(&self, x: &Tensor<2>, linears: &mut Linears<'_>, _: Mixing<'_>) -> LayerInputKept {
+        LayerInputKept { gate: linears.forward(self.gate, x, None) }
     }
 
-    fn output(&self, kept: &Kept, residual: Option<Tensor<2>>, linears: &mut Linears<'_>) -> Tensor<2> {
+    fn output(&self, kept: &LayerInputKept, residual: Option<Tensor<2>>, linears: &mut Linears<'_>) -> Tensor<2> {
         let h = gated(linears.context.place(), self.activation, &kept.gate, embeddings(linears));
         linears.forward(self.projection, &h, residual)
     }
 
-    fn backward(&self, Kept { gate }: Kept, given: Backward<'_>, linears: &mut Linears<'_>) -> Option<Tensor<2>> {
+    fn backward(
+        &self,
+        LayerInputKept { gate }: LayerInputKept,
+        given: Backward<'_>,
+        linears: &mut Linears<'_>,
+    ) -> Option<Tensor<2>> {
         let Backward { dy, x, input_grad } = given;
         let (place, embeddings) = (linears.context.place(), embeddings(linears));
         let h = gated(place, self.activation, &gate, embeddings);

@@ -7,11 +7,12 @@ use std::sync::Arc;
 use burn::tensor::{Tensor, activation};
 use rayon::prelude::*;
 
-use super::{Backward, Compute, LayerWeights, Linears, Loaded, Mixing, Shape, SizedBy, SublayerSizes, gated};
+use super::gated::GatedKept;
+use super::{Backward, Compute, LayerWeights, Linears, LoadedSublayer, Mixing, SizedBy, SublayerShape, SublayerSizes};
 use crate::ops::experts::{self, Experts, Sorted};
 use crate::ops::kernels::Place;
 use crate::ops::linear::InputGrad;
-use crate::ops::routing::{Routing, Rows, gather, route, scatter_add};
+use crate::ops::routing::{ExpertRows, Routing, gather, route, scatter_add};
 use crate::spec::{self, SharedExpert};
 
 /// More tokens of one expert than this often the mean are not planned for.
@@ -19,21 +20,21 @@ const MOST_OF_MEAN: usize = 4;
 
 /// What the backward needs of the forward.
 #[derive(Debug)]
-pub(super) struct Kept {
+pub(super) struct MixtureKept {
     experts: KeptExperts,
     /// Of the shared expert, with the sigmoid that its output is multiplied by, `[tokens, 1]`.
-    shared: Option<(gated::Kept, Tensor<2>)>,
+    shared: Option<(GatedKept, Tensor<2>)>,
 }
 
 #[derive(Debug)]
 enum KeptExperts {
     /// Of each that has tokens.
-    Apart(Routing, Vec<gated::Kept>),
-    Together(Box<Sorted>, gated::Kept),
+    Apart(Routing, Vec<GatedKept>),
+    Together(Box<Sorted>, GatedKept),
 }
 
-impl Shape for spec::Mixture {
-    fn load(&self, _: LayerWeights<'_>) -> Loaded {
+impl SublayerShape for spec::Mixture {
+    fn load(&self, _: LayerWeights<'_>) -> LoadedSublayer {
         Ok(Arc::new(self.clone()))
     }
 
@@ -62,13 +63,13 @@ impl Shape for spec::Mixture {
 }
 
 impl Compute for spec::Mixture {
-    type Kept = Kept;
+    type Kept = MixtureKept;
 
-    fn activations(&self, x: &Tensor<2>, linears: &mut Linears<'_>, _: Mixing<'_>) -> Kept {
+    fn activations(&self, x: &Tensor<2>, linears: &mut Linears<'_>, _: Mixing<'_>) -> MixtureKept {
         self.activations_with(x, x, None, linears)
     }
 
-    fn output(&self, kept: &Kept, residual: Option<Tensor<2>>, linears: &mut Linears<'_>) -> Tensor<2> {
+    fn output(&self, kept: &MixtureKept, residual: Option<Tensor<2>>, linears: &mut Linears<'_>) -> Tensor<2> {
         let place = linears.context.place();
         let shared = self.shared.as_ref().zip(kept.shared.as_ref());
         let shared = shared.map(|(shared, (kept, sigmoid))| shared.gated.output(kept, None, linears) * sigmoid.clone());
@@ -85,11 +86,11 @@ impl Compute for spec::Mixture {
             }
             KeptExperts::Apart(routing, experts) => (routing, experts),
         };
-        let alone = linears.alone();
+        let without_adapters = linears.without_adapters();
         some_at_a_time(
             place,
             routing.groups.iter().zip(experts),
-            |((expert, rows), kept)| (rows, self.experts[*expert].output(kept, None, &mut alone())),
+            |((expert, rows), kept)| (rows, self.experts[*expert].output(kept, None, &mut without_adapters())),
             |(rows, output)| {
                 let sum = y.take().unwrap_or_else(|| zeros(routing.num_tokens(), &output));
                 y = Some(scatter_add(place, sum, rows, &output, true));
@@ -98,7 +99,7 @@ impl Compute for spec::Mixture {
         y.unwrap_or_else(|| unreachable!("every token has an expert"))
     }
 
-    fn backward(&self, kept: Kept, given: Backward<'_>, linears: &mut Linears<'_>) -> Option<Tensor<2>> {
+    fn backward(&self, kept: MixtureKept, given: Backward<'_>, linears: &mut Linears<'_>) -> Option<Tensor<2>> {
         let Backward { dy, x, input_grad } = given;
         let x = x();
         let (dx, d_scores) = self.backward_to_scores(dy, kept, &x, linears, input_grad)?;
@@ -115,7 +116,7 @@ impl spec::Mixture {
         router_x: &Tensor<2>,
         scales: Option<&Tensor<1>>,
         linears: &mut Linears<'_>,
-    ) -> Kept {
+    ) -> MixtureKept {
         let place = linears.context.place();
         let scores = linears.forward(self.router, router_x, None);
         let experts = if let Some(together) = self.together(x, linears) {
@@ -124,9 +125,10 @@ impl spec::Mixture {
             KeptExperts::Together(Box::new(sorted), kept)
         } else {
             let routing = route(&scores, self.num_per_token, self.probabilities, scales);
-            let (alone, mut experts) = (linears.alone(), Vec::with_capacity(routing.groups.len()));
-            let activations = |(expert, rows): &(usize, Rows)| {
-                self.experts[*expert].inside(&gather(place, x, rows, false), &mut alone())
+            let (without_adapters, mut experts) =
+                (linears.without_adapters(), Vec::with_capacity(routing.groups.len()));
+            let activations = |(expert, rows): &(usize, ExpertRows)| {
+                self.experts[*expert].inside(&gather(place, x, rows, false), &mut without_adapters())
             };
             some_at_a_time(place, &routing.groups, activations, |kept| experts.push(kept));
             KeptExperts::Apart(routing, experts)
@@ -135,19 +137,19 @@ impl spec::Mixture {
             let kept = gated.inside(x, linears);
             (kept, activation::sigmoid(linears.forward(*gate, x, None)))
         });
-        Kept { experts, shared }
+        MixtureKept { experts, shared }
     }
 
     /// The gradient of the input without what goes through the router, and that of the router's scores, if `input_grad`.
     pub(super) fn backward_to_scores(
         &self,
         dy: &Tensor<2>,
-        kept: Kept,
+        kept: MixtureKept,
         x: &Tensor<2>,
         linears: &mut Linears<'_>,
         input_grad: bool,
     ) -> Option<(Option<Tensor<2>>, Tensor<2>)> {
-        let (place, Kept { experts, shared }) = (linears.context.place(), kept);
+        let (place, MixtureKept { experts, shared }) = (linears.context.place(), kept);
         let mut dx = None;
         if let Some((SharedExpert { gated, gate }, (kept, sigmoid))) = self.shared.as_ref().zip(shared) {
             let d_output = dy.clone() * sigmoid.clone();
@@ -173,14 +175,14 @@ impl spec::Mixture {
             KeptExperts::Apart(routing, experts) => (routing, experts),
         };
         let mut products = Vec::with_capacity(experts.len());
-        let alone = linears.alone();
+        let without_adapters = linears.without_adapters();
         some_at_a_time(
             place,
             routing.groups.iter().zip(experts),
             |((expert, rows), kept)| {
                 let d_output = gather(place, dy, rows, true);
                 let given = Backward { dy: &d_output, x: &|| gather(place, x, rows, false), input_grad: true };
-                (rows, self.experts[*expert].backward_with_product(kept, given, &mut alone()))
+                (rows, self.experts[*expert].backward_with_product(kept, given, &mut without_adapters()))
             },
             |(rows, (d_input, product))| {
                 products.push(product);

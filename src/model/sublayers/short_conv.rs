@@ -5,7 +5,8 @@ use std::sync::Arc;
 use burn::tensor::Tensor;
 
 use super::{
-    Backward, Compute, LayerCache, LayerWeights, Linears, Loaded, Mixing, Model, Shape, SizedBy, SublayerSizes,
+    Backward, Compute, LayerCache, LayerWeights, Linears, LoadedSublayer, Mixing, Model, SizedBy, SublayerShape,
+    SublayerSizes,
 };
 use crate::ops::layout::Layout;
 use crate::ops::linear::InputGrad;
@@ -22,15 +23,15 @@ struct ShortConv {
 
 /// What the backward needs of the forward; the convolution is cheaper to compute again.
 #[derive(Debug)]
-struct Kept {
+struct ShortConvKept {
     /// The gates before and behind the convolution, and what it takes, side by side, `[tokens, 3 * hidden_size]`.
     bcx: Tensor<2>,
     /// The input of the projection of the output, `[tokens, hidden_size]`.
     y: Tensor<2>,
 }
 
-impl Shape for spec::ShortConv {
-    fn load(&self, weights: LayerWeights<'_>) -> Loaded {
+impl SublayerShape for spec::ShortConv {
+    fn load(&self, weights: LayerWeights<'_>) -> LoadedSublayer {
         let conv = weights.conv(GATED_CONV, weights.config.hidden_size, self.kernel_size)?;
         Ok(Arc::new(ShortConv { spec: *self, conv }))
     }
@@ -46,23 +47,28 @@ impl Shape for spec::ShortConv {
 }
 
 impl Compute for ShortConv {
-    type Kept = Kept;
+    type Kept = ShortConvKept;
 
-    fn activations(&self, x: &Tensor<2>, linears: &mut Linears<'_>, mixing: Mixing<'_>) -> Kept {
+    fn activations(&self, x: &Tensor<2>, linears: &mut Linears<'_>, mixing: Mixing<'_>) -> ShortConvKept {
         let bcx = linears.forward(self.spec.input, x, None);
         let place = linears.context.place();
         let convolve = |bcx: &Tensor<2>, layout: &Layout| gated_conv(place, bcx, &self.conv, layout);
         let y = mixing.recurrent(&|layout| convolve(&bcx, layout), &|rows, state, layouts| {
             state.behind(bcx.clone().slice([rows]), layouts, convolve)
         });
-        Kept { bcx, y }
+        ShortConvKept { bcx, y }
     }
 
-    fn output(&self, kept: &Kept, residual: Option<Tensor<2>>, linears: &mut Linears<'_>) -> Tensor<2> {
+    fn output(&self, kept: &ShortConvKept, residual: Option<Tensor<2>>, linears: &mut Linears<'_>) -> Tensor<2> {
         linears.forward(self.spec.output, &kept.y, residual)
     }
 
-    fn backward(&self, Kept { bcx, y }: Kept, given: Backward<'_>, linears: &mut Linears<'_>) -> Option<Tensor<2>> {
+    fn backward(
+        &self,
+        ShortConvKept { bcx, y }: ShortConvKept,
+        given: Backward<'_>,
+        linears: &mut Linears<'_>,
+    ) -> Option<Tensor<2>> {
         let Backward { dy: dout, x, input_grad } = given;
         let dy = linears.backward(self.spec.output, dout, &y, InputGrad::Fresh).unwrap_or_else(|| y.zeros_like());
         drop(y);

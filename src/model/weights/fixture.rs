@@ -11,7 +11,7 @@ use crate::device::Dtype;
 use crate::spec::{ModelConfig, SublayerKind};
 
 /// Shape and values of each tensor.
-pub(crate) type Tensors = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
+pub(crate) type FixtureTensors = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
 
 pub(crate) const TINY_CONFIG_JSON: &str = include_str!("../../../configs/tiny.json");
 
@@ -39,7 +39,7 @@ pub(crate) fn tiny_with(counts: &[(&str, usize)]) -> ModelConfig {
 }
 
 /// Tensors of a model, uniform in ±0.1, rounded to bf16.
-pub(crate) fn random_tensors(config: &ModelConfig) -> Tensors {
+pub(crate) fn random_tensors(config: &ModelConfig) -> FixtureTensors {
     let mut random = rand_chacha::ChaCha8Rng::seed_from_u64(7);
     let mut draw = |shape: Vec<usize>| {
         let numbers: Vec<f32> = (0..shape.iter().product()).map(|_| random.random_range(-0.1..0.1)).collect();
@@ -50,7 +50,7 @@ pub(crate) fn random_tensors(config: &ModelConfig) -> Tensors {
 }
 
 /// Writes tensors to a safetensors file.
-pub(crate) fn write_tensors(path: &Path, tensors: &Tensors, dtype: Dtype) {
+pub(crate) fn write_tensors(path: &Path, tensors: &FixtureTensors, dtype: Dtype) {
     let stored = convert::stored_dtype(dtype);
     let bytes: Vec<Vec<u8>> = tensors.values().map(|(_, numbers)| convert::from_f32(numbers, dtype).unwrap()).collect();
     let views = tensors
@@ -76,7 +76,7 @@ pub(crate) fn write_model(
         let mut weight_map = BTreeMap::new();
         for shard in 0..num_shards {
             let name = format!("model-{:05}-of-{num_shards:05}.safetensors", shard + 1);
-            let part: Tensors = tensors
+            let part: FixtureTensors = tensors
                 .iter()
                 .enumerate()
                 .filter(|(index, _)| index * num_shards / tensors.len() == shard)

@@ -9,7 +9,7 @@ use rayon::prelude::*;
 
 use super::convert;
 use super::files::digest;
-use super::source::{Held, Numbers, Source};
+use super::source::{MatrixStorage, Numbers, Source};
 use crate::config::Residency;
 use crate::device::Dtype;
 use crate::ops::blocks::Blocks;
@@ -62,7 +62,7 @@ impl GgufWeights {
         float_dtype(self.file.tensors().get("token_embd.weight")?.kind)
     }
 
-    fn rows(&self, name: &str, shape: &[usize]) -> Result<Rows<'_>, Problem> {
+    fn rows(&self, name: &str, shape: &[usize]) -> Result<GgufRows<'_>, Problem> {
         // Convolutions are also asked for without their rows.
         let is_conv = name.ends_with(CONV) || name.ends_with(GATED_CONV);
         let others = |block: &Block| block.other_tensors(self.config.hidden_size).collect::<Vec<_>>();
@@ -75,10 +75,10 @@ impl GgufWeights {
         let mut parts = Vec::new();
         let mut first = 0;
         for (tensor, num_rows) in self.stored(name, shape).map_err(|problem| self.mismatch(&[problem]))? {
-            parts.push(Part { first, kind: tensor.kind, bytes: self.file.bytes(tensor) });
+            parts.push(GgufPart { first, kind: tensor.kind, bytes: self.file.bytes(tensor) });
             first += num_rows * shape[1..].iter().product::<usize>() / width;
         }
-        Ok(Rows { parts, width, order, coding })
+        Ok(GgufRows { parts, width, order, coding })
     }
 
     /// The tensors with the rows of one of this shape, each with its number of them; their types must be such that are read.
@@ -145,7 +145,7 @@ impl Source for GgufWeights {
     }
 
     /// The matrix as it lies in the file, where it is quantised there and the kernels of the CPU will decode it.
-    fn as_stored(&self, name: &str, shape: [usize; 2], held: &Held<'_>) -> Result<Option<Matrix>, Problem> {
+    fn as_stored(&self, name: &str, shape: [usize; 2], held: &MatrixStorage<'_>) -> Result<Option<Matrix>, Problem> {
         // Those of a GPU travel as numbers: it has no kernel for the blocks of GGUF.
         if held.storage.residency == Residency::Host {
             return Ok(None);
@@ -186,9 +186,9 @@ fn float_dtype(kind: GgufType) -> Option<Dtype> {
 }
 
 /// The rows of a tensor in Hugging Face's order.
-struct Rows<'a> {
+struct GgufRows<'a> {
     /// In the order of the file.
-    parts: Vec<Part<'a>>,
+    parts: Vec<GgufPart<'a>>,
     width: usize,
     /// The order in the file, where it is another.
     order: Option<Order>,
@@ -196,15 +196,15 @@ struct Rows<'a> {
 }
 
 /// A tensor with some of the rows, of which `first` is its first.
-struct Part<'a> {
+struct GgufPart<'a> {
     first: usize,
     kind: GgufType,
     bytes: &'a [u8],
 }
 
-impl Rows<'_> {
+impl GgufRows<'_> {
     /// That with this row of the file.
-    fn part(&self, row: usize) -> &Part<'_> {
+    fn part(&self, row: usize) -> &GgufPart<'_> {
         self.parts.iter().rfind(|part| part.first <= row).unwrap_or(&self.parts[0])
     }
 
@@ -227,7 +227,7 @@ impl Rows<'_> {
 
     /// Reads neighbours in the file, of one tensor.
     fn stretch(&self, first: usize, to: &mut [f32]) {
-        let &Part { first: before, kind, bytes } = self.part(first / self.width);
+        let &GgufPart { first: before, kind, bytes } = self.part(first / self.width);
         let first = first - before * self.width;
         match float_dtype(kind) {
             Some(dtype) => {

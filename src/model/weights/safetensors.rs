@@ -8,7 +8,7 @@ use burn::tensor::Device;
 use super::files::{StoredTensor, WeightFiles};
 use super::form;
 use super::pages::Pages;
-use super::source::{Held, Numbers, Source};
+use super::source::{MatrixStorage, Numbers, Source};
 use super::storage::Storage;
 use super::stored::{self, StoredMatrix, tensors_beside};
 use crate::config::Residency;
@@ -76,8 +76,8 @@ impl Source for WeightFiles {
         Ok((if rows.is_some() { numbers.with_means(&in_file) } else { numbers }, self.path(stored)))
     }
 
-    fn as_stored(&self, name: &str, shape: [usize; 2], held: &Held<'_>) -> Result<Option<Matrix>, Problem> {
-        let Held { storage: Storage { dtype, residency, .. }, config, device } = *held;
+    fn as_stored(&self, name: &str, shape: [usize; 2], held: &MatrixStorage<'_>) -> Result<Option<Matrix>, Problem> {
+        let MatrixStorage { storage: Storage { dtype, residency, .. }, config, device } = *held;
         if self.rows_of_fewer(name, &shape).is_some() {
             return Ok(None);
         }

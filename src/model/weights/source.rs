@@ -16,7 +16,7 @@ use crate::spec::ModelConfig;
 use crate::util::stats::as_f64;
 
 /// How a model holds its matrices, and where.
-pub(super) struct Held<'a> {
+pub(super) struct MatrixStorage<'a> {
     pub(super) storage: Storage,
     pub(super) config: &'a ModelConfig,
     pub(super) device: &'a Device,
@@ -35,7 +35,7 @@ pub(super) trait Source {
     fn numbers(&self, name: &str, shape: &[usize]) -> Result<(Numbers<'_>, &Path), Problem>;
 
     /// The matrix in the form that it is stored in, where products use that form.
-    fn as_stored(&self, _name: &str, _shape: [usize; 2], _held: &Held<'_>) -> Result<Option<Matrix>, Problem> {
+    fn as_stored(&self, _name: &str, _shape: [usize; 2], _held: &MatrixStorage<'_>) -> Result<Option<Matrix>, Problem> {
         Ok(None)
     }
 

@@ -8,7 +8,7 @@ pub use forward::delta_rule;
 
 use super::pack::pack_columns;
 use super::product::{Left, ProductInto};
-use super::simd::{arch, dot, exp, vectorised};
+use super::simd::{Scratch, arch, dot, exp, vectorised};
 use crate::ops::plain::delta_rule::NORM_EPS;
 use crate::ops::plain::delta_rule::chunks::CHUNK_TOKENS as CHUNK;
 use crate::spec::DeltaHeads;
@@ -63,7 +63,7 @@ fn product([m, n, k]: [usize; 3], a: Left<'_>, b: (&[f32], usize), c: (&mut [f32
 
 /// A head of a document.
 #[derive(Clone, Copy)]
-struct Task<'a> {
+struct HeadTask<'a> {
     inputs: DeltaInputs<'a>,
     heads: DeltaHeads,
     /// The value head.
@@ -73,7 +73,7 @@ struct Task<'a> {
     len: usize,
 }
 
-impl Task<'_> {
+impl HeadTask<'_> {
     /// Width of a key head, padded to whole vectors.
     fn key(&self) -> usize {
         self.heads.key_head_dim.next_multiple_of(16)
@@ -97,17 +97,6 @@ impl Task<'_> {
     /// The first token of a chunk, and the number of its tokens.
     fn chunk(&self, index: usize) -> [usize; 2] {
         [self.start + index * CHUNK, CHUNK.min(self.len - index * CHUNK)]
-    }
-}
-
-/// Memory from which buffers are taken.
-struct Scratch<'a>(&'a mut [f32]);
-
-impl<'a> Scratch<'a> {
-    fn take(&mut self, len: usize) -> &'a mut [f32] {
-        let (taken, rest) = std::mem::take(&mut self.0).split_at_mut(len);
-        self.0 = rest;
-        taken
     }
 }
 
@@ -176,11 +165,11 @@ fn dot_of<'a, S>(simd, x: &'a [f32], y: &'a [f32]) -> f32 {
 } }
 
 impl<'a> Operands<'a> {
-    fn len(task: &Task<'_>) -> usize {
+    fn len(task: &HeadTask<'_>) -> usize {
         3 * CHUNK * task.key() + 6 * CHUNK + 3 * CHUNK * CHUNK
     }
 
-    fn new(scratch: &mut Scratch<'a>, task: &Task<'_>) -> Self {
+    fn new(scratch: &mut Scratch<'a>, task: &HeadTask<'_>) -> Self {
         let key = task.key();
         Self {
             q: scratch.take(CHUNK * key),
@@ -199,8 +188,8 @@ impl<'a> Operands<'a> {
     }
 
     /// Of `num` tokens from `token` on; returns `exp` of the sum of their decays.
-    fn load(&mut self, task: &Task<'_>, [token, num]: [usize; 2]) -> f32 {
-        let Task { inputs, heads, head, .. } = *task;
+    fn load(&mut self, task: &HeadTask<'_>, [token, num]: [usize; 2]) -> f32 {
+        let HeadTask { inputs, heads, head, .. } = *task;
         let (key, width, key_head) = (task.key(), heads.key_head_dim, head / heads.group());
         let mut sum = 0.0;
         for i in 0..num {
@@ -277,7 +266,7 @@ impl<'a> Operands<'a> {
     }
 
     /// `W` from the state before the chunk, `[num, value]`.
-    fn write(&self, task: &Task<'_>, [token, num]: [usize; 2], state: &[f32], written: &mut [f32]) {
+    fn write(&self, task: &HeadTask<'_>, [token, num]: [usize; 2], state: &[f32], written: &mut [f32]) {
         let (heads, value) = (task.heads, task.value());
         let k = Left::rows(self.k, task.key());
         product([num, value, heads.key_head_dim], k, (state, value), (written, value), false);
@@ -293,7 +282,7 @@ impl<'a> Operands<'a> {
     }
 
     /// Takes the state to behind the chunk, and decays the keys to its end.
-    fn update(&mut self, task: &Task<'_>, num: usize, whole: f32, state: &mut [f32], written: &[f32]) {
+    fn update(&mut self, task: &HeadTask<'_>, num: usize, whole: f32, state: &mut [f32], written: &[f32]) {
         let (key, value) = (task.key(), task.value());
         multiply_rows(&mut self.k[..num * key], key, &self.to_end[..num]);
         state.iter_mut().for_each(|x| *x *= whole);

@@ -18,7 +18,7 @@ use super::weight::{Values, Weight};
 mod pairs;
 mod words;
 
-use words::{Bf16Pair, F16Pair, Kind, Single, Word};
+use words::{Bf16Pair, F16Pair, SingleWord, WeightWord, WordKind};
 
 /// Most tokens of a product that is computed here; with more, packed weights pay.
 pub const FEW_TOKENS: usize = 16;
@@ -74,18 +74,18 @@ vectorised! {
 
 vectorised! {
     /// `x`: what [`pack`] made of `[tokens, words * parts]`; `w`: `[rows, words]`; `y`: `[rows, tokens]`.
-    fn dots<'a, S>(simd, x: &'a [f32], tokens: usize, kind: Kind, w: &'a [u32], y: &'a mut [f32]) {
+    fn dots<'a, S>(simd, x: &'a [f32], tokens: usize, kind: WordKind, w: &'a [u32], y: &'a mut [f32]) {
         match kind {
-            Kind::F32 => dots_of::<S, Single>(simd, x, tokens, w, y),
-            Kind::Bf16 => dots_of::<S, Bf16Pair>(simd, x, tokens, w, y),
-            Kind::F16 => dots_of::<S, F16Pair>(simd, x, tokens, w, y),
+            WordKind::F32 => dots_of::<S, SingleWord>(simd, x, tokens, w, y),
+            WordKind::Bf16 => dots_of::<S, Bf16Pair>(simd, x, tokens, w, y),
+            WordKind::F16 => dots_of::<S, F16Pair>(simd, x, tokens, w, y),
         }
     }
 }
 
 /// [`dots`] of a kind of words.
 #[inline(always)]
-fn dots_of<S: Simd, W: Word>(simd: S, x: &[f32], tokens: usize, w: &[u32], y: &mut [f32]) {
+fn dots_of<S: Simd, W: WeightWord>(simd: S, x: &[f32], tokens: usize, w: &[u32], y: &mut [f32]) {
     let words = w.len() / (y.len() / tokens);
     let x = &x[..words.div_ceil(S::F32_LANES) * W::PARTS * S::F32_LANES * tokens];
     let (y, last_y) = y.split_at_mut(y.len() / (ROWS * tokens) * (ROWS * tokens));
@@ -100,7 +100,7 @@ fn dots_of<S: Simd, W: Word>(simd: S, x: &[f32], tokens: usize, w: &[u32], y: &m
 
 /// [`dots`] of `R` rows.
 #[inline(always)]
-fn dots_of_rows<S: Simd, W: Word, const R: usize>(simd: S, x: &[f32], tokens: usize, w: &[u32], y: &mut [f32]) {
+fn dots_of_rows<S: Simd, W: WeightWord, const R: usize>(simd: S, x: &[f32], tokens: usize, w: &[u32], y: &mut [f32]) {
     let mut first = 0;
     while first < tokens {
         let group = group_of::<S>(tokens - first);
@@ -119,7 +119,7 @@ fn dots_of_rows<S: Simd, W: Word, const R: usize>(simd: S, x: &[f32], tokens: us
 
 /// [`dots`] of `R` rows and the first `T` tokens. `FETCH`: the rows after these are fetched on the way.
 #[inline(always)]
-fn dots_of_group<S: Simd, W: Word, const R: usize, const T: usize, const FETCH: bool>(
+fn dots_of_group<S: Simd, W: WeightWord, const R: usize, const T: usize, const FETCH: bool>(
     simd: S,
     x: &[f32],
     tokens: usize,
@@ -151,7 +151,7 @@ fn dots_of_group<S: Simd, W: Word, const R: usize, const T: usize, const FETCH: 
 
 /// Adds the products of one vector of words of every row.
 #[inline(always)]
-fn add_step<S: Simd, W: Word, const R: usize, const T: usize>(
+fn add_step<S: Simd, W: WeightWord, const R: usize, const T: usize>(
     simd: S,
     x: &[S::f32s],
     words: [S::u32s; R],
@@ -206,7 +206,7 @@ pub(super) fn linear_of_few(x: &[f32], w: Weight<'_>, in_features: usize, y: &mu
 /// `products`: `[out_features, tokens]`.
 fn products_of_few(x: &[f32], w: Weight<'_>, in_features: usize, products: &mut [f32]) {
     #[cfg(target_arch = "x86_64")]
-    if let (true, Some((Kind::Bf16, pairs))) = (w.rounds, words(w, in_features)) {
+    if let (true, Some((WordKind::Bf16, pairs))) = (w.rounds, words(w, in_features)) {
         let tokens = x.len() / in_features;
         let mut rounded = vec![0; x.len() / 2];
         round_to_pairs(x, &mut rounded);
@@ -230,7 +230,7 @@ fn products_of_few(x: &[f32], w: Weight<'_>, in_features: usize, products: &mut 
     }
 }
 
-fn products_of_words(x: &[f32], w: &[u32], kind: Kind, in_features: usize, products: &mut [f32]) {
+fn products_of_words(x: &[f32], w: &[u32], kind: WordKind, in_features: usize, products: &mut [f32]) {
     let (tokens, parts) = (x.len() / in_features, kind.parts());
     packed(x, tokens, parts, |x| {
         for_each_chunk(products, tokens, in_features, |range, y| {
@@ -251,7 +251,7 @@ fn widened(x: &[f32], w: Weight<'_>, in_features: usize, products: &mut [f32]) {
                     if w.rounds {
                         round_in_place(wide);
                     }
-                    dots(x, tokens, Kind::F32, bytemuck::cast_slice(wide), y);
+                    dots(x, tokens, WordKind::F32, bytemuck::cast_slice(wide), y);
                 });
             }
         });
@@ -268,12 +268,12 @@ fn packed(x: &[f32], tokens: usize, parts: usize, product: impl FnOnce(&[f32])) 
 }
 
 /// A weight as words: numbers, or pairs of neighbours where no pair spans two rows.
-fn words(w: Weight<'_>, in_features: usize) -> Option<(Kind, &[u32])> {
+fn words(w: Weight<'_>, in_features: usize) -> Option<(WordKind, &[u32])> {
     let has_pairs = in_features.is_multiple_of(2) && cfg!(target_endian = "little");
     match w.values {
-        Values::F32(w) => Some((Kind::F32, bytemuck::cast_slice(w))),
-        Values::Bf16(w) if has_pairs => Some((Kind::Bf16, bytemuck::try_cast_slice(w).ok()?)),
-        Values::F16(w) if has_pairs => Some((Kind::F16, bytemuck::try_cast_slice(w).ok()?)),
+        Values::F32(w) => Some((WordKind::F32, bytemuck::cast_slice(w))),
+        Values::Bf16(w) if has_pairs => Some((WordKind::Bf16, bytemuck::try_cast_slice(w).ok()?)),
+        Values::F16(w) if has_pairs => Some((WordKind::F16, bytemuck::try_cast_slice(w).ok()?)),
         _ => None,
     }
 }

@@ -14,7 +14,7 @@ use rayon::prelude::*;
 
 pub(super) use panel::widen;
 
-use super::pack::{PANEL, Word};
+use super::pack::{PANEL, PanelWord};
 use super::product::{Left, ProductInto};
 use super::round::round;
 use super::simd::{SharedMut, arch, vectorised, with_scratch};
@@ -49,7 +49,7 @@ pub(super) struct Right<'a> {
 
 /// How numbers lie in words and how words are multiplied.
 trait Arithmetic {
-    type Word: Word;
+    type Word: PanelWord;
 
     /// Words that hold `k` numbers of a row.
     fn words(k: usize) -> usize;

@@ -9,9 +9,9 @@ pub(super) const PANEL: usize = 64;
 const BLOCK: usize = 16;
 
 /// A 32-bit word of a packed panel: a float, or a pair of bfloat16.
-pub(super) trait Word: bytemuck::Pod {}
-impl Word for f32 {}
-impl Word for u32 {}
+pub(super) trait PanelWord: bytemuck::Pod {}
+impl PanelWord for f32 {}
+impl PanelWord for u32 {}
 
 /// Copies `rows` rows of `width` floats, `stride` apart, times `factor`, into rows of `to_stride`; pads with zeros.
 #[inline(always)]
@@ -37,7 +37,7 @@ pub(super) fn pack_rows(
 /// Transposes: word (i, d) of `rows` rows of `width`, `stride` apart, goes to `d * to_stride + i`.
 ///
 /// Columns `rows..` of the result, up to the next multiple of 16, become zero.
-pub(super) fn pack_columns<W: Word>(
+pub(super) fn pack_columns<W: PanelWord>(
     from: &[W],
     stride: usize,
     rows: usize,
@@ -82,7 +82,13 @@ pub(super) fn pack_columns<W: Word>(
 
 /// The part of [`pack_columns`] that AVX2 transposes in blocks of 8 by 8; returns how many rows and columns of the source
 /// that were.
-fn whole_octets<W: Word>(from: &[W], stride: usize, shape: [usize; 2], to: &mut [W], to_stride: usize) -> [usize; 2] {
+fn whole_octets<W: PanelWord>(
+    from: &[W],
+    stride: usize,
+    shape: [usize; 2],
+    to: &mut [W],
+    to_stride: usize,
+) -> [usize; 2] {
     #[cfg(target_arch = "x86_64")]
     if std::arch::is_x86_feature_detected!("avx2") {
         let [rows, width] = shape.map(|len| len / 8 * 8);

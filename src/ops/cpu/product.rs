@@ -32,14 +32,14 @@ impl<'a, W> Left<'a, W> {
 
 /// A left operand as a register tile reads it, from the tile's first row on.
 #[derive(Clone, Copy)]
-struct Rows {
+struct TileRows {
     a: *const f32,
     row: usize,
     column: usize,
     k: usize,
 }
 
-impl Rows {
+impl TileRows {
     #[inline(always)]
     fn new(a: Left<'_>, k: usize) -> Self {
         Self { a: a.data.as_ptr(), row: a.row_stride, column: a.column_stride, k }
@@ -60,7 +60,7 @@ impl Rows {
 struct Corner {
     c: *mut f32,
     c_stride: usize,
-    rows: [Rows; 2],
+    rows: [TileRows; 2],
     b: *const f32,
     b_stride: usize,
     accumulate: bool,
@@ -179,7 +179,7 @@ impl WithSimd for Promised<'_> {
         let mut corner = Corner {
             c: product.c,
             c_stride: product.c_stride,
-            rows: [Rows::new(product.a, k), Rows::new(then, then_k)],
+            rows: [TileRows::new(product.a, k), TileRows::new(then, then_k)],
             b: product.b.as_ptr(),
             b_stride: product.b_stride,
             accumulate: product.accumulate,

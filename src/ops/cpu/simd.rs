@@ -218,6 +218,22 @@ pub(super) fn with_scratch<R>(len: usize, work: impl FnOnce(&mut [f32]) -> R) ->
     result
 }
 
+/// Memory from which buffers are taken, one behind the other.
+pub(super) struct Scratch<'a>(pub(super) &'a mut [f32]);
+
+impl<'a> Scratch<'a> {
+    pub(super) fn take(&mut self, len: usize) -> &'a mut [f32] {
+        let (taken, rest) = std::mem::take(&mut self.0).split_at_mut(len);
+        self.0 = rest;
+        taken
+    }
+
+    /// Likewise, of words of 32 bits.
+    pub(super) fn take_words<W: bytemuck::Pod>(&mut self, len: usize) -> &'a mut [W] {
+        bytemuck::cast_slice_mut(self.take(len))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

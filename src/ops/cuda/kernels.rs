@@ -48,11 +48,11 @@ use crate::ops::plain::linear::{
     Applied, InputGrad, Layer, LayerGrads, LayerOutput, LayersGrads, Matrix, Weight, linear_backward_by, linear_by,
 };
 use crate::ops::plain::norms::{Factors, HeadNorms, Normed};
-use crate::ops::plain::updates::{Coded, State, Update};
+use crate::ops::plain::updates::{AdamState, Coded, Update};
 use crate::spec::{Activation, Heads};
 use crate::util::files;
 
-pub use nccl::{Nccl, Written};
+pub use nccl::{Nccl, WrittenNumbers};
 pub use self_check::self_check;
 pub use stream::take_noted_bytes;
 
@@ -399,7 +399,12 @@ impl Losses for Cuda {
 }
 
 impl Updates for Cuda {
-    fn adamw(&self, states: Vec<(State, &Tensor<2>)>, update: &Update, factor: Option<&Tensor<1>>) -> Vec<State> {
+    fn adamw(
+        &self,
+        states: Vec<(AdamState, &Tensor<2>)>,
+        update: &Update,
+        factor: Option<&Tensor<1>>,
+    ) -> Vec<AdamState> {
         if check::is_on(Kernel::Optimizer) && !states.is_empty() {
             optimizer::adamw(states, update, factor)
         } else {

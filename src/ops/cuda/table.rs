@@ -27,7 +27,7 @@ impl Gpus {
 }
 
 /// What the table says of kernels.
-pub(super) struct Row {
+pub(super) struct KernelRow {
     /// The name by which they are switched off.
     pub(super) name: &'static str,
     #[cfg(any(test, feature = "cuda-llvm"))]
@@ -46,9 +46,9 @@ macro_rules! kernels {
         impl Kernel {
             pub(super) const ALL: &[Self] = &[$(Self::$kernel),+];
 
-            pub(super) const fn row(self) -> Row {
+            pub(super) const fn row(self) -> KernelRow {
                 match self {
-                    $(Self::$kernel => Row {
+                    $(Self::$kernel => KernelRow {
                         name: $name,
                         #[cfg(any(test, feature = "cuda-llvm"))]
                         gpus: Gpus::$gpus,
@@ -131,7 +131,7 @@ mod tests {
     #[test]
     fn every_row_is_documented_and_held_against_float64_by_the_program_that_it_names() {
         let docs = fs::read_to_string(Path::new(ROOT).join("docs/cuda.md")).unwrap();
-        for Row { name, files: (files, tested), .. } in Kernel::ALL.iter().map(|kernel| kernel.row()) {
+        for KernelRow { name, files: (files, tested), .. } in Kernel::ALL.iter().map(|kernel| kernel.row()) {
             assert!(docs.contains(&format!("`{name}`")) || docs.contains(&format!("`-{name}`")), "{name}");
             let Some(program) = tested else { continue };
             let text = fs::read_to_string(Path::new(ROOT).join(format!("tests/cuda_kernels/{program}.py"))).unwrap();

@@ -4,7 +4,7 @@ use burn::tensor::{DType, Device, Tensor};
 
 use super::Properties;
 use crate::ops::plain::attention::{Attended, AttentionInputs, plain_attention, plain_attention_backward};
-use crate::ops::plain::cached_attention::Held;
+use crate::ops::plain::cached_attention::CachedKeyValues;
 use crate::ops::plain::gates::{plain_gate_output, plain_gate_output_backward};
 use crate::spec::Heads;
 
@@ -29,7 +29,7 @@ pub trait Attention: Properties {
     }
 
     /// Memory for keys and values of a text.
-    fn cache(&self, heads: Heads, device: &Device, dtype: DType) -> Held {
-        Held::on_device(heads, device, dtype, self.f32_products())
+    fn cache(&self, heads: Heads, device: &Device, dtype: DType) -> CachedKeyValues {
+        CachedKeyValues::on_device(heads, device, dtype, self.f32_products())
     }
 }

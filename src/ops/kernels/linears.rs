@@ -14,7 +14,7 @@ use crate::ops::plain::linear::{
     Applied, InputGrad, Layer, LayerGrads, LayerOutput, LayersGrads, Weight, plain_add_low_rank, plain_linear,
     plain_linear_backward,
 };
-use crate::ops::plain::routing::{Rows, plain_gather, plain_scatter_add};
+use crate::ops::plain::routing::{ExpertRows, plain_gather, plain_scatter_add};
 use crate::spec::Activation;
 
 /// Linear layers and what is between them, as in [`linear`](crate::ops::linear), [`swiglu`](crate::ops::swiglu) and
@@ -59,11 +59,11 @@ pub trait Linears: Properties {
         plain_gated_backward(activation, dh, gate_up)
     }
 
-    fn gather(&self, x: &Tensor<2>, rows: &Rows, weighted: bool) -> Tensor<2> {
+    fn gather(&self, x: &Tensor<2>, rows: &ExpertRows, weighted: bool) -> Tensor<2> {
         plain_gather(x, rows, weighted)
     }
 
-    fn scatter_add(&self, y: Tensor<2>, rows: &Rows, update: &Tensor<2>, weighted: bool) -> Tensor<2> {
+    fn scatter_add(&self, y: Tensor<2>, rows: &ExpertRows, update: &Tensor<2>, weighted: bool) -> Tensor<2> {
         plain_scatter_add(y, rows, update, weighted)
     }
 

@@ -3,12 +3,17 @@
 use burn::tensor::{DType, Tensor};
 
 use super::Properties;
-use crate::ops::plain::updates::{Coded, State, Update, plain_adamw, plain_adamw_8bit, plain_sum_of_squares};
+use crate::ops::plain::updates::{AdamState, Coded, Update, plain_adamw, plain_adamw_8bit, plain_sum_of_squares};
 
 /// Updates, as in [`adamw`](crate::ops::adamw) and [`adamw_8bit`](crate::ops::adamw_8bit).
 #[expect(missing_docs, reason = "the doors describe the operations")]
 pub trait Updates: Properties {
-    fn adamw(&self, states: Vec<(State, &Tensor<2>)>, update: &Update, factor: Option<&Tensor<1>>) -> Vec<State> {
+    fn adamw(
+        &self,
+        states: Vec<(AdamState, &Tensor<2>)>,
+        update: &Update,
+        factor: Option<&Tensor<1>>,
+    ) -> Vec<AdamState> {
         assert!(factor.is_none(), "made by no one");
         states.into_iter().map(|(state, grad)| plain_adamw(state, grad, update)).collect()
     }

@@ -10,7 +10,7 @@
 
 use burn::tensor::{DType, Tensor};
 
-use self::chunk::Chunk;
+use self::chunk::QueryChunk;
 use crate::ops::layout::Layout;
 use crate::ops::product::{F32Products, matmul};
 use crate::spec::Heads;
@@ -75,7 +75,7 @@ pub(crate) fn plain_attention(products: F32Products, inputs: AttentionInputs<'_>
     in_chunks(products, inputs, &inputs.layout.chunks(inputs.heads, &inputs.qkv[0].device()))
 }
 
-fn in_chunks(products: F32Products, inputs: AttentionInputs<'_>, chunks: &[Chunk]) -> Attended {
+fn in_chunks(products: F32Products, inputs: AttentionInputs<'_>, chunks: &[QueryChunk]) -> Attended {
     let AttentionInputs { qkv, layout, heads } = inputs;
     let dtype = qkv[0].dtype();
     let [q, k, v] = qkv.map(|x| split_heads(x.clone(), layout, heads));
@@ -111,7 +111,7 @@ fn backward_in_chunks(
     d_o: &Tensor<2>,
     attended: &Attended,
     AttentionInputs { qkv, layout, heads }: AttentionInputs<'_>,
-    chunks: &[Chunk],
+    chunks: &[QueryChunk],
 ) -> [Tensor<2>; 3] {
     let (dtype, group) = (d_o.dtype(), heads.num_heads / heads.num_kv_heads);
     let delta = row_sums(d_o, &attended.o, layout, heads);
@@ -211,7 +211,7 @@ mod tests {
     fn by_chunks(operands: &[Tensor<2>; 4], heads: Heads, chunk: usize, dtype: DType) -> Vec<Vec<f32>> {
         let (layout, products) = (layout(), F32Products::OfDevice);
         let [q, k, v, d_o] = operands.clone().map(|x| x.cast(dtype));
-        let chunks = Chunk::of_length(chunk, [2, 11], layout.documents(), heads, &Device::flex());
+        let chunks = QueryChunk::of_length(chunk, [2, 11], layout.documents(), heads, &Device::flex());
         let inputs = AttentionInputs { qkv: [&q, &k, &v], layout: &layout, heads };
         let attended = in_chunks(products, inputs, &chunks);
         let gradients = backward_in_chunks(products, &d_o, &attended, inputs, &chunks);

@@ -12,7 +12,7 @@ pub(crate) const CHUNK_TOKENS: usize = 256;
 
 /// The memory of a cache.
 #[derive(Clone, Debug)]
-pub enum Held {
+pub enum CachedKeyValues {
     /// For the kernels; `values`: `[tokens, num_kv_heads * head_dim]`.
     Host {
         /// Keys in the order in which the kernels read them.
@@ -24,7 +24,7 @@ pub enum Held {
     Device(Box<[Tensor<3>; 2]>, F32Products),
 }
 
-impl Held {
+impl CachedKeyValues {
     /// Empty memory for plain tensor calls.
     pub(crate) fn on_device(heads: Heads, device: &Device, dtype: DType, products: F32Products) -> Self {
         let empty = || Tensor::zeros([heads.num_kv_heads, CHUNK_TOKENS, heads.head_dim], (device, dtype));
@@ -32,7 +32,7 @@ impl Held {
     }
 }
 
-impl Default for Held {
+impl Default for CachedKeyValues {
     fn default() -> Self {
         Self::Host { keys: cpu::CachedKeys::default(), values: Vec::new() }
     }

@@ -237,7 +237,7 @@ pub(crate) fn plain_delta_rule(
 ) -> (Tensor<2>, Option<Tensor<3>>) {
     let (heads, chunks) = (inputs.heads, inputs.layout.delta_chunks(&inputs.qkv.device()));
     let split = Split::new(inputs, &chunks);
-    let goes_on = state.is_some();
+    let has_state = state.is_some();
     let mut state = state.unwrap_or_else(|| zero_state(inputs, &chunks));
     let mut outputs = Vec::with_capacity(chunks.counts.len());
     for step in chunks.steps() {
@@ -253,7 +253,7 @@ pub(crate) fn plain_delta_rule(
     } else {
         chunks.join(Tensor::cat(outputs, 0))
     };
-    (o.cast(inputs.qkv.dtype()), goes_on.then_some(state))
+    (o.cast(inputs.qkv.dtype()), has_state.then_some(state))
 }
 
 /// Gradients of a chunk.

@@ -14,7 +14,7 @@ use crate::util::faults;
 #[derive(Clone, Debug)]
 pub struct Routing {
     /// The experts that have tokens, each with these.
-    pub groups: Vec<(usize, Rows)>,
+    pub groups: Vec<(usize, ExpertRows)>,
     /// Probabilities of the experts, `[tokens, experts]` in `f32`.
     probabilities: Tensor<2>,
     /// Where those of the groups' tokens are in them, group after group.
@@ -23,7 +23,7 @@ pub struct Routing {
 
 /// The tokens of one expert.
 #[derive(Clone, Debug)]
-pub struct Rows {
+pub struct ExpertRows {
     /// Tokens of all experts, expert after expert.
     all: Arc<[i32]>,
     /// Those of this one, in their order.
@@ -34,7 +34,7 @@ pub struct Rows {
     pub weights: Tensor<1>,
 }
 
-impl Rows {
+impl ExpertRows {
     /// The tokens.
     pub(crate) fn tokens(&self) -> impl Iterator<Item = usize> {
         self.all[self.range.clone()].iter().map(|&token| usize::try_from(token).unwrap_or_default())
@@ -76,7 +76,7 @@ pub(crate) fn route_now(
     let (mut groups, mut first) = (Vec::new(), 0);
     for (expert, tokens) in tokens_of.iter().enumerate().filter(|(_, tokens)| !tokens.is_empty()) {
         let len = tokens.len();
-        let rows = Rows {
+        let rows = ExpertRows {
             all: Arc::clone(&all),
             range: first..first + len,
             on_device: on_device.clone().narrow(0, first, len),
@@ -131,16 +131,16 @@ impl Routing {
     }
 }
 
-pub(crate) fn plain_gather(x: &Tensor<2>, rows: &Rows, weighted: bool) -> Tensor<2> {
+pub(crate) fn plain_gather(x: &Tensor<2>, rows: &ExpertRows, weighted: bool) -> Tensor<2> {
     scaled(x.clone().select(0, rows.on_device.clone()), rows, weighted)
 }
 
-pub(crate) fn plain_scatter_add(y: Tensor<2>, rows: &Rows, update: &Tensor<2>, weighted: bool) -> Tensor<2> {
+pub(crate) fn plain_scatter_add(y: Tensor<2>, rows: &ExpertRows, update: &Tensor<2>, weighted: bool) -> Tensor<2> {
     let update = scaled(update.clone(), rows, weighted);
     y.select_assign(0, rows.on_device.clone(), update, IndexingUpdateOp::Add)
 }
 
-fn scaled(x: Tensor<2>, rows: &Rows, weighted: bool) -> Tensor<2> {
+fn scaled(x: Tensor<2>, rows: &ExpertRows, weighted: bool) -> Tensor<2> {
     let dtype = x.dtype();
     if weighted { x * rows.weights.clone().cast(dtype).unsqueeze_dim::<2>(1) } else { x }
 }

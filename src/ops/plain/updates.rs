@@ -8,7 +8,7 @@ pub use crate::ops::cpu::AdamW as Update;
 
 /// A parameter with its moments.
 #[derive(Clone, Debug)]
-pub struct State {
+pub struct AdamState {
     /// The parameter.
     pub parameter: Tensor<2>,
     /// First moment.
@@ -17,7 +17,7 @@ pub struct State {
     pub v: Tensor<2>,
 }
 
-pub(crate) fn plain_adamw(state: State, grad: &Tensor<2>, update: &Update) -> State {
+pub(crate) fn plain_adamw(state: AdamState, grad: &Tensor<2>, update: &Update) -> AdamState {
     let [beta1, beta2] = update.betas;
     #[expect(clippy::cast_precision_loss, reason = "exact below 2^53 steps")]
     let [correction1, correction2] = update.betas.map(|beta| 1.0 - beta.powf(update.step as f64));
@@ -27,7 +27,7 @@ pub(crate) fn plain_adamw(state: State, grad: &Tensor<2>, update: &Update) -> St
     let denominator = v.clone().sqrt() / correction2.sqrt() + update.eps;
     let decayed = state.parameter * (1.0 - update.learning_rate * update.weight_decay);
     let parameter = decayed - m.clone() / denominator * (update.learning_rate / correction1);
-    State { parameter, m, v }
+    AdamState { parameter, m, v }
 }
 
 /// A parameter with its moments in codes.
@@ -51,7 +51,7 @@ pub(crate) fn plain_adamw_8bit(state: Coded, grad: &Tensor<2>, update: &Update) 
         let scales = state.scales[moment].clone().transpose();
         (in_blocks(numbers, &device) * scales).reshape([-1]).narrow(0, 0, size).reshape(shape)
     });
-    let State { parameter, m, v } = plain_adamw(State { parameter: state.parameter, m, v }, grad, update);
+    let AdamState { parameter, m, v } = plain_adamw(AdamState { parameter: state.parameter, m, v }, grad, update);
     let coded = [(m, &tables[0]), (v, &tables[1])].map(|(moment, table)| {
         let blocks = in_blocks(moment.reshape([-1]), &device);
         let most = blocks.clone().abs().max_dim(1);

@@ -15,17 +15,8 @@ const MAX_SEARCHED_BYTES: u64 = 1 << 20;
 
 /// Names that a start writes into the folder, except checkpoints and the best adapter.
 pub(super) const WRITTEN: [&str; 11] = [
-    "adapter",
-    ENVIRONMENT_FILE,
-    "memory_plan.json",
-    "metrics.jsonl",
-    RECIPE_FILE,
-    REFERENCE,
-    REPORT_FILE,
-    RESOLVED_FILE,
-    "samples.jsonl",
-    "tensorboard",
-    UNFINISHED_FILE,
+    "adapter", ENVIRONMENT_FILE, "memory_plan.json", "metrics.jsonl", RECIPE_FILE, REFERENCE, REPORT_FILE,
+    RESOLVED_FILE, "samples.jsonl", "tensorboard", UNFINISHED_FILE,
 ];
 
 impl RunDir {

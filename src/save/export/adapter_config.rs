@@ -12,16 +12,8 @@ use crate::spec::{NESTED, nested_name, short_name};
 
 /// Keys that change neither what the adapter computes nor where it sits.
 const WITHOUT_EFFECT: [&str; 10] = [
-    "auto_mapping",
-    "corda_config",
-    "eva_config",
-    "inference_mode",
-    "loftq_config",
-    "lora_ga_config",
-    "megatron_core",
-    "peft_version",
-    "qalora_group_size",
-    "revision",
+    "auto_mapping", "corda_config", "eva_config", "inference_mode", "loftq_config", "lora_ga_config", "megatron_core",
+    "peft_version", "qalora_group_size", "revision",
 ];
 
 /// `adapter_config.json` of an adapter with these weights.
@@ -32,24 +24,18 @@ pub(super) fn to_json(
     weights: &AdapterWeights,
     base_model_name_or_path: &str,
 ) -> serde_json::Value {
-    let (mut modules, has_score) = (weights.keys().peekable(), weights.scores());
+    let has_score = weights.scores();
     // Names of layers are in the other parts of a multimodal model, too.
-    let is_nested = modules.peek().is_some_and(|module| module.starts_with(NESTED));
+    let is_nested = weights.keys().next().is_some_and(|module| module.starts_with(NESTED));
     // PEFT cannot combine a regular expression with `layers_to_transform`, and has had `exclude_modules` not for long: the
     // modules are listed one by one.
     let has_layers = config.layers_to_transform.is_some();
     let one_by_one = (is_nested || matches!(config.target_modules, TargetModules::Regex(_))) && has_layers
         || config.exclude_modules.is_some();
-    let target_modules = match &config.target_modules {
-        _ if one_by_one => json!(modules.collect::<Vec<_>>()),
-        TargetModules::AllLinear if is_nested => json!(nested(modules.map(|module| short_name(module)))),
-        TargetModules::Names(names) if is_nested => json!(nested(names.iter().map(String::as_str))),
-        TargetModules::AllLinear => {
-            // PEFT writes the layer names once it has resolved "all-linear" for a model.
-            json!(modules.map(|module| short_name(module)).collect::<BTreeSet<_>>())
-        }
-        TargetModules::Names(names) => json!(names),
-        TargetModules::Regex(regex) => json!(regex),
+    let target_modules = if one_by_one {
+        json!(weights.keys().collect::<Vec<_>>())
+    } else {
+        target_modules(&config.target_modules, weights, is_nested)
     };
     let alpha_pattern = config.alpha_pattern.map(|alpha| number(*alpha));
     let init_lora_weights = match config.init_lora_weights {
@@ -92,6 +78,19 @@ pub(super) fn to_json(
         json["ensure_weight_tying"] = json!(true);
     }
     json
+}
+
+/// The value of `target_modules` for the layers of an adapter with these weights.
+fn target_modules(written: &TargetModules, weights: &AdapterWeights, is_nested: bool) -> serde_json::Value {
+    let modules = weights.keys().map(|module| short_name(module));
+    match written {
+        TargetModules::AllLinear if is_nested => json!(nested(modules)),
+        TargetModules::Names(names) if is_nested => json!(nested(names.iter().map(String::as_str))),
+        // PEFT writes the layer names once it has resolved "all-linear" for a model.
+        TargetModules::AllLinear => json!(modules.collect::<BTreeSet<_>>()),
+        TargetModules::Names(names) => json!(names),
+        TargetModules::Regex(regex) => json!(regex),
+    }
 }
 
 /// A regular expression for the layers of these names in the language model of a multimodal model. Names may begin within
@@ -429,17 +428,8 @@ mod tests {
             "layer_replication": [[0, 2]], "fan_in_fan_out": true, "rank_pattern": {"q_proj": "x"}}"#;
         let problems = read(text).unwrap_err().to_string();
         for key in [
-            "peft_type",
-            "task_type",
-            "bias",
-            "use_dora",
-            "modules_to_save",
-            "init_lora_weights",
-            "r",
-            "alora_invocation_tokens",
-            "layer_replication",
-            "fan_in_fan_out",
-            "rank_pattern.q_proj",
+            "peft_type", "task_type", "bias", "use_dora", "modules_to_save", "init_lora_weights", "r",
+            "alora_invocation_tokens", "layer_replication", "fan_in_fan_out", "rank_pattern.q_proj",
         ] {
             assert!(problems.contains(&format!("`{key}` = ")), "{key}: {problems}");
         }

@@ -8,7 +8,7 @@ use super::{
     AdapterWeights, ExportError, HostMatrix, PromptForm, SavedAdapter, check_adapter, read_adapter, write_adapter,
 };
 use crate::config::{InitLoraWeights, LoraConfig, TargetModules};
-use crate::lora::combine::{Combination, Part};
+use crate::lora::combine::{Combination, ScaledUpdate};
 use crate::lora::targets::AdapterShape;
 use crate::lora::{Matrices, combine::CombinationType};
 use crate::model::weights::Weights;
@@ -47,17 +47,7 @@ pub fn combine(
         if let Ok(base) = &base {
             saved = saved.without_equal_tables(base, model);
         }
-        if saved.config.use_dora {
-            let message =
-                "an adapter with `use_dora` cannot be combined with others: what it changes is not of low rank";
-            let hint = "merge it alone into its model";
-            return Err(Problem::new(message).at(folder.display()).hint(hint).into());
-        }
-        if saved.weights.replaces_weights() {
-            let message = "this adapter replaces rows or modules of the model, which cannot be added up";
-            let hint = "merge it alone into its model";
-            return Err(Problem::new(message).at(folder.display()).hint(hint).into());
-        }
+        require_low_rank(folder, &saved)?;
         let selection = check_adapter(folder, &saved, model)?;
         let shapes = selection.iter().map(|(layer, site, shape)| (model.module_name(layer, site), shape));
         let shapes: BTreeMap<String, AdapterShape> = shapes.collect();
@@ -72,14 +62,14 @@ pub fn combine(
     let modules: BTreeSet<&String> = read.iter().flat_map(|(_, saved, ..)| saved.weights.keys()).collect();
     let (mut weights, mut rng) = (AdapterWeights::default(), combination.rng());
     for module in modules {
-        let mut parts: Vec<(&Path, Part<'_>)> = Vec::new();
+        let mut parts: Vec<(&Path, ScaledUpdate<'_>)> = Vec::new();
         for (folder, saved, shapes, weight) in &read {
             let Some((pair, shape)) = saved.weights.get(module).zip(shapes.get(module)) else { continue };
             let matrices = LowRank { a: &*pair.a.values, b: &*pair.b.values };
-            parts.push((folder, Part { matrices, r: shape.r, factor: weight * shape.scale }));
+            parts.push((folder, ScaledUpdate { matrices, r: shape.r, factor: weight * shape.scale }));
         }
         require_one_rank(combination.kind, module, &parts)?;
-        let parts: Vec<Part<'_>> = parts.into_iter().map(|(_, part)| part).collect();
+        let parts: Vec<ScaledUpdate<'_>> = parts.into_iter().map(|(_, part)| part).collect();
         let (r, LowRank { a, b }) = combination.of(&parts, &mut rng);
         let matrix = |values: Vec<f32>, num_rows: usize| {
             let num_columns = values.len() / num_rows;
@@ -101,7 +91,18 @@ pub fn combine(
     Ok(Combined { adapter: SavedAdapter { weights, config, base_model_name_or_path }, form, has_forms })
 }
 
-fn require_one_rank(kind: CombinationType, module: &str, parts: &[(&Path, Part<'_>)]) -> Result<(), Problem> {
+fn require_low_rank(folder: &Path, saved: &SavedAdapter) -> Result<(), Problem> {
+    let message = if saved.config.use_dora {
+        "an adapter with `use_dora` cannot be combined with others: what it changes is not of low rank"
+    } else if saved.weights.replaces_weights() {
+        "this adapter replaces rows or modules of the model, which cannot be added up"
+    } else {
+        return Ok(());
+    };
+    Err(Problem::new(message).at(folder.display()).hint("merge it alone into its model"))
+}
+
+fn require_one_rank(kind: CombinationType, module: &str, parts: &[(&Path, ScaledUpdate<'_>)]) -> Result<(), Problem> {
     let Some(((first, part), rest)) = parts.split_first() else { return Ok(()) };
     match rest.iter().find(|(_, other)| other.r != part.r) {
         Some((folder, other)) if kind.has_one_rank() => {

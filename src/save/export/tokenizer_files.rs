@@ -13,15 +13,8 @@ const NAMED_TEMPLATES: &str = "additional_chat_templates";
 
 /// The names that a tokenizer's files have.
 pub const TOKENIZER_FILES: [&str; 9] = [
-    "tokenizer.json",
-    "tokenizer.model",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    CHAT_TEMPLATE,
-    "chat_template.json",
+    "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+    "vocab.json", "merges.txt", CHAT_TEMPLATE, "chat_template.json",
 ];
 
 /// Copies the content, not the permissions: files of a cache are often links to write-protected files.

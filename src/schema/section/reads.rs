@@ -6,11 +6,12 @@ use std::ops::{RangeBounds, RangeInclusive};
 
 use super::super::accept::{TEXT, accept_count, accept_number, accept_text, describe_count, describe_number};
 use super::super::by_name::ByName;
+use super::super::choice::Choice;
 use super::super::path::expand;
 use super::super::problem::Problem;
 use super::super::suggest::closest;
 use super::super::tree::{Entry, Value};
-use super::{Choice, Section};
+use super::Section;
 
 impl Section<'_> {
     /// Reads `true` or `false`.

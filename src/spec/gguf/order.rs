@@ -8,11 +8,11 @@ use crate::spec::{Block, DeltaHeads, DeltaNetInputs, ModelConfig};
 pub struct Order {
     /// Whether it is the columns that lie so.
     pub is_of_columns: bool,
-    kind: Kind,
+    kind: OrderKind,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum OrderKind {
     /// Those of the two halves of each head take turns: llama.cpp turns neighbours together, Hugging Face one of each half.
     Halves { head_dim: usize },
     /// Behind the first so many, value heads of `width`: the first one of every key head, then every second one, and so on,
@@ -31,12 +31,12 @@ impl Order {
             return match net.inputs {
                 DeltaNetInputs::Apart(_) => Self::of_value_heads(net.heads, name),
                 DeltaNetInputs::ByKeyHead(_) => {
-                    is_of_key_heads.then_some(Self { is_of_columns: false, kind: Kind::KeyHeads(net.heads) })
+                    is_of_key_heads.then_some(Self { is_of_columns: false, kind: OrderKind::KeyHeads(net.heads) })
                 }
             };
         }
         let is_interleaved = config.family().gguf.interleaved && (name.contains("q_proj") || name.contains("k_proj"));
-        let kind = Kind::Halves { head_dim: config.ropes[0].head_dim };
+        let kind = OrderKind::Halves { head_dim: config.ropes[0].head_dim };
         is_interleaved.then_some(Self { is_of_columns: false, kind })
     }
 
@@ -49,7 +49,7 @@ impl Order {
             () if is(b) || is(a) || is(A_LOG) || is(DT_BIAS) => (0, 1),
             () => return None,
         };
-        let kind = Kind::ValueHeads { first, heads, width };
+        let kind = OrderKind::ValueHeads { first, heads, width };
         (heads.group() > 1).then_some(Self { is_of_columns: is(out), kind })
     }
 
@@ -57,8 +57,8 @@ impl Order {
     #[must_use]
     pub fn run(&self) -> usize {
         match self.kind {
-            Kind::Halves { .. } | Kind::KeyHeads(_) => 1,
-            Kind::ValueHeads { width, .. } => width,
+            OrderKind::Halves { .. } | OrderKind::KeyHeads(_) => 1,
+            OrderKind::ValueHeads { width, .. } => width,
         }
     }
 
@@ -66,18 +66,18 @@ impl Order {
     #[must_use]
     pub fn place(&self, index: usize) -> usize {
         match self.kind {
-            Kind::Halves { head_dim } => {
+            OrderKind::Halves { head_dim } => {
                 let (head, within) = (index / head_dim, index % head_dim);
                 let (half, pair) = (within / (head_dim / 2), within % (head_dim / 2));
                 head * head_dim + 2 * pair + half
             }
-            Kind::ValueHeads { first, .. } if index < first => index,
-            Kind::ValueHeads { first, heads, width } => {
+            OrderKind::ValueHeads { first, .. } if index < first => index,
+            OrderKind::ValueHeads { first, heads, width } => {
                 let (head, within) = ((index - first) / width, (index - first) % width);
                 let (key_head, member) = (head / heads.group(), head % heads.group());
                 first + (member * heads.num_key_heads + key_head) * width + within
             }
-            Kind::KeyHeads(heads) => {
+            OrderKind::KeyHeads(heads) => {
                 let of_values = heads.group() * heads.value_head_dim;
                 let widths = [heads.key_head_dim, heads.key_head_dim, of_values, of_values];
                 let before = |part: usize| widths[..part].iter().sum::<usize>();
@@ -111,7 +111,7 @@ mod tests {
 
     #[test]
     fn rows_of_the_halves_of_a_head_alternate_in_a_llama_and_stay_in_a_qwen() {
-        let order = Order { is_of_columns: false, kind: Kind::Halves { head_dim: 4 } };
+        let order = Order { is_of_columns: false, kind: OrderKind::Halves { head_dim: 4 } };
         let rows: Vec<f32> = (0..16u8).map(f32::from).collect();
         let turned = [0., 1., 4., 5., 2., 3., 6., 7., 8., 9., 12., 13., 10., 11., 14., 15.];
         assert_eq!(order.in_file(&rows, 2), turned);
@@ -141,7 +141,7 @@ mod tests {
     #[test]
     fn queries_keys_values_and_gates_of_all_key_heads_lie_together() {
         let heads = DeltaHeads { num_key_heads: 2, num_value_heads: 4, key_head_dim: 2, value_head_dim: 1 };
-        let order = Order { is_of_columns: false, kind: Kind::KeyHeads(heads) };
+        let order = Order { is_of_columns: false, kind: OrderKind::KeyHeads(heads) };
         // Of each head two of a query, two of a key, one of two values, one of two gates.
         let numbers: Vec<f32> = (0..16u8).map(f32::from).collect();
         let together = [0., 1., 8., 9., 2., 3., 10., 11., 4., 5., 12., 13., 6., 7., 14., 15.];

@@ -7,7 +7,7 @@ use crate::spec::{DELTA_NET_FUSED_NAMES, DELTA_NET_NAMES, DeltaHeads, DeltaNet};
 
 /// What its layers have in common.
 #[derive(Clone, Copy)]
-pub(super) struct Shape {
+pub(super) struct DeltaNetShape {
     heads: DeltaHeads,
     kernel_size: usize,
 }
@@ -16,7 +16,7 @@ pub(super) struct Shape {
 const MAX_WIDTH: usize = 1 << 22;
 
 /// Its shape, in a family that has it.
-pub(super) fn shape(json: &mut Section, family: &Family) -> Option<Shape> {
+pub(super) fn shape(json: &mut Section, family: &Family) -> Option<DeltaNetShape> {
     let DeltaHeads { num_key_heads, num_value_heads, key_head_dim, value_head_dim } = family.delta_heads?;
     let heads = DeltaHeads {
         num_key_heads: json.count("linear_num_key_heads", num_key_heads, 1..=1 << 16),
@@ -35,10 +35,10 @@ pub(super) fn shape(json: &mut Section, family: &Family) -> Option<Shape> {
             format!("makes queries, keys and values {} wide, expected at most {MAX_WIDTH}", heads.qkv_width());
         json.problem("linear_num_value_heads", message);
     }
-    Some(Shape { heads, kernel_size })
+    Some(DeltaNetShape { heads, kernel_size })
 }
 
-impl Shape {
+impl DeltaNetShape {
     /// The linear attention of a layer, whose linear layers are the first of `sites`.
     pub(super) fn of_layer(self, family: &Family, hidden: usize, sites: &mut Vec<Site>) -> DeltaNet {
         let Self { heads, kernel_size } = self;

@@ -2,15 +2,15 @@
 
 pub(super) mod gemma4;
 
-use super::delta_net::Shape;
+use super::delta_net::DeltaNetShape;
 use super::experts::Mixtures;
 use crate::schema::{Section, Value};
 use crate::spec::block::attention::{Attention, Heads, Qkv};
 use crate::spec::block::{
-    Activation, Beside, Block, FUSED_NAMES, Gated, LAYER_INPUT_NAMES, LayerInput, Projections, Role, Site, SiteId,
-    Sublayer, SublayerKind,
+    Activation, Block, FUSED_NAMES, Gated, LAYER_INPUT_NAMES, LayerInput, Projections, Role, Site, SiteId, Sublayer,
+    SublayerKind, TwoBranches,
 };
-use crate::spec::family::{Extra, Family, Windows};
+use crate::spec::family::{AttentionExtra, Family, Windows};
 use crate::spec::{SHORT_CONV_NAMES, ShortConv};
 use gemma4::Gemma4;
 
@@ -111,7 +111,7 @@ pub(super) struct Widths {
     pub(super) intermediate: usize,
     pub(super) heads: Heads,
     pub(super) activation: Activation,
-    pub(super) delta_net: Option<Shape>,
+    pub(super) delta_net: Option<DeltaNetShape>,
     /// Tokens that short convolutions see.
     pub(super) short_conv: Option<usize>,
     pub(super) gemma4: Option<Gemma4>,
@@ -125,7 +125,7 @@ pub(super) struct Widths {
 impl Widths {
     /// The block of layer `index`.
     pub(super) fn block(&self, family: &Family, index: usize, layer: Layer) -> Block {
-        let Self { hidden, biases: [.., of_mlp], output_scale, .. } = *self;
+        let Self { hidden, output_scale, .. } = *self;
         let gemma4 = self.gemma4.as_ref();
         let intermediate = gemma4.map_or(self.intermediate, |gemma4| gemma4.intermediate(index, self.intermediate));
         let mut sites = Vec::new();
@@ -139,21 +139,7 @@ impl Widths {
             }
             _ => SublayerKind::Attention(self.attention(family, index, layer, &mut sites)),
         };
-        let [_, gate_up_name] = FUSED_NAMES;
-        let [.., gate_name, up_name, down_name] = family.names.sites;
         let mixtures = self.mixtures.as_ref().filter(|mixtures| mixtures.is_in[index]);
-        let gated = |sites: &mut Vec<Site>| {
-            let gate_up = if family.fused[1] {
-                let site = add(sites, gate_up_name, [2 * intermediate, hidden], of_mlp);
-                Projections::Fused { site, widths: [intermediate; 2] }
-            } else if !family.gated {
-                Projections::Same(add(sites, up_name, [intermediate, hidden], of_mlp))
-            } else {
-                Projections::Apart([gate_name, up_name].map(|name| add(sites, name, [intermediate, hidden], of_mlp)))
-            };
-            let down = add(sites, down_name, [hidden, intermediate], of_mlp);
-            Gated { activation: self.activation, intermediate_size: intermediate, gate_up, down }
-        };
         let mixture = |mixtures: &Mixtures, sites: &mut Vec<Site>| {
             mixtures.mixture(self.activation, hidden, |site| {
                 sites.push(site);
@@ -161,11 +147,11 @@ impl Widths {
             })
         };
         let feed_forward = match mixtures {
-            None => SublayerKind::Gated(gated(&mut sites)),
+            None => SublayerKind::Gated(self.gated(family, intermediate, &mut sites)),
             Some(mixtures) if gemma4.is_none() => SublayerKind::Mixture(mixture(mixtures, &mut sites)),
             Some(mixtures) => {
-                let gated = gated(&mut sites);
-                SublayerKind::Beside(Beside { gated, mixture: mixture(mixtures, &mut sites) })
+                let gated = self.gated(family, intermediate, &mut sites);
+                SublayerKind::TwoBranches(TwoBranches { gated, mixture: mixture(mixtures, &mut sites) })
             }
         };
         let kinds = [mixing, feed_forward];
@@ -174,7 +160,7 @@ impl Widths {
             .zip(family.norms)
             .map(|(kind, [norm_before, norm_after])| {
                 // Each of the two has a norm of its own.
-                let norm_before = norm_before.filter(|_| !matches!(kind, SublayerKind::Beside(_)));
+                let norm_before = norm_before.filter(|_| !matches!(kind, SublayerKind::TwoBranches(_)));
                 Sublayer { norm_before, norm_after, output_scale, kind }
             })
             .collect();
@@ -187,6 +173,24 @@ impl Widths {
             sublayers.push(Sublayer { norm_before: None, norm_after, output_scale, kind });
         }
         Block { sites, sublayers, has_scale: gemma4.is_some() }
+    }
+
+    /// A feed-forward layer of this width.
+    fn gated(&self, family: &Family, intermediate_size: usize, sites: &mut Vec<Site>) -> Gated {
+        let Self { hidden, biases: [.., has_bias], activation, .. } = *self;
+        let [_, gate_up_name] = FUSED_NAMES;
+        let [.., gate_name, up_name, down_name] = family.names.sites;
+        let inwards = [intermediate_size, hidden];
+        let gate_up = if family.fused[1] {
+            let site = add(sites, gate_up_name, [2 * intermediate_size, hidden], has_bias);
+            Projections::Fused { site, widths: [intermediate_size; 2] }
+        } else if !family.gated {
+            Projections::Same(add(sites, up_name, inwards, has_bias))
+        } else {
+            Projections::Apart([gate_name, up_name].map(|name| add(sites, name, inwards, has_bias)))
+        };
+        let down = add(sites, down_name, [hidden, intermediate_size], has_bias);
+        Gated { activation, intermediate_size, gate_up, down }
     }
 
     /// The attention of a layer, whose linear layers are the first of `sites`.
@@ -202,7 +206,7 @@ impl Widths {
             let site = add(sites, FUSED_NAMES[0], [query + 2 * key_value, hidden], of_qkv);
             Qkv::All(Projections::Fused { site, widths })
         } else {
-            let of_queries = if family.extra == Extra::OutputGate { 2 * query } else { query };
+            let of_queries = if family.attention_extra == AttentionExtra::OutputGate { 2 * query } else { query };
             let mut project = |(name, width)| add(sites, name, [width, hidden], of_qkv);
             let [q, k, v] = [(q_name, of_queries), (k_name, key_value), (v_name, key_value)];
             match gemma4.and_then(|gemma4| gemma4.key_value_layer(index)) {
@@ -217,7 +221,8 @@ impl Widths {
         let rope = usize::from(layer.is_local && family.local_rope_theta.is_some());
         let rope = layer.has_rope.then_some(rope);
         let query_key_norms = family.qk_norms;
-        let [has_sinks, has_output_gate] = [Extra::Sinks, Extra::OutputGate].map(|extra| family.extra == extra);
+        let [has_sinks, has_output_gate] =
+            [AttentionExtra::Sinks, AttentionExtra::OutputGate].map(|extra| family.attention_extra == extra);
         let (has_value_norm, norm_names) = (gemma4.is_some(), family.names.head_norms);
         Attention { heads, rope, query_key_norms, norm_names, has_sinks, has_output_gate, has_value_norm, qkv, output }
     }

@@ -9,7 +9,7 @@ const FACTOR: std::ops::RangeInclusive<f64> = 1.0..=1e6;
 
 /// What the rotary embeddings of a model depend on besides their own keys.
 #[derive(Clone, Copy)]
-pub(super) struct Around<'a> {
+pub(super) struct RopeFacts<'a> {
     pub(super) family: &'a Family,
     /// Width of a head in layers without a window, and in those with one.
     pub(super) head_dims: [usize; 2],
@@ -20,8 +20,8 @@ pub(super) struct Around<'a> {
 }
 
 /// The rotary embedding of all layers, and, in families that have such, that of the layers with a window.
-pub(super) fn ropes(json: &mut Section, around: Around<'_>) -> Vec<Rope> {
-    let (theta, partial) = (around.family.rope_theta, around.family.partial_rotary_factor);
+pub(super) fn ropes(json: &mut Section, facts: RopeFacts<'_>) -> Vec<Rope> {
+    let (theta, partial) = (facts.family.rope_theta, facts.family.partial_rotary_factor);
     let partial = partial.map(|factor| json.number("partial_rotary_factor", factor, 1e-3..=1.0));
     if partial.is_none() {
         json.only("partial_rotary_factor", "1.0", |value| value.number() == Some(1.0));
@@ -29,34 +29,33 @@ pub(super) fn ropes(json: &mut Section, around: Around<'_>) -> Vec<Rope> {
     let partial = partial.unwrap_or(1.0);
     let is_nested =
         ["full_attention", "sliding_attention"].iter().any(|kind| json.has(&format!("rope_parameters.{kind}")));
-    let Some(local) = around.family.local_rope_theta else {
+    let Some(local) = facts.family.local_rope_theta else {
         if is_nested {
-            let message =
-                format!("differ by kind of layer, which models of type `{}` do not", around.family.model_type);
+            let message = format!("differ by kind of layer, which models of type `{}` do not", facts.family.model_type);
             json.problem("rope_parameters", message);
         }
-        return vec![of_all(json, theta, partial, around)];
+        return vec![of_all(json, theta, partial, facts)];
     };
     if is_nested {
         let mut nested = json.below("rope_parameters", "an object or null");
         let kinds = [("full_attention", theta), ("sliding_attention", local)];
         return kinds
             .map(|(kind, theta)| {
-                let around = if kind == "full_attention" { around } else { around.local() };
-                parameters(&mut nested.below(kind, "an object"), None, theta, partial, around)
+                let facts = if kind == "full_attention" { facts } else { facts.local() };
+                parameters(&mut nested.below(kind, "an object"), None, theta, partial, facts)
             })
             .into();
     }
     let local = json.number("rope_local_base_freq", local, THETA);
-    let local = rope(local, None, partial, around.local());
-    if around.family.is_gemma4() {
-        let scaling = RopeScaling::Proportional { num_turning: around.head_dims[0] / 8, factor: 1.0 };
-        return vec![rope(theta, Some(scaling), partial, around), local];
+    let local = rope(local, None, partial, facts.local());
+    if facts.family.is_gemma4() {
+        let scaling = RopeScaling::Proportional { num_turning: facts.head_dims[0] / 8, factor: 1.0 };
+        return vec![rope(theta, Some(scaling), partial, facts), local];
     }
-    vec![of_all(json, theta, partial, around), local]
+    vec![of_all(json, theta, partial, facts), local]
 }
 
-impl Around<'_> {
+impl RopeFacts<'_> {
     /// For layers with a window.
     fn local(self) -> Self {
         Self { head_dims: [self.head_dims[1]; 2], ..self }
@@ -73,38 +72,38 @@ fn rope(
     theta: f64,
     scaling: Option<RopeScaling>,
     partial: f64,
-    Around { family, head_dims: [head_dim, _], .. }: Around<'_>,
+    RopeFacts { family, head_dims: [head_dim, _], .. }: RopeFacts<'_>,
 ) -> Rope {
     let width = (head_dim as f64 * partial) as usize;
     Rope { theta, scaling, head_dim, width, pairs: family.rope_pairs, query_growth: None }
 }
 
 /// Where all layers have the same.
-fn of_all(json: &mut Section, theta: f64, partial: f64, around: Around<'_>) -> Rope {
+fn of_all(json: &mut Section, theta: f64, partial: f64, facts: RopeFacts<'_>) -> Rope {
     let outer = json.value("rope_theta").is_some().then(|| json.number("rope_theta", theta, THETA));
     let [new, old] = ["rope_parameters", "rope_scaling"]
         .map(|key| json.value(key).filter(|value| !matches!(value, Value::Table(table) if table.is_empty())));
     if old.is_some() && new.is_some() && old != new {
         json.problem("rope_parameters", "and `rope_scaling` differ; keep one of them");
     }
-    if new.is_none() && old.is_none() && matches!(around.family.own_ropes, OwnRopes::GptOss | OwnRopes::Ministral) {
+    if new.is_none() && old.is_none() && matches!(facts.family.own_ropes, OwnRopes::GptOss | OwnRopes::Ministral) {
         json.problem("rope_parameters", "is missing, as is `rope_scaling`: models of this type are scaled");
     }
     let name = if new.is_some() { "rope_parameters" } else { "rope_scaling" };
-    parameters(&mut json.below(name, "an object or null"), outer, theta, partial, around)
+    parameters(&mut json.below(name, "an object or null"), outer, theta, partial, facts)
 }
 
 /// Reads one of them; `outer` is the base where it stands beside it.
-fn parameters(section: &mut Section, outer: Option<f64>, theta: f64, partial: f64, around: Around<'_>) -> Rope {
+fn parameters(section: &mut Section, outer: Option<f64>, theta: f64, partial: f64, facts: RopeFacts<'_>) -> Rope {
     let theta = section.number("rope_theta", outer.unwrap_or(theta), THETA);
     if let Some(outer) = outer.filter(|outer| *outer != theta) {
         section.problem("rope_theta", format!("= {theta} and `rope_theta` = {outer} differ; keep one"));
     }
-    let partial = match around.family.partial_rotary_factor {
+    let partial = match facts.family.partial_rotary_factor {
         Some(_) => section.number("partial_rotary_factor", partial, 1e-3..=1.0),
         None => partial,
     };
-    let plain = rope(theta, None, partial, around);
+    let plain = rope(theta, None, partial, facts);
     if !plain.width.is_multiple_of(2) || plain.width == 0 {
         section.problem("partial_rotary_factor", format!("= {partial} makes {} numbers turn, not pairs", plain.width));
     }
@@ -113,35 +112,35 @@ fn parameters(section: &mut Section, outer: Option<f64>, theta: f64, partial: f6
         section.problem("rope_type", format!("= \"{kind}\" and `type` = \"{old}\" differ; keep one of them"));
     }
     let kind = kind.or(old_kind);
-    let is_phi = around.family.own_ropes == OwnRopes::Phi;
+    let is_phi = facts.family.own_ropes == OwnRopes::Phi;
     let kind = kind.as_deref().map(|kind| if is_phi && matches!(kind, "su" | "yarn") { "longrope" } else { kind });
     let scaling = match kind {
         None | Some("default") => None,
         Some("linear") => Some(RopeScaling::Linear { factor: section.required_number("factor", FACTOR) }),
         Some("dynamic") => Some(RopeScaling::Dynamic {
             factor: section.required_number("factor", FACTOR),
-            original_max_position_embeddings: around.longest,
+            original_max_position_embeddings: facts.longest,
         }),
-        Some("proportional") if around.family.is_gemma4() => Some(proportional(section, plain.head_dim)),
-        Some("llama3") => Some(llama3(section, around)),
-        Some("yarn") => Some(yarn(section, around)),
-        Some("longrope") => longrope(section, plain.width / 2, around),
+        Some("proportional") if facts.family.is_gemma4() => Some(proportional(section, plain.head_dim)),
+        Some("llama3") => Some(llama3(section, facts)),
+        Some("yarn") => Some(yarn(section, facts)),
+        Some("longrope") => longrope(section, plain.width / 2, facts),
         Some(other) => {
             let expected = "`default`, `linear`, `dynamic`, `llama3`, `yarn` or `longrope`";
             section.problem("rope_type", format!("= \"{other}\" is not supported, expected {expected}"));
             None
         }
     };
-    let growth = around.family.own_ropes == OwnRopes::Ministral && section.value("llama_4_scaling_beta").is_some();
+    let growth = facts.family.own_ropes == OwnRopes::Ministral && section.value("llama_4_scaling_beta").is_some();
     let query_growth = growth.then(|| QueryGrowth {
         beta: section.number("llama_4_scaling_beta", 0.0, 0.0..=1e3),
-        period: original(section, around),
+        period: original(section, facts),
     });
     Rope { scaling, query_growth, ..plain }
 }
 
-fn original(section: &mut Section, around: Around<'_>) -> usize {
-    section.count("original_max_position_embeddings", around.original.unwrap_or(around.longest), 1..=1 << 32)
+fn original(section: &mut Section, facts: RopeFacts<'_>) -> usize {
+    section.count("original_max_position_embeddings", facts.original.unwrap_or(facts.longest), 1..=1 << 32)
 }
 
 #[expect(
@@ -156,14 +155,14 @@ fn proportional(section: &mut Section, head_dim: usize) -> RopeScaling {
     RopeScaling::Proportional { num_turning: (share * head_dim as f64 / 2.0) as usize, factor }
 }
 
-fn llama3(section: &mut Section, around: Around<'_>) -> RopeScaling {
+fn llama3(section: &mut Section, facts: RopeFacts<'_>) -> RopeScaling {
     let low_freq_factor = section.required_number("low_freq_factor", 1e-6..=1e6);
     let high_freq_factor = section.required_number("high_freq_factor", 1e-6..=1e6);
     if section.is_sound() && high_freq_factor <= low_freq_factor {
         let message = format!("= {high_freq_factor}, expected more than `low_freq_factor` = {low_freq_factor}");
         section.problem("high_freq_factor", message);
     }
-    let original_max_position_embeddings = original(section, around);
+    let original_max_position_embeddings = original(section, facts);
     let factor = section.required_number("factor", FACTOR);
     RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_position_embeddings }
 }
@@ -174,9 +173,9 @@ fn growth(longest: usize, original: usize) -> f64 {
     longest as f64 / original as f64
 }
 
-fn yarn(section: &mut Section, around: Around<'_>) -> RopeScaling {
-    let original_max_position_embeddings = original(section, around);
-    let factor = section.number("factor", growth(around.longest, original_max_position_embeddings).max(1.0), FACTOR);
+fn yarn(section: &mut Section, facts: RopeFacts<'_>) -> RopeScaling {
+    let original_max_position_embeddings = original(section, facts);
+    let factor = section.number("factor", growth(facts.longest, original_max_position_embeddings).max(1.0), FACTOR);
     let [mscale, of_all] = ["mscale", "mscale_all_dim"]
         .map(|key| section.value(key).is_some().then(|| section.number(key, 1.0, 0.0..=1e3)).filter(|it| *it != 0.0));
     let grown = |by: f64| if factor > 1.0 { 0.1 * by * factor.ln() + 1.0 } else { 1.0 };
@@ -196,7 +195,7 @@ fn yarn(section: &mut Section, around: Around<'_>) -> RopeScaling {
 
 /// `None` after a problem.
 #[expect(clippy::cast_precision_loss, reason = "a length")]
-fn longrope(section: &mut Section, half: usize, around: Around<'_>) -> Option<RopeScaling> {
+fn longrope(section: &mut Section, half: usize, facts: RopeFacts<'_>) -> Option<RopeScaling> {
     let expected = format!("a list of {half} numbers above 0");
     let mut factors = |key| {
         section.any(key, None, &expected, |value| match value {
@@ -208,8 +207,8 @@ fn longrope(section: &mut Section, half: usize, around: Around<'_>) -> Option<Ro
         })
     };
     let [short, long] = [factors("short_factor"), factors("long_factor")];
-    let original = original(section, around);
-    let factor = section.number("factor", growth(around.longest, original).max(1.0), FACTOR);
+    let original = original(section, facts);
+    let factor = section.number("factor", growth(facts.longest, original).max(1.0), FACTOR);
     let default = if factor > 1.0 { (1.0 + factor.ln() / (original as f64).ln()).sqrt() } else { 1.0 };
     let attention_factor = section.number("attention_factor", default, 1e-3..=1e3);
     let (Some(short_factor), Some(long_factor)) = (short, long) else {

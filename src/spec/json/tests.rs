@@ -214,11 +214,7 @@ fn every_impossible_shape_is_listed_at_once() {
         "num_hidden_layers": "two", "tie_word_embeddings": 1}"#;
     let problems = ModelConfig::from_json(text).unwrap_err().to_string();
     for key in [
-        "vocab_size",
-        "hidden_size",
-        "intermediate_size",
-        "num_hidden_layers",
-        "num_attention_heads",
+        "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
         "tie_word_embeddings",
     ] {
         assert!(problems.contains(&format!("config.json: `{key}` ")), "{key}: {problems}");
@@ -351,9 +347,9 @@ fn gemma_4_has_heads_keys_and_embeddings_by_layer_where_its_config_says() {
     assert!(refused(r#", "num_kv_shared_layers": 1"#).contains("num_kv_shared_layers` = 1 leaves no layer"));
     let experts = r#", "enable_moe_block": true, "num_experts": 6, "top_k_experts": 2, "moe_intermediate_size": 20"#;
     let config = read(experts).unwrap();
-    let beside = config.blocks[0].beside().unwrap();
-    assert_eq!((beside.gated.intermediate_size, beside.mixture.experts.len()), (96, 6));
-    assert_eq!(config.blocks[0].sites[beside.mixture.experts[5].down].name, "experts.5.down_proj");
+    let branches = config.blocks[0].two_branches().unwrap();
+    assert_eq!((branches.gated.intermediate_size, branches.mixture.experts.len()), (96, 6));
+    assert_eq!(config.blocks[0].sites[branches.mixture.experts[5].down].name, "experts.5.down_proj");
     assert!(config.expected_tensors().contains(&("model.layers.0.router.per_expert_scale".into(), vec![6])));
     assert!(refused(&experts.replace("2,", "7,")).contains("`text_config.top_k_experts` = 7"));
     assert!(refused(r#", "vocab_size_per_layer_input": 99"#).contains("vocab_size_per_layer_input"));

@@ -59,7 +59,7 @@ impl Workload<'_> {
         let [outputs, scores] = self.attended();
         let of_blocks = if self.is_offloaded() { 0 } else { (self.whole() + outputs) * column };
         let of_blocks = self.input_bytes() + of_blocks + scores * self.tokens() * F32;
-        let of_one = of_blocks + self.config.carried_size(self.first_whole()) * column;
+        let of_one = of_blocks + self.config.between_blocks_size(self.first_whole()) * column;
         // The inputs of two blocks are in transfer at a time.
         let in_transfer = if self.is_offloaded() { 2 * hidden } else { 0 };
         // Micro-batches wait between two blocks as hidden states, or their gradient.

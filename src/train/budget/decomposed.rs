@@ -1,14 +1,14 @@
 //! What decomposed weights take in a step beside their matrices.
 
 use super::workload::{F32, Workload};
-use crate::lora::kind::Kind;
+use crate::lora::kind::AdapterKind;
 use crate::spec::Site;
 use crate::util::stats::as_f64;
 
 impl Workload<'_> {
     /// The layers whose weights are decomposed.
     fn decomposed(&self) -> impl Iterator<Item = &Site> {
-        let decomposed = self.selection.iter().filter(|(.., shape)| shape.kind == Kind::Dora);
+        let decomposed = self.selection.iter().filter(|(.., shape)| shape.kind == AdapterKind::Dora);
         decomposed.map(|(layer, site, _)| &self.config.blocks[layer].sites[site])
     }
 

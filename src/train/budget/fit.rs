@@ -292,13 +292,13 @@ fn largest_parts(components: &[Component]) -> String {
     named.collect::<Vec<_>>().join(", ")
 }
 
-/// What makes it fit where no setting that leaves the result as it is does. `is_answered`: the model answers prompts itself.
+/// What makes it fit where no setting that leaves the result as it is does. `writes_answers`: the model answers prompts itself.
 #[must_use]
-pub fn smaller(plan: &MemoryPlan, is_answered: bool) -> &'static str {
+pub fn smaller(plan: &MemoryPlan, writes_answers: bool) -> &'static str {
     let of_adapters = plan.components.iter().filter(|part| part.is_of_adapters);
     if 2 * of_adapters.map(|part| part.bytes).sum::<usize>() > plan.peak_bytes {
         "most of it is for the adapters: take a smaller lora.r, or fewer lora.target_modules"
-    } else if is_answered {
+    } else if writes_answers {
         "nothing else in the recipe makes it fit: take fewer objective.num_generations, a shorter data.max_length, a smaller \
          model or a larger device"
     } else {

@@ -29,10 +29,12 @@ pub(super) fn update(
 ) -> Vec<Parameter> {
     let states = parameters.into_iter().map(|(Parameter { values, states }, grad)| {
         let [m, v] = numbers(states);
-        (adamw::State { parameter: values, m, v }, grad)
+        (adamw::AdamState { parameter: values, m, v }, grad)
     });
     let updated = adamw::adamw(place, states.collect(), &of_kernels(config, update), factor);
-    let parameter =
-        |adamw::State { parameter, m, v }| Parameter { values: parameter, states: [m, v].map(State::Numbers).into() };
+    let parameter = |adamw::AdamState { parameter, m, v }| Parameter {
+        values: parameter,
+        states: [m, v].map(State::Numbers).into(),
+    };
     updated.into_iter().map(parameter).collect()
 }

@@ -23,7 +23,7 @@ use crate::device::num_cpu_threads;
 use crate::ops::host as tensors;
 use crate::util::faults;
 use abi::{Library, Number, Request};
-use beside::Beside;
+use beside::SumsUnderWay;
 
 /// Before the first step, weights are read and rows tokenised.
 const LONG_WAIT: Duration = Duration::from_mins(30);
@@ -80,7 +80,7 @@ pub struct Mpi {
     long_wait: Duration,
     waited: Duration,
     /// Sums that go on while this rank computes; absent where its library takes calls of one thread only.
-    beside: Option<&'static Beside>,
+    beside: Option<&'static SumsUnderWay>,
     /// Where rank 0 hears that each of the others has come to a sum, to name those that have not.
     arrivals: Vec<f64>,
     hosts: Vec<String>,
@@ -136,7 +136,7 @@ impl Mpi {
             waits_long: true,
             long_wait,
             waited: Duration::ZERO,
-            beside: takes_threads.then(|| Beside::start(library)),
+            beside: takes_threads.then(|| SumsUnderWay::start(library)),
             arrivals: vec![0.0; size],
             hosts: Vec::new(),
         })
@@ -281,7 +281,7 @@ impl Ranks for Mpi {
         }
         let device = gradients.device();
         let mut rest = faults::read(gradients, "a gradient");
-        let begun = self.beside.map(Beside::take).unwrap_or_default();
+        let begun = self.beside.map(SumsUnderWay::take).unwrap_or_default();
         self.sum_with(begun.iter().map(|begun| begun.sum).collect(), &mut rest, figures);
         let all = begun.into_iter().map(|begun| begun.numbers).chain([rest]);
         all.map(|sums| (sums.len(), sums)).map(|(count, sums)| tensors::tensor(sums, [count], &device)).collect()
@@ -398,7 +398,7 @@ mod system {
         count: usize,
         of: Number,
     ) -> Result<Request, RanksError> {
-        // SAFETY: `Mpi::sum_with` has borrowed the numbers mutably, or `Beside` holds them, until the sum is complete; where that fails,
+        // SAFETY: `Mpi::sum_with` has borrowed the numbers mutably, or `SumsUnderWay` holds them, until the sum is complete; where that fails,
         // the process ends.
         unsafe { library.begin_sum(numbers, count, of) }
     }

@@ -7,7 +7,7 @@ use crate::data::batch::Batch;
 
 /// Some rows of a micro-batch of a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Part {
+pub struct RowShare {
     /// Index of the micro-batch in the step.
     pub micro_batch: usize,
     /// Its rows.
@@ -18,16 +18,16 @@ pub struct Part {
 /// each is cut between rows, unless its rows are compared with one another. They are dealt out by tokens, the largest first,
 /// to no rank more parts than to another by two. With one rank, the micro-batches as they are.
 #[must_use]
-pub fn shares(micro_batches: &[Batch], num_ranks: usize) -> Vec<Vec<Part>> {
+pub fn shares(micro_batches: &[Batch], num_ranks: usize) -> Vec<Vec<RowShare>> {
     let is_whole = micro_batches.iter().any(|batch| !batch.answers.is_empty());
     let num_parts = if is_whole { 1 } else { num_parts(micro_batches.len(), num_ranks) };
-    let parts: Vec<(Part, usize)> = micro_batches
+    let parts: Vec<(RowShare, usize)> = micro_batches
         .iter()
         .enumerate()
         .flat_map(|(micro_batch, batch)| {
             cut(&batch.row_lengths, num_parts).into_iter().map(move |rows| {
                 let tokens = batch.row_lengths[rows.clone()].iter().sum();
-                (Part { micro_batch, rows }, tokens)
+                (RowShare { micro_batch, rows }, tokens)
             })
         })
         .collect();
@@ -93,15 +93,15 @@ mod tests {
         lengths.iter().map(of).collect()
     }
 
-    fn tokens(shares: &[Vec<Part>], batches: &[Batch]) -> Vec<usize> {
-        let of = |part: &Part| batches[part.micro_batch].row_lengths[part.rows.clone()].iter().sum::<usize>();
+    fn tokens(shares: &[Vec<RowShare>], batches: &[Batch]) -> Vec<usize> {
+        let of = |part: &RowShare| batches[part.micro_batch].row_lengths[part.rows.clone()].iter().sum::<usize>();
         shares.iter().map(|parts| parts.iter().map(of).sum()).collect()
     }
 
     #[test]
     fn one_rank_takes_the_micro_batches_as_they_are() {
         let batches = batches(&[&[3, 5], &[2, 0]]);
-        let whole = [0, 1].map(|micro_batch| Part { micro_batch, rows: 0..2 });
+        let whole = [0, 1].map(|micro_batch| RowShare { micro_batch, rows: 0..2 });
         assert_eq!(shares(&batches, 1), [whole.to_vec()]);
     }
 

@@ -24,17 +24,17 @@ pub trait Summed: Sized {
 
 /// What a rank tells the others with its gradients; after that, whether any rank said so.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Says {
+pub struct RankFlags {
     /// It was asked to stop.
     pub stop: bool,
     /// It has failed, and its gradients are of no use.
     pub failed: bool,
 }
 
-impl Summed for Says {
+impl Summed for RankFlags {
     fn pack(&self) -> Vec<f64> {
         let Self { stop, failed } = *self;
-        [stop, failed].map(|says| f64::from(u8::from(says))).into()
+        [stop, failed].map(|flag| f64::from(u8::from(flag))).into()
     }
 
     fn unpack(numbers: &mut dyn Iterator<Item = f64>) -> Self {
@@ -59,20 +59,20 @@ impl Summed for LossSum {
 /// What is summed with the gradients of a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(in crate::train) struct StepSums {
-    /// What its ranks say.
-    pub(in crate::train) says: Says,
+    /// Those of its ranks.
+    pub(in crate::train) flags: RankFlags,
     /// Its loss.
     pub(in crate::train) loss: LossSum,
 }
 
 impl Summed for StepSums {
     fn pack(&self) -> Vec<f64> {
-        let Self { says, loss } = self;
-        [says.pack(), loss.pack()].concat()
+        let Self { flags, loss } = self;
+        [flags.pack(), loss.pack()].concat()
     }
 
     fn unpack(numbers: &mut dyn Iterator<Item = f64>) -> Self {
-        Self { says: Says::unpack(numbers), loss: LossSum::unpack(numbers) }
+        Self { flags: RankFlags::unpack(numbers), loss: LossSum::unpack(numbers) }
     }
 }
 
@@ -90,7 +90,7 @@ mod tests {
         assert_eq!(figures.numbers(), numbers);
         let loss = LossSum { sum: -1.0, count: -2.0, target_tokens: 3, figures };
         for (stop, failed) in [(false, false), (true, false), (false, true)] {
-            let sums = StepSums { says: Says { stop, failed }, loss };
+            let sums = StepSums { flags: RankFlags { stop, failed }, loss };
             assert_eq!(StepSums::unpack(&mut sums.pack().into_iter()), sums);
         }
         let own = RankFigures { busy_seconds: 1.0, data_wait_seconds: 2.0, tokens: 3.0 };

@@ -6,11 +6,11 @@ use std::time::Instant;
 use super::TrainStep;
 use crate::data::batch::Batch;
 use crate::train::adapters::Trained;
-use crate::train::backprop::{Inputs, Origin};
+use crate::train::backprop::{Inputs, MaskOrigin};
 use crate::train::grads::Exchange;
 use crate::train::loss::LossSum;
-use crate::train::ranks::share::{Part, shares};
-use crate::train::ranks::sums::{Says, StepSums, Summed};
+use crate::train::ranks::share::{RowShare, shares};
+use crate::train::ranks::sums::{RankFlags, StepSums, Summed};
 use crate::train::ranks::{RankFigures, Ranks};
 use crate::util::stats::as_f64;
 
@@ -18,7 +18,7 @@ use crate::util::stats::as_f64;
 #[derive(Debug)]
 pub(super) struct Shared {
     ranks: Box<dyn Ranks>,
-    says: Says,
+    flags: RankFlags,
     /// Micro-batches of the step that are not this rank's.
     num_of_others: u64,
     /// Of this rank's, those that have had no backward, where several ranks share the step.
@@ -33,7 +33,7 @@ impl Shared {
     pub(super) fn new(ranks: Box<dyn Ranks>) -> Self {
         Self {
             ranks,
-            says: Says::default(),
+            flags: RankFlags::default(),
             num_of_others: 0,
             num_left: None,
             start: Instant::now(),
@@ -66,12 +66,12 @@ impl TrainStep {
         batches.retain(|batch| !batch.targets.is_empty());
         let (rank, num_ranks) = self.rank();
         let own = shares(&batches, num_ranks).swap_remove(rank);
-        let lay_out = |part: &Part| {
+        let lay_out = |part: &RowShare| {
             let whole = &batches[part.micro_batch];
             // With the noise that its tokens have where one rank takes it whole.
             let is_padded = self.is_noisy() && self.model.place().pads_rows();
             let placed = if is_padded { Cow::Owned(whole.padded()) } else { Cow::Borrowed(whole) };
-            let origin = Origin {
+            let origin = MaskOrigin {
                 number: self.num_micro_batches + part.micro_batch as u64,
                 first_token: placed.row_lengths[..part.rows.start].iter().sum(),
                 longest_row: whole.row_lengths.iter().copied().max().unwrap_or(0),
@@ -107,16 +107,16 @@ impl TrainStep {
     /// Sums the gradients and the loss of the step in progress over all ranks, and what each says. `num_own` of its micro-batches are
     /// this rank's.
     pub(super) fn sum_over_ranks(&mut self, loss: &LossSum, num_own: u64) -> LossSum {
-        let Shared { ranks, says, num_of_others, start, own, of_ranks, .. } = &mut self.shared;
-        let mut numbers = StepSums { says: *says, loss: *loss }.pack();
+        let Shared { ranks, flags, num_of_others, start, own, of_ranks, .. } = &mut self.shared;
+        let mut numbers = StepSums { flags: *flags, loss: *loss }.pack();
         let own = || RankFigures { busy_seconds: start.elapsed().as_secs_f64(), ..*own };
         let (adapters, place) = (self.trained.adapters(), self.trained.optimizer.place());
         *of_ranks = self.accumulated.grads.reduce(adapters, place, &mut **ranks, &mut numbers, own);
         let sums = StepSums::unpack(&mut numbers.into_iter());
-        *says = sums.says;
+        *flags = sums.flags;
         // A step that is dropped is made again.
         let others = std::mem::take(num_of_others);
-        if says.failed {
+        if flags.failed {
             self.num_micro_batches -= num_own;
         } else {
             self.num_micro_batches += others;
@@ -131,8 +131,8 @@ impl TrainStep {
 
     /// What this rank tells the others in the next [`reduce`](Self::reduce), also that all it did since the start of the step
     /// was to wait for data.
-    pub fn say(&mut self, says: Says) {
-        self.shared.says = says;
+    pub fn set_flags(&mut self, flags: RankFlags) {
+        self.shared.flags = flags;
         self.shared.own.data_wait_seconds = self.shared.start.elapsed().as_secs_f64();
     }
 
@@ -144,7 +144,7 @@ impl TrainStep {
 
     /// What any rank said in the last [`reduce`](Self::reduce); nothing where there is one rank.
     #[must_use]
-    pub fn said(&self) -> Says {
-        if self.is_shared() { self.shared.says } else { Says::default() }
+    pub fn flags_of_ranks(&self) -> RankFlags {
+        if self.is_shared() { self.shared.flags } else { RankFlags::default() }
     }
 }

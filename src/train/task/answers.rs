@@ -7,7 +7,7 @@ use crate::config::{Take, TaskConfig};
 
 /// How answers are compared.
 #[derive(Clone, Debug)]
-pub struct Comparison {
+pub struct AnswerComparison {
     pattern: Option<Regex>,
     take: Take,
     ignored: Vec<Regex>,
@@ -15,7 +15,7 @@ pub struct Comparison {
     ignore_punctuation: bool,
 }
 
-impl Comparison {
+impl AnswerComparison {
     /// The comparison that a recipe asks for.
     ///
     /// # Errors
@@ -69,8 +69,8 @@ mod tests {
     use super::*;
     use crate::schema::Choice as _;
 
-    fn comparison(config: &TaskConfig) -> Comparison {
-        Comparison::new(config).unwrap()
+    fn comparison(config: &TaskConfig) -> AnswerComparison {
+        AnswerComparison::new(config).unwrap()
     }
 
     #[test]

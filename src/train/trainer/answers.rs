@@ -4,7 +4,7 @@ use super::{Trainer, TrainerError};
 use crate::data::batch::Batch;
 use crate::data::loader::Loader;
 use crate::measure::metrics::Sample;
-use crate::train::laps::Part;
+use crate::train::laps::StepPart;
 use crate::train::ranks::Ranks;
 use crate::train::rollouts::{Answered, Answers, Draw, Round};
 use crate::train::step_work::StepWork;
@@ -22,7 +22,7 @@ impl Trainer<'_> {
         let Some(mut answered) = self.agree_on(own)? else { return Ok(None) };
         if self.step.is_shared() {
             answered = of_all_ranks(self.step.ranks(), &answered);
-            self.recorder.part(Part::Rollout);
+            self.recorder.part(StepPart::Rollout);
         }
         Ok(Some(Round::new(answered, per_step, num_iterations)))
     }
@@ -69,7 +69,7 @@ impl Trainer<'_> {
         let (stop, sinks) = (self.stop, &self.sinks);
         let is_stopped = || stop.requested() || sinks.stop_requested();
         let answered = rollouts.answer(&self.step, self.data, prompts, Draw::Training(number), &is_stopped);
-        self.recorder.part(Part::Rollout);
+        self.recorder.part(StepPart::Rollout);
         let Some(Answered { batch, figures, sample }) = answered? else { return Ok(None) };
         let done = self.state.step;
         if let Some(sample) = sample.filter(|_| index == 0 && rollouts.is_sample_due(done, num_steps)) {

@@ -6,7 +6,7 @@ use super::{Trainer, TrainerError};
 use crate::config::{BestBy, EvalConfig};
 use crate::measure::metrics::EvalMetrics;
 use crate::train::eval::{eval_loss, figures, samples};
-use crate::train::laps::Part;
+use crate::train::laps::StepPart;
 use crate::train::ranks::sums::Summed as _;
 use crate::train::task::{Score, Task};
 
@@ -52,7 +52,7 @@ impl Trainer<'_> {
     /// Measures the evaluation loss and the score, and samples text. `false` where the run was asked to stop: nothing is
     /// recorded.
     pub(super) fn evaluate(&mut self) -> Result<bool, TrainerError> {
-        self.recorder.part(Part::Other);
+        self.recorder.part(StepPart::Other);
         let (eval_start, step, epoch) = (Instant::now(), self.state.step, self.state.epochs());
         let (mut metrics, mut score) = (None, None);
         if self.data.num_eval_rows() > 0 {
@@ -100,7 +100,7 @@ impl Trainer<'_> {
         }
         self.sinks.evaluated(step, eval_start.elapsed().as_secs_f64());
         self.saver.is_saved = false;
-        self.recorder.pause(Part::Logging);
+        self.recorder.pause(StepPart::Logging);
         Ok(true)
     }
 

@@ -4,8 +4,8 @@ use super::{Trainer, TrainerError};
 use crate::data::batch::Batch;
 use crate::data::error::DataError;
 use crate::data::loader::Loader;
-use crate::train::laps::Part;
-use crate::train::ranks::sums::{Says, Summed};
+use crate::train::laps::StepPart;
+use crate::train::ranks::sums::{RankFlags, Summed};
 use crate::train::step_work::StepWork;
 
 impl Trainer<'_> {
@@ -25,10 +25,10 @@ impl Trainer<'_> {
             error = failed;
             batches
         };
-        self.recorder.part(Part::DataWait);
-        self.step.say(Says { stop: self.stop_requested(), failed: error.is_some() });
+        self.recorder.part(StepPart::DataWait);
+        self.step.set_flags(RankFlags { stop: self.stop_requested(), failed: error.is_some() });
         let mut inputs = if error.is_none() { self.step.lay_out_share(batches) } else { Vec::new() };
-        self.recorder.part(Part::HostToDevice);
+        self.recorder.part(StepPart::HostToDevice);
         let together = if self.step.config().layered_accumulation { inputs.len().max(1) } else { 1 };
         while !inputs.is_empty() {
             let rest = inputs.split_off(together.min(inputs.len()));
@@ -68,13 +68,13 @@ impl Trainer<'_> {
         if !self.step.is_shared() {
             return own;
         }
-        let says = Says { stop: matches!(own, Ok(None)), failed: own.is_err() };
+        let flags = RankFlags { stop: matches!(own, Ok(None)), failed: own.is_err() };
         self.step.ranks().wait_long();
-        let said = says.over(self.step.ranks());
-        if said.failed {
+        let of_ranks = flags.over(self.step.ranks());
+        if of_ranks.failed {
             self.step.ranks().end_together();
             return own.and(Err(TrainerError::OtherRank));
         }
-        own.map(|own| own.filter(|_| !said.stop))
+        own.map(|own| own.filter(|_| !of_ranks.stop))
     }
 }

@@ -9,36 +9,10 @@ use safetensors::tensor::{Dtype, TensorView};
 
 /// Folders of `tests/golden` with a `config.json`.
 pub(crate) const FAMILIES: [&str; 30] = [
-    "qwen2",
-    "qwen3",
-    "qwen3_5",
-    "qwen3_5-multimodal",
-    "qwen3_5_moe",
-    "qwen3_next",
-    "llama-with-biases",
-    "gemma2",
-    "gemma3",
-    "gemma3-multimodal",
-    "gemma4",
-    "gemma4-multimodal",
-    "gemma4-experts",
-    "smollm3",
-    "olmo2",
-    "granite",
-    "phi3",
-    "phi3-longrope",
-    "glm",
-    "glm4",
-    "qwen3_moe",
-    "qwen2_moe",
-    "mixtral",
-    "gpt_oss",
-    "lfm2",
-    "nemotron",
-    "ernie4_5",
-    "mistral",
-    "ministral3",
-    "mistral3",
+    "qwen2", "qwen3", "qwen3_5", "qwen3_5-multimodal", "qwen3_5_moe", "qwen3_next", "llama-with-biases", "gemma2",
+    "gemma3", "gemma3-multimodal", "gemma4", "gemma4-multimodal", "gemma4-experts", "smollm3", "olmo2", "granite",
+    "phi3", "phi3-longrope", "glm", "glm4", "qwen3_moe", "qwen2_moe", "mixtral", "gpt_oss", "lfm2", "nemotron",
+    "ernie4_5", "mistral", "ministral3", "mistral3",
 ];
 
 /// The numbers called `bits` in `scripts/make_golden.py`.
@@ -96,7 +70,7 @@ pub(crate) fn write_model(config: &str, folder: &Path) {
     if config.model_type == "gpt_oss" {
         join_experts(&config, &mut tensors);
     }
-    if config.blocks[0].beside().is_some() {
+    if config.blocks[0].two_branches().is_some() {
         join_experts_beside(&config, &mut tensors);
     }
     let view = |(shape, bytes)| TensorView::new(Dtype::F32, Vec::clone(shape), bytes).unwrap();

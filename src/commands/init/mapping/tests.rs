@@ -38,11 +38,11 @@ fn mapped(name: &str, text: &str) -> (toml::Table, Vec<String>) {
     (settings, lost)
 }
 
-/// Holds settings against TOML values.
-fn assert_settings(found: &toml::Table, expected: &[(&str, &str)]) {
-    for (key, value) in expected {
+/// Holds settings against those of a text, as on a command line.
+fn assert_settings(found: &toml::Table, expected: &str) {
+    for (key, value) in expected.split_whitespace().filter_map(|setting| setting.split_once('=')) {
         let value: toml::Value = value.parse().unwrap();
-        assert_eq!(found.get(*key), Some(&value), "{key} in {found}");
+        assert_eq!(found.get(key), Some(&value), "{key} in {found}");
     }
 }
 
@@ -56,20 +56,10 @@ fn llama_factory_s_names_and_defaults_are_taken_over() {
          8\nlearning_rate: 1.0e-4\nnum_train_epochs: 3.0\nlr_scheduler_type: cosine\nwarmup_ratio: 0.1\nbf16: \
          true\nval_size: 0.1\neval_strategy: steps\neval_steps: 500\n",
     );
-    let expected = [
-        ("model.path", "\"m/x\""),
-        ("lora.r", "4"),
-        ("lora.lora_alpha", "8"),
-        ("lora.target_modules", "\"all-linear\""),
-        ("data.train.1.path", "\"demo\""),
-        ("data.eval_split", "0.1"),
-        ("train.precision", "\"bf16\""),
-        ("train.micro_batch_size", "1"),
-        ("train.num_epochs", "3.0"),
-        ("scheduler.lr_scheduler", "\"cosine\""),
-        ("eval.eval_steps", "500"),
-    ];
-    assert_settings(&found, &expected);
+    let expected = r#"model.path="m/x" lora.r=4 lora.lora_alpha=8 lora.target_modules="all-linear" data.train.1.path="demo"
+        data.eval_split=0.1 train.precision="bf16" train.micro_batch_size=1 train.num_epochs=3.0
+        scheduler.lr_scheduler="cosine" eval.eval_steps=500"#;
+    assert_settings(&found, expected);
     assert_eq!(lost, ["template"]);
 }
 
@@ -85,19 +75,11 @@ fn components_of_torchtune_are_looked_into() {
          4\noptimizer:\n  _component_: torch.optim.AdamW\n  fused: true\n  lr: 3e-4\nlr_scheduler:\n  _component_: \
          a.get_cosine_schedule_with_warmup\n  num_warmup_steps: 100\nepochs: 1\nclip_grad_norm: null\n",
     );
-    let expected = [
-        ("model.path", "\"/tmp/t/m\""),
-        ("lora.target_modules", r#"["q_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]"#),
-        ("lora.r", "64"),
-        ("data.train.0.path", "\"yahma/alpaca-cleaned\""),
-        ("data.train_on_inputs", "true"),
-        ("train.max_grad_norm", "0.0"),
-        ("optimizer.name", "\"adamw\""),
-        ("optimizer.learning_rate", "3e-4"),
-        ("scheduler.lr_scheduler", "\"cosine\""),
-        ("scheduler.warmup_steps", "100"),
-    ];
-    assert_settings(&found, &expected);
+    let expected = r#"model.path="/tmp/t/m" lora.target_modules=["q_proj","o_proj","gate_proj","up_proj","down_proj"] lora.r=64
+        data.train.0.path="yahma/alpaca-cleaned" data.train_on_inputs=true train.max_grad_norm=0.0
+        optimizer.name="adamw" optimizer.learning_rate=3e-4 scheduler.lr_scheduler="cosine"
+        scheduler.warmup_steps=100"#;
+    assert_settings(&found, expected);
     assert_eq!((lost, found.get("seed")), (vec![], None));
 }
 
@@ -112,19 +94,10 @@ fn litgpt_s_rows_of_a_step_and_rates_are_converted() {
          1e-5\neval:\n  interval: 100\noptimizer:\n  class_path: torch.optim.AdamW\n  init_args:\n    lr: \
          0.0001\n    betas: [0.9, 0.95]\n",
     );
-    let expected = [
-        ("model.path", "\"c/m\""),
-        ("lora.target_modules", r#"["q_proj", "v_proj"]"#),
-        ("data.train.0.path", "\"r.json\""),
-        ("data.train_on_inputs", "false"),
-        ("data.max_length", "512"),
-        ("train.gradient_accumulation_steps", "4"),
-        ("train.num_epochs", "3"),
-        ("optimizer.betas", "[0.9, 0.95]"),
-        ("scheduler.warmup_steps", "10"),
-        ("eval.eval_steps", "100"),
-    ];
-    assert_settings(&found, &expected);
+    let expected = r#"model.path="c/m" lora.target_modules=["q_proj","v_proj"] data.train.0.path="r.json"
+        data.train_on_inputs=false data.max_length=512 train.gradient_accumulation_steps=4 train.num_epochs=3
+        optimizer.betas=[0.9,0.95] scheduler.warmup_steps=10 eval.eval_steps=100"#;
+    assert_settings(&found, expected);
     assert_eq!(lost, ["lora_head"]);
 }
 
@@ -137,17 +110,9 @@ fn mlx_lm_s_scale_becomes_alpha_and_its_schedule_ours() {
          keys: [self_attn.q_proj]\n  rank: 4\n  scale: 20.0\n  dropout: 0.0\nlr_schedule:\n  name: \
          cosine_decay\n  warmup: 10\n  arguments: [1e-5, 100, 1e-6]\n",
     );
-    let expected = [
-        ("lora.r", "4"),
-        ("lora.lora_alpha", "80.0"),
-        ("data.train_on_inputs", "true"),
-        ("train.max_steps", "100"),
-        ("optimizer.learning_rate", "1e-5"),
-        ("scheduler.lr_scheduler", "\"cosine\""),
-        ("scheduler.warmup_steps", "10"),
-        ("output_dir", "\"out\""),
-    ];
-    assert_settings(&found, &expected);
+    let expected = r#"lora.r=4 lora.lora_alpha=80.0 data.train_on_inputs=true train.max_steps=100 optimizer.learning_rate=1e-5
+        scheduler.lr_scheduler="cosine" scheduler.warmup_steps=10 output_dir="out""#;
+    assert_settings(&found, expected);
     assert_eq!(lost, ["num_layers"]);
 }
 
@@ -159,8 +124,8 @@ fn an_adapter_of_peft_gives_its_settings() {
             "bias": "none", "target_modules": ["q_proj", "v_proj"], "use_rslora": true, "modules_to_save": null,
             "init_lora_weights": true, "task_type": "CAUSAL_LM", "rank_pattern": {}}"#,
     );
-    let expected = [("lora.r", "16"), ("lora.use_rslora", "true"), ("model.path", "\"m/x\"")];
-    assert_settings(&found, &expected);
+    let expected = r#"lora.r=16 lora.use_rslora=true model.path="m/x""#;
+    assert_settings(&found, expected);
     assert_eq!(lost, Vec::<String>::new());
 }
 
@@ -282,34 +247,21 @@ fn configurations_of_grpo_become_objectives_with_programs_for_their_reward_funct
              0.04\nper_device_train_batch_size: 2\ngradient_accumulation_steps: 4\nsteps_per_generation: 8\nepsilon: \
              0.1\ntop_p: 0.9\nmin_p: 0.1\nscale_rewards: false\nuse_vllm: true\nvllm_mode: colocate\nloss_type: \
              dr_grpo\nmax_prompt_length: 256\ntop_k: -1\n",
-            &[
-                ("objective.name", "'grpo'"),
-                ("objective.num_generations", "4"),
-                ("objective.beta", "0.04"),
-                ("objective.loss_type", "'dr_grpo'"),
-                ("objective.epsilon", "0.1"),
-                ("objective.top_p", "0.9"),
-                ("objective.min_p", "0.1"),
-                ("objective.scale_rewards", "'none'"),
-                ("objective.max_completion_length", "512"),
-                ("objective.reward.0.kind", "'command'"),
-                ("objective.reward.0.command", "['python3', 'accuracy_reward.py']"),
-                ("objective.reward.1.command", "['python3', 'format.py']"),
-                ("objective.reward.1.weight", "0.5"),
-                // Eight answers a step are two prompts, and four are written together.
-                ("train.micro_batch_size", "1"),
-                ("train.gradient_accumulation_steps", "2"),
-                ("objective.steps_per_generation", "4"),
-                ("optimizer.learning_rate", "1e-6"),
-                ("data.max_length", "768"),
-            ][..],
+            // Eight answers a step are two prompts, and four are written together.
+            "objective.name='grpo' objective.num_generations=4 objective.beta=0.04 objective.loss_type='dr_grpo' \
+             objective.epsilon=0.1 objective.top_p=0.9 objective.min_p=0.1 objective.scale_rewards='none' \
+             objective.max_completion_length=512 objective.reward.0.kind='command' \
+             objective.reward.0.command=['python3','accuracy_reward.py'] \
+             objective.reward.1.command=['python3','format.py'] objective.reward.1.weight=0.5 train.micro_batch_size=1 \
+             train.gradient_accumulation_steps=2 objective.steps_per_generation=4 optimizer.learning_rate=1e-6 \
+             data.max_length=768",
             &["reward_funcs"][..],
         ),
         // One answer is used once: nothing is clipped.
         (
             trl,
             "num_generations: 4\nepsilon: 0.1\nsteps_per_generation: 1\nloss_type: vespo\n",
-            &[("train.micro_batch_size", "2"), ("objective.reward.0.command", "['python3', 'judge.py']")],
+            "train.micro_batch_size=2 objective.reward.0.command=['python3','judge.py']",
             &["loss_type"],
         ),
         (
@@ -317,16 +269,9 @@ fn configurations_of_grpo_become_objectives_with_programs_for_their_reward_funct
             "micro_batch_size: 16\ntrl:\n  beta: 0.001\n  use_vllm: true\n  reward_funcs: [rewards.a]\n  reward_weights: \
              [2.0]\n  num_generations: 8\n  max_completion_length: 128\n  temperature: 0.7\n  sync_ref_model: \
              true\n  no_key: 1\nvllm:\n  host: a\n",
-            &[
-                ("objective.name", "'grpo'"),
-                ("objective.beta", "0.001"),
-                ("objective.temperature", "0.7"),
-                ("objective.max_completion_length", "128"),
-                ("objective.reward.0.command", "['python3', 'a.py']"),
-                ("objective.reward.0.weight", "2.0"),
-                ("train.micro_batch_size", "2"),
-                ("optimizer.learning_rate", "1e-5"),
-            ],
+            "objective.name='grpo' objective.beta=0.001 objective.temperature=0.7 objective.max_completion_length=128 \
+             objective.reward.0.command=['python3','a.py'] objective.reward.0.weight=2.0 train.micro_batch_size=2 \
+             optimizer.learning_rate=1e-5",
             &["trl.reward_funcs", "trl.sync_ref_model", "trl.no_key"],
         ),
     ] {
@@ -344,13 +289,9 @@ fn keys_that_would_be_missed_are_taken_or_named() {
         "model_name_or_path: m/x\nstage: sft\ndataset: a,b\nmax_samples: 1000\ninterleave_probs: 0.5,0.5\nmask_history: \
          true\nadam_beta1: 0.8\n",
     );
-    let expected = [
-        ("data.train.0.rows", "1000"),
-        ("data.train.1.rows", "1000"),
-        ("data.train_on_turns", "\"last\""),
-        ("optimizer.betas", "[0.8, 0.999]"),
-    ];
-    assert_settings(&found, &expected);
+    let expected =
+        r#"data.train.0.rows=1000 data.train.1.rows=1000 data.train_on_turns="last" optimizer.betas=[0.8,0.999]"#;
+    assert_settings(&found, expected);
     assert_eq!(lost, ["interleave_probs"]);
 
     let (found, lost) = mapped(
@@ -361,23 +302,13 @@ fn keys_that_would_be_missed_are_taken_or_named() {
          messages %}\"\ntokens: ['<x>']\nspecial_tokens:\n  pad_token: '<p>'\n  eos_token: '<e>'\nloss_watchdog_threshold: \
          5.0\noptimizer: lion_8bit\n",
     );
+    let expected = r#"data.train.0.path="hf://datasets/a/b/c.jsonl" data.train.0.rows="5%"
+        data.train.0.columns={instruction="q",output="a"} data.train.1.path="d.jsonl" train.precision="bf16"
+        optimizer.name="lion""#;
+    assert_settings(&found, expected);
     let expected = [
-        ("data.train.0.path", "\"hf://datasets/a/b/c.jsonl\""),
-        ("data.train.0.rows", "\"5%\""),
-        ("data.train.0.columns", r#"{ instruction = "q", output = "a" }"#),
-        ("data.train.1.path", "\"d.jsonl\""),
-        ("train.precision", "\"bf16\""),
-        ("optimizer.name", "\"lion\""),
-    ];
-    assert_settings(&found, &expected);
-    let expected = [
-        "chat_template_jinja",
-        "datasets.0.type.format",
-        "datasets.1.shards",
-        "datasets.1.split",
-        "loss_watchdog_threshold",
-        "special_tokens.eos_token",
-        "tokens",
+        "chat_template_jinja", "datasets.0.type.format", "datasets.1.shards", "datasets.1.split",
+        "loss_watchdog_threshold", "special_tokens.eos_token", "tokens",
     ];
     assert_eq!(BTreeSet::from_iter(lost), expected.map(str::to_owned).into());
 
@@ -385,20 +316,15 @@ fn keys_that_would_be_missed_are_taken_or_named() {
                  t.chat_dataset\n  source: r.jsonl\n  split: train[:95%]\n  column_map: {input: q}\nloss:\n  _component_: \
                  t.loss.LinearCrossEntropyLoss\nprofiler:\n  enabled: true\n";
     let (found, lost) = mapped("8B.yaml", qlora);
-    let expected =
-        [("model.quantization", "\"nf4\""), ("data.train.0.rows", "\"95%\""), ("optimizer.weight_decay", "0.01")];
-    assert_settings(&found, &expected);
+    let expected = r#"model.quantization="nf4" data.train.0.rows="95%" optimizer.weight_decay=0.01"#;
+    assert_settings(&found, expected);
     assert_eq!(lost, ["dataset.column_map.input"]);
 
     let litgpt = "checkpoint_dir: c/m\nlora_r: 8\nquantize: bnb.nf4-dq\ndata: Alpaca2k\n";
     let (found, lost) = mapped("lora.yaml", litgpt);
-    let expected = [
-        ("model.quantization", "\"nf4\""),
-        ("model.double_quantization", "true"),
-        ("lora.target_modules", r#"["q_proj", "v_proj"]"#),
-        ("train.num_epochs", "5"),
-    ];
-    assert_settings(&found, &expected);
+    let expected = r#"model.quantization="nf4" model.double_quantization=true lora.target_modules=["q_proj","v_proj"]
+        train.num_epochs=5"#;
+    assert_settings(&found, expected);
     assert_eq!(lost, Vec::<String>::new());
 }
 
@@ -410,17 +336,9 @@ fn trl_s_data_set_is_a_source_and_its_defaults_are_taken() {
          train\ndataset_test_split: test\neval_strategy: steps\neval_steps: 100\nuse_peft: true\nreport_to: \
          [wandb]\npacking: true\n",
     );
-    let expected = [
-        ("data.train.0.path", "\"a/b\""),
-        ("data.train.0.name", "\"main\""),
-        ("data.eval.0.split", "\"test\""),
-        ("data.packing", "true"),
-        ("lora.r", "16"),
-        ("lora.lora_alpha", "32"),
-        ("lora.target_modules", r#"["q_proj", "v_proj"]"#),
-        ("optimizer.learning_rate", "2e-5"),
-    ];
-    assert_settings(&found, &expected);
+    let expected = r#"data.train.0.path="a/b" data.train.0.name="main" data.eval.0.split="test" data.packing=true lora.r=16
+        lora.lora_alpha=32 lora.target_modules=["q_proj","v_proj"] optimizer.learning_rate=2e-5"#;
+    assert_settings(&found, expected);
     assert_eq!(lost, ["report_to"]);
 
     let (found, lost) = mapped(
@@ -428,8 +346,8 @@ fn trl_s_data_set_is_a_source_and_its_defaults_are_taken() {
         "model_name_or_path: m/x\nlora_r: 4\ndataset_mixture:\n  datasets:\n    - path: a/b\n      split: \
          train[:10]\n    - path: c/d\n      weight: 0.5\n      columns: [messages]\n  test_split_size: 100\n",
     );
-    let expected = [("data.train.0.rows", "10"), ("data.train.1.path", "\"c/d\""), ("data.eval_split", "100")];
-    assert_settings(&found, &expected);
+    let expected = r#"data.train.0.rows=10 data.train.1.path="c/d" data.eval_split=100"#;
+    assert_settings(&found, expected);
     assert_eq!(lost, ["dataset_mixture.datasets.1.weight"]);
 }
 
@@ -444,21 +362,11 @@ fn mlx_lm_s_defaults_are_taken_whole() {
          test\noptimizer: adamw\noptimizer_config:\n  adamw:\n    eps: 1e-6\n  muon: {{}}\n{schedule}"
     );
     let (found, lost) = mapped("lora.yaml", &text);
-    let last = format!("[{}]", num_layers - 1);
-    let expected = [
-        ("lora.r", "8"),
-        ("lora.lora_alpha", "160"),
-        ("lora.layers_to_transform", last.as_str()),
-        ("data.train.0.columns", r#"{ prompt = "q" }"#),
-        ("data.eval.0.split", "\"test\""),
-        ("optimizer.eps", "1e-6"),
-        ("optimizer.weight_decay", "0.01"),
-        ("optimizer.learning_rate", "2e-5"),
-        ("scheduler.min_lr_ratio", "0.01"),
-        ("eval.eval_steps", "200"),
-        ("checkpoint.save_steps", "100"),
-    ];
-    assert_settings(&found, &expected);
+    let expected = r#"lora.r=8 lora.lora_alpha=160 data.train.0.columns={prompt="q"} data.eval.0.split="test"
+        optimizer.eps=1e-6 optimizer.weight_decay=0.01 optimizer.learning_rate=2e-5 scheduler.min_lr_ratio=0.01
+        eval.eval_steps=200 checkpoint.save_steps=100"#;
+    assert_settings(&found, expected);
+    assert_settings(&found, &format!("lora.layers_to_transform=[{}]", num_layers - 1));
     assert_eq!(lost, Vec::<String>::new());
 }
 

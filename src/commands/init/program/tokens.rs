@@ -21,6 +21,15 @@ impl Token {
     }
 }
 
+/// Where a number ends that begins at `at`.
+fn number_end(characters: &[char], at: usize) -> usize {
+    let is_sign = |index: usize| matches!(characters[index], '-' | '+') && matches!(characters[index - 1], 'e' | 'E');
+    let is_part = |index: usize| {
+        characters[index].is_ascii_alphanumeric() || matches!(characters[index], '.' | '_') || is_sign(index)
+    };
+    (at + 1..characters.len()).find(|index| !is_part(*index)).unwrap_or(characters.len())
+}
+
 /// The words of a program. What is no Python has words, too.
 pub(super) fn tokens(text: &str) -> Vec<Token> {
     let characters: Vec<char> = text.chars().collect();
@@ -43,14 +52,7 @@ pub(super) fn tokens(text: &str) -> Vec<Token> {
                 at += length;
             }
             _ if character.is_ascii_digit() || character == '.' && next.is_ascii_digit() => {
-                let is_sign =
-                    |index: usize| matches!(characters[index], '-' | '+') && matches!(characters[index - 1], 'e' | 'E');
-                let is_part = |index: usize| {
-                    characters[index].is_ascii_alphanumeric()
-                        || matches!(characters[index], '.' | '_')
-                        || is_sign(index)
-                };
-                let end = (at + 1..characters.len()).find(|index| !is_part(*index)).unwrap_or(characters.len());
+                let end = number_end(&characters, at);
                 tokens.push(Token::Number(characters[at..end].iter().collect()));
                 at = end;
             }

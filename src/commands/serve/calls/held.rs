@@ -39,7 +39,7 @@ impl CallText {
         marks: Option<&Marks>,
         ends: &[String],
     ) -> Option<Self> {
-        let first = Place::of(one, 0, 0, marks)?;
+        let first = CallPlace::of(one, 0, 0, marks)?;
         let after = |from: usize, text: &str| {
             let rest = &text[from..];
             let end = ends.iter().filter_map(|end| rest.find(end.as_str())).min().unwrap_or(rest.len());
@@ -47,8 +47,8 @@ impl CallText {
         };
         let (before, after_one) = (&one[..first.name], after(first.end, one));
         let between = two.and_then(|two| {
-            let first = Place::of(two, 0, 0, marks)?;
-            let second = Place::of(two, 1, first.end, marks)?;
+            let first = CallPlace::of(two, 0, 0, marks)?;
+            let second = CallPlace::of(two, 1, first.end, marks)?;
             let is_alike = two[..first.name] == *before && after(second.end, two) == after_one;
             is_alike.then(|| two[first.end..second.name].to_owned())
         });
@@ -134,13 +134,13 @@ impl Marks {
 }
 
 /// Where a call stands in a text.
-struct Place {
+struct CallPlace {
     name: usize,
     arguments: usize,
     end: usize,
 }
 
-impl Place {
+impl CallPlace {
     /// That of a call of `NAMES[call]` behind `from`.
     fn of(text: &str, call: usize, from: usize, marks: Option<&Marks>) -> Option<Self> {
         let name = find(text, NAMES[call], from)?;

@@ -398,13 +398,18 @@ pub(in crate::data::jinja) fn checked_source(source: &str, whitespace: Whitespac
         }
     }
     edits.sort_unstable();
+    Ok(with_texts(source, &edits))
+}
+
+/// A text with others put in at their places, which ascend.
+fn with_texts(source: &str, texts: &[(usize, &str)]) -> String {
     let (mut out, mut from) = (String::with_capacity(source.len()), 0);
-    for (place, text) in edits {
+    for &(place, text) in texts {
         out.push_str(&source[from..place]);
         out.push_str(text);
         from = place;
     }
-    Ok(out + &source[from..])
+    out + &source[from..]
 }
 
 /// The instructions, with those that keep the bounds.

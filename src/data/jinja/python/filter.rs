@@ -18,6 +18,12 @@ pub(super) fn add_to(env: &mut Environment<'_>) {
     for name in ["startingwith", "endingwith"] {
         env.remove_test(name);
     }
+    add_filters_of_texts(env);
+    add_filters_of_items(env);
+    add_tests(env);
+}
+
+fn add_filters_of_texts(env: &mut Environment<'_>) {
     env.add_filter("string", |value: &Value| str(value));
     env.add_filter("upper", |text: &Value| Ok::<_, Error>(str(text)?.to_uppercase()));
     env.add_filter("lower", |text: &Value| Ok::<_, Error>(str(text)?.to_lowercase()));
@@ -59,6 +65,9 @@ pub(super) fn add_to(env: &mut Environment<'_>) {
     env.add_filter("format", |state: &State<'_, '_>, text: &Value, args: Rest<Value>| {
         filters::format(state, text, Rest(format_args(text, &args)?))
     });
+}
+
+fn add_filters_of_items(env: &mut Environment<'_>) {
     env.add_filter("batch", |state: &State<'_, '_>, items: Value, count: usize, fill: Option<Value>| {
         fits(count.saturating_mul(24))?;
         filters::batch(state, items, count, fill)
@@ -101,6 +110,9 @@ pub(super) fn add_to(env: &mut Environment<'_>) {
             if bounds::is_live(value) { value.get_item(name) } else { Ok(Value::UNDEFINED) }
         },
     );
+}
+
+fn add_tests(env: &mut Environment<'_>) {
     env.add_test("number", |value: &Value| matches!(value.kind(), ValueKind::Number | ValueKind::Bool));
     env.add_test("mapping", |value: &Value| value.kind() == ValueKind::Map && !bounds::is_live(value));
     env.add_test("iterable", |value: &Value| value.is_undefined() || !value.is_none() && value.try_iter().is_ok());

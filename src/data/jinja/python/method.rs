@@ -46,12 +46,17 @@ pub(super) fn call(state: &State<'_, '_>, value: &Value, name: &str, args: &[Val
         }
         _ => {}
     }
+    of_text(text, name, args)?.map_or_else(others, Ok)
+}
+
+/// A method of texts whose arguments have no names here; `None`: it is none of these.
+fn of_text(text: &str, name: &str, args: &[Value]) -> Result<Option<Value>, Error> {
     let argument = args.first().and_then(Value::as_str);
     let number = |at: usize| args.get(at).and_then(|number| i64::try_from(number.clone()).ok());
     let width = || args.first().and_then(|width| i64::try_from(width.clone()).ok());
     let tuple = |parts: [&str; 3]| Measured::of(parts.iter().map(|part| Value::from(*part)).collect(), true);
     let place = |at: Option<usize>| at.map_or(-1, |at| text[..at].chars().count().try_into().unwrap_or(i64::MAX));
-    Ok(match (name, argument, args.len()) {
+    Ok(Some(match (name, argument, args.len()) {
         ("strip", None, 0) => text.trim_matches(is_space).into(),
         ("lstrip", None, 0) => text.trim_start_matches(is_space).into(),
         ("rstrip", None, 0) => text.trim_end_matches(is_space).into(),
@@ -86,8 +91,8 @@ pub(super) fn call(state: &State<'_, '_>, value: &Value, name: &str, args: &[Val
             let fill = args.get(1).and_then(Value::as_str).unwrap_or(" ");
             padded(name, text, width().unwrap_or(0), fill)?.into()
         }
-        _ => return others(),
-    })
+        _ => return Ok(None),
+    }))
 }
 
 /// How many characters a text lacks to a width.

@@ -32,6 +32,28 @@ impl Cause {
             _ => Self::Setting,
         }
     }
+
+    /// Its rule, its name, and what helps. `is_capped`: it is the GPU's own limit of power.
+    fn told(self, is_capped: bool) -> (&'static str, &'static str, &'static str) {
+        match self {
+            Self::Heat => (
+                "throttled_thermal",
+                "THERMAL THROTTLING",
+                "no setting of a recipe cools a GPU: see to its fans, its air, and its neighbours",
+            ),
+            Self::Power if is_capped => (
+                "throttled_power",
+                "POWER THROTTLING",
+                "`nvidia-smi -q -d POWER` shows the limit; root may raise it with `nvidia-smi -pl`",
+            ),
+            Self::Power => (
+                "throttled_power",
+                "POWER THROTTLING",
+                "the machine asks for it, not the GPU's limit: see to its power supply",
+            ),
+            Self::Setting => ("throttled_clocks", "CLOCK THROTTLING", LOCKED),
+        }
+    }
 }
 
 /// No recipe key helps.
@@ -78,24 +100,7 @@ pub(super) fn throttled(run: &Run) -> Option<Finding> {
     };
     let cause = Cause::of(reason);
     let is_capped = reason == POWER_CAP;
-    let (rule, what, remedy) = match cause {
-        Cause::Heat => (
-            "throttled_thermal",
-            "THERMAL THROTTLING",
-            "no setting of a recipe cools a GPU: see to its fans, its air, and its neighbours",
-        ),
-        Cause::Power if is_capped => (
-            "throttled_power",
-            "POWER THROTTLING",
-            "`nvidia-smi -q -d POWER` shows the limit; root may raise it with `nvidia-smi -pl`",
-        ),
-        Cause::Power => (
-            "throttled_power",
-            "POWER THROTTLING",
-            "the machine asks for it, not the GPU's limit: see to its power supply",
-        ),
-        Cause::Setting => ("throttled_clocks", "CLOCK THROTTLING", LOCKED),
-    };
+    let (rule, what, remedy) = cause.told(is_capped);
     let limits = facts.power_limit_watts.zip(facts.default_power_limit_watts).filter(|_| is_capped);
     let severity = match cause {
         Cause::Heat => Severity::Problem,

@@ -141,10 +141,7 @@ fn launch_share(run: &Run) -> Option<f64> {
         return None;
     }
     let not_launching = [
-        figures.data_wait_seconds,
-        figures.host_to_device_seconds,
-        figures.step_logging_seconds,
-        figures.other_seconds,
+        figures.data_wait_seconds, figures.host_to_device_seconds, figures.step_logging_seconds, figures.other_seconds,
     ];
     let idle = resting - figures.share_of_steps(not_launching.iter().sum());
     (idle >= resting / 2.0).then_some(idle)
@@ -204,6 +201,18 @@ pub(super) fn small_batches(run: &Run) -> Option<Finding> {
     Some(Finding { evidence, changes, ..finding("small_batches", Severity::Advice, share, verdict) })
 }
 
+/// bf16 in place of f32, at this MFU, and with this percentage of the memory's bandwidth where that is what limits.
+fn half_the_bits(mfu: f64, memory: Option<f64>) -> Change {
+    let expected = match memory {
+        Some(memory) => {
+            let half = memory / 2.0;
+            format!("half the bytes: {half:.0}% of the bandwidth instead of {memory:.0}%, {}", at_most(0.5))
+        }
+        None => format!("products on tensor cores instead of the {} of the f32 peak that is reached now", percent(mfu)),
+    };
+    change("train.precision", "\"f32\"", "\"bf16\"", expected)
+}
+
 /// The device computes all the time, but slowly: limited by its memory, its arithmetic, or neither.
 pub(super) fn low_mfu(run: &Run) -> Option<Finding> {
     let Run { facts, figures } = run;
@@ -252,16 +261,7 @@ pub(super) fn low_mfu(run: &Run) -> Option<Finding> {
     let changes = if !facts.is_gpu {
         Vec::new()
     } else if facts.train.precision == Precision::F32 {
-        let expected = match memory.filter(|_| by_memory) {
-            Some(memory) => {
-                let half = memory / 2.0;
-                format!("half the bytes: {half:.0}% of the bandwidth instead of {memory:.0}%, {}", at_most(0.5))
-            }
-            None => {
-                format!("products on tensor cores instead of the {} of the f32 peak that is reached now", percent(mfu))
-            }
-        };
-        vec![change("train.precision", "\"f32\"", "\"bf16\"", expected)]
+        vec![half_the_bits(mfu, memory.filter(|_| by_memory))]
     } else {
         twice_the_rows_if_they_fit(run, at_most((1.0 - mfu).min(0.5)), &mut evidence)
     };

@@ -66,7 +66,6 @@ impl Comparison {
     /// Where sides have several runs, overlapping ranges are not worse.
     ///
     /// # Errors
-    ///
     /// A limit on one figure that cannot be compared with the baseline's.
     pub fn check(&self, limits: &[Limit]) -> Result<Checked, String> {
         let mut checked = Checked::default();
@@ -92,7 +91,6 @@ impl Comparison {
 /// The regression of one figure, if it regressed.
 ///
 /// # Errors
-///
 /// Why the figure cannot be compared.
 fn regression(baseline: &Side, side: &Side, figure: &'static str, allowed: f64) -> Result<Option<Regression>, String> {
     let (key, unit, sign) = match figure {

@@ -11,40 +11,8 @@ const MAX_FINDINGS: usize = 4;
 /// How the run went, in a few lines.
 pub(super) fn summary_text(summary: &Summary) -> String {
     let Summary { totals, evaluations, .. } = summary;
-    let outcome = summary.outcome.name();
-    let starts = if totals.num_starts > 1 { format!(" ({} starts)", totals.num_starts) } else { String::new() };
-    let seconds = format!("{}{starts}", duration(totals.wall_seconds));
-    let mut first = vec![if summary.outcome.is_finished() {
-        format!("{outcome} after {} in {seconds}", counted(summary.steps, "step"))
-    } else {
-        let of = summary.total_steps.map(|total| format!(" of {total}")).unwrap_or_default();
-        format!("{outcome} at step {}{of}, after {seconds}", summary.steps)
-    }];
-    first.extend(totals.tokens_per_second().map(|rate| format!("{} tokens/s", thousands(rate))));
-    first.extend(totals.mfu.get().map(|mfu| format!("mfu {:.1}%", 100.0 * mfu)));
-    if totals.skipped_steps > 0 {
-        first.push(format!("{} skipped", counted(totals.skipped_steps, "step")));
-    }
-    let mut lines = vec![first.join(", ")];
-    let mut losses = Vec::new();
-    losses.extend(totals.last_loss.map(|loss| format!("loss {loss:.4}")));
-    // A run that was cut short may have evaluated only once.
-    let has_evaluated_again = summary.outcome.is_finished()
-        || evaluations.first.eval_loss != evaluations.last.eval_loss
-        || evaluations.first.eval_reward != evaluations.last.eval_reward;
-    for figure in EvalFigure::headlines(&[Group::Loss, Group::Answers, Group::Score]) {
-        let [first, last, best] = [&evaluations.first, &evaluations.last, &evaluations.best].map(figure.of);
-        let is_loss = figure.group == Group::Loss;
-        if let Some(last) = last.filter(|_| has_evaluated_again && (first.is_some() || !is_loss)) {
-            let initial = first.map(|first| format!("{} -> ", figure.text(first))).unwrap_or_default();
-            let change = first.filter(|_| is_loss).map(|first| format!(" ({:+.1}%)", 100.0 * (last / first - 1.0)));
-            let change = change.unwrap_or_default();
-            losses.push(format!("{} {initial}{}{change}", figure.label("eval "), figure.text(last)));
-        }
-        if let (Some(best), Some(step)) = (best.filter(|_| figure.group != Group::Score), evaluations.best_step) {
-            losses.push(format!("best {} at step {step}", figure.text(best)));
-        }
-    }
+    let mut lines = vec![outcome_line(summary)];
+    let losses = losses(summary);
     if !losses.is_empty() {
         lines.push(format!("  {}", losses.join(", ")));
     }
@@ -77,6 +45,51 @@ pub(super) fn summary_text(summary: &Summary) -> String {
         lines.extend(shown.into_iter().map(|line| format!("  {line}")));
     }
     lines.join("\n")
+}
+
+/// How it ended, after how many steps and how long, and how fast it was.
+fn outcome_line(summary: &Summary) -> String {
+    let totals = &summary.totals;
+    let outcome = summary.outcome.name();
+    let starts = if totals.num_starts > 1 { format!(" ({} starts)", totals.num_starts) } else { String::new() };
+    let seconds = format!("{}{starts}", duration(totals.wall_seconds));
+    let mut first = vec![if summary.outcome.is_finished() {
+        format!("{outcome} after {} in {seconds}", counted(summary.steps, "step"))
+    } else {
+        let of = summary.total_steps.map(|total| format!(" of {total}")).unwrap_or_default();
+        format!("{outcome} at step {}{of}, after {seconds}", summary.steps)
+    }];
+    first.extend(totals.tokens_per_second().map(|rate| format!("{} tokens/s", thousands(rate))));
+    first.extend(totals.mfu.get().map(|mfu| format!("mfu {:.1}%", 100.0 * mfu)));
+    if totals.skipped_steps > 0 {
+        first.push(format!("{} skipped", counted(totals.skipped_steps, "step")));
+    }
+    first.join(", ")
+}
+
+/// The last loss, and what evaluations came to.
+fn losses(summary: &Summary) -> Vec<String> {
+    let Summary { totals, evaluations, .. } = summary;
+    let mut losses = Vec::new();
+    losses.extend(totals.last_loss.map(|loss| format!("loss {loss:.4}")));
+    // A run that was cut short may have evaluated only once.
+    let has_evaluated_again = summary.outcome.is_finished()
+        || evaluations.first.eval_loss != evaluations.last.eval_loss
+        || evaluations.first.eval_reward != evaluations.last.eval_reward;
+    for figure in EvalFigure::headlines(&[Group::Loss, Group::Answers, Group::Score]) {
+        let [first, last, best] = [&evaluations.first, &evaluations.last, &evaluations.best].map(figure.of);
+        let is_loss = figure.group == Group::Loss;
+        if let Some(last) = last.filter(|_| has_evaluated_again && (first.is_some() || !is_loss)) {
+            let initial = first.map(|first| format!("{} -> ", figure.text(first))).unwrap_or_default();
+            let change = first.filter(|_| is_loss).map(|first| format!(" ({:+.1}%)", 100.0 * (last / first - 1.0)));
+            let change = change.unwrap_or_default();
+            losses.push(format!("{} {initial}{}{change}", figure.label("eval "), figure.text(last)));
+        }
+        if let (Some(best), Some(step)) = (best.filter(|_| figure.group != Group::Score), evaluations.best_step) {
+            losses.push(format!("best {} at step {step}", figure.text(best)));
+        }
+    }
+    losses
 }
 
 /// Whether the evaluation loss still falls or has turned; `None` where the score decides which adapter is the best.

@@ -7,7 +7,7 @@ use ratatui::symbols::Marker;
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Axis, Block, Chart, Clear, Dataset, GraphType, Paragraph, Sparkline, Wrap};
 
-use super::state::{PARTS, Question, State};
+use super::state::{DashboardState, PARTS, Question};
 use crate::measure::figures::evaluation::{EvalFigure, Group};
 use crate::util::text::{bytes, duration, thousands};
 
@@ -22,7 +22,7 @@ const LOG_ABOVE: f64 = 8.0;
 /// Least lines for a sample below the figures, frame included.
 const SAMPLE_HEIGHT: u16 = 6;
 
-pub(super) fn draw(frame: &mut Frame<'_>, state: &State) {
+pub(super) fn draw(frame: &mut Frame<'_>, state: &DashboardState) {
     let area = frame.area();
     let curves = if area.height >= 18 { CURVE_HEIGHT } else { 0 };
     let [title, progress, main, small, time, finding, keys] = Layout::vertical([
@@ -49,7 +49,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, state: &State) {
 }
 
 /// The run on the left, its progress on the right.
-fn draw_title(frame: &mut Frame<'_>, area: Rect, state: &State) {
+fn draw_title(frame: &mut Frame<'_>, area: Rect, state: &DashboardState) {
     let done = state.done();
     let what = match (state.evaluating, state.remaining_seconds()) {
         (Some((done, total)), _) => format!("evaluating {done}/{total}"),
@@ -63,20 +63,20 @@ fn draw_title(frame: &mut Frame<'_>, area: Rect, state: &State) {
     frame.render_widget(Line::from(progress), right);
 }
 
-fn ratio(state: &State) -> f64 {
+fn ratio(state: &DashboardState) -> f64 {
     #[expect(clippy::cast_precision_loss, reason = "drawn")]
     let ratio = state.done() as f64 / state.total_steps.max(1) as f64;
     ratio.min(1.0)
 }
 
-fn draw_progress(frame: &mut Frame<'_>, area: Rect, state: &State) {
+fn draw_progress(frame: &mut Frame<'_>, area: Rect, state: &DashboardState) {
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "at most the width")]
     let width = (f64::from(area.width) * ratio(state)).round() as usize;
     // A gauge leaves a gap for its label, even for none.
     frame.render_widget(Line::from(Span::styled("█".repeat(width), Color::Blue)), area);
 }
 
-fn draw_loss(frame: &mut Frame<'_>, area: Rect, state: &State) {
+fn draw_loss(frame: &mut Frame<'_>, area: Rect, state: &DashboardState) {
     if area.width < 12 || area.height < 4 {
         return;
     }
@@ -122,7 +122,7 @@ fn draw_loss(frame: &mut Frame<'_>, area: Rect, state: &State) {
     frame.render_widget(chart, area);
 }
 
-fn loss_title(state: &State, is_log: bool) -> Line<'static> {
+fn loss_title(state: &DashboardState, is_log: bool) -> Line<'static> {
     let mut spans = vec![Span::raw(if is_log { " loss, logarithmic " } else { " loss " })];
     spans.push(Span::styled("─ train ", TRAIN));
     if !state.eval_losses.points.is_empty() {
@@ -132,7 +132,7 @@ fn loss_title(state: &State, is_log: bool) -> Line<'static> {
 }
 
 /// The figures, and the last sample in the room below them.
-fn draw_figures(frame: &mut Frame<'_>, area: Rect, state: &State) {
+fn draw_figures(frame: &mut Frame<'_>, area: Rect, state: &DashboardState) {
     let figures = figures(state);
     let height = u16::try_from(figures.len() + 2).unwrap_or(u16::MAX);
     let has_room = area.height.saturating_sub(height) >= SAMPLE_HEIGHT;
@@ -159,7 +159,7 @@ fn draw_figures(frame: &mut Frame<'_>, area: Rect, state: &State) {
 }
 
 /// Names and values, the most important first: a small window cuts off the last ones.
-fn figures(state: &State) -> Vec<(String, String)> {
+fn figures(state: &DashboardState) -> Vec<(String, String)> {
     let (step, eval) = (state.last.as_ref(), state.last_eval.as_ref());
     let mut figures = Vec::new();
     if let Some(step) = step {
@@ -197,7 +197,7 @@ fn figures(state: &State) -> Vec<(String, String)> {
     figures
 }
 
-fn draw_curves(frame: &mut Frame<'_>, area: Rect, state: &State) {
+fn draw_curves(frame: &mut Frame<'_>, area: Rect, state: &DashboardState) {
     if area.height < 3 {
         return;
     }
@@ -227,7 +227,7 @@ fn draw_curves(frame: &mut Frame<'_>, area: Rect, state: &State) {
 }
 
 /// Where the time of the last steps went, the largest part first.
-fn time_text(state: &State) -> String {
+fn time_text(state: &DashboardState) -> String {
     let Some(shares) = state.shares() else { return String::new() };
     let mut parts: Vec<(f64, &str)> = shares.into_iter().zip(PARTS).filter(|(share, _)| *share >= 0.5).collect();
     parts.sort_by(|a, b| b.0.total_cmp(&a.0));
@@ -236,7 +236,7 @@ fn time_text(state: &State) -> String {
 }
 
 /// The last finding or the last warning, whichever came later.
-fn draw_finding(frame: &mut Frame<'_>, area: Rect, state: &State) {
+fn draw_finding(frame: &mut Frame<'_>, area: Rect, state: &DashboardState) {
     let (text, color) = match (&state.finding, &state.last_warning) {
         (Some(finding), _) => (finding.clone(), Color::Magenta),
         (None, Some(warning)) => (format!("warning: {warning}"), Color::Yellow),
@@ -245,7 +245,7 @@ fn draw_finding(frame: &mut Frame<'_>, area: Rect, state: &State) {
     frame.render_widget(Paragraph::new(text).style(Style::new().fg(color)).wrap(Wrap { trim: true }), area);
 }
 
-fn keys_text(state: &State) -> String {
+fn keys_text(state: &DashboardState) -> String {
     let warnings = match state.num_warnings {
         0 => String::new(),
         1 => "   1 warning, shown at the end".to_owned(),
@@ -254,7 +254,7 @@ fn keys_text(state: &State) -> String {
     format!("q stop{warnings}")
 }
 
-fn draw_question(frame: &mut Frame<'_>, area: Rect, state: &State) {
+fn draw_question(frame: &mut Frame<'_>, area: Rect, state: &DashboardState) {
     let lines: &[&str] = match state.question {
         Question::None => return,
         Question::Stop => &[
@@ -285,7 +285,7 @@ mod tests {
     use super::*;
     use crate::measure::figures::tests::full_step;
 
-    fn shown(state: &State, width: u16, height: u16) -> Vec<String> {
+    fn shown(state: &DashboardState, width: u16, height: u16) -> Vec<String> {
         let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
         terminal.draw(|frame| draw(frame, state)).unwrap();
         let buffer = terminal.backend().buffer();
@@ -293,8 +293,8 @@ mod tests {
         (0..height).map(row).collect()
     }
 
-    fn run() -> State {
-        let mut state = State::new("runs/quickstart", [0, 200]);
+    fn run() -> DashboardState {
+        let mut state = DashboardState::new("runs/quickstart", [0, 200]);
         state.pace.started = Instant::now().checked_sub(Duration::from_mins(1));
         state.eval(&EvalMetrics { step: 0, eval_loss: Some(4.0), ..EvalMetrics::default() });
         for step in 1..=50 {
@@ -340,7 +340,7 @@ mod tests {
 
     #[test]
     fn a_loss_that_falls_far_has_a_logarithmic_axis() {
-        let mut state = State::new("run", [0, 1000]);
+        let mut state = DashboardState::new("run", [0, 1000]);
         for step in 1..=800_u32 {
             let loss = 11.56 * (-f64::from(step) / 200.0).exp();
             state.step(&StepMetrics { step: step.into(), loss, ..StepMetrics::default() });
@@ -378,7 +378,7 @@ mod tests {
 
     #[test]
     fn without_a_gpu_the_processor_takes_its_place() {
-        let mut state = State::new("run", [0, 10]);
+        let mut state = DashboardState::new("run", [0, 10]);
         let on_cpu = StepMetrics {
             step: 1,
             host_memory_bytes: Some(45 << 20),
@@ -392,7 +392,7 @@ mod tests {
 
     #[test]
     fn any_window_can_be_drawn_in_any_state() {
-        let mut nothing = State::new("run", [0, 0]);
+        let mut nothing = DashboardState::new("run", [0, 0]);
         let mut full = run();
         full.losses.push(51.0, 2.5);
         for question in [Question::None, Question::Stop, Question::Stopping] {

@@ -21,7 +21,7 @@ pub(super) enum Question {
 }
 
 #[derive(Clone, Debug, Default)]
-pub(super) struct State {
+pub(super) struct DashboardState {
     pub(super) label: String,
     pub(super) first_step: u64,
     pub(super) total_steps: u64,
@@ -83,7 +83,7 @@ fn mean(points: &[(f64, f64)]) -> (f64, f64) {
     (x / points.len() as f64, y / points.len() as f64)
 }
 
-impl State {
+impl DashboardState {
     pub(super) fn new(label: &str, [first_step, total_steps]: [u64; 2]) -> Self {
         let pace = Pace::new(first_step, total_steps, None);
         Self { label: label.to_owned(), first_step, total_steps, pace, is_changed: true, ..Self::default() }
@@ -198,7 +198,7 @@ mod tests {
 
     #[test]
     fn a_resumed_run_has_the_curve_from_its_first_step_on() {
-        let mut state = State::new("runs/a", [2, 9]);
+        let mut state = DashboardState::new("runs/a", [2, 9]);
         state.earlier("{\"step\":0,\"eval_loss\":3.0}\n{\"step\":1,\"loss\":2.5}\n{\"step\":2,\"loss\":2.25}\n{\"st");
         state.step(&StepMetrics { step: 3, loss: 2.0, ..StepMetrics::default() });
         assert_eq!(state.losses.points, [(1.0, 2.5), (2.0, 2.25), (3.0, 2.0)]);
@@ -209,7 +209,7 @@ mod tests {
 
     #[test]
     fn the_shares_of_the_time_add_up() {
-        let mut state = State::new("run", [0, 10]);
+        let mut state = DashboardState::new("run", [0, 10]);
         state.step(&StepMetrics {
             step: 1,
             step_seconds: 2.0,

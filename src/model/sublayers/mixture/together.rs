@@ -2,7 +2,7 @@
 
 use burn::tensor::Tensor;
 
-use super::gated;
+use super::GatedKept;
 use crate::model::linears::Linears;
 use crate::ops::experts::{self, Experts, Sorted};
 use crate::ops::linear::Weight;
@@ -39,17 +39,17 @@ impl spec::Mixture {
         x: &Tensor<2>,
         sorted: &Sorted,
         linears: &Linears<'_>,
-    ) -> gated::Kept {
+    ) -> GatedKept {
         let rows = together.gather(x, sorted, false);
         let outputs = experts::forward(together, &rows, &self.gate_up(linears), sorted);
         let [gate, up] = outputs.try_into().unwrap_or_else(|_| unreachable!("there are two layers"));
-        gated::Kept { gate, up }
+        GatedKept { gate, up }
     }
 
     pub(super) fn output_together(
         &self,
         together: &dyn Experts,
-        kept: &gated::Kept,
+        kept: &GatedKept,
         sorted: &Sorted,
         linears: &Linears<'_>,
     ) -> Tensor<2> {
@@ -63,7 +63,7 @@ impl spec::Mixture {
         &self,
         together: &dyn Experts,
         dy: Tensor<2>,
-        gated::Kept { gate: of_gate, up }: gated::Kept,
+        GatedKept { gate: of_gate, up }: GatedKept,
         sorted: &Sorted,
         linears: &Linears<'_>,
     ) -> (Tensor<2>, Tensor<1>) {

@@ -4,7 +4,7 @@ use pulp::Simd;
 
 #[cfg(target_arch = "x86_64")]
 use crate::ops::cpu::gemm::{bf16, round_to_pairs};
-use crate::ops::cpu::pack::{Word, pack_columns, pack_rows};
+use crate::ops::cpu::pack::{PanelWord, pack_columns, pack_rows};
 use crate::ops::cpu::product::ProductInto;
 #[cfg(target_arch = "x86_64")]
 use crate::ops::cpu::simd::with_scratch;
@@ -13,7 +13,7 @@ use super::TILE;
 
 /// Operands of a product. Widths and strides of what is packed count words.
 pub(super) trait Arithmetic {
-    type Word: Word;
+    type Word: PanelWord;
 
     /// Numbers in a word, neighbours along the depth.
     const NUMBERS: usize;

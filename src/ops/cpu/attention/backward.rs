@@ -13,7 +13,7 @@ use super::{Heads, STRIP, Stretch, TILE, clear_gaps};
 use crate::device::has_bf16_products;
 use crate::ops::cpu::pack::pack_rows;
 use crate::ops::cpu::product::{Left, ProductInto};
-use crate::ops::cpu::simd::{SharedMut, arch, dot, exp2_bounded, rows_per_chunk, tanh, with_scratch};
+use crate::ops::cpu::simd::{Scratch, SharedMut, arch, dot, exp2_bounded, rows_per_chunk, tanh, with_scratch};
 
 /// A block of keys is at least this long and at least a quarter of its stretch, so that one head has at most four
 /// tasks per stretch and at most four partial gradients of its queries.
@@ -69,22 +69,27 @@ pub fn attention_backward(
     rounds: bool,
     grads: [&mut [f32]; 3],
 ) {
+    let inputs = Inputs { d_o, q, k, v, o, lse };
     #[cfg(target_arch = "x86_64")]
     if rounds && has_bf16_products() {
-        return backward::<Pairs>(d_o, [q, k, v], o, lse, stretches, shape, grads);
+        return backward::<Pairs>(inputs, stretches, shape, grads);
     }
-    backward::<Single>(d_o, [q, k, v], o, lse, stretches, shape, grads);
+    backward::<Single>(inputs, stretches, shape, grads);
 }
 
-fn backward<A: Arithmetic>(
-    d_o: &[f32],
-    [q, k, v]: [&[f32]; 3],
-    o: &[f32],
-    lse: &[f32],
-    stretches: &[Stretch],
-    shape: &Heads,
-    [dq, dk, dv]: [&mut [f32]; 3],
-) {
+/// The gradient of the result, and what the forward had and made.
+#[derive(Clone, Copy)]
+struct Inputs<'a> {
+    d_o: &'a [f32],
+    q: &'a [f32],
+    k: &'a [f32],
+    v: &'a [f32],
+    o: &'a [f32],
+    lse: &'a [f32],
+}
+
+fn backward<A: Arithmetic>(inputs: Inputs<'_>, stretches: &[Stretch], shape: &Heads, [dq, dk, dv]: [&mut [f32]; 3]) {
+    let Inputs { d_o, q, k, v, o, lse } = inputs;
     let tokens = shape.check(q.len(), k.len(), v.len(), stretches);
     assert!(
         [d_o.len(), o.len(), dq.len()] == [q.len(); 3] && dk.len() == k.len() && dv.len() == k.len(),
@@ -120,7 +125,7 @@ fn backward<A: Arithmetic>(
                     (unsafe { dq_shared.get().add(at) }, shape.query_width())
                 }
             };
-            run_task::<A>(task, d_o, q, k, v, o, lse, tokens, dq, dk, dv);
+            run_task::<A>(task, inputs, tokens, dq, [dk, dv]);
         });
         add_partial(&tasks, partial, shape, dq);
         sum_groups(dk_heads, stretches, shape, dk);
@@ -165,19 +170,12 @@ fn sum_groups(heads: &[f32], stretches: &[Stretch], shape: &Heads, out: &mut [f3
     clear_gaps(out, width, stretches);
 }
 
-#[allow(clippy::too_many_arguments)]
 fn run_task<A: Arithmetic>(
     task: &Task,
-    d_o: &[f32],
-    q: &[f32],
-    k: &[f32],
-    v: &[f32],
-    o: &[f32],
-    lse: &[f32],
+    Inputs { d_o, q, k, v, o, lse }: Inputs<'_>,
     tokens: usize,
     dq: (*mut f32, usize),
-    dk: &mut [f32],
-    dv: &mut [f32],
+    [dk, dv]: [&mut [f32]; 2],
 ) {
     let shape = &task.shape;
     let dim = shape.padded_dim();
@@ -187,21 +185,8 @@ fn run_task<A: Arithmetic>(
     let rows_len = num_queries.next_multiple_of(A::NUMBERS) * dim;
     let len = (3 + 2 * again) * rows_len + 2 * num_queries + 2 * tile_words + TILE * (2 * TILE + 5 * dim);
     with_scratch(len, |scratch| {
-        let (q_rows, scratch) = scratch.split_at_mut(rows_len);
-        let (d_o_rows, scratch) = scratch.split_at_mut(rows_len);
-        let (q_stacked, scratch) = scratch.split_at_mut(again * rows_len);
-        let (d_o_stacked, scratch) = scratch.split_at_mut(again * rows_len);
-        let (dq_rows, scratch) = scratch.split_at_mut(num_queries * dim);
-        let (p, scratch) = scratch.split_at_mut(TILE * TILE);
-        let (ds, scratch) = scratch.split_at_mut(TILE * TILE);
-        let (p_words, scratch) = scratch.split_at_mut(tile_words);
-        let (ds_words, scratch) = scratch.split_at_mut(tile_words);
-        let (k_columns, scratch) = scratch.split_at_mut(TILE * dim);
-        let (v_columns, scratch) = scratch.split_at_mut(TILE * dim);
-        let (k_rows, scratch) = scratch.split_at_mut(TILE * dim);
-        let (dk_tile, scratch) = scratch.split_at_mut(TILE * dim);
-        let (dv_tile, scratch) = scratch.split_at_mut(TILE * dim);
-        let (lse_rows, delta) = scratch.split_at_mut(num_queries);
+        let mut scratch = Scratch(scratch);
+        let dq_rows = scratch.take(num_queries * dim);
         let q_at = (task.start + task.queries.start) * shape.query_width() + task.head * shape.head_dim;
         let kv_at = task.start * shape.key_value_width() + shape.kv_head(task.head) * shape.head_dim;
         let lse_at = task.head * tokens + task.start + task.queries.start;
@@ -214,22 +199,23 @@ fn run_task<A: Arithmetic>(
             lse: &lse[lse_at..lse_at + num_queries],
             k: &k[kv_at..],
             v: &v[kv_at..],
-            q_rows: bytemuck::cast_slice_mut(q_rows),
-            d_o_rows: bytemuck::cast_slice_mut(d_o_rows),
-            q_stacked: bytemuck::cast_slice_mut(q_stacked),
-            d_o_stacked: bytemuck::cast_slice_mut(d_o_stacked),
-            dq_rows,
-            lse_rows,
-            delta,
-            k_columns: bytemuck::cast_slice_mut(k_columns),
-            v_columns: bytemuck::cast_slice_mut(v_columns),
-            k_rows: bytemuck::cast_slice_mut(k_rows),
-            p,
-            ds,
-            p_words: bytemuck::cast_slice_mut(p_words),
-            ds_words: bytemuck::cast_slice_mut(ds_words),
-            dk_tile,
-            dv_tile,
+            dq_rows: &mut *dq_rows,
+            q_rows: scratch.take_words(rows_len),
+            d_o_rows: scratch.take_words(rows_len),
+            q_stacked: scratch.take_words(again * rows_len),
+            d_o_stacked: scratch.take_words(again * rows_len),
+            p: scratch.take(TILE * TILE),
+            ds: scratch.take(TILE * TILE),
+            p_words: scratch.take_words(tile_words),
+            ds_words: scratch.take_words(tile_words),
+            k_columns: scratch.take_words(TILE * dim),
+            v_columns: scratch.take_words(TILE * dim),
+            k_rows: scratch.take_words(TILE * dim),
+            dk_tile: scratch.take(TILE * dim),
+            dv_tile: scratch.take(TILE * dim),
+            // Of no whole vectors: last.
+            lse_rows: scratch.take(num_queries),
+            delta: scratch.take(num_queries),
             dk,
             dv,
         });

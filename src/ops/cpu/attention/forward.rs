@@ -12,7 +12,7 @@ use super::arithmetic::{Arithmetic, Single};
 use super::{Heads, STRIP, Stretch, TILE, clear_gaps};
 use crate::device::has_bf16_products;
 use crate::ops::cpu::product::{Left, ProductInto};
-use crate::ops::cpu::simd::{SharedMut, arch, exp2_bounded, load, store, tanh, with_scratch};
+use crate::ops::cpu::simd::{Scratch, SharedMut, arch, exp2_bounded, load, store, tanh, with_scratch};
 
 /// Causal attention of every head within each stretch and on what it continues; tokens outside all get zeros.
 ///
@@ -67,14 +67,9 @@ fn forward<'a, A: Arithmetic>(
         let from = |x: &'a [f32], token: usize| &x[token * shape.key_value_width() + kv_head * shape.head_dim..];
         let tile_words = TILE * TILE / A::NUMBERS;
         with_scratch(tile_words + TILE * (TILE + 2 * dim + group * (2 * dim + 2) + 1), |scratch| {
-            let (keys, scratch) = scratch.split_at_mut(TILE * dim);
-            let (values, scratch) = scratch.split_at_mut(TILE * dim);
-            let (scores, scratch) = scratch.split_at_mut(TILE * TILE);
-            let (weights, scratch) = scratch.split_at_mut(tile_words);
-            let (correction, scratch) = scratch.split_at_mut(TILE);
-            let (transposed_q, scratch) = scratch.split_at_mut(group * TILE * dim);
-            let (output, scratch) = scratch.split_at_mut(group * TILE * dim);
-            let (max, sum) = scratch.split_at_mut(group * TILE);
+            let mut scratch = Scratch(scratch);
+            let output = scratch.take(group * TILE * dim);
+            let (max, sum) = (scratch.take(group * TILE), scratch.take(group * TILE));
             arch().dispatch(QueryTile::<A> {
                 shape: shape.of(stretch),
                 q: &q[(start + first) * shape.query_width() + kv_head * group * shape.head_dim..],
@@ -83,12 +78,12 @@ fn forward<'a, A: Arithmetic>(
                 prefix_len: stretch.prefix.len(),
                 first_query: stretch.prefix.len() + first,
                 num_queries,
-                keys: bytemuck::cast_slice_mut(keys),
-                values: bytemuck::cast_slice_mut(values),
-                scores,
-                weights: bytemuck::cast_slice_mut(weights),
-                correction,
-                heads: HeadTiles { transposed_q: bytemuck::cast_slice_mut(transposed_q), output, max, sum },
+                keys: scratch.take_words(TILE * dim),
+                values: scratch.take_words(TILE * dim),
+                scores: scratch.take(TILE * TILE),
+                weights: scratch.take_words(tile_words),
+                correction: scratch.take(TILE),
+                heads: HeadTiles { transposed_q: scratch.take_words(group * TILE * dim), output, max, sum },
             });
             for member in 0..group {
                 let head = kv_head * group + member;

@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 use anamnesis::GgufType;
 
 use super::Blocks;
-use super::parts::{Part, float, of_blocks};
+use super::parts::{BlockPart, float, of_blocks};
 use crate::ops::cpu::simd::vectorised;
 
 /// A grid as the blocks of a type show it: where the upper bits of the first place lie, whose lower ones are byte 2, and
@@ -108,7 +108,7 @@ fn signed<const WIDTH: usize>(vector: &[f32; WIDTH], scale: f32, signs: u32, to:
 vectorised! {
     /// Scale; 32 lower bytes of places; by part the upper three bits of four places, a scale and the sign of a shift.
     fn iq1_s<'a, S>(_simd, grid: &'a [[f32; 8]], bytes: &'a [u8], first: usize, to: &'a mut [f32]) {
-        of_blocks::<50, 8>(bytes, first, to, |block, part, to: &mut Part| {
+        of_blocks::<50, 8>(bytes, first, to, |block, part, to: &mut BlockPart| {
             let upper = pair(block, 34 + 2 * part);
             let scale = float(block, 0) * (2 * (upper >> 12 & 7) + 1) as f32;
             let shift = if upper & 0x8000 == 0 { 0.125 } else { -0.125 };
@@ -125,7 +125,7 @@ vectorised! {
 vectorised! {
     /// Scale; by part four places, and four times seven signs with a scale of four bits.
     fn iq2_xxs<'a, S>(_simd, grid: &'a [[f32; 8]], bytes: &'a [u8], first: usize, to: &'a mut [f32]) {
-        of_blocks::<66, 8>(bytes, first, to, |block, part, to: &mut Part| {
+        of_blocks::<66, 8>(bytes, first, to, |block, part, to: &mut BlockPart| {
             let signs = quad(block, 6 + 8 * part);
             let scale = float(block, 0) * (0.5 + (signs >> 28) as f32) * 0.25;
             for (l, to) in to.chunks_exact_mut(8).enumerate() {
@@ -138,7 +138,7 @@ vectorised! {
 vectorised! {
     /// Scale; 32 places of nine bits with seven signs; by part two scales of four bits.
     fn iq2_xs<'a, S>(_simd, grid: &'a [[f32; 8]], bytes: &'a [u8], first: usize, to: &'a mut [f32]) {
-        of_blocks::<74, 8>(bytes, first, to, |block, part, to: &mut Part| {
+        of_blocks::<74, 8>(bytes, first, to, |block, part, to: &mut BlockPart| {
             for (l, to) in to.chunks_exact_mut(8).enumerate() {
                 let code = pair(block, 2 + 8 * part + 2 * l);
                 let scale = float(block, 0) * (0.5 + half(block[66 + part], l / 2)) * 0.25;
@@ -151,7 +151,7 @@ vectorised! {
 vectorised! {
     /// Scale; 32 lower bytes of places; 32 times eight signs; by part two more bits of four places; by part two scales.
     fn iq2_s<'a, S>(_simd, grid: &'a [[f32; 8]], bytes: &'a [u8], first: usize, to: &'a mut [f32]) {
-        of_blocks::<82, 8>(bytes, first, to, |block, part, to: &mut Part| {
+        of_blocks::<82, 8>(bytes, first, to, |block, part, to: &mut BlockPart| {
             for (l, to) in to.chunks_exact_mut(8).enumerate() {
                 let at = 2 + 4 * part + l;
                 let place = usize::from(block[at]) | usize::from(block[66 + part] >> (2 * l) & 3) << 8;
@@ -165,7 +165,7 @@ vectorised! {
 vectorised! {
     /// Scale; 64 places of half a vector; by part four times seven signs with a scale of four bits.
     fn iq3_xxs<'a, S>(_simd, grid: &'a [[f32; 4]], bytes: &'a [u8], first: usize, to: &'a mut [f32]) {
-        of_blocks::<98, 8>(bytes, first, to, |block, part, to: &mut Part| {
+        of_blocks::<98, 8>(bytes, first, to, |block, part, to: &mut BlockPart| {
             let signs = quad(block, 66 + 4 * part);
             let scale = float(block, 0) * (0.5 + (signs >> 28) as f32) * 0.5;
             for (l, to) in to.chunks_exact_mut(4).enumerate() {
@@ -180,7 +180,7 @@ vectorised! {
     /// Scale; 64 lower bytes of places of half a vector; by part their ninth bits; 32 times eight signs; by two parts two
     /// scales of four bits.
     fn iq3_s<'a, S>(_simd, grid: &'a [[f32; 4]], bytes: &'a [u8], first: usize, to: &'a mut [f32]) {
-        of_blocks::<110, 8>(bytes, first, to, |block, part, to: &mut Part| {
+        of_blocks::<110, 8>(bytes, first, to, |block, part, to: &mut BlockPart| {
             let scale = float(block, 0) * (1.0 + 2.0 * half(block[106 + part / 2], part % 2));
             for (l, to) in to.chunks_exact_mut(4).enumerate() {
                 let place = usize::from(block[2 + 8 * part + l]) | usize::from(block[66 + part] >> l & 1) << 8;

@@ -9,7 +9,7 @@ use super::super::simd::vectorised;
 /// Numbers of a part.
 pub(super) const PART: usize = 32;
 
-pub(super) type Part = [f32; PART];
+pub(super) type BlockPart = [f32; PART];
 
 /// Whether parts of this type are decoded here.
 pub(super) fn has_parts(kind: GgufType) -> bool {
@@ -37,7 +37,7 @@ pub(super) fn of_blocks<const LEN: usize, const PARTS: usize>(
     bytes: &[u8],
     first: usize,
     to: &mut [f32],
-    decode: impl Fn(&[u8; LEN], usize, &mut Part),
+    decode: impl Fn(&[u8; LEN], usize, &mut BlockPart),
 ) {
     let (blocks, _) = bytes.as_chunks::<LEN>();
     for (part, to) in (first..).zip(to.as_chunks_mut().0) {
@@ -58,7 +58,7 @@ fn stretch(block: &[u8], at: usize) -> [u8; PART] {
 
 /// Scale; 16 bytes with the first numbers in their lower halves and the others in the upper.
 #[inline(always)]
-fn q4_0(block: &[u8; 18], _: usize, to: &mut Part) {
+fn q4_0(block: &[u8; 18], _: usize, to: &mut BlockPart) {
     let scale = float(block, 0);
     for i in 0..PART {
         let code = block[2 + i % 16] >> (i / 16 * 4) & 15;
@@ -68,7 +68,7 @@ fn q4_0(block: &[u8; 18], _: usize, to: &mut Part) {
 
 /// Scale; 32 integers.
 #[inline(always)]
-fn q8_0(block: &[u8; 34], _: usize, to: &mut Part) {
+fn q8_0(block: &[u8; 34], _: usize, to: &mut BlockPart) {
     let scale = float(block, 0);
     for (to, code) in to.iter_mut().zip(stretch(block, 2)) {
         *to = f32::from(code.cast_signed()) * scale;
@@ -89,7 +89,7 @@ fn scale_and_minimum(block: &[u8], part: usize) -> [f32; 2] {
 
 /// Two parts in the halves of 32 bytes.
 #[inline(always)]
-fn q4_k(block: &[u8; 144], part: usize, to: &mut Part) {
+fn q4_k(block: &[u8; 144], part: usize, to: &mut BlockPart) {
     let [scale, minimum] = scale_and_minimum(block, part);
     let shift = part % 2 * 4;
     for (to, pair) in to.iter_mut().zip(stretch(block, 16 + part / 2 * PART)) {
@@ -99,7 +99,7 @@ fn q4_k(block: &[u8; 144], part: usize, to: &mut Part) {
 
 /// As `Q4_K`, with a fifth bit: that of part 0 is the lowest of 32 bytes.
 #[inline(always)]
-fn q5_k(block: &[u8; 176], part: usize, to: &mut Part) {
+fn q5_k(block: &[u8; 176], part: usize, to: &mut BlockPart) {
     let [scale, minimum] = scale_and_minimum(block, part);
     let shift = part % 2 * 4;
     let (pairs, bits) = (stretch(block, 48 + part / 2 * PART), stretch(block, 16));
@@ -112,7 +112,7 @@ fn q5_k(block: &[u8; 176], part: usize, to: &mut Part) {
 /// Four bits of two parts in 32 bytes, two bits of four parts in 32 bytes, two scales a part, one float. Parts 0 and 2, 1
 /// and 3 share bytes, and likewise in the second half of a block.
 #[inline(always)]
-fn q6_k(block: &[u8; 210], part: usize, to: &mut Part) {
+fn q6_k(block: &[u8; 210], part: usize, to: &mut BlockPart) {
     let (half, of_half) = (part / 4, part % 4);
     let low = stretch(block, 64 * half + of_half % 2 * PART);
     let high = stretch(block, 128 + PART * half);
@@ -125,7 +125,7 @@ fn q6_k(block: &[u8; 210], part: usize, to: &mut Part) {
 
 /// Scale; the upper two bits of eight scales, then their lower four; by part 16 bytes as in `Q4_0`, with places in a table.
 #[inline(always)]
-fn iq4_xs(block: &[u8; 136], part: usize, to: &mut Part) {
+fn iq4_xs(block: &[u8; 136], part: usize, to: &mut BlockPart) {
     const NUMBERS: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
     let upper = u16::from_le_bytes([block[2], block[3]]) >> (2 * part) & 3;
     let scale = block[4 + part / 2] >> (part % 2 * 4) & 15 | (upper as u8) << 4;

@@ -3,7 +3,7 @@
 
 use rayon::prelude::*;
 
-use super::{CHUNK, DeltaInputs, Operands, Scratch, Task, add_scaled, dot_of, multiply_rows, product};
+use super::{CHUNK, DeltaInputs, HeadTask, Operands, Scratch, add_scaled, dot_of, multiply_rows, product};
 use crate::ops::cpu::pack::pack_columns;
 use crate::ops::cpu::product::Left;
 use crate::ops::cpu::simd::{SharedMut, with_scratch};
@@ -35,7 +35,7 @@ pub fn delta_rule_backward(
     let tasks: Vec<_> = of_documents.collect();
     tasks.into_par_iter().with_max_len(1).for_each(|((start, len), key_head)| {
         for head in key_head * heads.group()..(key_head + 1) * heads.group() {
-            let task = Task { inputs, heads, head, start, len };
+            let task = HeadTask { inputs, heads, head, start, len };
             // SAFETY: this task alone writes the columns of this key head and of its value heads in this document.
             unsafe { run(task, d_o, grads) };
         }
@@ -72,13 +72,13 @@ struct Buffers<'a> {
 }
 
 impl<'a> Buffers<'a> {
-    fn len(task: &Task<'_>) -> usize {
+    fn len(task: &HeadTask<'_>) -> usize {
         let (value, key) = (task.value(), task.key());
         let of_heads = task.state_len() + task.heads.value_head_dim * (key + CHUNK);
         of_heads + CHUNK * (3 * value + 3 * key + 2 * CHUNK)
     }
 
-    fn new(scratch: &mut Scratch<'a>, task: &Task<'_>) -> Self {
+    fn new(scratch: &mut Scratch<'a>, task: &HeadTask<'_>) -> Self {
         let (value, key, value_head_dim) = (task.value(), task.key(), task.heads.value_head_dim);
         Self {
             d_state: scratch.take(task.state_len()),
@@ -98,7 +98,7 @@ impl<'a> Buffers<'a> {
 
 /// # Safety
 /// The gradients must have the inputs' lengths, and nothing else may use this head's columns of the document.
-unsafe fn run(task: Task<'_>, d_o: &[f32], grads: Grads) {
+unsafe fn run(task: HeadTask<'_>, d_o: &[f32], grads: Grads) {
     let (state_len, written_len, chunks) = (task.state_len(), CHUNK * task.value(), task.len.div_ceil(CHUNK));
     let kept = (chunks + 1) * state_len + chunks * written_len;
     with_scratch(kept + Buffers::len(&task) + Operands::len(&task), |scratch| {
@@ -136,7 +136,7 @@ unsafe fn run(task: Task<'_>, d_o: &[f32], grads: Grads) {
 
 impl Buffers<'_> {
     /// The gradient of what the inverse of `I + A` is multiplied with, in `d_w`.
-    fn of_written(&mut self, task: &Task<'_>, operands: &Operands<'_>, [token, num]: [usize; 2], d_o: &[f32]) {
+    fn of_written(&mut self, task: &HeadTask<'_>, operands: &Operands<'_>, [token, num]: [usize; 2], d_o: &[f32]) {
         let (key, value, DeltaHeads { key_head_dim, value_head_dim, .. }) = (task.key(), task.value(), task.heads);
         for (i, row) in self.d_o.chunks_exact_mut(value).take(num).enumerate() {
             let (to, padding) = row.split_at_mut(value_head_dim);
@@ -153,7 +153,7 @@ impl Buffers<'_> {
     }
 
     /// The gradients of the products of queries and keys with keys.
-    fn of_pairs(&mut self, task: &Task<'_>, operands: &Operands<'_>, num: usize, written: &[f32]) {
+    fn of_pairs(&mut self, task: &HeadTask<'_>, operands: &Operands<'_>, num: usize, written: &[f32]) {
         let (value, value_head_dim, columns) = (task.value(), task.heads.value_head_dim, num.next_multiple_of(16));
         pack_columns(written, value, num, value_head_dim, self.transposed_w, CHUNK);
         let (shape, w) = ([num, columns, value_head_dim], (&*self.transposed_w, CHUNK));
@@ -180,7 +180,7 @@ impl Buffers<'_> {
     /// As for [`run`].
     unsafe fn of_values(
         &mut self,
-        task: &Task<'_>,
+        task: &HeadTask<'_>,
         operands: &Operands<'_>,
         [token, num]: [usize; 2],
         written: &[f32],
@@ -207,7 +207,7 @@ impl Buffers<'_> {
     }
 
     /// The gradients of normed queries and keys: through the states before and after, and through each other.
-    fn of_keys(&mut self, task: &Task<'_>, operands: &Operands<'_>, num: usize, before: &[f32], written: &[f32]) {
+    fn of_keys(&mut self, task: &HeadTask<'_>, operands: &Operands<'_>, num: usize, before: &[f32], written: &[f32]) {
         let (key, value, DeltaHeads { key_head_dim, value_head_dim, .. }) = (task.key(), task.value(), task.heads);
         let (shape, transposed) = ([num, key, value_head_dim], &mut *self.transposed_state);
         pack_columns(self.d_state, value, key_head_dim, value_head_dim, transposed, key);
@@ -230,7 +230,7 @@ impl Buffers<'_> {
     /// As for [`run`].
     unsafe fn of_decays(
         &mut self,
-        task: &Task<'_>,
+        task: &HeadTask<'_>,
         operands: &Operands<'_>,
         [token, num]: [usize; 2],
         after: &[f32],
@@ -249,7 +249,7 @@ impl Buffers<'_> {
     }
 
     /// Takes the gradient of the state to before the chunk.
-    fn of_state(&mut self, task: &Task<'_>, operands: &Operands<'_>, num: usize, whole: f32) {
+    fn of_state(&mut self, task: &HeadTask<'_>, operands: &Operands<'_>, num: usize, whole: f32) {
         let (key, value) = (task.key(), task.value());
         self.d_state.iter_mut().for_each(|x| *x *= whole);
         let (shape, d_state) = ([task.heads.key_head_dim, value, num], &mut *self.d_state);
@@ -263,7 +263,7 @@ impl Buffers<'_> {
     /// As for [`run`].
     unsafe fn through_norms(
         &mut self,
-        task: &Task<'_>,
+        task: &HeadTask<'_>,
         operands: &Operands<'_>,
         [token, num]: [usize; 2],
         grads: Grads,

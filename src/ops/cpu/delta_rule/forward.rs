@@ -2,7 +2,7 @@
 
 use rayon::prelude::*;
 
-use super::{CHUNK, DeltaInputs, Operands, Scratch, Task, multiply_rows, product};
+use super::{CHUNK, DeltaInputs, HeadTask, Operands, Scratch, multiply_rows, product};
 use crate::ops::cpu::product::Left;
 use crate::ops::cpu::simd::{SharedMut, with_scratch};
 use crate::spec::DeltaHeads;
@@ -37,11 +37,11 @@ pub fn delta_rule(
             // SAFETY: this task alone uses the states of this head: there is one document.
             unsafe { std::slice::from_raw_parts_mut(states.get().add(head * state_len), state_len) }
         });
-        run(&Task { inputs, heads, head, start, len }, o, held);
+        run(&HeadTask { inputs, heads, head, start, len }, o, held);
     });
 }
 
-fn run(task: &Task<'_>, o: SharedMut, mut held: Option<&mut [f32]>) {
+fn run(task: &HeadTask<'_>, o: SharedMut, mut held: Option<&mut [f32]>) {
     let (heads, key, value) = (task.heads, task.key(), task.value());
     let DeltaHeads { key_head_dim, value_head_dim, .. } = heads;
     with_scratch(Operands::len(task) + task.state_len() + 2 * CHUNK * value, |scratch| {

@@ -4,7 +4,7 @@ use pulp::Simd;
 
 /// What the 32-bit words of a weight are.
 #[derive(Clone, Copy)]
-pub(super) enum Kind {
+pub(super) enum WordKind {
     F32,
     /// Two, of which the first is in the lower bits.
     Bf16,
@@ -12,7 +12,7 @@ pub(super) enum Kind {
     F16,
 }
 
-impl Kind {
+impl WordKind {
     /// Numbers of a word.
     pub(super) fn parts(self) -> usize {
         if matches!(self, Self::F32) { 1 } else { 2 }
@@ -20,18 +20,18 @@ impl Kind {
 }
 
 /// How a word is widened.
-pub(super) trait Word {
+pub(super) trait WeightWord {
     const PARTS: usize;
 
     /// The numbers of every word; of one part, twice.
     fn parts<S: Simd>(simd: S, words: S::u32s) -> [S::f32s; 2];
 }
 
-pub(super) struct Single;
+pub(super) struct SingleWord;
 pub(super) struct Bf16Pair;
 pub(super) struct F16Pair;
 
-impl Word for Single {
+impl WeightWord for SingleWord {
     const PARTS: usize = 1;
 
     #[inline(always)]
@@ -40,7 +40,7 @@ impl Word for Single {
     }
 }
 
-impl Word for Bf16Pair {
+impl WeightWord for Bf16Pair {
     const PARTS: usize = 2;
 
     /// The upper half of a pair is an `f32` already, the lower half is one after a shift.
@@ -52,7 +52,7 @@ impl Word for Bf16Pair {
     }
 }
 
-impl Word for F16Pair {
+impl WeightWord for F16Pair {
     const PARTS: usize = 2;
 
     #[inline(always)]

@@ -51,7 +51,7 @@ pub(in super::super) fn widen(weight: Weight<'_>, first: usize, to: &mut [f32]) 
 }
 
 /// Zeroes what lies behind the columns, up to the next multiple of 16.
-fn clear_padding<W: super::Word>(panel: &mut [W], columns: usize) {
+fn clear_padding<W: super::PanelWord>(panel: &mut [W], columns: usize) {
     let padded = columns.next_multiple_of(16);
     if columns < padded {
         for row in panel.chunks_exact_mut(PANEL) {

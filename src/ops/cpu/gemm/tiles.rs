@@ -81,7 +81,7 @@ pub(super) unsafe fn multiply(product: ProductInto<'_, u32>) {
 /// Rows, columns and depths must lie inside the operands and the result, and the machine must have tiles.
 unsafe fn rows(product: &ProductInto<'_, u32>, steps: usize) {
     let ProductInto { shape: [m, n, words], c, c_stride, a, b, b_stride, accumulate, .. } = *product;
-    let at = |row: usize, column: usize| Block {
+    let at = |row: usize, column: usize| TileBlock {
         c: c.wrapping_add(row * c_stride + column),
         c_bytes: 4 * c_stride,
         a: a.data.as_ptr().wrapping_add(row * a.row_stride),
@@ -116,7 +116,7 @@ unsafe fn rows(product: &ProductInto<'_, u32>, steps: usize) {
 }
 
 /// A corner of the result with what is multiplied into it; strides in bytes.
-struct Block {
+struct TileBlock {
     c: *mut f32,
     c_bytes: usize,
     a: *const u32,
@@ -127,7 +127,7 @@ struct Block {
     accumulate: bool,
 }
 
-impl Block {
+impl TileBlock {
     /// Two tiles by two.
     ///
     /// # Safety

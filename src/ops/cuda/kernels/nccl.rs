@@ -173,7 +173,7 @@ impl Nccl {
     ///
     /// # Errors
     /// What NCCL says.
-    pub fn sum(&'static self, numbers: Written) -> Result<Option<Sum>, String> {
+    pub fn sum(&'static self, numbers: WrittenNumbers) -> Result<Option<Sum>, String> {
         let (at, wait) = (numbers.at as *mut c_void, CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT);
         // SAFETY: context, stream and events live.
         let waits = unsafe {
@@ -213,7 +213,7 @@ impl Nccl {
 
 /// Numbers that burn's stream has come to.
 #[derive(Debug)]
-pub struct Written {
+pub struct WrittenNumbers {
     at: u64,
     count: usize,
     /// Recorded behind what writes them.
@@ -223,9 +223,9 @@ pub struct Written {
 }
 
 // SAFETY: an event is of no thread.
-unsafe impl Send for Written {}
+unsafe impl Send for WrittenNumbers {}
 
-impl Written {
+impl WrittenNumbers {
     /// The same numbers, `[n]` in `f32`, that are summed in their place; and where they are, once burn's stream has come to them. They do
     /// not come where the device failed before: who reads them hears of that.
     ///
@@ -255,7 +255,7 @@ impl Written {
     }
 }
 
-impl Drop for Written {
+impl Drop for WrittenNumbers {
     fn drop(&mut self) {
         // SAFETY: nothing waits for the event any more. What fails here has failed before.
         let _ = unsafe { result::event::destroy(self.event) };
@@ -266,7 +266,7 @@ impl Drop for Written {
 #[derive(Debug)]
 pub struct Sum {
     nccl: &'static Nccl,
-    _numbers: Written,
+    _numbers: WrittenNumbers,
     /// NCCL has put it into its stream, and the event is behind it.
     is_in_stream: bool,
 }

@@ -8,7 +8,7 @@ use super::matrix::{aligned, scratch};
 use super::stream::{Launch, Operand};
 use crate::ops::cpu::{BLOCK_LEN, dynamic_table};
 use crate::ops::custom::{Output, custom, launch, queue, spec};
-use crate::ops::plain::updates::{Coded, State, Update};
+use crate::ops::plain::updates::{AdamState, Coded, Update};
 
 const MODULE: &str = "optimizer";
 
@@ -40,7 +40,11 @@ pub(super) fn grad_factor(figures: &Tensor<1>, max_norm: f64, count: f64) -> Ten
 }
 
 /// [`adamw`](crate::ops::adamw::adamw) in place.
-pub(super) fn adamw(states: Vec<(State, &Tensor<2>)>, update: &Update, factor: Option<&Tensor<1>>) -> Vec<State> {
+pub(super) fn adamw(
+    states: Vec<(AdamState, &Tensor<2>)>,
+    update: &Update,
+    factor: Option<&Tensor<1>>,
+) -> Vec<AdamState> {
     let (mut states, mut updated) = (states.into_iter().peekable(), Vec::new());
     // A launch at a time: while burn's threads prepare one, the next is queued.
     while states.peek().is_some() {
@@ -51,12 +55,13 @@ pub(super) fn adamw(states: Vec<(State, &Tensor<2>)>, update: &Update, factor: O
 
 /// [`adamw`] of matrices that a table has place for.
 fn adamw_of_few<'a>(
-    states: impl Iterator<Item = (State, &'a Tensor<2>)>,
+    states: impl Iterator<Item = (AdamState, &'a Tensor<2>)>,
     update: &Update,
     factor: Option<&Tensor<1>>,
-) -> Vec<State> {
+) -> Vec<AdamState> {
     let (states, grads): (Vec<_>, Vec<_>) = states.unzip();
-    let states = states.into_iter().flat_map(|State { parameter, m, v }| [parameter, m, v]).map(Tensor::into_dispatch);
+    let states =
+        states.into_iter().flat_map(|AdamState { parameter, m, v }| [parameter, m, v]).map(Tensor::into_dispatch);
     let num_grads = grads.len();
     let grads = grads.into_iter().map(|grad| grad.clone().into_dispatch());
     let inputs = states.chain(grads).chain(factor.map(|factor| factor.clone().into_dispatch())).collect();
@@ -76,7 +81,7 @@ fn adamw_of_few<'a>(
     let mut updated = updated.into_iter().map(Tensor::from_dispatch);
     let mut next = || updated.next().map(|parameter| (parameter, updated.next(), updated.next()));
     std::iter::from_fn(|| match next()? {
-        (parameter, Some(m), Some(v)) => Some(State { parameter, m, v }),
+        (parameter, Some(m), Some(v)) => Some(AdamState { parameter, m, v }),
         _ => None,
     })
     .collect()

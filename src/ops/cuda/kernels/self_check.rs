@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use burn::tensor::{Bytes, DType, Device, Tensor};
 
 use super::{IS_HOPPER_ASIDE, Kernel, decode, gpu_of, kernel_state, one, stream, table::Gpus};
-use crate::ops::adamw::{State, Update, adamw};
+use crate::ops::adamw::{AdamState, Update, adamw};
 use crate::ops::adamw_8bit::{Coded, adamw_8bit};
 use crate::ops::attention::{AttentionInputs, Heads, attention, attention_backward};
 use crate::ops::cross_entropy::{Head, LossChunk, linear_cross_entropy};
@@ -66,10 +66,10 @@ fn tried(of: impl FnOnce() -> Result<Results, String>) -> Result<Results, String
 }
 
 /// What is computed, and its results on a device, of activations in a type.
-type Comparison = (&'static str, fn(&Device, DType) -> Result<Results, String>);
+type KernelComparison = (&'static str, fn(&Device, DType) -> Result<Results, String>);
 
 /// What is compared of kernels.
-fn comparisons(kernel: Kernel) -> &'static [Comparison] {
+fn comparisons(kernel: Kernel) -> &'static [KernelComparison] {
     match kernel {
         Kernel::Products => &[("products", layer), ("products", batches)],
         Kernel::Attention | Kernel::AttentionHopper => &[
@@ -520,7 +520,7 @@ fn loss(device: &Device, dtype: DType) -> Result<Results, String> {
 }
 
 /// What the factor of these numbers makes of some states, where the host knows it.
-fn stepped(place: Place, states: Vec<(State, &Tensor<2>)>, update: &Update, numbers: &[f32]) -> Vec<State> {
+fn stepped(place: Place, states: Vec<(AdamState, &Tensor<2>)>, update: &Update, numbers: &[f32]) -> Vec<AdamState> {
     let [loss, squares] = [0, 1].map(|index| f64::from(numbers[index]));
     let norm = squares.sqrt() / 2.0;
     let update = Update { grad_scale: (0.1 / (norm + 1e-6)).min(1.0) / 2.0, ..*update };
@@ -533,7 +533,7 @@ fn updated(device: &Device, _: DType) -> Result<Results, String> {
     let shapes = [[24, 144], [80, 24]];
     let state = |shape| {
         let [parameter, m, v] = [1, 2, 3].map(|seed| matrix(shape, seed, device));
-        State { parameter, m, v: v.clone() * v }
+        AdamState { parameter, m, v: v.clone() * v }
     };
     let grads = shapes.map(|shape| matrix(shape, 4, device));
     let update =
@@ -552,7 +552,7 @@ fn updated(device: &Device, _: DType) -> Result<Results, String> {
     }
     let flat = place.flatten(grads.to_vec()).unsqueeze_dim(1);
     let mut results = read([("the sum of squares", &squares.unsqueeze_dim(1)), ("all numbers", &flat)])?;
-    for State { parameter, m, v } in &updated {
+    for AdamState { parameter, m, v } in &updated {
         results.extend(read([("a parameter", parameter), ("m", m), ("v", v)])?);
     }
     // The moments of three scales, the last of a part of a block.

@@ -47,7 +47,7 @@ pub(super) struct Launch {
 /// An argument of a kernel.
 enum Argument {
     /// By value, in words.
-    Words(Vec<Word>),
+    Words(Vec<ArgumentWord>),
     /// A tensor map.
     Map(TileMap),
 }
@@ -67,7 +67,7 @@ struct TileMap {
 
 /// A word, or a part of one.
 #[derive(Clone, Copy)]
-enum Word {
+enum ArgumentWord {
     /// Where the tensor of this number starts.
     Read(usize),
     Write(usize),
@@ -114,7 +114,7 @@ impl Launch {
     pub(super) fn write(mut self, x: &CubeTensor) -> Self {
         self.writes.push(x.clone());
         let index = self.writes.len() - 1;
-        self.with([Word::Write(index)].into())
+        self.with([ArgumentWord::Write(index)].into())
     }
 
     /// A tensor that is read and written.
@@ -124,13 +124,13 @@ impl Launch {
     }
 
     pub(super) fn counters(self) -> Self {
-        self.with([Word::Counters].into())
+        self.with([ArgumentWord::Counters].into())
     }
 
     /// A table of `capacity` words: its end is not read.
     pub(super) fn table<'a>(mut self, entries: impl IntoIterator<Item = Operand<'a>>, capacity: usize) -> Self {
         let mut words: Vec<_> = entries.into_iter().map(|entry| self.word(entry)).collect();
-        words.resize(capacity, Word::Value(0));
+        words.resize(capacity, ArgumentWord::Value(0));
         self.with(words)
     }
 
@@ -145,7 +145,7 @@ impl Launch {
 
     /// 64 bits; 0 is no tensor.
     pub(super) fn long(self, value: u64) -> Self {
-        self.with([Word::Value(value)].into())
+        self.with([ArgumentWord::Value(value)].into())
     }
 
     #[expect(clippy::cast_possible_truncation, reason = "computed in f32")]
@@ -153,22 +153,22 @@ impl Launch {
         self.bits((value as f32).to_bits())
     }
 
-    fn with(mut self, words: Vec<Word>) -> Self {
+    fn with(mut self, words: Vec<ArgumentWord>) -> Self {
         self.arguments.push(Argument::Words(words));
         self
     }
 
-    fn word(&mut self, entry: Operand<'_>) -> Word {
+    fn word(&mut self, entry: Operand<'_>) -> ArgumentWord {
         let value = match entry {
-            Operand::Value(value) => return Word::Value(value as u64),
-            Operand::Word(word) => return Word::Value(word),
+            Operand::Value(value) => return ArgumentWord::Value(value as u64),
+            Operand::Word(word) => return ArgumentWord::Value(word),
             Operand::Read(x) | Operand::Change(x) => x.clone(),
         };
         if let Operand::Change(x) = entry {
             self.writes.push(x.clone());
         }
         self.reads.push(value);
-        Word::Read(self.reads.len() - 1)
+        ArgumentWord::Read(self.reads.len() - 1)
     }
 
     /// Puts it into burn's stream.
@@ -184,11 +184,11 @@ impl Launch {
             let [x, y, z] = self.grid;
             let grid = (u32(x)?, u32(y)?, u32(z)?);
             // Little-endian: a part of a word comes first in it.
-            let word = |word: &Word| match *word {
-                Word::Read(index) => pointers[index],
-                Word::Write(index) => pointers[num_reads + index],
-                Word::Value(value) => value,
-                Word::Counters => counters,
+            let word = |word: &ArgumentWord| match *word {
+                ArgumentWord::Read(index) => pointers[index],
+                ArgumentWord::Write(index) => pointers[num_reads + index],
+                ArgumentWord::Value(value) => value,
+                ArgumentWord::Counters => counters,
             };
             let argument = |argument: &Argument| match argument {
                 Argument::Words(words) => Ok(words.iter().map(word).collect()),

@@ -20,7 +20,7 @@ pub fn chunk_len([rows, length]: [usize; 2], heads: Heads) -> usize {
 
 /// A range of the queries of every row and the keys that any of them can see.
 #[derive(Clone, Debug)]
-pub(crate) struct Chunk {
+pub(crate) struct QueryChunk {
     /// In tokens of a row.
     start: usize,
     len: usize,
@@ -33,7 +33,7 @@ pub(crate) struct Chunk {
     keys: Tensor<4, Int>,
 }
 
-impl Chunk {
+impl QueryChunk {
     /// The chunks of a layer with such heads, of [`chunk_len`] queries.
     ///
     /// `shape` are the number of rows and their length; `documents` are (start, length) in flat tokens.
@@ -137,7 +137,7 @@ mod tests {
             Heads { num_heads: 16, num_kv_heads: 8, head_dim: 256, scale: 1.0, window: None, soft_cap: Some(50.0) };
         // 341 queries would fill 256 MiB; of rows of 16,384 tokens 32.
         for ([rows, length], len) in [([3, 4096], 512), ([8, 16_384], 64), ([2, 48], 48)] {
-            let chunks = Chunk::of([rows, length], &[(0, length)], heads, &Device::flex());
+            let chunks = QueryChunk::of([rows, length], &[(0, length)], heads, &Device::flex());
             assert_eq!(chunks.iter().map(|chunk| chunk.len).max(), Some(len));
             let scores = rows * 16 * len * length * 4;
             let planned = plain(F32Products::OfDevice).score_bytes([rows, length], heads, Dtype::F32);

@@ -5,7 +5,7 @@ use super::Layer;
 use crate::schema::{Node, Section, Value};
 use crate::spec::LayerInputs;
 use crate::spec::block::attention::Heads;
-use crate::spec::family::{Extra, Family};
+use crate::spec::family::{AttentionExtra, Family};
 
 /// What its layers differ in.
 pub(in crate::spec::json) struct Gemma4 {
@@ -30,7 +30,7 @@ pub(in crate::spec::json) fn read(
     layers: &mut [Layer],
     heads: Heads,
 ) -> Option<Gemma4> {
-    let Extra::Gemma4 { layer_input_width } = family.extra else { return None };
+    let AttentionExtra::Gemma4 { layer_input_width } = family.attention_extra else { return None };
     if let Some(last) = layers.last_mut() {
         (last.is_local, last.window) = (false, None);
     }

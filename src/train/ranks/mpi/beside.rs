@@ -17,13 +17,13 @@ pub(super) struct Begun {
 
 /// Sums under way, and a thread that moves them on. Only who holds them makes calls of the library, or, where there are none,
 /// the thread of the step.
-pub(super) struct Beside {
+pub(super) struct SumsUnderWay {
     library: &'static Library,
     under_way: Mutex<Vec<Begun>>,
     is_begun: Condvar,
 }
 
-impl Beside {
+impl SumsUnderWay {
     /// Starts the thread, which lives as long as the process.
     pub(super) fn start(library: &'static Library) -> &'static Self {
         let (under_way, is_begun) = (Mutex::default(), Condvar::new());

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::super::Ranks as _;
 use super::{Mpi, end, host, pause};
 use crate::device::{NCCL_VARIABLE, nccl_library};
-use crate::ops::cuda::{Nccl, Written};
+use crate::ops::cuda::{Nccl, WrittenNumbers};
 
 static CONNECTED: OnceLock<Connected> = OnceLock::new();
 
@@ -20,7 +20,7 @@ pub(super) struct Connected {
     nccl: &'static Nccl,
     begun: Mutex<Vec<Tensor<1>>>,
     /// What the thread sums next, and how long that may take.
-    next: Mutex<Sender<(Receiver<Written>, Duration)>>,
+    next: Mutex<Sender<(Receiver<WrittenNumbers>, Duration)>>,
     /// One for each sum that is there.
     done: Mutex<Receiver<()>>,
 }
@@ -93,7 +93,7 @@ impl Connected {
 
     /// Begins to sum these, in the order of calls, which is the same on all ranks; `limit`: how long another rank may take.
     pub(super) fn begin(&self, numbers: Tensor<1>, limit: Duration) {
-        let (sums, written) = Written::queue(numbers);
+        let (sums, written) = WrittenNumbers::queue(numbers);
         lock(&self.begun).push(sums);
         // The last sum's wait, which can name the rank that does not come, ends before this one. The thread has ended where a GPU failed.
         let _ = lock(&self.next).send((written, 2 * limit));
@@ -112,7 +112,7 @@ fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// Sums what comes; to the end of the process, or until a GPU fails.
-fn sum(nccl: &'static Nccl, queue: &Receiver<(Receiver<Written>, Duration)>, is_done: &Sender<()>) {
+fn sum(nccl: &'static Nccl, queue: &Receiver<(Receiver<WrittenNumbers>, Duration)>, is_done: &Sender<()>) {
     for (written, limit) in queue {
         let Ok(written) = written.recv() else { return };
         let done = match nccl.sum(written) {

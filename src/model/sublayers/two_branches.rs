@@ -5,19 +5,21 @@ use std::sync::Arc;
 
 use burn::tensor::Tensor;
 
+use super::gated::GatedKept;
+use super::mixture::MixtureKept;
 use super::{
-    Backward, BlockContext, Compute, LayerWeights, Linears, Loaded, Mixing, Shape, SizedBy, SublayerSizes, gated,
-    mixture,
+    Backward, BlockContext, Compute, LayerWeights, Linears, LoadedSublayer, Mixing, SizedBy, SublayerShape,
+    SublayerSizes,
 };
 use crate::ops::linear::InputGrad;
 use crate::ops::norm::{rms_norm, rms_norm_backward};
-use crate::spec::{self, BESIDE_NORMS, EXPERT_SCALES, ROUTER_SCALE};
+use crate::spec::{self, BRANCH_NORMS, EXPERT_SCALES, ROUTER_SCALE};
 use crate::util::stats::as_f64;
 
 /// Both, and their own frozen weights in `f32`.
 #[derive(Debug)]
-struct Beside {
-    spec: spec::Beside,
+struct TwoBranches {
+    spec: spec::TwoBranches,
     /// Norms of the inputs of the feed-forward layer, the experts and the router, `[hidden_size]` each.
     norms_before: [Tensor<1>; 3],
     /// Norms of the outputs of the feed-forward layer and of the experts, likewise.
@@ -28,20 +30,20 @@ struct Beside {
 
 /// What the backward needs of the forward; norms of inputs are cheaper to compute again.
 #[derive(Debug)]
-struct Kept {
-    gated: gated::Kept,
-    mixture: mixture::Kept,
+struct BranchesKept {
+    gated: GatedKept,
+    mixture: MixtureKept,
     /// Before their norms.
     outputs: [Tensor<2>; 2],
 }
 
-impl Shape for spec::Beside {
-    fn load(&self, weights: LayerWeights<'_>) -> Loaded {
+impl SublayerShape for spec::TwoBranches {
+    fn load(&self, weights: LayerWeights<'_>) -> LoadedSublayer {
         let hidden = weights.config.hidden_size;
         let norm = |part| weights.norm(part, hidden);
-        let [[of_gated, of_experts], [after_gated, after_experts]] = BESIDE_NORMS;
+        let [[of_gated, of_experts], [after_gated, after_experts]] = BRANCH_NORMS;
         let of_router = weights.vector(ROUTER_SCALE, hidden)? / as_f64(hidden).sqrt();
-        Ok(Arc::new(Beside {
+        Ok(Arc::new(TwoBranches {
             spec: self.clone(),
             norms_before: [norm(of_gated)?, norm(of_experts)?, of_router],
             norms_after: [norm(after_gated)?, norm(after_experts)?],
@@ -60,29 +62,29 @@ impl Shape for spec::Beside {
     }
 }
 
-impl Compute for Beside {
-    type Kept = Kept;
+impl Compute for TwoBranches {
+    type Kept = BranchesKept;
 
-    fn activations(&self, x: &Tensor<2>, linears: &mut Linears<'_>, _: Mixing<'_>) -> Kept {
-        let spec::Beside { gated, mixture } = &self.spec;
+    fn activations(&self, x: &Tensor<2>, linears: &mut Linears<'_>, _: Mixing<'_>) -> BranchesKept {
+        let spec::TwoBranches { gated, mixture } = &self.spec;
         let [of_gated, of_experts, of_router] =
             self.norms_before.each_ref().map(|weight| normed(x, weight, linears.context));
         let of_gated = gated.inside(&of_gated, linears);
         let of_mixture = mixture.activations_with(&of_experts, &of_router, Some(&self.scales), linears);
         let outputs = [gated.output(&of_gated, None, linears), mixture.output(&of_mixture, None, linears)];
-        Kept { gated: of_gated, mixture: of_mixture, outputs }
+        BranchesKept { gated: of_gated, mixture: of_mixture, outputs }
     }
 
-    fn output(&self, kept: &Kept, residual: Option<Tensor<2>>, linears: &mut Linears<'_>) -> Tensor<2> {
+    fn output(&self, kept: &BranchesKept, residual: Option<Tensor<2>>, linears: &mut Linears<'_>) -> Tensor<2> {
         let [gated, experts] =
             [0, 1].map(|which| normed(&kept.outputs[which], &self.norms_after[which], linears.context));
         let both = gated + experts;
         residual.map_or(both.clone(), |residual| residual + both)
     }
 
-    fn backward(&self, kept: Kept, given: Backward<'_>, linears: &mut Linears<'_>) -> Option<Tensor<2>> {
+    fn backward(&self, kept: BranchesKept, given: Backward<'_>, linears: &mut Linears<'_>) -> Option<Tensor<2>> {
         let Backward { dy, x, input_grad } = given;
-        let (spec::Beside { gated, mixture }, context, x) = (&self.spec, linears.context, x());
+        let (spec::TwoBranches { gated, mixture }, context, x) = (&self.spec, linears.context, x());
         let [before_gated, before_experts, before_router] = &self.norms_before;
         let [d_gated, d_mixture] = [0, 1].map(|which| {
             let y = &kept.outputs[which];

@@ -16,7 +16,7 @@ use crate::spec::{Attention, Block, ModelConfig};
 
 /// What passes between the blocks for some tokens.
 #[derive(Debug)]
-pub struct Carried {
+pub struct BetweenBlocks {
     layout: Arc<Layout>,
     /// By layer, `[tokens, width]`; none where the model has none.
     layer_inputs: Vec<Tensor<2>>,
@@ -26,7 +26,7 @@ pub struct Carried {
     key_value_grads: BTreeMap<usize, KeyValues>,
 }
 
-impl Carried {
+impl BetweenBlocks {
     pub(super) fn new(layout: Arc<Layout>, layer_inputs: Vec<Tensor<2>>) -> Self {
         Self { layout, layer_inputs, key_values: BTreeMap::new(), key_value_grads: BTreeMap::new() }
     }
@@ -79,7 +79,7 @@ impl ModelConfig {
     /// Numbers per token that pass between blocks besides the residual stream, where the first `num_recomputed` blocks are computed
     /// again.
     #[must_use]
-    pub fn carried_size(&self, num_recomputed: usize) -> usize {
+    pub fn between_blocks_size(&self, num_recomputed: usize) -> usize {
         let layer_inputs = self.layer_inputs.map_or(0, |inputs| inputs.width * self.num_layers());
         let shared = self.blocks.iter().map(Block::attention).enumerate().filter_map(|(layer, attention)| {
             let attention = attention.filter(|_| self.shares_key_values(layer))?;
