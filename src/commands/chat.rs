@@ -34,6 +34,10 @@ const HELP: &str = "  /reset          forget the conversation
   /quit           end; so does Ctrl-D. Ctrl-C ends an answer
   \"\"\"             begins and ends a message of several lines; a pasted text is one message";
 
+/// What to say where there was no message.
+const NOTHING_READ: &str = "warning: standard input is no terminal and has no message\n  hint: a line is one: `echo \"...\" | \
+                            lora-train chat RUN`; a container has a terminal by `docker run -it`";
+
 /// Arguments of `lora-train chat`.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct ChatArgs {
@@ -105,11 +109,18 @@ pub(crate) fn run(args: &ChatArgs) -> Result<(), Failure> {
             .note(&format!("adapters: {} (the first is used); /help lists what else can be typed", opened.names()));
     }
     let mut lines = io::stdin().lock().lines();
+    let mut is_first = true;
     loop {
         if is_terminal {
             drop(write!(io::stderr(), "> "));
         }
-        let Some(message) = next_message(&mut lines) else { return Ok(()) };
+        let Some(message) = next_message(&mut lines) else {
+            if is_first && !is_terminal {
+                say(NOTHING_READ);
+            }
+            return Ok(());
+        };
+        is_first = false;
         let Message { text, may_be_cut } = message.map_err(Failure::input)?;
         if is_terminal && may_be_cut {
             say(

@@ -340,7 +340,8 @@ fn examine_steps(recipe: &Recipe, data: &Dataset, findings: &mut Findings) {
     let train = &recipe.train;
     let (per_epoch, total) = (overview::steps_per_epoch(recipe, data), overview::total_steps(recipe, data));
     let rows = train.micro_batch_size * train.gradient_accumulation_steps;
-    findings.fact("steps", format!("{total} of {}; an epoch has {per_epoch}", counted(rows, "row")));
+    let ended_by = overview::ended_by(recipe, data);
+    findings.fact("steps", format!("{total} of {}; an epoch has {per_epoch}{ended_by}", counted(rows, "row")));
     if let Some(warmup) = recipe.scheduler.warmup_steps.filter(|warmup| *warmup >= total) {
         let message =
             format!("`scheduler.warmup_steps` = {warmup} leaves none of the {} of this run", counted(total, "step"));

@@ -173,9 +173,12 @@ fn parse(args: impl Iterator<Item = OsString>) -> Result<Command, Refusal> {
         Some(args) => definition.try_get_matches_from_mut(args),
         None => Err(error),
     });
-    let matches = matches.map_err(|error| match mistakes::unknown_argument(&error, &args, &definition) {
-        Some(problem) => Refusal::Mistake(Box::new(problem)),
-        None => Refusal::Usage(error),
+    let matches = matches.map_err(|error| {
+        let mistake = mistakes::unknown_argument(&error, &args, &definition);
+        match mistake.or_else(|| mistakes::missing_argument(&error, &args, &definition)) {
+            Some(problem) => Refusal::Mistake(Box::new(problem)),
+            None => Refusal::Usage(error),
+        }
     })?;
     Command::from_arg_matches(&matches).map_err(|error| Refusal::Usage(error.format(&mut definition)))
 }
@@ -330,7 +333,9 @@ mod tests {
             assert_eq!((&args.recipe.recipe, args.resume), (folder, Some(Resume::Checkpoint(folder.clone()))));
         }
         assert_eq!(train_args(&format!("lora-train {} --resume", run.display())).resume, Some(Resume::Latest));
-        assert!(matches!(parsed("lora-train --resume absent"), Err(Refusal::Usage(_))));
+        let lost = "RECIPE.toml is missing\n  hint: lora-train RECIPE.toml; `lora-train train --help` lists its options, and \
+                    --set changes any key of the recipe";
+        assert_eq!(mistake("--resume absent"), lost);
     }
 
     #[test]
@@ -401,6 +406,17 @@ mod tests {
             ("merge --adapter_path x", "no option `--adapter_path`", "did you mean `--adapter`?"),
             ("merge --adapter-dir x", "no option `--adapter-dir`", "did you mean `--adapter`?"),
             ("generate --max_new_token 5", "no option `--max_new_token`", "did you mean `--max-new-tokens`?"),
+            (
+                "generate",
+                "RUN|MODEL and PROMPT are missing",
+                "lora-train generate RUN|MODEL PROMPT; `lora-train generate --help` lists its options",
+            ),
+            ("chat", "RUN|MODEL is missing", "lora-train chat RUN|MODEL; `lora-train chat --help` lists its options"),
+            (
+                "merge runs/a",
+                "--out DIR|FILE.gguf is missing",
+                "lora-train merge RUN --out DIR|FILE.gguf; `lora-train merge --help` lists its options",
+            ),
             ("r.toml check", "unexpected argument `check`", "the command comes first: lora-train check ..."),
             ("r.toml lora.r=16", "unexpected argument `lora.r=16`", "to change a key of the recipe: --set lora.r=16"),
         ] {

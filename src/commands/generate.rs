@@ -13,10 +13,13 @@ use rand::Rng;
 use super::named::{Asked, LoadArgs, ModelArgs, Named, stops, template, warn_of};
 use super::{number, print, say};
 use crate::generate::{Ending, GenerateOptions, Generated, Generator, encode_prompt};
-use crate::save::export::PromptForm;
+use crate::recipe::of_run::RESOLVED_FILE;
+use crate::save::export::{PromptForm, find_adapter, is_adapter};
 use crate::schema::Problem;
 use crate::train::stop::Stop;
 use crate::util::failure::Failure;
+use crate::util::gguf::is_gguf;
+use crate::util::text::quoted;
 
 /// Arguments of `lora-train generate`.
 #[derive(Clone, Debug, clap::Args)]
@@ -69,6 +72,12 @@ impl GenerateArgs {
     /// The run or model, and the prompt. Where options name the model, the only word is the prompt.
     fn named(&self) -> Result<(&[String], &str), Failure> {
         let names = self.name.as_slice();
+        if let (Some(name), Some(text)) = (&self.name, &self.text)
+            && is_swapped(name, text)
+        {
+            let hint = format!("lora-train generate {} {}", quoted(text), quoted(name));
+            return Err(Problem::new("the run or model comes first, then the prompt").hint(hint).into());
+        }
         match (self.prompt.as_deref().or(self.text.as_deref()), names) {
             (Some(text), _) => Ok((names, text)),
             (None, _) if self.prompts.is_some() => Ok((names, "")),
@@ -81,6 +90,14 @@ impl GenerateArgs {
 /// Whether this is rather the name of a run or a model than a prompt.
 fn is_name(text: &str) -> bool {
     Path::new(text).exists() || text.contains('/') && !text.contains(char::is_whitespace)
+}
+
+/// Whether what stands for the name is the prompt, and what stands for the prompt the name.
+fn is_swapped(name: &str, text: &str) -> bool {
+    let path = Path::new(text);
+    let has = |file: &str| path.join(file).is_file();
+    let is_found = is_gguf(path) || is_adapter(&find_adapter(path)) || has("config.json") || has(RESOLVED_FILE);
+    !is_name(name) && (is_found || name.contains(char::is_whitespace) && is_name(text))
 }
 
 /// Arguments that say how tokens are chosen.

@@ -108,7 +108,10 @@ fn exists(path: &Path) -> Failure {
 fn write(path: &Path, text: &str) -> Result<(), Failure> {
     let failed = |error: std::io::Error| match error.kind() {
         ErrorKind::AlreadyExists => exists(path),
-        _ => Problem::new(format!("cannot be written: {error}")).at(path.display()).into(),
+        _ => {
+            let problem = Problem::new(format!("cannot be written: {error}")).at(path.display());
+            problem.hint("name another with --out").into()
+        }
     };
     let mut file = File::create_new(path).map_err(failed)?;
     file.write_all(text.as_bytes()).map_err(failed)

@@ -78,22 +78,11 @@ pub(crate) fn run(args: &MergeArgs) -> Result<(), Failure> {
         return Ok(());
     }
     if args.adapter_only {
-        let written = export::adapter_gguf(&base, &adapter.folder, &args.out);
-        let num_bytes = written.map_err(|error| failure(error, &adapter.folder))?;
-        let (size, out) = (bytes(num_bytes as u64), shown(&args.out));
-        let mut text = format!("{size}; for {} as GGUF:\n  llama-cli -m BASE.gguf --lora {out}", named.base.path);
-        let form = PromptForm::read(&adapter.folder).map_err(|error| failure(error, &adapter.folder))?;
-        if let Some(PromptForm::ChatTemplate { chat_template: Some(template), .. }) = form {
-            // The base's file has another one.
-            let path = args.out.with_extension("jinja");
-            files::write(&path, template).map_err(ExportError::io("write", &path))?;
-            text += &format!(" --jinja --chat-template-file {}", shown(&path));
-        }
-        say(&text);
-        return Ok(());
+        return write_adapter(args, &named.base.path, &base, &adapter.folder);
     }
     let config = ModelConfig::from_model(&base)?;
     named.trained_with.warn_if_changed(&Weights::open(&base, &config)?);
+    let about_windows = if is_gguf { about_windows(&config) } else { String::new() };
     let stored = config.quantisation.filter(StoredQuantisation::is_in_codes);
     let stored = stored.map(|stored| stored.method);
     if let (Some(method), true) = (stored, args.original) {
@@ -153,9 +142,27 @@ pub(crate) fn run(args: &MergeArgs) -> Result<(), Failure> {
         let _ = write!(text, "\nwarning: {warning}");
     }
     if is_gguf {
+        text += &about_windows;
         let (out, modelfile) = (shown(&args.out), shown(&export::modelfile(&args.out)));
         let _ = write!(text, "\n  llama-cli -m {out}\n  ollama create NAME -f {modelfile}");
     }
+    say(&text);
+    Ok(())
+}
+
+/// Writes the adapter alone as a GGUF file; `model` is the base as the user named it.
+fn write_adapter(args: &MergeArgs, model: &str, base: &Path, adapter: &Path) -> Result<(), Failure> {
+    let num_bytes = export::adapter_gguf(base, adapter, &args.out).map_err(|error| failure(error, adapter))?;
+    let (size, out) = (bytes(num_bytes as u64), shown(&args.out));
+    let mut text = format!("{size}; for {model} as GGUF:\n  llama-cli -m BASE.gguf --lora {out}");
+    let form = PromptForm::read(adapter).map_err(|error| failure(error, adapter))?;
+    if let Some(PromptForm::ChatTemplate { chat_template: Some(template), .. }) = form {
+        // The base's file has another one.
+        let path = args.out.with_extension("jinja");
+        files::write(&path, template).map_err(ExportError::io("write", &path))?;
+        text += &format!(" --jinja --chat-template-file {}", shown(&path));
+    }
+    text += &about_windows(&ModelConfig::from_model(base)?);
     say(&text);
     Ok(())
 }
@@ -170,6 +177,11 @@ fn onto(quantisation: Quantisation, is_original: bool, differences: Differences)
         return text + "the base as it is stored";
     }
     text + &format!("that, decoded; --original would be up to {:.1e} from it", differences.decoded)
+}
+
+/// That llama.cpp does not compute the model's windows.
+fn about_windows(config: &ModelConfig) -> String {
+    export::lost_windows(config).map(|warning| format!("\nwarning: {warning}")).unwrap_or_default()
 }
 
 /// Whether `--out` names a GGUF file; the options for one are refused where it does not.

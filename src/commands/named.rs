@@ -327,6 +327,8 @@ pub(crate) struct OpenedModel {
 /// An adapter on its device.
 pub(crate) struct OpenedAdapter {
     pub(crate) name: String,
+    /// Its weights; of the base its config.json or GGUF file.
+    pub(crate) file: PathBuf,
     pub(crate) set: AdapterSet,
     pub(crate) form: Option<PromptForm>,
 }
@@ -369,10 +371,12 @@ impl ModelFiles {
             let trained_on = saved.base_model_name_or_path.clone();
             let set = saved.into_set(&folder, &source.config, &device.device);
             let set = set.map_err(|error| misfit(&error, trained_on.as_deref()))?;
-            opened.push(OpenedAdapter { name, set, form });
+            opened.push(OpenedAdapter { name, file: folder.join("adapter_model.safetensors"), set, form });
         }
         let none = AdapterSet::none(source.config.num_layers());
-        opened.push(OpenedAdapter { name: BASE.to_owned(), set: none, form: None });
+        let folder = &source.folder;
+        let file = if folder.is_file() { folder.clone() } else { folder.join("config.json") };
+        opened.push(OpenedAdapter { name: BASE.to_owned(), file, set: none, form: None });
         let storage = Storage { dtype, ..base.storage(dtype, Some(&source.config)) };
         let model = source.load(storage, precision.into(), &device)?;
         let held = held(storage, Some(&source.config), device.is_gpu());

@@ -106,7 +106,11 @@ fn files(args: &PushArgs) -> Result<Vec<Upload>, Failure> {
         vllm_options: vllm_options.as_deref(),
     };
     if !is_base_on_hub {
-        say(&format!("{base} is a folder of this machine: --base OWNER/NAME says where others find the model"));
+        let lost = if args.merged.is_some() { "" } else { ": nobody else can load the adapter" };
+        say(&format!(
+            "warning: the base model is the folder {base} of this machine{lost}\n  hint: --base OWNER/NAME says where \
+             others find it"
+        ));
     }
     let (card, curve) = model_card(run, &published).map_err(failure)?;
     let mut files = match &args.merged {

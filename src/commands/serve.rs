@@ -12,7 +12,7 @@ use std::convert::Infallible;
 use std::future::ready;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, mpsc};
-use std::time::Duration;
+use std::time::{Duration, UNIX_EPOCH};
 
 use axum::Router;
 use axum::body::Body;
@@ -118,6 +118,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     let stops: Arc<Vec<Stops>> = Arc::new(stops.collect());
     let (jobs, queue) = mpsc::channel();
     let server = Server {
+        created: opened.adapters.iter().map(|adapter| modified(&adapter.file)).collect(),
         call_forms: opened.adapters.iter().map(|_| OnceLock::new()).collect(),
         grammars: OnceLock::new(),
         max_bytes: opened.model.config.max_position_embeddings.saturating_mul(opened.tokenizer.longest_token()),
@@ -143,9 +144,17 @@ fn ready_line(address: SocketAddr, opened: &OpenedModel) -> String {
     format!("http://{address} serves {}: a page to try them, and OpenAI's API below /v1", opened.names())
 }
 
+/// When a file was written, in seconds since 1970; 0 where that is not known.
+fn modified(file: &std::path::Path) -> u64 {
+    let at = file.metadata().and_then(|metadata| metadata.modified()).ok();
+    at.and_then(|at| at.duration_since(UNIX_EPOCH).ok()).map_or(0, |since| since.as_secs())
+}
+
 /// What every request is answered from.
 struct Server {
     opened: Arc<OpenedModel>,
+    /// When each adapter was written, in seconds since 1970.
+    created: Vec<u64>,
     /// By adapter.
     templates: Vec<Option<ChatTemplate>>,
     /// How each template writes calls, where that is understood.
@@ -257,7 +266,7 @@ impl Server {
         let name = &self.opened.adapters[adapter].name;
         let is_base = name == BASE;
         json!({
-            "id": name, "object": "model", "created": 0, "owned_by": "lora-train",
+            "id": name, "object": "model", "created": self.created[adapter], "owned_by": "lora-train",
             "root": is_base.then_some(&self.base), "parent": (!is_base).then_some(BASE),
             "has_chat_template": self.templates[adapter].is_some(),
         })

@@ -24,7 +24,7 @@ pub(super) use store::{Details, Encoded, RowChunk, RowEntry, StoreWriter, TokenS
 /// Smallest data file whose tokens are kept. Tokenising a smaller file takes less time than looking its tokens up.
 pub const LARGE_FILE_BYTES: u64 = 16 << 20;
 /// Increase this with every change to the layout of a token file or to how a row is encoded.
-const FORMAT_VERSION: u32 = 12;
+const FORMAT_VERSION: u32 = 13;
 /// Suffix of token file names.
 pub(super) const STORE_SUFFIX: &str = ".tokens";
 

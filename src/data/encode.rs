@@ -217,7 +217,13 @@ impl Encoder<'_> {
     /// # Errors
     /// As [`encode`](Self::encode).
     pub fn encode_with_notes(&self, sample: &Sample) -> Result<(EncodedRow, Notes), DataError> {
-        self.encode_by(ChatTemplate::render_with_marks, sample)
+        let (row, mut notes) = self.encode_by(ChatTemplate::render_with_marks, sample)?;
+        // The prompt of a pair may be what its answers have in common, which ends anywhere.
+        let whole: &Sample = if let Sample::Labelled(answered, _) = sample { answered } else { sample };
+        if let Sample::Completion { prompt, completion } = whole {
+            notes.odd.extend(run_together(prompt, completion));
+        }
+        Ok((row, notes))
     }
 
     fn encode_by(&self, with_answers: Render, sample: &Sample) -> Result<(EncodedRow, Notes), DataError> {
@@ -367,6 +373,21 @@ impl Encoder<'_> {
     }
 }
 
+/// Says that words of a prompt and its completion become one, since nothing is put between them. Of scripts that separate
+/// words by spaces.
+fn run_together(prompt: &str, completion: &str) -> Option<String> {
+    let is_of_word = |c: char| c.is_alphanumeric() && c < '\u{e00}';
+    let is_end = |c: char| is_of_word(c) || matches!(c, '.' | ',' | ';' | '?' | '!');
+    let is_joined = prompt.chars().next_back().is_some_and(is_end) && completion.chars().next().is_some_and(is_of_word);
+    let is_shown = |c: &char| !c.is_whitespace() && !matches!(c, '"' | '`');
+    let before: Vec<char> = prompt.chars().rev().take_while(is_shown).take(12).collect();
+    let before = before.into_iter().rev();
+    let joined: String = before.chain(completion.chars().take_while(is_shown).take(12)).collect();
+    is_joined.then(|| {
+        format!("prompt and completion run together, \"{joined}\": neither has a blank or line end where they meet")
+    })
+}
+
 /// Letters of a text beyond ASCII, its tokens that stand for them or for parts of them, and all its tokens.
 fn letters(text: &str, tokens: &[Token]) -> [u64; 3] {
     let is_letter = |c: char| !c.is_ascii() && c.is_alphabetic();
@@ -432,6 +453,23 @@ mod tests {
         let all: Vec<u32> = [BOS].into_iter().chain(bytes("xy: z\n")).chain([EOS]).collect();
         assert_eq!(ids(&row), (all, bytes("z\n").chain([EOS]).collect()));
         assert_eq!((row.full_length, row.full_target_tokens), (8, 3));
+    }
+
+    #[test]
+    fn words_of_a_prompt_and_its_completion_that_become_one_are_told() {
+        let tokenizer = tokenizer();
+        let odd = |prompt: &str, answer: &str| {
+            encoder(&tokenizer).encode_with_notes(&completion(prompt, answer)).unwrap().1.odd
+        };
+        for (prompt, answer, joined) in [("2 + 2 is", "four", "isfour"), ("Why \"so\"?", "It is.", "?It")] {
+            let odd = odd(prompt, answer);
+            assert!(odd.len() == 1 && odd[0].contains(&format!("\"{joined}\"")), "{odd:?}");
+        }
+        for (prompt, answer) in
+            [("is", " four"), ("is\n", "four"), ("Response:", "four"), ("", "four"), ("是", "四"), ("is", "")]
+        {
+            assert_eq!(odd(prompt, answer), [""; 0], "{prompt}{answer}");
+        }
     }
 
     #[test]

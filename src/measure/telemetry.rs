@@ -28,7 +28,7 @@ pub use crate::measure::figures::MachineSample;
 pub use disk::{disk_read_bytes_per_second, free_disk_bytes};
 use energy::PackageEnergy;
 use host::Host;
-pub use host::{ThreadTime, thread_time};
+pub use host::{ThreadTime, share_of_others, thread_time};
 pub use memory::{available_host_memory_bytes, peak_host_memory_bytes, total_host_memory_bytes};
 use nvml::Gpu;
 use sampler::{Gathered, Sampler};

@@ -156,7 +156,8 @@ fn all_problems_are_reported_together_by_place() {
             "r:1:8: `seed` = -1, expected a whole number from 0 to 9223372036854775807",
             "r:3:16: `lora.lora_dropout` = 1.2, expected a number in [0, 1)",
             "r:4:1: unknown key `target`\n  hint: did you mean `target_modules`?",
-            "r:8:14: `eval.eval_steps` = 0, expected a whole number of at least 1",
+            "r:8:14: `eval.eval_steps` = 0, expected a whole number of at least 1\n  hint: if none is meant, leave it out: \
+             `lora-train help eval.eval_steps` says what happens then",
             "--set lora.r=x: `lora.r` = \"x\", expected a whole number from 1 to 65536",
             "--set optimizer.eps=0: `optimizer.eps` = 0, expected a number above 0",
         ]

@@ -5,7 +5,7 @@ mod superseded;
 
 use std::cell::RefCell;
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -60,7 +60,13 @@ fn unfinished(path: &Path) -> Problem {
 
 /// The file system refused: a failing disk is not a mistake in the recipe.
 fn io_error(path: &Path, action: &str, source: &io::Error) -> Failure {
-    Failure::running(format!("{}: cannot {action}: {source}", path.display()))
+    let hint = match source.kind() {
+        ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => {
+            "\n  hint: `output_dir` is the folder of a run: `--set output_dir=...` names another"
+        }
+        _ => "",
+    };
+    Failure::running(format!("{}: cannot {action}: {source}{hint}", path.display()))
 }
 
 /// How a run starts.
@@ -207,7 +213,7 @@ impl RunDir {
         }
         for leftover in leftovers {
             match fs::remove_file(&leftover) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                Err(error) if error.kind() != ErrorKind::NotFound => {
                     return Err(io_error(&leftover, "delete", &error));
                 }
                 _ => {}
@@ -227,7 +233,7 @@ impl RunDir {
             let path = self.path.join(name);
             let deleted = if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
             match deleted {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(io_error(&path, "delete", &error)),
+                Err(error) if error.kind() != ErrorKind::NotFound => return Err(io_error(&path, "delete", &error)),
                 _ => {}
             }
         }

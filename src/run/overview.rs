@@ -1,5 +1,6 @@
 //! The values that follow from recipe, model and data, as text: printed by `check`, and by a run before its first step.
 
+use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::device_memory::StepMemory;
@@ -348,7 +349,28 @@ fn steps(recipe: &Recipe, data: &Dataset, schedule: &Schedule) -> String {
         warmup => format!("warm-up in the first {warmup}"),
     };
     let (total, per_epoch) = (counted(total, "step"), counted(per_epoch, "step"));
-    format!("{total}: {epochs:.2} epochs of {per_epoch}; {warmup}")
+    format!("{total}: {epochs:.2} epochs of {per_epoch}; {warmup}{}", ended_by(recipe, data))
+}
+
+/// Which of two limits ends the run, where the recipe has both.
+pub(crate) fn ended_by(recipe: &Recipe, data: &Dataset) -> String {
+    let train = &recipe.train;
+    let epochs = |epochs| {
+        let batches = batches_per_epoch(recipe, data);
+        schedule::total_steps(batches, train.gradient_accumulation_steps, Some(epochs), None)
+    };
+    earlier_end(train.num_epochs.map(|number| (number, epochs(number))), train.max_steps).unwrap_or_default()
+}
+
+/// The first of the limits: epochs with the steps that they are, and steps.
+fn earlier_end(epochs: Option<(f64, u64)>, max_steps: Option<u64>) -> Option<String> {
+    let ((epochs, steps), max_steps) = epochs.zip(max_steps)?;
+    let [epochs, most] = [format!("num_epochs = {epochs}"), format!("max_steps = {max_steps}")];
+    match steps.cmp(&max_steps) {
+        Ordering::Less => Some(format!("; {epochs} ends it before {most}")),
+        Ordering::Greater => Some(format!("; {most} ends it before {epochs}")),
+        Ordering::Equal => None,
+    }
 }
 
 pub(crate) fn steps_per_epoch(recipe: &Recipe, data: &Dataset) -> u64 {
@@ -438,6 +460,14 @@ mod tests {
             assert_eq!(labels_warning(&kto(weights.0, weights.1), labels), None);
         }
         assert_eq!(labels_warning(&ObjectiveConfig::default(), [9, 0]), None);
+    }
+
+    #[test]
+    fn of_two_limits_the_one_that_ends_the_run_is_named() {
+        let of = |steps| earlier_end(Some((1.5, 30)), Some(steps));
+        assert_eq!(of(100).unwrap(), "; num_epochs = 1.5 ends it before max_steps = 100");
+        assert_eq!(of(7).unwrap(), "; max_steps = 7 ends it before num_epochs = 1.5");
+        assert_eq!([of(30), earlier_end(Some((1.5, 30)), None), earlier_end(None, Some(7))], [const { None }; 3]);
     }
 
     #[test]

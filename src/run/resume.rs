@@ -13,7 +13,9 @@ use crate::measure::metrics::Sinks;
 use crate::recipe::of_run::{RESOLVED_FILE, started_in};
 use crate::recipe::{Purpose, Recipe};
 use crate::save::checkpoint::{self, Checkpoints};
+use crate::save::export::is_adapter;
 use crate::schema::{Effect, Problem, Problems};
+use crate::train::saver::BEST_ADAPTER;
 use crate::train::schedule::Schedule;
 use crate::train::state::{Inputs, RowOrder, TrainerState};
 use crate::train::step::{StepState, TrainStep};
@@ -277,24 +279,40 @@ fn nothing_left(dir: &RunDir, finished: &Finished, has_checkpoint: bool) -> Fail
          output_dir=...`, or delete this one"
             .to_owned()
     } else {
-        let run = dir.path().display().to_string();
-        let set = [format!("lora.start_from={run}"), format!("output_dir={}", free_name(&run))].map(|set| quoted(&set));
-        format!(
-            "in place of --resume, `--set {}` trains on from its adapter, with a fresh optimizer, in a new folder",
-            set.join(" --set ")
-        )
+        from_adapter(dir.path(), dir.path())
     };
     problem.hint(hint).into()
+}
+
+/// How to train on from the adapter of the run in `run`, which is in `folder`.
+fn from_adapter(run: &Path, folder: &Path) -> String {
+    let free = free_name(&run.display().to_string());
+    let set = [format!("lora.start_from={}", folder.display()), format!("output_dir={free}")].map(|set| quoted(&set));
+    format!(
+        "in place of --resume, `--set {}` trains on from its adapter, with a fresh optimizer, in a new folder",
+        set.join(" --set ")
+    )
+}
+
+/// The same for a run without a whole checkpoint; `None` where there is no adapter beside `checkpoints`.
+fn from_adapter_beside(checkpoints: &Checkpoints) -> Option<String> {
+    let run = checkpoints.folder().parent()?;
+    if is_adapter(&run.join("adapter")) {
+        return Some(from_adapter(run, run));
+    }
+    let best = run.join(BEST_ADAPTER);
+    is_adapter(&best).then(|| from_adapter(run, &best))
 }
 
 /// The error when all checkpoints are damaged.
 fn none_is_good(damaged: Vec<String>, checkpoints: &Checkpoints) -> Failure {
     let mut problems: Vec<Problem> = damaged.into_iter().map(Problem::new).collect();
     let folder = checkpoints.folder().display();
-    problems.push(
-        Problem::new(format!("--resume: no checkpoint in {folder} is whole"))
-            .hint("start a new run with another `output_dir`, or name a checkpoint of another run"),
-    );
+    problems.push(Problem::new(format!("--resume: no checkpoint in {folder} is whole")).hint(
+        from_adapter_beside(checkpoints).unwrap_or_else(|| {
+            "start a new run with another `output_dir`, or name a checkpoint of another run".to_owned()
+        }),
+    ));
     Failure::Input(Problems(problems))
 }
 
@@ -303,9 +321,11 @@ fn with_other_checkpoint(error: &checkpoint::CheckpointError, named: &Path, chec
     let problem = Problem::new(error.to_string());
     // Search next to the named checkpoint: it may belong to another run.
     let beside = named.parent().filter(|folder| *folder != checkpoints.folder()).map(Checkpoints::of_folder);
-    let other = beside.as_ref().unwrap_or(checkpoints).newest_good().ok().and_then(|found| found.checkpoint);
-    match other {
-        Some(path) => Failure::from(problem.hint(format!("{} is whole", path.display()))),
+    let checkpoints = beside.as_ref().unwrap_or(checkpoints);
+    let other = checkpoints.newest_good().ok().and_then(|found| found.checkpoint);
+    let whole = other.map(|path| format!("{} is whole", path.display()));
+    match whole.or_else(|| from_adapter_beside(checkpoints)) {
+        Some(hint) => Failure::from(problem.hint(hint)),
         None => Failure::from(problem),
     }
 }

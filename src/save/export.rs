@@ -28,7 +28,7 @@ pub use adapter_file::{SavedAdapter, find_adapter, is_adapter, read_adapter, wri
 pub use adapter_set::{adapter_set, adapter_weights};
 pub use combine::{Combined, Weighted, combine, write_combined};
 pub use error::ExportError;
-pub use gguf::{GgufType, adapter_gguf, merge_gguf, modelfile};
+pub use gguf::{GgufType, adapter_gguf, lost_windows, merge_gguf, modelfile};
 pub use merge::{Differences, MergeOptions, MergeSummary, merge};
 pub use new_rows::grow;
 pub use prompt_form::{Ends, PROMPT_FORM_FILE, PromptForm};

@@ -75,7 +75,8 @@ fn where_no_checkpoint_is_whole_the_run_is_refused_and_a_named_one_is_never_repl
     args.pop();
     let refused = run(&args);
     assert_eq!(refused.status.code(), Some(2));
-    assert!(stderr(&refused).contains("no checkpoint in") && stderr(&refused).contains("is whole"));
+    let (said, on) = (stderr(&refused), format!("--set lora.start_from={}", dir.display()));
+    assert!(said.contains("no checkpoint in") && said.contains("is whole") && said.contains(&on), "{said}");
 }
 
 #[test]

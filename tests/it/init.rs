@@ -265,6 +265,17 @@ fn few_rows_are_held_out_and_the_command_line_goes_before_every_choice() {
     for part in ["\nr = 4\n", "max_steps = 30\n", "eval_split = 9\n", "eval_steps = 3 ", "learning_rate = 1e-5\n"] {
         assert!(recipe.contains(part) && !recipe.contains("num_epochs"), "{part}: {recipe}");
     }
+
+    // However short, every text is a row of its own.
+    fs::create_dir(folder.path().join("texts")).unwrap();
+    for name in 0..7 {
+        fs::write(folder.path().join(format!("texts/{name}.txt")), "Once upon a time a snail sat in a basket.\n")
+            .unwrap();
+    }
+    let (_, recipe) = written(folder.path(), "texts", &[]);
+    for part in ["; 7 rows of format `text` in 7 files", "max_length = 128 ", "# a text is cut"] {
+        assert!(recipe.contains(part), "{part}: {recipe}");
+    }
 }
 
 #[test]

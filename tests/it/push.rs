@@ -50,7 +50,10 @@ fn the_card_says_how_the_adapter_was_made_and_names_no_path_of_this_machine() {
 
     // A base in a folder has its name alone; a merged model is another kind of thing.
     let (_, shown, said) = pushed(&[run_dir, "me/adapter", "--dry-run", "--best", "--public"]);
-    assert!(said.contains("--base OWNER/NAME") && !shown.contains("base_model:"), "{said}{shown}");
+    assert!(
+        said.contains("nobody else can load the adapter\n  hint: --base OWNER/NAME") && !shown.contains("base_model:"),
+        "{said}{shown}"
+    );
     assert!(shown.contains("public where it is made") && shown.contains("trained on `model`"), "{shown}");
     let merged = bench.path("merged");
     let merged = merged.to_str().unwrap();

@@ -112,6 +112,10 @@ fn generate_chat_and_serve_write_the_same_text_alone_and_together() {
     assert_eq!(stdout(&by_option).trim_end(), adapted);
     let output = run(&["generate", "--adapter", run_dir]);
     assert!(output.status.code() == Some(2) && stderr(&output).contains("no prompt"), "{}", stderr(&output));
+    let swapped = run(&["generate", STORY, run_dir]);
+    let first =
+        format!("the run or model comes first, then the prompt\n  hint: lora-train generate {run_dir} '{STORY}'");
+    assert!(swapped.status.code() == Some(2) && stderr(&swapped).contains(&first), "{}", stderr(&swapped));
 
     // One message a line, a conversation, and a switch of adapters.
     let mut chat = lora_train(&["chat", run_dir, "--max-new-tokens", "40", "--quiet"]);
@@ -124,6 +128,8 @@ fn generate_chat_and_serve_write_the_same_text_alone_and_together() {
     assert_eq!(answers[..3], [&adapted, &base, &adapted]);
     assert_eq!(answers.len(), 4);
     assert!(stderr(&output).contains("there is no /nonsense; /help"), "{}", stderr(&output));
+    let silent = lora_train(&["chat", run_dir, "--quiet"]).stdin(Stdio::null()).output().unwrap();
+    assert!(stderr(&silent).contains("no terminal and has no message\n  hint: "), "{}", stderr(&silent));
 
     // A file of prompts, in its order, as Windows writes it.
     let rows = [json!({"id": 7, "prompt": STORY}), json!({"prompt": "Tom saw a cat."}), json!({"prompt": STORY})];
@@ -148,6 +154,12 @@ fn generate_chat_and_serve_write_the_same_text_alone_and_together() {
     assert_eq!((&adapter["id"], &adapter["parent"]), (&json!("run"), &json!("base")));
     assert_eq!((&base_model["id"], &base_model["root"]), (&json!("base"), &json!(model.to_str().unwrap())));
     assert_eq!(server.ask("/v1/models/base", "", &Value::Null), (200, base_model.clone()));
+    for (model, file) in
+        [(adapter, folder.join("adapter/adapter_model.safetensors")), (base_model, model.join("config.json"))]
+    {
+        let written = file.metadata().unwrap().modified().unwrap().duration_since(std::time::UNIX_EPOCH).unwrap();
+        assert_eq!(model["created"], written.as_secs(), "{model}");
+    }
     let texts: Vec<String> = std::thread::scope(|scope| {
         let server = &server;
         let ask = |index: usize| scope.spawn(move || server.answer(["run", "base"][index % 2]));

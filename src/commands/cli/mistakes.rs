@@ -79,6 +79,24 @@ pub(super) fn unknown_argument(error: &clap::Error, args: &[OsString], definitio
     })
 }
 
+/// What arguments are missing; `None` for other errors.
+pub(super) fn missing_argument(error: &clap::Error, args: &[OsString], definition: &Command) -> Option<Problem> {
+    let (ErrorKind::MissingRequiredArgument, Some(ContextValue::Strings(missing))) =
+        (error.kind(), error.get(ContextKind::InvalidArg))
+    else {
+        return None;
+    };
+    let command = definition.find_subcommand(args.get(1)?)?;
+    let missing: Vec<String> = missing.iter().map(|name| name.replace(['<', '>'], "").replace("...", "")).collect();
+    let is = if missing.len() == 1 { "is" } else { "are" };
+    let name = Some(command.get_name()).filter(|name| *name != "train");
+    let words = command.get_positionals().filter_map(|word| word.get_value_names()?.first());
+    let options = missing.iter().map(String::as_str).filter(|name| name.starts_with('-'));
+    let words = ["lora-train"].into_iter().chain(name).chain(words.map(clap::builder::Str::as_str)).chain(options);
+    let hint = format!("{}; {}", words.collect::<Vec<_>>().join(" "), see_help(command));
+    Some(Problem::new(format!("{} {is} missing", missing.join(" and "))).hint(hint))
+}
+
 fn stray_word(word: &str, command: &Command, definition: &Command) -> Problem {
     let is_assignment = word.split_once('=').is_some_and(|(key, _)| key.contains('.') || !key.contains('/'));
     let hint = if definition.find_subcommand(word).is_some() {

@@ -228,7 +228,7 @@ mod tests {
                         let word = after.split([' ', '`', '"', ';', ',', ':']).next().unwrap_or_default();
                         let word = word.trim_end_matches('.');
                         assert!(
-                            ["PAGE", "KEY", "{topic}.md"].contains(&word) || is_known(word),
+                            ["PAGE", "KEY", "{topic}.md", "{key}"].contains(&word) || is_known(word),
                             "{}: {word}: {line}",
                             path.display()
                         );

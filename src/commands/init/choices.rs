@@ -112,7 +112,11 @@ fn choose_length(draft: &mut Draft, rows: &FirstRows, prepared: &Prepared) {
     let most_of_model = prepared.source.config.max_position_embeddings;
     let length = covered.next_multiple_of(128).min(most_of_model);
     let seen = if rows.is_part() { format!("the first {} rows", rows.count) } else { "the rows".into() };
-    let reason = format!("{seen} have up to {longest} tokens, 99 % of them up to {most}");
+    let reason = if rows.are_windows {
+        "a text is cut into rows of this many tokens".to_owned()
+    } else {
+        format!("{seen} have up to {longest} tokens, 99 % of them up to {most}")
+    };
     if longest > most_of_model {
         draft
             .footer
@@ -227,7 +231,11 @@ fn header(draft: &Draft, rows: Option<&FirstRows>, prepared: &Prepared) -> Vec<S
         let memory = StepMemory::estimate(&recipe, config, &prepared.selection, &prepared.device, None);
         format!(", about {} of memory", bytes(memory.plan.peak_bytes as u64))
     });
-    let about_rows = rows.map(|rows| format!("; {} of format `{}`", counted(rows.total, "row"), rows.format));
+    let about_rows = rows.map(|rows| {
+        let files =
+            if rows.num_files > 1 { format!(" in {} files", with_commas(rows.num_files)) } else { String::new() };
+        format!("; {} of format `{}`{files}", counted(rows.total, "row"), rows.format)
+    });
     vec![
         format!("Written by `lora-train init` for {}{}.", prepared.device.label, peak.unwrap_or_default()),
         format!("{} parameters{}.", with_commas(config.num_parameters()), about_rows.unwrap_or_default()),

@@ -167,7 +167,7 @@ fn reward(
             set("command", program_of(text("name")));
             // A rule compares with a whole column.
             let is_compared = is_of_answer && reference.contains("{{") && column.is_none();
-            let compared = is_compared.then(|| format!(" with `{reference}`")).unwrap_or_default();
+            let compared = if is_compared { format!(" with `{reference}`") } else { String::new() };
             differences.push(format!(
                 "{kind}{compared}: a program stands in its place, which is yours to write: it reads a JSON line and writes a \
                  number; `lora-train help preferences` shows one"

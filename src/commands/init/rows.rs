@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::columns::{Guess, media};
 use super::draft::Draft;
-use crate::config::{DataConfig, DataFormat, OnBadRow};
+use crate::config::{DataConfig, OnBadRow};
 use crate::data::cache::CacheSettings;
 use crate::data::dataset::{Dataset, OpenOptions};
 use crate::data::error::DataError;
@@ -46,6 +46,9 @@ pub(super) struct FirstRows {
     /// Tokens a row, ascending.
     lengths: Vec<usize>,
     pub(super) format: &'static str,
+    pub(super) num_files: usize,
+    /// Whether they are windows of texts: how long those are is to be chosen.
+    pub(super) are_windows: bool,
 }
 
 impl FirstRows {
@@ -64,20 +67,27 @@ impl FirstRows {
         self.lengths.iter().map(|length| (*length).min(max_length)).sum::<usize>().div_ceil(self.lengths.len().max(1))
     }
 
-    fn of(data: &Dataset) -> Result<Self, DataError> {
+    /// `window`: the tokens of a window of text.
+    fn of(data: &Dataset, window: usize) -> Result<Self, DataError> {
+        let num_files = data.files().len();
         let length = |index: usize| data.file_row(index).map(|(_, row)| row.full_length);
         let lengths = (0..data.num_file_rows()).into_par_iter().map(length).collect::<Result<Vec<_>, DataError>>();
         let mut lengths: Vec<usize> = lengths?.into_iter().filter(|length| *length > 0).collect();
-        if data.files().iter().all(|file| file.kind == FileKind::Txt) {
-            let tokens: usize = lengths.iter().sum();
-            lengths = vec![WINDOW_TOKENS.min(tokens); tokens.div_ceil(WINDOW_TOKENS)];
-            return Ok(Self { count: lengths.len(), total: lengths.len(), lengths, format: DataFormat::Text.name() });
+        let are_windows = data.files().iter().all(|file| file.kind == FileKind::Txt);
+        if are_windows {
+            // Every file is a text of its own, here one row.
+            lengths = lengths.into_iter().flat_map(|tokens| windows(tokens, window)).collect();
         }
         lengths.sort_unstable();
         let format = data.files().first().map_or("", |file| file.format.name());
         let unread: usize = data.files().iter().map(|file| file.num_rows_in_file - file.num_rows).sum();
-        Ok(Self { count: lengths.len(), total: lengths.len() + unread, lengths, format })
+        Ok(Self { count: lengths.len(), total: lengths.len() + unread, lengths, format, num_files, are_windows })
     }
+}
+
+/// The lengths of the windows of a text.
+fn windows(tokens: usize, window: usize) -> impl Iterator<Item = usize> {
+    (0..tokens).step_by(window).map(move |start| window.min(tokens - start))
 }
 
 /// Looks at the first rows. What they need is set or offered in `draft`; where they cannot be read even so, it says why, and
@@ -118,7 +128,12 @@ pub(super) fn look(draft: &mut Draft, prepared: &mut Prepared) -> Result<Option<
         opened.files().iter().filter_map(|file| Some(format!("{}: {}", file.path.display(), file.note.as_ref()?)));
     draft.footer.extend(notes.map(|note| one_line(&note)));
     opened.files().iter().for_each(|file| tell_unread(draft, file));
-    FirstRows::of(&opened).map(Some).map_err(data_failure)
+    let window = if draft.is_given("data.max_length") {
+        prepared.recipe.data.max_length
+    } else {
+        WINDOW_TOKENS.min(prepared.source.config.max_position_embeddings)
+    };
+    FirstRows::of(&opened, window).map(Some).map_err(data_failure)
 }
 
 /// The first rows, in whole: how long they are is a question here.

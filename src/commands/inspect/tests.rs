@@ -46,7 +46,7 @@ fn inspected(rows: &str, data: &str, num_shown: usize, marks: Marks) -> (String,
 }
 
 const ROWS: &str =
-    "{\"prompt\": \"abc\\n\", \"completion\": \"de\\nf\", \"id\": 1}\n{\"prompt\": \"g\", \"completion\": \"h\"}\n";
+    "{\"prompt\": \"abc\\n\", \"completion\": \"de\\nf\", \"id\": 1}\n{\"prompt\": \"\\n\", \"completion\": \"h\"}\n";
 
 #[test]
 fn a_row_shows_its_text_and_tokens_with_what_carries_loss_marked() {

@@ -338,6 +338,7 @@ pub(super) fn table(report: &Report, target: &PlanTarget, prices: &CostConfig, w
     if report.step_seconds.is_none() {
         lines.push("note: no rate of this device is known in train.precision, so no time is estimated".to_owned());
     }
+    lines.extend(target.about_others().filter(|_| report.step_seconds.is_some() && !report.is_calibrated));
     if target.kind.is_gpu() {
         let note = "note: these are estimates; on an H200 in bf16, sizes were within 3 % of what was measured, and times at 1B to \
                     8B within a quarter";

@@ -1,13 +1,16 @@
 //! The target of a plan: a device of this machine, or a GPU that is not present.
 
+use std::time::Duration;
+
 use super::gpus::{self, Gpu};
 use super::{MIB, PlanArgs};
 use crate::config::Precision;
 use crate::device::{self, DeviceKind, OpenDevice, has_bf16_tiles};
-use crate::measure::telemetry::available_host_memory_bytes;
+use crate::measure::telemetry::{self, Telemetry, available_host_memory_bytes};
 use crate::ops::peak::gemm_peak_flops;
 use crate::recipe::{Purpose, Recipe, RecipeArgs};
 use crate::run::device_memory::Resources;
+use crate::run::inputs::nvml_selector;
 use crate::schema::Problem;
 use crate::train::budget::fit::Memories;
 use crate::util::failure::Failure;
@@ -40,12 +43,29 @@ pub(super) struct PlanTarget {
     pub(super) flops_per_second: Option<f64>,
     /// Board power of a GPU, or the limit set on a GPU of this machine.
     pub(super) watts: Option<f64>,
+    /// Share of the processors' or the GPU's time that other programs take now; `None` where unknown.
+    pub(super) share_of_others: Option<f64>,
 }
+
+/// How long to look at what other programs take.
+const MOMENT: Duration = Duration::from_millis(200);
+/// A share of others that makes a run noticeably longer.
+const MANY_OTHERS: f64 = 0.2;
 
 impl PlanTarget {
     /// The device memory that a step must fit into.
     pub(super) fn usable_bytes(&self) -> Option<f64> {
         self.free_bytes.or(self.memory_bytes)
+    }
+
+    /// Says that others use the device.
+    pub(super) fn about_others(&self) -> Option<String> {
+        let share = self.share_of_others.filter(|share| *share >= MANY_OTHERS)?;
+        let what = if self.kind.is_gpu() { "GPU's time" } else { "processors' time" };
+        Some(format!(
+            "note: other programs take {:.0} % of the {what} now; the times above are those of a machine without them",
+            100.0 * share
+        ))
     }
 
     /// The memory that a step must fit into; `None` where the device's memory is not known.
@@ -97,12 +117,14 @@ fn of_gpu(gpu: &Gpu, precision: Precision, memory_bytes: Option<f64>) -> PlanTar
         is_here: false,
         flops_per_second: gpu.flops(precision).map(|rate| rate * GPU_EFFICIENCY),
         watts: Some(gpu.watts),
+        share_of_others: None,
     }
 }
 
 fn of_device(device: &OpenDevice, precision: Precision, memory_bytes: Option<f64>) -> PlanTarget {
     let is_cpu = device.kind == DeviceKind::Cpu;
-    // Before measuring the rate, which takes memory.
+    // Before measuring the rate, which takes memory and time.
+    let share_of_others = if is_cpu { telemetry::share_of_others(MOMENT) } else { share_of_gpu(device) };
     let own = Resources::of(device);
     #[expect(clippy::cast_precision_loss, reason = "bytes of a memory")]
     let [own_bytes, free_bytes, host_bytes] = [own.memory_bytes, own.free_memory_bytes, available_host_memory_bytes()]
@@ -123,5 +145,30 @@ fn of_device(device: &OpenDevice, precision: Precision, memory_bytes: Option<f64
         is_here: true,
         flops_per_second: gemm_peak_flops(device, precision.dtype()).map(|peak| peak * efficiency / products),
         watts: own.power_limit_watts,
+        share_of_others,
+    }
+}
+
+/// Share of its time in which a GPU computes before this process has asked it to.
+fn share_of_gpu(device: &OpenDevice) -> Option<f64> {
+    let telemetry = Telemetry::start(20, nvml_selector(device));
+    std::thread::sleep(MOMENT);
+    Some(telemetry.window().gpu_utilization_percent? / 100.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plan_says_where_others_use_the_device() {
+        let [gpu] = gpus::find("H100-80GB")[..] else { panic!("one GPU") };
+        let of = |kind, share_of_others| PlanTarget { kind, share_of_others, ..of_gpu(&gpu, Precision::Bf16, None) };
+        let note = of(DeviceKind::Cpu, Some(0.456)).about_others().unwrap();
+        assert!(note.starts_with("note: other programs take 46 % of the processors' time now"), "{note}");
+        assert!(of(DeviceKind::Cuda, Some(0.9)).about_others().unwrap().contains("90 % of the GPU's time"));
+        for share in [Some(0.1), None] {
+            assert_eq!(of(DeviceKind::Cpu, share).about_others(), None);
+        }
     }
 }

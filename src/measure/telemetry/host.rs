@@ -47,6 +47,29 @@ pub(super) fn processor_time() -> Option<Duration> {
     usage()?.processor_time
 }
 
+/// Share of the processors' time that other programs take for a moment, in which this one sleeps; `None` where the system
+/// does not count it. Programs that give way to others (`nice`) do not count.
+#[must_use]
+pub fn share_of_others(moment: Duration) -> Option<f64> {
+    let ticks = || busy_ticks(&std::fs::read_to_string("/proc/stat").ok()?);
+    let [busy, all] = ticks()?;
+    std::thread::sleep(moment);
+    let [busy, all] = ticks().map(|[busy_now, now]| [busy_now.saturating_sub(busy), now.saturating_sub(all)])?;
+    #[expect(clippy::cast_precision_loss, reason = "ticks of a moment")]
+    let share = busy as f64 / all as f64;
+    (all > 0).then_some(share)
+}
+
+/// Ticks in which the processors computed for somebody, and all ticks, from `/proc/stat`.
+fn busy_ticks(stat: &str) -> Option<[u64; 2]> {
+    let first = stat.lines().next()?.strip_prefix("cpu ")?;
+    let ticks: Vec<u64> = first.split_ascii_whitespace().filter_map(|ticks| ticks.parse().ok()).collect();
+    // What guests took is in the first two, too.
+    let [user, nice, system, idle, io_wait, interrupts, soft_interrupts, stolen] = *ticks.first_chunk()?;
+    let busy = user + system + interrupts + soft_interrupts + stolen;
+    Some([busy, busy + nice + idle + io_wait])
+}
+
 /// Time of one thread since it started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ThreadTime {
@@ -95,6 +118,17 @@ pub(super) fn num_threads() -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_processors_do_for_others_is_told_from_what_they_wait_for() {
+        let stat = "cpu  100 20 30 4000 500 6 7 8 90 10\ncpu0 1 2 3 4 5 6 7 8 9 10\n";
+        assert_eq!(busy_ticks(stat), Some([151, 4671]));
+        assert_eq!([busy_ticks(""), busy_ticks("cpu 1 2 3")], [None; 2]);
+        if cfg!(target_os = "linux") {
+            let share = share_of_others(Duration::from_millis(50)).unwrap();
+            assert!((0.0..=1.0).contains(&share), "{share}");
+        }
+    }
 
     #[test]
     fn processor_time_grows_with_work() {

@@ -68,5 +68,9 @@ mod tests {
         }
         let error = without(libc::EIO).unwrap_err();
         assert!(error.to_string().contains("cannot lock") && error.exit_code() == 1, "{error}");
+        for (code, has_hint) in [(libc::EIO, false), (libc::EACCES, true), (libc::EROFS, true)] {
+            let error = without(code).unwrap_err().to_string();
+            assert_eq!(error.contains("hint: `output_dir` is the folder of a run"), has_hint, "{error}");
+        }
     }
 }

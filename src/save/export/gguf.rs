@@ -27,6 +27,7 @@ mod vocabulary;
 
 pub use file::GgufType;
 use file::{Gguf, Tensor, text};
+pub use names::lost_windows;
 
 /// The key of the chat template.
 const CHAT_TEMPLATE: &str = "tokenizer.chat_template";

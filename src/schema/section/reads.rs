@@ -55,7 +55,10 @@ impl Section<'_> {
     where
         T: Copy + PartialOrd + Display + TryFrom<i128>,
     {
-        self.any(key, default, &describe_count(&range), |value| accept_count(value, &range).map(Some))
+        let absent = self.meant_as_absent(key);
+        self.any(key, default, &describe_count(&range), |value| {
+            accept_count(value, &range).map(Some).map_err(|hint| hint.or_else(|| absent(value)))
+        })
     }
 
     /// Reads a number; a whole number needs no decimal point.
@@ -70,7 +73,19 @@ impl Section<'_> {
         default: Option<f64>,
         range: impl RangeBounds<f64>,
     ) -> Option<f64> {
-        self.any(key, default, &describe_number(&range), |value| accept_number(value, &range).map(Some))
+        let absent = self.meant_as_absent(key);
+        self.any(key, default, &describe_number(&range), |value| {
+            accept_number(value, &range).map(Some).map_err(|hint| hint.or_else(|| absent(value)))
+        })
+    }
+
+    /// The hint for a 0, -1 or false with which other programs say that they do without a number.
+    fn meant_as_absent(&self, key: &str) -> impl Fn(&Value) -> Option<String> + use<> {
+        let key = self.full_name(key);
+        move |value| {
+            let is_off = *value == Value::Boolean(false) || value.number().is_some_and(|number| number <= 0.0);
+            is_off.then(|| format!("if none is meant, leave it out: `lora-train help {key}` says what happens then"))
+        }
     }
 
     /// Reads a list of exactly `N` numbers.

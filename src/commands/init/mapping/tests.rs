@@ -269,9 +269,9 @@ fn configurations_of_grpo_become_objectives_with_programs_for_their_reward_funct
             "micro_batch_size: 16\ntrl:\n  beta: 0.001\n  use_vllm: true\n  reward_funcs: [rewards.a]\n  reward_weights: \
              [2.0]\n  num_generations: 8\n  max_completion_length: 128\n  temperature: 0.7\n  sync_ref_model: \
              true\n  no_key: 1\nvllm:\n  host: a\n",
-            "objective.name='grpo' objective.beta=0.001 objective.temperature=0.7 objective.max_completion_length=128 \
-             objective.reward.0.command=['python3','a.py'] objective.reward.0.weight=2.0 train.micro_batch_size=2 \
-             optimizer.learning_rate=1e-5",
+            r"objective.name='grpo' objective.beta=0.001 objective.temperature=0.7
+                objective.max_completion_length=128 objective.reward.0.command=['python3','a.py']
+                objective.reward.0.weight=2.0 train.micro_batch_size=2 optimizer.learning_rate=1e-5",
             &["trl.reward_funcs", "trl.sync_ref_model", "trl.no_key"],
         ),
     ] {

@@ -9,6 +9,7 @@ use crate::spec::{
     Attention, Block, DeltaNetInputs, Heads, Mixture, ModelConfig, Probabilities, Projections, RopeScaling,
 };
 use crate::util::gguf::{List, Value};
+use crate::util::text::with_commas;
 
 /// The metadata that every file starts with; `kind` is `model` or `adapter`.
 pub(super) fn general(config: &ModelConfig, kind: &str, name: &str, num_parameters: usize) -> Vec<(String, Value)> {
@@ -286,6 +287,23 @@ fn windows_and_caps(config: &ModelConfig) -> Result<Vec<(&'static str, Value)>, 
     Ok(caps.chain(window).chain(local).collect())
 }
 
+/// What to say of a model whose windows get lost: llama.cpp computes those of Gemma and gpt-oss alone, whatever a file says.
+#[must_use]
+pub fn lost_windows(config: &ModelConfig) -> Option<String> {
+    let family = config.family();
+    if matches!(family.gguf.windows, GgufWindows::AllButEvery { .. }) || family.is_gemma4() {
+        return None;
+    }
+    let window = config.blocks.iter().filter_map(|block| block.attention()?.heads.window).min()?;
+    (window < config.max_position_embeddings).then(|| {
+        format!(
+            "llama.cpp does not compute this model's sliding window: beyond {} tokens it writes other texts than the \
+             model does here\n  hint: keep it within them: llama-cli -c {window}",
+            with_commas(window)
+        )
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -321,6 +339,35 @@ mod tests {
         assert!(factors.is_sorted() && factors.iter().any(|factor| (1.1..7.9).contains(factor)));
         assert!(gguf::rope_factors(&tiny_config()).is_empty() && check_ropes(&config).is_ok());
         assert!(check_ropes(&ModelConfig { model_type: "qwen3".into(), ..config }).is_err());
+    }
+
+    #[test]
+    fn a_window_that_llama_cpp_does_not_compute_is_told_where_texts_can_be_longer() {
+        let warning = |kind: &str, more: &str| {
+            let json = format!(
+                r#"{{"model_type": "{kind}", "vocab_size": 8, "hidden_size": 16, "intermediate_size": 16,
+                "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 8,
+                "max_position_embeddings": 64{more}}}"#
+            );
+            lost_windows(&ModelConfig::from_json(&json).unwrap())
+        };
+        let window = r#", "sliding_window": 7"#;
+        for (kind, more) in
+            [("mistral", ""), ("mixtral", ""), ("phi3", ""), ("qwen2", r#", "use_sliding_window": true"#)]
+        {
+            let more = format!(r#"{more}{window}, "max_window_layers": 1"#);
+            let warning = warning(kind, &more).unwrap_or_else(|| panic!("{kind}"));
+            assert!(warning.contains("beyond 7 tokens") && warning.ends_with("llama-cli -c 7"), "{warning}");
+        }
+        for (kind, more) in [
+            ("qwen2", window),
+            ("mistral", r#", "sliding_window": null"#),
+            ("mistral", r#", "sliding_window": 64"#),
+            ("gemma2", window),
+            ("llama", ""),
+        ] {
+            assert_eq!(warning(kind, more), None, "{kind}{more}");
+        }
     }
 
     #[test]
