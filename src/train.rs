@@ -5,6 +5,7 @@ pub mod backprop;
 pub mod budget;
 pub mod eval;
 pub mod grads;
+pub mod importance;
 mod inputs;
 pub(crate) mod laps;
 pub mod loss;

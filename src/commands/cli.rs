@@ -11,7 +11,8 @@ use clap::error::ErrorKind;
 use clap::{Args, FromArgMatches, Subcommand};
 
 use crate::commands::{
-    bench, chat, check, compare, demo, doctor, eval, generate, init, inspect, merge, plan, push, report, serve, tune,
+    bench, chat, check, compare, demo, doctor, eval, export, generate, init, inspect, merge, plan, push, report, serve,
+    tune,
 };
 use crate::recipe::of_run::run_of;
 use crate::run::{self, TrainArgs};
@@ -56,6 +57,8 @@ enum Command {
     Eval(eval::EvalArgs),
     /// Fold an adapter into its base model, as a Hugging Face folder
     Merge(merge::MergeArgs),
+    /// Write an adapter in the form that every server reads right
+    Export(export::ExportArgs),
     /// Publish an adapter or a merged model on the Hub, with a card
     Push(push::PushArgs),
     /// Measure speed and memory of a recipe's steps on synthetic batches
@@ -210,6 +213,7 @@ fn dispatch(command: &Command) -> Result<(), Failure> {
         Command::Serve(args) => serve::run(args),
         Command::Eval(args) => eval::run(args),
         Command::Merge(args) => merge::run(args),
+        Command::Export(args) => export::run(args),
         Command::Push(args) => push::run(args),
         Command::Bench(args) => bench::run(args),
         Command::Report(args) => report::run(args),

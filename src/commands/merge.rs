@@ -1,6 +1,7 @@
 //! `lora-train merge`: an adapter, or several as one, folded into its base model.
 
 mod combining;
+mod rows;
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -9,6 +10,7 @@ use std::time::Instant;
 use indicatif::ProgressStyle;
 
 use self::combining::{CombineArgs, Source};
+use self::rows::RunRows;
 use super::named::{ModelArgs, Named, misfit};
 use super::say;
 use crate::data::tokenizer::Tokenizer;
@@ -16,9 +18,12 @@ use crate::device::Dtype;
 use crate::hub::{self, HubSettings, Progress, Wanted};
 use crate::model::weights::{Quantisation, Weights};
 use crate::ops::quantised::Coding;
-use crate::save::export::{self, Differences, ExportError, GgufType, MergeOptions, MergeSummary, PromptForm};
+use crate::save::export::{
+    self, Codes, Differences, ExportError, FileType, GgufOptions, Imatrix, MergeOptions, MergeSummary, Packing,
+    PromptForm,
+};
 use crate::schema::Problem;
-use crate::spec::{ModelConfig, StoredQuantisation};
+use crate::spec::{ModelConfig, Role, StoredQuantisation};
 use crate::util::failure::Failure;
 use crate::util::text::{bytes, quoted};
 use crate::util::{files, terminal};
@@ -40,9 +45,10 @@ pub(crate) struct MergeArgs {
     #[arg(long, value_name = "DIR|FILE.gguf")]
     pub(crate) out: PathBuf,
 
-    /// Type of the weights; without it, that of the base's files, 16 bits for codes, and in a GGUF file f16 for f32
-    #[arg(long, value_name = "TYPE")]
-    pub(crate) dtype: Option<GgufType>,
+    /// Type of the weights; without it, that of the base's files, 16 bits for codes, and in a GGUF file f16 for f32. w4a16, fp8,
+    /// nvfp4 and mxfp4 make a folder for vLLM and its like; but for the first two, all with fewer than 16 bits make GGUF files
+    #[arg(long, value_name = "TYPE", ignore_case = true)]
+    pub(crate) dtype: Option<FileType>,
 
     /// Write the linear layers as codes that bitsandbytes reads
     #[arg(long, value_name = "CODES", value_parser = coding)]
@@ -51,6 +57,10 @@ pub(crate) struct MergeArgs {
     /// Add the adapter to the base as it is stored, where it was trained on a quantised one
     #[arg(long)]
     pub(crate) original: bool,
+
+    /// Quantise a GGUF file without the run's rows, which say what each weight's error costs, and what the loss of the file is
+    #[arg(long)]
+    pub(crate) without_rows: bool,
 
     /// Write the adapter alone: as GGUF, for llama.cpp to load beside its base, or several combined in a folder for PEFT
     #[arg(long, conflicts_with_all = ["dtype", "quantize", "original"])]
@@ -78,7 +88,8 @@ pub(crate) fn run(args: &MergeArgs) -> Result<(), Failure> {
         return Ok(());
     }
     if args.adapter_only {
-        return write_adapter(args, &named.base.path, &base, &adapter.folder);
+        say(&adapter_only(args, &named.base.path, &base, &adapter.folder)?);
+        return Ok(());
     }
     let config = ModelConfig::from_model(&base)?;
     named.trained_with.warn_if_changed(&Weights::open(&base, &config)?);
@@ -93,8 +104,12 @@ pub(crate) fn run(args: &MergeArgs) -> Result<(), Failure> {
     }
     let trained_on = named.base.storage(Dtype::F32, None).quantisation.filter(|_| stored.is_none());
     let decoded = trained_on.filter(|_| !args.original);
-    let summary =
-        written(args, is_gguf, &base, &adapter.folder, decoded).map_err(|error| failure(error, &adapter.folder))?;
+    let is_coded = args.dtype.is_some_and(|dtype| dtype.float().is_none());
+    let rows = if is_coded && is_gguf && !is_combined && !args.without_rows { rows_of(&named)? } else { None };
+    let weighs = args.dtype.is_some_and(FileType::weighs_errors);
+    let imatrix = rows.as_ref().filter(|_| weighs).map(RunRows::imatrix).transpose()?;
+    let summary = written(args, is_gguf, &base, &adapter.folder, (decoded, imatrix.as_ref()))
+        .map_err(|error| failure(error, &adapter.folder))?;
     let mut text = format!(
         "merged {} layer{} of {} into {}: {} in {} file{}, {:.1} s",
         summary.num_modules,
@@ -106,38 +121,20 @@ pub(crate) fn run(args: &MergeArgs) -> Result<(), Failure> {
         plural(summary.num_files),
         start.elapsed().as_secs_f64(),
     );
-    if let Some(trained_on) = summary.trained_on.filter(|_| args.model.model.is_some())
-        && trained_on != named.base.path
-    {
+    let other = summary.trained_on.as_ref().filter(|base| args.model.model.is_some() && **base != named.base.path);
+    if let Some(trained_on) = other {
         let _ = write!(text, "\nnote: the adapter says that it was trained on {trained_on}");
+    }
+    if let Some((dtype, about)) = args.dtype.zip(summary.about_types.as_ref()) {
+        let _ = write!(text, "\n{}: {about}", dtype.name());
+    }
+    if let Some(losses) = rows.map(|rows| rows.losses(&args.out)).transpose()?.flatten() {
+        let _ = write!(text, "\n{losses}");
     }
     if let Some(about) = &summary.about_ends {
         let _ = write!(text, "\n{about}");
     }
-    if let Some(quantisation) = trained_on {
-        text.push_str(&onto(quantisation, args.original, summary.differences));
-    }
-    if let Some(method) = stored {
-        let _ = write!(text, "\nthe base is stored as {method}, and the adapter was added to that, decoded");
-    }
-    let differences = summary.differences;
-    if !args.original {
-        let _ = write!(
-            text,
-            "\nthe weights that are written differ from those in training by up to {:.1e}",
-            differences.written
-        );
-    }
-    if differences.share_lost() > SHARE_LOST {
-        let hint = match (args.quantize, args.dtype) {
-            (Some(_), _) => "leave out --quantize",
-            (None, Some(GgufType::Q8)) => "--dtype f16",
-            (None, Some(_)) => "--dtype f32",
-            (None, None) => "--dtype f32; or --dtype f16, which at bf16's size has finer steps",
-        };
-        let percent = 100.0 * differences.share_lost();
-        let _ = write!(text, "\nwarning: rounding took {percent:.0} % of what the adapter changes\n  hint: {hint}");
-    }
+    text += &about_rounding(args, &summary, trained_on, stored, is_coded);
     if !is_gguf && let Some(warning) = Tokenizer::open(&args.out).ok().and_then(|tokenizer| tokenizer.class_warning()) {
         let _ = write!(text, "\nwarning: {warning}");
     }
@@ -150,11 +147,24 @@ pub(crate) fn run(args: &MergeArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Writes the adapter alone as a GGUF file; `model` is the base as the user named it.
-fn write_adapter(args: &MergeArgs, model: &str, base: &Path, adapter: &Path) -> Result<(), Failure> {
-    let num_bytes = export::adapter_gguf(base, adapter, &args.out).map_err(|error| failure(error, adapter))?;
+/// The rows of the run that the adapter comes from; where they cannot be had, it is said why.
+fn rows_of(named: &Named) -> Result<Option<RunRows>, Failure> {
+    match RunRows::open(named) {
+        Err(Failure::Interrupted) => Err(Failure::Interrupted),
+        Err(failure) => {
+            say(&format!("note: the run's rows are of no help to the file: {}", failure.to_string().trim()));
+            Ok(None)
+        }
+        rows => rows,
+    }
+}
+
+/// Writes the adapter alone, and says how it is used.
+fn adapter_only(args: &MergeArgs, base_name: &str, base: &Path, adapter: &Path) -> Result<String, Failure> {
+    let written = export::adapter_gguf(base, adapter, &args.out);
+    let num_bytes = written.map_err(|error| failure(error, adapter))?;
     let (size, out) = (bytes(num_bytes as u64), shown(&args.out));
-    let mut text = format!("{size}; for {model} as GGUF:\n  llama-cli -m BASE.gguf --lora {out}");
+    let mut text = format!("{size}; for {base_name} as GGUF:\n  llama-cli -m BASE.gguf --lora {out}");
     let form = PromptForm::read(adapter).map_err(|error| failure(error, adapter))?;
     if let Some(PromptForm::ChatTemplate { chat_template: Some(template), .. }) = form {
         // The base's file has another one.
@@ -163,8 +173,50 @@ fn write_adapter(args: &MergeArgs, model: &str, base: &Path, adapter: &Path) -> 
         text += &format!(" --jinja --chat-template-file {}", shown(&path));
     }
     text += &about_windows(&ModelConfig::from_model(base)?);
-    say(&text);
-    Ok(())
+    Ok(text)
+}
+
+/// What was rounded between training and the files, for people. `trained_on` and `stored`: codes that the base was trained on, and
+/// that it is stored as; `is_coded`: the file has codes.
+fn about_rounding(
+    args: &MergeArgs,
+    summary: &MergeSummary,
+    trained_on: Option<Quantisation>,
+    stored: Option<impl std::fmt::Display>,
+    is_coded: bool,
+) -> String {
+    let (mut text, differences) = (String::new(), summary.differences);
+    if let Some(quantisation) = trained_on {
+        text.push_str(&onto(quantisation, args.original, differences));
+        if is_coded && !args.original {
+            text.push_str(
+                "\nwarning: it was rounded twice, for training and for the file\n  hint: --original rounds once",
+            );
+        }
+    }
+    if let Some(method) = stored {
+        let _ = write!(text, "\nthe base is stored as {method}, and the adapter was added to that, decoded");
+        if is_coded {
+            text.push_str(
+                "\nwarning: it was rounded twice\n  hint: --model with 16 bits, of which those codes were made",
+            );
+        }
+    }
+    if !args.original {
+        let largest = differences.written;
+        let _ = write!(text, "\nthe weights that are written differ from those in training by up to {largest:.1e}");
+    }
+    if differences.share_lost() > SHARE_LOST {
+        let hint = match (args.quantize, args.dtype) {
+            (Some(_), _) => "leave out --quantize",
+            (None, Some(dtype)) if dtype.float().is_none() => "--dtype f16",
+            (None, Some(_)) => "--dtype f32",
+            (None, None) => "--dtype f32; or --dtype f16, which at bf16's size has finer steps",
+        };
+        let percent = 100.0 * differences.share_lost();
+        let _ = write!(text, "\nwarning: rounding took {percent:.0} % of what the adapter changes\n  hint: {hint}");
+    }
+    text
 }
 
 /// Share of an adapter that rounding may take before a warning.
@@ -192,9 +244,21 @@ fn is_gguf(args: &MergeArgs, is_combined: bool) -> Result<bool, Problem> {
         Err(Problem::new(format!("{option} is for a {kind}, and {out} is none")).hint(hint))
     };
     match (is_gguf, args.dtype, args.adapter_only, args.quantize) {
-        (false, Some(GgufType::Q8), ..) => only("--dtype q8_0", "GGUF file", "name one: --out mine.gguf"),
+        (false, Some(dtype), ..) if dtype.float().is_none() && !dtype.is_for_folders() => {
+            only(&format!("--dtype {}", dtype.name()), "GGUF file", "name one: --out mine.gguf")
+        }
         (false, _, true, _) if !is_combined => only("--adapter-only", "GGUF file", "name one: --out mine.gguf"),
-        (true, _, _, Some(_)) => only("--quantize", "folder", "--dtype q8_0 quantises a GGUF file"),
+        (true, Some(dtype), ..) if !dtype.is_for_files() => only(
+            &format!("--dtype {}", dtype.name()),
+            "folder",
+            "name one: --out DIR; GGUF files can be q8_0 or q4_k_m",
+        ),
+        (false, Some(dtype), _, Some(_)) if dtype.float().is_none() => {
+            Err(Problem::new(format!("--dtype {} and --quantize are two forms", dtype.name())).hint("leave one out"))
+        }
+        (true, _, _, Some(_)) => {
+            only("--quantize", "folder", "--dtype q4_k_m, or another of its types, quantises a GGUF file")
+        }
         _ => Ok(is_gguf),
     }
 }
@@ -212,7 +276,7 @@ fn written(
     is_gguf: bool,
     base: &Path,
     adapter: &Path,
-    decoded: Option<Quantisation>,
+    (decoded, imatrix): (Option<Quantisation>, Option<&Imatrix>),
 ) -> Result<MergeSummary, ExportError> {
     let bar = terminal::bar(0);
     if let Ok(style) = ProgressStyle::with_template("merging [{bar:24}] {binary_bytes}/{binary_total_bytes} {eta}") {
@@ -223,13 +287,30 @@ fn written(
         bar.inc(written as u64);
     };
     let summary = if is_gguf {
-        export::merge_gguf(base, adapter, &args.out, args.dtype, decoded, &on_bytes)
+        export::merge_gguf(base, adapter, &args.out, GgufOptions { dtype: args.dtype, decoded, imatrix }, &on_bytes)
     } else {
-        let dtype = args.dtype.and_then(GgufType::float);
-        export::merge(base, adapter, &args.out, MergeOptions { decoded, dtype, quantise: args.quantize }, &on_bytes)
+        let dtype = args.dtype.and_then(FileType::float);
+        let quantise = packing(args.dtype, base)?.map(Codes::Packed).or(args.quantize.map(Codes::Bitsandbytes));
+        export::merge(base, adapter, &args.out, MergeOptions { decoded, dtype, quantise }, &on_bytes)
     };
     bar.finish_and_clear();
     summary
+}
+
+/// The form of compressed-tensors that a type means for the model in `base`.
+fn packing(dtype: Option<FileType>, base: &Path) -> Result<Option<Packing>, ExportError> {
+    Ok(match dtype {
+        Some(FileType::W4a16) => {
+            let config = ModelConfig::from_model(base)?;
+            let linears = config.sites().filter(|(_, site)| site.role == Role::Linear);
+            let widths: Vec<usize> = linears.map(|(_, site)| site.shape[1]).collect();
+            Some(Packing::w4a16(&widths)?)
+        }
+        Some(FileType::Fp8) => Some(Packing::Fp8),
+        Some(FileType::Nvfp4) => Some(Packing::Nvfp4),
+        Some(FileType::Mxfp4) => Some(Packing::Mxfp4),
+        _ => None,
+    })
 }
 
 fn shown(path: &Path) -> String {

@@ -95,8 +95,15 @@ fn files(args: &PushArgs) -> Result<Vec<Upload>, Failure> {
         ));
     }
     let scores = saved.weights.scores();
-    let vllm_options =
-        vllm_options(saved.config.r, saved.config.use_dora || saved.weights.replaces_weights()).filter(|_| !scores);
+    let is_plain = saved.config.is_plain();
+    if !is_plain && args.merged.is_none() {
+        say(&format!(
+            "note: servers such as vLLM give all layers one scale, and this adapter has several\n  hint: `lora-train export --plain {} DIR` writes one that they read right",
+            args.run
+        ));
+    }
+    let vllm_options = vllm_options(saved.config.r, saved.config.use_dora || saved.weights.replaces_weights());
+    let vllm_options = vllm_options.filter(|_| !scores && is_plain);
     let published = Published {
         repository: &args.repository,
         base: &base,

@@ -89,6 +89,12 @@ impl LoraConfig {
         self.init_lora_weights.is_part_of_base() && self.start_from.is_none()
     }
 
+    /// Whether all layers have one rank and one scale.
+    #[must_use]
+    pub fn is_plain(&self) -> bool {
+        self.rank_pattern.keys().next().is_none() && self.alpha_pattern.keys().next().is_none()
+    }
+
     /// Whether new adapters start from the rows, which also say how the ranks are shared out.
     #[must_use]
     pub fn starts_from_rows(&self) -> bool {

@@ -2,10 +2,13 @@
 
 use anamnesis::GgufType;
 use burn::tensor::{Bytes, Device, Int, Tensor};
+use rayon::prelude::*;
 
 use super::host::HostBytes;
 use super::quantised::bytes_tensor;
 use super::{cpu, host};
+
+pub use cpu::{KINDS, Overflow};
 
 /// A frozen matrix `[out_features, in_features]` as blocks.
 #[derive(Clone, Debug)]
@@ -37,6 +40,25 @@ impl Blocks {
         HostBlocks::new(self).get().decode(0, &mut values);
         host::tensor(values, self.shape, &self.bytes.device())
     }
+}
+
+/// The blocks of numbers in rows of `width`, which is a multiple of their length. `importance`, of as many numbers, says how much
+/// an error in each column costs; without it, all cost the same.
+///
+/// # Errors
+/// A scale that is too large for `f16`.
+pub fn encode(kind: GgufType, rows: &[f32], width: usize, importance: Option<&[f32]>) -> Result<Vec<u8>, Overflow> {
+    cpu::encode(kind, rows, width, importance)
+}
+
+/// The numbers of whole blocks.
+#[must_use]
+pub fn decode(kind: GgufType, bytes: &[u8]) -> Vec<f32> {
+    let blocks = cpu::Blocks { kind, bytes };
+    let mut values = vec![0.0; blocks.len()];
+    // As much as a core's cache holds.
+    values.par_chunks_mut(1 << 14).enumerate().for_each(|(index, part)| blocks.decode(index << 14, part));
+    values
 }
 
 /// The slices of [`Blocks`] in host memory.

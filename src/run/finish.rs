@@ -178,7 +178,8 @@ impl Started<'_> {
         let commands = if recipe.objective.scores() {
             next_scores(&self.run.dir, longer.as_deref())
         } else {
-            next_commands(&self.run.dir, &recipe.model.path, &source.folder, vllm.as_deref(), longer.as_deref())
+            let vllm = (vllm.as_deref(), self.run.prepared.lora.is_plain());
+            next_commands(&self.run.dir, &recipe.model.path, &source.folder, vllm, longer.as_deref())
         };
         self.trainer.sinks.note(&commands);
         Ok(())

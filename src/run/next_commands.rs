@@ -12,12 +12,13 @@ const VLLM_RANKS: [usize; 8] = [8, 16, 32, 64, 128, 256, 320, 512];
 const VLLM_DEFAULT_RANK: usize = 16;
 
 /// The adapter of a finished run, the options with which vLLM serves it, if it does, and the commands that use it. `base` is
-/// the user's name of the model in `folder`; `longer` continues the run with more steps, if it can be continued.
+/// the user's name of the model in `folder`; `is_plain`: its layers have one rank and one scale; `longer` continues the run
+/// with more steps, if it can be continued.
 pub(super) fn next_commands(
     dir: &RunDir,
     base: &str,
     folder: &Path,
-    vllm: Option<&str>,
+    (vllm, is_plain): (Option<&str>, bool),
     longer: Option<&str>,
 ) -> String {
     let path = dir.path().display().to_string();
@@ -25,7 +26,12 @@ pub(super) fn next_commands(
     let [run, adapter, merged, gguf] =
         [path, &format!("{path}/adapter"), &format!("{path}-merged"), &format!("{path}.gguf")].map(quoted);
     let name = dir.path().file_name().map_or_else(|| "mine".into(), |name| name.to_string_lossy());
-    let module = quoted(&format!("{name}={path}/adapter"));
+    let plain = format!("{path}-plain");
+    let served = if is_plain { format!("{path}/adapter") } else { plain.clone() };
+    let module = quoted(&format!("{name}={served}"));
+    // vLLM, SGLang and Ollama multiply all by `lora_alpha / r`.
+    let export = format!("\n            lora-train export --plain {run} {}   # of one rank and scale", quoted(&plain));
+    let export = if is_plain { String::new() } else { export };
     let (is_gguf, base) = (is_gguf(folder), quoted(base));
     let whole = format!("lora-train merge {run} --out {gguf} && llama-cli -m {gguf}");
     let elsewhere = match vllm {
@@ -34,7 +40,8 @@ pub(super) fn next_commands(
         }
         None if is_gguf => format!("\n  merge it  {whole}"),
         _ => {
-            let serve = |more| format!("\n            vllm serve {base} --enable-lora{more} --lora-modules {module}");
+            let serve =
+                |more| format!("{export}\n            vllm serve {base} --enable-lora{more} --lora-modules {module}");
             let serve = vllm.map(serve).unwrap_or_default();
             format!("{serve}\n  merge it  lora-train merge {run} --out {merged}\n            {whole}")
         }
@@ -75,7 +82,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let dir = RunDir::create(&folder.path().join("my run")).unwrap();
         let path = dir.path().display().to_string();
-        let commands = |longer| next_commands(&dir, "owner/base", Path::new("m"), Some(""), longer);
+        let commands = |longer| next_commands(&dir, "owner/base", Path::new("m"), (Some(""), true), longer);
         assert!(!commands(None).contains("train on"));
         let text = commands(Some("lora-train r.toml --resume"));
         let lines: Vec<&str> = text.lines().collect();
@@ -89,13 +96,17 @@ mod tests {
             format!("lora-train merge '{path}' --out '{path}.gguf' && llama-cli -m '{path}.gguf'")
         );
         assert_eq!(lines[6], "  train on  lora-train r.toml --resume");
-        let text = next_commands(&dir, "owner/base:Q4_0", Path::new("m/q4.gguf"), Some(""), None);
+        let text = next_commands(&dir, "owner/base:Q4_0", Path::new("m/q4.gguf"), (Some(""), true), None);
         assert!(text.contains("--adapter-only --out") && !text.contains("vllm") && !text.contains("merged"), "{text}");
-        let of_rank =
-            |rank, has_more| next_commands(&dir, "b", Path::new("b"), vllm_options(rank, has_more).as_deref(), None);
+        let of_rank = |rank, has_more| {
+            next_commands(&dir, "b", Path::new("b"), (vllm_options(rank, has_more).as_deref(), true), None)
+        };
         assert!(of_rank(17, false).contains("--enable-lora --max-lora-rank 32 --lora-modules"));
         assert!(!of_rank(17, true).contains("vllm") && of_rank(17, true).contains("-merged"));
-        let text = next_commands(&dir, "owner/base:Q4_0", Path::new("m/q4.gguf"), None, None);
+        let text = next_commands(&dir, "b", Path::new("b"), (Some(""), false), None);
+        assert!(text.contains(&format!("export --plain '{path}' '{path}-plain' ")), "{text}");
+        assert!(text.contains(&format!("--lora-modules 'my run={path}-plain'\n")), "{text}");
+        let text = next_commands(&dir, "owner/base:Q4_0", Path::new("m/q4.gguf"), (None, true), None);
         assert!(!text.contains("--adapter-only") && text.contains("&& llama-cli -m"), "{text}");
     }
 }

@@ -169,9 +169,13 @@ fn merge_writes_a_model_folder_or_a_gguf_file_once_and_refuses_to_overwrite_it()
         ("new/a.gguf", &["--adapter-only"][..], 0, "llama-cli -m BASE.gguf --lora new/a.gguf"),
         ("new/a.gguf", &["--adapter-only"], 2, "new/a.gguf exists"),
         ("new/b.gguf", &["--adapter-only", "--dtype", "f16"], 2, "cannot be used with"),
-        ("new/b.gguf", &["--dtype", "q4_k"], 2, "[possible values: f32, f16, bf16, q8_0]"),
+        ("new/b.gguf", &["--dtype", "q4_k"], 2, "[possible values: f32, f16, bf16, q8_0, "),
         ("new/b.gguf", &["--dtype", "q8_0"], 2, "no tokenizer.json"),
         ("new/b", &["--dtype", "q8_0"], 2, "--dtype q8_0 is for a GGUF file, and new/b is none"),
+        ("new/b", &["--dtype", "Q4_K_M"], 2, "--dtype q4_k_m is for a GGUF file, and new/b is none"),
+        ("new/b.gguf", &["--dtype", "fp8"], 2, "--dtype fp8 is for a folder, and new/b.gguf is none"),
+        ("new/b", &["--dtype", "fp8", "--quantize", "nf4"], 2, "--dtype fp8 and --quantize are two forms"),
+        ("new/fp8", &["--dtype", "fp8"], 0, "merged 1 layer of "),
     ] {
         let output = lora_train(folder.path(), &[&args[..6], &[out], options].concat());
         assert_eq!(output.status.code(), Some(code), "{options:?}: {}", text(&output.stderr));

@@ -145,6 +145,44 @@ fn the_largest_rank_of_all_adapters_is_that_of_every_module_as_in_peft() {
 }
 
 #[test]
+fn a_plain_copy_has_one_rank_and_one_scale_and_the_products_of_the_adapter() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = LoraConfig {
+        r: 2,
+        lora_alpha: 7.0,
+        use_rslora: true,
+        target_modules: TargetModules::Names(["q_proj", "k_proj", "down_proj"].map(str::to_owned).into()),
+        rank_pattern: [("k_proj".to_owned(), 6)].into_iter().collect(),
+        alpha_pattern: [("down_proj".to_owned(), 3.0)].into_iter().collect(),
+        ..LoraConfig::default()
+    };
+    let (adapter, out, model) = (write(folder.path(), "own", &config), folder.path().join("plain"), quickstart_model());
+    let [from, to, base] = [&adapter, &out, &model].map(|path| path.to_str().unwrap());
+    let command = || run(&["export", "--plain", from, to, "--model", base]);
+    let output = command();
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert!(stderr(&output).contains("rank 6 and scale 1 everywhere"), "{}", stderr(&output));
+    let [own, plain] = [&adapter, &out].map(|folder| read_adapter(folder).unwrap());
+    assert!(plain.config.is_plain() && !plain.config.use_rslora && !own.config.is_plain());
+    let shapes = |config: &LoraConfig| {
+        let model = self::model();
+        let shapes = config.select(&model).unwrap();
+        shapes.iter().map(|(layer, site, shape)| (model.module_name(layer, site), shape)).collect::<Vec<_>>()
+    };
+    for ((module, before), (_, after)) in shapes(&own.config).iter().zip(shapes(&plain.config)) {
+        assert_eq!((after.r, after.scale), (6, 1.0), "{module}");
+        let [before_products, after] = [&own, &plain].map(|adapter| product(&adapter.weights[module]));
+        for (before_product, after) in before_products.iter().zip(after) {
+            let before = f64::from(*before_product) * before.scale;
+            assert!((before - f64::from(after)).abs() <= 1e-6 * (1.0 + before.abs()), "{module}: {before} {after}");
+        }
+    }
+    assert!(stderr(&command()).contains("exists and is not empty"));
+    let refused = run(&["export", from, to]);
+    assert!(refused.status.code() == Some(2) && stderr(&refused).contains("--plain"), "{}", stderr(&refused));
+}
+
+#[test]
 fn adapters_beside_each_other_are_merged_as_one_after_the_other() {
     let (golden, folder) = (golden(), tempfile::tempdir().unwrap());
     let adapters = adapters(&golden, folder.path());
@@ -211,7 +249,7 @@ fn what_cannot_be_combined_says_why() {
         ),
         (&["four", "also"], &["--weights", "1,1", "--svd-rank", "0"], "--svd-rank 0, expected a rank"),
         (&["four", "eight"], &["--weights", "1,1", "--combination-type", "linear"], "has rank 4 in"),
-        (&["four", "dora"], &["--weights", "1,1"], "an adapter with `use_dora` cannot be combined"),
+        (&["four", "dora"], &["--weights", "1,1"], "what an adapter with `use_dora` changes"),
         (&["four"], &["--adapter-only"], "--adapter-only is for a GGUF file"),
         (&["four", "four"], &["--weights", "1,1"], "two adapters are called `four`"),
     ] {

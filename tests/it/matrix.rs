@@ -13,7 +13,7 @@ use lora_train::model::weights::{Quantisation, Weights};
 use lora_train::model::{Model, Storage, load};
 use lora_train::ops::linear::Matrix;
 use lora_train::ops::quantised::Coding;
-use lora_train::save::export::{GgufType, adapter_weights, merge_gguf, write_adapter};
+use lora_train::save::export::{FileType, GgufOptions, adapter_weights, merge_gguf, write_adapter};
 use lora_train::spec::ModelConfig;
 use serde_json::{Value, json};
 
@@ -209,7 +209,13 @@ fn write_blocks(folder: &Path) {
     let unchanged = adapter_weights(&fresh(&config, lora, &Device::flex()));
     write_adapter(&adapter, &unchanged, lora, "base").unwrap();
     let out = folder.join("model.gguf");
-    drop(merge_gguf(folder, &adapter, &out, Some(GgufType::Q8), None, &|_, _| ()));
+    drop(merge_gguf(
+        folder,
+        &adapter,
+        &out,
+        GgufOptions { dtype: Some(FileType::Q8), ..GgufOptions::default() },
+        &|_, _| (),
+    ));
 }
 
 /// The same numbers in `f32`.

@@ -17,7 +17,7 @@ use crate::util::failure::Failure;
 const GROUPS: [(&str, &[&str]); 4] = [
     ("Before training", &["demo", "init", "check", "inspect", "plan", "tune"]),
     ("Training", &["train"]),
-    ("After training", &["chat", "generate", "serve", "eval", "merge", "push", "report", "compare"]),
+    ("After training", &["chat", "generate", "serve", "eval", "merge", "export", "push", "report", "compare"]),
     ("This machine", &["doctor", "bench", "completions", "help"]),
 ];
 

@@ -22,7 +22,7 @@ const PEERS: &[(&str, &[&str])] = &[
     ("generate", &["inference", "predict", "infer", "complete"]),
     ("init", &["new", "create", "cp", "wizard"]),
     ("inspect", &["preprocess", "preview", "tokenize"]),
-    ("merge", &["merge_lora", "merge_and_unload", "merge_adapter", "fuse", "export"]),
+    ("merge", &["merge_lora", "merge_and_unload", "merge_adapter", "fuse"]),
     ("eval", &["evaluate", "test"]),
     ("plan", &["estimate", "estimate_memory", "vram", "memory"]),
     ("push", &["upload", "publish", "push_to_hub", "upload_repo"]),

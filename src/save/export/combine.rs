@@ -4,16 +4,17 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use super::merge::require_absent_or_empty;
+use super::tokenizer_files::{TOKENIZER_FILES, copy, copy_named_templates};
 use super::{
     AdapterWeights, ExportError, HostMatrix, PromptForm, SavedAdapter, check_adapter, read_adapter, write_adapter,
 };
 use crate::config::{InitLoraWeights, LoraConfig, TargetModules};
-use crate::lora::combine::{Combination, ScaledUpdate};
+use crate::lora::Matrices;
+use crate::lora::combine::{Combination, CombinationType, MajoritySign, ScaledUpdate};
 use crate::lora::targets::AdapterShape;
-use crate::lora::{Matrices, combine::CombinationType};
 use crate::model::weights::Weights;
 use crate::ops::low_rank::LowRank;
-use crate::schema::Problem;
+use crate::schema::{ByName, Problem};
 use crate::spec::ModelConfig;
 
 /// An adapter of several.
@@ -93,7 +94,7 @@ pub fn combine(
 
 fn require_low_rank(folder: &Path, saved: &SavedAdapter) -> Result<(), Problem> {
     let message = if saved.config.use_dora {
-        "an adapter with `use_dora` cannot be combined with others: what it changes is not of low rank"
+        "what an adapter with `use_dora` changes is not of low rank"
     } else if saved.weights.replaces_weights() {
         "this adapter replaces rows or modules of the model, which cannot be added up"
     } else {
@@ -146,4 +147,30 @@ pub fn write_combined(folder: &Path, combined: &Combined, base: &str) -> Result<
     let SavedAdapter { weights, config, base_model_name_or_path } = &combined.adapter;
     write_adapter(folder, weights, config, base_model_name_or_path.as_deref().unwrap_or(base))?;
     combined.form.as_ref().map_or(Ok(()), |form| form.write(folder))
+}
+
+/// Writes the adapter in `folder`, of the model in `folder_of_model` called `base`, with one rank for all layers and a scale of 1;
+/// returns the rank. Its product B A is the same everywhere: A has more rows and B more columns of zeros.
+///
+/// # Errors
+/// As [`combine`]; an `out` that is not empty.
+pub fn write_plain(folder: &Path, folder_of_model: &Path, base: &str, out: &Path) -> Result<usize, ExportError> {
+    let (kind, majority_sign) = (CombinationType::Cat, MajoritySign::default());
+    let alone = Combination { kind, density: 1.0, majority_sign, svd_rank: None, seed: 0 };
+    let mut combined = combine(&[(folder.to_owned(), 1.0)], &alone, folder_of_model)?;
+    let SavedAdapter { weights, config, .. } = &mut combined.adapter;
+    let r = config.r;
+    for pair in weights.adapters.values_mut() {
+        pair.a.values.resize(r * pair.a.num_columns, 0.0);
+        let rows = pair.b.values.chunks(pair.b.num_columns);
+        pair.b.values = rows.flat_map(|row| row.iter().copied().chain(std::iter::repeat(0.0)).take(r)).collect();
+        (pair.a.num_rows, pair.b.num_columns) = (r, r);
+    }
+    (config.rank_pattern, config.alpha_pattern) = (ByName::default(), ByName::default());
+    write_combined(out, &combined, base)?;
+    for name in TOKENIZER_FILES.iter().filter(|name| folder.join(name).is_file()) {
+        copy(&folder.join(name), &out.join(name))?;
+    }
+    copy_named_templates(folder, out)?;
+    Ok(r)
 }

@@ -22,24 +22,34 @@ use crate::util::gguf::{GgufFile, Value, joined};
 
 mod file;
 mod gemma4;
+mod imatrix;
 mod names;
+mod types;
 mod vocabulary;
 
-pub use file::GgufType;
-use file::{Gguf, Tensor, text};
+use file::{Gguf, Tensor, decode, encode, text, too_large};
+pub use imatrix::Imatrix;
 pub use names::lost_windows;
+pub use types::FileType;
 
 /// The key of the chat template.
 const CHAT_TEMPLATE: &str = "tokenizer.chat_template";
 const TOOL_TEMPLATE: &str = "tokenizer.chat_template.tool_use";
-/// What stays in full precision: what chooses among experts, and the convolutions of a delta rule.
-const IN_F32: [&str; 3] = [".ffn_gate_inp.", ".ssm_conv1d.", ".shortconv.conv."];
 /// Settings of a generation in `generation_config.json`, and their names here.
 const SAMPLING: [(&str, &str); 3] = [("top_p", "top_p"), ("min_p", "min_p"), ("temperature", "temp")];
 
-/// Writes the merged model of [`merge`](super::merge()) as one file; the base may be one too. `dtype` is the type of its
-/// matrices; without it, the model's own, where that has 16 bits, or `f16`. `decoded` as in
-/// [`MergeOptions`](super::MergeOptions).
+/// How a merged model is written as a file.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct GgufOptions<'a> {
+    /// Type of the file; without it, the model's own, where that has 16 bits, or `f16`.
+    pub dtype: Option<FileType>,
+    /// As in [`MergeOptions`](super::MergeOptions).
+    pub decoded: Option<Quantisation>,
+    /// What the inputs of its matrices weigh, for types with fewer bits; it is written [beside the file](imatrix_file).
+    pub imatrix: Option<&'a Imatrix>,
+}
+
+/// Writes the merged model of [`merge`](super::merge()) as one file; the base may be one too.
 ///
 /// # Errors
 /// As `merge`; an `out` that exists, and what llama.cpp has no place for.
@@ -47,25 +57,28 @@ pub fn merge_gguf(
     model: &Path,
     adapter: &Path,
     out: &Path,
-    dtype: Option<GgufType>,
-    decoded: Option<Quantisation>,
+    GgufOptions { dtype, decoded, imatrix }: GgufOptions<'_>,
     on_bytes: &dyn Fn(usize, usize),
 ) -> Result<MergeSummary, ExportError> {
-    require_absent(&[out, &modelfile(out)])?;
+    require_absent(&[out, &modelfile(out), &imatrix_file(out)])?;
     let merging = Merging::open(model, adapter, decoded)?;
     let config = &merging.config;
     let form = PromptForm::read(adapter)?;
     let tokenizer = Tokenizer::open(&merging.tokenizer).map_err(|error| Problem::new(error.to_string()))?;
     let ends = form.as_ref().map(|form| form.ends(&tokenizer)).unwrap_or_default();
-    let dtype = dtype.unwrap_or_else(|| default_dtype(&merging));
+    let float = default_dtype(&merging);
+    let dtype = dtype.unwrap_or(float);
+    if !dtype.is_for_files() {
+        return Err(Problem::new(format!("GGUF has no {}", dtype.name())).hint("--out DIR writes a folder").into());
+    }
     let factors = match &merging.base {
         Weights::Gguf(base) => stored_rope_factors(base.file()),
         _ => rope_factors(config),
     };
-    let factors = factors.into_iter().map(|(name, factors)| {
-        Tensor::new(name.to_owned(), vec![factors.len()], GgufType::F32, move || Ok(factors.clone()))
-    });
-    let tensors: Vec<Tensor> = factors.chain(tensors(&merging, dtype, on_bytes)).collect();
+    let factors = factors
+        .into_iter()
+        .map(|(name, factors)| Tensor::of(name.to_owned(), vec![factors.len()], move || factors.clone()));
+    let mut tensors: Vec<Tensor> = factors.chain(tensors(&merging, imatrix, on_bytes)).collect();
 
     let mut metadata = if let Weights::Gguf(base) = &merging.base {
         of_base(base.file(), dtype)
@@ -85,11 +98,18 @@ pub fn merge_gguf(
     };
     metadata.extend(templates.into_iter().filter_map(|(key, template)| Some(named((key, text(template?))))));
     add_ends(&mut metadata, &ends);
+    let chosen = dtype.choose(&mut tensors, &metadata, float, imatrix.is_some())?;
     create_parent(out)?;
+    if let Some(imatrix) = imatrix {
+        let path = imatrix_file(out);
+        metadata.extend(imatrix.keys(&path));
+        imatrix.write(config, &path)?;
+    }
     let num_bytes = Gguf { metadata, tensors }.write(out)?;
     write_modelfile(out, form.as_ref(), &tokenizer, &ends)?;
     let about = |text: &String| format!("answers end with the text {text:?}: for llama-cli, --reverse-prompt {text:?}");
-    Ok(MergeSummary { about_ends: ends.text.as_ref().map(about), ..merging.summary(1, num_bytes) })
+    let about_types = dtype.float().is_none().then(|| chosen.about());
+    Ok(MergeSummary { about_ends: ends.text.as_ref().map(about), about_types, ..merging.summary(1, num_bytes) })
 }
 
 /// Names the tokens that end the answers of the training: llama.cpp stops at the end of a text, of a turn and of a message.
@@ -112,7 +132,7 @@ fn add_ends(metadata: &mut Vec<(String, Value)>, ends: &Ends) {
 }
 
 /// The metadata of a base that is a file, but for its template and what says how its tensors are stored.
-fn of_base(file: &GgufFile, dtype: GgufType) -> Vec<(String, Value)> {
+fn of_base(file: &GgufFile, dtype: FileType) -> Vec<(String, Value)> {
     let stays = |key: &str| {
         ![CHAT_TEMPLATE, TOOL_TEMPLATE].contains(&key)
             && key != "general.alignment"
@@ -121,7 +141,7 @@ fn of_base(file: &GgufFile, dtype: GgufType) -> Vec<(String, Value)> {
     };
     let keys = file.metadata().iter().filter(|(key, _)| stays(key)).map(|(key, value)| (key.clone(), value.clone()));
     let mut keys: BTreeMap<String, Value> = keys.collect();
-    keys.insert("general.file_type".to_owned(), Value::U32(dtype.file_code()));
+    keys.insert("general.file_type".to_owned(), Value::U32(dtype.code()));
     keys.entry("general.quantization_version".to_owned()).or_insert(Value::U32(2));
     keys.into_iter().collect()
 }
@@ -195,33 +215,37 @@ fn adapter_tensors<'a>(
                 #[expect(clippy::cast_possible_truncation, reason = "the product is in f32")]
                 let scaled: Vec<f32> = matrix.values.iter().map(|value| value * scale as f32).collect();
                 let in_file = order.map_or_else(|| scaled.clone(), |order| order.in_file(&scaled, width));
-                Ok(in_file[rows.start * width..rows.end * width].to_vec())
+                in_file[rows.start * width..rows.end * width].to_vec()
             };
-            Tensor::new(format!("{name}.lora_{letter}"), shape, GgufType::F32, values)
+            Tensor::of(format!("{name}.lora_{letter}"), shape, values)
         })
     })
 }
 
 /// Every tensor of the merged model, in the order of Hugging Face's names; the matrices of experts are one for all of a layer.
-fn tensors<'a>(merging: &'a Merging, dtype: GgufType, on_bytes: &'a dyn Fn(usize, usize)) -> Vec<Tensor<'a>> {
+fn tensors<'a>(merging: &'a Merging, imatrix: Option<&Imatrix>, on_bytes: &'a dyn Fn(usize, usize)) -> Vec<Tensor<'a>> {
     let mut tensors = Vec::new();
     let mut experts: BTreeMap<String, BTreeMap<usize, Tensor<'a>>> = BTreeMap::new();
     for tensor in merging.tensors(on_bytes) {
-        let width = tensor.shape[1..].iter().product();
+        let width: usize = tensor.shape[1..].iter().product();
         // What is left of its numbers for the other tensors that it is written as, which follow.
-        let rest: Rc<Cell<Option<Vec<f32>>>> = Rc::default();
+        let rest: Rc<Cell<Option<Numbers>>> = Rc::default();
+        let importance = imatrix.and_then(|imatrix| imatrix.of(&merging.config, tensor.name)).map(Rc::new);
         for (name, num_rows) in tensors_of(&merging.config, tensor.name, tensor.shape[0]) {
-            let dtype = if IN_F32.iter().any(|part| name.contains(part)) { GgufType::F32 } else { dtype };
-            let rest = rest.clone();
-            let values = move || {
-                let mut values = rest.take().map_or_else(|| in_file(merging, tensor, dtype, width), Ok)?;
-                let others = values.split_off(num_rows * width);
-                rest.set(Some(others).filter(|others| !others.is_empty()));
-                Ok(values)
-            };
             let shape = stored_shape(&[&[num_rows], &tensor.shape[1..]].concat());
+            let (rest, of, importance) = (rest.clone(), name.clone(), importance.clone());
+            let row = shape.last().copied().unwrap_or_default();
+            let bytes = move |kind| {
+                let mut numbers = rest.take().map_or_else(|| Numbers::of(merging, tensor, width), Ok)?;
+                let others = numbers.split_off(num_rows * width);
+                rest.set(Some(others).filter(|others| !others.values.is_empty()));
+                let importance = importance.as_ref().map(|importance| &importance[..]);
+                let bytes = encode(kind, &numbers.values, row, importance).map_err(|_| too_large(&of))?;
+                tensor.note_rounding(&numbers.values, &decode(kind, &bytes), &numbers.update);
+                Ok(bytes)
+            };
             let place = joined(&name);
-            let written = Tensor::new(name, shape, dtype, values);
+            let written = Tensor::new(name, shape, bytes);
             match place {
                 Some((name, expert)) => drop(experts.entry(name).or_default().insert(expert, written)),
                 None => tensors.push(written),
@@ -232,22 +256,36 @@ fn tensors<'a>(merging: &'a Merging, dtype: GgufType, on_bytes: &'a dyn Fn(usize
     tensors
 }
 
-/// The numbers of a tensor with rows of `width`, coded and in the order of a file.
-fn in_file(merging: &Merging, tensor: MergedTensor<'_>, dtype: GgufType, width: usize) -> Result<Vec<f32>, Problem> {
-    let (mut values, update) = tensor.values()?;
-    let coding = Coding::of(&merging.config, tensor.name);
-    values.iter_mut().for_each(|value| *value = coding.written(*value));
-    // A number too large for the type is reported when it is written.
-    if let Ok(rounded) = dtype.rounded(tensor.shape, &values) {
-        tensor.note_rounding(&values, &rounded, &update);
-    }
-    let order = Order::of(&merging.config, tensor.name);
-    Ok(order.map_or_else(|| values.clone(), |order| order.in_file(&values, width)))
+/// The numbers of a tensor, coded and in the order of a file, and the update that they contain; empty for none.
+struct Numbers {
+    values: Vec<f32>,
+    update: Vec<f32>,
 }
 
-fn default_dtype(merging: &Merging) -> GgufType {
+impl Numbers {
+    /// With rows of `width`.
+    fn of(merging: &Merging, tensor: MergedTensor<'_>, width: usize) -> Result<Self, Problem> {
+        let (mut values, mut update) = tensor.values()?;
+        let coding = Coding::of(&merging.config, tensor.name);
+        values.iter_mut().for_each(|value| *value = coding.written(*value));
+        if let Some(order) = Order::of(&merging.config, tensor.name) {
+            values = order.in_file(&values, width);
+            if !update.is_empty() {
+                update = order.in_file(&update, width);
+            }
+        }
+        Ok(Self { values, update })
+    }
+
+    fn split_off(&mut self, at: usize) -> Self {
+        Self { values: self.values.split_off(at), update: self.update.split_off(at.min(self.update.len())) }
+    }
+}
+
+/// Of matrices.
+fn default_dtype(merging: &Merging) -> FileType {
     let is_bf16 = merging.tensors(&|_, _| ()).any(|tensor| tensor.dtype() == Dtype::Bf16);
-    if is_bf16 { GgufType::Bf16 } else { GgufType::F16 }
+    if is_bf16 { FileType::Bf16 } else { FileType::F16 }
 }
 
 /// Settings of a generation that the model's makers recommend.
@@ -264,6 +302,12 @@ fn sampling(model: &Path) -> Vec<(String, Value)> {
 #[must_use]
 pub fn modelfile(gguf: &Path) -> PathBuf {
     gguf.with_extension("Modelfile")
+}
+
+/// Where what the inputs of a file's matrices weigh is: beside it.
+#[must_use]
+pub fn imatrix_file(gguf: &Path) -> PathBuf {
+    gguf.with_extension("imatrix.gguf")
 }
 
 /// Ollama finds the template of a chat model itself, by the one in the file, where it knows it.

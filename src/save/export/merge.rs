@@ -7,6 +7,7 @@ use std::sync::OnceLock;
 use serde_json::{Value, json};
 
 use self::written::{ToWrite, Written, torch_name};
+use super::adapter_file::{EMBEDDING, HEAD};
 use super::tokenizer_files::{CHAT_TEMPLATE, TOKENIZER_FILES, copy, copy_named_templates};
 use super::{Ends, ExportError, PromptForm};
 use crate::data::tokenizer::{Tokenizer, token_ids};
@@ -17,11 +18,14 @@ use crate::schema::Problem;
 use crate::spec::ModelConfig;
 use crate::util::files;
 
+mod packed;
 mod tensor;
 mod written;
 
+pub use packed::Packing;
 pub use tensor::Differences;
 pub(super) use tensor::{MergedTensor, Merging};
+pub use written::Codes;
 
 /// What `generate` of transformers and servers go by.
 const GENERATION_CONFIG: &str = "generation_config.json";
@@ -37,8 +41,8 @@ pub struct MergeOptions {
     pub decoded: Option<Quantisation>,
     /// Type of the tensors; without it, the base's.
     pub dtype: Option<Dtype>,
-    /// Codes that the linear layers are written as, in the form of bitsandbytes.
-    pub quantise: Option<Coding>,
+    /// Codes that the linear layers are written as.
+    pub quantise: Option<Codes>,
 }
 
 /// Summary of a merge.
@@ -56,6 +60,8 @@ pub struct MergeSummary {
     pub differences: Differences,
     /// What is to be known about the ends of answers, for people.
     pub about_ends: Option<String>,
+    /// Bits that a weight of a quantised file takes, and which tensors have other types than they should, for people.
+    pub about_types: Option<String>,
 }
 
 /// Writes `W + scale B A` for every adapted layer, and copies the rest of the model unchanged. Layers that the base stores
@@ -81,6 +87,7 @@ pub fn merge(
         let problem = Problem::new(format!("a GGUF file is merged into another, and {} is none", out.display()));
         return Err(problem.at(model.display()).hint("name one: --out mine.gguf").into());
     };
+    let whole = merging.whole_modules(options.quantise)?;
     let parent = out.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     std::fs::create_dir_all(parent).map_err(ExportError::io("create", parent))?;
     let name = out.file_name().unwrap_or_default().to_string_lossy();
@@ -117,7 +124,7 @@ pub fn merge(
         let map = json!({"metadata": {"total_size": index.num_bytes}, "weight_map": index.files});
         write_json(&unfinished.0.join(INDEX), &map)?;
     }
-    describe(&unfinished.0.join("config.json"), &merging.config, options, is_decoded)?;
+    describe(&unfinished.0.join("config.json"), &merging.config, options, is_decoded, &whole)?;
     let form = PromptForm::read(adapter)?;
     if let Some(PromptForm::ChatTemplate { chat_template: Some(template), .. }) = &form {
         // The adapter was trained with this template.
@@ -192,9 +199,8 @@ impl Merging {
         }
         let failure = OnceLock::new();
         let views = tensors.iter().flat_map(|tensor| {
-            let coding = options.quantise.filter(|_| self.codable.contains(tensor.name));
-            let quantisation = coding.map(|coding| Quantisation { coding, nested: false });
-            Written::all(*tensor, options.dtype.unwrap_or(tensor.dtype()), quantisation, &failure)
+            let codes = options.quantise.filter(|_| self.codable.contains(tensor.name));
+            Written::all(*tensor, options.dtype.unwrap_or(tensor.dtype()), codes, &failure)
         });
         let views = views.map(|(name, written)| (name, ToWrite::Merged(written)));
         let views: Vec<(String, ToWrite<'_>)> = views.chain(joined).collect();
@@ -211,11 +217,35 @@ impl Merging {
         }
     }
 
+    /// The linear layers of every kind that are no codes, by the names of their modules.
+    ///
+    /// # Errors
+    /// A model that a form of compressed-tensors has no place for.
+    fn whole_modules(&self, codes: Option<Codes>) -> Result<Vec<String>, Problem> {
+        let Some(Codes::Packed(packing)) = codes else { return Ok(Vec::new()) };
+        if self.config.blocks.iter().any(|block| block.mixture().is_some()) {
+            let problem = Problem::new("experts are written in no form of compressed-tensors");
+            return Err(problem.hint("a GGUF file has them in blocks: --out mine.gguf --dtype q4_k_m"));
+        }
+        let mut whole = vec![HEAD.trim_end_matches(".weight").to_owned()];
+        for tensor in self.tensors(&|_, _| ()).filter(|tensor| tensor.shape.len() == 2 && tensor.name != EMBEDDING) {
+            if !self.codable.contains(tensor.name) {
+                whole.extend(tensor.name_in_file().strip_suffix(".weight").map(str::to_owned));
+            } else if !packing.divides(tensor.shape[1]) {
+                let problem = Problem::new(format!("`{}` has rows of {}", tensor.name, tensor.shape[1]));
+                return Err(problem.hint("--dtype fp8 takes rows of any length"));
+            }
+        }
+        whole.sort();
+        whole.dedup();
+        Ok(whole)
+    }
+
     pub(super) fn summary(&self, num_files: usize, num_bytes: usize) -> MergeSummary {
         let trained_on = self.adapter.base_model_name_or_path.clone();
         let differences = self.differences();
         let num_modules = self.adapter.weights.len();
-        MergeSummary { num_modules, num_files, num_bytes, trained_on, differences, about_ends: None }
+        MergeSummary { num_modules, num_files, num_bytes, trained_on, differences, about_ends: None, about_types: None }
     }
 }
 
@@ -252,8 +282,14 @@ fn write_ends(folder: &Path, ends: &Ends, model: &ModelConfig) -> Result<Option<
 }
 
 /// Says in config.json in which types the weights are, and how many rows the embedding has. `is_decoded`: it says that they are
-/// codes.
-fn describe(path: &Path, model: &ModelConfig, options: MergeOptions, is_decoded: bool) -> Result<(), ExportError> {
+/// codes; `whole`: linear layers that are none.
+fn describe(
+    path: &Path,
+    model: &ModelConfig,
+    options: MergeOptions,
+    is_decoded: bool,
+    whole: &[String],
+) -> Result<(), ExportError> {
     let is_coded = options.quantise.is_some() || is_decoded;
     if options.dtype.is_none() && !is_coded && model.num_new_rows == 0 {
         return Ok(());
@@ -274,7 +310,10 @@ fn describe(path: &Path, model: &ModelConfig, options: MergeOptions, is_decoded:
             }
         }
     }
-    if let Some(coding) = options.quantise {
+    if let Some(Codes::Packed(packing)) = options.quantise {
+        config["quantization_config"] = packing.config(whole);
+    }
+    if let Some(Codes::Bitsandbytes(coding)) = options.quantise {
         let is_int8 = coding == Coding::Int8;
         let mut method = json!({"quant_method": "bitsandbytes", "load_in_8bit": is_int8, "load_in_4bit": !is_int8});
         if !is_int8 {

@@ -7,118 +7,72 @@ use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
 
-use half::f16;
-use rayon::prelude::*;
-
 use super::super::ExportError;
 use crate::device::Dtype;
 use crate::model::weights::convert;
+use crate::ops::blocks;
 use crate::schema::Problem;
 use crate::spec::ModelConfig;
 use crate::util::files;
-use crate::util::gguf::{List, Value};
+use crate::util::gguf::{GgufType, List, Value};
 
 /// Alignment of the data of a tensor, in bytes.
 const ALIGNMENT: usize = 32;
-/// Numbers that share a scale in `q8_0`.
-const BLOCK: usize = 32;
-
-/// Types of numbers in a GGUF file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum GgufType {
-    /// IEEE single precision.
-    F32,
-    /// IEEE half precision.
-    F16,
-    /// bfloat16.
-    Bf16,
-    /// 8-bit integers, 32 of which share a scale in `f16`: 8.5 bits a weight.
-    #[value(name = "q8_0")]
-    Q8,
-}
-
-impl GgufType {
-    /// The float type of the same numbers.
-    pub(crate) fn float(self) -> Option<Dtype> {
-        match self {
-            Self::F32 => Some(Dtype::F32),
-            Self::F16 => Some(Dtype::F16),
-            Self::Bf16 => Some(Dtype::Bf16),
-            Self::Q8 => None,
-        }
-    }
-
-    /// Its number in the description of a tensor.
-    fn code(self) -> u32 {
-        match self {
-            Self::F32 => 0,
-            Self::F16 => 1,
-            Self::Q8 => 8,
-            Self::Bf16 => 30,
-        }
-    }
-
-    /// The number of a file whose matrices have this type, for `general.file_type`.
-    pub(super) fn file_code(self) -> u32 {
-        match self {
-            Self::F32 => 0,
-            Self::F16 => 1,
-            Self::Q8 => 7,
-            Self::Bf16 => 32,
-        }
-    }
-
-    fn num_bytes(self, num_elements: usize) -> usize {
-        match self {
-            Self::F32 => num_elements * 4,
-            Self::F16 | Self::Bf16 => num_elements * 2,
-            Self::Q8 => num_elements / BLOCK * (2 + BLOCK),
-        }
-    }
-
-    /// The type of a tensor of this shape: vectors are stored in `f32`, and matrices whose rows are no whole blocks in `f16`
-    /// instead of `q8_0`, as llama.cpp's own converter does.
-    fn of(self, shape: &[usize]) -> Self {
-        match (shape, self) {
-            ([_], _) => Self::F32,
-            ([.., width], Self::Q8) if width % BLOCK != 0 => Self::F16,
-            _ => self,
-        }
-    }
-
-    /// What remains of the numbers of a tensor of this shape.
-    pub(super) fn rounded(self, shape: &[usize], values: &[f32]) -> Result<Vec<f32>, convert::Overflow> {
-        let of = self.of(shape);
-        let bytes = of.encode(values)?;
-        let Some(dtype) = of.float() else {
-            let blocks = bytes.chunks_exact(2 + BLOCK);
-            let number = |scale: f16| move |code: &u8| scale.to_f32() * f32::from(code.cast_signed());
-            let decoded = |block: &[u8]| {
-                let scale = f16::from_le_bytes([block[0], block[1]]);
-                block[2..].iter().map(number(scale)).collect::<Vec<_>>()
-            };
-            return Ok(blocks.flat_map(decoded).collect());
-        };
-        Ok(convert::to_f32(&bytes, dtype))
-    }
-
-    fn encode(self, values: &[f32]) -> Result<Vec<u8>, convert::Overflow> {
-        match self {
-            Self::F32 => convert::from_f32(values, Dtype::F32),
-            Self::F16 => convert::from_f32(values, Dtype::F16),
-            Self::Bf16 => convert::from_f32(values, Dtype::Bf16),
-            Self::Q8 => Ok(values.par_chunks(BLOCK).flat_map_iter(quantised).collect()),
-        }
+/// Their bytes, as numbers of this type in rows of `width`; `importance` says how much an error in each column weighs.
+///
+/// # Errors
+/// A number, or the scale of a block, that is too large for `f16`.
+pub(super) fn encode(
+    kind: GgufType,
+    values: &[f32],
+    width: usize,
+    importance: Option<&[f32]>,
+) -> Result<Vec<u8>, convert::Overflow> {
+    match float(kind) {
+        Some(dtype) => convert::from_f32(values, dtype),
+        None => blocks::encode(kind, values, width, importance).map_err(|blocks::Overflow| convert::Overflow),
     }
 }
 
-/// A block of `q8_0`: the scale, which gives the largest number 127, and the multiples of it.
-fn quantised(block: &[f32]) -> impl Iterator<Item = u8> + use<> {
-    let scale = block.iter().fold(0f32, |largest, value| largest.max(value.abs())) / 127.0;
-    let inverse = if scale == 0.0 { 0.0 } else { 1.0 / scale };
-    #[expect(clippy::cast_possible_truncation, reason = "at most 127")]
-    let codes: Vec<i8> = block.iter().map(|value| (value * inverse).round() as i8).collect();
-    f16::from_f32(scale).to_le_bytes().into_iter().chain(codes.into_iter().map(i8::cast_unsigned))
+/// The numbers that the bytes stand for.
+pub(super) fn decode(kind: GgufType, bytes: &[u8]) -> Vec<f32> {
+    match float(kind) {
+        Some(dtype) => convert::to_f32(bytes, dtype),
+        None => blocks::decode(kind, bytes),
+    }
+}
+
+fn float(kind: GgufType) -> Option<Dtype> {
+    match kind {
+        GgufType::F32 => Some(Dtype::F32),
+        GgufType::F16 => Some(Dtype::F16),
+        GgufType::BF16 => Some(Dtype::Bf16),
+        _ => None,
+    }
+}
+
+/// The number of a type in the description of a tensor.
+fn code(kind: GgufType) -> u32 {
+    match kind {
+        GgufType::F32 => 0,
+        GgufType::F16 => 1,
+        GgufType::Q4_0 => 2,
+        GgufType::Q4_1 => 3,
+        GgufType::Q5_0 => 6,
+        GgufType::Q5_1 => 7,
+        GgufType::Q8_0 => 8,
+        GgufType::Q2_K => 10,
+        GgufType::Q3_K => 11,
+        GgufType::Q4_K => 12,
+        GgufType::Q5_K => 13,
+        GgufType::Q6_K => 14,
+        GgufType::IQ4_NL => 20,
+        GgufType::IQ4_XS => 23,
+        GgufType::BF16 => 30,
+        GgufType::MXFP4 => 39,
+        GgufType::NVFP4 => 40,
+        other => unreachable!("{other} is written nowhere"),
+    }
 }
 
 /// A text of the metadata.
@@ -205,44 +159,49 @@ pub(super) struct Tensor<'a> {
     pub(super) name: String,
     /// Rows first, as in PyTorch; the file lists the dimensions in the other order.
     pub(super) shape: Vec<usize>,
-    dtype: GgufType,
-    values: Box<dyn Fn() -> Result<Vec<f32>, Problem> + 'a>,
+    /// Type of its numbers.
+    pub(super) kind: GgufType,
+    /// The bytes in a type.
+    bytes: Box<dyn Fn(GgufType) -> Result<Vec<u8>, Problem> + 'a>,
 }
 
 impl<'a> Tensor<'a> {
-    /// In `dtype`, or the type that its shape [takes](GgufType::of) instead.
+    /// In `f32`, unless [`FileType::choose`](super::FileType::choose) gives it another type.
     pub(super) fn new(
         name: String,
         shape: Vec<usize>,
-        dtype: GgufType,
-        values: impl Fn() -> Result<Vec<f32>, Problem> + 'a,
+        bytes: impl Fn(GgufType) -> Result<Vec<u8>, Problem> + 'a,
     ) -> Self {
-        let dtype = dtype.of(&shape);
-        Self { name, shape, dtype, values: Box::new(values) }
+        Self { name, shape, kind: GgufType::F32, bytes: Box::new(bytes) }
+    }
+
+    /// Of these numbers.
+    pub(super) fn of(name: String, shape: Vec<usize>, values: impl Fn() -> Vec<f32> + 'a) -> Self {
+        let width = shape.last().copied().unwrap_or_default();
+        let of = name.clone();
+        Self::new(name, shape, move |kind| encode(kind, &values(), width, None).map_err(|_| too_large(&of)))
     }
 
     /// One of several matrices of the same shape.
     pub(super) fn joined(name: String, matrices: Vec<Self>) -> Self {
         let mut shape = vec![matrices.len()];
         shape.extend(matrices.first().into_iter().flat_map(|matrix| &matrix.shape));
-        let dtype = matrices.first().map_or(GgufType::F32, |matrix| matrix.dtype);
-        let values = move || {
-            let each: Result<Vec<_>, Problem> = matrices.iter().map(|matrix| (matrix.values)()).collect();
+        Self::new(name, shape, move |kind| {
+            let each: Result<Vec<_>, Problem> = matrices.iter().map(|matrix| (matrix.bytes)(kind)).collect();
             Ok(each?.concat())
-        };
-        Self { name, shape, dtype, values: Box::new(values) }
-    }
-
-    fn num_bytes(&self) -> usize {
-        self.dtype.num_bytes(self.shape.iter().product())
-    }
-
-    fn bytes(&self) -> Result<Vec<u8>, Problem> {
-        self.dtype.encode(&(self.values)()?).map_err(|convert::Overflow| {
-            let problem = Problem::new(format!("a value of `{}` is too large for f16", self.name));
-            problem.hint("bf16 holds it: --dtype bf16")
         })
     }
+
+    pub(super) fn num_bytes(&self) -> usize {
+        let num_blocks = self.shape.iter().product::<usize>() / self.kind.block_size();
+        num_blocks * self.kind.type_size().unwrap_or_default()
+    }
+}
+
+/// The problem that a number has no place in 16 bits.
+pub(super) fn too_large(name: &str) -> Problem {
+    let problem = Problem::new(format!("a value of `{name}` is too large for f16"));
+    problem.hint("bf16 holds it: --dtype bf16")
 }
 
 /// What a file holds.
@@ -258,7 +217,7 @@ impl Gguf<'_> {
             let mut file = BufWriter::new(File::create(path)?);
             write_aligned(&mut file, &self.header())?;
             for tensor in &self.tensors {
-                write_aligned(&mut file, &tensor.bytes().map_err(io::Error::other)?)?;
+                write_aligned(&mut file, &(tensor.bytes)(tensor.kind).map_err(io::Error::other)?)?;
             }
             file.flush()
         });
@@ -284,7 +243,7 @@ impl Gguf<'_> {
             write_text(&mut out, &tensor.name);
             typed(&mut out, u32::try_from(tensor.shape.len()).unwrap_or_default(), &[]);
             tensor.shape.iter().rev().for_each(|size| out.extend((*size as u64).to_le_bytes()));
-            typed(&mut out, tensor.dtype.code(), &(offset as u64).to_le_bytes());
+            typed(&mut out, code(tensor.kind), &(offset as u64).to_le_bytes());
             offset += tensor.num_bytes().next_multiple_of(ALIGNMENT);
         }
         out
@@ -370,9 +329,10 @@ pub(super) mod tests {
             .collect();
         let start = (content.len() - reader.0.len()).next_multiple_of(32);
         let tensor = |(name, code, shape, offset): (String, u32, Vec<u64>, usize)| {
-            let (block, bytes) =
-                [(1, 4), (1, 2), (32, 34), (1, 2)][[0, 1, 8, 30].iter().position(|c| *c == code).unwrap()];
-            let len = usize::try_from(shape.iter().product::<u64>()).unwrap() / block * bytes;
+            let kinds = [GgufType::F32, GgufType::F16, GgufType::BF16].into_iter().chain(blocks::KINDS);
+            let kind = kinds.into_iter().find(|kind| super::code(*kind) == code).unwrap();
+            let num_blocks = usize::try_from(shape.iter().product::<u64>()).unwrap() / kind.block_size();
+            let len = num_blocks * kind.type_size().unwrap();
             assert_eq!(offset % 32, 0);
             (name, (code, shape, content[start + offset..][..len].to_vec()))
         };
@@ -384,8 +344,8 @@ pub(super) mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.gguf");
         let tensors = vec![
-            Tensor::new("v".into(), vec![3], GgufType::F16, || Ok(vec![1.0, 2.0, -1.0])),
-            Tensor::new("m".into(), vec![2, 1], GgufType::Bf16, || Ok(vec![1.0, -2.0])),
+            Tensor::of("v".into(), vec![3], || vec![1.0, 2.0, -1.0]),
+            Tensor { kind: GgufType::BF16, ..Tensor::of("m".into(), vec![2, 1], || vec![1.0, -2.0]) },
         ];
         let metadata = vec![("k".into(), Value::U32(7)), ("t".into(), list(List::String(vec!["é".into()])))];
         assert_eq!(Gguf { metadata, tensors }.write(&path).unwrap(), 16);
@@ -406,21 +366,9 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn blocks_of_8_bits_round_halves_away_from_zero_and_rows_that_are_no_blocks_stay_in_f16() {
-        let mut block = [0.0; 64];
-        block[..5].copy_from_slice(&[127.0, 0.5, -0.5, 1.49, -126.5]);
-        let bytes = GgufType::Q8.encode(&block).unwrap();
-        assert_eq!(bytes.len(), 68);
-        assert_eq!(bytes[..2], f16::ONE.to_le_bytes());
-        assert_eq!(bytes[2..8].iter().map(|byte| byte.cast_signed()).collect::<Vec<_>>(), [127, 1, -1, 1, -127, 0]);
-        assert_eq!(bytes[34..], [0; 34]);
-        assert_eq!(Tensor::new(String::new(), vec![2, 33], GgufType::Q8, || Ok(vec![])).dtype, GgufType::F16);
-    }
-
-    #[test]
     fn a_number_that_f16_cannot_hold_is_an_error_and_leaves_no_file() {
         let folder = tempfile::tempdir().unwrap();
-        let tensors = vec![Tensor::new("m".into(), vec![1, 1], GgufType::F16, || Ok(vec![1e6]))];
+        let tensors = vec![Tensor { kind: GgufType::F16, ..Tensor::of("m".into(), vec![1, 1], || vec![1e6]) }];
         let error = Gguf { metadata: vec![], tensors }.write(&folder.path().join("a.gguf")).unwrap_err();
         assert!(error.to_string().contains("`m` is too large for f16") && error.to_string().contains("--dtype bf16"));
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);

@@ -1,7 +1,7 @@
 //! A model's shape and tensors as llama.cpp names them.
 
-use super::file::{GgufType, list, refused, text};
-use super::gemma4;
+use super::file::{list, refused, text};
+use super::{FileType, gemma4};
 use crate::schema::Problem;
 use crate::spec::family::{GgufWindows, OwnRopes, Scales};
 use crate::spec::gguf::{self, Order};
@@ -39,7 +39,7 @@ fn size_label(num_parameters: usize) -> String {
 
 /// Shape and constants of the model.
 #[expect(clippy::cast_possible_truncation, reason = "the file has f32, and counts below 2^32")]
-pub(super) fn shape(config: &ModelConfig, dtype: GgufType) -> Result<Vec<(String, Value)>, Problem> {
+pub(super) fn shape(config: &ModelConfig, dtype: FileType) -> Result<Vec<(String, Value)>, Problem> {
     let family = config.family();
     let count = |value: usize| Value::U32(value as u32);
     let rope = &config.ropes[0];
@@ -116,7 +116,7 @@ pub(super) fn shape(config: &ModelConfig, dtype: GgufType) -> Result<Vec<(String
     check_ropes(config)?;
     check_implied(config)?;
     let named = keys.into_iter().map(|(key, value)| (format!("{}.{key}", family.gguf.architecture), value));
-    Ok(named.chain([("general.file_type".to_owned(), Value::U32(dtype.file_code()))]).collect())
+    Ok(named.chain([("general.file_type".to_owned(), Value::U32(dtype.code()))]).collect())
 }
 
 /// What goes without saying there.

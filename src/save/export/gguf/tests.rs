@@ -32,6 +32,10 @@ fn folders(config: &LoraConfig, dtype: Dtype) -> tempfile::TempDir {
     root
 }
 
+fn of_type(dtype: FileType) -> GgufOptions<'static> {
+    GgufOptions { dtype: Some(dtype), ..GgufOptions::default() }
+}
+
 fn numbers(bytes: &[u8]) -> Vec<f32> {
     bytes.chunks(4).map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap())).collect()
 }
@@ -78,7 +82,7 @@ fn the_merged_file_has_the_merged_folders_numbers_its_tokenizer_and_a_modelfile_
     form.write(&adapter).unwrap();
     let options = MergeOptions { dtype: Some(Dtype::F32), ..MergeOptions::default() };
     super::super::merge(&base, &adapter, &folder, options, &|_, _| {}).unwrap();
-    merge_gguf(&base, &adapter, &out, Some(GgufType::F32), None, &|_, _| {}).unwrap();
+    merge_gguf(&base, &adapter, &out, of_type(FileType::F32), &|_, _| {}).unwrap();
     let file = read(&out);
     let merged = WeightFiles::open(&folder).unwrap();
     assert_eq!(file.tensors.len(), merged.tensors().len());
@@ -94,12 +98,12 @@ fn the_merged_file_has_the_merged_folders_numbers_its_tokenizer_and_a_modelfile_
     assert!(text.starts_with("FROM ./a.gguf\nSYSTEM \"\"\"Be.\"\"\"\nPARAMETER stop \""), "{text}");
     assert!(text.contains("PARAMETER stop \"<|im_end|>\"\n"), "{text}");
 
-    let again = merge_gguf(&base, &adapter, &out, None, None, &|_, _| {}).unwrap_err().to_string();
+    let again = merge_gguf(&base, &adapter, &out, GgufOptions::default(), &|_, _| {}).unwrap_err().to_string();
     assert!(again.contains("a.gguf exists"), "{again}");
     PromptForm::Raw.write(&adapter).unwrap();
     std::fs::remove_file(&out).unwrap();
     std::fs::remove_file(modelfile(&out)).unwrap();
-    merge_gguf(&base, &adapter, &out, Some(GgufType::Q8), None, &|_, _| {}).unwrap();
+    merge_gguf(&base, &adapter, &out, of_type(FileType::Q8), &|_, _| {}).unwrap();
     assert_eq!(read(&out).tensors["token_embd.weight"].0, 8);
     assert!(std::fs::read_to_string(modelfile(&out)).unwrap().contains("\nTEMPLATE {{ .Prompt }}\n"));
 }
@@ -132,7 +136,7 @@ fn where_answers_end_is_known_to_a_merged_folder_and_to_a_merged_file() {
         let written = std::fs::read_to_string(folder.join("generation_config.json")).ok();
         let written = written.map(|text| serde_json::from_str::<serde_json::Value>(&text).unwrap());
         assert_eq!(written, ids.map(|ids| json!({"bos_token_id": 1, "pad_token_id": 3, "eos_token_id": ids})));
-        merge_gguf(&base, &adapter, &file, None, None, &|_, _| {}).unwrap();
+        merge_gguf(&base, &adapter, &file, GgufOptions::default(), &|_, _| {}).unwrap();
         let metadata = read(&file).metadata;
         let id = |name: &str| metadata.get(&format!("tokenizer.ggml.{name}_token_id")).map(|bytes| bytes[0]);
         assert_eq!([id("eos"), id("eot"), id("eom")], [Some(2), eot, None]);
@@ -158,13 +162,13 @@ fn a_merged_file_is_a_base_with_the_shape_the_tokenizer_and_the_numbers_of_the_m
     let [base, adapter, folder] = ["base", "adapter", "merged"].map(|name| root.path().join(name));
     super::super::merge(&base, &adapter, &folder, MergeOptions::default(), &|_, _| {}).unwrap();
     let merged = WeightFiles::open(&folder).unwrap();
-    for (dtype, tolerance) in [(GgufType::F32, 0.0), (GgufType::F16, 5e-4), (GgufType::Q8, 5e-3)] {
+    for (dtype, tolerance) in [(FileType::F32, 0.0), (FileType::F16, 5e-4), (FileType::Q8, 5e-3)] {
         let out = root.path().join(format!("{dtype:?}/a.gguf"));
-        merge_gguf(&base, &adapter, &out, Some(dtype), None, &|_, _| {}).unwrap();
+        merge_gguf(&base, &adapter, &out, of_type(dtype), &|_, _| {}).unwrap();
         let config = ModelConfig::from_file(&out).unwrap();
         let blocks = &config.quantisation.as_ref().unwrap().blocks;
         // Rows of `down_proj` are no whole blocks.
-        assert_eq!(blocks.len(), if dtype == GgufType::Q8 { 12 } else { 0 }, "{blocks:?}");
+        assert_eq!(blocks.len(), if dtype == FileType::Q8 { 12 } else { 0 }, "{blocks:?}");
         let expected = ModelConfig::from_file(&folder.join("config.json")).unwrap();
         let (bos_token_id, eos_token_ids) = (expected.bos_token_id, expected.eos_token_ids.clone());
         let as_json = ModelConfig { bos_token_id, eos_token_ids, quantisation: None, ..config.clone() };
@@ -207,11 +211,11 @@ fn a_merged_file_is_a_base_with_the_shape_the_tokenizer_and_the_numbers_of_the_m
 fn into_a_file_an_adapter_is_merged_as_the_file_decodes_and_the_rest_is_the_files_own() {
     let root = folders(&adapter().config, Dtype::F32);
     let [base, folder, first, second] = ["base", "adapter", "a/a.gguf", "b/b.gguf"].map(|name| root.path().join(name));
-    merge_gguf(&base, &folder, &first, Some(GgufType::Q8), None, &|_, _| {}).unwrap();
+    merge_gguf(&base, &folder, &first, of_type(FileType::Q8), &|_, _| {}).unwrap();
     let config = ModelConfig::from_model(&first).unwrap();
     let reported = std::cell::Cell::new((0, 0));
     let on_bytes = |written, all| reported.set((reported.get().0 + written, all));
-    let summary = merge_gguf(&first, &folder, &second, Some(GgufType::F32), None, &on_bytes).unwrap();
+    let summary = merge_gguf(&first, &folder, &second, of_type(FileType::F32), &on_bytes).unwrap();
     assert_eq!((summary.num_modules, summary.num_files, reported.get().0), (4, 1, reported.get().1));
 
     let weights = [&first, &second].map(|path| Weights::open(path, &config).unwrap());
@@ -239,7 +243,7 @@ fn into_a_file_an_adapter_is_merged_as_the_file_decodes_and_the_rest_is_the_file
 
     // Blocks become f16 unless the embedding says otherwise.
     let third = root.path().join("c.gguf");
-    merge_gguf(&first, &folder, &third, None, None, &|_, _| {}).unwrap();
+    merge_gguf(&first, &folder, &third, GgufOptions::default(), &|_, _| {}).unwrap();
     assert_eq!(read(&third).tensors["blk.0.attn_q.weight"].0, 1);
     let into_folder = super::super::merge(&first, &folder, &root.path().join("d"), MergeOptions::default(), &|_, _| {});
     assert!(into_folder.unwrap_err().to_string().contains("--out mine.gguf"));
@@ -276,14 +280,14 @@ fn metadata_of_every_type_stays_and_what_says_how_a_file_was_split_or_quantised_
     ]
     .map(named);
     Gguf { metadata: [&kept[..], &lost].concat(), tensors: vec![] }.write(&path).unwrap();
-    assert_eq!(of_base(&GgufFile::open(&path).unwrap(), GgufType::F16), kept);
+    assert_eq!(of_base(&GgufFile::open(&path).unwrap(), FileType::F16), kept);
 }
 
 #[test]
 fn a_file_that_cannot_be_a_base_says_why_and_a_tokenizer_beside_it_goes_before_its_own() {
     let root = folders(&adapter().config, Dtype::F32);
     let [base, adapter, out] = ["base", "adapter", "a.gguf"].map(|name| root.path().join(name));
-    merge_gguf(&base, &adapter, &out, Some(GgufType::Bf16), None, &|_, _| {}).unwrap();
+    merge_gguf(&base, &adapter, &out, of_type(FileType::Bf16), &|_, _| {}).unwrap();
     let content = std::fs::read(&out).unwrap();
     let put = |bytes: &[u8]| std::fs::write(&out, bytes).unwrap();
     // Another text of the same length.
@@ -340,7 +344,7 @@ fn a_tokenizer_that_llama_cpp_has_no_name_for_is_an_error_that_names_the_file() 
     json["pre_tokenizer"] = serde_json::json!({"type": "WhitespaceSplit"});
     std::fs::write(&path, json.to_string()).unwrap();
     let [base, adapter, out] = ["base", "adapter", "a.gguf"].map(|name| root.path().join(name));
-    let error = merge_gguf(&base, &adapter, &out, None, None, &|_, _| {}).unwrap_err().to_string();
+    let error = merge_gguf(&base, &adapter, &out, GgufOptions::default(), &|_, _| {}).unwrap_err().to_string();
     assert!(error.contains("tokenizer.json") && error.contains("`pre_tokenizer`"), "{error}");
     assert!(error.contains("--adapter-only") && !out.exists());
 }
@@ -353,11 +357,10 @@ fn a_mistral_and_a_ministral_of_one_architecture_are_told_apart_by_their_yarn() 
     std::fs::write(&json, text_of.replace("\"beta_fast\": 32.0", "\"beta_fast\": 8.0")).unwrap();
     let config = ModelConfig::from_file(&json).unwrap();
     let of_file = |lost: &str| {
-        let mut metadata = names::shape(&config, GgufType::F32).unwrap();
+        let mut metadata = names::shape(&config, FileType::F32).unwrap();
         metadata.retain(|(key, _)| !key.contains(lost));
         metadata.push(("general.architecture".to_owned(), text("mistral3")));
-        let embedding =
-            Tensor::new("token_embd.weight".to_owned(), vec![1344, 2], GgufType::F32, || Ok(vec![0.0; 2688]));
+        let embedding = Tensor::of("token_embd.weight".to_owned(), vec![1344, 2], || vec![0.0; 2688]);
         Gguf { metadata, tensors: vec![embedding] }.write(&path).unwrap();
         ModelConfig::from_file(&path).map_err(|error| error.to_string())
     };

@@ -7,6 +7,7 @@ use std::sync::Mutex;
 
 use burn::tensor::Device;
 
+use super::packed::Packing;
 use crate::device::Dtype;
 use crate::lora::Matrices;
 use crate::lora::targets::AdapterShape;
@@ -60,7 +61,12 @@ pub(in crate::save::export) struct Merging {
     /// The codes from which the linear layers are decoded before the adapter is added.
     decoded: Option<Quantisation>,
     differences: Mutex<Differences>,
+    /// The largest number of matrices that share a scale, by the first of them.
+    largest: Mutex<BTreeMap<String, f32>>,
 }
+
+/// Matrices that servers join to one.
+const JOINED: [&[&str]; 2] = [&["q_proj.", "k_proj.", "v_proj."], &["gate_proj.", "up_proj."]];
 
 impl Merging {
     pub(in crate::save::export) fn open(
@@ -85,7 +91,7 @@ impl Merging {
             tensors.extend(others.map(|(name, stored)| (name.clone(), stored.shape.clone())));
         }
         tensors.sort();
-        let differences = Mutex::default();
+        let (differences, largest) = Default::default();
         let mut merging = Self {
             config,
             base,
@@ -98,6 +104,7 @@ impl Merging {
             codable,
             decoded,
             differences,
+            largest,
         };
         merging.num_bytes = merging.tensors(&|_, _| ()).map(|tensor| tensor.num_bytes()).sum();
         Ok(merging)
@@ -159,6 +166,28 @@ impl Merging {
             Matrix::Quantised(codes) => codes.to_f32(),
             Matrix::Blocks(blocks) => faults::read(blocks.decoded(), "a weight"),
         })
+    }
+
+    /// The largest absolute number of a matrix and of those that servers join it with, which share its scale.
+    fn largest_beside(&self, name: &str) -> Result<f32, Problem> {
+        let joined = JOINED.iter().find(|names| names.iter().any(|part| name.contains(part)));
+        let names: Vec<String> = joined.map_or_else(
+            || vec![name.to_owned()],
+            |names| {
+                let own = names.iter().find(|part| name.contains(**part)).copied().unwrap_or_default();
+                names.iter().map(|part| name.replace(own, part)).collect()
+            },
+        );
+        let mut known = self.largest.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if let Some(largest) = known.get(&names[0]) {
+            return Ok(*largest);
+        }
+        let mut largest = 0f32;
+        for tensor in self.tensors(&|_, _| ()).filter(|tensor| names.iter().any(|name| name == tensor.name)) {
+            largest = tensor.numbers()?.0.iter().fold(largest, |most, number| most.max(number.abs()));
+        }
+        known.insert(names[0].clone(), largest);
+        Ok(largest)
     }
 
     /// Of the tensors that were written so far.
@@ -333,6 +362,22 @@ impl<'a> MergedTensor<'a> {
         self.note_update(&update);
         self.note_rounding(&numbers, &codes.to_f32(), &update);
         Ok(codes)
+    }
+
+    /// One of the tensors that take its place in a form of compressed-tensors.
+    pub(super) fn packed(&self, packing: Packing, index: usize, dtype: Dtype) -> Result<Vec<u8>, Problem> {
+        if index == 0 {
+            self.report();
+        }
+        let largest = if packing == Packing::Nvfp4 { self.merging.largest_beside(self.name)? } else { 0.0 };
+        if index == 2 {
+            return Ok(packing.third(self.shape, largest));
+        }
+        let (numbers, update) = self.numbers()?;
+        let packed = packing.pack(&numbers, self.shape[1], dtype, largest);
+        self.note_update(&update);
+        self.note_rounding(&numbers, &packed.decoded, &update);
+        Ok(if index == 0 { packed.codes } else { packed.scales })
     }
 
     fn quantised(&self, numbers: &[f32], quantisation: Quantisation) -> Result<Quantised, Problem> {

@@ -124,7 +124,7 @@ fn on_a_quantised_base_the_sum_is_with_the_decoded_weights_of_every_linear_layer
 
 #[test]
 fn what_rounding_takes_from_an_update_is_all_of_a_small_one_on_the_grid_of_the_base() {
-    let share = |factor: f32, quantise: Option<Coding>| {
+    let share = |factor: f32, quantise: Option<Codes>| {
         let mut adapter = adapter();
         for pair in adapter.weights.values_mut() {
             pair.b.values.iter_mut().for_each(|value| *value *= factor);
@@ -136,7 +136,7 @@ fn what_rounding_takes_from_an_update_is_all_of_a_small_one_on_the_grid_of_the_b
         merge(&base, &adapter, &out, options, &|_, _| ()).unwrap().differences.share_lost()
     };
     assert_eq!(share(1e-3, None), 0.0);
-    let [small, large] = [1e-3, 1.0].map(|factor| share(factor, Some(Coding::Nf4)));
+    let [small, large] = [1e-3, 1.0].map(|factor| share(factor, Some(Codes::Bitsandbytes(Coding::Nf4))));
     assert!(small > 0.8 && large.abs() < 0.05, "{small} {large}");
 }
 
@@ -232,7 +232,7 @@ fn written_as_codes_a_linear_layer_has_the_names_of_bitsandbytes() {
         [(Coding::Fp4, ["weight.absmax", "weight.quant_map"]), (Coding::Int8, ["SCB", "weight_format"])]
     {
         let out = root.path().join(coding.to_string());
-        let options = MergeOptions { quantise: Some(coding), ..MergeOptions::default() };
+        let options = MergeOptions { quantise: Some(Codes::Bitsandbytes(coding)), ..MergeOptions::default() };
         let [base, adapter] = ["base", "adapter"].map(|name| root.path().join(name));
         let summary = merge(&base, &adapter, &out, options, &|_, _| ()).unwrap();
         let index: Value = serde_json::from_slice(&std::fs::read(out.join(INDEX)).unwrap()).unwrap();
@@ -244,6 +244,73 @@ fn written_as_codes_a_linear_layer_has_the_names_of_bitsandbytes() {
         let config: Value = serde_json::from_slice(&std::fs::read(out.join("config.json")).unwrap()).unwrap();
         assert_eq!(config["quantization_config"]["load_in_8bit"], coding == Coding::Int8);
     }
+}
+
+#[test]
+fn in_the_forms_of_compressed_tensors_a_model_is_read_back_with_the_numbers_that_its_codes_stand_for() {
+    let root = tempfile::tempdir().unwrap();
+    let [base, folder, plain] = ["base", "adapter", "plain"].map(|name| root.path().join(name));
+    std::fs::create_dir(&base).unwrap();
+    let mut config: Value = serde_json::from_str(TINY_CONFIG_JSON).unwrap();
+    (config["hidden_size"], config["intermediate_size"]) = (96.into(), 64.into());
+    std::fs::write(base.join("config.json"), config.to_string()).unwrap();
+    let tensors = fixture::random_tensors(&ModelConfig::from_model(&base).unwrap());
+    fixture::write_tensors(&base.join("model.safetensors"), &tensors, Dtype::F32);
+    let saved = adapter_on("mlp.up_proj", [64, 96]);
+    write_adapter(&folder, &saved.weights, &saved.config, "org/base").unwrap();
+    merge(&base, &folder, &plain, MergeOptions::default(), &|_, _| ()).unwrap();
+    let plain = WeightFiles::open(&plain).unwrap();
+    for (packing, most) in [
+        (Packing::w4a16(&[96, 64]).unwrap(), 0.08),
+        (Packing::Fp8, 0.065),
+        (Packing::Nvfp4, 0.24),
+        (Packing::Mxfp4, 0.26),
+    ] {
+        let out = root.path().join(format!("{packing:?}"));
+        let options = MergeOptions { quantise: Some(Codes::Packed(packing)), ..MergeOptions::default() };
+        merge(&base, &folder, &out, options, &|_, _| ()).unwrap();
+        let config = ModelConfig::from_model(&out).unwrap();
+        let weights = Weights::open(&out, &config).unwrap();
+        let largest = |name: &str| {
+            plain.load_f32(name, &plain.tensors()[name].shape.clone()).unwrap().iter().fold(0f32, |m, x| m.max(x.abs()))
+        };
+        let mut num_codes = 0;
+        for (name, shape) in config.expected_tensors().into_iter().filter(|(_, shape)| shape.len() == 2) {
+            let before = plain.load_f32(&name, &shape).unwrap();
+            let matrix =
+                weights.matrix(&name, [shape[0], shape[1]], Dtype::F32.into(), &config, &Device::flex()).unwrap();
+            let after = matrix.dense().to_data().try_to_vec::<f32>().unwrap();
+            let is_whole = name.starts_with("model.embed") || name.starts_with("lm_head");
+            assert_eq!(before == after, is_whole, "{packing:?} {name}");
+            if is_whole {
+                continue;
+            }
+            num_codes += 1;
+            let shares = |parts: &[&str]| parts.iter().any(|part| name.contains(part));
+            let beside: &[&str] = if shares(&["q_proj", "k_proj", "v_proj"]) {
+                &["q_proj", "k_proj", "v_proj"]
+            } else if shares(&["gate_proj", "up_proj"]) {
+                &["gate_proj", "up_proj"]
+            } else {
+                &["_proj"]
+            };
+            let own = beside.iter().find(|part| name.contains(**part)).unwrap();
+            let largest = beside.iter().map(|part| largest(&name.replace(own, part))).fold(0f32, f32::max);
+            let packed = packing.pack(&before, shape[1], Dtype::F32, largest);
+            assert_eq!(packed.decoded, after, "{packing:?} {name}");
+            for (before, after) in before.chunks(32).zip(after.chunks(32)) {
+                let most_of_block = before.iter().fold(0f32, |m, x| m.max(x.abs()));
+                let error = before.iter().zip(after).fold(0f32, |m, (a, b)| m.max((a - b).abs()));
+                assert!(error <= most * most_of_block.max(f32::MIN_POSITIVE), "{packing:?} {name}: {error}");
+            }
+        }
+        assert_eq!(num_codes, 14, "{packing:?}");
+    }
+    let wide =
+        MergeOptions { quantise: Some(Codes::Packed(Packing::W4a16 { group_len: 128 })), ..MergeOptions::default() };
+    let error = merge(&base, &folder, &root.path().join("no"), wide, &|_, _| ()).unwrap_err().to_string();
+    assert!(error.contains("has rows of ") && error.contains("--dtype fp8"), "{error}");
+    assert!(Packing::w4a16(&[96, 40]).is_err() && !root.path().join("no").exists());
 }
 
 #[test]
@@ -327,7 +394,7 @@ fn experts_in_one_tensor_are_copied_and_the_rest_is_merged() {
         assert_eq!(before != after, name.contains("q_proj"), "{name}");
     }
     // Experts are no linear layers to others.
-    let coded = MergeOptions { quantise: Some(Coding::Int8), ..options };
+    let coded = MergeOptions { quantise: Some(Codes::Bitsandbytes(Coding::Int8)), ..options };
     let coded_out = root.path().join("coded");
     merge(&base, &adapter, &coded_out, coded, &|_, _| ()).unwrap();
     let coded = WeightFiles::open(&coded_out).unwrap();

@@ -1,4 +1,5 @@
-//! What a merged tensor becomes in a safetensors file: itself, or codes and scales under bitsandbytes' names.
+//! What a merged tensor becomes in a safetensors file: itself, or codes and scales under the names of bitsandbytes or
+//! compressed-tensors.
 
 use std::borrow::Cow;
 use std::sync::OnceLock;
@@ -6,6 +7,7 @@ use std::sync::OnceLock;
 use safetensors::View;
 use serde_json::json;
 
+use super::packed::Packing;
 use super::tensor::MergedTensor;
 use crate::device::Dtype;
 use crate::model::weights::{Quantisation, StoredTensor, WeightFiles, convert};
@@ -24,6 +26,17 @@ enum Part {
     State,
     /// The kind of layout of eight-bit codes: rows.
     Layout,
+    /// One of those of compressed-tensors.
+    Packed(Packing, usize),
+}
+
+/// What linear layers are written as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Codes {
+    /// Codes that bitsandbytes reads.
+    Bitsandbytes(Coding),
+    /// A form of compressed-tensors.
+    Packed(Packing),
 }
 
 /// A tensor of the file as safetensors writes it, which knows no failure.
@@ -33,6 +46,7 @@ pub(super) struct Written<'a> {
     dtype: Dtype,
     quantisation: Option<Quantisation>,
     shape: Vec<usize>,
+    kind: safetensors::Dtype,
     failure: &'a OnceLock<Problem>,
 }
 
@@ -41,36 +55,58 @@ impl<'a> Written<'a> {
     pub(super) fn all(
         tensor: MergedTensor<'a>,
         dtype: Dtype,
-        quantisation: Option<Quantisation>,
+        codes: Option<Codes>,
         failure: &'a OnceLock<Problem>,
     ) -> Vec<(String, Self)> {
+        use safetensors::Dtype::{F32, I8, U8};
         let shape = tensor.shape.to_vec();
         let whole = tensor.name_in_file();
-        let part = |(suffix, part, shape): (&str, Part, Vec<usize>)| {
+        let quantisation = match codes {
+            Some(Codes::Bitsandbytes(coding)) => Some(Quantisation { coding, nested: false }),
+            _ => None,
+        };
+        let part = |(suffix, part, shape, kind): (&str, Part, Vec<usize>, safetensors::Dtype)| {
             let module = whole.strip_suffix(".weight").unwrap_or(&whole);
             let name = if suffix.is_empty() { whole.clone() } else { format!("{module}.{suffix}") };
-            (name, Self { tensor, part, dtype, quantisation, shape, failure })
+            (name, Self { tensor, part, dtype, quantisation, shape, kind, failure })
         };
-        let Some(Quantisation { coding, .. }) = quantisation else { return vec![part(("", Part::Whole, shape))] };
+        let coding = match codes {
+            None => return vec![part(("", Part::Whole, shape, convert::stored_dtype(dtype)))],
+            Some(Codes::Packed(packing)) => {
+                let parts = packing.parts(&shape, dtype).into_iter().enumerate();
+                return parts
+                    .map(|(i, (suffix, kind, shape))| part((suffix, Part::Packed(packing, i), shape, kind)))
+                    .collect();
+            }
+            Some(Codes::Bitsandbytes(coding)) => coding,
+        };
         let len: usize = shape.iter().product();
-        let mut parts = vec![("weight", Part::Codes, vec![len.div_ceil(2), 1])];
         let state = format!("weight.quant_state.bitsandbytes__{coding}");
-        if coding == Coding::Int8 {
-            parts = vec![("weight", Part::Codes, shape.clone()), ("SCB", Part::Scales, vec![shape[0]])];
-            parts.push(("weight_format", Part::Layout, Vec::new()));
+        let parts = if coding == Coding::Int8 {
+            vec![
+                ("weight", Part::Codes, shape.clone(), I8),
+                ("SCB", Part::Scales, vec![shape[0]], F32),
+                ("weight_format", Part::Layout, Vec::new(), U8),
+            ]
         } else {
-            parts.push(("weight.absmax", Part::Scales, vec![len.div_ceil(Quantisation::BLOCK_LEN)]));
-            parts.push(("weight.quant_map", Part::Table, vec![16]));
-            parts.push((&state, Part::State, vec![state_json(coding, &shape, dtype).len()]));
-        }
+            vec![
+                ("weight", Part::Codes, vec![len.div_ceil(2), 1], U8),
+                ("weight.absmax", Part::Scales, vec![len.div_ceil(Quantisation::BLOCK_LEN)], F32),
+                ("weight.quant_map", Part::Table, vec![16], F32),
+                (&*state, Part::State, vec![state_json(coding, &shape, dtype).len()], U8),
+            ]
+        };
         parts.into_iter().map(part).collect()
     }
 
     fn bytes(&self) -> Result<Cow<'_, [u8]>, Problem> {
+        if let Part::Packed(packing, index) = self.part {
+            return self.tensor.packed(packing, index, self.dtype).map(Cow::Owned);
+        }
         let Some(quantisation) = self.quantisation else { return self.tensor.bytes_in(self.dtype) };
         let coding = quantisation.coding;
         let owned = match self.part {
-            Part::Whole => return self.tensor.bytes_in(self.dtype),
+            Part::Whole | Part::Packed(..) => return self.tensor.bytes_in(self.dtype),
             Part::Codes => {
                 self.tensor.report();
                 self.tensor.codes(quantisation)?.codes.into_data().bytes().to_vec()
@@ -149,13 +185,7 @@ impl View for ToWrite<'_> {
 
 impl View for Written<'_> {
     fn dtype(&self) -> safetensors::Dtype {
-        let is_int8 = self.quantisation.is_some_and(|quantisation| quantisation.coding == Coding::Int8);
-        match self.part {
-            Part::Whole => convert::stored_dtype(self.dtype),
-            Part::Codes if is_int8 => safetensors::Dtype::I8,
-            Part::Codes | Part::State | Part::Layout => safetensors::Dtype::U8,
-            Part::Scales | Part::Table => safetensors::Dtype::F32,
-        }
+        self.kind
     }
 
     fn shape(&self) -> &[usize] {

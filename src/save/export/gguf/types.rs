@@ -1,0 +1,531 @@
+//! What a merged model can be written as, and which type each tensor of a GGUF file has: that which `llama-quantize` of llama.cpp chooses
+//! (<https://github.com/ggml-org/llama.cpp/blob/master/src/llama-quant.cpp>).
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+use super::file::Tensor;
+use crate::device::Dtype;
+use crate::schema::Problem;
+use crate::util::gguf::{GgufType, List, Value};
+use crate::util::text::counted;
+
+/// Types of files: most of their matrices have the type of that name, and some, by their place in the model, one with more bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+#[value(rename_all = "snake_case")]
+pub enum FileType {
+    /// IEEE single precision.
+    F32,
+    /// IEEE half precision.
+    F16,
+    /// bfloat16.
+    Bf16,
+    /// 8-bit integers, 32 of which share a scale.
+    #[value(name = "q8_0")]
+    Q8,
+    /// 4-bit integers, 32 of which share a scale.
+    #[value(name = "q4_0")]
+    Q4,
+    /// The same with an offset.
+    #[value(name = "q4_1")]
+    Q4Offset,
+    /// 5-bit integers, 32 of which share a scale.
+    #[value(name = "q5_0")]
+    Q5,
+    /// The same with an offset.
+    #[value(name = "q5_1")]
+    Q5Offset,
+    /// Blocks of 256 with 2-bit integers.
+    #[value(name = "q2_k")]
+    Q2K,
+    /// Blocks of 256 with 3-bit integers, and few with more.
+    #[value(name = "q3_k_s")]
+    Q3KS,
+    /// The same with more of those.
+    #[value(name = "q3_k_m")]
+    Q3KM,
+    /// The same with the most of those.
+    #[value(name = "q3_k_l")]
+    Q3KL,
+    /// Blocks of 256 with 4-bit integers, and few with more.
+    #[value(name = "q4_k_s")]
+    Q4KS,
+    /// The same with more of those.
+    #[value(name = "q4_k_m")]
+    Q4KM,
+    /// Blocks of 256 with 5-bit integers, and few with more.
+    #[value(name = "q5_k_s")]
+    Q5KS,
+    /// The same with more of those.
+    #[value(name = "q5_k_m")]
+    Q5KM,
+    /// Blocks of 256 with 6-bit integers.
+    #[value(name = "q6_k")]
+    Q6K,
+    /// 4-bit indices into a table, 32 of which share a scale.
+    #[value(name = "iq4_nl")]
+    Iq4Nl,
+    /// The same in blocks of 256.
+    #[value(name = "iq4_xs")]
+    Iq4Xs,
+    /// 4-bit floats, 32 of which share an exponent: for experts, and 8-bit integers for the rest.
+    #[value(name = "mxfp4")]
+    Mxfp4,
+    /// 4-bit floats, 16 of which share an 8-bit scale.
+    #[value(name = "nvfp4")]
+    Nvfp4,
+    /// 4-bit integers in a folder of compressed-tensors.
+    #[value(name = "w4a16")]
+    W4a16,
+    /// 8-bit floats in such a folder.
+    #[value(name = "fp8")]
+    Fp8,
+}
+
+impl FileType {
+    /// The type of the same numbers in other files.
+    pub(crate) fn float(self) -> Option<Dtype> {
+        match self {
+            Self::F32 => Some(Dtype::F32),
+            Self::F16 => Some(Dtype::F16),
+            Self::Bf16 => Some(Dtype::Bf16),
+            _ => None,
+        }
+    }
+
+    /// Its name on the command line.
+    pub(crate) fn name(self) -> String {
+        clap::ValueEnum::to_possible_value(&self).map_or_else(String::new, |value| value.get_name().to_owned())
+    }
+
+    /// Whether it is a form of compressed-tensors, of which a folder is made.
+    pub(crate) fn is_for_folders(self) -> bool {
+        matches!(self, Self::W4a16 | Self::Fp8 | Self::Nvfp4 | Self::Mxfp4)
+    }
+
+    /// Whether there are GGUF files of it.
+    pub(crate) fn is_for_files(self) -> bool {
+        !matches!(self, Self::W4a16 | Self::Fp8)
+    }
+
+    /// Whether a matrix of it is another where some inputs weigh more.
+    pub(crate) fn weighs_errors(self) -> bool {
+        !matches!(self, Self::F32 | Self::F16 | Self::Bf16 | Self::Q8 | Self::Mxfp4 | Self::Nvfp4)
+    }
+
+    /// Its number, for `general.file_type`, and the type of most of its matrices.
+    fn facts(self) -> (u32, GgufType) {
+        match self {
+            Self::W4a16 | Self::Fp8 => unreachable!("refused before a file is written"),
+            Self::F32 => (0, GgufType::F32),
+            Self::F16 => (1, GgufType::F16),
+            Self::Q4 => (2, GgufType::Q4_0),
+            Self::Q4Offset => (3, GgufType::Q4_1),
+            Self::Q8 => (7, GgufType::Q8_0),
+            Self::Q5 => (8, GgufType::Q5_0),
+            Self::Q5Offset => (9, GgufType::Q5_1),
+            Self::Q2K => (10, GgufType::Q2_K),
+            Self::Q3KS => (11, GgufType::Q3_K),
+            Self::Q3KM => (12, GgufType::Q3_K),
+            Self::Q3KL => (13, GgufType::Q3_K),
+            Self::Q4KS => (14, GgufType::Q4_K),
+            Self::Q4KM => (15, GgufType::Q4_K),
+            Self::Q5KS => (16, GgufType::Q5_K),
+            Self::Q5KM => (17, GgufType::Q5_K),
+            Self::Q6K => (18, GgufType::Q6_K),
+            Self::Iq4Nl => (25, GgufType::IQ4_NL),
+            Self::Iq4Xs => (30, GgufType::IQ4_XS),
+            Self::Bf16 => (32, GgufType::BF16),
+            Self::Mxfp4 => (38, GgufType::MXFP4),
+            Self::Nvfp4 => (39, GgufType::NVFP4),
+        }
+    }
+
+    /// Its number, for `general.file_type`.
+    pub(super) fn code(self) -> u32 {
+        self.facts().0
+    }
+
+    /// Gives each tensor its type. `float`: that of matrices which are never quantised; `has_imatrix`: errors are weighed.
+    ///
+    /// # Errors
+    /// A type that would leave the model without a tensor of it.
+    pub(super) fn choose(
+        self,
+        tensors: &mut [Tensor<'_>],
+        metadata: &[(String, Value)],
+        float: Self,
+        has_imatrix: bool,
+    ) -> Result<Chosen, Problem> {
+        let main = self.facts().1;
+        if self == Self::Mxfp4 && tensors.iter().all(|tensor| tensor.shape.len() < 3) {
+            let problem =
+                Problem::new("mxfp4 is for mixtures: llama.cpp gives it to experts alone, and this model has none");
+            return Err(problem.hint("of 4 bits there are q4_k_m and nvfp4 as well"));
+        }
+        let mut order: Vec<usize> = (0..tensors.len()).collect();
+        order.sort_by(|a, b| {
+            let key = |index: usize| (layer_of(&tensors[index].name), &*tensors[index].name);
+            key(*a).cmp(&key(*b))
+        });
+        let is_tied = tensors.iter().all(|tensor| tensor.name != "output.weight");
+        let shape = Shape::of(metadata);
+        let num_values = tensors.iter().filter(|tensor| Place::of(&tensor.name) == Place::Value).count();
+        let (mut value, mut down) = (0, 0);
+        let mut chosen = Chosen::default();
+        for index in order {
+            let tensor = &mut tensors[index];
+            if tensor.shape.len() == 1 || IN_F32.iter().any(|part| tensor.name.contains(part)) {
+                tensor.kind = GgufType::F32;
+                continue;
+            }
+            if self.float().is_some() || !is_quantised(&tensor.name) {
+                tensor.kind = if self.float().is_some() { main } else { float.facts().1 };
+                continue;
+            }
+            let place = Place::of(&tensor.name);
+            let layer = match place {
+                Place::Value => (next(&mut value), num_values),
+                Place::Down if shape.num_experts > 1 => (layer_of(&tensor.name).unwrap_or(0), shape.num_layers),
+                Place::Down => (next(&mut down), shape.num_layers),
+                _ => (0, 0),
+            };
+            let width = tensor.shape.last().copied().unwrap_or_default();
+            let is_head = place == Place::Head || place == Place::Embedding && is_tied;
+            let wanted = match (is_head, self) {
+                (true, Self::Mxfp4) => GgufType::Q8_0,
+                (true, _) if main == GgufType::Q8_0 || width % main.block_size() != 0 => GgufType::Q8_0,
+                (true, _) => GgufType::Q6_K,
+                (false, Self::Mxfp4) if tensor.shape.len() < 3 => GgufType::Q8_0,
+                (false, _) => shape.bits(self.at(place, layer, &shape, has_imatrix), place),
+            };
+            tensor.kind = fallback(wanted, width);
+            if tensor.kind != wanted {
+                *chosen
+                    .fallbacks
+                    .entry((wanted.to_string(), tensor.kind.to_string(), wanted.block_size()))
+                    .or_default() += 1;
+            }
+        }
+        chosen.num_bytes = tensors.iter().map(Tensor::num_bytes).sum();
+        chosen.num_weights = tensors.iter().map(|tensor| tensor.shape.iter().product::<usize>()).sum();
+        Ok(chosen)
+    }
+
+    /// The type of a matrix at this place in the `i`-th of `n` layers.
+    fn at(self, place: Place, (i, n): (usize, usize), shape: &Shape, has_imatrix: bool) -> GgufType {
+        let has_more = i < n / 8 || i >= 7 * n / 8 || (i - n / 8) % 3 == 2;
+        let is_grouped = shape.heads_of_each >= 4;
+        match (place, self) {
+            (Place::Value, Self::Q2K) if is_grouped => GgufType::Q4_K,
+            (Place::Value, Self::Q3KM) if i < 2 => GgufType::Q5_K,
+            (Place::Value, Self::Iq4Nl | Self::Iq4Xs) if is_grouped => GgufType::Q5_K,
+            (Place::Value, Self::Q4KS) if i < 4 => GgufType::Q5_K,
+            (Place::Value | Place::Down, Self::Q3KL) => GgufType::Q5_K,
+            (Place::Value | Place::Down, Self::Q4KM | Self::Q5KM) if has_more => GgufType::Q6_K,
+            (Place::Down, Self::Q3KM) if i < n / 16 => GgufType::Q5_K,
+            (Place::Down, Self::Iq4Nl | Self::Iq4Xs) if i < n / 8 && !has_imatrix => GgufType::Q5_K,
+            (Place::Down, Self::Q4KS) if i < n / 8 => GgufType::Q5_K,
+            (Place::Down, Self::Q4) if i < n / 8 && has_imatrix => GgufType::Q4_1,
+            (Place::Down, Self::Q5) if i < n / 8 && has_imatrix => GgufType::Q5_1,
+            (
+                Place::Output,
+                Self::Q2K | Self::Q3KS | Self::Q3KM | Self::Q4KS | Self::Q4KM | Self::Iq4Nl | Self::Iq4Xs,
+            ) if shape.num_experts == 8 => GgufType::Q5_K,
+            (Place::Value | Place::Down | Place::Output, Self::Q2K) => GgufType::Q3_K,
+            (Place::Value | Place::Down | Place::Output, Self::Q3KM) => GgufType::Q4_K,
+            (Place::Output, Self::Q3KL) if shape.num_experts != 8 => GgufType::Q5_K,
+            _ => self.facts().1,
+        }
+    }
+}
+
+/// What remains in `f32`: what chooses among experts, and convolutions.
+const IN_F32: [&str; 3] = [".ffn_gate_inp.", ".ssm_conv1d.", ".shortconv.conv."];
+/// Parts of names of matrices that no file has in blocks.
+const NEVER: [&str; 4] = ["_norm.weight", "altup", "laurel", "per_layer_model_proj"];
+
+fn is_quantised(name: &str) -> bool {
+    name.ends_with("weight") && !NEVER.iter().any(|part| name.contains(part))
+}
+
+fn next(count: &mut usize) -> usize {
+    *count += 1;
+    *count - 1
+}
+
+/// The layer in a tensor's name; what is in none comes before all others.
+fn layer_of(name: &str) -> Option<usize> {
+    name.strip_prefix("blk.")?.split('.').next()?.parse().ok()
+}
+
+/// What has the place of a type whose blocks do not divide a row.
+fn fallback(kind: GgufType, width: usize) -> GgufType {
+    let is_whole = |kind: GgufType| width.is_multiple_of(kind.block_size());
+    let smaller = match kind {
+        GgufType::Q2_K | GgufType::Q3_K => GgufType::Q4_0,
+        GgufType::Q4_K => GgufType::Q5_0,
+        GgufType::Q5_K => GgufType::Q5_1,
+        GgufType::Q6_K => GgufType::Q8_0,
+        GgufType::IQ4_XS => GgufType::IQ4_NL,
+        _ => GgufType::F16,
+    };
+    [kind, smaller].into_iter().find(|kind| is_whole(*kind)).unwrap_or(GgufType::F16)
+}
+
+/// Where a matrix is, as far as that decides on its type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    Embedding,
+    Head,
+    /// What makes values, alone or with queries and keys.
+    Value,
+    Key,
+    Output,
+    Down,
+    Other,
+}
+
+impl Place {
+    fn of(name: &str) -> Self {
+        let has = |part: &str| name.contains(part);
+        match name {
+            "output.weight" => Self::Head,
+            "token_embd.weight" | "per_layer_token_embd.weight" => Self::Embedding,
+            _ if ["attn_qkv.weight", "attn_kv_b.weight", "attn_v.weight"].into_iter().any(has) => Self::Value,
+            _ if has("attn_k.weight") => Self::Key,
+            _ if has("attn_output.weight") => Self::Output,
+            _ if has("ffn_down") => Self::Down,
+            _ => Self::Other,
+        }
+    }
+}
+
+/// What the types depend on.
+struct Shape {
+    num_layers: usize,
+    num_experts: usize,
+    /// Heads of queries for each of keys and values.
+    heads_of_each: usize,
+    /// A model of 70 billion parameters, whose matrices of values are small.
+    is_70b: bool,
+}
+
+impl Shape {
+    fn of(metadata: &[(String, Value)]) -> Self {
+        let number = |end: &str| {
+            let value = metadata.iter().find(|(key, _)| key.split_once('.').is_some_and(|(_, key)| key == end))?;
+            match &value.1 {
+                Value::U32(number) => usize::try_from(*number).ok(),
+                Value::Array(list) => match &**list {
+                    List::I32(numbers) => numbers.first().and_then(|number| usize::try_from(*number).ok()),
+                    List::U32(numbers) => numbers.first().and_then(|number| usize::try_from(*number).ok()),
+                    _ => None,
+                },
+                _ => None,
+            }
+        };
+        let heads = number("attention.head_count").unwrap_or_default();
+        let kv_heads = number("attention.head_count_kv").unwrap_or(heads);
+        let num_layers = number("block_count").unwrap_or_default();
+        let is_text = |(key, value): &(String, Value)| {
+            key == "general.architecture"
+                && matches!(value, Value::String(name) if ["llama", "qwen2"].contains(&&**name))
+        };
+        Self {
+            num_layers,
+            num_experts: number("expert_count").unwrap_or_default(),
+            heads_of_each: heads.checked_div(kv_heads).unwrap_or_default(),
+            is_70b: num_layers == 80 && heads != kv_heads && metadata.iter().any(is_text),
+        }
+    }
+
+    /// The type where few matrices of the kind are worth more bits.
+    fn bits(&self, kind: GgufType, place: Place) -> GgufType {
+        match place {
+            Place::Value | Place::Key if self.num_experts == 8 => GgufType::Q8_0,
+            Place::Value if self.is_70b && matches!(kind, GgufType::Q3_K | GgufType::Q4_K) => GgufType::Q5_K,
+            _ => kind,
+        }
+    }
+}
+
+/// What was chosen for all tensors.
+#[derive(Debug, Default)]
+pub(super) struct Chosen {
+    /// How many have another type than they should, by what that is, what they have, and the length of a block.
+    fallbacks: BTreeMap<(String, String, usize), usize>,
+    num_bytes: usize,
+    num_weights: usize,
+}
+
+impl Chosen {
+    /// Bits that a weight takes, and what has not the type that it should, for people.
+    #[expect(clippy::cast_precision_loss, reason = "shown with two digits")]
+    pub(super) fn about(&self) -> String {
+        let mut text = format!("{:.2} bits a weight", 8.0 * self.num_bytes as f64 / self.num_weights.max(1) as f64);
+        for ((wanted, kind, len), count) in &self.fallbacks {
+            let tensors = counted(*count, "tensor");
+            let _ = write!(text, "\n  {tensors} in {kind} instead of {wanted}: rows that are no multiples of {len}");
+        }
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Matrices of a model without numbers.
+    struct Model {
+        num_layers: u32,
+        width: usize,
+        heads: [u32; 2],
+        head_dim: usize,
+        inner: usize,
+        num_experts: usize,
+        vocabulary: usize,
+        is_tied: bool,
+    }
+
+    const LLAMA_8B: Model = Model {
+        num_layers: 32,
+        width: 4096,
+        heads: [32, 8],
+        head_dim: 128,
+        inner: 14_336,
+        num_experts: 1,
+        vocabulary: 128_256,
+        is_tied: false,
+    };
+
+    impl Model {
+        fn files(&self, of: FileType) -> (BTreeMap<String, String>, Chosen) {
+            let Self { width, inner, head_dim, .. } = *self;
+            let [heads, kv_heads] = self.heads.map(|heads| heads as usize * head_dim);
+            let experts = if self.num_experts > 1 { vec![self.num_experts] } else { vec![] };
+            let end = if self.num_experts > 1 { "_exps" } else { "" };
+            let empty = |name: String, shape: Vec<usize>| Tensor::of(name, shape, Vec::new);
+            let layer = |layer: u32| {
+                let name = move |name: &str| format!("blk.{layer}.{name}.weight");
+                [
+                    empty(name("attn_norm"), vec![width]),
+                    empty(name("attn_q"), vec![heads, width]),
+                    empty(name("attn_k"), vec![kv_heads, width]),
+                    empty(name("attn_v"), vec![kv_heads, width]),
+                    empty(name("attn_output"), vec![width, heads]),
+                    empty(name("ffn_norm"), vec![width]),
+                    empty(name(&format!("ffn_gate{end}")), [&experts[..], &[inner, width]].concat()),
+                    empty(name(&format!("ffn_up{end}")), [&experts[..], &[inner, width]].concat()),
+                    empty(name(&format!("ffn_down{end}")), [&experts[..], &[width, inner]].concat()),
+                ]
+            };
+            let mut tensors: Vec<Tensor> = (0..self.num_layers).flat_map(layer).collect();
+            tensors.push(empty("token_embd.weight".to_owned(), vec![self.vocabulary, width]));
+            tensors.extend((!self.is_tied).then(|| empty("output.weight".to_owned(), vec![self.vocabulary, width])));
+            let experts = u32::try_from(if self.num_experts > 1 { self.num_experts } else { 0 }).unwrap();
+            let [heads, kv_heads] = self.heads;
+            let keys = [
+                ("block_count", self.num_layers),
+                ("attention.head_count", heads),
+                ("attention.head_count_kv", kv_heads),
+                ("expert_count", experts),
+            ];
+            let mut metadata = vec![("general.architecture".to_owned(), Value::String("llama".to_owned()))];
+            metadata.extend(keys.map(|(key, value)| (format!("llama.{key}"), Value::U32(value))));
+            let chosen = of.choose(&mut tensors, &metadata, FileType::Bf16, false).unwrap();
+            (tensors.iter().map(|tensor| (tensor.name.clone(), tensor.kind.to_string())).collect(), chosen)
+        }
+
+        /// The layers in which a matrix has this type.
+        fn layers(&self, of: FileType, matrix: &str, kind: &str) -> Vec<u32> {
+            let kinds = self.files(of).0;
+            (0..self.num_layers).filter(|layer| kinds[&format!("blk.{layer}.{matrix}.weight")] == kind).collect()
+        }
+    }
+
+    #[test]
+    fn the_first_and_the_last_layers_and_a_third_of_the_others_have_more_bits() {
+        let more: Vec<u32> = [0, 1, 2].into_iter().chain((3..28).step_by(3)).chain(28..32).collect();
+        for (of, kind) in [(FileType::Q4KM, "Q4_K"), (FileType::Q5KM, "Q5_K")] {
+            for matrix in ["attn_v", "ffn_down"] {
+                assert_eq!(LLAMA_8B.layers(of, matrix, "Q6_K"), more, "{matrix}");
+                assert_eq!(LLAMA_8B.layers(of, matrix, kind).len(), 32 - more.len(), "{matrix}");
+            }
+            for matrix in ["attn_q", "attn_k", "attn_output", "ffn_gate", "ffn_up"] {
+                assert_eq!(LLAMA_8B.layers(of, matrix, kind).len(), 32, "{matrix}");
+            }
+            let kinds = LLAMA_8B.files(of).0;
+            assert_eq!((&*kinds["token_embd.weight"], &*kinds["output.weight"]), (kind, "Q6_K"));
+            assert_eq!(kinds["blk.0.attn_norm.weight"], "F32");
+        }
+        assert_eq!(LLAMA_8B.layers(FileType::Q4KS, "attn_v", "Q5_K"), [0, 1, 2, 3]);
+        assert_eq!(LLAMA_8B.layers(FileType::Q4KS, "ffn_down", "Q5_K"), [0, 1, 2, 3]);
+        assert_eq!(LLAMA_8B.layers(FileType::Q3KM, "attn_v", "Q5_K"), [0, 1]);
+        assert_eq!(LLAMA_8B.layers(FileType::Q3KM, "ffn_down", "Q5_K"), [0, 1]);
+        assert_eq!(LLAMA_8B.layers(FileType::Q3KL, "ffn_down", "Q5_K").len(), 32);
+        assert_eq!(LLAMA_8B.layers(FileType::Q2K, "attn_v", "Q4_K").len(), 32);
+        assert_eq!(LLAMA_8B.layers(FileType::Q2K, "attn_output", "Q3_K").len(), 32);
+        assert_eq!(LLAMA_8B.layers(FileType::Iq4Xs, "attn_v", "Q5_K").len(), 32);
+        assert_eq!(LLAMA_8B.layers(FileType::Iq4Xs, "ffn_down", "Q5_K"), [0, 1, 2, 3]);
+        for of in [FileType::Q4, FileType::Q5Offset, FileType::Q6K, FileType::Q8] {
+            let (name, kinds) = (of.name().to_uppercase(), LLAMA_8B.files(of).0);
+            assert!(kinds.iter().all(|(tensor, kind)| *kind == name
+                || *kind == "F32" && tensor.contains("_norm.")
+                || *kind == "Q6_K" && tensor == "output.weight"));
+        }
+    }
+
+    #[test]
+    fn a_file_says_what_a_weight_takes_and_what_has_another_type_for_its_width() {
+        let about = |model: &Model| model.files(FileType::Q4KM).1.about();
+        // Of the tensors alone; the vocabulary of a small model's file takes a tenth of a bit more.
+        assert_eq!(about(&LLAMA_8B), "4.89 bits a weight");
+        let qwen3 = Model {
+            num_layers: 28,
+            width: 1024,
+            heads: [16, 8],
+            head_dim: 128,
+            inner: 3072,
+            num_experts: 1,
+            vocabulary: 151_936,
+            is_tied: true,
+        };
+        assert_eq!(about(&qwen3), "5.24 bits a weight");
+        let smollm2 = Model {
+            num_layers: 30,
+            width: 576,
+            heads: [9, 3],
+            head_dim: 64,
+            inner: 1536,
+            num_experts: 1,
+            vocabulary: 49_152,
+            is_tied: true,
+        };
+        let text = about(&smollm2);
+        assert!(text.starts_with("6.17 bits a weight\n"), "{text}");
+        assert!(text.contains(" in Q5_0 instead of Q4_K: rows that are no multiples of 256"), "{text}");
+        assert!(text.contains(" in Q8_0 instead of Q6_K: "), "{text}");
+        // No block at all.
+        let odd = Model { width: 40, ..smollm2 }.files(FileType::Q8).0;
+        assert_eq!((&*odd["blk.0.attn_q.weight"], &*odd["blk.0.ffn_down.weight"]), ("F16", "Q8_0"));
+    }
+
+    #[test]
+    fn experts_are_counted_by_their_layers_and_eight_of_them_are_worth_better_attention() {
+        let mixtral = Model { num_experts: 8, ..LLAMA_8B };
+        for matrix in ["attn_k", "attn_v"] {
+            assert_eq!(mixtral.layers(FileType::Q4KM, matrix, "Q8_0").len(), 32);
+        }
+        assert_eq!(mixtral.layers(FileType::Q4KM, "attn_output", "Q5_K").len(), 32);
+        assert_eq!(mixtral.layers(FileType::Q4KM, "ffn_down_exps", "Q6_K").len(), 16);
+        let kinds = mixtral.files(FileType::Mxfp4).0;
+        let [experts, attention] = ["ffn_up_exps", "attn_q"].map(|name| &*kinds[&format!("blk.3.{name}.weight")]);
+        assert_eq!((experts, attention, &*kinds["output.weight"]), ("MXFP4", "Q8_0", "Q8_0"));
+        let large = Model { num_layers: 80, heads: [64, 8], ..LLAMA_8B };
+        assert_eq!(
+            large.layers(FileType::Q4KM, "attn_v", "Q5_K").len() + large.layers(FileType::Q4KM, "attn_v", "Q6_K").len(),
+            80
+        );
+    }
+}
