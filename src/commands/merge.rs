@@ -128,8 +128,10 @@ pub(crate) fn run(args: &MergeArgs) -> Result<(), Failure> {
     if let Some((dtype, about)) = args.dtype.zip(summary.about_types.as_ref()) {
         let _ = write!(text, "\n{}: {about}", dtype.name());
     }
-    if let Some(losses) = rows.map(|rows| rows.losses(&args.out)).transpose()?.flatten() {
-        let _ = write!(text, "\n{losses}");
+    // The file is written, whatever becomes of these.
+    match rows.map(|rows| rows.losses(&args.out)).transpose() {
+        Ok(losses) => losses.flatten().into_iter().for_each(|losses| text += &format!("\n{losses}")),
+        Err(failure) => text += &format!("\nnote: its loss was not measured: {}", failure.to_string().trim()),
     }
     if let Some(about) = &summary.about_ends {
         let _ = write!(text, "\n{about}");

@@ -100,12 +100,9 @@ pub fn merge_gguf(
     add_ends(&mut metadata, &ends);
     let chosen = dtype.choose(&mut tensors, &metadata, float, imatrix.is_some())?;
     create_parent(out)?;
-    if let Some(imatrix) = imatrix {
-        let path = imatrix_file(out);
-        metadata.extend(imatrix.keys(&path));
-        imatrix.write(config, &path)?;
-    }
+    metadata.extend(imatrix.into_iter().flat_map(|imatrix| imatrix.keys(&imatrix_file(out))));
     let num_bytes = Gguf { metadata, tensors }.write(out)?;
+    imatrix.map_or(Ok(()), |imatrix| imatrix.write(config, &imatrix_file(out)))?;
     write_modelfile(out, form.as_ref(), &tokenizer, &ends)?;
     let about = |text: &String| format!("answers end with the text {text:?}: for llama-cli, --reverse-prompt {text:?}");
     let about_types = dtype.float().is_none().then(|| chosen.about());
