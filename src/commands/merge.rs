@@ -105,7 +105,9 @@ pub(crate) fn run(args: &MergeArgs) -> Result<(), Failure> {
     let trained_on = named.base.storage(Dtype::F32, None).quantisation.filter(|_| stored.is_none());
     let decoded = trained_on.filter(|_| !args.original);
     let is_coded = args.dtype.is_some_and(|dtype| dtype.float().is_none());
-    let rows = if is_coded && is_gguf && !is_combined && !args.without_rows { rows_of(&named)? } else { None };
+    // A file that exists is refused at once.
+    let uses_rows = is_coded && is_gguf && !is_combined && !args.without_rows && !args.out.exists();
+    let rows = if uses_rows { rows_of(&named)? } else { None };
     let weighs = args.dtype.is_some_and(FileType::weighs_errors);
     let imatrix = rows.as_ref().filter(|_| weighs).map(RunRows::imatrix).transpose()?;
     let summary = written(args, is_gguf, &base, &adapter.folder, (decoded, imatrix.as_ref()))
