@@ -8,6 +8,7 @@ mod foreign;
 mod grpo;
 mod images;
 mod mapping;
+mod moments;
 mod objective;
 mod openai;
 mod program;
