@@ -24,7 +24,7 @@ pub use cost::CostConfig;
 pub use data::{DataConfig, DataFormat, DataSource, EvalSplit, OnBadRow, RowLimit, TrainOnTurns};
 pub use device::DeviceConfig;
 pub use eval::{BestBy, EvalConfig, Metric, Take, TaskConfig, num_evaluations};
-pub use logging::LoggingConfig;
+pub use logging::{LoggingConfig, MostRollouts};
 pub use lora::{InitLoraWeights, LoraConfig, TargetModules};
 pub(crate) use lora::{layers_regex, meant_layer};
 pub use model::{Init, ModelOptions, Quantization, Residency};

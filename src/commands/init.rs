@@ -73,6 +73,10 @@ pub(crate) fn run(args: &InitArgs) -> Result<(), Failure> {
         }
     };
     write(&args.out, &draft.text())?;
+    for (name, text) in &draft.files {
+        write(Path::new(name), text)?;
+        say(&format!("{name} is written"));
+    }
     report(&args.out, &draft);
     Ok(())
 }

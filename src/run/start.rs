@@ -4,7 +4,7 @@
 use burn::tensor::{DType, Device, Tensor};
 
 use super::Run;
-use super::dir::Start;
+use super::dir::{REWARDS_LOG, Start};
 use super::environment::environment;
 use super::inputs::{data_failure, nvml_selector, workload};
 use super::load::row_order;
@@ -12,7 +12,7 @@ use super::overview;
 use super::prepare::Prepared;
 use super::ranks::{MeasuredSum, busiest, sent_bytes};
 use super::resume::Resumed;
-use crate::config::GradientCheckpointing;
+use crate::config::{GradientCheckpointing, ObjectiveName};
 use crate::data::dataset::Dataset;
 use crate::data::files::FileInfo;
 use crate::data::template::ChatTemplate;
@@ -59,7 +59,7 @@ impl<'a> Started<'a> {
         let Prepared { recipe, device, memory, .. } = prepared;
         let checkpoints = Checkpoints::new(&recipe.output_dir, &recipe.checkpoint);
         let task = Task::open(&recipe.eval.task, data).map_err(data_failure)?;
-        let rollouts = prepared.rollouts(data)?;
+        let rollouts = prepared.rollouts(data)?.map(|rollouts| rollouts.with_log(dir.path().join(REWARDS_LOG)));
         let inputs = inputs(prepared, data);
         let mut earlier = resumed.as_ref().map(|resumed| resumed.state.totals).unwrap_or_default();
         // Count starts that ended without a checkpoint too.
@@ -157,6 +157,7 @@ fn open_sinks(
             args if args.tui => Shows::Dashboard,
             _ => Shows::All,
         },
+        has_rollouts: recipe.objective.name == ObjectiveName::Grpo && recipe.logging.rollouts.number() > 0,
         interrupter: stop.interrupter().clone(),
     };
     let mut sinks = Sinks::open(&recipe.logging, options).map_err(Failure::running)?;

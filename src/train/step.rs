@@ -4,6 +4,8 @@ mod outcome;
 mod pools;
 mod shared;
 
+use std::ops::Range;
+
 use burn::tensor::{DType, Tensor};
 use serde::{Deserialize, Serialize};
 
@@ -11,12 +13,12 @@ use super::adapters::Trained;
 use super::backprop::{self, Forward, Inputs, Options};
 use super::grads::{GradSums, joined, read};
 use super::loss::{LossContext, LossScale, LossSum, MicroBatchLoss};
-use super::objective::{CrossEntropy, Objective, OfReference};
+use super::objective::{CrossEntropy, LossRows, Objective, OfReference};
 use super::optimizer::{OptimizerStateError, StepWeights};
 use super::ranks::{Alone, Ranks};
 use super::references::{References, digests};
 use crate::config::{GradientCheckpointing, OptimizerConfig, TrainConfig};
-use crate::data::batch::Batch;
+use crate::data::batch::{Answer, Batch};
 use crate::lora::AdapterSet;
 use crate::measure::figures::ObjectiveFigures;
 use crate::model::Model;
@@ -56,8 +58,8 @@ pub struct TrainStep {
 struct Accumulated {
     grads: GradSums,
     losses: Vec<MicroBatchLoss>,
-    /// What is reported of the answers, where the model has written them.
-    rewards: ObjectiveFigures,
+    /// What is reported of the answers, where the model has written them, with those that are left out.
+    rewards: LossSum,
     /// Whether the update with the gradients was queued before the host knew their norm.
     is_queued: bool,
 }
@@ -131,9 +133,31 @@ impl TrainStep {
         Self { reference, ..self }
     }
 
-    /// Reports the rewards of the answers of the step in progress, which all ranks know.
-    pub fn say_rewards(&mut self, rewards: ObjectiveFigures) {
-        self.accumulated.rewards = if self.rank().0 == 0 { rewards } else { ObjectiveFigures::default() };
+    /// Reports the rewards of the answers of the step in progress, which all ranks know, and counts those that it leaves out, as they
+    /// have no gradient: of each, so many tokens would carry loss. `reuses`: they may have become likelier since they were written.
+    pub fn say_rewards(&mut self, rewards: ObjectiveFigures, left_out: &[usize], reuses: bool) {
+        self.accumulated.rewards = LossSum::default();
+        if self.rank().0 != 0 {
+            return;
+        }
+        let mut figures = rewards;
+        let ends = left_out.iter().scan(0, |end, length| {
+            *end += length;
+            Some(*end - length..*end)
+        });
+        let targets: Vec<Range<usize>> = ends.collect();
+        let num_tokens = targets.last().map_or(0, |last| last.end);
+        // As likely as when they were written, and no better than others.
+        let (answers, zeros) = (vec![Answer::default(); targets.len()], vec![0.0; num_tokens]);
+        let rows = LossRows { targets: &targets, answers: &answers, log_probabilities: &zeros, ..LossRows::default() };
+        let rows = LossRows { written: if reuses { &zeros } else { &[] }, ..rows };
+        let mut count = 0.0;
+        if !targets.is_empty() {
+            let weighed = self.objective.weigh(&rows);
+            count = weighed.count;
+            figures += weighed.figures;
+        }
+        self.accumulated.rewards = LossSum { sum: 0.0, count, target_tokens: num_tokens as u64, figures };
     }
 
     /// Whether the objective compares with the model before training.
@@ -301,7 +325,7 @@ impl TrainStep {
     #[must_use]
     pub fn reduce(&mut self, learning_rate: Option<f64>) -> StepOutcome {
         let Accumulated { losses, rewards, .. } = &mut self.accumulated;
-        let (losses, mut total) = (std::mem::take(losses), LossSum { figures: *rewards, ..LossSum::default() });
+        let (losses, mut total) = (std::mem::take(losses), *rewards);
         let num_own = losses.len() as u64;
         let mut numbers = Vec::new();
         for MicroBatchLoss { losses, count, target_tokens, figures, .. } in losses {

@@ -329,6 +329,8 @@ impl Trainer<'_> {
             ..StepMetrics::default()
         };
         line.set_objective(&outcome.figures);
+        line.set_rewards(&work.rewards, &work.reward_metrics);
+        line.reward_seconds = work.reward_seconds;
         line
     }
 

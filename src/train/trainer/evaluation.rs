@@ -56,6 +56,10 @@ impl Trainer<'_> {
         let (eval_start, step, epoch) = (Instant::now(), self.state.step, self.state.epochs());
         let (mut metrics, mut score) = (None, None);
         if self.data.num_eval_rows() > 0 {
+            let state = self.judge_state();
+            if let Some(rollouts) = &mut self.rollouts {
+                rollouts.set_state(state);
+            }
             let progress = |done, num_batches| self.sinks.evaluating(done, num_batches);
             let rollouts = self.rollouts.as_mut();
             let total = eval_loss(&self.step, self.data, rollouts, &self.evaluator.config, self.stop, progress);
