@@ -340,7 +340,7 @@ figures! {
         reward_means: BTreeMap<String, f64>;
         /// Standard deviation of the same. In TensorBoard rewards/NAME/std.
         reward_stds: BTreeMap<String, f64>;
-        /// What functions that judge have logged by `log_metric`, mean of a round. In TensorBoard reward_metrics/NAME.
+        /// What functions that judge have logged by `log_metric`, mean of a round. In TensorBoard `reward_metrics/NAME`.
         reward_metrics: BTreeMap<String, f64>;
         /// Rows that were read for the step.
         rows: u64, "data/rows";

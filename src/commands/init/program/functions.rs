@@ -212,7 +212,7 @@ mod tests {
 
     #[test]
     fn functions_are_taken_with_what_they_use_and_nothing_that_loads_or_trains() {
-        let program = r##"import re, os.path as path
+        let program = r#"import re, os.path as path
 from unsloth import FastLanguageModel
 from trl.rewards import accuracy_reward
 model, tokenizer = FastLanguageModel.from_pretrained(
@@ -243,7 +243,7 @@ def decorated(n): return lambda f: f
 def os_name(x): return tokenizer.eos_token + path.join(x)
 trainer = GRPOTrainer(model = model, reward_funcs = [judge, accuracy_reward])
 trainer.train()
-"##;
+"#;
         let (text, absent) = functions(program, &["judge", "accuracy_reward"]).unwrap();
         assert_eq!(absent, ["tokenizer"]);
         for kept in [
