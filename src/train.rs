@@ -18,6 +18,7 @@ mod references;
 pub mod rollouts;
 pub mod saver;
 pub mod schedule;
+pub mod shipping;
 pub mod state;
 pub mod step;
 mod step_work;

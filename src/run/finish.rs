@@ -97,6 +97,8 @@ impl Started<'_> {
         }
         let adapter_verified = self.export().map_err(|failure| Cut::Failed { outcome: Outcome::Failed, failure })?;
         self.trainer.recorder.part(StepPart::Checkpoint);
+        let about = self.about_file().map_err(|failure| Cut::Failed { outcome: Outcome::Failed, failure })?;
+        about.iter().for_each(|about| self.trainer.sinks.note(about));
         Ok(Some(Done { outcome, adapter_verified }))
     }
 
@@ -121,7 +123,7 @@ impl Started<'_> {
         let folder = dir.adapter();
         dir.clear_leftovers();
         let weights = adapter_weights(step.adapters());
-        let write = |folder: &Path| self.trainer.saver.adapter_files().write(folder, &weights);
+        let write = |folder: &Path| self.trainer.saver.adapter_files().write(folder, &weights, step.shipped());
         if let Err(error) = write(&folder) {
             // Hours of work are only in memory, so any disk will do.
             let elsewhere = std::env::temp_dir().join(format!("lora-train-adapter-{}", std::process::id()));
@@ -318,6 +320,7 @@ pub(crate) fn trainer_failure(error: TrainerError) -> Failure {
             Failure::running(error)
         }
         TrainerError::Data(error) => data_failure(error),
+        TrainerError::Shipping(error) => error.into(),
         error @ (TrainerError::Generate(_) | TrainerError::Task(_) | TrainerError::Rollout(_)) => Failure::input(error),
     }
 }

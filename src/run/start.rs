@@ -12,6 +12,7 @@ use super::overview;
 use super::prepare::Prepared;
 use super::ranks::{MeasuredSum, busiest, sent_bytes};
 use super::resume::Resumed;
+use super::shipping::shipping;
 use crate::config::{GradientCheckpointing, ObjectiveName};
 use crate::data::dataset::Dataset;
 use crate::data::files::FileInfo;
@@ -24,7 +25,7 @@ use crate::ops::place::place_on;
 use crate::recipe::Recipe;
 use crate::recipe::of_run::ENVIRONMENT_FILE;
 use crate::save::checkpoint::Checkpoints;
-use crate::save::export::{PromptForm, find_adapter};
+use crate::save::export::{PromptForm, Shipped, find_adapter};
 use crate::train::budget::workload::Workload;
 use crate::train::ranks::Ranks;
 use crate::train::recorder::Recorder;
@@ -112,14 +113,29 @@ impl<'a> Started<'a> {
             saver = saver.silent();
         }
         let mut state = TrainerState::new(row_order(recipe, data), inputs, step.counters());
+        let begun = resumed.as_ref().map(|resumed| Shipped::read(&resumed.checkpoint)).transpose()?.flatten();
+        let done = resumed.as_ref().map_or(0, |resumed| resumed.state.step);
+        let shipping = shipping(prepared, schedule.total_steps(), done, begun);
         if let Some(Resumed { state: resumed, sound, .. }) = resumed {
             state = TrainerState { order: state.order, inputs: state.inputs, trouble: None, ..resumed };
             saver = saver.resumed(sound);
         }
         let evaluator = Evaluator { config: recipe.eval.clone(), task, best_by: recipe.best_by() };
         let watchdog = recipe.watchdog;
-        let trainer =
-            Trainer { step, state, evaluator, watchdog, schedule, rollouts, data, stop, recorder, saver, sinks };
+        let trainer = Trainer {
+            step,
+            state,
+            evaluator,
+            watchdog,
+            schedule,
+            shipping,
+            rollouts,
+            data,
+            stop,
+            recorder,
+            saver,
+            sinks,
+        };
         Ok(Self { run, trainer })
     }
 }

@@ -17,13 +17,17 @@ use super::objective::{CrossEntropy, LossRows, Objective, OfReference};
 use super::optimizer::{OptimizerStateError, StepWeights};
 use super::ranks::{Alone, Ranks};
 use super::references::{References, digests};
+use super::shipping::Rounding;
 use crate::config::{GradientCheckpointing, OptimizerConfig, TrainConfig};
 use crate::data::batch::{Answer, Batch};
 use crate::lora::AdapterSet;
+use crate::lora::kind::AdapterKind;
 use crate::measure::figures::ObjectiveFigures;
 use crate::model::Model;
 use crate::ops::profile::{self, Cost};
 use crate::save::checkpoint::HostTensor;
+use crate::save::export::Shipped;
+use crate::schema::Problem;
 use crate::util::faults;
 
 use outcome::has_equal_rewards;
@@ -51,6 +55,8 @@ pub struct TrainStep {
     pools: Pools,
     /// The first micro-batch of the next step, where it is laid out.
     ahead: Option<Inputs>,
+    /// What the adapted weights are rounded from, where the model is as a file will have it.
+    rounding: Option<Rounding>,
 }
 
 /// What the micro-batches of the step in progress have left.
@@ -111,6 +117,7 @@ impl TrainStep {
             shared: Shared::new(Box::new(Alone)),
             pools: Pools::default(),
             ahead: None,
+            rounding: None,
             model,
         }
     }
@@ -207,6 +214,43 @@ impl TrainStep {
     #[must_use]
     pub fn trained_adapters(&self) -> &AdapterSet {
         self.trained.applied()
+    }
+
+    /// The type of the file that the model is as, and the adapter as which it began to be.
+    #[must_use]
+    pub fn shipped(&self) -> Option<&Shipped> {
+        self.rounding.as_ref().map(|rounding| &rounding.shipped)
+    }
+
+    /// Releases the blocks of the model, which is to be replaced.
+    pub(super) fn leave_model(&mut self) {
+        self.model.blocks.clear();
+    }
+
+    /// Goes on with the model as a file will have it. What is laid out for the former is laid out for this one, too.
+    pub(super) fn ship(&mut self, model: Model, rounding: Rounding) {
+        (self.model, self.rounding) = (model, Some(rounding));
+        self.trained.change().1.iter_mut().for_each(|adapter| adapter.kind = AdapterKind::Rounded);
+    }
+
+    /// Takes the model that is not rounded, which is loaded when the other has made room, with the adapters beside it.
+    ///
+    /// # Errors
+    /// Those of `load`.
+    pub fn take_unrounded<E>(&mut self, load: impl FnOnce() -> Result<Model, E>) -> Result<(), E> {
+        self.leave_model();
+        (self.model, self.rounding) = (load()?, None);
+        self.trained.change().1.iter_mut().for_each(|adapter| adapter.kind = AdapterKind::Lora);
+        Ok(())
+    }
+
+    /// Puts what the last update changed into the adapted weights of a model that is as a file will have it.
+    ///
+    /// # Errors
+    /// A weight that has no place in the file's type; files of the base that are gone.
+    pub(super) fn round(&mut self) -> Result<(), Problem> {
+        let Some(rounding) = &self.rounding else { return Ok(()) };
+        profile::measure("rounding", Cost::default, || rounding.round(&mut self.model, self.trained.adapters()))
     }
 
     /// Digest of B of the first and the last adapter, and of what else is small and trained in full: every update changes them. Reads

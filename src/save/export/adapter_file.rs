@@ -66,6 +66,18 @@ pub fn write_adapter(
     base_model_name_or_path: &str,
 ) -> Result<(), ExportError> {
     std::fs::create_dir_all(folder).map_err(ExportError::io("create", folder))?;
+    write_tensors(&folder.join(WEIGHTS), weights, &[])?;
+    let path = folder.join(CONFIG);
+    let json = adapter_config::to_json(config, weights, base_model_name_or_path);
+    files::write(&path, format!("{json:#}\n")).map_err(ExportError::io("write", &path))
+}
+
+/// Writes the numbers of an adapter, with more metadata than PEFT's.
+pub(super) fn write_tensors(
+    path: &Path,
+    weights: &AdapterWeights,
+    metadata: &[(&str, String)],
+) -> Result<(), ExportError> {
     let mut views = Vec::with_capacity(2 * weights.len());
     let of_adapters = weights.iter().flat_map(|(module, pair)| {
         let named = pair.as_ref().named();
@@ -85,21 +97,16 @@ pub fn write_adapter(
         [name].into_iter().chain(head.map(str::to_owned)).map(move |name| (in_file(name), shape.clone(), values))
     });
     for (name, shape, matrix) in of_adapters.chain(of_full) {
-        let path = folder.join(WEIGHTS);
         let view = TensorView::new(safetensors::Dtype::F32, shape, bytemuck::cast_slice(&matrix.values))
-            .map_err(|error| ExportError::io("write", &path)(std::io::Error::other(error)))?;
+            .map_err(|error| ExportError::io("write", path)(std::io::Error::other(error)))?;
         views.push((name, view));
     }
-    let path = folder.join(WEIGHTS);
-    let metadata = [("format".to_owned(), "pt".to_owned())].into();
-    files::write_with(&path, |path| {
+    let metadata = [("format", "pt".to_owned())].into_iter().chain(metadata.iter().cloned());
+    let metadata = metadata.map(|(key, value)| (key.to_owned(), value)).collect();
+    files::write_with(path, |path| {
         safetensors::serialize_to_file(views, Some(metadata), path).map_err(std::io::Error::other)
     })
-    .map_err(ExportError::io("write", &path))?;
-
-    let path = folder.join(CONFIG);
-    let json = adapter_config::to_json(config, weights, base_model_name_or_path);
-    files::write(&path, format!("{json:#}\n")).map_err(ExportError::io("write", &path))
+    .map_err(ExportError::io("write", path))
 }
 
 pub(super) fn tensor_name(module: &str, matrix: &str) -> String {
@@ -170,7 +177,7 @@ pub fn read_adapter(folder: &Path) -> Result<SavedAdapter, ExportError> {
     Ok(SavedAdapter { weights, config, base_model_name_or_path })
 }
 
-fn read_tensors(path: &Path) -> Result<AdapterWeights, ExportError> {
+pub(super) fn read_tensors(path: &Path) -> Result<AdapterWeights, ExportError> {
     let content = std::fs::read(path).map_err(ExportError::io("read", path))?;
     let tensors = SafeTensors::deserialize(&content).map_err(|error| layout::damaged(path, &content, &error))?;
     let mut problems = Vec::new();

@@ -12,10 +12,9 @@ use crate::device::Dtype;
 use crate::lora::Matrices;
 use crate::lora::targets::AdapterShape;
 use crate::model::weights::{Quantisation, StoredTensor, WeightFiles, Weights, convert};
-use crate::ops::linear::Matrix;
 use crate::ops::quantised::Quantised;
 use crate::save::export::adapter_file::{EMBEDDING, HEAD, TOKENS};
-use crate::save::export::{ExportError, HostMatrix, SavedAdapter, check_adapter, read_adapter};
+use crate::save::export::{AdapterWeights, ExportError, HostMatrix, SavedAdapter, check_adapter, read_adapter};
 use crate::schema::Problem;
 use crate::spec::{ModelConfig, Role, Site};
 use crate::util::faults;
@@ -74,8 +73,18 @@ impl Merging {
         adapter: &Path,
         decoded: Option<Quantisation>,
     ) -> Result<Self, ExportError> {
+        Self::of(model, read_adapter(adapter)?, adapter, decoded)
+    }
+
+    /// The same where the adapter in the folder was read.
+    pub(in crate::save::export) fn of(
+        model: &Path,
+        saved: SavedAdapter,
+        adapter: &Path,
+        decoded: Option<Quantisation>,
+    ) -> Result<Self, ExportError> {
         let mut config = ModelConfig::from_model(model)?;
-        let saved = read_adapter(adapter)?.that_writes(adapter)?.named_for(&config);
+        let saved = saved.that_writes(adapter)?.named_for(&config);
         let tokenizer = saved.grow(&mut config, model, adapter).unwrap_or_else(|| model.to_owned());
         let base = Weights::open(model, &config)?;
         base.check(&config)?;
@@ -108,6 +117,16 @@ impl Merging {
         };
         merging.num_bytes = merging.tensors(&|_, _| ()).map(|tensor| tensor.num_bytes()).sum();
         Ok(merging)
+    }
+
+    /// The same with other numbers of the adapter, which lies in this folder.
+    pub(in crate::save::export) fn with(
+        &self,
+        model: &Path,
+        adapter: &Path,
+        weights: &AdapterWeights,
+    ) -> Result<Self, ExportError> {
+        Self::of(model, SavedAdapter { weights: weights.clone(), ..self.adapter.clone() }, adapter, self.decoded)
     }
 
     /// Every tensor, in the order of the names. `on_bytes` is called with its size and that of all when one is written.
@@ -161,11 +180,7 @@ impl Merging {
             let values = self.base.load(name, [shape.iter().product()], Dtype::F32, &device)?;
             return Ok(faults::read(values, "a weight"));
         };
-        Ok(match self.base.matrix(name, [rows, columns], Dtype::F32.into(), &self.config, &device)? {
-            Matrix::Dense(values) => faults::read(values, "a weight"),
-            Matrix::Quantised(codes) => codes.to_f32(),
-            Matrix::Blocks(blocks) => faults::read(blocks.decoded(), "a weight"),
-        })
+        self.base.matrix_values(name, [rows, columns], &self.config)
     }
 
     /// The largest absolute number of a matrix and of those that servers join it with, which share its scale.

@@ -1,0 +1,235 @@
+//! Training in the form that is served: from some step on, the model computes with the weights that a quantised file will have, and
+//! the adapter learns to make up for their rounding.
+//!
+//! Every adapted matrix is `Q(W + s B A)`, encoded once an update; gradients go straight through `Q` (Bengio et al., 2013). All other
+//! weights are as that file has them, too. Blocks whose scales are searched for keep those of the first step: codes alone are chosen
+//! anew, and `merge` writes the file with the same scales, so that it is the model that was trained and evaluated, bit for bit.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use crate::config::{FileType, Residency};
+use crate::device::Dtype;
+use crate::lora::{Adapter, AdapterSet};
+use crate::model::weights::Weights;
+use crate::model::{Model, Storage, load};
+use crate::ops::linear::{Matrix, Weight};
+use crate::save::export::{AdapterWeights, ExportError, GgufOptions, Shipped, adapter_weights, merge_gguf};
+use crate::schema::Problem;
+use crate::spec::in_layer;
+use crate::util::faults;
+
+use super::saver::AdapterFiles;
+use super::step::TrainStep;
+
+/// Name of the folder of the first file.
+const TEMPORARY: &str = ".shipping";
+
+/// What a run is to train for, and from when on.
+pub struct Shipping {
+    /// Type of the file.
+    pub file_type: FileType,
+    /// Steps before.
+    pub first_step: u64,
+    /// The base: its folder or GGUF file.
+    pub base: PathBuf,
+    /// Its weights, which stay on disk.
+    pub weights: Weights,
+    /// How it is held.
+    pub storage: Storage,
+    /// Type of the arithmetic.
+    pub compute: Dtype,
+    /// Where the first file is made, which is deleted once it is read.
+    pub folder: PathBuf,
+    /// The adapter as it was at the first step, where a resumed run is beyond that.
+    pub start: Option<AdapterWeights>,
+}
+
+impl Shipping {
+    /// Puts the model as the file has it in the place of that of the step, which may not be used where this fails.
+    ///
+    /// # Errors
+    /// What llama.cpp has no place for; a disk that takes no file of that size.
+    pub(super) fn begin(&mut self, step: &mut TrainStep, files: &AdapterFiles) -> Result<(), ExportError> {
+        let start = self.start.take().unwrap_or_else(|| adapter_weights(step.adapters()));
+        let (config, device) = (step.model().config.clone(), step.model().device());
+        // The weights of the first part make room.
+        step.leave_model();
+        // A fixed name: what a killed start left behind goes now.
+        drop(std::fs::remove_dir_all(self.folder.join(TEMPORARY)));
+        let temporary = tempfile::Builder::new().prefix(TEMPORARY).rand_bytes(0).tempdir_in(&self.folder);
+        let temporary = temporary.map_err(ExportError::io("write to", &self.folder))?;
+        let [adapter, file] = ["adapter", "model.gguf"].map(|name| temporary.path().join(name));
+        files.write(&adapter, &start, None)?;
+        let options = GgufOptions { dtype: Some(self.file_type), ..GgufOptions::default() };
+        merge_gguf(&self.base, &adapter, &file, options, &|_, _| ())?;
+        let storage = Storage { residency: Residency::Memory, quantisation: None, ..self.storage };
+        let model = load::load(&config, &Weights::open(&file, &config)?, storage, self.compute, &device)?;
+        step.ship(
+            model,
+            Rounding { base: self.weights.clone(), shipped: Shipped { file_type: self.file_type, start } },
+        );
+        Ok(step.round()?)
+    }
+}
+
+/// What the adapted weights of a model are made of, update for update.
+#[derive(Debug)]
+pub(super) struct Rounding {
+    base: Weights,
+    pub(super) shipped: Shipped,
+}
+
+impl Rounding {
+    /// Encodes the adapted weights of `model` anew.
+    ///
+    /// # Errors
+    /// A number that has no place in the type; files of the base that are gone.
+    pub(super) fn round(&self, model: &mut Model, adapters: &AdapterSet) -> Result<(), Problem> {
+        let Model { config, blocks, .. } = model;
+        for ((layer, site), adapter) in adapters.by_site() {
+            let of = &config.blocks[layer].sites[site];
+            let name = format!("{}.weight", in_layer(layer, &of.name));
+            let mut values = self.base.matrix_values(&name, of.shape, config)?;
+            let update = update(adapter, &values, of.shape);
+            values.iter_mut().zip(&update).for_each(|(value, update)| *value += update);
+            encode(&mut blocks[layer].linears[site], &values, &name, self.shipped.file_type)?;
+        }
+        Ok(())
+    }
+}
+
+/// What an adapter adds to its weight, as merging adds it.
+fn update(adapter: &Adapter, weight: &[f32], shape: [usize; 2]) -> Vec<f32> {
+    let matrices = adapter.matrices.as_ref().map(|matrix| faults::read(matrix.clone(), "an adapter"));
+    adapter.kind.difference(matrices.as_ref().map(|values| &values[..]), adapter.scale, weight, shape)
+}
+
+fn encode(weight: &mut Weight, values: &[f32], name: &str, file_type: FileType) -> Result<(), Problem> {
+    let Matrix::Blocks(blocks) = &weight.values else {
+        let message = format!("`train.ship_as`: `{name}` is in no blocks of a {} file", file_type.name());
+        return Err(Problem::new(message).hint("leave it out of `lora.target_modules`, or name another type"));
+    };
+    let blocks = blocks.encoded_again(values).map_err(|_| {
+        let message = format!("`train.ship_as`: `{name}` with its adapter is too large for {}", file_type.name());
+        Problem::new(message).hint("try a lower `optimizer.learning_rate`")
+    })?;
+    weight.values = Matrix::Blocks(Arc::new(blocks));
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use burn::tensor::{Device, Tensor};
+
+    use super::*;
+    use crate::config::{LoraConfig, OptimizerConfig, TrainConfig};
+    use crate::data::batch::{Batch, Document, Target};
+    use crate::save::export::PromptForm;
+    use crate::spec::ModelConfig;
+
+    /// Blocks of 32 for most matrices and, 512 wide, of 256 for those behind the feed-forward's product.
+    const BASE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/quickstart/model");
+
+    fn batch(first: u32) -> Batch {
+        let target = |position: usize| Target { position, token: first + 7 * (position as u32 + 1) };
+        Batch {
+            input_ids: (0..24).map(|i| first + 7 * i).collect(),
+            row_lengths: vec![24],
+            documents: vec![Document { start: 0, len: 24 }],
+            targets: (0..23).map(target).collect(),
+            ..Batch::default()
+        }
+    }
+
+    fn plain(lora: &LoraConfig) -> TrainStep {
+        let config = ModelConfig::from_model(Path::new(BASE)).unwrap();
+        let (weights, device) = (Weights::open(Path::new(BASE), &config).unwrap(), Device::flex());
+        let model = load::load(&config, &weights, Dtype::F32, Dtype::F32, &device).unwrap();
+        let selection = lora.select(&config).unwrap();
+        let adapters = AdapterSet::new(&config, &selection, lora.init_lora_weights, 0.1, 3, &device);
+        TrainStep::new(model, adapters, &TrainConfig::default(), &OptimizerConfig::default(), None, 5)
+    }
+
+    fn take_step(step: &mut TrainStep, first: u32) {
+        step.forward_backward(&batch(first));
+        assert_eq!(step.update(1e-2).skipped, None);
+        step.round().unwrap();
+    }
+
+    /// The bytes of all matrices of a model.
+    fn bytes(model: &Model) -> Vec<Vec<u8>> {
+        let matrices = model.blocks.iter().flat_map(|block| &block.linears).map(|linear| &linear.values);
+        let head = Matrix::Dense(model.embed_tokens.clone());
+        matrices.chain([&head]).flat_map(|matrix| matrix.parts()).map(|part| part.to_vec()).collect()
+    }
+
+    fn shipping(file_type: FileType, folder: &Path, start: Option<AdapterWeights>) -> Shipping {
+        let config = ModelConfig::from_model(Path::new(BASE)).unwrap();
+        let weights = Weights::open(Path::new(BASE), &config).unwrap();
+        let (base, folder) = (PathBuf::from(BASE), folder.to_owned());
+        let (storage, compute) = (Dtype::F32.into(), Dtype::F32);
+        Shipping { file_type, first_step: 2, base, weights, storage, compute, folder, start }
+    }
+
+    #[test]
+    fn the_merged_file_is_the_model_that_was_trained_bit_for_bit_and_so_is_the_resumed_one() {
+        let lora = LoraConfig { r: 4, ..LoraConfig::default() };
+        for (file_type, is_searched) in [(FileType::Q2K, true), (FileType::Q4, false), (FileType::Nvfp4, false)] {
+            let root = tempfile::tempdir().unwrap();
+            let (base_model_name_or_path, prompt_form) = ("base".to_owned(), PromptForm::Raw);
+            let files = AdapterFiles { lora: lora.clone(), base_model_name_or_path, prompt_form, tokenizer: None };
+            let mut step = plain(&lora);
+            take_step(&mut step, 100);
+            shipping(file_type, root.path(), None).begin(&mut step, &files).unwrap();
+            assert_eq!(std::fs::read_dir(root.path()).unwrap().count(), 0, "nothing is left of the first file");
+            let before = bytes(step.model());
+            (0..3).for_each(|i| take_step(&mut step, 200 + i));
+            let trained = bytes(step.model());
+            assert!(trained != before && trained.last() == before.last());
+
+            let shipped = step.shipped().unwrap();
+            let adapter = root.path().join("adapter");
+            files.write(&adapter, &adapter_weights(step.adapters()), Some(shipped)).unwrap();
+            let shipped = Shipped::read(&adapter).unwrap().unwrap();
+            let written = |name: &str, start| {
+                let file = root.path().join(name);
+                let options = GgufOptions { dtype: Some(shipped.file_type), start, ..GgufOptions::default() };
+                merge_gguf(Path::new(BASE), &adapter, &file, options, &|_, _| ()).unwrap();
+                let config = &step.model().config;
+                let weights = Weights::open(&file, config).unwrap();
+                load::load(config, &weights, Dtype::F32, Dtype::F32, &Device::flex()).unwrap()
+            };
+            let file = written("a.gguf", Some(&shipped.start));
+            assert!(bytes(&file) == trained, "{file_type:?}");
+            // Scales that are searched for anew make another model.
+            assert_eq!(bytes(&written("b.gguf", None)) != trained, is_searched, "{file_type:?}");
+            let none = AdapterSet::none(file.config.num_layers());
+            let config = (&TrainConfig::default(), &OptimizerConfig::default());
+            let of_file = TrainStep::new(file, none, config.0, config.1, None, 5).eval_loss(&batch(300)).sum;
+            assert_eq!(of_file.to_bits(), step.eval_loss(&batch(300)).sum.to_bits());
+
+            let mut resumed = plain(&lora);
+            let saved = crate::save::export::read_adapter(&adapter).unwrap();
+            resumed.replace_adapters(saved.into_set(&adapter, &step.model().config, &Device::flex()).unwrap());
+            shipping(file_type, root.path(), Some(shipped.start.clone())).begin(&mut resumed, &files).unwrap();
+            assert!(bytes(resumed.model()) == trained, "{file_type:?}");
+        }
+    }
+
+    #[test]
+    fn weights_with_no_place_in_a_type_are_named_with_what_to_do() {
+        let rows = Tensor::<2>::ones([2, 64], &Device::flex());
+        let mut weight = Weight::new(rows);
+        let error = encode(&mut weight, &[1.0; 128], "up_proj.weight", FileType::Q4).unwrap_err().to_string();
+        assert!(error.contains("`up_proj.weight` is in no blocks of a q4_0 file"), "{error}");
+        let blocks = crate::ops::blocks::encode(crate::util::gguf::GgufType::Q4_0, &[1.0; 128], 64, None).unwrap();
+        let blocks = burn::tensor::Bytes::from_elems(blocks);
+        let blocks = crate::ops::blocks::Blocks::new([2, 64], crate::util::gguf::GgufType::Q4_0, blocks);
+        weight.values = Matrix::Blocks(Arc::new(blocks));
+        let error = encode(&mut weight, &[f32::NAN; 128], "up_proj.weight", FileType::Q4).unwrap_err().to_string();
+        assert!(error.contains("too large for q4_0") && error.contains("learning_rate"), "{error}");
+    }
+}
