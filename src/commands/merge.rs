@@ -195,6 +195,8 @@ fn adapter_only(args: &MergeArgs, base_name: &str, base: &Path, adapter: &Path) 
         text += &format!(" --jinja --chat-template-file {}", shown(&path));
     }
     text += &about_windows(&ModelConfig::from_model(base)?);
+    let raw = export::about_raw(adapter).map_err(|error| failure(error, adapter))?;
+    raw.iter().for_each(|warning| text += &format!("\n{warning}"));
     Ok(text)
 }
 

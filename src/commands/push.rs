@@ -14,7 +14,7 @@ use super::{print, say};
 use crate::hub::{self, Content, HubSettings, Location, Progress, Upload};
 use crate::insight::report::{Published, model_card};
 use crate::run::next_commands::vllm_options;
-use crate::save::export::{PROMPT_FORM_FILE, SHIPPED_FILE, TOKENIZER_FILES, read_adapter};
+use crate::save::export::{PROMPT_FORM_FILE, SHIPPED_FILE, TOKENIZER_FILES, about_raw, read_adapter};
 use crate::schema::Problem;
 use crate::util::failure::Failure;
 
@@ -101,6 +101,9 @@ fn files(args: &PushArgs) -> Result<Vec<Upload>, Failure> {
             "note: servers such as vLLM give all layers one scale, and this adapter has several\n  hint: `lora-train export --plain {} DIR` writes one that they read right",
             args.run
         ));
+    }
+    if args.merged.is_none() {
+        about_raw(&adapter.folder)?.iter().for_each(|warning| say(warning));
     }
     let vllm_options = vllm_options(saved.config.r, saved.config.use_dora || saved.weights.replaces_weights());
     let vllm_options = vllm_options.filter(|_| !scores && is_plain);

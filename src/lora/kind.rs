@@ -155,7 +155,8 @@ mod tests {
 
     /// Numbers without a pattern, exact in few bits.
     fn numbers(shape: [usize; 2], seed: usize) -> Vec<f32> {
-        (0..shape[0] * shape[1]).map(|i| ((i * 37 + seed * 11) % 29) as f32 / 8.0 - 1.75).collect()
+        let number = |i: usize| f32::from(u8::try_from((i * 37 + seed * 11) % 29).unwrap()) / 8.0 - 1.75;
+        (0..shape[0] * shape[1]).map(number).collect()
     }
 
     fn product(a: &[f32], b: &[f32], [rows, inner, columns]: [usize; 3]) -> Vec<f32> {
@@ -169,29 +170,29 @@ mod tests {
 
     #[test]
     fn gradients_go_straight_through_to_what_the_whole_gradient_of_the_weight_gives() {
-        let ([tokens, out, inner, r], scale) = ([5, 6, 8, 3], 0.5);
+        let ([tokens, out, inner, rank], scale) = ([5, 6, 8, 3], 0.5);
         let (x, dy) = (numbers([tokens, inner], 1), numbers([tokens, out], 2));
-        let (weight, a, b) = (numbers([out, inner], 3), numbers([r, inner], 4), numbers([out, r], 5));
+        let (weight, a, b) = (numbers([out, inner], 3), numbers([rank, inner], 4), numbers([out, rank], 5));
         let tensor = |values: &[f32], shape| host::tensor::<2>(values.to_vec(), shape, &Device::flex());
-        let matrices = Matrices { a: tensor(&a, [r, inner]), b: tensor(&b, [out, r]), magnitude: None };
+        let matrices = Matrices { a: tensor(&a, [rank, inner]), b: tensor(&b, [out, rank]), magnitude: None };
         let dropout = Some(crate::ops::dropout::Dropout { probability: 0.5, seed: 1, first_row: 0 });
         let norms = RowNorms::default();
         let adapter = Applied { matrices: matrices.as_ref(), scale, dropout, norms: &norms };
         let (place, kind) = (place_on(DeviceKind::Cpu), AdapterKind::Rounded);
         let [x_on, dy_on] = [tensor(&x, [tokens, inner]), tensor(&dy, [tokens, out])];
         let on = Weight::new(tensor(&weight, [out, inner]));
-        let (y, kept) = kind.forward(place, &x_on, &on, adapter, None);
+        let (output, kept) = kind.forward(place, &x_on, &on, adapter, None);
         let (dx, grads) = kind.backward(place, &dy_on, &x_on, &on, (adapter, kept), InputGrad::Fresh);
         let grads = grads.unwrap();
         let read = |tensor: Tensor<2>| tensor.to_data().try_to_vec::<f32>().unwrap();
         // The weight is all that the forward and the input's gradient know.
-        assert_eq!(read(y), product(&x, &transposed(&weight, [out, inner]), [tokens, inner, out]));
+        assert_eq!(read(output), product(&x, &transposed(&weight, [out, inner]), [tokens, inner, out]));
         assert_eq!(read(dx.unwrap()), product(&dy, &weight, [tokens, out, inner]));
         // d(W + s B A) = dy^T x.
         let of_weight = product(&transposed(&dy, [tokens, out]), &x, [out, tokens, inner]);
         let scaled = |values: Vec<f32>| values.into_iter().map(|value| value * 0.5).collect::<Vec<_>>();
-        let of_a = scaled(product(&transposed(&b, [out, r]), &of_weight, [r, out, inner]));
-        let of_b = scaled(product(&of_weight, &transposed(&a, [r, inner]), [out, inner, r]));
+        let of_a = scaled(product(&transposed(&b, [out, rank]), &of_weight, [rank, out, inner]));
+        let of_b = scaled(product(&of_weight, &transposed(&a, [rank, inner]), [out, inner, rank]));
         assert_eq!((read(grads.a), read(grads.b)), (of_a, of_b));
     }
 }

@@ -228,4 +228,4 @@ impl Recipe {
 }
 
 /// Why averages are refused.
-const AVERAGE: &str = "the average would be rounded anew, and was trained as nothing";
+const AVERAGE: &str = "an average is written, and no step goes through its rounding";

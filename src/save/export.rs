@@ -33,7 +33,7 @@ pub use gguf::{GgufOptions, Imatrix, adapter_gguf, imatrix_file, lost_windows, m
 pub use merge::{Codes, Differences, MergeOptions, MergeSummary, Packing, merge};
 pub use new_rows::grow;
 pub use prompt_form::{Ends, PROMPT_FORM_FILE, PromptForm};
-pub use shipped::{SHIPPED_FILE, Shipped, shipped_as};
+pub use shipped::{SHIPPED_FILE, Shipped, about_raw};
 pub use tokenizer_files::{TOKENIZER_FILES, write_tokenizer};
 
 /// The numbers of an adapter.

@@ -134,7 +134,7 @@ mod tests {
     const BASE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/quickstart/model");
 
     fn batch(first: u32) -> Batch {
-        let target = |position: usize| Target { position, token: first + 7 * (position as u32 + 1) };
+        let target = |i: u32| Target { position: i as usize, token: first + 7 * (i + 1) };
         Batch {
             input_ids: (0..24).map(|i| first + 7 * i).collect(),
             row_lengths: vec![24],

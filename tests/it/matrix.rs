@@ -5,7 +5,7 @@
 use std::path::Path;
 
 use burn::tensor::{DType, Device, Tensor};
-use lora_train::config::{GradientCheckpointing, InitLoraWeights, LoraConfig, Residency, TrainConfig};
+use lora_train::config::{FileType, GradientCheckpointing, InitLoraWeights, LoraConfig, Residency, TrainConfig};
 use lora_train::data::batch::Batch;
 use lora_train::device::Dtype;
 use lora_train::lora::AdapterSet;

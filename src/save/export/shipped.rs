@@ -45,12 +45,20 @@ impl Shipped {
     }
 }
 
-/// The type of files that the adapter in a folder was trained for, if it was for one.
+/// That the adapter in a folder, used beside its base, is not what was trained, for people; `None` where it is.
 ///
 /// # Errors
 /// A file that is damaged.
-pub fn shipped_as(folder: &Path) -> Result<Option<FileType>, ExportError> {
-    file_type(&folder.join(SHIPPED_FILE))
+pub fn about_raw(folder: &Path) -> Result<Option<String>, ExportError> {
+    let about = |file_type: FileType| {
+        format!(
+            "warning: {}: trained as a {} file has the weights, and beside its base it is not that\n  hint: `lora-train \
+             merge` writes the file",
+            folder.display(),
+            file_type.name()
+        )
+    };
+    Ok(file_type(&folder.join(SHIPPED_FILE))?.map(about))
 }
 
 fn file_type(path: &Path) -> Result<Option<FileType>, ExportError> {
@@ -84,8 +92,8 @@ mod tests {
         let shipped = Shipped { file_type: FileType::Q4KM, start };
         shipped.write(folder.path()).unwrap();
         assert_eq!(Shipped::read(folder.path()).unwrap(), Some(shipped));
-        assert_eq!(shipped_as(folder.path()).unwrap(), Some(FileType::Q4KM));
+        assert!(about_raw(folder.path()).unwrap().unwrap().contains("trained as a q4_k_m file"));
         std::fs::write(folder.path().join(SHIPPED_FILE), b"no").unwrap();
-        assert!(shipped_as(folder.path()).unwrap_err().to_string().contains(SHIPPED_FILE));
+        assert!(about_raw(folder.path()).unwrap_err().to_string().contains(SHIPPED_FILE));
     }
 }
