@@ -88,7 +88,7 @@ pub fn merge_gguf(
         of_base(base.file(), dtype)
     } else {
         let num_parameters = tensors.iter().map(|tensor| tensor.shape.iter().product::<usize>()).sum();
-        let mut metadata = names::general(config, "model", &stem(out), num_parameters);
+        let mut metadata = names::general(config, "model", &stem(out), num_parameters)?;
         metadata.extend(sampling(model));
         metadata.extend(names::shape(config, dtype)?);
         metadata.extend(vocabulary::vocabulary(&merging.tokenizer, config, &tokenizer)?);
@@ -182,7 +182,7 @@ pub fn adapter_gguf(model: &Path, adapter: &Path, out: &Path) -> Result<usize, E
     let num_parameters =
         layers.iter().map(|(_, (layer, site), _)| config.blocks[*layer].sites[*site].num_weights()).sum();
 
-    let mut metadata = names::general(&config, "adapter", &stem(out), num_parameters);
+    let mut metadata = names::general(&config, "adapter", &stem(out), num_parameters)?;
     #[expect(clippy::cast_possible_truncation, reason = "the file has f32")]
     let alpha = saved.config.lora_alpha as f32;
     metadata.extend([("adapter.type", text("lora")), ("adapter.lora.alpha", Value::F32(alpha))].map(named));

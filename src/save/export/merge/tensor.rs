@@ -1,7 +1,7 @@
 //! The tensors of a merged model, each computed when it is written.
 
 use std::borrow::Cow;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
@@ -95,8 +95,12 @@ impl Merging {
         let linears = config.sites().map(weight).collect();
         let codable = config.sites().filter(|(_, site)| site.role == Role::Linear).map(weight).collect();
         let mut tensors = config.expected_tensors();
-        if let (true, Weights::Files(files)) = (config.is_nested, &base) {
-            let others = files.tensors().iter().filter(|(name, stored)| stored.nested_name.is_none() && *name != HEAD);
+        if let (Some(_), Weights::Files(files)) = (config.nesting, &base) {
+            // Some have the language model under the names that it has alone.
+            let own: HashSet<String> = tensors.iter().map(|(name, _)| name.clone()).collect();
+            let is_other = |name: &str| name != HEAD && !name.starts_with("model.layers.") && !own.contains(name);
+            let others = files.tensors().iter();
+            let others = others.filter(|(name, stored)| stored.nested_name.is_none() && is_other(name));
             tensors.extend(others.map(|(name, stored)| (name.clone(), stored.shape.clone())));
         }
         tensors.sort();
