@@ -163,7 +163,7 @@ mod tests {
     fn bytes(model: &Model) -> Vec<Vec<u8>> {
         let matrices = model.blocks.iter().flat_map(|block| &block.linears).map(|linear| &linear.values);
         let head = Matrix::Dense(model.embed_tokens.clone());
-        matrices.chain([&head]).flat_map(|matrix| matrix.parts()).map(|part| part.to_vec()).collect()
+        matrices.chain([&head]).flat_map(Matrix::parts).map(|part| part.to_vec()).collect()
     }
 
     fn shipping(file_type: FileType, folder: &Path, start: Option<AdapterWeights>) -> Shipping {
