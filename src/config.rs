@@ -13,7 +13,6 @@ mod lora;
 mod model;
 mod objective;
 mod optimizer;
-mod reward;
 mod scheduler;
 mod train;
 mod watchdog;
@@ -31,10 +30,10 @@ pub use lora::{InitLoraWeights, LoraConfig, TargetModules};
 pub(crate) use lora::{layers_regex, meant_layer};
 pub use model::{Init, ModelOptions, Quantization, Residency};
 pub use objective::{
-    Divergence, ImportanceSamplingLevel, LossType, ObjectiveConfig, ObjectiveName, OrpoNll, RowKind, ScaleRewards,
+    Divergence, ImportanceSamplingLevel, LossType, ObjectiveConfig, ObjectiveName, OrpoNll, RewardConfig, RewardKind,
+    RowKind, ScaleRewards,
 };
 pub use optimizer::{OptimizerConfig, OptimizerName};
-pub use reward::{RewardConfig, RewardKind};
 pub use scheduler::{DecayType, LrScheduler, SchedulerConfig};
 pub use train::{GradientCheckpointing, Precision, TrainConfig};
 pub use watchdog::WatchdogConfig;

@@ -16,6 +16,7 @@ pub mod ranks;
 pub mod recorder;
 mod references;
 pub mod rollouts;
+mod rounding;
 pub mod saver;
 pub mod schedule;
 pub mod shipping;

@@ -1,15 +1,16 @@
 //! Section `[objective]` of a recipe.
 
 mod choices;
+mod reward;
 
 use std::ops::Bound;
 
 use ObjectiveName::{Cpo, Dpo, Grpo, Kto, Orpo, Reward, Simpo};
 use choices::LossTypes;
 pub use choices::{Divergence, ImportanceSamplingLevel, LossType, ObjectiveName, OrpoNll, RowKind, ScaleRewards};
+pub use reward::{RewardConfig, RewardKind};
 
 use super::POSITIVE;
-use super::reward::RewardConfig;
 use crate::schema::{Choice, Problem, Section, Value, section};
 
 /// A share of all tokens that is not none.

@@ -1,8 +1,6 @@
-//! `train.ship_as`: what it needs, what the last part of a run gets for it, and what it was worth.
+//! `train.ship_as`: what it needs, and what the last part of a run gets for it.
 
-use super::Run;
 use super::prepare::Prepared;
-use super::start::Started;
 use crate::device::OpenDevice;
 use crate::lora::targets::Selection;
 use crate::recipe::Recipe;
@@ -10,9 +8,7 @@ use crate::save::export::Shipped;
 use crate::schema::{Choice as _, Problem};
 use crate::spec::gguf::Order;
 use crate::spec::{ModelConfig, StoredQuantisation, in_layer};
-use crate::train::eval::eval_loss;
 use crate::train::shipping::Shipping;
-use crate::util::failure::Failure;
 use crate::util::stats::{as_f64, as_u64};
 
 /// Refuses a model, layers or a device that cannot be trained as a file, as far as they are known.
@@ -78,31 +74,6 @@ pub(super) fn shipping(prepared: &Prepared, total_steps: u64, done: u64, start: 
 /// Steps before that part, which has at least one.
 fn first_step(ship_from: f64, total_steps: u64) -> u64 {
     as_u64((ship_from * as_f64(total_steps)).round()).min(total_steps.saturating_sub(1))
-}
-
-impl Started<'_> {
-    /// What the file of the trained model is worth beside the model before it is rounded, for people; `None` where the run trained
-    /// for none, or has nothing to measure it by. Then the step has the model that is not rounded.
-    pub(super) fn about_file(&mut self) -> Result<Option<String>, Failure> {
-        let Run { prepared, stop, .. } = self.run;
-        let trainer = &mut self.trainer;
-        let evaluations = &trainer.state.evaluations;
-        let (first, file) = (evaluations.first.eval_loss, evaluations.last.eval_loss);
-        let is_last = evaluations.last_step == Some(trainer.state.step);
-        let Some((shipped, file)) = trainer.step.shipped().zip(file.filter(|_| is_last)) else { return Ok(None) };
-        let name = shipped.file_type.name();
-        trainer.step.take_unrounded(|| prepared.load_model())?;
-        let total = eval_loss(&trainer.step, trainer.data, None, &trainer.evaluator.config, stop, |_, _| ());
-        let unrounded = total.ok().flatten().and_then(|total| total.mean());
-        Ok(unrounded.map(|unrounded| {
-            let kept = first.filter(|first| first - unrounded > 0.0).map(|first| (first - file) / (first - unrounded));
-            let kept = kept.map(|kept| format!(", so that {:.0} % of the gain is in the file", 100.0 * kept));
-            format!(
-                "loss of the {name} file: {file:.4}; of the same model before it is rounded: {unrounded:.4}{}",
-                kept.unwrap_or_default()
-            )
-        }))
-    }
 }
 
 #[cfg(test)]

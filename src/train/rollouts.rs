@@ -2,7 +2,6 @@
 
 mod advantages;
 mod program;
-mod python;
 mod reward;
 mod round;
 

@@ -17,7 +17,7 @@ use super::objective::{CrossEntropy, LossRows, Objective, OfReference};
 use super::optimizer::{OptimizerStateError, StepWeights};
 use super::ranks::{Alone, Ranks};
 use super::references::{References, digests};
-use super::shipping::Rounding;
+use super::rounding::Rounding;
 use crate::config::{GradientCheckpointing, OptimizerConfig, TrainConfig};
 use crate::data::batch::{Answer, Batch};
 use crate::lora::AdapterSet;

@@ -203,7 +203,7 @@ fn a_language_model_among_others_is_of_the_type_that_its_config_names_and_may_li
     let around = |kind: &str, inner: &str| {
         read(&format!(r#""model_type": "{kind}", "text_config": {{{inner}{shape}}}, "vision_config": {{}}"#))
     };
-    let llava = around("llava", r#""model_type": "mistral", "#).unwrap();
+    let llava = around("llava", r#""model_type": "mistral", "num_key_value_heads": 2, "#).unwrap();
     assert_eq!((llava.model_type.as_str(), llava.nesting), ("mistral", Some("model.language_model.")));
     let smol = around("smolvlm", "").unwrap();
     assert_eq!(smol.module_name(1, 0), "model.text_model.layers.1.self_attn.q_proj");

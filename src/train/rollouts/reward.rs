@@ -1,5 +1,7 @@
 //! How answers are judged.
 
+mod python;
+
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -7,8 +9,8 @@ use regex::Regex;
 use serde::Serialize;
 use serde_json::{Value, json};
 
+use self::python::{Python, Said};
 use super::program::{Launch, Program, absent_variable};
-use super::python::{self, Python, Said};
 use crate::config::{ObjectiveConfig, RewardConfig, RewardKind};
 use crate::util::json_schema::JsonSchema;
 use crate::util::stats::as_f64;

@@ -478,7 +478,7 @@ fn what_is_lost_says_what_is_done_instead() {
         (factory, "use_unsloth: true\n", "of 4 keys, 2 are taken over, 0 lost, 2 without effect"),
         (factory, "", "differs: dataset: `a`: there is no data/dataset_info.json"),
         (trl, "num_generations: 8\n", "of 5 keys, 3 are taken over, 0 lost"),
-        (trl, "reward_funcs: [a]\n", "not taken over: reward_funcs: rewards are no Python functions here"),
+        (trl, "reward_funcs: [a]\n", "differs: reward_funcs: `file` in [[objective.reward]] is imported for them"),
         (
             trl,
             "num_generations: 4\nper_device_train_batch_size: 8\n",

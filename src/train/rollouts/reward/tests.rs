@@ -144,7 +144,7 @@ def secrets(completions, **kwargs):
     let mut reward = started(config).unwrap();
     for calls in 1..3 {
         let (scores, said) = judge(&mut reward, &["a", "bb", "\u{2028}é"]).unwrap();
-        assert_eq!(scores[..2], [[Some(0.5), Some(1.0), Some(2.5)], [Some(1.0), None, None]]);
+        assert_eq!(scores[..2], [[Some(0.5), Some(1.0), Some(1.0)], [Some(1.0), None, None]]);
         assert_eq!(scores[2], [Some(0.0); 3], "`cargo test` sets variables that it does not get");
         assert_eq!(said.metrics, std::collections::BTreeMap::from([("calls".to_owned(), f64::from(calls))]));
         assert_eq!(said.extra["shout"], ["A", "BB", "\u{2028}É"]);

@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use regex::Regex;
 
-use super::last_line;
-use super::objective::accept_weights;
+use super::super::last_line;
+use super::accept_weights;
 use crate::schema::{Choice as _, Problem, Section, choice, section};
 
 section! {

@@ -8,8 +8,8 @@ use regex::Regex;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::program::{Launch, Program, absent_variable, printable};
-use super::reward::{ByAnswer, Failure, JudgeState, Judged, absent_program};
+use super::super::program::{Launch, Program, absent_variable, printable};
+use super::{ByAnswer, Failure, JudgeState, Judged, absent_program};
 use crate::config::RewardConfig;
 use crate::schema::closest;
 
@@ -55,15 +55,15 @@ pub(super) struct Python {
 
 /// What its functions say of a round.
 #[derive(Debug, Default, Deserialize)]
-pub(super) struct Said {
+pub(in crate::train::rollouts) struct Said {
     #[serde(default)]
     rewards: BTreeMap<String, Vec<Option<f64>>>,
     /// Means of what they have logged.
     #[serde(default)]
-    pub(super) metrics: BTreeMap<String, f64>,
+    pub(in crate::train::rollouts) metrics: BTreeMap<String, f64>,
     /// Columns that they have logged.
     #[serde(default)]
-    pub(super) extra: BTreeMap<String, Vec<Value>>,
+    pub(in crate::train::rollouts) extra: BTreeMap<String, Vec<Value>>,
     id: Option<u64>,
     function: Option<String>,
     index: Option<usize>,
