@@ -242,8 +242,10 @@ fn functions_in_python_train_and_their_figures_and_answers_are_recorded() {
     let refused = run(&[bench.path("python").to_str().unwrap(), "--resume", "--set=train.max_steps=17"]);
     assert!(refused.status.code() == Some(2) && stderr(&refused).contains("rewards.py"), "{}", stderr(&refused));
     fs::write(&file, "def named(completions, **kwargs):\n    return [1 / 0]\nshort = named\n").unwrap();
-    assert!(run(&["check", recipe.to_str().unwrap()]).status.success());
-    let failed = run(&[answering(&bench, "failed", &reward).to_str().unwrap()]);
+    let failing = answering(&bench, "failed", &reward);
+    let checked = run(&["check", failing.to_str().unwrap()]);
+    assert!(checked.status.success(), "{}", stderr(&checked));
+    let failed = run(&[failing.to_str().unwrap()]);
     let text = stderr(&failed);
     assert!(
         text.contains("train.jsonl, row ") && text.contains("`named` of ") && text.contains("line 2, in named"),
