@@ -119,7 +119,7 @@ mod tests {
         assert!(refused(&theirs, &["objective.reward.1={kind=\"length\"}"]).is_err());
         refused(&theirs, &["objective.reward.0.command=[\"mine\"]"]).unwrap();
         refused(&theirs, &["objective.reward=[{kind=\"length\"}]"]).unwrap();
-        // Functions of a file are those of a program, whoever is to import it.
+        // A file of functions is code that runs, as a program is.
         let python = theirs.replace("\"command\"", "\"python\"").replace("command = [", "functions = [\"f\"] # ");
         let python = format!("{python}file = \"theirs.py\"\n");
         for set in ["functions=[\"g\"]", "python=\"mine\"", "weight=2"] {
