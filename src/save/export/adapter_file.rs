@@ -66,17 +66,17 @@ pub fn write_adapter(
     base_model_name_or_path: &str,
 ) -> Result<(), ExportError> {
     std::fs::create_dir_all(folder).map_err(ExportError::io("create", folder))?;
-    write_tensors(&folder.join(WEIGHTS), weights, &[])?;
+    write_tensors(&folder.join(WEIGHTS), weights, ("format", "pt"))?;
     let path = folder.join(CONFIG);
     let json = adapter_config::to_json(config, weights, base_model_name_or_path);
     files::write(&path, format!("{json:#}\n")).map_err(ExportError::io("write", &path))
 }
 
-/// Writes the numbers of an adapter, with more metadata than PEFT's.
+/// Writes the numbers of an adapter with one entry of metadata: the library would write several in an order that differs each time.
 pub(super) fn write_tensors(
     path: &Path,
     weights: &AdapterWeights,
-    metadata: &[(&str, String)],
+    (key, value): (&str, &str),
 ) -> Result<(), ExportError> {
     let mut views = Vec::with_capacity(2 * weights.len());
     let of_adapters = weights.iter().flat_map(|(module, pair)| {
@@ -109,8 +109,7 @@ pub(super) fn write_tensors(
             .map_err(|error| ExportError::io("write", path)(std::io::Error::other(error)))?;
         views.push((name, view));
     }
-    let metadata = [("format", "pt".to_owned())].into_iter().chain(metadata.iter().cloned());
-    let metadata = metadata.map(|(key, value)| (key.to_owned(), value)).collect();
+    let metadata = [(key.to_owned(), value.to_owned())].into();
     files::write_with(path, |path| {
         safetensors::serialize_to_file(views, Some(metadata), path).map_err(std::io::Error::other)
     })

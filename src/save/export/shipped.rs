@@ -31,7 +31,7 @@ impl Shipped {
     /// # Errors
     /// A file that cannot be written.
     pub fn write(&self, folder: &Path) -> Result<(), ExportError> {
-        write_tensors(&folder.join(SHIPPED_FILE), &self.start, &[(TYPE, self.file_type.name())])
+        write_tensors(&folder.join(SHIPPED_FILE), &self.start, (TYPE, &self.file_type.name()))
     }
 
     /// Reads it; `None` for an adapter that was trained for no file.
