@@ -117,7 +117,7 @@ fn logits_of_last(model: &Model, parts: &mut [NextTokens<'_>]) -> Tensor<2> {
         end += length;
         x.clone().narrow(0, end - 1, 1)
     });
-    let last = Tensor::cat(lasts.collect(), 0);
+    let last = if lengths.iter().all(|length| *length == 1) { x.clone() } else { Tensor::cat(lasts.collect(), 0) };
     let norm = parts.first().map_or_else(|| model.norm.clone(), |part| model.own_norm(part.adapters));
     let (normed, _) = norm.forward(model.place(), &last, model.config.rms_norm_eps);
     let of_rows = |(texts, adapters): (Range<usize>, &AdapterSet)| {

@@ -173,12 +173,12 @@ impl TokenMixing for InCaches<'_> {
         });
         let mut caches: Vec<_> = caches.collect();
         if !self.is_appended {
-            append_each(&mut caches, self.lengths, [k, v]);
+            append_each(self.place, &mut caches, self.lengths, [k, v]);
         }
         if self.is_start {
             return attention(self.place, AttentionInputs { qkv, layout: self.layout, heads });
         }
-        attend_each(&caches, self.lengths, q)
+        attend_each(self.place, &caches, self.lengths, q)
     }
 
     fn recurrent(&mut self, _: &dyn Fn(&Layout) -> Tensor<2>, next: Next<'_>) -> Tensor<2> {

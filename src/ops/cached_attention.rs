@@ -8,8 +8,7 @@ use rayon::prelude::*;
 
 use super::attention::{Attended, Heads, LseOrder};
 use super::kernels::Place;
-use super::plain::cached_attention::{CHUNK_TOKENS, CachedKeyValues, plain_attention_of_last};
-use super::product::F32Products;
+use super::plain::cached_attention::{CHUNK_TOKENS, CachedKeyValues, TextsOnDevice};
 use super::{cpu, host};
 
 /// Keys and values of one layer for the tokens of one sequence, on the device where they are used.
@@ -40,47 +39,17 @@ impl KeyValueCache {
         }
     }
 
-    /// Adds the keys (after the rotary embedding) and values of the tokens that follow.
-    ///
-    /// # Shapes
-    /// `[tokens, num_kv_heads * head_dim]`.
-    pub fn append(&mut self, k: &Tensor<2>, v: &Tensor<2>) {
-        let [count, _] = k.dims();
-        let end = self.num_tokens + count;
-        // Taken out, so that nothing else holds the tensors and they are written in place.
-        self.held = match std::mem::take(&mut self.held) {
-            CachedKeyValues::Host { mut keys, mut values } => {
-                keys.append(&host::view(k), self.heads.num_kv_heads * self.heads.head_dim);
-                values.extend_from_slice(&host::view(v));
-                CachedKeyValues::Host { keys, values }
-            }
-            CachedKeyValues::Device(held, products) => {
-                let Heads { num_kv_heads, head_dim, .. } = self.heads;
-                let range = [0..num_kv_heads, self.num_tokens..end, 0..head_dim];
-                let [keys, values] = *held;
-                let appended = [(keys, k), (values, v)].map(|(held, new)| {
-                    let new = new.clone().reshape([count, num_kv_heads, head_dim]).swap_dims(0, 1);
-                    with_room_for(held, end).slice_assign(range.clone(), new)
-                });
-                CachedKeyValues::Device(Box::new(appended), products)
-            }
-        };
-        self.num_tokens = end;
+    /// Adds the keys (after the rotary embedding) and values of the tokens that follow, of which these are the rows.
+    fn append_on_host(&mut self, [k, v]: [&[f32]; 2], rows: &Range<usize>) {
+        let CachedKeyValues::Host { keys, values } = &mut self.held else { return };
+        let width = self.heads.num_kv_heads * self.heads.head_dim;
+        let range = rows.start * width..rows.end * width;
+        keys.append(&k[range.clone()], width);
+        values.extend_from_slice(&v[range]);
+        self.num_tokens += rows.len();
     }
 
-    /// Attention of the last tokens, each on the tokens of the cache up to itself, in plain tensor calls.
-    fn plain_attend(&self, q: &Tensor<2>, held: &[Tensor<3>; 2], products: F32Products) -> Attended {
-        let [count, _] = q.dims();
-        let of_token = |index: usize| {
-            let end = self.num_tokens - count + index + 1;
-            let first = self.heads.window.map_or(0, |window| end.saturating_sub(window));
-            let [k, v] = held.each_ref().map(|all| all.clone().narrow(1, first, end - first));
-            plain_attention_of_last(&q.clone().narrow(0, index, 1), &k, &v, self.heads, products)
-        };
-        joined((0..count).map(of_token).collect())
-    }
-
-    /// The same by the kernels.
+    /// Attention of the last tokens, each on the tokens of the cache up to itself.
     fn attend_on_host(&self, keys: &cpu::CachedKeys, values: &[f32], q: &[f32], o: &mut [f32], lse: &mut [f32]) {
         let Heads { num_heads, head_dim, .. } = self.heads;
         let width = num_heads * head_dim;
@@ -97,9 +66,26 @@ impl KeyValueCache {
 ///
 /// # Shapes
 /// `[tokens, num_kv_heads * head_dim]`.
-pub fn append_each(caches: &mut [&mut KeyValueCache], lengths: &[usize], [k, v]: [&Tensor<2>; 2]) {
-    for (cache, rows) in caches.iter_mut().zip(rows_of(lengths)) {
-        cache.append(&part(k, &rows), &part(v, &rows));
+pub fn append_each(place: Place, caches: &mut [&mut KeyValueCache], lengths: &[usize], kv: [&Tensor<2>; 2]) {
+    let rows: Vec<Range<usize>> = rows_of(lengths).collect();
+    if caches.iter().all(|cache| matches!(cache.held, CachedKeyValues::Host { .. })) {
+        let [k, v] = kv.map(host::view);
+        for (cache, rows) in caches.iter_mut().zip(rows) {
+            cache.append_on_host([&k, &v], &rows);
+        }
+        return;
+    }
+    let heads = caches[0].heads;
+    let mut texts = TextsOnDevice { heads, held: Vec::with_capacity(rows.len()), rows, positions: Vec::new() };
+    for (cache, length) in caches.iter_mut().zip(lengths) {
+        // Taken out, so that nothing else holds the tensors and they are written in place.
+        let CachedKeyValues::Device(held) = std::mem::take(&mut cache.held) else { continue };
+        texts.positions.push(cache.num_tokens);
+        cache.num_tokens += length;
+        texts.held.push(held.map(|held| with_room_for(held, cache.num_tokens)));
+    }
+    for (cache, held) in caches.iter_mut().zip(place.append(texts, kv)) {
+        cache.held = CachedKeyValues::Device(Box::new(held));
     }
 }
 
@@ -108,22 +94,26 @@ pub fn append_each(caches: &mut [&mut KeyValueCache], lengths: &[usize], [k, v]:
 /// # Shapes
 /// `q`: `[tokens, num_heads * head_dim]`.
 #[must_use]
-pub fn attend_each(caches: &[&mut KeyValueCache], lengths: &[usize], q: &Tensor<2>) -> Attended {
-    let rows: Vec<Range<usize>> = rows_of(lengths).collect();
+pub fn attend_each(place: Place, caches: &[&mut KeyValueCache], lengths: &[usize], q: &Tensor<2>) -> Attended {
+    let (rows, heads) = (rows_of(lengths).collect::<Vec<_>>(), caches[0].heads);
+    if let CachedKeyValues::Host { .. } = caches[0].held {
+        return attend_each_on_host(caches, &rows, q);
+    }
+    let held = caches.iter().filter_map(|cache| match &cache.held {
+        CachedKeyValues::Device(held) => Some((**held).clone()),
+        CachedKeyValues::Host { .. } => None,
+    });
+    let positions = caches.iter().zip(&rows).map(|(cache, rows)| cache.num_tokens - rows.len()).collect();
+    place.attend(&TextsOnDevice { heads, held: held.collect(), positions, rows }, q)
+}
+
+fn attend_each_on_host(caches: &[&mut KeyValueCache], rows: &[Range<usize>], q: &Tensor<2>) -> Attended {
     let end = rows.last().map_or(0, |last| last.end);
     let num_heads = caches.first().map_or(0, |cache| cache.heads.num_heads);
-    let host_q =
-        matches!(caches, [KeyValueCache { held: CachedKeyValues::Host { .. }, .. }, ..]).then(|| host::view(q));
-    let Some(host_q) = host_q else {
-        let parts = caches.iter().zip(&rows).filter_map(|(cache, rows)| match &cache.held {
-            CachedKeyValues::Device(held, products) => Some(cache.plain_attend(&part(q, rows), held, *products)),
-            CachedKeyValues::Host { .. } => None,
-        });
-        return joined(parts.collect());
-    };
+    let host_q = host::view(q);
     let (mut o, mut lse) = (vec![0.0; host_q.len()], vec![0.0; end * num_heads]);
     let (mut rest, mut tasks) = ((&*host_q, o.as_mut_slice(), lse.as_mut_slice()), Vec::with_capacity(caches.len()));
-    for (cache, rows) in caches.iter().zip(&rows) {
+    for (cache, rows) in caches.iter().zip(rows) {
         let CachedKeyValues::Host { keys, values } = &cache.held else { continue };
         let width = rest.0.len() / (end - rows.start);
         let (q, q_rest) = rest.0.split_at(rows.len() * width);
@@ -143,21 +133,6 @@ fn rows_of(lengths: &[usize]) -> impl Iterator<Item = Range<usize>> {
         *end += length;
         Some(*end - length..*end)
     })
-}
-
-fn part(x: &Tensor<2>, rows: &Range<usize>) -> Tensor<2> {
-    x.clone().narrow(0, rows.start, rows.len())
-}
-
-/// Attention of tokens that follow one another.
-fn joined(mut parts: Vec<Attended>) -> Attended {
-    if parts.len() == 1
-        && let Some(only) = parts.pop()
-    {
-        return only;
-    }
-    let (o, lse) = parts.into_iter().map(|part| (part.o, part.lse)).unzip();
-    Attended { o: Tensor::cat(o, 0), lse: Tensor::cat(lse, 0), order: LseOrder::ByToken }
 }
 
 /// The tensor, enlarged if needed, with room for at least `num_tokens` tokens.

@@ -196,6 +196,13 @@ fn has_attention(heads: Heads, dtype: DType) -> bool {
         && check::is_on(Kernel::Attention)
 }
 
+/// Whether kernels compute attention on the caches of texts with such heads.
+#[cfg(feature = "cuda-llvm")]
+fn has_cached_attention(heads: Heads, dtype: DType) -> bool {
+    let is_sized = heads.head_dim.is_multiple_of(8) && heads.head_dim <= 256;
+    dtype == DType::BF16 && is_sized && check::is_on(Kernel::CachedAttention)
+}
+
 /// Whether kernels compute the delta rule with such heads.
 fn has_delta_rule(heads: DeltaHeads, dtype: DType) -> bool {
     dtype == DType::BF16

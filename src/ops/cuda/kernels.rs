@@ -2,6 +2,7 @@
 
 mod attention;
 mod bias;
+mod cached_attention;
 mod cross_entropy;
 mod decode;
 mod delta_rule;
@@ -33,7 +34,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::check::{self, KernelState};
 use super::table::{self, Kernel};
-use super::{Cuda, MOST_RANK, has_attention, has_delta_rule, ptx};
+use super::{Cuda, MOST_RANK, has_attention, has_cached_attention, has_delta_rule, ptx};
 use crate::ops::custom::device_of;
 use crate::ops::experts::Experts;
 use crate::ops::kernels::linears::each_backward;
@@ -42,6 +43,7 @@ use crate::ops::kernels::{Attention, Linears, Losses, Norms, Properties, Recurre
 use crate::ops::layout::Layout;
 use crate::ops::low_rank::Lora;
 use crate::ops::plain::attention::{Attended, AttentionInputs};
+use crate::ops::plain::cached_attention::TextsOnDevice;
 use crate::ops::plain::cross_entropy::target_ids;
 use crate::ops::plain::delta_rule::{DeltaInputs, Gates};
 use crate::ops::plain::linear::{
@@ -334,6 +336,22 @@ impl Attention for Cuda {
             attention::backward(d_o, attended, inputs)
         } else {
             self.0.attention_backward(d_o, attended, inputs)
+        }
+    }
+
+    fn append(&self, texts: TextsOnDevice, kv: [&Tensor<2>; 2]) -> Vec<[Tensor<3>; 2]> {
+        if has_cached_attention(texts.heads, kv[0].dtype()) {
+            cached_attention::append(texts, kv)
+        } else {
+            self.0.append(texts, kv)
+        }
+    }
+
+    fn attend(&self, texts: &TextsOnDevice, q: &Tensor<2>) -> Attended {
+        if has_cached_attention(texts.heads, q.dtype()) {
+            cached_attention::attend(texts, q)
+        } else {
+            self.0.attend(texts, q)
         }
     }
 }

@@ -66,6 +66,7 @@ kernels! {
     AttentionHopper  "attention_hopper" Hopper ["attention_hopper"]   Some("attention");
     ExpertsHopper    "experts_hopper"   Hopper ["grouped_hopper"]     Some("experts");
     Attention        "attention"        Ampere ["attention"]          Some("attention");
+    CachedAttention  "cached_attention" Ampere ["cached_attention"]   Some("cached_attention");
     Experts          "experts"          Ampere ["experts", "grouped"] Some("experts");
     Fp8              "fp8"              Ada    ["fp8"]                Some("fp8");
     Decode           "decode"           Ampere ["decode"]             None;

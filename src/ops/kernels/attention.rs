@@ -4,7 +4,7 @@ use burn::tensor::{DType, Device, Tensor};
 
 use super::Properties;
 use crate::ops::plain::attention::{Attended, AttentionInputs, plain_attention, plain_attention_backward};
-use crate::ops::plain::cached_attention::CachedKeyValues;
+use crate::ops::plain::cached_attention::{CachedKeyValues, TextsOnDevice, plain_append, plain_attend};
 use crate::ops::plain::gates::{plain_gate_output, plain_gate_output_backward};
 use crate::spec::Heads;
 
@@ -30,6 +30,14 @@ pub trait Attention: Properties {
 
     /// Memory for keys and values of a text.
     fn cache(&self, heads: Heads, device: &Device, dtype: DType) -> CachedKeyValues {
-        CachedKeyValues::on_device(heads, device, dtype, self.f32_products())
+        CachedKeyValues::on_device(heads, device, dtype)
+    }
+
+    fn append(&self, texts: TextsOnDevice, kv: [&Tensor<2>; 2]) -> Vec<[Tensor<3>; 2]> {
+        plain_append(texts, kv)
+    }
+
+    fn attend(&self, texts: &TextsOnDevice, q: &Tensor<2>) -> Attended {
+        plain_attend(self.f32_products(), texts, q)
     }
 }

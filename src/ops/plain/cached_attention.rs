@@ -1,5 +1,7 @@
 //! The memory of earlier keys and values, and attention on it in plain tensor calls.
 
+use std::ops::Range;
+
 use burn::tensor::{DType, Device, Tensor};
 
 use super::attention::{Attended, LseOrder};
@@ -20,15 +22,28 @@ pub enum CachedKeyValues {
         /// Values, row by row.
         values: Vec<f32>,
     },
-    /// For plain tensor calls: `[num_kv_heads, capacity, head_dim]` each.
-    Device(Box<[Tensor<3>; 2]>, F32Products),
+    /// Elsewhere: `[num_kv_heads, capacity, head_dim]` each.
+    Device(Box<[Tensor<3>; 2]>),
+}
+
+/// The caches of several texts on a device, whose new tokens lie one behind the other.
+#[derive(Debug)]
+pub struct TextsOnDevice {
+    /// The heads.
+    pub heads: Heads,
+    /// Keys and values of each, with room for its new tokens.
+    pub held: Vec<[Tensor<3>; 2]>,
+    /// The rows of the new tokens of each.
+    pub rows: Vec<Range<usize>>,
+    /// The position in its text of the first of these.
+    pub positions: Vec<usize>,
 }
 
 impl CachedKeyValues {
-    /// Empty memory for plain tensor calls.
-    pub(crate) fn on_device(heads: Heads, device: &Device, dtype: DType, products: F32Products) -> Self {
+    /// Empty memory on a device.
+    pub(crate) fn on_device(heads: Heads, device: &Device, dtype: DType) -> Self {
         let empty = || Tensor::zeros([heads.num_kv_heads, CHUNK_TOKENS, heads.head_dim], (device, dtype));
-        Self::Device(Box::new([empty(), empty()]), products)
+        Self::Device(Box::new([empty(), empty()]))
     }
 }
 
@@ -38,8 +53,47 @@ impl Default for CachedKeyValues {
     }
 }
 
+/// Writes the keys and values of the new tokens.
+pub(crate) fn plain_append(texts: TextsOnDevice, kv: [&Tensor<2>; 2]) -> Vec<[Tensor<3>; 2]> {
+    let TextsOnDevice { heads: Heads { num_kv_heads, head_dim, .. }, held, rows, positions } = texts;
+    let appended = held.into_iter().zip(rows).zip(positions).map(|(([keys, values], rows), position)| {
+        let range = [0..num_kv_heads, position..position + rows.len(), 0..head_dim];
+        [(keys, kv[0]), (values, kv[1])].map(|(held, new)| {
+            let new = part(new, &rows).reshape([rows.len(), num_kv_heads, head_dim]).swap_dims(0, 1);
+            held.slice_assign(range.clone(), new)
+        })
+    });
+    appended.collect()
+}
+
+/// Attention of the new tokens, each on those of its text up to itself.
+pub(crate) fn plain_attend(products: F32Products, texts: &TextsOnDevice, q: &Tensor<2>) -> Attended {
+    let heads = texts.heads;
+    let of_text = |((held, rows), position): ((&[Tensor<3>; 2], &Range<usize>), &usize)| {
+        let (q, held, position) = (part(q, rows), held.clone(), *position);
+        (0..rows.len()).map(move |index| {
+            let end = position + index + 1;
+            let first = heads.window.map_or(0, |window| end.saturating_sub(window));
+            let [k, v] = held.each_ref().map(|all| all.clone().narrow(1, first, end - first));
+            plain_attention_of_last(&q.clone().narrow(0, index, 1), &k, &v, heads, products)
+        })
+    };
+    let mut parts: Vec<_> = texts.held.iter().zip(&texts.rows).zip(&texts.positions).flat_map(of_text).collect();
+    if parts.len() == 1
+        && let Some(only) = parts.pop()
+    {
+        return only;
+    }
+    let (o, lse) = parts.into_iter().map(|part| (part.o, part.lse)).unzip();
+    Attended { o: Tensor::cat(o, 0), lse: Tensor::cat(lse, 0), order: LseOrder::ByToken }
+}
+
+fn part(x: &Tensor<2>, rows: &Range<usize>) -> Tensor<2> {
+    x.clone().narrow(0, rows.start, rows.len())
+}
+
 /// In plain tensor calls; `k` and `v` are the tokens that the query sees, `[num_kv_heads, tokens, head_dim]`.
-pub(crate) fn plain_attention_of_last(
+fn plain_attention_of_last(
     q: &Tensor<2>,
     k: &Tensor<3>,
     v: &Tensor<3>,

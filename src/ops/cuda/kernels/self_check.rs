@@ -9,6 +9,7 @@ use super::{IS_HOPPER_ASIDE, Kernel, decode, gpu_of, kernel_state, one, stream, 
 use crate::ops::adamw::{AdamState, Update, adamw};
 use crate::ops::adamw_8bit::{Coded, adamw_8bit};
 use crate::ops::attention::{AttentionInputs, Heads, attention, attention_backward};
+use crate::ops::cached_attention::{KeyValueCache, append_each, attend_each};
 use crate::ops::cross_entropy::{Head, LossChunk, linear_cross_entropy};
 use crate::ops::cuda::{Compared, check};
 use crate::ops::delta_rule::{DeltaHeads, DeltaInputs, Gates, delta_rule, delta_rule_backward};
@@ -78,6 +79,10 @@ fn comparisons(kernel: Kernel) -> &'static [KernelComparison] {
             ("heads of 96, window Some(3)", |device, dtype| attend(device, dtype, 96, Some(3))),
             ("heads of 128, window None", |device, dtype| attend(device, dtype, 128, None)),
             ("heads of 256, window Some(20)", |device, dtype| attend(device, dtype, 256, Some(20))),
+        ],
+        Kernel::CachedAttention => &[
+            ("heads of 64", |device, dtype| attend_in_caches(device, dtype, 64, None)),
+            ("heads of 96, window Some(200)", |device, dtype| attend_in_caches(device, dtype, 96, Some(200))),
         ],
         Kernel::ExpertsHopper => &[("experts_hopper", mixture)],
         Kernel::Experts => &[("experts", mixture)],
@@ -150,6 +155,23 @@ fn attend(device: &Device, dtype: DType, head_dim: usize, window: Option<usize>)
     let attended = attention(place, inputs);
     let [dq, dk, dv] = attention_backward(place, &d_o, &attended, inputs);
     read([("o", &attended.o), ("dq", &dq), ("dk", &dk), ("dv", &dv)])
+}
+
+/// Output of the attention of tokens that come behind three texts, one of which is longer than a chunk of keys; with a window, scores
+/// have a cap, too.
+fn attend_in_caches(device: &Device, dtype: DType, head_dim: usize, window: Option<usize>) -> Result<Results, String> {
+    let heads = Heads { num_heads: 6, num_kv_heads: 2, head_dim, scale: 0.125, window, soft_cap: window.map(|_| 2.0) };
+    let place = place_of(device, dtype);
+    let tensor = |rows: usize, width: usize, seed: usize| numbers([rows, width], seed, device).cast(dtype);
+    let mut caches = [0; 3].map(|_| KeyValueCache::new(place, heads, device, dtype));
+    let mut caches: Vec<_> = caches.iter_mut().collect();
+    let lengths = [[300, 3, 40], [1, 2, 1]];
+    for (pass, lengths) in lengths.iter().enumerate() {
+        let [k, v] = [1, 2].map(|seed| tensor(lengths.iter().sum(), heads.key_value_width(), 2 * pass + seed));
+        append_each(place, &mut caches, lengths, [&k, &v]);
+    }
+    let q = tensor(lengths[1].iter().sum(), heads.query_width(), 5);
+    read([("o", &attend_each(place, &caches, &lengths[1], &q).o)])
 }
 
 /// A layer with a residual of an input that is a part of longer rows, and the gradient of its input, added to another.
