@@ -15,6 +15,7 @@ use crate::measure::metrics::SUMMARY_FILE;
 use crate::model::weights::{StoredTensor, Weights};
 use crate::model::{Model, Storage};
 use crate::recipe::of_run::{RESOLVED_FILE, path_of_run};
+use crate::run::device_memory::Resources;
 use crate::run::inputs::{ModelSource, WeightsFrom};
 use crate::run::kernel_check;
 use crate::run::overview::{held, multiplies_eight_bits};
@@ -322,6 +323,8 @@ pub(crate) struct OpenedModel {
     pub(crate) tokenizer: Tokenizer,
     pub(crate) model: Model,
     pub(crate) adapters: Vec<OpenedAdapter>,
+    /// Memory for texts in the making: half of what is left beside the model.
+    pub(crate) text_bytes: Option<u64>,
 }
 
 /// An adapter on its device.
@@ -384,7 +387,8 @@ impl ModelFiles {
         let is_rounded = precision == Dtype::Bf16 && multiplies_eight_bits(&base, Some(&source.config), &device);
         let rounding = if is_rounded { " and fp8" } else { "" };
         args.note(&format!("{}: held in {held}, computed in {precision}{rounding} on {}", base.path, device.label));
-        Ok(OpenedModel { source, tokenizer, model, adapters: opened })
+        let text_bytes = Resources::of(&device).usable_bytes().map(|bytes| bytes / 2);
+        Ok(OpenedModel { source, tokenizer, model, adapters: opened, text_bytes })
     }
 }
 

@@ -13,6 +13,7 @@ use crate::data::template::Stops;
 use crate::data::tokenizer::Tokenizer;
 use crate::lora::AdapterSet;
 use crate::model::Model;
+use crate::model::budget::text_bytes;
 use crate::model::decode::{MAX_TEXTS, NextTokens, Sequence, next_logits};
 use crate::util::faults;
 
@@ -81,7 +82,12 @@ pub struct TextBatch<'a> {
     texts: Vec<Text<'a>>,
     /// The previous prompt with the logits after it, if prompts start alike.
     before: Option<(Sequence, Vec<f32>)>,
+    /// Memory that they may take, where it is known.
+    memory_bytes: Option<u64>,
 }
+
+/// Texts that are written together without asking for memory.
+const SEVERAL: usize = 16;
 
 #[derive(Debug)]
 struct Text<'a> {
@@ -94,13 +100,21 @@ struct Text<'a> {
     unshown: VecDeque<(u32, Logprobs)>,
     /// The token that the model sees next.
     token: u32,
+    /// What its layers keep at most.
+    most_bytes: usize,
 }
 
 impl<'a> TextBatch<'a> {
     /// No texts.
     #[must_use]
     pub fn new(model: &'a Model, tokenizer: &'a Tokenizer) -> Self {
-        Self { model, tokenizer, texts: Vec::new(), before: None }
+        Self { model, tokenizer, texts: Vec::new(), before: None, memory_bytes: None }
+    }
+
+    /// No more than 16 texts, unless they and one more fit into this memory when they are as long as they may become.
+    #[must_use]
+    pub fn within(self, memory_bytes: Option<u64>) -> Self {
+        Self { memory_bytes, ..self }
     }
 
     /// A batch for prompts that start alike, of the same adapters: the start that a prompt shares with the previous
@@ -113,7 +127,9 @@ impl<'a> TextBatch<'a> {
     /// Whether another text has room.
     #[must_use]
     pub fn has_room(&self) -> bool {
-        self.texts.len() < MAX_TEXTS
+        let bytes = || self.texts.iter().map(|text| text.most_bytes as u64);
+        let fits = |memory| bytes().sum::<u64>() + bytes().max().unwrap_or_default() <= memory;
+        self.texts.len() < MAX_TEXTS && (self.texts.len() < SEVERAL || self.memory_bytes.is_none_or(fits))
     }
 
     /// Whether no text is being written.
@@ -136,6 +152,8 @@ impl<'a> TextBatch<'a> {
         let TextRequest { prompt_ids, adapters, options, stop_ids, stop, top_logprobs, special_tokens, grammar } =
             request;
         check(self.model, &prompt_ids)?;
+        let most_tokens = (prompt_ids.len() + options.max_new_tokens).min(self.model.config.max_position_embeddings);
+        let most_bytes = text_bytes(&self.model.config, self.model.compute.size(), most_tokens);
         let writing = Writing::new(self.tokenizer, &prompt_ids, &options, stop_ids, stop, special_tokens)?;
         let writing = writing.within(grammar);
         let shares_start = self.before.is_some();
@@ -157,6 +175,7 @@ impl<'a> TextBatch<'a> {
             top_logprobs,
             unshown: VecDeque::new(),
             token: 0,
+            most_bytes,
         };
         let next = text.writing.next(&logits, is_full(self.model, &sequence))?;
         let goes_on = text.take(next, &logits, &mut on_text);

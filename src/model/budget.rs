@@ -1,8 +1,8 @@
-//! Sizes of the tensors of sublayers.
+//! Sizes of the tensors of sublayers, and of what layers keep of a text.
 
 use crate::device::Dtype;
 use crate::ops::kernels::Place;
-use crate::spec::NormKind;
+use crate::spec::{ModelConfig, NormKind, Sublayer};
 
 /// What the sizes of a sublayer depend on besides its shape.
 #[derive(Clone, Copy, Debug)]
@@ -40,4 +40,11 @@ impl SublayerSizes {
             backward: self.backward.max(next.backward),
         }
     }
+}
+
+/// Bytes of what layers keep of a text with so many tokens, where an activation has `activation_bytes`.
+#[must_use]
+pub fn text_bytes(config: &ModelConfig, activation_bytes: usize, num_tokens: usize) -> usize {
+    let cached = config.blocks.iter().flat_map(|block| &block.sublayers).map(Sublayer::cached_numbers);
+    cached.map(|[token, state]| token * num_tokens * activation_bytes + state * size_of::<f32>()).sum()
 }

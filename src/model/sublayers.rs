@@ -51,6 +51,11 @@ trait SublayerShape {
         None
     }
 
+    /// Numbers that [`cache`](Self::cache) has for each token of a text, in the type of the activations, and of its state, in `f32`.
+    fn cached_numbers(&self) -> [usize; 2] {
+        [0; 2]
+    }
+
     /// Floating-point operations of the forward for a token, without linear layers and attention.
     fn flops_per_token(&self) -> usize {
         0
@@ -131,6 +136,11 @@ impl Sublayer {
     /// What it keeps of the tokens of a text, before the first; absent: nothing.
     pub(super) fn cache(&self, model: &Model) -> Option<LayerCache> {
         shape(&self.kind).cache(model)
+    }
+
+    /// Numbers that this has for each token of a text, in the type of the activations, and of its state, in `f32`.
+    pub(super) fn cached_numbers(&self) -> [usize; 2] {
+        shape(&self.kind).cached_numbers()
     }
 
     /// Floating-point operations of the forward for a token, without linear layers and attention.

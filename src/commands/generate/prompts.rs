@@ -72,7 +72,7 @@ pub(super) fn write(
     args: &LoadArgs,
 ) -> Result<(), Failure> {
     let (count, start) = (rows.len(), Instant::now());
-    let mut batch = TextBatch::new(&opened.model, &opened.tokenizer);
+    let mut batch = TextBatch::new(&opened.model, &opened.tokenizer).within(opened.text_bytes);
     let mut texts = Texts::default();
     let mut waiting = (0..).zip(rows);
     loop {

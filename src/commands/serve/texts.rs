@@ -47,7 +47,7 @@ pub(super) enum Work {
 
 /// Writes and scores texts until nobody can ask for one any more. A text whose reader has gone is dropped.
 pub(super) fn write_texts(opened: &OpenedModel, stops: &[Stops], queue: &Receiver<Work>) -> Result<(), Failure> {
-    let mut batch = TextBatch::new(&opened.model, &opened.tokenizer);
+    let mut batch = TextBatch::new(&opened.model, &opened.tokenizer).within(opened.text_bytes);
     let mut readers = HashMap::new();
     for id in 0.. {
         match next_job(queue, &batch) {

@@ -68,6 +68,10 @@ impl SublayerShape for spec::Attention {
         self.key_value_layer().is_none().then(|| LayerCache::KeyValues(new()))
     }
 
+    fn cached_numbers(&self) -> [usize; 2] {
+        [if self.key_value_layer().is_none() { 2 * self.heads.key_value_width() } else { 0 }, 0]
+    }
+
     fn sizes(&self, by: SizedBy) -> SublayerSizes {
         let (query, key_value) = (self.heads.query_width(), self.own_key_value_width());
         // Queries and keys before their norms, and a factor for each.

@@ -62,6 +62,10 @@ impl SublayerShape for spec::DeltaNet {
         Some(LayerCache::state(model, [self.kernel_size - 1, heads.qkv_width()], memory))
     }
 
+    fn cached_numbers(&self) -> [usize; 2] {
+        [0, self.heads.num_value_heads * self.heads.state_len()]
+    }
+
     fn flops_per_token(&self) -> usize {
         self.heads.flops_per_token(CHUNK_TOKENS)
     }

@@ -8,7 +8,9 @@ use serde::Serialize;
 
 use super::activations::Working;
 use super::workload::{F32, Workload};
-use crate::config::{FileType, GradientCheckpointing, Residency};
+use crate::config::{FileType, GradientCheckpointing, ObjectiveName, Residency};
+use crate::model::budget::text_bytes;
+use crate::model::decode::MAX_TEXTS;
 
 /// One part of the memory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -114,6 +116,12 @@ impl Workload<'_> {
             let sums = adapters + self.place.exchange_bytes();
             components.push(Component::new("sums over the ranks", sums, "lora.r, the device").of_adapters());
         }
+        // While answers are written, nothing is kept for a backward.
+        let answers = self.answers_bytes().saturating_sub(self.kept_bytes() + inside + logits);
+        if answers > 0 {
+            let depends_on = "objective.num_generations, objective.max_completion_length";
+            components.push(Component::new("answers in the making", answers, depends_on));
+        }
         if let Some(file_type) = self.ship_as {
             let bytes = self.rounding_bytes(file_type, base);
             components.push(Component::new("rounding to the file's type", bytes, "train.ship_as"));
@@ -125,6 +133,15 @@ impl Workload<'_> {
             read_bytes_per_step: self.read_bytes_per_step(),
             moved_bytes_per_step: self.moved_bytes_per_step(),
         }
+    }
+
+    /// What layers keep of the answers of a round that are written at the same time.
+    fn answers_bytes(&self) -> usize {
+        if self.objective.name != ObjectiveName::Grpo {
+            return 0;
+        }
+        let num_answers = MAX_TEXTS.min(self.sequences() * self.gradient_accumulation_steps);
+        num_answers * text_bytes(self.config, self.activation_bytes(), self.row_length)
     }
 
     /// What training for a file takes beside the rest, `base` of which leaves when it begins: the largest tensor of the model, its sum

@@ -73,8 +73,18 @@ pub(crate) fn write_model(config: &str, folder: &Path) {
     if config.model_type == "gpt_oss" {
         join_experts(&config, &mut tensors);
     }
-    if config.blocks[0].two_branches().is_some() {
-        join_experts_beside(&config, &mut tensors);
+    let own = ["experts.gate_up_proj", "experts.down_proj"];
+    match &*config.model_type {
+        _ if config.blocks[0].two_branches().is_some() => join_halves(&config, &mut tensors, "experts", own, false),
+        "granitemoe" => {
+            let joined = ["block_sparse_moe.input_linear.weight", "block_sparse_moe.output_linear.weight"];
+            join_halves(&config, &mut tensors, "block_sparse_moe.experts", joined, false);
+        }
+        "qwen3_vl_moe" | "qwen3_vl_moe_text" => {
+            let joined = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"];
+            join_halves(&config, &mut tensors, "mlp.experts", joined, true);
+        }
+        _ => {}
     }
     let view = |(shape, bytes)| TensorView::new(Dtype::F32, Vec::clone(shape), bytes).unwrap();
     let views = tensors.iter().map(|(name, (shape, bytes))| (name, view((shape, bytes))));
@@ -84,18 +94,29 @@ pub(crate) fn write_model(config: &str, folder: &Path) {
 /// Shape and bytes by name.
 type Tensors = BTreeMap<String, (Vec<usize>, Vec<u8>)>;
 
-/// Puts the matrices of experts into one tensor for all of a layer, as Gemma 4 has them: up below gate.
-fn join_experts_beside(config: &ModelConfig, tensors: &mut Tensors) {
+/// Puts the matrices of experts, whose names begin with `experts` in a block, into one tensor for all of a layer: up below gate, or,
+/// if they are transposed, beside it.
+fn join_halves(config: &ModelConfig, tensors: &mut Tensors, experts: &str, joined: [&str; 2], is_transposed: bool) {
     let num_experts = config.blocks[0].mixture().unwrap().experts.len();
     for layer in 0..config.num_layers() {
-        for (joined, parts) in [("gate_up_proj", &["gate_proj", "up_proj"][..]), ("down_proj", &["down_proj"])] {
-            let block = format!("model.layers.{layer}.experts");
+        let in_block = |name: &str| config.module_of(&format!("model.layers.{layer}.{name}"));
+        for (joined, parts) in joined.into_iter().zip([&["gate_proj", "up_proj"][..], &["down_proj"]]) {
             let names = (0..num_experts).flat_map(|expert| parts.iter().map(move |part| format!("{expert}.{part}")));
             let matrices: Vec<_> =
-                names.map(|name| tensors.remove(&format!("{block}.{name}.weight")).unwrap()).collect();
-            let shape = vec![num_experts, parts.len() * matrices[0].0[0], matrices[0].0[1]];
-            let bytes = matrices.into_iter().flat_map(|(_, bytes)| bytes).collect();
-            tensors.insert(format!("{block}.{joined}"), (shape, bytes));
+                names.map(|name| tensors.remove(&in_block(&format!("{experts}.{name}.weight"))).unwrap()).collect();
+            let [rows, columns] = [matrices[0].0[0], matrices[0].0[1]];
+            let all = matrices.iter().flat_map(|(_, bytes)| bytes.as_chunks::<4>().0).copied().collect::<Vec<_>>();
+            let width = parts.len() * rows;
+            let (shape, bytes) = if is_transposed {
+                let of_expert = |expert: &[[u8; 4]]| {
+                    let at = |index: usize| expert[index % width * columns + index / width];
+                    (0..expert.len()).map(at).collect::<Vec<_>>()
+                };
+                (vec![num_experts, columns, width], all.chunks(width * columns).flat_map(of_expert).collect())
+            } else {
+                (vec![num_experts, width, columns], all)
+            };
+            tensors.insert(in_block(joined), (shape, bytes.concat()));
         }
     }
 }
