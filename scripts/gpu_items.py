@@ -168,7 +168,7 @@ def own_kernels(kit: Kit) -> None:
 def kernel_tests(kit: Kit) -> None:
     """The kernels by themselves, over ragged shapes, against float64."""
     needs("numpy", "zstandard")
-    for name in ("experts", "delta_rule", "fp8", "rows", "optimizer", "attention", "low_rank", "cross_entropy"):
+    for name in ("cached_attention", "experts", "delta_rule", "fp8", "rows", "optimizer", "attention", "low_rank", "cross_entropy"):
         try:
             found = subprocess.run([sys.executable, ROOT / f"tests/cuda_kernels/{name}.py", "--driver", "libcuda.so.1"], text=True, timeout=60,
                                    stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
