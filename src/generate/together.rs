@@ -82,7 +82,7 @@ pub struct TextBatch<'a> {
     texts: Vec<Text<'a>>,
     /// The previous prompt with the logits after it, if prompts start alike.
     before: Option<(Sequence, Vec<f32>)>,
-    /// Memory that they may take, where it is known.
+    /// Memory that more than several may take.
     memory_bytes: Option<u64>,
 }
 
@@ -111,7 +111,7 @@ impl<'a> TextBatch<'a> {
         Self { model, tokenizer, texts: Vec::new(), before: None, memory_bytes: None }
     }
 
-    /// No more than 16 texts, unless they and one more fit into this memory when they are as long as they may become.
+    /// Up to 64 texts in place of 16, if they and one more fit into this memory when they are as long as they may become.
     #[must_use]
     pub fn within(self, memory_bytes: Option<u64>) -> Self {
         Self { memory_bytes, ..self }
@@ -129,7 +129,7 @@ impl<'a> TextBatch<'a> {
     pub fn has_room(&self) -> bool {
         let bytes = || self.texts.iter().map(|text| text.most_bytes as u64);
         let fits = |memory| bytes().sum::<u64>() + bytes().max().unwrap_or_default() <= memory;
-        self.texts.len() < MAX_TEXTS && (self.texts.len() < SEVERAL || self.memory_bytes.is_none_or(fits))
+        self.texts.len() < MAX_TEXTS && (self.texts.len() < SEVERAL || self.memory_bytes.is_some_and(fits))
     }
 
     /// Whether no text is being written.

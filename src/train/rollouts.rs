@@ -366,8 +366,8 @@ impl Rollouts {
             }
             ControlFlow::Continue(())
         };
-        // The answers to a prompt share what the model has computed of it.
-        let mut texts = TextBatch::new(step.model(), data.tokenizer()).of_equal_starts();
+        // The answers to a prompt share what the model has computed of it. Their memory is a part of the plan.
+        let mut texts = TextBatch::new(step.model(), data.tokenizer()).of_equal_starts().within(Some(u64::MAX));
         let stops = data.stops();
         let mut next = (0..).zip(asked).peekable();
         while next.peek().is_some() || !texts.is_empty() {

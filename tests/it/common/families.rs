@@ -75,14 +75,14 @@ pub(crate) fn write_model(config: &str, folder: &Path) {
     }
     let own = ["experts.gate_up_proj", "experts.down_proj"];
     match &*config.model_type {
-        _ if config.blocks[0].two_branches().is_some() => join_halves(&config, &mut tensors, "experts", own, false),
+        _ if config.blocks[0].two_branches().is_some() => join_halves(&config, &mut tensors, "experts", own),
         "granitemoe" => {
             let joined = ["block_sparse_moe.input_linear.weight", "block_sparse_moe.output_linear.weight"];
-            join_halves(&config, &mut tensors, "block_sparse_moe.experts", joined, false);
+            join_halves(&config, &mut tensors, "block_sparse_moe.experts", joined);
         }
         "qwen3_vl_moe" | "qwen3_vl_moe_text" => {
             let joined = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"];
-            join_halves(&config, &mut tensors, "mlp.experts", joined, true);
+            join_halves(&config, &mut tensors, "mlp.experts", joined);
         }
         _ => {}
     }
@@ -94,9 +94,8 @@ pub(crate) fn write_model(config: &str, folder: &Path) {
 /// Shape and bytes by name.
 type Tensors = BTreeMap<String, (Vec<usize>, Vec<u8>)>;
 
-/// Puts the matrices of experts, whose names begin with `experts` in a block, into one tensor for all of a layer: up below gate, or,
-/// if they are transposed, beside it.
-fn join_halves(config: &ModelConfig, tensors: &mut Tensors, experts: &str, joined: [&str; 2], is_transposed: bool) {
+/// Puts the matrices of experts, whose names begin with `experts` in a block, into one tensor for all of a layer: up below gate.
+fn join_halves(config: &ModelConfig, tensors: &mut Tensors, experts: &str, joined: [&str; 2]) {
     let num_experts = config.blocks[0].mixture().unwrap().experts.len();
     for layer in 0..config.num_layers() {
         let in_block = |name: &str| config.module_of(&format!("model.layers.{layer}.{name}"));
@@ -105,18 +104,9 @@ fn join_halves(config: &ModelConfig, tensors: &mut Tensors, experts: &str, joine
             let matrices: Vec<_> =
                 names.map(|name| tensors.remove(&in_block(&format!("{experts}.{name}.weight"))).unwrap()).collect();
             let [rows, columns] = [matrices[0].0[0], matrices[0].0[1]];
-            let all = matrices.iter().flat_map(|(_, bytes)| bytes.as_chunks::<4>().0).copied().collect::<Vec<_>>();
-            let width = parts.len() * rows;
-            let (shape, bytes) = if is_transposed {
-                let of_expert = |expert: &[[u8; 4]]| {
-                    let at = |index: usize| expert[index % width * columns + index / width];
-                    (0..expert.len()).map(at).collect::<Vec<_>>()
-                };
-                (vec![num_experts, columns, width], all.chunks(width * columns).flat_map(of_expert).collect())
-            } else {
-                (vec![num_experts, width, columns], all)
-            };
-            tensors.insert(in_block(joined), (shape, bytes.concat()));
+            let bytes = matrices.into_iter().flat_map(|(_, bytes)| bytes).collect();
+            let shape = vec![num_experts, parts.len() * rows, columns];
+            tensors.insert(in_block(joined), (shape, bytes));
         }
     }
 }
