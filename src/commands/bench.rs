@@ -18,6 +18,7 @@ use crate::ops::profile::{self, ProfileRow};
 use crate::recipe::{Purpose, Recipe, RecipeArgs};
 use crate::run::Prepared;
 use crate::run::inputs::{WeightsFrom, nvml_selector};
+use crate::run::shipping::not_measured;
 use crate::train::step::TrainStep;
 use crate::util::failure::Failure;
 use crate::util::stats::{as_u64, median};
@@ -69,6 +70,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
     let num_steps = args.steps.or(recipe.train.max_steps).unwrap_or(DEFAULT_NUM_STEPS);
     let prepared = Prepared::new(recipe, None, WeightsFrom::Hub, false)?;
     let Prepared { recipe, source, device, memory, .. } = &prepared;
+    not_measured(recipe).iter().for_each(|note| say(note));
     let telemetry = Telemetry::start(recipe.logging.gpu_sample_ms, nvml_selector(device));
     let model = prepared.load_model()?;
     let mut adapters = prepared.unstarted_adapters();

@@ -5,7 +5,7 @@ mod rows;
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use indicatif::ProgressStyle;
 
@@ -23,7 +23,7 @@ use crate::save::export::{
     self, Codes, Differences, ExportError, GgufOptions, MergeOptions, MergeSummary, Packing, PromptForm, Shipped,
 };
 use crate::schema::Problem;
-use crate::spec::{ModelConfig, Role, StoredQuantisation};
+use crate::spec::{ModelConfig, Role};
 use crate::util::failure::Failure;
 use crate::util::text::{bytes, quoted};
 use crate::util::{files, terminal};
@@ -93,17 +93,7 @@ pub(crate) fn run(args: &MergeArgs) -> Result<(), Failure> {
     }
     let config = ModelConfig::from_model(&base)?;
     named.trained_with.warn_if_changed(&Weights::open(&base, &config)?);
-    let about_windows = if is_gguf { about_windows(&config) } else { String::new() };
-    let stored = config.quantisation.filter(StoredQuantisation::is_in_codes);
-    let stored = stored.map(|stored| stored.method);
-    if let (Some(method), true) = (stored, args.original) {
-        let problem = Problem::new(format!("{}: --original, but the base is stored as {method}", base.display()));
-        let hint =
-            "leave it out, for the base as it was trained on; or name the model that the codes were made of: --model";
-        return Err(problem.hint(hint).into());
-    }
-    let trained_on = named.base.storage(Dtype::F32, None).quantisation.filter(|_| stored.is_none());
-    let decoded = trained_on.filter(|_| !args.original);
+    let coded = Coded::of(args, &named, &base, &config)?;
     // What was trained through the rounding of a file is that file.
     let shipped = if is_combined { None } else { Shipped::read(&adapter.folder)? };
     let trained_for = shipped.as_ref().map(|shipped| shipped.file_type);
@@ -113,21 +103,77 @@ pub(crate) fn run(args: &MergeArgs) -> Result<(), Failure> {
     // A file that exists is refused at once.
     let uses_rows = is_coded && is_gguf && !is_combined && !args.without_rows && !args.out.exists();
     let rows = if uses_rows { rows_of(&named)? } else { None };
+    let summary =
+        write(args, is_gguf, (&base, &adapter.folder), (coded.decoded(args), shipped.as_ref(), rows.as_ref()))?;
+    let mut text = about(args, &adapter, &summary, start.elapsed());
+    let other = summary.trained_on.as_ref().filter(|base| args.model.model.is_some() && **base != named.base.path);
+    if let Some(trained_on) = other {
+        let _ = write!(text, "\nnote: the adapter says that it was trained on {trained_on}");
+    }
+    if let Some(file_type) = trained_for {
+        text += &about_training(file_type, shipped.is_some());
+    }
+    text += &about_file(args, &summary, rows);
+    if is_gguf && is_coded && shipped.is_none() && args.dtype != Some(FileType::Q8) {
+        text += "\nq8_0, of 8.5 bits a weight, loses next to nothing";
+    }
+    text += &about_rounding(args, &summary, &coded);
+    text += &if is_gguf { about_use(args, &config) } else { about_class(&args.out) };
+    say(&text);
+    Ok(())
+}
+
+/// The codes of the base that an adapter was trained on.
+struct Coded {
+    /// As which the files of the base have it.
+    stored: Option<String>,
+    /// As which 16 bits were quantised while they were read.
+    trained_on: Option<Quantisation>,
+}
+
+impl Coded {
+    /// Refuses the original of what is stored in codes.
+    fn of(args: &MergeArgs, named: &Named, base: &Path, config: &ModelConfig) -> Result<Self, Problem> {
+        let stored = config.quantisation.as_ref().filter(|stored| stored.is_in_codes());
+        let stored = stored.map(|stored| stored.method.to_string());
+        if let (Some(method), true) = (&stored, args.original) {
+            let problem = Problem::new(format!("{}: --original, but the base is stored as {method}", base.display()));
+            let hint = "leave it out, for the base as it was trained on; or name the model that the codes were made of: \
+                        --model";
+            return Err(problem.hint(hint));
+        }
+        let trained_on = named.base.storage(Dtype::F32, None).quantisation.filter(|_| stored.is_none());
+        Ok(Self { stored, trained_on })
+    }
+
+    /// Those onto which the adapter is added.
+    fn decoded(&self, args: &MergeArgs) -> Option<Quantisation> {
+        self.trained_on.filter(|_| !args.original)
+    }
+}
+
+/// Writes the model. The scales of a file that was trained for are those of its training; what errors cost in others, the rows say.
+fn write(
+    args: &MergeArgs,
+    is_gguf: bool,
+    (base, adapter): (&Path, &Path),
+    (decoded, shipped, rows): (Option<Quantisation>, Option<&Shipped>, Option<&RunRows>),
+) -> Result<MergeSummary, Failure> {
     let weighs = args.dtype.is_some_and(FileType::weighs_errors) && shipped.is_none();
-    let imatrix = rows.as_ref().filter(|_| weighs).map(RunRows::imatrix).transpose()?;
-    let options = GgufOptions {
-        dtype: args.dtype,
-        decoded,
-        imatrix: imatrix.as_ref(),
-        start: shipped.as_ref().map(|shipped| &shipped.start),
-    };
-    let mut summary =
-        written(args, is_gguf, &base, &adapter.folder, options).map_err(|error| failure(error, &adapter.folder))?;
+    let imatrix = rows.filter(|_| weighs).map(RunRows::imatrix).transpose()?;
+    let start = shipped.map(|shipped| &shipped.start);
+    let options = GgufOptions { dtype: args.dtype, decoded, imatrix: imatrix.as_ref(), start };
+    let mut summary = written(args, is_gguf, base, adapter, options).map_err(|error| failure(error, adapter))?;
     if shipped.is_some() {
         // What was rounded is what was trained.
         summary.differences = Differences::default();
     }
-    let mut text = format!(
+    Ok(summary)
+}
+
+/// What was written, for people.
+fn about(args: &MergeArgs, adapter: &Source, summary: &MergeSummary, time: Duration) -> String {
+    format!(
         "merged {} layer{} of {} into {}: {} in {} file{}, {:.1} s",
         summary.num_modules,
         plural(summary.num_modules),
@@ -136,15 +182,13 @@ pub(crate) fn run(args: &MergeArgs) -> Result<(), Failure> {
         bytes(summary.num_bytes as u64),
         summary.num_files,
         plural(summary.num_files),
-        start.elapsed().as_secs_f64(),
-    );
-    let other = summary.trained_on.as_ref().filter(|base| args.model.model.is_some() && **base != named.base.path);
-    if let Some(trained_on) = other {
-        let _ = write!(text, "\nnote: the adapter says that it was trained on {trained_on}");
-    }
-    if let Some(file_type) = trained_for {
-        text += &about_training(file_type, shipped.is_some());
-    }
+        time.as_secs_f64(),
+    )
+}
+
+/// The types of a file's tensors, its loss on `rows` and the ends of its answers, for people.
+fn about_file(args: &MergeArgs, summary: &MergeSummary, rows: Option<RunRows>) -> String {
+    let mut text = String::new();
     if let Some((dtype, about)) = args.dtype.zip(summary.about_types.as_ref()) {
         let _ = write!(text, "\n{}: {about}", dtype.name());
     }
@@ -153,20 +197,20 @@ pub(crate) fn run(args: &MergeArgs) -> Result<(), Failure> {
         Ok(losses) => losses.flatten().into_iter().for_each(|losses| text += &format!("\n{losses}")),
         Err(failure) => text += &format!("\nnote: its loss was not measured: {}", failure.to_string().trim()),
     }
-    if let Some(about) = &summary.about_ends {
-        let _ = write!(text, "\n{about}");
-    }
-    text += &about_rounding(args, &summary, trained_on, stored, is_coded);
-    if !is_gguf && let Some(warning) = Tokenizer::open(&args.out).ok().and_then(|tokenizer| tokenizer.class_warning()) {
-        let _ = write!(text, "\nwarning: {warning}");
-    }
-    if is_gguf {
-        text += &about_windows;
-        let (out, modelfile) = (shown(&args.out), shown(&export::modelfile(&args.out)));
-        let _ = write!(text, "\n  llama-cli -m {out}\n  ollama create NAME -f {modelfile}");
-    }
-    say(&text);
-    Ok(())
+    summary.about_ends.iter().for_each(|about| text += &format!("\n{about}"));
+    text
+}
+
+/// How a file is used.
+fn about_use(args: &MergeArgs, config: &ModelConfig) -> String {
+    let (out, modelfile) = (shown(&args.out), shown(&export::modelfile(&args.out)));
+    about_windows(config) + &format!("\n  llama-cli -m {out}\n  ollama create NAME -f {modelfile}")
+}
+
+/// That transformers reads the tokenizer of a folder otherwise.
+fn about_class(folder: &Path) -> String {
+    let warning = Tokenizer::open(folder).ok().and_then(|tokenizer| tokenizer.class_warning());
+    warning.map(|warning| format!("\nwarning: {warning}")).unwrap_or_default()
 }
 
 /// The rows of the run that the adapter comes from; where they cannot be had, it is said why.
@@ -200,17 +244,11 @@ fn adapter_only(args: &MergeArgs, base_name: &str, base: &Path, adapter: &Path) 
     Ok(text)
 }
 
-/// What was rounded between training and the files, for people. `trained_on` and `stored`: codes that the base was trained on, and
-/// that it is stored as; `is_coded`: the file has codes.
-fn about_rounding(
-    args: &MergeArgs,
-    summary: &MergeSummary,
-    trained_on: Option<Quantisation>,
-    stored: Option<impl std::fmt::Display>,
-    is_coded: bool,
-) -> String {
+/// What was rounded between training and the files, for people.
+fn about_rounding(args: &MergeArgs, summary: &MergeSummary, Coded { stored, trained_on }: &Coded) -> String {
     let (mut text, differences) = (String::new(), summary.differences);
-    if let Some(quantisation) = trained_on {
+    let is_coded = args.dtype.is_some_and(|dtype| dtype.float().is_none());
+    if let Some(quantisation) = *trained_on {
         text.push_str(&onto(quantisation, args.original, differences));
         if is_coded && !args.original {
             text.push_str(

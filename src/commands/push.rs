@@ -13,7 +13,7 @@ use super::report::failure;
 use super::{print, say};
 use crate::hub::{self, Content, HubSettings, Location, Progress, Upload};
 use crate::insight::report::{Published, model_card};
-use crate::run::next_commands::vllm_options;
+use crate::run::next_commands::{about_servers, vllm_options};
 use crate::save::export::{PROMPT_FORM_FILE, SHIPPED_FILE, TOKENIZER_FILES, about_raw, read_adapter};
 use crate::schema::Problem;
 use crate::util::failure::Failure;
@@ -96,11 +96,9 @@ fn files(args: &PushArgs) -> Result<Vec<Upload>, Failure> {
     }
     let scores = saved.weights.scores();
     let is_plain = saved.config.is_plain();
-    if !is_plain && args.merged.is_none() {
-        say(&format!(
-            "note: servers such as vLLM give all layers one scale, and this adapter has several\n  hint: `lora-train export --plain {} DIR` writes one that they read right",
-            args.run
-        ));
+    if args.merged.is_none() && !scores {
+        let has_more = saved.weights.replaces_weights();
+        about_servers(&saved.config, &args.run, has_more).iter().for_each(|line| say(line));
     }
     if args.merged.is_none() {
         about_raw(&adapter.folder)?.iter().for_each(|warning| say(warning));

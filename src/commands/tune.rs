@@ -22,6 +22,7 @@ use crate::ops::place::place_on;
 use crate::recipe::{Purpose, Recipe, RecipeArgs, is_stdin};
 use crate::run::Prepared;
 use crate::run::inputs::{WeightsFrom, workload};
+use crate::run::shipping::not_measured;
 use crate::schema::{Problem, Problems};
 use crate::train::budget::fit;
 use crate::util::failure::Failure;
@@ -140,6 +141,7 @@ pub(crate) fn run(args: &TuneArgs) -> Result<(), Failure> {
         NUM_PAIRS,
         duration(60.0 * args.max_minutes)
     ));
+    not_measured(recipe).iter().for_each(|note| say(note));
     let axes = Axis::all(args.keep_numbers);
     let clock = clock(args.max_minutes);
     let say = |line: &str| clock.suspend(|| say(line));

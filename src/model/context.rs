@@ -88,6 +88,11 @@ impl<'a> BlockContext<'a> {
         Self { place, layout, eps: config.rms_norm_eps, inputs, adapters, dropout, by_rows: &[], watch: None }
     }
 
+    /// Whether somebody wants the input of a layer.
+    pub(super) fn sees(&self, site: SiteId) -> bool {
+        self.watch.is_some_and(|watch| watch.sites.contains(&site))
+    }
+
     /// Where the operations run.
     pub(super) fn place(&self) -> Place {
         self.place

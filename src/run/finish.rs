@@ -12,7 +12,7 @@ use super::Run;
 use super::device_memory::panic_reason;
 use super::dir::RunDir;
 use super::inputs::data_failure;
-use super::next_commands::{next_commands, next_scores, vllm_options};
+use super::next_commands::{about_servers, next_commands, next_scores, vllm_options};
 use super::prepare::Prepared;
 use super::start::Started;
 use super::verify::adapter_reloads;
@@ -211,6 +211,12 @@ impl Started<'_> {
             next_commands(&self.run.dir, &recipe.model.path, is_file, vllm, longer.as_deref())
         };
         self.trainer.sinks.note(&commands);
+        if !is_shipped && !recipe.objective.scores() {
+            let run = self.run.dir.path().display().to_string();
+            about_servers(&self.run.prepared.lora, &run, has_more)
+                .iter()
+                .for_each(|line| self.trainer.sinks.note(line));
+        }
         Ok(())
     }
 

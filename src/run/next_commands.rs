@@ -1,6 +1,7 @@
 //! What to do with a run that has finished: commands to paste into a shell.
 
 use super::dir::RunDir;
+use crate::config::LoraConfig;
 use crate::util::text::quoted;
 
 /// Ranks that vLLM serves.
@@ -60,6 +61,27 @@ pub(super) fn next_scores(dir: &RunDir, longer: Option<&str>) -> String {
     )
 }
 
+/// What servers refuse of an adapter, or read otherwise than it was trained, each with the way out. `run` is its name on the command
+/// line; `has_more`: it has trained more than A and B.
+pub(crate) fn about_servers(lora: &LoraConfig, run: &str, has_more: bool) -> Vec<String> {
+    let run = quoted(run);
+    let plain = format!("`lora-train export --plain {run} DIR` writes one that all of them read right");
+    let mut lines = Vec::new();
+    if lora.use_dora || has_more {
+        let what = if lora.use_dora { "with `use_dora`" } else { "with weights that were trained as a whole" };
+        lines.push(format!("vLLM and llama.cpp refuse an adapter {what}\n  hint: `lora-train merge {run} --out DIR`"));
+    } else if !lora.is_plain() {
+        lines.push(format!(
+            "vLLM and Ollama give all layers one scale, and this adapter has several, which they do not say\n  hint: {plain}"
+        ));
+    } else if lora.use_rslora {
+        lines.push(format!(
+            "Ollama and llama.cpp's converter do not read `use_rslora`, and do not say so\n  hint: {plain}"
+        ));
+    }
+    lines.into_iter().map(|line| format!("note: {line}")).collect()
+}
+
 fn train_on(longer: Option<&str>) -> String {
     longer.map(|longer| format!("\n  train on  {longer}")).unwrap_or_default()
 }
@@ -73,6 +95,19 @@ pub(crate) fn vllm_options(rank: usize, has_more: bool) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn of_what_servers_refuse_or_misread_only_that_is_said_which_an_adapter_has() {
+        let said = |lora: LoraConfig, has_more| about_servers(&lora, "a b", has_more).join("\n");
+        assert_eq!(said(LoraConfig::default(), false), "");
+        let rooted = LoraConfig { use_rslora: true, ..LoraConfig::default() };
+        let text = said(rooted.clone(), false);
+        assert!(text.contains("do not read `use_rslora`") && text.contains("export --plain 'a b' DIR"), "{text}");
+        let text = said(LoraConfig { use_dora: true, ..rooted.clone() }, false);
+        assert!(text.contains("refuse an adapter with `use_dora`\n  hint: `lora-train merge 'a b'"), "{text}");
+        assert!(!text.contains("rslora"));
+        assert!(said(rooted, true).contains("trained as a whole"));
+    }
 
     #[test]
     fn the_next_commands_can_be_pasted_and_name_what_was_trained() {

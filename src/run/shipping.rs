@@ -53,6 +53,15 @@ pub(crate) fn require_shippable(
     Ok(())
 }
 
+/// What times of steps leave out of a recipe, for people.
+pub(crate) fn not_measured(recipe: &Recipe) -> Option<String> {
+    let file_type = recipe.train.ship_as?.word();
+    Some(format!(
+        "note: steps are measured as they are before `train.ship_from`; with `train.ship_as` = \"{file_type}\" each later one encodes \
+         the adapted weights, too"
+    ))
+}
+
 /// What the recipe wants the last of all steps to train for. `start`: how a resumed run had begun with that.
 pub(super) fn shipping(prepared: &Prepared, total_steps: u64, done: u64, start: Option<Shipped>) -> Option<Shipping> {
     let Prepared { recipe, source, .. } = prepared;

@@ -29,7 +29,7 @@ pub use adapter_file::{SavedAdapter, find_adapter, is_adapter, read_adapter, wri
 pub use adapter_set::{adapter_set, adapter_weights};
 pub use combine::{Combined, Weighted, combine, write_combined, write_plain};
 pub use error::ExportError;
-pub use gguf::{GgufOptions, Imatrix, adapter_gguf, imatrix_file, lost_windows, merge_gguf, modelfile};
+pub use gguf::{GgufOptions, Imatrix, InputSquares, adapter_gguf, imatrix_file, lost_windows, merge_gguf, modelfile};
 pub use merge::{Codes, Differences, MergeOptions, MergeSummary, Packing, merge};
 pub use new_rows::grow;
 pub use prompt_form::{Ends, PROMPT_FORM_FILE, PromptForm};

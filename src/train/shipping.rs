@@ -5,13 +5,17 @@
 //! weights are as that file has them, too. Blocks whose scales are searched for keep those of the first step: codes alone are chosen
 //! anew, and `merge` writes the file with the same scales, so that it is the model that was trained and evaluated, bit for bit.
 
+use std::cell::Cell;
 use std::path::PathBuf;
+use std::time::Instant;
 
 use crate::config::{FileType, Residency};
 use crate::device::Dtype;
 use crate::model::weights::Weights;
 use crate::model::{Storage, load};
 use crate::save::export::{AdapterWeights, ExportError, GgufOptions, Shipped, adapter_weights, merge_gguf};
+use crate::util::stats::as_f64;
+use crate::util::text::duration;
 
 use super::rounding::Rounding;
 use super::saver::AdapterFiles;
@@ -41,11 +45,17 @@ pub struct Shipping {
 }
 
 impl Shipping {
-    /// Puts the model as the file has it in the place of that of the step, which may not be used where this fails.
+    /// Puts the model as the file has it in the place of that of the step, which may not be used where this fails. `at_work` gets
+    /// what is done, and how far that is.
     ///
     /// # Errors
     /// What llama.cpp has no place for; a disk that takes no file of that size.
-    pub(super) fn begin(&mut self, step: &mut TrainStep, files: &AdapterFiles) -> Result<(), ExportError> {
+    pub(super) fn begin(
+        &mut self,
+        step: &mut TrainStep,
+        files: &AdapterFiles,
+        at_work: &dyn Fn(String),
+    ) -> Result<(), ExportError> {
         let start = self.start.take().unwrap_or_else(|| adapter_weights(step.adapters()));
         let (config, device) = (step.model().config.clone(), step.model().device());
         // The weights of the first part make room.
@@ -56,8 +66,15 @@ impl Shipping {
         let temporary = temporary.map_err(ExportError::io("write to", &self.folder))?;
         let [adapter, file] = ["adapter", "model.gguf"].map(|name| temporary.path().join(name));
         files.write(&adapter, &start, None)?;
+        let (begin, done) = (Instant::now(), Cell::new(0));
+        let on_bytes = |bytes: usize, all: usize| {
+            done.set(done.get() + bytes);
+            let share = as_f64(done.get()) / as_f64(all.max(1));
+            let left = duration(begin.elapsed().as_secs_f64() * (1.0 / share.max(1e-9) - 1.0));
+            at_work(format!("making the {} file {:.0} %, {left} left", self.file_type.name(), 100.0 * share));
+        };
         let options = GgufOptions { dtype: Some(self.file_type), ..GgufOptions::default() };
-        merge_gguf(&self.base, &adapter, &file, options, &|_, _| ())?;
+        merge_gguf(&self.base, &adapter, &file, options, &on_bytes)?;
         let storage = Storage { residency: Residency::Memory, quantisation: None, ..self.storage };
         let model = load::load(&config, &Weights::open(&file, &config)?, storage, self.compute, &device)?;
         step.ship(
@@ -136,7 +153,7 @@ mod tests {
             let files = AdapterFiles { lora: lora.clone(), base_model_name_or_path, prompt_form, tokenizer: None };
             let mut step = plain(&lora);
             take_step(&mut step, 100);
-            shipping(file_type, root.path(), None).begin(&mut step, &files).unwrap();
+            shipping(file_type, root.path(), None).begin(&mut step, &files, &|_| ()).unwrap();
             assert_eq!(std::fs::read_dir(root.path()).unwrap().count(), 0, "nothing is left of the first file");
             let before = bytes(step.model());
             (0..3).for_each(|i| take_step(&mut step, 200 + i));
@@ -167,7 +184,7 @@ mod tests {
             let mut resumed = plain(&lora);
             let saved = crate::save::export::read_adapter(&adapter).unwrap();
             resumed.replace_adapters(saved.into_set(&adapter, &step.model().config, &Device::flex()).unwrap());
-            shipping(file_type, root.path(), Some(shipped.start.clone())).begin(&mut resumed, &files).unwrap();
+            shipping(file_type, root.path(), Some(shipped.start.clone())).begin(&mut resumed, &files, &|_| ()).unwrap();
             assert!(bytes(resumed.model()) == trained, "{file_type:?}");
         }
     }

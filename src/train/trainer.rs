@@ -4,6 +4,7 @@ mod answers;
 mod evaluation;
 mod shared;
 
+use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -188,7 +189,8 @@ impl Trainer<'_> {
             return Ok(());
         };
         let (begin, name, is_new) = (Instant::now(), shipping.file_type.name(), shipping.start.is_none());
-        shipping.begin(&mut self.step, self.saver.adapter_files())?;
+        let sinks = RefCell::new(&mut self.sinks);
+        shipping.begin(&mut self.step, self.saver.adapter_files(), &|what| sinks.borrow_mut().at_work(what))?;
         if is_new {
             self.state.evaluations.forget_best();
             // The losses of the rounded weights are others.

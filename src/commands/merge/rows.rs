@@ -95,7 +95,7 @@ impl RunRows {
         let name_of = |path: &str| path.rsplit(['/', '\\']).next().unwrap_or_default().to_owned();
         let datasets = self.prepared.recipe.data.train.iter().map(|source| name_of(&source.path)).collect();
         Ok(Imatrix {
-            means: importance.means().map(|(place, means)| (name(place), means)).collect(),
+            inputs: importance.inputs().map(|(place, inputs)| (name(place), inputs)).collect(),
             num_tokens: importance.num_tokens(),
             num_chunks: importance.num_batches(),
             datasets,

@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use super::ranks::{Cluster, OneRank, SharedStep};
 use super::target::{PlanTarget, Speed};
-use crate::config::{CostConfig, GradientCheckpointing, ObjectiveName, Residency};
+use crate::config::{CostConfig, FileType, GradientCheckpointing, ObjectiveName, Residency};
 use crate::model::Storage;
 use crate::recipe::Recipe;
 use crate::train::budget::fit::{self, Decision, Suggestion, USABLE, size};
@@ -104,6 +104,9 @@ pub(super) struct Report {
     /// Whether evaluations take more than that, for samples or scores.
     #[serde(skip)]
     writes: bool,
+    /// As which the last steps round weights, too.
+    #[serde(skip)]
+    ship_as: Option<FileType>,
     /// Tokens, time, energy and cost of the run assume rows of full length.
     is_at_most: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -200,6 +203,7 @@ impl Report {
             evaluations: forecast.map(|forecast| forecast.evaluations.0),
             evaluation_seconds,
             writes: !recipe.eval.generate.is_empty() || recipe.eval.task.metric.is_some(),
+            ship_as: recipe.train.ship_as,
             is_at_most: forecast.is_none(),
             energy_kwh,
             cost,
@@ -488,7 +492,9 @@ fn times(report: &Report, without_rows: Option<&str>) -> Vec<String> {
         Some(_) if report.writes => Some("the samples and scores of evaluations"),
         Some(_) => None,
     };
-    let without: Vec<String> = of_evaluations.map(str::to_owned).into_iter().chain(of_answers).collect();
+    let of_rounding = report.ship_as.map(|it| format!("making and rounding to the {} file", it.name()));
+    let without: Vec<String> =
+        of_evaluations.map(str::to_owned).into_iter().chain(of_answers).chain(of_rounding).collect();
     let without = if without.is_empty() { String::new() } else { format!(", without {}", without.join(" and ")) };
     let evaluations = match (report.evaluations, report.evaluation_seconds) {
         (Some(number @ 1..), Some(seconds)) => {

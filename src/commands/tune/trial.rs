@@ -115,6 +115,10 @@ impl Runner {
         ];
         fixed.extend(recipe.scheduler.warmup_steps.map(|_| "scheduler.warmup_steps=0"));
         fixed.extend(recipe.scheduler.warmup_ratio.map(|_| "scheduler.warmup_ratio=0"));
+        // The first file takes as long as many steps.
+        if recipe.train.ship_as.is_some() {
+            fixed.extend(["train.ship_as=", "train.ship_from=0.8"]);
+        }
         // These keys are refused without rows to evaluate on.
         if recipe.data.eval_split.is_some() || !recipe.data.eval.is_empty() {
             fixed.extend(["eval.max_batches=1", "eval.eval_steps=1000000"]);

@@ -150,11 +150,11 @@ impl Console {
         step.is_multiple_of(self.logging_steps) || step >= self.total_steps
     }
 
-    /// Shows how many micro-batches of the evaluation are done, on a terminal only.
-    pub(super) fn evaluating(&mut self, done: usize, total: usize) {
+    /// Shows what is done between steps, and how far it is, on a terminal only.
+    pub(super) fn at_work(&mut self, what: String) {
         match &self.view {
-            View::Bar(bar) => bar.set_message(format!("evaluating {done}/{total}")),
-            View::Dashboard(dashboard, _) => dashboard.evaluating(done, total),
+            View::Bar(bar) => bar.set_message(what),
+            View::Dashboard(dashboard, _) => dashboard.at_work(what),
             View::Lines | View::Quiet | View::Nothing => {}
         }
     }

@@ -64,8 +64,8 @@ impl Dashboard {
         self.change(|state| state.step(step));
     }
 
-    pub(super) fn evaluating(&self, done: usize, total: usize) {
-        self.change(|state| state.evaluating = Some((done, total)));
+    pub(super) fn at_work(&self, what: String) {
+        self.change(|state| state.work = Some(what));
     }
 
     pub(super) fn evaluated(&self, step: u64, seconds: f64) {

@@ -22,7 +22,7 @@ impl Dashboard {
         match self.0 {}
     }
 
-    pub(super) fn evaluating(&self, _: usize, _: usize) {
+    pub(super) fn at_work(&self, _: String) {
         match self.0 {}
     }
 

@@ -173,9 +173,9 @@ impl Sinks {
         self.console.finding(step, finding);
     }
 
-    /// Shows that an evaluation has done a number of its micro-batches.
-    pub fn evaluating(&mut self, done: usize, total: usize) {
-        self.console.evaluating(done, total);
+    /// Shows what is done between steps, and how far it is.
+    pub fn at_work(&mut self, what: String) {
+        self.console.at_work(what);
     }
 
     /// An evaluation after `step` has ended: it took so long, samples and score included.

@@ -30,7 +30,7 @@ mod types;
 mod vocabulary;
 
 use file::{Gguf, Tensor, decode, encode, text, too_large};
-pub use imatrix::Imatrix;
+pub use imatrix::{Imatrix, InputSquares};
 pub use names::lost_windows;
 
 /// The key of the chat template.
@@ -104,7 +104,7 @@ pub fn merge_gguf(
     add_ends(&mut metadata, &ends);
     let chosen = dtype.choose(&mut tensors, &metadata, float, imatrix.is_some())?;
     create_parent(out)?;
-    metadata.extend(imatrix.into_iter().flat_map(|imatrix| imatrix.keys(&imatrix_file(out))));
+    metadata.extend(imatrix.into_iter().flat_map(|imatrix| imatrix.keys(config, &imatrix_file(out))));
     let num_bytes = Gguf { metadata, tensors }.write(out)?;
     imatrix.map_or(Ok(()), |imatrix| imatrix.write(config, &imatrix_file(out)))?;
     write_modelfile(out, form.as_ref(), &tokenizer, &ends)?;

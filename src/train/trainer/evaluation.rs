@@ -39,7 +39,7 @@ impl Trainer<'_> {
     /// The score of the task by the rows of all ranks. `None` where the run was asked to stop.
     fn score(&mut self) -> Result<Option<Score>, TrainerError> {
         let Some(task) = &self.evaluator.task else { return Ok(None) };
-        let progress = |done, num_rows| self.sinks.evaluating(done, num_rows);
+        let progress = |done, num_rows| self.sinks.at_work(format!("evaluating {done}/{num_rows}"));
         let count = task.count(&self.step, self.data, || self.stop.requested(), progress);
         let Some(count) = self.agree_on(count.map_err(TrainerError::Task))? else { return Ok(None) };
         let count = count.of_all(self.step.ranks());
@@ -62,7 +62,7 @@ impl Trainer<'_> {
             if let Some(rollouts) = &mut self.rollouts {
                 rollouts.set_state(state);
             }
-            let progress = |done, num_batches| self.sinks.evaluating(done, num_batches);
+            let progress = |done, num_batches| self.sinks.at_work(format!("evaluating {done}/{num_batches}"));
             let rollouts = self.rollouts.as_mut();
             let total = eval_loss(&self.step, self.data, rollouts, &self.evaluator.config, self.stop, progress);
             let Some(total) = self.agree_on(total.map_err(TrainerError::from))? else { return Ok(false) };

@@ -51,8 +51,8 @@ pub(super) fn draw(frame: &mut Frame<'_>, state: &DashboardState) {
 /// The run on the left, its progress on the right.
 fn draw_title(frame: &mut Frame<'_>, area: Rect, state: &DashboardState) {
     let done = state.done();
-    let what = match (state.evaluating, state.remaining_seconds()) {
-        (Some((done, total)), _) => format!("evaluating {done}/{total}"),
+    let what = match (&state.work, state.remaining_seconds()) {
+        (Some(work), _) => work.clone(),
         (None, Some(seconds)) => format!("{} left", duration(seconds)),
         (None, None) => "starting".to_owned(),
     };

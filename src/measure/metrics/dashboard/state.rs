@@ -39,7 +39,7 @@ pub(super) struct DashboardState {
     pub(super) memories: Vec<f64>,
     /// Parts of the time of the last steps.
     pub(super) times: Vec<[f64; NUM_PARTS]>,
-    pub(super) evaluating: Option<(usize, usize)>,
+    pub(super) work: Option<String>,
     pub(super) num_warnings: usize,
     pub(super) last_warning: Option<String>,
     /// What the diagnosis has found since the last warning.
@@ -101,7 +101,7 @@ impl DashboardState {
 
     #[expect(clippy::cast_precision_loss, reason = "drawn")]
     pub(super) fn step(&mut self, step: &StepMetrics) {
-        self.evaluating = None;
+        self.work = None;
         if step.loss.is_finite() {
             self.losses.push(step.step as f64, step.loss);
         }
@@ -126,7 +126,7 @@ impl DashboardState {
     }
 
     pub(super) fn eval(&mut self, eval: &EvalMetrics) {
-        self.evaluating = None;
+        self.work = None;
         if let Some(loss) = eval.eval_loss.filter(|loss| loss.is_finite()) {
             self.evaluated(eval.step, loss);
         }

@@ -10,9 +10,10 @@ use crate::ops::swiglu::{gated as gate, gated_backward};
 use crate::spec::{self, Activation, Projections};
 
 impl spec::Mixture {
-    /// What computes the experts of this input together, if it takes it and all of their matrices.
+    /// What computes the experts of this input together, if it takes it and all of their matrices, and nothing wants to see the
+    /// input of each.
     pub(super) fn together<'a>(&self, x: &Tensor<2>, linears: &Linears<'a>) -> Option<&'a dyn Experts> {
-        let together = linears.context.place().experts()?;
+        let together = linears.context.place().experts().filter(|_| !linears.context.sees(self.experts[0].down))?;
         let slots = x.dims()[0] * self.num_per_token;
         let is_taken = self.experts.iter().all(|expert| matches!(expert.gate_up, Projections::Apart(_)))
             && together.takes(x, slots, &self.gate_up(linears))

@@ -370,3 +370,41 @@ fn a_mistral_and_a_ministral_of_one_architecture_are_told_apart_by_their_yarn() 
     let error = of_file("temperature_scale").unwrap_err();
     assert!(error.contains("`mistral3.attention.temperature_scale` is missing"), "{error}");
 }
+
+#[test]
+fn an_imatrix_has_sums_and_counts_and_those_of_experts_in_one_tensor_in_their_order() {
+    let json = include_str!("../../../../tests/golden/qwen3_moe/config.json");
+    let config = ModelConfig::from_json(&json.replace("\"num_experts\": 8", "\"num_experts\": 12")).unwrap();
+    let inputs = |sum: f32, num_tokens| InputSquares { sums: vec![sum; 64], num_tokens };
+    let expert_name = |expert: u8| format!("model.layers.1.mlp.experts.{expert}.gate_proj.weight");
+    let expert = |expert: u8| {
+        let num_tokens = if expert == 3 { 0 } else { expert + 1 };
+        (expert_name(expert), inputs(0.5 * f32::from(num_tokens), usize::from(num_tokens)))
+    };
+    let query = ("model.layers.0.self_attn.q_proj.weight".to_owned(), inputs(5.0, 20));
+    let imatrix = Imatrix {
+        inputs: (0..12).map(expert).chain([query]).collect(),
+        num_tokens: 20,
+        num_chunks: 2,
+        datasets: vec!["rows.jsonl".to_owned()],
+    };
+    let means = |expert: u8| imatrix.of(&config, &expert_name(expert)).unwrap();
+    assert_eq!([2, 3].map(means), [vec![0.5; 64], vec![1.0; 64]]);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.imatrix.gguf");
+    imatrix.write(&config, &path).unwrap();
+    let file = read(&path);
+    let tensor = |name: &str| {
+        let (_, shape, bytes) = &file.tensors[name];
+        (shape.clone(), numbers(bytes))
+    };
+    assert_eq!(tensor("blk.0.attn_q.weight.in_sum2"), (vec![64, 1], vec![5.0; 64]));
+    assert_eq!(tensor("blk.0.attn_q.weight.counts"), (vec![1, 1], vec![20.0]));
+    let counts = [1.0, 2.0, 3.0, 0.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 11.0, 12.0];
+    assert_eq!(tensor("blk.1.ffn_gate_exps.weight.counts"), (vec![1, 12], counts.to_vec()));
+    let sums = counts.iter().flat_map(|count| [0.5 * count; 64]).collect();
+    assert_eq!(tensor("blk.1.ffn_gate_exps.weight.in_sum2"), (vec![64, 12], sums));
+    assert_eq!(file.metadata["imatrix.chunk_size"], 10u32.to_le_bytes());
+    let keys: BTreeMap<_, _> = imatrix.keys(&config, &path).into_iter().collect();
+    assert_eq!(keys["quantize.imatrix.entries_count"], Value::U32(2));
+}

@@ -309,7 +309,7 @@ mod tests {
     };
 
     impl Model {
-        fn files(&self, of: FileType) -> (BTreeMap<String, String>, Chosen) {
+        fn files(&self, of: FileType, is_weighed: bool) -> (BTreeMap<String, String>, Chosen) {
             let Self { width, inner, head_dim, .. } = *self;
             let [heads, kv_heads] = self.heads.map(|heads| heads as usize * head_dim);
             let experts = if self.num_experts > 1 { vec![self.num_experts] } else { vec![] };
@@ -342,99 +342,90 @@ mod tests {
             ];
             let mut metadata = vec![("general.architecture".to_owned(), Value::String("llama".to_owned()))];
             metadata.extend(keys.map(|(key, value)| (format!("llama.{key}"), Value::U32(value))));
-            let chosen = of.choose(&mut tensors, &metadata, FileType::Bf16, false).unwrap();
+            let chosen = of.choose(&mut tensors, &metadata, FileType::Bf16, is_weighed).unwrap();
             (tensors.iter().map(|tensor| (tensor.name.clone(), tensor.kind.to_string())).collect(), chosen)
-        }
-
-        /// The layers in which a matrix has this type.
-        fn layers(&self, of: FileType, matrix: &str, kind: &str) -> Vec<u32> {
-            let kinds = self.files(of).0;
-            (0..self.num_layers).filter(|layer| kinds[&format!("blk.{layer}.{matrix}.weight")] == kind).collect()
         }
     }
 
+    const QWEN3: Model = Model {
+        num_layers: 28,
+        width: 1024,
+        heads: [16, 8],
+        head_dim: 128,
+        inner: 3072,
+        num_experts: 1,
+        vocabulary: 151_936,
+        is_tied: true,
+    };
+    const SMOLLM2: Model = Model {
+        num_layers: 30,
+        width: 576,
+        heads: [9, 3],
+        head_dim: 64,
+        inner: 1536,
+        num_experts: 1,
+        vocabulary: 49_152,
+        is_tied: true,
+    };
+
     #[test]
-    fn the_first_and_the_last_layers_and_a_third_of_the_others_have_more_bits() {
-        let more: Vec<u32> = [0, 1, 2].into_iter().chain((3..28).step_by(3)).chain(28..32).collect();
-        for (of, kind) in [(FileType::Q4KM, "Q4_K"), (FileType::Q5KM, "Q5_K")] {
-            for matrix in ["attn_v", "ffn_down"] {
-                assert_eq!(LLAMA_8B.layers(of, matrix, "Q6_K"), more, "{matrix}");
-                assert_eq!(LLAMA_8B.layers(of, matrix, kind).len(), 32 - more.len(), "{matrix}");
+    fn every_matrix_of_known_models_has_the_type_that_llama_quantize_gives_it() {
+        let golden: BTreeMap<String, BTreeMap<String, BTreeMap<String, String>>> =
+            serde_json::from_str(include_str!("../../../../tests/golden/gguf_types.json")).unwrap();
+        let models = [
+            ("llama-3.1-8b", LLAMA_8B),
+            ("llama-3.1-70b", Model { num_layers: 80, width: 8192, heads: [64, 8], inner: 28_672, ..LLAMA_8B }),
+            ("qwen3-0.6b", QWEN3),
+            ("smollm2-135m", SMOLLM2),
+            ("mixtral-8x7b", Model { num_experts: 8, vocabulary: 32_000, ..LLAMA_8B }),
+            ("mixture-of-16", {
+                let heads = [16, 4];
+                let inner = 768;
+                Model {
+                    num_layers: 26,
+                    width: 2048,
+                    heads,
+                    inner,
+                    num_experts: 16,
+                    vocabulary: 32_000,
+                    is_tied: true,
+                    ..LLAMA_8B
+                }
+            }),
+        ];
+        let mut num_compared = 0;
+        for (name, model) in models {
+            for (of, matrices) in &golden[name] {
+                let (kind, is_weighed) = of.split_once(' ').map_or((&**of, false), |(kind, _)| (kind, true));
+                let kinds = model.files(<FileType as clap::ValueEnum>::from_str(kind, false).unwrap(), is_weighed).0;
+                for (matrix, expected) in matrices {
+                    let runs: Vec<&str> = expected.split(' ').collect();
+                    let of_layers = runs.chunks(2).flat_map(|run| vec![run[0]; run[1].parse().unwrap()]);
+                    for (layer, expected) in of_layers.enumerate() {
+                        let in_layer = kinds.get(&format!("blk.{layer}.{matrix}.weight"));
+                        let found = in_layer.unwrap_or_else(|| &kinds[&format!("{matrix}.weight")]);
+                        assert_eq!(found, expected, "{name}, {of}: {matrix} of layer {layer}");
+                        num_compared += 1;
+                    }
+                }
             }
-            for matrix in ["attn_q", "attn_k", "attn_output", "ffn_gate", "ffn_up"] {
-                assert_eq!(LLAMA_8B.layers(of, matrix, kind).len(), 32, "{matrix}");
-            }
-            let kinds = LLAMA_8B.files(of).0;
-            assert_eq!((&*kinds["token_embd.weight"], &*kinds["output.weight"]), (kind, "Q6_K"));
-            assert_eq!(kinds["blk.0.attn_norm.weight"], "F32");
         }
-        assert_eq!(LLAMA_8B.layers(FileType::Q4KS, "attn_v", "Q5_K"), [0, 1, 2, 3]);
-        assert_eq!(LLAMA_8B.layers(FileType::Q4KS, "ffn_down", "Q5_K"), [0, 1, 2, 3]);
-        assert_eq!(LLAMA_8B.layers(FileType::Q3KM, "attn_v", "Q5_K"), [0, 1]);
-        assert_eq!(LLAMA_8B.layers(FileType::Q3KM, "ffn_down", "Q5_K"), [0, 1]);
-        assert_eq!(LLAMA_8B.layers(FileType::Q3KL, "ffn_down", "Q5_K").len(), 32);
-        assert_eq!(LLAMA_8B.layers(FileType::Q2K, "attn_v", "Q4_K").len(), 32);
-        assert_eq!(LLAMA_8B.layers(FileType::Q2K, "attn_output", "Q3_K").len(), 32);
-        assert_eq!(LLAMA_8B.layers(FileType::Iq4Xs, "attn_v", "Q5_K").len(), 32);
-        assert_eq!(LLAMA_8B.layers(FileType::Iq4Xs, "ffn_down", "Q5_K"), [0, 1, 2, 3]);
-        for of in [FileType::Q4, FileType::Q5Offset, FileType::Q6K, FileType::Q8] {
-            let (name, kinds) = (of.name().to_uppercase(), LLAMA_8B.files(of).0);
-            assert!(kinds.iter().all(|(tensor, kind)| *kind == name
-                || *kind == "F32" && tensor.contains("_norm.")
-                || *kind == "Q6_K" && tensor == "output.weight"));
-        }
+        assert!(num_compared > 40_000, "{num_compared}");
+        assert_eq!(LLAMA_8B.files(FileType::Q4KM, false).0["blk.0.attn_norm.weight"], "F32");
     }
 
     #[test]
     fn a_file_says_what_a_weight_takes_and_what_has_another_type_for_its_width() {
-        let about = |model: &Model| model.files(FileType::Q4KM).1.about();
+        let about = |model: &Model| model.files(FileType::Q4KM, false).1.about();
         // Of the tensors alone; the vocabulary of a small model's file takes a tenth of a bit more.
         assert_eq!(about(&LLAMA_8B), "4.89 bits a weight");
-        let qwen3 = Model {
-            num_layers: 28,
-            width: 1024,
-            heads: [16, 8],
-            head_dim: 128,
-            inner: 3072,
-            num_experts: 1,
-            vocabulary: 151_936,
-            is_tied: true,
-        };
-        assert_eq!(about(&qwen3), "5.24 bits a weight");
-        let smollm2 = Model {
-            num_layers: 30,
-            width: 576,
-            heads: [9, 3],
-            head_dim: 64,
-            inner: 1536,
-            num_experts: 1,
-            vocabulary: 49_152,
-            is_tied: true,
-        };
-        let text = about(&smollm2);
+        assert_eq!(about(&QWEN3), "5.24 bits a weight");
+        let text = about(&SMOLLM2);
         assert!(text.starts_with("6.17 bits a weight\n"), "{text}");
         assert!(text.contains(" in Q5_0 instead of Q4_K: rows that are no multiples of 256"), "{text}");
         assert!(text.contains(" in Q8_0 instead of Q6_K: "), "{text}");
         // No block at all.
-        let odd = Model { width: 40, ..smollm2 }.files(FileType::Q8).0;
+        let odd = Model { width: 40, ..SMOLLM2 }.files(FileType::Q8, false).0;
         assert_eq!((&*odd["blk.0.attn_q.weight"], &*odd["blk.0.ffn_down.weight"]), ("F16", "Q8_0"));
-    }
-
-    #[test]
-    fn experts_are_counted_by_their_layers_and_eight_of_them_are_worth_better_attention() {
-        let mixtral = Model { num_experts: 8, ..LLAMA_8B };
-        for matrix in ["attn_k", "attn_v"] {
-            assert_eq!(mixtral.layers(FileType::Q4KM, matrix, "Q8_0").len(), 32);
-        }
-        assert_eq!(mixtral.layers(FileType::Q4KM, "attn_output", "Q5_K").len(), 32);
-        assert_eq!(mixtral.layers(FileType::Q4KM, "ffn_down_exps", "Q6_K").len(), 16);
-        let kinds = mixtral.files(FileType::Mxfp4).0;
-        let [experts, attention] = ["ffn_up_exps", "attn_q"].map(|name| &*kinds[&format!("blk.3.{name}.weight")]);
-        assert_eq!((experts, attention, &*kinds["output.weight"]), ("MXFP4", "Q8_0", "Q8_0"));
-        let large = Model { num_layers: 80, heads: [64, 8], ..LLAMA_8B };
-        assert_eq!(
-            large.layers(FileType::Q4KM, "attn_v", "Q5_K").len() + large.layers(FileType::Q4KM, "attn_v", "Q6_K").len(),
-            80
-        );
     }
 }
