@@ -51,7 +51,8 @@ impl Prompting<'_> {
     fn text_ids(&self, text: &str, is_scored: bool) -> Result<Vec<u32>, ApiError> {
         self.check_length(text)?;
         // A text is scored behind its end.
-        let encoder = Encoder { tokenizer: self.tokenizer, template: None, train_on_inputs: false, scores: true };
+        let encoder =
+            Encoder { tokenizer: self.tokenizer, template: None, train_on_inputs: false, scores: true, images: None };
         let ids = if is_scored {
             encoder.encode(&Sample::Text(text.to_owned())).map(|row| row.ids).map_err(|error| error.to_string())
         } else {
