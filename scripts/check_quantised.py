@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""A quantised base: our loss and the gradients of the adapters against PEFT + bitsandbytes, of fp8 against PyTorch's float8_e4m3fn.
+"""A quantised base: our loss and the gradients of the adapters against PEFT + bitsandbytes, of fp8 against PyTorch's float8_e4m3fn;
+and folders of `merge --dtype` read by compressed-tensors, which servers read them with.
 
 usage: check_quantised.py BASE ROWS.jsonl [--binary target/release/lora-train] [--rows 4] [--kinds nf4 ...]
 
@@ -8,6 +9,9 @@ same tokens. Our gradients are read from the first moments in the checkpoint. bi
 the activations, so for int8 its decoded weights are multiplied instead. Its CPU library takes a neighbour of the nearest
 scale where two are almost as near, its GPU kernel and we do not: nested scales differ by more. Prints a line for each kind;
 exit status 1 where the loss differs by more than 1e-5 or a gradient by more than 1e-3 of its norm, ten times that if nested.
+
+Of a folder that is written, all matrices must be, to the bit, those of the bf16 folder that `merge` makes of it again, through our
+own reader, and as near PEFT's merge as the type rounds.
 """
 
 import argparse
@@ -21,11 +25,13 @@ import tempfile
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig, CompressedTensorsConfig
 
 import benchlib
 
-KINDS = ("nf4", "nf4-nested", "fp4", "int8", "fp8")
+# What a written matrix may be off by from PyTorch's merge, as a share of its norm: half a step of the type's codes, and some.
+WRITTEN = {"written-fp8": 0.03, "written-w4a16": 0.16, "written-nvfp4": 0.11, "written-mxfp4": 0.16}
+KINDS = ("nf4", "nf4-nested", "fp4", "int8", "fp8", *WRITTEN)
 TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
@@ -65,15 +71,36 @@ def with_decoded_int8(model):
     return model
 
 
-def make_adapter(folder: str, out: pathlib.Path) -> None:
-    """An adapter whose two matrices are both random."""
+def make_adapter(folder: str, out: pathlib.Path, std: float = 0.02) -> None:
+    """An adapter whose two matrices are both random, or B zero."""
     torch.manual_seed(5)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     model = get_peft_model(model, LoraConfig(r=8, lora_alpha=16, target_modules=TARGETS))
     for name, parameter in model.named_parameters():
         if "lora_B" in name:
-            torch.nn.init.normal_(parameter, std=0.02)
+            torch.nn.init.normal_(parameter, std=std)
     model.save_pretrained(out)
+
+
+def is_written_wrong(args, kind: str, adapter: pathlib.Path, work: pathlib.Path) -> bool:
+    """Whether compressed-tensors reads other matrices from a folder than we do, or than were merged."""
+    def merge(adapter, base, name: str, dtype: str) -> pathlib.Path:
+        subprocess.run([args.binary, "merge", adapter, "--model", base, "--out", work / name, "--dtype", dtype], check=True, capture_output=True)
+        return work / name
+
+    def matrices(folder, **options) -> dict:
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, **options)
+        return {name: layer.weight.data.float() for name, layer in model.model.layers.named_modules() if isinstance(layer, torch.nn.Linear)}
+
+    folder = merge(adapter, args.base, kind, kind.removeprefix("written-"))
+    read = matrices(folder, quantization_config=CompressedTensorsConfig(dequantize=True))
+    ours = matrices(merge(work / "nothing", folder, f"{kind}-decoded", "bf16"))
+    merged = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(args.base, dtype=torch.float32), adapter).merge_and_unload()
+    exact = {name: merged.model.layers.get_submodule(name).weight.data for name in read}
+    differ = max(((ours[name] - value).norm() / value.norm()).item() for name, value in read.items())
+    rounded = max(((value - exact[name]).norm() / exact[name].norm()).item() for name, value in read.items())
+    print(f"{kind:14} {len(read)} matrices, of compressed-tensors and of ours {differ:.1e} apart, off by {rounded:.3f} from the merged at most")
+    return not (differ == 0 and rounded <= WRITTEN[kind])
 
 
 def ours(args, kind: str, adapter: pathlib.Path, work: pathlib.Path) -> tuple[float, dict]:
@@ -141,7 +168,11 @@ def main() -> None:
         work = pathlib.Path(work)
         (work / "rows.jsonl").write_text("".join(args.data.read_text().splitlines(keepends=True)[: args.rows]))
         make_adapter(args.base, work / "adapter")
+        make_adapter(args.base, work / "nothing", std=0)
         for kind in args.kinds:
+            if kind in WRITTEN:
+                is_wrong |= is_written_wrong(args, kind, work / "adapter", work)
+                continue
             (loss, grads), (expected_loss, expected) = (side(args, kind, work / "adapter", work) for side in (ours, theirs))
             assert grads.keys() == expected.keys(), grads.keys() ^ expected.keys()
             errors = [((grads[name] - grad).norm() / grad.norm()).item() for name, grad in expected.items()]

@@ -115,17 +115,18 @@ def unpacked(binary: pathlib.Path | None, out: pathlib.Path) -> pathlib.Path | N
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("part", type=int, choices=(1, 2, 3))
+    parser.add_argument("part", type=int, choices=(1, 2, 3, 4))
     parser.add_argument("binary", type=pathlib.Path)
     parser.add_argument("model", type=pathlib.Path)
     parser.add_argument("out", type=pathlib.Path)
     parser.add_argument("--llvm-binary", type=pathlib.Path)
     parser.add_argument("--work", type=pathlib.Path, required=True, help="the folder of logs, runs and caches")
     parser.add_argument("--again", nargs="*", metavar="ITEM", help="run these again, or all of the part")
-    parser.add_argument("--seconds", type=float, default=460.0, help="for the whole part")
+    parser.add_argument("--seconds", type=float, help="for the whole part: 460, for part 4 840")
     parser.add_argument("--rehearse", metavar="DEVICE", help="tiny models on this device, to test the script")
     parser.add_argument("--item", help=argparse.SUPPRESS)
     args = parser.parse_args()
+    args.seconds = args.seconds or (840.0 if args.part == 4 else 460.0)
     if unknown := {*(args.again or ())} - {item.name for item in ITEMS if item.part == args.part}:
         parser.error(f"part {args.part} has no item {', '.join(sorted(unknown))}")
     out, work = args.out.resolve(), args.work.resolve()

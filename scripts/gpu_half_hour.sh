@@ -6,6 +6,10 @@
 #   2  how fast:             8B, 1B and 0.6B shapes with random weights, beside transformers + PEFT, with and without Liger
 #   3  where the time goes:  by kernel (ncu), by operation; the other backend
 #
+# and in one of fourteen, where there is a card for a quarter of an hour alone:
+#
+#   4  what is not known:    what no card has run, or has run another way, the most telling first
+#
 # usage: scripts/gpu_half_hour.sh PART BINARY MODEL_DIR OUT [--llvm-binary FILE] [--again [ITEM...]]
 #
 #   BINARY         lora-train built for CUDA, or an .xz of it; it, this checkout and the model are all that is needed of ours
@@ -13,14 +17,14 @@
 #   OUT            gets half_hour.json after every item, and at the end cache.tar.xz.*, the caches of our kernels: at most
 #                  seven files. With them in OUT, the next part starts warm on another machine too
 #   WORK           (environment; /tmp/gpu_half_hour) logs, runs and caches, which the next part on this machine goes on with
-#   wheels/        optional, beside BINARY: wheels for a machine without a network (pip download --no-deps liger-kernel)
+#   wheels/        optional, beside BINARY: wheels for a machine without a network (pip download --no-deps liger-kernel zstandard)
 #   --llvm-binary  the build with the other kernel compiler, for part 3
 #   --again        these items once more, or the whole part; otherwise a part goes on where it was stopped
 #
 # Rehearsal without a GPU, with tiny models: scripts/gpu_half_hour.sh PART BINARY quickstart/model OUT --rehearse cpu
 set -euo pipefail
 
-[ $# -ge 4 ] || { sed -n '2,20s/^# \{0,1\}//p' "$0"; exit 2; }
+[ $# -ge 4 ] || { sed -n '2,24s/^# \{0,1\}//p' "$0"; exit 2; }
 mkdir -p "$4"
 here="$(cd "$(dirname "$0")" && pwd)" out="$(realpath "$4")" work="${WORK:-/tmp/gpu_half_hour}"
 if [ ! -e "$work/cache" ] && [ -e "$out/cache.tar.xz.00" ]; then

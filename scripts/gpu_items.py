@@ -167,7 +167,8 @@ def own_kernels(kit: Kit) -> None:
 
 def kernel_tests(kit: Kit) -> None:
     """The kernels by themselves, over ragged shapes, against float64."""
-    for name in ("experts", "delta_rule", "rows", "optimizer", "attention", "low_rank", "cross_entropy"):
+    needs("numpy", "zstandard")
+    for name in ("experts", "delta_rule", "fp8", "rows", "optimizer", "attention", "low_rank", "cross_entropy"):
         try:
             found = subprocess.run([sys.executable, ROOT / f"tests/cuda_kernels/{name}.py", "--driver", "libcuda.so.1"], text=True, timeout=60,
                                    stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
@@ -180,6 +181,7 @@ def kernel_tests(kit: Kit) -> None:
 
 def rates(kit: Kit) -> None:
     """What the kernels of attention, and the products of experts, take at sizes of training."""
+    needs("numpy", "zstandard")
     for name in ("attention", "experts"):
         kit.tell(said=kit.run(sys.executable, ROOT / f"tests/cuda_kernels/{name}.py", "--driver", "libcuda.so.1", "--time",
                               stdout=subprocess.PIPE).stdout)
@@ -237,7 +239,7 @@ def telemetry(kit: Kit) -> None:
 # Part 2: how fast.
 
 def ours(kit: Kit, model: str, shape: Shape, side: str = "ours", layers: int | None = None, steps: int = 3,
-         options: tuple[str, ...] = ()) -> None:
+         options: tuple[str, ...] = (), settings: tuple[str, ...] = ()) -> None:
     """Steps of ours, and the memory that `plan` expects."""
     binary = kit.binary
     if side == "llvm":
@@ -246,14 +248,15 @@ def ours(kit: Kit, model: str, shape: Shape, side: str = "ours", layers: int | N
         # Its own cache: what one backend found to be fastest says nothing about the other.
         binary, os.environ["XDG_CACHE_HOME"] = kit.llvm_binary, str(kit.out / "cache/llvm")
     recipe = kit.bench_recipe(model, shape, layers, steps)
-    plan = json.loads(kit.run(binary, "plan", recipe, "--json", stdout=subprocess.PIPE).stdout)
-    command = [*benchlib.bench_command(binary, recipe, [], 1), *options]
+    changes = [word for setting in settings for word in ("--set", setting)]
+    plan = json.loads(kit.run(binary, "plan", recipe, "--json", *changes, stdout=subprocess.PIPE).stdout)
+    command = [*benchlib.bench_command(binary, recipe, list(settings), 1), *options]
     kit.tell(command=shlex.join(command))
     gpu = None if kit.device == "cpu" else benchlib.GpuMemory.open()
     found = benchlib.measure(command, gpu, sys.stderr)
     rows, length, accumulation = kit.shape(shape)
     planned, measured = plan["peak_bytes"], found["peak_gpu_memory_bytes" if gpu else "peak_memory_bytes"]
-    kit.tell(side=side, model=model, layers=layers, rows=rows, length=length, accumulation=accumulation, planned_bytes=planned, **found)
+    kit.tell(side=side, model=model, layers=layers, settings=settings, rows=rows, length=length, accumulation=accumulation, planned_bytes=planned, **found)
     # The driver's own memory is most of a small model's.
     slack = max(0.1 * measured, 128 * 2**20)
     kit.tell(**gpu_telemetry.check("peak memory by plan", f"{planned / 2**20:,.0f} MiB",
@@ -332,6 +335,31 @@ def one_step(launches: list[tuple[str, float]]) -> list[tuple[str, float]]:
     period = statistics.mode(last - first for first, last in once)
     first = next(first for first, last in once if last - first == period)
     return launches[first:first + period]
+
+
+def generation(kit: Kit) -> None:
+    """Greedy texts of a random model of Qwen3 0.6B's shape, one and sixteen together: tokens a second. The tokenizer is the
+    quickstart's, whose tokens are some of the model's."""
+    needs("torch", "transformers")
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    folder = kit.out / "runs/generation"
+    if not (folder / "model.safetensors").exists():
+        # A rehearsal's has fewer tokens than the tokenizer.
+        config = json.loads(kit.config(QWEN_06B, None).read_text())
+        config = AutoConfig.for_model(**config | {"vocab_size": max(config["vocab_size"], 2048)})
+        with torch.device(kit.device):
+            AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            shutil.copy(kit.model / name, folder / name)
+    for count in (1, 16, 64):
+        prompts = folder / f"{count}.txt"
+        prompts.write_text("".join(f"Tell me about the number {i}.\n" for i in range(count)))
+        began = time.monotonic()
+        said = subprocess.run([kit.binary, "generate", folder, "--raw", "--prompts", prompts, "--max-new-tokens", "64", "--dtype", "bf16",
+                               "--device", kit.device], text=True, capture_output=True, check=True)
+        kit.tell(generation=count, seconds=time.monotonic() - began, said=said.stderr[-400:])
 
 
 def kernels(kit: Kit, model: str, shape: Shape, layers: int | None = None) -> None:
@@ -414,4 +442,26 @@ ITEMS = (
     ours_at(3, "operations", 60, LLAMA_1B, ROWS_OF_2048, options=("--profile",)),
     ours_at(3, "llvm", 150, LLAMA_1B, ROWS_OF_2048, side="llvm"),
     ours_at(3, "llvm-2-layers", 150, LLAMA_8B, ONE_4096, side="llvm", steps=2, layers=2, options=("--profile",)),
+
+    # Fifteen minutes on a card: what none has run, or has run another way, the most telling first.
+    Item(4, "own-kernels", 60, own_kernels),
+    ours_at(4, "kept", 40, LLAMA_8B, ONE_4096, steps=8, settings=('train.gradient_checkpointing="auto"',)),
+    ours_at(4, "checkpointed", 40, LLAMA_8B, ONE_4096, steps=8),
+    ours_at(4, "fp8", 50, LLAMA_8B, ONE_4096, steps=8, settings=("model.quantization=fp8", 'train.gradient_checkpointing="auto"')),
+    Item(4, "sound-fp8", 40, lambda kit: sound(kit, "fp8", precision="bf16", quantization="fp8")),
+    ours_at(4, "8-layers", 60, "qwen3-30b-a3b", ONE_4096, layers=8),
+    ours_at(4, "8-layers-nf4", 60, "qwen3-30b-a3b", ONE_4096, layers=8, settings=("model.quantization=nf4",)),
+    Item(4, "generation", 90, generation),
+    ours_at(4, "delta", 50, "qwen3.5-4b", ONE_4096),
+    ours_at(4, "6-layers", 50, "gpt-oss-20b", ONE_4096, layers=6),
+    ours_at(4, "small", 20, QWEN_06B, (1, 1024, 1), steps=20),
+    ours_at(4, "packed", 40, LLAMA_1B, PUBLISHED, steps=5),
+    ours_at(4, "f16", 30, LLAMA_1B, ROWS_OF_2048, settings=("train.precision=f16", "model.dtype=f16")),
+    ours_at(4, "adamw-8bit", 30, LLAMA_1B, ROWS_OF_2048, settings=("optimizer.name=adamw_8bit",)),
+    Item(4, "rates", 40, rates),
+    # More than 2^31 numbers in an output.
+    ours_at(4, "long", 110, LLAMA_8B, (1, 81920, 1), steps=1),
+    Item(4, "kernel-tests", 120, kernel_tests),
+    Item(4, "kernels-mixture", 90, lambda kit: kernels(kit, "qwen3-30b-a3b", ONE_4096, layers=2)),
+    Item(4, "kernels-8b", 90, lambda kit: kernels(kit, LLAMA_8B, ONE_4096, layers=4)),
 )

@@ -2,7 +2,7 @@
 """Golden files: results of transformers + PEFT in f32 on the CPU, for our tests to compare with.
 
 usage: make_golden.py model MODEL_DIR OUT_DIR [--r 8] [--whole-gradients] [--curve] [--seed N]
-       make_golden.py family FOLDER
+       make_golden.py family FOLDER [--small]
        make_golden.py optimizers MODEL_DIR OUT_DIR
        make_golden.py starts MODEL_DIR OUT_DIR
        make_golden.py eva MODEL_DIR OUT_DIR
@@ -30,7 +30,8 @@ usage: make_golden.py model MODEL_DIR OUT_DIR [--r 8] [--whole-gradients] [--cur
 weights are not stored; they follow from the formula below and the tensor's name: norms around 1 and biases around 0 with
 a bound of 0.3, others with 1.7 / sqrt(inputs of an output). Families whose files have norms less 1 have them around 0, but for
 the gated one of linear attention; Gemma 4's of queries are around 1/4, and its layers' scales around 1. A_log is around -3, so that states reach over many tokens, and its rows are longer than a
-chunk of 64 tokens. Of a multimodal model, adapters are on the language model alone, and tensors are drawn under the names that they have there.
+chunk of 64 tokens. `--small` is for families that differ from another in little: it leaves out all but the case `all_linear`,
+`greedy` and `curve`, and most of the stored numbers. Of a multimodal model, adapters are on the language model alone, and tensors are drawn under the names that they have there.
 
 `optimizers` writes OUT_DIR/golden.json for one folder: the curve by the rule of each optimizer, of torch, transformers, bitsandbytes
 (its PyTorch version of the 8-bit update, uncompiled: TORCHDYNAMO_DISABLE=1), PEFT's LoRA+, and Facebook's schedule-free
@@ -84,6 +85,7 @@ import importlib.util
 import json
 import pathlib
 import platform
+import re
 import shlex
 import shutil
 import sys
@@ -109,8 +111,9 @@ NUM_PROJECTIONS, NUM_COLUMNS = 8, 192
 B_BOUND = 0.02
 EVA_ROWS = 4  # of a batch
 GREEDY = 12, 24  # tokens of the prompt, and behind it
-NORMS_LESS_ONE = ("nemotron", "gemma2", "gemma3_text", "gemma3", "qwen3_5_text", "qwen3_5", "qwen3_5_moe_text", "qwen3_next")
+NORMS_LESS_ONE = ("nemotron", "gemma", "vaultgemma", "gemma2", "gemma3_text", "gemma3", "qwen3_5_text", "qwen3_5", "qwen3_5_moe_text", "qwen3_next")
 CASE_LENGTHS = (37, 23, 30)
+SMALL_LENGTHS, NUM_SMALL_COLUMNS, NUM_SMALL_PROJECTIONS = (21, 13, 18), 12, 3
 CHUNKED_LENGTHS, NUM_CHUNKED_COLUMNS = (150, 23, 70), 64  # of linear attention
 CURVE = {"steps": 20, "micro_batch_size": 2, "gradient_accumulation_steps": 2, "learning_rate": 1e-3, "betas": [0.9, 0.999],
          "eps": 1e-8, "weight_decay": 0.01, "max_grad_norm": 1.0, "warmup_steps": 4, "lr_scheduler": "cosine"}
@@ -218,11 +221,11 @@ def with_adapter(folder: pathlib.Path, lora: dict, b_bound: float):
     base = open_model(folder)
     # PEFT would adapt what makes the layers' own embeddings of Gemma 4, and its routers.
     has_others = hasattr(base.config, "vision_config") or hasattr(base.config, "hidden_size_per_layer_input")
-    others = r".*(vision_tower|multi_modal_projector|visual|embed_vision|per_layer_model_projection|router).*" if has_others else None
-    if lora["target_modules"] == "all-linear" and hasattr(base.config, "num_experts_per_tok"):
+    others = r".*(vision|projector|visual|connector|per_layer_model_projection|router).*" if has_others else None
+    if lora["target_modules"] == "all-linear" and hasattr(base.config.get_text_config(), "num_experts_per_tok"):
         # PEFT would adapt experts and what chooses them, too.
         linears = [name for name, module in base.named_modules() if isinstance(module, torch.nn.Linear)]
-        lora = lora | {"target_modules": [name for name in linears if name != "lm_head"]}
+        lora = lora | {"target_modules": [name for name in linears if name != "lm_head" and not (others and re.match(others, name))]}
     config = LoraConfig(**{"task_type": "CAUSAL_LM", "lora_dropout": 0.0, "bias": "none", "exclude_modules": others, **lora})
     # For Qwen3-Next, PEFT 0.21 takes names of the shared expert and of dense layers for those of experts.
     with mock.patch("peft.utils.transformers_weight_conversion._convert_peft_config_moe"):
@@ -740,6 +743,15 @@ def write(out: pathlib.Path, document: dict, arrays: dict[str, np.ndarray]) -> N
     print(f"{out}: {len(arrays or [])} arrays, {size:,} bytes")
 
 
+def rounded(value):
+    """The same with eight digits of each number."""
+    if isinstance(value, dict):
+        return {key: rounded(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [rounded(inner) for inner in value]
+    return float(f"{value:.8g}") if isinstance(value, float) else value
+
+
 def make_model(args) -> None:
     """The golden files of one model."""
     folder, tokenizer = args.model, open_tokenizer(args.model)
@@ -766,14 +778,18 @@ def make_model(args) -> None:
         document["cases"][name] = {"lora": lora, "b_bound": B_BOUND if named else None, **figures}
         arrays.update({f"{name}.{k}": v for k, v in found.items()})
 
-    add("base", None, base, {}, False)
+    if not args.small:
+        add("base", None, base, {}, False)
     del base
     add("all_linear", all_linear, *with_adapter(folder, all_linear, B_BOUND), args.whole_gradients)
-    add("rslora", rslora, *with_adapter(folder, rslora, B_BOUND), False)
+    if not args.small:
+        add("rslora", rslora, *with_adapter(folder, rslora, B_BOUND), False)
     if args.greedy:
         document["greedy"] = greedy(with_adapter(folder, all_linear, B_BOUND)[0], rows[0][:GREEDY[0]])
     if args.curve:
         document["curve"] = curve(folder, tokenizer, all_linear, args.seed)
+    if args.small:
+        return write(args.out, rounded(document), arrays)
     document["tokenizer"] = [{"text": t, "ids": tokenizer.encode(t, add_special_tokens=False),
                               "ids_with_special_tokens": tokenizer.encode(t)} for t in texts()]
     if tokenizer.chat_template:
@@ -783,13 +799,16 @@ def make_model(args) -> None:
 
 def name_alone(name: str) -> str:
     """The name that a tensor or module of a multimodal model has in its language model alone."""
-    return name.replace("model.language_model.", "model.", 1)
+    return re.sub(r"model\.(language|text)_model\.", "model.", name, count=1)
 
 
 def stored(model_type: str, name: str, tensor: torch.Tensor):
     """The parts of a parameter that files have, with their names there: of experts in one tensor, each matrix."""
-    if model_type == "mixtral":
+    if model_type in ("mixtral", "minimax_m2"):
         name = name.replace(".mlp.", ".block_sparse_moe.")
+    name = name.replace(".gate.moe_statics.", ".moe_statics.")
+    if model_type == "granitemoe":
+        name = name.replace("router.weight", "router.layer.weight")
     if ".experts." not in name:
         return [(name, tensor)]
     experts, joined = name.rsplit(".", 1)
@@ -798,7 +817,8 @@ def stored(model_type: str, name: str, tensor: torch.Tensor):
         kind = "bias" if joined.endswith("_bias") else "weight"
         return [(f"{experts}.{index}.{part}.{kind}", expert[..., first::len(parts)].t()) for index, expert in enumerate(tensor)
                 for first, part in enumerate(parts)]
-    names = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"} if model_type == "mixtral" else {}
+    has_numbers = model_type in ("mixtral", "minimax_m2", "lfm2_moe")
+    names = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"} if has_numbers else {}
     return [(f"{experts}.{index}.{names.get(part, part)}.weight", matrix) for index, expert in enumerate(tensor)
             for part, matrix in zip(parts, expert.chunk(len(parts)))]
 
@@ -807,8 +827,9 @@ def model_by_formula(config):
     """A model whose weights follow from the formula."""
     torch.manual_seed(0)
     model = auto_class(config).from_config(config, dtype=torch.float32)
-    # Gemma 4 has numbers in its files that are no parameters.
-    scales = [(name, tensor) for name, tensor in model.named_buffers() if name.endswith("layer_scalar")]
+    # Some have numbers in their files that are no parameters.
+    scales = [(name, tensor) for name, tensor in model.named_buffers()
+              if name.endswith(("layer_scalar", "e_score_correction_bias", "expert_bias"))]
     parts = [part for name, tensor in [*model.named_parameters(), *scales] for part in stored(config.model_type, name, tensor)]
     with torch.no_grad():
         for name, tensor in parts:
@@ -824,8 +845,10 @@ def model_by_formula(config):
 
 def make_family(args) -> None:
     """The golden files of a small model whose weights follow from the formula."""
-    global NUM_COLUMNS
+    global NUM_COLUMNS, NUM_PROJECTIONS
     config = AutoConfig.from_pretrained(args.out)
+    if args.small:
+        args.lengths, NUM_COLUMNS, NUM_PROJECTIONS = SMALL_LENGTHS, NUM_SMALL_COLUMNS, NUM_SMALL_PROJECTIONS
     if "linear_attention" in (getattr(config.get_text_config(), "layer_types", None) or []):
         args.lengths, NUM_COLUMNS = CHUNKED_LENGTHS, NUM_CHUNKED_COLUMNS
     with tempfile.TemporaryDirectory() as folder:
@@ -1020,9 +1043,10 @@ def main() -> None:
     model.add_argument("--whole-gradients", action="store_true")
     model.add_argument("--curve", action="store_true")
     model.add_argument("--seed", type=int, default=21)
-    model.set_defaults(make=make_model, greedy=False, lengths=CASE_LENGTHS)
+    model.set_defaults(make=make_model, greedy=False, small=False, lengths=CASE_LENGTHS)
     family = kinds.add_parser("family", help="the golden files of a small model of a family")
     family.add_argument("out", type=pathlib.Path)
+    family.add_argument("--small", action="store_true")
     family.set_defaults(make=make_family, lengths=CASE_LENGTHS, greedy=True, r=4, whole_gradients=False, curve=True, seed=31)
     optimizers = kinds.add_parser("optimizers", help="the curve by other optimizers")
     optimizers.add_argument("model", type=pathlib.Path)
@@ -1055,7 +1079,7 @@ def main() -> None:
     rope.set_defaults(make=make_rope)
     quantised = kinds.add_parser("bitsandbytes", help="the golden files of a small model that bitsandbytes has quantised")
     quantised.add_argument("out", type=pathlib.Path)
-    quantised.set_defaults(make=make_bitsandbytes, lengths=CASE_LENGTHS, greedy=False, r=4, whole_gradients=False, curve=False, seed=31)
+    quantised.set_defaults(make=make_bitsandbytes, small=False, lengths=CASE_LENGTHS, greedy=False, r=4, whole_gradients=False, curve=False, seed=31)
     quantised = kinds.add_parser("quantised", help="what bitsandbytes makes of a matrix")
     quantised.add_argument("out", type=pathlib.Path)
     quantised.set_defaults(make=make_quantised)

@@ -4,8 +4,8 @@
 usage: scripts/wheel.py [--cuda] PROGRAM FOLDER
 
 `lora-train` has the program for the CPU. `lora-train[cuda]` also brings `lora-train-cuda` (--cuda): the program for NVIDIA
-GPUs, which the first starts in its place, and NVIDIA's packages, which that one finds in the same environment. The same
-program gives the same bytes. Prints the wheel's path.
+GPUs, which the first starts in its place, and NVIDIA's packages, which that one finds in the same environment; with
+`lora-train[cuda12]` these are for older drivers. The same program gives the same bytes. Prints the wheel's path.
 """
 
 import base64
@@ -27,13 +27,16 @@ program, folder = (pathlib.Path(argument) for argument in sys.argv[1:] if argume
 name = "lora-train-cuda" if is_cuda else "lora-train"
 headers = [f"Name: {name}", f"Version: {version}", f"Summary: {package['description']}", f"License: {package['license']}"]
 if is_cuda:
-    # Drivers from 580 on load what CUDA 13.0 compiles; cuBLAS 13.1 is CUDA 13.0's too. Parts: src/device/toolkit.rs.
-    parts = [f"nvidia-cuda-{part}==13.0.*" for part in ("nvrtc", "runtime", "crt", "cccl")]
     # pip then says so if one of the two is upgraded without the other.
-    requires = [f"lora-train=={version}", "nvidia-cublas>=13.0,<13.2", *parts]
+    requires = [f"lora-train=={version}"]
 else:
-    headers.append("Provides-Extra: cuda")
-    requires = [f'lora-train-cuda=={version}; extra == "cuda"']
+    # Drivers from 580 on load what CUDA 13.0 compiles, those from 570 on what 12.8 does; cuBLAS 13.1 is CUDA 13.0's too. Parts:
+    # src/device/toolkit.rs and pip.rs.
+    extras = {"cuda": ["nvidia-cublas>=13.0,<13.2", *(f"nvidia-cuda-{part}==13.0.*" for part in ("nvrtc", "runtime", "crt", "cccl"))],
+              "cuda12": ["nvidia-cublas-cu12==12.8.*",
+                         *(f"nvidia-cuda-{part}-cu12==12.8.*" for part in ("nvrtc", "runtime", "nvcc", "cccl"))]}
+    headers += [f"Provides-Extra: {extra}" for extra in extras]
+    requires = [f'{needed}; extra == "{extra}"' for extra, parts in extras.items() for needed in (f"lora-train-cuda=={version}", *parts)]
 headers += [f"Requires-Dist: {required}" for required in requires]
 readme = (root / "README.md").read_text()
 

@@ -7,12 +7,12 @@ mod cost;
 mod data;
 mod device;
 mod eval;
+mod file_type;
 mod logging;
 mod lora;
 mod model;
 mod objective;
 mod optimizer;
-mod reward;
 mod scheduler;
 mod train;
 mod watchdog;
@@ -24,15 +24,16 @@ pub use cost::CostConfig;
 pub use data::{DataConfig, DataFormat, DataSource, EvalSplit, OnBadRow, RowLimit, TrainOnTurns};
 pub use device::DeviceConfig;
 pub use eval::{BestBy, EvalConfig, Metric, Take, TaskConfig, num_evaluations};
-pub use logging::LoggingConfig;
+pub use file_type::FileType;
+pub use logging::{LoggingConfig, MostRollouts};
 pub use lora::{InitLoraWeights, LoraConfig, TargetModules};
 pub(crate) use lora::{layers_regex, meant_layer};
 pub use model::{Init, ModelOptions, Quantization, Residency};
 pub use objective::{
-    Divergence, ImportanceSamplingLevel, LossType, ObjectiveConfig, ObjectiveName, OrpoNll, RowKind, ScaleRewards,
+    Divergence, ImportanceSamplingLevel, LossType, ObjectiveConfig, ObjectiveName, OrpoNll, RewardConfig, RewardKind,
+    RowKind, ScaleRewards,
 };
 pub use optimizer::{OptimizerConfig, OptimizerName};
-pub use reward::{RewardConfig, RewardKind};
 pub use scheduler::{DecayType, LrScheduler, SchedulerConfig};
 pub use train::{GradientCheckpointing, Precision, TrainConfig};
 pub use watchdog::WatchdogConfig;

@@ -21,6 +21,8 @@ mod name;
 #[expect(unsafe_code, reason = "NVRTC is a C library")]
 mod nvrtc;
 mod peak;
+#[cfg(unix)]
+mod pip;
 mod toolkit;
 
 use std::sync::OnceLock;
@@ -37,7 +39,7 @@ pub use cpu::{
 };
 pub use cuda_gpu::{CudaGpu, DriverLibrary};
 #[cfg(all(unix, feature = "cuda-llvm"))]
-pub use cuda_library::take_own_libraries;
+pub use cuda_library::{take_newer_driver, take_own_libraries};
 pub use dtype::Dtype;
 pub use error::DeviceError;
 pub use kind::DeviceKind;
@@ -340,8 +342,15 @@ impl OpenDevice {
     #[must_use]
     pub fn supports(&self, dtype: Dtype) -> bool {
         // Older GPUs have no instructions for bf16, and CubeCL does not tell.
-        let is_old = self.cuda.as_ref().is_some_and(|gpu| gpu.compute_capability < (8, 0));
+        let is_old = self.cuda.as_ref().is_some_and(|gpu| !gpu.has_bf16());
         !(is_old && dtype == Dtype::Bf16) && self.device.supports_dtype(burn::tensor::DType::from(dtype))
+    }
+
+    /// The type of two bytes that it multiplies: `bf16`, or on a GPU without that, `f16`.
+    #[must_use]
+    pub fn two_byte_dtype(&self) -> Option<Dtype> {
+        let of_gpu = self.is_gpu().then_some(Dtype::F16);
+        [Dtype::Bf16].into_iter().chain(of_gpu).find(|dtype| self.supports(*dtype))
     }
 
     /// Waits until all work handed over is done. Returns at once on the CPU, which computes within the call.
@@ -444,6 +453,7 @@ mod tests {
         for dtype in Dtype::ALL {
             open.require_dtype(dtype).unwrap();
         }
+        assert_eq!(open.two_byte_dtype(), Some(Dtype::Bf16));
         try_out(DeviceKind::Cpu, &open.device).unwrap();
     }
 

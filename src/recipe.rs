@@ -17,6 +17,7 @@ use crate::config::{
     ModelOptions, ObjectiveConfig, ObjectiveName, OptimizerConfig, SchedulerConfig, TrainConfig, WatchdogConfig,
 };
 use crate::data::files::FileKind;
+use crate::device::Dtype;
 use crate::model::Storage;
 use crate::schema::{self, Keys, Override, Places, Problem, Problems, Section, did_you_mean, searched_folder, section};
 use crate::spec::ModelConfig;
@@ -101,6 +102,12 @@ impl Recipe {
     #[must_use]
     pub fn storage(&self, config: Option<&ModelConfig>) -> Storage {
         self.model.storage(self.train.precision.dtype(), config)
+    }
+
+    /// The types that its device must compute in: that of activations, and that of the base where it is named.
+    pub fn dtypes(&self) -> impl Iterator<Item = Dtype> + use<> {
+        let compute = self.train.precision.dtype();
+        std::iter::once(compute).chain(self.model.dtype.filter(move |dtype| *dtype != compute))
     }
 
     /// Whether every token gets masks or noise of its own.

@@ -19,6 +19,7 @@ pub(crate) mod overview;
 pub(crate) mod prepare;
 mod ranks;
 mod resume;
+pub(crate) mod shipping;
 mod start;
 mod verify;
 
@@ -41,6 +42,7 @@ use dir::RunDir;
 use inputs::WeightsFrom;
 use load::Loaded;
 use ranks::{Joined, RankPlace};
+use shipping::require_shippable;
 use start::Started;
 
 /// What was asked for, and the folder it goes to.
@@ -101,6 +103,8 @@ fn train_within(
     let common_recipe = recipe.to_toml();
     let recipe = place.recipe(recipe)?;
     let prepared = joined.first_of_node(|| Prepared::new(recipe, kept, WeightsFrom::Hub, quiet))?;
+    let model = Some((&prepared.source.config, &prepared.selection));
+    require_shippable(&prepared.recipe, model, Some(&prepared.device), place.size)?;
     stop.on_abort(&prepared.memory.advice);
     let _ = advice.set(prepared.memory.advice.clone());
     // The other ranks have no files that anybody needs.

@@ -25,7 +25,8 @@ pub use block::short_conv::{GATED_CONV, SHORT_CONV_NAMES, ShortConv};
 pub use block::{
     Activation, BLOCK_SCALE, BRANCH_NORMS, Block, DeltaNet, DeltaNetInputs, EXPERT_SCALES, FUSED_NAMES, Gated,
     HEAD_NORMS, LAYER_INPUT_NAMES, LFM2_NAMES, LayerInput, Mixture, PerSite, Probabilities, Projections, ROUTER_SCALE,
-    Role, SHARED_GATE, SINKS, SITE_NAMES, SharedExpert, Site, SiteId, Sublayer, SublayerKind, TwoBranches, short_name,
+    Role, SHARED_GATE, SHARED_MLP_NAMES, SINKS, SITE_NAMES, SharedExpert, Site, SiteId, Sublayer, SublayerKind,
+    TwoBranches, short_name,
 };
 pub use delta_net::{DELTA_NET_FUSED_NAMES, DELTA_NET_NAMES, DeltaHeads};
 pub use rope::{QueryGrowth, Rope, RopePairs, RopeScaling};
@@ -66,8 +67,8 @@ pub struct ModelConfig {
     pub logit_divisor: f64,
     /// Logits `l` become `cap tanh(l / cap)` (Gemma 2); absent: they stay as they are.
     pub logit_soft_cap: Option<f64>,
-    /// Whether it is the language model of a multimodal model.
-    pub is_nested: bool,
+    /// Where modules of the decoder are, if it is the language model of a multimodal model.
+    pub nesting: Option<&'static str>,
     /// Whether `lm_head` is the embedding matrix.
     pub tie_word_embeddings: bool,
     /// Token that starts a sequence.
@@ -162,7 +163,7 @@ impl ModelConfig {
     /// Name within the model of what is called `name` in a language model alone.
     #[must_use]
     pub fn module_of(&self, name: &str) -> String {
-        if self.is_nested { nested_name(name) } else { name.to_owned() }
+        self.nesting.map_or_else(|| name.to_owned(), |nesting| nested_name(nesting, name))
     }
 
     /// Whether later layers use the keys and values of this one.
@@ -257,7 +258,7 @@ pub const LAYER_INPUT_PROJECTION: &str = "model.per_layer_model_projection.weigh
 pub const LAYER_INPUT_NORM: &str = "model.per_layer_projection_norm";
 
 /// The names of all linear layers of any family, group by group.
-pub const LINEAR_NAMES: [&[&str]; 8] = [
+pub const LINEAR_NAMES: [&[&str]; 9] = [
     &SITE_NAMES,
     &FUSED_NAMES,
     &DELTA_NET_NAMES,
@@ -266,10 +267,17 @@ pub const LINEAR_NAMES: [&[&str]; 8] = [
     &LAYER_INPUT_NAMES,
     &SHORT_CONV_NAMES,
     &LFM2_NAMES,
+    &SHARED_MLP_NAMES,
 ];
 
-/// Where a multimodal model has the decoder of its language model.
-pub const NESTED: &str = "model.language_model.";
+/// Where multimodal models have the decoder of their language model.
+const NESTINGS: [&str; 2] = ["model.language_model.", "model.text_model."];
+
+/// In which of them a module is.
+#[must_use]
+pub fn nesting_of(module: &str) -> Option<&'static str> {
+    NESTINGS.into_iter().find(|nesting| module.starts_with(nesting))
+}
 
 /// The name in a language model alone of what a multimodal model has under `name`; `None` for its other parts. Before
 /// transformers 4.52 the language model was around the decoder.
@@ -277,15 +285,15 @@ pub const NESTED: &str = "model.language_model.";
 pub fn name_alone(name: &str) -> Option<String> {
     match name.strip_prefix("language_model.") {
         Some(rest) => Some(rest.to_owned()),
-        None => Some(format!("model.{}", name.strip_prefix(NESTED)?)),
+        None => Some(format!("model.{}", name.strip_prefix(nesting_of(name)?)?)),
     }
 }
 
-/// The name in a multimodal model of what a language model alone has under `name`.
+/// The name in a multimodal model, whose decoder is in `nesting`, of what a language model alone has under `name`.
 #[must_use]
-pub fn nested_name(name: &str) -> String {
+pub fn nested_name(nesting: &str, name: &str) -> String {
     match name.strip_prefix("model.") {
-        Some(rest) => format!("{NESTED}{rest}"),
+        Some(rest) => format!("{nesting}{rest}"),
         None => name.to_owned(),
     }
 }

@@ -26,6 +26,7 @@ use crate::run::images::images;
 use crate::run::inputs::{self, ModelParts, WeightsFrom};
 use crate::run::overview::{self, Fact};
 use crate::run::prepare::{PreparedParts, with_rows_of};
+use crate::run::shipping::require_shippable;
 use crate::schema::{Problem, Problems};
 use crate::train::rollouts::Rollouts;
 use crate::train::task::Task;
@@ -222,6 +223,8 @@ fn examine_prepared(recipe: &Recipe, parts: &PreparedParts, findings: &mut Findi
         memory.as_ref(),
     ));
     findings.warnings.extend(overview::prepared_warnings(recipe, device, config));
+    let shippable = require_shippable(recipe, config.zip(selection.as_ref()), device, 1);
+    shippable.err().into_iter().for_each(|problem| findings.problem(problem));
     let folder = folder.as_ref()?;
     if !is_downloaded {
         let path = &recipe.model.path;

@@ -83,6 +83,9 @@ pub fn main() -> ExitCode {
     #[cfg(all(unix, not(feature = "cuda-llvm")))]
     cuda_build::take_over();
     crate::util::allocator::keep_freed_memory();
+    // Which toolkit fits depends on the driver.
+    #[cfg(all(unix, feature = "cuda-llvm"))]
+    crate::device::take_newer_driver();
     #[cfg(feature = "cuda-llvm")]
     #[expect(unsafe_code, reason = "nothing else runs yet")]
     // SAFETY: the program has a single thread here.

@@ -8,6 +8,7 @@ mod foreign;
 mod grpo;
 mod images;
 mod mapping;
+mod moments;
 mod objective;
 mod openai;
 mod program;
@@ -72,6 +73,10 @@ pub(crate) fn run(args: &InitArgs) -> Result<(), Failure> {
         }
     };
     write(&args.out, &draft.text())?;
+    for (name, text) in &draft.files {
+        write(Path::new(name), text)?;
+        say(&format!("{name} is written"));
+    }
     report(&args.out, &draft);
     Ok(())
 }

@@ -13,14 +13,14 @@ use self::combining::{CombineArgs, Source};
 use self::rows::RunRows;
 use super::named::{ModelArgs, Named, misfit};
 use super::say;
+use crate::config::FileType;
 use crate::data::tokenizer::Tokenizer;
 use crate::device::Dtype;
 use crate::hub::{self, HubSettings, Progress, Wanted};
 use crate::model::weights::{Quantisation, Weights};
 use crate::ops::quantised::Coding;
 use crate::save::export::{
-    self, Codes, Differences, ExportError, FileType, GgufOptions, Imatrix, MergeOptions, MergeSummary, Packing,
-    PromptForm,
+    self, Codes, Differences, ExportError, GgufOptions, MergeOptions, MergeSummary, Packing, PromptForm, Shipped,
 };
 use crate::schema::Problem;
 use crate::spec::{ModelConfig, Role, StoredQuantisation};
@@ -104,14 +104,29 @@ pub(crate) fn run(args: &MergeArgs) -> Result<(), Failure> {
     }
     let trained_on = named.base.storage(Dtype::F32, None).quantisation.filter(|_| stored.is_none());
     let decoded = trained_on.filter(|_| !args.original);
+    // What was trained through the rounding of a file is that file.
+    let shipped = if is_combined { None } else { Shipped::read(&adapter.folder)? };
+    let trained_for = shipped.as_ref().map(|shipped| shipped.file_type);
+    let args = &MergeArgs { dtype: args.dtype.or(trained_for.filter(|_| is_gguf)), ..args.clone() };
+    let shipped = shipped.filter(|shipped| is_gguf && args.dtype == Some(shipped.file_type));
     let is_coded = args.dtype.is_some_and(|dtype| dtype.float().is_none());
     // A file that exists is refused at once.
     let uses_rows = is_coded && is_gguf && !is_combined && !args.without_rows && !args.out.exists();
     let rows = if uses_rows { rows_of(&named)? } else { None };
-    let weighs = args.dtype.is_some_and(FileType::weighs_errors);
+    let weighs = args.dtype.is_some_and(FileType::weighs_errors) && shipped.is_none();
     let imatrix = rows.as_ref().filter(|_| weighs).map(RunRows::imatrix).transpose()?;
-    let summary = written(args, is_gguf, &base, &adapter.folder, (decoded, imatrix.as_ref()))
-        .map_err(|error| failure(error, &adapter.folder))?;
+    let options = GgufOptions {
+        dtype: args.dtype,
+        decoded,
+        imatrix: imatrix.as_ref(),
+        start: shipped.as_ref().map(|shipped| &shipped.start),
+    };
+    let mut summary =
+        written(args, is_gguf, &base, &adapter.folder, options).map_err(|error| failure(error, &adapter.folder))?;
+    if shipped.is_some() {
+        // What was rounded is what was trained.
+        summary.differences = Differences::default();
+    }
     let mut text = format!(
         "merged {} layer{} of {} into {}: {} in {} file{}, {:.1} s",
         summary.num_modules,
@@ -126,6 +141,9 @@ pub(crate) fn run(args: &MergeArgs) -> Result<(), Failure> {
     let other = summary.trained_on.as_ref().filter(|base| args.model.model.is_some() && **base != named.base.path);
     if let Some(trained_on) = other {
         let _ = write!(text, "\nnote: the adapter says that it was trained on {trained_on}");
+    }
+    if let Some(file_type) = trained_for {
+        text += &about_training(file_type, shipped.is_some());
     }
     if let Some((dtype, about)) = args.dtype.zip(summary.about_types.as_ref()) {
         let _ = write!(text, "\n{}: {about}", dtype.name());
@@ -177,6 +195,8 @@ fn adapter_only(args: &MergeArgs, base_name: &str, base: &Path, adapter: &Path) 
         text += &format!(" --jinja --chat-template-file {}", shown(&path));
     }
     text += &about_windows(&ModelConfig::from_model(base)?);
+    let raw = export::about_raw(adapter).map_err(|error| failure(error, adapter))?;
+    raw.iter().for_each(|warning| text += &format!("\n{warning}"));
     Ok(text)
 }
 
@@ -221,6 +241,15 @@ fn about_rounding(
         let _ = write!(text, "\nwarning: rounding took {percent:.0} % of what the adapter changes\n  hint: {hint}");
     }
     text
+}
+
+/// That the adapter was trained through the rounding of a file, and whether this is it.
+fn about_training(file_type: FileType, is_it: bool) -> String {
+    let name = file_type.name();
+    if is_it {
+        return format!("\nthese are the weights that were trained and evaluated as {name}, bit for bit");
+    }
+    format!("\nwarning: the adapter was trained for a {name} file\n  hint: --out NAME.gguf without --dtype is that")
 }
 
 /// Share of an adapter that rounding may take before a warning.
@@ -280,7 +309,7 @@ fn written(
     is_gguf: bool,
     base: &Path,
     adapter: &Path,
-    (decoded, imatrix): (Option<Quantisation>, Option<&Imatrix>),
+    options: GgufOptions<'_>,
 ) -> Result<MergeSummary, ExportError> {
     let bar = terminal::bar(0);
     if let Ok(style) = ProgressStyle::with_template("merging [{bar:24}] {binary_bytes}/{binary_total_bytes} {eta}") {
@@ -291,11 +320,11 @@ fn written(
         bar.inc(written as u64);
     };
     let summary = if is_gguf {
-        export::merge_gguf(base, adapter, &args.out, GgufOptions { dtype: args.dtype, decoded, imatrix }, &on_bytes)
+        export::merge_gguf(base, adapter, &args.out, options, &on_bytes)
     } else {
         let dtype = args.dtype.and_then(FileType::float);
         let quantise = packing(args.dtype, base)?.map(Codes::Packed).or(args.quantize.map(Codes::Bitsandbytes));
-        export::merge(base, adapter, &args.out, MergeOptions { decoded, dtype, quantise }, &on_bytes)
+        export::merge(base, adapter, &args.out, MergeOptions { decoded: options.decoded, dtype, quantise }, &on_bytes)
     };
     bar.finish_and_clear();
     summary

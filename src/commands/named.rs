@@ -19,7 +19,7 @@ use crate::run::inputs::{ModelSource, WeightsFrom};
 use crate::run::kernel_check;
 use crate::run::overview::{held, multiplies_eight_bits};
 use crate::save::checkpoint::Checkpoints;
-use crate::save::export::{ExportError, PromptForm, SavedAdapter, is_adapter, read_adapter};
+use crate::save::export::{ExportError, PromptForm, SavedAdapter, about_raw, is_adapter, read_adapter};
 use crate::schema::{Problem, Section, read_json};
 use crate::util::failure::Failure;
 use crate::util::text::counted;
@@ -368,6 +368,7 @@ impl ModelFiles {
         for (saved, form, NamedAdapter { name, folder, note }) in adapters {
             note.iter().for_each(|note| args.note(note));
             args.note(&about(&saved, &folder));
+            about_raw(&folder)?.iter().for_each(|warning| say(warning));
             let trained_on = saved.base_model_name_or_path.clone();
             let set = saved.into_set(&folder, &source.config, &device.device);
             let set = set.map_err(|error| misfit(&error, trained_on.as_deref()))?;

@@ -2,14 +2,17 @@
 //! any weight is loaded.
 //!
 //! The table, or with `--json` one JSON object, goes to stdout. Memory follows from shapes alone ([`memory`]), with
-//! every row at full length. Time follows from the FLOPs of the steps of an epoch ([`forecast`]) and a fraction of the
-//! device's matrix-product rate.
+//! every row at full length. Time follows from the FLOPs of the steps of an epoch ([`forecast`]): on the CPU by a fraction of its
+//! matrix-product rate, on a GPU by what a step is made of ([`gpu`]).
 //!
 //! [`memory`]: crate::train::budget::memory
 //! [`forecast`]: crate::train::budget::forecast
+//! [`gpu`]: crate::train::budget::gpu
 
 mod gpus;
 mod ranks;
+#[cfg(test)]
+mod records;
 mod report;
 mod rows;
 mod target;

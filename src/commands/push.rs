@@ -14,7 +14,7 @@ use super::{print, say};
 use crate::hub::{self, Content, HubSettings, Location, Progress, Upload};
 use crate::insight::report::{Published, model_card};
 use crate::run::next_commands::vllm_options;
-use crate::save::export::{PROMPT_FORM_FILE, TOKENIZER_FILES, read_adapter};
+use crate::save::export::{PROMPT_FORM_FILE, SHIPPED_FILE, TOKENIZER_FILES, about_raw, read_adapter};
 use crate::schema::Problem;
 use crate::util::failure::Failure;
 
@@ -102,6 +102,9 @@ fn files(args: &PushArgs) -> Result<Vec<Upload>, Failure> {
             args.run
         ));
     }
+    if args.merged.is_none() {
+        about_raw(&adapter.folder)?.iter().for_each(|warning| say(warning));
+    }
     let vllm_options = vllm_options(saved.config.r, saved.config.use_dora || saved.weights.replaces_weights());
     let vllm_options = vllm_options.filter(|_| !scores && is_plain);
     let published = Published {
@@ -147,7 +150,7 @@ fn adapter_files(folder: &Path, base: &str) -> Result<Vec<Upload>, Failure> {
     let mut config: Value = serde_json::from_slice(&config).map_err(Failure::input)?;
     config[BASE_KEY] = base.into();
     let config = serde_json::to_string_pretty(&config).map_err(Failure::running)? + "\n";
-    let names = [weights, PROMPT_FORM_FILE].into_iter().chain(TOKENIZER_FILES);
+    let names = [weights, PROMPT_FORM_FILE, SHIPPED_FILE].into_iter().chain(TOKENIZER_FILES);
     let as_it_is = names.filter(|name| folder.join(name).is_file());
     let file = |name: &str| Upload { name: name.to_owned(), content: Content::File(folder.join(name)) };
     let config = Upload { name: ADAPTER_CONFIG.to_owned(), content: Content::Text(config) };

@@ -17,7 +17,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
 use super::{number, print, say};
-use crate::device::{Dtype, num_cpu_threads};
+use crate::device::num_cpu_threads;
 use crate::ops::place::place_on;
 use crate::recipe::{Purpose, Recipe, RecipeArgs, is_stdin};
 use crate::run::Prepared;
@@ -122,7 +122,7 @@ pub(crate) fn run(args: &TuneArgs) -> Result<(), Failure> {
     let limits = Limits {
         threads: num_cpu_threads(),
         kind: device.kind,
-        has_bf16: device.supports(Dtype::Bf16),
+        two_bytes: device.two_byte_dtype(),
         head: [source.config.vocab_size, source.config.hidden_size],
     };
     let mut runner = Runner::new(&args.recipe, recipe, Length { steps: args.steps, seconds: args.seconds })?;

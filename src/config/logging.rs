@@ -1,6 +1,8 @@
 //! Section `[logging]` of a recipe.
 
-use crate::schema::{Problem, Section, section};
+use serde::{Serialize, Serializer};
+
+use crate::schema::{Problem, Section, Value, section};
 
 /// The variable that names the server where the recipe does not.
 const URI_VARIABLE: &str = "MLFLOW_TRACKING_URI";
@@ -15,6 +17,9 @@ section! {
              "steps", "every", "interval", "every_n_steps"];
         /// Write TensorBoard event files.
         tensorboard: bool = true => boolean(), ["use_tensorboard", "report_to", "use_tb", "log_with"];
+        /// Write answers of "grpo" to rollouts.jsonl, with their rewards: `true`, `false`, or at most this many of those that are written
+        /// together.
+        rollouts: MostRollouts = MostRollouts::All => any("true, false or a whole number", MostRollouts::accept), ["log_completions"];
         /// Milliseconds between two samples of the GPU and the host, from 10; 0 turns them off.
         gpu_sample_ms: u64 = 100 => count(0..=60_000),
             ["sample_ms", "gpu_sample_interval_ms", "log_peak_memory_stats"];
@@ -25,6 +30,45 @@ section! {
         mlflow_experiment_name: Option<String> = None => optional_string() like "my-experiment";
         /// The name of the run there. By default that of its folder.
         mlflow_run_name: Option<String> = None => optional_string() like "my-run";
+    }
+}
+
+/// How many answers are recorded of those that are written together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MostRollouts {
+    /// All of them.
+    All,
+    /// At most so many.
+    Of(usize),
+}
+
+impl MostRollouts {
+    fn accept(value: &Value) -> Result<Self, Option<String>> {
+        match value {
+            Value::Boolean(true) => Ok(Self::All),
+            Value::Boolean(false) => Ok(Self::Of(0)),
+            Value::Integer(number) => usize::try_from(*number).map(Self::Of).map_err(|_| None),
+            _ => Err(None),
+        }
+    }
+
+    /// The number.
+    #[must_use]
+    pub fn number(self) -> usize {
+        match self {
+            Self::All => usize::MAX,
+            Self::Of(number) => number,
+        }
+    }
+}
+
+impl Serialize for MostRollouts {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::All => serializer.serialize_bool(true),
+            Self::Of(0) => serializer.serialize_bool(false),
+            Self::Of(number) => serializer.serialize_u64(*number as u64),
+        }
     }
 }
 

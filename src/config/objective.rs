@@ -1,15 +1,16 @@
 //! Section `[objective]` of a recipe.
 
 mod choices;
+mod reward;
 
 use std::ops::Bound;
 
 use ObjectiveName::{Cpo, Dpo, Grpo, Kto, Orpo, Reward, Simpo};
 use choices::LossTypes;
 pub use choices::{Divergence, ImportanceSamplingLevel, LossType, ObjectiveName, OrpoNll, RowKind, ScaleRewards};
+pub use reward::{RewardConfig, RewardKind};
 
 use super::POSITIVE;
-use super::reward::RewardConfig;
 use crate::schema::{Choice, Problem, Section, Value, section};
 
 /// A share of all tokens that is not none.
@@ -114,7 +115,7 @@ section! {
     }
 }
 
-fn accept_weights(value: &Value) -> Result<Option<Vec<f64>>, Option<String>> {
+pub(super) fn accept_weights(value: &Value) -> Result<Option<Vec<f64>>, Option<String>> {
     let Value::Array(items) = value else { return Err(None) };
     let number = |value: &Value| match value {
         Value::Float(number) => Some(*number),
@@ -127,8 +128,9 @@ fn accept_weights(value: &Value) -> Result<Option<Vec<f64>>, Option<String>> {
 
 impl ObjectiveConfig {
     /// The programs that it starts.
-    pub fn commands(&self) -> impl Iterator<Item = &[String]> {
-        self.reward.iter().map(|reward| &*reward.command).filter(|command| !command.is_empty())
+    #[must_use]
+    pub fn programs(&self) -> Vec<Vec<String>> {
+        self.reward.iter().flat_map(RewardConfig::programs).collect()
     }
 
     fn check(self, section: &mut Section) -> Self {
@@ -220,6 +222,13 @@ impl ObjectiveConfig {
     #[must_use]
     pub fn reuses_answers(&self) -> bool {
         self.num_iterations > 1 || self.steps_per_generation.is_some()
+    }
+
+    /// Whether answers of "grpo" that are no better and no worse than the others to their prompt can be left out of the step: without a
+    /// divergence they have no gradient, and what a step divides by can be counted without them.
+    #[must_use]
+    pub fn leaves_out_equal_answers(&self) -> bool {
+        self.beta() <= 0.0 && !self.losses().contains(&LossType::Bnpo)
     }
 
     /// What logits are divided by in the loss; `None` for 1.

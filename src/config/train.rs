@@ -1,10 +1,11 @@
 //! Section `[train]` of a recipe.
 
 use std::fmt;
+use std::ops::Bound;
 
 use serde::Serialize;
 
-use super::POSITIVE;
+use super::{FileType, POSITIVE};
 use crate::device::Dtype;
 use crate::schema::{Choice, Section, Value, section};
 
@@ -57,12 +58,22 @@ section! {
         /// Gradients of a larger global norm are scaled down to it; 0 turns this off.
         max_grad_norm: f64 = 1.0 => number(0.0..), LaterSteps,
             ["gradient_clipping", "grad_clip", "clip_grad_norm", "max_norm", "gradient_clip_val", "grad_clip_norm", "clip"];
+        /// Type of the GGUF file that the model will be served as, such as `"q4_k_m"`: the last steps compute with the weights
+        /// as that file has them, so that the adapter makes up for the rounding, and `merge` writes them. Default: none.
+        ship_as: Option<FileType> = None => optional_choice() like "q4_k_m", LaterSteps,
+            ["qat", "qat_scheme", "quantization_aware_training", "nvfp4_merge_aware", "quantizer"];
+        /// Share of the steps that are made before those.
+        ship_from: f64 = 0.8 => number((Bound::Included(0.0), Bound::Excluded(1.0))), LaterSteps,
+            ["fake_quant_after_n_steps"; "it is a share of the steps, not their number"];
     }
 }
 
 impl TrainConfig {
     /// If only `max_steps` says when to end, the default number of epochs does not apply.
     fn check(self, section: &mut Section) -> Self {
+        if self.ship_as.is_none() && self.ship_from.to_bits() != Self::default().ship_from.to_bits() {
+            section.problem("ship_from", "is of no use without `ship_as`: leave it out, or name a type of files");
+        }
         let num_epochs = self.num_epochs.filter(|_| section.has("num_epochs") || self.max_steps.is_none());
         Self { num_epochs, ..self }
     }

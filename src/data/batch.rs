@@ -40,7 +40,7 @@ pub struct Batch {
 }
 
 /// An answer of a preference.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Answer {
     /// Whether it is the chosen one of a pair, or has a good label.
     pub is_good: bool,
@@ -72,7 +72,7 @@ pub struct Target {
 }
 
 /// The file and row that a document was read from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct RowSource {
     /// Index of the file, in the order of the dataset's file list.
     pub file: usize,

@@ -327,6 +327,12 @@ impl RowFormat {
         })
     }
 
+    /// The column of the prompt.
+    #[must_use]
+    pub fn prompt_column(&self) -> &str {
+        self.name_of("prompt")
+    }
+
     fn name_of<'a>(&'a self, name: &'a str) -> &'a str {
         self.columns.get(name).map_or(name, String::as_str)
     }

@@ -82,17 +82,27 @@ struct Silence {
     reason: String,
     /// It has a GPU, by the system's files.
     is_broken: bool,
+    /// It is that of cuda-compat, which is not for this GPU, or not for the machine's driver.
+    is_compat: bool,
 }
 
 impl From<Silence> for DeviceError {
-    fn from(Silence { reason, is_broken }: Silence) -> Self {
-        if is_broken { Self::BrokenCudaDriver { reason } } else { Self::NoCudaDriver { reason, hint: NO_DRIVER_HINT } }
+    fn from(Silence { reason, is_broken, is_compat }: Silence) -> Self {
+        if is_compat {
+            let problem = format!("{reason}: NVIDIA's cuda-compat does not go with this GPU or this machine's driver");
+            let remedy = "install NVIDIA's driver 570 or newer (cuda-compat is for cards of data centres)".into();
+            Self::Incomplete { problem, remedy }
+        } else if is_broken {
+            Self::BrokenCudaDriver { reason }
+        } else {
+            Self::NoCudaDriver { reason, hint: NO_DRIVER_HINT }
+        }
     }
 }
 
 /// Calls the driver. cudarc loads it at the first call and panics if it is missing or lacks a function.
 fn ask<T>(call: impl FnOnce() -> Result<T, DriverError>) -> Result<T, Silence> {
-    let missing = |reason| Silence { reason, is_broken: false };
+    let missing = |reason| Silence { reason, is_broken: false, is_compat: false };
     // SAFETY: loading NVIDIA's driver library runs its initialisers only.
     if !unsafe { sys::is_culib_present() } {
         return Err(missing("no CUDA driver on this machine (libcuda.so.1 cannot be loaded)".into()));
@@ -102,7 +112,18 @@ fn ask<T>(call: impl FnOnce() -> Result<T, DriverError>) -> Result<T, Silence> {
         // `CUDA_VISIBLE_DEVICES` may hide them all.
         is_broken: error != sys::CUresult::CUDA_ERROR_NO_DEVICE
             && ["/dev/nvidiactl", "/dev/dxg"].iter().any(|file| Path::new(file).exists()),
+        is_compat: match error {
+            sys::CUresult::CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE => true,
+            // Also where a driver was updated and the machine not started anew.
+            sys::CUresult::CUDA_ERROR_SYSTEM_DRIVER_MISMATCH => is_compat(),
+            _ => false,
+        },
     })
+}
+
+/// Whether the driver's library is that of cuda-compat.
+fn is_compat() -> bool {
+    loaded_from("/libcuda.so").is_some_and(|path| path.to_string_lossy().contains("compat"))
 }
 
 /// Newest CUDA that the driver supports, major and minor.

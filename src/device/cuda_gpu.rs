@@ -47,10 +47,28 @@ impl CudaGpu {
             let [found, needed] = [self.driver_cuda_version, OLDEST_CUDA].map(dotted);
             return Err(DeviceError::Incomplete {
                 problem: format!("the driver is for CUDA {found}, and {needed} is needed"),
-                remedy: "install NVIDIA's driver 570 or newer".into(),
+                remedy: self.newer_driver(),
             });
         }
         Ok(())
+    }
+
+    /// How a driver that is recent enough is had: on cards for which NVIDIA has it also without a change to the machine's.
+    fn newer_driver(&self) -> String {
+        let install = "install NVIDIA's driver 570 or newer";
+        if ["GeForce", "TITAN"].iter().any(|brand| self.name.contains(brand)) {
+            return install.into();
+        }
+        format!(
+            "{install}; where the driver is not yours to change (a notebook, a cluster), install NVIDIA's cuda-compat for cards of \
+             data centres: `apt-get install cuda-compat-13-0`, or `conda install -c conda-forge cuda-compat`; it is found, and \
+             taken, in /usr/local/cuda*/compat and in $CONDA_PREFIX/cuda-compat"
+        )
+    }
+
+    /// Whether it multiplies `bf16`.
+    pub(crate) fn has_bf16(&self) -> bool {
+        self.compute_capability >= (8, 0)
     }
 
     /// One line: `cuda:0 (NVIDIA H200, 139.8 GiB, sm_90, driver for CUDA 12.8)`.
@@ -111,7 +129,11 @@ pub(super) mod tests {
         for driver_cuda_version in [(12, 6), (11, 8)] {
             let error = CudaGpu { driver_cuda_version, ..h200() }.require_recent().unwrap_err().to_string();
             assert!(error.contains("12.8 is needed\n  hint: install NVIDIA's driver 570"), "{error}");
+            assert!(error.contains("cuda-compat-13-0") && error.contains("/usr/local/cuda*/compat"), "{error}");
         }
+        let of_a_home = CudaGpu { driver_cuda_version: (12, 4), name: "NVIDIA GeForce RTX 2080".into(), ..h200() };
+        let error = of_a_home.require_recent().unwrap_err().to_string();
+        assert!(error.ends_with("driver 570 or newer; or use `--device cpu`"), "{error}");
         assert_eq!(CudaGpu { driver_cuda_version: (12, 8), ..h200() }.require_recent(), Ok(()));
     }
 }

@@ -8,9 +8,13 @@ use std::process::Command;
 
 use sha2::{Digest as _, Sha256};
 
+use super::cuda_gpu::OLDEST_CUDA;
 use super::{CublasLibrary, NCCL_VARIABLE, NcclLibrary, cuda_driver, toolkit};
 use crate::util::files;
 use crate::util::panics::guarded;
+
+/// The first driver of that CUDA, by the first number of its version.
+const OLDEST_DRIVER: u32 = 570;
 
 /// Loads cuBLASLt and asks its version, which needs no GPU.
 ///
@@ -113,12 +117,60 @@ fn found(names: &[&str]) -> impl Iterator<Item = Vec<PathBuf>> {
     files.filter(|paths| !paths.is_empty())
 }
 
+/// Starts this program anew with the driver's library of NVIDIA's cuda-compat, where packages put it, if the machine's driver is too
+/// old.
+pub fn take_newer_driver() {
+    if toolkit::newest_cuda().is_some_and(|newest| newest < OLDEST_CUDA)
+        && let Some(compat) = newest_compat(compat_folders())
+    {
+        start_anew("LORA_TRAIN_DRIVER", &compat);
+    }
+}
+
+/// Where packages put cuda-compat: NVIDIA's for distributions, which containers have too, and that of conda-forge.
+fn compat_folders() -> impl Iterator<Item = PathBuf> {
+    let conda = std::env::var_os("CONDA_PREFIX").map(|root| PathBuf::from(root).join("cuda-compat"));
+    let folders = ["/usr/local/cuda*/compat", "/usr/local/cuda*/compat/lib.real"];
+    folders.into_iter().filter_map(|folder| glob::glob(folder).ok()).flatten().flatten().chain(conda)
+}
+
+/// The folder with the newest driver's library that is new enough, by the number in `libcuda.so.580.65.06`.
+fn newest_compat(folders: impl Iterator<Item = PathBuf>) -> Option<PathBuf> {
+    let driver = |folder: &PathBuf| {
+        let files = std::fs::read_dir(folder).into_iter().flatten().flatten();
+        let names = files.filter_map(|file| file.file_name().into_string().ok());
+        names.filter_map(|name| name.strip_prefix("libcuda.so.")?.split('.').next()?.parse::<u32>().ok()).max()
+    };
+    let found = folders.filter(|folder| folder.join("libcuda.so.1").exists());
+    let found =
+        found.filter_map(|folder| Some((driver(&folder)?, folder))).filter(|(driver, _)| *driver >= OLDEST_DRIVER);
+    found.max().map(|(_, folder)| folder)
+}
+
+const SEARCHED: &str = "LD_LIBRARY_PATH";
+
+/// The folders that the loader looks in first. An empty one would be the current folder.
+fn searched() -> Vec<PathBuf> {
+    let searched = std::env::var_os(SEARCHED).unwrap_or_default();
+    std::env::split_paths(&searched).filter(|folder| !folder.as_os_str().is_empty()).collect()
+}
+
+/// Starts this program anew with a folder before those that the loader looks in, once, as `variable` says to the next: the loader
+/// ignores such folders for programs with privileges. Returns only if that was done, or failed: what is loaded then, a check says.
+fn start_anew(variable: &str, folder: &Path) {
+    if std::env::var_os(variable).is_some_and(|by| folder == by) {
+        return;
+    }
+    let folders = std::env::join_paths(std::iter::once(folder.to_owned()).chain(searched())).unwrap_or_default();
+    let (Ok(program), mut arguments) = (std::env::current_exe(), std::env::args_os()) else { return };
+    let name = arguments.next().unwrap_or_default();
+    drop(Command::new(program).arg0(name).args(arguments).env(SEARCHED, folders).env(variable, folder).exec());
+}
+
 /// Starts this program anew where the loader would take NVRTC or cuBLASLt from elsewhere than from the toolkit that is found, if
 /// that fits the driver: cudarc asks for `libnvrtc.so`, which the development files of another toolkit have, before
 /// `libnvrtc.so.13`.
 pub fn take_own_libraries() {
-    const VARIABLE: &str = "LD_LIBRARY_PATH";
-    const STARTED_ANEW: &str = "LORA_TRAIN_LIBRARIES";
     const CACHE: &str = "/etc/ld.so.cache";
 
     if !super::find_toolkit().is_some_and(|toolkit| toolkit.fits(toolkit::newest_cuda())) {
@@ -126,9 +178,7 @@ pub fn take_own_libraries() {
     }
     let own = |name: &'static str| Some((name, found(&[&format!("{name}*")]).next()?.swap_remove(0)));
     let own: Vec<_> = ["libnvrtc.so", "libcublasLt.so"].into_iter().filter_map(own).collect();
-    let searched = std::env::var_os(VARIABLE).unwrap_or_default();
-    // An empty one would be the current folder.
-    let searched: Vec<_> = std::env::split_paths(&searched).filter(|folder| !folder.as_os_str().is_empty()).collect();
+    let searched = searched();
     let loader_cache = std::fs::read(CACHE).unwrap_or_default();
     // The cache has paths that end in null bytes.
     let of_cache = |name: &str| {
@@ -142,18 +192,35 @@ pub fn take_own_libraries() {
     let Some(cache) = files::cache_folder().filter(|_| own.iter().any(is_other)) else { return };
     let digest = format!("{:x}", Sha256::digest(format!("{own:?}")));
     let links = cache.join("cuda").join(&digest[..16]);
-    // Once: the loader ignores the variable for programs with privileges.
-    let is_done = std::env::var_os(STARTED_ANEW).is_some_and(|by| links == by);
-    if is_done || std::fs::create_dir_all(&links).is_err() {
+    if std::fs::create_dir_all(&links).is_err() {
         return;
     }
     for (name, own) in &own {
         // Other processes may make them too.
         drop(std::os::unix::fs::symlink(own, links.join(name)));
     }
-    let searched = std::env::join_paths(std::iter::once(links.clone()).chain(searched)).unwrap_or_default();
-    let (Ok(program), mut arguments) = (std::env::current_exe(), std::env::args_os()) else { return };
-    let name = arguments.next().unwrap_or_default();
-    // Returns only if that failed: what is loaded then, a check says.
-    drop(Command::new(program).arg0(name).args(arguments).env(VARIABLE, searched).env(STARTED_ANEW, links).exec());
+    start_anew("LORA_TRAIN_LIBRARIES", &links);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_newest_cuda_compat_that_is_new_enough_is_taken() {
+        let root = tempfile::tempdir().unwrap();
+        let folder = |name: &str, files: &[&str]| {
+            let folder = root.path().join(name);
+            std::fs::create_dir(&folder).unwrap();
+            files.iter().for_each(|file| std::fs::write(folder.join(file), "").unwrap());
+            folder
+        };
+        let [old, new, newer] = [("a", "550.54.15"), ("b", "570.86.10"), ("c", "580.65.06")]
+            .map(|(name, version)| folder(name, &["libcuda.so.1", &format!("libcuda.so.{version}")]));
+        let without = folder("d", &["libcuda.so.590.44.01"]);
+        let newest = |folders: &[&PathBuf]| newest_compat(folders.iter().copied().cloned());
+        assert_eq!(newest(&[&old, &newer, &new, &without]), Some(newer));
+        assert_eq!(newest(&[&old, &new]), Some(new));
+        assert_eq!(newest(&[&old, &without, &root.path().join("e")]), None);
+    }
 }

@@ -10,7 +10,11 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 
 use super::cuda_gpu::{OLDEST_CUDA, dotted};
+#[cfg(unix)]
+use super::pip;
 use super::{CudaGpu, DeviceError};
+#[cfg(unix)]
+use crate::util::files;
 
 /// What compiles kernels for NVIDIA GPUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -136,11 +140,21 @@ pub fn find_toolkit() -> Option<Toolkit> {
     let places = compiler.places().iter().filter(|(root, proof)| Path::new(root).join(proof).exists());
     let nvcc = on_path("nvcc").and_then(|nvcc| nvcc.canonicalize().ok());
     let of_nvcc = nvcc.as_deref().and_then(|nvcc| nvcc.parent()?.parent());
-    let pip = |packages: PathBuf| Some(packages.join("cu13")).filter(|cuda| cuda.is_dir());
-    let own = own_packages().into_iter().filter_map(pip);
+    let own = own_packages().into_iter().flat_map(|packages| of_pip(&packages));
     let all = own.chain(places.map(|(root, _)| PathBuf::from(root))).chain(of_nvcc.map(Path::to_owned));
-    let all = all.chain(python_packages().into_iter().filter_map(pip));
+    let all = all.chain(python_packages().into_iter().flat_map(|packages| of_pip(&packages)));
     best(all.map(|path| toolkit(compiler, path)).collect(), newest_cuda())
+}
+
+/// The toolkits of pip's packages in a folder: from 13.0 on it is one; those before are joined by a build that compiles with NVRTC.
+fn of_pip(packages: &Path) -> impl Iterator<Item = PathBuf> + use<> {
+    #[cfg(unix)]
+    let before = files::cache_folder().filter(|_| cfg!(feature = "cuda"));
+    #[cfg(unix)]
+    let before = before.and_then(|cache| pip::joined(packages, &cache));
+    #[cfg(not(unix))]
+    let before = None;
+    Some(packages.join("cu13")).filter(|cuda| cuda.is_dir()).into_iter().chain(before)
 }
 
 impl Toolkit {
@@ -245,7 +259,11 @@ fn installation(newest: (u32, u32), packages: Option<&str>) -> String {
             "{toolkit}, or {packages} by pip (scripts/requirements-cuda.txt), and set CUDA_PATH to its folder (pip's is \
              site-packages/nvidia/cu13)"
         ),
-        None => format!("{toolkit} and set CUDA_PATH to its folder"),
+        None => {
+            format!(
+                "`pip install \"lora-train[cuda12]\"` brings what fits; or {toolkit} and set CUDA_PATH to its folder"
+            )
+        }
     }
 }
 
@@ -258,7 +276,8 @@ fn check(
 ) -> Result<(), DeviceError> {
     let newest = gpu.driver_cuda_version;
     let lacking = |problem: String, packages: &str| {
-        // pip's toolkits before 13.0 are spread over several folders, of which CUDA_PATH could name one only.
+        // pip's toolkits before 13.0 are spread over several folders, of which CUDA_PATH could name one only: those of the extra are
+        // joined.
         let pip = (newest >= (13, 0) || compiler == KernelCompiler::Llvm).then_some(packages);
         Err(DeviceError::Incomplete { problem, remedy: installation(newest, pip) })
     };
@@ -385,7 +404,7 @@ mod tests {
         // What pip has is too new for this driver.
         let older = CudaGpu { driver_cuda_version: (12, 9), ..h200() };
         let error = refusal(&older, Ok(Some(nvrtc((13, 0)))), None);
-        assert!(error.contains("12.8 to 12.9 and set CUDA_PATH") && !error.contains("pip"), "{error}");
+        assert!(error.contains("lora-train[cuda12]") && error.contains("12.8 to 12.9 and set CUDA_PATH"), "{error}");
         let error = refusal(&h200(), Ok(Some(nvrtc((12, 4)))), None);
         assert!(error.contains("libnvrtc of CUDA 12.4 (/cu/libnvrtc.so.13) is too old"), "{error}");
         for (compute_capability, other) in [((7, 0), "older"), ((12, 0), "newer")] {

@@ -3,6 +3,8 @@
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
 
+use rayon::prelude::*;
+
 use super::grammar::Grammar;
 use super::sampler::{Logprobs, logprobs};
 use super::writing::{Next, Writing};
@@ -77,8 +79,8 @@ pub struct TextBatch<'a> {
     tokenizer: &'a Tokenizer,
     /// Texts of the same adapters are neighbours.
     texts: Vec<Text<'a>>,
-    /// The previous prompt, if prompts start alike.
-    before: Option<Sequence>,
+    /// The previous prompt with the logits after it, if prompts start alike.
+    before: Option<(Sequence, Vec<f32>)>,
 }
 
 #[derive(Debug)]
@@ -102,10 +104,10 @@ impl<'a> TextBatch<'a> {
     }
 
     /// A batch for prompts that start alike, of the same adapters: the start that a prompt shares with the previous
-    /// one is not computed again.
+    /// one is not computed again, and nothing of one that is the same.
     #[must_use]
     pub fn of_equal_starts(self) -> Self {
-        Self { before: Some(Sequence::new(self.model)), ..self }
+        Self { before: Some((Sequence::new(self.model), Vec::new())), ..self }
     }
 
     /// Whether another text has room.
@@ -136,13 +138,30 @@ impl<'a> TextBatch<'a> {
         check(self.model, &prompt_ids)?;
         let writing = Writing::new(self.tokenizer, &prompt_ids, &options, stop_ids, stop, special_tokens)?;
         let writing = writing.within(grammar);
-        let mut sequence = self.before.clone().unwrap_or_else(|| Sequence::new(self.model));
-        let kept = sequence.keep_start_of(&prompt_ids);
-        let mut text = Text { id, sequence, adapters, writing, top_logprobs, unshown: VecDeque::new(), token: 0 };
-        let part = NextTokens { sequence: &mut text.sequence, adapters, token_ids: &prompt_ids[kept..] };
-        let logits: Vec<f32> = faults::read(next_logits(self.model, &mut [part]), LOGITS);
-        self.before = self.before.take().map(|_| text.sequence.clone());
-        if text.next(self.model, &logits, &mut on_text)? {
+        let shares_start = self.before.is_some();
+        let (sequence, logits) = match self.before.take() {
+            Some(same) if same.0.has_seen(&prompt_ids) => same,
+            before => {
+                let mut sequence = before.map_or_else(|| Sequence::new(self.model), |(sequence, _)| sequence);
+                let kept = sequence.keep_start_of(&prompt_ids);
+                let part = NextTokens { sequence: &mut sequence, adapters, token_ids: &prompt_ids[kept..] };
+                let logits: Vec<f32> = faults::read(next_logits(self.model, &mut [part]), LOGITS);
+                (sequence, logits)
+            }
+        };
+        let mut text = Text {
+            id,
+            sequence: sequence.clone(),
+            adapters,
+            writing,
+            top_logprobs,
+            unshown: VecDeque::new(),
+            token: 0,
+        };
+        let next = text.writing.next(&logits, is_full(self.model, &sequence))?;
+        let goes_on = text.take(next, &logits, &mut on_text);
+        self.before = shares_start.then_some((sequence, logits));
+        if goes_on {
             let neighbour = self.texts.iter().rposition(|other| std::ptr::eq(other.adapters, adapters));
             self.texts.insert(neighbour.map_or(self.texts.len(), |at| at + 1), text);
         }
@@ -162,9 +181,18 @@ impl<'a> TextBatch<'a> {
             parts.push(NextTokens { sequence, adapters, token_ids: std::slice::from_ref(token) });
         }
         let logits: Vec<f32> = faults::read(next_logits(self.model, &mut parts), LOGITS);
+        let rows: Vec<&[f32]> = logits.chunks(self.model.config.vocab_size).collect();
+        // Each text draws by a generator of its own.
+        let drawn = self.texts.iter_mut().zip(&rows).map(|(text, logits)| {
+            let is_full = is_full(self.model, &text.sequence);
+            (&mut text.writing, *logits, is_full)
+        });
+        let drawn: Vec<_> = drawn.collect();
+        let drawn: Vec<_> =
+            drawn.into_par_iter().map(|(writing, logits, is_full)| writing.next(logits, is_full)).collect();
         let mut kept = Vec::with_capacity(self.texts.len());
-        for (mut text, logits) in self.texts.drain(..).zip(logits.chunks(self.model.config.vocab_size)) {
-            if text.next(self.model, logits, &mut on_text)? {
+        for ((mut text, logits), next) in self.texts.drain(..).zip(rows).zip(drawn) {
+            if text.take(next?, logits, &mut on_text) {
                 kept.push(text);
             }
         }
@@ -175,15 +203,8 @@ impl<'a> TextBatch<'a> {
 
 impl Text<'_> {
     /// Takes the next token; returns whether the text goes on.
-    fn next(
-        &mut self,
-        model: &Model,
-        logits: &[f32],
-        on_text: &mut impl FnMut(u64, NewText) -> ControlFlow<()>,
-    ) -> Result<bool, GenerateError> {
-        let before = self.writing.token_ids.len();
-        let Next { text, shown, then } = self.writing.next(logits, is_full(model, &self.sequence))?;
-        let token = self.writing.token_ids.get(before).copied();
+    fn take(&mut self, next: Next, logits: &[f32], on_text: &mut impl FnMut(u64, NewText) -> ControlFlow<()>) -> bool {
+        let Next { text, token, shown, then } = next;
         let chosen = token.zip(self.top_logprobs);
         self.unshown.extend(chosen.map(|(token, top)| (token, logprobs(logits, token, top))));
         let shown = shown.into_iter().zip(std::iter::from_fn(|| self.unshown.pop_front()));
@@ -191,6 +212,6 @@ impl Text<'_> {
         let end_token = self.writing.end_token;
         let wants_more = on_text(self.id, NewText { text, token, end_token, shown, ending: then.err() }).is_continue();
         self.token = then.unwrap_or_default();
-        Ok(wants_more && then.is_ok())
+        wants_more && then.is_ok()
     }
 }

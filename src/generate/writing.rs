@@ -41,6 +41,8 @@ pub(super) struct Writing<'a> {
 pub(super) struct Next {
     /// Text that can be shown now; empty while a character is incomplete.
     pub(super) text: String,
+    /// The new token; absent where one ended the text.
+    pub(super) token: Option<u32>,
     /// For each of the next tokens whose text has now been shown whole, its bytes.
     pub(super) shown: Vec<Vec<u8>>,
     /// The token to go on with, or why the text has ended.
@@ -96,6 +98,7 @@ impl<'a> Writing<'a> {
 
     /// Chooses the next token by its logits. `is_full`: there is no position for it.
     pub(super) fn next(&mut self, logits: &[f32], is_full: bool) -> Result<Next, TokenizerError> {
+        let before = self.token_ids.len();
         let ending = match self.choose(logits) {
             Err(ending) => ending,
             Ok(token) if self.stop_ids.contains(&token) => {
@@ -118,7 +121,7 @@ impl<'a> Writing<'a> {
                     _ => {
                         let (text, shown, is_stopped) = self.release(false);
                         let then = if is_stopped { Err(Ending::EndOfText) } else { Ok(token) };
-                        return Ok(Next { text, shown, then });
+                        return Ok(Next { text, token: Some(token), shown, then });
                     }
                 }
             }
@@ -126,7 +129,8 @@ impl<'a> Writing<'a> {
         let rest = self.stream.finish()?;
         self.hold(&rest);
         let (text, shown, is_stopped) = self.release(true);
-        Ok(Next { text, shown, then: Err(if is_stopped { Ending::EndOfText } else { ending }) })
+        let token = self.token_ids.get(before).copied();
+        Ok(Next { text, token, shown, then: Err(if is_stopped { Ending::EndOfText } else { ending }) })
     }
 
     fn choose(&mut self, logits: &[f32]) -> Result<u32, Ending> {

@@ -429,9 +429,9 @@ mod tests {
     fn all_linear_takes_the_layers_of_every_block_of_every_family() {
         let selection = LoraConfig::default().select_of_any(3).unwrap();
         let of_layer: PerSite<_> =
-            (0..25).map(|site| (site, AdapterShape { kind: AdapterKind::Lora, r: 8, scale: 2.0 })).collect();
+            (0..27).map(|site| (site, AdapterShape { kind: AdapterKind::Lora, r: 8, scale: 2.0 })).collect();
         assert_eq!(selection.shapes, vec![of_layer; 3]);
-        assert_eq!(selection.hits[0].num_hits, 75);
+        assert_eq!(selection.hits[0].num_hits, 81);
     }
 
     #[test]

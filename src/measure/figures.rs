@@ -4,6 +4,7 @@
 //! To add a figure, add a row here and the code that measures it.
 
 pub(crate) mod evaluation;
+mod rewards;
 
 use std::collections::BTreeMap;
 use std::ops::AddAssign;
@@ -11,6 +12,7 @@ use std::ops::AddAssign;
 use serde::{Deserialize, Deserializer, Serialize};
 
 pub use evaluation::EvalMetrics;
+pub use rewards::{Rollout, Spread};
 
 /// How the samples taken during a step become its figure.
 #[derive(Clone, Copy)]
@@ -331,6 +333,15 @@ figures! {
         other_seconds: f64, "time/other";
         /// Seconds in which "grpo" wrote and judged answers.
         rollout_seconds: f64, "time/rollout";
+        /// Those of them in which rules, programs and functions judged.
+        reward_seconds: f64, "time/reward";
+        /// Mean of what answers of "grpo" got of each rule or function, by its name, without its factor. In TensorBoard
+        /// rewards/NAME/mean.
+        reward_means: BTreeMap<String, f64>;
+        /// Standard deviation of the same. In TensorBoard rewards/NAME/std.
+        reward_stds: BTreeMap<String, f64>;
+        /// What functions that judge have logged by `log_metric`, mean of a round. In TensorBoard `reward_metrics/NAME`.
+        reward_metrics: BTreeMap<String, f64>;
         /// Rows that were read for the step.
         rows: u64, "data/rows";
         /// Rows of the step that were longer than `data.max_length` and were cut.

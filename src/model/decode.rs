@@ -42,6 +42,12 @@ impl Sequence {
         self.token_ids.len()
     }
 
+    /// Whether it is that text.
+    #[must_use]
+    pub fn has_seen(&self, token_ids: &[u32]) -> bool {
+        self.token_ids == token_ids
+    }
+
     /// Keeps the tokens that `token_ids` starts with, but not all of it, and returns how many these are: the rest is still to
     /// be passed to the model.
     pub fn keep_start_of(&mut self, token_ids: &[u32]) -> usize {

@@ -11,6 +11,7 @@ use crate::ops::linear::Matrix;
 use crate::ops::quantised::Coding;
 use crate::schema::Problem;
 use crate::spec::{ModelConfig, StoredQuantisation};
+use crate::util::faults;
 use crate::util::gguf::is_gguf;
 
 mod bitsandbytes;
@@ -157,6 +158,18 @@ impl Weights {
     /// The parts of files in which a tensor lies.
     pub(super) fn pages(&self, name: &str) -> Option<Pages> {
         self.source().pages(name)
+    }
+
+    /// The numbers of a matrix, decoded where it is stored as codes.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load).
+    pub fn matrix_values(&self, name: &str, shape: [usize; 2], config: &ModelConfig) -> Result<Vec<f32>, Problem> {
+        Ok(match self.matrix(name, shape, Dtype::F32.into(), config, &Device::flex())? {
+            Matrix::Dense(values) => faults::read(values, "a weight"),
+            Matrix::Quantised(codes) => codes.to_f32(),
+            Matrix::Blocks(blocks) => faults::read(blocks.decoded(), "a weight"),
+        })
     }
 
     /// The matrix of a linear layer on `device`: as codes where it is stored so, else held as `storage` says.

@@ -33,6 +33,15 @@ impl Blocks {
         self.bytes.dims()[0]
     }
 
+    /// The same for other numbers, as [`encode_again`] makes it.
+    ///
+    /// # Errors
+    /// As [`encode`].
+    pub fn encoded_again(&self, values: &[f32]) -> Result<Self, Overflow> {
+        let bytes = encode_again(self.kind, host::bytes(&self.bytes).to_vec(), values, self.shape[1])?;
+        Ok(Self::new(self.shape, self.kind, Bytes::from_elems(bytes)))
+    }
+
     /// The matrix in `f32`.
     #[must_use]
     pub fn decoded(&self) -> Tensor<2> {
@@ -40,6 +49,25 @@ impl Blocks {
         HostBlocks::new(self).get().decode(0, &mut values);
         host::tensor(values, self.shape, &self.bytes.device())
     }
+}
+
+/// The blocks of numbers in rows of `width` that have changed since others were encoded as `blocks`: scales of scales, whose search
+/// is dear, stay, and other blocks are made anew.
+///
+/// # Errors
+/// As [`encode`].
+pub fn encode_again(kind: GgufType, mut blocks: Vec<u8>, rows: &[f32], width: usize) -> Result<Vec<u8>, Overflow> {
+    if !keeps_scales(kind) {
+        return encode(kind, rows, width, None);
+    }
+    cpu::encode_codes(kind, rows, width, &mut blocks)?;
+    Ok(blocks)
+}
+
+/// Whether [`encode_again`] looks at the blocks before.
+#[must_use]
+pub fn keeps_scales(kind: GgufType) -> bool {
+    kind.block_size() == 256
 }
 
 /// The blocks of numbers in rows of `width`, which is a multiple of their length. `importance`, of as many numbers, says how much

@@ -162,13 +162,15 @@ pub struct Layout {
     spans: Made<(Option<usize>, Spans)>,
 }
 
-/// How far tokens see and are seen, as indices of flat tokens, `[tokens]` each: neither decreases.
+/// How far tokens see and are seen, as indices of flat tokens, `[tokens]` each: neither decreases. And what follows from it.
 #[derive(Clone, Debug)]
 pub struct Spans {
     /// The first key that each query sees; the last is its own.
     pub first_key: Tensor<1, Int>,
     /// The last query that sees each key; the first is its own.
     pub last_query: Tensor<1, Int>,
+    /// The tiles of 128 queries, from those that see most tiles of keys on: `[tokens / 128]`, rounded up.
+    pub order: Tensor<1, Int>,
 }
 
 /// The rotary embedding of a micro-batch as tensors, for plain tensor calls: `x cos + x[swap] sin`.
@@ -321,6 +323,9 @@ fn within(num_shifts: usize, documents: &[(usize, usize)], num_tokens: usize, de
     (1..=num_shifts).map(mask).collect()
 }
 
+/// Queries, and keys, of a tile.
+const TILE: usize = 128;
+
 impl Spans {
     /// A token outside all documents sees itself.
     fn new(num_tokens: usize, documents: &[(usize, usize)], window: Option<usize>, device: &Device) -> Self {
@@ -332,8 +337,15 @@ impl Spans {
                 last_query[token] = (token + reach).min(end) - 1;
             }
         }
+        let seen = |tile: &usize| {
+            let first = tile * TILE;
+            (first + TILE).min(num_tokens).div_ceil(TILE) - first_key[first] / TILE
+        };
+        let mut order: Vec<_> = (0..num_tokens.div_ceil(TILE)).collect();
+        // Of tiles that see as many, the last comes first, as it does where all are of one document.
+        order.sort_by_key(|tile| (std::cmp::Reverse(seen(tile)), std::cmp::Reverse(*tile)));
         let tensor = |found: Vec<usize>| indices(found, device);
-        Self { first_key: tensor(first_key), last_query: tensor(last_query) }
+        Self { first_key: tensor(first_key), last_query: tensor(last_query), order: tensor(order) }
     }
 }
 
@@ -387,11 +399,59 @@ mod tests {
     #[test]
     fn tokens_see_their_document_and_are_seen_within_the_window() {
         let spans = |window| {
-            let Spans { first_key, last_query } = Spans::new(9, &[(0, 3), (3, 4)], window, &Device::flex());
+            let Spans { first_key, last_query, .. } = Spans::new(9, &[(0, 3), (3, 4)], window, &Device::flex());
             [first_key, last_query].map(|tensor| tensor.into_data().try_to_vec::<i32>().unwrap())
         };
         // The last two are in no document.
         assert_eq!(spans(None), [[0, 0, 0, 3, 3, 3, 3, 7, 8], [2, 2, 2, 6, 6, 6, 6, 7, 8]]);
         assert_eq!(spans(Some(2)), [[0, 0, 1, 3, 3, 4, 5, 7, 8], [1, 2, 2, 4, 5, 6, 6, 7, 8]]);
+    }
+
+    #[test]
+    fn tiles_of_queries_come_by_the_tiles_of_keys_that_they_see() {
+        let order = |num_tokens, documents: &[(usize, usize)], window| {
+            let order = Spans::new(num_tokens, documents, window, &Device::flex()).order;
+            order.into_data().try_to_vec::<i32>().unwrap()
+        };
+        assert_eq!(order(500, &[(0, 500)], None), [3, 2, 1, 0]);
+        // One sees 1, 2 and 3 tiles, the other, which begins within the third, 1, 2 and 3.
+        assert_eq!(order(700, &[(0, 300), (300, 400)], None), [5, 4, 2, 3, 1, 0]);
+        assert_eq!(order(512, &[(0, 512)], Some(100)), [3, 2, 1, 0]);
+    }
+
+    /// Blocks that take items in rounds to and fro, and the longest block's tiles over the mean: in the order of the flat rows, as it
+    /// was, and by what tiles see.
+    #[test]
+    fn tiles_in_order_of_their_work_are_dealt_evenly() {
+        const BLOCKS: usize = 132;
+        let uneven = |lengths: &[usize], num_heads: usize, is_ordered: bool| {
+            let mut at = 0;
+            let document = |len: &usize| {
+                at += len;
+                (at - len, *len)
+            };
+            let documents: Vec<_> = lengths.iter().map(document).collect();
+            let spans = Spans::new(at, &documents, None, &Device::flex());
+            let [first_key, mut order] =
+                [spans.first_key, spans.order].map(|tensor| tensor.into_data().try_to_vec::<i32>().unwrap());
+            if !is_ordered {
+                order = (0_i32..).take(order.len()).collect();
+                order.reverse();
+            }
+            let mut blocks = [0.0; BLOCKS];
+            for item in 0..num_heads * order.len() {
+                let (round, place) = (item / BLOCKS, item % BLOCKS);
+                let tile = order[item / num_heads] as usize;
+                // What is around the tiles of keys takes 0.7 of one.
+                let seen = tile + 1 - first_key[tile * TILE] as usize / TILE;
+                blocks[if round % 2 == 1 { BLOCKS - 1 - place } else { place }] += seen as f64 + 0.7;
+            }
+            let longest = blocks.iter().fold(0.0_f64, |longest, block| longest.max(*block));
+            longest * BLOCKS as f64 / blocks.iter().sum::<f64>()
+        };
+        for (lengths, num_heads, before) in [(&[2048; 4][..], 16, 1.60), (&[2048; 2], 32, 1.19), (&[4096], 32, 1.00)] {
+            assert!((uneven(lengths, num_heads, false) - before).abs() < 0.015, "{lengths:?}");
+            assert!(uneven(lengths, num_heads, true) < 1.04, "{lengths:?} {}", uneven(lengths, num_heads, true));
+        }
     }
 }

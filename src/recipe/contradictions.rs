@@ -1,7 +1,7 @@
 //! What is right in itself, and wrong beside what another section says.
 
 use super::{Purpose, Recipe};
-use crate::config::{BestBy, LrScheduler, ObjectiveName, OptimizerName, Quantization};
+use crate::config::{BestBy, Init, LrScheduler, ObjectiveName, OptimizerName, Quantization};
 use crate::schema::{Choice as _, Problem, Section};
 
 fn reject(root: &mut Section<'_>, key: &str, message: impl Into<String>, hint: impl Into<String>) {
@@ -16,6 +16,7 @@ impl Recipe {
         self.hold_adapters(root);
         self.hold_schedule(root);
         self.hold_objective(root);
+        self.hold_shipping(root);
     }
 
     /// There are rows to train on and to evaluate with.
@@ -159,6 +160,58 @@ impl Recipe {
         }
     }
 
+    /// What is trained through the rounding of a file is nothing but a sum of 16 bits and A and B, and the last adapter is it.
+    fn hold_shipping(&self, root: &mut Section<'_>) {
+        if self.train.ship_as.is_none() {
+            return;
+        }
+        let (lora, alone) = (&self.lora, "a weight is rounded with A and B alone");
+        let objective = self.objective.name;
+        let compares = matches!(objective, ObjectiveName::Dpo | ObjectiveName::Kto);
+        for (key, is_in_the_way, why, hint) in [
+            ("lora.use_dora", lora.use_dora, alone, "take it out"),
+            ("lora.modules_to_save", lora.modules_to_save.is_some(), alone, "take it out"),
+            ("lora.trainable_token_indices", lora.trainable_token_indices.is_some(), alone, "take it out"),
+            (
+                "lora.init_lora_weights",
+                lora.starts_in_base(),
+                "the adapter would start as a part of the base",
+                "use init_lora_weights = true",
+            ),
+            (
+                "model.quantization",
+                self.model.quantization != Quantization::None,
+                "weights are rounded once, from 16 bits",
+                "take it out; with `model.residency = \"mapped\"` they stay on disk",
+            ),
+            ("model.init", self.model.init == Init::Random, "the file is made of the model's files", "take it out"),
+            ("optimizer.name", self.optimizer.name == OptimizerName::ScheduleFreeAdamw, AVERAGE, "use \"adamw\""),
+            ("optimizer.ema_decay", self.optimizer.ema_decay.is_some(), AVERAGE, "take it out"),
+            (
+                "eval.early_stopping_patience",
+                self.eval.early_stopping_patience.is_some(),
+                "the run could end before that part",
+                "take it out",
+            ),
+            (
+                "objective.name",
+                compares,
+                "the model before training is compared with, which is not rounded",
+                "use \"simpo\", \"orpo\" or \"cpo\"",
+            ),
+            (
+                "objective.name",
+                matches!(objective, ObjectiveName::Reward | ObjectiveName::Grpo),
+                "a file is trained for by rows alone",
+                "train on answers, or leave `ship_as` out",
+            ),
+        ] {
+            if is_in_the_way {
+                reject(root, key, format!("`{key}` does not go with `train.ship_as`: {why}"), hint);
+            }
+        }
+    }
+
     /// Answers to other prompts are there, a row each.
     fn hold_divergence(&self, root: &mut Section<'_>) {
         if self.data.packing {
@@ -173,3 +226,6 @@ impl Recipe {
         }
     }
 }
+
+/// Why averages are refused.
+const AVERAGE: &str = "an average is written, and no step goes through its rounding";

@@ -80,8 +80,9 @@ impl Recipe {
     /// A program of this recipe that is in that text.
     pub(crate) fn refuse_programs_of(&self, path: &Path, text: &str) -> Result<(), Problem> {
         let of_folder = Self::read(path, text, &[], Purpose::Benchmark).0;
-        let theirs: Vec<&[String]> = of_folder.iter().flat_map(|recipe| recipe.objective.commands()).collect();
-        let Some(command) = self.objective.commands().find(|command| theirs.contains(command)) else { return Ok(()) };
+        let theirs: Vec<Vec<String>> = of_folder.iter().flat_map(|recipe| recipe.objective.programs()).collect();
+        let own = self.objective.programs();
+        let Some(command) = own.iter().find(|command| theirs.contains(command)) else { return Ok(()) };
         // Whatever is in it, a terminal obeys none of it.
         let words = command.iter().map(|word| quoted(&word.escape_debug().to_string()));
         let message = format!(
@@ -118,6 +119,15 @@ mod tests {
         assert!(refused(&theirs, &["objective.reward.1={kind=\"length\"}"]).is_err());
         refused(&theirs, &["objective.reward.0.command=[\"mine\"]"]).unwrap();
         refused(&theirs, &["objective.reward=[{kind=\"length\"}]"]).unwrap();
+        // A file of functions is code that runs, as a program is.
+        let python = theirs.replace("\"command\"", "\"python\"").replace("command = [", "functions = [\"f\"] # ");
+        let python = format!("{python}file = \"theirs.py\"\n");
+        for set in ["functions=[\"g\"]", "python=\"mine\"", "weight=2"] {
+            assert!(refused(&python, &[&format!("objective.reward.0.{set}")]).is_err(), "{set}");
+        }
+        refused(&python, &["objective.reward.0.file=\"mine.py\""]).unwrap();
+        let other = format!("{python}python = \"theirs\"\n");
+        assert!(refused(&other, &["objective.reward.0.file=\"mine.py\""]).is_err());
         // In another form, and beside mistakes.
         let inline = "unknown = 1\n[model]\npath = \"m\"\n[objective]\nname = \"grpo\"\nreward = [{kind = \"command\", \
                       command = [\"x\"]}]\n";

@@ -115,7 +115,10 @@ impl Prepared {
     pub(crate) fn rollouts(&self, data: &Dataset) -> Result<Option<Rollouts>, Failure> {
         let Recipe { objective, data: DataConfig { max_length, .. }, seed, logging, .. } = &self.recipe;
         let rollouts = Rollouts::open(objective, data, *max_length, *seed).map_err(data_failure)?;
-        Ok(rollouts.map(|rollouts| rollouts.with_sample_steps(logging.logging_steps.max(10))))
+        let recorded = |rollouts: Rollouts| {
+            rollouts.with_sample_steps(logging.logging_steps.max(10)).with_max_recorded(logging.rollouts.number())
+        };
+        Ok(rollouts.map(recorded))
     }
 
     /// The FLOPs of a step of this model.

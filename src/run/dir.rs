@@ -23,6 +23,9 @@ use superseded::WRITTEN;
 /// The adapter that a run of preferences started from, to which it compares: a resumed run needs it again.
 pub(crate) const REFERENCE: &str = "reference";
 
+/// What programs that judge answers have for people.
+pub(crate) const REWARDS_LOG: &str = "rewards.log";
+
 /// The mistake of a run from the beginning in the folder of a finished run.
 pub(crate) fn finished(path: &Path) -> Problem {
     let path = &path.display().to_string();

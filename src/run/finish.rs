@@ -22,10 +22,12 @@ use crate::measure::figures::evaluation::{EvalFigure, Group};
 use crate::measure::metrics::{Evaluations, Outcome, Severity, Summary};
 use crate::save::checkpoint::Checkpoints;
 use crate::save::export::adapter_weights;
+use crate::train::eval::eval_loss;
 use crate::train::laps::StepPart;
 use crate::train::saver::{self, BEST_ADAPTER};
 use crate::train::trainer::TrainerError;
 use crate::util::failure::Failure;
+use crate::util::gguf::is_gguf;
 use crate::util::panics::guarded;
 use crate::util::stats::as_f64;
 
@@ -97,6 +99,8 @@ impl Started<'_> {
         }
         let adapter_verified = self.export().map_err(|failure| Cut::Failed { outcome: Outcome::Failed, failure })?;
         self.trainer.recorder.part(StepPart::Checkpoint);
+        let about = self.about_file().map_err(|failure| Cut::Failed { outcome: Outcome::Failed, failure })?;
+        about.iter().for_each(|about| self.trainer.sinks.note(about));
         Ok(Some(Done { outcome, adapter_verified }))
     }
 
@@ -115,13 +119,36 @@ impl Started<'_> {
         Ok(())
     }
 
+    /// What the file of the trained model is worth beside the model before it is rounded, for people; `None` where the run trained
+    /// for none, or has nothing to measure it by. Then the step has the model that is not rounded.
+    pub(super) fn about_file(&mut self) -> Result<Option<String>, Failure> {
+        let Run { prepared, stop, .. } = self.run;
+        let trainer = &mut self.trainer;
+        let evaluations = &trainer.state.evaluations;
+        let (first, file) = (evaluations.first.eval_loss, evaluations.last.eval_loss);
+        let is_last = evaluations.last_step == Some(trainer.state.step);
+        let Some((shipped, file)) = trainer.step.shipped().zip(file.filter(|_| is_last)) else { return Ok(None) };
+        let name = shipped.file_type.name();
+        trainer.step.take_unrounded(|| prepared.load_model())?;
+        let total = eval_loss(&trainer.step, trainer.data, None, &trainer.evaluator.config, stop, |_, _| ());
+        let unrounded = total.ok().flatten().and_then(|total| total.mean());
+        Ok(unrounded.map(|unrounded| {
+            let kept = first.filter(|first| first - unrounded > 0.0).map(|first| (first - file) / (first - unrounded));
+            let kept = kept.map(|kept| format!(", so that {:.0} % of the gain is in the file", 100.0 * kept));
+            format!(
+                "loss of the {name} file: {file:.4}; of the same model before it is rounded: {unrounded:.4}{}",
+                kept.unwrap_or_default()
+            )
+        }))
+    }
+
     /// Writes the adapter; returns whether it gives the same logits when it is read back.
     fn export(&mut self) -> Result<bool, Failure> {
         let (Run { dir, prepared, .. }, step) = (self.run, &self.trainer.step);
         let folder = dir.adapter();
         dir.clear_leftovers();
         let weights = adapter_weights(step.adapters());
-        let write = |folder: &Path| self.trainer.saver.adapter_files().write(folder, &weights);
+        let write = |folder: &Path| self.trainer.saver.adapter_files().write(folder, &weights, step.shipped());
         if let Err(error) = write(&folder) {
             // Hours of work are only in memory, so any disk will do.
             let elsewhere = std::env::temp_dir().join(format!("lora-train-adapter-{}", std::process::id()));
@@ -174,12 +201,14 @@ impl Started<'_> {
             .then(|| self.run.args.resume_command_with(key, 2.0 * length, self.run.dir.path()));
         let lora = &recipe.lora;
         let has_more = lora.use_dora || lora.trainable_token_indices.is_some() || lora.modules_to_save.is_some();
-        let vllm = vllm_options(rank, has_more);
+        let is_shipped = recipe.train.ship_as.is_some();
+        let vllm = vllm_options(rank, has_more || is_shipped);
         let commands = if recipe.objective.scores() {
             next_scores(&self.run.dir, longer.as_deref())
         } else {
             let vllm = (vllm.as_deref(), self.run.prepared.lora.is_plain());
-            next_commands(&self.run.dir, &recipe.model.path, &source.folder, vllm, longer.as_deref())
+            let is_file = is_shipped || is_gguf(&source.folder);
+            next_commands(&self.run.dir, &recipe.model.path, is_file, vllm, longer.as_deref())
         };
         self.trainer.sinks.note(&commands);
         Ok(())
@@ -318,6 +347,7 @@ pub(crate) fn trainer_failure(error: TrainerError) -> Failure {
             Failure::running(error)
         }
         TrainerError::Data(error) => data_failure(error),
+        TrainerError::Shipping(error) => error.into(),
         error @ (TrainerError::Generate(_) | TrainerError::Task(_) | TrainerError::Rollout(_)) => Failure::input(error),
     }
 }

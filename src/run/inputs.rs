@@ -300,6 +300,7 @@ pub(crate) fn workload<'a>(
         is_noisy: recipe.is_noisy(),
         place,
         num_ranks: 1,
+        ship_as: recipe.train.ship_as,
     }
 }
 

@@ -1,9 +1,6 @@
 //! What to do with a run that has finished: commands to paste into a shell.
 
-use std::path::Path;
-
 use super::dir::RunDir;
-use crate::util::gguf::is_gguf;
 use crate::util::text::quoted;
 
 /// Ranks that vLLM serves.
@@ -12,12 +9,12 @@ const VLLM_RANKS: [usize; 8] = [8, 16, 32, 64, 128, 256, 320, 512];
 const VLLM_DEFAULT_RANK: usize = 16;
 
 /// The adapter of a finished run, the options with which vLLM serves it, if it does, and the commands that use it. `base` is
-/// the user's name of the model in `folder`; `is_plain`: its layers have one rank and one scale; `longer` continues the run
-/// with more steps, if it can be continued.
+/// the user's name of the model; `is_gguf`: it is a GGUF file, or the run trained for one; `is_plain`: its layers have one rank and
+/// one scale; `longer` continues the run with more steps, if it can be continued.
 pub(super) fn next_commands(
     dir: &RunDir,
     base: &str,
-    folder: &Path,
+    is_gguf: bool,
     (vllm, is_plain): (Option<&str>, bool),
     longer: Option<&str>,
 ) -> String {
@@ -32,7 +29,7 @@ pub(super) fn next_commands(
     // vLLM, SGLang and Ollama multiply all by `lora_alpha / r`.
     let export = format!("\n            lora-train export --plain {run} {}   # of one rank and scale", quoted(&plain));
     let export = if is_plain { String::new() } else { export };
-    let (is_gguf, base) = (is_gguf(folder), quoted(base));
+    let base = quoted(base);
     let whole = format!("lora-train merge {run} --out {gguf} && llama-cli -m {gguf}");
     let elsewhere = match vllm {
         Some(_) if is_gguf => {
@@ -82,7 +79,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let dir = RunDir::create(&folder.path().join("my run")).unwrap();
         let path = dir.path().display().to_string();
-        let commands = |longer| next_commands(&dir, "owner/base", Path::new("m"), (Some(""), true), longer);
+        let commands = |longer| next_commands(&dir, "owner/base", false, (Some(""), true), longer);
         assert!(!commands(None).contains("train on"));
         let text = commands(Some("lora-train r.toml --resume"));
         let lines: Vec<&str> = text.lines().collect();
@@ -96,17 +93,16 @@ mod tests {
             format!("lora-train merge '{path}' --out '{path}.gguf' && llama-cli -m '{path}.gguf'")
         );
         assert_eq!(lines[6], "  train on  lora-train r.toml --resume");
-        let text = next_commands(&dir, "owner/base:Q4_0", Path::new("m/q4.gguf"), (Some(""), true), None);
+        let text = next_commands(&dir, "owner/base:Q4_0", true, (Some(""), true), None);
         assert!(text.contains("--adapter-only --out") && !text.contains("vllm") && !text.contains("merged"), "{text}");
-        let of_rank = |rank, has_more| {
-            next_commands(&dir, "b", Path::new("b"), (vllm_options(rank, has_more).as_deref(), true), None)
-        };
+        let of_rank =
+            |rank, has_more| next_commands(&dir, "b", false, (vllm_options(rank, has_more).as_deref(), true), None);
         assert!(of_rank(17, false).contains("--enable-lora --max-lora-rank 32 --lora-modules"));
         assert!(!of_rank(17, true).contains("vllm") && of_rank(17, true).contains("-merged"));
-        let text = next_commands(&dir, "b", Path::new("b"), (Some(""), false), None);
+        let text = next_commands(&dir, "b", false, (Some(""), false), None);
         assert!(text.contains(&format!("export --plain '{path}' '{path}-plain' ")), "{text}");
         assert!(text.contains(&format!("--lora-modules 'my run={path}-plain'\n")), "{text}");
-        let text = next_commands(&dir, "owner/base:Q4_0", Path::new("m/q4.gguf"), (None, true), None);
+        let text = next_commands(&dir, "owner/base:Q4_0", true, (None, true), None);
         assert!(!text.contains("--adapter-only") && text.contains("&& llama-cli -m"), "{text}");
     }
 }

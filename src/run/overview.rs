@@ -80,6 +80,10 @@ pub(crate) fn prepared_facts(
     facts.extend(start.map(|folder| ("starts from", format!("the adapter in {}", folder.display()))));
     let decision = memory.and_then(|memory| memory.checkpointing.as_ref());
     facts.extend(decision.map(|decision| ("gradient checkpointing", decision.to_string())));
+    let from = 100.0 * recipe.train.ship_from;
+    let served =
+        recipe.train.ship_as.map(|it| format!("{}, trained as such a file after {from:.0} % of the steps", it.name()));
+    facts.extend(served.map(|served| ("served as", served)));
     facts
 }
 

@@ -112,9 +112,7 @@ impl PreparedParts {
         }
         let device = parts.keep(kernel_check::open(&recipe.device.name).map_err(Failure::input));
         if let Some(device) = &device {
-            let precision = recipe.train.precision.dtype();
-            let storage = recipe.model.dtype.filter(|dtype| *dtype != precision);
-            for dtype in [precision].into_iter().chain(storage) {
+            for dtype in recipe.dtypes() {
                 parts.keep(device.require_dtype(dtype).map_err(Failure::input));
             }
         }

@@ -4,7 +4,7 @@
 use burn::tensor::{DType, Device, Tensor};
 
 use super::Run;
-use super::dir::Start;
+use super::dir::{REWARDS_LOG, Start};
 use super::environment::environment;
 use super::inputs::{data_failure, nvml_selector, workload};
 use super::load::row_order;
@@ -12,7 +12,8 @@ use super::overview;
 use super::prepare::Prepared;
 use super::ranks::{MeasuredSum, busiest, sent_bytes};
 use super::resume::Resumed;
-use crate::config::GradientCheckpointing;
+use super::shipping::shipping;
+use crate::config::{GradientCheckpointing, ObjectiveName};
 use crate::data::dataset::Dataset;
 use crate::data::files::FileInfo;
 use crate::data::template::ChatTemplate;
@@ -24,7 +25,7 @@ use crate::ops::place::place_on;
 use crate::recipe::Recipe;
 use crate::recipe::of_run::ENVIRONMENT_FILE;
 use crate::save::checkpoint::Checkpoints;
-use crate::save::export::{PromptForm, find_adapter};
+use crate::save::export::{PromptForm, Shipped, find_adapter};
 use crate::train::budget::workload::Workload;
 use crate::train::ranks::Ranks;
 use crate::train::recorder::Recorder;
@@ -59,7 +60,7 @@ impl<'a> Started<'a> {
         let Prepared { recipe, device, memory, .. } = prepared;
         let checkpoints = Checkpoints::new(&recipe.output_dir, &recipe.checkpoint);
         let task = Task::open(&recipe.eval.task, data).map_err(data_failure)?;
-        let rollouts = prepared.rollouts(data)?;
+        let rollouts = prepared.rollouts(data)?.map(|rollouts| rollouts.with_log(dir.path().join(REWARDS_LOG)));
         let inputs = inputs(prepared, data);
         let mut earlier = resumed.as_ref().map(|resumed| resumed.state.totals).unwrap_or_default();
         // Count starts that ended without a checkpoint too.
@@ -112,14 +113,29 @@ impl<'a> Started<'a> {
             saver = saver.silent();
         }
         let mut state = TrainerState::new(row_order(recipe, data), inputs, step.counters());
+        let begun = resumed.as_ref().map(|resumed| Shipped::read(&resumed.checkpoint)).transpose()?.flatten();
+        let done = resumed.as_ref().map_or(0, |resumed| resumed.state.step);
+        let shipping = shipping(prepared, schedule.total_steps(), done, begun);
         if let Some(Resumed { state: resumed, sound, .. }) = resumed {
             state = TrainerState { order: state.order, inputs: state.inputs, trouble: None, ..resumed };
             saver = saver.resumed(sound);
         }
         let evaluator = Evaluator { config: recipe.eval.clone(), task, best_by: recipe.best_by() };
         let watchdog = recipe.watchdog;
-        let trainer =
-            Trainer { step, state, evaluator, watchdog, schedule, rollouts, data, stop, recorder, saver, sinks };
+        let trainer = Trainer {
+            step,
+            state,
+            evaluator,
+            watchdog,
+            schedule,
+            shipping,
+            rollouts,
+            data,
+            stop,
+            recorder,
+            saver,
+            sinks,
+        };
         Ok(Self { run, trainer })
     }
 }
@@ -157,6 +173,7 @@ fn open_sinks(
             args if args.tui => Shows::Dashboard,
             _ => Shows::All,
         },
+        has_rollouts: recipe.objective.name == ObjectiveName::Grpo && recipe.logging.rollouts.number() > 0,
         interrupter: stop.interrupter().clone(),
     };
     let mut sinks = Sinks::open(&recipe.logging, options).map_err(Failure::running)?;

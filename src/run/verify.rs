@@ -32,7 +32,9 @@ pub(super) fn adapter_reloads(
     })?;
     let ids = saved.config.trainable_token_indices.as_deref();
     let has_same_numbers = saved.weights == adapter_weights(adapters);
-    let reloaded = adapter_set(folder, saved.weights, (&selection, ids), &model.config, 0.0, &model.device())?;
+    let mut reloaded = adapter_set(folder, saved.weights, (&selection, ids), &model.config, 0.0, &model.device())?;
+    // A weight that contains its adapter is not given it twice.
+    reloaded.iter_mut().zip(adapters.iter()).for_each(|(reloaded, adapter)| reloaded.kind = adapter.kind);
     let batch = batch_of_many_tokens(model.config.vocab_size);
     let logits = |adapters: &AdapterSet| faults::read(model.logits(&batch, adapters), "the logits of the adapter");
     let tolerance = if is_gpu { GPU_TOLERANCE } else { 0.0 };

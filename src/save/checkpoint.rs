@@ -25,7 +25,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use thiserror::Error;
 
-use crate::save::export::PROMPT_FORM_FILE;
+use crate::save::export::{PROMPT_FORM_FILE, SHIPPED_FILE};
 use crate::util::files::sync_folder;
 
 use crate::config::CheckpointConfig;
@@ -35,8 +35,10 @@ const STATE_FILE: &str = "trainer_state.json";
 const RECIPE_FILE: &str = "resolved.toml";
 
 /// The files of a checkpoint that have a checksum.
-const FILES: [&str; 6] =
-    ["adapter_config.json", "adapter_model.safetensors", OPTIMIZER_FILE, PROMPT_FORM_FILE, RECIPE_FILE, STATE_FILE];
+const FILES: [&str; 7] = [
+    "adapter_config.json", "adapter_model.safetensors", OPTIMIZER_FILE, PROMPT_FORM_FILE, RECIPE_FILE, SHIPPED_FILE,
+    STATE_FILE,
+];
 
 /// Suffix of a checkpoint that is being written.
 const PARTIAL: &str = ".partial";

@@ -21,6 +21,7 @@ mod gguf;
 mod merge;
 mod new_rows;
 mod prompt_form;
+mod shipped;
 mod tokenizer_files;
 
 pub use adapter_check::{check_adapter, check_written};
@@ -28,10 +29,11 @@ pub use adapter_file::{SavedAdapter, find_adapter, is_adapter, read_adapter, wri
 pub use adapter_set::{adapter_set, adapter_weights};
 pub use combine::{Combined, Weighted, combine, write_combined, write_plain};
 pub use error::ExportError;
-pub use gguf::{FileType, GgufOptions, Imatrix, adapter_gguf, imatrix_file, lost_windows, merge_gguf, modelfile};
+pub use gguf::{GgufOptions, Imatrix, adapter_gguf, imatrix_file, lost_windows, merge_gguf, modelfile};
 pub use merge::{Codes, Differences, MergeOptions, MergeSummary, Packing, merge};
 pub use new_rows::grow;
 pub use prompt_form::{Ends, PROMPT_FORM_FILE, PromptForm};
+pub use shipped::{SHIPPED_FILE, Shipped, about_raw};
 pub use tokenizer_files::{TOKENIZER_FILES, write_tokenizer};
 
 /// The numbers of an adapter.

@@ -418,6 +418,9 @@ pub const SITE_NAMES: [&str; 7] = [
 /// The last four of them in LFM2.
 pub const LFM2_NAMES: [&str; 4] = ["self_attn.out_proj", "feed_forward.w1", "feed_forward.w3", "feed_forward.w2"];
 
+/// Names of the feed-forward layers of Granite 4: gate and up in one, and down.
+pub const SHARED_MLP_NAMES: [&str; 2] = ["shared_mlp.input_linear", "shared_mlp.output_linear"];
+
 /// Names of layers that some families have for the first three, and for the two of gate and up.
 pub const FUSED_NAMES: [&str; 2] = ["self_attn.qkv_proj", "mlp.gate_up_proj"];
 

@@ -3,20 +3,27 @@
 use super::block::Activation;
 use super::block::attention::QueryKeyNorms;
 use super::family::{
-    AttentionExtra, Biases, Experts, Family, FamilyNames, Gguf, GgufWindows, OwnRopes, Scales, Windows,
+    AttentionExtra, Biases, Experts, Family, FamilyNames, Gguf, GgufWindows, NoRope, OwnRopes, Scales, Windows,
 };
 use super::{DeltaHeads, LFM2_NAMES, NormKind, RopePairs, SITE_NAMES};
+
+pub(super) use lacking::LACKING;
+pub(super) use wrappers::WRAPPERS;
+
+mod dense;
+mod lacking;
+mod mixtures;
+mod wrappers;
 
 const LLAMA_GGUF: Gguf = Gguf { interleaved: true, rope_factors: true, ..Gguf::named("llama") };
 
 const LLAMA: Family = Family {
     model_type: "llama",
     architecture: "LlamaForCausalLM",
-    nested_in: None,
     names: FamilyNames::COMMON,
     biases: Biases::AttentionAndMlpKeys,
     qk_norms: None,
-    no_rope_interval: None,
+    no_rope: NoRope::Never,
     norms: [[Some("input_layernorm"), None], [Some("post_attention_layernorm"), None]],
     norm_kind: NormKind::Rms,
     norms_less_one: false,
@@ -50,7 +57,6 @@ const LLAMA: Family = Family {
 const MISTRAL: Family = Family {
     model_type: "mistral",
     architecture: "MistralForCausalLM",
-    nested_in: Some(("mistral3", "Mistral3ForConditionalGeneration")),
     biases: Biases::None,
     windows: Windows::Everywhere(Some(4096)),
     num_key_value_heads: Some(8),
@@ -84,7 +90,6 @@ const QWEN3: Family = Family {
 const QWEN3_5: Family = Family {
     model_type: "qwen3_5_text",
     architecture: "Qwen3_5ForCausalLM",
-    nested_in: Some(("qwen3_5", "Qwen3_5ForConditionalGeneration")),
     biases: Biases::AttentionKey,
     qk_norms: Some(QueryKeyNorms::Heads),
     norms_less_one: true,
@@ -144,7 +149,6 @@ const GEMMA2: Family = Family {
 const GEMMA3: Family = Family {
     model_type: "gemma3_text",
     architecture: "Gemma3ForCausalLM",
-    nested_in: Some(("gemma3", "Gemma3ForConditionalGeneration")),
     qk_norms: Some(QueryKeyNorms::Heads),
     soft_caps: Some([None, None]),
     windows: Windows::AllButEvery { default: 4096, pattern: 6 },
@@ -163,7 +167,6 @@ const GEMMA3: Family = Family {
 const GEMMA4: Family = Family {
     model_type: "gemma4_text",
     architecture: "Gemma4ForCausalLM",
-    nested_in: Some(("gemma4", "Gemma4ForConditionalGeneration")),
     norms_less_one: false,
     scales: Scales::Embeddings,
     attention_extra: AttentionExtra::Gemma4 { layer_input_width: 256 },
@@ -199,8 +202,55 @@ const GLM: Family = Family {
     ..LLAMA
 };
 
+const OLMO2: Family = Family {
+    model_type: "olmo2",
+    architecture: "Olmo2ForCausalLM",
+    biases: Biases::AttentionKey,
+    qk_norms: Some(QueryKeyNorms::Whole),
+    norms: [[None, Some("post_attention_layernorm")], [None, Some("post_feedforward_layernorm")]],
+    rms_norm_eps: 1e-5,
+    bos_token_id: None,
+    eos_token_id: Some(50_279),
+    gguf: Gguf::named("olmo2"),
+    ..LLAMA
+};
+
+const GRANITE: Family = Family {
+    model_type: "granite",
+    architecture: "GraniteForCausalLM",
+    scales: Scales::Multipliers,
+    gguf: Gguf { interleaved: true, ..Gguf::named("granite") },
+    ..LLAMA
+};
+
+const GLM4: Family = Family {
+    model_type: "glm4",
+    architecture: "Glm4ForCausalLM",
+    norms: [
+        [Some("input_layernorm"), Some("post_self_attn_layernorm")],
+        [Some("post_attention_layernorm"), Some("post_mlp_layernorm")],
+    ],
+    gguf: Gguf::named("glm4"),
+    ..GLM
+};
+
+const ERNIE4_5: Family = Family {
+    model_type: "ernie4_5",
+    architecture: "Ernie4_5ForCausalLM",
+    biases: Biases::None,
+    rope_pairs: RopePairs::Neighbours,
+    rms_norm_eps: 1e-5,
+    rope_theta: 500_000.0,
+    head_dim: Some(128),
+    num_key_value_heads: Some(2),
+    max_position_embeddings: 131_072,
+    tie_word_embeddings: true,
+    gguf: Gguf::named("ernie4_5"),
+    ..LLAMA
+};
+
 /// Every supported family.
-pub(super) static FAMILIES: [Family; 25] = [
+pub(super) static FAMILIES: &[Family] = &[
     LLAMA,
     MISTRAL,
     Family {
@@ -298,7 +348,6 @@ pub(super) static FAMILIES: [Family; 25] = [
     Family {
         model_type: "qwen3_5_moe_text",
         architecture: "Qwen3_5MoeForCausalLM",
-        nested_in: Some(("qwen3_5_moe", "Qwen3_5MoeForConditionalGeneration")),
         experts: Some(Experts {
             count: 256,
             num_per_token: 8,
@@ -314,7 +363,6 @@ pub(super) static FAMILIES: [Family; 25] = [
     Family {
         model_type: "qwen3_next",
         architecture: "Qwen3NextForCausalLM",
-        nested_in: None,
         experts: Some(Experts {
             count: 512,
             num_per_token: 10,
@@ -335,7 +383,6 @@ pub(super) static FAMILIES: [Family; 25] = [
     Family {
         model_type: "gemma4_unified_text",
         architecture: "Gemma4UnifiedForCausalLM",
-        nested_in: Some(("gemma4_unified", "Gemma4UnifiedForConditionalGeneration")),
         attention_extra: AttentionExtra::Gemma4 { layer_input_width: 0 },
         windows: Windows::AllButEvery { default: 1024, pattern: 6 },
         max_position_embeddings: 262_144,
@@ -344,7 +391,7 @@ pub(super) static FAMILIES: [Family; 25] = [
     Family {
         model_type: "smollm3",
         architecture: "SmolLM3ForCausalLM",
-        no_rope_interval: Some(4),
+        no_rope: NoRope::LastOf(4),
         rope_theta: 2e6,
         num_key_value_heads: Some(4),
         max_position_embeddings: 32_768,
@@ -354,25 +401,8 @@ pub(super) static FAMILIES: [Family; 25] = [
         gguf: Gguf { interleaved: true, ..Gguf::named("smollm3") },
         ..LLAMA
     },
-    Family {
-        model_type: "olmo2",
-        architecture: "Olmo2ForCausalLM",
-        biases: Biases::AttentionKey,
-        qk_norms: Some(QueryKeyNorms::Whole),
-        norms: [[None, Some("post_attention_layernorm")], [None, Some("post_feedforward_layernorm")]],
-        rms_norm_eps: 1e-5,
-        bos_token_id: None,
-        eos_token_id: Some(50_279),
-        gguf: Gguf::named("olmo2"),
-        ..LLAMA
-    },
-    Family {
-        model_type: "granite",
-        architecture: "GraniteForCausalLM",
-        scales: Scales::Multipliers,
-        gguf: Gguf { interleaved: true, ..Gguf::named("granite") },
-        ..LLAMA
-    },
+    OLMO2,
+    GRANITE,
     Family {
         model_type: "phi3",
         architecture: "Phi3ForCausalLM",
@@ -388,30 +418,8 @@ pub(super) static FAMILIES: [Family; 25] = [
         ..LLAMA
     },
     GLM,
-    Family {
-        model_type: "glm4",
-        architecture: "Glm4ForCausalLM",
-        norms: [
-            [Some("input_layernorm"), Some("post_self_attn_layernorm")],
-            [Some("post_attention_layernorm"), Some("post_mlp_layernorm")],
-        ],
-        gguf: Gguf::named("glm4"),
-        ..GLM
-    },
-    Family {
-        model_type: "ernie4_5",
-        architecture: "Ernie4_5ForCausalLM",
-        biases: Biases::None,
-        rope_pairs: RopePairs::Neighbours,
-        rms_norm_eps: 1e-5,
-        rope_theta: 500_000.0,
-        head_dim: Some(128),
-        num_key_value_heads: Some(2),
-        max_position_embeddings: 131_072,
-        tie_word_embeddings: true,
-        gguf: Gguf::named("ernie4_5"),
-        ..LLAMA
-    },
+    GLM4,
+    ERNIE4_5,
     Family {
         model_type: "nemotron",
         architecture: "NemotronForCausalLM",
@@ -441,6 +449,7 @@ pub(super) static FAMILIES: [Family; 25] = [
             head_norms: ["self_attn.q_layernorm", "self_attn.k_layernorm"],
             last_norm: "model.embedding_norm",
             norm_eps: "norm_eps",
+            ..FamilyNames::COMMON
         },
         biases: Biases::None,
         qk_norms: Some(QueryKeyNorms::Heads),
@@ -456,45 +465,25 @@ pub(super) static FAMILIES: [Family; 25] = [
         gguf: Gguf::named("lfm2"),
         ..LLAMA
     },
-];
-
-/// Why models of other types are not supported, with how their types begin, each a word; the longest beginning counts.
-pub(super) const LACKING: &[(&str, &str)] = &[
-    (
-        "it needs a mixture of experts of another kind",
-        "afmoe aria cohere2_moe dbrx doge dots1 dots3 ernie4_5_moe exaone_moe flex_olmo flint glm4_moe glm4v_moe \
-         granitemoe hunyuan_v1_moe hy_v3 jetmoe kolibri laguna lfm2_moe llama4 mellum mimo_v2 minimax_m2 olmoe \
-         phimoe qwen3_vl_moe solar_open zaya",
-    ),
-    ("it needs a mixture of experts and latent attention", "axk deepseek glm_moe_dsa hy_v4 kimi_k longcat mistral4"),
-    ("it needs latent attention", "minicpm3 youtu"),
-    ("it needs linear attention of another kind", "kimi_linear olmo_hybrid rwkv"),
-    ("it needs linear attention and a mixture of experts", "bailing_hybrid minimax qwen4_exp"),
-    ("it needs recurrent layers", "recurrent_gemma xlstm"),
-    ("it needs state-space layers", "bamba falcon_h1 falcon_mamba lfm3 mamba zamba"),
-    ("it needs state-space layers and a mixture of experts", "granitemoehybrid jamba nemotron_h"),
-    ("it needs LayerNorm and sublayers side by side", "codegen cohere falcon gpt_neox gptj phi"),
-    ("it needs LayerNorm of another kind", "biogpt jais2 olmo persimmon stablelm starcoder2"),
-    ("it needs LayerNorm and learned positions", "gpt2 gpt_bigcode gpt_neo opt"),
-    ("it needs LayerNorm and scores that fall with distance", "bloom mpt"),
-    ("it needs feed-forward layers without a gate, with another activation or norm", "apertus arcee nanochat"),
-    ("it needs several residual streams", "gemma3n"),
-    ("it needs keys and values of another model", "gemma4_assistant gemma4_unified_assistant"),
-    ("it needs cross-attention to images", "mllama"),
-    ("it needs norms or scales of another kind", "gemma vaultgemma"),
-    ("it needs norms around sublayers or windows of another kind", "exaone4 ministral olmo3 cwm granite_swa"),
-    ("it needs differences of attentions", "diffllama"),
-    ("it needs weights of one or two bits", "bitnet"),
-    ("it needs biases of another kind", "hyperclovax seed_oss"),
-    ("it needs norms behind the rotary embedding", "hunyuan_v1_dense"),
-    (
-        "it reads images; of such models only the text part is trained here, so far of Gemma, Qwen3.5 and Mistral",
-        "aya_vision deepseek_vl ernie4_5_vl glm4v idefics internvl lfm2_vl llava paligemma phi3_v phi4_multimodal \
-         phi4mm qwen2_5_vl qwen2_vl qwen3_vl smolvlm",
-    ),
-    ("it needs an encoder beside the decoder", "bart m2m_100 marian mbart mt5 pegasus t5 whisper"),
-    (
-        "it is an encoder, for embeddings and labels; models that write text are trained here",
-        "albert bert camembert deberta distilbert electra modernbert mpnet nomic_bert roberta xlm-roberta",
-    ),
+    dense::QWEN2_VL,
+    dense::QWEN2_5_VL,
+    dense::QWEN3_VL,
+    dense::GLM4V,
+    dense::GLM_OCR,
+    dense::PADDLEOCR_VL,
+    dense::INTERNLM3,
+    dense::IQUEST_CODER,
+    dense::SEED_OSS,
+    dense::MINISTRAL,
+    dense::CWM,
+    dense::GEMMA,
+    dense::VAULT_GEMMA,
+    dense::ARCEE,
+    dense::JAIS2,
+    dense::HELIUM,
+    dense::GRANITE_HYBRID,
+    dense::OLMO3,
+    mixtures::QWEN3_VL_MOE,
+    mixtures::OLMOE,
+    mixtures::GRANITE_MOE,
 ];

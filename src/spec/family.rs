@@ -2,22 +2,18 @@
 
 use super::block::Activation;
 use super::block::attention::QueryKeyNorms;
-use super::{DeltaHeads, HEAD_NORMS, NormKind, RopePairs, SITE_NAMES};
+use super::{DeltaHeads, FUSED_NAMES, HEAD_NORMS, NormKind, RopePairs, SITE_NAMES};
 
 /// What varies between families, and the values that transformers assumes if a config lacks a key.
 #[expect(clippy::struct_excessive_bools, reason = "a row of a table")]
 pub(crate) struct Family {
     pub(super) model_type: &'static str,
     pub(super) architecture: &'static str,
-    /// `model_type` and architecture of the multimodal models that have it as their language model.
-    pub(super) nested_in: Option<(&'static str, &'static str)>,
     pub(super) names: FamilyNames,
     pub(super) biases: Biases,
     /// How queries and keys are normed before the rotary embedding.
     pub(super) qk_norms: Option<QueryKeyNorms>,
-    /// Value of `no_rope_layer_interval` where absent: the last of as many layers has no rotary embedding, unless
-    /// `no_rope_layers` says otherwise. Absent: all layers have one.
-    pub(crate) no_rope_interval: Option<usize>,
+    pub(crate) no_rope: NoRope,
     /// The norms before and after the attention, and before and after the feed-forward layer.
     pub(super) norms: [[Option<&'static str>; 2]; 2],
     /// What those norms compute.
@@ -81,6 +77,26 @@ impl Family {
     }
 }
 
+/// A model around a language model, which is the part that is trained.
+pub(super) struct Wrapper {
+    pub(super) model_type: &'static str,
+    pub(super) architecture: &'static str,
+    /// Type of the language model where its config does not say it.
+    pub(super) text: &'static str,
+    /// Where its modules are; those of the decoder begin with `model.` in a language model alone.
+    pub(super) nesting: &'static str,
+}
+
+/// Which layers have no rotary embedding.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum NoRope {
+    Never,
+    /// The last of each `no_rope_layer_interval`, whose value is this where absent, unless `no_rope_layers` says otherwise.
+    LastOf(usize),
+    /// All, unless `position_embedding_type` is `rope` (Granite 4).
+    UnlessNamed,
+}
+
 /// Scalings of rotary frequencies that one family has, or has in its own way.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum OwnRopes {
@@ -91,14 +107,16 @@ pub(crate) enum OwnRopes {
     GptOss,
     /// Always a yarn, with queries that grow.
     Ministral,
+    /// Layers with a window have the base of the others, without their scaling.
+    Olmo,
 }
 
 /// What GGUF files call a family, and what llama.cpp takes for granted of it.
 #[derive(Clone, Copy)]
 #[expect(clippy::struct_excessive_bools, reason = "a row of a table")]
 pub(crate) struct Gguf {
-    /// `general.architecture`.
-    pub(crate) architecture: &'static str,
+    /// `general.architecture`; absent: llama.cpp has none, or computes something else.
+    pub(crate) architecture: Option<&'static str>,
     /// Rows of queries and keys that turn together are side by side.
     pub(crate) interleaved: bool,
     /// Rotary frequencies may be divided by those of Llama 3, or by some for long and others for short texts.
@@ -117,17 +135,20 @@ pub(crate) struct Gguf {
 impl Gguf {
     /// What most have.
     pub(super) const fn named(architecture: &'static str) -> Self {
-        Self {
-            architecture,
-            interleaved: false,
-            rope_factors: false,
-            post_attention_norm: false,
-            windows: GgufWindows::Never,
-            tied_head: None,
-            experts_sum_to_one: true,
-            expert_width: true,
-        }
+        Self { architecture: Some(architecture), ..Self::NONE }
     }
+
+    /// No files.
+    pub(super) const NONE: Self = Self {
+        architecture: None,
+        interleaved: false,
+        rope_factors: false,
+        post_attention_norm: false,
+        windows: GgufWindows::Never,
+        tied_head: None,
+        experts_sum_to_one: true,
+        expert_width: true,
+    };
 }
 
 /// Which layers have a sliding window in llama.cpp.
@@ -151,6 +172,8 @@ pub(super) struct FamilyNames {
     pub(super) sites: [&'static str; 7],
     /// The norms of query and key heads.
     pub(super) head_norms: [&'static str; 2],
+    /// What is gate and up in one.
+    pub(super) gate_up: &'static str,
     /// The norm before the head.
     pub(super) last_norm: &'static str,
     /// The key of what is added to the mean square in norms.
@@ -159,8 +182,13 @@ pub(super) struct FamilyNames {
 
 impl FamilyNames {
     /// Those of nearly all families.
-    pub(super) const COMMON: Self =
-        Self { sites: SITE_NAMES, head_norms: HEAD_NORMS, last_norm: "model.norm", norm_eps: "rms_norm_eps" };
+    pub(super) const COMMON: Self = Self {
+        sites: SITE_NAMES,
+        head_norms: HEAD_NORMS,
+        gate_up: FUSED_NAMES[1],
+        last_norm: "model.norm",
+        norm_eps: "rms_norm_eps",
+    };
 }
 
 /// What an attention may have besides.
@@ -209,6 +237,8 @@ pub(crate) enum Scales {
     QueryScalar(f64),
     /// Embeddings: by the root of `hidden_size`. Others: by 1.
     Embeddings,
+    /// Scores: over the root of the width of a head. Embeddings: by the root of `hidden_size`. Others: by 1.
+    EmbeddingsAndHeads,
     /// By `attention_multiplier`, `embedding_multiplier`, `residual_multiplier` and over `logits_scaling`, each 1 where absent.
     Multipliers,
 }
@@ -226,6 +256,9 @@ pub(super) enum Biases {
     AttentionKey,
     /// `attention_bias`, and `mlp_bias` for the feed-forward layers.
     AttentionAndMlpKeys,
+    /// These decide for the layers of queries, keys and values, for that of the output, and for the feed-forward layers, each with its
+    /// value where absent.
+    Keys([(&'static str, bool); 3]),
 }
 
 /// Which layers have a sliding window.
@@ -248,6 +281,12 @@ pub(super) enum Windows {
         /// Value of `sliding_window` where absent.
         default: usize,
         /// Value of `sliding_window_pattern` where absent.
+        pattern: usize,
+    },
+    /// The layers that `layer_types` names, or otherwise all but the first of each `pattern` (CWM).
+    AllButFirst {
+        /// Value of `sliding_window` where absent.
+        default: usize,
         pattern: usize,
     },
 }

@@ -24,7 +24,7 @@ pub use rope::{MINISTRAL_YARN, rope_factors, stored_rope_factors};
 use rope::{scaling, scaling_of_factors};
 
 /// Modules of a block, in Hugging Face's files and in GGUF.
-const MODULES: [(&str, &str); 50] = [
+const MODULES: [(&str, &str); 51] = [
     ("input_layernorm", "attn_norm"),
     ("self_attn.q_proj", "attn_q"),
     ("self_attn.k_proj", "attn_k"),
@@ -44,6 +44,7 @@ const MODULES: [(&str, &str); 50] = [
     ("post_mlp_layernorm", "post_ffw_norm"),
     ("mlp.gate", "ffn_gate_inp"),
     ("block_sparse_moe.gate", "ffn_gate_inp"),
+    ("block_sparse_moe.router.layer", "ffn_gate_inp"),
     ("mlp.router", "ffn_gate_inp"),
     ("mlp.shared_expert.gate_proj", "ffn_gate_shexp"),
     ("mlp.shared_expert.up_proj", "ffn_up_shexp"),
@@ -194,7 +195,7 @@ pub fn stored_shape(shape: &[usize]) -> Vec<usize> {
 
 /// The families of an architecture: Mistral and Mixtral are Llamas there, and all of Gemma 4 is one.
 fn families(architecture: &str) -> impl Iterator<Item = &'static Family> {
-    FAMILIES.iter().filter(move |family| family.gguf.architecture == architecture)
+    FAMILIES.iter().filter(move |family| family.gguf.architecture == Some(architecture))
 }
 
 /// What the numbers of a tensor are there.
@@ -302,7 +303,8 @@ fn blocks(file: &GgufFile, config: &ModelConfig) -> BTreeMap<String, usize> {
 /// Names the architectures that are.
 fn unknown_architecture(file: &GgufFile, architecture: &str) -> Problem {
     let mut known: Vec<String> = Vec::new();
-    for name in FAMILIES.each_ref().map(|family| format!("`{}`", family.gguf.architecture)) {
+    for name in FAMILIES.iter().filter_map(|family| family.gguf.architecture) {
+        let name = format!("`{name}`");
         known.extend((!known.contains(&name)).then_some(name));
     }
     let known = known.join(", ");
@@ -406,7 +408,7 @@ fn config_json(file: &GgufFile) -> Result<String, Problem> {
             OwnRopes::GptOss => drop(json.insert("rope_scaling".to_owned(), json!({"rope_type": "default"}))),
             // Those before Ministral 3.
             OwnRopes::Ministral => drop(json.insert("model_type".to_owned(), json!("mistral"))),
-            OwnRopes::None | OwnRopes::Phi => {}
+            OwnRopes::None | OwnRopes::Phi | OwnRopes::Olmo => {}
         },
     }
     of_tensors(file, family, &mut json)?;

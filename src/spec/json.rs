@@ -5,8 +5,8 @@ use std::path::Path;
 use self::layers::Widths;
 use super::block::Activation;
 use super::block::attention::Heads;
-use super::families::{FAMILIES, LACKING};
-use super::family::{AttentionExtra, Biases, Experts, Family, Scales};
+use super::families::{FAMILIES, LACKING, WRAPPERS};
+use super::family::{AttentionExtra, Biases, Experts, Family, NoRope, Scales, Wrapper};
 use super::{ModelConfig, stored};
 use crate::schema::{Problem, Problems, Section, Value, read_json};
 use crate::util::gguf::{self, GgufFile};
@@ -54,17 +54,21 @@ impl ModelConfig {
 }
 
 fn read(json: &mut Section) -> Option<ModelConfig> {
-    let (family, is_nested) = family(json)?;
-    if !is_nested {
-        return Some(decoder(json, family));
-    }
-    let mut text = json.below("text_config", "an object");
-    if family.model_type == "gemma3_text" {
-        let null = "null: transformers caps the logits of this language model alone, and not inside a multimodal one";
-        text.only("final_logit_softcapping", null, |_| false);
-    }
-    let mut config = decoder(&mut text, family);
-    config.is_nested = true;
+    let (family, wrapper) = family(json)?;
+    let Some(wrapper) = wrapper else { return Some(decoder(json, family)) };
+    let mut config = if json.value("text_config").is_some() {
+        let mut text = json.below("text_config", "an object");
+        if family.model_type == "gemma3_text" {
+            let null =
+                "null: transformers caps the logits of this language model alone, and not inside a multimodal one";
+            text.only("final_logit_softcapping", null, |_| false);
+        }
+        decoder(&mut text, family)
+    } else {
+        // The first of Qwen2-VL and their like have its keys beside the others.
+        decoder(json, family)
+    };
+    config.nesting = Some(wrapper.nesting);
     config.tie_word_embeddings = json.boolean("tie_word_embeddings", config.tie_word_embeddings);
     if json.value("eos_token_id").is_some() {
         config.eos_token_ids = tokens(json, "eos_token_id", None, config.vocab_size);
@@ -84,6 +88,9 @@ fn decoder(json: &mut Section, family: &Family) -> ModelConfig {
     let is_needed = family.experts.is_none_or(is_needed) || family.is_gemma4();
     let intermediate = if family.has_short_convs {
         lfm2_width(json)
+    } else if family.no_rope == NoRope::UnlessNamed {
+        json.only("num_local_experts", "0", |value| value.number() == Some(0.0));
+        json.count("shared_intermediate_size", 1024, 1..=1 << 22)
     } else {
         count_or(json, "intermediate_size", (!is_needed).then_some(1), 1 << 22)
     };
@@ -132,7 +139,7 @@ fn decoder(json: &mut Section, family: &Family) -> ModelConfig {
         embedding_scale,
         logit_divisor: logit_divisor.unwrap_or(1.0),
         logit_soft_cap,
-        is_nested: false,
+        nesting: None,
         tie_word_embeddings: {
             // LFM2's first configs.
             let tied = json.boolean("tie_word_embeddings", family.tie_word_embeddings);
@@ -145,44 +152,48 @@ fn decoder(json: &mut Section, family: &Family) -> ModelConfig {
     }
 }
 
-/// The family, and whether the language model is a part of the model; `None` after a problem.
-fn family(json: &mut Section) -> Option<(&'static Family, bool)> {
-    let model_type = json.value("model_type");
-    let name = model_type.and_then(Value::text).unwrap_or_default();
-    let alone = FAMILIES.iter().find(|family| family.model_type == name);
+/// The family, and what is around its language model; `None` after a problem.
+fn family(json: &mut Section) -> Option<(&'static Family, Option<&'static Wrapper>)> {
+    let name = json.value("model_type").and_then(Value::text).unwrap_or_default();
+    let wrapper = WRAPPERS.iter().find(|wrapper| wrapper.model_type == name);
     // What is in a multimodal model says its own type.
-    let inner = json.value("text_config").and_then(|config| match config {
-        Value::Table(table) => table.get("model_type")?.value().text(),
+    let inner = json.value("text_config").filter(|_| wrapper.is_some()).and_then(|config| match config {
+        Value::Table(table) => Some(table.get("model_type")?.value()),
         _ => None,
     });
-    let nested = || {
-        let mut families = FAMILIES.iter().filter(|family| family.nested_in.is_some_and(|(kind, _)| kind == name));
-        families.find(|family| inner.is_none_or(|inner| inner == family.model_type))
-    };
-    let Some(family) = alone.or_else(nested) else {
-        let found = model_type.map_or("is missing".to_owned(), |kind| format!("= {} is not supported", kind.shown()));
-        let starts = LACKING.iter().flat_map(|(lacking, types)| types.split(' ').map(move |start| (start, *lacking)));
-        let lacking = starts.filter(|(start, _)| name.starts_with(start)).max_by_key(|(start, _)| start.len());
-        let known = FAMILIES.each_ref().map(|family| format!("`{}`", family.model_type)).join(", ");
-        let message = match lacking {
-            Some((_, lacking)) => format!("`model_type` {found}: {lacking}"),
-            None => format!("`model_type` {found}, expected one of {known}"),
-        };
+    let of_text = inner.and_then(Value::text).or_else(|| wrapper.map(|wrapper| wrapper.text));
+    let of_text = of_text.unwrap_or(name);
+    let Some(family) = FAMILIES.iter().find(|family| family.model_type == of_text) else {
+        let key = if inner.is_some() { "text_config.model_type" } else { "model_type" };
+        let found = inner.or(json.value("model_type"));
+        let found = found.map_or("is missing".to_owned(), |kind| format!("= {} is not supported", kind.shown()));
+        let message = format!("`{key}` {found}{}", lacking(of_text));
         json.reject("model_type", Problem::new(message).hint(KNOWN_MODELS));
         return None;
     };
-    let around = family.nested_in.filter(|_| alone.is_none());
-    let architecture = around.map_or(family.architecture, |(_, architecture)| architecture);
+    let architecture = wrapper.map_or(family.architecture, |wrapper| wrapper.architecture);
     let expected = format!("[\"{architecture}\"]: only causal language models can be fine-tuned here");
     json.only("architectures", &expected, |names| {
         matches!(names, Value::Array(names) if names.iter().any(|name| name.value().text() == Some(architecture)))
     });
-    Some((family, around.is_some()))
+    Some((family, wrapper))
+}
+
+/// Why models of a type are not supported, or which are.
+fn lacking(name: &str) -> String {
+    let starts = LACKING.iter().flat_map(|(lacking, types)| types.split(' ').map(move |start| (start, *lacking)));
+    let lacking = starts.filter(|(start, _)| name.starts_with(start)).max_by_key(|(start, _)| start.len());
+    let known = FAMILIES.iter().map(|family| family.model_type).chain(WRAPPERS.iter().map(|it| it.model_type));
+    match lacking {
+        Some((_, lacking)) => format!(": {lacking}"),
+        None => format!(", expected one of {}", known.map(|kind| format!("`{kind}`")).collect::<Vec<_>>().join(", ")),
+    }
 }
 
 const KNOWN_MODELS: &str = "Llama 2, 3, 3.1 and 3.2, TinyLlama, SmolLM2 and 3, Mistral, Ministral 3, Mixtral, Qwen2, Qwen2.5, \
-                            Qwen3, Qwen3-Next and Qwen3.5, gpt-oss, Gemma 2, 3 and 4, OLMo 2, Granite 3, Phi-3 and 4, GLM-4, \
-                            ERNIE 4.5, LFM2 and Nemotron are trained here";
+                            Qwen3, Qwen3-Next and Qwen3.5, gpt-oss, Gemma 1 to 4, OLMo 2 and 3, OLMoE, Granite 3 and 4 (dense), \
+                            Phi-3 and 4, GLM-4, ERNIE 4.5, LFM2, Nemotron, Seed-OSS and the text of Qwen2-VL \
+                            to Qwen3-VL, InternVL, LLaVA and SmolVLM are trained here: lora-train help models";
 
 /// A count that must be given, unless the family has a default.
 fn count_or(json: &mut Section, key: &'static str, default: Option<usize>, most: usize) -> usize {
@@ -238,7 +249,7 @@ fn heads(json: &mut Section, family: &Family, hidden: usize) -> Heads {
     }
     #[expect(clippy::cast_precision_loss, reason = "a head is a few hundred wide at most")]
     let scale = match family.scales {
-        Scales::HeadWidth => 1.0 / (head_dim as f64).sqrt(),
+        Scales::HeadWidth | Scales::EmbeddingsAndHeads => 1.0 / (head_dim as f64).sqrt(),
         Scales::QueryScalar(scalar) => 1.0 / json.number("query_pre_attn_scalar", scalar, MULTIPLIER).sqrt(),
         Scales::Embeddings => 1.0,
         Scales::Multipliers => json.number("attention_multiplier", 1.0, MULTIPLIER),
@@ -253,7 +264,9 @@ const MULTIPLIER: std::ops::RangeInclusive<f64> = 1e-6..=1e6;
 fn multipliers(json: &mut Section, family: &Family, hidden: usize) -> [Option<f64>; 3] {
     match family.scales {
         Scales::HeadWidth => [None; 3],
-        Scales::QueryScalar(_) | Scales::Embeddings => [Some((hidden as f64).sqrt()), None, None],
+        Scales::QueryScalar(_) | Scales::Embeddings | Scales::EmbeddingsAndHeads => {
+            [Some((hidden as f64).sqrt()), None, None]
+        }
         Scales::Multipliers => ["embedding_multiplier", "residual_multiplier", "logits_scaling"]
             .map(|key| Some(json.number(key, 1.0, MULTIPLIER)).filter(|number| *number != 1.0)),
     }
@@ -279,9 +292,13 @@ fn refuse_unsupported(json: &mut Section, family: &Family) {
     json.only("swiglu_alpha", "1.702", |value| value.number() == Some(1.702));
     json.only("swiglu_limit", "7.0", |value| value.number() == Some(7.0));
     json.only("use_bias", "false", |value| *value == Value::Boolean(false));
-    for key in ["attention_dropout", "resid_pdrop", "embd_pdrop"] {
+    // Those of all published Seed-OSS are 0.1.
+    for key in
+        ["attention_dropout", "resid_pdrop", "embd_pdrop"].into_iter().filter(|_| family.model_type != "seed_oss")
+    {
         json.only(key, "0.0", |value| value.number() == Some(0.0));
     }
+    json.only("clip_qkv", "null", |_| false);
     if family.attention_extra == AttentionExtra::OutputGate {
         json.only("attn_output_gate", "true", |value| *value == Value::Boolean(true));
     }
@@ -327,7 +344,9 @@ pub(super) fn activation_named(json: &mut Section, key: &'static str, default: A
     let expected = "\"silu\", \"gelu\", \"gelu_pytorch_tanh\" or \"relu\"";
     json.any(key, default, expected, |value| {
         let name = value.text();
-        NAMES.iter().find(|(known, _)| name == Some(*known)).map(|(_, activation)| *activation).ok_or(None)
+        let known = NAMES.iter().find(|(known, _)| name == Some(*known)).map(|(_, activation)| *activation);
+        let is_gemma = (key, default) == ("hidden_act", Activation::GeluTanh);
+        known.map(|known| if is_gemma && known == Activation::Gelu { default } else { known }).ok_or(None)
     })
 }
 
@@ -336,8 +355,11 @@ fn biases(json: &mut Section, family: &Family) -> [bool; 3] {
     if let Biases::QueryKeyValueKey(default) = family.biases {
         return [json.boolean("attention_bias", default), false, false];
     }
+    if let Biases::Keys(keys) = family.biases {
+        return keys.map(|(key, default)| json.boolean(key, default));
+    }
     let has_key = |key| match family.biases {
-        Biases::None | Biases::QueryKeyValue | Biases::QueryKeyValueKey(_) => false,
+        Biases::None | Biases::QueryKeyValue | Biases::QueryKeyValueKey(_) | Biases::Keys(_) => false,
         Biases::AttentionKey => key == "attention_bias",
         Biases::AttentionAndMlpKeys => true,
     };

@@ -7,6 +7,7 @@ mod eva;
 pub mod fit;
 pub mod flops;
 pub mod forecast;
+pub mod gpu;
 pub mod memory;
 mod operands;
 pub mod workload;

@@ -58,9 +58,9 @@ pub fn eval_loss(
         }
         let mut batch = loaded?.batch;
         if let Some(rollouts) = &mut rollouts {
-            let draw = Draw::Evaluation(done as u64);
-            let answered = rollouts.answer(step, data, &batch, draw, &|| stop.requested())?;
-            let Some(answered) = answered else { return Ok(None) };
+            let prompts = [(Draw::Evaluation(done as u64), batch)];
+            let answered = rollouts.answer(step, data, &prompts, &|| stop.requested())?;
+            let Some(answered) = answered.and_then(|mut round| round.answers.pop()) else { return Ok(None) };
             total.figures += answered.figures;
             batch = answered.batch;
         }

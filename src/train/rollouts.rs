@@ -1,27 +1,32 @@
 //! Answers that the model itself writes, and how much better each is than the others to its prompt: what GRPO trains on.
 
+mod advantages;
+mod program;
 mod reward;
+mod round;
 
 use std::collections::BTreeMap;
-use std::ops::ControlFlow;
+use std::ops::{ControlFlow, Range};
+use std::path::PathBuf;
+use std::time::Instant;
 
-use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::step::TrainStep;
-use crate::config::{ObjectiveConfig, ObjectiveName, ScaleRewards};
-use crate::data::batch::{Answer, Batch, RowSource};
+use crate::config::{ObjectiveConfig, ObjectiveName};
+use crate::data::batch::{Answer, Batch, Document, RowSource};
 use crate::data::dataset::Dataset;
 use crate::data::error::DataError;
+use crate::data::formats::{Prompt, RowFormat, Sample as RowSample};
 use crate::generate::{Ending, GenerateError, GenerateOptions, NewText, TextBatch, TextRequest};
-use crate::measure::figures::{Mean, ObjectiveFigures};
+use crate::measure::figures::{Mean, ObjectiveFigures, Rollout, Spread};
 use crate::measure::metrics::Sample;
 use crate::ops::dropout::mix;
 use crate::util::stats::as_f64;
-use reward::{Judged, Reward};
-
-/// Added to a standard deviation, as in TRL.
-const STD_EPSILON: f64 = 1e-4;
+use advantages::advantages;
+pub use reward::JudgeState;
+use reward::{Failure, Judged, PromptRow, Reward, Scores};
+pub use round::{Answers, LeftOut, Round, StepAnswers};
 
 /// Why answers could not be made or judged.
 #[derive(Debug, thiserror::Error)]
@@ -33,12 +38,15 @@ pub enum RolloutError {
     #[error("{path}, row {row}: {reason}", path = path.display(), row = row + 1)]
     Reward {
         /// The file.
-        path: std::path::PathBuf,
+        path: PathBuf,
         /// Index of the row.
         row: usize,
         /// Why.
         reason: String,
     },
+    /// What judges answers has failed at none of them.
+    #[error("{0}")]
+    Judge(String),
 }
 
 /// Writes answers to prompts, and judges them.
@@ -49,51 +57,16 @@ pub struct Rollouts {
     seed: u64,
     rewards: Vec<Reward>,
     /// The rows of the prompts.
-    rows: BTreeMap<RowSource, Value>,
+    rows: BTreeMap<RowSource, PromptRow>,
     /// After how many steps one of the answers is shown.
     sample_steps: u64,
     /// Whether a warning has said that nothing can be learned from some of them.
     has_warned: bool,
-}
-
-/// A micro-batch of answers, and the [numbers](ObjectiveFigures::numbers) of their rewards.
-pub type Answers = (Batch, Vec<f64>);
-
-/// Answers that a number of steps train on, one or more times.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Round {
-    /// The micro-batches of each step.
-    steps: Vec<Vec<Answers>>,
-    /// Number of steps that have trained on them.
-    num_done: usize,
-    /// How often each is used.
-    num_iterations: usize,
-}
-
-impl Round {
-    /// Divides micro-batches, which come with their numbers, among steps of `per_step`.
-    #[must_use]
-    pub fn new(answered: Vec<(usize, Answers)>, per_step: usize, num_iterations: usize) -> Self {
-        let answered: Vec<_> = answered.into_iter().map(|(_, answers)| answers).collect();
-        let steps = answered.chunks(per_step.max(1)).map(<[Answers]>::to_vec).collect();
-        Self { steps, num_done: 0, num_iterations }
-    }
-
-    /// The micro-batches of the next step, and what is reported of them.
-    #[must_use]
-    pub fn next_step(&self) -> (Vec<Batch>, ObjectiveFigures) {
-        let step = &self.steps[self.num_done % self.steps.len()];
-        let mut sum = ObjectiveFigures::default();
-        step.iter().for_each(|(_, figures)| sum += ObjectiveFigures::of_numbers(figures));
-        (step.iter().map(|(batch, _)| batch.clone()).collect(), sum)
-    }
-
-    /// What is left after that step.
-    #[must_use]
-    pub fn after_step(self) -> Option<Self> {
-        let num_done = self.num_done + 1;
-        (num_done < self.steps.len() * self.num_iterations).then_some(Self { num_done, ..self })
-    }
+    /// Most answers of a micro-batch that are recorded.
+    max_recorded: usize,
+    /// Where programs that judge write what is for people.
+    log: Option<PathBuf>,
+    state: JudgeState,
 }
 
 /// Answers to the prompts of a micro-batch.
@@ -103,8 +76,51 @@ pub struct Answered {
     pub batch: Batch,
     /// Rewards and lengths.
     pub figures: ObjectiveFigures,
+    /// What the answers got of each rule or function, by its name.
+    pub rewards: BTreeMap<String, Spread>,
+    /// Answers that are not in `batch`.
+    pub left_out: Vec<LeftOut>,
     /// The first answer, for people.
     pub sample: Option<Sample>,
+    /// Answers for rollouts.jsonl, without their step; of those of the micro-batch `group` counts the prompts, from 0.
+    pub rollouts: Vec<Rollout>,
+}
+
+/// What micro-batches that were written together got.
+#[derive(Debug, Default)]
+struct Judgement {
+    scores: Vec<Scores>,
+    /// Means of what functions have logged.
+    metrics: BTreeMap<String, f64>,
+    /// Columns that they have logged, a value for each answer.
+    extra: BTreeMap<String, Vec<Value>>,
+}
+
+impl Judgement {
+    /// That of some of the answers.
+    fn part(&self, of: Range<usize>) -> Self {
+        let scores = |scores: &Scores| Scores { by_answer: scores.by_answer[of.clone()].to_vec(), ..scores.clone() };
+        let column = |(name, values): (&String, &Vec<Value>)| (name.clone(), values[of.clone()].to_vec());
+        let (scores, extra) = (self.scores.iter().map(scores).collect(), self.extra.iter().map(column).collect());
+        Self { scores, extra, ..Self::default() }
+    }
+
+    /// The sum of what an answer got, each times its factor; `None` where nothing judges it.
+    fn reward(&self, index: usize) -> Option<f64> {
+        let rewards = self.scores.iter().filter_map(|of| Some(of.by_answer[index]? * of.weight));
+        rewards.fold(None, |sum, reward| Some(sum.unwrap_or(0.0) + reward))
+    }
+}
+
+/// Answers to micro-batches that were written together.
+#[derive(Debug)]
+pub struct AnsweredRound {
+    /// By micro-batch.
+    pub answers: Vec<Answered>,
+    /// Means of what functions that judge have logged.
+    pub metrics: BTreeMap<String, f64>,
+    /// Seconds in which answers were judged.
+    pub judge_seconds: f64,
 }
 
 /// What a micro-batch is answered for. Its number, in the run or in an evaluation, decides the draws.
@@ -125,6 +141,7 @@ impl Draw {
 /// An answer in the making.
 #[derive(Clone, Debug, Default)]
 struct WrittenAnswer {
+    source: RowSource,
     ids: Vec<u32>,
     text: String,
     ending: Option<Ending>,
@@ -145,9 +162,50 @@ impl Rollouts {
             return Ok(None);
         }
         let rewards = Reward::all(objective).map_err(DataError::Config)?;
-        let rows = data.values(|row| rewards.iter().try_for_each(|reward| reward.check(row)))?;
-        let objective = objective.clone();
-        Ok(Some(Self { objective, max_length, seed, rewards, rows, sample_steps: 1, has_warned: false }))
+        let reads_prompts = rewards.iter().any(Reward::reads_prompts);
+        let rows = data.values(|format, row| {
+            rewards.iter().try_for_each(|reward| reward.check(row))?;
+            let (value, prompt_column) = (row.clone(), format.prompt_column().to_owned());
+            let prompt = if reads_prompts { prompt_of(format, row)? } else { Value::Null };
+            Ok(PromptRow { value, prompt, prompt_column })
+        })?;
+        let (objective, state) = (objective.clone(), JudgeState::default());
+        let (sample_steps, has_warned, max_recorded, log) = (1, false, 0, None);
+        Ok(Some(Self {
+            objective,
+            max_length,
+            seed,
+            rewards,
+            rows,
+            sample_steps,
+            has_warned,
+            max_recorded,
+            log,
+            state,
+        }))
+    }
+
+    /// The same where programs that judge write what is for people to the end of a file.
+    #[must_use]
+    pub fn with_log(self, log: PathBuf) -> Self {
+        Self { log: Some(log), ..self }
+    }
+
+    /// The same where so many answers of a round are recorded.
+    #[must_use]
+    pub fn with_max_recorded(self, max_recorded: usize) -> Self {
+        Self { max_recorded, ..self }
+    }
+
+    /// Most answers of a round that are recorded.
+    #[must_use]
+    pub fn max_recorded(&self) -> usize {
+        self.max_recorded
+    }
+
+    /// Says how far training is, which functions that judge may ask.
+    pub fn set_state(&mut self, state: JudgeState) {
+        self.state = state;
     }
 
     /// The same with one of the answers shown every so many steps.
@@ -172,6 +230,12 @@ impl Rollouts {
         (self.objective.steps_per_generation.unwrap_or(per_step), self.objective.num_iterations)
     }
 
+    /// Whether a step trains on answers that an earlier model wrote.
+    #[must_use]
+    pub fn reuses_answers(&self) -> bool {
+        self.objective.reuses_answers()
+    }
+
     fn num_answers(&self, draw: Draw) -> usize {
         match draw {
             Draw::Training(_) => self.objective.num_generations,
@@ -179,7 +243,7 @@ impl Rollouts {
         }
     }
 
-    /// Answers the prompts of a micro-batch with the adapters as they are. `None` where it was stopped.
+    /// Answers the prompts of micro-batches, all together, with the adapters as they are. `None` where it was stopped.
     ///
     /// # Errors
     /// A prompt that cannot be continued; an answer that cannot be judged.
@@ -187,52 +251,93 @@ impl Rollouts {
         &mut self,
         step: &TrainStep,
         data: &Dataset,
-        prompts: &Batch,
-        draw: Draw,
+        prompts: &[(Draw, Batch)],
         is_stopped: &dyn Fn() -> bool,
-    ) -> Result<Option<Answered>, RolloutError> {
-        let Some(written) = self.write(step, data, prompts, draw, is_stopped)? else { return Ok(None) };
-        let size = self.num_answers(draw);
-        let (mut rewards, mut batch) = (Vec::new(), Batch::default());
-        let mut figures = ObjectiveFigures::default();
-        for (written, source) in written.chunks(size).zip(&prompts.sources) {
-            for written in written {
-                let reward = self.reward(written, *source, data);
-                // A program gets the signal, too.
-                if is_stopped() {
-                    return Ok(None);
-                }
-                rewards.push(reward?);
-                figures.completion_length += Mean::of(as_f64(written.ids.len()));
-                figures.clipped_ratio += Mean::of(f64::from(u8::from(written.is_clipped())));
-            }
+    ) -> Result<Option<AnsweredRound>, RolloutError> {
+        // What cannot be started is known before the first answer is written.
+        let log = self.log.as_deref();
+        let started = self.rewards.iter_mut().try_for_each(|reward| reward.start(log, is_stopped));
+        if is_stopped() {
+            return Ok(None);
         }
+        started.map_err(RolloutError::Judge)?;
+        let Some(written) = self.write(step, data, prompts, is_stopped)? else { return Ok(None) };
+        let start = Instant::now();
+        let judged = self.judge(&written, data, is_stopped);
+        if is_stopped() {
+            return Ok(None);
+        }
+        let judged = judged?;
+        let judge_seconds = start.elapsed().as_secs_f64();
+        let (mut first, mut answers) = (0, Vec::new());
+        for (draw, prompts) in prompts {
+            let all = first..first + prompts.documents.len() * self.num_answers(*draw);
+            first = all.end;
+            let own = judged.part(all.clone());
+            answers.push(self.answered(step, data, (*draw, prompts), &written[all], &own));
+        }
+        Ok(Some(AnsweredRound { answers, metrics: judged.metrics, judge_seconds }))
+    }
+
+    /// The answers to a micro-batch, by what they got.
+    fn answered(
+        &self,
+        step: &TrainStep,
+        data: &Dataset,
+        (draw, prompts): (Draw, &Batch),
+        written: &[WrittenAnswer],
+        judged: &Judgement,
+    ) -> Answered {
+        let size = self.num_answers(draw);
+        let mut figures = ObjectiveFigures::default();
+        for written in written {
+            figures.completion_length += Mean::of(as_f64(written.ids.len()));
+            figures.clipped_ratio += Mean::of(f64::from(u8::from(written.is_clipped())));
+        }
+        let rewards: Vec<Option<f64>> = (0..written.len()).map(|index| judged.reward(index)).collect();
         let advantages = advantages(&rewards, size, self.objective.scale_rewards, &mut figures);
-        for (index, (written, advantage)) in written.iter().zip(advantages).enumerate() {
+        let (mut batch, mut left_out) = (Batch::default(), Vec::new());
+        let leaves_out = draw.is_for_training() && self.objective.leaves_out_equal_answers();
+        for (index, (written, advantage)) in written.iter().zip(&advantages).enumerate() {
             let (document, source) = (prompts.documents[index / size], prompts.sources[index / size]);
             let prompt = &prompts.input_ids[document.start..][..document.len];
             let ids = [prompt, &written.ids].concat();
             let is_masked = self.objective.mask_truncated_completions && written.is_clipped();
+            if leaves_out && (is_masked || advantage.abs() <= 0.0) {
+                let targets = if is_masked { 0 } else { written.ids.len() };
+                left_out.push(LeftOut { targets, tokens: ids.len() });
+                continue;
+            }
             let carries_loss: Vec<bool> = (0..ids.len()).map(|at| at >= prompt.len() && !is_masked).collect();
             batch.push(source, &ids, &carries_loss);
             batch.row_lengths.push(ids.len());
             #[expect(clippy::cast_possible_truncation, reason = "computed in f32")]
-            let advantage = advantage as f32;
+            let advantage = *advantage as f32;
             batch.answers.push(Answer { is_good: advantage > 0.0, prompt_targets: 0, advantage, margin: 0.0 });
         }
         if self.objective.reuses_answers() && draw.is_for_training() {
             batch.written = step.log_probabilities(&batch);
         }
+        let most = if draw.is_for_training() { self.max_recorded } else { 0 };
+        let record = |index| Rollout {
+            advantage: advantages[index],
+            ..recorded(data, prompts, index / size, (&written[index], judged, index))
+        };
+        let rollouts = (0..written.len().min(most)).map(record).collect();
         // The first answer that was judged.
         let first = rewards.iter().take(size).position(Option::is_some).unwrap_or(0);
         let sample = prompts.documents.first().zip(written.get(first)).map(|(document, written)| {
-            let prompt = &prompts.input_ids[document.start..][..document.len];
-            // What a tokenizer cannot decode it has not encoded.
-            let prompt = data.tokenizer().decode(prompt, true).unwrap_or_default();
             let reward = rewards.get(first).copied().flatten();
-            Sample { prompt, text: written.text.clone(), reward, ..Sample::default() }
+            Sample {
+                prompt: text_of(data, prompts, *document),
+                text: written.text.clone(),
+                reward,
+                ..Sample::default()
+            }
         });
-        Ok(Some(Answered { batch, figures, sample }))
+        let spread = |of: &Scores| (of.name.clone(), of.by_answer.iter().flatten().copied().collect());
+        let rewards = judged.scores.iter().map(spread).collect();
+        Answered { batch, figures, rewards, left_out, sample, rollouts }
     }
 
     /// Writes the answers, those to one prompt after another.
@@ -240,17 +345,19 @@ impl Rollouts {
         &self,
         step: &TrainStep,
         data: &Dataset,
-        prompts: &Batch,
-        draw: Draw,
+        prompts: &[(Draw, Batch)],
         is_stopped: &dyn Fn() -> bool,
     ) -> Result<Option<Vec<WrittenAnswer>>, GenerateError> {
-        let size = self.num_answers(draw);
-        let (adapters, number) = match draw {
-            Draw::Training(number) => (step.trained_adapters(), number),
-            // From the other end: no answer is drawn as one in training.
-            Draw::Evaluation(number) => (step.adapters(), u64::MAX - number),
+        let of_prompts = |(draw, prompts): &(Draw, Batch)| {
+            let size = self.num_answers(*draw);
+            let answer = move |index: usize| (*draw, index, index / size);
+            (0..prompts.documents.len() * size).map(answer).collect::<Vec<_>>()
         };
-        let mut written = vec![WrittenAnswer::default(); prompts.documents.len() * size];
+        let asked: Vec<_> =
+            prompts.iter().flat_map(|of| of_prompts(of).into_iter().map(move |answer| (&of.1, answer))).collect();
+        let source = |(prompts, (.., prompt)): &(&Batch, (Draw, usize, usize))| prompts.sources[*prompt];
+        let mut written: Vec<_> =
+            asked.iter().map(|asked| WrittenAnswer { source: source(asked), ..WrittenAnswer::default() }).collect();
         let mut on_text = |id: u64, new: NewText| {
             if let Some(written) = usize::try_from(id).ok().and_then(|id| written.get_mut(id)) {
                 written.ids.extend(new.token.or(new.end_token));
@@ -262,22 +369,26 @@ impl Rollouts {
         // The answers to a prompt share what the model has computed of it.
         let mut texts = TextBatch::new(step.model(), data.tokenizer()).of_equal_starts();
         let stops = data.stops();
-        let mut next = (0..prompts.documents.len() * size).peekable();
+        let mut next = (0..).zip(asked).peekable();
         while next.peek().is_some() || !texts.is_empty() {
-            while let Some(index) = next.next_if(|_| texts.has_room()) {
-                let document = prompts.documents[index / size];
+            while let Some((id, (prompts, (draw, index, prompt)))) = next.next_if(|_| texts.has_room()) {
+                let document = prompts.documents[prompt];
+                let (adapters, number) = match draw {
+                    Draw::Training(number) => (step.trained_adapters(), number),
+                    // From the other end: no answer is drawn as one in training.
+                    Draw::Evaluation(number) => (step.adapters(), u64::MAX - number),
+                };
                 let room = self.max_length.saturating_sub(document.len).max(1);
-                let seed = mix(self.seed ^ mix(number) ^ mix(index as u64 + 1));
                 let options = GenerateOptions {
                     max_new_tokens: self.objective.max_completion_length.min(room),
                     temperature: self.objective.temperature,
                     top_p: self.objective.top_p,
                     top_k: self.objective.top_k,
                     min_p: self.objective.min_p,
-                    seed,
+                    seed: mix(self.seed ^ mix(number) ^ mix(index as u64 + 1)),
                 };
                 let prompt_ids = prompts.input_ids[document.start..][..document.len].to_vec();
-                texts.add(index as u64, TextRequest::new(prompt_ids, adapters, options, &stops), &mut on_text)?;
+                texts.add(id, TextRequest::new(prompt_ids, adapters, options, &stops), &mut on_text)?;
             }
             if is_stopped() {
                 return Ok(None);
@@ -287,25 +398,84 @@ impl Rollouts {
         Ok(Some(written))
     }
 
-    /// The sum of all rewards of an answer; `None` where none of them judges it.
-    fn reward(
+    /// What all rules and functions say of answers.
+    fn judge(
         &mut self,
-        written: &WrittenAnswer,
-        source: RowSource,
+        written: &[WrittenAnswer],
         data: &Dataset,
-    ) -> Result<Option<f64>, RolloutError> {
-        let row = self.rows.get(&source).unwrap_or(&Value::Null);
-        let judged = Judged { row, text: &written.text, num_tokens: written.ids.len() };
-        let mut sum = None;
-        for reward in &mut self.rewards {
-            let reward = reward.of(judged).map_err(|reason| RolloutError::Reward {
-                path: data.files()[source.file].path.clone(),
-                row: source.row,
-                reason,
-            })?;
-            sum = reward.map(|reward| sum.unwrap_or(0.0) + reward).or(sum);
+        is_stopped: &dyn Fn() -> bool,
+    ) -> Result<Judgement, RolloutError> {
+        if written.is_empty() {
+            return Ok(Judgement::default());
         }
-        Ok(sum)
+        let none = PromptRow::default();
+        let rows = written.iter().map(|written| self.rows.get(&written.source).unwrap_or(&none));
+        let judged = |(row, written)| {
+            let WrittenAnswer { text, ids, .. }: &WrittenAnswer = written;
+            Judged { row, text, ids }
+        };
+        let judged: Vec<Judged<'_>> = rows.zip(written).map(judged).collect();
+        let mut all = Judgement::default();
+        for reward in &mut self.rewards {
+            let (scores, said) = reward.judge(&judged, &self.state, is_stopped).map_err(|failure| {
+                let Failure { index, reason } = failure;
+                match index.and_then(|index| written.get(index)).map(|written| written.source) {
+                    Some(RowSource { file, row }) => {
+                        RolloutError::Reward { path: data.files()[file].path.clone(), row, reason }
+                    }
+                    None => RolloutError::Judge(reason),
+                }
+            })?;
+            for mut scores in scores {
+                let num_equal = all.scores.iter().filter(|other| other.name.split(' ').next() == Some(&scores.name));
+                match num_equal.count() {
+                    0 => {}
+                    before => scores.name.push_str(&format!(" {}", before + 1)),
+                }
+                all.scores.push(scores);
+            }
+            all.metrics.extend(said.metrics);
+            all.extra.extend(said.extra);
+        }
+        Ok(all)
+    }
+}
+
+/// The prompt of a row as the model is asked it: text, or messages.
+fn prompt_of(format: &RowFormat, row: &Value) -> Result<Value, String> {
+    Ok(match format.read(row, None)? {
+        RowSample::Prompt(Prompt::Text(text)) => text.into(),
+        RowSample::Prompt(Prompt::Chat { messages, .. }) => messages.into(),
+        _ => Value::Null,
+    })
+}
+
+/// The text of a prompt, without special tokens.
+fn text_of(data: &Dataset, prompts: &Batch, document: Document) -> String {
+    let prompt = &prompts.input_ids[document.start..][..document.len];
+    // What a tokenizer cannot decode it has not encoded.
+    data.tokenizer().decode(prompt, true).unwrap_or_default()
+}
+
+/// What is recorded of an answer, one of those that were judged, to a prompt of a micro-batch.
+fn recorded(
+    data: &Dataset,
+    prompts: &Batch,
+    group: usize,
+    (written, judged, index): (&WrittenAnswer, &Judgement, usize),
+) -> Rollout {
+    Rollout {
+        file: data.files()[written.source.file].path.display().to_string(),
+        row: written.source.row + 1,
+        group,
+        prompt: text_of(data, prompts, prompts.documents[group]),
+        completion: written.text.clone(),
+        tokens: written.ids.len(),
+        ending: if written.is_clipped() { "length" } else { "stop" }.into(),
+        rewards: judged.scores.iter().map(|of| (of.name.clone(), of.by_answer[index])).collect(),
+        reward: judged.reward(index),
+        extra: judged.extra.iter().map(|(name, values)| (name.clone(), values[index].clone())).collect(),
+        ..Rollout::default()
     }
 }
 
@@ -313,65 +483,5 @@ impl WrittenAnswer {
     /// Whether it did not end by itself.
     fn is_clipped(&self) -> bool {
         self.ending != Some(Ending::EndOfText)
-    }
-}
-
-/// By how much each reward is above the mean of its group, over a standard deviation; 0 where there is no reward.
-fn advantages(
-    rewards: &[Option<f64>],
-    group_size: usize,
-    scale: ScaleRewards,
-    figures: &mut ObjectiveFigures,
-) -> Vec<f64> {
-    let spread = |rewards: &[f64]| {
-        let mean = rewards.iter().sum::<f64>() / as_f64(rewards.len().max(1));
-        let squares: f64 = rewards.iter().map(|reward| (reward - mean).powi(2)).sum();
-        (mean, (squares / as_f64(rewards.len().max(2) - 1)).sqrt())
-    };
-    let all: Vec<f64> = rewards.iter().flatten().copied().collect();
-    let (_, of_batch) = spread(&all);
-    let mut advantages = Vec::with_capacity(rewards.len());
-    for group in rewards.chunks(group_size) {
-        let judged: Vec<f64> = group.iter().flatten().copied().collect();
-        let (mean, deviation) = spread(&judged);
-        judged.iter().for_each(|reward| figures.reward += Mean::of(*reward));
-        figures.reward_std += Mean::of(deviation);
-        figures.frac_reward_zero_std += Mean::of(f64::from(u8::from(deviation < 1e-12)));
-        let divisor = match scale {
-            ScaleRewards::Group => deviation + STD_EPSILON,
-            ScaleRewards::Batch => of_batch + STD_EPSILON,
-            ScaleRewards::None => 1.0,
-        };
-        // What rounding leaves of equal rewards is no advantage.
-        let above = |reward: f64| if deviation < 1e-12 { 0.0 } else { (reward - mean) / divisor };
-        advantages.extend(group.iter().map(|reward| reward.map_or(0.0, above)));
-    }
-    advantages
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn advantages_are_those_of_trl() {
-        let rewards = [1.0, 0.0, 0.0, 1.0, 0.5, 0.5, 0.5, 0.5].map(Some);
-        let of = |scale: ScaleRewards| {
-            let mut figures = ObjectiveFigures::default();
-            (advantages(&rewards, 4, scale, &mut figures), figures)
-        };
-        // The deviation of 1, 0, 0, 1 is the root of 1/3; of all eight the root of 1/7.
-        let close = |found: &[f64], divisor: f64| {
-            let expected = [0.5, -0.5, -0.5, 0.5, 0.0, 0.0, 0.0, 0.0].map(|reward| reward / divisor);
-            assert!(found.iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-12), "{found:?} {expected:?}");
-        };
-        let (group, figures) = of(ScaleRewards::Group);
-        close(&group, (1.0_f64 / 3.0).sqrt() + 1e-4);
-        close(&of(ScaleRewards::Batch).0, (1.0_f64 / 7.0).sqrt() + 1e-4);
-        close(&of(ScaleRewards::None).0, 1.0);
-        let means = [figures.reward, figures.frac_reward_zero_std].map(|mean| mean.value().unwrap());
-        assert!((means[0] - 0.5).abs() < 1e-12 && (means[1] - 0.5).abs() < 1e-12);
-        let found = advantages(&[Some(1.0), None, Some(0.0)], 3, ScaleRewards::None, &mut ObjectiveFigures::default());
-        assert_eq!(found, [0.5, 0.0, -0.5]);
     }
 }

@@ -11,7 +11,9 @@ use crate::config::{CheckpointConfig, LoraConfig};
 use crate::measure::figures::evaluation::{EvalFigure, Group};
 use crate::measure::metrics::Evaluations;
 use crate::save::checkpoint::{CheckpointError, Checkpoints, HostTensor};
-use crate::save::export::{AdapterWeights, ExportError, PromptForm, adapter_weights, write_adapter, write_tokenizer};
+use crate::save::export::{
+    AdapterWeights, ExportError, PromptForm, SHIPPED_FILE, Shipped, adapter_weights, write_adapter, write_tokenizer,
+};
 use crate::util::files;
 
 /// What is written beside an adapter's weights.
@@ -27,12 +29,18 @@ pub struct AdapterFiles {
 }
 
 impl AdapterFiles {
-    /// Writes an adapter.
+    /// Writes an adapter, and what it was `shipped` as, if it was.
     ///
     /// # Errors
     /// Files that cannot be written.
-    pub fn write(&self, folder: &Path, weights: &AdapterWeights) -> Result<(), ExportError> {
+    pub fn write(&self, folder: &Path, weights: &AdapterWeights, shipped: Option<&Shipped>) -> Result<(), ExportError> {
         write_adapter(folder, weights, &self.lora, &self.base_model_name_or_path)?;
+        let left = folder.join(SHIPPED_FILE);
+        match shipped {
+            Some(shipped) => shipped.write(folder)?,
+            None if left.exists() => std::fs::remove_file(&left).map_err(ExportError::io("delete", &left))?,
+            None => {}
+        }
         self.prompt_form.write(folder)
     }
 
@@ -134,7 +142,7 @@ impl Saver {
         state: &TrainerState,
     ) -> Result<PathBuf, CheckpointError> {
         let weights = adapter_weights(step.adapters());
-        let write = |folder: &Path| self.adapter_files.write(folder, &weights);
+        let write = |folder: &Path| self.adapter_files.write(folder, &weights, step.shipped());
         self.last_save = Instant::now();
         let path = self.checkpoints.save(state.step, write, moments, state, &self.recipe)?;
         if state.trouble.is_none() {
@@ -160,7 +168,7 @@ impl Saver {
             return Ok(());
         }
         let folder = self.checkpoints.folder().with_file_name(BEST_ADAPTER);
-        self.adapter_files.write(&folder, &adapter_weights(step.adapters()))?;
+        self.adapter_files.write(&folder, &adapter_weights(step.adapters()), step.shipped())?;
         let path = folder.join(BEST_FILE);
         let mut best = Map::from_iter([("step".to_owned(), json!(evaluations.best_step))]);
         let figures = EvalFigure::headlines(&[Group::Loss, Group::Score, Group::Answers]);

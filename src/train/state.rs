@@ -178,6 +178,11 @@ impl Evaluations {
         }
     }
 
+    /// Forgets the best evaluation: the next one is.
+    pub(super) fn forget_best(&mut self) {
+        (self.best, self.best_step, self.since_best) = (EvalMetrics::default(), None, 0);
+    }
+
     /// Whether the last `patience` evaluations brought no improvement.
     #[must_use]
     pub fn patience_is_over(&self, patience: Option<usize>) -> bool {

@@ -4,6 +4,8 @@ mod outcome;
 mod pools;
 mod shared;
 
+use std::ops::Range;
+
 use burn::tensor::{DType, Tensor};
 use serde::{Deserialize, Serialize};
 
@@ -11,17 +13,21 @@ use super::adapters::Trained;
 use super::backprop::{self, Forward, Inputs, Options};
 use super::grads::{GradSums, joined, read};
 use super::loss::{LossContext, LossScale, LossSum, MicroBatchLoss};
-use super::objective::{CrossEntropy, Objective, OfReference};
+use super::objective::{CrossEntropy, LossRows, Objective, OfReference};
 use super::optimizer::{OptimizerStateError, StepWeights};
 use super::ranks::{Alone, Ranks};
 use super::references::{References, digests};
+use super::rounding::Rounding;
 use crate::config::{GradientCheckpointing, OptimizerConfig, TrainConfig};
-use crate::data::batch::Batch;
+use crate::data::batch::{Answer, Batch};
 use crate::lora::AdapterSet;
+use crate::lora::kind::AdapterKind;
 use crate::measure::figures::ObjectiveFigures;
 use crate::model::Model;
 use crate::ops::profile::{self, Cost};
 use crate::save::checkpoint::HostTensor;
+use crate::save::export::Shipped;
+use crate::schema::Problem;
 use crate::util::faults;
 
 use outcome::has_equal_rewards;
@@ -49,6 +55,8 @@ pub struct TrainStep {
     pools: Pools,
     /// The first micro-batch of the next step, where it is laid out.
     ahead: Option<Inputs>,
+    /// What the adapted weights are rounded from, where the model is as a file will have it.
+    rounding: Option<Rounding>,
 }
 
 /// What the micro-batches of the step in progress have left.
@@ -56,8 +64,8 @@ pub struct TrainStep {
 struct Accumulated {
     grads: GradSums,
     losses: Vec<MicroBatchLoss>,
-    /// What is reported of the answers, where the model has written them.
-    rewards: ObjectiveFigures,
+    /// What is reported of the answers, where the model has written them, with those that are left out.
+    rewards: LossSum,
     /// Whether the update with the gradients was queued before the host knew their norm.
     is_queued: bool,
 }
@@ -109,6 +117,7 @@ impl TrainStep {
             shared: Shared::new(Box::new(Alone)),
             pools: Pools::default(),
             ahead: None,
+            rounding: None,
             model,
         }
     }
@@ -131,9 +140,31 @@ impl TrainStep {
         Self { reference, ..self }
     }
 
-    /// Reports the rewards of the answers of the step in progress, which all ranks know.
-    pub fn say_rewards(&mut self, rewards: ObjectiveFigures) {
-        self.accumulated.rewards = if self.rank().0 == 0 { rewards } else { ObjectiveFigures::default() };
+    /// Reports the rewards of the answers of the step in progress, which all ranks know, and counts those that it leaves out, as they
+    /// have no gradient: of each, so many tokens would carry loss. `reuses`: they may have become likelier since they were written.
+    pub fn say_rewards(&mut self, rewards: ObjectiveFigures, left_out: &[usize], reuses: bool) {
+        self.accumulated.rewards = LossSum::default();
+        if self.rank().0 != 0 {
+            return;
+        }
+        let mut figures = rewards;
+        let ends = left_out.iter().scan(0, |end, length| {
+            *end += length;
+            Some(*end - length..*end)
+        });
+        let targets: Vec<Range<usize>> = ends.collect();
+        let num_tokens = targets.last().map_or(0, |last| last.end);
+        // As likely as when they were written, and no better than others.
+        let (answers, zeros) = (vec![Answer::default(); targets.len()], vec![0.0; num_tokens]);
+        let rows = LossRows { targets: &targets, answers: &answers, log_probabilities: &zeros, ..LossRows::default() };
+        let rows = LossRows { written: if reuses { &zeros } else { &[] }, ..rows };
+        let mut count = 0.0;
+        if !targets.is_empty() {
+            let weighed = self.objective.weigh(&rows);
+            count = weighed.count;
+            figures += weighed.figures;
+        }
+        self.accumulated.rewards = LossSum { sum: 0.0, count, target_tokens: num_tokens as u64, figures };
     }
 
     /// Whether the objective compares with the model before training.
@@ -183,6 +214,43 @@ impl TrainStep {
     #[must_use]
     pub fn trained_adapters(&self) -> &AdapterSet {
         self.trained.applied()
+    }
+
+    /// The type of the file that the model is as, and the adapter as which it began to be.
+    #[must_use]
+    pub fn shipped(&self) -> Option<&Shipped> {
+        self.rounding.as_ref().map(|rounding| &rounding.shipped)
+    }
+
+    /// Releases the blocks of the model, which is to be replaced.
+    pub(super) fn leave_model(&mut self) {
+        self.model.blocks.clear();
+    }
+
+    /// Goes on with the model as a file will have it. What is laid out for the former is laid out for this one, too.
+    pub(super) fn ship(&mut self, model: Model, rounding: Rounding) {
+        (self.model, self.rounding) = (model, Some(rounding));
+        self.trained.change().1.iter_mut().for_each(|adapter| adapter.kind = AdapterKind::Rounded);
+    }
+
+    /// Takes the model that is not rounded, which is loaded when the other has made room, with the adapters beside it.
+    ///
+    /// # Errors
+    /// Those of `load`.
+    pub fn take_unrounded<E>(&mut self, load: impl FnOnce() -> Result<Model, E>) -> Result<(), E> {
+        self.leave_model();
+        (self.model, self.rounding) = (load()?, None);
+        self.trained.change().1.iter_mut().for_each(|adapter| adapter.kind = AdapterKind::Lora);
+        Ok(())
+    }
+
+    /// Puts what the last update changed into the adapted weights of a model that is as a file will have it.
+    ///
+    /// # Errors
+    /// A weight that has no place in the file's type; files of the base that are gone.
+    pub(super) fn round(&mut self) -> Result<(), Problem> {
+        let Some(rounding) = &self.rounding else { return Ok(()) };
+        profile::measure("rounding", Cost::default, || rounding.round(&mut self.model, self.trained.adapters()))
     }
 
     /// Digest of B of the first and the last adapter, and of what else is small and trained in full: every update changes them. Reads
@@ -301,7 +369,7 @@ impl TrainStep {
     #[must_use]
     pub fn reduce(&mut self, learning_rate: Option<f64>) -> StepOutcome {
         let Accumulated { losses, rewards, .. } = &mut self.accumulated;
-        let (losses, mut total) = (std::mem::take(losses), LossSum { figures: *rewards, ..LossSum::default() });
+        let (losses, mut total) = (std::mem::take(losses), *rewards);
         let num_own = losses.len() as u64;
         let mut numbers = Vec::new();
         for MicroBatchLoss { losses, count, target_tokens, figures, .. } in losses {

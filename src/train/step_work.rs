@@ -1,5 +1,6 @@
 //! The rows, tokens and FLOPs of a step.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::{BufRead, BufReader};
 
@@ -11,6 +12,7 @@ use crate::data::files::FileInfo;
 use crate::data::files::FileKind;
 use crate::data::loader::LoadedBatch;
 use crate::data::unpack::Compression;
+use crate::measure::figures::Spread;
 
 /// Number of rows that a warning names before it only counts the others.
 const MAX_ROWS_NAMED: usize = 8;
@@ -32,6 +34,12 @@ pub(super) struct StepWork {
     pub(super) flops: f64,
     /// The answers that it trains on, where the model writes them.
     pub(super) round: Option<Round>,
+    /// What they got of each rule or function that judges.
+    pub(super) rewards: BTreeMap<String, Spread>,
+    /// What functions that judge have logged, where answers were written for this step.
+    pub(super) reward_metrics: BTreeMap<String, f64>,
+    /// Seconds in which they were judged.
+    pub(super) reward_seconds: Option<f64>,
 }
 
 impl StepWork {
@@ -45,6 +53,9 @@ impl StepWork {
             padding_tokens: 0,
             flops: 0.0,
             round: None,
+            rewards: BTreeMap::new(),
+            reward_metrics: BTreeMap::new(),
+            reward_seconds: None,
         }
     }
 

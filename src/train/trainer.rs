@@ -5,6 +5,7 @@ mod evaluation;
 mod shared;
 
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 use super::backprop::Inputs;
 use super::eval::EvalError;
@@ -13,11 +14,12 @@ use super::recorder::Recorder;
 use super::rollouts::{RolloutError, Rollouts, Round};
 use super::saver::Saver;
 use super::schedule::Schedule;
+use super::shipping::Shipping;
 use super::state::TrainerState;
 use super::step::{SkipReason, StepOutcome, StepState, TrainStep};
 use super::step_work::StepWork;
 use super::stop::Stop;
-use super::watchdog::{self, Observation, Verdict};
+use super::watchdog::{self, Observation, Verdict, Watchdog};
 use crate::config::WatchdogConfig;
 use crate::data::batch::Batch;
 use crate::data::dataset::Dataset;
@@ -27,6 +29,7 @@ use crate::generate::GenerateError;
 use crate::measure::figures::ObjectiveFigures;
 use crate::measure::metrics::{Outcome, Sinks, StepMetrics};
 use crate::save::checkpoint::CheckpointError;
+use crate::save::export::ExportError;
 
 pub use evaluation::Evaluator;
 
@@ -58,6 +61,9 @@ pub enum TrainerError {
         /// The newest undamaged checkpoint.
         earlier: Option<PathBuf>,
     },
+    /// The weights could not be made as the file of `train.ship_as` has them.
+    #[error(transparent)]
+    Shipping(#[from] ExportError),
     /// The watchdog stopped training: its patience is over.
     #[error("step {step}: {reason}")]
     Watchdog {
@@ -89,6 +95,8 @@ pub struct Trainer<'a> {
     pub watchdog: WatchdogConfig,
     /// Learning rate by step, and the number of steps.
     pub schedule: Schedule,
+    /// What the last steps train for, and from when on.
+    pub shipping: Option<Shipping>,
     /// Writes the answers that GRPO trains on.
     pub rollouts: Option<Rollouts>,
     /// The rows.
@@ -119,6 +127,7 @@ impl Trainer<'_> {
                 | TrainerError::Generate(_)
                 | TrainerError::Task(_)
                 | TrainerError::Rollout(_)
+                | TrainerError::Shipping(_)
                 | TrainerError::OtherRank,
             ) if self.state.step > first_step && !self.saver.is_saved => {
                 // Once the row is fixed, training can continue from here.
@@ -143,6 +152,7 @@ impl Trainer<'_> {
         self.sinks.start();
         let first_step = self.state.step;
         loop {
+            self.ship_if_due()?;
             // Evaluation comes first, so that the checkpoint contains its result.
             if self.is_evaluation_due() {
                 if !self.evaluate()? {
@@ -169,6 +179,24 @@ impl Trainer<'_> {
                 return Err(TrainerError::Watchdog { step: self.state.step, reason });
             }
         }
+    }
+
+    /// Goes on with the weights as a file will have them, where that is due. What was the best with others is none of these.
+    fn ship_if_due(&mut self) -> Result<(), TrainerError> {
+        let (step, is_begun) = (self.state.step, self.step.shipped().is_some());
+        let Some(shipping) = self.shipping.as_mut().filter(|it| step >= it.first_step && !is_begun) else {
+            return Ok(());
+        };
+        let (begin, name, is_new) = (Instant::now(), shipping.file_type.name(), shipping.start.is_none());
+        shipping.begin(&mut self.step, self.saver.adapter_files())?;
+        if is_new {
+            self.state.evaluations.forget_best();
+            // The losses of the rounded weights are others.
+            self.state.watchdog = Watchdog::default();
+            let seconds = begin.elapsed().as_secs_f64();
+            self.sinks.note(&format!("step {step}: from here on weights are those of a {name} file ({seconds:.1} s)"));
+        }
+        Ok(())
     }
 
     /// Runs one step: gradients of its micro-batches, an update, its figures. `None` where the run was asked to stop:
@@ -209,6 +237,8 @@ impl Trainer<'_> {
         self.state.advance(&work);
         self.state.round = work.round.take().and_then(Round::after_step);
         self.saver.is_saved = false;
+        self.step.round().map_err(ExportError::from)?;
+        self.recorder.part(StepPart::Optimizer);
         let verdict = self.watch(learning_rate, &outcome, &work);
         let mut line = self.line(learning_rate, &outcome, &work, &verdict);
         let waited_seconds = self.step.ranks().take_seconds();
@@ -329,6 +359,8 @@ impl Trainer<'_> {
             ..StepMetrics::default()
         };
         line.set_objective(&outcome.figures);
+        line.set_rewards(&work.rewards, &work.reward_metrics);
+        line.reward_seconds = work.reward_seconds;
         line
     }
 

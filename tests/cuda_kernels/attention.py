@@ -64,6 +64,13 @@ TIMED = [
     (64, 32, 8, (2048,) * 4, 0, 0, 0),
     (128, 16, 8, (2048,) * 4, 0, 0, 0),
     (128, 32, 8, (300, 500, 800, 200, 1000, 600, 696), 0, 0, 0),
+    # Few heads of keys: SmolLM3, Qwen2.5 7B, Qwen3 30B-A3B, Qwen2.5 1.5B; and rows of 2048 of Llama 3.1 8B.
+    (128, 16, 4, (2048,) * 2, 0, 0, 0),
+    (128, 28, 4, (4096,), 0, 0, 0),
+    (128, 32, 4, (4096,), 0, 0, 0),
+    (128, 12, 2, (2048,) * 4, 0, 0, 0),
+    (128, 32, 8, (2048,) * 2, 0, 0, 0),
+    (128, 32, 8, (2048,), 0, 0, 0),
 ]
 
 
@@ -132,7 +139,13 @@ class Attention:
         per_head = lambda: self.device.buffer(np.full((self.heads, self.tokens), np.nan, np.float32))
         x = {name: self.device.buffer(self.rows(self.inputs.get(name), n)) for name, n in self.heads_of.items()}
         return x | {"lse": per_head(), "delta": per_head(), "first_key": self.device.buffer(self.first_key),
-                    "last_query": self.device.buffer(last_queries(self.first_key))}
+                    "last_query": self.device.buffer(last_queries(self.first_key)), "order": self.device.buffer(self.order())}
+
+    def order(self) -> np.ndarray:
+        """Tiles of 128 queries, from those that see most tiles of keys on."""
+        starts = np.arange(0, self.tokens, 128)
+        seen = (np.minimum(starts + 128, self.tokens) - 1) // 128 - self.first_key[starts] // 128 + 1
+        return np.argsort(-seen, kind="stable").astype(np.int32)
 
     def launches(self, x: dict[str, cuda.Buffer], is_hopper: bool, num_blocks: int) -> dict:
         """What launches each kernel, in order; those of attention_hopper.cu, by queries of `num_blocks`, where there are any."""
@@ -140,6 +153,7 @@ class Attention:
 
         def launch_hopper(name, heads, names):
             columns, slots = HOPPER_ENTRY_POINTS[name, self.head]
+            names = [n for name in names for n in (["order", name] if name == "first_key" else [name])]
             is_mapped = lambda n: n in ("q", "k", "v", "do")
             box = (32 if self.head % 64 else 64, 64)
             values = [device.tensor_map(x[n], heads_of[n] * self.head, box) if is_mapped(n) else x[n] for n in names]

@@ -330,6 +330,18 @@ def doctor_with_another_toolkit(lab: Lab) -> Verdict:
     return doctor("another toolkit", environment, [f'{lab.toolkit}/lib/libnvrtc.so.13","cuda":"13.0"'])(lab)
 
 
+def doctor_with_cuda_compat(lab: Lab) -> Verdict:
+    """The machine's driver is too old, and conda's cuda-compat has another: here a copy of the stand-in, of the same version, so that
+    the program, which starts anew with it, could do so for ever."""
+    folder = lab.work / "toolkits" / "conda" / "cuda-compat"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    shutil.copy(HERE / "libcuda.so.1", folder / "libcuda.so.580.65.06")
+    (folder / "libcuda.so.1").symlink_to("libcuda.so.580.65.06")
+    environment = {"STAND_IN_DRIVER": "12040", "CONDA_PREFIX": str(folder.parent)}
+    return doctor("cuda-compat", environment, [f'{folder}/libcuda.so.580.65.06","', "12.4"])(lab)
+
+
 def incomplete_toolkit(lab: Lab, lacks: str) -> dict:
     """A copy of the toolkit, of links, without what matches."""
     copy = lab.work / "toolkits" / tidy(lacks)
@@ -601,7 +613,8 @@ LANES = {
         # Only a build with LLVM needs it.
         Check("doctor-libdevice", doctor("no libdevice", {}, ["cuda"], lacks="libdevice")),
         Check("doctor-driver-11.8", doctor("driver 11.8", {"STAND_IN_DRIVER": "11080"}, ["11.8"])),
-        Check("doctor-driver-12.4", doctor("driver 12.4", {"STAND_IN_DRIVER": "12040"}, ["12.4"])),
+        Check("doctor-driver-12.4", doctor("driver 12.4", {"STAND_IN_DRIVER": "12040"}, ["12.4", "cuda-compat-13-0"])),
+        Check("doctor-cuda-compat", doctor_with_cuda_compat),
         Check("doctor-driver-13.2", doctor("driver 13.2", {"STAND_IN_DRIVER": "13020"}, ["13.2"])),
     ],
     "sm_75": [on_another_gpu(75, "f16", FULL)],

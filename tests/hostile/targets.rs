@@ -354,6 +354,7 @@ pub(crate) fn logs(data: &[u8]) {
     let options = SinkOptions {
         run_dir: folder.path(),
         resume_step: Some(step),
+        has_rollouts: true,
         has_evaluated: false,
         total_steps: 300,
         eval_steps: None,

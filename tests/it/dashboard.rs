@@ -43,6 +43,7 @@ fn train(mode: &str) -> Result<(), Failure> {
         run_dir: folder.path(),
         resume_step: None,
         has_evaluated: false,
+        has_rollouts: false,
         total_steps: NUM_STEPS,
         eval_steps: None,
         shows: Shows::Dashboard,

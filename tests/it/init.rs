@@ -121,10 +121,15 @@ fn a_configuration_of_axolotl_becomes_a_recipe_that_trains() {
     assert_eq!(stderr(&written).matches("not taken over").count(), 1, "{}", stderr(&written));
     let counts = "of 20 keys, 16 are taken over, 1 lost, 3 without effect here";
     assert!(stderr(&written).contains(counts), "{}", stderr(&written));
+    assert!(
+        stderr(&written).contains("adamw_8bit is adamw here: the moments of this adapter are "),
+        "{}",
+        stderr(&written)
+    );
     let text = fs::read_to_string(folder.path().join("recipe.toml")).unwrap();
     assert!(text.contains("# without effect here: datasets.0.type, adapter, wandb_project"), "{text}");
     assert!(text.contains("\nneftune_noise_alpha = 5\n"), "{text}");
-    let named = [("r = 4", "lora_r"), ("max_length = 128", "sequence_len"), ("name = \"adamw_8bit\"", "optimizer")];
+    let named = [("r = 4", "lora_r"), ("max_length = 128", "sequence_len"), ("name = \"adamw\"", "optimizer")];
     for (line, name) in named {
         let found = text.lines().find(|found| found.starts_with(line)).unwrap_or_else(|| panic!("{line} in\n{text}"));
         assert!(found.ends_with(&format!("# {name}")), "{found}");

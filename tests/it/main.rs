@@ -46,6 +46,7 @@ mod rollouts;
 mod room;
 mod scores;
 mod secrets;
+mod shipping;
 mod soak;
 mod start_from;
 mod starts;

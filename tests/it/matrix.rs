@@ -5,7 +5,7 @@
 use std::path::Path;
 
 use burn::tensor::{DType, Device, Tensor};
-use lora_train::config::{GradientCheckpointing, InitLoraWeights, LoraConfig, Residency, TrainConfig};
+use lora_train::config::{FileType, GradientCheckpointing, InitLoraWeights, LoraConfig, Residency, TrainConfig};
 use lora_train::data::batch::Batch;
 use lora_train::device::Dtype;
 use lora_train::lora::AdapterSet;
@@ -13,7 +13,7 @@ use lora_train::model::weights::{Quantisation, Weights};
 use lora_train::model::{Model, Storage, load};
 use lora_train::ops::linear::Matrix;
 use lora_train::ops::quantised::Coding;
-use lora_train::save::export::{FileType, GgufOptions, adapter_weights, merge_gguf, write_adapter};
+use lora_train::save::export::{GgufOptions, adapter_weights, merge_gguf, write_adapter};
 use lora_train::spec::ModelConfig;
 use serde_json::{Value, json};
 

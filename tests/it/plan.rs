@@ -195,6 +195,8 @@ fn steps_are_counted_from_the_rows_and_timed_where_asked() {
 
 #[test]
 fn the_run_is_planned_by_the_lengths_of_its_rows() {
+    const ALL_ROWS: &str = "train.micro_batch_size=600";
+
     let quickstart = |more: &[&str]| json(&[&["recipes/quickstart.toml", "--device", "cpu"], more].concat());
     let number = |planned: &Value, key: &str| planned[key].as_f64().unwrap();
     let planned = quickstart(&[]);
@@ -226,15 +228,18 @@ fn the_run_is_planned_by_the_lengths_of_its_rows() {
     // A GPU computes padding.
     let on_gpu = json(&["recipes/quickstart.toml", "--device", "A100-80GB"]);
     assert_eq!(on_gpu["mean_step_tokens"], planned["mean_step_tokens"]);
-    let padded = number(&on_gpu, "mean_step_seconds") / number(&on_gpu, "step_seconds");
-    assert!(padded > 1.05 * share && padded < 1.0, "{on_gpu}");
+    // Launching a model as small as this takes longer than its kernels, whatever the rows.
+    assert_eq!(on_gpu["mean_step_seconds"], on_gpu["step_seconds"]);
     let of_length = |length: &str, device: &str| {
         let length = format!("data.max_length={length}");
-        json(&["recipes/quickstart.toml", "--device", device, "--set", &length])
+        json(&["recipes/quickstart.toml", "--device", device, "--set", &length, "--set", ALL_ROWS])
     };
+    let many = of_length("256", "A100-80GB");
+    let padded = number(&many, "mean_step_seconds") / number(&many, "step_seconds");
+    assert!(padded > 1.05 * share && padded < 1.0, "{many}");
     let [odd, whole] = ["100", "128"].map(|length| of_length(length, "A100-80GB"));
     assert_eq!(odd["peak_bytes"], whole["peak_bytes"]);
-    assert_eq!((&odd["tokens_per_step"], &whole["tokens_per_step"]), (&800.into(), &1024.into()));
+    assert_eq!((&odd["tokens_per_step"], &whole["tokens_per_step"]), (&60_000.into(), &76_800.into()));
     let ratio = number(&odd, "step_seconds") / number(&whole, "step_seconds");
     assert!((0.85..1.0).contains(&ratio), "only attention and the head leave padding out: {ratio}");
     assert!(number(&of_length("100", "cpu"), "peak_bytes") < number(&of_length("128", "cpu"), "peak_bytes"));
@@ -244,21 +249,26 @@ fn the_run_is_planned_by_the_lengths_of_its_rows() {
 fn a_step_takes_as_long_as_the_gpu_needs_in_its_precision() {
     let planned = |device: &str, precision: &str| {
         let precision = format!("train.precision={precision}");
-        let fixed = ["--set", "model.dtype=bf16", "--set", "train.gradient_checkpointing=true", "--set", &precision];
+        // A V100 has tensor cores for f16 only.
+        let dtype = if device.starts_with('V') { "model.dtype=f16" } else { "model.dtype=bf16" };
+        let fixed = ["--set", dtype, "--set", "train.gradient_checkpointing=true", "--set", &precision];
         json(&[&LLAMA_8B[..], &["--device", device], &fixed].concat())
     };
     let seconds = |device: &str, precision: &str| planned(device, precision)["step_seconds"].as_f64();
     let ratio = |device| seconds(device, "tf32").unwrap() / seconds(device, "bf16").unwrap();
-    // Data-sheet rates of tf32 and bf16, for an H100 and an RTX 3090.
-    assert!((ratio("H100-80GB") - 989.0 / 494.5).abs() < 1e-9, "{}", ratio("H100-80GB"));
-    assert!((ratio("NVIDIA GeForce RTX 3090") - 71.0 / 35.6).abs() < 1e-9);
-    assert!((seconds("H100-80GB", "f32").unwrap() / seconds("H100-80GB", "tf32").unwrap() - 3.0).abs() < 1e-9);
-    assert_eq!(seconds("H100-80GB", "f16"), seconds("H100-80GB", "bf16"));
-    // A V100 has tensor cores for f16 only.
-    assert_eq!(seconds("V100-32GB", "bf16"), None);
-    assert!(seconds("V100-32GB", "f16").unwrap() < 0.2 * seconds("V100-32GB", "f32").unwrap());
-    let table = plan(&[&LLAMA_8B[..], &["--device", "V100-32GB", "--set", "train.precision=bf16"]].concat());
-    assert!(text(&table.stdout).contains("no rate of this device is known"), "{}", text(&table.stdout));
+    // Products take twice as long, and what is beside them, in tensor calls, several times as long.
+    assert!((2.5..5.5).contains(&ratio("H100-80GB")), "{}", ratio("H100-80GB"));
+    assert!((2.0..3.5).contains(&ratio("NVIDIA GeForce RTX 3090")), "{}", ratio("NVIDIA GeForce RTX 3090"));
+    for device in ["H100-80GB", "RTX 3090"] {
+        let [f32, tf32, f16, bf16] =
+            ["f32", "tf32", "f16", "bf16"].map(|precision| seconds(device, precision).unwrap());
+        assert!(f32 > 1.5 * tf32 && tf32 > 1.3 * f16 && f16 > 1.3 * bf16, "{device} {f32} {tf32} {f16} {bf16}");
+    }
+    assert!(seconds("V100-32GB", "f16").unwrap() < 0.4 * seconds("V100-32GB", "f32").unwrap());
+    let refused = plan(&[&LLAMA_8B[..], &["--device", "T4", "--set", "train.precision=bf16"]].concat());
+    assert_eq!(refused.status.code(), Some(2));
+    let said = text(&refused.stderr);
+    assert!(said.contains("T4-16GB does not compute in `bf16`\n  hint: use `f32` or `f16`"), "{said}");
 }
 
 #[cfg(target_os = "linux")]

@@ -87,7 +87,7 @@ fn the_examples_of_the_reference_are_valid() {
     let of_answers =
         ["num_generations_eval = ", "top_k = ", "min_p = ", "steps_per_generation = ", "epsilon_high = ", "delta = "];
     let of_others = [&of_others[..], &of_preferences, &of_answers].concat();
-    let excluded = [&["eval_split = ", "warmup_steps = ", "start_from = "][..], &of_others].concat();
+    let excluded = [&["eval_split = ", "warmup_steps = ", "start_from = ", "ship_as = "][..], &of_others].concat();
     let reference = reference();
     let (before, rewards) = reference.split_once("# [[objective.reward]]").unwrap();
     let after = rewards.split_once("\n\n").unwrap().1;

@@ -178,6 +178,85 @@ fn a_program_that_judges_is_asked_with_the_row_and_its_failure_names_the_row() {
 }
 
 #[test]
+fn functions_in_python_train_and_their_figures_and_answers_are_recorded() {
+    let bench = Bench::new();
+    let file = bench.path("rewards.py");
+    let text = "import os\nasync def named(prompts, completions, **kwargs):\n    assert len(prompts) == 24 and prompts[0] == prompts[3]\n    \
+                print('judged', os.environ.get('HF_TOKEN'))\n    kwargs['log_metric']('at', kwargs['trainer_state'].global_step)\n    \
+                kwargs['log_extra']('first', [text[:1] for text in completions])\n    \
+                return [float('She' in text or 'He ' in text) for text in completions]\n\
+                def short(completion_ids, **kwargs):\n    return [None if len(ids) < 12 else -len(ids) for ids in completion_ids]\n";
+    fs::write(&file, text).unwrap();
+    let reward =
+        format!("kind = 'python'\nfile = '{}'\nfunctions = ['named', 'short']\nweights = [1.0, 0.0]", file.display());
+    let recipe = answering(&bench, "python", &reward);
+    let train = |more: &[&str]| {
+        let output = lora_train(&[&[recipe.to_str().unwrap()], more].concat()).env("HF_TOKEN", "hf_secret").output();
+        let output = output.unwrap();
+        assert!(output.status.success(), "{}", stderr(&output));
+        stderr(&output)
+    };
+    let said = train(&[]);
+    assert!(!said.contains("judged"), "{said}");
+    let log = fs::read_to_string(bench.path("python/rewards.log")).unwrap();
+    assert_eq!(log, "judged None\n".repeat(16));
+    let lines = metrics(&bench.path("python"));
+    let last = &lines[15];
+    assert!(last["reward_means"]["named"].as_f64().unwrap() > 0.9 && last["reward_stds"]["short"] == 0.0, "{last}");
+    assert!(last["reward_metrics"]["at"] == 15.0 && last["reward_seconds"].as_f64().unwrap() > 0.0, "{last}");
+    // All count, also those that are not computed again, as all answers to their prompt are alike.
+    assert!(lines.iter().all(|line| line["target_tokens"].as_u64() > Some(24 * 6)), "{last}");
+    let rollouts = |run: &str| -> Vec<Value> {
+        let text = fs::read_to_string(bench.path(run).join("rollouts.jsonl")).unwrap();
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    };
+    let all = rollouts("python");
+    assert_eq!(all.len(), 16 * 24);
+    for (index, answer) in all.iter().enumerate() {
+        assert_eq!(
+            (&answer["step"], &answer["group"]),
+            (&value!(index / 24 + 1), &value!(index % 24 / 4 + 1)),
+            "{answer}"
+        );
+        let text = answer["completion"].as_str().unwrap();
+        let reward = f64::from(u8::from(text.contains("She") || text.contains("He ")));
+        assert_eq!((&answer["rewards"]["named"], &answer["reward"]), (&value!(reward), &value!(reward)), "{answer}");
+        assert_eq!(answer["extra"]["first"], text.chars().take(1).collect::<String>(), "{answer}");
+        let row = answer["row"].as_u64().unwrap();
+        assert_eq!(answer["prompt"].as_str().unwrap().trim(), format!("{}:", row - 1), "{answer}");
+    }
+    for group in all.chunks(4) {
+        let sum: f64 = group.iter().map(|answer| answer["advantage"].as_f64().unwrap()).sum();
+        assert!(sum.abs() < 1e-9, "{group:?}");
+    }
+    let output = bench.path("resumed");
+    let output = format!("--set=output_dir={}", output.display());
+    train(&[
+        "--resume",
+        bench.path("python/checkpoints/step-000008").to_str().unwrap(),
+        &output,
+        "--set=logging.rollouts=5",
+    ]);
+    assert_eq!(rollouts("resumed").len(), 8 * 5);
+    // `check` does not import what a folder names, and training from the folder does so once it is allowed.
+    let refused = run(&[bench.path("python").to_str().unwrap(), "--resume", "--set=train.max_steps=17"]);
+    assert!(refused.status.code() == Some(2) && stderr(&refused).contains("rewards.py"), "{}", stderr(&refused));
+    fs::write(&file, "def named(completions, **kwargs):\n    return [1 / 0]\nshort = named\n").unwrap();
+    let failing = answering(&bench, "failed", &reward);
+    let checked = run(&["check", failing.to_str().unwrap()]);
+    assert!(checked.status.success(), "{}", stderr(&checked));
+    let failed = run(&[failing.to_str().unwrap()]);
+    let text = stderr(&failed);
+    assert!(
+        text.contains("train.jsonl, row ") && text.contains("`named` of ") && text.contains("line 2, in named"),
+        "{text}"
+    );
+    fs::write(&file, "raise ImportError('none')  # named short\n").unwrap();
+    let failed = run(&[answering(&bench, "absent", &reward).to_str().unwrap()]);
+    assert!(failed.status.code() == Some(2) && stderr(&failed).contains("ImportError: none"), "{}", stderr(&failed));
+}
+
+#[test]
 fn what_a_reward_does_not_find_is_a_mistake_before_the_model_answers() {
     let bench = Bench::new();
     let schema = bench.path("schema.json");

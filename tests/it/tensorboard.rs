@@ -18,6 +18,7 @@ fn open(run_dir: &Path, resume_step: Option<u64>) -> Sinks {
         run_dir,
         resume_step,
         has_evaluated: true,
+        has_rollouts: false,
         total_steps: 20,
         eval_steps: None,
         shows: Shows::Warnings,

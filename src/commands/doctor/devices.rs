@@ -84,7 +84,7 @@ fn driver(listed: &Result<Gpus, String>, visible: Option<&str>) -> Section {
     } else if !DeviceKind::Cuda.is_compiled_in() {
         section.problem(
             "there is an NVIDIA GPU, and this binary cannot use it",
-            "install the wheel `lora-train-cuda`, or build with `cargo build --release --features cuda` \
+            "`pip install \"lora-train[cuda]\"`, or build with `cargo build --release --features cuda` \
              (`scripts/setup_cuda_build.sh` prepares the machine)",
         );
     }
@@ -97,7 +97,7 @@ fn cuda_libraries() -> Section {
     if !DeviceKind::Cuda.is_compiled_in() {
         section.note(
             "this binary is built without CUDA",
-            "the wheel lora-train-cuda, or cargo install --path . --features cuda",
+            "the wheel lora-train[cuda], or cargo install --path . --features cuda",
         );
     }
     let driver = device::driver_library();
@@ -190,6 +190,12 @@ fn backend(kind: DeviceKind) -> Section {
         dtypes.iter().map(|dtype| dtype.name()).collect::<Vec<_>>(),
         dtypes.iter().map(|dtype| dtype.name()).collect::<Vec<_>>().join(", "),
     );
+    if device.cuda.as_ref().is_some_and(|gpu| !gpu.has_bf16()) {
+        section.fact(
+            "precision",
+            "train with `f16`, as `init` writes: this card multiplies no bf16, and f32 eight times as slowly",
+        );
+    }
     if let Some(state) = kernel_state(&device.device) {
         let off = state.off.iter().map(|(name, reason)| format!("without {name}: {reason}"));
         let text = [state.used.join(", ")].into_iter().chain(off).filter(|text| !text.is_empty());

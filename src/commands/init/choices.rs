@@ -30,6 +30,9 @@ const EVALUATED_ROWS: usize = 256;
 /// Evaluations of a run, besides those at its ends.
 const NUM_EVALUATIONS: u64 = 10;
 
+/// Why a recipe is in `f16`.
+const WITHOUT_BF16: &str = "this card multiplies no bf16, and f32 eight times as slowly";
+
 /// A recipe for a model and rows that fits the device. Rows that cannot be used as they are do not hinder it: it then says
 /// what they lack.
 pub(super) fn draft(model: &str, data: &str, args: &InitArgs) -> Result<Draft, Failure> {
@@ -166,9 +169,10 @@ fn round(steps: u64) -> usize {
 
 /// What the device multiplies fastest.
 fn choose_precision(draft: &mut Draft, device: &OpenDevice) {
-    let is_faster = if device.is_gpu() { device.supports(Dtype::Bf16) } else { has_bf16_products() };
-    if is_faster {
-        draft.set("train.precision", "bf16", "");
+    match device.two_byte_dtype() {
+        Some(Dtype::Bf16) if device.is_gpu() || has_bf16_products() => draft.set("train.precision", "bf16", ""),
+        Some(Dtype::F16) if device.cuda.is_some() => draft.set("train.precision", "f16", WITHOUT_BF16),
+        _ => {}
     }
 }
 

@@ -33,6 +33,8 @@ pub(super) struct Draft {
     pub(super) footer: Vec<String>,
     /// The last line of comment, where it is too long for the console.
     pub(super) last: Option<String>,
+    /// Files beside the recipe, which are written where there are none of their names.
+    pub(super) files: Vec<(String, String)>,
     /// Whether its rows cannot be trained on as they are.
     pub(super) has_mistakes: bool,
 }

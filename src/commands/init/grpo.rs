@@ -1,10 +1,13 @@
 //! What a configuration of GRPO asks for: keys of TRL, which axolotl has in its table `trl`.
 
+use std::path::Path;
+
 use serde_json::Value;
 
 use super::draft::Draft;
 use super::foreign::Meaning::{self, Lost, Near, Nothing, Set};
 use super::foreign::{Foreign, READ, is_off, one};
+use super::program::functions;
 use super::trainer::Trainer;
 
 /// Whether it is one.
@@ -25,11 +28,16 @@ pub(super) fn of_key(from: &Foreign, path: &str, value: &Value) -> Option<Meanin
     let is_default = |default: f64| value.as_f64().is_none_or(|number| number.to_bits() == default.to_bits());
     Some(match key {
         "rl" => one(NAME, value, from),
-        "reward_funcs" | "reward_model_name_or_path" if !is_off(value) => Lost(
-            "rewards are no Python functions here: a program that judges stands in their place in [[objective.reward]], \
-             and is yours to write or to replace by a rule; `lora-train help preferences` has both"
+        "reward_funcs" if !is_off(value) && from_own_file(from).is_none() => Near(
+            Vec::new(),
+            "`file` in [[objective.reward]] is imported for them: it has the functions and what they use, and neither loads nor \
+             trains a model"
                 .into(),
         ),
+        "reward_funcs" if !is_off(value) => READ,
+        "reward_model_name_or_path" if !is_off(value) => {
+            Lost("a function that asks the model gives its scores; `lora-train help preferences` has both".into())
+        }
         "reward_weights" => READ,
         "per_device_train_batch_size" | "micro_batch_size" => {
             sizes.counted(value, "train.micro_batch_size", sizes.micro_batch)
@@ -81,6 +89,9 @@ pub(super) fn of_key(from: &Foreign, path: &str, value: &Value) -> Option<Meanin
 
 const NAME: &str = "objective.name";
 
+/// The file of functions that are in none.
+const REWARDS_FILE: &str = "rewards.py";
+
 /// TRL's default.
 const MAX_COMPLETION_LENGTH: i64 = 512;
 
@@ -102,16 +113,55 @@ pub(super) fn fill(from: &Foreign, draft: &mut Draft) {
         _ => Vec::new(),
     };
     let weights = value(from, "reward_weights").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
+    // Those of one file are one section.
+    let mut sections: Vec<(String, Vec<toml::Value>, Vec<toml::Value>)> = Vec::new();
     for index in 0..names.len().max(weights.len()).max(1) {
-        let name = names.get(index).and_then(|name| name.rsplit(['.', '/']).next()).unwrap_or("judge");
-        let key = |key: &str| format!("objective.reward.{index}.{key}");
-        draft.set(key("kind"), "command", "");
-        let program = toml::Value::Array(vec!["python3".into(), format!("{name}.py").into()]);
-        draft.set(key("command"), program, "TO REPLACE: write this program, or choose a rule");
-        if let Some(weight) = weights.get(index).and_then(Value::as_f64) {
-            draft.set(key("weight"), weight, "reward_weights");
-        }
+        let name = names.get(index).copied().map_or_else(|| format!("reward_func_{}", index + 1), str::to_owned);
+        let (module, function) = name.rsplit_once(['.', '/']).unwrap_or(("", &name));
+        let own = || from_own_file(from).unwrap_or_else(|| REWARDS_FILE.into());
+        let file = if module.is_empty() { own() } else { format!("{}.py", module.replace('.', "/")) };
+        let weight = weights.get(index).and_then(Value::as_f64);
+        let at = sections.iter().position(|(other, ..)| *other == file).unwrap_or_else(|| {
+            sections.push((file, Vec::new(), Vec::new()));
+            sections.len() - 1
+        });
+        sections[at].1.push(function.into());
+        sections[at].2.extend(weight.map(toml::Value::Float));
     }
+    for (index, (file, functions, weights)) in sections.into_iter().enumerate() {
+        let key = |key: &str| format!("objective.reward.{index}.{key}");
+        let names: Vec<&str> = functions.iter().filter_map(toml::Value::as_str).collect();
+        let comment = match from.said.program.as_ref().and_then(|program| of_program(program, &names)) {
+            _ if Path::new(&file).exists() => "",
+            Some(text) if file == REWARDS_FILE => {
+                draft.files.push((file.clone(), text));
+                "the functions of the program, with what they use: look it over"
+            }
+            _ => "TO WRITE: these functions, or choose a rule in place of them",
+        };
+        draft.set(key("kind"), "python", "");
+        draft.set(key("file"), file, comment);
+        if weights.len() == functions.len() {
+            draft.set(key("weights"), toml::Value::Array(weights), "reward_weights");
+        }
+        draft.set(key("functions"), toml::Value::Array(functions), "reward_funcs");
+    }
+}
+
+/// A file of functions of a program, with what they use.
+fn of_program(program: &str, names: &[&str]) -> Option<String> {
+    let (text, absent) = functions(program, names)?;
+    let absent =
+        absent.iter().map(|name| format!("# TO WRITE: {name}, which something made that loads or trains a model.\n"));
+    Some(absent.collect::<String>() + &text)
+}
+
+/// The program itself, where it has the functions and does nothing more when it is imported.
+fn from_own_file(from: &Foreign) -> Option<String> {
+    let is_program = from.path.extension().is_some_and(|extension| extension == "py");
+    let text = is_program.then(|| std::fs::read_to_string(&from.path).ok()).flatten()?;
+    let is_guarded = text.lines().any(|line| line.starts_with("if __name__ =="));
+    is_guarded.then(|| from.path.display().to_string())
 }
 
 fn value<'f>(from: &'f Foreign, key: &str) -> Option<&'f Value> {

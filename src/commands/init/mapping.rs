@@ -11,7 +11,7 @@ use super::foreign::{Foreign, Meaning, as_toml, is_off};
 use super::rules::of_trainer;
 use super::trainer::Trainer;
 use super::values::{common, last_layers};
-use super::{grpo, images, objective, openai};
+use super::{grpo, images, moments, objective, openai};
 use crate::data::sources::names_files;
 use crate::hub::HubSettings;
 use crate::recipe::{Purpose, Recipe, asks_for_nothing, peers};
@@ -90,6 +90,7 @@ impl<'a> Mapping<'a> {
         mapping.fill(args);
         mapping.drop_splits();
         mapping.settle();
+        mapping.differences.extend(moments::in_full(&mut mapping.draft));
         let model = mapping.draft.get("model.path").and_then(toml::Value::as_str);
         let of_mlx = model.and_then(images::of_mlx).map(|text| ("model.path".to_owned(), text));
         mapping.draft.has_mistakes |= of_mlx.is_some() || mapping.lacks_files();
@@ -103,6 +104,9 @@ impl<'a> Mapping<'a> {
             // An id of the Hub has a slash.
             toml::Value::String(path) if key.starts_with("data.") && key.ends_with(".path") => {
                 !path.contains(['/', '*']) && !Path::new(path).exists()
+            }
+            toml::Value::String(path) if key.starts_with("objective.") && key.ends_with(".file") => {
+                !Path::new(path).exists() && self.draft.files.iter().all(|(name, _)| name != path)
             }
             toml::Value::Array(words) if key.ends_with(".command") => {
                 words.last().and_then(toml::Value::as_str).is_some_and(|file| !Path::new(file).exists())

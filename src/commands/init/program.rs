@@ -5,8 +5,10 @@ use serde_json::{Map, Number, Value};
 
 use super::said::{Said, is_of_training};
 
+mod functions;
 mod tokens;
 
+pub(super) use functions::functions;
 use tokens::{Token, tokens};
 
 /// Arguments that are objects of a program: they say nothing that a recipe has.
@@ -20,6 +22,7 @@ const OBJECTS: &[&str] = &[
 pub(super) fn of_program(text: &str) -> Said {
     let mut reader = Reader { tokens: tokens(text), known: Map::new(), said: Said::default() };
     reader.read();
+    reader.said.program = Some(text.to_owned());
     reader.said
 }
 

@@ -13,6 +13,8 @@ pub(super) struct Said {
     pub(super) unknown: Vec<String>,
     /// What it does after the training, with what does it here.
     pub(super) asides: Vec<(String, String)>,
+    /// The program, where it is one.
+    pub(super) program: Option<String>,
     /// The objective that a class or a command names.
     pub(super) objective: Option<&'static str>,
     pub(super) trainer: Option<Trainer>,

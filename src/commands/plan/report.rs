@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::ranks::{Cluster, OneRank, SharedStep};
-use super::target::PlanTarget;
+use super::target::{PlanTarget, Speed};
 use crate::config::{CostConfig, GradientCheckpointing, ObjectiveName, Residency};
 use crate::model::Storage;
 use crate::recipe::Recipe;
@@ -141,17 +141,22 @@ impl Report {
         let (plan, layered, host) = (workload.plan(), layered(basis), Host::of(basis));
         let holds = host.as_ref().and_then(|host| host.fits).unwrap_or(true);
         let fits = target.usable_bytes().map(|memory| holds && fit::fits(&plan, memory));
-        let FullStep { flops_per_row, tokens_per_step, flops_per_step, recomputation } = FullStep::of(basis);
-        let estimated = target.flops_per_second.map(|rate| flops_per_step * recomputation / rate);
-        // Copies and reading go beside the computation.
-        let estimated = estimated.map(|seconds| seconds.max(seconds_of_bringing(basis, &plan)));
-        let step_seconds = calibrated.or(estimated);
+        let full_step = FullStep::of(recipe, workload);
+        let FullStep { flops_per_row, tokens_per_step, flops_per_step, recomputation } = full_step;
+        // Of a step whose rows need this share of what full rows do. Copies and reading go beside the computation.
+        let bringing = seconds_of_bringing(basis, &plan);
+        let seconds_of = |share: f64| {
+            let estimated =
+                || target.speed.map(|speed| full_step.seconds(workload, &speed, share).max(bringing * share));
+            calibrated.map(|seconds| seconds * share).or_else(estimated)
+        };
+        let step_seconds = seconds_of(1.0);
 
         let rows_per_epoch = forecast.map(|forecast| forecast.rows_per_epoch).or(most_rows);
         let steps = forecast.map(|forecast| forecast.steps).or_else(|| steps_at_most(recipe, most_rows));
         let mean_step_tokens = forecast.map_or(as_f64(tokens_per_step), |forecast| forecast.step_tokens);
         let of_full_step = forecast.map_or(1.0, |forecast| forecast.step_flops / flops_per_step);
-        let mean_step_seconds = step_seconds.map(|seconds| seconds * of_full_step);
+        let mean_step_seconds = seconds_of(of_full_step);
         let (num_ranks, num_nodes) = basis.cluster.map_or((1.0, 1.0), |of| (as_f64(of.ranks), as_f64(of.nodes)));
         let ranks = mean_step_seconds.and_then(|seconds| shared(basis, &plan, seconds, mean_step_tokens));
         let mean_step_seconds = ranks.as_ref().map(|step| step.step_seconds).or(mean_step_seconds);
@@ -214,7 +219,7 @@ impl Host {
 }
 
 /// A step whose rows are all of full length.
-struct FullStep {
+pub(super) struct FullStep {
     /// Model FLOPs of a row.
     flops_per_row: f64,
     tokens_per_step: usize,
@@ -225,8 +230,7 @@ struct FullStep {
 }
 
 impl FullStep {
-    fn of(basis: &Basis<'_>) -> Self {
-        let Basis { recipe, workload, .. } = *basis;
+    pub(super) fn of(recipe: &Recipe, workload: &Workload<'_>) -> Self {
         let flops = workload.flops();
         let row_length = recipe.data.max_length;
         let num_sequences = workload.objective.num_sequences();
@@ -244,6 +248,11 @@ impl FullStep {
             flops_per_step: computed_per_row * as_f64(workload.rows * workload.gradient_accumulation_steps),
             recomputation: recomputation + 0.5 * products * workload.share_decomposed(),
         }
+    }
+
+    /// The time on a device of one that needs this share of it.
+    pub(super) fn seconds(&self, workload: &Workload<'_>, speed: &Speed, share: f64) -> f64 {
+        speed.seconds(workload, self.flops_per_step * self.recomputation, share)
     }
 }
 
@@ -340,8 +349,8 @@ pub(super) fn table(report: &Report, target: &PlanTarget, prices: &CostConfig, w
     }
     lines.extend(target.about_others().filter(|_| report.step_seconds.is_some() && !report.is_calibrated));
     if target.kind.is_gpu() {
-        let note = "note: these are estimates; on an H200 in bf16, sizes were within 3 % of what was measured, and times at 1B to \
-                    8B within a quarter";
+        let note = "note: these are estimates; on an H200, sizes in bf16 were within 3 % of what was measured, and times within 15 %; \
+                    no other card has been measured";
         lines.push(note.to_owned());
     }
     lines.join("\n")

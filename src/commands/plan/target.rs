@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::gpus::{self, Gpu};
 use super::{MIB, PlanArgs};
 use crate::config::Precision;
-use crate::device::{self, DeviceKind, OpenDevice, has_bf16_tiles};
+use crate::device::{self, CudaGpu, DeviceKind, OpenDevice, has_bf16_tiles};
 use crate::measure::telemetry::{self, Telemetry, available_host_memory_bytes};
 use crate::ops::peak::gemm_peak_flops;
 use crate::recipe::{Purpose, Recipe, RecipeArgs};
@@ -13,6 +13,8 @@ use crate::run::device_memory::Resources;
 use crate::run::inputs::nvml_selector;
 use crate::schema::Problem;
 use crate::train::budget::fit::Memories;
+use crate::train::budget::gpu::GpuRates;
+use crate::train::budget::workload::Workload;
 use crate::util::failure::Failure;
 
 /// Fraction of the measured product rate that a step reaches on the CPU: between 0.57 and 0.74 on the models of
@@ -20,11 +22,29 @@ use crate::util::failure::Failure;
 const CPU_EFFICIENCY: f64 = 0.6;
 /// Likewise where products are multiplied in tiles, beside which all else takes most of a step: between 0.16 and 0.24.
 const CPU_EFFICIENCY_OF_TILES: f64 = 0.2;
-/// Fraction of a GPU's data-sheet rate that a step reaches, with what it computes again: in `bf16` on an H200 between 0.45 and
-/// 0.62 at 1B to 8B, and 0.35 at 0.6B (docs/cuda.md).
-const GPU_EFFICIENCY: f64 = 0.5;
-/// Likewise of the rate of its largest products, as measured: that is 0.8 of the data sheet's there.
-const GPU_EFFICIENCY_OF_PRODUCTS: f64 = 0.63;
+/// Fraction of the rate of a GPU's largest products, as measured, that those of a step reach: on an H200, where power sets the clock.
+const GPU_EFFICIENCY_OF_PRODUCTS: f64 = 0.91;
+/// Fraction of the rate of copies within its memory, as measured, that kernels reach that do little else.
+const GPU_EFFICIENCY_OF_COPIES: f64 = 0.91;
+
+/// How fast a device computes.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Speed {
+    /// FLOPs of a step in a second, of all it does.
+    Steps(f64),
+    /// What a step on a GPU is made of.
+    Gpu(GpuRates),
+}
+
+impl Speed {
+    /// Seconds of a step that needs a share of one of full rows, which has so many FLOPs with those that are computed again.
+    pub(super) fn seconds(&self, workload: &Workload<'_>, flops: f64, share: f64) -> f64 {
+        match self {
+            Self::Steps(rate) => share * flops / rate,
+            Self::Gpu(rates) => workload.seconds_on(rates, flops, share),
+        }
+    }
+}
 
 /// The target of a plan.
 #[derive(Debug)]
@@ -39,8 +59,8 @@ pub(super) struct PlanTarget {
     pub(super) kind: DeviceKind,
     /// It is a device of this machine.
     pub(super) is_here: bool,
-    /// Estimated rate of a step.
-    pub(super) flops_per_second: Option<f64>,
+    /// `None` if nothing could be measured.
+    pub(super) speed: Option<Speed>,
     /// Board power of a GPU, or the limit set on a GPU of this machine.
     pub(super) watts: Option<f64>,
     /// Share of the processors' or the GPU's time that other programs take now; `None` where unknown.
@@ -80,10 +100,12 @@ pub(super) fn open(args: &PlanArgs) -> Result<(PlanTarget, Recipe), Failure> {
     if let Some(name) = args.recipe.device.as_deref().filter(|name| name.parse::<device::DeviceName>().is_err()) {
         let gpu = elsewhere(name)?;
         let recipe = RecipeArgs { device: None, ..args.recipe.clone() }.load(Purpose::Benchmark)?;
+        gpu.require(recipe.dtypes()).map_err(Failure::input)?;
         return Ok((of_gpu(&gpu, recipe.train.precision, memory_bytes), recipe));
     }
     let recipe = args.recipe.load(Purpose::Benchmark)?;
     let device = device::open(&recipe.device.name).map_err(Failure::input)?;
+    recipe.dtypes().try_for_each(|dtype| device.require_dtype(dtype)).map_err(Failure::input)?;
     Ok((of_device(&device, recipe.train.precision, memory_bytes), recipe))
 }
 
@@ -115,7 +137,7 @@ fn of_gpu(gpu: &Gpu, precision: Precision, memory_bytes: Option<f64>) -> PlanTar
         host_free_bytes: None,
         kind: DeviceKind::Cuda,
         is_here: false,
-        flops_per_second: gpu.flops(precision).map(|rate| rate * GPU_EFFICIENCY),
+        speed: Some(Speed::Gpu(gpu.rates(precision))),
         watts: Some(gpu.watts),
         share_of_others: None,
     }
@@ -129,12 +151,15 @@ fn of_device(device: &OpenDevice, precision: Precision, memory_bytes: Option<f64
     #[expect(clippy::cast_precision_loss, reason = "bytes of a memory")]
     let [own_bytes, free_bytes, host_bytes] = [own.memory_bytes, own.free_memory_bytes, available_host_memory_bytes()]
         .map(|bytes| bytes.map(|bytes| bytes as f64));
-    let splits = precision == Precision::F32 && device.f32_products_are_tf32();
-    let products = if splits { gpus::PRODUCTS_OF_SPLIT } else { 1.0 };
-    let efficiency = match is_cpu {
-        true if precision == Precision::Bf16 && has_bf16_tiles() => CPU_EFFICIENCY_OF_TILES,
-        true => CPU_EFFICIENCY,
-        false => GPU_EFFICIENCY_OF_PRODUCTS,
+    let products = gemm_peak_flops(device, precision.dtype());
+    let speed = match is_cpu {
+        true if precision == Precision::Bf16 && has_bf16_tiles() => {
+            products.map(|rate| Speed::Steps(CPU_EFFICIENCY_OF_TILES * rate))
+        }
+        true => products.map(|rate| Speed::Steps(CPU_EFFICIENCY * rate)),
+        false => {
+            products.zip(device.copy_bytes_per_second()).map(|rates| Speed::Gpu(rates_of(device, precision, rates)))
+        }
     };
     PlanTarget {
         label: device.label.clone(),
@@ -143,9 +168,22 @@ fn of_device(device: &OpenDevice, precision: Precision, memory_bytes: Option<f64
         host_free_bytes: host_bytes.filter(|_| !is_cpu),
         kind: device.kind,
         is_here: true,
-        flops_per_second: gemm_peak_flops(device, precision.dtype()).map(|peak| peak * efficiency / products),
+        speed,
         watts: own.power_limit_watts,
         share_of_others,
+    }
+}
+
+/// What a step gets of the measured rates of a GPU's products and copies.
+fn rates_of(device: &OpenDevice, precision: Precision, (products, copies): (f64, f64)) -> GpuRates {
+    let splits = precision == Precision::F32 && device.f32_products_are_tf32();
+    let products = if splits { products / gpus::PRODUCTS_OF_SPLIT } else { products };
+    let gpu = device.cuda.as_ref();
+    GpuRates {
+        product_flops: GPU_EFFICIENCY_OF_PRODUCTS * products,
+        memory_bytes: GPU_EFFICIENCY_OF_COPIES * copies,
+        is_hopper: gpu.is_some_and(|gpu| gpu.compute_capability.0 == 9),
+        has_kernels: precision == Precision::Bf16 && gpu.is_some_and(CudaGpu::has_bf16),
     }
 }
 

@@ -28,7 +28,8 @@ const MIN_LOSS_CHUNK: usize = 32;
 pub(super) struct Limits {
     pub(super) threads: usize,
     pub(super) kind: DeviceKind,
-    pub(super) has_bf16: bool,
+    /// The type of two bytes that the device multiplies.
+    pub(super) two_bytes: Option<Dtype>,
     /// Shape of the head, `[vocab_size, hidden_size]`.
     pub(super) head: [usize; 2],
 }
@@ -152,13 +153,18 @@ impl Axis {
                 let is_tried = batches <= MAX_PREFETCH;
                 is_tried.then(|| with(&|recipe| recipe.data.prefetch_batches = batches)).into_iter().collect()
             }
-            Self::Precision if limits.has_bf16 && best.train.precision.dtype() == Dtype::F32 => vec![with(&|recipe| {
-                // Keep the storage of the base, which defaults to the recipe's precision.
-                recipe.model.dtype = best.model.dtype.or(Some(best.train.precision.dtype()));
-                recipe.train.precision = Precision::Bf16;
-            })],
-            Self::Storage if limits.has_bf16 && best.storage(None) == Dtype::F32.into() => {
-                vec![with(&|recipe| recipe.model.dtype = Some(Dtype::Bf16))]
+            Self::Precision if best.train.precision.dtype() == Dtype::F32 => {
+                let to = |dtype| {
+                    with(&|recipe| {
+                        // Keep the storage of the base, which defaults to the recipe's precision.
+                        recipe.model.dtype = best.model.dtype.or(Some(best.train.precision.dtype()));
+                        recipe.train.precision = Precision::from(dtype);
+                    })
+                };
+                limits.two_bytes.map(to).into_iter().collect()
+            }
+            Self::Storage if best.storage(None) == Dtype::F32.into() => {
+                limits.two_bytes.map(|dtype| with(&|recipe| recipe.model.dtype = Some(dtype))).into_iter().collect()
             }
             Self::Packing if !best.data.packing => vec![with(&|recipe| recipe.data.packing = true)],
             _ => Vec::new(),

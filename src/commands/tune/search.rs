@@ -176,11 +176,12 @@ mod tests {
 
     use super::*;
     use crate::config::{GradientCheckpointing, Precision};
-    use crate::device::DeviceKind;
+    use crate::device::{DeviceKind, Dtype};
     use crate::ops::place::place_on;
     use crate::recipe::Purpose;
 
-    const LIMITS: Limits = Limits { threads: 8, kind: DeviceKind::Cpu, has_bf16: true, head: [49_152, 576] };
+    const LIMITS: Limits =
+        Limits { threads: 8, kind: DeviceKind::Cpu, two_bytes: Some(Dtype::Bf16), head: [49_152, 576] };
 
     fn base() -> Recipe {
         let text = "[model]\npath = \"m\"\n[data]\nnum_workers = 1\nprefetch_batches = 16\npacking = false\n[train]\n\

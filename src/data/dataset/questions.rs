@@ -110,16 +110,16 @@ impl Dataset {
         })
     }
 
-    /// The rows to train and to evaluate on as they are written in their files, by their place.
+    /// What `read` makes of the rows to train and to evaluate on, as they are written in their files, by their place.
     ///
     /// # Errors
-    /// A file that has changed; a row that `check` refuses.
-    pub fn values(
+    /// A file that has changed; a row that `read` refuses.
+    pub fn values<T>(
         &self,
-        check: impl Fn(&Value) -> Result<(), String>,
-    ) -> Result<BTreeMap<RowSource, Value>, DataError> {
+        read: impl Fn(&RowFormat, &Value) -> Result<T, String>,
+    ) -> Result<BTreeMap<RowSource, T>, DataError> {
         let rows = [&self.train_rows[..], &self.eval_rows].concat();
-        let values = self.read_again(&rows, |_, row| check(row).map(|()| row.clone()))?;
+        let values = self.read_again(&rows, read)?;
         let source = |row: u32| {
             let file = self.files.partition_point(|file| file.first_row <= row) - 1;
             RowSource { file, row: (row - self.files[file].first_row) as usize }

@@ -1,4 +1,4 @@
-//! Files of one JSON object a line: metrics.jsonl and samples.jsonl.
+//! Files of one JSON object a line: metrics.jsonl, samples.jsonl and rollouts.jsonl.
 
 use std::io;
 use std::path::Path;
@@ -53,8 +53,8 @@ impl KeepUpTo {
     fn trim(self, path: &Path) -> io::Result<usize> {
         let text = std::fs::read(path)?;
         let is_due = |line: &Value| {
-            // Steps have a learning rate, and answers that were trained on a reward; evaluations and their samples have neither.
-            let is_of_step = line["learning_rate"].is_number() || line["reward"].is_number();
+            // Steps have a learning rate, and answers that were trained on a reward or an advantage; evaluations and their samples have neither.
+            let is_of_step = ["learning_rate", "reward", "advantage"].iter().any(|name| line[name].is_number());
             let step = line["step"].as_u64();
             step.is_some_and(|step| step < self.step || step == self.step && (self.has_evaluated || is_of_step))
         };

@@ -86,11 +86,11 @@ impl MlFlow {
     }
 
     /// Sends figures by their tags; JSON has no other numbers than finite ones.
-    pub(super) fn scalars(&self, step: u64, scalars: &[(&'static str, f64)]) {
+    pub(super) fn scalars(&self, step: u64, scalars: &[(impl AsRef<str>, f64)]) {
         let now = now();
         let finite = scalars.iter().filter(|(_, value)| value.is_finite());
-        let metric = |(key, value): &(&str, f64)| json!({"key": key, "value": value, "timestamp": now, "step": step});
-        self.send(Message::Metrics(finite.map(metric).collect()));
+        let metric = |(key, value): (&str, f64)| json!({"key": key, "value": value, "timestamp": now, "step": step});
+        self.send(Message::Metrics(finite.map(|(key, value)| metric((key.as_ref(), *value))).collect()));
     }
 
     /// Sends how the run ended, and waits for the thread to send what is left.

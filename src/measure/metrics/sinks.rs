@@ -14,7 +14,7 @@ use super::pace::Pace;
 use super::tensorboard::TensorBoard;
 use super::{EvalMetrics, Finding, MetricsError, SUMMARY_FILE, Sample, StepMetrics, Summary, UNFINISHED_FILE};
 use crate::config::LoggingConfig;
-use crate::measure::figures::{eval_scalars, tagged_scalars};
+use crate::measure::figures::{Rollout, eval_scalars, tagged_scalars};
 use crate::util::faults::backend_log;
 use crate::util::files;
 
@@ -47,6 +47,8 @@ pub struct SinkOptions<'a> {
     pub eval_steps: Option<u64>,
     /// What people see.
     pub shows: Shows,
+    /// Whether answers that are trained on are recorded.
+    pub has_rollouts: bool,
     /// Where the dashboard's user asks training to stop.
     pub interrupter: Interrupter,
 }
@@ -57,6 +59,7 @@ pub struct Sinks {
     console: Console,
     metrics: AppendLog,
     samples: AppendLog,
+    rollouts: Option<AppendLog>,
     tensorboard: Option<TensorBoard>,
     mlflow: Option<MlFlow>,
     run_dir: PathBuf,
@@ -69,18 +72,21 @@ pub struct Sinks {
 }
 
 impl Sinks {
-    /// Opens `metrics.jsonl`, `samples.jsonl` and `tensorboard/` in the run's folder, and the console.
+    /// Opens `metrics.jsonl`, `samples.jsonl`, `rollouts.jsonl` where answers are recorded, and `tensorboard/` in the run's folder, and the console.
     ///
     /// # Errors
     /// If one of the files cannot be opened. This is an error, since nothing has been computed yet.
     pub fn open(config: &LoggingConfig, options: SinkOptions<'_>) -> Result<Self, MetricsError> {
-        let SinkOptions { run_dir, resume_step, has_evaluated, total_steps, eval_steps, shows, interrupter } = options;
+        let SinkOptions { run_dir, resume_step, has_evaluated, total_steps, eval_steps, shows, .. } = options;
+        let interrupter = options.interrupter;
         let resume = resume_step.map(|step| KeepUpTo { step, has_evaluated });
         let open = |name| {
             let path = run_dir.join(name);
             jsonl::open(name, &path, resume).map_err(|source| MetricsError { path, action: "open", source })
         };
         let ((metrics, lost), (samples, lost_samples)) = (open("metrics.jsonl")?, open("samples.jsonl")?);
+        let rollouts = options.has_rollouts.then(|| open("rollouts.jsonl")).transpose()?;
+        let (rollouts, lost_rollouts) = rollouts.map_or((None, None), |(log, lost)| (Some(log), lost));
         let tensorboard = config.tensorboard.then(|| {
             let path = run_dir.join("tensorboard");
             TensorBoard::open(&path, resume_step).map_err(|source| MetricsError { path, action: "open", source })
@@ -106,6 +112,7 @@ impl Sinks {
             console: if shows == Shows::Nothing { console.silent() } else { console },
             metrics,
             samples,
+            rollouts,
             tensorboard,
             mlflow,
             run_dir: run_dir.to_owned(),
@@ -118,7 +125,7 @@ impl Sinks {
         if let Some(reason) = refusal {
             sinks.warn(&format!("no dashboard: {reason}"));
         }
-        sinks.warn_all(lost.into_iter().chain(lost_samples));
+        sinks.warn_all(lost.into_iter().chain(lost_samples).chain(lost_rollouts));
         backend_log::hold();
         Ok(sinks)
     }
@@ -148,6 +155,9 @@ impl Sinks {
         let mut scalars = tagged_scalars(step);
         // A mean over no target tokens is not a point of a curve.
         scalars.retain(|(_, value)| step.target_tokens > 0 || value.is_finite());
+        let of_rewards = step.reward_scalars();
+        let scalars: Vec<_> =
+            scalars.into_iter().map(|(tag, value)| (tag.to_owned(), value)).chain(of_rewards).collect();
         self.tensorboard(|sink| sink.scalars(step.step, &scalars));
         self.mlflow(|sink| sink.scalars(step.step, &scalars));
         if step.anomaly.is_some() || !step.findings.is_empty() {
@@ -191,6 +201,13 @@ impl Sinks {
         let text = format!("{}\n{}", sample.prompt, sample.text).replace('\n', "\n    ");
         self.tensorboard(|sink| sink.text(sample.step, &format!("samples/{index}"), &format!("    {text}")));
         self.console.sample(index, sample);
+    }
+
+    /// Records answers that are trained on.
+    pub fn rollouts(&mut self, rollouts: &[Rollout]) {
+        let lines: Vec<u8> = rollouts.iter().flat_map(jsonl::line).collect();
+        let warning = self.rollouts.as_mut().filter(|_| !lines.is_empty()).and_then(|log| log.append(lines));
+        self.warn_all(warning);
     }
 
     /// Shows people a line that is not a figure.
@@ -282,7 +299,7 @@ impl Sinks {
 
     fn logs(&mut self) -> impl Iterator<Item = &mut AppendLog> {
         let tensorboard = self.tensorboard.as_mut().map(|sink| &mut sink.log);
-        [&mut self.metrics, &mut self.samples].into_iter().chain(tensorboard)
+        [&mut self.metrics, &mut self.samples].into_iter().chain(self.rollouts.as_mut()).chain(tensorboard)
     }
 
     fn tensorboard(&mut self, write: impl FnOnce(&mut TensorBoard) -> Option<String>) {
@@ -326,6 +343,7 @@ mod tests {
             total_steps: 10,
             eval_steps: None,
             shows: Shows::Warnings,
+            has_rollouts: false,
             interrupter: Interrupter::new(),
         };
         Sinks::open(&LoggingConfig::default(), options)

@@ -27,7 +27,7 @@ use crate::measure::figures::tags;
 pub(super) struct TensorBoard {
     pub(super) log: AppendLog,
     /// Tags that the file already describes.
-    described: HashSet<&'static str>,
+    described: HashSet<String>,
 }
 
 /// `DataClass::DATA_CLASS_SCALAR`, and the number of its field in `SummaryMetadata`: newer than tensorboard-proto.
@@ -59,20 +59,20 @@ impl TensorBoard {
 
     /// Writes the figures of a step, by tag; the first figure of each tag comes with its description. Returns a warning,
     /// as [`AppendLog::append`] does.
-    pub(super) fn scalars(&mut self, step: u64, scalars: &[(&'static str, f64)]) -> Option<String> {
+    pub(super) fn scalars(&mut self, step: u64, scalars: &[(impl AsRef<str>, f64)]) -> Option<String> {
         if scalars.is_empty() {
             return None;
         }
-        let value = |&(tag, number): &(&'static str, f64)| {
+        let mut value = |(tag, number): (&str, f64)| {
             let mut value = Summary_Value { tag: tag.into(), ..Summary_Value::default() };
             #[allow(clippy::cast_possible_truncation, reason = "TensorBoard stores f32")]
             value.set_simple_value(number as f32);
-            if self.described.insert(tag) {
+            if self.described.insert(tag.to_owned()) {
                 value.set_metadata(scalar_metadata(tag));
             }
             value
         };
-        let values = scalars.iter().map(value).collect();
+        let values = scalars.iter().map(|(tag, number)| value((tag.as_ref(), *number))).collect();
         self.log.append(record(summary(values), step))
     }
 

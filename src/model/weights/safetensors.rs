@@ -49,7 +49,10 @@ impl Source for WeightFiles {
             // Packers write biases of zeros where a layer has none.
             let is_zero = || self.bytes(stored).iter().all(|byte| *byte == 0);
             let is_padding = || config.quantisation.is_some() && name.ends_with("_proj.bias") && is_zero();
-            let is_other_part = config.is_nested && stored.nested_name.is_none() && name != "lm_head.weight";
+            let is_other_part = config.nesting.is_some()
+                && stored.nested_name.is_none()
+                && name != "lm_head.weight"
+                && !name.starts_with("model.layers.");
             let is_ignored =
                 name.ends_with(IGNORED_SUFFIX) || name.starts_with(IGNORED_PREFIX) || config.is_unused(name);
             if known.contains(name) || is_ignored || is_padding() || is_other_part {

@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::io::{self, BufRead as _, Read as _};
 use std::path::{Path, PathBuf};
 
-use super::{REFERENCE, RunDir, io_error};
+use super::{REFERENCE, REWARDS_LOG, RunDir, io_error};
 use crate::insight::report::REPORT_FILE;
 use crate::measure::metrics::UNFINISHED_FILE;
 use crate::recipe::of_run::{ENVIRONMENT_FILE, RECIPE_FILE, RESOLVED_FILE};
@@ -14,9 +14,9 @@ use crate::util::failure::Failure;
 const MAX_SEARCHED_BYTES: u64 = 1 << 20;
 
 /// Names that a start writes into the folder, except checkpoints and the best adapter.
-pub(super) const WRITTEN: [&str; 11] = [
+pub(super) const WRITTEN: [&str; 13] = [
     "adapter", ENVIRONMENT_FILE, "memory_plan.json", "metrics.jsonl", RECIPE_FILE, REFERENCE, REPORT_FILE,
-    RESOLVED_FILE, "samples.jsonl", "tensorboard", UNFINISHED_FILE,
+    RESOLVED_FILE, REWARDS_LOG, "rollouts.jsonl", "samples.jsonl", "tensorboard", UNFINISHED_FILE,
 ];
 
 impl RunDir {

@@ -8,7 +8,7 @@ use serde_json::json;
 use super::AdapterWeights;
 use crate::config::{InitLoraWeights, LoraConfig, TargetModules};
 use crate::schema::{ByName, Node, Problem, Problems, Section, Value, read_json};
-use crate::spec::{NESTED, nested_name, short_name};
+use crate::spec::{nested_name, nesting_of, short_name};
 
 /// Keys that change neither what the adapter computes nor where it sits.
 const WITHOUT_EFFECT: [&str; 10] = [
@@ -26,16 +26,16 @@ pub(super) fn to_json(
 ) -> serde_json::Value {
     let has_score = weights.scores();
     // Names of layers are in the other parts of a multimodal model, too.
-    let is_nested = weights.keys().next().is_some_and(|module| module.starts_with(NESTED));
+    let nesting = weights.keys().find_map(|module| nesting_of(module));
     // PEFT cannot combine a regular expression with `layers_to_transform`, and has had `exclude_modules` not for long: the
     // modules are listed one by one.
     let has_layers = config.layers_to_transform.is_some();
-    let one_by_one = (is_nested || matches!(config.target_modules, TargetModules::Regex(_))) && has_layers
+    let one_by_one = (nesting.is_some() || matches!(config.target_modules, TargetModules::Regex(_))) && has_layers
         || config.exclude_modules.is_some();
     let target_modules = if one_by_one {
         json!(weights.keys().collect::<Vec<_>>())
     } else {
-        target_modules(&config.target_modules, weights, is_nested)
+        target_modules(&config.target_modules, weights, nesting)
     };
     let alpha_pattern = config.alpha_pattern.map(|alpha| number(*alpha));
     let init_lora_weights = match config.init_lora_weights {
@@ -45,8 +45,10 @@ pub(super) fn to_json(
         _ => json!(true),
     };
     // Other parts of a multimodal model have norms, too.
-    let whole_names = || weights.modules().map(nested_name).collect();
-    let saved: Vec<String> = if is_nested { whole_names() } else { config.modules_to_save.clone().unwrap_or_default() };
+    let saved: Vec<String> = match nesting {
+        Some(nesting) => weights.modules().map(|name| nested_name(nesting, name)).collect(),
+        None => config.modules_to_save.clone().unwrap_or_default(),
+    };
     let saved: Vec<String> = has_score.then(|| "score".to_owned()).into_iter().chain(saved).collect();
     let modules_to_save = (!saved.is_empty()).then_some(saved);
     let mut json = json!({
@@ -81,26 +83,27 @@ pub(super) fn to_json(
 }
 
 /// The value of `target_modules` for the layers of an adapter with these weights.
-fn target_modules(written: &TargetModules, weights: &AdapterWeights, is_nested: bool) -> serde_json::Value {
+fn target_modules(written: &TargetModules, weights: &AdapterWeights, nesting: Option<&str>) -> serde_json::Value {
     let modules = weights.keys().map(|module| short_name(module));
-    match written {
-        TargetModules::AllLinear if is_nested => json!(nested(modules)),
-        TargetModules::Names(names) if is_nested => json!(nested(names.iter().map(String::as_str))),
+    match (written, nesting) {
+        (TargetModules::AllLinear, Some(nesting)) => json!(nested(nesting, modules)),
+        (TargetModules::Names(names), Some(nesting)) => json!(nested(nesting, names.iter().map(String::as_str))),
         // PEFT writes the layer names once it has resolved "all-linear" for a model.
-        TargetModules::AllLinear => json!(modules.collect::<BTreeSet<_>>()),
-        TargetModules::Names(names) => json!(names),
-        TargetModules::Regex(regex) => json!(regex),
+        (TargetModules::AllLinear, None) => json!(modules.collect::<BTreeSet<_>>()),
+        (TargetModules::Names(names), None) => json!(names),
+        (TargetModules::Regex(regex), _) => json!(regex),
     }
 }
 
 /// A regular expression for the layers of these names in the language model of a multimodal model. Names may begin within
-/// [`NESTED`], as PEFT shortens them.
-fn nested<'a>(names: impl Iterator<Item = &'a str>) -> String {
-    let inner =
-        |name: &'a str| name.strip_prefix(NESTED).or_else(|| name.strip_prefix("language_model.")).unwrap_or(name);
+/// `nesting`, as PEFT shortens them.
+fn nested<'a>(nesting: &str, names: impl Iterator<Item = &'a str>) -> String {
+    let inner = |name: &'a str| {
+        [nesting, &nesting["model.".len()..]].into_iter().find_map(|start| name.strip_prefix(start)).unwrap_or(name)
+    };
     let names: BTreeSet<String> = names.map(|name| regex::escape(inner(name))).collect();
     let names: Vec<String> = names.into_iter().collect();
-    format!("{}(?:.*\\.)?(?:{})", regex::escape(NESTED), names.join("|"))
+    format!("{}(?:.*\\.)?(?:{})", regex::escape(nesting), names.join("|"))
 }
 
 /// Writes whole numbers without a fraction: PEFT declares `lora_alpha` as an integer.

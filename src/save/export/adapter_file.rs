@@ -12,7 +12,7 @@ use crate::config::LoraConfig;
 use crate::lora::Matrices;
 use crate::model::weights::{convert, layout};
 use crate::schema::Problem;
-use crate::spec::{NESTED, name_alone, nested_name};
+use crate::spec::{name_alone, nested_name, nesting_of};
 use crate::util::files;
 
 pub(super) const WEIGHTS: &str = "adapter_model.safetensors";
@@ -66,12 +66,24 @@ pub fn write_adapter(
     base_model_name_or_path: &str,
 ) -> Result<(), ExportError> {
     std::fs::create_dir_all(folder).map_err(ExportError::io("create", folder))?;
+    write_tensors(&folder.join(WEIGHTS), weights, ("format", "pt"))?;
+    let path = folder.join(CONFIG);
+    let json = adapter_config::to_json(config, weights, base_model_name_or_path);
+    files::write(&path, format!("{json:#}\n")).map_err(ExportError::io("write", &path))
+}
+
+/// Writes the numbers of an adapter with one entry of metadata: the library would write several in an order that differs each time.
+pub(super) fn write_tensors(
+    path: &Path,
+    weights: &AdapterWeights,
+    (key, value): (&str, &str),
+) -> Result<(), ExportError> {
     let mut views = Vec::with_capacity(2 * weights.len());
     let of_adapters = weights.iter().flat_map(|(module, pair)| {
         let named = pair.as_ref().named();
         named.map(move |(name, matrix)| (tensor_name(module, name), shape_in_file(name, matrix), matrix))
     });
-    let is_nested = weights.keys().any(|module| module.starts_with(NESTED));
+    let nesting = weights.keys().find_map(|module| nesting_of(module));
     let has_rows = weights.full.contains_key(TOKENS);
     let of_full = weights.full.iter().chain(&weights.beside).flat_map(|(name, values)| {
         // As PEFT does it, of one that is two it has both.
@@ -81,25 +93,27 @@ pub fn write_adapter(
         // Where rows of it are trained, PEFT has it behind them.
         let is_behind = has_rows && name == EMBEDDING;
         let name = if is_behind { format!("{}{BEHIND_TOKENS}", module_of_weight(name)) } else { name.clone() };
-        let in_file = move |name: String| format!("{PREFIX}{}", if is_nested { nested_name(&name) } else { name });
+        let in_file = move |name: String| {
+            format!(
+                "{PREFIX}{}",
+                match nesting {
+                    Some(nesting) => nested_name(nesting, &name),
+                    None => name,
+                }
+            )
+        };
         [name].into_iter().chain(head.map(str::to_owned)).map(move |name| (in_file(name), shape.clone(), values))
     });
     for (name, shape, matrix) in of_adapters.chain(of_full) {
-        let path = folder.join(WEIGHTS);
         let view = TensorView::new(safetensors::Dtype::F32, shape, bytemuck::cast_slice(&matrix.values))
-            .map_err(|error| ExportError::io("write", &path)(std::io::Error::other(error)))?;
+            .map_err(|error| ExportError::io("write", path)(std::io::Error::other(error)))?;
         views.push((name, view));
     }
-    let path = folder.join(WEIGHTS);
-    let metadata = [("format".to_owned(), "pt".to_owned())].into();
-    files::write_with(&path, |path| {
+    let metadata = [(key.to_owned(), value.to_owned())].into();
+    files::write_with(path, |path| {
         safetensors::serialize_to_file(views, Some(metadata), path).map_err(std::io::Error::other)
     })
-    .map_err(ExportError::io("write", &path))?;
-
-    let path = folder.join(CONFIG);
-    let json = adapter_config::to_json(config, weights, base_model_name_or_path);
-    files::write(&path, format!("{json:#}\n")).map_err(ExportError::io("write", &path))
+    .map_err(ExportError::io("write", path))
 }
 
 pub(super) fn tensor_name(module: &str, matrix: &str) -> String {
@@ -153,8 +167,9 @@ pub fn read_adapter(folder: &Path) -> Result<SavedAdapter, ExportError> {
     let mut weights = weights?;
     let named = config.modules_to_save.as_deref().unwrap_or_default();
     // PEFT's names are ends, of names within the whole of a multimodal model.
-    let is_named =
-        |module: &str| named.iter().any(|name| module.ends_with(name) || nested_name(module).ends_with(name));
+    let is_named = |module: &str| {
+        named.iter().any(|name| module.ends_with(name) || name_alone(name).is_some_and(|name| module.ends_with(&name)))
+    };
     for table in [EMBEDDING, HEAD].into_iter().filter(|table| !is_tied && !is_named(module_of_weight(table))) {
         weights.beside.extend(weights.full.remove_entry(table));
     }
@@ -170,7 +185,7 @@ pub fn read_adapter(folder: &Path) -> Result<SavedAdapter, ExportError> {
     Ok(SavedAdapter { weights, config, base_model_name_or_path })
 }
 
-fn read_tensors(path: &Path) -> Result<AdapterWeights, ExportError> {
+pub(super) fn read_tensors(path: &Path) -> Result<AdapterWeights, ExportError> {
     let content = std::fs::read(path).map_err(ExportError::io("read", path))?;
     let tensors = SafeTensors::deserialize(&content).map_err(|error| layout::damaged(path, &content, &error))?;
     let mut problems = Vec::new();
@@ -236,7 +251,8 @@ fn is_copy(tensors: &SafeTensors<'_>, name: &str) -> bool {
     let of_module = ends.iter().find_map(|end| name.strip_suffix(end));
     let of_head = || {
         let rows = name.strip_prefix(PREFIX)?.strip_prefix(module_of_weight(HEAD))?;
-        let names = ["model", "model.language_model"].map(|model| format!("{PREFIX}{model}.embed_tokens{rows}"));
+        let names = ["model", "model.language_model", "model.text_model"]
+            .map(|model| format!("{PREFIX}{model}.embed_tokens{rows}"));
         let embedding = names.iter().find_map(|name| tensors.tensor(name).ok())?;
         let same = || tensors.tensor(name).is_ok_and(|head| head.data() == embedding.data());
         (rows.starts_with(".token_adapter.") && same()).then_some(())
@@ -276,7 +292,7 @@ fn module_of(name: &str) -> Option<(&str, usize)> {
 /// The module's name in a multimodal model as transformers has had it since 4.52.
 fn current_name(module: &str) -> String {
     match module.strip_prefix("language_model.model.") {
-        Some(rest) => format!("{NESTED}{rest}"),
+        Some(rest) => format!("model.language_model.{rest}"),
         None => module.to_owned(),
     }
 }

@@ -12,7 +12,7 @@ use crate::lora::targets::Selection;
 use crate::lora::{Adapter, AdapterSet, FullTensor, FullTensors, RowNorms};
 use crate::model::weights::Weights;
 use crate::ops::host;
-use crate::spec::{ModelConfig, NESTED};
+use crate::spec::{ModelConfig, nesting_of};
 use crate::util::faults;
 
 /// The matrices of an adapter, copied from its device.
@@ -92,9 +92,9 @@ impl SavedAdapter {
     /// A head that is the embedding goes by the embedding's name.
     #[must_use]
     pub fn named_for(mut self, config: &ModelConfig) -> Self {
-        let named = |name: String| if name.starts_with(NESTED) { name } else { config.module_of(&name) };
+        let named = |name: String| if nesting_of(&name).is_some() { name } else { config.module_of(&name) };
         self.weights.adapters = self.weights.adapters.into_iter().map(|(name, pair)| (named(name), pair)).collect();
-        if config.is_nested {
+        if let Some(nesting) = config.nesting {
             // Names, and beginnings of expressions.
             let current = |name: &String| {
                 let decoder =
@@ -105,9 +105,9 @@ impl SavedAdapter {
                     |start| {
                         let rest = &name[start.len()..];
                         if start.contains("layers") {
-                            format!("{NESTED}layers.{rest}")
+                            format!("{nesting}layers.{rest}")
                         } else {
-                            format!("{NESTED}{rest}")
+                            format!("{nesting}{rest}")
                         }
                     },
                 )

@@ -9,11 +9,13 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use super::merge::{MergedTensor, Merging};
-use super::{Ends, ExportError, HostMatrix, MergeSummary, PromptForm};
+use super::{AdapterWeights, Ends, ExportError, HostMatrix, MergeSummary, PromptForm};
+use crate::config::FileType;
 use crate::data::tokenizer::Tokenizer;
 use crate::device::Dtype;
 use crate::lora::Matrices;
 use crate::model::weights::{Quantisation, Weights};
+use crate::ops::blocks;
 use crate::schema::Problem;
 use crate::spec::ModelConfig;
 use crate::spec::gguf::{Coding, Order, rope_factors, stored_rope_factors, stored_shape, tensors_of};
@@ -30,7 +32,6 @@ mod vocabulary;
 use file::{Gguf, Tensor, decode, encode, text, too_large};
 pub use imatrix::Imatrix;
 pub use names::lost_windows;
-pub use types::FileType;
 
 /// The key of the chat template.
 const CHAT_TEMPLATE: &str = "tokenizer.chat_template";
@@ -47,6 +48,8 @@ pub struct GgufOptions<'a> {
     pub decoded: Option<Quantisation>,
     /// What the inputs of its matrices weigh, for types with fewer bits; it is written [beside the file](imatrix_file).
     pub imatrix: Option<&'a Imatrix>,
+    /// The adapter with which scales are searched for that the merged one keeps, as it was trained with them.
+    pub start: Option<&'a AdapterWeights>,
 }
 
 /// Writes the merged model of [`merge`](super::merge()) as one file; the base may be one too.
@@ -57,11 +60,12 @@ pub fn merge_gguf(
     model: &Path,
     adapter: &Path,
     out: &Path,
-    GgufOptions { dtype, decoded, imatrix }: GgufOptions<'_>,
+    GgufOptions { dtype, decoded, imatrix, start }: GgufOptions<'_>,
     on_bytes: &dyn Fn(usize, usize),
 ) -> Result<MergeSummary, ExportError> {
     require_absent(&[out, &modelfile(out), &imatrix_file(out)])?;
     let merging = Merging::open(model, adapter, decoded)?;
+    let start = start.map(|weights| merging.with(model, adapter, weights)).transpose()?;
     let config = &merging.config;
     let form = PromptForm::read(adapter)?;
     let tokenizer = Tokenizer::open(&merging.tokenizer).map_err(|error| Problem::new(error.to_string()))?;
@@ -78,13 +82,13 @@ pub fn merge_gguf(
     let factors = factors
         .into_iter()
         .map(|(name, factors)| Tensor::of(name.to_owned(), vec![factors.len()], move || factors.clone()));
-    let mut tensors: Vec<Tensor> = factors.chain(tensors(&merging, imatrix, on_bytes)).collect();
+    let mut tensors: Vec<Tensor> = factors.chain(tensors(&merging, start.as_ref(), imatrix, on_bytes)).collect();
 
     let mut metadata = if let Weights::Gguf(base) = &merging.base {
         of_base(base.file(), dtype)
     } else {
         let num_parameters = tensors.iter().map(|tensor| tensor.shape.iter().product::<usize>()).sum();
-        let mut metadata = names::general(config, "model", &stem(out), num_parameters);
+        let mut metadata = names::general(config, "model", &stem(out), num_parameters)?;
         metadata.extend(sampling(model));
         metadata.extend(names::shape(config, dtype)?);
         metadata.extend(vocabulary::vocabulary(&merging.tokenizer, config, &tokenizer)?);
@@ -178,7 +182,7 @@ pub fn adapter_gguf(model: &Path, adapter: &Path, out: &Path) -> Result<usize, E
     let num_parameters =
         layers.iter().map(|(_, (layer, site), _)| config.blocks[*layer].sites[*site].num_weights()).sum();
 
-    let mut metadata = names::general(&config, "adapter", &stem(out), num_parameters);
+    let mut metadata = names::general(&config, "adapter", &stem(out), num_parameters)?;
     #[expect(clippy::cast_possible_truncation, reason = "the file has f32")]
     let alpha = saved.config.lora_alpha as f32;
     metadata.extend([("adapter.type", text("lora")), ("adapter.lora.alpha", Value::F32(alpha))].map(named));
@@ -219,8 +223,14 @@ fn adapter_tensors<'a>(
     })
 }
 
-/// Every tensor of the merged model, in the order of Hugging Face's names; the matrices of experts are one for all of a layer.
-fn tensors<'a>(merging: &'a Merging, imatrix: Option<&Imatrix>, on_bytes: &'a dyn Fn(usize, usize)) -> Vec<Tensor<'a>> {
+/// Every tensor of the merged model, in the order of Hugging Face's names; the matrices of experts are one for all of a layer. Scales
+/// of adapted matrices are those that they have with `start`.
+fn tensors<'a>(
+    merging: &'a Merging,
+    start: Option<&'a Merging>,
+    imatrix: Option<&Imatrix>,
+    on_bytes: &'a dyn Fn(usize, usize),
+) -> Vec<Tensor<'a>> {
     let mut tensors = Vec::new();
     let mut experts: BTreeMap<String, BTreeMap<usize, Tensor<'a>>> = BTreeMap::new();
     for tensor in merging.tensors(on_bytes) {
@@ -237,7 +247,16 @@ fn tensors<'a>(merging: &'a Merging, imatrix: Option<&Imatrix>, on_bytes: &'a dy
                 let others = numbers.split_off(num_rows * width);
                 rest.set(Some(others).filter(|others| !others.values.is_empty()));
                 let importance = importance.as_ref().map(|importance| &importance[..]);
-                let bytes = encode(kind, &numbers.values, row, importance).map_err(|_| too_large(&of))?;
+                let begun = start.filter(|_| !numbers.update.is_empty() && blocks::keeps_scales(kind));
+                let begun = begun.and_then(|start| start.tensors(&|_, _| ()).find(|it| it.name == tensor.name));
+                let bytes = match begun {
+                    None => encode(kind, &numbers.values, row, importance).map_err(|_| too_large(&of))?,
+                    Some(begun) => {
+                        let begun = Numbers::of(merging, begun, width)?.values;
+                        let begun = encode(kind, &begun, row, importance).map_err(|_| too_large(&of))?;
+                        blocks::encode_again(kind, begun, &numbers.values, row).map_err(|_| too_large(&of))?
+                    }
+                };
                 tensor.note_rounding(&numbers.values, &decode(kind, &bytes), &numbers.update);
                 Ok(bytes)
             };

@@ -269,7 +269,7 @@ fn write_ends(folder: &Path, ends: &Ends, model: &ModelConfig) -> Result<Option<
     }
     if !has_file {
         let of_model = read(&folder.join("config.json"))?;
-        let of_text = if model.is_nested { &of_model["text_config"] } else { &of_model };
+        let of_text = if of_model["text_config"].is_object() { &of_model["text_config"] } else { &of_model };
         for key in ["bos_token_id", "pad_token_id"].into_iter().filter(|key| !of_text[*key].is_null()) {
             config[key] = of_text[key].clone();
         }
@@ -297,7 +297,8 @@ fn describe(
     let content = std::fs::read(path).map_err(ExportError::io("read", path))?;
     let mut config: Value = serde_json::from_slice(&content).map_err(|error| Problem::new(error.to_string()))?;
     if model.num_new_rows > 0 {
-        let of_text = if model.is_nested { &mut config["text_config"] } else { &mut config };
+        let is_below = config["text_config"].is_object();
+        let of_text = if is_below { &mut config["text_config"] } else { &mut config };
         of_text["vocab_size"] = model.vocab_size.into();
     }
     if let Some(config) = config.as_object_mut().filter(|_| options.dtype.is_some() || is_coded) {

@@ -10,7 +10,7 @@ use crate::spec::block::{
     Activation, Block, FUSED_NAMES, Gated, LAYER_INPUT_NAMES, LayerInput, Projections, Role, Site, SiteId, Sublayer,
     SublayerKind, TwoBranches,
 };
-use crate::spec::family::{AttentionExtra, Family, Windows};
+use crate::spec::family::{AttentionExtra, Family, NoRope, Windows};
 use crate::spec::{SHORT_CONV_NAMES, ShortConv};
 use gemma4::Gemma4;
 
@@ -37,6 +37,7 @@ pub(super) fn layers(json: &mut Section, family: &Family, num_layers: usize) -> 
         Windows::AllButEvery { default, pattern } => {
             (Some(default), 0, json.count("sliding_window_pattern", pattern, 1..=1 << 16))
         }
+        Windows::AllButFirst { default, pattern } => (Some(default), 0, pattern),
     };
     let is_null = json.has("sliding_window") && json.value("sliding_window").is_none();
     let window = default.filter(|_| !is_null).map(|default| json.count("sliding_window", default, 1..=1 << 32));
@@ -59,9 +60,11 @@ pub(super) fn layers(json: &mut Section, family: &Family, num_layers: usize) -> 
     let mut layers = Vec::with_capacity(num_layers);
     for layer in 0..num_layers {
         let kind = kinds.map(|kinds| kinds[layer].value());
-        let is_last = pattern > 0 && (layer + 1) % pattern == 0;
+        let is_first = matches!(family.windows, Windows::AllButFirst { .. });
+        let is_last = pattern > 0 && (layer + usize::from(!is_first)) % pattern == 0;
         let is_full = match (kind, &full) {
-            (Some(kind), _) => kind.text() == Some("full_attention"),
+            // Granite 4's first files call it `attention`.
+            (Some(kind), _) => matches!(kind.text(), Some("full_attention" | "attention")),
             (None, Some(full)) => full.contains(&layer),
             (None, None) => layer < first || is_last || family.has_short_convs,
         };
@@ -88,7 +91,18 @@ fn attention_layers(json: &mut Section) -> Option<Vec<usize>> {
 
 /// Notes which layers have no rotary embedding.
 fn without_rope(json: &mut Section, family: &Family, layers: &mut [Layer]) {
-    let Some(interval) = family.no_rope_interval else { return };
+    let interval = match family.no_rope {
+        NoRope::Never => return,
+        NoRope::LastOf(interval) => interval,
+        NoRope::UnlessNamed => {
+            if !json.has("layer_types") {
+                let message = "is missing: transformers takes all layers for Mamba's, which are not computed here";
+                json.problem("layer_types", message);
+            }
+            let has_rope = json.value("position_embedding_type").and_then(Value::text) == Some("rope");
+            return layers.iter_mut().for_each(|layer| layer.has_rope = has_rope);
+        }
+    };
     json.only("use_sliding_window", "false", |value| *value == Value::Boolean(false));
     let interval = json.count("no_rope_layer_interval", interval, 1..=1 << 16);
     let listed = match json.value("no_rope_layers") {
@@ -178,11 +192,10 @@ impl Widths {
     /// A feed-forward layer of this width.
     fn gated(&self, family: &Family, intermediate_size: usize, sites: &mut Vec<Site>) -> Gated {
         let Self { hidden, biases: [.., has_bias], activation, .. } = *self;
-        let [_, gate_up_name] = FUSED_NAMES;
         let [.., gate_name, up_name, down_name] = family.names.sites;
         let inwards = [intermediate_size, hidden];
         let gate_up = if family.fused[1] {
-            let site = add(sites, gate_up_name, [2 * intermediate_size, hidden], has_bias);
+            let site = add(sites, family.names.gate_up, [2 * intermediate_size, hidden], has_bias);
             Projections::Fused { site, widths: [intermediate_size; 2] }
         } else if !family.gated {
             Projections::Same(add(sites, up_name, inwards, has_bias))

@@ -46,6 +46,10 @@ pub(super) fn ropes(json: &mut Section, facts: RopeFacts<'_>) -> Vec<Rope> {
             })
             .into();
     }
+    if facts.family.own_ropes == OwnRopes::Olmo {
+        let full = of_all(json, theta, partial, facts);
+        return vec![full.clone(), Rope { scaling: None, ..full }];
+    }
     let local = json.number("rope_local_base_freq", local, THETA);
     let local = rope(local, None, partial, facts.local());
     if facts.family.is_gemma4() {
@@ -86,7 +90,8 @@ fn of_all(json: &mut Section, theta: f64, partial: f64, facts: RopeFacts<'_>) ->
     if old.is_some() && new.is_some() && old != new {
         json.problem("rope_parameters", "and `rope_scaling` differ; keep one of them");
     }
-    if new.is_none() && old.is_none() && matches!(facts.family.own_ropes, OwnRopes::GptOss | OwnRopes::Ministral) {
+    let is_scaled = matches!(facts.family.own_ropes, OwnRopes::GptOss | OwnRopes::Ministral);
+    if new.is_none() && old.is_none() && (is_scaled || facts.family.model_type == "cwm") {
         json.problem("rope_parameters", "is missing, as is `rope_scaling`: models of this type are scaled");
     }
     let name = if new.is_some() { "rope_parameters" } else { "rope_scaling" };
@@ -107,7 +112,9 @@ fn parameters(section: &mut Section, outer: Option<f64>, theta: f64, partial: f6
     if !plain.width.is_multiple_of(2) || plain.width == 0 {
         section.problem("partial_rotary_factor", format!("= {partial} makes {} numbers turn, not pairs", plain.width));
     }
-    let [kind, old_kind] = ["rope_type", "type"].map(|key| section.optional_string(key, None));
+    // Of text, the three positions of an image's parts are equal.
+    let kinds = ["rope_type", "type"].map(|key| section.optional_string(key, None));
+    let [kind, old_kind] = kinds.map(|kind| kind.map(|kind| if kind == "mrope" { "default".to_owned() } else { kind }));
     if let (Some(kind), Some(old)) = (&kind, old_kind.as_ref().filter(|old| Some(*old) != kind.as_ref())) {
         section.problem("rope_type", format!("= \"{kind}\" and `type` = \"{old}\" differ; keep one of them"));
     }

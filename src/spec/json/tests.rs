@@ -177,11 +177,12 @@ fn other_families_and_heads_are_refused_with_the_list_of_known_ones() {
     assert!(refused("new").contains(expected), "{}", refused("new"));
     for (name, lacking) in [
         ("kimi_linear", "it needs linear attention of another kind"),
-        ("granitemoe", "it needs a mixture of experts of another kind"),
-        ("granitemoehybrid", "it needs state-space layers and a mixture of experts"),
+        ("dbrx", "it needs a mixture of experts of another kind"),
+        ("nemotron_h", "it needs state-space layers and a mixture of experts"),
+        ("glm4_moe_lite", "it needs a mixture of experts and latent attention"),
         ("falcon_mamba", "it needs state-space layers"),
         ("mpt", "it needs LayerNorm and scores that fall with distance"),
-        ("qwen3_vl", "it reads images; of such models only the text part is trained here"),
+        ("aya_vision", "it reads images; of such models only the text part is trained here"),
         ("bert", "it is an encoder, for embeddings and labels"),
     ] {
         let expected = format!("= \"{name}\" is not supported: {lacking}");
@@ -193,6 +194,61 @@ fn other_families_and_heads_are_refused_with_the_list_of_known_ones() {
     assert!(ModelConfig::from_json("[]").unwrap_err().to_string().contains("not a JSON object"));
     assert!(ModelConfig::from_json("{").unwrap_err().to_string().contains("not valid JSON"));
     assert!(refusal(r#", "architectures": ["LlamaForSequenceClassification"]"#).contains("LlamaForCausalLM"));
+}
+
+#[test]
+fn a_language_model_among_others_is_of_the_type_that_its_config_names_and_may_lie_beside_their_keys() {
+    let shape = BASE.trim_start_matches(r#"{"model_type": "llama", "#);
+    let read = |text: &str| ModelConfig::from_json(&format!("{{{text}}}"));
+    let around = |kind: &str, inner: &str| {
+        read(&format!(r#""model_type": "{kind}", "text_config": {{{inner}{shape}}}, "vision_config": {{}}"#))
+    };
+    let llava = around("llava", r#""model_type": "mistral", "num_key_value_heads": 2, "#).unwrap();
+    assert_eq!((llava.model_type.as_str(), llava.nesting), ("mistral", Some("model.language_model.")));
+    let smol = around("smolvlm", "").unwrap();
+    assert_eq!(smol.module_name(1, 0), "model.text_model.layers.1.self_attn.q_proj");
+    let flat = r#""rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]}, "use_sliding_window": false"#;
+    let flat = read(&format!(r#""model_type": "qwen2_vl", {shape}, "num_key_value_heads": 2, {flat}"#)).unwrap();
+    assert_eq!((flat.model_type.as_str(), &flat.ropes[0].scaling), ("qwen2_vl_text", &None));
+    assert_eq!(flat.module_name(0, 6), "model.language_model.layers.0.mlp.down_proj");
+    let refused = around("llava", r#""model_type": "mamba", "#).unwrap_err().to_string();
+    assert!(
+        refused.contains("`text_config.model_type` = \"mamba\" is not supported: it needs state-space"),
+        "{refused}"
+    );
+}
+
+#[test]
+fn what_families_have_beside_llamas_is_read() {
+    let read = |kind: &str, more: &str| {
+        let text = format!(r#"{BASE}, "num_key_value_heads": 2{more}}}"#).replace("\"llama\"", &format!("\"{kind}\""));
+        ModelConfig::from_json(&text)
+    };
+    let ropes =
+        |config: &ModelConfig| config.blocks.iter().map(|block| block.attention().unwrap().rope).collect::<Vec<_>>();
+    // The biases of InternLM 3 and Seed-OSS go by keys of their own.
+    let biases = biases_of(&read("internlm3", r#", "qkv_bias": true"#).unwrap()).len();
+    assert_eq!((biases, biases_of(&read("internlm3", r#", "bias": true"#).unwrap()).len()), (3, 4));
+    assert_eq!(biases_of(&read("seed_oss", r#", "attention_dropout": 0.1"#).unwrap()).len(), 3);
+    assert!(read("qwen3", r#", "attention_dropout": 0.1"#).is_err());
+    // The first of CWM's layers has no window.
+    assert_eq!(windows_of(&read("cwm", r#", "rope_scaling": {"rope_type": "default"}"#).unwrap()), [None, Some(8192)]);
+    let mixed = r#", "layer_types": ["sliding_attention", "full_attention"]"#;
+    // OLMo 3 scales those of layers without a window.
+    let yarn = r#", "rope_scaling": {"rope_type": "yarn", "factor": 4.0}, "rope_theta": 3e4"#;
+    let olmo = read("olmo3", &format!("{yarn}{mixed}")).unwrap();
+    assert_eq!((ropes(&olmo), olmo.ropes[1].theta), (vec![Some(1), Some(0)], 3e4));
+    assert!(olmo.ropes[0].scaling.is_some() && olmo.ropes[1].scaling.is_none());
+    let gemma = read("gemma", r#", "hidden_act": "gelu""#).unwrap();
+    assert_eq!(gemma.blocks[0].gated().unwrap().activation, Activation::GeluTanh);
+    let hybrid =
+        r#", "num_local_experts": 0, "shared_intermediate_size": 40, "layer_types": ["attention", "attention"]"#;
+    let granite = read("granitemoehybrid", hybrid).unwrap();
+    assert_eq!((ropes(&granite), granite.blocks[0].gated().unwrap().intermediate_size), (vec![None; 2], 40));
+    assert_eq!(granite.blocks[1].sites[4].name, "shared_mlp.input_linear");
+    let refused = read("granitemoehybrid", &hybrid.replacen("\"attention\"", "\"mamba\"", 1)).unwrap_err().to_string();
+    assert!(refused.contains("`layer_types` names \"mamba\" for layer 0"), "{refused}");
+    assert!(read("olmoe", r#", "clip_qkv": 8.0"#).unwrap_err().to_string().contains("`clip_qkv` = 8"));
 }
 
 #[test]
@@ -276,7 +332,7 @@ fn gemma_3_of_transformers_4_and_5_read_the_same_also_within_a_multimodal_model(
     let around = r#"{"model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"],
         "vision_config": {}, "eos_token_id": [1, 6]"#;
     let nested = ModelConfig::from_json(&format!(r#"{around}, "text_config": {{{}}}}}"#, text(""))).unwrap();
-    assert!(nested.is_nested && !old.is_nested);
+    assert!(nested.nesting.is_some() && old.nesting.is_none());
     assert_eq!(
         (nested.eos_token_ids.as_slice(), nested.ropes[0].theta, nested.ropes[1].theta),
         (&[1, 6][..], 1e6, 1e4)
@@ -429,7 +485,7 @@ fn qwen3_5_has_linear_attention_where_its_config_says() {
     let linear =
         |config: &ModelConfig| config.blocks.iter().map(|block| block.delta_net().is_some()).collect::<Vec<_>>();
     let config = read(r#", "num_attention_heads": 24"#).unwrap();
-    assert!(config.is_nested && config.has_norms_less_one && !config.tie_word_embeddings);
+    assert!(config.nesting.is_some() && config.has_norms_less_one && !config.tie_word_embeddings);
     assert_eq!(linear(&config), [true, true, true, false, true, true, true, false]);
     let net = config.blocks[0].delta_net().unwrap();
     let heads = DeltaHeads { num_key_heads: 16, num_value_heads: 32, key_head_dim: 128, value_head_dim: 128 };

@@ -144,7 +144,7 @@ impl StepFlops {
     }
 
     /// FLOPs of all attentions in a document of `len` tokens.
-    fn of_attention(&self, len: usize) -> f64 {
+    pub(super) fn of_attention(&self, len: usize) -> f64 {
         as_f64(self.attentions.iter().map(|(heads, products)| products * of_product(heads, len)).sum::<usize>())
     }
 }

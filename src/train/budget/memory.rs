@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::activations::Working;
 use super::workload::{F32, Workload};
-use crate::config::GradientCheckpointing;
+use crate::config::{FileType, GradientCheckpointing, Residency};
 
 /// One part of the memory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -114,6 +114,10 @@ impl Workload<'_> {
             let sums = adapters + self.place.exchange_bytes();
             components.push(Component::new("sums over the ranks", sums, "lora.r, the device").of_adapters());
         }
+        if let Some(file_type) = self.ship_as {
+            let bytes = self.rounding_bytes(file_type, base);
+            components.push(Component::new("rounding to the file's type", bytes, "train.ship_as"));
+        }
         MemoryPlan {
             peak_bytes: components.iter().map(|component| component.bytes).sum(),
             components,
@@ -121,6 +125,23 @@ impl Workload<'_> {
             read_bytes_per_step: self.read_bytes_per_step(),
             moved_bytes_per_step: self.moved_bytes_per_step(),
         }
+    }
+
+    /// What training for a file takes beside the rest, `base` of which leaves when it begins: the largest tensor of the model, its sum
+    /// with the adapter and its codes, all decoded, or in a step that of a matrix; the adapter as it was; and blocks in memory in the
+    /// place of weights on disk.
+    fn rounding_bytes(&self, file_type: FileType, base: usize) -> usize {
+        let largest = |shapes: &mut dyn Iterator<Item = usize>| NUM_COPIES * F32 * shapes.max().unwrap_or(0);
+        let all = self.config.expected_tensors();
+        let of_all = largest(&mut all.iter().map(|(_, shape)| shape.iter().product()));
+        let adapted = self.selection.iter().map(|(layer, site, _)| self.config.blocks[layer].sites[site].num_weights());
+        let of_step = largest(&mut { adapted });
+        let num_weights: usize = self.config.sites().map(|(_, site)| site.num_weights()).sum();
+        // Some matrices have more bits than most: those of two bits take a third more with them.
+        let blocks = file_type.num_bytes(num_weights) * 4 / 3;
+        let is_mapped = self.storage.residency == Residency::Mapped;
+        let beside = of_step + if is_mapped { blocks } else { 0 };
+        of_all.saturating_sub(if is_mapped { 0 } else { base }).max(beside) + self.num_trainable() * F32
     }
 
     /// Memory of the host; `None` on the CPU, where [`plan`](Self::plan) already is the host's memory.
@@ -167,6 +188,9 @@ impl Workload<'_> {
     }
 }
 
+/// Of a tensor that is rounded: the base's, the sum, what the codes stand for, and what is compared of these.
+const NUM_COPIES: usize = 4;
+
 /// The binary, its threads, and memory that the two allocators keep. With this value, `scripts/check_plan.py` errs by
 /// about as much upwards as downwards in its smallest recipes.
 const HOST_PROCESS_BYTES: usize = 38 << 20;
@@ -191,7 +215,7 @@ const TOKEN_BYTES: usize = 4 + 16;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{Precision, Residency};
+    use crate::config::Precision;
     use crate::device::{DeviceKind, Dtype};
     use crate::lora::FullTensor;
     use crate::ops::cross_entropy::LossChunk;
@@ -266,6 +290,16 @@ mod tests {
         // Inputs of all blocks, or of two.
         assert_eq!(bytes(&on, "kept for the backward"), 30 * 1024 * 576 * 2);
         assert_eq!(bytes(&offload, "kept for the backward"), 2 * 1024 * 576 * 2);
+    }
+
+    #[test]
+    fn rounding_for_a_file_takes_copies_of_a_matrix_and_blocks_where_weights_were_on_disk() {
+        let rounding = |residency| {
+            let plan = plan(|w| (w.ship_as, w.storage.residency) = (Some(FileType::Q4), residency));
+            bytes(&plan, "rounding to the file's type") - 4 * plan.num_trainable
+        };
+        assert_eq!(rounding(Residency::Memory), 4 * 4 * 576 * 1536);
+        assert_eq!(rounding(Residency::Mapped), 4 * 4 * 49_152 * 576);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! The settings that determine the memory of a step, and the sizes that follow from them alone.
 
-use crate::config::{GradientCheckpointing, ObjectiveConfig, OptimizerConfig, Precision};
+use crate::config::{FileType, GradientCheckpointing, ObjectiveConfig, OptimizerConfig, Precision};
 use crate::lora::targets::{AdapterShape, Selection};
 use crate::model::Storage;
 use crate::model::budget::{SizedBy, SublayerSizes};
@@ -53,6 +53,8 @@ pub struct Workload<'a> {
     pub place: Place,
     /// Processes that share a step.
     pub num_ranks: usize,
+    /// Type of the file that the last steps train for.
+    pub ship_as: Option<FileType>,
 }
 
 impl Workload<'_> {
@@ -162,6 +164,7 @@ pub(super) mod tests {
             is_noisy: false,
             place: place_on(DeviceKind::Cpu),
             num_ranks: 1,
+            ship_as: None,
         }
     }
 }

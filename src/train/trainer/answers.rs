@@ -1,12 +1,16 @@
 //! The answers that the loop trains on, where the model writes them.
 
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
 use super::{Trainer, TrainerError};
 use crate::data::batch::Batch;
 use crate::data::loader::Loader;
+use crate::measure::figures::Rollout;
 use crate::measure::metrics::Sample;
 use crate::train::laps::StepPart;
 use crate::train::ranks::Ranks;
-use crate::train::rollouts::{Answered, Answers, Draw, Round};
+use crate::train::rollouts::{Answered, AnsweredRound, Answers, Draw, JudgeState, Rollouts, Round, StepAnswers};
 use crate::train::step_work::StepWork;
 
 impl Trainer<'_> {
@@ -19,11 +23,14 @@ impl Trainer<'_> {
         let per_step = self.step.config().gradient_accumulation_steps;
         let (size, num_iterations) = self.rollouts.as_ref().map_or((0, 0), |rollouts| rollouts.size(per_step));
         let own = self.own_answers(loader, work, size, (size / per_step * num_iterations) as u64);
-        let Some(mut answered) = self.agree_on(own)? else { return Ok(None) };
+        let Some((mut answered, mut rollouts)) = self.agree_on(own)? else { return Ok(None) };
         if self.step.is_shared() {
             answered = of_all_ranks(self.step.ranks(), &answered);
+            rollouts = of_all_ranks(self.step.ranks(), &rollouts);
             self.recorder.part(StepPart::Rollout);
         }
+        let most = self.rollouts.as_ref().map_or(0, Rollouts::max_recorded);
+        self.sinks.rollouts(&numbered(rollouts, self.state.step + 1, most));
         Ok(Some(Round::new(answered, per_step, num_iterations)))
     }
 
@@ -35,56 +42,95 @@ impl Trainer<'_> {
         work: &mut StepWork,
         size: usize,
         num_steps: u64,
-    ) -> Result<Option<Vec<(usize, Answers)>>, TrainerError> {
+    ) -> Result<Option<OwnAnswers>, TrainerError> {
         let (rank, num_ranks) = self.step.rank();
-        let mut own = Vec::new();
+        let before = self.state.step * self.step.config().gradient_accumulation_steps as u64;
+        let (mut indices, mut prompts) = (Vec::new(), Vec::new());
         for index in 0..size {
             let Some(loaded) = self.next_micro_batch(loader)? else { return Ok(None) };
             work.read(&loaded);
             if index % num_ranks == rank {
-                let Some(answers) = self.answered(&loaded.batch, index, num_steps)? else { return Ok(None) };
-                own.push((index, answers));
+                indices.push(index);
+                prompts.push((Draw::Training(before + index as u64 + 1), loaded.batch));
             }
             if loaded.last_of_epoch {
                 break;
             }
         }
-        Ok(Some(own))
+        let Some(AnsweredRound { answers, metrics, judge_seconds }) = self.answered(&prompts)? else {
+            return Ok(None);
+        };
+        (work.reward_metrics, work.reward_seconds) = (metrics, Some(judge_seconds));
+        let (mut own, mut recorded) = (Vec::new(), Vec::new());
+        for (index, Answered { batch, figures, rewards, left_out, sample, rollouts }) in
+            indices.into_iter().zip(answers)
+        {
+            let done = self.state.step;
+            let is_due = self.rollouts.as_ref().is_some_and(|rollouts| rollouts.is_sample_due(done, num_steps));
+            if let Some(sample) = sample.filter(|_| index == 0 && is_due) {
+                self.sinks.sample(0, &Sample { step: done + 1, ..sample });
+            }
+            own.push((index, Answers(batch, figures.numbers(), rewards, left_out)));
+            recorded.push((index, rollouts));
+        }
+        Ok(Some((own, recorded)))
     }
 
     /// The micro-batches of a step of these answers.
     pub(super) fn take_up(&mut self, round: Round, work: &mut StepWork) -> Vec<Batch> {
-        let (batches, rewards) = round.next_step();
+        let StepAnswers { batches, figures, rewards, left_out } = round.next_step();
         batches.iter().for_each(|batch| work.compute(batch, &self.recorder.flops));
-        self.step.say_rewards(rewards);
-        work.round = Some(round);
+        let reuses = self.rollouts.as_ref().is_some_and(Rollouts::reuses_answers);
+        let targets: Vec<usize> = left_out.iter().map(|answer| answer.targets).collect();
+        self.step.say_rewards(figures, &targets, reuses);
+        work.tokens += left_out.iter().map(|answer| answer.tokens as u64).sum::<u64>();
+        (work.round, work.rewards) = (Some(round), rewards);
         batches
     }
 
-    /// The prompts of a micro-batch with answers to them, for this step and those after it, `num_steps` in all. `None` where
-    /// the run was asked to stop.
-    fn answered(&mut self, prompts: &Batch, index: usize, num_steps: u64) -> Result<Option<Answers>, TrainerError> {
+    /// Answers to the prompts of micro-batches. `None` where the run was asked to stop.
+    fn answered(&mut self, prompts: &[(Draw, Batch)]) -> Result<Option<AnsweredRound>, TrainerError> {
+        let state = self.judge_state();
         let Some(rollouts) = &mut self.rollouts else { return Ok(None) };
-        let number = self.state.step * self.step.config().gradient_accumulation_steps as u64 + index as u64 + 1;
+        rollouts.set_state(state);
         let (stop, sinks) = (self.stop, &self.sinks);
         let is_stopped = || stop.requested() || sinks.stop_requested();
-        let answered = rollouts.answer(&self.step, self.data, prompts, Draw::Training(number), &is_stopped);
+        let answered = rollouts.answer(&self.step, self.data, prompts, &is_stopped);
         self.recorder.part(StepPart::Rollout);
-        let Some(Answered { batch, figures, sample }) = answered? else { return Ok(None) };
-        let done = self.state.step;
-        if let Some(sample) = sample.filter(|_| index == 0 && rollouts.is_sample_due(done, num_steps)) {
-            self.sinks.sample(0, &Sample { step: done + 1, ..sample });
-        }
-        Ok(Some((batch, figures.numbers())))
+        Ok(answered?)
+    }
+
+    /// How far training is, for functions that judge answers.
+    pub(super) fn judge_state(&self) -> JudgeState {
+        let (global_step, max_steps) = (self.state.step, self.schedule.total_steps());
+        JudgeState { global_step, max_steps, epoch: self.state.epochs() }
     }
 }
 
-/// The answers of all ranks, in the order of their numbers.
+/// Something of micro-batches, with their numbers.
+type Numbered<T> = Vec<(usize, T)>;
+
+/// The answers that a rank has written, and what is recorded of them.
+type OwnAnswers = (Numbered<Answers>, Numbered<Vec<Rollout>>);
+
+/// What all ranks have, in the order of their numbers.
 #[expect(clippy::expect_used, reason = "every rank reads what another one writes")]
-fn of_all_ranks(ranks: &mut dyn Ranks, own: &[(usize, Answers)]) -> Vec<(usize, Answers)> {
+fn of_all_ranks<T: Serialize + DeserializeOwned>(ranks: &mut dyn Ranks, own: &Numbered<T>) -> Numbered<T> {
     let own = serde_json::to_vec(own).expect("answers are JSON");
     let read = |bytes: Vec<u8>| serde_json::from_slice::<Vec<_>>(&bytes).expect("answers are JSON");
-    let mut all: Vec<(usize, Answers)> = ranks.gather_bytes(&own).into_iter().flat_map(read).collect();
+    let mut all: Numbered<T> = ranks.gather_bytes(&own).into_iter().flat_map(read).collect();
     all.sort_by_key(|(index, _)| *index);
     all
+}
+
+/// The first of a round's answers as they are recorded, with the step that they were written for and the number of their prompt.
+fn numbered(of_batches: Numbered<Vec<Rollout>>, step: u64, most: usize) -> Vec<Rollout> {
+    let mut num_before = 0;
+    let of_round = |(_, rollouts): (usize, Vec<Rollout>)| {
+        let before = num_before;
+        num_before += rollouts.last().map_or(0, |last| last.group + 1);
+        let place = move |rollout: Rollout| Rollout { step, group: before + rollout.group + 1, ..rollout };
+        rollouts.into_iter().map(place).collect::<Vec<_>>()
+    };
+    of_batches.into_iter().flat_map(of_round).take(most).collect()
 }

@@ -21,12 +21,14 @@ pub struct Evaluator {
 }
 
 impl Trainer<'_> {
-    /// Before the first step if `eval_on_start`, after the last one, and every `eval_steps`; never twice after a step.
+    /// Before the first step if `eval_on_start`, after the last one, where the weights become those of a file, and every `eval_steps`;
+    /// never twice after a step.
     pub(super) fn is_evaluation_due(&self) -> bool {
         let (step, eval) = (self.state.step, &self.evaluator.config);
         let every = eval.eval_steps.is_some_and(|every| step.is_multiple_of(every));
         let is_left_out = step == 0 && !eval.eval_on_start;
-        (every || self.is_at_an_edge()) && !is_left_out && self.state.evaluations.last_step != Some(step)
+        let ships = self.shipping.as_ref().is_some_and(|shipping| shipping.first_step == step);
+        (every || ships || self.is_at_an_edge()) && !is_left_out && self.state.evaluations.last_step != Some(step)
     }
 
     /// Whether training is before the run's first step or after its last one.
@@ -56,6 +58,10 @@ impl Trainer<'_> {
         let (eval_start, step, epoch) = (Instant::now(), self.state.step, self.state.epochs());
         let (mut metrics, mut score) = (None, None);
         if self.data.num_eval_rows() > 0 {
+            let state = self.judge_state();
+            if let Some(rollouts) = &mut self.rollouts {
+                rollouts.set_state(state);
+            }
             let progress = |done, num_batches| self.sinks.evaluating(done, num_batches);
             let rollouts = self.rollouts.as_mut();
             let total = eval_loss(&self.step, self.data, rollouts, &self.evaluator.config, self.stop, progress);

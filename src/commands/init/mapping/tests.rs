@@ -237,7 +237,7 @@ fn trls_learning_rates_are_those_of_its_objectives() {
 }
 
 #[test]
-fn configurations_of_grpo_become_objectives_with_programs_for_their_reward_functions() {
+fn configurations_of_grpo_become_objectives_with_their_reward_functions() {
     let trl = "model_name_or_path: m/x\nuse_peft: true\ndataset_name: a.jsonl\n";
     let axolotl = "base_model: m/x\nadapter: lora\nlearning_rate: 1e-5\nrl: grpo\n";
     for (trainer, text, settings, lost) in [
@@ -250,18 +250,19 @@ fn configurations_of_grpo_become_objectives_with_programs_for_their_reward_funct
             // Eight answers a step are two prompts, and four are written together.
             "objective.name='grpo' objective.num_generations=4 objective.beta=0.04 objective.loss_type='dr_grpo' \
              objective.epsilon=0.1 objective.top_p=0.9 objective.min_p=0.1 objective.scale_rewards='none' \
-             objective.max_completion_length=512 objective.reward.0.kind='command' \
-             objective.reward.0.command=['python3','accuracy_reward.py'] \
-             objective.reward.1.command=['python3','format.py'] objective.reward.1.weight=0.5 train.micro_batch_size=1 \
+             objective.max_completion_length=512 objective.reward.0.kind='python' \
+             objective.reward.0.file='rewards.py' objective.reward.0.functions=['accuracy_reward'] \
+             objective.reward.0.weights=[1.0] objective.reward.1.file='mine.py' objective.reward.1.functions=['format'] \
+             objective.reward.1.weights=[0.5] train.micro_batch_size=1 \
              train.gradient_accumulation_steps=2 objective.steps_per_generation=4 optimizer.learning_rate=1e-6 \
              data.max_length=768",
-            &["reward_funcs"][..],
+            &[][..],
         ),
         // One answer is used once: nothing is clipped.
         (
             trl,
             "num_generations: 4\nepsilon: 0.1\nsteps_per_generation: 1\nloss_type: vespo\n",
-            "train.micro_batch_size=2 objective.reward.0.command=['python3','judge.py']",
+            "train.micro_batch_size=2 objective.reward.0.functions=['reward_func_1']",
             &["loss_type"],
         ),
         (
@@ -270,9 +271,9 @@ fn configurations_of_grpo_become_objectives_with_programs_for_their_reward_funct
              [2.0]\n  num_generations: 8\n  max_completion_length: 128\n  temperature: 0.7\n  sync_ref_model: \
              true\n  no_key: 1\nvllm:\n  host: a\n",
             r"objective.name='grpo' objective.beta=0.001 objective.temperature=0.7
-                objective.max_completion_length=128 objective.reward.0.command=['python3','a.py']
-                objective.reward.0.weight=2.0 train.micro_batch_size=2 optimizer.learning_rate=1e-5",
-            &["trl.reward_funcs", "trl.sync_ref_model", "trl.no_key"],
+                objective.max_completion_length=128 objective.reward.0.file='rewards.py'
+                objective.reward.0.functions=['a'] objective.reward.0.weights=[2.0] train.micro_batch_size=2 optimizer.learning_rate=1e-5",
+            &["trl.sync_ref_model", "trl.no_key"],
         ),
     ] {
         let (found, missed) = mapped("c.yaml", &format!("{trainer}{text}"));
@@ -477,7 +478,7 @@ fn what_is_lost_says_what_is_done_instead() {
         (factory, "use_unsloth: true\n", "of 4 keys, 2 are taken over, 0 lost, 2 without effect"),
         (factory, "", "differs: dataset: `a`: there is no data/dataset_info.json"),
         (trl, "num_generations: 8\n", "of 5 keys, 3 are taken over, 0 lost"),
-        (trl, "reward_funcs: [a]\n", "not taken over: reward_funcs: rewards are no Python functions here"),
+        (trl, "reward_funcs: [a]\n", "differs: reward_funcs: `file` in [[objective.reward]] is imported for them"),
         (
             trl,
             "num_generations: 4\nper_device_train_batch_size: 8\n",

@@ -6,8 +6,10 @@ use super::StoredTensor;
 use crate::util::gguf::MAX_EXPERTS;
 
 /// Ends of the names of such tensors, `[experts, rows, ...]`, and what the rows of an expert are. Those of gpt-oss have gate and
-/// up in turn, biases, and matrices that are transposed or codes.
-const JOINED: [(&str, &[&str], &str); 8] = [
+/// up in turn, biases, and matrices that are transposed or codes; those of Qwen3-VL are transposed.
+const JOINED: [(&str, &[&str], &str); 10] = [
+    ("input_linear.weight", &["gate_proj", "up_proj"], "weight"),
+    ("output_linear.weight", &["down_proj"], "weight"),
     ("gate_up_proj", &["gate_proj", "up_proj"], "weight"),
     ("down_proj", &["down_proj"], "weight"),
     ("gate_up_proj_bias", &["gate_proj", "up_proj"], "bias"),
@@ -18,6 +20,8 @@ const JOINED: [(&str, &[&str], &str); 8] = [
     ("down_proj_scales", &["down_proj"], "weight_scale"),
 ];
 const EXPERTS: &str = ".experts.";
+/// What Granite has in place of it.
+const OF_GRANITE: &str = ".block_sparse_moe.";
 
 type Tensors = BTreeMap<String, StoredTensor>;
 
@@ -37,9 +41,10 @@ pub(super) struct Strides {
 pub(super) fn apart(tensors: Tensors) -> (Tensors, Tensors) {
     // Nobody else has biases.
     let is_gpt_oss = tensors.keys().any(|name| name.ends_with(".experts.gate_up_proj_bias"));
+    let layout = if is_gpt_oss { Layout::InTurn } else { halves(&tensors) };
     let (mut apart, mut joined) = (Tensors::new(), Tensors::new());
     for (name, stored) in tensors {
-        if let Some(parts) = parts(&name, &stored, is_gpt_oss) {
+        if let Some(parts) = parts(&name, &stored, layout) {
             apart.extend(parts);
             joined.insert(name, stored);
         } else {
@@ -49,9 +54,37 @@ pub(super) fn apart(tensors: Tensors) -> (Tensors, Tensors) {
     (apart, joined)
 }
 
+/// How gate and up lie in one tensor.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Layout {
+    /// Up below gate.
+    Below,
+    /// Rows take turns; matrices of numbers are transposed.
+    InTurn,
+    /// Beside each other, since the matrices are transposed.
+    Beside,
+}
+
+/// Whether up is below gate or beside it: as wide as both is what down is as wide as one.
+fn halves(tensors: &Tensors) -> Layout {
+    let first = tensors.iter().find(|(name, _)| name.ends_with(".experts.gate_up_proj"));
+    let shapes = first.and_then(|(name, gate_up)| {
+        let down = tensors.get(&name.replace("gate_up_proj", "down_proj"))?;
+        Some((<[usize; 3]>::try_from(&*gate_up.shape).ok()?, <[usize; 3]>::try_from(&*down.shape).ok()?))
+    });
+    match shapes {
+        Some(([_, hidden, both], [_, one, width])) if hidden == width && both == 2 * one => Layout::Beside,
+        _ => Layout::Below,
+    }
+}
+
 /// `None`: it holds no such matrices.
-fn parts(name: &str, stored: &StoredTensor, is_gpt_oss: bool) -> Option<Vec<(String, StoredTensor)>> {
-    let of_block = name.split_once(EXPERTS);
+fn parts(name: &str, stored: &StoredTensor, layout: Layout) -> Option<Vec<(String, StoredTensor)>> {
+    let is_gpt_oss = layout == Layout::InTurn;
+    let of_block = name.split_once(EXPERTS).or_else(|| {
+        let (block, end) = name.split_once(OF_GRANITE)?;
+        Some((&name[..block.len() + OF_GRANITE.len() - 1], end))
+    });
     let joined = of_block.and_then(|(block, end)| Some((block, JOINED.iter().find(|(known, ..)| *known == end)?)));
     let (block, (_, matrices, part)) = joined?;
     let [num_experts, of_expert @ ..] = &stored.shape[..] else { return None };
@@ -60,7 +93,7 @@ fn parts(name: &str, stored: &StoredTensor, is_gpt_oss: bool) -> Option<Vec<(Str
     }
     let num_bytes = stored.range.len() / (*num_experts).max(1);
     let width = stored.range.len() / stored.shape.iter().product::<usize>().max(1);
-    let is_transposed = is_gpt_oss && *part == "weight";
+    let is_transposed = layout != Layout::Below && *part == "weight";
     let (rows, columns): (usize, usize) = match *of_expert {
         [columns, rows] if is_transposed => (rows, columns),
         [rows, ref rest @ ..] => (rows, rest.iter().product()),
@@ -70,7 +103,11 @@ fn parts(name: &str, stored: &StoredTensor, is_gpt_oss: bool) -> Option<Vec<(Str
     let matrix = |expert: usize, index: usize| {
         let first = stored.range.start + expert * num_bytes;
         let shape = if *part == "bias" { vec![num_rows] } else { vec![num_rows, columns] };
-        let (range, strides) = if is_gpt_oss && (is_transposed || matrices.len() > 1) {
+        let (range, strides) = if layout == Layout::Beside {
+            let start = first + index * num_rows * width;
+            let strides = Strides { len: width, of_row: width, of_column: rows * width, rows: num_rows, columns };
+            (start..first + num_bytes, Some(strides))
+        } else if is_gpt_oss && (is_transposed || matrices.len() > 1) {
             let (of_row, of_column) = if is_transposed { (width, rows * width) } else { (columns * width, width) };
             // A row of codes or of a bias is one element.
             let (len, columns, of_column) = if is_transposed { (width, columns, of_column) } else { (of_row, 1, 0) };

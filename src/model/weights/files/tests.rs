@@ -203,6 +203,35 @@ fn experts_that_are_stored_as_one_tensor_are_found_one_by_one() {
 }
 
 #[test]
+fn experts_of_granite_and_those_of_qwen3_vl_which_are_transposed_are_found_too() {
+    let numbers = |len: usize| (0..len).flat_map(|number| (number as f32).to_le_bytes()).collect::<Vec<u8>>();
+    let read = |block: &str, shapes: [(&str, [usize; 3]); 2]| {
+        let folder = tempfile::tempdir().unwrap();
+        let values = numbers(2 * 6 * 5);
+        let view = |shape: [usize; 3]| {
+            TensorView::new(safetensors::Dtype::F32, shape.into(), &values[..4 * shape.iter().product::<usize>()])
+                .unwrap()
+        };
+        let views = shapes.map(|(name, shape)| (format!("model.layers.0.{block}{name}"), view(shape)));
+        safetensors::serialize_to_file(views, None, &folder.path().join(SINGLE)).unwrap();
+        let files = WeightFiles::open(folder.path()).unwrap();
+        ["gate_proj", "up_proj", "down_proj"].map(|name| {
+            let shape = if name == "down_proj" { [5, 3] } else { [3, 5] };
+            let block = block.trim_end_matches("experts.");
+            files.load_f32(&format!("model.layers.0.{block}experts.1.{name}.weight"), &shape).unwrap()
+        })
+    };
+    let from = |first: usize, len: usize| (first..first + len).map(|number| number as f32).collect::<Vec<f32>>();
+    let granite = [("input_linear.weight", [2, 6, 5]), ("output_linear.weight", [2, 5, 3])];
+    assert_eq!(read("block_sparse_moe.", granite), [from(30, 15), from(45, 15), from(15, 15)]);
+    let qwen = [("gate_up_proj", [2, 5, 6]), ("down_proj", [2, 3, 5])];
+    let [gate, up, down] = read("mlp.experts.", qwen);
+    // The second expert's first column of the file is the first row here.
+    assert_eq!((&gate[..5], &up[5..10]), (&[30., 36., 42., 48., 54.][..], &[34., 40., 46., 52., 58.][..]));
+    assert_eq!(down[..6], [15., 20., 25., 16., 21., 26.]);
+}
+
+#[test]
 fn a_tensor_without_numbers_holds_no_experts() {
     let folder = tempfile::tempdir().unwrap();
     let view = TensorView::new(safetensors::Dtype::F32, vec![1 << 40, 0, 1], &[]).unwrap();

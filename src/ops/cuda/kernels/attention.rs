@@ -45,18 +45,19 @@ fn tiles(head_dim: usize) -> (Tiles, usize, Tiles, Tiles) {
 pub(super) fn forward(AttentionInputs { qkv: [q, k, v], layout, heads }: AttentionInputs<'_>) -> Attended {
     let [tokens, width] = q.dims();
     let outputs = [spec(DType::BF16, [tokens, width]), spec(DType::F32, [heads.num_heads * tokens])];
-    let first_key = layout.spans(heads.window, &q.device()).first_key.into_dispatch();
+    let spans = layout.spans(heads.window, &q.device());
+    let [first_key, order] = [spans.first_key, spans.order].map(Tensor::into_dispatch);
     let [q, k, v] = [q, k, v].map(|x| x.clone().into_dispatch());
-    let run = move |[q, k, v, first_key]: [CubeTensor; 4], [o, lse]: &[CubeTensor; 2]| {
+    let run = move |[q, k, v, first_key, order]: [CubeTensor; 5], [o, lse]: &[CubeTensor; 2]| {
         let qkv = [q, k, v].map(rows);
         let (tiles, stages, ..) = tiles(heads.head_dim);
         let forward = Kernel::new("forward", &qkv[0], heads.num_heads, heads, || {
             let shared = 2 * heads.head_dim * (tiles.queries + stages * tiles.keys);
             kernel("forward", heads.num_heads, tokens.div_ceil(tiles.queries), tiles, heads).shared(shared)
         });
-        forward.launch(&qkv, [&first_key], [o], [lse], tokens, heads);
+        forward.in_order(order).launch(&qkv, [&first_key], [o], [lse], tokens, heads);
     };
-    let [o, lse] = custom("attention", [q, k, v, first_key], outputs, run);
+    let [o, lse] = custom("attention", [q, k, v, first_key, order], outputs, run);
     Attended { o: Tensor::from_dispatch(o), lse: Tensor::from_dispatch(lse), order: LseOrder::ByHead }
 }
 
@@ -70,9 +71,10 @@ pub(super) fn backward(
     let outputs = side_by_side(tokens, [q, k, v].map(|x| x.dims()[1]));
     let spans = layout.spans(heads.window, &q.device());
     let [q, k, v, d_o, o] = [q, k, v, d_o, &attended.o].map(|x| x.clone().into_dispatch());
-    let [first_key, last_query] = [spans.first_key, spans.last_query].map(Tensor::into_dispatch);
-    let inputs = [q, k, v, d_o, o, attended.lse.clone().into_dispatch(), first_key, last_query];
-    let run = move |[q, k, v, d_o, o, lse, first_key, last_query]: [CubeTensor; 8], outputs: &[CubeTensor; 3]| {
+    let [first_key, last_query, order] = [spans.first_key, spans.last_query, spans.order].map(Tensor::into_dispatch);
+    let inputs = [q, k, v, d_o, o, attended.lse.clone().into_dispatch(), first_key, last_query, order];
+    let run = move |[q, k, v, d_o, o, lse, first_key, last_query, order]: [CubeTensor; 9],
+                    outputs: &[CubeTensor; 3]| {
         let ([q, k, v, d_o], o, [dq, dk, dv]) = ([q, k, v, d_o].map(rows), rows(o), outputs);
         let (Heads { num_heads, num_kv_heads, head_dim, .. }, delta) = (heads, scratch(&lse, lse.shape(), DType::F32));
         note_memory(&delta);
@@ -86,7 +88,7 @@ pub(super) fn backward(
             let shared = 4 * head_dim * (by_query.queries + 2 * by_query.keys);
             kernel("backward_q", num_heads, tokens.div_ceil(by_query.queries), by_query, heads).shared(shared)
         });
-        queries.launch(&inputs, [&lse, &delta, &first_key], [dq], [], tokens, heads);
+        queries.in_order(order).launch(&inputs, [&lse, &delta, &first_key], [dq], [], tokens, heads);
         let keys = Kernel::new("backward_kv", &inputs[0], num_kv_heads, heads, || {
             let shared = 4 * head_dim * (by_key.keys + 2 * by_key.queries) + 16 * by_key.queries;
             kernel("backward_kv", num_kv_heads, tokens.div_ceil(by_key.keys), by_key, heads).shared(shared)
@@ -124,6 +126,8 @@ struct Kernel {
     launch: Launch,
     /// Columns of the tiles in which its operands are copied by tensor maps, on Hopper.
     tile_columns: Option<u32>,
+    /// In which order those kernels take tiles of queries.
+    order: Option<CubeTensor>,
 }
 
 impl Kernel {
@@ -132,7 +136,7 @@ impl Kernel {
         let (tokens, head_dim) = (dims(q)[0], heads.head_dim);
         let is_used = uses_hopper(table::Kernel::AttentionHopper, q);
         let Some([tile, slots]) = hopper_tiles(name, head_dim).filter(|_| is_used) else {
-            return Self { launch: other(), tile_columns: None };
+            return Self { launch: other(), tile_columns: None, order: None };
         };
         let num_tiles = tokens.div_ceil(HOPPER_ROWS);
         let multiprocessors = q.client.properties().hardware.num_streaming_multiprocessors;
@@ -144,10 +148,15 @@ impl Kernel {
         };
         let launch = Launch::new(HOPPER, format!("attention_hopper_{name}_{head_dim}"), grid, HOPPER_THREADS);
         let tile_columns = if head_dim.is_multiple_of(64) { 64 } else { 32 };
-        Self { launch: launch.shared(shared), tile_columns: Some(tile_columns) }
+        Self { launch: launch.shared(shared), tile_columns: Some(tile_columns), order: None }
     }
 
-    /// With the operands, what else is read, and the results: rows, and values for each of them.
+    /// Takes tiles of queries in this order, where it is for Hopper: others have a block for each.
+    fn in_order(self, order: CubeTensor) -> Self {
+        Self { order: self.tile_columns.map(|_| order), ..self }
+    }
+
+    /// With the operands, what else is read, how far tokens see last, and the results: rows, and values for each of them.
     fn launch<const N: usize, const M: usize, const L: usize>(
         self,
         operands: &[CubeTensor],
@@ -161,8 +170,9 @@ impl Kernel {
             Some(columns) => operands.iter().fold(self.launch, |launch, x| launch.map(x, columns)),
             None => operands.iter().fold(self.launch, Launch::read),
         };
-        let launch =
-            results.into_iter().chain(values).fold(others.into_iter().fold(launch, Launch::read), Launch::write);
+        let (others, seen) = others.split_at(N - 1);
+        let others = others.iter().copied().chain(&self.order).chain(seen.iter().copied());
+        let launch = results.into_iter().chain(values).fold(others.fold(launch, Launch::read), Launch::write);
         // A tensor map has the stride.
         let strided = if self.tile_columns.is_some() { &[] } else { operands };
         let launch = launch.ints(strided.iter().chain(results).map(stride));

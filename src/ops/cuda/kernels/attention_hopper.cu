@@ -4,7 +4,8 @@
 //
 // q, k, v and do come as tensor maps of rank 2 over bf16: sizes (heads * HEAD, tokens), the row's stride in bytes, boxes of (64, 64)
 // with the swizzle of 128 bytes; for HEAD 96 of (32, 64) with that of 64 bytes. Rows behind the last are read as zeros. The other
-// tensors are as there: rows of multiples of 8 elements, pointers of 16 bytes, lse and delta f32 [num_heads, tokens].
+// tensors are as there: rows of multiples of 8 elements, pointers of 16 bytes, lse and delta f32 [num_heads, tokens]; and `order`, the
+// tiles of 128 queries as blocks take them, int [tokens / 128 upwards].
 #include "attention.cuh"
 #include "hopper.cuh"
 
@@ -31,14 +32,14 @@ struct Item {
     int head, first_query, first_tile, num_tiles;
 };
 
-// Calls `run` for the items of this block. They are dealt out from those that see most keys on, in rounds that go to and fro: blocks
-// get much the same work where rows are one document.
-template <int KEYS, class Run> INLINE void for_items(const int *first_key, int tokens, int num_heads, Run run) {
+// Calls `run` for the items of this block. They are dealt out in `order`, the tiles of queries from those that see most keys on, in
+// rounds that go to and fro: blocks get much the same work.
+template <int KEYS, class Run> INLINE void for_items(const int *order, const int *first_key, int tokens, int num_heads, Run run) {
     const int num_query_tiles = (tokens + ROWS - 1) / ROWS, num_items = num_heads * num_query_tiles;
     for (int round = 0;; round++) {
         const int i = round * gridDim.x + (round % 2 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
         if (i >= num_items) return;
-        Item item = {i % num_heads, (num_query_tiles - 1 - i / num_heads) * ROWS};
+        Item item = {i % num_heads, same_in_warp(order[i / num_heads]) * ROWS};
         item.first_tile = same_in_warp(first_key[item.first_query]) / KEYS;
         item.num_tiles = (min(item.first_query + ROWS, tokens) - 1) / KEYS - item.first_tile + 1;
         run(item);
@@ -46,8 +47,8 @@ template <int KEYS, class Run> INLINE void for_items(const int *first_key, int t
 }
 
 template <int HEAD, int KEYS, int SLOTS>
-INLINE void forward(const TensorMap &q, const TensorMap &k, const TensorMap &v, const int *first_key, bf16 *o, float *lse,
-                    int o_stride, int tokens, int num_heads, int num_kv_heads, float scale) {
+INLINE void forward(const TensorMap &q, const TensorMap &k, const TensorMap &v, const int *order, const int *first_key, bf16 *o,
+                    float *lse, int o_stride, int tokens, int num_heads, int num_kv_heads, float scale) {
     constexpr int OWN = 64 * HEAD * 2, TILE = KEYS * HEAD * 2;
     const Shared q_tiles = dynamic_tiles(), o_tiles = q_tiles + 2 * OWN, tiles = o_tiles + 2 * OWN;
     const Shared barriers = tiles + SLOTS * TILE;
@@ -65,7 +66,7 @@ INLINE void forward(const TensorMap &q, const TensorMap &k, const TensorMap &v, 
     if (warpgroup == 2) {
         give_registers<24>();
         if (threadIdx.x % WARPGROUP) return;
-        for_items<KEYS>(first_key, tokens, num_heads, [&](const Item &item) {
+        for_items<KEYS>(order, first_key, tokens, num_heads, [&](const Item &item) {
             const int column = item.head * HEAD, kv_column = item.head / (num_heads / num_kv_heads) * HEAD;
             auto load = [&](const TensorMap &from, int tile) {
                 ring.wait_until_empty();
@@ -98,7 +99,7 @@ INLINE void forward(const TensorMap &q, const TensorMap &k, const TensorMap &v, 
     auto release = [&](Shared empty) {
         if (threadIdx.x % WARP == 0) arrive(empty);
     };
-    for_items<KEYS>(first_key, tokens, num_heads, [&](const Item &item) {
+    for_items<KEYS>(order, first_key, tokens, num_heads, [&](const Item &item) {
         const int first_row = item.first_query + threadIdx.x / WARP * 16, num_tiles = item.num_tiles;
         const Visible<1> visible = visible_keys<1>(first_key, first_row, tokens);
         Sums<1, HEAD / 8> out = {};
@@ -181,8 +182,8 @@ INLINE void forward(const TensorMap &q, const TensorMap &k, const TensorMap &v, 
 
 template <int HEAD, int KEYS, int SLOTS>
 INLINE void backward_q(const TensorMap &q, const TensorMap &k, const TensorMap &v, const TensorMap &d_o, const float *lse,
-                       const float *delta, const int *first_key, bf16 *dq, int dq_stride, int tokens, int num_heads,
-                       int num_kv_heads, float scale) {
+                       const float *delta, const int *order, const int *first_key, bf16 *dq, int dq_stride, int tokens,
+                       int num_heads, int num_kv_heads, float scale) {
     static_assert(KEYS == ROWS, "both warpgroups see the last tile");
     constexpr int OWN = 64 * HEAD * 2, TILE = KEYS * HEAD * 2;
     // [warpgroup][q, do]
@@ -202,7 +203,7 @@ INLINE void backward_q(const TensorMap &q, const TensorMap &k, const TensorMap &
     if (warpgroup == 2) {
         give_registers<24>();
         if (threadIdx.x % WARPGROUP) return;
-        for_items<KEYS>(first_key, tokens, num_heads, [&](const Item &item) {
+        for_items<KEYS>(order, first_key, tokens, num_heads, [&](const Item &item) {
             const int column = item.head * HEAD, kv_column = item.head / (num_heads / num_kv_heads) * HEAD;
             auto load = [&](const TensorMap &from, int tile) {
                 ring.wait_until_empty();
@@ -235,7 +236,7 @@ INLINE void backward_q(const TensorMap &q, const TensorMap &k, const TensorMap &
     auto release = [&](Shared empty) {
         if (threadIdx.x % WARP == 0) arrive(empty);
     };
-    for_items<KEYS>(first_key, tokens, num_heads, [&](const Item &item) {
+    for_items<KEYS>(order, first_key, tokens, num_heads, [&](const Item &item) {
         const int first_row = item.first_query + threadIdx.x / WARP * 16;
         const Visible<1> visible = visible_keys<1>(first_key, first_row, tokens);
         float row_lse[2], row_delta[2];
@@ -435,16 +436,16 @@ INLINE void backward_kv(const TensorMap &q, const TensorMap &k, const TensorMap 
 #define MAP const __grid_constant__ TensorMap
 #define FORWARD(HEAD, KEYS, SLOTS)                                                                                               \
     extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_hopper_forward_##HEAD(                                    \
-        MAP q, MAP k, MAP v, const int *first_key, bf16 *o, float *lse, int o_stride, int tokens, int num_heads,                 \
-        int num_kv_heads, float scale) {                                                                                         \
-        forward<HEAD, KEYS, SLOTS>(q, k, v, first_key, o, lse, o_stride, tokens, num_heads, num_kv_heads, scale);                \
+        MAP q, MAP k, MAP v, const int *order, const int *first_key, bf16 *o, float *lse, int o_stride, int tokens,              \
+        int num_heads, int num_kv_heads, float scale) {                                                                          \
+        forward<HEAD, KEYS, SLOTS>(q, k, v, order, first_key, o, lse, o_stride, tokens, num_heads, num_kv_heads, scale);         \
     }
 #define BACKWARD_Q(HEAD, KEYS, SLOTS)                                                                                            \
     extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_hopper_backward_q_##HEAD(                                 \
-        MAP q, MAP k, MAP v, MAP d_o, const float *lse, const float *delta, const int *first_key, bf16 *dq, int dq_stride,       \
-        int tokens, int num_heads, int num_kv_heads, float scale) {                                                              \
-        backward_q<HEAD, KEYS, SLOTS>(q, k, v, d_o, lse, delta, first_key, dq, dq_stride, tokens, num_heads, num_kv_heads,       \
-                                      scale);                                                                                    \
+        MAP q, MAP k, MAP v, MAP d_o, const float *lse, const float *delta, const int *order, const int *first_key, bf16 *dq,    \
+        int dq_stride, int tokens, int num_heads, int num_kv_heads, float scale) {                                               \
+        backward_q<HEAD, KEYS, SLOTS>(q, k, v, d_o, lse, delta, order, first_key, dq, dq_stride, tokens, num_heads,              \
+                                      num_kv_heads, scale);                                                                      \
     }
 #define BACKWARD_KV(HEAD, QUERIES, SLOTS)                                                                                        \
     extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_hopper_backward_kv_##HEAD(                                \

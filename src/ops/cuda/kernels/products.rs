@@ -318,7 +318,8 @@ impl Planned {
             let signed = |numbers: usize| i64::try_from(numbers).unwrap_or(i64::MAX);
             let layout = lt::create_matrix_layout(kind, columns as u64, rows as u64, signed(stride))?;
             if batch > 1 {
-                let (batch, apart) = (i32::try_from(batch).unwrap_or(i32::MAX), signed(apart));
+                let beyond_int = |_| CublasError(sys::cublasStatus_t::CUBLAS_STATUS_INVALID_VALUE);
+                let (batch, apart) = (i32::try_from(batch).map_err(beyond_int)?, signed(apart));
                 // SAFETY: the values have the sizes that are named with them, and outlive the calls.
                 unsafe {
                     let set = |attribute, value: *const c_void, size| {

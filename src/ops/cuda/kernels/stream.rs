@@ -42,6 +42,8 @@ pub(super) struct Launch {
     arguments: Vec<Argument>,
     reads: Vec<CubeTensor>,
     writes: Vec<CubeTensor>,
+    /// An integer that its argument cannot hold: then it is not launched, and fails.
+    beyond_int: Option<usize>,
 }
 
 /// An argument of a kernel.
@@ -89,7 +91,8 @@ pub(super) enum Operand<'a> {
 impl Launch {
     pub(super) fn new(module: &'static str, function: impl Into<String>, grid: [usize; 3], threads: usize) -> Self {
         let (arguments, reads, writes) = Default::default();
-        Self { module, function: function.into(), grid, threads, shared_bytes: 0, arguments, reads, writes }
+        let function = function.into();
+        Self { module, function, grid, threads, shared_bytes: 0, arguments, reads, writes, beyond_int: None }
     }
 
     /// Dynamic shared memory.
@@ -135,8 +138,11 @@ impl Launch {
     }
 
     pub(super) fn ints(self, values: impl IntoIterator<Item = usize>) -> Self {
-        let int = |value: usize| i32::try_from(value).unwrap_or(i32::MAX).cast_unsigned();
-        values.into_iter().fold(self, |launch, value| launch.bits(int(value)))
+        values.into_iter().fold(self, |mut launch, value| {
+            let int = i32::try_from(value);
+            launch.beyond_int = launch.beyond_int.or(int.is_err().then_some(value));
+            launch.bits(int.unwrap_or_default().cast_unsigned())
+        })
     }
 
     pub(super) fn bits(self, value: u32) -> Self {
@@ -179,6 +185,13 @@ impl Launch {
         let (reads, writes) = (self.reads, self.writes);
         let num_reads = reads.len();
         submit(&reads, &writes, move |loaded, pointers, stream| {
+            if let Some(value) = self.beyond_int {
+                let text = format!(
+                    "{} counts to 2^31 - 1, and has {value}: take fewer tokens in a micro-batch",
+                    self.function
+                );
+                return Err(Failure(text));
+            }
             let function = loaded.function(self.module, &self.function, self.shared_bytes)?;
             let counters = loaded.counters(stream)?;
             let [x, y, z] = self.grid;
@@ -412,4 +425,16 @@ impl Loaded {
 /// A size as the driver takes it.
 fn u32(size: usize) -> Result<u32, DriverError> {
     u32::try_from(size).map_err(|_| DriverError(CUresult::CUDA_ERROR_INVALID_VALUE))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_integer_that_its_argument_cannot_hold_fails_the_launch() {
+        let launch = |value| Launch::new("twice", "twice", [1; 3], 32).ints([1, value, 2]);
+        assert_eq!(launch((1 << 31) - 1).beyond_int, None);
+        assert_eq!(launch(1 << 31).beyond_int, Some(1 << 31));
+    }
 }

@@ -3,7 +3,7 @@
 use super::file::{list, refused, text};
 use super::{FileType, gemma4};
 use crate::schema::Problem;
-use crate::spec::family::{GgufWindows, OwnRopes, Scales};
+use crate::spec::family::{GgufWindows, NoRope, OwnRopes, Scales};
 use crate::spec::gguf::{self, Order};
 use crate::spec::{
     Attention, Block, DeltaNetInputs, Heads, Mixture, ModelConfig, Probabilities, Projections, RopeScaling,
@@ -12,16 +12,31 @@ use crate::util::gguf::{List, Value};
 use crate::util::text::with_commas;
 
 /// The metadata that every file starts with; `kind` is `model` or `adapter`.
-pub(super) fn general(config: &ModelConfig, kind: &str, name: &str, num_parameters: usize) -> Vec<(String, Value)> {
-    [
-        ("general.architecture", text(config.family().gguf.architecture)),
+///
+/// # Errors
+/// A model that llama.cpp has no architecture for.
+pub(super) fn general(
+    config: &ModelConfig,
+    kind: &str,
+    name: &str,
+    num_parameters: usize,
+) -> Result<Vec<(String, Value)>, Problem> {
+    Ok([
+        ("general.architecture", text(architecture(config)?)),
         ("general.type", text(kind)),
         ("general.name", text(name)),
         ("general.size_label", text(&size_label(num_parameters))),
         ("general.quantization_version", Value::U32(2)),
     ]
     .map(|(key, value)| (key.to_owned(), value))
-    .into()
+    .into())
+}
+
+fn architecture(config: &ModelConfig) -> Result<&'static str, Problem> {
+    config.family().gguf.architecture.ok_or_else(|| {
+        let problem = Problem::new(format!("GGUF files of `{}` are not written here", config.model_type));
+        problem.hint("merge into a folder: --out DIR")
+    })
 }
 
 /// `135M`, `1.1B`: two digits at least.
@@ -115,7 +130,8 @@ pub(super) fn shape(config: &ModelConfig, dtype: FileType) -> Result<Vec<(String
     keys.extend(multipliers(config));
     check_ropes(config)?;
     check_implied(config)?;
-    let named = keys.into_iter().map(|(key, value)| (format!("{}.{key}", family.gguf.architecture), value));
+    let architecture = architecture(config)?;
+    let named = keys.into_iter().map(|(key, value)| (format!("{architecture}.{key}"), value));
     Ok(named.chain([("general.file_type".to_owned(), Value::U32(dtype.code()))]).collect())
 }
 
@@ -127,6 +143,11 @@ fn check_implied(config: &ModelConfig) -> Result<(), Problem> {
         "this activation"
     } else if config.tie_word_embeddings && config.family().gguf.tied_head == Some(false) {
         "a head that is the embedding"
+    } else if !config.tie_word_embeddings && config.family().gguf.tied_head == Some(true) {
+        "a head of its own"
+    } else if matches!(config.family().gguf.architecture, Some("qwen2vl" | "qwen3vl" | "qwen3vlmoe")) {
+        // Written for the text alone, it would be none beside a file of the part that sees.
+        "what its images need"
     } else if convs().any(|conv| conv.kernel_size == 1) {
         "convolutions over one token"
     } else if convs().count() == config.num_layers() {
@@ -237,7 +258,10 @@ fn check_ropes(config: &ModelConfig) -> Result<(), Problem> {
         return refused(config, "this `rope_scaling`");
     }
     let has_rope = |block: &Block| block.attention().is_none_or(|attention| attention.rope.is_some());
-    let expected = |layer: usize| family.no_rope_interval.is_none_or(|every| !(layer + 1).is_multiple_of(every));
+    let expected = |layer: usize| match family.no_rope {
+        NoRope::LastOf(every) => !(layer + 1).is_multiple_of(every),
+        _ => true,
+    };
     if config.blocks.iter().enumerate().all(|(layer, block)| has_rope(block) == expected(layer)) {
         return Ok(());
     }
@@ -270,9 +294,6 @@ fn windows_and_caps(config: &ModelConfig) -> Result<Vec<(&'static str, Value)>, 
         return refused(config, "this `query_pre_attn_scalar`");
     }
     let is_tied = family.gguf.tied_head == Some(true);
-    if is_tied && !config.tie_word_embeddings {
-        return refused(config, "a head of its own");
-    }
     if !is_tied && window.is_none() {
         return refused(config, "no window");
     }

@@ -299,8 +299,8 @@ fn a_file_that_cannot_be_a_base_says_why_and_a_tokenizer_beside_it_goes_before_i
     for (from, to, part) in [
         (
             "llama",
-            "gemma",
-            "`general.architecture` = \"gemma\" is not supported, expected one of `llama`, `mistral3`, \
+            "grok9",
+            "`general.architecture` = \"grok9\" is not supported, expected one of `llama`, `mistral3`, \
              `qwen2`, `qwen3`, `qwen2moe`, `qwen3moe`, `gpt-oss`, `qwen35`",
         ),
         ("llama.block_count", "llama.block_cOunt", "`llama.block_count` is missing"),

@@ -1,118 +1,16 @@
-//! What a merged model can be written as, and which type each tensor of a GGUF file has: that which `llama-quantize` of llama.cpp chooses
+//! Which type each tensor of a GGUF file has: that which `llama-quantize` of llama.cpp chooses
 //! (<https://github.com/ggml-org/llama.cpp/blob/master/src/llama-quant.cpp>).
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use super::file::Tensor;
-use crate::device::Dtype;
+use crate::config::FileType;
 use crate::schema::Problem;
 use crate::util::gguf::{GgufType, List, Value};
 use crate::util::text::counted;
 
-/// Types of files: most of their matrices have the type of that name, and some, by their place in the model, one with more bits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-#[value(rename_all = "snake_case")]
-pub enum FileType {
-    /// IEEE single precision.
-    F32,
-    /// IEEE half precision.
-    F16,
-    /// bfloat16.
-    Bf16,
-    /// 8-bit integers, 32 of which share a scale.
-    #[value(name = "q8_0")]
-    Q8,
-    /// 4-bit integers, 32 of which share a scale.
-    #[value(name = "q4_0")]
-    Q4,
-    /// The same with an offset.
-    #[value(name = "q4_1")]
-    Q4Offset,
-    /// 5-bit integers, 32 of which share a scale.
-    #[value(name = "q5_0")]
-    Q5,
-    /// The same with an offset.
-    #[value(name = "q5_1")]
-    Q5Offset,
-    /// Blocks of 256 with 2-bit integers.
-    #[value(name = "q2_k")]
-    Q2K,
-    /// Blocks of 256 with 3-bit integers, and few with more.
-    #[value(name = "q3_k_s")]
-    Q3KS,
-    /// The same with more of those.
-    #[value(name = "q3_k_m")]
-    Q3KM,
-    /// The same with the most of those.
-    #[value(name = "q3_k_l")]
-    Q3KL,
-    /// Blocks of 256 with 4-bit integers, and few with more.
-    #[value(name = "q4_k_s")]
-    Q4KS,
-    /// The same with more of those.
-    #[value(name = "q4_k_m")]
-    Q4KM,
-    /// Blocks of 256 with 5-bit integers, and few with more.
-    #[value(name = "q5_k_s")]
-    Q5KS,
-    /// The same with more of those.
-    #[value(name = "q5_k_m")]
-    Q5KM,
-    /// Blocks of 256 with 6-bit integers.
-    #[value(name = "q6_k")]
-    Q6K,
-    /// 4-bit indices into a table, 32 of which share a scale.
-    #[value(name = "iq4_nl")]
-    Iq4Nl,
-    /// The same in blocks of 256.
-    #[value(name = "iq4_xs")]
-    Iq4Xs,
-    /// 4-bit floats, 32 of which share an exponent: for experts, and 8-bit integers for the rest.
-    #[value(name = "mxfp4")]
-    Mxfp4,
-    /// 4-bit floats, 16 of which share an 8-bit scale.
-    #[value(name = "nvfp4")]
-    Nvfp4,
-    /// 4-bit integers in a folder of compressed-tensors.
-    #[value(name = "w4a16")]
-    W4a16,
-    /// 8-bit floats in such a folder.
-    #[value(name = "fp8")]
-    Fp8,
-}
-
 impl FileType {
-    /// The type of the same numbers in other files.
-    pub(crate) fn float(self) -> Option<Dtype> {
-        match self {
-            Self::F32 => Some(Dtype::F32),
-            Self::F16 => Some(Dtype::F16),
-            Self::Bf16 => Some(Dtype::Bf16),
-            _ => None,
-        }
-    }
-
-    /// Its name on the command line.
-    pub(crate) fn name(self) -> String {
-        clap::ValueEnum::to_possible_value(&self).map_or_else(String::new, |value| value.get_name().to_owned())
-    }
-
-    /// Whether it is a form of compressed-tensors, of which a folder is made.
-    pub(crate) fn is_for_folders(self) -> bool {
-        matches!(self, Self::W4a16 | Self::Fp8 | Self::Nvfp4 | Self::Mxfp4)
-    }
-
-    /// Whether there are GGUF files of it.
-    pub(crate) fn is_for_files(self) -> bool {
-        !matches!(self, Self::W4a16 | Self::Fp8)
-    }
-
-    /// Whether a matrix of it is another where some inputs weigh more.
-    pub(crate) fn weighs_errors(self) -> bool {
-        !matches!(self, Self::F32 | Self::F16 | Self::Bf16 | Self::Q8 | Self::Mxfp4 | Self::Nvfp4)
-    }
-
     /// Its number, for `general.file_type`, and the type of most of its matrices.
     fn facts(self) -> (u32, GgufType) {
         match self {
@@ -139,6 +37,17 @@ impl FileType {
             Self::Mxfp4 => (38, GgufType::MXFP4),
             Self::Nvfp4 => (39, GgufType::NVFP4),
         }
+    }
+
+    /// Whether rows of `width` are in blocks of it, or of the type that then takes its place.
+    pub(crate) fn has_blocks_for(self, width: usize) -> bool {
+        fallback(self.facts().1, width).is_quantized()
+    }
+
+    /// Bytes of so many weights in the type of most of them.
+    pub(crate) fn num_bytes(self, num_weights: usize) -> usize {
+        let kind = self.facts().1;
+        num_weights / kind.block_size() * kind.type_size().unwrap_or_default()
     }
 
     /// Its number, for `general.file_type`.

@@ -1,7 +1,7 @@
 //! The tensors of a merged model, each computed when it is written.
 
 use std::borrow::Cow;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
@@ -12,10 +12,9 @@ use crate::device::Dtype;
 use crate::lora::Matrices;
 use crate::lora::targets::AdapterShape;
 use crate::model::weights::{Quantisation, StoredTensor, WeightFiles, Weights, convert};
-use crate::ops::linear::Matrix;
 use crate::ops::quantised::Quantised;
 use crate::save::export::adapter_file::{EMBEDDING, HEAD, TOKENS};
-use crate::save::export::{ExportError, HostMatrix, SavedAdapter, check_adapter, read_adapter};
+use crate::save::export::{AdapterWeights, ExportError, HostMatrix, SavedAdapter, check_adapter, read_adapter};
 use crate::schema::Problem;
 use crate::spec::{ModelConfig, Role, Site};
 use crate::util::faults;
@@ -74,8 +73,18 @@ impl Merging {
         adapter: &Path,
         decoded: Option<Quantisation>,
     ) -> Result<Self, ExportError> {
+        Self::of(model, read_adapter(adapter)?, adapter, decoded)
+    }
+
+    /// The same where the adapter in the folder was read.
+    pub(in crate::save::export) fn of(
+        model: &Path,
+        saved: SavedAdapter,
+        adapter: &Path,
+        decoded: Option<Quantisation>,
+    ) -> Result<Self, ExportError> {
         let mut config = ModelConfig::from_model(model)?;
-        let saved = read_adapter(adapter)?.that_writes(adapter)?.named_for(&config);
+        let saved = saved.that_writes(adapter)?.named_for(&config);
         let tokenizer = saved.grow(&mut config, model, adapter).unwrap_or_else(|| model.to_owned());
         let base = Weights::open(model, &config)?;
         base.check(&config)?;
@@ -86,8 +95,12 @@ impl Merging {
         let linears = config.sites().map(weight).collect();
         let codable = config.sites().filter(|(_, site)| site.role == Role::Linear).map(weight).collect();
         let mut tensors = config.expected_tensors();
-        if let (true, Weights::Files(files)) = (config.is_nested, &base) {
-            let others = files.tensors().iter().filter(|(name, stored)| stored.nested_name.is_none() && *name != HEAD);
+        if let (Some(_), Weights::Files(files)) = (config.nesting, &base) {
+            // Some have the language model under the names that it has alone.
+            let own: HashSet<String> = tensors.iter().map(|(name, _)| name.clone()).collect();
+            let is_other = |name: &str| name != HEAD && !name.starts_with("model.layers.") && !own.contains(name);
+            let others = files.tensors().iter();
+            let others = others.filter(|(name, stored)| stored.nested_name.is_none() && is_other(name));
             tensors.extend(others.map(|(name, stored)| (name.clone(), stored.shape.clone())));
         }
         tensors.sort();
@@ -108,6 +121,16 @@ impl Merging {
         };
         merging.num_bytes = merging.tensors(&|_, _| ()).map(|tensor| tensor.num_bytes()).sum();
         Ok(merging)
+    }
+
+    /// The same with other numbers of the adapter, which lies in this folder.
+    pub(in crate::save::export) fn with(
+        &self,
+        model: &Path,
+        adapter: &Path,
+        weights: &AdapterWeights,
+    ) -> Result<Self, ExportError> {
+        Self::of(model, SavedAdapter { weights: weights.clone(), ..self.adapter.clone() }, adapter, self.decoded)
     }
 
     /// Every tensor, in the order of the names. `on_bytes` is called with its size and that of all when one is written.
@@ -161,11 +184,7 @@ impl Merging {
             let values = self.base.load(name, [shape.iter().product()], Dtype::F32, &device)?;
             return Ok(faults::read(values, "a weight"));
         };
-        Ok(match self.base.matrix(name, [rows, columns], Dtype::F32.into(), &self.config, &device)? {
-            Matrix::Dense(values) => faults::read(values, "a weight"),
-            Matrix::Quantised(codes) => codes.to_f32(),
-            Matrix::Blocks(blocks) => faults::read(blocks.decoded(), "a weight"),
-        })
+        self.base.matrix_values(name, [rows, columns], &self.config)
     }
 
     /// The largest absolute number of a matrix and of those that servers join it with, which share its scale.

@@ -1,0 +1,206 @@
+//! Rows of dense families that differ from another in little.
+
+use super::{ERNIE4_5, GEMMA2, GLM4, GRANITE, LLAMA, LLAMA_GGUF, MISTRAL, OLMO2, QWEN2, QWEN3};
+use crate::spec::family::{Biases, Family, FamilyNames, Gguf, NoRope, OwnRopes, Scales, Windows};
+use crate::spec::{Activation, NormKind};
+
+/// Inside Qwen2-VL.
+pub(super) const QWEN2_VL: Family = Family {
+    model_type: "qwen2_vl_text",
+    architecture: "Qwen2VLTextModel",
+    windows: Windows::LaterLayers { default: 4096, first: 80 },
+    rms_norm_eps: 1e-5,
+    rope_theta: 1e6,
+    num_key_value_heads: Some(8),
+    bos_token_id: Some(151_643),
+    eos_token_id: Some(151_645),
+    gguf: Gguf::named("qwen2vl"),
+    ..QWEN2
+};
+
+pub(super) const QWEN2_5_VL: Family =
+    Family { model_type: "qwen2_5_vl_text", architecture: "Qwen2_5_VLTextModel", ..QWEN2_VL };
+
+pub(super) const QWEN3_VL: Family = Family {
+    model_type: "qwen3_vl_text",
+    architecture: "Qwen3VLTextModel",
+    windows: Windows::Never,
+    rope_theta: 500_000.0,
+    max_position_embeddings: 128_000,
+    gguf: Gguf::named("qwen3vl"),
+    ..QWEN3
+};
+
+/// Inside GLM-4.1V.
+pub(super) const GLM4V: Family = Family {
+    model_type: "glm4v_text",
+    architecture: "Glm4vTextModel",
+    partial_rotary_factor: Some(1.0),
+    rms_norm_eps: 1e-5,
+    head_dim: None,
+    max_position_embeddings: 32_768,
+    gguf: Gguf::NONE,
+    ..GLM4
+};
+
+pub(super) const GLM_OCR: Family = Family {
+    model_type: "glm_ocr_text",
+    architecture: "GlmOcrTextModel",
+    biases: Biases::None,
+    num_key_value_heads: Some(8),
+    max_position_embeddings: 131_072,
+    ..GLM4V
+};
+
+/// Beside ERNIE 4.5, halves of a head turn.
+pub(super) const PADDLEOCR_VL: Family = Family {
+    model_type: "paddleocr_vl_text",
+    architecture: "PaddleOCRTextModel",
+    gguf: Gguf::NONE,
+    rope_pairs: LLAMA.rope_pairs,
+    ..ERNIE4_5
+};
+
+pub(super) const INTERNLM3: Family = Family {
+    model_type: "internlm3",
+    architecture: "InternLM3ForCausalLM",
+    biases: Biases::Keys([("qkv_bias", false), ("bias", false), ("bias", false)]),
+    rms_norm_eps: 1e-5,
+    head_dim: Some(128),
+    num_key_value_heads: Some(2),
+    max_position_embeddings: 32_768,
+    ..LLAMA
+};
+
+pub(super) const IQUEST_CODER: Family = Family {
+    model_type: "iquestcoder",
+    architecture: "IQuestCoderForCausalLM",
+    rms_norm_eps: 1e-5,
+    head_dim: Some(128),
+    num_key_value_heads: Some(8),
+    max_position_embeddings: 131_072,
+    ..LLAMA
+};
+
+/// Its `attention_dropout` and `residual_dropout` are not computed.
+pub(super) const SEED_OSS: Family = Family {
+    model_type: "seed_oss",
+    architecture: "SeedOssForCausalLM",
+    biases: Biases::Keys([("attention_bias", true), ("attention_out_bias", false), ("mlp_bias", false)]),
+    head_dim: Some(128),
+    num_key_value_heads: Some(8),
+    max_position_embeddings: 524_288,
+    bos_token_id: Some(0),
+    gguf: Gguf { post_attention_norm: true, ..Gguf::named("seed_oss") },
+    ..LLAMA
+};
+
+pub(super) const MINISTRAL: Family =
+    Family { model_type: "ministral", architecture: "MinistralForCausalLM", ..MISTRAL };
+
+pub(super) const CWM: Family = Family {
+    model_type: "cwm",
+    architecture: "CwmForCausalLM",
+    biases: Biases::None,
+    windows: Windows::AllButFirst { default: 8192, pattern: 4 },
+    rms_norm_eps: 1e-5,
+    rope_theta: 1e6,
+    head_dim: Some(128),
+    num_key_value_heads: Some(8),
+    max_position_embeddings: 131_072,
+    bos_token_id: Some(128_000),
+    eos_token_id: Some(128_001),
+    gguf: Gguf::NONE,
+    ..LLAMA
+};
+
+/// Its activation is the approximation of the tangent, which its first configs call `gelu`.
+pub(super) const GEMMA: Family = Family {
+    model_type: "gemma",
+    architecture: "GemmaForCausalLM",
+    norms: LLAMA.norms,
+    activation: ("hidden_act", Activation::GeluTanh),
+    scales: Scales::EmbeddingsAndHeads,
+    soft_caps: None,
+    windows: Windows::Never,
+    num_attention_heads: Some(16),
+    num_key_value_heads: Some(16),
+    gguf: Gguf { tied_head: Some(true), ..Gguf::named("gemma") },
+    ..GEMMA2
+};
+
+pub(super) const VAULT_GEMMA: Family = Family {
+    model_type: "vaultgemma",
+    architecture: "VaultGemmaForCausalLM",
+    norms: [[Some("input_layernorm"), None], [Some("pre_feedforward_layernorm"), None]],
+    gguf: Gguf::NONE,
+    ..GEMMA2
+};
+
+pub(super) const ARCEE: Family = Family {
+    model_type: "arcee",
+    architecture: "ArceeForCausalLM",
+    activation: ("hidden_act", Activation::Relu),
+    gated: false,
+    rms_norm_eps: 1e-5,
+    max_position_embeddings: 4096,
+    bos_token_id: Some(128_000),
+    eos_token_id: Some(128_001),
+    gguf: Gguf { architecture: Some("arcee"), ..LLAMA_GGUF },
+    ..LLAMA
+};
+
+pub(super) const JAIS2: Family = Family {
+    model_type: "jais2",
+    architecture: "Jais2ForCausalLM",
+    names: FamilyNames { norm_eps: "layer_norm_eps", ..FamilyNames::COMMON },
+    biases: Biases::Keys([("attention_bias", true), ("attention_bias", true), ("mlp_bias", true)]),
+    norm_kind: NormKind::Layer,
+    activation: ("hidden_act", Activation::Relu),
+    gated: false,
+    rms_norm_eps: 1e-5,
+    max_position_embeddings: 8192,
+    bos_token_id: Some(0),
+    eos_token_id: Some(150_024),
+    gguf: Gguf::NONE,
+    ..LLAMA
+};
+
+pub(super) const HELIUM: Family = Family {
+    model_type: "helium",
+    architecture: "HeliumForCausalLM",
+    rms_norm_eps: 1e-8,
+    rope_theta: 100_000.0,
+    num_key_value_heads: None,
+    max_position_embeddings: 4096,
+    tie_word_embeddings: false,
+    gguf: Gguf::NONE,
+    ..ERNIE4_5
+};
+
+/// Granite 4 without layers of Mamba and without experts.
+pub(super) const GRANITE_HYBRID: Family = Family {
+    model_type: "granitemoehybrid",
+    architecture: "GraniteMoeHybridForCausalLM",
+    names: {
+        let [q, k, v, output, ..] = FamilyNames::COMMON.sites;
+        let [gate_up, down] = crate::spec::SHARED_MLP_NAMES;
+        FamilyNames { sites: [q, k, v, output, gate_up, gate_up, down], gate_up, ..FamilyNames::COMMON }
+    },
+    biases: Biases::AttentionKey,
+    no_rope: NoRope::UnlessNamed,
+    fused: [false, true, false],
+    gguf: Gguf::NONE,
+    ..GRANITE
+};
+
+pub(super) const OLMO3: Family = Family {
+    model_type: "olmo3",
+    architecture: "Olmo3ForCausalLM",
+    windows: Windows::AllButEvery { default: 4096, pattern: 4 },
+    rope_theta: 500_000.0,
+    local_rope_theta: Some(500_000.0),
+    own_ropes: OwnRopes::Olmo,
+    gguf: Gguf::NONE,
+    ..OLMO2
+};
