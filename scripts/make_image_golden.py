@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
 """Golden files of models that see: what transformers + PEFT make of images, in f32 on the CPU, for our tests to compare with.
 
-usage: make_image_golden.py FOLDER      (tests/golden/images-mistral3: config.json and preprocessor_config.json are there already)
+usage: make_image_golden.py FOLDER      (tests/golden/images-*: config.json and preprocessor_config.json are there already)
 
 Beside the packages of `requirements.txt` it needs torchvision, of the version that fits torch.
 
 FOLDER gets three images of odd sizes (PNG), tokenizer.json and tokenizer_config.json of a small vocabulary with the tokens of images,
-rows.jsonl, and golden.json: of each image SHA-256 of the scaled pixels (f32, little-endian, channel by channel); names, shapes and
+rows.jsonl, and golden.json: of each image SHA-256 of the scaled pixels (f32, little-endian, piece by piece and channel by channel); names, shapes and
 bounds of the model's tensors, whose numbers follow from their names as in make_golden.py; token ids of the rows and which carry loss;
 loss and, for every tensor of the adapters, norm and projections of its gradient; the losses of 20 steps on all rows. golden.safetensors: features of all images, and logits
-of the first row. resize.json: SHA-256 of an image resized to several sizes by each filter. counts.json: tokens of images by size.
+of the first row. resize.json (Mistral 3): SHA-256 of an image resized to several sizes by each filter. counts.json: by size, how many tokens
+the processor makes of what stands for an image.
 """
 
 import hashlib
@@ -24,15 +25,21 @@ from PIL import Image
 from safetensors.numpy import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torchvision.transforms.v2 import functional as resizing
-from transformers import AutoConfig, AutoModelForImageTextToText, PixtralImageProcessor, PixtralProcessor, PreTrainedTokenizerFast
+from transformers import (AutoConfig, AutoModelForImageTextToText, Idefics3Processor, PixtralImageProcessor, PixtralProcessor,
+                          PreTrainedTokenizerFast, SmolVLMImageProcessor)
 
 from make_golden import B_BOUND, adapter_tensors, formula, loss_sum, name_alone, projections
 
 SIZES = {"a.png": (75, 50), "b.png": (37, 90), "c.png": (32, 32)}
-SPECIAL = ["<s>", "</s>", "[INST]", "[/INST]", "[IMG]", "[IMG_BREAK]", "[IMG_END]"]
+SPECIAL = {
+    "mistral3": ["<s>", "</s>", "[INST]", "[/INST]", "[IMG]", "[IMG_BREAK]", "[IMG_END]"],
+    "smolvlm": ["<s>", "</s>", "[INST]", "[/INST]", "<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>"]
+    + [f"<row_{row}_col_{column}>" for row in range(1, 5) for column in range(1, 5)],
+}
+MARKERS = {"mistral3": "[IMG]", "smolvlm": "<image>"}
 TEMPLATE = ("{{ bos_token }}{% for message in messages %}{% if message['role'] == 'user' %}[INST]{% if message['content'] is string %}"
             "{{ message['content'] }}{% else %}{% for part in message['content'] %}{% if part['type'] == 'text' %}{{ part['text'] }}"
-            "{% elif part['type'] in ['image', 'image_url'] %}[IMG]{% endif %}{% endfor %}{% endif %}[/INST]{% else %}"
+            "{% elif part['type'] in ['image', 'image_url'] %}MARKER{% endif %}{% endfor %}{% endif %}[/INST]{% else %}"
             "{{ message['content'] }}{{ eos_token }}{% endif %}{% endfor %}")
 ROWS = [
     {"messages": [{"role": "user", "content": [{"type": "text", "text": "First "}, {"type": "image_url", "image_url": {"url": "a.png"}},
@@ -61,17 +68,18 @@ def sha(array) -> str:
     return hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
 
 
-def write_tokenizer(folder: pathlib.Path) -> PreTrainedTokenizerFast:
+def write_tokenizer(folder: pathlib.Path, family: str) -> PreTrainedTokenizerFast:
+    special, template = SPECIAL[family], TEMPLATE.replace("MARKER", MARKERS[family])
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE(vocab={text: i for i, text in enumerate(SPECIAL + alphabet)}, merges=[]))
+    tokenizer = Tokenizer(models.BPE(vocab={text: i for i, text in enumerate(special + alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in SPECIAL])
+    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in special])
     tokenizer.save(str(folder / "tokenizer.json"))
-    config = {"bos_token": "<s>", "eos_token": "</s>", "chat_template": TEMPLATE, "tokenizer_class": "PreTrainedTokenizerFast"}
+    config = {"bos_token": "<s>", "eos_token": "</s>", "chat_template": template, "tokenizer_class": "PreTrainedTokenizerFast"}
     (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=1) + "\n")
     fast = PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"), bos_token="<s>", eos_token="</s>")
-    fast.chat_template = TEMPLATE
+    fast.chat_template = template
     return fast
 
 
@@ -79,7 +87,7 @@ def fill(model) -> dict:
     """Gives every tensor the numbers of its name; returns how."""
     made = {}
     for name, tensor in model.state_dict().items():
-        centre = 1.0 if tensor.dim() == 1 else 0.0
+        centre = 1.0 if tensor.dim() == 1 and not name.endswith(".bias") else 0.0
         inputs = int(np.prod(tensor.shape[1:]))
         # Outputs of a size at which a mistake in what is before shows.
         bound = 0.3 if tensor.dim() == 1 else 2.5 / inputs**0.5
@@ -109,32 +117,51 @@ def messages_of(row):
     return messages, [image["path"] if isinstance(image, dict) else image for image in images]
 
 
+def processor_of(folder: pathlib.Path, config, tokenizer):
+    """What makes tensors of texts with images, and what makes pixels of an image."""
+    given, vision = json.loads((folder / "preprocessor_config.json").read_text()), config.vision_config
+    if config.model_type == "mistral3":
+        images, side = PixtralImageProcessor(**given), vision.patch_size * config.spatial_merge_size
+        processor = PixtralProcessor(images, tokenizer, patch_size=vision.patch_size, spatial_merge_size=config.spatial_merge_size)
+        return processor, lambda image: images(image, patch_size=side, return_tensors="pt")
+    images = SmolVLMImageProcessor(**given)
+    num_tokens = (vision.image_size // vision.patch_size // config.scale_factor) ** 2
+    # That of SmolVLM does the same, and speaks of videos too.
+    return Idefics3Processor(images, tokenizer, image_seq_len=num_tokens), lambda image: images([image], return_tensors="pt")
+
+
+def write_resized(folder: pathlib.Path):
+    resized = []
+    for source, to_width, to_height in CASES:
+        image = torch.from_numpy(pixels(*SIZES[source])).permute(2, 0, 1).contiguous()
+        for name, mode in FILTERS.items():
+            out = resizing.resize(image, [to_height, to_width], interpolation=mode, antialias=True)
+            resized.append({"image": source, "to": [to_width, to_height], "filter": name, "sha256": sha(out.permute(1, 2, 0).numpy())})
+    (folder / "resize.json").write_text(json.dumps(resized, separators=(",", ":")) + "\n")
+
+
 def main():
     folder = pathlib.Path(sys.argv[1])
     for name, size in SIZES.items():
         Image.fromarray(pixels(*size)).save(folder / name)
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    tokenizer = write_tokenizer(folder)
     config = AutoConfig.from_pretrained(folder)
-    given = json.loads((folder / "preprocessor_config.json").read_text())
-    images = PixtralImageProcessor(**given)
-    vision = config.vision_config
-    processor = PixtralProcessor(images, tokenizer, patch_size=vision.patch_size, spatial_merge_size=config.spatial_merge_size, chat_template=TEMPLATE)
-
+    tokenizer = write_tokenizer(folder, config.model_type)
+    processor, pixels_of = processor_of(folder, config, tokenizer)
     model = AutoModelForImageTextToText.from_config(config, attn_implementation="eager").float().eval()
     golden = {"lora": {"target_modules": "all-linear", "use_rslora": False, **LORA}, "b_bound": B_BOUND, "tensors": fill(model),
               "images": {}, "rows": [], "gradients": {}, "curve": []}
-    arrays, side = {}, vision.patch_size * config.spatial_merge_size
+    arrays = {}
     for name in SIZES:
-        out = images(Image.open(folder / name).convert("RGB"), patch_size=side, return_tensors="pt")
-        height, width = out["image_sizes"][0].tolist()
+        out = pixels_of(Image.open(folder / name).convert("RGB"))
+        height, width = out["pixel_values"].shape[-2:]
         with torch.no_grad():
-            features = model.get_image_features(pixel_values=out["pixel_values"], image_sizes=out["image_sizes"], return_dict=True).pooler_output[0]
+            features = model.get_image_features(**out, return_dict=True).pooler_output[0]
         golden["images"][name] = {"size": [width, height], "pixels": sha(out["pixel_values"][0].numpy())}
         arrays[f"features.{name}"] = features.numpy()
 
     # As our "all-linear": the language model alone.
-    target = r".*language_model.*\.(q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj)"
+    target = r".*(language_model|text_model).*\.(q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj)"
     adapted = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", target_modules=target, **LORA))
     named = adapter_tensors(adapted)
     with torch.no_grad():
@@ -176,21 +203,15 @@ def main():
     (folder / "golden.json").write_text(json.dumps(golden, separators=(",", ":")) + "\n")
     save_file(arrays, folder / "golden.safetensors")
 
-    resized = []
-    for source, to_width, to_height in CASES:
-        image = torch.from_numpy(pixels(*SIZES[source])).permute(2, 0, 1).contiguous()
-        for name, mode in FILTERS.items():
-            out = resizing.resize(image, [to_height, to_width], interpolation=mode, antialias=True)
-            resized.append({"image": source, "to": [to_width, to_height], "filter": name, "sha256": sha(out.permute(1, 2, 0).numpy())})
-    (folder / "resize.json").write_text(json.dumps(resized, separators=(",", ":")) + "\n")
-
+    if config.model_type == "mistral3":
+        write_resized(folder)
     rng = np.random.default_rng(1)
     # transformers takes a side of 1 or 3 for the colors.
     sizes = [(9000, 150), (150, 9000), (64, 64), (65, 64)] + [tuple(int(x) for x in rng.integers(4, 400, 2)) for _ in range(196)]
     counts = []
     for width, height in sizes:
-        [count] = processor._get_num_multimodal_tokens(image_sizes=[(height, width)])["num_image_tokens"]
-        counts.append([width, height, count])
+        out = processor(text=MARKERS[config.model_type], images=[Image.new("RGB", (width, height))], add_special_tokens=False)
+        counts.append([width, height, len(out["input_ids"][0])])
     (folder / "counts.json").write_text(json.dumps(counts, separators=(",", ":")) + "\n")
     print("loss", golden["loss"], "rows", [len(row["ids"]) for row in golden["rows"]])
 

@@ -13,7 +13,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use sha2::{Digest as _, Sha256};
 
-use crate::spec::{Grid, Vision};
+use crate::spec::{Cut, Grid, Vision};
 
 mod features;
 pub mod picture;
@@ -68,9 +68,9 @@ pub struct Image {
     source: Source,
     /// SHA-256 of the file.
     pub content: [u8; 32],
-    /// Its tokens.
-    pub grid: Grid,
-    /// Id of the first of them.
+    /// What is seen of it.
+    pub cut: Cut,
+    /// Id of the first of its tokens.
     pub first_id: u32,
 }
 
@@ -80,7 +80,7 @@ enum Source {
     Bytes(Vec<u8>),
 }
 
-/// An image as a vision tower takes it.
+/// A piece of an image as a vision tower takes it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Scaled {
     /// Width and height.
@@ -154,22 +154,28 @@ impl Images {
             let bytes = of_file(&path)?;
             (Source::File(path), bytes)
         };
-        let grid = self.vision()?.grid(picture::size_of(&bytes)?, self.limits.most_pixels)?;
+        let cut = self.vision()?.cut(picture::size_of(&bytes)?, self.limits.most_pixels)?;
         let content: [u8; 32] = Sha256::digest(&bytes).into();
         let found = &mut *self.found();
         // Another row may have named it meanwhile.
         let index = found.by_content.get(&content).copied().unwrap_or(found.images.len());
         if index == found.images.len() {
             let first_id = FIRST_IMAGE_ID + found.num_tokens;
-            let num_tokens = u32::try_from(grid.rows * grid.columns).ok();
+            let num_tokens = u32::try_from(cut.num_tokens()).ok();
             let sum = num_tokens.and_then(|tokens| found.num_tokens.checked_add(tokens)).filter(|sum| *sum <= NUM_IDS);
             found.num_tokens = sum.ok_or("is one too many: the images of a data set may have 536,870,912 tokens")?;
             let name = name.chars().take(200).collect();
-            found.images.push(Arc::new(Image { name, source, content, grid, first_id }));
+            found.images.push(Arc::new(Image { name, source, content, cut, first_id }));
             found.by_content.insert(content, index);
         }
         found.by_name.insert(name.to_owned(), index);
         Ok(Arc::clone(&found.images[index]))
+    }
+
+    /// Bytes that the features of all images so far take on disk.
+    #[must_use]
+    pub fn feature_bytes(&self) -> u64 {
+        self.vision.as_ref().map_or(0, |vision| features::bytes_of(vision, &self.all()))
     }
 
     /// What makes the features of images besides their contents: of `tower`, which stands for its weights.
@@ -180,20 +186,34 @@ impl Images {
         Ok(FeatureKey::new(self.vision()?, self.limits.most_pixels, tower))
     }
 
-    /// Decodes, resizes and scales an image.
+    /// Decodes, resizes, cuts and scales an image.
     ///
     /// # Errors
     /// What cannot be read any more, or is damaged.
-    pub fn scaled(&self, image: &Image) -> Result<Scaled, String> {
+    pub fn pieces(&self, image: &Image) -> Result<Vec<Scaled>, String> {
         let picture = match &image.source {
             Source::File(path) => Picture::decode(&of_file(path)?)?,
             Source::Bytes(bytes) => Picture::decode(bytes)?,
         };
         let vision = self.vision()?;
-        let side = vision.token_pixels();
-        let size = [image.grid.columns * side, image.grid.rows * side];
-        let pixels = resize(&picture.pixels, picture.size, size, vision.pixels.filter);
-        Ok(Scaled { size, values: scaled(&pixels, vision) })
+        let resized = |Picture { size, pixels }, to: [usize; 2]| Picture {
+            size: to,
+            pixels: resize(&pixels, size, to, vision.pixels.filter),
+        };
+        let whole = image.cut.sizes.iter().fold(picture, |picture, size| resized(picture, *size));
+        let pieces = match image.cut.squares {
+            None => vec![whole],
+            Some(Grid { rows, columns }) => {
+                let size = [whole.size[0] / columns, whole.size[1] / rows];
+                let places =
+                    (0..rows).flat_map(|row| (0..columns).map(move |column| [column * size[0], row * size[1]]));
+                let mut pieces: Vec<Picture> = places.map(|corner| whole.part(corner, size)).collect();
+                pieces.push(resized(whole, size));
+                pieces
+            }
+        };
+        let scaled = |Picture { size, pixels }| Scaled { size, values: scaled(&pixels, vision) };
+        Ok(pieces.into_iter().map(scaled).collect())
     }
 }
 
@@ -201,7 +221,7 @@ impl Image {
     /// Number of its tokens.
     #[must_use]
     pub fn num_tokens(&self) -> usize {
-        self.grid.rows * self.grid.columns
+        self.cut.num_tokens()
     }
 }
 

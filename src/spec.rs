@@ -32,7 +32,7 @@ pub use delta_net::{DELTA_NET_FUSED_NAMES, DELTA_NET_NAMES, DeltaHeads};
 pub use rope::{QueryGrowth, Rope, RopePairs, RopeScaling};
 pub use shipped::shipped_config;
 pub use stored::{Method, Packer, StoredQuantisation, Words};
-pub use vision::{Filter, Grid, MARKERS, Pixels, TOWER_PARTS, Vision};
+pub use vision::{Cut, Cutting, Encoder, EncoderKind, Filter, Grid, Pixels, Projector, TOWER_PARTS, Vision};
 
 /// Shape and constants of a decoder model, from Hugging Face's `config.json`.
 #[derive(Clone, Debug, PartialEq)]

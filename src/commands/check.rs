@@ -324,6 +324,7 @@ fn examine_files(config: &DataConfig, data: &Dataset, findings: &mut Findings) {
     if config.eval_split.is_some() {
         findings.facts.push(overview::held_out(data));
     }
+    findings.facts.extend(overview::images(data));
     findings.warnings.extend(data.warnings());
 }
 

@@ -57,7 +57,7 @@ pub(crate) struct GenerateArgs {
     #[arg(long, value_name = "FILE", conflicts_with_all = ["text", "prompt"])]
     pub(crate) prompts: Option<PathBuf>,
 
-    /// An image that the prompt is about, PNG or JPEG; several come in this order, before the text
+    /// An image that the prompt is about; several come in this order, before the text
     #[arg(long = "image", value_name = "FILE", conflicts_with_all = ["raw", "prompts"])]
     pub(crate) images: Vec<PathBuf>,
 

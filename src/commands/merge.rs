@@ -162,6 +162,9 @@ pub(crate) fn run(args: &MergeArgs) -> Result<(), Failure> {
     }
     if is_gguf {
         text += &about_windows;
+        if config.nesting.is_some() {
+            text += "\nnote: images go through the mmproj file of the base, which fits as it is: --mmproj MMPROJ.gguf";
+        }
         let (out, modelfile) = (shown(&args.out), shown(&export::modelfile(&args.out)));
         let _ = write!(text, "\n  llama-cli -m {out}\n  ollama create NAME -f {modelfile}");
     }

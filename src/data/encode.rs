@@ -310,7 +310,7 @@ impl Encoder<'_> {
         let is_open = !self.train_on_inputs && messages.last().is_some_and(|message| message["role"] == "user");
         let open = is_open.then(|| "it ends with a message of the user, which nothing answers".to_owned());
         let empty = blank.into_iter().chain(empty).collect();
-        in_text.write(&mut text, &mut answers)?;
+        in_text.write(self.images, &mut text, &mut answers)?;
         let tokens = self.tokenizer.encode_tokens(&text, false)?;
         let odd = special.into_iter().chain(open).collect();
         let notes = Notes { empty, odd, unread, letters: letters(&text, &tokens) };
@@ -327,7 +327,7 @@ impl Encoder<'_> {
                 let template = self.template.ok_or_else(|| DataError::Config(NO_TEMPLATE.to_owned()))?;
                 let (messages, mut in_text) = images::taken_out(self.images, messages)?;
                 let mut text = template.render(&messages, tools.as_ref(), true)?;
-                in_text.write(&mut text, &mut [])?;
+                in_text.write(self.images, &mut text, &mut [])?;
                 let tokens = self.tokenizer.encode_tokens(&text, false)?;
                 in_text.number(self.images, &tokens, &mut vec![false; tokens.len()])?
             }

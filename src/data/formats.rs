@@ -58,6 +58,8 @@ pub enum Prompt {
     Text(String),
 }
 
+const TEXT_ONLY: &str = "this trainer learns from text only, and from images as `lora-train help images` says";
+
 /// Reads a message or a turn of a conversation.
 type ReadMessage = fn(&Value, Option<&ChatTemplate>) -> Result<Value, String>;
 
@@ -446,7 +448,7 @@ fn refuse_media_but(row: &Value, read: &[&str]) -> Result<(), String> {
     let mut media =
         ["image", "images", "audio", "audios", "video", "videos"].iter().filter(|name| !read.contains(name));
     match media.find(|name| is_filled(&row[**name])) {
-        Some(name) => Err(format!("the row has `{name}`; this trainer learns from text only")),
+        Some(name) => Err(format!("the row has `{name}`; {TEXT_ONLY}")),
         None => Ok(()),
     }
 }

@@ -116,7 +116,7 @@ impl FeatureWriter {
 }
 
 /// Bytes that features take.
-fn bytes_of(vision: &Vision, images: &[Arc<Image>]) -> u64 {
+pub(super) fn bytes_of(vision: &Vision, images: &[Arc<Image>]) -> u64 {
     images.iter().map(|image| (HEADER_BYTES + 4 * image.num_tokens() * vision.text_size) as u64).sum()
 }
 

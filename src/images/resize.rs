@@ -60,7 +60,7 @@ impl Weights {
         Self { of_each: of_each.collect(), bits }
     }
 
-    #[expect(clippy::cast_possible_truncation, reason = "within a byte")]
+    #[expect(clippy::cast_sign_loss, reason = "within a byte")]
     fn byte(&self, sum: i32) -> u8 {
         ((sum + (1 << self.bits >> 1)) >> self.bits).clamp(0, 255) as u8
     }

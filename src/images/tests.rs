@@ -1,34 +1,36 @@
-use image::{DynamicImage, ImageFormat, Rgb, RgbImage};
-use std::io::Cursor;
+use zune_png::PngEncoder;
+use zune_png::zune_core::bit_depth::BitDepth;
+use zune_png::zune_core::colorspace::ColorSpace;
+use zune_png::zune_core::options::EncoderOptions;
 
 use super::*;
-use crate::spec::{Activation, Filter, Pixels};
+use crate::spec::{Activation, Cutting, Encoder, EncoderKind, Filter, Pixels, Projector};
 
 pub(super) fn vision() -> Vision {
-    let pixels = Pixels { longest_edge: 64, filter: Filter::Bicubic, mean: [0.5; 3], std: [0.5, 0.25, 1.0] };
     Vision {
-        hidden_size: 8,
-        intermediate_size: 8,
-        num_layers: 1,
-        num_heads: 2,
-        patch_size: 4,
-        rope_theta: 1e4,
-        activation: Activation::Silu,
-        merge_size: 2,
-        projector_activation: Activation::Gelu,
-        has_projector_bias: false,
-        projector_eps: 1e-5,
+        encoder: Encoder {
+            kind: EncoderKind::Pixtral { rope_theta: 1e4 },
+            hidden_size: 8,
+            intermediate_size: 8,
+            num_layers: 1,
+            num_heads: 2,
+            patch_size: 4,
+            activation: Activation::Silu,
+            eps: 1e-5,
+        },
+        projector: Projector::Merging { merge_size: 2, activation: Activation::Gelu, has_bias: false, eps: 1e-5 },
         text_size: 3,
         image_token_id: 10,
-        pixels,
+        pixels: Pixels { filter: Filter::Bicubic, mean: [0.5; 3], std: [0.5, 0.25, 1.0] },
+        cutting: Cutting::Whole { longest_edge: 64 },
     }
 }
 
-fn png(size: [u32; 2], color: [u8; 3]) -> Vec<u8> {
-    let image = DynamicImage::from(RgbImage::from_pixel(size[0], size[1], Rgb(color)));
-    let mut file = Cursor::new(Vec::new());
-    image.write_to(&mut file, ImageFormat::Png).unwrap();
-    file.into_inner()
+fn png([width, height]: [usize; 2], color: [u8; 3]) -> Vec<u8> {
+    let (pixels, mut file) = (color.repeat(width * height), Vec::new());
+    let options = EncoderOptions::new(width, height, ColorSpace::RGB, BitDepth::Eight);
+    PngEncoder::new(&pixels, options).encode(&mut file).unwrap();
+    file
 }
 
 #[test]
@@ -55,7 +57,7 @@ fn equal_images_are_one_and_others_have_their_own_ids() {
         let error = ids(&name).unwrap_err();
         assert!(error.contains(reason) && error.starts_with("the image"), "{error}");
     }
-    let scaled = images.scaled(&images.all()[1]).unwrap();
+    let [scaled] = &images.pieces(&images.all()[1]).unwrap()[..] else { panic!("it is seen as a whole") };
     assert_eq!(scaled.size, [8, 8]);
     let expected = [(9.0 - 127.5) / 127.5, (9.0 - 127.5) / 63.75, (9.0 - 127.5) / 255.0_f32];
     assert_eq!([0, 64, 128].map(|at| scaled.values[at]), expected);
@@ -89,6 +91,10 @@ fn features_are_made_once_and_again_where_they_are_damaged() {
     assert!(features.read(&ids[..1]).is_err(), "there is no such image");
     let rows = features.read(&ids[1..]).unwrap();
     assert_eq!(rows, [100.0, 101.0, 102.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 100.0, 101.0, 102.0]);
+    // What was interrupted goes on with what is missing.
+    let lost = std::fs::read_dir(folder.path()).unwrap().next().unwrap().unwrap().path();
+    std::fs::remove_file(lost).unwrap();
+    assert_eq!(made(1).0.len(), 1);
     assert_eq!(made(2).0, [0, 1], "another tower");
     for entry in std::fs::read_dir(folder.path()).unwrap() {
         let path = entry.unwrap().path();

@@ -1,31 +1,27 @@
-//! A vision tower (Pixtral, Agrawal et al., 2024), forwards: from an image to what takes the place of embeddings.
+//! A vision tower, forwards: from an image to what takes the place of embeddings.
 //!
 //! It computes in `f32`, whatever the language model computes in, and is needed before the first step alone.
 
 use std::sync::Arc;
 
 use burn::tensor::activation::softmax;
-use burn::tensor::{DType, Device, Tensor};
+use burn::tensor::{Device, Tensor};
 use sha2::{Digest as _, Sha256};
 
-use super::weights::{WeightFiles, Weights};
-use crate::device::Dtype;
+use super::weights::WeightFiles;
 use crate::images::Scaled;
 use crate::ops::host;
 use crate::ops::kernels::Place;
 use crate::ops::layout::{Layout, RotaryTable};
 use crate::ops::linear::{Weight, linear};
-use crate::ops::norm::rms_norm;
-use crate::ops::place::place_of;
+use crate::ops::norm::Norm;
 use crate::ops::product::{F32Products, matmul};
 use crate::ops::rotary::rotate;
 use crate::ops::swiglu::gated;
-use crate::schema::Problem;
-use crate::spec::{Heads, TOWER_PARTS, Vision};
+use crate::spec::{Activation, EncoderKind, Heads, Projector, TOWER_PARTS, Vision};
 use crate::util::faults;
 
-/// Added to the mean square in the tower's norms.
-const EPS: f64 = 1e-5;
+mod load;
 
 /// Most scores that are computed at a time.
 const MOST_SCORES: usize = 1 << 24;
@@ -35,48 +31,35 @@ const MOST_SCORES: usize = 1 << 24;
 pub struct Tower {
     vision: Vision,
     place: Place,
+    device: Device,
     /// `[hidden_size, 3 * patch_size^2]`
     patches: Weight,
-    norm: Tensor<1>,
+    /// Of every place, row by row, `[patches, hidden_size]`.
+    positions: Option<Tensor<2>>,
+    /// Before the layers and behind them.
+    ends: [Option<Norm>; 2],
     layers: Vec<Layer>,
-    projector: Projector,
+    projector: Layers,
 }
 
 #[derive(Debug)]
 struct Layer {
-    norms: [Tensor<1>; 2],
+    norms: [Norm; 2],
     qkv: [Weight; 3],
     output: Weight,
-    gate_up: [Weight; 2],
+    gate: Option<Weight>,
+    up: Weight,
     down: Weight,
 }
 
+/// Of a projector.
 #[derive(Debug)]
-struct Projector {
-    norm: Tensor<1>,
-    /// Of the patches of a token, `[hidden_size, hidden_size * merge_size^2]`.
+struct Layers {
+    norm: Option<Norm>,
+    /// Of the patches of a token.
     merge: Weight,
-    layers: [Weight; 2],
-}
-
-/// The weights of a tower where they are.
-struct Found<'a> {
-    weights: &'a Weights,
-    /// Before the names of its tensors.
-    prefix: &'static str,
-    device: &'a Device,
-}
-
-impl Found<'_> {
-    fn vector(&self, name: &str, width: usize) -> Result<Tensor<1>, Problem> {
-        self.weights.load(&format!("{}{name}", self.prefix), [width], Dtype::F32, self.device)
-    }
-
-    fn linear(&self, name: &str, shape: [usize; 2], has_bias: bool) -> Result<Weight, Problem> {
-        let values = self.weights.load(&format!("{}{name}.weight", self.prefix), shape, Dtype::F32, self.device)?;
-        let bias = has_bias.then(|| self.vector(&format!("{name}.bias"), shape[0])).transpose()?;
-        Ok(Weight { bias, ..Weight::new(values) })
-    }
+    /// Behind it, if there are more.
+    rest: Option<[Weight; 2]>,
 }
 
 /// Stands for the weights of a model's tower: a part of each of its tensors. `None` where the files have none.
@@ -97,108 +80,87 @@ pub fn digest(files: &WeightFiles) -> Option<[u8; 32]> {
 }
 
 impl Tower {
-    /// Reads the weights of a tower onto a device.
-    ///
-    /// # Errors
-    /// Tensors that are missing, misshapen or of a type that cannot be read.
-    pub fn load(vision: Vision, weights: &Weights, files: &WeightFiles, device: &Device) -> Result<Self, Problem> {
-        let is_within = files.tensors().keys().any(|name| name.starts_with("model.vision_tower."));
-        let found = Found { weights, prefix: if is_within { "model." } else { "" }, device };
-        let (hidden, patch, text) = (vision.hidden_size, vision.patch_size, vision.text_size);
-        let name = "vision_tower.patch_conv.weight";
-        let shape = [hidden, 3, patch, patch];
-        let patches: Tensor<4> = weights.load(&format!("{}{name}", found.prefix), shape, Dtype::F32, device)?;
-        let layer = |index: usize| {
-            let name = |part: &str| format!("vision_tower.transformer.layers.{index}.{part}");
-            let square = |part: &str| found.linear(&name(part), [hidden, hidden], false);
-            let (wide, inner) = ([vision.intermediate_size, hidden], [hidden, vision.intermediate_size]);
-            Ok(Layer {
-                norms: [
-                    found.vector(&name("attention_norm.weight"), hidden)?,
-                    found.vector(&name("ffn_norm.weight"), hidden)?,
-                ],
-                qkv: [square("attention.q_proj")?, square("attention.k_proj")?, square("attention.v_proj")?],
-                output: square("attention.o_proj")?,
-                gate_up: [
-                    found.linear(&name("feed_forward.gate_proj"), wide, false)?,
-                    found.linear(&name("feed_forward.up_proj"), wide, false)?,
-                ],
-                down: found.linear(&name("feed_forward.down_proj"), inner, false)?,
-            })
-        };
-        let projected =
-            |part: &str, shape, has_bias| found.linear(&format!("multi_modal_projector.{part}"), shape, has_bias);
-        let has_bias = vision.has_projector_bias;
-        Ok(Self {
-            place: place_of(device, DType::F32),
-            patches: Weight::new(patches.reshape([hidden, 3 * patch * patch])),
-            norm: found.vector("vision_tower.ln_pre.weight", hidden)?,
-            layers: (0..vision.num_layers).map(layer).collect::<Result<_, Problem>>()?,
-            projector: Projector {
-                norm: found.vector("multi_modal_projector.norm.weight", hidden)?,
-                merge: projected(
-                    "patch_merger.merging_layer",
-                    [hidden, hidden * vision.merge_size * vision.merge_size],
-                    false,
-                )?,
-                layers: [
-                    projected("linear_1", [text, hidden], has_bias)?,
-                    projected("linear_2", [text, text], has_bias)?,
-                ],
-            },
-            vision,
-        })
-    }
-
-    /// The features of an image, row by row, each as wide as the language model.
+    /// The features of an image's pieces, row by row, each as wide as the language model.
     ///
     /// # Panics
     /// As [`faults::read`].
     #[must_use]
-    pub fn features(&self, image: Scaled) -> Vec<f32> {
-        let Vision { patch_size, hidden_size, merge_size, .. } = self.vision;
+    pub fn features(&self, pieces: Vec<Scaled>) -> Vec<f32> {
+        pieces.into_iter().flat_map(|piece| self.of_piece(piece)).collect()
+    }
+
+    fn of_piece(&self, image: Scaled) -> Vec<f32> {
+        let patch_size = self.vision.encoder.patch_size;
         let [columns, rows] = image.size.map(|side| side / patch_size);
-        let device = &self.norm.device();
         // [3, rows, patch, columns, patch] to [rows * columns, 3 * patch * patch]
-        let pixels: Tensor<3> = host::tensor(image.values, [3, rows * patch_size, columns * patch_size], device);
+        let pixels: Tensor<3> = host::tensor(image.values, [3, rows * patch_size, columns * patch_size], &self.device);
         let by_patch = pixels.reshape([3, rows, patch_size, columns, patch_size]).permute([1, 3, 0, 2, 4]);
         let by_patch = by_patch.reshape([rows * columns, 3 * patch_size * patch_size]);
-        let x = linear(self.place, &by_patch, &self.patches, None, None).0;
-        let mut x = self.normed(&x, &self.norm, EPS);
+        let x = self.linear(&by_patch, &self.patches);
+        let x = if let Some(positions) = &self.positions { x + positions.clone() } else { x };
+        let mut x = self.normed(x, self.ends[0].as_ref());
         let layout = self.layout([rows, columns]);
         for layer in &self.layers {
-            x = self.through(layer, x, &layout);
+            x = self.through(layer, x, layout.as_ref());
         }
-        let Projector { norm, merge, layers: [first, second] } = &self.projector;
-        let x = self.normed(&x, norm, self.vision.projector_eps);
-        // [rows, merge, columns, merge, hidden] to [tokens, hidden * merge * merge]
-        let num_tokens = rows * columns / (merge_size * merge_size);
-        let by_token = x.reshape([rows / merge_size, merge_size, columns / merge_size, merge_size, hidden_size]);
-        let by_token = by_token.permute([0, 2, 4, 1, 3]).reshape([num_tokens, hidden_size * merge_size * merge_size]);
-        let merged = linear(self.place, &by_token, merge, None, None).0;
-        let x = linear(self.place, &merged, first, None, None).0;
-        let x = gated(self.place, self.vision.projector_activation, &x, &x.ones_like());
-        faults::read(linear(self.place, &x, second, None, None).0, "a feature of an image")
+        let x = self.normed(x, self.ends[1].as_ref());
+        faults::read(self.projected(&x, [rows, columns]), "a feature of an image")
     }
 
-    fn normed(&self, x: &Tensor<2>, weight: &Tensor<1>, eps: f64) -> Tensor<2> {
-        rms_norm(self.place, x, weight, eps).0
+    fn projected(&self, x: &Tensor<2>, [rows, columns]: [usize; 2]) -> Tensor<2> {
+        let Layers { norm, merge, rest } = &self.projector;
+        let (side, hidden) = (self.vision.projector.merge_size(), self.vision.encoder.hidden_size);
+        let in_order = match self.vision.projector {
+            Projector::Merging { .. } => [0, 2, 4, 1, 3],
+            Projector::Linear { .. } => [0, 2, 1, 3, 4],
+        };
+        let eps = if let Projector::Merging { eps, .. } = self.vision.projector { eps } else { 0.0 };
+        let x = norm.as_ref().map_or_else(|| x.clone(), |norm| norm.forward(self.place, x, eps).0);
+        // [rows, side, columns, side, hidden] to [tokens, hidden * side * side]
+        let by_token = x.reshape([rows / side, side, columns / side, side, hidden]).permute(in_order);
+        let by_token = by_token.reshape([rows * columns / (side * side), hidden * side * side]);
+        let x = self.linear(&by_token, merge);
+        let (Some([first, second]), Projector::Merging { activation, .. }) = (rest, self.vision.projector) else {
+            return x;
+        };
+        self.linear(&self.activated(activation, &self.linear(&x, first)), second)
     }
 
-    fn through(&self, layer: &Layer, x: Tensor<2>, layout: &Layout) -> Tensor<2> {
-        let normed = self.normed(&x, &layer.norms[0], EPS);
-        let [q, k, v] = layer.qkv.each_ref().map(|weight| linear(self.place, &normed, weight, None, None).0);
-        let [q, k] = rotate(self.place, [q, k], layout, 0, self.heads(), false);
+    fn linear(&self, x: &Tensor<2>, weight: &Weight) -> Tensor<2> {
+        linear(self.place, x, weight, None, None).0
+    }
+
+    fn activated(&self, activation: Activation, x: &Tensor<2>) -> Tensor<2> {
+        gated(self.place, activation, x, &x.ones_like())
+    }
+
+    fn normed(&self, x: Tensor<2>, norm: Option<&Norm>) -> Tensor<2> {
+        match norm {
+            Some(norm) => norm.forward(self.place, &x, self.vision.encoder.eps).0,
+            None => x,
+        }
+    }
+
+    fn through(&self, layer: &Layer, x: Tensor<2>, layout: Option<&Layout>) -> Tensor<2> {
+        let normed = self.normed(x.clone(), Some(&layer.norms[0]));
+        let [q, k, v] = layer.qkv.each_ref().map(|weight| self.linear(&normed, weight));
+        let [q, k] = match layout {
+            Some(layout) => rotate(self.place, [q, k], layout, 0, self.heads(), false),
+            None => [q, k],
+        };
         let attended = self.attended([q, k, v]);
         let x = linear(self.place, &attended, &layer.output, None, Some(x)).0;
-        let normed = self.normed(&x, &layer.norms[1], EPS);
-        let [gate, up] = layer.gate_up.each_ref().map(|weight| linear(self.place, &normed, weight, None, None).0);
-        let inner = gated(self.place, self.vision.activation, &gate, &up);
+        let normed = self.normed(x.clone(), Some(&layer.norms[1]));
+        let (activation, up) = (self.vision.encoder.activation, self.linear(&normed, &layer.up));
+        let inner = match &layer.gate {
+            Some(gate) => gated(self.place, activation, &self.linear(&normed, gate), &up),
+            None => self.activated(activation, &up),
+        };
         linear(self.place, &inner, &layer.down, None, Some(x)).0
     }
 
     fn heads(&self) -> Heads {
-        let (num_heads, head_dim) = (self.vision.num_heads, self.vision.head_dim());
+        let (num_heads, head_dim) = (self.vision.encoder.num_heads, self.vision.encoder.head_dim());
         #[expect(clippy::cast_precision_loss, reason = "a width")]
         let scale = (head_dim as f64).sqrt().recip();
         Heads { num_heads, num_kv_heads: num_heads, head_dim, scale, window: None, soft_cap: None }
@@ -221,31 +183,27 @@ impl Tower {
     }
 
     /// Patches as tokens, whose positions turn with their row and column.
-    fn layout(&self, [rows, columns]: [usize; 2]) -> Layout {
-        let num_patches = rows * columns;
-        let table = self.table([rows, columns]);
+    fn layout(&self, grid: [usize; 2]) -> Option<Layout> {
+        let EncoderKind::Pixtral { rope_theta } = self.vision.encoder.kind else { return None };
+        let num_patches = grid[0] * grid[1];
         let positions = (0..u32::try_from(num_patches).unwrap_or(u32::MAX)).collect();
-        Layout::new(1, vec![(0, num_patches)], positions, Arc::from([table]))
+        let table = table(grid, self.vision.encoder.head_dim(), rope_theta);
+        Some(Layout::new(1, vec![(0, num_patches)], positions, Arc::from([table])))
     }
+}
 
-    /// The angles of every patch: frequencies are dealt alternately to rows and columns.
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_precision_loss,
-        reason = "in f32, as transformers has them"
-    )]
-    fn table(&self, [rows, columns]: [usize; 2]) -> RotaryTable {
-        let head_dim = self.vision.head_dim();
-        let frequency = |index: usize| 1.0 / (self.vision.rope_theta as f32).powf((2 * index) as f32 / head_dim as f32);
-        let frequencies: Vec<f32> = (0..head_dim / 2).map(frequency).collect();
-        let of_patch = |patch: usize| {
-            let [row, column] = [patch / columns, patch % columns].map(|place| place as f32);
-            let of_row = frequencies.iter().step_by(2).map(move |frequency| row * frequency);
-            let of_column = frequencies[1..].iter().step_by(2).map(move |frequency| column * frequency);
-            of_row.chain(of_column)
-        };
-        let angles: Vec<f32> = (0..rows * columns).flat_map(of_patch).collect();
-        let [cos, sin] = [f32::cos, f32::sin].map(|of: fn(f32) -> f32| angles.iter().map(|angle| of(*angle)).collect());
-        RotaryTable::new(cos, sin, head_dim / 2)
-    }
+/// The angles of every patch: frequencies are dealt alternately to rows and columns.
+#[expect(clippy::cast_possible_truncation, clippy::cast_precision_loss, reason = "in f32, as transformers has them")]
+fn table([rows, columns]: [usize; 2], head_dim: usize, theta: f64) -> RotaryTable {
+    let frequency = |index: usize| 1.0 / (theta as f32).powf((2 * index) as f32 / head_dim as f32);
+    let frequencies: Vec<f32> = (0..head_dim / 2).map(frequency).collect();
+    let of_patch = |patch: usize| {
+        let [row, column] = [patch / columns, patch % columns].map(|place| place as f32);
+        let of_row = frequencies.iter().step_by(2).map(move |frequency| row * frequency);
+        let of_column = frequencies[1..].iter().step_by(2).map(move |frequency| column * frequency);
+        of_row.chain(of_column)
+    };
+    let angles: Vec<f32> = (0..rows * columns).flat_map(of_patch).collect();
+    let [cos, sin] = [f32::cos, f32::sin].map(|of: fn(f32) -> f32| angles.iter().map(|angle| of(*angle)).collect());
+    RotaryTable::new(cos, sin, head_dim / 2)
 }

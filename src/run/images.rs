@@ -57,12 +57,12 @@ impl ModelSource {
                 return Err(Failure::Interrupted);
             }
             let features = || {
-                let scaled = images.scaled(image)?;
+                let pieces = images.pieces(image)?;
                 if tower.is_none() {
                     let loaded = Tower::load(vision.clone(), &self.weights, files, device);
                     tower = Some(loaded.map_err(|problem| problem.to_string())?);
                 }
-                Ok(tower.as_ref().map(|tower| tower.features(scaled)).unwrap_or_default())
+                Ok(tower.as_ref().map(|tower| tower.features(pieces)).unwrap_or_default())
             };
             writer
                 .add(image, features)

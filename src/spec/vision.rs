@@ -7,11 +7,35 @@ use super::block::Activation;
 use super::json::activation_named;
 use crate::schema::{Problem, Problems, Section, Value, read_json};
 
-/// A vision tower and what joins it to the language model, as Mistral Small 3 and Ministral 3 have them (Pixtral, Agrawal et al.,
-/// 2024).
+mod cut;
+#[cfg(test)]
+mod tests;
+
+pub use cut::{Cut, Cutting, Grid};
+
+/// A vision tower and what joins it to the language model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Vision {
-    /// Width of the tower.
+    /// What makes hidden states of an image.
+    pub encoder: Encoder,
+    /// What makes features of them.
+    pub projector: Projector,
+    /// Width of the language model.
+    pub text_size: usize,
+    /// The token that a feature takes the place of.
+    pub image_token_id: u32,
+    /// What becomes of colors.
+    pub pixels: Pixels,
+    /// What is seen of an image.
+    pub cutting: Cutting,
+}
+
+/// A transformer over the patches of an image, each of which sees all.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Encoder {
+    /// Its kind.
+    pub kind: EncoderKind,
+    /// Its width.
     pub hidden_size: usize,
     /// Width inside its feed-forward layers.
     pub intermediate_size: usize,
@@ -21,31 +45,51 @@ pub struct Vision {
     pub num_heads: usize,
     /// Pixels on a side of a patch.
     pub patch_size: usize,
-    /// Base of the frequencies of rows and columns.
-    pub rope_theta: f64,
     /// Of its feed-forward layers.
     pub activation: Activation,
-    /// Patches on a side of what becomes a token.
-    pub merge_size: usize,
-    /// What the projector computes between its two layers.
-    pub projector_activation: Activation,
-    /// Whether these add biases.
-    pub has_projector_bias: bool,
-    /// Added to the mean square in the projector's norm.
-    pub projector_eps: f64,
-    /// Width of the language model.
-    pub text_size: usize,
-    /// The token that a feature takes the place of.
-    pub image_token_id: u32,
-    /// What becomes of pixels.
-    pub pixels: Pixels,
+    /// Added to the mean squares in its norms.
+    pub eps: f64,
+}
+
+/// What encoders differ in.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum EncoderKind {
+    /// RMSNorm, gated feed-forward layers, no biases; rows and columns turn queries and keys (Pixtral, Agrawal et al., 2024).
+    Pixtral {
+        /// Base of the frequencies of rows and columns.
+        rope_theta: f64,
+    },
+    /// Layer norms, the last behind all layers, and biases; a learned vector for each place (`SigLIP`, Zhai et al., 2023).
+    Siglip {
+        /// Places on a side: images have as many patches.
+        side: usize,
+    },
+}
+
+/// What becomes of the patches that make a token.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Projector {
+    /// A norm, a linear layer over the patches of a token, then two layers (Mistral Small 3.1).
+    Merging {
+        /// Patches on a side of a token.
+        merge_size: usize,
+        /// Between the two layers.
+        activation: Activation,
+        /// Whether these add biases.
+        has_bias: bool,
+        /// Added to the mean square in the norm.
+        eps: f64,
+    },
+    /// A linear layer over the patches of a token (Idefics 3).
+    Linear {
+        /// Patches on a side of a token.
+        merge_size: usize,
+    },
 }
 
 /// How an image is resized and scaled.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Pixels {
-    /// Longer images are made smaller.
-    pub longest_edge: usize,
     /// How they are resized.
     pub filter: Filter,
     /// Of red, green and blue, from 0 to 1.
@@ -65,23 +109,15 @@ pub enum Filter {
     Bicubic,
 }
 
-/// The tokens of an image.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Grid {
-    /// Rows of tokens.
-    pub rows: usize,
-    /// Tokens in a row.
-    pub columns: usize,
+/// Where files have towers and projectors; most within `model`.
+pub const TOWER_PARTS: [&str; 4] = ["vision_tower.", "multi_modal_projector.", "vision_model.", "connector."];
+
+/// A kind of model whose images are read.
+#[derive(Clone, Copy)]
+enum Family {
+    Mistral3,
+    Idefics3,
 }
-
-/// What a chat template writes for an image, and what ends a row of its tokens, and the last.
-pub const MARKERS: [&str; 3] = ["[IMG]", "[IMG_BREAK]", "[IMG_END]"];
-
-/// Where files have the tower and the projector; newer ones within `model`.
-pub const TOWER_PARTS: [&str; 2] = ["vision_tower.", "multi_modal_projector."];
-
-const CLIP_MEAN: [f64; 3] = [0.481_454_66, 0.457_827_5, 0.408_210_73];
-const CLIP_STD: [f64; 3] = [0.268_629_54, 0.261_302_58, 0.275_777_11];
 
 impl Vision {
     /// The tower of the model in a folder; `None` where it has none whose images are read.
@@ -89,177 +125,174 @@ impl Vision {
     /// # Errors
     /// Settings that are not supported.
     pub fn of_folder(folder: &Path, config: &ModelConfig) -> Result<Option<Self>, Problems> {
-        let Some(text) = std::fs::read_to_string(folder.join("config.json")).ok().filter(|_| config.is_nested) else {
-            return Ok(None);
-        };
-        let is_known = |json: &mut Section| {
-            Some(json.value("model_type").and_then(Value::text) == Some("mistral3") && json.has("vision_config"))
-        };
-        if !read_json("config.json", &text, is_known)? {
-            return Ok(None);
-        }
-        let pixels = Pixels::of_folder(folder)?;
         let path = folder.join("config.json");
-        read_json(&path.display().to_string(), &text, |json| Some(Self::read(json, config, pixels))).map(Some)
-    }
-
-    fn read(json: &mut Section, config: &ModelConfig, pixels: Pixels) -> Self {
-        json.only("vision_feature_layer", "-1, the last layer", |value| value.number() == Some(-1.0));
-        let default_id = u64::from(DEFAULT_IMAGE_TOKEN);
-        let key = if json.has("image_token_id") { "image_token_id" } else { "image_token_index" };
-        let image_token_id = json.count(key, default_id, 0..config.vocab_size as u64);
-        let merge_size = json.count("spatial_merge_size", 2, 1..=16);
-        let projector_activation = activation_named(json, "projector_hidden_act", Activation::Gelu);
-        let has_projector_bias = json.boolean("multimodal_projector_bias", false);
-        let mut tower = json.below("vision_config", "an object");
-        tower.only("model_type", "\"pixtral\"", |value| value.text() == Some("pixtral"));
-        tower.only("num_channels", "3", |value| value.number() == Some(3.0));
-        let hidden_size: usize = tower.count("hidden_size", 1024, 4..=1 << 16);
-        let num_heads: usize = tower.count("num_attention_heads", 16, 1..=1 << 10);
-        if !hidden_size.is_multiple_of(4 * num_heads) {
-            tower.problem("hidden_size", "is not four times a multiple of `num_attention_heads`");
-        }
-        let rope_theta = if tower.has("rope_parameters.rope_theta") {
-            tower.below("rope_parameters", "an object").number("rope_theta", 1e4, 1.0..=1e15)
-        } else {
-            tower.number("rope_theta", 1e4, 1.0..=1e15)
+        let Some(text) = std::fs::read_to_string(&path).ok().filter(|_| config.nesting.is_some()) else {
+            return Ok(None);
         };
-        Self {
-            hidden_size,
-            intermediate_size: tower.count("intermediate_size", 4096, 1..=1 << 20),
-            num_layers: tower.count("num_hidden_layers", 24, 1..=1 << 10),
-            num_heads,
-            patch_size: tower.count("patch_size", 16, 1..=256),
-            rope_theta,
-            activation: activation_named(&mut tower, "hidden_act", Activation::Gelu),
-            merge_size,
-            projector_activation,
-            has_projector_bias,
-            projector_eps: config.rms_norm_eps,
-            text_size: config.hidden_size,
-            image_token_id: u32::try_from(image_token_id).unwrap_or(DEFAULT_IMAGE_TOKEN),
-            pixels,
-        }
+        let family = |json: &mut Section| {
+            let named = json.value("model_type").and_then(Value::text);
+            let known = [("mistral3", Family::Mistral3), ("idefics3", Family::Idefics3), ("smolvlm", Family::Idefics3)];
+            let known = known.into_iter().find(|(name, _)| named == Some(name) && json.has("vision_config"));
+            Some(known.map(|(_, family)| family))
+        };
+        let path = path.display().to_string();
+        let Some(family) = read_json(&path, &text, family)? else { return Ok(None) };
+        let (pixels, cutting) = of_preprocessor(folder, family)?;
+        let read = |json: &mut Section| Some(Self::read(json, family, config, (pixels, cutting)));
+        read_json(&path, &text, read).map(Some)
     }
 
+    fn read(json: &mut Section, family: Family, config: &ModelConfig, (pixels, cutting): (Pixels, Cutting)) -> Self {
+        let key = if json.has("image_token_id") { "image_token_id" } else { "image_token_index" };
+        // What the configs of transformers say where a file does not.
+        let (default_id, (encoder, projector)) = match family {
+            Family::Mistral3 => (10, mistral3(json, config)),
+            Family::Idefics3 => (128_257, idefics3(json, cutting)),
+        };
+        let image_token_id = json.count(key, u64::from(default_id), 0..config.vocab_size as u64);
+        let image_token_id = u32::try_from(image_token_id).unwrap_or(default_id);
+        Self { encoder, projector, text_size: config.hidden_size, image_token_id, pixels, cutting }
+    }
+
+    /// Pixels on a side of what becomes a token.
+    #[must_use]
+    pub fn token_pixels(&self) -> usize {
+        self.encoder.patch_size * self.projector.merge_size()
+    }
+
+    /// What is seen of an image of so many pixels, of which more than `most` are too many.
+    ///
+    /// # Errors
+    /// An image that is so thin that nothing is left of it.
+    pub fn cut(&self, size: [usize; 2], most: Option<usize>) -> Result<Cut, String> {
+        self.cutting.cut(size, most, self.token_pixels())
+    }
+}
+
+impl Encoder {
     /// Width of a head.
     #[must_use]
     pub fn head_dim(&self) -> usize {
         self.hidden_size / self.num_heads
     }
 
-    /// Pixels on a side of what becomes a token.
-    #[must_use]
-    pub fn token_pixels(&self) -> usize {
-        self.patch_size * self.merge_size
-    }
-
-    /// The tokens of an image of so many pixels, which is made smaller where it is longer than the tower takes, or has more
-    /// than `most` pixels.
-    ///
-    /// # Errors
-    /// An image that is so thin that nothing is left of it.
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_precision_loss,
-        clippy::cast_sign_loss,
-        reason = "as Python computes it"
-    )]
-    pub fn grid(&self, [width, height]: [usize; 2], most: Option<usize>) -> Result<Grid, String> {
-        let longest = self.pixels.longest_edge as f64;
-        let of_area = most.map_or(0.0, |most| ((width * height) as f64 / most as f64).sqrt());
-        let ratio = (height as f64 / longest).max(width as f64 / longest).max(of_area);
-        let resized = |side: usize| if ratio > 1.0 { (side as f64 / ratio).floor() as usize } else { side };
-        let tokens = |side: usize| resized(side).div_ceil(self.token_pixels());
-        let (rows, columns) = (tokens(height), tokens(width));
-        if rows * columns == 0 {
-            return Err(format!("has {width} x {height} pixels, too thin to be made smaller"));
+    fn read(json: &mut Section, kind: EncoderKind, defaults: [usize; 5], (activation, eps): (Activation, f64)) -> Self {
+        let [hidden, intermediate, layers, heads, patch] = defaults;
+        json.only("num_channels", "3", |value| value.number() == Some(3.0));
+        let hidden_size: usize = json.count("hidden_size", hidden, 4..=1 << 16);
+        let num_heads: usize = json.count("num_attention_heads", heads, 1..=1 << 10);
+        // Where places turn queries, rows and columns have half of each head, in pairs.
+        let parts = if matches!(kind, EncoderKind::Pixtral { .. }) { 4 } else { 1 };
+        if !hidden_size.is_multiple_of(parts * num_heads) {
+            json.problem("hidden_size", "is no such multiple of `num_attention_heads` as the attention needs");
         }
-        Ok(Grid { rows, columns })
-    }
-}
-
-/// [`Vision::image_token_id`] where the config has none.
-const DEFAULT_IMAGE_TOKEN: u32 = 10;
-
-impl Pixels {
-    /// From `preprocessor_config.json`, or from what `processor_config.json` says of images.
-    fn of_folder(folder: &Path) -> Result<Self, Problems> {
-        let file = |name: &str| {
-            let path = folder.join(name);
-            std::fs::read_to_string(&path).ok().map(|text| (path.display().to_string(), text))
-        };
-        if let Some((path, text)) = file("preprocessor_config.json") {
-            return read_json(&path, &text, |json| Some(Self::read(json)));
-        }
-        let Some((path, text)) = file("processor_config.json") else {
-            let message = "no preprocessor_config.json and no processor_config.json, which say how images are resized";
-            return Err(Problem::new(message).at(folder.display()).into());
-        };
-        read_json(&path, &text, |json| Some(Self::read(&mut json.below("image_processor", "an object"))))
-    }
-
-    fn read(json: &mut Section) -> Self {
-        for key in ["do_resize", "do_rescale", "do_normalize"] {
-            json.only(key, "true", |value| *value == Value::Boolean(true));
-        }
-        json.only("do_center_crop", "false", |value| *value == Value::Boolean(false));
-        json.only("rescale_factor", "1/255", |value| {
-            value.number().is_some_and(|factor| (factor * 255.0 - 1.0).abs() < 1e-9)
-        });
-        let filter = json.any("resample", Filter::Bicubic, "1 (Lanczos), 2 (bilinear) or 3 (bicubic)", |value| {
-            let known = [(1.0, Filter::Lanczos), (2.0, Filter::Bilinear), (3.0, Filter::Bicubic)];
-            known.into_iter().find(|(number, _)| value.number() == Some(*number)).map(|(_, filter)| filter).ok_or(None)
-        });
         Self {
-            filter,
-            mean: json.numbers("image_mean", CLIP_MEAN, 0.0..=1.0),
-            std: json.numbers("image_std", CLIP_STD, 1e-3..=1.0),
-            longest_edge: json.below("size", "an object").count("longest_edge", 1024, 1..=1 << 16),
+            kind,
+            hidden_size,
+            intermediate_size: json.count("intermediate_size", intermediate, 1..=1 << 20),
+            num_layers: json.count("num_hidden_layers", layers, 1..=1 << 10),
+            num_heads,
+            patch_size: json.count("patch_size", patch, 1..=256),
+            activation: activation_named(json, "hidden_act", activation),
+            eps,
         }
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn vision(longest_edge: usize) -> Vision {
-        let pixels = Pixels { longest_edge, filter: Filter::Bicubic, mean: CLIP_MEAN, std: CLIP_STD };
-        Vision {
-            hidden_size: 16,
-            intermediate_size: 16,
-            num_layers: 1,
-            num_heads: 2,
-            patch_size: 14,
-            rope_theta: 1e4,
-            activation: Activation::Silu,
-            merge_size: 2,
-            projector_activation: Activation::Gelu,
-            has_projector_bias: false,
-            projector_eps: 1e-5,
-            text_size: 16,
-            image_token_id: 10,
-            pixels,
+impl Projector {
+    /// Patches on a side of a token.
+    #[must_use]
+    pub fn merge_size(&self) -> usize {
+        match self {
+            Self::Merging { merge_size, .. } | Self::Linear { merge_size } => *merge_size,
         }
     }
+}
 
-    #[test]
-    fn images_become_as_many_tokens_as_pixtral_makes_of_them() {
-        // Sizes and rows by columns of `_get_num_multimodal_tokens`.
-        for (size, expected) in [
-            ([1280, 960], [35, 46]),
-            ([1, 1], [1, 1]),
-            ([1540, 1540], [55, 55]),
-            ([1541, 29], [1, 55]),
-            ([4000, 3000], [42, 55]),
-            ([3000, 4001], [55, 42]),
-        ] {
-            let Grid { rows, columns } = vision(1540).grid(size, None).unwrap();
-            assert_eq!([rows, columns], expected, "{size:?}");
-        }
-        let smaller = vision(1540).grid([1280, 960], Some(640 * 480)).unwrap();
-        assert_eq!(smaller, Grid { rows: 18, columns: 23 });
-        assert!(vision(1540).grid([9000, 1], None).unwrap_err().contains("too thin"));
+fn mistral3(json: &mut Section, config: &ModelConfig) -> (Encoder, Projector) {
+    json.only("vision_feature_layer", "-1, the last layer", |value| value.number() == Some(-1.0));
+    let projector = Projector::Merging {
+        merge_size: json.count("spatial_merge_size", 2, 1..=16),
+        activation: activation_named(json, "projector_hidden_act", Activation::Gelu),
+        has_bias: json.boolean("multimodal_projector_bias", false),
+        eps: config.rms_norm_eps,
+    };
+    let mut tower = json.below("vision_config", "an object");
+    tower.only("model_type", "\"pixtral\"", |value| value.text() == Some("pixtral"));
+    let rope_theta = if tower.has("rope_parameters.rope_theta") {
+        tower.below("rope_parameters", "an object").number("rope_theta", 1e4, 1.0..=1e15)
+    } else {
+        tower.number("rope_theta", 1e4, 1.0..=1e15)
+    };
+    let kind = EncoderKind::Pixtral { rope_theta };
+    (Encoder::read(&mut tower, kind, [1024, 4096, 24, 16, 16], (Activation::Gelu, 1e-5)), projector)
+}
+
+fn idefics3(json: &mut Section, cutting: Cutting) -> (Encoder, Projector) {
+    let merge_size = json.count("scale_factor", 2, 1..=16);
+    let mut tower = json.below("vision_config", "an object");
+    let eps = tower.number("layer_norm_eps", 1e-6, 0.0..=1.0);
+    let image_size: usize = tower.count("image_size", 224, 1..=1 << 16);
+    let patch_size: usize = tower.count("patch_size", 32, 1..=256);
+    let side = image_size / patch_size;
+    if cutting.square() != Some(image_size) || !side.is_multiple_of(merge_size) {
+        tower.problem(
+            "image_size",
+            "is not that of the squares that images are cut into, of whole tokens: `max_image_size` in the file beside it",
+        );
     }
+    let kind = EncoderKind::Siglip { side };
+    let encoder = Encoder::read(&mut tower, kind, [1152, 3072, 12, 16, 32], (Activation::GeluTanh, eps));
+    (encoder, Projector::Linear { merge_size })
+}
+
+/// From `preprocessor_config.json`, or from what `processor_config.json` says of images.
+fn of_preprocessor(folder: &Path, family: Family) -> Result<(Pixels, Cutting), Problems> {
+    let file = |name: &str| {
+        let path = folder.join(name);
+        std::fs::read_to_string(&path).ok().map(|text| (path.display().to_string(), text))
+    };
+    if let Some((path, text)) = file("preprocessor_config.json") {
+        return read_json(&path, &text, |json| Some(read_preprocessor(json, family)));
+    }
+    let Some((path, text)) = file("processor_config.json") else {
+        let message = "no preprocessor_config.json and no processor_config.json, which say how images are resized";
+        return Err(Problem::new(message).at(folder.display()).into());
+    };
+    read_json(&path, &text, |json| Some(read_preprocessor(&mut json.below("image_processor", "an object"), family)))
+}
+
+fn read_preprocessor(json: &mut Section, family: Family) -> (Pixels, Cutting) {
+    const CLIP: [[f64; 3]; 2] = [[0.481_454_66, 0.457_827_5, 0.408_210_73], [0.268_629_54, 0.261_302_58, 0.275_777_11]];
+    const HALF: [[f64; 3]; 2] = [[0.5; 3]; 2];
+    for key in ["do_resize", "do_rescale", "do_normalize"] {
+        json.only(key, "true", |value| *value == Value::Boolean(true));
+    }
+    json.only("do_center_crop", "false", |value| *value == Value::Boolean(false));
+    json.only("rescale_factor", "1/255", |value| {
+        value.number().is_some_and(|factor| (factor * 255.0 - 1.0).abs() < 1e-9)
+    });
+    let (filter, [mean, std]) = match family {
+        Family::Mistral3 => (Filter::Bicubic, CLIP),
+        Family::Idefics3 => (Filter::Lanczos, HALF),
+    };
+    let filter = json.any("resample", filter, "1 (Lanczos), 2 (bilinear) or 3 (bicubic)", |value| {
+        let known = [(1.0, Filter::Lanczos), (2.0, Filter::Bilinear), (3.0, Filter::Bicubic)];
+        known.into_iter().find(|(number, _)| value.number() == Some(*number)).map(|(_, filter)| filter).ok_or(None)
+    });
+    let pixels = Pixels {
+        filter,
+        mean: json.numbers("image_mean", mean, 0.0..=1.0),
+        std: json.numbers("image_std", std, 1e-3..=1.0),
+    };
+    let mut edge = |name, default| json.below(name, "an object").count("longest_edge", default, 1..=1 << 16);
+    let cutting = match family {
+        Family::Mistral3 => Cutting::Whole { longest_edge: edge("size", 1024) },
+        Family::Idefics3 => Cutting::Squares {
+            longest_edge: edge("size", 4 * 364).min(cut::MOST_EDGE),
+            side: edge("max_image_size", 364),
+            is_cut: json.boolean("do_image_splitting", true),
+        },
+    };
+    (pixels, cutting)
 }

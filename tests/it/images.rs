@@ -3,7 +3,7 @@
 //! `scripts/make_image_golden.py` makes the golden files and says at its top what they hold.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use burn::tensor::Device;
@@ -18,7 +18,7 @@ use lora_train::images::{FeatureWriter, Images, Limits, is_of_image};
 use lora_train::model::tower::{self, Tower};
 use lora_train::model::weights::{WeightFiles, Weights};
 use lora_train::model::{Model, load};
-use lora_train::spec::{Filter, Grid, ModelConfig, Vision};
+use lora_train::spec::{Filter, ModelConfig, Vision};
 use lora_train::train::step::TrainStep;
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
@@ -29,23 +29,27 @@ use crate::golden::{Golden, assert_near, compare_gradients, numbers, values};
 
 const NAMES: [&str; 3] = ["a.png", "b.png", "c.png"];
 
-fn golden_folder() -> std::path::PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/images-mistral3")
+/// Folders of golden files, and how many tokens a row may have there.
+const FAMILIES: [(&str, usize); 2] = [(MISTRAL3, 64), ("images-smolvlm", 256)];
+const MISTRAL3: &str = "images-mistral3";
+
+fn golden_folder(family: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(family)
 }
 
-fn json_of(name: &str) -> Value {
-    serde_json::from_str(&fs::read_to_string(golden_folder().join(name)).unwrap()).unwrap()
+fn json_of(family: &str, name: &str) -> Value {
+    serde_json::from_str(&fs::read_to_string(golden_folder(family).join(name)).unwrap()).unwrap()
 }
 
 /// Writes the model, its rows and their images into `folder`; tensors have the names that transformers saves them under.
-fn write_model(folder: &Path) -> Golden {
-    for entry in fs::read_dir(golden_folder()).unwrap() {
+fn write_model(family: &str, folder: &Path) -> Golden {
+    for entry in fs::read_dir(golden_folder(family)).unwrap() {
         let path = entry.unwrap().path();
         if !path.file_name().unwrap().to_str().unwrap().starts_with("golden") {
             fs::copy(&path, folder.join(path.file_name().unwrap())).unwrap();
         }
     }
-    let golden = Golden::open("images-mistral3", folder.to_owned());
+    let golden = Golden::open(family, folder.to_owned());
     let mut tensors = std::collections::BTreeMap::new();
     for (name, made) in golden.json["tensors"].as_object().unwrap() {
         let shape = numbers(&made["shape"], |side| side.as_u64().unwrap() as usize);
@@ -53,6 +57,7 @@ fn write_model(folder: &Path) -> Golden {
         let values = formula(name, made["bound"].as_f64().unwrap()).take(shape.iter().product());
         let bytes: Vec<u8> = values.flat_map(|value| (centre + value).to_le_bytes()).collect();
         let name = match name.strip_prefix("model.language_model.") {
+            _ if family != MISTRAL3 => name.clone(),
             Some(rest) => format!("language_model.model.{rest}"),
             None if name == "lm_head.weight" => format!("language_model.{name}"),
             None => name.trim_start_matches("model.").to_owned(),
@@ -75,14 +80,14 @@ struct Seen {
 }
 
 /// The rows of the golden files, and the model with the features of their images.
-fn seen(folder: &Path) -> Seen {
-    let golden = write_model(folder);
+fn seen((family, max_length): (&str, usize), folder: &Path) -> Seen {
+    let golden = write_model(family, folder);
     let config = ModelConfig::from_file(&folder.join("config.json")).unwrap();
     let vision = Vision::of_folder(folder, &config).unwrap().unwrap();
-    let limits = Limits { folder: None, most_pixels: None, max_length: 64 };
+    let limits = Limits { folder: None, most_pixels: None, max_length };
     let images = Arc::new(Images::new(Ok(vision.clone()), limits));
     let source = DataSource { path: folder.join("rows.jsonl").display().to_string(), ..DataSource::default() };
-    let data = DataConfig { train: vec![source], max_length: 64, ..DataConfig::default() };
+    let data = DataConfig { train: vec![source], max_length, ..DataConfig::default() };
     let options = OpenOptions { images: Some(Arc::clone(&images)), ..OpenOptions::default() };
     let data = Dataset::open(&data, Arc::new(Tokenizer::open(folder).unwrap()), 0, &options).unwrap();
     let files = WeightFiles::open(folder).unwrap();
@@ -91,7 +96,7 @@ fn seen(folder: &Path) -> Seen {
     let (key, all) = (images.key(tower::digest(&files).unwrap()).unwrap(), images.all());
     let mut writer = FeatureWriter::new(None, key, &vision, &all).unwrap();
     for image in &all {
-        writer.add(image, || Ok(tower.features(images.scaled(image)?))).unwrap();
+        writer.add(image, || Ok(tower.features(images.pieces(image)?))).unwrap();
     }
     let model = load::load(&config, &weights, Dtype::F32, Dtype::F32, &Device::flex()).unwrap();
     Seen { golden, data, model: model.with_features(writer.finish()), images, tower }
@@ -99,9 +104,9 @@ fn seen(folder: &Path) -> Seen {
 
 #[test]
 fn resized_images_are_torchvisions_to_the_bit() {
-    for case in json_of("resize.json").as_array().unwrap() {
+    for case in json_of(MISTRAL3, "resize.json").as_array().unwrap() {
         let picture =
-            Picture::decode(&fs::read(golden_folder().join(case["image"].as_str().unwrap())).unwrap()).unwrap();
+            Picture::decode(&fs::read(golden_folder(MISTRAL3).join(case["image"].as_str().unwrap())).unwrap()).unwrap();
         let to = numbers(&case["to"], |side| side.as_u64().unwrap() as usize).try_into().unwrap();
         let filter = match case["filter"].as_str().unwrap() {
             "bicubic" => Filter::Bicubic,
@@ -115,60 +120,76 @@ fn resized_images_are_torchvisions_to_the_bit() {
 
 #[test]
 fn images_of_any_size_become_as_many_tokens_as_in_transformers() {
-    let folder = golden_folder();
-    let config = ModelConfig::from_file(&folder.join("config.json")).unwrap();
-    let vision = Vision::of_folder(&folder, &config).unwrap().unwrap();
-    let counts = json_of("counts.json");
-    assert_eq!(counts.as_array().unwrap().len(), 200);
-    for case in counts.as_array().unwrap() {
-        let [width, height, count]: [usize; 3] = numbers(case, |n| n.as_u64().unwrap() as usize).try_into().unwrap();
-        let Grid { rows, columns } = vision.grid([width, height], None).unwrap();
-        // With what ends each row.
-        assert_eq!(rows * (columns + 1), count, "{width} x {height}");
+    for (family, _) in FAMILIES {
+        let folder = golden_folder(family);
+        let config = ModelConfig::from_file(&folder.join("config.json")).unwrap();
+        let vision = Vision::of_folder(&folder, &config).unwrap().unwrap();
+        let tokenizer = Tokenizer::open(&folder).unwrap();
+        let counts = json_of(family, "counts.json");
+        assert_eq!(counts.as_array().unwrap().len(), 200);
+        for case in counts.as_array().unwrap() {
+            let [width, height, count] = numbers(case, |n| n.as_u64().unwrap() as usize).try_into().unwrap();
+            let cut = vision.cut([width, height], None).unwrap();
+            let ids = tokenizer.encode(&cut.text(vision.cutting), false).unwrap();
+            assert_eq!(ids.len(), count, "{family}: {width} x {height}");
+            let features = ids.iter().filter(|id| **id == vision.image_token_id).count();
+            assert_eq!(features, cut.num_tokens(), "{family}: {width} x {height}");
+        }
     }
 }
 
 #[test]
 fn pixels_features_and_tokens_are_those_of_transformers() {
-    let folder = tempfile::tempdir().unwrap();
-    let Seen { golden, data, images, tower, .. } = seen(folder.path());
-    for name in NAMES {
-        let image = images.add(&folder.path().join(name).display().to_string()).unwrap();
-        let scaled = images.scaled(&image).unwrap();
-        let expected = &golden.json["images"][name];
-        assert_eq!(json!(scaled.size), expected["size"]);
-        let bytes: Vec<u8> = scaled.values.iter().flat_map(|value| value.to_le_bytes()).collect();
-        assert_eq!(format!("{:x}", Sha256::digest(bytes)), expected["pixels"].as_str().unwrap(), "{name}");
-        let (found, expected) = (tower.features(scaled), golden.f32s(&format!("features.{name}")));
-        assert_eq!(found.len(), expected.len());
-        let largest = expected.iter().fold(0.0_f32, |most, value| most.max(value.abs()));
-        let error = found.iter().zip(&expected).fold(0.0_f32, |most, (a, b)| most.max((a - b).abs())) / largest;
-        assert!(error < 1e-5, "{name}: {error:.1e}");
+    for family in FAMILIES {
+        let folder = tempfile::tempdir().unwrap();
+        let Seen { golden, data, images, tower, .. } = seen(family, folder.path());
+        for name in NAMES {
+            let image = images.add(&folder.path().join(name).display().to_string()).unwrap();
+            let pieces = images.pieces(&image).unwrap();
+            let expected = &golden.json["images"][name];
+            assert_eq!(json!(pieces[0].size), expected["size"]);
+            let values = pieces.iter().flat_map(|piece| &piece.values);
+            let bytes: Vec<u8> = values.flat_map(|value| value.to_le_bytes()).collect();
+            assert_eq!(
+                format!("{:x}", Sha256::digest(bytes)),
+                expected["pixels"].as_str().unwrap(),
+                "{family:?} {name}"
+            );
+            assert_close(&tower.features(pieces), &golden.f32s(&format!("features.{name}")), 1e-5, name);
+        }
+        assert_eq!(images.all().len(), 3);
+        for (index, expected) in golden.json["rows"].as_array().unwrap().iter().enumerate() {
+            let (_, row) = data.train_row(index).unwrap();
+            let ids: Vec<u32> =
+                row.ids.iter().map(|&id| if is_of_image(id) { images.image_token_id() } else { id }).collect();
+            assert_eq!(json!(ids), expected["ids"], "{family:?}, row {index}");
+            let carries_loss: Vec<u8> = row.carries_loss.iter().map(|loss| u8::from(*loss)).collect();
+            assert_eq!(json!(carries_loss), expected["carries_loss"], "{family:?}, row {index}");
+        }
     }
-    assert_eq!(images.all().len(), 3);
-    for (index, expected) in golden.json["rows"].as_array().unwrap().iter().enumerate() {
-        let (_, row) = data.train_row(index).unwrap();
-        let ids: Vec<u32> =
-            row.ids.iter().map(|&id| if is_of_image(id) { images.image_token_id() } else { id }).collect();
-        assert_eq!(json!(ids), expected["ids"], "row {index}");
-        let carries_loss: Vec<u8> = row.carries_loss.iter().map(|loss| u8::from(*loss)).collect();
-        assert_eq!(json!(carries_loss), expected["carries_loss"], "row {index}");
-    }
+}
+
+/// Numbers that differ by less than a share of the largest.
+fn assert_close(found: &[f32], expected: &[f32], bound: f32, what: &str) {
+    assert_eq!(found.len(), expected.len(), "{what}");
+    let largest = expected.iter().fold(0.0_f32, |most, value| most.max(value.abs()));
+    let error = found.iter().zip(expected).fold(0.0_f32, |most, (a, b)| most.max((a - b).abs())) / largest;
+    assert!(error < bound, "{what}: {error:.1e}");
 }
 
 #[test]
 fn logits_losses_and_gradients_with_images_are_those_of_transformers_and_peft() {
+    FAMILIES.into_iter().for_each(compare_training);
+}
+
+fn compare_training(family: (&str, usize)) {
     let folder = tempfile::tempdir().unwrap();
-    let Seen { golden, data, model, .. } = seen(folder.path());
+    let Seen { golden, data, model, .. } = seen(family, folder.path());
     let rows: Vec<_> = (0..data.num_train_rows()).map(|row| vec![data.train_row(row).unwrap()]).collect();
     let adapters = Golden::adapters(&golden.json, &model);
 
     let logits = values(&model.logits(&Batch::of_rows(&rows[..1]), &adapters));
-    let expected = golden.f32s("logits");
-    assert_eq!(logits.len(), expected.len());
-    let largest = expected.iter().fold(0.0_f32, |most, value| most.max(value.abs()));
-    let error = logits.iter().zip(&expected).fold(0.0_f32, |most, (a, b)| most.max((a - b).abs())) / largest;
-    assert!(error < 1e-4, "{error:.1e}");
+    assert_close(&logits, &golden.f32s("logits"), 1e-4, family.0);
 
     let train = TrainConfig { max_grad_norm: 1.0, ..TrainConfig::default() };
     let optimizer = OptimizerConfig { learning_rate: 1e-3, weight_decay: 0.0, ..OptimizerConfig::default() };
@@ -203,7 +224,7 @@ const RECIPE: &str = "output_dir = \"run\"\n[model]\npath = \".\"\n[data]\nmax_l
 fn a_model_that_sees_is_trained_and_its_images_are_encoded_once() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path();
-    write_model(path);
+    write_model(MISTRAL3, path);
     fs::write(path.join("recipe.toml"), RECIPE).unwrap();
     let (is_done, said) = run_in(path, &["check", "recipe.toml"]);
     assert!(is_done, "{said}");
@@ -247,7 +268,7 @@ fn a_model_that_sees_is_trained_and_its_images_are_encoded_once() {
 fn rows_whose_images_cannot_be_used_are_refused_by_name() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path();
-    write_model(path);
+    write_model(MISTRAL3, path);
     fs::write(path.join("recipe.toml"), RECIPE).unwrap();
     let (is_done, said) = run_in(path, &["check", "recipe.toml", "--set", "data.max_length=40"]);
     assert!(!is_done && said.contains("its images end with token 41") && said.contains("image_max_pixels"), "{said}");

@@ -8,7 +8,6 @@ use serde_json::{Value, json};
 use crate::data::error::DataError;
 use crate::data::tokenizer::Token;
 use crate::images::{Image, Images};
-use crate::spec::MARKERS;
 
 /// The images of a conversation, in order.
 #[derive(Debug, Default)]
@@ -35,11 +34,15 @@ pub(super) fn taken_out(images: Option<&Images>, messages: &[Value]) -> Result<(
 
 impl InText {
     /// Writes in place of every image's marker the tokens that stand for it, and moves `answers` accordingly.
-    pub(super) fn write(&mut self, text: &mut String, answers: &mut [Range<usize>]) -> Result<(), DataError> {
-        if self.images.is_empty() {
-            return Ok(());
-        }
-        let [image, line, end] = MARKERS;
+    pub(super) fn write(
+        &mut self,
+        images: Option<&Images>,
+        text: &mut String,
+        answers: &mut [Range<usize>],
+    ) -> Result<(), DataError> {
+        let Some(images) = images.filter(|_| !self.images.is_empty()) else { return Ok(()) };
+        let cutting = images.vision().map_err(DataError::Config)?.cutting;
+        let image = cutting.marker();
         let markers: Vec<usize> = text.match_indices(image).map(|(at, _)| at).collect();
         if markers.len() != self.images.len() {
             return Err(DataError::Config(format!(
@@ -54,9 +57,7 @@ impl InText {
         for (found, &at) in self.images.iter().zip(&markers) {
             written.push_str(&text[before..at]);
             let start = written.len();
-            let row = image.repeat(found.grid.columns);
-            written.push_str(&vec![row; found.grid.rows].join(line));
-            written.push_str(end);
+            written.push_str(&found.cut.text(cutting));
             self.places.push(start..written.len());
             before = at + image.len();
         }
@@ -92,11 +93,11 @@ impl InText {
             }
             (carries_loss[at], last) = (false, at);
             if token.id == image_token_id {
-                ids[at] = own.next().ok_or_else(miscounted)?;
+                ids[at] = own.next().ok_or_else(|| miscounted(images))?;
             }
         }
         if own.next().is_some() {
-            return Err(miscounted());
+            return Err(miscounted(images));
         }
         let max_length = images.max_length();
         if last >= max_length {
@@ -112,9 +113,9 @@ impl InText {
 }
 
 /// The tokenizer does not know the markers as tokens.
-fn miscounted() -> DataError {
+fn miscounted(images: &Images) -> DataError {
+    let marker = images.vision().map(|vision| vision.cutting.marker()).unwrap_or_default();
     DataError::Config(format!(
-        "the tokenizer makes other tokens of {:?} than the token of images in config.json\n  hint: they are of different models",
-        MARKERS[0]
+        "the tokenizer makes other tokens of {marker:?} than the token of images in config.json\n  hint: they are of different models",
     ))
 }
