@@ -25,8 +25,8 @@ from PIL import Image
 from safetensors.numpy import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torchvision.transforms.v2 import functional as resizing
-from transformers import (AutoConfig, AutoModelForImageTextToText, Idefics3Processor, PixtralImageProcessor, PixtralProcessor,
-                          PreTrainedTokenizerFast, SmolVLMImageProcessor)
+from transformers import (AutoConfig, AutoModelForImageTextToText, GotOcr2ImageProcessor, Idefics3Processor, InternVLProcessor,
+                          InternVLVideoProcessor, PixtralImageProcessor, PixtralProcessor, PreTrainedTokenizerFast, SmolVLMImageProcessor)
 
 from make_golden import B_BOUND, adapter_tensors, formula, loss_sum, name_alone, projections
 
@@ -35,8 +35,11 @@ SPECIAL = {
     "mistral3": ["<s>", "</s>", "[INST]", "[/INST]", "[IMG]", "[IMG_BREAK]", "[IMG_END]"],
     "smolvlm": ["<s>", "</s>", "[INST]", "[/INST]", "<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>"]
     + [f"<row_{row}_col_{column}>" for row in range(1, 5) for column in range(1, 5)],
+    "internvl": ["<s>", "</s>", "[INST]", "[/INST]", "<IMG_CONTEXT>", "<img>", "</img>", "<video>"],
 }
-MARKERS = {"mistral3": "[IMG]", "smolvlm": "<image>"}
+MARKERS = {"mistral3": "[IMG]", "smolvlm": "<image>", "internvl": "<IMG_CONTEXT>"}
+# What the processor of InternVL asks its tokenizer for.
+NAMED = {"start_image_token": "<img>", "end_image_token": "</img>", "context_image_token": "<IMG_CONTEXT>", "video_token": "<video>"}
 TEMPLATE = ("{{ bos_token }}{% for message in messages %}{% if message['role'] == 'user' %}[INST]{% if message['content'] is string %}"
             "{{ message['content'] }}{% else %}{% for part in message['content'] %}{% if part['type'] == 'text' %}{{ part['text'] }}"
             "{% elif part['type'] in ['image', 'image_url'] %}MARKER{% endif %}{% endfor %}{% endif %}[/INST]{% else %}"
@@ -78,7 +81,8 @@ def write_tokenizer(folder: pathlib.Path, family: str) -> PreTrainedTokenizerFas
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {"bos_token": "<s>", "eos_token": "</s>", "chat_template": template, "tokenizer_class": "PreTrainedTokenizerFast"}
     (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=1) + "\n")
-    fast = PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"), bos_token="<s>", eos_token="</s>")
+    fast = PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"), bos_token="<s>", eos_token="</s>",
+                                   extra_special_tokens=NAMED if family == "internvl" else {})
     fast.chat_template = template
     return fast
 
@@ -124,6 +128,11 @@ def processor_of(folder: pathlib.Path, config, tokenizer):
         images, side = PixtralImageProcessor(**given), vision.patch_size * config.spatial_merge_size
         processor = PixtralProcessor(images, tokenizer, patch_size=vision.patch_size, spatial_merge_size=config.spatial_merge_size)
         return processor, lambda image: images(image, patch_size=side, return_tensors="pt")
+    if config.model_type == "internvl":
+        images = GotOcr2ImageProcessor(**given)
+        num_tokens = (vision.image_size[0] // vision.patch_size[0] // 2) ** 2
+        processor = InternVLProcessor(images, tokenizer, InternVLVideoProcessor(), image_seq_length=num_tokens)
+        return processor, lambda image: images(image, crop_to_patches=True, return_tensors="pt")
     images = SmolVLMImageProcessor(**given)
     num_tokens = (vision.image_size // vision.patch_size // config.scale_factor) ** 2
     # That of SmolVLM does the same, and speaks of videos too.
@@ -155,10 +164,12 @@ def main():
     for name in SIZES:
         out = pixels_of(Image.open(folder / name).convert("RGB"))
         height, width = out["pixel_values"].shape[-2:]
+        out.pop("num_patches", None)
         with torch.no_grad():
-            features = model.get_image_features(**out, return_dict=True).pooler_output[0]
-        golden["images"][name] = {"size": [width, height], "pixels": sha(out["pixel_values"][0].numpy())}
-        arrays[f"features.{name}"] = features.numpy()
+            features = model.get_image_features(**out, return_dict=True).pooler_output
+        features = features[0] if isinstance(features, (list, tuple)) else features
+        golden["images"][name] = {"size": [width, height], "pixels": sha(out["pixel_values"].numpy())}
+        arrays[f"features.{name}"] = features.reshape(-1, features.shape[-1]).numpy()
 
     # As our "all-linear": the language model alone.
     target = r".*(language_model|text_model).*\.(q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj)"

@@ -200,6 +200,7 @@ impl Images {
             size: to,
             pixels: resize(&pixels, size, to, vision.pixels.filter),
         };
+        let original = image.cut.is_seen_as_it_was.then(|| picture.clone());
         let whole = image.cut.sizes.iter().fold(picture, |picture, size| resized(picture, *size));
         let pieces = match image.cut.squares {
             None => vec![whole],
@@ -208,7 +209,7 @@ impl Images {
                 let places =
                     (0..rows).flat_map(|row| (0..columns).map(move |column| [column * size[0], row * size[1]]));
                 let mut pieces: Vec<Picture> = places.map(|corner| whole.part(corner, size)).collect();
-                pieces.push(resized(whole, size));
+                pieces.push(resized(original.unwrap_or(whole), size));
                 pieces
             }
         };

@@ -23,6 +23,10 @@ use crate::util::faults;
 
 mod load;
 
+/// Added to the variance in the norm of a token's patches, and to the mean squares of queries and keys.
+const MERGED_EPS: f64 = 1e-5;
+const QK_EPS: f64 = 1e-6;
+
 /// Most scores that are computed at a time.
 const MOST_SCORES: usize = 1 << 24;
 
@@ -34,7 +38,9 @@ pub struct Tower {
     device: Device,
     /// `[hidden_size, 3 * patch_size^2]`
     patches: Weight,
-    /// Of every place, row by row, `[patches, hidden_size]`.
+    /// Goes before the patches, and is dropped behind the layers, `[1, hidden_size]`.
+    class: Option<Tensor<2>>,
+    /// Of that, and of every place, row by row, `[patches, hidden_size]`.
     positions: Option<Tensor<2>>,
     /// Before the layers and behind them.
     ends: [Option<Norm>; 2],
@@ -46,10 +52,14 @@ pub struct Tower {
 struct Layer {
     norms: [Norm; 2],
     qkv: [Weight; 3],
+    /// Of queries and keys.
+    qk_norms: Option<[Norm; 2]>,
     output: Weight,
     gate: Option<Weight>,
     up: Weight,
     down: Weight,
+    /// Of what attention and feed-forward layer add.
+    scales: Option<[Tensor<1>; 2]>,
 }
 
 /// Of a projector.
@@ -57,7 +67,9 @@ struct Layer {
 struct Layers {
     norm: Option<Norm>,
     /// Of the patches of a token.
-    merge: Weight,
+    merge: Option<Weight>,
+    /// Of these patches.
+    merged_norm: Option<Norm>,
     /// Behind it, if there are more.
     rest: Option<[Weight; 2]>,
 }
@@ -97,6 +109,7 @@ impl Tower {
         let by_patch = pixels.reshape([3, rows, patch_size, columns, patch_size]).permute([1, 3, 0, 2, 4]);
         let by_patch = by_patch.reshape([rows * columns, 3 * patch_size * patch_size]);
         let x = self.linear(&by_patch, &self.patches);
+        let x = if let Some(class) = &self.class { Tensor::cat(vec![class.clone(), x], 0) } else { x };
         let x = if let Some(positions) = &self.positions { x + positions.clone() } else { x };
         let mut x = self.normed(x, self.ends[0].as_ref());
         let layout = self.layout([rows, columns]);
@@ -104,25 +117,29 @@ impl Tower {
             x = self.through(layer, x, layout.as_ref());
         }
         let x = self.normed(x, self.ends[1].as_ref());
+        let x = if self.class.is_some() { x.narrow(0, 1, rows * columns) } else { x };
         faults::read(self.projected(&x, [rows, columns]), "a feature of an image")
     }
 
     fn projected(&self, x: &Tensor<2>, [rows, columns]: [usize; 2]) -> Tensor<2> {
-        let Layers { norm, merge, rest } = &self.projector;
+        let Layers { norm, merge, merged_norm, rest } = &self.projector;
         let (side, hidden) = (self.vision.projector.merge_size(), self.vision.encoder.hidden_size);
         let in_order = match self.vision.projector {
             Projector::Merging { .. } => [0, 2, 4, 1, 3],
-            Projector::Linear { .. } => [0, 2, 1, 3, 4],
+            Projector::Linear { .. } | Projector::Normed { .. } => [0, 2, 1, 3, 4],
         };
         let eps = if let Projector::Merging { eps, .. } = self.vision.projector { eps } else { 0.0 };
         let x = norm.as_ref().map_or_else(|| x.clone(), |norm| norm.forward(self.place, x, eps).0);
         // [rows, side, columns, side, hidden] to [tokens, hidden * side * side]
         let by_token = x.reshape([rows / side, side, columns / side, side, hidden]).permute(in_order);
         let by_token = by_token.reshape([rows * columns / (side * side), hidden * side * side]);
-        let x = self.linear(&by_token, merge);
-        let (Some([first, second]), Projector::Merging { activation, .. }) = (rest, self.vision.projector) else {
+        let x = merge.as_ref().map_or_else(|| by_token.clone(), |merge| self.linear(&by_token, merge));
+        let x = merged_norm.as_ref().map_or_else(|| x.clone(), |norm| norm.forward(self.place, &x, MERGED_EPS).0);
+        let (Projector::Merging { activation, .. } | Projector::Normed { activation, .. }) = self.vision.projector
+        else {
             return x;
         };
+        let Some([first, second]) = rest else { return x };
         self.linear(&self.activated(activation, &self.linear(&x, first)), second)
     }
 
@@ -144,19 +161,31 @@ impl Tower {
     fn through(&self, layer: &Layer, x: Tensor<2>, layout: Option<&Layout>) -> Tensor<2> {
         let normed = self.normed(x.clone(), Some(&layer.norms[0]));
         let [q, k, v] = layer.qkv.each_ref().map(|weight| self.linear(&normed, weight));
+        let [q, k] = match &layer.qk_norms {
+            Some([of_q, of_k]) => [(of_q, q), (of_k, k)].map(|(norm, x)| norm.forward(self.place, &x, QK_EPS).0),
+            None => [q, k],
+        };
         let [q, k] = match layout {
             Some(layout) => rotate(self.place, [q, k], layout, 0, self.heads(), false),
             None => [q, k],
         };
         let attended = self.attended([q, k, v]);
-        let x = linear(self.place, &attended, &layer.output, None, Some(x)).0;
+        let [of_attention, of_inner] = layer.scales.as_ref().map_or([None; 2], |scales| scales.each_ref().map(Some));
+        let x = self.added(x, (&attended, &layer.output), of_attention);
         let normed = self.normed(x.clone(), Some(&layer.norms[1]));
         let (activation, up) = (self.vision.encoder.activation, self.linear(&normed, &layer.up));
         let inner = match &layer.gate {
             Some(gate) => gated(self.place, activation, &self.linear(&normed, gate), &up),
             None => self.activated(activation, &up),
         };
-        linear(self.place, &inner, &layer.down, None, Some(x)).0
+        self.added(x, (&inner, &layer.down), of_inner)
+    }
+
+    fn added(&self, x: Tensor<2>, (inner, weight): (&Tensor<2>, &Weight), scale: Option<&Tensor<1>>) -> Tensor<2> {
+        match scale {
+            Some(scale) => x + self.linear(inner, weight) * scale.clone().unsqueeze(),
+            None => linear(self.place, inner, weight, None, Some(x)).0,
+        }
     }
 
     fn heads(&self) -> Heads {

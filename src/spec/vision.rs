@@ -64,6 +64,20 @@ pub enum EncoderKind {
         /// Places on a side: images have as many patches.
         side: usize,
     },
+    /// The same with a vector before the patches that is dropped behind them, and factors of what each layer adds (`InternViT`,
+    /// Chen et al., 2023).
+    InternVit {
+        /// Places on a side: images have as many patches.
+        side: usize,
+        /// Whether queries and keys are normed, over all heads.
+        has_qk_norms: bool,
+        /// Whether they and values have biases.
+        has_qkv_bias: bool,
+        /// Whether its norms are RMSNorm.
+        has_rms_norms: bool,
+        /// Whether there is a layer norm behind all layers.
+        has_last_norm: bool,
+    },
 }
 
 /// What becomes of the patches that make a token.
@@ -84,6 +98,13 @@ pub enum Projector {
     Linear {
         /// Patches on a side of a token.
         merge_size: usize,
+    },
+    /// A norm and two layers over the patches of a token (`InternVL`).
+    Normed {
+        /// Patches on a side of a token.
+        merge_size: usize,
+        /// Between the two layers.
+        activation: Activation,
     },
 }
 
@@ -117,6 +138,7 @@ pub const TOWER_PARTS: [&str; 4] = ["vision_tower.", "multi_modal_projector.", "
 enum Family {
     Mistral3,
     Idefics3,
+    InternVl,
 }
 
 impl Vision {
@@ -131,7 +153,12 @@ impl Vision {
         };
         let family = |json: &mut Section| {
             let named = json.value("model_type").and_then(Value::text);
-            let known = [("mistral3", Family::Mistral3), ("idefics3", Family::Idefics3), ("smolvlm", Family::Idefics3)];
+            let known = [
+                ("mistral3", Family::Mistral3),
+                ("idefics3", Family::Idefics3),
+                ("smolvlm", Family::Idefics3),
+                ("internvl", Family::InternVl),
+            ];
             let known = known.into_iter().find(|(name, _)| named == Some(name) && json.has("vision_config"));
             Some(known.map(|(_, family)| family))
         };
@@ -148,6 +175,7 @@ impl Vision {
         let (default_id, (encoder, projector)) = match family {
             Family::Mistral3 => (10, mistral3(json, config)),
             Family::Idefics3 => (128_257, idefics3(json, cutting)),
+            Family::InternVl => (151_667, internvl(json, cutting)),
         };
         let image_token_id = json.count(key, u64::from(default_id), 0..config.vocab_size as u64);
         let image_token_id = u32::try_from(image_token_id).unwrap_or(default_id);
@@ -176,8 +204,14 @@ impl Encoder {
         self.hidden_size / self.num_heads
     }
 
-    fn read(json: &mut Section, kind: EncoderKind, defaults: [usize; 5], (activation, eps): (Activation, f64)) -> Self {
-        let [hidden, intermediate, layers, heads, patch] = defaults;
+    fn read(
+        json: &mut Section,
+        kind: EncoderKind,
+        defaults: [usize; 4],
+        patch_size: usize,
+        (activation, eps): (Activation, f64),
+    ) -> Self {
+        let [hidden, intermediate, layers, heads] = defaults;
         json.only("num_channels", "3", |value| value.number() == Some(3.0));
         let hidden_size: usize = json.count("hidden_size", hidden, 4..=1 << 16);
         let num_heads: usize = json.count("num_attention_heads", heads, 1..=1 << 10);
@@ -192,7 +226,7 @@ impl Encoder {
             intermediate_size: json.count("intermediate_size", intermediate, 1..=1 << 20),
             num_layers: json.count("num_hidden_layers", layers, 1..=1 << 10),
             num_heads,
-            patch_size: json.count("patch_size", patch, 1..=256),
+            patch_size,
             activation: activation_named(json, "hidden_act", activation),
             eps,
         }
@@ -204,7 +238,9 @@ impl Projector {
     #[must_use]
     pub fn merge_size(&self) -> usize {
         match self {
-            Self::Merging { merge_size, .. } | Self::Linear { merge_size } => *merge_size,
+            Self::Merging { merge_size, .. } | Self::Linear { merge_size } | Self::Normed { merge_size, .. } => {
+                *merge_size
+            }
         }
     }
 }
@@ -225,7 +261,8 @@ fn mistral3(json: &mut Section, config: &ModelConfig) -> (Encoder, Projector) {
         tower.number("rope_theta", 1e4, 1.0..=1e15)
     };
     let kind = EncoderKind::Pixtral { rope_theta };
-    (Encoder::read(&mut tower, kind, [1024, 4096, 24, 16, 16], (Activation::Gelu, 1e-5)), projector)
+    let patch_size = tower.count("patch_size", 16, 1..=256);
+    (Encoder::read(&mut tower, kind, [1024, 4096, 24, 16], patch_size, (Activation::Gelu, 1e-5)), projector)
 }
 
 fn idefics3(json: &mut Section, cutting: Cutting) -> (Encoder, Projector) {
@@ -242,8 +279,57 @@ fn idefics3(json: &mut Section, cutting: Cutting) -> (Encoder, Projector) {
         );
     }
     let kind = EncoderKind::Siglip { side };
-    let encoder = Encoder::read(&mut tower, kind, [1152, 3072, 12, 16, 32], (Activation::GeluTanh, eps));
+    let encoder = Encoder::read(&mut tower, kind, [1152, 3072, 12, 16], patch_size, (Activation::GeluTanh, eps));
     (encoder, Projector::Linear { merge_size })
+}
+
+fn internvl(json: &mut Section, cutting: Cutting) -> (Encoder, Projector) {
+    json.only("vision_feature_layer", "-1, the last layer", |value| value.number() == Some(-1.0));
+    json.only("vision_feature_select_strategy", "\"default\"", |value| value.text() == Some("default"));
+    json.only("downsample_ratio", "0.5", |value| value.number() == Some(0.5));
+    let merge_size = 2;
+    let activation = activation_named(json, "projector_hidden_act", Activation::Gelu);
+    let mut tower = json.below("vision_config", "an object");
+    tower.only("use_absolute_position_embeddings", "true", |value| *value == Value::Boolean(true));
+    let eps = tower.number("layer_norm_eps", 1e-6, 0.0..=1.0);
+    let image_size = square(&mut tower, "image_size", 448);
+    let patch_size = square(&mut tower, "patch_size", 14);
+    let side = image_size / patch_size;
+    if cutting.square() != Some(image_size) || !side.is_multiple_of(merge_size) {
+        let of = "is not that of the squares that images are cut into, of whole tokens: `size` in the file beside it";
+        tower.problem("image_size", of);
+    }
+    let kind = EncoderKind::InternVit {
+        side,
+        has_qk_norms: tower.boolean("use_qk_norm", false),
+        has_qkv_bias: tower.boolean("attention_bias", false),
+        has_rms_norms: tower.any("norm_type", false, "\"layer_norm\" or \"rms_norm\"", |value| match value.text() {
+            Some("layer_norm") => Ok(false),
+            Some("rms_norm") => Ok(true),
+            _ => Err(None),
+        }),
+        has_last_norm: !tower.boolean("use_mean_pooling", true),
+    };
+    let encoder = Encoder::read(&mut tower, kind, [1024, 4096, 24, 16], patch_size, (Activation::Gelu, eps));
+    (encoder, Projector::Normed { merge_size, activation })
+}
+
+/// A side that may be written twice, as that of a square.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_precision_loss,
+    clippy::cast_sign_loss,
+    reason = "within bounds"
+)]
+fn square(json: &mut Section, key: &'static str, default: usize) -> usize {
+    if !matches!(json.value(key), Some(Value::Array(_))) {
+        return json.count(key, default, 1..=1 << 16);
+    }
+    let [height, width] = json.numbers(key, [default as f64; 2], 1.0..=65536.0);
+    if height.to_bits() != width.to_bits() || height.fract() > 0.0 {
+        json.problem(key, "is not the side of a square, twice");
+    }
+    height as usize
 }
 
 /// From `preprocessor_config.json`, or from what `processor_config.json` says of images.
@@ -273,7 +359,7 @@ fn read_preprocessor(json: &mut Section, family: Family) -> (Pixels, Cutting) {
         value.number().is_some_and(|factor| (factor * 255.0 - 1.0).abs() < 1e-9)
     });
     let (filter, [mean, std]) = match family {
-        Family::Mistral3 => (Filter::Bicubic, CLIP),
+        Family::Mistral3 | Family::InternVl => (Filter::Bicubic, CLIP),
         Family::Idefics3 => (Filter::Lanczos, HALF),
     };
     let filter = json.any("resample", filter, "1 (Lanczos), 2 (bilinear) or 3 (bicubic)", |value| {
@@ -285,10 +371,18 @@ fn read_preprocessor(json: &mut Section, family: Family) -> (Pixels, Cutting) {
         mean: json.numbers("image_mean", mean, 0.0..=1.0),
         std: json.numbers("image_std", std, 1e-3..=1.0),
     };
+    if let Family::InternVl = family {
+        let [least, most] =
+            [("min_patches", 1), ("max_patches", 12)].map(|(key, default)| json.count(key, default, 1..=64));
+        let mut size = json.below("size", "an object");
+        let side: u32 = size.count("height", 384, 1..=1 << 16);
+        size.only("width", "the height", |value| value.number() == Some(f64::from(side)));
+        return (pixels, Cutting::Canvas { side: side as usize, least, most });
+    }
     let mut edge = |name, default| json.below(name, "an object").count("longest_edge", default, 1..=1 << 16);
     let cutting = match family {
         Family::Mistral3 => Cutting::Whole { longest_edge: edge("size", 1024) },
-        Family::Idefics3 => Cutting::Squares {
+        Family::Idefics3 | Family::InternVl => Cutting::Squares {
             longest_edge: edge("size", 4 * 364).min(cut::MOST_EDGE),
             side: edge("max_image_size", 364),
             is_cut: json.boolean("do_image_splitting", true),

@@ -30,7 +30,8 @@ use crate::golden::{Golden, assert_near, compare_gradients, numbers, values};
 const NAMES: [&str; 3] = ["a.png", "b.png", "c.png"];
 
 /// Folders of golden files, and how many tokens a row may have there.
-const FAMILIES: [(&str, usize); 2] = [(MISTRAL3, 64), ("images-smolvlm", 256)];
+const FAMILIES: [(&str, usize); 3] = [(MISTRAL3, 64), (SMOLVLM, 256), ("images-internvl", 256)];
+const SMOLVLM: &str = "images-smolvlm";
 const MISTRAL3: &str = "images-mistral3";
 
 fn golden_folder(family: &str) -> PathBuf {
@@ -57,7 +58,7 @@ fn write_model(family: &str, folder: &Path) -> Golden {
         let values = formula(name, made["bound"].as_f64().unwrap()).take(shape.iter().product());
         let bytes: Vec<u8> = values.flat_map(|value| (centre + value).to_le_bytes()).collect();
         let name = match name.strip_prefix("model.language_model.") {
-            _ if family != MISTRAL3 => name.clone(),
+            _ if family == SMOLVLM => name.clone(),
             Some(rest) => format!("language_model.model.{rest}"),
             None if name == "lm_head.weight" => format!("language_model.{name}"),
             None => name.trim_start_matches("model.").to_owned(),

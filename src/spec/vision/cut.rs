@@ -1,5 +1,7 @@
 //! What is seen of an image: how large, in one piece or in several, and what stands for it in a text.
 
+use std::ops::RangeInclusive;
+
 /// What becomes of images of any size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cutting {
@@ -17,6 +19,15 @@ pub enum Cutting {
         /// Whether it is cut at all.
         is_cut: bool,
     },
+    /// Stretched to as many squares as fit its shape best; where these are several, it is seen as one square too (`InternVL`).
+    Canvas {
+        /// Pixels on a side of a square.
+        side: usize,
+        /// At least so many squares.
+        least: usize,
+        /// At most so many.
+        most: usize,
+    },
 }
 
 /// What is seen of an image.
@@ -26,6 +37,8 @@ pub struct Cut {
     pub sizes: Vec<[usize; 2]>,
     /// Into how many rows and columns it is cut then; beside these, all of it is seen in the size of one.
     pub squares: Option<Grid>,
+    /// Whether that is made of the image as it was, not of what it was resized to.
+    pub is_seen_as_it_was: bool,
     /// Tokens of each piece.
     pub tokens: Grid,
 }
@@ -57,19 +70,31 @@ impl Cutting {
         match self {
             Self::Whole { .. } => "[IMG]",
             Self::Squares { .. } => "<image>",
+            Self::Canvas { .. } => "<IMG_CONTEXT>",
         }
     }
 
     pub(super) fn square(self) -> Option<usize> {
         match self {
             Self::Whole { .. } => None,
-            Self::Squares { side, .. } => Some(side),
+            Self::Squares { side, .. } | Self::Canvas { side, .. } => Some(side),
         }
     }
 
     pub(super) fn cut(self, size: [usize; 2], most: Option<usize>, token_pixels: usize) -> Result<Cut, String> {
         match self {
             Self::Whole { longest_edge } => whole(size, longest_edge, most, token_pixels),
+            Self::Canvas { side, least, most: most_squares } => {
+                let most = most.map_or(most_squares, |most| (most / (side * side)).clamp(1, most_squares));
+                let squares = canvas(size, side, least.min(most)..=most);
+                let tokens = side / token_pixels;
+                Ok(Cut {
+                    sizes: vec![[squares.columns * side, squares.rows * side]],
+                    squares: (squares.count() > 1).then_some(squares),
+                    is_seen_as_it_was: true,
+                    tokens: Grid { rows: tokens, columns: tokens },
+                })
+            }
             Self::Squares { longest_edge, side, is_cut } => {
                 let cut = |edge: usize| squares(size, edge, side, is_cut);
                 let of_pixels = |edge: &usize| cut(*edge).sizes[1].iter().product::<usize>();
@@ -100,7 +125,7 @@ fn whole(
         return Err(format!("has {width} x {height} pixels, too thin to be made smaller"));
     }
     let sizes = vec![[columns * token_pixels, rows * token_pixels]];
-    Ok(Cut { sizes, squares: None, tokens: Grid { rows, columns } })
+    Ok(Cut { sizes, squares: None, is_seen_as_it_was: false, tokens: Grid { rows, columns } })
 }
 
 /// The longer side becomes `edge`, then both sides whole squares.
@@ -123,7 +148,28 @@ fn squares([width, height]: [usize; 2], edge: usize, side: usize, is_cut: bool) 
     };
     let [columns, rows] = whole.map(|length| length / side);
     let squares = (rows * columns > 1).then_some(Grid { rows, columns });
-    Cut { sizes: vec![[width, height], whole], squares, tokens: Grid { rows: 0, columns: 0 } }
+    let tokens = Grid { rows: 0, columns: 0 };
+    Cut { sizes: vec![[width, height], whole], squares, is_seen_as_it_was: false, tokens }
+}
+
+/// The rows and columns of squares whose shape is closest to that of an image; of equal ones the most that the image fills by
+/// half.
+#[expect(clippy::cast_precision_loss, reason = "as Python computes it")]
+fn canvas([width, height]: [usize; 2], side: usize, number: RangeInclusive<usize>) -> Grid {
+    let sides = 1..=*number.end();
+    let all = sides.clone().flat_map(|columns| sides.clone().map(move |rows| Grid { rows, columns }));
+    let mut all: Vec<Grid> = all.filter(|grid| number.contains(&grid.count())).collect();
+    all.sort_by_key(|grid| grid.count());
+    let (aspect, area) = (width as f64 / height as f64, (width * height) as f64);
+    let (mut best, mut closest) = (Grid { rows: 1, columns: 1 }, f64::INFINITY);
+    for grid in all {
+        let difference = (aspect - grid.columns as f64 / grid.rows as f64).abs();
+        let is_filled = area > 0.5 * (side * side * grid.count()) as f64;
+        if difference < closest || difference <= closest && is_filled {
+            (best, closest) = (grid, difference);
+        }
+    }
+    best
 }
 
 /// Python's `int(side * by)`.
@@ -170,6 +216,7 @@ impl Cut {
                 let row = marker.repeat(self.tokens.columns);
                 format!("{}[IMG_END]", vec![row; self.tokens.rows].join("[IMG_BREAK]"))
             }
+            Cutting::Canvas { .. } => format!("<img>{}</img>", marker.repeat(self.num_tokens())),
             Cutting::Squares { .. } => {
                 const AROUND: &str = "<fake_token_around_image>";
                 let piece = marker.repeat(self.tokens.count());

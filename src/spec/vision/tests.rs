@@ -14,7 +14,7 @@ fn images_become_as_many_tokens_as_pixtral_makes_of_them() {
         ([4000, 3000], [42, 55]),
         ([3000, 4001], [55, 42]),
     ] {
-        let Cut { tokens: Grid { rows, columns }, sizes, squares } = PIXTRAL.cut(size, None, 28).unwrap();
+        let Cut { tokens: Grid { rows, columns }, sizes, squares, .. } = PIXTRAL.cut(size, None, 28).unwrap();
         assert_eq!([rows, columns], expected, "{size:?}");
         assert_eq!((sizes, squares), (vec![[28 * columns, 28 * rows]], None));
     }
@@ -53,4 +53,22 @@ fn images_are_cut_into_the_squares_of_smolvlm() {
         end.to_owned(),
     ];
     assert_eq!(two.text(SMOLVLM), expected.concat());
+}
+
+#[test]
+fn images_are_stretched_to_the_canvas_of_internvl() {
+    let canvas = Cutting::Canvas { side: 448, least: 1, most: 12 };
+    let seen = |size, most| canvas.cut(size, most, 28).unwrap();
+    // Of 1 x 1, 2 x 2 and 3 x 3 the largest that the image fills by half.
+    for (size, squares) in
+        [([100, 100], 1), ([640, 640], 4), ([950, 950], 4), ([951, 951], 9), ([1280, 960], 12), ([900, 90], 10)]
+    {
+        let cut = seen(size, None);
+        assert_eq!(cut.squares.map_or(1, Grid::count), squares, "{size:?}");
+        assert_eq!(cut.num_tokens(), 256 * if squares == 1 { 1 } else { squares + 1 });
+    }
+    assert_eq!(seen([1280, 960], None).sizes, [[4 * 448, 3 * 448]]);
+    assert_eq!(seen([1280, 960], Some(448 * 448)).sizes, [[448, 448]]);
+    let text = seen([100, 100], Some(1)).text(canvas);
+    assert!(text.starts_with("<img><IMG_CONTEXT>") && text.ends_with("</img>"));
 }
