@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 use crate::data::formats::conversation;
 use crate::data::template::{ChatTemplate, Stops, TemplateError};
 use crate::data::tokenizer::{Tokenizer, TokenizerError};
+use crate::images::is_of_image;
 use crate::lora::AdapterSet;
 use crate::model::Model;
 use crate::model::decode::{NextTokens, Sequence, next_logits};
@@ -261,7 +262,7 @@ pub(crate) fn check(model: &Model, prompt_ids: &[u32]) -> Result<(), GenerateErr
     if num_tokens > max_position_embeddings {
         return Err(GenerateError::PromptTooLong { num_tokens, max_position_embeddings });
     }
-    match prompt_ids.iter().find(|&&id| id as usize >= vocab_size) {
+    match prompt_ids.iter().find(|&&id| id as usize >= vocab_size && !is_of_image(id)) {
         Some(&id) => Err(GenerateError::UnknownToken { id, vocab_size }),
         None => Ok(()),
     }

@@ -14,6 +14,7 @@
 //! - [`model`] the decoder block forwards and backwards, its weights, decoding
 //! - [`lora`] low-rank adapters
 //! - [`ops`] the operations of a step, each with its forward and backward
+//! - [`images`] the images of a data set: from files to pixels, and their features on disk
 //! - [`measure`] every figure of a step, one row each; samples of the machine; where figures are written
 //! - [`config`] the sections of the recipe as plain data
 //! - [`spec`] what a model is: shapes, tensors and names, from config.json; a family is a row
@@ -38,6 +39,7 @@ pub mod data;
 pub mod device;
 pub mod generate;
 pub mod hub;
+pub mod images;
 pub mod insight;
 pub mod lora;
 pub mod measure;

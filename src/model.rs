@@ -9,6 +9,7 @@ use self::block::Block;
 use self::embed::{LayerInputWeights, rounded};
 use self::host::HostBlocks;
 use self::pager::Pager;
+use crate::images::Features;
 use crate::lora::AdapterSet;
 use crate::ops::kernels::Place;
 use crate::ops::layout::RotaryTable;
@@ -33,6 +34,7 @@ pub mod mixing;
 mod pager;
 pub mod rope;
 mod sublayers;
+pub mod tower;
 pub mod weights;
 
 pub use between_blocks::BetweenBlocks;
@@ -62,6 +64,8 @@ pub struct Model {
     /// Angles of every rotary embedding up to the longest position so far; grows on demand.
     rotary: Arc<Mutex<Rotary>>,
     place: Place,
+    /// What is in place of the embeddings of images.
+    features: Option<Arc<Features>>,
     /// Where the weights are on disk.
     pager: Option<Arc<Pager>>,
     /// Where the matrices of the blocks are in host memory, and the device is a GPU.
@@ -101,6 +105,7 @@ impl Model {
             layer_inputs: None,
             rotary,
             place,
+            features: None,
             pager: None,
             host: None,
         };
@@ -111,6 +116,12 @@ impl Model {
     /// What numbers are rounded to that products have to round.
     fn rounding_dtype(&self) -> DType {
         if self.lm_head.rounds { DType::BF16 } else { self.compute }
+    }
+
+    /// The model with what it sees in place of images.
+    #[must_use]
+    pub fn with_features(self, features: Features) -> Self {
+        Self { features: Some(Arc::new(features)), ..self }
     }
 
     /// The model with these products of operands in `f32`; the kernels of the CPU have only one kind.

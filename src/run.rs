@@ -8,6 +8,7 @@ pub(crate) mod dir;
 mod environment;
 mod eva;
 mod finish;
+pub(crate) mod images;
 pub(crate) mod inputs;
 pub(crate) mod kernel_check;
 mod load;

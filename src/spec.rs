@@ -18,6 +18,7 @@ mod json;
 mod rope;
 mod shipped;
 mod stored;
+mod vision;
 
 pub use block::attention::{Attention, Heads, Qkv, QueryKeyNorms};
 pub use block::short_conv::{GATED_CONV, SHORT_CONV_NAMES, ShortConv};
@@ -31,6 +32,7 @@ pub use delta_net::{DELTA_NET_FUSED_NAMES, DELTA_NET_NAMES, DeltaHeads};
 pub use rope::{QueryGrowth, Rope, RopePairs, RopeScaling};
 pub use shipped::shipped_config;
 pub use stored::{Method, Packer, StoredQuantisation, Words};
+pub use vision::{Cut, Cutting, Encoder, EncoderKind, Filter, Grid, Pixels, Projector, TOWER_PARTS, Vision};
 
 /// Shape and constants of a decoder model, from Hugging Face's `config.json`.
 #[derive(Clone, Debug, PartialEq)]

@@ -18,9 +18,11 @@ use crate::data::error::DataError;
 use crate::data::sources::source_files;
 use crate::data::tokenizer::Tokenizer;
 use crate::hub::Progress;
+use crate::images::Images;
 use crate::measure::metrics::SUMMARY_FILE;
 use crate::recipe::{Purpose, Recipe, RecipeArgs};
 use crate::run::dir::{finished, has_checkpoints, nearest_existing, not_a_folder};
+use crate::run::images::images;
 use crate::run::inputs::{self, ModelParts, WeightsFrom};
 use crate::run::overview::{self, Fact};
 use crate::run::prepare::{PreparedParts, with_rows_of};
@@ -157,7 +159,9 @@ fn examine(recipe: &Recipe, max_rows: Option<usize>) -> Findings {
     parts.failures.drain(..).for_each(|failure| findings.failure(failure));
     let data = match examine_prepared(recipe, &parts, &mut findings) {
         Some(tokenizer) if !recipe.data.train.is_empty() => {
-            examine_data(recipe, &Arc::new(tokenizer), max_rows, &mut findings)
+            let model = parts.model.folder.as_ref().zip(parts.model.config.as_ref());
+            let images = model.and_then(|(folder, config)| images(folder, config, &recipe.data));
+            examine_data(recipe, (&Arc::new(tokenizer), images), max_rows, &mut findings)
         }
         _ => {
             examine_paths(&recipe.data, &mut findings);
@@ -235,7 +239,7 @@ fn examine_prepared(recipe: &Recipe, parts: &PreparedParts, findings: &mut Findi
 /// Opens every file, tokenises its rows, at most `max_rows` of each file, and counts steps.
 fn examine_data(
     recipe: &Recipe,
-    tokenizer: &Arc<Tokenizer>,
+    (tokenizer, images): (&Arc<Tokenizer>, Option<Arc<Images>>),
     max_rows: Option<usize>,
     findings: &mut Findings,
 ) -> Option<Dataset> {
@@ -243,6 +247,7 @@ fn examine_data(
         cache: CacheSettings::from_env(),
         progress: Progress::detect(false),
         max_rows,
+        images,
         ..OpenOptions::default()
     };
     let mut config = recipe.data.clone();
@@ -319,6 +324,7 @@ fn examine_files(config: &DataConfig, data: &Dataset, findings: &mut Findings) {
     if config.eval_split.is_some() {
         findings.facts.push(overview::held_out(data));
     }
+    findings.facts.extend(overview::images(data));
     findings.warnings.extend(data.warnings());
 }
 

@@ -17,6 +17,7 @@ use crate::data::files::FileKind;
 use crate::hub::Progress;
 use crate::lora::AdapterSet;
 use crate::measure::figures::evaluation::{EvalFigure, Group};
+use crate::model::Model;
 use crate::recipe::of_run::moved_paths;
 use crate::recipe::{Purpose, Recipe};
 use crate::run::dir::REFERENCE;
@@ -125,7 +126,8 @@ pub(crate) fn run(args: &EvalArgs) -> Result<(), Failure> {
     let adapters = open_adapters(adapter.zip(saved), &prepared, args.base)?;
     let what = adapter.map_or(recipe.model.path.clone(), |adapter| adapter.folder.display().to_string());
     say(&format!("{what}: {} on {}", counted(data.num_eval_rows(), "row"), device.label));
-    let step = open_step(args, &named, &prepared, adapters)?;
+    let model = prepared.source.with_images(prepared.load_model()?, data.images(), &options)?;
+    let step = open_step(args, &named, &prepared, (model, adapters))?;
     let bar = terminal::bar(0);
     let on_progress = |done: usize, total: usize| {
         bar.set_length(total as u64);
@@ -204,8 +206,13 @@ fn open_adapters(
 }
 
 /// The step that measures, with what its objective compares with.
-fn open_step(args: &EvalArgs, named: &Named, prepared: &Prepared, adapters: AdapterSet) -> Result<TrainStep, Failure> {
-    let step = prepared.step_of(prepared.load_model()?, adapters);
+fn open_step(
+    args: &EvalArgs,
+    named: &Named,
+    prepared: &Prepared,
+    (model, adapters): (Model, AdapterSet),
+) -> Result<TrainStep, Failure> {
+    let step = prepared.step_of(model, adapters);
     let kept = step.needs_reference().then(|| kept_reference(args, named)).transpose()?.flatten();
     let Some(kept) = kept else { return Ok(step) };
     let (config, device) = (&prepared.source.config, &prepared.device.device);

@@ -8,7 +8,9 @@ use crate::data::cache::CacheSettings;
 use crate::data::dataset::{Dataset, OpenOptions};
 use crate::data::tokenizer::Tokenizer;
 use crate::hub::Progress;
+use crate::images::is_of_image;
 use crate::recipe::{Purpose, Recipe, RecipeArgs};
+use crate::run::images::images;
 use crate::run::inputs::{self, FoundModel, WeightsFrom, data_failure, find_model};
 use crate::run::overview;
 use crate::save::export::grow;
@@ -66,7 +68,7 @@ pub(crate) fn run(args: &InspectArgs) -> Result<(), Failure> {
 
 fn run_recipe(args: &InspectArgs, recipe: &Recipe) -> Result<(), Failure> {
     // The tokenizer is beside the model's config.
-    let tokenizer = find_model(&recipe.model, WeightsFrom::Nowhere, false)
+    let (tokenizer, images) = find_model(&recipe.model, WeightsFrom::Nowhere, false)
         .map_err(Failure::input)
         .and_then(|FoundModel { folder, config, .. }| {
             // What is wrong with the config is another command's to say.
@@ -74,14 +76,15 @@ fn run_recipe(args: &InspectArgs, recipe: &Recipe) -> Result<(), Failure> {
                 let beside = grow(&mut config, &folder, &recipe.lora);
                 (beside.unwrap_or_else(|| folder.clone()), config)
             });
+            let images = config.as_ref().and_then(|(_, config)| images(&folder, config, &recipe.data));
             let opened =
                 config.map_or_else(|| Tokenizer::open(&folder), |(folder, config)| inputs::tokenizer(&folder, &config));
-            opened.map_err(Failure::input)
+            Ok((opened.map_err(Failure::input)?, images))
         })
         .map_err(|failure| failure.about("model.path"))?;
     let tokenizer = Arc::new(tokenizer);
-    let options =
-        OpenOptions { cache: CacheSettings::from_env(), progress: Progress::detect(false), ..OpenOptions::default() };
+    let (cache, progress) = (CacheSettings::from_env(), Progress::detect(false));
+    let options = OpenOptions { cache, progress, images, ..OpenOptions::default() };
     let data = Dataset::open(&recipe.data, Arc::clone(&tokenizer), recipe.seed, &options).map_err(data_failure)?;
     let stdout = io::stdout();
     let marks = if has_colors(&stdout) { Marks::Color } else { Marks::Brackets };
@@ -114,7 +117,11 @@ fn inspect(
     let num_rows = data.num_file_rows();
     let num_shown = num_shown.min(num_rows);
     for shown in 0..num_shown {
-        let (source, row) = data.file_row(shown * num_rows / num_shown)?;
+        let (source, mut row) = data.file_row(shown * num_rows / num_shown)?;
+        // Of images, what they are in the vocabulary.
+        if let Some(images) = data.images() {
+            row.ids.iter_mut().filter(|id| is_of_image(**id)).for_each(|id| *id = images.image_token_id());
+        }
         let path = &data.files()[source.file].path;
         match marks {
             Some(marks) => {

@@ -204,7 +204,9 @@ fn about_file(args: &MergeArgs, summary: &MergeSummary, rows: Option<RunRows>) -
 /// How a file is used.
 fn about_use(args: &MergeArgs, config: &ModelConfig) -> String {
     let (out, modelfile) = (shown(&args.out), shown(&export::modelfile(&args.out)));
-    about_windows(config) + &format!("\n  llama-cli -m {out}\n  ollama create NAME -f {modelfile}")
+    let images = "\nnote: images go through the mmproj file of the base, which fits as it is: --mmproj MMPROJ.gguf";
+    let images = if config.nesting.is_some() { images } else { "" };
+    format!("{}{images}\n  llama-cli -m {out}\n  ollama create NAME -f {modelfile}", about_windows(config))
 }
 
 /// That transformers reads the tokenizer of a folder otherwise.

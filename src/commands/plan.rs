@@ -31,6 +31,7 @@ use crate::lora::targets::Selection;
 use crate::measure::telemetry::disk_read_bytes_per_second;
 use crate::ops::place::place_on;
 use crate::recipe::{Recipe, RecipeArgs};
+use crate::run::images::images;
 use crate::run::inputs::{self, ModelSource, WeightsFrom};
 use crate::schema::Problem;
 use crate::spec::{ModelConfig, shipped_config};
@@ -255,6 +256,7 @@ fn forecast(
         cache: CacheSettings::from_env(),
         progress: Progress::detect(false),
         refuse_large: true,
+        images: images(&source.folder, &source.config, &recipe.data),
         ..OpenOptions::default()
     };
     let flops = workload.flops();

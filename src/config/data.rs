@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
+use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize, Serializer};
 
@@ -57,6 +58,11 @@ section! {
         /// answers (alpaca, `prompt_completion`) go through it too, where there is one.
         chat_template: String = "auto".into() => path(), OtherRows,
             ["template", "chat_template_path", "chat_template_jinja", "prompt_template"];
+        /// Where the paths of images in rows start; without it, beside the file with the rows.
+        image_folder: Option<PathBuf> = None => optional_path() like "images", OtherRows,
+            ["image_dir", "image_root", "media_dir", "media_folder"];
+        /// Images of more pixels are made smaller: fewer tokens, and less on disk.
+        image_max_pixels: Option<usize> = None => optional_count(1..) like 1000000, OtherRows, ["max_pixels"];
         /// What becomes of rows that cannot be used, or of which the template drops something: "error" ends the command
         /// before the first step and names them; "skip" leaves them out, counts them and names the first ones.
         on_bad_row: OnBadRow = OnBadRow::Error => choice(), LaterSteps;

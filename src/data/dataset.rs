@@ -18,6 +18,7 @@ use super::packing::best_fit;
 use super::template::{ChatTemplate, Stops};
 use super::tokenizer::Tokenizer;
 use crate::config::{DataConfig, DataFormat, DataSource, EvalSplit, OnBadRow, RowKind, RowLimit};
+use crate::images::Images;
 
 mod opening;
 mod questions;
@@ -47,6 +48,7 @@ pub struct Dataset {
     seed: u64,
     tokenizer: Arc<Tokenizer>,
     template: Option<ChatTemplate>,
+    images: Option<Arc<Images>>,
     infos: Vec<FileInfo>,
     /// The training files, then the evaluation files. The loader's threads read them.
     pub(super) files: Arc<Vec<DataFile>>,
@@ -103,6 +105,7 @@ impl Dataset {
             template: template.as_ref(),
             train_on_inputs: config.train_on_inputs,
             scores: config.row_kind == RowKind::ScoredPair,
+            images: options.images.as_deref(),
         };
         let EncodedFiles { files, entries, lengths } =
             EncodedFiles::new(opened, config, &encoder, options, &mut warnings)?;
@@ -126,6 +129,7 @@ impl Dataset {
             seed,
             tokenizer,
             template,
+            images: options.images.clone(),
             infos: files.iter().map(|file| file.info.clone()).collect(),
             files: Arc::new(files),
             entries,
@@ -167,6 +171,12 @@ impl Dataset {
             (DataFormat::PromptCompletion, false) => "; prompt and completion joined as they are",
             _ => "",
         }
+    }
+
+    /// The images that its rows have; `None` where the model sees none.
+    #[must_use]
+    pub fn images(&self) -> Option<&Arc<Images>> {
+        self.images.as_ref()
     }
 
     /// The chat template; `None` if no rows are written with one.

@@ -9,6 +9,9 @@ use super::error::DataError;
 use super::formats::{Prompt, Sample};
 use super::template::{ChatTemplate, Rendered, TemplateError};
 use super::tokenizer::{Token, Tokenizer, TokenizerError};
+use crate::images::Images;
+
+mod images;
 
 /// A row as token ids with its loss mask.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -189,6 +192,8 @@ pub struct Encoder<'a> {
     pub train_on_inputs: bool,
     /// Whether not answers are marked, but the ends of sequences, where a score is read.
     pub scores: bool,
+    /// What reads the images of conversations; absent: there may be none.
+    pub images: Option<&'a Images>,
 }
 
 /// Renders a conversation and finds what carries loss in it.
@@ -273,10 +278,12 @@ impl Encoder<'_> {
     fn encode_chat(
         &self,
         with_answers: Render,
-        messages: &[Value],
+        given: &[Value],
         tools: Option<&Value>,
     ) -> Result<(EncodedRow, Notes), DataError> {
         let template = self.template.ok_or_else(|| DataError::Config(NO_TEMPLATE.to_owned()))?;
+        let (messages, mut in_text) = images::taken_out(self.images, given)?;
+        let messages = &messages[..];
         let Rendered { mut text, mut answers, unwritten_end, empty_answer, unread } = if self.train_on_inputs {
             refuse_masks(messages)?;
             template.render_traced(messages, tools)?
@@ -303,10 +310,13 @@ impl Encoder<'_> {
         let is_open = !self.train_on_inputs && messages.last().is_some_and(|message| message["role"] == "user");
         let open = is_open.then(|| "it ends with a message of the user, which nothing answers".to_owned());
         let empty = blank.into_iter().chain(empty).collect();
+        in_text.write(self.images, &mut text, &mut answers)?;
         let tokens = self.tokenizer.encode_tokens(&text, false)?;
         let odd = special.into_iter().chain(open).collect();
         let notes = Notes { empty, odd, unread, letters: letters(&text, &tokens) };
-        Ok((self.row(&tokens, &answers), notes))
+        let mut carries_loss = loss_mask(&tokens, &answers, self.train_on_inputs);
+        let ids = in_text.number(self.images, &tokens, &mut carries_loss)?;
+        Ok((EncodedRow::of_parts(ids, carries_loss), notes))
     }
 
     /// A prompt up to where the answer starts. Its last token is marked: behind it, the answer carries loss.
@@ -315,7 +325,11 @@ impl Encoder<'_> {
             Prompt::Text(text) => self.tokenizer.encode(text, true)?,
             Prompt::Chat { messages, tools } => {
                 let template = self.template.ok_or_else(|| DataError::Config(NO_TEMPLATE.to_owned()))?;
-                self.tokenizer.encode(&template.render(messages, tools.as_ref(), true)?, false)?
+                let (messages, mut in_text) = images::taken_out(self.images, messages)?;
+                let mut text = template.render(&messages, tools.as_ref(), true)?;
+                in_text.write(self.images, &mut text, &mut [])?;
+                let tokens = self.tokenizer.encode_tokens(&text, false)?;
+                in_text.number(self.images, &tokens, &mut vec![false; tokens.len()])?
             }
         };
         if ids.len() < 2 {
@@ -429,7 +443,7 @@ mod tests {
     use crate::data::fixture::{AB, BOS, EOS, IM_END, IM_START, chat_tokenizer, tokenizer};
 
     fn encoder(tokenizer: &Tokenizer) -> Encoder<'_> {
-        Encoder { tokenizer, template: None, train_on_inputs: false, scores: false }
+        Encoder { tokenizer, template: None, train_on_inputs: false, scores: false, images: None }
     }
 
     fn completion(prompt: &str, completion: &str) -> Sample {

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use indicatif::HumanBytes;
 use serde::{Deserialize, Serialize};
@@ -11,6 +12,7 @@ use super::error::DataError;
 use super::unpack::Compression;
 use crate::config::DataFormat;
 use crate::hub::{DatasetLayout, Progress};
+use crate::images::Images;
 use crate::schema::{did_you_mean, searched_folder};
 
 /// Names of a folder that a message lists.
@@ -26,6 +28,8 @@ pub struct OpenOptions<'a> {
     pub max_rows: Option<usize>,
     /// Whether to refuse a large file whose tokens are not in the cache, since making them takes long.
     pub refuse_large: bool,
+    /// What reads the images of rows; absent: rows with images are refused.
+    pub images: Option<Arc<Images>>,
     /// Whether the user wants the command to end.
     pub is_stopped: &'a (dyn Fn() -> bool + Sync),
 }
@@ -38,6 +42,7 @@ impl Default for OpenOptions<'_> {
             progress: Progress::Quiet,
             max_rows: None,
             refuse_large: false,
+            images: None,
             is_stopped: &|| false,
         }
     }

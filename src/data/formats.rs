@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
 
 use serde_json::{Map, Value, json};
 
@@ -10,6 +11,7 @@ use crate::config::{DataConfig, DataFormat, TrainOnTurns};
 
 mod chat;
 mod detect;
+mod images;
 mod preference;
 
 use detect::{list_in, longest, refuse_preferences};
@@ -56,6 +58,11 @@ pub enum Prompt {
     Text(String),
 }
 
+const TEXT_ONLY: &str = "this trainer learns from text only, and from images as `lora-train help images` says";
+
+/// Reads a message or a turn of a conversation.
+type ReadMessage = fn(&Value, Option<&ChatTemplate>) -> Result<Value, String>;
+
 /// Keys of a row by which people say which parts of a conversation carry loss; most are settings of other trainers.
 const LOSS_KEYS: [&str; 7] = [
     "train_on_turns", "mask_history", "train_on_inputs", "train_on_input", "train_on_eos", "train_on_eot",
@@ -84,6 +91,8 @@ pub struct RowFormat {
     system: Option<String>,
     train_on_turns: TrainOnTurns,
     train_on_inputs: bool,
+    /// Where paths of images start; absent: rows with images are refused.
+    images: Option<PathBuf>,
 }
 
 impl RowFormat {
@@ -92,6 +101,12 @@ impl RowFormat {
     pub fn under(self, config: &DataConfig) -> Self {
         let DataConfig { system, train_on_turns, train_on_inputs, .. } = config;
         Self { system: system.clone(), train_on_turns: *train_on_turns, train_on_inputs: *train_on_inputs, ..self }
+    }
+
+    /// The same for conversations with images, whose paths start in this folder.
+    #[must_use]
+    pub fn with_images(self, images: Option<PathBuf>) -> Self {
+        Self { images, ..self }
     }
 
     /// The detected format.
@@ -112,6 +127,7 @@ impl RowFormat {
             let mut used = names.map(|name| self.name_of(name));
             used.any(|name| name == column)
                 || (self.list_column().is_some() && (column == "functions" || LOSS_KEYS.contains(&column)))
+                || (self.images.is_some() && matches!(column, "image" | "images"))
         };
         let names = row.as_object().into_iter().flat_map(Map::keys);
         for name in names.filter(|name| !is_used(name)) {
@@ -153,23 +169,16 @@ impl RowFormat {
         match self.format {
             DataFormat::Auto => Err("the format is not known yet".into()),
             DataFormat::Messages => {
-                refuse_media(row)?;
                 let messages = self.list(row, "messages")?;
-                let messages = messages.iter().enumerate().map(|(index, message)| {
-                    chat::message(message, template).map_err(|reason| format!("message {}: {reason}", index + 1))
-                });
-                self.chat(messages.collect::<Result<_, _>>()?, row)
+                self.chat(self.conversation_of(row, &messages, template, ("message", chat::message))?, row)
             }
             DataFormat::Sharegpt => {
-                refuse_media(row)?;
                 let mut messages = Vec::new();
                 if let Some(system) = self.optional_text(row, "system")?.filter(|system| !system.is_empty()) {
                     messages.push(json!({"role": "system", "content": system}));
                 }
-                for (index, turn) in self.list(row, "conversations")?.iter().enumerate() {
-                    let read = chat::turn(turn, template);
-                    messages.push(read.map_err(|reason| format!("turn {}: {reason}", index + 1))?);
-                }
+                let turns = self.list(row, "conversations")?;
+                messages.extend(self.conversation_of(row, &turns, template, ("turn", chat::turn))?);
                 self.chat(messages, row)
             }
             DataFormat::Alpaca => self.alpaca(row, template.is_some()),
@@ -184,6 +193,29 @@ impl RowFormat {
             DataFormat::Preference => self.pair(row, template),
             DataFormat::UnpairedPreference => self.labelled(row, template),
             DataFormat::Prompt => self.question(row, template),
+        }
+    }
+
+    /// The messages of a conversation, each read by `read`, with its images where the model sees such.
+    fn conversation_of(
+        &self,
+        row: &Value,
+        list: &[Value],
+        template: Option<&ChatTemplate>,
+        (what, read): (&str, ReadMessage),
+    ) -> Result<Vec<Value>, String> {
+        let read = |index: usize, message: &Value| {
+            read(message, template).map_err(|reason| format!("{what} {}: {reason}", index + 1))
+        };
+        match self.images.as_ref().filter(|_| template.is_some_and(ChatTemplate::reads_parts)) {
+            Some(folder) => {
+                refuse_media_but(row, &["image", "images"])?;
+                images::read_with_images(row, list, folder, read)
+            }
+            None => {
+                refuse_media(row)?;
+                list.iter().enumerate().map(|(index, message)| read(index, message)).collect()
+            }
         }
     }
 
@@ -403,14 +435,20 @@ fn list_of(value: &Value) -> Result<Cow<'_, Value>, String> {
 
 /// Refuses a row that has images, sound or video as well as messages.
 fn refuse_media(row: &Value) -> Result<(), String> {
+    refuse_media_but(row, &[])
+}
+
+fn refuse_media_but(row: &Value, read: &[&str]) -> Result<(), String> {
     let is_filled = |value: &Value| match value {
         Value::Null => false,
         Value::Array(items) => !items.is_empty(),
         Value::String(text) => !text.is_empty(),
         _ => true,
     };
-    match ["image", "images", "audio", "audios", "video", "videos"].iter().find(|name| is_filled(&row[**name])) {
-        Some(name) => Err(format!("the row has `{name}`; this trainer learns from text only")),
+    let mut media =
+        ["image", "images", "audio", "audios", "video", "videos"].iter().filter(|name| !read.contains(name));
+    match media.find(|name| is_filled(&row[**name])) {
+        Some(name) => Err(format!("the row has `{name}`; {TEXT_ONLY}")),
         None => Ok(()),
     }
 }

@@ -20,6 +20,8 @@ pub(crate) enum Work {
     Writing,
     /// Parts of its weights are computed.
     Decomposing,
+    /// Features of its images are made.
+    Seeing,
 }
 
 impl Work {
@@ -29,6 +31,7 @@ impl Work {
             Self::Tokenising => ["tokenising", "tokenised"],
             Self::Writing => ["writing", "wrote"],
             Self::Decomposing => ["decomposing", "decomposed"],
+            Self::Seeing => ["encoding", "encoded"],
         }
     }
 
@@ -37,6 +40,7 @@ impl Work {
             Self::Tokenising => format!("{} rows", HumanCount(amount as u64)),
             Self::Writing => HumanBytes(amount as u64).to_string(),
             Self::Decomposing => format!("{amount} weights"),
+            Self::Seeing => amount.to_string(),
         }
     }
 
@@ -45,6 +49,7 @@ impl Work {
             Self::Tokenising => "{wide_msg} [{bar:24}] {human_pos}/{human_len} rows {eta}",
             Self::Writing => "{wide_msg} [{bar:24}] {binary_bytes}/{binary_total_bytes} {eta}",
             Self::Decomposing => "{wide_msg} [{bar:24}] {pos}/{len} weights {eta}",
+            Self::Seeing => "{wide_msg} [{bar:24}] {human_pos}/{human_len} {eta}",
         }
     }
 }

@@ -11,7 +11,9 @@ use super::Model;
 use super::between_blocks::BetweenBlocks;
 use super::block::Block;
 use super::context::{BlockContext, Watch};
+use crate::images::{FIRST_IMAGE_ID, is_of_image};
 use crate::lora::{AdapterSet, FullTensor};
+use crate::ops::host;
 use crate::ops::layout::Layout;
 use crate::ops::linear::{Weight, linear};
 use crate::ops::noise::{Noise, with_noise};
@@ -24,6 +26,19 @@ pub struct Tokens {
     /// `[tokens]`
     ids: Tensor<1, Int>,
     layout: Arc<Layout>,
+    /// What some of them are, where these are of images.
+    images: Option<ImageTokens>,
+}
+
+/// Tokens of images, whose embeddings are features.
+#[derive(Clone, Debug)]
+struct ImageTokens {
+    /// `[image tokens, hidden_size]`
+    features: Tensor<2>,
+    /// Where the embedding of every token is: among those of all tokens, and behind them the features, `[tokens]`.
+    rows: Tensor<1, Int>,
+    /// 0 at tokens of images, else 1, `[tokens, 1]`.
+    is_text: Tensor<2>,
 }
 
 /// What a decoder sees of tokens.
@@ -49,6 +64,9 @@ pub(super) struct LayerInputWeights {
 impl Tokens {
     /// Tokens in `num_rows` rows, with their positions in `documents` (start, length), each of which continues its own of
     /// `prefixes`, if any does: see [`Layout::with_prefixes`].
+    ///
+    /// # Panics
+    /// Where tokens are of images whose [features](Model::with_features) are not there, or cannot be read any more.
     #[must_use]
     pub fn new(
         model: &Model,
@@ -61,7 +79,38 @@ impl Tokens {
         let longest = positions.iter().max().map_or(0, |&last| last as usize + 1);
         let tables = model.rotary_tables(longest);
         let layout = Layout::new(num_rows, documents, positions, tables).with_prefixes(prefixes);
-        Self { ids: model.token_ids(ids), layout: Arc::new(layout) }
+        let images = ids.iter().any(|id| is_of_image(*id)).then(|| ImageTokens::new(model, ids));
+        let image_token_id = model.features.as_ref().map_or(0, |features| features.image_token_id());
+        let in_vocabulary = |id: &u32| if is_of_image(*id) { image_token_id } else { *id };
+        let ids: Vec<u32> = ids.iter().map(in_vocabulary).collect();
+        Self { ids: model.token_ids(&ids), layout: Arc::new(layout), images }
+    }
+}
+
+impl ImageTokens {
+    fn new(model: &Model, ids: &[u32]) -> Self {
+        let Some(features) = &model.features else { panic!("token {FIRST_IMAGE_ID} is of an image without features") };
+        let of_images: Vec<u32> = ids.iter().copied().filter(|id| is_of_image(*id)).collect();
+        let values = features.read(&of_images);
+        let values = values.unwrap_or_else(|error| panic!("the features of an image cannot be read any more: {error}"));
+        let mut next = ids.len();
+        let row = |(at, id): (usize, &u32)| {
+            let row = if is_of_image(*id) { next } else { at };
+            next += usize::from(is_of_image(*id));
+            u32::try_from(row).unwrap_or(u32::MAX)
+        };
+        let rows: Vec<u32> = ids.iter().enumerate().map(row).collect();
+        let is_text = ids.iter().map(|id| if is_of_image(*id) { 0.0 } else { 1.0 }).collect();
+        Self {
+            features: host::tensor(values, [of_images.len(), features.width()], &model.device()).cast(model.compute),
+            rows: model.token_ids(&rows),
+            is_text: host::tensor(is_text, [ids.len(), 1], &model.device()),
+        }
+    }
+
+    /// The embeddings `x` of all tokens with features in place of those of images.
+    fn in_place(&self, x: Tensor<2>) -> Tensor<2> {
+        Tensor::cat(vec![x, self.features.clone()], 0).select(0, self.rows.clone())
     }
 }
 
@@ -103,6 +152,7 @@ impl Model {
     }
 
     fn embedded(&self, tokens: &Tokens, x: Tensor<2>) -> Embedded {
+        let x = if let Some(images) = &tokens.images { images.in_place(x) } else { x };
         let of_layers = |weights| self.layer_inputs_of(weights, tokens.ids.clone(), &x);
         let layer_inputs = self.layer_inputs.as_ref().map(of_layers).unwrap_or_default();
         Embedded { between_blocks: BetweenBlocks::new(Arc::clone(&tokens.layout), layer_inputs), x }
@@ -137,6 +187,8 @@ impl Model {
         dx: Tensor<2>,
     ) -> Option<(FullTensor, Tensor<2>)> {
         let (scale, ids) = (self.embedding_scale, tokens.ids);
+        let dx =
+            if let Some(images) = &tokens.images { dx.clone() * images.is_text.clone().cast(dx.dtype()) } else { dx };
         if let Some(rows) = adapters.full.tokens() {
             return Some((FullTensor::Tokens, rows.embedded_backward(ids, dx, scale, self.place.f32_products())));
         }

@@ -60,7 +60,7 @@ pub(crate) fn moved_paths(folder: &Path, text: &str) -> Vec<Override> {
     let table: toml::Table = text.parse().unwrap_or_default();
     let is_path = |key: &str, value: &str| match key {
         "data.chat_template" => !["auto", "none"].contains(&value),
-        "model.path" | "lora.start_from" => true,
+        "model.path" | "lora.start_from" | "data.image_folder" => true,
         _ => key.starts_with("data.") && key.ends_with("].path") || key.ends_with("].schema"),
     };
     let moved = flattened(&table).into_iter().filter_map(|(key, value)| {

@@ -141,9 +141,9 @@ const NO_KEY: &[(&[&str], &[&str], &str)] = &[
         "adapters start as `init_lora_weights`, in [lora], says",
     ),
     (
-        &["processor_type", "image_max_pixels", "image_min_pixels", "image_size", "freeze_vision_tower"],
+        &["processor_type", "image_min_pixels", "image_size", "freeze_vision_tower"],
         &[],
-        "texts alone are trained on, not images",
+        "images are resized as the model's own files say, and its vision tower stays as it is; leave it out",
     ),
 ];
 

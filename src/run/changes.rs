@@ -71,7 +71,7 @@ pub(super) fn changes(earlier: &str, started: &Path, now: &str) -> Vec<Change> {
 }
 
 fn is_path(key: &str) -> bool {
-    key.ends_with(".path") || key == "data.chat_template"
+    key.ends_with(".path") || ["data.chat_template", "data.image_folder"].contains(&key)
 }
 
 /// Whether two quoted paths name the same file or folder: the command may run from another directory than `started`, or that

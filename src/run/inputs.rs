@@ -4,6 +4,7 @@ use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use super::images::images;
 use crate::config::{DataConfig, Init, LoraConfig, ModelOptions, Precision, Residency};
 use crate::data::batch::padded_length;
 use crate::data::dataset::{Dataset, OpenOptions};
@@ -223,7 +224,9 @@ impl ModelSource {
         options: &OpenOptions<'_>,
     ) -> Result<Dataset, Failure> {
         let tokenizer = self.tokenizer().map_err(|failure| failure.about("model.path"))?;
-        Dataset::open(data, Arc::new(tokenizer), seed, options).map_err(|error| match error {
+        let options =
+            OpenOptions { cache: options.cache.clone(), images: images(&self.folder, &self.config, data), ..*options };
+        Dataset::open(data, Arc::new(tokenizer), seed, &options).map_err(|error| match error {
             DataError::Interrupted => Failure::Interrupted,
             error => data_failure(error),
         })

@@ -131,6 +131,8 @@ fn read_rows_and_model(run: &Run<'_>, joined: &mut Joined) -> Result<(Dataset, M
         });
         rayon::broadcast(|_| allocator::give_back_now());
         allocator::keep_freed_memory();
-        Ok((data?, model?))
+        let data = data?;
+        let model = source.with_images(model?, data.images(), &options)?;
+        Ok((data, model))
     })
 }

@@ -3,6 +3,8 @@
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
 
+use indicatif::HumanBytes;
+
 use super::device_memory::StepMemory;
 use super::prepare::Prepared;
 use crate::config::{
@@ -323,6 +325,15 @@ pub(crate) fn file_notes(file: &FileInfo) -> String {
         notes.push_str(&format!("; {kept}"));
     }
     notes
+}
+
+/// The images of rows, if there are any.
+pub(crate) fn images(data: &Dataset) -> Option<Fact> {
+    let images = data.images()?;
+    let all = images.all();
+    let tokens = counted(all.iter().map(|image| image.num_tokens()).sum::<usize>(), "token");
+    let about = format!("{} of {tokens}, {} on disk", counted(all.len(), "image"), HumanBytes(images.feature_bytes()));
+    (!all.is_empty()).then_some(("images", about))
 }
 
 /// The rows of `data.eval_split`.

@@ -309,15 +309,6 @@ fn refuse_unsupported(json: &mut Section, family: &Family) {
 
 /// The activation of the feed-forward layers, under the names of transformers.
 fn activation(json: &mut Section, family: &Family) -> Activation {
-    const NAMES: [(&str, Activation); 7] = [
-        ("silu", Activation::Silu),
-        ("swish", Activation::Silu),
-        ("gelu", Activation::Gelu),
-        ("gelu_pytorch_tanh", Activation::GeluTanh),
-        ("gelu_new", Activation::GeluTanh),
-        ("gelu_fast", Activation::GeluTanh),
-        ("relu", Activation::Relu),
-    ];
     let (key, default) = family.activation;
     // LFM2 has the one, whatever its config says.
     if family.has_short_convs {
@@ -336,6 +327,20 @@ fn activation(json: &mut Section, family: &Family) -> Activation {
         json.only(key, silu, |value| matches!(value.text(), Some("silu" | "swish")));
         return default;
     }
+    activation_named(json, key, default)
+}
+
+/// An activation under the names of transformers.
+pub(super) fn activation_named(json: &mut Section, key: &'static str, default: Activation) -> Activation {
+    const NAMES: [(&str, Activation); 7] = [
+        ("silu", Activation::Silu),
+        ("swish", Activation::Silu),
+        ("gelu", Activation::Gelu),
+        ("gelu_pytorch_tanh", Activation::GeluTanh),
+        ("gelu_new", Activation::GeluTanh),
+        ("gelu_fast", Activation::GeluTanh),
+        ("relu", Activation::Relu),
+    ];
     let expected = "\"silu\", \"gelu\", \"gelu_pytorch_tanh\" or \"relu\"";
     json.any(key, default, expected, |value| {
         let name = value.text();

@@ -87,7 +87,7 @@ impl Golden {
         load::load(&config, &weights, storage, Dtype::F32, &Device::flex()).unwrap()
     }
 
-    fn f32s(&self, name: &str) -> Vec<f32> {
+    pub(crate) fn f32s(&self, name: &str) -> Vec<f32> {
         let tensors = SafeTensors::deserialize(&self.tensors).unwrap();
         let bytes = tensors.tensor(name).unwrap().data();
         bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect()

@@ -5,9 +5,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// From top to bottom, as in `src/lib.rs`.
-const LAYERS: [&str; 18] = [
-    "commands", "run", "recipe", "train", "generate", "save", "insight", "data", "model", "lora", "ops", "measure",
-    "config", "spec", "device", "hub", "util", "schema",
+const LAYERS: [&str; 19] = [
+    "commands", "run", "recipe", "train", "generate", "save", "insight", "data", "model", "lora", "ops", "images",
+    "measure", "config", "spec", "device", "hub", "util", "schema",
 ];
 
 fn sources(folder: &Path, files: &mut Vec<PathBuf>) {

@@ -23,6 +23,7 @@ mod engine;
 mod faults;
 mod generate;
 mod golden;
+mod images;
 mod init;
 mod instruction_sets;
 mod interrupts;

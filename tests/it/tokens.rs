@@ -27,7 +27,13 @@ fn a_conversation_has_the_ids_of_apply_chat_template_and_loss_on_the_answers() {
         json!({"role": "user", "content": "Merci, très bien 😀"}),
         json!({"role": "assistant", "content": "De rien!"}),
     ];
-    let encoder = Encoder { tokenizer: &tokenizer, template: template.as_ref(), train_on_inputs: false, scores: false };
+    let encoder = Encoder {
+        tokenizer: &tokenizer,
+        template: template.as_ref(),
+        train_on_inputs: false,
+        scores: false,
+        images: None,
+    };
     let row = encoder.encode(&Sample::Chat { messages, tools: None }).unwrap();
     let prompt = [
         1, 9690, 198, 2683, 359, 253, 5356, 5646, 11173, 3365, 3511, 308, 34519, 28, 7018, 411, 407, 19712, 8182, 2,
@@ -57,7 +63,8 @@ fn a_conversation_has_the_ids_of_apply_chat_template_and_loss_on_the_answers() {
 #[ignore = "needs stories15M in the folder LORA_TRAIN_MODELS"]
 fn a_text_of_the_llama_2_tokenizer_has_bos_bytes_and_eos() {
     let tokenizer = open("stories15M");
-    let encoder = Encoder { tokenizer: &tokenizer, template: None, train_on_inputs: false, scores: false };
+    let encoder =
+        Encoder { tokenizer: &tokenizer, template: None, train_on_inputs: false, scores: false, images: None };
     let row = encoder.encode(&Sample::Text("Once upon a time, 😀 é\n there".into())).unwrap();
     assert_eq!(row.ids, [1, 9038, 2501, 263, 931, 29892, 29871, 243, 162, 155, 131, 904, 13, 727, 2]);
     assert_eq!(row.num_target_tokens(), row.ids.len() - 1);

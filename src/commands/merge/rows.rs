@@ -66,7 +66,8 @@ impl RunRows {
         };
         let data = source.open_data(&recipe.data, recipe.seed, &options)?;
         let adapters = saved.into_set(&adapter.folder, &source.config, &device.device).map_err(Failure::input)?;
-        let trained = prepared.step_of(prepared.load_model()?, adapters);
+        let model = source.with_images(prepared.load_model()?, data.images(), &options)?;
+        let trained = prepared.step_of(model, adapters);
         Ok(Some(Self { prepared, data, trained, stop }))
     }
 

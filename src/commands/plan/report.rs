@@ -75,6 +75,9 @@ pub(super) struct Report {
     #[serde(skip_serializing_if = "Option::is_none")]
     rows: Option<PlannedRows>,
     rows_per_step: usize,
+    /// Bytes on disk of what is seen in place of images.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    image_bytes: Option<u64>,
     /// Tokens that every answer is taken to have, where the model writes them; the time that this takes is not in the plan.
     #[serde(skip_serializing_if = "Option::is_none")]
     answer_tokens: Option<usize>,
@@ -192,6 +195,7 @@ impl Report {
             is_calibrated: calibrated.is_some(),
             rows: rows_per_epoch.map(|per_epoch| PlannedRows { per_epoch }),
             rows_per_step: workload.rows * workload.gradient_accumulation_steps,
+            image_bytes: forecast.and_then(|forecast| forecast.image_bytes),
             answer_tokens: (recipe.objective.name == ObjectiveName::Grpo)
                 .then_some(recipe.objective.max_completion_length),
             steps,
@@ -469,6 +473,9 @@ fn times(report: &Report, without_rows: Option<&str>) -> Vec<String> {
     if let Some(PlannedRows { per_epoch }) = report.rows {
         let at_most = if report.is_at_most { "at most " } else { "" };
         lines.push(format!("rows: {at_most}{} an epoch", with_commas(per_epoch)));
+    }
+    if let Some(image_bytes) = report.image_bytes {
+        lines.push(format!("images: {} on disk, made once", size(as_f64(image_bytes))));
     }
     let (Some(steps), Some(tokens)) = (report.steps, report.total_tokens) else {
         let of_rows = report.step_seconds.map(|step| step * 1000.0 / as_f64(report.rows_per_step));

@@ -51,7 +51,8 @@ impl Prompting<'_> {
     fn text_ids(&self, text: &str, is_scored: bool) -> Result<Vec<u32>, ApiError> {
         self.check_length(text)?;
         // A text is scored behind its end.
-        let encoder = Encoder { tokenizer: self.tokenizer, template: None, train_on_inputs: false, scores: true };
+        let encoder =
+            Encoder { tokenizer: self.tokenizer, template: None, train_on_inputs: false, scores: true, images: None };
         let ids = if is_scored {
             encoder.encode(&Sample::Text(text.to_owned())).map(|row| row.ids).map_err(|error| error.to_string())
         } else {
@@ -105,6 +106,12 @@ fn cleaned(index: usize, message: &Value) -> Result<Value, ApiError> {
     let says = |(key, value): &(&String, &Value)| ["role", "content"].contains(&key.as_str()) || !is_off(value);
     let kept: Map<String, Value> =
         message.iter().filter(says).map(|(key, value)| (key.clone(), value.clone())).collect();
+    let parts = kept.get("content").and_then(Value::as_array).into_iter().flatten();
+    if parts.filter_map(|part| part["type"].as_str()).any(|kind| kind.contains("image")) {
+        return Err(wrong(
+            "has an image; images are not served yet, `lora-train generate --image` reads them".to_owned(),
+        ));
+    }
     match kept.keys().find(|key| !KEYS.contains(&key.as_str())) {
         Some(key) => Err(wrong(format!("has `{key}`, which is not supported"))),
         None => Ok(kept.into()),
@@ -188,7 +195,7 @@ mod tests {
         for (message, reason) in [
             (json!({"role": "pilot"}), "its role is \"pilot\""),
             (json!({"content": null}), "its `content` is null"),
-            (json!({"content": [{"type": "image_url"}]}), "text only"),
+            (json!({"content": [{"type": "image_url"}]}), "`messages[0]` has an image; images are not served yet"),
             (json!({"name": "Ada"}), "`messages[0]` has `name`, which the chat template does not write"),
             (json!({"audio": {"id": "a"}}), "`messages[0]` has `audio`, which is not supported"),
         ] {

@@ -24,6 +24,7 @@ use crate::data::blocks::read_exact_at;
 use crate::data::encode::EncodedRow;
 use crate::data::files::FileKind;
 use crate::data::findings::RowFindings;
+use crate::images::is_of_image;
 use crate::util::files::UNFINISHED_SUFFIX;
 
 const MAGIC: [u8; 8] = *b"LTTOKENS";
@@ -400,7 +401,7 @@ impl TokenStore {
         let margin = if second > 0 { words.pop().map_or(0.0, f32::from_bits) } else { 0.0 };
         let (ids, carries_loss): (Vec<u32>, Vec<bool>) =
             words.into_iter().map(|word| (word & !(LOSS_BIT | MARK_BIT), word & LOSS_BIT != 0)).unzip();
-        ids.iter().all(|id| *id <= max_id).then(|| EncodedRow {
+        ids.iter().all(|id| *id <= max_id || is_of_image(*id)).then(|| EncodedRow {
             is_bad_answer,
             margin,
             ..EncodedRow::of_record(ids, carries_loss, second)

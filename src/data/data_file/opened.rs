@@ -94,7 +94,9 @@ impl OpenedFile {
         }
         let unreadable = |error: io::Error| failed(error.to_string());
         let is_large = std::fs::metadata(&path).map_err(unreadable)?.len() >= options.cache.min_file_bytes;
-        let folder = options.cache.folder.as_deref().filter(|_| is_large && options.max_rows.is_none());
+        // What an image is follows from other files, and ids of its tokens from the images before it.
+        let is_kept = is_large && options.max_rows.is_none() && options.images.is_none();
+        let folder = options.cache.folder.as_deref().filter(|_| is_kept);
         let (signature, content) = match folder {
             Some(folder) => cache::content_hash(&path, folder).map_err(unreadable)?,
             None => cache::hash_of(&path).map_err(unreadable)?,
@@ -103,7 +105,7 @@ impl OpenedFile {
         let kept = key.zip(folder).and_then(|(key, folder)| Encoded::open(&key.path(folder), key));
         let rows = match kept {
             Some(kept) => TokenSource::Kept(Box::new(kept)),
-            None if is_large && options.refuse_large => {
+            None if is_large && options.refuse_large && options.images.is_none() => {
                 return Err(failed("large, and its tokens are not kept yet: `lora-train check` makes them".into()));
             }
             None if kind == FileKind::Txt => TokenSource::Text,
@@ -113,7 +115,8 @@ impl OpenedFile {
                 let header = if kind.delimiter().is_some() { "; the first line names the columns" } else { "" };
                 let format = RowFormat::detect(source.format, &source.columns, &first, config.row_kind)
                     .map_err(|reason| file.row_error(0, reason + header))?;
-                TokenSource::Objects { file, format: format.under(config) }
+                let images = options.images.as_ref().map(|images| images.folder_for(&path));
+                TokenSource::Objects { file, format: format.under(config).with_images(images) }
             }
         };
         Ok(Self { path, is_eval, content, signature, rows, key, limit })

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 
 use serde_json::{Map, Value, json};
 
-use super::{keys_of, kind_of};
+use super::{TEXT_ONLY, keys_of, kind_of};
 use crate::data::template::ChatTemplate;
 
 /// Names of roles in data files, and the names that chat templates use.
@@ -181,18 +181,14 @@ fn content_of_parts(parts: &[Value], template: Option<&ChatTemplate>) -> Result<
         (Value::Object(keys), Some("text" | "input_text" | "output_text"), Some(text)) => {
             let is_media = |key: &str| ["image", "audio", "video"].iter().any(|kind| key.starts_with(kind));
             match keys.iter().find(|(key, value)| !value.is_null() && is_media(key)) {
-                Some((key, _)) => {
-                    Err(format!("a part of its `content` has `{key}`; this trainer learns from text only"))
-                }
+                Some((key, _)) => Err(format!("a part of its `content` has `{key}`; {TEXT_ONLY}")),
                 None => Ok(text),
             }
         }
         (_, Some("text" | "input_text" | "output_text"), None) => {
             Err("a part of its `content` has no `text`".to_owned())
         }
-        (_, Some(kind), _) => {
-            Err(format!("a part of its `content` is of type {kind:?}; this trainer learns from text only"))
-        }
+        (_, Some(kind), _) => Err(format!("a part of its `content` is of type {kind:?}; {TEXT_ONLY}")),
         _ => Err("a part of its `content` is neither text nor an object with `type` and `text`".to_owned()),
     });
     let texts: Vec<&str> = texts.collect::<Result<_, _>>()?;

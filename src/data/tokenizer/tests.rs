@@ -173,7 +173,8 @@ fn a_post_processor_that_ends_texts_ends_no_prompt_and_a_row_once() {
     assert_eq!(tokenizer.encode("", true).unwrap(), [BOS]);
     // What the text itself has stays.
     assert_eq!(tokenizer.encode("x</s>", true).unwrap(), [BOS, 120, EOS]);
-    let encoder = Encoder { tokenizer: &tokenizer, template: None, train_on_inputs: false, scores: false };
+    let encoder =
+        Encoder { tokenizer: &tokenizer, template: None, train_on_inputs: false, scores: false, images: None };
     let ids = |sample: Sample| encoder.encode(&sample).unwrap().ids;
     for text in ["x", "x</s>", "<s>x"] {
         assert_eq!(ids(Sample::Text(text.into())), [BOS, 120, EOS], "{text}");

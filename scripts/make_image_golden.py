@@ -1,0 +1,231 @@
+#!/usr/bin/env python3
+"""Golden files of models that see: what transformers + PEFT make of images, in f32 on the CPU, for our tests to compare with.
+
+usage: make_image_golden.py FOLDER      (tests/golden/images-*: config.json and preprocessor_config.json are there already)
+
+Beside the packages of `requirements.txt` it needs torchvision, of the version that fits torch.
+
+FOLDER gets three images of odd sizes (PNG), tokenizer.json and tokenizer_config.json of a small vocabulary with the tokens of images,
+rows.jsonl, and golden.json: of each image SHA-256 of the scaled pixels (f32, little-endian, piece by piece and channel by channel); names, shapes and
+bounds of the model's tensors, whose numbers follow from their names as in make_golden.py; token ids of the rows and which carry loss;
+loss and, for every tensor of the adapters, norm and projections of its gradient; the losses of 20 steps on all rows. golden.safetensors: features of all images, and logits
+of the first row. resize.json (Mistral 3): SHA-256 of an image resized to several sizes by each filter. counts.json: by size, how many tokens
+the processor makes of what stands for an image.
+"""
+
+import hashlib
+import json
+import pathlib
+import sys
+
+import numpy as np
+import torch
+from peft import LoraConfig, get_peft_model
+from PIL import Image
+from safetensors.numpy import save_file
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from torchvision.transforms.v2 import functional as resizing
+from transformers import (AutoConfig, AutoModelForImageTextToText, GotOcr2ImageProcessor, Idefics3Processor, InternVLProcessor,
+                          InternVLVideoProcessor, PixtralImageProcessor, PixtralProcessor, PreTrainedTokenizerFast, SmolVLMImageProcessor)
+
+from make_golden import B_BOUND, adapter_tensors, formula, loss_sum, name_alone, projections
+
+SIZES = {"a.png": (75, 50), "b.png": (37, 90), "c.png": (32, 32)}
+SPECIAL = {
+    "mistral3": ["<s>", "</s>", "[INST]", "[/INST]", "[IMG]", "[IMG_BREAK]", "[IMG_END]"],
+    "smolvlm": ["<s>", "</s>", "[INST]", "[/INST]", "<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>"]
+    + [f"<row_{row}_col_{column}>" for row in range(1, 5) for column in range(1, 5)],
+    "internvl": ["<s>", "</s>", "[INST]", "[/INST]", "<IMG_CONTEXT>", "<img>", "</img>", "<video>"],
+}
+MARKERS = {"mistral3": "[IMG]", "smolvlm": "<image>", "internvl": "<IMG_CONTEXT>"}
+# What the processor of InternVL asks its tokenizer for.
+NAMED = {"start_image_token": "<img>", "end_image_token": "</img>", "context_image_token": "<IMG_CONTEXT>", "video_token": "<video>"}
+TEMPLATE = ("{{ bos_token }}{% for message in messages %}{% if message['role'] == 'user' %}[INST]{% if message['content'] is string %}"
+            "{{ message['content'] }}{% else %}{% for part in message['content'] %}{% if part['type'] == 'text' %}{{ part['text'] }}"
+            "{% elif part['type'] in ['image', 'image_url'] %}MARKER{% endif %}{% endfor %}{% endif %}[/INST]{% else %}"
+            "{{ message['content'] }}{{ eos_token }}{% endif %}{% endfor %}")
+ROWS = [
+    {"messages": [{"role": "user", "content": [{"type": "text", "text": "First "}, {"type": "image_url", "image_url": {"url": "a.png"}},
+                                               {"type": "text", "text": " then "}, {"type": "image", "path": "b.png"},
+                                               {"type": "text", "text": ": what?"}]}, {"role": "assistant", "content": "Two things."}]},
+    {"messages": [{"role": "user", "content": "Which color?"}, {"role": "assistant", "content": "Blue, with noise."}], "images": ["c.png"]},
+    {"messages": [{"role": "user", "content": "No image here."}, {"role": "assistant", "content": "None at all."}]},
+    {"messages": [{"role": "user", "content": "Is <image> like <image>?"}, {"role": "assistant", "content": "Not much."}],
+     "images": ["c.png", {"path": "a.png", "bytes": None}]},
+]
+LORA = {"r": 4, "lora_alpha": 8}
+LEARNING_RATE = 1e-3
+CASES = [("a.png", 96, 64), ("a.png", 30, 20), ("b.png", 32, 80), ("b.png", 60, 45), ("c.png", 48, 17), ("c.png", 32, 64)]
+FILTERS = {"bicubic": resizing.InterpolationMode.BICUBIC, "bilinear": resizing.InterpolationMode.BILINEAR, "lanczos": resizing.InterpolationMode.LANCZOS}
+
+
+def pixels(width: int, height: int) -> np.ndarray:
+    """A gradient with noise, which depends on the size alone."""
+    rng = np.random.default_rng(width * 1000 + height)
+    y, x = np.mgrid[:height, :width]
+    base = np.stack([255 * x / width, 255 * y / height, 255 * (x + y) / (width + height)], axis=-1)
+    return (base + rng.integers(-40, 41, base.shape)).clip(0, 255).astype(np.uint8)
+
+
+def sha(array) -> str:
+    return hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
+
+
+def write_tokenizer(folder: pathlib.Path, family: str) -> PreTrainedTokenizerFast:
+    special, template = SPECIAL[family], TEMPLATE.replace("MARKER", MARKERS[family])
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={text: i for i, text in enumerate(special + alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in special])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {"bos_token": "<s>", "eos_token": "</s>", "chat_template": template, "tokenizer_class": "PreTrainedTokenizerFast"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=1) + "\n")
+    fast = PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"), bos_token="<s>", eos_token="</s>",
+                                   extra_special_tokens=NAMED if family == "internvl" else {})
+    fast.chat_template = template
+    return fast
+
+
+def fill(model) -> dict:
+    """Gives every tensor the numbers of its name; returns how."""
+    made = {}
+    for name, tensor in model.state_dict().items():
+        centre = 1.0 if tensor.dim() == 1 and not name.endswith(".bias") else 0.0
+        inputs = int(np.prod(tensor.shape[1:]))
+        # Outputs of a size at which a mistake in what is before shows.
+        bound = 0.3 if tensor.dim() == 1 else 2.5 / inputs**0.5
+        with torch.no_grad():
+            tensor.copy_(torch.from_numpy(centre + formula(name, tuple(tensor.shape), bound)))
+        made[name] = {"shape": list(tensor.shape), "bound": bound, "centre": centre}
+    return made
+
+
+def messages_of(row):
+    """A row as transformers takes it."""
+    images, messages = list(row.get("images", [])), []
+    for message in row["messages"]:
+        content, parts = message["content"], []
+        if isinstance(content, str) and message["role"] == "user" and images and "<image>" not in content:
+            parts = [{"type": "image"} for _ in images] + [{"type": "text", "text": content}]
+        elif isinstance(content, str) and "<image>" in content:
+            for index, text in enumerate(content.split("<image>")):
+                parts += ([{"type": "image"}] if index else []) + ([{"type": "text", "text": text}] if text else [])
+        elif isinstance(content, list):
+            for part in content:
+                is_image = part["type"] != "text"
+                if is_image:
+                    images.append(part["path"] if "path" in part else part["image_url"]["url"])
+                parts.append({"type": "image"} if is_image else part)
+        messages.append({"role": message["role"], "content": parts or content})
+    return messages, [image["path"] if isinstance(image, dict) else image for image in images]
+
+
+def processor_of(folder: pathlib.Path, config, tokenizer):
+    """What makes tensors of texts with images, and what makes pixels of an image."""
+    given, vision = json.loads((folder / "preprocessor_config.json").read_text()), config.vision_config
+    if config.model_type == "mistral3":
+        images, side = PixtralImageProcessor(**given), vision.patch_size * config.spatial_merge_size
+        processor = PixtralProcessor(images, tokenizer, patch_size=vision.patch_size, spatial_merge_size=config.spatial_merge_size)
+        return processor, lambda image: images(image, patch_size=side, return_tensors="pt")
+    if config.model_type == "internvl":
+        images = GotOcr2ImageProcessor(**given)
+        num_tokens = (vision.image_size[0] // vision.patch_size[0] // 2) ** 2
+        processor = InternVLProcessor(images, tokenizer, InternVLVideoProcessor(), image_seq_length=num_tokens)
+        return processor, lambda image: images(image, crop_to_patches=True, return_tensors="pt")
+    images = SmolVLMImageProcessor(**given)
+    num_tokens = (vision.image_size // vision.patch_size // config.scale_factor) ** 2
+    # That of SmolVLM does the same, and speaks of videos too.
+    return Idefics3Processor(images, tokenizer, image_seq_len=num_tokens), lambda image: images([image], return_tensors="pt")
+
+
+def write_resized(folder: pathlib.Path):
+    resized = []
+    for source, to_width, to_height in CASES:
+        image = torch.from_numpy(pixels(*SIZES[source])).permute(2, 0, 1).contiguous()
+        for name, mode in FILTERS.items():
+            out = resizing.resize(image, [to_height, to_width], interpolation=mode, antialias=True)
+            resized.append({"image": source, "to": [to_width, to_height], "filter": name, "sha256": sha(out.permute(1, 2, 0).numpy())})
+    (folder / "resize.json").write_text(json.dumps(resized, separators=(",", ":")) + "\n")
+
+
+def main():
+    folder = pathlib.Path(sys.argv[1])
+    for name, size in SIZES.items():
+        Image.fromarray(pixels(*size)).save(folder / name)
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    config = AutoConfig.from_pretrained(folder)
+    tokenizer = write_tokenizer(folder, config.model_type)
+    processor, pixels_of = processor_of(folder, config, tokenizer)
+    model = AutoModelForImageTextToText.from_config(config, attn_implementation="eager").float().eval()
+    golden = {"lora": {"target_modules": "all-linear", "use_rslora": False, **LORA}, "b_bound": B_BOUND, "tensors": fill(model),
+              "images": {}, "rows": [], "gradients": {}, "curve": []}
+    arrays = {}
+    for name in SIZES:
+        out = pixels_of(Image.open(folder / name).convert("RGB"))
+        height, width = out["pixel_values"].shape[-2:]
+        out.pop("num_patches", None)
+        with torch.no_grad():
+            features = model.get_image_features(**out, return_dict=True).pooler_output
+        features = features[0] if isinstance(features, (list, tuple)) else features
+        golden["images"][name] = {"size": [width, height], "pixels": sha(out["pixel_values"].numpy())}
+        arrays[f"features.{name}"] = features.reshape(-1, features.shape[-1]).numpy()
+
+    # As our "all-linear": the language model alone.
+    target = r".*(language_model|text_model).*\.(q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj)"
+    adapted = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", target_modules=target, **LORA))
+    named = adapter_tensors(adapted)
+    with torch.no_grad():
+        for name, tensor in named.items():
+            bound = tensor.shape[-1] ** -0.5 if ".lora_A." in name else B_BOUND
+            tensor.copy_(torch.from_numpy(formula(name_alone(name), tuple(tensor.shape), bound)))
+    batches, num_targets, total = [], 0, 0.0
+    for index, row in enumerate(ROWS):
+        messages, names = messages_of(row)
+        text = tokenizer.apply_chat_template(messages, tokenize=False)
+        prompt = tokenizer.apply_chat_template(messages[:-1], tokenize=False)
+        opened = [Image.open(folder / name).convert("RGB") for name in names]
+        batch = processor(text=text, images=opened or None, add_special_tokens=False, return_tensors="pt")
+        before = processor(text=prompt, images=opened or None, add_special_tokens=False, return_tensors="pt")["input_ids"].shape[1]
+        ids = batch["input_ids"]
+        labels = ids.clone()
+        labels[:, :before] = -100
+        batches.append(({key: value for key, value in batch.items() if key != "token_type_ids"}, labels))
+        out = adapted(**batches[-1][0])
+        loss = loss_sum(out.logits, labels)
+        loss.backward()
+        total, num_targets = total + loss.item(), num_targets + int((labels[:, 1:] != -100).sum())
+        golden["rows"].append({"ids": ids[0].tolist(), "carries_loss": [int(label != -100) for label in labels[0].tolist()]})
+        if index == 0:
+            arrays["logits"] = out.logits[0].detach().numpy()
+    golden["loss"] = total / num_targets
+    for name, tensor in named.items():
+        gradient = tensor.grad.numpy() / num_targets
+        golden["gradients"][name] = {"shape": list(gradient.shape), "norm": float(np.linalg.norm(gradient.astype(np.float64))),
+                                     "projections": projections(name, gradient)}
+    optimizer = torch.optim.AdamW(named.values(), lr=LEARNING_RATE, weight_decay=0.0)
+    for _ in range(20):
+        optimizer.zero_grad()
+        losses = [loss_sum(adapted(**batch).logits, labels) / num_targets for batch, labels in batches]
+        sum(losses).backward()
+        torch.nn.utils.clip_grad_norm_(named.values(), 1.0)
+        optimizer.step()
+        golden["curve"].append(sum(losses).item())
+    (folder / "golden.json").write_text(json.dumps(golden, separators=(",", ":")) + "\n")
+    save_file(arrays, folder / "golden.safetensors")
+
+    if config.model_type == "mistral3":
+        write_resized(folder)
+    rng = np.random.default_rng(1)
+    # transformers takes a side of 1 or 3 for the colors.
+    sizes = [(9000, 150), (150, 9000), (64, 64), (65, 64)] + [tuple(int(x) for x in rng.integers(4, 400, 2)) for _ in range(196)]
+    counts = []
+    for width, height in sizes:
+        out = processor(text=MARKERS[config.model_type], images=[Image.new("RGB", (width, height))], add_special_tokens=False)
+        counts.append([width, height, len(out["input_ids"][0])])
+    (folder / "counts.json").write_text(json.dumps(counts, separators=(",", ":")) + "\n")
+    print("loss", golden["loss"], "rows", [len(row["ids"]) for row in golden["rows"]])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,261 @@
+//! The images of a data set: from files to pixels, and what a model sees in their place, which is made once and kept on disk.
+//!
+//! Every token of an image has an id of its own, from [`FIRST_IMAGE_ID`] on, as if it were a token of a larger vocabulary: its
+//! embedding is a feature of the image. So rows of tokens are cut, packed and shared as ever, and equal ids mean equal features.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use sha2::{Digest as _, Sha256};
+
+use crate::spec::{Cut, Grid, Vision};
+
+mod features;
+pub mod picture;
+pub mod resize;
+
+pub use features::{FeatureKey, FeatureWriter, Features, is_of_image};
+use picture::Picture;
+use resize::resize;
+
+/// Id of the first token of an image; what is below is a token of the vocabulary.
+pub const FIRST_IMAGE_ID: u32 = 1 << 29;
+
+/// Ids that tokens of images may have: the two bits above have another meaning in token files.
+const NUM_IDS: u32 = 1 << 29;
+
+/// Larger files are refused.
+const MOST_FILE_BYTES: u64 = 256 << 20;
+
+/// What reads the images that rows name, and the images that it has read.
+#[derive(Debug)]
+pub struct Images {
+    /// Or why there is none.
+    vision: Result<Vision, String>,
+    limits: Limits,
+    found: Mutex<Found>,
+}
+
+/// What a recipe says of images.
+#[derive(Clone, Debug, Default)]
+pub struct Limits {
+    /// Where relative paths start, if not beside the data file.
+    pub folder: Option<PathBuf>,
+    /// Images of more pixels are made smaller.
+    pub most_pixels: Option<usize>,
+    /// Tokens at which a row is cut.
+    pub max_length: usize,
+}
+
+#[derive(Debug, Default)]
+struct Found {
+    by_name: HashMap<String, usize>,
+    by_content: HashMap<[u8; 32], usize>,
+    images: Vec<Arc<Image>>,
+    num_tokens: u32,
+}
+
+/// An image that a row names.
+#[derive(Debug)]
+pub struct Image {
+    /// How its row names it, for messages.
+    pub name: String,
+    source: Source,
+    /// SHA-256 of the file.
+    pub content: [u8; 32],
+    /// What is seen of it.
+    pub cut: Cut,
+    /// Id of the first of its tokens.
+    pub first_id: u32,
+}
+
+#[derive(Debug)]
+enum Source {
+    File(PathBuf),
+    Bytes(Vec<u8>),
+}
+
+/// A piece of an image as a vision tower takes it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Scaled {
+    /// Width and height.
+    pub size: [usize; 2],
+    /// `[3, height, width]`: red, then green, then blue.
+    pub values: Vec<f32>,
+}
+
+impl Images {
+    /// Reads images for a tower; where that cannot be, this is why.
+    #[must_use]
+    pub fn new(vision: Result<Vision, String>, limits: Limits) -> Self {
+        Self { vision, limits, found: Mutex::default() }
+    }
+
+    /// The tower that they are read for.
+    ///
+    /// # Errors
+    /// Why there is none.
+    pub fn vision(&self) -> Result<&Vision, String> {
+        self.vision.as_ref().map_err(Clone::clone)
+    }
+
+    /// The token of the vocabulary that stands for a token of an image.
+    #[must_use]
+    pub fn image_token_id(&self) -> u32 {
+        self.vision.as_ref().map_or(u32::MAX, |vision| vision.image_token_id)
+    }
+
+    /// Tokens at which a row is cut.
+    #[must_use]
+    pub fn max_length(&self) -> usize {
+        self.limits.max_length
+    }
+
+    /// The folder from which relative paths in `data` start.
+    #[must_use]
+    pub fn folder_for(&self, data: &Path) -> PathBuf {
+        let beside = || data.parent().unwrap_or(Path::new("")).to_owned();
+        self.limits.folder.clone().unwrap_or_else(beside)
+    }
+
+    /// The images so far, in the order of their ids.
+    #[must_use]
+    pub fn all(&self) -> Vec<Arc<Image>> {
+        self.found().images.clone()
+    }
+
+    fn found(&self) -> MutexGuard<'_, Found> {
+        self.found.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The image that a row names by a path or by a `data:` address. Equal images are one.
+    ///
+    /// # Errors
+    /// What cannot be read, or is no image of a decent size.
+    pub fn add(&self, name: &str) -> Result<Arc<Image>, String> {
+        let shown = || name.chars().take(80).collect::<String>();
+        self.vision()?;
+        let known = |found: &Found| found.by_name.get(name).map(|index| Arc::clone(&found.images[*index]));
+        let known = known(&self.found());
+        known.map_or_else(|| self.read(name), Ok).map_err(|reason| format!("the image {:?} {reason}", shown()))
+    }
+
+    fn read(&self, name: &str) -> Result<Arc<Image>, String> {
+        let (source, bytes) = if let Some(data) = name.strip_prefix("data:") {
+            let bytes = of_data(data)?;
+            (Source::Bytes(bytes.clone()), bytes)
+        } else {
+            let path = PathBuf::from(name.strip_prefix("file://").unwrap_or(name));
+            let bytes = of_file(&path)?;
+            (Source::File(path), bytes)
+        };
+        let cut = self.vision()?.cut(picture::size_of(&bytes)?, self.limits.most_pixels)?;
+        let content: [u8; 32] = Sha256::digest(&bytes).into();
+        let found = &mut *self.found();
+        // Another row may have named it meanwhile.
+        let index = found.by_content.get(&content).copied().unwrap_or(found.images.len());
+        if index == found.images.len() {
+            let first_id = FIRST_IMAGE_ID + found.num_tokens;
+            let num_tokens = u32::try_from(cut.num_tokens()).ok();
+            let sum = num_tokens.and_then(|tokens| found.num_tokens.checked_add(tokens)).filter(|sum| *sum <= NUM_IDS);
+            found.num_tokens = sum.ok_or("is one too many: the images of a data set may have 536,870,912 tokens")?;
+            let name = name.chars().take(200).collect();
+            found.images.push(Arc::new(Image { name, source, content, cut, first_id }));
+            found.by_content.insert(content, index);
+        }
+        found.by_name.insert(name.to_owned(), index);
+        Ok(Arc::clone(&found.images[index]))
+    }
+
+    /// Bytes that the features of all images so far take on disk.
+    #[must_use]
+    pub fn feature_bytes(&self) -> u64 {
+        self.vision.as_ref().map_or(0, |vision| features::bytes_of(vision, &self.all()))
+    }
+
+    /// What makes the features of images besides their contents: of `tower`, which stands for its weights.
+    ///
+    /// # Errors
+    /// Where there is no tower.
+    pub fn key(&self, tower: [u8; 32]) -> Result<FeatureKey, String> {
+        Ok(FeatureKey::new(self.vision()?, self.limits.most_pixels, tower))
+    }
+
+    /// Decodes, resizes, cuts and scales an image.
+    ///
+    /// # Errors
+    /// What cannot be read any more, or is damaged.
+    pub fn pieces(&self, image: &Image) -> Result<Vec<Scaled>, String> {
+        let picture = match &image.source {
+            Source::File(path) => Picture::decode(&of_file(path)?)?,
+            Source::Bytes(bytes) => Picture::decode(bytes)?,
+        };
+        let vision = self.vision()?;
+        let resized = |Picture { size, pixels }, to: [usize; 2]| Picture {
+            size: to,
+            pixels: resize(&pixels, size, to, vision.pixels.filter),
+        };
+        let original = image.cut.is_seen_as_it_was.then(|| picture.clone());
+        let whole = image.cut.sizes.iter().fold(picture, |picture, size| resized(picture, *size));
+        let pieces = match image.cut.squares {
+            None => vec![whole],
+            Some(Grid { rows, columns }) => {
+                let size = [whole.size[0] / columns, whole.size[1] / rows];
+                let places =
+                    (0..rows).flat_map(|row| (0..columns).map(move |column| [column * size[0], row * size[1]]));
+                let mut pieces: Vec<Picture> = places.map(|corner| whole.part(corner, size)).collect();
+                pieces.push(resized(original.unwrap_or(whole), size));
+                pieces
+            }
+        };
+        let scaled = |Picture { size, pixels }| Scaled { size, values: scaled(&pixels, vision) };
+        Ok(pieces.into_iter().map(scaled).collect())
+    }
+}
+
+impl Image {
+    /// Number of its tokens.
+    #[must_use]
+    pub fn num_tokens(&self) -> usize {
+        self.cut.num_tokens()
+    }
+}
+
+/// Numbers around 0, color by color. In `f32`, as transformers has them.
+#[expect(clippy::cast_possible_truncation, reason = "transformers has them in f32")]
+fn scaled(pixels: &[u8], vision: &Vision) -> Vec<f32> {
+    let of_channel = |channel: usize| {
+        let [mean, std] = [vision.pixels.mean, vision.pixels.std].map(|of| of[channel] as f32 * 255.0);
+        pixels[channel..].iter().step_by(3).map(move |byte| (f32::from(*byte) - mean) / std)
+    };
+    (0..3).flat_map(of_channel).collect()
+}
+
+fn of_file(path: &Path) -> Result<Vec<u8>, String> {
+    if path.to_string_lossy().contains("://") {
+        return Err("is an address\n  hint: images are read from files; download it once, and name the file".to_owned());
+    }
+    let unreadable = |error: std::io::Error| format!("cannot be read: {error}");
+    let mut bytes = Vec::new();
+    let file = File::open(path).map_err(unreadable)?;
+    file.take(MOST_FILE_BYTES + 1).read_to_end(&mut bytes).map_err(unreadable)?;
+    if bytes.len() as u64 > MOST_FILE_BYTES {
+        return Err(format!("has more than {MOST_FILE_BYTES} bytes"));
+    }
+    Ok(bytes)
+}
+
+/// The bytes of a `data:` address without its beginning.
+fn of_data(data: &str) -> Result<Vec<u8>, String> {
+    let encoded = data.split_once(";base64,").map(|(_, encoded)| encoded);
+    let bytes = encoded.and_then(|encoded| STANDARD.decode(encoded.trim()).ok());
+    bytes.ok_or_else(|| "is no `data:image/...;base64,` of an image".to_owned())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,94 @@
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use serde_json::Value;
+
+use super::*;
+
+/// Files of every kind, with what Pillow makes of them (`scripts/make_picture_golden.py`).
+fn cases() -> Vec<Value> {
+    serde_json::from_str(include_str!("../../../tests/golden/pictures.json")).unwrap()
+}
+
+fn bytes(case: &Value, key: &str) -> Vec<u8> {
+    STANDARD.decode(case[key].as_str().unwrap()).unwrap()
+}
+
+fn file(name: &str) -> Vec<u8> {
+    bytes(cases().iter().find(|case| case["name"] == name).unwrap(), "file")
+}
+
+#[test]
+fn every_kind_of_file_becomes_what_pillow_makes_of_it() {
+    for case in cases() {
+        let (name, file) = (&case["name"], bytes(&case, "file"));
+        let size = [0, 1].map(|side| case["size"][side].as_u64().unwrap() as usize);
+        assert_eq!(size_of(&file), Ok(size), "{name}");
+        let picture = Picture::decode(&file).unwrap_or_else(|error| panic!("{name} {error}"));
+        let expected = bytes(&case, "pixels");
+        assert_eq!((picture.size, picture.pixels.len()), (size, expected.len()), "{name}");
+        let most = picture.pixels.iter().zip(&expected).map(|(a, b)| a.abs_diff(*b)).max().unwrap();
+        assert!(u64::from(most) <= case["bound"].as_u64().unwrap(), "{name}: {most}");
+    }
+}
+
+#[test]
+fn what_is_no_whole_image_of_a_decent_size_is_refused() {
+    let png = file("png, color 2, 8 bits");
+    let jpeg = file("jpeg, 4:2:0");
+    let mut changed = png.clone();
+    changed[50] ^= 1;
+    for (file, reason) in [
+        (&b""[..], "is empty"),
+        (b"<html></html>", "is no image"),
+        (b"BM......", "is a BMP; PNG, JPEG, GIF and WebP are read"),
+        (b"\0\0\0\x20ftypavif", "is an AVIF"),
+        (&png[..20], "is damaged or cut short"),
+        (&png[..png.len() - 30], "cut short: its end is missing"),
+        (&changed, "the checksum of its IDAT is another"),
+        (&jpeg[..jpeg.len() / 2], "is damaged or cut short"),
+        (&jpeg[..jpeg.len() - 2], "cut short: its end is missing"),
+    ] {
+        let error = Picture::decode(file).unwrap_err();
+        assert!(error.contains(reason), "{error}");
+    }
+    // A header that promises more than a file can hold.
+    let mut bomb = png;
+    bomb[16..24].copy_from_slice(&[0, 1, 0, 0, 0, 1, 0, 0]);
+    let checksum = crc32fast::hash(&bomb[12..29]);
+    bomb[29..33].copy_from_slice(&checksum.to_be_bytes());
+    let error = size_of(&bomb).unwrap_err();
+    assert!(error.contains("65536 x 65536 pixels of 4 bytes, more than"), "{error}");
+}
+
+#[test]
+fn no_bytes_make_a_panic_and_none_an_image_of_another_size() {
+    let files: Vec<Vec<u8>> = cases().iter().map(|case| bytes(case, "file")).collect();
+    let mut seed = 1_u32;
+    let mut random = || {
+        seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (seed >> 8) as usize
+    };
+    let mut num_images = 0;
+    for round in 0..1000 {
+        let mut file = files[round % files.len()].clone();
+        for _ in 0..=random() % 4 {
+            let at = random() % file.len();
+            file[at] = random() as u8;
+        }
+        if random() % 3 == 0 {
+            file.truncate(random() % file.len());
+        }
+        // Whatever it is, it is that or an error.
+        let size = size_of(&file);
+        if size.as_ref().is_ok_and(|[width, height]| width * height > 1 << 22) {
+            // These take their time.
+            continue;
+        }
+        if let Ok(picture) = Picture::decode(&file) {
+            num_images += 1;
+            assert_eq!(Ok(picture.size), size);
+            assert_eq!(picture.pixels.len(), 3 * picture.size[0] * picture.size[1]);
+        }
+    }
+    assert!((100..900).contains(&num_images), "{num_images}");
+}

@@ -1,0 +1,106 @@
+use zune_png::PngEncoder;
+use zune_png::zune_core::bit_depth::BitDepth;
+use zune_png::zune_core::colorspace::ColorSpace;
+use zune_png::zune_core::options::EncoderOptions;
+
+use super::*;
+use crate::spec::{Activation, Cutting, Encoder, EncoderKind, Filter, Pixels, Projector};
+
+pub(super) fn vision() -> Vision {
+    Vision {
+        encoder: Encoder {
+            kind: EncoderKind::Pixtral { rope_theta: 1e4 },
+            hidden_size: 8,
+            intermediate_size: 8,
+            num_layers: 1,
+            num_heads: 2,
+            patch_size: 4,
+            activation: Activation::Silu,
+            eps: 1e-5,
+        },
+        projector: Projector::Merging { merge_size: 2, activation: Activation::Gelu, has_bias: false, eps: 1e-5 },
+        text_size: 3,
+        image_token_id: 10,
+        pixels: Pixels { filter: Filter::Bicubic, mean: [0.5; 3], std: [0.5, 0.25, 1.0] },
+        cutting: Cutting::Whole { longest_edge: 64 },
+    }
+}
+
+fn png([width, height]: [usize; 2], color: [u8; 3]) -> Vec<u8> {
+    let (pixels, mut file) = (color.repeat(width * height), Vec::new());
+    let options = EncoderOptions::new(width, height, ColorSpace::RGB, BitDepth::Eight);
+    PngEncoder::new(&pixels, options).encode(&mut file).unwrap();
+    file
+}
+
+#[test]
+fn equal_images_are_one_and_others_have_their_own_ids() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    for (name, size, color) in [("a.png", [20, 9], [9; 3]), ("b.png", [20, 9], [9; 3]), ("c.png", [8, 8], [9; 3])] {
+        std::fs::write(path(name), png(size, color)).unwrap();
+    }
+    let images = Images::new(Ok(vision()), Limits::default());
+    let ids = |name: &str| images.add(name).map(|image| (image.first_id - FIRST_IMAGE_ID, image.num_tokens()));
+    assert_eq!(
+        ["a.png", "b.png", "c.png", "a.png"].map(|name| ids(&path(name)).unwrap()),
+        [(0, 6), (0, 6), (6, 1), (0, 6)]
+    );
+    let inline = format!("data:image/png;base64,{}", STANDARD.encode(png([8, 8], [9; 3])));
+    assert_eq!(ids(&inline), Ok((6, 1)));
+    assert_eq!(images.all().len(), 2);
+    for (name, reason) in [
+        (path("none.png"), "cannot be read"),
+        ("https://example.com/a.png".to_owned(), "is an address"),
+        ("data:image/png;base64,!".to_owned(), "is no `data:image/...;base64,`"),
+    ] {
+        let error = ids(&name).unwrap_err();
+        assert!(error.contains(reason) && error.starts_with("the image"), "{error}");
+    }
+    let [scaled] = &images.pieces(&images.all()[1]).unwrap()[..] else { panic!("it is seen as a whole") };
+    assert_eq!(scaled.size, [8, 8]);
+    let expected = [(9.0 - 127.5) / 127.5, (9.0 - 127.5) / 63.75, (9.0 - 127.5) / 255.0_f32];
+    assert_eq!([0, 64, 128].map(|at| scaled.values[at]), expected);
+}
+
+#[test]
+fn features_are_made_once_and_again_where_they_are_damaged() {
+    let folder = tempfile::tempdir().unwrap();
+    let images = Images::new(Ok(vision()), Limits::default());
+    for (size, color) in [([20, 9], [1; 3]), ([8, 8], [2; 3])] {
+        images.add(&format!("data:image/png;base64,{}", STANDARD.encode(png(size, color)))).unwrap();
+    }
+    let all = images.all();
+    let made = |tower: u8| {
+        let mut made = Vec::new();
+        let key = images.key([tower; 32]).unwrap();
+        let mut writer = FeatureWriter::new(Some(folder.path().to_owned()), key, &vision(), &all).unwrap();
+        for (index, image) in all.iter().enumerate() {
+            let values = || {
+                made.push(index);
+                Ok((0..3 * image.num_tokens()).map(|at| (100 * index + at) as f32).collect())
+            };
+            writer.add(image, values).unwrap();
+        }
+        (made, writer.finish())
+    };
+    assert_eq!(made(1).0, [0, 1]);
+    let (again, features) = made(1);
+    assert!(again.is_empty());
+    let ids = [7, 6, 1, 2, 6].map(|id| FIRST_IMAGE_ID + id);
+    assert!(features.read(&ids[..1]).is_err(), "there is no such image");
+    let rows = features.read(&ids[1..]).unwrap();
+    assert_eq!(rows, [100.0, 101.0, 102.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 100.0, 101.0, 102.0]);
+    // What was interrupted goes on with what is missing.
+    let lost = std::fs::read_dir(folder.path()).unwrap().next().unwrap().unwrap().path();
+    std::fs::remove_file(lost).unwrap();
+    assert_eq!(made(1).0.len(), 1);
+    assert_eq!(made(2).0, [0, 1], "another tower");
+    for entry in std::fs::read_dir(folder.path()).unwrap() {
+        let path = entry.unwrap().path();
+        let mut bytes = std::fs::read(&path).unwrap();
+        *bytes.last_mut().unwrap() ^= 1;
+        std::fs::write(path, bytes).unwrap();
+    }
+    assert_eq!(made(1).0, [0, 1], "damaged");
+}

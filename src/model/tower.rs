@@ -1,0 +1,238 @@
+//! A vision tower, forwards: from an image to what takes the place of embeddings.
+//!
+//! It computes in `f32`, whatever the language model computes in, and is needed before the first step alone.
+
+use std::sync::Arc;
+
+use burn::tensor::activation::softmax;
+use burn::tensor::{Device, Tensor};
+use sha2::{Digest as _, Sha256};
+
+use super::weights::WeightFiles;
+use crate::images::Scaled;
+use crate::ops::host;
+use crate::ops::kernels::Place;
+use crate::ops::layout::{Layout, RotaryTable};
+use crate::ops::linear::{Weight, linear};
+use crate::ops::norm::Norm;
+use crate::ops::product::{F32Products, matmul};
+use crate::ops::rotary::rotate;
+use crate::ops::swiglu::gated;
+use crate::spec::{Activation, EncoderKind, Heads, Projector, TOWER_PARTS, Vision};
+use crate::util::faults;
+
+mod load;
+
+/// Added to the variance in the norm of a token's patches, and to the mean squares of queries and keys.
+const MERGED_EPS: f64 = 1e-5;
+const QK_EPS: f64 = 1e-6;
+
+/// Most scores that are computed at a time.
+const MOST_SCORES: usize = 1 << 24;
+
+/// Frozen weights of a vision tower and of what joins it to the language model.
+#[derive(Debug)]
+pub struct Tower {
+    vision: Vision,
+    place: Place,
+    device: Device,
+    /// `[hidden_size, 3 * patch_size^2]`
+    patches: Weight,
+    /// Goes before the patches, and is dropped behind the layers, `[1, hidden_size]`.
+    class: Option<Tensor<2>>,
+    /// Of that, and of every place, row by row, `[patches, hidden_size]`.
+    positions: Option<Tensor<2>>,
+    /// Before the layers and behind them.
+    ends: [Option<Norm>; 2],
+    layers: Vec<Layer>,
+    projector: Layers,
+}
+
+#[derive(Debug)]
+struct Layer {
+    norms: [Norm; 2],
+    qkv: [Weight; 3],
+    /// Of queries and keys.
+    qk_norms: Option<[Norm; 2]>,
+    output: Weight,
+    gate: Option<Weight>,
+    up: Weight,
+    down: Weight,
+    /// Of what attention and feed-forward layer add.
+    scales: Option<[Tensor<1>; 2]>,
+}
+
+/// Of a projector.
+#[derive(Debug)]
+struct Layers {
+    norm: Option<Norm>,
+    /// Of the patches of a token.
+    merge: Option<Weight>,
+    /// Of these patches.
+    merged_norm: Option<Norm>,
+    /// Behind it, if there are more.
+    rest: Option<[Weight; 2]>,
+}
+
+/// Stands for the weights of a model's tower: a part of each of its tensors. `None` where the files have none.
+#[must_use]
+pub fn digest(files: &WeightFiles) -> Option<[u8; 32]> {
+    let is_of_tower = |name: &str| TOWER_PARTS.iter().any(|part| name.trim_start_matches("model.").starts_with(part));
+    let mut tensors = files.tensors().iter().filter(|(name, _)| is_of_tower(name)).peekable();
+    tensors.peek()?;
+    let mut hash = Sha256::new();
+    for (name, stored) in tensors {
+        let bytes = files.bytes(stored);
+        hash.update(name.trim_start_matches("model."));
+        hash.update((bytes.len() as u64).to_le_bytes());
+        hash.update(&bytes[..bytes.len().min(4096)]);
+        hash.update(&bytes[bytes.len().saturating_sub(4096)..]);
+    }
+    Some(hash.finalize().into())
+}
+
+impl Tower {
+    /// The features of an image's pieces, row by row, each as wide as the language model.
+    ///
+    /// # Panics
+    /// As [`faults::read`].
+    #[must_use]
+    pub fn features(&self, pieces: Vec<Scaled>) -> Vec<f32> {
+        pieces.into_iter().flat_map(|piece| self.of_piece(piece)).collect()
+    }
+
+    fn of_piece(&self, image: Scaled) -> Vec<f32> {
+        let patch_size = self.vision.encoder.patch_size;
+        let [columns, rows] = image.size.map(|side| side / patch_size);
+        // [3, rows, patch, columns, patch] to [rows * columns, 3 * patch * patch]
+        let pixels: Tensor<3> = host::tensor(image.values, [3, rows * patch_size, columns * patch_size], &self.device);
+        let by_patch = pixels.reshape([3, rows, patch_size, columns, patch_size]).permute([1, 3, 0, 2, 4]);
+        let by_patch = by_patch.reshape([rows * columns, 3 * patch_size * patch_size]);
+        let x = self.linear(&by_patch, &self.patches);
+        let x = if let Some(class) = &self.class { Tensor::cat(vec![class.clone(), x], 0) } else { x };
+        let x = if let Some(positions) = &self.positions { x + positions.clone() } else { x };
+        let mut x = self.normed(x, self.ends[0].as_ref());
+        let layout = self.layout([rows, columns]);
+        for layer in &self.layers {
+            x = self.through(layer, x, layout.as_ref());
+        }
+        let x = self.normed(x, self.ends[1].as_ref());
+        let x = if self.class.is_some() { x.narrow(0, 1, rows * columns) } else { x };
+        faults::read(self.projected(&x, [rows, columns]), "a feature of an image")
+    }
+
+    fn projected(&self, x: &Tensor<2>, [rows, columns]: [usize; 2]) -> Tensor<2> {
+        let Layers { norm, merge, merged_norm, rest } = &self.projector;
+        let (side, hidden) = (self.vision.projector.merge_size(), self.vision.encoder.hidden_size);
+        let in_order = match self.vision.projector {
+            Projector::Merging { .. } => [0, 2, 4, 1, 3],
+            Projector::Linear { .. } | Projector::Normed { .. } => [0, 2, 1, 3, 4],
+        };
+        let eps = if let Projector::Merging { eps, .. } = self.vision.projector { eps } else { 0.0 };
+        let x = norm.as_ref().map_or_else(|| x.clone(), |norm| norm.forward(self.place, x, eps).0);
+        // [rows, side, columns, side, hidden] to [tokens, hidden * side * side]
+        let by_token = x.reshape([rows / side, side, columns / side, side, hidden]).permute(in_order);
+        let by_token = by_token.reshape([rows * columns / (side * side), hidden * side * side]);
+        let x = merge.as_ref().map_or_else(|| by_token.clone(), |merge| self.linear(&by_token, merge));
+        let x = merged_norm.as_ref().map_or_else(|| x.clone(), |norm| norm.forward(self.place, &x, MERGED_EPS).0);
+        let (Projector::Merging { activation, .. } | Projector::Normed { activation, .. }) = self.vision.projector
+        else {
+            return x;
+        };
+        let Some([first, second]) = rest else { return x };
+        self.linear(&self.activated(activation, &self.linear(&x, first)), second)
+    }
+
+    fn linear(&self, x: &Tensor<2>, weight: &Weight) -> Tensor<2> {
+        linear(self.place, x, weight, None, None).0
+    }
+
+    fn activated(&self, activation: Activation, x: &Tensor<2>) -> Tensor<2> {
+        gated(self.place, activation, x, &x.ones_like())
+    }
+
+    fn normed(&self, x: Tensor<2>, norm: Option<&Norm>) -> Tensor<2> {
+        match norm {
+            Some(norm) => norm.forward(self.place, &x, self.vision.encoder.eps).0,
+            None => x,
+        }
+    }
+
+    fn through(&self, layer: &Layer, x: Tensor<2>, layout: Option<&Layout>) -> Tensor<2> {
+        let normed = self.normed(x.clone(), Some(&layer.norms[0]));
+        let [q, k, v] = layer.qkv.each_ref().map(|weight| self.linear(&normed, weight));
+        let [q, k] = match &layer.qk_norms {
+            Some([of_q, of_k]) => [(of_q, q), (of_k, k)].map(|(norm, x)| norm.forward(self.place, &x, QK_EPS).0),
+            None => [q, k],
+        };
+        let [q, k] = match layout {
+            Some(layout) => rotate(self.place, [q, k], layout, 0, self.heads(), false),
+            None => [q, k],
+        };
+        let attended = self.attended([q, k, v]);
+        let [of_attention, of_inner] = layer.scales.as_ref().map_or([None; 2], |scales| scales.each_ref().map(Some));
+        let x = self.added(x, (&attended, &layer.output), of_attention);
+        let normed = self.normed(x.clone(), Some(&layer.norms[1]));
+        let (activation, up) = (self.vision.encoder.activation, self.linear(&normed, &layer.up));
+        let inner = match &layer.gate {
+            Some(gate) => gated(self.place, activation, &self.linear(&normed, gate), &up),
+            None => self.activated(activation, &up),
+        };
+        self.added(x, (&inner, &layer.down), of_inner)
+    }
+
+    fn added(&self, x: Tensor<2>, (inner, weight): (&Tensor<2>, &Weight), scale: Option<&Tensor<1>>) -> Tensor<2> {
+        match scale {
+            Some(scale) => x + self.linear(inner, weight) * scale.clone().unsqueeze(),
+            None => linear(self.place, inner, weight, None, Some(x)).0,
+        }
+    }
+
+    fn heads(&self) -> Heads {
+        let (num_heads, head_dim) = (self.vision.encoder.num_heads, self.vision.encoder.head_dim());
+        #[expect(clippy::cast_precision_loss, reason = "a width")]
+        let scale = (head_dim as f64).sqrt().recip();
+        Heads { num_heads, num_kv_heads: num_heads, head_dim, scale, window: None, soft_cap: None }
+    }
+
+    /// Every patch sees every other; some queries at a time, so that their scores fit in memory.
+    fn attended(&self, qkv: [Tensor<2>; 3]) -> Tensor<2> {
+        let Heads { num_heads, head_dim, scale, .. } = self.heads();
+        let [num_patches, width] = qkv[0].dims();
+        let [q, k, v] = qkv.map(|x| x.reshape([num_patches, num_heads, head_dim]).swap_dims(0, 1));
+        let (q, k) = (q * scale, k.swap_dims(1, 2));
+        let at_a_time = (MOST_SCORES / (num_heads * num_patches)).max(1);
+        let of_queries = |start: usize| {
+            let queries = q.clone().narrow(1, start, at_a_time.min(num_patches - start));
+            let shares = softmax(matmul(&queries, &k, F32Products::OfDevice), 2);
+            matmul(&shares, &v, F32Products::OfDevice)
+        };
+        let parts = (0..num_patches).step_by(at_a_time).map(of_queries).collect();
+        Tensor::cat(parts, 1).swap_dims(0, 1).reshape([num_patches, width])
+    }
+
+    /// Patches as tokens, whose positions turn with their row and column.
+    fn layout(&self, grid: [usize; 2]) -> Option<Layout> {
+        let EncoderKind::Pixtral { rope_theta } = self.vision.encoder.kind else { return None };
+        let num_patches = grid[0] * grid[1];
+        let positions = (0..u32::try_from(num_patches).unwrap_or(u32::MAX)).collect();
+        let table = table(grid, self.vision.encoder.head_dim(), rope_theta);
+        Some(Layout::new(1, vec![(0, num_patches)], positions, Arc::from([table])))
+    }
+}
+
+/// The angles of every patch: frequencies are dealt alternately to rows and columns.
+#[expect(clippy::cast_possible_truncation, clippy::cast_precision_loss, reason = "in f32, as transformers has them")]
+fn table([rows, columns]: [usize; 2], head_dim: usize, theta: f64) -> RotaryTable {
+    let frequency = |index: usize| 1.0 / (theta as f32).powf((2 * index) as f32 / head_dim as f32);
+    let frequencies: Vec<f32> = (0..head_dim / 2).map(frequency).collect();
+    let of_patch = |patch: usize| {
+        let [row, column] = [patch / columns, patch % columns].map(|place| place as f32);
+        let of_row = frequencies.iter().step_by(2).map(move |frequency| row * frequency);
+        let of_column = frequencies[1..].iter().step_by(2).map(move |frequency| column * frequency);
+        of_row.chain(of_column)
+    };
+    let angles: Vec<f32> = (0..rows * columns).flat_map(of_patch).collect();
+    let [cos, sin] = [f32::cos, f32::sin].map(|of: fn(f32) -> f32| angles.iter().map(|angle| of(*angle)).collect());
+    RotaryTable::new(cos, sin, head_dim / 2)
+}

@@ -1,0 +1,304 @@
+//! A model that sees against transformers and PEFT, in `f32` on the CPU; and the command on rows with images.
+//!
+//! `scripts/make_image_golden.py` makes the golden files and says at its top what they hold.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use burn::tensor::Device;
+use lora_train::config::{DataConfig, DataSource, OptimizerConfig, TrainConfig};
+use lora_train::data::batch::Batch;
+use lora_train::data::dataset::{Dataset, OpenOptions};
+use lora_train::data::tokenizer::Tokenizer;
+use lora_train::device::Dtype;
+use lora_train::images::picture::Picture;
+use lora_train::images::resize::resize;
+use lora_train::images::{FeatureWriter, Images, Limits, is_of_image};
+use lora_train::model::tower::{self, Tower};
+use lora_train::model::weights::{WeightFiles, Weights};
+use lora_train::model::{Model, load};
+use lora_train::spec::{Filter, ModelConfig, Vision};
+use lora_train::train::step::TrainStep;
+use serde_json::{Value, json};
+use sha2::{Digest as _, Sha256};
+
+use crate::common::families::formula;
+use crate::common::{lora_train, stderr};
+use crate::golden::{Golden, assert_near, compare_gradients, numbers, values};
+
+const NAMES: [&str; 3] = ["a.png", "b.png", "c.png"];
+
+/// Folders of golden files, and how many tokens a row may have there.
+const FAMILIES: [(&str, usize); 3] = [(MISTRAL3, 64), (SMOLVLM, 256), ("images-internvl", 256)];
+const SMOLVLM: &str = "images-smolvlm";
+const MISTRAL3: &str = "images-mistral3";
+
+fn golden_folder(family: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(family)
+}
+
+fn json_of(family: &str, name: &str) -> Value {
+    serde_json::from_str(&fs::read_to_string(golden_folder(family).join(name)).unwrap()).unwrap()
+}
+
+/// Writes the model, its rows and their images into `folder`; tensors have the names that transformers saves them under.
+fn write_model(family: &str, folder: &Path) -> Golden {
+    for entry in fs::read_dir(golden_folder(family)).unwrap() {
+        let path = entry.unwrap().path();
+        if !path.file_name().unwrap().to_str().unwrap().starts_with("golden") {
+            fs::copy(&path, folder.join(path.file_name().unwrap())).unwrap();
+        }
+    }
+    let golden = Golden::open(family, folder.to_owned());
+    let mut tensors = std::collections::BTreeMap::new();
+    for (name, made) in golden.json["tensors"].as_object().unwrap() {
+        let shape = numbers(&made["shape"], |side| side.as_u64().unwrap() as usize);
+        let centre = made["centre"].as_f64().unwrap() as f32;
+        let values = formula(name, made["bound"].as_f64().unwrap()).take(shape.iter().product());
+        let bytes: Vec<u8> = values.flat_map(|value| (centre + value).to_le_bytes()).collect();
+        let name = match name.strip_prefix("model.language_model.") {
+            _ if family == SMOLVLM => name.clone(),
+            Some(rest) => format!("language_model.model.{rest}"),
+            None if name == "lm_head.weight" => format!("language_model.{name}"),
+            None => name.trim_start_matches("model.").to_owned(),
+        };
+        tensors.insert(name, (shape, bytes));
+    }
+    let views = tensors.iter().map(|(name, (shape, bytes))| {
+        (name, safetensors::tensor::TensorView::new(safetensors::Dtype::F32, shape.clone(), bytes).unwrap())
+    });
+    safetensors::serialize_to_file(views, None, &folder.join("model.safetensors")).unwrap();
+    golden
+}
+
+struct Seen {
+    golden: Golden,
+    data: Dataset,
+    model: Model,
+    images: Arc<Images>,
+    tower: Tower,
+}
+
+/// The rows of the golden files, and the model with the features of their images.
+fn seen((family, max_length): (&str, usize), folder: &Path) -> Seen {
+    let golden = write_model(family, folder);
+    let config = ModelConfig::from_file(&folder.join("config.json")).unwrap();
+    let vision = Vision::of_folder(folder, &config).unwrap().unwrap();
+    let limits = Limits { folder: None, most_pixels: None, max_length };
+    let images = Arc::new(Images::new(Ok(vision.clone()), limits));
+    let source = DataSource { path: folder.join("rows.jsonl").display().to_string(), ..DataSource::default() };
+    let data = DataConfig { train: vec![source], max_length, ..DataConfig::default() };
+    let options = OpenOptions { images: Some(Arc::clone(&images)), ..OpenOptions::default() };
+    let data = Dataset::open(&data, Arc::new(Tokenizer::open(folder).unwrap()), 0, &options).unwrap();
+    let files = WeightFiles::open(folder).unwrap();
+    let weights = Weights::Files(files.clone());
+    let tower = Tower::load(vision.clone(), &weights, &files, &Device::flex()).unwrap();
+    let (key, all) = (images.key(tower::digest(&files).unwrap()).unwrap(), images.all());
+    let mut writer = FeatureWriter::new(None, key, &vision, &all).unwrap();
+    for image in &all {
+        writer.add(image, || Ok(tower.features(images.pieces(image)?))).unwrap();
+    }
+    let model = load::load(&config, &weights, Dtype::F32, Dtype::F32, &Device::flex()).unwrap();
+    Seen { golden, data, model: model.with_features(writer.finish()), images, tower }
+}
+
+#[test]
+fn resized_images_are_torchvisions_to_the_bit() {
+    for case in json_of(MISTRAL3, "resize.json").as_array().unwrap() {
+        let picture =
+            Picture::decode(&fs::read(golden_folder(MISTRAL3).join(case["image"].as_str().unwrap())).unwrap()).unwrap();
+        let to = numbers(&case["to"], |side| side.as_u64().unwrap() as usize).try_into().unwrap();
+        let filter = match case["filter"].as_str().unwrap() {
+            "bicubic" => Filter::Bicubic,
+            "bilinear" => Filter::Bilinear,
+            _ => Filter::Lanczos,
+        };
+        let resized = resize(&picture.pixels, picture.size, to, filter);
+        assert_eq!(format!("{:x}", Sha256::digest(&resized)), case["sha256"].as_str().unwrap(), "{case}");
+    }
+}
+
+#[test]
+fn images_of_any_size_become_as_many_tokens_as_in_transformers() {
+    for (family, _) in FAMILIES {
+        let folder = golden_folder(family);
+        let config = ModelConfig::from_file(&folder.join("config.json")).unwrap();
+        let vision = Vision::of_folder(&folder, &config).unwrap().unwrap();
+        let tokenizer = Tokenizer::open(&folder).unwrap();
+        let counts = json_of(family, "counts.json");
+        assert_eq!(counts.as_array().unwrap().len(), 200);
+        for case in counts.as_array().unwrap() {
+            let [width, height, count] = numbers(case, |n| n.as_u64().unwrap() as usize).try_into().unwrap();
+            let cut = vision.cut([width, height], None).unwrap();
+            let ids = tokenizer.encode(&cut.text(vision.cutting), false).unwrap();
+            assert_eq!(ids.len(), count, "{family}: {width} x {height}");
+            let features = ids.iter().filter(|id| **id == vision.image_token_id).count();
+            assert_eq!(features, cut.num_tokens(), "{family}: {width} x {height}");
+        }
+    }
+}
+
+#[test]
+fn pixels_features_and_tokens_are_those_of_transformers() {
+    for family in FAMILIES {
+        let folder = tempfile::tempdir().unwrap();
+        let Seen { golden, data, images, tower, .. } = seen(family, folder.path());
+        for name in NAMES {
+            let image = images.add(&folder.path().join(name).display().to_string()).unwrap();
+            let pieces = images.pieces(&image).unwrap();
+            let expected = &golden.json["images"][name];
+            assert_eq!(json!(pieces[0].size), expected["size"]);
+            let values = pieces.iter().flat_map(|piece| &piece.values);
+            let bytes: Vec<u8> = values.flat_map(|value| value.to_le_bytes()).collect();
+            assert_eq!(
+                format!("{:x}", Sha256::digest(bytes)),
+                expected["pixels"].as_str().unwrap(),
+                "{family:?} {name}"
+            );
+            assert_close(&tower.features(pieces), &golden.f32s(&format!("features.{name}")), 1e-5, name);
+        }
+        assert_eq!(images.all().len(), 3);
+        for (index, expected) in golden.json["rows"].as_array().unwrap().iter().enumerate() {
+            let (_, row) = data.train_row(index).unwrap();
+            let ids: Vec<u32> =
+                row.ids.iter().map(|&id| if is_of_image(id) { images.image_token_id() } else { id }).collect();
+            assert_eq!(json!(ids), expected["ids"], "{family:?}, row {index}");
+            let carries_loss: Vec<u8> = row.carries_loss.iter().map(|loss| u8::from(*loss)).collect();
+            assert_eq!(json!(carries_loss), expected["carries_loss"], "{family:?}, row {index}");
+        }
+    }
+}
+
+/// Numbers that differ by less than a share of the largest.
+fn assert_close(found: &[f32], expected: &[f32], bound: f32, what: &str) {
+    assert_eq!(found.len(), expected.len(), "{what}");
+    let largest = expected.iter().fold(0.0_f32, |most, value| most.max(value.abs()));
+    let error = found.iter().zip(expected).fold(0.0_f32, |most, (a, b)| most.max((a - b).abs())) / largest;
+    assert!(error < bound, "{what}: {error:.1e}");
+}
+
+#[test]
+fn logits_losses_and_gradients_with_images_are_those_of_transformers_and_peft() {
+    FAMILIES.into_iter().for_each(compare_training);
+}
+
+fn compare_training(family: (&str, usize)) {
+    let folder = tempfile::tempdir().unwrap();
+    let Seen { golden, data, model, .. } = seen(family, folder.path());
+    let rows: Vec<_> = (0..data.num_train_rows()).map(|row| vec![data.train_row(row).unwrap()]).collect();
+    let adapters = Golden::adapters(&golden.json, &model);
+
+    let logits = values(&model.logits(&Batch::of_rows(&rows[..1]), &adapters));
+    assert_close(&logits, &golden.f32s("logits"), 1e-4, family.0);
+
+    let train = TrainConfig { max_grad_norm: 1.0, ..TrainConfig::default() };
+    let optimizer = OptimizerConfig { learning_rate: 1e-3, weight_decay: 0.0, ..OptimizerConfig::default() };
+    let step = || TrainStep::new(model.clone(), adapters.clone(), &train, &optimizer, None, 0);
+    let batch = Batch::of_rows(&rows);
+    let mut first = step();
+    first.forward_backward(&batch);
+    compare_gradients(&first, batch.num_target_tokens() as f64, &golden.json["gradients"]);
+
+    // One by one, together, and packed into one row: 20 steps are the same.
+    let packed: Vec<_> = vec![rows.concat()];
+    for micro_batches in [rows.iter().map(|row| vec![row.clone()]).collect(), vec![rows.clone()], vec![packed]] {
+        let mut step = step();
+        for expected in golden.json["curve"].as_array().unwrap() {
+            micro_batches.iter().for_each(|rows| step.forward_backward(&Batch::of_rows(rows)));
+            let outcome = step.update(1e-3);
+            assert_near(outcome.loss, expected.as_f64().unwrap(), 1e-5, "loss");
+        }
+    }
+}
+
+/// Runs the command in `folder`, with a cache of its own there.
+fn run_in(folder: &Path, args: &[&str]) -> (bool, String) {
+    let output = lora_train(args).current_dir(folder).env("LORA_TRAIN_CACHE", folder.join("cache")).output().unwrap();
+    (output.status.success(), stderr(&output) + &String::from_utf8_lossy(&output.stdout))
+}
+
+const RECIPE: &str = "output_dir = \"run\"\n[model]\npath = \".\"\n[data]\nmax_length = 64\n[[data.train]]\npath = \"rows.jsonl\"\n\
+                      [[data.eval]]\npath = \"rows.jsonl\"\n[train]\nmax_steps = 2\nmicro_batch_size = 2\n[device]\nname = \"cpu\"\n";
+
+#[test]
+fn a_model_that_sees_is_trained_and_its_images_are_encoded_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path();
+    write_model(MISTRAL3, path);
+    fs::write(path.join("recipe.toml"), RECIPE).unwrap();
+    let (is_done, said) = run_in(path, &["check", "recipe.toml"]);
+    assert!(is_done, "{said}");
+    let (is_done, said) = run_in(path, &["inspect", "recipe.toml"]);
+    assert!(is_done && said.contains("[IMG][IMG][IMG_BREAK]"), "{said}");
+    let kept = || {
+        let entries = fs::read_dir(path.join("cache/images")).unwrap().map(|entry| entry.unwrap().path());
+        let mut files: Vec<_> = entries.map(|file| (fs::read(&file).unwrap(), file)).collect();
+        files.sort();
+        files
+    };
+    let (is_done, said) = run_in(path, &["recipe.toml"]);
+    assert!(is_done, "{said}");
+    let first = kept();
+    assert_eq!(first.len(), 3);
+    let losses = fs::read_to_string(path.join("run/metrics.jsonl")).unwrap();
+    assert!(losses.contains("eval_loss"), "{losses}");
+    let config = fs::read_to_string(path.join("run/adapter/adapter_config.json")).unwrap();
+    assert!(config.contains("language_model") && !config.contains("vision_tower"), "{config}");
+
+    // What is kept is used: the weights of the tower are not asked for again, and another limit makes others.
+    let (is_done, said) = run_in(path, &["eval", "run"]);
+    assert!(is_done, "{said}");
+    assert_eq!(kept(), first);
+    let answer = |images: &[&str]| {
+        let args = [&["generate", "run", "What?", "--max-new-tokens", "8", "--quiet"], images].concat();
+        let (is_done, said) = run_in(path, &args);
+        assert!(is_done, "{said}");
+        said
+    };
+    assert_ne!(answer(&["--image", "a.png"]), answer(&["--image", "c.png"]));
+    assert_ne!(answer(&["--image", "a.png", "--image", "c.png"]), answer(&[]));
+    assert_eq!(kept(), first);
+    let (is_done, said) =
+        run_in(path, &["recipe.toml", "--set", "data.image_max_pixels=600", "--set", "output_dir=small"]);
+    assert!(is_done, "{said}");
+    assert_eq!(kept().len(), 6);
+}
+
+#[test]
+fn rows_whose_images_cannot_be_used_are_refused_by_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path();
+    write_model(MISTRAL3, path);
+    fs::write(path.join("recipe.toml"), RECIPE).unwrap();
+    let (is_done, said) = run_in(path, &["check", "recipe.toml", "--set", "data.max_length=40"]);
+    assert!(!is_done && said.contains("its images end with token 41") && said.contains("image_max_pixels"), "{said}");
+    fs::write(path.join("page.png"), "<html>404</html>").unwrap();
+    let whole = fs::read(path.join("a.png")).unwrap();
+    fs::write(path.join("cut.png"), &whole[..whole.len() / 2]).unwrap();
+    let row = |content: Value, images: Value| json!({"messages": [{"role": "user", "content": content}, {"role": "assistant", "content": "x"}], "images": images});
+    for (row, reason) in [
+        (row(json!("a"), json!(["none.png"])), "none.png\" cannot be read"),
+        (row(json!("a"), json!(["page.png"])), "page.png\" is no image"),
+        (row(json!("a <image>"), json!(["a.png", "b.png"])), "1 places for images, and the row has 2 images"),
+        (
+            row(json!([{"type": "image"}, {"type": "image"}]), json!(["a.png"])),
+            "2 places for images, and the row has 1",
+        ),
+        (row(json!("[IMG] a"), json!(["a.png"])), "has 1 images, and its text has 2 times \"[IMG]\""),
+        (
+            row(json!([{"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}]), json!(null)),
+            "is an address",
+        ),
+        (row(json!([{"type": "video", "video": "a.mp4"}]), json!(null)), "is of type \"video\""),
+    ] {
+        fs::write(path.join("rows.jsonl"), row.to_string()).unwrap();
+        let (is_done, said) = run_in(path, &["check", "recipe.toml"]);
+        assert!(!is_done && said.contains(reason), "{reason}\n{said}");
+    }
+    // Its header is whole.
+    fs::write(path.join("rows.jsonl"), row(json!("a"), json!(["cut.png"])).to_string()).unwrap();
+    let (is_done, said) = run_in(path, &["recipe.toml"]);
+    assert!(!is_done && said.contains("cut.png\" is damaged or cut short"), "{said}");
+    assert!(!path.join("run/metrics.jsonl").exists());
+}
