@@ -115,6 +115,7 @@ const QWEN2_EXPERTS: Experts = Experts {
     norm_topk_prob: Some(false),
     has_biases: false,
     names: ["mlp.gate", "mlp.experts", "gate_proj", "up_proj", "down_proj"],
+    router: None,
 };
 
 const GEMMA2: Family = Family {
@@ -178,6 +179,7 @@ const GEMMA4: Family = Family {
         norm_topk_prob: None,
         has_biases: false,
         names: ["router.proj", "experts", "gate_proj", "up_proj", "down_proj"],
+        router: None,
     }),
     windows: Windows::AllButEvery { default: 512, pattern: 6 },
     vocab_size: Some(262_144),
@@ -249,6 +251,34 @@ const ERNIE4_5: Family = Family {
     ..LLAMA
 };
 
+const LFM2: Family = Family {
+    model_type: "lfm2",
+    architecture: "Lfm2ForCausalLM",
+    names: FamilyNames {
+        sites: {
+            let ([q, k, v, ..], [output, gate, up, down]) = (SITE_NAMES, LFM2_NAMES);
+            [q, k, v, output, gate, up, down]
+        },
+        head_norms: ["self_attn.q_layernorm", "self_attn.k_layernorm"],
+        last_norm: "model.embedding_norm",
+        norm_eps: "norm_eps",
+        ..FamilyNames::COMMON
+    },
+    biases: Biases::None,
+    qk_norms: Some(QueryKeyNorms::Heads),
+    norms: [[Some("operator_norm"), None], [Some("ffn_norm"), None]],
+    has_short_convs: true,
+    rms_norm_eps: 1e-5,
+    rope_theta: 1e6,
+    vocab_size: Some(65_536),
+    num_attention_heads: Some(32),
+    num_key_value_heads: Some(8),
+    max_position_embeddings: 128_000,
+    tie_word_embeddings: true,
+    gguf: Gguf::named("lfm2"),
+    ..LLAMA
+};
+
 /// Every supported family.
 pub(super) static FAMILIES: &[Family] = &[
     LLAMA,
@@ -304,6 +334,7 @@ pub(super) static FAMILIES: &[Family] = &[
             norm_topk_prob: None,
             has_biases: false,
             names: ["block_sparse_moe.gate", "block_sparse_moe.experts", "w1", "w3", "w2"],
+            router: None,
         }),
         windows: Windows::Everywhere(None),
         rms_norm_eps: 1e-5,
@@ -327,6 +358,7 @@ pub(super) static FAMILIES: &[Family] = &[
             norm_topk_prob: None,
             has_biases: true,
             names: ["mlp.router", "mlp.experts", "gate_proj", "up_proj", "down_proj"],
+            router: None,
         }),
         windows: Windows::AllButEvery { default: 128, pattern: 2 },
         rms_norm_eps: 1e-5,
@@ -438,33 +470,7 @@ pub(super) static FAMILIES: &[Family] = &[
         gguf: Gguf { tied_head: Some(false), ..Gguf::named("nemotron") },
         ..LLAMA
     },
-    Family {
-        model_type: "lfm2",
-        architecture: "Lfm2ForCausalLM",
-        names: FamilyNames {
-            sites: {
-                let ([q, k, v, ..], [output, gate, up, down]) = (SITE_NAMES, LFM2_NAMES);
-                [q, k, v, output, gate, up, down]
-            },
-            head_norms: ["self_attn.q_layernorm", "self_attn.k_layernorm"],
-            last_norm: "model.embedding_norm",
-            norm_eps: "norm_eps",
-            ..FamilyNames::COMMON
-        },
-        biases: Biases::None,
-        qk_norms: Some(QueryKeyNorms::Heads),
-        norms: [[Some("operator_norm"), None], [Some("ffn_norm"), None]],
-        has_short_convs: true,
-        rms_norm_eps: 1e-5,
-        rope_theta: 1e6,
-        vocab_size: Some(65_536),
-        num_attention_heads: Some(32),
-        num_key_value_heads: Some(8),
-        max_position_embeddings: 128_000,
-        tie_word_embeddings: true,
-        gguf: Gguf::named("lfm2"),
-        ..LLAMA
-    },
+    LFM2,
     dense::QWEN2_VL,
     dense::QWEN2_5_VL,
     dense::QWEN3_VL,
@@ -486,4 +492,9 @@ pub(super) static FAMILIES: &[Family] = &[
     mixtures::QWEN3_VL_MOE,
     mixtures::OLMOE,
     mixtures::GRANITE_MOE,
+    mixtures::GLM4_MOE,
+    mixtures::DOTS1,
+    mixtures::ERNIE4_5_MOE,
+    mixtures::LFM2_MOE,
+    mixtures::MINIMAX_M2,
 ];
