@@ -328,6 +328,17 @@ pub struct LayerInput {
 }
 
 impl Block {
+    /// The same linear layer of every expert, of that of the first; of one that is no expert's, itself alone.
+    #[must_use]
+    pub fn of_experts(&self, site: SiteId) -> Vec<SiteId> {
+        let experts = self.mixture().filter(|_| matches!(self.sites[site].role, Role::Expert { .. }));
+        let downs = experts.into_iter().flat_map(|mixture| mixture.experts.iter().map(|expert| expert.down));
+        let downs: Vec<SiteId> = downs.collect();
+        // Each has them in one order.
+        let first = downs.first().copied().unwrap_or_default();
+        if downs.is_empty() { vec![site] } else { downs.into_iter().map(|down| site + down - first).collect() }
+    }
+
     fn find<'a, T>(&'a self, of: impl Fn(&'a SublayerKind) -> Option<&'a T>) -> Option<&'a T> {
         self.sublayers.iter().find_map(|sublayer| of(&sublayer.kind))
     }

@@ -226,6 +226,8 @@ pub(crate) struct Experts {
     /// Names within the block of the router and of what holds the experts, and within an expert of gate, up and down.
     pub(super) names: [&'static str; 5],
     pub(crate) router: Option<Router>,
+    /// PEFT reads adapters of their experts one by one.
+    pub(crate) are_adapted_apart: bool,
 }
 
 /// Routers of mixtures beyond the softmax, and what stands beside their experts.

@@ -1,5 +1,6 @@
 //! A mixture of experts: tokens go to their experts, and what these make of them is summed.
 
+mod adapted;
 mod together;
 
 use std::sync::Arc;
@@ -12,7 +13,7 @@ use super::{Backward, Compute, LayerWeights, Linears, LoadedSublayer, Mixing, Si
 use crate::ops::experts::{self, Experts, Sorted};
 use crate::ops::kernels::Place;
 use crate::ops::linear::InputGrad;
-use crate::ops::routing::{ExpertRows, Routing, gather, route, scatter_add};
+use crate::ops::routing::{Routing, gather, route, scatter_add};
 use crate::spec::{self, Choice, Probabilities, SharedExpert};
 use crate::util::faults;
 
@@ -99,11 +100,11 @@ impl Compute for spec::Mixture {
             }
             KeptExperts::Apart(routing, experts) => (routing, experts),
         };
-        let without_adapters = linears.without_adapters();
+        let (adapters, with) = (self.adapters_of(&routing.groups, linears), linears.with());
         some_at_a_time(
             place,
-            routing.groups.iter().zip(experts),
-            |((expert, rows), kept)| (rows, self.experts[*expert].output(kept, None, &mut without_adapters())),
+            routing.groups.iter().zip(experts).zip(&adapters),
+            |(((expert, rows), kept), own)| (rows, self.experts[*expert].output(kept, None, &mut with(own))),
             |(rows, output)| {
                 let sum = y.take().unwrap_or_else(|| zeros(routing.num_tokens(), &output));
                 y = Some(scatter_add(place, sum, rows, &output, true));
@@ -156,21 +157,24 @@ impl spec::Mixture {
     ) -> MixtureKept {
         let place = linears.context.place();
         let scores = linears.forward(self.router, router_x, None);
-        // Kernels that route on a device know the softmax alone.
+        let has_adapters = !linears.of_experts().is_empty();
+        // Kernels that route on a device know the softmax alone, and no adapters.
         let is_plain = self.choice == Choice::PLAIN
             && matches!(self.probabilities, Probabilities::OfAll | Probabilities::OfChosen);
-        let experts = if let Some(together) = self.together(x, linears).filter(|_| is_plain) {
+        let experts = if let Some(together) = self.together(x, linears).filter(|_| is_plain && !has_adapters) {
             let sorted = experts::route(together, &scores, self.num_per_token, self.probabilities, scales);
             let kept = self.activations_together(together, x, &sorted, linears);
             KeptExperts::Together(Box::new(sorted), kept)
         } else {
             let routing = route(&scores, self.num_per_token, self.probabilities, (self.choice, bias), scales);
-            let (without_adapters, mut experts) =
-                (linears.without_adapters(), Vec::with_capacity(routing.groups.len()));
-            let activations = |(expert, rows): &(usize, ExpertRows)| {
-                self.experts[*expert].inside(&gather(place, x, rows, false), &mut without_adapters())
-            };
-            some_at_a_time(place, &routing.groups, activations, |kept| experts.push(kept));
+            let (adapters, with) = (self.adapters_of(&routing.groups, linears), linears.with());
+            let mut experts = Vec::with_capacity(routing.groups.len());
+            some_at_a_time(
+                place,
+                routing.groups.iter().zip(&adapters),
+                |((expert, rows), own)| self.experts[*expert].inside(&gather(place, x, rows, false), &mut with(own)),
+                |kept| experts.push(kept),
+            );
             KeptExperts::Apart(Box::new(routing), experts)
         };
         let shared = self.shared.as_ref().map(|SharedExpert { gated, gate }| {
@@ -204,7 +208,7 @@ impl spec::Mixture {
                 dx = gated.backward(kept, Backward { dy, x: &|| x.clone(), input_grad }, linears);
             }
         }
-        if !input_grad {
+        if !input_grad && linears.of_experts().is_empty() {
             return None;
         }
         let (routing, experts) = match experts {
@@ -219,24 +223,29 @@ impl spec::Mixture {
             KeptExperts::Apart(routing, experts) => (routing, experts),
         };
         let mut products = Vec::with_capacity(experts.len());
-        let without_adapters = linears.without_adapters();
+        let (adapters, with) = (self.adapters_of(&routing.groups, linears), linears.with());
+        let mut grads = Vec::with_capacity(routing.groups.len());
         some_at_a_time(
             place,
-            routing.groups.iter().zip(experts),
-            |((expert, rows), kept)| {
+            routing.groups.iter().zip(experts).zip(&adapters),
+            |(((expert, rows), kept), own)| {
                 let d_output = gather(place, dy, rows, true);
-                let given = Backward { dy: &d_output, x: &|| gather(place, x, rows, false), input_grad: true };
-                (rows, self.experts[*expert].backward_with_product(kept, given, &mut without_adapters()))
+                let given = Backward { dy: &d_output, x: &|| gather(place, x, rows, false), input_grad };
+                let mut linears = with(own);
+                let made = self.experts[*expert].backward_with_product(kept, given, &mut linears);
+                (rows, made, (*expert, linears.grads.adapters))
             },
-            |(rows, (d_input, product))| {
+            |(rows, (d_input, product), of_expert)| {
                 products.push(product);
+                grads.push(of_expert);
                 if let Some(d_input) = d_input {
                     let sum = dx.take().unwrap_or_else(|| x.zeros_like());
                     dx = Some(scatter_add(place, sum, rows, &d_input, false));
                 }
             },
         );
-        Some((dx, routing.backward(products).cast(x.dtype())))
+        self.join_grads(grads, linears);
+        input_grad.then(|| (dx, routing.backward(products).cast(x.dtype())))
     }
 }
 

@@ -35,7 +35,7 @@ pub(super) fn mixtures(
     intermediate: usize,
     num_layers: usize,
 ) -> Option<Mixtures> {
-    let Experts { count, num_per_token, intermediate_size, shared, norm_topk_prob, has_biases, names, router } =
+    let Experts { count, num_per_token, intermediate_size, shared, norm_topk_prob, has_biases, names, router, .. } =
         family.experts?;
     let is_gemma4 = family.is_gemma4();
     if is_gemma4 && !json.boolean("enable_moe_block", false) {
