@@ -23,7 +23,7 @@ mod vision;
 pub use block::attention::{Attention, Heads, Qkv, QueryKeyNorms};
 pub use block::short_conv::{GATED_CONV, SHORT_CONV_NAMES, ShortConv};
 pub use block::{
-    Activation, BLOCK_SCALE, BRANCH_NORMS, Block, DeltaNet, DeltaNetInputs, EXPERT_SCALES, FUSED_NAMES, Gated,
+    Activation, BLOCK_SCALE, BRANCH_NORMS, Block, Choice, DeltaNet, DeltaNetInputs, EXPERT_SCALES, FUSED_NAMES, Gated,
     HEAD_NORMS, LAYER_INPUT_NAMES, LFM2_NAMES, LayerInput, Mixture, PerSite, Probabilities, Projections, ROUTER_SCALE,
     Role, SHARED_GATE, SHARED_MLP_NAMES, SINKS, SITE_NAMES, SharedExpert, Site, SiteId, Sublayer, SublayerKind,
     TwoBranches, short_name,
@@ -178,7 +178,13 @@ impl ModelConfig {
     pub fn is_unused(&self, name: &str) -> bool {
         let layer = name.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.'));
         layer.is_some_and(|(layer, part)| {
-            let block = layer.parse().ok().and_then(|layer: usize| self.blocks.get(layer));
+            let layer = layer.parse::<usize>().ok();
+            // Layers that predict more tokens follow the others of GLM-4.5 and its like.
+            let has_more = self.family().experts.is_some_and(|experts| experts.router.is_some());
+            if has_more && layer.is_some_and(|layer| layer >= self.num_layers()) {
+                return true;
+            }
+            let block = layer.and_then(|layer| self.blocks.get(layer));
             let uses_others = block.and_then(Block::attention).and_then(Attention::key_value_layer).is_some();
             uses_others && (part.starts_with("self_attn.k_") || part.starts_with("self_attn.v_"))
         })

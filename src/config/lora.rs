@@ -58,6 +58,10 @@ section! {
         /// Another rank for modules whose name ends like this (or matches, as a regular expression); of several the first.
         rank_pattern: ByName<usize> = ByName::default() => counts_by_name(1..=65_536), OtherAdapter,
             ["lora_rank_pattern", "ranks"];
+        /// Puts adapters of this rank, with the scale of the others, on the experts of a mixture that `target_modules` names:
+        /// gate, up and down of each. A token has several experts: `r` over their number is a usual choice. Default: experts stay
+        /// frozen.
+        expert_rank: Option<usize> = None => optional_count(1..=65_536) like 2, OtherAdapter, ["moe_rank", "lora_expert_rank"];
         /// Another `lora_alpha` for modules whose name ends like this.
         alpha_pattern: ByName<f64> = ByName::default() => numbers_by_name(POSITIVE), OtherAdapter,
             ["lora_alpha_pattern", "alphas"];
@@ -244,6 +248,15 @@ pub enum TargetModules {
 }
 
 impl TargetModules {
+    /// With more names in a list.
+    #[must_use]
+    pub fn and(self, more: Vec<String>) -> Self {
+        match self {
+            Self::Names(names) => Self::Names([names, more].concat()),
+            other => other,
+        }
+    }
+
     const EXPECTED: &'static str = "\"all-linear\", a list of names such as [\"q_proj\", \"v_proj\"], \
                                     or a regular expression for whole module names";
 

@@ -30,6 +30,8 @@ pub struct Adapter {
     pub matrices: Matrices<Tensor<2>>,
     /// Scale of the update.
     pub scale: f64,
+    /// Experts whose matrices are one, row below row, of the first of which the module is; `None` on a layer that is no expert's.
+    pub num_experts: Option<usize>,
     /// Norms of the rows of its weight, where the kind needs them.
     pub norms: RowNorms,
 }
@@ -45,6 +47,18 @@ impl Adapter {
     fn before_change(&mut self) -> &mut Self {
         self.norms = std::mem::take(&mut self.norms).before_change();
         self
+    }
+
+    /// That of one of its experts.
+    #[must_use]
+    pub fn of_expert(&self, expert: usize) -> Self {
+        let num_experts = self.num_experts.unwrap_or(1);
+        let matrices = self.matrices.as_ref().map(|all| {
+            let num_rows = all.dims()[0] / num_experts;
+            all.clone().narrow(0, expert * num_rows, num_rows)
+        });
+        let module = self.module.clone();
+        Self { module, matrices, num_experts: None, norms: RowNorms::default(), ..*self }
     }
 
     /// Gives new magnitudes, if it has some, the norms of the weight's rows: the update is zero, or taken out of the weight.
@@ -82,10 +96,10 @@ impl AdapterSet {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
         let blocks = selection.shapes.iter().enumerate().map(|(layer, shapes)| {
             let new = |(&site, shape): (&SiteId, &AdapterShape)| {
-                let shapes = shape.kind.shapes(shape.r, config.blocks[layer].sites[site].shape);
-                let matrices = start(init, shapes, &mut rng, device);
+                let matrices = start(init, shape.shapes(config.blocks[layer].sites[site].shape), &mut rng, device);
                 let module = config.module_name(layer, site);
-                (site, Adapter { module, kind: shape.kind, matrices, scale: shape.scale, norms: RowNorms::default() })
+                let AdapterShape { kind, scale, num_experts, .. } = *shape;
+                (site, Adapter { module, kind, matrices, scale, num_experts, norms: RowNorms::default() })
             };
             shapes.iter().map(new).collect()
         });
@@ -145,6 +159,12 @@ impl AdapterSet {
     #[must_use]
     pub fn trains_embeddings(&self) -> bool {
         self.full.iter().any(|(full, _)| full.embeds())
+    }
+
+    /// Whether experts have adapters.
+    #[must_use]
+    pub fn adapts_experts(&self) -> bool {
+        self.iter().any(|adapter| adapter.num_experts.is_some())
     }
 
     /// The first layer whose backward something needs; the number of layers where nothing does.

@@ -29,8 +29,8 @@ pub(super) fn start(
     rng: &mut ChaCha8Rng,
     device: &Device,
 ) -> Matrices<Tensor<2>> {
-    let ([r, in_features], [out_features, _]) = (shapes.a, shapes.b);
-    let zeros = || vec![0.0; out_features * r];
+    let ([r, in_features], [out_features, columns]) = (shapes.a, shapes.b);
+    let zeros = || vec![0.0; out_features * columns];
     let [a, b] = match init {
         InitLoraWeights::Kaiming | InitLoraWeights::Eva => [uniform(shapes.a, rng), zeros()],
         InitLoraWeights::Gaussian => [gaussian(shapes.a, rng), zeros()],

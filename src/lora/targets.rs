@@ -10,12 +10,15 @@ use patterns::Patterns;
 use super::kind::AdapterKind;
 use super::matrices::Matrices;
 use super::trained::{FullTensor, TensorId};
-use crate::config::{LoraConfig, TargetModules, meant_layer};
+use crate::config::{InitLoraWeights, LoraConfig, TargetModules, meant_layer};
 use crate::spec::{LINEAR_NAMES, ModelConfig, PerSite, Role, Site, SiteId, in_layer, short_name};
 use crate::util::stats::{as_f64, as_u64};
 
 /// Names or patterns of one key that are more than any model has modules.
 const MANY_PATTERNS: usize = 4096;
+
+/// What is in the names of the first expert's linear layers.
+pub(crate) const FIRST_EXPERT: &str = ".experts.0.";
 
 /// Rank and scale of the adapter on one linear layer.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -26,6 +29,17 @@ pub struct AdapterShape {
     pub r: usize,
     /// Scale of the update.
     pub scale: f64,
+    /// Experts whose matrices are one, row below row; `None` on a layer that is no expert's.
+    pub num_experts: Option<usize>,
+}
+
+impl AdapterShape {
+    /// Shapes of its matrices on a weight `[out_features, in_features]`.
+    #[must_use]
+    pub fn shapes(self, weight: [usize; 2]) -> Matrices<[usize; 2]> {
+        let num_experts = self.num_experts.unwrap_or(1);
+        self.kind.shapes(self.r, weight).map(|[rows, columns]| [num_experts * rows, columns])
+    }
 }
 
 /// How often a target matched.
@@ -74,9 +88,9 @@ impl Selection {
 
     /// Every tensor that is trained, but for the head that scores, with its shape.
     pub fn tensors(&self, config: &ModelConfig) -> impl Iterator<Item = (TensorId, [usize; 2])> {
-        let of_adapters = self.iter().flat_map(|(layer, site, AdapterShape { kind, r, .. })| {
-            kind.shapes(r, config.blocks[layer].sites[site].shape).tensors(layer, site)
-        });
+        let of_adapters = self
+            .iter()
+            .flat_map(|(layer, site, shape)| shape.shapes(config.blocks[layer].sites[site].shape).tensors(layer, site));
         of_adapters.chain(self.full.iter().map(|(&full, &shape)| (full.into(), shape)))
     }
 
@@ -110,6 +124,36 @@ impl Selection {
         self.full.keys().any(|full| full.is_head())
     }
 
+    /// Every module with an adapter, and its shape: of the layers of experts each.
+    pub fn adapted_modules(&self, config: &ModelConfig) -> impl Iterator<Item = (String, [usize; 2], AdapterShape)> {
+        self.iter().flat_map(move |(layer, site, shape)| {
+            let block = &config.blocks[layer];
+            let sites = block.of_experts(site).into_iter();
+            sites.map(move |site| (config.module_name(layer, site), block.sites[site].shape, shape))
+        })
+    }
+
+    /// Whether experts have adapters.
+    #[must_use]
+    pub fn adapts_experts(&self) -> bool {
+        self.iter().any(|(.., shape)| shape.num_experts.is_some())
+    }
+
+    /// Number of the adapters' parameters that a token is multiplied by.
+    #[must_use]
+    pub fn num_active_parameters(&self, config: &ModelConfig) -> usize {
+        let of_adapter = |(layer, site, shape): (usize, SiteId, AdapterShape)| -> usize {
+            let Site { shape: weight, role, .. } = config.blocks[layer].sites[site];
+            let all: usize = shape.shapes(weight).values().map(|[rows, columns]| rows * columns).sum();
+            match role {
+                Role::Expert { num_per_token, num_experts } => all / num_experts * num_per_token,
+                Role::Linear | Role::Router => all,
+            }
+        };
+        let others = self.full.iter().filter(|(full, _)| !full.is_module()).map(|(_, [rows, columns])| rows * columns);
+        self.iter().map(of_adapter).chain(others).sum()
+    }
+
     /// Number of trained parameters in a model of this shape.
     #[must_use]
     pub fn num_parameters(&self, config: &ModelConfig) -> usize {
@@ -139,8 +183,9 @@ pub enum TargetError {
     },
     /// Experts, or what chooses them.
     #[error(
-        "`lora.target_modules`: in this model `{target}` names only experts, or what chooses among them, which stay \
-         frozen\n  hint: take it out, or write \"all-linear\", which takes every other linear layer"
+        "`lora.target_modules`: in this model `{target}` names only experts, which have adapters with `lora.expert_rank` \
+         alone, or what chooses among them, which stays frozen\n  hint: take it out, or write \"all-linear\", which takes \
+         every other linear layer"
     )]
     Experts {
         /// The target.
@@ -175,6 +220,9 @@ pub enum TargetError {
     /// Modules that cannot be trained as a whole.
     #[error("`lora.modules_to_save`: {0}")]
     Modules(String),
+    /// Experts that cannot be adapted so.
+    #[error("`lora.expert_rank`: {0}")]
+    ExpertRank(String),
     /// More names or patterns than anybody means.
     #[error("`lora.{key}` has {count} entries, expected at most {most}: the model has fewer modules")]
     TooMany {
@@ -229,8 +277,52 @@ impl LoraConfig {
         let start = self.start_problem(config, &selection).map(TargetError::Start);
         let tokens = self.tokens_problem(config).map(TargetError::Tokens);
         let modules = modules.into_iter().flatten().map(TargetError::Modules);
-        let problems: Vec<_> = start.into_iter().chain(tokens).chain(modules).collect();
+        let experts = self.experts_problem(config, &selection).map(TargetError::ExpertRank);
+        let problems: Vec<_> = start.into_iter().chain(tokens).chain(modules).chain(experts).collect();
         if problems.is_empty() { Ok(selection) } else { Err(problems) }
+    }
+
+    /// Why experts cannot be adapted so.
+    fn experts_problem(&self, config: &ModelConfig, selection: &Selection) -> Option<String> {
+        self.expert_rank?;
+        let of_experts = |shapes: &PerSite<AdapterShape>| -> Vec<SiteId> {
+            shapes.iter().filter(|(_, shape)| shape.num_experts.is_some()).map(|(site, _)| *site).collect()
+        };
+        let is_half = |(layer, shapes): (usize, &PerSite<AdapterShape>)| {
+            let experts = config.blocks[layer].mixture().map(|mixture| &mixture.experts[0]);
+            let gate_up = experts.map(|expert| expert.gate_up.sites()).unwrap_or_default();
+            let adapted = of_experts(shapes);
+            gate_up.iter().filter(|site| adapted.contains(site)).count() == 1
+        };
+        let family = config.family();
+        if !selection.adapts_experts() {
+            return Some(
+                "no layer of experts is among `lora.target_modules`\n  hint: \"all-linear\" takes them with it"
+                    .to_owned(),
+            );
+        }
+        if !family.experts.is_some_and(|experts| experts.are_adapted_apart) {
+            return Some(format!(
+                "experts of `{}` have no adapters here: PEFT has them in another form, joined\n  hint: leave it out",
+                config.model_type
+            ));
+        }
+        if selection.shapes.iter().enumerate().any(is_half) {
+            return Some(
+                "experts' gate and up are one in PEFT\n  hint: name both in `lora.target_modules`, or neither"
+                    .to_owned(),
+            );
+        }
+        let refused = [
+            (self.exclude_modules.is_some(), "`exclude_modules`"),
+            (self.layers_to_transform.is_some(), "`layers_to_transform`"),
+            (matches!(self.target_modules, TargetModules::Regex(_)), "expression in `target_modules`"),
+            (self.use_dora, "`use_dora`"),
+            (self.lora_dropout > 0.0, "`lora_dropout`"),
+            (self.init_lora_weights != InitLoraWeights::Kaiming, "this `init_lora_weights`"),
+        ];
+        let (_, what) = refused.into_iter().find(|(is_refused, _)| *is_refused)?;
+        Some(format!("adapters on experts have no {what} here\n  hint: leave one of the two out"))
     }
 
     /// Why tokens cannot be trained in this model.
@@ -332,16 +424,27 @@ impl LoraConfig {
         let mut adapted = Vec::new();
         for (layer, shapes) in shapes.iter_mut().enumerate() {
             for (site, (module, role)) in names[layer].iter().enumerate() {
-                if *role != Role::Linear
+                let num_experts = match *role {
+                    // The first stands for all.
+                    Role::Expert { num_experts, .. } if module.contains(FIRST_EXPERT) => Some(num_experts),
+                    _ => None,
+                };
+                if (*role != Role::Linear && num_experts.filter(|_| self.expert_rank.is_some()).is_none())
                     || !self.is_in_layers(layer, module, &layers)
                     || targets.count(module) == 0
                     || excluded.count(module) > 0
                 {
                     continue;
                 }
-                let r = ranks.first(module).map_or(self.r, |key| self.rank_pattern[key]);
-                let alpha = alphas.first(module).map_or(self.lora_alpha, |key| self.alpha_pattern[key]);
-                shapes.insert(site, AdapterShape { kind, r, scale: self.scale(r, alpha) });
+                let shape = if let Some(r) = self.expert_rank.filter(|_| num_experts.is_some()) {
+                    // The scale stays with another rank; patterns are for other layers.
+                    AdapterShape { kind, r, scale: self.scale(self.r, self.lora_alpha), num_experts }
+                } else {
+                    let r = ranks.first(module).map_or(self.r, |key| self.rank_pattern[key]);
+                    let alpha = alphas.first(module).map_or(self.lora_alpha, |key| self.alpha_pattern[key]);
+                    AdapterShape { kind, r, scale: self.scale(r, alpha), num_experts }
+                };
+                shapes.insert(site, shape);
                 adapted.push(&**module);
             }
         }
@@ -428,8 +531,9 @@ mod tests {
     #[test]
     fn all_linear_takes_the_layers_of_every_block_of_every_family() {
         let selection = LoraConfig::default().select_of_any(3).unwrap();
-        let of_layer: PerSite<_> =
-            (0..27).map(|site| (site, AdapterShape { kind: AdapterKind::Lora, r: 8, scale: 2.0 })).collect();
+        let of_layer: PerSite<_> = (0..27)
+            .map(|site| (site, AdapterShape { kind: AdapterKind::Lora, r: 8, scale: 2.0, num_experts: None }))
+            .collect();
         assert_eq!(selection.shapes, vec![of_layer; 3]);
         assert_eq!(selection.hits[0].num_hits, 81);
     }
@@ -463,14 +567,14 @@ mod tests {
         let mut config = LoraConfig { r: 16, lora_alpha: 32.0, use_rslora: true, ..LoraConfig::default() };
         assert_eq!(
             config.select_of_any(1).unwrap().shapes[0][&0],
-            AdapterShape { kind: AdapterKind::Lora, r: 16, scale: 8.0 }
+            AdapterShape { kind: AdapterKind::Lora, r: 16, scale: 8.0, num_experts: None }
         );
         config.use_rslora = false;
         config.rank_pattern = [("down_proj".into(), 4)].into_iter().collect();
         config.alpha_pattern = [("down_proj".into(), 2.0)].into_iter().collect();
         let shapes = config.select_of_any(1).unwrap().shapes;
-        assert_eq!(shapes[0][&0], AdapterShape { kind: AdapterKind::Lora, r: 16, scale: 2.0 });
-        assert_eq!(shapes[0][&6], AdapterShape { kind: AdapterKind::Lora, r: 4, scale: 0.5 });
+        assert_eq!(shapes[0][&0], AdapterShape { kind: AdapterKind::Lora, r: 16, scale: 2.0, num_experts: None });
+        assert_eq!(shapes[0][&6], AdapterShape { kind: AdapterKind::Lora, r: 4, scale: 0.5, num_experts: None });
     }
 
     /// Checked against `check_target_module_exists` and `get_pattern_key` of PEFT 0.21.

@@ -88,6 +88,11 @@ pub struct NextTokens<'a> {
 pub fn next_logits(model: &Model, parts: &mut [NextTokens<'_>]) -> Tensor<2> {
     // Modules in place of the model's are those of all texts in a pass.
     let is_one = parts.windows(2).all(|pair| std::ptr::eq(pair[0].adapters, pair[1].adapters));
+    if !is_one && parts.iter().any(|part| part.adapters.adapts_experts()) {
+        // Rows of an expert are of all texts.
+        let of_one = parts.chunk_by_mut(|one, two| std::ptr::eq(one.adapters, two.adapters));
+        return Tensor::cat(of_one.map(|parts| next_logits(model, parts)).collect(), 0);
+    }
     let have_modules = parts.iter().any(|part| part.adapters.full.replaces_modules());
     if model.config.ropes.iter().all(|rope| rope.reach(usize::MAX) == 0) && (is_one || !have_modules) {
         return kernels::run(model.place(), || logits_of_last(model, parts));

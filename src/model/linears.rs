@@ -5,9 +5,9 @@ use std::ops::Range;
 use burn::tensor::Tensor;
 
 use super::context::{BlockBackward, BlockContext};
-use crate::lora::BlockAdapters;
 use crate::lora::kind::AdapterKind;
 use crate::lora::matrices::Applied;
+use crate::lora::{Adapter, BlockAdapters};
 use crate::ops::dropout::{Dropout, mix};
 use crate::ops::linear::{
     InputGrad, Layer, Weight, linear, linear_backward, linears, linears_backward, low_rank_input,
@@ -18,6 +18,7 @@ use crate::spec::{PerSite, Projections, SiteId};
 pub(super) struct Linears<'a> {
     weights: &'a [Weight],
     pub(super) context: &'a BlockContext<'a>,
+    adapters: &'a BlockAdapters,
     /// What an adapter's backward needs of its forward.
     pub(super) kept: PerSite<Tensor<2>>,
     /// What the backward has made so far.
@@ -27,17 +28,26 @@ pub(super) struct Linears<'a> {
 impl<'a> Linears<'a> {
     /// Before a pass; a backward takes what its forward has kept.
     pub(super) fn new(weights: &'a [Weight], context: &'a BlockContext<'a>, kept: PerSite<Tensor<2>>) -> Self {
-        Self { weights, context, kept, grads: BlockBackward::default() }
+        Self { weights, context, adapters: context.adapters, kept, grads: BlockBackward::default() }
     }
 
-    /// Makes the linear layers of experts, which have no adapters.
-    pub(super) fn without_adapters(&self) -> impl Fn() -> Self + use<'a> {
+    /// The adapters of experts, by the layers of the first.
+    pub(super) fn of_experts(&self) -> PerSite<&'a Adapter> {
+        let of_experts = self.adapters.iter().filter(|(_, adapter)| adapter.num_experts.is_some());
+        of_experts.map(|(site, adapter)| (*site, adapter)).collect()
+    }
+
+    /// Makes the linear layers of an expert, which have these adapters.
+    pub(super) fn with<'b>(&self) -> impl Fn(&'b BlockAdapters) -> Linears<'b> + use<'a, 'b>
+    where
+        'a: 'b,
+    {
         let (weights, context) = (self.weights, self.context);
-        move || Self::new(weights, context, PerSite::new())
+        move |adapters| Linears { adapters, ..Linears::new(weights, context, PerSite::new()) }
     }
 
     fn adapter(&self, site: SiteId) -> Option<(AdapterKind, Applied<'a>)> {
-        let adapter = self.context.adapters.get(&site)?;
+        let adapter = self.adapters.get(&site)?;
         let dropout = self.context.dropout.map(|dropout| Dropout { seed: mix(dropout.seed ^ site as u64), ..dropout });
         Some((adapter.kind, adapter.applied(dropout)))
     }

@@ -5,12 +5,12 @@ use burn::tensor::Tensor;
 use super::kernels::Place;
 use super::plain::routing::route_now;
 use super::profile::{self, Cost};
-use crate::spec::Probabilities;
+use crate::spec::{Choice, Probabilities};
 
 pub use super::plain::routing::{ExpertRows, Routing};
 
 /// Sends every token to the `num_per_token` experts with the highest scores; of equal ones, to the first. What experts make is
-/// multiplied by `scales` too, where there are such.
+/// multiplied by `scales` too, where there are such. The numbers of `choice` are its bias, where it has one.
 ///
 /// # Shapes
 /// `scores`: `[tokens, experts]`, `scales`: `[experts]`.
@@ -19,9 +19,10 @@ pub fn route(
     scores: &Tensor<2>,
     num_per_token: usize,
     probabilities: Probabilities,
+    choice: (Choice, &[f32]),
     scales: Option<&Tensor<1>>,
 ) -> Routing {
-    let work = || route_now(scores, num_per_token, probabilities, scales);
+    let work = || route_now(scores, num_per_token, (probabilities, choice), scales);
     profile::measure("route", || profile::passes(scores, 2), work)
 }
 

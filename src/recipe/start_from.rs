@@ -16,7 +16,7 @@ use crate::spec::{ModelConfig, PerSite};
 type Copy = fn(&mut LoraConfig, &LoraConfig);
 
 /// The keys that decide which matrices an adapter has, and their scale.
-const SHAPE: [(&str, Copy); 12] = [
+const SHAPE: [(&str, Copy); 13] = [
     ("r", |to, from| to.r = from.r),
     ("lora_alpha", |to, from| to.lora_alpha = from.lora_alpha),
     ("target_modules", |to, from| to.target_modules = from.target_modules.clone()),
@@ -28,6 +28,7 @@ const SHAPE: [(&str, Copy); 12] = [
     ("rank_pattern", |to, from| to.rank_pattern.clone_from(&from.rank_pattern)),
     ("trainable_token_indices", |to, from| to.trainable_token_indices.clone_from(&from.trainable_token_indices)),
     ("modules_to_save", |to, from| to.modules_to_save.clone_from(&from.modules_to_save)),
+    ("expert_rank", |to, from| to.expert_rank = from.expert_rank),
     ("alpha_pattern", |to, from| to.alpha_pattern.clone_from(&from.alpha_pattern)),
 ];
 

@@ -37,6 +37,9 @@ pub(crate) fn require_shippable(
             "name the model with 16 bits, of which they were made, in `model.path`",
         );
     }
+    if selection.adapts_experts() {
+        return refused("experts with adapters are not rounded", "leave `lora.expert_rank` out");
+    }
     for (layer, site, _) in selection.iter() {
         let of = &config.blocks[layer].sites[site];
         let (name, width) = (in_layer(layer, &of.name), of.shape[1]);

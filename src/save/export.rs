@@ -111,4 +111,17 @@ impl HostMatrix {
     pub fn shape(&self) -> [usize; 2] {
         [self.num_rows, self.num_columns]
     }
+
+    /// One of `num_parts` of equally many rows.
+    fn part(&self, part: usize, num_parts: usize) -> Self {
+        let (num_rows, size) = (self.num_rows / num_parts, self.values.len() / num_parts);
+        Self { num_rows, num_columns: self.num_columns, values: self.values[part * size..][..size].to_vec() }
+    }
+
+    /// Its rows with those of another below.
+    fn above(mut self, other: Self) -> Self {
+        self.num_rows += other.num_rows;
+        self.values.extend(other.values);
+        self
+    }
 }

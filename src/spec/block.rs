@@ -238,6 +238,8 @@ pub struct Mixture {
     pub router: SiteId,
     /// The probabilities of which the largest choose and weight the experts.
     pub probabilities: Probabilities,
+    /// What has a part in that beside them.
+    pub choice: Choice,
     /// Experts of a token.
     pub num_per_token: usize,
     /// The experts.
@@ -247,21 +249,41 @@ pub struct Mixture {
 }
 
 /// How the outputs of a token's experts are weighted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Probabilities {
     /// By the softmax of all scores.
     OfAll,
     /// By the softmax of the scores of the token's experts: that of all, made to sum to 1.
     OfChosen,
+    /// By the sigmoid of each score.
+    Sigmoids,
+    /// By the sigmoids of the scores of the token's experts, over their sum and this.
+    SigmoidsOfChosen(f64),
 }
 
-/// A feed-forward layer whose output is multiplied by the sigmoid of a number for each token.
+/// What chooses and weights a token's experts beside their probabilities (DeepSeek-AI, 2024, equation 16).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Choice {
+    /// Name within the block of what is added to each probability for the choice alone.
+    pub bias: Option<&'static str>,
+    /// Experts are in so many groups of neighbours, and those of the so many groups stay whose two best have the largest sums.
+    pub groups: Option<[usize; 2]>,
+    /// Factor of the weights.
+    pub factor: f64,
+}
+
+impl Choice {
+    /// By the probabilities alone.
+    pub const PLAIN: Self = Self { bias: None, groups: None, factor: 1.0 };
+}
+
+/// A feed-forward layer that every token passes; its output may be multiplied by the sigmoid of a number for each.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SharedExpert {
     /// The layer.
     pub gated: Gated,
     /// What makes the number.
-    pub gate: SiteId,
+    pub gate: Option<SiteId>,
 }
 
 impl Mixture {
@@ -306,6 +328,17 @@ pub struct LayerInput {
 }
 
 impl Block {
+    /// The same linear layer of every expert, of that of the first; of one that is no expert's, itself alone.
+    #[must_use]
+    pub fn of_experts(&self, site: SiteId) -> Vec<SiteId> {
+        let experts = self.mixture().filter(|_| matches!(self.sites[site].role, Role::Expert { .. }));
+        let downs = experts.into_iter().flat_map(|mixture| mixture.experts.iter().map(|expert| expert.down));
+        let downs: Vec<SiteId> = downs.collect();
+        // Each has them in one order.
+        let first = downs.first().copied().unwrap_or_default();
+        if downs.is_empty() { vec![site] } else { downs.into_iter().map(|down| site + down - first).collect() }
+    }
+
     fn find<'a, T>(&'a self, of: impl Fn(&'a SublayerKind) -> Option<&'a T>) -> Option<&'a T> {
         self.sublayers.iter().find_map(|sublayer| of(&sublayer.kind))
     }
@@ -338,6 +371,8 @@ impl Block {
             [(ROUTER_SCALE, vec![hidden_size]), (EXPERT_SCALES, vec![branches.mixture.experts.len()])]
         });
         let scale = self.has_scale.then(|| (BLOCK_SCALE, vec![1]));
+        let bias = self.mixture().and_then(|mixture| Some((mixture.choice.bias?, bias_shape(mixture))));
+        let scale = bias.into_iter().chain(scale);
         sinks.into_iter().chain(of_net).chain(of_conv).chain(branches).chain(scale)
     }
 
@@ -395,6 +430,12 @@ impl Block {
         let branches = self.two_branches().map(|_| BRANCH_NORMS).into_iter().flatten().flatten();
         of_heads.chain(around.flatten().chain(branches).map(move |name| (name, hidden_size)))
     }
+}
+
+/// The shape in files of what a router adds for the choice: ERNIE 4.5's is a row.
+fn bias_shape(mixture: &Mixture) -> Vec<usize> {
+    let is_row = mixture.choice.bias.is_some_and(|name| name.contains("moe_statics"));
+    is_row.then_some(1).into_iter().chain([mixture.experts.len()]).collect()
 }
 
 /// Name of the number that a layer's output is multiplied by.

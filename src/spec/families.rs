@@ -115,6 +115,8 @@ const QWEN2_EXPERTS: Experts = Experts {
     norm_topk_prob: Some(false),
     has_biases: false,
     names: ["mlp.gate", "mlp.experts", "gate_proj", "up_proj", "down_proj"],
+    router: None,
+    are_adapted_apart: false,
 };
 
 const GEMMA2: Family = Family {
@@ -178,6 +180,8 @@ const GEMMA4: Family = Family {
         norm_topk_prob: None,
         has_biases: false,
         names: ["router.proj", "experts", "gate_proj", "up_proj", "down_proj"],
+        router: None,
+        are_adapted_apart: false,
     }),
     windows: Windows::AllButEvery { default: 512, pattern: 6 },
     vocab_size: Some(262_144),
@@ -249,6 +253,34 @@ const ERNIE4_5: Family = Family {
     ..LLAMA
 };
 
+const LFM2: Family = Family {
+    model_type: "lfm2",
+    architecture: "Lfm2ForCausalLM",
+    names: FamilyNames {
+        sites: {
+            let ([q, k, v, ..], [output, gate, up, down]) = (SITE_NAMES, LFM2_NAMES);
+            [q, k, v, output, gate, up, down]
+        },
+        head_norms: ["self_attn.q_layernorm", "self_attn.k_layernorm"],
+        last_norm: "model.embedding_norm",
+        norm_eps: "norm_eps",
+        ..FamilyNames::COMMON
+    },
+    biases: Biases::None,
+    qk_norms: Some(QueryKeyNorms::Heads),
+    norms: [[Some("operator_norm"), None], [Some("ffn_norm"), None]],
+    has_short_convs: true,
+    rms_norm_eps: 1e-5,
+    rope_theta: 1e6,
+    vocab_size: Some(65_536),
+    num_attention_heads: Some(32),
+    num_key_value_heads: Some(8),
+    max_position_embeddings: 128_000,
+    tie_word_embeddings: true,
+    gguf: Gguf::named("lfm2"),
+    ..LLAMA
+};
+
 /// Every supported family.
 pub(super) static FAMILIES: &[Family] = &[
     LLAMA,
@@ -284,6 +316,7 @@ pub(super) static FAMILIES: &[Family] = &[
             num_per_token: 8,
             intermediate_size: Some(768),
             shared: None,
+            are_adapted_apart: true,
             ..QWEN2_EXPERTS
         }),
         windows: Windows::Never,
@@ -304,6 +337,8 @@ pub(super) static FAMILIES: &[Family] = &[
             norm_topk_prob: None,
             has_biases: false,
             names: ["block_sparse_moe.gate", "block_sparse_moe.experts", "w1", "w3", "w2"],
+            router: None,
+            are_adapted_apart: true,
         }),
         windows: Windows::Everywhere(None),
         rms_norm_eps: 1e-5,
@@ -327,6 +362,8 @@ pub(super) static FAMILIES: &[Family] = &[
             norm_topk_prob: None,
             has_biases: true,
             names: ["mlp.router", "mlp.experts", "gate_proj", "up_proj", "down_proj"],
+            router: None,
+            are_adapted_apart: false,
         }),
         windows: Windows::AllButEvery { default: 128, pattern: 2 },
         rms_norm_eps: 1e-5,
@@ -369,6 +406,7 @@ pub(super) static FAMILIES: &[Family] = &[
             intermediate_size: Some(512),
             shared: Some(512),
             norm_topk_prob: Some(true),
+            are_adapted_apart: true,
             ..QWEN2_EXPERTS
         }),
         fused: [false, false, true],
@@ -438,33 +476,7 @@ pub(super) static FAMILIES: &[Family] = &[
         gguf: Gguf { tied_head: Some(false), ..Gguf::named("nemotron") },
         ..LLAMA
     },
-    Family {
-        model_type: "lfm2",
-        architecture: "Lfm2ForCausalLM",
-        names: FamilyNames {
-            sites: {
-                let ([q, k, v, ..], [output, gate, up, down]) = (SITE_NAMES, LFM2_NAMES);
-                [q, k, v, output, gate, up, down]
-            },
-            head_norms: ["self_attn.q_layernorm", "self_attn.k_layernorm"],
-            last_norm: "model.embedding_norm",
-            norm_eps: "norm_eps",
-            ..FamilyNames::COMMON
-        },
-        biases: Biases::None,
-        qk_norms: Some(QueryKeyNorms::Heads),
-        norms: [[Some("operator_norm"), None], [Some("ffn_norm"), None]],
-        has_short_convs: true,
-        rms_norm_eps: 1e-5,
-        rope_theta: 1e6,
-        vocab_size: Some(65_536),
-        num_attention_heads: Some(32),
-        num_key_value_heads: Some(8),
-        max_position_embeddings: 128_000,
-        tie_word_embeddings: true,
-        gguf: Gguf::named("lfm2"),
-        ..LLAMA
-    },
+    LFM2,
     dense::QWEN2_VL,
     dense::QWEN2_5_VL,
     dense::QWEN3_VL,
@@ -486,4 +498,9 @@ pub(super) static FAMILIES: &[Family] = &[
     mixtures::QWEN3_VL_MOE,
     mixtures::OLMOE,
     mixtures::GRANITE_MOE,
+    mixtures::GLM4_MOE,
+    mixtures::DOTS1,
+    mixtures::ERNIE4_5_MOE,
+    mixtures::LFM2_MOE,
+    mixtures::MINIMAX_M2,
 ];

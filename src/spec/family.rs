@@ -28,7 +28,7 @@ pub(crate) struct Family {
     /// What its attention has besides.
     pub(super) attention_extra: AttentionExtra,
     /// The feed-forward layers are mixtures of experts; of Gemma 4, they have such beside them where `enable_moe_block` says so.
-    pub(super) experts: Option<Experts>,
+    pub(crate) experts: Option<Experts>,
     /// Whether the layers of queries, keys and values are one, whether those of gate and up are, and whether those of a linear
     /// attention's input are two.
     pub(super) fused: [bool; 3],
@@ -209,7 +209,7 @@ pub(super) enum AttentionExtra {
 
 /// A family's mixtures of experts, and the values of their keys where absent.
 #[derive(Clone, Copy)]
-pub(super) struct Experts {
+pub(crate) struct Experts {
     /// `num_experts`, or `num_local_experts`.
     pub(super) count: usize,
     /// `num_experts_per_tok`.
@@ -225,6 +225,27 @@ pub(super) struct Experts {
     pub(super) has_biases: bool,
     /// Names within the block of the router and of what holds the experts, and within an expert of gate, up and down.
     pub(super) names: [&'static str; 5],
+    pub(crate) router: Option<Router>,
+    /// PEFT reads adapters of their experts one by one.
+    pub(crate) are_adapted_apart: bool,
+}
+
+/// Routers of mixtures beyond the softmax, and what stands beside their experts.
+#[derive(Clone, Copy)]
+pub(crate) struct Router {
+    /// The key of the number of experts, and that of how many a token has.
+    pub(crate) counts: [&'static str; 2],
+    /// Probabilities are sigmoids; to the sum of a token's this is added, where its weights are made to sum to 1. Absent: they are the
+    /// softmax.
+    pub(crate) sigmoid: Option<f64>,
+    /// Name within the block of the bias of the choice, and the key that says whether there is one, if there is such.
+    pub(crate) bias: (&'static str, Option<&'static str>),
+    /// `n_group`, `topk_group` and `routed_scaling_factor` have a say.
+    pub(crate) has_groups: bool,
+    /// Name within the block of the shared experts, and the key of their number.
+    pub(crate) shared: Option<(&'static str, &'static str)>,
+    /// The key of the first layer with a mixture, and its value where absent.
+    pub(crate) first: Option<(&'static str, usize)>,
 }
 
 /// What scores of attention, embeddings, outputs of sublayers and logits are multiplied by.

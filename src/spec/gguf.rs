@@ -10,7 +10,7 @@ use serde_json::{Map, json};
 
 use super::delta_net::{A_LOG, DELTA_NET_FUSED_NAMES, DELTA_NET_NAMES, DT_BIAS, GATED_NORM};
 use super::families::FAMILIES;
-use super::family::{Biases, Family, GgufWindows, OwnRopes, Scales};
+use super::family::{Biases, Family, GgufWindows, OwnRopes, Router, Scales};
 use super::{
     BLOCK_SCALE, Block, EXPERT_SCALES, Method, ModelConfig, NormKind, ROUTER_SCALE, RopeScaling, SINKS,
     StoredQuantisation, name_alone,
@@ -24,7 +24,7 @@ pub use rope::{MINISTRAL_YARN, rope_factors, stored_rope_factors};
 use rope::{scaling, scaling_of_factors};
 
 /// Modules of a block, in Hugging Face's files and in GGUF.
-const MODULES: [(&str, &str); 51] = [
+const MODULES: [(&str, &str); 55] = [
     ("input_layernorm", "attn_norm"),
     ("self_attn.q_proj", "attn_q"),
     ("self_attn.k_proj", "attn_k"),
@@ -49,6 +49,10 @@ const MODULES: [(&str, &str); 51] = [
     ("mlp.shared_expert.gate_proj", "ffn_gate_shexp"),
     ("mlp.shared_expert.up_proj", "ffn_up_shexp"),
     ("mlp.shared_expert.down_proj", "ffn_down_shexp"),
+    ("mlp.shared_experts.gate_proj", "ffn_gate_shexp"),
+    ("mlp.shared_experts.up_proj", "ffn_up_shexp"),
+    ("mlp.shared_experts.down_proj", "ffn_down_shexp"),
+    ("feed_forward.gate", "ffn_gate_inp"),
     ("mlp.shared_expert_gate", "ffn_gate_inp_shexp"),
     ("linear_attn.in_proj_qkv", "attn_qkv"),
     ("linear_attn.in_proj_z", "attn_gate"),
@@ -78,13 +82,17 @@ const MODULES: [(&str, &str); 51] = [
     ("conv.out_proj", "shortconv.out_proj"),
 ];
 /// Tensors of a block that are no weight or bias, likewise.
-const NO_MODULES: [(&str, &str); 6] = [
+const NO_MODULES: [(&str, &str); 10] = [
     (A_LOG, "ssm_a"),
     (DT_BIAS, "ssm_dt.bias"),
     (SINKS, "attn_sinks.weight"),
     (BLOCK_SCALE, "layer_output_scale.weight"),
     (ROUTER_SCALE, "ffn_gate_inp.scale"),
     (EXPERT_SCALES, "ffn_down_exps.scale"),
+    ("mlp.gate.e_score_correction_bias", "exp_probs_b.bias"),
+    ("mlp.moe_statics.e_score_correction_bias", "exp_probs_b.bias"),
+    ("block_sparse_moe.e_score_correction_bias", "exp_probs_b.bias"),
+    ("feed_forward.expert_bias", "exp_probs_b.bias"),
 ];
 /// Matrices of an expert, likewise.
 const OF_EXPERT: [(&str, &str); 6] = [
@@ -148,7 +156,8 @@ pub fn tensor_name(config: &ModelConfig, name: &str) -> Option<String> {
         "model.per_layer_projection_norm" => "per_layer_proj_norm".to_owned(),
         block => {
             let (layer, module) = block.strip_prefix("model.layers.")?.split_once('.')?;
-            if let Some((_, expert)) = module.split_once("experts.") {
+            let of_expert = module.split_once("experts.").filter(|(before, _)| !before.ends_with("shared_"));
+            if let Some((_, expert)) = of_expert {
                 let (index, matrix) = expert.split_once('.')?;
                 let (_, theirs) = OF_EXPERT.iter().find(|(ours, _)| *ours == matrix)?;
                 return Some(format!("blk.{layer}.{theirs}.{index}.{part}"));
@@ -383,6 +392,9 @@ fn config_json(file: &GgufFile) -> Result<String, Problem> {
         for (ours, theirs) in OF_DELTA_NETS {
             json.extend(file.integer(&key(theirs))?.map(|count| (ours.to_owned(), json!(count))));
         }
+    }
+    let router = family.experts.and_then(|experts| experts.router);
+    if family.delta_heads.is_some() || router.is_some() {
         // Layers that predict more tokens follow the others, and are left out.
         let layers = json["num_hidden_layers"].as_u64().unwrap_or(0);
         json.insert("num_hidden_layers".to_owned(), json!(layers.saturating_sub(num_predicting(file))));
@@ -391,9 +403,9 @@ fn config_json(file: &GgufFile) -> Result<String, Problem> {
         lfm2(file, &key, &mut json)?;
     }
     if has_experts {
-        experts(file, &key, &mut json)?;
-        // What llama.cpp does, whatever the file says.
+        // What llama.cpp does, whatever the file says, but where it asks.
         json.insert("norm_topk_prob".to_owned(), json!(family.gguf.experts_sum_to_one));
+        experts(file, &key, router, &mut json)?;
     }
     if is_gemma4 {
         gemma4::read(file, &key, &mut json)?;
@@ -456,16 +468,59 @@ pub const CONV_KERNEL: &str = "shortconv.l_cache";
 fn experts(
     file: &GgufFile,
     key: &dyn Fn(&str) -> String,
+    router: Option<Router>,
     json: &mut Map<String, serde_json::Value>,
 ) -> Result<(), Problem> {
-    for (ours, theirs) in [("num_experts", "expert_count"), ("num_experts_per_tok", "expert_used_count")] {
+    let counts = router.map_or(["num_experts", "num_experts_per_tok"], |router| router.counts);
+    for (ours, theirs) in counts.into_iter().zip(["expert_count", "expert_used_count"]) {
         json.extend(file.integer(&key(theirs))?.map(|count| (ours.to_owned(), json!(count))));
     }
-    let width = |name: &str| file.tensors().get(name).map(|tensor| json!(tensor.shape.first()));
-    let of_experts = width("blk.0.ffn_up.0.weight");
-    json.extend(of_experts.clone().map(|width| ("moe_intermediate_size".to_owned(), width)));
-    json.entry("intermediate_size").or_insert(of_experts.unwrap_or_default());
-    json.extend(width("blk.0.ffn_up_shexp.weight").map(|width| ("shared_expert_intermediate_size".to_owned(), width)));
+    let dense = file.integer(&key(DENSE_LAYERS))?.unwrap_or(0);
+    let width = |part: &str| file.tensors().get(&format!("blk.{dense}.{part}.weight"))?.shape.first().copied();
+    let of_experts = width("ffn_up.0");
+    if let Some(router) = router {
+        of_router(file, key, (router, dense), json)?;
+        let shared = router.shared.zip(width("ffn_up_shexp").zip(of_experts));
+        json.extend(shared.map(|((_, count), (shared, width))| (count.to_owned(), json!(shared / width.max(1)))));
+    }
+    json.extend(of_experts.map(|width| ("moe_intermediate_size".to_owned(), json!(width))));
+    json.entry("intermediate_size").or_insert(json!(of_experts));
+    json.extend(width("ffn_up_shexp").map(|width| ("shared_expert_intermediate_size".to_owned(), json!(width))));
+    Ok(())
+}
+
+/// Layers before the first mixture, behind the architecture.
+pub const DENSE_LAYERS: &str = "leading_dense_block_count";
+/// Groups of experts, and how many stay, likewise.
+pub const EXPERT_GROUPS: [&str; 2] = ["expert_group_count", "expert_group_used_count"];
+/// What weights of experts are multiplied by, and whether they are made to sum to 1 before, likewise.
+pub const EXPERT_WEIGHTS: [&str; 2] = ["expert_weights_scale", "expert_weights_norm"];
+/// The function that probabilities of experts are, likewise: 1 is the softmax, 2 the sigmoid.
+pub const EXPERT_GATE: &str = "expert_gating_func";
+
+/// What a router has beside its probabilities.
+fn of_router(
+    file: &GgufFile,
+    key: &dyn Fn(&str) -> String,
+    (router, dense): (Router, u64),
+    json: &mut Map<String, serde_json::Value>,
+) -> Result<(), Problem> {
+    let gate = if router.sigmoid.is_some() { 2 } else { 1 };
+    if let Some(found) = file.integer(&key(EXPERT_GATE))?.filter(|found| *found != gate) {
+        return Err(unsupported(file, &key(EXPERT_GATE), found, gate));
+    }
+    json.extend(router.first.map(|(first, _)| (first.to_owned(), json!(dense))));
+    if router.has_groups {
+        let [scale, norm] = EXPERT_WEIGHTS.map(&key);
+        json.extend(file.number(&scale).map(|factor| ("routed_scaling_factor".to_owned(), json!(factor))));
+        json.insert("norm_topk_prob".to_owned(), json!(file.flag(&norm).unwrap_or(false)));
+        for (ours, theirs) in ["n_group", "topk_group"].into_iter().zip(EXPERT_GROUPS) {
+            json.extend(file.integer(&key(theirs))?.map(|count| (ours.to_owned(), json!(count))));
+        }
+    }
+    let has = |name: &str| json!(file.tensors().contains_key(name));
+    json.insert("use_qk_norm".to_owned(), has("blk.0.attn_q_norm.weight"));
+    json.extend(router.bias.1.map(|key| (key.to_owned(), has(&format!("blk.{dense}.exp_probs_b.bias")))));
     Ok(())
 }
 

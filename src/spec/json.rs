@@ -86,7 +86,7 @@ fn decoder(json: &mut Section, family: &Family) -> ModelConfig {
     // Where all feed-forward layers are mixtures with a key of their own, it means nothing.
     let is_needed = |experts: Experts| experts.norm_topk_prob.is_some() || experts.intermediate_size.is_none();
     let is_needed = family.experts.is_none_or(is_needed) || family.is_gemma4();
-    let intermediate = if family.has_short_convs {
+    let intermediate = if family.has_short_convs && family.experts.is_none() {
         lfm2_width(json)
     } else if family.no_rope == NoRope::UnlessNamed {
         json.only("num_local_experts", "0", |value| value.number() == Some(0.0));
@@ -103,6 +103,7 @@ fn decoder(json: &mut Section, family: &Family) -> ModelConfig {
     let original = original.then(|| json.count("original_max_position_embeddings", 1, 1..=1 << 32));
     let mixtures = experts::mixtures(json, family, intermediate, num_hidden_layers);
     let delta_net = delta_net::shape(json, family);
+    let qk_norms = family.qk_norms.filter(|_| family.model_type != "glm4_moe" || json.boolean("use_qk_norm", false));
     let (short_conv, activation) = (short_conv(json, family), activation(json, family));
     let mut layers = layers::layers(json, family, num_hidden_layers);
     let gemma4 = layers::gemma4::read(json, family, &mut layers, heads);
@@ -118,6 +119,7 @@ fn decoder(json: &mut Section, family: &Family) -> ModelConfig {
         delta_net,
         short_conv,
         gemma4,
+        qk_norms,
         biases,
         output_scale,
         mixtures,

@@ -159,6 +159,7 @@ pub(crate) fn lora_config(lora: &Value) -> LoraConfig {
         target_modules,
         use_rslora: lora["use_rslora"].as_bool().unwrap(),
         use_dora: lora["use_dora"].as_bool().unwrap_or_default(),
+        expert_rank: lora["expert_rank"].is_u64().then(|| index(&lora["expert_rank"])),
         rank_pattern: by_name(&lora["rank_pattern"], |r| r as usize),
         alpha_pattern: by_name(&lora["alpha_pattern"], |alpha| alpha),
         trainable_token_indices: indices("trainable_token_indices"),
@@ -425,6 +426,8 @@ fn peft_loads_our_adapter_and_gives_our_logits() {
     let others = [quickstart, dora, (crate::token_rows::golden(), "all"), (crate::modules::golden(), "all")];
     let others = others.iter().map(|(golden, case)| (golden, *case));
     let others = others.chain(of_modules.iter().map(|(golden, _folder)| (golden, "all")));
+    let of_experts: Vec<_> = crate::experts::families().collect();
+    let others = others.chain(of_experts.iter().map(|(golden, _folder)| (golden, "experts")));
     let of_family = |golden: &Golden| if golden.json["cases"]["rslora"].is_null() { "all_linear" } else { "rslora" };
     let cases = families.iter().map(|(_, golden, _folder)| (golden, of_family(golden))).chain(others);
     let written: Vec<_> = cases.map(|(golden, case)| (golden, written_for_peft(golden, case))).collect();
@@ -444,7 +447,7 @@ fn peft_loads_our_adapter_and_gives_our_logits() {
 }
 
 /// PEFT's file of the adapter gives our logits, and our merged weights are PEFT's.
-fn reads_what_peft_saved(name: &str, golden: &Golden, folder: &Path) {
+pub(crate) fn reads_what_peft_saved(name: &str, golden: &Golden, folder: &Path) {
     let (model, ids) = (golden.model(Dtype::F32), (1..40).map(|i| i * 31 % 1344).collect::<Vec<u32>>());
     let logits_of = |adapter: &str| {
         let saved = read_adapter(&folder.join(adapter)).unwrap();
@@ -475,7 +478,7 @@ fn reads_what_peft_saved(name: &str, golden: &Golden, folder: &Path) {
 }
 
 /// The adapter of a case, and our logits with it.
-fn written_for_peft(golden: &Golden, case: &str) -> tempfile::TempDir {
+pub(crate) fn written_for_peft(golden: &Golden, case: &str) -> tempfile::TempDir {
     let model = golden.model(Dtype::F32);
     let case = &golden.json["cases"][case];
     let adapters = Golden::adapters(case, &model);
@@ -573,9 +576,9 @@ fn every_family_continues_a_text_as_transformers_does() {
     }
 }
 
-/// The model with the adapter of the case `all_linear` merged into it, in the folder `out`.
-fn merged(golden: &Golden, out: &Path) -> Golden {
-    let case = &golden.json["cases"]["all_linear"];
+/// The model with the adapter of a case merged into it, in the folder `out`.
+pub(crate) fn merged(golden: &Golden, case: &str, out: &Path) -> Golden {
+    let case = &golden.json["cases"][case];
     let adapter = out.with_extension("adapter");
     let adapters = Golden::adapters(case, &golden.model(Dtype::F32));
     write_adapter(&adapter, &adapter_weights(&adapters), &lora_config(&case["lora"]), "base").unwrap();
@@ -586,7 +589,7 @@ fn merged(golden: &Golden, out: &Path) -> Golden {
 #[test]
 fn a_merged_model_of_every_family_gives_the_logits_of_its_adapter() {
     for (_, golden, folder) in families() {
-        let golden = merged(&golden, &folder.path().join("merged"));
+        let golden = merged(&golden, "all_linear", &folder.path().join("merged"));
         let model = golden.model(Dtype::F32);
         let none = AdapterSet::none(model.config.num_layers());
         compare_logits(&golden, "all_linear", &model, &none, &batch(&rows(&golden.json["batch"])));
@@ -594,7 +597,7 @@ fn a_merged_model_of_every_family_gives_the_logits_of_its_adapter() {
 }
 
 /// Names and bytes of the tensors of a model's file.
-fn stored(folder: &Path) -> BTreeMap<String, Vec<u8>> {
+pub(crate) fn stored(folder: &Path) -> BTreeMap<String, Vec<u8>> {
     let content = std::fs::read(folder.join("model.safetensors")).unwrap();
     let tensors = SafeTensors::deserialize(&content).unwrap();
     tensors.iter().map(|(name, view)| (name.to_owned(), view.data().to_vec())).collect()
@@ -613,7 +616,7 @@ fn a_multimodal_model_keeps_its_other_tensors_and_its_names_when_it_is_merged() 
     let views = views.chain([("vision_tower.embeddings.patch_embedding.weight".to_owned(), vision)]);
     safetensors::serialize_to_file(views, None, &folder.path().join("model.safetensors")).unwrap();
     compare_cases(&golden, Dtype::F32);
-    let merged = merged(&golden, &folder.path().join("merged"));
+    let merged = merged(&golden, "all_linear", &folder.path().join("merged"));
     let [before, after] = [folder.path(), &merged.model_dir].map(stored);
     assert_eq!(before.keys().collect::<Vec<_>>(), after.keys().collect::<Vec<_>>());
     for (name, bytes) in &before {
@@ -648,7 +651,7 @@ fn names_of_the_files_of_the_hub_stay_when_a_multimodal_model_is_merged() {
         let folder = tempfile::tempdir().unwrap();
         let golden = renamed(family, folder.path(), named);
         compare_cases(&golden, Dtype::F32);
-        let merged = merged(&golden, &folder.path().join("merged"));
+        let merged = merged(&golden, "all_linear", &folder.path().join("merged"));
         let [before, after] = [folder.path(), &merged.model_dir].map(stored);
         assert_eq!(before.keys().collect::<Vec<_>>(), after.keys().collect::<Vec<_>>(), "{family}");
         let num_changed = before.iter().filter(|(name, bytes)| **bytes != after[*name]).count();

@@ -20,6 +20,7 @@ mod doctor;
 mod dora;
 mod endings;
 mod engine;
+mod experts;
 mod faults;
 mod generate;
 mod golden;

@@ -81,7 +81,8 @@ fn the_reference_shows_the_defaults() {
 fn the_examples_of_the_reference_are_valid() {
     // Some contradict others, and one names an adapter that is not there.
     let of_others = [
-        "eva_rho = ", "momentum = ", "num_cycles = ", "power = ", "timescale = ", "num_decay_steps = ", "decay_type = ",
+        "eva_rho = ", "expert_rank = ", "momentum = ", "num_cycles = ", "power = ", "timescale = ",
+        "num_decay_steps = ", "decay_type = ",
     ];
     let of_preferences = ["beta = ", "loss_type = ", "loss_weights = ", "ld_alpha = ", "cpo_alpha = "];
     let of_answers =

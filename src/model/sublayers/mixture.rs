@@ -1,5 +1,6 @@
 //! A mixture of experts: tokens go to their experts, and what these make of them is summed.
 
+mod adapted;
 mod together;
 
 use std::sync::Arc;
@@ -12,8 +13,9 @@ use super::{Backward, Compute, LayerWeights, Linears, LoadedSublayer, Mixing, Si
 use crate::ops::experts::{self, Experts, Sorted};
 use crate::ops::kernels::Place;
 use crate::ops::linear::InputGrad;
-use crate::ops::routing::{ExpertRows, Routing, gather, route, scatter_add};
-use crate::spec::{self, SharedExpert};
+use crate::ops::routing::{Routing, gather, route, scatter_add};
+use crate::spec::{self, Choice, Probabilities, SharedExpert};
+use crate::util::faults;
 
 /// More tokens of one expert than this often the mean are not planned for.
 const MOST_OF_MEAN: usize = 4;
@@ -22,20 +24,29 @@ const MOST_OF_MEAN: usize = 4;
 #[derive(Debug)]
 pub(super) struct MixtureKept {
     experts: KeptExperts,
-    /// Of the shared expert, with the sigmoid that its output is multiplied by, `[tokens, 1]`.
-    shared: Option<(GatedKept, Tensor<2>)>,
+    /// Of the shared expert, with the sigmoid that its output is multiplied by, `[tokens, 1]`, if it is.
+    shared: Option<(GatedKept, Option<Tensor<2>>)>,
+}
+
+/// A mixture whose router adds numbers to the probabilities of the experts when it chooses.
+#[derive(Debug)]
+struct Biased {
+    spec: spec::Mixture,
+    bias: Vec<f32>,
 }
 
 #[derive(Debug)]
 enum KeptExperts {
     /// Of each that has tokens.
-    Apart(Routing, Vec<GatedKept>),
+    Apart(Box<Routing>, Vec<GatedKept>),
     Together(Box<Sorted>, GatedKept),
 }
 
 impl SublayerShape for spec::Mixture {
-    fn load(&self, _: LayerWeights<'_>) -> LoadedSublayer {
-        Ok(Arc::new(self.clone()))
+    fn load(&self, weights: LayerWeights<'_>) -> LoadedSublayer {
+        let Some(name) = self.choice.bias else { return Ok(Arc::new(self.clone())) };
+        let bias = faults::read(weights.router_bias(name, self.experts.len())?, "the bias of a router");
+        Ok(Arc::new(Biased { spec: self.clone(), bias }))
     }
 
     /// Where no expert gets more than [`MOST_OF_MEAN`] times the mean number of tokens.
@@ -66,13 +77,16 @@ impl Compute for spec::Mixture {
     type Kept = MixtureKept;
 
     fn activations(&self, x: &Tensor<2>, linears: &mut Linears<'_>, _: Mixing<'_>) -> MixtureKept {
-        self.activations_with(x, x, None, linears)
+        self.activations_with(x, x, RouterNumbers::default(), linears)
     }
 
     fn output(&self, kept: &MixtureKept, residual: Option<Tensor<2>>, linears: &mut Linears<'_>) -> Tensor<2> {
         let place = linears.context.place();
         let shared = self.shared.as_ref().zip(kept.shared.as_ref());
-        let shared = shared.map(|(shared, (kept, sigmoid))| shared.gated.output(kept, None, linears) * sigmoid.clone());
+        let shared = shared.map(|(shared, (kept, sigmoid))| {
+            let output = shared.gated.output(kept, None, linears);
+            sigmoid.iter().fold(output, |output, sigmoid| output * sigmoid.clone())
+        });
         let mut y = match (shared, residual) {
             (Some(y), Some(residual)) => Some(y + residual),
             (y, residual) => y.or(residual),
@@ -86,11 +100,11 @@ impl Compute for spec::Mixture {
             }
             KeptExperts::Apart(routing, experts) => (routing, experts),
         };
-        let without_adapters = linears.without_adapters();
+        let (adapters, with) = (self.adapters_of(&routing.groups, linears), linears.with());
         some_at_a_time(
             place,
-            routing.groups.iter().zip(experts),
-            |((expert, rows), kept)| (rows, self.experts[*expert].output(kept, None, &mut without_adapters())),
+            routing.groups.iter().zip(experts).zip(&adapters),
+            |(((expert, rows), kept), own)| (rows, self.experts[*expert].output(kept, None, &mut with(own))),
             |(rows, output)| {
                 let sum = y.take().unwrap_or_else(|| zeros(routing.num_tokens(), &output));
                 y = Some(scatter_add(place, sum, rows, &output, true));
@@ -107,35 +121,65 @@ impl Compute for spec::Mixture {
     }
 }
 
+impl Compute for Biased {
+    type Kept = MixtureKept;
+
+    fn activations(&self, x: &Tensor<2>, linears: &mut Linears<'_>, _: Mixing<'_>) -> MixtureKept {
+        self.spec.activations_with(x, x, RouterNumbers { bias: &self.bias, scales: None }, linears)
+    }
+
+    fn output(&self, kept: &MixtureKept, residual: Option<Tensor<2>>, linears: &mut Linears<'_>) -> Tensor<2> {
+        self.spec.output(kept, residual, linears)
+    }
+
+    fn backward(&self, kept: MixtureKept, given: Backward<'_>, linears: &mut Linears<'_>) -> Option<Tensor<2>> {
+        self.spec.backward(kept, given, linears)
+    }
+}
+
+/// Numbers of the experts, `[experts]`, that a router has beside its matrix.
+#[derive(Clone, Copy, Default)]
+pub(super) struct RouterNumbers<'a> {
+    /// What the choice adds to the probabilities; empty for none.
+    pub(super) bias: &'a [f32],
+    /// What the outputs of experts are multiplied by.
+    pub(super) scales: Option<&'a Tensor<1>>,
+}
+
 impl spec::Mixture {
-    /// [`activations`](Compute::activations) with another input `router_x` of the router, and numbers by which what experts make is
-    /// multiplied, `[experts]`.
+    /// [`activations`](Compute::activations) with another input `router_x` of the router.
     pub(super) fn activations_with(
         &self,
         x: &Tensor<2>,
         router_x: &Tensor<2>,
-        scales: Option<&Tensor<1>>,
+        RouterNumbers { bias, scales }: RouterNumbers<'_>,
         linears: &mut Linears<'_>,
     ) -> MixtureKept {
         let place = linears.context.place();
         let scores = linears.forward(self.router, router_x, None);
-        let experts = if let Some(together) = self.together(x, linears) {
+        let has_adapters = !linears.of_experts().is_empty();
+        // Kernels that route on a device know the softmax alone, and no adapters.
+        let is_plain = self.choice == Choice::PLAIN
+            && matches!(self.probabilities, Probabilities::OfAll | Probabilities::OfChosen);
+        let experts = if let Some(together) = self.together(x, linears).filter(|_| is_plain && !has_adapters) {
             let sorted = experts::route(together, &scores, self.num_per_token, self.probabilities, scales);
             let kept = self.activations_together(together, x, &sorted, linears);
             KeptExperts::Together(Box::new(sorted), kept)
         } else {
-            let routing = route(&scores, self.num_per_token, self.probabilities, scales);
-            let (without_adapters, mut experts) =
-                (linears.without_adapters(), Vec::with_capacity(routing.groups.len()));
-            let activations = |(expert, rows): &(usize, ExpertRows)| {
-                self.experts[*expert].inside(&gather(place, x, rows, false), &mut without_adapters())
-            };
-            some_at_a_time(place, &routing.groups, activations, |kept| experts.push(kept));
-            KeptExperts::Apart(routing, experts)
+            let routing = route(&scores, self.num_per_token, self.probabilities, (self.choice, bias), scales);
+            let (adapters, with) = (self.adapters_of(&routing.groups, linears), linears.with());
+            let mut experts = Vec::with_capacity(routing.groups.len());
+            some_at_a_time(
+                place,
+                routing.groups.iter().zip(&adapters),
+                |((expert, rows), own)| self.experts[*expert].inside(&gather(place, x, rows, false), &mut with(own)),
+                |kept| experts.push(kept),
+            );
+            KeptExperts::Apart(Box::new(routing), experts)
         };
         let shared = self.shared.as_ref().map(|SharedExpert { gated, gate }| {
             let kept = gated.inside(x, linears);
-            (kept, activation::sigmoid(linears.forward(*gate, x, None)))
+            (kept, gate.map(|gate| activation::sigmoid(linears.forward(gate, x, None))))
         });
         MixtureKept { experts, shared }
     }
@@ -152,15 +196,19 @@ impl spec::Mixture {
         let (place, MixtureKept { experts, shared }) = (linears.context.place(), kept);
         let mut dx = None;
         if let Some((SharedExpert { gated, gate }, (kept, sigmoid))) = self.shared.as_ref().zip(shared) {
-            let d_output = dy.clone() * sigmoid.clone();
-            let given = Backward { dy: &d_output, x: &|| x.clone(), input_grad };
-            let (d_gated, product) = gated.backward_with_product(kept, given, linears);
-            // The product is of the output times the sigmoid, whose slope is the sigmoid times this.
-            let d_number = product.unsqueeze_dim::<2>(1) * (1.0 - sigmoid);
-            let sum = d_gated.map_or(InputGrad::of(input_grad, None), InputGrad::AddTo);
-            dx = linears.backward(*gate, &d_number, x, sum);
+            if let Some((gate, sigmoid)) = gate.zip(sigmoid) {
+                let d_output = dy.clone() * sigmoid.clone();
+                let given = Backward { dy: &d_output, x: &|| x.clone(), input_grad };
+                let (d_gated, product) = gated.backward_with_product(kept, given, linears);
+                // The product is of the output times the sigmoid, whose slope is the sigmoid times this.
+                let d_number = product.unsqueeze_dim::<2>(1) * (1.0 - sigmoid);
+                let sum = d_gated.map_or(InputGrad::of(input_grad, None), InputGrad::AddTo);
+                dx = linears.backward(gate, &d_number, x, sum);
+            } else {
+                dx = gated.backward(kept, Backward { dy, x: &|| x.clone(), input_grad }, linears);
+            }
         }
-        if !input_grad {
+        if !input_grad && linears.of_experts().is_empty() {
             return None;
         }
         let (routing, experts) = match experts {
@@ -175,24 +223,29 @@ impl spec::Mixture {
             KeptExperts::Apart(routing, experts) => (routing, experts),
         };
         let mut products = Vec::with_capacity(experts.len());
-        let without_adapters = linears.without_adapters();
+        let (adapters, with) = (self.adapters_of(&routing.groups, linears), linears.with());
+        let mut grads = Vec::with_capacity(routing.groups.len());
         some_at_a_time(
             place,
-            routing.groups.iter().zip(experts),
-            |((expert, rows), kept)| {
+            routing.groups.iter().zip(experts).zip(&adapters),
+            |(((expert, rows), kept), own)| {
                 let d_output = gather(place, dy, rows, true);
-                let given = Backward { dy: &d_output, x: &|| gather(place, x, rows, false), input_grad: true };
-                (rows, self.experts[*expert].backward_with_product(kept, given, &mut without_adapters()))
+                let given = Backward { dy: &d_output, x: &|| gather(place, x, rows, false), input_grad };
+                let mut linears = with(own);
+                let made = self.experts[*expert].backward_with_product(kept, given, &mut linears);
+                (rows, made, (*expert, linears.grads.adapters))
             },
-            |(rows, (d_input, product))| {
+            |(rows, (d_input, product), of_expert)| {
                 products.push(product);
+                grads.push(of_expert);
                 if let Some(d_input) = d_input {
                     let sum = dx.take().unwrap_or_else(|| x.zeros_like());
                     dx = Some(scatter_add(place, sum, rows, &d_input, false));
                 }
             },
         );
-        Some((dx, routing.backward(products).cast(x.dtype())))
+        self.join_grads(grads, linears);
+        input_grad.then(|| (dx, routing.backward(products).cast(x.dtype())))
     }
 }
 

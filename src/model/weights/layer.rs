@@ -25,6 +25,16 @@ impl LayerWeights<'_> {
         self.load(part, [width])
     }
 
+    /// What a router adds to the probabilities of the experts for the choice.
+    pub(in crate::model) fn router_bias(&self, part: &str, num_experts: usize) -> Result<Tensor<1>, Problem> {
+        let is_row = part.contains("moe_statics");
+        if is_row {
+            Ok(self.load(part, [1, num_experts])?.reshape([num_experts]))
+        } else {
+            self.load(part, [num_experts])
+        }
+    }
+
     /// The weight of a norm, as it computes with it.
     pub(in crate::model) fn norm(&self, part: &str, width: usize) -> Result<Tensor<1>, Problem> {
         let weight = self.load(&format!("{part}.weight"), [width])?;

@@ -7,7 +7,7 @@ use burn::tensor::{DType, IndexingUpdateOp, Int, Tensor, TensorData, activation}
 use rayon::prelude::*;
 
 use crate::ops::layout::indices;
-use crate::spec::Probabilities;
+use crate::spec::{Choice, Probabilities};
 use crate::util::faults;
 
 /// Where the tokens of a micro-batch go.
@@ -15,8 +15,12 @@ use crate::util::faults;
 pub struct Routing {
     /// The experts that have tokens, each with these.
     pub groups: Vec<(usize, ExpertRows)>,
-    /// Probabilities of the experts, `[tokens, experts]` in `f32`.
-    probabilities: Tensor<2>,
+    /// Number of tokens and of experts.
+    shape: [usize; 2],
+    /// What the sum of a token's products is multiplied by in the gradient of its scores, `[tokens, experts]` in `f32`.
+    shares: Option<Tensor<2>>,
+    /// What that gradient is multiplied by, likewise: the slope of a sigmoid, over the sigmoid.
+    slopes: Option<Tensor<2>>,
     /// Where those of the groups' tokens are in them, group after group.
     places: Tensor<1, Int>,
 }
@@ -46,25 +50,46 @@ impl ExpertRows {
 pub(crate) fn route_now(
     scores: &Tensor<2>,
     num_per_token: usize,
-    probabilities: Probabilities,
+    (probabilities, choice): (Probabilities, (Choice, &[f32])),
     scales: Option<&Tensor<1>>,
 ) -> Routing {
     let ([num_tokens, num_experts], device) = (scores.dims(), scores.device());
     let scores = scores.clone().cast(DType::F32);
     let mut values = faults::read(scores.clone(), "the scores of experts");
-    let chosen: Vec<usize> =
-        values.par_chunks_exact_mut(num_experts).flat_map_iter(|row| choose(row, num_per_token)).collect();
-    let probabilities = match probabilities {
-        Probabilities::OfAll => activation::softmax(scores, 1),
+    let chosen: Vec<usize> = values
+        .par_chunks_exact_mut(num_experts)
+        .flat_map_iter(|row| {
+            weigh(row, probabilities, choice);
+            choose(row, num_per_token)
+        })
+        .collect();
+    let mask = || Tensor::<2>::from_data(TensorData::new(values, [num_tokens, num_experts]), (&device, DType::F32));
+    let (weights, shares, slopes) = match probabilities {
+        Probabilities::OfAll => {
+            let softmax = activation::softmax(scores, 1);
+            (softmax.clone(), Some(softmax), None)
+        }
         Probabilities::OfChosen => {
-            let mask = TensorData::new(values, [num_tokens, num_experts]);
-            activation::softmax(scores + Tensor::from_data(mask, (&device, DType::F32)), 1)
+            let softmax = activation::softmax(scores + mask(), 1);
+            (softmax.clone(), Some(softmax), None)
+        }
+        Probabilities::Sigmoids => {
+            let sigmoids = activation::sigmoid(scores);
+            (sigmoids.clone(), None, Some(1.0 - sigmoids))
+        }
+        Probabilities::SigmoidsOfChosen(more) => {
+            let sigmoids = activation::sigmoid(scores);
+            let of_chosen = sigmoids.clone() * mask().exp();
+            let sums = of_chosen.clone().sum_dim(1) + more;
+            let shares = of_chosen / sums;
+            (shares.clone(), Some(shares), Some(1.0 - sigmoids))
         }
     };
     let weights = match scales {
-        None => probabilities.clone(),
-        Some(scales) => probabilities.clone() * scales.clone().unsqueeze(),
+        None => weights,
+        Some(scales) => weights * scales.clone().unsqueeze(),
     };
+    let weights = if choice.0.factor == 1.0 { weights } else { weights * choice.0.factor };
     let weights = weights.reshape([num_tokens * num_experts]);
     let mut tokens_of = vec![Vec::new(); num_experts];
     chosen.iter().enumerate().for_each(|(slot, expert)| tokens_of[*expert].push((slot / num_per_token) as i32));
@@ -85,7 +110,40 @@ pub(crate) fn route_now(
         groups.push((expert, rows));
         first += len;
     }
-    Routing { groups, probabilities, places }
+    Routing { groups, shape: [num_tokens, num_experts], shares, slopes, places }
+}
+
+/// Makes the scores of a token what its experts are chosen by, where that is in another order.
+fn weigh(scores: &mut [f32], probabilities: Probabilities, (Choice { groups, .. }, bias): (Choice, &[f32])) {
+    if groups.is_none() && bias.is_empty() {
+        return;
+    }
+    match probabilities {
+        Probabilities::Sigmoids | Probabilities::SigmoidsOfChosen(_) => {
+            scores.iter_mut().for_each(|score| *score = 1.0 / (1.0 + (-*score).exp()));
+        }
+        Probabilities::OfAll | Probabilities::OfChosen => {
+            let largest = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            scores.iter_mut().for_each(|score| *score = (*score - largest).exp());
+            let sum: f32 = scores.iter().sum();
+            scores.iter_mut().for_each(|score| *score /= sum);
+        }
+    }
+    scores.iter_mut().zip(bias).for_each(|(score, bias)| *score += bias);
+    if let Some([num_groups, num_kept]) = groups {
+        let of_group = scores.len() / num_groups;
+        let best_two = |group: &[f32]| {
+            let mut sorted = group.to_vec();
+            sorted.sort_unstable_by(|a, b| b.total_cmp(a));
+            sorted.iter().take(2).sum::<f32>()
+        };
+        let sums: Vec<f32> = scores.chunks_exact(of_group).map(best_two).collect();
+        let mut order: Vec<usize> = (0..num_groups).collect();
+        order.sort_by(|a, b| sums[*b].total_cmp(&sums[*a]));
+        for group in &order[num_kept..] {
+            scores[group * of_group..][..of_group].fill(f32::NEG_INFINITY);
+        }
+    }
 }
 
 /// The experts with the highest scores of a token; of equal ones, the first. Their scores become 0, those of the others -infinity.
@@ -106,7 +164,7 @@ impl Routing {
     /// Number of tokens of the micro-batch.
     #[must_use]
     pub fn num_tokens(&self) -> usize {
-        self.probabilities.dims()[0]
+        self.shape[0]
     }
 
     /// The gradient of the scores from the products of every weight and its gradient, group after group.
@@ -115,8 +173,8 @@ impl Routing {
     /// Each of `products`: `[tokens of the group]`. Returns `[tokens, experts]` in `f32`.
     #[must_use]
     pub fn backward(&self, products: Vec<Tensor<1>>) -> Tensor<2> {
-        let shape @ [num_tokens, num_experts] = self.probabilities.dims();
-        let device = self.probabilities.device();
+        let shape @ [num_tokens, num_experts] = self.shape;
+        let device = self.places.device();
         let zeros = |len| Tensor::<1>::zeros([len], (&device, DType::F32));
         // No `cat`: fusion makes one kernel of it, with as many inputs, and compiles another wherever tokens go elsewhere.
         let joined = |(all, first): (Tensor<1>, usize), product: Tensor<1>| {
@@ -126,8 +184,14 @@ impl Routing {
         let products = products.into_iter().fold((zeros(self.places.dims()[0]), 0), joined).0;
         let zeros = zeros(num_tokens * num_experts);
         let all = zeros.select_assign(0, self.places.clone(), products, IndexingUpdateOp::Add).reshape(shape);
-        let sums = all.clone().sum_dim(1);
-        all - self.probabilities.clone() * sums
+        let of_sum = match &self.shares {
+            None => all,
+            Some(shares) => {
+                let sums = all.clone().sum_dim(1);
+                all - shares.clone() * sums
+            }
+        };
+        self.slopes.iter().fold(of_sum, |gradient, slopes| gradient * slopes.clone())
     }
 }
 

@@ -46,11 +46,11 @@ pub fn check_adapter(folder: &Path, adapter: &SavedAdapter, model: &ModelConfig)
 pub fn check_written(lora: &LoraConfig, model: &ModelConfig, scores: bool) -> Result<(), Problem> {
     let Ok(selection) = lora.select(model) else { return Ok(()) };
     let none = || HostMatrix { num_rows: 0, num_columns: 0, values: Vec::new() };
-    let names = selection.iter().map(|(layer, site, _)| model.module_name(layer, site));
-    let pair = || Matrices { a: none(), b: none(), magnitude: None };
+    let pair = |num_rows| Matrices { a: HostMatrix { num_rows, ..none() }, b: none(), magnitude: None };
+    let adapters = selection.adapted_modules(model).map(|(name, _, shape)| (name, pair(shape.r)));
     let full = selection.full.keys().copied().chain(scores.then_some(FullTensor::Score));
     let weights = AdapterWeights {
-        adapters: names.map(|name| (name, pair())).collect(),
+        adapters: adapters.collect(),
         full: full.map(|full| (full.name(), none())).collect(),
         is_tied: selection.full.contains_key(&FullTensor::Tied),
         beside: BTreeMap::new(),
@@ -61,8 +61,12 @@ pub fn check_written(lora: &LoraConfig, model: &ModelConfig, scores: bool) -> Re
         Err(problems) => vec![problems.to_string()],
         Ok(Err(errors)) => errors.iter().map(ToString::to_string).collect(),
         Ok(Ok(written)) => {
+            // Of another rank the scale is the quotient of other numbers.
+            #[expect(clippy::cast_possible_truncation, reason = "computed in f32")]
+            let rounded = |shape: AdapterShape| AdapterShape { scale: f64::from(shape.scale as f32), ..shape };
             let shapes = |selection: &Selection| {
-                let shapes = selection.iter().map(|(layer, site, shape)| (model.module_name(layer, site), shape));
+                let shapes = selection.iter();
+                let shapes = shapes.map(|(layer, site, shape)| (model.module_name(layer, site), rounded(shape)));
                 shapes.collect::<Vec<_>>()
             };
             let (ours, theirs) = (shapes(&selection), shapes(&written));
@@ -83,9 +87,8 @@ pub fn check_written(lora: &LoraConfig, model: &ModelConfig, scores: bool) -> Re
 pub(super) fn matrix_problems(weights: &AdapterWeights, selection: &Selection, model: &ModelConfig) -> Vec<String> {
     let mut problems = Vec::new();
     let mut expected = HashSet::new();
-    for (layer, site, shape) in selection.iter() {
-        let module = model.module_name(layer, site);
-        let shapes = shape.kind.shapes(shape.r, model.blocks[layer].sites[site].shape);
+    for (module, weight, shape) in selection.adapted_modules(model) {
+        let shapes = shape.kind.shapes(shape.r, weight);
         match weights.get(&module) {
             None => problems.push(format!("missing: `{module}.lora_A` and `.lora_B`")),
             Some(pair) => {

@@ -1,14 +1,16 @@
 //! `adapter_config.json`, with the keys of PEFT's `LoraConfig`.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 
 use serde_json::json;
 
 use super::AdapterWeights;
 use crate::config::{InitLoraWeights, LoraConfig, TargetModules};
+use crate::lora::targets::FIRST_EXPERT;
 use crate::schema::{ByName, Node, Problem, Problems, Section, Value, read_json};
-use crate::spec::{nested_name, nesting_of, short_name};
+use crate::spec::{is_of_expert, nested_name, nesting_of, short_name};
+use crate::util::stats::as_f64;
 
 /// Keys that change neither what the adapter computes nor where it sits.
 const WITHOUT_EFFECT: [&str; 10] = [
@@ -24,6 +26,8 @@ pub(super) fn to_json(
     weights: &AdapterWeights,
     base_model_name_or_path: &str,
 ) -> serde_json::Value {
+    let experts = with_experts(config, weights);
+    let (config, target_parameters) = experts.as_ref().map_or((config, &[][..]), |(config, names)| (config, &**names));
     let has_score = weights.scores();
     // Names of layers are in the other parts of a multimodal model, too.
     let nesting = weights.keys().find_map(|module| nesting_of(module));
@@ -71,6 +75,10 @@ pub(super) fn to_json(
         "use_dora": config.use_dora,
         "use_rslora": config.use_rslora,
     });
+    // As in PEFT since 0.19, which takes names such as `gate_proj` for those of experts.
+    if !target_parameters.is_empty() {
+        json["target_parameters"] = json!(target_parameters);
+    }
     // PEFT has had it since 0.15.
     if let Some(tokens) = &config.trainable_token_indices {
         json["trainable_token_indices"] = json!(tokens);
@@ -80,6 +88,48 @@ pub(super) fn to_json(
         json["ensure_weight_tying"] = json!(true);
     }
     json
+}
+
+/// The section for an adapter on experts, and the weights beside them whose names PEFT would take for those of experts. It has one rank
+/// for all experts, which is `r`.
+///
+/// Source: `_convert_peft_config_moe` of PEFT 0.21.
+fn with_experts(config: &LoraConfig, weights: &AdapterWeights) -> Option<(LoraConfig, Vec<String>)> {
+    let expert_rank = config.expert_rank?;
+    let others = || weights.iter().filter(|(module, _)| !is_of_expert(module));
+    let within = |module: &str| module.splitn(4, '.').last().map(regex::escape).unwrap_or_default();
+    let mut written = config.clone();
+    if expert_rank != config.r {
+        let ratio = as_f64(expert_rank) / as_f64(config.r);
+        written.r = expert_rank;
+        // The scale of experts stays.
+        written.lora_alpha *= if config.use_rslora { ratio.sqrt() } else { ratio };
+        let ranks: BTreeMap<String, usize> = others().map(|(module, pair)| (within(module), pair.a.num_rows)).collect();
+        // Of patterns the first that matches counts.
+        let alphas = ranks.keys().map(|name| (name.clone(), config.lora_alpha));
+        written.alpha_pattern = before(&config.alpha_pattern, alphas);
+        written.rank_pattern = before(&config.rank_pattern, ranks.iter().map(|(name, r)| (name.clone(), *r)));
+    }
+    let of_parameter = |name: &String| if is_like_expert(name) { format!("{name}{WEIGHT}") } else { name.clone() };
+    written.rank_pattern = written.rank_pattern.renamed(of_parameter);
+    written.alpha_pattern = written.alpha_pattern.renamed(of_parameter);
+    let named = others().map(|(module, _)| module).filter(|module| is_like_expert(module));
+    let in_layers = named.map(|module| format!("{}.weight", module.splitn(3, '.').last().unwrap_or_default()));
+    Some((written, in_layers.collect()))
+}
+
+/// Patterns, and behind them others of other names.
+fn before<T: Copy>(first: &ByName<T>, others: impl Iterator<Item = (String, T)>) -> ByName<T> {
+    let own = first.keys().map(|name| (name.clone(), first[name]));
+    own.chain(others.filter(|(name, _)| !first.keys().any(|own| own == name))).collect()
+}
+
+/// The end of a pattern for a weight.
+const WEIGHT: &str = r"\.weight";
+
+/// Whether PEFT takes a module's name for one of experts.
+fn is_like_expert(name: &str) -> bool {
+    matches!(name.rsplit('.').next(), Some("gate_proj" | "up_proj" | "down_proj"))
 }
 
 /// The value of `target_modules` for the layers of an adapter with these weights.
@@ -134,17 +184,31 @@ pub(super) fn from_json<'a>(
         let is_whole = |name: &String| !(scores && SCORES.contains(&&**name));
         let whole = json.any("modules_to_save", None, "a list of names", accept_patterns);
         let whole: Vec<String> = whole.into_iter().flatten().filter(is_whole).collect();
+        let is_first = |module: &String| module.contains(FIRST_EXPERT);
+        // The first expert stands for all.
+        let modules = modules.filter(|module| is_first(module) || !is_of_expert(module));
+        let modules: Vec<String> = modules.cloned().collect();
+        let has_experts = modules.iter().any(is_first);
         let targets = json.any("target_modules", None, TARGETS, accept_targets);
+        // Weights of modules, whose names are among those of the tensors.
+        let parameters = has_experts.then(|| json.any("target_parameters", None, PATTERNS, accept_patterns)).flatten();
+        let parameters: Vec<String> = parameters
+            .into_iter()
+            .flatten()
+            .filter_map(|name| name.strip_suffix(".weight").map(str::to_owned))
+            .collect();
+        let of_module = |name: &String| name.strip_suffix(WEIGHT).unwrap_or(name).to_owned();
+        let r = json.count("r", 8, 1..);
         let excludes = json.value("exclude_modules").is_some_and(|value| !is_empty(value));
         let config = LoraConfig {
             // PEFT's own defaults, for missing keys.
-            r: json.count("r", 8, 1..),
+            r,
             lora_alpha: json.number("lora_alpha", 8.0, POSITIVE),
             lora_dropout: json.number("lora_dropout", 0.0, 0.0..1.0),
             // Where PEFT chose the modules by model, or some are excluded: those of the tensors.
             target_modules: targets
                 .filter(|_| !excludes)
-                .unwrap_or_else(|| TargetModules::Names(modules.cloned().collect())),
+                .map_or(TargetModules::Names(modules), |targets| targets.and(parameters)),
             use_rslora: json.boolean("use_rslora", false),
             use_dora: json.boolean("use_dora", false),
             init_lora_weights: init_lora_weights(json),
@@ -153,8 +217,9 @@ pub(super) fn from_json<'a>(
             exclude_modules: None,
             layers_to_transform: json.any("layers_to_transform", None, LAYERS, accept_layers).filter(|_| !excludes),
             layers_pattern: json.any("layers_pattern", None, PATTERNS, accept_patterns).filter(|_| !excludes),
-            rank_pattern: json.counts_by_name("rank_pattern", ByName::default(), 1..),
-            alpha_pattern: json.numbers_by_name("alpha_pattern", ByName::default(), POSITIVE),
+            rank_pattern: json.counts_by_name("rank_pattern", ByName::default(), 1..).renamed(of_module),
+            alpha_pattern: json.numbers_by_name("alpha_pattern", ByName::default(), POSITIVE).renamed(of_module),
+            expert_rank: has_experts.then_some(r),
             trainable_token_indices: json.any("trainable_token_indices", None, TOKENS, accept_tokens),
             modules_to_save: Some(whole).filter(|names| !names.is_empty()),
             loraplus_lr_ratio: None,

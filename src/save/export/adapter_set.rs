@@ -8,7 +8,7 @@ use super::adapter_check::{check_adapter, matrix_problems};
 use super::adapter_file::{EMBEDDING, HEAD, SavedAdapter};
 use super::{AdapterWeights, ExportError, HostMatrix};
 use crate::config::TargetModules;
-use crate::lora::targets::Selection;
+use crate::lora::targets::{AdapterShape, FIRST_EXPERT, Selection};
 use crate::lora::{Adapter, AdapterSet, FullTensor, FullTensors, RowNorms};
 use crate::model::weights::Weights;
 use crate::ops::host;
@@ -18,7 +18,18 @@ use crate::util::faults;
 /// The matrices of an adapter, copied from its device.
 #[must_use]
 pub fn adapter_weights(adapters: &AdapterSet) -> AdapterWeights {
-    let by_module = adapters.iter().map(|adapter| (adapter.module.clone(), adapter.matrices.as_ref().map(host_matrix)));
+    let by_module = adapters.iter().flat_map(|adapter| {
+        let all = adapter.matrices.as_ref().map(host_matrix);
+        match adapter.num_experts {
+            None => vec![(adapter.module.clone(), all)],
+            Some(num_experts) => {
+                let of = |expert| {
+                    (of_expert(&adapter.module, expert), all.as_ref().map(|all| all.part(expert, num_experts)))
+                };
+                (0..num_experts).map(of).collect()
+            }
+        }
+    });
     AdapterWeights {
         adapters: by_module.collect(),
         full: adapters.full.iter().map(|(full, values)| (full.name(), host_matrix(values))).collect(),
@@ -51,9 +62,12 @@ pub fn adapter_set(
     let mut blocks = AdapterSet::none(selection.shapes.len()).blocks;
     for (layer, site, shape) in selection.iter() {
         let module = config.module_name(layer, site);
-        let Some(pair) = weights.remove(&module) else { continue };
-        let matrices = pair.map(|matrix| on_device(matrix, device));
-        let adapter = Adapter { module, kind: shape.kind, matrices, scale: shape.scale, norms: RowNorms::default() };
+        let sites = config.blocks[layer].of_experts(site).into_iter();
+        let parts = sites.filter_map(|site| weights.remove(&config.module_name(layer, site)));
+        let Some(all) = parts.reduce(|all, part| all.zip(part).map(|(all, part)| all.above(part))) else { continue };
+        let matrices = all.map(|matrix| on_device(matrix, device));
+        let AdapterShape { kind, scale, num_experts, .. } = shape;
+        let adapter = Adapter { module, kind, matrices, scale, num_experts, norms: RowNorms::default() };
         blocks[layer].insert(site, adapter);
     }
     let full = selection.full.keys().copied().chain([FullTensor::Score]);
@@ -68,6 +82,11 @@ pub fn adapter_set(
     });
     let full = FullTensors::new(full, ids.unwrap_or_default(), beside.collect());
     Ok(AdapterSet { blocks, dropout, full })
+}
+
+/// The module of an expert, by that of the first.
+fn of_expert(module: &str, expert: usize) -> String {
+    module.replacen(FIRST_EXPERT, &format!(".experts.{expert}."), 1)
 }
 
 fn on_device(matrix: HostMatrix, device: &Device) -> Tensor<2> {

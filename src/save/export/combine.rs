@@ -50,7 +50,7 @@ pub fn combine(
         }
         require_low_rank(folder, &saved)?;
         let selection = check_adapter(folder, &saved, model)?;
-        let shapes = selection.iter().map(|(layer, site, shape)| (model.module_name(layer, site), shape));
+        let shapes = selection.adapted_modules(model).map(|(module, _, shape)| (module, shape));
         let shapes: BTreeMap<String, AdapterShape> = shapes.collect();
         forms.push(PromptForm::read(folder)?);
         read.push((folder.as_path(), saved, shapes, *weight));
@@ -97,6 +97,8 @@ fn require_low_rank(folder: &Path, saved: &SavedAdapter) -> Result<(), Problem> 
         "what an adapter with `use_dora` changes is not of low rank"
     } else if saved.weights.replaces_weights() {
         "this adapter replaces rows or modules of the model, which cannot be added up"
+    } else if saved.config.expert_rank.is_some() {
+        "experts' adapters are not combined, and have one form"
     } else {
         return Ok(());
     };

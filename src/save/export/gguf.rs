@@ -167,6 +167,10 @@ pub fn adapter_gguf(model: &Path, adapter: &Path, out: &Path) -> Result<usize, E
         let problem = Problem::new("llama.cpp has no adapters with `use_dora`").at(adapter.display());
         return Err(problem.hint("leave --adapter-only out: the merged model needs none").into());
     }
+    if selection.adapts_experts() {
+        let problem = Problem::new("adapters on experts are written whole alone").at(adapter.display());
+        return Err(problem.hint("leave --adapter-only out: the merged model has them").into());
+    }
     if saved.weights.replaces_weights() {
         let what = match saved.weights.modules().next() {
             _ if saved.config.trainable_token_indices.is_some() => "`trainable_token_indices`",

@@ -96,7 +96,11 @@ pub fn merge(
     drop(std::fs::remove_dir_all(&unfinished.0));
     std::fs::create_dir(&unfinished.0).map_err(ExportError::io("create", &unfinished.0))?;
 
-    // Experts have no adapters: where one tensor holds all of a layer, it is copied as it is.
+    if !base.joined().is_empty() && merging.adapter.config.expert_rank.is_some() {
+        let message = "experts that are stored as one tensor for all of a layer are copied as they are, and this adapter changes them";
+        return Err(Problem::new(message).at(model.display()).hint("write a GGUF file: --out mine.gguf").into());
+    }
+    // Where one tensor holds all experts of a layer, it is copied as it is.
     let apart = |on_bytes| merging.tensors(on_bytes).filter(|tensor| !base.is_part(tensor.name));
     let is_decoded = apart(&|_, _| ()).any(|tensor| tensor.is_coded());
     check_joined(base, options, is_decoded)?;

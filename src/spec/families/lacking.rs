@@ -4,8 +4,8 @@
 pub(in crate::spec) const LACKING: &[(&str, &str)] = &[
     (
         "it needs a mixture of experts of another kind",
-        "afmoe aria cohere2_moe dbrx doge dots1 dots3 ernie4_5_moe exaone_moe flex_olmo flint glm4_moe glm4v_moe \
-         granitemoe_swa granitemoeshared hunyuan_v1_moe hy_v3 jetmoe kolibri laguna lfm2_moe mellum mimo_v2 minimax_m2 \
+        "afmoe aria cohere2_moe dbrx doge dots3 exaone_moe flex_olmo flint glm4v_moe \
+         granitemoe_swa granitemoeshared hunyuan_v1_moe hy_v3 jetmoe kolibri laguna mellum mimo_v2 \
          phimoe sarvam_moe solar_open zaya",
     ),
     (

@@ -1,9 +1,9 @@
 //! Rows of families with mixtures of experts that differ from another in little.
 
 use super::dense::QWEN3_VL;
-use super::{GRANITE, LLAMA, QWEN2_EXPERTS};
+use super::{ERNIE4_5, GRANITE, LFM2, LLAMA, QWEN2_EXPERTS};
 use crate::spec::block::attention::QueryKeyNorms;
-use crate::spec::family::{Biases, Experts, Family, Gguf};
+use crate::spec::family::{Biases, Experts, Family, Gguf, Router};
 
 pub(super) const QWEN3_VL_MOE: Family = Family {
     model_type: "qwen3_vl_moe_text",
@@ -25,6 +25,7 @@ pub(super) const OLMOE: Family = Family {
         intermediate_size: None,
         shared: None,
         norm_topk_prob: Some(false),
+        are_adapted_apart: true,
         ..QWEN2_EXPERTS
     }),
     rms_norm_eps: 1e-5,
@@ -47,7 +48,152 @@ pub(super) const GRANITE_MOE: Family = Family {
         norm_topk_prob: None,
         has_biases: false,
         names: ["block_sparse_moe.router.layer", "block_sparse_moe.experts", "gate_proj", "up_proj", "down_proj"],
+        are_adapted_apart: false,
+        router: None,
     }),
     gguf: Gguf { interleaved: true, expert_width: false, ..Gguf::named("granitemoe") },
     ..GRANITE
+};
+
+/// That of `DeepSeek` V3.
+const DEEPSEEK: Router = Router {
+    counts: ["n_routed_experts", "num_experts_per_tok"],
+    sigmoid: Some(1e-20),
+    bias: ("mlp.gate.e_score_correction_bias", None),
+    has_groups: true,
+    shared: Some(("mlp.shared_experts", "n_shared_experts")),
+    first: Some(("first_k_dense_replace", 1)),
+};
+
+pub(super) const GLM4_MOE: Family = Family {
+    model_type: "glm4_moe",
+    architecture: "Glm4MoeForCausalLM",
+    biases: Biases::QueryKeyValueKey(false),
+    // Where `use_qk_norm` says so.
+    qk_norms: Some(QueryKeyNorms::Heads),
+    experts: Some(Experts {
+        count: 128,
+        num_per_token: 8,
+        intermediate_size: Some(1408),
+        shared: None,
+        norm_topk_prob: Some(true),
+        router: Some(DEEPSEEK),
+        are_adapted_apart: true,
+        ..QWEN2_EXPERTS
+    }),
+    partial_rotary_factor: Some(0.5),
+    rms_norm_eps: 1e-5,
+    num_key_value_heads: Some(8),
+    max_position_embeddings: 131_072,
+    bos_token_id: None,
+    eos_token_id: None,
+    gguf: Gguf { post_attention_norm: true, ..Gguf::named("glm4moe") },
+    ..LLAMA
+};
+
+pub(super) const DOTS1: Family = Family {
+    model_type: "dots1",
+    architecture: "Dots1ForCausalLM",
+    biases: Biases::AttentionKey,
+    qk_norms: Some(QueryKeyNorms::Heads),
+    experts: Some(Experts {
+        count: 128,
+        num_per_token: 6,
+        intermediate_size: Some(1408),
+        shared: None,
+        norm_topk_prob: Some(false),
+        router: Some(Router { first: Some(("first_k_dense_replace", 0)), ..DEEPSEEK }),
+        are_adapted_apart: true,
+        ..QWEN2_EXPERTS
+    }),
+    num_key_value_heads: Some(32),
+    bos_token_id: None,
+    eos_token_id: None,
+    gguf: Gguf::named("dots1"),
+    ..LLAMA
+};
+
+pub(super) const ERNIE4_5_MOE: Family = Family {
+    model_type: "ernie4_5_moe",
+    architecture: "Ernie4_5_MoeForCausalLM",
+    experts: Some(Experts {
+        count: 64,
+        num_per_token: 6,
+        intermediate_size: Some(1536),
+        shared: None,
+        norm_topk_prob: Some(true),
+        router: Some(Router {
+            counts: ["moe_num_experts", "moe_k"],
+            sigmoid: None,
+            bias: ("mlp.moe_statics.e_score_correction_bias", None),
+            has_groups: false,
+            shared: Some(("mlp.shared_experts", "moe_num_shared_experts")),
+            first: Some(("moe_layer_start_index", 1)),
+        }),
+        are_adapted_apart: true,
+        ..QWEN2_EXPERTS
+    }),
+    head_dim: None,
+    num_key_value_heads: Some(4),
+    gguf: Gguf::named("ernie4_5-moe"),
+    ..ERNIE4_5
+};
+
+pub(super) const LFM2_MOE: Family = Family {
+    model_type: "lfm2_moe",
+    architecture: "Lfm2MoeForCausalLM",
+    experts: Some(Experts {
+        count: 32,
+        num_per_token: 4,
+        intermediate_size: Some(1792),
+        shared: None,
+        norm_topk_prob: Some(true),
+        has_biases: false,
+        names: ["feed_forward.gate", "feed_forward.experts", "w1", "w3", "w2"],
+        are_adapted_apart: false,
+        router: Some(Router {
+            counts: ["num_experts", "num_experts_per_tok"],
+            sigmoid: Some(1e-6),
+            bias: ("feed_forward.expert_bias", Some("use_expert_bias")),
+            has_groups: false,
+            shared: None,
+            first: Some(("num_dense_layers", 2)),
+        }),
+    }),
+    gguf: Gguf::named("lfm2moe"),
+    ..LFM2
+};
+
+pub(super) const MINIMAX_M2: Family = Family {
+    model_type: "minimax_m2",
+    architecture: "MiniMaxM2ForCausalLM",
+    biases: Biases::None,
+    qk_norms: Some(QueryKeyNorms::Whole),
+    experts: Some(Experts {
+        count: 256,
+        num_per_token: 8,
+        intermediate_size: None,
+        shared: None,
+        norm_topk_prob: None,
+        has_biases: false,
+        names: ["block_sparse_moe.gate", "block_sparse_moe.experts", "w1", "w3", "w2"],
+        are_adapted_apart: true,
+        router: Some(Router {
+            counts: ["num_local_experts", "num_experts_per_tok"],
+            sigmoid: Some(0.0),
+            bias: ("block_sparse_moe.e_score_correction_bias", None),
+            has_groups: false,
+            shared: None,
+            first: None,
+        }),
+    }),
+    partial_rotary_factor: Some(1.0),
+    rope_theta: 5e6,
+    head_dim: Some(128),
+    num_key_value_heads: Some(8),
+    max_position_embeddings: 196_608,
+    bos_token_id: Some(200_034),
+    eos_token_id: Some(200_020),
+    gguf: Gguf::named("minimax-m2"),
+    ..LLAMA
 };

@@ -2,9 +2,12 @@
 
 use crate::schema::{Section, Value};
 use crate::spec::Activation;
-use crate::spec::block::{Gated, Mixture, Probabilities, Projections, Role, SHARED_GATE, SharedExpert, Site, SiteId};
-use crate::spec::family::{Biases, Experts, Family};
+use crate::spec::block::{
+    Choice, Gated, Mixture, Probabilities, Projections, Role, SHARED_GATE, SharedExpert, Site, SiteId,
+};
+use crate::spec::family::{Biases, Experts, Family, Router};
 use crate::util::gguf::MAX_EXPERTS;
+use crate::util::stats::as_f64;
 
 /// Experts of all layers.
 const MAX_EXPERTS_OF_ALL: usize = 1 << 17;
@@ -16,7 +19,10 @@ pub(super) struct Mixtures {
     num_per_token: usize,
     intermediate_size: usize,
     shared: Option<usize>,
+    /// What holds the shared expert, if it has no gate.
+    shared_name: Option<&'static str>,
     probabilities: Probabilities,
+    choice: Choice,
     has_biases: bool,
     /// By layer.
     pub(super) is_in: Vec<bool>,
@@ -29,7 +35,7 @@ pub(super) fn mixtures(
     intermediate: usize,
     num_layers: usize,
 ) -> Option<Mixtures> {
-    let Experts { count, num_per_token, intermediate_size, shared, norm_topk_prob, has_biases, names } =
+    let Experts { count, num_per_token, intermediate_size, shared, norm_topk_prob, has_biases, names, router, .. } =
         family.experts?;
     let is_gemma4 = family.is_gemma4();
     if is_gemma4 && !json.boolean("enable_moe_block", false) {
@@ -42,9 +48,15 @@ pub(super) fn mixtures(
     // It adds what balances the experts to the loss, which moves routers: these are frozen.
     json.only("output_router_logits", "false", |value| *value == Value::Boolean(false));
     json.only("router_jitter_noise", "0.0", |value| value.number() == Some(0.0));
-    let key = if json.has("num_local_experts") { "num_local_experts" } else { "num_experts" };
+    let of_router = router.map(|router| router.counts[0]).filter(|key| json.has(key));
+    let other = if json.has("num_local_experts") { "num_local_experts" } else { "num_experts" };
+    let key = of_router.unwrap_or(other);
     let num_experts = json.count(key, count, 1..=MAX_EXPERTS);
-    let of_token = if is_gemma4 { "top_k_experts" } else { "num_experts_per_tok" };
+    let of_token = match router {
+        Some(router) => router.counts[1],
+        None if is_gemma4 => "top_k_experts",
+        None => "num_experts_per_tok",
+    };
     let num_per_token = json.count(of_token, num_per_token, 1..=MAX_EXPERTS);
     if num_per_token > num_experts {
         json.problem(of_token, format!("= {num_per_token}, but there are {num_experts} experts"));
@@ -58,23 +70,77 @@ pub(super) fn mixtures(
     let mut is_normalised = true;
     if let Some(default) = norm_topk_prob {
         is_normalised = json.boolean("norm_topk_prob", default);
+    }
+    if norm_topk_prob.is_some() && router.is_none() {
         let every = json.count("decoder_sparse_step", 1, 1..=1 << 16);
         let dense = json.any("mlp_only_layers", Vec::new(), "a list of layers, or null", layers);
         for (layer, is_in) in is_in.iter_mut().enumerate() {
             *is_in = (layer + 1).is_multiple_of(every) && !dense.contains(&layer);
         }
     }
+    let width =
+        intermediate_size.map_or(intermediate, |default| json.count("moe_intermediate_size", default, 1..=1 << 20));
+    let choice = router.map_or(Choice::PLAIN, |router| choice(json, router, num_experts));
+    let shared_by_gate = shared.map(|default| json.count("shared_expert_intermediate_size", default, 1..=1 << 20));
+    let without_gate = router.and_then(|router| {
+        let (name, key) = router.shared?;
+        let count = json.count(key, 1, 0..=1 << 8);
+        (count > 0).then_some((name, count * width))
+    });
+    if let Some(router) = router {
+        dense_layers(json, router, &mut is_in);
+    }
+    let probabilities = match (router.and_then(|router| router.sigmoid), is_normalised) {
+        (None, true) => Probabilities::OfChosen,
+        (None, false) => Probabilities::OfAll,
+        (Some(more), true) => Probabilities::SigmoidsOfChosen(more),
+        (Some(_), false) => Probabilities::Sigmoids,
+    };
     Some(Mixtures {
         names,
         num_experts,
         num_per_token: num_per_token.min(num_experts),
-        intermediate_size: intermediate_size
-            .map_or(intermediate, |default| json.count("moe_intermediate_size", default, 1..=1 << 20)),
-        shared: shared.map(|default| json.count("shared_expert_intermediate_size", default, 1..=1 << 20)),
-        probabilities: if is_normalised { Probabilities::OfChosen } else { Probabilities::OfAll },
+        intermediate_size: width,
+        shared: without_gate.map(|(_, width)| width).or(shared_by_gate),
+        shared_name: without_gate.map(|(name, _)| name),
+        probabilities,
+        choice,
         has_biases,
         is_in,
     })
+}
+
+/// What a router has beside its probabilities.
+fn choice(json: &mut Section, router: Router, num_experts: usize) -> Choice {
+    let (bias, key) = router.bias;
+    let has_bias = key.is_none_or(|key| json.boolean(key, true));
+    let factor = json.number("routed_scaling_factor", 1.0, 1e-6..=1e6);
+    let mut choice = Choice { bias: has_bias.then_some(bias), groups: None, factor };
+    if router.has_groups {
+        let [groups, kept] = ["n_group", "topk_group"].map(|key| json.count(key, 1, 1..=MAX_EXPERTS));
+        if !num_experts.is_multiple_of(groups) || kept > groups {
+            let message = format!("= {groups}, of which {kept} stay, does not divide {num_experts} experts");
+            json.problem("n_group", message);
+        } else if kept < groups {
+            choice.groups = Some([groups, kept]);
+        }
+    }
+    choice
+}
+
+/// Notes which layers are dense.
+fn dense_layers(json: &mut Section, router: Router, is_in: &mut [bool]) {
+    let Some((key, default)) = router.first else { return };
+    let first = json.count(key, default, 0..=1 << 16);
+    is_in.iter_mut().take(first).for_each(|is_in| *is_in = false);
+    if key == "moe_layer_start_index" {
+        // Its last layer counts from the end below 0.
+        let last = json.value("moe_layer_end_index").and_then(Value::number).filter(|last| *last >= 0.0);
+        let every = json.count("moe_layer_interval", 1, 1..=1 << 16);
+        for (layer, is_in) in is_in.iter_mut().enumerate() {
+            *is_in &= (layer + 1).is_multiple_of(every) && last.is_none_or(|last| as_f64(layer) <= last);
+        }
+    }
 }
 
 pub(super) fn layers(value: &Value) -> Result<Vec<usize>, Option<String>> {
@@ -94,7 +160,7 @@ impl Mixtures {
         hidden: usize,
         mut add: impl FnMut(Site) -> SiteId,
     ) -> Mixture {
-        let Self { num_experts, num_per_token, probabilities, .. } = *self;
+        let Self { num_experts, num_per_token, probabilities, choice, .. } = *self;
         let [router, experts, gate, up, down] = self.names;
         let mut site = |name: String, shape, role| add(Site { name, shape, has_bias: self.has_biases, role });
         let router = site(router.to_owned(), [num_experts, hidden], Role::Router);
@@ -108,11 +174,19 @@ impl Mixtures {
         };
         let expert = |expert| gated(&format!("{experts}.{expert}"), [gate, up, down], self.intermediate_size, role);
         let experts = (0..num_experts).map(expert).collect();
-        let shared = self
-            .shared
-            .map(|width| gated("mlp.shared_expert", ["gate_proj", "up_proj", "down_proj"], width, Role::Linear));
-        let gate = |gated| SharedExpert { gated, gate: site(SHARED_GATE.to_owned(), [1, hidden], Role::Linear) };
+        let shared = self.shared.map(|width| {
+            gated(
+                self.shared_name.unwrap_or("mlp.shared_expert"),
+                ["gate_proj", "up_proj", "down_proj"],
+                width,
+                Role::Linear,
+            )
+        });
+        let gate = |gated| {
+            let has_gate = self.shared_name.is_none();
+            SharedExpert { gated, gate: has_gate.then(|| site(SHARED_GATE.to_owned(), [1, hidden], Role::Linear)) }
+        };
         let shared = shared.map(gate);
-        Mixture { router, probabilities, num_per_token, experts, shared }
+        Mixture { router, probabilities, choice, num_per_token, experts, shared }
     }
 }

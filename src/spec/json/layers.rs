@@ -5,7 +5,7 @@ pub(super) mod gemma4;
 use super::delta_net::DeltaNetShape;
 use super::experts::Mixtures;
 use crate::schema::{Section, Value};
-use crate::spec::block::attention::{Attention, Heads, Qkv};
+use crate::spec::block::attention::{Attention, Heads, Qkv, QueryKeyNorms};
 use crate::spec::block::{
     Activation, Block, FUSED_NAMES, Gated, LAYER_INPUT_NAMES, LayerInput, Projections, Role, Site, SiteId, Sublayer,
     SublayerKind, TwoBranches,
@@ -129,6 +129,7 @@ pub(super) struct Widths {
     /// Tokens that short convolutions see.
     pub(super) short_conv: Option<usize>,
     pub(super) gemma4: Option<Gemma4>,
+    pub(super) qk_norms: Option<QueryKeyNorms>,
     /// Whether the projections of an attention's input, that of its output and the feed-forward layers add a bias.
     pub(super) biases: [bool; 3],
     /// Factor of the outputs of sublayers.
@@ -233,7 +234,7 @@ impl Widths {
         let output = add(sites, output_name, [hidden, query], of_output);
         let rope = usize::from(layer.is_local && family.local_rope_theta.is_some());
         let rope = layer.has_rope.then_some(rope);
-        let query_key_norms = family.qk_norms;
+        let query_key_norms = self.qk_norms;
         let [has_sinks, has_output_gate] =
             [AttentionExtra::Sinks, AttentionExtra::OutputGate].map(|extra| family.attention_extra == extra);
         let (has_value_norm, norm_names) = (gemma4.is_some(), family.names.head_norms);

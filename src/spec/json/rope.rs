@@ -22,6 +22,11 @@ pub(super) struct RopeFacts<'a> {
 /// The rotary embedding of all layers, and, in families that have such, that of the layers with a window.
 pub(super) fn ropes(json: &mut Section, facts: RopeFacts<'_>) -> Vec<Rope> {
     let (theta, partial) = (facts.family.rope_theta, facts.family.partial_rotary_factor);
+    // MiniMax M2 has the width that turns.
+    #[expect(clippy::cast_precision_loss, reason = "widths")]
+    let of_width =
+        |json: &mut Section| json.count("rotary_dim", 2_usize, 2..=1 << 16) as f64 / facts.head_dims[0] as f64;
+    let partial = partial.map(|factor| if json.has("rotary_dim") { of_width(json) } else { factor });
     let partial = partial.map(|factor| json.number("partial_rotary_factor", factor, 1e-3..=1.0));
     if partial.is_none() {
         json.only("partial_rotary_factor", "1.0", |value| value.number() == Some(1.0));

@@ -1,7 +1,7 @@
 //! What configs are read as, and which are refused.
 
 use super::*;
-use crate::spec::{Block, DeltaHeads, LayerInputs, Probabilities, QueryKeyNorms, Role, RopeScaling};
+use crate::spec::{Block, Choice, DeltaHeads, LayerInputs, Probabilities, QueryKeyNorms, Role, RopeScaling};
 
 const BASE: &str = r#"{"model_type": "llama", "vocab_size": 100, "hidden_size": 64, "intermediate_size": 96,
     "num_hidden_layers": 2, "num_attention_heads": 4"#;
@@ -152,7 +152,10 @@ fn mixtures_of_experts_are_read_by_the_keys_of_their_families() {
     assert_eq!(mixtral.blocks[3].sites[mixture.experts[2].down].name, "block_sparse_moe.experts.2.w2");
     let shared = read(r#""model_type": "qwen2_moe", "shared_expert_intermediate_size": 40"#).unwrap();
     let shared = (shared.blocks[0].mixture().unwrap().shared.clone().unwrap(), shared);
-    assert_eq!((shared.0.gated.intermediate_size, shared.1.blocks[0].sites[shared.0.gate].shape), (40, [1, 64]));
+    assert_eq!(
+        (shared.0.gated.intermediate_size, shared.1.blocks[0].sites[shared.0.gate.unwrap()].shape),
+        (40, [1, 64])
+    );
 
     let refused = |text: &str| read(text).unwrap_err().to_string();
     let more = refused(r#""model_type": "qwen3_moe", "num_experts": 2, "num_experts_per_tok": 3"#);
@@ -216,6 +219,34 @@ fn a_language_model_among_others_is_of_the_type_that_its_config_names_and_may_li
         refused.contains("`text_config.model_type` = \"mamba\" is not supported: it needs state-space"),
         "{refused}"
     );
+}
+
+#[test]
+fn routers_have_sigmoids_biases_groups_and_shared_experts_and_first_layers_are_dense() {
+    let read = |kind: &str, more: &str| {
+        let text = format!("{BASE}, \"num_key_value_heads\": 2, {more}}}").replace("\"llama\"", &format!("\"{kind}\""));
+        ModelConfig::from_json(&text)
+    };
+    let glm = r#""n_routed_experts": 6, "num_experts_per_tok": 2, "n_shared_experts": 2, "moe_intermediate_size": 24, "n_group": 3,
+                 "topk_group": 2, "routed_scaling_factor": 2.5"#;
+    let config = read("glm4_moe", glm).unwrap();
+    let mixture = config.blocks[1].mixture().unwrap();
+    assert!(config.blocks[0].mixture().is_none() && config.blocks[1].attention().unwrap().query_key_norms.is_none());
+    let bias = Some("mlp.gate.e_score_correction_bias");
+    assert_eq!(mixture.choice, Choice { bias, groups: Some([3, 2]), factor: 2.5 });
+    assert_eq!(mixture.probabilities, Probabilities::SigmoidsOfChosen(1e-20));
+    let shared = mixture.shared.as_ref().unwrap();
+    assert_eq!((shared.gate, shared.gated.intermediate_size), (None, 48));
+    assert_eq!(config.blocks[1].sites[shared.gated.down].name, "mlp.shared_experts.down_proj");
+    assert!(config.is_unused("model.layers.2.eh_proj.weight") && !config.is_unused("model.layers.1.mlp.gate.weight"));
+    let refused = read("glm4_moe", &glm.replace("\"n_group\": 3", "\"n_group\": 4")).unwrap_err().to_string();
+    assert!(refused.contains("`n_group` = 4, of which 2 stay, does not divide 6 experts"), "{refused}");
+    let ernie = r#""moe_num_experts": 4, "moe_k": 2, "moe_layer_start_index": 0, "moe_layer_end_index": 0"#;
+    let ernie = read("ernie4_5_moe", ernie).unwrap();
+    assert_eq!(ernie.blocks[0].mixture().unwrap().probabilities, Probabilities::OfChosen);
+    assert!(ernie.blocks[1].mixture().is_none());
+    let minimax = read("minimax_m2", r#""num_local_experts": 9, "rotary_dim": 8, "head_dim": 16"#).unwrap();
+    assert_eq!((minimax.ropes[0].width, minimax.blocks[0].mixture().unwrap().experts.len()), (8, 9));
 }
 
 #[test]

@@ -44,7 +44,7 @@ impl Workload<'_> {
             longest_sharing,
             ..StepFlops::new(config, num_trainable, first_trained)
         };
-        let of_adapters = selection.num_parameters(config) - selection.num_module_parameters();
+        let of_adapters = selection.num_active_parameters(config);
         let num_trainable = of_adapters + objective.num_score_parameters(config.hidden_size);
         let mut flops = counts(num_trainable, selection.first_trained());
         if objective.scores() {

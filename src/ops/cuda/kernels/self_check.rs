@@ -29,7 +29,7 @@ use crate::ops::rotary::rotate;
 use crate::ops::routing::{gather, route, scatter_add};
 use crate::ops::short_conv::{gated_conv, gated_conv_backward, short_conv, short_conv_backward};
 use crate::ops::swiglu;
-use crate::spec::{Activation, Probabilities, RopePairs};
+use crate::spec::{Activation, Choice, Probabilities, RopePairs};
 use crate::util::faults;
 use crate::util::panics::guarded;
 
@@ -489,7 +489,7 @@ fn mixture(device: &Device, dtype: DType) -> Result<Results, String> {
                 (combined(&output, true), combined(&d_input, false), d_scores)
             }
             None => {
-                let routing = route(&scores, per_token, probabilities, scales);
+                let routing = route(&scores, per_token, probabilities, (Choice::PLAIN, &[]), scales);
                 let (mut y, mut dx, mut products) = (x.zeros_like(), x.zeros_like(), Vec::new());
                 for (index, rows) in &routing.groups {
                     let row = gather(place, &x, rows, false);

@@ -3,10 +3,10 @@
 use super::file::{list, refused, text};
 use super::{FileType, gemma4};
 use crate::schema::Problem;
-use crate::spec::family::{GgufWindows, NoRope, OwnRopes, Scales};
+use crate::spec::family::{GgufWindows, NoRope, OwnRopes, Router, Scales};
 use crate::spec::gguf::{self, Order};
 use crate::spec::{
-    Attention, Block, DeltaNetInputs, Heads, Mixture, ModelConfig, Probabilities, Projections, RopeScaling,
+    Attention, Block, Choice, DeltaNetInputs, Heads, Mixture, ModelConfig, Probabilities, Projections, RopeScaling,
 };
 use crate::util::gguf::{List, Value};
 use crate::util::text::with_commas;
@@ -63,7 +63,10 @@ pub(super) fn shape(config: &ModelConfig, dtype: FileType) -> Result<Vec<(String
     let heads = |of: fn(&Heads) -> usize| count(attention.map_or(0, |attention| of(&attention.heads)));
     let head_dim = count(rope.head_dim);
     let first_gated = |block: &Block| block.all_gated().next().map_or(0, |gated| gated.intermediate_size);
-    let widths: Vec<usize> = config.blocks.iter().map(first_gated).collect();
+    // Of layers with a mixture there are other keys.
+    let has_dense = config.blocks.iter().any(|block| block.mixture().is_none());
+    let of_width = config.blocks.iter().filter(|block| !has_dense || block.mixture().is_none());
+    let widths: Vec<usize> = of_width.map(first_gated).collect();
     let conv = config.blocks.iter().find_map(Block::short_conv);
     let kv_heads = |block: &Block| match block.attention() {
         Some(attention) => Some(attention.heads.num_kv_heads),
@@ -205,11 +208,14 @@ fn delta_nets(config: &ModelConfig) -> Result<Vec<(&'static str, Value)>, Proble
 fn experts(config: &ModelConfig) -> Result<Vec<(&'static str, Value)>, Problem> {
     let mixtures: Vec<&Mixture> = config.blocks.iter().filter_map(Block::mixture).collect();
     let Some(mixture) = mixtures.first() else { return Ok(Vec::new()) };
-    if mixtures.len() < config.num_layers() {
+    let of_family = config.family().gguf;
+    let router = config.family().experts.and_then(|experts| experts.router);
+    let dense = config.blocks.iter().take_while(|block| block.mixture().is_none()).count();
+    let is_sum = !matches!(mixture.probabilities, Probabilities::OfAll | Probabilities::Sigmoids);
+    if mixtures.len() + router.and(Some(dense)).unwrap_or(0) < config.num_layers() {
         return refused(config, "layers without experts");
     }
-    let of_family = config.family().gguf;
-    if of_family.experts_sum_to_one != (mixture.probabilities == Probabilities::OfChosen) {
+    if !router.is_some_and(|router| router.has_groups) && of_family.experts_sum_to_one != is_sum {
         return refused(config, "this `norm_topk_prob`");
     }
     let mut keys = vec![("expert_count", mixture.experts.len()), ("expert_used_count", mixture.num_per_token)];
@@ -218,7 +224,46 @@ fn experts(config: &ModelConfig) -> Result<Vec<(&'static str, Value)>, Problem> 
     }
     let shared = mixture.shared.as_ref();
     keys.extend(shared.map(|shared| ("expert_shared_feed_forward_length", shared.gated.intermediate_size)));
-    Ok(keys.into_iter().map(|(key, value)| (key, Value::U32(value as u32))).collect())
+    let of_router = router.map(|router| of_router(config, mixture, (router, dense))).transpose()?;
+    let keys = keys.into_iter().map(|(key, value)| (key, Value::U32(value as u32)));
+    Ok(keys.chain(of_router.into_iter().flatten()).collect())
+}
+
+/// What a router has beside its probabilities, and the `dense` layers before the first mixture.
+///
+/// # Errors
+/// What llama.cpp computes otherwise, whatever the file says.
+#[expect(clippy::cast_possible_truncation, reason = "counts below 2^32, and the file has f32")]
+fn of_router(
+    config: &ModelConfig,
+    mixture: &Mixture,
+    (router, dense): (Router, usize),
+) -> Result<Vec<(&'static str, Value)>, Problem> {
+    let count = |value: usize| Value::U32(value as u32);
+    let Choice { bias, groups, factor } = mixture.choice;
+    let width = mixture.experts[0].intermediate_size;
+    let num_shared = mixture.shared.as_ref().map(|shared| shared.gated.intermediate_size / width);
+    if bias.is_none() {
+        return refused(config, "a router without a bias");
+    }
+    if !router.has_groups && (factor - 1.0).abs() > 1e-9 {
+        return refused(config, "this `routed_scaling_factor`");
+    }
+    if router.has_groups && num_shared.is_none() {
+        return refused(config, "experts without shared ones");
+    }
+    let is_sum = !matches!(mixture.probabilities, Probabilities::Sigmoids);
+    let gate = if router.sigmoid.is_some() { 2 } else { 1 };
+    let mut keys = vec![(gguf::EXPERT_GATE, count(gate))];
+    keys.extend(router.first.map(|_| (gguf::DENSE_LAYERS, count(dense))));
+    keys.extend(num_shared.map(|num_shared| ("expert_shared_count", count(num_shared))));
+    // ERNIE 4.5's could be every so many layers.
+    keys.extend(router.sigmoid.is_none().then(|| ("interleave_moe_layer_step", count(1))));
+    if router.has_groups {
+        keys.extend(gguf::EXPERT_WEIGHTS.into_iter().zip([Value::F32(factor as f32), Value::Bool(is_sum)]));
+    }
+    keys.extend(groups.into_iter().flat_map(|groups| gguf::EXPERT_GROUPS.into_iter().zip(groups.map(count))));
+    Ok(keys)
 }
 
 /// The multipliers of Granite.

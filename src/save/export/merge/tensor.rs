@@ -90,7 +90,7 @@ impl Merging {
         base.check(&config)?;
         let saved = saved.without_equal_tables(&base, &config);
         let selection = check_adapter(adapter, &saved, &config)?;
-        let shapes = selection.iter().map(|(layer, site, shape)| (config.module_name(layer, site), shape)).collect();
+        let shapes = selection.adapted_modules(&config).map(|(module, _, shape)| (module, shape)).collect();
         let weight = |(name, _): (String, &Site)| format!("{name}.weight");
         let linears = config.sites().map(weight).collect();
         let codable = config.sites().filter(|(_, site)| site.role == Role::Linear).map(weight).collect();
