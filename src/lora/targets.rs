@@ -429,7 +429,8 @@ impl LoraConfig {
                     Role::Expert { num_experts, .. } if module.contains(FIRST_EXPERT) => Some(num_experts),
                     _ => None,
                 };
-                if (*role != Role::Linear && num_experts.filter(|_| self.expert_rank.is_some()).is_none())
+                let is_expert = num_experts.is_some() && self.expert_rank.is_some();
+                if (*role != Role::Linear && !is_expert)
                     || !self.is_in_layers(layer, module, &layers)
                     || targets.count(module) == 0
                     || excluded.count(module) > 0

@@ -39,7 +39,7 @@ struct Biased {
 enum KeptExperts {
     /// Of each that has tokens.
     Apart(Box<Routing>, Vec<GatedKept>),
-    Together(Box<Sorted>, GatedKept),
+    Together(Box<Sorted>, Box<GatedKept>),
 }
 
 impl SublayerShape for spec::Mixture {
@@ -164,7 +164,7 @@ impl spec::Mixture {
         let experts = if let Some(together) = self.together(x, linears).filter(|_| is_plain && !has_adapters) {
             let sorted = experts::route(together, &scores, self.num_per_token, self.probabilities, scales);
             let kept = self.activations_together(together, x, &sorted, linears);
-            KeptExperts::Together(Box::new(sorted), kept)
+            KeptExperts::Together(Box::new(sorted), Box::new(kept))
         } else {
             let routing = route(&scores, self.num_per_token, self.probabilities, (self.choice, bias), scales);
             let (adapters, with) = (self.adapters_of(&routing.groups, linears), linears.with());
@@ -215,7 +215,7 @@ impl spec::Mixture {
             KeptExperts::Together(sorted, kept) => {
                 let together = of_place(place);
                 let d_output = together.gather(dy, &sorted, true);
-                let (d_input, product) = self.backward_together(together, d_output, kept, &sorted, linears);
+                let (d_input, product) = self.backward_together(together, d_output, *kept, &sorted, linears);
                 let sum = dx.unwrap_or_else(|| x.zeros_like());
                 let d_scores = together.scores_backward(product, &sorted).cast(x.dtype());
                 return Some((Some(together.combine(sum, &d_input, &sorted, false)), d_scores));
