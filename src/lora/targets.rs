@@ -425,12 +425,14 @@ impl LoraConfig {
         for (layer, shapes) in shapes.iter_mut().enumerate() {
             for (site, (module, role)) in names[layer].iter().enumerate() {
                 let num_experts = match *role {
+                    Role::Linear => None,
                     // The first stands for all.
-                    Role::Expert { num_experts, .. } if module.contains(FIRST_EXPERT) => Some(num_experts),
-                    _ => None,
+                    Role::Expert { num_experts, .. } if self.expert_rank.is_some() && module.contains(FIRST_EXPERT) => {
+                        Some(num_experts)
+                    }
+                    Role::Expert { .. } | Role::Router => continue,
                 };
-                if (*role != Role::Linear && num_experts.filter(|_| self.expert_rank.is_some()).is_none())
-                    || !self.is_in_layers(layer, module, &layers)
+                if !self.is_in_layers(layer, module, &layers)
                     || targets.count(module) == 0
                     || excluded.count(module) > 0
                 {

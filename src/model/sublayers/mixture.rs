@@ -39,7 +39,7 @@ struct Biased {
 enum KeptExperts {
     /// Of each that has tokens.
     Apart(Box<Routing>, Vec<GatedKept>),
-    Together(Box<Sorted>, GatedKept),
+    Together(Box<(Sorted, GatedKept)>),
 }
 
 impl SublayerShape for spec::Mixture {
@@ -92,8 +92,8 @@ impl Compute for spec::Mixture {
             (y, residual) => y.or(residual),
         };
         let (routing, experts) = match &kept.experts {
-            KeptExperts::Together(sorted, kept) => {
-                let together = of_place(place);
+            KeptExperts::Together(all) => {
+                let ((sorted, kept), together) = (&**all, of_place(place));
                 let output = self.output_together(together, kept, sorted, linears);
                 let sum = y.unwrap_or_else(|| zeros(sorted.num_tokens(), &output));
                 return together.combine(sum, &output, sorted, true);
@@ -164,7 +164,7 @@ impl spec::Mixture {
         let experts = if let Some(together) = self.together(x, linears).filter(|_| is_plain && !has_adapters) {
             let sorted = experts::route(together, &scores, self.num_per_token, self.probabilities, scales);
             let kept = self.activations_together(together, x, &sorted, linears);
-            KeptExperts::Together(Box::new(sorted), kept)
+            KeptExperts::Together(Box::new((sorted, kept)))
         } else {
             let routing = route(&scores, self.num_per_token, self.probabilities, (self.choice, bias), scales);
             let (adapters, with) = (self.adapters_of(&routing.groups, linears), linears.with());
@@ -212,8 +212,8 @@ impl spec::Mixture {
             return None;
         }
         let (routing, experts) = match experts {
-            KeptExperts::Together(sorted, kept) => {
-                let together = of_place(place);
+            KeptExperts::Together(all) => {
+                let ((sorted, kept), together) = (*all, of_place(place));
                 let d_output = together.gather(dy, &sorted, true);
                 let (d_input, product) = self.backward_together(together, d_output, kept, &sorted, linears);
                 let sum = dx.unwrap_or_else(|| x.zeros_like());
