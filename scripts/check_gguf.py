@@ -90,7 +90,7 @@ RANDOM = {"qwen2": {"use_sliding_window": False, "sliding_window": None, "rope_s
           # Layers use the keys and values of the last two that make them.
           "gemma4": {"num_kv_shared_layers": 2, "vocab_size_per_layer_input": 1347, "vocab_size": 1347},
           "gemma4-experts": {}, "gemma": {}, "seed_oss": {}, "arcee": {}, "internlm3": {}, "iquestcoder": {}, "olmoe": {}, "granitemoe": {},
-          "glm4_moe": {}, "dots1": {}, "ernie4_5_moe": {}, "minimax_m2": {}, "lfm2_moe": {"routed_scaling_factor": 1.0},
+          "glm4_moe": {}, "dots1": {"num_key_value_heads": 4}, "ernie4_5_moe": {}, "minimax_m2": {}, "lfm2_moe": {"routed_scaling_factor": 1.0},
           "lfm2": {}, "nemotron": {"head_dim": 12}, "ernie4_5": {},
           "qwen3_moe": {}, "qwen2_moe": {"mlp_only_layers": []}, "mixtral": {"sliding_window": None},
           "smollm3": {"no_rope_layers": None}, "olmo2": {}, "granite": {}, "phi3": {"sliding_window": None}, "glm4": {}, "glm": {"head_dim": 8},

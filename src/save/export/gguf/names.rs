@@ -151,6 +151,8 @@ fn check_implied(config: &ModelConfig) -> Result<(), Problem> {
     } else if matches!(config.family().gguf.architecture, Some("qwen2vl" | "qwen3vl" | "qwen3vlmoe")) {
         // Written for the text alone, it would be none beside a file of the part that sees.
         "what its images need"
+    } else if config.family().gguf.architecture == Some("dots1") && shares_keys(config) {
+        "fewer heads of keys than of queries"
     } else if convs().any(|conv| conv.kernel_size == 1) {
         "convolutions over one token"
     } else if convs().count() == config.num_layers() {
@@ -159,6 +161,11 @@ fn check_implied(config: &ModelConfig) -> Result<(), Problem> {
         return Ok(());
     };
     refused(config, what)
+}
+
+fn shares_keys(config: &ModelConfig) -> bool {
+    let mut heads = config.blocks.iter().filter_map(|block| Some(block.attention()?.heads));
+    heads.any(|heads| heads.num_kv_heads < heads.num_heads)
 }
 
 /// What layers have: one number where it is that of all.
