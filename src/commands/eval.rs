@@ -21,6 +21,7 @@ use crate::model::Model;
 use crate::recipe::of_run::moved_paths;
 use crate::recipe::{Purpose, Recipe};
 use crate::run::dir::REFERENCE;
+use crate::run::images::with_images;
 use crate::run::inputs::{WeightsFrom, data_failure};
 use crate::run::{Prepared, trainer_failure};
 use crate::save::export::{PromptForm, SavedAdapter, read_adapter};
@@ -126,7 +127,12 @@ pub(crate) fn run(args: &EvalArgs) -> Result<(), Failure> {
     let adapters = open_adapters(adapter.zip(saved), &prepared, args.base)?;
     let what = adapter.map_or(recipe.model.path.clone(), |adapter| adapter.folder.display().to_string());
     say(&format!("{what}: {} on {}", counted(data.num_eval_rows(), "row"), device.label));
-    let model = prepared.source.with_images(prepared.load_model()?, data.images(), &options)?;
+    let model = with_images(
+        prepared.load_model()?,
+        (&prepared.source.folder, &prepared.source.weights),
+        data.images(),
+        &options,
+    )?;
     let step = open_step(args, &named, &prepared, (model, adapters))?;
     let bar = terminal::bar(0);
     let on_progress = |done: usize, total: usize| {

@@ -25,7 +25,7 @@ use crate::generate::{Ending, GenerateOptions, Generated, Generator, encode_prom
 use crate::hub::Progress;
 use crate::images::Images;
 use crate::recipe::of_run::RESOLVED_FILE;
-use crate::run::images::images;
+use crate::run::images::{images, with_images};
 use crate::save::export::{PromptForm, find_adapter, is_adapter};
 use crate::schema::Problem;
 use crate::train::stop::Stop;
@@ -189,7 +189,7 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
     let mut opened = files.load(&args.load)?;
     let cache = CacheSettings::from_env();
     let data = OpenOptions { cache, progress: Progress::detect(args.load.quiet), ..OpenOptions::default() };
-    opened.model = opened.source.with_images(opened.model, seen.as_ref(), &data)?;
+    opened.model = with_images(opened.model, (&opened.source.folder, &opened.source.weights), seen.as_ref(), &data)?;
     args.load.note(&reason);
     if args.sampling.temperature > 0.0 && args.sampling.seed.is_none() {
         args.load.note(&format!("--seed {} repeats this draw", options.seed));

@@ -14,7 +14,7 @@ use crate::data::tokenizer::Tokenizer;
 use crate::lora::AdapterSet;
 use crate::model::Model;
 use crate::model::budget::text_bytes;
-use crate::model::decode::{MAX_TEXTS, NextTokens, Sequence, next_logits};
+use crate::model::decode::{NextTokens, Sequence, most_texts, next_logits};
 use crate::util::faults;
 
 /// A text to write.
@@ -111,7 +111,7 @@ impl<'a> TextBatch<'a> {
         Self { model, tokenizer, texts: Vec::new(), before: None, memory_bytes: None }
     }
 
-    /// Up to 64 texts in place of 16, if they and one more fit into this memory when they are as long as they may become.
+    /// On a device up to 64 texts in place of 16, if they and one more fit into this memory when they are as long as they may become.
     #[must_use]
     pub fn within(self, memory_bytes: Option<u64>) -> Self {
         Self { memory_bytes, ..self }
@@ -129,7 +129,8 @@ impl<'a> TextBatch<'a> {
     pub fn has_room(&self) -> bool {
         let bytes = || self.texts.iter().map(|text| text.most_bytes as u64);
         let fits = |memory| bytes().sum::<u64>() + bytes().max().unwrap_or_default() <= memory;
-        self.texts.len() < MAX_TEXTS && (self.texts.len() < SEVERAL || self.memory_bytes.is_some_and(fits))
+        self.texts.len() < most_texts(self.model.place())
+            && (self.texts.len() < SEVERAL || self.memory_bytes.is_some_and(fits))
     }
 
     /// Whether no text is being written.

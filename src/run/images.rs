@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use burn::tensor::Device;
 
-use super::inputs::ModelSource;
 use crate::config::DataConfig;
 use crate::data::dataset::OpenOptions;
 use crate::data::progress::{Meter, Work};
@@ -24,52 +23,53 @@ pub(crate) fn images(folder: &Path, config: &ModelConfig, data: &DataConfig) -> 
     Some(Arc::new(Images::new(vision, Limits { folder, most_pixels, max_length: *max_length })))
 }
 
-impl ModelSource {
-    /// The model with what it sees in place of images, if there are any.
-    ///
-    /// # Errors
-    /// An image or a tower that cannot be read; a folder that cannot be written to; a stop between two images, of which those before
-    /// are kept.
-    pub(crate) fn with_images(
-        &self,
-        model: Model,
-        images: Option<&Arc<Images>>,
-        options: &OpenOptions<'_>,
-    ) -> Result<Model, Failure> {
-        let Some(images) = images.filter(|images| !images.all().is_empty()) else { return Ok(model) };
-        let features = self.features(images, &model.device(), options)?;
-        Ok(model.with_features(features))
-    }
+/// The model with what it sees in place of images, if there are any; its tower is among the weights in the folder.
+///
+/// # Errors
+/// An image or a tower that cannot be read; a folder that cannot be written to; a stop between two images, of which those before
+/// are kept.
+pub(crate) fn with_images(
+    model: Model,
+    source: (&Path, &Weights),
+    images: Option<&Arc<Images>>,
+    options: &OpenOptions<'_>,
+) -> Result<Model, Failure> {
+    let Some(images) = images.filter(|images| !images.all().is_empty()) else { return Ok(model) };
+    let features = features(source, images, &model.device(), options)?;
+    Ok(model.with_features(features))
+}
 
-    fn features(&self, images: &Images, device: &Device, options: &OpenOptions<'_>) -> Result<Features, Failure> {
-        let no_tower = || Failure::input(format!("the weights in {} have no vision tower", self.folder.display()));
-        let Weights::Files(files) = &self.weights else { return Err(no_tower()) };
-        let vision = images.vision().map_err(Failure::input)?;
-        let key = images.key(tower::digest(files).ok_or_else(no_tower)?).map_err(Failure::input)?;
-        let all = images.all();
-        let folder = options.cache.folder.as_ref().map(|folder| folder.with_file_name("images"));
-        let mut writer = FeatureWriter::new(folder, key, vision, &all).map_err(Failure::input)?;
-        let mut meter = Meter::start(options.progress, Work::Seeing, "images".to_owned(), all.len());
-        // Read once the first image needs it, and dropped behind the last.
-        let mut tower = None;
-        for (index, image) in all.iter().enumerate() {
-            if (options.is_stopped)() {
-                return Err(Failure::Interrupted);
-            }
-            let features = || {
-                let pieces = images.pieces(image)?;
-                if tower.is_none() {
-                    let loaded = Tower::load(vision.clone(), &self.weights, files, device);
-                    tower = Some(loaded.map_err(|problem| problem.to_string())?);
-                }
-                Ok(tower.as_ref().map(|tower| tower.features(pieces)).unwrap_or_default())
-            };
-            writer
-                .add(image, features)
-                .map_err(|reason| Failure::input(format!("the image {:?} {reason}", image.name)))?;
-            meter.advance(index + 1);
+fn features(
+    (folder, weights): (&Path, &Weights),
+    images: &Images,
+    device: &Device,
+    options: &OpenOptions<'_>,
+) -> Result<Features, Failure> {
+    let no_tower = || Failure::input(format!("the weights in {} have no vision tower", folder.display()));
+    let Weights::Files(files) = weights else { return Err(no_tower()) };
+    let vision = images.vision().map_err(Failure::input)?;
+    let key = images.key(tower::digest(files).ok_or_else(no_tower)?).map_err(Failure::input)?;
+    let all = images.all();
+    let kept_in = options.cache.folder.as_ref().map(|folder| folder.with_file_name("images"));
+    let mut writer = FeatureWriter::new(kept_in, key, vision, &all).map_err(Failure::input)?;
+    let mut meter = Meter::start(options.progress, Work::Seeing, "images".to_owned(), all.len());
+    // Read once the first image needs it, and dropped behind the last.
+    let mut tower = None;
+    for (index, image) in all.iter().enumerate() {
+        if (options.is_stopped)() {
+            return Err(Failure::Interrupted);
         }
-        meter.finish();
-        Ok(writer.finish())
+        let features = || {
+            let pieces = images.pieces(image)?;
+            if tower.is_none() {
+                let loaded = Tower::load(vision.clone(), weights, files, device);
+                tower = Some(loaded.map_err(|problem| problem.to_string())?);
+            }
+            Ok(tower.as_ref().map(|tower| tower.features(pieces)).unwrap_or_default())
+        };
+        writer.add(image, features).map_err(|reason| Failure::input(format!("the image {:?} {reason}", image.name)))?;
+        meter.advance(index + 1);
     }
+    meter.finish();
+    Ok(writer.finish())
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use super::Run;
 use super::dir::REFERENCE;
 use super::eva::{self, STOPPED};
+use super::images::with_images;
 use super::overview::total_steps;
 use super::prepare::Prepared;
 use super::ranks::Joined;
@@ -132,7 +133,7 @@ fn read_rows_and_model(run: &Run<'_>, joined: &mut Joined) -> Result<(Dataset, M
         rayon::broadcast(|_| allocator::give_back_now());
         allocator::keep_freed_memory();
         let data = data?;
-        let model = source.with_images(model?, data.images(), &options)?;
+        let model = with_images(model?, (&source.folder, &source.weights), data.images(), &options)?;
         Ok((data, model))
     })
 }

@@ -10,6 +10,7 @@ use crate::hub::Progress;
 use crate::lora::AdapterSet;
 use crate::recipe::of_run::moved_paths;
 use crate::recipe::{Purpose, Recipe};
+use crate::run::images::with_images;
 use crate::run::inputs::{WeightsFrom, data_failure};
 use crate::run::{Prepared, trainer_failure};
 use crate::save::export::{Imatrix, read_adapter};
@@ -66,7 +67,7 @@ impl RunRows {
         };
         let data = source.open_data(&recipe.data, recipe.seed, &options)?;
         let adapters = saved.into_set(&adapter.folder, &source.config, &device.device).map_err(Failure::input)?;
-        let model = source.with_images(prepared.load_model()?, data.images(), &options)?;
+        let model = with_images(prepared.load_model()?, (&source.folder, &source.weights), data.images(), &options)?;
         let trained = prepared.step_of(model, adapters);
         Ok(Some(Self { prepared, data, trained, stop }))
     }

@@ -21,7 +21,7 @@ mod words;
 use words::{Bf16Pair, F16Pair, SingleWord, WeightWord, WordKind};
 
 /// Most tokens of a product that is computed here; with more, packed weights pay.
-pub const FEW_TOKENS: usize = 64;
+pub const FEW_TOKENS: usize = 16;
 
 /// Rows of the weight that are multiplied at the same time, so that a value of `x` is loaded once for all of them.
 const ROWS: usize = 4;

@@ -10,7 +10,7 @@ use super::activations::Working;
 use super::workload::{F32, Workload};
 use crate::config::{FileType, GradientCheckpointing, ObjectiveName, Residency};
 use crate::model::budget::text_bytes;
-use crate::model::decode::MAX_TEXTS;
+use crate::model::decode::most_texts;
 
 /// One part of the memory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -140,7 +140,7 @@ impl Workload<'_> {
         if self.objective.name != ObjectiveName::Grpo {
             return 0;
         }
-        let num_answers = MAX_TEXTS.min(self.sequences() * self.gradient_accumulation_steps);
+        let num_answers = most_texts(self.place).min(self.sequences() * self.gradient_accumulation_steps);
         num_answers * text_bytes(self.config, self.activation_bytes(), self.row_length)
     }
 
