@@ -601,7 +601,7 @@ const WITHOUT_PLACE: [(&str, &str); 13] = [
 ];
 
 /// Changes with which they and others lie otherwise in a GGUF file.
-fn changes_for_gguf() -> [(&'static str, Value); 18] {
+fn changes_for_gguf() -> [(&'static str, Value); 20] {
     [
         ("qwen3_moe", serde_json::json!({})),
         ("qwen2_moe", serde_json::json!({"mlp_only_layers": []})),
@@ -623,6 +623,8 @@ fn changes_for_gguf() -> [(&'static str, Value); 18] {
         ("lfm2", serde_json::json!({})),
         ("lfm2", serde_json::json!({"full_attn_idxs": [0, 1, 2, 3]})),
         ("mistral", serde_json::json!({"hidden_act": "silu", "sliding_window": null})),
+        ("lfm2_moe", serde_json::json!({"routed_scaling_factor": 1.0})),
+        ("dots1", serde_json::json!({"num_key_value_heads": 4})),
         ("nemotron", serde_json::json!({})),
         ("ernie4_5", serde_json::json!({})),
         ("smollm3", serde_json::json!({"no_rope_layers": null})),
