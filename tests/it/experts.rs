@@ -74,6 +74,7 @@ fn experts_are_trained_resumed_to_the_bit_merged_and_asked_also_on_a_quantised_b
     let settings = [
         "--set", &path, "--set", "train.max_steps=6", "--set", "checkpoint.save_steps=3", "--set",
         "lora.expert_rank=2", "--set", "lora.lora_dropout=0", "--set", "lora.r=4", "--set", "lora.lora_alpha=12",
+        "--set", "optimizer.learning_rate=3e-3",
     ];
     let recipe = bench.recipe("whole", "");
     for command in ["check", "plan"] {
