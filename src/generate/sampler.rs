@@ -13,6 +13,9 @@ pub(super) struct Sampler {
     top_k: Option<usize>,
     min_p: Option<f64>,
     rng: ChaCha8Rng,
+    /// Entropy in nats of what the last token was drawn from, at its temperature and before top-k, top-p and min-p; `None` where it
+    /// was the most likely one.
+    pub(super) entropy: Option<f64>,
 }
 
 /// A token that may be drawn, and its weight: its probability times a common factor.
@@ -55,6 +58,7 @@ impl Sampler {
             top_k: options.top_k,
             min_p: options.min_p,
             rng: ChaCha8Rng::seed_from_u64(options.seed),
+            entropy: None,
         }
     }
 
@@ -76,11 +80,19 @@ impl Sampler {
     }
 
     /// The tokens to draw from. Without top-k, top-p and min-p: all tokens, in the order of their ids.
-    fn candidates(&self, logits: &[f32], max: f32) -> Vec<Candidate> {
-        let weight = |logit: f32| ((f64::from(logit) - f64::from(max)) / self.temperature).exp();
-        let candidates = (0..).zip(logits).map(|(id, &logit)| Candidate { id, weight: weight(logit) });
-        // What is ruled out is never drawn, be it as the last where rounding leaves none.
-        let mut candidates: Vec<Candidate> = candidates.filter(|candidate| candidate.weight > 0.0).collect();
+    fn candidates(&mut self, logits: &[f32], max: f32) -> Vec<Candidate> {
+        let (mut candidates, mut sum, mut weighted_logs) = (Vec::with_capacity(logits.len()), 0.0, 0.0);
+        for (id, &logit) in (0..).zip(logits) {
+            let log = (f64::from(logit) - f64::from(max)) / self.temperature;
+            let weight = log.exp();
+            // What is ruled out is never drawn, be it as the last where rounding leaves none.
+            if weight > 0.0 {
+                sum += weight;
+                weighted_logs += weight * log;
+                candidates.push(Candidate { id, weight });
+            }
+        }
+        self.entropy = Some(sum.ln() - weighted_logs / sum);
         if let Some(k) = self.top_k.filter(|&k| k < candidates.len()) {
             let (_, last, _) = candidates.select_nth_unstable_by(k.max(1) - 1, by_weight);
             let least = last.weight;
@@ -223,6 +235,21 @@ mod tests {
         // What top-p reaches is counted before.
         assert_shares(GenerateOptions { top_p: 0.4, ..with(0.2, 1.0) }, [0.0, 1.0, 0.0, 0.0, 0.0]);
         assert_shares(GenerateOptions { top_p: 0.8, ..with(0.4, 1.0) }, [0.0, 0.5 / 0.75, 0.0, 0.25 / 0.75, 0.0]);
+    }
+
+    #[test]
+    fn the_entropy_is_that_of_all_tokens_at_the_temperature() {
+        let logits = [0.15_f32, 0.5, 0.25, 0.1].map(f32::ln);
+        let entropy = |temperature: f64| {
+            let mut sampler = Sampler::new(&GenerateOptions { top_k: Some(1), ..options(temperature) });
+            sampler.next(&logits).unwrap();
+            sampler.entropy
+        };
+        let of = |probabilities: [f64; 4]| -probabilities.iter().map(|p| p * p.ln()).sum::<f64>();
+        assert!((entropy(1.0).unwrap() - of([0.15, 0.5, 0.25, 0.1])).abs() < 1e-7);
+        let squares = [0.0225, 0.25, 0.0625, 0.01].map(|square| square / 0.345);
+        assert!((entropy(0.5).unwrap() - of(squares)).abs() < 1e-7);
+        assert_eq!(entropy(0.0), None);
     }
 
     #[test]

@@ -47,6 +47,9 @@ pub struct NewText {
     pub token: Option<u32>,
     /// The token that ended the text, if one did.
     pub end_token: Option<u32>,
+    /// Entropy in nats of what that was drawn from, at its temperature and before top-k, top-p and min-p; absent where it was the most
+    /// likely one.
+    pub entropy: Option<f64>,
     /// The tokens whose text ends in `text`, if logarithms of their probabilities were requested.
     pub shown: Vec<ShownToken>,
     /// Why the text has ended, if it has.
@@ -229,8 +232,9 @@ impl Text<'_> {
         self.unshown.extend(chosen.map(|(token, top)| (token, logprobs(logits, token, top))));
         let shown = shown.into_iter().zip(std::iter::from_fn(|| self.unshown.pop_front()));
         let shown = shown.map(|(bytes, (id, logprobs))| ShownToken { id, bytes, logprobs }).collect();
-        let end_token = self.writing.end_token;
-        let wants_more = on_text(self.id, NewText { text, token, end_token, shown, ending: then.err() }).is_continue();
+        let (end_token, entropy) = (self.writing.end_token, self.writing.sampler.entropy);
+        let new = NewText { text, token, end_token, entropy, shown, ending: then.err() };
+        let wants_more = on_text(self.id, new).is_continue();
         self.token = then.unwrap_or_default();
         wants_more && then.is_ok()
     }

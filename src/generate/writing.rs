@@ -14,7 +14,7 @@ const DECODE_CONTEXT: usize = 8;
 #[derive(Debug)]
 pub(super) struct Writing<'a> {
     tokenizer: &'a Tokenizer,
-    sampler: Sampler,
+    pub(super) sampler: Sampler,
     grammar: Option<Grammar>,
     stream: DecodeStream<'a>,
     max_new_tokens: usize,

@@ -413,8 +413,13 @@ figures! {
         frac_reward_zero_std, "rewards/zero_std";
         /// Tokens of an answer of "grpo", mean.
         completion_length, "completions/length";
+        /// The same of those that ended by themselves.
+        terminated_length, "completions/terminated_length";
         /// Share of the answers that did not end by themselves.
         clipped_ratio, "completions/clipped";
+        /// Entropy in nats of what a token of an answer was drawn from, at `temperature` and before `top_p`, `top_k` and `min_p`, mean.
+        /// Towards 0 all answers become one.
+        entropy, "completions/entropy";
         /// Share of the tokens of "grpo", from 0 to 1, that are to become less likely and are so by more than `epsilon` since
         /// they were written: they are left as they are. Only where answers are used again; of sequences where these are
         /// weighed.

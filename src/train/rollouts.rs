@@ -145,6 +145,8 @@ struct WrittenAnswer {
     ids: Vec<u32>,
     text: String,
     ending: Option<Ending>,
+    /// Of its tokens.
+    entropy: Mean,
 }
 
 impl Rollouts {
@@ -291,8 +293,11 @@ impl Rollouts {
         let size = self.num_answers(draw);
         let mut figures = ObjectiveFigures::default();
         for written in written {
-            figures.completion_length += Mean::of(as_f64(written.ids.len()));
+            let length = Mean::of(as_f64(written.ids.len()));
+            figures.completion_length += length;
+            figures.terminated_length += if written.is_clipped() { Mean::default() } else { length };
             figures.clipped_ratio += Mean::of(f64::from(u8::from(written.is_clipped())));
+            figures.entropy += written.entropy;
         }
         let rewards: Vec<Option<f64>> = (0..written.len()).map(|index| judged.reward(index)).collect();
         let advantages = advantages(&rewards, size, self.objective.scale_rewards, &mut figures);
@@ -362,6 +367,7 @@ impl Rollouts {
             if let Some(written) = usize::try_from(id).ok().and_then(|id| written.get_mut(id)) {
                 written.ids.extend(new.token.or(new.end_token));
                 written.text.push_str(&new.text);
+                written.entropy += new.entropy.map(Mean::of).unwrap_or_default();
                 written.ending = new.ending;
             }
             ControlFlow::Continue(())
@@ -472,6 +478,7 @@ fn recorded(
         completion: written.text.clone(),
         tokens: written.ids.len(),
         ending: if written.is_clipped() { "length" } else { "stop" }.into(),
+        entropy: written.entropy.value(),
         rewards: judged.scores.iter().map(|of| (of.name.clone(), of.by_answer[index])).collect(),
         reward: judged.reward(index),
         extra: judged.extra.iter().map(|(name, values)| (name.clone(), values[index].clone())).collect(),

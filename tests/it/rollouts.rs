@@ -46,6 +46,11 @@ fn answers_that_are_rewarded_become_the_rule_and_a_resumed_run_gives_the_same_by
         first["completion_length"].as_f64().unwrap() <= 12.0 && first["tokens"].as_u64().unwrap() > 24 * 4,
         "{first}"
     );
+    // Who follows the rule begins in fewer ways.
+    let entropy: Vec<f64> = [first, &lines[15]].iter().filter_map(|line| line["entropy"].as_f64()).collect();
+    assert!(entropy.len() == 2 && entropy[1] < entropy[0] && entropy[0] < f64::ln(1344.0), "{entropy:?}");
+    let of_ended = |line: &Value| line["terminated_length"].is_f64() == (line["clipped_ratio"] != 1.0);
+    assert!(lines.iter().all(of_ended), "{first}");
     let samples = fs::read_to_string(bench.path("whole/samples.jsonl")).unwrap();
     assert!(samples.lines().all(|line| line.contains("\"reward\"")) && samples.lines().count() == 2, "{samples}");
 }

@@ -86,6 +86,9 @@ pub struct Rollout {
     pub tokens: usize,
     /// Whether it ended by itself, "stop", or did not, "length".
     pub ending: String,
+    /// Entropy in nats of what its tokens were drawn from, mean.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub entropy: Option<f64>,
     /// What it got of each rule or function, by its name, without factors; what does not judge it is `null`.
     pub rewards: BTreeMap<String, Option<f64>>,
     /// The sum of these, each times its factor; `null` where nothing judges it.
