@@ -108,6 +108,11 @@ pub(crate) fn run(args: &ChatArgs) -> Result<(), Failure> {
         args.load
             .note(&format!("adapters: {} (the first is used); /help lists what else can be typed", opened.names()));
     }
+    converse(&mut chat, is_terminal)
+}
+
+/// Answers what is typed, or piped in, until it ends.
+fn converse(chat: &mut Chat<'_>, is_terminal: bool) -> Result<(), Failure> {
     let mut lines = io::stdin().lock().lines();
     let mut is_first = true;
     loop {

@@ -127,12 +127,8 @@ pub(crate) fn run(args: &EvalArgs) -> Result<(), Failure> {
     let adapters = open_adapters(adapter.zip(saved), &prepared, args.base)?;
     let what = adapter.map_or(recipe.model.path.clone(), |adapter| adapter.folder.display().to_string());
     say(&format!("{what}: {} on {}", counted(data.num_eval_rows(), "row"), device.label));
-    let model = with_images(
-        prepared.load_model()?,
-        (&prepared.source.folder, &prepared.source.weights),
-        data.images(),
-        &options,
-    )?;
+    let source = &prepared.source;
+    let model = with_images(prepared.load_model()?, (&source.folder, &source.weights), data.images(), &options)?;
     let step = open_step(args, &named, &prepared, (model, adapters))?;
     let bar = terminal::bar(0);
     let on_progress = |done: usize, total: usize| {
@@ -157,8 +153,8 @@ pub(crate) fn run(args: &EvalArgs) -> Result<(), Failure> {
             Some(score) => score.answers.iter().map(|answer| format!("{answer}\n")).collect(),
             None => scores_of_rows(&step, &data, recipe)?,
         };
-        files::write(path, lines)
-            .map_err(|error| Failure::running(format!("--answers {}: {error}", path.display())))?;
+        let failed = |error| Failure::running(format!("--answers {}: {error}", path.display()));
+        files::write(path, lines).map_err(failed)?;
     }
     let tasks = recipe.eval.task.metric.zip(score).map(|(metric, score)| (metric.word(), TaskReport::from(score)));
     let tasks = tasks.into_iter().collect();

@@ -129,11 +129,9 @@ pub(crate) fn run(args: &TuneArgs) -> Result<(), Failure> {
     let mut runner = Runner::new(&args.recipe, recipe, Length { steps: args.steps, seconds: args.seconds })?;
     let started = Instant::now();
     let deadline = Duration::try_from_secs_f64(60.0 * args.max_minutes).ok().and_then(|time| started.checked_add(time));
-    let figures = runner.start().map_err(|error| match runner.exit_code {
-        // The recipe or its rows are at fault.
-        Some(2) => Failure::input(error),
-        _ => Failure::running(error),
-    })?;
+    // Of 2, the recipe or its rows are at fault.
+    let failed = |error, code| if code == Some(2) { Failure::input(error) } else { Failure::running(error) };
+    let figures = runner.start().map_err(|error| failed(error, runner.exit_code))?;
     say(&format!(
         "the recipe as it is: one run takes {:.1} s; candidates are run up to {} times in turn with the fastest, for at most {} \
          in all",

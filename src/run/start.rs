@@ -107,19 +107,11 @@ impl<'a> Started<'a> {
         let flops = prepared.flops(step.model());
         let precision = recipe.train.precision.dtype();
         let recorder = Recorder::new(flops, device, telemetry, precision, facts, earlier, *process_start);
-        let adapter_files = adapter_files(prepared, data);
-        let mut saver = Saver::new(recipe.checkpoint.clone(), checkpoints, adapter_files, recipe.to_toml());
-        if !place.is_first() {
-            saver = saver.silent();
-        }
-        let mut state = TrainerState::new(row_order(recipe, data), inputs, step.counters());
+        let state = TrainerState::new(row_order(recipe, data), inputs, step.counters());
         let begun = resumed.as_ref().map(|resumed| Shipped::read(&resumed.checkpoint)).transpose()?.flatten();
         let done = resumed.as_ref().map_or(0, |resumed| resumed.state.step);
         let shipping = shipping(prepared, schedule.total_steps(), done, begun);
-        if let Some(Resumed { state: resumed, sound, .. }) = resumed {
-            state = TrainerState { order: state.order, inputs: state.inputs, trouble: None, ..resumed };
-            saver = saver.resumed(sound);
-        }
+        let (state, saver) = continued(run, data, state, checkpoints, resumed);
         let evaluator = Evaluator { config: recipe.eval.clone(), task, best_by: recipe.best_by() };
         let watchdog = recipe.watchdog;
         let trainer = Trainer {
@@ -137,6 +129,28 @@ impl<'a> Started<'a> {
             sinks,
         };
         Ok(Self { run, trainer })
+    }
+}
+
+/// The state that training goes on from, and what saves it.
+fn continued(
+    run: &Run<'_>,
+    data: &Dataset,
+    state: TrainerState,
+    checkpoints: Checkpoints,
+    resumed: Option<Resumed>,
+) -> (TrainerState, Saver) {
+    let recipe = &run.prepared.recipe;
+    let files = adapter_files(&run.prepared, data);
+    let mut saver = Saver::new(recipe.checkpoint.clone(), checkpoints, files, recipe.to_toml());
+    if !run.place.is_first() {
+        saver = saver.silent();
+    }
+    match resumed {
+        None => (state, saver),
+        Some(Resumed { state: resumed, sound, .. }) => {
+            (TrainerState { order: state.order, inputs: state.inputs, trouble: None, ..resumed }, saver.resumed(sound))
+        }
     }
 }
 

@@ -107,28 +107,7 @@ impl Reader {
         let first = unnamed.first().and_then(|value| self.literal(value));
         let argument = |name: &str| named.iter().find(|(own, _)| *own == name).map(|(_, value)| *value);
         match function {
-            "from_pretrained"
-                if ["Tokenizer", "Processor", "Config", "Extractor", "Peft"]
-                    .iter()
-                    .any(|part| class.contains(part)) =>
-            {
-                self.said.sees_images |= class.contains("Processor") && class != "AutoProcessor";
-            }
-            "from_pretrained" => {
-                self.said.sees_images |= ["Vision", "ImageText", "Llava", "VL"].iter().any(|part| class.contains(part));
-                if class.contains("SequenceClassification") {
-                    self.said.objective_of(class);
-                }
-                self.said.is_unsloth |= class.starts_with("Fast");
-                let path = argument("pretrained_model_name_or_path").and_then(|value| self.literal(value));
-                // Programs load again what they have trained.
-                if !self.said.root.contains_key("model_name") {
-                    if let Some(model) = first.or(path) {
-                        self.said.key("model_name", model);
-                    }
-                    self.keys(&named, &["pretrained_model_name_or_path"]);
-                }
-            }
+            "from_pretrained" => self.loaded(class, first, &named),
             "get_peft_model" | "LoraConfig" => {
                 self.said.is_unsloth |= class.starts_with("Fast");
                 self.said.has_lora |= function == "LoraConfig" || class.starts_with("Fast");
@@ -137,14 +116,11 @@ impl Reader {
             }
             "load_dataset" => self.rows(first, unnamed.get(1).and_then(|value| self.literal(value)), &named),
             "from_json" | "from_csv" | "from_parquet" | "read_csv" | "read_json" | "read_parquet" => {
-                if let Some(file) = first {
-                    self.said.key("train_file", file);
-                }
+                first.into_iter().for_each(|file| self.said.key("train_file", file));
             }
             "train_test_split" => {
-                if let Some(share) = argument("test_size").and_then(|value| self.literal(value)) {
-                    self.said.key("test_size", share);
-                }
+                let share = argument("test_size").and_then(|value| self.literal(value));
+                share.into_iter().for_each(|share| self.said.key("test_size", share));
             }
             "train_on_responses_only" => self.said.key("train_on_responses_only", Value::Bool(true)),
             "get_chat_template" => {
@@ -177,6 +153,29 @@ impl Reader {
                 self.spread(&unnamed);
             }
             _ => {}
+        }
+    }
+
+    /// What is loaded as an object of `class`: a model, or what is beside it.
+    fn loaded(&mut self, class: &str, first: Option<Value>, named: &[(&str, &[Token])]) {
+        let has = |parts: &[&str]| parts.iter().any(|part| class.contains(part));
+        if has(&["Tokenizer", "Processor", "Config", "Extractor", "Peft"]) {
+            self.said.sees_images |= class.contains("Processor") && class != "AutoProcessor";
+            return;
+        }
+        self.said.sees_images |= has(&["Vision", "ImageText", "Llava", "VL"]);
+        if class.contains("SequenceClassification") {
+            self.said.objective_of(class);
+        }
+        self.said.is_unsloth |= class.starts_with("Fast");
+        // Programs load again what they have trained.
+        if !self.said.root.contains_key("model_name") {
+            let name = "pretrained_model_name_or_path";
+            let path = named.iter().find(|(own, _)| *own == name).and_then(|(_, value)| self.literal(value));
+            if let Some(model) = first.or(path) {
+                self.said.key("model_name", model);
+            }
+            self.keys(named, &[name]);
         }
     }
 

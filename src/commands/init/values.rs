@@ -14,9 +14,14 @@ pub(super) const OWN_TEMPLATE: &str =
 
 /// Keys that several trainers share.
 pub(super) fn common(from: &Foreign, name: &str, value: &Value) -> Option<Meaning> {
+    of_weights(from, name, value).or_else(|| of_adapters(from, name, value)).or_else(|| of_training(from, name, value))
+}
+
+/// Types of weights and of arithmetic.
+fn of_weights(from: &Foreign, name: &str, value: &Value) -> Option<Meaning> {
     let is_on = !is_off(value);
     let text = value.as_str().unwrap_or_default();
-    let outcome = match name {
+    Some(match name {
         "bf16" | "bfloat16" => precision(is_on, "bf16"),
         "fp16" | "float16" => precision(is_on, "f16"),
         "dtype" | "precision" | "torch_dtype" | "mixed_precision" | "bnb_4bit_compute_dtype" => match text {
@@ -45,6 +50,35 @@ pub(super) fn common(from: &Foreign, name: &str, value: &Value) -> Option<Meanin
             _ => Lost("only LoRA adapters are trained here".into()),
         },
         "bnb_4bit_quant_type" | "quantization_type" => READ,
+        "tf32" if is_on && !["bf16", "fp16"].iter().any(|key| from.get(key).is_some_and(|on| !is_off(on))) => {
+            precision(true, "tf32")
+        }
+        "quantization_method" if matches!(text, "bnb" | "bitsandbytes") => Nothing,
+        "tf32" | "load_in_4bit" | "load_in_8bit" | "quantization_bit" | "quantize" => Nothing,
+        _ => return None,
+    })
+}
+
+/// Which layers have adapters.
+fn of_adapters(from: &Foreign, name: &str, value: &Value) -> Option<Meaning> {
+    let is_on = !is_off(value);
+    let text = value.as_str().unwrap_or_default();
+    Some(match name {
+        "lora_target_linear" if is_on => Set(vec![("lora.target_modules".into(), "all-linear".into())]),
+        // axolotl adds the list to all linear layers.
+        "lora_target_modules" if from.get("lora_target_linear") == Some(&Value::Bool(true)) => READ,
+        "target_modules" | "lora_target" | "lora_target_modules" if is_on => targets(value),
+        "additional_target" if is_on => Set(vec![("lora.modules_to_save".into(), names(text.split(',')))]),
+        "lora_target_linear" => Nothing,
+        _ => return None,
+    })
+}
+
+/// Rows, steps, and what is done after so many of them.
+fn of_training(from: &Foreign, name: &str, value: &Value) -> Option<Meaning> {
+    let is_on = !is_off(value);
+    let text = value.as_str().unwrap_or_default();
+    Some(match name {
         "optimizer" | "optim" if !text.is_empty() => optimizer(text, text),
         "report_to" | "logger_name" => trackers(value),
         "save_strategy" | "eval_strategy" | "evaluation_strategy" | "logging_strategy"
@@ -58,34 +92,20 @@ pub(super) fn common(from: &Foreign, name: &str, value: &Value) -> Option<Meanin
             _ => Lost("answers of the assistant carry loss; data.train_on_inputs puts it on all".into()),
         },
         "train_on_eos" if text == "turn" => Nothing,
-        "tf32" if is_on && !["bf16", "fp16"].iter().any(|key| from.get(key).is_some_and(|on| !is_off(on))) => {
-            precision(true, "tf32")
-        }
         "chat_template" | "chat_template_path" | "chat_template_jinja" => chat_template(name, text, from),
         "gradient_checkpointing" | "use_gradient_checkpointing" if text == "unsloth" => {
             Set(vec![("train.gradient_checkpointing".into(), "offload".into())])
         }
-        "lora_target_linear" if is_on => Set(vec![("lora.target_modules".into(), "all-linear".into())]),
-        // axolotl adds the list to all linear layers.
-        "lora_target_modules" if from.get("lora_target_linear") == Some(&Value::Bool(true)) => READ,
-        "target_modules" | "lora_target" | "lora_target_modules" if is_on => targets(value),
-        "additional_target" if is_on => Set(vec![("lora.modules_to_save".into(), names(text.split(',')))]),
         "val_set_size" | "val_size" if is_on => one("data.eval_split", value, from),
         "evals_per_epoch" | "saves_per_epoch" if is_on => {
             Lost("counted in steps here: eval.eval_steps, checkpoint.save_steps".into())
         }
-        "tf32"
-        | "evals_per_epoch"
+        "evals_per_epoch"
         | "saves_per_epoch"
         | "logging_strategy"
         | "save_strategy"
         | "eval_strategy"
         | "evaluation_strategy"
-        | "load_in_4bit"
-        | "load_in_8bit"
-        | "quantization_bit"
-        | "quantize"
-        | "lora_target_linear"
         | "val_set_size"
         | "val_size" => Nothing,
         "train_on_responses_only" if is_on => Set(vec![("data.train_on_inputs".into(), false.into())]),
@@ -101,7 +121,6 @@ pub(super) fn common(from: &Foreign, name: &str, value: &Value) -> Option<Meanin
             Lost("there is one seed here: `seed`".into())
         }
         "excess_length_strategy" if text == "truncate" => Nothing,
-        "quantization_method" if matches!(text, "bnb" | "bitsandbytes") => Nothing,
         "max_steps" if value.as_f64().is_none_or(|steps| steps <= 0.0) => Nothing,
         "warmup_steps" | "lr_warmup_steps" if !is_on => Nothing,
         // transformers 5.
@@ -116,8 +135,7 @@ pub(super) fn common(from: &Foreign, name: &str, value: &Value) -> Option<Meanin
             Lost("a share of the run there, a number of steps here".into())
         }
         _ => return None,
-    };
-    Some(outcome)
+    })
 }
 
 fn precision(is_on: bool, name: &str) -> Meaning {

@@ -112,7 +112,7 @@ impl Chart<'_> {
         // A noisy line alone stays visible, pale, under its mean.
         let is_alone = lines.iter().filter(|line| line.is_noisy).count() == 1;
         let width = |line: &Line<'_>| line.mean_steps().filter(|_| line.is_noisy);
-        let (mut drawn, mut data, mut rows, mut legend) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let (mut drawn, mut data) = (Vec::new(), Vec::new());
         for line in &lines {
             let means = Points::means(line);
             let points = if line.is_noisy && !is_alone { means.clone() } else { Points::extremes(line) };
@@ -124,8 +124,6 @@ impl Chart<'_> {
                 fields["means"] = means.json();
             }
             data.push(fields);
-            rows.push((line.name.clone(), line.summary(self.unit)));
-            legend.push((line.name.clone(), line.class()));
             match width(line) {
                 Some(steps) => {
                     drawn.extend(is_alone.then(|| (line.class() + " pale", points)));
@@ -134,15 +132,9 @@ impl Chart<'_> {
                 None => drawn.push((line.class(), points)),
             }
         }
+        let rows: Vec<_> = lines.iter().map(|line| (line.name.clone(), line.summary(self.unit))).collect();
         let (low, high) = range(drawn.iter().flat_map(|(_, points)| &points.y))?;
-        let is_log = self.may_be_log && low > 0.0 && high / low > LOG_ABOVE;
-        let y = if is_log {
-            Axis::logarithmic(low, high, self.unit)
-        } else {
-            // Of a loss, small differences count.
-            let low = if self.may_be_log { low } else { low.min(0.0) };
-            Axis::rounded(low, high.max(self.at_least), self.unit, 5.0)
-        };
+        let (y, is_log) = self.vertical(low, high);
         let mut shapes = vec![grid(&y)];
         let marks = || self.marks.iter().take(MAX_POINTS).map(|(step, _)| as_f64(*step));
         shapes.extend(marks().map(|step| ("mark".to_owned(), format!("M{:.1} 0V{HEIGHT}", x.position(step) * WIDTH))));
@@ -159,12 +151,12 @@ impl Chart<'_> {
         let means = lines.iter().find_map(|line| width(line)).map(|steps| format!("mean of {steps} steps"));
         let how: Vec<String> = is_log.then(|| "logarithmic".to_owned()).into_iter().chain(means).collect();
         let needs_legend = self.lines.len() > 1 || self.lines.iter().any(|line| line.name != self.title);
-        legend.retain(|_| needs_legend);
+        let legend = lines.iter().filter(|_| needs_legend).map(|line| (line.name.clone(), line.class()));
         Some(Drawing {
             title: self.title,
             unit: y.scale.suffix.trim(),
             is_stacked: false,
-            legend,
+            legend: legend.collect(),
             alternative: alternative.collect::<Vec<_>>().join("; "),
             xs: x.marks(),
             ys: y.marks(),
@@ -180,6 +172,16 @@ impl Chart<'_> {
                 "marks": marks().collect::<Vec<_>>(),
             }),
         })
+    }
+
+    /// The vertical axis for numbers from `low` to `high`, and whether it is logarithmic.
+    fn vertical(&self, low: f64, high: f64) -> (Axis, bool) {
+        if self.may_be_log && low > 0.0 && high / low > LOG_ABOVE {
+            return (Axis::logarithmic(low, high, self.unit), true);
+        }
+        // Of a loss, small differences count.
+        let low = if self.may_be_log { low } else { low.min(0.0) };
+        (Axis::rounded(low, high.max(self.at_least), self.unit, 5.0), false)
     }
 
     /// The chart's title with its numbers, where no line moves after the first steps and there is nothing to note.

@@ -63,6 +63,12 @@ impl TimePart {
     pub(super) fn total(&self) -> f64 {
         self.seconds.iter().sum()
     }
+
+    /// Its row of the table: median, 95th percentile, highest, sum.
+    fn row(&self) -> (String, Vec<String>) {
+        let [median, p95, highest] = [0.5, 0.95, 1.0].map(|share| quantile(&self.seconds, share).unwrap_or(f64::NAN));
+        (self.name.to_owned(), [median, p95, highest, self.total()].map(|value| Unit::Seconds.text(value)).to_vec())
+    }
 }
 
 /// The parts of [`OF_DEVICE`] of each step; `None` where no step measures forward and backward apart. Only some steps
@@ -152,14 +158,15 @@ pub(super) fn over_steps(record: &Columns, x: &Axis) -> Option<Drawing> {
     let edges = |&(start, end): &(usize, usize)| [steps[start] - 1.0, steps[end - 1]].map(|step| x.position(step));
 
     let mut shapes = vec![grid(&y)];
-    let sides: Vec<[f64; 2]> = columns.iter().map(&edges).collect();
+    let sides: Vec<[f64; 2]> = columns.iter().map(edges).collect();
     let classes = parts.iter().map(|part| format!("stack {}", part.class));
     shapes.extend(classes.zip(stacked(&means, &sides, &y)));
-    let is_beyond = columns.iter().zip(&totals).filter(|(_, total)| **total > y.high);
-    let beyond: Vec<(f64, String)> = is_beyond
-        .map(|(column, total)| {
-            let [left, right] = edges(column);
-            ((1e4 * f64::midpoint(left, right)).round() / 100.0, Unit::Seconds.text(*total))
+    let beyond: Vec<(f64, String)> = sides
+        .iter()
+        .zip(&totals)
+        .filter(|(_, total)| **total > y.high)
+        .map(|([left, right], total)| {
+            ((1e4 * f64::midpoint(*left, *right)).round() / 100.0, Unit::Seconds.text(*total))
         })
         .collect();
     let num_steps = || columns.iter().map(|(start, end)| end - start);
@@ -170,11 +177,6 @@ pub(super) fn over_steps(record: &Columns, x: &Axis) -> Option<Drawing> {
     });
     let whole: f64 = parts.iter().map(TimePart::total).sum();
     let shares = parts.iter().map(|part| format!("{} {:.1} %", part.name, 100.0 * part.total() / whole));
-    let row = |part: &TimePart| {
-        let [median, p95, highest] = [0.5, 0.95, 1.0].map(|share| quantile(&part.seconds, share).unwrap_or(f64::NAN));
-        let cells = [median, p95, highest, part.total()].map(|value| Unit::Seconds.text(value));
-        (part.name.to_owned(), cells.to_vec())
-    };
     let data = parts.iter().zip(&means).map(|(part, means)| {
         let means: Vec<f64> = means.iter().copied().map(six_digits).collect();
         json!({"name": part.name, "class": format!("stack {}", part.class), "y": means})
@@ -192,7 +194,7 @@ pub(super) fn over_steps(record: &Columns, x: &Axis) -> Option<Drawing> {
         how: String::new(),
         note: [each, split_note(record), cut].into_iter().flatten().collect::<Vec<_>>().join(" "),
         heads: vec!["median", "95 % below", "highest", "all steps"],
-        rows: parts.iter().map(row).collect(),
+        rows: parts.iter().map(TimePart::row).collect(),
         data: json!({
             "divisor": y.scale.divisor, "suffix": y.scale.suffix, "top": y.high,
             // First and last step of each column.

@@ -119,28 +119,12 @@ pub fn merge(
             (tensors.collect::<Vec<_>>(), joined.collect(), base.shard_metadata(shard).cloned());
         merging.write_shard(&tensors, joined, metadata, &unfinished.0.join(name), options, &mut index)?;
     }
-    for (folder, names) in [(model, &SIDE_FILES[..]), (&*merging.tokenizer, &TOKENIZER_FILES)] {
-        for name in names.iter().filter(|name| folder.join(name).is_file()) {
-            copy(&folder.join(name), &unfinished.0.join(name))?;
-        }
-    }
     if model.join(INDEX).is_file() {
         let map = json!({"metadata": {"total_size": index.num_bytes}, "weight_map": index.files});
         write_json(&unfinished.0.join(INDEX), &map)?;
     }
+    let about_ends = write_side_files(&merging, model, adapter, &unfinished.0)?;
     describe(&unfinished.0.join("config.json"), &merging.config, options, is_decoded, &whole)?;
-    let form = PromptForm::read(adapter)?;
-    if let Some(PromptForm::ChatTemplate { chat_template: Some(template), .. }) = &form {
-        // The adapter was trained with this template.
-        let path = unfinished.0.join(CHAT_TEMPLATE);
-        files::write(&path, template).map_err(ExportError::io("write", &path))?;
-    } else {
-        copy_named_templates(&merging.tokenizer, &unfinished.0)?;
-    }
-    // Of an adapter of another program, or of a model without a tokenizer, nothing is known.
-    let tokenizer = Tokenizer::open(&unfinished.0).ok();
-    let ends = form.zip(tokenizer.as_ref()).map(|(form, tokenizer)| form.ends(tokenizer)).unwrap_or_default();
-    let about_ends = write_ends(&unfinished.0, &ends, &merging.config)?;
     let config = ModelConfig::from_file(&unfinished.0.join("config.json"))?;
     Weights::open(&unfinished.0, &config)?.check(&config)?;
     // Replace an empty folder. A folder with files was refused above; if files were added since, it is refused here.
@@ -151,6 +135,33 @@ pub fn merge(
     files::sync_folder(parent).map_err(ExportError::io("write", parent))?;
     let summary = merging.summary(index.files.values().collect::<BTreeSet<_>>().len(), index.num_bytes);
     Ok(MergeSummary { about_ends, ..summary })
+}
+
+/// Copies what is beside the weights of a model, with the template and the ends of the adapter's training; what people are to know of
+/// these.
+fn write_side_files(
+    merging: &Merging,
+    model: &Path,
+    adapter: &Path,
+    out: &Path,
+) -> Result<Option<String>, ExportError> {
+    for (folder, names) in [(model, &SIDE_FILES[..]), (&*merging.tokenizer, &TOKENIZER_FILES)] {
+        for name in names.iter().filter(|name| folder.join(name).is_file()) {
+            copy(&folder.join(name), &out.join(name))?;
+        }
+    }
+    let form = PromptForm::read(adapter)?;
+    if let Some(PromptForm::ChatTemplate { chat_template: Some(template), .. }) = &form {
+        // The adapter was trained with this template.
+        let path = out.join(CHAT_TEMPLATE);
+        files::write(&path, template).map_err(ExportError::io("write", &path))?;
+    } else {
+        copy_named_templates(&merging.tokenizer, out)?;
+    }
+    // Of an adapter of another program, or of a model without a tokenizer, nothing is known.
+    let tokenizer = Tokenizer::open(out).ok();
+    let ends = form.zip(tokenizer.as_ref()).map(|(form, tokenizer)| form.ends(tokenizer)).unwrap_or_default();
+    write_ends(out, &ends, &merging.config)
 }
 
 /// Refuses what tensors that are copied do not allow. `is_decoded`: other tensors are written that the base has as codes.
