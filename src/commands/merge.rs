@@ -161,8 +161,9 @@ fn write(
 ) -> Result<MergeSummary, Failure> {
     let weighs = args.dtype.is_some_and(FileType::weighs_errors) && shipped.is_none();
     let imatrix = rows.filter(|_| weighs).map(RunRows::imatrix).transpose()?;
+    let imatrix = imatrix.as_ref().or(shipped.and_then(|shipped| shipped.imatrix.as_ref()));
     let start = shipped.map(|shipped| &shipped.start);
-    let options = GgufOptions { dtype: args.dtype, decoded, imatrix: imatrix.as_ref(), start };
+    let options = GgufOptions { dtype: args.dtype, decoded, imatrix, start };
     let mut summary = written(args, is_gguf, base, adapter, options).map_err(|error| failure(error, adapter))?;
     if shipped.is_some() {
         // What was rounded is what was trained.

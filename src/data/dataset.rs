@@ -248,6 +248,13 @@ impl Dataset {
         sources.map(|(source, rows)| num_visits(source.weight, rows.len())).sum()
     }
 
+    /// Names alone of the files to train on, without their folders: what they are written into may be published.
+    #[must_use]
+    pub fn names_of_train_files(&self) -> Vec<String> {
+        let name = |path: &str| path.rsplit(['/', '\\']).next().unwrap_or_default().to_owned();
+        self.config.train.iter().map(|source| name(&source.path)).collect()
+    }
+
     /// Number of rows to evaluate on, by the weight of their source.
     #[must_use]
     pub fn num_eval_rows(&self) -> usize {

@@ -37,8 +37,8 @@ impl Blocks {
     ///
     /// # Errors
     /// As [`encode`].
-    pub fn encoded_again(&self, values: &[f32]) -> Result<Self, Overflow> {
-        let bytes = encode_again(self.kind, host::bytes(&self.bytes).to_vec(), values, self.shape[1])?;
+    pub fn encoded_again(&self, values: &[f32], importance: Option<&[f32]>) -> Result<Self, Overflow> {
+        let bytes = encode_again(self.kind, host::bytes(&self.bytes).to_vec(), values, self.shape[1], importance)?;
         Ok(Self::new(self.shape, self.kind, Bytes::from_elems(bytes)))
     }
 
@@ -52,13 +52,19 @@ impl Blocks {
 }
 
 /// The blocks of numbers in rows of `width` that have changed since others were encoded as `blocks`: scales of scales, whose search
-/// is dear, stay, and other blocks are made anew.
+/// is dear, stay, and other blocks are made anew, as [`encode`] makes them.
 ///
 /// # Errors
 /// As [`encode`].
-pub fn encode_again(kind: GgufType, mut blocks: Vec<u8>, rows: &[f32], width: usize) -> Result<Vec<u8>, Overflow> {
+pub fn encode_again(
+    kind: GgufType,
+    mut blocks: Vec<u8>,
+    rows: &[f32],
+    width: usize,
+    importance: Option<&[f32]>,
+) -> Result<Vec<u8>, Overflow> {
     if !keeps_scales(kind) {
-        return encode(kind, rows, width, None);
+        return encode(kind, rows, width, importance);
     }
     cpu::encode_codes(kind, rows, width, &mut blocks)?;
     Ok(blocks)

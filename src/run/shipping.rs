@@ -65,12 +65,12 @@ pub(crate) fn not_measured(recipe: &Recipe) -> Option<String> {
     ))
 }
 
-/// What the recipe wants the last of all steps to train for. `start`: how a resumed run had begun with that.
-pub(super) fn shipping(prepared: &Prepared, total_steps: u64, done: u64, start: Option<Shipped>) -> Option<Shipping> {
+/// What the recipe wants the last of all steps to train for. `begun`: how a resumed run had begun with that.
+pub(super) fn shipping(prepared: &Prepared, total_steps: u64, done: u64, begun: Option<Shipped>) -> Option<Shipping> {
     let Prepared { recipe, source, .. } = prepared;
     let file_type = recipe.train.ship_as?;
     let first_step = first_step(recipe.train.ship_from, total_steps);
-    let start = start.map(|shipped| shipped.start).filter(|_| done >= first_step);
+    let begun = begun.filter(|_| done >= first_step);
     Some(Shipping {
         file_type,
         first_step,
@@ -79,7 +79,7 @@ pub(super) fn shipping(prepared: &Prepared, total_steps: u64, done: u64, start: 
         storage: recipe.storage(Some(&source.config)),
         compute: recipe.train.precision.dtype(),
         folder: recipe.output_dir.clone(),
-        start,
+        begun,
     })
 }
 

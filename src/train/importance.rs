@@ -6,16 +6,55 @@ use std::collections::BTreeMap;
 use burn::tensor::{DType, Tensor};
 
 use crate::data::batch::Batch;
+use crate::data::dataset::{Cursor, Dataset};
+use crate::data::error::DataError;
 use crate::lora::AdapterSet;
 use crate::model::Model;
 use crate::model::context::Watch;
-use crate::save::export::InputSquares;
+use crate::save::export::{Imatrix, InputSquares};
 use crate::spec::{Role, SiteId};
 use crate::util::faults;
 
+use super::step::TrainStep;
+
+/// So many tokens tell inputs that weigh much from those that do not.
+pub const NUM_TOKENS: usize = 1 << 14;
+
+/// What the inputs of the layers of a model with its adapters weigh on rows that are trained on; `None` where `is_stopped`.
+/// `on_tokens` gets how many tokens have been seen.
+///
+/// # Errors
+/// A row that cannot be read.
+pub fn imatrix(
+    step: &TrainStep,
+    data: &Dataset,
+    is_stopped: &dyn Fn() -> bool,
+    on_tokens: &dyn Fn(usize),
+) -> Result<Option<Imatrix>, DataError> {
+    let mut loader = data.loader(Cursor::default(), step.config().micro_batch_size)?;
+    let mut importance = Importance::default();
+    loop {
+        let loaded = loader.next_batch_unless(is_stopped)?;
+        let Some(loaded) = loaded.filter(|_| !is_stopped()) else { return Ok(None) };
+        importance.see(step.model(), step.adapters(), &loaded.batch);
+        on_tokens(importance.num_tokens);
+        if loaded.last_of_epoch || importance.num_tokens >= NUM_TOKENS {
+            break;
+        }
+    }
+    let config = &step.model().config;
+    let name = |(layer, site)| format!("{}.weight", config.module_name(layer, site));
+    Ok(Some(Imatrix {
+        inputs: importance.inputs().map(|(place, inputs)| (name(place), inputs)).collect(),
+        num_tokens: importance.num_tokens,
+        num_chunks: importance.num_batches,
+        datasets: data.names_of_train_files(),
+    }))
+}
+
 /// Sums over the tokens that were seen.
 #[derive(Debug, Default)]
-pub struct Importance {
+struct Importance {
     /// By block and layer.
     sums: BTreeMap<(usize, SiteId), Sums>,
     num_tokens: usize,
@@ -42,7 +81,7 @@ impl Importance {
     ///
     /// # Panics
     /// As [`faults::read`].
-    pub fn see(&mut self, model: &Model, adapters: &AdapterSet, batch: &Batch) {
+    fn see(&mut self, model: &Model, adapters: &AdapterSet, batch: &Batch) {
         // No documents share tokens, so that each token is there.
         let batch = &*model.arranged(batch, true);
         let of_texts = batch.documents.iter().flat_map(|document| document.start..document.start + document.len);
@@ -74,20 +113,8 @@ impl Importance {
         }
     }
 
-    /// Tokens that were seen.
-    #[must_use]
-    pub fn num_tokens(&self) -> usize {
-        self.num_tokens
-    }
-
-    /// Micro-batches that were seen.
-    #[must_use]
-    pub fn num_batches(&self) -> usize {
-        self.num_batches
-    }
-
     /// The squares of the inputs, by block and layer.
-    pub fn inputs(&self) -> impl Iterator<Item = ((usize, SiteId), InputSquares)> {
+    fn inputs(&self) -> impl Iterator<Item = ((usize, SiteId), InputSquares)> {
         self.sums.iter().map(|(place, Sums { squares, num_tokens })| {
             #[expect(clippy::cast_possible_truncation, reason = "weights of errors")]
             let sums = squares.iter().map(|sum| *sum as f32).collect();

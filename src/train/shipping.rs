@@ -3,23 +3,28 @@
 //!
 //! Every adapted matrix is `Q(W + s B A)`, encoded once an update; gradients go straight through `Q` (Bengio et al., 2013). All other
 //! weights are as that file has them, too. Blocks whose scales are searched for keep those of the first step: codes alone are chosen
-//! anew, and `merge` writes the file with the same scales, so that it is the model that was trained and evaluated, bit for bit.
+//! anew, and `merge` writes the file with the same scales, so that it is the model that was trained and evaluated, bit for bit. What
+//! an error costs in which column, the rows of the first part say (`imatrix`).
 
 use std::cell::Cell;
 use std::path::PathBuf;
 use std::time::Instant;
 
 use crate::config::{FileType, Residency};
+use crate::data::dataset::Dataset;
+use crate::data::error::DataError;
 use crate::device::Dtype;
 use crate::model::weights::Weights;
 use crate::model::{Storage, load};
-use crate::save::export::{AdapterWeights, ExportError, GgufOptions, Shipped, adapter_weights, merge_gguf};
+use crate::save::export::{ExportError, GgufOptions, Shipped, adapter_weights, merge_gguf};
 use crate::util::stats::as_f64;
 use crate::util::text::duration;
 
+use super::importance::{self, NUM_TOKENS};
 use super::rounding::Rounding;
 use super::saver::AdapterFiles;
 use super::step::TrainStep;
+use super::stop::Stop;
 
 /// Name of the folder of the first file.
 const TEMPORARY: &str = ".shipping";
@@ -40,23 +45,48 @@ pub struct Shipping {
     pub compute: Dtype,
     /// Where the first file is made, which is deleted once it is read.
     pub folder: PathBuf,
-    /// The adapter as it was at the first step, where a resumed run is beyond that.
-    pub start: Option<AdapterWeights>,
+    /// How that began, where a resumed run is beyond it.
+    pub begun: Option<Shipped>,
 }
 
 impl Shipping {
+    /// With what the last part begins: the adapter as it is, and what the inputs weigh. `None` where it was stopped.
+    ///
+    /// # Errors
+    /// A row that cannot be read.
+    pub(super) fn start(
+        &self,
+        step: &TrainStep,
+        data: &Dataset,
+        stop: &Stop,
+        at_work: &dyn Fn(String),
+    ) -> Result<Option<Shipped>, DataError> {
+        let on_tokens = |tokens| {
+            let share = 100.0 * (as_f64(tokens) / as_f64(NUM_TOKENS)).min(1.0);
+            at_work(format!("weighing inputs for the {} file {share:.0} %", self.file_type.name()));
+        };
+        let mut imatrix = None;
+        if self.file_type.weighs_errors() {
+            imatrix = importance::imatrix(step, data, &|| stop.requested(), &on_tokens)?;
+            if imatrix.is_none() {
+                return Ok(None);
+            }
+        }
+        Ok(Some(Shipped { file_type: self.file_type, start: adapter_weights(step.adapters()), imatrix }))
+    }
+
     /// Puts the model as the file has it in the place of that of the step, which may not be used where this fails. `at_work` gets
     /// what is done, and how far that is.
     ///
     /// # Errors
     /// What llama.cpp has no place for; a disk that takes no file of that size.
     pub(super) fn begin(
-        &mut self,
+        &self,
+        shipped: Shipped,
         step: &mut TrainStep,
         files: &AdapterFiles,
         at_work: &dyn Fn(String),
     ) -> Result<(), ExportError> {
-        let start = self.start.take().unwrap_or_else(|| adapter_weights(step.adapters()));
         let (config, device) = (step.model().config.clone(), step.model().device());
         // The weights of the first part make room.
         step.leave_model();
@@ -65,7 +95,7 @@ impl Shipping {
         let temporary = tempfile::Builder::new().prefix(TEMPORARY).rand_bytes(0).tempdir_in(&self.folder);
         let temporary = temporary.map_err(ExportError::io("write to", &self.folder))?;
         let [adapter, file] = ["adapter", "model.gguf"].map(|name| temporary.path().join(name));
-        files.write(&adapter, &start, None)?;
+        files.write(&adapter, &shipped.start, None)?;
         let (begin, done) = (Instant::now(), Cell::new(0));
         let on_bytes = |bytes: usize, all: usize| {
             done.set(done.get() + bytes);
@@ -73,14 +103,12 @@ impl Shipping {
             let left = duration(begin.elapsed().as_secs_f64() * (1.0 / share.max(1e-9) - 1.0));
             at_work(format!("making the {} file {:.0} %, {left} left", self.file_type.name(), 100.0 * share));
         };
-        let options = GgufOptions { dtype: Some(self.file_type), ..GgufOptions::default() };
+        let imatrix = shipped.imatrix.as_ref();
+        let options = GgufOptions { dtype: Some(shipped.file_type), imatrix, ..GgufOptions::default() };
         merge_gguf(&self.base, &adapter, &file, options, &on_bytes)?;
         let storage = Storage { residency: Residency::Memory, quantisation: None, ..self.storage };
         let model = load::load(&config, &Weights::open(&file, &config)?, storage, self.compute, &device)?;
-        step.ship(
-            model,
-            Rounding { base: self.weights.clone(), shipped: Shipped { file_type: self.file_type, start } },
-        );
+        step.ship(model, Rounding { base: self.weights.clone(), shipped });
         Ok(step.round()?)
     }
 }
@@ -97,7 +125,7 @@ mod tests {
     use crate::lora::AdapterSet;
     use crate::model::Model;
     use crate::ops::linear::Matrix;
-    use crate::save::export::PromptForm;
+    use crate::save::export::{Imatrix, InputSquares, PromptForm};
     use crate::spec::ModelConfig;
 
     /// Blocks of 32 for most matrices and, 512 wide, of 256 for those behind the feed-forward's product.
@@ -136,24 +164,41 @@ mod tests {
         matrices.chain([&head]).flat_map(Matrix::parts).map(|part| part.to_vec()).collect()
     }
 
-    fn shipping(file_type: FileType, folder: &Path, start: Option<AdapterWeights>) -> Shipping {
+    fn shipping(file_type: FileType, folder: &Path) -> Shipping {
         let config = ModelConfig::from_model(Path::new(BASE)).unwrap();
         let weights = Weights::open(Path::new(BASE), &config).unwrap();
         let (base, folder) = (PathBuf::from(BASE), folder.to_owned());
         let (storage, compute) = (Dtype::F32.into(), Dtype::F32);
-        Shipping { file_type, first_step: 2, base, weights, storage, compute, folder, start }
+        Shipping { file_type, first_step: 2, base, weights, storage, compute, folder, begun: None }
+    }
+
+    /// Inputs some of which weigh more than others.
+    fn imatrix(config: &ModelConfig) -> Imatrix {
+        let sites =
+            (0..config.num_layers()).flat_map(|layer| (0..config.blocks[layer].sites.len()).map(move |i| (layer, i)));
+        let weighed = sites.map(|(layer, site)| {
+            let sums = (0..config.blocks[layer].sites[site].shape[1]).map(|i| [0.1, 40.0, 3.0][i % 3]).collect();
+            (format!("{}.weight", config.module_name(layer, site)), InputSquares { sums, num_tokens: 20 })
+        });
+        Imatrix { inputs: weighed.collect(), num_tokens: 20, num_chunks: 1, datasets: Vec::new() }
     }
 
     #[test]
     fn the_merged_file_is_the_model_that_was_trained_bit_for_bit_and_so_is_the_resumed_one() {
         let lora = LoraConfig { r: 4, ..LoraConfig::default() };
-        for (file_type, is_searched) in [(FileType::Q2K, true), (FileType::Q4, false), (FileType::Nvfp4, false)] {
+        let q2 = (FileType::Q2K, true);
+        for ((file_type, is_searched), weighs) in
+            [(q2, true), (q2, false), ((FileType::Q4, false), true), ((FileType::Nvfp4, false), false)]
+        {
             let root = tempfile::tempdir().unwrap();
             let (base_model_name_or_path, prompt_form) = ("base".to_owned(), PromptForm::Raw);
             let files = AdapterFiles { lora: lora.clone(), base_model_name_or_path, prompt_form, tokenizer: None };
             let mut step = plain(&lora);
             take_step(&mut step, 100);
-            shipping(file_type, root.path(), None).begin(&mut step, &files, &|_| ()).unwrap();
+            let imatrix = weighs.then(|| imatrix(&step.model().config));
+            let start = adapter_weights(step.adapters());
+            let start = Shipped { file_type, start, imatrix: imatrix.clone() };
+            shipping(file_type, root.path()).begin(start, &mut step, &files, &|_| ()).unwrap();
             assert_eq!(std::fs::read_dir(root.path()).unwrap().count(), 0, "nothing is left of the first file");
             let before = bytes(step.model());
             (0..3).for_each(|i| take_step(&mut step, 200 + i));
@@ -166,7 +211,8 @@ mod tests {
             let shipped = Shipped::read(&adapter).unwrap().unwrap();
             let written = |name: &str, start| {
                 let file = root.path().join(name);
-                let options = GgufOptions { dtype: Some(shipped.file_type), start, ..GgufOptions::default() };
+                let imatrix = shipped.imatrix.as_ref();
+                let options = GgufOptions { dtype: Some(shipped.file_type), imatrix, start, ..GgufOptions::default() };
                 merge_gguf(Path::new(BASE), &adapter, &file, options, &|_, _| ()).unwrap();
                 let config = &step.model().config;
                 let weights = Weights::open(&file, config).unwrap();
@@ -174,6 +220,7 @@ mod tests {
             };
             let file = written("a.gguf", Some(&shipped.start));
             assert!(bytes(&file) == trained, "{file_type:?}");
+            assert_eq!(shipped.imatrix, imatrix);
             // Scales that are searched for anew make another model.
             assert_eq!(bytes(&written("b.gguf", None)) != trained, is_searched, "{file_type:?}");
             let none = AdapterSet::none(file.config.num_layers());
@@ -184,7 +231,7 @@ mod tests {
             let mut resumed = plain(&lora);
             let saved = crate::save::export::read_adapter(&adapter).unwrap();
             resumed.replace_adapters(saved.into_set(&adapter, &step.model().config, &Device::flex()).unwrap());
-            shipping(file_type, root.path(), Some(shipped.start.clone())).begin(&mut resumed, &files, &|_| ()).unwrap();
+            shipping(file_type, root.path()).begin(shipped.clone(), &mut resumed, &files, &|_| ()).unwrap();
             assert!(bytes(resumed.model()) == trained, "{file_type:?}");
         }
     }

@@ -153,7 +153,9 @@ impl Trainer<'_> {
         self.sinks.start();
         let first_step = self.state.step;
         loop {
-            self.ship_if_due()?;
+            if !self.ship_if_due()? {
+                return self.interrupt();
+            }
             // Evaluation comes first, so that the checkpoint contains its result.
             if self.is_evaluation_due() {
                 if !self.evaluate()? {
@@ -182,15 +184,23 @@ impl Trainer<'_> {
         }
     }
 
-    /// Goes on with the weights as a file will have them, where that is due. What was the best with others is none of these.
-    fn ship_if_due(&mut self) -> Result<(), TrainerError> {
+    /// Goes on with the weights as a file will have them, where that is due. What was the best with others is none of these. `false`
+    /// where the run was asked to stop.
+    fn ship_if_due(&mut self) -> Result<bool, TrainerError> {
         let (step, is_begun) = (self.state.step, self.step.shipped().is_some());
         let Some(shipping) = self.shipping.as_mut().filter(|it| step >= it.first_step && !is_begun) else {
-            return Ok(());
+            return Ok(true);
         };
-        let (begin, name, is_new) = (Instant::now(), shipping.file_type.name(), shipping.start.is_none());
+        let (begin, name, begun) = (Instant::now(), shipping.file_type.name(), shipping.begun.take());
         let sinks = RefCell::new(&mut self.sinks);
-        shipping.begin(&mut self.step, self.saver.adapter_files(), &|what| sinks.borrow_mut().at_work(what))?;
+        let at_work = |what| sinks.borrow_mut().at_work(what);
+        let is_new = begun.is_none();
+        let shipped = match begun {
+            Some(begun) => Some(begun),
+            None => shipping.start(&self.step, self.data, self.stop, &at_work)?,
+        };
+        let Some(shipped) = shipped else { return Ok(false) };
+        shipping.begin(shipped, &mut self.step, self.saver.adapter_files(), &at_work)?;
         if is_new {
             self.state.evaluations.forget_best();
             // The losses of the rounded weights are others.
@@ -198,7 +208,7 @@ impl Trainer<'_> {
             let seconds = begin.elapsed().as_secs_f64();
             self.sinks.note(&format!("step {step}: from here on weights are those of a {name} file ({seconds:.1} s)"));
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Runs one step: gradients of its micro-batches, an update, its figures. `None` where the run was asked to stop:

@@ -33,6 +33,7 @@ fn the_file_has_the_loss_of_the_last_evaluation_and_a_resumed_run_ends_in_the_sa
     assert!(output.status.success() && said.contains("trained and evaluated as q2_k, bit for bit"), "{said}");
     assert!(said.contains(&format!("loss on 6 evaluation rows: {loss:.4},")), "{loss}: {said}");
     assert!(!said.contains("rounding took"), "{said}");
+    assert!(bench.path("whole.imatrix.gguf").is_file(), "what inputs weighed when that part began");
     let other = bench.path("other.gguf").display().to_string();
     let output = run(&["merge", &whole, "--out", &other, "--dtype", "q4_0", "--without-rows"]);
     let said = stderr(&output);

@@ -5,7 +5,7 @@ use std::path::Path;
 use crate::commands::named::{Named, recipe_of};
 use crate::config::{EvalConfig, ModelOptions, Residency, RowKind};
 use crate::data::cache::CacheSettings;
-use crate::data::dataset::{Cursor, Dataset, OpenOptions};
+use crate::data::dataset::{Dataset, OpenOptions};
 use crate::hub::Progress;
 use crate::lora::AdapterSet;
 use crate::recipe::of_run::moved_paths;
@@ -16,15 +16,12 @@ use crate::run::{Prepared, trainer_failure};
 use crate::save::export::{Imatrix, read_adapter};
 use crate::schema::Override;
 use crate::train::eval::eval_loss;
-use crate::train::importance::Importance;
+use crate::train::importance::{NUM_TOKENS, imatrix};
 use crate::train::step::TrainStep;
 use crate::train::stop::Stop;
 use crate::util::failure::Failure;
 use crate::util::terminal;
 use crate::util::text::counted;
-
-/// So many tokens tell inputs that weigh much from those that do not, and one file from another: both see the same.
-const NUM_TOKENS: usize = 1 << 14;
 
 /// A run: its rows, and the model that it trained.
 pub(super) struct RunRows {
@@ -77,31 +74,11 @@ impl RunRows {
     /// # Errors
     /// A row that cannot be read; a stop.
     pub(super) fn imatrix(&self) -> Result<Imatrix, Failure> {
-        let mut loader =
-            self.data.loader(Cursor::default(), self.prepared.recipe.train.micro_batch_size).map_err(data_failure)?;
-        let mut importance = Importance::default();
         let bar = terminal::bar(NUM_TOKENS as u64).with_message("weighing inputs");
-        loop {
-            let loaded = loader.next_batch_unless(&|| self.stop.requested()).map_err(data_failure)?;
-            let loaded = loaded.filter(|_| !self.stop.requested()).ok_or(Failure::Interrupted)?;
-            importance.see(self.trained.model(), self.trained.adapters(), &loaded.batch);
-            bar.set_position(importance.num_tokens() as u64);
-            if loaded.last_of_epoch || importance.num_tokens() >= NUM_TOKENS {
-                break;
-            }
-        }
+        let (is_stopped, on_tokens) = (|| self.stop.requested(), |tokens| bar.set_position(tokens as u64));
+        let imatrix = imatrix(&self.trained, &self.data, &is_stopped, &on_tokens).map_err(data_failure)?;
         bar.finish_and_clear();
-        let config = &self.trained.model().config;
-        let name = |(layer, site)| format!("{}.weight", config.module_name(layer, site));
-        // Names alone: the file may be published.
-        let name_of = |path: &str| path.rsplit(['/', '\\']).next().unwrap_or_default().to_owned();
-        let datasets = self.prepared.recipe.data.train.iter().map(|source| name_of(&source.path)).collect();
-        Ok(Imatrix {
-            inputs: importance.inputs().map(|(place, inputs)| (name(place), inputs)).collect(),
-            num_tokens: importance.num_tokens(),
-            num_chunks: importance.num_batches(),
-            datasets,
-        })
+        imatrix.ok_or(Failure::Interrupted)
     }
 
     /// The losses of the model as it was trained and of the file that it was written to, on the run's evaluation rows, for

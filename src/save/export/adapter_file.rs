@@ -66,16 +66,18 @@ pub fn write_adapter(
     base_model_name_or_path: &str,
 ) -> Result<(), ExportError> {
     std::fs::create_dir_all(folder).map_err(ExportError::io("create", folder))?;
-    write_tensors(&folder.join(WEIGHTS), weights, ("format", "pt"))?;
+    write_tensors(&folder.join(WEIGHTS), weights, &BTreeMap::new(), ("format", "pt"))?;
     let path = folder.join(CONFIG);
     let json = adapter_config::to_json(config, weights, base_model_name_or_path);
     files::write(&path, format!("{json:#}\n")).map_err(ExportError::io("write", &path))
 }
 
-/// Writes the numbers of an adapter with one entry of metadata: the library would write several in an order that differs each time.
+/// Writes the numbers of an adapter, vectors `beside` it, and one entry of metadata: the library would write several in an order that
+/// differs each time.
 pub(super) fn write_tensors(
     path: &Path,
     weights: &AdapterWeights,
+    beside: &BTreeMap<String, Vec<f32>>,
     (key, value): (&str, &str),
 ) -> Result<(), ExportError> {
     let mut views = Vec::with_capacity(2 * weights.len());
@@ -104,8 +106,10 @@ pub(super) fn write_tensors(
         };
         [name].into_iter().chain(head.map(str::to_owned)).map(move |name| (in_file(name), shape.clone(), values))
     });
-    for (name, shape, matrix) in of_adapters.chain(of_full) {
-        let view = TensorView::new(safetensors::Dtype::F32, shape, bytemuck::cast_slice(&matrix.values))
+    let of_adapters = of_adapters.chain(of_full).map(|(name, shape, matrix)| (name, shape, &matrix.values));
+    let beside = beside.iter().map(|(name, numbers)| (name.clone(), vec![numbers.len()], numbers));
+    for (name, shape, numbers) in of_adapters.chain(beside) {
+        let view = TensorView::new(safetensors::Dtype::F32, shape, bytemuck::cast_slice(numbers))
             .map_err(|error| ExportError::io("write", path)(std::io::Error::other(error)))?;
         views.push((name, view));
     }
@@ -158,7 +162,7 @@ pub fn read_adapter(folder: &Path) -> Result<SavedAdapter, ExportError> {
         }
     }
     let text = std::fs::read_to_string(&config_path).map_err(ExportError::io("read", &config_path))?;
-    let weights = read_tensors(&weights_path);
+    let weights = read_tensors(&weights_path, |_| false);
     // Problems of the config come first: its method explains unexpected tensors better than their names do.
     let has_score = weights.as_ref().is_ok_and(AdapterWeights::scores);
     let modules = weights.iter().flat_map(|weights| weights.keys());
@@ -185,13 +189,14 @@ pub fn read_adapter(folder: &Path) -> Result<SavedAdapter, ExportError> {
     Ok(SavedAdapter { weights, config, base_model_name_or_path })
 }
 
-pub(super) fn read_tensors(path: &Path) -> Result<AdapterWeights, ExportError> {
+/// Reads the numbers of an adapter, and nothing of what `is_beside` it.
+pub(super) fn read_tensors(path: &Path, is_beside: impl Fn(&str) -> bool) -> Result<AdapterWeights, ExportError> {
     let content = std::fs::read(path).map_err(ExportError::io("read", path))?;
     let tensors = SafeTensors::deserialize(&content).map_err(|error| layout::damaged(path, &content, &error))?;
     let mut problems = Vec::new();
     let mut matrices: BTreeMap<String, [Option<HostMatrix>; 3]> = BTreeMap::new();
     let mut weights = AdapterWeights::default();
-    for (name, view) in tensors.iter().filter(|(name, _)| !is_copy(&tensors, name)) {
+    for (name, view) in tensors.iter().filter(|(name, _)| !is_copy(&tensors, name) && !is_beside(name)) {
         if let Some(((name, [num_rows, num_columns]), dtype)) =
             full_tensor(name, view.shape()).zip(convert::float_dtype(view.dtype()))
         {

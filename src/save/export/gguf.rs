@@ -258,7 +258,7 @@ fn tensors<'a>(
                     Some(begun) => {
                         let begun = Numbers::of(merging, begun, width)?.values;
                         let begun = encode(kind, &begun, row, importance).map_err(|_| too_large(&of))?;
-                        blocks::encode_again(kind, begun, &numbers.values, row).map_err(|_| too_large(&of))?
+                        blocks::encode_again(kind, begun, &numbers.values, row, None).map_err(|_| too_large(&of))?
                     }
                 };
                 tensor.note_rounding(&numbers.values, &decode(kind, &bytes), &numbers.update);

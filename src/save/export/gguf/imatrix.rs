@@ -43,7 +43,8 @@ pub struct Imatrix {
 
 impl Imatrix {
     /// Of one weight, in the order of its columns in a file.
-    pub(super) fn of(&self, config: &ModelConfig, name: &str) -> Option<Vec<f32>> {
+    #[must_use]
+    pub fn of(&self, config: &ModelConfig, name: &str) -> Option<Vec<f32>> {
         Some(in_order(config, name, self.inputs.get(name)?.means()))
     }
 
