@@ -80,6 +80,10 @@ AGAIN = {
     "cispo at a temperature": {"loss_type": "cispo", "epsilon_high": 1.3, "temperature": 0.7},
     "sapo": {"loss_type": "sapo"},
     "sapo sequence": {**SEQUENCE, "loss_type": "sapo", "sapo_temperature_pos": 2.0},
+    "vespo": {"loss_type": "vespo", "beta": 0.1},
+    "vespo of other weights": {"loss_type": "vespo", "vespo_k_pos": 1.0, "vespo_lambda_pos": 0.5, "vespo_k_neg": 0.2,
+                               "vespo_lambda_neg": 0.01},
+    "worse answers left": {"off_policy_mask_threshold": 0.2, "beta": 0.1},
 }
 REWARDED |= {
     "temperature": {"temperature": 0.7, "beta": 0.1},

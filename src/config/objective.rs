@@ -7,7 +7,9 @@ use std::ops::Bound;
 
 use ObjectiveName::{Cpo, Dpo, Grpo, Kto, Orpo, Reward, Simpo};
 use choices::LossTypes;
-pub use choices::{Divergence, ImportanceSamplingLevel, LossType, ObjectiveName, OrpoNll, RowKind, ScaleRewards};
+pub use choices::{
+    Aggregation, Divergence, ImportanceSamplingLevel, LossType, ObjectiveName, OrpoNll, RowKind, ScaleRewards,
+};
 pub use reward::{RewardConfig, RewardKind};
 
 use super::POSITIVE;
@@ -33,7 +35,7 @@ section! {
         /// `"sigmoid_norm"` and "sft"; of "cpo": "sigmoid", "hinge" or "ipo"; of "kto": "kto" or `"apo_zero_unpaired"`; of
         /// "grpo", by what a token's loss is divided: "dapo" by all tokens of the step, "bnpo" by those of the micro-batch,
         /// "grpo" by those of its answer, `"dr_grpo"` by the most that an answer may have, "luspo" by none;
-        /// "cispo" (as "dapo") and "sapo" (as "grpo") bound what is used again in other ways.
+        /// "cispo" and "vespo" (as "dapo") and "sapo" (as "grpo") bound what is used again in other ways.
         /// Default: "sigmoid"; of "kto" "kto", of "grpo" "dapo".
         loss_type: Option<LossTypes> = None => any(LossTypes::EXPECTED, LossTypes::accept)
             like "sigmoid" for [Dpo, Cpo, Kto, Grpo],
@@ -102,11 +104,26 @@ section! {
         sapo_temperature_pos: f64 = 1.0 => number(POSITIVE) for [Grpo];
         /// The same of the other answers.
         sapo_temperature_neg: f64 = 1.05 => number(POSITIVE) for [Grpo];
+        /// Of "vespo", for answers that are no worse than others: the weight of an answer that is w times as likely as when it was
+        /// written is w^k exp(lambda (1 - w)). This is k.
+        vespo_k_pos: f64 = 2.0 => number(0.0..) for [Grpo];
+        /// The same, lambda.
+        vespo_lambda_pos: f64 = 3.0 => number(0.0..) for [Grpo];
+        /// The k of the other answers.
+        vespo_k_neg: f64 = 3.0 => number(0.0..) for [Grpo];
+        /// The lambda of the other answers.
+        vespo_lambda_neg: f64 = 2.0 => number(0.0..) for [Grpo];
+        /// Answers of "grpo" that are worse than others are left as they are once they have become less likely than when they were
+        /// written by more than this, in nats a token of them in the mean. Default: none are.
+        off_policy_mask_threshold: Option<f64> = None => optional_number(0.0..) like 0.1 for [Grpo];
         /// Most tokens of an answer of "grpo"; prompt and answer together have at most `data.max_length`.
         max_completion_length: usize = 256 => count(1..) for [Grpo], ["max_response_length"];
         /// What "grpo" divides rewards by, less their mean: the standard deviation of the "group" of answers to a prompt, of
-        /// the "batch", or "none".
+        /// the "batch" of those written together, or "none".
         scale_rewards: ScaleRewards = ScaleRewards::Group => choice() for [Grpo];
+        /// Whether what several functions say of an answer of "grpo" is added and then compared with that of others,
+        /// `"sum_then_normalize"`, or each is compared first, so that none drowns the others, `"normalize_then_sum"` (GDPO).
+        multi_objective_aggregation: Aggregation = Aggregation::SumThenNormalize => choice() for [Grpo];
         /// Answers of "grpo" that do not end by themselves carry no loss.
         mask_truncated_completions: bool = false => boolean() for [Grpo];
         /// How answers of "grpo" are judged; the sum counts.
@@ -194,15 +211,21 @@ impl ObjectiveConfig {
     fn check_reuse(&self, losses: &[LossType], section: &mut Section) {
         let default = Self::default();
         let (has, reuses) = (|loss| losses.contains(&loss), self.reuses_answers());
-        let is_sapo = has(LossType::Sapo);
-        let clips = reuses && !is_sapo && !has(LossType::Cispo);
+        let (is_sapo, is_vespo) = (has(LossType::Sapo), has(LossType::Vespo));
+        let clips = reuses && !is_sapo && !is_vespo && !has(LossType::Cispo);
+        let weighs = reuses && is_vespo;
         let is_other = |own: f64, default: f64| own.to_bits() != default.to_bits();
         for (key, is_set, is_read) in [
             ("epsilon", is_other(self.epsilon, default.epsilon), clips),
-            ("epsilon_high", self.epsilon_high.is_some(), reuses && !is_sapo),
+            ("epsilon_high", self.epsilon_high.is_some(), reuses && !is_sapo && !is_vespo),
             ("delta", self.delta.is_some(), clips),
             ("sapo_temperature_pos", is_other(self.sapo_temperature_pos, default.sapo_temperature_pos), is_sapo),
             ("sapo_temperature_neg", is_other(self.sapo_temperature_neg, default.sapo_temperature_neg), is_sapo),
+            ("vespo_k_pos", is_other(self.vespo_k_pos, default.vespo_k_pos), weighs),
+            ("vespo_lambda_pos", is_other(self.vespo_lambda_pos, default.vespo_lambda_pos), weighs),
+            ("vespo_k_neg", is_other(self.vespo_k_neg, default.vespo_k_neg), weighs),
+            ("vespo_lambda_neg", is_other(self.vespo_lambda_neg, default.vespo_lambda_neg), weighs),
+            ("off_policy_mask_threshold", self.off_policy_mask_threshold.is_some(), reuses),
         ] {
             if is_set && !is_read {
                 let why = if reuses || key.starts_with("sapo") {
@@ -215,6 +238,15 @@ impl ObjectiveConfig {
         }
         if has(LossType::Luspo) && self.importance_sampling_level == ImportanceSamplingLevel::Token {
             section.problem("importance_sampling_level", "must be \"sequence\" for \"luspo\"");
+        }
+        if is_vespo && self.importance_sampling_level == ImportanceSamplingLevel::Sequence {
+            section
+                .problem("importance_sampling_level", "must be \"token\" for \"vespo\", which weighs sequences itself");
+        }
+        if self.multi_objective_aggregation == Aggregation::NormalizeThenSum
+            && self.scale_rewards != ScaleRewards::Group
+        {
+            section.problem("scale_rewards", "does nothing with \"normalize_then_sum\": leave it out");
         }
     }
 

@@ -23,10 +23,10 @@ use crate::measure::figures::{Mean, ObjectiveFigures, Rollout, Spread};
 use crate::measure::metrics::Sample;
 use crate::ops::dropout::mix;
 use crate::util::stats::as_f64;
-use advantages::advantages;
+use advantages::{Advantages, advantages};
 pub use reward::JudgeState;
 use reward::{Failure, Judged, PromptRow, Reward, Scores};
-pub use round::{Answers, LeftOut, Round, StepAnswers};
+pub use round::{Answers, LeftOut, Round, StepAnswers, scale_advantages};
 
 /// Why answers could not be made or judged.
 #[derive(Debug, thiserror::Error)]
@@ -80,6 +80,8 @@ pub struct Answered {
     pub rewards: BTreeMap<String, Spread>,
     /// Answers that are not in `batch`.
     pub left_out: Vec<LeftOut>,
+    /// What the advantages of a round are still to be divided by the standard deviation of.
+    pub of_round: Spread,
     /// The first answer, for people.
     pub sample: Option<Sample>,
     /// Answers for rollouts.jsonl, without their step; of those of the micro-batch `group` counts the prompts, from 0.
@@ -300,7 +302,8 @@ impl Rollouts {
             figures.entropy += written.entropy;
         }
         let rewards: Vec<Option<f64>> = (0..written.len()).map(|index| judged.reward(index)).collect();
-        let advantages = advantages(&rewards, size, self.objective.scale_rewards, &mut figures);
+        let Advantages { values: advantages, of_round } =
+            advantages(&rewards, &judged.scores, size, &self.objective, &mut figures);
         let (mut batch, mut left_out) = (Batch::default(), Vec::new());
         let leaves_out = draw.is_for_training() && self.objective.leaves_out_equal_answers();
         for (index, (written, advantage)) in written.iter().zip(&advantages).enumerate() {
@@ -342,7 +345,7 @@ impl Rollouts {
         });
         let spread = |of: &Scores| (of.name.clone(), of.by_answer.iter().flatten().copied().collect());
         let rewards = judged.scores.iter().map(spread).collect();
-        Answered { batch, figures, rewards, left_out, sample, rollouts }
+        Answered { batch, figures, rewards, left_out, of_round, sample, rollouts }
     }
 
     /// Writes the answers, those to one prompt after another.

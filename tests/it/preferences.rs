@@ -229,7 +229,9 @@ fn rewarded_answers_have_trls_losses_and_gradients() {
             assert_near(found / outcome.count, expected, 1e-3, &format!("{name}: {key}"));
         }
         let (found, expected) = (outcome.loss, case["loss"].as_f64().unwrap());
-        assert!((found - expected).abs() <= 1e-5 * expected.abs().max(least), "{name}: {found} and {expected}");
+        // The ratio of a sequence has the last digits of all its tokens.
+        let bound = if name.starts_with("vespo") { 3e-5 } else { 1e-5 };
+        assert!((found - expected).abs() <= bound * expected.abs().max(least), "{name}: {found} and {expected}");
         assert_near(outcome.grad_norm, case["grad_norm"].as_f64().unwrap(), 1e-3, &format!("{name}: norm"));
         let mut figures = case["figures"].as_object().unwrap().clone();
         if let Some(clipped) = figures.remove("cispo_clip_ratio") {

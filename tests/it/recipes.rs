@@ -85,8 +85,10 @@ fn the_examples_of_the_reference_are_valid() {
         "num_decay_steps = ", "decay_type = ",
     ];
     let of_preferences = ["beta = ", "loss_type = ", "loss_weights = ", "ld_alpha = ", "cpo_alpha = "];
-    let of_answers =
-        ["num_generations_eval = ", "top_k = ", "min_p = ", "steps_per_generation = ", "epsilon_high = ", "delta = "];
+    let of_answers = [
+        "num_generations_eval = ", "top_k = ", "min_p = ", "steps_per_generation = ", "epsilon_high = ", "delta = ",
+        "off_policy_mask_threshold = ",
+    ];
     let of_others = [&of_others[..], &of_preferences, &of_answers].concat();
     let excluded = [&["eval_split = ", "warmup_steps = ", "start_from = ", "ship_as = "][..], &of_others].concat();
     let reference = reference();

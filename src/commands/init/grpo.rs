@@ -51,7 +51,12 @@ pub(super) fn of_key(from: &Foreign, path: &str, value: &Value) -> Option<Meanin
             None => Lost("here it is a multiple of train.gradient_accumulation_steps".into()),
         },
         // Without such use a token is as likely as when it was written.
-        "epsilon" | "epsilon_high" | "delta" if !sizes.reuses(from) => Nothing,
+        "epsilon" | "epsilon_high" | "delta" | "vespo_k_pos" | "vespo_lambda_pos" | "vespo_k_neg" | "vespo_lambda_neg"
+        | "off_policy_mask_threshold"
+            if !sizes.reuses(from) =>
+        {
+            Nothing
+        }
         "scale_rewards" if value.is_boolean() => {
             Set(vec![("objective.scale_rewards".into(), if value == true { "group" } else { "none" }.into())])
         }
@@ -65,8 +70,6 @@ pub(super) fn of_key(from: &Foreign, path: &str, value: &Value) -> Option<Meanin
         "repetition_penalty" => Lost("answers are drawn from what the model says; this changes it".into()),
         "top_entropy_quantile" => Lost("every token of an answer carries loss here".into()),
         "top_k" if is_off(value) || is_default(-1.0) => Nothing,
-        "multi_objective_aggregation" if value == "sum_then_normalize" => Nothing,
-        "multi_objective_aggregation" => lost("rewards are added, and then compared"),
         "use_bias_correction_kl" if value == false => Lost("the divergence counts by the ratio here".into()),
         "sync_ref_model" => lost("the reference stays the base"),
         "use_bias_correction_kl"

@@ -74,7 +74,7 @@ choice! {
         AotUnpaired = "aot_unpaired"; ApoZero = "apo_zero"; ApoDown = "apo_down"; Discopop = "discopop";
         SigmoidNorm = "sigmoid_norm"; Sft = "sft"; Kto = "kto"; ApoZeroUnpaired = "apo_zero_unpaired";
         Dapo = "dapo"; Bnpo = "bnpo"; Grpo = "grpo"; DrGrpo = "dr_grpo"; Luspo = "luspo"; Cispo = "cispo";
-        Sapo = "sapo";
+        Sapo = "sapo"; Vespo = "vespo";
     }
 }
 
@@ -86,8 +86,8 @@ impl LossType {
 
     /// Whether it is a loss of answers that have rewards.
     pub(super) fn is_of_rewards(self) -> bool {
-        use LossType::{Bnpo, Cispo, Dapo, DrGrpo, Grpo, Luspo, Sapo};
-        matches!(self, Dapo | Bnpo | Grpo | DrGrpo | Luspo | Cispo | Sapo)
+        use LossType::{Bnpo, Cispo, Dapo, DrGrpo, Grpo, Luspo, Sapo, Vespo};
+        matches!(self, Dapo | Bnpo | Grpo | DrGrpo | Luspo | Cispo | Sapo | Vespo)
     }
 
     /// Whether its scores may be those of another divergence.
@@ -146,10 +146,20 @@ choice! {
     pub enum ScaleRewards {
         /// The standard deviation of the answers to a prompt.
         Group = "group";
-        /// That of all answers of a micro-batch.
+        /// That of all answers that were written together.
         Batch = "batch";
         /// Nothing (Liu et al., 2025).
         None = "none";
+    }
+}
+
+choice! {
+    /// How what several functions say of an answer becomes its advantage.
+    pub enum Aggregation {
+        /// The weighted sum is compared with those of the group.
+        SumThenNormalize = "sum_then_normalize";
+        /// What each function says is compared, and the weighted sum of that counts (GDPO, Liu et al., 2026).
+        NormalizeThenSum = "normalize_then_sum";
     }
 }
 

@@ -27,6 +27,10 @@ pub(super) struct Grpo {
     delta: f64,
     /// Of "sapo": sharpness of the gate of answers with a positive advantage, and of the others.
     gates: [f64; 2],
+    /// Of "vespo": k and lambda of answers that are no worse than others, and of the others.
+    vespo: [[f64; 2]; 2],
+    /// By how much worse answers may have become less likely, in nats a token.
+    off_policy: f64,
 }
 
 impl Grpo {
@@ -45,6 +49,8 @@ impl Grpo {
             },
             delta: config.delta.unwrap_or(f64::INFINITY),
             gates: [config.sapo_temperature_pos, config.sapo_temperature_neg],
+            vespo: [[config.vespo_k_pos, config.vespo_lambda_pos], [config.vespo_k_neg, config.vespo_lambda_neg]],
+            off_policy: config.off_policy_mask_threshold.unwrap_or(f64::INFINITY),
         }
     }
 
@@ -72,13 +78,29 @@ impl Grpo {
 
     /// How much likelier each token of an answer is than when it was written.
     fn ratios(&self, rows: &LossRows<'_>, targets: Range<usize>) -> Vec<f64> {
-        let Some(written) = rows.written.get(targets.clone()) else { return vec![1.0; targets.len()] };
-        let now = &rows.log_probabilities[targets];
-        let logs: Vec<f64> = now.iter().zip(written).map(|(now, then)| f64::from(*now) - f64::from(*then)).collect();
+        let logs = Self::above_written(rows, &targets);
+        if logs.is_empty() {
+            return vec![1.0; targets.len()];
+        }
         match self.level {
             ImportanceSamplingLevel::Token => logs.into_iter().map(f64::exp).collect(),
             ImportanceSamplingLevel::Sequence => vec![mean(&logs).exp(); logs.len()],
         }
+    }
+
+    /// By how much likelier each token of an answer is than when it was written, in nats; empty where that is not known.
+    fn above_written(rows: &LossRows<'_>, targets: &Range<usize>) -> Vec<f64> {
+        let written = rows.written.get(targets.clone()).unwrap_or_default().iter();
+        let now = rows.log_probabilities.get(targets.clone()).unwrap_or_default();
+        now.iter().zip(written).map(|(now, then)| f64::from(*now) - f64::from(*then)).collect()
+    }
+
+    /// What "vespo" multiplies an answer's slope by: 1 for one that is as likely as when it was written.
+    fn weight(&self, logs: &[f64], advantage: f64) -> f64 {
+        let [k, lambda] = self.vespo[usize::from(advantage < 0.0)];
+        let log = logs.iter().map(|log| log.clamp(-20.0, 20.0)).sum::<f64>().clamp(1e-8_f64.ln(), 20.0);
+        let lambda = lambda.max(1e-4);
+        (lambda + k * log - lambda * log.exp()).exp()
     }
 
     /// Reports how many ratios are beyond their bounds.
@@ -98,7 +120,8 @@ impl Grpo {
 impl Objective for Grpo {
     fn needs(&self) -> Needs {
         let reference = (self.beta > 0.0).then_some(OfReference::Tokens);
-        let log_probabilities = reference.is_some() || self.reuses || self.loss == LossType::Cispo;
+        let of_logarithms = matches!(self.loss, LossType::Cispo | LossType::Vespo);
+        let log_probabilities = reference.is_some() || self.reuses || of_logarithms;
         Needs { log_probabilities, reference, temperature: self.temperature, ..Needs::default() }
     }
 
@@ -125,8 +148,17 @@ impl Objective for Grpo {
             let above = |at| number(rows.log_probabilities, at) - number(rows.reference, at);
             let divergence = |at| (-above(at)).exp() + above(at) - 1.0;
             let of_answer = mean(&targets.clone().map(divergence).collect::<Vec<_>>());
+            let logs = Self::above_written(rows, targets);
+            // What is worse, and has become unlikely enough.
+            let is_left = advantage < 0.0 && -mean(&logs) > self.off_policy;
+            let weight = (self.loss == LossType::Vespo).then(|| advantage * self.weight(&logs, advantage));
             for (target, ratio) in targets.clone().zip(ratios) {
-                let [mut loss, mut slope] = self.of_token(ratio, advantage, number(rows.log_probabilities, target));
+                let log_probability = number(rows.log_probabilities, target);
+                let [mut loss, mut slope] = match weight {
+                    _ if is_left => [0.0; 2],
+                    Some(weight) => [-weight * log_probability, -weight],
+                    None => self.of_token(ratio, advantage, log_probability),
+                };
                 if self.beta > 0.0 {
                     // The divergence is multiplied by the ratio, as in TRL: this is the slope of the product.
                     let of_ratio = if of_sequence { of_answer } else { divergence(target) };
@@ -136,7 +168,7 @@ impl Objective for Grpo {
                 }
                 total += share * loss;
                 weights.add(target..target + 1, share * slope);
-                let counts = !rows.written.is_empty() && self.loss != LossType::Sapo;
+                let counts = !rows.written.is_empty() && !matches!(self.loss, LossType::Sapo | LossType::Vespo);
                 if counts && (!of_sequence || target == targets.start) {
                     self.report(ratio, advantage, &mut figures);
                 }

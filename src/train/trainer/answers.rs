@@ -10,7 +10,9 @@ use crate::measure::figures::Rollout;
 use crate::measure::metrics::Sample;
 use crate::train::laps::StepPart;
 use crate::train::ranks::Ranks;
-use crate::train::rollouts::{Answered, AnsweredRound, Answers, Draw, JudgeState, Rollouts, Round, StepAnswers};
+use crate::train::rollouts::{
+    Answered, AnsweredRound, Answers, Draw, JudgeState, Rollouts, Round, StepAnswers, scale_advantages,
+};
 use crate::train::step_work::StepWork;
 
 impl Trainer<'_> {
@@ -29,6 +31,7 @@ impl Trainer<'_> {
             rollouts = of_all_ranks(self.step.ranks(), &rollouts);
             self.recorder.part(StepPart::Rollout);
         }
+        scale_advantages(&mut answered, &mut rollouts);
         let most = self.rollouts.as_ref().map_or(0, Rollouts::max_recorded);
         self.sinks.rollouts(&numbered(rollouts, self.state.step + 1, most));
         Ok(Some(Round::new(answered, per_step, num_iterations)))
@@ -62,7 +65,7 @@ impl Trainer<'_> {
         };
         (work.reward_metrics, work.reward_seconds) = (metrics, Some(judge_seconds));
         let (mut own, mut recorded) = (Vec::new(), Vec::new());
-        for (index, Answered { batch, figures, rewards, left_out, sample, rollouts }) in
+        for (index, Answered { batch, figures, rewards, left_out, of_round, sample, rollouts }) in
             indices.into_iter().zip(answers)
         {
             let done = self.state.step;
@@ -70,7 +73,7 @@ impl Trainer<'_> {
             if let Some(sample) = sample.filter(|_| index == 0 && is_due) {
                 self.sinks.sample(0, &Sample { step: done + 1, ..sample });
             }
-            own.push((index, Answers(batch, figures.numbers(), rewards, left_out)));
+            own.push((index, Answers(batch, figures.numbers(), rewards, left_out, of_round)));
             recorded.push((index, rollouts));
         }
         Ok(Some((own, recorded)))

@@ -261,9 +261,9 @@ fn configurations_of_grpo_become_objectives_with_their_reward_functions() {
         // One answer is used once: nothing is clipped.
         (
             trl,
-            "num_generations: 4\nepsilon: 0.1\nsteps_per_generation: 1\nloss_type: vespo\n",
-            "train.micro_batch_size=2 objective.reward.0.functions=['reward_func_1']",
-            &["loss_type"],
+            "num_generations: 4\nepsilon: 0.1\nvespo_k_neg: 2\nsteps_per_generation: 1\nloss_type: vespo\n",
+            "train.micro_batch_size=2 objective.reward.0.functions=['reward_func_1'] objective.loss_type='vespo'",
+            &[],
         ),
         (
             axolotl,
