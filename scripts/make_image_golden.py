@@ -26,7 +26,8 @@ from safetensors.numpy import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torchvision.transforms.v2 import functional as resizing
 from transformers import (AutoConfig, AutoModelForImageTextToText, GotOcr2ImageProcessor, Idefics3Processor, InternVLProcessor,
-                          InternVLVideoProcessor, PixtralImageProcessor, PixtralProcessor, PreTrainedTokenizerFast, SmolVLMImageProcessor)
+                          InternVLVideoProcessor, PixtralImageProcessor, PixtralProcessor, PreTrainedTokenizerFast, Qwen2VLImageProcessor,
+                          Qwen2VLProcessor, Qwen2VLVideoProcessor, Qwen2_5_VLProcessor, Qwen3VLProcessor, Qwen3VLVideoProcessor, SmolVLMImageProcessor)
 
 from make_golden import B_BOUND, adapter_tensors, formula, loss_sum, name_alone, projections
 
@@ -38,6 +39,9 @@ SPECIAL = {
     "internvl": ["<s>", "</s>", "[INST]", "[/INST]", "<IMG_CONTEXT>", "<img>", "</img>", "<video>"],
 }
 MARKERS = {"mistral3": "[IMG]", "smolvlm": "<image>", "internvl": "<IMG_CONTEXT>"}
+QWEN = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5"]
+SPECIAL |= dict.fromkeys(QWEN, ["<s>", "</s>", "[INST]", "[/INST]", "<|image_pad|>", "<|vision_start|>", "<|vision_end|>", "<|video_pad|>"])
+MARKERS |= dict.fromkeys(QWEN, "<|vision_start|><|image_pad|><|vision_end|>")
 # What the processor of InternVL asks its tokenizer for.
 NAMED = {"start_image_token": "<img>", "end_image_token": "</img>", "context_image_token": "<IMG_CONTEXT>", "video_token": "<video>"}
 TEMPLATE = ("{{ bos_token }}{% for message in messages %}{% if message['role'] == 'user' %}[INST]{% if message['content'] is string %}"
@@ -92,6 +96,9 @@ def fill(model) -> dict:
     made = {}
     for name, tensor in model.state_dict().items():
         centre = 1.0 if tensor.dim() == 1 and not name.endswith(".bias") else 0.0
+        # States that reach over many tokens, and norms that files have less 1.
+        if model.config.model_type == "qwen3_5" and "language_model" in name:
+            centre = -3.0 if name.endswith("A_log") else 0.0 if name.endswith("norm.weight") and "linear_attn" not in name else centre
         inputs = int(np.prod(tensor.shape[1:]))
         # Outputs of a size at which a mistake in what is before shows.
         bound = 0.3 if tensor.dim() == 1 else 2.5 / inputs**0.5
@@ -133,10 +140,49 @@ def processor_of(folder: pathlib.Path, config, tokenizer):
         num_tokens = (vision.image_size[0] // vision.patch_size[0] // 2) ** 2
         processor = InternVLProcessor(images, tokenizer, InternVLVideoProcessor(), image_seq_length=num_tokens)
         return processor, lambda image: images(image, crop_to_patches=True, return_tensors="pt")
+    if config.model_type in QWEN:
+        images = Qwen2VLImageProcessor(**given)
+        of_family, video = {"qwen2_vl": (Qwen2VLProcessor, Qwen2VLVideoProcessor), "qwen2_5_vl": (Qwen2_5_VLProcessor, Qwen2VLVideoProcessor)}.get(
+            config.model_type, (Qwen3VLProcessor, Qwen3VLVideoProcessor))
+        return of_family(images, tokenizer, video()), lambda image: images(image, return_tensors="pt")
     images = SmolVLMImageProcessor(**given)
     num_tokens = (vision.image_size // vision.patch_size // config.scale_factor) ** 2
     # That of SmolVLM does the same, and speaks of videos too.
     return Idefics3Processor(images, tokenizer, image_seq_len=num_tokens), lambda image: images([image], return_tensors="pt")
+
+
+def whole(out, config) -> np.ndarray:
+    """The pixels of an image's pieces, `[pieces, 3, height, width]`, also of those that come in patches."""
+    if config.model_type not in QWEN:
+        return out["pixel_values"].numpy()
+    (_, rows, columns), side, merge = out["image_grid_thw"][0].tolist(), config.vision_config.patch_size, config.vision_config.spatial_merge_size
+    patches = out["pixel_values"].reshape(rows // merge, columns // merge, merge, merge, 3, 2, side, side)
+    assert torch.equal(patches[..., 0, :, :], patches[..., 1, :, :])
+    return patches[..., 0, :, :].permute(4, 0, 2, 5, 1, 3, 6).reshape(1, 3, rows * side, columns * side).numpy()
+
+
+def features_of(model, out) -> np.ndarray:
+    """What is in place of the tokens of an image, and, behind it, what is added to them later."""
+    with torch.no_grad():
+        found = model.get_image_features(**out, return_dict=True)
+    later = getattr(found, "deepstack_features", None) or []
+    parts = [part[0] if isinstance(part, (list, tuple)) else part for part in [found.pooler_output, *later]]
+    return torch.cat([part.reshape(-1, part.shape[-1]) for part in parts], -1).numpy()
+
+
+def without(model, config, batch) -> list:
+    """Logits of a row where a part of what is special about its images is missing."""
+    if config.model_type not in QWEN:
+        return []
+    positions = torch.arange(batch["input_ids"].shape[1]).expand(3, 1, -1)
+    cases = [model(**{**batch, "position_ids": positions})]
+    # Of rows or of columns alone.
+    found, _ = model.base_model.model.model.get_rope_index(**{key: batch[key] for key in ["input_ids", "mm_token_type_ids", "image_grid_thw"]})
+    for axis in [1, 2]:
+        positions = found.clone()
+        positions[axis] = found[0]
+        cases.append(model(**{**batch, "position_ids": positions}))
+    return [case.logits[0].detach() for case in cases]
 
 
 def write_resized(folder: pathlib.Path):
@@ -163,16 +209,13 @@ def main():
     arrays = {}
     for name in SIZES:
         out = pixels_of(Image.open(folder / name).convert("RGB"))
-        height, width = out["pixel_values"].shape[-2:]
         out.pop("num_patches", None)
-        with torch.no_grad():
-            features = model.get_image_features(**out, return_dict=True).pooler_output
-        features = features[0] if isinstance(features, (list, tuple)) else features
-        golden["images"][name] = {"size": [width, height], "pixels": sha(out["pixel_values"].numpy())}
-        arrays[f"features.{name}"] = features.reshape(-1, features.shape[-1]).numpy()
+        seen = whole(out, config)
+        golden["images"][name] = {"size": [seen.shape[-1], seen.shape[-2]], "pixels": sha(seen)}
+        arrays[f"features.{name}"] = features_of(model, out)
 
     # As our "all-linear": the language model alone.
-    target = r".*(language_model|text_model).*\.(q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj)"
+    target = r".*(language_model|text_model).*\.(q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj|in_proj_\w+|out_proj)"
     adapted = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", target_modules=target, **LORA))
     named = adapter_tensors(adapted)
     with torch.no_grad():
@@ -198,6 +241,8 @@ def main():
         golden["rows"].append({"ids": ids[0].tolist(), "carries_loss": [int(label != -100) for label in labels[0].tolist()]})
         if index == 0:
             arrays["logits"] = out.logits[0].detach().numpy()
+            apart = [float((case - out.logits[0].detach()).abs().max() / case.abs().max()) for case in without(adapted, config, batches[0][0])]
+            assert all(difference > 0.03 for difference in apart), apart
     golden["loss"] = total / num_targets
     for name, tensor in named.items():
         gradient = tensor.grad.numpy() / num_targets
@@ -224,7 +269,7 @@ def main():
         out = processor(text=MARKERS[config.model_type], images=[Image.new("RGB", (width, height))], add_special_tokens=False)
         counts.append([width, height, len(out["input_ids"][0])])
     (folder / "counts.json").write_text(json.dumps(counts, separators=(",", ":")) + "\n")
-    print("loss", golden["loss"], "rows", [len(row["ids"]) for row in golden["rows"]])
+    print("apart", apart, "loss", golden["loss"], "rows", [len(row["ids"]) for row in golden["rows"]])
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ mod linears;
 pub mod load;
 pub mod mixing;
 mod pager;
+mod positions;
 pub mod rope;
 mod sublayers;
 pub mod tower;
@@ -40,6 +41,7 @@ pub mod weights;
 pub use between_blocks::BetweenBlocks;
 pub use embed::{Embedded, Tokens};
 pub use in_place::OwnHead;
+pub use positions::Continued;
 pub use weights::Storage;
 
 /// Frozen weights of a model, on its device.

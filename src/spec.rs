@@ -29,10 +29,10 @@ pub use block::{
     TwoBranches, short_name,
 };
 pub use delta_net::{DELTA_NET_FUSED_NAMES, DELTA_NET_NAMES, DeltaHeads};
-pub use rope::{QueryGrowth, Rope, RopePairs, RopeScaling};
+pub use rope::{QueryGrowth, Rope, RopeAxes, RopePairs, RopeScaling};
 pub use shipped::shipped_config;
 pub use stored::{Method, Packer, StoredQuantisation, Words};
-pub use vision::{Cut, Cutting, Encoder, EncoderKind, Filter, Grid, Pixels, Projector, TOWER_PARTS, Vision};
+pub use vision::{Cut, Cutting, Encoder, EncoderKind, Filter, Grid, Pixels, Projector, TOWER_PARTS, Vision, Windows};
 
 /// Shape and constants of a decoder model, from Hugging Face's `config.json`.
 #[derive(Clone, Debug, PartialEq)]
@@ -69,6 +69,8 @@ pub struct ModelConfig {
     pub logit_soft_cap: Option<f64>,
     /// Where modules of the decoder are, if it is the language model of a multimodal model.
     pub nesting: Option<&'static str>,
+    /// So many of its first layers add something at images (Qwen3-VL).
+    pub num_deepstack_layers: usize,
     /// Whether `lm_head` is the embedding matrix.
     pub tie_word_embeddings: bool,
     /// Token that starts a sequence.

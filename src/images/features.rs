@@ -10,7 +10,7 @@ use sha2::{Digest as _, Sha256};
 use tempfile::TempDir;
 
 use super::{FIRST_IMAGE_ID, Image};
-use crate::spec::Vision;
+use crate::spec::{Grid, Vision};
 use crate::util::files::{UNFINISHED_SUFFIX, hex, tidy};
 
 const MAGIC: [u8; 8] = *b"LTIMAGE1";
@@ -61,6 +61,8 @@ pub struct Features {
 struct FeatureFile {
     path: PathBuf,
     first_id: u32,
+    /// Of its last piece; of what has several pieces, no places are asked for.
+    tokens: Grid,
 }
 
 impl FeatureWriter {
@@ -89,7 +91,7 @@ impl FeatureWriter {
         let files: Vec<PathBuf> = images.iter().map(|image| key.path(&folder, image)).collect();
         files.iter().flat_map(File::open).for_each(|file| drop(file.set_modified(SystemTime::now())));
         tidy(&folder, SUFFIX, MOST_BYTES - bytes, Path::new(""));
-        let (width, image_token_id) = (vision.text_size, vision.image_token_id);
+        let (width, image_token_id) = (vision.feature_size(), vision.image_token_id);
         let features = Features { width, image_token_id, files: Vec::new(), _temporary: temporary };
         Ok(Self { folder, key, features })
     }
@@ -104,7 +106,7 @@ impl FeatureWriter {
             let values = make()?;
             write(&path, &values).map_err(|error| format!("cannot be kept in {}: {error}", self.folder.display()))?;
         }
-        self.features.files.push(FeatureFile { path, first_id: image.first_id });
+        self.features.files.push(FeatureFile { path, first_id: image.first_id, tokens: image.cut.tokens });
         Ok(())
     }
 
@@ -117,7 +119,7 @@ impl FeatureWriter {
 
 /// Bytes that features take.
 pub(super) fn bytes_of(vision: &Vision, images: &[Arc<Image>]) -> u64 {
-    images.iter().map(|image| (HEADER_BYTES + 4 * image.num_tokens() * vision.text_size) as u64).sum()
+    images.iter().map(|image| (HEADER_BYTES + 4 * image.num_tokens() * vision.feature_size()) as u64).sum()
 }
 
 fn write(path: &Path, values: &[f32]) -> io::Result<()> {
@@ -152,9 +154,9 @@ impl Features {
     /// A file that was removed or changed since it was checked.
     pub fn read(&self, ids: &[u32]) -> io::Result<Vec<f32>> {
         let mut values = Vec::with_capacity(ids.len() * self.width);
-        let file_of = |id: u32| self.files.partition_point(|file| file.first_id <= id).checked_sub(1);
-        for ids in ids.chunk_by(|a, b| a + 1 == *b && file_of(*a) == file_of(*b)) {
-            let file = file_of(ids[0]).and_then(|index| self.files.get(index)).ok_or(io::ErrorKind::NotFound)?;
+        let first_of = |id: u32| self.file_of(id).map(|file| file.first_id);
+        for ids in ids.chunk_by(|a, b| a + 1 == *b && first_of(*a) == first_of(*b)) {
+            let file = self.file_of(ids[0]).ok_or(io::ErrorKind::NotFound)?;
             let row_bytes = 4 * self.width;
             let start = HEADER_BYTES + (ids[0] - file.first_id) as usize * row_bytes;
             let mut bytes = vec![0; ids.len() * row_bytes];
@@ -170,6 +172,17 @@ impl Features {
     #[must_use]
     pub fn width(&self) -> usize {
         self.width
+    }
+
+    fn file_of(&self, id: u32) -> Option<&FeatureFile> {
+        self.files.get(self.files.partition_point(|file| file.first_id <= id).checked_sub(1)?)
+    }
+
+    /// The tokens of an image that is seen as a whole, and which of them has this id; `None` where no token of an image has.
+    #[must_use]
+    pub fn place_of(&self, id: u32) -> Option<(Grid, usize)> {
+        let file = self.file_of(id).filter(|_| is_of_image(id))?;
+        Some((file.tokens, (id - file.first_id) as usize))
     }
 }
 

@@ -1,10 +1,10 @@
 //! What passes between the blocks of a model besides the residual stream: where tokens are and what they see and, in Gemma 4, the
-//! layers' own embeddings of the tokens, and keys and values that later layers use.
+//! layers' own embeddings of the tokens, and keys and values that later layers use, and, in Qwen3-VL, what is added at images.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use burn::tensor::Tensor;
+use burn::tensor::{IndexingUpdateOp, Int, Tensor};
 
 use super::block::Activations;
 use super::context::{BlockContext, BlockInputs, KeyValues};
@@ -24,11 +24,31 @@ pub struct BetweenBlocks {
     key_values: BTreeMap<usize, KeyValues>,
     /// Sums of their gradients, likewise.
     key_value_grads: BTreeMap<usize, KeyValues>,
+    /// At tokens of images, if there are any.
+    later: Option<Arc<AddedLater>>,
+}
+
+/// What is added to the outputs of the first blocks at tokens of images (`DeepStack`, Meng et al., 2024). It has no gradient.
+#[derive(Debug)]
+pub(super) struct AddedLater {
+    /// Which tokens these are, `[image tokens]`.
+    pub(super) places: Tensor<1, Int>,
+    /// By layer, `[image tokens, hidden_size]`.
+    pub(super) parts: Vec<Tensor<2>>,
 }
 
 impl BetweenBlocks {
-    pub(super) fn new(layout: Arc<Layout>, layer_inputs: Vec<Tensor<2>>) -> Self {
-        Self { layout, layer_inputs, key_values: BTreeMap::new(), key_value_grads: BTreeMap::new() }
+    pub(super) fn new(layout: Arc<Layout>, layer_inputs: Vec<Tensor<2>>, later: Option<Arc<AddedLater>>) -> Self {
+        Self { layout, layer_inputs, key_values: BTreeMap::new(), key_value_grads: BTreeMap::new(), later }
+    }
+
+    /// The output of the block of `layer` with what is added to it.
+    #[must_use]
+    pub fn added(&self, layer: usize, y: Tensor<2>) -> Tensor<2> {
+        match self.later.as_ref().and_then(|later| Some((later, later.parts.get(layer)?))) {
+            Some((later, part)) => y.select_assign(0, later.places.clone(), part.clone(), IndexingUpdateOp::Add),
+            None => y,
+        }
     }
 
     /// The context of the block of `layer`.

@@ -147,7 +147,13 @@ fn last_block(model: &Model, parts: &mut [NextTokens<'_>], lengths: &[usize]) ->
     let positions: Vec<u32> =
         parts.iter().flat_map(position_of).map(|position| u32::try_from(position).unwrap_or(u32::MAX)).collect();
     let place = model.place();
-    let tokens = Tokens::new(model, &token_ids, 1, vec![(0, token_ids.len())], positions, &[]);
+    let mut start = 0;
+    let continued = parts.iter().zip(lengths).map(|(part, length)| {
+        start += length;
+        (start - length, &part.sequence.token_ids[..])
+    });
+    let continued: Vec<_> = continued.collect();
+    let tokens = Tokens::new(model, &token_ids, 1, vec![(0, token_ids.len())], positions, (&[], &continued));
     for part in &mut *parts {
         part.sequence.token_ids.extend(part.token_ids);
     }
@@ -172,7 +178,8 @@ fn last_block(model: &Model, parts: &mut [NextTokens<'_>], lengths: &[usize]) ->
         let layout = context.layout;
         let mut mixing = InCaches { place, caches, lengths, layout, layouts: &layouts, is_start, is_appended };
         let activations = block.activations_with(x, &context, &mut mixing);
-        x = block.output(&activations, &context);
+        let y = block.output(&activations, &context);
+        x = between_blocks.added(layer, y);
         between_blocks.keep(&model.config, layer, &activations);
     }
     x

@@ -8,9 +8,10 @@ use burn::tensor::{DType, IndexingUpdateOp, Int, Tensor};
 use half::{bf16, f16};
 
 use super::Model;
-use super::between_blocks::BetweenBlocks;
+use super::between_blocks::{AddedLater, BetweenBlocks};
 use super::block::Block;
 use super::context::{BlockContext, Watch};
+use super::positions::Continued;
 use crate::images::{FIRST_IMAGE_ID, is_of_image};
 use crate::lora::{AdapterSet, FullTensor};
 use crate::ops::host;
@@ -35,6 +36,8 @@ pub struct Tokens {
 struct ImageTokens {
     /// `[image tokens, hidden_size]`
     features: Tensor<2>,
+    /// What the first layers add to them.
+    later: Arc<AddedLater>,
     /// Where the embedding of every token is: among those of all tokens, and behind them the features, `[tokens]`.
     rows: Tensor<1, Int>,
     /// 0 at tokens of images, else 1, `[tokens, 1]`.
@@ -63,7 +66,7 @@ pub(super) struct LayerInputWeights {
 
 impl Tokens {
     /// Tokens in `num_rows` rows, with their positions in `documents` (start, length), each of which continues its own of
-    /// `prefixes`, if any does: see [`Layout::with_prefixes`].
+    /// `prefixes`, if any does: see [`Layout::with_prefixes`]. `continued`: what comes before tokens in their texts, in order.
     ///
     /// # Panics
     /// Where tokens are of images whose [features](Model::with_features) are not there, or cannot be read any more.
@@ -74,10 +77,16 @@ impl Tokens {
         num_rows: usize,
         documents: Vec<(usize, usize)>,
         positions: Vec<u32>,
-        prefixes: &[Range<usize>],
+        (prefixes, continued): (&[Range<usize>], &[Continued<'_>]),
     ) -> Self {
-        let longest = positions.iter().max().map_or(0, |&last| last as usize + 1);
-        let tables = model.rotary_tables(longest);
+        let (positions, tables) = match model.three_positions(ids, &positions, continued) {
+            // A row of the tables for each token.
+            Some(three) => ((0..).take(positions.len()).collect(), model.config.rotary_tables_of(&three)),
+            None => {
+                let longest = positions.iter().max().map_or(0, |&last| last as usize + 1);
+                (positions, model.rotary_tables(longest))
+            }
+        };
         let layout = Layout::new(num_rows, documents, positions, tables).with_prefixes(prefixes);
         let images = ids.iter().any(|id| is_of_image(*id)).then(|| ImageTokens::new(model, ids));
         let image_token_id = model.features.as_ref().map_or(0, |features| features.image_token_id());
@@ -101,8 +110,17 @@ impl ImageTokens {
         };
         let rows: Vec<u32> = ids.iter().enumerate().map(row).collect();
         let is_text = ids.iter().map(|id| if is_of_image(*id) { 0.0 } else { 1.0 }).collect();
+        let places: Vec<u32> = (0..).zip(ids).filter(|(_, id)| is_of_image(**id)).map(|(at, _)| at).collect();
+        let (hidden_size, width) = (model.config.hidden_size, features.width());
+        let parts = (0..width / hidden_size).map(|part| {
+            let of_token = values.chunks_exact(width).flat_map(|row| &row[part * hidden_size..][..hidden_size]);
+            let part = host::tensor(of_token.copied().collect(), [places.len(), hidden_size], &model.device());
+            part.cast(model.compute)
+        });
+        let mut parts: Vec<Tensor<2>> = parts.collect();
         Self {
-            features: host::tensor(values, [of_images.len(), features.width()], &model.device()).cast(model.compute),
+            features: parts.remove(0),
+            later: Arc::new(AddedLater { places: model.token_ids(&places), parts }),
             rows: model.token_ids(&rows),
             is_text: host::tensor(is_text, [ids.len(), 1], &model.device()),
         }
@@ -127,7 +145,8 @@ impl Embedded {
         let context = self.between_blocks.context(model.place(), &model.config, layer, &adapters.blocks[layer], None);
         let context = BlockContext { watch, ..context };
         let activations = block.activations(self.x.clone(), &context);
-        self.x = block.output(&activations, &context);
+        let y = block.output(&activations, &context);
+        self.x = self.between_blocks.added(layer, y);
         self.between_blocks.keep(&model.config, layer, &activations);
     }
 }
@@ -155,7 +174,8 @@ impl Model {
         let x = if let Some(images) = &tokens.images { images.in_place(x) } else { x };
         let of_layers = |weights| self.layer_inputs_of(weights, tokens.ids.clone(), &x);
         let layer_inputs = self.layer_inputs.as_ref().map(of_layers).unwrap_or_default();
-        Embedded { between_blocks: BetweenBlocks::new(Arc::clone(&tokens.layout), layer_inputs), x }
+        let later = tokens.images.as_ref().map(|images| Arc::clone(&images.later));
+        Embedded { between_blocks: BetweenBlocks::new(Arc::clone(&tokens.layout), layer_inputs, later), x }
     }
 
     /// The embeddings of token ids, with what adapters have in place of the model's, `[tokens, hidden_size]`.

@@ -2,9 +2,7 @@
 //!
 //! It computes in `f32`, whatever the language model computes in, and is needed before the first step alone.
 
-use std::sync::Arc;
-
-use burn::tensor::activation::softmax;
+use burn::tensor::activation::{sigmoid, softmax};
 use burn::tensor::{Device, Tensor};
 use sha2::{Digest as _, Sha256};
 
@@ -12,16 +10,19 @@ use super::weights::WeightFiles;
 use crate::images::Scaled;
 use crate::ops::host;
 use crate::ops::kernels::Place;
-use crate::ops::layout::{Layout, RotaryTable};
+use crate::ops::layout::Layout;
 use crate::ops::linear::{Weight, linear};
 use crate::ops::norm::Norm;
 use crate::ops::product::{F32Products, matmul};
 use crate::ops::rotary::rotate;
 use crate::ops::swiglu::gated;
-use crate::spec::{Activation, EncoderKind, Heads, Projector, TOWER_PARTS, Vision};
+use crate::spec::{Activation, EncoderKind, Grid, Heads, Projector, TOWER_PARTS, Vision};
 use crate::util::faults;
 
+use places::{Groups, Places};
+
 mod load;
+mod places;
 
 /// Added to the variance in the norm of a token's patches, and to the mean squares of queries and keys.
 const MERGED_EPS: f64 = 1e-5;
@@ -40,12 +41,14 @@ pub struct Tower {
     patches: Weight,
     /// Goes before the patches, and is dropped behind the layers, `[1, hidden_size]`.
     class: Option<Tensor<2>>,
-    /// Of that, and of every place, row by row, `[patches, hidden_size]`.
+    /// Of that, and of every place, row by row, `[patches, hidden_size]`; or of the places between which patches are.
     positions: Option<Tensor<2>>,
     /// Before the layers and behind them.
     ends: [Option<Norm>; 2],
     layers: Vec<Layer>,
     projector: Layers,
+    /// What makes of the outputs of some layers what goes beside that.
+    deepstack: Vec<Layers>,
 }
 
 #[derive(Debug)]
@@ -92,7 +95,7 @@ pub fn digest(files: &WeightFiles) -> Option<[u8; 32]> {
 }
 
 impl Tower {
-    /// The features of an image's pieces, row by row, each as wide as the language model.
+    /// The features of an image's pieces, row by row, each as wide as [`Vision::feature_size`].
     ///
     /// # Panics
     /// As [`faults::read`].
@@ -108,36 +111,49 @@ impl Tower {
         let pixels: Tensor<3> = host::tensor(image.values, [3, rows * patch_size, columns * patch_size], &self.device);
         let by_patch = pixels.reshape([3, rows, patch_size, columns, patch_size]).permute([1, 3, 0, 2, 4]);
         let by_patch = by_patch.reshape([rows * columns, 3 * patch_size * patch_size]);
+        let windows = self.vision.encoder.windows.as_ref();
+        let places = Places::new(Grid { rows, columns }, windows);
+        let by_patch = places.ordered(by_patch);
         let x = self.linear(&by_patch, &self.patches);
         let x = if let Some(class) = &self.class { Tensor::cat(vec![class.clone(), x], 0) } else { x };
-        let x = if let Some(positions) = &self.positions { x + positions.clone() } else { x };
+        let x = match (&self.positions, self.vision.encoder.kind) {
+            (Some(of_square), EncoderKind::Qwen3 { side, .. }) => x + places.between(of_square, side, &self.device),
+            (Some(positions), _) => x + positions.clone(),
+            (None, _) => x,
+        };
         let mut x = self.normed(x, self.ends[0].as_ref());
-        let layout = self.layout([rows, columns]);
-        for layer in &self.layers {
-            x = self.through(layer, x, layout.as_ref());
+        let layout = places.layout(&self.vision.encoder);
+        let mut beside = Vec::new();
+        for (index, layer) in self.layers.iter().enumerate() {
+            let num_patches = x.dims()[0];
+            let groups = places.groups(windows, index).unwrap_or_else(|| vec![[1, num_patches]]);
+            x = self.through(layer, x, layout.as_ref(), &groups);
+            let own = self.vision.deepstack.iter().position(|of| *of == index).and_then(|own| self.deepstack.get(own));
+            beside.extend(own.map(|own| self.projected(own, &places.by_row(&x), [rows, columns])));
         }
         let x = self.normed(x, self.ends[1].as_ref());
         let x = if self.class.is_some() { x.narrow(0, 1, rows * columns) } else { x };
-        faults::read(self.projected(&x, [rows, columns]), "a feature of an image")
+        beside.insert(0, self.projected(&self.projector, &places.by_row(&x), [rows, columns]));
+        faults::read(Tensor::cat(beside, 1), "a feature of an image")
     }
 
-    fn projected(&self, x: &Tensor<2>, [rows, columns]: [usize; 2]) -> Tensor<2> {
-        let Layers { norm, merge, merged_norm, rest } = &self.projector;
+    fn projected(&self, layers: &Layers, x: &Tensor<2>, [rows, columns]: [usize; 2]) -> Tensor<2> {
+        let Layers { norm, merge, merged_norm, rest } = layers;
         let (side, hidden) = (self.vision.projector.merge_size(), self.vision.encoder.hidden_size);
-        let in_order = match self.vision.projector {
-            Projector::Merging { .. } => [0, 2, 4, 1, 3],
-            Projector::Linear { .. } | Projector::Normed { .. } => [0, 2, 1, 3, 4],
+        let (in_order, eps) = match self.vision.projector {
+            Projector::Merging { eps, .. } => ([0, 2, 4, 1, 3], eps),
+            Projector::Joining { eps, .. } => ([0, 2, 1, 3, 4], eps),
+            Projector::Linear { .. } | Projector::Normed { .. } => ([0, 2, 1, 3, 4], MERGED_EPS),
         };
-        let eps = if let Projector::Merging { eps, .. } = self.vision.projector { eps } else { 0.0 };
         let x = norm.as_ref().map_or_else(|| x.clone(), |norm| norm.forward(self.place, x, eps).0);
         // [rows, side, columns, side, hidden] to [tokens, hidden * side * side]
         let by_token = x.reshape([rows / side, side, columns / side, side, hidden]).permute(in_order);
         let by_token = by_token.reshape([rows * columns / (side * side), hidden * side * side]);
         let x = merge.as_ref().map_or_else(|| by_token.clone(), |merge| self.linear(&by_token, merge));
-        let x = merged_norm.as_ref().map_or_else(|| x.clone(), |norm| norm.forward(self.place, &x, MERGED_EPS).0);
-        let (Projector::Merging { activation, .. } | Projector::Normed { activation, .. }) = self.vision.projector
-        else {
-            return x;
+        let x = merged_norm.as_ref().map_or_else(|| x.clone(), |norm| norm.forward(self.place, &x, eps).0);
+        let activation = match self.vision.projector {
+            Projector::Merging { activation, .. } | Projector::Normed { activation, .. } => activation,
+            Projector::Joining { .. } | Projector::Linear { .. } => Activation::Gelu,
         };
         let Some([first, second]) = rest else { return x };
         self.linear(&self.activated(activation, &self.linear(&x, first)), second)
@@ -158,7 +174,7 @@ impl Tower {
         }
     }
 
-    fn through(&self, layer: &Layer, x: Tensor<2>, layout: Option<&Layout>) -> Tensor<2> {
+    fn through(&self, layer: &Layer, x: Tensor<2>, layout: Option<&Layout>, groups: &Groups) -> Tensor<2> {
         let normed = self.normed(x.clone(), Some(&layer.norms[0]));
         let [q, k, v] = layer.qkv.each_ref().map(|weight| self.linear(&normed, weight));
         let [q, k] = match &layer.qk_norms {
@@ -169,13 +185,14 @@ impl Tower {
             Some(layout) => rotate(self.place, [q, k], layout, 0, self.heads(), false),
             None => [q, k],
         };
-        let attended = self.attended([q, k, v]);
+        let attended = self.attended(&[q, k, v], groups);
         let [of_attention, of_inner] = layer.scales.as_ref().map_or([None; 2], |scales| scales.each_ref().map(Some));
         let x = self.added(x, (&attended, &layer.output), of_attention);
         let normed = self.normed(x.clone(), Some(&layer.norms[1]));
         let (activation, up) = (self.vision.encoder.activation, self.linear(&normed, &layer.up));
         let inner = match &layer.gate {
             Some(gate) => gated(self.place, activation, &self.linear(&normed, gate), &up),
+            None if matches!(self.vision.encoder.kind, EncoderKind::Qwen2 { .. }) => up.clone() * sigmoid(up * 1.702),
             None => self.activated(activation, &up),
         };
         self.added(x, (&inner, &layer.down), of_inner)
@@ -195,44 +212,31 @@ impl Tower {
         Heads { num_heads, num_kv_heads: num_heads, head_dim, scale, window: None, soft_cap: None }
     }
 
-    /// Every patch sees every other; some queries at a time, so that their scores fit in memory.
-    fn attended(&self, qkv: [Tensor<2>; 3]) -> Tensor<2> {
+    /// Every patch sees every other of its group.
+    fn attended(&self, qkv: &[Tensor<2>; 3], groups: &Groups) -> Tensor<2> {
+        let mut start = 0;
+        let of_groups = groups.iter().map(|[count, length]| {
+            start += count * length;
+            let part = |x: &Tensor<2>| x.clone().narrow(0, start - count * length, count * length);
+            self.attended_in(qkv.each_ref().map(part), [*count, *length])
+        });
+        Tensor::cat(of_groups.collect(), 0)
+    }
+
+    /// Some queries at a time, so that their scores fit in memory.
+    fn attended_in(&self, qkv: [Tensor<2>; 3], [count, length]: [usize; 2]) -> Tensor<2> {
         let Heads { num_heads, head_dim, scale, .. } = self.heads();
-        let [num_patches, width] = qkv[0].dims();
-        let [q, k, v] = qkv.map(|x| x.reshape([num_patches, num_heads, head_dim]).swap_dims(0, 1));
+        let by_head = |x: Tensor<2>| x.reshape([count, length, num_heads, head_dim]).swap_dims(1, 2);
+        let [q, k, v] = qkv.map(|x| by_head(x).reshape([count * num_heads, length, head_dim]));
         let (q, k) = (q * scale, k.swap_dims(1, 2));
-        let at_a_time = (MOST_SCORES / (num_heads * num_patches)).max(1);
+        let at_a_time = (MOST_SCORES / (count * num_heads * length)).max(1);
         let of_queries = |start: usize| {
-            let queries = q.clone().narrow(1, start, at_a_time.min(num_patches - start));
+            let queries = q.clone().narrow(1, start, at_a_time.min(length - start));
             let shares = softmax(matmul(&queries, &k, F32Products::OfDevice), 2);
             matmul(&shares, &v, F32Products::OfDevice)
         };
-        let parts = (0..num_patches).step_by(at_a_time).map(of_queries).collect();
-        Tensor::cat(parts, 1).swap_dims(0, 1).reshape([num_patches, width])
+        let parts = (0..length).step_by(at_a_time).map(of_queries).collect();
+        let all = Tensor::cat(parts, 1).reshape([count, num_heads, length, head_dim]);
+        all.swap_dims(1, 2).reshape([count * length, num_heads * head_dim])
     }
-
-    /// Patches as tokens, whose positions turn with their row and column.
-    fn layout(&self, grid: [usize; 2]) -> Option<Layout> {
-        let EncoderKind::Pixtral { rope_theta } = self.vision.encoder.kind else { return None };
-        let num_patches = grid[0] * grid[1];
-        let positions = (0..u32::try_from(num_patches).unwrap_or(u32::MAX)).collect();
-        let table = table(grid, self.vision.encoder.head_dim(), rope_theta);
-        Some(Layout::new(1, vec![(0, num_patches)], positions, Arc::from([table])))
-    }
-}
-
-/// The angles of every patch: frequencies are dealt alternately to rows and columns.
-#[expect(clippy::cast_possible_truncation, clippy::cast_precision_loss, reason = "in f32, as transformers has them")]
-fn table([rows, columns]: [usize; 2], head_dim: usize, theta: f64) -> RotaryTable {
-    let frequency = |index: usize| 1.0 / (theta as f32).powf((2 * index) as f32 / head_dim as f32);
-    let frequencies: Vec<f32> = (0..head_dim / 2).map(frequency).collect();
-    let of_patch = |patch: usize| {
-        let [row, column] = [patch / columns, patch % columns].map(|place| place as f32);
-        let of_row = frequencies.iter().step_by(2).map(move |frequency| row * frequency);
-        let of_column = frequencies[1..].iter().step_by(2).map(move |frequency| column * frequency);
-        of_row.chain(of_column)
-    };
-    let angles: Vec<f32> = (0..rows * columns).flat_map(of_patch).collect();
-    let [cos, sin] = [f32::cos, f32::sin].map(|of: fn(f32) -> f32| angles.iter().map(|angle| of(*angle)).collect());
-    RotaryTable::new(cos, sin, head_dim / 2)
 }

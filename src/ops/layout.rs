@@ -357,7 +357,7 @@ impl Turns {
 }
 
 /// Numbers of places, rows or tokens on a device.
-pub(super) fn indices<T: TryInto<i32>>(indices: impl IntoIterator<Item = T>, device: &Device) -> Tensor<1, Int> {
+pub(crate) fn indices<T: TryInto<i32>>(indices: impl IntoIterator<Item = T>, device: &Device) -> Tensor<1, Int> {
     let indices: Vec<_> = indices.into_iter().map(|index| index.try_into().unwrap_or(i32::MAX)).collect();
     Tensor::from_data(indices.as_slice(), (device, DType::I32))
 }

@@ -5,7 +5,7 @@ use super::block::attention::QueryKeyNorms;
 use super::family::{
     AttentionExtra, Biases, Experts, Family, FamilyNames, Gguf, GgufWindows, NoRope, OwnRopes, Scales, Windows,
 };
-use super::{DeltaHeads, LFM2_NAMES, NormKind, RopePairs, SITE_NAMES};
+use super::{DeltaHeads, LFM2_NAMES, NormKind, RopeAxes, RopePairs, SITE_NAMES};
 
 pub(super) use lacking::LACKING;
 pub(super) use wrappers::WRAPPERS;
@@ -94,6 +94,7 @@ const QWEN3_5: Family = Family {
     qk_norms: Some(QueryKeyNorms::Heads),
     norms_less_one: true,
     partial_rotary_factor: Some(0.25),
+    own_ropes: OwnRopes::Axes(RopeAxes { sections: [11, 11, 10], are_interleaved: true }),
     attention_extra: AttentionExtra::OutputGate,
     delta_heads: Some(DeltaHeads { num_key_heads: 16, num_value_heads: 32, key_head_dim: 128, value_head_dim: 128 }),
     vocab_size: Some(248_320),
@@ -410,6 +411,7 @@ pub(super) static FAMILIES: &[Family] = &[
             ..QWEN2_EXPERTS
         }),
         fused: [false, false, true],
+        own_ropes: OwnRopes::None,
         vocab_size: Some(151_936),
         num_key_value_heads: Some(2),
         gguf: Gguf { post_attention_norm: true, ..Gguf::named("qwen3next") },

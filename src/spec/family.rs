@@ -2,7 +2,7 @@
 
 use super::block::Activation;
 use super::block::attention::QueryKeyNorms;
-use super::{DeltaHeads, FUSED_NAMES, HEAD_NORMS, NormKind, RopePairs, SITE_NAMES};
+use super::{DeltaHeads, FUSED_NAMES, HEAD_NORMS, NormKind, RopeAxes, RopePairs, SITE_NAMES};
 
 /// What varies between families, and the values that transformers assumes if a config lacks a key.
 #[expect(clippy::struct_excessive_bools, reason = "a row of a table")]
@@ -109,6 +109,8 @@ pub(crate) enum OwnRopes {
     Ministral,
     /// Layers with a window have the base of the others, without their scaling.
     Olmo,
+    /// Tokens have three positions, with these sections where the config has none.
+    Axes(RopeAxes),
 }
 
 /// What GGUF files call a family, and what llama.cpp takes for granted of it.

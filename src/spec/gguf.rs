@@ -414,13 +414,19 @@ fn config_json(file: &GgufFile) -> Result<String, Problem> {
         let of_file = MULTIPLIERS.map(|(ours, theirs)| Some((ours.to_owned(), json!(file.number(&key(theirs))?))));
         json.extend(of_file.into_iter().flatten());
     }
-    match scaling(file, family, &key)? {
+    let mut scaling = scaling(file, family, &key)?;
+    let sections = file.integers(&key(ROPE_SECTIONS)).filter(|_| matches!(family.own_ropes, OwnRopes::Axes(_)));
+    if let Some(sections) = sections {
+        let scaling = scaling.get_or_insert(json!({"rope_type": "default"}));
+        scaling["mrope_section"] = json!(sections.iter().take(3).collect::<Vec<_>>());
+    }
+    match scaling {
         Some(scaling) => drop(json.insert("rope_scaling".to_owned(), scaling)),
         None => match family.own_ropes {
             OwnRopes::GptOss => drop(json.insert("rope_scaling".to_owned(), json!({"rope_type": "default"}))),
             // Those before Ministral 3.
             OwnRopes::Ministral => drop(json.insert("model_type".to_owned(), json!("mistral"))),
-            OwnRopes::None | OwnRopes::Phi | OwnRopes::Olmo => {}
+            OwnRopes::None | OwnRopes::Phi | OwnRopes::Olmo | OwnRopes::Axes(_) => {}
         },
     }
     of_tensors(file, family, &mut json)?;
@@ -460,6 +466,9 @@ fn lfm2(
     json.insert("block_auto_adjust_ff_dim".to_owned(), json!(false));
     Ok(())
 }
+
+/// How many pairs each of the three positions turns, behind the architecture; a fourth number is of no use to text and images.
+pub const ROPE_SECTIONS: &str = "rope.dimension_sections";
 
 /// Tokens that LFM2's convolutions see, behind the architecture.
 pub const CONV_KERNEL: &str = "shortconv.l_cache";

@@ -69,12 +69,24 @@ fn read(json: &mut Section) -> Option<ModelConfig> {
         decoder(json, family)
     };
     config.nesting = Some(wrapper.nesting);
+    config.num_deepstack_layers = deepstack_layers(json, family);
     config.tie_word_embeddings = json.boolean("tie_word_embeddings", config.tie_word_embeddings);
     if json.value("eos_token_id").is_some() {
         config.eos_token_ids = tokens(json, "eos_token_id", None, config.vocab_size);
     }
     config.quantisation = stored::read(json);
     Some(config)
+}
+
+/// How many layers add something at images, in a family that has such.
+fn deepstack_layers(json: &mut Section, family: &Family) -> usize {
+    if !matches!(family.model_type, "qwen3_vl_text" | "qwen3_vl_moe_text") {
+        return 0;
+    }
+    match json.below("vision_config", "an object").value("deepstack_visual_indexes") {
+        Some(Value::Array(layers)) => layers.len(),
+        _ => 3,
+    }
 }
 
 /// Reads a language model.
@@ -142,6 +154,7 @@ fn decoder(json: &mut Section, family: &Family) -> ModelConfig {
         logit_divisor: logit_divisor.unwrap_or(1.0),
         logit_soft_cap,
         nesting: None,
+        num_deepstack_layers: 0,
         tie_word_embeddings: {
             // LFM2's first configs.
             let tied = json.boolean("tie_word_embeddings", family.tie_word_embeddings);

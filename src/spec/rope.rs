@@ -19,6 +19,32 @@ pub struct Rope {
     pub pairs: RopePairs,
     /// How queries grow with their position; absent: they do not.
     pub query_growth: Option<QueryGrowth>,
+    /// Which of the three positions of a token turn which pairs; absent: tokens have one.
+    pub axes: Option<RopeAxes>,
+}
+
+/// How a token's three positions share the pairs of a head: that of an image in the text, of a row in it and of a column. They are
+/// equal in a text (Qwen2-VL, Wang et al., 2024).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RopeAxes {
+    /// How many pairs each of them turns.
+    pub sections: [usize; 3],
+    /// Whether they take turns as long as those of rows and of columns last (Qwen3-VL); else they follow one another.
+    pub are_interleaved: bool,
+}
+
+impl RopeAxes {
+    /// Which of the three turns a pair.
+    #[must_use]
+    pub fn of_pair(self, pair: usize) -> usize {
+        let [first, rows, columns] = self.sections;
+        match (self.are_interleaved, pair % 3) {
+            (true, 1) if pair < 3 * rows => 1,
+            (true, 2) if pair < 3 * columns => 2,
+            (true, _) => 0,
+            (false, _) => usize::from(pair >= first) + usize::from(pair >= first + rows),
+        }
+    }
 }
 
 /// Queries are multiplied by `1 + beta ln(1 + floor(position / period))` (Ministral 3).

@@ -4,10 +4,11 @@ use std::path::Path;
 
 use super::ModelConfig;
 use super::block::Activation;
-use super::json::activation_named;
 use crate::schema::{Problem, Problems, Section, Value, read_json};
 
 mod cut;
+mod others;
+mod qwen;
 #[cfg(test)]
 mod tests;
 
@@ -20,6 +21,9 @@ pub struct Vision {
     pub encoder: Encoder,
     /// What makes features of them.
     pub projector: Projector,
+    /// Layers of the encoder of which other projectors make what the first layers of the language model add at images (`DeepStack`,
+    /// Meng et al., 2024).
+    pub deepstack: Vec<usize>,
     /// Width of the language model.
     pub text_size: usize,
     /// The token that a feature takes the place of.
@@ -49,6 +53,17 @@ pub struct Encoder {
     pub activation: Activation,
     /// Added to the mean squares in its norms.
     pub eps: f64,
+    /// Layers in which patches see those of their window alone.
+    pub windows: Option<Windows>,
+}
+
+/// Windows of an encoder.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Windows {
+    /// Patches on a side; those at the right and at the bottom may be smaller.
+    pub side: usize,
+    /// Layers in which patches see all.
+    pub except: Vec<usize>,
 }
 
 /// What encoders differ in.
@@ -78,6 +93,24 @@ pub enum EncoderKind {
         /// Whether there is a layer norm behind all layers.
         has_last_norm: bool,
     },
+    /// Patches of two equal frames; layer norms and biases; learned vectors of places between which those of an image lie, and rows
+    /// and columns turn queries and keys (Qwen3-VL).
+    Qwen3 {
+        /// Places on a side.
+        side: usize,
+        /// Base of the frequencies of rows and columns.
+        rope_theta: f64,
+    },
+    /// The same without these vectors, with `x sigmoid(1.702 x)` as its activation (Qwen2-VL).
+    Qwen2 {
+        /// Base of the frequencies of rows and columns.
+        rope_theta: f64,
+    },
+    /// The same without these vectors, with RMSNorm and gated feed-forward layers (Qwen2.5-VL).
+    Qwen2_5 {
+        /// Base of the frequencies of rows and columns.
+        rope_theta: f64,
+    },
 }
 
 /// What becomes of the patches that make a token.
@@ -106,6 +139,13 @@ pub enum Projector {
         /// Between the two layers.
         activation: Activation,
     },
+    /// A norm of each patch, and two layers over the patches of a token (Qwen).
+    Joining {
+        /// Patches on a side of a token.
+        merge_size: usize,
+        /// Added to the variance or the mean square in the norm.
+        eps: f64,
+    },
 }
 
 /// How an image is resized and scaled.
@@ -131,7 +171,8 @@ pub enum Filter {
 }
 
 /// Where files have towers and projectors; most within `model`.
-pub const TOWER_PARTS: [&str; 4] = ["vision_tower.", "multi_modal_projector.", "vision_model.", "connector."];
+pub const TOWER_PARTS: [&str; 5] =
+    ["vision_tower.", "multi_modal_projector.", "vision_model.", "connector.", "visual."];
 
 /// A kind of model whose images are read.
 #[derive(Clone, Copy)]
@@ -139,6 +180,9 @@ enum Family {
     Mistral3,
     Idefics3,
     InternVl,
+    Qwen3,
+    Qwen2_5,
+    Qwen2,
 }
 
 impl Vision {
@@ -158,6 +202,12 @@ impl Vision {
                 ("idefics3", Family::Idefics3),
                 ("smolvlm", Family::Idefics3),
                 ("internvl", Family::InternVl),
+                ("qwen2_vl", Family::Qwen2),
+                ("qwen2_5_vl", Family::Qwen2_5),
+                ("qwen3_vl", Family::Qwen3),
+                ("qwen3_vl_moe", Family::Qwen3),
+                ("qwen3_5", Family::Qwen3),
+                ("qwen3_5_moe", Family::Qwen3),
             ];
             let known = known.into_iter().find(|(name, _)| named == Some(name) && json.has("vision_config"));
             Some(known.map(|(_, family)| family))
@@ -172,14 +222,30 @@ impl Vision {
     fn read(json: &mut Section, family: Family, config: &ModelConfig, (pixels, cutting): (Pixels, Cutting)) -> Self {
         let key = if json.has("image_token_id") { "image_token_id" } else { "image_token_index" };
         // What the configs of transformers say where a file does not.
-        let (default_id, (encoder, projector)) = match family {
-            Family::Mistral3 => (10, mistral3(json, config)),
-            Family::Idefics3 => (128_257, idefics3(json, cutting)),
-            Family::InternVl => (151_667, internvl(json, cutting)),
+        let default_id = match family {
+            Family::Mistral3 => 10,
+            Family::Idefics3 => 128_257,
+            Family::InternVl => 151_667,
+            Family::Qwen3 if config.family().delta_heads.is_some() => 248_056,
+            Family::Qwen3 | Family::Qwen2_5 | Family::Qwen2 => 151_655,
+        };
+        let ((encoder, projector), deepstack) = match family {
+            Family::Mistral3 => (others::mistral3(json, config), Vec::new()),
+            Family::Idefics3 => (others::idefics3(json, cutting), Vec::new()),
+            Family::InternVl => (others::internvl(json, cutting), Vec::new()),
+            Family::Qwen3 => qwen::qwen3(json, config, cutting),
+            Family::Qwen2_5 => (qwen::qwen2_5(json, config, cutting), Vec::new()),
+            Family::Qwen2 => (qwen::qwen2(json, config, cutting), Vec::new()),
         };
         let image_token_id = json.count(key, u64::from(default_id), 0..config.vocab_size as u64);
         let image_token_id = u32::try_from(image_token_id).unwrap_or(default_id);
-        Self { encoder, projector, text_size: config.hidden_size, image_token_id, pixels, cutting }
+        Self { encoder, projector, deepstack, text_size: config.hidden_size, image_token_id, pixels, cutting }
+    }
+
+    /// Numbers of a feature: what takes the place of an embedding, and what is added later.
+    #[must_use]
+    pub fn feature_size(&self) -> usize {
+        self.text_size * (1 + self.deepstack.len())
     }
 
     /// Pixels on a side of what becomes a token.
@@ -203,34 +269,6 @@ impl Encoder {
     pub fn head_dim(&self) -> usize {
         self.hidden_size / self.num_heads
     }
-
-    fn read(
-        json: &mut Section,
-        kind: EncoderKind,
-        defaults: [usize; 4],
-        patch_size: usize,
-        (activation, eps): (Activation, f64),
-    ) -> Self {
-        let [hidden, intermediate, layers, heads] = defaults;
-        json.only("num_channels", "3", |value| value.number() == Some(3.0));
-        let hidden_size: usize = json.count("hidden_size", hidden, 4..=1 << 16);
-        let num_heads: usize = json.count("num_attention_heads", heads, 1..=1 << 10);
-        // Where places turn queries, rows and columns have half of each head, in pairs.
-        let parts = if matches!(kind, EncoderKind::Pixtral { .. }) { 4 } else { 1 };
-        if !hidden_size.is_multiple_of(parts * num_heads) {
-            json.problem("hidden_size", "is no such multiple of `num_attention_heads` as the attention needs");
-        }
-        Self {
-            kind,
-            hidden_size,
-            intermediate_size: json.count("intermediate_size", intermediate, 1..=1 << 20),
-            num_layers: json.count("num_hidden_layers", layers, 1..=1 << 10),
-            num_heads,
-            patch_size,
-            activation: activation_named(json, "hidden_act", activation),
-            eps,
-        }
-    }
 }
 
 impl Projector {
@@ -238,98 +276,12 @@ impl Projector {
     #[must_use]
     pub fn merge_size(&self) -> usize {
         match self {
-            Self::Merging { merge_size, .. } | Self::Linear { merge_size } | Self::Normed { merge_size, .. } => {
-                *merge_size
-            }
+            Self::Merging { merge_size, .. }
+            | Self::Linear { merge_size }
+            | Self::Normed { merge_size, .. }
+            | Self::Joining { merge_size, .. } => *merge_size,
         }
     }
-}
-
-fn mistral3(json: &mut Section, config: &ModelConfig) -> (Encoder, Projector) {
-    json.only("vision_feature_layer", "-1, the last layer", |value| value.number() == Some(-1.0));
-    let projector = Projector::Merging {
-        merge_size: json.count("spatial_merge_size", 2, 1..=16),
-        activation: activation_named(json, "projector_hidden_act", Activation::Gelu),
-        has_bias: json.boolean("multimodal_projector_bias", false),
-        eps: config.rms_norm_eps,
-    };
-    let mut tower = json.below("vision_config", "an object");
-    tower.only("model_type", "\"pixtral\"", |value| value.text() == Some("pixtral"));
-    let rope_theta = if tower.has("rope_parameters.rope_theta") {
-        tower.below("rope_parameters", "an object").number("rope_theta", 1e4, 1.0..=1e15)
-    } else {
-        tower.number("rope_theta", 1e4, 1.0..=1e15)
-    };
-    let kind = EncoderKind::Pixtral { rope_theta };
-    let patch_size = tower.count("patch_size", 16, 1..=256);
-    (Encoder::read(&mut tower, kind, [1024, 4096, 24, 16], patch_size, (Activation::Gelu, 1e-5)), projector)
-}
-
-fn idefics3(json: &mut Section, cutting: Cutting) -> (Encoder, Projector) {
-    let merge_size = json.count("scale_factor", 2, 1..=16);
-    let mut tower = json.below("vision_config", "an object");
-    let eps = tower.number("layer_norm_eps", 1e-6, 0.0..=1.0);
-    let image_size: usize = tower.count("image_size", 224, 1..=1 << 16);
-    let patch_size: usize = tower.count("patch_size", 32, 1..=256);
-    let side = image_size / patch_size;
-    if cutting.square() != Some(image_size) || !side.is_multiple_of(merge_size) {
-        tower.problem(
-            "image_size",
-            "is not that of the squares that images are cut into, of whole tokens: `max_image_size` in the file beside it",
-        );
-    }
-    let kind = EncoderKind::Siglip { side };
-    let encoder = Encoder::read(&mut tower, kind, [1152, 3072, 12, 16], patch_size, (Activation::GeluTanh, eps));
-    (encoder, Projector::Linear { merge_size })
-}
-
-fn internvl(json: &mut Section, cutting: Cutting) -> (Encoder, Projector) {
-    json.only("vision_feature_layer", "-1, the last layer", |value| value.number() == Some(-1.0));
-    json.only("vision_feature_select_strategy", "\"default\"", |value| value.text() == Some("default"));
-    json.only("downsample_ratio", "0.5", |value| value.number() == Some(0.5));
-    let merge_size = 2;
-    let activation = activation_named(json, "projector_hidden_act", Activation::Gelu);
-    let mut tower = json.below("vision_config", "an object");
-    tower.only("use_absolute_position_embeddings", "true", |value| *value == Value::Boolean(true));
-    let eps = tower.number("layer_norm_eps", 1e-6, 0.0..=1.0);
-    let image_size = square(&mut tower, "image_size", 448);
-    let patch_size = square(&mut tower, "patch_size", 14);
-    let side = image_size / patch_size;
-    if cutting.square() != Some(image_size) || !side.is_multiple_of(merge_size) {
-        let of = "is not that of the squares that images are cut into, of whole tokens: `size` in the file beside it";
-        tower.problem("image_size", of);
-    }
-    let kind = EncoderKind::InternVit {
-        side,
-        has_qk_norms: tower.boolean("use_qk_norm", false),
-        has_qkv_bias: tower.boolean("attention_bias", false),
-        has_rms_norms: tower.any("norm_type", false, "\"layer_norm\" or \"rms_norm\"", |value| match value.text() {
-            Some("layer_norm") => Ok(false),
-            Some("rms_norm") => Ok(true),
-            _ => Err(None),
-        }),
-        has_last_norm: !tower.boolean("use_mean_pooling", true),
-    };
-    let encoder = Encoder::read(&mut tower, kind, [1024, 4096, 24, 16], patch_size, (Activation::Gelu, eps));
-    (encoder, Projector::Normed { merge_size, activation })
-}
-
-/// A side that may be written twice, as that of a square.
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_precision_loss,
-    clippy::cast_sign_loss,
-    reason = "within bounds"
-)]
-fn square(json: &mut Section, key: &'static str, default: usize) -> usize {
-    if !matches!(json.value(key), Some(Value::Array(_))) {
-        return json.count(key, default, 1..=1 << 16);
-    }
-    let [height, width] = json.numbers(key, [default as f64; 2], 1.0..=65536.0);
-    if height.to_bits() != width.to_bits() || height.fract() > 0.0 {
-        json.problem(key, "is not the side of a square, twice");
-    }
-    height as usize
 }
 
 /// From `preprocessor_config.json`, or from what `processor_config.json` says of images.
@@ -359,8 +311,8 @@ fn read_preprocessor(json: &mut Section, family: Family) -> (Pixels, Cutting) {
         value.number().is_some_and(|factor| (factor * 255.0 - 1.0).abs() < 1e-9)
     });
     let (filter, [mean, std]) = match family {
-        Family::Mistral3 | Family::InternVl => (Filter::Bicubic, CLIP),
         Family::Idefics3 => (Filter::Lanczos, HALF),
+        _ => (Filter::Bicubic, CLIP),
     };
     let filter = json.any("resample", filter, "1 (Lanczos), 2 (bilinear) or 3 (bicubic)", |value| {
         let known = [(1.0, Filter::Lanczos), (2.0, Filter::Bilinear), (3.0, Filter::Bicubic)];
@@ -379,10 +331,13 @@ fn read_preprocessor(json: &mut Section, family: Family) -> (Pixels, Cutting) {
         size.only("width", "the height", |value| value.number() == Some(f64::from(side)));
         return (pixels, Cutting::Canvas { side: side as usize, least, most });
     }
+    if let Family::Qwen3 | Family::Qwen2_5 | Family::Qwen2 = family {
+        return (pixels, qwen::area(json));
+    }
     let mut edge = |name, default| json.below(name, "an object").count("longest_edge", default, 1..=1 << 16);
     let cutting = match family {
         Family::Mistral3 => Cutting::Whole { longest_edge: edge("size", 1024) },
-        Family::Idefics3 | Family::InternVl => Cutting::Squares {
+        _ => Cutting::Squares {
             longest_edge: edge("size", 4 * 364).min(cut::MOST_EDGE),
             side: edge("max_image_size", 364),
             is_cut: json.boolean("do_image_splitting", true),

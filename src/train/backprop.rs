@@ -228,7 +228,8 @@ pub fn forward(inputs: Vec<Inputs>, options: Options<'_>) -> Forward {
                 InDocuments { place: context.place, layout: context.layout, memory: keeps.then_some(None) };
             let activations = block.activations_with(x.clone(), &context, &mut mixing);
             let attended = mixing.memory.flatten();
-            let input = std::mem::replace(x, block.output(&activations, &context));
+            let y = micro_batch.between_blocks.added(layer, block.output(&activations, &context));
+            let input = std::mem::replace(x, y);
             micro_batch.between_blocks.keep(&model.config, layer, &activations);
             if layer >= first {
                 kept.push(if layer >= options.num_recomputed {

@@ -1,10 +1,11 @@
 //! A micro-batch as a model takes it, and a model's output for one without training.
 
 use std::borrow::Cow;
+use std::ops::Range;
 
 use burn::tensor::{DType, Tensor};
 
-use crate::data::batch::{Batch, RowSource};
+use crate::data::batch::{Batch, Document, RowSource};
 use crate::lora::{AdapterSet, Directions};
 use crate::model::context::Watch;
 use crate::model::{Model, Tokens};
@@ -39,7 +40,11 @@ impl Model {
     pub fn tokens(&self, batch: &Batch) -> Tokens {
         let documents = batch.documents.iter().map(|document| (document.start, document.len)).collect();
         let num_rows = if self.place().pads_rows() { batch.num_rows() } else { 1 };
-        Tokens::new(self, &batch.input_ids, num_rows, documents, batch.positions(), &batch.prefixes)
+        let before =
+            |(document, prefix): (&Document, &Range<usize>)| (document.start, &batch.input_ids[prefix.clone()]);
+        let continued: Vec<_> = batch.documents.iter().zip(&batch.prefixes).map(before).collect();
+        let continued = (&batch.prefixes[..], &continued[..]);
+        Tokens::new(self, &batch.input_ids, num_rows, documents, batch.positions(), continued)
     }
 
     /// The output of the last block, `[tokens, hidden_size]`, for evaluation: without dropout, and nothing is kept.

@@ -8,13 +8,16 @@ use std::sync::Arc;
 
 use burn::tensor::Device;
 use lora_train::config::{DataConfig, DataSource, OptimizerConfig, TrainConfig};
-use lora_train::data::batch::Batch;
+use lora_train::data::batch::{Batch, RowSource};
 use lora_train::data::dataset::{Dataset, OpenOptions};
+use lora_train::data::encode::EncodedRow;
 use lora_train::data::tokenizer::Tokenizer;
 use lora_train::device::Dtype;
 use lora_train::images::picture::Picture;
 use lora_train::images::resize::resize;
 use lora_train::images::{FeatureWriter, Images, Limits, is_of_image};
+use lora_train::lora::AdapterSet;
+use lora_train::model::decode::{NextTokens, Sequence, next_logits};
 use lora_train::model::tower::{self, Tower};
 use lora_train::model::weights::{WeightFiles, Weights};
 use lora_train::model::{Model, load};
@@ -30,7 +33,18 @@ use crate::golden::{Golden, assert_near, compare_gradients, numbers, values};
 const NAMES: [&str; 3] = ["a.png", "b.png", "c.png"];
 
 /// Folders of golden files, and how many tokens a row may have there.
-const FAMILIES: [(&str, usize); 3] = [(MISTRAL3, 64), (SMOLVLM, 256), ("images-internvl", 256)];
+const FAMILIES: [(&str, usize); 7] = [
+    (MISTRAL3, 64),
+    (SMOLVLM, 256),
+    ("images-internvl", 256),
+    (QWEN3_VL, 96),
+    ("images-qwen3_5", 96),
+    (QWEN2_5_VL, 96),
+    (QWEN2_VL, 96),
+];
+const QWEN2_VL: &str = "images-qwen2_vl";
+const QWEN3_VL: &str = "images-qwen3_vl";
+const QWEN2_5_VL: &str = "images-qwen2_5_vl";
 const SMOLVLM: &str = "images-smolvlm";
 const MISTRAL3: &str = "images-mistral3";
 
@@ -58,7 +72,9 @@ fn write_model(family: &str, folder: &Path) -> Golden {
         let values = formula(name, made["bound"].as_f64().unwrap()).take(shape.iter().product());
         let bytes: Vec<u8> = values.flat_map(|value| (centre + value).to_le_bytes()).collect();
         let name = match name.strip_prefix("model.language_model.") {
-            _ if family == SMOLVLM => name.clone(),
+            _ if family == SMOLVLM || family.starts_with("images-qwen3") => name.clone(),
+            Some(rest) if [QWEN2_5_VL, QWEN2_VL].contains(&family) => format!("model.{rest}"),
+            None if [QWEN2_5_VL, QWEN2_VL].contains(&family) && name == "lm_head.weight" => name.clone(),
             Some(rest) => format!("language_model.model.{rest}"),
             None if name == "lm_head.weight" => format!("language_model.{name}"),
             None => name.trim_start_matches("model.").to_owned(),
@@ -191,6 +207,8 @@ fn compare_training(family: (&str, usize)) {
 
     let logits = values(&model.logits(&Batch::of_rows(&rows[..1]), &adapters));
     assert_close(&logits, &golden.f32s("logits"), 1e-4, family.0);
+    compare_continued(&model, &adapters, &rows[0][0].1.ids, &logits);
+    compare_with_one_position(&model, &adapters, &rows, &logits);
 
     let train = TrainConfig { max_grad_norm: 1.0, ..TrainConfig::default() };
     let optimizer = OptimizerConfig { learning_rate: 1e-3, weight_decay: 0.0, ..OptimizerConfig::default() };
@@ -212,6 +230,48 @@ fn compare_training(family: (&str, usize)) {
     }
 }
 
+/// A text that is passed to the model in parts, also within images, and then token by token, has the logits of the whole.
+fn compare_continued(model: &Model, adapters: &AdapterSet, ids: &[u32], logits: &[f32]) {
+    let mut sequence = Sequence::new(model);
+    let single = (ids.len() - 4..ids.len()).map(|at| at..at + 1);
+    for part in [0..12, 12..30, 30..ids.len() - 4].into_iter().chain(single) {
+        let (end, token_ids) = (part.end, &ids[part]);
+        let next = next_logits(model, &mut [NextTokens { sequence: &mut sequence, adapters, token_ids }]);
+        let of_token = &logits[(end - 1) * model.config.vocab_size..][..model.config.vocab_size];
+        assert_close(&values(&next), of_token, 1e-4, "parts");
+    }
+}
+
+/// Where tokens have three positions, other logits follow from one. Texts that begin with the same images share their beginning.
+fn compare_with_one_position(
+    model: &Model,
+    adapters: &AdapterSet,
+    rows: &[Vec<(RowSource, EncodedRow)>],
+    logits: &[f32],
+) {
+    let mut other = model.clone();
+    if other.config.ropes.iter_mut().all(|rope| rope.axes.take().is_none()) {
+        return;
+    }
+    let found = values(&other.logits(&Batch::of_rows(&rows[..1]), adapters));
+    let apart = found.iter().zip(logits).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+    assert!(apart > 0.03 * logits.iter().fold(0.0, |most, logit| logit.abs().max(most)), "{apart}");
+
+    let mut row = rows[0][0].clone();
+    *row.1.ids.last_mut().unwrap() = 9;
+    let alike = [rows[0].clone(), vec![row]];
+    let together = Batch::of_rows(&alike);
+    let shares = model.config.longest_sharing() > 0;
+    assert_eq!(shares, model.arranged(&together, false).num_tokens() < together.num_tokens());
+    let loss = |micro_batches: &[Batch]| {
+        let (train, optimizer) = (TrainConfig::default(), OptimizerConfig::default());
+        let mut step = TrainStep::new(model.clone(), adapters.clone(), &train, &optimizer, None, 0);
+        micro_batches.iter().for_each(|batch| step.forward_backward(batch));
+        step.update(1e-3).loss
+    };
+    assert_near(loss(&[together]), loss(&alike.map(|row| Batch::of_rows(&[row]))), 1e-6, "loss");
+}
+
 /// Runs the command in `folder`, with a cache of its own there.
 fn run_in(folder: &Path, args: &[&str]) -> (bool, String) {
     let output = lora_train(args).current_dir(folder).env("LORA_TRAIN_CACHE", folder.join("cache")).output().unwrap();
@@ -223,14 +283,19 @@ const RECIPE: &str = "output_dir = \"run\"\n[model]\npath = \".\"\n[data]\nmax_l
 
 #[test]
 fn a_model_that_sees_is_trained_and_its_images_are_encoded_once() {
+    train_and_ask((MISTRAL3, "[IMG][IMG][IMG_BREAK]"));
+    train_and_ask((QWEN3_VL, "<|vision_start|><|image_pad|><|image_pad|>"));
+}
+
+fn train_and_ask((family, tokens): (&str, &str)) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path();
-    write_model(MISTRAL3, path);
+    write_model(family, path);
     fs::write(path.join("recipe.toml"), RECIPE).unwrap();
     let (is_done, said) = run_in(path, &["check", "recipe.toml"]);
     assert!(is_done, "{said}");
     let (is_done, said) = run_in(path, &["inspect", "recipe.toml"]);
-    assert!(is_done && said.contains("[IMG][IMG][IMG_BREAK]"), "{said}");
+    assert!(is_done && said.contains(tokens), "{said}");
     let kept = || {
         let entries = fs::read_dir(path.join("cache/images")).unwrap().map(|entry| entry.unwrap().path());
         let mut files: Vec<_> = entries.map(|file| (fs::read(&file).unwrap(), file)).collect();
@@ -244,7 +309,7 @@ fn a_model_that_sees_is_trained_and_its_images_are_encoded_once() {
     let losses = fs::read_to_string(path.join("run/metrics.jsonl")).unwrap();
     assert!(losses.contains("eval_loss"), "{losses}");
     let config = fs::read_to_string(path.join("run/adapter/adapter_config.json")).unwrap();
-    assert!(config.contains("language_model") && !config.contains("vision_tower"), "{config}");
+    assert!(config.contains("language_model") && !config.contains("vis"), "{config}");
 
     // What is kept is used: the weights of the tower are not asked for again, and another limit makes others.
     let (is_done, said) = run_in(path, &["eval", "run"]);

@@ -553,7 +553,7 @@ fn every_family_is_checked_planned_trained_resumed_merged_and_asked() {
             continue;
         }
         assert!(alone.status.success(), "{family}: {}", stderr(&alone));
-        match WITHOUT_PLACE.iter().chain(&WITHOUT_IMAGES).find(|(name, _)| *name == family) {
+        match WITHOUT_PLACE.iter().find(|(name, _)| *name == family) {
             None => {
                 assert!(output.status.success(), "{family}: {}", stderr(&output));
                 let is_same = text(&[&whole]) == text(&[merged]);
@@ -577,11 +577,6 @@ const WITHOUT_WINDOWS: [&str; 4] = ["mixtral", "qwen2", "ministral", "llava"];
 /// Families whose GGUF files are not written.
 const WITHOUT_FILES: [&str; 9] =
     ["vaultgemma", "cwm", "jais2", "helium", "granitemoehybrid", "olmo3", "glm4v", "glm_ocr", "paddleocr_vl"];
-
-/// Families of which a file of the text alone would not fit one of the part that sees.
-const WITHOUT_IMAGES: [(&str, &str); 4] =
-    [("qwen2_vl", IMAGES), ("qwen2_5_vl", IMAGES), ("qwen3_vl", IMAGES), ("qwen3_vl_moe", IMAGES)];
-const IMAGES: &str = "what its images need";
 
 /// Models of `tests/golden` that a GGUF file cannot hold, and why: they are not as llama.cpp takes for granted.
 const WITHOUT_PLACE: [(&str, &str); 13] = [

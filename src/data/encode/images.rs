@@ -89,6 +89,11 @@ impl InText {
         for (at, token) in tokens.iter().enumerate() {
             while places.next_if(|place| place.end <= token.start).is_some() {}
             if places.peek().is_none_or(|place| token.start < place.start) {
+                if token.id == image_token_id {
+                    return Err(DataError::Config(
+                        "has the token of images in its text, which stands for none".to_owned(),
+                    ));
+                }
                 continue;
             }
             (carries_loss[at], last) = (false, at);

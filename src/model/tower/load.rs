@@ -12,6 +12,7 @@ use crate::schema::Problem;
 use crate::spec::{EncoderKind, Projector, Vision};
 
 /// What files call the parts of an encoder; a layer's follow its number.
+#[expect(clippy::struct_excessive_bools, reason = "a row of a table")]
 struct Names {
     encoder: &'static str,
     patches: &'static str,
@@ -21,7 +22,7 @@ struct Names {
     ends: [Option<&'static str>; 2],
     layers: &'static str,
     norms: [&'static str; 2],
-    qkv: [&'static str; 3],
+    qkv: Qkv,
     qk_norms: Option<[&'static str; 2]>,
     output: &'static str,
     gate: Option<&'static str>,
@@ -34,6 +35,17 @@ struct Names {
     has_norm_bias: bool,
     /// Whether queries, keys and values do.
     has_qkv_bias: bool,
+    /// Whether patches do.
+    has_patch_bias: bool,
+    /// Equal frames that patches are of.
+    num_frames: usize,
+}
+
+/// What files call the layers of queries, keys and values.
+enum Qkv {
+    Apart([&'static str; 3]),
+    /// Their rows follow one another.
+    Fused(&'static str),
 }
 
 const PIXTRAL: Names = Names {
@@ -44,7 +56,7 @@ const PIXTRAL: Names = Names {
     ends: [Some("ln_pre"), None],
     layers: "transformer.layers",
     norms: ["attention_norm", "ffn_norm"],
-    qkv: ["attention.q_proj", "attention.k_proj", "attention.v_proj"],
+    qkv: Qkv::Apart(["attention.q_proj", "attention.k_proj", "attention.v_proj"]),
     qk_norms: None,
     output: "attention.o_proj",
     gate: Some("feed_forward.gate_proj"),
@@ -54,6 +66,8 @@ const PIXTRAL: Names = Names {
     has_bias: false,
     has_norm_bias: false,
     has_qkv_bias: false,
+    has_patch_bias: false,
+    num_frames: 1,
 };
 
 const SIGLIP: Names = Names {
@@ -64,7 +78,7 @@ const SIGLIP: Names = Names {
     ends: [None, Some("post_layernorm")],
     layers: "encoder.layers",
     norms: ["layer_norm1", "layer_norm2"],
-    qkv: ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
+    qkv: Qkv::Apart(["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"]),
     qk_norms: None,
     output: "self_attn.out_proj",
     gate: None,
@@ -74,6 +88,8 @@ const SIGLIP: Names = Names {
     has_bias: true,
     has_norm_bias: true,
     has_qkv_bias: true,
+    has_patch_bias: true,
+    num_frames: 1,
 };
 
 const INTERN_VIT: Names = Names {
@@ -84,7 +100,7 @@ const INTERN_VIT: Names = Names {
     ends: [None, None],
     layers: "encoder.layer",
     norms: ["layernorm_before", "layernorm_after"],
-    qkv: ["attention.q_proj", "attention.k_proj", "attention.v_proj"],
+    qkv: Qkv::Apart(["attention.q_proj", "attention.k_proj", "attention.v_proj"]),
     qk_norms: None,
     output: "attention.projection_layer",
     gate: None,
@@ -94,13 +110,52 @@ const INTERN_VIT: Names = Names {
     has_bias: true,
     has_norm_bias: true,
     has_qkv_bias: true,
+    has_patch_bias: true,
+    num_frames: 1,
 };
+
+const QWEN3: Names = Names {
+    encoder: "visual.",
+    patches: "patch_embed.proj",
+    class: None,
+    positions: Some("pos_embed.weight"),
+    ends: [None, None],
+    layers: "blocks",
+    norms: ["norm1", "norm2"],
+    qkv: Qkv::Fused("attn.qkv"),
+    qk_norms: None,
+    output: "attn.proj",
+    gate: None,
+    up: "mlp.linear_fc1",
+    down: "mlp.linear_fc2",
+    scales: None,
+    has_bias: true,
+    has_norm_bias: true,
+    has_qkv_bias: true,
+    has_patch_bias: true,
+    num_frames: 2,
+};
+
+const QWEN2_5: Names = Names {
+    positions: None,
+    gate: Some("mlp.gate_proj"),
+    up: "mlp.up_proj",
+    down: "mlp.down_proj",
+    has_norm_bias: false,
+    has_patch_bias: false,
+    ..QWEN3
+};
+
+const QWEN2: Names = Names { positions: None, up: "mlp.fc1", down: "mlp.fc2", has_patch_bias: false, ..QWEN3 };
 
 impl Names {
     fn of(kind: EncoderKind) -> Self {
         match kind {
             EncoderKind::Pixtral { .. } => PIXTRAL,
             EncoderKind::Siglip { .. } => SIGLIP,
+            EncoderKind::Qwen3 { .. } => QWEN3,
+            EncoderKind::Qwen2_5 { .. } => QWEN2_5,
+            EncoderKind::Qwen2 { .. } => QWEN2,
             EncoderKind::InternVit { has_qk_norms, has_qkv_bias, has_rms_norms, has_last_norm, .. } => Self {
                 ends: [None, has_last_norm.then_some("layernorm")],
                 qk_norms: has_qk_norms.then_some(["attention.q_norm", "attention.k_norm"]),
@@ -143,14 +198,25 @@ impl Found<'_> {
         let (hidden, inner, has_bias) = (vision.encoder.hidden_size, vision.encoder.intermediate_size, names.has_bias);
         let name = |part: &str| format!("{}{}.{index}.{part}", names.encoder, names.layers);
         let linear = |part: &str, shape: [usize; 2]| self.linear(&name(part), shape, has_bias);
-        let of_qkv = |part: &str| self.linear(&name(part), [hidden, hidden], names.has_qkv_bias);
+        let has_qkv_bias = names.has_qkv_bias;
+        let of_qkv = |part: &str| self.linear(&name(part), [hidden, hidden], has_qkv_bias);
         let norm = |part: &str, has_bias: bool| self.norm(&name(part), hidden, has_bias);
         let scale = |part: &str| self.tensor(&name(part), [hidden]);
-        let [q, k, v] = names.qkv;
+        let qkv = match names.qkv {
+            Qkv::Apart([q, k, v]) => [of_qkv(q)?, of_qkv(k)?, of_qkv(v)?],
+            Qkv::Fused(all) => {
+                let all = self.linear(&name(all), [3 * hidden, hidden], has_qkv_bias)?;
+                let values = all.values.dense().into_owned();
+                [0, hidden, 2 * hidden].map(|start| Weight {
+                    bias: all.bias.as_ref().map(|bias| bias.clone().narrow(0, start, hidden)),
+                    ..Weight::new(values.clone().narrow(0, start, hidden))
+                })
+            }
+        };
         let [first, second] = names.norms;
         Ok(Layer {
             norms: [norm(first, names.has_norm_bias)?, norm(second, names.has_norm_bias)?],
-            qkv: [of_qkv(q)?, of_qkv(k)?, of_qkv(v)?],
+            qkv,
             qk_norms: names.qk_norms.map(|[q, k]| Ok::<_, Problem>([norm(q, false)?, norm(k, false)?])).transpose()?,
             scales: names
                 .scales
@@ -163,7 +229,8 @@ impl Found<'_> {
         })
     }
 
-    fn projector(&self, vision: &Vision) -> Result<Layers, Problem> {
+    /// The projector, or another of those beside it.
+    fn projector(&self, vision: &Vision, level: Option<usize>) -> Result<Layers, Problem> {
         let (hidden, text) = (vision.encoder.hidden_size, vision.text_size);
         let side = vision.projector.merge_size();
         let merged = hidden * side * side;
@@ -192,6 +259,28 @@ impl Found<'_> {
                     ]),
                 })
             }
+            Projector::Joining { .. } => {
+                let [norm, first, second] = match vision.encoder.kind {
+                    EncoderKind::Qwen2_5 { .. } | EncoderKind::Qwen2 { .. } => ["ln_q", "mlp.0", "mlp.2"],
+                    _ => ["norm", "linear_fc1", "linear_fc2"],
+                };
+                let has_norm_bias = Names::of(vision.encoder.kind).has_norm_bias;
+                let (name, norm_width) = match level {
+                    None => ("visual.merger".to_owned(), hidden),
+                    Some(level) => (format!("visual.deepstack_merger_list.{level}"), merged),
+                };
+                let norm = self.norm(&format!("{name}.{norm}"), norm_width, has_norm_bias)?;
+                let (norm, merged_norm) = if level.is_none() { (Some(norm), None) } else { (None, Some(norm)) };
+                Ok(Layers {
+                    norm,
+                    merge: None,
+                    merged_norm,
+                    rest: Some([
+                        self.linear(&format!("{name}.{first}"), [merged, merged], true)?,
+                        self.linear(&format!("{name}.{second}"), [text, merged], true)?,
+                    ]),
+                })
+            }
             Projector::Linear { .. } => {
                 let merge = self.linear("connector.modality_projection.proj", [text, merged], false)?;
                 Ok(Layers { norm: None, merge: Some(merge), merged_norm: None, rest: None })
@@ -213,10 +302,20 @@ impl Tower {
         let (hidden, patch) = (vision.encoder.hidden_size, vision.encoder.patch_size);
         let name = |part: &str| format!("{}{part}", names.encoder);
         let patches = name(names.patches);
-        let values: Tensor<4> = found.tensor(&format!("{patches}.weight"), [hidden, 3, patch, patch])?;
+        let patches_weight = format!("{patches}.weight");
+        let values: Tensor<4> = match names.num_frames {
+            1 => found.tensor(&patches_weight, [hidden, 3, patch, patch])?,
+            // What frames have alike.
+            frames => {
+                let values: Tensor<5> = found.tensor(&patches_weight, [hidden, 3, frames, patch, patch])?;
+                values.sum_dim(2).squeeze_dim(2)
+            }
+        };
         let values = values.reshape([hidden, 3 * patch * patch]);
         let positions = match (names.positions, vision.encoder.kind) {
-            (Some(part), EncoderKind::Siglip { side }) => Some(found.tensor(&name(part), [side * side, hidden])?),
+            (Some(part), EncoderKind::Siglip { side } | EncoderKind::Qwen3 { side, .. }) => {
+                Some(found.tensor(&name(part), [side * side, hidden])?)
+            }
             (Some(part), EncoderKind::InternVit { side, .. }) => {
                 let num_places = side * side + 1;
                 Some(found.tensor(&name(part), [1, num_places, hidden])?.reshape([num_places, hidden]))
@@ -228,14 +327,17 @@ impl Tower {
         Ok(Self {
             place: place_of(device, DType::F32),
             device: device.clone(),
-            patches: Weight { bias: found.bias(&patches, hidden, names.has_bias)?, ..Weight::new(values) },
+            patches: Weight { bias: found.bias(&patches, hidden, names.has_patch_bias)?, ..Weight::new(values) },
             class: names.class.map(class).transpose()?,
             positions,
             ends: [end(names.ends[0])?, end(names.ends[1])?],
             layers: (0..vision.encoder.num_layers)
                 .map(|index| found.layer(&vision, &names, index))
                 .collect::<Result<_, _>>()?,
-            projector: found.projector(&vision)?,
+            projector: found.projector(&vision, None)?,
+            deepstack: (0..vision.deepstack.len())
+                .map(|level| found.projector(&vision, Some(level)))
+                .collect::<Result<_, _>>()?,
             vision,
         })
     }

@@ -2,7 +2,7 @@
 
 use super::{ERNIE4_5, GEMMA2, GLM4, GRANITE, LLAMA, LLAMA_GGUF, MISTRAL, OLMO2, QWEN2, QWEN3};
 use crate::spec::family::{Biases, Family, FamilyNames, Gguf, NoRope, OwnRopes, Scales, Windows};
-use crate::spec::{Activation, NormKind};
+use crate::spec::{Activation, NormKind, RopeAxes};
 
 /// Inside Qwen2-VL.
 pub(super) const QWEN2_VL: Family = Family {
@@ -11,6 +11,7 @@ pub(super) const QWEN2_VL: Family = Family {
     windows: Windows::LaterLayers { default: 4096, first: 80 },
     rms_norm_eps: 1e-5,
     rope_theta: 1e6,
+    own_ropes: OwnRopes::Axes(RopeAxes { sections: [16, 24, 24], are_interleaved: false }),
     num_key_value_heads: Some(8),
     bos_token_id: Some(151_643),
     eos_token_id: Some(151_645),
@@ -26,6 +27,7 @@ pub(super) const QWEN3_VL: Family = Family {
     architecture: "Qwen3VLTextModel",
     windows: Windows::Never,
     rope_theta: 500_000.0,
+    own_ropes: OwnRopes::Axes(RopeAxes { sections: [24, 20, 20], are_interleaved: true }),
     max_position_embeddings: 128_000,
     gguf: Gguf::named("qwen3vl"),
     ..QWEN3

@@ -2,7 +2,7 @@
 
 use crate::schema::{Section, Value};
 use crate::spec::family::{Family, OwnRopes};
-use crate::spec::{QueryGrowth, Rope, RopeScaling};
+use crate::spec::{QueryGrowth, Rope, RopeAxes, RopeScaling};
 
 const THETA: std::ops::RangeInclusive<f64> = 1.0..=1e15;
 const FACTOR: std::ops::RangeInclusive<f64> = 1.0..=1e6;
@@ -84,7 +84,7 @@ fn rope(
     RopeFacts { family, head_dims: [head_dim, _], .. }: RopeFacts<'_>,
 ) -> Rope {
     let width = (head_dim as f64 * partial) as usize;
-    Rope { theta, scaling, head_dim, width, pairs: family.rope_pairs, query_growth: None }
+    Rope { theta, scaling, head_dim, width, pairs: family.rope_pairs, query_growth: None, axes: None }
 }
 
 /// Where all layers have the same.
@@ -148,7 +148,27 @@ fn parameters(section: &mut Section, outer: Option<f64>, theta: f64, partial: f6
         beta: section.number("llama_4_scaling_beta", 0.0, 0.0..=1e3),
         period: original(section, facts),
     });
-    Rope { scaling, query_growth, ..plain }
+    let axes = match facts.family.own_ropes {
+        OwnRopes::Axes(default) => Some(axes(section, default, plain.width / 2)),
+        _ => None,
+    };
+    Rope { scaling, query_growth, axes, ..plain }
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_precision_loss,
+    clippy::cast_sign_loss,
+    reason = "small counts"
+)]
+fn axes(section: &mut Section, default: RopeAxes, num_pairs: usize) -> RopeAxes {
+    let sections = section.numbers("mrope_section", default.sections.map(|pairs| pairs as f64), 0.0..=65536.0);
+    let sections = sections.map(|pairs| pairs as usize);
+    let sum: usize = sections.iter().sum();
+    if !default.are_interleaved && sum != num_pairs {
+        section.problem("mrope_section", format!("= {sections:?} are {sum} pairs, and {num_pairs} of a head turn"));
+    }
+    RopeAxes { sections, ..default }
 }
 
 fn original(section: &mut Section, facts: RopeFacts<'_>) -> usize {

@@ -28,6 +28,15 @@ pub enum Cutting {
         /// At most so many.
         most: usize,
     },
+    /// Seen as a whole, larger or smaller where its area is not within bounds (Qwen).
+    Area {
+        /// Pixels on a side of a token.
+        side: usize,
+        /// Pixels at least, about.
+        least: usize,
+        /// Pixels at most.
+        most: usize,
+    },
 }
 
 /// What is seen of an image.
@@ -71,12 +80,13 @@ impl Cutting {
             Self::Whole { .. } => "[IMG]",
             Self::Squares { .. } => "<image>",
             Self::Canvas { .. } => "<IMG_CONTEXT>",
+            Self::Area { .. } => "<|vision_start|><|image_pad|><|vision_end|>",
         }
     }
 
     pub(super) fn square(self) -> Option<usize> {
         match self {
-            Self::Whole { .. } => None,
+            Self::Whole { .. } | Self::Area { .. } => None,
             Self::Squares { side, .. } | Self::Canvas { side, .. } => Some(side),
         }
     }
@@ -84,6 +94,10 @@ impl Cutting {
     pub(super) fn cut(self, size: [usize; 2], most: Option<usize>, token_pixels: usize) -> Result<Cut, String> {
         match self {
             Self::Whole { longest_edge } => whole(size, longest_edge, most, token_pixels),
+            Self::Area { side, least, most: most_pixels } => {
+                let most = most.map_or(most_pixels, |most| most.min(most_pixels));
+                within(size, [least.min(most), most], side)
+            }
             Self::Canvas { side, least, most: most_squares } => {
                 let most = most.map_or(most_squares, |most| (most / (side * side)).clamp(1, most_squares));
                 let squares = canvas(size, side, least.min(most)..=most);
@@ -124,6 +138,35 @@ fn whole(
     if rows * columns == 0 {
         return Err(format!("has {width} x {height} pixels, too thin to be made smaller"));
     }
+    let sizes = vec![[columns * token_pixels, rows * token_pixels]];
+    Ok(Cut { sizes, squares: None, is_seen_as_it_was: false, tokens: Grid { rows, columns } })
+}
+
+/// Each side becomes that of the nearest number of tokens, and both keep their shape where the area is less or more.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_precision_loss,
+    clippy::cast_sign_loss,
+    reason = "as Python computes it"
+)]
+fn within(size: [usize; 2], [least, most]: [usize; 2], token_pixels: usize) -> Result<Cut, String> {
+    let [width, height] = size.map(|side| side as f64);
+    if width.max(height) / width.min(height) > 200.0 {
+        return Err(format!("has {width} x {height} pixels, and one side may be 200 times the other at most"));
+    }
+    let side = token_pixels as f64;
+    let tokens = |of: &dyn Fn(f64) -> f64| [width, height].map(|length| of(length) as usize);
+    let nearest = tokens(&|length| (length / side).round_ties_even());
+    let area = nearest[0] * nearest[1] * token_pixels * token_pixels;
+    let [columns, rows] = if area > most {
+        let by = (width * height / most as f64).sqrt();
+        tokens(&|length| (length / by / side).floor().max(1.0))
+    } else if area < least {
+        let by = (least as f64 / (width * height)).sqrt();
+        tokens(&|length| (length * by / side).ceil())
+    } else {
+        nearest
+    };
     let sizes = vec![[columns * token_pixels, rows * token_pixels]];
     Ok(Cut { sizes, squares: None, is_seen_as_it_was: false, tokens: Grid { rows, columns } })
 }
@@ -217,6 +260,9 @@ impl Cut {
                 format!("{}[IMG_END]", vec![row; self.tokens.rows].join("[IMG_BREAK]"))
             }
             Cutting::Canvas { .. } => format!("<img>{}</img>", marker.repeat(self.num_tokens())),
+            Cutting::Area { .. } => {
+                format!("<|vision_start|>{}<|vision_end|>", "<|image_pad|>".repeat(self.num_tokens()))
+            }
             Cutting::Squares { .. } => {
                 const AROUND: &str = "<fake_token_around_image>";
                 let piece = marker.repeat(self.tokens.count());

@@ -56,6 +56,32 @@ fn images_are_cut_into_the_squares_of_smolvlm() {
 }
 
 #[test]
+fn images_keep_their_shape_within_the_areas_of_qwen() {
+    let area = Cutting::Area { side: 32, least: 65_536, most: 16_777_216 };
+    let seen = |size, most| area.cut(size, most, 32);
+    // Sizes and rows by columns of `smart_resize`.
+    for (size, rows_by_columns) in [
+        ([1280, 960], [30, 40]),
+        ([1, 1], [8, 8]),
+        ([4000, 3000], [94, 125]),
+        ([9000, 50], [2, 281]),
+        ([9000, 7000], [112, 145]),
+        ([300, 208], [7, 10]),
+        ([624, 656], [20, 20]),
+        ([16, 48], [14, 5]),
+    ] {
+        let Cut { tokens: Grid { rows, columns }, sizes, .. } = seen(size, None).unwrap();
+        assert_eq!([rows, columns], rows_by_columns, "{size:?}");
+        assert_eq!(sizes, [[32 * columns, 32 * rows]]);
+    }
+    assert_eq!(seen([1280, 960], Some(320 * 240)).unwrap().tokens, Grid { rows: 7, columns: 10 });
+    assert_eq!(seen([1280, 960], Some(1)).unwrap().num_tokens(), 1);
+    assert!(seen([9000, 44], None).unwrap_err().contains("200 times"));
+    let text = seen([32, 32], Some(1024)).unwrap().text(area);
+    assert_eq!(text, area.marker());
+}
+
+#[test]
 fn images_are_stretched_to_the_canvas_of_internvl() {
     let canvas = Cutting::Canvas { side: 448, least: 1, most: 12 };
     let seen = |size, most| canvas.cut(size, most, 28).unwrap();

@@ -6,7 +6,7 @@ use crate::schema::Problem;
 use crate::spec::family::{GgufWindows, NoRope, OwnRopes, Router, Scales};
 use crate::spec::gguf::{self, Order};
 use crate::spec::{
-    Attention, Block, Choice, DeltaNetInputs, Heads, Mixture, ModelConfig, Probabilities, Projections, RopeScaling,
+    Attention, Block, Choice, Heads, Mixture, ModelConfig, Probabilities, Projections, RopeAxes, RopeScaling,
 };
 use crate::util::gguf::{List, Value};
 use crate::util::text::with_commas;
@@ -125,6 +125,13 @@ pub(super) fn shape(config: &ModelConfig, dtype: FileType) -> Result<Vec<(String
         keys.push(("rope.scaling.original_context_length", count(*original)));
         keys.push(("rope.scaling.attn_factor", Value::F32(*attention_factor as f32)));
     }
+    if let Some(RopeAxes { sections: [first, rows, columns], .. }) = rope.axes {
+        let sections = [first, rows, columns, 0].map(|pairs| i32::try_from(pairs).unwrap_or(i32::MAX));
+        keys.push((gguf::ROPE_SECTIONS, list(List::I32(sections.into()))));
+    }
+    if config.num_deepstack_layers > 0 {
+        keys.push(("n_deepstack_layers", count(config.num_deepstack_layers)));
+    }
     keys.extend(conv.map(|conv| (gguf::CONV_KERNEL, count(conv.kernel_size))));
     keys.extend(delta_nets(config)?);
     keys.extend(experts(config)?);
@@ -148,9 +155,6 @@ fn check_implied(config: &ModelConfig) -> Result<(), Problem> {
         "a head that is the embedding"
     } else if !config.tie_word_embeddings && config.family().gguf.tied_head == Some(true) {
         "a head of its own"
-    } else if matches!(config.family().gguf.architecture, Some("qwen2vl" | "qwen3vl" | "qwen3vlmoe")) {
-        // Written for the text alone, it would be none beside a file of the part that sees.
-        "what its images need"
     } else if config.family().gguf.architecture == Some("dots1") && shares_keys(config) {
         "fewer heads of keys than of queries"
     } else if convs().any(|conv| conv.kernel_size == 1) {
@@ -201,10 +205,7 @@ fn delta_nets(config: &ModelConfig) -> Result<Vec<(&'static str, Value)>, Proble
         ("ssm.inner_size", heads.value_width()),
         ("full_attention_interval", interval),
     ];
-    // Positions of text are the same in all of them.
-    let sections = ("rope.dimension_sections", list(List::I32(vec![11, 11, 10, 0])));
-    let sections = Some(sections).filter(|_| matches!(net.inputs, DeltaNetInputs::Apart(_)));
-    Ok(counts.map(|(key, count)| (key, Value::U32(count as u32))).into_iter().chain(sections).collect())
+    Ok(counts.map(|(key, count)| (key, Value::U32(count as u32))).into())
 }
 
 /// The mixtures of experts.
