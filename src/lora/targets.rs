@@ -294,18 +294,11 @@ impl LoraConfig {
             let adapted = of_experts(shapes);
             gate_up.iter().filter(|site| adapted.contains(site)).count() == 1
         };
-        let family = config.family();
         if !selection.adapts_experts() {
             return Some(
                 "no layer of experts is among `lora.target_modules`\n  hint: \"all-linear\" takes them with it"
                     .to_owned(),
             );
-        }
-        if !family.experts.is_some_and(|experts| experts.are_adapted_apart) {
-            return Some(format!(
-                "experts of `{}` have no adapters here: PEFT has them in another form, joined\n  hint: leave it out",
-                config.model_type
-            ));
         }
         if selection.shapes.iter().enumerate().any(is_half) {
             return Some(
@@ -502,9 +495,27 @@ impl LoraConfig {
         is_listed || number.is_some_and(|number| layers.contains(&number))
     }
 
+    /// The scale of a layer of this rank and `lora_alpha`.
     #[expect(clippy::cast_precision_loss, reason = "a rank is a small number")]
-    fn scale(&self, r: usize, alpha: f64) -> f64 {
+    #[must_use]
+    pub fn scale(&self, r: usize, alpha: f64) -> f64 {
         if self.use_rslora { alpha / (r as f64).sqrt() } else { alpha / r as f64 }
+    }
+}
+
+impl LoraConfig {
+    /// The `lora_alpha` that a module has, or would have.
+    #[must_use]
+    pub fn alpha_of(&self, module: &str) -> f64 {
+        let mut alphas = Patterns::of_ends("alpha_pattern", self.alpha_pattern.keys(), &mut Vec::new());
+        alphas.first(module).map_or(self.lora_alpha, |key| self.alpha_pattern[key])
+    }
+
+    /// The `lora_alpha` that gives another rank the scale of `r`.
+    #[must_use]
+    pub fn alpha_for(&self, rank: usize) -> f64 {
+        let ratio = as_f64(rank) / as_f64(self.r);
+        self.lora_alpha * if self.use_rslora { ratio.sqrt() } else { ratio }
     }
 }
 
