@@ -20,6 +20,13 @@ const MANY_PATTERNS: usize = 4096;
 /// What is in the names of the first expert's linear layers.
 pub(crate) const FIRST_EXPERT: &str = ".experts.0.";
 
+/// What PEFT calls the parameter in which this layer of the first expert is for all experts, in its `target_parameters`.
+pub(crate) fn expert_parameter(module: &str) -> Option<String> {
+    let (experts, name) = module.split_once(FIRST_EXPERT)?;
+    let parameter = if matches!(name, "down_proj" | "w2") { "down_proj" } else { "gate_up_proj" };
+    Some(format!("{experts}.experts.{parameter}"))
+}
+
 /// Rank and scale of the adapter on one linear layer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdapterShape {
@@ -423,9 +430,10 @@ impl LoraConfig {
                     _ => None,
                 };
                 let is_expert = num_experts.is_some() && self.expert_rank.is_some();
+                let parameter = expert_parameter(module).filter(|_| is_expert);
                 if (*role != Role::Linear && !is_expert)
                     || !self.is_in_layers(layer, module, &layers)
-                    || targets.count(module) == 0
+                    || targets.count(module) + parameter.map_or(0, |name| targets.count(&name)) == 0
                     || excluded.count(module) > 0
                 {
                     continue;
@@ -442,7 +450,12 @@ impl LoraConfig {
                 adapted.push(&**module);
             }
         }
-        let frozen = || names.iter().flatten().filter(|(_, role)| *role != Role::Linear).map(|(module, _)| &**module);
+        let parameters: Vec<String> =
+            names.iter().flatten().filter_map(|(module, _)| expert_parameter(module)).collect();
+        let frozen = || {
+            let modules = names.iter().flatten().filter(|(_, role)| *role != Role::Linear).map(|(module, _)| module);
+            modules.chain(&parameters).map(String::as_str)
+        };
         let linear = short_names(names);
         let all_layers_exist = !errors.iter().any(|error| matches!(error, TargetError::NoLayer { .. }));
         for target in targets.unused().filter(|_| all_layers_exist) {

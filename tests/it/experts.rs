@@ -9,7 +9,8 @@ use lora_train::config::{LoraConfig, TargetModules};
 use lora_train::device::Dtype;
 use lora_train::lora::{AdapterSet, Matrices};
 use lora_train::save::export::{
-    HostMatrix, MergeOptions, SavedAdapter, adapter_weights, check_adapter, merge, read_adapter, write_adapter,
+    HostMatrix, MergeOptions, SavedAdapter, adapter_weights, check_adapter, check_written, merge, read_adapter,
+    write_adapter,
 };
 use lora_train::spec::ModelConfig;
 use safetensors::SafeTensors;
@@ -279,6 +280,29 @@ fn adapters_of_all_experts_are_read_in_the_forms_of_every_version_of_peft_and_of
 }
 
 #[test]
+fn names_of_pefts_parameters_are_those_of_experts_alone() {
+    for name in ["glm4_moe", "lfm2_moe", "gemma4-experts"] {
+        let folder = tempfile::tempdir().unwrap();
+        write_family(name, folder.path());
+        let model = ModelConfig::from_file(&folder.path().join("config.json")).unwrap();
+        let names = ["q_proj", "experts.gate_up_proj", "experts.down_proj"].map(str::to_owned);
+        let lora = LoraConfig {
+            expert_rank: Some(2),
+            target_modules: TargetModules::Names(names.into()),
+            ..LoraConfig::default()
+        };
+        let selection = lora.select(&model).unwrap();
+        let modules: Vec<String> = selection.adapted_modules(&model).map(|(module, ..)| module).collect();
+        assert!(modules.iter().any(|module| module.contains(".experts.1.")), "{name}");
+        assert!(modules.iter().all(|module| module.contains(".experts.") || module.ends_with("q_proj")), "{name}");
+        check_written(&lora, &model, false).unwrap();
+        let frozen = LoraConfig { expert_rank: None, ..lora };
+        let refused = frozen.select(&model).unwrap_err()[0].to_string();
+        assert!(refused.contains("names only experts, which have adapters with `lora.expert_rank`"), "{refused}");
+    }
+}
+
+#[test]
 fn experts_that_are_codes_become_numbers_where_an_adapter_changes_them() {
     let folder = tempfile::tempdir().unwrap();
     let [base, adapter, out] = ["base", "adapter", "merged"].map(|name| folder.path().join(name));
@@ -345,7 +369,7 @@ fn trained_resumed_merged_and_asked(family: &str) {
     let model = bench.path("model");
     fs::create_dir(&model).unwrap();
     write_family(family, &model);
-    let path = format!("model.path={model:?}");
+    let path = format!("model.path=\"{}\"", model.display());
     let settings = [
         "--set", &path, "--set", "train.max_steps=6", "--set", "checkpoint.save_steps=3", "--set",
         "lora.expert_rank=2", "--set", "lora.lora_dropout=0", "--set", "lora.r=4", "--set", "lora.lora_alpha=12",

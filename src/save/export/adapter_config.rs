@@ -8,7 +8,7 @@ use serde_json::json;
 use super::AdapterWeights;
 use super::experts::{PARAMETERS, is_of_all};
 use crate::config::{InitLoraWeights, LoraConfig, TargetModules};
-use crate::lora::targets::FIRST_EXPERT;
+use crate::lora::targets::{FIRST_EXPERT, expert_parameter};
 use crate::schema::{ByName, Node, Problem, Problems, Section, Value, read_json};
 use crate::spec::{ExpertForm, is_of_expert, nested_name, nesting_of, short_name};
 
@@ -110,7 +110,20 @@ fn with_experts(config: &LoraConfig, weights: &AdapterWeights) -> Option<(LoraCo
         written.rank_pattern = before(&config.rank_pattern, ranks.iter().map(|(name, r)| (name.clone(), *r)));
     }
     if weights.experts != ExpertForm::Apart {
-        return Some(with_parameters(config, written, weights));
+        return Some(with_parameters(written, weights));
+    }
+    if let TargetModules::Names(names) = &mut written.target_modules {
+        // PEFT knows the names of experts' layers there, but not of their parameters.
+        let first = || weights.keys().filter(|module| module.contains(FIRST_EXPERT));
+        let is_of = |module: &String, name: &String| {
+            expert_parameter(module).is_some_and(|parameter| is_end(&parameter, name) && !is_end(module, name))
+        };
+        let added: BTreeSet<String> = first()
+            .filter(|module| names.iter().any(|name| is_of(module, name)))
+            .map(|module| format!("{}{}", &FIRST_EXPERT[1..], short_name(module)))
+            .collect();
+        names.retain(|name| !first().any(|module| is_of(module, name)));
+        names.extend(added);
     }
     let of_parameter = |name: &String| if is_like_expert(name) { format!("{name}{WEIGHT}") } else { name.clone() };
     written.rank_pattern = written.rank_pattern.renamed(of_parameter);
@@ -121,11 +134,7 @@ fn with_experts(config: &LoraConfig, weights: &AdapterWeights) -> Option<(LoraCo
 }
 
 /// The same where a file has those of experts joined: gate and up are one, of twice the rank, and names are those of other modules.
-fn with_parameters(
-    config: &LoraConfig,
-    mut written: LoraConfig,
-    weights: &AdapterWeights,
-) -> (LoraConfig, Vec<String>) {
+fn with_parameters(mut written: LoraConfig, weights: &AdapterWeights) -> (LoraConfig, Vec<String>) {
     let parameters = weights.parameters();
     let in_layer = |experts: &str| experts.rsplit_once(".layers.").map_or("", |(_, rest)| rest).to_owned();
     let names: BTreeSet<String> = parameters
@@ -145,14 +154,16 @@ fn with_parameters(
     let alphas: Vec<(String, f64)> = ranks.iter().map(|(name, r)| (name.clone(), written.alpha_for(*r))).collect();
     written.rank_pattern = before(&ranks.into_iter().collect(), pairs(&written.rank_pattern));
     written.alpha_pattern = before(&alphas.into_iter().collect(), pairs(&written.alpha_pattern));
-    let is_other = |name: &String| {
-        let mut modules = weights.keys().filter(|module| !is_of_expert(module));
-        modules.any(|module| module.strip_suffix(&**name).is_some_and(|rest| rest.is_empty() || rest.ends_with('.')))
-    };
+    let is_other = |name: &String| weights.keys().any(|module| !is_of_expert(module) && is_end(module, name));
     if let TargetModules::Names(names) = &mut written.target_modules {
         names.retain(is_other);
     }
     (written, names.into_iter().collect())
+}
+
+/// Whether a name is the end of a module's name after a dot, or all of it.
+fn is_end(module: &str, name: &str) -> bool {
+    module.strip_suffix(name).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
 }
 
 /// The entries of patterns.
