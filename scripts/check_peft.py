@@ -75,7 +75,7 @@ def fits(base: pathlib.Path, adapter: pathlib.Path, logits: pathlib.Path, tolera
     out = logits.parent / "peft"
     model.save_pretrained(out / "adapter")
     merged = model.merge_and_unload().state_dict()
-    linear = {name: tensor.contiguous().numpy() for name, tensor in merged.items() if ".layers." in name and tensor.dim() == 2}
+    linear = {name: tensor.contiguous().numpy() for name, tensor in merged.items() if ".layers." in name and tensor.dim() in (2, 3)}
     save_file(linear, out / "merged.safetensors")
     return True
 

@@ -29,6 +29,7 @@ pub use block::{
     TwoBranches, short_name,
 };
 pub use delta_net::{DELTA_NET_FUSED_NAMES, DELTA_NET_NAMES, DeltaHeads};
+pub use family::ExpertForm;
 pub use rope::{QueryGrowth, Rope, RopeAxes, RopePairs, RopeScaling};
 pub use shipped::shipped_config;
 pub use stored::{Method, Packer, StoredQuantisation, Words};
@@ -107,6 +108,12 @@ impl ModelConfig {
         let known = FAMILIES.iter().find(|family| family.model_type == self.model_type);
         // A configuration is only ever made by a row.
         known.unwrap_or(&FAMILIES[0])
+    }
+
+    /// How PEFT has the adapters of its experts.
+    #[must_use]
+    pub fn expert_form(&self) -> ExpertForm {
+        self.family().experts.map(|experts| experts.form).unwrap_or_default()
     }
 
     /// Number of parameters; a tied head is counted once.

@@ -24,6 +24,7 @@ use crate::recipe::{Purpose, Recipe, RecipeArgs};
 use crate::run::dir::{finished, has_checkpoints, nearest_existing, not_a_folder};
 use crate::run::images::images;
 use crate::run::inputs::{self, ModelParts, WeightsFrom};
+use crate::run::next_commands::about_experts;
 use crate::run::overview::{self, Fact};
 use crate::run::prepare::{PreparedParts, with_rows_of};
 use crate::run::shipping::require_shippable;
@@ -223,6 +224,8 @@ fn examine_prepared(recipe: &Recipe, parts: &PreparedParts, findings: &mut Findi
         memory.as_ref(),
     ));
     findings.warnings.extend(overview::prepared_warnings(recipe, device, config));
+    let experts = config.zip(selection.as_ref()).and_then(|(config, selection)| about_experts(config, selection));
+    findings.facts.extend(experts.map(|about| ("servers", about)));
     let shippable = require_shippable(recipe, config.zip(selection.as_ref()), device, 1);
     shippable.err().into_iter().for_each(|problem| findings.problem(problem));
     let folder = folder.as_ref()?;

@@ -4,6 +4,7 @@ mod choices;
 mod columns;
 mod command_line;
 mod draft;
+mod experts;
 mod foreign;
 mod grpo;
 mod images;

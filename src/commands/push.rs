@@ -13,9 +13,10 @@ use super::report::failure;
 use super::{print, say};
 use crate::hub::{self, Content, HubSettings, Location, Progress, Upload};
 use crate::insight::report::{Published, model_card};
-use crate::run::next_commands::{about_servers, vllm_options};
+use crate::run::next_commands::{about_experts, about_servers, highest_rank, vllm_options};
 use crate::save::export::{PROMPT_FORM_FILE, SHIPPED_FILE, TOKENIZER_FILES, about_raw, read_adapter};
 use crate::schema::Problem;
+use crate::spec::ModelConfig;
 use crate::util::failure::Failure;
 
 /// The card, and its picture.
@@ -95,15 +96,24 @@ fn files(args: &PushArgs) -> Result<Vec<Upload>, Failure> {
         ));
     }
     let scores = saved.weights.scores();
-    let is_plain = saved.config.is_plain();
+    // Only the model says what its experts are; where it is not on this machine, nothing is said of them.
+    let model = ModelConfig::from_model(Path::new(&named.base.path)).ok();
+    let of_model = model.and_then(|config| {
+        let of_experts = saved.clone().named_for(&config).config;
+        let selection = of_experts.known_in(&config).select(&config).ok()?;
+        Some((about_experts(&config, &selection), highest_rank(&config, &selection)))
+    });
+    let (about_experts, highest_rank) = of_model
+        .unwrap_or_else(|| (None, saved.config.rank_pattern.values().copied().fold(saved.config.r, usize::max)));
+    let is_plain = saved.config.has_one_scale();
     if args.merged.is_none() && !scores {
         let has_more = saved.weights.replaces_weights();
-        about_servers(&saved.config, &args.run, has_more).iter().for_each(|line| say(line));
+        about_servers(&saved.config, &args.run, has_more, about_experts).iter().for_each(|line| say(line));
     }
     if args.merged.is_none() {
         about_raw(&adapter.folder)?.iter().for_each(|warning| say(warning));
     }
-    let vllm_options = vllm_options(saved.config.r, saved.config.use_dora || saved.weights.replaces_weights());
+    let vllm_options = vllm_options(highest_rank, saved.config.use_dora || saved.weights.replaces_weights());
     let vllm_options = vllm_options.filter(|_| !scores && is_plain);
     let published = Published {
         repository: &args.repository,

@@ -99,6 +99,20 @@ impl LoraConfig {
         self.rank_pattern.keys().next().is_none() && self.alpha_pattern.keys().next().is_none()
     }
 
+    /// Whether all layers have one scale, whatever their ranks.
+    #[must_use]
+    pub fn has_one_scale(&self) -> bool {
+        let of = |key: &String| {
+            let r = self.rank_pattern.keys().find(|own| *own == key).map_or(self.r, |own| self.rank_pattern[own]);
+            let alphas = self.alpha_pattern.keys();
+            let alpha =
+                alphas.into_iter().find(|own| *own == key).map_or(self.lora_alpha, |own| self.alpha_pattern[own]);
+            self.scale(r, alpha)
+        };
+        let all = self.scale(self.r, self.lora_alpha);
+        self.rank_pattern.keys().chain(self.alpha_pattern.keys()).all(|key| (of(key) / all - 1.0).abs() < 1e-6)
+    }
+
     /// Whether new adapters start from the rows, which also say how the ranks are shared out.
     #[must_use]
     pub fn starts_from_rows(&self) -> bool {

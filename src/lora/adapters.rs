@@ -17,7 +17,7 @@ use crate::ops::kernels::{Place, plain};
 use crate::ops::linear::Weight;
 use crate::ops::place::place_of;
 use crate::ops::product::F32Products;
-use crate::spec::{ModelConfig, PerSite, SiteId};
+use crate::spec::{ExpertForm, ModelConfig, PerSite, SiteId};
 
 /// The adapter of one linear layer.
 #[derive(Clone, Debug)]
@@ -80,6 +80,8 @@ pub struct AdapterSet {
     pub dropout: f64,
     /// What is trained in full, beside the adapters.
     pub full: FullTensors,
+    /// In which form a file has those of experts.
+    pub expert_form: ExpertForm,
 }
 
 impl AdapterSet {
@@ -103,13 +105,15 @@ impl AdapterSet {
             };
             shapes.iter().map(new).collect()
         });
-        Self { blocks: blocks.collect(), dropout, full: FullTensors::default() }
+        let (full, expert_form) = (FullTensors::default(), config.expert_form());
+        Self { blocks: blocks.collect(), dropout, full, expert_form }
     }
 
     /// No adapters: the base model.
     #[must_use]
     pub fn none(num_layers: usize) -> Self {
-        Self { blocks: vec![BlockAdapters::new(); num_layers], dropout: 0.0, full: FullTensors::default() }
+        let (full, expert_form) = (FullTensors::default(), ExpertForm::default());
+        Self { blocks: vec![BlockAdapters::new(); num_layers], dropout: 0.0, full, expert_form }
     }
 
     /// The same with a head that scores: its own, or a new one from `seed`, drawn as transformers does.

@@ -20,6 +20,13 @@ const MANY_PATTERNS: usize = 4096;
 /// What is in the names of the first expert's linear layers.
 pub(crate) const FIRST_EXPERT: &str = ".experts.0.";
 
+/// What PEFT calls the parameter in which this layer of the first expert is for all experts, in its `target_parameters`.
+pub(crate) fn expert_parameter(module: &str) -> Option<String> {
+    let (experts, name) = module.split_once(FIRST_EXPERT)?;
+    let parameter = if matches!(name, "down_proj" | "w2") { "down_proj" } else { "gate_up_proj" };
+    Some(format!("{experts}.experts.{parameter}"))
+}
+
 /// Rank and scale of the adapter on one linear layer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdapterShape {
@@ -294,18 +301,11 @@ impl LoraConfig {
             let adapted = of_experts(shapes);
             gate_up.iter().filter(|site| adapted.contains(site)).count() == 1
         };
-        let family = config.family();
         if !selection.adapts_experts() {
             return Some(
                 "no layer of experts is among `lora.target_modules`\n  hint: \"all-linear\" takes them with it"
                     .to_owned(),
             );
-        }
-        if !family.experts.is_some_and(|experts| experts.are_adapted_apart) {
-            return Some(format!(
-                "experts of `{}` have no adapters here: PEFT has them in another form, joined\n  hint: leave it out",
-                config.model_type
-            ));
         }
         if selection.shapes.iter().enumerate().any(is_half) {
             return Some(
@@ -430,9 +430,10 @@ impl LoraConfig {
                     _ => None,
                 };
                 let is_expert = num_experts.is_some() && self.expert_rank.is_some();
+                let parameter = expert_parameter(module).filter(|_| is_expert);
                 if (*role != Role::Linear && !is_expert)
                     || !self.is_in_layers(layer, module, &layers)
-                    || targets.count(module) == 0
+                    || targets.count(module) + parameter.map_or(0, |name| targets.count(&name)) == 0
                     || excluded.count(module) > 0
                 {
                     continue;
@@ -449,7 +450,12 @@ impl LoraConfig {
                 adapted.push(&**module);
             }
         }
-        let frozen = || names.iter().flatten().filter(|(_, role)| *role != Role::Linear).map(|(module, _)| &**module);
+        let parameters: Vec<String> =
+            names.iter().flatten().filter_map(|(module, _)| expert_parameter(module)).collect();
+        let frozen = || {
+            let modules = names.iter().flatten().filter(|(_, role)| *role != Role::Linear).map(|(module, _)| module);
+            modules.chain(&parameters).map(String::as_str)
+        };
         let linear = short_names(names);
         let all_layers_exist = !errors.iter().any(|error| matches!(error, TargetError::NoLayer { .. }));
         for target in targets.unused().filter(|_| all_layers_exist) {
@@ -502,9 +508,27 @@ impl LoraConfig {
         is_listed || number.is_some_and(|number| layers.contains(&number))
     }
 
+    /// The scale of a layer of this rank and `lora_alpha`.
     #[expect(clippy::cast_precision_loss, reason = "a rank is a small number")]
-    fn scale(&self, r: usize, alpha: f64) -> f64 {
+    #[must_use]
+    pub fn scale(&self, r: usize, alpha: f64) -> f64 {
         if self.use_rslora { alpha / (r as f64).sqrt() } else { alpha / r as f64 }
+    }
+}
+
+impl LoraConfig {
+    /// The `lora_alpha` that a module has, or would have.
+    #[must_use]
+    pub fn alpha_of(&self, module: &str) -> f64 {
+        let mut alphas = Patterns::of_ends("alpha_pattern", self.alpha_pattern.keys(), &mut Vec::new());
+        alphas.first(module).map_or(self.lora_alpha, |key| self.alpha_pattern[key])
+    }
+
+    /// The `lora_alpha` that gives another rank the scale of `r`.
+    #[must_use]
+    pub fn alpha_for(&self, rank: usize) -> f64 {
+        let ratio = as_f64(rank) / as_f64(self.r);
+        self.lora_alpha * if self.use_rslora { ratio.sqrt() } else { ratio }
     }
 }
 

@@ -12,7 +12,7 @@ use super::Run;
 use super::device_memory::panic_reason;
 use super::dir::RunDir;
 use super::inputs::data_failure;
-use super::next_commands::{about_servers, next_commands, next_scores, vllm_options};
+use super::next_commands::{about_experts, about_servers, highest_rank, next_commands, next_scores, vllm_options};
 use super::prepare::Prepared;
 use super::start::Started;
 use super::verify::adapter_reloads;
@@ -189,7 +189,7 @@ impl Started<'_> {
             );
         }
         let Prepared { recipe, selection, source, .. } = &self.run.prepared;
-        let rank = selection.iter().map(|(_, _, shape)| shape.r).max().unwrap_or_default();
+        let rank = highest_rank(&source.config, selection);
         let (key, length) = match recipe.train.max_steps {
             Some(steps) => ("train.max_steps", as_f64(steps)),
             None => ("train.num_epochs", recipe.train.num_epochs.unwrap_or(1.0)),
@@ -213,7 +213,7 @@ impl Started<'_> {
         self.trainer.sinks.note(&commands);
         if !is_shipped && !recipe.objective.scores() {
             let run = self.run.dir.path().display().to_string();
-            about_servers(&self.run.prepared.lora, &run, has_more)
+            about_servers(&self.run.prepared.lora, &run, has_more, about_experts(&source.config, selection))
                 .iter()
                 .for_each(|line| self.trainer.sinks.note(line));
         }

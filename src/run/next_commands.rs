@@ -1,8 +1,15 @@
 //! What to do with a run that has finished: commands to paste into a shell.
 
+use std::collections::BTreeSet;
+
 use super::dir::RunDir;
 use crate::config::LoraConfig;
+use crate::lora::targets::{AdapterShape, Selection, expert_parameter};
+use crate::spec::{ExpertForm, ModelConfig};
 use crate::util::text::quoted;
+
+/// Beginnings of the types of models whose experts vLLM has joined, and whose adapters it takes so.
+const JOINED_IN_VLLM: [&str; 3] = ["gpt_oss", "qwen3_5_moe", "qwen3_vl_moe"];
 
 /// Ranks that vLLM serves.
 const VLLM_RANKS: [usize; 8] = [8, 16, 32, 64, 128, 256, 320, 512];
@@ -61,16 +68,48 @@ pub(super) fn next_scores(dir: &RunDir, longer: Option<&str>) -> String {
     )
 }
 
+/// The highest rank of a matrix in an adapter's file, where gate and up of joined experts are one.
+pub(crate) fn highest_rank(config: &ModelConfig, selection: &Selection) -> usize {
+    let of = |shape: AdapterShape| {
+        let is_joined = shape.num_experts.is_some() && config.expert_form() != ExpertForm::Apart;
+        if is_joined { 2 * shape.r } else { shape.r }
+    };
+    selection.iter().map(|(.., shape)| of(shape)).max().unwrap_or_default()
+}
+
+/// What servers do with adapters on experts that are joined in the file, where they do not take them as they are. vLLM has joined
+/// experts in its classes of some models, and then needs both of their parameters.
+pub(crate) fn about_experts(config: &ModelConfig, selection: &Selection) -> Option<String> {
+    if !selection.adapts_experts() || config.expert_form() == ExpertForm::Apart {
+        return None;
+    }
+    let adapted: Vec<String> = selection.adapted_modules(config).map(|(module, ..)| module).collect();
+    let parameters: BTreeSet<String> = adapted.iter().filter_map(|module| expert_parameter(module)).collect();
+    let has = |name: &str| parameters.iter().any(|parameter| parameter.ends_with(name));
+    let takes_joined = JOINED_IN_VLLM.iter().any(|model_type| config.model_type.starts_with(model_type));
+    let vllm = match (takes_joined, has("gate_up_proj") && has("down_proj")) {
+        (true, true) => "",
+        (true, false) => "vLLM stops at experts with an adapter on gate and up or on down alone; ",
+        (false, _) => {
+            "vLLM leaves out adapters of joined experts, and does not say so, in classes that have experts one by one; "
+        }
+    };
+    Some(format!(
+        "{vllm}SGLang leaves them out, and says so with `--lora-strict-loading` alone; llama.cpp's converter does not know them, \
+         `merge --adapter-only` writes them for it"
+    ))
+}
+
 /// What servers refuse of an adapter, or read otherwise than it was trained, each with the way out. `run` is its name on the command
-/// line; `has_more`: it has trained more than A and B.
-pub(crate) fn about_servers(lora: &LoraConfig, run: &str, has_more: bool) -> Vec<String> {
+/// line; `has_more`: it has trained more than A and B; `experts`: [`about_experts`].
+pub(crate) fn about_servers(lora: &LoraConfig, run: &str, has_more: bool, experts: Option<String>) -> Vec<String> {
     let run = quoted(run);
     let plain = format!("`lora-train export --plain {run} DIR` writes one that all of them read right");
     let mut lines = Vec::new();
     if lora.use_dora || has_more {
         let what = if lora.use_dora { "with `use_dora`" } else { "with weights that were trained as a whole" };
         lines.push(format!("vLLM and llama.cpp refuse an adapter {what}\n  hint: `lora-train merge {run} --out DIR`"));
-    } else if !lora.is_plain() {
+    } else if !lora.has_one_scale() {
         lines.push(format!(
             "vLLM and Ollama give all layers one scale, and this adapter has several, which they do not say\n  hint: {plain}"
         ));
@@ -79,6 +118,7 @@ pub(crate) fn about_servers(lora: &LoraConfig, run: &str, has_more: bool) -> Vec
             "Ollama and llama.cpp's converter do not read `use_rslora`, and do not say so\n  hint: {plain}"
         ));
     }
+    lines.extend(experts.map(|about| format!("{about}\n  hint: `lora-train merge {run} --out DIR`")));
     lines.into_iter().map(|line| format!("note: {line}")).collect()
 }
 
@@ -95,10 +135,11 @@ pub(crate) fn vllm_options(rank: usize, has_more: bool) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::TargetModules;
 
     #[test]
     fn of_what_servers_refuse_or_misread_only_that_is_said_which_an_adapter_has() {
-        let said = |lora: LoraConfig, has_more| about_servers(&lora, "a b", has_more).join("\n");
+        let said = |lora: LoraConfig, has_more| about_servers(&lora, "a b", has_more, None).join("\n");
         assert_eq!(said(LoraConfig::default(), false), "");
         let rooted = LoraConfig { use_rslora: true, ..LoraConfig::default() };
         let text = said(rooted.clone(), false);
@@ -107,6 +148,32 @@ mod tests {
         assert!(text.contains("refuse an adapter with `use_dora`\n  hint: `lora-train merge 'a b'"), "{text}");
         assert!(!text.contains("rslora"));
         assert!(said(rooted, true).contains("trained as a whole"));
+    }
+
+    #[test]
+    fn of_joined_experts_it_is_said_which_server_leaves_them_out() {
+        let about = |json: &str, targets: &[&str]| {
+            let config = ModelConfig::from_json(json).unwrap();
+            let names = targets.iter().map(ToString::to_string).collect();
+            let target_modules = TargetModules::Names(names);
+            let lora = LoraConfig { target_modules, expert_rank: Some(3), ..LoraConfig::default() };
+            let selection = lora.select(&config).unwrap();
+            (about_experts(&config, &selection).unwrap_or_default(), highest_rank(&config, &selection))
+        };
+        let gpt_oss = include_str!("../../tests/golden/gpt_oss/config.json");
+        let both = ["experts.gate_up_proj", "experts.down_proj"];
+        let (text, rank) = about(gpt_oss, &both);
+        assert!(!text.contains("vLLM") && text.contains("SGLang leaves them out") && rank == 6, "{text}");
+        assert!(about(gpt_oss, &both[1..]).0.starts_with("vLLM stops at experts"));
+        let (text, _) = about(include_str!("../../tests/golden/qwen2_moe/config.json"), &both);
+        assert!(text.starts_with("vLLM leaves out adapters of joined experts"), "{text}");
+        assert_eq!(about(include_str!("../../tests/golden/qwen3_moe/config.json"), &both), (String::new(), 3));
+        // One scale of several ranks is what servers read.
+        let ranks = [("q_proj".to_owned(), 4)].into_iter().collect();
+        let lora = LoraConfig { r: 2, lora_alpha: 3.0, rank_pattern: ranks, ..LoraConfig::default() };
+        assert!(!lora.has_one_scale());
+        let alpha_pattern = [("q_proj".to_owned(), 6.0)].into_iter().collect();
+        assert!(LoraConfig { alpha_pattern, ..lora }.has_one_scale());
     }
 
     #[test]

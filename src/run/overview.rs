@@ -8,8 +8,8 @@ use indicatif::HumanBytes;
 use super::device_memory::StepMemory;
 use super::prepare::Prepared;
 use crate::config::{
-    GradientCheckpointing, LrScheduler, ModelOptions, ObjectiveConfig, ObjectiveName, OptimizerName, Precision,
-    Quantization, Residency, RowKind,
+    GradientCheckpointing, LoraConfig, LrScheduler, ModelOptions, ObjectiveConfig, ObjectiveName, OptimizerName,
+    Precision, Quantization, Residency, RowKind,
 };
 use crate::data::dataset::Dataset;
 use crate::data::files::FileInfo;
@@ -22,7 +22,7 @@ use crate::model::weights::convert::float_dtype;
 use crate::model::weights::{StoredTensor, WeightFiles, Weights};
 use crate::ops::cuda::kernel_state;
 use crate::recipe::Recipe;
-use crate::spec::{Method, ModelConfig, StoredQuantisation};
+use crate::spec::{Block, Method, ModelConfig, StoredQuantisation};
 use crate::train::schedule::{self, Schedule};
 use crate::util::stats::as_f64;
 use crate::util::text::{counted, with_commas};
@@ -77,6 +77,7 @@ pub(crate) fn prepared_facts(
                 .into_iter()
                 .flat_map(|selection| [parameters(selection, config, &recipe.objective), layers(selection, config)]),
         );
+        facts.extend(selection.and_then(|selection| experts(&recipe.lora, selection, config)));
     }
     let start = recipe.lora.start_from.as_ref();
     facts.extend(start.map(|folder| ("starts from", format!("the adapter in {}", folder.display()))));
@@ -306,6 +307,14 @@ fn layers(selection: &Selection, config: &ModelConfig) -> Fact {
         format!("{count} x {name} as a whole (vLLM and llama.cpp take such an adapter only merged)")
     });
     ("adapted modules", hits.chain(tokens).chain(modules).chain(new).collect::<Vec<_>>().join(", "))
+}
+
+/// That experts are frozen, and the key that adapts them.
+fn experts(lora: &LoraConfig, selection: &Selection, config: &ModelConfig) -> Option<Fact> {
+    let mixture = config.blocks.iter().find_map(Block::mixture).filter(|_| !selection.adapts_experts())?;
+    let rank = (lora.r / mixture.num_per_token).max(1);
+    let of = format!("r over the {} of a token", counted(mixture.num_per_token, "expert"));
+    Some(("experts", format!("frozen; lora.expert_rank = {rank} ({of}) adapts those that lora.target_modules names")))
 }
 
 /// A file of rows.

@@ -25,7 +25,7 @@ pub(super) fn adapter_reloads(
     adapters: &AdapterSet,
     is_gpu: bool,
 ) -> Result<bool, ExportError> {
-    let saved = read_adapter(folder)?;
+    let saved = read_adapter(folder)?.named_for(&model.config);
     let selection = saved.config.select(&model.config).map_err(|errors| {
         let problems = errors.iter().map(ToString::to_string).collect();
         ExportError::AdapterTensors { path: folder.to_owned(), expected_by: "its own config", problems }

@@ -10,6 +10,7 @@ use std::ops::{Deref, DerefMut};
 use adapter_file::{SCORE, TOKENS, module_of_weight};
 
 use crate::lora::Matrices;
+use crate::spec::ExpertForm;
 
 mod adapter_check;
 mod adapter_config;
@@ -17,6 +18,7 @@ mod adapter_file;
 mod adapter_set;
 mod combine;
 pub mod error;
+mod experts;
 mod gguf;
 mod merge;
 mod new_rows;
@@ -47,6 +49,10 @@ pub struct AdapterWeights {
     pub is_tied: bool,
     /// Embedding and head that lie beside the adapter as they are, by the same names: PEFT's `save_embedding_layers`.
     pub beside: BTreeMap<String, HostMatrix>,
+    /// In which form a file has those of experts, which are one by one here.
+    pub experts: ExpertForm,
+    /// The version of PEFT that wrote a file with those of experts in one, where it says so and they are not apart yet.
+    peft_version: Option<[u64; 3]>,
 }
 
 impl AdapterWeights {
@@ -116,6 +122,13 @@ impl HostMatrix {
     fn part(&self, part: usize, num_parts: usize) -> Self {
         let (num_rows, size) = (self.num_rows / num_parts, self.values.len() / num_parts);
         Self { num_rows, num_columns: self.num_columns, values: self.values[part * size..][..size].to_vec() }
+    }
+
+    /// Its columns as rows.
+    fn transposed(&self) -> Self {
+        let column = |column| self.values.iter().skip(column).step_by(self.num_columns).copied();
+        let values = (0..self.num_columns).flat_map(column).collect();
+        Self { num_rows: self.num_columns, num_columns: self.num_rows, values }
     }
 
     /// Its rows with those of another below.

@@ -3,7 +3,8 @@
 use super::block::Activation;
 use super::block::attention::QueryKeyNorms;
 use super::family::{
-    AttentionExtra, Biases, Experts, Family, FamilyNames, Gguf, GgufWindows, NoRope, OwnRopes, Scales, Windows,
+    AttentionExtra, Biases, ExpertForm, Experts, Family, FamilyNames, Gguf, GgufWindows, NoRope, OwnRopes, Scales,
+    Windows,
 };
 use super::{DeltaHeads, LFM2_NAMES, NormKind, RopeAxes, RopePairs, SITE_NAMES};
 
@@ -117,7 +118,7 @@ const QWEN2_EXPERTS: Experts = Experts {
     has_biases: false,
     names: ["mlp.gate", "mlp.experts", "gate_proj", "up_proj", "down_proj"],
     router: None,
-    are_adapted_apart: false,
+    form: ExpertForm::Joined,
 };
 
 const GEMMA2: Family = Family {
@@ -182,7 +183,7 @@ const GEMMA4: Family = Family {
         has_biases: false,
         names: ["router.proj", "experts", "gate_proj", "up_proj", "down_proj"],
         router: None,
-        are_adapted_apart: false,
+        form: ExpertForm::Joined,
     }),
     windows: Windows::AllButEvery { default: 512, pattern: 6 },
     vocab_size: Some(262_144),
@@ -317,7 +318,7 @@ pub(super) static FAMILIES: &[Family] = &[
             num_per_token: 8,
             intermediate_size: Some(768),
             shared: None,
-            are_adapted_apart: true,
+            form: ExpertForm::Apart,
             ..QWEN2_EXPERTS
         }),
         windows: Windows::Never,
@@ -339,7 +340,7 @@ pub(super) static FAMILIES: &[Family] = &[
             has_biases: false,
             names: ["block_sparse_moe.gate", "block_sparse_moe.experts", "w1", "w3", "w2"],
             router: None,
-            are_adapted_apart: true,
+            form: ExpertForm::Apart,
         }),
         windows: Windows::Everywhere(None),
         rms_norm_eps: 1e-5,
@@ -364,7 +365,7 @@ pub(super) static FAMILIES: &[Family] = &[
             has_biases: true,
             names: ["mlp.router", "mlp.experts", "gate_proj", "up_proj", "down_proj"],
             router: None,
-            are_adapted_apart: false,
+            form: ExpertForm::InTurn,
         }),
         windows: Windows::AllButEvery { default: 128, pattern: 2 },
         rms_norm_eps: 1e-5,
@@ -407,7 +408,7 @@ pub(super) static FAMILIES: &[Family] = &[
             intermediate_size: Some(512),
             shared: Some(512),
             norm_topk_prob: Some(true),
-            are_adapted_apart: true,
+            form: ExpertForm::Apart,
             ..QWEN2_EXPERTS
         }),
         fused: [false, false, true],

@@ -228,8 +228,20 @@ pub(crate) struct Experts {
     /// Names within the block of the router and of what holds the experts, and within an expert of gate, up and down.
     pub(super) names: [&'static str; 5],
     pub(crate) router: Option<Router>,
-    /// PEFT reads adapters of their experts one by one.
-    pub(crate) are_adapted_apart: bool,
+    /// How PEFT has their adapters.
+    pub(crate) form: ExpertForm,
+}
+
+/// How PEFT has the adapters of a layer's experts in its files.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ExpertForm {
+    /// One by one, as it reads them.
+    #[default]
+    Apart,
+    /// One for gate and up of all experts, and one for down; up is below gate.
+    Joined,
+    /// The same where rows of gate and up take turns (gpt-oss).
+    InTurn,
 }
 
 /// Routers of mixtures beyond the softmax, and what stands beside their experts.

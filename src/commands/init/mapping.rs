@@ -11,7 +11,7 @@ use super::foreign::{Foreign, Meaning, as_toml, is_off};
 use super::rules::of_trainer;
 use super::trainer::Trainer;
 use super::values::{common, last_layers};
-use super::{grpo, images, moments, objective, openai};
+use super::{experts, grpo, images, moments, objective, openai};
 use crate::data::sources::names_files;
 use crate::hub::HubSettings;
 use crate::recipe::{Purpose, Recipe, asks_for_nothing, peers};
@@ -140,6 +140,7 @@ impl<'a> Mapping<'a> {
             }
             _ => {
                 let meaning = self.meaning(name, value, path, section, of_table);
+                let meaning = experts::with_parameters(meaning, self.foreign);
                 self.put(path, meaning);
             }
         }
@@ -176,7 +177,8 @@ impl<'a> Mapping<'a> {
         if value.is_null() {
             return Meaning::Nothing;
         }
-        if let Some(meaning) = common(self.foreign, name, value) {
+        let meaning = experts::of_key(self.foreign, name, value);
+        if let Some(meaning) = meaning.or_else(|| common(self.foreign, name, value)) {
             return meaning;
         }
         if asks_for_nothing(name) {

@@ -77,6 +77,15 @@ impl StoredTensor {
         convert::float_dtype(self.dtype)
     }
 
+    /// Puts the bytes of this part of a tensor, row by row, into those of the whole.
+    pub fn put_into(&self, whole: &Self, from: &[u8], to: &mut [u8]) {
+        let to = &mut to[self.range.start - whole.range.start..];
+        match self.strides {
+            Some(strides) => strides.scatter(from, to),
+            None => to[..from.len()].copy_from_slice(from),
+        }
+    }
+
     /// Whether its elements lie one after the other.
     pub(super) fn is_dense(&self) -> bool {
         self.strides.is_none()
@@ -212,6 +221,17 @@ impl WeightFiles {
     #[must_use]
     pub fn joined(&self) -> &BTreeMap<String, StoredTensor> {
         &self.joined
+    }
+
+    /// The matrices, or their codes, in one of these: expert by expert, gate before up.
+    #[must_use]
+    pub fn parts(&self, joined: &StoredTensor) -> Vec<(&String, &StoredTensor)> {
+        let is_part = |stored: &StoredTensor| {
+            stored.is_part && stored.shard == joined.shard && joined.range.contains(&stored.range.start)
+        };
+        let mut parts: Vec<_> = self.tensors.iter().filter(|(_, stored)| is_part(stored)).collect();
+        parts.sort_by_key(|(_, stored)| stored.range.start);
+        parts
     }
 
     /// Whether the numbers or codes of a tensor are a part of one of these.

@@ -1,10 +1,12 @@
 //! Whether an adapter fits a model.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeSet, HashSet};
 use std::path::Path;
 
 use super::adapter_config;
 use super::adapter_file::{HEAD, SavedAdapter, TOKENS, module_of_weight};
+use super::experts::apart::with_modules;
+use super::experts::is_of_all;
 use super::{AdapterWeights, ExportError, HostMatrix};
 use crate::config::LoraConfig;
 use crate::lora::targets::{AdapterShape, Selection};
@@ -53,11 +55,15 @@ pub fn check_written(lora: &LoraConfig, model: &ModelConfig, scores: bool) -> Re
         adapters: adapters.collect(),
         full: full.map(|full| (full.name(), none())).collect(),
         is_tied: selection.full.contains_key(&FullTensor::Tied),
-        beside: BTreeMap::new(),
+        experts: model.expert_form(),
+        ..AdapterWeights::default()
     };
     let text = adapter_config::to_json(lora, &weights, "").to_string();
-    let read = adapter_config::from_json("adapter_config.json", &text, weights.keys(), scores);
-    let problems: Vec<String> = match read.map(|(config, ..)| config.select(model)) {
+    let modules = weights.modules_in_file();
+    let read = adapter_config::from_json("adapter_config.json", &text, modules.iter(), scores);
+    let has_all = modules.iter().any(|module| is_of_all(module));
+    let config = read.map(|read| if has_all { with_modules(&read.config, &weights, model) } else { read.config });
+    let problems: Vec<String> = match config.map(|config| config.select(model)) {
         Err(problems) => vec![problems.to_string()],
         Ok(Err(errors)) => errors.iter().map(ToString::to_string).collect(),
         Ok(Ok(written)) => {

@@ -6,11 +6,11 @@ use std::ops::Bound;
 use serde_json::json;
 
 use super::AdapterWeights;
+use super::experts::{PARAMETERS, is_of_all};
 use crate::config::{InitLoraWeights, LoraConfig, TargetModules};
-use crate::lora::targets::FIRST_EXPERT;
+use crate::lora::targets::{FIRST_EXPERT, expert_parameter};
 use crate::schema::{ByName, Node, Problem, Problems, Section, Value, read_json};
-use crate::spec::{is_of_expert, nested_name, nesting_of, short_name};
-use crate::util::stats::as_f64;
+use crate::spec::{ExpertForm, is_of_expert, nested_name, nesting_of, short_name};
 
 /// Keys that change neither what the adapter computes nor where it sits.
 const WITHOUT_EFFECT: [&str; 10] = [
@@ -90,8 +90,8 @@ pub(super) fn to_json(
     json
 }
 
-/// The section for an adapter on experts, and the weights beside them whose names PEFT would take for those of experts. It has one rank
-/// for all experts, which is `r`.
+/// The section for an adapter on experts, and the parameters that are named one by one: those of all experts, or weights beside experts
+/// whose names PEFT would take for those of experts. It has one rank for all experts, which is `r`.
 ///
 /// Source: `_convert_peft_config_moe` of PEFT 0.21.
 fn with_experts(config: &LoraConfig, weights: &AdapterWeights) -> Option<(LoraConfig, Vec<String>)> {
@@ -100,15 +100,30 @@ fn with_experts(config: &LoraConfig, weights: &AdapterWeights) -> Option<(LoraCo
     let within = |module: &str| module.splitn(4, '.').last().map(regex::escape).unwrap_or_default();
     let mut written = config.clone();
     if expert_rank != config.r {
-        let ratio = as_f64(expert_rank) / as_f64(config.r);
         written.r = expert_rank;
         // The scale of experts stays.
-        written.lora_alpha *= if config.use_rslora { ratio.sqrt() } else { ratio };
+        written.lora_alpha = config.alpha_for(expert_rank);
         let ranks: BTreeMap<String, usize> = others().map(|(module, pair)| (within(module), pair.a.num_rows)).collect();
         // Of patterns the first that matches counts.
         let alphas = ranks.keys().map(|name| (name.clone(), config.lora_alpha));
         written.alpha_pattern = before(&config.alpha_pattern, alphas);
         written.rank_pattern = before(&config.rank_pattern, ranks.iter().map(|(name, r)| (name.clone(), *r)));
+    }
+    if weights.experts != ExpertForm::Apart {
+        return Some(with_parameters(written, weights));
+    }
+    if let TargetModules::Names(names) = &mut written.target_modules {
+        // PEFT knows the names of experts' layers there, but not of their parameters.
+        let first = || weights.keys().filter(|module| module.contains(FIRST_EXPERT));
+        let is_of = |module: &String, name: &String| {
+            expert_parameter(module).is_some_and(|parameter| is_end(&parameter, name) && !is_end(module, name))
+        };
+        let added: BTreeSet<String> = first()
+            .filter(|module| names.iter().any(|name| is_of(module, name)))
+            .map(|module| format!("{}{}", &FIRST_EXPERT[1..], short_name(module)))
+            .collect();
+        names.retain(|name| !first().any(|module| is_of(module, name)));
+        names.extend(added);
     }
     let of_parameter = |name: &String| if is_like_expert(name) { format!("{name}{WEIGHT}") } else { name.clone() };
     written.rank_pattern = written.rank_pattern.renamed(of_parameter);
@@ -118,10 +133,47 @@ fn with_experts(config: &LoraConfig, weights: &AdapterWeights) -> Option<(LoraCo
     Some((written, in_layers.collect()))
 }
 
+/// The same where a file has those of experts joined: gate and up are one, of twice the rank, and names are those of other modules.
+fn with_parameters(mut written: LoraConfig, weights: &AdapterWeights) -> (LoraConfig, Vec<String>) {
+    let parameters = weights.parameters();
+    let in_layer = |experts: &str| experts.rsplit_once(".layers.").map_or("", |(_, rest)| rest).to_owned();
+    let names: BTreeSet<String> = parameters
+        .iter()
+        .flat_map(|(experts, parameters)| {
+            // Without the number of the layer.
+            let within = in_layer(experts).split_once('.').map(|(_, within)| within.to_owned()).unwrap_or_default();
+            parameters.iter().map(move |parameter| format!("{within}.{}", PARAMETERS[*parameter]))
+        })
+        .collect();
+    // Before all that people wrote: these patterns are for other layers.
+    let ranks = names.iter().map(|name| {
+        let times = if name.ends_with(PARAMETERS[0]) { 2 } else { 1 };
+        (regex::escape(name), times * written.r)
+    });
+    let ranks: Vec<(String, usize)> = ranks.collect();
+    let alphas: Vec<(String, f64)> = ranks.iter().map(|(name, r)| (name.clone(), written.alpha_for(*r))).collect();
+    written.rank_pattern = before(&ranks.into_iter().collect(), pairs(&written.rank_pattern));
+    written.alpha_pattern = before(&alphas.into_iter().collect(), pairs(&written.alpha_pattern));
+    let is_other = |name: &String| weights.keys().any(|module| !is_of_expert(module) && is_end(module, name));
+    if let TargetModules::Names(names) = &mut written.target_modules {
+        names.retain(is_other);
+    }
+    (written, names.into_iter().collect())
+}
+
+/// Whether a name is the end of a module's name after a dot, or all of it.
+fn is_end(module: &str, name: &str) -> bool {
+    module.strip_suffix(name).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
+}
+
+/// The entries of patterns.
+fn pairs<T: Copy>(patterns: &ByName<T>) -> impl Iterator<Item = (String, T)> {
+    patterns.keys().map(|name| (name.clone(), patterns[name]))
+}
+
 /// Patterns, and behind them others of other names.
 fn before<T: Copy>(first: &ByName<T>, others: impl Iterator<Item = (String, T)>) -> ByName<T> {
-    let own = first.keys().map(|name| (name.clone(), first[name]));
-    own.chain(others.filter(|(name, _)| !first.keys().any(|own| own == name))).collect()
+    pairs(first).chain(others.filter(|(name, _)| !first.keys().any(|own| own == name))).collect()
 }
 
 /// The end of a pattern for a weight.
@@ -134,7 +186,8 @@ fn is_like_expert(name: &str) -> bool {
 
 /// The value of `target_modules` for the layers of an adapter with these weights.
 fn target_modules(written: &TargetModules, weights: &AdapterWeights, nesting: Option<&str>) -> serde_json::Value {
-    let modules = weights.keys().map(|module| short_name(module));
+    let joined = weights.experts != ExpertForm::Apart;
+    let modules = weights.keys().filter(|module| !(joined && is_of_expert(module))).map(|module| short_name(module));
     match (written, nesting) {
         (TargetModules::AllLinear, Some(nesting)) => json!(nested(nesting, modules)),
         (TargetModules::Names(names), Some(nesting)) => json!(nested(nesting, names.iter().map(String::as_str))),
@@ -167,8 +220,18 @@ fn number(value: f64) -> serde_json::Value {
 /// Any number above 0.
 const POSITIVE: (Bound<f64>, Bound<f64>) = (Bound::Excluded(0.0), Bound::Unbounded);
 
-/// Reads the text of `adapter_config.json`, the base model's name in it, and whether embedding and head are one. `file` is
-/// its name in messages; `modules` are the module names of the tensors, among which a head that scores may be.
+/// What `adapter_config.json` says.
+pub(super) struct Read {
+    pub(super) config: LoraConfig,
+    pub(super) base_model_name_or_path: Option<String>,
+    /// Whether embedding and head are one.
+    pub(super) is_tied: bool,
+    /// The version of PEFT that wrote it.
+    pub(super) peft_version: Option<[u64; 3]>,
+}
+
+/// Reads the text of `adapter_config.json`. `file` is its name in messages; `modules` are the module names of the tensors, among which
+/// a head that scores may be. Those of experts that are one are no targets: these follow with a model.
 ///
 /// # Errors
 /// Every setting that this trainer does not support.
@@ -177,7 +240,7 @@ pub(super) fn from_json<'a>(
     text: &str,
     modules: impl Iterator<Item = &'a String>,
     has_score: bool,
-) -> Result<(LoraConfig, Option<String>, bool), Problems> {
+) -> Result<Read, Problems> {
     read_json(file, text, |json| {
         let scores = refuse_other_methods(json, has_score);
         // The head that scores is known by its tensor.
@@ -186,11 +249,11 @@ pub(super) fn from_json<'a>(
         let whole: Vec<String> = whole.into_iter().flatten().filter(is_whole).collect();
         let is_first = |module: &String| module.contains(FIRST_EXPERT);
         // The first expert stands for all.
-        let modules = modules.filter(|module| is_first(module) || !is_of_expert(module));
-        let modules: Vec<String> = modules.cloned().collect();
-        let has_experts = modules.iter().any(is_first);
+        let modules = modules.filter(|module| is_first(module) || is_of_all(module) || !is_of_expert(module));
+        let (of_all, modules): (Vec<String>, Vec<String>) = modules.cloned().partition(|module| is_of_all(module));
+        let has_experts = !of_all.is_empty() || modules.iter().any(is_first);
         let targets = json.any("target_modules", None, TARGETS, accept_targets);
-        // Weights of modules, whose names are among those of the tensors.
+        // Weights of modules, whose names are among those of the tensors, or parameters of all experts.
         let parameters = has_experts.then(|| json.any("target_parameters", None, PATTERNS, accept_patterns)).flatten();
         let parameters: Vec<String> = parameters
             .into_iter()
@@ -229,9 +292,16 @@ pub(super) fn from_json<'a>(
             value.text().map(|name| Some(name.to_owned())).ok_or(None)
         });
         let is_tied = json.boolean("ensure_weight_tying", false);
+        let peft_version = json.value("peft_version").and_then(Value::text).and_then(version);
         refuse_unknown(json);
-        Some((config, base, is_tied))
+        Some(Read { config, base_model_name_or_path: base, is_tied, peft_version })
     })
+}
+
+/// The numbers of a version such as 0.19.0 or 0.19.1.dev0.
+fn version(text: &str) -> Option<[u64; 3]> {
+    let mut numbers = text.split(['.', '-', '+', '@']).map(|part| part.parse().ok());
+    Some([numbers.next()??, numbers.next()??, numbers.next().flatten().unwrap_or_default()])
 }
 
 /// Null, false or empty: treated as absent.
@@ -393,7 +463,7 @@ mod tests {
     }
 
     fn read(text: &str) -> Result<LoraConfig, Problems> {
-        from_json("a", text, modules().iter(), false).map(|(config, ..)| config)
+        from_json("a", text, modules().iter(), false).map(|read| read.config)
     }
 
     #[test]

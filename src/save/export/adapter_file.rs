@@ -7,6 +7,7 @@ use safetensors::SafeTensors;
 use safetensors::tensor::TensorView;
 
 use super::adapter_config;
+use super::experts::has_three_dimensions;
 use super::{AdapterWeights, ExportError, HostMatrix};
 use crate::config::LoraConfig;
 use crate::lora::Matrices;
@@ -80,8 +81,9 @@ pub(super) fn write_tensors(
     beside: &BTreeMap<String, Vec<f32>>,
     (key, value): (&str, &str),
 ) -> Result<(), ExportError> {
-    let mut views = Vec::with_capacity(2 * weights.len());
-    let of_adapters = weights.iter().flat_map(|(module, pair)| {
+    let in_file = weights.in_file();
+    let mut views = Vec::with_capacity(2 * in_file.len());
+    let of_adapters = in_file.iter().flat_map(|(module, pair)| {
         let named = pair.as_ref().named();
         named.map(move |(name, matrix)| (tensor_name(module, name), shape_in_file(name, matrix), matrix))
     });
@@ -166,9 +168,10 @@ pub fn read_adapter(folder: &Path) -> Result<SavedAdapter, ExportError> {
     // Problems of the config come first: its method explains unexpected tensors better than their names do.
     let has_score = weights.as_ref().is_ok_and(AdapterWeights::scores);
     let modules = weights.iter().flat_map(|weights| weights.keys());
-    let (config, base_model_name_or_path, is_tied) =
+    let adapter_config::Read { config, base_model_name_or_path, is_tied, peft_version } =
         adapter_config::from_json(&config_path.display().to_string(), &text, modules, has_score)?;
     let mut weights = weights?;
+    weights.peft_version = peft_version;
     let named = config.modules_to_save.as_deref().unwrap_or_default();
     // PEFT's names are ends, of names within the whole of a multimodal model.
     let is_named = |module: &str| {
@@ -204,12 +207,14 @@ pub(super) fn read_tensors(path: &Path, is_beside: impl Fn(&str) -> bool) -> Res
             weights.full.insert(name, HostMatrix { num_rows, num_columns, values });
             continue;
         }
-        let Some((module, index)) = module_of(name).map(|(module, index)| (current_name(module), index)) else {
+        let found = module_of(name, view.shape().len() == 3);
+        let Some((module, index)) = found.map(|(module, index)| (current_name(module), index)) else {
             problems.push(format!("unexpected: `{name}` {:?}{}", view.shape(), unexpected_reason(name)));
             continue;
         };
         let shape = match *view.shape() {
             [rows, columns] if index < 2 => Some([rows, columns]),
+            [experts, rows, columns] if has_three_dimensions(&module) => Some([experts * rows, columns]),
             [columns] if index == 2 => Some([1, columns]),
             _ => None,
         };
@@ -227,7 +232,10 @@ pub(super) fn read_tensors(path: &Path, is_beside: impl Fn(&str) -> bool) -> Res
     }
     for (module, pair) in matrices {
         match pair {
-            [Some(lora_a), Some(lora_b), magnitude] if lora_a.num_rows == lora_b.num_columns => {
+            [Some(lora_a), Some(lora_b), magnitude]
+                if lora_a.num_rows == lora_b.num_columns
+                    || (has_three_dimensions(&module) && lora_a.num_rows.is_multiple_of(lora_b.num_columns)) =>
+            {
                 weights.insert(module, Matrices { a: lora_a, b: lora_b, magnitude });
             }
             [Some(lora_a), Some(lora_b), _] => problems.push(format!(
@@ -287,11 +295,11 @@ fn full_tensor(name: &str, shape: &[usize]) -> Option<(String, [usize; 2])> {
 }
 
 /// Module name, and 0 for A, 1 for B or 2 for magnitudes.
-fn module_of(name: &str) -> Option<(&str, usize)> {
+fn module_of(name: &str, has_three_dimensions: bool) -> Option<(&str, usize)> {
     let name = name.strip_prefix(PREFIX)?;
     let (module, matrix) = name.strip_suffix(".weight").unwrap_or(name).rsplit_once('.')?;
     let index = Matrices::NAMES.values().position(|name| name == matrix)?;
-    (is_vector(matrix) != name.ends_with(".weight")).then_some((module, index))
+    (has_three_dimensions || is_vector(matrix) != name.ends_with(".weight")).then_some((module, index))
 }
 
 /// The module's name in a multimodal model as transformers has had it since 4.52.

@@ -35,6 +35,8 @@ pub fn adapter_weights(adapters: &AdapterSet) -> AdapterWeights {
         full: adapters.full.iter().map(|(full, values)| (full.name(), host_matrix(values))).collect(),
         is_tied: adapters.full.iter().any(|(full, _)| full == FullTensor::Tied),
         beside: adapters.full.beside().map(|(full, values)| (full.name(), host_matrix(values))).collect(),
+        experts: adapters.expert_form,
+        ..AdapterWeights::default()
     }
 }
 
@@ -81,7 +83,7 @@ pub fn adapter_set(
         (full, on_device(values, device))
     });
     let full = FullTensors::new(full, ids.unwrap_or_default(), beside.collect());
-    Ok(AdapterSet { blocks, dropout, full })
+    Ok(AdapterSet { blocks, dropout, full, expert_form: config.expert_form() })
 }
 
 /// The module of an expert, by that of the first.
@@ -108,7 +110,7 @@ impl SavedAdapter {
 
     /// The adapter under the names that modules have in this model. `AutoModelForCausalLM` makes the language model alone of some
     /// multimodal models, and PEFT then writes the names that it has alone; before transformers 4.52 the decoder was elsewhere.
-    /// A head that is the embedding goes by the embedding's name.
+    /// A head that is the embedding goes by the embedding's name, and adapters of all experts are one by one.
     #[must_use]
     pub fn named_for(mut self, config: &ModelConfig) -> Self {
         let named = |name: String| if nesting_of(&name).is_some() { name } else { config.module_of(&name) };
@@ -142,7 +144,7 @@ impl SavedAdapter {
             let is_one = config.tie_word_embeddings && embedding.is_none_or(|embedding| *embedding == head);
             self.weights.beside.insert(if is_one { EMBEDDING } else { HEAD }.to_owned(), head);
         }
-        self
+        self.with_experts_apart(config)
     }
 
     /// The same without an embedding or a head beside it that are the base's own.

@@ -167,10 +167,6 @@ pub fn adapter_gguf(model: &Path, adapter: &Path, out: &Path) -> Result<usize, E
         let problem = Problem::new("llama.cpp has no adapters with `use_dora`").at(adapter.display());
         return Err(problem.hint("leave --adapter-only out: the merged model needs none").into());
     }
-    if selection.adapts_experts() {
-        let problem = Problem::new("adapters on experts are written whole alone").at(adapter.display());
-        return Err(problem.hint("leave --adapter-only out: the merged model has them").into());
-    }
     if saved.weights.replaces_weights() {
         let what = match saved.weights.modules().next() {
             _ if saved.config.trainable_token_indices.is_some() => "`trainable_token_indices`",
@@ -190,14 +186,32 @@ pub fn adapter_gguf(model: &Path, adapter: &Path, out: &Path) -> Result<usize, E
     #[expect(clippy::cast_possible_truncation, reason = "the file has f32")]
     let alpha = saved.config.lora_alpha as f32;
     metadata.extend([("adapter.type", text("lora")), ("adapter.lora.alpha", Value::F32(alpha))].map(named));
-    let pairs = layers.iter().filter_map(|(module, _, shape)| Some((module, saved.weights.get(module)?, shape)));
-    let tensors = pairs.flat_map(|(module, pair, shape)| {
+    let mut tensors = Vec::new();
+    for (_, (layer, site), shape) in &layers {
         #[expect(clippy::cast_precision_loss, reason = "a rank")]
         let in_b = shape.scale / (saved.config.lora_alpha / shape.r as f64);
-        adapter_tensors(&config, module, pair, in_b)
-    });
+        // Those of experts are one for all of a layer.
+        let mut of_experts: BTreeMap<String, Vec<Tensor<'_>>> = BTreeMap::new();
+        for site in config.blocks[*layer].of_experts(*site) {
+            let own = config.module_name(*layer, site);
+            let Some(pair) = saved.weights.get(&own) else { continue };
+            for tensor in adapter_tensors(&config, &own, pair, in_b) {
+                match shape.num_experts.and_then(|_| joined_of_adapter(&tensor.name)) {
+                    Some(name) => of_experts.entry(name).or_default().push(tensor),
+                    None => tensors.push(tensor),
+                }
+            }
+        }
+        tensors.extend(of_experts.into_iter().map(|(name, matrices)| Tensor::joined(name, matrices)));
+    }
     create_parent(out)?;
-    Gguf { metadata, tensors: tensors.collect() }.write(out)
+    Gguf { metadata, tensors }.write(out)
+}
+
+/// The name of the tensor that holds a matrix of all experts' adapters.
+fn joined_of_adapter(name: &str) -> Option<String> {
+    let (weight, matrix) = name.rsplit_once('.')?;
+    Some(format!("{}.{matrix}", joined(weight)?.0))
 }
 
 fn adapter_tensors<'a>(

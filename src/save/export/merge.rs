@@ -6,6 +6,7 @@ use std::sync::OnceLock;
 
 use serde_json::{Value, json};
 
+use self::experts::Experts;
 use self::written::{ToWrite, Written, torch_name};
 use super::adapter_file::{EMBEDDING, HEAD};
 use super::tokenizer_files::{CHAT_TEMPLATE, TOKENIZER_FILES, copy, copy_named_templates};
@@ -18,6 +19,7 @@ use crate::schema::Problem;
 use crate::spec::ModelConfig;
 use crate::util::files;
 
+mod experts;
 mod packed;
 mod tensor;
 mod written;
@@ -96,28 +98,36 @@ pub fn merge(
     drop(std::fs::remove_dir_all(&unfinished.0));
     std::fs::create_dir(&unfinished.0).map_err(ExportError::io("create", &unfinished.0))?;
 
-    if !base.joined().is_empty() && merging.adapter.config.expert_rank.is_some() {
-        let message = "experts that are stored as one tensor for all of a layer are copied as they are, and this adapter changes them";
-        return Err(Problem::new(message).at(model.display()).hint("write a GGUF file: --out mine.gguf").into());
-    }
-    // Where one tensor holds all experts of a layer, it is copied as it is.
+    // Where one tensor holds all experts of a layer, it is copied as it is, if nothing changes them.
     let apart = |on_bytes| merging.tensors(on_bytes).filter(|tensor| !base.is_part(tensor.name));
-    let is_decoded = apart(&|_, _| ()).any(|tensor| tensor.is_coded());
-    check_joined(base, options, is_decoded)?;
+    let is_changed = merging.adapter.config.expert_rank.is_some() || options.decoded.is_some();
+    let is_decoded =
+        merging.tensors(&|_, _| ()).any(|tensor| tensor.is_coded() && (is_changed || !base.is_part(tensor.name)));
+    check_joined(base, options, is_decoded, is_changed)?;
     let joined_bytes: usize = base.joined().values().map(|stored| base.bytes(stored).len()).sum();
-    let all = apart(&|_, _| ()).map(|tensor| tensor.num_bytes()).sum::<usize>() + joined_bytes;
+    let of_parts = || merging.tensors(&|_, _| ()).filter(|tensor| base.is_part(tensor.name));
+    let of_joined = if is_changed { of_parts().map(|tensor| tensor.num_bytes()).sum() } else { joined_bytes };
+    let all = apart(&|_, _| ()).map(|tensor| tensor.num_bytes()).sum::<usize>() + of_joined;
     let on_bytes: &dyn Fn(usize, usize) = &|size, _| on_bytes(size, all);
+    let experts = Experts { base, parts: merging.tensors(on_bytes).map(|tensor| (tensor.name, tensor)).collect() };
 
     let mut index = Index::default();
     for (shard, name) in base.shard_names().enumerate() {
         let tensors = apart(on_bytes).filter(|tensor| tensor.shard(base) == shard);
         let joined = base.joined().iter().filter(|(_, stored)| stored.shard == shard);
-        let joined = joined.map(|(name, stored)| {
-            (stored.nested_name.as_ref().unwrap_or(name).clone(), ToWrite::AsStored(base, stored, on_bytes))
+        let failure = OnceLock::new();
+        let joined = joined.filter_map(|(name, stored)| {
+            let name = stored.nested_name.as_ref().unwrap_or(name);
+            if is_changed {
+                let joined = experts.joined(name, stored, options.dtype, &failure);
+                return joined.map(|(name, joined)| (name, ToWrite::Joined(joined)));
+            }
+            Some((name.clone(), ToWrite::AsStored(base, stored, on_bytes)))
         });
         let (tensors, joined, metadata) =
             (tensors.collect::<Vec<_>>(), joined.collect(), base.shard_metadata(shard).cloned());
-        merging.write_shard(&tensors, joined, metadata, &unfinished.0.join(name), options, &mut index)?;
+        let path = unfinished.0.join(name);
+        merging.write_shard(&tensors, (joined, &failure), metadata, &path, options, &mut index)?;
     }
     if model.join(INDEX).is_file() {
         let map = json!({"metadata": {"total_size": index.num_bytes}, "weight_map": index.files});
@@ -164,23 +174,18 @@ fn write_side_files(
     write_ends(out, &ends, &merging.config)
 }
 
-/// Refuses what tensors that are copied do not allow. `is_decoded`: other tensors are written that the base has as codes.
-fn check_joined(base: &WeightFiles, options: MergeOptions, is_decoded: bool) -> Result<(), Problem> {
+/// Refuses what tensors that are copied do not allow. `is_decoded`: tensors are written that the base has as codes; `is_changed`:
+/// experts are not copied.
+fn check_joined(base: &WeightFiles, options: MergeOptions, is_decoded: bool, is_changed: bool) -> Result<(), Problem> {
     let refused = |message: &str, hint: &str| {
         let message =
             format!("experts that are stored as one tensor for all of a layer are copied as they are: {message}");
         Err(Problem::new(message).hint(hint.to_owned()))
     };
-    if base.joined().is_empty() {
+    if base.joined().is_empty() || is_changed {
         return Ok(());
     }
     let has_codes = base.joined().values().any(|stored| stored.float_dtype().is_none());
-    if options.decoded.is_some() {
-        return refused(
-            "they are not decoded from the codes of the training",
-            "merge onto the base as it is: --original",
-        );
-    }
     if has_codes && (options.dtype.is_some() || options.quantise.is_some()) {
         return refused("here as codes, which --dtype and --quantize leave", "leave the option out");
     }
@@ -199,11 +204,11 @@ struct Index {
 }
 
 impl Merging {
-    /// Writes one file of the model; none for no tensors. `joined` are tensors that are copied.
+    /// Writes one file of the model; none for no tensors. `joined` are tensors that hold several matrices, and where their failure is.
     fn write_shard(
         &self,
         tensors: &[MergedTensor<'_>],
-        joined: Vec<(String, ToWrite<'_>)>,
+        (joined, failure): (Vec<(String, ToWrite<'_>)>, &OnceLock<Problem>),
         metadata: Option<HashMap<String, String>>,
         path: &Path,
         options: MergeOptions,
@@ -212,10 +217,9 @@ impl Merging {
         if tensors.is_empty() && joined.is_empty() {
             return Ok(());
         }
-        let failure = OnceLock::new();
         let views = tensors.iter().flat_map(|tensor| {
             let codes = options.quantise.filter(|_| self.codable.contains(tensor.name));
-            Written::all(*tensor, options.dtype.unwrap_or(tensor.dtype()), codes, &failure)
+            Written::all(*tensor, options.dtype.unwrap_or(tensor.dtype()), codes, failure)
         });
         let views = views.map(|(name, written)| (name, ToWrite::Merged(written)));
         let views: Vec<(String, ToWrite<'_>)> = views.chain(joined).collect();
@@ -226,8 +230,8 @@ impl Merging {
             safetensors::serialize_to_file(views, metadata, path).map_err(std::io::Error::other)
         });
         tensors.iter().for_each(MergedTensor::release);
-        match failure.into_inner() {
-            Some(problem) => Err(problem.into()),
+        match failure.get() {
+            Some(problem) => Err(problem.clone().into()),
             None => written.map_err(ExportError::io("write", path)),
         }
     }

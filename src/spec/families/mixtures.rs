@@ -3,7 +3,7 @@
 use super::dense::QWEN3_VL;
 use super::{ERNIE4_5, GRANITE, LFM2, LLAMA, QWEN2_EXPERTS};
 use crate::spec::block::attention::QueryKeyNorms;
-use crate::spec::family::{Biases, Experts, Family, Gguf, Router};
+use crate::spec::family::{Biases, ExpertForm, Experts, Family, Gguf, Router};
 
 pub(super) const QWEN3_VL_MOE: Family = Family {
     model_type: "qwen3_vl_moe_text",
@@ -25,7 +25,7 @@ pub(super) const OLMOE: Family = Family {
         intermediate_size: None,
         shared: None,
         norm_topk_prob: Some(false),
-        are_adapted_apart: true,
+        form: ExpertForm::Apart,
         ..QWEN2_EXPERTS
     }),
     rms_norm_eps: 1e-5,
@@ -48,7 +48,7 @@ pub(super) const GRANITE_MOE: Family = Family {
         norm_topk_prob: None,
         has_biases: false,
         names: ["block_sparse_moe.router.layer", "block_sparse_moe.experts", "gate_proj", "up_proj", "down_proj"],
-        are_adapted_apart: false,
+        form: ExpertForm::Joined,
         router: None,
     }),
     gguf: Gguf { interleaved: true, expert_width: false, ..Gguf::named("granitemoe") },
@@ -78,7 +78,7 @@ pub(super) const GLM4_MOE: Family = Family {
         shared: None,
         norm_topk_prob: Some(true),
         router: Some(DEEPSEEK),
-        are_adapted_apart: true,
+        form: ExpertForm::Apart,
         ..QWEN2_EXPERTS
     }),
     partial_rotary_factor: Some(0.5),
@@ -103,7 +103,7 @@ pub(super) const DOTS1: Family = Family {
         shared: None,
         norm_topk_prob: Some(false),
         router: Some(Router { first: Some(("first_k_dense_replace", 0)), ..DEEPSEEK }),
-        are_adapted_apart: true,
+        form: ExpertForm::Apart,
         ..QWEN2_EXPERTS
     }),
     num_key_value_heads: Some(32),
@@ -130,7 +130,7 @@ pub(super) const ERNIE4_5_MOE: Family = Family {
             shared: Some(("mlp.shared_experts", "moe_num_shared_experts")),
             first: Some(("moe_layer_start_index", 1)),
         }),
-        are_adapted_apart: true,
+        form: ExpertForm::Apart,
         ..QWEN2_EXPERTS
     }),
     head_dim: None,
@@ -150,7 +150,7 @@ pub(super) const LFM2_MOE: Family = Family {
         norm_topk_prob: Some(true),
         has_biases: false,
         names: ["feed_forward.gate", "feed_forward.experts", "w1", "w3", "w2"],
-        are_adapted_apart: false,
+        form: ExpertForm::Joined,
         router: Some(Router {
             counts: ["num_experts", "num_experts_per_tok"],
             sigmoid: Some(1e-6),
@@ -177,7 +177,7 @@ pub(super) const MINIMAX_M2: Family = Family {
         norm_topk_prob: None,
         has_biases: false,
         names: ["block_sparse_moe.gate", "block_sparse_moe.experts", "w1", "w3", "w2"],
-        are_adapted_apart: true,
+        form: ExpertForm::Apart,
         router: Some(Router {
             counts: ["num_local_experts", "num_experts_per_tok"],
             sigmoid: Some(0.0),

@@ -117,6 +117,28 @@ fn mlx_lm_s_scale_becomes_alpha_and_its_schedule_ours() {
 }
 
 #[test]
+fn parameters_of_experts_become_their_rank_and_targets() {
+    let peft = r#"{"peft_type": "LORA", "base_model_name_or_path": "m/x", "r": 16, "lora_alpha": 32,
+        "target_modules": ["q_proj"], "target_parameters": ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]}"#;
+    let axolotl = "base_model: m/x\nadapter: lora\nlora_r: 16\nlora_alpha: 32\nlora_target_modules: [q_proj]\n\
+        lora_target_parameters: [mlp.experts.gate_up_proj, mlp.experts.down_proj]\ndatasets: [{path: a, type: alpaca}]\n";
+    for (name, text) in [("adapter_config.json", peft), ("a.yaml", axolotl)] {
+        let (found, lost) = mapped(name, text);
+        let expected = r#"lora.r=16 lora.expert_rank=16
+            lora.target_modules=["q_proj","mlp.experts.gate_up_proj","mlp.experts.down_proj"]"#;
+        assert_settings(&found, expected);
+        assert_eq!(lost, Vec::<String>::new(), "{name}");
+    }
+    let (found, _) = mapped("adapter_config.json", &peft.replace(r#""target_modules": ["q_proj"], "#, ""));
+    assert_settings(&found, r#"lora.target_modules=["mlp.experts.gate_up_proj","mlp.experts.down_proj"]"#);
+    let (_, lost) = mapped(
+        "adapter_config.json",
+        &peft.replace("mlp.experts.gate_up_proj", "mlp.gate.weight").replace("mlp.experts.down_proj", "x"),
+    );
+    assert_eq!(lost, ["target_parameters"]);
+}
+
+#[test]
 fn an_adapter_of_peft_gives_its_settings() {
     let (found, lost) = mapped(
         "adapter_config.json",

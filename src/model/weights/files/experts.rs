@@ -130,6 +130,17 @@ fn parts(name: &str, stored: &StoredTensor, layout: Layout) -> Option<Vec<(Strin
 }
 
 impl Strides {
+    /// Puts bytes that are row by row where they lie.
+    pub(super) fn scatter(self, from: &[u8], to: &mut [u8]) {
+        let Self { len, of_row, of_column, rows, columns } = self;
+        for row in 0..rows {
+            for column in 0..columns {
+                let start = row * of_row + column * of_column;
+                to[start..start + len].copy_from_slice(&from[(row * columns + column) * len..][..len]);
+            }
+        }
+    }
+
     /// The bytes row by row.
     pub(super) fn gather(self, from: &[u8]) -> Vec<u8> {
         let Self { len, of_row, of_column, rows, columns } = self;

@@ -1,6 +1,6 @@
 use super::super::MergeOptions;
 use super::super::adapter_file::tests::adapter;
-use super::super::write_adapter;
+use super::super::{adapter_weights, write_adapter};
 use super::file::list;
 use super::file::tests::{Read, read};
 use super::*;
@@ -8,7 +8,8 @@ use crate::spec::gguf::tensor_name;
 use burn::tensor::Device;
 use serde_json::json;
 
-use crate::config::LoraConfig;
+use crate::config::{InitLoraWeights, LoraConfig};
+use crate::lora::AdapterSet;
 use crate::model::Storage;
 use crate::model::weights::fixture::{self, tiny_config};
 use crate::model::weights::{WeightFiles, Weights};
@@ -71,6 +72,42 @@ fn an_adapter_has_the_trained_numbers_and_b_carries_what_alpha_by_rank_does_not_
         let root = (pair.a.num_rows as f32).sqrt();
         assert!(b.iter().zip(&rooted).all(|(b, rooted)| (b * root - rooted).abs() <= 1e-6 * b.abs()));
     }
+}
+
+#[test]
+fn adapters_of_experts_are_one_for_all_of_a_layer() {
+    let root = tempfile::tempdir().unwrap();
+    let [base, adapter, out] = ["base", "adapter", "a.gguf"].map(|name| root.path().join(name));
+    std::fs::create_dir(&base).unwrap();
+    std::fs::write(base.join("config.json"), include_str!("../../../../tests/golden/gpt_oss/config.json")).unwrap();
+    let config = ModelConfig::from_file(&base.join("config.json")).unwrap();
+    let lora = LoraConfig { r: 4, lora_alpha: 6.0, expert_rank: Some(3), ..LoraConfig::default() };
+    let selection = lora.select(&config).unwrap();
+    let set = AdapterSet::new(&config, &selection, InitLoraWeights::Gaussian, 0.0, 3, &Device::flex());
+    let mut weights = adapter_weights(&set);
+    // B is zero at the start.
+    for pair in weights.values_mut() {
+        pair.b.values = pair.a.values.iter().copied().cycle().take(pair.b.values.len()).collect();
+    }
+    write_adapter(&adapter, &weights, &lora, "base").unwrap();
+    adapter_gguf(&base, &adapter, &out).unwrap();
+    let file = read(&out);
+    assert_eq!(numbers(&file.metadata["adapter.lora.alpha"]), [4.5]);
+    for (name, [inputs, outputs]) in [("gate", [64, 56]), ("up", [64, 56]), ("down", [56, 64])] {
+        for (letter, shape) in [("a", [inputs, 3, 6]), ("b", [3, outputs, 6])] {
+            let (_, found, bytes) = &file.tensors[&format!("blk.1.ffn_{name}_exps.weight.lora_{letter}")];
+            assert_eq!(found[..], shape);
+            let of_expert = |expert| {
+                let pair = &weights[&format!("model.layers.1.mlp.experts.{expert}.{name}_proj")];
+                if letter == "a" { pair.a.values.clone() } else { pair.b.values.clone() }
+            };
+            assert_eq!(numbers(bytes), (0..6).flat_map(of_expert).collect::<Vec<f32>>());
+        }
+    }
+    // Attention has rank 4 and the same scale, which is in B.
+    let (_, _, bytes) = &file.tensors["blk.1.attn_output.weight.lora_b"];
+    let own = &weights["model.layers.1.self_attn.o_proj"].b.values;
+    assert!(numbers(bytes).iter().zip(own).all(|(found, own)| (found - own * 4.0 / 3.0).abs() <= 1e-6 * own.abs()));
 }
 
 #[test]

@@ -400,10 +400,18 @@ fn experts_in_one_tensor_are_copied_and_the_rest_is_merged() {
     let coded = WeightFiles::open(&coded_out).unwrap();
     let is_coded = |name: &str| coded.tensors()[name].dtype == safetensors::Dtype::I8;
     assert!(is_coded("model.layers.0.self_attn.k_proj.weight") && !is_coded("model.layers.0.mlp.gate.weight"));
-    let quantisation = Some(Quantisation { coding: Coding::Nf4, nested: false });
-    let decoded = MergeOptions { decoded: quantisation, ..options };
-    let refused = merge(&base, &adapter, &root.path().join("decoded"), decoded, &|_, _| ()).unwrap_err();
-    assert!(refused.to_string().contains("--original"), "{refused}");
+    // Of an adapter that was trained on codes, they are decoded like the others.
+    let quantisation = Quantisation { coding: Coding::Nf4, nested: false };
+    let decoded = MergeOptions { decoded: Some(quantisation), ..options };
+    let out = root.path().join("decoded");
+    merge(&base, &adapter, &out, decoded, &|_, _| ()).unwrap();
+    let merged = WeightFiles::open(&out).unwrap();
+    assert_eq!((merged.joined(), merged.num_bytes()), (files.joined(), files.num_bytes()));
+    let name = "model.layers.1.mlp.experts.2.up_proj.weight";
+    let [before, after] = [&files, &merged].map(|files| files.load_f32(name, &[24, 64]).unwrap());
+    let fill = |first: usize, to: &mut [f32]| to.copy_from_slice(&before[first..first + to.len()]);
+    let codes = quantisation.quantise([24, 64], &Device::flex(), fill).unwrap();
+    assert!(after == codes.to_f32() && after != before);
 }
 
 #[test]

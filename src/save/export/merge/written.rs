@@ -7,6 +7,7 @@ use std::sync::OnceLock;
 use safetensors::View;
 use serde_json::json;
 
+use super::experts::JoinedExperts;
 use super::packed::Packing;
 use super::tensor::MergedTensor;
 use crate::device::Dtype;
@@ -145,6 +146,7 @@ fn state_json(coding: Coding, shape: &[usize], dtype: Dtype) -> String {
 /// A tensor of the file.
 pub(super) enum ToWrite<'a> {
     Merged(Written<'a>),
+    Joined(JoinedExperts<'a>),
     /// It is reported when it is written.
     AsStored(&'a WeightFiles, &'a StoredTensor, &'a dyn Fn(usize, usize)),
 }
@@ -153,6 +155,7 @@ impl View for ToWrite<'_> {
     fn dtype(&self) -> safetensors::Dtype {
         match self {
             Self::Merged(written) => written.dtype(),
+            Self::Joined(joined) => joined.dtype(),
             Self::AsStored(_, stored, _) => stored.dtype,
         }
     }
@@ -160,6 +163,7 @@ impl View for ToWrite<'_> {
     fn shape(&self) -> &[usize] {
         match self {
             Self::Merged(written) => written.shape(),
+            Self::Joined(joined) => joined.shape(),
             Self::AsStored(_, stored, _) => &stored.shape,
         }
     }
@@ -167,6 +171,7 @@ impl View for ToWrite<'_> {
     fn data(&self) -> Cow<'_, [u8]> {
         match self {
             Self::Merged(written) => written.data(),
+            Self::Joined(joined) => joined.data(),
             Self::AsStored(files, stored, on_bytes) => {
                 let bytes = files.bytes(stored);
                 on_bytes(bytes.len(), 0);
@@ -178,6 +183,7 @@ impl View for ToWrite<'_> {
     fn data_len(&self) -> usize {
         match self {
             Self::Merged(written) => written.data_len(),
+            Self::Joined(joined) => joined.data_len(),
             Self::AsStored(files, stored, _) => files.bytes(stored).len(),
         }
     }

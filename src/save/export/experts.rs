@@ -1,0 +1,135 @@
+//! Adapters on experts in the form in which PEFT has them for all experts of a layer.
+//!
+//! Source: `ParamWrapper` of PEFT 0.21.
+
+use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{AdapterWeights, HostMatrix};
+use crate::lora::Matrices;
+use crate::spec::ExpertForm;
+
+pub(super) mod apart;
+
+/// Behind the module that holds the experts, that of gate and up where down has an adapter, too.
+const INNER: &str = ".base_layer";
+/// Behind it, gate, up and down as Tinker has them.
+const OUTER: [&str; 3] = [".w1", ".w3", ".w2"];
+const OF_EXPERTS: &str = ".experts";
+
+type ByModule = BTreeMap<String, Matrices<HostMatrix>>;
+
+/// Whether a module of an adapter file stands for all experts of a layer.
+pub(super) fn is_of_all(module: &str) -> bool {
+    let of = |end: &&str| module.strip_suffix(*end).is_some_and(|experts| experts.ends_with(OF_EXPERTS));
+    module.ends_with(OF_EXPERTS) || of(&INNER) || OUTER.iter().any(of)
+}
+
+/// Whether a module of an adapter file has a matrix for each expert, or one for all, in three dimensions.
+pub(super) fn has_three_dimensions(module: &str) -> bool {
+    is_of_all(module) && OUTER.iter().any(|end| module.ends_with(end))
+}
+
+/// The names of the parameters of a layer that hold its experts, within what holds them.
+pub(super) const PARAMETERS: [&str; 2] = ["gate_up_proj", "down_proj"];
+
+/// The module that holds an expert's linear layer, the expert, and whether the layer is gate, up or down: 0 to 2.
+fn place(module: &str) -> Option<(&str, usize, usize)> {
+    let (before, rest) = module.rsplit_once(".experts.")?;
+    let (expert, name) = rest.split_once('.')?;
+    let part = match name {
+        "gate_proj" | "w1" => 0,
+        "up_proj" | "w3" => 1,
+        "down_proj" | "w2" => 2,
+        _ => return None,
+    };
+    Some((&module[..before.len() + OF_EXPERTS.len()], expert.parse().ok()?, part))
+}
+
+impl AdapterWeights {
+    /// The parameters of all experts that have adapters where the file has these joined, by the module that holds the experts.
+    pub(super) fn parameters(&self) -> BTreeMap<&str, BTreeSet<usize>> {
+        let mut found: BTreeMap<&str, BTreeSet<usize>> = BTreeMap::new();
+        let places = self.keys().filter(|_| self.experts != ExpertForm::Apart).filter_map(|module| place(module));
+        for (experts, _, part) in places {
+            found.entry(experts).or_default().insert(part / 2);
+        }
+        found
+    }
+
+    /// The modules as the file has them.
+    pub(super) fn modules_in_file(&self) -> Vec<String> {
+        let joined = self.parameters();
+        let of_all = joined.iter().flat_map(|(experts, parameters)| {
+            parameters.iter().map(|parameter| in_file(experts, *parameter, parameters.len()))
+        });
+        let others = self.keys().filter(|module| joined.is_empty() || place(module).is_none()).cloned();
+        others.chain(of_all).collect()
+    }
+
+    /// The matrices by module as the file has them.
+    pub(super) fn in_file(&self) -> Cow<'_, ByModule> {
+        let joined = self.parameters();
+        if joined.is_empty() {
+            return Cow::Borrowed(&self.adapters);
+        }
+        let mut all = self.adapters.clone();
+        for (experts, parameters) in &joined {
+            for &parameter in parameters {
+                let mut parts: BTreeMap<usize, BTreeMap<usize, Matrices<HostMatrix>>> = BTreeMap::new();
+                for module in self.keys() {
+                    let Some((_, expert, part)) = place(module).filter(|at| at.0 == *experts && at.2 / 2 == parameter)
+                    else {
+                        continue;
+                    };
+                    parts.entry(expert).or_default().extend(all.remove(module).map(|pair| (part, pair)));
+                }
+                let parts: Vec<Vec<_>> = parts.into_values().map(|parts| parts.into_values().collect()).collect();
+                all.insert(in_file(experts, parameter, parameters.len()), join(&parts, self.experts));
+            }
+        }
+        Cow::Owned(all)
+    }
+}
+
+/// The module of a parameter: each has its own around the one before.
+fn in_file(experts: &str, parameter: usize, num_parameters: usize) -> String {
+    let end = if parameter + 1 < num_parameters { INNER } else { "" };
+    format!("{experts}{end}")
+}
+
+/// One pair for all experts. Of each its parts: A's rows are expert by expert, part below part; B's columns those of all experts for
+/// a rank and then for the next, and each part has ranks of its own.
+fn join(experts: &[Vec<Matrices<HostMatrix>>], form: ExpertForm) -> Matrices<HostMatrix> {
+    let num_experts = experts.len();
+    let first = experts.first().map_or(&[][..], |parts| parts);
+    let sum = |of: fn(&Matrices<HostMatrix>) -> usize| first.iter().map(of).sum::<usize>();
+    let (rank, out_features) = (sum(|part| part.a.num_rows), sum(|part| part.b.num_rows));
+    let in_features = first.first().map_or(0, |part| part.a.num_columns);
+    let mut a = Vec::with_capacity(num_experts * rank * in_features);
+    let mut b = vec![0.0; out_features * rank * num_experts];
+    for (expert, parts) in experts.iter().enumerate() {
+        let mut before = 0;
+        for (index, part) in parts.iter().enumerate() {
+            a.extend_from_slice(&part.a.values);
+            let (rows, columns) = (part.b.num_rows, part.b.num_columns);
+            for (row, values) in part.b.values.chunks(columns).enumerate() {
+                let to = row_in(form, (row, rows), (index, parts.len()));
+                for (column, value) in values.iter().enumerate() {
+                    b[(to * rank + before + column) * num_experts + expert] = *value;
+                }
+            }
+            before += part.a.num_rows;
+        }
+    }
+    Matrices {
+        a: HostMatrix { num_rows: num_experts * rank, num_columns: in_features, values: a },
+        b: HostMatrix { num_rows: out_features, num_columns: rank * num_experts, values: b },
+        magnitude: None,
+    }
+}
+
+/// The row in one of several matrices, each of `rows`, of which this is number `index`.
+fn row_in(form: ExpertForm, (row, rows): (usize, usize), (index, num_parts): (usize, usize)) -> usize {
+    if form == ExpertForm::InTurn { row * num_parts + index } else { index * rows + row }
+}
