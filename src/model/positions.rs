@@ -3,7 +3,7 @@
 
 use super::Model;
 use crate::images::{Features, is_of_image};
-use crate::ops::attention::Blocks;
+use crate::ops::layout::Blocks;
 
 /// A token of a batch that continues a text which begins with other tokens, and these.
 pub type Continued<'a> = (usize, &'a [u32]);
@@ -21,9 +21,7 @@ impl Model {
         let mut texts = std::iter::once(ids).chain(continued.iter().map(|(_, before)| *before));
         texts.any(|ids| ids.iter().any(|id| is_of_image(*id))).then(|| of_tokens(features, ids, numbers, continued))
     }
-}
 
-impl Model {
     /// The images among tokens, where their tokens see each other both ways: each is among them as a whole.
     pub(super) fn image_blocks(&self, ids: &[u32]) -> Option<Blocks> {
         let features = self.features.as_ref().filter(|features| features.is_seen_both_ways)?;

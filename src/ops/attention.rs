@@ -11,7 +11,6 @@ use super::profile::{self, Cost};
 
 use super::plain::attention::blocks::{with_blocks, with_blocks_backward};
 
-pub use super::plain::attention::blocks::Blocks;
 pub use super::plain::attention::sinks::with_sinks;
 pub use super::plain::attention::{Attended, AttentionInputs, LseOrder};
 pub use crate::spec::Heads;

@@ -1,5 +1,6 @@
 //! Where the sequences of a micro-batch lie, on the device.
 
+mod blocks;
 mod chunk_table;
 mod stretches;
 
@@ -8,11 +9,11 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 
-use super::plain::attention::blocks::Blocks;
 use super::plain::attention::chunk::QueryChunk;
 use super::plain::delta_rule::chunks::Chunks;
 use crate::spec::{Heads, QueryGrowth, RopePairs};
 
+pub use blocks::Blocks;
 pub use chunk_table::ChunkTable;
 pub use stretches::Stretch;
 

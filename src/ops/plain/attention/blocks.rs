@@ -3,36 +3,14 @@
 //! Attention to the tokens before is computed as ever. With the log-sum-exp of both parts, that is one attention; what the backward of
 //! the part before needs of its result is right for it, too.
 
-use burn::tensor::{DType, Device, IndexingUpdateOp, Int, Tensor};
+use burn::tensor::{DType, IndexingUpdateOp, Tensor};
 
 use super::{Attended, AttentionInputs, LseOrder};
-use crate::ops::layout::{Layout, indices};
+use crate::ops::layout::{Blocks, Layout, indices};
 use crate::ops::product::{F32Products, matmul};
 use crate::spec::Heads;
 
-/// Stretches of as many tokens each.
-#[derive(Clone, Debug)]
-pub struct Blocks {
-    /// Their tokens, `[blocks * length]`.
-    places: Tensor<1, Int>,
-    /// Where what is in place of theirs is: behind that of all tokens, `[tokens]`.
-    order: Tensor<1, Int>,
-    length: usize,
-}
-
 impl Blocks {
-    /// Of so many tokens from each of `starts` on, among `num_tokens`.
-    ///
-    /// # Panics
-    /// Where they are not among these.
-    #[must_use]
-    pub fn new(starts: &[usize], length: usize, num_tokens: usize, device: &Device) -> Self {
-        let places: Vec<usize> = starts.iter().flat_map(|start| *start..start + length).collect();
-        let mut order: Vec<usize> = (0..num_tokens).collect();
-        places.iter().enumerate().for_each(|(row, place)| order[*place] = num_tokens + row);
-        Self { places: indices(places, device), order: indices(order, device), length }
-    }
-
     /// Rows of tokens by block and head of keys, in `f32`, `[blocks * num_kv_heads, group * length, width]`.
     fn by_head(&self, x: &Tensor<2>, heads: Heads) -> Tensor<3> {
         let (length, num_kv_heads, x) = (self.length, heads.num_kv_heads, x.clone().select(0, self.places.clone()));
@@ -140,6 +118,8 @@ pub fn with_blocks_backward(
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
+
+    use burn::tensor::Device;
 
     use super::*;
     use crate::device::DeviceKind;
