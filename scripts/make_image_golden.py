@@ -25,7 +25,7 @@ from PIL import Image
 from safetensors.numpy import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torchvision.transforms.v2 import functional as resizing
-from transformers import (AutoConfig, AutoModelForImageTextToText, GotOcr2ImageProcessor, Idefics3Processor, InternVLProcessor,
+from transformers import (AutoConfig, AutoModelForImageTextToText, Gemma3ImageProcessor, Gemma3Processor, GotOcr2ImageProcessor, Idefics3Processor, InternVLProcessor,
                           InternVLVideoProcessor, PixtralImageProcessor, PixtralProcessor, PreTrainedTokenizerFast, Qwen2VLImageProcessor,
                           Qwen2VLProcessor, Qwen2VLVideoProcessor, Qwen2_5_VLProcessor, Qwen3VLProcessor, Qwen3VLVideoProcessor, SmolVLMImageProcessor)
 
@@ -37,13 +37,17 @@ SPECIAL = {
     "smolvlm": ["<s>", "</s>", "[INST]", "[/INST]", "<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>"]
     + [f"<row_{row}_col_{column}>" for row in range(1, 5) for column in range(1, 5)],
     "internvl": ["<s>", "</s>", "[INST]", "[/INST]", "<IMG_CONTEXT>", "<img>", "</img>", "<video>"],
+    "gemma3": ["<s>", "</s>", "[INST]", "[/INST]", "<image_soft_token>", "<start_of_image>", "<end_of_image>"],
 }
-MARKERS = {"mistral3": "[IMG]", "smolvlm": "<image>", "internvl": "<IMG_CONTEXT>"}
+MARKERS = {"mistral3": "[IMG]", "smolvlm": "<image>", "internvl": "<IMG_CONTEXT>", "gemma3": "<start_of_image>"}
 QWEN = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5"]
 SPECIAL |= dict.fromkeys(QWEN, ["<s>", "</s>", "[INST]", "[/INST]", "<|image_pad|>", "<|vision_start|>", "<|vision_end|>", "<|video_pad|>"])
 MARKERS |= dict.fromkeys(QWEN, "<|vision_start|><|image_pad|><|vision_end|>")
-# What the processor of InternVL asks its tokenizer for.
-NAMED = {"start_image_token": "<img>", "end_image_token": "</img>", "context_image_token": "<IMG_CONTEXT>", "video_token": "<video>"}
+# What processors ask their tokenizers for.
+NAMED = {
+    "internvl": {"start_image_token": "<img>", "end_image_token": "</img>", "context_image_token": "<IMG_CONTEXT>", "video_token": "<video>"},
+    "gemma3": {"boi_token": "<start_of_image>", "image_token": "<image_soft_token>", "eoi_token": "<end_of_image>"},
+}
 TEMPLATE = ("{{ bos_token }}{% for message in messages %}{% if message['role'] == 'user' %}[INST]{% if message['content'] is string %}"
             "{{ message['content'] }}{% else %}{% for part in message['content'] %}{% if part['type'] == 'text' %}{{ part['text'] }}"
             "{% elif part['type'] in ['image', 'image_url'] %}MARKER{% endif %}{% endfor %}{% endif %}[/INST]{% else %}"
@@ -86,7 +90,7 @@ def write_tokenizer(folder: pathlib.Path, family: str) -> PreTrainedTokenizerFas
     config = {"bos_token": "<s>", "eos_token": "</s>", "chat_template": template, "tokenizer_class": "PreTrainedTokenizerFast"}
     (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=1) + "\n")
     fast = PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"), bos_token="<s>", eos_token="</s>",
-                                   extra_special_tokens=NAMED if family == "internvl" else {})
+                                   extra_special_tokens=NAMED.get(family, {}))
     fast.chat_template = template
     return fast
 
@@ -97,7 +101,7 @@ def fill(model) -> dict:
     for name, tensor in model.state_dict().items():
         centre = 1.0 if tensor.dim() == 1 and not name.endswith(".bias") else 0.0
         # States that reach over many tokens, and norms that files have less 1.
-        if model.config.model_type == "qwen3_5" and "language_model" in name:
+        if model.config.model_type in ["qwen3_5", "gemma3"] and ("language_model" in name or "mm_soft" in name):
             centre = -3.0 if name.endswith("A_log") else 0.0 if name.endswith("norm.weight") and "linear_attn" not in name else centre
         inputs = int(np.prod(tensor.shape[1:]))
         # Outputs of a size at which a mistake in what is before shows.
@@ -140,6 +144,9 @@ def processor_of(folder: pathlib.Path, config, tokenizer):
         num_tokens = (vision.image_size[0] // vision.patch_size[0] // 2) ** 2
         processor = InternVLProcessor(images, tokenizer, InternVLVideoProcessor(), image_seq_length=num_tokens)
         return processor, lambda image: images(image, crop_to_patches=True, return_tensors="pt")
+    if config.model_type == "gemma3":
+        images = Gemma3ImageProcessor(**given)
+        return Gemma3Processor(images, tokenizer, image_seq_length=config.mm_tokens_per_image), lambda image: images(image, return_tensors="pt")
     if config.model_type in QWEN:
         images = Qwen2VLImageProcessor(**given)
         of_family, video = {"qwen2_vl": (Qwen2VLProcessor, Qwen2VLVideoProcessor), "qwen2_5_vl": (Qwen2_5_VLProcessor, Qwen2VLVideoProcessor)}.get(
@@ -172,6 +179,9 @@ def features_of(model, out) -> np.ndarray:
 
 def without(model, config, batch) -> list:
     """Logits of a row where a part of what is special about its images is missing."""
+    if config.model_type == "gemma3":
+        # Its images are seen from the left to the right then.
+        return [model(**{key: value for key, value in batch.items() if key != "token_type_ids"}).logits[0].detach()]
     if config.model_type not in QWEN:
         return []
     positions = torch.arange(batch["input_ids"].shape[1]).expand(3, 1, -1)
@@ -209,7 +219,7 @@ def main():
     arrays = {}
     for name in SIZES:
         out = pixels_of(Image.open(folder / name).convert("RGB"))
-        out.pop("num_patches", None)
+        [out.pop(key, None) for key in ["num_patches", "num_crops"]]
         seen = whole(out, config)
         golden["images"][name] = {"size": [seen.shape[-1], seen.shape[-2]], "pixels": sha(seen)}
         arrays[f"features.{name}"] = features_of(model, out)
@@ -233,7 +243,7 @@ def main():
         ids = batch["input_ids"]
         labels = ids.clone()
         labels[:, :before] = -100
-        batches.append(({key: value for key, value in batch.items() if key != "token_type_ids"}, labels))
+        batches.append(({key: value for key, value in batch.items() if key != "token_type_ids" or config.model_type == "gemma3"}, labels))
         out = adapted(**batches[-1][0])
         loss = loss_sum(out.logits, labels)
         loss.backward()

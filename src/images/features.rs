@@ -51,6 +51,8 @@ pub struct FeatureWriter {
 pub struct Features {
     width: usize,
     image_token_id: u32,
+    /// Whether the tokens of an image see each other both ways.
+    pub is_seen_both_ways: bool,
     /// By image, in the order of their ids.
     files: Vec<FeatureFile>,
     /// Where they are, if there is no folder for what is kept.
@@ -92,7 +94,8 @@ impl FeatureWriter {
         files.iter().flat_map(File::open).for_each(|file| drop(file.set_modified(SystemTime::now())));
         tidy(&folder, SUFFIX, MOST_BYTES - bytes, Path::new(""));
         let (width, image_token_id) = (vision.feature_size(), vision.image_token_id);
-        let features = Features { width, image_token_id, files: Vec::new(), _temporary: temporary };
+        let is_seen_both_ways = vision.is_seen_both_ways;
+        let features = Features { width, image_token_id, is_seen_both_ways, files: Vec::new(), _temporary: temporary };
         Ok(Self { folder, key, features })
     }
 

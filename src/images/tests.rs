@@ -25,6 +25,7 @@ pub(super) fn vision() -> Vision {
         image_token_id: 10,
         pixels: Pixels { filter: Filter::Bicubic, mean: [0.5; 3], std: [0.5, 0.25, 1.0] },
         cutting: Cutting::Whole { longest_edge: 64 },
+        is_seen_both_ways: false,
     }
 }
 

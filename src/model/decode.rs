@@ -98,16 +98,19 @@ pub fn next_logits(model: &Model, parts: &mut [NextTokens<'_>]) -> Tensor<2> {
         return Tensor::cat(of_one.map(|parts| next_logits(model, parts)).collect(), 0);
     }
     let have_modules = parts.iter().any(|part| part.adapters.full.replaces_modules());
-    if model.config.ropes.iter().all(|rope| rope.reach(usize::MAX) == 0) && (is_one || !have_modules) {
+    let see_ahead = parts.iter().any(|part| model.sees_ahead(part.token_ids));
+    let depend_on_length = model.config.ropes.iter().any(|rope| rope.reach(usize::MAX) > 0);
+    if !depend_on_length && !see_ahead && (is_one || !have_modules) {
         return kernels::run(model.place(), || logits_of_last(model, parts));
     }
     // Where the rotary frequencies depend on the length of a text, each has its own, and keys are computed again when they change.
+    // Where tokens see others behind them, a text begins anew.
     let each = parts.iter_mut().map(|part| {
         let num_tokens = part.sequence.num_tokens();
         let end = num_tokens + part.token_ids.len();
         let reaches: Vec<usize> = model.config.ropes.iter().map(|rope| rope.reach(end)).collect();
         let before = std::mem::replace(&mut part.sequence.reaches, reaches);
-        if num_tokens == 0 || before == part.sequence.reaches {
+        if num_tokens == 0 || before == part.sequence.reaches && !model.sees_ahead(part.token_ids) {
             return kernels::run(model.place(), || logits_of_last(model, std::slice::from_mut(part)));
         }
         let token_ids = [&part.sequence.token_ids, part.token_ids].concat();

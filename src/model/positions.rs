@@ -1,7 +1,9 @@
-//! The three positions of tokens (Wang et al., 2024): equal in a text; in an image, those of the image, of a row and of a column.
+//! The three positions of tokens (Wang et al., 2024): equal in a text; in an image, those of the image, of a row and of a column. And
+//! images whose tokens see each other both ways.
 
 use super::Model;
 use crate::images::{Features, is_of_image};
+use crate::ops::layout::Blocks;
 
 /// A token of a batch that continues a text which begins with other tokens, and these.
 pub type Continued<'a> = (usize, &'a [u32]);
@@ -18,6 +20,22 @@ impl Model {
         let features = self.features.as_ref().filter(|_| self.config.ropes.iter().any(|rope| rope.axes.is_some()))?;
         let mut texts = std::iter::once(ids).chain(continued.iter().map(|(_, before)| *before));
         texts.any(|ids| ids.iter().any(|id| is_of_image(*id))).then(|| of_tokens(features, ids, numbers, continued))
+    }
+
+    /// The images among tokens, where their tokens see each other both ways: each is among them as a whole.
+    pub(super) fn image_blocks(&self, ids: &[u32]) -> Option<Blocks> {
+        let features = self.features.as_ref().filter(|features| features.is_seen_both_ways)?;
+        let place = |(at, id): (usize, &u32)| features.place_of(*id).map(|(tokens, index)| (at, tokens.count(), index));
+        let starts = ids.iter().enumerate().filter_map(place).filter(|(_, _, index)| *index == 0);
+        let (starts, lengths): (Vec<usize>, Vec<usize>) = starts.map(|(at, length, _)| (at, length)).unzip();
+        // All are as long.
+        lengths.first().map(|length| Blocks::new(&starts, *length, ids.len(), &self.device()))
+    }
+
+    /// Whether some of the tokens see others behind them.
+    pub(super) fn sees_ahead(&self, ids: &[u32]) -> bool {
+        let is_seen = self.features.as_ref().is_some_and(|features| features.is_seen_both_ways);
+        is_seen && ids.iter().any(|id| is_of_image(*id))
     }
 }
 

@@ -69,9 +69,9 @@ struct Layer {
 #[derive(Debug)]
 struct Layers {
     norm: Option<Norm>,
-    /// Of the patches of a token.
+    /// Of the patches of a token, or of the norm of their mean.
     merge: Option<Weight>,
-    /// Of these patches.
+    /// Of these patches, or of their mean.
     merged_norm: Option<Norm>,
     /// Behind it, if there are more.
     rest: Option<[Weight; 2]>,
@@ -142,18 +142,23 @@ impl Tower {
         let (side, hidden) = (self.vision.projector.merge_size(), self.vision.encoder.hidden_size);
         let (in_order, eps) = match self.vision.projector {
             Projector::Merging { eps, .. } => ([0, 2, 4, 1, 3], eps),
-            Projector::Joining { eps, .. } => ([0, 2, 1, 3, 4], eps),
+            Projector::Joining { eps, .. } | Projector::Pooling { eps, .. } => ([0, 2, 1, 3, 4], eps),
             Projector::Linear { .. } | Projector::Normed { .. } => ([0, 2, 1, 3, 4], MERGED_EPS),
         };
         let x = norm.as_ref().map_or_else(|| x.clone(), |norm| norm.forward(self.place, x, eps).0);
         // [rows, side, columns, side, hidden] to [tokens, hidden * side * side]
         let by_token = x.reshape([rows / side, side, columns / side, side, hidden]).permute(in_order);
-        let by_token = by_token.reshape([rows * columns / (side * side), hidden * side * side]);
+        let num_tokens = rows * columns / (side * side);
+        if let (Projector::Pooling { .. }, Some(norm), Some(last)) = (self.vision.projector, merged_norm, merge) {
+            let pooled = by_token.reshape([num_tokens, side * side, hidden]).mean_dim(1).squeeze_dim(1);
+            return self.linear(&norm.forward(self.place, &pooled, eps).0, last);
+        }
+        let by_token = by_token.reshape([num_tokens, hidden * side * side]);
         let x = merge.as_ref().map_or_else(|| by_token.clone(), |merge| self.linear(&by_token, merge));
         let x = merged_norm.as_ref().map_or_else(|| x.clone(), |norm| norm.forward(self.place, &x, eps).0);
         let activation = match self.vision.projector {
             Projector::Merging { activation, .. } | Projector::Normed { activation, .. } => activation,
-            Projector::Joining { .. } | Projector::Linear { .. } => Activation::Gelu,
+            Projector::Joining { .. } | Projector::Linear { .. } | Projector::Pooling { .. } => Activation::Gelu,
         };
         let Some([first, second]) = rest else { return x };
         self.linear(&self.activated(activation, &self.linear(&x, first)), second)

@@ -9,14 +9,22 @@ use super::kernels::Place;
 use super::layout::Stretch;
 use super::profile::{self, Cost};
 
+use super::plain::attention::blocks::{with_blocks, with_blocks_backward};
+
 pub use super::plain::attention::sinks::with_sinks;
 pub use super::plain::attention::{Attended, AttentionInputs, LseOrder};
 pub use crate::spec::Heads;
 
-/// `softmax(scale q k^T + mask) v` for every head; a token sees itself and the tokens before it in its document.
+/// `softmax(scale q k^T + mask) v` for every head; a token sees itself and the tokens before it in its document, and those of the
+/// [blocks](Layout::with_blocks) that it is in.
 #[must_use]
 pub fn attention(place: Place, inputs: AttentionInputs<'_>) -> Attended {
-    profile::measure("attention", || cost(inputs, 2), || place.attention(inputs))
+    let attended = || place.attention(inputs);
+    let all = || match inputs.layout.blocks() {
+        Some(blocks) => with_blocks(attended(), blocks, inputs),
+        None => attended(),
+    };
+    profile::measure("attention", || cost(inputs, 2), all)
 }
 
 /// Cost of `products` products for every visible pair of a query and a key, for each query head.
@@ -44,5 +52,12 @@ pub fn attention_backward(
 ) -> [Tensor<2>; 3] {
     let once = || cost(inputs, 4);
     let cost = || Cost { bytes: 2.0 * once().bytes, ..once() };
-    profile::measure("attention_backward", cost, || place.attention_backward(d_o, attended, inputs))
+    let all = || {
+        let grads = place.attention_backward(d_o, attended, inputs);
+        match inputs.layout.blocks() {
+            Some(blocks) => with_blocks_backward(grads, d_o, attended, blocks, inputs),
+            None => grads,
+        }
+    };
+    profile::measure("attention_backward", cost, all)
 }

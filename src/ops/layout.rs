@@ -1,5 +1,6 @@
 //! Where the sequences of a micro-batch lie, on the device.
 
+mod blocks;
 mod chunk_table;
 mod stretches;
 
@@ -12,6 +13,7 @@ use super::plain::attention::chunk::QueryChunk;
 use super::plain::delta_rule::chunks::Chunks;
 use crate::spec::{Heads, QueryGrowth, RopePairs};
 
+pub use blocks::Blocks;
 pub use chunk_table::ChunkTable;
 pub use stretches::Stretch;
 
@@ -160,6 +162,8 @@ pub struct Layout {
     within: Made<Tensor<2>>,
     /// By window, for kernels of GPUs: made when they are first asked for.
     spans: Made<(Option<usize>, Spans)>,
+    /// Tokens that see each other both ways.
+    blocks: Option<Blocks>,
 }
 
 /// How far tokens see and are seen, as indices of flat tokens, `[tokens]` each: neither decreases. And what follows from it.
@@ -218,7 +222,20 @@ impl Layout {
             chunk_table,
             within,
             spans,
+            blocks: None,
         }
+    }
+
+    /// The same where tokens of these blocks see those behind them in their block, too.
+    #[must_use]
+    pub fn with_blocks(self, blocks: Option<Blocks>) -> Self {
+        Self { blocks, ..self }
+    }
+
+    /// Those blocks.
+    #[must_use]
+    pub fn blocks(&self) -> Option<&Blocks> {
+        self.blocks.as_ref()
     }
 
     /// The same where each document continues its own of `prefixes`, if any does, see [`Stretch::of`]: only for places that

@@ -32,6 +32,8 @@ pub struct Vision {
     pub pixels: Pixels,
     /// What is seen of an image.
     pub cutting: Cutting,
+    /// Whether the tokens of an image see each other both ways in the language model.
+    pub is_seen_both_ways: bool,
 }
 
 /// A transformer over the patches of an image, each of which sees all.
@@ -146,6 +148,13 @@ pub enum Projector {
         /// Added to the variance or the mean square in the norm.
         eps: f64,
     },
+    /// The mean of the patches of a token, a norm, and a linear layer (Gemma 3).
+    Pooling {
+        /// Patches on a side of a token.
+        merge_size: usize,
+        /// Added to the mean square in the norm.
+        eps: f64,
+    },
 }
 
 /// How an image is resized and scaled.
@@ -183,6 +192,7 @@ enum Family {
     Qwen3,
     Qwen2_5,
     Qwen2,
+    Gemma3,
 }
 
 impl Vision {
@@ -202,6 +212,7 @@ impl Vision {
                 ("idefics3", Family::Idefics3),
                 ("smolvlm", Family::Idefics3),
                 ("internvl", Family::InternVl),
+                ("gemma3", Family::Gemma3),
                 ("qwen2_vl", Family::Qwen2),
                 ("qwen2_5_vl", Family::Qwen2_5),
                 ("qwen3_vl", Family::Qwen3),
@@ -226,6 +237,7 @@ impl Vision {
             Family::Mistral3 => 10,
             Family::Idefics3 => 128_257,
             Family::InternVl => 151_667,
+            Family::Gemma3 => 262_144,
             Family::Qwen3 if config.family().delta_heads.is_some() => 248_056,
             Family::Qwen3 | Family::Qwen2_5 | Family::Qwen2 => 151_655,
         };
@@ -233,13 +245,16 @@ impl Vision {
             Family::Mistral3 => (others::mistral3(json, config), Vec::new()),
             Family::Idefics3 => (others::idefics3(json, cutting), Vec::new()),
             Family::InternVl => (others::internvl(json, cutting), Vec::new()),
+            Family::Gemma3 => (others::gemma3(json, cutting), Vec::new()),
             Family::Qwen3 => qwen::qwen3(json, config, cutting),
             Family::Qwen2_5 => (qwen::qwen2_5(json, config, cutting), Vec::new()),
             Family::Qwen2 => (qwen::qwen2(json, config, cutting), Vec::new()),
         };
         let image_token_id = json.count(key, u64::from(default_id), 0..config.vocab_size as u64);
         let image_token_id = u32::try_from(image_token_id).unwrap_or(default_id);
-        Self { encoder, projector, deepstack, text_size: config.hidden_size, image_token_id, pixels, cutting }
+        let is_seen_both_ways = matches!(family, Family::Gemma3);
+        let text_size = config.hidden_size;
+        Self { encoder, projector, deepstack, text_size, image_token_id, pixels, cutting, is_seen_both_ways }
     }
 
     /// Numbers of a feature: what takes the place of an embedding, and what is added later.
@@ -279,7 +294,8 @@ impl Projector {
             Self::Merging { merge_size, .. }
             | Self::Linear { merge_size }
             | Self::Normed { merge_size, .. }
-            | Self::Joining { merge_size, .. } => *merge_size,
+            | Self::Joining { merge_size, .. }
+            | Self::Pooling { merge_size, .. } => *merge_size,
         }
     }
 }
@@ -312,6 +328,7 @@ fn read_preprocessor(json: &mut Section, family: Family) -> (Pixels, Cutting) {
     });
     let (filter, [mean, std]) = match family {
         Family::Idefics3 => (Filter::Lanczos, HALF),
+        Family::Gemma3 => (Filter::Bilinear, HALF),
         _ => (Filter::Bicubic, CLIP),
     };
     let filter = json.any("resample", filter, "1 (Lanczos), 2 (bilinear) or 3 (bicubic)", |value| {
@@ -323,13 +340,14 @@ fn read_preprocessor(json: &mut Section, family: Family) -> (Pixels, Cutting) {
         mean: json.numbers("image_mean", mean, 0.0..=1.0),
         std: json.numbers("image_std", std, 1e-3..=1.0),
     };
+    if let Family::Gemma3 = family {
+        json.only("do_pan_and_scan", "false", |value| matches!(value, Value::Boolean(false) | Value::Null));
+        return (pixels, Cutting::Square { side: side_of(json, 224) });
+    }
     if let Family::InternVl = family {
         let [least, most] =
             [("min_patches", 1), ("max_patches", 12)].map(|(key, default)| json.count(key, default, 1..=64));
-        let mut size = json.below("size", "an object");
-        let side: u32 = size.count("height", 384, 1..=1 << 16);
-        size.only("width", "the height", |value| value.number() == Some(f64::from(side)));
-        return (pixels, Cutting::Canvas { side: side as usize, least, most });
+        return (pixels, Cutting::Canvas { side: side_of(json, 384), least, most });
     }
     if let Family::Qwen3 | Family::Qwen2_5 | Family::Qwen2 = family {
         return (pixels, qwen::area(json));
@@ -344,4 +362,12 @@ fn read_preprocessor(json: &mut Section, family: Family) -> (Pixels, Cutting) {
         },
     };
     (pixels, cutting)
+}
+
+/// The side of the square in `size`.
+fn side_of(json: &mut Section, default: u32) -> usize {
+    let mut size = json.below("size", "an object");
+    let side: u32 = size.count("height", default, 1..=1 << 16);
+    size.only("width", "the height", |value| value.number() == Some(f64::from(side)));
+    side as usize
 }

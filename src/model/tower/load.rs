@@ -5,11 +5,13 @@ use burn::tensor::{DType, Device, Tensor};
 use super::{Layer, Layers, Tower};
 use crate::device::Dtype;
 use crate::model::weights::{WeightFiles, Weights};
+use crate::ops::host;
 use crate::ops::linear::Weight;
 use crate::ops::norm::Norm;
 use crate::ops::place::place_of;
 use crate::schema::Problem;
 use crate::spec::{EncoderKind, Projector, Vision};
+use crate::util::faults;
 
 /// What files call the parts of an encoder; a layer's follow its number.
 #[expect(clippy::struct_excessive_bools, reason = "a row of a table")]
@@ -281,6 +283,19 @@ impl Found<'_> {
                     ]),
                 })
             }
+            Projector::Pooling { .. } => {
+                let name = |part: &str| format!("multi_modal_projector.{part}");
+                // Files have it less 1, and the matrix by its inputs.
+                let norm: Tensor<1> = self.tensor(&name("mm_soft_emb_norm.weight"), [hidden])?;
+                let matrix: Tensor<2> = self.tensor(&name("mm_input_projection_weight"), [hidden, text])?;
+                let values = faults::read(matrix.swap_dims(0, 1), "a weight");
+                Ok(Layers {
+                    norm: None,
+                    merge: Some(Weight::new(host::tensor(values, [text, hidden], self.device))),
+                    merged_norm: Some(Norm { weight: norm + 1.0, bias: None }),
+                    rest: None,
+                })
+            }
             Projector::Linear { .. } => {
                 let merge = self.linear("connector.modality_projection.proj", [text, merged], false)?;
                 Ok(Layers { norm: None, merge: Some(merge), merged_norm: None, rest: None })
@@ -295,7 +310,13 @@ impl Tower {
     /// # Errors
     /// Tensors that are missing, misshapen or of a type that cannot be read.
     pub fn load(vision: Vision, weights: &Weights, files: &WeightFiles, device: &Device) -> Result<Self, Problem> {
-        let names = Names::of(vision.encoder.kind);
+        let mut names = Names::of(vision.encoder.kind);
+        if let Projector::Pooling { .. } = vision.projector {
+            // Newer files have less of its modules.
+            const OLD: &str = "vision_tower.vision_model.";
+            let is_old = files.tensors().keys().any(|name| name.trim_start_matches("model.").starts_with(OLD));
+            names.encoder = if is_old { OLD } else { "vision_tower." };
+        }
         let within = format!("model.{}", names.encoder);
         let is_within = files.tensors().keys().any(|name| name.starts_with(&within));
         let found = Found { weights, prefix: if is_within { "model." } else { "" }, device };

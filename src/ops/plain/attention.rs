@@ -15,6 +15,7 @@ use crate::ops::layout::Layout;
 use crate::ops::product::{F32Products, matmul};
 use crate::spec::Heads;
 
+pub mod blocks;
 pub mod chunk;
 pub mod sinks;
 

@@ -37,6 +37,11 @@ pub enum Cutting {
         /// Pixels at most.
         most: usize,
     },
+    /// Seen as one square, into which it is stretched (Gemma 3).
+    Square {
+        /// Pixels on its side.
+        side: usize,
+    },
 }
 
 /// What is seen of an image.
@@ -81,19 +86,25 @@ impl Cutting {
             Self::Squares { .. } => "<image>",
             Self::Canvas { .. } => "<IMG_CONTEXT>",
             Self::Area { .. } => "<|vision_start|><|image_pad|><|vision_end|>",
+            Self::Square { .. } => "<start_of_image>",
         }
     }
 
     pub(super) fn square(self) -> Option<usize> {
         match self {
             Self::Whole { .. } | Self::Area { .. } => None,
-            Self::Squares { side, .. } | Self::Canvas { side, .. } => Some(side),
+            Self::Squares { side, .. } | Self::Canvas { side, .. } | Self::Square { side } => Some(side),
         }
     }
 
     pub(super) fn cut(self, size: [usize; 2], most: Option<usize>, token_pixels: usize) -> Result<Cut, String> {
         match self {
             Self::Whole { longest_edge } => whole(size, longest_edge, most, token_pixels),
+            Self::Square { side } => {
+                let (sizes, tokens) = (vec![[side; 2]], side / token_pixels);
+                let tokens = Grid { rows: tokens, columns: tokens };
+                Ok(Cut { sizes, squares: None, is_seen_as_it_was: false, tokens })
+            }
             Self::Area { side, least, most: most_pixels } => {
                 let most = most.map_or(most_pixels, |most| most.min(most_pixels));
                 within(size, [least.min(most), most], side)
@@ -260,6 +271,10 @@ impl Cut {
                 format!("{}[IMG_END]", vec![row; self.tokens.rows].join("[IMG_BREAK]"))
             }
             Cutting::Canvas { .. } => format!("<img>{}</img>", marker.repeat(self.num_tokens())),
+            Cutting::Square { .. } => {
+                let tokens = "<image_soft_token>".repeat(self.num_tokens());
+                format!("\n\n<start_of_image>{tokens}<end_of_image>\n\n")
+            }
             Cutting::Area { .. } => {
                 format!("<|vision_start|>{}<|vision_end|>", "<|image_pad|>".repeat(self.num_tokens()))
             }

@@ -1,4 +1,4 @@
-//! The towers of Mistral 3, Idefics 3 and `InternVL`.
+//! The towers of Mistral 3, Idefics 3, `InternVL` and Gemma 3.
 
 use super::{Cutting, Encoder, EncoderKind, Projector};
 use crate::schema::{Section, Value};
@@ -76,6 +76,23 @@ pub(super) fn internvl(json: &mut Section, cutting: Cutting) -> (Encoder, Projec
     };
     let encoder = encoder(&mut tower, kind, [1024, 4096, 24, 16], patch_size, (Activation::Gelu, eps));
     (encoder, Projector::Normed { merge_size, activation })
+}
+
+pub(super) fn gemma3(json: &mut Section, cutting: Cutting) -> (Encoder, Projector) {
+    let num_tokens: usize = json.count("mm_tokens_per_image", 256, 1..=1 << 20);
+    let mut tower = json.below("vision_config", "an object");
+    let eps = tower.number("layer_norm_eps", 1e-6, 0.0..=1.0);
+    let image_size: usize = tower.count("image_size", 224, 1..=1 << 16);
+    let patch_size: usize = tower.count("patch_size", 16, 1..=256);
+    let (side, tokens) = (image_size / patch_size, num_tokens.isqrt());
+    if cutting.square() != Some(image_size) || tokens * tokens != num_tokens || !side.is_multiple_of(tokens) {
+        let of = "is not `size` in the file that says how images are resized, or has no whole patches for the square of \
+                  `mm_tokens_per_image`";
+        tower.problem("image_size", of);
+    }
+    let kind = EncoderKind::Siglip { side };
+    let found = encoder(&mut tower, kind, [768, 3072, 12, 12], patch_size, (Activation::GeluTanh, eps));
+    (found, Projector::Pooling { merge_size: side / tokens, eps })
 }
 
 /// A side that may be written twice, as that of a square.

@@ -21,8 +21,8 @@ pub(super) fn qwen3(json: &mut Section, config: &ModelConfig, cutting: Cutting) 
     let kind = EncoderKind::Qwen3 { side, rope_theta: axial_theta(&mut tower) };
     let activation = activation_named(&mut tower, "hidden_act", Activation::GeluTanh);
     let found = encoder(&mut tower, kind, "hidden_size", [27, 1152, 4304, 16], activation);
-    let default = if has_deepstack { &[8, 16, 24][..] } else { &[] };
-    let deepstack = layers(&mut tower, "deepstack_visual_indexes", default, found.num_layers);
+    let indexes = has_deepstack.then(|| layers(&mut tower, "deepstack_visual_indexes", &[8, 16, 24], found.num_layers));
+    let deepstack = indexes.unwrap_or_default();
     (joined(&mut tower, found, "out_hidden_size", config, cutting), deepstack)
 }
 
