@@ -2,12 +2,13 @@
 """GGUF files of `lora-train merge` beside those of llama.cpp's own converter, and their greedy text beside ours.
 
 usage: check_gguf.py [MODEL...] [--converter LLAMA_CPP] [--families NAME...] [--binary target/release/lora-train] [--python PYTHON]
-                     [--npm FOLDER]
+                     [--npm FOLDER] [--experts]
 
 For each MODEL, and for a small random model of every family, PEFT makes an adapter on all linear layers. The adapter's file must have the converter's tensors in its order: names, types, shapes, bytes. So must the merged files in
 f32, f16, bf16 and q8_0, against the converter on the folder that `merge` writes. All metadata must be equal, but for what
 EXCEPT lists. Then llama.cpp (xllamacpp of PyPI, in the Python that --python names) continues prompts greedily from the base
 with our adapter and from our merged file, both in f32, and must write our text; what it writes in other types is shown.
+With --experts the adapter is on the experts of a mixture, too; the converter does not know those that PEFT has for all experts.
 LLAMA_CPP is a checkout with convert_hf_to_gguf.py, convert_lora_to_gguf.py and gguf-py; they need torch, transformers and
 sentencepiece. Without it only the texts are compared, and the base is our file of an adapter that changes nothing. Our text from
 our file of the merged model in f32 must be the same too.
@@ -115,6 +116,7 @@ def main() -> None:
     parser.add_argument("--binary", default="target/release/lora-train")
     parser.add_argument("--python", default=sys.executable, help="the Python that has xllamacpp")
     parser.add_argument("--npm", type=pathlib.Path, help="folder for npm's packages, kept between runs")
+    parser.add_argument("--experts", action="store_true", help="adapters on experts, too")
     args = parser.parse_args()
     if args.converter:
         sys.path[:0] = [str(args.converter), str(args.converter / "gguf-py")]
@@ -126,7 +128,7 @@ def main() -> None:
             print(f"== {args.model.name}", flush=True)
             folder = pathlib.Path(scratch) / "files" / args.model.name
             folder.mkdir(parents=True)
-            args.adapter = random_adapter(args.model, folder / "adapter")
+            args.adapter = random_adapter(args.model, folder / "adapter", args.experts)
             passed &= files(args, folder)
             passed &= texts(args, folder)
             shutil.rmtree(folder)
@@ -161,7 +163,7 @@ def random_model(name: str, folder: pathlib.Path, tokenizer: pathlib.Path = REPO
     return folder
 
 
-def random_adapter(model: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
+def random_adapter(model: pathlib.Path, folder: pathlib.Path, with_experts: bool) -> pathlib.Path:
     """An adapter with random B, strong enough to change the text."""
     base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     torch.manual_seed(2)
@@ -174,7 +176,8 @@ def random_adapter(model: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
     # The output of the first attention.
     outputs = (name for name, _ in base.named_modules() if re.search(r"self_attn\.(o|out)_proj$", name))
     first = next(outputs).removeprefix("model.")
-    settings = LoraConfig(r=4, lora_alpha=2, target_modules=targets, exclude_modules=excluded, task_type="CAUSAL_LM", init_lora_weights=False,
+    experts = [name for name, _ in base.named_parameters() if with_experts and name.endswith(("experts.gate_up_proj", "experts.down_proj"))]
+    settings = LoraConfig(r=4, lora_alpha=2, target_parameters=experts, target_modules=targets, exclude_modules=excluded, task_type="CAUSAL_LM", init_lora_weights=False,
                           rank_pattern={first: 8})
     get_peft_model(base, settings).save_pretrained(folder)
     return folder
@@ -188,8 +191,10 @@ def files(args, folder: pathlib.Path) -> bool:
         for kind in ("f32", "f16", "q8_0"):
             merge(args, folder / f"{kind}.gguf", "--dtype", kind)
         return True
-    convert(args, "convert_lora_to_gguf.py", args.adapter, theirs, ours, "f32", "--base", args.model)
-    passed = compare(args, "adapter", ours, theirs)
+    passed = True
+    if not args.experts:
+        convert(args, "convert_lora_to_gguf.py", args.adapter, theirs, ours, "f32", "--base", args.model)
+        passed = compare(args, "adapter", ours, theirs)
     merge(args, folder / "merged")
     for kind in ("f32", "f16", "bf16", "q8_0"):
         ours, theirs = folder / f"{kind}.gguf", folder / f"{kind}-reference.gguf"

@@ -84,7 +84,9 @@ impl FileType {
         let mut chosen = Chosen::default();
         for index in order {
             let tensor = &mut tensors[index];
-            if tensor.shape.len() == 1 || IN_F32.iter().any(|part| tensor.name.contains(part)) {
+            // llama.cpp adds biases of experts in 32 bits alone.
+            let is_weight = tensor.name.ends_with("weight");
+            if tensor.shape.len() == 1 || !is_weight || IN_F32.iter().any(|part| tensor.name.contains(part)) {
                 tensor.kind = GgufType::F32;
                 continue;
             }
@@ -284,6 +286,17 @@ impl Chosen {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn biases_of_experts_stay_in_32_bits() {
+        for file_type in [FileType::F16, FileType::Bf16, FileType::Q8] {
+            let tensor = |name: &str, shape| Tensor::of(name.to_owned(), shape, Vec::new);
+            let mut tensors =
+                [tensor("blk.0.ffn_up_exps.bias", vec![2, 32]), tensor("blk.0.ffn_up_exps.weight", vec![2, 32, 32])];
+            file_type.choose(&mut tensors, &[], FileType::F16, false).unwrap();
+            assert!(tensors[0].kind == GgufType::F32 && tensors[1].kind != GgufType::F32);
+        }
+    }
 
     /// Matrices of a model without numbers.
     struct Model {
