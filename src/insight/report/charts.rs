@@ -150,7 +150,7 @@ fn score(record: &Record) -> Chart<'_> {
 }
 
 /// Rewards and accuracy of pairs of answers, of the steps and of the evaluations.
-fn preferences(record: &Record) -> [Chart<'_>; 4] {
+fn preferences(record: &Record) -> [Chart<'_>; 6] {
     let rewards = [
         ("rewards_chosen", "chosen".into(), 1, Look::Solid),
         ("rewards_rejected", "rejected".into(), 4, Look::Solid),
@@ -177,7 +177,19 @@ fn preferences(record: &Record) -> [Chart<'_>; 4] {
             chart.lines.push(Line { name, x, y: y.into(), color: 5, look: Look::Dots, is_noisy: false });
         }
     }
-    [of_answers, accuracy, rewards, chart(record, "Log-probability of an answer", Unit::Plain, &log_probabilities)]
+    let lengths = [
+        ("completion_length", "all".into(), 1, Look::Solid),
+        ("terminated_length", "of those that ended by themselves".into(), 4, Look::Dashed),
+    ];
+    let entropy = [("entropy", "entropy in nats".into(), 1, Look::Solid)];
+    [
+        of_answers,
+        chart(record, "Tokens of an answer", Unit::Count, &lengths),
+        chart(record, "Entropy of a token of an answer", Unit::Plain, &entropy),
+        accuracy,
+        rewards,
+        chart(record, "Log-probability of an answer", Unit::Plain, &log_probabilities),
+    ]
 }
 
 /// The note that explains the upright lines of a chart, which mark the steps `which` ...

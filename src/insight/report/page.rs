@@ -1,5 +1,7 @@
 //! report.html: one run on one page, in one file.
 
+use std::collections::BTreeMap;
+
 use minijinja::{AutoEscape, Environment, context};
 use serde_json::Value;
 
@@ -7,6 +9,7 @@ use super::axis::Unit;
 use super::bars;
 use super::charts::Charts;
 use super::record::Record;
+use crate::measure::figures::Rollout;
 use crate::measure::figures::evaluation::{EvalFigure, Group, ShownAs};
 use crate::util::stats::quantile;
 use crate::util::text::{duration, quoted, thousands};
@@ -44,6 +47,8 @@ pub(super) fn render(record: &Record, is_watched: bool) -> Result<String, miniji
         memory_notes,
         samples,
         num_samples_left_out,
+        answers => answers(record),
+        answers_step => record.answers.first().map(|answer| answer.step),
         given_recipe => recipe(&record.given_recipe),
         resolved_recipe => recipe(&record.resolved_recipe),
         warnings => record.list("warnings").iter().map(plain).collect::<Vec<_>>(),
@@ -196,6 +201,31 @@ fn texts(record: &Record) -> (Vec<minijinja::Value>, usize) {
     (texts.collect(), num_left_out)
 }
 
+/// The answers of the last step by prompt, the best first, each with what it got.
+fn answers(record: &Record) -> Vec<minijinja::Value> {
+    let mut groups: BTreeMap<usize, Vec<&Rollout>> = BTreeMap::new();
+    record.answers.iter().for_each(|answer| groups.entry(answer.group).or_default().push(answer));
+    let of_group = |mut answers: Vec<&Rollout>| {
+        answers.sort_by(|one, other| other.advantage.total_cmp(&one.advantage));
+        let got = |answer: &Rollout| {
+            let number =
+                |reward: Option<f64>| reward.map_or("not judged".to_owned(), |reward| Unit::Plain.text(reward));
+            let each = answer.rewards.iter().map(|(name, reward)| format!("{name} {}", number(*reward)));
+            let all = each.collect::<Vec<_>>().join(", ");
+            let (reward, advantage, tokens) = (number(answer.reward), answer.advantage, answer.tokens);
+            let is_cut = if answer.ending == "length" { ", cut" } else { "" };
+            format!("reward {reward} ({all}), advantage {advantage:+.2}, {tokens} tokens{is_cut}")
+        };
+        let shown: Vec<_> = answers
+            .iter()
+            .take(MAX_TEXTS)
+            .map(|answer| (got(answer), shortened(&answer.completion, MAX_TEXT)))
+            .collect();
+        context! { prompt => shortened(&answers[0].prompt, MAX_TEXT), num_left_out => answers.len() - shown.len(), shown }
+    };
+    groups.into_values().take(MAX_PROMPTS).map(of_group).collect()
+}
+
 fn shortened(text: &str, most: usize) -> String {
     match text.char_indices().nth(most) {
         Some((end, _)) => format!("{} […]", &text[..end]),
@@ -270,6 +300,32 @@ mod tests {
         record.summary.insert("outcome".to_owned(), "finished".into());
         let page = render(&record, false).unwrap();
         assert!(page.contains("<code>lora-train chat &#x27;my runs&#x2f;a&#x27;</code>"), "{page}");
+    }
+
+    #[test]
+    fn answers_of_the_last_step_stand_side_by_side_by_prompt_the_best_first() {
+        let answer = |group, reward: Option<f64>, advantage, completion: &str| Rollout {
+            step: 3,
+            group,
+            prompt: format!("prompt {group}"),
+            completion: completion.into(),
+            tokens: 5,
+            ending: "length".into(),
+            rewards: BTreeMap::from([("exact".to_owned(), reward)]),
+            reward,
+            advantage,
+            ..Rollout::default()
+        };
+        let answers = vec![
+            answer(1, Some(0.0), -1.0, "worse <b>"),
+            answer(2, None, 0.0, "other"),
+            answer(1, Some(1.0), 1.0, "better"),
+        ];
+        let page = render(&Record { answers, ..Record::default() }, false).unwrap();
+        let places =
+            ["Answers of step 3", "better", "worse &lt;b&gt;", "not judged"].map(|text| page.find(text).unwrap());
+        assert!(places.is_sorted(), "{places:?}");
+        assert!(page.contains("reward 1 (exact 1), advantage +1.00, 5 tokens, cut"), "{page}");
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{self, BufRead, BufReader};
+use std::io::{self, BufRead, BufReader, Read as _, Seek as _, SeekFrom};
 use std::path::{Path, PathBuf};
 
 use serde::de::DeserializeOwned;
@@ -11,8 +11,12 @@ use serde_json::{Map, Value};
 use super::ReportError;
 use super::axis::Unit;
 use super::columns::Columns;
+use crate::measure::figures::Rollout;
 use crate::measure::metrics::{Outcome, SUMMARY_FILE, Sample, UNFINISHED_FILE};
 use crate::util::stats::{mean, median};
+
+/// How much of rollouts.jsonl is read.
+const MAX_ANSWER_BYTES: u64 = 8 << 20;
 
 /// The parsed files of a run. Only metrics.jsonl is required: a killed run has no summary.
 #[derive(Clone, Debug, Default)]
@@ -29,6 +33,8 @@ pub(super) struct Record {
     /// Unreadable lines of metrics.jsonl: a killed process may leave one.
     pub(super) num_torn_lines: usize,
     pub(super) samples: Vec<Sample>,
+    /// Answers of "grpo" for the last step that has some.
+    pub(super) answers: Vec<Rollout>,
     /// summary.json or unfinished.json, unparsed, so that those of other versions can be read too; empty where there is
     /// neither.
     pub(super) summary: Map<String, Value>,
@@ -57,6 +63,7 @@ impl Record {
         let mut record = Self { folder: folder.to_owned(), ..Self::default() };
         let is_run = record.read_metrics()?;
         record.samples = lines(&folder.join("samples.jsonl"))?;
+        record.answers = last_answers(&folder.join("rollouts.jsonl"))?;
         record.summary = match json(&folder.join(SUMMARY_FILE))? {
             Some(summary) => summary,
             None => json(&folder.join(UNFINISHED_FILE))?.unwrap_or_default(),
@@ -221,6 +228,23 @@ fn json<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, ReportError> {
     Ok(text(path)?.and_then(|text| serde_json::from_str(&text).ok()))
 }
 
+/// The answers of the last step in a file, of which only the end is read.
+fn last_answers(path: &Path) -> Result<Vec<Rollout>, ReportError> {
+    let failed = |source| ReportError::Io { path: path.to_owned(), action: "read", source };
+    let mut file = match fs::File::open(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        file => file.map_err(failed)?,
+    };
+    let skipped = file.metadata().map_err(failed)?.len().saturating_sub(MAX_ANSWER_BYTES);
+    let mut end = Vec::new();
+    file.seek(SeekFrom::Start(skipped)).and_then(|_| file.read_to_end(&mut end)).map_err(failed)?;
+    let answers = end.split(|byte| *byte == b'\n').filter_map(|line| serde_json::from_slice::<Rollout>(line).ok());
+    let mut answers: Vec<Rollout> = answers.collect();
+    let last = answers.last().map(|answer| answer.step);
+    answers.retain(|answer| Some(answer.step) == last);
+    Ok(answers)
+}
+
 /// The readable lines of a file.
 fn lines<T: DeserializeOwned>(path: &Path) -> Result<Vec<T>, ReportError> {
     let text = text(path)?.unwrap_or_default();
@@ -243,8 +267,12 @@ mod tests {
         fs::write(folder.path().join("metrics.jsonl"), metrics).unwrap();
         fs::write(folder.path().join("resolved.toml"), "seed = 3\n[data]\nmax_length = 64\n").unwrap();
         fs::write(folder.path().join("summary.json"), "{ half").unwrap();
+        let answer = |step: u64| serde_json::to_string(&Rollout { step, ..Rollout::default() }).unwrap();
+        let rollouts = format!("{}\n{}\n{}\n{{\"step\":3", answer(1), answer(2), answer(2));
+        fs::write(folder.path().join("rollouts.jsonl"), rollouts).unwrap();
         let record = Record::read(folder.path()).unwrap();
         assert_eq!((record.steps.len(), record.evaluations.len(), record.num_torn_lines), (2, 1, 1));
+        assert_eq!(record.answers.iter().map(|answer| answer.step).collect::<Vec<_>>(), [2, 2]);
         assert_eq!(record.anomalies, [(2, "skipped_step".to_owned())]);
         assert_eq!(record.findings, [(1, "slow_step, padding".to_owned())]);
         assert_eq!(record.setting("data.max_length").and_then(toml::Value::as_integer), Some(64));
