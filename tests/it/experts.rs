@@ -242,6 +242,11 @@ fn adapters_of_all_experts_are_read_in_the_forms_of_every_version_of_peft_and_of
                 [read, expected.clone()].map(|saved| check_adapter(Path::new("a"), &saved, &model).unwrap());
             assert_eq!(read.shapes, expected.shapes, "{name}, {version}");
         }
+        // What an adapter was trained with is no matter when it is read.
+        let mut with_dropout = config("0.21.2");
+        with_dropout["lora_dropout"] = 0.1.into();
+        let read = written(&folder.path().join("adapter"), &joined(&saved, in_turn, false), &with_dropout);
+        check_adapter(Path::new("a"), &read.named_for(&model), &model).unwrap();
         // Gate and up without down have no module around them.
         let inner = joined(&saved, in_turn, false).into_iter().filter(|(name, _)| name.contains("base_layer"));
         let alone = inner.map(|(name, tensor)| (name.replace(".base_layer", ""), tensor)).collect();

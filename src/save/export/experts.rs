@@ -18,6 +18,8 @@ const OUTER: [&str; 3] = [".w1", ".w3", ".w2"];
 const OF_EXPERTS: &str = ".experts";
 
 type ByModule = BTreeMap<String, Matrices<HostMatrix>>;
+/// By expert: its parts.
+type Parts<'a> = BTreeMap<usize, Vec<&'a Matrices<HostMatrix>>>;
 
 /// Whether a module of an adapter file stands for all experts of a layer.
 pub(super) fn is_of_all(module: &str) -> bool {
@@ -73,20 +75,21 @@ impl AdapterWeights {
         if joined.is_empty() {
             return Cow::Borrowed(&self.adapters);
         }
-        let mut all = self.adapters.clone();
-        for (experts, parameters) in &joined {
-            for &parameter in parameters {
-                let mut parts: BTreeMap<usize, BTreeMap<usize, Matrices<HostMatrix>>> = BTreeMap::new();
-                for module in self.keys() {
-                    let Some((_, expert, part)) = place(module).filter(|at| at.0 == *experts && at.2 / 2 == parameter)
-                    else {
-                        continue;
-                    };
-                    parts.entry(expert).or_default().extend(all.remove(module).map(|pair| (part, pair)));
-                }
-                let parts: Vec<Vec<_>> = parts.into_values().map(|parts| parts.into_values().collect()).collect();
-                all.insert(in_file(experts, parameter, parameters.len()), join(&parts, self.experts));
+        let mut parts: BTreeMap<(&str, usize), Parts<'_>> = BTreeMap::new();
+        let mut all = ByModule::new();
+        let mut modules: Vec<_> = self.iter().map(|(module, pair)| (place(module), module, pair)).collect();
+        // Gate before up, whatever their names.
+        modules.sort_by_key(|(place, ..)| *place);
+        for (place, module, pair) in modules {
+            if let Some((experts, expert, part)) = place {
+                parts.entry((experts, part / 2)).or_default().entry(expert).or_default().push(pair);
+            } else {
+                all.insert(module.clone(), pair.clone());
             }
+        }
+        for ((experts, parameter), parts) in parts {
+            let parts: Vec<_> = parts.into_values().collect();
+            all.insert(in_file(experts, parameter, joined[experts].len()), join(&parts, self.experts));
         }
         Cow::Owned(all)
     }
@@ -100,10 +103,10 @@ fn in_file(experts: &str, parameter: usize, num_parameters: usize) -> String {
 
 /// One pair for all experts. Of each its parts: A's rows are expert by expert, part below part; B's columns those of all experts for
 /// a rank and then for the next, and each part has ranks of its own.
-fn join(experts: &[Vec<Matrices<HostMatrix>>], form: ExpertForm) -> Matrices<HostMatrix> {
+fn join(experts: &[Vec<&Matrices<HostMatrix>>], form: ExpertForm) -> Matrices<HostMatrix> {
     let num_experts = experts.len();
     let first = experts.first().map_or(&[][..], |parts| parts);
-    let sum = |of: fn(&Matrices<HostMatrix>) -> usize| first.iter().map(of).sum::<usize>();
+    let sum = |of: fn(&Matrices<HostMatrix>) -> usize| first.iter().map(|part| of(part)).sum::<usize>();
     let (rank, out_features) = (sum(|part| part.a.num_rows), sum(|part| part.b.num_rows));
     let in_features = first.first().map_or(0, |part| part.a.num_columns);
     let mut a = Vec::with_capacity(num_experts * rank * in_features);

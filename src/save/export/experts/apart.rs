@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 
 use super::{ByModule, INNER, OF_EXPERTS, OUTER, PARAMETERS, is_of_all, row_in};
-use crate::config::{LoraConfig, TargetModules};
+use crate::config::{InitLoraWeights, LoraConfig, TargetModules};
 use crate::lora::Matrices;
 use crate::lora::targets::FIRST_EXPERT;
 use crate::save::export::adapter_file::SavedAdapter;
@@ -53,19 +53,22 @@ impl OfLayer {
     }
 
     /// What the file has under an end of the name of what holds the experts, which transformers 5 has renamed in Mixtral.
-    fn take(&self, weights: &mut ByModule, end: &str) -> Option<Matrices<HostMatrix>> {
+    fn find<'a>(&self, weights: &'a ByModule, end: &str) -> Option<(String, &'a Matrices<HostMatrix>)> {
         let renamed = self.experts.replace(".block_sparse_moe.", ".mlp.");
         let all = [&self.experts, &renamed].map(|experts| format!("{experts}{end}"));
-        all.iter().find_map(|module| weights.remove(module))
+        all.into_iter().find_map(|module| weights.get(&module).map(|pair| (module, pair)))
     }
 
     /// Those of each expert of matrices that are of one expert below the other, or one for all.
     fn of_outer(&self, pair: &Matrices<HostMatrix>, part: usize) -> Option<Vec<Matrices<HostMatrix>>> {
         let out_features = if part < 2 { self.intermediate_size } else { self.hidden_size };
         let rank = pair.b.num_columns;
-        let counts = [(&pair.a, rank), (&pair.b, out_features)].map(|(matrix, rows)| (matrix, matrix.num_rows / rows));
-        let fits = |(_, count): &(&HostMatrix, usize)| [1, self.num_experts].contains(count);
-        counts.iter().all(fits).then(|| {
+        let sizes = [(&pair.a, rank), (&pair.b, out_features)];
+        let counts = sizes.map(|(matrix, rows)| (matrix, matrix.num_rows / rows));
+        let fits = |(matrix, rows): &(&HostMatrix, usize)| {
+            [1, self.num_experts].iter().any(|count| count * rows == matrix.num_rows)
+        };
+        (sizes.iter().all(fits) && pair.magnitude.is_none()).then(|| {
             let of = |expert: usize| {
                 let [a, b] = counts.map(|(matrix, count)| matrix.part(expert.min(count - 1), count));
                 Matrices { a, b, magnitude: None }
@@ -84,7 +87,8 @@ impl OfLayer {
     fn parameter(&self, pair: &Matrices<HostMatrix>, swapped: bool) -> Option<usize> {
         let [a, b] =
             if swapped { [pair.b.num_rows, pair.a.num_columns] } else { [pair.a.num_columns, pair.b.num_rows] };
-        (0..2).find(|parameter| self.shape(*parameter) == [a, b] && pair.a.num_rows.is_multiple_of(self.num_experts))
+        let has_ranks = pair.a.num_rows.is_multiple_of(self.num_experts) && pair.magnitude.is_none();
+        (0..2).find(|parameter| self.shape(*parameter) == [a, b] && has_ranks)
     }
 }
 
@@ -145,22 +149,36 @@ impl SavedAdapter {
     /// The adapter with those of experts one by one, of one rank and the scale of others. What does not fit the model stays as it is.
     pub(in crate::save::export) fn with_experts_apart(mut self, config: &ModelConfig) -> Self {
         self.weights.experts = config.expert_form();
-        if !self.weights.keys().any(|module| is_of_all(module)) {
+        let are_joined = self.weights.keys().any(|module| is_of_all(module));
+        if are_joined || self.weights.keys().any(|module| module.contains(FIRST_EXPERT)) {
+            // What these decided is over: experts that start here have no others.
+            (self.config.lora_dropout, self.config.init_lora_weights) = (0.0, InitLoraWeights::Kaiming);
+        }
+        if !are_joined {
             return self;
         }
-        let (layers, form, mut rest) = (OfLayer::all(config), self.weights.experts, self.weights.adapters.clone());
+        let (layers, form) = (OfLayer::all(config), self.weights.experts);
         // By layer: the pairs of its parameters.
-        let mut pairs: Vec<(&OfLayer, Matrices<HostMatrix>)> = Vec::new();
-        let mut found = Vec::new();
+        let mut pairs: Vec<(&OfLayer, &Matrices<HostMatrix>)> = Vec::new();
+        let (mut found, mut taken) = (Vec::new(), Vec::new());
         for layer in &layers {
-            pairs.extend(["", INNER].into_iter().filter_map(|end| Some((layer, layer.take(&mut rest, end)?))));
+            for end in ["", INNER] {
+                let Some((module, pair)) = layer.find(&self.weights, end) else { continue };
+                pairs.push((layer, pair));
+                taken.push(module);
+            }
             for (part, end) in OUTER.into_iter().enumerate() {
-                let Some(pair) = layer.take(&mut rest, end) else { continue };
-                let Some(of_each) = layer.of_outer(&pair, part) else { return self };
+                let Some((module, pair)) = layer.find(&self.weights, end) else { continue };
+                let Some(of_each) = layer.of_outer(pair, part) else { return self };
                 found.extend(of_each.into_iter().enumerate().map(|(expert, own)| (layer.module(expert, part), own)));
+                taken.push(module);
             }
         }
-        let fits = |swapped| pairs.iter().all(|(layer, pair)| layer.parameter(pair, swapped).is_some());
+        let fits = |swapped| {
+            let is_parameter =
+                |(layer, pair): &(&OfLayer, &Matrices<HostMatrix>)| layer.parameter(pair, swapped).is_some();
+            pairs.iter().all(is_parameter)
+        };
         let swapped = match [fits(false), fits(true)] {
             [true, true] => self.weights.peft_version.is_some_and(|version| match form {
                 ExpertForm::InTurn => version == [0, 19, 0],
@@ -172,11 +190,11 @@ impl SavedAdapter {
         let of_others = self.config.scale(self.config.r, self.config.lora_alpha);
         let mut of_both = Vec::new();
         for (layer, pair) in pairs {
-            let Some(parameter) = layer.parameter(&pair, swapped) else { continue };
+            let Some(parameter) = layer.parameter(pair, swapped) else { continue };
             let alpha = self.config.alpha_of(&format!("{}.{}", layer.experts, PARAMETERS[parameter]));
             let ratio = self.config.scale(pair.a.num_rows / layer.num_experts, alpha) / of_others;
             for expert in 0..layer.num_experts {
-                let mut own = of_expert(&pair, expert, layer.num_experts, swapped);
+                let mut own = of_expert(pair, expert, layer.num_experts, swapped);
                 if (ratio - 1.0).abs() > SAME_SCALE {
                     #[expect(clippy::cast_possible_truncation, reason = "the product is in f32")]
                     own.b.values.iter_mut().for_each(|value| *value *= ratio as f32);
@@ -197,7 +215,9 @@ impl SavedAdapter {
             found.extend(modules.into_iter().zip(parts));
         }
         let rank = found.iter().map(|(_, pair)| pair.a.num_rows).max().unwrap_or(1);
-        self.weights.adapters = rest;
+        for module in taken {
+            self.weights.remove(&module);
+        }
         self.weights.adapters.extend(found.into_iter().map(|(module, pair)| (module, filled(pair, rank))));
         self.weights.peft_version = None;
         self.config.expert_rank = Some(rank);
