@@ -90,13 +90,11 @@ pub(crate) fn about_experts(config: &ModelConfig, selection: &Selection) -> Opti
     let vllm = match (takes_joined, has("gate_up_proj") && has("down_proj")) {
         (true, true) => "",
         (true, false) => "vLLM stops at experts with an adapter on gate and up or on down alone; ",
-        (false, _) => {
-            "vLLM leaves out adapters of joined experts, and does not say so, in classes that have experts one by one; "
-        }
+        (false, _) => "vLLM leaves them out, and does not say so, where its class has experts one by one; ",
     };
     Some(format!(
-        "{vllm}SGLang leaves them out, and says so with `--lora-strict-loading` alone; llama.cpp's converter does not know them, \
-         `merge --adapter-only` writes them for it"
+        "adapters on experts are joined in the file: {vllm}SGLang leaves them out, and says so with `--lora-strict-loading` \
+         alone; llama.cpp's converter does not know them, `merge --adapter-only` writes them for it"
     ))
 }
 
@@ -164,9 +162,9 @@ mod tests {
         let both = ["experts.gate_up_proj", "experts.down_proj"];
         let (text, rank) = about(gpt_oss, &both);
         assert!(!text.contains("vLLM") && text.contains("SGLang leaves them out") && rank == 6, "{text}");
-        assert!(about(gpt_oss, &both[1..]).0.starts_with("vLLM stops at experts"));
+        assert!(about(gpt_oss, &both[1..]).0.contains(": vLLM stops at experts"));
         let (text, _) = about(include_str!("../../tests/golden/qwen2_moe/config.json"), &both);
-        assert!(text.starts_with("vLLM leaves out adapters of joined experts"), "{text}");
+        assert!(text.contains(": vLLM leaves them out"), "{text}");
         assert_eq!(about(include_str!("../../tests/golden/qwen3_moe/config.json"), &both), (String::new(), 3));
         // One scale of several ranks is what servers read.
         let ranks = [("q_proj".to_owned(), 4)].into_iter().collect();
