@@ -16,7 +16,7 @@ pub use super::plain::attention::{Attended, AttentionInputs, LseOrder};
 pub use crate::spec::Heads;
 
 /// `softmax(scale q k^T + mask) v` for every head; a token sees itself and the tokens before it in its document, and those of the
-/// [blocks](Layout::with_blocks) that it is in.
+/// [blocks](super::layout::Layout::with_blocks) that it is in.
 #[must_use]
 pub fn attention(place: Place, inputs: AttentionInputs<'_>) -> Attended {
     let attended = || place.attention(inputs);
