@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Compiles src/ops/cuda/kernels/NAME.cu to PTX, for compute capability 8.0 and newer, or as `ARCHITECTURES` says, and packs all of it
-into src/ops/cuda/kernels.zst, from which the program loads it: zstd over every NAME and its text, each with a zero behind it.
+"""Compiles src/ops/cuda/kernels/NAME.cu to PTX and packs all of it into src/ops/cuda/kernels.zst, from which the program loads it: zstd
+over every name and its text, each with a zero behind it. NAME is for numbers of bf16 and compute capability 8.0 and newer, NAME.f16
+for f16 there, NAME.f16.75 for f16 from 7.5 on; those that `ARCHITECTURES` names are for bf16 on what it says alone.
 
 usage: build_cuda_kernels.py [--check | --unpack FOLDER]
 
 With --check nothing is written: exits 1 if the archive that is committed is not what the sources give. With --unpack its texts are
-written to FOLDER/NAME.ptx, and nothing is compiled. Wants libnvrtc of nvidia-cuda-nvrtc-cu12 and zstandard of
+written to FOLDER, and nothing is compiled. Wants libnvrtc of nvidia-cuda-nvrtc-cu12 and zstandard of
 requirements-kernels.txt in the Python that runs it; other versions give other PTX, and other bytes of it.
 """
 import argparse
@@ -22,6 +23,8 @@ ARCHIVE = KERNELS.with_suffix(".zst")
 LEVEL = 19
 # By the end of the name; what it asks for is of this one alone.
 ARCHITECTURES = {"_hopper": "compute_90a", "fp8": "compute_89", "twice": "compute_75"}
+# What is behind the name, and what the others are compiled with.
+VARIANTS = {"": ["compute_80"], ".f16": ["compute_80", "IS_F16"], ".f16.75": ["compute_75", "IS_F16"]}
 OPTIONS = ["--std=c++17", f"--include-path={KERNELS}"]
 nvrtc = ctypes.CDLL(str(pathlib.Path(nvidia.cuda_nvrtc.__path__[0]) / "lib/libnvrtc.so.12"))
 
@@ -34,11 +37,16 @@ def text_of(program: ctypes.c_void_p, what: str) -> bytes:
     return text.value
 
 
-def compile_ptx(source: pathlib.Path) -> bytes:
+def variants(source: pathlib.Path) -> dict[str, list[str]]:
+    """By name: for which architecture it is compiled, and with which macros."""
+    alone = [architecture for end, architecture in ARCHITECTURES.items() if source.stem.endswith(end)]
+    return {source.stem: alone} if alone else {source.stem + end: of for end, of in VARIANTS.items()}
+
+
+def compile_ptx(source: pathlib.Path, architecture: str, *macros: str) -> bytes:
     program = ctypes.c_void_p()
     nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.read_bytes(), source.name.encode(), 0, None, None)
-    architecture = next((name for end, name in ARCHITECTURES.items() if source.stem.endswith(end)), "compute_80")
-    texts = [f"--gpu-architecture={architecture}", *OPTIONS]
+    texts = [f"--gpu-architecture={architecture}", *OPTIONS, *(f"--define-macro={macro}" for macro in macros)]
     options = (ctypes.c_char_p * len(texts))(*[text.encode() for text in texts])
     if nvrtc.nvrtcCompileProgram(program, len(options), options):
         sys.exit(text_of(program, "ProgramLog").decode())
@@ -69,11 +77,12 @@ def main() -> None:
             (options.unpack / f"{name}.ptx").write_bytes(text)
         return
     texts, stale = {}, []
-    for source in sorted(KERNELS.glob("*.cu")):
+    sources = sorted(KERNELS.glob("*.cu"))
+    for source, name, of in ((source, name, of) for source in sources for name, of in variants(source).items()):
         # Once in a while NVRTC gives another order of the same instructions.
-        is_same = any(compile_ptx(source) == committed.get(source.stem) for _ in range(3))
-        texts[source.stem] = committed[source.stem] if is_same else compile_ptx(source)
-        stale += [] if is_same else [source.stem]
+        is_same = any(compile_ptx(source, *of) == committed.get(name) for _ in range(3))
+        texts[name] = committed[name] if is_same else compile_ptx(source, *of)
+        stale += [] if is_same else [name]
     stale += committed.keys() - texts.keys()
     if packed(texts) == archive:
         return

@@ -365,8 +365,10 @@ impl ModelFiles {
 
     pub(crate) fn load(self, args: &LoadArgs) -> Result<OpenedModel, Failure> {
         let Self { base, source, tokenizer, adapters } = self;
-        let device = kernel_check::open(&args.device).map_err(Failure::input)?;
-        let (dtype, precision) = dtypes(args.dtype.or(base.dtype), &source, &device);
+        let asked_for = args.dtype.or(base.dtype);
+        let expected = asked_for.or(float_dtype(&source)).unwrap_or(Dtype::Bf16);
+        let device = kernel_check::open(&args.device, expected).map_err(Failure::input)?;
+        let (dtype, precision) = dtypes(asked_for, &source, &device);
         let mut opened = Vec::new();
         for (saved, form, NamedAdapter { name, folder, note }) in adapters {
             note.iter().for_each(|note| args.note(note));
@@ -392,16 +394,21 @@ impl ModelFiles {
     }
 }
 
+/// The type of the first weights in files that are no codes.
+fn float_dtype(source: &ModelSource) -> Option<Dtype> {
+    match &source.weights {
+        Weights::Files(files) => files.tensors().values().find_map(StoredTensor::float_dtype),
+        Weights::Gguf(file) => file.float_dtype(),
+        Weights::Random(_) => None,
+    }
+}
+
 /// The types of weights and of computation: the files' own type, so that nothing is rounded, unless another is
 /// requested or the device lacks it. A CPU computes in bf16 where it is requested.
 fn dtypes(asked_for: Option<Dtype>, source: &ModelSource, device: &OpenDevice) -> (Dtype, Dtype) {
-    let stored = match &source.weights {
-        Weights::Files(files) => files.tensors().values().find_map(StoredTensor::float_dtype),
-        // On a GPU, what is quantised is decoded.
-        Weights::Gguf(file) => file.float_dtype().or(device.is_gpu().then_some(Dtype::Bf16)),
-        Weights::Random(_) => None,
-    };
-    let stored = stored.filter(|&dtype| device.supports(dtype));
+    // On a GPU, what is quantised is decoded.
+    let decoded = (device.is_gpu() && matches!(source.weights, Weights::Gguf(_))).then_some(Dtype::Bf16);
+    let stored = float_dtype(source).or(decoded).filter(|&dtype| device.supports(dtype));
     let storage = asked_for.or(stored).unwrap_or(Dtype::F32);
     let has_arithmetic = device.is_gpu() || asked_for == Some(Dtype::Bf16);
     (storage, if has_arithmetic { storage } else { Dtype::F32 })

@@ -127,7 +127,7 @@ impl Properties for Cuda {
 
     /// Sums of the gradient's product with B, in `f32`.
     fn low_rank_bytes(&self, shape: [usize; 2], tokens: usize, rank: usize, dtype: Dtype) -> Option<usize> {
-        let is_taken = dtype == Dtype::Bf16 && rank <= MOST_RANK && shape.iter().all(|width| width.is_multiple_of(8));
+        let is_taken = is_half(dtype.into()) && rank <= MOST_RANK && shape.iter().all(|width| width.is_multiple_of(8));
         let sums = shape[0].div_ceil(RANK_COLUMNS) * tokens * rank.next_multiple_of(RANK_MULTIPLE);
         (is_taken && check::is_on(Kernel::LowRank)).then_some(sums * size_of::<f32>())
     }
@@ -145,7 +145,7 @@ impl Properties for Cuda {
     }
 
     fn joins_outputs(&self, dtype: Dtype) -> bool {
-        dtype == Dtype::Bf16 && check::is_on(Kernel::Products)
+        is_half(dtype.into()) && check::is_on(Kernel::Products)
     }
 
     fn delta_rule_numbers(&self, heads: DeltaHeads, dtype: Dtype) -> [usize; 2] {
@@ -161,7 +161,7 @@ impl Properties for Cuda {
     }
 
     fn has_experts(&self, dtype: Dtype) -> bool {
-        dtype == Dtype::Bf16 && check::is_on(Kernel::Experts)
+        is_half(dtype.into()) && check::is_on(Kernel::Experts)
     }
 
     fn exchange_bytes(&self) -> usize {
@@ -180,7 +180,7 @@ impl Properties for Cuda {
 
     /// Logits and their gradient are one tensor.
     fn bytes_per_logit(&self, dtype: Dtype) -> usize {
-        if dtype == Dtype::Bf16 && check::is_on(Kernel::CrossEntropy) {
+        if is_half(dtype.into()) && check::is_on(Kernel::CrossEntropy) {
             dtype.num_bytes()
         } else {
             self.0.bytes_per_logit(dtype)
@@ -188,9 +188,14 @@ impl Properties for Cuda {
     }
 }
 
+/// Whether these are numbers of 16 bits, which kernels are for.
+fn is_half(dtype: DType) -> bool {
+    matches!(dtype, DType::BF16 | DType::F16)
+}
+
 /// Whether kernels compute attention with such heads. They have no cap of scores.
 fn has_attention(heads: Heads, dtype: DType) -> bool {
-    dtype == DType::BF16
+    is_half(dtype)
         && heads.soft_cap.is_none()
         && matches!(heads.head_dim, 32 | 64 | 96 | 128 | 256)
         && check::is_on(Kernel::Attention)
@@ -200,12 +205,12 @@ fn has_attention(heads: Heads, dtype: DType) -> bool {
 #[cfg(feature = "cuda-llvm")]
 fn has_cached_attention(heads: Heads, dtype: DType) -> bool {
     let is_sized = heads.head_dim.is_multiple_of(8) && heads.head_dim <= 256;
-    dtype == DType::BF16 && is_sized && check::is_on(Kernel::CachedAttention)
+    is_half(dtype) && is_sized && check::is_on(Kernel::CachedAttention)
 }
 
 /// Whether kernels compute the delta rule with such heads.
 fn has_delta_rule(heads: DeltaHeads, dtype: DType) -> bool {
-    dtype == DType::BF16
+    is_half(dtype)
         && heads.key_head_dim == 128
         && heads.value_head_dim.is_multiple_of(32)
         && check::is_on(Kernel::DeltaRule)

@@ -6,7 +6,7 @@ use burn::backend::fusion::custom::{
 };
 use burn::backend::fusion::{FusionBackend, FusionTensor};
 use burn::backend::{BackendTensor, DispatchAutodiffContext, DispatchTensor, DispatchTensorKind};
-use burn::tensor::{DType, Shape};
+use burn::tensor::{DType, Shape, Tensor};
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
 use burn_cubecl::tensor::CubeTensor;
@@ -42,9 +42,9 @@ pub(super) enum Output {
     ChangedColumns(usize),
 }
 
-/// Matrices of `bf16` side by side, `[rows, width]` each.
-pub(super) fn side_by_side(rows: usize, widths: impl IntoIterator<Item = usize>) -> Vec<Output> {
-    let specs = widths.into_iter().map(|width| spec(DType::BF16, [rows, width]));
+/// Matrices side by side, `[rows, width]` each, with the rows and in the type of `like`.
+pub(super) fn side_by_side(like: &Tensor<2>, widths: impl IntoIterator<Item = usize>) -> Vec<Output> {
+    let specs = widths.into_iter().map(|width| spec(like.dtype(), [like.dims()[0], width]));
     specs.enumerate().map(|(index, spec)| if index == 0 { Output::New(spec) } else { Output::Beside(spec) }).collect()
 }
 

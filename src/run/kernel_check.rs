@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::device::{self, DeviceError, OpenDevice};
+use crate::device::{self, DeviceError, Dtype, OpenDevice};
 use crate::ops::cuda::{self, Compared, KERNELS_VARIABLE};
 use crate::util::{faults, files};
 
@@ -20,9 +20,13 @@ const LOCK_FILE: &str = "kernels.lock";
 /// The driver compiles the kernels for the GPU first.
 const TIMEOUT: Duration = Duration::from_mins(5);
 
-/// Opens a device as [`device::open`] does, after its kernels were compared, unless that was done, and has those left alone that are
-/// wrong.
-pub(crate) fn open(name: &str) -> Result<OpenDevice, DeviceError> {
+/// Names the type of numbers of 16 bits for which `doctor --kernels` compares.
+const NUMBERS_VARIABLE: &str = "LORA_TRAIN_COMPARED_NUMBERS";
+
+/// Opens a device as [`device::open`] does, after its kernels for this precision were compared, unless that was done, and has those
+/// left alone that are wrong.
+pub(crate) fn open(name: &str, precision: Dtype) -> Result<OpenDevice, DeviceError> {
+    let half = if precision == Dtype::F16 { precision } else { Dtype::Bf16 };
     let device = device::open_after(name, &|gpu| {
         // Whoever names kernels has decided.
         if std::env::var(KERNELS_VARIABLE).is_ok_and(|asked| !asked.is_empty()) {
@@ -32,8 +36,8 @@ pub(crate) fn open(name: &str) -> Result<OpenDevice, DeviceError> {
         let build = (env!("CARGO_PKG_VERSION"), option_env!("LORA_TRAIN_GIT_COMMIT"), cuda::digest());
         // Each build of the driver compiles the kernels anew.
         let driver = std::fs::read_to_string("/proc/driver/nvidia/version").ok();
-        let key = serde_json::json!([gpu.label(), driver, library, build]).to_string();
-        cuda::leave_alone(kept_or(files::cache_folder().as_deref(), key, || compared(gpu.ordinal)));
+        let key = serde_json::json!([gpu.label(), driver, library, build, half]).to_string();
+        cuda::leave_alone(kept_or(files::cache_folder().as_deref(), key, || compared(gpu.ordinal, half)));
     })?;
     // A plan counts on those that are used.
     let _ = cuda::kernel_state(&device.device);
@@ -89,11 +93,19 @@ fn problems(compared: Vec<Compared>) -> Problems {
     problems
 }
 
+/// The types of numbers of 16 bits for which kernels are compared: all unless another process asks.
+#[cfg(feature = "cuda-llvm")]
+pub(crate) fn asked() -> Vec<Dtype> {
+    let asked = std::env::var(NUMBERS_VARIABLE).ok();
+    let is_asked = |half: &Dtype| asked.as_ref().is_none_or(|asked| *asked == half.to_string());
+    [Dtype::Bf16, Dtype::F16].into_iter().filter(is_asked).collect()
+}
+
 /// What [`compared_by`] finds. After a kernel that ends all computing in its process, the others are compared without it.
-fn compared(ordinal: u32) -> Result<Option<Vec<Compared>>, String> {
+fn compared(ordinal: u32, half: Dtype) -> Result<Option<Vec<Compared>>, String> {
     let (mut asked, mut ended) = ("all".to_owned(), Vec::new());
     loop {
-        let Some(mut found) = compared_by(ordinal, &asked)? else { return Ok(None) };
+        let Some(mut found) = compared_by(ordinal, half, &asked)? else { return Ok(None) };
         let last = found.iter().position(|row| row.problem.as_deref().is_some_and(faults::is_lasting));
         let Some(last) = last.filter(|_| ended.len() < cuda::names().len()) else {
             ended.extend(found);
@@ -104,14 +116,15 @@ fn compared(ordinal: u32) -> Result<Option<Vec<Compared>>, String> {
     }
 }
 
-/// `lora-train doctor --kernels` in a process of its own, with such kernels; `None` if it could not use the GPU, which may
+/// `lora-train doctor --kernels` in a process of its own, with such numbers and kernels; `None` if it could not use the GPU, which may
 /// admit one process only, another than these, or have no memory left.
-fn compared_by(ordinal: u32, kernels: &str) -> Result<Option<Vec<Compared>>, String> {
+fn compared_by(ordinal: u32, half: Dtype, kernels: &str) -> Result<Option<Vec<Compared>>, String> {
     let failed = |error: &dyn std::fmt::Display| format!("the kernels could not be compared: {error}");
     let program = std::env::current_exe().map_err(|error| failed(&error))?;
     let mut command = Command::new(program);
     command.args(["doctor", "--json", "--kernels", &format!("cuda:{ordinal}")]);
-    command.env(KERNELS_VARIABLE, kernels).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+    command.env(KERNELS_VARIABLE, kernels).env(NUMBERS_VARIABLE, half.to_string());
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
     let mut child = command.spawn().map_err(|error| failed(&error))?;
     let started = Instant::now();
     let status = loop {

@@ -110,7 +110,8 @@ impl PreparedParts {
             parts.failures.extend(fit.err().map(Failure::from));
             parts.model = model;
         }
-        let device = parts.keep(kernel_check::open(&recipe.device.name).map_err(Failure::input));
+        let device =
+            parts.keep(kernel_check::open(&recipe.device.name, recipe.train.precision.dtype()).map_err(Failure::input));
         if let Some(device) = &device {
             for dtype in recipe.dtypes() {
                 parts.keep(device.require_dtype(dtype).map_err(Failure::input));

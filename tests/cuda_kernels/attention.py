@@ -4,7 +4,7 @@
 usage: attention.py [--toolkit DIR] [--driver libcuda.so.1] [--full] [--only all|hopper] [--heads N...] [--time]
 
 An error is the root mean square of the difference to float64 over that of the values. It is held against the error of the same
-float64 computation with only the roundings to bf16 that the kernels are to make: of the probabilities and their gradients as
+float64 computation with only the roundings to 16 bits that the kernels are to make: of the probabilities and their gradients as
 operands, and of what is written. More than 1.15 of it (sums in f32, the exponential's approximation, values that round the other
 way), or a largest difference of more than twice its own, is a failure; so is a bit that differs in a second run, or that changes
 beside the rows. Exits 1 then.
@@ -19,12 +19,13 @@ import numpy as np
 
 import device as cuda
 
-# By kernel and head size: rows of a tile, columns of a tile, warps, and what is particular to the kernel.
-ENTRY_POINTS = {
-    (kind.lower(), int(head)): (int(rows), int(columns), int(warps), last)
-    for kind, head, rows, columns, warps, last in
-    re.findall(r"^(\w+)\((\d+), (\d+), (\d+), (\d+), (\w+).*\)$", (cuda.KERNELS / "attention.cu").read_text(), re.M)
-}
+def entry_points() -> dict:
+    """By kernel and head size: rows of a tile, columns of a tile, warps, and what is particular to the kernel."""
+    ampere, turing = (cuda.KERNELS / "attention.cu").read_text().split("#else")
+    found = re.findall(r"^(\w+)\((\d+), (\d+), (\d+), (\d+), (\w+).*\)$", turing if cuda.is_turing() else ampere, re.M)
+    return {(kind.lower(), int(head)): (int(rows), int(columns), int(warps), last) for kind, head, rows, columns, warps, last in found}
+
+
 # By kernel and head size: rows of a tile that is loaded, and how many are loaded at a time.
 HOPPER_ENTRY_POINTS = {
     (kind.lower(), int(head)): (int(columns), int(slots))
@@ -88,11 +89,11 @@ def last_queries(first_key: np.ndarray) -> np.ndarray:
 
 
 def rounded(x: np.ndarray) -> np.ndarray:
-    return cuda.from_bf16(cuda.to_bf16(x)).astype(np.float64)
+    return cuda.from_half(cuda.to_half(x)).astype(np.float64)
 
 
 def reference(q, k, v, d_o, first_key, scale, is_rounded):
-    """Attention of [tokens, heads, head] and its gradients in float64, with the kernels' roundings to bf16 or with none."""
+    """Attention of [tokens, heads, head] and its gradients in float64, with the kernels' roundings to 16 bits or with none."""
     to = rounded if is_rounded else lambda x: x
     tokens, heads, _ = q.shape
     group = heads // k.shape[1]
@@ -132,7 +133,7 @@ class Attention:
         """Rows with NaN beside them, and as a whole where there is no `x`."""
         out = np.full((self.tokens, heads * self.head + self.beside), 0xFFFF, np.uint16)
         if x is not None:
-            out[:, :heads * self.head] = cuda.to_bf16(x.reshape(self.tokens, -1))
+            out[:, :heads * self.head] = cuda.to_half(x.reshape(self.tokens, -1))
         return out
 
     def tensors(self) -> dict[str, cuda.Buffer]:
@@ -170,7 +171,7 @@ class Attention:
         def launch(name, heads, names):
             if is_hopper and (name, self.head) in HOPPER_ENTRY_POINTS:
                 return launch_hopper(name, heads, names)
-            rows, columns, warps, last = ENTRY_POINTS[name, self.head]
+            rows, columns, warps, last = entry_points()[name, self.head]
             if name == "forward":
                 shared_bytes = 2 * self.head * (rows + int(last) * columns)
             else:
@@ -222,7 +223,7 @@ class Attention:
             if name == "lse":
                 x = bits
             else:
-                x = cuda.from_bf16(bits[:, :width]).reshape(exact[name].shape)
+                x = cuda.from_half(bits[:, :width]).reshape(exact[name].shape)
                 if (bits[:, width:] != 0xFFFF).any():
                     wrong.append(f"{name}: written beside the rows")
             # Rows that see one key have no gradient of scores; inputs are of size 1.
@@ -257,7 +258,7 @@ def main() -> None:
     options = parser.parse_args()
     device = cuda.Device(options, "attention")
     failures, kinds = 0, [False] if options.only != "hopper" else []
-    if device.is_hopper() and options.only != "all":
+    if device.is_hopper() and cuda.numbers == "bf16" and options.only != "all":
         device.load("attention_hopper")
         for text in assembled(options.toolkit) if options.toolkit else []:
             failures += 1

@@ -3,7 +3,7 @@
 
 usage: cached_attention.py [--toolkit DIR] [--driver libcuda.so.1]
 
-The largest difference of the output is held against half of the last bit of bf16 of the largest value beside 1e-5 of it, that of the
+The largest difference of the output is held against half of the last bit of 16 of the largest value beside 1e-5 of it, that of the
 log-sum-exp against 2e-6 of the largest score. Each text alone must have the bits that it has among all, caches those of the new
 tokens and nothing else, and rows with NaN beside them stay. Exits 1 otherwise.
 """
@@ -74,14 +74,14 @@ def run(device: cuda.Device, case: tuple, texts: list, q, kv, caches) -> tuple:
 def check(device: cuda.Device, case: tuple, seed: int) -> list[str]:
     head, heads, kv_heads, window, cap, _, lengths = case
     made = np.random.default_rng(seed)
-    bits = lambda *shape, size=1: cuda.to_bf16(made.standard_normal(shape) * size)
+    bits = lambda *shape, size=1: cuda.to_half(made.standard_normal(shape) * size)
     rows = sum(new for _, new, _ in lengths)
     q, kv = bits(rows, heads * head, size=3), [bits(rows, kv_heads * head) for _ in range(2)]
     caches = [[bits(kv_heads, before + new + room, head) for _ in range(2)] for before, new, room in lengths]
     texts = [(text, *of) for text, of in enumerate(lengths)]
     o, lse, held = run(device, case, texts, q, kv, caches)
     wrong, row, worst = [], 0, [0.0, 0.0]
-    value = lambda x: cuda.from_bf16(x).astype(np.float64)
+    value = lambda x: cuda.from_half(x).astype(np.float64)
     for text, before, new, _ in texts:
         for x, cache, after in zip(kv, caches[text], held[text]):
             cache[:, before:before + new] = x[row:row + new].reshape(new, kv_heads, head).swapaxes(0, 1)
@@ -94,7 +94,7 @@ def check(device: cuda.Device, case: tuple, seed: int) -> list[str]:
             seen = [value(x[:, :before + i + 1]) for x in caches[text]]
             exact, ends, score = expected(value(q[row + i]).reshape(heads, head), *seen, window, float(head) ** -0.5, cap)
             found = value(o[row + i]).reshape(heads, head)
-            share = np.abs(found - exact) / (np.ldexp(1.0, np.frexp(exact)[1] - 9) + 1e-5 * np.abs(exact).max())
+            share = np.abs(found - exact) / (cuda.half_bit(exact) + 1e-5 * np.abs(exact).max())
             worst = [max(worst[0], share.max()), max(worst[1], np.abs(lse[row + i] - ends).max() / (2e-6 * max(score, 1)))]
         row += new
     print(f"heads {heads} on {kv_heads} of {head}, window {window}, cap {cap:g}, {len(texts)} texts: largest share of what may be off: "

@@ -31,15 +31,15 @@ def check(device: cuda.Device, case: tuple, seed: int) -> list[str]:
     rows, vocab, beside, size = case
     made = np.random.default_rng(seed)
     logits = np.full((rows, vocab + beside), 0xFFFF, np.uint16)
-    logits[:, :vocab] = cuda.to_bf16(made.standard_normal((rows, vocab)) * size)
+    logits[:, :vocab] = cuda.to_half(made.standard_normal((rows, vocab)) * size)
     if vocab > 30:
         # Logits that are masked; a row of which all but one are, whatever thread has them.
-        logits[0, 3:20] = 0xFF80
-        logits[1, :vocab] = 0xFF80
+        logits[0, 3:20] = cuda.to_half(-np.inf)
+        logits[1, :vocab] = cuda.to_half(-np.inf)
     targets = made.integers(0, vocab, rows).astype(np.int32)
     targets[0], targets[-1] = 0, vocab - 1
     if vocab > 30:
-        logits[1, targets[1]] = 0x4000
+        logits[1, targets[1]] = cuda.to_half(2)
 
     losses, grad = run(device, logits, vocab, targets, 1)
     again, only = run(device, logits, vocab, targets, 1), run(device, logits, vocab, targets, 0)
@@ -50,7 +50,7 @@ def check(device: cuda.Device, case: tuple, seed: int) -> list[str]:
         wrong.append("without the gradient it differs")
     if (grad[:, vocab:] != 0xFFFF).any():
         wrong.append("written beside the rows")
-    x = cuda.from_bf16(logits[:, :vocab]).astype(np.float64)
+    x = cuda.from_half(logits[:, :vocab]).astype(np.float64)
     largest, at = x.max(1), np.arange(rows)
     sums = np.exp(x - largest[:, None]).sum(1)
     expected = largest + np.log(sums) - x[at, targets]
@@ -59,7 +59,7 @@ def check(device: cuda.Device, case: tuple, seed: int) -> list[str]:
     p[at, targets] -= 1
     p *= np.float64(np.float32(0.3))
     # What is below the smallest normal bf16 is flushed to zero.
-    of_grad = np.abs(cuda.from_bf16(grad[:, :vocab]) - p) / (np.ldexp(1.0, np.frexp(p)[1] - 9) + 2e-6 * np.abs(p) + 1.2e-38)
+    of_grad = np.abs(cuda.from_half(grad[:, :vocab]) - p) / (cuda.half_bit(p) + 2e-6 * np.abs(p) + 1.2e-38)
     print(f"{rows} x {vocab:6}: largest share of what may be off: loss {of_loss.max():.2f}, gradient {of_grad.max():.2f}", flush=True)
     if not of_loss.max() <= 1:
         wrong.append(f"losses {losses}, expected {expected}")

@@ -3,8 +3,8 @@
 
 usage: delta_rule.py [--toolkit DIR] [--driver libcuda.so.1]
 
-The rule's errors are norms over those of the result, of operands that are rounded to bf16 on the way: at most 0.6 %. The
-convolution's may be off by half of the last bit of bf16, and by 1e-5 of the sum of the terms' sizes (the exponential's argument is rounded). A bit that differs in a second run is a failure, and what is not zero outside of all documents. Exits 1 then.
+The rule's errors are norms over those of the result, of operands that are rounded to 16 bits on the way: at most 0.6 %. The
+convolution's may be off by half of the last bit of 16, and by 1e-5 of the sum of the terms' sizes (the exponential's argument is rounded). A bit that differs in a second run is a failure, and what is not zero outside of all documents. Exits 1 then.
 """
 import sys
 
@@ -84,7 +84,7 @@ def check_rule(device: cuda.Device, case: tuple, seed: int) -> list[str]:
     # Keys of a head are alike, so that a token overwrites much of what those before have written.
     parts = [made.standard_normal((tokens, key_width)), made.standard_normal((tokens, key_width)) + 0.7 * made.standard_normal(key_width),
              made.standard_normal((tokens, value_width)), np.full((tokens, beside), np.nan)]
-    qkv = cuda.to_bf16(np.concatenate(parts, 1))
+    qkv = cuda.to_half(np.concatenate(parts, 1))
     decay, strength = -made.uniform(0, 0.3, (tokens, num_values)).astype(np.float32), made.uniform(0, 1, (tokens, num_values)).astype(np.float32)
     # Tokens that forget all, write nothing, or have no key.
     some = lambda: made.integers(0, tokens, tokens // 16)
@@ -93,7 +93,7 @@ def check_rule(device: cuda.Device, case: tuple, seed: int) -> list[str]:
     is_in = np.zeros(tokens, bool)
     for start, length in documents:
         is_in[start:start + length] = True
-    d_o = cuda.to_bf16(made.standard_normal((tokens, value_width)) * is_in[:, None])
+    d_o = cuda.to_half(made.standard_normal((tokens, value_width)) * is_in[:, None])
     chunks, by_document = tables(documents, tokens)
     num_chunks, empty = len(chunks), lambda shape, dtype: np.full(shape, np.nan if dtype == np.float32 else 0xFFFF, dtype)
 
@@ -126,15 +126,15 @@ def check_rule(device: cuda.Device, case: tuple, seed: int) -> list[str]:
         device.free()
         return results
 
-    x = cuda.from_bf16(qkv).astype(np.float64)
+    x = cuda.from_half(qkv).astype(np.float64)
     split = lambda x, width: x.reshape(tokens, -1, width)
     q, k = (np.repeat(split(x[:, i * key_width:][:, :key_width], KEY), group, 1) for i in (0, 1))
-    v, gradient = split(x[:, 2 * key_width:][:, :value_width], width), split(cuda.from_bf16(d_o).astype(np.float64), width)
+    v, gradient = split(x[:, 2 * key_width:][:, :value_width], width), split(cuda.from_half(d_o).astype(np.float64), width)
     o, dq, dk, dv, dg, db = rule(q, k, v, decay.astype(np.float64), strength.astype(np.float64), documents, gradient)
     dq, dk = (x.reshape(tokens, num_keys, group, KEY).sum(2) for x in (dq, dk))
     found, again = run(), run()
-    dqkv = cuda.from_bf16(found[1])
-    pairs = [("o", cuda.from_bf16(found[0]), o), ("dq", dqkv[:, :key_width], dq), ("dk", dqkv[:, key_width:2 * key_width], dk),
+    dqkv = cuda.from_half(found[1])
+    pairs = [("o", cuda.from_half(found[0]), o), ("dq", dqkv[:, :key_width], dq), ("dk", dqkv[:, key_width:2 * key_width], dk),
              ("dv", dqkv[:, 2 * key_width:], dv), ("d decay", found[2], dg), ("d strength", found[3], db)]
     errors = {name: float(np.linalg.norm(a - e.reshape(tokens, -1)) / np.linalg.norm(e)) for name, a, e in pairs}
     print(f"delta rule, {tokens} x {num_keys}, {num_values} x {width}: " + ", ".join(f"{name} {of:.2e}" for name, of in errors.items()))
@@ -149,10 +149,10 @@ def check_rule(device: cuda.Device, case: tuple, seed: int) -> list[str]:
 def check_convolution(device: cuda.Device, case: tuple, seed: int) -> list[str]:
     documents, tokens, channels, beside = case
     made, taps = np.random.default_rng(seed), 4
-    padded = lambda x: np.concatenate([cuda.to_bf16(x), np.full((tokens, beside), 0xFFFF, np.uint16)], 1)
+    padded = lambda x: np.concatenate([cuda.to_half(x), np.full((tokens, beside), 0xFFFF, np.uint16)], 1)
     x, dy = (padded(made.standard_normal((tokens, channels)) * 2) for _ in range(2))
     weight, (first, last) = made.standard_normal((taps, channels)).astype(np.float32), documents_of(documents, tokens)
-    xs, dys = (cuda.from_bf16(a[:, :channels]).astype(np.float64) for a in (x, dy))
+    xs, dys = (cuda.from_half(a[:, :channels]).astype(np.float64) for a in (x, dy))
 
     def run() -> list[np.ndarray]:
         held, w, f, l, d = (device.buffer(a) for a in (x, weight, first, last, dy))
@@ -179,7 +179,7 @@ def check_convolution(device: cuda.Device, case: tuple, seed: int) -> list[str]:
         dx += np.roll(du, -shift, 0) * weight[taps - 1 - shift] * is_read
         size_of_dx += np.roll(size_of_du, -shift, 0) * np.abs(weight[taps - 1 - shift]) * is_read
     found, again = run(), run()
-    share = lambda a, value, size: float((np.abs(cuda.from_bf16(a[:, :channels]) - value) / (np.ldexp(1.0, np.frexp(value)[1] - 9) + 1e-5 * size + 1e-30)).max())
+    share = lambda a, value, size: float((np.abs(cuda.from_half(a[:, :channels]) - value) / (cuda.half_bit(value) + 1e-5 * size + 1e-30)).max())
     shares = [share(found[0], u * sigmoid, size), share(found[1], dx, size_of_dx)]
     print(f"convolution, {tokens} x {channels}: largest share of what may be off: y {shares[0]:.2f}, dx {shares[1]:.2f}")
     wrong = ["off"] if not max(shares) <= 1 else []
@@ -193,12 +193,12 @@ def check_gated(device: cuda.Device, case: tuple, seed: int) -> list[str]:
     documents, tokens, channels, beside = case
     draw, taps = np.random.default_rng(seed), 4
     first, last = documents_of(documents, tokens)
-    bcx = cuda.to_bf16(draw.uniform(-2, 2, (tokens, 3 * channels + beside)).astype(np.float32))
-    dy = cuda.to_bf16(draw.uniform(-2, 2, (tokens, channels + beside)).astype(np.float32))
+    bcx = cuda.to_half(draw.uniform(-2, 2, (tokens, 3 * channels + beside)).astype(np.float32))
+    dy = cuda.to_half(draw.uniform(-2, 2, (tokens, channels + beside)).astype(np.float32))
     weight = draw.uniform(-1, 1, (taps, channels)).astype(np.float32)
     weight[0] = 0  # as of LFM2's three taps
-    b, c, x = np.split(cuda.from_bf16(bcx[:, :3 * channels]).astype(np.float64), 3, axis=1)
-    dys = cuda.from_bf16(dy[:, :channels]).astype(np.float64)
+    b, c, x = np.split(cuda.from_half(bcx[:, :3 * channels]).astype(np.float64), 3, axis=1)
+    dys = cuda.from_half(dy[:, :channels]).astype(np.float64)
 
     def run() -> list:
         held, w, f, l, d = (device.buffer(a) for a in (bcx, weight, first, last, dy))
@@ -221,7 +221,7 @@ def check_gated(device: cuda.Device, case: tuple, seed: int) -> list[str]:
     expected = [(c * u, np.abs(c) * size), (np.hstack([dbx * x, dys * u, dbx * b]),
                 np.hstack([size_of_dbx * np.abs(x), np.abs(dys) * size, size_of_dbx * np.abs(b)]))]
     found, again = run(), run()
-    share = lambda a, value, size: float((np.abs(cuda.from_bf16(a[:, :value.shape[1]]) - value) / (np.ldexp(1.0, np.frexp(value)[1] - 9) + 1e-5 * size + 1e-30)).max())
+    share = lambda a, value, size: float((np.abs(cuda.from_half(a[:, :value.shape[1]]) - value) / (cuda.half_bit(value) + 1e-5 * size + 1e-30)).max())
     shares = [share(a, *of) for a, of in zip(found, expected)]
     print(f"gated convolution, {tokens} x {channels}: largest share of what may be off: y {shares[0]:.2f}, d_bcx {shares[1]:.2f}")
     wrong = ["off"] if not max(shares) <= 1 else []

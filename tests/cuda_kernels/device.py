@@ -15,6 +15,9 @@ STAND_IN = ROOT / "tests/cuda_stand_in/libcuda.so.1"
 MAX_DYNAMIC_SHARED_BYTES = 8   # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 COMPUTE_CAPABILITY_MAJOR, MULTIPROCESSOR_COUNT = 75, 16   # CU_DEVICE_ATTRIBUTE_..
 TENSOR_MAP_BF16 = 9   # CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+# What is behind the names of modules, and the bits behind the first of a number.
+NUMBERS = {"bf16": ("", 7), "f16": (".f16", 10), "f16.75": (".f16.75", 10)}
+numbers = "bf16"
 
 
 def arguments(description: str) -> argparse.ArgumentParser:
@@ -23,23 +26,41 @@ def arguments(description: str) -> argparse.ArgumentParser:
     parser.add_argument("--driver", default=str(STAND_IN), help="libcuda.so.1 of a GPU instead of the stand-in's")
     parser.add_argument("--order", default="lazy", choices=("lazy", "issue"), help="issue: the stand-in's copies happen at once, which "
                         "shows what they overwrite too early")
+    parser.add_argument("--numbers", default="bf16", choices=NUMBERS, help="f16.75: f16 on compute capability 7.5")
     return parser
 
 
 def ptx(module: str) -> bytes:
     """What scripts/build_cuda_kernels.py has packed."""
     parts = zstandard.ZstdDecompressor().decompress(KERNELS.with_suffix(".zst").read_bytes()).split(b"\0")
-    return parts[parts.index(module.encode()) + 1]
+    texts = dict(zip(parts[::2], parts[1::2]))
+    return texts.get((module + NUMBERS[numbers][0]).encode()) or texts[module.encode()]
 
 
-def to_bf16(x: np.ndarray) -> np.ndarray:
-    """Bits of `x` rounded to nearest even."""
-    bits = np.asarray(x, np.float32).view(np.uint32)
+def is_turing() -> bool:
+    return numbers.endswith(".75")
+
+
+def to_half(x: np.ndarray) -> np.ndarray:
+    """Bits of `x` rounded to nearest even, as numbers of 16 bits."""
+    x = np.asarray(x, np.float32)
+    if numbers != "bf16":
+        with np.errstate(over="ignore"):
+            return x.astype(np.float16).view(np.uint16)
+    bits = x.view(np.uint32)
     return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
 
 
-def from_bf16(bits: np.ndarray) -> np.ndarray:
+def from_half(bits: np.ndarray) -> np.ndarray:
+    if numbers != "bf16":
+        return np.ascontiguousarray(bits).view(np.float16).astype(np.float32)
     return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def half_bit(x: np.ndarray) -> np.ndarray:
+    """Half of the last bit of a number of 16 bits of this size."""
+    exponents = np.frexp(x)[1]
+    return np.ldexp(1.0, (exponents if numbers == "bf16" else np.maximum(exponents, -13)) - NUMBERS[numbers][1] - 2)
 
 
 class Buffer:
@@ -64,7 +85,11 @@ class Device:
     waits = True   # for each launch
 
     def __init__(self, options: argparse.Namespace, *modules: str):
+        global numbers
+        numbers = options.numbers
         if options.driver == str(STAND_IN):
+            if is_turing():
+                os.environ["STAND_IN_CC"] = "7.5"
             # Copies happen no earlier than they are waited for, unless `--order issue`; every access is checked; what nothing wrote is NaN.
             os.environ |= {"STAND_IN_ORDER": options.order, "STAND_IN_CHECK": "1", "STAND_IN_POISON": "1"}
             if options.toolkit:

@@ -3,7 +3,7 @@
 
 usage: experts.py [--toolkit DIR] [--driver libcuda.so.1] [--time]
 
-What is bf16 may be off by half of its last bit, and by 1e-6 of the sum of its terms' sizes, roundings of f32; what is f32 by 1e-6 of
+What has 16 bits may be off by half of its last bit, and by 1e-6 of the sum of its terms' sizes, roundings of f32; what is f32 by 1e-6 of
 that. Which experts are chosen, and where rows lie, is exact. A bit that differs in a second run, or that changes beside the rows, is
 a failure, too. Exits 1 then.
 """
@@ -86,7 +86,7 @@ def check_routes(device: cuda.Device, case: tuple, seed: int) -> list[str]:
         weight = weights.astype(np.float64) if weighted else np.ones(rows)
         of_gathered = x.values[slots // per_token] * weight[slots][:, None]
         terms = y.values[by_token] * weight.reshape(tokens, per_token, 1)
-        of_products = cuda.from_bf16(gathered[:, :width]) * y.values
+        of_products = cuda.from_half(gathered[:, :width]) * y.values
         of_biases = y.values * biases[chosen.ravel()[slots]] * weighted
         of_slots = of_rows[places].reshape(tokens, per_token).astype(np.float64)
         expected_scores = -of_all * of_slots.sum(1, keepdims=True)
@@ -137,6 +137,7 @@ class Grouped:
                 pointers = lambda held: [of[at + i].pointer.value if of and i < len(counts) else 0 for i in range(MOST_EXPERTS) for of in pair(held)]
                 table = struct.pack(f"{4 * MOST_EXPERTS}Q", *pointers(weights), *pointers(biases if has_bias else [None]))
                 columns, threads, shared_bytes = KINDS[self.kind]
+                shared_bytes = shared_bytes * 2 // 3 if cuda.is_turing() else shared_bytes
                 grid = (layers * -(-width // columns), -(-int(self.first[-1]) // SIZE) + len(counts))
                 device.launch(f"{self.kind}_{name}", grid, threads, shared_bytes, table, *before, first, *after, at, len(counts), *arguments)
                 at += len(counts)
@@ -198,7 +199,7 @@ def main() -> None:
     parser.add_argument("--time", action="store_true", help="only what products take at sizes of training, on a GPU")
     options = parser.parse_args()
     device = cuda.Device(options, "experts")
-    kinds = [kind for kind in KINDS if kind == "grouped" or device.is_hopper()]
+    kinds = [kind for kind in KINDS if kind == "grouped" or device.is_hopper() and cuda.numbers == "bf16"]
     for kind in kinds:
         device.load(kind)
     if options.time:

@@ -51,10 +51,10 @@ def check_rounded(device: cuda.Device, case: tuple, seed: int, special: str) -> 
     elif special:
         numbers = {"zeros": numbers * 0, "tiny": numbers * 1e-36}.get(special, numbers)
         numbers[-1, -1] = {"nan": np.nan, "infinity": np.inf, "zeros": 0, "tiny": 1e-36}[special]
-    bits[:, :width] = cuda.to_bf16(numbers)
+    bits[:, :width] = cuda.to_half(numbers)
     if special == "nan":
         bits[-1, width - 1] = 0x7FC0
-    x = cuda.from_bf16(bits[:, :width])
+    x = cuda.from_half(bits[:, :width])
     most = np.float32(np.nan if np.isnan(x).any() else np.abs(x).max())
     with np.errstate(invalid="ignore"):
         factor = np.float32(0) if most < np.float32(1e-30) else np.float32(448) / most

@@ -3,8 +3,8 @@
 
 usage: low_rank.py [--toolkit DIR] [--driver libcuda.so.1]
 
-Each kernel's operands are what the kernels before it wrote, rounded to bf16 where the kernels are to round operands. What is f32
-may be off by 4e-7 of the sum of its terms' sizes, a few roundings of f32 (6e-8; 1.1e-7 is reached). What is bf16 may be off by
+Each kernel's operands are what the kernels before it wrote, rounded to 16 bits where the kernels are to round operands. What is f32
+may be off by 4e-7 of the sum of its terms' sizes, a few roundings of f32 (6e-8; 1.1e-7 is reached). What has 16 bits may be off by
 that and by half of its last bit. So an element that is rounded twice, or whose mask is another, is a failure; so is a bit that
 differs in a second run, or one that changes beside the rows. Exits 1 then.
 """
@@ -54,7 +54,7 @@ def kept(seed: int, rows: int, width: int, threshold: int) -> np.ndarray:
 
 
 def rounded(x: np.ndarray) -> np.ndarray:
-    return cuda.from_bf16(cuda.to_bf16(x)).astype(np.float64)
+    return cuda.from_half(cuda.to_half(x)).astype(np.float64)
 
 
 class Layer:
@@ -81,12 +81,12 @@ class Layer:
     def rows(self, x: np.ndarray) -> cuda.Buffer:
         """Rows with NaN beside them."""
         out = np.full((len(x), x.shape[1] + self.beside), 0xFFFF, np.uint16)
-        out[:, :x.shape[1]] = cuda.to_bf16(x)
+        out[:, :x.shape[1]] = cuda.to_half(x)
         return self.device.buffer(out)
 
     def run(self, adds: bool) -> dict[str, np.ndarray]:
         """All kernels: the bits of what they write."""
-        device, tokens, rank = self.device, self.tokens, self.rank
+        device, tokens, rank, in_flight = self.device, self.tokens, self.rank, 1 if cuda.is_turing() else 2
         off, null = (np.uint64(0), np.uint32(0), 1.0), np.uint64(0)
         x, dx, y, dy = (self.rows(x) for x in (self.x, self.dx, self.y, self.dy))
         a, b, da, db = ([device.buffer(x) for x in of] for of in (self.a, self.b, self.da, self.db))
@@ -112,14 +112,14 @@ class Layer:
             across = max(1, min(self.across, 64 // min(columns, 64)))
             counts = [blocks(width, 256 * across) for width in widths]
             products = products_of(counts, columns)
-            launch("low_rank_product", sum(counts), blocks(columns, 64), [products], 65536 + 512 * min(columns, 64) * across, x,
+            launch("low_rank_product", sum(counts), blocks(columns, 64), [products], 32768 * in_flight + 512 * min(columns, 64) * across, x,
                    *three(factors, null), products, out, counters, stride(x), stride(xa), *strides, tokens, *three(widths, 0), rank,
                    columns, across, self.shares, scale, *dropout)
 
         def gradient(x, left, to, like, columns, scale, dropout):
             strides, widths = like
             gradients = gradients_of(widths, columns)
-            launch("low_rank_gradient", sum(blocks(width, 256) for width in widths), blocks(columns, 64), [gradients], 81920, x, left,
+            launch("low_rank_gradient", sum(blocks(width, 256) for width in widths), blocks(columns, 64), [gradients], 40960 * in_flight, x, left,
                    gradients, *three(to, null), counters, stride(x), stride(xa), *strides, tokens, *three(widths, 0), rank, columns,
                    self.shares, scale, int(adds), *dropout)
 
@@ -142,7 +142,7 @@ class Layer:
         if self.padded <= 32:
             counts = [blocks(width, 256) for width in self.outputs]
             products, gradients = products_of(counts, self.padded), gradients_of(self.outputs, self.padded)
-            launch("low_rank_both", sum(counts), 1, [products, gradients], 73728 + 512 * self.padded, dy, *three(b, null), xa, products,
+            launch("low_rank_both", sum(counts), 1, [products, gradients], 36864 * in_flight + 512 * self.padded, dy, *three(b, null), xa, products,
                    dxa, gradients, *three(db, null), counters, stride(dy), stride(xa), stride(dxa), tokens, *three(self.outputs, 0),
                    rank, self.padded, self.shares, self.scale, int(adds))
         else:
@@ -164,8 +164,8 @@ class Layer:
         has_dropout = self.dropouts[0][1] > 0
         factors = [np.where(kept(self.seed + i, self.tokens, self.inputs, threshold), np.float32(factor), np.float32(0))
                    for i, (_, threshold, factor) in enumerate(self.dropouts)]
-        x = [rounded(cuda.from_bf16(cuda.to_bf16(self.x)) * factor) for factor in factors]
-        xa, dxa = (cuda.from_bf16(made[name][:, :self.columns]).astype(np.float64).reshape(self.tokens, self.parts, self.padded)
+        x = [rounded(cuda.from_half(cuda.to_half(self.x)) * factor) for factor in factors]
+        xa, dxa = (cuda.from_half(made[name][:, :self.columns]).astype(np.float64).reshape(self.tokens, self.parts, self.padded)
                    [:, :, :self.rank] for name in ("xa", "dxa"))
         padded = lambda p: np.pad(p, ((0, 0), (0, self.padded - self.rank)))
         product = lambda x, y, scale=1.0: (x @ y * scale, np.abs(x) @ np.abs(y) * scale)
@@ -177,7 +177,7 @@ class Layer:
         out = {"xa": joined([map(padded, product(x[i], a[i].T)) for i in parts]),
                "dxa": joined([map(padded, product(dy[i], b[i], self.scale)) for i in parts]),
                "y": plus(sized(rounded(self.y)), joined([product(xa[:, i], b[i].T, self.scale) for i in parts]), 1)}
-        dx = sized(cuda.from_bf16(made["before"][:, :self.inputs]).astype(np.float64))
+        dx = sized(cuda.from_half(made["before"][:, :self.inputs]).astype(np.float64))
         for i in parts[-1:] if has_dropout else parts:
             dx = plus(dx, product(dxa[:, i], a[i]), factors[i])
         for i in parts:
@@ -200,8 +200,8 @@ class Layer:
                 if is_half:
                     if (x[:, value.shape[1]:] != 0xFFFF).any():
                         wrong.append(f"{name}: written beside the rows")
-                    x = cuda.from_bf16(x[:, :value.shape[1]])
-                half_bit = np.ldexp(1.0, np.frexp(value)[1] - 9) if is_half else 0
+                    x = cuda.from_half(x[:, :value.shape[1]])
+                half_bit = cuda.half_bit(value) if is_half else 0
                 off = np.abs(x - value)
                 share = off / (4e-7 * size + half_bit + 1e-30)
                 if not share.max() <= 1:

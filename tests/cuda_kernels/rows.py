@@ -3,7 +3,7 @@
 
 usage: rows.py [--toolkit DIR] [--driver libcuda.so.1]
 
-What is bf16 may be off by half of its last bit, and by 1e-6 of the sum of its terms' sizes, roundings of f32 (of swiglu 4e-6: the
+What has 16 bits may be off by half of its last bit, and by 1e-6 of the sum of its terms' sizes, roundings of f32 (of swiglu 4e-6: the
 exponential's argument is rounded); rstd by 1e-6. A bit that differs in a second run, that changes beside the rows, or in the
 normed input from the forward's, is a failure, too. Exits 1 then.
 """
@@ -30,8 +30,8 @@ EPS = 1e-5
 
 
 def share(x: np.ndarray, value: np.ndarray, size: np.ndarray) -> float:
-    """Largest share of what the bits of a bf16 may be off."""
-    return float((np.abs(cuda.from_bf16(x) - value) / (np.ldexp(1.0, np.frexp(value)[1] - 9) + 1e-6 * size)).max())
+    """Largest share of what the bits of 16 may be off."""
+    return float((np.abs(cuda.from_half(x) - value) / (cuda.half_bit(value) + 1e-6 * size)).max())
 
 
 class Rows:
@@ -40,8 +40,8 @@ class Rows:
     def __init__(self, made: np.random.Generator | None, tokens: int, width: int, beside: int):
         self.bits, self.width = np.full((tokens, width + beside), 0xFFFF, np.uint16), width
         if made:
-            self.bits[:, :width] = cuda.to_bf16(made.standard_normal((tokens, width)) * 2)
-        self.values = cuda.from_bf16(self.bits[:, :width]).astype(np.float64)
+            self.bits[:, :width] = cuda.to_half(made.standard_normal((tokens, width)) * 2)
+        self.values = cuda.from_half(self.bits[:, :width]).astype(np.float64)
 
 
 def check_norm(device: cuda.Device, case: tuple, seed: int) -> list[str]:
@@ -184,7 +184,7 @@ def check_gate(device: cuda.Device, case: tuple, seed: int) -> list[str]:
     tokens, width, beside = case
     made = np.random.default_rng(seed)
     gate, up, dh = (Rows(made, tokens, width, beside + 8 * i) for i in range(3))
-    gate.bits[:, :2] = cuda.to_bf16([[90, -90]])
+    gate.bits[:, :2] = cuda.to_half([[90, -90]])
     gate.values[:, :2] = 90, -90
 
     def run() -> list[np.ndarray]:
@@ -229,7 +229,7 @@ def check_bias(device: cuda.Device, case: tuple, seed: int) -> list[str]:
                   held.shape[1], *widths, *[0] * absent)
     found = held.read()
     device.free()
-    expected = cuda.to_bf16(y.values.astype(np.float32) + np.concatenate(biases))
+    expected = cuda.to_half(y.values.astype(np.float32) + np.concatenate(biases))
     wrong = [] if (found[:, :width] == expected).all() else ["off"]
     print(f"bias, {tokens} x {widths}: {'wrong' if wrong else 'equal'}")
     return wrong + ["written beside the rows"] * bool((found[:, width:] != 0xFFFF).any())

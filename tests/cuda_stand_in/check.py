@@ -512,7 +512,8 @@ def with_other_winners(seed: int, precision: str) -> Check:
     return Check(f"{name}-{precision}", steps, True, precision)
 
 
-KERNELS = set(re.findall(r'^    [A-Z]\w+ +"(\w+)"', (ROOT / "src/ops/cuda/table.rs").read_text(), re.M))
+TABLE = dict(re.findall(r'^    [A-Z]\w+ +"(\w+)" +(\w+)', (ROOT / "src/ops/cuda/table.rs").read_text(), re.M))
+KERNELS, AMPERE = set(TABLE), {name for name, gpus in TABLE.items() if gpus not in ("All", "Turing")}
 # Whole micro-batches, one for each of two ranks; so many gradients that they are summed in several buckets.
 UNCUT = ("train.gradient_accumulation_steps=2", "lora.r=64")
 RANKS = {"STAND_IN_GPUS": "2", "LORA_TRAIN_NCCL": str(HERE / "libnccl.so.2"), "RAYON_NUM_THREADS": "1"}
@@ -564,8 +565,8 @@ LANES = {
         Check("f32-int8", training("f32", ["model.quantization=int8"], "int8")),
     ],
     "half": [
-        Check("bf16-kernels", kernels("every kernel", {}, 150, KERNELS), precision="bf16"),
-        Check("f16-kernels-old", kernels("products of an old GPU", {"STAND_IN_CC": "7.5"}, 10, {"products"}), precision="f16"),
+        Check("bf16-kernels", kernels("every kernel", {}, 290, KERNELS), precision="bf16"),
+        Check("f16-kernels-old", kernels("those of a T4", {"STAND_IN_CC": "7.5"}, 130, KERNELS - AMPERE), precision="f16"),
         Check("bf16", training("bf16"), precision="bf16"),
         Check("bf16-dropout", training("bf16", ["lora.lora_dropout=0.1"], "dropout"), precision="bf16"),
         Check("bf16-fp8", eight_bits, precision="bf16"),
@@ -581,7 +582,7 @@ LANES = {
         Check("bf16-odd", training("bf16", ODD, "rows of odd lengths"), FULL, "bf16"),
         Check("bf16-lazy", same("bf16", "streams in lazy order", {"STAND_IN_ORDER": "lazy"}), precision="bf16"),
         Check("bf16-strict", same("bf16", "every access checked", STRICT), FULL, "bf16"),
-        Check("f16", training("f16"), FULL, "f16"),
+        Check("f16", training("f16"), precision="f16"),
     ],
     "bench": [
         # A step needs one wait, for its loss; in every second one CubeCL waits for copies of the step before it.
@@ -617,7 +618,7 @@ LANES = {
         Check("doctor-cuda-compat", doctor_with_cuda_compat),
         Check("doctor-driver-13.2", doctor("driver 13.2", {"STAND_IN_DRIVER": "13020"}, ["13.2"])),
     ],
-    "sm_75": [on_another_gpu(75, "f16", FULL)],
+    "sm_75": [on_another_gpu(75, "f16", False)],
     "sm_80": [on_another_gpu(80, "bf16", FULL), on_another_gpu(80, "f32", FULL)],
     "sm_120": [on_another_gpu(120, "bf16", FULL), on_another_gpu(120, "f32", FULL)],
     "random-1": [with_other_winners(1, "f32"), with_other_winners(1, "bf16")],

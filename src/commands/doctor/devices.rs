@@ -174,7 +174,7 @@ fn memory_text(all: Option<u64>, free: Option<u64>) -> Option<String> {
 /// A backend, opened and measured.
 fn backend(kind: DeviceKind) -> Section {
     let mut section = Section::new(format!("device {}", kind.name()));
-    let device = match kernel_check::open(kind.name()) {
+    let device = match kernel_check::open(kind.name(), Dtype::Bf16) {
         Ok(device) => device,
         Err(error) => {
             section.figure("usable", false, "no");
@@ -215,7 +215,8 @@ fn backend(kind: DeviceKind) -> Section {
 pub(super) fn compare_kernels(name: &str, as_json: bool) -> Result<(), Failure> {
     let device = device::open(name).map_err(Failure::input)?;
     #[cfg(feature = "cuda-llvm")]
-    let compared = cuda::self_check(&device.device);
+    let compared =
+        kernel_check::asked().iter().flat_map(|half| cuda::self_check(&device.device, *half)).collect::<Vec<_>>();
     #[cfg(not(feature = "cuda-llvm"))]
     let compared: Vec<cuda::Compared> = Vec::new();
     if as_json {

@@ -53,8 +53,9 @@ impl Gpu {
         GpuRates {
             product_flops: self.share * teraflops * 1e12,
             memory_bytes: SHARE_OF_MEMORY * self.memory_gigabytes * 1e9,
-            is_hopper: ["H100", "H200", "GH200"].iter().any(|model| self.name.starts_with(model)),
-            has_kernels: precision == Precision::Bf16,
+            is_hopper: precision == Precision::Bf16
+                && ["H100", "H200", "GH200"].iter().any(|model| self.name.starts_with(model)),
+            has_kernels: matches!(precision, Precision::Bf16 | Precision::F16) && !self.name.starts_with("V100-"),
         }
     }
 }

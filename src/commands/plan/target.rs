@@ -182,8 +182,12 @@ fn rates_of(device: &OpenDevice, precision: Precision, (products, copies): (f64,
     GpuRates {
         product_flops: GPU_EFFICIENCY_OF_PRODUCTS * products,
         memory_bytes: GPU_EFFICIENCY_OF_COPIES * copies,
-        is_hopper: gpu.is_some_and(|gpu| gpu.compute_capability.0 == 9),
-        has_kernels: precision == Precision::Bf16 && gpu.is_some_and(CudaGpu::has_bf16),
+        is_hopper: precision == Precision::Bf16 && gpu.is_some_and(|gpu| gpu.compute_capability.0 == 9),
+        has_kernels: match precision {
+            Precision::Bf16 => gpu.is_some_and(CudaGpu::has_bf16),
+            Precision::F16 => gpu.is_some_and(|gpu| gpu.compute_capability >= (7, 5)),
+            Precision::F32 | Precision::Tf32 => false,
+        },
     }
 }
 

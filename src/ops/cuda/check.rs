@@ -41,12 +41,7 @@ pub(super) fn is_decided_on(kernel: Kernel) -> bool {
     STATE.get().is_some_and(|state| state.used.contains(&kernel.name()))
 }
 
-/// The first number of the compute capability for which the kernels in CUDA C++ are compiled, but for that of the check at the start.
-#[cfg(feature = "cuda-llvm")]
-pub(super) const LEAST_MAJOR: i32 = 8;
-
-/// Decided once in a process, on the first GPU that computes, of the kernels that there are for it: `try_out` launches one. Of an old
-/// GPU, which cannot load the others, only the products are used, which are a library's.
+/// Decided once in a process, on the first GPU that computes, of the kernels that there are for it: `try_out` launches one.
 #[cfg(feature = "cuda-llvm")]
 pub(super) fn decided(capability: [i32; 2], try_out: impl FnOnce() -> Result<(), String>) -> &'static KernelState {
     STATE.get_or_init(|| {
@@ -57,8 +52,11 @@ pub(super) fn decided(capability: [i32; 2], try_out: impl FnOnce() -> Result<(),
             match (&hook, PROBLEMS.get().and_then(|problems| problems.get(kernel.name()))) {
                 (Err(problem), _) | (Ok(()), Some(problem)) => Err(problem.clone()),
                 (Ok(()), None) if kernel.row().gpus == Gpus::All => crate::device::cublas_library().map(drop),
-                (Ok(()), None) if capability[0] < LEAST_MAJOR => Err("for compute capability 8.0 and newer".to_owned()),
-                _ => Ok(()),
+                (Ok(()), None) => {
+                    let least @ [major, minor] = kernel.row().gpus.least();
+                    let problem = || format!("for compute capability {major}.{minor} and newer");
+                    (capability >= least).then_some(()).ok_or_else(problem)
+                }
             }
         })
     })

@@ -34,7 +34,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::check::{self, KernelState};
 use super::table::{self, Kernel};
-use super::{Cuda, MOST_RANK, has_attention, has_cached_attention, has_delta_rule, ptx};
+use super::{Cuda, MOST_RANK, has_attention, has_cached_attention, has_delta_rule, is_half, ptx};
 use crate::ops::custom::device_of;
 use crate::ops::experts::Experts;
 use crate::ops::kernels::linears::each_backward;
@@ -67,10 +67,13 @@ pub fn digest() -> String {
 /// While the other kernels are compared on a Hopper, too.
 static IS_HOPPER_ASIDE: AtomicBool = AtomicBool::new(false);
 
-/// Whether these kernels for Hopper are used on the GPU of `x`.
+/// Whether these kernels for Hopper are used on the GPU of `x`: they are for `bf16`.
 fn uses_hopper(kernel: Kernel, x: &CubeTensor) -> bool {
     let device = x.client.service_id().device.index_id;
-    check::is_on(kernel) && stream::is_hopper(device) && !IS_HOPPER_ASIDE.load(Ordering::Relaxed)
+    x.dtype == DType::BF16
+        && check::is_on(kernel)
+        && stream::is_hopper(device)
+        && !IS_HOPPER_ASIDE.load(Ordering::Relaxed)
 }
 
 /// Whether kernels of our own are used on `device`; `None` unless it is an NVIDIA GPU. The first call tries one out.
@@ -87,9 +90,9 @@ fn gpu_of(device: &Device) -> Option<u16> {
     u16::try_from(gpu.index).ok()
 }
 
-/// Whether a kernel for matrices in `bf16` is used on one.
+/// Whether a kernel for matrices of 16 bits is used on one.
 fn has(x: &Tensor<2>, kernel: Kernel) -> bool {
-    x.dtype() == DType::BF16 && x.dims()[1].is_multiple_of(8) && check::is_on(kernel)
+    is_half(x.dtype()) && x.dims()[1].is_multiple_of(8) && check::is_on(kernel)
 }
 
 /// Whether a kernel norms and rotates heads.
@@ -121,13 +124,13 @@ fn has_low_rank_of(x: &Tensor<2>, lora: Lora<&Tensor<2>>) -> bool {
 
 /// Whether cuBLASLt multiplies with a frozen matrix: it wants widths that are multiples of 16 bytes.
 fn has_products(dtype: DType, weight: &Weight) -> bool {
-    let is_bf16 = match &weight.values {
-        Matrix::Dense(values) => values.dtype() == DType::BF16,
+    let is_taken = match &weight.values {
+        Matrix::Dense(values) => values.dtype() == dtype,
         Matrix::Quantised(_) => true,
         Matrix::Blocks(_) => false,
     };
     let is_aligned = weight.dims().iter().all(|width| width.is_multiple_of(8));
-    dtype == DType::BF16 && is_bf16 && is_aligned && check::is_on(Kernel::Products)
+    is_half(dtype) && is_taken && is_aligned && check::is_on(Kernel::Products)
 }
 
 /// The only one of them.
@@ -218,7 +221,9 @@ impl Cuda {
 /// Whether cuBLASLt multiplies with all of the weights in one operation: of several that are decoded for it, one at a time is in memory.
 fn are_joined(x: &Tensor<2>, weights: &[&Weight]) -> bool {
     let is_dense = |weight: &&Weight| matches!(weight.values, Matrix::Dense(_));
-    (weights.len() == 1 || weights.iter().all(is_dense)) && weights.iter().all(|weight| has_products(x.dtype(), weight))
+    let has_bias = |weight: &Weight| weight.bias.is_none() || check::is_on(Kernel::Bias);
+    (weights.len() == 1 || weights.iter().all(is_dense))
+        && weights.iter().all(|weight| has_products(x.dtype(), weight) && has_bias(weight))
 }
 
 impl Linears for Cuda {
@@ -408,7 +413,7 @@ impl Recurrent for Cuda {
 
 impl Losses for Cuda {
     fn cross_entropy(&self, logits: Tensor<2>, targets: &[u32], scale: Option<f64>) -> (Tensor<1>, Option<Tensor<2>>) {
-        if logits.dtype() != DType::BF16 || !check::is_on(Kernel::CrossEntropy) {
+        if !is_half(logits.dtype()) || !check::is_on(Kernel::CrossEntropy) {
             return self.0.cross_entropy(logits, targets, scale);
         }
         let targets = target_ids(targets, &logits);

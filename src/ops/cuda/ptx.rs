@@ -15,9 +15,16 @@ static TEXTS: LazyLock<HashMap<&[u8], &CStr>> = LazyLock::new(|| {
     iter::from_fn(|| Some((parts.next()?.to_bytes(), parts.next()?))).collect()
 });
 
-/// The PTX of a file, as the driver takes it.
-pub(super) fn text(module: &str) -> Option<&'static CStr> {
-    TEXTS.get(module.as_bytes()).copied()
+/// The PTX of a file for numbers of 16 bits of this type, and for compute capability 7.5 or from 8.0 on, as the driver takes it.
+/// There is one alone of a file that is for other GPUs only.
+pub(super) fn text(module: &str, is_f16: bool, is_turing: bool) -> Option<&'static CStr> {
+    let variant = match (is_f16, is_turing) {
+        (_, true) => ".f16.75",
+        (true, false) => ".f16",
+        (false, false) => "",
+    };
+    let texts = [format!("{module}{variant}"), module.to_owned()];
+    texts.iter().find_map(|name| TEXTS.get(name.as_bytes()).copied())
 }
 
 /// The names of the files.

@@ -6,7 +6,9 @@
 pub(super) enum Gpus {
     /// All that the program runs on: they are a library's.
     All,
-    /// Compute capability 8.0 and newer.
+    /// Compute capability 7.5, which has no `bf16`, and newer.
+    Turing,
+    /// 8.0 and newer.
     Ampere,
     /// 8.9 and newer.
     Ada,
@@ -16,12 +18,21 @@ pub(super) enum Gpus {
 
 #[cfg(feature = "cuda-llvm")]
 impl Gpus {
-    /// Whether the kernels are for such a GPU. Where those of Ampere cannot run, they are said to be off.
+    /// Whether the kernels are for such a GPU, or are said to be off there.
     pub(super) fn include(self, capability: [i32; 2]) -> bool {
         match self {
-            Self::All | Self::Ampere => true,
+            Self::All | Self::Turing | Self::Ampere => true,
             Self::Ada => capability >= [8, 9],
             Self::Hopper => capability[0] == 9,
+        }
+    }
+
+    /// The least compute capability of those that are said to be off below it.
+    pub(super) fn least(self) -> [i32; 2] {
+        match self {
+            Self::Turing => [7, 5],
+            Self::Ampere => [8, 0],
+            Self::All | Self::Ada | Self::Hopper => [0, 0],
         }
     }
 }
@@ -62,22 +73,23 @@ macro_rules! kernels {
 }
 
 kernels! {
-    Products         "products"         All    ["bias"]               Some("rows");
+    Products         "products"         All    []                     None;
     AttentionHopper  "attention_hopper" Hopper ["attention_hopper"]   Some("attention");
     ExpertsHopper    "experts_hopper"   Hopper ["grouped_hopper"]     Some("experts");
-    Attention        "attention"        Ampere ["attention"]          Some("attention");
-    CachedAttention  "cached_attention" Ampere ["cached_attention"]   Some("cached_attention");
-    Experts          "experts"          Ampere ["experts", "grouped"] Some("experts");
+    Attention        "attention"        Turing ["attention"]          Some("attention");
+    Bias             "bias"             Turing ["bias"]               Some("rows");
+    CachedAttention  "cached_attention" Turing ["cached_attention"]   Some("cached_attention");
+    Experts          "experts"          Turing ["experts", "grouped"] Some("experts");
     Fp8              "fp8"              Ada    ["fp8"]                Some("fp8");
-    Decode           "decode"           Ampere ["decode"]             None;
+    Decode           "decode"           Turing ["decode"]             None;
     DeltaRule        "delta_rule"       Ampere ["delta_rule"]         Some("delta_rule");
-    LowRank          "low_rank"         Ampere ["low_rank"]           Some("low_rank");
-    Norm             "norm"             Ampere ["norm"]               Some("rows");
-    Rotary           "rotary"           Ampere ["rotary"]             Some("rows");
-    ShortConv        "short_conv"       Ampere ["short_conv"]         Some("delta_rule");
-    Swiglu           "swiglu"           Ampere ["swiglu"]             Some("rows");
-    CrossEntropy     "cross_entropy"    Ampere ["cross_entropy"]      Some("cross_entropy");
-    Optimizer        "optimizer"        Ampere ["optimizer"]          Some("optimizer");
+    LowRank          "low_rank"         Turing ["low_rank"]           Some("low_rank");
+    Norm             "norm"             Turing ["norm"]               Some("rows");
+    Rotary           "rotary"           Turing ["rotary"]             Some("rows");
+    ShortConv        "short_conv"       Turing ["short_conv"]         Some("delta_rule");
+    Swiglu           "swiglu"           Turing ["swiglu"]             Some("rows");
+    CrossEntropy     "cross_entropy"    Turing ["cross_entropy"]      Some("cross_entropy");
+    Optimizer        "optimizer"        Turing ["optimizer"]          Some("optimizer");
 }
 
 impl Kernel {
@@ -115,18 +127,27 @@ mod tests {
         // That of the check at the start is no row's.
         let mut files: Vec<_> = Kernel::ALL.iter().copied().flat_map(files).chain([(Gpus::All, "twice")]).collect();
         files.sort_unstable_by_key(|(_, file)| *file);
-        assert_eq!(ptx::names(), files.iter().map(|(_, file)| *file).collect::<Vec<_>>());
+        let mut names = Vec::new();
         for (gpus, file) in files {
             assert!(Path::new(ROOT).join(format!("src/ops/cuda/kernels/{file}.cu")).is_file(), "{file}");
-            let target = match gpus {
-                Gpus::All => ".target sm_",
-                Gpus::Ampere => ".target sm_80\n",
-                Gpus::Ada => ".target sm_89\n",
-                Gpus::Hopper => ".target sm_90a\n",
+            let variants: &[_] = match gpus {
+                Gpus::All => &[("", [false, true], "sm_75")],
+                Gpus::Turing | Gpus::Ampere => &[
+                    ("", [false, false], "sm_80"),
+                    (".f16", [true, false], "sm_80"),
+                    (".f16.75", [true, true], "sm_75"),
+                ],
+                Gpus::Ada => &[("", [false, false], "sm_89")],
+                Gpus::Hopper => &[("", [false, false], "sm_90a")],
             };
-            let text = ptx::text(file).unwrap().to_str().unwrap();
-            assert!(text.starts_with(".version ") && text.contains(target), "{file}: {}", &text[..80]);
+            for (end, [is_f16, is_turing], target) in variants {
+                let text = ptx::text(file, *is_f16, *is_turing).unwrap().to_str().unwrap();
+                let is_for = text.contains(&format!(".target {target}\n"));
+                assert!(text.starts_with(".version ") && is_for, "{file}{end}: {}", &text[..80]);
+                names.push(format!("{file}{end}"));
+            }
         }
+        assert_eq!(ptx::names(), names);
     }
 
     #[test]

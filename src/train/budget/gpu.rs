@@ -18,7 +18,7 @@ pub struct GpuRates {
     pub memory_bytes: f64,
     /// Whether attention has kernels for these tensor cores: those of Hopper.
     pub is_hopper: bool,
-    /// Whether it takes the kernels of this program, which compute in `bf16`.
+    /// Whether it takes the kernels of this program, which compute in `bf16` and `f16`.
     pub has_kernels: bool,
 }
 

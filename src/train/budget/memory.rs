@@ -345,14 +345,14 @@ mod tests {
     }
 
     #[test]
-    fn logits_in_f16_and_their_gradient_have_memory_of_their_own() {
+    fn logits_in_f32_and_their_gradient_have_memory_of_their_own() {
         let logits = |precision| {
             let (config, selection) = model(include_str!("../../../configs/smollm2-135m.json"), 16);
             let place = place_on(DeviceKind::Cuda);
             Workload { precision, place, ..workload(&config, &selection) }.logits_bytes() / 49_152
         };
-        let [bf16, f16] = [Precision::Bf16, Precision::F16].map(logits);
-        assert_eq!(f16, bf16 / 2 * (2 * 2 + 3 * 4));
+        let [bf16, f16, f32] = [Precision::Bf16, Precision::F16, Precision::F32].map(logits);
+        assert_eq!([f16, f32], [bf16, bf16 / 2 * (2 * 4 + 3 * 4)]);
     }
 
     #[test]

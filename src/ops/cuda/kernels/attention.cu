@@ -2,17 +2,18 @@
 // batch and windows are one thing. After the plan of FlashAttention-2 (Dao 2023, https://arxiv.org/abs/2307.08691), algorithms 1
 // and 2; the backward is two kernels, so that every sum has one order.
 //
-// Tensors are bf16, [tokens, heads * HEAD], with rows `*_stride` elements apart: multiples of 8, and pointers of 16 bytes.
+// Tensors are Half, [tokens, heads * HEAD], with rows `*_stride` elements apart: multiples of 8, and pointers of 16 bytes.
 // `first_key` and `last_query` (the last query that sees a key) do not decrease; scale is above 0. lse (natural) and delta are
-// f32, [num_heads, tokens]. Scores, probabilities and sums are f32; probabilities and their gradients are rounded to bf16 once,
+// f32, [num_heads, tokens]. Scores, probabilities and sums are f32; probabilities and their gradients are rounded to Half once,
 // as operands.
 //
 // A block has a tile of rows (queries; of dK and dV, keys), of which a warp has 16 * M, and goes through the tiles of columns
-// that some row of it sees. Sizes are chosen for 99 KB of shared memory, the least that a block can have from sm_80 on.
+// that some row of it sees. Sizes are chosen for 99 KB of shared memory, the least that a block can have from sm_80 on, and for the
+// 64 KB of sm_75, where a copy is waited for at once: there as many blocks as fit hide it.
 #include "attention.cuh"
 
 template <int HEAD, int QUERIES, int KEYS, int WARPS, int STAGES>
-INLINE void forward(const bf16 *q, const bf16 *k, const bf16 *v, const int *first_key, bf16 *o, float *lse, int q_stride,
+INLINE void forward(const Half *q, const Half *k, const Half *v, const int *first_key, Half *o, float *lse, int q_stride,
                     int k_stride, int v_stride, int o_stride, int tokens, int num_heads, int num_kv_heads, float scale) {
     constexpr int M = QUERIES / WARPS / 16, THREADS = WARPS * WARP, TILE = KEYS * HEAD * 2;
     const Shared q_tile = dynamic_shared(), ring = q_tile + QUERIES * HEAD * 2;
@@ -73,8 +74,8 @@ INLINE void forward(const bf16 *q, const bf16 *k, const bf16 *v, const int *firs
 
 // The rows of queries and of do are kept in registers where these suffice.
 template <int HEAD, int QUERIES, int KEYS, int WARPS, bool IS_KEPT>
-INLINE void backward_q(const bf16 *q, const bf16 *k, const bf16 *v, const bf16 *d_o, const float *lse, const float *delta,
-                       const int *first_key, bf16 *dq, int q_stride, int k_stride, int v_stride, int do_stride, int dq_stride,
+INLINE void backward_q(const Half *q, const Half *k, const Half *v, const Half *d_o, const float *lse, const float *delta,
+                       const int *first_key, Half *dq, int q_stride, int k_stride, int v_stride, int do_stride, int dq_stride,
                        int tokens, int num_heads, int num_kv_heads, float scale) {
     constexpr int M = QUERIES / WARPS / 16, THREADS = WARPS * WARP, TILE = KEYS * HEAD * 2;
     const Shared q_tile = dynamic_shared(), do_tile = q_tile + QUERIES * HEAD * 2, stages = do_tile + QUERIES * HEAD * 2;
@@ -136,8 +137,8 @@ INLINE void backward_q(const bf16 *q, const bf16 *k, const bf16 *v, const bf16 *
 // A warp has 16 * M keys and, where the sums of whole rows are too many for its registers, one of SPLIT parts of their columns;
 // the scores are then computed SPLIT times. Its keys are kept in registers where these suffice.
 template <int HEAD, int KEYS, int QUERIES, int WARPS, int SPLIT, bool IS_KEPT>
-INLINE void backward_kv(const bf16 *q, const bf16 *k, const bf16 *v, const bf16 *d_o, const float *lse, const float *delta,
-                        const int *last_query, bf16 *dk, bf16 *dv, int q_stride, int k_stride, int v_stride, int do_stride,
+INLINE void backward_kv(const Half *q, const Half *k, const Half *v, const Half *d_o, const float *lse, const float *delta,
+                        const int *last_query, Half *dk, Half *dv, int q_stride, int k_stride, int v_stride, int do_stride,
                         int dk_stride, int dv_stride, int tokens, int num_heads, int num_kv_heads, float scale) {
     constexpr int M = KEYS * SPLIT / WARPS / 16, N = HEAD / 8 / SPLIT, THREADS = WARPS * WARP, TILE = QUERIES * HEAD * 2;
     const Shared k_tile = dynamic_shared(), v_tile = k_tile + KEYS * HEAD * 2, stages = v_tile + KEYS * HEAD * 2;
@@ -215,14 +216,14 @@ INLINE void backward_kv(const bf16 *q, const bf16 *k, const bf16 *v, const bf16 
 
 // delta[head, t] = sum of do * o over the head's columns; a warp for each.
 // Grid: (tokens, num_heads / 4 upwards); block: 128.
-extern "C" __global__ void __launch_bounds__(128) attention_delta(const bf16 *d_o, const bf16 *o, float *delta, int do_stride,
+extern "C" __global__ void __launch_bounds__(128) attention_delta(const Half *d_o, const Half *o, float *delta, int do_stride,
                                                                   int o_stride, int tokens, int num_heads, int head_dim) {
     const int head = blockIdx.y * 4 + threadIdx.x / WARP, token = blockIdx.x, lane = threadIdx.x % WARP;
     if (head >= num_heads) return;
     const unsigned *x = (const unsigned *)(d_o + (long long)token * do_stride + head * head_dim);
     const unsigned *y = (const unsigned *)(o + (long long)token * o_stride + head * head_dim);
     float sum = 0;
-    for (int i = lane; i < head_dim / 2; i += WARP) sum += low_bf16(x[i]) * low_bf16(y[i]) + high_bf16(x[i]) * high_bf16(y[i]);
+    for (int i = lane; i < head_dim / 2; i += WARP) sum += low_half(x[i]) * low_half(y[i]) + high_half(x[i]) * high_half(y[i]);
     for (int distance = 16; distance; distance /= 2) sum += __shfl_xor_sync(~0u, sum, distance);
     if (lane == 0) delta[(long long)head * tokens + token] = sum;
 }
@@ -233,29 +234,30 @@ extern "C" __global__ void __launch_bounds__(128) attention_delta(const bf16 *d_
 //   backward_kv  (num_kv_heads, tokens / KEYS upwards)   4 * HEAD * (KEYS + 2 * QUERIES) + 16 * QUERIES
 #define FORWARD(HEAD, QUERIES, KEYS, WARPS, STAGES)                                                                              \
     extern "C" __global__ void __launch_bounds__(WARPS * 32) attention_forward_##HEAD(                                           \
-        const bf16 *q, const bf16 *k, const bf16 *v, const int *first_key, bf16 *o, float *lse, int q_stride, int k_stride,      \
+        const Half *q, const Half *k, const Half *v, const int *first_key, Half *o, float *lse, int q_stride, int k_stride,      \
         int v_stride, int o_stride, int tokens, int num_heads, int num_kv_heads, float scale) {                                  \
         forward<HEAD, QUERIES, KEYS, WARPS, STAGES>(q, k, v, first_key, o, lse, q_stride, k_stride, v_stride, o_stride, tokens,  \
                                                     num_heads, num_kv_heads, scale);                                             \
     }
 #define BACKWARD_Q(HEAD, QUERIES, KEYS, WARPS, IS_KEPT)                                                                          \
     extern "C" __global__ void __launch_bounds__(WARPS * 32) attention_backward_q_##HEAD(                                        \
-        const bf16 *q, const bf16 *k, const bf16 *v, const bf16 *d_o, const float *lse, const float *delta,                      \
-        const int *first_key, bf16 *dq, int q_stride, int k_stride, int v_stride, int do_stride, int dq_stride, int tokens,      \
+        const Half *q, const Half *k, const Half *v, const Half *d_o, const float *lse, const float *delta,                      \
+        const int *first_key, Half *dq, int q_stride, int k_stride, int v_stride, int do_stride, int dq_stride, int tokens,      \
         int num_heads, int num_kv_heads, float scale) {                                                                          \
         backward_q<HEAD, QUERIES, KEYS, WARPS, IS_KEPT>(q, k, v, d_o, lse, delta, first_key, dq, q_stride, k_stride, v_stride,   \
                                                         do_stride, dq_stride, tokens, num_heads, num_kv_heads, scale);           \
     }
 #define BACKWARD_KV(HEAD, KEYS, QUERIES, WARPS, SPLIT, IS_KEPT)                                                                  \
     extern "C" __global__ void __launch_bounds__(WARPS * 32) attention_backward_kv_##HEAD(                                       \
-        const bf16 *q, const bf16 *k, const bf16 *v, const bf16 *d_o, const float *lse, const float *delta,                      \
-        const int *last_query, bf16 *dk, bf16 *dv, int q_stride, int k_stride, int v_stride, int do_stride, int dk_stride,       \
+        const Half *q, const Half *k, const Half *v, const Half *d_o, const float *lse, const float *delta,                      \
+        const int *last_query, Half *dk, Half *dv, int q_stride, int k_stride, int v_stride, int do_stride, int dk_stride,       \
         int dv_stride, int tokens, int num_heads, int num_kv_heads, float scale) {                                               \
         backward_kv<HEAD, KEYS, QUERIES, WARPS, SPLIT, IS_KEPT>(q, k, v, d_o, lse, delta, last_query, dk, dv, q_stride,          \
                                                                 k_stride, v_stride, do_stride, dk_stride, dv_stride, tokens,     \
                                                                 num_heads, num_kv_heads, scale);                                 \
     }
 
+#if __CUDA_ARCH__ >= 800
 FORWARD(32, 128, 64, 4, 4)
 FORWARD(64, 128, 64, 4, 4)
 FORWARD(96, 128, 64, 4, 3)
@@ -273,3 +275,22 @@ BACKWARD_KV(64, 128, 32, 4, 1, false)
 BACKWARD_KV(96, 128, 64, 8, 1, false)
 BACKWARD_KV(128, 128, 32, 8, 1, true)
 BACKWARD_KV(256, 64, 16, 8, 2, false)
+#else
+FORWARD(32, 128, 64, 4, 2)
+FORWARD(64, 128, 64, 4, 2)
+FORWARD(96, 64, 32, 4, 2)
+FORWARD(128, 64, 32, 4, 2)
+FORWARD(256, 64, 32, 4, 2)
+
+BACKWARD_Q(32, 128, 32, 4, false)
+BACKWARD_Q(64, 64, 32, 4, false)
+BACKWARD_Q(96, 64, 32, 4, false)
+BACKWARD_Q(128, 64, 32, 4, false)
+BACKWARD_Q(256, 32, 16, 2, false)
+
+BACKWARD_KV(32, 128, 32, 4, 1, false)
+BACKWARD_KV(64, 64, 16, 4, 1, false)
+BACKWARD_KV(96, 64, 32, 4, 1, false)
+BACKWARD_KV(128, 64, 16, 4, 1, false)
+BACKWARD_KV(256, 16, 16, 4, 4, false)
+#endif

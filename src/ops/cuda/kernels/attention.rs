@@ -7,7 +7,7 @@ use burn::tensor::{DType, Tensor};
 use burn_cubecl::tensor::CubeTensor;
 
 use super::matrix::{dims, rows, scratch, stride};
-use super::stream::{Launch, note_memory};
+use super::stream::{Launch, note_memory, tiles_in_flight};
 use super::{table, uses_hopper};
 use crate::ops::custom::{custom, custom_of, side_by_side, spec};
 use crate::ops::plain::attention::{Attended, AttentionInputs, LseOrder};
@@ -30,9 +30,18 @@ struct Tiles {
     warps: usize,
 }
 
-/// Tiles of the forward, with the number of tiles of keys in flight; of the backward by queries; and by keys.
-fn tiles(head_dim: usize) -> (Tiles, usize, Tiles, Tiles) {
+/// Tiles of the forward on the GPU of `q`, with the number of tiles of keys in flight; of the backward by queries; and by keys.
+fn tiles(head_dim: usize, q: &CubeTensor) -> (Tiles, usize, Tiles, Tiles) {
     let tiles = |queries, keys, warps| Tiles { queries, keys, warps };
+    if tiles_in_flight(q) == 1 {
+        return match head_dim {
+            32 => (tiles(128, 64, 4), 2, tiles(128, 32, 4), tiles(32, 128, 4)),
+            64 => (tiles(128, 64, 4), 2, tiles(64, 32, 4), tiles(16, 64, 4)),
+            96 => (tiles(64, 32, 4), 2, tiles(64, 32, 4), tiles(32, 64, 4)),
+            128 => (tiles(64, 32, 4), 2, tiles(64, 32, 4), tiles(16, 64, 4)),
+            _ => (tiles(64, 32, 4), 2, tiles(32, 16, 2), tiles(16, 16, 4)),
+        };
+    }
     match head_dim {
         32 | 64 => (tiles(128, 64, 4), 4, tiles(128, 32, 4), tiles(32, 128, 4)),
         96 => (tiles(128, 64, 4), 3, tiles(128, 32, 4), tiles(64, 128, 8)),
@@ -41,16 +50,16 @@ fn tiles(head_dim: usize) -> (Tiles, usize, Tiles, Tiles) {
     }
 }
 
-/// [`attention`](crate::ops::attention::attention) of `bf16`; log-sum-exps are `[num_heads, tokens]`.
+/// [`attention`](crate::ops::attention::attention) of 16 bits; log-sum-exps are `[num_heads, tokens]`.
 pub(super) fn forward(AttentionInputs { qkv: [q, k, v], layout, heads }: AttentionInputs<'_>) -> Attended {
     let [tokens, width] = q.dims();
-    let outputs = [spec(DType::BF16, [tokens, width]), spec(DType::F32, [heads.num_heads * tokens])];
+    let outputs = [spec(q.dtype(), [tokens, width]), spec(DType::F32, [heads.num_heads * tokens])];
     let spans = layout.spans(heads.window, &q.device());
     let [first_key, order] = [spans.first_key, spans.order].map(Tensor::into_dispatch);
     let [q, k, v] = [q, k, v].map(|x| x.clone().into_dispatch());
     let run = move |[q, k, v, first_key, order]: [CubeTensor; 5], [o, lse]: &[CubeTensor; 2]| {
         let qkv = [q, k, v].map(rows);
-        let (tiles, stages, ..) = tiles(heads.head_dim);
+        let (tiles, stages, ..) = tiles(heads.head_dim, &qkv[0]);
         let forward = Kernel::new("forward", &qkv[0], heads.num_heads, heads, || {
             let shared = 2 * heads.head_dim * (tiles.queries + stages * tiles.keys);
             kernel("forward", heads.num_heads, tokens.div_ceil(tiles.queries), tiles, heads).shared(shared)
@@ -68,7 +77,7 @@ pub(super) fn backward(
     AttentionInputs { qkv: [q, k, v], layout, heads }: AttentionInputs<'_>,
 ) -> [Tensor<2>; 3] {
     let [tokens, _] = q.dims();
-    let outputs = side_by_side(tokens, [q, k, v].map(|x| x.dims()[1]));
+    let outputs = side_by_side(q, [q, k, v].map(|x| x.dims()[1]));
     let spans = layout.spans(heads.window, &q.device());
     let [q, k, v, d_o, o] = [q, k, v, d_o, &attended.o].map(|x| x.clone().into_dispatch());
     let [first_key, last_query, order] = [spans.first_key, spans.last_query, spans.order].map(Tensor::into_dispatch);
@@ -82,7 +91,7 @@ pub(super) fn backward(
         let sums = Launch::new(MODULE, "attention_delta", grid, DELTA_WARPS * WARP).read(&d_o).read(&o).write(&delta);
         sums.ints([stride(&d_o), stride(&o), tokens, num_heads, head_dim]).launch();
 
-        let (_, _, by_query, by_key) = tiles(head_dim);
+        let (_, _, by_query, by_key) = tiles(head_dim, &q);
         let inputs = [q, k, v, d_o];
         let queries = Kernel::new("backward_q", &inputs[0], num_heads, heads, || {
             let shared = 4 * head_dim * (by_query.queries + 2 * by_query.keys);

@@ -22,7 +22,7 @@ template <int N> INLINE int bits_of(const Sums<1, N> &x) {
 }
 
 // Writes the sums of a warpgroup by way of `tile`, 64 rows that are its own.
-template <int HEAD> INLINE void store_tile(const Sums<1, HEAD / 8> &sums, Shared tile, bf16 *to, int stride, int num_rows) {
+template <int HEAD> INLINE void store_tile(const Sums<1, HEAD / 8> &sums, Shared tile, Half *to, int stride, int num_rows) {
     const int warp_row = threadIdx.x % WARPGROUP / WARP * 16;
     store_rows<HEAD>(sums, tile + warp_row * HEAD * 2, to + (long long)warp_row * stride, stride, num_rows - warp_row);
 }
@@ -47,7 +47,7 @@ template <int KEYS, class Run> INLINE void for_items(const int *order, const int
 }
 
 template <int HEAD, int KEYS, int SLOTS>
-INLINE void forward(const TensorMap &q, const TensorMap &k, const TensorMap &v, const int *order, const int *first_key, bf16 *o,
+INLINE void forward(const TensorMap &q, const TensorMap &k, const TensorMap &v, const int *order, const int *first_key, Half *o,
                     float *lse, int o_stride, int tokens, int num_heads, int num_kv_heads, float scale) {
     constexpr int OWN = 64 * HEAD * 2, TILE = KEYS * HEAD * 2;
     const Shared q_tiles = dynamic_tiles(), o_tiles = q_tiles + 2 * OWN, tiles = o_tiles + 2 * OWN;
@@ -182,7 +182,7 @@ INLINE void forward(const TensorMap &q, const TensorMap &k, const TensorMap &v, 
 
 template <int HEAD, int KEYS, int SLOTS>
 INLINE void backward_q(const TensorMap &q, const TensorMap &k, const TensorMap &v, const TensorMap &d_o, const float *lse,
-                       const float *delta, const int *order, const int *first_key, bf16 *dq, int dq_stride, int tokens,
+                       const float *delta, const int *order, const int *first_key, Half *dq, int dq_stride, int tokens,
                        int num_heads, int num_kv_heads, float scale) {
     static_assert(KEYS == ROWS, "both warpgroups see the last tile");
     constexpr int OWN = 64 * HEAD * 2, TILE = KEYS * HEAD * 2;
@@ -305,7 +305,7 @@ INLINE void backward_q(const TensorMap &q, const TensorMap &k, const TensorMap &
 // A tile of queries has 64 rows.
 template <int HEAD, int QUERIES, int SLOTS>
 INLINE void backward_kv(const TensorMap &q, const TensorMap &k, const TensorMap &v, const TensorMap &d_o, const float *lse,
-                        const float *delta, const int *last_query, bf16 *dk, bf16 *dv, int dk_stride, int dv_stride, int tokens,
+                        const float *delta, const int *last_query, Half *dk, Half *dv, int dk_stride, int dv_stride, int tokens,
                         int num_heads, int num_kv_heads, float scale) {
     static_assert(QUERIES == 64, "a box");
     constexpr int OWN = 64 * HEAD * 2, TILE = 2 * OWN;
@@ -436,20 +436,20 @@ INLINE void backward_kv(const TensorMap &q, const TensorMap &k, const TensorMap 
 #define MAP const __grid_constant__ TensorMap
 #define FORWARD(HEAD, KEYS, SLOTS)                                                                                               \
     extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_hopper_forward_##HEAD(                                    \
-        MAP q, MAP k, MAP v, const int *order, const int *first_key, bf16 *o, float *lse, int o_stride, int tokens,              \
+        MAP q, MAP k, MAP v, const int *order, const int *first_key, Half *o, float *lse, int o_stride, int tokens,              \
         int num_heads, int num_kv_heads, float scale) {                                                                          \
         forward<HEAD, KEYS, SLOTS>(q, k, v, order, first_key, o, lse, o_stride, tokens, num_heads, num_kv_heads, scale);         \
     }
 #define BACKWARD_Q(HEAD, KEYS, SLOTS)                                                                                            \
     extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_hopper_backward_q_##HEAD(                                 \
-        MAP q, MAP k, MAP v, MAP d_o, const float *lse, const float *delta, const int *order, const int *first_key, bf16 *dq,    \
+        MAP q, MAP k, MAP v, MAP d_o, const float *lse, const float *delta, const int *order, const int *first_key, Half *dq,    \
         int dq_stride, int tokens, int num_heads, int num_kv_heads, float scale) {                                               \
         backward_q<HEAD, KEYS, SLOTS>(q, k, v, d_o, lse, delta, order, first_key, dq, dq_stride, tokens, num_heads,              \
                                       num_kv_heads, scale);                                                                      \
     }
 #define BACKWARD_KV(HEAD, QUERIES, SLOTS)                                                                                        \
     extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_hopper_backward_kv_##HEAD(                                \
-        MAP q, MAP k, MAP v, MAP d_o, const float *lse, const float *delta, const int *last_query, bf16 *dk, bf16 *dv,           \
+        MAP q, MAP k, MAP v, MAP d_o, const float *lse, const float *delta, const int *last_query, Half *dk, Half *dv,           \
         int dk_stride, int dv_stride, int tokens, int num_heads, int num_kv_heads, float scale) {                                \
         backward_kv<HEAD, QUERIES, SLOTS>(q, k, v, d_o, lse, delta, last_query, dk, dv, dk_stride, dv_stride, tokens, num_heads, \
                                           num_kv_heads, scale);                                                                  \

@@ -2,8 +2,8 @@
 // the new tokens, `attend_to_chunks` computes the attention on each chunk of 256 keys, and `join_chunks` sums it over these in their
 // order (Dao et al., 2023, Flash-Decoding). No sum depends on what other texts are in the launch.
 //
-// q, k, v: bf16, a row a token, those of a text one behind the other; strides and head_dim, at most 256, are multiples of 8, pointers
-// of 16 bytes. Caches: bf16, [num_kv_heads, capacity, head_dim]. A token sees the keys up to its own position, of a window
+// q, k, v: Half, a row a token, those of a text one behind the other; strides and head_dim, at most 256, are multiples of 8, pointers
+// of 16 bytes. Caches: Half, [num_kv_heads, capacity, head_dim]. A token sees the keys up to its own position, of a window
 // only the last so many (0: all). Of a launch the rows are those from first_row on.
 #include "eight.cuh"
 
@@ -12,7 +12,7 @@ enum { THREADS = 128, CHUNK = 256, QUERIES = 8, WIDTH = 256, TEXTS = 64 };
 
 struct Texts {
     struct {
-        bf16 *keys, *values;
+        Half *keys, *values;
         unsigned capacity, first_row;
         // Of its first row.
         long long position;
@@ -38,7 +38,7 @@ struct Seen {
 
 // Grid: rows, num_kv_heads * head_dim / 1024 upwards.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    append_to_caches(const bf16 *k, const bf16 *v, const __grid_constant__ Texts texts, int num_texts, int first_row, int k_stride, int v_stride,
+    append_to_caches(const Half *k, const Half *v, const __grid_constant__ Texts texts, int num_texts, int first_row, int k_stride, int v_stride,
                      int num_kv_heads, int head_dim) {
     const int row = first_row + blockIdx.x, column = (blockIdx.y * THREADS + threadIdx.x) * 8;
     if (column >= num_kv_heads * head_dim) return;
@@ -52,7 +52,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 // the sum of these exp2. Scores are those of base 2; `cap` 0 is none. Grid: rows, num_kv_heads * (heads of a group / 8 upwards),
 // chunks.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    attend_to_chunks(const bf16 *q, float *sums, float *ends, const __grid_constant__ Texts texts, int num_texts, int first_row, int q_stride, int num_heads,
+    attend_to_chunks(const Half *q, float *sums, float *ends, const __grid_constant__ Texts texts, int num_texts, int first_row, int q_stride, int num_heads,
                      int num_kv_heads, int head_dim, int window, float scale, float cap) {
     __shared__ float queries[QUERIES * WIDTH], weights[QUERIES][CHUNK];
     const int row = first_row + blockIdx.x, chunk = blockIdx.z, chunks = gridDim.z;
@@ -63,9 +63,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const int group = num_heads / num_kv_heads, tiles = (group + QUERIES - 1) / QUERIES, kv_head = blockIdx.y / tiles;
     const int head = kv_head * group + blockIdx.y % tiles * QUERIES, count = min(QUERIES, group - (int)(blockIdx.y % tiles) * QUERIES);
     const long long cache = (long long)kv_head * texts.of[text].capacity * head_dim;
-    const bf16 *keys = texts.of[text].keys + cache, *values = texts.of[text].values + cache;
+    const Half *keys = texts.of[text].keys + cache, *values = texts.of[text].values + cache;
 
-    const bf16 *own = q + (long long)row * q_stride + head * head_dim;
+    const Half *own = q + (long long)row * q_stride + head * head_dim;
     for (int i = threadIdx.x * 8; i < count * head_dim; i += THREADS * 8) {
         const Eight x(own + i);
 #pragma unroll
@@ -124,7 +124,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             for (int query = 0; query < QUERIES; query++) {
                 if (query >= count) break;
                 const float weight = weights[query][key - chunk * CHUNK];
-                low[query] += weight * low_bf16(pair), high[query] += weight * high_bf16(pair);
+                low[query] += weight * low_half(pair), high[query] += weight * high_half(pair);
             }
         }
         // The queries are no longer needed.
@@ -143,9 +143,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
 }
 
-// o: bf16, [.., num_heads * head_dim]; lse: f32, [.., num_heads], natural logarithms. Grid: rows, num_heads.
+// o: Half, [.., num_heads * head_dim]; lse: f32, [.., num_heads], natural logarithms. Grid: rows, num_heads.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    join_chunks(const float *sums, const float *ends, bf16 *o, float *lse, const __grid_constant__ Texts texts, int num_texts, int first_row, int num_heads,
+    join_chunks(const float *sums, const float *ends, Half *o, float *lse, const __grid_constant__ Texts texts, int num_texts, int first_row, int num_heads,
                 int head_dim, int chunks, int window) {
     const int row = first_row + blockIdx.x, head = blockIdx.y, column = threadIdx.x * 2;
     const Seen seen(texts.position(texts.text_of(row, num_texts), row), window);
@@ -161,6 +161,6 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         }
     }
     if (column < head_dim)
-        *(unsigned *)(o + ((long long)row * num_heads + head) * head_dim + column) = bf16_pair(low / sum, high / sum);
+        *(unsigned *)(o + ((long long)row * num_heads + head) * head_dim + column) = half_pair(low / sum, high / sum);
     if (threadIdx.x == 0) lse[(long long)row * num_heads + head] = most / LOG2_E + logf(sum);
 }

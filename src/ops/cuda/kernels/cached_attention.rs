@@ -93,7 +93,7 @@ pub(super) fn append(texts: TextsOnDevice, kv: [&Tensor<2>; 2]) -> Vec<[Tensor<3
 pub(super) fn attend(texts: &TextsOnDevice, q: &Tensor<2>) -> Attended {
     let (spans, [num_rows, width]) = (Texts::of(texts), q.dims());
     let heads @ Heads { num_heads, num_kv_heads, head_dim, .. } = spans.heads;
-    let outputs = [spec(DType::BF16, [num_rows, width]), spec(DType::F32, [num_rows * num_heads])].map(Output::New);
+    let outputs = [spec(q.dtype(), [num_rows, width]), spec(DType::F32, [num_rows * num_heads])].map(Output::New);
     let held = texts.held.iter().flatten().map(|held| held.clone().into_dispatch());
     let inputs = std::iter::once(q.clone().into_dispatch()).chain(held);
     let [o, lse] = launch("cached_attention", inputs, outputs, move |[q], held, [o, lse]| {

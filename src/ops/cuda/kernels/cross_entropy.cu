@@ -1,4 +1,4 @@
-// Cross-entropy of rows of logits, bf16, [rows, vocab_size], rows `stride` elements apart, any number of them: losses[row] = lse
+// Cross-entropy of rows of logits, Half, [rows, vocab_size], rows `stride` elements apart, any number of them: losses[row] = lse
 // - logits[row][target], in f32, and over the logits the gradient weight (softmax - onehot).
 //
 // Two passes of a block over its row: of 128256 logits 256 KB, so those of a GPU's blocks about fill its L2. The second pass goes
@@ -10,10 +10,10 @@ enum { THREADS = 1024 };
 
 // The logits from 16 bytes to 16 bytes; the first and the last chunk may be in part of other rows.
 struct Row {
-    bf16 *logits;
+    Half *logits;
     int size, before;
 
-    INLINE Row(bf16 *logits, int size) : logits(logits), size(size), before((long long)logits / 2 % 8) {}
+    INLINE Row(Half *logits, int size) : logits(logits), size(size), before((long long)logits / 2 % 8) {}
     INLINE int num_chunks() const { return (before + size + 7) / 8; }
     INLINE bool is_whole(int first) const { return first >= 0 && first + 8 <= size; }
     INLINE bool has(int i) const { return i >= 0 && i < size; }
@@ -23,7 +23,7 @@ struct Row {
         if (is_whole(first)) return Eight(logits + first);
         Eight x;
 #pragma unroll
-        for (int i = 0; i < 8; i++) x.of[i] = has(first + i) ? low_bf16(logits[first + i]) : -INFINITY;
+        for (int i = 0; i < 8; i++) x.of[i] = has(first + i) ? low_half(logits[first + i]) : -INFINITY;
         return x;
     }
 
@@ -31,7 +31,7 @@ struct Row {
         if (is_whole(first)) return x.store(logits + first);
 #pragma unroll
         for (int i = 0; i < 8; i++)
-            if (has(first + i)) logits[first + i] = (bf16)bf16_pair(x.of[i], 0);
+            if (has(first + i)) logits[first + i] = (Half)half_pair(x.of[i], 0);
     }
 };
 
@@ -51,11 +51,11 @@ template <class Combine> INLINE float over_block(float x, Combine combine) {
 
 // The gradient is that of the losses times `scale`; without `has_grad` the logits stay. Grid: rows; block: 1024.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    cross_entropy(bf16 *logits, const int *targets, float *losses, long long stride, int vocab_size, float scale,
+    cross_entropy(Half *logits, const int *targets, float *losses, long long stride, int vocab_size, float scale,
                   int has_grad) {
     const Row row(logits + blockIdx.x * stride, vocab_size);
     const int num_chunks = row.num_chunks(), target = targets[blockIdx.x];
-    const float of_target = low_bf16(row.logits[target]);
+    const float of_target = low_half(row.logits[target]);
     float largest = -INFINITY, sum = 0;
 #pragma unroll 2
     for (int chunk = threadIdx.x; chunk < num_chunks; chunk += THREADS) {

@@ -1,4 +1,4 @@
-// A matrix of codes as bf16: out[i] = (table[code i] - zero) * scale, each of the scales and zeros of a block of numbers.
+// A matrix of codes as Half: out[i] = (table[code i] - zero) * scale, each of the scales and zeros of a block of numbers.
 //
 // codes: bytes; of four bits, two to a byte, the first in the upper half. table: f32, [256, codes of a byte], what the codes of
 // each byte stand for. scales: f32, one for each `block_len` numbers, which is a multiple of 8. zeros: likewise, or null.
@@ -10,7 +10,7 @@ enum { THREADS = 256, NESTED_LEN = 256 };
 
 template <bool IS_FOUR_BITS>
 INLINE void decode(const unsigned char *codes, const float *table, const float *scales, const float *zeros,
-                   const unsigned char *nested_codes, const float *nested_table, bf16 *out, long long len, int block_len,
+                   const unsigned char *nested_codes, const float *nested_table, Half *out, long long len, int block_len,
                    float offset) {
     constexpr int NUMBERS = IS_FOUR_BITS ? 16 : 256;
     // Of sixteen numbers, each has a bank of its own.
@@ -47,7 +47,7 @@ INLINE void decode(const unsigned char *codes, const float *table, const float *
 #define DECODE(BITS, IS_FOUR_BITS)                                                                                               \
     extern "C" __global__ void __launch_bounds__(THREADS)                                                                        \
         decode_##BITS(const unsigned char *codes, const float *table, const float *scales, const float *zeros,                   \
-                      const unsigned char *nested_codes, const float *nested_table, bf16 *out, long long len, int block_len,     \
+                      const unsigned char *nested_codes, const float *nested_table, Half *out, long long len, int block_len,     \
                       float offset) {                                                                                            \
         decode<IS_FOUR_BITS>(codes, table, scales, zeros, nested_codes, nested_table, out, len, block_len, offset);              \
     }

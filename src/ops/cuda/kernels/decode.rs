@@ -1,4 +1,4 @@
-//! Matrices of codes as `bf16`, for products, by the kernel of `decode.cu`.
+//! Matrices of codes as numbers of 16 bits, for products, by the kernel of `decode.cu`.
 
 use burn::backend::DispatchTensor;
 use burn::tensor::{DType, Tensor};
@@ -19,10 +19,10 @@ pub(super) fn takes(matrix: &Quantised) -> bool {
     matrix.shape[1].is_multiple_of(NUMBERS) && matrix.block_len.is_multiple_of(NUMBERS) && matrix.block_len > 0
 }
 
-/// The matrix rounded to `bf16`, `[out_features, in_features]`.
-pub(super) fn decoded(matrix: &Quantised) -> Tensor<2> {
+/// The matrix rounded to `dtype`, `[out_features, in_features]`.
+pub(super) fn decoded(matrix: &Quantised, dtype: DType) -> Tensor<2> {
     let (decoding, inputs) = Decoding::new(matrix);
-    let output = Output::New(spec(DType::BF16, matrix.shape));
+    let output = Output::New(spec(dtype, matrix.shape));
     let [out] = launch("decode", inputs, [output], move |[], inputs, [out]| decoding.launch(inputs, out));
     Tensor::from_dispatch(out)
 }

@@ -1,16 +1,16 @@
 // The gated delta rule (Yang et al., 2025, https://arxiv.org/abs/2412.06464) in chunks of 64 tokens, as src/ops/delta_rule.rs
-// describes it: forward and backward of bf16, for keys of 128 numbers.
+// describes it: forward and backward of Half, for keys of 128 numbers.
 //
 // What a chunk does by itself is computed for all chunks at a time: `prepare`, and of the backward `chunks` and `keys`. Only the
 // state goes from chunk to chunk: a block has 32 of its columns, which do not know of each other, and goes along a document.
-// Operands of products are rounded to bf16; states, and their gradients, are summed in f32. Every sum has one order.
+// Operands of products are rounded to Half; states, and their gradients, are summed in f32. Every sum has one order.
 //
 // Queries and keys are multiplied by their factors, 1 / sqrt(|x|^2 + eps), with other numbers of their row where these are rounded.
 //
-// qkv: bf16, [tokens, qkv_stride]: queries and keys of num_key_heads, values of num_value_heads, which share key heads evenly.
+// qkv: Half, [tokens, qkv_stride]: queries and keys of num_key_heads, values of num_value_heads, which share key heads evenly.
 // decay, strength: f32, [tokens, num_value_heads]. chunks: (first token, tokens, negative outside of all documents, where outputs
 // are zeros); documents: (first chunk, chunks). For every chunk and value head: sums of decays, f32 [64]; inverse and weights,
-// bf16 [64, 64]; states before it and their gradients behind it, bf16 [128, value_head_dim]. factors: f32, for every chunk and key
+// Half [64, 64]; states before it and their gradients behind it, Half [128, value_head_dim]. factors: f32, for every chunk and key
 // head, of queries, [64], with the root of their width, then of keys. value_head_dim is a multiple of 32, pointers of 16 bytes.
 #include "tile.cuh"
 
@@ -69,7 +69,7 @@ template <int WIDTH, int M, int N> INLINE void store_tile(const Sums<M, N> &sums
 #pragma unroll
     for (int i = 0; i < M * N * 2; i++)
         store_shared(own.at(i / (N * 2) * 16 + i % 2 * 8, first_chunk + i / 2 % N) + lane % 4 * 4,
-                     bf16_pair(sums[i / (N * 2)][i / 2 % N][i % 2 * 2], sums[i / (N * 2)][i / 2 % N][i % 2 * 2 + 1]));
+                     half_pair(sums[i / (N * 2)][i / 2 % N][i % 2 * 2], sums[i / (N * 2)][i / 2 % N][i % 2 * 2 + 1]));
 }
 
 // Rows of sums times a number for each.
@@ -108,7 +108,7 @@ INLINE float square_of_row(Shared tile, int row) {
         const uint4 x = load_shared_16_bytes(lane.at(0, i));
         const unsigned pairs[4] = {x.x, x.y, x.z, x.w};
 #pragma unroll
-        for (int j = 0; j < 4; j++) sum += low_bf16(pairs[j]) * low_bf16(pairs[j]) + high_bf16(pairs[j]) * high_bf16(pairs[j]);
+        for (int j = 0; j < 4; j++) sum += low_half(pairs[j]) * low_half(pairs[j]) + high_half(pairs[j]) * high_half(pairs[j]);
     }
     return sum;
 }
@@ -116,8 +116,8 @@ INLINE float square_of_row(Shared tile, int row) {
 // Sums of decays, factors, weights P and the inverse of I + A. Grid: (chunks, num_key_heads), block 128, dynamic shared memory
 // 33280 bytes.
 extern "C" __global__ void __launch_bounds__(128)
-    delta_rule_prepare(const bf16 *qkv, const float *decay, const float *strength, const int2 *chunks, float *sums, float *factors,
-                       bf16 *inverse, bf16 *weights, int qkv_stride, int num_key_heads, int num_value_heads) {
+    delta_rule_prepare(const Half *qkv, const float *decay, const float *strength, const int2 *chunks, float *sums, float *factors,
+                       Half *inverse, Half *weights, int qkv_stride, int num_key_heads, int num_value_heads) {
     // A and its inverse in f32 take the place of queries and keys.
     enum { STRIDE = CHUNK + 1 };
     __shared__ float of_query[CHUNK], of_key[CHUNK], c[CHUNK], b[CHUNK];
@@ -169,7 +169,7 @@ extern "C" __global__ void __launch_bounds__(128)
                 a[row * STRIDE + at] = at < row ? kk[0][i / 4][i % 4 + j] * of_key[row] * decayed * b[row] : 0;
                 t[row * STRIDE + at] = at == row;
             }
-            *(unsigned *)(weights + own * CHUNK * CHUNK + row * CHUNK + column) = bf16_pair(p[0], p[1]);
+            *(unsigned *)(weights + own * CHUNK * CHUNK + row * CHUNK + column) = half_pair(p[0], p[1]);
         }
         __syncthreads();
         // A column by two threads, row after row: those of the inverse before it times the row of A.
@@ -185,7 +185,7 @@ extern "C" __global__ void __launch_bounds__(128)
         __syncthreads();
         for (int i = thread * 2; i < CHUNK * CHUNK; i += 256) {
             const float *from = t + i / CHUNK * STRIDE + i % CHUNK;
-            *(unsigned *)(inverse + own * CHUNK * CHUNK + i) = bf16_pair(from[0], from[1]);
+            *(unsigned *)(inverse + own * CHUNK * CHUNK + i) = half_pair(from[0], from[1]);
         }
         __syncthreads();
     }
@@ -209,15 +209,15 @@ struct Slice {
     }
 };
 
-INLINE void clear_rows(bf16 *to, int stride, int first_row, int num_rows) {
+INLINE void clear_rows(Half *to, int stride, int first_row, int num_rows) {
     for (int i = threadIdx.x; i < num_rows * SLICE / 8; i += blockDim.x)
         *(uint4 *)(to + (long long)(first_row + i / (SLICE / 8)) * stride + i % (SLICE / 8) * 8) = make_uint4(0, 0, 0, 0);
 }
 
 // The states along a document: to read from them, or, of IS_KEPT, to keep them and what is written to them.
 template <bool IS_KEPT>
-INLINE void forward(const bf16 *qkv, const float *strength, const int2 *chunks, const int2 *documents, const float *sums,
-                    const float *factors, const bf16 *inverse, const bf16 *weights, bf16 *out, bf16 *states, int qkv_stride,
+INLINE void forward(const Half *qkv, const float *strength, const int2 *chunks, const int2 *documents, const float *sums,
+                    const float *factors, const Half *inverse, const Half *weights, Half *out, Half *states, int qkv_stride,
                     const Shape &shape) {
     __shared__ Tokens numbers;
     // Values become what is multiplied by the inverse.
@@ -267,8 +267,8 @@ INLINE void forward(const bf16 *qkv, const float *strength, const int2 *chunks, 
                 const int half = i % 2;
                 const unsigned pair = __float_as_uint(load_shared(own_values.at(half * 8, i / 2) + lane % 4 * 4));
                 const float b = numbers.strength[half ? high : low];
-                u[0][i / 2][half * 2] = b * (low_bf16(pair) - known[half] * u[0][i / 2][half * 2]);
-                u[0][i / 2][half * 2 + 1] = b * (high_bf16(pair) - known[half] * u[0][i / 2][half * 2 + 1]);
+                u[0][i / 2][half * 2] = b * (low_half(pair) - known[half] * u[0][i / 2][half * 2]);
+                u[0][i / 2][half * 2 + 1] = b * (high_half(pair) - known[half] * u[0][i / 2][half * 2 + 1]);
             }
             store_tile<SLICE, 1, 4>(u, v, warp * 16);
         }
@@ -316,8 +316,8 @@ INLINE void forward(const bf16 *qkv, const float *strength, const int2 *chunks, 
 // o, [tokens, num_value_heads * value_head_dim]. Grid: (num_value_heads * value_head_dim / 32, documents), block 128, dynamic
 // shared memory 69632 bytes.
 extern "C" __global__ void __launch_bounds__(128)
-    delta_rule_forward(const bf16 *qkv, const float *strength, const int2 *chunks, const int2 *documents, const float *sums,
-                       const float *factors, const bf16 *inverse, const bf16 *weights, bf16 *o, int qkv_stride, int num_key_heads,
+    delta_rule_forward(const Half *qkv, const float *strength, const int2 *chunks, const int2 *documents, const float *sums,
+                       const float *factors, const Half *inverse, const Half *weights, Half *o, int qkv_stride, int num_key_heads,
                        int num_value_heads, int value_head_dim) {
     forward<false>(qkv, strength, chunks, documents, sums, factors, inverse, weights, o, nullptr, qkv_stride,
                    {num_key_heads, num_value_heads, value_head_dim});
@@ -325,8 +325,8 @@ extern "C" __global__ void __launch_bounds__(128)
 
 // states, and W in `written`, as o. Grid and block likewise, dynamic shared memory 40960 bytes.
 extern "C" __global__ void __launch_bounds__(128)
-    delta_rule_states(const bf16 *qkv, const float *strength, const int2 *chunks, const int2 *documents, const float *sums,
-                      const float *factors, const bf16 *inverse, bf16 *written, bf16 *states, int qkv_stride, int num_key_heads,
+    delta_rule_states(const Half *qkv, const float *strength, const int2 *chunks, const int2 *documents, const float *sums,
+                      const float *factors, const Half *inverse, Half *written, Half *states, int qkv_stride, int num_key_heads,
                       int num_value_heads, int value_head_dim) {
     forward<true>(qkv, strength, chunks, documents, sums, factors, inverse, nullptr, written, states, qkv_stride,
                   {num_key_heads, num_value_heads, value_head_dim});
@@ -335,9 +335,9 @@ extern "C" __global__ void __launch_bounds__(128)
 // From the end of a document to its start: gradients of the states behind every chunk, of values, dv, [tokens, dv_stride], and of
 // what the inverse is multiplied with, d_known, as o. Grid and block as of the forward, dynamic shared memory 65536 bytes.
 extern "C" __global__ void __launch_bounds__(128)
-    delta_rule_backward_states(const bf16 *d_o, const bf16 *qkv, const float *strength, const int2 *chunks, const int2 *documents,
-                               const float *sums, const float *factors, const bf16 *inverse, const bf16 *weights, bf16 *d_known,
-                               bf16 *d_states, bf16 *dv, int d_o_stride, int qkv_stride, int dv_stride, int num_key_heads,
+    delta_rule_backward_states(const Half *d_o, const Half *qkv, const float *strength, const int2 *chunks, const int2 *documents,
+                               const float *sums, const float *factors, const Half *inverse, const Half *weights, Half *d_known,
+                               Half *d_states, Half *dv, int d_o_stride, int qkv_stride, int dv_stride, int num_key_heads,
                                int num_value_heads, int value_head_dim) {
     __shared__ Tokens numbers;
     const Shape shape = {num_key_heads, num_value_heads, value_head_dim};
@@ -396,7 +396,7 @@ extern "C" __global__ void __launch_bounds__(128)
             for (int i = 0; i < 8; i++) {
                 const Shared at = own_rows.at(i % 2 * 8, i / 2) + lane % 4 * 4;
                 const unsigned pair = __float_as_uint(load_shared(at));
-                store_shared(at, bf16_pair(low_bf16(pair) * of[i % 2], high_bf16(pair) * of[i % 2]));
+                store_shared(at, half_pair(low_half(pair) * of[i % 2], high_half(pair) * of[i % 2]));
             }
             __syncthreads();
             const Shared own_known = known + warp * 16 * SLICE * 2;
@@ -444,7 +444,7 @@ INLINE float dot_of_eight(Shared a, Shared b) {
     float sum = 0;
 #pragma unroll
     for (int i = 0; i < 4; i++)
-        sum += low_bf16(left[i]) * low_bf16(right[i]) + high_bf16(left[i]) * high_bf16(right[i]);
+        sum += low_half(left[i]) * low_half(right[i]) + high_half(left[i]) * high_half(right[i]);
     return sum;
 }
 
@@ -457,7 +457,7 @@ INLINE float2 dot_of_rows(const Sums<1, 8> &sums, Shared tile, int low, int firs
 #pragma unroll
     for (int i = 0; i < 16; i++) {
         const unsigned pair = __float_as_uint(load_shared(own.at(i % 2 * 8, first_chunk + i / 2) + lane % 4 * 4));
-        dots[i % 2] += sums[0][i / 2][i % 2 * 2] * low_bf16(pair) + sums[0][i / 2][i % 2 * 2 + 1] * high_bf16(pair);
+        dots[i % 2] += sums[0][i / 2][i % 2 * 2] * low_half(pair) + sums[0][i / 2][i % 2 * 2 + 1] * high_half(pair);
     }
 #pragma unroll
     for (int i = 0; i < 2; i++) {
@@ -482,9 +482,9 @@ INLINE void store_f32(const Sums<1, 8> &sums, float *to, long long stride, int n
 // What a chunk has by itself: gradients of normed queries and keys by value head, f32, [tokens, num_value_heads, 128], of decays and of
 // the logarithms of strengths. Grid: (chunks, num_value_heads), block 256, dynamic shared memory 61440 bytes.
 extern "C" __global__ void __launch_bounds__(256)
-    delta_rule_backward_chunks(const bf16 *d_o, const bf16 *qkv, const float *strength, const int2 *chunks, const float *sums,
-                               const float *factors, const bf16 *written, const bf16 *d_known, const bf16 *states,
-                               const bf16 *d_states, float *d_queries, float *d_keys, float *d_decay, float *d_strength,
+    delta_rule_backward_chunks(const Half *d_o, const Half *qkv, const float *strength, const int2 *chunks, const float *sums,
+                               const float *factors, const Half *written, const Half *d_known, const Half *states,
+                               const Half *d_states, float *d_queries, float *d_keys, float *d_decay, float *d_strength,
                                int d_o_stride, int qkv_stride, int num_key_heads, int num_value_heads, int value_head_dim) {
     __shared__ Tokens numbers;
     __shared__ float by_row[2][CHUNK], of_state[8];
@@ -610,7 +610,7 @@ extern "C" __global__ void __launch_bounds__(256)
 // Gradients of queries and keys, in their columns of dqkv, from those of normed ones by value head. Grid: tokens * num_key_heads / 4
 // upwards, block 256: a warp a query or key.
 extern "C" __global__ void __launch_bounds__(256)
-    delta_rule_backward_keys(const bf16 *qkv, const float *d_queries, const float *d_keys, bf16 *dqkv, int qkv_stride,
+    delta_rule_backward_keys(const Half *qkv, const float *d_queries, const float *d_keys, Half *dqkv, int qkv_stride,
                              int dqkv_stride, int tokens, int num_key_heads, int num_value_heads) {
     const int lane = threadIdx.x % WARP, of_token = num_key_heads * 2, group = num_value_heads / num_key_heads;
     const long long row = (long long)blockIdx.x * 8 + threadIdx.x / WARP, token = row / of_token;
@@ -624,7 +624,7 @@ extern "C" __global__ void __launch_bounds__(256)
         gradient[0] += of_head.x, gradient[1] += of_head.y, gradient[2] += of_head.z, gradient[3] += of_head.w;
     }
     const uint2 pairs = *(const uint2 *)(qkv + token * qkv_stride + head * KEY + lane * 4);
-    const float x[4] = {low_bf16(pairs.x), high_bf16(pairs.x), low_bf16(pairs.y), high_bf16(pairs.y)};
+    const float x[4] = {low_half(pairs.x), high_half(pairs.x), low_half(pairs.y), high_half(pairs.y)};
     float square = 0, along = 0;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
@@ -640,5 +640,5 @@ extern "C" __global__ void __launch_bounds__(256)
 #pragma unroll
     for (int i = 0; i < 4; i++) gradient[i] = (gradient[i] - x[i] * along) * factor;
     *(uint2 *)(dqkv + token * dqkv_stride + head * KEY + lane * 4) =
-        make_uint2(bf16_pair(gradient[0], gradient[1]), bf16_pair(gradient[2], gradient[3]));
+        make_uint2(half_pair(gradient[0], gradient[1]), half_pair(gradient[2], gradient[3]));
 }

@@ -59,7 +59,7 @@ impl Operands {
         let DeltaHeads { num_key_heads, num_value_heads, .. } = self.heads;
         let of_values = |len: usize, dtype| scratch(&self.qkv, [self.num_chunks * num_value_heads * len], dtype);
         let factors = scratch(&self.qkv, [self.num_chunks * num_key_heads * 2 * CHUNK_TOKENS], DType::F32);
-        let [inverse, weights] = [0, 1].map(|_| of_values(CHUNK_TOKENS * CHUNK_TOKENS, DType::BF16));
+        let [inverse, weights] = [0, 1].map(|_| of_values(CHUNK_TOKENS * CHUNK_TOKENS, self.qkv.dtype));
         let prepared = Prepared { sums: of_values(CHUNK_TOKENS, DType::F32), factors, inverse, weights };
         let grid = [self.num_chunks, num_key_heads, 1];
         let launch = Launch::new(MODULE, "delta_rule_prepare", grid, THREADS).shared(OF_PREPARE);
@@ -96,8 +96,8 @@ impl Operands {
         let (prepared, heads, qkv) = (self.prepared(), self.heads, &self.qkv);
         let DeltaHeads { num_key_heads, num_value_heads, key_head_dim, .. } = heads;
         let tokens = qkv.meta.shape()[0];
-        let of_tokens = || scratch(qkv, [tokens, heads.value_width()], DType::BF16);
-        let of_chunks = || scratch(qkv, [self.num_chunks * num_value_heads * heads.state_len()], DType::BF16);
+        let of_tokens = || scratch(qkv, [tokens, heads.value_width()], qkv.dtype);
+        let of_chunks = || scratch(qkv, [self.num_chunks * num_value_heads * heads.state_len()], qkv.dtype);
         let (written, d_known, states, d_states) = (of_tokens(), of_tokens(), of_chunks(), of_chunks());
         let launch = self.read(self.along("delta_rule_states", OF_STATES).read(qkv), &prepared);
         launch.write(&written).write(&states).ints([stride(qkv)]).ints(self.sizes()).launch();
@@ -131,7 +131,7 @@ pub(super) fn forward(inputs: DeltaInputs<'_>) -> Tensor<2> {
     let heads = inputs.heads;
     let ChunkTable { chunks, documents, num_chunks, num_documents } =
         inputs.layout.chunk_table(CHUNK_TOKENS, &inputs.qkv.device());
-    let outputs = [spec(DType::BF16, [inputs.qkv.dims()[0], heads.value_width()])];
+    let outputs = [spec(inputs.qkv.dtype(), [inputs.qkv.dims()[0], heads.value_width()])];
     let [qkv, decay, strength] =
         [inputs.qkv, &inputs.gates.decay, &inputs.gates.strength].map(|x| x.clone().into_dispatch());
     let inputs = [qkv, decay, strength, chunks.into_dispatch(), documents.into_dispatch()];
@@ -147,7 +147,7 @@ pub(super) fn backward(d_o: &Tensor<2>, inputs: DeltaInputs<'_>) -> (Tensor<2>, 
     let ChunkTable { chunks, documents, num_chunks, num_documents } =
         inputs.layout.chunk_table(CHUNK_TOKENS, &inputs.qkv.device());
     let of_gates = spec(DType::F32, inputs.gates.decay.dims());
-    let outputs = [spec(DType::BF16, inputs.qkv.dims()), of_gates.clone(), of_gates];
+    let outputs = [spec(inputs.qkv.dtype(), inputs.qkv.dims()), of_gates.clone(), of_gates];
     let [d_o, qkv, decay, strength] =
         [d_o, inputs.qkv, &inputs.gates.decay, &inputs.gates.strength].map(|x| x.clone().into_dispatch());
     let inputs = [d_o, qkv, decay, strength, chunks.into_dispatch(), documents.into_dispatch()];

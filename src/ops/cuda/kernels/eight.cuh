@@ -1,4 +1,4 @@
-// Eight values of a row, which lie at a multiple of 16 bytes if they are bf16: what a thread reads and writes at once.
+// Eight values of a row, which lie at a multiple of 16 bytes if they are Half: what a thread reads and writes at once.
 #pragma once
 #include "common.cuh"
 
@@ -7,11 +7,11 @@ struct Eight {
 
     Eight() = default;
 
-    INLINE explicit Eight(const bf16 *from) {
+    INLINE explicit Eight(const Half *from) {
         const uint4 x = *(const uint4 *)from;
         const unsigned pairs[4] = {x.x, x.y, x.z, x.w};
 #pragma unroll
-        for (int i = 0; i < 4; i++) of[2 * i] = low_bf16(pairs[i]), of[2 * i + 1] = high_bf16(pairs[i]);
+        for (int i = 0; i < 4; i++) of[2 * i] = low_half(pairs[i]), of[2 * i + 1] = high_half(pairs[i]);
     }
 
     INLINE explicit Eight(const float *from) {
@@ -20,10 +20,10 @@ struct Eight {
         of[4] = high.x, of[5] = high.y, of[6] = high.z, of[7] = high.w;
     }
 
-    INLINE void store(bf16 *to) const {
+    INLINE void store(Half *to) const {
         unsigned pairs[4];
 #pragma unroll
-        for (int i = 0; i < 4; i++) pairs[i] = bf16_pair(of[2 * i], of[2 * i + 1]);
+        for (int i = 0; i < 4; i++) pairs[i] = half_pair(of[2 * i], of[2 * i + 1]);
         *(uint4 *)to = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
     }
 };

@@ -1,6 +1,6 @@
 // Tokens of a mixture to their experts: which ones, where their rows lie when sorted by expert, to these places, and back.
 //
-// Matrices are bf16 with widths and strides that are multiples of 8, pointers of 16 bytes. A token has `per_token` experts, and slot
+// Matrices are Half with widths and strides that are multiples of 8, pointers of 16 bytes. A token has `per_token` experts, and slot
 // token * per_token + j is its j-th: slots is the slot of every sorted row, places the sorted row of every slot, chosen its expert;
 // weights f32 by slot, or null for ones. Sums are in f32, in the order of a token's experts.
 #include "eight.cuh"
@@ -91,7 +91,7 @@ extern "C" __global__ void __launch_bounds__(SORTERS)
 
 // y[i] = x[slots[i] / per_token] weights[slots[i]]. Grid: (rows, width / 1024 upwards), block 128.
 extern "C" __global__ void __launch_bounds__(BLOCK)
-    experts_gather(const bf16 *x, const int *slots, const float *weights, bf16 *y, int x_stride, int y_stride, int width, int per_token) {
+    experts_gather(const Half *x, const int *slots, const float *weights, Half *y, int x_stride, int y_stride, int width, int per_token) {
     const int column = blockIdx.y * COLUMNS + threadIdx.x * 8, slot = slots[blockIdx.x];
     if (column >= width) return;
     Eight values(x + (long long)(slot / per_token) * x_stride + column);
@@ -105,11 +105,11 @@ extern "C" __global__ void __launch_bounds__(BLOCK)
 
 // sum[token] += the sum over j of weights[slot] y[places[slot]]. Grid: (tokens, width / 1024 upwards), block 128.
 extern "C" __global__ void __launch_bounds__(BLOCK)
-    experts_combine(const bf16 *y, const int *places, const float *weights, bf16 *sum, int y_stride, int sum_stride, int width,
+    experts_combine(const Half *y, const int *places, const float *weights, Half *sum, int y_stride, int sum_stride, int width,
                     int per_token) {
     const int column = blockIdx.y * COLUMNS + threadIdx.x * 8;
     if (column >= width) return;
-    bf16 *own = sum + (long long)blockIdx.x * sum_stride + column;
+    Half *own = sum + (long long)blockIdx.x * sum_stride + column;
     Eight total(own);
 #pragma unroll 4
     for (int j = 0; j < per_token; j++) {
@@ -127,7 +127,7 @@ struct Biases {
 };
 
 // The scalar product of a warp's row.
-template <typename T> INLINE float scalar_product(const bf16 *a, const T *b, int width) {
+template <typename T> INLINE float scalar_product(const Half *a, const T *b, int width) {
     float sum = 0;
     for (int i = threadIdx.x % WARP * 8; i < width; i += WARP * 8) {
         const Eight left(a + i), right(b + i);
@@ -140,7 +140,7 @@ template <typename T> INLINE float scalar_product(const bf16 *a, const T *b, int
 
 // products[i] = the scalar product of row i of a and b. Grid: rows / 8 upwards, block 256: a warp a row.
 extern "C" __global__ void __launch_bounds__(256)
-    experts_products(const bf16 *a, const bf16 *b, float *products, int a_stride, int b_stride, int rows, int width) {
+    experts_products(const Half *a, const Half *b, float *products, int a_stride, int b_stride, int rows, int width) {
     const int row = blockIdx.x * 8 + threadIdx.x / WARP;
     if (row >= rows) return;
     const float product = scalar_product(a + (long long)row * a_stride, b + (long long)row * b_stride, width);
@@ -150,7 +150,7 @@ extern "C" __global__ void __launch_bounds__(256)
 // products[i] += the scalar product of row i of x and the bias of its expert, of those in the table, which begins with
 // `first_expert`. Likewise.
 extern "C" __global__ void __launch_bounds__(256)
-    experts_bias_products(const __grid_constant__ Biases biases, const bf16 *x, const int *slots, const int *chosen, float *products,
+    experts_bias_products(const __grid_constant__ Biases biases, const Half *x, const int *slots, const int *chosen, float *products,
                           int first_expert, int num_experts, int stride, int rows, int width) {
     const int row = blockIdx.x * 8 + threadIdx.x / WARP;
     if (row >= rows) return;

@@ -10,8 +10,8 @@ use burn_cubecl::tensor::CubeTensor;
 
 use super::decode::Decoding;
 use super::matrix::{aligned, dims, rows, rows_of_one_stride, scratch, stride};
-use super::stream::{Launch, Operand, note_memory};
-use super::{Cuda, Kernel, check, decode, one, uses_hopper};
+use super::stream::{Launch, Operand, note_memory, tiles_in_flight};
+use super::{Cuda, Kernel, check, decode, is_half, one, uses_hopper};
 use crate::ops::custom::{self, Output, custom, first_of, launch, queue, spec};
 use crate::ops::experts::{DECODED_BYTES, Experts, Sorted};
 use crate::ops::plain::linear::{Matrix, Weight};
@@ -52,13 +52,13 @@ struct Factor {
 
 impl Factor {
     /// With its tensors.
-    fn new(weight: &Weight) -> (Self, Vec<DispatchTensor>) {
+    fn new(weight: &Weight, dtype: DType) -> (Self, Vec<DispatchTensor>) {
         let (decoding, inputs) = match &weight.values {
             Matrix::Quantised(matrix) => {
                 let (decoding, inputs) = Decoding::new(matrix);
                 (Some(decoding), inputs)
             }
-            values => (None, vec![values.dense_in(DType::BF16).into_owned().into_dispatch()]),
+            values => (None, vec![values.dense_in(dtype).into_owned().into_dispatch()]),
         };
         (Self { decoding, num_inputs: inputs.len() }, inputs)
     }
@@ -68,7 +68,7 @@ impl Factor {
         let inputs: Vec<_> = inputs.by_ref().take(self.num_inputs).collect();
         match self.decoding {
             Some(decoding) => {
-                let out = scratch(like, decoding.shape, DType::BF16);
+                let out = scratch(like, decoding.shape, like.dtype);
                 decoding.launch(inputs, &out);
                 out
             }
@@ -88,17 +88,17 @@ struct Factors {
 
 impl Factors {
     /// With the tensors of all, expert after expert.
-    fn new(weights: &[Vec<&Weight>]) -> (Self, Vec<DispatchTensor>) {
+    fn new(weights: &[Vec<&Weight>], dtype: DType) -> (Self, Vec<DispatchTensor>) {
         let (mut tensors, mut is_decoded) = (Vec::new(), false);
         let mut factor = |weight: &&Weight| {
-            let (factor, inputs) = Factor::new(weight);
+            let (factor, inputs) = Factor::new(weight, dtype);
             tensors.extend(inputs);
             is_decoded |= factor.decoding.is_some();
             factor
         };
         let of_experts: Vec<Vec<_>> = weights.iter().map(|weights| weights.iter().map(&mut factor).collect()).collect();
         let shape = weights[0][0].dims();
-        let bytes = weights[0].len() * shape[0] * shape[1] * DType::BF16.size();
+        let bytes = weights[0].len() * shape[0] * shape[1] * dtype.size();
         let at_a_time = if is_decoded { (DECODED_BYTES / bytes).clamp(1, EXPERTS) } else { EXPERTS };
         (Self { of_experts, shape, at_a_time }, tensors)
     }
@@ -146,7 +146,7 @@ impl Experts for Cuda {
         let Some(first) = weights.first().and_then(|weights| weights.first()) else { return false };
         let is_taken = |weight: &&Weight| {
             let is_read = match &weight.values {
-                Matrix::Dense(values) => values.dtype() == DType::BF16,
+                Matrix::Dense(values) => values.dtype() == x.dtype(),
                 // All are decoded, also those that no token chose.
                 Matrix::Quantised(matrix) => {
                     check::is_on(Kernel::Decode) && decode::takes(matrix) && slots >= weights.len()
@@ -158,7 +158,7 @@ impl Experts for Cuda {
         let is_one_shape = weights.iter().all(|weights| weights.len() <= LAYERS && weights.iter().all(is_taken));
         let is_aligned = first.dims().iter().all(|width| width.is_multiple_of(8));
         let is_small = weights.len() <= MOST_EXPERTS;
-        check::is_on(Kernel::Experts) && x.dtype() == DType::BF16 && is_small && is_aligned && is_one_shape
+        check::is_on(Kernel::Experts) && is_half(x.dtype()) && is_small && is_aligned && is_one_shape
     }
 
     fn route(
@@ -194,7 +194,7 @@ impl Experts for Cuda {
 
     fn gather(&self, x: &Tensor<2>, sorted: &Sorted, weighted: bool) -> Tensor<2> {
         let per_token = sorted.per_token;
-        let output = Output::New(spec(DType::BF16, [sorted.num_rows(), x.dims()[1]]));
+        let output = Output::New(spec(x.dtype(), [sorted.num_rows(), x.dims()[1]]));
         let inputs = [x.clone().into_dispatch(), sorted.slots.clone().into_dispatch()];
         let inputs = inputs.into_iter().chain(weights_of(sorted, weighted));
         let [y] = launch("experts_gather", inputs, [output], move |[x, slots], weights, [y]| {
@@ -219,8 +219,8 @@ impl Experts for Cuda {
     }
 
     fn forward(&self, x: &Tensor<2>, weights: &[Vec<&Weight>], sorted: &Sorted) -> Vec<Tensor<2>> {
-        let (factors, tensors) = Factors::new(weights);
-        let ([width, depth], num_rows, num_layers) = (factors.shape, sorted.num_rows(), weights[0].len());
+        let (factors, tensors) = Factors::new(weights, x.dtype());
+        let ([width, depth], num_layers) = (factors.shape, weights[0].len());
         let biases = weights.iter().flatten().filter_map(|weight| Some(weight.bias.clone()?.into_dispatch()));
         let inputs = [x.clone().into_dispatch(), sorted.first.clone().into_dispatch()];
         let run = move |inputs: Vec<CubeTensor>, ys: &[CubeTensor]| {
@@ -234,16 +234,16 @@ impl Experts for Cuda {
             };
             factors.launch(inputs, &x, start, end);
         };
-        let outputs = custom::side_by_side(num_rows, vec![width; num_layers]);
+        let outputs = custom::side_by_side(x, vec![width; num_layers]);
         let inputs = inputs.into_iter().chain(tensors).chain(biases).collect();
         queue("experts", inputs, outputs, run).into_iter().map(Tensor::from_dispatch).collect()
     }
 
     fn backward(&self, dys: &[Tensor<2>], weights: &[Vec<&Weight>], sorted: &Sorted) -> Tensor<2> {
-        let (factors, tensors) = Factors::new(weights);
+        let (factors, tensors) = Factors::new(weights, dys[0].dtype());
         let ([depth, width], num_rows, num_layers) = (factors.shape, sorted.num_rows(), dys.len());
         let inputs = once(sorted.first.clone().into_dispatch()).chain(dys.iter().map(|dy| dy.clone().into_dispatch()));
-        let output = Output::New(spec(DType::BF16, [num_rows, width]));
+        let output = Output::New(spec(dys[0].dtype(), [num_rows, width]));
         let [dx] = launch("experts_backward", inputs.chain(tensors), [output], move |[first], mut dys, [dx]| {
             let matrices = dys.split_off(num_layers);
             let dys = rows_of_one_stride(dys);
@@ -311,7 +311,8 @@ impl Experts for Cuda {
 fn grouped(name: &str, x: &CubeTensor, [num_layers, width]: [usize; 2], num_experts: usize) -> Launch {
     let is_hopper = uses_hopper(Kernel::ExpertsHopper, x);
     let (module, columns, threads) = if is_hopper { (HOPPER, 256, 256) } else { (GROUPED, SIZE, 128) };
-    let shared = if is_hopper { 4 * (SIZE + columns) * 64 * 2 } else { 3 * (SIZE + columns) * 32 * 2 };
+    let shared =
+        if is_hopper { 4 * (SIZE + columns) * 64 * 2 } else { (tiles_in_flight(x) + 1) * (SIZE + columns) * 32 * 2 };
     let grid = [num_layers * width.div_ceil(columns), dims(x)[0].div_ceil(SIZE) + num_experts, 1];
     Launch::new(module, format!("{module}_{name}"), grid, threads).shared(shared)
 }

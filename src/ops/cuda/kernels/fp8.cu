@@ -18,7 +18,7 @@ INLINE unsigned largest_of_block(unsigned x) {
 }
 
 // Calls `f` with where each eight numbers of the block's share lie, and which they are.
-template <typename F> INLINE void each_eight(const bf16 *x, int stride, int rows, int columns, const F &f) {
+template <typename F> INLINE void each_eight(const Half *x, int stride, int rows, int columns, const F &f) {
     const unsigned across = columns / 8, all = rows * across;
 #pragma unroll 4
     for (unsigned i = blockIdx.x * THREADS + threadIdx.x; i < all; i += gridDim.x * THREADS)
@@ -27,9 +27,9 @@ template <typename F> INLINE void each_eight(const bf16 *x, int stride, int rows
 
 // of_blocks[block]: the bits of the largest size in the block's share. Those of NaN are above those of infinity.
 // Grid: as many as there are of_blocks; block: 256.
-extern "C" __global__ void __launch_bounds__(THREADS) fp8_largest(const bf16 *x, unsigned *of_blocks, int stride, int rows, int columns) {
+extern "C" __global__ void __launch_bounds__(THREADS) fp8_largest(const Half *x, unsigned *of_blocks, int stride, int rows, int columns) {
     unsigned most = 0;
-    each_eight(x, stride, rows, columns, [&](const bf16 *from, unsigned) {
+    each_eight(x, stride, rows, columns, [&](const Half *from, unsigned) {
         const Eight values(from);
 #pragma unroll
         for (int j = 0; j < 8; j++) most = max(most, __float_as_uint(values.of[j]) & 0x7fffffff);
@@ -39,7 +39,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) fp8_largest(const bf16 *x,
 }
 
 // codes: [rows, columns], the nearest to x / scale, even of two; NaN where x has one. scale: what 1 stands for. Grid: any; block: 256.
-extern "C" __global__ void __launch_bounds__(THREADS) fp8_rounded(const bf16 *x, const unsigned *of_blocks, unsigned char *codes,
+extern "C" __global__ void __launch_bounds__(THREADS) fp8_rounded(const Half *x, const unsigned *of_blocks, unsigned char *codes,
                                                                   float *scale, int num_blocks, int stride, int rows, int columns) {
     unsigned most = 0;
     for (int i = threadIdx.x; i < num_blocks; i += THREADS) most = max(most, of_blocks[i]);
@@ -47,7 +47,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) fp8_rounded(const bf16 *x,
     // Of no size, and of one whose reciprocal is none, all become 0.
     const float factor = largest < 1e-30f ? 0 : 448 / largest;
     if (blockIdx.x == 0 && threadIdx.x == 0) *scale = largest / 448;
-    each_eight(x, stride, rows, columns, [&](const bf16 *from, unsigned i) {
+    each_eight(x, stride, rows, columns, [&](const Half *from, unsigned i) {
         const Eight values(from);
         unsigned short pairs[4];
 #pragma unroll

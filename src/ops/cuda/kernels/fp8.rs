@@ -42,7 +42,7 @@ pub(super) fn matrices<'a>(x: &Tensor<2>, weights: &[&'a Weight]) -> Option<Vec<
 
 /// `x W^T` for each of the matrices, side by side; added to `sum` if there is one, which is for one matrix.
 pub(super) fn forward(x: &Tensor<2>, matrices: &[&Quantised], sum: Option<&Tensor<2>>) -> Vec<Tensor<2>> {
-    let outputs = side_by_side(x.dims()[0], matrices.iter().map(|matrix| matrix.shape[0]));
+    let outputs = side_by_side(x, matrices.iter().map(|matrix| matrix.shape[0]));
     let shapes: Vec<_> = matrices.iter().map(|matrix| matrix.shape).collect();
     let inputs = parts(matrices).into_iter().chain(once(x).chain(sum).map(|x| x.clone().into_dispatch()));
     let run = move |inputs: Vec<CubeTensor>, ys: &[CubeTensor]| {

@@ -14,8 +14,8 @@ use crate::ops::plain::linear::{Matrix, Weight};
 
 /// `x W^T` for each of the weights, side by side; added to `sum` if there is one, which is for one weight. Rounded once.
 pub(super) fn forward(x: &Tensor<2>, weights: &[&Weight], sum: Option<&Tensor<2>>) -> Vec<Tensor<2>> {
-    let outputs = side_by_side(x.dims()[0], weights.iter().map(|weight| weight.dims()[0]));
-    let (num_weights, weights) = (weights.len(), dense(weights));
+    let outputs = side_by_side(x, weights.iter().map(|weight| weight.dims()[0]));
+    let (num_weights, weights) = (weights.len(), dense(weights, x.dtype()));
     let inputs = once(x).chain(weights.iter().map(AsRef::as_ref)).chain(sum).map(|x| x.clone().into_dispatch());
     let run = move |inputs: Vec<CubeTensor>, ys: &[CubeTensor]| {
         let inputs: Vec<_> = inputs.into_iter().map(rows).collect();
@@ -32,10 +32,10 @@ pub(super) fn forward(x: &Tensor<2>, weights: &[&Weight], sum: Option<&Tensor<2>
 /// weights one below the other, else after each weight.
 pub(super) fn backward(dys: &[&Tensor<2>], weights: &[&Weight], sum: Option<&Tensor<2>>) -> Tensor<2> {
     let ([tokens, _], [_, width]) = (dys[0].dims(), weights[0].dims());
-    let (num_weights, weights) = (weights.len(), dense(weights));
+    let (num_weights, weights) = (weights.len(), dense(weights, dys[0].dtype()));
     let inputs =
         dys.iter().copied().chain(weights.iter().map(AsRef::as_ref)).chain(sum).map(|x| x.clone().into_dispatch());
-    let output = Output::New(spec(DType::BF16, [tokens, width]));
+    let output = Output::New(spec(dys[0].dtype(), [tokens, width]));
     let [dx] = launch("products_backward", inputs, [output], move |[], inputs, [dx]| {
         let inputs: Vec<_> = inputs.into_iter().map(rows).collect();
         let (dys, rest) = inputs.split_at(num_weights);
@@ -51,12 +51,12 @@ pub(super) fn backward(dys: &[&Tensor<2>], weights: &[&Weight], sum: Option<&Ten
     Tensor::from_dispatch(dx)
 }
 
-fn dense<'a>(weights: &[&'a Weight]) -> Vec<Cow<'a, Tensor<2>>> {
+fn dense<'a>(weights: &[&'a Weight], dtype: DType) -> Vec<Cow<'a, Tensor<2>>> {
     let dense = |weight: &&'a Weight| match &weight.values {
         Matrix::Quantised(matrix) if check::is_on(Kernel::Decode) && decode::takes(matrix) => {
-            Cow::Owned(decode::decoded(matrix))
+            Cow::Owned(decode::decoded(matrix, dtype))
         }
-        values => values.dense_in(DType::BF16),
+        values => values.dense_in(dtype),
     };
     weights.iter().map(dense).collect()
 }

@@ -1,12 +1,12 @@
-// Products of grouped.cuh by the tensor cores of sm_80: a block has 128 x 128 results.
+// Products of grouped.cuh by the tensor cores of sm_75 or sm_80: a block has 128 x 128 results.
 #include "grouped.cuh"
 
-enum { THREADS = 128, DEPTH = 32, STAGES = 3, TILE = SIZE * DEPTH * 2 };
+enum { THREADS = 128, DEPTH = 32, STAGES = TILES_IN_FLIGHT + 1, TILE = SIZE * DEPTH * 2 };
 
 // Forward: the columns `column` on of layer `layer`, y = x W^T + bias. Backward: those of y = the sum over the layers of x W. A warp
 // has 64 x 64 of them. width: columns of y; depth: what is summed over, of each layer.
 template <bool IS_BACKWARD>
-INLINE void product(const Experts &experts, const bf16 *x0, const bf16 *x1, int layer, bf16 *y, Group rows, int column, int num_layers, int x_stride,
+INLINE void product(const Experts &experts, const Half *x0, const Half *x1, int layer, Half *y, Group rows, int column, int num_layers, int x_stride,
                     int weight_stride, int y_stride, int width, int depth) {
     const Shared tiles = dynamic_shared();
     const int warp = threadIdx.x / WARP, warp_row = warp / 2 * 64, warp_column = warp % 2 * 64;
@@ -16,8 +16,8 @@ INLINE void product(const Experts &experts, const bf16 *x0, const bf16 *x1, int 
         const Shared a = tiles + step % STAGES * 2 * TILE, b = a + TILE;
         const int of_layer = IS_BACKWARD ? step / steps_of_layer : layer;
         const int at = (step - (IS_BACKWARD ? of_layer * steps_of_layer : 0)) * DEPTH;
-        const bf16 *weight = experts.weights[rows.expert][of_layer];
-        const bf16 *x = IS_BACKWARD && of_layer ? x1 : x0;
+        const Half *weight = experts.weights[rows.expert][of_layer];
+        const Half *x = IS_BACKWARD && of_layer ? x1 : x0;
         load_tile<DEPTH, SIZE, THREADS>(a, x + (long long)rows.first * x_stride + at, x_stride, 0, rows.count, depth - at);
         if (IS_BACKWARD)
             load_tile<SIZE, DEPTH, THREADS>(b, weight + (long long)at * weight_stride + column, weight_stride, 0, depth - at,
@@ -64,9 +64,9 @@ INLINE void product(const Experts &experts, const bf16 *x0, const bf16 *x1, int 
                          0, num_columns / 8);
 }
 
-// y of each layer. Grid: (layers x columns / 128 upwards, rows / 128 upwards + experts of the table); block 128; 48 KB of dynamic shared memory.
+// y of each layer. Grid: (layers x columns / 128 upwards, rows / 128 upwards + experts of the table); block 128; 16 KB of dynamic shared memory a stage.
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
-    grouped_forward(const __grid_constant__ Experts experts, const bf16 *x, const int *first, bf16 *y0, bf16 *y1, int first_expert,
+    grouped_forward(const __grid_constant__ Experts experts, const Half *x, const int *first, Half *y0, Half *y1, int first_expert,
                     int num_experts, int x_stride, int weight_stride, int y_stride, int width, int depth) {
     const Group rows = rows_of_tile(first + first_expert, num_experts, blockIdx.y);
     if (rows.expert < 0) return;
@@ -77,7 +77,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
 
 // dx, the sum over the layers. Grid: (columns of dx / 128 upwards, as forward); the rest likewise.
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
-    grouped_backward(const __grid_constant__ Experts experts, const bf16 *dy0, const bf16 *dy1, const int *first, bf16 *dx,
+    grouped_backward(const __grid_constant__ Experts experts, const Half *dy0, const Half *dy1, const int *first, Half *dx,
                      int first_expert, int num_experts, int num_layers, int dy_stride, int weight_stride, int dx_stride, int width,
                      int depth) {
     const Group rows = rows_of_tile(first + first_expert, num_experts, blockIdx.y);

@@ -1,7 +1,7 @@
 // What the kernels of grouped.cu and grouped_hopper.cu share.
 //
 // Rows of a mixture of experts, sorted by expert, times the frozen matrices of their experts: all groups of rows in one launch.
-// Matrices are bf16 [out_features, in_features] of one shape and row stride, rows and strides multiples of 8, pointers of 16 bytes.
+// Matrices are Half [out_features, in_features] of one shape and row stride, rows and strides multiples of 8, pointers of 16 bytes.
 // An expert has one matrix or two, whose outputs have one stride (gate and up). first: the first row of each expert, and at its end
 // the number of rows. A table has the experts from `first_expert` on; where there are more, there are more launches. A block takes
 // some 128 rows of an expert: which ones it reads off `first`, so the host need not know. Sums in f32, rounded once.
@@ -11,7 +11,7 @@
 enum { SIZE = 128, EXPERTS = 64, LAYERS = 2 };
 
 struct Experts {
-    const bf16 *weights[EXPERTS][LAYERS];
+    const Half *weights[EXPERTS][LAYERS];
     // Null where there are none.
     const float *biases[EXPERTS][LAYERS];
 };

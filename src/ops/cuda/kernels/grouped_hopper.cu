@@ -8,7 +8,7 @@ enum { LEFT = SIZE * DEPTH * 2, RIGHT = COLUMNS * DEPTH * 2, STAGE = LEFT + RIGH
 
 // As `product` of grouped.cu.
 template <bool IS_BACKWARD>
-INLINE void product(const Experts &experts, const bf16 *x0, const bf16 *x1, int layer, bf16 *y, Group rows, int column, int num_layers,
+INLINE void product(const Experts &experts, const Half *x0, const Half *x1, int layer, Half *y, Group rows, int column, int num_layers,
                     int x_stride, int weight_stride, int y_stride, int width, int depth) {
     const Shared tiles = dynamic_tiles();
     const int warp = same_in_warp(threadIdx.x / WARP), first_row = warp / 4 * 64;
@@ -18,8 +18,8 @@ INLINE void product(const Experts &experts, const bf16 *x0, const bf16 *x1, int 
         const Shared left = tiles + step % STAGES * STAGE, right = left + LEFT;
         const int of_layer = IS_BACKWARD ? step / steps_of_layer : layer;
         const int at = (step - (IS_BACKWARD ? of_layer * steps_of_layer : 0)) * DEPTH;
-        const bf16 *weight = experts.weights[rows.expert][of_layer];
-        const bf16 *x = IS_BACKWARD && of_layer ? x1 : x0;
+        const Half *weight = experts.weights[rows.expert][of_layer];
+        const Half *x = IS_BACKWARD && of_layer ? x1 : x0;
         load_tile<DEPTH, SIZE, THREADS>(left, x + (long long)rows.first * x_stride + at, x_stride, 0, rows.count, depth - at);
         if (IS_BACKWARD)
 #pragma unroll
@@ -71,7 +71,7 @@ INLINE void product(const Experts &experts, const bf16 *x0, const bf16 *x1, int 
 
 // y of each layer. Grid: (layers x columns / 256 upwards, rows / 128 upwards + experts of the table); block 256; 192 KB of dynamic shared memory.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-    grouped_hopper_forward(const __grid_constant__ Experts experts, const bf16 *x, const int *first, bf16 *y0, bf16 *y1, int first_expert,
+    grouped_hopper_forward(const __grid_constant__ Experts experts, const Half *x, const int *first, Half *y0, Half *y1, int first_expert,
                            int num_experts, int x_stride, int weight_stride, int y_stride, int width, int depth) {
     const Group rows = rows_of_tile(first + first_expert, num_experts, blockIdx.y);
     if (rows.expert < 0) return;
@@ -82,7 +82,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 
 // dx, the sum over the layers. Grid: (columns of dx / 256 upwards, as forward); the rest likewise.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-    grouped_hopper_backward(const __grid_constant__ Experts experts, const bf16 *dy0, const bf16 *dy1, const int *first, bf16 *dx,
+    grouped_hopper_backward(const __grid_constant__ Experts experts, const Half *dy0, const Half *dy1, const int *first, Half *dx,
                             int first_expert, int num_experts, int num_layers, int dy_stride, int weight_stride, int dx_stride,
                             int width, int depth) {
     const Group rows = rows_of_tile(first + first_expert, num_experts, blockIdx.y);

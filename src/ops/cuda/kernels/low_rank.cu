@@ -7,10 +7,10 @@
 //   dA = dxa^T drop(x)            low_rank_gradient(x, dxa)
 //   dx += drop(dxa A)             low_rank_add_*(dxa, A, dx)
 //
-// x, dy, y, dx: bf16, [tokens, width], rows `*_stride` elements apart. A: f32, [rank, width]; B: f32, [width, rank]; both are
-// rounded to bf16 as operands. xa, dxa: bf16, [tokens, columns]; the rank is padded to a multiple of 8, and the columns of
+// x, dy, y, dx: Half, [tokens, width], rows `*_stride` elements apart. A: f32, [rank, width]; B: f32, [width, rank]; both are
+// rounded to Half as operands. xa, dxa: Half, [tokens, columns]; the rank is padded to a multiple of 8, and the columns of
 // padding are zeros. Strides and widths are multiples of 8, pointers of 16 bytes. Sums are f32 in one order, rounded once where
-// the result is bf16.
+// the result is Half.
 //
 // Up to three projections of one input and of equal rank (q, k and v; gate and up) are joined: each launch above is one for all
 // of them. Their A are `factor0` .., `columns` is the padded rank times their number, and they have one width, `width0`. Their B
@@ -77,7 +77,7 @@ template <class T> struct Factor {
 // What products are summed up in, f32, [grid x, tokens, columns], and what they go to.
 struct Products {
     float *sums;
-    bf16 *out;
+    Half *out;
     int out_stride;
     float scale;
 };
@@ -114,12 +114,12 @@ struct Place {
 // factor[j, c]; of HAS_GRADIENT, of columns of x the sum over the block's tokens of x[t, c] left[t, j]. They go to where they are
 // summed up or, if no other block has terms of theirs, out.
 template <int RANKS, bool HAS_PRODUCT, bool HAS_GRADIENT>
-INLINE void pass(const Place &place, const bf16 *x, const Factor<const float> &factor, const bf16 *left, const Products &products,
+INLINE void pass(const Place &place, const Half *x, const Factor<const float> &factor, const Half *left, const Products &products,
                  const Gradients &gradients, const Dropout &dropout, int x_stride, int left_stride, int tokens,
                  const Widths &widths, int columns, int tiles_across, int shares) {
     constexpr int LEFT_BYTES = HAS_GRADIENT ? TOKENS * RANKS * 2 : 0;
-    const Shared x_stages = dynamic_shared(), left_stages = x_stages + 2 * TILE_BYTES;
-    const Shared factor_tiles = left_stages + 2 * LEFT_BYTES;
+    const Shared x_stages = dynamic_shared(), left_stages = x_stages + TILES_IN_FLIGHT * TILE_BYTES;
+    const Shared factor_tiles = left_stages + TILES_IN_FLIGHT * LEFT_BYTES;
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     const int first_rank = place.deep * RANKS, ranks = min(columns - first_rank, RANKS);
     int first_column, first_tile, end_tile;
@@ -134,7 +134,7 @@ INLINE void pass(const Place &place, const bf16 *x, const Factor<const float> &f
         if (tile < end_tile) {
             const Lane<COLUMNS> at(x_stages + stage * TILE_BYTES, row, chunk);
             const int column = first_column + across * COLUMNS + chunk * 8, token = tile * TOKENS + row;
-            const bf16 *from = x + (long long)token * x_stride + column;
+            const Half *from = x + (long long)token * x_stride + column;
 #pragma unroll
             for (int i = 0; i < TOKENS; i += 8, from += 8 * x_stride)
                 copy_16_bytes(at.at(i, 0), from, token + i < tokens && column < width);
@@ -160,8 +160,8 @@ INLINE void pass(const Place &place, const bf16 *x, const Factor<const float> &f
             unsigned *pairs = &x.x;
 #pragma unroll
             for (int j = 0; j < 4; j++)
-                pairs[j] = bf16_pair(dropout.apply(low_bf16(pairs[j]), keys, column + 2 * j),
-                                     dropout.apply(high_bf16(pairs[j]), keys, column + 2 * j + 1));
+                pairs[j] = half_pair(dropout.apply(low_half(pairs[j]), keys, column + 2 * j),
+                                     dropout.apply(high_half(pairs[j]), keys, column + 2 * j + 1));
             store_shared_16_bytes(chunk_at, x);
         }
     };
@@ -175,18 +175,19 @@ INLINE void pass(const Place &place, const bf16 *x, const Factor<const float> &f
                 const float *from = factor.row(part.index, first_rank + j, num_rows) + (long long)column * factor.column_stride;
                 const bool is_there = num_rows > 0 && column < width;
                 store_shared(Lane<COLUMNS>(factor_tiles + across * ranks * COLUMNS * 2, j, pair / 4).at(0, 0) + pair % 4 * 4,
-                             is_there ? bf16_pair(from[0], from[factor.column_stride]) : 0);
+                             is_there ? half_pair(from[0], from[factor.column_stride]) : 0);
             }
 
     // Of a tile's product a warp has 16 tokens and every second 8 columns; of the gradient, 32 columns of x.
     Sums<1, RANKS / 16> product = {};
     Sums<2, RANKS / 8> gradient = {};
-    for (int tile = first_tile, across = 0, stage = 0; tile < end_tile; stage ^= 1) {
+    for (int tile = first_tile, across = 0, stage = 0; tile < end_tile;) {
         const bool is_last = across + 1 == tiles_across;
+        const int next_tile = tile + is_last, next_across = is_last ? 0 : across + 1, next_stage = (stage + 1) % TILES_IN_FLIGHT;
         wait_for_copies<0>();
         if (dropout.threshold) drop(tile, across, stage);
         __syncthreads();
-        load(tile + is_last, is_last ? 0 : across + 1, stage ^ 1);
+        if (next_stage != stage) load(next_tile, next_across, next_stage);
         const Shared x_tile = x_stages + stage * TILE_BYTES;
         if (HAS_PRODUCT) {
             const Lane<COLUMNS> lane_x(x_tile, warp % 4 * 16 + lane % 16, lane / 16);
@@ -220,7 +221,7 @@ INLINE void pass(const Place &place, const bf16 *x, const Factor<const float> &f
                                     make_float2(a, b);
                             else
                                 *(unsigned *)(products.out + (long long)token * products.out_stride + part.index * columns +
-                                              column) = bf16_pair(a * products.scale, b * products.scale);
+                                              column) = half_pair(a * products.scale, b * products.scale);
                         }
                         a = b = 0;
                     }
@@ -247,7 +248,11 @@ INLINE void pass(const Place &place, const bf16 *x, const Factor<const float> &f
                 }
             }
         }
-        tile += is_last, across = is_last ? 0 : across + 1;
+        if (next_stage == stage) {
+            __syncthreads();
+            load(next_tile, next_across, next_stage);
+        }
+        tile = next_tile, across = next_across, stage = next_stage;
     }
     if (HAS_GRADIENT)
 #pragma unroll
@@ -306,8 +311,8 @@ INLINE void sum_products(const Products &products, const Widths &blocks, int tok
         const float *from = products.sums + ((long long)blocks.before(part) * tokens + token) * columns + j % columns;
         const float4 sum = sum_of(from, count, (long long)tokens * columns);
         *(uint2 *)(products.out + (long long)token * products.out_stride + j) =
-            make_uint2(bf16_pair(sum.x * products.scale, sum.y * products.scale),
-                       bf16_pair(sum.z * products.scale, sum.w * products.scale));
+            make_uint2(half_pair(sum.x * products.scale, sum.y * products.scale),
+                       half_pair(sum.z * products.scale, sum.w * products.scale));
     }
 }
 
@@ -326,7 +331,7 @@ INLINE void sum_gradients(const Gradients &gradients, const Widths &widths, int 
 
 // A pass and, by the blocks behind it, its sums.
 template <int RANKS, bool HAS_PRODUCT, bool HAS_GRADIENT>
-INLINE void pass_and_sums(const bf16 *x, const Factor<const float> &factor, const bf16 *left, const Products &products,
+INLINE void pass_and_sums(const Half *x, const Factor<const float> &factor, const Half *left, const Products &products,
                           const Gradients &gradients, unsigned *counters, const Dropout &dropout, int x_stride, int left_stride,
                           int tokens, const Widths &widths, int columns, int tiles_across, int shares) {
     const Widths blocks = widths.blocks(COLUMNS * tiles_across);
@@ -349,7 +354,7 @@ INLINE void pass_and_sums(const bf16 *x, const Factor<const float> &factor, cons
 // which a thread holds N pairs side by side: which column or rank has which place in a fragment is free, as long as both operands
 // agree. So y and `left` pass through no shared memory, and the factor stays in registers while the block goes down the tokens.
 template <int RANKS, int M, int N>
-INLINE void add(const bf16 *left, const Factor<const float> &factor, bf16 *y, const Dropout &dropout, int left_stride,
+INLINE void add(const Half *left, const Factor<const float> &factor, Half *y, const Dropout &dropout, int left_stride,
                 int y_stride, int tokens, const Widths &widths, int columns, float scale) {
     struct alignas(4 * N) Pairs {
         unsigned of[N];
@@ -377,7 +382,7 @@ INLINE void add(const bf16 *left, const Factor<const float> &factor, bf16 *y, co
 #pragma unroll
             for (int i = 0; i < 8; i++, from += factor.rank_stride) ranks[i] = i < num_rows && column < width ? *from : 0;
 #pragma unroll
-            for (int i = 0; i < 4; i++) b[k][n][i] = bf16_pair(ranks[i * 2], ranks[i * 2 + 1]);
+            for (int i = 0; i < 4; i++) b[k][n][i] = half_pair(ranks[i * 2], ranks[i * 2 + 1]);
         }
     }
 
@@ -426,7 +431,7 @@ INLINE void add(const bf16 *left, const Factor<const float> &factor, bf16 *y, co
 #pragma unroll
             for (int n = 0; n < N; n++) {
                 const unsigned pair = values[i].of[n];
-                values[i].of[n] = bf16_pair(low_bf16(pair) + update[2 * n], high_bf16(pair) + update[2 * n + 1]);
+                values[i].of[n] = half_pair(low_half(pair) + update[2 * n], high_half(pair) + update[2 * n + 1]);
             }
             *(Pairs *)(y + (long long)token * y_stride + own_column) = values[i];
         }
@@ -440,8 +445,8 @@ INLINE void add(const bf16 *left, const Factor<const float> &factor, bf16 *y, co
 // Passes. Grid: across * shares * deep + num_sums. across: the sum over the widths of width / 256 / tiles_across upwards; shares of
 // the tokens: from 1 to tokens / 64 upwards, about 256 / across / deep; deep: columns / 64 upwards, of low_rank_both 1.
 // tiles_across: from 1 up, such that ranks * tiles_across <= 32, or 1, with ranks = min(columns, 64): two blocks have place in a
-// multiprocessor then; of low_rank_gradient and low_rank_both it is 1. Dynamic shared memory in bytes: low_rank_product 65536 +
-// 512 * ranks * tiles_across; low_rank_gradient 81920; low_rank_both 73728 + 512 * columns.
+// multiprocessor then; of low_rank_gradient and low_rank_both it is 1. Dynamic shared memory in bytes, n of TILES_IN_FLIGHT:
+// low_rank_product n * 32768 + 512 * ranks * tiles_across; low_rank_gradient n * 40960; low_rank_both n * 36864 + 512 * columns.
 //
 // A product is summed up where a width is above 256 * tiles_across, a gradient where shares > 1; the others are written at once.
 // num_sums, the blocks that add up: 0 if nothing is summed up; else from 1 to half of the multiprocessors (so that those they wait
@@ -452,7 +457,7 @@ INLINE void add(const bf16 *left, const Factor<const float> &factor, bf16 *y, co
 //
 // out (xa, dxa) = scale * product. gradient0 .. (dA, dB), contiguous, =, with `adds` +=, scale * gradient.
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
-    low_rank_product(const bf16 *x, const float *factor0, const float *factor1, const float *factor2, float *products, bf16 *out,
+    low_rank_product(const Half *x, const float *factor0, const float *factor1, const float *factor2, float *products, Half *out,
                      unsigned *counters, int x_stride, int out_stride, int rank_stride, int column_stride, int tokens, int width0,
                      int width1, int width2, int rank, int columns, int tiles_across, int shares, float scale,
                      unsigned long long key, unsigned threshold, float keep_factor) {
@@ -462,7 +467,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
-    low_rank_gradient(const bf16 *x, const bf16 *left, float *gradients, float *gradient0, float *gradient1, float *gradient2,
+    low_rank_gradient(const Half *x, const Half *left, float *gradients, float *gradient0, float *gradient1, float *gradient2,
                       unsigned *counters, int x_stride, int left_stride, int rank_stride, int column_stride, int tokens,
                       int width0, int width1, int width2, int rank, int columns, int shares, float scale, int adds,
                       unsigned long long key, unsigned threshold, float keep_factor) {
@@ -473,7 +478,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
 
 // columns <= 32.
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
-    low_rank_both(const bf16 *dy, const float *b0, const float *b1, const float *b2, const bf16 *xa, float *products, bf16 *dxa,
+    low_rank_both(const Half *dy, const float *b0, const float *b1, const float *b2, const Half *xa, float *products, Half *dxa,
                   float *gradients, float *db0, float *db1, float *db2, unsigned *counters, int dy_stride, int xa_stride,
                   int dxa_stride, int tokens, int width0, int width1, int width2, int rank, int columns, int shares, float scale,
                   int adds) {
@@ -486,7 +491,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
 // 512 / grid x); no shared memory.
 #define ADD(RANKS, M, N, BLOCKS)                                                                                                 \
     extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)                                                                \
-        low_rank_add_##RANKS(const bf16 *left, const float *factor0, const float *factor1, const float *factor2, bf16 *y,        \
+        low_rank_add_##RANKS(const Half *left, const float *factor0, const float *factor1, const float *factor2, Half *y,        \
                              int left_stride, int y_stride, int rank_stride, int column_stride, int tokens, int width0,          \
                              int width1, int width2, int rank, int columns, float scale, unsigned long long key,                 \
                              unsigned threshold, float keep_factor) {                                                            \

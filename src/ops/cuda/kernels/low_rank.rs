@@ -10,7 +10,7 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 
 use super::matrix::{dims, rows, scratch, side_by_side, stride};
-use super::stream::Launch;
+use super::stream::{Launch, tiles_in_flight};
 use crate::ops::cpu::{Dropout, mix};
 use crate::ops::cuda::{MOST_RANK, RANK_COLUMNS, RANK_MULTIPLE};
 use crate::ops::custom::{self, Output, queue, spec};
@@ -20,10 +20,9 @@ const MODULE: &str = "low_rank";
 
 /// Threads of a block.
 const THREADS: usize = 256;
-/// Tokens and columns of a tile, and its bytes.
+/// Tokens and columns of a tile.
 const TOKENS: usize = 64;
 const COLUMNS: usize = RANK_COLUMNS;
-const TILE_BYTES: usize = 2 * TOKENS * COLUMNS;
 /// Columns of a factor that a block of a pass takes.
 const RANKS: usize = 64;
 /// Those of a pass that makes both products.
@@ -156,10 +155,10 @@ fn whole(parts: &[CubeTensor]) -> CubeTensor {
     side_by_side(parts).unwrap_or_else(|| unreachable!("joined parts are side by side"))
 }
 
-/// `drop(x) A^T` of each update, `[tokens, r]` and columns of zeros behind, in `bf16`.
+/// `drop(x) A^T` of each update, `[tokens, r]` and columns of zeros behind, in the type of `x`.
 pub(super) fn input(x: &Tensor<2>, loras: &[Lora<&Tensor<2>>]) -> Vec<Tensor<2>> {
-    let (updates, tokens) = (Updates::new(loras), x.dims()[0]);
-    let outputs = custom::side_by_side(tokens, loras.iter().map(|lora| padded(rank(*lora))));
+    let updates = Updates::new(loras);
+    let outputs = custom::side_by_side(x, loras.iter().map(|lora| padded(rank(*lora))));
     let inputs = once(x).chain(loras.iter().map(|lora| lora.matrices.a));
     let run = move |mut inputs: Vec<CubeTensor>, xas: &[CubeTensor]| {
         let x = rows(inputs.remove(0));
@@ -199,7 +198,7 @@ pub(super) fn backward(
 ) -> (Option<Tensor<2>>, Vec<LowRank<Tensor<2>>>) {
     let (updates, num_updates) = (Updates::new(loras), loras.len());
     let of_matrix = |matrix: &Tensor<2>| Output::New(spec(DType::F32, matrix.dims()));
-    let mut outputs = custom::side_by_side(x.dims()[0], xas.iter().map(|xa| xa.dims()[1]));
+    let mut outputs = custom::side_by_side(x, xas.iter().map(|xa| xa.dims()[1]));
     outputs.extend(loras.iter().map(|lora| of_matrix(lora.matrices.a)));
     outputs.extend(loras.iter().map(|lora| of_matrix(lora.matrices.b)));
     let b = loras.iter().map(|lora| lora.matrices.b);
@@ -283,7 +282,9 @@ impl Pass {
         }
     }
 
-    fn launch(&self, name: &str, shared_bytes: usize) -> Launch {
+    /// With shared memory for tiles of `x` and as many of `columns`, and for a factor.
+    fn launch(&self, name: &str, x: &CubeTensor, columns: usize, factor_bytes: usize) -> Launch {
+        let shared_bytes = tiles_in_flight(x) * 2 * TOKENS * (COLUMNS + columns) + factor_bytes;
         let grid = [self.num_blocks + self.num_sums, 1, 1];
         Launch::new(MODULE, name, grid, THREADS).shared(shared_bytes)
     }
@@ -304,7 +305,7 @@ fn multiply(x: &CubeTensor, group: &Group<'_>, out: &CubeTensor, scale: f64, dro
     let widest = group.widths.into_iter().max().unwrap_or_default();
     let tiles_across = (32 / ranks).max(1).min(widest.div_ceil(COLUMNS));
     let pass = Pass::new(x, group, tiles_across, tokens * dims(out)[1], 0);
-    let launch = pass.launch("low_rank_product", 2 * TILE_BYTES + 2 * COLUMNS * ranks * tiles_across);
+    let launch = pass.launch("low_rank_product", x, 0, 2 * COLUMNS * ranks * tiles_across);
     let launch = pass.partial(group.read(launch.read(x)), 0).write(out).counters();
     let launch = launch.ints([stride(x), stride(out)]).ints(group.strides()).ints([tokens]).ints(group.widths);
     let launch = launch.ints([group.rank, columns, tiles_across, pass.shares]).float(scale);
@@ -322,7 +323,7 @@ fn sum_over_tokens(
 ) {
     let (tokens, columns) = (dims(x)[0], group.columns);
     let pass = Pass::new(x, group, 1, 0, group.widths.iter().sum::<usize>() * columns);
-    let launch = pass.launch("low_rank_gradient", 80 << 10).read(x).read(left);
+    let launch = pass.launch("low_rank_gradient", x, RANKS, 0).read(x).read(left);
     let launch = group.write(pass.partial(launch, 1), out).counters();
     let launch = launch.ints([stride(x), stride(left)]).ints(group.strides()).ints([tokens]).ints(group.widths);
     with_mask(launch.ints([group.rank, columns, pass.shares]).float(scale).ints([0]), dropout).launch();
@@ -332,7 +333,7 @@ fn sum_over_tokens(
 fn multiply_both(dy: &CubeTensor, group: &Group<'_>, xa: &CubeTensor, dxa: &CubeTensor, db: &[CubeTensor], scale: f64) {
     let ([tokens, width], columns) = (dims(dy), group.columns);
     let pass = Pass::new(dy, group, 1, tokens * dims(dxa)[1], width * columns);
-    let launch = group.read(pass.launch("low_rank_both", (72 << 10) + 2 * COLUMNS * columns).read(dy)).read(xa);
+    let launch = group.read(pass.launch("low_rank_both", dy, RANKS_OF_BOTH, 2 * COLUMNS * columns).read(dy)).read(xa);
     let launch = group.write(pass.partial(pass.partial(launch, 0).write(dxa), 1), db).counters();
     let launch = launch.ints([stride(dy), stride(xa), stride(dxa), tokens]).ints(group.widths);
     launch.ints([group.rank, columns, pass.shares]).float(scale).ints([0]).launch();

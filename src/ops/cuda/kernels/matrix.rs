@@ -6,10 +6,10 @@ use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
 use burn_cubecl::tensor::CubeTensor;
 use half::bf16;
 
-/// Numbers of `bf16` in 16 bytes, which are copied at a time.
+/// Numbers of 16 bits in 16 bytes, which are copied at a time.
 const ALIGNMENT: usize = 8;
 
-/// A matrix of `bf16` whose rows begin at multiples of 16 bytes.
+/// A matrix of 16 bits whose rows begin at multiples of 16 bytes.
 pub(super) fn rows(x: CubeTensor) -> CubeTensor {
     let is_aligned = x.meta.strides()[1] == 1
         && stride(&x).is_multiple_of(ALIGNMENT)
@@ -23,7 +23,7 @@ pub(super) fn aligned(x: CubeTensor) -> CubeTensor {
     if start(&x).is_multiple_of((ALIGNMENT * size_of::<bf16>()) as u64) { x } else { x.copy() }
 }
 
-/// Matrices of `bf16` whose rows begin at multiples of 16 bytes, and are as far from each other in all of them.
+/// Matrices of 16 bits whose rows begin at multiples of 16 bytes, and are as far from each other in all of them.
 pub(super) fn rows_of_one_stride(matrices: Vec<CubeTensor>) -> Vec<CubeTensor> {
     let matrices: Vec<_> = matrices.into_iter().map(rows).collect();
     let is_one = matrices.iter().all(|matrix| stride(matrix) == stride(&matrices[0]));

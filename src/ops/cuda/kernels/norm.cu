@@ -1,6 +1,6 @@
 // RMSNorm (Zhang and Sennrich, 2019, https://arxiv.org/abs/1910.07467): y = weight x rstd, rstd = 1 / sqrt(mean(x^2) + eps).
 //
-// Tensors are bf16 but for rstd and the weight, f32. Row i is head i % heads of token i / heads: `stride` is from token to token,
+// Tensors are Half but for rstd and the weight, f32. Row i is head i % heads of token i / heads: `stride` is from token to token,
 // and heads lie side by side, `width` elements each; heads is 1 for the norm of whole tokens. Strides and widths are multiples of
 // 8, pointers of 16 bytes. What is read a second time is still in L1. Grid: of *_wide rows, a block of 256 a row; of *_narrow
 // (for width <= 512) rows / 8 upwards, a warp a row.
@@ -30,7 +30,7 @@ template <bool IS_WIDE> struct Team {
 };
 
 template <bool IS_WIDE>
-INLINE void forward(const bf16 *x, const float *weight, bf16 *y, float *rstd, int x_stride, int y_stride, int rows, int width,
+INLINE void forward(const Half *x, const float *weight, Half *y, float *rstd, int x_stride, int y_stride, int rows, int width,
                     int heads, float eps) {
     const Team<IS_WIDE> team;
     if (team.row >= rows) return;
@@ -56,8 +56,8 @@ INLINE void forward(const bf16 *x, const float *weight, bf16 *y, float *rstd, in
 }
 
 template <bool IS_WIDE>
-INLINE void backward(const bf16 *dy, const bf16 *x, const float *weight, const float *rstd, const bf16 *residual, bf16 *dx,
-                     bf16 *y, int dy_stride, int x_stride, int residual_stride, int dx_stride, int y_stride, int rows, int width,
+INLINE void backward(const Half *dy, const Half *x, const float *weight, const float *rstd, const Half *residual, Half *dx,
+                     Half *y, int dy_stride, int x_stride, int residual_stride, int dx_stride, int y_stride, int rows, int width,
                      int heads) {
     const Team<IS_WIDE> team;
     if (team.row >= rows) return;
@@ -97,13 +97,13 @@ INLINE void backward(const bf16 *dy, const bf16 *x, const float *weight, const f
 // it is null; it may be dx, which may be dy. y, unless it is null, is made again, to the bits of the forward.
 #define NORM(NAME, IS_WIDE)                                                                                                      \
     extern "C" __global__ void __launch_bounds__(THREADS)                                                                        \
-        rms_norm_##NAME(const bf16 *x, const float *weight, bf16 *y, float *rstd, int x_stride, int y_stride, int rows,          \
+        rms_norm_##NAME(const Half *x, const float *weight, Half *y, float *rstd, int x_stride, int y_stride, int rows,          \
                         int width, int heads, float eps) {                                                                       \
         forward<IS_WIDE>(x, weight, y, rstd, x_stride, y_stride, rows, width, heads, eps);                                       \
     }                                                                                                                            \
     extern "C" __global__ void __launch_bounds__(THREADS)                                                                        \
-        rms_norm_backward_##NAME(const bf16 *dy, const bf16 *x, const float *weight, const float *rstd, const bf16 *residual,    \
-                                 bf16 *dx, bf16 *y, int dy_stride, int x_stride, int residual_stride, int dx_stride,             \
+        rms_norm_backward_##NAME(const Half *dy, const Half *x, const float *weight, const float *rstd, const Half *residual,    \
+                                 Half *dx, Half *y, int dy_stride, int x_stride, int residual_stride, int dx_stride,             \
                                  int y_stride, int rows, int width, int heads) {                                                 \
         backward<IS_WIDE>(dy, x, weight, rstd, residual, dx, y, dy_stride, x_stride, residual_stride, dx_stride, y_stride, rows, \
                           width, heads);                                                                                         \

@@ -20,10 +20,10 @@ fn kernel(name: &str, x: &CubeTensor) -> Launch {
     Launch::new(MODULE, format!("{name}_{kind}"), [blocks, 1, 1], THREADS)
 }
 
-/// [`rms_norm`](crate::ops::norm::rms_norm) of `bf16`.
+/// [`rms_norm`](crate::ops::norm::rms_norm) of 16 bits.
 pub(super) fn forward(x: &Tensor<2>, weight: &Tensor<1>, eps: f64) -> (Tensor<2>, Tensor<1>) {
     let [tokens, width] = x.dims();
-    let outputs = [spec(DType::BF16, [tokens, width]), spec(DType::F32, [tokens])];
+    let outputs = [spec(x.dtype(), [tokens, width]), spec(DType::F32, [tokens])];
     let inputs = [x.clone().into_dispatch(), weight.clone().into_dispatch()];
     let [y, rstd] = custom("rms_norm", inputs, outputs, move |[x, weight], [y, rstd]| {
         let x = rows(x);
@@ -33,7 +33,7 @@ pub(super) fn forward(x: &Tensor<2>, weight: &Tensor<1>, eps: f64) -> (Tensor<2>
     (Tensor::from_dispatch(y), Tensor::from_dispatch(rstd))
 }
 
-/// [`rms_norm_backward`](crate::ops::norm::rms_norm_backward) of `bf16`.
+/// [`rms_norm_backward`](crate::ops::norm::rms_norm_backward) of 16 bits.
 pub(super) fn backward(dy: &Tensor<2>, normed: Normed<'_>, residual: Tensor<2>) -> Tensor<2> {
     let Normed { x, weight, rstd } = normed;
     let [tokens, width] = x.dims();

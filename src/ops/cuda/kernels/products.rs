@@ -36,12 +36,19 @@ pub(super) enum Way {
     Backward,
 }
 
-/// Multiplies a matrix of `bf16` with a frozen one, with aligned rows, into `y`, which may be `sum`.
+/// Multiplies a matrix of 16 bits with a frozen one, with aligned rows, into `y`, which may be `sum`.
 pub(super) fn multiply(way: Way, x: &CubeTensor, weight: &CubeTensor, sum: Option<&CubeTensor>, y: &CubeTensor) {
     let is_transposed = matches!(way, Way::Forward);
     let matrices = [weight, x, sum.unwrap_or(y), y].map(Stored::new);
-    let kind = sys::cudaDataType::CUDA_R_16BF;
-    Product::of_frozen(kind, [is_transposed, false], matrices).submit(&[weight, x], sum, y);
+    Product::of_frozen([kind(x.dtype); 2], [is_transposed, false], matrices).submit(&[weight, x], sum, y);
+}
+
+fn kind(dtype: DType) -> sys::cudaDataType {
+    match dtype {
+        DType::BF16 => sys::cudaDataType::CUDA_R_16BF,
+        DType::F16 => sys::cudaDataType::CUDA_R_16F,
+        _ => sys::cudaDataType::CUDA_R_32F,
+    }
 }
 
 /// A matrix of E4M3 numbers by rows.
@@ -57,7 +64,7 @@ pub(super) struct EightBits {
 pub(super) fn multiply_eight_bits(weight: &EightBits, x: &EightBits, sum: Option<&CubeTensor>, y: &CubeTensor) {
     let stored = |EightBits { dims, .. }: &EightBits| Stored { dims: *dims, stride: dims[1], apart: 0 };
     let matrices = [stored(weight), stored(x), Stored::new(sum.unwrap_or(y)), Stored::new(y)];
-    let product = Product::of_frozen(sys::cudaDataType::CUDA_R_8F_E4M3, [true, false], matrices);
+    let product = Product::of_frozen([sys::cudaDataType::CUDA_R_8F_E4M3, kind(y.dtype)], [true, false], matrices);
     product.submit(&[&weight.codes, &x.codes, &weight.scale, &x.scale], sum, y);
 }
 
@@ -96,13 +103,8 @@ fn batches<const D: usize>(lhs: &Tensor<D>, rhs: &Tensor<D>) -> Tensor<D> {
         };
         let are_aligned = is_aligned(&lhs, of_lhs) && is_aligned(&rhs, of_rhs) && is_aligned(y, of_y);
         let (is_f32, has_tf32) = (y.dtype == DType::F32, major(y.client.service_id().device.index_id) >= 8);
-        let kind = match y.dtype {
-            DType::BF16 => sys::cudaDataType::CUDA_R_16BF,
-            DType::F16 => sys::cudaDataType::CUDA_R_16F,
-            _ => sys::cudaDataType::CUDA_R_32F,
-        };
         let product = Product {
-            kinds: [kind, kind],
+            kinds: [kind(y.dtype); 2],
             // By columns, the factors change places.
             is_transposed: [is_rhs_turned, is_lhs_turned],
             matrices: [of_rhs, of_lhs, of_y, of_y],
@@ -194,9 +196,9 @@ struct Product {
 
 impl Product {
     /// With a frozen matrix, the first, in `bf16`.
-    fn of_frozen(of_factors: sys::cudaDataType, is_transposed: [bool; 2], matrices: [Stored; 4]) -> Self {
+    fn of_frozen(kinds: [sys::cudaDataType; 2], is_transposed: [bool; 2], matrices: [Stored; 4]) -> Self {
         Self {
-            kinds: [of_factors, sys::cudaDataType::CUDA_R_16BF],
+            kinds,
             is_transposed,
             matrices,
             batch: 1,

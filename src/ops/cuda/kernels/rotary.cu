@@ -2,7 +2,7 @@
 // turns with i + half, half = head_dim / 2. Backwards it is also the gradient. By itself in place, where fewer dimensions may turn
 // and those that do may be neighbours, or with the norm of each head before it (RMSNorm, as in norm.cu) in one pass.
 //
-// Tensors are bf16, [tokens, heads * head_dim], rows `*_stride` elements apart, a multiple of 8; pointers of 16 bytes, head_dim a
+// Tensors are Half, [tokens, heads * head_dim], rows `*_stride` elements apart, a multiple of 8; pointers of 16 bytes, head_dim a
 // multiple of 16. q and k side by side are one x; what follows them in a row is not touched. cos, sin: f32, [positions, half];
 // positions: [tokens], rows of those. A thread has eight pairs. Block: 128.
 #include "eight.cuh"
@@ -45,13 +45,13 @@ struct Pairs {
         return together;
     }
 
-    INLINE void store(bf16 *to, int half) const { low.store(to), high.store(to + half); }
+    INLINE void store(Half *to, int half) const { low.store(to), high.store(to + half); }
 };
 
 // The first 2 * half dimensions of a head turn, half a multiple of 8; with `neighbours`, 2 i with 2 i + 1. head_dim is a multiple
 // of 8 here. Grid: (tokens, num_heads * half / 1024 upwards).
 extern "C" __global__ void __launch_bounds__(THREADS)
-    rotary(bf16 *x, const float *cos, const float *sin, const int *positions, int stride, int num_heads, int head_dim, int half,
+    rotary(Half *x, const float *cos, const float *sin, const int *positions, int stride, int num_heads, int head_dim, int half,
            int neighbours, int inverse) {
     const int i = (blockIdx.y * THREADS + threadIdx.x) * 8, head = i / half, first = i % half;
     if (head >= num_heads) return;
@@ -86,8 +86,8 @@ struct Place {
 //
 // y = rotary(weight x rstd), rounded once: what norm.cu and rotary round in between is not. y may be x.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    head_norm_rotary(const bf16 *x, const float *q_weight, const float *k_weight, const float *cos, const float *sin,
-                     const int *positions, bf16 *y, int x_stride, int y_stride, int tokens, int num_q_heads,
+    head_norm_rotary(const Half *x, const float *q_weight, const float *k_weight, const float *cos, const float *sin,
+                     const int *positions, Half *y, int x_stride, int y_stride, int tokens, int num_q_heads,
                      int num_kv_heads, int head_dim, float eps) {
     const Place place(head_dim);
     const int num_heads = num_q_heads + num_kv_heads, half = head_dim / 2;
@@ -113,8 +113,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 
 // dx: the gradient by x, rounded once, of dy by y; it may be dy. The weights are frozen.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    head_norm_rotary_backward(const bf16 *dy, const bf16 *x, const float *q_weight, const float *k_weight, const float *cos,
-                              const float *sin, const int *positions, bf16 *dx, int dy_stride, int x_stride, int dx_stride,
+    head_norm_rotary_backward(const Half *dy, const Half *x, const float *q_weight, const float *k_weight, const float *cos,
+                              const float *sin, const int *positions, Half *dx, int dy_stride, int x_stride, int dx_stride,
                               int tokens, int num_q_heads, int num_kv_heads, int head_dim, float eps) {
     const Place place(head_dim);
     const int num_heads = num_q_heads + num_kv_heads, half = head_dim / 2;

@@ -43,7 +43,7 @@ pub(super) fn rotate(qk: [Tensor<2>; 2], layout: &Layout, rope: usize, heads: He
 /// [`norm_and_rotate`](crate::ops::head_norm::norm_and_rotate) of `bf16`. The results are side by side; nothing else is kept.
 pub(super) fn norm_and_rotate(norms: HeadNorms<'_>) -> [Tensor<2>; 2] {
     let HeadNorms { qk, eps, heads, .. } = norms;
-    let outputs = custom::side_by_side(qk[0].dims()[0], qk.map(|x| x.dims()[1]));
+    let outputs = custom::side_by_side(qk[0], qk.map(|x| x.dims()[1]));
     let run = move |[q, k, others @ ..]: [CubeTensor; 7], ys: &[CubeTensor; 2]| {
         norm("head_norm_rotary", &[&[q, k].map(rows), ys], &others, heads.head_dim, eps);
     };

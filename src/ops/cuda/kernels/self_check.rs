@@ -5,7 +5,8 @@ use std::sync::atomic::Ordering;
 
 use burn::tensor::{Bytes, DType, Device, Tensor};
 
-use super::{IS_HOPPER_ASIDE, Kernel, decode, gpu_of, kernel_state, one, stream, table::Gpus};
+use super::{IS_HOPPER_ASIDE, Kernel, decode, gpu_of, is_half, kernel_state, one, stream, table::Gpus};
+use crate::device::Dtype;
 use crate::ops::adamw::{AdamState, Update, adamw};
 use crate::ops::adamw_8bit::{Coded, adamw_8bit};
 use crate::ops::attention::{AttentionInputs, Heads, attention, attention_backward};
@@ -36,16 +37,19 @@ use crate::util::panics::guarded;
 /// `bf16` rounds to 2^-9: operands of products once each, and a result at most twice; three times the largest error seen.
 const TOLERANCE: f64 = 1e-2;
 
-/// Compares all kernels that are used on a device.
+/// Compares all kernels that are used on a device, for numbers of one of these types of 16 bits, or of `f16` where it has no other.
 #[must_use]
-pub fn self_check(device: &Device) -> Vec<Compared> {
+pub fn self_check(device: &Device, half: Dtype) -> Vec<Compared> {
     // Decides which are used.
     let _ = kernel_state(device);
-    // Old GPUs have products alone, and none in bf16.
-    let is_old = gpu_of(device).is_some_and(|gpu| stream::major(gpu) < check::LEAST_MAJOR);
-    let half = if is_old { DType::F16 } else { DType::BF16 };
+    let has_bf16 = gpu_of(device).is_none_or(|gpu| stream::major(gpu) >= 8);
+    let half = if has_bf16 { half.into() } else { DType::F16 };
+    let is_for = |kernel: &Kernel| match kernel.row().gpus {
+        Gpus::Ada | Gpus::Hopper => half == DType::BF16,
+        Gpus::All | Gpus::Turing | Gpus::Ampere => true,
+    };
     let mut compared = Vec::new();
-    for kernel in Kernel::ALL.iter().copied().filter(|kernel| check::is_on(*kernel)) {
+    for kernel in Kernel::ALL.iter().copied().filter(|kernel| check::is_on(*kernel) && is_for(kernel)) {
         // On a Hopper the other kernels are compared, too.
         IS_HOPPER_ASIDE.store(kernel.row().gpus != Gpus::Hopper, Ordering::Relaxed);
         for (what, of) in comparisons(kernel) {
@@ -73,6 +77,7 @@ type KernelComparison = (&'static str, fn(&Device, DType) -> Result<Results, Str
 fn comparisons(kernel: Kernel) -> &'static [KernelComparison] {
     match kernel {
         Kernel::Products => &[("products", layer), ("products", batches)],
+        Kernel::Bias => &[("bias", projections)],
         Kernel::Attention | Kernel::AttentionHopper => &[
             ("heads of 32, window None", |device, dtype| attend(device, dtype, 32, None)),
             ("heads of 64, window None", |device, dtype| attend(device, dtype, 64, None)),
@@ -121,7 +126,7 @@ fn relative_error(found: &[f32], expected: &[f32]) -> f64 {
     difference / norm(&mut expected.iter().map(|value| f64::from(*value)))
 }
 
-/// Numbers that `bf16` holds, between -1 and 1.
+/// Numbers that `bf16` and `f16` hold, between -1 and 1.
 fn numbers(shape: [usize; 2], seed: usize, device: &Device) -> Tensor<2> {
     let number = |i: usize| {
         let number = (mix((seed << 32 | i) as u64) >> 56) as u8;
@@ -235,8 +240,8 @@ fn codes(device: &Device, dtype: DType) -> Result<Results, String> {
         let (scales, zeros) = (floats(num_blocks, 5), floats(num_blocks, 6));
         for scales in [BlockScales::Plain(scales.clone()), BlockScales::Shifted { scales, zeros }, nested] {
             let matrix = Quantised { shape, coding, codes: codes.clone(), block_len, scales };
-            let is_ours = dtype == DType::BF16 && check::is_decided_on(Kernel::Decode);
-            let decoded = if is_ours { decode::decoded(&matrix) } else { matrix.decoded(dtype) };
+            let is_ours = is_half(dtype) && check::is_decided_on(Kernel::Decode);
+            let decoded = if is_ours { decode::decoded(&matrix, dtype) } else { matrix.decoded(dtype) };
             results.extend(read([("numbers", &decoded)])?);
         }
     }

@@ -1,7 +1,7 @@
 // Short causal convolution of every channel by itself and SiLU: y[t] = silu(u[t]), u[t] the sum over j < TAPS of weight[j]
 // x[t - TAPS + 1 + j], without tokens before the document of t; and its gradient.
 //
-// x, y, dy and dx are bf16, [tokens, channels], weight is f32, [TAPS, channels], contiguous. Channels and strides are multiples of
+// x, y, dy and dx are Half, [tokens, channels], weight is f32, [TAPS, channels], contiguous. Channels and strides are multiples of
 // 8, pointers of 16 bytes. first and last: of the document of every token. Grid: (channels / 1024, tokens / RUN upwards), block 128.
 //
 // The gated ones take b, c and x side by side, [tokens, 3 channels]: y[t] = c[t] u[t], u[t] the same sum of b x.
@@ -24,7 +24,7 @@ struct Channels {
         for (int j = 0; j < TAPS; j++) weights[j] = Eight(weight + (long long)j * channels + channel);
     }
 
-    INLINE Eight of(const bf16 *x, int stride, int token) const { return Eight(x + (long long)token * stride + channel); }
+    INLINE Eight of(const Half *x, int stride, int token) const { return Eight(x + (long long)token * stride + channel); }
 };
 
 // The last TAPS tokens, the last of them at the end.
@@ -39,7 +39,7 @@ struct Window {
 };
 
 // Those before `begin`.
-INLINE Window window_before(const Channels &channels, const bf16 *x, int stride) {
+INLINE Window window_before(const Channels &channels, const Half *x, int stride) {
     Window window = {};
 #pragma unroll
     for (int j = 1; j < TAPS; j++) {
@@ -76,7 +76,7 @@ INLINE Eight gathered(const Channels &own, const Window &gradients, int ahead) {
 }
 
 extern "C" __global__ void __launch_bounds__(BLOCK)
-    short_conv(const bf16 *x, const float *weight, const int *first, bf16 *y, int x_stride, int y_stride, int tokens, int channels) {
+    short_conv(const Half *x, const float *weight, const int *first, Half *y, int x_stride, int y_stride, int tokens, int channels) {
     const Channels own(weight, tokens, channels);
     if (own.begin == own.end) return;
     Window window = window_before(own, x, x_stride);
@@ -90,7 +90,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK)
 }
 
 extern "C" __global__ void __launch_bounds__(BLOCK)
-    short_conv_backward(const bf16 *dy, const bf16 *x, const float *weight, const int *first, const int *last, bf16 *dx,
+    short_conv_backward(const Half *dy, const Half *x, const float *weight, const int *first, const int *last, Half *dx,
                         int dy_stride, int x_stride, int dx_stride, int tokens, int channels) {
     const Channels own(weight, tokens, channels);
     if (own.begin == own.end) return;
@@ -124,7 +124,7 @@ INLINE Eight product(const Eight &a, const Eight &b) {
 
 // b, c and x of a token.
 struct Gated {
-    const bf16 *bcx;
+    const Half *bcx;
     int stride, channels;
 
     INLINE Eight part(const Channels &own, int token, int part) const {
@@ -146,7 +146,7 @@ struct Gated {
 };
 
 extern "C" __global__ void __launch_bounds__(BLOCK)
-    gated_conv(const bf16 *bcx, const float *weight, const int *first, bf16 *y, int stride, int y_stride, int tokens, int channels) {
+    gated_conv(const Half *bcx, const float *weight, const int *first, Half *y, int stride, int y_stride, int tokens, int channels) {
     const Channels own(weight, tokens, channels);
     if (own.begin == own.end) return;
     const Gated gated = {bcx, stride, channels};
@@ -159,7 +159,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK)
 }
 
 extern "C" __global__ void __launch_bounds__(BLOCK)
-    gated_conv_backward(const bf16 *dy, const bf16 *bcx, const float *weight, const int *first, const int *last, bf16 *d_bcx,
+    gated_conv_backward(const Half *dy, const Half *bcx, const float *weight, const int *first, const int *last, Half *d_bcx,
                         int dy_stride, int stride, int d_stride, int tokens, int channels) {
     const Channels own(weight, tokens, channels);
     if (own.begin == own.end) return;
@@ -181,7 +181,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK)
         const int from = token - TAPS + 1;
         if (from < own.begin) continue;
         const Eight sum = gathered(own, gradients, last[from] - from);
-        bf16 *to = d_bcx + (long long)from * d_stride + own.channel;
+        Half *to = d_bcx + (long long)from * d_stride + own.channel;
         product(sum, gated.part(own, from, 2)).store(to);
         product(sum, gated.part(own, from, 0)).store(to + 2 * channels);
     }

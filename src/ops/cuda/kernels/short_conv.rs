@@ -25,7 +25,7 @@ fn kernel(name: &str, [tokens, channels]: [usize; 2]) -> Launch {
 /// [`gated_conv`](crate::ops::short_conv::gated_conv).
 pub(super) fn forward(name: &'static str, x: &Tensor<2>, weight: &Tensor<2>, layout: &Layout) -> Tensor<2> {
     let ([tokens, _], [_, channels]) = (x.dims(), weight.dims());
-    let (spans, output) = (layout.spans(None, &x.device()), spec(DType::BF16, [tokens, channels]));
+    let (spans, output) = (layout.spans(None, &x.device()), spec(x.dtype(), [tokens, channels]));
     let inputs = [x.clone().into_dispatch(), padded(weight).into_dispatch(), spans.first_key.into_dispatch()];
     let [y] = custom(name, inputs, [output], move |[x, weight, first], [y]| {
         let (x, weight) = (rows(x), into_contiguous(weight));
@@ -43,7 +43,7 @@ pub(super) fn backward(
     weight: &Tensor<2>,
     layout: &Layout,
 ) -> Tensor<2> {
-    let (spans, output) = (layout.spans(None, &x.device()), spec(DType::BF16, x.dims()));
+    let (spans, output) = (layout.spans(None, &x.device()), spec(x.dtype(), x.dims()));
     let [dy, x, weight] = [dy.clone(), x.clone(), padded(weight)].map(Tensor::into_dispatch);
     let inputs = [dy, x, weight, spans.first_key.into_dispatch(), spans.last_query.into_dispatch()];
     let [dx] = custom(name, inputs, [output], move |[dy, x, weight, first, last], [dx]| {

@@ -10,6 +10,7 @@ use std::ffi::{CString, c_void};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use burn::backend::fusion::custom::StreamId;
+use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl_common::device_handle::DeviceHandle;
 use cubecl_cuda::CudaRuntime;
@@ -183,6 +184,7 @@ impl Launch {
             return;
         }
         let (reads, writes) = (self.reads, self.writes);
+        let is_f16 = reads.iter().chain(&writes).any(|x| x.dtype == DType::F16);
         let num_reads = reads.len();
         submit(&reads, &writes, move |loaded, pointers, stream| {
             if let Some(value) = self.beyond_int {
@@ -192,7 +194,7 @@ impl Launch {
                 );
                 return Err(Failure(text));
             }
-            let function = loaded.function(self.module, &self.function, self.shared_bytes)?;
+            let function = loaded.function(self.module, is_f16, &self.function, self.shared_bytes)?;
             let counters = loaded.counters(stream)?;
             let [x, y, z] = self.grid;
             let grid = (u32(x)?, u32(y)?, u32(z)?);
@@ -270,6 +272,11 @@ pub(super) fn capability(device: u16) -> [i32; 2] {
 /// The first number of a GPU's compute capability.
 pub(super) fn major(device: u16) -> i32 {
     capability(device)[0]
+}
+
+/// Tiles in shared memory that kernels copy and read at a time: `TILES_IN_FLIGHT` of the GPU of `x`.
+pub(super) fn tiles_in_flight(x: &CubeTensor) -> usize {
+    if major(x.client.service_id().device.index_id) < 8 { 1 } else { 2 }
 }
 
 /// Whether a GPU has compute capability 9.0: kernels for it run on no other.
@@ -359,9 +366,11 @@ impl From<DriverError> for Failure {
 /// A device's context, and what is loaded into it: to the end of the process.
 pub(super) struct Loaded {
     pub(super) context: CUcontext,
-    modules: HashMap<&'static str, CUmodule>,
+    is_turing: bool,
+    /// By file, and whether they are for `f16`.
+    modules: HashMap<(&'static str, bool), CUmodule>,
     /// With the dynamic shared memory that each may use.
-    functions: HashMap<String, (CUfunction, usize)>,
+    functions: HashMap<(String, bool), (CUfunction, usize)>,
     /// By stream: launches in one do not run at a time.
     counters: HashMap<usize, CUdeviceptr>,
 }
@@ -373,11 +382,12 @@ thread_local! {
 
 impl Loaded {
     fn on(device: u16) -> Result<Self, DriverError> {
+        let is_turing = major(device) < 8;
         let device = result::device::get(i32::from(device))?;
         // SAFETY: `device` comes from cuDeviceGet. burn holds the primary context as well.
         let context = unsafe { result::primary_ctx::retain(device) }?;
         let (modules, functions, counters) = Default::default();
-        Ok(Self { context, modules, functions, counters })
+        Ok(Self { context, is_turing, modules, functions, counters })
     }
 
     fn counters(&mut self, stream: CUstream) -> Result<CUdeviceptr, DriverError> {
@@ -394,17 +404,25 @@ impl Loaded {
         })
     }
 
-    /// A kernel, which may use `shared_bytes` of dynamic shared memory.
-    fn function(&mut self, module: &'static str, name: &str, shared_bytes: usize) -> Result<CUfunction, DriverError> {
-        if let Some(&(function, allowed)) = self.functions.get(name)
+    /// A kernel for numbers of 16 bits of this type, which may use `shared_bytes` of dynamic shared memory.
+    fn function(
+        &mut self,
+        module: &'static str,
+        is_f16: bool,
+        name: &str,
+        shared_bytes: usize,
+    ) -> Result<CUfunction, DriverError> {
+        let key = (name.to_owned(), is_f16);
+        if let Some(&(function, allowed)) = self.functions.get(&key)
             && shared_bytes <= allowed
         {
             return Ok(function);
         }
-        let handle = match self.modules.entry(module) {
+        let handle = match self.modules.entry((module, is_f16)) {
             Entry::Occupied(entry) => *entry.get(),
             Entry::Vacant(entry) => {
-                let ptx = ptx::text(module).ok_or(DriverError(CUresult::CUDA_ERROR_NOT_FOUND))?;
+                let ptx =
+                    ptx::text(module, is_f16, self.is_turing).ok_or(DriverError(CUresult::CUDA_ERROR_NOT_FOUND))?;
                 // SAFETY: the text ends with a zero and outlives the call; the context is current.
                 *entry.insert(unsafe { result::module::load_data(ptx.as_ptr().cast()) }?)
             }
@@ -417,7 +435,7 @@ impl Loaded {
             result::function::set_function_attribute(function, attribute, u32(shared_bytes)?.cast_signed())?;
             function
         };
-        self.functions.insert(name.to_owned(), (function, shared_bytes));
+        self.functions.insert(key, (function, shared_bytes));
         Ok(function)
     }
 }

@@ -1,7 +1,7 @@
 // The gate of a feed-forward layer (Shazeer, 2020, https://arxiv.org/abs/2002.05202): h = activation(gate) * up, where
 // activation(x) = x sigmoid(x) or, for GELU by tanh, x sigmoid(sqrt(8 / pi) (x + 0.044715 x^3)).
 //
-// Tensors are bf16, [tokens, width], rows `*_stride` elements apart: gate and up may be one beside the other. Strides and widths
+// Tensors are Half, [tokens, width], rows `*_stride` elements apart: gate and up may be one beside the other. Strides and widths
 // are multiples of 8, pointers of 16 bytes. A thread has eight columns. Grid: (tokens, width / 1024 upwards); block: 128.
 #include "eight.cuh"
 
@@ -17,7 +17,7 @@ template <bool IS_GELU> INLINE void factor_of(float x, float &factor, float &slo
 }
 
 template <bool IS_GELU>
-INLINE void forward(const bf16 *gate, const bf16 *up, bf16 *h, int gate_stride, int up_stride, int h_stride, int width) {
+INLINE void forward(const Half *gate, const Half *up, Half *h, int gate_stride, int up_stride, int h_stride, int width) {
     const int column = (blockIdx.y * THREADS + threadIdx.x) * 8;
     const long long token = blockIdx.x;
     if (column >= width) return;
@@ -33,7 +33,7 @@ INLINE void forward(const bf16 *gate, const bf16 *up, bf16 *h, int gate_stride, 
 }
 
 template <bool IS_GELU>
-INLINE void backward(const bf16 *dh, const bf16 *gate, const bf16 *up, bf16 *dgate, bf16 *dup, bf16 *h, int dh_stride,
+INLINE void backward(const Half *dh, const Half *gate, const Half *up, Half *dgate, Half *dup, Half *h, int dh_stride,
                      int gate_stride, int up_stride, int dgate_stride, int dup_stride, int h_stride, int width) {
     const int column = (blockIdx.y * THREADS + threadIdx.x) * 8;
     const long long token = blockIdx.x;
@@ -56,11 +56,11 @@ INLINE void backward(const bf16 *dh, const bf16 *gate, const bf16 *up, bf16 *dga
 // dgate and dup may be gate and up. h of the backward, unless it is null, is made again, to the bits of the forward; it may be dh.
 #define GATE(NAME, IS_GELU)                                                                                                      \
     extern "C" __global__ void __launch_bounds__(THREADS)                                                                        \
-        NAME(const bf16 *gate, const bf16 *up, bf16 *h, int gate_stride, int up_stride, int h_stride, int width) {               \
+        NAME(const Half *gate, const Half *up, Half *h, int gate_stride, int up_stride, int h_stride, int width) {               \
         forward<IS_GELU>(gate, up, h, gate_stride, up_stride, h_stride, width);                                                  \
     }                                                                                                                            \
     extern "C" __global__ void __launch_bounds__(THREADS)                                                                        \
-        NAME##_backward(const bf16 *dh, const bf16 *gate, const bf16 *up, bf16 *dgate, bf16 *dup, bf16 *h, int dh_stride,        \
+        NAME##_backward(const Half *dh, const Half *gate, const Half *up, Half *dgate, Half *dup, Half *h, int dh_stride,        \
                         int gate_stride, int up_stride, int dgate_stride, int dup_stride, int h_stride, int width) {             \
         backward<IS_GELU>(dh, gate, up, dgate, dup, h, dh_stride, gate_stride, up_stride, dgate_stride, dup_stride, h_stride,    \
                           width);                                                                                                \

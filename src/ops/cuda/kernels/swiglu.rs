@@ -1,6 +1,6 @@
 //! The gate of a feed-forward layer by the kernels of `swiglu.cu`.
 
-use burn::tensor::{DType, Tensor};
+use burn::tensor::Tensor;
 use burn_cubecl::tensor::CubeTensor;
 
 use super::matrix::{dims, rows, stride};
@@ -26,7 +26,7 @@ fn kernel(name: &str, [tokens, width]: [usize; 2]) -> Launch {
 pub(super) fn forward(activation: Activation, gate: &Tensor<2>, up: &Tensor<2>) -> Tensor<2> {
     let inputs = [gate, up].map(|x| x.clone().into_dispatch());
     let [name, _] = name(activation);
-    let [h] = custom(name, inputs, [spec(DType::BF16, gate.dims())], move |inputs, [h]| {
+    let [h] = custom(name, inputs, [spec(gate.dtype(), gate.dims())], move |inputs, [h]| {
         let inputs = inputs.map(rows);
         let gated = inputs.iter().fold(kernel(name, dims(h)), Launch::read).write(h);
         gated.ints(inputs.iter().chain([h]).map(stride)).ints([dims(h)[1]]).launch();
@@ -37,7 +37,7 @@ pub(super) fn forward(activation: Activation, gate: &Tensor<2>, up: &Tensor<2>) 
 /// [`gated_backward`](crate::ops::swiglu::gated_backward) of `bf16`; the results are side by side.
 pub(super) fn backward(activation: Activation, dh: &Tensor<2>, [gate, up]: [&Tensor<2>; 2]) -> [Tensor<2>; 2] {
     let inputs = [dh, gate, up].map(|x| x.clone().into_dispatch());
-    let ([tokens, width], [_, name]) = (gate.dims(), name(activation));
+    let ([_, width], [_, name]) = (gate.dims(), name(activation));
     let run = move |inputs: [CubeTensor; 3], outputs: &[CubeTensor; 2]| {
         note_memory(&outputs[0]);
         let inputs = inputs.map(rows);
@@ -46,5 +46,5 @@ pub(super) fn backward(activation: Activation, dh: &Tensor<2>, [gate, up]: [&Ten
         let gated = outputs.iter().fold(gated, Launch::write).long(0);
         gated.ints(inputs.iter().chain(outputs).map(stride)).ints([0, size[1]]).launch();
     };
-    custom_of(name, inputs, side_by_side(tokens, [width; 2]), run).map(Tensor::from_dispatch)
+    custom_of(name, inputs, side_by_side(gate, [width; 2]), run).map(Tensor::from_dispatch)
 }

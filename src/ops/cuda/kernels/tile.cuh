@@ -1,4 +1,4 @@
-// Tiles of bf16 in shared memory, WIDTH columns wide, and products of them by tensor cores, for attention.cu.
+// Tiles of Half in shared memory, WIDTH columns wide, and products of them by tensor cores, for attention.cu.
 #pragma once
 #include "common.cuh"
 
@@ -19,7 +19,7 @@ template <int WIDTH> struct Lane {
 
 // Starts the copy of ROWS rows from `first_row` on; those from `num_rows` on, and columns from `num_columns` on, become zeros.
 template <int WIDTH, int ROWS, int THREADS>
-INLINE void load_tile(Shared tile, const bf16 *from, int stride, int first_row, int num_rows, int num_columns = WIDTH) {
+INLINE void load_tile(Shared tile, const Half *from, int stride, int first_row, int num_rows, int num_columns = WIDTH) {
     // A power of two across, and at least 8 down: what a thread copies is by constants apart.
     constexpr int CHUNKS = WIDTH / 8, POWER = CHUNKS & -CHUNKS, ACROSS = POWER < THREADS / 8 ? POWER : THREADS / 8;
     constexpr int DOWN = THREADS / ACROSS;
@@ -98,7 +98,7 @@ template <int M, int N> INLINE void round_to_operand(Operand<M, N / 2> &x, const
 #pragma unroll
     for (int m = 0; m < M; m++)
 #pragma unroll
-        for (int i = 0; i < N * 2; i++) x[m][i / 4][i % 4] = bf16_pair(sums[m][i / 2][i % 2 * 2], sums[m][i / 2][i % 2 * 2 + 1]);
+        for (int i = 0; i < N * 2; i++) x[m][i / 4][i % 4] = half_pair(sums[m][i / 2][i % 2 * 2], sums[m][i / 2][i % 2 * 2 + 1]);
 }
 
 // sums += A B, with 8 * N columns from `first_chunk` on of the 16 * K rows of B.
@@ -120,10 +120,10 @@ INLINE void add_product(Sums<M, N> &sums, const Operand<M, K> &a, Shared b, int 
         }
 }
 
-// Writes the sums of a warp in bf16 to columns from `first_chunk` on of at most `num_rows` rows, by way of its rows of `tile`:
+// Writes the sums of a warp in Half to columns from `first_chunk` on of at most `num_rows` rows, by way of its rows of `tile`:
 // rows go out in whole chunks, at most `num_chunks`.
 template <int WIDTH, int M, int N>
-INLINE void store_rows(const Sums<M, N> &sums, Shared tile, bf16 *to, int stride, int num_rows, int first_chunk = 0,
+INLINE void store_rows(const Sums<M, N> &sums, Shared tile, Half *to, int stride, int num_rows, int first_chunk = 0,
                        int num_chunks = N) {
     const int lane = threadIdx.x % WARP;
     const Lane<WIDTH> lane_row(tile, lane / 4);
@@ -134,7 +134,7 @@ INLINE void store_rows(const Sums<M, N> &sums, Shared tile, bf16 *to, int stride
 #pragma unroll
             for (int half = 0; half < 2; half++)
                 store_shared(lane_row.at(m * 16 + half * 8, first_chunk + n) + lane % 4 * 4,
-                             bf16_pair(sums[m][n][half * 2], sums[m][n][half * 2 + 1]));
+                             half_pair(sums[m][n][half * 2], sums[m][n][half * 2 + 1]));
     __syncwarp();
 #pragma unroll 4
     for (int i = lane; i < 16 * M * N; i += WARP) {
