@@ -215,8 +215,9 @@ fn backend(kind: DeviceKind) -> Section {
 pub(super) fn compare_kernels(name: &str, as_json: bool) -> Result<(), Failure> {
     let device = device::open(name).map_err(Failure::input)?;
     #[cfg(feature = "cuda-llvm")]
-    let compared =
-        kernel_check::asked().iter().flat_map(|half| cuda::self_check(&device.device, *half)).collect::<Vec<_>>();
+    let halves = if device.supports(Dtype::Bf16) { kernel_check::asked() } else { vec![Dtype::F16] };
+    #[cfg(feature = "cuda-llvm")]
+    let compared: Vec<_> = halves.into_iter().flat_map(|half| cuda::self_check(&device.device, half)).collect();
     #[cfg(not(feature = "cuda-llvm"))]
     let compared: Vec<cuda::Compared> = Vec::new();
     if as_json {

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use burn::tensor::{Bytes, DType, Device, Tensor};
 
-use super::{IS_HOPPER_ASIDE, Kernel, decode, gpu_of, is_half, kernel_state, one, stream, table::Gpus};
+use super::{IS_HOPPER_ASIDE, Kernel, decode, is_half, kernel_state, one, table::Gpus};
 use crate::device::Dtype;
 use crate::ops::adamw::{AdamState, Update, adamw};
 use crate::ops::adamw_8bit::{Coded, adamw_8bit};
@@ -37,13 +37,12 @@ use crate::util::panics::guarded;
 /// `bf16` rounds to 2^-9: operands of products once each, and a result at most twice; three times the largest error seen.
 const TOLERANCE: f64 = 1e-2;
 
-/// Compares all kernels that are used on a device, for numbers of one of these types of 16 bits, or of `f16` where it has no other.
+/// Compares all kernels that are used on a device, for numbers of one of its types of 16 bits.
 #[must_use]
 pub fn self_check(device: &Device, half: Dtype) -> Vec<Compared> {
     // Decides which are used.
     let _ = kernel_state(device);
-    let has_bf16 = gpu_of(device).is_none_or(|gpu| stream::major(gpu) >= 8);
-    let half = if has_bf16 { half.into() } else { DType::F16 };
+    let half = half.into();
     let is_for = |kernel: &Kernel| match kernel.row().gpus {
         Gpus::Ada | Gpus::Hopper => half == DType::BF16,
         Gpus::All | Gpus::Turing | Gpus::Ampere => true,
