@@ -168,15 +168,16 @@ def own_kernels(kit: Kit) -> None:
 def kernel_tests(kit: Kit) -> None:
     """The kernels by themselves, over ragged shapes, against float64."""
     needs("numpy", "zstandard")
-    for name in ("cached_attention", "experts", "delta_rule", "fp8", "rows", "optimizer", "attention", "low_rank", "cross_entropy"):
+    in_bf16 = ("cached_attention", "experts", "delta_rule", "fp8", "rows", "optimizer", "attention", "low_rank", "cross_entropy")
+    for name, numbers in [(name, "bf16") for name in in_bf16] + [(name, "f16") for name in ("rows", "attention", "low_rank")]:
+        command = [sys.executable, ROOT / f"tests/cuda_kernels/{name}.py", "--driver", "libcuda.so.1", "--numbers", numbers]
         try:
-            found = subprocess.run([sys.executable, ROOT / f"tests/cuda_kernels/{name}.py", "--driver", "libcuda.so.1"], text=True, timeout=60,
-                                   stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+            found = subprocess.run(command, text=True, timeout=60, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
             rc, said = found.returncode, found.stdout
         except subprocess.TimeoutExpired as late:
             rc, said = None, (late.stdout or b"").decode()
         wrong = [line for line in said.splitlines() if line.startswith("FAIL")]
-        kit.tell(**gpu_telemetry.check(f"kernels of {name}", f"{rc}: {wrong[:5] or said[-300:] if rc != 0 else ''}", "0", rc == 0), said=said[-6000:])
+        kit.tell(**gpu_telemetry.check(f"kernels of {name}, {numbers}", f"{rc}: {wrong[:5] or said[-300:] if rc != 0 else ''}", "0", rc == 0), said=said[-6000:])
 
 
 def rates(kit: Kit) -> None:
