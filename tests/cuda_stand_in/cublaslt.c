@@ -19,6 +19,7 @@ typedef struct Desc {
     u32 mark;
     int num_sms;
     u64 scales[2];   /* of A and B */
+    signed char fast;   /* sums keep fewer bits: here they keep all */
 } Desc;
 typedef struct Layout {
     u64 rows, cols;
@@ -282,7 +283,8 @@ typedef struct Attribute { int number; u16 at, size; } Attribute;
 static const Attribute of_desc[] = {
     FIELD(0, Desc, compute), FIELD(1, Desc, scale), FIELD(2, Desc, pointer_mode), FIELD(3, Desc, trans_a),
     FIELD(4, Desc, trans_b), FIELD(5, Desc, trans_c), FIELD(6, Desc, fill), FIELD(7, Desc, epilogue),
-    FIELD(15, Desc, num_sms), FIELD(17, Desc, scales[0]), FIELD(18, Desc, scales[1]), {-1, 0, 0}};
+    FIELD(15, Desc, num_sms), FIELD(17, Desc, scales[0]), FIELD(18, Desc, scales[1]),
+    FIELD(25, Desc, fast), {-1, 0, 0}};
 static const Attribute of_layout[] = {
     FIELD(0, Layout, type), FIELD(1, Layout, order), FIELD(2, Layout, rows), FIELD(3, Layout, cols), FIELD(4, Layout, ld),
     FIELD(5, Layout, batches), FIELD(6, Layout, stride), FIELD(7, Layout, plane), {-1, 0, 0}};

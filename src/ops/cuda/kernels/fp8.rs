@@ -8,7 +8,7 @@ use burn::tensor::{DType, Tensor};
 use burn_cubecl::tensor::CubeTensor;
 
 use super::matrix::{aligned, dims, rows, scratch, stride};
-use super::products::{EightBits, multiply_eight_bits};
+use super::products::{EightBits, Way, multiply_eight_bits};
 use super::stream::Launch;
 use super::{Kernel, check};
 use crate::ops::cuda::EIGHT_BIT_MULTIPLE;
@@ -48,7 +48,7 @@ pub(super) fn forward(x: &Tensor<2>, matrices: &[&Quantised], sum: Option<&Tenso
     let run = move |inputs: Vec<CubeTensor>, ys: &[CubeTensor]| {
         let (weights, floats) = split(&shapes, inputs);
         let x = rounded(&floats[0]);
-        weights.iter().zip(ys).for_each(|(weight, y)| multiply_eight_bits(weight, &x, floats.get(1), y));
+        weights.iter().zip(ys).for_each(|(weight, y)| multiply_eight_bits(Way::Forward, weight, &x, floats.get(1), y));
     };
     queue("products", inputs.collect(), outputs, run).into_iter().map(Tensor::from_dispatch).collect()
 }
@@ -64,7 +64,7 @@ pub(super) fn backward(dys: &[&Tensor<2>], matrices: &[&Quantised], sum: Option<
         let (weights, floats) = split(&shapes, inputs);
         let mut sum = floats.get(shapes.len());
         for (weight, dy) in weights.into_iter().zip(&floats) {
-            multiply_eight_bits(&transposed(weight), &rounded(dy), sum, dx);
+            multiply_eight_bits(Way::Backward, &transposed(weight), &rounded(dy), sum, dx);
             sum = Some(dx);
         }
     });
